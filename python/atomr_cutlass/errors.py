@@ -1,0 +1,49 @@
+"""The errors that the package raises: each says what was given, what was expected and how to cure it."""
+
+from __future__ import annotations
+
+
+class CutlassError(Exception):
+    """Base of every error that the package raises on purpose."""
+
+
+class InvalidOperandError(CutlassError, ValueError):
+    """An operand has the wrong rank, shape, dtype, strides, device or alignment."""
+
+
+class UnsupportedError(CutlassError):
+    """No kernel can serve the request, and the message says why and what would."""
+
+
+class KernelNotFoundError(CutlassError, LookupError):
+    """A kernel could serve the request, but this installation lacks it."""
+
+
+class CompileError(CutlassError):
+    """A kernel's source did not compile."""
+
+
+class CacheError(CutlassError):
+    """The kernel cache cannot be read or written safely."""
+
+
+class DeviceUnavailableError(CutlassError):
+    """The GPU, its driver or a run-time compiler is not there."""
+
+
+class LibraryError(CutlassError):
+    """A library below this package failed.
+
+    Attributes:
+        lib: the library's name, such as `cuda`.
+        msg: what it said.
+    """
+
+    def __init__(self, lib: str, msg: str) -> None:
+        super().__init__(f"{lib}: {msg}")
+        self.lib = lib
+        self.msg = msg
+
+
+class ContextPoisonedError(CutlassError):
+    """A sticky CUDA error has made the context unusable; only a new process or context cures it."""

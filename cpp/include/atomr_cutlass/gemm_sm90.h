@@ -1,0 +1,129 @@
+// GEMM cells of the sm90 generation: CUTLASS 3.x warp-specialized persistent kernels over TMA and WGMMA.
+#pragma once
+
+#include "atomr_cutlass/kernel_abi.h"
+#include "cute/tensor.hpp"
+#include "cutlass/cutlass.h"
+#include "cutlass/epilogue/collective/collective_builder.hpp"
+#include "cutlass/gemm/collective/collective_builder.hpp"
+#include "cutlass/gemm/kernel/gemm_universal.hpp"
+#include "cutlass/gemm/kernel/tile_scheduler.hpp"
+
+namespace atomr_cutlass {
+
+template <class ElementA, class LayoutA, int kAlignA, class ElementB, class LayoutB, int kAlignB, class ElementD,
+          class LayoutD, int kAlignD, class ElementAccumulator, class ElementCompute, class Tile, class Cluster,
+          class StageCount, class MainloopSchedule, class EpilogueSchedule, class TileScheduler>
+struct GemmSm90 {
+  using CollectiveEpilogue = typename cutlass::epilogue::collective::CollectiveBuilder<
+      cutlass::arch::Sm90, cutlass::arch::OpClassTensorOp, Tile, Cluster,
+      cutlass::epilogue::collective::EpilogueTileAuto, ElementAccumulator, ElementCompute, ElementD, LayoutD, kAlignD,
+      ElementD, LayoutD, kAlignD, EpilogueSchedule>::CollectiveOp;
+
+  // StageCount void: as many stages as fit beside the epilogue.
+  using Stages = cute::conditional_t<
+      cute::is_void_v<StageCount>,
+      cutlass::gemm::collective::StageCountAutoCarveout<int(sizeof(typename CollectiveEpilogue::SharedStorage))>,
+      StageCount>;
+
+  using CollectiveMainloop = typename cutlass::gemm::collective::CollectiveBuilder<
+      cutlass::arch::Sm90, cutlass::arch::OpClassTensorOp, ElementA, LayoutA, kAlignA, ElementB, LayoutB, kAlignB,
+      ElementAccumulator, Tile, Cluster, Stages, MainloopSchedule>::CollectiveOp;
+
+  using Kernel = cutlass::gemm::kernel::GemmUniversal<cute::Shape<int, int, int, int>, CollectiveMainloop,
+                                                      CollectiveEpilogue, TileScheduler>;
+  using Params = typename Kernel::Params;
+  using Scheduler = typename Kernel::TileScheduler;
+  static constexpr bool kStreamK = cute::is_same_v<TileScheduler, cutlass::gemm::StreamKScheduler>;
+
+  static constexpr int kThreads = Kernel::MaxThreadsPerBlock;
+  static constexpr int kMinBlocks = Kernel::MinBlocksPerMultiprocessor;
+  static constexpr int kSharedBytes = Kernel::SharedStorageSize;
+  static constexpr int kClusterM = cute::size<0>(Cluster{});
+  static constexpr int kClusterN = cute::size<1>(Cluster{});
+  static constexpr int kClusterK = cute::size<2>(Cluster{});
+
+  template <class Stride>
+  CUTLASS_HOST_DEVICE static Stride stride(int64_t leading, int64_t batch) {
+    // CUTLASS marks the contiguous mode with a static 1; the other of the two leading modes is dynamic.
+    Stride result{};
+    if constexpr (cute::is_integral<cute::tuple_element_t<0, Stride>>::value) {
+      cute::get<0>(result) = leading;
+    } else {
+      cute::get<1>(result) = leading;
+    }
+    cute::get<2>(result) = batch;
+    return result;
+  }
+
+  CUTLASS_HOST_DEVICE static typename Kernel::Arguments arguments(atomr_cutlass_gemm_args const& args) {
+    typename Kernel::Arguments result{};
+    result.mode = cutlass::gemm::GemmUniversalMode::kGemm;
+    result.problem_shape = cute::make_shape(args.m, args.n, args.k, args.batch);
+    result.mainloop.ptr_A = static_cast<ElementA const*>(args.a);
+    result.mainloop.dA = stride<typename Kernel::StrideA>(args.lda, args.batch_stride_a);
+    result.mainloop.ptr_B = static_cast<ElementB const*>(args.b);
+    result.mainloop.dB = stride<typename Kernel::StrideB>(args.ldb, args.batch_stride_b);
+    result.epilogue.thread.alpha = ElementCompute(args.alpha);
+    result.epilogue.thread.beta = ElementCompute(args.beta);
+    // The TMA epilogue encodes a tensor map of C whether or not it is read, and the driver refuses a null address.
+    bool const has_c = args.c != nullptr;
+    result.epilogue.ptr_C = static_cast<ElementD const*>(has_c ? args.c : args.d);
+    result.epilogue.dC = stride<typename Kernel::StrideC>(has_c ? args.ldc : args.ldd,
+                                                          has_c ? args.batch_stride_c : args.batch_stride_d);
+    result.epilogue.ptr_D = static_cast<ElementD*>(args.d);
+    result.epilogue.dD = stride<typename Kernel::StrideD>(args.ldd, args.batch_stride_d);
+    result.hw_info.sm_count = args.sm_count;
+    result.hw_info.max_active_clusters = args.max_active_clusters;
+    result.scheduler.max_swizzle_size = args.swizzle;
+    using Raster = decltype(result.scheduler.raster_order);
+    result.scheduler.raster_order =
+        args.raster == 1 ? Raster::AlongM : (args.raster == 2 ? Raster::AlongN : Raster::Heuristic);
+    if constexpr (kStreamK) {
+      if (args.split_k > 1) result.scheduler.splits = args.split_k;
+    }
+    return result;
+  }
+
+  CUTLASS_HOST_DEVICE static bool can_implement(atomr_cutlass_gemm_args const& args) {
+    return (kStreamK || args.split_k == 1) && Kernel::can_implement(arguments(args));
+  }
+
+  CUTLASS_HOST_DEVICE static uint64_t workspace_size(atomr_cutlass_gemm_args const& args) {
+    return Kernel::get_workspace_size(arguments(args));
+  }
+
+  // Stream-K's barriers must start at zero; its partial tiles, which come first in the workspace, need not.
+  CUTLASS_HOST_DEVICE static void clear_range(atomr_cutlass_gemm_args const& args, uint64_t& offset, uint64_t& bytes) {
+    offset = bytes = 0;
+    if constexpr (kStreamK) {
+      auto const underlying = arguments(args);
+      auto const shape = underlying.problem_shape;
+      dim3 const blocks = Scheduler::get_tiled_cta_shape_mnl(shape, Tile{}, Cluster{});
+      auto const k_tiles = uint32_t(cute::ceil_div(args.k, cute::size<2>(Tile{})));
+      size_t barriers = 0, partials = 0;
+      Scheduler::Params::get_workspace_component_sizes(
+          blocks, k_tiles, cutlass::to_gemm_coord(Tile{}), cutlass::to_gemm_coord(Cluster{}), barriers, partials,
+          underlying.hw_info, underlying.scheduler.splits, underlying.scheduler.max_swizzle_size,
+          underlying.scheduler.raster_order, underlying.scheduler.decomposition_mode,
+          underlying.scheduler.reduction_mode, Kernel::NumMmaWarpGroups,
+          cute::sizeof_bits_v<typename Scheduler::BarrierType>, cute::sizeof_bits_v<ElementAccumulator>,
+          CollectiveEpilogue::get_store_pipe_increment(Tile{}), 1);
+      offset = partials;
+      bytes = barriers;
+    }
+  }
+
+  CUTLASS_HOST_DEVICE static Params params(atomr_cutlass_gemm_args const& args) {
+    return Kernel::to_underlying_arguments(arguments(args), args.workspace);
+  }
+
+  CUTLASS_HOST_DEVICE static dim3 grid(Params const& params) { return Kernel::get_grid_shape(params); }
+
+  CUTLASS_DEVICE static void run(Params const& params, char* shared) {
+    Kernel kernel;
+    kernel(params, shared);
+  }
+};
+
+}  // namespace atomr_cutlass

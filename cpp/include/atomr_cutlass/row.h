@@ -1,0 +1,134 @@
+// Makes the C ABI row of a cell compiled ahead of time: included by generated translation units only, never under NVRTC.
+#pragma once
+
+#include <cuda_runtime_api.h>
+
+#include <atomic>
+#include <new>
+
+#include "atomr_cutlass/kernel_abi.h"
+
+namespace atomr_cutlass {
+
+template <class Cell, auto kKernel>
+struct Row {
+  using Args = atomr_cutlass_gemm_args;
+
+  static constexpr int kMaxDevices = 64;
+
+  // What a device must be told, or asked, about the kernel once: the shared memory it may use, and how many of its
+  // clusters fit at once. Racing threads store the same value. 0 means "not asked yet".
+  static int device_setup(int& clusters) {
+    static std::atomic<int> known[kMaxDevices];
+    int device = 0;
+    cudaError_t error = cudaGetDevice(&device);
+    if (error != cudaSuccess) return error;
+    if (device >= kMaxDevices) return cudaErrorInvalidDevice;
+    clusters = known[device].load(std::memory_order_acquire);
+    if (clusters != 0) return ATOMR_CUTLASS_OK;
+    void const* function = reinterpret_cast<void const*>(kKernel);
+    if constexpr (Cell::kSharedBytes > 48 * 1024) {
+      error = cudaFuncSetAttribute(function, cudaFuncAttributeMaxDynamicSharedMemorySize, Cell::kSharedBytes);
+      if (error != cudaSuccess) return clear(error);
+    }
+    constexpr int kClusterSize = Cell::kClusterM * Cell::kClusterN * Cell::kClusterK;
+    if constexpr (kClusterSize > 1) {
+      cudaLaunchAttribute attribute = cluster_attribute();
+      cudaLaunchConfig_t config{};
+      config.gridDim = dim3(Cell::kClusterM, Cell::kClusterN, Cell::kClusterK);
+      config.blockDim = dim3(Cell::kThreads);
+      config.dynamicSmemBytes = Cell::kSharedBytes;
+      config.attrs = &attribute;
+      config.numAttrs = 1;
+      error = cudaOccupancyMaxActiveClusters(&clusters, function, &config);
+    } else {
+      int blocks = 0, multiprocessors = 0;
+      error = cudaOccupancyMaxActiveBlocksPerMultiprocessor(&blocks, function, Cell::kThreads, Cell::kSharedBytes);
+      if (error == cudaSuccess) {
+        error = cudaDeviceGetAttribute(&multiprocessors, cudaDevAttrMultiProcessorCount, device);
+      }
+      clusters = blocks * multiprocessors;
+    }
+    if (error != cudaSuccess) return clear(error);
+    if (clusters == 0) return cudaErrorLaunchOutOfResources;
+    known[device].store(clusters, std::memory_order_release);
+    return ATOMR_CUTLASS_OK;
+  }
+
+  static int supports(atomr_cutlass_row const*, void const* args) {
+    return Cell::can_implement(*static_cast<Args const*>(args)) ? ATOMR_CUTLASS_OK : ATOMR_CUTLASS_CANNOT_IMPLEMENT;
+  }
+
+  static int workspace_size(atomr_cutlass_row const*, void const* args, uint64_t* bytes) {
+    Args completed = *static_cast<Args const*>(args);
+    int const status = device_setup(completed.max_active_clusters);
+    if (status == ATOMR_CUTLASS_OK) *bytes = Cell::workspace_size(completed);
+    return status;
+  }
+
+  static int prepare(atomr_cutlass_row const*, void const* args, void* params, atomr_cutlass_launch* launch) {
+    Args completed = *static_cast<Args const*>(args);
+    int const status = device_setup(completed.max_active_clusters);
+    if (status != ATOMR_CUTLASS_OK) return status;
+    auto const* made = new (params) typename Cell::Params(Cell::params(completed));
+    dim3 const grid = Cell::grid(*made);
+    *launch = {{grid.x, grid.y, grid.z},
+               {uint32_t(Cell::kThreads), 1, 1},
+               {uint32_t(Cell::kClusterM), uint32_t(Cell::kClusterN), uint32_t(Cell::kClusterK)},
+               uint32_t(Cell::kSharedBytes),
+               0,
+               0};
+    Cell::clear_range(completed, launch->clear_offset, launch->clear_bytes);
+    return ATOMR_CUTLASS_OK;
+  }
+
+  static int launch(atomr_cutlass_row const*, void const* params, atomr_cutlass_launch const* launch, void* stream) {
+    cudaLaunchAttribute attribute = cluster_attribute();
+    cudaLaunchConfig_t config{};
+    config.gridDim = dim3(launch->grid[0], launch->grid[1], launch->grid[2]);
+    config.blockDim = dim3(Cell::kThreads);
+    config.dynamicSmemBytes = Cell::kSharedBytes;
+    config.stream = static_cast<cudaStream_t>(stream);
+    config.attrs = &attribute;
+    // GPUs before sm_90 know no clusters and refuse the attribute.
+    config.numAttrs = Cell::kClusterM * Cell::kClusterN * Cell::kClusterK > 1 ? 1 : 0;
+    void* arguments[] = {const_cast<void*>(params)};
+    cudaError_t const error = cudaLaunchKernelExC(&config, reinterpret_cast<void const*>(kKernel), arguments);
+    return error == cudaSuccess ? ATOMR_CUTLASS_OK : clear(error);
+  }
+
+ private:
+  static cudaLaunchAttribute cluster_attribute() {
+    cudaLaunchAttribute attribute{};
+    attribute.id = cudaLaunchAttributeClusterDimension;
+    attribute.val.clusterDim.x = Cell::kClusterM;
+    attribute.val.clusterDim.y = Cell::kClusterN;
+    attribute.val.clusterDim.z = Cell::kClusterK;
+    return attribute;
+  }
+
+  // The runtime remembers the last error of a thread; one that is reported here must not surface in a later call.
+  static int clear(cudaError_t error) {
+    (void)cudaGetLastError();
+    return int(error);
+  }
+};
+
+template <class Cell, auto kKernel>
+constexpr atomr_cutlass_row make_row(char const* name, char const* key, bool ptx) {
+  using Made = Row<Cell, kKernel>;
+  return {name,
+          key,
+          uint32_t(sizeof(typename Cell::Params)),
+          uint32_t(alignof(typename Cell::Params)),
+          uint32_t(Cell::kSharedBytes),
+          uint32_t(Cell::kThreads),
+          ptx ? uint32_t(ATOMR_CUTLASS_FLAG_PTX) : 0u,
+          nullptr,
+          &Made::supports,
+          &Made::workspace_size,
+          &Made::prepare,
+          &Made::launch};
+}
+
+}  // namespace atomr_cutlass

@@ -1,0 +1,59 @@
+"""`python -m generator`: list the cells of a selection, or write what the build compiles."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from pathlib import Path
+
+from .emit import emit
+from .matrix import OPS, PRESETS
+from .selection import Selection
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Runs the command line; 0 on success, 2 when the selection is wrong."""
+    parser = argparse.ArgumentParser(prog="python -m generator", description=__doc__)
+    action = parser.add_mutually_exclusive_group(required=True)
+    action.add_argument("--list", action="store_true", help="print each cell's name, and the total")
+    action.add_argument("--emit", type=Path, metavar="DIR", help="write sources, table and kernels.cmake below DIR")
+    parser.add_argument("--json", action="store_true", help="with --list: print JSON with every field of the keys")
+    parser.add_argument("--preset", default="default", help=", ".join(PRESETS))
+    parser.add_argument("--archs", default="80;90a", help="compile targets, ;-separated (80;86;89;90a)")
+    parser.add_argument("--ptx", default="", help="targets that carry PTX as well, ;-separated")
+    parser.add_argument("--ops", default="", help=f"operations, ;-separated ({', '.join(OPS)}); all when empty")
+    parser.add_argument("--dtypes", default="", help="element types of A, ;-separated; all when empty")
+    parser.add_argument("--kernels", default="", help="name patterns, comma-separated, * between ordered substrings")
+    parser.add_argument("--filter-file", default="", help="file of regular expressions, one a line")
+    parser.add_argument("--exclude", default="", help="name patterns to leave out, comma-separated")
+    arguments = parser.parse_args(argv)
+    selection = Selection(
+        preset=arguments.preset,
+        archs=arguments.archs,
+        ptx=arguments.ptx,
+        ops=arguments.ops,
+        dtypes=arguments.dtypes,
+        kernels=arguments.kernels,
+        filter_file=arguments.filter_file,
+        exclude=arguments.exclude,
+    )
+    try:
+        if arguments.emit:
+            keys = emit(selection, arguments.emit)
+        else:
+            keys = selection.keys()
+            if arguments.json:
+                print(json.dumps({"kernels": [{"name": key.name, **key.to_dict()} for key in keys]}, indent=1))
+                return 0
+            for key in keys:
+                print(key.name)
+    except ValueError as error:
+        print(f"generator: {error}", file=sys.stderr)
+        return 2
+    print(f"{len(keys)} cells (preset {selection.preset}, archs {selection.archs})")
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

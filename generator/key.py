@@ -1,0 +1,171 @@
+"""KernelKey: the one identity of a compiled kernel, and its name."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, fields
+from typing import Any
+
+from .archs import SmArch
+from .dtypes import CutlassDtype
+
+Triple = tuple[int, int, int]
+
+ROW = "r"
+COLUMN = "c"
+
+
+@dataclass(frozen=True)
+class KernelKey:
+    """Everything that the compiler sees, and nothing that a call decides (no shape, stride, scalar or pointer).
+
+    TF32 math is a property of the multiplication: operands of tf32 kernels have element type F32 and `math` says tf32.
+
+    Attributes:
+        op: operation, `gemm`.
+        generation: template family, `sm80` (CUTLASS 2.x) or `sm90` (CUTLASS 3.x).
+        arch: compile target.
+        a, b, d, acc: element types of A, B, of C and D, and of the accumulator.
+        layout_a, layout_b, layout_d: `r` (row-major) or `c` (column-major); C has D's.
+        align_a, align_b, align_d: guaranteed alignment of pointers, leading dimensions and batch strides, in elements.
+        tile: thread block tile M, N, K (for sm90: of one CTA).
+        cluster: thread block cluster.
+        warps: warps along M, N, K (sm80 generation; (0, 0, 0) elsewhere).
+        stages: mainloop stages; 0 fits as many as shared memory holds (sm90 generation).
+        mainloop: `multistage` or `twostage` (sm80); `pingpong`, `cooperative` or `warpspecialized` (sm90).
+        epilogue_schedule: `tma` or `nosmem` (sm90); empty for sm80.
+        scheduler: `identity` (sm80); `persistent` or `streamk` (sm90).
+        swizzle: thread block swizzle compiled in (sm80); 0 where the scheduler takes it at run time.
+        math: `default`, or for fp32 operands `ieee`, `tf32` or `3xtf32`.
+        epilogue: id of the epilogue; `lc` is the linear combination alpha * AB + beta * C.
+    """
+
+    op: str
+    generation: str
+    arch: SmArch
+    a: CutlassDtype
+    b: CutlassDtype
+    d: CutlassDtype
+    acc: CutlassDtype
+    layout_a: str
+    layout_b: str
+    layout_d: str
+    align_a: int
+    align_b: int
+    align_d: int
+    tile: Triple
+    cluster: Triple
+    warps: Triple
+    stages: int
+    mainloop: str
+    epilogue_schedule: str
+    scheduler: str
+    swizzle: int
+    math: str = "default"
+    epilogue: str = "lc"
+
+    @property
+    def digest(self) -> str:
+        """Ten hexadecimal digits over every field: CUTLASS's procedural names are not injective."""
+        return hashlib.sha256(self.to_json().encode()).hexdigest()[:10]
+
+    @property
+    def name(self) -> str:
+        """CUTLASS's procedural name with the digest appended; a valid C identifier."""
+        body = _name_sm80(self) if self.generation == "sm80" else _name_3x(self)
+        return f"{body}_{self.digest}"
+
+    def to_dict(self) -> dict[str, Any]:
+        """Every field as a JSON-ready value."""
+        result: dict[str, Any] = {}
+        for field in fields(self):
+            value = getattr(self, field.name)
+            if isinstance(value, (CutlassDtype, SmArch)):
+                value = value.value
+            result[field.name] = list(value) if isinstance(value, tuple) else value
+        return result
+
+    def to_json(self) -> str:
+        """Canonical JSON: one text per key.
+
+        Fields at their default are left out, so that a field added later does not rename the kernels that lack it.
+        """
+        defaults = {field.name: field.default for field in fields(self)}
+        values = {name: value for name, value in self.to_dict().items() if value != defaults[name]}
+        return json.dumps(values, sort_keys=True, separators=(",", ":"))
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> KernelKey:
+        """The inverse of `to_dict`; ValueError names fields that are unknown or missing."""
+        known = {field.name for field in fields(cls)}
+        required = known - {"math", "epilogue"}
+        unknown = sorted(set(values) - known)
+        missing = sorted(required - set(values))
+        if unknown or missing:
+            raise ValueError(f"not a KernelKey: unknown fields {unknown}, missing fields {missing}")
+        converted = dict(values)
+        for name in ("a", "b", "d", "acc"):
+            converted[name] = CutlassDtype(converted[name])
+        converted["arch"] = SmArch(converted["arch"])
+        for name in ("tile", "cluster", "warps"):
+            x, y, z = (int(v) for v in converted[name])
+            converted[name] = (x, y, z)
+        return cls(**converted)
+
+
+def check_unique(keys: Iterable[KernelKey]) -> dict[str, KernelKey]:
+    """Maps names to keys; ValueError when two different keys share a name."""
+    named: dict[str, KernelKey] = {}
+    for key in keys:
+        other = named.setdefault(key.name, key)
+        if other != key:
+            raise ValueError(f"two keys share the name {key.name}: {other.to_json()} and {key.to_json()}")
+    return named
+
+
+def layout_letters(layouts: str) -> str:
+    """CUTLASS's letters: BLAS's `n` is column-major and `t` row-major."""
+    return "".join("t" if layout == ROW else "n" for layout in layouts)
+
+
+def opcode_class(key: KernelKey) -> str:
+    """The unit that multiplies: `simt` for fp32 ieee, `tensorop` for everything else."""
+    return "simt" if key.math == "ieee" else "tensorop"
+
+
+def instruction_shape(key: KernelKey) -> Triple:
+    """The MMA instruction of an sm80-generation key."""
+    if opcode_class(key) == "simt":
+        return (1, 1, 1)
+    return {64: (8, 8, 4), 32: (16, 8, 8), 16: (16, 8, 16), 8: (16, 8, 32)}[key.a.bits]
+
+
+def _name_sm80(key: KernelKey) -> str:
+    m, n, k = key.tile
+    letter = {CutlassDtype.F64: "d", CutlassDtype.F32: "s", CutlassDtype.I32: "i", CutlassDtype.F16: "h"}[key.acc]
+    if opcode_class(key) == "simt":
+        core = f"{letter}gemm"
+    else:
+        instruction = "".join(str(x) for x in instruction_shape(key))
+        math = {"tf32": "tf32", "3xtf32": "3xtf32"}.get(key.math, "")
+        core = f"{letter}{instruction}{math}gemm"
+    return (
+        f"cutlass_{opcode_class(key)}_{key.d.cutlass_name}_{core}_{key.a.cutlass_name}_"
+        f"{m}x{n}_{k}x{key.stages}_{layout_letters(key.layout_a + key.layout_b)}_align{key.align_a}"
+    )
+
+
+def _name_3x(key: KernelKey) -> str:
+    element = CutlassDtype.TF32 if key.math == "tf32" else key.a
+    types = "_".join(t.cutlass_name for t in (element, element, key.acc, key.d, key.d))
+    tile = "x".join(map(str, key.tile))
+    cluster = "x".join(map(str, key.cluster))
+    letters = layout_letters(key.layout_a + key.layout_b + key.layout_d)
+    schedule = "warpspecialized" + ("" if key.mainloop == "warpspecialized" else f"_{key.mainloop}")
+    stream = "_stream_k" if key.scheduler == "streamk" else ""
+    return (
+        f"cutlass3x_{key.generation}_tensorop_gemm_{types}_{tile}_{cluster}_{key.stages}_{letters}_align{key.align_a}_"
+        f"{schedule}{stream}_epi_{key.epilogue_schedule}"
+    )

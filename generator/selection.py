@@ -1,0 +1,137 @@
+"""The build knobs that choose among the matrix's keys: ops, dtypes, patterns, filter files, exclusions."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from .archs import SmArch
+from .dtypes import CutlassDtype
+from .key import KernelKey, check_unique
+from .matrix import OPS, PRESETS, expand
+
+
+@dataclass(frozen=True)
+class Selection:
+    """What a build asks for. Lists are `;`-separated, patterns `,`-separated, as the CMake knobs give them.
+
+    Attributes:
+        preset: `none`, `smoke`, `default` or `full`.
+        archs: compile targets such as `80;90a`.
+        ptx: targets that carry PTX as well, such as `80`.
+        ops: operations; empty for all.
+        dtypes: element types of A (TF32 means tf32 math); empty for all.
+        kernels: CUTLASS_LIBRARY_KERNELS syntax: `*` stands between ordered substrings; empty for all.
+        filter_file: a file of regular expressions, one a line, any of which a name must match; empty for none.
+        exclude: patterns of names to leave out.
+    """
+
+    preset: str = "default"
+    archs: str = "80;90a"
+    ptx: str = ""
+    ops: str = ""
+    dtypes: str = ""
+    kernels: str = ""
+    filter_file: str = ""
+    exclude: str = ""
+
+    def arch_list(self) -> list[SmArch]:
+        """The archs, in order, once each."""
+        found = list(dict.fromkeys(SmArch.parse(text) for text in split(self.archs, ";")))
+        if not found:
+            raise ValueError(f"no arch given; valid: {', '.join(a.target for a in SmArch)}")
+        return found
+
+    def ptx_list(self) -> list[SmArch]:
+        """The archs that carry PTX; ValueError for arch-specific ones, whose PTX nothing else can run."""
+        found = list(dict.fromkeys(SmArch.parse(text) for text in split(self.ptx, ";")))
+        for arch in found:
+            if not arch.portable:
+                valid = ", ".join(a.target for a in SmArch if a.portable)
+                raise ValueError(f"PTX of {arch.target!r} runs on no other arch; valid: {valid}")
+            if arch not in self.arch_list():
+                raise ValueError(f"PTX is asked for {arch.target!r}, which is not among the archs {self.archs!r}")
+        return found
+
+    def keys(self) -> list[KernelKey]:
+        """The chosen keys.
+
+        Raises:
+            ValueError: an unknown value, or filters that leave nothing, naming the valid choices.
+        """
+        self.ptx_list()
+        keys = expand(self.preset, self.arch_list())
+        if self.preset == "none":
+            return []
+        if self.ops:
+            wanted = {_valid(op, OPS, "op") for op in split(self.ops, ";")}
+            keys = [k for k in keys if k.op in wanted]
+        if self.dtypes:
+            types = {CutlassDtype.parse(text) for text in split(self.dtypes, ";")}
+            keys = [k for k in keys if _dtype_of(k) in types]
+        names = check_unique(keys)
+        for knob, match in self._name_filters():
+            names = {name: key for name, key in names.items() if match(name)}
+            if not names:
+                raise ValueError(self._nothing(f"{knob} leaves no kernel", keys))
+        if not names:
+            raise ValueError(self._nothing("no kernel is left", expand(self.preset, self.arch_list())))
+        return list(names.values())
+
+    def _name_filters(self) -> Iterable[tuple[str, Callable[[str], bool]]]:
+        if self.kernels:
+            yield f"ATOMR_CUTLASS_KERNELS={self.kernels!r}", pattern_matcher(self.kernels)
+        if self.filter_file:
+            yield f"ATOMR_CUTLASS_KERNEL_FILTER_FILE={self.filter_file!r}", filter_file_matcher(Path(self.filter_file))
+        if self.exclude:
+            excluded = pattern_matcher(self.exclude)
+            yield f"ATOMR_CUTLASS_EXCLUDE_KERNELS={self.exclude!r}", lambda name: not excluded(name)
+
+    def _nothing(self, what: str, available: Sequence[KernelKey]) -> str:
+        dtypes = ", ".join(sorted({_dtype_of(k).value for k in available})) or "none"
+        sample = "; ".join(k.name for k in available[:3]) or "none"
+        return (
+            f"{what} (preset {self.preset}, archs {self.archs}); presets: {', '.join(PRESETS)}; ops: {', '.join(OPS)}; "
+            f"dtypes here: {dtypes}; names look like: {sample}; `python -m generator --list` prints all"
+        )
+
+
+def split(text: str, separator: str) -> list[str]:
+    """The non-empty parts, stripped."""
+    return [part.strip() for part in text.split(separator) if part.strip()]
+
+
+def pattern_matcher(patterns: str) -> Callable[[str], bool]:
+    """CUTLASS_LIBRARY_KERNELS syntax: any pattern matches; the substrings between `*` must appear in order."""
+    expressions = [
+        re.compile(".*".join(re.escape(part) for part in pattern.split("*"))) for pattern in split(patterns, ",")
+    ]
+    return lambda name: any(e.search(name) for e in expressions)
+
+
+def filter_file_matcher(path: Path) -> Callable[[str], bool]:
+    """Regular expressions, one a line; blank lines and lines that start with # are passed over."""
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines()
+    except OSError as error:
+        raise ValueError(f"cannot read the kernel filter file {path}: {error.strerror}") from error
+    expressions = []
+    for number, line in enumerate(lines, 1):
+        if line.strip() and not line.lstrip().startswith("#"):
+            try:
+                expressions.append(re.compile(line.strip()))
+            except re.error as error:
+                raise ValueError(f"{path}:{number}: not a regular expression: {error}") from error
+    return lambda name: any(e.search(name) for e in expressions)
+
+
+def _dtype_of(key: KernelKey) -> CutlassDtype:
+    return CutlassDtype.TF32 if key.math == "tf32" else key.a
+
+
+def _valid(value: str, choices: Sequence[str], what: str) -> str:
+    if value not in choices:
+        raise ValueError(f"unknown {what} {value!r}; valid: {', '.join(choices)}")
+    return value

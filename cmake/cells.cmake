@@ -1,0 +1,96 @@
+# The kernels: asks the generator for the chosen cells, finds nvcc, and makes one object library per architecture.
+# Sets ATOMR_CUTLASS_TABLE (the row table's source) and ATOMR_CUTLASS_CELL_TARGETS (the object libraries).
+
+set(ATOMR_CUTLASS_PRESET "default" CACHE STRING "Which kernels to compile: none, smoke, default or full")
+set_property(CACHE ATOMR_CUTLASS_PRESET PROPERTY STRINGS none smoke default full)
+set(ATOMR_CUTLASS_ARCHS "" CACHE STRING "Architectures to compile for, such as 80;90a (empty: the GPUs present)")
+set(ATOMR_CUTLASS_PTX "" CACHE STRING "Of these, the ones to also ship as PTX, which newer GPUs translate: 80;89")
+set(ATOMR_CUTLASS_OPS "" CACHE STRING "Only these operations, such as gemm (empty: all)")
+set(ATOMR_CUTLASS_DTYPES "" CACHE STRING "Only these operand types, such as f16;bf16 (empty: all)")
+set(ATOMR_CUTLASS_KERNELS "" CACHE STRING "Only kernels whose names match: comma-separated, * between substrings")
+set(ATOMR_CUTLASS_KERNEL_FILTER_FILE "" CACHE FILEPATH "Only kernels that match this file's regular expressions")
+set(ATOMR_CUTLASS_EXCLUDE_KERNELS "" CACHE STRING "No kernels whose names match: comma-separated, * as above")
+
+# Runs a module of the generator and stops the build with its complaint if it has one.
+function(atomr_cutlass_ask output)
+  # Unlike ARGN, this keeps an argument that is a list in one piece.
+  cmake_parse_arguments(PARSE_ARGV 1 ask "" "" "")
+  execute_process(
+    COMMAND "${Python_EXECUTABLE}" -B -m ${ask_UNPARSED_ARGUMENTS}
+    WORKING_DIRECTORY "${PROJECT_SOURCE_DIR}"
+    RESULT_VARIABLE failed OUTPUT_VARIABLE answer ERROR_VARIABLE complaint OUTPUT_STRIP_TRAILING_WHITESPACE)
+  string(STRIP "${complaint}" complaint)
+  if(failed)
+    message(FATAL_ERROR "${complaint}")
+  elseif(complaint)
+    message(STATUS "${complaint}")
+  endif()
+  set(${output} "${answer}" PARENT_SCOPE)
+endfunction()
+
+# --- which cells ---
+set(_archs "${ATOMR_CUTLASS_ARCHS}")
+if(_archs STREQUAL "")
+  atomr_cutlass_ask(_archs generator.toolchain --archs)
+endif()
+set(_filter "${ATOMR_CUTLASS_KERNEL_FILTER_FILE}")
+if(_filter)
+  get_filename_component(_filter "${_filter}" ABSOLUTE BASE_DIR "${PROJECT_SOURCE_DIR}")
+endif()
+set(_emitted "${PROJECT_BINARY_DIR}/cells")
+atomr_cutlass_ask(_said generator "--emit=${_emitted}" "--preset=${ATOMR_CUTLASS_PRESET}" "--archs=${_archs}"
+                  "--ptx=${ATOMR_CUTLASS_PTX}" "--ops=${ATOMR_CUTLASS_OPS}" "--dtypes=${ATOMR_CUTLASS_DTYPES}"
+                  "--kernels=${ATOMR_CUTLASS_KERNELS}" "--filter-file=${_filter}"
+                  "--exclude=${ATOMR_CUTLASS_EXCLUDE_KERNELS}")
+
+# Emission is part of configuring, so whatever it reads makes the build configure again.
+file(GLOB_RECURSE _generator CONFIGURE_DEPENDS "${PROJECT_SOURCE_DIR}/generator/*.py"
+     "${PROJECT_SOURCE_DIR}/generator/templates/*")
+set_property(DIRECTORY APPEND PROPERTY CMAKE_CONFIGURE_DEPENDS ${_generator} ${_filter})
+
+include("${_emitted}/kernels.cmake")
+set(ATOMR_CUTLASS_TABLE "${_emitted}/table.cpp")
+set(ATOMR_CUTLASS_CELL_TARGETS "")
+message(STATUS "Kernels: ${ATOMR_CUTLASS_CELL_COUNT} (preset ${ATOMR_CUTLASS_PRESET}, archs ${_archs})")
+if(NOT ATOMR_CUTLASS_CELL_ARCHS)
+  return() # no kernels, so no toolkit
+endif()
+
+# --- the headers and the compiler ---
+include("${PROJECT_SOURCE_DIR}/third_party/cutlass/cutlass.cmake")
+if(NOT CMAKE_CUDA_COMPILER)
+  atomr_cutlass_ask(CMAKE_CUDA_COMPILER generator.toolchain --nvcc "${PROJECT_BINARY_DIR}/cuda")
+endif()
+if(NOT CMAKE_CUDA_HOST_COMPILER)
+  set(CMAKE_CUDA_HOST_COMPILER "${CMAKE_CXX_COMPILER}")
+endif()
+# Each cell says what it is compiled for; CMake's own checks need no architecture.
+set(CMAKE_CUDA_ARCHITECTURES OFF)
+enable_language(CUDA)
+find_package(Threads REQUIRED)
+
+# One compile takes gigabytes, so memory bounds how many run at once.
+set(_job_mb 0)
+foreach(_arch IN LISTS ATOMR_CUTLASS_CELL_ARCHS)
+  if(ATOMR_CUTLASS_JOB_MB_${_arch} GREATER _job_mb)
+    set(_job_mb ${ATOMR_CUTLASS_JOB_MB_${_arch}})
+  endif()
+endforeach()
+atomr_cutlass_ask(_jobs generator.toolchain --jobs ${_job_mb})
+set_property(GLOBAL APPEND PROPERTY JOB_POOLS nvcc=${_jobs})
+message(STATUS "Kernels: ${_jobs} compiled at once (${_job_mb} MB each)")
+
+# --- the objects ---
+foreach(_arch IN LISTS ATOMR_CUTLASS_CELL_ARCHS)
+  set(_cells atomr_cutlass_cells_${_arch})
+  add_library(${_cells} OBJECT ${ATOMR_CUTLASS_CELLS_${_arch}})
+  set_target_properties(${_cells} PROPERTIES
+    CUDA_ARCHITECTURES "${ATOMR_CUTLASS_CUDA_ARCHITECTURES_${_arch}}"
+    CUDA_STANDARD 17 CUDA_STANDARD_REQUIRED ON
+    CUDA_VISIBILITY_PRESET hidden VISIBILITY_INLINES_HIDDEN ON
+    POSITION_INDEPENDENT_CODE ON JOB_POOL_COMPILE nvcc)
+  target_include_directories(${_cells} PRIVATE "${PROJECT_SOURCE_DIR}/cpp/include" "${ATOMR_CUTLASS_HEADERS}")
+  target_compile_options(${_cells} PRIVATE --expt-relaxed-constexpr "SHELL:-Xfatbin -compress-all"
+                         "SHELL:-Xcompiler -ffunction-sections,-fdata-sections")
+  list(APPEND ATOMR_CUTLASS_CELL_TARGETS ${_cells})
+endforeach()

@@ -1,0 +1,20 @@
+# A pack: the chosen kernels as a shared library with one exported function, loadable by any Python.
+
+if(NOT ATOMR_CUTLASS_PACK MATCHES "^[A-Za-z0-9_][A-Za-z0-9_.-]*$")
+  message(FATAL_ERROR "ATOMR_CUTLASS_PACK=${ATOMR_CUTLASS_PACK}: a name has letters, digits, '_', '.' and '-' only")
+endif()
+if(NOT ATOMR_CUTLASS_CELL_ARCHS)
+  message(FATAL_ERROR "A pack needs kernels: ATOMR_CUTLASS_PRESET=none leaves it empty; valid: smoke, default, full")
+endif()
+
+# The kernels' own symbols stay inside: two packs, or a pack and `_core`, may hold the same kernel.
+set(_exports "${PROJECT_BINARY_DIR}/pack.map")
+file(CONFIGURE OUTPUT "${_exports}" CONTENT "{ global: atomr_cutlass_pack_v1; local: *; };\n")
+
+add_library(atomr_cutlass_pack MODULE)
+set_target_properties(atomr_cutlass_pack PROPERTIES PREFIX "" SUFFIX ".so" OUTPUT_NAME "${ATOMR_CUTLASS_PACK}"
+                      LINK_DEPENDS "${_exports}")
+target_compile_definitions(atomr_cutlass_pack PRIVATE ATOMR_CUTLASS_PACK_NAME="${ATOMR_CUTLASS_PACK}")
+target_link_options(atomr_cutlass_pack PRIVATE "-Wl,--version-script=${_exports}")
+atomr_cutlass_link_kernels(atomr_cutlass_pack)
+install(TARGETS atomr_cutlass_pack DESTINATION .)

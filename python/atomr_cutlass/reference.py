@@ -233,8 +233,9 @@ def gemm(
     products (K is 0) there is nothing for alpha to multiply either: D is then act(beta * C + bias).
 
     int8 operands with an int32 result stay integers from end to end. alpha and beta are whole numbers there, and
-    every step wraps modulo 2**32 like the int32 arithmetic of CUTLASS's epilogue: nothing saturates. int8 operands
-    with any other result go through float64 as everything else does.
+    every step wraps modulo 2**32 like the int32 arithmetic of CUTLASS's epilogue: nothing saturates. (Kernels of the
+    sm80 generation saturate the sum of products, CUTLASS having no other instruction; it takes K above 131,071 to
+    see that.) int8 operands with any other result go through float64 as everything else does.
 
     Args:
         a: (..., M, K), any dtype of CutlassDtype but int32. Batch dimensions broadcast with b's.

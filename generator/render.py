@@ -5,6 +5,7 @@ from __future__ import annotations
 from functools import cache
 from pathlib import Path
 
+from .dtypes import CutlassDtype
 from .key import ROW, KernelKey, Triple, instruction_shape, opcode_class
 from .matrix import epilogue_compute
 
@@ -62,9 +63,16 @@ def _values_sm80(key: KernelKey) -> dict[str, str]:
         "warp_tile": _numbers((m, n, k)),
         "instruction": _numbers(instruction_shape(key)),
         "stages": str(key.stages),
-        "math_operator": "OpMultiplyAddFastF32" if key.math == "3xtf32" else "OpMultiplyAdd",
+        "math_operator": _math_operator(key),
         "swizzle": str(key.swizzle),
     }
+
+
+def _math_operator(key: KernelKey) -> str:
+    if key.math == "3xtf32":
+        return "OpMultiplyAddFastF32"
+    # CUTLASS has the 16x8x32 integer instruction in its saturating form only.
+    return "OpMultiplyAddSaturate" if key.acc is CutlassDtype.I32 else "OpMultiplyAdd"
 
 
 def _values_sm90(key: KernelKey) -> dict[str, str]:

@@ -103,7 +103,7 @@ struct GemmSm90 {
       auto const k_tiles = uint32_t(cute::ceil_div(args.k, cute::size<2>(Tile{})));
       size_t barriers = 0, partials = 0;
       Scheduler::Params::get_workspace_component_sizes(
-          blocks, k_tiles, cutlass::to_gemm_coord(Tile{}), cutlass::to_gemm_coord(Cluster{}), barriers, partials,
+          blocks, k_tiles, cutlass::gemm::to_gemm_coord(Tile{}), cutlass::gemm::to_gemm_coord(Cluster{}), barriers, partials,
           underlying.hw_info, underlying.scheduler.splits, underlying.scheduler.max_swizzle_size,
           underlying.scheduler.raster_order, underlying.scheduler.decomposition_mode,
           underlying.scheduler.reduction_mode, Kernel::NumMmaWarpGroups,

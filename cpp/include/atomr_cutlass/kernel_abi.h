@@ -60,6 +60,7 @@ struct atomr_cutlass_row {
   uint32_t shared_bytes;
   uint32_t threads;
   uint32_t flags;
+  uint32_t cuda_version; /* CUDART_VERSION of the toolkit that compiled it, such as 13000 */
   const void* context; /* the row's own */
   int (*supports)(const atomr_cutlass_row*, const void* args);
   int (*workspace_size)(const atomr_cutlass_row*, const void* args, uint64_t* bytes);
@@ -69,7 +70,6 @@ struct atomr_cutlass_row {
 
 typedef struct atomr_cutlass_pack {
   uint32_t abi_version;
-  uint32_t cuda_version; /* CUDART_VERSION of the toolkit that compiled the rows; 0 when there are none */
   const char* name;
   uint32_t count;
   const atomr_cutlass_row* const* rows;

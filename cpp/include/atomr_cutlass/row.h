@@ -124,6 +124,7 @@ constexpr atomr_cutlass_row make_row(char const* name, char const* key, bool ptx
           uint32_t(Cell::kSharedBytes),
           uint32_t(Cell::kThreads),
           ptx ? uint32_t(ATOMR_CUTLASS_FLAG_PTX) : 0u,
+          uint32_t(CUDART_VERSION),
           nullptr,
           &Made::supports,
           &Made::workspace_size,

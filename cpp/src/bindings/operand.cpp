@@ -1,0 +1,199 @@
+#include <cstring>
+#include <unordered_map>
+
+#include "../errors.h"
+#include "bindings.h"
+#include "exchange.h"
+
+namespace py = pybind11;
+
+namespace atomr_cutlass {
+
+DlExchangeApi const* exchange_api(py::handle array) {
+  // Types live as long as the module that made them; the map is touched under the GIL only.
+  static auto& known = *new std::unordered_map<PyTypeObject*, DlExchangeApi const*>();
+  PyTypeObject* const type = Py_TYPE(array.ptr());
+  auto const found = known.find(type);
+  if (found != known.end()) return found->second;
+  DlExchangeApi const* api = nullptr;
+  py::object const capsule = py::getattr(reinterpret_cast<PyObject*>(type), "__dlpack_c_exchange_api__", py::none());
+  if (PyCapsule_IsValid(capsule.ptr(), "dlpack_exchange_api") != 0) {
+    api = static_cast<DlExchangeApi const*>(PyCapsule_GetPointer(capsule.ptr(), "dlpack_exchange_api"));
+    while (api != nullptr && api->version.major != 1) api = api->previous;
+    if (api != nullptr && api->view_of_object == nullptr) api = nullptr;
+  }
+  known.emplace(type, api);
+  Py_INCREF(reinterpret_cast<PyObject*>(type));  // so that no other type can take its address
+  return api;
+}
+
+Operand view(py::handle array, py::object& keep) {
+  if (DlExchangeApi const* api = exchange_api(array)) {
+    DlTensor tensor{};
+    if (api->view_of_object(array.ptr(), &tensor) != 0) throw py::error_already_set();
+    return operand_from_view(tensor);
+  }
+  if (!py::isinstance<OwnedOperand>(array)) {
+    keep = py::module_::import("atomr_cutlass.operands").attr("as_operand")(array);
+    return keep.cast<OwnedOperand const&>().operand;
+  }
+  return array.cast<OwnedOperand const&>().operand;
+}
+
+namespace {
+
+OwnedOperand make_operand(uint64_t pointer, py::sequence const& shape, py::object const& strides, py::tuple const& dtype,
+                          int device_type, int device, bool read_only, py::object owner) {
+  if (shape.size() > size_t(kMaxRank)) {
+    throw InvalidOperand("an operand has " + std::to_string(shape.size()) + " dimensions; at most 8 are taken");
+  }
+  int64_t dimensions[kMaxRank] = {}, steps[kMaxRank] = {};
+  for (size_t i = 0; i < shape.size(); ++i) dimensions[i] = shape[i].cast<int64_t>();
+  if (!strides.is_none()) {
+    auto const given = strides.cast<py::sequence>();
+    for (size_t i = 0; i < shape.size(); ++i) steps[i] = given[i].cast<int64_t>();
+  }
+  DlDataType const element{dtype[0].cast<uint8_t>(), dtype[1].cast<uint8_t>(), 1};
+  DlTensor const tensor{reinterpret_cast<void*>(pointer), {device_type, device},      int32_t(shape.size()),
+                        element,                          dimensions, strides.is_none() ? nullptr : steps, 0};
+  OwnedOperand result{operand_from_view(tensor), std::move(owner)};
+  result.operand.read_only = read_only;
+  return result;
+}
+
+// Takes over a DLPack capsule, versioned or not, as its protocol asks: by renaming it.
+OwnedOperand from_capsule(py::capsule capsule) {
+  char const* const name = capsule.name();
+  OwnedOperand result;
+  if (name != nullptr && std::strcmp(name, "dltensor_versioned") == 0) {
+    auto* managed = capsule.get_pointer<DlManagedVersioned>();
+    if (managed->version.major != 1) throw InvalidOperand("a DLPack capsule of an unknown major version");
+    result.operand = operand_from_view(managed->tensor);
+    result.operand.read_only = (managed->flags & kDlReadOnly) != 0;
+    capsule.set_name("used_dltensor_versioned");
+    result.owner = py::capsule(managed, [](void* pointer) {
+      auto* held = static_cast<DlManagedVersioned*>(pointer);
+      if (held->deleter != nullptr) held->deleter(held);
+    });
+  } else if (name != nullptr && std::strcmp(name, "dltensor") == 0) {
+    auto* managed = capsule.get_pointer<DlManaged>();
+    result.operand = operand_from_view(managed->tensor);
+    capsule.set_name("used_dltensor");
+    result.owner = py::capsule(managed, [](void* pointer) {
+      auto* held = static_cast<DlManaged*>(pointer);
+      if (held->deleter != nullptr) held->deleter(held);
+    });
+  } else {
+    throw InvalidOperand("not a DLPack capsule, or one that has been used");
+  }
+  return result;
+}
+
+// The operand as a DLPack capsule, for frameworks that import one.
+py::capsule to_capsule(OwnedOperand const& self) {
+  struct Export {
+    DlManaged managed;
+    int64_t shape[kMaxRank], strides[kMaxRank];
+    PyObject* owner;
+  };
+  auto* made = new Export();
+  std::memcpy(made->shape, self.operand.shape, sizeof(made->shape));
+  int64_t contiguous = 1;
+  for (int i = self.operand.rank - 1; i >= 0; --i) {
+    made->strides[i] = self.operand.shape[i] == 1 ? contiguous : self.operand.strides[i];
+    contiguous *= self.operand.shape[i];
+  }
+  made->owner = self.owner.inc_ref().ptr();
+  made->managed.tensor = {self.operand.data, self.operand.device, self.operand.rank, self.operand.dtype,
+                          made->shape,       made->strides,       0};
+  made->managed.manager = made;
+  made->managed.deleter = [](DlManaged* managed) {
+    auto* held = static_cast<Export*>(managed->manager);
+    py::gil_scoped_acquire gil;
+    Py_XDECREF(held->owner);
+    delete held;
+  };
+  return py::capsule(&made->managed, "dltensor", [](PyObject* capsule) {
+    if (PyCapsule_IsValid(capsule, "dltensor") == 0) return;  // someone took it over
+    auto* managed = static_cast<DlManaged*>(PyCapsule_GetPointer(capsule, "dltensor"));
+    managed->deleter(managed);
+  });
+}
+
+py::tuple int_tuple(int64_t const* values, int count) {
+  py::tuple result(count);
+  for (int i = 0; i < count; ++i) result[size_t(i)] = py::int_(values[i]);
+  return result;
+}
+
+void append(std::string& bytes, void const* data, size_t size) { bytes.append(static_cast<char const*>(data), size); }
+
+// What of the arguments a plan depends on, as bytes; None unless all are GPU arrays that need no Python to be read.
+py::object signature(py::handle a, py::handle b, py::handle c, py::handle out) {
+  std::string bytes;
+  bytes.reserve(256);
+  for (py::handle const array : {a, b, c, out}) {
+    if (array.is_none()) {
+      bytes += 'n';
+      continue;
+    }
+    py::object keep;
+    if (exchange_api(array) == nullptr && !py::isinstance<OwnedOperand>(array)) return py::none();
+    Operand const operand = view(array, keep);
+    if (operand.device.type != kDlCuda) return py::none();
+    int const alignment = address_alignment(operand.data);
+    bytes += char('0' + operand.rank);
+    append(bytes, &operand.device.id, sizeof(operand.device.id));
+    append(bytes, &operand.dtype, sizeof(operand.dtype));
+    append(bytes, &alignment, 1);
+    append(bytes, operand.shape, sizeof(int64_t) * size_t(operand.rank));
+    append(bytes, operand.strides, sizeof(int64_t) * size_t(operand.rank));
+  }
+  PyTypeObject* const type = Py_TYPE(a.ptr());  // results and workspaces come from this framework
+  append(bytes, &type, sizeof(type));
+  return py::bytes(bytes);
+}
+
+}  // namespace
+
+void bind_operand(py::module_& module) {
+  py::class_<OwnedOperand>(module, "Operand", "An array as the kernels see it, keeping alive what it points into.")
+      .def(py::init(&make_operand), py::arg("pointer"), py::arg("shape"), py::arg("strides"), py::arg("dtype"),
+           py::arg("device_type"), py::arg("device"), py::arg("read_only") = false, py::arg("owner") = py::none())
+      .def_static("from_capsule", &from_capsule, py::arg("capsule"))
+      .def_static("of", [](py::object const& array) {
+        py::object keep;
+        OwnedOperand result;
+        result.operand = view(array, keep);
+        result.owner = keep.is_none() ? array : keep;
+        return result;
+      }, py::arg("array"), "A view of any array; the array stays alive with it.")
+      .def("__dlpack__", [](OwnedOperand const& self, py::kwargs const&) { return to_capsule(self); })
+      .def("__dlpack_device__", [](OwnedOperand const& self) {
+        return py::make_tuple(self.operand.device.type, self.operand.device.id);
+      })
+      .def_property_readonly("pointer", [](OwnedOperand const& self) {
+        return reinterpret_cast<uint64_t>(self.operand.data);
+      })
+      .def_property_readonly("shape", [](OwnedOperand const& self) {
+        return int_tuple(self.operand.shape, self.operand.rank);
+      })
+      .def_property_readonly("strides", [](OwnedOperand const& self) {
+        return int_tuple(self.operand.strides, self.operand.rank);
+      })
+      .def_property_readonly("dtype", [](OwnedOperand const& self) {
+        return py::make_tuple(self.operand.dtype.code, self.operand.dtype.bits);
+      })
+      .def_property_readonly("device_type", [](OwnedOperand const& self) { return self.operand.device.type; })
+      .def_property_readonly("device", [](OwnedOperand const& self) { return self.operand.device.id; })
+      .def_property_readonly("read_only", [](OwnedOperand const& self) { return self.operand.read_only; })
+      .def_property_readonly("alignment", [](OwnedOperand const& self) {
+        return address_alignment(self.operand.data);
+      })
+      .def("__repr__", [](OwnedOperand const& self) { return "<Operand " + describe(self.operand) + ">"; });
+  module.def("overlap", [](OwnedOperand const& a, OwnedOperand const& b) { return overlap(a.operand, b.operand); });
+  module.def("has_exchange_api", [](py::object const& array) { return exchange_api(array) != nullptr; });
+  module.def("signature", &signature, py::arg("a"), py::arg("b"), py::arg("c"), py::arg("out"));
+}
+
+}  // namespace atomr_cutlass

@@ -1,0 +1,138 @@
+#include "../plan.h"
+
+#include <pybind11/stl.h>
+
+#include "../errors.h"
+#include "../registry.h"
+#include "bindings.h"
+#include "exchange.h"
+
+namespace py = pybind11;
+
+namespace atomr_cutlass {
+namespace {
+
+template <class Value>
+Value take(py::dict const& values, char const* name) {
+  return values[name].cast<Value>();
+}
+
+OperandSpec spec_of(py::tuple const& pair) {
+  OperandSpec spec;
+  spec.layout = pair[0].cast<OwnedOperand const&>().operand;
+  spec.alignment = pair[1].cast<int>();
+  return spec;
+}
+
+std::unique_ptr<GemmPlan> make_plan(std::string const& kernel, py::dict const& problem, py::tuple const& a,
+                                    py::tuple const& b, py::tuple const& c, py::tuple const& d,
+                                    std::vector<std::array<int64_t, 4>> const& offsets, py::dict const& options,
+                                    py::object const& like) {
+  atomr_cutlass_row const* row = find_row(kernel);
+  if (row == nullptr) throw Unsupported("there is no kernel " + kernel + " in the table");
+  atomr_cutlass_gemm_args args{};
+  args.m = take<int32_t>(problem, "m");
+  args.n = take<int32_t>(problem, "n");
+  args.k = take<int32_t>(problem, "k");
+  args.batch = take<int32_t>(problem, "batch");
+  args.lda = take<int64_t>(problem, "lda");
+  args.ldb = take<int64_t>(problem, "ldb");
+  args.ldc = take<int64_t>(problem, "ldc");
+  args.ldd = take<int64_t>(problem, "ldd");
+  args.batch_stride_a = take<int64_t>(problem, "batch_stride_a");
+  args.batch_stride_b = take<int64_t>(problem, "batch_stride_b");
+  args.batch_stride_c = take<int64_t>(problem, "batch_stride_c");
+  args.batch_stride_d = take<int64_t>(problem, "batch_stride_d");
+  args.split_k = take<int32_t>(problem, "split_k");
+  args.swizzle = take<int32_t>(problem, "swizzle");
+  args.raster = take<int32_t>(problem, "raster");
+  args.sm_count = take<int32_t>(problem, "sm_count");
+  args.alpha = 1.0;
+  GemmPlanOptions plan_options;
+  plan_options.device = take<int>(options, "device");
+  plan_options.exchanged = take<bool>(options, "exchanged");
+  plan_options.integral = take<bool>(options, "integral");
+  plan_options.null_k = take<int>(options, "null_k");
+  plan_options.null_lda = take<int64_t>(options, "null_lda");
+  plan_options.null_ldb = take<int64_t>(options, "null_ldb");
+  plan_options.null_bytes = take<uint64_t>(options, "null_bytes");
+  std::vector<BatchOffset> launches;
+  for (auto const& offset : offsets) launches.push_back({offset[0], offset[1], offset[2], offset[3]});
+  DlExchangeApi const* allocator = like.is_none() ? nullptr : exchange_api(like);
+  OperandSpec const specs[] = {spec_of(a), spec_of(b), spec_of(c), spec_of(d)};
+  py::gil_scoped_release release_gil;  // the first use of a kernel loads its module
+  return std::make_unique<GemmPlan>(row, args, specs[0], specs[1], specs[2], specs[3], std::move(launches),
+                                    plan_options, allocator);
+}
+
+py::object new_output(DlExchangeApi const* api, OperandSpec const& spec) {
+  Operand layout = spec.layout;
+  DlTensor prototype{nullptr, layout.device, layout.rank, layout.dtype, layout.shape, nullptr, 0};
+  DlManagedVersioned* managed = framework_allocate(api, prototype);
+  void* object = nullptr;
+  if (api->object_from_managed(managed, &object) != 0) throw py::error_already_set();
+  return py::reinterpret_steal<py::object>(static_cast<PyObject*>(object));
+}
+
+py::object call(GemmPlan& self, py::object const& a, py::object const& b, py::object const& c, py::object out,
+                double alpha, double beta, py::object const& stream) {
+  py::object keep[4];
+  Operand const view_a = view(a, keep[0]);
+  Operand const view_b = view(b, keep[1]);
+  Operand view_c;
+  if (!c.is_none()) view_c = view(c, keep[2]);
+  DlExchangeApi const* api = exchange_api(a);
+
+  void* queue = nullptr;
+  if (!stream.is_none()) {
+    queue = reinterpret_cast<void*>(
+        PyLong_Check(stream.ptr()) != 0
+            ? stream.cast<uint64_t>()
+            : py::module_::import("atomr_cutlass.operands").attr("stream_handle")(stream).cast<uint64_t>());
+  } else if (api != nullptr) {
+    if (view_a.device.type == kDlCuda &&
+        api->current_stream(view_a.device.type, view_a.device.id, &queue) != 0) {
+      throw py::error_already_set();
+    }
+  } else {
+    queue = reinterpret_cast<void*>(
+        py::module_::import("atomr_cutlass.operands").attr("current_stream")(a).cast<uint64_t>());
+  }
+
+  if (out.is_none()) {
+    // A wrong operand must be refused before memory is asked for.
+    check_operand("a", view_a, self.input_a());
+    check_operand("b", view_b, self.input_b());
+    if (api == nullptr) {
+      throw InvalidOperand("out is needed: arrays of this type come from an allocator that plans cannot call");
+    }
+    if (!self.row_major_output()) throw InvalidOperand("out is needed: this plan's result is not row-major contiguous");
+    out = new_output(api, self.output());
+  }
+  Operand const view_out = view(out, keep[3]);
+  {
+    py::gil_scoped_release release_gil;
+    self.launch(view_a, view_b, c.is_none() ? nullptr : &view_c, view_out, alpha, beta, queue);
+  }
+  return out;
+}
+
+}  // namespace
+
+void bind_plan(py::module_& module) {
+  py::class_<GemmPlan>(module, "GemmPlan", py::dynamic_attr(),
+                       "One kernel and one problem with everything decided; calling it only launches.")
+      .def(py::init(&make_plan), py::arg("kernel"), py::arg("problem"), py::arg("a"), py::arg("b"), py::arg("c"),
+           py::arg("d"), py::arg("offsets"), py::arg("options"), py::arg("like") = py::none())
+      .def("__call__", &call, py::arg("a"), py::arg("b"), py::arg("c") = py::none(), py::kw_only(),
+           py::arg("out") = py::none(), py::arg("alpha") = 1.0, py::arg("beta") = 0.0, py::arg("stream") = py::none())
+      .def_property_readonly("kernel_name", [](GemmPlan const& self) { return std::string(self.row()->name); })
+      .def_property_readonly("workspace_bytes", &GemmPlan::workspace_bytes)
+      .def_property_readonly("device", &GemmPlan::device)
+      .def_property_readonly("grid", [](GemmPlan const& self) {
+        auto const& grid = self.geometry().grid;
+        return py::make_tuple(grid[0], grid[1], grid[2]);
+      });
+}
+
+}  // namespace atomr_cutlass

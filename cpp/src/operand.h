@@ -1,0 +1,46 @@
+// What a plan knows of an array: where it is, and how it lies in memory.
+#pragma once
+
+#include <cstdint>
+#include <string>
+
+#include "dlpack_abi.h"
+
+namespace atomr_cutlass {
+
+constexpr int kMaxRank = 8;
+
+struct Operand {
+  void* data = nullptr;
+  DlDevice device{0, 0};
+  DlDataType dtype{0, 0, 1};
+  int32_t rank = 0;
+  int64_t shape[kMaxRank] = {};
+  int64_t strides[kMaxRank] = {};  // in elements; 0 for dimensions of size 1, where they mean nothing
+  bool read_only = false;
+};
+
+// Copies a DLPack view; throws InvalidOperand for more than kMaxRank dimensions or vector elements.
+Operand operand_from_view(DlTensor const& view);
+
+// The largest power of two, up to 16, that divides the address.
+int address_alignment(void const* data);
+
+// Shape, strides, dtype, device and what the address guarantees, as text for messages.
+std::string describe(Operand const& operand);
+
+// Whether two operands share memory. Exact for operands whose rows have the same pitch (two column ranges of one
+// buffer), and where the address ranges are apart; otherwise ranges that meet count as shared.
+bool overlap(Operand const& a, Operand const& b);
+
+// What an argument of a plan must look like.
+struct OperandSpec {
+  Operand layout;      // its data pointer is not used
+  int alignment = 1;   // bytes that the address must be a multiple of
+  bool batched = true;
+};
+
+// Throws InvalidOperand, naming the argument, unless the operand matches.
+void check_operand(char const* name, Operand const& operand, OperandSpec const& spec);
+
+}  // namespace atomr_cutlass

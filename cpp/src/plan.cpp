@@ -1,0 +1,186 @@
+#include "plan.h"
+
+#include <cmath>
+
+#include "driver.h"
+#include "errors.h"
+
+namespace atomr_cutlass {
+namespace {
+
+// Kernel parameters live on the stack of the launching thread: the driver copies them before a launch returns.
+constexpr size_t kParamsBytes = 4096;  // CUDA's limit before it grew to 32764; no cell comes near
+
+void check_row(int status, atomr_cutlass_row const* row, char const* doing) {
+  if (status == ATOMR_CUTLASS_OK) return;
+  if (status == ATOMR_CUTLASS_CANNOT_IMPLEMENT) {
+    throw Unsupported(std::string(row->name) + " cannot implement this problem (alignment, strides or grid size)");
+  }
+  throw_cuda(status, std::string(doing) + " " + row->name);
+}
+
+// Called from inside the framework's C code, which no exception may cross.
+void keep_error(void* context, char const* kind, char const* message) {
+  *static_cast<std::string*>(context) = std::string(kind) + ": " + message;
+}
+
+}  // namespace
+
+DeviceBlock::DeviceBlock(size_t bytes) : data_(reinterpret_cast<void*>(allocate(bytes))) {}
+
+DeviceBlock::DeviceBlock(DlManagedVersioned* managed)
+    : data_(static_cast<char*>(managed->tensor.data) + managed->tensor.byte_offset), managed_(managed) {}
+
+DeviceBlock::~DeviceBlock() {
+  if (managed_ != nullptr) {
+    // The allocator may hand the block out again at once, while a launch on another stream still uses it.
+    synchronize_device();
+    managed_->deleter(managed_);
+  } else if (data_ != nullptr) {
+    release(reinterpret_cast<DevicePointer>(data_));
+  }
+}
+
+GemmPlan::GemmPlan(atomr_cutlass_row const* row, atomr_cutlass_gemm_args const& args, OperandSpec a, OperandSpec b,
+                   OperandSpec c, OperandSpec d, std::vector<BatchOffset> offsets, GemmPlanOptions options,
+                   DlExchangeApi const* allocator)
+    : row_(row), args_(args), a_(a), b_(b), c_(c), d_(d), offsets_(std::move(offsets)), options_(options),
+      allocator_(allocator) {
+  if (row_->params_bytes > kParamsBytes || row_->params_align > 128) {
+    throw Unsupported(std::string(row_->name) + " has larger parameters than this package can launch");
+  }
+  DeviceGuard guard(options_.device);
+  // Any aligned address will do to ask whether the kernel can implement the shape and the strides.
+  atomr_cutlass_gemm_args probe = args_;
+  probe.a = probe.b = probe.c = reinterpret_cast<void const*>(uintptr_t(4096));
+  probe.d = reinterpret_cast<void*>(uintptr_t(4096));
+  if (probe.k == 0) {
+    probe.k = options_.null_k;
+    probe.lda = options_.null_lda;
+    probe.ldb = options_.null_ldb;
+  }
+  check_row(row_->supports(row_, &probe), row_, "asking");
+  check_row(row_->workspace_size(row_, &probe, &workspace_bytes_), row_, "preparing");
+  if (workspace_bytes_ != 0) {
+    spare_ = new_block(workspace_bytes_);
+    probe.workspace = spare_->data();
+  }
+  alignas(128) unsigned char params[kParamsBytes];
+  check_row(row_->prepare(row_, &probe, params, &geometry_), row_, "preparing");
+}
+
+DlManagedVersioned* framework_allocate(DlExchangeApi const* allocator, DlTensor& prototype) {
+  std::string error = "no memory";
+  DlManagedVersioned* managed = nullptr;
+  if (allocator->allocate(&prototype, &managed, &error, &keep_error) != 0 || managed == nullptr) {
+    throw LibraryFailure("allocator", error);
+  }
+  return managed;
+}
+
+std::unique_ptr<DeviceBlock> GemmPlan::new_block(size_t bytes) const {
+  if (allocator_ == nullptr) return std::make_unique<DeviceBlock>(bytes);
+  int64_t shape = int64_t(bytes);
+  int64_t stride = 1;
+  DlTensor prototype{nullptr, {kDlCuda, options_.device}, 1, {1, 8, 1}, &shape, &stride, 0};
+  return std::make_unique<DeviceBlock>(framework_allocate(allocator_, prototype));
+}
+
+bool GemmPlan::row_major_output() const {
+  int64_t contiguous = 1;
+  for (int i = d_.layout.rank - 1; i >= 0; --i) {
+    if (d_.layout.shape[i] != 1 && d_.layout.strides[i] != contiguous) return false;
+    contiguous *= d_.layout.shape[i];
+  }
+  return true;
+}
+
+void* GemmPlan::workspace_for(void* stream) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  uint64_t const capture = capture_id(stream);
+  std::unique_ptr<DeviceBlock>& block = workspaces_[{stream, capture}];
+  if (block == nullptr) {
+    // The block made with the plan goes to the first stream; memory for a capture must not come from the framework,
+    // whose allocator may give it to a later tensor of the same graph.
+    if (spare_ != nullptr && capture == 0) {
+      block = std::move(spare_);
+    } else {
+      block = capture == 0 ? new_block(workspace_bytes_) : std::make_unique<DeviceBlock>(workspace_bytes_);
+    }
+  }
+  return block->data();
+}
+
+void* GemmPlan::zeros(void* stream) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  if (zeros_ == nullptr) zeros_ = std::make_unique<DeviceBlock>(size_t(options_.null_bytes));
+  // Cleared at every use: whichever stream or graph runs first, it sees zeros, and writing them twice is harmless.
+  clear_async(reinterpret_cast<DevicePointer>(zeros_->data()), size_t(options_.null_bytes), stream);
+  return zeros_->data();
+}
+
+void GemmPlan::check_operands(Operand const& a, Operand const& b, Operand const* c, Operand const& d) const {
+  check_operand("a", a, a_);
+  check_operand("b", b, b_);
+  if (c != nullptr) check_operand("c", *c, c_);
+  check_operand("out", d, d_);
+  if (d.read_only) throw InvalidOperand("out is read-only: give an array that may be written");
+  if (overlap(d, a)) throw InvalidOperand("out overlaps a: the kernel would read what it has written");
+  if (overlap(d, b)) throw InvalidOperand("out overlaps b: the kernel would read what it has written");
+  if (c != nullptr && c->data != d.data && overlap(d, *c)) {
+    throw InvalidOperand("out overlaps c without being c: give c itself or separate memory");
+  }
+}
+
+void GemmPlan::launch(Operand const& a, Operand const& b, Operand const* c, Operand const& d, double alpha, double beta,
+                      void* stream) {
+  check_operands(a, b, c, d);
+  if (c == nullptr && beta != 0.0) throw InvalidOperand("beta is not 0, so c is needed");
+  if (c != nullptr && beta == 0.0) {
+    throw InvalidOperand("c is given but beta is 0, so it would not be read: give beta, or leave c out");
+  }
+  if (options_.integral && (alpha != std::floor(alpha) || beta != std::floor(beta))) {
+    throw InvalidOperand("alpha and beta must be whole numbers where the result is an integer");
+  }
+  if (d.data == nullptr || args_.m == 0 || args_.n == 0 || args_.batch == 0) return;
+  DeviceGuard guard(options_.device);
+
+  atomr_cutlass_gemm_args args = args_;
+  args.alpha = alpha;
+  args.beta = beta;
+  if (workspace_bytes_ != 0) args.workspace = workspace_for(stream);
+  // BLAS: with alpha = 0 (or K = 0) A and B are not read, so a NaN in them does not reach D.
+  bool const null_product = alpha == 0.0 || args_.k == 0;
+  void const* zero = nullptr;
+  if (null_product) {
+    zero = zeros(stream);
+    args.alpha = 0.0;
+    args.k = options_.null_k;
+    args.lda = options_.null_lda;
+    args.ldb = options_.null_ldb;
+    args.batch_stride_a = args.batch_stride_b = 0;
+  }
+  Operand const& first = options_.exchanged ? b : a;
+  Operand const& second = options_.exchanged ? a : b;
+
+  alignas(128) unsigned char params[kParamsBytes];
+  atomr_cutlass_launch geometry;
+  for (BatchOffset const& offset : offsets_) {
+    int64_t const first_offset = options_.exchanged ? offset.b : offset.a;
+    int64_t const second_offset = options_.exchanged ? offset.a : offset.b;
+    args.a = null_product ? zero : static_cast<char const*>(first.data) + first_offset;
+    args.b = null_product ? zero : static_cast<char const*>(second.data) + second_offset;
+    args.c = c != nullptr ? static_cast<char const*>(c->data) + offset.c : nullptr;
+    args.d = static_cast<char*>(d.data) + offset.d;
+    // Parameters are evaluated anew for every launch: pointers sit inside tensor maps, and this costs under a
+    // microsecond on the host.
+    check_row(row_->prepare(row_, &args, params, &geometry), row_, "preparing");
+    if (geometry.clear_bytes != 0) {
+      clear_async(reinterpret_cast<DevicePointer>(args.workspace) + geometry.clear_offset, size_t(geometry.clear_bytes),
+                  stream);
+    }
+    check_row(row_->launch(row_, params, &geometry, stream), row_, "launching");
+  }
+}
+
+}  // namespace atomr_cutlass

@@ -1,0 +1,96 @@
+// A plan: one kernel, one problem, everything decided and allocated; calling it only launches.
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "atomr_cutlass/kernel_abi.h"
+#include "operand.h"
+
+namespace atomr_cutlass {
+
+// Byte offsets of one launch's operands from the pointers that the caller gave (batches that no single stride reaches).
+struct BatchOffset {
+  int64_t a = 0, b = 0, c = 0, d = 0;
+};
+
+// Memory like `prototype` from a framework's allocator; throws LibraryFailure with the framework's own words.
+DlManagedVersioned* framework_allocate(DlExchangeApi const* allocator, DlTensor& prototype);
+
+// A block of device memory, from the driver or from a framework's allocator.
+class DeviceBlock {
+ public:
+  explicit DeviceBlock(size_t bytes);                     // cuMemAlloc on the current device
+  explicit DeviceBlock(DlManagedVersioned* managed);      // takes ownership
+  ~DeviceBlock();
+  DeviceBlock(DeviceBlock const&) = delete;
+  DeviceBlock& operator=(DeviceBlock const&) = delete;
+  void* data() const { return data_; }
+
+ private:
+  void* data_ = nullptr;
+  DlManagedVersioned* managed_ = nullptr;
+};
+
+struct GemmPlanOptions {
+  int device = 0;
+  // D column-major: the kernel computes D^T = B^T A^T, so the caller's A is its B.
+  bool exchanged = false;
+  bool integral = false;  // alpha and beta must be whole numbers
+  // K of the launch that stands in for K = 0 or alpha = 0, and the leading dimensions of its zero operands.
+  int null_k = 0;
+  int64_t null_lda = 0, null_ldb = 0;
+  uint64_t null_bytes = 0;
+};
+
+class GemmPlan {
+ public:
+  // `args` holds the problem with null pointers. Throws Unsupported when the kernel can't implement it.
+  GemmPlan(atomr_cutlass_row const* row, atomr_cutlass_gemm_args const& args, OperandSpec a, OperandSpec b,
+           OperandSpec c, OperandSpec d, std::vector<BatchOffset> offsets, GemmPlanOptions options,
+           DlExchangeApi const* allocator);
+
+  // Checks the operands and launches. `c` may be null when beta is 0. Thread-safe. Legal under stream capture.
+  void launch(Operand const& a, Operand const& b, Operand const* c, Operand const& d, double alpha, double beta,
+              void* stream);
+
+  atomr_cutlass_row const* row() const { return row_; }
+  uint64_t workspace_bytes() const { return workspace_bytes_; }
+  OperandSpec const& input_a() const { return a_; }
+  OperandSpec const& input_b() const { return b_; }
+  OperandSpec const& output() const { return d_; }
+  bool row_major_output() const;
+  int device() const { return options_.device; }
+  atomr_cutlass_launch const& geometry() const { return geometry_; }
+
+ private:
+  struct ParamsBuffer;
+
+  void check_operands(Operand const& a, Operand const& b, Operand const* c, Operand const& d) const;
+  void* workspace_for(void* stream);
+  void* zeros(void* stream);
+  std::unique_ptr<DeviceBlock> new_block(size_t bytes) const;
+
+  atomr_cutlass_row const* row_;
+  atomr_cutlass_gemm_args args_;
+  OperandSpec a_, b_, c_, d_;
+  std::vector<BatchOffset> offsets_;
+  GemmPlanOptions options_;
+  DlExchangeApi const* allocator_;
+  uint64_t workspace_bytes_ = 0;
+  atomr_cutlass_launch geometry_{};
+
+  // Launches on different streams may run at once, and a graph may replay beside them: each stream, and each stream of
+  // each capture, has a workspace of its own. A graph's is kept until the plan goes.
+  std::mutex mutex_;
+  std::map<std::pair<void*, uint64_t>, std::unique_ptr<DeviceBlock>> workspaces_;
+  std::unique_ptr<DeviceBlock> spare_;
+  std::unique_ptr<DeviceBlock> zeros_;
+};
+
+}  // namespace atomr_cutlass

@@ -1,0 +1,29 @@
+// All rows that this process can launch: those linked in, and those of packs.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "atomr_cutlass/kernel_abi.h"
+
+namespace atomr_cutlass {
+
+struct RegisteredRow {
+  atomr_cutlass_row const* row;
+  std::string pack;  // empty for the rows linked into the extension
+};
+
+// A snapshot; rows are never removed.
+std::vector<RegisteredRow> registered_rows();
+
+// The row of this name, or null. A row linked in wins over a pack's, an earlier pack over a later one.
+atomr_cutlass_row const* find_row(std::string const& name);
+
+// Counts the packs loaded so far: a cheap way to see that the table has grown.
+unsigned registry_generation();
+
+// Loads a pack and returns how many of its rows are new. Loading one twice changes nothing. Throws LibraryFailure
+// naming the pack when it can't be opened, is no pack, or was built for another ABI.
+size_t load_pack(std::string const& path);
+
+}  // namespace atomr_cutlass

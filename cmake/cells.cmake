@@ -1,5 +1,5 @@
-# The kernels: asks the generator for the chosen cells, finds nvcc, and makes one object library per architecture.
-# Sets ATOMR_CUTLASS_TABLE (the row table's source) and ATOMR_CUTLASS_CELL_TARGETS (the object libraries).
+# The choice of kernels: has the generator write the chosen cells and, where there are any, finds the headers and nvcc.
+# Sets what the generator's kernels.cmake sets, and ATOMR_CUTLASS_TABLE, the source of the row table.
 
 set(ATOMR_CUTLASS_PRESET "default" CACHE STRING "Which kernels to compile: none, smoke, default or full")
 set_property(CACHE ATOMR_CUTLASS_PRESET PROPERTY STRINGS none smoke default full)
@@ -50,7 +50,6 @@ set_property(DIRECTORY APPEND PROPERTY CMAKE_CONFIGURE_DEPENDS ${_generator} ${_
 
 include("${_emitted}/kernels.cmake")
 set(ATOMR_CUTLASS_TABLE "${_emitted}/table.cpp")
-set(ATOMR_CUTLASS_CELL_TARGETS "")
 message(STATUS "Kernels: ${ATOMR_CUTLASS_CELL_COUNT} (preset ${ATOMR_CUTLASS_PRESET}, archs ${_archs})")
 if(NOT ATOMR_CUTLASS_CELL_ARCHS)
   return() # no kernels, so no toolkit
@@ -67,7 +66,6 @@ endif()
 # Each cell says what it is compiled for; CMake's own checks need no architecture.
 set(CMAKE_CUDA_ARCHITECTURES OFF)
 enable_language(CUDA)
-find_package(Threads REQUIRED)
 
 # One compile takes gigabytes, so memory bounds how many run at once.
 set(_job_mb 0)
@@ -79,18 +77,3 @@ endforeach()
 atomr_cutlass_ask(_jobs generator.toolchain --jobs ${_job_mb})
 set_property(GLOBAL APPEND PROPERTY JOB_POOLS nvcc=${_jobs})
 message(STATUS "Kernels: ${_jobs} compiled at once (${_job_mb} MB each)")
-
-# --- the objects ---
-foreach(_arch IN LISTS ATOMR_CUTLASS_CELL_ARCHS)
-  set(_cells atomr_cutlass_cells_${_arch})
-  add_library(${_cells} OBJECT ${ATOMR_CUTLASS_CELLS_${_arch}})
-  set_target_properties(${_cells} PROPERTIES
-    CUDA_ARCHITECTURES "${ATOMR_CUTLASS_CUDA_ARCHITECTURES_${_arch}}"
-    CUDA_STANDARD 17 CUDA_STANDARD_REQUIRED ON
-    CUDA_VISIBILITY_PRESET hidden VISIBILITY_INLINES_HIDDEN ON
-    POSITION_INDEPENDENT_CODE ON JOB_POOL_COMPILE nvcc)
-  target_include_directories(${_cells} PRIVATE "${PROJECT_SOURCE_DIR}/cpp/include" "${ATOMR_CUTLASS_HEADERS}")
-  target_compile_options(${_cells} PRIVATE --expt-relaxed-constexpr "SHELL:-Xfatbin -compress-all"
-                         "SHELL:-Xcompiler -ffunction-sections,-fdata-sections")
-  list(APPEND ATOMR_CUTLASS_CELL_TARGETS ${_cells})
-endforeach()

@@ -13,8 +13,8 @@ file(CONFIGURE OUTPUT "${_exports}" CONTENT "{ global: atomr_cutlass_pack_v1; lo
 
 add_library(atomr_cutlass_pack MODULE)
 set_target_properties(atomr_cutlass_pack PROPERTIES PREFIX "" SUFFIX ".so" OUTPUT_NAME "${ATOMR_CUTLASS_PACK}"
-                      LINK_DEPENDS "${_exports}")
+                      LINK_DEPENDS "${_exports}" LIBRARY_OUTPUT_DIRECTORY "${PROJECT_BINARY_DIR}")
 target_compile_definitions(atomr_cutlass_pack PRIVATE ATOMR_CUTLASS_PACK_NAME="${ATOMR_CUTLASS_PACK}")
-target_link_options(atomr_cutlass_pack PRIVATE "-Wl,--version-script=${_exports}")
 atomr_cutlass_link_kernels(atomr_cutlass_pack)
+target_link_options(atomr_cutlass_pack PRIVATE "-Wl,--version-script=${_exports}" -Wl,-z,defs)
 install(TARGETS atomr_cutlass_pack DESTINATION .)

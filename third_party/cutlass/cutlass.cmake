@@ -24,7 +24,7 @@ function(atomr_cutlass_fetch_headers destination)
             --only-binary :all: --dest "${destination}" --requirement "${pin}"
     RESULT_VARIABLE failed ERROR_VARIABLE log)
   if(failed)
-    message(FATAL_ERROR "The pinned CUTLASS headers could not be fetched; -DCUTLASS_DIR= takes others.\n${log}")
+    message(FATAL_ERROR "The pinned CUTLASS headers could not be fetched. -DCUTLASS_DIR=PATH uses a checkout instead.\n${log}")
   endif()
   file(GLOB wheel "${destination}/*.whl")
   file(ARCHIVE_EXTRACT INPUT "${wheel}" DESTINATION "${destination}"

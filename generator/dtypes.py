@@ -43,6 +43,16 @@ class CutlassDtype(enum.Enum):
         return _NUMPY[self]
 
     @property
+    def dlpack(self) -> tuple[int, int]:
+        """DLPack's (type code, bits) of a stored element."""
+        return _DLPACK[self.storage]
+
+    @classmethod
+    def from_dlpack(cls, code: int, bits: int) -> CutlassDtype | None:
+        """The type stored as this DLPack (type code, bits), or None."""
+        return next((d for d in cls if d is not cls.TF32 and _DLPACK[d] == (code, bits)), None)
+
+    @property
     def storage(self) -> CutlassDtype:
         """The type that sits in memory: `F32` for `TF32`, the type itself otherwise."""
         return CutlassDtype.F32 if self is CutlassDtype.TF32 else self
@@ -97,4 +107,17 @@ _NUMPY = {
     CutlassDtype.F8E4M3: "float8_e4m3fn",
     CutlassDtype.F8E5M2: "float8_e5m2",
     CutlassDtype.F4E2M1: "float4_e2m1fn",
+}
+
+# DLDataTypeCode: 0 int, 2 float, 4 bfloat, 10 float8_e4m3fn, 12 float8_e5m2, 17 float4_e2m1fn.
+_DLPACK = {
+    CutlassDtype.F64: (2, 64),
+    CutlassDtype.F32: (2, 32),
+    CutlassDtype.F16: (2, 16),
+    CutlassDtype.BF16: (4, 16),
+    CutlassDtype.I8: (0, 8),
+    CutlassDtype.I32: (0, 32),
+    CutlassDtype.F8E4M3: (10, 8),
+    CutlassDtype.F8E5M2: (12, 8),
+    CutlassDtype.F4E2M1: (17, 4),
 }

@@ -42,6 +42,7 @@ struct GemmPlanOptions {
   // D column-major: the kernel computes D^T = B^T A^T, so the caller's A is its B.
   bool exchanged = false;
   bool integral = false;  // alpha and beta must be whole numbers
+  double alpha = 1.0, beta = 0.0;  // of calls that give none
   // K of the launch that stands in for K = 0 or alpha = 0, and the leading dimensions of its zero operands.
   int null_k = 0;
   int64_t null_lda = 0, null_ldb = 0;
@@ -65,6 +66,7 @@ class GemmPlan {
   OperandSpec const& input_b() const { return b_; }
   OperandSpec const& output() const { return d_; }
   bool row_major_output() const;
+  GemmPlanOptions const& options() const { return options_; }
   int device() const { return options_.device; }
   atomr_cutlass_launch const& geometry() const { return geometry_; }
 

@@ -2,6 +2,8 @@
 
 #include <pybind11/stl.h>
 
+#include <optional>
+
 #include "../errors.h"
 #include "../registry.h"
 #include "bindings.h"
@@ -52,6 +54,8 @@ std::unique_ptr<GemmPlan> make_plan(std::string const& kernel, py::dict const& p
   plan_options.device = take<int>(options, "device");
   plan_options.exchanged = take<bool>(options, "exchanged");
   plan_options.integral = take<bool>(options, "integral");
+  plan_options.alpha = take<double>(options, "alpha");
+  plan_options.beta = take<double>(options, "beta");
   plan_options.null_k = take<int>(options, "null_k");
   plan_options.null_lda = take<int64_t>(options, "null_lda");
   plan_options.null_ldb = take<int64_t>(options, "null_ldb");
@@ -75,7 +79,7 @@ py::object new_output(DlExchangeApi const* api, OperandSpec const& spec) {
 }
 
 py::object call(GemmPlan& self, py::object const& a, py::object const& b, py::object const& c, py::object out,
-                double alpha, double beta, py::object const& stream) {
+                std::optional<double> alpha, std::optional<double> beta, py::object const& stream) {
   py::object keep[4];
   Operand const view_a = view(a, keep[0]);
   Operand const view_b = view(b, keep[1]);
@@ -112,7 +116,8 @@ py::object call(GemmPlan& self, py::object const& a, py::object const& b, py::ob
   Operand const view_out = view(out, keep[3]);
   {
     py::gil_scoped_release release_gil;
-    self.launch(view_a, view_b, c.is_none() ? nullptr : &view_c, view_out, alpha, beta, queue);
+    self.launch(view_a, view_b, c.is_none() ? nullptr : &view_c, view_out,
+                alpha.value_or(self.options().alpha), beta.value_or(self.options().beta), queue);
   }
   return out;
 }
@@ -125,7 +130,7 @@ void bind_plan(py::module_& module) {
       .def(py::init(&make_plan), py::arg("kernel"), py::arg("problem"), py::arg("a"), py::arg("b"), py::arg("c"),
            py::arg("d"), py::arg("offsets"), py::arg("options"), py::arg("like") = py::none())
       .def("__call__", &call, py::arg("a"), py::arg("b"), py::arg("c") = py::none(), py::kw_only(),
-           py::arg("out") = py::none(), py::arg("alpha") = 1.0, py::arg("beta") = 0.0, py::arg("stream") = py::none())
+           py::arg("out") = py::none(), py::arg("alpha") = py::none(), py::arg("beta") = py::none(), py::arg("stream") = py::none())
       .def_property_readonly("kernel_name", [](GemmPlan const& self) { return std::string(self.row()->name); })
       .def_property_readonly("workspace_bytes", &GemmPlan::workspace_bytes)
       .def_property_readonly("device", &GemmPlan::device)

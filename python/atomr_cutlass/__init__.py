@@ -1,0 +1,1 @@
+"""CUTLASS kernels as a Python package."""

@@ -1,0 +1,79 @@
+"""The GPUs, asked once."""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import dataclass
+
+from . import _core
+from .errors import DeviceUnavailableError, UnsupportedError
+from .generator.archs import SmArch
+
+
+@dataclass(frozen=True)
+class Device:
+    """A GPU. `l2_bytes`, `memory_bytes` and `shared_memory` (per block, with opt-in) are bytes."""
+
+    index: int
+    name: str
+    capability: tuple[int, int]
+    multiprocessors: int
+    shared_memory: int
+    l2_bytes: int
+    memory_bytes: int
+
+    @property
+    def arch(self) -> SmArch | None:
+        """The compile target made for this GPU, or None when there is none."""
+        return SmArch.from_capability(*self.capability)
+
+
+def problem() -> str:
+    """Why no GPU can be used; empty when one can."""
+    return _core.driver_problem()
+
+
+def available() -> bool:
+    """Whether there is a GPU with a driver."""
+    return not problem()
+
+
+@functools.cache
+def get(index: int = 0) -> Device:
+    """The GPU of this index.
+
+    Raises:
+        DeviceUnavailableError: there is none.
+    """
+    reason = problem()
+    if reason:
+        raise DeviceUnavailableError(f"{reason}; backend='reference' computes on the CPU")
+    return Device(index=index, **_core.device_properties(index))
+
+
+def rank_arch(arch: SmArch, device: Device, *, ptx: bool) -> int | None:
+    """How a cell built for `arch` gets to run on the device: 0 natively, 1 as machine code of an earlier minor
+    version, 2 as PTX that the driver translates; None when it cannot.
+
+    Source: CUDA C++ Programming Guide, binary and PTX compatibility.
+    """
+    if arch.capability == device.capability:
+        return 0
+    if not arch.portable or arch.capability > device.capability:
+        return None
+    if arch.capability[0] == device.capability[0]:
+        return 1
+    return 2 if ptx else None
+
+
+def require_arch(device: Device) -> SmArch:
+    """The device's own arch.
+
+    Raises:
+        UnsupportedError: the package has no target for such GPUs.
+    """
+    if device.arch is None:
+        major, minor = device.capability
+        valid = ", ".join(a.value for a in SmArch)
+        raise UnsupportedError(f"{device.name} has compute capability {major}.{minor}; the targets are {valid}")
+    return device.arch

@@ -1,0 +1,154 @@
+"""The kernel table: what is compiled into the extension, and what packs add."""
+
+from __future__ import annotations
+
+import functools
+import json
+import os
+import threading
+from dataclasses import dataclass
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+from . import _core
+from .errors import InvalidOperandError, LibraryError
+from .generator.archs import SmArch
+from .generator.dtypes import CutlassDtype
+from .generator.key import KernelKey
+from .generator.selection import pattern_matcher
+
+PACKS_VARIABLE = "ATOMR_CUTLASS_PACKS"
+PACKS_GROUP = "atomr_cutlass.packs"
+
+
+@dataclass(frozen=True)
+class KernelInfo:
+    """A row of the table.
+
+    Attributes:
+        name: CUTLASS's procedural name with the key's digest.
+        key: what was compiled.
+        pack: name of the pack that it came from; empty for the extension's own.
+        ptx: whether it carries PTX, which newer GPUs translate.
+        shared_bytes: dynamic shared memory of a thread block.
+        threads: threads of a thread block.
+        cuda_version: the toolkit that compiled it; 13000 means 13.0.
+    """
+
+    name: str
+    key: KernelKey
+    pack: str
+    ptx: bool
+    shared_bytes: int
+    threads: int
+    cuda_version: int
+
+    def to_dict(self) -> dict[str, Any]:
+        """The row as JSON-ready values, the key's fields among them."""
+        return {
+            "name": self.name,
+            **self.key.to_dict(),
+            "pack": self.pack,
+            "ptx": self.ptx,
+            "shared_bytes": self.shared_bytes,
+            "threads": self.threads,
+            "cuda_version": self.cuda_version,
+        }
+
+
+def kernels(
+    op: str | None = None,
+    dtype: CutlassDtype | None = None,
+    arch: SmArch | None = None,
+    filter: str | None = None,  # noqa: A002 - the design's name
+) -> list[KernelInfo]:
+    """The table as it stands, packs included, in its own order.
+
+    Args:
+        op: keep this operation, such as `gemm`.
+        dtype: keep kernels with this element type of A; TF32 keeps those that multiply float32 in TF32.
+        arch: keep kernels compiled for this arch.
+        filter: keep names that match this pattern (`*` between ordered substrings, alternatives comma-separated).
+
+    Raises:
+        InvalidOperandError: an argument of the wrong kind.
+    """
+    if dtype is not None and not isinstance(dtype, CutlassDtype):
+        raise InvalidOperandError(f"dtype is {dtype!r}; expected a CutlassDtype")
+    if arch is not None and not isinstance(arch, SmArch):
+        raise InvalidOperandError(f"arch is {arch!r}; expected an SmArch")
+    load_packs()
+    rows = _rows(_core.registry_generation())
+    matches = pattern_matcher(filter) if filter else None
+    return [
+        info
+        for info in rows
+        if (op is None or info.key.op == op)
+        and (arch is None or info.key.arch is arch)
+        and (dtype is None or _has_dtype(info.key, dtype))
+        and (matches is None or matches(info.name))
+    ]
+
+
+def _has_dtype(key: KernelKey, dtype: CutlassDtype) -> bool:
+    return key.math == "tf32" if dtype is CutlassDtype.TF32 else key.a is dtype
+
+
+@functools.lru_cache(maxsize=1)
+def _rows(generation: int) -> tuple[KernelInfo, ...]:
+    return tuple(
+        KernelInfo(**{**row, "key": KernelKey.from_dict(json.loads(row["key"]))})  # type: ignore[arg-type]
+        for row in _core.rows()
+    )
+
+
+_packs_lock = threading.Lock()
+_packs_loaded = False
+
+
+def load_packs() -> None:
+    """Loads, once, the packs of ATOMR_CUTLASS_PACKS (paths, separated like PATH) and of installed distributions.
+
+    Raises:
+        LibraryError: a pack cannot be loaded, or lies where others could have written it.
+    """
+    global _packs_loaded
+    if _packs_loaded:
+        return
+    with _packs_lock:
+        if _packs_loaded:
+            return
+        paths = [p for p in os.environ.get(PACKS_VARIABLE, "").split(os.pathsep) if p]
+        for entry in metadata.entry_points(group=PACKS_GROUP):
+            paths.append(str(entry.load()()))
+        for path in paths:
+            load_pack(path)
+        _packs_loaded = True
+
+
+def load_pack(path: str | os.PathLike[str]) -> int:
+    """Adds a pack's kernels to the table.
+
+    Args:
+        path: the shared library. Loading it runs its code, so neither it nor its folder may be writable by other
+            users, and it must belong to this user or to root.
+
+    Returns:
+        How many kernels are new; 0 when it was loaded before.
+
+    Raises:
+        LibraryError: it is missing, unsafe, no pack, or built for another ABI or a newer CUDA than the driver's.
+    """
+    resolved = Path(path).resolve()
+    for place in (resolved, resolved.parent):
+        try:
+            status = place.stat()
+        except OSError as error:
+            raise LibraryError("pack", f"cannot read {place}: {error.strerror}") from error
+        shared_and_sticky = place.is_dir() and status.st_mode & 0o1000
+        if status.st_mode & 0o022 and not shared_and_sticky:
+            raise LibraryError("pack", f"{place} is writable by other users: chmod go-w it, or move the pack")
+        if status.st_uid not in (0, os.geteuid()):
+            raise LibraryError("pack", f"{place} belongs to another user (uid {status.st_uid}): copy the pack")
+    return _core.load_pack(str(resolved))

@@ -89,7 +89,8 @@ def stage_toolkit(root: Path, stage: Path) -> Path:
     hard links (copies across file systems), since an isolated build environment is gone after the build while the
     build folder, and the objects that depend on these headers, stay for the next one.
     """
-    files = [path for path in sorted(root.rglob("*")) if path.is_file()]
+    # NVRTC is half of the bytes and compiles nothing here.
+    files = [path for path in sorted(root.rglob("*")) if path.is_file() and not path.name.startswith("libnvrtc")]
     digest = hashlib.sha256()
     for path in files:
         digest.update(f"{path.relative_to(root)}:{path.stat().st_size}\n".encode())
@@ -210,12 +211,12 @@ def parallel_jobs(job_mb: int) -> int:
     return cores if memory is None else max(1, min(cores, memory // max(job_mb, 1)))
 
 
-def get_requires_for_dynamic_metadata(settings: Mapping[str, object]) -> list[str]:
+def get_requires_for_dynamic_metadata(_settings: Mapping[str, object]) -> list[str]:
     """Hook of scikit-build-core's dynamic-metadata providers: further build requirements."""
     return build_requirements()
 
 
-def dynamic_metadata(settings: Mapping[str, object], project: Mapping[str, object]) -> dict[str, object]:
+def dynamic_metadata(_settings: Mapping[str, object], _project: Mapping[str, object]) -> dict[str, object]:
     """Hook that every provider must have; this one is here for its build requirements alone."""
     return {}
 

@@ -1,0 +1,51 @@
+# Needs python3 (with venv and its C headers) and a C++ compiler; CMake, Ninja and, where there is none, nvcc come
+# from PyPI. CMAKE_ARGS or PRESET choose the kernels: make demo PRESET=default
+PYTHON ?= python3
+VENV ?= .venv
+PRESET ?= smoke
+CMAKE_ARGS ?= -DATOMR_CUTLASS_PRESET=$(PRESET)
+export CMAKE_ARGS
+
+BIN := $(VENV)/bin
+CPP_SOURCES := $(shell find cpp tests/cpp benchmarks -name '*.h' -o -name '*.cpp' -o -name '*.cu' 2>/dev/null)
+
+.PHONY: demo test lint format docs wheel clean
+
+demo: $(BIN)/pip
+	$(BIN)/pip install .
+	$(BIN)/atomr-cutlass demo
+
+test: $(BIN)/pip
+	$(BIN)/pip install '.[test]'
+	$(BIN)/cmake -S . -B build/tests -G Ninja -DCMAKE_MAKE_PROGRAM="$(abspath $(BIN))/ninja" \
+	    -DPython_EXECUTABLE="$(abspath $(BIN))/python" -DATOMR_CUTLASS_TESTS=ON -DATOMR_CUTLASS_PRESET=none
+	$(BIN)/cmake --build build/tests
+	$(BIN)/ctest --test-dir build/tests --output-on-failure --no-tests=error
+	$(BIN)/python -m pytest
+
+lint: $(BIN)/pip
+	$(BIN)/pip install --quiet --group dev
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/clang-format --dry-run --Werror $(CPP_SOURCES)
+
+format: $(BIN)/pip
+	$(BIN)/pip install --quiet --group dev
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+	$(BIN)/clang-format -i $(CPP_SOURCES)
+
+docs: $(BIN)/pip
+	$(BIN)/pip install --quiet --group docs
+	$(BIN)/mkdocs build --strict
+
+wheel: $(BIN)/pip
+	$(BIN)/pip wheel --no-deps --wheel-dir dist .
+
+clean:
+	rm -rf build dist site
+
+$(BIN)/pip:
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/pip install --quiet --upgrade pip

@@ -1,4 +1,7 @@
 // GEMM cells of the sm80 generation: CUTLASS 2.x multistage (cp.async) or two-stage mainloops over mma.sync, DMMA or FFMA.
+//
+// Functions without an annotation run on the host when nvcc compiles them, and on the device under NVRTC, whose
+// -default-device makes them device functions.
 #pragma once
 
 #include "atomr_cutlass/kernel_abi.h"
@@ -31,7 +34,7 @@ struct GemmSm80 {
   static constexpr int kClusterM = 1, kClusterN = 1, kClusterK = 1;
 
   // Batches and serial split-K both use the grid's z dimension, so a problem has one or the other.
-  CUTLASS_HOST_DEVICE static typename Kernel::Arguments arguments(atomr_cutlass_gemm_args const& args) {
+  static typename Kernel::Arguments arguments(atomr_cutlass_gemm_args const& args) {
     bool const batched = args.batch > 1;
     return typename Kernel::Arguments(
         batched ? cutlass::gemm::GemmUniversalMode::kBatched : cutlass::gemm::GemmUniversalMode::kGemm,
@@ -41,30 +44,30 @@ struct GemmSm80 {
         args.ldc, args.ldd);
   }
 
-  CUTLASS_HOST_DEVICE static Params params(atomr_cutlass_gemm_args const& args) {
+  static Params params(atomr_cutlass_gemm_args const& args) {
     Params result(arguments(args), args.sm_count, 1);
     result.semaphore = static_cast<int*>(args.workspace);
     return result;
   }
 
-  CUTLASS_HOST_DEVICE static bool can_implement(atomr_cutlass_gemm_args const& args) {
+  static bool can_implement(atomr_cutlass_gemm_args const& args) {
     if (args.batch > 1 && args.split_k > 1) return false;
     dim3 const blocks = grid(params(args));
     return blocks.y <= 65535u && blocks.z <= 65535u &&
            Kernel::can_implement(arguments(args)) == cutlass::Status::kSuccess;
   }
 
-  CUTLASS_HOST_DEVICE static uint64_t workspace_size(atomr_cutlass_gemm_args const& args) {
+  static uint64_t workspace_size(atomr_cutlass_gemm_args const& args) {
     return params(args).get_workspace_size();
   }
 
   // The semaphores of serial split-K must start at zero.
-  CUTLASS_HOST_DEVICE static void clear_range(atomr_cutlass_gemm_args const& args, uint64_t& offset, uint64_t& bytes) {
+  static void clear_range(atomr_cutlass_gemm_args const& args, uint64_t& offset, uint64_t& bytes) {
     offset = 0;
     bytes = workspace_size(args);
   }
 
-  CUTLASS_HOST_DEVICE static dim3 grid(Params const& params) { return params.get_grid_dims(); }
+  static dim3 grid(Params const& params) { return params.get_grid_dims(); }
 
   CUTLASS_DEVICE static void run(Params const& params, char* shared) {
     Kernel kernel;

@@ -1,4 +1,7 @@
 // GEMM cells of the sm90 generation: CUTLASS 3.x warp-specialized persistent kernels over TMA and WGMMA.
+//
+// Functions without an annotation run on the host when nvcc compiles them, and on the device under NVRTC, whose
+// -default-device makes them device functions.
 #pragma once
 
 #include "atomr_cutlass/kernel_abi.h"
@@ -44,7 +47,7 @@ struct GemmSm90 {
   static constexpr int kClusterK = cute::size<2>(Cluster{});
 
   template <class Stride>
-  CUTLASS_HOST_DEVICE static Stride stride(int64_t leading, int64_t batch) {
+  static Stride stride(int64_t leading, int64_t batch) {
     // CUTLASS marks the contiguous mode with a static 1; the other of the two leading modes is dynamic.
     Stride result{};
     if constexpr (cute::is_integral<cute::tuple_element_t<0, Stride>>::value) {
@@ -56,7 +59,7 @@ struct GemmSm90 {
     return result;
   }
 
-  CUTLASS_HOST_DEVICE static typename Kernel::Arguments arguments(atomr_cutlass_gemm_args const& args) {
+  static typename Kernel::Arguments arguments(atomr_cutlass_gemm_args const& args) {
     typename Kernel::Arguments result{};
     result.mode = cutlass::gemm::GemmUniversalMode::kGemm;
     result.problem_shape = cute::make_shape(args.m, args.n, args.k, args.batch);
@@ -85,16 +88,16 @@ struct GemmSm90 {
     return result;
   }
 
-  CUTLASS_HOST_DEVICE static bool can_implement(atomr_cutlass_gemm_args const& args) {
+  static bool can_implement(atomr_cutlass_gemm_args const& args) {
     return (kStreamK || args.split_k == 1) && Kernel::can_implement(arguments(args));
   }
 
-  CUTLASS_HOST_DEVICE static uint64_t workspace_size(atomr_cutlass_gemm_args const& args) {
+  static uint64_t workspace_size(atomr_cutlass_gemm_args const& args) {
     return Kernel::get_workspace_size(arguments(args));
   }
 
   // Stream-K's barriers must start at zero; its partial tiles, which come first in the workspace, need not.
-  CUTLASS_HOST_DEVICE static void clear_range(atomr_cutlass_gemm_args const& args, uint64_t& offset, uint64_t& bytes) {
+  static void clear_range(atomr_cutlass_gemm_args const& args, uint64_t& offset, uint64_t& bytes) {
     offset = bytes = 0;
     if constexpr (kStreamK) {
       auto const underlying = arguments(args);
@@ -114,11 +117,11 @@ struct GemmSm90 {
     }
   }
 
-  CUTLASS_HOST_DEVICE static Params params(atomr_cutlass_gemm_args const& args) {
+  static Params params(atomr_cutlass_gemm_args const& args) {
     return Kernel::to_underlying_arguments(arguments(args), args.workspace);
   }
 
-  CUTLASS_HOST_DEVICE static dim3 grid(Params const& params) { return Kernel::get_grid_shape(params); }
+  static dim3 grid(Params const& params) { return Kernel::get_grid_shape(params); }
 
   CUTLASS_DEVICE static void run(Params const& params, char* shared) {
     Kernel kernel;

@@ -11,7 +11,8 @@ namespace py = pybind11;
 namespace atomr_cutlass {
 namespace {
 
-// Device memory for operands that live on the host: owned by Python, released with it.
+// Device memory for operands that live on the host, and for results of frameworks without a callable allocator: owned by
+// Python, released with it.
 class Buffer {
  public:
   Buffer(int device, size_t bytes) : device_(device), bytes_(bytes) {
@@ -30,38 +31,39 @@ class Buffer {
   Buffer(Buffer const&) = delete;
   Buffer& operator=(Buffer const&) = delete;
 
-  void upload(py::buffer const& source) {
-    py::buffer_info const info = contiguous(source, false);
-    py::gil_scoped_release release_gil;
-    DeviceGuard guard(device_);
-    copy_to_device(pointer_, info.ptr, bytes_, nullptr);
-    synchronize(nullptr);
-  }
-
-  void download(py::buffer const& target) const {
-    py::buffer_info const info = contiguous(target, true);
-    py::gil_scoped_release release_gil;
-    DeviceGuard guard(device_);
-    copy_to_host(info.ptr, pointer_, bytes_, nullptr);
-    synchronize(nullptr);
-  }
-
   uint64_t pointer() const { return pointer_; }
   int device() const { return device_; }
 
  private:
-  py::buffer_info contiguous(py::buffer const& buffer, bool writable) const {
-    py::buffer_info info = buffer.request(writable);
-    if (!PyBuffer_IsContiguous(info.view(), 'C') || size_t(info.size * info.itemsize) != bytes_) {
-      throw InvalidOperand("a host copy needs a C-contiguous buffer of " + std::to_string(bytes_) + " bytes");
-    }
-    return info;
-  }
-
   int device_;
   size_t bytes_;
   DevicePointer pointer_ = 0;
 };
+
+py::buffer_info contiguous(py::buffer const& buffer, bool writable) {
+  py::buffer_info info = buffer.request(writable);
+  if (PyBuffer_IsContiguous(info.view(), 'C') == 0) throw InvalidOperand("a host copy needs a C-contiguous buffer");
+  return info;
+}
+
+// Both wait for everything on the device first: the memory may belong to a framework that works on other streams.
+void upload(uint64_t pointer, int device, py::buffer const& source) {
+  py::buffer_info const info = contiguous(source, false);
+  py::gil_scoped_release release_gil;
+  DeviceGuard guard(device);
+  synchronize_device();
+  copy_to_device(pointer, info.ptr, size_t(info.size * info.itemsize), nullptr);
+  synchronize(nullptr);
+}
+
+void download(uint64_t pointer, int device, py::buffer const& target) {
+  py::buffer_info const info = contiguous(target, true);
+  py::gil_scoped_release release_gil;
+  DeviceGuard guard(device);
+  synchronize_device();
+  copy_to_host(info.ptr, pointer, size_t(info.size * info.itemsize), nullptr);
+  synchronize(nullptr);
+}
 
 }  // namespace
 
@@ -89,10 +91,10 @@ void bind_device(py::module_& module) {
     result["memory_bytes"] = properties.memory_bytes;
     return result;
   }, py::arg("device"));
-  py::class_<Buffer>(module, "Buffer", "Device memory that holds a copy of host data.")
+  module.def("upload", &upload, py::arg("pointer"), py::arg("device"), py::arg("source"));
+  module.def("download", &download, py::arg("pointer"), py::arg("device"), py::arg("target"));
+  py::class_<Buffer>(module, "Buffer", "Device memory of our own.")
       .def(py::init<int, size_t>(), py::arg("device"), py::arg("bytes"))
-      .def("upload", &Buffer::upload, py::arg("source"))
-      .def("download", &Buffer::download, py::arg("target"))
       .def_property_readonly("pointer", &Buffer::pointer)
       .def_property_readonly("device", &Buffer::device);
 }

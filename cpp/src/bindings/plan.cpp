@@ -69,13 +69,27 @@ std::unique_ptr<GemmPlan> make_plan(std::string const& kernel, py::dict const& p
                                     plan_options, allocator);
 }
 
-py::object new_output(DlExchangeApi const* api, OperandSpec const& spec) {
-  Operand layout = spec.layout;
-  DlTensor prototype{nullptr, layout.device, layout.rank, layout.dtype, layout.shape, nullptr, 0};
+// A row-major array of the framework, uninitialised.
+py::object framework_array(DlExchangeApi const* api, Operand const& layout) {
+  Operand wanted = layout;
+  DlTensor prototype{nullptr, wanted.device, wanted.rank, wanted.dtype, wanted.shape, nullptr, 0};
   DlManagedVersioned* managed = framework_allocate(api, prototype);
   void* object = nullptr;
   if (api->object_from_managed(managed, &object) != 0) throw py::error_already_set();
   return py::reinterpret_steal<py::object>(static_cast<PyObject*>(object));
+}
+
+py::object framework_empty(py::object const& like, std::vector<int64_t> const& shape, py::tuple const& dtype,
+                           int device) {
+  DlExchangeApi const* api = exchange_api(like);
+  if (api == nullptr) throw InvalidOperand("the framework of this array has no allocator that can be called");
+  Operand layout;
+  layout.device = {kDlCuda, device};
+  layout.dtype = {dtype[0].cast<uint8_t>(), dtype[1].cast<uint8_t>(), 1};
+  layout.rank = int32_t(shape.size());
+  if (layout.rank > kMaxRank) throw InvalidOperand("a result has more dimensions than are taken");
+  std::copy(shape.begin(), shape.end(), layout.shape);
+  return framework_array(api, layout);
 }
 
 py::object call(GemmPlan& self, py::object const& a, py::object const& b, py::object const& c, py::object out,
@@ -111,7 +125,7 @@ py::object call(GemmPlan& self, py::object const& a, py::object const& b, py::ob
       throw InvalidOperand("out is needed: arrays of this type come from an allocator that plans cannot call");
     }
     if (!self.row_major_output()) throw InvalidOperand("out is needed: this plan's result is not row-major contiguous");
-    out = new_output(api, self.output());
+    out = framework_array(api, self.output().layout);
   }
   Operand const view_out = view(out, keep[3]);
   {
@@ -125,6 +139,8 @@ py::object call(GemmPlan& self, py::object const& a, py::object const& b, py::ob
 }  // namespace
 
 void bind_plan(py::module_& module) {
+  module.def("framework_empty", &framework_empty, py::arg("like"), py::arg("shape"), py::arg("dtype"),
+             py::arg("device"), "A row-major array from the allocator of the framework of `like`.");
   py::class_<GemmPlan>(module, "GemmPlan", py::dynamic_attr(),
                        "One kernel and one problem with everything decided; calling it only launches.")
       .def(py::init(&make_plan), py::arg("kernel"), py::arg("problem"), py::arg("a"), py::arg("b"), py::arg("c"),

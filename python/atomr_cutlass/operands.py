@@ -1,0 +1,244 @@
+"""Arrays of any framework as `_core.Operand`, and results of the caller's own kind."""
+
+from __future__ import annotations
+
+import math
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from . import _core, numerics
+from .errors import InvalidOperandError
+from .generator.dtypes import CutlassDtype
+
+CPU = 1  # DLDeviceType
+CUDA = 2
+PINNED = 3
+MANAGED = 13
+
+LEGACY_STREAM = 1  # how the array protocols spell the legacy default stream
+
+
+def as_operand(array: Any) -> _core.Operand:
+    """A view of an array, which stays alive with it. The array's pending work is ordered before the legacy stream.
+
+    Raises:
+        InvalidOperandError: the object is no array, or one whose elements no kernel knows.
+    """
+    if isinstance(array, _core.Operand):
+        return array
+    if isinstance(array, np.ndarray):
+        return _from_numpy(array)
+    if _core.has_exchange_api(array):
+        return _core.Operand.of(array)
+    if hasattr(array, "__dlpack__") and hasattr(array, "__dlpack_device__"):
+        return _from_dlpack(array)
+    interface = getattr(array, "__cuda_array_interface__", None)
+    if interface is not None:
+        return _from_cuda_array_interface(array, interface)
+    raise InvalidOperandError(
+        f"a {type(array).__name__} is not an array: expected NumPy, or anything with __dlpack__ or "
+        "__cuda_array_interface__ (PyTorch, CuPy, JAX)"
+    )
+
+
+def _from_numpy(array: np.ndarray[Any, Any]) -> _core.Operand:
+    dtype = numerics.from_numpy_dtype(array.dtype)
+    if dtype is None:
+        raise InvalidOperandError(f"no kernel knows elements of type {array.dtype}")
+    if any(stride % array.itemsize for stride in array.strides):
+        raise InvalidOperandError(f"strides {array.strides} are no multiples of the element size: copy the array")
+    strides = [stride // array.itemsize for stride in array.strides]
+    return _core.Operand(
+        array.ctypes.data, array.shape, strides, dtype.dlpack, CPU, 0, not array.flags.writeable, array
+    )
+
+
+def _from_dlpack(array: Any) -> _core.Operand:
+    kind, _ = array.__dlpack_device__()
+    arguments = {"stream": LEGACY_STREAM} if kind in (CUDA, MANAGED) else {}
+    try:
+        try:
+            capsule = array.__dlpack__(max_version=(1, 0), **arguments)
+        except TypeError:  # producers from before DLPack 1.0 do not know max_version
+            capsule = array.__dlpack__(**arguments)
+    except (BufferError, ValueError, RuntimeError) as error:
+        raise InvalidOperandError(f"{type(array).__name__} does not export itself: {error}") from error
+    operand = _core.Operand.from_capsule(capsule)
+    if operand.device_type in (MANAGED, PINNED):
+        kind = CUDA if operand.device_type == MANAGED else CPU
+        return _core.Operand(
+            operand.pointer, operand.shape, operand.strides, operand.dtype, kind, operand.device, operand.read_only, operand
+        )
+    return operand
+
+
+def _from_cuda_array_interface(array: Any, interface: dict[str, Any]) -> _core.Operand:
+    element = np.dtype(interface["typestr"])
+    dtype = numerics.from_numpy_dtype(element)
+    if dtype is None:
+        raise InvalidOperandError(f"no kernel knows elements of type {element}")
+    pointer, read_only = interface["data"]
+    strides = interface.get("strides")
+    if strides is not None:
+        if any(stride % element.itemsize for stride in strides):
+            raise InvalidOperandError(f"strides {strides} are no multiples of the element size: copy the array")
+        strides = [stride // element.itemsize for stride in strides]
+    device = getattr(getattr(array, "device", None), "id", 0)
+    return _core.Operand(pointer, interface["shape"], strides, dtype.dlpack, CUDA, int(device), bool(read_only), array)
+
+
+def dtype_of(operand: _core.Operand, name: str) -> CutlassDtype:
+    """The operand's element type.
+
+    Raises:
+        InvalidOperandError: no kernel knows it.
+    """
+    dtype = CutlassDtype.from_dlpack(*operand.dtype)
+    if dtype is None:
+        valid = ", ".join(d.numpy_name for d in CutlassDtype if d is not CutlassDtype.TF32)
+        code, bits = operand.dtype
+        raise InvalidOperandError(f"{name} has elements of DLPack type {code} with {bits} bits; kernels know {valid}")
+    return dtype
+
+
+def to_numpy(operand: _core.Operand) -> np.ndarray[Any, Any]:
+    """A NumPy view of an operand in host memory."""
+    if 0 in operand.shape:
+        return np.empty(operand.shape, numerics.numpy_dtype(dtype_of(operand, "an operand")))
+    start, size, view = _host_range(operand)
+    return view(np.asarray(_HostMemory(operand, start, size)))
+
+
+class _HostMemory:
+    """Host bytes as NumPy's array interface describes them; keeps their owner alive."""
+
+    def __init__(self, owner: _core.Operand, start: int, size: int) -> None:
+        self.owner = owner
+        self.__array_interface__ = {
+            "version": 3,
+            "typestr": "|u1",
+            "shape": (size,),
+            "data": (start, owner.read_only),
+        }
+
+
+def stream_handle(stream: Any) -> int:
+    """The CUstream behind a stream argument: an integer, or an object of cuda.core, PyTorch or CuPy.
+
+    Raises:
+        InvalidOperandError: it is none of these.
+    """
+    if isinstance(stream, int):
+        return stream
+    protocol = getattr(stream, "__cuda_stream__", None)
+    if protocol is not None:
+        version_and_handle = protocol() if callable(protocol) else protocol
+        return int(version_and_handle[1])
+    for attribute in ("cuda_stream", "ptr", "handle"):  # torch.cuda.Stream, cupy.cuda.Stream, cuda.core.Stream
+        handle = getattr(stream, attribute, None)
+        if handle is not None:
+            return int(handle)
+    raise InvalidOperandError(
+        f"stream is a {type(stream).__name__}; expected an integer handle or a stream of PyTorch, CuPy or cuda.core"
+    )
+
+
+def current_stream(array: Any) -> int:
+    """The stream that the array's framework works on; 0, the legacy default stream, where it has no such notion."""
+    if type(array).__module__.partition(".")[0] == "cupy":
+        return int(sys.modules["cupy"].cuda.get_current_stream().ptr)
+    return 0
+
+
+def is_jax(array: Any) -> bool:
+    """Whether the array is JAX's: immutable, and on no stream that a caller can name."""
+    return type(array).__module__.partition(".")[0] in ("jax", "jaxlib")
+
+
+def empty(shape: tuple[int, ...], dtype: CutlassDtype, device: int, like: Any) -> tuple[Any, _core.Operand]:
+    """Uninitialised row-major memory for a result on the GPU, from the allocator of the framework of `like`.
+
+    Returns:
+        (array of the kind of `like`, its operand). For JAX, which imports finished results only, the array is None:
+        `finished` makes it.
+    """
+    if like is not None and _core.has_exchange_api(like):
+        array = _core.framework_empty(like, shape, dtype.dlpack, device)
+        return array, _core.Operand.of(array)
+    size = max(1, math.prod(shape) * dtype.bits // 8)
+    if type(like).__module__.partition(".")[0] == "cupy":
+        cupy = sys.modules["cupy"]
+        with cupy.cuda.Device(device):
+            memory = cupy.cuda.alloc(size)
+        operand = _core.Operand(memory.ptr, shape, None, dtype.dlpack, CUDA, device, False, memory)
+        return cupy.from_dlpack(operand), operand
+    buffer = _core.Buffer(device, size)
+    operand = _core.Operand(buffer.pointer, shape, None, dtype.dlpack, CUDA, device, False, buffer)
+    return (None if is_jax(like) else operand), operand
+
+
+def finished(array: Any, operand: _core.Operand, stream: int, like: Any) -> Any:
+    """The result as the caller gets it: `array`, or a JAX array once the stream has done its work."""
+    if array is not None:
+        return array
+    # JAX reads on streams of its own, so the result must be there.
+    _core.synchronize(operand.device, stream)
+    return sys.modules["jax"].dlpack.from_dlpack(operand)
+
+
+def upload(array: np.ndarray[Any, Any], device: int) -> _core.Operand:
+    """A row-major copy of a host array on the GPU."""
+    dtype = numerics.from_numpy_dtype(array.dtype)
+    assert dtype is not None  # `as_operand` has seen it
+    dense = np.ascontiguousarray(array)
+    buffer = _core.Buffer(device, max(1, dense.nbytes))
+    _core.upload(buffer.pointer, device, dense.view(np.uint8))
+    return _core.Operand(buffer.pointer, array.shape, None, dtype.dlpack, CUDA, device, False, buffer)
+
+
+def download(operand: _core.Operand) -> np.ndarray[Any, Any]:
+    """A host copy of a GPU operand, with the same strides, after all work of the GPU."""
+    if 0 in operand.shape:
+        return np.empty(operand.shape, numerics.numpy_dtype(dtype_of(operand, "an operand")))
+    start, size, view = _host_range(operand)
+    memory = np.empty(size, np.uint8)
+    _core.download(start, operand.device, memory)
+    return view(memory)
+
+
+def copy_in(array: np.ndarray[Any, Any], operand: _core.Operand) -> None:
+    """Writes a host array into a GPU operand; what lies between its rows is read and written back."""
+    if 0 in operand.shape:
+        return
+    start, size, view = _host_range(operand)
+    memory = np.empty(size, np.uint8)
+    _core.download(start, operand.device, memory)
+    np.copyto(view(memory), array, casting="no")
+    _core.upload(start, operand.device, memory)
+
+
+def _host_range(
+    operand: _core.Operand,
+) -> tuple[int, int, Callable[[np.ndarray[Any, Any]], np.ndarray[Any, Any]]]:
+    """(first byte, size in bytes, how to view such bytes as the operand) of a non-empty operand."""
+    dtype = numerics.numpy_dtype(dtype_of(operand, "an operand"))
+    reaches = [(n - 1) * s for n, s in zip(operand.shape, operand.strides, strict=True)]
+    low, high = sum(min(0, r) for r in reaches), sum(max(0, r) for r in reaches)
+    strides = [s * dtype.itemsize for s in operand.strides]
+
+    def view(memory: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+        return np.lib.stride_tricks.as_strided(memory.view(dtype)[-low:], operand.shape, strides)
+
+    return operand.pointer + low * dtype.itemsize, (high - low + 1) * dtype.itemsize, view
+
+
+def host_result(result: np.ndarray[Any, Any], like: Any) -> Any:
+    """A host result as an array of the kind of `like`."""
+    if isinstance(like, (np.ndarray, _core.Operand)):
+        return result
+    namespace = sys.modules.get(type(like).__module__.partition(".")[0].replace("jaxlib", "jax"))
+    importer = getattr(namespace, "from_dlpack", None) or getattr(getattr(namespace, "dlpack", None), "from_dlpack", None)
+    return importer(_from_numpy(result)) if importer is not None else result

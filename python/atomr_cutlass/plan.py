@@ -1,0 +1,173 @@
+"""Plans: a problem with its kernel chosen and everything allocated, so that calling it only launches."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+from . import _core, devices, problem, select
+from .errors import InvalidOperandError, UnsupportedError
+from .generator.archs import SmArch
+from .generator.dtypes import CutlassDtype
+from .generator.key import ROW
+from .problem import GemmProblem, MatrixSpec
+from .operands import CUDA
+from .requests import GemmRequest
+from .select import Choice
+from .table import KernelInfo
+
+
+class Plan(_core.GemmPlan):
+    """One kernel and one problem; `plan(a, b, c=None, *, out=None, alpha=None, beta=None, stream=None)` launches.
+
+    Operands must have the shape, strides, dtype, device and address alignment that the plan was made for, and may be
+    other arrays at every call. `alpha` and `beta` default to the request's. Without `out` the result comes from the
+    framework of `a`. A call launches one kernel (stream-K and split-K: a memory clear before it; batches that no single
+    stride reaches: one kernel for each outer index) on `stream`, or on the framework's current stream; it does not
+    synchronize, and may be captured into a CUDA graph, which must not outlive the plan.
+
+    Attributes:
+        request: what the plan was made from, where that was a request.
+        kernel: the kernel's row of the table.
+        choice: the kernel with its launch options and estimated time.
+
+    Raises:
+        InvalidOperandError: an operand differs from what the plan was made for, or `out` overlaps an input.
+        LibraryError, ContextPoisonedError: CUDA refused the launch.
+    """
+
+    request: GemmRequest | None
+    kernel: KernelInfo
+    choice: Choice
+
+
+def plan(request: GemmRequest, device: int | None = None) -> Plan:
+    """Chooses a kernel for a request and allocates what it needs.
+
+    Args:
+        request: what to compute; its operands are dense, batches outermost.
+        device: index of the GPU; None is GPU 0.
+
+    Raises:
+        InvalidOperandError: `request` is no request.
+        UnsupportedError: no kernel of the matrix serves it; the reason says what would cure it.
+        KernelNotFoundError: a kernel would serve it but is not in the table; names it and the knob that adds it.
+        DeviceUnavailableError: there is no GPU.
+    """
+    if not isinstance(request, GemmRequest):
+        raise InvalidOperandError(f"request is a {type(request).__name__}; expected a GemmRequest")
+    refuse_epilogue(request.epilogue.bias, request.epilogue.activation)
+    target = devices.get(device or 0)
+    made = make(
+        problem.from_request(request, target.index),
+        arch=request.arch,
+        alpha=request.epilogue.alpha,
+        beta=request.epilogue.beta,
+    )
+    made.request = request
+    return made
+
+
+def refuse_epilogue(bias: object, activation: str | None) -> None:
+    """Refuses what the GPU kernels do not fuse yet.
+
+    Raises:
+        UnsupportedError: a bias or an activation is asked for.
+    """
+    wanted = [name for name, value in (("bias", bias), ("activation", activation)) if value is not None and value is not False]
+    if wanted:
+        raise UnsupportedError(
+            f"{' and '.join(wanted)}: the GPU kernels have no fused epilogues yet, only alpha * AB + beta * C; apply it "
+            "afterwards, or use backend='reference'"
+        )
+
+
+def make(
+    what: GemmProblem, *, arch: SmArch | None = None, alpha: float = 1.0, beta: float = 0.0, like: Any = None
+) -> Plan:
+    """The plan for a problem. `like` is an array whose framework allocates the workspace, where it can."""
+    if 0 in (what.m, what.n, what.batch):
+        raise UnsupportedError(f"a result of shape {what.d.shape} is empty: there is nothing to plan")
+    choice = select.choose(_nonempty(what), devices.get(what.device), arch)
+    return from_choice(what, choice, alpha=alpha, beta=beta, like=like)
+
+
+def _nonempty(what: GemmProblem) -> GemmProblem:
+    """The problem itself, or with K = 0 one that any kernel of its types can read: its operands are never touched."""
+    if what.k != 0:
+        return what
+    wide = 128 // what.a.dtype.bits
+    a = MatrixSpec((what.m, wide), (wide, 1), what.a.dtype)
+    b = MatrixSpec((wide, what.n), (1, wide), what.b.dtype)
+    return dataclasses.replace(what, a=a, b=b)
+
+
+def from_choice(
+    what: GemmProblem, choice: Choice, *, alpha: float = 1.0, beta: float = 0.0, like: Any = None
+) -> Plan:
+    """The plan for a problem with this kernel, which need not be the best one."""
+    device = devices.get(what.device)
+    key, variant = choice.info.key, choice.variant
+    null_k = 128 // key.a.bits
+    null_lda = null_k if key.layout_a == ROW else _padded(variant.m, key.a)
+    null_ldb = _padded(variant.n, key.b) if key.layout_b == ROW else null_k
+    zeros_a = null_lda * (variant.m if key.layout_a == ROW else null_k)
+    zeros_b = null_ldb * (null_k if key.layout_b == ROW else variant.n)
+    strides = variant.batch_strides
+    bits = (what.a.dtype.bits, what.b.dtype.bits, what.d.dtype.bits, what.d.dtype.bits)
+    offsets = [
+        tuple(offset * width // 8 for offset, width in zip(index, bits, strict=True)) for index in choice.batches.offsets
+    ]
+    made = Plan(
+        choice.info.name,
+        {
+            "m": variant.m,
+            "n": variant.n,
+            "k": what.k,
+            "batch": variant.batch,
+            "lda": variant.lda,
+            "ldb": variant.ldb,
+            "ldc": variant.ldc,
+            "ldd": variant.ldd,
+            "batch_stride_a": strides[0],
+            "batch_stride_b": strides[1],
+            "batch_stride_c": strides[2],
+            "batch_stride_d": strides[3],
+            "split_k": choice.split_k,
+            "swizzle": choice.swizzle,
+            "raster": choice.raster,
+            "sm_count": device.multiprocessors,
+        },
+        _spec(what.a, key.align_b if variant.exchanged else key.align_a, what.device),
+        _spec(what.b, key.align_a if variant.exchanged else key.align_b, what.device),
+        _spec(what.c or what.d, key.align_d, what.device),
+        _spec(what.d, key.align_d, what.device),
+        offsets,  # type: ignore[arg-type]
+        {
+            "device": what.device,
+            "exchanged": variant.exchanged,
+            "integral": key.acc is CutlassDtype.I32,
+            "alpha": float(alpha),
+            "beta": float(beta),
+            "null_k": null_k,
+            "null_lda": null_lda,
+            "null_ldb": null_ldb,
+            "null_bytes": max(zeros_a, zeros_b) * key.a.bits // 8,
+        },
+        like,
+    )
+    made.request = None
+    made.kernel = choice.info
+    made.choice = choice
+    return made
+
+
+def _padded(extent: int, dtype: CutlassDtype) -> int:
+    wide = 128 // dtype.bits
+    return -(-extent // wide) * wide
+
+
+def _spec(spec: MatrixSpec, align: int, device: int) -> tuple[_core.Operand, int]:
+    """What C++ compares a caller's operand with, and the bytes that its address must be a multiple of."""
+    layout = _core.Operand(0, spec.shape, spec.strides, spec.dtype.dlpack, CUDA, device)
+    return layout, max(1, align * spec.dtype.bits // 8)

@@ -50,10 +50,10 @@ struct GemmSm90 {
   static Stride stride(int64_t leading, int64_t batch) {
     // CUTLASS marks the contiguous mode with a static 1; the other of the two leading modes is dynamic.
     Stride result{};
-    if constexpr (cute::is_integral<cute::tuple_element_t<0, Stride>>::value) {
-      cute::get<0>(result) = leading;
-    } else {
+    if constexpr (cute::is_static_v<cute::tuple_element_t<0, Stride>>) {
       cute::get<1>(result) = leading;
+    } else {
+      cute::get<0>(result) = leading;
     }
     cute::get<2>(result) = batch;
     return result;

@@ -9,6 +9,7 @@ from cmake_build import Build, run
 
 from generator import toolchain
 
+
 @pytest.fixture(scope="session")
 def headers(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A CUTLASS checkout, as far as configuring looks at it."""
@@ -38,9 +39,7 @@ def nvcc_env(request: pytest.FixtureRequest) -> dict[str, str]:
 
 
 @pytest.fixture(scope="session")
-def shared_build(
-    tmp_path_factory: pytest.TempPathFactory, headers: Path, nvcc_env: dict[str, str]
-) -> Build:
+def shared_build(tmp_path_factory: pytest.TempPathFactory, headers: Path, nvcc_env: dict[str, str]) -> Build:
     """One build folder that most tests configure again, since finding the compilers takes seconds."""
     return Build(tmp_path_factory.mktemp("shared"), headers, nvcc_env)
 

@@ -146,8 +146,10 @@ def test_kernels_compile_with_pypis_nvcc(new_build: Build, pypi_python: dict[str
     # The PATH has no nvcc, and neither Python nor CMake is told where one is.
     env = pypi_python | {"PATH": path_without(tmp_path / "tools", "nvcc"), "CUDA_HOME": "", "CUDA_PATH": ""}
     new_build.env = env
-    (tmp_path / "probe.cu").write_text('#include <cuda_runtime.h>\n#include <cuda/std/array>\n__global__ void probe() {}\n'
-                                       "int main() { probe<<<1, 1>>>(); return cudaGetLastError() == cudaSuccess; }\n")
+    (tmp_path / "probe.cu").write_text(
+        "#include <cuda_runtime.h>\n#include <cuda/std/array>\n__global__ void probe() {}\n"
+        "int main() { probe<<<1, 1>>>(); return cudaGetLastError() == cudaSuccess; }\n"
+    )
     said = new_build.try_configure()
     assert said.returncode == 0, output(said)
     nvcc = new_build.folder / "cuda" / "bin" / "nvcc"
@@ -210,9 +212,7 @@ class TestJobs:
         assert toolchain.available_memory_mb(tmp_path) is None
 
     @pytest.mark.parametrize(("memory", "jobs"), [(100, 1), (3600, 1), (7300, 2), (36000, 8), (None, 8)])
-    def test_bounded_by_memory_and_cores(
-        self, monkeypatch: pytest.MonkeyPatch, memory: int | None, jobs: int
-    ) -> None:
+    def test_bounded_by_memory_and_cores(self, monkeypatch: pytest.MonkeyPatch, memory: int | None, jobs: int) -> None:
         monkeypatch.setattr(toolchain, "available_memory_mb", lambda: memory)
         monkeypatch.setattr(toolchain.os, "sched_getaffinity", lambda _: set(range(8)))
         assert toolchain.parallel_jobs(3600) == jobs

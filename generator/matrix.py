@@ -173,7 +173,9 @@ def _supports_sm80(key: KernelKey) -> Status:
         return no("SIMT kernels load single elements")
     shared = shared_memory(key)
     if shared > key.arch.shared_memory:
-        return no(f"{key.stages} stages need {shared} bytes of shared memory; {key.arch.value} has {key.arch.shared_memory}")
+        return no(
+            f"{key.stages} stages need {shared} bytes of shared memory; {key.arch.value} has {key.arch.shared_memory}"
+        )
     return OK
 
 
@@ -225,7 +227,15 @@ Cell = tuple[int, KernelKey]
 
 
 def _gemm_sm80(
-    arch: SmArch, a: D, d: D, layouts: str, aligns: Triple, tile: Triple, warps: Triple, stages: int, math: str = "default"
+    arch: SmArch,
+    a: D,
+    d: D,
+    layouts: str,
+    aligns: Triple,
+    tile: Triple,
+    warps: Triple,
+    stages: int,
+    math: str = "default",
 ) -> KernelKey:
     return KernelKey(
         op="gemm",
@@ -292,17 +302,17 @@ def _sm80_cells(arch: SmArch) -> Iterator[Cell]:
     for layouts in LAYOUTS:
         common = layouts in COMMON_LAYOUTS
         for d in _GEMM_OUTPUTS[D.F32, D.F32, "tf32"]:
-            usual = DEFAULT if common and d is D.F32 else FULL
+            usual_tier = DEFAULT if common and d is D.F32 else FULL
             # On sm_90a TMA kernels serve tf32 in row-by-column layout only.
             yield (
-                FULL if fallback and layouts == "rc" else usual,
+                FULL if fallback and layouts == "rc" else usual_tier,
                 _gemm_sm80(arch, D.F32, d, layouts, (4, 4, 4), (128, 128, 16), (2, 2, 1), 4, "tf32"),
             )
-            yield usual, _gemm_sm80(arch, D.F32, d, layouts, (1, 1, 1), (64, 64, 32), (2, 2, 1), 3, "tf32")
-            yield usual, _gemm_sm80(arch, D.F32, d, layouts, (4, 4, 4), (128, 128, 16), (4, 2, 1), 4, "3xtf32")
-            yield usual, _gemm_sm80(arch, D.F32, d, layouts, (1, 1, 1), (64, 64, 16), (2, 2, 1), 3, "3xtf32")
+            yield usual_tier, _gemm_sm80(arch, D.F32, d, layouts, (1, 1, 1), (64, 64, 32), (2, 2, 1), 3, "tf32")
+            yield usual_tier, _gemm_sm80(arch, D.F32, d, layouts, (4, 4, 4), (128, 128, 16), (4, 2, 1), 4, "3xtf32")
+            yield usual_tier, _gemm_sm80(arch, D.F32, d, layouts, (1, 1, 1), (64, 64, 16), (2, 2, 1), 3, "3xtf32")
             yield (
-                SMOKE if layouts == "rr" and d is D.F32 else usual,
+                SMOKE if layouts == "rr" and d is D.F32 else usual_tier,
                 _gemm_sm80(arch, D.F32, d, layouts, (1, 1, 1), (128, 128, 8), (2, 4, 1), 4, "ieee"),
             )
             yield FULL, _gemm_sm80(arch, D.F32, d, layouts, (1, 1, 1), (64, 64, 8), (2, 1, 1), 4, "ieee")
@@ -380,10 +390,11 @@ def _sm90_cells() -> Iterator[Cell]:
     for a in HALF_TYPES:
         for layouts in LAYOUTS:
             common = layouts in COMMON_LAYOUTS
-            for tier, tile, cluster, mainloop in _SM90_TILES:
+            for first, tile, cluster, mainloop in _SM90_TILES:
+                tier = first if common else FULL
                 if tier == SMOKE and (a is not D.BF16 or layouts != "rc"):
                     tier = DEFAULT
-                yield tier if common else FULL, _gemm_sm90(a, a, layouts, tile, cluster, mainloop)
+                yield tier, _gemm_sm90(a, a, layouts, tile, cluster, mainloop)
             for tile in ((128, 128), (128, 256), (256, 128)):
                 yield FULL, _gemm_sm90(a, a, layouts, tile, (2, 1), "cooperative", scheduler="streamk")
             yield (

@@ -56,6 +56,6 @@ __all__ = [
 
 def version() -> str:
     """The installed version of the package."""
-    from importlib import metadata  # noqa: PLC0415 - a quarter of the import time, for one string
+    from importlib import metadata
 
     return metadata.version("atomr-cutlass")

@@ -52,8 +52,9 @@ def get(index: int = 0) -> Device:
 
 
 def rank_arch(arch: SmArch, device: Device, *, ptx: bool) -> int | None:
-    """How a cell built for `arch` gets to run on the device: 0 natively, 1 as machine code of an earlier minor
-    version, 2 as PTX that the driver translates; None when it cannot.
+    """How a cell built for `arch` gets to run on the device.
+
+    0 natively, 1 as machine code of an earlier minor version, 2 as PTX that the driver translates; None when it cannot.
 
     Source: CUDA C++ Programming Guide, binary and PTX compatibility.
     """

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, fields
 from typing import Any
 
-from . import devices, problem, select
+from . import devices, problem, select, table
 from .devices import Device
 from .errors import CutlassError, InvalidOperandError
 from .generator.archs import SmArch
@@ -155,7 +155,7 @@ def _missing(request: GemmRequest, what: problem.GemmProblem, device: Device, ar
     nearest = select.nearest_key(what, possible, arch)
     if nearest is None:
         return _without(request, arch, reason)
-    built = [info.key for info in select.table.kernels(op="gemm")]
+    built = [info.key for info in table.kernels(op="gemm")]
     closest = min((_differences(nearest, key) for key in built), key=len, default=())
     preset = preset_of(nearest)
     return Explanation(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import collections
 import threading
 import warnings
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -21,9 +22,11 @@ from .requests import default_out_dtype, math_mode
 BACKENDS = ("auto", "prebuilt", "jit", "reference")
 PLANS_KEPT = 256
 
+_GPU_BACKENDS = ("auto", "prebuilt")
+
 _plans: collections.OrderedDict[tuple[Any, ...], plans.Plan] = collections.OrderedDict()
 _plans_lock = threading.Lock()
-_warned = False
+_warned = threading.Event()
 
 
 def gemm(
@@ -42,7 +45,7 @@ def gemm(
     scale_d: Any = None,
     out_dtype: CutlassDtype | None = None,
     precision: str | None = None,
-    fast_accum: bool = False,
+    fast_accum: bool = False,  # noqa: ARG001 - no fp8 kernels to hand it to
     stream: Any = None,
     backend: str = "auto",
 ) -> Any:
@@ -53,11 +56,14 @@ def gemm(
         b: (..., K, N), of the same dtype and device. Batch dimensions broadcast as in NumPy.
         c: (..., M, N) of the result's dtype; needed exactly when `beta` is not 0.
         out: (..., M, N), written in place and returned; may be `c` itself, and overlaps nothing else. Not for JAX.
-        alpha, beta: scalars; whole numbers where the result is an integer. With `alpha` 0, A and B are not read.
+        alpha: scalar; a whole number where the result is an integer. With 0, A and B are not read.
+        beta: scalar, likewise. With 0, there is no C.
         bias: (N,), added to every row. Reference backend only, for now.
         activation: a name of `reference.ACTIVATIONS`. Reference backend only, for now.
         epilogue: refused: fused epilogues are not there yet.
-        scale_a, scale_b, scale_d: factors, as numbers; per-row and per-column arrays on the reference backend only.
+        scale_a: factor of A, a number; (..., M, 1) arrays on the reference backend only.
+        scale_b: factor of B, a number; (..., 1, N) arrays on the reference backend only.
+        scale_d: factor of the result, a number.
         out_dtype: element type of the result; defaults to A's (int32 for int8, bf16 for fp8).
         precision: for float32 operands: `ieee` (default), `tf32` or `3xtf32`.
         fast_accum: fp8's fast accumulation; ignored for other dtypes.
@@ -76,69 +82,198 @@ def gemm(
     """
     if (
         bias is activation is epilogue is scale_a is scale_b is scale_d is out_dtype is None
-        and (backend == "auto" or backend == "prebuilt")
+        and backend in _GPU_BACKENDS
     ):  # fmt: skip
         signature = _core.signature(a, b, c, out)
         if signature is not None:
             found = _plans.get((signature, precision, beta == 0))
             if found is not None:
                 return found(a, b, c, out=out, alpha=alpha, beta=beta, stream=stream)
-    return _gemm(
-        a, b, c, out, alpha, beta, bias, activation, epilogue, (scale_a, scale_b, scale_d), out_dtype, precision, stream, backend
-    )  # fmt: skip
+    return _Call(
+        a=a,
+        b=b,
+        c=c,
+        out=out,
+        alpha=alpha,
+        beta=beta,
+        bias=bias,
+        activation=activation,
+        epilogue=epilogue,
+        scales=(scale_a, scale_b, scale_d),
+        out_dtype=out_dtype,
+        precision=precision,
+        stream=stream,
+        backend=backend,
+    ).run()
 
 
-def _gemm(
-    a: Any, b: Any, c: Any, out: Any, alpha: float, beta: float, bias: Any, activation: str | None, epilogue: Any,
-    scales: tuple[Any, Any, Any], out_dtype: CutlassDtype | None, precision: str | None, stream: Any, backend: str,
-) -> Any:  # fmt: skip
-    if backend not in BACKENDS:
-        raise InvalidOperandError(f"unknown backend {backend!r}; valid: {', '.join(BACKENDS)}")
-    if epilogue is not None:
-        raise UnsupportedError("fused epilogues are not there yet: leave epilogue out")
-    if backend == "jit":
-        raise UnsupportedError("compilation at run time is not there yet: use backend='auto' or 'prebuilt'")
-    given = {"a": a, "b": b, "c": c, "out": out}
-    if bias is not None:
-        given["bias"] = bias
-    views = {name: operands.as_operand(array) for name, array in given.items() if array is not None}
-    _check_scalars(alpha, beta, c)
+@dataclass(frozen=True)
+class _Call:
+    """One call of `gemm` that no kept plan serves: checked in full before anything is allocated or launched."""
+
+    a: Any
+    b: Any
+    c: Any
+    out: Any
+    alpha: float
+    beta: float
+    bias: Any
+    activation: str | None
+    epilogue: Any
+    scales: tuple[Any, Any, Any]
+    out_dtype: CutlassDtype | None
+    precision: str | None
+    stream: Any
+    backend: str
+
+    def run(self) -> Any:
+        if self.backend not in BACKENDS:
+            raise InvalidOperandError(f"unknown backend {self.backend!r}; valid: {', '.join(BACKENDS)}")
+        if self.epilogue is not None:
+            raise UnsupportedError("fused epilogues are not there yet: leave epilogue out")
+        if self.backend == "jit":
+            raise UnsupportedError("compilation at run time is not there yet: use backend='auto' or 'prebuilt'")
+        _check_scalars(self.alpha, self.beta, self.c)
+        given = {"a": self.a, "b": self.b, "c": self.c, "out": self.out, "bias": self.bias}
+        what = _operation(
+            {name: operands.as_operand(array) for name, array in given.items() if array is not None},
+            self.out_dtype,
+            self.precision,
+        )
+        if self.out is not None and operands.is_jax(self.out):
+            raise InvalidOperandError("out is a JAX array, which cannot be written: leave out away")
+        on_host = what.views["a"].device_type == CPU
+        if self.backend == "reference" or (on_host and self.backend == "auto" and not devices.available()):
+            if self.backend != "reference":
+                _warn_once()
+            return self._on_reference(what)
+        types = gemm_types(what.dtype, what.dtype, what.result, what.math)
+        if not types:
+            raise UnsupportedError(types.reason)
+        plans.refuse_epilogue(self.bias, self.activation)
+        return self._on_host(what) if on_host else self._on_gpu(what)
+
+    def _on_gpu(self, what: _Operation) -> Any:
+        alpha, beta = self._folded_scalars()
+        stream = operands.current_stream(self.a) if self.stream is None else operands.stream_handle(self.stream)
+        views = dict(what.views)
+        array = self.out
+        if array is None:
+            array, views["out"] = operands.empty(what.shape, what.result, views["a"].device, self.a)
+        if 0 not in what.shape:
+            made = _plan(views, what.math, self.a)
+            # `made` finds the framework's own current stream where it can.
+            by_framework = self.stream is None and _core.has_exchange_api(self.a)
+            made(
+                self.a if by_framework else views["a"],
+                views["b"],
+                views.get("c"),
+                out=views["out"],
+                alpha=alpha,
+                beta=beta,
+                stream=None if by_framework else stream,
+            )
+            self._keep(made)
+        return operands.finished(array, views["out"], stream)
+
+    def _keep(self, made: plans.Plan) -> None:
+        """Remembers the plan under what the fast path of `gemm` can see without Python."""
+        if self.out_dtype is not None or (self.out is None and not _core.has_exchange_api(self.a)):
+            return
+        signature = _core.signature(self.a, self.b, self.c, self.out)
+        if signature is None:
+            return
+        with _plans_lock:
+            _plans[signature, self.precision, self.beta == 0] = made
+            while len(_plans) > PLANS_KEPT:
+                _plans.popitem(last=False)
+
+    def _on_host(self, what: _Operation) -> Any:
+        """Host operands: copied to GPU 0, multiplied there, and the result copied back."""
+        alpha, beta = self._folded_scalars()
+        if 0 in what.shape:
+            return self._deliver(np.empty(what.shape, numerics.numpy_dtype(what.result)), what)
+        views = {name: operands.upload(operands.to_numpy(what.views[name]), 0) for name in what.inputs}
+        _, views["out"] = operands.empty(what.shape, what.result, 0, None)
+        made = _plan(views, what.math, None)
+        made(views["a"], views["b"], views.get("c"), out=views["out"], alpha=alpha, beta=beta, stream=0)
+        return self._deliver(operands.download(views["out"]), what)
+
+    def _on_reference(self, what: _Operation) -> Any:
+        on_gpu = what.views["a"].device_type == CUDA
+        fetch = operands.download if on_gpu else operands.to_numpy
+        host = {name: fetch(what.views[name]) for name in what.inputs}
+        computed = reference.gemm(
+            host["a"],
+            host["b"],
+            host.get("c"),
+            alpha=self.alpha,
+            beta=self.beta,
+            bias=host.get("bias"),
+            activation=self.activation,
+            scale_a=self.scales[0],
+            scale_b=self.scales[1],
+            scale_d=self.scales[2],
+            out_dtype=what.result,
+            math=what.math,
+        )
+        if not on_gpu:
+            return self._deliver(computed, what)
+        array, view = self.out, what.views.get("out")
+        if view is None:
+            array, view = operands.empty(what.shape, what.result, what.views["a"].device, self.a)
+        operands.copy_in(computed, view)
+        return operands.finished(array, view, 0)
+
+    def _deliver(self, computed: np.ndarray[Any, Any], what: _Operation) -> Any:
+        """A host result, in `out` or as a new array of the kind of `a`."""
+        if self.out is None:
+            return operands.host_result(computed, self.a)
+        np.copyto(operands.to_numpy(what.views["out"]), computed, casting="no")
+        return self.out
+
+    def _folded_scalars(self) -> tuple[float, float]:
+        """Without an activation, scale factors are part of alpha and beta."""
+        for name, scale in zip(("scale_a", "scale_b", "scale_d"), self.scales, strict=True):
+            if scale is not None and not isinstance(scale, _NUMBERS):
+                raise UnsupportedError(f"{name} is a {type(scale).__name__}: GPU kernels take numbers only")
+        scale_a, scale_b, scale_d = (1.0 if scale is None else float(scale) for scale in self.scales)
+        return self.alpha * scale_a * scale_b * scale_d, self.beta * scale_d
+
+
+@dataclass(frozen=True)
+class _Operation:
+    """What the operands say: their views by name, the result's shape and dtype, and the math mode."""
+
+    views: dict[str, _core.Operand]
+    shape: tuple[int, ...]
+    dtype: CutlassDtype
+    result: CutlassDtype
+    math: str
+
+    @property
+    def inputs(self) -> list[str]:
+        return [name for name in self.views if name != "out"]
+
+
+_NUMBERS = (int, float, np.integer, np.floating)
+
+
+def _operation(views: dict[str, _core.Operand], out_dtype: CutlassDtype | None, precision: str | None) -> _Operation:
     _check_devices(views)
     shape = _result_shape(views)
     dtype = operands.dtype_of(views["a"], "a")
     if operands.dtype_of(views["b"], "b") is not dtype:
-        raise InvalidOperandError(
-            f"a is {dtype.value} and b is {operands.dtype_of(views['b'], 'b').value}: both must have one dtype"
-        )
-    math = math_mode(dtype, precision)
-    result = _result_dtype(views, out_dtype, dtype)
-    types = gemm_types(dtype, dtype, result, math)
-    if out is not None:
-        _check_out(views, c)
-        if operands.is_jax(out):
-            raise InvalidOperandError("out is a JAX array, which cannot be written: leave out away")
-
-    on_host = views["a"].device_type == CPU
-    use_gpu = backend != "reference" and (not on_host or backend == "prebuilt" or devices.available())
-    if not use_gpu:
-        if backend != "reference":
-            _warn_once()
-        return _on_reference(a, views, shape, alpha, beta, activation, scales, result, math, out)
-    if not types:
-        raise UnsupportedError(types.reason)
-    plans.refuse_epilogue(bias, activation)
-    alpha, beta = _fold_scales(alpha, beta, scales)
-    if 0 in shape:
-        if out is not None:
-            return out
-    if on_host:
-        return _via_copies(a, views, shape, alpha, beta, result, math, out)
-    return _on_gpu(a, b, c, out, views, shape, alpha, beta, result, math, precision, stream, out_dtype is None)
+        other = operands.dtype_of(views["b"], "b").value
+        raise InvalidOperandError(f"a is {dtype.value} and b is {other}: both must have one dtype")
+    if "out" in views:
+        _check_out(views)
+    return _Operation(views, shape, dtype, _result_dtype(views, out_dtype, dtype), math_mode(dtype, precision))
 
 
 def _check_scalars(alpha: float, beta: float, c: Any) -> None:
     for name, value in (("alpha", alpha), ("beta", beta)):
-        if isinstance(value, bool) or not isinstance(value, (int, float, np.integer, np.floating)):
+        if isinstance(value, bool) or not isinstance(value, _NUMBERS):
             raise InvalidOperandError(f"{name} is a {type(value).__name__}; expected a number")
     if c is not None and beta == 0:
         raise InvalidOperandError("c is given but beta is 0, so it would not be read: give beta, or leave c out")
@@ -168,7 +303,7 @@ def _result_shape(views: dict[str, _core.Operand]) -> tuple[int, ...]:
             raise InvalidOperandError(f"{name} has shape {views[name].shape}; expected at least 2 dimensions")
     if a[-1] != b[-2]:
         raise InvalidOperandError(f"K disagrees: a {a} has {a[-1]} columns, b {b} has {b[-2]} rows")
-    shape = problem.broadcast_batches(a[:-2], b[:-2]) + (a[-2], b[-1])
+    shape = (*problem.broadcast_batches(a[:-2], b[:-2]), a[-2], b[-1])
     if "c" in views:
         c = views["c"].shape
         if len(c) < 2 or c[-2:] != shape[-2:]:
@@ -182,9 +317,7 @@ def _result_shape(views: dict[str, _core.Operand]) -> tuple[int, ...]:
     return shape
 
 
-def _result_dtype(
-    views: dict[str, _core.Operand], asked: CutlassDtype | None, operand: CutlassDtype
-) -> CutlassDtype:
+def _result_dtype(views: dict[str, _core.Operand], asked: CutlassDtype | None, operand: CutlassDtype) -> CutlassDtype:
     if asked is not None and not isinstance(asked, CutlassDtype):
         raise InvalidOperandError(f"out_dtype is {asked!r}; expected a CutlassDtype")
     given = operands.dtype_of(views["out"], "out") if "out" in views else None
@@ -198,7 +331,7 @@ def _result_dtype(
     return result
 
 
-def _check_out(views: dict[str, _core.Operand], c: Any) -> None:
+def _check_out(views: dict[str, _core.Operand]) -> None:
     out = views["out"]
     if out.read_only:
         raise InvalidOperandError("out is read-only: give an array that may be written")
@@ -213,97 +346,23 @@ def _check_out(views: dict[str, _core.Operand], c: Any) -> None:
             raise InvalidOperandError(f"out overlaps {name}: give separate memory (out may be exactly c)")
 
 
-def _fold_scales(alpha: float, beta: float, scales: tuple[Any, Any, Any]) -> tuple[float, float]:
-    """Without an activation, scale factors are part of alpha and beta."""
-    for name, scale in zip(("scale_a", "scale_b", "scale_d"), scales, strict=True):
-        if scale is not None and not isinstance(scale, (int, float, np.integer, np.floating)):
-            raise UnsupportedError(
-                f"{name} is a {type(scale).__name__}: GPU kernels take scale factors as numbers until fp8 kernels are there"
-            )
-    scale_a, scale_b, scale_d = (1.0 if scale is None else float(scale) for scale in scales)
-    return alpha * scale_a * scale_b * scale_d, beta * scale_d
-
-
 def _warn_once() -> None:
-    global _warned
-    if not _warned:
-        _warned = True
+    if not _warned.is_set():
+        _warned.set()
         warnings.warn(f"computing with NumPy on the CPU: {devices.problem()}", RuntimeWarning, stacklevel=4)
 
 
-def _on_reference(
-    a: Any, views: dict[str, _core.Operand], shape: tuple[int, ...], alpha: float, beta: float, activation: str | None,
-    scales: tuple[Any, Any, Any], result: CutlassDtype, math: str, out: Any,
-) -> Any:  # fmt: skip
-    on_gpu = views["a"].device_type == CUDA
-    host = {name: operands.download(view) if on_gpu else operands.to_numpy(view) for name, view in views.items()}
-    target = host.pop("out", None)
-    c, bias = host.get("c"), host.get("bias")
-    computed = reference.gemm(
-        host["a"], host["b"], c, alpha=alpha, beta=beta, bias=bias, activation=activation,
-        scale_a=scales[0], scale_b=scales[1], scale_d=scales[2], out_dtype=result, math=math,
-    )  # fmt: skip
-    if on_gpu:
-        array, view = (out, views["out"]) if out is not None else operands.empty(shape, result, views["a"].device, a)
-        operands.copy_in(computed, view)
-        return operands.finished(array, view, 0, a)
-    if out is not None and target is not None:
-        np.copyto(target, computed, casting="no")
-        return out
-    return operands.host_result(computed, a)
-
-
-def _via_copies(
-    a: Any, views: dict[str, _core.Operand], shape: tuple[int, ...], alpha: float, beta: float, result: CutlassDtype,
-    math: str, out: Any,
-) -> Any:  # fmt: skip
-    """Host operands: copied to GPU 0, multiplied there, and the result copied back."""
-    host = {name: operands.to_numpy(view) for name, view in views.items()}
-    target = host.pop("out", None)
-    if 0 in shape:
-        return operands.host_result(np.empty(shape, numerics.numpy_dtype(result)), a)
-    device = {name: operands.upload(array, 0) for name, array in host.items()}
-    _, view = operands.empty(shape, result, 0, None)
-    made = _plan(device | {"out": view}, shape, result, math, None)
-    made(device["a"], device["b"], device.get("c"), out=view, alpha=alpha, beta=beta, stream=0)
-    computed = operands.download(view)
-    if out is not None and target is not None:
-        np.copyto(target, computed, casting="no")
-        return out
-    return operands.host_result(computed, a)
-
-
-def _on_gpu(
-    a: Any, b: Any, c: Any, out: Any, views: dict[str, _core.Operand], shape: tuple[int, ...], alpha: float, beta: float,
-    result: CutlassDtype, math: str, precision: str | None, stream: Any, default_dtype: bool,
-) -> Any:  # fmt: skip
-    array = out
-    handle = operands.stream_handle(stream) if stream is not None else operands.current_stream(a)
-    if out is None:
-        array, views["out"] = operands.empty(shape, result, views["a"].device, a)
-    if 0 in shape:
-        return operands.finished(array, views["out"], handle, a)
-    made = _plan(views, shape, result, math, a)
-    made(views["a"], views["b"], views.get("c"), out=views["out"], alpha=alpha, beta=beta, stream=handle)
-    if default_dtype:
-        signature = _core.signature(a, b, c, out)
-        if signature is not None and (out is not None or _core.has_exchange_api(a)):
-            with _plans_lock:
-                _plans[signature, precision, beta == 0] = made
-                while len(_plans) > PLANS_KEPT:
-                    _plans.popitem(last=False)
-    return operands.finished(array, views["out"], handle, a)
-
-
-def _plan(
-    views: dict[str, _core.Operand], shape: tuple[int, ...], result: CutlassDtype, math: str, like: Any
-) -> plans.Plan:
+def _plan(views: dict[str, _core.Operand], math: str, like: Any) -> plans.Plan:
     def spec(name: str) -> MatrixSpec:
         view = views[name]
         return MatrixSpec(view.shape, view.strides, operands.dtype_of(view, name), view.alignment)
 
     what = GemmProblem(
-        a=spec("a"), b=spec("b"), c=spec("c") if "c" in views else None, d=spec("out"), math=math, device=views["a"].device
+        a=spec("a"),
+        b=spec("b"),
+        c=spec("c") if "c" in views else None,
+        d=spec("out"),
+        math=math,
+        device=views["a"].device,
     )
     return plans.make(what, like=like)
-

@@ -258,7 +258,10 @@ def quantize(x: AnyArray, dtype: CutlassDtype, *, axis: int | tuple[int, ...] | 
         raise InvalidOperandError(f"quantize takes e4m3, e5m2, e2m1 or i8, not {dtype.value}")
     wide = to_float64(x)
     magnitude = np.abs(np.where(np.isfinite(wide), wide, 0.0))
-    amax = np.asarray(magnitude.max(axis=axis, keepdims=axis is not None, initial=0.0))
+    axes = tuple(range(magnitude.ndim)) if axis is None else axis
+    amax = magnitude.max(axis=axes, keepdims=True, initial=0.0)
+    if axis is None:
+        amax = amax.reshape(())
     with np.errstate(over="ignore", under="ignore"):
         scale = np.where(amax > 0.0, amax / finite_max(dtype), 1.0).astype(np.float32)
     # Kernels hold the scale in float32; one that left its range would make every value zero or not a number.
@@ -295,7 +298,8 @@ def pack_fp4(values: AnyArray) -> npt.NDArray[np.uint8]:
     if values.ndim == 0 or values.shape[-1] % 2:
         raise InvalidOperandError(f"values has shape {values.shape}; two elements share a byte, so N must be even")
     nibbles = np.ascontiguousarray(values).view(np.uint8) & np.uint8(0xF)
-    return nibbles[..., 0::2] | (nibbles[..., 1::2] << np.uint8(4))
+    packed: npt.NDArray[np.uint8] = nibbles[..., 0::2] | (nibbles[..., 1::2] << np.uint8(4))
+    return packed
 
 
 def unpack_fp4(packed: npt.NDArray[np.uint8]) -> AnyArray:

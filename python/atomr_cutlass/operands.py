@@ -70,7 +70,14 @@ def _from_dlpack(array: Any) -> _core.Operand:
     if operand.device_type in (MANAGED, PINNED):
         kind = CUDA if operand.device_type == MANAGED else CPU
         return _core.Operand(
-            operand.pointer, operand.shape, operand.strides, operand.dtype, kind, operand.device, operand.read_only, operand
+            operand.pointer,
+            operand.shape,
+            operand.strides,
+            operand.dtype,
+            kind,
+            operand.device,
+            operand.read_only,
+            operand,
         )
     return operand
 
@@ -180,7 +187,7 @@ def empty(shape: tuple[int, ...], dtype: CutlassDtype, device: int, like: Any) -
     return (None if is_jax(like) else operand), operand
 
 
-def finished(array: Any, operand: _core.Operand, stream: int, like: Any) -> Any:
+def finished(array: Any, operand: _core.Operand, stream: int) -> Any:
     """The result as the caller gets it: `array`, or a JAX array once the stream has done its work."""
     if array is not None:
         return array
@@ -192,7 +199,8 @@ def finished(array: Any, operand: _core.Operand, stream: int, like: Any) -> Any:
 def upload(array: np.ndarray[Any, Any], device: int) -> _core.Operand:
     """A row-major copy of a host array on the GPU."""
     dtype = numerics.from_numpy_dtype(array.dtype)
-    assert dtype is not None  # `as_operand` has seen it
+    if dtype is None:
+        raise InvalidOperandError(f"no kernel knows elements of type {array.dtype}")
     dense = np.ascontiguousarray(array)
     buffer = _core.Buffer(device, max(1, dense.nbytes))
     _core.upload(buffer.pointer, device, dense.view(np.uint8))
@@ -240,5 +248,7 @@ def host_result(result: np.ndarray[Any, Any], like: Any) -> Any:
     if isinstance(like, (np.ndarray, _core.Operand)):
         return result
     namespace = sys.modules.get(type(like).__module__.partition(".")[0].replace("jaxlib", "jax"))
-    importer = getattr(namespace, "from_dlpack", None) or getattr(getattr(namespace, "dlpack", None), "from_dlpack", None)
+    importer = getattr(namespace, "from_dlpack", None) or getattr(
+        getattr(namespace, "dlpack", None), "from_dlpack", None
+    )
     return importer(_from_numpy(result)) if importer is not None else result

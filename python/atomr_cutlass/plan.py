@@ -10,8 +10,8 @@ from .errors import InvalidOperandError, UnsupportedError
 from .generator.archs import SmArch
 from .generator.dtypes import CutlassDtype
 from .generator.key import ROW
-from .problem import GemmProblem, MatrixSpec
 from .operands import CUDA
+from .problem import GemmProblem, MatrixSpec
 from .requests import GemmRequest
 from .select import Choice
 from .table import KernelInfo
@@ -74,11 +74,13 @@ def refuse_epilogue(bias: object, activation: str | None) -> None:
     Raises:
         UnsupportedError: a bias or an activation is asked for.
     """
-    wanted = [name for name, value in (("bias", bias), ("activation", activation)) if value is not None and value is not False]
+    wanted = [
+        name for name, value in (("bias", bias), ("activation", activation)) if value is not None and value is not False
+    ]
     if wanted:
         raise UnsupportedError(
-            f"{' and '.join(wanted)}: the GPU kernels have no fused epilogues yet, only alpha * AB + beta * C; apply it "
-            "afterwards, or use backend='reference'"
+            f"{' and '.join(wanted)}: the GPU kernels have no fused epilogues yet, only alpha * AB + beta * C; "
+            "apply it afterwards, or use backend='reference'"
         )
 
 
@@ -102,9 +104,7 @@ def _nonempty(what: GemmProblem) -> GemmProblem:
     return dataclasses.replace(what, a=a, b=b)
 
 
-def from_choice(
-    what: GemmProblem, choice: Choice, *, alpha: float = 1.0, beta: float = 0.0, like: Any = None
-) -> Plan:
+def from_choice(what: GemmProblem, choice: Choice, *, alpha: float = 1.0, beta: float = 0.0, like: Any = None) -> Plan:
     """The plan for a problem with this kernel, which need not be the best one."""
     device = devices.get(what.device)
     key, variant = choice.info.key, choice.variant
@@ -116,7 +116,8 @@ def from_choice(
     strides = variant.batch_strides
     bits = (what.a.dtype.bits, what.b.dtype.bits, what.d.dtype.bits, what.d.dtype.bits)
     offsets = [
-        tuple(offset * width // 8 for offset, width in zip(index, bits, strict=True)) for index in choice.batches.offsets
+        tuple(offset * width // 8 for offset, width in zip(index, bits, strict=True))
+        for index in choice.batches.offsets
     ]
     made = Plan(
         choice.info.name,

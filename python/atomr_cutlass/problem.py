@@ -148,9 +148,7 @@ def broadcast_to(spec: MatrixSpec, batches: tuple[int, ...], name: str) -> Matri
     missing = len(batches) - len(own)
     if missing < 0 or any(x not in (1, y) for x, y in zip(own, batches[missing:], strict=True)):
         raise InvalidOperandError(f"batch dimensions {own} of {name} do not broadcast to {batches}")
-    strides = (0,) * missing + tuple(
-        0 if x == 1 else s for x, s in zip(own, spec.strides[:-2], strict=True)
-    )
+    strides = (0,) * missing + tuple(0 if x == 1 else s for x, s in zip(own, spec.strides[:-2], strict=True))
     return MatrixSpec(batches + spec.shape[-2:], strides + spec.strides[-2:], spec.dtype, spec.alignment)
 
 

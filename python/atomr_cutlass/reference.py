@@ -349,7 +349,8 @@ def _integer_gemm(
 
 def _wrapped(value: float) -> np.int64:
     """A whole number modulo 2**32, as a signed 32-bit value."""
-    return np.int64((int(value) + 2**31) % 2**32 - 2**31)
+    wrapped: np.int64 = np.int64((int(value) + 2**31) % 2**32 - 2**31)
+    return wrapped
 
 
 class _Problem(NamedTuple):

@@ -23,7 +23,7 @@ from .errors import KernelNotFoundError, UnsupportedError
 from .generator.archs import SmArch
 from .generator.dtypes import CutlassDtype
 from .generator.key import KernelKey
-from .generator.matrix import gemm_types, preset_of, supports_layouts
+from .generator.matrix import cells, gemm_types, preset_of, supports_layouts
 from .problem import Batches, GemmProblem, Variant, collapse_batches, variants
 from .table import KernelInfo
 
@@ -110,7 +110,7 @@ def _tile_efficiency(key: KernelKey) -> float:
 def _narrow_load_penalty(key: KernelKey) -> float:
     """Loads of less than 16 bytes issue more instructions for the same data."""
     narrow = min(key.align_a * key.a.bits, key.align_b * key.b.bits) / 8
-    return {16: 1.0, 8: 1.3, 4: 2.0}.get(narrow, 4.0)
+    return {16: 1.0, 8: 1.3, 4: 2.0}.get(int(narrow), 4.0)
 
 
 def eligible(key: KernelKey, problem: GemmProblem, variant: Variant) -> bool:
@@ -200,8 +200,6 @@ def missing(problem: GemmProblem, device: Device, arch: SmArch | None) -> Unsupp
 
 def nearest_key(problem: GemmProblem, possible: Sequence[Variant], arch: SmArch) -> KernelKey | None:
     """The matrix's best cell for the problem on an arch, whether or not it is built."""
-    from .generator.matrix import cells  # noqa: PLC0415 - expanding the matrix is for messages only
-
     keys: Iterable[KernelKey] = (
         key for _, key in sorted(cells([arch]), key=lambda cell: cell[0]) for v in possible if eligible(key, problem, v)
     )

@@ -96,15 +96,12 @@ def _has_dtype(key: KernelKey, dtype: CutlassDtype) -> bool:
 
 
 @functools.lru_cache(maxsize=1)
-def _rows(generation: int) -> tuple[KernelInfo, ...]:
-    return tuple(
-        KernelInfo(**{**row, "key": KernelKey.from_dict(json.loads(row["key"]))})  # type: ignore[arg-type]
-        for row in _core.rows()
-    )
+def _rows(_generation: int) -> tuple[KernelInfo, ...]:
+    return tuple(KernelInfo(**{**row, "key": KernelKey.from_dict(json.loads(row["key"]))}) for row in _core.rows())
 
 
 _packs_lock = threading.Lock()
-_packs_loaded = False
+_packs_loaded = threading.Event()
 
 
 def load_packs() -> None:
@@ -113,18 +110,16 @@ def load_packs() -> None:
     Raises:
         LibraryError: a pack cannot be loaded, or lies where others could have written it.
     """
-    global _packs_loaded
-    if _packs_loaded:
+    if _packs_loaded.is_set():
         return
     with _packs_lock:
-        if _packs_loaded:
+        if _packs_loaded.is_set():
             return
         paths = [p for p in os.environ.get(PACKS_VARIABLE, "").split(os.pathsep) if p]
-        for entry in metadata.entry_points(group=PACKS_GROUP):
-            paths.append(str(entry.load()()))
+        paths += [str(entry.load()()) for entry in metadata.entry_points(group=PACKS_GROUP)]
         for path in paths:
             load_pack(path)
-        _packs_loaded = True
+        _packs_loaded.set()
 
 
 def load_pack(path: str | os.PathLike[str]) -> int:

@@ -94,7 +94,7 @@ void bind_device(py::module_& module) {
   module.def("upload", &upload, py::arg("pointer"), py::arg("device"), py::arg("source"));
   module.def("download", &download, py::arg("pointer"), py::arg("device"), py::arg("target"));
   py::class_<Buffer>(module, "Buffer", "Device memory of our own.")
-      .def(py::init<int, size_t>(), py::arg("device"), py::arg("bytes"))
+      .def(py::init<int, size_t>(), py::arg("device"), py::arg("size"))
       .def_property_readonly("pointer", &Buffer::pointer)
       .def_property_readonly("device", &Buffer::device);
 }

@@ -266,38 +266,38 @@ def _gemm_sm80(
 def _sm80_cells(arch: SmArch) -> Iterator[Cell]:
     # On sm_90a the TMA kernels serve every aligned operand: there the sm80 generation keeps to what they cannot.
     fallback = arch is SmArch.SM90A
-    aligned_tier = FULL if fallback else DEFAULT
 
     for a in HALF_TYPES:
         for layouts in LAYOUTS:
             common = layouts in COMMON_LAYOUTS
             for d in _GEMM_OUTPUTS[a, a, "default"]:
-                usual = common and d in (a, D.F32)
-                wide = 128 // d.bits
-                tier = aligned_tier if usual else FULL
                 smoke = a is D.BF16 and d is a
+                tier = DEFAULT if common and d in (a, D.F32) else FULL
+                yield (
+                    SMOKE if smoke and common else tier,
+                    _gemm_sm80(arch, a, d, layouts, (1, 1, 1), (64, 64, 32), (2, 2, 1), 2),
+                )
+                if d in (a, D.F32):
+                    yield FULL, _gemm_sm80(arch, a, d, layouts, (2, 2, 2), (128, 128, 32), (2, 2, 1), 4)
+                if fallback:
+                    continue
+                aligned = (8, 8, 128 // d.bits)
                 yield (
                     SMOKE if smoke and layouts == "rc" else tier,
-                    _gemm_sm80(arch, a, d, layouts, (8, 8, wide), (128, 128, 32), (2, 2, 1), 4),
+                    _gemm_sm80(arch, a, d, layouts, aligned, (128, 128, 32), (2, 2, 1), 4),
                 )
                 yield (
                     tier if d is a else FULL,
-                    _gemm_sm80(arch, a, d, layouts, (8, 8, wide), (64, 64, 64), (2, 2, 1), 5),
+                    _gemm_sm80(arch, a, d, layouts, aligned, (64, 64, 64), (2, 2, 1), 5),
                 )
-                yield (
-                    SMOKE if smoke and common else DEFAULT if usual else FULL,
-                    _gemm_sm80(arch, a, d, layouts, (1, 1, 1), (64, 64, 32), (2, 2, 1), 2),
-                )
-                if d is a or d is D.F32:
-                    yield FULL, _gemm_sm80(arch, a, d, layouts, (2, 2, 2), (128, 128, 32), (2, 2, 1), 4)
-                if d is a and not fallback:
+                if d is a:
                     for tile, warps, stages in (
                         ((256, 128, 32), (4, 2, 1), 3),
                         ((128, 256, 32), (2, 4, 1), 3),
                         ((128, 64, 32), (2, 2, 1), 5),
                         ((64, 128, 32), (2, 2, 1), 5),
                     ):
-                        yield FULL, _gemm_sm80(arch, a, d, layouts, (8, 8, wide), tile, warps, stages)
+                        yield FULL, _gemm_sm80(arch, a, d, layouts, aligned, tile, warps, stages)
 
     for layouts in LAYOUTS:
         common = layouts in COMMON_LAYOUTS

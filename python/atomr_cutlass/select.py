@@ -34,6 +34,8 @@ DRAM_BYTES_PER_SECOND = {(8, 0): 1.6e12, (8, 6): 0.8e12, (8, 9): 0.9e12, (9, 0):
 LAUNCH_SECONDS = 2.5e-6
 TILE_SECONDS = {"sm80": 1.2e-6, "sm90": 1.0e-6}
 """Prologue and epilogue of a tile that nothing hides."""
+TURN_SECONDS = 1.5e-6
+"""One turn of serial split-K: wait for the semaphore, read, add and write a tile."""
 
 
 @dataclass(frozen=True)
@@ -68,18 +70,18 @@ def multiply_rate(key: KernelKey) -> float:
     return base * 0.6 if hopper else base / 2
 
 
-def seconds(key: KernelKey, variant: Variant, device: Device, shared_bytes: int) -> float:
+def seconds(key: KernelKey, variant: Variant, device: Device, shared_bytes: int, split_k: int = 1) -> float:
     """The estimated time of one launch."""
     tile_m, tile_n, tile_k = key.tile
     tiles_m = _round_up(math.ceil(variant.m / tile_m), key.cluster[0])
     tiles_n = _round_up(math.ceil(variant.n / tile_n), key.cluster[1])
-    k = max(1, math.ceil(variant.k / tile_k)) * tile_k
+    k = max(1, math.ceil(variant.k / tile_k / split_k)) * tile_k
 
     residents = max(1, min(device.shared_memory // max(1, shared_bytes), 4)) if key.generation == "sm80" else 1
     multiply_clocks = tile_m * tile_n * k / (multiply_rate(key) * _tile_efficiency(key))
     # A cluster loads what its thread blocks share once.
     read_bytes = (tile_m / key.cluster[1] + tile_n / key.cluster[0]) * k * key.a.bits / 8
-    tiles = tiles_m * tiles_n * variant.batch
+    tiles = tiles_m * tiles_n * variant.batch * split_k
     per_wave = device.multiprocessors * residents
     waves = tiles / per_wave if key.scheduler == "streamk" and tiles > per_wave else math.ceil(tiles / per_wave)
     # A wave that does not fill the GPU leaves each multiprocessor a larger share of L2.
@@ -93,7 +95,9 @@ def seconds(key: KernelKey, variant: Variant, device: Device, shared_bytes: int)
         (variant.m * variant.k + variant.k * variant.n) * key.a.bits + variant.m * variant.n * key.d.bits
     )
     floor = moved / 8 / DRAM_BYTES_PER_SECOND.get(device.capability, 1e12)
-    return max(waves * wave_seconds, floor) + LAUNCH_SECONDS
+    # The slices of a tile take turns: each but the first reads what the one before it has written.
+    turns = (split_k - 1) * TURN_SECONDS
+    return max(waves * wave_seconds + turns, floor) + LAUNCH_SECONDS
 
 
 def _tile_efficiency(key: KernelKey) -> float:
@@ -129,6 +133,17 @@ def eligible(key: KernelKey, problem: GemmProblem, variant: Variant) -> bool:
     )
 
 
+def split_choices(key: KernelKey, variant: Variant) -> tuple[int, ...]:
+    """The slices of K that a kernel may be run with.
+
+    The sm80 generation adds the slices up in D itself, one after the other: with a D narrower than the accumulator that
+    would round at every step, and batches already use the grid dimension that the slices would need.
+    """
+    if key.generation != "sm80" or variant.batch > 1 or key.d.bits < key.acc.bits:
+        return (1,)
+    return tuple(s for s in (1, 2, 4, 8, 16) if s == 1 or variant.k >= s * 8 * key.tile[2])
+
+
 def rank(problem: GemmProblem, device: Device, arch: SmArch | None = None) -> list[Choice]:
     """Every kernel of the table that can serve the problem on the device, best first.
 
@@ -152,9 +167,12 @@ def rank(problem: GemmProblem, device: Device, arch: SmArch | None = None) -> li
             continue
         for variant in possible:
             if eligible(key, problem, variant):
-                estimate = seconds(key, variant, device, info.shared_bytes)
+                estimate, split_k = min(
+                    (seconds(key, variant, device, info.shared_bytes, slices), slices)
+                    for slices in split_choices(key, variant)
+                )
                 swizzle = _swizzle(key, variant)
-                found.append((way, Choice(info, variant, batches, estimate, 1, swizzle, 0)))
+                found.append((way, Choice(info, variant, batches, estimate, split_k, swizzle, 0)))
     # Native cells first: a translated cell costs a compilation in the driver at its first launch.
     found.sort(key=lambda pair: (pair[0], pair[1].seconds, pair[1].info.name))
     return [choice for _, choice in found]

@@ -401,11 +401,13 @@ def _sm90_cells() -> Iterator[Cell]:
                 DEFAULT if common else FULL,
                 _gemm_sm90(a, D.F32, layouts, (128, 128), (2, 1), "pingpong"),
             )
-            yield FULL, _gemm_sm90(a, D.F32, layouts, (128, 256), (2, 1), "cooperative")
-            yield FULL, _gemm_sm90(a, D.F32, layouts, (64, 64), (1, 1), "pingpong")
+            if common:
+                yield FULL, _gemm_sm90(a, D.F32, layouts, (128, 256), (2, 1), "cooperative")
+                yield FULL, _gemm_sm90(a, D.F32, layouts, (64, 64), (1, 1), "pingpong")
             yield FULL, _gemm_sm90(a, D.F32, layouts, (128, 128), (2, 1), "cooperative", scheduler="streamk")
-            other = D.F16 if a is D.BF16 else D.BF16
-            yield FULL, _gemm_sm90(a, other, layouts, (128, 128), (2, 1), "pingpong")
+            if common:
+                other = D.F16 if a is D.BF16 else D.BF16
+                yield FULL, _gemm_sm90(a, other, layouts, (128, 128), (2, 1), "pingpong")
             # D whose rows are not 16-byte aligned, such as a vocabulary of 50257 columns: A and B still come by TMA.
             if layouts in ("rc", "cc"):
                 yield (

@@ -1,12 +1,13 @@
 """Every build knob: what it selects, and what a wrong value is answered with."""
 
+import ctypes
 import os
 import re
 import sys
 from pathlib import Path
 
 import pytest
-from cmake_build import Build, output, path_without, run, tool
+from cmake_build import ROOT, Build, output, path_without, run, tool
 
 
 def archs(cells: list[str]) -> set[str]:
@@ -142,6 +143,28 @@ def test_pack_names(build: Build) -> None:
     said = build.refuse(ATOMR_CUTLASS_PACK="mine", ATOMR_CUTLASS_PRESET="none")
     assert "smoke, default, full" in said
     build.configure(ATOMR_CUTLASS_PACK="")
+
+
+@pytest.mark.slow
+def test_pack_exports_one_function(new_build: Build) -> None:
+    pack = {"ATOMR_CUTLASS_PACK": "mine", "ATOMR_CUTLASS_ARCHS": "80", "ATOMR_CUTLASS_KERNELS": "simt*align1"}
+    assert len(new_build.configure(CUTLASS_DIR="", **pack)) == 1
+    new_build.make("atomr_cutlass_pack")
+    library = new_build.folder / "mine.so"
+    symbols = run("nm", "--dynamic", "--defined-only", library).stdout.split("\n")
+    assert [line.split()[-1] for line in symbols if line] == ["atomr_cutlass_pack_v1"]
+    # Loading it takes neither a driver nor Python's symbols.
+    loaded = ctypes.CDLL(str(library))
+    loaded.atomr_cutlass_pack_v1.restype = ctypes.POINTER(ctypes.c_uint32)
+    assert loaded.atomr_cutlass_pack_v1()[0] == abi_version()
+
+
+def abi_version() -> int:
+    """The version in kernel_abi.h."""
+    header = (ROOT / "cpp" / "include" / "atomr_cutlass" / "kernel_abi.h").read_text()
+    found = re.search(r"#define ATOMR_CUTLASS_ABI_VERSION (\d+)", header)
+    assert found
+    return int(found[1])
 
 
 def test_compiles_are_bounded_by_a_pool(build: Build) -> None:

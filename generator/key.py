@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import MISSING, dataclass, fields
 from typing import Any
 
 from .archs import SmArch
@@ -100,7 +100,7 @@ class KernelKey:
     def from_dict(cls, values: Mapping[str, Any]) -> KernelKey:
         """The inverse of `to_dict`; ValueError names fields that are unknown or missing."""
         known = {field.name for field in fields(cls)}
-        required = known - {"math", "epilogue"}
+        required = {field.name for field in fields(cls) if field.default is MISSING}
         unknown = sorted(set(values) - known)
         missing = sorted(required - set(values))
         if unknown or missing:

@@ -123,6 +123,16 @@ def supports(key: KernelKey) -> Status:
         return no(f"no GEMM cells for {key.arch.value} yet")
     if key.epilogue != "lc":
         return no(f"unknown epilogue {key.epilogue!r}; valid: lc")
+    for name, layout in (("A", key.layout_a), ("B", key.layout_b), ("D", key.layout_d)):
+        if layout not in (ROW, COLUMN):
+            return no(f"unknown layout {layout!r} of {name}; valid: {ROW} (row-major), {COLUMN} (column-major)")
+    if min(*key.tile, *key.cluster) < 1 or min(*key.warps, key.stages, key.swizzle) < 0:
+        return no(
+            "tiles and clusters are at least 1 along each dimension; warps, stages and the swizzle are not negative"
+        )
+    for name, align in (("A", key.align_a), ("B", key.align_b), ("D", key.align_d)):
+        if align < 1 or align & (align - 1):
+            return no(f"the alignment of {name} is a power of two in elements, not {align}")
     types = gemm_types(key.a, key.b, key.d, key.math)
     if not types:
         return types
@@ -164,6 +174,8 @@ def _supports_sm80(key: KernelKey) -> Status:
         return no("cp.async moves at least 4 bytes: operands aligned to less need a twostage mainloop")
     if max(key.align_a * key.a.bits, key.align_b * key.b.bits, key.align_d * key.d.bits) > 128:
         return no("vector accesses are at most 16 bytes")
+    if key.swizzle not in (1, 2, 4, 8):
+        return no(f"sm80 swizzles are 1, 2, 4 and 8, not {key.swizzle}")
     if 0 in key.warps or any(t % w for t, w in zip(key.tile, key.warps, strict=True)):
         return no("the warps must divide the tile")
     warp = [t // w for t, w in zip(key.tile, key.warps, strict=True)]

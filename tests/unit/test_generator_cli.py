@@ -1,0 +1,82 @@
+"""`python -m generator`, as the build and its users run it."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from generator.__main__ import main
+from generator.key import KernelKey
+from generator.selection import Selection
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def _run(*arguments: str) -> subprocess.CompletedProcess[str]:
+    # -I -S: nothing but the standard library can be imported.
+    code = f"import sys, runpy; sys.path.insert(0, {str(ROOT)!r}); runpy.run_module('generator', run_name='__main__')"
+    return subprocess.run(
+        [sys.executable, "-I", "-S", "-c", code, *arguments], capture_output=True, text=True, check=False, timeout=60
+    )
+
+
+def test_the_list_names_each_cell_and_the_total() -> None:
+    process = _run("--preset", "smoke", "--archs", "80;90a", "--list")
+    assert process.returncode == 0, process.stderr
+    names = [key.name for key in Selection(preset="smoke").keys()]  # noqa: SIM118 - not a dict
+    assert process.stdout.splitlines() == [*names, f"{len(names)} cells (preset smoke, archs 80;90a)"]
+
+
+def test_the_json_list_holds_every_field() -> None:
+    process = _run("--preset", "default", "--archs", "89", "--list", "--json")
+    assert process.returncode == 0, process.stderr
+    kernels = json.loads(process.stdout)["kernels"]
+    keys = [KernelKey.from_dict({k: v for k, v in entry.items() if k != "name"}) for entry in kernels]
+    assert keys == Selection(archs="89").keys()
+    assert [entry["name"] for entry in kernels] == [key.name for key in keys]
+
+
+def test_emission_from_the_command_line(tmp_path: Path) -> None:
+    process = _run("--preset", "smoke", "--archs", "86", "--dtypes", "i8", "--emit", str(tmp_path))
+    assert process.returncode == 0, process.stderr
+    (cell,) = Selection(preset="smoke", archs="86", dtypes="i8").keys()
+    assert [p.stem for p in tmp_path.glob("src/sm_86/*.cu")] == [cell.name]
+    assert process.stdout == "1 cells (preset smoke, archs 86)\n"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["--list", "--preset", "big"], "unknown preset 'big'; valid: none, smoke, default, full"),
+        (["--list", "--archs", "90"], "'90a'"),
+        (["--list", "--ops", "conv"], "unknown op 'conv'; valid: gemm"),
+        (["--list", "--dtypes", "half"], "unknown dtype 'half'"),
+        (["--list", "--kernels", "nothing"], "leaves no kernel"),
+        (["--list", "--exclude", "*"], "leaves no kernel"),
+        (["--list", "--filter-file", "/nowhere"], "cannot read the kernel filter file"),
+        (["--list", "--ptx", "90a"], "PTX of '90a'"),
+    ],
+)
+def test_a_wrong_selection_exits_with_2(arguments: list[str], says: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(arguments) == 2
+    said = capsys.readouterr()
+    assert said.err.startswith("generator: ")
+    assert says in said.err
+    assert said.out == ""
+
+
+@pytest.mark.parametrize("arguments", [[], ["--list", "--emit", "x"], ["--list", "--colour", "red"]])
+def test_wrong_usage_exits_with_2(arguments: list[str]) -> None:
+    process = _run(*arguments)
+    assert process.returncode == 2
+    assert "usage: python -m generator" in process.stderr
+
+
+def test_a_wrong_selection_is_no_traceback() -> None:
+    process = _run("--list", "--archs", "none")
+    assert process.returncode == 2
+    assert "Traceback" not in process.stderr

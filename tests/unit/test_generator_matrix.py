@@ -1,0 +1,271 @@
+"""The matrix: which cells exist, in which preset, and why the others do not."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import replace
+from itertools import cycle, islice
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from generator import matrix
+from generator.archs import SmArch
+from generator.dtypes import CutlassDtype as D
+from generator.key import KernelKey, check_unique
+from generator.matrix import GEMM_ARCHS, LAYOUTS, PRESETS, cells, expand, gemm_types, preset_of, supports
+from generator.render import render
+
+FULL = expand("full", GEMM_ARCHS)
+HOPPER = [key for key in FULL if key.generation == "sm90"]
+
+
+@pytest.mark.parametrize("preset", PRESETS)
+def test_every_cell_of_a_preset_is_supported(preset: str) -> None:
+    refused = {key.name: supports(key).reason for key in expand(preset, GEMM_ARCHS) if not supports(key)}
+    assert refused == {}
+
+
+@pytest.mark.parametrize("arch", GEMM_ARCHS)
+def test_presets_are_nested(arch: SmArch) -> None:
+    none, smoke, default, full = (set(expand(preset, [arch])) for preset in PRESETS)
+    assert none == set()
+    assert none < smoke < default < full
+    assert {key.arch for key in full} == {arch}
+
+
+@pytest.mark.parametrize("arch", GEMM_ARCHS)
+def test_presets_stay_small_enough_to_build(arch: SmArch) -> None:
+    assert len(expand("smoke", [arch])) <= 8
+    assert len(expand("default", [arch])) <= 60
+    assert len(expand("full", [arch])) <= 300
+
+
+def test_archs_without_cells_are_refused_naming_those_that_have_some() -> None:
+    with pytest.raises(ValueError, match=r"no cells for arch '100a' yet; valid: 80, 86, 89, 90a"):
+        expand("default", [SmArch.SM100])
+    with pytest.raises(ValueError, match=r"unknown preset 'big'; valid: none, smoke, default, full"):
+        expand("big", [SmArch.SM80])
+
+
+def test_a_cell_knows_the_smallest_preset_that_holds_it() -> None:
+    for preset, smaller in zip(PRESETS[1:], PRESETS, strict=False):
+        for key in set(expand(preset, GEMM_ARCHS)) - set(expand(smaller, GEMM_ARCHS)):
+            assert preset_of(key) == preset
+    assert preset_of(replace(FULL[0], swizzle=1)) is None
+
+
+def _schedules(preset: str, dtype: D) -> set[tuple[Any, ...]]:
+    keys = [k for k in expand(preset, [SmArch.SM90A]) if k.generation == "sm90" and k.a is k.d is dtype]
+    return {(k.tile, k.cluster, k.mainloop, k.scheduler) for k in keys}
+
+
+@pytest.mark.parametrize("dtype", [D.F16, D.BF16])
+def test_hopper_has_tiles_from_small_to_large(dtype: D) -> None:
+    full = _schedules("full", dtype)
+    tiles = {tile[:2] for tile, *_ in full}
+    assert len(full) >= 10
+    assert tiles & {(64, 16), (64, 32)}
+    assert {(128, 256), (256, 128)} <= tiles
+    assert {mainloop for _, _, mainloop, _ in full} >= {"pingpong", "cooperative"}
+    assert "streamk" in {scheduler for *_, scheduler in full}
+    assert len(_schedules("default", dtype)) >= 3
+
+
+@pytest.mark.parametrize("arch", GEMM_ARCHS)
+@pytest.mark.parametrize("dtype", [D.F16, D.BF16])
+def test_half_types_have_every_layout_at_every_alignment(arch: SmArch, dtype: D) -> None:
+    keys = [k for k in expand("full", [arch]) if k.a is k.d is dtype]
+    for layouts in LAYOUTS:
+        aligns = {(k.align_a, k.align_d) for k in keys if k.layout_a + k.layout_b == layouts}
+        assert {(1, 1), (2, 2), (8, 8)} <= aligns
+
+
+@pytest.mark.parametrize("arch", GEMM_ARCHS)
+def test_default_reaches_down_to_one_element_for_each_type_and_common_layout(arch: SmArch) -> None:
+    default = expand("default", [arch])
+    for a, d, math in [
+        (D.F16, D.F16, "default"),
+        (D.BF16, D.BF16, "default"),
+        (D.F16, D.F32, "default"),
+        (D.BF16, D.F32, "default"),
+        (D.F32, D.F32, "ieee"),
+        (D.F32, D.F32, "tf32"),
+        (D.F32, D.F32, "3xtf32"),
+        (D.F64, D.F64, "default"),
+        (D.I8, D.I32, "default"),
+    ]:
+        layouts = ("rc",) if a is D.I8 else ("rr", "rc")
+        for wanted in layouts:
+            serving = [
+                k
+                for k in default
+                if (k.a, k.d, k.math) == (a, d, math)
+                and k.layout_a + k.layout_b == wanted
+                and k.align_a == k.align_b == k.align_d == 1
+            ]
+            assert serving, (arch, a, d, math, wanted)
+
+
+def test_every_type_of_the_matrix_has_cells() -> None:
+    for (a, b, math), outputs in matrix._GEMM_OUTPUTS.items():
+        for d in outputs:
+            assert gemm_types(a, b, d, math)
+            for arch in GEMM_ARCHS:
+                assert any((k.a, k.b, k.d, k.math, k.arch) == (a, b, d, math, arch) for k in FULL), (a, d, math, arch)
+
+
+def test_elements_narrower_than_an_async_copy_use_twostage() -> None:
+    for key in FULL:
+        if key.generation == "sm80" and min(key.align_a * key.a.bits, key.align_b * key.b.bits) < 32:
+            assert key.mainloop == "twostage"
+
+
+@pytest.mark.parametrize(
+    ("types", "word"),
+    [
+        ((D.F16, D.BF16, D.F16, "default"), "one dtype"),
+        ((D.F16, D.F16, D.F64, "default"), "f16 operands give"),
+        ((D.F16, D.F16, D.F16, "tf32"), "does not apply"),
+        ((D.F8E4M3, D.F8E4M3, D.BF16, "default"), "no GEMM kernel takes e4m3"),
+        ((D.I32, D.I32, D.I32, "default"), "no GEMM kernel takes i32"),
+    ],
+)
+def test_types_without_kernels_are_refused_with_the_reason(types: tuple[D, D, D, str], word: str) -> None:
+    status = gemm_types(*types)
+    assert not status
+    assert word in status.reason
+
+
+def test_support_by_dtype_and_arch() -> None:
+    assert matrix.is_supported_for(D.BF16, SmArch.SM90A)
+    assert matrix.is_supported_for(D.TF32, SmArch.SM80)
+    assert not matrix.is_supported_for(D.I32, SmArch.SM80)
+    assert not matrix.is_supported_for(D.F16, SmArch.SM120)
+    assert not matrix.is_fp8_supported(SmArch.SM90A)
+    assert not matrix.is_fp4_supported(SmArch.SM100)
+
+
+def _one(**wanted: Any) -> KernelKey:
+    return next(k for k in FULL if all(getattr(k, name) == value for name, value in wanted.items()))
+
+
+SM80 = _one(generation="sm80", arch=SmArch.SM80, a=D.F16, d=D.F16, mainloop="multistage", align_a=8)
+SM90 = _one(generation="sm90", a=D.BF16, d=D.BF16, mainloop="pingpong", epilogue_schedule="tma")
+INT8 = _one(generation="sm80", a=D.I8)
+TF32 = _one(generation="sm90", math="tf32")
+SIMT = _one(math="ieee")
+
+
+@pytest.mark.parametrize(
+    ("key", "change", "word"),
+    [
+        (SM80, {"op": "conv"}, "valid: gemm"),
+        (SM80, {"generation": "sm70"}, "valid: sm80, sm90"),
+        (SM80, {"arch": SmArch.SM120}, "no GEMM cells for sm_120a"),
+        (SM90, {"arch": SmArch.SM80}, "do not compile for sm_80"),
+        (SM80, {"epilogue": "gelu"}, "unknown epilogue"),
+        (SM80, {"layout_a": "x"}, "unknown layout 'x' of A"),
+        (SM80, {"tile": (0, 128, 32)}, "at least 1"),
+        (SM80, {"warps": (-2, 2, 1)}, "not negative"),
+        (SM80, {"align_b": 3}, "power of two"),
+        (SM80, {"align_d": 0}, "power of two"),
+        (SM80, {"swizzle": 3}, "swizzles are 1, 2, 4 and 8"),
+        (SM90, {"stages": -1}, "not negative"),
+        (SM90, {"cluster": (0, 1, 1)}, "at least 1"),
+        (SM90, {"tile": (64, 0, 64)}, "at least 1"),
+        (SM80, {"b": D.BF16}, "one dtype"),
+        (SM80, {"acc": D.F16}, "accumulate in f32"),
+        (SM80, {"layout_d": "c"}, "D^T = B^T A^T"),
+        (SM80, {"mainloop": "pingpong"}, "multistage and twostage"),
+        (SM80, {"mainloop": "twostage"}, "has 2 stages"),
+        (SM80, {"stages": 2}, "at least 3 stages"),
+        (SM80, {"cluster": (2, 1, 1)}, "no clusters"),
+        (SM80, {"scheduler": "streamk"}, "identity scheduler"),
+        (SM80, {"align_a": 1}, "cp.async"),
+        (SM80, {"align_d": 16}, "at most 16 bytes"),
+        (SM80, {"warps": (0, 2, 1)}, "warps must divide"),
+        (SM80, {"tile": (128, 128, 24)}, "instruction must divide"),
+        (SM80, {"stages": 40}, "bytes of shared memory"),
+        (SIMT, {"align_a": 2}, "single elements"),
+        (INT8, {"layout_b": "r"}, "make B contiguous along K"),
+        (INT8, {"layout_a": "c"}, "a = a.T.contiguous().T"),
+        (TF32, {"layout_b": "r"}, "contiguous along K only"),
+        (SM90, {"a": D.F64, "b": D.F64, "d": D.F64, "acc": D.F64}, "WGMMA multiplies"),
+        (SM90, {"mainloop": "multistage"}, "pingpong, cooperative"),
+        (SM90, {"scheduler": "identity"}, "persistent and streamk"),
+        (SM90, {"scheduler": "streamk"}, "cooperative mainloop"),
+        (SM90, {"epilogue_schedule": ""}, "tma and nosmem"),
+        (SM90, {"align_a": 4}, "TMA needs A aligned to 16 bytes"),
+        (SM90, {"align_b": 4}, "TMA needs B aligned to 16 bytes"),
+        (SM90, {"align_d": 1}, "TMA epilogue needs D aligned"),
+        (SM90, {"tile": (96, 128, 64)}, "multiples of 64"),
+        (SM90, {"tile": (128, 128, 32)}, "128 bytes"),
+        (SM90, {"tile": (256, 256, 64), "mainloop": "cooperative"}, "would spill"),
+        (SM90, {"cluster": (4, 4, 1)}, "at most 8"),
+        (SM90, {"swizzle": 8}, "run time"),
+    ],
+)
+def test_what_cutlass_lacks_is_refused_with_the_reason(key: KernelKey, change: dict[str, Any], word: str) -> None:
+    assert supports(key)
+    status = supports(replace(key, **change))
+    assert not status
+    assert word in status.reason
+
+
+_numbers = st.sampled_from([-1, 0, 1, 2, 3, 4, 8, 16, 32, 48, 64, 96, 128, 192, 256, 1024])
+_triples = st.tuples(_numbers, _numbers, _numbers)
+_dtypes = st.sampled_from(list(D))
+_words = st.sampled_from(
+    (
+        " r c gemm sm80 sm90 multistage twostage pingpong cooperative warpspecialized tma nosmem identity persistent "
+        "streamk default ieee tf32 3xtf32 lc ?"
+    ).split(" ")
+)
+_fields: dict[str, st.SearchStrategy[Any]] = {
+    **dict.fromkeys(("a", "b", "d", "acc"), _dtypes),
+    **dict.fromkeys(("tile", "cluster", "warps"), _triples),
+    **dict.fromkeys(("align_a", "align_b", "align_d", "stages", "swizzle"), _numbers),
+    **dict.fromkeys(("op", "generation", "mainloop", "epilogue_schedule", "scheduler", "math", "epilogue"), _words),
+    **dict.fromkeys(("layout_a", "layout_b", "layout_d"), _words),
+    "arch": st.sampled_from(list(SmArch)),
+}
+
+
+@st.composite
+def _mutated(draw: st.DrawFn) -> KernelKey:
+    key = draw(st.sampled_from(FULL))
+    names = draw(st.lists(st.sampled_from(sorted(_fields)), max_size=4, unique=True))
+    return replace(key, **{name: draw(_fields[name]) for name in names})
+
+
+@given(_mutated())
+@settings(max_examples=1500, deadline=None)
+def test_any_key_is_either_renderable_or_refused_with_a_reason(key: KernelKey) -> None:
+    status = supports(key)
+    assert status.ok != bool(status.reason)
+    if status:
+        assert min(*key.tile, *key.cluster, key.align_a, key.align_b, key.align_d) >= 1
+        for flavour in ("aot", "nvrtc"):
+            source, name = render(key, flavour=flavour)
+            assert name in source
+            assert "@" not in source
+
+
+def test_ten_thousand_keys_expand_within_a_second(monkeypatch: pytest.MonkeyPatch) -> None:
+    base = list(cells(GEMM_ARCHS))
+    many = [(tier, replace(key, swizzle=i)) for i, (tier, key) in enumerate(islice(cycle(base), 10_000))]
+    monkeypatch.setattr(matrix, "cells", lambda _archs: iter(many))
+    best = min(_seconds_to_expand() for _ in range(3))
+    assert best < 1.0
+
+
+def _seconds_to_expand() -> float:
+    # Of this process alone: other processes' compilers must not fail the test.
+    start = time.process_time()
+    keys = expand("full", GEMM_ARCHS)
+    check_unique(keys)
+    assert len(keys) == 10_000
+    return time.process_time() - start

@@ -1,0 +1,184 @@
+"""Source text of the cells, for nvcc and for NVRTC, and the files that a build compiles."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from pathlib import Path
+
+import pytest
+
+from generator.archs import SmArch
+from generator.dtypes import CutlassDtype as D
+from generator.emit import emit
+from generator.key import KernelKey
+from generator.matrix import GEMM_ARCHS, expand
+from generator.render import render
+from generator.selection import Selection
+
+FULL = expand("full", GEMM_ARCHS)
+
+
+def test_every_mark_of_a_template_is_filled_in_both_flavours() -> None:
+    for key in FULL:
+        for flavour in ("aot", "nvrtc"):
+            source, name = render(key, flavour=flavour)
+            assert name == key.name
+            assert "@" not in source
+            assert source.count("{") == source.count("}")
+            assert f'extern "C" __global__ void __launch_bounds__(Cell::kThreads, Cell::kMinBlocks)\n{name}(' in source
+
+
+def test_only_sources_for_nvcc_have_a_row() -> None:
+    for key in FULL[::50]:
+        ahead, _ = render(key)
+        runtime, _ = render(key, flavour="nvrtc")
+        assert f"atomr_cutlass_row_{key.name}" in ahead
+        assert "atomr_cutlass/row.h" in ahead
+        assert "row" not in re.sub(r"RowMajor", "", runtime)
+        assert ahead.startswith(runtime.partition("\n")[0])
+
+
+def test_the_row_carries_the_key() -> None:
+    for key in FULL[::20]:
+        source, _ = render(key)
+        found = re.search(r'R"json\((.*)\)json"', source)
+        assert found
+        assert KernelKey.from_dict(json.loads(found[1])) == key
+
+
+def test_the_row_says_whether_there_is_ptx() -> None:
+    key = FULL[0]
+    assert ", true);" in render(key, ptx=True)[0]
+    assert ", false);" in render(key, ptx=False)[0]
+    assert render(key, flavour="nvrtc", ptx=True) == render(key, flavour="nvrtc", ptx=False)
+
+
+def test_every_cell_has_a_source_of_its_own() -> None:
+    # Two keys that differ only in the arch are the same text but for their names.
+    texts = {render(key, flavour="nvrtc")[0] for key in FULL}
+    assert len(texts) == len(FULL)
+
+
+def test_the_source_states_the_key() -> None:
+    key = next(k for k in FULL if k.generation == "sm80" and k.math == "3xtf32" and k.layout_b == "c")
+    source, _ = render(key)
+    for part in (
+        "float, cutlass::layout::",
+        "cutlass::arch::OpClassTensorOp",
+        "cutlass::arch::OpMultiplyAddFastF32",
+        f"cutlass::gemm::GemmShape<{key.tile[0]}, {key.tile[1]}, {key.tile[2]}>",
+        "cutlass::gemm::GemmShape<16, 8, 8>",
+    ):
+        assert part in source
+    stream = next(k for k in FULL if k.scheduler == "streamk")
+    source, _ = render(stream)
+    for part in (
+        f"cute::Shape<cute::Int<{stream.tile[0]}>, cute::Int<{stream.tile[1]}>, cute::Int<{stream.tile[2]}>>",
+        "cutlass::gemm::KernelTmaWarpSpecializedCooperative",
+        "cutlass::epilogue::TmaWarpSpecializedCooperative",
+        "cutlass::gemm::StreamKScheduler",
+    ):
+        assert part in source
+    integer = next(k for k in FULL if k.a is D.I8 and k.generation == "sm80")
+    assert "OpMultiplyAddSaturate" in render(integer)[0]
+
+
+def test_an_unknown_flavour_is_refused() -> None:
+    with pytest.raises(ValueError, match="unknown flavour 'hip'; valid: aot, nvrtc"):
+        render(FULL[0], flavour="hip")
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Emission
+# ----------------------------------------------------------------------------------------------------------------------
+
+SMOKE = Selection(preset="smoke", archs="80;90a", ptx="80")
+
+
+def _times(folder: Path) -> dict[str, int]:
+    """Sets every file's time to the epoch and returns the files: what is written later has another time."""
+    files = {str(p.relative_to(folder)): p for p in folder.rglob("*") if p.is_file()}
+    for path in files.values():
+        os.utime(path, (0, 0))
+    return dict.fromkeys(files, 0)
+
+
+def _written(folder: Path) -> set[str]:
+    return {str(p.relative_to(folder)) for p in folder.rglob("*") if p.is_file() and p.stat().st_mtime_ns != 0}
+
+
+def test_emission_writes_sources_table_and_cmake(tmp_path: Path) -> None:
+    keys = emit(SMOKE, tmp_path)
+    sources = {f"src/{key.arch.value}/{key.name}.cu" for key in keys}
+    assert _written(tmp_path) == sources | {"table.cpp", "kernels.cmake"}
+    for key in keys:
+        text = (tmp_path / "src" / key.arch.value / f"{key.name}.cu").read_text()
+        assert text == render(key, ptx=key.arch is SmArch.SM80)[0]
+    table = (tmp_path / "table.cpp").read_text()
+    assert re.findall(r"&atomr_cutlass_row_(\w+),", table) == [key.name for key in keys]
+    assert f"kRowCount = {len(keys)};" in table
+
+
+def test_the_cmake_file_lists_the_cells_of_each_arch(tmp_path: Path) -> None:
+    keys = emit(SMOKE, tmp_path)
+    text = (tmp_path / "kernels.cmake").read_text()
+    assert 'set(ATOMR_CUTLASS_CELL_ARCHS "sm_80;sm_90a")' in text
+    assert f"set(ATOMR_CUTLASS_CELL_COUNT {len(keys)})" in text
+    assert 'set(ATOMR_CUTLASS_CUDA_ARCHITECTURES_sm_80 "80-real;80-virtual")' in text
+    assert 'set(ATOMR_CUTLASS_CUDA_ARCHITECTURES_sm_90a "90a-real")' in text
+    assert all(f'"{tmp_path.as_posix()}/src/{key.arch.value}/{key.name}.cu"' in text for key in keys)
+    memory = {arch: int(mb) for arch, mb in re.findall(r"JOB_MB_(\w+) (\d+)", text)}
+    assert memory["sm_90a"] > memory["sm_80"] > 0
+
+
+def test_an_unchanged_selection_writes_nothing(tmp_path: Path) -> None:
+    emit(SMOKE, tmp_path)
+    before = _times(tmp_path)
+    emit(SMOKE, tmp_path)
+    assert _written(tmp_path) == set()
+    assert {str(p.relative_to(tmp_path)) for p in tmp_path.rglob("*") if p.is_file()} == set(before)
+
+
+def test_one_more_cell_changes_one_source_the_table_and_the_cmake_file(tmp_path: Path) -> None:
+    keys = SMOKE.keys()
+    emit(Selection(preset="smoke", archs="80;90a", ptx="80", exclude=keys[0].name), tmp_path)
+    _times(tmp_path)
+    emit(SMOKE, tmp_path)
+    assert _written(tmp_path) == {f"src/{keys[0].arch.value}/{keys[0].name}.cu", "table.cpp", "kernels.cmake"}
+
+
+def test_stale_sources_are_removed_and_other_files_stay(tmp_path: Path) -> None:
+    emit(SMOKE, tmp_path)
+    (tmp_path / "src" / "notes.txt").write_text("mine")
+    keys = emit(Selection(preset="smoke", archs="80", kernels="simt"), tmp_path)
+    assert sorted(p.stem for p in tmp_path.glob("src/*/*.cu")) == sorted(key.name for key in keys)
+    assert (tmp_path / "src" / "notes.txt").read_text() == "mine"
+
+
+def test_a_source_that_was_edited_or_lost_is_written_again(tmp_path: Path) -> None:
+    keys = emit(SMOKE, tmp_path)
+    first, second = (tmp_path / "src" / k.arch.value / f"{k.name}.cu" for k in keys[:2])
+    first.write_text("broken")
+    second.unlink()
+    emit(SMOKE, tmp_path)
+    assert first.read_text() == render(keys[0], ptx=True)[0]
+    assert second.is_file()
+
+
+def test_a_wrong_selection_writes_and_removes_nothing(tmp_path: Path) -> None:
+    emit(SMOKE, tmp_path)
+    before = _times(tmp_path)
+    with pytest.raises(ValueError, match="leaves no kernel"):
+        emit(Selection(kernels="nothing"), tmp_path)
+    assert _written(tmp_path) == set()
+    assert all((tmp_path / name).is_file() for name in before)
+
+
+def test_the_empty_preset_gives_an_empty_table(tmp_path: Path) -> None:
+    emit(SMOKE, tmp_path)
+    assert emit(Selection(preset="none"), tmp_path) == []
+    assert list(tmp_path.glob("src/*/*.cu")) == []
+    assert "kRowCount = 0;" in (tmp_path / "table.cpp").read_text()
+    assert 'set(ATOMR_CUTLASS_CELL_ARCHS "")' in (tmp_path / "kernels.cmake").read_text()

@@ -140,23 +140,25 @@ def supports(key: KernelKey) -> Status:
         return no(f"{key.a.value} operands accumulate in {accumulator(key.a).value}, not {key.acc.value}")
     if key.layout_d != ROW:
         return no("D is row-major in every cell; a column-major D is computed as D^T = B^T A^T")
-    layouts = supports_layouts(key.generation, key.a, key.math, key.layout_a, key.layout_b)
+    layouts = supports_layouts(key.generation, key.a, key.layout_a, key.layout_b)
     if not layouts:
         return layouts
     return _supports_sm80(key) if key.generation == "sm80" else _supports_sm90(key)
 
 
-def supports_layouts(generation: str, a: D, math: str, layout_a: str, layout_b: str) -> Status:
-    """Whether a generation takes these A and B layouts; a refusal names the transpose that cures it."""
-    if a is D.I8 and (layout_a, layout_b) != (ROW, COLUMN):
+def supports_layouts(generation: str, a: D, layout_a: str, layout_b: str) -> Status:
+    """Whether a generation takes these A and B layouts; a refusal names the transpose that cures it.
+
+    WGMMA itself reads 8-bit and tf32 operands contiguous along K only: for the other layouts CUTLASS's sm90 builder
+    passes A, or B with the operands swapped, through registers (the RS mainloop).
+    """
+    if generation == "sm80" and a is D.I8 and (layout_a, layout_b) != (ROW, COLUMN):
         wrong = [name for name, layout, need in (("A", layout_a, ROW), ("B", layout_b, COLUMN)) if layout != need]
         return no(
-            f"8-bit kernels need A row-major and B column-major (both contiguous along K): "
+            f"8-bit kernels of the sm80 generation need A row-major and B column-major (both contiguous along K): "
             f"make {' and '.join(wrong)} contiguous along K, for example "
             + " and ".join(f"{n.lower()} = {n.lower()}.T.contiguous().T" for n in wrong)
         )
-    if generation == "sm90" and math == "tf32" and (layout_a, layout_b) != (ROW, COLUMN):
-        return no("WGMMA reads tf32 contiguous along K only; the sm80 generation serves the other layouts")
     return OK
 
 
@@ -315,7 +317,7 @@ def _sm80_cells(arch: SmArch) -> Iterator[Cell]:
         common = layouts in COMMON_LAYOUTS
         for d in _GEMM_OUTPUTS[D.F32, D.F32, "tf32"]:
             usual_tier = DEFAULT if common and d is D.F32 else FULL
-            # On sm_90a TMA kernels serve tf32 in row-by-column layout only.
+            # On sm_90a the RS mainloop of the other layouts is in `full` only.
             yield (
                 FULL if fallback and layouts == "rc" else usual_tier,
                 _gemm_sm80(arch, D.F32, d, layouts, (4, 4, 4), (128, 128, 16), (2, 2, 1), 4, "tf32"),
@@ -407,7 +409,7 @@ def _sm90_cells() -> Iterator[Cell]:
                 if tier == SMOKE and (a is not D.BF16 or layouts != "rc"):
                     tier = DEFAULT
                 yield tier, _gemm_sm90(a, a, layouts, tile, cluster, mainloop)
-            for tile in ((128, 128), (128, 256), (256, 128)):
+            for tile in ((128, 128), (128, 256), (256, 128)) if common else ((128, 128), (128, 256)):
                 yield FULL, _gemm_sm90(a, a, layouts, tile, (2, 1), "cooperative", scheduler="streamk")
             yield (
                 DEFAULT if common else FULL,
@@ -416,7 +418,7 @@ def _sm90_cells() -> Iterator[Cell]:
             if common:
                 yield FULL, _gemm_sm90(a, D.F32, layouts, (128, 256), (2, 1), "cooperative")
                 yield FULL, _gemm_sm90(a, D.F32, layouts, (64, 64), (1, 1), "pingpong")
-            yield FULL, _gemm_sm90(a, D.F32, layouts, (128, 128), (2, 1), "cooperative", scheduler="streamk")
+                yield FULL, _gemm_sm90(a, D.F32, layouts, (128, 128), (2, 1), "cooperative", scheduler="streamk")
             if common:
                 other = D.F16 if a is D.BF16 else D.BF16
                 yield FULL, _gemm_sm90(a, other, layouts, (128, 128), (2, 1), "pingpong")
@@ -434,6 +436,9 @@ def _sm90_cells() -> Iterator[Cell]:
     ):
         yield tier, _gemm_sm90(D.F32, D.F32, "rc", tile, cluster, mainloop, math="tf32")
         yield tier, _gemm_sm90(D.I8, D.I32, "rc", tile, cluster, mainloop)
+    for layouts in ("rr", "cr", "cc"):
+        yield FULL, _gemm_sm90(D.F32, D.F32, layouts, (128, 128), (2, 1), "cooperative", math="tf32")
+        yield FULL, _gemm_sm90(D.I8, D.I32, layouts, (128, 128), (2, 1), "cooperative")
 
 
 def cells(archs: Iterable[SmArch]) -> Iterator[Cell]:

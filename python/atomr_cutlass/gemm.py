@@ -11,11 +11,11 @@ from typing import Any
 import numpy as np
 
 from . import _core, devices, numerics, operands, problem, reference
-from . import plan as plans
 from .errors import InvalidOperandError, UnsupportedError
 from .generator.dtypes import CutlassDtype
 from .generator.matrix import gemm_types
 from .operands import CPU, CUDA
+from .plan import Plan, make, refuse_epilogue
 from .problem import GemmProblem, MatrixSpec
 from .requests import default_out_dtype, math_mode
 
@@ -24,7 +24,7 @@ PLANS_KEPT = 256
 
 _GPU_BACKENDS = ("auto", "prebuilt")
 
-_plans: collections.OrderedDict[tuple[Any, ...], plans.Plan] = collections.OrderedDict()
+_plans: collections.OrderedDict[tuple[Any, ...], Plan] = collections.OrderedDict()
 _plans_lock = threading.Lock()
 _warned = threading.Event()
 
@@ -150,7 +150,7 @@ class _Call:
         types = gemm_types(what.dtype, what.dtype, what.result, what.math)
         if not types:
             raise UnsupportedError(types.reason)
-        plans.refuse_epilogue(self.bias, self.activation)
+        refuse_epilogue(self.bias, self.activation)
         return self._on_host(what) if on_host else self._on_gpu(what)
 
     def _on_gpu(self, what: _Operation) -> Any:
@@ -176,7 +176,7 @@ class _Call:
             self._keep(made)
         return operands.finished(array, views["out"], stream)
 
-    def _keep(self, made: plans.Plan) -> None:
+    def _keep(self, made: Plan) -> None:
         """Remembers the plan under what the fast path of `gemm` can see without Python."""
         if self.out_dtype is not None or (self.out is None and not _core.has_exchange_api(self.a)):
             return
@@ -352,7 +352,7 @@ def _warn_once() -> None:
         warnings.warn(f"computing with NumPy on the CPU: {devices.problem()}", RuntimeWarning, stacklevel=4)
 
 
-def _plan(views: dict[str, _core.Operand], math: str, like: Any) -> plans.Plan:
+def _plan(views: dict[str, _core.Operand], math: str, like: Any) -> Plan:
     def spec(name: str) -> MatrixSpec:
         view = views[name]
         return MatrixSpec(view.shape, view.strides, operands.dtype_of(view, name), view.alignment)
@@ -365,4 +365,4 @@ def _plan(views: dict[str, _core.Operand], math: str, like: Any) -> plans.Plan:
         math=math,
         device=views["a"].device,
     )
-    return plans.make(what, like=like)
+    return make(what, like=like)

@@ -1,0 +1,364 @@
+"""The command line `atomr-cutlass`: what is installed, which kernel a request gets, and one GEMM to see it work.
+
+Exit status: 0, 1 when something failed, 2 when the usage or an input is wrong.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import sys
+from collections.abc import Callable, Iterable
+from typing import Annotated, Any, TypeVar
+
+import typer
+import typer.core
+from rich.console import Console
+from rich.progress import track
+from rich.table import Table
+from rich.text import Text
+
+from . import devices, table, trial
+from . import info as installation
+from .errors import CutlassError, InvalidOperandError, KernelNotFoundError
+from .explain import Explanation, explain
+from .generator.archs import SmArch
+from .generator.dtypes import CutlassDtype
+from .generator.matrix import OPS
+from .info import Info
+from .requests import PRECISIONS, GemmEpilogue, GemmLayout, GemmRequest, GemmShape
+from .table import KernelInfo
+from .trial import Trial
+
+T = TypeVar("T")
+
+
+class _Commands(typer.core.TyperGroup):
+    """Turns the package's errors into one line and an exit status."""
+
+    def invoke(self, ctx: Any) -> Any:
+        try:
+            return super().invoke(ctx)
+        except CutlassError as error:
+            _complain(str(error))
+            raise typer.Exit(2 if isinstance(error, InvalidOperandError) else 1) from error
+        except MemoryError as error:
+            _complain("the operands do not fit into memory")
+            raise typer.Exit(1) from error
+
+
+app = typer.Typer(
+    cls=_Commands,
+    help="CUTLASS kernels as a Python package.",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+)
+
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+Rows = Annotated[int, typer.Option("--m", min=1, help="Rows of A and D.")]
+Columns = Annotated[int, typer.Option("--n", min=1, help="Columns of B and D.")]
+Depth = Annotated[int, typer.Option("--k", min=1, help="Columns of A, rows of B.")]
+Batch = Annotated[int, typer.Option(min=1, help="How many products.")]
+Dtype = Annotated[str, typer.Option(help=f"Element type of A and B: {', '.join(d.value for d in CutlassDtype)}.")]
+Arch = Annotated[str, typer.Option(help="Target such as 80 or 90a; empty: the GPU's own.")]
+Layout = Annotated[
+    str, typer.Option(help="Layouts of A, B and D: r (row-major) or c (column-major) each, such as rcr.")
+]
+OutDtype = Annotated[str, typer.Option(help="Element type of D; empty: A's, or i32 for i8.")]
+Precision = Annotated[str, typer.Option(help=f"For f32 operands: {', '.join(PRECISIONS)}.")]
+Alpha = Annotated[float, typer.Option(help="Factor of the product.")]
+Beta = Annotated[float, typer.Option(help="Factor of C; 0: there is no C.")]
+
+
+@app.command("info")
+def info_command(*, as_json: AsJson = False) -> None:
+    """GPUs, driver, compilers, headers, packs and kernels; what is missing, with the command that supplies it."""
+    facts = installation.gather()
+    if as_json:
+        _print_json(facts.to_dict())
+        return
+    _print_facts(facts)
+    _print_missing(facts)
+
+
+@app.command("list")
+def list_command(
+    *,
+    op: Annotated[str, typer.Option(help=f"Only this operation: {', '.join(OPS)}.")] = "",
+    dtype: Annotated[str, typer.Option(help="Only this element type of A; tf32: f32 multiplied in TF32.")] = "",
+    arch: Annotated[str, typer.Option(help="Only kernels compiled for this target, such as 80 or 90a.")] = "",
+    name_filter: Annotated[
+        str, typer.Option("--filter", help="Only matching names: * between substrings, alternatives comma-separated.")
+    ] = "",
+    as_json: AsJson = False,
+) -> None:
+    """The kernel table, packs included: a table on a terminal, otherwise one name a line."""
+    if op and op not in OPS:
+        raise typer.BadParameter(f"unknown op {op!r}; valid: {', '.join(OPS)}", param_hint="--op")
+    found = table.kernels(
+        op=op or None,
+        dtype=_dtype(dtype, "--dtype"),
+        arch=_arch(arch),
+        filter=name_filter or None,
+    )
+    if as_json:
+        _print_json({"kernels": [info.to_dict() for info in found]})
+    elif sys.stdout.isatty():
+        _print_kernels(found)
+    else:
+        for info in found:
+            print(info.name)
+    if not found and not as_json:
+        if table.kernels():
+            _complain("no kernel of the table matches")
+        else:
+            _complain(f"the table is empty; to fill it: {installation.build_command('default', '80;90a')}")
+
+
+@app.command("explain")
+def explain_command(
+    *,
+    m: Rows = 4096,
+    n: Columns = 4096,
+    k: Depth = 4096,
+    batch: Batch = 1,
+    dtype: Dtype = "bf16",
+    arch: Arch = "",
+    layout: Layout = "rrr",
+    out_dtype: OutDtype = "",
+    precision: Precision = "",
+    alpha: Alpha = 1.0,
+    beta: Beta = 0.0,
+    as_json: AsJson = False,
+) -> None:
+    """Which kernel a GEMM gets and why; where there is none, the nearest one and what would add it."""
+    request = _request(m, n, k, batch, dtype, arch, layout, out_dtype, precision, alpha, beta)
+    if request.arch is None and not devices.available():
+        raise typer.BadParameter(f"needed, since there is no GPU ({devices.problem()})", param_hint="--arch")
+    explanation = explain(request)
+    if as_json:
+        _print_json(explanation.to_dict())
+    else:
+        _print_explanation(explanation)
+
+
+@app.command("run")
+def run_command(
+    *,
+    m: Rows = 1024,
+    n: Columns = 1024,
+    k: Depth = 1024,
+    batch: Batch = 1,
+    dtype: Dtype = "bf16",
+    arch: Arch = "",
+    layout: Layout = "rrr",
+    out_dtype: OutDtype = "",
+    precision: Precision = "",
+    alpha: Alpha = 1.0,
+    beta: Beta = 0.0,
+    backend: Annotated[str, typer.Option(help=f"{', '.join(trial.BACKENDS)}; auto: a GPU if there is one.")] = "auto",
+    seed: Annotated[int, typer.Option(min=0, help="Of the random operands.")] = 0,
+    as_json: AsJson = False,
+) -> None:
+    """One GEMM on random operands: checked against the reference and, on a GPU, timed."""
+    if backend not in trial.BACKENDS:
+        raise typer.BadParameter(
+            f"unknown backend {backend!r}; valid: {', '.join(trial.BACKENDS)}", param_hint="--backend"
+        )
+    request = _request(m, n, k, batch, dtype, arch, layout, out_dtype, precision, alpha, beta)
+    result = trial.run(request, backend=backend, seed=seed, track=_tracker(request))
+    if as_json:
+        _print_json(result.to_dict())
+    else:
+        _print_trial(result)
+    if not result.ok:
+        raise typer.Exit(1)
+
+
+@app.command("demo")
+def demo_command(*, as_json: AsJson = False) -> None:
+    """A tour of a minute, with or without a GPU: what is installed, some kernels, a choice explained, one GEMM."""
+    facts = installation.gather()
+    request = GemmRequest(GemmShape(1024, 768, 512), dtype=CutlassDtype.BF16, layout_b=GemmLayout.COL_MAJOR)
+    explained = request if devices.available() else dataclasses.replace(request, arch=SmArch.SM90A)
+    explanation = explain(explained)
+    refusal = ""
+    try:
+        result = trial.run(request, track=_tracker(request))
+    except KernelNotFoundError as error:
+        refusal = str(error)
+        result = trial.run(request, backend="reference", track=_tracker(request))
+    if as_json:
+        _print_json({"info": facts.to_dict(), "explain": explanation.to_dict(), "run": result.to_dict()})
+    else:
+        _heading("What is installed (atomr-cutlass info)")
+        _print_facts(facts)
+        kernels = table.kernels()
+        _heading(f"Some of its {len(kernels)} kernels (atomr-cutlass list)")
+        for info in kernels[:: max(1, len(kernels) // 4)][:4]:
+            _line(info.name)
+        _heading(f"Which of them multiplies {_shape(request)} bf16 (atomr-cutlass explain)")
+        if explained is not request:
+            _line(f"Asked for {SmArch.SM90A.value}, since there is no GPU here:")
+        _print_explanation(explanation)
+        _heading("That GEMM on random operands (atomr-cutlass run)")
+        if refusal:
+            _line(refusal)
+        _print_trial(result)
+    if not result.ok:
+        raise typer.Exit(1)
+
+
+def _request(
+    m: int, n: int, k: int, batch: int, dtype: str, arch: str, layout: str, out_dtype: str, precision: str,
+    alpha: float, beta: float,
+) -> GemmRequest:  # fmt: skip
+    layouts = {"r": GemmLayout.ROW_MAJOR, "c": GemmLayout.COL_MAJOR}
+    if len(layout) != 3 or not set(layout) <= set(layouts):
+        raise typer.BadParameter(f"{layout!r} is not three letters r or c, such as rcr", param_hint="--layout")
+    element = _dtype(dtype, "--dtype")
+    if element is None:
+        raise typer.BadParameter("is empty", param_hint="--dtype")
+    layout_a, layout_b, layout_c = (layouts[letter] for letter in layout)
+    return GemmRequest(
+        GemmShape(m, n, k, batch),
+        dtype=element,
+        arch=_arch(arch),
+        layout_a=layout_a,
+        layout_b=layout_b,
+        layout_c=layout_c,
+        epilogue=GemmEpilogue(alpha=alpha, beta=beta),
+        out_dtype=_dtype(out_dtype, "--out-dtype"),
+        precision=precision or None,
+    )
+
+
+def _dtype(text: str, option: str) -> CutlassDtype | None:
+    return _parsed(CutlassDtype.parse, text, option) if text else None
+
+
+def _arch(text: str) -> SmArch | None:
+    return _parsed(SmArch.parse, text, "--arch") if text else None
+
+
+def _parsed(parse: Callable[[str], T], text: str, option: str) -> T:
+    try:
+        return parse(text)
+    except ValueError as error:
+        raise typer.BadParameter(str(error), param_hint=option) from error
+
+
+def _tracker(request: GemmRequest) -> trial.Track | None:
+    """A progress bar on a terminal, for what takes the reference more than about two seconds."""
+    shape = request.shape
+    if shape.batch * shape.m * shape.n * shape.k < 1e10 or not sys.stderr.isatty():
+        return None
+
+    def bar(parts: Iterable[slice], count: int) -> Iterable[slice]:
+        return track(parts, "Checking against the reference", count, console=Console(stderr=True), transient=True)
+
+    return bar
+
+
+def _complain(message: str) -> None:
+    print(f"atomr-cutlass: {message}", file=sys.stderr)
+
+
+def _print_json(value: dict[str, Any]) -> None:
+    print(json.dumps(value, indent=1))
+
+
+def _line(text: str, style: str = "") -> None:
+    # Names and commands are to be copied: no wrapping, and brackets are no markup.
+    Console().print(Text(text, style), soft_wrap=True)
+
+
+def _heading(text: str) -> None:
+    print()
+    _line(text, "bold")
+
+
+def _print_facts(facts: Info) -> None:
+    lines = [("package", f"{facts.version}, Python {facts.python}"), ("driver", facts.driver)]
+    for gpu in facts.gpus:
+        device = gpu.device
+        arch = device.arch.value if device.arch else f"compute capability {device.capability}, no target for it"
+        size = f"{device.multiprocessors} multiprocessors, {device.memory_bytes / 2**30:.0f} GiB"
+        lines.append((f"GPU {device.index}", f"{device.name} ({arch}), {size}; {gpu.kernels} kernels run on it"))
+    for name, tool in (("nvcc", facts.nvcc), ("cuda-core", facts.cuda_core), ("NVRTC", facts.nvrtc)):
+        lines.append((name, f"{tool.version} ({tool.where})" if tool else "none"))
+    headers = facts.headers
+    lines.append(("headers", f"CUTLASS {headers.version} ({headers.where})" if headers else "none"))
+    packs = ", ".join(f"{name} ({count} kernels)" for name, count in facts.packs.items())
+    lines.append(("packs", packs or "none"))
+    counts = ", ".join(f"{count} {generation} for {arch}" for (generation, arch), count in facts.table.items())
+    lines.append(("table", f"{sum(facts.table.values())} kernels" + (f": {counts}" if counts else "")))
+    for name, text in lines:
+        _line(f"{name:<11}{text}")
+
+
+def _print_missing(facts: Info) -> None:
+    if not facts.missing:
+        return
+    _heading("Missing")
+    for missing in facts.missing:
+        _line(f"{missing.what}\n    for:  {missing.for_}\n    cure: {missing.cure}")
+
+
+def _print_kernels(kernels: list[KernelInfo]) -> None:
+    shown = Table("arch", "A x B -> D", "layouts", "align", "tile", "cluster", "pack", "name", box=None, pad_edge=False)
+    shown.columns[-1].overflow = "fold"
+    for info in kernels:
+        key = info.key
+        math = "" if key.math == "default" else f" ({key.math})"
+        shown.add_row(
+            key.arch.value + (" + PTX" if info.ptx else ""),
+            f"{key.a.value} x {key.b.value} -> {key.d.value}{math}",
+            key.layout_a + key.layout_b + key.layout_d,
+            f"{key.align_a},{key.align_b},{key.align_d}",
+            "x".join(map(str, key.tile)),
+            "x".join(map(str, key.cluster)),
+            info.pack,
+            info.name,
+        )
+    console = Console()
+    console.print(shown)
+    console.print(f"{len(kernels)} kernels", highlight=False)
+
+
+def _print_explanation(explanation: Explanation) -> None:
+    _line(str(explanation))
+    if len(explanation.candidates) > 1:
+        _line("candidates, by the model:")
+        for name, microseconds in explanation.candidates:
+            _line(f"{microseconds:>12.1f} us  {name}")
+
+
+def _print_trial(result: Trial) -> None:
+    request = result.request
+    types = f"{request.dtype.value} -> {request.result_dtype.value}"
+    if result.backend == "reference":
+        _line(f"{_shape(request)} {types}: computed by the NumPy reference ({result.reason})")
+    else:
+        _line(f"{_shape(request)} {types}: computed by {result.device}")
+        _line(f"kernel {result.kernel}")
+    if result.seconds is not None and result.tflops is not None:
+        _line(
+            f"{result.seconds * 1e6:.1f} us a launch, {result.tflops:.1f} TFLOP/s "
+            f"(median over {result.launches} launches, back to back)"
+        )
+    if result.ok:
+        against = "itself, called directly" if result.backend == "reference" else "the reference"
+        _line(f"right: {result.elements} elements agree with {against}; largest difference {result.max_error:.3g}")
+    else:
+        _line(
+            f"WRONG: {result.mismatches} of {result.elements} elements differ from the reference by more "
+            f"than rounding; largest difference {result.max_error:.3g}",
+            "bold red",
+        )
+
+
+def _shape(request: GemmRequest) -> str:
+    shape = request.shape
+    return f"{shape.m}x{shape.n}x{shape.k}" + (f", {shape.batch} times," if shape.batch > 1 else "")

@@ -1,0 +1,231 @@
+"""One GEMM on random operands: computed, timed where there is a GPU, and checked against the reference."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from . import _core, devices, numerics, operands, reference
+from .gemm import gemm
+from .generator.dtypes import CutlassDtype
+from .plan import plan
+from .requests import GemmLayout, GemmRequest
+
+Array = np.ndarray[Any, Any]
+Track = Callable[[Iterable[slice], int], Iterable[slice]]
+"""Shows how far a loop has come: (what it runs over, how many) -> the same."""
+
+BACKENDS = ("auto", "prebuilt", "reference")
+
+_PARTS = 32
+_BATCH_SECONDS = 0.05
+_REPEATS = 5
+
+
+@dataclass(frozen=True)
+class Trial:
+    """What came of one GEMM.
+
+    Attributes:
+        request: what was computed.
+        backend: `prebuilt` or `reference`.
+        reason: why that backend.
+        kernel: name of the kernel, or None.
+        device: what computed.
+        elements: elements of the result.
+        mismatches: how many of them lie outside the tolerance.
+        max_error: largest absolute difference from the reference.
+        tolerance: the bounds that held (see `reference.Tolerance`).
+        launches: how many launches were timed; 0 without a GPU.
+        seconds: median time of one launch, launched back to back; None without a GPU.
+    """
+
+    request: GemmRequest
+    backend: str
+    reason: str
+    kernel: str | None
+    device: str
+    elements: int
+    mismatches: int
+    max_error: float
+    tolerance: reference.Tolerance
+    launches: int
+    seconds: float | None
+
+    @property
+    def ok(self) -> bool:
+        """Whether every element is right."""
+        return self.mismatches == 0
+
+    @property
+    def tflops(self) -> float | None:
+        """Floating-point (or integer) operations per second, in 10^12."""
+        shape = self.request.shape
+        return None if self.seconds is None else 2e-12 * shape.batch * shape.m * shape.n * shape.k / self.seconds
+
+    def to_dict(self) -> dict[str, Any]:
+        """JSON-ready values."""
+        shape = self.request.shape
+        return {
+            "shape": {"m": shape.m, "n": shape.n, "k": shape.k, "batch": shape.batch},
+            "dtype": self.request.dtype.value,
+            "out_dtype": self.request.result_dtype.value,
+            "math": self.request.math,
+            "backend": self.backend,
+            "reason": self.reason,
+            "kernel": self.kernel,
+            "device": self.device,
+            "ok": self.ok,
+            "elements": self.elements,
+            "mismatches": self.mismatches,
+            "max_error": self.max_error,
+            "tolerance": self.tolerance._asdict(),
+            "launches": self.launches,
+            "seconds": self.seconds,
+            "tflops": self.tflops,
+        }
+
+
+@dataclass
+class _Check:
+    """Counts what lies outside the tolerance, part by part."""
+
+    request: GemmRequest
+    limits: reference.Tolerance = field(init=False)
+    mismatches: int = 0
+    max_error: float = 0.0
+
+    def __post_init__(self) -> None:
+        request = self.request
+        self.limits = reference.tolerance(request.operand_dtype, request.result_dtype, request.shape.k, request.math)
+
+    def add(self, got: Array, a: Array, b: Array, c: Array | None) -> None:
+        """Compares a part of the result with the reference of the operands that it comes from."""
+        alpha, beta = self.request.epilogue.alpha, self.request.epilogue.beta
+        result = self.request.result_dtype
+        expected = reference.gemm(a, b, c, alpha=alpha, beta=beta, out_dtype=result, math=self.request.math)
+        scale = reference.absolute_product(a, b, c, alpha=alpha, beta=beta)
+        right = reference.within_tolerance(got, expected, scale, self.limits, result)
+        self.mismatches += int(right.size - np.count_nonzero(right))
+        with np.errstate(invalid="ignore"):
+            difference = np.abs(numerics.to_float64(got) - numerics.to_float64(expected))
+        self.max_error = max(self.max_error, float(np.max(difference, initial=0.0)))
+
+
+def run(request: GemmRequest, *, backend: str = "auto", seed: int = 0, track: Track | None = None) -> Trial:
+    """Computes one GEMM on random operands and checks it.
+
+    Args:
+        request: what to compute, no extent of it 0. A target (`arch`) other than the GPU's own matters on a GPU only.
+        backend: `auto` takes a GPU where there is one, else the reference; `prebuilt` insists on a GPU.
+        seed: of the random operands.
+        track: shows progress of the check.
+
+    Raises:
+        UnsupportedError, KernelNotFoundError: no kernel serves the request.
+        DeviceUnavailableError: `prebuilt` without a GPU.
+    """
+    generator = np.random.default_rng(seed)
+    shape, beta = request.shape, request.epilogue.beta
+    a = _random(generator, request, shape.m, shape.k, request.layout_a, request.operand_dtype)
+    b = _random(generator, request, shape.k, shape.n, request.layout_b, request.operand_dtype)
+    c = _random(generator, request, shape.m, shape.n, request.layout_c, request.result_dtype) if beta != 0 else None
+    # Poisoned, so that an element that nobody writes cannot be right by chance.
+    out = _arranged(np.empty, request, shape.m, shape.n, request.layout_c, numerics.numpy_dtype(request.result_dtype))
+    out[...] = np.iinfo(out.dtype).min if request.result_dtype in numerics.INTEGER_DTYPES else np.nan
+
+    on_gpu = backend == "prebuilt" or (backend == "auto" and devices.available())
+    kernel, launches, seconds = None, 0, None
+    if on_gpu:
+        kernel, out, launches, seconds = _on_gpu(request, a, b, c, out)
+    check = _Check(request)
+    parts = list(_parts(shape.batch if a.ndim == 3 else shape.m))
+    for part in parts if track is None else track(parts, len(parts)):
+        a_part, b_part = a[part], b[part] if a.ndim == 3 else b
+        c_part = None if c is None else c[part]
+        if not on_gpu:
+            _on_reference(request, a_part, b_part, c_part, out[part])
+        check.add(out[part], a_part, b_part, c_part)
+    why_not = "as asked" if backend == "reference" else devices.problem()
+    return Trial(
+        request=request,
+        backend="prebuilt" if on_gpu else "reference",
+        reason="there is a GPU" if on_gpu else why_not,
+        kernel=kernel,
+        device=devices.get(0).name if on_gpu else "the CPU, in NumPy",
+        elements=out.size,
+        mismatches=check.mismatches,
+        max_error=check.max_error,
+        tolerance=check.limits,
+        launches=launches,
+        seconds=seconds,
+    )
+
+
+def _random(
+    generator: np.random.Generator,
+    request: GemmRequest,
+    rows: int,
+    columns: int,
+    layout: GemmLayout,
+    dtype: CutlassDtype,
+) -> Array:
+    """A dense matrix, or an array of them, that lies as the request says."""
+    batches = () if request.shape.batch == 1 else (request.shape.batch,)
+    row_major = layout is GemmLayout.ROW_MAJOR
+    shape = (*batches, rows, columns) if row_major else (*batches, columns, rows)
+    if dtype in numerics.INTEGER_DTYPES:
+        array: Array = generator.integers(-127, 128, shape, dtype=np.int8).astype(numerics.numpy_dtype(dtype))
+    else:
+        array = numerics.saturating_cast(generator.standard_normal(shape), dtype)
+    return array if row_major else np.swapaxes(array, -1, -2)
+
+
+def _parts(extent: int) -> Iterator[slice]:
+    step = max(1, -(-extent // _PARTS))
+    return (slice(start, start + step) for start in range(0, extent, step))
+
+
+def _on_reference(request: GemmRequest, a: Array, b: Array, c: Array | None, out: Array) -> None:
+    out[...] = gemm(
+        a,
+        b,
+        c,
+        alpha=request.epilogue.alpha,
+        beta=request.epilogue.beta,
+        out_dtype=request.result_dtype,
+        precision=None if request.math == "default" else request.math,
+        backend="reference",
+    )
+
+
+def _on_gpu(request: GemmRequest, a: Array, b: Array, c: Array | None, out: Array) -> tuple[str, Array, int, float]:
+    """(the kernel's name, the result, how many launches were timed, seconds of one)."""
+    made = plan(request)
+    inputs = [None if array is None else _upload(array, made.device) for array in (a, b, c)]
+    result = _upload(out, made.device)
+
+    def launch(times: int) -> float:
+        start = time.perf_counter()
+        for _ in range(times):
+            made(*inputs, out=result, stream=0)
+        _core.synchronize(made.device, 0)
+        return time.perf_counter() - start
+
+    launch(1)
+    got = operands.download(result)
+    times = int(min(1000, max(3, _BATCH_SECONDS / (launch(3) / 3))))
+    seconds = statistics.median(launch(times) / times for _ in range(_REPEATS))
+    return made.kernel_name, got, times * _REPEATS, seconds
+
+
+def _upload(array: Array, device: int) -> _core.Operand:
+    """A copy on the GPU that lies as the array does."""
+    dense = operands.upload(array if array.flags.c_contiguous else np.swapaxes(array, -1, -2), device)
+    strides = [stride // array.itemsize for stride in array.strides]
+    return _core.Operand(dense.pointer, array.shape, strides, dense.dtype, operands.CUDA, device, owner=dense)

@@ -1,6 +1,7 @@
 // A plan: one kernel, one problem, everything decided and allocated; calling it only launches.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <map>
 #include <memory>
@@ -18,6 +19,9 @@ namespace atomr_cutlass {
 struct BatchOffset {
   int64_t a = 0, b = 0, c = 0, d = 0;
 };
+
+// Room for a kernel's parameters: CUDA's limit before it grew to 32764 bytes; no cell comes near.
+constexpr size_t kParamsBytes = 4096;
 
 // Memory like `prototype` from a framework's allocator; throws LibraryFailure with the framework's own words.
 DlManagedVersioned* framework_allocate(DlExchangeApi const* allocator, DlTensor& prototype);
@@ -71,8 +75,16 @@ class GemmPlan {
   atomr_cutlass_launch const& geometry() const { return geometry_; }
 
  private:
-  struct ParamsBuffer;
+  // What the last launch evaluated: callers that come back with the same pointers and scalars, as a serving loop does,
+  // are spared the encoding of tensor maps.
+  struct Prepared {
+    atomr_cutlass_gemm_args args;
+    atomr_cutlass_launch geometry;
+    alignas(128) unsigned char params[kParamsBytes];
+    bool valid = false;
+  };
 
+  void prepare(atomr_cutlass_gemm_args const& args, unsigned char* params, atomr_cutlass_launch& geometry);
   void check_operands(Operand const& a, Operand const& b, Operand const* c, Operand const& d) const;
   void* workspace_for(void* stream);
   void* zeros(void* stream);
@@ -93,6 +105,8 @@ class GemmPlan {
   std::map<std::pair<void*, uint64_t>, std::unique_ptr<DeviceBlock>> workspaces_;
   std::unique_ptr<DeviceBlock> spare_;
   std::unique_ptr<DeviceBlock> zeros_;
+  std::mutex prepared_mutex_;
+  Prepared prepared_;
 };
 
 }  // namespace atomr_cutlass

@@ -2,6 +2,7 @@
 
 #include <pybind11/stl.h>
 
+#include <cstring>
 #include <optional>
 
 #include "../errors.h"
@@ -32,7 +33,8 @@ std::unique_ptr<GemmPlan> make_plan(std::string const& kernel, py::dict const& p
                                     py::object const& like) {
   atomr_cutlass_row const* row = find_row(kernel);
   if (row == nullptr) throw Unsupported("there is no kernel " + kernel + " in the table");
-  atomr_cutlass_gemm_args args{};
+  atomr_cutlass_gemm_args args;
+  std::memset(&args, 0, sizeof(args));
   args.m = take<int32_t>(problem, "m");
   args.n = take<int32_t>(problem, "n");
   args.k = take<int32_t>(problem, "k");

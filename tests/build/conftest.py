@@ -5,8 +5,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from cmake_build import Build, run
 
+from cmake_build import Build, run
 from generator import toolchain
 
 

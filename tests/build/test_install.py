@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+
 from cmake_build import ROOT, output, path_without, run
 
 # Optimization would double the time and change nothing that is looked at here.

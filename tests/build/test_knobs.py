@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
+
 from cmake_build import ROOT, Build, output, path_without, run, tool
 
 

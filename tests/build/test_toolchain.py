@@ -4,8 +4,8 @@ import sys
 from pathlib import Path
 
 import pytest
-from cmake_build import ROOT, Build, output, path_without, run
 
+from cmake_build import ROOT, Build, output, path_without, run
 from generator import toolchain
 
 NVCC = "echo 'Cuda compilation tools, release {}, V{}.1'"

@@ -5,16 +5,17 @@ Exit status: 0, 1 when something failed, 2 when the usage or an input is wrong.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from typing import Annotated, Any, TypeVar
 
 import typer
 import typer.core
 from rich.console import Console
-from rich.progress import track
+from rich.progress import Progress
 from rich.table import Table
 from rich.text import Text
 
@@ -167,7 +168,8 @@ def run_command(
             f"unknown backend {backend!r}; valid: {', '.join(trial.BACKENDS)}", param_hint="--backend"
         )
     request = _request(m, n, k, batch, dtype, arch, layout, out_dtype, precision, alpha, beta)
-    result = trial.run(request, backend=backend, seed=seed, track=_tracker(request))
+    with _tracker(request) as track:
+        result = trial.run(request, backend=backend, seed=seed, track=track)
     if as_json:
         _print_json(result.to_dict())
     else:
@@ -185,10 +187,10 @@ def demo_command(*, as_json: AsJson = False) -> None:
     explanation = explain(explained)
     refusal = ""
     try:
-        result = trial.run(request, track=_tracker(request))
+        result = trial.run(request)
     except KernelNotFoundError as error:
         refusal = str(error)
-        result = trial.run(request, backend="reference", track=_tracker(request))
+        result = trial.run(request, backend="reference")
     if as_json:
         _print_json({"info": facts.to_dict(), "explain": explanation.to_dict(), "run": result.to_dict()})
     else:
@@ -249,16 +251,21 @@ def _parsed(parse: Callable[[str], T], text: str, option: str) -> T:
         raise typer.BadParameter(str(error), param_hint=option) from error
 
 
-def _tracker(request: GemmRequest) -> trial.Track | None:
-    """A progress bar on a terminal, for what takes the reference more than about two seconds."""
+@contextlib.contextmanager
+def _tracker(request: GemmRequest) -> Iterator[trial.Track | None]:
+    """A progress bar on a terminal, for what takes more than about two seconds."""
     shape = request.shape
     if shape.batch * shape.m * shape.n * shape.k < 1e10 or not sys.stderr.isatty():
-        return None
+        yield None
+        return
+    with Progress(console=Console(stderr=True), transient=True) as progress:
+        task = progress.add_task("Computing", total=None)
 
-    def bar(parts: Iterable[slice], count: int) -> Iterable[slice]:
-        return track(parts, "Checking against the reference", count, console=Console(stderr=True), transient=True)
+        def bar(parts: Iterable[slice], count: int) -> Iterable[slice]:
+            progress.update(task, description="Checking against the reference", total=count)
+            return progress.track(parts, total=count, task_id=task)
 
-    return bar
+        yield bar
 
 
 def _complain(message: str) -> None:
@@ -349,7 +356,7 @@ def _print_trial(result: Trial) -> None:
             f"(median over {result.launches} launches, back to back)"
         )
     if result.ok:
-        against = "itself, called directly" if result.backend == "reference" else "the reference"
+        against = "the reference called directly" if result.backend == "reference" else "the reference"
         _line(f"right: {result.elements} elements agree with {against}; largest difference {result.max_error:.3g}")
     else:
         _line(

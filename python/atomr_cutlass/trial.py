@@ -131,13 +131,14 @@ def run(request: GemmRequest, *, backend: str = "auto", seed: int = 0, track: Tr
         DeviceUnavailableError: `prebuilt` without a GPU.
     """
     generator = np.random.default_rng(seed)
-    shape, beta = request.shape, request.epilogue.beta
-    a = _random(generator, request, shape.m, shape.k, request.layout_a, request.operand_dtype)
-    b = _random(generator, request, shape.k, shape.n, request.layout_b, request.operand_dtype)
-    c = _random(generator, request, shape.m, shape.n, request.layout_c, request.result_dtype) if beta != 0 else None
+    shape, result = request.shape, request.result_dtype
+    a = _random(generator, request.operand_dtype, _extents(request, shape.m, shape.k), request.layout_a)
+    b = _random(generator, request.operand_dtype, _extents(request, shape.k, shape.n), request.layout_b)
+    wanted = _extents(request, shape.m, shape.n)
+    c = _random(generator, result, wanted, request.layout_c) if request.epilogue.beta != 0 else None
     # Poisoned, so that an element that nobody writes cannot be right by chance.
-    out = _arranged(np.empty, request, shape.m, shape.n, request.layout_c, numerics.numpy_dtype(request.result_dtype))
-    out[...] = np.iinfo(out.dtype).min if request.result_dtype in numerics.INTEGER_DTYPES else np.nan
+    out = _laid_out(lambda extents: np.empty(extents, numerics.numpy_dtype(result)), wanted, request.layout_c)
+    out[...] = np.iinfo(out.dtype).min if result in numerics.INTEGER_DTYPES else np.nan
 
     on_gpu = backend == "prebuilt" or (backend == "auto" and devices.available())
     kernel, launches, seconds = None, 0, None
@@ -167,23 +168,22 @@ def run(request: GemmRequest, *, backend: str = "auto", seed: int = 0, track: Tr
     )
 
 
-def _random(
-    generator: np.random.Generator,
-    request: GemmRequest,
-    rows: int,
-    columns: int,
-    layout: GemmLayout,
-    dtype: CutlassDtype,
-) -> Array:
-    """A dense matrix, or an array of them, that lies as the request says."""
-    batches = () if request.shape.batch == 1 else (request.shape.batch,)
-    row_major = layout is GemmLayout.ROW_MAJOR
-    shape = (*batches, rows, columns) if row_major else (*batches, columns, rows)
+def _extents(request: GemmRequest, rows: int, columns: int) -> tuple[int, ...]:
+    return (rows, columns) if request.shape.batch == 1 else (request.shape.batch, rows, columns)
+
+
+def _laid_out(make: Callable[[tuple[int, ...]], Array], extents: tuple[int, ...], layout: GemmLayout) -> Array:
+    """An array of these extents whose matrices lie as the layout says."""
+    if layout is GemmLayout.ROW_MAJOR:
+        return make(extents)
+    return np.swapaxes(make((*extents[:-2], extents[-1], extents[-2])), -1, -2)
+
+
+def _random(generator: np.random.Generator, dtype: CutlassDtype, extents: tuple[int, ...], layout: GemmLayout) -> Array:
     if dtype in numerics.INTEGER_DTYPES:
-        array: Array = generator.integers(-127, 128, shape, dtype=np.int8).astype(numerics.numpy_dtype(dtype))
-    else:
-        array = numerics.saturating_cast(generator.standard_normal(shape), dtype)
-    return array if row_major else np.swapaxes(array, -1, -2)
+        kind = numerics.numpy_dtype(dtype)
+        return _laid_out(lambda shape: generator.integers(-127, 128, shape, kind), extents, layout)
+    return _laid_out(lambda shape: numerics.saturating_cast(generator.standard_normal(shape), dtype), extents, layout)
 
 
 def _parts(extent: int) -> Iterator[slice]:

@@ -1,0 +1,517 @@
+"""GEMM against `torch.matmul`, in alternation; and every kernel of the table over many shapes, for the model.
+
+    python benchmarks/gemm.py --out results.json            # the comparison and the cost of a call
+    python benchmarks/gemm.py --sweep --out sweep.json      # every eligible kernel with its options
+
+Each timing replays a CUDA graph of many calls, which rotate through enough operands to exceed L2, so that neither the
+host nor the cache stands in for device memory. The two sides alternate with pauses: a GPU that has just been loaded is
+slower. What a call costs the host is measured apart.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import functools
+import json
+import math
+import statistics
+import sys
+import time
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+with warnings.catch_warnings():
+    warnings.simplefilter("ignore")
+    import torch
+
+from facts import machine, now
+
+import atomr_cutlass as ac
+from atomr_cutlass import devices, operands, select
+from atomr_cutlass.generator.dtypes import CutlassDtype
+from atomr_cutlass.plan import from_choice, make
+from atomr_cutlass.problem import GemmProblem, MatrixSpec
+from atomr_cutlass.requests import default_out_dtype, math_mode
+from atomr_cutlass.select import Choice
+
+D = CutlassDtype
+
+PAUSE_SECONDS = 0.05
+BURST_SECONDS = 1.5e-3
+"""Device time of one timing: long beside the events' resolution, short enough not to heat the GPU."""
+SETS_AT_MOST = 96
+CALLS_AT_MOST = 400
+
+
+@dataclass(frozen=True)
+class Case:
+    """A product to time. `layouts` are those of A and B; D is row-major."""
+
+    kind: str
+    layouts: str
+    m: int
+    n: int
+    k: int
+
+    @property
+    def dtype(self) -> CutlassDtype:
+        """Element type of the operands."""
+        return D.F32 if self.kind in ("tf32", "3xtf32") else D.parse(self.kind)
+
+    @property
+    def precision(self) -> str | None:
+        """`precision` of `gemm`."""
+        return self.kind if self.kind in ("tf32", "3xtf32") else None
+
+    @property
+    def math(self) -> str:
+        """The math mode of the kernel key."""
+        return math_mode(self.dtype, self.precision)
+
+    @property
+    def flops(self) -> int:
+        """Multiplications and additions."""
+        return 2 * self.m * self.n * self.k
+
+    def __str__(self) -> str:
+        return f"{self.kind} {self.layouts} {self.m}x{self.n}x{self.k}"
+
+
+KINDS = ("f16", "bf16", "tf32", "3xtf32", "f32", "f64", "i8")
+
+CUBES = tuple((n, n, n) for n in (512, 1024, 2048, 4096, 8192))
+SKINNY = (
+    (16, 4096, 4096),
+    (128, 4096, 4096),
+    (512, 4096, 4096),
+    (16384, 1024, 1024),
+    (128, 7168, 2048),
+    (4096, 50257, 1024),
+)
+
+
+def comparison(*, quick: bool) -> list[Case]:
+    """The cases that are compared with torch."""
+    if quick:
+        shapes = ((512, 512, 512), (4096, 4096, 4096), (128, 4096, 4096))
+        return [Case("bf16", "rc", *shape) for shape in shapes] + [Case("f16", "rr", 4096, 4096, 4096)]
+    cases = [
+        Case(kind, layouts, *shape) for kind in ("bf16", "f16") for layouts in ("rc", "rr") for shape in CUBES + SKINNY
+    ]
+    for kind in ("tf32", "f32", "f64", "i8"):
+        cases += [Case(kind, "rc", *shape) for shape in ((1024, 1024, 1024), (4096, 4096, 4096), (128, 4096, 4096))]
+    return [*cases, Case("tf32", "rr", 4096, 4096, 4096), Case("3xtf32", "rc", 4096, 4096, 4096)]
+
+
+def sweep_cases() -> list[Case]:
+    """The cases that the model of `select` is fitted to."""
+    shapes = (
+        *((n, n, n) for n in (256, 512, 1024, 1536, 2048, 3000, 4096, 8192)),
+        (1, 4096, 4096),
+        (16, 4096, 4096),
+        (64, 4096, 4096),
+        (128, 4096, 4096),
+        (128, 7168, 2048),
+        (256, 256, 16384),
+        (512, 4096, 4096),
+        (1024, 8192, 512),
+        (2048, 2048, 16384),
+        (4096, 4096, 256),
+        (4096, 50257, 1024),
+        (16384, 1024, 1024),
+    )
+    few = ((512, 512, 512), (128, 4096, 4096), (4096, 4096, 4096))
+    cases = [Case("bf16", "rc", *shape) for shape in shapes]
+    cases += [Case("bf16", "rr", *shape) for shape in ((16, 4096, 4096), (1024, 1024, 1024), (4096, 4096, 4096))]
+    return cases + [Case(kind, "rc", *shape) for kind in ("tf32", "f32", "f64", "i8") for shape in few]
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Operands and timing
+
+
+@dataclass(frozen=True)
+class Operands:
+    """A, B and D of one call."""
+
+    a: torch.Tensor
+    b: torch.Tensor
+    out: torch.Tensor
+
+
+def _torch_dtype(dtype: CutlassDtype) -> torch.dtype:
+    found = getattr(torch, dtype.numpy_name)
+    if not isinstance(found, torch.dtype):
+        raise TypeError(f"PyTorch has no {dtype.numpy_name}")
+    return found
+
+
+def operand_sets(case: Case, device: devices.Device) -> list[Operands]:
+    """As many sets of random operands as exceed L2 twice over."""
+    dtype, result = _torch_dtype(case.dtype), _torch_dtype(default_out_dtype(case.dtype))
+
+    def matrix(rows: int, columns: int, layout: str) -> torch.Tensor:
+        extents = (rows, columns) if layout == "r" else (columns, rows)
+        if case.dtype is D.I8:
+            made = torch.randint(-128, 128, extents, dtype=torch.int8, device="cuda")
+        else:
+            made = torch.randn(extents, dtype=torch.float32, device="cuda").to(dtype)
+        return made if layout == "r" else made.T
+
+    moved = (case.m * case.k + case.k * case.n) * case.dtype.bits // 8
+    count = min(SETS_AT_MOST, max(1, math.ceil(2 * device.l2_bytes / moved)))
+    return [
+        Operands(
+            matrix(case.m, case.k, case.layouts[0]),
+            matrix(case.k, case.n, case.layouts[1]),
+            torch.empty(case.m, case.n, dtype=result, device="cuda"),
+        )
+        for _ in range(count)
+    ]
+
+
+Call = Callable[[Operands], object]
+
+
+def our_problem(case: Case, one: Operands) -> GemmProblem:
+    """The problem as kernels are chosen for it."""
+
+    def spec(tensor: torch.Tensor) -> MatrixSpec:
+        view = operands.as_operand(tensor)
+        return MatrixSpec(view.shape, view.strides, operands.dtype_of(view, "a tensor"), view.alignment)
+
+    return GemmProblem(a=spec(one.a), b=spec(one.b), c=None, d=spec(one.out), math=case.math, device=0)
+
+
+def torch_call(case: Case) -> Call:
+    """The same product by PyTorch."""
+    if case.dtype is D.I8:
+        return lambda one: torch._int_mm(one.a, one.b, out=one.out)  # noqa: SLF001 - its only int8 product
+    return lambda one: torch.matmul(one.a, one.b, out=one.out)
+
+
+@functools.cache
+def _capture_stream() -> torch.cuda.Stream:
+    return torch.cuda.Stream()
+
+
+class Burst:
+    """A CUDA graph of many calls, and the time of one of them."""
+
+    def __init__(self, call: Call, sets: Sequence[Operands], seconds: float = BURST_SECONDS) -> None:
+        self._start, self._end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        stream = _capture_stream()
+        stream.wait_stream(torch.cuda.current_stream())
+        # torch.cuda.graph would collect garbage and empty caches each time, which takes longer than the timing.
+        with torch.cuda.stream(stream):
+            # Libraries allocate what they need for a stream at its first use, which a capture must not see.
+            self._eager(call, sets, 2)
+            estimate = self._eager(call, sets, 3)
+            self.calls = max(2, min(CALLS_AT_MOST, math.ceil(seconds / max(estimate, 1e-6))))
+            self._graph = torch.cuda.CUDAGraph()
+            self._graph.capture_begin()
+            for index in range(self.calls):
+                call(sets[index % len(sets)])
+            self._graph.capture_end()
+        torch.cuda.current_stream().wait_stream(stream)
+        self._graph.replay()
+        torch.cuda.synchronize()
+
+    def _eager(self, call: Call, sets: Sequence[Operands], count: int) -> float:
+        torch.cuda.synchronize()
+        self._start.record()
+        for index in range(count):
+            call(sets[index % len(sets)])
+        self._end.record()
+        self._end.synchronize()
+        return self._start.elapsed_time(self._end) / 1e3 / count
+
+    def time(self) -> float:
+        """Seconds of one call, over one burst."""
+        self._start.record()
+        self._graph.replay()
+        self._end.record()
+        self._end.synchronize()
+        return self._start.elapsed_time(self._end) / 1e3 / self.calls
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Comparison with torch
+
+
+def compare(case: Case, device: devices.Device, rounds: int) -> dict[str, Any]:
+    """Times both sides, one after the other in every round."""
+    sets = operand_sets(case, device)
+    torch.set_float32_matmul_precision("high" if case.precision == "tf32" else "highest")
+    plan = make(our_problem(case, sets[0]), like=sets[0].a)
+    sides = {
+        "ours": Burst(lambda one: plan(one.a, one.b, out=one.out), sets),
+        "torch": Burst(torch_call(case), sets),
+    }
+    times: dict[str, list[float]] = {"ours": [], "torch": []}
+    for number in range(rounds):
+        for side in ("ours", "torch") if number % 2 else ("torch", "ours"):
+            time.sleep(PAUSE_SECONDS / 2)
+            times[side].append(sides[side].time())
+    ours, theirs = (statistics.median(times[side]) for side in ("ours", "torch"))
+    return {
+        "shape": [case.m, case.n, case.k],
+        "dtype": case.kind,
+        "layout": case.layouts.upper() + "R",
+        "kernel": plan.kernel_name,
+        "split_k": plan.choice.split_k,
+        "swizzle": plan.choice.swizzle,
+        "us": round(ours * 1e6, 2),
+        "torch_us": round(theirs * 1e6, 2),
+        "ratio": round(theirs / ours, 4),
+        "tflops": round(case.flops / ours / 1e12, 1),
+        "torch_tflops": round(case.flops / theirs / 1e12, 1),
+        "model_us": round(plan.choice.seconds * 1e6, 2),
+        "spread": round((max(times["ours"]) - min(times["ours"])) / ours, 3),
+        "sets": len(sets),
+        "calls": sides["ours"].calls,
+    }
+
+
+def host_cost(runs: int) -> dict[str, float]:
+    """Microseconds of host time a call, on a product small enough that the GPU never makes the host wait."""
+    a, b = (torch.randn(64, 64, device="cuda").to(torch.bfloat16) for _ in range(2))
+    out = torch.empty_like(a)
+    one = Operands(a, b, out)
+    plan = make(our_problem(Case("bf16", "rr", 64, 64, 64), one), like=a)
+    calls: dict[str, Callable[[], object]] = {
+        "plan(a, b, out=out)": lambda: plan(a, b, out=out),
+        "plan(a, b)": lambda: plan(a, b),
+        "gemm(a, b, out=out)": lambda: ac.gemm(a, b, out=out),
+        "gemm(a, b)": lambda: ac.gemm(a, b),
+        "torch.matmul(a, b, out=out)": lambda: torch.matmul(a, b, out=out),
+        "torch.matmul(a, b)": lambda: torch.matmul(a, b),
+    }
+    best = dict.fromkeys(calls, math.inf)
+    count = 400  # fewer than the launches that a stream queues before it makes the host wait
+    for _ in range(runs):
+        for name, call in calls.items():
+            for _ in range(20):
+                call()
+            torch.cuda.synchronize()
+            start = time.perf_counter()
+            for _ in range(count):
+                call()
+            best[name] = min(best[name], (time.perf_counter() - start) / count)
+    torch.cuda.synchronize()
+    return {name: round(seconds * 1e6, 2) for name, seconds in best.items()}
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Sweep
+
+
+def timed(call: Call, sets: Sequence[Operands], seconds: float) -> float:
+    """Seconds of one call: the median of a few bursts, with pauses as long as they are."""
+    burst = Burst(call, sets, seconds)
+    times = []
+    for _ in range(7):
+        start = time.perf_counter()
+        times.append(burst.time())
+        time.sleep(min(0.01, time.perf_counter() - start))
+    return statistics.median(times)
+
+
+def splits(choice: Choice) -> tuple[int, ...]:
+    """The slices of K worth a timing."""
+    if choice.info.key.scheduler == "streamk":
+        return (1, 2, 4, 8)
+    return tuple(s for s in select.split_choices(choice.info.key, choice.variant) if s <= 8)
+
+
+def schedules(choice: Choice) -> Iterator[tuple[int, int]]:
+    """Swizzles and raster orders of the persistent scheduler."""
+    if choice.info.key.generation != "sm90":
+        return
+    for swizzle in (1, 2, 4, 8):
+        for raster in (0, 1, 2):
+            yield swizzle, raster
+
+
+def tiles(choice: Choice) -> int:
+    """Tiles of the result."""
+    key, variant = choice.info.key, choice.variant
+    return math.ceil(variant.m / key.tile[0]) * math.ceil(variant.n / key.tile[1]) * variant.batch
+
+
+def sweep(case: Case, device: devices.Device, near: float, seconds: float) -> list[dict[str, Any]]:
+    """Times every eligible kernel; scheduler options for those within `near` of the best."""
+    sets = operand_sets(case, device)
+    what = our_problem(case, sets[0])
+    # Cells of other archs are here for older GPUs; the driver would have to translate them.
+    ranked = [c for c in select.rank(what, device) if c.info.key.arch is device.arch]
+    rows: list[dict[str, Any]] = []
+
+    def measure(choice: Choice, rank: int) -> float:
+        row: dict[str, Any] = {
+            "shape": [case.m, case.n, case.k],
+            "dtype": case.kind,
+            "layout": case.layouts.upper() + "R",
+            "kernel": choice.info.name,
+            "generation": choice.info.key.generation,
+            "tile": choice.info.key.tile,
+            "cluster": choice.info.key.cluster,
+            "mainloop": choice.info.key.mainloop,
+            "scheduler": choice.info.key.scheduler,
+            "epilogue": choice.info.key.epilogue_schedule,
+            "align": [choice.info.key.align_a, choice.info.key.align_b, choice.info.key.align_d],
+            "exchanged": choice.variant.exchanged,
+            "split_k": choice.split_k,
+            "swizzle": choice.swizzle,
+            "raster": choice.raster,
+            "rank": rank,
+            "model_us": round(_model_seconds(choice, device) * 1e6, 2),
+        }
+        rows.append(row)
+        try:
+            plan = from_choice(what, choice, like=sets[0].a)
+            elapsed = timed(lambda one: plan(one.a, one.b, out=one.out), sets, seconds)
+        except ac.UnsupportedError as error:
+            row["us"], row["problem"] = None, str(error)
+            return math.inf
+        row["us"] = round(elapsed * 1e6, 2)
+        row["tflops"] = round(case.flops / elapsed / 1e12, 1)
+        return elapsed
+
+    best: dict[int, tuple[float, Choice]] = {}
+    for rank, choice in enumerate(ranked):
+        # As chosen, and then every other number of slices.
+        tried = [choice] + [dataclasses.replace(choice, split_k=s) for s in splits(choice) if s != choice.split_k]
+        best[rank] = min(((measure(c, rank), c) for c in tried), key=lambda pair: pair[0])
+    fastest = min((pair[0] for pair in best.values()), default=math.inf)
+    for rank, (elapsed, choice) in best.items():
+        if elapsed > near * fastest or tiles(choice) <= device.multiprocessors:
+            continue
+        for swizzle, raster in schedules(choice):
+            if (swizzle, raster) != (choice.swizzle, choice.raster):
+                measure(dataclasses.replace(choice, swizzle=swizzle, raster=raster), rank)
+    return rows
+
+
+def _model_seconds(choice: Choice, device: devices.Device) -> float:
+    return select.seconds(choice.info.key, choice.variant, device, choice.info.shared_bytes, choice.split_k)
+
+
+def report_sweep(case: Case, rows: list[dict[str, Any]]) -> dict[str, Any]:
+    """What was chosen, what is best, and how much slower the choice is."""
+    measured = [row for row in rows if row["us"]]
+    if not measured:
+        return {"case": str(case), "problem": "no kernel"}
+    best = min(measured, key=lambda row: row["us"])
+    chosen = rows[0]
+    loss = chosen["us"] / best["us"] if chosen["us"] else math.inf
+    print(f"{case!s:<28} chosen {chosen['us']:>9} us, best {best['us']:>9} us ({loss:.2f}x of it) {_options(best)}")
+    return {"case": str(case), "chosen": chosen["kernel"], "best": best["kernel"], "loss": round(loss, 3)}
+
+
+def _options(row: dict[str, Any]) -> str:
+    return f"{row['kernel']} split_k={row['split_k']} swizzle={row['swizzle']} raster={row['raster']}"
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Command line
+
+
+def parse_case(text: str) -> Case:
+    """`bf16:rc:4096x4096x4096`."""
+    kind, layouts, shape = text.split(":")
+    m, n, k = (int(part) for part in shape.split("x"))
+    if kind not in KINDS or layouts not in ("rr", "rc", "cr", "cc"):
+        raise ValueError(f"{text!r} is no case: expected such as bf16:rc:4096x4096x4096; dtypes: {', '.join(KINDS)}")
+    return Case(kind, layouts, m, n, k)
+
+
+def main() -> int:
+    """Measures and writes; returns the exit status."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--out", type=Path, required=True, help="JSON file for the results")
+    parser.add_argument("--quick", action="store_true", help="a few shapes, fewer rounds")
+    parser.add_argument("--sweep", action="store_true", help="time every eligible kernel instead")
+    parser.add_argument("--cases", type=lambda text: [parse_case(t) for t in text.split(",")],
+                        help="such as bf16:rc:4096x4096x4096,f16:rr:512x512x512")  # fmt: skip
+    parser.add_argument("--rounds", type=int, default=15, help="rounds of the comparison")
+    parser.add_argument(
+        "--near", type=float, default=1.25, help="sweep: scheduler options for kernels within this factor"
+    )
+    parser.add_argument("--seconds", type=float, default=240.0, help="sweep: start no case after this time")
+    arguments = parser.parse_args()
+    reason = devices.problem()
+    if reason:
+        print(f"nothing to measure: {reason}", file=sys.stderr)
+        return 1
+    device = devices.get(0)
+    torch.manual_seed(0)
+    results: dict[str, Any] = {"date": now(), "machine": machine(), "device": dataclasses.asdict(device)}
+    print(f"{device.name}; {len(ac.kernels())} kernels; torch {torch.__version__}")
+    failed = _sweep(arguments, device, results) if arguments.sweep else _comparison(arguments, device, results)
+    _write(arguments.out, results)
+    return 1 if failed else 0
+
+
+def _comparison(arguments: argparse.Namespace, device: devices.Device, results: dict[str, Any]) -> int:
+    rows = results["rows"] = []
+    failures = results["failures"] = []
+    rounds = 7 if arguments.quick else arguments.rounds
+    for case in arguments.cases or comparison(quick=arguments.quick):
+        try:
+            row = compare(case, device, rounds)
+        except (ac.CutlassError, RuntimeError) as error:
+            failures.append({"case": str(case), "error": f"{type(error).__name__}: {error}"})
+            print(f"{case!s:<30} {type(error).__name__}: {error}")
+            continue
+        rows.append(row)
+        print(
+            f"{case!s:<30}{row['us']:>10} us {row['tflops']:>7} TFLOP/s, torch {row['torch_us']:>10} us: "
+            f"{row['ratio']:.3f}  {row['kernel']}"
+        )
+        _write(arguments.out, results)
+    results["host"] = host_cost(3 if arguments.quick else 7)
+    for name, cost in results["host"].items():
+        print(f"host {name:<30}{cost:>8} us")
+    return len(failures)
+
+
+def _sweep(arguments: argparse.Namespace, device: devices.Device, results: dict[str, Any]) -> int:
+    rows = results["rows"] = []
+    summaries = results["cases"] = []
+    failures = results["failures"] = []
+    start = time.monotonic()
+    for case in arguments.cases or sweep_cases():
+        if time.monotonic() - start > arguments.seconds:
+            failures.append({"case": str(case), "error": "out of time"})
+            continue
+        try:
+            measured = sweep(case, device, arguments.near, 0.7e-3)
+        except (ac.CutlassError, RuntimeError) as error:
+            failures.append({"case": str(case), "error": f"{type(error).__name__}: {error}"})
+            print(f"{case!s:<28} {type(error).__name__}: {error}")
+            continue
+        rows += measured
+        summaries.append(report_sweep(case, measured))
+        _write(arguments.out, results)
+        torch.cuda.empty_cache()
+    return len(failures)
+
+
+def _write(path: Path, results: dict[str, Any]) -> None:
+    """The results so far, a row a line."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    rows = results.get("rows", [])
+    head = json.dumps({**results, "rows": []}, indent=1)
+    body = ",\n".join("  " + json.dumps(row) for row in rows)
+    path.write_text(
+        head.replace('"rows": []', f'"rows": [\n{body}\n ]' if rows else '"rows": []') + "\n", encoding="utf-8"
+    )
+
+
+if __name__ == "__main__":
+    sys.exit(main())

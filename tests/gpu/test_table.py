@@ -1,0 +1,185 @@
+"""Every kernel of the installed table, launched directly; and those of an older target, through requests."""
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+import atomr_cutlass as ac
+from atomr_cutlass import devices, select
+from atomr_cutlass.plan import Plan, from_choice
+from atomr_cutlass.select import Choice
+from gpu_matrices import KINDS, Guarded, Kind, assert_product, lacking, pairs, placed, problem_of
+
+pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("torch")]
+
+TABLE = ac.kernels(op="gemm")
+
+Shape = tuple[int, int, int]
+
+
+def runnable(info: ac.KernelInfo) -> None:
+    """Skips when the device cannot run the kernel."""
+    device = devices.get(0)
+    if devices.rank_arch(info.key.arch, device, ptx=info.ptx) is None:
+        pytest.skip(f"code for {info.key.arch.value} without PTX does not run on {device.name}")
+    if info.shared_bytes > device.shared_memory:
+        pytest.skip(f"{info.shared_bytes} bytes of shared memory are more than {device.name} has")
+
+
+def shapes(info: ac.KernelInfo) -> list[Shape]:
+    """One that ends inside tiles, whole tiles and clusters, and one smaller than a tile."""
+    key = info.key
+    unit = max(key.align_a, key.align_b, key.align_d)
+    (tile_m, tile_n, tile_k), (cluster_m, cluster_n, _) = key.tile, key.cluster
+    return [
+        (2 * tile_m + unit, 2 * tile_n + unit, 5 * tile_k + unit),
+        (tile_m * cluster_m, tile_n * cluster_n, 4 * tile_k),
+        (unit, unit, unit),
+    ]
+
+
+class Launch:
+    """Operands for a kernel, and what it made of them."""
+
+    def __init__(self, info: ac.KernelInfo, shape: Shape) -> None:
+        key = info.key
+        m, n, k = shape
+        self.info = info
+        self.exact = key.math == "tf32"
+        self.a = placed((m, k), key.a, 1, layout=key.layout_a, tf32=self.exact)
+        self.b = placed((k, n), key.b, 2, layout=key.layout_b, tf32=self.exact)
+        self.c = placed((m, n), key.d, 3)
+        self.out = Guarded((m, n), key.d)
+
+    def choice(self) -> Choice:
+        what = problem_of(self.a, self.b, self.out.view, math_mode=self.info.key.math)
+        ranked = select.rank(what, devices.get(0), self.info.key.arch)
+        own = [choice for choice in ranked if choice.info.name == self.info.name and not choice.variant.exchanged]
+        assert own, f"{self.info.name} is not eligible for {what}"
+        return own[0]
+
+    def check(self, choice: Choice, *, alpha: float = 1.0, beta: float = 0.0) -> Plan:
+        what = problem_of(self.a, self.b, self.out.view, math_mode=self.info.key.math)
+        made = from_choice(what, choice, like=self.a)
+        assert made.kernel_name == self.info.name
+        out = Guarded(tuple(self.out.view.shape), self.info.key.d)
+        c = self.c if beta else None
+        made(self.a, self.b, c, out=out.view, alpha=alpha, beta=beta)
+        out.assert_guards()
+        assert_product(
+            out.view, self.a, self.b, c, alpha=alpha, beta=beta, math_mode=self.info.key.math, tf32=self.exact
+        )
+        return made
+
+
+@pytest.mark.parametrize("info", TABLE, ids=lambda info: info.name)
+def test_every_kernel(info: ac.KernelInfo) -> None:
+    runnable(info)
+    for shape in shapes(info):
+        launch = Launch(info, shape)
+        choice = replace(launch.choice(), split_k=1)
+        launch.check(choice)
+        launch.check(choice, alpha=2.0, beta=-3.0)
+
+
+@pytest.mark.parametrize("info", [info for info in TABLE if info.key.generation == "sm90"], ids=lambda info: info.name)
+def test_scheduler_options(info: ac.KernelInfo) -> None:
+    """Swizzle and raster order decide which tile is computed when, never what comes out."""
+    runnable(info)
+    tile_m, tile_n, tile_k = info.key.tile
+    unit = max(info.key.align_a, info.key.align_d)
+    launch = Launch(info, (9 * tile_m + unit, 7 * tile_n + unit, 2 * tile_k))
+    choice = launch.choice()
+    for swizzle, raster in ((1, 1), (2, 2), (4, 0), (8, 1), (8, 2)):
+        launch.check(replace(choice, swizzle=swizzle, raster=raster, split_k=1))
+
+
+def splitting(info: ac.KernelInfo) -> bool:
+    key = info.key
+    return key.scheduler == "streamk" or (key.generation == "sm80" and key.d.bits >= key.acc.bits)
+
+
+@pytest.mark.parametrize("info", [info for info in TABLE if splitting(info)], ids=lambda info: info.name)
+def test_split_k(info: ac.KernelInfo) -> None:
+    """Slices of K, in turns (sm80 generation) or by stream-K; K ends inside a slice."""
+    runnable(info)
+    tile_m, tile_n, tile_k = info.key.tile
+    unit = max(info.key.align_a, info.key.align_b, info.key.align_d)
+    for shape in ((tile_m + unit, tile_n + unit, 64 * tile_k + unit), (unit, 3 * tile_n, 40 * tile_k)):
+        launch = Launch(info, shape)
+        choice = launch.choice()
+        for split_k in (1, 2, 3, 4, 8):
+            made = launch.check(replace(choice, split_k=split_k))
+            launch.check(replace(choice, split_k=split_k), alpha=2.0, beta=1.0)
+            if split_k > 1:
+                assert made.workspace_bytes > 0
+
+
+@pytest.mark.parametrize("info", [info for info in TABLE if info.key.scheduler == "streamk"], ids=lambda i: i.name)
+def test_stream_k_decompositions(info: ac.KernelInfo) -> None:
+    """More tiles than a wave, and K long enough that the last wave is shared out."""
+    runnable(info)
+    tile_m, tile_n, tile_k = info.key.tile
+    wave = devices.get(0).multiprocessors
+    for tiles in (wave + 3, 2 * wave - 1):
+        launch = Launch(info, (tile_m * 2, tile_n * (tiles // 2), 20 * tile_k))
+        launch.check(launch.choice())
+
+
+def request(kind: Kind, shape: ac.GemmShape, layouts: str, **more: Any) -> ac.GemmRequest:
+    names = {"r": ac.GemmLayout.ROW_MAJOR, "c": ac.GemmLayout.COL_MAJOR}
+    layout_a, layout_b, layout_c = (names[letter] for letter in layouts)
+    return ac.GemmRequest(
+        shape,
+        dtype=kind.dtype,
+        precision=kind.precision,
+        layout_a=layout_a,
+        layout_b=layout_b,
+        layout_c=layout_c,
+        **more,
+    )
+
+
+REQUEST_SHAPES = (
+    ac.GemmShape(1, 1, 1),
+    ac.GemmShape(64, 72, 40),
+    ac.GemmShape(129, 65, 33),
+    ac.GemmShape(256, 512, 1024),
+    ac.GemmShape(37, 41, 43, batch=3),
+    ac.GemmShape(48, 32, 64, batch=5),
+)
+
+
+@pytest.mark.parametrize("arch", [ac.SmArch.SM80, None], ids=["sm80", "native"])
+@pytest.mark.parametrize("shape", REQUEST_SHAPES, ids=lambda s: f"{s.m}x{s.n}x{s.k}x{s.batch}")
+@pytest.mark.parametrize(
+    ("kind", "layouts"),
+    [(kind, layouts + d) for kind in KINDS for layouts, d in pairs(kind.layouts, "rc")],
+    ids=str,
+)
+def test_requests(kind: Kind, layouts: str, shape: ac.GemmShape, arch: ac.SmArch | None) -> None:
+    """Plans of requests; for sm_80 on a newer GPU by PTX that the driver translates."""
+    asked = request(kind, shape, layouts, arch=arch, epilogue=ac.GemmEpilogue(alpha=2.0, beta=3.0))
+    try:
+        made = ac.plan(asked)
+    except ac.KernelNotFoundError as error:
+        if arch is not None:
+            pytest.skip(str(error))
+        lacking(error, kind, layouts, asked.result_dtype)
+    if arch is not None:
+        assert made.kernel.key.arch is arch
+    assert made.request is asked
+    batch = () if shape.batch == 1 else (shape.batch,)
+    exact = kind.precision == "tf32"
+    a = placed((*batch, shape.m, shape.k), kind.dtype, 1, layout=layouts[0], tf32=exact)
+    b = placed((*batch, shape.k, shape.n), kind.dtype, 2, layout=layouts[1], tf32=exact)
+    c = placed((*batch, shape.m, shape.n), asked.result_dtype, 3, layout=layouts[2])
+    out = Guarded((*batch, shape.m, shape.n), asked.result_dtype, layout=layouts[2])
+    assert made(a, b, c, out=out.view) is out.view
+    out.assert_guards()
+    assert_product(out.view, a, b, c, alpha=2.0, beta=3.0, math_mode=kind.math, tf32=exact)
+    if layouts[2] == "r":
+        fresh = made(a, b, alpha=-1.0, beta=0.0)
+        assert fresh.is_contiguous()
+        assert_product(fresh, a, b, alpha=-1.0, math_mode=kind.math, tf32=exact)

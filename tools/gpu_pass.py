@@ -1,0 +1,261 @@
+"""One pass on a machine with a GPU: the GPU tests, compute-sanitizer over a subset of them, and the benchmark.
+
+    python tools/gpu_pass.py --out results
+
+Goes on when a stage fails, and exits with 1 if any did. The folder receives gpu_pass.json and each stage's own files.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import importlib.util
+import json
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import time
+import xml.etree.ElementTree as ET
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[1]
+
+TIMEOUTS = {"tests": 330, "sanitizer": 150, "bench": 240}
+"""Seconds that a stage may take: together with what starting costs a pass fits into ten minutes, but for stages that
+hang."""
+QUICK_TIMEOUT = 120
+TEST_TIMEOUT = 60
+
+FAILURES_SHOWN = 30
+SANITIZER_ERRORS = 99  # its exit status when it has found errors
+
+
+@dataclass
+class Stage:
+    """What a stage did."""
+
+    name: str
+    ok: bool = False
+    seconds: float = 0.0
+    summary: str = ""
+    results: dict[str, Any] = field(default_factory=dict)
+
+
+def main() -> int:
+    """Runs the stages asked for; returns the exit status."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--out", type=Path, required=True, help="folder for the results")
+    parser.add_argument("--quick", action="store_true", help="fewer shapes and rounds")
+    parser.add_argument("--only", default="", help=f"comma-separated stages of {', '.join(STAGES)}")
+    arguments = parser.parse_args()
+    wanted = [name.strip() for name in arguments.only.split(",") if name.strip()] or list(STAGES)
+    for name in wanted:
+        if name not in STAGES:
+            parser.error(f"unknown stage {name!r}; valid: {', '.join(STAGES)}")
+    out: Path = arguments.out.resolve()
+    out.mkdir(parents=True, exist_ok=True)
+
+    report: dict[str, Any] = {**machine(), "quick": arguments.quick, "stages": {}}
+    stages = []
+    for name in wanted:
+        print(f"== {name}", flush=True)
+        stage, start = Stage(name), time.monotonic()
+        try:
+            STAGES[name](stage, out, arguments.quick)
+        except subprocess.TimeoutExpired as error:
+            stage.ok, stage.summary = False, f"stopped after {error.timeout:.0f} s"
+        except Exception as error:  # noqa: BLE001 - the other stages still have something to say
+            stage.ok, stage.summary = False, f"{type(error).__name__}: {error}"
+        stage.seconds = round(time.monotonic() - start, 1)
+        stages.append(stage)
+        report["stages"][name] = {
+            "ok": stage.ok, "seconds": stage.seconds, "summary": stage.summary, **stage.results,
+        }  # fmt: skip
+        # Written after every stage, so that an interrupted pass leaves what it has.
+        (out / "gpu_pass.json").write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
+    print()
+    for stage in stages:
+        print(f"{'ok  ' if stage.ok else 'FAIL'}  {stage.name:<10}{stage.seconds:>7.1f} s  {stage.summary}")
+    return 0 if all(stage.ok for stage in stages) else 1
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Stages
+
+
+def tests(stage: Stage, out: Path, quick: bool) -> None:
+    """The tests with the marker `gpu`."""
+    xml = out / "tests.xml"
+    xml.unlink(missing_ok=True)
+    words = [*_pytest(), "-m", "gpu", "-q", "--tb=short", f"--junit-xml={xml}", "tests/gpu"]
+    if quick:
+        words += ["-k", "not large"]
+    status = run(words, out / "tests.log", limit(stage.name, quick))
+    counts, failures, slowest = junit(xml)
+    stage.results = {"exit_status": status, "counts": counts, "failures": failures, "slowest": slowest}
+    # 5 is pytest's status for having run nothing.
+    stage.ok = status == 0 and counts.get("passed", 0) > 0
+    stage.summary = ", ".join(f"{count} {what}" for what, count in sorted(counts.items())) or f"exit status {status}"
+
+
+def sanitizer(stage: Stage, out: Path, quick: bool) -> None:
+    """compute-sanitizer's memcheck over the tests with the marker `sanitizer`."""
+    tool = find_tool("compute-sanitizer")
+    if tool is None:
+        raise RuntimeError("compute-sanitizer was not found: it comes with the CUDA toolkit")
+    words = [
+        tool,
+        "--tool",
+        "memcheck",
+        f"--error-exitcode={SANITIZER_ERRORS}",
+        *_pytest(),
+        "-m",
+        "sanitizer",
+        "-q",
+        "-s",
+    ]
+    words += ["-p", "no:cacheprovider", "tests/gpu/test_sanitizer.py"]
+    log = out / "sanitizer.log"
+    status = run(words, log, limit(stage.name, quick))
+    text = log.read_text(encoding="utf-8", errors="replace")
+    summaries = re.findall(r"ERROR SUMMARY: (\d+) error", text)
+    outcome = re.findall(r"^(?:=+ )?(\d+ (?:passed|failed|skipped).*?)(?: =+)?$", text, re.MULTILINE)
+    errors = sum(map(int, summaries))
+    stage.results = {"exit_status": status, "errors": errors, "tests": outcome[-1] if outcome else ""}
+    stage.ok = status == 0 and bool(summaries) and errors == 0
+    stage.summary = f"{errors if summaries else 'unknown'} errors; {stage.results['tests'] or f'exit status {status}'}"
+
+
+def bench(stage: Stage, out: Path, quick: bool) -> None:
+    """The comparison with `torch.matmul`."""
+    results = out / "gemm.json"
+    results.unlink(missing_ok=True)
+    words = [sys.executable, "benchmarks/gemm.py", "--out", str(results), *(["--quick"] if quick else [])]
+    status = run(words, out / "gemm.log", limit(stage.name, quick))
+    if not results.is_file():
+        stage.summary = f"exit status {status}; nothing was measured"
+        return
+    measured = json.loads(results.read_text(encoding="utf-8"))
+    rows = measured["rows"]
+    stage.results = {"exit_status": status, "rows": len(rows), "host": measured.get("host", {})}
+    stage.ok = status == 0 and bool(rows)
+    large = [row for row in rows if row["dtype"] in ("bf16", "f16") and min(row["shape"]) >= 4096]
+    if large:
+        slowest = min(large, key=lambda row: row["ratio"])
+        shape = "x".join(map(str, slowest["shape"]))
+        stage.summary = f"{len(rows)} rows; from 4096^3 up {slowest['ratio']:.3f} of torch or better ({shape})"
+    else:
+        stage.summary = f"{len(rows)} rows"
+
+
+STAGES: dict[str, Callable[[Stage, Path, bool], None]] = {"tests": tests, "sanitizer": sanitizer, "bench": bench}
+
+
+def limit(name: str, quick: bool) -> int:
+    """Seconds that a stage may take."""
+    return min(TIMEOUTS[name], QUICK_TIMEOUT) if quick else TIMEOUTS[name]
+
+
+def _pytest() -> list[str]:
+    words = [sys.executable, "-m", "pytest"]
+    if importlib.util.find_spec("pytest_timeout") is not None:
+        words += [f"--timeout={TEST_TIMEOUT}"]
+    return words
+
+
+def run(words: Sequence[str], log: Path, seconds: float) -> int:
+    """Runs a command in the repository, its output in a file and on the terminal; returns its exit status.
+
+    Raises:
+        subprocess.TimeoutExpired: it took longer; it and its children have been stopped.
+    """
+    environment = os.environ | {"PYTHONUNBUFFERED": "1"}
+    with log.open("wb") as target:
+        process = subprocess.Popen(
+            words, cwd=ROOT, env=environment, stdout=target, stderr=subprocess.STDOUT, start_new_session=True
+        )
+        try:
+            status = process.wait(seconds)
+        except BaseException:
+            # Its children too: compute-sanitizer runs what it watches as one.
+            stop(process)
+            raise
+        finally:
+            target.flush()
+            show_tail(log)
+    return status
+
+
+def stop(process: subprocess.Popen[bytes]) -> None:
+    """Stops a process and the others of its session: first so that it can still report, then for good."""
+    for number in (signal.SIGINT, signal.SIGKILL):
+        with contextlib.suppress(ProcessLookupError, subprocess.TimeoutExpired):
+            os.killpg(process.pid, number)
+            process.wait(10)
+        if process.poll() is not None:
+            return
+
+
+def show_tail(log: Path, lines: int = 15) -> None:
+    """The end of a log, on the terminal."""
+    text = log.read_text(encoding="utf-8", errors="replace").splitlines()
+    print("\n".join(text[-lines:]), flush=True)
+
+
+def junit(xml: Path) -> tuple[dict[str, int], list[dict[str, str]], list[dict[str, Any]]]:
+    """(tests by outcome, the first failures, the slowest tests) of pytest's report."""
+    counts: Counter[str] = Counter()
+    failures: list[dict[str, str]] = []
+    times: list[tuple[float, str]] = []
+    if not xml.is_file():
+        return {}, [{"test": "", "message": "pytest left no report: it crashed or was stopped"}], []
+    for case in ET.parse(xml).iter("testcase"):  # noqa: S314 - written by our own pytest
+        name = f"{case.get('classname', '')}::{case.get('name', '')}"
+        times.append((float(case.get("time", "0")), name))
+        bad = case.find("failure") if case.find("failure") is not None else case.find("error")
+        if bad is not None:
+            counts["failed"] += 1
+            if len(failures) < FAILURES_SHOWN:
+                failures.append({"test": name, "message": (bad.get("message") or "")[:600]})
+        else:
+            counts["skipped" if case.find("skipped") is not None else "passed"] += 1
+    slowest = [{"test": name, "seconds": round(seconds, 2)} for seconds, name in sorted(times, reverse=True)[:10]]
+    return dict(counts), failures, slowest
+
+
+def find_tool(name: str) -> str | None:
+    """A program of the CUDA toolkit: on the path, in CUDA_HOME, or where toolkits are usually installed."""
+    found = shutil.which(name)
+    if found:
+        return found
+    homes = [Path(os.environ[v]) for v in ("CUDA_HOME", "CUDA_PATH") if os.environ.get(v)] + [Path("/usr/local/cuda")]
+    for home in homes:
+        for place in (
+            home / "bin" / name,
+            home / "compute-sanitizer" / name,
+            home / "extras" / "compute-sanitizer" / name,
+        ):
+            if place.is_file():
+                return str(place)
+    return None
+
+
+def machine() -> dict[str, Any]:
+    """What the results depend on, asked in a process of its own so that this one never holds the GPU."""
+    words = [sys.executable, "benchmarks/facts.py"]
+    asked = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, check=False, timeout=600)
+    if asked.returncode:
+        return {"machine": {"problem": asked.stderr.strip()[-2000:]}}
+    facts: dict[str, Any] = json.loads(asked.stdout.splitlines()[-1])
+    return facts
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -202,6 +202,10 @@ def missing(problem: GemmProblem, device: Device, arch: SmArch | None) -> Unsupp
         return UnsupportedError(types.reason)
     target = arch or devices.require_arch(device)
     possible = list(variants(problem, collapse_batches(problem)))
+    if not possible:
+        return UnsupportedError(
+            "c and out have different layouts, and kernels read one as they write the other: copy c"
+        )
     for variant in possible:
         layouts = supports_layouts("sm80", problem.a.dtype, variant.layout_a, variant.layout_b)
         if layouts:

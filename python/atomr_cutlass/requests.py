@@ -111,8 +111,9 @@ class GemmRequest:
     @property
     def math(self) -> str:
         """The math mode of the kernel's key."""
-        implied = "tf32" if self.dtype is CutlassDtype.TF32 else self.precision
-        return math_mode(self.operand_dtype, implied)
+        if self.dtype is CutlassDtype.TF32 and self.precision not in (None, "tf32"):
+            raise InvalidOperandError(f"dtype TF32 means precision='tf32', not {self.precision!r}")
+        return math_mode(self.operand_dtype, "tf32" if self.dtype is CutlassDtype.TF32 else self.precision)
 
 
 def default_out_dtype(dtype: CutlassDtype) -> CutlassDtype:

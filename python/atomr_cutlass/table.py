@@ -7,7 +7,6 @@ import json
 import os
 import threading
 from dataclasses import dataclass
-from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -112,6 +111,9 @@ def load_packs() -> None:
     """
     if _packs_loaded.is_set():
         return
+    # A third of what importing the package would cost, and not needed for it.
+    from importlib import metadata
+
     with _packs_lock:
         if _packs_loaded.is_set():
             return

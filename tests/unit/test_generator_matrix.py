@@ -155,7 +155,6 @@ def _one(**wanted: Any) -> KernelKey:
 SM80 = _one(generation="sm80", arch=SmArch.SM80, a=D.F16, d=D.F16, mainloop="multistage", align_a=8)
 SM90 = _one(generation="sm90", a=D.BF16, d=D.BF16, mainloop="pingpong", epilogue_schedule="tma")
 INT8 = _one(generation="sm80", a=D.I8)
-TF32 = _one(generation="sm90", math="tf32")
 SIMT = _one(math="ieee")
 
 
@@ -192,7 +191,6 @@ SIMT = _one(math="ieee")
         (SIMT, {"align_a": 2}, "single elements"),
         (INT8, {"layout_b": "r"}, "make B contiguous along K"),
         (INT8, {"layout_a": "c"}, "a = a.T.contiguous().T"),
-        (TF32, {"layout_b": "r"}, "contiguous along K only"),
         (SM90, {"a": D.F64, "b": D.F64, "d": D.F64, "acc": D.F64}, "WGMMA multiplies"),
         (SM90, {"mainloop": "multistage"}, "pingpong, cooperative"),
         (SM90, {"scheduler": "identity"}, "persistent and streamk"),
@@ -220,9 +218,29 @@ _triples = st.tuples(_numbers, _numbers, _numbers)
 _dtypes = st.sampled_from(list(D))
 _words = st.sampled_from(
     (
-        " r c gemm sm80 sm90 multistage twostage pingpong cooperative warpspecialized tma nosmem identity persistent "
-        "streamk default ieee tf32 3xtf32 lc ?"
-    ).split(" ")
+        "",
+        "r",
+        "c",
+        "gemm",
+        "sm80",
+        "sm90",
+        "multistage",
+        "twostage",
+        "pingpong",
+        "cooperative",
+        "warpspecialized",
+        "tma",
+        "nosmem",
+        "identity",
+        "persistent",
+        "streamk",
+        "default",
+        "ieee",
+        "tf32",
+        "3xtf32",
+        "lc",
+        "?",
+    )
 )
 _fields: dict[str, st.SearchStrategy[Any]] = {
     **dict.fromkeys(("a", "b", "d", "acc"), _dtypes),
@@ -242,7 +260,7 @@ def _mutated(draw: st.DrawFn) -> KernelKey:
 
 
 @given(_mutated())
-@settings(max_examples=1500, deadline=None)
+@settings(max_examples=500, deadline=None)
 def test_any_key_is_either_renderable_or_refused_with_a_reason(key: KernelKey) -> None:
     status = supports(key)
     assert status.ok != bool(status.reason)

@@ -117,7 +117,7 @@ def test_wrong_values_name_the_valid_ones(knobs: dict[str, str], says: str) -> N
 def test_a_filter_that_finds_nothing_is_named(tmp_path: Path) -> None:
     file = tmp_path / "filter"
     file.write_text("^never$\n")
-    with pytest.raises(ValueError, match="ATOMR_CUTLASS_KERNEL_FILTER_FILE=.* leaves no kernel"):
+    with pytest.raises(ValueError, match=r"ATOMR_CUTLASS_KERNEL_FILTER_FILE=.* leaves no kernel"):
         _names(filter_file=str(file))
 
 

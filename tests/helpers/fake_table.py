@@ -1,0 +1,39 @@
+"""A kernel table without compiled kernels: the matrix's own cells, as rows."""
+
+from collections.abc import Iterable
+from typing import Any
+
+import pytest
+
+from atomr_cutlass import SmArch, table
+from atomr_cutlass.devices import Device
+from atomr_cutlass.generator.key import KernelKey
+from atomr_cutlass.generator.matrix import GEMM_ARCHS, expand, shared_memory
+from atomr_cutlass.table import KernelInfo
+
+H200 = Device(0, "a Hopper GPU", (9, 0), 132, SmArch.SM90A.shared_memory, 50 << 20, 140 << 30)
+A100 = Device(0, "an Ampere GPU", (8, 0), 108, SmArch.SM80.shared_memory, 40 << 20, 80 << 30)
+ADA = Device(0, "an Ada GPU", (8, 9), 142, SmArch.SM89.shared_memory, 72 << 20, 48 << 30)
+
+
+def row(key: KernelKey, *, ptx: bool = False, pack: str = "", shared_bytes: int | None = None) -> KernelInfo:
+    """A row for a key; without a size, shared memory is what such kernels take."""
+    shared = shared_memory(key) if key.generation == "sm80" else 200 << 10
+    return KernelInfo(key.name, key, pack, ptx, shared if shared_bytes is None else shared_bytes, 128, 13000)
+
+
+def rows_of(
+    preset: str = "full", archs: Iterable[SmArch] = GEMM_ARCHS, *, ptx: Iterable[SmArch] = ()
+) -> list[KernelInfo]:
+    """The cells of a preset as rows; those of the archs in `ptx` carry PTX."""
+    return [row(key, ptx=key.arch in ptx) for key in expand(preset, archs)]
+
+
+def install(monkeypatch: pytest.MonkeyPatch, rows: Iterable[KernelInfo]) -> None:
+    """Makes `rows` the kernel table."""
+    kept = list(rows)
+
+    def kernels(op: str | None = None, **_: Any) -> list[KernelInfo]:
+        return [info for info in kept if op is None or info.key.op == op]
+
+    monkeypatch.setattr(table, "kernels", kernels)

@@ -336,7 +336,7 @@ def _check_out(views: dict[str, _core.Operand]) -> None:
     if out.read_only:
         raise InvalidOperandError("out is read-only: give an array that may be written")
     repeated = any(stride == 0 and extent > 1 for stride, extent in zip(out.strides, out.shape, strict=True))
-    if repeated:
+    if repeated and 0 not in out.shape:
         raise InvalidOperandError(f"out has strides {out.strides}: its elements share memory; give an array of its own")
     for name in ("a", "b", "c", "bias"):
         if name not in views or not _core.overlap(out, views[name]):

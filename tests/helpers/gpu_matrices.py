@@ -151,7 +151,7 @@ def fill(
         return torch.randint(-4, 5, shape, dtype=torch.int32, **arguments).to(torch_dtype(dtype))
     wide = torch.float64 if dtype is D.F64 else torch.float32
     values = torch.randn(shape, dtype=wide, **arguments)
-    return (round_to_tf32(values) if tf32 else values).to(torch_dtype(dtype))
+    return (round_to_tf32(values) if tf32 and dtype is D.F32 else values).to(torch_dtype(dtype))
 
 
 def round_to_tf32(values: torch.Tensor) -> torch.Tensor:
@@ -311,13 +311,14 @@ def lacking(error: Exception, kind: Kind, layouts: str, result: CutlassDtype) ->
     usual = layout_a + layout_b in kind.layouts and result in (
         {result_of(kind), D.F32} if kind.dtype.bits == 16 else {result_of(kind)}
     )
-    if usual and _has_default_preset():
+    if usual and has_default_preset():
         raise error
     pytest.skip(str(error))
 
 
 @functools.cache
-def _has_default_preset() -> bool:
+def has_default_preset() -> bool:
+    """Whether the installed table has all that the default preset has for this GPU."""
     arch = devices.get(0).arch
     installed = {info.key for info in table.kernels()}
     return arch is not None and installed.issuperset(matrix.expand("default", [arch]))

@@ -1,0 +1,357 @@
+"""Streams, CUDA graphs, and plans used again and again."""
+
+import dataclasses
+import threading
+from typing import Any
+
+import pytest
+
+import atomr_cutlass as ac
+from atomr_cutlass import devices, select
+from atomr_cutlass.generator.dtypes import CutlassDtype as D
+from atomr_cutlass.plan import Plan, from_choice, make
+from gpu_matrices import Guarded, assert_product, element_type, placed, problem_of
+
+pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("torch")]
+
+SLEEP_CYCLES = 40_000_000
+"""Clock cycles, some 20 ms, for which a stream is kept busy: work that did not wait for it would be done long before."""
+
+
+def late(torch: Any, stream: Any, source: Any) -> Any:
+    """A tensor that holds NaN until the stream, after a while, copies the source into it."""
+    made = torch.full_like(source, float("nan"))
+    torch.cuda.synchronize()
+    with torch.cuda.stream(stream):
+        torch.cuda._sleep(SLEEP_CYCLES)
+        made.copy_(source)
+    return made
+
+
+@pytest.fixture
+def operands() -> tuple[Any, Any]:
+    return placed((136, 200), D.BF16, 1), placed((200, 80), D.BF16, 2)
+
+
+@pytest.mark.parametrize("how", ["object", "handle", "current"])
+@pytest.mark.parametrize("planned", [True, False], ids=["plan", "gemm"])
+def test_stream(torch: Any, operands: tuple[Any, Any], how: str, planned: bool) -> None:
+    """Work is put on the stream that the caller names, or on the framework's current one."""
+    a, b = operands
+    out = Guarded((136, 80), D.BF16)
+    call: Any = make(problem_of(a, b, out.view), like=a) if planned else ac.gemm
+    for _ in range(2):  # gemm's first call plans, its second finds the plan
+        stream = torch.cuda.Stream()
+        late_a = late(torch, stream, a.contiguous())
+        if how == "current":
+            with torch.cuda.stream(stream):
+                call(late_a, b, out=out.view)
+        else:
+            call(late_a, b, out=out.view, stream=stream if how == "object" else stream.cuda_stream)
+        stream.synchronize()
+        out.assert_guards()
+        assert_product(out.view, a, b)
+        out.view.fill_(float("nan"))
+        torch.cuda.synchronize()
+
+
+@pytest.mark.parametrize("how", ["object", "current"])
+def test_new_result_on_a_side_stream(torch: Any, operands: tuple[Any, Any], how: str) -> None:
+    """Results come from the framework's allocator on its current stream."""
+    a, b = operands
+    ac.gemm(a, b)
+    stream = torch.cuda.Stream()
+    late_a = late(torch, stream, a.contiguous())
+    with torch.cuda.stream(stream):
+        d = ac.gemm(late_a, b, **({"stream": stream} if how == "object" else {}))
+    stream.synchronize()
+    assert_product(d, a, b)
+
+
+def test_caller_waits_for_nothing(torch: Any, operands: tuple[Any, Any]) -> None:
+    """A launch returns while the stream is still busy with what came before."""
+    a, b = operands
+    out = torch.empty(136, 80, dtype=torch.bfloat16, device="cuda")
+    plan = make(problem_of(a, b, out), like=a)
+    plan(a, b, out=out)
+    ac.gemm(a, b, out=out)
+    torch.cuda.synchronize()
+    done = torch.cuda.Event()
+    torch.cuda._sleep(SLEEP_CYCLES)
+    plan(a, b, out=out)
+    ac.gemm(a, b, out=out)
+    done.record()
+    assert not done.query()
+    done.synchronize()
+    assert_product(out, a, b)
+
+
+def splitting_plan(torch: Any, split_k: int = 4, scheduler: str = "identity") -> tuple[Plan, Any, Any, Any]:
+    """(plan with a workspace, a, b, out); skips where the table has no such kernel."""
+    streamk = scheduler == "streamk"
+    for dtype, math_mode in ((D.BF16, "default"), (D.F16, "default"), (D.F32, "ieee"), (D.F64, "default")):
+        a, b = placed((96, 4096), dtype, 1), placed((4096, 80), dtype, 2, layout="c")
+        out = torch.empty(96, 80, dtype=a.dtype, device="cuda")
+        what = problem_of(a, b, out, math_mode=math_mode)
+        for choice in select.rank(what, devices.get(0)):
+            key = choice.info.key
+            if key.scheduler == scheduler and (streamk or split_k in select.split_choices(key, choice.variant)):
+                plan = from_choice(what, dataclasses.replace(choice, split_k=split_k), like=a)
+                assert plan.workspace_bytes > 0
+                return plan, a, b, out
+    pytest.skip(f"the table has no kernel with the {scheduler} scheduler that splits K here")
+
+
+SCHEDULERS = pytest.mark.parametrize("scheduler", ["identity", "streamk"])
+
+
+@SCHEDULERS
+def test_one_plan_on_two_streams(torch: Any, scheduler: str) -> None:
+    """Each stream has a workspace of its own, so launches that overlap don't disturb each other."""
+    plan, a, b, _ = splitting_plan(torch, scheduler=scheduler)
+    streams = [torch.cuda.Stream() for _ in range(2)]
+    inputs = [a, placed((96, 4096), element_type(a), 5)]
+    outs = [[torch.empty(96, 80, dtype=a.dtype, device="cuda") for _ in range(20)] for _ in streams]
+    torch.cuda.synchronize()
+    for number in range(20):
+        for stream, one, results in zip(streams, inputs, outs, strict=True):
+            plan(one, b, out=results[number], stream=stream)
+    torch.cuda.synchronize()
+    for one, results in zip(inputs, outs, strict=True):
+        for d in results:
+            assert_product(d, one, b)
+            assert torch.equal(d, results[0])
+
+
+def test_threads(torch: Any) -> None:
+    """Many threads plan and launch the same product at once."""
+    operand_sets = [
+        (placed((72, 64), D.F16, 2 * number), placed((64, 88), D.F16, 2 * number + 1)) for number in range(8)
+    ]
+    results: dict[int, list[Any]] = {}
+    failures: list[BaseException] = []
+    barrier = threading.Barrier(8)
+
+    def work(number: int) -> None:
+        try:
+            a, b = operand_sets[number]
+            barrier.wait(30)
+            stream = torch.cuda.Stream()
+            with torch.cuda.stream(stream):
+                results[number] = [ac.gemm(a, b) for _ in range(50)]
+            stream.synchronize()
+        except BaseException as error:  # noqa: BLE001 - the test's own thread must report it
+            failures.append(error)
+
+    torch.cuda.synchronize()
+    threads = [threading.Thread(target=work, args=(number,)) for number in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not failures, failures
+    for number, (a, b) in enumerate(operand_sets):
+        assert_product(results[number][0], a, b)
+        assert all(torch.equal(d, results[number][0]) for d in results[number])
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# CUDA graphs
+
+
+def captured(torch: Any, call: Any) -> tuple[Any, Any]:
+    """(graph, what the call returned), after a warm-up on a side stream as PyTorch asks for."""
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        call()
+    torch.cuda.current_stream().wait_stream(stream)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        result = call()
+    return graph, result
+
+
+def replayed(graph: Any, torch: Any, a: Any, b: Any, result: Any) -> None:
+    """Replays with other numbers in the operands, and checks."""
+    for seed in (11, 12):
+        a.copy_(placed(tuple(a.shape), D.F32, seed))
+        b.copy_(placed(tuple(b.shape), D.F32, seed + 10))
+        result.fill_(float("nan"))
+        graph.replay()
+        torch.cuda.synchronize()
+        assert_product(result, a, b)
+
+
+@pytest.mark.parametrize("how", ["plan", "plan, new result", "gemm", "gemm, new result"])
+def test_graph(torch: Any, how: str) -> None:
+    a, b = placed((136, 200), D.BF16, 1), placed((200, 80), D.BF16, 2)
+    out = Guarded((136, 80), D.BF16)
+    call: Any = make(problem_of(a, b, out.view), like=a) if how.startswith("plan") else ac.gemm
+    arguments = {} if how.endswith("new result") else {"out": out.view}
+    graph, result = captured(torch, lambda: call(a, b, **arguments))
+    replayed(graph, torch, a, b, result)
+    out.assert_guards()
+
+
+def test_graph_of_a_new_shape(torch: Any) -> None:
+    """A plan may be made under capture, once its kernel has been loaded."""
+    ac.gemm(placed((37, 103), D.F16, 1), placed((103, 81), D.F16, 2))
+    a, b = placed((137, 203), D.F16, 1), placed((203, 81), D.F16, 2)
+    out = torch.empty(137, 81, dtype=torch.float16, device="cuda")
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        ac.gemm(a, b, out=out)
+    replayed(graph, torch, a, b, out)
+
+
+@SCHEDULERS
+def test_graph_with_a_workspace(torch: Any, scheduler: str) -> None:
+    """The clearing of the workspace is part of the graph, and two graphs of one plan can replay at once."""
+    plan, a, b, out = splitting_plan(torch, scheduler=scheduler)
+    graph, result = captured(torch, lambda: plan(a, b, out=out))
+    replayed(graph, torch, a, b, result)
+    other = torch.empty_like(out)
+    second, _ = captured(torch, lambda: plan(a, b, out=other))
+    streams = [torch.cuda.Stream() for _ in range(2)]
+    eager = torch.empty_like(out)
+    torch.cuda.synchronize()
+    for _ in range(20):
+        with torch.cuda.stream(streams[0]):
+            graph.replay()
+        with torch.cuda.stream(streams[1]):
+            second.replay()
+        plan(a, b, out=eager)
+    torch.cuda.synchronize()
+    for d in (out, other, eager):
+        assert_product(d, a, b)
+
+
+def test_graph_of_null_products(torch: Any) -> None:
+    """alpha = 0 and K = 0 read zeros of our own, which a graph clears for itself."""
+    a, b = placed((64, 48), D.BF16, 1), placed((48, 56), D.BF16, 2)
+    c = placed((64, 56), D.BF16, 3)
+    out = torch.empty(64, 56, dtype=torch.bfloat16, device="cuda")
+    plan = make(problem_of(a, b, out, c), like=a)
+    graph, _ = captured(torch, lambda: plan(a, b, c, out=out, alpha=0.0, beta=2.0))
+    a.fill_(float("nan"))
+    graph.replay()
+    torch.cuda.synchronize()
+    assert (out == 2 * c).all()
+
+
+def test_graph_of_a_chain(torch: Any) -> None:
+    """Products that feed each other, captured and replayed."""
+    a, b = placed((128, 128), D.F32, 1) / 12, placed((128, 128), D.F32, 2) / 12
+    a, b = a.to(torch.bfloat16), b.to(torch.bfloat16)
+    x, y = torch.empty_like(a), torch.empty_like(a)
+
+    def chain() -> None:
+        ac.gemm(a, b, out=x)
+        ac.gemm(x, b, out=y)
+        ac.gemm(y, b, out=x)
+
+    graph, _ = captured(torch, chain)
+    for _ in range(3):
+        graph.replay()
+    torch.cuda.synchronize()
+    assert_product(y, ac.gemm(a, b), b)
+    assert_product(x, y, b)
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Plans
+
+
+def test_a_plan_takes_other_pointers(torch: Any) -> None:
+    a, b = placed((96, 64), D.BF16, 1), placed((64, 72), D.BF16, 2, layout="c")
+    out = torch.empty(96, 72, dtype=torch.bfloat16, device="cuda")
+    plan = make(problem_of(a, b, out), like=a)
+    for seed in range(3, 9):
+        one, other = placed((96, 64), D.BF16, seed), placed((64, 72), D.BF16, seed + 20, layout="c")
+        result = Guarded((96, 72), D.BF16)
+        assert plan(one, other, out=result.view) is result.view
+        result.assert_guards()
+        assert_product(result.view, one, other)
+
+
+def test_a_plan_outlives_its_operands(torch: Any) -> None:
+    """A plan remembers shapes, not arrays."""
+    a, b = placed((96, 64), D.BF16, 1), placed((64, 72), D.BF16, 2, layout="c")
+    plan = make(problem_of(a, b, torch.empty(96, 72, dtype=torch.bfloat16, device="cuda")), like=a)
+    del a, b
+    torch.cuda.empty_cache()
+    a, b = placed((96, 64), D.BF16, 3), placed((64, 72), D.BF16, 4, layout="c")
+    assert_product(plan(a, b), a, b)
+
+
+WRONG: dict[str, Any] = {
+    "a of another shape": lambda t, x: {**x, "a": x["a"][:-1]},
+    "a with another K": lambda t, x: {**x, "a": x["a"][:, :-8]},
+    "a transposed": lambda t, x: {**x, "a": t.empty(64, 96, dtype=x["a"].dtype, device="cuda").T},
+    "a padded": lambda t, x: {**x, "a": t.empty(96, 72, dtype=x["a"].dtype, device="cuda")[:, :64]},
+    "a of another dtype": lambda t, x: {**x, "a": x["a"].half()},
+    "a misaligned": lambda t, x: {**x, "a": placed((96, 64), D.BF16, 1, offset=1)},
+    "a batched": lambda t, x: {**x, "a": x["a"][None]},
+    "a on the host": lambda t, x: {**x, "a": x["a"].cpu()},
+    "a is no array": lambda t, x: {**x, "a": "matrix"},
+    "a is nothing": lambda t, x: {**x, "a": None},
+    "b of another shape": lambda t, x: {**x, "b": x["b"][:, :-8].contiguous()},
+    "b of another dtype": lambda t, x: {**x, "b": x["b"].float()},
+    "b misaligned": lambda t, x: {**x, "b": placed((64, 72), D.BF16, 1, layout="c", offset=1)},
+    "out of another shape": lambda t, x: {**x, "out": x["out"][:, :-8]},
+    "out of another dtype": lambda t, x: {**x, "out": x["out"].view(t.float16)},
+    "out on the host": lambda t, x: {**x, "out": x["out"].cpu()},
+    "c without beta": lambda t, x: {**x, "c": t.empty_like(x["out"]).contiguous()},
+    "beta without c": lambda t, x: {**x, "beta": 1.0},
+    "c of another shape": lambda t, x: {**x, "c": t.empty(95, 72, dtype=t.bfloat16, device="cuda"), "beta": 1.0},
+    "stream is no stream": lambda t, x: {**x, "stream": "default"},
+    "stream is a float": lambda t, x: {**x, "stream": 1.5},
+}
+
+
+@pytest.mark.parametrize("wrong", WRONG)
+def test_a_plan_refuses(torch: Any, wrong: str) -> None:
+    """A plan launches nothing for operands other than those it was made for."""
+    a, b = placed((96, 64), D.BF16, 1), placed((64, 72), D.BF16, 2, layout="c")
+    out = Guarded((96, 72), D.BF16)
+    plan = make(problem_of(a, b, out.view), like=a)
+    arguments = WRONG[wrong](torch, {"a": a, "b": b, "out": out.view})
+    with pytest.raises(ac.InvalidOperandError):
+        plan(arguments.pop("a"), arguments.pop("b"), **arguments)
+    torch.cuda.synchronize()
+    out.assert_untouched()
+    plan(a, b, out=out.view)
+    assert_product(out.view, a, b)
+
+
+@pytest.mark.parametrize("where", ["a", "b", "inside a", "shifted c"])
+def test_a_plan_refuses_overlap(torch: Any, where: str) -> None:
+    buffer = torch.zeros(3 * 64 * 64, dtype=torch.bfloat16, device="cuda")
+    first, second = buffer[: 64 * 64].view(64, 64), buffer[64 * 64 : 2 * 64 * 64].view(64, 64)
+    between = buffer[8 * 64 : 8 * 64 + 64 * 64].view(64, 64)
+    before = buffer.clone()
+    plan = make(problem_of(first, second, torch.empty_like(first)), like=first)
+    others = torch.ones_like(first)
+    with pytest.raises(ac.InvalidOperandError, match="overlaps"):
+        if where == "a":
+            plan(first, others, out=first)
+        elif where == "b":
+            plan(others, first, out=first)
+        elif where == "inside a":
+            plan(first, others, out=between)
+        else:
+            plan(others, others, first, out=between, beta=1.0)
+    torch.cuda.synchronize()
+    assert torch.equal(buffer, before)
+
+
+def test_plans_default_to_their_scalars() -> None:
+    request = ac.GemmRequest(ac.GemmShape(64, 72, 80), dtype=D.BF16, epilogue=ac.GemmEpilogue(alpha=2.0, beta=-1.0))
+    plan = ac.plan(request)
+    a, b, c = placed((64, 80), D.BF16, 1), placed((80, 72), D.BF16, 2), placed((64, 72), D.BF16, 3)
+    assert_product(plan(a, b, c), a, b, c, alpha=2.0, beta=-1.0)
+    assert_product(plan(a, b, c, alpha=0.5), a, b, c, alpha=0.5, beta=-1.0)
+    assert_product(plan(a, b, c, beta=4.0), a, b, c, alpha=2.0, beta=4.0)
+    assert plan.kernel_name == plan.kernel.name
+    assert all(extent > 0 for extent in plan.grid)

@@ -88,13 +88,21 @@ def _from_cuda_array_interface(array: Any, interface: dict[str, Any]) -> _core.O
     if dtype is None:
         raise InvalidOperandError(f"no kernel knows elements of type {element}")
     pointer, read_only = interface["data"]
+    if interface.get("mask") is not None:
+        raise InvalidOperandError("the array has a mask, which no kernel reads: fill what is masked")
     strides = interface.get("strides")
     if strides is not None:
+        if len(strides) != len(interface["shape"]):
+            raise InvalidOperandError(f"shape {interface['shape']} has strides {strides}: one is needed per dimension")
         if any(stride % element.itemsize for stride in strides):
             raise InvalidOperandError(f"strides {strides} are no multiples of the element size: copy the array")
         strides = [stride // element.itemsize for stride in strides]
-    device = getattr(getattr(array, "device", None), "id", 0)
-    return _core.Operand(pointer, interface["shape"], strides, dtype.dlpack, CUDA, int(device), bool(read_only), array)
+    device = int(getattr(getattr(array, "device", None), "id", 0))
+    stream = interface.get("stream")
+    if stream not in (None, LEGACY_STREAM):
+        # The protocol leaves it to the consumer to wait for what the producer has under way.
+        _core.synchronize(device, stream)
+    return _core.Operand(pointer, interface["shape"], strides, dtype.dlpack, CUDA, device, bool(read_only), array)
 
 
 def dtype_of(operand: _core.Operand, name: str) -> CutlassDtype:

@@ -1,0 +1,159 @@
+"""Arrays of frameworks that do not exist: DLPack capsules and array interfaces made by hand, over NumPy's memory."""
+
+import ctypes
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from atomr_cutlass import numerics
+
+_CREATED: list[Any] = []  # capsules and callbacks that C code may still call
+
+
+class _Device(ctypes.Structure):
+    _fields_ = (("type", ctypes.c_int32), ("id", ctypes.c_int32))
+
+
+class _DataType(ctypes.Structure):
+    _fields_ = (("code", ctypes.c_uint8), ("bits", ctypes.c_uint8), ("lanes", ctypes.c_uint16))
+
+
+class _Tensor(ctypes.Structure):
+    _fields_ = (
+        ("data", ctypes.c_void_p),
+        ("device", _Device),
+        ("ndim", ctypes.c_int32),
+        ("dtype", _DataType),
+        ("shape", ctypes.POINTER(ctypes.c_int64)),
+        ("strides", ctypes.POINTER(ctypes.c_int64)),
+        ("byte_offset", ctypes.c_uint64),
+    )
+
+
+class _Managed(ctypes.Structure):
+    _fields_ = (("tensor", _Tensor), ("manager", ctypes.c_void_p), ("deleter", ctypes.c_void_p))
+
+
+class _ManagedVersioned(ctypes.Structure):
+    _fields_ = (
+        ("major", ctypes.c_uint32),
+        ("minor", ctypes.c_uint32),
+        ("manager", ctypes.c_void_p),
+        ("deleter", ctypes.c_void_p),
+        ("flags", ctypes.c_uint64),
+        ("tensor", _Tensor),
+    )
+
+
+_Deleter = ctypes.CFUNCTYPE(None, ctypes.c_void_p)
+_new_capsule = ctypes.pythonapi.PyCapsule_New
+_new_capsule.restype = ctypes.py_object
+_new_capsule.argtypes = (ctypes.c_void_p, ctypes.c_char_p, ctypes.c_void_p)
+_get_name = ctypes.pythonapi.PyCapsule_GetName
+_get_name.restype = ctypes.c_char_p
+_get_name.argtypes = (ctypes.py_object,)
+
+
+def capsule_name(capsule: object) -> str:
+    """The name of a capsule, which says whether it has been taken over."""
+    return bytes(_get_name(capsule)).decode()
+
+
+class Array:
+    """An array that can be had through DLPack only.
+
+    Attributes:
+        deleted: how often its deleter has been called.
+        asked: the arguments of every call of `__dlpack__`.
+    """
+
+    def __init__(
+        self,
+        memory: np.ndarray[Any, Any],
+        *,
+        versioned: bool = True,
+        device: tuple[int, int] = (1, 0),
+        read_only: bool = False,
+        strides: bool = True,
+        lanes: int = 1,
+        version: int = 1,
+        byte_offset: int = 0,
+        dtype: tuple[int, int] | None = None,
+        knows_versions: bool = True,
+        pointer: int | None = None,
+        shape: Sequence[int] | None = None,
+    ) -> None:
+        element = numerics.from_numpy_dtype(memory.dtype)
+        self.memory = memory
+        self.versioned = versioned
+        self.device = device
+        self.read_only = read_only
+        self.strides = strides
+        self.lanes = lanes
+        self.version = version
+        self.byte_offset = byte_offset
+        self.dtype = dtype or (element.dlpack if element else (5, 8 * memory.itemsize))
+        self.knows_versions = knows_versions
+        self.pointer = memory.ctypes.data if pointer is None else pointer
+        self.shape = tuple(memory.shape if shape is None else shape)
+        self.deleted = 0
+        self.asked: list[dict[str, Any]] = []
+
+    def __dlpack_device__(self) -> tuple[int, int]:
+        return self.device
+
+    def __dlpack__(self, **arguments: Any) -> object:
+        if "max_version" in arguments and not self.knows_versions:
+            message = "__dlpack__() got an unexpected keyword argument 'max_version'"
+            raise TypeError(message)
+        self.asked.append(arguments)
+        rank = len(self.shape)
+        shape = (ctypes.c_int64 * max(rank, 1))(*self.shape)
+        steps = [s // self.memory.itemsize for s in self.memory.strides] if self.strides else []
+        strides = (ctypes.c_int64 * max(rank, 1))(*steps) if self.strides else None
+        tensor = _Tensor(
+            data=self.pointer - self.byte_offset,
+            device=_Device(*self.device),
+            ndim=rank,
+            dtype=_DataType(*self.dtype, self.lanes),
+            shape=shape,
+            strides=strides,
+            byte_offset=self.byte_offset,
+        )
+
+        def delete(_managed: int) -> None:
+            self.deleted += 1
+
+        deleter = _Deleter(delete)
+        address = ctypes.cast(deleter, ctypes.c_void_p)
+        managed: _Managed | _ManagedVersioned
+        if self.versioned:
+            managed = _ManagedVersioned(self.version, 0, None, address, int(self.read_only), tensor)
+        else:
+            managed = _Managed(tensor, None, address)
+        _CREATED.append((managed, deleter, shape, strides, self.memory))
+        name = b"dltensor_versioned" if self.versioned else b"dltensor"
+        return _new_capsule(ctypes.addressof(managed), name, None)
+
+
+class CudaArray:
+    """An array that can be had through `__cuda_array_interface__` only; its address is never read."""
+
+    def __init__(
+        self,
+        address: int,
+        shape: Sequence[int],
+        typestr: str = "<f2",
+        strides: Sequence[int] | None = None,
+        *,
+        read_only: bool = False,
+        **more: Any,
+    ) -> None:
+        self.__cuda_array_interface__ = {
+            "shape": tuple(shape),
+            "typestr": typestr,
+            "data": (address, read_only),
+            "version": 3,
+            "strides": None if strides is None else tuple(strides),
+        } | more

@@ -246,7 +246,9 @@ def _host_range(
     strides = [s * dtype.itemsize for s in operand.strides]
 
     def view(memory: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-        return np.lib.stride_tricks.as_strided(memory.view(dtype)[-low:], operand.shape, strides)
+        # as_strided knows no 8-bit floats.
+        made: np.ndarray[Any, Any] = np.ndarray(operand.shape, dtype, memory, -low * dtype.itemsize, strides)
+        return made
 
     return operand.pointer + low * dtype.itemsize, (high - low + 1) * dtype.itemsize, view
 

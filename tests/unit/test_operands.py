@@ -38,6 +38,15 @@ def test_numpy_arrays_of_every_dtype(dtype: D) -> None:
     assert operand.pointer == array.ctypes.data
 
 
+@pytest.mark.parametrize("dtype", [d for d in D if d is not D.TF32])
+def test_operands_of_every_dtype_become_numpy_arrays_again(dtype: D) -> None:
+    array = numerics.saturating_cast(np.arange(-6, 6).reshape(3, 4), dtype)
+    for view in (array, array.T, array[::-1, 1::2]):
+        back = operands.to_numpy(operands.as_operand(view))
+        assert back.dtype == view.dtype
+        np.testing.assert_array_equal(numerics.to_float64(back), numerics.to_float64(view))
+
+
 @given(st.lists(st.integers(0, 4), max_size=5), st.data())
 @settings(max_examples=150, deadline=None)
 def test_views_come_back_as_they_were(shape: list[int], data: st.DataObject) -> None:

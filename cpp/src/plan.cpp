@@ -40,9 +40,9 @@ DeviceBlock::~DeviceBlock() {
 }
 
 GemmPlan::GemmPlan(atomr_cutlass_row const* row, atomr_cutlass_gemm_args const& args, OperandSpec a, OperandSpec b,
-                   OperandSpec c, OperandSpec d, std::vector<BatchOffset> offsets, GemmPlanOptions options,
+                   OperandSpec c, OperandSpec d, std::vector<BatchLaunch> launches, GemmPlanOptions options,
                    DlExchangeApi const* allocator)
-    : row_(row), a_(a), b_(b), c_(c), d_(d), offsets_(std::move(offsets)), options_(options),
+    : row_(row), a_(a), b_(b), c_(c), d_(d), launches_(std::move(launches)), options_(options),
       allocator_(allocator) {
   std::memcpy(&args_, &args, sizeof(args));
   if (row_->params_bytes > kParamsBytes || row_->params_align > 128) {
@@ -179,7 +179,8 @@ void GemmPlan::launch(Operand const& a, Operand const& b, Operand const* c, Oper
 
   alignas(128) unsigned char params[kParamsBytes];
   atomr_cutlass_launch geometry;
-  for (BatchOffset const& offset : offsets_) {
+  for (BatchLaunch const& offset : launches_) {
+    args.batch = offset.batch;
     int64_t const first_offset = options_.exchanged ? offset.b : offset.a;
     int64_t const second_offset = options_.exchanged ? offset.a : offset.b;
     args.a = null_product ? zero : static_cast<char const*>(first.data) + first_offset;

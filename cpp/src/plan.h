@@ -15,9 +15,11 @@
 
 namespace atomr_cutlass {
 
-// Byte offsets of one launch's operands from the pointers that the caller gave (batches that no single stride reaches).
-struct BatchOffset {
+// One launch of a plan: where its operands lie, in bytes from the pointers that the caller gave, and how many batches it
+// takes. Plans have one, but for batches that no single stride reaches or that a grid cannot hold.
+struct BatchLaunch {
   int64_t a = 0, b = 0, c = 0, d = 0;
+  int32_t batch = 1;
 };
 
 // Room for a kernel's parameters: CUDA's limit before it grew to 32764 bytes; no cell comes near.
@@ -57,7 +59,7 @@ class GemmPlan {
  public:
   // `args` holds the problem with null pointers. Throws Unsupported when the kernel can't implement it.
   GemmPlan(atomr_cutlass_row const* row, atomr_cutlass_gemm_args const& args, OperandSpec a, OperandSpec b,
-           OperandSpec c, OperandSpec d, std::vector<BatchOffset> offsets, GemmPlanOptions options,
+           OperandSpec c, OperandSpec d, std::vector<BatchLaunch> launches, GemmPlanOptions options,
            DlExchangeApi const* allocator);
 
   // Checks the operands and launches. `c` may be null when beta is 0. Thread-safe. Legal under stream capture.
@@ -93,7 +95,7 @@ class GemmPlan {
   atomr_cutlass_row const* row_;
   atomr_cutlass_gemm_args args_;
   OperandSpec a_, b_, c_, d_;
-  std::vector<BatchOffset> offsets_;
+  std::vector<BatchLaunch> launches_;
   GemmPlanOptions options_;
   DlExchangeApi const* allocator_;
   uint64_t workspace_bytes_ = 0;

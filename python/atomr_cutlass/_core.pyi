@@ -56,7 +56,7 @@ class GemmPlan:
         b: tuple[Operand, int],
         c: tuple[Operand, int],
         d: tuple[Operand, int],
-        offsets: Sequence[tuple[int, int, int, int]],
+        launches: Sequence[tuple[int, int, int, int, int]],
         options: dict[str, int | bool | float],
         like: object = None,
     ) -> None: ...

@@ -17,13 +17,17 @@ from .select import Choice
 from .table import KernelInfo
 
 
+GRID_BATCHES = 65535
+"""Batches that one launch of the sm80 generation takes: the z extent of a CUDA grid."""
+
+
 class Plan(_core.GemmPlan):
     """One kernel and one problem; `plan(a, b, c=None, *, out=None, alpha=None, beta=None, stream=None)` launches.
 
     Operands must have the shape, strides, dtype, device and address alignment that the plan was made for, and may be
     other arrays at every call. `alpha` and `beta` default to the request's. Without `out` the result comes from the
     framework of `a`. A call launches one kernel (stream-K and split-K: a memory clear before it; batches that no single
-    stride reaches: one kernel for each outer index) on `stream`, or on the framework's current stream; it does not
+    stride reaches or a grid cannot hold: several kernels) on `stream`, or on the framework's current stream; it does not
     synchronize, and may be captured into a CUDA graph, which must not outlive the plan.
 
     Attributes:
@@ -114,18 +118,14 @@ def from_choice(what: GemmProblem, choice: Choice, *, alpha: float = 1.0, beta: 
     zeros_a = null_lda * (variant.m if key.layout_a == ROW else null_k)
     zeros_b = null_ldb * (null_k if key.layout_b == ROW else variant.n)
     strides = variant.batch_strides
-    bits = (what.a.dtype.bits, what.b.dtype.bits, what.d.dtype.bits, what.d.dtype.bits)
-    offsets = [
-        tuple(offset * width // 8 for offset, width in zip(index, bits, strict=True))
-        for index in choice.batches.offsets
-    ]
+    per_launch = min(variant.batch, GRID_BATCHES) if key.generation == "sm80" else variant.batch
     made = Plan(
         choice.info.name,
         {
             "m": variant.m,
             "n": variant.n,
             "k": what.k,
-            "batch": variant.batch,
+            "batch": per_launch,
             "lda": variant.lda,
             "ldb": variant.ldb,
             "ldc": variant.ldc,
@@ -143,7 +143,7 @@ def from_choice(what: GemmProblem, choice: Choice, *, alpha: float = 1.0, beta: 
         _spec(what.b, key.align_a if variant.exchanged else key.align_b, what.device),
         _spec(what.c or what.d, key.align_d, what.device),
         _spec(what.d, key.align_d, what.device),
-        offsets,  # type: ignore[arg-type]
+        _launches(what, choice, per_launch),
         {
             "device": what.device,
             "exchanged": variant.exchanged,
@@ -161,6 +161,20 @@ def from_choice(what: GemmProblem, choice: Choice, *, alpha: float = 1.0, beta: 
     made.kernel = choice.info
     made.choice = choice
     return made
+
+
+def _launches(what: GemmProblem, choice: Choice, per_launch: int) -> list[tuple[int, int, int, int, int]]:
+    """Where each launch's operands lie, in bytes from the caller's pointers, and its batches."""
+    bits = (what.a.dtype.bits, what.b.dtype.bits, what.d.dtype.bits, what.d.dtype.bits)
+    launches = []
+    for outer in choice.batches.offsets:
+        for start in range(0, choice.batches.count, per_launch):
+            a, b, c, d = (
+                (offset + start * stride) * width // 8
+                for offset, stride, width in zip(outer, choice.batches.strides, bits, strict=True)
+            )
+            launches.append((a, b, c, d, min(per_launch, choice.batches.count - start)))
+    return launches
 
 
 def _padded(extent: int, dtype: CutlassDtype) -> int:

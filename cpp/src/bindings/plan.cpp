@@ -29,7 +29,7 @@ OperandSpec spec_of(py::tuple const& pair) {
 
 std::unique_ptr<GemmPlan> make_plan(std::string const& kernel, py::dict const& problem, py::tuple const& a,
                                     py::tuple const& b, py::tuple const& c, py::tuple const& d,
-                                    std::vector<std::array<int64_t, 4>> const& offsets, py::dict const& options,
+                                    std::vector<std::array<int64_t, 5>> const& launches, py::dict const& options,
                                     py::object const& like) {
   atomr_cutlass_row const* row = find_row(kernel);
   if (row == nullptr) throw Unsupported("there is no kernel " + kernel + " in the table");
@@ -62,12 +62,14 @@ std::unique_ptr<GemmPlan> make_plan(std::string const& kernel, py::dict const& p
   plan_options.null_lda = take<int64_t>(options, "null_lda");
   plan_options.null_ldb = take<int64_t>(options, "null_ldb");
   plan_options.null_bytes = take<uint64_t>(options, "null_bytes");
-  std::vector<BatchOffset> launches;
-  for (auto const& offset : offsets) launches.push_back({offset[0], offset[1], offset[2], offset[3]});
+  std::vector<BatchLaunch> batches;
+  for (auto const& launch : launches) {
+    batches.push_back({launch[0], launch[1], launch[2], launch[3], int32_t(launch[4])});
+  }
   DlExchangeApi const* allocator = like.is_none() ? nullptr : exchange_api(like);
   OperandSpec const specs[] = {spec_of(a), spec_of(b), spec_of(c), spec_of(d)};
   py::gil_scoped_release release_gil;  // the first use of a kernel loads its module
-  return std::make_unique<GemmPlan>(row, args, specs[0], specs[1], specs[2], specs[3], std::move(launches),
+  return std::make_unique<GemmPlan>(row, args, specs[0], specs[1], specs[2], specs[3], std::move(batches),
                                     plan_options, allocator);
 }
 
@@ -146,7 +148,7 @@ void bind_plan(py::module_& module) {
   py::class_<GemmPlan>(module, "GemmPlan", py::dynamic_attr(),
                        "One kernel and one problem with everything decided; calling it only launches.")
       .def(py::init(&make_plan), py::arg("kernel"), py::arg("problem"), py::arg("a"), py::arg("b"), py::arg("c"),
-           py::arg("d"), py::arg("offsets"), py::arg("options"), py::arg("like") = py::none())
+           py::arg("d"), py::arg("launches"), py::arg("options"), py::arg("like") = py::none())
       .def("__call__", &call, py::arg("a"), py::arg("b"), py::arg("c") = py::none(), py::kw_only(),
            py::arg("out") = py::none(), py::arg("alpha") = py::none(), py::arg("beta") = py::none(), py::arg("stream") = py::none())
       .def_property_readonly("kernel_name", [](GemmPlan const& self) { return std::string(self.row()->name); })

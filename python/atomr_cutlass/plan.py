@@ -16,7 +16,6 @@ from .requests import GemmRequest
 from .select import Choice
 from .table import KernelInfo
 
-
 GRID_BATCHES = 65535
 """Batches that one launch of the sm80 generation takes: the z extent of a CUDA grid."""
 
@@ -27,8 +26,8 @@ class Plan(_core.GemmPlan):
     Operands must have the shape, strides, dtype, device and address alignment that the plan was made for, and may be
     other arrays at every call. `alpha` and `beta` default to the request's. Without `out` the result comes from the
     framework of `a`. A call launches one kernel (stream-K and split-K: a memory clear before it; batches that no single
-    stride reaches or a grid cannot hold: several kernels) on `stream`, or on the framework's current stream; it does not
-    synchronize, and may be captured into a CUDA graph, which must not outlive the plan.
+    stride reaches or a grid cannot hold: several kernels) on `stream`, or on the framework's current stream; it does
+    not synchronize, and may be captured into a CUDA graph, which must not outlive the plan.
 
     Attributes:
         request: what the plan was made from, where that was a request.

@@ -1,0 +1,277 @@
+"""The command line, as it behaves without a GPU."""
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+from typer.testing import CliRunner
+
+from atomr_cutlass import _core, devices, info, table, trial
+from atomr_cutlass.cli import app
+from atomr_cutlass.errors import KernelNotFoundError
+from atomr_cutlass.generator.matrix import GEMM_ARCHS
+
+NO_GPU = "no GPU in this test"
+SMALL = ("--m", "37", "--n", "29", "--k", "23")
+COMMANDS = ("info", "list", "explain", "run", "demo")
+
+
+@pytest.fixture(autouse=True)
+def _no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(devices, "problem", lambda: NO_GPU)
+
+
+@pytest.fixture
+def empty_table(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_core, "rows", list)
+    table._rows.cache_clear()
+    yield
+    table._rows.cache_clear()
+
+
+def call(*arguments: str, status: int = 0) -> tuple[str, str]:
+    """(stdout, stderr) of a command that must end with this status."""
+    result = CliRunner().invoke(app, arguments)
+    assert result.exit_code == status, result.output
+    assert "Traceback" not in result.output
+    return result.stdout, result.stderr
+
+
+def call_json(*arguments: str, status: int = 0) -> dict:
+    return json.loads(call(*arguments, "--json", status=status)[0])
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_help(command: str) -> None:
+    assert "--json" in call(command, "--help")[0]
+
+
+def test_import_of_the_package_leaves_the_command_line_out() -> None:
+    code = "import atomr_cutlass, sys; print(sorted({'typer', 'rich', 'atomr_cutlass.cli'} & set(sys.modules)))"
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "[]\n"
+
+
+def test_in_a_process_of_its_own() -> None:
+    code = "from atomr_cutlass.cli import app; app()"
+    said = subprocess.run(
+        [sys.executable, "-c", code, "list", "--op", "conv"], capture_output=True, text=True, check=False
+    )
+    assert said.returncode == 2
+    assert "unknown op 'conv'; valid: gemm" in said.stderr
+    assert said.stdout == ""
+
+
+# --- info ---
+
+
+def test_info_names_what_is_missing_and_the_cure() -> None:
+    said, _ = call("info")
+    assert NO_GPU in said
+    assert "cure: sudo ubuntu-drivers install" in said
+    facts = call_json("info")
+    assert facts["gpus"] == []
+    assert facts["headers"]["version"] == "4.2.0"
+    assert sum(row["kernels"] for row in facts["table"]) == len(table.kernels())
+    assert all(missing["cure"] for missing in facts["missing"])
+
+
+@pytest.mark.usefixtures("empty_table")
+def test_info_of_an_empty_table_says_how_to_fill_it() -> None:
+    said, _ = call("info")
+    assert "0 kernels" in said
+    assert "-DATOMR_CUTLASS_PRESET=default" in said
+
+
+def test_info_survives_a_pack_that_cannot_be_loaded(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv(table.PACKS_VARIABLE, str(tmp_path / "gone.so"))
+    monkeypatch.setattr(table, "_packs_loaded", type(table._packs_loaded)())
+    said, _ = call("info")
+    assert "gone.so" in said
+    assert f"correct {table.PACKS_VARIABLE}" in said
+    _, complaint = call("list", status=1)
+    assert complaint.startswith("atomr-cutlass: pack: cannot read")
+    assert len(complaint.splitlines()) == 1
+
+
+def test_info_counts_the_kernels_that_run_on_each_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    gpu = devices.Device(0, "a GPU", (9, 0), 132, 227 * 1024, 50 << 20, 80 << 30)
+    monkeypatch.setattr(devices, "problem", lambda: "")
+    monkeypatch.setattr(devices, "get", lambda _: gpu)
+    monkeypatch.setattr(_core, "device_count", lambda: 1)
+    monkeypatch.setattr(_core, "driver_version", lambda: 12080)
+    (shown,) = call_json("info")["gpus"]
+    native = [row for row in table.kernels() if row.key.arch is gpu.arch]
+    assert shown["arch"] == "sm_90a"
+    assert shown["kernels"] >= len(native)
+    assert "CUDA 12.8" in call("info")[0]
+    cures = [missing.cure for missing in info.gather().missing]
+    assert all("cu13" not in cure for cure in cures)
+
+
+# --- list ---
+
+
+def test_list_prints_one_name_a_line() -> None:
+    assert call("list")[0].splitlines() == [row.name for row in table.kernels()]
+
+
+def test_list_json_has_every_field_of_the_keys() -> None:
+    rows = call_json("list")["kernels"]
+    assert [row["name"] for row in rows] == [row.name for row in table.kernels()]
+    for row, known in zip(rows, table.kernels(), strict=True):
+        assert row == json.loads(json.dumps(known.to_dict()))
+
+
+def test_list_filters() -> None:
+    for arch in GEMM_ARCHS:
+        rows = call_json("list", "--arch", arch.target, "--dtype", "bf16")["kernels"]
+        assert all(row["arch"] == arch.value and row["a"] == "bf16" for row in rows)
+    rows = call_json("list", "--filter", "cutlass3x*bf16", "--op", "gemm")["kernels"]
+    assert all(row["name"].startswith("cutlass3x") and "bf16" in row["name"] for row in rows)
+    assert all(row["math"] == "tf32" for row in call_json("list", "--dtype", "tf32")["kernels"])
+
+
+@pytest.mark.usefixtures("empty_table")
+def test_list_of_an_empty_table() -> None:
+    said, complaint = call("list")
+    assert said == ""
+    assert "the table is empty" in complaint
+    assert call_json("list") == {"kernels": []}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "valid"),
+    [
+        (("list", "--op", "conv"), "valid: gemm"),
+        (("list", "--dtype", "half"), "bf16"),
+        (("list", "--arch", "90"), "say '90a'"),
+        (("list", "--arch", "75"), "80, 86, 89, 90a"),
+        (("run", "--backend", "cpu"), "auto, prebuilt, reference"),
+        (("run", "--layout", "rx"), "three letters"),
+        (("run", "--dtype", ""), "is empty"),
+        (("run", "--m", "0"), "--m"),
+        (("run", "--dtype", "f32", "--precision", "double"), "ieee, tf32, 3xtf32"),
+        (("run", "--dtype", "f16", "--precision", "tf32"), "float32"),
+        (("explain",), "--arch"),
+        (("nonsense",), "nonsense"),
+    ],
+)
+def test_wrong_input_ends_with_2_and_names_what_is_valid(arguments: tuple[str, ...], valid: str) -> None:
+    said, complaint = call(*arguments, status=2)
+    assert said == ""
+    assert valid in complaint
+
+
+# --- explain ---
+
+
+def test_explain_json_is_the_explanation() -> None:
+    shown = call_json(
+        "explain", "--arch", "80", "--dtype", "f32", "--m", "64", "--n", "48", "--k", "40", "--batch", "3"
+    )
+    assert shown["shape"] == {"m": 64, "n": 48, "k": 40, "batch": 3}
+    assert (shown["dtype"], shown["arch"]) == ("f32", "sm_80")
+    assert (shown["kernel"] is None) == (shown["nearest"] is not None)
+
+
+@pytest.mark.usefixtures("empty_table")
+def test_explain_names_the_knob_that_adds_the_kernel() -> None:
+    said, _ = call("explain", "--arch", "90a", "--layout", "rcr")
+    assert "to add it: CMAKE_ARGS=" in said
+
+
+def test_explain_of_a_layout_that_no_kernel_takes_names_the_transpose() -> None:
+    assert "b.T.contiguous().T" in call("explain", "--arch", "80", "--dtype", "i8")[0]
+
+
+def test_a_request_that_no_kernel_serves_ends_with_1_in_one_line() -> None:
+    said, complaint = call("explain", "--arch", "80", "--dtype", "e2m1", status=1)
+    assert said == ""
+    assert complaint.startswith("atomr-cutlass: no GEMM kernel takes e2m1")
+    assert len(complaint.splitlines()) == 1
+
+
+# --- run ---
+
+
+@pytest.mark.parametrize("layout", ["rrr", "rcr", "crr", "ccr", "rrc", "rcc", "crc", "ccc"])
+@pytest.mark.parametrize("batch", ["1", "3"])
+def test_run_takes_every_layout(layout: str, batch: str) -> None:
+    shown = call_json("run", *SMALL, "--layout", layout, "--batch", batch, "--alpha", "-0.5", "--beta", "2")
+    assert shown["ok"]
+    assert shown["elements"] == 37 * 29 * int(batch)
+    assert (shown["backend"], shown["reason"], shown["kernel"]) == ("reference", NO_GPU, None)
+    assert (shown["seconds"], shown["launches"]) == (None, 0)
+
+
+@pytest.mark.parametrize("dtype", ["f64", "f32", "tf32", "f16", "bf16", "i8"])
+def test_run_takes_every_dtype(dtype: str) -> None:
+    said, _ = call("run", *SMALL, "--dtype", dtype, "--layout", "rcr")
+    assert f"computed by the NumPy reference ({NO_GPU})" in said
+    assert "right: 1073 elements" in said
+
+
+def test_run_ends_with_1_when_the_result_is_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
+    wrong: Callable[..., np.ndarray] = lambda a, b, *_, **__: np.zeros((a.shape[0], b.shape[1]), a.dtype)  # noqa: E731
+    monkeypatch.setattr(trial, "gemm", wrong)
+    assert "WRONG" in call("run", *SMALL, status=1)[0]
+    shown = call_json("run", *SMALL, status=1)
+    assert not shown["ok"]
+    assert shown["mismatches"] > 1000
+
+
+def test_run_counts_elements_that_nobody_wrote(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(trial, "_on_reference", lambda *_: None)
+    assert call_json("run", *SMALL, status=1)["mismatches"] == 37 * 29
+
+
+def test_run_with_a_gpu_asked_for_and_none_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    devices.get.cache_clear()
+    _, complaint = call("run", *SMALL, "--backend", "prebuilt", status=1)
+    assert complaint.startswith(f"atomr-cutlass: {NO_GPU}")
+    assert call_json("run", *SMALL, "--backend", "reference")["reason"] == "as asked"
+
+    def no_memory(*_: object, **__: object) -> None:
+        raise MemoryError
+
+    monkeypatch.setattr(trial, "run", no_memory)
+    assert "do not fit" in call("run", *SMALL, status=1)[1]
+
+
+# --- demo ---
+
+
+def test_demo_without_a_gpu() -> None:
+    said, _ = call("demo")
+    for part in ("What is installed", f"Some of its {len(table.kernels())} kernels", "NumPy reference", "right: "):
+        assert part in said
+    shown = call_json("demo")
+    assert set(shown) == {"info", "explain", "run"}
+    assert shown["run"]["ok"]
+
+
+def test_demo_computes_on_the_reference_when_the_table_lacks_the_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
+    real = trial.run
+
+    def run(request: object, *, backend: str = "auto") -> trial.Trial:
+        if backend == "auto":
+            raise KernelNotFoundError("it is in preset default")
+        return real(request, backend=backend)
+
+    monkeypatch.setattr(trial, "run", run)
+    said, _ = call("demo")
+    assert "it is in preset default" in said
+    assert "computed by the NumPy reference (as asked)" in said
+
+
+# --- docs ---
+
+
+def test_the_coverage_page_is_what_the_matrix_says() -> None:
+    script = Path(__file__).parents[2] / "docs" / "gen_coverage.py"
+    said = subprocess.run([sys.executable, str(script), "--check"], capture_output=True, text=True, check=False)
+    assert said.returncode == 0, said.stderr

@@ -96,7 +96,15 @@ def _has_dtype(key: KernelKey, dtype: CutlassDtype) -> bool:
 
 @functools.lru_cache(maxsize=1)
 def _rows(_generation: int) -> tuple[KernelInfo, ...]:
-    return tuple(KernelInfo(**{**row, "key": KernelKey.from_dict(json.loads(row["key"]))}) for row in _core.rows())
+    return tuple(KernelInfo(**{**row, "key": _key_of(row)}) for row in _core.rows())
+
+
+def _key_of(row: dict[str, Any]) -> KernelKey:
+    try:
+        return KernelKey.from_dict(json.loads(row["key"]))
+    except (TypeError, ValueError) as error:
+        where = f"pack {row['pack']}" if row["pack"] else "this installation"
+        raise LibraryError("pack", f"{where} has kernel {row['name']}, whose key cannot be read: {error}") from error
 
 
 _packs_lock = threading.Lock()

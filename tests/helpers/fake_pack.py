@@ -1,0 +1,199 @@
+"""Packs and a CUDA driver made by the system's C compiler, for tests without nvcc and without a GPU.
+
+The kernels of such a pack multiply on the host, and the driver's device memory is the host's: everything between
+`gemm` and the C ABI runs as it does with a GPU.
+"""
+
+import json
+import shutil
+import subprocess
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from atomr_cutlass.generator.key import KernelKey
+
+ROOT = Path(__file__).resolve().parents[2]
+
+PREAMBLE = """
+#include <stdlib.h>
+#include <string.h>
+#include "atomr_cutlass/kernel_abi.h"
+
+static int supports(const atomr_cutlass_row* row, const void* given) {
+  const atomr_cutlass_gemm_args* args = given;
+  (void)row;
+  return args->m > FAKE_LARGEST_M ? ATOMR_CUTLASS_CANNOT_IMPLEMENT : ATOMR_CUTLASS_OK;
+}
+static int workspace_size(const atomr_cutlass_row* row, const void* args, uint64_t* bytes) {
+  (void)row, (void)args;
+  *bytes = FAKE_WORKSPACE;
+  return 0;
+}
+static int prepare(const atomr_cutlass_row* row, const void* args, void* params, atomr_cutlass_launch* launch) {
+  (void)row;
+  memcpy(params, args, sizeof(atomr_cutlass_gemm_args));
+  memset(launch, 0, sizeof(*launch));
+  launch->grid[0] = launch->grid[1] = launch->grid[2] = 1;
+  launch->clear_bytes = FAKE_WORKSPACE;
+  return 0;
+}
+/* float32, layouts in row->context: "rr", "rc", "cr" or "cc". */
+static int launch(const atomr_cutlass_row* row, const void* params, const atomr_cutlass_launch* how, void* stream) {
+  const atomr_cutlass_gemm_args* g = params;
+  const char* layouts = row->context;
+  (void)how;
+  if (stream == (void*)666) return FAKE_ERROR;
+  for (uint64_t i = FAKE_WORKSPACE; i-- > 0;) {
+    if (((const char*)g->workspace)[i] != 0) return 1;
+    ((char*)g->workspace)[i] = 1;
+  }
+  for (int64_t l = 0; l < g->batch; ++l) {
+    const float* a = (const float*)g->a + l * g->batch_stride_a;
+    const float* b = (const float*)g->b + l * g->batch_stride_b;
+    const float* c = (const float*)g->c + l * g->batch_stride_c;
+    float* d = (float*)g->d + l * g->batch_stride_d;
+    for (int64_t i = 0; i < g->m; ++i) {
+      for (int64_t j = 0; j < g->n; ++j) {
+        double sum = 0;
+        for (int64_t k = 0; k < g->k; ++k) {
+          sum += (double)(layouts[0] == 'r' ? a[i * g->lda + k] : a[i + k * g->lda]) *
+                 (double)(layouts[1] == 'r' ? b[k * g->ldb + j] : b[k + j * g->ldb]);
+        }
+        d[i * g->ldd + j] = (float)(g->alpha * sum + (g->beta != 0 ? g->beta * (double)c[i * g->ldc + j] : 0));
+      }
+    }
+  }
+  return 0;
+}
+"""
+
+DRIVER = r"""
+#include <stdint.h>
+#include <stdlib.h>
+#include <string.h>
+typedef uint64_t Pointer;
+static int context_value;
+static void* current;
+int cuInit(unsigned flags) { (void)flags; return 0; }
+int cuDriverGetVersion(int* version) { *version = 13000; return 0; }
+int cuDeviceGetCount(int* count) { *count = 1; return 0; }
+int cuDeviceGet(int* device, int ordinal) { *device = ordinal; return 0; }
+int cuDeviceGetName(char* name, int size, int device) {
+  (void)device;
+  strncpy(name, "a fake GPU", (size_t)size);
+  return 0;
+}
+int cuDeviceTotalMem_v2(size_t* bytes, int device) { (void)device; *bytes = (size_t)1 << 30; return 0; }
+int cuDeviceGetAttribute(int* value, int which, int device) {
+  (void)device;
+  *value = which == 75 ? 8 : which == 76 ? 0 : which == 16 ? 108 : which == 97 ? 166912 : 40 << 20;
+  return 0;
+}
+int cuDevicePrimaryCtxRetain(void** context, int device) { (void)device; *context = &context_value; return 0; }
+int cuCtxGetCurrent(void** context) { *context = current; return 0; }
+int cuCtxPushCurrent_v2(void* context) { current = context; return 0; }
+int cuCtxPopCurrent_v2(void** context) { *context = current; current = 0; return 0; }
+int cuMemAlloc_v2(Pointer* pointer, size_t bytes) {
+  void* memory = 0;
+  if (posix_memalign(&memory, 256, bytes) != 0) return 2;
+  memset(memory, 0xFF, bytes);
+  *pointer = (Pointer)memory;
+  return 0;
+}
+int cuMemFree_v2(Pointer pointer) { free((void*)pointer); return 0; }
+int cuMemcpyHtoDAsync_v2(Pointer to, const void* from, size_t n, void* stream) {
+  (void)stream;
+  memcpy((void*)to, from, n);
+  return 0;
+}
+int cuMemcpyDtoHAsync_v2(void* to, Pointer from, size_t n, void* stream) {
+  (void)stream;
+  memcpy(to, (void*)from, n);
+  return 0;
+}
+int cuMemsetD8Async(Pointer to, unsigned char value, size_t n, void* stream) {
+  (void)stream;
+  memset((void*)to, value, n);
+  return 0;
+}
+int cuStreamSynchronize(void* stream) { (void)stream; return 0; }
+int cuCtxSynchronize(void) { return 0; }
+int cuThreadExchangeStreamCaptureMode(int* mode) { (void)mode; return 0; }
+int cuStreamGetCaptureInfo(void* stream, int* state, uint64_t* id) { (void)stream; *state = 0; *id = 0; return 0; }
+int cuGetErrorName(int status, const char** text) {
+  *text = status == 700 ? "ILLEGAL_ADDRESS" : "SOME_ERROR";
+  return 0;
+}
+int cuGetErrorString(int status, const char** text) { (void)status; *text = "what the driver says"; return 0; }
+"""
+
+
+def compiler() -> str:
+    """The system's C compiler."""
+    found = shutil.which("cc") or shutil.which("gcc") or shutil.which("clang")
+    if found is None:
+        pytest.skip("there is no C compiler to make a pack with")
+    return found
+
+
+def compile_library(source: str, library: Path) -> Path:
+    """Compiles C text into a shared library, with every warning an error."""
+    text = library.with_suffix(".c")
+    text.write_text(source)
+    include = ROOT / "cpp" / "include"
+    flags = [
+        "-std=c11",
+        "-O1",
+        "-Wall",
+        "-Wextra",
+        "-Wno-unused-function",
+        "-Werror",
+        "-shared",
+        "-fPIC",
+        f"-I{include}",
+    ]
+    process = subprocess.run(
+        [compiler(), *flags, "-o", str(library), str(text)], capture_output=True, text=True, check=False, timeout=60
+    )
+    assert process.returncode == 0, process.stderr
+    library.chmod(0o755)
+    return library
+
+
+def make_pack(
+    library: Path,
+    rows: Sequence[tuple[str, str, str]] | Sequence[KernelKey],
+    *,
+    name: str = "fake",
+    abi: str = "ATOMR_CUTLASS_ABI_VERSION",
+    workspace: int = 0,
+    largest_m: int = 2**31 - 1,
+    error: int = 1,
+) -> Path:
+    """A pack of rows, each a key or (name, key as JSON, layouts of A and B)."""
+    source = f"#define FAKE_WORKSPACE {workspace}ull\n#define FAKE_LARGEST_M {largest_m}\n#define FAKE_ERROR {error}\n"
+    source += PREAMBLE
+    listed = [row if isinstance(row, tuple) else (row.name, row.to_json(), row.layout_a + row.layout_b) for row in rows]
+    for i, (row_name, key, layouts) in enumerate(listed):
+        source += (
+            f"static const atomr_cutlass_row row_{i} = {{{json.dumps(row_name)}, {json.dumps(key)}, "
+            "sizeof(atomr_cutlass_gemm_args), 16, 1024, 128, 0, 13000, "
+            f"{json.dumps(layouts)}, supports, workspace_size, prepare, launch}};\n"
+        )
+    entries = ", ".join(f"&row_{i}" for i in range(len(listed)))
+    source += (
+        f"static const atomr_cutlass_row* const rows[] = {{{entries or 'NULL'}}};\n"
+        f"static const atomr_cutlass_pack pack = {{{abi}, {json.dumps(name)}, {len(listed)}, rows}};\n"
+        "const atomr_cutlass_pack* atomr_cutlass_pack_v1(void);\n"
+        "const atomr_cutlass_pack* atomr_cutlass_pack_v1(void) { return &pack; }\n"
+    )
+    return compile_library(source, library)
+
+
+def make_driver(folder: Path) -> Path:
+    """A folder with a libcuda.so.1 of one GPU of compute capability 8.0, whose memory is the host's."""
+    folder.mkdir()
+    compile_library(DRIVER, folder / "libcuda.so.1")
+    return folder

@@ -1,0 +1,283 @@
+"""The kernel table and the packs that add to it."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import textwrap
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from atomr_cutlass import CutlassDtype as D
+from atomr_cutlass import SmArch, _core, kernels, load_pack, table
+from atomr_cutlass.errors import InvalidOperandError, LibraryError
+from atomr_cutlass.generator.matrix import expand
+from fake_pack import compile_library, make_pack
+
+# With a swizzle that no preset has, so that these are not in the table already.
+KEYS = [replace(k, swizzle=4) for k in expand("full", [SmArch.SM80]) if k.math == "ieee" and k.d is D.F32][:3]
+
+
+def _python(code: str, **environ: str) -> subprocess.CompletedProcess[str]:
+    """Runs Python in a process of its own: packs stay loaded as long as a process lives."""
+    return subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(code)],
+        env=os.environ | environ,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
+    )
+
+
+def _printed(code: str, **environ: str) -> list[str]:
+    process = _python("import atomr_cutlass as ac\n" + textwrap.dedent(code), **environ)
+    assert process.returncode == 0, process.stderr
+    return process.stdout.split()
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# The table
+# ----------------------------------------------------------------------------------------------------------------------
+
+
+def test_the_table_holds_what_was_built_under_its_name() -> None:
+    for info in kernels():
+        assert info.name == info.key.name
+        assert info.threads > 0
+        assert info.cuda_version >= 12000
+    assert len({info.name for info in kernels()}) == len(kernels())
+
+
+def test_the_table_can_be_asked_for_a_part(tmp_path: Path) -> None:
+    pack = make_pack(tmp_path / "pack.so", expand("default", [SmArch.SM80, SmArch.SM89]))
+    code = f"""
+        ac.load_pack({str(pack)!r})
+        D, S = ac.CutlassDtype, ac.SmArch
+        everything = ac.kernels()
+        assert ac.kernels(op="gemm") == everything and ac.kernels(op="conv") == []
+        for dtype in D:
+            want = [k for k in everything if (k.key.math == "tf32" if dtype is D.TF32 else k.key.a is dtype)]
+            assert ac.kernels(dtype=dtype) == want, dtype
+        for arch in S:
+            assert ac.kernels(arch=arch) == [k for k in everything if k.key.arch is arch]
+        assert ac.kernels(filter="simt*align1,f64") == [
+            k for k in everything if "f64" in k.name or "simt" in k.name and "align1" in k.name.partition("simt")[2]
+        ]
+        assert len(ac.kernels(dtype=D.F16, arch=S.SM89, filter="128x128")) < len(ac.kernels(dtype=D.F16))
+        print(len(everything))
+    """
+    assert int(_printed(code)[0]) >= 60
+
+
+def test_wrong_questions_are_refused() -> None:
+    with pytest.raises(InvalidOperandError, match="dtype is 'f16'; expected a CutlassDtype"):
+        kernels(dtype="f16")  # type: ignore[arg-type]
+    with pytest.raises(InvalidOperandError, match="arch is 'sm_80'; expected an SmArch"):
+        kernels(arch="sm_80")  # type: ignore[arg-type]
+
+
+def test_a_row_is_json(tmp_path: Path) -> None:
+    pack = make_pack(tmp_path / "pack.so", KEYS[:1], name="mine")
+    code = f"""
+        import json
+        ac.load_pack({str(pack)!r})
+        print(json.dumps(next(k for k in ac.kernels() if k.pack == "mine").to_dict()))
+    """
+    values = json.loads(" ".join(_printed(code)))
+    assert values == {
+        "name": KEYS[0].name,
+        **KEYS[0].to_dict(),
+        "pack": "mine",
+        "ptx": False,
+        "shared_bytes": 1024,
+        "threads": 128,
+        "cuda_version": 13000,
+    }
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Loading
+# ----------------------------------------------------------------------------------------------------------------------
+
+
+def test_a_pack_adds_its_kernels_once(tmp_path: Path) -> None:
+    pack = make_pack(tmp_path / "pack.so", KEYS, name="mine")
+    code = f"""
+        before = len(ac.kernels())
+        print(ac.load_pack({str(pack)!r}), len(ac.kernels()) - before, ac.load_pack({str(pack)!r}))
+        print(len(ac.kernels()) - before, sum(k.pack == "mine" for k in ac.kernels()))
+    """
+    assert _printed(code) == ["3", "3", "0", "3", "3"]
+
+
+def test_kernels_that_another_pack_has_are_not_new(tmp_path: Path) -> None:
+    first = make_pack(tmp_path / "first.so", KEYS[:2], name="first")
+    second = make_pack(tmp_path / "second.so", KEYS, name="second")
+    code = f"""
+        print(ac.load_pack({str(first)!r}), ac.load_pack({str(second)!r}))
+        print(*[k.pack for k in ac.kernels() if k.pack])
+    """
+    assert _printed(code) == ["2", "1", "first", "first", "second"]
+
+
+def test_an_empty_pack_adds_nothing(tmp_path: Path) -> None:
+    pack = make_pack(tmp_path / "pack.so", [])
+    assert _printed(f"print(ac.load_pack({str(pack)!r}), ac._core.registry_generation())") == ["0", "0"]
+
+
+def test_a_pack_may_be_named_relatively_and_through_a_link(tmp_path: Path) -> None:
+    pack = make_pack(tmp_path / "pack.so", KEYS)
+    link = tmp_path / "link.so"
+    link.symlink_to(pack.name)
+    code = f"""
+        import os
+        os.chdir({str(tmp_path)!r})
+        print(ac.load_pack("link.so"), ac.load_pack("pack.so"))
+    """
+    assert _printed(code) == ["3", "0"]
+
+
+@pytest.mark.parametrize("count", [1, 2])
+def test_packs_of_the_environment_are_loaded_with_the_table(tmp_path: Path, count: int) -> None:
+    packs = [make_pack(tmp_path / f"pack{i}.so", [KEYS[i]], name=f"pack{i}") for i in range(count)]
+    want = [f"pack{i}" for i in range(count)]
+    path = os.pathsep.join(map(str, packs)) + os.pathsep
+    assert _printed("print(*[k.pack for k in ac.kernels() if k.pack])", ATOMR_CUTLASS_PACKS=path) == want
+
+
+def test_importing_loads_no_pack() -> None:
+    assert _printed("print('imported')", ATOMR_CUTLASS_PACKS="/nowhere/pack.so") == ["imported"]
+
+
+def test_a_pack_of_the_environment_that_is_missing_is_an_error_every_time() -> None:
+    code = """
+        for _ in range(2):
+            try:
+                ac.kernels()
+            except ac.LibraryError as error:
+                print(error.lib, "/nowhere/pack.so" in error.msg)
+    """
+    assert _printed(code, ATOMR_CUTLASS_PACKS="/nowhere/pack.so") == ["pack", "True"] * 2
+
+
+def test_installed_distributions_announce_packs(tmp_path: Path) -> None:
+    site = tmp_path / "site"
+    info = site / "some_pack-1.0.dist-info"
+    info.mkdir(parents=True)
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: some-pack\nVersion: 1.0\n")
+    (info / "entry_points.txt").write_text("[atomr_cutlass.packs]\nsome = some_pack:path\n")
+    pack = make_pack(site / "kernels.so", KEYS[:1], name="some")
+    (site / "some_pack.py").write_text(f"def path():\n    return {str(pack)!r}\n")
+    path = os.pathsep.join(filter(None, [str(site), os.environ.get("PYTHONPATH", "")]))
+    assert _printed("print(*[k.pack for k in ac.kernels() if k.pack])", PYTHONPATH=path) == ["some"]
+
+
+def test_a_loaded_pack_keeps_the_rows_already_read(tmp_path: Path) -> None:
+    pack = make_pack(tmp_path / "pack.so", KEYS)
+    code = f"""
+        before = ac.kernels()
+        ac.load_pack({str(pack)!r})
+        after = ac.kernels()
+        print(after[: len(before)] == before, ac.kernels() == after)
+    """
+    assert _printed(code) == ["True", "True"]
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Refusals
+# ----------------------------------------------------------------------------------------------------------------------
+
+
+def _refusal(path: Path) -> str:
+    rows, generation = len(_core.rows()), _core.registry_generation()
+    with pytest.raises(LibraryError) as caught:
+        load_pack(path)
+    assert caught.value.lib == "pack"
+    assert (len(_core.rows()), _core.registry_generation()) == (rows, generation)
+    return caught.value.msg
+
+
+def test_a_missing_file_is_refused(tmp_path: Path) -> None:
+    assert _refusal(tmp_path / "none.so") == f"cannot read {tmp_path}/none.so: No such file or directory"
+
+
+def test_a_file_that_is_no_library_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "text.so"
+    path.write_text("not a library")
+    path.chmod(0o644)
+    assert f"cannot open {path}" in _refusal(path)
+
+
+def test_a_folder_is_refused(tmp_path: Path) -> None:
+    folder = tmp_path / "folder"
+    folder.mkdir(mode=0o755)
+    assert f"cannot open {folder}" in _refusal(folder)
+
+
+def test_a_library_that_is_no_pack_is_refused(tmp_path: Path) -> None:
+    library = compile_library("int something(void);\nint something(void) { return 0; }\n", tmp_path / "other.so")
+    assert "is not an atomr_cutlass pack: it does not export atomr_cutlass_pack_v1" in _refusal(library)
+
+
+@pytest.mark.parametrize("abi", ["0", "999", "ATOMR_CUTLASS_ABI_VERSION + 1"])
+def test_a_pack_of_another_abi_is_refused_by_name(tmp_path: Path, abi: str) -> None:
+    pack = make_pack(tmp_path / "pack.so", KEYS, abi=abi)
+    said = _refusal(pack)
+    assert f"{pack} was built for ABI " in said
+    assert f"this package speaks ABI {_core.ABI_VERSION}: rebuild the pack" in said
+
+
+@pytest.mark.parametrize("mode", [0o775, 0o757, 0o666])
+def test_a_pack_that_others_can_write_is_refused(tmp_path: Path, mode: int) -> None:
+    pack = make_pack(tmp_path / "pack.so", KEYS)
+    pack.chmod(mode)
+    assert f"{pack} is writable by other users: chmod go-w" in _refusal(pack)
+
+
+@pytest.mark.parametrize("mode", [0o775, 0o777])
+def test_a_pack_in_a_folder_that_others_can_write_is_refused(tmp_path: Path, mode: int) -> None:
+    folder = tmp_path / "open"
+    folder.mkdir()
+    pack = make_pack(folder / "pack.so", KEYS)
+    folder.chmod(mode)
+    assert f"{folder} is writable by other users" in _refusal(pack)
+
+
+def test_a_link_does_not_hide_what_it_points_to(tmp_path: Path) -> None:
+    folder = tmp_path / "open"
+    folder.mkdir()
+    pack = make_pack(folder / "pack.so", KEYS)
+    folder.chmod(0o777)
+    link = tmp_path / "link.so"
+    link.symlink_to(pack)
+    assert f"{folder} is writable by other users" in _refusal(link)
+
+
+def test_a_pack_of_another_user_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pack = make_pack(tmp_path / "pack.so", KEYS)
+    if os.geteuid() == 0:
+        os.chown(pack, 4321, -1)
+    else:
+        monkeypatch.setattr(table.os, "geteuid", lambda: 4321)
+    assert "belongs to another user" in _refusal(pack)
+
+
+def test_a_key_that_this_version_cannot_read_names_the_pack(tmp_path: Path) -> None:
+    later = json.dumps(KEYS[0].to_dict() | {"novelty": "some"})
+    pack = make_pack(tmp_path / "pack.so", [("cutlass_of_tomorrow", later, "rr")], name="tomorrow")
+    code = f"""
+        ac.load_pack({str(pack)!r})
+        try:
+            ac.kernels()
+        except ac.LibraryError as error:
+            print(error)
+    """
+    said = " ".join(_printed(code))
+    assert "cutlass_of_tomorrow" in said
+    assert "pack tomorrow" in said
+    assert "unknown fields ['novelty']" in said

@@ -124,7 +124,8 @@ bool overlap(Operand const& a, Operand const& b) {
   int64_t const pitch = row_pitch(a, width_a);
   if (pitch == 0 || pitch != row_pitch(b, width_b)) return true;
   // Both are column ranges of rows of one pitch: they meet unless the ranges, taken modulo the pitch, are apart.
-  int64_t const offset = int64_t((y.begin - x.begin) % uintptr_t(pitch) + uintptr_t(pitch)) % pitch;
+  int64_t const distance = int64_t(y.begin) - int64_t(x.begin);
+  int64_t const offset = (distance % pitch + pitch) % pitch;
   return offset < width_a || offset + width_b > pitch;
 }
 

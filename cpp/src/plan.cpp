@@ -17,6 +17,9 @@ void check_row(int status, atomr_cutlass_row const* row, char const* doing) {
   throw_cuda(status, std::string(doing) + " " + row->name);
 }
 
+// Whether int32, in which integer epilogues compute, holds the value.
+bool whole(double value) { return value == std::floor(value) && value >= -2147483648.0 && value <= 2147483647.0; }
+
 // Called from inside the framework's C code, which no exception may cross.
 void keep_error(void* context, char const* kind, char const* message) {
   *static_cast<std::string*>(context) = std::string(kind) + ": " + message;
@@ -152,8 +155,8 @@ void GemmPlan::launch(Operand const& a, Operand const& b, Operand const* c, Oper
   if (c != nullptr && beta == 0.0) {
     throw InvalidOperand("c is given but beta is 0, so it would not be read: give beta, or leave c out");
   }
-  if (options_.integral && (alpha != std::floor(alpha) || beta != std::floor(beta))) {
-    throw InvalidOperand("alpha and beta must be whole numbers where the result is an integer");
+  if (options_.integral && !(whole(alpha) && whole(beta))) {
+    throw InvalidOperand("alpha and beta must be whole numbers of 32 bits where the result is an integer");
   }
   if (d.data == nullptr || args_.m == 0 || args_.n == 0 || args_.batch == 0) return;
   DeviceGuard guard(options_.device);

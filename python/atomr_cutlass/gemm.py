@@ -23,6 +23,8 @@ BACKENDS = ("auto", "prebuilt", "jit", "reference")
 PLANS_KEPT = 256
 
 _GPU_BACKENDS = ("auto", "prebuilt")
+_SCALARS = frozenset({int, float, np.float32, np.float64, np.int32, np.int64})
+"""What the fast path takes as alpha and beta; anything else is looked at first."""
 
 _plans: collections.OrderedDict[tuple[Any, ...], Plan] = collections.OrderedDict()
 _plans_lock = threading.Lock()
@@ -82,7 +84,7 @@ def gemm(
     """
     if (
         bias is activation is epilogue is scale_a is scale_b is scale_d is out_dtype is None
-        and backend in _GPU_BACKENDS
+        and backend in _GPU_BACKENDS and type(alpha) in _SCALARS and type(beta) in _SCALARS
     ):  # fmt: skip
         signature = _core.signature(a, b, c, out)
         if signature is not None:

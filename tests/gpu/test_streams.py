@@ -15,7 +15,7 @@ from gpu_matrices import Guarded, assert_product, element_type, placed, problem_
 pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("torch")]
 
 SLEEP_CYCLES = 40_000_000
-"""Clock cycles, some 20 ms, for which a stream is kept busy: work that did not wait for it would be done long before."""
+"""Clock cycles, some 20 ms, for which a stream is kept busy: work that did not wait would be done long before."""
 
 
 def late(torch: Any, stream: Any, source: Any) -> Any:
@@ -285,29 +285,41 @@ def test_a_plan_outlives_its_operands(torch: Any) -> None:
     assert_product(plan(a, b), a, b)
 
 
-WRONG: dict[str, Any] = {
-    "a of another shape": lambda t, x: {**x, "a": x["a"][:-1]},
-    "a with another K": lambda t, x: {**x, "a": x["a"][:, :-8]},
-    "a transposed": lambda t, x: {**x, "a": t.empty(64, 96, dtype=x["a"].dtype, device="cuda").T},
-    "a padded": lambda t, x: {**x, "a": t.empty(96, 72, dtype=x["a"].dtype, device="cuda")[:, :64]},
-    "a of another dtype": lambda t, x: {**x, "a": x["a"].half()},
-    "a misaligned": lambda t, x: {**x, "a": placed((96, 64), D.BF16, 1, offset=1)},
-    "a batched": lambda t, x: {**x, "a": x["a"][None]},
-    "a on the host": lambda t, x: {**x, "a": x["a"].cpu()},
-    "a is no array": lambda t, x: {**x, "a": "matrix"},
-    "a is nothing": lambda t, x: {**x, "a": None},
-    "b of another shape": lambda t, x: {**x, "b": x["b"][:, :-8].contiguous()},
-    "b of another dtype": lambda t, x: {**x, "b": x["b"].float()},
-    "b misaligned": lambda t, x: {**x, "b": placed((64, 72), D.BF16, 1, layout="c", offset=1)},
-    "out of another shape": lambda t, x: {**x, "out": x["out"][:, :-8]},
-    "out of another dtype": lambda t, x: {**x, "out": x["out"].view(t.float16)},
-    "out on the host": lambda t, x: {**x, "out": x["out"].cpu()},
-    "c without beta": lambda t, x: {**x, "c": t.empty_like(x["out"]).contiguous()},
-    "beta without c": lambda t, x: {**x, "beta": 1.0},
-    "c of another shape": lambda t, x: {**x, "c": t.empty(95, 72, dtype=t.bfloat16, device="cuda"), "beta": 1.0},
-    "stream is no stream": lambda t, x: {**x, "stream": "default"},
-    "stream is a float": lambda t, x: {**x, "stream": 1.5},
-}
+def wrong_arguments(torch: Any, a: Any, b: Any, out: Any) -> dict[str, dict[str, Any]]:
+    """Arguments to replace, by what is wrong with them."""
+    other = {"dtype": torch.bfloat16, "device": "cuda"}
+    return {
+        "a of another shape": {"a": a[:-1]},
+        "a with another K": {"a": a[:, :-8]},
+        "a transposed": {"a": torch.empty(64, 96, **other).T},
+        "a padded": {"a": torch.empty(96, 72, **other)[:, :64]},
+        "a of another dtype": {"a": a.half()},
+        "a misaligned": {"a": placed((96, 64), D.BF16, 1, offset=1)},
+        "a batched": {"a": a[None]},
+        "a on the host": {"a": a.cpu()},
+        "a is no array": {"a": "matrix"},
+        "a is nothing": {"a": None},
+        "b of another shape": {"b": b[:, :-8]},
+        "b row-major": {"b": b.contiguous()},
+        "b of another dtype": {"b": b.float()},
+        "b misaligned": {"b": placed((64, 72), D.BF16, 1, layout="c", offset=1)},
+        "out of another shape": {"out": out[:, :-8]},
+        "out of another dtype": {"out": out.view(torch.float16)},
+        "out on the host": {"out": out.cpu()},
+        "c without beta": {"c": torch.empty(96, 72, **other)},
+        "beta without c": {"beta": 1.0},
+        "c of another shape": {"c": torch.empty(95, 72, **other), "beta": 1.0},
+        "stream is no stream": {"stream": "default"},
+        "stream is a float": {"stream": 1.5},
+    }
+
+
+WRONG = (
+    *("a of another shape", "a with another K", "a transposed", "a padded", "a of another dtype", "a misaligned"),
+    *("a batched", "a on the host", "a is no array", "a is nothing", "b of another shape", "b row-major"),
+    *("b of another dtype", "b misaligned", "out of another shape", "out of another dtype", "out on the host"),
+    *("c without beta", "beta without c", "c of another shape", "stream is no stream", "stream is a float"),
+)
 
 
 @pytest.mark.parametrize("wrong", WRONG)
@@ -316,9 +328,9 @@ def test_a_plan_refuses(torch: Any, wrong: str) -> None:
     a, b = placed((96, 64), D.BF16, 1), placed((64, 72), D.BF16, 2, layout="c")
     out = Guarded((96, 72), D.BF16)
     plan = make(problem_of(a, b, out.view), like=a)
-    arguments = WRONG[wrong](torch, {"a": a, "b": b, "out": out.view})
+    arguments = {"a": a, "b": b, "out": out.view, **wrong_arguments(torch, a, b, out.view)[wrong]}
     with pytest.raises(ac.InvalidOperandError):
-        plan(arguments.pop("a"), arguments.pop("b"), **arguments)
+        plan(**arguments)
     torch.cuda.synchronize()
     out.assert_untouched()
     plan(a, b, out=out.view)
@@ -333,15 +345,14 @@ def test_a_plan_refuses_overlap(torch: Any, where: str) -> None:
     before = buffer.clone()
     plan = make(problem_of(first, second, torch.empty_like(first)), like=first)
     others = torch.ones_like(first)
+    arguments = {
+        "a": {"a": first, "b": others, "out": first},
+        "b": {"a": others, "b": first, "out": first},
+        "inside a": {"a": first, "b": others, "out": between},
+        "shifted c": {"a": others, "b": others, "c": first, "out": between, "beta": 1.0},
+    }[where]
     with pytest.raises(ac.InvalidOperandError, match="overlaps"):
-        if where == "a":
-            plan(first, others, out=first)
-        elif where == "b":
-            plan(others, first, out=first)
-        elif where == "inside a":
-            plan(first, others, out=between)
-        else:
-            plan(others, others, first, out=between, beta=1.0)
+        plan(**arguments)
     torch.cuda.synchronize()
     assert torch.equal(buffer, before)
 

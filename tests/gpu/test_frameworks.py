@@ -1,0 +1,329 @@
+"""Arrays of every framework in, results of the same kind out."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+import atomr_cutlass as ac
+from atomr_cutlass import _core, numerics, operands, reference
+from atomr_cutlass.generator.dtypes import CutlassDtype as D
+from gpu_matrices import KINDS, Guarded, Kind, assert_product, host, placed, result_of
+
+pytestmark = pytest.mark.gpu
+
+SHAPES = ((136, 80, 64), (33, 45, 55))
+
+
+def numbers(shape: tuple[int, ...], dtype: D, seed: int) -> np.ndarray:
+    """Small whole numbers: their products are exact."""
+    values = np.random.default_rng(seed).integers(-4, 5, shape).astype(np.float64)
+    return numerics.saturating_cast(values, dtype)
+
+
+def expected(a: np.ndarray, b: np.ndarray, c: np.ndarray | None = None, **scalars: float) -> np.ndarray:
+    dtype = numerics.from_numpy_dtype(a.dtype)
+    assert dtype is not None
+    return reference.gemm(a, b, c, out_dtype=D.I32 if dtype is D.I8 else dtype, **scalars)
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# NumPy, and host tensors
+
+
+@pytest.mark.parametrize("kind", KINDS, ids=str)
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_numpy(kind: Kind, shape: tuple[int, int, int]) -> None:
+    m, n, k = shape
+    a, b = numbers((m, k), kind.dtype, 1), numbers((n, k), kind.dtype, 2).T
+    d = ac.gemm(a, b, precision=kind.precision)
+    assert isinstance(d, np.ndarray)
+    assert d.dtype == numerics.numpy_dtype(result_of(kind))
+    np.testing.assert_array_equal(d, expected(a, b))
+    c = numbers((m, n), result_of(kind), 3)
+    out = np.full((m, n + 3), 99, numerics.numpy_dtype(result_of(kind)))
+    view = out[:, 1:-2]
+    assert ac.gemm(a, b, c, out=view, alpha=2, beta=-1, precision=kind.precision, backend="prebuilt") is view
+    np.testing.assert_array_equal(view, expected(a, b, c, alpha=2.0, beta=-1.0))
+    assert (out[:, [0, -2, -1]] == 99).all()
+
+
+def test_numpy_views() -> None:
+    """Host views are copied before they are multiplied, so any strides will do."""
+    whole = numbers((2, 80, 90), D.F32, 1)
+    a, b = whole[0, ::-2, ::3], whole[1, 5:35, ::-1]
+    np.testing.assert_array_equal(ac.gemm(a, b), expected(a, b))
+    np.testing.assert_array_equal(ac.gemm(whole.swapaxes(1, 2), whole), expected(whole.swapaxes(1, 2), whole))
+
+
+def test_numpy_broadcasts() -> None:
+    a, b = numbers((2, 1, 33, 24), D.F16, 1), numbers((3, 24, 16), D.F16, 2)
+    np.testing.assert_array_equal(ac.gemm(a, b), expected(a, b))
+
+
+@pytest.mark.parametrize("kind", KINDS, ids=str)
+def test_host_tensors(torch: Any, kind: Kind) -> None:
+    """CPU tensors behave as NumPy does, and a result is a CPU tensor."""
+    a, b = placed((40, 48), kind.dtype, 1, whole=True).cpu(), placed((48, 24), kind.dtype, 2, layout="c").cpu()
+    d = ac.gemm(a, b, precision=kind.precision)
+    assert isinstance(d, torch.Tensor)
+    assert d.device.type == "cpu"
+    assert_product(d, a, b, math_mode=kind.math)
+    out = torch.zeros(40, 24, dtype=d.dtype)
+    assert ac.gemm(a, b, out=out, precision=kind.precision) is out
+    assert torch.equal(out, d)
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# PyTorch
+
+
+@pytest.mark.parametrize("dtype", ["bool", "uint8", "int16", "int64", "complex64"])
+def test_torch_dtypes_without_kernels(torch: Any, dtype: str) -> None:
+    a = torch.ones(16, 16, dtype=getattr(torch, dtype), device="cuda")
+    with pytest.raises((ac.InvalidOperandError, ac.UnsupportedError)):
+        ac.gemm(a, a)
+
+
+def test_torch_parameters_and_gradients(torch: Any) -> None:
+    """A tensor that wants gradients is refused or read; never crashes the interpreter."""
+    a = placed((40, 48), D.F32, 1)
+    weight = torch.nn.Parameter(placed((24, 48), D.F32, 2).clone())
+    with torch.no_grad():
+        d = ac.gemm(a, weight.detach().T)
+    assert_product(d, a, weight.detach().T)
+    try:
+        direct = ac.gemm(a, weight.T)
+    except (ac.InvalidOperandError, BufferError, RuntimeError):
+        return
+    assert_product(direct, a, weight.detach().T)
+
+
+def test_torch_subclasses(torch: Any) -> None:
+    """A subclass of Tensor is a tensor."""
+
+    class Marked(torch.Tensor):
+        pass
+
+    a, b = placed((40, 48), D.BF16, 1), placed((48, 24), D.BF16, 2)
+    d = ac.gemm(a.as_subclass(Marked), b)
+    assert_product(d.as_subclass(torch.Tensor) if isinstance(d, torch.Tensor) else torch.from_dlpack(d), a, b)
+
+
+def test_results_outlive_their_operands(torch: Any) -> None:
+    a, b = placed((40, 48), D.F16, 1), placed((48, 24), D.F16, 2)
+    want = host(a.double() @ b.double())
+    results = [ac.gemm(a.clone(), b.clone()) for _ in range(50)]
+    del a, b
+    torch.cuda.synchronize()
+    for d in results:
+        np.testing.assert_allclose(d.double().cpu().numpy(), want, atol=0.1, rtol=1e-2)
+
+
+def test_the_second_gpu(torch: Any) -> None:
+    """Operands of one GPU are multiplied there; those of two are refused."""
+    if torch.cuda.device_count() < 2:
+        pytest.skip("there is one GPU only")
+    a, b = placed((40, 48), D.BF16, 1), placed((48, 24), D.BF16, 2)
+    far_a, far_b = a.to("cuda:1"), b.to("cuda:1")
+    out = Guarded((40, 24), D.BF16)
+    for arguments in ({"a": far_a, "b": b}, {"a": a, "b": far_b}, {"a": far_a, "b": far_b}):
+        with pytest.raises(ac.InvalidOperandError, match="device"):
+            ac.gemm(**arguments, out=out.view)
+    out.assert_untouched()
+    d = ac.gemm(far_a, far_b)
+    assert d.device == far_a.device
+    assert torch.cuda.current_device() == 0
+    assert_product(d.to("cuda:0"), a, b)
+    ac.gemm(a, b, out=out.view)
+    assert_product(out.view, a, b)
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# CuPy
+
+
+@pytest.mark.parametrize("dtype", [D.F16, D.F32, D.F64, D.I8], ids=lambda dtype: dtype.value)
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_cupy(cupy: Any, dtype: D, shape: tuple[int, int, int]) -> None:
+    m, n, k = shape
+    host_a, host_b = numbers((m, k), dtype, 1), numbers((n, k), dtype, 2)
+    a, b = cupy.asarray(host_a), cupy.asarray(host_b).T
+    for _ in range(2):
+        d = ac.gemm(a, b)
+        assert isinstance(d, cupy.ndarray)
+        np.testing.assert_array_equal(cupy.asnumpy(d), expected(host_a, host_b.T))
+    whole = cupy.full((m, n + 8), 99, d.dtype)
+    view = whole[:, 4:-4]
+    c = cupy.ones((m, n), d.dtype)
+    assert ac.gemm(a, b, c, out=view, alpha=3, beta=2) is view
+    want = expected(host_a, host_b.T, cupy.asnumpy(c), alpha=3.0, beta=2.0)
+    np.testing.assert_array_equal(cupy.asnumpy(view), want)
+    assert bool((whole[:, :4] == 99).all())
+    assert bool((whole[:, -4:] == 99).all())
+
+
+def test_cupy_streams(cupy: Any, torch: Any) -> None:
+    """CuPy's current stream is where work goes."""
+    host_a, host_b = numbers((136, 64), D.F32, 1), numbers((64, 80), D.F32, 2)
+    source, b = cupy.asarray(host_a), cupy.asarray(host_b)
+    a = cupy.full((136, 64), cupy.nan, cupy.float32)
+    out = cupy.zeros((136, 80), cupy.float32)
+    ac.gemm(source, b, out=out)
+    for how in ("current", "object", "new result"):
+        cupy.cuda.Device().synchronize()
+        stream = cupy.cuda.Stream(non_blocking=True)
+        a.fill(cupy.nan)
+        cupy.cuda.Device().synchronize()
+        with stream:
+            # CuPy cannot keep a stream busy for a given time; PyTorch can, on any stream.
+            with torch.cuda.stream(torch.cuda.ExternalStream(stream.ptr)):
+                torch.cuda._sleep(20_000_000)
+            a[...] = source
+            if how == "current":
+                d = ac.gemm(a, b, out=out)
+            elif how == "new result":
+                d = ac.gemm(a, b)
+        if how == "object":
+            d = ac.gemm(a, b, out=out, stream=stream)
+        stream.synchronize()
+        np.testing.assert_array_equal(cupy.asnumpy(d), expected(host_a, host_b))
+
+
+def test_cupy_negative_strides(cupy: Any) -> None:
+    a = cupy.ones((40, 48), cupy.float32)
+    out = cupy.full((40, 48), 7, cupy.float32)
+    square = cupy.ones((48, 48), cupy.float32)
+    for wrong in ({"a": a[::-1], "b": square}, {"a": a, "b": square[:, ::-1]}, {"a": a, "b": square[::-1]}):
+        with pytest.raises((ac.InvalidOperandError, ac.UnsupportedError), match="stride"):
+            ac.gemm(**wrong, out=out)
+    with pytest.raises((ac.InvalidOperandError, ac.UnsupportedError), match="stride"):
+        ac.gemm(a, square, out=out[::-1])
+    assert bool((out == 7).all())
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# JAX
+
+
+@pytest.mark.parametrize("dtype", [D.F16, D.BF16, D.F32, D.I8], ids=lambda dtype: dtype.value)
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_jax(jax: Any, dtype: D, shape: tuple[int, int, int]) -> None:
+    m, n, k = shape
+    host_a, host_b = numbers((m, k), dtype, 1), numbers((k, n), dtype, 2)
+    if dtype is D.I8:
+        # JAX arrays are row-major, and 8-bit products may need B column-major.
+        try:
+            ac.gemm(jax.numpy.asarray(host_a), jax.numpy.asarray(host_b))
+        except (ac.UnsupportedError, ac.KernelNotFoundError):
+            pytest.skip("no kernel for a row-major int8 B")
+    a, b = jax.numpy.asarray(host_a), jax.numpy.asarray(host_b)
+    d = ac.gemm(a, b)
+    assert isinstance(d, jax.Array)
+    assert d.devices() == a.devices()
+    np.testing.assert_array_equal(np.asarray(d), expected(host_a, host_b))
+    again = ac.gemm(d.astype(a.dtype)[:, :1], a[:1, :])  # a result of ours is an array like any other
+    assert again.shape == (m, k)
+
+
+def test_jax_c(jax: Any) -> None:
+    host_a, host_b = numbers((40, 48), D.F32, 1), numbers((48, 24), D.F32, 2)
+    a, b, c = jax.numpy.asarray(host_a), jax.numpy.asarray(host_b), jax.numpy.ones((40, 24), jax.numpy.float32)
+    d = ac.gemm(a, b, c, alpha=2.0, beta=3.0)
+    np.testing.assert_array_equal(np.asarray(d), expected(host_a, host_b, np.asarray(c), alpha=2.0, beta=3.0))
+
+
+def test_jax_arrays_are_no_out(jax: Any) -> None:
+    a = jax.numpy.ones((16, 16), jax.numpy.float32)
+    out = jax.numpy.zeros((16, 16), jax.numpy.float32)
+    with pytest.raises(ac.InvalidOperandError, match=r"JAX|read-only"):
+        ac.gemm(a, a, out=out)
+    assert not np.asarray(out).any()
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Operands of our own, and arrays of other kinds
+
+
+def test_operands(torch: Any) -> None:
+    a, b = placed((40, 48), D.BF16, 1), placed((48, 24), D.BF16, 2)
+    views = _core.Operand.of(a), _core.Operand.of(b)
+    torch.cuda.synchronize()
+    for _ in range(2):
+        d = ac.gemm(*views)
+        assert isinstance(d, _core.Operand)
+        torch.cuda.synchronize()
+        assert_product(torch.from_dlpack(d), a, b)
+    out = Guarded((40, 24), D.BF16)
+    ac.gemm(*views, out=_core.Operand.of(out.view))
+    torch.cuda.synchronize()
+    out.assert_guards()
+    assert_product(out.view, a, b)
+
+
+def test_cuda_array_interface(torch: Any) -> None:
+    """Any object with `__cuda_array_interface__`; its result is one of ours, which DLPack exports."""
+
+    class Wrapped:
+        def __init__(self, tensor: Any) -> None:
+            self.__cuda_array_interface__ = tensor.__cuda_array_interface__
+            self.owner = tensor
+
+    a, b = placed((40, 48), D.F16, 1), placed((48, 24), D.F16, 2)
+    out = Guarded((40, 24), D.F16)
+    torch.cuda.synchronize()
+    ac.gemm(Wrapped(a), Wrapped(b), out=Wrapped(out.view))
+    torch.cuda.synchronize()
+    out.assert_guards()
+    assert_product(out.view, a, b)
+    d = ac.gemm(Wrapped(a), Wrapped(b))
+    torch.cuda.synchronize()
+    assert_product(torch.from_dlpack(d), a, b)
+
+
+def test_dlpack_only(torch: Any) -> None:
+    """Any object with `__dlpack__`, of the protocol's first form too."""
+
+    class Wrapped:
+        def __init__(self, tensor: Any, *, old: bool) -> None:
+            self.tensor, self.old = tensor, old
+
+        def __dlpack_device__(self) -> tuple[int, int]:
+            return self.tensor.__dlpack_device__()
+
+        def __dlpack__(self, **arguments: Any) -> object:
+            if self.old and "max_version" in arguments:
+                raise TypeError("what is max_version?")
+            return self.tensor.__dlpack__(**arguments)
+
+    a, b = placed((40, 48), D.BF16, 1), placed((48, 24), D.BF16, 2)
+    for old in (False, True):
+        out = Guarded((40, 24), D.BF16)
+        torch.cuda.synchronize()
+        ac.gemm(Wrapped(a, old=old), Wrapped(b, old=old), out=Wrapped(out.view, old=old))
+        torch.cuda.synchronize()
+        out.assert_guards()
+        assert_product(out.view, a, b)
+
+
+def test_mixed_frameworks(torch: Any, cupy: Any) -> None:
+    """On one device frameworks may be mixed; the result is of A's kind."""
+    a, b = placed((40, 48), D.F32, 1), placed((48, 24), D.F32, 2)
+    d = ac.gemm(a, cupy.from_dlpack(b))
+    assert isinstance(d, torch.Tensor)
+    assert_product(d, a, b)
+    other = ac.gemm(cupy.from_dlpack(a), b)
+    assert isinstance(other, cupy.ndarray)
+    cupy.cuda.Device().synchronize()
+    assert_product(torch.from_dlpack(other), a, b)
+
+
+def test_managed_memory(cupy: Any) -> None:
+    """CUDA managed memory is memory of the GPU."""
+    memory = cupy.cuda.malloc_managed(16 * 16 * 4)
+    a = cupy.ndarray((16, 16), cupy.float32, memory)
+    a[...] = 2
+    b = cupy.ones((16, 16), cupy.float32)
+    cupy.cuda.Device().synchronize()
+    np.testing.assert_array_equal(cupy.asnumpy(ac.gemm(b, a)), 32)
+    assert operands.as_operand(a).device_type == operands.CUDA

@@ -1,5 +1,6 @@
 #include "plan.h"
 
+#include <algorithm>
 #include <cmath>
 #include <cstring>
 
@@ -129,7 +130,11 @@ void GemmPlan::check_operands(Operand const& a, Operand const& b, Operand const*
   if (d.read_only) throw InvalidOperand("out is read-only: give an array that may be written");
   if (overlap(d, a)) throw InvalidOperand("out overlaps a: the kernel would read what it has written");
   if (overlap(d, b)) throw InvalidOperand("out overlaps b: the kernel would read what it has written");
-  if (c != nullptr && c->data != d.data && overlap(d, *c)) {
+  if (c == nullptr) return;
+  // One C for all batches is read after the first batch has been written: the same address is not yet the same operand.
+  bool const in_place =
+      c->data == d.data && c->rank == d.rank && std::equal(c->strides, c->strides + c->rank, d.strides);
+  if (!in_place && overlap(d, *c)) {
     throw InvalidOperand("out overlaps c without being c: give c itself or separate memory");
   }
 }

@@ -90,6 +90,8 @@ def gemm(
         if signature is not None:
             found = _plans.get((signature, precision, beta == 0))
             if found is not None:
+                if type(alpha) not in _PLAIN_NUMBERS or type(beta) not in _PLAIN_NUMBERS:
+                    _check_scalars(alpha, beta, c)
                 return found(a, b, c, out=out, alpha=alpha, beta=beta, stream=stream)
     return _Call(
         a=a,
@@ -259,6 +261,7 @@ class _Operation:
 
 
 _NUMBERS = (int, float, np.integer, np.floating)
+_PLAIN_NUMBERS = frozenset({int, float})
 
 
 def _operation(views: dict[str, _core.Operand], out_dtype: CutlassDtype | None, precision: str | None) -> _Operation:

@@ -75,7 +75,7 @@ DRIVER = r"""
 #include <string.h>
 typedef uint64_t Pointer;
 static int context_value;
-static void* current;
+static _Thread_local void* current;
 int cuInit(unsigned flags) { (void)flags; return 0; }
 int cuDriverGetVersion(int* version) { *version = 13000; return 0; }
 int cuDeviceGetCount(int* count) { *count = 1; return 0; }
@@ -144,7 +144,7 @@ def compile_library(source: str, library: Path) -> Path:
     text.write_text(source)
     include = ROOT / "cpp" / "include"
     flags = [
-        "-std=c11",
+        "-std=gnu11",
         "-O1",
         "-Wall",
         "-Wextra",

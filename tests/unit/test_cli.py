@@ -1,6 +1,7 @@
 """The command line, as it behaves without a GPU."""
 
 import json
+import re
 import subprocess
 import sys
 from collections.abc import Callable
@@ -275,3 +276,22 @@ def test_the_coverage_page_is_what_the_matrix_says() -> None:
     script = Path(__file__).parents[2] / "docs" / "gen_coverage.py"
     said = subprocess.run([sys.executable, str(script), "--check"], capture_output=True, text=True, check=False)
     assert said.returncode == 0, said.stderr
+
+
+@pytest.mark.parametrize("page", ["README.md", "docs/quickstart.md"])
+@pytest.mark.filterwarnings("ignore:computing with NumPy:RuntimeWarning")
+def test_examples_run_without_a_gpu(page: str, capsys: pytest.CaptureFixture[str]) -> None:
+    text = (Path(__file__).parents[2] / page).read_text(encoding="utf-8")
+    names: dict[str, object] = {}
+    for part in re.findall(r"```python\n(.*?)```", text, re.DOTALL):
+        if "ac.plan(" not in part:  # the one example that needs a GPU
+            exec(part, names)
+    assert "verified: " in capsys.readouterr().out
+
+
+def test_the_readme_names_every_knob() -> None:
+    root = Path(__file__).parents[2]
+    knobs = re.findall(r"^(\w+) = ", (root / "pyproject.toml").read_text().split("cmake.define]\n")[1], re.MULTILINE)
+    for page in ("README.md", "docs/install.md"):
+        text = (root / page).read_text(encoding="utf-8")
+        assert all(f"| `{knob}` |" in text for knob in knobs if knob.isupper()), page

@@ -1,0 +1,162 @@
+"""What the machine code of a kernel must hold: the instruction that its key promises, and no spilled registers.
+
+Reads the listings of `cuobjdump -sass` and `cuobjdump -res-usage`.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+
+from .archs import SmArch
+from .dtypes import CutlassDtype
+from .key import KernelKey, opcode_class
+
+
+@dataclass(frozen=True)
+class Instruction:
+    """The instruction that multiplies, as SASS spells it: `HMMA` with `BF16` among its modifiers, say.
+
+    Attributes:
+        opcode: what stands before the first dot.
+        modifier: what must be among the parts after it; empty where nothing is asked for.
+        absent: what must not be, in any instruction of this opcode.
+    """
+
+    opcode: str
+    modifier: str = ""
+    absent: frozenset[str] = frozenset()
+
+    def __str__(self) -> str:
+        return self.opcode + (f"...{self.modifier}" if self.modifier else "")
+
+
+_OPERANDS = frozenset({"BF16", "TF32"})
+
+
+def expected_instruction(key: KernelKey) -> Instruction:
+    """The instruction of a key, by generation, arch and math.
+
+    mma.sync of the sm80 generation has the same names on every arch that it is compiled for.
+
+    Raises:
+        ValueError: no rule for the key's generation or element type.
+    """
+    if key.generation not in ("sm80", "sm90"):
+        raise ValueError(f"no rule for the instructions of generation {key.generation}")
+    if key.generation == "sm90" and key.arch is not SmArch.SM90A:
+        raise ValueError(f"{key.generation} kernels do not compile for {key.arch.value}")
+    if opcode_class(key) == "simt":
+        return Instruction("FFMA")
+    if key.a is CutlassDtype.F64:
+        return Instruction("DMMA")
+    warp_group = "G" if key.generation == "sm90" else ""
+    if key.a is CutlassDtype.I8:
+        return Instruction(f"I{warp_group}MMA", "S8")
+    operand = {CutlassDtype.F16: "", CutlassDtype.BF16: "BF16", CutlassDtype.F32: "TF32"}.get(key.a)
+    if operand is None:
+        raise ValueError(f"no rule for the instructions of {key.a.value} operands")
+    return Instruction(f"H{warp_group}MMA", operand, _OPERANDS - {operand})
+
+
+@dataclass
+class Function:
+    """One kernel in one cubin.
+
+    Attributes:
+        name: the symbol.
+        arch: the machine code's target, such as `sm_90a`.
+        mnemonics: how often each instruction occurs, with its modifiers (`HMMA.16816.F32.BF16`).
+    """
+
+    name: str
+    arch: str
+    mnemonics: Counter[str] = field(default_factory=Counter)
+
+    def count(self, opcode: str) -> int:
+        """How often an opcode occurs, whatever its modifiers."""
+        return sum(count for name, count in self.mnemonics.items() if name.partition(".")[0] == opcode)
+
+
+_ARCH = re.compile(r"^\s*(?:arch = |code for |\.target\s+)(sm_\w+)")
+_FUNCTION = re.compile(r"^\s*Function\s*:?\s*([\w$.]+)")
+# An address, a predicate if there is one, and the mnemonic.
+_INSTRUCTION = re.compile(r"^\s*/\*[0-9a-f]{4,}\*/\s+(?:@!?U?P\w+\s+)?([A-Z][\w.]*)")
+_RESOURCE = re.compile(r"(\w+)(?:\[\d+\])?:(\d+)")
+
+
+def read_sass(lines: Iterable[str]) -> Iterator[Function]:
+    """The functions of a listing of `cuobjdump -sass`, one at a time: a listing can be larger than memory."""
+    arch = ""
+    current: Function | None = None
+    for line in lines:
+        instruction = _INSTRUCTION.match(line)
+        if instruction is not None:
+            if current is not None:
+                current.mnemonics[instruction[1]] += 1
+            continue
+        target = _ARCH.match(line)
+        if target is not None:
+            arch = target[1]
+            continue
+        function = _FUNCTION.match(line)
+        if function is not None:
+            if current is not None:
+                yield current
+            current = Function(function[1], arch)
+    if current is not None:
+        yield current
+
+
+def read_resources(lines: Iterable[str]) -> dict[tuple[str, str], dict[str, int]]:
+    """(name, arch) -> resources by name, of a listing of `cuobjdump -res-usage`; bracketed banks are summed."""
+    found: dict[tuple[str, str], dict[str, int]] = {}
+    arch = ""
+    current: dict[str, int] | None = None
+    for line in lines:
+        target = _ARCH.match(line)
+        if target is not None:
+            arch, current = target[1], None
+            continue
+        function = _FUNCTION.match(line)
+        if function is not None:
+            current = found.setdefault((function[1], arch), {})
+        elif current is not None and "REG:" in line:
+            for name, value in _RESOURCE.findall(line):
+                current[name] = current.get(name, 0) + int(value)
+            current = None
+    return found
+
+
+def faults(key: KernelKey, function: Function, resources: Mapping[str, int]) -> list[str]:
+    """What is wrong with a kernel's machine code; nothing where it is as it should be.
+
+    Args:
+        key: the kernel's.
+        function: its machine code.
+        resources: its registers and memory, of `read_resources`.
+    """
+    wrong = []
+    instruction = expected_instruction(key)
+    names = [name.split(".") for name in function.mnemonics if name.partition(".")[0] == instruction.opcode]
+    if not any(not instruction.modifier or instruction.modifier in parts for parts in names):
+        wrong.append(f"no {instruction} among its instructions")
+    strange = sorted({part for parts in names for part in parts if part in instruction.absent})
+    if strange:
+        wrong.append(f"{instruction.opcode} of {', '.join(strange)} operands")
+    if opcode_class(key) == "simt":
+        # The epilogue has some too: the mainloop, unrolled over the K tile, has one for each product of a thread.
+        products = key.tile[0] * key.tile[1] * key.tile[2] // (key.warps[0] * key.warps[1] * key.warps[2] * 32)
+        if function.count("FFMA") < products:
+            wrong.append(f"{function.count('FFMA')} FFMA, fewer than the {products} products of a thread and K tile")
+    wrong += [
+        f"{function.count(opcode)} {opcode}: registers are spilled to local memory"
+        for opcode in ("LDL", "STL")
+        if function.count(opcode)
+    ]
+    wrong += [f"{name} {resources[name]}, not 0" for name in ("STACK", "LOCAL") if resources.get(name, 0)]
+    if not resources:
+        wrong.append("its resources are not listed")
+    return wrong

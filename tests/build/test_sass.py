@@ -1,0 +1,145 @@
+"""The machine code of every kernel that is installed holds the instruction that its key promises, and no spills."""
+
+import importlib.metadata
+import importlib.util
+import os
+import shutil
+import subprocess
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+from atomr_cutlass import table
+from atomr_cutlass.generator import audit
+from atomr_cutlass.generator.archs import SmArch
+from atomr_cutlass.generator.dtypes import CutlassDtype
+from atomr_cutlass.generator.matrix import cells
+
+TABLE = table.kernels()
+
+
+def tool(name: str) -> Path | None:
+    """A disassembler: PyPI's, or one of an installed toolkit."""
+    try:
+        files = importlib.metadata.files(f"nvidia-cuda-{name}") or []
+    except importlib.metadata.PackageNotFoundError:
+        files = []
+    for file in files:
+        if file.name == name and file.parent.name == "bin":
+            return Path(str(file.locate()))
+    found = shutil.which(name)
+    return Path(found) if found else None
+
+
+def lines(words: Sequence[str | Path], env: dict[str, str]) -> Iterator[str]:
+    """What a command prints, as it prints it."""
+    with subprocess.Popen(words, env=env, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        yield from process.stdout
+    assert process.returncode == 0, words
+
+
+def libraries() -> list[Path]:
+    """The extension, and the packs that are loaded."""
+    extension = importlib.util.find_spec("atomr_cutlass._core")
+    assert extension is not None
+    assert extension.origin is not None
+    packs = [path for path in os.environ.get(table.PACKS_VARIABLE, "").split(os.pathsep) if path]
+    packs += [str(entry.load()()) for entry in importlib.metadata.entry_points(group=table.PACKS_GROUP)]
+    return [Path(extension.origin), *map(Path, packs)]
+
+
+class Audit(NamedTuple):
+    """Machine code and resources of every kernel, by name and arch."""
+
+    functions: dict[tuple[str, str], audit.Function]
+    resources: dict[tuple[str, str], dict[str, int]]
+
+
+@pytest.fixture(scope="module")
+def listing() -> Audit:
+    """One run of the disassembler over each library."""
+    cuobjdump, nvdisasm = tool("cuobjdump"), tool("nvdisasm")
+    if cuobjdump is None or nvdisasm is None:
+        pytest.skip("cuobjdump or nvdisasm is missing: pip install nvidia-cuda-cuobjdump nvidia-cuda-nvdisasm")
+    # cuobjdump asks nvdisasm, which it looks for on the path.
+    env = os.environ | {"PATH": os.pathsep.join([str(nvdisasm.parent), os.environ.get("PATH", "")])}
+    found = Audit({}, {})
+    for library in libraries():
+        for function in audit.read_sass(lines([cuobjdump, "-sass", library], env)):
+            found.functions[function.name, function.arch] = function
+        found.resources.update(audit.read_resources(lines([cuobjdump, "-res-usage", library], env)))
+    return found
+
+
+@pytest.mark.skipif(not TABLE, reason="the installed table is empty (preset none)")
+@pytest.mark.parametrize("info", TABLE, ids=lambda info: f"{info.name}-{info.key.arch.value}")
+def test_kernel(listing: Audit, info: table.KernelInfo) -> None:
+    place = (info.name, info.key.arch.value)
+    assert place in listing.functions, f"no machine code of {info.name} for {info.key.arch.value}"
+    assert audit.faults(info.key, listing.functions[place], listing.resources.get(place, {})) == []
+
+
+SASS = """
+Fatbin elf code:
+================
+arch = sm_80
+
+	code for sm_80
+	.target	sm_80
+
+		Function : first
+	.headerflags	@"EF_CUDA_SM80 EF_CUDA_VIRTUAL_SM(EF_CUDA_SM80)"
+        /*0000*/                   MOV R1, c[0x0][0x28] ;          /* 0x00000a0000017a02 */
+                                                                   /* 0x000fe40000000f00 */
+        /*0010*/              @!P0 HMMA.16816.F32.BF16 R4, R8, R12, R4 ;   /* 0x0000000000037919 */
+        /*0020*/               @P1 LDL.64 R2, [R1] ;               /* 0x0000000000037919 */
+		..........
+
+		Function : second
+        /*0000*/              @UP0 HGMMA.64x64x16.F32 R4, gdesc[UR4], R4 ;  /* 0x0000000000037919 */
+"""
+
+RESOURCES = """
+arch = sm_80
+
+Resource usage:
+ Common:
+  GLOBAL:11 CONSTANT[4]:88
+ Function first:
+  REG:148 STACK:8 SHARED:0 LOCAL:0 CONSTANT[2]:12 CONSTANT[0]:720 TEXTURE:0 SURFACE:0 SAMPLER:0
+"""
+
+
+def test_listings_are_read() -> None:
+    first, second = audit.read_sass(SASS.splitlines())
+    assert (first.name, first.arch, second.name) == ("first", "sm_80", "second")
+    assert first.mnemonics == {"MOV": 1, "HMMA.16816.F32.BF16": 1, "LDL.64": 1}
+    assert second.count("HGMMA") == 1
+    resources = audit.read_resources(RESOURCES.splitlines())
+    assert resources["first", "sm_80"]["REG"] == 148
+    assert resources["first", "sm_80"]["CONSTANT"] == 732
+
+
+def test_faults_are_found() -> None:
+    first, second = audit.read_sass(SASS.splitlines())
+    resources = audit.read_resources(RESOURCES.splitlines())["first", "sm_80"]
+    keys = [key for _, key in cells([SmArch.SM80])]
+    half = next(key for key in keys if key.a is CutlassDtype.F16)
+    bfloat = next(key for key in keys if key.a is CutlassDtype.BF16)
+    spilled = ["1 LDL: registers are spilled to local memory", "STACK 8, not 0"]
+    assert audit.faults(bfloat, first, resources) == spilled
+    assert audit.faults(half, first, resources) == ["HMMA of BF16 operands", *spilled]
+    assert audit.faults(half, second, {"STACK": 0}) == ["no HMMA among its instructions"]
+    simt = next(key for key in keys if key.math == "ieee")
+    assert "no FFMA among its instructions" in audit.faults(simt, first, {})
+    assert "its resources are not listed" in audit.faults(simt, first, {})
+
+
+@pytest.mark.parametrize("arch", [SmArch.SM80, SmArch.SM86, SmArch.SM89, SmArch.SM90A], ids=lambda arch: arch.value)
+def test_every_cell_has_a_rule(arch: SmArch) -> None:
+    opcodes = {audit.expected_instruction(key).opcode for _, key in cells([arch])}
+    warp_groups = {"HGMMA", "IGMMA"} if arch is SmArch.SM90A else set()
+    assert opcodes == {"HMMA", "IMMA", "DMMA", "FFMA"} | warp_groups

@@ -1,6 +1,7 @@
 #include "operand.h"
 
 #include <algorithm>
+#include <cstdlib>
 #include <cstring>
 
 #include "errors.h"
@@ -33,10 +34,11 @@ int64_t row_pitch(Operand const& operand, int64_t& width) {
   int64_t contiguous = 1;
   for (int i = 0; i < operand.rank; ++i) {
     if (operand.shape[i] == 1) continue;
+    int64_t const stride = std::abs(operand.strides[i]);
     if (operand.strides[i] == 1) {
-      contiguous = operand.shape[i];
-    } else if (operand.strides[i] != 0) {
-      pitch = pitch == 0 ? operand.strides[i] : std::min(pitch, operand.strides[i]);
+      contiguous += operand.shape[i] - 1;  // several of them are windows that slide along a row
+    } else if (stride != 0) {
+      pitch = pitch == 0 ? stride : std::min(pitch, stride);
     }
   }
   if (pitch < contiguous) return 0;

@@ -1,0 +1,108 @@
+// Stands in for the dynamic loader, so that a test says which libraries there are: a driver without a GPU, a driver
+// whose device memory is the host's, or packs. Include it in one source of an executable: it defines dlopen and its
+// companions.
+#pragma once
+
+#include <cstdint>
+#include <cstdlib>
+#include <cstring>
+#include <map>
+#include <string>
+
+namespace fake {
+
+using Symbols = std::map<std::string, void*>;
+
+inline std::map<std::string, Symbols>& libraries() {
+  static std::map<std::string, Symbols> instance;
+  return instance;
+}
+
+template <class Function>
+void* symbol(Function* function) {
+  return reinterpret_cast<void*>(function);
+}
+
+// What the fake driver was asked for, and what it answers.
+struct Device {
+  int count = 1;
+  int version = 13000;
+  int init_status = 0;
+  int allocations = 0, frees = 0;
+  int clears = 0;
+  bool capturing = false;
+  void* current = nullptr;
+};
+
+inline Device& device() {
+  static Device instance;
+  return instance;
+}
+
+inline Symbols driver() {
+  using Pointer = uint64_t;
+  static int context;
+  return {
+      {"cuInit", symbol(+[](unsigned) { return device().init_status; })},
+      {"cuDriverGetVersion", symbol(+[](int* version) { return *version = device().version, 0; })},
+      {"cuDeviceGetCount", symbol(+[](int* count) { return *count = device().count, 0; })},
+      {"cuDeviceGet", symbol(+[](int* made, int ordinal) { return *made = ordinal, 0; })},
+      {"cuDeviceGetName", symbol(+[](char* name, int, int) { return std::strcpy(name, "a fake GPU"), 0; })},
+      {"cuDeviceTotalMem_v2", symbol(+[](size_t* bytes, int) { return *bytes = size_t(1) << 30, 0; })},
+      {"cuDeviceGetAttribute", symbol(+[](int* value, int which, int) { return *value = which == 75 ? 9 : which, 0; })},
+      {"cuDevicePrimaryCtxRetain", symbol(+[](void** made, int) { return *made = &context, 0; })},
+      {"cuCtxGetCurrent", symbol(+[](void** current) { return *current = device().current, 0; })},
+      {"cuCtxPushCurrent_v2", symbol(+[](void* wanted) { return device().current = wanted, 0; })},
+      {"cuCtxPopCurrent_v2",
+       symbol(+[](void** popped) { return *popped = device().current, device().current = nullptr, 0; })},
+      {"cuMemAlloc_v2", symbol(+[](Pointer* made, size_t bytes) {
+         *made = reinterpret_cast<Pointer>(std::malloc(bytes));
+         return ++device().allocations, 0;
+       })},
+      {"cuMemFree_v2", symbol(+[](Pointer pointer) {
+         std::free(reinterpret_cast<void*>(pointer));
+         return ++device().frees, 0;
+       })},
+      {"cuMemcpyHtoDAsync_v2", symbol(+[](Pointer to, void const* from, size_t bytes, void*) {
+         return std::memcpy(reinterpret_cast<void*>(to), from, bytes), 0;
+       })},
+      {"cuMemcpyDtoHAsync_v2", symbol(+[](void* to, Pointer from, size_t bytes, void*) {
+         return std::memcpy(to, reinterpret_cast<void*>(from), bytes), 0;
+       })},
+      {"cuMemsetD8Async", symbol(+[](Pointer to, unsigned char value, size_t bytes, void*) {
+         std::memset(reinterpret_cast<void*>(to), value, bytes);
+         return ++device().clears, 0;
+       })},
+      {"cuStreamSynchronize", symbol(+[](void*) { return 0; })},
+      {"cuCtxSynchronize", symbol(+[]() { return 0; })},
+      {"cuThreadExchangeStreamCaptureMode", symbol(+[](int*) { return 0; })},
+      {"cuStreamGetCaptureInfo",
+       symbol(+[](void*, int* state, uint64_t* id) { return *state = device().capturing ? 1 : 0, *id = 77, 0; })},
+      {"cuGetErrorName", symbol(+[](int, char const** text) { return *text = "SOME_ERROR", 0; })},
+      {"cuGetErrorString", symbol(+[](int, char const** text) { return *text = "what the driver says", 0; })},
+  };
+}
+
+}  // namespace fake
+
+extern "C" {
+
+void* dlopen(char const* path, int) {
+  if (path == nullptr) return nullptr;
+  auto const found = fake::libraries().find(path);
+  return found == fake::libraries().end() ? nullptr : &found->second;
+}
+
+void* dlsym(void* library, char const* name) {
+  auto const& symbols = *static_cast<fake::Symbols*>(library);
+  auto const found = symbols.find(name);
+  return found == symbols.end() ? nullptr : found->second;
+}
+
+int dlclose(void*) { return 0; }
+
+char* dlerror() {
+  static char text[] = "no such file";
+  return text;
+}
+}

@@ -1,0 +1,341 @@
+// Plans over a driver whose device memory is the host's: what is put to a kernel, and what is refused before.
+#include "plan.h"
+
+#include <cmath>
+#include <cstring>
+#include <limits>
+#include <thread>
+#include <vector>
+
+#include "check.h"
+#include "driver.h"
+#include "errors.h"
+#include "fake_libraries.h"
+
+using namespace atomr_cutlass;
+
+namespace {
+
+// What the fake kernel saw.
+struct Seen {
+  std::vector<atomr_cutlass_gemm_args> launches;
+  std::vector<void*> streams;
+  int prepared = 0;
+  int status = 0;
+  uint64_t workspace = 0, clear_bytes = 0;
+  int supports = ATOMR_CUTLASS_OK;
+} seen;
+
+int supports(atomr_cutlass_row const*, void const*) { return seen.supports; }
+
+int workspace_size(atomr_cutlass_row const*, void const*, uint64_t* bytes) {
+  *bytes = seen.workspace;
+  return ATOMR_CUTLASS_OK;
+}
+
+int prepare(atomr_cutlass_row const*, void const* args, void* params, atomr_cutlass_launch* launch) {
+  std::memcpy(params, args, sizeof(atomr_cutlass_gemm_args));
+  *launch = {};
+  launch->grid[0] = 7;
+  launch->clear_bytes = seen.clear_bytes;
+  ++seen.prepared;
+  return ATOMR_CUTLASS_OK;
+}
+
+int launch(atomr_cutlass_row const*, void const* params, atomr_cutlass_launch const*, void* stream) {
+  seen.launches.push_back(*static_cast<atomr_cutlass_gemm_args const*>(params));
+  seen.streams.push_back(stream);
+  return seen.status;
+}
+
+atomr_cutlass_row const kRow = {"cutlass_fake",
+                                "{}",
+                                sizeof(atomr_cutlass_gemm_args),
+                                16,
+                                1024,
+                                128,
+                                0,
+                                13000,
+                                nullptr,
+                                &supports,
+                                &workspace_size,
+                                &prepare,
+                                &launch};
+
+alignas(16) float a_memory[256], b_memory[256], c_memory[256], d_memory[256];
+
+Operand operand(float* data, std::vector<int64_t> const& shape, std::vector<int64_t> const& strides) {
+  Operand made;
+  made.data = data;
+  made.device = {kDlCuda, 0};
+  made.dtype = {2, 32, 1};
+  made.rank = int32_t(shape.size());
+  for (size_t i = 0; i < shape.size(); ++i) {
+    made.shape[i] = shape[i];
+    made.strides[i] = shape[i] == 1 ? 0 : strides[i];
+  }
+  return made;
+}
+
+OperandSpec spec(Operand const& layout) {
+  OperandSpec made;
+  made.layout = layout;
+  made.alignment = 4;
+  return made;
+}
+
+// D (4 x 6) = A (4 x 5) B (5 x 6).
+struct Problem {
+  Operand a = operand(a_memory, {4, 5}, {5, 1});
+  Operand b = operand(b_memory, {5, 6}, {6, 1});
+  Operand c = operand(c_memory, {4, 6}, {6, 1});
+  Operand d = operand(d_memory, {4, 6}, {6, 1});
+  atomr_cutlass_gemm_args args{};
+  GemmPlanOptions options;
+  std::vector<BatchLaunch> launches{{}};
+
+  Problem() {
+    args.m = 4, args.n = 6, args.k = 5, args.batch = 1;
+    args.lda = 5, args.ldb = args.ldc = args.ldd = 6;
+    options.null_k = 4, options.null_lda = 4, options.null_ldb = 8, options.null_bytes = 128;
+    seen = {};
+  }
+
+  GemmPlan plan() const { return {&kRow, args, spec(a), spec(b), spec(c), spec(d), launches, options, nullptr}; }
+};
+
+void test_a_launch_is_given_the_callers_pointers() {
+  Problem problem;
+  GemmPlan plan = problem.plan();
+  CHECK_EQUAL(plan.geometry().grid[0], 7u);
+  CHECK_EQUAL(plan.workspace_bytes(), 0u);
+  CHECK(plan.row_major_output());
+  void* const stream = reinterpret_cast<void*>(uintptr_t(42));
+  plan.launch(problem.a, problem.b, &problem.c, problem.d, 2.0, 3.0, stream);
+  CHECK_EQUAL(seen.launches.size(), 1u);
+  atomr_cutlass_gemm_args const& got = seen.launches[0];
+  CHECK(got.a == a_memory && got.b == b_memory && got.c == c_memory && got.d == d_memory);
+  CHECK_EQUAL(got.alpha, 2.0);
+  CHECK_EQUAL(got.beta, 3.0);
+  CHECK_EQUAL(got.k, 5);
+  CHECK(seen.streams[0] == stream);
+  plan.launch(problem.a, problem.b, nullptr, problem.d, 1.0, 0.0, stream);
+  CHECK(seen.launches[1].c == nullptr);
+  CHECK(fake::device().current == nullptr);  // the caller's context is back
+}
+
+void test_equal_launches_are_prepared_once() {
+  Problem problem;
+  GemmPlan plan = problem.plan();
+  int const before = seen.prepared;
+  for (int i = 0; i < 3; ++i) plan.launch(problem.a, problem.b, nullptr, problem.d, 1.0, 0.0, nullptr);
+  CHECK_EQUAL(seen.prepared, before + 1);
+  plan.launch(problem.a, problem.b, nullptr, problem.d, 2.0, 0.0, nullptr);
+  CHECK_EQUAL(seen.prepared, before + 2);
+  CHECK_EQUAL(seen.launches.back().alpha, 2.0);
+}
+
+void test_exchanged_operands_change_places() {
+  Problem problem;
+  problem.options.exchanged = true;
+  problem.launches = {{0, 0, 0, 0, 1}, {16, 32, 48, 64, 3}};
+  GemmPlan plan = problem.plan();
+  plan.launch(problem.a, problem.b, &problem.c, problem.d, 1.0, 1.0, nullptr);
+  CHECK_EQUAL(seen.launches.size(), 2u);
+  CHECK(seen.launches[0].a == b_memory && seen.launches[0].b == a_memory);
+  CHECK(seen.launches[1].a == b_memory + 8);
+  CHECK(seen.launches[1].b == a_memory + 4);
+  CHECK(seen.launches[1].c == c_memory + 12);
+  CHECK(seen.launches[1].d == d_memory + 16);
+  CHECK_EQUAL(seen.launches[1].batch, 3);
+}
+
+void test_a_product_of_nothing_reads_zeros() {
+  Problem problem;
+  GemmPlan plan = problem.plan();
+  for (float& value : a_memory) value = std::numeric_limits<float>::quiet_NaN();
+  plan.launch(problem.a, problem.b, &problem.c, problem.d, 0.0, 1.0, nullptr);
+  atomr_cutlass_gemm_args const& got = seen.launches[0];
+  CHECK(got.a != a_memory && got.b != b_memory && got.a == got.b);
+  CHECK_EQUAL(got.k, 4);
+  CHECK_EQUAL(got.lda, 4);
+  CHECK_EQUAL(got.ldb, 8);
+  for (int i = 0; i < 32; ++i) CHECK_EQUAL(static_cast<float const*>(got.a)[i], 0.0f);
+
+  problem.args.k = 0;
+  problem.a = operand(a_memory, {4, 0}, {1, 1});
+  problem.b = operand(b_memory, {0, 6}, {6, 1});
+  GemmPlan empty = problem.plan();
+  empty.launch(problem.a, problem.b, &problem.c, problem.d, 5.0, 1.0, nullptr);
+  CHECK_EQUAL(seen.launches.back().alpha, 0.0);
+  CHECK_EQUAL(seen.launches.back().k, 4);
+}
+
+void test_each_stream_has_a_workspace_of_its_own() {
+  Problem problem;
+  seen.workspace = 1024;
+  seen.clear_bytes = 256;
+  int const allocations = fake::device().allocations, frees = fake::device().frees;
+  {
+    GemmPlan plan = problem.plan();
+    CHECK_EQUAL(plan.workspace_bytes(), 1024u);
+    CHECK_EQUAL(fake::device().allocations, allocations + 1);
+    int const clears = fake::device().clears;
+    void* const streams[] = {nullptr, reinterpret_cast<void*>(uintptr_t(1)), nullptr};
+    for (void* const stream : streams) plan.launch(problem.a, problem.b, nullptr, problem.d, 1.0, 0.0, stream);
+    CHECK_EQUAL(fake::device().clears, clears + 3);
+    // The first stream took the block that was there.
+    CHECK_EQUAL(fake::device().allocations, allocations + 2);
+    CHECK(seen.launches[0].workspace != seen.launches[1].workspace);
+    CHECK(seen.launches[0].workspace == seen.launches[2].workspace);
+    // A graph may be replayed beside the stream that it was captured on.
+    fake::device().capturing = true;
+    plan.launch(problem.a, problem.b, nullptr, problem.d, 1.0, 0.0, nullptr);
+    fake::device().capturing = false;
+    CHECK(seen.launches[3].workspace != seen.launches[0].workspace);
+    CHECK(seen.launches[3].workspace != seen.launches[1].workspace);
+  }
+  CHECK_EQUAL(fake::device().allocations, allocations + 3);
+  CHECK_EQUAL(fake::device().frees, frees + 3);
+}
+
+void test_wrong_operands_launch_nothing() {
+  Problem problem;
+  GemmPlan plan = problem.plan();
+  auto launch = [&](Operand const& a, Operand const& b, Operand const* c, Operand const& d, double alpha, double beta) {
+    plan.launch(a, b, c, d, alpha, beta, nullptr);
+  };
+  Problem const& p = problem;
+  CHECK_THROWS(InvalidOperand, "a is float32 of shape (5, 4)",
+               launch(operand(a_memory, {5, 4}, {4, 1}), p.b, nullptr, p.d, 1, 0));
+  CHECK_THROWS(InvalidOperand, "b is", launch(p.a, p.a, nullptr, p.d, 1, 0));
+  CHECK_THROWS(InvalidOperand, "c is", launch(p.a, p.b, &p.a, p.d, 1, 1));
+  CHECK_THROWS(InvalidOperand, "out is", launch(p.a, p.b, nullptr, p.a, 1, 0));
+  CHECK_THROWS(InvalidOperand, "beta is not 0, so c is needed", launch(p.a, p.b, nullptr, p.d, 1, 1));
+  CHECK_THROWS(InvalidOperand, "c is given but beta is 0", launch(p.a, p.b, &p.c, p.d, 1, 0));
+  Operand sealed = p.d;
+  sealed.read_only = true;
+  CHECK_THROWS(InvalidOperand, "out is read-only", launch(p.a, p.b, nullptr, sealed, 1, 0));
+  CHECK_THROWS(InvalidOperand, "out overlaps a",
+               launch(p.a, p.b, nullptr, operand(a_memory + 8, {4, 6}, {6, 1}), 1, 0));
+  CHECK_THROWS(InvalidOperand, "out overlaps b",
+               launch(p.a, p.b, nullptr, operand(b_memory + 8, {4, 6}, {6, 1}), 1, 0));
+  CHECK_THROWS(InvalidOperand, "out overlaps c", launch(p.a, p.b, &p.c, operand(c_memory + 1, {4, 6}, {6, 1}), 1, 1));
+  Operand odd = p.a;
+  odd.data = reinterpret_cast<char*>(a_memory) + 2;
+  CHECK_THROWS(InvalidOperand, "multiple of 2 bytes; this plan was made for 4", launch(odd, p.b, nullptr, p.d, 1, 0));
+  CHECK_EQUAL(seen.launches.size(), 0u);
+  launch(p.a, p.b, &p.c, p.c, 1, 1);  // out may be c
+  CHECK_EQUAL(seen.launches.size(), 1u);
+}
+
+void test_out_may_not_be_one_batch_of_its_own_c() {
+  Problem problem;
+  problem.args.batch = 2;
+  problem.a = operand(a_memory, {2, 4, 5}, {20, 5, 1});
+  problem.d = operand(d_memory, {2, 4, 6}, {24, 6, 1});
+  problem.c = operand(c_memory, {4, 6}, {6, 1});
+  GemmPlan plan = problem.plan();
+  Operand first = problem.c;
+  first.data = d_memory;
+  CHECK_THROWS(InvalidOperand, "out overlaps c",
+               plan.launch(problem.a, problem.b, &first, problem.d, 1.0, 1.0, nullptr));
+  CHECK_EQUAL(seen.launches.size(), 0u);
+}
+
+void test_integers_take_whole_scalars() {
+  Problem problem;
+  problem.options.integral = true;
+  GemmPlan plan = problem.plan();
+  plan.launch(problem.a, problem.b, nullptr, problem.d, 3.0, 0.0, nullptr);
+  for (double const alpha : {0.5, std::nan("")}) {
+    CHECK_THROWS(InvalidOperand, "must be whole numbers",
+                 plan.launch(problem.a, problem.b, nullptr, problem.d, alpha, 0.0, nullptr));
+  }
+  CHECK_EQUAL(seen.launches.size(), 1u);
+}
+
+void test_failures_are_typed() {
+  Problem problem;
+  GemmPlan plan = problem.plan();
+  auto launch = [&] { plan.launch(problem.a, problem.b, nullptr, problem.d, 1.0, 0.0, nullptr); };
+  seen.status = 1;
+  CHECK_THROWS(LibraryFailure, "launching cutlass_fake: SOME_ERROR (what the driver says)", launch());
+  for (int const sticky : {700, 716, 719}) {
+    seen.status = sticky;
+    CHECK_THROWS(ContextPoisoned, "restart the process", launch());
+  }
+  seen.status = ATOMR_CUTLASS_CANNOT_IMPLEMENT;
+  CHECK_THROWS(Unsupported, "cannot implement this problem", launch());
+  seen.status = ATOMR_CUTLASS_OK;
+  launch();
+  seen.supports = ATOMR_CUTLASS_CANNOT_IMPLEMENT;
+  CHECK_THROWS(Unsupported, "cutlass_fake cannot implement this problem", problem.plan());
+  problem.options.device = 1;
+  CHECK_THROWS(DeviceUnavailable, "there is no GPU 1: 1 visible", problem.plan());
+}
+
+void test_outputs_that_are_not_row_major() {
+  Problem problem;
+  problem.d = operand(d_memory, {4, 6}, {1, 4});
+  CHECK(!problem.plan().row_major_output());
+  problem.d = operand(d_memory, {4, 6}, {8, 1});
+  CHECK(!problem.plan().row_major_output());
+  problem.d = operand(d_memory, {1, 6}, {99, 1});
+  CHECK(problem.plan().row_major_output());
+}
+
+void test_frameworks_allocate() {
+  static int deleted = 0;
+  alignas(256) static char memory[4096];
+  DlExchangeApi api{};
+  api.version = {1, 3};
+  api.allocate = [](DlTensor* prototype, DlManagedVersioned** out, void*, auto) {
+    auto* made = new DlManagedVersioned{};
+    made->tensor = *prototype;
+    made->tensor.data = memory;
+    made->deleter = [](DlManagedVersioned* managed) { ++deleted, delete managed; };
+    *out = made;
+    return 0;
+  };
+  Problem problem;
+  seen.workspace = 512;
+  {
+    GemmPlan plan(&kRow, problem.args, spec(problem.a), spec(problem.b), spec(problem.c), spec(problem.d),
+                  problem.launches, problem.options, &api);
+    plan.launch(problem.a, problem.b, nullptr, problem.d, 1.0, 0.0, nullptr);
+    CHECK(seen.launches[0].workspace == memory);
+  }
+  CHECK_EQUAL(deleted, 1);
+  api.allocate = [](DlTensor*, DlManagedVersioned**, void* context, auto set_error) {
+    set_error(context, "OutOfMemory", "tried to allocate 512 bytes");
+    return -1;
+  };
+  CHECK_THROWS(LibraryFailure, "OutOfMemory: tried to allocate 512 bytes",
+               GemmPlan(&kRow, problem.args, spec(problem.a), spec(problem.b), spec(problem.c), spec(problem.d),
+                        problem.launches, problem.options, &api));
+}
+
+}  // namespace
+
+int main() {
+  fake::libraries()["libcuda.so.1"] = fake::driver();
+  CHECK(driver_available());
+  CHECK_EQUAL(device_count(), 1);
+  CHECK_EQUAL(device_properties(0).name, "a fake GPU");
+  CHECK_EQUAL(device_properties(0).major, 9);
+  CHECK_THROWS(DeviceUnavailable, "there is no GPU 1: 1 visible", device_properties(1));
+  CHECK_THROWS(DeviceUnavailable, "there is no GPU -1: 1 visible", DeviceGuard(-1));
+  test_a_launch_is_given_the_callers_pointers();
+  test_equal_launches_are_prepared_once();
+  test_exchanged_operands_change_places();
+  test_a_product_of_nothing_reads_zeros();
+  test_each_stream_has_a_workspace_of_its_own();
+  test_wrong_operands_launch_nothing();
+  test_out_may_not_be_one_batch_of_its_own_c();
+  test_integers_take_whole_scalars();
+  test_failures_are_typed();
+  test_outputs_that_are_not_row_major();
+  test_frameworks_allocate();
+  return check::result();
+}

@@ -31,7 +31,7 @@ with warnings.catch_warnings():
 from facts import machine, now
 
 import atomr_cutlass as ac
-from atomr_cutlass import devices, operands, select
+from atomr_cutlass import devices, estimate, operands, select
 from atomr_cutlass.generator.dtypes import CutlassDtype
 from atomr_cutlass.plan import from_choice, make
 from atomr_cutlass.problem import GemmProblem, MatrixSpec
@@ -398,7 +398,7 @@ def sweep(case: Case, device: devices.Device, near: float, seconds: float) -> li
 
 
 def _model_seconds(choice: Choice, device: devices.Device) -> float:
-    return select.seconds(choice.info.key, choice.variant, device, choice.info.shared_bytes, choice.split_k)
+    return estimate.seconds(choice.info.key, choice.variant, device, choice.info.shared_bytes, choice.split_k)
 
 
 def report_sweep(case: Case, rows: list[dict[str, Any]]) -> dict[str, Any]:

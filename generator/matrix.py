@@ -152,6 +152,11 @@ def supports_layouts(generation: str, a: D, layout_a: str, layout_b: str) -> Sta
     WGMMA itself reads 8-bit and tf32 operands contiguous along K only: for the other layouts CUTLASS's sm90 builder
     passes A, or B with the operands swapped, through registers (the RS mainloop).
     """
+    if generation == "sm90" and a is D.I8 and (layout_a, layout_b) == (COLUMN, ROW):
+        return no(
+            "8-bit kernels need A or B contiguous along K (CUTLASS 4.2's transposing int8 mainloop faults on sm_90): "
+            "make B contiguous along K, for example b = b.T.contiguous().T"
+        )
     if generation == "sm80" and a is D.I8 and (layout_a, layout_b) != (ROW, COLUMN):
         wrong = [name for name, layout, need in (("A", layout_a, ROW), ("B", layout_b, COLUMN)) if layout != need]
         return no(
@@ -327,9 +332,11 @@ def _sm80_cells(arch: SmArch) -> Iterator[Cell]:
             yield usual_tier, _gemm_sm80(arch, D.F32, d, layouts, (1, 1, 1), (64, 64, 16), (2, 2, 1), 3, "3xtf32")
             yield (
                 SMOKE if layouts == "rr" and d is D.F32 else usual_tier,
-                _gemm_sm80(arch, D.F32, d, layouts, (1, 1, 1), (128, 128, 8), (2, 4, 1), 4, "ieee"),
+                _gemm_sm80(arch, D.F32, d, layouts, (1, 1, 1), (128, 128, 8), (4, 2, 1), 5, "ieee"),
             )
-            yield FULL, _gemm_sm80(arch, D.F32, d, layouts, (1, 1, 1), (64, 64, 8), (2, 1, 1), 4, "ieee")
+            if d is D.F32:
+                for tile, warps, stages in (((256, 128, 8), (4, 2, 1), 4), ((128, 64, 8), (2, 2, 1), 5)):
+                    yield FULL, _gemm_sm80(arch, D.F32, d, layouts, (1, 1, 1), tile, warps, stages, "ieee")
         double = DEFAULT if common else FULL
         yield double, _gemm_sm80(arch, D.F64, D.F64, layouts, (1, 1, 1), (64, 64, 16), (2, 2, 1), 4)
         yield FULL, _gemm_sm80(arch, D.F64, D.F64, layouts, (1, 1, 1), (128, 128, 16), (4, 2, 1), 3)
@@ -438,7 +445,8 @@ def _sm90_cells() -> Iterator[Cell]:
         yield tier, _gemm_sm90(D.I8, D.I32, "rc", tile, cluster, mainloop)
     for layouts in ("rr", "cr", "cc"):
         yield FULL, _gemm_sm90(D.F32, D.F32, layouts, (128, 128), (2, 1), "cooperative", math="tf32")
-        yield FULL, _gemm_sm90(D.I8, D.I32, layouts, (128, 128), (2, 1), "cooperative")
+        if layouts != "cr":
+            yield FULL, _gemm_sm90(D.I8, D.I32, layouts, (128, 128), (2, 1), "cooperative")
 
 
 def cells(archs: Iterable[SmArch]) -> Iterator[Cell]:

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstring>
+#include <set>
 
 #include "driver.h"
 #include "errors.h"
@@ -20,6 +21,14 @@ void check_row(int status, atomr_cutlass_row const* row, char const* doing) {
 
 // Whether int32, in which integer epilogues compute, holds the value.
 bool whole(double value) { return value == std::floor(value) && value >= -2147483648.0 && value <= 2147483647.0; }
+
+// Nothing tells when a captured graph dies, and it may outlive the plan: what it uses is never freed.
+void keep_for_graph(std::shared_ptr<DeviceBlock> const& block) {
+  static std::mutex mutex;
+  static auto& kept = *new std::set<std::shared_ptr<DeviceBlock>>();
+  std::lock_guard<std::mutex> lock(mutex);
+  kept.insert(block);
+}
 
 // Called from inside the framework's C code, which no exception may cross.
 void keep_error(void* context, char const* kind, char const* message) {
@@ -81,12 +90,12 @@ DlManagedVersioned* framework_allocate(DlExchangeApi const* allocator, DlTensor&
   return managed;
 }
 
-std::unique_ptr<DeviceBlock> GemmPlan::new_block(size_t bytes) const {
-  if (allocator_ == nullptr) return std::make_unique<DeviceBlock>(bytes);
+std::shared_ptr<DeviceBlock> GemmPlan::new_block(size_t bytes) const {
+  if (allocator_ == nullptr) return std::make_shared<DeviceBlock>(bytes);
   int64_t shape = int64_t(bytes);
   int64_t stride = 1;
   DlTensor prototype{nullptr, {kDlCuda, options_.device}, 1, {1, 8, 1}, &shape, &stride, 0};
-  return std::make_unique<DeviceBlock>(framework_allocate(allocator_, prototype));
+  return std::make_shared<DeviceBlock>(framework_allocate(allocator_, prototype));
 }
 
 bool GemmPlan::row_major_output() const {
@@ -101,14 +110,15 @@ bool GemmPlan::row_major_output() const {
 void* GemmPlan::workspace_for(void* stream) {
   std::lock_guard<std::mutex> lock(mutex_);
   uint64_t const capture = capture_id(stream);
-  std::unique_ptr<DeviceBlock>& block = workspaces_[{stream, capture}];
+  std::shared_ptr<DeviceBlock>& block = workspaces_[{stream, capture}];
   if (block == nullptr) {
-    // The block made with the plan goes to the first stream; memory for a capture must not come from the framework,
-    // whose allocator may give it to a later tensor of the same graph.
-    if (spare_ != nullptr && capture == 0) {
-      block = std::move(spare_);
+    if (capture != 0) {
+      // Not from the framework: its allocator may give the memory to a later tensor of the same graph.
+      block = std::make_shared<DeviceBlock>(workspace_bytes_);
+      keep_for_graph(block);
     } else {
-      block = capture == 0 ? new_block(workspace_bytes_) : std::make_unique<DeviceBlock>(workspace_bytes_);
+      // The block made with the plan goes to the first stream.
+      block = spare_ != nullptr ? std::move(spare_) : new_block(workspace_bytes_);
     }
   }
   return block->data();
@@ -116,7 +126,8 @@ void* GemmPlan::workspace_for(void* stream) {
 
 void* GemmPlan::zeros(void* stream) {
   std::lock_guard<std::mutex> lock(mutex_);
-  if (zeros_ == nullptr) zeros_ = std::make_unique<DeviceBlock>(size_t(options_.null_bytes));
+  if (zeros_ == nullptr) zeros_ = std::make_shared<DeviceBlock>(size_t(options_.null_bytes));
+  if (capture_id(stream) != 0) keep_for_graph(zeros_);
   // Cleared at every use: whichever stream or graph runs first, it sees zeros, and writing them twice is harmless.
   clear_async(reinterpret_cast<DevicePointer>(zeros_->data()), size_t(options_.null_bytes), stream);
   return zeros_->data();

@@ -90,7 +90,7 @@ class GemmPlan {
   void check_operands(Operand const& a, Operand const& b, Operand const* c, Operand const& d) const;
   void* workspace_for(void* stream);
   void* zeros(void* stream);
-  std::unique_ptr<DeviceBlock> new_block(size_t bytes) const;
+  std::shared_ptr<DeviceBlock> new_block(size_t bytes) const;
 
   atomr_cutlass_row const* row_;
   atomr_cutlass_gemm_args args_;
@@ -102,11 +102,11 @@ class GemmPlan {
   atomr_cutlass_launch geometry_{};
 
   // Launches on different streams may run at once, and a graph may replay beside them: each stream, and each stream of
-  // each capture, has a workspace of its own. A graph's is kept until the plan goes.
+  // each capture, has a workspace of its own.
   std::mutex mutex_;
-  std::map<std::pair<void*, uint64_t>, std::unique_ptr<DeviceBlock>> workspaces_;
-  std::unique_ptr<DeviceBlock> spare_;
-  std::unique_ptr<DeviceBlock> zeros_;
+  std::map<std::pair<void*, uint64_t>, std::shared_ptr<DeviceBlock>> workspaces_;
+  std::shared_ptr<DeviceBlock> spare_;
+  std::shared_ptr<DeviceBlock> zeros_;
   std::mutex prepared_mutex_;
   Prepared prepared_;
 };

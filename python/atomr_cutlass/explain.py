@@ -111,8 +111,9 @@ def explain(request: GemmRequest) -> Explanation:
         notes.append("D is column-major: computed as D^T = B^T A^T, which costs nothing")
     if best.info.key.arch is not arch:
         notes.append(f"a {best.info.key.arch.value} cell, running on {device.name}")
-    if best.info.key.generation == "sm80" and arch is SmArch.SM90A:
-        notes.append("an sm80-generation cell: TMA or WGMMA cannot serve this dtype, layout or alignment")
+    newest = any(choice.info.key.generation == "sm90" for choice in ranked)
+    if best.info.key.generation == "sm80" and arch is SmArch.SM90A and not newest:
+        notes.append("an sm80-generation cell: the table has no TMA cell for this dtype, layout and alignment")
     return Explanation(
         request=request,
         arch=arch,
@@ -152,7 +153,7 @@ def _device(request: GemmRequest) -> Device:
 def _missing(request: GemmRequest, what: problem.GemmProblem, device: Device, arch: SmArch) -> Explanation:
     reason = str(select.missing(what, device, request.arch))
     possible = list(problem.variants(what, problem.collapse_batches(what)))
-    nearest = select.nearest_key(what, possible, arch)
+    nearest = select.nearest_key(what, possible, arch, device)
     if nearest is None:
         return _without(request, arch, reason)
     built = [info.key for info in table.kernels(op="gemm")]

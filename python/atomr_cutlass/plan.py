@@ -27,7 +27,7 @@ class Plan(_core.GemmPlan):
     other arrays at every call. `alpha` and `beta` default to the request's. Without `out` the result comes from the
     framework of `a`. A call launches one kernel (stream-K and split-K: a memory clear before it; batches that no single
     stride reaches or a grid cannot hold: several kernels) on `stream`, or on the framework's current stream; it does
-    not synchronize, and may be captured into a CUDA graph, which must not outlive the plan.
+    not synchronize, and may be captured into a CUDA graph; a workspace that a graph uses is never freed.
 
     Attributes:
         request: what the plan was made from, where that was a request.

@@ -1,43 +1,19 @@
-"""Which kernel serves a problem: those that can, ranked by an analytic estimate of their time.
-
-The estimate has three parts, each a documented constant or a count:
-
-* tile and wave quantization: a grid of ceil(m / tile_m) x ceil(n / tile_n) x batch tiles (rounded up to whole clusters)
-  runs in waves over the GPU's multiprocessors, and a part-filled tile or wave costs as much as a full one;
-* the time of a tile: the slower of multiplying (tile_m x tile_n x k at the generation's rate, less for tiles that are
-  too small to feed the tensor cores) and of reading A and B through L2;
-* the floor that device memory sets: every operand read and written once.
-
-Alignment enters through which cells are candidates, and through the cost of narrow loads.
-"""
+"""Which kernel serves a problem: those of the table that can, ranked by the model of `estimate`."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
-from . import devices, table
+from . import devices, estimate, table
 from .devices import Device
 from .errors import KernelNotFoundError, UnsupportedError
 from .generator.archs import SmArch
-from .generator.dtypes import CutlassDtype
 from .generator.key import KernelKey
-from .generator.matrix import cells, gemm_types, preset_of, supports_layouts
+from .generator.matrix import DEFAULT, cells, gemm_types, preset_of, shared_memory, supports_layouts
 from .problem import Batches, GemmProblem, Variant, collapse_batches, variants
 from .table import KernelInfo
-
-CLOCK_HZ = 1.7e9
-L2_BYTES_PER_CLOCK = 42.0
-"""Bytes that one multiprocessor draws from L2 per clock when all do."""
-DRAM_BYTES_PER_SECOND = {(8, 0): 1.6e12, (8, 6): 0.8e12, (8, 9): 0.9e12, (9, 0): 4.2e12}
-LAUNCH_SECONDS = 2.5e-6
-TILE_SECONDS = {"sm80": 1.2e-6, "sm90": 1.0e-6}
-"""Prologue and epilogue of a tile that nothing hides."""
-NOSMEM_SECONDS = 4.0e-6
-"""What the last tile's epilogue takes longer without TMA: it stores straight from registers."""
-TURN_SECONDS = 1.5e-6
-"""One turn of serial split-K: wait for the semaphore, read, add and write a tile."""
 
 
 @dataclass(frozen=True)
@@ -51,73 +27,6 @@ class Choice:
     split_k: int
     swizzle: int
     raster: int
-
-
-def multiply_rate(key: KernelKey) -> float:
-    """Multiply-adds per clock and multiprocessor.
-
-    Source: the vendor's peak rates per compute capability; the sm80 generation's mma.sync reaches about 0.6 of WGMMA's
-    rate on sm_90 (measured, see docs/performance.md).
-    """
-    hopper = key.arch.capability == (9, 0)
-    if key.math == "ieee":
-        return 128.0 if hopper else 64.0
-    if key.math == "3xtf32":
-        return 200.0 if hopper else 160.0
-    if key.a is CutlassDtype.F64:
-        return 128.0 if hopper else 64.0
-    base = {32: 1024.0, 16: 2048.0, 8: 4096.0}[key.a.bits]
-    if key.generation == "sm90":
-        return base
-    return base * 0.6 if hopper else base / 2
-
-
-def seconds(key: KernelKey, variant: Variant, device: Device, shared_bytes: int, split_k: int = 1) -> float:
-    """The estimated time of one launch."""
-    tile_m, tile_n, tile_k = key.tile
-    tiles_m = _round_up(math.ceil(variant.m / tile_m), key.cluster[0])
-    tiles_n = _round_up(math.ceil(variant.n / tile_n), key.cluster[1])
-    k = max(1, math.ceil(variant.k / tile_k / split_k)) * tile_k
-
-    residents = max(1, min(device.shared_memory // max(1, shared_bytes), 4)) if key.generation == "sm80" else 1
-    multiply_clocks = tile_m * tile_n * k / (multiply_rate(key) * _tile_efficiency(key))
-    # A cluster loads what its thread blocks share once.
-    read_bytes = (tile_m / key.cluster[1] + tile_n / key.cluster[0]) * k * key.a.bits / 8
-    tiles = tiles_m * tiles_n * variant.batch * split_k
-    per_wave = device.multiprocessors * residents
-    waves = tiles / per_wave if key.scheduler == "streamk" and tiles > per_wave else math.ceil(tiles / per_wave)
-    # A wave that does not fill the GPU leaves each multiprocessor a larger share of L2.
-    busy = min(1.0, tiles / per_wave)
-    read_clocks = read_bytes / (L2_BYTES_PER_CLOCK / max(busy, 0.25)) * _narrow_load_penalty(key)
-    # Resident blocks share one multiprocessor's units, and hide each other's prologues.
-    wave_seconds = max(multiply_clocks, read_clocks) * (residents if tiles >= per_wave else max(1.0, residents * busy))
-    wave_seconds = wave_seconds / CLOCK_HZ + TILE_SECONDS[key.generation]
-
-    moved = variant.batch * (
-        (variant.m * variant.k + variant.k * variant.n) * key.a.bits + variant.m * variant.n * key.d.bits
-    )
-    floor = moved / 8 / DRAM_BYTES_PER_SECOND.get(device.capability, 1e12)
-    # The slices of a tile take turns: each but the first reads what the one before it has written.
-    turns = (split_k - 1) * TURN_SECONDS
-    epilogue = NOSMEM_SECONDS if key.epilogue_schedule == "nosmem" else 0.0
-    return max(waves * wave_seconds + turns, floor) + epilogue + LAUNCH_SECONDS
-
-
-def _tile_efficiency(key: KernelKey) -> float:
-    """How much of the peak rate a tile of this size sustains when its operands are at hand."""
-    tile_m, tile_n, _ = key.tile
-    if key.generation == "sm90":
-        width = {256: 1.0, 192: 0.98, 128: 0.93}.get(tile_n, 0.85 if tile_n >= 64 else 0.5)
-        height = 1.0 if tile_m >= 128 else 0.9
-        return width * height * (0.97 if key.scheduler == "streamk" else 1.0)
-    area = tile_m * tile_n
-    return min(1.0, 0.55 + 0.45 * area / (128 * 128)) * (0.5 if key.mainloop == "twostage" else 1.0)
-
-
-def _narrow_load_penalty(key: KernelKey) -> float:
-    """Loads of less than 16 bytes issue more instructions for the same data."""
-    narrow = min(key.align_a * key.a.bits, key.align_b * key.b.bits) / 8
-    return {16: 1.0, 8: 1.3, 4: 2.0}.get(int(narrow), 4.0)
 
 
 def eligible(key: KernelKey, problem: GemmProblem, variant: Variant) -> bool:
@@ -170,12 +79,12 @@ def rank(problem: GemmProblem, device: Device, arch: SmArch | None = None) -> li
             continue
         for variant in possible:
             if eligible(key, problem, variant):
-                estimate, split_k = min(
-                    (seconds(key, variant, device, info.shared_bytes, slices), slices)
+                seconds, split_k = min(
+                    (estimate.seconds(key, variant, device, info.shared_bytes, slices), slices)
                     for slices in split_choices(key, variant)
                 )
                 swizzle = _swizzle(key, variant)
-                found.append((way, Choice(info, variant, batches, estimate, split_k, swizzle, 0)))
+                found.append((way, Choice(info, variant, batches, seconds, split_k, swizzle, 0)))
     # Native cells first: a translated cell costs a compilation in the driver at its first launch.
     found.sort(key=lambda pair: (pair[0], pair[1].seconds, pair[1].info.name))
     return [choice for _, choice in found]
@@ -210,7 +119,7 @@ def missing(problem: GemmProblem, device: Device, arch: SmArch | None) -> Unsupp
         layouts = supports_layouts("sm80", problem.a.dtype, variant.layout_a, variant.layout_b)
         if layouts:
             break
-    wanted = nearest_key(problem, possible, target)
+    wanted = nearest_key(problem, possible, target, device)
     if wanted is None:
         reason = layouts.reason or "its alignment or layout is in no cell"
         return UnsupportedError(f"no kernel of the matrix serves this problem on {target.value}: {reason}")
@@ -222,12 +131,15 @@ def missing(problem: GemmProblem, device: Device, arch: SmArch | None) -> Unsupp
     )
 
 
-def nearest_key(problem: GemmProblem, possible: Sequence[Variant], arch: SmArch) -> KernelKey | None:
-    """The matrix's best cell for the problem on an arch, whether or not it is built."""
-    keys: Iterable[KernelKey] = (
-        key for _, key in sorted(cells([arch]), key=lambda cell: cell[0]) for v in possible if eligible(key, problem, v)
-    )
-    return next(iter(keys), None)
+def nearest_key(problem: GemmProblem, possible: Sequence[Variant], arch: SmArch, device: Device) -> KernelKey | None:
+    """The matrix's best cell for the problem on an arch, whether or not it is built; `default` goes before `full`."""
+    found = [
+        (max(tier, DEFAULT), estimate.seconds(key, variant, device, shared_memory(key)), key.name, key)
+        for tier, key in cells([arch])
+        for variant in possible
+        if eligible(key, problem, variant)
+    ]
+    return min(found)[3] if found else None
 
 
 def _swizzle(key: KernelKey, variant: Variant) -> int:
@@ -237,7 +149,3 @@ def _swizzle(key: KernelKey, variant: Variant) -> int:
     # Measured at 4096^3 and 8192^3: 8 is best or within 0.3%; small grids have no reuse to gain.
     narrow_side = min(math.ceil(variant.m / key.tile[0]), math.ceil(variant.n / key.tile[1]))
     return 8 if narrow_side >= 16 else 1
-
-
-def _round_up(value: int, multiple: int) -> int:
-    return -(-value // multiple) * multiple

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 import fake_table
 from atomr_cutlass import CutlassDtype as D
-from atomr_cutlass import GemmEpilogue, GemmLayout, GemmRequest, GemmShape, SmArch, devices, explain, problem, select
+from atomr_cutlass import GemmEpilogue, GemmLayout, GemmRequest, GemmShape, SmArch, devices, estimate, explain, problem, select
 from atomr_cutlass.devices import Device
 from atomr_cutlass.errors import InvalidOperandError, KernelNotFoundError, UnsupportedError
 from atomr_cutlass.generator.key import KernelKey
@@ -207,7 +207,7 @@ def test_estimates_are_positive_and_grow_with_the_problem(
     )
     device = {(9, 0): H200, (8, 9): ADA}.get(key.arch.capability, A100)
     shared = fake_table.row(key).shared_bytes
-    first, second = (select.seconds(key, v, device, shared) for v in (small, large))
+    first, second = (estimate.seconds(key, v, device, shared) for v in (small, large))
     assert 0 < first <= second < 1e6
 
 

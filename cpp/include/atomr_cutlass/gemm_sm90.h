@@ -18,10 +18,20 @@ template <class ElementA, class LayoutA, int kAlignA, class ElementB, class Layo
           class LayoutD, int kAlignD, class ElementAccumulator, class ElementCompute, class Tile, class Cluster,
           class StageCount, class MainloopSchedule, class EpilogueSchedule, class TileScheduler>
 struct GemmSm90 {
+  // 8-bit and tf32 operands reach WGMMA contiguous along K, or through registers, which only its first operand may take.
+  // For a row-major B of such a type the builder therefore computes D^T = B^T A^T. It exchanges M and N of the problem
+  // itself; the epilogue has to be given D as it then lies.
+  static constexpr bool kSwapped = cutlass::gemm::collective::detail::is_swapAB<ElementA, LayoutA, ElementB, LayoutB>();
+  using EpilogueLayout = cute::conditional_t<
+      kSwapped,
+      cute::conditional_t<cute::is_same_v<LayoutD, cutlass::layout::RowMajor>, cutlass::layout::ColumnMajor,
+                          cutlass::layout::RowMajor>,
+      LayoutD>;
+
   using CollectiveEpilogue = typename cutlass::epilogue::collective::CollectiveBuilder<
       cutlass::arch::Sm90, cutlass::arch::OpClassTensorOp, Tile, Cluster,
-      cutlass::epilogue::collective::EpilogueTileAuto, ElementAccumulator, ElementCompute, ElementD, LayoutD, kAlignD,
-      ElementD, LayoutD, kAlignD, EpilogueSchedule>::CollectiveOp;
+      cutlass::epilogue::collective::EpilogueTileAuto, ElementAccumulator, ElementCompute, ElementD, EpilogueLayout,
+      kAlignD, ElementD, EpilogueLayout, kAlignD, EpilogueSchedule>::CollectiveOp;
 
   // StageCount void: as many stages as fit beside the epilogue.
   using Stages = cute::conditional_t<

@@ -17,6 +17,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 import xml.etree.ElementTree as ET
 from collections import Counter
@@ -33,7 +34,9 @@ hang."""
 QUICK_TIMEOUT = 120
 TEST_TIMEOUT = 60
 
-FAILURES_SHOWN = 30
+FAILURES_SHOWN = 40
+PROCESSES_A_FILE = 6
+LOST = "context was lost"  # tests/gpu/conftest.py, of tests that it did not run after a fault
 SANITIZER_ERRORS = 99  # its exit status when it has found errors
 
 
@@ -91,18 +94,82 @@ def main() -> int:
 
 
 def tests(stage: Stage, out: Path, quick: bool) -> None:
-    """The tests with the marker `gpu`."""
-    xml = out / "tests.xml"
-    xml.unlink(missing_ok=True)
-    words = [*_pytest(), "-m", "gpu", "-q", "--tb=short", f"--junit-xml={xml}", "tests/gpu"]
-    if quick:
-        words += ["-k", "not large"]
-    status = run(words, out / "tests.log", limit(stage.name, quick))
-    counts, failures, slowest = junit(xml)
-    stage.results = {"exit_status": status, "counts": counts, "failures": failures, "slowest": slowest}
-    # 5 is pytest's status for having run nothing.
-    stage.ok = status == 0 and counts.get("passed", 0) > 0
-    stage.summary = ", ".join(f"{count} {what}" for what, count in sorted(counts.items())) or f"exit status {status}"
+    """The tests with the marker `gpu`: a process for each file, and more for what a lost context left over."""
+    log, xml = out / "tests.log", out / "tests.xml"
+    log.unlink(missing_ok=True)
+    suites = ET.Element("testsuites")
+    outcomes: list[Outcome] = []
+    deadline = time.monotonic() + limit(stage.name, quick)
+    words = [*_pytest(), "-m", "gpu", "-q", "-rf", "--tb=short", *(["-k", "not large"] if quick else [])]
+    crashed = []
+    for file in sorted((ROOT / "tests" / "gpu").glob("test_*.py")):
+        path = file.relative_to(ROOT).as_posix()
+        wanted = [path]
+        for attempt in range(PROCESSES_A_FILE):
+            last = attempt == PROCESSES_A_FILE - 1
+            try:
+                found = _pytest_process([*words, *wanted], log, deadline - time.monotonic(), suites)
+            except subprocess.TimeoutExpired:
+                found = []
+                crashed.append(f"{path}: out of time")
+            else:
+                if not found:
+                    crashed.append(f"{path}: the process ended without a report")
+            lost = [] if last else [one for one in found if LOST in one.message]
+            outcomes += [one for one in found if one not in lost]
+            if not lost:
+                break
+            wanted = [f"{path}::{one.name}" for one in lost]
+    ET.ElementTree(suites).write(xml, encoding="utf-8")
+    counts = dict(Counter(one.outcome for one in outcomes))
+    failures = [{"test": f"{one.place}::{one.name}", "message": one.message[:600]} for one in outcomes if one.failed]
+    slowest = sorted(outcomes, key=lambda one: -one.seconds)[:10]
+    stage.results = {
+        "counts": counts,
+        "crashed": crashed,
+        "failures": failures[:FAILURES_SHOWN],
+        "skipped": dict(Counter(one.message[:200] for one in outcomes if one.outcome == "skipped").most_common(20)),
+        "slowest": [{"test": one.name, "seconds": round(one.seconds, 2)} for one in slowest],
+    }
+    stage.ok = not crashed and not failures and counts.get("passed", 0) > 0
+    summary = [f"{count} {what}" for what, count in sorted(counts.items())]
+    stage.summary = ", ".join([*summary, *crashed]) or "nothing was run"
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How a test went."""
+
+    place: str
+    name: str
+    outcome: str
+    message: str
+    seconds: float
+
+    @property
+    def failed(self) -> bool:
+        """Whether it failed."""
+        return self.outcome == "failed"
+
+
+def _pytest_process(words: Sequence[str], log: Path, seconds: float, suites: ET.Element) -> list[Outcome]:
+    """Runs pytest, adds its report to `suites`, and returns how each test went; nothing when it left no report."""
+    with tempfile.TemporaryDirectory() as folder:
+        xml = Path(folder) / "report.xml"
+        run([*words, f"--junit-xml={xml}"], log, max(1.0, seconds))
+        if not xml.is_file():
+            return []
+        suite = ET.parse(xml).getroot()  # noqa: S314 - written by our own pytest
+    suites.extend(suite)
+    outcomes = []
+    for case in suite.iter("testcase"):
+        kinds = {kind: case.find(kind) for kind in ("failure", "error", "skipped")}
+        kind, detail = next(((k, d) for k, d in kinds.items() if d is not None), ("", None))
+        outcome = {"": "passed", "skipped": "skipped"}.get(kind, "failed")
+        message = "" if detail is None else detail.get("message") or ""
+        seconds_taken = float(case.get("time", "0"))
+        outcomes.append(Outcome(case.get("classname", ""), case.get("name", ""), outcome, message, seconds_taken))
+    return outcomes
 
 
 def sanitizer(stage: Stage, out: Path, quick: bool) -> None:
@@ -123,6 +190,7 @@ def sanitizer(stage: Stage, out: Path, quick: bool) -> None:
     ]
     words += ["-p", "no:cacheprovider", "tests/gpu/test_sanitizer.py"]
     log = out / "sanitizer.log"
+    log.unlink(missing_ok=True)
     status = run(words, log, limit(stage.name, quick))
     text = log.read_text(encoding="utf-8", errors="replace")
     summaries = re.findall(r"ERROR SUMMARY: (\d+) error", text)
@@ -138,7 +206,9 @@ def bench(stage: Stage, out: Path, quick: bool) -> None:
     results = out / "gemm.json"
     results.unlink(missing_ok=True)
     words = [sys.executable, "benchmarks/gemm.py", "--out", str(results), *(["--quick"] if quick else [])]
-    status = run(words, out / "gemm.log", limit(stage.name, quick))
+    log = out / "gemm.log"
+    log.unlink(missing_ok=True)
+    status = run(words, log, limit(stage.name, quick))
     if not results.is_file():
         stage.summary = f"exit status {status}; nothing was measured"
         return
@@ -166,7 +236,8 @@ def limit(name: str, quick: bool) -> int:
 def _pytest() -> list[str]:
     words = [sys.executable, "-m", "pytest"]
     if importlib.util.find_spec("pytest_timeout") is not None:
-        words += [f"--timeout={TEST_TIMEOUT}"]
+        # By a thread, which ends the process: a signal's handler would wait for a kernel that hangs.
+        words += [f"--timeout={TEST_TIMEOUT}", "--timeout-method=thread"]
     return words
 
 
@@ -177,7 +248,7 @@ def run(words: Sequence[str], log: Path, seconds: float) -> int:
         subprocess.TimeoutExpired: it took longer; it and its children have been stopped.
     """
     environment = os.environ | {"PYTHONUNBUFFERED": "1"}
-    with log.open("wb") as target:
+    with log.open("ab") as target:
         process = subprocess.Popen(
             words, cwd=ROOT, env=environment, stdout=target, stderr=subprocess.STDOUT, start_new_session=True
         )
@@ -209,27 +280,6 @@ def show_tail(log: Path, lines: int = 15) -> None:
     print("\n".join(text[-lines:]), flush=True)
 
 
-def junit(xml: Path) -> tuple[dict[str, int], list[dict[str, str]], list[dict[str, Any]]]:
-    """(tests by outcome, the first failures, the slowest tests) of pytest's report."""
-    counts: Counter[str] = Counter()
-    failures: list[dict[str, str]] = []
-    times: list[tuple[float, str]] = []
-    if not xml.is_file():
-        return {}, [{"test": "", "message": "pytest left no report: it crashed or was stopped"}], []
-    for case in ET.parse(xml).iter("testcase"):  # noqa: S314 - written by our own pytest
-        name = f"{case.get('classname', '')}::{case.get('name', '')}"
-        times.append((float(case.get("time", "0")), name))
-        bad = case.find("failure") if case.find("failure") is not None else case.find("error")
-        if bad is not None:
-            counts["failed"] += 1
-            if len(failures) < FAILURES_SHOWN:
-                failures.append({"test": name, "message": (bad.get("message") or "")[:600]})
-        else:
-            counts["skipped" if case.find("skipped") is not None else "passed"] += 1
-    slowest = [{"test": name, "seconds": round(seconds, 2)} for seconds, name in sorted(times, reverse=True)[:10]]
-    return dict(counts), failures, slowest
-
-
 def find_tool(name: str) -> str | None:
     """A program of the CUDA toolkit: on the path, in CUDA_HOME, or where toolkits are usually installed."""
     found = shutil.which(name)
@@ -250,7 +300,10 @@ def find_tool(name: str) -> str | None:
 def machine() -> dict[str, Any]:
     """What the results depend on, asked in a process of its own so that this one never holds the GPU."""
     words = [sys.executable, "benchmarks/facts.py"]
-    asked = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, check=False, timeout=600)
+    try:
+        asked = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, check=False, timeout=120)
+    except subprocess.TimeoutExpired as error:
+        return {"machine": {"problem": str(error)}}
     if asked.returncode:
         return {"machine": {"problem": asked.stderr.strip()[-2000:]}}
     facts: dict[str, Any] = json.loads(asked.stdout.splitlines()[-1])

@@ -10,10 +10,20 @@ import pytest
 
 import atomr_cutlass as ac
 
+# What CUDA says once a kernel has faulted: every later call on the context fails, whatever test makes it.
+_FATAL = ("illegal memory access", "misaligned address", "illegal instruction", "unspecified launch failure")
+LOST = pytest.StashKey[str]()
+
 
 @pytest.hookimpl(wrapper=True)
-def pytest_runtest_call() -> Generator[None]:
-    """A test that needs a cell of the default preset skips, with the cell, where a smaller preset is installed."""
+def pytest_runtest_call(item: pytest.Item) -> Generator[None]:
+    """Skips a test that needs a cell of the default preset, with the cell, where a smaller preset is installed.
+
+    After a fault nothing more can be learnt in this process: tools/gpu_pass.py runs what is left in another.
+    """
+    lost = item.session.stash.get(LOST, "")
+    if lost:
+        pytest.fail(f"not run: the GPU's context was lost in {lost}", pytrace=False)
     try:
         yield
     except ac.KernelNotFoundError as error:
@@ -22,6 +32,10 @@ def pytest_runtest_call() -> Generator[None]:
         if has_default_preset():
             raise
         pytest.skip(str(error))
+    except Exception as error:
+        if isinstance(error, ac.ContextPoisonedError) or any(text in str(error) for text in _FATAL):
+            item.session.stash[LOST] = item.name
+        raise
 
 
 def _framework(name: str) -> ModuleType:

@@ -127,14 +127,17 @@ def test_fp8_is_not_there_yet(dtype: str) -> None:
         ac.gemm(a, a)
 
 
-def test_int8_layouts_name_the_cure() -> None:
-    """Where the table has no such layout, the message says which operand to transpose, or which cell to build."""
-    a, b = placed((40, 48), D.I8, 1, layout="c"), placed((48, 32), D.I8, 2)
-    out = Guarded((40, 32), D.I32)
+@pytest.mark.parametrize("layouts", ["rr", "cr", "cc"])
+@pytest.mark.parametrize("shape", [(144, 80, 96), (67, 45, 33)], ids=str)
+def test_int8_layouts_name_the_cure(layouts: str, shape: tuple[int, int, int]) -> None:
+    """Where no kernel takes a layout, the message says which operand to transpose, or which cell to build."""
+    m, n, k = shape
+    a, b = placed((m, k), D.I8, 1, layout=layouts[0]), placed((k, n), D.I8, 2, layout=layouts[1])
+    out = Guarded((m, n), D.I32)
     try:
         ac.gemm(a, b, out=out.view)
     except ac.UnsupportedError as error:
-        assert "contiguous" in str(error)  # noqa: PT017
+        assert "contiguous along K" in str(error)  # noqa: PT017
         out.assert_untouched()
     except ac.KernelNotFoundError as error:
         assert "ATOMR_CUTLASS" in str(error)  # noqa: PT017

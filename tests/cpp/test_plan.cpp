@@ -196,7 +196,8 @@ void test_each_stream_has_a_workspace_of_its_own() {
     CHECK(seen.launches[3].workspace != seen.launches[1].workspace);
   }
   CHECK_EQUAL(fake::device().allocations, allocations + 3);
-  CHECK_EQUAL(fake::device().frees, frees + 3);
+  // What a graph uses outlives the plan, as the graph may.
+  CHECK_EQUAL(fake::device().frees, frees + 2);
 }
 
 void test_wrong_operands_launch_nothing() {

@@ -193,7 +193,9 @@ def case_a_kept_plan_refuses_what_the_first_call_would_have() -> None:
         refused(
             ac.InvalidOperandError,
             "expected a number",
-            lambda wrong=wrong: ac.gemm(operand(a), operand(b), alpha=wrong, out=operand(buffer)),
+            lambda wrong=wrong: ac.gemm(  # type: ignore[misc]
+                operand(a), operand(b), alpha=wrong, out=operand(buffer)
+            ),
         )
     refused(ac.InvalidOperandError, "c is", lambda: ac.gemm(operand(a), operand(b), beta=1, out=operand(buffer)))
     np.testing.assert_array_equal(buffer, before)
@@ -214,7 +216,9 @@ def case_a_wrong_out_is_left_alone() -> None:
         refused(
             ac.CutlassError,
             "out",
-            lambda out=out: ac.gemm(Tensor(a), Tensor(b), out=Tensor(out), out_dtype=ac.CutlassDtype.F32),
+            lambda out=out: ac.gemm(  # type: ignore[misc]
+                Tensor(a), Tensor(b), out=Tensor(out), out_dtype=ac.CutlassDtype.F32
+            ),
         )
         np.testing.assert_array_equal(out, before)
     refused(
@@ -285,8 +289,9 @@ def case_a_plan_checks_and_launches() -> None:
 
 
 def case_a_plan_refuses_what_it_cannot_be() -> None:
+    anything: Any = "gemm"
     f32 = ac.CutlassDtype.F32
-    refused(ac.InvalidOperandError, "expected a GemmRequest", lambda: ac.plan("gemm"))
+    refused(ac.InvalidOperandError, "expected a GemmRequest", lambda: ac.plan(anything))
     refused(ac.UnsupportedError, "is empty", lambda: ac.plan(ac.GemmRequest(ac.GemmShape(0, 6, 5), dtype=f32)))
     refused(
         ac.UnsupportedError, "no fused epilogues yet",
@@ -382,7 +387,7 @@ def case_a_request_is_explained_on_the_gpu() -> None:
 def main() -> None:
     """Runs the cases over the kernels of packs alone: those of the installation need a GPU."""
     every = table.kernels
-    table.kernels = lambda *given, **named: [k for k in every(*given, **named) if k.pack]  # type: ignore[assignment]
+    table.kernels = lambda *given, **named: [k for k in every(*given, **named) if k.pack]
     outcome = {}
     for name, case in list(globals().items()):
         if name.startswith("case_"):

@@ -93,7 +93,8 @@ def test_out_is_written_and_returned() -> None:
 
 def test_out_may_be_a_view_whose_surroundings_stay() -> None:
     a, b = _random(4, 6), _random(6, 5)
-    for choose in (lambda x: x[2:6, 3:8], lambda x: x.T[1:5, 2:7], lambda x: x[::2, ::2][:4, :5]):
+    choices: list[Any] = [lambda x: x[2:6, 3:8], lambda x: x.T[1:5, 2:7], lambda x: x[::2, ::2][:4, :5]]
+    for choose in choices:
         base = np.full((12, 12), 77, np.float32)
         untouched = np.ones((12, 12), bool)
         choose(untouched)[...] = False

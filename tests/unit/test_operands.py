@@ -51,7 +51,9 @@ def test_operands_of_every_dtype_become_numpy_arrays_again(dtype: D) -> None:
 @settings(max_examples=150, deadline=None)
 def test_views_come_back_as_they_were(shape: list[int], data: st.DataObject) -> None:
     base = np.arange(np.prod([n + 2 for n in shape], dtype=int), dtype=np.int32).reshape([n + 2 for n in shape])
-    slices = [slice(data.draw(st.integers(0, 2)), None, data.draw(st.sampled_from([1, 1, 2, -1]))) for _ in shape]
+    slices: list[Any] = [
+        slice(data.draw(st.integers(0, 2)), None, data.draw(st.sampled_from([1, 1, 2, -1]))) for _ in shape
+    ]
     view = base[(*slices, ...)]
     view = view.transpose(data.draw(st.permutations(range(view.ndim))))
     back = operands.to_numpy(operands.as_operand(view))
@@ -149,8 +151,9 @@ def test_the_deleter_is_called_once_when_the_operand_goes(versioned: bool) -> No
 
 
 def test_a_capsule_that_is_refused_stays_the_producers() -> None:
-    for wrong in ({"lanes": 4}, {"version": 2}, {"shape": (1,) * 9, "strides": False}):
-        array = Array(np.zeros((1,), np.float32), **wrong)  # type: ignore[arg-type]
+    wrongs: list[dict[str, Any]] = [{"lanes": 4}, {"version": 2}, {"shape": (1,) * 9, "strides": False}]
+    for wrong in wrongs:
+        array = Array(np.zeros((1,), np.float32), **wrong)
         capsule = array.__dlpack__()
         with pytest.raises(InvalidOperandError):
             _core.Operand.from_capsule(capsule)
@@ -227,7 +230,7 @@ def test_an_unknown_dlpack_type_is_named() -> None:
 def test_operands_are_dlpack_producers_themselves() -> None:
     memory = np.arange(12, dtype=np.float32).reshape(3, 4)
     operand = operands.as_operand(memory[:, ::2])
-    back = np.from_dlpack(operand)
+    back = np.from_dlpack(operand)  # type: ignore[arg-type]
     np.testing.assert_array_equal(back, memory[:, ::2])
     assert operand.__dlpack_device__() == (CPU, 0)
 

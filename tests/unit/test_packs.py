@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from atomr_cutlass import CutlassDtype as D
-from atomr_cutlass import SmArch, _core, kernels, load_pack, table
+from atomr_cutlass import SmArch, _core, kernels, load_pack
 from atomr_cutlass.errors import InvalidOperandError, LibraryError
 from atomr_cutlass.generator.matrix import expand
 from fake_pack import compile_library, make_pack
@@ -263,7 +263,7 @@ def test_a_pack_of_another_user_is_refused(tmp_path: Path, monkeypatch: pytest.M
     if os.geteuid() == 0:
         os.chown(pack, 4321, -1)
     else:
-        monkeypatch.setattr(table.os, "geteuid", lambda: 4321)
+        monkeypatch.setattr(os, "geteuid", lambda: 4321)
     assert "belongs to another user" in _refusal(pack)
 
 

@@ -15,7 +15,18 @@ from hypothesis import strategies as st
 
 import fake_table
 from atomr_cutlass import CutlassDtype as D
-from atomr_cutlass import GemmEpilogue, GemmLayout, GemmRequest, GemmShape, SmArch, devices, estimate, explain, problem, select
+from atomr_cutlass import (
+    GemmEpilogue,
+    GemmLayout,
+    GemmRequest,
+    GemmShape,
+    SmArch,
+    devices,
+    estimate,
+    explain,
+    problem,
+    select,
+)
 from atomr_cutlass.devices import Device
 from atomr_cutlass.errors import InvalidOperandError, KernelNotFoundError, UnsupportedError
 from atomr_cutlass.generator.key import KernelKey

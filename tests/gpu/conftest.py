@@ -53,8 +53,6 @@ def torch() -> ModuleType:
     module = _framework("torch")
     if not module.cuda.is_available():
         pytest.skip("this PyTorch has no CUDA")
-    # References are computed in float64; nothing here may depend on these, but a default must not make them loose.
-    module.backends.cuda.matmul.allow_tf32 = False
     return module
 
 

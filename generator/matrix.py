@@ -220,6 +220,9 @@ def _supports_sm90(key: KernelKey) -> Status:
             return no(f"TMA needs {name} aligned to 16 bytes: {128 // dtype.bits} elements of {dtype.value}")
     if key.epilogue_schedule == "tma" and key.align_d * key.d.bits != 128:
         return no(f"the TMA epilogue needs D aligned to 16 bytes: {128 // key.d.bits} elements of {key.d.value}")
+    swapped = (key.layout_a, key.layout_b) == (ROW, ROW) and key.a.bits != 16
+    if swapped and key.epilogue_schedule != "nosmem":
+        return no("with A and B row-major the builder exchanges the operands, which its TMA epilogue ignores")
     m, n, k = key.tile
     groups = 2 if key.mainloop == "cooperative" else 1
     if m % (64 * groups) or n % 8 or n > 256:
@@ -444,9 +447,14 @@ def _sm90_cells() -> Iterator[Cell]:
         yield tier, _gemm_sm90(D.F32, D.F32, "rc", tile, cluster, mainloop, math="tf32")
         yield tier, _gemm_sm90(D.I8, D.I32, "rc", tile, cluster, mainloop)
     for layouts in ("rr", "cr", "cc"):
-        yield FULL, _gemm_sm90(D.F32, D.F32, layouts, (128, 128), (2, 1), "cooperative", math="tf32")
+        store = "nosmem" if layouts == "rr" else "tma"
+        tile, cluster = (128, 128), (2, 1)
+        yield (
+            FULL,
+            _gemm_sm90(D.F32, D.F32, layouts, tile, cluster, "cooperative", math="tf32", epilogue_schedule=store),
+        )
         if layouts != "cr":
-            yield FULL, _gemm_sm90(D.I8, D.I32, layouts, (128, 128), (2, 1), "cooperative")
+            yield FULL, _gemm_sm90(D.I8, D.I32, layouts, tile, cluster, "cooperative", epilogue_schedule=store)
 
 
 def cells(archs: Iterable[SmArch]) -> Iterator[Cell]:

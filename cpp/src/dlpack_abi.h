@@ -42,6 +42,7 @@ struct DlManaged {  // the unversioned form, capsule "dltensor"
 };
 
 constexpr uint64_t kDlReadOnly = 1;
+constexpr uint64_t kDlCopied = 2;
 
 struct DlManagedVersioned {  // capsule "dltensor_versioned"
   DlVersion version;

@@ -13,7 +13,8 @@ import numpy as np
 from . import _core, devices, numerics, operands, problem, reference
 from .errors import InvalidOperandError, UnsupportedError
 from .generator.dtypes import CutlassDtype
-from .generator.matrix import gemm_types
+from .generator.key import ROW
+from .generator.matrix import gemm_types, supports_layouts
 from .operands import CPU, CUDA
 from .plan import Plan, make, refuse_epilogue
 from .problem import GemmProblem, MatrixSpec
@@ -197,7 +198,12 @@ class _Call:
         alpha, beta = self._folded_scalars()
         if 0 in what.shape:
             return self._deliver(np.empty(what.shape, numerics.numpy_dtype(what.result)), what)
-        views = {name: operands.upload(operands.to_numpy(what.views[name]), 0) for name in what.inputs}
+        # The copies may lie as kernels like them: 8-bit ones want B contiguous along K.
+        columns = {"b"} if not supports_layouts("sm80", what.dtype, ROW, ROW) else set()
+        views = {
+            name: operands.upload(operands.to_numpy(what.views[name]), 0, columns=name in columns)
+            for name in what.inputs
+        }
         _, views["out"] = operands.empty(what.shape, what.result, 0, None)
         made = _plan(views, what.math, None)
         made(views["a"], views["b"], views.get("c"), out=views["out"], alpha=alpha, beta=beta, stream=0)

@@ -61,8 +61,8 @@ def _from_dlpack(array: Any) -> _core.Operand:
     arguments = {"stream": LEGACY_STREAM} if kind in (CUDA, MANAGED) else {}
     try:
         try:
-            capsule = array.__dlpack__(max_version=(1, 0), **arguments)
-        except TypeError:  # producers from before DLPack 1.0 do not know max_version
+            capsule = array.__dlpack__(max_version=(1, 0), copy=False, **arguments)
+        except TypeError:  # producers from before DLPack 1.0 know neither
             capsule = array.__dlpack__(**arguments)
     except (BufferError, ValueError, RuntimeError) as error:
         raise InvalidOperandError(f"{type(array).__name__} does not export itself: {error}") from error
@@ -204,15 +204,18 @@ def finished(array: Any, operand: _core.Operand, stream: int) -> Any:
     return sys.modules["jax"].dlpack.from_dlpack(operand)
 
 
-def upload(array: np.ndarray[Any, Any], device: int) -> _core.Operand:
-    """A row-major copy of a host array on the GPU."""
+def upload(array: np.ndarray[Any, Any], device: int, *, columns: bool = False) -> _core.Operand:
+    """A copy of a host array on the GPU, its matrices row-major or, if `columns`, column-major."""
     dtype = numerics.from_numpy_dtype(array.dtype)
     if dtype is None:
         raise InvalidOperandError(f"no kernel knows elements of type {array.dtype}")
-    dense = np.ascontiguousarray(array)
+    dense = np.ascontiguousarray(array.swapaxes(-1, -2) if columns else array)
     buffer = _core.Buffer(device, max(1, dense.nbytes))
     _core.upload(buffer.pointer, device, dense.view(np.uint8))
-    return _core.Operand(buffer.pointer, array.shape, None, dtype.dlpack, CUDA, device, False, buffer)
+    strides = [stride // array.itemsize for stride in dense.strides]
+    if columns:
+        strides[-2:] = reversed(strides[-2:])
+    return _core.Operand(buffer.pointer, array.shape, strides, dtype.dlpack, CUDA, device, False, buffer)
 
 
 def download(operand: _core.Operand) -> np.ndarray[Any, Any]:

@@ -10,11 +10,12 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
 from atomr_cutlass import numerics
 from atomr_cutlass.errors import InvalidOperandError
 from atomr_cutlass.generator.dtypes import CutlassDtype as D
-from hypothesis import example, given, settings
-from hypothesis import strategies as st
 
 NARROW = [D.F8E4M3, D.F8E5M2, D.F4E2M1]
 ENUMERABLE = [*NARROW, D.BF16, D.F16]

@@ -187,14 +187,14 @@ def test_producers_from_before_dlpack_1_are_asked_again_without_a_version() -> N
 def test_gpu_arrays_are_asked_to_order_their_work_before_the_legacy_stream() -> None:
     array = Array(np.zeros((2, 2)), device=(CUDA, 1), pointer=ADDRESS)
     operand = operands.as_operand(array)
-    assert array.asked == [{"max_version": (1, 0), "stream": 1}]
+    assert array.asked == [{"max_version": (1, 0), "copy": False, "stream": 1}]
     assert (operand.device_type, operand.device, operand.pointer) == (CUDA, 1, ADDRESS)
 
 
 def test_host_arrays_are_not_given_a_stream() -> None:
     array = Array(np.zeros((2, 2)))
     operands.as_operand(array)
-    assert array.asked == [{"max_version": (1, 0)}]
+    assert array.asked == [{"max_version": (1, 0), "copy": False}]
 
 
 @pytest.mark.parametrize(("given", "seen"), [(operands.MANAGED, CUDA), (operands.PINNED, CPU)])

@@ -8,11 +8,12 @@ from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
 from atomr_cutlass import numerics, reference
 from atomr_cutlass.errors import InvalidOperandError
 from atomr_cutlass.generator.dtypes import CutlassDtype as D
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 quick = settings(max_examples=150, deadline=None)
 FLOATS = [d for d in D if d not in numerics.INTEGER_DTYPES and d is not D.TF32]

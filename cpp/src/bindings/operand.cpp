@@ -69,7 +69,8 @@ OwnedOperand from_capsule(py::capsule capsule) {
     auto* managed = capsule.get_pointer<DlManagedVersioned>();
     if (managed->version.major != 1) throw InvalidOperand("a DLPack capsule of an unknown major version");
     result.operand = operand_from_view(managed->tensor);
-    result.operand.read_only = (managed->flags & kDlReadOnly) != 0;
+    // What is written into a copy never reaches the array that was given.
+    result.operand.read_only = (managed->flags & (kDlReadOnly | kDlCopied)) != 0;
     capsule.set_name("used_dltensor_versioned");
     result.owner = py::capsule(managed, [](void* pointer) {
       auto* held = static_cast<DlManagedVersioned*>(pointer);

@@ -1,5 +1,5 @@
-// The parts of DLPack's C ABI (version 1, with the exchange API of 1.3) that the package uses, as its specification lays
-// them out: https://dmlc.github.io/dlpack/latest/c_api.html
+// The parts of DLPack's C ABI (version 1, with the exchange API of 1.3) that the package uses, as its specification
+// lays them out: https://dmlc.github.io/dlpack/latest/c_api.html
 #pragma once
 
 #include <cstdint>

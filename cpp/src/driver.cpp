@@ -125,8 +125,7 @@ bool sticky(int status) {
     case 718:  // invalid program counter
     case 719:  // launch failed
       return true;
-    default:
-      return false;
+    default: return false;
   }
 }
 

@@ -24,7 +24,8 @@ struct ContextPoisoned : std::runtime_error {
 
 struct LibraryFailure : std::runtime_error {
   LibraryFailure(std::string library, std::string const& message)
-      : std::runtime_error(message), library(std::move(library)) {}
+      : std::runtime_error(message),
+        library(std::move(library)) {}
   std::string library;
 };
 

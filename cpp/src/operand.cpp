@@ -76,7 +76,17 @@ std::string dtype_name(DlDataType dtype) {
 }
 
 std::string device_name(DlDevice device) {
-  return device.type == kDlCuda ? "cuda:" + std::to_string(device.id) : device.type == kDlCpu ? "cpu" : "another device";
+  return device.type == kDlCuda  ? "cuda:" + std::to_string(device.id)
+         : device.type == kDlCpu ? "cpu"
+                                 : "another device";
+}
+
+// CuPy divides a negative stride, in bytes, by the element size as if it were unsigned: what comes out reaches beyond
+// any address space, and is taken back to what it was.
+int64_t signed_stride(int64_t stride, DlDataType dtype) {
+  int64_t const bytes = int64_t(dtype.bits) * dtype.lanes / 8;
+  if (bytes <= 1 || (stride >= -(int64_t(1) << 56) && stride <= int64_t(1) << 56)) return stride;
+  return int64_t(uint64_t(stride) * uint64_t(bytes)) / bytes;
 }
 
 }  // namespace
@@ -98,7 +108,7 @@ Operand operand_from_view(DlTensor const& view) {
   for (int i = view.ndim - 1; i >= 0; --i) {
     operand.shape[i] = view.shape[i];
     int64_t const stride = view.strides != nullptr ? view.strides[i] : contiguous;
-    operand.strides[i] = view.shape[i] == 1 ? 0 : stride;
+    operand.strides[i] = view.shape[i] == 1 ? 0 : signed_stride(stride, view.dtype);
     contiguous *= view.shape[i];
   }
   return operand;

@@ -40,7 +40,8 @@ void keep_error(void* context, char const* kind, char const* message) {
 DeviceBlock::DeviceBlock(size_t bytes) : data_(reinterpret_cast<void*>(allocate(bytes))) {}
 
 DeviceBlock::DeviceBlock(DlManagedVersioned* managed)
-    : data_(static_cast<char*>(managed->tensor.data) + managed->tensor.byte_offset), managed_(managed) {}
+    : data_(static_cast<char*>(managed->tensor.data) + managed->tensor.byte_offset),
+      managed_(managed) {}
 
 DeviceBlock::~DeviceBlock() {
   if (managed_ != nullptr) {
@@ -55,7 +56,13 @@ DeviceBlock::~DeviceBlock() {
 GemmPlan::GemmPlan(atomr_cutlass_row const* row, atomr_cutlass_gemm_args const& args, OperandSpec a, OperandSpec b,
                    OperandSpec c, OperandSpec d, std::vector<BatchLaunch> launches, GemmPlanOptions options,
                    DlExchangeApi const* allocator)
-    : row_(row), a_(a), b_(b), c_(c), d_(d), launches_(std::move(launches)), options_(options),
+    : row_(row),
+      a_(a),
+      b_(b),
+      c_(c),
+      d_(d),
+      launches_(std::move(launches)),
+      options_(options),
       allocator_(allocator) {
   std::memcpy(&args_, &args, sizeof(args));
   if (row_->params_bytes > kParamsBytes || row_->params_align > 128) {

@@ -15,8 +15,8 @@
 
 namespace atomr_cutlass {
 
-// One launch of a plan: where its operands lie, in bytes from the pointers that the caller gave, and how many batches it
-// takes. Plans have one, but for batches that no single stride reaches or that a grid cannot hold.
+// One launch of a plan: where its operands lie, in bytes from the pointers that the caller gave, and how many batches
+// it takes. Plans have one, but for batches that no single stride reaches or that a grid cannot hold.
 struct BatchLaunch {
   int64_t a = 0, b = 0, c = 0, d = 0;
   int32_t batch = 1;

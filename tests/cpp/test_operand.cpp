@@ -75,6 +75,15 @@ void test_views() {
   CHECK_EQUAL(operand_from_view(view).rank, 3);
 }
 
+// As CuPy 14 exports float32 rows that run backwards: -192 bytes as an unsigned number, over 4.
+void test_unsigned_strides() {
+  int64_t shape[] = {40, 48};
+  int64_t strides[] = {(int64_t(1) << 62) - 48, 1};
+  DlTensor const view{reinterpret_cast<void*>(kBase), {kDlCuda, 0}, 2, {2, 32, 1}, shape, strides, 0};
+  CHECK_EQUAL(operand_from_view(view).strides[0], -48);
+  CHECK_EQUAL(operand_from_view(view).strides[1], 1);
+}
+
 void test_alignment() {
   for (uintptr_t address = kBase; address < kBase + 64; ++address) {
     int expected = 16;
@@ -187,6 +196,7 @@ void test_what_a_plan_refuses() {
 
 int main() {
   test_views();
+  test_unsigned_strides();
   test_alignment();
   test_descriptions();
   test_overlap_of_known_layouts();

@@ -419,3 +419,8 @@ def test_torch_tensors_of_narrow_types() -> None:
     for name, dtype in (("bfloat16", D.BF16), ("float16", D.F16), ("int8", D.I8), ("float64", D.F64)):
         operand = operands.as_operand(torch.zeros((2, 3), dtype=getattr(torch, name)))
         assert operands.dtype_of(operand, "a") is dtype
+
+
+def test_strides_that_an_exporter_took_for_unsigned_are_negative() -> None:
+    operand = _core.Operand(4096, (40, 48), ((1 << 62) - 48, 1), D.F32.dlpack, 2, 0)
+    assert operand.strides == (-48, 1)

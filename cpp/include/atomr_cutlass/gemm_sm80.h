@@ -1,4 +1,5 @@
-// GEMM cells of the sm80 generation: CUTLASS 2.x multistage (cp.async) or two-stage mainloops over mma.sync, DMMA or FFMA.
+// GEMM cells of the sm80 generation: CUTLASS 2.x multistage (cp.async) or two-stage mainloops over mma.sync, DMMA or
+// FFMA.
 //
 // Functions without an annotation run on the host when nvcc compiles them, and on the device under NVRTC, whose
 // -default-device makes them device functions.
@@ -17,8 +18,7 @@ template <class ElementA, class LayoutA, int kAlignA, class ElementB, class Layo
           class LayoutD, int kAlignD, class ElementAccumulator, class ElementCompute, class OperatorClass, class Tile,
           class Warp, class Instruction, int kStages, class MathOperator, int kSwizzle>
 struct GemmSm80 {
-  using Epilogue =
-      cutlass::epilogue::thread::LinearCombination<ElementD, kAlignD, ElementAccumulator, ElementCompute>;
+  using Epilogue = cutlass::epilogue::thread::LinearCombination<ElementD, kAlignD, ElementAccumulator, ElementCompute>;
 
   using Kernel = typename cutlass::gemm::kernel::DefaultGemmUniversal<
       ElementA, LayoutA, cutlass::ComplexTransform::kNone, kAlignA, ElementB, LayoutB, cutlass::ComplexTransform::kNone,
@@ -57,9 +57,7 @@ struct GemmSm80 {
            Kernel::can_implement(arguments(args)) == cutlass::Status::kSuccess;
   }
 
-  static uint64_t workspace_size(atomr_cutlass_gemm_args const& args) {
-    return params(args).get_workspace_size();
-  }
+  static uint64_t workspace_size(atomr_cutlass_gemm_args const& args) { return params(args).get_workspace_size(); }
 
   // The semaphores of serial split-K must start at zero.
   static void clear_range(atomr_cutlass_gemm_args const& args, uint64_t& offset, uint64_t& bytes) {

@@ -18,15 +18,15 @@ template <class ElementA, class LayoutA, int kAlignA, class ElementB, class Layo
           class LayoutD, int kAlignD, class ElementAccumulator, class ElementCompute, class Tile, class Cluster,
           class StageCount, class MainloopSchedule, class EpilogueSchedule, class TileScheduler>
 struct GemmSm90 {
-  // 8-bit and tf32 operands reach WGMMA contiguous along K, or through registers, which only its first operand may take.
-  // For a row-major B of such a type the builder therefore computes D^T = B^T A^T. It exchanges M and N of the problem
-  // itself; the epilogue has to be given D as it then lies.
+  // 8-bit and tf32 operands reach WGMMA contiguous along K, or through registers, which only its first operand may
+  // take. For a row-major B of such a type the builder therefore computes D^T = B^T A^T. It exchanges M and N of the
+  // problem itself; the epilogue has to be given D as it then lies.
   static constexpr bool kSwapped = cutlass::gemm::collective::detail::is_swapAB<ElementA, LayoutA, ElementB, LayoutB>();
-  using EpilogueLayout = cute::conditional_t<
-      kSwapped,
-      cute::conditional_t<cute::is_same_v<LayoutD, cutlass::layout::RowMajor>, cutlass::layout::ColumnMajor,
-                          cutlass::layout::RowMajor>,
-      LayoutD>;
+  using EpilogueLayout =
+      cute::conditional_t<kSwapped,
+                          cute::conditional_t<cute::is_same_v<LayoutD, cutlass::layout::RowMajor>,
+                                              cutlass::layout::ColumnMajor, cutlass::layout::RowMajor>,
+                          LayoutD>;
 
   using CollectiveEpilogue = typename cutlass::epilogue::collective::CollectiveBuilder<
       cutlass::arch::Sm90, cutlass::arch::OpClassTensorOp, Tile, Cluster,
@@ -116,8 +116,8 @@ struct GemmSm90 {
       auto const k_tiles = uint32_t(cute::ceil_div(args.k, cute::size<2>(Tile{})));
       size_t barriers = 0, partials = 0;
       Scheduler::Params::get_workspace_component_sizes(
-          blocks, k_tiles, cutlass::gemm::to_gemm_coord(Tile{}), cutlass::gemm::to_gemm_coord(Cluster{}), barriers, partials,
-          underlying.hw_info, underlying.scheduler.splits, underlying.scheduler.max_swizzle_size,
+          blocks, k_tiles, cutlass::gemm::to_gemm_coord(Tile{}), cutlass::gemm::to_gemm_coord(Cluster{}), barriers,
+          partials, underlying.hw_info, underlying.scheduler.splits, underlying.scheduler.max_swizzle_size,
           underlying.scheduler.raster_order, underlying.scheduler.decomposition_mode,
           underlying.scheduler.reduction_mode, Kernel::NumMmaWarpGroups,
           cute::sizeof_bits_v<typename Scheduler::BarrierType>, cute::sizeof_bits_v<ElementAccumulator>,

@@ -1,7 +1,7 @@
 /* The C ABI between compiled kernels and whoever launches them.
  *
- * Every kernel, prebuilt or compiled at run time, is one `atomr_cutlass_row`: plain data and C function pointers, so that
- * a pack built by another compiler, or for another Python, can be loaded. Change any struct here and
+ * Every kernel, prebuilt or compiled at run time, is one `atomr_cutlass_row`: plain data and C function pointers, so
+ * that a pack built by another compiler, or for another Python, can be loaded. Change any struct here and
  * ATOMR_CUTLASS_ABI_VERSION goes up: a pack of another version is refused by name. */
 #pragma once
 

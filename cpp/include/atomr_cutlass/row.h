@@ -1,4 +1,5 @@
-// Makes the C ABI row of a cell compiled ahead of time: included by generated translation units only, never under NVRTC.
+// Makes the C ABI row of a cell compiled ahead of time: included by generated translation units only, never under
+// NVRTC.
 #pragma once
 
 #include <cuda_runtime_api.h>

@@ -12,8 +12,8 @@ extern const unsigned kRowCount;
 
 #ifdef ATOMR_CUTLASS_PACK_NAME
 extern "C" __attribute__((visibility("default"), used)) inline atomr_cutlass_pack const* atomr_cutlass_pack_v1(void) {
-  static atomr_cutlass_pack const pack = {ATOMR_CUTLASS_ABI_VERSION, ATOMR_CUTLASS_PACK_NAME,
-                                          atomr_cutlass::kRowCount, atomr_cutlass::kRows};
+  static atomr_cutlass_pack const pack = {ATOMR_CUTLASS_ABI_VERSION, ATOMR_CUTLASS_PACK_NAME, atomr_cutlass::kRowCount,
+                                          atomr_cutlass::kRows};
   return &pack;
 }
 #endif

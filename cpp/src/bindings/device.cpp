@@ -11,8 +11,8 @@ namespace py = pybind11;
 namespace atomr_cutlass {
 namespace {
 
-// Device memory for operands that live on the host, and for results of frameworks without a callable allocator: owned by
-// Python, released with it.
+// Device memory for operands that live on the host, and for results of frameworks without a callable allocator: owned
+// by Python, released with it.
 class Buffer {
  public:
   Buffer(int device, size_t bytes) : device_(device), bytes_(bytes) {
@@ -68,29 +68,38 @@ void download(uint64_t pointer, int device, py::buffer const& target) {
 }  // namespace
 
 void bind_device(py::module_& module) {
-  module.def("driver_problem", [] {
-    std::string reason;
-    driver_available(&reason);
-    return reason;
-  }, "Why no GPU can be used; empty when one can.");
+  module.def(
+      "driver_problem",
+      [] {
+        std::string reason;
+        driver_available(&reason);
+        return reason;
+      },
+      "Why no GPU can be used; empty when one can.");
   module.def("driver_version", &driver_version);
   module.def("device_count", &device_count);
-  module.def("synchronize", [](int device, uint64_t stream) {
-    py::gil_scoped_release release_gil;
-    DeviceGuard guard(device);
-    synchronize(reinterpret_cast<void*>(stream));
-  }, py::arg("device"), py::arg("stream"));
-  module.def("device_properties", [](int device) {
-    DeviceProperties const properties = device_properties(device);
-    py::dict result;
-    result["name"] = properties.name;
-    result["capability"] = py::make_tuple(properties.major, properties.minor);
-    result["multiprocessors"] = properties.multiprocessors;
-    result["shared_memory"] = properties.shared_memory_per_block;
-    result["l2_bytes"] = properties.l2_bytes;
-    result["memory_bytes"] = properties.memory_bytes;
-    return result;
-  }, py::arg("device"));
+  module.def(
+      "synchronize",
+      [](int device, uint64_t stream) {
+        py::gil_scoped_release release_gil;
+        DeviceGuard guard(device);
+        synchronize(reinterpret_cast<void*>(stream));
+      },
+      py::arg("device"), py::arg("stream"));
+  module.def(
+      "device_properties",
+      [](int device) {
+        DeviceProperties const properties = device_properties(device);
+        py::dict result;
+        result["name"] = properties.name;
+        result["capability"] = py::make_tuple(properties.major, properties.minor);
+        result["multiprocessors"] = properties.multiprocessors;
+        result["shared_memory"] = properties.shared_memory_per_block;
+        result["l2_bytes"] = properties.l2_bytes;
+        result["memory_bytes"] = properties.memory_bytes;
+        return result;
+      },
+      py::arg("device"));
   module.def("upload", &upload, py::arg("pointer"), py::arg("device"), py::arg("source"));
   module.def("download", &download, py::arg("pointer"), py::arg("device"), py::arg("target"));
   py::class_<Buffer>(module, "Buffer", "Device memory of our own.")

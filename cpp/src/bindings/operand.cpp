@@ -42,8 +42,8 @@ Operand view(py::handle array, py::object& keep) {
 
 namespace {
 
-OwnedOperand make_operand(uint64_t pointer, py::sequence const& shape, py::object const& strides, py::tuple const& dtype,
-                          int device_type, int device, bool read_only, py::object owner) {
+OwnedOperand make_operand(uint64_t pointer, py::sequence const& shape, py::object const& strides,
+                          py::tuple const& dtype, int device_type, int device, bool read_only, py::object owner) {
   if (shape.size() > size_t(kMaxRank)) {
     throw InvalidOperand("an operand has " + std::to_string(shape.size()) + " dimensions; at most 8 are taken");
   }
@@ -54,8 +54,13 @@ OwnedOperand make_operand(uint64_t pointer, py::sequence const& shape, py::objec
     for (size_t i = 0; i < shape.size(); ++i) steps[i] = given[i].cast<int64_t>();
   }
   DlDataType const element{dtype[0].cast<uint8_t>(), dtype[1].cast<uint8_t>(), 1};
-  DlTensor const tensor{reinterpret_cast<void*>(pointer), {device_type, device},      int32_t(shape.size()),
-                        element,                          dimensions, strides.is_none() ? nullptr : steps, 0};
+  DlTensor const tensor{reinterpret_cast<void*>(pointer),
+                        {device_type, device},
+                        int32_t(shape.size()),
+                        element,
+                        dimensions,
+                        strides.is_none() ? nullptr : steps,
+                        0};
   OwnedOperand result{operand_from_view(tensor), std::move(owner)};
   result.operand.read_only = read_only;
   return result;
@@ -105,8 +110,8 @@ py::capsule to_capsule(OwnedOperand const& self) {
     contiguous *= self.operand.shape[i];
   }
   made->owner = self.owner.inc_ref().ptr();
-  made->managed.tensor = {self.operand.data, self.operand.device, self.operand.rank, self.operand.dtype,
-                          made->shape,       made->strides,       0};
+  made->managed.tensor = {
+      self.operand.data, self.operand.device, self.operand.rank, self.operand.dtype, made->shape, made->strides, 0};
   made->managed.manager = made;
   made->managed.deleter = [](DlManaged* managed) {
     auto* held = static_cast<Export*>(managed->manager);
@@ -162,35 +167,32 @@ void bind_operand(py::module_& module) {
       .def(py::init(&make_operand), py::arg("pointer"), py::arg("shape"), py::arg("strides"), py::arg("dtype"),
            py::arg("device_type"), py::arg("device"), py::arg("read_only") = false, py::arg("owner") = py::none())
       .def_static("from_capsule", &from_capsule, py::arg("capsule"))
-      .def_static("of", [](py::object const& array) {
-        py::object keep;
-        OwnedOperand result;
-        result.operand = view(array, keep);
-        result.owner = keep.is_none() ? array : keep;
-        return result;
-      }, py::arg("array"), "A view of any array; the array stays alive with it.")
+      .def_static(
+          "of",
+          [](py::object const& array) {
+            py::object keep;
+            OwnedOperand result;
+            result.operand = view(array, keep);
+            result.owner = keep.is_none() ? array : keep;
+            return result;
+          },
+          py::arg("array"), "A view of any array; the array stays alive with it.")
       .def("__dlpack__", [](OwnedOperand const& self, py::kwargs const&) { return to_capsule(self); })
-      .def("__dlpack_device__", [](OwnedOperand const& self) {
-        return py::make_tuple(self.operand.device.type, self.operand.device.id);
-      })
-      .def_property_readonly("pointer", [](OwnedOperand const& self) {
-        return reinterpret_cast<uint64_t>(self.operand.data);
-      })
-      .def_property_readonly("shape", [](OwnedOperand const& self) {
-        return int_tuple(self.operand.shape, self.operand.rank);
-      })
-      .def_property_readonly("strides", [](OwnedOperand const& self) {
-        return int_tuple(self.operand.strides, self.operand.rank);
-      })
-      .def_property_readonly("dtype", [](OwnedOperand const& self) {
-        return py::make_tuple(self.operand.dtype.code, self.operand.dtype.bits);
-      })
+      .def("__dlpack_device__",
+           [](OwnedOperand const& self) { return py::make_tuple(self.operand.device.type, self.operand.device.id); })
+      .def_property_readonly("pointer",
+                             [](OwnedOperand const& self) { return reinterpret_cast<uint64_t>(self.operand.data); })
+      .def_property_readonly("shape",
+                             [](OwnedOperand const& self) { return int_tuple(self.operand.shape, self.operand.rank); })
+      .def_property_readonly(
+          "strides", [](OwnedOperand const& self) { return int_tuple(self.operand.strides, self.operand.rank); })
+      .def_property_readonly(
+          "dtype",
+          [](OwnedOperand const& self) { return py::make_tuple(self.operand.dtype.code, self.operand.dtype.bits); })
       .def_property_readonly("device_type", [](OwnedOperand const& self) { return self.operand.device.type; })
       .def_property_readonly("device", [](OwnedOperand const& self) { return self.operand.device.id; })
       .def_property_readonly("read_only", [](OwnedOperand const& self) { return self.operand.read_only; })
-      .def_property_readonly("alignment", [](OwnedOperand const& self) {
-        return address_alignment(self.operand.data);
-      })
+      .def_property_readonly("alignment", [](OwnedOperand const& self) { return address_alignment(self.operand.data); })
       .def("__repr__", [](OwnedOperand const& self) { return "<Operand " + describe(self.operand) + ">"; });
   module.def("overlap", [](OwnedOperand const& a, OwnedOperand const& b) { return overlap(a.operand, b.operand); });
   module.def("has_exchange_api", [](py::object const& array) { return exchange_api(array) != nullptr; });

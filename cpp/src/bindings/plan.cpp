@@ -69,8 +69,8 @@ std::unique_ptr<GemmPlan> make_plan(std::string const& kernel, py::dict const& p
   DlExchangeApi const* allocator = like.is_none() ? nullptr : exchange_api(like);
   OperandSpec const specs[] = {spec_of(a), spec_of(b), spec_of(c), spec_of(d)};
   py::gil_scoped_release release_gil;  // the first use of a kernel loads its module
-  return std::make_unique<GemmPlan>(row, args, specs[0], specs[1], specs[2], specs[3], std::move(batches),
-                                    plan_options, allocator);
+  return std::make_unique<GemmPlan>(row, args, specs[0], specs[1], specs[2], specs[3], std::move(batches), plan_options,
+                                    allocator);
 }
 
 // A row-major array of the framework, uninitialised.
@@ -112,8 +112,7 @@ py::object call(GemmPlan& self, py::object const& a, py::object const& b, py::ob
             ? stream.cast<uint64_t>()
             : py::module_::import("atomr_cutlass.operands").attr("stream_handle")(stream).cast<uint64_t>());
   } else if (api != nullptr) {
-    if (view_a.device.type == kDlCuda &&
-        api->current_stream(view_a.device.type, view_a.device.id, &queue) != 0) {
+    if (view_a.device.type == kDlCuda && api->current_stream(view_a.device.type, view_a.device.id, &queue) != 0) {
       throw py::error_already_set();
     }
   } else {
@@ -134,8 +133,8 @@ py::object call(GemmPlan& self, py::object const& a, py::object const& b, py::ob
   Operand const view_out = view(out, keep[3]);
   {
     py::gil_scoped_release release_gil;
-    self.launch(view_a, view_b, c.is_none() ? nullptr : &view_c, view_out,
-                alpha.value_or(self.options().alpha), beta.value_or(self.options().beta), queue);
+    self.launch(view_a, view_b, c.is_none() ? nullptr : &view_c, view_out, alpha.value_or(self.options().alpha),
+                beta.value_or(self.options().beta), queue);
   }
   return out;
 }
@@ -150,7 +149,8 @@ void bind_plan(py::module_& module) {
       .def(py::init(&make_plan), py::arg("kernel"), py::arg("problem"), py::arg("a"), py::arg("b"), py::arg("c"),
            py::arg("d"), py::arg("launches"), py::arg("options"), py::arg("like") = py::none())
       .def("__call__", &call, py::arg("a"), py::arg("b"), py::arg("c") = py::none(), py::kw_only(),
-           py::arg("out") = py::none(), py::arg("alpha") = py::none(), py::arg("beta") = py::none(), py::arg("stream") = py::none())
+           py::arg("out") = py::none(), py::arg("alpha") = py::none(), py::arg("beta") = py::none(),
+           py::arg("stream") = py::none())
       .def_property_readonly("kernel_name", [](GemmPlan const& self) { return std::string(self.row()->name); })
       .def_property_readonly("workspace_bytes", &GemmPlan::workspace_bytes)
       .def_property_readonly("device", &GemmPlan::device)

@@ -125,9 +125,10 @@ for finder in sys.meta_path:
     # An editable installation looks whether it has to be rebuilt, which is not the package's doing.
     if hasattr(finder, "rebuild_flag"):
         finder.rebuild_flag = False
-start = time.process_time()
+start = time.perf_counter(), time.process_time()
 import atomr_cutlass
-seconds = time.process_time() - start
+# The processor's time counts the threads that NumPy's BLAS starts; the clock counts what other processes take.
+seconds = min(time.perf_counter() - start[0], time.process_time() - start[1])
 try:
     maps = open("/proc/self/maps").read()
 except OSError:
@@ -153,7 +154,7 @@ def _import_in_a_new_process(environ: dict[str, str] | None = None, cwd: Path | 
 
 
 def test_importing_takes_less_than_150_ms() -> None:
-    # The processor's time, and the best of several: what other processes take is not the package's.
+    # The best of several: what other processes take is not the package's.
     best = float("inf")
     for _ in range(12):
         best = min(best, float(str(_import_in_a_new_process()["seconds"])))

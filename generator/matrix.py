@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from .archs import SmArch
 from .dtypes import CutlassDtype
@@ -488,8 +488,3 @@ def preset_of(key: KernelKey) -> str | None:
         if candidate == key:
             return PRESETS[tier]
     return None
-
-
-def with_arch(key: KernelKey, arch: SmArch) -> KernelKey:
-    """The same kernel for another arch."""
-    return replace(key, arch=arch)

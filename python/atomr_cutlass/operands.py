@@ -260,8 +260,11 @@ def host_result(result: np.ndarray[Any, Any], like: Any) -> Any:
     """A host result as an array of the kind of `like`."""
     if isinstance(like, (np.ndarray, _core.Operand)):
         return result
-    namespace = sys.modules.get(type(like).__module__.partition(".")[0].replace("jaxlib", "jax"))
-    importer = getattr(namespace, "from_dlpack", None) or getattr(
-        getattr(namespace, "dlpack", None), "from_dlpack", None
-    )
-    return importer(_from_numpy(result)) if importer is not None else result
+    for kind in type(like).__mro__:  # a subclass may live in a module of its own
+        namespace = sys.modules.get(kind.__module__.partition(".")[0].replace("jaxlib", "jax"))
+        importer = getattr(namespace, "from_dlpack", None) or getattr(
+            getattr(namespace, "dlpack", None), "from_dlpack", None
+        )
+        if importer is not None:
+            return importer(_from_numpy(result))
+    return result

@@ -395,6 +395,9 @@ def test_a_host_result_is_of_the_callers_kind(monkeypatch: pytest.MonkeyPatch) -
     np.testing.assert_array_equal(back, result)
     stranger = type("Array", (), {"__module__": "nowhere_to_be_found"})()
     assert operands.host_result(result, stranger) is result
+    subclass = type("Parameter", (type(like),), {"__module__": "elsewhere"})
+    kind, _ = operands.host_result(result, object.__new__(subclass))
+    assert kind == "imported"
 
 
 def test_bf16_survives_the_way_through_an_operand() -> None:

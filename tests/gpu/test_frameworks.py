@@ -85,6 +85,21 @@ def test_torch_dtypes_without_kernels(torch: Any, dtype: str) -> None:
         ac.gemm(a, a)
 
 
+def test_torch_tensors_are_read_through_the_exchange_api(torch: Any) -> None:
+    tensor = torch.arange(12, dtype=torch.float32).reshape(3, 4)
+    assert _core.has_exchange_api(tensor) == hasattr(type(tensor), "__dlpack_c_exchange_api__")
+    operand = operands.as_operand(tensor.T)
+    assert (operand.shape, operand.strides) == ((4, 3), (1, 4))
+    assert operand.pointer == tensor.data_ptr()
+    np.testing.assert_array_equal(operands.to_numpy(operand), tensor.numpy().T)
+
+
+def test_torch_tensors_of_narrow_types(torch: Any) -> None:
+    for name, dtype in (("bfloat16", D.BF16), ("float16", D.F16), ("int8", D.I8), ("float64", D.F64)):
+        operand = operands.as_operand(torch.zeros((2, 3), dtype=getattr(torch, name)))
+        assert operands.dtype_of(operand, "a") is dtype
+
+
 def test_torch_parameters_and_gradients(torch: Any) -> None:
     """A tensor that wants gradients is refused or read; never crashes the interpreter."""
     a = placed((40, 48), D.F32, 1)

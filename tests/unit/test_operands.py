@@ -407,23 +407,6 @@ def test_bf16_survives_the_way_through_an_operand() -> None:
     np.testing.assert_array_equal(back.astype(np.float32), values.astype(np.float32))
 
 
-def test_torch_tensors_are_read_through_the_exchange_api() -> None:
-    torch = pytest.importorskip("torch", reason="PyTorch is not installed")
-    tensor = torch.arange(12, dtype=torch.float32).reshape(3, 4)
-    assert _core.has_exchange_api(tensor) == hasattr(type(tensor), "__dlpack_c_exchange_api__")
-    operand = operands.as_operand(tensor.T)
-    assert (operand.shape, operand.strides) == ((4, 3), (1, 4))
-    assert operand.pointer == tensor.data_ptr()
-    np.testing.assert_array_equal(operands.to_numpy(operand), tensor.numpy().T)
-
-
-def test_torch_tensors_of_narrow_types() -> None:
-    torch = pytest.importorskip("torch", reason="PyTorch is not installed")
-    for name, dtype in (("bfloat16", D.BF16), ("float16", D.F16), ("int8", D.I8), ("float64", D.F64)):
-        operand = operands.as_operand(torch.zeros((2, 3), dtype=getattr(torch, name)))
-        assert operands.dtype_of(operand, "a") is dtype
-
-
 def test_strides_that_an_exporter_took_for_unsigned_are_negative() -> None:
     operand = _core.Operand(4096, (40, 48), ((1 << 62) - 48, 1), D.F32.dlpack, 2, 0)
     assert operand.strides == (-48, 1)

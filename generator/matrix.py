@@ -152,10 +152,11 @@ def supports_layouts(generation: str, a: D, layout_a: str, layout_b: str) -> Sta
     WGMMA itself reads 8-bit and tf32 operands contiguous along K only: for the other layouts CUTLASS's sm90 builder
     passes A, or B with the operands swapped, through registers (the RS mainloop).
     """
-    if generation == "sm90" and a is D.I8 and (layout_a, layout_b) == (COLUMN, ROW):
+    if generation == "sm90" and a in (D.I8, D.F32) and (layout_a, layout_b) == (COLUMN, ROW):
         return no(
-            "8-bit kernels need A or B contiguous along K (CUTLASS 4.2's transposing int8 mainloop faults on sm_90): "
-            "make B contiguous along K, for example b = b.T.contiguous().T"
+            "8-bit and tf32 kernels of the sm90 generation need A or B contiguous along K (CUTLASS 4.2's transposing "
+            "mainloop faults with int8 and spills with tf32): make B contiguous along K, for example "
+            "b = b.T.contiguous().T"
         )
     if generation == "sm80" and a is D.I8 and (layout_a, layout_b) != (ROW, COLUMN):
         wrong = [name for name, layout, need in (("A", layout_a, ROW), ("B", layout_b, COLUMN)) if layout != need]
@@ -446,15 +447,14 @@ def _sm90_cells() -> Iterator[Cell]:
     ):
         yield tier, _gemm_sm90(D.F32, D.F32, "rc", tile, cluster, mainloop, math="tf32")
         yield tier, _gemm_sm90(D.I8, D.I32, "rc", tile, cluster, mainloop)
-    for layouts in ("rr", "cr", "cc"):
+    for layouts in ("rr", "cc"):
         store = "nosmem" if layouts == "rr" else "tma"
         tile, cluster = (128, 128), (2, 1)
         yield (
             FULL,
             _gemm_sm90(D.F32, D.F32, layouts, tile, cluster, "cooperative", math="tf32", epilogue_schedule=store),
         )
-        if layouts != "cr":
-            yield FULL, _gemm_sm90(D.I8, D.I32, layouts, tile, cluster, "cooperative", epilogue_schedule=store)
+        yield FULL, _gemm_sm90(D.I8, D.I32, layouts, tile, cluster, "cooperative", epilogue_schedule=store)
 
 
 def cells(archs: Iterable[SmArch]) -> Iterator[Cell]:

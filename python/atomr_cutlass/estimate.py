@@ -20,7 +20,7 @@ import math
 from .devices import Device
 from .generator.dtypes import CutlassDtype
 from .generator.key import KernelKey
-from .problem import Variant
+from .problem import Variant, round_up
 
 CLOCK_HZ = 1.7e9
 LAUNCH_SECONDS = 2.8e-6
@@ -80,7 +80,7 @@ def _warp_specialized(key: KernelKey, variant: Variant, device: Device) -> float
     efficiency = TILE_N_EFFICIENCY.get(tile_n, 0.8) * (1.0 if tile_m >= 128 else ONE_WARPGROUP_EFFICIENCY)
     multiply = tile_m * tile_n * tile_k * steps / (_peak(key) * efficiency)
 
-    tiles = _round_up(math.ceil(variant.m / tile_m), cluster_m) * _round_up(math.ceil(variant.n / tile_n), cluster_n)
+    tiles = round_up(math.ceil(variant.m / tile_m), cluster_m) * round_up(math.ceil(variant.n / tile_n), cluster_n)
     waves = tiles * variant.batch / device.multiprocessors
     # A cluster loads what its thread blocks share once; a GPU that is not full leaves each a larger share of L2.
     read_bytes = (tile_m / cluster_n + tile_n / cluster_m) * tile_k * steps * key.a.bits / 8
@@ -146,7 +146,3 @@ def _narrow_load_penalty(key: KernelKey) -> float:
     """Loads of less than 16 bytes issue more instructions for the same data."""
     narrow = min(key.align_a * key.a.bits, key.align_b * key.b.bits) // 8
     return {16: 1.0, 8: 1.3, 4: 2.0}.get(narrow, 4.0)
-
-
-def _round_up(value: int, multiple: int) -> int:
-    return -(-value // multiple) * multiple

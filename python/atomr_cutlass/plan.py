@@ -177,8 +177,7 @@ def _launches(what: GemmProblem, choice: Choice, per_launch: int) -> list[tuple[
 
 
 def _padded(extent: int, dtype: CutlassDtype) -> int:
-    wide = 128 // dtype.bits
-    return -(-extent // wide) * wide
+    return problem.round_up(extent, 128 // dtype.bits)
 
 
 def _spec(spec: MatrixSpec, align: int, device: int) -> tuple[_core.Operand, int]:

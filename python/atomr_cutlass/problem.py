@@ -166,11 +166,11 @@ def views(spec: MatrixSpec, name: str) -> list[View]:
     wide = 16 * 8 // spec.dtype.bits
     found = []
     if columns <= 1 or column_stride == 1:
-        leading = row_stride if rows > 1 else _round_up(max(columns, 1), wide)
+        leading = row_stride if rows > 1 else round_up(max(columns, 1), wide)
         if leading >= columns:
             found.append(View(ROW, leading))
     if rows <= 1 or row_stride == 1:
-        leading = column_stride if columns > 1 else _round_up(max(rows, 1), wide)
+        leading = column_stride if columns > 1 else round_up(max(rows, 1), wide)
         if leading >= rows:
             found.append(View(COLUMN, leading))
     if not found:
@@ -277,5 +277,6 @@ def _flipped(layout: str) -> str:
     return COLUMN if layout == ROW else ROW
 
 
-def _round_up(value: int, multiple: int) -> int:
+def round_up(value: int, multiple: int) -> int:
+    """The least multiple of `multiple` that is not below `value`."""
     return -(-value // multiple) * multiple

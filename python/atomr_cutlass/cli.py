@@ -27,7 +27,8 @@ from .generator.archs import SmArch
 from .generator.dtypes import CutlassDtype
 from .generator.matrix import OPS
 from .info import Info
-from .requests import PRECISIONS, GemmEpilogue, GemmLayout, GemmRequest, GemmShape
+from .numerics import PRECISIONS
+from .requests import GemmEpilogue, GemmLayout, GemmRequest, GemmShape
 from .table import KernelInfo
 from .trial import Trial
 

@@ -6,7 +6,7 @@ import functools
 from dataclasses import dataclass
 
 from . import _core
-from .errors import DeviceUnavailableError, UnsupportedError
+from .errors import DeviceUnavailableError, InvalidOperandError, UnsupportedError
 from .generator.archs import SmArch
 
 
@@ -49,6 +49,35 @@ def get(index: int = 0) -> Device:
     if reason:
         raise DeviceUnavailableError(f"{reason}; backend='reference' computes on the CPU")
     return Device(index=index, **_core.device_properties(index))
+
+
+def imagined(arch: SmArch) -> Device:
+    """A GPU of this arch, as far as the model needs one: with the multiprocessors of the largest such part."""
+    multiprocessors = {SmArch.SM80: 108, SmArch.SM86: 84, SmArch.SM89: 142, SmArch.SM90A: 132}.get(arch, 148)
+    return Device(
+        index=0,
+        name=f"an imagined {arch.value} GPU",
+        capability=arch.capability,
+        multiprocessors=multiprocessors,
+        shared_memory=arch.shared_memory,
+        l2_bytes=50 << 20,
+        memory_bytes=80 << 30,
+    )
+
+
+def for_arch(arch: SmArch | None) -> Device:
+    """GPU 0 where cells of this arch (None: of its own) could run on it, else an imagined one.
+
+    Raises:
+        InvalidOperandError: there is no GPU, and no arch to imagine one of.
+    """
+    if available():
+        device = get(0)
+        if arch is None or rank_arch(arch, device, ptx=True) is not None:
+            return device
+    if arch is None:
+        raise InvalidOperandError(f"without a GPU ({problem()}) the request must name its arch")
+    return imagined(arch)
 
 
 def rank_arch(arch: SmArch, device: Device, *, ptx: bool) -> int | None:

@@ -94,9 +94,9 @@ def explain(request: GemmRequest) -> Explanation:
     """
     if not isinstance(request, GemmRequest):
         raise InvalidOperandError(f"request is a {type(request).__name__}; expected a GemmRequest")
-    device = _device(request)
+    device = devices.for_arch(request.arch)
     arch = request.arch or devices.require_arch(device)
-    what = problem.from_request(request, device.index)
+    what = request.problem(device.index)
     if 0 in (request.shape.m, request.shape.n, request.shape.batch):
         return _without(request, arch, "the result is empty: nothing is launched")
     try:
@@ -127,26 +127,6 @@ def explain(request: GemmRequest) -> Explanation:
         knob=None,
         verified=VERIFICATION[best.info.key.arch],
         notes=tuple(notes),
-    )
-
-
-def _device(request: GemmRequest) -> Device:
-    if devices.available():
-        device = devices.get(0)
-        if request.arch is None or devices.rank_arch(request.arch, device, ptx=True) is not None:
-            return device
-    if request.arch is None:
-        raise InvalidOperandError(f"without a GPU ({devices.problem()}) the request must name its arch")
-    # A GPU of that arch, as far as the model needs one; multiprocessors of the largest such part.
-    multiprocessors = {SmArch.SM80: 108, SmArch.SM86: 84, SmArch.SM89: 142, SmArch.SM90A: 132}.get(request.arch, 148)
-    return Device(
-        index=0,
-        name=f"an imagined {request.arch.value} GPU",
-        capability=request.arch.capability,
-        multiprocessors=multiprocessors,
-        shared_memory=request.arch.shared_memory,
-        l2_bytes=50 << 20,
-        memory_bytes=80 << 30,
     )
 
 

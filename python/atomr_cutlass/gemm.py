@@ -15,10 +15,11 @@ from .errors import InvalidOperandError, UnsupportedError
 from .generator.dtypes import CutlassDtype
 from .generator.key import ROW
 from .generator.matrix import gemm_types, supports_layouts
+from .numerics import default_out_dtype, math_mode
 from .operands import CPU, CUDA
-from .plan import Plan, make, refuse_epilogue
+from .plan import Plan, make
 from .problem import GemmProblem, MatrixSpec
-from .requests import default_out_dtype, math_mode
+from .requests import refuse_epilogue
 
 BACKENDS = ("auto", "prebuilt", "jit", "reference")
 PLANS_KEPT = 256

@@ -23,8 +23,11 @@ AnyArray: TypeAlias = npt.NDArray[Any]
 INTEGER_DTYPES: Final = frozenset({CutlassDtype.I8, CutlassDtype.I32})
 """The integer element types: their products and sums are exact."""
 
-MATH_MODES: Final = ("default", "ieee", "tf32", "3xtf32")
-"""How float32 operands are multiplied; `tf32` and `3xtf32` exist for float32 only."""
+PRECISIONS: Final = ("ieee", "tf32", "3xtf32")
+"""What a caller may ask for float32 operands."""
+
+MATH_MODES: Final = ("default", *PRECISIONS)
+"""How operands are multiplied: `default` for every dtype but float32, the others for float32 only."""
 
 
 class _Format(NamedTuple):
@@ -89,6 +92,30 @@ def from_numpy_dtype(dtype: np.dtype[Any]) -> CutlassDtype | None:
         The element type (float32 is `F32`, never `TF32`), or None where there is none, foreign byte order included.
     """
     return _BY_NUMPY_NAME.get(dtype.name) if dtype.isnative else None
+
+
+def default_out_dtype(dtype: CutlassDtype) -> CutlassDtype:
+    """The result's element type where none is asked for."""
+    if dtype is CutlassDtype.I8:
+        return CutlassDtype.I32
+    if dtype in (CutlassDtype.F8E4M3, CutlassDtype.F8E5M2, CutlassDtype.F4E2M1):
+        return CutlassDtype.BF16
+    return dtype
+
+
+def math_mode(dtype: CutlassDtype, precision: str | None) -> str:
+    """`precision` as the kernel key's math mode.
+
+    Raises:
+        InvalidOperandError: an unknown precision, or one given for another dtype than float32.
+    """
+    if precision is not None and precision not in PRECISIONS:
+        raise InvalidOperandError(f"unknown precision {precision!r}; valid: {', '.join(PRECISIONS)}")
+    if dtype is CutlassDtype.F32:
+        return precision or "ieee"
+    if precision is not None:
+        raise InvalidOperandError(f"precision={precision!r} is for float32 operands; these are {dtype.value}")
+    return "default"
 
 
 def finite_max(dtype: CutlassDtype) -> float:

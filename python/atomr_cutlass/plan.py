@@ -12,7 +12,7 @@ from .generator.dtypes import CutlassDtype
 from .generator.key import ROW
 from .operands import CUDA
 from .problem import GemmProblem, MatrixSpec
-from .requests import GemmRequest
+from .requests import GemmRequest, refuse_epilogue
 from .select import Choice
 from .table import KernelInfo
 
@@ -62,29 +62,13 @@ def plan(request: GemmRequest, device: int | None = None) -> Plan:
     refuse_epilogue(request.epilogue.bias, request.epilogue.activation)
     target = devices.get(device or 0)
     made = make(
-        problem.from_request(request, target.index),
+        request.problem(target.index),
         arch=request.arch,
         alpha=request.epilogue.alpha,
         beta=request.epilogue.beta,
     )
     made.request = request
     return made
-
-
-def refuse_epilogue(bias: object, activation: str | None) -> None:
-    """Refuses what the GPU kernels do not fuse yet.
-
-    Raises:
-        UnsupportedError: a bias or an activation is asked for.
-    """
-    wanted = [
-        name for name, value in (("bias", bias), ("activation", activation)) if value is not None and value is not False
-    ]
-    if wanted:
-        raise UnsupportedError(
-            f"{' and '.join(wanted)}: the GPU kernels have no fused epilogues yet, only alpha * AB + beta * C; "
-            "apply it afterwards, or use backend='reference'"
-        )
 
 
 def make(

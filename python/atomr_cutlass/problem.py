@@ -1,4 +1,4 @@
-"""From operands, or a request, to the problem that kernels are chosen for: extents, layouts, strides, alignments."""
+"""The problem that kernels are chosen for: extents, layouts, strides, alignments."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ from .errors import InvalidOperandError, UnsupportedError
 from .generator.dtypes import CutlassDtype
 from .generator.key import COLUMN, ROW
 from .generator.matrix import accumulator
-from .requests import GemmLayout, GemmRequest
 
 MAX_OUTER = 4096
 
@@ -101,27 +100,6 @@ class Variant:
     align_a: int
     align_b: int
     align_d: int
-
-
-def from_request(request: GemmRequest, device: int) -> GemmProblem:
-    """The problem of a request with dense operands, batches outermost."""
-    shape = request.shape
-
-    def spec(rows: int, columns: int, layout: GemmLayout, dtype: CutlassDtype) -> MatrixSpec:
-        inner = (columns, 1) if layout is GemmLayout.ROW_MAJOR else (1, rows)
-        if shape.batch == 1:
-            return MatrixSpec((rows, columns), inner, dtype)
-        return MatrixSpec((shape.batch, rows, columns), (rows * columns, *inner), dtype)
-
-    d = spec(shape.m, shape.n, request.layout_c, request.result_dtype)
-    return GemmProblem(
-        a=spec(shape.m, shape.k, request.layout_a, request.operand_dtype),
-        b=spec(shape.k, shape.n, request.layout_b, request.operand_dtype),
-        c=d if request.epilogue.beta != 0 else None,
-        d=d,
-        math=request.math,
-        device=device,
-    )
 
 
 def broadcast_batches(a: Sequence[int], b: Sequence[int]) -> tuple[int, ...]:

@@ -17,8 +17,8 @@ import pytest
 from atomr_cutlass import devices, numerics, operands, reference, table
 from atomr_cutlass.generator import matrix
 from atomr_cutlass.generator.dtypes import CutlassDtype
+from atomr_cutlass.numerics import default_out_dtype, math_mode
 from atomr_cutlass.problem import GemmProblem, MatrixSpec
-from atomr_cutlass.requests import default_out_dtype, math_mode
 
 if TYPE_CHECKING:
     import torch

@@ -33,7 +33,7 @@ def test_a_request_becomes_dense_operands() -> None:
         out_dtype=D.F32,
         epilogue=GemmEpilogue(beta=2.0),
     )
-    what = problem.from_request(request, 4)
+    what = request.problem(4)
     assert what.a == MatrixSpec((2, 3, 7), (21, 1, 3), D.F16)
     assert what.b == MatrixSpec((2, 7, 5), (35, 5, 1), D.F16)
     assert what.c == what.d == MatrixSpec((2, 3, 5), (15, 1, 3), D.F32)
@@ -41,7 +41,7 @@ def test_a_request_becomes_dense_operands() -> None:
 
 
 def test_one_batch_is_a_matrix_and_no_beta_is_no_c() -> None:
-    what = problem.from_request(GemmRequest(GemmShape(3, 5, 7), dtype=D.I8), 0)
+    what = GemmRequest(GemmShape(3, 5, 7), dtype=D.I8).problem(0)
     assert what.a.shape == (3, 7)
     assert what.c is None
     assert (what.d.dtype, what.acc) == (D.I32, D.I32)
@@ -203,7 +203,7 @@ def test_collapsed_batches_visit_every_batch_once(what: GemmProblem) -> None:
 
 
 def test_dense_batches_collapse_into_one_launch() -> None:
-    what = problem.from_request(GemmRequest(GemmShape(4, 4, 4), dtype=D.F16), 0)
+    what = GemmRequest(GemmShape(4, 4, 4), dtype=D.F16).problem(0)
     dense = MatrixSpec((2, 3, 5, 4, 4), (240, 80, 16, 4, 1), D.F16)
     flat = MatrixSpec((4, 4), (4, 1), D.F16)
     got = collapse_batches(GemmProblem(dense, dense, None, dense, what.math, 0))

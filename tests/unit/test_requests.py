@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import pytest
 
 from atomr_cutlass import CutlassDtype as D
-from atomr_cutlass import GemmEpilogue, GemmLayout, GemmRequest, GemmShape, SmArch
+from atomr_cutlass import GemmEpilogue, GemmLayout, GemmRequest, GemmShape, SmArch, devices
 from atomr_cutlass.errors import InvalidOperandError, UnsupportedError
 from atomr_cutlass.generator.matrix import GEMM_ARCHS, is_supported_for
-from atomr_cutlass.requests import default_out_dtype, math_mode
+from atomr_cutlass.numerics import default_out_dtype, math_mode
 
 SHAPE = GemmShape(8, 16, 32)
 
@@ -56,6 +57,8 @@ def test_extents_of_zero_and_the_largest_are_taken() -> None:
         ({"layout_c": 0}, "layout_c is 0; expected a GemmLayout"),
         ({"epilogue": "relu"}, "epilogue is 'relu'; expected a GemmEpilogue"),
         ({"out_dtype": "f32"}, "out_dtype is 'f32'; expected a CutlassDtype"),
+        ({"binding": ""}, "binding is ''; expected a name, or None"),
+        ({"binding": 7}, "binding is 7; expected a name, or None"),
         ({"precision": "tf32"}, "precision='tf32' is for float32 operands; these are f16"),
         ({"precision": "fast"}, "unknown precision 'fast'; valid: ieee, tf32, 3xtf32"),
     ],
@@ -115,3 +118,92 @@ def test_a_request_is_taken_exactly_where_the_dtype_is_supported(dtype: D, arch:
     else:
         with pytest.raises(UnsupportedError):
             GemmRequest(SHAPE, dtype=dtype, arch=arch)
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Plan keys
+# ----------------------------------------------------------------------------------------------------------------------
+
+REQUEST = GemmRequest(SHAPE, dtype=D.F16, arch=SmArch.SM80)
+CHANGES: dict[str, dict[str, Any]] = {
+    "shape": {"shape": GemmShape(8, 16, 64)},
+    "batch": {"shape": GemmShape(8, 16, 32, 2)},
+    "dtype": {"dtype": D.BF16},
+    "arch": {"arch": SmArch.SM90A},
+    "the GPU's own arch": {"arch": None},
+    "layout_a": {"layout_a": GemmLayout.COL_MAJOR},
+    "layout_b": {"layout_b": GemmLayout.COL_MAJOR},
+    "layout_c": {"layout_c": GemmLayout.COL_MAJOR},
+    "out_dtype": {"out_dtype": D.F32},
+    "binding": {"binding": "layer 3"},
+    "c is read": {"epilogue": GemmEpilogue(beta=2.0)},
+    "bias": {"epilogue": GemmEpilogue(bias=True)},
+    "activation": {"epilogue": GemmEpilogue(activation="relu")},
+}
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_what_is_launched_is_in_the_key(change: str) -> None:
+    assert dataclasses.replace(REQUEST, **CHANGES[change]).plan_key() != REQUEST.plan_key()
+
+
+def test_the_math_mode_is_in_the_key() -> None:
+    ieee, tf32 = (GemmRequest(SHAPE, dtype=D.F32, precision=precision) for precision in ("ieee", "tf32"))
+    assert ieee.plan_key() != tf32.plan_key()
+    assert tf32.plan_key() == GemmRequest(SHAPE, dtype=D.TF32).plan_key()
+
+
+def test_values_of_scalars_and_spelled_out_defaults_are_not_in_the_key() -> None:
+    for other in (
+        dataclasses.replace(REQUEST, epilogue=GemmEpilogue(alpha=3.0)),
+        dataclasses.replace(REQUEST, out_dtype=D.F16),
+    ):
+        assert other.plan_key() == REQUEST.plan_key()
+    with_c = (dataclasses.replace(REQUEST, epilogue=GemmEpilogue(beta=beta)) for beta in (1.0, 2.0))
+    assert len({request.plan_key() for request in with_c}) == 1
+
+
+def test_kinds_of_epilogue_are_readable() -> None:
+    assert GemmEpilogue().kind == "linear"
+    assert GemmEpilogue(beta=1.0, bias=True, activation="gelu").kind == "linear+c+bias+gelu"
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Sources
+# ----------------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("arch", GEMM_ARCHS)
+@pytest.mark.parametrize("dtype", [D.F64, D.F32, D.TF32, D.F16, D.BF16, D.I8])
+def test_sources_hold_the_kernel_that_they_name(dtype: D, arch: SmArch) -> None:
+    column = {"layout_b": GemmLayout.COL_MAJOR}
+    source, name = GemmRequest(GemmShape(256, 256, 256), dtype=dtype, arch=arch, **column).render_cu()  # type: ignore[arg-type]
+    assert name in source
+    if arch is SmArch.SM90A and dtype in (D.F16, D.BF16):
+        assert name.startswith("cutlass3x_sm90_tensorop_gemm_")
+
+
+@pytest.mark.parametrize("shape", [GemmShape(1, 1, 1), GemmShape(8, 16, 0), GemmShape(8, 16, 32, 3)])
+def test_any_shape_with_a_result_has_a_source(shape: GemmShape) -> None:
+    assert GemmRequest(shape, dtype=D.BF16, arch=SmArch.SM90A).render_cu()[0]
+
+
+def test_a_source_needs_no_gpu_but_then_an_arch(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(devices, "problem", lambda: "libcuda.so.1 is not there")
+    assert REQUEST.render_cu() == REQUEST.render_cu()
+    with pytest.raises(InvalidOperandError, match=r"without a GPU \(libcuda.so.1 .*\) the request must name its arch"):
+        GemmRequest(SHAPE, dtype=D.F16).render_cu()
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ({"epilogue": GemmEpilogue(bias=True)}, "no fused epilogues yet"),
+        ({"epilogue": GemmEpilogue(activation="relu")}, "no fused epilogues yet"),
+        ({"shape": GemmShape(0, 16, 32)}, "empty: there is nothing to render"),
+        ({"dtype": D.I8}, "8-bit"),
+    ],
+)
+def test_nothing_is_rendered_that_would_not_compute_the_request(changes: dict[str, Any], says: str) -> None:
+    with pytest.raises(UnsupportedError, match=says):
+        dataclasses.replace(REQUEST, **changes).render_cu()

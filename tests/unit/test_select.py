@@ -24,7 +24,6 @@ from atomr_cutlass import (
     devices,
     estimate,
     explain,
-    problem,
     select,
 )
 from atomr_cutlass.devices import Device
@@ -209,7 +208,7 @@ def test_estimates_are_positive_and_grow_with_the_problem(
     key: KernelKey, extents: tuple[int, int, int, int], data: st.DataObject
 ) -> None:
     m, n, k, batch = extents
-    what = problem.from_request(GemmRequest(GemmShape(8, 8, 8), dtype=D.F16), 0)
+    what = GemmRequest(GemmShape(8, 8, 8), dtype=D.F16).problem(0)
     base = next(variants(what, collapse_batches(what)))
     small = replace(base, m=m, n=n, k=k, batch=batch)
     grown = data.draw(st.sampled_from(["m", "n", "k", "batch"]))

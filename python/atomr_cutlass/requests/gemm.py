@@ -1,0 +1,211 @@
+"""GEMM requests."""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass, field
+from typing import Any
+
+from .. import devices, select
+from ..errors import InvalidOperandError, UnsupportedError
+from ..generator.archs import SmArch
+from ..generator.dtypes import CutlassDtype
+from ..generator.matrix import GEMM_ARCHS, gemm_types
+from ..generator.render import render
+from ..numerics import default_out_dtype, math_mode
+from ..plan_cache import PlanKey
+from ..problem import GemmProblem, MatrixSpec, collapse_batches, variants
+
+
+class GemmLayout(enum.Enum):
+    """How a matrix lies in memory; the value is BLAS's word."""
+
+    ROW_MAJOR = "row"
+    COL_MAJOR = "column"
+
+
+@dataclass(frozen=True)
+class GemmShape:
+    """Extents of D (m x n) = A (m x k) B (k x n), `batch` times.
+
+    Raises:
+        InvalidOperandError: an extent is negative or no integer.
+    """
+
+    m: int
+    n: int
+    k: int
+    batch: int = 1
+
+    def __post_init__(self) -> None:
+        for name in ("m", "n", "k", "batch"):
+            value = getattr(self, name)
+            if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value < 2**31:
+                raise InvalidOperandError(f"GemmShape.{name} is {value!r}; expected an integer from 0 to 2^31 - 1")
+
+
+@dataclass(frozen=True)
+class GemmEpilogue:
+    """What happens to the accumulator: D = act(alpha * AB + beta * C + bias)."""
+
+    alpha: float = 1.0
+    beta: float = 0.0
+    bias: bool = False
+    activation: str | None = None
+
+    @property
+    def kind(self) -> str:
+        """What is done, without the values: `linear`, and what is added to it, such as `linear+c+bias+relu`."""
+        words = ["linear"]
+        words += ["c"] if self.beta != 0 else []
+        words += ["bias"] if self.bias else []
+        words += [self.activation] if self.activation is not None else []
+        return "+".join(words)
+
+
+@dataclass(frozen=True)
+class GemmRequest:
+    """One GEMM: D = epilogue(A B), dense operands.
+
+    Attributes:
+        shape: extents.
+        dtype: element type of A and B. TF32 means float32 operands multiplied in TF32.
+        arch: target; None is the arch of the GPU that the plan is made for. An older target than the GPU's is served
+            by cells that carry PTX.
+        layout_a, layout_b: layouts of A and B.
+        layout_c: layout of C and D.
+        epilogue: scalars, bias and activation.
+        out_dtype: element type of D (and C); None is A's, or I32 for I8.
+        precision: for float32 operands: `ieee` (default), `tf32` or `3xtf32`.
+        binding: name of an operand B that a plan of this request keeps, such as a layer's weight: requests that differ
+            in it alone have plans of their own.
+
+    Raises:
+        UnsupportedError: no kernel exists for these element types, or none for this arch.
+        InvalidOperandError: a value is not of its kind.
+    """
+
+    shape: GemmShape
+    dtype: CutlassDtype = field(kw_only=True)
+    arch: SmArch | None = field(default=None, kw_only=True)
+    layout_a: GemmLayout = field(default=GemmLayout.ROW_MAJOR, kw_only=True)
+    layout_b: GemmLayout = field(default=GemmLayout.ROW_MAJOR, kw_only=True)
+    layout_c: GemmLayout = field(default=GemmLayout.ROW_MAJOR, kw_only=True)
+    epilogue: GemmEpilogue = field(default_factory=GemmEpilogue, kw_only=True)
+    out_dtype: CutlassDtype | None = field(default=None, kw_only=True)
+    precision: str | None = field(default=None, kw_only=True)
+    binding: str | None = field(default=None, kw_only=True)
+
+    def __post_init__(self) -> None:
+        _expect(self.shape, GemmShape, "shape")
+        _expect(self.dtype, CutlassDtype, "dtype")
+        if self.arch is not None:
+            _expect(self.arch, SmArch, "arch")
+        for name in ("layout_a", "layout_b", "layout_c"):
+            _expect(getattr(self, name), GemmLayout, name)
+        _expect(self.epilogue, GemmEpilogue, "epilogue")
+        if self.out_dtype is not None:
+            _expect(self.out_dtype, CutlassDtype, "out_dtype")
+        if self.binding is not None and (not isinstance(self.binding, str) or not self.binding):
+            raise InvalidOperandError(f"binding is {self.binding!r}; expected a name, or None")
+        types = gemm_types(self.operand_dtype, self.operand_dtype, self.result_dtype, self.math)
+        if not types:
+            raise UnsupportedError(types.reason)
+        if self.arch is not None and self.arch not in GEMM_ARCHS:
+            valid = ", ".join(a.name for a in GEMM_ARCHS)
+            raise UnsupportedError(f"no GEMM kernels for {self.arch.name} yet; valid: {valid}")
+
+    @property
+    def operand_dtype(self) -> CutlassDtype:
+        """The element type that A and B are stored in."""
+        return self.dtype.storage
+
+    @property
+    def result_dtype(self) -> CutlassDtype:
+        """The element type of D."""
+        return self.out_dtype or default_out_dtype(self.operand_dtype)
+
+    @property
+    def math(self) -> str:
+        """The math mode of the kernel's key."""
+        if self.dtype is CutlassDtype.TF32 and self.precision not in (None, "tf32"):
+            raise InvalidOperandError(f"dtype TF32 means precision='tf32', not {self.precision!r}")
+        return math_mode(self.operand_dtype, "tf32" if self.dtype is CutlassDtype.TF32 else self.precision)
+
+    def problem(self, device: int) -> GemmProblem:
+        """What is to be computed on the GPU of this index: dense operands, batches outermost."""
+        shape = self.shape
+
+        def spec(rows: int, columns: int, layout: GemmLayout, dtype: CutlassDtype) -> MatrixSpec:
+            inner = (columns, 1) if layout is GemmLayout.ROW_MAJOR else (1, rows)
+            if shape.batch == 1:
+                return MatrixSpec((rows, columns), inner, dtype)
+            return MatrixSpec((shape.batch, rows, columns), (rows * columns, *inner), dtype)
+
+        d = spec(shape.m, shape.n, self.layout_c, self.result_dtype)
+        return GemmProblem(
+            a=spec(shape.m, shape.k, self.layout_a, self.operand_dtype),
+            b=spec(shape.k, shape.n, self.layout_b, self.operand_dtype),
+            c=d if self.epilogue.beta != 0 else None,
+            d=d,
+            math=self.math,
+            device=device,
+        )
+
+    def plan_key(self) -> PlanKey:
+        """The key of this request's plan. Needs no GPU."""
+        return PlanKey(
+            op="gemm",
+            shape=(self.shape.m, self.shape.n, self.shape.k, self.shape.batch),
+            layouts=(self.layout_a.value, self.layout_b.value, self.layout_c.value),
+            dtypes=(self.operand_dtype, self.operand_dtype, self.result_dtype),
+            math=self.math,
+            epilogue=self.epilogue.kind,
+            arch=self.arch,
+            binding=self.binding,
+        )
+
+    def render_cu(self) -> tuple[str, str]:
+        """The source for NVRTC of the matrix's best cell for this request, whether or not it is built in.
+
+        Nothing is compiled, and no GPU is needed where the request names its arch: the choice is then made for a GPU
+        of that arch as `devices.imagined` has it, so that it is the same everywhere.
+
+        Returns:
+            (source text, name of the kernel).
+
+        Raises:
+            InvalidOperandError: the request names no arch, and there is no GPU to take it from.
+            UnsupportedError: no cell of the matrix serves the request; the reason says what would cure it.
+        """
+        refuse_epilogue(self.epilogue.bias, self.epilogue.activation)
+        device = devices.for_arch(None) if self.arch is None else devices.imagined(self.arch)
+        arch = self.arch or devices.require_arch(device)
+        what = self.problem(device.index)
+        if 0 in (what.m, what.n, what.batch):
+            raise UnsupportedError(f"a result of shape {what.d.shape} is empty: there is nothing to render")
+        key = select.nearest_key(what, list(variants(what, collapse_batches(what))), arch, device)
+        if key is None:
+            raise select.missing(what, device, self.arch)
+        return render(key, flavour="nvrtc")
+
+
+def refuse_epilogue(bias: object, activation: str | None) -> None:
+    """Refuses what the GPU kernels do not fuse yet.
+
+    Raises:
+        UnsupportedError: a bias or an activation is asked for.
+    """
+    wanted = [
+        name for name, value in (("bias", bias), ("activation", activation)) if value is not None and value is not False
+    ]
+    if wanted:
+        raise UnsupportedError(
+            f"{' and '.join(wanted)}: the GPU kernels have no fused epilogues yet, only alpha * AB + beta * C; "
+            "apply it afterwards, or use backend='reference'"
+        )
+
+
+def _expect(value: Any, kind: type, name: str) -> None:
+    if not isinstance(value, kind):
+        raise InvalidOperandError(f"{name} is {value!r}; expected a {kind.__name__}")

@@ -12,6 +12,15 @@ from atomr_cutlass import GemmEpilogue, GemmLayout, GemmRequest, GemmShape, SmAr
 from atomr_cutlass.errors import InvalidOperandError, UnsupportedError
 from atomr_cutlass.generator.matrix import GEMM_ARCHS, is_supported_for
 from atomr_cutlass.numerics import default_out_dtype, math_mode
+from atomr_cutlass.requests import (
+    ConvDgradRequest,
+    ConvFwdRequest,
+    ConvLayout,
+    ConvShape,
+    ConvWgradRequest,
+    GroupedGemmRequest,
+    GroupedGemmShape,
+)
 
 SHAPE = GemmShape(8, 16, 32)
 
@@ -207,3 +216,122 @@ def test_a_source_needs_no_gpu_but_then_an_arch(monkeypatch: pytest.MonkeyPatch)
 def test_nothing_is_rendered_that_would_not_compute_the_request(changes: dict[str, Any], says: str) -> None:
     with pytest.raises(UnsupportedError, match=says):
         dataclasses.replace(REQUEST, **changes).render_cu()
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# What has no kernels yet
+# ----------------------------------------------------------------------------------------------------------------------
+
+GROUPS = GroupedGemmShape([GemmShape(64, 32, 16), GemmShape(0, 32, 16)])
+CONV = ConvShape.nhwc(2, 8, 9, 16, 32, 3, 3)
+UNSERVED: dict[str, GroupedGemmRequest | ConvFwdRequest | ConvDgradRequest | ConvWgradRequest] = {
+    "grouped_gemm": GroupedGemmRequest(GROUPS, dtype=D.BF16, arch=SmArch.SM90A),
+    "conv2d_fprop": ConvFwdRequest(CONV, dtype=D.F16, arch=SmArch.SM80),
+    "conv2d_dgrad": ConvDgradRequest(CONV, dtype=D.F16, arch=SmArch.SM80),
+    "conv2d_wgrad": ConvWgradRequest(CONV, dtype=D.F16, arch=SmArch.SM80),
+}
+
+
+@pytest.mark.parametrize("op", UNSERVED)
+def test_every_request_has_a_key(op: str) -> None:
+    request = UNSERVED[op]
+    key = request.plan_key()
+    assert key.op == op
+    assert request.plan_key() == key
+    for changes in ({"dtype": D.F8E4M3}, {"arch": None}, {"out_dtype": D.F32}, {"binding": "w"}):
+        assert dataclasses.replace(request, **changes).plan_key() != key  # type: ignore[arg-type]
+    assert dataclasses.replace(request, epilogue=GemmEpilogue(alpha=2.0)).plan_key() == key
+    assert dataclasses.replace(request, epilogue=GemmEpilogue(bias=True)).plan_key() != key
+
+
+def test_keys_of_different_operations_differ() -> None:
+    assert len({request.plan_key() for request in UNSERVED.values()}) == len(UNSERVED)
+
+
+@pytest.mark.parametrize("op", UNSERVED)
+def test_what_has_no_kernels_is_not_rendered(op: str) -> None:
+    with pytest.raises(UnsupportedError, match="no kernels yet"):
+        UNSERVED[op].render_cu()
+
+
+def test_results_of_narrow_operands_are_wider() -> None:
+    for request in UNSERVED.values():
+        assert request.result_dtype is request.dtype
+        assert dataclasses.replace(request, dtype=D.F8E5M2, arch=None).result_dtype is D.BF16
+
+
+@pytest.mark.parametrize(
+    ("groups", "says"),
+    [
+        ([], "groups is .*; expected a sequence of at least one GemmShape"),
+        (None, "groups is None"),
+        ([(8, 8, 8)], r"groups\[0\] is \(8, 8, 8\); expected a GemmShape"),
+        ([GemmShape(8, 8, 8), GemmShape(8, 8, 8, 2)], r"groups\[1\] has batch 2; expected 1"),
+    ],
+)
+def test_groups_are_shapes_of_one_product(groups: Any, says: str) -> None:
+    with pytest.raises(InvalidOperandError, match=says):
+        GroupedGemmShape(groups)
+
+
+@pytest.mark.parametrize(
+    ("op", "changes", "says"),
+    [
+        ("grouped_gemm", {"dtype": D.F32}, "grouped GEMM has no kernels for F32; valid: F16, BF16, F8E4M3, F8E5M2"),
+        ("grouped_gemm", {"arch": SmArch.SM80}, "grouped GEMM has no kernels for SM80; valid: SM90A, SM100"),
+        ("conv2d_fprop", {"dtype": D.F64}, "convolution has no kernels for F64"),
+        ("conv2d_fprop", {"arch": SmArch.SM120}, "convolution has no kernels for SM120; valid: SM80"),
+    ],
+)
+def test_dtypes_and_archs_that_will_have_no_kernels_are_refused(op: str, changes: dict[str, Any], says: str) -> None:
+    with pytest.raises(UnsupportedError, match=says):
+        dataclasses.replace(UNSERVED[op], **changes)
+
+
+@pytest.mark.parametrize("op", UNSERVED)
+@pytest.mark.parametrize(
+    "changes",
+    [{"shape": SHAPE}, {"dtype": "f16"}, {"arch": "sm_90a"}, {"epilogue": None}, {"out_dtype": 1}, {"binding": 1}],
+)
+def test_fields_of_the_wrong_kind_are_refused(op: str, changes: dict[str, Any]) -> None:
+    with pytest.raises(InvalidOperandError, match=next(iter(changes))):
+        dataclasses.replace(UNSERVED[op], **changes)
+
+
+def test_convolutions_know_their_result() -> None:
+    assert (CONV.p, CONV.q) == (6, 7)
+    strided = ConvShape.nhwc(1, 224, 224, 3, 64, 7, 7, stride=2, padding=3)
+    assert (strided.p, strided.q, strided.stride, strided.padding) == (112, 112, (2, 2), (3, 3))
+    uneven = ConvShape.nhwc(1, 16, 16, 8, 8, 3, 5, stride=(1, 2), padding=(0, 2), dilation=(2, 1), groups=4)
+    assert (uneven.p, uneven.q) == (12, 8)
+
+
+def test_precision_of_convolutions_is_float32s() -> None:
+    tf32 = ConvFwdRequest(CONV, dtype=D.TF32)
+    assert tf32.plan_key() == ConvFwdRequest(CONV, dtype=D.F32, precision="tf32").plan_key()
+    with pytest.raises(InvalidOperandError, match="for float32 operands"):
+        ConvFwdRequest(CONV, dtype=D.F16, precision="tf32")
+
+
+def test_the_layout_names_dimensions_and_launches_the_same() -> None:
+    other = ConvFwdRequest(CONV, dtype=D.F16, arch=SmArch.SM80, layout=ConvLayout.NCHW)
+    assert other.plan_key() == UNSERVED["conv2d_fprop"].plan_key()
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ({"n": 0}, r"ConvShape\.n is 0; expected an integer from 1"),
+        ({"c": 16.0}, r"ConvShape\.c is 16\.0"),
+        ({"stride": 0}, r"ConvShape\.stride is 0; expected an integer from 1"),
+        ({"padding": -1}, r"ConvShape\.padding is -1; expected an integer from 0"),
+        ({"dilation": (1, 2, 3)}, r"ConvShape\.dilation is \(1, 2, 3\); expected two integers"),
+        ({"groups": 3}, r"ConvShape\.c is 16, no multiple of the 3 groups"),
+        ({"r": 11}, "the result would be empty: a filter of 11 with dilation 1 is longer than 8 with padding 0"),
+        ({"s": 5, "dilation": 3}, "a filter of 5 with dilation 3 is longer than 9"),
+    ],
+)
+def test_convolutions_without_sense_are_refused(changes: dict[str, Any], says: str) -> None:
+    extents: dict[str, Any] = {"n": 2, "h": 8, "w": 9, "c": 16, "k": 32, "r": 3, "s": 3} | changes
+    with pytest.raises(InvalidOperandError, match=says):
+        ConvShape.nhwc(**extents)

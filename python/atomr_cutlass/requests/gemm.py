@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import enum
+import functools
 from dataclasses import dataclass, field
-from typing import Any
 
 from .. import devices, select
-from ..errors import InvalidOperandError, UnsupportedError
+from ..errors import UnsupportedError
 from ..generator.archs import SmArch
 from ..generator.dtypes import CutlassDtype
 from ..generator.matrix import GEMM_ARCHS, gemm_types
 from ..generator.render import render
-from ..numerics import default_out_dtype, math_mode
+from ..numerics import default_out_dtype
 from ..plan_cache import PlanKey
 from ..problem import GemmProblem, MatrixSpec, collapse_batches, variants
+from .checks import expect, expect_extent, expect_name, math_of
 
 
 class GemmLayout(enum.Enum):
@@ -39,9 +40,7 @@ class GemmShape:
 
     def __post_init__(self) -> None:
         for name in ("m", "n", "k", "batch"):
-            value = getattr(self, name)
-            if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value < 2**31:
-                raise InvalidOperandError(f"GemmShape.{name} is {value!r}; expected an integer from 0 to 2^31 - 1")
+            expect_extent(getattr(self, name), f"GemmShape.{name}")
 
 
 @dataclass(frozen=True)
@@ -97,17 +96,16 @@ class GemmRequest:
     binding: str | None = field(default=None, kw_only=True)
 
     def __post_init__(self) -> None:
-        _expect(self.shape, GemmShape, "shape")
-        _expect(self.dtype, CutlassDtype, "dtype")
+        expect(self.shape, GemmShape, "shape")
+        expect(self.dtype, CutlassDtype, "dtype")
         if self.arch is not None:
-            _expect(self.arch, SmArch, "arch")
+            expect(self.arch, SmArch, "arch")
         for name in ("layout_a", "layout_b", "layout_c"):
-            _expect(getattr(self, name), GemmLayout, name)
-        _expect(self.epilogue, GemmEpilogue, "epilogue")
+            expect(getattr(self, name), GemmLayout, name)
+        expect(self.epilogue, GemmEpilogue, "epilogue")
         if self.out_dtype is not None:
-            _expect(self.out_dtype, CutlassDtype, "out_dtype")
-        if self.binding is not None and (not isinstance(self.binding, str) or not self.binding):
-            raise InvalidOperandError(f"binding is {self.binding!r}; expected a name, or None")
+            expect(self.out_dtype, CutlassDtype, "out_dtype")
+        expect_name(self.binding, "binding")
         types = gemm_types(self.operand_dtype, self.operand_dtype, self.result_dtype, self.math)
         if not types:
             raise UnsupportedError(types.reason)
@@ -128,9 +126,7 @@ class GemmRequest:
     @property
     def math(self) -> str:
         """The math mode of the kernel's key."""
-        if self.dtype is CutlassDtype.TF32 and self.precision not in (None, "tf32"):
-            raise InvalidOperandError(f"dtype TF32 means precision='tf32', not {self.precision!r}")
-        return math_mode(self.operand_dtype, "tf32" if self.dtype is CutlassDtype.TF32 else self.precision)
+        return math_of(self.dtype, self.precision)
 
     def problem(self, device: int) -> GemmProblem:
         """What is to be computed on the GPU of this index: dense operands, batches outermost."""
@@ -154,6 +150,10 @@ class GemmRequest:
 
     def plan_key(self) -> PlanKey:
         """The key of this request's plan. Needs no GPU."""
+        return self._plan_key
+
+    @functools.cached_property
+    def _plan_key(self) -> PlanKey:
         return PlanKey(
             op="gemm",
             shape=(self.shape.m, self.shape.n, self.shape.k, self.shape.batch),
@@ -204,8 +204,3 @@ def refuse_epilogue(bias: object, activation: str | None) -> None:
             f"{' and '.join(wanted)}: the GPU kernels have no fused epilogues yet, only alpha * AB + beta * C; "
             "apply it afterwards, or use backend='reference'"
         )
-
-
-def _expect(value: Any, kind: type, name: str) -> None:
-    if not isinstance(value, kind):
-        raise InvalidOperandError(f"{name} is {value!r}; expected a {kind.__name__}")

@@ -1,0 +1,50 @@
+"""What the fields of every request are checked with."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ..errors import InvalidOperandError
+from ..generator.dtypes import CutlassDtype
+from ..numerics import math_mode
+
+
+def expect(value: Any, kind: type, name: str) -> None:
+    """Refuses a value of another kind.
+
+    Raises:
+        InvalidOperandError: names the field, the value and the kind.
+    """
+    if not isinstance(value, kind):
+        raise InvalidOperandError(f"{name} is {value!r}; expected a {kind.__name__}")
+
+
+def expect_extent(value: Any, name: str, least: int = 0) -> None:
+    """Refuses what is no extent of a dimension.
+
+    Raises:
+        InvalidOperandError: the value is no integer, below `least`, or too large for kernels to count.
+    """
+    if isinstance(value, bool) or not isinstance(value, int) or not least <= value < 2**31:
+        raise InvalidOperandError(f"{name} is {value!r}; expected an integer from {least} to 2^31 - 1")
+
+
+def expect_name(value: Any, name: str) -> None:
+    """Refuses what is neither a name nor None.
+
+    Raises:
+        InvalidOperandError: the value is something else, or an empty name.
+    """
+    if value is not None and (not isinstance(value, str) or not value):
+        raise InvalidOperandError(f"{name} is {value!r}; expected a name, or None")
+
+
+def math_of(dtype: CutlassDtype, precision: str | None) -> str:
+    """The math mode of the kernel's key, for a request's dtype (TF32 included) and precision.
+
+    Raises:
+        InvalidOperandError: they contradict each other.
+    """
+    if dtype is CutlassDtype.TF32 and precision not in (None, "tf32"):
+        raise InvalidOperandError(f"dtype TF32 means precision='tf32', not {precision!r}")
+    return math_mode(dtype.storage, "tf32" if dtype is CutlassDtype.TF32 else precision)

@@ -27,6 +27,7 @@ LAYERS = (
     ("estimate",),
     ("select",),
     ("requests",),
+    ("jit",),
     ("plan",),
     ("explain", "gemm"),
     ("__init__",),
@@ -46,20 +47,35 @@ GENERATOR_LAYERS = (
 )
 GENERATOR_LAYER = {module: depth for depth, modules in enumerate(GENERATOR_LAYERS) for module in modules}
 
+# Within the folder `jit`, whose modules take only this from below it:
+JIT_LAYERS = (
+    ("__init__",),
+    ("store", "toolchain", "worker"),
+    ("compiler",),
+    ("kernels",),
+)
+JIT_LAYER = {module: depth for depth, modules in enumerate(JIT_LAYERS) for module in modules}
+JIT_TAKES = {"errors", "generator", "_core", "devices"}
+
 # Those of folders too (`generator` is a link to what has layers of its own).
 MODULES = sorted(path for path in PACKAGE.rglob("*.py") if "generator" not in path.relative_to(PACKAGE).parts)
 GENERATOR_MODULES = sorted(GENERATOR.glob("*.py"))
+JIT_MODULES = sorted((PACKAGE / "jit").glob("*.py"))
 
 
 def _imports(path: Path) -> Iterator[tuple[int, str]]:
     """(level, dotted name) of everything that a module imports, inside functions too."""
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-        if isinstance(node, ast.Import):
-            yield from ((0, alias.name) for alias in node.names)
-        elif isinstance(node, ast.ImportFrom) and node.module:
-            yield node.level, node.module
-        elif isinstance(node, ast.ImportFrom):
-            yield from ((node.level, alias.name) for alias in node.names)
+        yield from _named(node)
+
+
+def _named(node: ast.AST) -> Iterator[tuple[int, str]]:
+    if isinstance(node, ast.Import):
+        yield from ((0, alias.name) for alias in node.names)
+    elif isinstance(node, ast.ImportFrom) and node.module:
+        yield node.level, node.module
+    elif isinstance(node, ast.ImportFrom):
+        yield from ((node.level, alias.name) for alias in node.names)
 
 
 def _siblings(path: Path) -> set[str]:
@@ -95,6 +111,20 @@ def test_imports_of_the_generator_point_one_way(path: Path) -> None:
     assert wrong == set()
 
 
+@pytest.mark.parametrize("path", JIT_MODULES, ids=lambda path: path.stem)
+def test_imports_of_the_jit_point_one_way(path: Path) -> None:
+    assert path.stem in JIT_LAYER, f"jit/{path.name} has no layer: give it one"
+    wrong = {name for name in _siblings(path) if JIT_LAYER[name] >= JIT_LAYER[path.stem]}
+    assert wrong == set(), f"{path.stem} imports from its own layer or from a later one"
+    assert {name.partition(".")[0] for level, name in _imports(path) if level == 2} <= JIT_TAKES
+
+
+@pytest.mark.parametrize("path", JIT_MODULES, ids=lambda path: path.stem)
+def test_the_jit_imports_what_may_be_missing_or_slow_inside_functions(path: Path) -> None:
+    outside = [name for node in ast.parse(path.read_text(encoding="utf-8")).body for name in _named(node)]
+    assert {name.partition(".")[0] for level, name in outside if level == 0} <= sys.stdlib_module_names
+
+
 @pytest.mark.parametrize("path", GENERATOR_MODULES, ids=lambda path: path.stem)
 def test_the_generator_imports_relatively_and_from_the_standard_library(path: Path) -> None:
     for level, name in _imports(path):
@@ -111,6 +141,7 @@ def test_the_package_imports_itself_relatively(path: Path) -> None:
 @pytest.mark.parametrize("path", MODULES, ids=_name)
 def test_the_package_never_requires_a_framework(path: Path) -> None:
     allowed = {"numpy", "ml_dtypes"} | ({"typer", "rich", "click"} if path.stem in {"cli", "__main__"} else set())
+    allowed |= {"cuda", "platformdirs", "rich"} if _module(path) == "jit" else set()
     for level, name in _imports(path):
         top = name.partition(".")[0]
         assert level or top in allowed or top in sys.stdlib_module_names, name

@@ -49,8 +49,10 @@ def render(key: KernelKey, *, flavour: str = "aot", ptx: bool = False) -> tuple[
         "align_b": str(key.align_b),
         "align_d": str(key.align_d),
         "row_include": '#include "atomr_cutlass/row.h"\n' if ahead_of_time else "",
+        "prelude": "" if ahead_of_time else '#include "atomr_cutlass/nvrtc/prelude.h"\n',
     }
-    kernel = _template("kernel") + (_template("row") if ahead_of_time else "")
+    kernel = _template("kernel")
+    kernel = kernel + _template("row") if ahead_of_time else _template("companion").replace("@kernel@", kernel)
     values["kernel"] = _substitute(kernel, values)
     return _substitute(_template(f"{key.op}_{key.generation}"), values), key.name
 

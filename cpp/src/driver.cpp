@@ -1,8 +1,11 @@
 #include "driver.h"
 
 #include <dlfcn.h>
+#include <pthread.h>
 
+#include <atomic>
 #include <mutex>
+#include <utility>
 #include <vector>
 
 #include "errors.h"
@@ -18,6 +21,28 @@ constexpr int kAttributeMinor = 76;
 constexpr int kAttributeSharedOptin = 97;
 constexpr int kCaptureRelaxed = 2;
 constexpr int kCaptureActive = 1;
+constexpr unsigned kEventWithoutTiming = 2;
+constexpr unsigned kStreamNonBlocking = 1;
+constexpr int kFunctionMaxSharedBytes = 8;
+constexpr unsigned kLaunchClusterDimension = 4;
+
+struct LaunchAttribute {  // CUlaunchAttribute
+  unsigned id;
+  unsigned pad;
+  union {
+    unsigned cluster[3];
+    char bytes[64];
+  } value;
+};
+
+struct LaunchConfig {  // CUlaunchConfig
+  unsigned grid[3];
+  unsigned block[3];
+  unsigned shared_bytes;
+  void* stream;
+  LaunchAttribute* attributes;
+  unsigned attribute_count;
+};
 
 struct Driver {
   int (*init)(unsigned) = nullptr;
@@ -40,6 +65,14 @@ struct Driver {
   int (*synchronize_context)() = nullptr;
   int (*exchange_capture_mode)(int*) = nullptr;
   int (*capture_info)(void*, int*, uint64_t*) = nullptr;
+  int (*copy_device)(DevicePointer, DevicePointer, size_t, void*) = nullptr;
+  int (*stream_create)(void**, unsigned) = nullptr;
+  int (*context_device)(int*) = nullptr;
+  int (*event_create)(void**, unsigned) = nullptr;
+  int (*event_record)(void*, void*) = nullptr;
+  int (*event_query)(void*) = nullptr;
+  int (*event_wait)(void*) = nullptr;
+  int (*event_destroy)(void*) = nullptr;
   int (*error_name)(int, char const**) = nullptr;
   int (*error_string)(int, char const**) = nullptr;
   std::string problem;  // why it can't be used; empty when it can
@@ -80,6 +113,14 @@ Driver load() {
   resolve(library, driver, driver.synchronize_context, "cuCtxSynchronize");
   resolve(library, driver, driver.exchange_capture_mode, "cuThreadExchangeStreamCaptureMode");
   resolve(library, driver, driver.capture_info, "cuStreamGetCaptureInfo");
+  resolve(library, driver, driver.copy_device, "cuMemcpyDtoDAsync_v2");
+  resolve(library, driver, driver.stream_create, "cuStreamCreate");
+  resolve(library, driver, driver.context_device, "cuCtxGetDevice");
+  resolve(library, driver, driver.event_create, "cuEventCreate");
+  resolve(library, driver, driver.event_record, "cuEventRecord");
+  resolve(library, driver, driver.event_query, "cuEventQuery");
+  resolve(library, driver, driver.event_wait, "cuEventSynchronize");
+  resolve(library, driver, driver.event_destroy, "cuEventDestroy_v2");
   resolve(library, driver, driver.error_name, "cuGetErrorName");
   resolve(library, driver, driver.error_string, "cuGetErrorString");
   if (!driver.problem.empty()) return driver;
@@ -96,14 +137,62 @@ Driver load() {
   return driver;
 }
 
+// CUDA does not survive a fork: a child that used its parent's context would hang or crash.
+std::atomic<bool> forked{false};
+constexpr char kForked[] = "CUDA was used before this process was forked: start workers with the spawn method";
+
 Driver const& driver_state() {
-  static Driver const driver = load();
+  static Driver const driver = [] {
+    pthread_atfork(nullptr, nullptr, [] { forked = true; });
+    return load();
+  }();
   return driver;
 }
 
 Driver const& driver() {
   Driver const& state = driver_state();
   if (!state.problem.empty()) throw DeviceUnavailable(state.problem);
+  if (forked) throw DeviceUnavailable(kForked);
+  return state;
+}
+
+// What launches code compiled at run time. An older driver lacks it, and still runs the prebuilt kernels.
+struct LibraryDriver {
+  int (*load)(void**, void const*, int*, void**, unsigned, int*, void**, unsigned) = nullptr;
+  int (*kernel)(void**, void*, char const*) = nullptr;
+  int (*global)(DevicePointer*, size_t*, void*, char const*) = nullptr;
+  int (*function)(void**, void*) = nullptr;
+  int (*set_attribute)(void*, int, int) = nullptr;
+  int (*active_clusters)(int*, void*, LaunchConfig const*) = nullptr;
+  int (*active_blocks)(int*, void*, int, size_t) = nullptr;
+  int (*launch)(LaunchConfig const*, void*, void**, void**) = nullptr;
+  int (*encode_tiled)(void*, int, uint32_t, void*, uint64_t const*, uint64_t const*, uint32_t const*, uint32_t const*,
+                      int, int, int, int) = nullptr;
+  int (*encode_im2col)(void*, int, uint32_t, void*, uint64_t const*, uint64_t const*, int const*, int const*, uint32_t,
+                       uint32_t, uint32_t const*, int, int, int, int) = nullptr;
+  int (*replace_address)(void*, void*) = nullptr;
+};
+
+LibraryDriver const& library_driver() {
+  driver();
+  static Driver problem;
+  static LibraryDriver const state = [] {
+    LibraryDriver found;
+    void* library = dlopen("libcuda.so.1", RTLD_NOW | RTLD_LOCAL);
+    resolve(library, problem, found.load, "cuLibraryLoadData");
+    resolve(library, problem, found.kernel, "cuLibraryGetKernel");
+    resolve(library, problem, found.global, "cuLibraryGetGlobal");
+    resolve(library, problem, found.function, "cuKernelGetFunction");
+    resolve(library, problem, found.set_attribute, "cuFuncSetAttribute");
+    resolve(library, problem, found.active_clusters, "cuOccupancyMaxActiveClusters");
+    resolve(library, problem, found.active_blocks, "cuOccupancyMaxActiveBlocksPerMultiprocessor");
+    resolve(library, problem, found.launch, "cuLaunchKernelEx");
+    resolve(library, problem, found.encode_tiled, "cuTensorMapEncodeTiled");
+    resolve(library, problem, found.encode_im2col, "cuTensorMapEncodeIm2col");
+    resolve(library, problem, found.replace_address, "cuTensorMapReplaceAddress");
+    return found;
+  }();
+  if (!problem.problem.empty()) throw DeviceUnavailable(problem.problem);
   return state;
 }
 
@@ -168,8 +257,9 @@ void throw_cuda(int status, std::string const& doing) {
 
 bool driver_available(std::string* reason) {
   Driver const& state = driver_state();
-  if (reason != nullptr) *reason = state.problem;
-  return state.problem.empty();
+  bool const lost = state.problem.empty() && forked;
+  if (reason != nullptr) *reason = lost ? kForked : state.problem;
+  return state.problem.empty() && !lost;
 }
 
 int driver_version() {
@@ -222,22 +312,21 @@ DeviceGuard::~DeviceGuard() {
   if (pushed_) driver().pop(&context);
 }
 
+CaptureRelaxed::CaptureRelaxed() : mode_(kCaptureRelaxed) { driver_state().exchange_capture_mode(&mode_); }
+
+CaptureRelaxed::~CaptureRelaxed() { driver_state().exchange_capture_mode(&mode_); }
+
 DevicePointer allocate(size_t bytes) {
-  // An allocation in the default capture mode would invalidate a capture under way anywhere in the process.
-  int mode = kCaptureRelaxed;
-  check(driver().exchange_capture_mode(&mode), "changing the capture mode");
   DevicePointer pointer = 0;
-  int const status = driver().allocate(&pointer, bytes);
-  driver().exchange_capture_mode(&mode);
-  check(status, "allocating device memory");
+  driver();
+  CaptureRelaxed relaxed;
+  check(driver().allocate(&pointer, bytes), "allocating device memory");
   return pointer;
 }
 
 void release(DevicePointer pointer) noexcept {
-  int mode = kCaptureRelaxed;
-  driver_state().exchange_capture_mode(&mode);
+  CaptureRelaxed relaxed;
   driver_state().release(pointer);
-  driver_state().exchange_capture_mode(&mode);
 }
 
 void copy_to_device(DevicePointer to, void const* from, size_t bytes, void* stream) {
@@ -256,10 +345,166 @@ void synchronize(void* stream) { check(driver().synchronize(stream), "waiting fo
 
 void synchronize_device() noexcept { driver_state().synchronize_context(); }
 
+void copy_on_device(DevicePointer to, DevicePointer from, size_t bytes, void* stream) {
+  check(driver().copy_device(to, from, bytes, stream), "copying on the device");
+}
+
+int current_device() {
+  int device = 0;
+  check(driver().context_device(&device), "asking for the current device");
+  return device;
+}
+
+void* create_stream() {
+  void* stream = nullptr;
+  driver();
+  CaptureRelaxed relaxed;
+  check(driver().stream_create(&stream, kStreamNonBlocking), "creating a stream");
+  return stream;
+}
+
+Event::~Event() {
+  if (event_ != nullptr && !forked) driver_state().event_destroy(event_);
+}
+
+Event::Event(Event&& other) noexcept : event_(std::exchange(other.event_, nullptr)) {}
+
+Event& Event::operator=(Event&& other) noexcept {
+  std::swap(event_, other.event_);
+  return *this;
+}
+
+void Event::record(void* stream) {
+  if (event_ == nullptr) {
+    CaptureRelaxed relaxed;
+    check(driver().event_create(&event_, kEventWithoutTiming), "creating an event");
+  }
+  check(driver().event_record(event_, stream), "recording an event");
+}
+
+bool Event::done() const noexcept {
+  constexpr int kNotReady = 600;
+  if (event_ == nullptr || forked) return true;
+  CaptureRelaxed relaxed;
+  return driver_state().event_query(event_) != kNotReady;
+}
+
+void Event::wait() const {
+  if (event_ != nullptr) check(driver().event_wait(event_), "waiting for an event");
+}
+
+void* load_library(void const* image) {
+  LibraryDriver const& api = library_driver();
+  CaptureRelaxed relaxed;
+  void* library = nullptr;
+  check(api.load(&library, image, nullptr, nullptr, 0, nullptr, nullptr, 0), "loading a compiled kernel");
+  return library;
+}
+
+void* library_kernel(void* library, char const* name) {
+  void* kernel = nullptr;
+  check(library_driver().kernel(&kernel, library, name), "finding a compiled kernel");
+  return kernel;
+}
+
+DevicePointer library_global(void* library, char const* name, size_t bytes) {
+  DevicePointer pointer = 0;
+  size_t size = 0;
+  LibraryDriver const& api = library_driver();
+  CaptureRelaxed relaxed;
+  check(api.global(&pointer, &size, library, name), "finding a constant of a compiled kernel");
+  if (size != bytes) throw LibraryFailure("jit", std::string(name) + " has another size than this package expects");
+  return pointer;
+}
+
+void* kernel_function(void* kernel) {
+  void* function = nullptr;
+  LibraryDriver const& api = library_driver();
+  CaptureRelaxed relaxed;
+  check(api.function(&function, kernel), "loading a kernel on the device");
+  return function;
+}
+
+void allow_shared_memory(void* function, uint32_t bytes) {
+  check(library_driver().set_attribute(function, kFunctionMaxSharedBytes, int(bytes)),
+        "asking for a kernel's shared memory");
+}
+
+namespace {
+
+LaunchConfig launch_config(LaunchShape const& shape, LaunchAttribute& attribute, void* stream) {
+  attribute = {};
+  attribute.id = kLaunchClusterDimension;
+  for (int i = 0; i < 3; ++i) attribute.value.cluster[i] = shape.cluster[i];
+  // GPUs before sm_90 know no clusters and refuse the attribute.
+  unsigned const clusters = shape.cluster[0] * shape.cluster[1] * shape.cluster[2] > 1 ? 1 : 0;
+  return {{shape.grid[0], shape.grid[1], shape.grid[2]},
+          {shape.block, 1, 1},
+          shape.shared_bytes,
+          stream,
+          &attribute,
+          clusters};
+}
+
+}  // namespace
+
+int max_active_clusters(void* function, LaunchShape const& shape) {
+  LibraryDriver const& api = library_driver();
+  int count = 0;
+  if (shape.cluster[0] * shape.cluster[1] * shape.cluster[2] > 1) {
+    LaunchAttribute attribute;
+    LaunchConfig const config = launch_config(shape, attribute, nullptr);
+    check(api.active_clusters(&count, function, &config), "asking how many clusters fit");
+  } else {
+    check(api.active_blocks(&count, function, int(shape.block), shape.shared_bytes), "asking how many blocks fit");
+    count *= attribute(kAttributeMultiprocessors, current_device());
+  }
+  return count;
+}
+
+int launch_function(void* function, LaunchShape const& shape, void** arguments, void* stream) noexcept {
+  static LibraryDriver const& api = library_driver();
+  LaunchAttribute attribute;
+  LaunchConfig const config = launch_config(shape, attribute, stream);
+  return api.launch(&config, function, arguments, nullptr);
+}
+
+void encode_tensor_map(void* map, atomr_cutlass_tensor_map_request const& request) {
+  LibraryDriver const& api = library_driver();
+  void* const address = reinterpret_cast<void*>(request.address);
+  uint32_t box[5], steps[5];
+  for (int i = 0; i < 5; ++i) {
+    box[i] = request.box[i];
+    steps[i] = request.element_strides[i];
+  }
+  if (request.kind == ATOMR_CUTLASS_TENSOR_MAP_TILED) {
+    check(api.encode_tiled(map, request.type, request.rank, address, request.dims, request.strides, box, steps,
+                           request.interleave, request.swizzle, request.promotion, request.fill),
+          "encoding a tensor map");
+  } else {
+    int const lower[] = {request.lower[0], request.lower[1], request.lower[2]};
+    int const upper[] = {request.upper[0], request.upper[1], request.upper[2]};
+    check(
+        api.encode_im2col(map, request.type, request.rank, address, request.dims, request.strides, lower, upper, box[0],
+                          box[1], steps, request.interleave, request.swizzle, request.promotion, request.fill),
+        "encoding a tensor map");
+  }
+}
+
+void move_tensor_map(void* map, uint64_t address) {
+  static LibraryDriver const& api = library_driver();
+  check(api.replace_address(map, reinterpret_cast<void*>(address)), "moving a tensor map");
+}
+
 uint64_t capture_id(void* stream) {
+  // What the legacy default stream answers while a stream that waits for it is captured
+  // (CUDA_ERROR_STREAM_CAPTURE_IMPLICIT).
+  constexpr int kCaptureImplicit = 906;
   int state = 0;
   uint64_t id = 0;
-  check(driver().capture_info(stream, &state, &id), "asking whether a stream is capturing");
+  int const status = driver().capture_info(stream, &state, &id);
+  if (status == kCaptureImplicit) return ~uint64_t(0);
+  check(status, "asking whether a stream is capturing");
   return state == kCaptureActive ? id : 0;
 }
 

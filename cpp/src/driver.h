@@ -5,6 +5,8 @@
 #include <cstdint>
 #include <string>
 
+#include "atomr_cutlass/jit_abi.h"
+
 namespace atomr_cutlass {
 
 using DevicePointer = uint64_t;  // CUdeviceptr
@@ -39,8 +41,21 @@ class DeviceGuard {
   bool pushed_ = false;
 };
 
+// Lets this thread call what CUDA forbids while any stream captures (allocating, querying events): none of it touches a
+// captured stream, and in the default mode it would invalidate a capture under way anywhere in the process.
+class CaptureRelaxed {
+ public:
+  CaptureRelaxed();
+  ~CaptureRelaxed();
+  CaptureRelaxed(CaptureRelaxed const&) = delete;
+  CaptureRelaxed& operator=(CaptureRelaxed const&) = delete;
+
+ private:
+  int mode_;
+};
+
 // All of these expect the device to be current.
-DevicePointer allocate(size_t bytes);          // legal during capture too: the allocation is not captured
+DevicePointer allocate(size_t bytes);  // legal during capture too: the allocation is not captured
 void release(DevicePointer pointer) noexcept;  // waits for the device
 void copy_to_device(DevicePointer to, void const* from, size_t bytes, void* stream);
 void copy_to_host(void* to, DevicePointer from, size_t bytes, void* stream);
@@ -48,5 +63,42 @@ void clear_async(DevicePointer pointer, size_t bytes, void* stream);
 void synchronize(void* stream);
 void synchronize_device() noexcept;
 uint64_t capture_id(void* stream);  // 0: the stream is not capturing
+int current_device();  // index of the current context's device
+void* create_stream();  // does not wait for the legacy default stream, nor that for it
+void copy_on_device(DevicePointer to, DevicePointer from, size_t bytes, void* stream);
+
+// A point in a stream's work.
+class Event {
+ public:
+  Event() = default;
+  ~Event();
+  Event(Event&& other) noexcept;
+  Event& operator=(Event&& other) noexcept;
+  void record(void* stream);
+  bool done() const noexcept;  // true too when nothing was recorded, or the context is gone
+  void wait() const;  // blocks the thread
+
+ private:
+  void* event_ = nullptr;
+};
+
+// Code compiled at run time. Libraries belong to no context; their kernels are loaded on a device at first use.
+struct LaunchShape {
+  uint32_t grid[3];
+  uint32_t block;
+  uint32_t cluster[3];
+  uint32_t shared_bytes;
+};
+
+void* load_library(void const* image);
+void* library_kernel(void* library, char const* name);
+DevicePointer library_global(void* library, char const* name, size_t bytes);  // throws unless it has this size
+void* kernel_function(void* kernel);  // on the current device
+void allow_shared_memory(void* function, uint32_t bytes);
+int max_active_clusters(void* function, LaunchShape const& shape);
+int launch_function(void* function, LaunchShape const& shape, void** arguments,
+                    void* stream) noexcept;  // a CUDA status
+void encode_tensor_map(void* map, atomr_cutlass_tensor_map_request const& request);
+void move_tensor_map(void* map, uint64_t address);  // the same map of another array
 
 }  // namespace atomr_cutlass

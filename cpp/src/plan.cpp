@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <cmath>
 #include <cstring>
+#include <iterator>
+#include <list>
 #include <set>
 
 #include "driver.h"
@@ -18,6 +20,9 @@ void check_row(int status, atomr_cutlass_row const* row, char const* doing) {
   }
   throw_cuda(status, std::string(doing) + " " + row->name);
 }
+
+// Any aligned address will do to ask whether a kernel can implement a shape and strides.
+void* const kProbe = reinterpret_cast<void*>(uintptr_t(4096));
 
 // Whether int32, in which integer epilogues compute, holds the value.
 bool whole(double value) { return value == std::floor(value) && value >= -2147483648.0 && value <= 2147483647.0; }
@@ -45,18 +50,40 @@ DeviceBlock::DeviceBlock(DlManagedVersioned* managed)
 
 DeviceBlock::~DeviceBlock() {
   if (managed_ != nullptr) {
-    // The allocator may hand the block out again at once, while a launch on another stream still uses it.
-    synchronize_device();
     managed_->deleter(managed_);
   } else if (data_ != nullptr) {
     release(reinterpret_cast<DevicePointer>(data_));
   }
 }
 
-GemmPlan::GemmPlan(atomr_cutlass_row const* row, atomr_cutlass_gemm_args const& args, OperandSpec a, OperandSpec b,
-                   OperandSpec c, OperandSpec d, std::vector<BatchLaunch> launches, GemmPlanOptions options,
-                   DlExchangeApi const* allocator)
-    : row_(row),
+void bury(StreamBlock block, int device) noexcept {
+  static std::mutex mutex;
+  static auto& waiting = *new std::list<std::pair<int, StreamBlock>>();  // at exit the driver may be gone
+  std::list<std::pair<int, StreamBlock>> ended;
+  try {
+    if (block.block != nullptr) ended.emplace_back(device, std::move(block));
+    {
+      std::lock_guard<std::mutex> lock(mutex);
+      waiting.splice(waiting.end(), ended);
+      for (auto one = waiting.begin(); one != waiting.end();) {
+        auto const next = std::next(one);
+        if (one->second.used.done()) ended.splice(ended.end(), waiting, one);
+        one = next;
+      }
+    }
+    while (!ended.empty()) {
+      DeviceGuard guard(ended.front().first);
+      ended.pop_front();
+    }
+  } catch (std::exception const&) {
+    // The context is gone, and the memory with it.
+  }
+}
+
+GemmPlan::GemmPlan(std::shared_ptr<atomr_cutlass_row const> row, atomr_cutlass_gemm_args const& args, OperandSpec a,
+                   OperandSpec b, OperandSpec c, OperandSpec d, std::vector<BatchLaunch> launches,
+                   GemmPlanOptions options, DlExchangeApi const* allocator)
+    : row_(std::move(row)),
       a_(a),
       b_(b),
       c_(c),
@@ -69,23 +96,51 @@ GemmPlan::GemmPlan(atomr_cutlass_row const* row, atomr_cutlass_gemm_args const& 
     throw Unsupported(std::string(row_->name) + " has larger parameters than this package can launch");
   }
   DeviceGuard guard(options_.device);
-  // Any aligned address will do to ask whether the kernel can implement the shape and the strides.
-  atomr_cutlass_gemm_args probe = args_;
-  probe.a = probe.b = probe.c = reinterpret_cast<void const*>(uintptr_t(4096));
-  probe.d = reinterpret_cast<void*>(uintptr_t(4096));
-  if (probe.k == 0) {
-    probe.k = options_.null_k;
-    probe.lda = options_.null_lda;
-    probe.ldb = options_.null_ldb;
+  // Every problem that a call may turn into, so that no call meets one that has not been asked about.
+  std::set<int32_t> batches;
+  for (BatchLaunch const& launch : launches_) batches.insert(launch.batch);
+  for (int32_t const batch : batches) {
+    for (bool const with_c : {false, true}) {
+      for (bool const null_product : {true, false}) {
+        atomr_cutlass_gemm_args problem;
+        std::memcpy(&problem, &args_, sizeof(problem));
+        problem.batch = batch;
+        problem.c = with_c ? kProbe : nullptr;
+        if (null_product) {
+          set_null_product(problem);
+        } else if (problem.k == 0) {
+          continue;
+        }
+        open(problem);
+      }
+    }
   }
-  check_row(row_->supports(row_, &probe), row_, "asking");
-  check_row(row_->workspace_size(row_, &probe, &workspace_bytes_), row_, "preparing");
-  if (workspace_bytes_ != 0) {
-    spare_ = new_block(workspace_bytes_);
-    probe.workspace = spare_->data();
-  }
+  if (workspace_bytes_ != 0) spare_ = new_block(workspace_bytes_);
+}
+
+GemmPlan::~GemmPlan() {
+  bury({std::move(spare_), {}}, options_.device);
+  for (auto& one : workspaces_) bury(std::move(one.second), options_.device);
+  for (auto& one : zeros_) bury(std::move(one.second), options_.device);
+}
+
+void GemmPlan::set_null_product(atomr_cutlass_gemm_args& args) const {
+  args.alpha = 0.0;
+  args.k = options_.null_k;
+  args.lda = options_.null_lda;
+  args.ldb = options_.null_ldb;
+  args.batch_stride_a = args.batch_stride_b = 0;
+}
+
+void GemmPlan::open(atomr_cutlass_gemm_args problem) {
+  problem.a = problem.b = problem.d = problem.workspace = kProbe;
+  atomr_cutlass_row const* const row = row_.get();
+  check_row(row->supports(row, &problem), row, "asking");
+  uint64_t bytes = 0;
+  check_row(row->workspace_size(row, &problem, &bytes), row, "preparing");
+  workspace_bytes_ = std::max(workspace_bytes_, bytes);
   alignas(128) unsigned char params[kParamsBytes];
-  check_row(row_->prepare(row_, &probe, params, &geometry_), row_, "preparing");
+  check_row(row->prepare(row, &problem, params, &geometry_), row, "preparing");
 }
 
 DlManagedVersioned* framework_allocate(DlExchangeApi const* allocator, DlTensor& prototype) {
@@ -114,30 +169,23 @@ bool GemmPlan::row_major_output() const {
   return true;
 }
 
-void* GemmPlan::workspace_for(void* stream) {
+StreamBlock& GemmPlan::block_for(std::map<std::pair<void*, uint64_t>, StreamBlock>& blocks, size_t bytes,
+                                 void* stream) {
   std::lock_guard<std::mutex> lock(mutex_);
   uint64_t const capture = capture_id(stream);
-  std::shared_ptr<DeviceBlock>& block = workspaces_[{stream, capture}];
-  if (block == nullptr) {
-    if (capture != 0) {
-      // Not from the framework: its allocator may give the memory to a later tensor of the same graph.
-      block = std::make_shared<DeviceBlock>(workspace_bytes_);
-      keep_for_graph(block);
-    } else {
-      // The block made with the plan goes to the first stream.
-      block = spare_ != nullptr ? std::move(spare_) : new_block(workspace_bytes_);
-    }
+  StreamBlock& place = blocks[{stream, capture}];
+  if (place.block != nullptr) return place;
+  if (capture != 0) {
+    // Not from the framework: its allocator may give the memory to a later tensor of the same graph.
+    place.block = std::make_shared<DeviceBlock>(bytes);
+    keep_for_graph(place.block);
+  } else if (&blocks == &workspaces_ && spare_ != nullptr) {
+    place.block = std::move(spare_);  // made with the plan, for the first stream
+  } else {
+    bury({}, options_.device);
+    place.block = new_block(bytes);
   }
-  return block->data();
-}
-
-void* GemmPlan::zeros(void* stream) {
-  std::lock_guard<std::mutex> lock(mutex_);
-  if (zeros_ == nullptr) zeros_ = std::make_shared<DeviceBlock>(size_t(options_.null_bytes));
-  if (capture_id(stream) != 0) keep_for_graph(zeros_);
-  // Cleared at every use: whichever stream or graph runs first, it sees zeros, and writing them twice is harmless.
-  clear_async(reinterpret_cast<DevicePointer>(zeros_->data()), size_t(options_.null_bytes), stream);
-  return zeros_->data();
+  return place;
 }
 
 void GemmPlan::check_operands(Operand const& a, Operand const& b, Operand const* c, Operand const& d) const {
@@ -162,7 +210,7 @@ void GemmPlan::prepare(atomr_cutlass_gemm_args const& args, unsigned char* param
   // Both sides were zeroed before they were filled, so that padding compares equal.
   if (!prepared_.valid || std::memcmp(&prepared_.args, &args, sizeof(args)) != 0) {
     prepared_.valid = false;
-    check_row(row_->prepare(row_, &args, prepared_.params, &prepared_.geometry), row_, "preparing");
+    check_row(row_->prepare(row_.get(), &args, prepared_.params, &prepared_.geometry), row_.get(), "preparing");
     std::memcpy(&prepared_.args, &args, sizeof(args));
     prepared_.valid = true;
   }
@@ -171,8 +219,27 @@ void GemmPlan::prepare(atomr_cutlass_gemm_args const& args, unsigned char* param
   geometry = prepared_.geometry;
 }
 
+GemmPlan* GemmPlan::turn_to(Operand const& a, Operand const& b, Operand const* c, Operand const& d, void* stream) {
+  GemmPlan* const next = next_.load(std::memory_order_acquire);
+  if (next == nullptr) return nullptr;
+  // Checked by the other kernel's needs, which may be stricter.
+  auto const reads = [](Operand const& operand, OperandSpec const& spec) {
+    return reinterpret_cast<uintptr_t>(operand.data) % size_t(spec.alignment) == 0;
+  };
+  if (!reads(a, next->a_) || !reads(b, next->b_) || !reads(d, next->d_) || (c != nullptr && !reads(*c, next->c_))) {
+    return nullptr;
+  }
+  if (!replaced_) {
+    DeviceGuard guard(options_.device);
+    if (capture_id(stream) != 0) return nullptr;
+    replaced_ = true;
+  }
+  return next;
+}
+
 void GemmPlan::launch(Operand const& a, Operand const& b, Operand const* c, Operand const& d, double alpha, double beta,
                       void* stream) {
+  if (GemmPlan* const next = turn_to(a, b, c, d, stream)) return next->launch(a, b, c, d, alpha, beta, stream);
   check_operands(a, b, c, d);
   if (c == nullptr && beta != 0.0) throw InvalidOperand("beta is not 0, so c is needed");
   if (c != nullptr && beta == 0.0) {
@@ -188,17 +255,20 @@ void GemmPlan::launch(Operand const& a, Operand const& b, Operand const* c, Oper
   std::memcpy(&args, &args_, sizeof(args));
   args.alpha = alpha;
   args.beta = beta;
-  if (workspace_bytes_ != 0) args.workspace = workspace_for(stream);
+  StreamBlock* used[2] = {};
+  if (workspace_bytes_ != 0) {
+    used[0] = &block_for(workspaces_, workspace_bytes_, stream);
+    args.workspace = used[0]->block->data();
+  }
   // BLAS: with alpha = 0 (or K = 0) A and B are not read, so a NaN in them does not reach D.
   bool const null_product = alpha == 0.0 || args_.k == 0;
   void const* zero = nullptr;
   if (null_product) {
-    zero = zeros(stream);
-    args.alpha = 0.0;
-    args.k = options_.null_k;
-    args.lda = options_.null_lda;
-    args.ldb = options_.null_ldb;
-    args.batch_stride_a = args.batch_stride_b = 0;
+    used[1] = &block_for(zeros_, size_t(options_.null_bytes), stream);
+    zero = used[1]->block->data();
+    // At every use, so that it is part of a graph that captures it.
+    clear_async(reinterpret_cast<DevicePointer>(zero), size_t(options_.null_bytes), stream);
+    set_null_product(args);
   }
   Operand const& first = options_.exchanged ? b : a;
   Operand const& second = options_.exchanged ? a : b;
@@ -214,11 +284,19 @@ void GemmPlan::launch(Operand const& a, Operand const& b, Operand const* c, Oper
     args.c = c != nullptr ? static_cast<char const*>(c->data) + offset.c : nullptr;
     args.d = static_cast<char*>(d.data) + offset.d;
     prepare(args, params, geometry);
+    // Two threads on one stream share its workspace: one's clearing must not fall between the other's and its launch.
+    std::unique_lock<std::mutex> lock(launch_mutex_, std::defer_lock);
     if (geometry.clear_bytes != 0) {
+      lock.lock();
       clear_async(reinterpret_cast<DevicePointer>(args.workspace) + geometry.clear_offset, size_t(geometry.clear_bytes),
                   stream);
     }
-    check_row(row_->launch(row_, params, &geometry, stream), row_, "launching");
+    check_row(row_->launch(row_.get(), params, &geometry, stream), row_.get(), "launching");
+  }
+  for (StreamBlock* const block : used) {
+    if (block == nullptr || capture_id(stream) != 0) continue;
+    std::lock_guard<std::mutex> lock(mutex_);
+    block->used.record(stream);
   }
 }
 

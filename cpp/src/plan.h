@@ -1,6 +1,7 @@
 // A plan: one kernel, one problem, everything decided and allocated; calling it only launches.
 #pragma once
 
+#include <atomic>
 #include <cstddef>
 #include <cstdint>
 #include <map>
@@ -11,6 +12,7 @@
 #include <vector>
 
 #include "atomr_cutlass/kernel_abi.h"
+#include "driver.h"
 #include "operand.h"
 
 namespace atomr_cutlass {
@@ -29,6 +31,8 @@ constexpr size_t kParamsBytes = 4096;
 DlManagedVersioned* framework_allocate(DlExchangeApi const* allocator, DlTensor& prototype);
 
 // A block of device memory, from the driver or from a framework's allocator.
+//
+// Freeing one waits for nothing: give a block that a launch may still use to `bury`.
 class DeviceBlock {
  public:
   explicit DeviceBlock(size_t bytes);                     // cuMemAlloc on the current device
@@ -42,6 +46,16 @@ class DeviceBlock {
   void* data_ = nullptr;
   DlManagedVersioned* managed_ = nullptr;
 };
+
+// Memory that launches on one stream use, one after the other, and the end of the last of them.
+struct StreamBlock {
+  std::shared_ptr<DeviceBlock> block;
+  Event used;
+};
+
+// Frees the block once its last launch has ended: now, or when a later block is buried or asked for. Waits for nothing,
+// so that it is legal while streams are captured.
+void bury(StreamBlock block, int device) noexcept;
 
 struct GemmPlanOptions {
   int device = 0;
@@ -57,16 +71,26 @@ struct GemmPlanOptions {
 
 class GemmPlan {
  public:
-  // `args` holds the problem with null pointers. Throws Unsupported when the kernel can't implement it.
-  GemmPlan(atomr_cutlass_row const* row, atomr_cutlass_gemm_args const& args, OperandSpec a, OperandSpec b,
-           OperandSpec c, OperandSpec d, std::vector<BatchLaunch> launches, GemmPlanOptions options,
+  // `args` holds the problem with null pointers. Throws Unsupported when the kernel can't implement it. The row of a
+  // kernel compiled at run time launches its companion and waits for it: not while this thread captures a stream.
+  GemmPlan(std::shared_ptr<atomr_cutlass_row const> row, atomr_cutlass_gemm_args const& args, OperandSpec a,
+           OperandSpec b, OperandSpec c, OperandSpec d, std::vector<BatchLaunch> launches, GemmPlanOptions options,
            DlExchangeApi const* allocator);
+  ~GemmPlan();
+  GemmPlan(GemmPlan const&) = delete;
+  GemmPlan& operator=(GemmPlan const&) = delete;
 
   // Checks the operands and launches. `c` may be null when beta is 0. Thread-safe. Legal under stream capture.
   void launch(Operand const& a, Operand const& b, Operand const* c, Operand const& d, double alpha, double beta,
               void* stream);
 
-  atomr_cutlass_row const* row() const { return row_; }
+  // From now on launches go to `next`, a plan of the same problem, which must outlive this one: but for streams that
+  // are being captured before the first launch outside a capture has, and for operands that only this plan's kernel can
+  // read.
+  void replace(GemmPlan* next) { next_.store(next, std::memory_order_release); }
+  GemmPlan const& serving() const { return replaced_ ? *next_.load(std::memory_order_acquire) : *this; }
+
+  atomr_cutlass_row const* row() const { return row_.get(); }
   uint64_t workspace_bytes() const { return workspace_bytes_; }
   OperandSpec const& input_a() const { return a_; }
   OperandSpec const& input_b() const { return b_; }
@@ -87,12 +111,14 @@ class GemmPlan {
   };
 
   void prepare(atomr_cutlass_gemm_args const& args, unsigned char* params, atomr_cutlass_launch& geometry);
+  GemmPlan* turn_to(Operand const& a, Operand const& b, Operand const* c, Operand const& d, void* stream);
   void check_operands(Operand const& a, Operand const& b, Operand const* c, Operand const& d) const;
-  void* workspace_for(void* stream);
-  void* zeros(void* stream);
+  void set_null_product(atomr_cutlass_gemm_args& args) const;
+  void open(atomr_cutlass_gemm_args problem);
+  StreamBlock& block_for(std::map<std::pair<void*, uint64_t>, StreamBlock>& blocks, size_t bytes, void* stream);
   std::shared_ptr<DeviceBlock> new_block(size_t bytes) const;
 
-  atomr_cutlass_row const* row_;
+  std::shared_ptr<atomr_cutlass_row const> row_;
   atomr_cutlass_gemm_args args_;
   OperandSpec a_, b_, c_, d_;
   std::vector<BatchLaunch> launches_;
@@ -102,11 +128,14 @@ class GemmPlan {
   atomr_cutlass_launch geometry_{};
 
   // Launches on different streams may run at once, and a graph may replay beside them: each stream, and each stream of
-  // each capture, has a workspace of its own.
+  // each capture, has memory of its own.
   std::mutex mutex_;
-  std::map<std::pair<void*, uint64_t>, std::shared_ptr<DeviceBlock>> workspaces_;
+  std::map<std::pair<void*, uint64_t>, StreamBlock> workspaces_, zeros_;
   std::shared_ptr<DeviceBlock> spare_;
-  std::shared_ptr<DeviceBlock> zeros_;
+  std::atomic<GemmPlan*> next_{nullptr};
+  std::atomic<bool> replaced_{false};
+
+  std::mutex launch_mutex_;
   std::mutex prepared_mutex_;
   Prepared prepared_;
 };

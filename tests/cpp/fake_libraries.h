@@ -31,7 +31,12 @@ struct Device {
   int allocations = 0, frees = 0;
   int clears = 0;
   bool capturing = false;
+  bool busy = false;  // recorded events are not reached
   void* current = nullptr;
+  int events = 0;
+  int launches = 0, tensor_maps = 0;
+  // What a launch does: (function, arguments).
+  void (*launch)(void*, void**) = nullptr;
 };
 
 inline Device& device() {
@@ -78,8 +83,51 @@ inline Symbols driver() {
       {"cuThreadExchangeStreamCaptureMode", symbol(+[](int*) { return 0; })},
       {"cuStreamGetCaptureInfo",
        symbol(+[](void*, int* state, uint64_t* id) { return *state = device().capturing ? 1 : 0, *id = 77, 0; })},
+      {"cuMemcpyDtoDAsync_v2", symbol(+[](Pointer to, Pointer from, size_t bytes, void*) {
+         return std::memcpy(reinterpret_cast<void*>(to), reinterpret_cast<void*>(from), bytes), 0;
+       })},
+      {"cuStreamCreate", symbol(+[](void** made, unsigned) { return *made = &context, 0; })},
+      {"cuCtxGetDevice", symbol(+[](int* index) { return *index = 0, 0; })},
+      {"cuEventCreate", symbol(+[](void** made, unsigned) { return *made = &context, ++device().events, 0; })},
+      {"cuEventRecord", symbol(+[](void*, void*) { return 0; })},
+      {"cuEventQuery", symbol(+[](void*) { return device().busy ? 600 : 0; })},
+      {"cuEventSynchronize", symbol(+[](void*) { return 0; })},
+      {"cuEventDestroy_v2", symbol(+[](void*) { return --device().events, 0; })},
       {"cuGetErrorName", symbol(+[](int, char const** text) { return *text = "SOME_ERROR", 0; })},
       {"cuGetErrorString", symbol(+[](int, char const** text) { return *text = "what the driver says", 0; })},
+  };
+}
+
+// What launches code compiled at run time. A "library" is its image, and a kernel in it is named by its first letters.
+inline Symbols library_driver() {
+  using Pointer = uint64_t;
+  return {
+      {"cuLibraryLoadData", symbol(+[](void** made, void const* image, int*, void**, unsigned, int*, void**, unsigned) {
+         return *made = const_cast<void*>(image), 0;
+       })},
+      {"cuLibraryGetKernel", symbol(+[](void** made, void* library, char const*) { return *made = library, 0; })},
+      {"cuLibraryGetGlobal", symbol(+[](Pointer* made, size_t* bytes, void* library, char const*) {
+         std::memcpy(bytes, library, sizeof(*bytes));  // an image of a companion begins with its constant, and its size
+         return *made = reinterpret_cast<Pointer>(library) + sizeof(*bytes), 0;
+       })},
+      {"cuKernelGetFunction", symbol(+[](void** made, void* kernel) { return *made = kernel, 0; })},
+      {"cuFuncSetAttribute", symbol(+[](void*, int, int) { return 0; })},
+      {"cuOccupancyMaxActiveClusters", symbol(+[](int* count, void*, void const*) { return *count = 66, 0; })},
+      {"cuOccupancyMaxActiveBlocksPerMultiprocessor",
+       symbol(+[](int* count, void*, int, size_t) { return *count = 1, 0; })},
+      {"cuLaunchKernelEx", symbol(+[](void const*, void* function, void** arguments, void**) {
+         device().launch(function, arguments);
+         return ++device().launches, 0;
+       })},
+      {"cuTensorMapEncodeTiled", symbol(+[](void* map, int, uint32_t, void* address, uint64_t const*, uint64_t const*,
+                                            uint32_t const*, uint32_t const*, int, int, int, int) {
+         std::memset(map, 0xab, 128);
+         std::memcpy(map, &address, sizeof(address));
+         return ++device().tensor_maps, 0;
+       })},
+      {"cuTensorMapEncodeIm2col", symbol(+[]() { return 1; })},
+      {"cuTensorMapReplaceAddress",
+       symbol(+[](void* map, void* address) { return std::memcpy(map, &address, sizeof(address)), 0; })},
   };
 }
 

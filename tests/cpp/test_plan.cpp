@@ -62,6 +62,10 @@ atomr_cutlass_row const kRow = {"cutlass_fake",
                                 &prepare,
                                 &launch};
 
+std::shared_ptr<atomr_cutlass_row const> row() {
+  return {&kRow, [](atomr_cutlass_row const*) {}};
+}
+
 alignas(16) float a_memory[256], b_memory[256], c_memory[256], d_memory[256];
 
 Operand operand(float* data, std::vector<int64_t> const& shape, std::vector<int64_t> const& strides) {
@@ -101,7 +105,7 @@ struct Problem {
     seen = {};
   }
 
-  GemmPlan plan() const { return {&kRow, args, spec(a), spec(b), spec(c), spec(d), launches, options, nullptr}; }
+  GemmPlan plan() const { return {row(), args, spec(a), spec(b), spec(c), spec(d), launches, options, nullptr}; }
 };
 
 void test_a_launch_is_given_the_callers_pointers() {
@@ -198,6 +202,24 @@ void test_each_stream_has_a_workspace_of_its_own() {
   CHECK_EQUAL(fake::device().allocations, allocations + 3);
   // What a graph uses outlives the plan, as the graph may.
   CHECK_EQUAL(fake::device().frees, frees + 2);
+}
+
+void test_a_plan_may_go_while_its_launches_run() {
+  Problem problem;
+  seen.workspace = 1024;
+  int const frees = fake::device().frees;
+  {
+    GemmPlan plan = problem.plan();
+    plan.launch(problem.a, problem.b, nullptr, problem.d, 1.0, 0.0, nullptr);
+    fake::device().busy = true;
+  }
+  CHECK_EQUAL(fake::device().frees, frees);
+  bury({}, 0);
+  CHECK_EQUAL(fake::device().frees, frees);
+  fake::device().busy = false;
+  bury({}, 0);
+  CHECK_EQUAL(fake::device().frees, frees + 1);
+  CHECK_EQUAL(fake::device().events, 0);
 }
 
 void test_wrong_operands_launch_nothing() {
@@ -302,7 +324,7 @@ void test_frameworks_allocate() {
   Problem problem;
   seen.workspace = 512;
   {
-    GemmPlan plan(&kRow, problem.args, spec(problem.a), spec(problem.b), spec(problem.c), spec(problem.d),
+    GemmPlan plan(row(), problem.args, spec(problem.a), spec(problem.b), spec(problem.c), spec(problem.d),
                   problem.launches, problem.options, &api);
     plan.launch(problem.a, problem.b, nullptr, problem.d, 1.0, 0.0, nullptr);
     CHECK(seen.launches[0].workspace == memory);
@@ -313,7 +335,7 @@ void test_frameworks_allocate() {
     return -1;
   };
   CHECK_THROWS(LibraryFailure, "OutOfMemory: tried to allocate 512 bytes",
-               GemmPlan(&kRow, problem.args, spec(problem.a), spec(problem.b), spec(problem.c), spec(problem.d),
+               GemmPlan(row(), problem.args, spec(problem.a), spec(problem.b), spec(problem.c), spec(problem.d),
                         problem.launches, problem.options, &api));
 }
 
@@ -332,6 +354,7 @@ int main() {
   test_exchanged_operands_change_places();
   test_a_product_of_nothing_reads_zeros();
   test_each_stream_has_a_workspace_of_its_own();
+  test_a_plan_may_go_while_its_launches_run();
   test_wrong_operands_launch_nothing();
   test_out_may_not_be_one_batch_of_its_own_c();
   test_integers_take_whole_scalars();

@@ -87,6 +87,22 @@ void bind_device(py::module_& module) {
       },
       py::arg("device"), py::arg("stream"));
   module.def(
+      "copy_async",
+      [](uint64_t to, uint64_t from, size_t size, int device, uint64_t stream) {
+        py::gil_scoped_release release_gil;
+        DeviceGuard guard(device);
+        copy_on_device(to, from, size, reinterpret_cast<void*>(stream));
+      },
+      py::arg("to"), py::arg("source"), py::arg("size"), py::arg("device"), py::arg("stream"),
+      "Copies within a device's memory, in the order of the stream.");
+  module.def(
+      "capturing",
+      [](int device, uint64_t stream) {
+        DeviceGuard guard(device);
+        return capture_id(reinterpret_cast<void*>(stream)) != 0;
+      },
+      py::arg("device"), py::arg("stream"), "Whether a CUDA graph is being captured from the stream.");
+  module.def(
       "device_properties",
       [](int device) {
         DeviceProperties const properties = device_properties(device);

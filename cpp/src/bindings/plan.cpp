@@ -5,7 +5,9 @@
 #include <cstring>
 #include <optional>
 
+#include "../driver.h"
 #include "../errors.h"
+#include "../jit.h"
 #include "../registry.h"
 #include "bindings.h"
 #include "exchange.h"
@@ -27,12 +29,22 @@ OperandSpec spec_of(py::tuple const& pair) {
   return spec;
 }
 
-std::unique_ptr<GemmPlan> make_plan(std::string const& kernel, py::dict const& problem, py::tuple const& a,
+std::shared_ptr<atomr_cutlass_row const> row_of(py::object const& kernel) {
+  if (py::isinstance<JitKernel>(kernel)) {
+    auto const compiled = kernel.cast<std::shared_ptr<JitKernel>>();
+    py::gil_scoped_release release_gil;
+    return make_jit_row(compiled);
+  }
+  auto const name = kernel.cast<std::string>();
+  atomr_cutlass_row const* row = find_row(name);
+  if (row == nullptr) throw Unsupported("there is no kernel " + name + " in the table");
+  return {row, [](atomr_cutlass_row const*) {}};  // rows of the table live as long as the process
+}
+
+std::unique_ptr<GemmPlan> make_plan(py::object const& kernel, py::dict const& problem, py::tuple const& a,
                                     py::tuple const& b, py::tuple const& c, py::tuple const& d,
                                     std::vector<std::array<int64_t, 5>> const& launches, py::dict const& options,
                                     py::object const& like) {
-  atomr_cutlass_row const* row = find_row(kernel);
-  if (row == nullptr) throw Unsupported("there is no kernel " + kernel + " in the table");
   atomr_cutlass_gemm_args args;
   std::memset(&args, 0, sizeof(args));
   args.m = take<int32_t>(problem, "m");
@@ -68,9 +80,11 @@ std::unique_ptr<GemmPlan> make_plan(std::string const& kernel, py::dict const& p
   }
   DlExchangeApi const* allocator = like.is_none() ? nullptr : exchange_api(like);
   OperandSpec const specs[] = {spec_of(a), spec_of(b), spec_of(c), spec_of(d)};
+  DeviceGuard guard(plan_options.device);
+  std::shared_ptr<atomr_cutlass_row const> row = row_of(kernel);
   py::gil_scoped_release release_gil;  // the first use of a kernel loads its module
-  return std::make_unique<GemmPlan>(row, args, specs[0], specs[1], specs[2], specs[3], std::move(batches), plan_options,
-                                    allocator);
+  return std::make_unique<GemmPlan>(std::move(row), args, specs[0], specs[1], specs[2], specs[3], std::move(batches),
+                                    plan_options, allocator);
 }
 
 // A row-major array of the framework, uninitialised.
@@ -142,6 +156,14 @@ py::object call(GemmPlan& self, py::object const& a, py::object const& b, py::ob
 }  // namespace
 
 void bind_plan(py::module_& module) {
+  py::class_<JitKernel, std::shared_ptr<JitKernel>>(module, "JitKernel", "A kernel compiled at run time, loaded.")
+      .def(py::init([](std::string name, std::string key, py::bytes const& kernel, py::bytes const& companion) {
+             std::string const images[] = {kernel, companion};
+             py::gil_scoped_release release_gil;
+             return std::make_shared<JitKernel>(std::move(name), std::move(key), images[0], images[1]);
+           }),
+           py::arg("name"), py::arg("key"), py::arg("kernel"), py::arg("companion"))
+      .def_property_readonly("name", &JitKernel::name);
   module.def("framework_empty", &framework_empty, py::arg("like"), py::arg("shape"), py::arg("dtype"),
              py::arg("device"), "A row-major array from the allocator of the framework of `like`.");
   py::class_<GemmPlan>(module, "GemmPlan", py::dynamic_attr(),
@@ -151,7 +173,13 @@ void bind_plan(py::module_& module) {
       .def("__call__", &call, py::arg("a"), py::arg("b"), py::arg("c") = py::none(), py::kw_only(),
            py::arg("out") = py::none(), py::arg("alpha") = py::none(), py::arg("beta") = py::none(),
            py::arg("stream") = py::none())
-      .def_property_readonly("kernel_name", [](GemmPlan const& self) { return std::string(self.row()->name); })
+      .def("replace", &GemmPlan::replace, py::arg("next"), py::keep_alive<1, 2>(),
+           "Has launches go to another plan of the same problem, but never during the capture of a graph.")
+      .def_property_readonly("kernel_name",
+                             [](GemmPlan const& self) { return std::string(self.serving().row()->name); })
+      .def_property_readonly(
+          "kernel_handle", [](GemmPlan const& self) { return reinterpret_cast<uintptr_t>(self.serving().row()); },
+          "Address of the kernel's row of the C ABI.")
       .def_property_readonly("workspace_bytes", &GemmPlan::workspace_bytes)
       .def_property_readonly("device", &GemmPlan::device)
       .def_property_readonly("grid", [](GemmPlan const& self) {

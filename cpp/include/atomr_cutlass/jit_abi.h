@@ -1,0 +1,47 @@
+/* What a kernel compiled at run time tells the host about itself. NVRTC makes device code only, so CUTLASS's own host
+ * code (the kernel's parameters, grid and workspace) runs on the device, once per plan, in the kernel's companion
+ * `NAME_evaluate`. */
+#pragma once
+
+#include <stdint.h>
+
+/* `NAME_info`, a constant of the companion's module. */
+typedef struct atomr_cutlass_jit_info {
+  uint32_t params_bytes;
+  uint32_t params_align;
+  uint32_t shared_bytes;
+  uint32_t threads;
+  uint32_t cluster[3];
+} atomr_cutlass_jit_info;
+
+/* What the companion answers for one problem; the rest is meaningless unless `implementable`. The parameters themselves
+ * follow, at the next multiple of 128 bytes. */
+typedef struct atomr_cutlass_jit_evaluation {
+  uint32_t implementable;
+  uint32_t grid[3];
+  uint64_t workspace_bytes;
+  uint64_t clear_offset, clear_bytes;
+} atomr_cutlass_jit_evaluation;
+
+#define ATOMR_CUTLASS_JIT_PARAMS_OFFSET 128
+
+/* Only the driver can encode a tensor map. Where one belongs, the companion leaves this request, and the host encodes
+ * it in place. The magic is looked for at multiples of 64 bytes, a tensor map's alignment. */
+#define ATOMR_CUTLASS_TENSOR_MAP_MAGIC 0x70616D20726F7361ull
+enum { ATOMR_CUTLASS_TENSOR_MAP_TILED = 0, ATOMR_CUTLASS_TENSOR_MAP_IM2COL = 1 };
+
+typedef struct atomr_cutlass_tensor_map_request {
+  uint64_t magic;
+  uint64_t address;
+  uint64_t dims[5];
+  uint64_t strides[4]; /* bytes, of every dimension but the first */
+  uint16_t box[5]; /* tiled; im2col: channels and pixels per column in the first two */
+  uint8_t element_strides[5];
+  int8_t lower[3], upper[3]; /* im2col: corners of the box of pixels */
+  uint8_t kind, type, rank, interleave, swizzle, promotion, fill;
+} atomr_cutlass_tensor_map_request;
+
+#ifdef __cplusplus
+static_assert(sizeof(atomr_cutlass_tensor_map_request) <= 128, "a request takes the place of a tensor map");
+static_assert(sizeof(atomr_cutlass_jit_evaluation) <= ATOMR_CUTLASS_JIT_PARAMS_OFFSET, "the parameters come after it");
+#endif

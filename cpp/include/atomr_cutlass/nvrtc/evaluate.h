@@ -1,0 +1,34 @@
+// The companion of a kernel compiled at run time: CUTLASS's host code, on the device.
+#pragma once
+
+#include "atomr_cutlass/jit_abi.h"
+#include "atomr_cutlass/kernel_abi.h"
+
+namespace atomr_cutlass {
+
+template <class Cell>
+constexpr atomr_cutlass_jit_info info = {uint32_t(sizeof(typename Cell::Params)),
+                                         uint32_t(alignof(typename Cell::Params)),
+                                         uint32_t(Cell::kSharedBytes),
+                                         uint32_t(Cell::kThreads),
+                                         {Cell::kClusterM, Cell::kClusterN, Cell::kClusterK}};
+
+// One block of one thread per problem; `results` are `stride` bytes apart and have been zeroed.
+template <class Cell>
+__device__ void evaluate(atomr_cutlass_gemm_args const* problems, unsigned char* results, uint64_t stride) {
+  atomr_cutlass_gemm_args const& args = problems[blockIdx.x];
+  unsigned char* const place = results + blockIdx.x * stride;
+  auto& result = *reinterpret_cast<atomr_cutlass_jit_evaluation*>(place);
+  result.implementable = Cell::can_implement(args);
+  if (!result.implementable) return;
+  auto& params = *reinterpret_cast<typename Cell::Params*>(place + ATOMR_CUTLASS_JIT_PARAMS_OFFSET);
+  params = Cell::params(args);
+  dim3 const grid = Cell::grid(params);
+  result.grid[0] = grid.x;
+  result.grid[1] = grid.y;
+  result.grid[2] = grid.z;
+  result.workspace_bytes = Cell::workspace_size(args);
+  Cell::clear_range(args, result.clear_offset, result.clear_bytes);
+}
+
+}  // namespace atomr_cutlass

@@ -1,0 +1,74 @@
+// Kernels compiled at run time: the C ABI row of each, as prebuilt kernels have it.
+#pragma once
+
+#include <array>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <vector>
+
+#include "atomr_cutlass/jit_abi.h"
+#include "atomr_cutlass/kernel_abi.h"
+
+namespace atomr_cutlass {
+
+// A kernel and its companion (jit_abi.h), loaded in the driver, and set up on each device at its first use there. Never
+// unloaded: captured graphs refer to it.
+class JitKernel {
+ public:
+  // The images are cubins, or PTX that the driver translates. Throws LibraryFailure when the driver refuses one.
+  JitKernel(std::string name, std::string key, std::string const& kernel_image, std::string const& companion_image);
+
+  std::string const& name() const { return name_; }
+  std::string const& key() const { return key_; }
+
+  struct OnDevice {
+    void* kernel = nullptr;
+    void* companion = nullptr;
+    atomr_cutlass_jit_info info{};
+    int max_active_clusters = 0;
+    void* stream = nullptr;  // the companion's own
+    uint64_t scratch = 0;  // where it reads the problem and writes its answer
+    size_t answer_bytes = 0;
+    std::mutex mutex;  // of the scratch
+  };
+
+  // What the current device needs; set up at the first call on it.
+  OnDevice& on_device();
+
+  static constexpr int kMaxDevices = 64;
+
+ private:
+  std::string name_, key_;
+  void* kernel_ = nullptr;
+  void* companion_ = nullptr;
+  void* companion_library_ = nullptr;
+  std::mutex mutex_;
+  std::array<std::unique_ptr<OnDevice>, kMaxDevices> devices_;
+};
+
+// Where a kernel's parameters depend on what may change from launch to launch.
+struct Relocation {
+  enum class Source : uint8_t { kA, kB, kC, kD, kWorkspace, kAlpha, kBeta };
+  enum class Form : uint8_t { kPointer, kTensorMap, kDouble, kFloat, kInt32 };
+  uint32_t offset;
+  Source source;
+  Form form;
+  int64_t addend;  // of pointers
+};
+
+// Compares two evaluations of a kernel's parameters, made for `first` and `second`, which differ in every pointer and
+// scalar, and says how the differences follow from them. Tensor map requests in `first_params` are encoded in place.
+// Throws LibraryFailure for a difference that nothing explains.
+std::vector<Relocation> find_relocations(atomr_cutlass_gemm_args const& first, atomr_cutlass_gemm_args const& second,
+                                         unsigned char* first_params, unsigned char const* second_params, size_t bytes);
+
+// Rewrites parameters for the pointers and scalars of `args`.
+void relocate(std::vector<Relocation> const& relocations, atomr_cutlass_gemm_args const& args, unsigned char* params);
+
+// The row of one plan. Its `supports`, `workspace_size` and `prepare` ask the companion the first time they see a
+// problem (shape, strides, slices, whether there is a C), which launches a kernel and waits for it; a problem seen
+// before costs neither.
+std::shared_ptr<atomr_cutlass_row const> make_jit_row(std::shared_ptr<JitKernel> kernel);
+
+}  // namespace atomr_cutlass

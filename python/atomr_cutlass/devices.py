@@ -9,6 +9,8 @@ from . import _core
 from .errors import DeviceUnavailableError, InvalidOperandError, UnsupportedError
 from .generator.archs import SmArch
 
+TRANSLATED = 2
+
 
 @dataclass(frozen=True)
 class Device:
@@ -83,7 +85,8 @@ def for_arch(arch: SmArch | None) -> Device:
 def rank_arch(arch: SmArch, device: Device, *, ptx: bool) -> int | None:
     """How a cell built for `arch` gets to run on the device.
 
-    0 natively, 1 as machine code of an earlier minor version, 2 as PTX that the driver translates; None when it cannot.
+    0 natively, 1 as machine code of an earlier minor version, TRANSLATED as PTX that the driver translates; None when
+    it cannot.
 
     Source: CUDA C++ Programming Guide, binary and PTX compatibility.
     """
@@ -93,7 +96,7 @@ def rank_arch(arch: SmArch, device: Device, *, ptx: bool) -> int | None:
         return None
     if arch.capability[0] == device.capability[0]:
         return 1
-    return 2 if ptx else None
+    return TRANSLATED if ptx else None
 
 
 def require_arch(device: Device) -> SmArch:

@@ -20,7 +20,29 @@ class KernelNotFoundError(CutlassError, LookupError):
 
 
 class CompileError(CutlassError):
-    """A kernel's source did not compile."""
+    """A kernel's source did not compile.
+
+    Attributes:
+        log: what the compiler said.
+        source: the source text.
+        options: the compiler's options.
+        source_path: where the source was left for a look at it, if it was.
+    """
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        log: str = "",
+        source: str = "",
+        options: tuple[str, ...] = (),
+        source_path: str | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.log = log
+        self.source = source
+        self.options = options
+        self.source_path = source_path
 
 
 class CacheError(CutlassError):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import collections
 import threading
 import warnings
 from dataclasses import dataclass
@@ -18,18 +17,18 @@ from .generator.matrix import gemm_types, supports_layouts
 from .numerics import default_out_dtype, math_mode
 from .operands import CPU, CUDA
 from .plan import Plan, make
+from .plan_cache import PlanCache
 from .problem import GemmProblem, MatrixSpec
 from .requests import refuse_epilogue
 
 BACKENDS = ("auto", "prebuilt", "jit", "reference")
 PLANS_KEPT = 256
 
-_GPU_BACKENDS = ("auto", "prebuilt")
+_GPU_BACKENDS = ("auto", "prebuilt", "jit")
 _SCALARS = frozenset({int, float, np.float32, np.float64, np.int32, np.int64})
 """What the fast path takes as alpha and beta; anything else is looked at first."""
 
-_plans: collections.OrderedDict[tuple[Any, ...], Plan] = collections.OrderedDict()
-_plans_lock = threading.Lock()
+_plans: PlanCache[Plan] = PlanCache(PLANS_KEPT)
 _warned = threading.Event()
 
 
@@ -52,6 +51,7 @@ def gemm(
     fast_accum: bool = False,  # noqa: ARG001 - no fp8 kernels to hand it to
     stream: Any = None,
     backend: str = "auto",
+    jit: str | None = None,
 ) -> Any:
     """D = saturating_cast(scale_d * act(alpha * scale_a * scale_b * A B + beta * C + bias)).
 
@@ -73,7 +73,11 @@ def gemm(
         fast_accum: fp8's fast accumulation; ignored for other dtypes.
         stream: where to launch: an integer handle or a stream object; defaults to the current stream of the framework
             of `a`.
-        backend: `auto` (a GPU kernel; without a GPU the reference, warning once), `prebuilt`, `jit` or `reference`.
+        backend: `auto` (a GPU kernel, prebuilt or compiled; without a GPU the reference, warning once), `prebuilt`,
+            `jit` or `reference`.
+        jit: what to do where the table lacks the kernel: `auto` compiles it, `off` raises, `background` starts with the
+            best kernel of the table and turns to the compiled one when it is ready; None leaves it to
+            ATOMR_CUTLASS_JIT.
 
     Returns:
         `out`, or a new row-major array of the kind of `a`. Work is in flight on the stream when a GPU array returns.
@@ -81,8 +85,10 @@ def gemm(
     Raises:
         InvalidOperandError: an operand of the wrong rank, shape, dtype, strides, device or overlap.
         UnsupportedError: no kernel can serve the request, with the reason.
-        KernelNotFoundError: the table lacks the kernel; names it and the knob that adds it.
-        DeviceUnavailableError: `prebuilt` or GPU operands without a usable GPU.
+        KernelNotFoundError: the table lacks the kernel and it must not be compiled; names it and the knob that adds
+            it.
+        CompileError: the kernel's source does not compile.
+        DeviceUnavailableError: `prebuilt`, `jit` or GPU operands without a usable GPU; NVRTC is needed and missing.
     """
     if (
         bias is activation is epilogue is scale_a is scale_b is scale_d is out_dtype is None
@@ -90,7 +96,7 @@ def gemm(
     ):  # fmt: skip
         signature = _core.signature(a, b, c, out)
         if signature is not None:
-            found = _plans.get((signature, precision, beta == 0))
+            found = _plans.get((signature, precision, beta == 0, backend, jit))
             if found is not None:
                 if type(alpha) not in _PLAIN_NUMBERS or type(beta) not in _PLAIN_NUMBERS:
                     _check_scalars(alpha, beta, c)
@@ -110,6 +116,7 @@ def gemm(
         precision=precision,
         stream=stream,
         backend=backend,
+        jit=jit,
     ).run()
 
 
@@ -131,14 +138,13 @@ class _Call:
     precision: str | None
     stream: Any
     backend: str
+    jit: str | None
 
     def run(self) -> Any:
         if self.backend not in BACKENDS:
             raise InvalidOperandError(f"unknown backend {self.backend!r}; valid: {', '.join(BACKENDS)}")
         if self.epilogue is not None:
             raise UnsupportedError("fused epilogues are not there yet: leave epilogue out")
-        if self.backend == "jit":
-            raise UnsupportedError("compilation at run time is not there yet: use backend='auto' or 'prebuilt'")
         _check_scalars(self.alpha, self.beta, self.c)
         given = {"a": self.a, "b": self.b, "c": self.c, "out": self.out, "bias": self.bias}
         what = _operation(
@@ -167,7 +173,7 @@ class _Call:
         if array is None:
             array, views["out"] = operands.empty(what.shape, what.result, views["a"].device, self.a)
         if 0 not in what.shape:
-            made = _plan(views, what.math, self.a)
+            made = self._plan(views, what.math, self.a, stream)
             # `made` finds the framework's own current stream where it can.
             by_framework = self.stream is None and _core.has_exchange_api(self.a)
             made(
@@ -189,10 +195,7 @@ class _Call:
         signature = _core.signature(self.a, self.b, self.c, self.out)
         if signature is None:
             return
-        with _plans_lock:
-            _plans[signature, self.precision, self.beta == 0] = made
-            while len(_plans) > PLANS_KEPT:
-                _plans.popitem(last=False)
+        _plans.insert(made, (signature, self.precision, self.beta == 0, self.backend, self.jit))
 
     def _on_host(self, what: _Operation) -> Any:
         """Host operands: copied to GPU 0, multiplied there, and the result copied back."""
@@ -206,9 +209,24 @@ class _Call:
             for name in what.inputs
         }
         _, views["out"] = operands.empty(what.shape, what.result, 0, None)
-        made = _plan(views, what.math, None)
+        made = self._plan(views, what.math, None, 0)
         made(views["a"], views["b"], views.get("c"), out=views["out"], alpha=alpha, beta=beta, stream=0)
         return self._deliver(operands.download(views["out"]), what)
+
+    def _plan(self, views: dict[str, _core.Operand], math: str, like: Any, stream: int) -> Plan:
+        def spec(name: str) -> MatrixSpec:
+            view = views[name]
+            return MatrixSpec(view.shape, view.strides, operands.dtype_of(view, name), view.alignment)
+
+        what = GemmProblem(
+            a=spec("a"),
+            b=spec("b"),
+            c=spec("c") if "c" in views else None,
+            d=spec("out"),
+            math=math,
+            device=views["a"].device,
+        )
+        return make(what, like=like, backend=self.backend, jit=self.jit, stream=stream)
 
     def _on_reference(self, what: _Operation) -> Any:
         on_gpu = what.views["a"].device_type == CUDA
@@ -362,19 +380,3 @@ def _warn_once() -> None:
     if not _warned.is_set():
         _warned.set()
         warnings.warn(f"computing with NumPy on the CPU: {devices.problem()}", RuntimeWarning, stacklevel=4)
-
-
-def _plan(views: dict[str, _core.Operand], math: str, like: Any) -> Plan:
-    def spec(name: str) -> MatrixSpec:
-        view = views[name]
-        return MatrixSpec(view.shape, view.strides, operands.dtype_of(view, name), view.alignment)
-
-    what = GemmProblem(
-        a=spec("a"),
-        b=spec("b"),
-        c=spec("c") if "c" in views else None,
-        d=spec("out"),
-        math=math,
-        device=views["a"].device,
-    )
-    return make(what, like=like)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import weakref
 from typing import Any
 
 from . import _core, devices, problem, select
@@ -10,11 +11,17 @@ from .errors import InvalidOperandError, UnsupportedError
 from .generator.archs import SmArch
 from .generator.dtypes import CutlassDtype
 from .generator.key import ROW
+from .generator.render import render
+from .jit import kernels
 from .operands import CUDA
+from .plan_cache import PlanKey
 from .problem import GemmProblem, MatrixSpec
 from .requests import GemmRequest, refuse_epilogue
 from .select import Choice
 from .table import KernelInfo
+
+WORTHWHILE = 0.95
+"""The part of a prebuilt kernel's time, by the model, that a compiled one must keep to: the model is no better."""
 
 GRID_BATCHES = 65535
 """Batches that one launch of the sm80 generation takes: the z extent of a CUDA grid."""
@@ -31,8 +38,10 @@ class Plan(_core.GemmPlan):
 
     Attributes:
         request: what the plan was made from, where that was a request.
-        kernel: the kernel's row of the table.
+        key: the request's PlanKey, likewise.
         choice: the kernel with its launch options and estimated time.
+        kernel_name: of the kernel that calls launch.
+        kernel_handle: address of the kernel's row of the C ABI.
 
     Raises:
         InvalidOperandError: an operand differs from what the plan was made for, or `out` overlaps an input.
@@ -40,22 +49,44 @@ class Plan(_core.GemmPlan):
     """
 
     request: GemmRequest | None
-    kernel: KernelInfo
+    key: PlanKey | None
     choice: Choice
 
+    @property
+    def kernel(self) -> KernelInfo | None:
+        """The kernel's row of the table; None when it was compiled at run time."""
+        return self.choice.info
 
-def plan(request: GemmRequest, device: int | None = None) -> Plan:
-    """Chooses a kernel for a request and allocates what it needs.
+    @property
+    def source(self) -> str:
+        """The kernel's source, as it is compiled at run time."""
+        return render(self.choice.key, flavour="nvrtc")[0]
+
+    @property
+    def origin(self) -> str:
+        """Where the kernel comes from: `prebuilt`, `pack NAME` or `jit`."""
+        info = self.choice.info
+        return "jit" if info is None else info.origin
+
+
+def plan(request: GemmRequest, device: int | None = None, *, backend: str = "auto", jit: str | None = None) -> Plan:
+    """Chooses a kernel for a request and allocates what it needs; compiles the kernel where the table lacks it.
+
+    Not while a CUDA graph is captured: a plan whose kernel was compiled at run time asks the GPU for its parameters.
 
     Args:
         request: what to compute; its operands are dense, batches outermost.
         device: index of the GPU; None is GPU 0.
+        backend: `auto` (the table, then compilation), `prebuilt` or `jit`.
+        jit: `auto`, `background` or `off`; None leaves it to ATOMR_CUTLASS_JIT. See `make`.
 
     Raises:
         InvalidOperandError: `request` is no request.
         UnsupportedError: no kernel of the matrix serves it; the reason says what would cure it.
-        KernelNotFoundError: a kernel would serve it but is not in the table; names it and the knob that adds it.
-        DeviceUnavailableError: there is no GPU.
+        KernelNotFoundError: a kernel would serve it but is not in the table, and must not be compiled; names it and the
+            knob that adds it.
+        CompileError: its source does not compile.
+        DeviceUnavailableError: there is no GPU, or NVRTC is needed and missing.
     """
     if not isinstance(request, GemmRequest):
         raise InvalidOperandError(f"request is a {type(request).__name__}; expected a GemmRequest")
@@ -66,19 +97,82 @@ def plan(request: GemmRequest, device: int | None = None) -> Plan:
         arch=request.arch,
         alpha=request.epilogue.alpha,
         beta=request.epilogue.beta,
+        backend=backend,
+        jit=jit,
     )
     made.request = request
+    made.key = request.plan_key()
     return made
 
 
 def make(
-    what: GemmProblem, *, arch: SmArch | None = None, alpha: float = 1.0, beta: float = 0.0, like: Any = None
+    what: GemmProblem,
+    *,
+    arch: SmArch | None = None,
+    alpha: float = 1.0,
+    beta: float = 0.0,
+    like: Any = None,
+    backend: str = "auto",
+    jit: str | None = None,
+    stream: int | None = None,
 ) -> Plan:
-    """The plan for a problem. `like` is an array whose framework allocates the workspace, where it can."""
+    """The plan for a problem.
+
+    Args:
+        what: the problem.
+        arch: keep to cells of this arch.
+        alpha: of calls that give none.
+        beta: likewise.
+        like: an array whose framework allocates the workspace, where it can.
+        backend: `auto`: the best kernel of the table; where it has none, the matrix's best one, compiled. `prebuilt`:
+            the table only. `jit`: the matrix's best one, compiled.
+        jit: `auto`; `off` compiles nothing; `background` starts with the best kernel of the table and compiles the
+            matrix's best one meanwhile, if the model expects more of that: launches turn to it when it is ready. With
+            nothing to start with, it is compiled first. None leaves it to ATOMR_CUTLASS_JIT.
+        stream: where the first launch will be, where that is known.
+
+    Raises:
+        UnsupportedError: no kernel of the matrix serves it, or one must be compiled and the stream is being captured.
+    """
     if 0 in (what.m, what.n, what.batch):
         raise UnsupportedError(f"a result of shape {what.d.shape} is empty: there is nothing to plan")
-    choice = select.choose(_nonempty(what), devices.get(what.device), arch)
-    return from_choice(what, choice, alpha=alpha, beta=beta, like=like)
+    policy = kernels.policy(jit)
+    solvable, device = _nonempty(what), devices.get(what.device)
+    choice = select.choose(solvable, device, arch, backend=backend, compiling=policy != "off")
+    if choice.info is None:
+        if stream is not None and _core.capturing(what.device, stream):
+            raise UnsupportedError(
+                f"{choice.key.name} has to be compiled, which cannot be done while a CUDA graph is captured: make the "
+                "plan before, with ac.plan or by one call outside the capture"
+            )
+        if backend != "jit":
+            kernels.record_miss(choice.key)
+    made = from_choice(what, choice, alpha=alpha, beta=beta, like=like)
+    if choice.info is not None and backend == "auto" and policy == "background":
+        _improve(made, what, solvable, arch, like)
+    return made
+
+
+def worthwhile(best: Choice, built: Choice) -> bool:
+    """Whether a kernel of the matrix promises enough over one that is built to be compiled in the background."""
+    return best.key != built.key and best.seconds <= WORTHWHILE * built.seconds
+
+
+def _improve(made: Plan, what: GemmProblem, solvable: GemmProblem, arch: SmArch | None, like: Any) -> None:
+    """Compiles the matrix's best cell in the background, and has the plan launch it from then on."""
+    device = devices.get(what.device)
+    best = select.best_cell(solvable, device, arch)
+    if best is None or not worthwhile(best, made.choice):
+        return
+    kernels.record_miss(best.key)
+    waiting = weakref.ref(made)
+
+    def swap() -> None:
+        plan = waiting()
+        if plan is not None:
+            plan.replace(from_choice(what, best, like=like))
+
+    kernels.in_background(best.key, device, swap)
 
 
 def _nonempty(what: GemmProblem) -> GemmProblem:
@@ -94,7 +188,7 @@ def _nonempty(what: GemmProblem) -> GemmProblem:
 def from_choice(what: GemmProblem, choice: Choice, *, alpha: float = 1.0, beta: float = 0.0, like: Any = None) -> Plan:
     """The plan for a problem with this kernel, which need not be the best one."""
     device = devices.get(what.device)
-    key, variant = choice.info.key, choice.variant
+    key, variant = choice.key, choice.variant
     null_k = 128 // key.a.bits
     null_lda = null_k if key.layout_a == ROW else _padded(variant.m, key.a)
     null_ldb = _padded(variant.n, key.b) if key.layout_b == ROW else null_k
@@ -103,7 +197,7 @@ def from_choice(what: GemmProblem, choice: Choice, *, alpha: float = 1.0, beta: 
     strides = variant.batch_strides
     per_launch = min(variant.batch, GRID_BATCHES) if key.generation == "sm80" else variant.batch
     made = Plan(
-        choice.info.name,
+        choice.info.name if choice.info else kernels.kernel(key, device),
         {
             "m": variant.m,
             "n": variant.n,
@@ -141,7 +235,7 @@ def from_choice(what: GemmProblem, choice: Choice, *, alpha: float = 1.0, beta: 
         like,
     )
     made.request = None
-    made.kernel = choice.info
+    made.key = None
     made.choice = choice
     return made
 

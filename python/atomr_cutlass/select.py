@@ -1,9 +1,11 @@
-"""Which kernel serves a problem: those of the table that can, ranked by the model of `estimate`."""
+"""Which kernel serves a problem: those of the table, or of the whole matrix, ranked by the model of `estimate`."""
 
 from __future__ import annotations
 
+import dataclasses
+import functools
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from . import devices, estimate, table
@@ -11,16 +13,20 @@ from .devices import Device
 from .errors import KernelNotFoundError, UnsupportedError
 from .generator.archs import SmArch
 from .generator.key import KernelKey
-from .generator.matrix import DEFAULT, cells, gemm_types, preset_of, shared_memory, supports_layouts
+from .generator.matrix import DEFAULT, cells, gemm_types, preset_of, shared_memory, supports, supports_layouts
 from .problem import Batches, GemmProblem, Variant, collapse_batches, variants
 from .table import KernelInfo
 
 
 @dataclass(frozen=True)
 class Choice:
-    """A kernel for a problem, how the problem is put to it, and the launch options."""
+    """A kernel for a problem, how the problem is put to it, and the launch options.
 
-    info: KernelInfo
+    `info` is the kernel's row of the table, or None where it has to be compiled at run time.
+    """
+
+    key: KernelKey
+    info: KernelInfo | None
     variant: Variant
     batches: Batches
     seconds: float
@@ -71,37 +77,113 @@ def rank(problem: GemmProblem, device: Device, arch: SmArch | None = None) -> li
     possible = list(variants(problem, batches))
     found = []
     for info in table.kernels():
-        key = info.key
-        if arch is not None and key.arch is not arch:
+        if arch is not None and info.key.arch is not arch:
             continue
-        way = devices.rank_arch(key.arch, device, ptx=info.ptx)
-        if way is None or info.shared_bytes > device.shared_memory:
+        way = devices.rank_arch(info.key.arch, device, ptx=info.ptx)
+        if way is None:
             continue
-        for variant in possible:
-            if eligible(key, problem, variant):
-                seconds, split_k = min(
-                    (estimate.seconds(key, variant, device, info.shared_bytes, slices), slices)
-                    for slices in split_choices(key, variant)
-                )
-                swizzle = _swizzle(key, variant)
-                found.append((way, Choice(info, variant, batches, seconds, split_k, swizzle, 0)))
+        found += [
+            (way, dataclasses.replace(choice, info=info))
+            for choice in _choices(info.key, info.shared_bytes, possible, batches, problem, device)
+        ]
     # Native cells first: a translated cell costs a compilation in the driver at its first launch.
-    found.sort(key=lambda pair: (pair[0], pair[1].seconds, pair[1].info.name))
+    found.sort(key=lambda pair: (pair[0], pair[1].seconds, pair[1].key.name))
     return [choice for _, choice in found]
 
 
-def choose(problem: GemmProblem, device: Device, arch: SmArch | None = None) -> Choice:
-    """The best kernel for the problem.
+def _choices(
+    key: KernelKey,
+    shared_bytes: int,
+    possible: Sequence[Variant],
+    batches: Batches,
+    problem: GemmProblem,
+    device: Device,
+) -> Iterator[Choice]:
+    """The ways in which a kernel can serve a problem."""
+    if shared_bytes > device.shared_memory:
+        return
+    for variant in possible:
+        if eligible(key, problem, variant):
+            seconds, split_k = min(
+                (estimate.seconds(key, variant, device, shared_bytes, slices), slices)
+                for slices in split_choices(key, variant)
+            )
+            yield Choice(key, None, variant, batches, seconds, split_k, _swizzle(key, variant), 0)
+
+
+def best_cell(problem: GemmProblem, device: Device, arch: SmArch | None = None) -> Choice | None:
+    """The matrix's best cell for a problem, whether or not it is built; None when no cell serves it.
+
+    Args:
+        problem: what to compute.
+        device: where.
+        arch: the compile target; None is the device's own.
+
+    Raises:
+        InvalidOperandError, UnsupportedError: an operand no kernel can read, or a GPU that has no target.
+    """
+    batches = collapse_batches(problem)
+    possible = list(variants(problem, batches))
+    found = [
+        choice
+        for key in _matrix(arch or devices.require_arch(device))
+        for choice in _choices(key, shared_memory(key), possible, batches, problem, device)
+    ]
+    return min(found, key=lambda choice: (choice.seconds, choice.key.name), default=None)
+
+
+def choice_of(key: KernelKey, problem: GemmProblem, device: Device) -> Choice:
+    """The choice of one key, of the matrix or not, for a problem.
+
+    Raises:
+        UnsupportedError: the key is no kernel's, or cannot serve the problem.
+        InvalidOperandError: an operand no kernel can read.
+    """
+    status = supports(key)
+    if not status:
+        raise UnsupportedError(status.reason)
+    batches = collapse_batches(problem)
+    found = list(_choices(key, shared_memory(key), list(variants(problem, batches)), batches, problem, device))
+    if not found:
+        raise UnsupportedError(f"{key.name} cannot serve this problem: types, layouts or alignments differ")
+    return min(found, key=lambda choice: choice.seconds)
+
+
+@functools.cache
+def _matrix(arch: SmArch) -> tuple[KernelKey, ...]:
+    return tuple(key for _, key in cells([arch]))
+
+
+def choose(
+    problem: GemmProblem,
+    device: Device,
+    arch: SmArch | None = None,
+    *,
+    backend: str = "prebuilt",
+    compiling: bool = True,
+) -> Choice:
+    """The kernel for the problem.
+
+    Args:
+        problem: what to compute.
+        device: where.
+        arch: keep to cells of this arch.
+        backend: `prebuilt`: the table's best; `jit`: the matrix's best; `auto`: the table's best, or the matrix's best
+            where the table has none.
+        compiling: whether a kernel may be compiled at all.
 
     Raises:
         UnsupportedError: no kernel of the matrix could ever serve it; the reason says what would cure it.
         KernelNotFoundError: one could, but this installation lacks it; names the cell and the knob that adds it.
         InvalidOperandError: an operand no kernel can read.
     """
-    ranked = rank(problem, device, arch)
+    ranked = [] if backend == "jit" else rank(problem, device, arch)
     if ranked:
         return ranked[0]
-    raise missing(problem, device, arch)
+    best = best_cell(problem, device, arch) if compiling and backend != "prebuilt" else None
+    if best is None:
+        raise missing(problem, device, arch)
+    return best
 
 
 def missing(problem: GemmProblem, device: Device, arch: SmArch | None) -> UnsupportedError | KernelNotFoundError:
@@ -124,11 +206,24 @@ def missing(problem: GemmProblem, device: Device, arch: SmArch | None) -> Unsupp
         reason = layouts.reason or "its alignment or layout is in no cell"
         return UnsupportedError(f"no kernel of the matrix serves this problem on {target.value}: {reason}")
     preset = preset_of(wanted)
+    nearest = nearest_built(wanted)
+    differs = f"; the nearest there is {nearest[0]}, which differs in {', '.join(nearest[1])}" if nearest else ""
     return KernelNotFoundError(
         f"no kernel in the table serves {problem.a.dtype.value} ({problem.math}) -> {problem.d.dtype.value}, layouts "
         f"{wanted.layout_a}{wanted.layout_b}{wanted.layout_d}, on {target.value}; {wanted.name} would: it is in preset "
         f"{preset}; build with CMAKE_ARGS='-DATOMR_CUTLASS_PRESET={preset} -DATOMR_CUTLASS_ARCHS={target.target}'"
+        f"{differs}"
     )
+
+
+def nearest_built(wanted: KernelKey) -> tuple[str, tuple[str, ...]] | None:
+    """The kernel of the table that differs from a key in the fewest fields, and those fields."""
+    names = [field.name for field in dataclasses.fields(KernelKey)]
+    found = [
+        (info.name, tuple(name for name in names if getattr(wanted, name) != getattr(info.key, name)))
+        for info in table.kernels(op=wanted.op)
+    ]
+    return min(found, key=lambda one: (len(one[1]), one[0]), default=None)
 
 
 def nearest_key(problem: GemmProblem, possible: Sequence[Variant], arch: SmArch, device: Device) -> KernelKey | None:

@@ -43,6 +43,11 @@ class KernelInfo:
     threads: int
     cuda_version: int
 
+    @property
+    def origin(self) -> str:
+        """`prebuilt`, or `pack NAME`."""
+        return f"pack {self.pack}" if self.pack else "prebuilt"
+
     def to_dict(self) -> dict[str, Any]:
         """The row as JSON-ready values, the key's fields among them."""
         return {

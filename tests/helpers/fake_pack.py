@@ -16,10 +16,32 @@ from atomr_cutlass.generator.key import KernelKey
 
 ROOT = Path(__file__).resolve().parents[2]
 
-PREAMBLE = """
+MULTIPLY = """
 #include <stdlib.h>
 #include <string.h>
 #include "atomr_cutlass/kernel_abi.h"
+
+static void multiply(const atomr_cutlass_gemm_args* g, const char* layouts) {
+  for (int64_t l = 0; l < g->batch; ++l) {
+    const float* a = (const float*)g->a + l * g->batch_stride_a;
+    const float* b = (const float*)g->b + l * g->batch_stride_b;
+    const float* c = (const float*)g->c + l * g->batch_stride_c;
+    float* d = (float*)g->d + l * g->batch_stride_d;
+    for (int64_t i = 0; i < g->m; ++i) {
+      for (int64_t j = 0; j < g->n; ++j) {
+        double sum = 0;
+        for (int64_t k = 0; k < g->k; ++k) {
+          sum += (double)(layouts[0] == 'r' ? a[i * g->lda + k] : a[i + k * g->lda]) *
+                 (double)(layouts[1] == 'r' ? b[k * g->ldb + j] : b[k + j * g->ldb]);
+        }
+        d[i * g->ldd + j] = (float)(g->alpha * sum + (g->beta != 0 ? g->beta * (double)c[i * g->ldc + j] : 0));
+      }
+    }
+  }
+}
+"""
+
+PREAMBLE = """
 
 static int supports(const atomr_cutlass_row* row, const void* given) {
   const atomr_cutlass_gemm_args* args = given;
@@ -42,34 +64,39 @@ static int prepare(const atomr_cutlass_row* row, const void* args, void* params,
 /* float32, layouts in row->context: "rr", "rc", "cr" or "cc". */
 static int launch(const atomr_cutlass_row* row, const void* params, const atomr_cutlass_launch* how, void* stream) {
   const atomr_cutlass_gemm_args* g = params;
-  const char* layouts = row->context;
   (void)how;
   if (stream == (void*)666) return FAKE_ERROR;
   for (uint64_t i = FAKE_WORKSPACE; i-- > 0;) {
     if (((const char*)g->workspace)[i] != 0) return 1;
     ((char*)g->workspace)[i] = 1;
   }
-  for (int64_t l = 0; l < g->batch; ++l) {
-    const float* a = (const float*)g->a + l * g->batch_stride_a;
-    const float* b = (const float*)g->b + l * g->batch_stride_b;
-    const float* c = (const float*)g->c + l * g->batch_stride_c;
-    float* d = (float*)g->d + l * g->batch_stride_d;
-    for (int64_t i = 0; i < g->m; ++i) {
-      for (int64_t j = 0; j < g->n; ++j) {
-        double sum = 0;
-        for (int64_t k = 0; k < g->k; ++k) {
-          sum += (double)(layouts[0] == 'r' ? a[i * g->lda + k] : a[i + k * g->lda]) *
-                 (double)(layouts[1] == 'r' ? b[k * g->ldb + j] : b[k + j * g->ldb]);
-        }
-        d[i * g->ldd + j] = (float)(g->alpha * sum + (g->beta != 0 ? g->beta * (double)c[i * g->ldc + j] : 0));
-      }
-    }
-  }
+  multiply(g, row->context);
   return 0;
 }
 """
 
+# What a kernel of `MULTIPLY` looks like when it was "compiled at run time": itself, its companion, and a constant.
+JIT = """
+#include "atomr_cutlass/jit_abi.h"
+
+const atomr_cutlass_jit_info NAME_info = {sizeof(atomr_cutlass_gemm_args), 8, 0, 128, {1, 1, 1}};
+void NAME(void** arguments) { multiply(arguments[0], LAYOUTS); }
+void NAME_evaluate(void** arguments) {
+  const atomr_cutlass_gemm_args* problems = *(void**)arguments[0];
+  char* results = *(char**)arguments[1];
+  uint64_t stride = *(uint64_t*)arguments[2];
+  for (int i = 0; i < 2; ++i) {
+    atomr_cutlass_jit_evaluation* answer = (void*)(results + i * stride);
+    answer->implementable = 1;
+    answer->grid[0] = answer->grid[1] = answer->grid[2] = 1;
+    memcpy(results + i * stride + ATOMR_CUTLASS_JIT_PARAMS_OFFSET, &problems[i], sizeof(problems[i]));
+  }
+}
+"""
+
 DRIVER = r"""
+#define _GNU_SOURCE
+#include <dlfcn.h>
 #include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
@@ -121,7 +148,59 @@ int cuMemsetD8Async(Pointer to, unsigned char value, size_t n, void* stream) {
 int cuStreamSynchronize(void* stream) { (void)stream; return 0; }
 int cuCtxSynchronize(void) { return 0; }
 int cuThreadExchangeStreamCaptureMode(int* mode) { (void)mode; return 0; }
-int cuStreamGetCaptureInfo(void* stream, int* state, uint64_t* id) { (void)stream; *state = 0; *id = 0; return 0; }
+/* The stream 777 is being captured. */
+int cuStreamGetCaptureInfo(void* stream, int* state, uint64_t* id) {
+  *state = stream == (void*)777;
+  *id = 1;
+  return 0;
+}
+int cuMemcpyDtoDAsync_v2(Pointer to, Pointer from, size_t n, void* stream) {
+  (void)stream;
+  memcpy((void*)to, (void*)from, n);
+  return 0;
+}
+int cuStreamCreate(void** stream, unsigned flags) { (void)flags; *stream = &context_value; return 0; }
+int cuCtxGetDevice(int* device) { *device = 0; return 0; }
+int cuEventCreate(void** event, unsigned flags) { (void)flags; *event = &context_value; return 0; }
+int cuEventRecord(void* event, void* stream) { (void)event, (void)stream; return 0; }
+int cuEventQuery(void* event) { (void)event; return 0; }
+int cuEventSynchronize(void* event) { (void)event; return 0; }
+int cuEventDestroy_v2(void* event) { (void)event; return 0; }
+/* An image is the path of a shared library, whose functions are the kernels: they are given pointers to arguments. */
+int cuLibraryLoadData(void** library, const void* image, int* a, void** b, unsigned c, int* d, void** e, unsigned f) {
+  (void)a, (void)b, (void)c, (void)d, (void)e, (void)f;
+  *library = dlopen(image, RTLD_NOW | RTLD_LOCAL);
+  return *library == 0 ? 200 : 0;
+}
+int cuLibraryGetKernel(void** kernel, void* library, const char* name) {
+  *kernel = dlsym(library, name);
+  return *kernel == 0 ? 500 : 0;
+}
+int cuLibraryGetGlobal(Pointer* pointer, size_t* bytes, void* library, const char* name) {
+  *pointer = (Pointer)dlsym(library, name);
+  *bytes = 28;
+  return *pointer == 0 ? 500 : 0;
+}
+int cuKernelGetFunction(void** function, void* kernel) { *function = kernel; return 0; }
+int cuFuncSetAttribute(void* function, int which, int value) { (void)function, (void)which, (void)value; return 0; }
+int cuOccupancyMaxActiveClusters(int* count, void* function, const void* config) {
+  (void)function, (void)config;
+  *count = 1;
+  return 0;
+}
+int cuOccupancyMaxActiveBlocksPerMultiprocessor(int* count, void* function, int threads, size_t shared) {
+  (void)function, (void)threads, (void)shared;
+  *count = 1;
+  return 0;
+}
+int cuLaunchKernelEx(const void* config, void* function, void** arguments, void** extra) {
+  (void)config, (void)extra;
+  ((void (*)(void**))function)(arguments);
+  return 0;
+}
+int cuTensorMapEncodeTiled(void) { return 1; }
+int cuTensorMapEncodeIm2col(void) { return 1; }
+int cuTensorMapReplaceAddress(void) { return 1; }
 int cuGetErrorName(int status, const char** text) {
   *text = status == 700 ? "ILLEGAL_ADDRESS" : "SOME_ERROR";
   return 0;
@@ -174,7 +253,7 @@ def make_pack(
 ) -> Path:
     """A pack of rows, each a key or (name, key as JSON, layouts of A and B)."""
     source = f"#define FAKE_WORKSPACE {workspace}ull\n#define FAKE_LARGEST_M {largest_m}\n#define FAKE_ERROR {error}\n"
-    source += PREAMBLE
+    source += MULTIPLY + PREAMBLE
     listed = [row if isinstance(row, tuple) else (row.name, row.to_json(), row.layout_a + row.layout_b) for row in rows]
     for i, (row_name, key, layouts) in enumerate(listed):
         source += (
@@ -190,6 +269,13 @@ def make_pack(
         "const atomr_cutlass_pack* atomr_cutlass_pack_v1(void) { return &pack; }\n"
     )
     return compile_library(source, library)
+
+
+def compile_at_run_time(folder: Path, key: KernelKey) -> bytes:
+    """The image of a kernel, and of its companion, for the driver of `make_driver`."""
+    define = f"#define NAME {key.name}\n#define NAME_evaluate {key.name}_evaluate\n#define NAME_info {key.name}_info\n"
+    define += f'#define LAYOUTS "{key.layout_a}{key.layout_b}"\n'
+    return str(compile_library(define + MULTIPLY + JIT, folder / f"{key.name}.so")).encode() + b"\0"
 
 
 def make_driver(folder: Path) -> Path:

@@ -3,13 +3,18 @@
 Every function named `case_...` is a test; the process prints what each of them raised as JSON.
 """
 
+import contextlib
 import gc
+import hashlib
 import json
 import re
 import sys
+import tempfile
 import threading
+import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -17,10 +22,18 @@ import pytest
 from numpy.lib.stride_tricks import as_strided
 
 import atomr_cutlass as ac
+import fake_pack
 from atomr_cutlass import _core, devices, operands, table
+from atomr_cutlass.generator.matrix import expand
+from atomr_cutlass.generator.selection import Selection
+from atomr_cutlass.jit import kernels
+from atomr_cutlass.jit.compiler import Images, Unit
+from atomr_cutlass.jit.store import KernelStore
+from atomr_cutlass.jit.toolchain import Toolchain
 from dlpack_arrays import CudaArray
 
 gemm_module = sys.modules["atomr_cutlass.gemm"]
+plan_module = sys.modules["atomr_cutlass.plan"]
 random = np.random.default_rng(7)
 
 
@@ -382,6 +395,207 @@ def case_a_request_is_explained_on_the_gpu() -> None:
     assert told.source == "pack fake"
     assert told.arch is ac.SmArch.SM80
     assert told.kernel == ac.plan(told.request).kernel_name
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Kernels that the table lacks
+
+
+@contextlib.contextmanager
+def compiler(
+    *, built: bool = False, gate: threading.Event | None = None, error: Exception | None = None
+) -> Iterator[list[str]]:
+    """NVRTC's stand-in is the system's C compiler; gives the names that it compiled. `built`: the pack stays."""
+    compiled: list[str] = []
+
+    def compile_unit(unit: Unit) -> Images:
+        if gate is not None:
+            assert gate.wait(60)
+        compiled.append(unit.name)
+        if error is not None:
+            raise error
+        key = next(key for key in expand("full", [ac.SmArch.SM80]) if key.name == unit.name)
+        image = fake_pack.compile_at_run_time(folder, key)
+        return Images(image, image)
+
+    kernels._kernels.clear()
+    gemm_module._plans.clear()
+    with tempfile.TemporaryDirectory() as name, pytest.MonkeyPatch.context() as patch:
+        folder = Path(name)
+        store = KernelStore(folder / "cache")
+        patch.setattr(kernels, "store", lambda: store)
+        patch.setattr(Unit, "compile", compile_unit)
+        # CUDA's own Python packages do not bear this driver.
+        patch.setattr(kernels, "toolchain", lambda: Toolchain(folder, (13, 0), "fake", (), ""))
+        patch.setattr(Unit, "digest", lambda unit, _tools: hashlib.sha256(unit.source.encode()).digest())
+        patch.setenv(kernels.POLICY_VARIABLE, "auto")
+        if not built:
+            patch.setattr(table, "kernels", lambda *_given, **_named: [])
+        yield compiled
+    kernels._kernels.clear()
+    gemm_module._plans.clear()
+
+
+def case_a_missing_kernel_is_compiled_once() -> None:
+    with compiler() as compiled:
+        for _ in range(3):
+            a, b, c = matrix(5, 7), matrix(7, 3), matrix(5, 3)
+            np.testing.assert_array_equal(ac.gemm(a, b), a @ b)
+            np.testing.assert_array_equal(ac.gemm(a, b, c, alpha=-2, beta=3), 3 * c - 2 * (a @ b))
+            np.testing.assert_array_equal(ac.gemm(a, b, c, alpha=0, beta=3), 3 * c)
+            np.testing.assert_array_equal(ac.gemm(a, b, backend="jit"), a @ b)
+        assert len(compiled) == len(set(compiled)) == 1
+        made = ac.plan(ac.GemmRequest(ac.GemmShape(5, 3, 7), dtype=ac.CutlassDtype.F32))
+        assert (made.origin, made.kernel) == ("jit", None)
+        assert made.kernel_name in made.source
+        assert made.kernel_handle
+        assert made.key == made.request.plan_key()
+        # Another process finds it on disk.
+        kernels._kernels.clear()
+        ac.plan(made.request, backend="jit")
+        assert len(compiled) == 1 + (made.kernel_name not in compiled[:1])
+
+
+def case_backend_jit_passes_the_table_over() -> None:
+    with compiler(built=True) as compiled:
+        a, b = matrix(5, 7), matrix(7, 3)
+        np.testing.assert_array_equal(ac.gemm(a, b), a @ b)
+        assert compiled == []
+        np.testing.assert_array_equal(ac.gemm(a, b, backend="jit"), a @ b)
+        assert len(compiled) == 1
+
+
+def case_a_kernel_that_must_not_be_compiled_is_named() -> None:
+    with compiler() as compiled, pytest.MonkeyPatch.context() as patch:
+        a, b = matrix(5, 7), matrix(7, 3)
+        for given in ({"jit": "off"}, {"backend": "prebuilt"}):
+            refused(ac.KernelNotFoundError, "CMAKE_ARGS=", lambda given=given: ac.gemm(a, b, **given))
+        patch.setenv(kernels.POLICY_VARIABLE, "off")
+        refused(ac.KernelNotFoundError, "cutlass_simt", lambda: ac.gemm(a, b))
+        refused(ac.KernelNotFoundError, "cutlass_simt", lambda: ac.gemm(a, b, backend="jit"))
+        patch.setenv(kernels.POLICY_VARIABLE, "sometimes")
+        refused(ac.InvalidOperandError, "auto, background, off", lambda: ac.gemm(a, b))
+        refused(ac.InvalidOperandError, "jit is 'no'", lambda: ac.gemm(a, b, jit="no"))
+        assert compiled == []
+        np.testing.assert_array_equal(ac.gemm(a, b, jit="auto"), a @ b)
+
+
+def case_misses_are_logged_as_a_filter_of_the_generator() -> None:
+    with compiler() as compiled, pytest.MonkeyPatch.context() as patch, tempfile.TemporaryDirectory() as name:
+        log = Path(name) / "misses.txt"
+        patch.setenv(kernels.MISS_LOG_VARIABLE, str(log))
+        kernels._missed.clear()
+        for _ in range(2):
+            ac.gemm(matrix(5, 7), matrix(7, 3))
+            ac.gemm(matrix(5, 7), matrix(3, 7).T)
+            ac.gemm(matrix(5, 7), matrix(7, 3), backend="jit")
+        assert log.read_text().split() == compiled
+        chosen = Selection(preset="full", archs="80", filter_file=str(log)).keys()
+        assert sorted(key.name for key in chosen) == sorted(compiled)
+        # A log that cannot be written is no reason to fail.
+        patch.setenv(kernels.MISS_LOG_VARIABLE, str(Path(name) / "nowhere" / "misses.txt"))
+        kernels._missed.clear()
+        ac.gemm(matrix(4, 7), matrix(7, 3))
+
+
+def case_threads_that_miss_together_compile_once() -> None:
+    gate = threading.Event()
+    with compiler(gate=gate) as compiled:
+        a, b = matrix(5, 7), matrix(7, 3)
+        wrong: list[object] = []
+
+        def work() -> None:
+            if not np.array_equal(ac.gemm(a, b), a @ b):
+                wrong.append("wrong")
+
+        threads = [threading.Thread(target=work) for _ in range(32)]
+        for thread in threads:
+            thread.start()
+        gate.set()
+        for thread in threads:
+            thread.join()
+        assert (wrong, len(compiled)) == ([], 1)
+
+
+def case_what_does_not_compile_is_said_and_tried_again() -> None:
+    failure = ac.CompileError("it does not compile", log="line 7: error: expected a ;", source="int", options=("-w",))
+    a, b = matrix(5, 7), matrix(7, 3)
+    with compiler(error=failure) as compiled:
+        with pytest.raises(ac.CompileError) as caught:
+            ac.gemm(a, b)
+        assert caught.value.log == failure.log
+        # Remembered: a broken source is not compiled at every call.
+        refused(ac.CompileError, "it does not compile", lambda: ac.gemm(a, b))
+        assert len(compiled) == 1
+    with compiler(error=ac.LibraryError("nvrtc", "killed")):
+        refused(ac.LibraryError, "killed", lambda: ac.gemm(a, b))
+    with compiler():
+        np.testing.assert_array_equal(ac.gemm(a, b), a @ b)
+
+
+def case_a_better_kernel_is_compiled_in_the_background() -> None:
+    gate = threading.Event()
+    with compiler(built=True, gate=gate) as compiled, pytest.MonkeyPatch.context() as patch:
+        every = table.kernels()
+        for seconds in (0.5, 2.0):  # the model's word on the best cell, against the one that is built
+            few = [k for k in every if k.key.tile == (256, 128, 8)]
+            patch.setattr(table, "kernels", lambda *_g, few=few, **_n: few)
+            worth = seconds < 1
+            patch.setattr(plan_module, "WORTHWHILE", 1e9 if worth else 0.0)
+            gate.clear()
+            gemm_module._plans.clear()
+            a, b = Tensor(matrix(64, 64)), Tensor(matrix(64, 64))
+            out = Tensor(matrix(64, 64))
+            made = ac.plan(ac.GemmRequest(ac.GemmShape(64, 64, 64), dtype=ac.CutlassDtype.F32), jit="background")
+            before = made.kernel_name
+            made(a, b, out=out)
+            np.testing.assert_array_equal(out.array, a.array @ b.array)
+            assert (made.kernel_name, made.origin) == (before, "pack fake")
+            gate.set()
+            deadline = time.monotonic() + 30
+            while worth and made.kernel_name == before and time.monotonic() < deadline:
+                made(a, b, out=out, stream=777)  # a stream that is being captured keeps the kernel that it began with
+                if compiled and kernels._kernels and all(f.done() for f in kernels._kernels.values()):
+                    assert made.kernel_name == before
+                    made(a, b, out=out, stream=0)
+                time.sleep(0.01)
+            assert (made.kernel_name != before) == worth
+            made(a, b, out=out, alpha=2)
+            np.testing.assert_array_equal(out.array, 2 * (a.array @ b.array))
+            assert len(compiled) == 1
+
+
+def case_nothing_is_compiled_while_a_graph_is_captured() -> None:
+    with compiler() as compiled:
+        arrays = matrix(5, 7), matrix(7, 3), matrix(5, 3)
+        a, b, out = map(operand, arrays)
+        refused(
+            ac.UnsupportedError,
+            "which cannot be done while a CUDA graph is captured",
+            lambda: ac.gemm(a, b, out=out, stream=777),
+        )
+        assert compiled == []
+        ac.gemm(a, b, out=out, stream=0)
+        arrays[2][...] = 0
+        ac.gemm(a, b, out=out, stream=777)
+        np.testing.assert_array_equal(arrays[2], arrays[0] @ arrays[1])
+
+
+def case_a_request_tells_of_the_compiler() -> None:
+    request = ac.GemmRequest(ac.GemmShape(64, 64, 64), dtype=ac.CutlassDtype.F32)
+    with compiler() as compiled:
+        told = ac.explain(request)
+        assert told.kernel is not None
+        assert told.source == "jit"
+        assert told.compile_seconds is not None
+        assert "compile" in str(told)
+        made = ac.plan(request)
+        assert [made.kernel_name] == [told.kernel] == compiled
+        told = ac.explain(request)
+        assert (told.kernel, told.compile_seconds, told.cached) == (made.kernel_name, 0.0, "memory")
+        kernels._kernels.clear()
+        assert ac.explain(request).cached == "disk"
+        assert ac.explain(request, jit="off").kernel is None
 
 
 def main() -> None:

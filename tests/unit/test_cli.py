@@ -176,7 +176,8 @@ def test_explain_json_is_the_explanation() -> None:
     )
     assert shown["shape"] == {"m": 64, "n": 48, "k": 40, "batch": 3}
     assert (shown["dtype"], shown["arch"]) == ("f32", "sm_80")
-    assert (shown["kernel"] is None) == (shown["nearest"] is not None)
+    assert shown["kernel"] is not None
+    assert (shown["source"] == "jit") == (shown["nearest"] is not None) == (shown["compile_seconds"] is not None)
 
 
 @pytest.mark.usefixtures("empty_table")

@@ -238,8 +238,6 @@ def test_what_is_not_there_yet_is_refused_with_the_reason() -> None:
     a = _random(4, 4)
     with pytest.raises(UnsupportedError, match="fused epilogues are not there yet"):
         _gemm(a, a, epilogue=object())
-    with pytest.raises(UnsupportedError, match="compilation at run time is not there yet"):
-        _gemm(a, a, backend="jit")
     with pytest.raises(UnsupportedError, match="bias and activation: the GPU kernels have no fused epilogues yet"):
         ac.gemm(a, a, bias=_random(4), activation="relu", backend="prebuilt")
     narrow, half = a.astype(ml_dtypes.float8_e4m3fn), a.astype(np.float16)
@@ -395,10 +393,10 @@ def test_negative_strides_are_read_on_the_host() -> None:
 
 
 def test_a_refused_call_leaves_no_plan_behind() -> None:
-    before = dict(gemm_module._plans)
+    before = len(gemm_module._plans)
     with pytest.raises(InvalidOperandError):
         _gemm(A, A)
-    assert dict(gemm_module._plans) == before
+    assert len(gemm_module._plans) == before
 
 
 def test_operands_are_never_changed() -> None:

@@ -27,9 +27,10 @@ from atomr_cutlass import (
     select,
 )
 from atomr_cutlass.devices import Device
-from atomr_cutlass.errors import InvalidOperandError, KernelNotFoundError, UnsupportedError
+from atomr_cutlass.errors import DeviceUnavailableError, InvalidOperandError, KernelNotFoundError, UnsupportedError
 from atomr_cutlass.generator.key import KernelKey
 from atomr_cutlass.generator.matrix import GEMM_ARCHS, expand
+from atomr_cutlass.jit import kernels
 from atomr_cutlass.problem import GemmProblem, MatrixSpec, collapse_batches, variants
 from fake_table import A100, ADA, H200
 
@@ -360,8 +361,9 @@ def test_rewrites_and_fallbacks_are_noted() -> None:
 @pytest.mark.usefixtures("no_gpu")
 def test_a_missing_cell_is_explained_with_the_nearest_and_the_knob(monkeypatch: pytest.MonkeyPatch) -> None:
     fake_table.install(monkeypatch, fake_table.rows_of("smoke", [SmArch.SM90A]))
-    told = explain(_request(dtype=D.F16))
+    told = explain(_request(dtype=D.F16), jit="off")
     assert told.kernel is None
+    assert (told.cached, told.compile_seconds) == (None, None)
     nearest = next(k for k in FULL if k.name == told.nearest)
     assert nearest.a is D.F16
     assert {"a", "b", "d"} <= set(told.axes)
@@ -373,10 +375,34 @@ def test_a_missing_cell_is_explained_with_the_nearest_and_the_knob(monkeypatch: 
 @pytest.mark.usefixtures("no_gpu")
 def test_an_empty_table_is_explained(monkeypatch: pytest.MonkeyPatch) -> None:
     fake_table.install(monkeypatch, [])
-    told = explain(_request())
+    told = explain(_request(), jit="off")
     assert told.kernel is None
     assert told.axes == ()
     assert told.nearest
+
+
+@pytest.mark.usefixtures("no_gpu")
+def test_a_kernel_that_would_be_compiled_is_explained(monkeypatch: pytest.MonkeyPatch) -> None:
+    fake_table.install(monkeypatch, fake_table.rows_of("smoke", [SmArch.SM90A]))
+    for cached in (None, "disk"):
+        monkeypatch.setattr(kernels, "where", lambda _key, _target, cached=cached: cached)
+        told = explain(_request(dtype=D.F16))
+        assert (told.source, told.cached) == ("jit", cached)
+        assert told.kernel == _request(dtype=D.F16).render_cu()[1]
+        assert (told.compile_seconds == 0) == (cached is not None)
+        assert ("would be compiled" in str(told)) == (cached is None)
+        # What would spare the compilation is told too.
+        assert told.knob
+        assert told.nearest
+
+    def lacking(_key: object, _target: object) -> None:
+        raise DeviceUnavailableError("NVRTC is missing: pip install it")
+
+    monkeypatch.setattr(kernels, "where", lacking)
+    told = explain(_request(dtype=D.F16))
+    assert told.kernel is None
+    assert "NVRTC is missing: pip install it" in told.reason
+    assert told.knob
 
 
 @pytest.mark.usefixtures("full_table", "no_gpu")

@@ -14,7 +14,7 @@ from ..generator.matrix import GEMM_ARCHS, gemm_types
 from ..generator.render import render
 from ..numerics import default_out_dtype
 from ..plan_cache import PlanKey
-from ..problem import GemmProblem, MatrixSpec, collapse_batches, variants
+from ..problem import GemmProblem, MatrixSpec
 from .checks import expect, expect_extent, expect_name, math_of
 
 
@@ -184,10 +184,10 @@ class GemmRequest:
         what = self.problem(device.index)
         if 0 in (what.m, what.n, what.batch):
             raise UnsupportedError(f"a result of shape {what.d.shape} is empty: there is nothing to render")
-        key = select.nearest_key(what, list(variants(what, collapse_batches(what))), arch, device)
-        if key is None:
+        best = select.best_cell(what, device, arch)
+        if best is None:
             raise select.missing(what, device, self.arch)
-        return render(key, flavour="nvrtc")
+        return render(best.key, flavour="nvrtc")
 
 
 def refuse_epilogue(bias: object, activation: str | None) -> None:

@@ -1,0 +1,106 @@
+"""What compiles a kernel at run time: NVRTC, CUDA's headers, CUTLASS's and ours."""
+
+from __future__ import annotations
+
+import functools
+import importlib
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from .. import _core
+from ..errors import DeviceUnavailableError
+from ..generator import headers
+
+# In an editable installation the headers lie beside the extension, not beside the Python files.
+INCLUDE = Path(_core.__file__).parent / "include"
+OURS = INCLUDE / "atomr_cutlass"
+CUTLASS = INCLUDE / "cutlass_headers"
+CUTLASS_DIGEST = CUTLASS / "DIGEST"
+
+
+@dataclass(frozen=True)
+class Toolchain:
+    """Where the compiler and its headers are, and what identifies them.
+
+    Attributes:
+        nvrtc: path of the library.
+        version: of NVRTC, such as (13, 0).
+        build: what NVRTC calls itself in the code it makes, down to its build number.
+        include: the folders that headers are looked for in, in order.
+        headers: digest of CUTLASS's headers and of ours.
+    """
+
+    nvrtc: Path
+    version: tuple[int, int]
+    build: str
+    include: tuple[Path, ...]
+    headers: str
+
+
+@functools.cache
+def toolchain() -> Toolchain:
+    """The toolchain of this process, found at the first call.
+
+    Raises:
+        DeviceUnavailableError: NVRTC or CUDA's headers are missing; names the extra that brings them.
+    """
+    pathfinder, nvrtc = _import("cuda.pathfinder"), _import("cuda.bindings.nvrtc")
+    try:
+        library = pathfinder.load_nvidia_dynamic_lib("nvrtc").abs_path
+    except pathfinder.DynamicLibNotFoundError as error:
+        raise _missing("NVRTC") from error
+    cccl, cudart = (pathfinder.find_nvidia_header_directory(name) for name in ("cccl", "cudart"))
+    if cccl is None or cudart is None:
+        raise _missing("CUDA's headers")
+    status, major, minor = nvrtc.nvrtcVersion()
+    if int(status) != 0:
+        raise DeviceUnavailableError(f"NVRTC ({library}) does not start: {status}")
+    if not (CUTLASS / "cutlass").is_dir():
+        raise DeviceUnavailableError(f"CUTLASS's headers are not in {CUTLASS}: reinstall atomr-cutlass")
+    return Toolchain(
+        nvrtc=Path(library),
+        version=(major, minor),
+        build=_build(nvrtc),
+        # The stand-ins come first: they shadow headers of the others.
+        # From CUDA 13 on, CUTLASS asks for <cccl/cuda/...>.
+        include=(OURS / "nvrtc", INCLUDE, CUTLASS, Path(cccl), Path(cccl).parent, Path(cudart)),
+        headers=f"{_cutlass_digest()} {headers.digest(OURS)}",
+    )
+
+
+def _cutlass_digest() -> str:
+    # Taken when the headers were installed: reading all 27 MB in every process would cost more than a kernel from disk.
+    if CUTLASS_DIGEST.is_file():
+        return CUTLASS_DIGEST.read_text(encoding="ascii").strip()
+    return headers.digest(CUTLASS)
+
+
+def _build(nvrtc: Any) -> str:
+    """NVRTC tells its build number in the PTX that it makes, and nowhere else."""
+    options = [b"--gpu-architecture=compute_80"]
+    source = b'extern "C" __global__ void nothing() {}'
+    _, program = nvrtc.nvrtcCreateProgram(source, b"build", 0, [], [])
+    try:
+        nvrtc.nvrtcCompileProgram(program, len(options), options)
+        _, size = nvrtc.nvrtcGetPTXSize(program)
+        text = bytearray(size)
+        nvrtc.nvrtcGetPTX(program, text)
+    finally:
+        nvrtc.nvrtcDestroyProgram(program)
+    lines = text.decode("ascii", "replace").splitlines()
+    return " ".join(line.strip("/ ") for line in lines if line.startswith("//") and line.strip("/ "))
+
+
+def _import(name: str) -> Any:
+    try:
+        return importlib.import_module(name)
+    except ImportError as error:
+        raise _missing(name) from error
+
+
+def _missing(what: str) -> DeviceUnavailableError:
+    return DeviceUnavailableError(
+        f"{what} is missing, so kernels cannot be compiled at run time: pip install 'atomr-cutlass[cu13]' "
+        "(or [cu12], the driver's major version)"
+    )

@@ -3,6 +3,8 @@
 Importing does nothing but import: no CUDA initialisation, no folder, no compiler.
 """
 
+from .actor import CutlassActor, CutlassProps, props
+from .bindings import BoundPlan
 from .errors import (
     CacheError,
     CompileError,
@@ -19,29 +21,60 @@ from .gemm import gemm
 from .generator.archs import SmArch
 from .generator.dtypes import CutlassDtype
 from .generator.matrix import is_fp4_supported, is_fp8_supported, is_supported_for
+from .messages import CutlassMsg, RefitMsg
 from .plan import Plan, plan
-from .requests import GemmEpilogue, GemmLayout, GemmRequest, GemmShape
+from .plan_cache import CachedPlan, PlanCache, PlanKey
+from .requests import (
+    ConvDgradRequest,
+    ConvFwdRequest,
+    ConvLayout,
+    ConvShape,
+    ConvWgradRequest,
+    GemmEpilogue,
+    GemmLayout,
+    GemmRequest,
+    GemmShape,
+    GroupedGemmRequest,
+    GroupedGemmShape,
+)
+from .supervisor import exit_for_restart, supervise
 from .table import KernelInfo, kernels, load_pack
 
 __all__ = [
+    "BoundPlan",
     "CacheError",
+    "CachedPlan",
     "CompileError",
     "ContextPoisonedError",
+    "ConvDgradRequest",
+    "ConvFwdRequest",
+    "ConvLayout",
+    "ConvShape",
+    "ConvWgradRequest",
+    "CutlassActor",
     "CutlassDtype",
     "CutlassError",
+    "CutlassMsg",
+    "CutlassProps",
     "DeviceUnavailableError",
     "Explanation",
     "GemmEpilogue",
     "GemmLayout",
     "GemmRequest",
     "GemmShape",
+    "GroupedGemmRequest",
+    "GroupedGemmShape",
     "InvalidOperandError",
     "KernelInfo",
     "KernelNotFoundError",
     "LibraryError",
     "Plan",
+    "PlanCache",
+    "PlanKey",
+    "RefitMsg",
     "SmArch",
     "UnsupportedError",
+    "exit_for_restart",
     "explain",
     "gemm",
     "is_fp4_supported",
@@ -50,6 +83,8 @@ __all__ = [
     "kernels",
     "load_pack",
     "plan",
+    "props",
+    "supervise",
     "version",
 ]
 

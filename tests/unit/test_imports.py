@@ -22,14 +22,16 @@ GENERATOR = ROOT / "generator"
 LAYERS = (
     ("errors", "_core"),
     ("generator",),
-    ("numerics", "devices", "table", "plan_cache"),
+    ("numerics", "devices", "table", "plan_cache", "mailbox", "supervisor"),
     ("reference", "operands", "problem"),
     ("estimate",),
     ("select",),
     ("requests",),
-    ("jit",),
+    ("jit", "bindings"),
     ("plan",),
     ("explain", "gemm"),
+    ("messages",),
+    ("actor",),
     ("__init__",),
     ("info", "trial"),
     ("cli",),
@@ -142,6 +144,7 @@ def test_the_package_imports_itself_relatively(path: Path) -> None:
 def test_the_package_never_requires_a_framework(path: Path) -> None:
     allowed = {"numpy", "ml_dtypes"} | ({"typer", "rich", "click"} if path.stem in {"cli", "__main__"} else set())
     allowed |= {"cuda", "platformdirs", "rich"} if _module(path) == "jit" else set()
+    allowed |= {"pykka"} if path.stem in {"actor", "mailbox"} else set()
     for level, name in _imports(path):
         top = name.partition(".")[0]
         assert level or top in allowed or top in sys.stdlib_module_names, name
@@ -218,7 +221,7 @@ def test_importing_takes_less_than_150_ms() -> None:
 def test_importing_loads_no_framework_and_starts_no_cuda() -> None:
     found = _import_in_a_new_process()
     loaded = {str(name).partition(".")[0] for name in found["modules"]}  # type: ignore[attr-defined]
-    unwanted = {"torch", "jax", "cupy", "cuda", "typer", "rich", "ml_dtypes", "numba", "hypothesis"}
+    unwanted = {"torch", "jax", "cupy", "cuda", "pykka", "typer", "rich", "ml_dtypes", "numba", "hypothesis"}
     assert loaded & unwanted == set()
     assert found["driver"] is False
 

@@ -109,7 +109,7 @@ class ConvShape:
 
 @dataclass(frozen=True)
 class _ConvRequest:
-    """What the three convolutions have in common.
+    """What the three convolutions have in common: everything but the operation.
 
     Attributes:
         shape: extents.
@@ -188,21 +188,18 @@ class _ConvRequest:
         raise UnsupportedError(f"{self.op} has no kernels yet: use the framework's own convolution")
 
 
-@dataclass(frozen=True)
 class ConvFwdRequest(_ConvRequest):
     """y = epilogue(x * w). No kernels serve it yet: rendering it is refused."""
 
     op = "conv2d_fprop"
 
 
-@dataclass(frozen=True)
 class ConvDgradRequest(_ConvRequest):
     """The gradient of a convolution by x, from dy and w. No kernels serve it yet: rendering it is refused."""
 
     op = "conv2d_dgrad"
 
 
-@dataclass(frozen=True)
 class ConvWgradRequest(_ConvRequest):
     """The gradient of a convolution by w, from dy and x. No kernels serve it yet: rendering it is refused."""
 

@@ -1,0 +1,812 @@
+"""CutlassActor: rendering, launching, bindings, the mailbox, many threads, lost contexts; on a fake GPU."""
+
+from __future__ import annotations
+
+import dataclasses
+import gc
+import logging
+import os
+import subprocess
+import sys
+import threading
+import weakref
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import numpy as np
+import pykka
+import pytest
+
+import atomr_cutlass as ac
+from atomr_cutlass import (
+    CachedPlan,
+    ConvFwdRequest,
+    ConvShape,
+    CutlassActor,
+    CutlassMsg,
+    GemmEpilogue,
+    GemmLayout,
+    GemmRequest,
+    GemmShape,
+    GroupedGemmRequest,
+    GroupedGemmShape,
+    RefitMsg,
+    SmArch,
+    _core,
+)
+from atomr_cutlass import CutlassDtype as D
+from atomr_cutlass.errors import (
+    ContextPoisonedError,
+    InvalidOperandError,
+    KernelNotFoundError,
+    LibraryError,
+    UnsupportedError,
+)
+from fake_gpu import FakeGpu, fetch, operands_of, place, product
+
+REQUEST = GemmRequest(GemmShape(8, 16, 32), dtype=D.F16, arch=SmArch.SM80)
+GROUPED = GroupedGemmRequest(GroupedGemmShape([GemmShape(8, 8, 8)]), dtype=D.BF16)
+CONV = ConvFwdRequest(ConvShape.nhwc(1, 8, 8, 16, 32, 3, 3), dtype=D.F16)
+GEMM = CutlassMsg.Gemm(REQUEST)
+
+
+def wide(n: int) -> GemmRequest:
+    return dataclasses.replace(REQUEST, shape=GemmShape(8, n, 32))
+
+
+def bound(name: str, **changes: Any) -> GemmRequest:
+    return dataclasses.replace(REQUEST, binding=name, **changes)
+
+
+@pytest.fixture
+def gpu(monkeypatch: pytest.MonkeyPatch) -> FakeGpu:
+    made = FakeGpu()
+    made.install(monkeypatch)
+    return made
+
+
+@pytest.fixture
+def actor(gpu: FakeGpu) -> CutlassActor:
+    return CutlassActor(8, planner=gpu.plan)
+
+
+@pytest.fixture
+def mailboxes() -> Iterator[list[Any]]:
+    started: list[Any] = []
+    yield started
+    for mailbox in started:
+        mailbox.stop(timeout=10)
+
+
+def compute(actor: CutlassActor, request: GemmRequest = REQUEST, seed: int = 0) -> None:
+    """Sends a request with operands and checks the answer."""
+    given = operands_of(request, seed)
+    result = actor.handle(CutlassMsg.Gemm(request, given))
+    np.testing.assert_array_equal(fetch(result), product(request, *(fetch(view) for view in given.values())))
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Without operands
+# ----------------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("mock", [True, False])
+def test_a_request_alone_is_rendered_and_cached(mock: bool) -> None:
+    actor = CutlassActor(8, mock=mock)
+    plan = actor.handle(GEMM)
+    assert isinstance(plan, CachedPlan)
+    assert (plan.source, plan.kernel_name) == REQUEST.render_cu()
+    assert (plan.key, plan.kernel_handle) == (REQUEST.plan_key(), None)
+    assert actor.plan_cache.get(REQUEST.plan_key()) is plan
+    assert actor.handle(CutlassMsg.Gemm(dataclasses.replace(REQUEST))) is plan
+    assert (actor.dispatched, len(actor.plan_cache)) == (2, 1)
+    assert actor.rendered == ([REQUEST.render_cu()] if mock else [])
+
+
+def test_the_compile_sink_gets_each_source_once() -> None:
+    seen: list[tuple[str, str]] = []
+    actor = CutlassActor(8, compile_sink=lambda *rendered: seen.append(rendered))
+    for message in (GEMM, GEMM, CutlassMsg.Gemm(wide(64))):
+        actor.handle(message)
+    assert seen == [REQUEST.render_cu(), wide(64).render_cu()]
+
+
+def test_a_sink_that_fails_only_warns() -> None:
+    def sink(_source: str, _name: str) -> None:
+        raise RuntimeError("no compiler")
+
+    actor = CutlassActor(8, compile_sink=sink, mock=True)
+    with pytest.warns(RuntimeWarning, match=r"the compile sink failed on cutlass_.*no compiler"):
+        plan = actor.handle(GEMM)
+    assert actor.plan_cache.get(REQUEST.plan_key()) is plan
+    assert actor.rendered
+
+
+def test_the_plan_used_least_recently_is_rendered_again() -> None:
+    actor = CutlassActor(2, mock=True)
+    for n in (16, 32, 16, 64, 16, 32):
+        actor.handle(CutlassMsg.Gemm(wide(n)))
+    assert len(actor.rendered) == 4
+    cache = actor.plan_cache
+    assert (len(cache), cache.hits, cache.misses, cache.evictions) == (2, 2, 4, 2)
+
+
+def test_what_cannot_be_rendered_is_not_cached() -> None:
+    actor = CutlassActor(8, mock=True)
+    request = dataclasses.replace(REQUEST, epilogue=GemmEpilogue(bias=True))
+    with pytest.raises(UnsupportedError, match="no fused epilogues yet"):
+        actor.handle(CutlassMsg.Gemm(request))
+    assert (len(actor.plan_cache), actor.dispatched, actor.rendered) == (0, 1, [])
+
+
+@pytest.mark.parametrize("message", [CutlassMsg.GroupedGemm(GROUPED), CutlassMsg.Conv(CONV)])
+@pytest.mark.parametrize("mock", [True, False])
+def test_what_has_no_kernels_yet_is_refused(message: Any, mock: bool) -> None:
+    actor = CutlassActor(8, mock=mock)
+    for attempt in (message, type(message)(message.request, {"a": object()})):
+        with pytest.raises(UnsupportedError, match="no kernels yet"):
+            actor.handle(attempt)
+    assert actor.dispatched == 2
+
+
+@pytest.mark.parametrize("message", [None, REQUEST, CutlassMsg(), RefitMsg(REQUEST.plan_key(), b"")])
+def test_what_is_no_message_is_refused(message: Any) -> None:
+    with pytest.raises(InvalidOperandError, match="msg is a"):
+        CutlassActor(8, mock=True).handle(message)
+
+
+@pytest.mark.parametrize("operands", [object(), (object(), object()), {"a": np.ones((8, 32), np.float16)}])
+def test_a_mock_serves_no_operands(operands: Any) -> None:
+    actor = CutlassActor(8, mock=True)
+    with pytest.raises(LibraryError, match="mock: operands need a GPU") as caught:
+        actor.handle(CutlassMsg.Gemm(REQUEST, operands))
+    assert caught.value.lib == "mock"
+    assert actor.rendered == []
+
+
+def test_a_mock_knows_the_keys_of_its_plans() -> None:
+    actor = CutlassActor(8, mock=True)
+    refit = CutlassMsg.Refit(RefitMsg(REQUEST.plan_key(), bytes(16)))
+    with pytest.raises(InvalidOperandError, match=r"no plan of PlanKey\(gemm .*\) is known"):
+        actor.handle(refit)
+    actor.handle(GEMM)
+    assert actor.handle(refit) is None
+    assert actor.dispatched == 3
+
+
+def test_props_make_actors() -> None:
+    props = ac.props(3)
+    assert props == ac.CutlassProps(3)
+    first, second = props.create(mock=True), props.create()
+    assert (first.plan_cache.capacity, first.mock, second.mock) == (3, True, False)
+    assert first.plan_cache is not second.plan_cache
+    with pytest.raises(InvalidOperandError, match="capacity is 0"):
+        ac.props(0).create()
+
+
+def test_prebuilt_kernels_are_the_installations_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    for rows, active in (([], False), ([{"pack": "mine"}], False), ([{"pack": "mine"}, {"pack": ""}], True)):
+        monkeypatch.setattr(_core, "rows", lambda rows=rows: rows)
+        assert CutlassActor.prebuilt_active() is active
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# With operands
+# ----------------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {},
+        {"epilogue": GemmEpilogue(alpha=2.0, beta=3.0)},
+        {"shape": GemmShape(8, 16, 32, 3)},
+        {"layout_a": GemmLayout.COL_MAJOR, "layout_b": GemmLayout.COL_MAJOR},
+        {"out_dtype": D.F32},
+        {"dtype": D.F32, "precision": "tf32"},
+    ],
+)
+def test_operands_are_multiplied_and_awaited(actor: CutlassActor, gpu: FakeGpu, changes: dict[str, Any]) -> None:
+    request = dataclasses.replace(REQUEST, **changes)
+    compute(actor, request)
+    compute(actor, request, seed=1)
+    assert (len(gpu.plans), len(gpu.launches)) == (1, 2)
+    assert gpu.synchronized == [(0, 0)] * 2
+    assert (actor.plan_cache.hits, actor.plan_cache.misses) == (1, 1)
+
+
+def test_one_plan_serves_every_scalar(actor: CutlassActor, gpu: FakeGpu) -> None:
+    for alpha in (1.0, 2.0, -3.0):
+        compute(actor, dataclasses.replace(REQUEST, epilogue=GemmEpilogue(alpha=alpha)))
+    assert len(gpu.plans) == 1
+
+
+def test_the_result_is_written_where_the_message_says(actor: CutlassActor, gpu: FakeGpu) -> None:
+    given, out = operands_of(REQUEST), place(np.zeros((8, 16), np.float16))
+    assert actor.handle(CutlassMsg.Gemm(REQUEST, given, out=out, stream=7)) is out
+    np.testing.assert_array_equal(fetch(out), product(REQUEST, fetch(given["a"]), fetch(given["b"])))
+    assert gpu.launches[0][1] == 7
+    assert gpu.synchronized == [(0, 7)]
+
+
+def test_a_rendered_plan_makes_way_for_one_that_launches(actor: CutlassActor, gpu: FakeGpu) -> None:
+    assert isinstance(actor.handle(GEMM), CachedPlan)
+    compute(actor)
+    assert actor.handle(GEMM) is gpu.plans[0]
+    assert (len(actor.plan_cache), actor.plan_cache.evictions) == (1, 0)
+
+
+def test_a_dropped_plan_is_made_again(gpu: FakeGpu) -> None:
+    actor = CutlassActor(1, planner=gpu.plan)
+    for n in (16, 32, 16):
+        compute(actor, wide(n))
+    assert len(gpu.plans) == 3
+    assert actor.plan_cache.evictions == 2
+
+
+def test_operands_of_the_wrong_kind_are_refused_before_planning(actor: CutlassActor, gpu: FakeGpu) -> None:
+    given = operands_of(wide(32))
+    with pytest.raises(InvalidOperandError, match="b has shape"):
+        actor.handle(CutlassMsg.Gemm(REQUEST, given))
+    assert gpu.plans == []
+
+
+def test_operands_of_another_gpu_are_refused(gpu: FakeGpu) -> None:
+    actor = CutlassActor(8, device=1, planner=gpu.plan)
+    with pytest.raises(InvalidOperandError, match="the operands are on cuda:0"):
+        actor.handle(CutlassMsg.Gemm(REQUEST, operands_of(REQUEST)))
+    assert gpu.plans == []
+
+
+def test_a_stream_being_captured_is_refused(actor: CutlassActor, gpu: FakeGpu) -> None:
+    gpu.capturing.add(3)
+    with pytest.raises(InvalidOperandError, match="being captured into a CUDA graph"):
+        actor.handle(CutlassMsg.Gemm(REQUEST, operands_of(REQUEST), stream=3))
+    assert gpu.launches == []
+    compute(actor)
+
+
+def test_an_empty_result_launches_nothing(actor: CutlassActor, gpu: FakeGpu) -> None:
+    request = dataclasses.replace(REQUEST, shape=GemmShape(0, 16, 32))
+    result = actor.handle(CutlassMsg.Gemm(request, operands_of(request)))
+    assert result.shape == (0, 16)
+    assert (gpu.plans, gpu.launches) == ([], [])
+
+
+def test_a_failed_plan_is_not_cached(gpu: FakeGpu) -> None:
+    failures = [KernelNotFoundError("not built")]
+
+    def planner(request: GemmRequest, device: int) -> Any:
+        if failures:
+            raise failures.pop()
+        return gpu.plan(request, device)
+
+    actor = CutlassActor(8, planner=planner)
+    with pytest.raises(KernelNotFoundError, match="not built"):
+        compute(actor)
+    assert len(actor.plan_cache) == 0
+    compute(actor)
+
+
+def test_the_packages_own_plan_is_the_default() -> None:
+    assert CutlassActor(1)._planner is ac.plan
+
+
+def test_operands_are_let_go_with_the_message(actor: CutlassActor, gpu: FakeGpu) -> None:
+    class Memory:
+        pass
+
+    owner = Memory()
+    gone = weakref.ref(owner)
+    given = operands_of(REQUEST)
+    a = given["a"]
+    given["a"] = _core.Operand(a.pointer, a.shape, a.strides, a.dtype, 2, 0, False, [owner, a])
+    del owner, a
+    alive_at_launch: list[bool] = []
+    gpu.fail = lambda: alive_at_launch.append(gone() is not None)
+    actor.handle(CutlassMsg.Gemm(REQUEST, given))
+    del given
+    gc.collect()
+    assert alive_at_launch == [True]
+    assert gone() is None
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Bindings
+# ----------------------------------------------------------------------------------------------------------------------
+
+
+def send(actor: CutlassActor, request: GemmRequest, a: Any, b: Any = None) -> Any:
+    return fetch(actor.handle(CutlassMsg.Gemm(request, {"a": a, "b": b})))
+
+
+def test_the_first_b_is_bound_and_refitted_in_place(actor: CutlassActor, gpu: FakeGpu) -> None:
+    request = bound("layer 0")
+    a, w = operands_of(request).values()
+    first = send(actor, request, a, w)
+    np.testing.assert_array_equal(send(actor, request, a), first)
+    np.testing.assert_array_equal(send(actor, request, a, w), first)  # the same one may be sent again
+    new = operands_of(request, seed=5)["b"]
+    assert actor.handle(CutlassMsg.Refit(RefitMsg(request.plan_key(), new, stream=4))) is None
+    np.testing.assert_array_equal(fetch(w), fetch(new))  # the caller's own array
+    np.testing.assert_array_equal(send(actor, request, a), product(request, fetch(a), fetch(new)))
+    assert [copy[2:] for copy in gpu.copies] == [(1024, 0, 4)]
+    assert gpu.synchronized[-2:] == [(0, 4), (0, 0)]
+    assert len(gpu.plans) == 1  # nothing is planned anew
+    assert actor.dispatched == 5
+
+
+@pytest.mark.parametrize("columns", [False, True])
+@pytest.mark.parametrize("kind", ["bytes", "array"])
+def test_a_refit_from_the_host(actor: CutlassActor, kind: str, columns: bool) -> None:
+    request = bound("w", layout_b=GemmLayout.COL_MAJOR if columns else GemmLayout.ROW_MAJOR)
+    a, w = operands_of(request).values()
+    send(actor, request, a, w)
+    values = np.arange(512).reshape(32, 16).astype(np.float16) % 7
+    raw = (values.T if columns else values).tobytes()
+    actor.handle(CutlassMsg.Refit(RefitMsg(request.plan_key(), raw if kind == "bytes" else values)))
+    np.testing.assert_array_equal(send(actor, request, a), product(request, fetch(a), values))
+
+
+def test_two_layers_of_one_shape_keep_their_own(actor: CutlassActor, gpu: FakeGpu) -> None:
+    layers = [bound(f"layer {i}") for i in range(2)]
+    a = operands_of(REQUEST)["a"]
+    weights = [operands_of(REQUEST, seed)["b"] for seed in (1, 2)]
+    for layer, w in zip(layers, weights, strict=True):
+        send(actor, layer, a, w)
+    actor.handle(CutlassMsg.Refit(RefitMsg(layers[1].plan_key(), bytes(1024))))
+    assert send(actor, layers[0], a).any()
+    assert not send(actor, layers[1], a).any()
+    assert len(gpu.plans) == 2
+
+
+def test_a_binding_outlives_its_plan(gpu: FakeGpu) -> None:
+    actor = CutlassActor(1, planner=gpu.plan)
+    request = bound("w")
+    a, w = operands_of(request).values()
+    first = send(actor, request, a, w)
+    compute(actor)
+    assert request.plan_key() not in actor.plan_cache
+    actor.handle(CutlassMsg.Refit(RefitMsg(request.plan_key(), fetch(w) * 2)))
+    np.testing.assert_array_equal(send(actor, request, a), first * 2)
+
+
+def test_another_b_is_not_taken_for_the_bound_one(actor: CutlassActor) -> None:
+    request = bound("w")
+    a, w = operands_of(request).values()
+    send(actor, request, a, w)
+    other = operands_of(request, seed=3)["b"]
+    with pytest.raises(InvalidOperandError, match="binding 'w' has another b: leave b out, send a Refit"):
+        send(actor, request, a, other)
+    actor.unbind(request.plan_key())
+    np.testing.assert_array_equal(send(actor, request, a, other), product(request, fetch(a), fetch(other)))
+    actor.unbind(bound("unknown").plan_key())
+
+
+def test_a_binding_without_an_operand_asks_for_one(actor: CutlassActor, gpu: FakeGpu) -> None:
+    request = bound("w")
+    with pytest.raises(InvalidOperandError, match="binding 'w' has no operand yet: the first message has to bring b"):
+        send(actor, request, operands_of(request)["a"])
+    assert gpu.plans == []  # nothing was compiled for it
+    actor.handle(CutlassMsg.Gemm(request))
+    with pytest.raises(InvalidOperandError, match="keeps no operand: send a Gemm message with b first"):
+        actor.handle(CutlassMsg.Refit(RefitMsg(request.plan_key(), b"")))
+
+
+def test_a_refit_of_a_plan_that_binds_nothing_says_how_to(actor: CutlassActor) -> None:
+    compute(actor)
+    with pytest.raises(InvalidOperandError, match="keeps no operand: give the request binding='a name'"):
+        actor.handle(CutlassMsg.Refit(RefitMsg(REQUEST.plan_key(), bytes(1024))))
+
+
+def test_a_refit_of_an_unknown_key_is_refused(actor: CutlassActor) -> None:
+    with pytest.raises(InvalidOperandError, match=r"no plan of PlanKey\(.*\) is known: send its Gemm first"):
+        actor.handle(CutlassMsg.Refit(RefitMsg(wide(64).plan_key(), bytes(1024))))
+
+
+@pytest.mark.parametrize("weights", [bytes(1023), np.zeros((32, 16), np.float32), np.zeros((16, 32), np.float16)])
+def test_a_refit_of_the_wrong_size_or_dtype_changes_nothing(actor: CutlassActor, weights: Any) -> None:
+    request = bound("w")
+    a, w = operands_of(request).values()
+    first = send(actor, request, a, w)
+    with pytest.raises(InvalidOperandError, match="weights"):
+        actor.handle(CutlassMsg.Refit(RefitMsg(request.plan_key(), weights)))
+    np.testing.assert_array_equal(send(actor, request, a), first)
+
+
+def test_a_read_only_operand_is_not_refitted(actor: CutlassActor) -> None:
+    request = bound("w")
+    a, w = operands_of(request).values()
+    send(actor, request, a, place(fetch(w), read_only=True))
+    with pytest.raises(InvalidOperandError, match="the bound operand is read-only"):
+        actor.handle(CutlassMsg.Refit(RefitMsg(request.plan_key(), bytes(1024))))
+
+
+def test_what_the_plan_refuses_is_not_bound(actor: CutlassActor, gpu: FakeGpu) -> None:
+    def refuse() -> None:
+        raise InvalidOperandError("b is misaligned")
+
+    request = bound("w")
+    a, w = operands_of(request).values()
+    gpu.fail = refuse
+    with pytest.raises(InvalidOperandError, match="misaligned"):
+        send(actor, request, a, w)
+    gpu.fail = lambda: None
+    with pytest.raises(InvalidOperandError, match="no operand yet"):
+        send(actor, request, a)
+
+
+def test_a_bound_operand_stays_alive(actor: CutlassActor) -> None:
+    class Memory:
+        pass
+
+    request = bound("w")
+    a, w = operands_of(request).values()
+    owner = Memory()
+    gone = weakref.ref(owner)
+    send(actor, request, a, _core.Operand(w.pointer, w.shape, w.strides, w.dtype, 2, 0, False, [owner, w]))
+    del owner
+    gc.collect()
+    assert gone() is not None
+    actor.unbind(request.plan_key())
+    gc.collect()
+    assert gone() is None
+
+
+def test_a_bound_plan_launches_and_is_refitted(gpu: FakeGpu) -> None:
+    a, w = operands_of(REQUEST).values()
+    plan = ac.BoundPlan(gpu.plan(REQUEST, 0), w)
+    out = place(np.zeros((8, 16), np.float16))
+    plan(a, out=out, alpha=1.0, beta=0.0, stream=2)
+    np.testing.assert_array_equal(fetch(out), product(REQUEST, fetch(a), fetch(w)))
+    plan.refit(bytes(1024))
+    plan(a, out=out, alpha=1.0, beta=0.0, stream=2)
+    assert not fetch(out).any()
+    assert (plan.key, plan.kernel_name, plan.kernel_handle) == (REQUEST.plan_key(), "fake_kernel", 1)
+    assert plan.source == "// source"
+    with pytest.raises(InvalidOperandError, match="b has shape"):
+        ac.BoundPlan(gpu.plan(REQUEST, 0), a)
+    with pytest.raises(InvalidOperandError, match="b is on cuda:0; the plan is for cuda:1"):
+        ac.BoundPlan(gpu.plan(REQUEST, 1), w)
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# The mailbox
+# ----------------------------------------------------------------------------------------------------------------------
+
+
+def test_the_mailbox_answers_in_futures(actor: CutlassActor, mailboxes: list[Any]) -> None:
+    mailbox = actor.start()
+    mailboxes.append(mailbox)
+    assert isinstance(mailbox, pykka.ActorRef)
+    assert actor.start() is mailbox
+    given = operands_of(REQUEST)
+    future = mailbox.ask(CutlassMsg.Gemm(REQUEST, given), block=False)
+    np.testing.assert_array_equal(fetch(future.get(timeout=30)), product(REQUEST, fetch(given["a"]), fetch(given["b"])))
+    failing = mailbox.ask(CutlassMsg.Conv(CONV), block=False)
+    with pytest.raises(UnsupportedError, match="no kernels yet"):
+        failing.get(timeout=30)
+    assert mailbox.is_alive()
+    assert actor.dispatched == 2
+
+
+def test_work_goes_where_the_senders_stream_is(actor: CutlassActor, gpu: FakeGpu, mailboxes: list[Any]) -> None:
+    mailbox = actor.start()
+    mailboxes.append(mailbox)
+    gpu.current.stream = 42  # of this thread; the mailbox's is another
+    mailbox.ask(CutlassMsg.Gemm(REQUEST, operands_of(REQUEST)), timeout=30)
+    assert gpu.launches[0][1] == 42
+    assert gpu.synchronized == [(0, 42)]
+
+
+def test_errors_that_nobody_awaits_are_logged(
+    actor: CutlassActor, mailboxes: list[Any], caplog: pytest.LogCaptureFixture
+) -> None:
+    mailbox = actor.start()
+    mailboxes.append(mailbox)
+    with caplog.at_level(logging.ERROR, "atomr_cutlass"):
+        mailbox.tell(CutlassMsg.Conv(CONV))
+        mailbox.tell(GEMM)
+        assert mailbox.ask(GEMM, timeout=30).key == REQUEST.plan_key()  # it lives on
+    assert "no kernels yet" in caplog.text
+    assert actor.dispatched == 3
+
+
+def test_a_stopped_mailbox_can_be_started_again(actor: CutlassActor, mailboxes: list[Any]) -> None:
+    first = actor.start()
+    answered = first.ask(GEMM, block=False)
+    first.stop(timeout=30)
+    assert answered.get(timeout=30).key == REQUEST.plan_key()
+    with pytest.raises(pykka.ActorDeadError):
+        first.ask(GEMM, timeout=30)
+    second = actor.start()
+    mailboxes.append(second)
+    assert second is not first
+    assert second.ask(GEMM, timeout=30) is answered.get()
+
+
+_FORGOTTEN = """
+import atomr_cutlass as ac
+import time
+
+def sink(source, name):
+    time.sleep(0.5)
+    print("compiled", flush=True)
+
+request = ac.GemmRequest(ac.GemmShape(8, 16, 32), dtype=ac.CutlassDtype.F16, arch=ac.SmArch.SM80)
+actor = ac.CutlassActor(8, compile_sink=sink)
+actor.start().tell(ac.CutlassMsg.Gemm(request))
+print("leaving", flush=True)
+"""
+
+
+def test_a_mailbox_that_nobody_stops_finishes_its_work_and_ends() -> None:
+    ran = subprocess.run([sys.executable, "-c", _FORGOTTEN], capture_output=True, text=True, check=False, timeout=60)
+    assert (ran.returncode, ran.stdout.split(), ran.stderr) == (0, ["leaving", "compiled"], "")
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="the platform has no fork")
+@pytest.mark.filterwarnings("ignore:.*multi-threaded:DeprecationWarning")
+def test_nothing_hangs_in_a_forked_child(mailboxes: list[Any]) -> None:
+    entered, leave = threading.Event(), threading.Event()
+
+    def sink(_source: str, _name: str) -> None:
+        entered.set()
+        leave.wait(30)
+
+    actor = CutlassActor(8, compile_sink=sink)
+    mailbox = actor.start()
+    mailboxes.append(mailbox)
+    waiting = mailbox.ask(GEMM, block=False)
+    assert entered.wait(30)  # the thread holds the key's lock now
+    child = os.fork()
+    if child == 0:
+        status = 1
+        try:
+            mailbox.ask(GEMM, timeout=10)
+        except pykka.ActorDeadError:
+            leave.set()
+            status = 0 if actor.handle(GEMM).key == REQUEST.plan_key() else 2
+        os._exit(status)
+    leave.set()
+    assert waiting.get(timeout=30).key == REQUEST.plan_key()
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Threads
+# ----------------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("through", ["handle", "mailbox", "both"])
+def test_32_threads_on_one_actor(actor: CutlassActor, gpu: FakeGpu, mailboxes: list[Any], through: str) -> None:
+    mailbox = actor.start()
+    mailboxes.append(mailbox)
+    requests = [wide(n) for n in (8, 16, 24, 32)]
+    start = threading.Barrier(32)
+
+    def work(index: int) -> None:
+        start.wait(30)
+        for turn in range(12):
+            request = requests[(index + turn) % len(requests)]
+            gpu.current.stream = index
+            given = operands_of(request, seed=index * 100 + turn)
+            message = CutlassMsg.Gemm(request, given)
+            direct = through == "handle" or (through == "both" and turn % 2)
+            result = actor.handle(message) if direct else mailbox.ask(message, timeout=60)
+            np.testing.assert_array_equal(fetch(result), product(request, *(fetch(view) for view in given.values())))
+
+    with ThreadPoolExecutor(32) as pool:
+        list(pool.map(work, range(32)))
+    assert actor.dispatched == 32 * 12
+    assert len(gpu.launches) == len(gpu.synchronized) == 32 * 12
+    assert sorted(plan.request.shape.n for plan in gpu.plans) == [8, 16, 24, 32]  # one plan a key
+    assert actor.plan_cache.hits + actor.plan_cache.misses == 32 * 12
+
+
+def test_plans_are_made_at_once_for_different_keys_and_once_for_one(gpu: FakeGpu) -> None:
+    together = threading.Barrier(2)
+
+    def planner(request: GemmRequest, device: int) -> Any:
+        together.wait(30)  # breaks unless both plans are being made at the same time
+        return gpu.plan(request, device)
+
+    actor = CutlassActor(8, planner=planner)
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(lambda index: compute(actor, wide(16 if index % 2 else 32), seed=index), range(8)))
+    assert len(gpu.plans) == 2
+
+
+def test_eviction_under_load(gpu: FakeGpu) -> None:
+    actor = CutlassActor(2, planner=gpu.plan)
+
+    def work(index: int) -> None:
+        for turn in range(10):
+            compute(actor, wide(8 + 8 * ((index * 7 + turn) % 6)), seed=turn)
+
+    with ThreadPoolExecutor(16) as pool:
+        list(pool.map(work, range(16)))
+    assert len(actor.plan_cache) == 2
+    assert actor.plan_cache.evictions > 0
+    assert actor._keys._held == {}
+
+
+def test_refits_and_launches_of_one_binding_take_turns(actor: CutlassActor) -> None:
+    request = bound("w")
+    ones = np.ones((8, 32), np.float16)
+    a, w = place(ones), place(np.ones((32, 16), np.float16))
+    send(actor, request, a, w)
+
+    def work(index: int) -> None:
+        for turn in range(10):
+            if index % 4:
+                result = send(actor, request, a)
+                assert (result == result[0, 0]).all()  # all of one refit, never parts of two
+            else:
+                raw = np.full((32, 16), (index + turn) % 9, np.float16)
+                actor.handle(CutlassMsg.Refit(RefitMsg(request.plan_key(), raw)))
+
+    with ThreadPoolExecutor(16) as pool:
+        list(pool.map(work, range(16)))
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# A lost context
+# ----------------------------------------------------------------------------------------------------------------------
+
+
+def poison(gpu: FakeGpu) -> None:
+    def fail() -> None:
+        raise ContextPoisonedError("an illegal memory access was encountered")
+
+    gpu.fail = fail
+
+
+def test_a_lost_context_is_the_answer_and_then_every_answer(gpu: FakeGpu) -> None:
+    told: list[ContextPoisonedError] = []
+    actor = CutlassActor(8, planner=gpu.plan, on_poisoned=told.append)
+    compute(actor)
+    assert actor.poisoned is None
+    poison(gpu)
+    with pytest.raises(ContextPoisonedError, match=r"^an illegal memory access was encountered$") as caught:
+        compute(actor)
+    assert actor.poisoned is caught.value
+    gpu.fail = lambda: None
+    refit = CutlassMsg.Refit(RefitMsg(REQUEST.plan_key(), b""))
+    for message in (CutlassMsg.Gemm(REQUEST, operands_of(REQUEST)), GEMM, refit, CutlassMsg.Conv(CONV)):
+        with pytest.raises(ContextPoisonedError, match=r"refused.*illegal memory access.*fresh process"):
+            actor.handle(message)
+    assert told == [caught.value]
+    assert (actor.dispatched, len(gpu.launches)) == (6, 1)
+
+
+def test_a_wait_that_fails_poisons_too(actor: CutlassActor, monkeypatch: pytest.MonkeyPatch) -> None:
+    def synchronize(_device: int, _stream: int) -> None:
+        raise ContextPoisonedError("unspecified launch failure")
+
+    monkeypatch.setattr(_core, "synchronize", synchronize)
+    with pytest.raises(ContextPoisonedError, match="unspecified launch failure"):
+        compute(actor)
+    assert actor.poisoned is not None
+
+
+def test_other_errors_poison_nothing(actor: CutlassActor, gpu: FakeGpu) -> None:
+    def fail() -> None:
+        raise LibraryError("cuda", "out of memory")
+
+    gpu.fail = fail
+    with pytest.raises(LibraryError, match="out of memory"):
+        compute(actor)
+    gpu.fail = lambda: None
+    compute(actor)
+
+
+def test_a_hook_that_fails_only_warns(gpu: FakeGpu) -> None:
+    def hook(_error: ContextPoisonedError) -> None:
+        raise RuntimeError("nobody to tell")
+
+    actor = CutlassActor(8, planner=gpu.plan, on_poisoned=hook)
+    poison(gpu)
+    with (
+        pytest.warns(RuntimeWarning, match=r"on_poisoned failed: RuntimeError\('nobody to tell'\)"),
+        pytest.raises(ContextPoisonedError, match="illegal"),
+    ):
+        compute(actor)
+
+
+def test_what_is_in_flight_gets_the_error_and_the_hook_is_called_once(gpu: FakeGpu, mailboxes: list[Any]) -> None:
+    told: list[ContextPoisonedError] = []
+    actor = CutlassActor(8, planner=gpu.plan, on_poisoned=told.append)
+    mailbox = actor.start()
+    mailboxes.append(mailbox)
+    compute(actor)
+    poison(gpu)
+
+    def work(index: int) -> bool:
+        message = CutlassMsg.Gemm(REQUEST, operands_of(REQUEST))
+        try:
+            actor.handle(message) if index % 2 else mailbox.ask(message, timeout=30)
+        except ContextPoisonedError:
+            return True
+        return False
+
+    with ThreadPoolExecutor(32) as pool:
+        assert all(pool.map(work, range(64)))
+    assert len(told) == 1
+    assert actor.poisoned is told[0]
+    assert mailbox.is_alive()  # to say why
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# The supervisor
+# ----------------------------------------------------------------------------------------------------------------------
+
+_WORKERS = """
+import os, sys
+import atomr_cutlass as ac
+from pathlib import Path
+
+
+def lets_it_through(log, good_from):
+    with Path(log).open("a") as file:
+        file.write(f"{os.getpid()}\\n")
+    if len(Path(log).read_text().split()) < good_from:
+        raise ac.ContextPoisonedError("an illegal memory access was encountered")
+
+
+def by_the_hook(log, good_from):
+    def hook(error):
+        with Path(log).open("a") as file:
+            file.write(f"{os.getpid()}\\n")
+        if len(Path(log).read_text().split()) < good_from:
+            ac.exit_for_restart(error)
+
+    actor = ac.CutlassActor(8, on_poisoned=hook)
+    actor._poison(ac.ContextPoisonedError("an illegal memory access was encountered"))
+
+
+def fails():
+    raise SystemExit(3)
+
+
+if __name__ == "__main__":
+    target, restarts, *arguments = sys.argv[1:]
+    arguments = [int(a) if a.isdigit() else a for a in arguments]
+    try:
+        ac.supervise(globals()[target], *arguments, restarts=int(restarts), pause=0.01)
+    except ac.CutlassError as error:
+        print(type(error).__name__, error)
+        sys.exit(1)
+"""
+
+
+def supervised(tmp_path: Any, *arguments: object) -> subprocess.CompletedProcess[str]:
+    script = tmp_path / "workers.py"
+    script.write_text(_WORKERS)
+    command = [sys.executable, str(script), *map(str, arguments)]
+    return subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
+
+
+@pytest.mark.parametrize("target", ["lets_it_through", "by_the_hook"])
+def test_a_worker_that_lost_its_context_is_started_afresh(tmp_path: Any, target: str) -> None:
+    log = tmp_path / "log"
+    ran = supervised(tmp_path, target, 3, log, 3)
+    assert (ran.returncode, ran.stdout) == (0, "")
+    assert len(set(log.read_text().split())) == 3  # processes
+    assert ran.stderr.count("atomr_cutlass: an illegal memory access was encountered") == 2
+    assert ran.stderr.count("it is started again in a fresh process") == 2
+
+
+def test_a_worker_is_not_started_for_ever(tmp_path: Any) -> None:
+    log = tmp_path / "log"
+    ran = supervised(tmp_path, "lets_it_through", 1, log, 9)
+    assert ran.returncode == 1
+    assert "ContextPoisonedError lets_it_through lost its CUDA context 2 times: it is not" in ran.stdout
+    assert len(log.read_text().split()) == 2
+
+
+def test_a_worker_that_fails_otherwise_is_not_started_again(tmp_path: Any) -> None:
+    ran = supervised(tmp_path, "fails", 3)
+    assert ran.returncode == 1
+    assert "LibraryError worker: fails ended with status 3" in ran.stdout

@@ -1,0 +1,287 @@
+"""Messages: what they take, what they take up where they are made, and what they leave to the answer."""
+
+from __future__ import annotations
+
+import copy
+import gc
+import weakref
+from typing import Any
+
+import numpy as np
+import pytest
+
+import fake_gpu
+from atomr_cutlass import (
+    ConvFwdRequest,
+    ConvShape,
+    CutlassMsg,
+    GemmEpilogue,
+    GemmLayout,
+    GemmRequest,
+    GemmShape,
+    GroupedGemmRequest,
+    GroupedGemmShape,
+    RefitMsg,
+    operands,
+)
+from atomr_cutlass import CutlassDtype as D
+from atomr_cutlass.errors import CutlassError, InvalidOperandError
+from atomr_cutlass.messages import GemmMsg
+from fake_gpu import FakeGpu, fetch, operands_of, place
+
+REQUEST = GemmRequest(GemmShape(8, 16, 32), dtype=D.F16)
+GROUPED = GroupedGemmRequest(GroupedGemmShape([GemmShape(8, 8, 8)]), dtype=D.BF16)
+CONV = ConvFwdRequest(ConvShape.nhwc(1, 8, 8, 16, 32, 3, 3), dtype=D.F16)
+
+
+@pytest.fixture(autouse=True)
+def gpu(monkeypatch: pytest.MonkeyPatch) -> FakeGpu:
+    made = FakeGpu()
+    made.install(monkeypatch)
+    return made
+
+
+def complaint(given: Any, request: GemmRequest = REQUEST, **options: Any) -> str:
+    """Why a message's operands are refused, which is said by the answer only."""
+    message = CutlassMsg.Gemm(request, given, **options)
+    with pytest.raises(InvalidOperandError) as caught:
+        _ = message.launch
+    return str(caught.value)
+
+
+def filled(dtype: Any, *shape: int, **options: Any) -> Any:
+    return place(np.ones(shape, dtype), **options)
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Kinds
+# ----------------------------------------------------------------------------------------------------------------------
+
+
+def test_messages_are_messages() -> None:
+    refit = CutlassMsg.Refit(RefitMsg(REQUEST.plan_key(), b""))
+    for message in (CutlassMsg.Gemm(REQUEST), CutlassMsg.GroupedGemm(GROUPED), CutlassMsg.Conv(CONV), refit):
+        assert isinstance(message, CutlassMsg)
+        assert repr(message).startswith(f"CutlassMsg.{type(message).__name__}(")
+        assert copy.copy(message) is not message
+    assert CutlassMsg.Gemm is GemmMsg
+
+
+@pytest.mark.parametrize(
+    ("make", "says"),
+    [
+        (lambda: CutlassMsg.Gemm(CONV), "request is a ConvFwdRequest; expected a GemmRequest"),  # type: ignore[arg-type]
+        (lambda: CutlassMsg.GroupedGemm(REQUEST), "expected a GroupedGemmRequest"),  # type: ignore[arg-type]
+        (lambda: CutlassMsg.Conv(None), "request is a NoneType; expected a ConvFwdRequest or ConvDgradRequest"),  # type: ignore[arg-type]
+        (lambda: CutlassMsg.Refit(b""), "msg is a bytes; expected a RefitMsg"),  # type: ignore[arg-type]
+        (lambda: RefitMsg("key", b""), "plan_key is a str; expected a PlanKey"),  # type: ignore[arg-type]
+    ],
+)
+def test_messages_of_the_wrong_kind_are_not_made(make: Any, says: str) -> None:
+    with pytest.raises(InvalidOperandError, match=says):
+        make()
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Operands
+# ----------------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("beta", [0.0, 2.0])
+@pytest.mark.parametrize("form", [dict, lambda given: tuple(given.values()), lambda given: list(given.values())])
+def test_operands_are_a_mapping_or_a_tuple(beta: float, form: Any) -> None:
+    request = GemmRequest(REQUEST.shape, dtype=D.F16, epilogue=GemmEpilogue(beta=beta))
+    given = operands_of(request)
+    launch = CutlassMsg.Gemm(request, form(given)).launch
+    for name in ("a", "b", "c"):
+        assert getattr(launch, name) is given.get(name)
+    assert (launch.out.shape, launch.device, launch.stream) == ((8, 16), 0, 0)
+    assert launch.result is launch.out
+
+
+def test_entries_of_none_are_none() -> None:
+    given = operands_of(REQUEST)
+    assert CutlassMsg.Gemm(REQUEST, {**given, "c": None}).launch.c is None
+    assert CutlassMsg.Gemm(REQUEST, (given["a"], given["b"], None)).launch.c is None
+
+
+def test_the_sender_chooses_out_and_stream(gpu: FakeGpu) -> None:
+    out = filled(np.float16, 8, 16)
+    launch = CutlassMsg.Gemm(REQUEST, operands_of(REQUEST), out=out, stream=77).launch
+    assert (launch.out, launch.result, launch.stream) == (out, out, 77)
+    gpu.current.stream = 5
+    message = CutlassMsg.Gemm(REQUEST, operands_of(REQUEST))
+    gpu.current.stream = 6
+    assert message.launch.stream == 5  # the one that was current where the message was made
+
+
+def test_a_bound_operand_may_be_left_out() -> None:
+    request = GemmRequest(REQUEST.shape, dtype=D.F16, binding="layer 0")
+    a = operands_of(request)["a"]
+    assert CutlassMsg.Gemm(request, {"a": a}).launch.b is None
+    assert CutlassMsg.Gemm(request, (a,)).launch.b is None
+    assert "operands has no b" in complaint({"a": a})
+
+
+def test_operands_live_as_long_as_the_message() -> None:
+    class Memory:
+        pass
+
+    owner = Memory()
+    gone = weakref.ref(owner)
+    view = place(np.ones((8, 32), np.float16))
+    owned = type(view)(view.pointer, view.shape, view.strides, view.dtype, operands.CUDA, 0, False, [owner, view])
+    message = CutlassMsg.Gemm(REQUEST, (owned, operands_of(REQUEST)["b"]))
+    del owner, owned
+    gc.collect()
+    assert gone() is not None
+    del message
+    gc.collect()
+    assert gone() is None
+
+
+@pytest.mark.parametrize(
+    ("given", "says"),
+    [
+        (object(), "operands is a object; expected a mapping of a, b and c, or a tuple"),
+        ("ab", "operands is a str"),
+        ((), "operands is a tuple"),
+        ((1, 2, 3, 4), "operands is a tuple"),
+        ({"x": 1}, "operands has 'x'; expected a, b and c"),
+        ({"b": filled(np.float16, 32, 16)}, "operands has no a"),
+        ((object(), object()), "a object is not an array"),
+        ((np.ones((8, 32), np.float16), np.ones((32, 16), np.float16)), "a is in host memory"),
+        ((filled(np.float32, 8, 32), filled(np.float16, 32, 16)), "a is f32; the request says f16"),
+        ((filled(np.float16, 8, 32), filled(np.float16, 16, 32)), r"b has shape (16, 32); the request says (32, 16)"),
+        ((filled(np.float16, 8, 32), filled(np.float16, 32, 16, columns=True)), "b has strides (1, 32); the request's"),
+        ((filled(np.float16, 8, 32), filled(np.float16, 32, 16, device=1)), "a is on cuda:0 and b on cuda:1"),
+        (
+            (filled(np.float16, 8, 32), filled(np.float16, 32, 16), filled(np.float16, 8, 16)),
+            "the request's beta is 0, so that it would not be read",
+        ),
+    ],
+)
+def test_what_is_wrong_with_operands_is_said_in_the_answer(given: Any, says: str) -> None:
+    assert says in complaint(given)
+
+
+def test_a_needed_c_is_missed() -> None:
+    request = GemmRequest(REQUEST.shape, dtype=D.F16, epilogue=GemmEpilogue(beta=0.5))
+    given = operands_of(request)
+    del given["c"]
+    assert "beta is 0.5, so operands needs c" in complaint(given, request)
+
+
+@pytest.mark.parametrize(
+    ("out", "says"),
+    [
+        (filled(np.float16, 16, 8), "out has shape (16, 8); the request says (8, 16)"),
+        (filled(np.float32, 8, 16), "out is f32; the request says f16"),
+        (filled(np.float16, 8, 16, columns=True), "out has strides"),
+        (filled(np.float16, 8, 16, read_only=True), "out is read-only"),
+        (filled(np.float16, 8, 16, device=1), "a is on cuda:0 and out on cuda:1"),
+    ],
+)
+def test_out_is_what_the_request_says(out: Any, says: str) -> None:
+    assert says in complaint(operands_of(REQUEST), out=out)
+
+
+def test_column_major_results_are_the_callers() -> None:
+    request = GemmRequest(REQUEST.shape, dtype=D.F16, layout_c=GemmLayout.COL_MAJOR)
+    given = operands_of(request)
+    assert "out is needed" in complaint(given, request)
+    out = filled(np.float16, 8, 16, columns=True)
+    assert CutlassMsg.Gemm(request, given, out=out).launch.out is out
+
+
+def test_a_stream_is_a_stream() -> None:
+    assert "stream is a str" in complaint(operands_of(REQUEST), stream="0")
+
+
+def test_batches_are_outermost() -> None:
+    request = GemmRequest(GemmShape(8, 16, 32, 3), dtype=D.F16, layout_b=GemmLayout.COL_MAJOR)
+    given = operands_of(request)
+    assert given["b"].strides == (512, 1, 32)
+    assert CutlassMsg.Gemm(request, given).launch.out.shape == (3, 8, 16)
+    assert "b has strides" in complaint({**given, "b": place(fetch(given["b"]))}, request)
+
+
+def test_strides_of_single_elements_say_nothing() -> None:
+    request = GemmRequest(GemmShape(1, 16, 32), dtype=D.F16, layout_a=GemmLayout.COL_MAJOR)
+    assert CutlassMsg.Gemm(request, operands_of(REQUEST) | {"a": filled(np.float16, 1, 32)}).launch.a.shape == (1, 32)
+
+
+def test_an_answer_may_be_had_twice() -> None:
+    message = CutlassMsg.Gemm(REQUEST, object())
+    for _ in range(2):
+        with pytest.raises(CutlassError):
+            _ = message.launch
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Weights
+# ----------------------------------------------------------------------------------------------------------------------
+
+WEIGHTS = np.arange(32 * 16).reshape(32, 16).astype(np.float16)
+
+
+@pytest.mark.parametrize("kind", [bytes, bytearray, memoryview, lambda raw: np.frombuffer(raw, np.uint8)])
+def test_bytes_in_the_operands_own_order(kind: Any) -> None:
+    target = filled(np.float16, 32, 16, columns=True)
+    staged = RefitMsg(REQUEST.plan_key(), kind(np.ascontiguousarray(WEIGHTS.T).tobytes())).staged
+    assert (staged.size, staged.stream) == (1024, 0)
+    staged.copy_to(target)
+    np.testing.assert_array_equal(fetch(target), WEIGHTS)
+
+
+@pytest.mark.parametrize("columns", [False, True])
+@pytest.mark.parametrize("host", [WEIGHTS, np.asfortranarray(WEIGHTS), np.repeat(WEIGHTS, 2, 1)[:, ::2]])
+def test_host_arrays_of_any_strides(host: Any, columns: bool) -> None:
+    target = filled(np.float16, 32, 16, columns=columns)
+    RefitMsg(REQUEST.plan_key(), host).staged.copy_to(target)
+    np.testing.assert_array_equal(fetch(target), WEIGHTS)
+
+
+def test_arrays_of_the_gpu_are_copied_on_their_stream(gpu: FakeGpu) -> None:
+    target, source = filled(np.float16, 32, 16), place(WEIGHTS)
+    gpu.current.stream = 9
+    RefitMsg(REQUEST.plan_key(), source).staged.copy_to(target)
+    RefitMsg(REQUEST.plan_key(), source, stream=4).staged.copy_to(target)
+    np.testing.assert_array_equal(fetch(target), WEIGHTS)
+    assert [(copy[2], copy[4]) for copy in gpu.copies] == [(1024, 9), (1024, 4)]
+
+
+def test_the_operand_itself_needs_no_copy(gpu: FakeGpu) -> None:
+    target = place(WEIGHTS)
+    RefitMsg(REQUEST.plan_key(), target).staged.copy_to(target)
+    assert gpu.copies == []
+
+
+def _overlapping(target: Any) -> Any:
+    return type(target)(target.pointer + 64, target.shape, target.strides, target.dtype, operands.CUDA, 0)
+
+
+@pytest.mark.parametrize(
+    ("weights", "says"),
+    [
+        (b"123", "weights has 3 bytes; the bound operand has 1024: (32, 16) of f16"),
+        (b"", "weights has 0 bytes"),
+        (WEIGHTS.astype(np.float32), "weights is f32; the bound operand is f16"),
+        (WEIGHTS.T, "weights has shape (16, 32); the bound operand has (32, 16)"),
+        (WEIGHTS.view(np.int16), "no kernel knows elements of type int16"),
+        (memoryview(bytes(2048))[::2], "weights are bytes that do not lie together"),
+        (place(WEIGHTS.astype(np.float32)), "weights is f32"),
+        (place(WEIGHTS, columns=True), "on the GPU bytes are copied as they lie"),
+        (place(WEIGHTS, device=1), "weights is on device 1"),
+        (_overlapping, "weights overlaps the bound operand"),
+        (None, "a NoneType is not an array"),
+    ],
+)
+def test_weights_that_are_not_the_operands_are_refused(gpu: FakeGpu, weights: Any, says: str) -> None:
+    target = fake_gpu.place(WEIGHTS)
+    message = RefitMsg(REQUEST.plan_key(), weights(target) if weights is _overlapping else weights)
+    with pytest.raises(InvalidOperandError) as caught:
+        message.staged.copy_to(target)
+    assert says in str(caught.value)
+    assert gpu.copies == []
+    np.testing.assert_array_equal(fetch(target), WEIGHTS)

@@ -39,6 +39,20 @@ def check_operand(view: _core.Operand, spec: MatrixSpec, name: str) -> None:
         )
 
 
+def take_up(array: Any) -> _core.Operand:
+    """A view of an array, read-only where the framework's rules say so and DLPack does not: JAX's are immutable.
+
+    Raises:
+        InvalidOperandError: the object is no array, or one whose elements no kernel knows.
+    """
+    view = operands.as_operand(array)
+    if view.read_only or not operands.is_jax(array):
+        return view
+    return _core.Operand(
+        view.pointer, view.shape, view.strides, view.dtype, view.device_type, view.device, read_only=True, owner=view
+    )
+
+
 def current_stream(array: Any, view: _core.Operand) -> int:
     """The stream that the array's framework works on in this thread, on the array's device."""
     if view.device_type == CUDA and _core.has_exchange_api(array):
@@ -140,7 +154,7 @@ class Binding:
             InvalidOperandError: the array is not the request's B.
         """
         self.name = request.binding or ""
-        self.operand = operands.as_operand(array)
+        self.operand = take_up(array)
         self.lock = threading.Lock()
         check_operand(self.operand, request.problem(device).b, "b")
         if self.operand.device != device:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar, Generic, TypeVar
 
 from . import _core, operands
-from .bindings import Weights, check_operand, current_stream
+from .bindings import Weights, check_operand, current_stream, take_up
 from .errors import CutlassError, InvalidOperandError
 from .plan_cache import PlanKey
 from .problem import MatrixSpec
@@ -212,7 +212,7 @@ for _name, _kind in (
 def _launch(request: GemmRequest, given: Any, out: Any, stream: Any) -> Launch:
     arrays = _named(given)
     _check_names(request, arrays)
-    views = {name: operands.as_operand(array) for name, array in arrays.items()}
+    views = {name: take_up(array) for name, array in arrays.items()}
     device = views["a"].device
     what = request.problem(device)
     specs = {"a": what.a, "b": what.b, "c": what.c or what.d, "out": what.d}

@@ -211,6 +211,14 @@ def test_strides_of_single_elements_say_nothing() -> None:
     assert CutlassMsg.Gemm(request, operands_of(REQUEST) | {"a": filled(np.float16, 1, 32)}).launch.a.shape == (1, 32)
 
 
+def test_arrays_of_jax_are_read_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    given = operands_of(REQUEST)
+    assert not CutlassMsg.Gemm(REQUEST, given).launch.a.read_only
+    monkeypatch.setattr(operands, "is_jax", lambda array: array is given["a"])
+    launch = CutlassMsg.Gemm(REQUEST, given).launch
+    assert (launch.a.read_only, launch.a.pointer, launch.a.shape) == (True, given["a"].pointer, (8, 32))
+
+
 def test_an_answer_may_be_had_twice() -> None:
     message = CutlassMsg.Gemm(REQUEST, object())
     for _ in range(2):

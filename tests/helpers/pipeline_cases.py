@@ -7,12 +7,14 @@ import contextlib
 import gc
 import hashlib
 import json
+import os
 import re
 import sys
 import tempfile
 import threading
 import time
 import traceback
+import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -596,6 +598,30 @@ def case_a_request_tells_of_the_compiler() -> None:
         kernels._kernels.clear()
         assert ac.explain(request).cached == "disk"
         assert ac.explain(request, jit="off").kernel is None
+
+
+def case_a_forked_child_is_told_that_it_has_no_gpu() -> None:
+    with compiler():
+        a, b = matrix(5, 7), matrix(7, 3)
+        ac.gemm(a, b)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # Python warns of forks while there are threads
+            child = os.fork()
+        if child == 0:
+            outcome = 1
+            with contextlib.suppress(BaseException):
+                refused(ac.DeviceUnavailableError, "spawn", lambda: ac.gemm(a, b, backend="jit"))
+                with pytest.warns(RuntimeWarning, match="forked"):
+                    np.testing.assert_array_equal(ac.gemm(a, b), a @ b)
+                outcome = 0
+            os._exit(outcome)
+        deadline = time.monotonic() + 30
+        ended = (0, 0)
+        while ended == (0, 0) and time.monotonic() < deadline:
+            ended = os.waitpid(child, os.WNOHANG)
+            time.sleep(0.01)
+        assert ended == (child, 0)
+        np.testing.assert_array_equal(ac.gemm(a, b), a @ b)
 
 
 def main() -> None:

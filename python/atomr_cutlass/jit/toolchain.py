@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import importlib
+import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,9 @@ INCLUDE = Path(_core.__file__).parent / "include"
 OURS = INCLUDE / "atomr_cutlass"
 CUTLASS = INCLUDE / "cutlass_headers"
 CUTLASS_DIGEST = CUTLASS / "DIGEST"
+
+# Of CUDA 13.2: it declares std::tuple_size otherwise than CUTLASS 4.2 does.
+TOO_NEW_CCCL = (3, 2)
 
 
 @dataclass(frozen=True)
@@ -53,6 +57,12 @@ def toolchain() -> Toolchain:
     cccl, cudart = (pathfinder.find_nvidia_header_directory(name) for name in ("cccl", "cudart"))
     if cccl is None or cudart is None:
         raise _missing("CUDA's headers")
+    known = _cccl_version(Path(cccl))
+    if known is not None and known >= TOO_NEW_CCCL:
+        raise DeviceUnavailableError(
+            f"CUDA's C++ headers in {cccl} (CCCL {known[0]}.{known[1]}) are newer than CUTLASS 4.2 compiles with: "
+            "pip install 'atomr-cutlass[cu13]' (or [cu12], the driver's major version) brings the right ones"
+        )
     status, major, minor = nvrtc.nvrtcVersion()
     if int(status) != 0:
         raise DeviceUnavailableError(f"NVRTC ({library}) does not start: {status}")
@@ -67,6 +77,15 @@ def toolchain() -> Toolchain:
         include=(OURS / "nvrtc", INCLUDE, CUTLASS, Path(cccl), Path(cccl).parent, Path(cudart)),
         headers=f"{_cutlass_digest()} {headers.digest(OURS)}",
     )
+
+
+def _cccl_version(folder: Path) -> tuple[int, int] | None:
+    try:
+        text = (folder / "cuda" / "std" / "__cccl" / "version.h").read_text(encoding="utf-8")
+    except OSError:
+        return None
+    found = re.search(r"#\s*define\s+CCCL_VERSION\s+(\d+)", text)
+    return (int(found[1]) // 1000000, int(found[1]) // 1000 % 1000) if found else None
 
 
 def _cutlass_digest() -> str:

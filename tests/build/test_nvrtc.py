@@ -1,0 +1,120 @@
+"""NVRTC compiles cells of every family, on a machine without a GPU, without nvcc and without a host compiler."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from atomr_cutlass import CompileError, SmArch
+from atomr_cutlass.generator.key import KernelKey
+from atomr_cutlass.generator.matrix import expand
+from atomr_cutlass.jit import kernels
+from atomr_cutlass.jit.compiler import Target, Unit
+from atomr_cutlass.jit.store import KernelStore
+from atomr_cutlass.jit.toolchain import toolchain
+
+FULL = expand("full", [SmArch.SM80, SmArch.SM90A])
+
+
+def _cell(*parts: str) -> KernelKey:
+    return min((k for k in FULL if all(part in k.name for part in parts)), key=lambda k: k.tile)
+
+
+# A cell of each template, and of what else takes its own way through the headers.
+CELLS = {
+    "sm80 tensor op": _cell("cutlass_tensorop_bf16_s16816gemm_bf16", "_tn_align8"),
+    "sm80 simt": _cell("cutlass_simt_f32_sgemm_f32", "_tt_"),
+    "sm80 integer": _cell("cutlass_tensorop_s32_i16832gemm_s8", "_align16"),
+    "sm90": _cell("cutlass3x_sm90_tensorop_gemm_bf16_bf16_f32_bf16", "_tnt_", "pingpong_epi_tma"),
+    "sm90 stream-k": _cell("cutlass3x_sm90_tensorop_gemm_f16_f16_f32_f16", "stream_k"),
+}
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _store(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """A cache of these tests' own."""
+    store = KernelStore(tmp_path_factory.mktemp("cache") / "kernels")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(kernels, "store", lambda: store)
+        yield
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", CELLS)
+def test_a_cell_of_every_family_compiles(name: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))  # no nvcc, no g++
+    monkeypatch.delenv("CUDA_HOME", raising=False)
+    key = CELLS[name]
+    images, origin = kernels.load(key, Target(key.arch.value))
+    assert origin == "compiled"
+    for image, symbol in ((images.kernel, key.name), (images.companion, f"{key.name}_evaluate")):
+        assert image.startswith(b"\x7fELF")
+        assert f".text.{symbol}\0".encode() in image
+    assert f"{key.name}_info\0".encode() in images.companion
+    assert kernels.load(key, Target(key.arch.value)) == (images, "disk")
+    assert kernels.where(key, Target(key.arch.value)) == "disk"
+
+
+@pytest.mark.slow
+def test_older_gpus_cells_become_ptx_for_newer_ones() -> None:
+    key = CELLS["sm80 tensor op"]
+    images, _ = kernels.load(key, Target("compute_80"))
+    assert f".entry {key.name}(".encode() in images.kernel
+    assert b".target sm_80" in images.kernel
+
+
+def test_a_source_that_does_not_compile() -> None:
+    unit = Unit("broken", 'extern "C" __global__ void broken() { int x = ; }', Target("sm_80"))
+    with pytest.raises(CompileError, match="expected an expression") as caught:
+        unit.compile()
+    assert "broken" in caught.value.log
+    assert caught.value.options
+
+
+def test_the_toolchain_says_which_build_it_is() -> None:
+    tools = toolchain()
+    major, minor = tools.version
+    assert f"V{major}.{minor}." in tools.build
+    assert all(folder.is_absolute() for folder in tools.include)
+
+
+@pytest.mark.slow
+def test_a_process_that_is_killed_in_mid_compile_leaves_no_trace(tmp_path: Path) -> None:
+    code = (
+        "import sys; from atomr_cutlass.jit import kernels; from atomr_cutlass.jit.compiler import Target\n"
+        "from atomr_cutlass.generator.matrix import expand; from atomr_cutlass import SmArch\n"
+        "key = next(k for k in expand('full', [SmArch.SM80]) if k.name == sys.argv[1])\n"
+        "print('begins', flush=True); kernels.load(key, Target('sm_80')); print('ends')"
+    )
+    key = CELLS["sm80 tensor op"]
+    environment = os.environ | {"ATOMR_CUTLASS_CACHE_DIR": str(tmp_path / "cache")}
+    command = [sys.executable, "-c", code, key.name]
+    killed = subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True)
+    assert killed.stdout
+    assert killed.stdout.readline() == "begins\n"
+    locks = tmp_path / "cache" / "locks"
+    deadline = time.monotonic() + 30
+    while not (locks.is_dir() and any(locks.iterdir())) and time.monotonic() < deadline:
+        time.sleep(0.01)
+    time.sleep(0.3)
+    os.kill(killed.pid, signal.SIGKILL)
+    killed.wait(30)
+    killed.stdout.close()
+    assert not [path for path in (tmp_path / "cache" / "entries").rglob("*") if path.is_file()]
+    again = subprocess.run(
+        command,
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=120,
+    )
+    assert again.stdout == "begins\nends\n", again.stderr
+    assert [path for path in (tmp_path / "cache" / "entries").rglob("*") if path.is_file()]

@@ -1,0 +1,214 @@
+"""The run-time compiler: what identifies a kernel in the cache, its processes, and what it lacks.
+
+NVRTC itself is in tests/build/test_nvrtc.py.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import types
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from atomr_cutlass import CompileError, DeviceUnavailableError, LibraryError, SmArch, devices
+from atomr_cutlass.generator import headers
+from atomr_cutlass.generator.matrix import expand
+from atomr_cutlass.jit import compiler, kernels, toolchain
+from atomr_cutlass.jit.compiler import Images, Target, Unit
+from atomr_cutlass.jit.toolchain import Toolchain
+from fake_table import A100, ADA, H200
+
+KEY = expand("smoke", [SmArch.SM80])[0]
+TOOLS = Toolchain(Path("/a/libnvrtc.so"), (13, 0), "V13.0.88", (Path("/a/include"),), "cutlass ours")
+UNIT = Unit.of(KEY, Target("sm_80"))
+BROKEN = Unit("broken", 'extern "C" __global__ void broken() { int x = ; }', Target("sm_80"))
+
+
+def _digest(unit: Unit = UNIT, **changes: Any) -> bytes:
+    values = {name: getattr(TOOLS, name) for name in ("nvrtc", "version", "build", "include", "headers")}
+    return unit.digest(Toolchain(**(values | changes)))
+
+
+def test_a_kernels_digest_holds_what_it_is_compiled_from_and_no_path() -> None:
+    assert _digest() == _digest(nvrtc=Path("/b/libnvrtc.so"), include=(Path("/b"), Path("/c")))
+    others = [
+        _digest(build="V13.0.89"),
+        _digest(headers="cutlass ours2"),
+        _digest(Unit.of(KEY, Target("compute_80"))),
+        _digest(Unit.of(KEY, Target("sm_86"))),
+        _digest(Unit.of(expand("smoke", [SmArch.SM80])[1], Target("sm_80"))),
+    ]
+    assert len({_digest(), *others}) == len(others) + 1
+
+
+def test_a_digest_is_the_same_in_another_process() -> None:
+    code = "import sys; sys.path[:0] = sys.argv[1:]; import test_jit_compiler as t; print(t._digest().hex())"
+    folders = [str(Path(__file__).parent), *sys.path]
+    process = subprocess.run(
+        [sys.executable, "-c", code, *folders],
+        capture_output=True, text=True, check=True, cwd="/", env=os.environ | {"PYTHONHASHSEED": "7"}, timeout=60,
+    )  # fmt: skip
+    assert process.stdout.strip() == _digest().hex()
+
+
+def test_headers_are_identified_by_what_is_in_them(tmp_path: Path) -> None:
+    for name in ("one", "two"):
+        (tmp_path / name / "deep").mkdir(parents=True)
+        (tmp_path / name / "deep" / "a.h").write_text("int x;")
+        (tmp_path / name / "b.hpp").write_text("int y;")
+    (tmp_path / "two" / "notes.txt").write_text("not a header")
+    assert headers.digest(tmp_path / "one") == headers.digest(tmp_path / "two")
+    os.utime(tmp_path / "one" / "b.hpp", (0, 0))
+    assert headers.digest(tmp_path / "one") == headers.digest(tmp_path / "two")
+    (tmp_path / "two" / "b.hpp").write_text("int z;")
+    assert headers.digest(tmp_path / "one") != headers.digest(tmp_path / "two")
+    (tmp_path / "two" / "b.hpp").rename(tmp_path / "two" / "c.hpp")
+    (tmp_path / "two" / "c.hpp").write_text("int y;")
+    assert headers.digest(tmp_path / "one") != headers.digest(tmp_path / "two")
+
+
+@pytest.mark.parametrize(
+    ("key", "device", "arch"),
+    [(KEY, A100, "sm_80"), (KEY, ADA, "sm_80"), (KEY, H200, "compute_80"),
+     (expand("smoke", [SmArch.SM90A])[0], H200, "sm_90a")],
+)  # fmt: skip
+def test_a_device_of_another_generation_gets_ptx(key: Any, device: devices.Device, arch: str) -> None:
+    target = kernels.target_for(key, device)
+    assert target.arch == arch
+    assert target.image == ("ptx" if arch.startswith("compute") else "cubin")
+
+
+def test_images_come_back_whole() -> None:
+    images = Images(b"kernel", b"")
+    packed = images.pack()
+    assert Images.unpack(packed) == images
+    for wrong in (b"", packed[:-1], packed + b"x", b"\xff" * 20):
+        with pytest.raises(ValueError, match="not a compiled kernel"):
+            Images.unpack(wrong)
+
+
+def test_the_first_error_of_a_log_is_found() -> None:
+    assert compiler.first_error("a.h(1): warning\n\n  a.h(2): error: no such thing\nerror: another") == (
+        "a.h(2): error: no such thing"
+    )
+    assert compiler.first_error("killed") == "killed"
+    assert compiler.first_error("") == "no message"
+
+
+def _worker(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, text: str) -> None:
+    script = tmp_path / "worker.py"
+    script.write_text(text)
+    monkeypatch.setattr(compiler, "_WORKER", script)
+    monkeypatch.setattr(compiler, "toolchain", lambda: TOOLS)
+
+
+def test_a_compiler_that_dies_is_no_broken_source(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    _worker(monkeypatch, tmp_path, "import os, signal; os.kill(os.getpid(), signal.SIGKILL)")
+    with pytest.raises(LibraryError, match="signal 9"):
+        BROKEN.compile()
+    _worker(monkeypatch, tmp_path, "import sys; sys.exit('out of memory')")
+    with pytest.raises(LibraryError, match="status 1: out of memory"):
+        BROKEN.compile()
+
+
+def test_a_broken_source_says_so_with_log_source_and_options(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    answer = json.dumps({"ok": False, "log": "broken(1): error: expected an expression\n1 error detected"})
+    _worker(monkeypatch, tmp_path, f"print({answer!r})")
+    with pytest.raises(
+        CompileError, match=r"broken does not compile for sm_80: broken\(1\): error: expected"
+    ) as caught:
+        BROKEN.compile()
+    assert "1 error detected" in caught.value.log
+    assert caught.value.source == BROKEN.source
+    assert "--gpu-architecture=sm_80" in caught.value.options
+
+
+def test_the_worker_is_told_everything_and_the_environment_decides_nothing(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    _worker(
+        monkeypatch,
+        tmp_path,
+        "import json, os, sys\n"
+        "asked = json.load(sys.stdin)\n"
+        "asked['libraries'] = os.environ['LD_LIBRARY_PATH'].split(os.pathsep)[0]\n"
+        "asked['isolated'] = sys.flags.isolated\n"
+        "sys.stdout.write(json.dumps({'ok': True, 'log': ''}) + '\\n' + json.dumps(asked))",
+    )
+    images = Unit.of(KEY, Target("compute_80")).compile()
+    kernel, companion = json.loads(images.kernel), json.loads(images.companion)
+    assert (kernel["image"], kernel["isolated"], kernel["libraries"]) == ("ptx", 1, "/a")
+    assert kernel["name"] == KEY.name
+    assert KEY.name in kernel["source"]
+    assert set(companion["options"]) - set(kernel["options"]) == {compiler.COMPANION}
+    assert "-I/a/include" in kernel["options"]
+    assert all(Path(folder).is_absolute() for folder in kernel["path"])
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# What is missing
+
+
+def _find(monkeypatch: pytest.MonkeyPatch, **parts: Any) -> None:
+    """Has `toolchain` find these parts of cuda-python."""
+
+    class NotFoundError(Exception):
+        pass
+
+    def load(name: str) -> Any:
+        if parts.get("library") is None:
+            raise NotFoundError(name)
+        return types.SimpleNamespace(abs_path=parts["library"])
+
+    pathfinder = types.SimpleNamespace(
+        load_nvidia_dynamic_lib=load,
+        find_nvidia_header_directory=parts.get("folders", {}).get,
+        DynamicLibNotFoundError=NotFoundError,
+    )
+    modules = {"cuda.pathfinder": pathfinder, "cuda.bindings.nvrtc": parts.get("nvrtc")}
+
+    def importing(name: str) -> Any:
+        if modules[name] is None:
+            raise ImportError(name)
+        return modules[name]
+
+    monkeypatch.setattr(toolchain.importlib, "import_module", importing)
+
+
+@pytest.fixture(autouse=True)
+def _found_anew() -> Any:
+    toolchain.toolchain.cache_clear()
+    yield
+    toolchain.toolchain.cache_clear()
+
+
+def test_what_is_missing_is_named_with_the_extra_that_brings_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    nvrtc = types.SimpleNamespace(nvrtcVersion=lambda: (0, 13, 0))
+    for parts, what in (
+        ({}, "cuda.bindings.nvrtc"),
+        ({"nvrtc": nvrtc}, "NVRTC"),
+        ({"nvrtc": nvrtc, "library": "/a/libnvrtc.so"}, "CUDA's headers"),
+        ({"nvrtc": nvrtc, "library": "/a/libnvrtc.so", "folders": {"cccl": "/a/cccl"}}, "CUDA's headers"),
+    ):
+        with monkeypatch.context() as patch:
+            _find(patch, **parts)
+            with pytest.raises(DeviceUnavailableError, match=r"pip install 'atomr-cutlass\[cu13\]'") as caught:
+                kernels.load(KEY, Target("sm_80"))
+            assert str(caught.value).startswith(f"{what} is missing")
+
+
+def test_headers_that_cutlass_does_not_compile_with_are_refused(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    version = tmp_path / "cuda" / "std" / "__cccl" / "version.h"
+    version.parent.mkdir(parents=True)
+    version.write_text("#define CCCL_VERSION 3002000\n")
+    nvrtc = types.SimpleNamespace(nvrtcVersion=lambda: (0, 13, 2))
+    _find(monkeypatch, nvrtc=nvrtc, library="/a/libnvrtc.so", folders={"cccl": str(tmp_path), "cudart": str(tmp_path)})
+    with pytest.raises(DeviceUnavailableError, match=r"CCCL 3\.2\) are newer than CUTLASS 4\.2 compiles with"):
+        toolchain.toolchain()

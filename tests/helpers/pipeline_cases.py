@@ -359,6 +359,99 @@ def matrix_of_nan(*shape: int) -> np.ndarray[Any, Any]:
     return np.full(shape, np.nan, np.float32)
 
 
+def actor_request(**more: Any) -> ac.GemmRequest:
+    return ac.GemmRequest(ac.GemmShape(8, 10, 9), dtype=ac.CutlassDtype.F32, **more)
+
+
+def case_an_actor_launches_and_waits() -> None:
+    actor = ac.CutlassActor(4)
+    a, b, c, out = matrix(8, 9), matrix(9, 10), matrix(8, 10), matrix_of_nan(8, 10)
+    request = actor_request(epilogue=ac.GemmEpilogue(alpha=2.0, beta=3.0))
+    given = {"a": operand(a), "b": operand(b), "c": operand(c)}
+    assert isinstance(actor.handle(ac.CutlassMsg.Gemm(request)), ac.CachedPlan)
+    fresh = actor.handle(ac.CutlassMsg.Gemm(request, given))
+    np.testing.assert_array_equal(operands.download(fresh), 2 * (a @ b) + 3 * c)
+    view = operand(out)
+    assert actor.handle(ac.CutlassMsg.Gemm(request, given, out=view, stream=5)) is view
+    np.testing.assert_array_equal(out, 2 * (a @ b) + 3 * c)
+    plan = actor.plan_cache.get(request.plan_key())
+    assert isinstance(plan, ac.Plan)
+    assert (plan.key, plan.kernel_name in plan.source, bool(plan.kernel_handle)) == (request.plan_key(), True, True)
+    square = operand(matrix(8, 8))
+    shape = ac.GemmShape(8, 8, 8)
+    aliased = ac.CutlassMsg.Gemm(ac.GemmRequest(shape, dtype=ac.CutlassDtype.F32), (square, square), out=square)
+    refused(ac.InvalidOperandError, "overlaps", lambda: actor.handle(aliased))
+
+
+def case_an_actor_refits_what_it_binds() -> None:
+    actor = ac.CutlassActor(4)
+    a = matrix(8, 9)
+    layers = [actor_request(binding=f"layer {i}") for i in range(2)]
+    weights = [matrix(9, 10) for _ in layers]
+
+    def product(layer: ac.GemmRequest, b: Any = None) -> Any:
+        return operands.download(actor.handle(ac.CutlassMsg.Gemm(layer, {"a": operand(a), "b": b})))
+
+    for layer, b in zip(layers, weights, strict=True):
+        np.testing.assert_array_equal(product(layer, operand(b)), a @ b)
+    new = [matrix(9, 10) for _ in range(3)]
+    for form, values in zip((operand, lambda array: array, lambda array: array.tobytes()), new, strict=True):
+        actor.handle(ac.CutlassMsg.Refit(ac.RefitMsg(layers[1].plan_key(), form(values))))
+        np.testing.assert_array_equal(weights[1], values)  # the caller's own memory
+        np.testing.assert_array_equal(product(layers[1]), a @ values)
+        np.testing.assert_array_equal(product(layers[0]), a @ weights[0])
+
+
+def case_a_bound_plan_launches() -> None:
+    a, b, out = matrix(8, 9), matrix(9, 10), matrix_of_nan(8, 10)
+    bound = ac.BoundPlan(ac.plan(actor_request()), operand(b))
+    bound(operand(a), out=operand(out))
+    np.testing.assert_array_equal(out, a @ b)
+    new = matrix(9, 10)
+    bound.refit(operand(new), stream=3)
+    bound(operand(a), out=operand(out), alpha=2.0, stream=3)
+    np.testing.assert_array_equal(out, 2 * (a @ new))
+    refused(ac.InvalidOperandError, "b has shape (8, 9)", lambda: ac.BoundPlan(bound.plan, operand(a)))
+
+
+def case_an_actor_is_safe_in_threads() -> None:
+    actor = ac.CutlassActor(2)
+    mailbox = actor.start()
+    wrong: list[int] = []
+
+    def work(index: int) -> None:
+        for turn in range(10):
+            n = 8 + (index + turn) % 4
+            a, b, out = matrix(8, 9), matrix(9, n), matrix_of_nan(8, n)
+            request = ac.GemmRequest(ac.GemmShape(8, n, 9), dtype=ac.CutlassDtype.F32)
+            message = ac.CutlassMsg.Gemm(request, (operand(a), operand(b)), out=operand(out), stream=index + 1)
+            _ = actor.handle(message) if turn % 2 else mailbox.ask(message)
+            if not np.array_equal(out, a @ b):
+                wrong.append(index)
+
+    threads = [threading.Thread(target=work, args=(i,)) for i in range(32)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    mailbox.stop()
+    assert wrong == []
+    assert (actor.dispatched, len(actor.plan_cache)) == (320, 2)
+
+
+def case_a_lost_context_puts_an_actor_out_of_service() -> None:
+    told: list[Exception] = []
+    actor = ac.CutlassActor(4, on_poisoned=told.append)
+    given = operand(matrix(8, 9)), operand(matrix(9, 10))
+    out = operand(matrix(8, 10))
+    # The fake kernel fails with an illegal address on this stream.
+    faulty = ac.CutlassMsg.Gemm(actor_request(), given, out=out, stream=666)
+    refused(ac.ContextPoisonedError, "ILLEGAL_ADDRESS", lambda: actor.handle(faulty))
+    good = ac.CutlassMsg.Gemm(actor_request(), given, out=out)
+    refused(ac.ContextPoisonedError, "refused, since this process has lost", lambda: actor.handle(good))
+    assert told == [actor.poisoned]
+
+
 def case_the_reference_takes_gpu_arrays() -> None:
     a, b, out = matrix(4, 5), matrix(5, 6), matrix(4, 6)
     bias = matrix(6)

@@ -6,12 +6,14 @@ import dataclasses
 import gc
 import logging
 import os
+import re
 import subprocess
 import sys
 import threading
 import weakref
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -810,3 +812,21 @@ def test_a_worker_that_fails_otherwise_is_not_started_again(tmp_path: Any) -> No
     ran = supervised(tmp_path, "fails", 3)
     assert ran.returncode == 1
     assert "LibraryError worker: fails ended with status 3" in ran.stdout
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# The guide
+# ----------------------------------------------------------------------------------------------------------------------
+
+
+def test_examples_of_the_guide_run_without_a_gpu(capsys: pytest.CaptureFixture[str]) -> None:
+    text = (Path(__file__).parents[2] / "docs" / "actor.md").read_text(encoding="utf-8")
+    parts = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
+    names: dict[str, Any] = {}
+    for part in parts:
+        compile(part, "actor.md", "exec")
+        if "mailbox" not in part and "layers" not in part and "supervise" not in part:  # those need operands
+            exec(part, names)
+    name, length = capsys.readouterr().out.split()
+    assert name.startswith("cutlass3x_sm90_tensorop_gemm_bf16")
+    assert int(length) > 1000

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import functools
 import importlib.util
 import json
 import os
@@ -21,15 +22,25 @@ import tempfile
 import time
 import xml.etree.ElementTree as ET
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
 
-TIMEOUTS = {"tests": 290, "sanitizer": 110, "bench": 170}
-"""Seconds that a stage may take: ten minutes in all."""
+TIMEOUTS = {
+    "tests": 290,
+    "sanitizer": 110,
+    "bench": 170,
+    "compile": 590,
+    "jit": 400,
+    "jit-sanitizer": 150,
+    "jit-bench": 200,
+}
+"""Seconds that a stage may take."""
+USUAL = ("tests", "sanitizer", "bench")
 QUICK_TIMEOUT = 120
 TEST_TIMEOUT = 60
 
@@ -55,9 +66,11 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--out", type=Path, required=True, help="folder for the results")
     parser.add_argument("--quick", action="store_true", help="fewer shapes and rounds")
-    parser.add_argument("--only", default="", help=f"comma-separated stages of {', '.join(STAGES)}")
+    parser.add_argument(
+        "--only", default="", help=f"comma-separated stages of {', '.join(STAGES)}; default: {', '.join(USUAL)}"
+    )
     arguments = parser.parse_args()
-    wanted = [name.strip() for name in arguments.only.split(",") if name.strip()] or list(STAGES)
+    wanted = [name.strip() for name in arguments.only.split(",") if name.strip()] or list(USUAL)
     for name in wanted:
         if name not in STAGES:
             parser.error(f"unknown stage {name!r}; valid: {', '.join(STAGES)}")
@@ -92,22 +105,29 @@ def main() -> int:
 # Stages
 
 
-def tests(stage: Stage, out: Path, quick: bool) -> None:
-    """The tests with the marker `gpu`: a process for each file, and more for what a lost context left over."""
-    log, xml = out / "tests.log", out / "tests.xml"
+def gpu_tests(stage: Stage, out: Path, quick: bool, *, compiled: bool = False) -> None:
+    """The tests with the marker `gpu`: a process for each file, and more for what a lost context left over.
+
+    `compiled`: all of them over kernels that are compiled at run time, where neither nvcc nor a host compiler is to be
+    found; the stage `compile` has them compiled side by side before. Otherwise without the tests of the run-time
+    compiler.
+    """
+    log, xml = out / f"{stage.name}.log", out / f"{stage.name}.xml"
     log.unlink(missing_ok=True)
     suites = ET.Element("testsuites")
     outcomes: list[Outcome] = []
     deadline = time.monotonic() + limit(stage.name, quick)
     words = [*_pytest(), "-m", "gpu", "-q", "-rf", "--tb=short", *(["-k", "not large"] if quick else [])]
     crashed = []
-    for file in sorted((ROOT / "tests" / "gpu").glob("test_*.py")):
+    files = sorted((ROOT / "tests" / "gpu").glob("test_*.py"))
+    environment = without_compilers() if compiled else {}
+    for file in files if compiled else [file for file in files if file.stem != "test_jit"]:
         path = file.relative_to(ROOT).as_posix()
         wanted = [path]
         for attempt in range(PROCESSES_A_FILE):
             last = attempt == PROCESSES_A_FILE - 1
             try:
-                found = _pytest_process([*words, *wanted], log, deadline - time.monotonic(), suites)
+                found = _pytest_process([*words, *wanted], log, deadline - time.monotonic(), suites, environment)
             except subprocess.TimeoutExpired:
                 found = []
                 crashed.append(f"{path}: out of time")
@@ -151,11 +171,19 @@ class Outcome:
         return self.outcome == "failed"
 
 
-def _pytest_process(words: Sequence[str], log: Path, seconds: float, suites: ET.Element) -> list[Outcome]:
+def without_compilers() -> dict[str, str]:
+    """The environment of tests of the run-time compiler: a PATH on which there is nothing."""
+    empty = tempfile.mkdtemp()
+    return {"PATH": empty, "ATOMR_CUTLASS_TEST_JIT": "1"}
+
+
+def _pytest_process(
+    words: Sequence[str], log: Path, seconds: float, suites: ET.Element, environment: dict[str, str]
+) -> list[Outcome]:
     """Runs pytest, adds its report to `suites`, and returns how each test went; nothing when it left no report."""
     with tempfile.TemporaryDirectory() as folder:
         xml = Path(folder) / "report.xml"
-        run([*words, f"--junit-xml={xml}"], log, max(1.0, seconds))
+        run([*words, f"--junit-xml={xml}"], log, max(1.0, seconds), environment)
         if not xml.is_file():
             return []
         suite = ET.parse(xml).getroot()  # noqa: S314 - written by our own pytest
@@ -171,7 +199,32 @@ def _pytest_process(words: Sequence[str], log: Path, seconds: float, suites: ET.
     return outcomes
 
 
-def sanitizer(stage: Stage, out: Path, quick: bool) -> None:
+def compile_table(stage: Stage, out: Path, quick: bool) -> None:
+    """Every kernel of the table, compiled at run time."""
+    results, log = out / "compile.json", out / "compile.log"
+    for path in (results, log):
+        path.unlink(missing_ok=True)
+    words = [sys.executable, "tools/compile_table.py", "--out", str(results)]
+    environment = {name: value for name, value in without_compilers().items() if name == "PATH"}
+    status = run(words, log, limit(stage.name, quick), environment)
+    measured = json.loads(results.read_text(encoding="utf-8"))
+    stage.results = {name: value for name, value in measured.items() if name != "each"}
+    stage.ok = status == 0 and measured["kernels"] > 0
+    stage.summary = "{kernels} kernels, {failed} failed, {jobs} at once".format(**measured)
+
+
+def jit_bench(stage: Stage, out: Path, quick: bool) -> None:
+    """What compiling, finding and launching a kernel at run time costs."""
+    results, log = out / "jit.json", out / "jit.log"
+    for path in (results, log):
+        path.unlink(missing_ok=True)
+    words = [sys.executable, "benchmarks/jit.py", "--out", str(results), *(["--quick"] if quick else [])]
+    status = run(words, log, limit(stage.name, quick))
+    stage.ok = status == 0 and results.is_file()
+    stage.summary = f"exit status {status}"
+
+
+def sanitizer(stage: Stage, out: Path, quick: bool, *, compiled: bool = False) -> None:
     """compute-sanitizer's memcheck over the tests with the marker `sanitizer`."""
     tool = find_tool("compute-sanitizer")
     if tool is None:
@@ -188,9 +241,9 @@ def sanitizer(stage: Stage, out: Path, quick: bool) -> None:
         "-s",
     ]
     words += ["-p", "no:cacheprovider", "tests/gpu/test_sanitizer.py"]
-    log = out / "sanitizer.log"
+    log = out / f"{stage.name}.log"
     log.unlink(missing_ok=True)
-    status = run(words, log, limit(stage.name, quick))
+    status = run(words, log, limit(stage.name, quick), without_compilers() if compiled else {})
     text = log.read_text(encoding="utf-8", errors="replace")
     summaries = re.findall(r"ERROR SUMMARY: (\d+) error", text)
     outcome = re.findall(r"^(?:=+ )?(\d+ (?:passed|failed|skipped).*?)(?: =+)?$", text, re.MULTILINE)
@@ -224,7 +277,15 @@ def bench(stage: Stage, out: Path, quick: bool) -> None:
         stage.summary = f"{len(rows)} rows"
 
 
-STAGES: dict[str, Callable[[Stage, Path, bool], None]] = {"tests": tests, "sanitizer": sanitizer, "bench": bench}
+STAGES: dict[str, Callable[[Stage, Path, bool], None]] = {
+    "tests": gpu_tests,
+    "sanitizer": sanitizer,
+    "bench": bench,
+    "compile": compile_table,
+    "jit": functools.partial(gpu_tests, compiled=True),
+    "jit-sanitizer": functools.partial(sanitizer, compiled=True),
+    "jit-bench": jit_bench,
+}
 
 
 def limit(name: str, quick: bool) -> int:
@@ -240,13 +301,13 @@ def _pytest(seconds: int = TEST_TIMEOUT) -> list[str]:
     return words
 
 
-def run(words: Sequence[str], log: Path, seconds: float) -> int:
+def run(words: Sequence[str], log: Path, seconds: float, changes: Mapping[str, str] = MappingProxyType({})) -> int:
     """Runs a command in the repository, its output in a file and on the terminal; returns its exit status.
 
     Raises:
         subprocess.TimeoutExpired: it took longer; it and its children have been stopped.
     """
-    environment = os.environ | {"PYTHONUNBUFFERED": "1"}
+    environment = os.environ | {"PYTHONUNBUFFERED": "1"} | changes
     with log.open("ab") as target:
         process = subprocess.Popen(
             words, cwd=ROOT, env=environment, stdout=target, stderr=subprocess.STDOUT, start_new_session=True

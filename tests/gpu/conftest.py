@@ -1,14 +1,37 @@
-"""Frameworks, each imported where a test asks for it; a test whose framework is absent skips."""
+"""Frameworks, each imported where a test asks for it; a test whose framework is absent skips.
 
+With ATOMR_CUTLASS_TEST_JIT set, every kernel that a plan would take from the table is compiled at run time instead, of
+the very same key: the suite is that of the run-time compiler then.
+"""
+
+import dataclasses
 import importlib
 import os
 import warnings
 from collections.abc import Generator
 from types import ModuleType
+from typing import Any
 
 import pytest
 
 import atomr_cutlass as ac
+from atomr_cutlass import plan
+from atomr_cutlass.problem import GemmProblem
+from atomr_cutlass.select import Choice
+
+COMPILED = "ATOMR_CUTLASS_TEST_JIT" in os.environ
+
+# Tests of the table say so where it lacks a kernel; those of the compiler ask for it.
+os.environ["ATOMR_CUTLASS_JIT"] = "auto" if COMPILED else "off"
+
+if COMPILED:
+    prebuilt = plan.from_choice
+
+    def compiled(what: GemmProblem, choice: Choice, **options: Any) -> ac.Plan:
+        """The plan of a choice, its kernel compiled."""
+        return prebuilt(what, dataclasses.replace(choice, info=None), **options)
+
+    plan.from_choice = compiled  # before the tests import it
 
 # What CUDA says once a kernel has faulted: every later call on the context fails, whatever test makes it.
 _FATAL = ("illegal memory access", "misaligned address", "illegal instruction", "unspecified launch failure")

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 import weakref
-from typing import Any
+from typing import Any, overload
 
 from . import _core, devices, problem, select
+from .bindings import BoundPlan
 from .errors import InvalidOperandError, UnsupportedError
 from .generator.archs import SmArch
 from .generator.dtypes import CutlassDtype
@@ -69,7 +70,21 @@ class Plan(_core.GemmPlan):
         return "jit" if info is None else info.origin
 
 
-def plan(request: GemmRequest, device: int | None = None, *, backend: str = "auto", jit: str | None = None) -> Plan:
+@overload
+def plan(
+    request: GemmRequest, device: int | None = None, *, b: None = None, backend: str = "auto", jit: str | None = None
+) -> Plan: ...
+
+
+@overload
+def plan(
+    request: GemmRequest, device: int | None = None, *, b: Any, backend: str = "auto", jit: str | None = None
+) -> BoundPlan: ...
+
+
+def plan(
+    request: GemmRequest, device: int | None = None, *, b: Any = None, backend: str = "auto", jit: str | None = None
+) -> Plan | BoundPlan:
     """Chooses a kernel for a request and allocates what it needs; compiles the kernel where the table lacks it.
 
     Not while a CUDA graph is captured: a plan whose kernel was compiled at run time asks the GPU for its parameters.
@@ -77,6 +92,7 @@ def plan(request: GemmRequest, device: int | None = None, *, backend: str = "aut
     Args:
         request: what to compute; its operands are dense, batches outermost.
         device: index of the GPU; None is GPU 0.
+        b: operand B, on that GPU, to be bound: the plan is then called without it, and `refit` gives it new values.
         backend: `auto` (the table, then compilation), `prebuilt` or `jit`.
         jit: `auto`, `background` or `off`; None leaves it to ATOMR_CUTLASS_JIT. See `make`.
 
@@ -102,7 +118,7 @@ def plan(request: GemmRequest, device: int | None = None, *, backend: str = "aut
     )
     made.request = request
     made.key = request.plan_key()
-    return made
+    return made if b is None else BoundPlan(made, b)
 
 
 def make(

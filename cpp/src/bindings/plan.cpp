@@ -110,6 +110,13 @@ py::object framework_empty(py::object const& like, std::vector<int64_t> const& s
   return framework_array(api, layout);
 }
 
+// The stream that an array's framework works on in this thread. The framework must have the exchange API.
+void* framework_stream(DlExchangeApi const* api, DlDevice device) {
+  void* stream = nullptr;
+  if (api->current_stream(device.type, device.id, &stream) != 0) throw py::error_already_set();
+  return stream;
+}
+
 py::object call(GemmPlan& self, py::object const& a, py::object const& b, py::object const& c, py::object out,
                 std::optional<double> alpha, std::optional<double> beta, py::object const& stream) {
   py::object keep[4];
@@ -126,9 +133,7 @@ py::object call(GemmPlan& self, py::object const& a, py::object const& b, py::ob
             ? stream.cast<uint64_t>()
             : py::module_::import("atomr_cutlass.operands").attr("stream_handle")(stream).cast<uint64_t>());
   } else if (api != nullptr) {
-    if (view_a.device.type == kDlCuda && api->current_stream(view_a.device.type, view_a.device.id, &queue) != 0) {
-      throw py::error_already_set();
-    }
+    if (view_a.device.type == kDlCuda) queue = framework_stream(api, view_a.device);
   } else {
     queue = reinterpret_cast<void*>(
         py::module_::import("atomr_cutlass.operands").attr("current_stream")(a).cast<uint64_t>());
@@ -164,6 +169,14 @@ void bind_plan(py::module_& module) {
            }),
            py::arg("name"), py::arg("key"), py::arg("kernel"), py::arg("companion"))
       .def_property_readonly("name", &JitKernel::name);
+  module.def(
+      "framework_stream",
+      [](py::object const& like, int device) {
+        DlExchangeApi const* api = exchange_api(like);
+        if (api == nullptr) throw InvalidOperand("the framework of this array does not tell its current stream");
+        return reinterpret_cast<uint64_t>(framework_stream(api, {kDlCuda, device}));
+      },
+      py::arg("like"), py::arg("device"), "The stream that the framework of `like` works on in this thread.");
   module.def("framework_empty", &framework_empty, py::arg("like"), py::arg("shape"), py::arg("dtype"),
              py::arg("device"), "A row-major array from the allocator of the framework of `like`.");
   py::class_<GemmPlan>(module, "GemmPlan", py::dynamic_attr(),

@@ -9,7 +9,6 @@ from . import devices, problem, select
 from .devices import Device
 from .errors import CutlassError, InvalidOperandError, KernelNotFoundError
 from .generator.archs import SmArch
-from .generator.matrix import preset_of
 from .jit import kernels
 from .plan import worthwhile
 from .requests import GemmRequest
@@ -186,13 +185,12 @@ def _missing(request: GemmRequest, what: problem.GemmProblem, device: Device, ar
     wanted = select.nearest_key(what, possible, arch, device)
     if wanted is None:
         return _without(request, arch, reason)
-    preset = preset_of(wanted)
     nearest = select.nearest_built(wanted)
     return replace(
         _without(request, arch, reason),
         nearest=wanted.name,
         axes=nearest[1] if nearest else (),
-        knob=f"CMAKE_ARGS='-DATOMR_CUTLASS_PRESET={preset} -DATOMR_CUTLASS_ARCHS={arch.target}' pip install .",
+        knob=f"{select.knob(wanted)} pip install .",
     )
 
 

@@ -8,7 +8,7 @@ from typing import Any, overload
 
 from . import _core, devices, problem, select
 from .bindings import BoundPlan
-from .errors import InvalidOperandError, UnsupportedError
+from .errors import InvalidOperandError, KernelNotFoundError, UnsupportedError
 from .generator.archs import SmArch
 from .generator.dtypes import CutlassDtype
 from .generator.key import ROW
@@ -154,8 +154,13 @@ def make(
         raise UnsupportedError(f"a result of shape {what.d.shape} is empty: there is nothing to plan")
     policy = kernels.policy(jit)
     solvable, device = _nonempty(what), devices.get(what.device)
-    choice = select.choose(solvable, device, arch, backend=backend, compiling=policy != "off")
+    choice = select.choose(solvable, device, arch, backend=backend, compiling=backend == "jit" or policy != "off")
     if choice.info is None:
+        if policy == "off":
+            raise KernelNotFoundError(
+                f"backend='jit' asks for {choice.key.name} to be compiled, which jit='off' or "
+                f"{kernels.POLICY_VARIABLE}=off forbids; build it in with {select.knob(choice.key)}"
+            )
         if stream is not None and _core.capturing(what.device, stream):
             raise UnsupportedError(
                 f"{choice.key.name} has to be compiled, which cannot be done while a CUDA graph is captured: make the "

@@ -205,15 +205,18 @@ def missing(problem: GemmProblem, device: Device, arch: SmArch | None) -> Unsupp
     if wanted is None:
         reason = layouts.reason or "its alignment or layout is in no cell"
         return UnsupportedError(f"no kernel of the matrix serves this problem on {target.value}: {reason}")
-    preset = preset_of(wanted)
     nearest = nearest_built(wanted)
     differs = f"; the nearest there is {nearest[0]}, which differs in {', '.join(nearest[1])}" if nearest else ""
     return KernelNotFoundError(
         f"no kernel in the table serves {problem.a.dtype.value} ({problem.math}) -> {problem.d.dtype.value}, layouts "
         f"{wanted.layout_a}{wanted.layout_b}{wanted.layout_d}, on {target.value}; {wanted.name} would: it is in preset "
-        f"{preset}; build with CMAKE_ARGS='-DATOMR_CUTLASS_PRESET={preset} -DATOMR_CUTLASS_ARCHS={target.target}'"
-        f"{differs}"
+        f"{preset_of(wanted)}; build with {knob(wanted)}{differs}"
     )
+
+
+def knob(key: KernelKey) -> str:
+    """The build setting that adds a key to the table."""
+    return f"CMAKE_ARGS='-DATOMR_CUTLASS_PRESET={preset_of(key)} -DATOMR_CUTLASS_ARCHS={key.arch.target}'"
 
 
 def nearest_built(wanted: KernelKey) -> tuple[str, tuple[str, ...]] | None:

@@ -7,6 +7,7 @@ the very same key: the suite is that of the run-time compiler then.
 import dataclasses
 import importlib
 import os
+import sys
 import warnings
 from collections.abc import Generator
 from types import ModuleType
@@ -15,7 +16,6 @@ from typing import Any
 import pytest
 
 import atomr_cutlass as ac
-from atomr_cutlass import plan
 from atomr_cutlass.problem import GemmProblem
 from atomr_cutlass.select import Choice
 
@@ -25,13 +25,16 @@ COMPILED = "ATOMR_CUTLASS_TEST_JIT" in os.environ
 os.environ["ATOMR_CUTLASS_JIT"] = "auto" if COMPILED else "off"
 
 if COMPILED:
-    prebuilt = plan.from_choice
+    # The package's function of this name hides the module.
+    module: Any = sys.modules["atomr_cutlass.plan"]
+    module.prebuilt_from_choice = module.from_choice
 
     def compiled(what: GemmProblem, choice: Choice, **options: Any) -> ac.Plan:
         """The plan of a choice, its kernel compiled."""
-        return prebuilt(what, dataclasses.replace(choice, info=None), **options)
+        made: ac.Plan = module.prebuilt_from_choice(what, dataclasses.replace(choice, info=None), **options)
+        return made
 
-    plan.from_choice = compiled  # before the tests import it
+    module.from_choice = compiled  # before the tests import it
 
 # What CUDA says once a kernel has faulted: every later call on the context fails, whatever test makes it.
 _FATAL = ("illegal memory access", "misaligned address", "illegal instruction", "unspecified launch failure")

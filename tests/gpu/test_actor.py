@@ -337,8 +337,9 @@ def test_launches_and_refits_of_one_binding_take_turns(torch: Any, actor: ac.Cut
         list(pool.map(work, range(16)))
 
 
-def test_policies_of_the_callers_own(actor: ac.CutlassActor) -> None:
+def test_policies_of_the_callers_own(actor: ac.CutlassActor, monkeypatch: pytest.MonkeyPatch) -> None:
     """A planner that compiles: the same key gives the same kernel, and the same bits."""
+    monkeypatch.setenv("ATOMR_CUTLASS_JIT", "auto")
     request, a, b = request_of(), rows(), weights()
     compiled = ac.CutlassActor(4, planner=lambda asked, device: ac.plan(asked, device, backend="jit"))
     try:
@@ -358,7 +359,8 @@ def test_cupy(cupy: Any, torch: Any, mailbox: Any) -> None:
     """CuPy's arrays come back as CuPy's, from the stream that is current where the message is made."""
     request = ac.GemmRequest(ac.GemmShape(64, 32, 128), dtype=D.F32)
     a, b = (cupy.asarray(fill(shape, D.F32, 1).cpu().numpy()) for shape in ((64, 128), (128, 32)))
-    with cupy.cuda.Stream(non_blocking=True):
+    stream = cupy.cuda.Stream(non_blocking=True)
+    with stream:
         message = ac.CutlassMsg.Gemm(request, {"a": a * 1, "b": b * 1})
     d = mailbox.ask(message)
     assert isinstance(d, cupy.ndarray)

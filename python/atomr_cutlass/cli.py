@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import json
 import re
 import sys
@@ -25,12 +26,14 @@ from rich.text import Text
 
 from . import devices, table, trial
 from . import info as installation
-from .errors import CutlassError, InvalidOperandError, KernelNotFoundError
+from .errors import CutlassError, DeviceUnavailableError, InvalidOperandError, KernelNotFoundError
 from .explain import Explanation, explain
+from .gemm import BACKENDS
 from .generator.archs import SmArch
 from .generator.dtypes import CutlassDtype
 from .generator.matrix import OPS
 from .info import Info
+from .jit import kernels as jit_kernels
 from .jit.store import KernelStore
 from .numerics import PRECISIONS
 from .requests import GemmEpilogue, GemmLayout, GemmRequest, GemmShape
@@ -79,11 +82,19 @@ OutDtype = Annotated[str, typer.Option(help="Element type of D; empty: A's, or i
 Precision = Annotated[str, typer.Option(help=f"For f32 operands: {', '.join(PRECISIONS)}.")]
 Alpha = Annotated[float, typer.Option(help="Factor of the product.")]
 Beta = Annotated[float, typer.Option(help="Factor of C; 0: there is no C.")]
+Jit = Annotated[
+    str,
+    typer.Option(
+        "--jit",
+        help=f"Where the table lacks the kernel: {', '.join(jit_kernels.POLICIES)}; "
+        f"empty: what {jit_kernels.POLICY_VARIABLE} says, else auto.",
+    ),
+]
 
 
 @app.command("info")
 def info_command(*, as_json: AsJson = False) -> None:
-    """GPUs, driver, compilers, headers, packs and kernels; what is missing, with the command that supplies it."""
+    """GPUs, driver, compilers, headers, kernel cache, packs and kernels; what is missing, with the cure."""
     facts = installation.gather()
     if as_json:
         _print_json(facts.to_dict())
@@ -140,13 +151,14 @@ def explain_command(
     precision: Precision = "",
     alpha: Alpha = 1.0,
     beta: Beta = 0.0,
+    jit: Jit = "",
     as_json: AsJson = False,
 ) -> None:
     """Which kernel a GEMM gets and why; where there is none, the nearest one and what would add it."""
     request = _request(m, n, k, batch, dtype, arch, layout, out_dtype, precision, alpha, beta)
     if request.arch is None and not devices.available():
         raise typer.BadParameter(f"needed, since there is no GPU ({devices.problem()})", param_hint="--arch")
-    explanation = explain(request)
+    explanation = explain(request, jit=_jit(jit))
     if as_json:
         _print_json(explanation.to_dict())
     else:
@@ -167,18 +179,18 @@ def run_command(
     precision: Precision = "",
     alpha: Alpha = 1.0,
     beta: Beta = 0.0,
-    backend: Annotated[str, typer.Option(help=f"{', '.join(trial.BACKENDS)}; auto: a GPU if there is one.")] = "auto",
+    backend: Annotated[str, typer.Option(help=f"{', '.join(BACKENDS)}; auto: a GPU if there is one.")] = "auto",
+    jit: Jit = "",
     seed: Annotated[int, typer.Option(min=0, help="Of the random operands.")] = 0,
     as_json: AsJson = False,
 ) -> None:
     """One GEMM on random operands: checked against the reference and, on a GPU, timed."""
-    if backend not in trial.BACKENDS:
-        raise typer.BadParameter(
-            f"unknown backend {backend!r}; valid: {', '.join(trial.BACKENDS)}", param_hint="--backend"
-        )
+    if backend not in BACKENDS:
+        raise typer.BadParameter(f"unknown backend {backend!r}; valid: {', '.join(BACKENDS)}", param_hint="--backend")
     request = _request(m, n, k, batch, dtype, arch, layout, out_dtype, precision, alpha, beta)
-    with _tracker(request) as track:
-        result = trial.run(request, backend=backend, seed=seed, track=track)
+    result = trial.run(
+        request, backend=backend, jit=_jit(jit), seed=seed, progress=functools.partial(_tracker, request)
+    )
     if as_json:
         _print_json(result.to_dict())
     else:
@@ -197,7 +209,7 @@ def demo_command(*, as_json: AsJson = False) -> None:
     refusal = ""
     try:
         result = trial.run(request)
-    except KernelNotFoundError as error:
+    except (KernelNotFoundError, DeviceUnavailableError) as error:
         refusal = str(error)
         result = trial.run(request, backend="reference")
     if as_json:
@@ -365,6 +377,12 @@ def _arch(text: str) -> SmArch | None:
     return _parsed(SmArch.parse, text, "--arch") if text else None
 
 
+def _jit(text: str) -> str | None:
+    if text and text not in jit_kernels.POLICIES:
+        raise typer.BadParameter(f"{text!r}; valid: {', '.join(jit_kernels.POLICIES)}", param_hint="--jit")
+    return text or None
+
+
 def _parsed(parse: Callable[[str], T], text: str, option: str) -> T:
     try:
         return parse(text)
@@ -416,14 +434,33 @@ def _print_facts(facts: Info) -> None:
         lines.append((f"GPU {device.index}", f"{device.name} ({arch}), {size}; {gpu.kernels} kernels run on it"))
     for name, tool in (("nvcc", facts.nvcc), ("cuda-core", facts.cuda_core), ("NVRTC", facts.nvrtc)):
         lines.append((name, f"{tool.version} ({tool.where})" if tool else "none"))
-    headers = facts.headers
-    lines.append(("headers", f"CUTLASS {headers.version} ({headers.where})" if headers else "none"))
+    for name, tool in (("CUTLASS", facts.headers), ("CCCL", facts.cuda_headers)):
+        lines.append(("headers", f"{name} {tool.version} ({tool.where})" if tool else f"{name}: none"))
+    lines += _jit_lines(facts.jit)
     packs = ", ".join(f"{name} ({count} kernels)" for name, count in facts.packs.items())
     lines.append(("packs", packs or "none"))
     counts = ", ".join(f"{count} {generation} for {arch}" for (generation, arch), count in facts.table.items())
     lines.append(("table", f"{sum(facts.table.values())} kernels" + (f": {counts}" if counts else "")))
     for name, text in lines:
         _line(f"{name:<11}{text}")
+
+
+def _jit_lines(jit: installation.Jit) -> list[tuple[str, str]]:
+    does = {
+        "auto": "auto: kernels that the table lacks are compiled",
+        "background": "background: better kernels than the table's are compiled while its own serve",
+        "off": "off: nothing is compiled",
+        None: f"refused: {jit_kernels.POLICY_VARIABLE} names no policy",
+    }[jit.policy]
+    cache = jit.cache
+    kept = f"{cache.kernels} kernels, {_size(cache.size)} of at most {_size(cache.max_size)}, in {cache.folder}"
+    lines = [("JIT", f"{does}; but {jit.problem}" if jit.problem and jit.policy != "off" else does)]
+    if jit.headers:
+        lines.append(("digests", ", ".join(f"{name} {digest[:12]}" for name, digest in jit.headers.items())))
+    lines.append(("cache", f"not used: {cache.problem}" if cache.problem else kept))
+    if jit.miss_log:
+        lines.append(("misses", f"recorded in {jit.miss_log}"))
+    return lines
 
 
 def _print_missing(facts: Info) -> None:
@@ -470,7 +507,7 @@ def _print_trial(result: Trial) -> None:
         _line(f"{_shape(request)} {types}: computed by the NumPy reference ({result.reason})")
     else:
         _line(f"{_shape(request)} {types}: computed by {result.device}")
-        _line(f"kernel {result.kernel}")
+        _line(f"kernel {result.kernel} ({result.backend}, ready in {result.plan_seconds:.2f} s)")
     if result.seconds is not None and result.tflops is not None:
         _line(
             f"{result.seconds * 1e6:.1f} us a launch, {result.tflops:.1f} TFLOP/s "

@@ -1,7 +1,8 @@
-"""What this installation has: GPUs, compilers, headers, kernels, and what would supply the rest."""
+"""What this installation has: GPUs, compilers, headers, kernels, the kernel cache, and what would supply the rest."""
 
 from __future__ import annotations
 
+import os
 import platform
 import re
 from collections import Counter
@@ -12,13 +13,18 @@ from typing import Any
 
 from . import _core, devices, table
 from .devices import Device
-from .errors import LibraryError
+from .errors import CacheError, CutlassError, LibraryError
 from .generator import toolchain
+from .jit import kernels as jit_kernels
+from .jit import toolchain as jit_toolchain
+from .jit.store import MAX_BYTES, KernelStore
+from .jit.toolchain import Toolchain
 from .table import KernelInfo
 
 DRIVER_FILE = Path("/proc/driver/nvidia/version")
 PACKAGE = Path(_core.__file__).parent
-NVRTC_DISTRIBUTIONS = ("nvidia-cuda-nvrtc", "nvidia-cuda-nvrtc-cu12")
+CACHE_VARIABLE = "ATOMR_CUTLASS_CACHE_DIR"
+RUN_TIME = "compiling kernels at run time"
 
 
 @dataclass(frozen=True)
@@ -52,6 +58,47 @@ class Tool:
 
 
 @dataclass(frozen=True)
+class Cache:
+    """The kernel cache.
+
+    Attributes:
+        folder: where it is, or would be made.
+        kernels: how many are in it.
+        size: their bytes.
+        max_size: how many bytes may stay.
+        problem: why nothing is read from it or written to it; empty when there is no reason.
+    """
+
+    folder: str
+    kernels: int
+    size: int
+    max_size: int
+    problem: str
+
+
+@dataclass(frozen=True)
+class Jit:
+    """Compilation at run time.
+
+    Attributes:
+        policy: what happens when the table lacks a kernel: `auto`, `background` or `off`; None when ATOMR_CUTLASS_JIT
+            names no policy.
+        problem: why nothing can be compiled; empty when it can.
+        nvrtc_build: what NVRTC calls itself in the code it makes.
+        headers: digests of the contents of CUTLASS's headers and of ours, by which compiled kernels are kept.
+        cache: the kernel cache.
+        miss_log: the file that takes the names of kernels that the table lacks, or None.
+    """
+
+    policy: str | None
+    problem: str
+    nvrtc_build: str
+    headers: dict[str, str]
+    cache: Cache
+    miss_log: str | None
+
+
+@dataclass(frozen=True)
 class Info:
     """The facts that `atomr-cutlass info` shows.
 
@@ -60,8 +107,10 @@ class Info:
         python: version of the interpreter.
         driver: versions of the NVIDIA driver and of the CUDA that it knows, or why it cannot be used.
         gpus: every visible GPU.
-        nvcc, cuda_core, nvrtc: compilers, None where there is none.
+        nvcc, cuda_core, nvrtc: compilers and what drives them, None where there is none that can be used.
         headers: the CUTLASS headers in the package.
+        cuda_headers: CUDA's, with the version of CCCL; None where NVRTC is.
+        jit: compilation at run time.
         packs: kernels by pack.
         table: kernels by (generation, arch), packs included.
         missing: what is not there, with the cure.
@@ -75,6 +124,8 @@ class Info:
     cuda_core: Tool | None
     nvrtc: Tool | None
     headers: Tool | None
+    cuda_headers: Tool | None
+    jit: Jit
     packs: dict[str, int]
     table: dict[tuple[str, str], int]
     missing: tuple[Missing, ...]
@@ -93,8 +144,10 @@ class Info:
                     ("cuda_core", self.cuda_core),
                     ("nvrtc", self.nvrtc),
                     ("headers", self.headers),
+                    ("cuda_headers", self.cuda_headers),
                 )
             },
+            "jit": asdict(self.jit),
             "packs": self.packs,
             "table": [{"generation": g, "arch": a, "kernels": count} for (g, a), count in self.table.items()],
             "missing": [{"what": m.what, "for": m.for_, "cure": m.cure} for m in self.missing],
@@ -102,19 +155,31 @@ class Info:
 
 
 def gather() -> Info:
-    """Looks at the installation; starts the driver, but allocates nothing on a GPU and writes nothing."""
+    """Looks at the installation; starts the driver and NVRTC, but allocates nothing on a GPU and writes nothing."""
     kernels, pack_problem = _kernels()
     problem = devices.problem()
     visible = [] if problem else [devices.get(i) for i in range(_core.device_count())]
     gpus = tuple(Gpu(device, sum(_runs(info, device) for info in kernels)) for device in visible)
     nvcc, nvcc_problem = _nvcc()
+    tools, jit_problem = _jit_tools(0 if problem else _core.driver_version() // 1000)
+    policy, policy_problem = _policy()
+    cache = _cache()
     facts: dict[str, Any] = {
         "nvcc": nvcc,
         "cuda_core": _distribution("cuda-core"),
-        "nvrtc": _nvrtc(nvcc),
+        "nvrtc": _nvrtc(tools),
         "headers": _headers(),
+        "cuda_headers": _cuda_headers(tools),
     }
-    missing = [*_missing_kernels(kernels, gpus), *_missing_tools(facts, 12 if _is_cuda_12(problem) else 13)]
+    missing = [
+        *_missing_kernels(kernels, gpus, compiling=not jit_problem and policy != "off"),
+        *_missing_tools(facts, jit_problem, _extra(12 if _is_cuda_12(problem) else 13)),
+    ]
+    if policy_problem:
+        missing.append(Missing(policy_problem, RUN_TIME, f"correct {jit_kernels.POLICY_VARIABLE}"))
+    if cache.problem:
+        cure = f"export {CACHE_VARIABLE}=ANOTHER_FOLDER"
+        missing.append(Missing(cache.problem, "keeping compiled kernels for other processes", cure))
     if pack_problem:
         missing.append(Missing(pack_problem, "the kernels of that pack", f"correct {table.PACKS_VARIABLE}"))
     if nvcc_problem:
@@ -126,6 +191,14 @@ def gather() -> Info:
         python=platform.python_version(),
         driver=problem or _driver(),
         gpus=gpus,
+        jit=Jit(
+            policy=policy,
+            problem=jit_problem,
+            nvrtc_build=tools.build if tools else "",
+            headers=dict(zip(("cutlass", "atomr_cutlass"), tools.headers.split(), strict=True)) if tools else {},
+            cache=cache,
+            miss_log=os.environ.get(jit_kernels.MISS_LOG_VARIABLE) or None,
+        ),
         packs=dict(Counter(info.pack for info in kernels if info.pack)),
         table=dict(sorted(Counter((info.key.generation, info.key.arch.value) for info in kernels).items())),
         missing=tuple(missing),
@@ -186,15 +259,62 @@ def _distribution(name: str) -> Tool | None:
         return None
 
 
-def _nvrtc(nvcc: Tool | None) -> Tool | None:
-    for name in NVRTC_DISTRIBUTIONS:
-        if found := _distribution(name):
-            return found
-    if nvcc is None:
+def _jit_tools(driver: int) -> tuple[Toolchain | None, str]:
+    """(what kernels are compiled with at run time, why they cannot be).
+
+    Args:
+        driver: the CUDA major version that the driver knows; 0 without a driver.
+    """
+    try:
+        tools = jit_toolchain.toolchain()
+    except CutlassError as error:
+        return None, str(error)
+    # Bindings of another CUDA, or a library that is half installed: they fail in more ways than the package foresees.
+    except Exception as error:  # noqa: BLE001
+        return None, f"NVRTC cannot be used: {error}"
+    if 0 < driver < tools.version[0]:
+        version = ".".join(map(str, tools.version))
+        return (
+            tools,
+            f"NVRTC {version} compiles for CUDA {tools.version[0]}, which this driver (CUDA {driver}) is too old for",
+        )
+    return tools, ""
+
+
+def _nvrtc(tools: Toolchain | None) -> Tool | None:
+    if tools is None:
         return None
-    toolkit = Path(nvcc.where).resolve().parents[1]
-    library = next((toolkit / "lib64").glob("libnvrtc.so.*"), None)
-    return Tool(nvcc.version, str(library)) if library else None
+    exact = re.search(r"V(\d+(?:\.\d+)+)", tools.build)
+    return Tool(exact[1] if exact else ".".join(map(str, tools.version)), str(tools.nvrtc))
+
+
+def _cuda_headers(tools: Toolchain | None) -> Tool | None:
+    for folder in tools.include if tools else ():
+        found = jit_toolchain._cccl_version(folder)  # noqa: SLF001
+        if found:
+            return Tool(f"{found[0]}.{found[1]}", str(folder))
+    return None
+
+
+def _policy() -> tuple[str | None, str]:
+    """(the policy in force, why there is none)."""
+    try:
+        return jit_kernels.policy(), ""
+    except CutlassError as error:
+        return None, str(error)
+
+
+def _cache() -> Cache:
+    try:
+        store = KernelStore()
+    except RuntimeError as error:  # the home of a user that there is not
+        return Cache(os.environ.get(CACHE_VARIABLE, ""), 0, 0, MAX_BYTES, str(error))
+    problem = ""
+    try:
+        entries = store.entries()
+    except CacheError as error:
+        entries, problem = [], str(error)
+    return Cache(str(store.folder), len(entries), sum(entry.size for entry in entries), store.max_bytes, problem)
 
 
 def _headers() -> Tool | None:
@@ -215,39 +335,34 @@ def _missing_driver(problem: str) -> Missing:
     return Missing(problem, "computing on a GPU; until then gemm runs the NumPy reference", cure)
 
 
-def _missing_kernels(kernels: list[KernelInfo], gpus: tuple[Gpu, ...]) -> list[Missing]:
+def _missing_kernels(kernels: list[KernelInfo], gpus: tuple[Gpu, ...], *, compiling: bool) -> list[Missing]:
+    first_use = " without compiling at the first use" if compiling else ""
     if not kernels and not gpus:
-        return [Missing("the kernel table is empty", "computing on a GPU", build_command("default", "80;90a"))]
+        what_for = f"computing on a GPU{first_use}"
+        return [Missing("the kernel table is empty", what_for, build_command("default", "80;90a"))]
     unserved = {g.device.arch.target: g.device.name for g in gpus if g.device.arch is not None and not g.kernels}
     return [
-        Missing(f"no kernel in the table runs on {name}", "computing there", build_command("default", target))
+        Missing(
+            f"no kernel in the table runs on {name}", f"computing there{first_use}", build_command("default", target)
+        )
         for target, name in unserved.items()
     ]
 
 
-def _missing_tools(facts: dict[str, Tool | None], cuda: int) -> list[Missing]:
-    reinstall = "pip install --force-reinstall --no-deps ."
-    run_time = "compiling at run time, which is not there yet"
-    return [
-        missing
-        for name, missing in (
-            ("headers", Missing("the CUTLASS headers", "compiling further kernels", reinstall)),
-            (
-                "nvcc",
-                Missing(
-                    "nvcc",
-                    "building kernels; a build that finds none fetches it for itself",
-                    f"pip install '{toolchain.PYPI_TOOLKIT}'",
-                ),
-            ),
-            (
-                "cuda_core",
-                Missing("cuda-core", run_time, f"pip install 'cuda-core[cu{cuda}]'"),
-            ),
-            (
-                "nvrtc",
-                Missing("NVRTC", run_time, f"pip install 'cuda-toolkit[nvrtc]=={cuda}.*'"),
-            ),
-        )
-        if facts[name] is None
-    ]
+def _extra(cuda: int) -> str:
+    return f"pip install 'atomr-cutlass[cu{cuda}]'"
+
+
+def _missing_tools(facts: dict[str, Tool | None], jit_problem: str, extra: str) -> list[Missing]:
+    missing = []
+    if facts["headers"] is None:
+        missing.append(Missing("the CUTLASS headers", RUN_TIME, "pip install --force-reinstall --no-deps ."))
+    if facts["nvcc"] is None:
+        what_for = "building kernels; a build that finds none fetches it for itself"
+        missing.append(Missing("nvcc", what_for, f"pip install '{toolchain.PYPI_TOOLKIT}'"))
+    if facts["cuda_core"] is None:
+        missing.append(Missing("cuda-core", RUN_TIME, extra))
+    if jit_problem and facts["headers"] is not None:
+        # The error names either extra; here the driver has been asked which one it is.
+        missing.append(Missing(jit_problem.partition(": pip install")[0], RUN_TIME, extra))
+    return missing

@@ -5,6 +5,7 @@ from __future__ import annotations
 import statistics
 import time
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -13,14 +14,14 @@ import numpy as np
 from . import _core, devices, numerics, operands, reference
 from .gemm import gemm
 from .generator.dtypes import CutlassDtype
-from .plan import plan
+from .plan import Plan, plan
 from .requests import GemmLayout, GemmRequest
 
 Array = np.ndarray[Any, Any]
 Track = Callable[[Iterable[slice], int], Iterable[slice]]
 """Shows how far a loop has come: (what it runs over, how many) -> the same."""
-
-BACKENDS = ("auto", "prebuilt", "reference")
+Progress = Callable[[], AbstractContextManager["Track | None"]]
+"""Begins to show progress."""
 
 _PARTS = 32
 _BATCH_SECONDS = 0.05
@@ -33,7 +34,7 @@ class Trial:
 
     Attributes:
         request: what was computed.
-        backend: `prebuilt` or `reference`.
+        backend: `prebuilt`, `jit` or `reference`.
         reason: why that backend.
         kernel: name of the kernel, or None.
         device: what computed.
@@ -41,6 +42,7 @@ class Trial:
         mismatches: how many of them lie outside the tolerance.
         max_error: largest absolute difference from the reference.
         tolerance: the bounds that held (see `reference.Tolerance`).
+        plan_seconds: how long making the plan took, compilation included; None without a GPU.
         launches: how many launches were timed; 0 without a GPU.
         seconds: median time of one launch, launched back to back; None without a GPU.
     """
@@ -54,6 +56,7 @@ class Trial:
     mismatches: int
     max_error: float
     tolerance: reference.Tolerance
+    plan_seconds: float | None
     launches: int
     seconds: float | None
 
@@ -85,6 +88,7 @@ class Trial:
             "mismatches": self.mismatches,
             "max_error": self.max_error,
             "tolerance": self.tolerance._asdict(),
+            "plan_seconds": self.plan_seconds,
             "launches": self.launches,
             "seconds": self.seconds,
             "tflops": self.tflops,
@@ -117,19 +121,39 @@ class _Check:
         self.max_error = max(self.max_error, float(np.max(difference, initial=0.0)))
 
 
-def run(request: GemmRequest, *, backend: str = "auto", seed: int = 0, track: Track | None = None) -> Trial:
+def run(
+    request: GemmRequest,
+    *,
+    backend: str = "auto",
+    jit: str | None = None,
+    seed: int = 0,
+    progress: Progress = nullcontext,
+) -> Trial:
     """Computes one GEMM on random operands and checks it.
 
     Args:
         request: what to compute, no extent of it 0. A target (`arch`) other than the GPU's own matters on a GPU only.
-        backend: `auto` takes a GPU where there is one, else the reference; `prebuilt` insists on a GPU.
+        backend: `auto` takes a GPU where there is one, else the reference; `prebuilt` and `jit` insist on a GPU.
+        jit: as for `plan`: what to do where the table lacks the kernel.
         seed: of the random operands.
-        track: shows progress of the check.
+        progress: shows progress. Entered when there is a plan: compiling a kernel shows its own.
 
     Raises:
         UnsupportedError, KernelNotFoundError: no kernel serves the request.
-        DeviceUnavailableError: `prebuilt` without a GPU.
+        CompileError: its source does not compile.
+        DeviceUnavailableError: `prebuilt` or `jit` without a GPU; NVRTC is needed and missing.
     """
+    on_gpu = backend in ("prebuilt", "jit") or (backend == "auto" and devices.available())
+    start = time.perf_counter()
+    made = plan(request, backend=backend, jit=jit) if on_gpu else None
+    plan_seconds = time.perf_counter() - start if on_gpu else None
+    with progress() as track:
+        return _tried(request, made, plan_seconds, backend, seed, track)
+
+
+def _tried(
+    request: GemmRequest, made: Plan | None, plan_seconds: float | None, backend: str, seed: int, track: Track | None
+) -> Trial:
     generator = np.random.default_rng(seed)
     shape, result = request.shape, request.result_dtype
     a = _random(generator, request.operand_dtype, _extents(request, shape.m, shape.k), request.layout_a)
@@ -140,32 +164,37 @@ def run(request: GemmRequest, *, backend: str = "auto", seed: int = 0, track: Tr
     out = _laid_out(lambda extents: np.empty(extents, numerics.numpy_dtype(result)), wanted, request.layout_c)
     out[...] = np.iinfo(out.dtype).min if result in numerics.INTEGER_DTYPES else np.nan
 
-    on_gpu = backend == "prebuilt" or (backend == "auto" and devices.available())
-    kernel, launches, seconds = None, 0, None
-    if on_gpu:
-        kernel, out, launches, seconds = _on_gpu(request, a, b, c, out)
+    launches, seconds = 0, None
+    if made is not None:
+        out, launches, seconds = _on_gpu(made, a, b, c, out)
     check = _Check(request)
     parts = list(_parts(shape.batch if a.ndim == 3 else shape.m))
     for part in parts if track is None else track(parts, len(parts)):
         a_part, b_part = a[part], b[part] if a.ndim == 3 else b
         c_part = None if c is None else c[part]
-        if not on_gpu:
+        if made is None:
             _on_reference(request, a_part, b_part, c_part, out[part])
         check.add(out[part], a_part, b_part, c_part)
     why_not = "as asked" if backend == "reference" else devices.problem()
     return Trial(
         request=request,
-        backend="prebuilt" if on_gpu else "reference",
-        reason="there is a GPU" if on_gpu else why_not,
-        kernel=kernel,
-        device=devices.get(0).name if on_gpu else "the CPU, in NumPy",
+        backend="reference" if made is None else _served_by(made),
+        reason=why_not if made is None else "there is a GPU",
+        kernel=None if made is None else made.kernel_name,
+        device="the CPU, in NumPy" if made is None else devices.get(made.device).name,
         elements=out.size,
         mismatches=check.mismatches,
         max_error=check.max_error,
         tolerance=check.limits,
+        plan_seconds=plan_seconds,
         launches=launches,
         seconds=seconds,
     )
+
+
+def _served_by(made: Plan) -> str:
+    """`prebuilt` or `jit`: the kernel that the plan launches by now, which the background may have replaced."""
+    return "prebuilt" if made.kernel is not None and made.kernel.name == made.kernel_name else "jit"
 
 
 def _extents(request: GemmRequest, rows: int, columns: int) -> tuple[int, ...]:
@@ -204,9 +233,8 @@ def _on_reference(request: GemmRequest, a: Array, b: Array, c: Array | None, out
     )
 
 
-def _on_gpu(request: GemmRequest, a: Array, b: Array, c: Array | None, out: Array) -> tuple[str, Array, int, float]:
-    """(the kernel's name, the result, how many launches were timed, seconds of one)."""
-    made = plan(request)
+def _on_gpu(made: Plan, a: Array, b: Array, c: Array | None, out: Array) -> tuple[Array, int, float]:
+    """(the result, how many launches were timed, seconds of one)."""
     inputs = [None if array is None else _upload(array, made.device) for array in (a, b, c)]
     result = _upload(out, made.device)
 
@@ -221,7 +249,7 @@ def _on_gpu(request: GemmRequest, a: Array, b: Array, c: Array | None, out: Arra
     got = operands.download(result)
     times = int(min(1000, max(3, _BATCH_SECONDS / (launch(3) / 3))))
     seconds = statistics.median(launch(times) / times for _ in range(_REPEATS))
-    return made.kernel_name, got, times * _REPEATS, seconds
+    return got, times * _REPEATS, seconds
 
 
 def _upload(array: Array, device: int) -> _core.Operand:

@@ -4,17 +4,22 @@ import json
 import re
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 from typer.testing import CliRunner
 
-from atomr_cutlass import _core, devices, info, table, trial
+from atomr_cutlass import _core, devices, info, reference, table, trial
 from atomr_cutlass.cli import app
-from atomr_cutlass.errors import KernelNotFoundError
+from atomr_cutlass.errors import DeviceUnavailableError, KernelNotFoundError
+from atomr_cutlass.generator.dtypes import CutlassDtype
 from atomr_cutlass.generator.matrix import GEMM_ARCHS
+from atomr_cutlass.jit import toolchain as jit_toolchain
+from atomr_cutlass.jit.store import KernelStore
+from store_process import digest, kernel
 
 NO_GPU = "no GPU in this test"
 SMALL = ("--m", "37", "--n", "29", "--k", "23")
@@ -113,6 +118,113 @@ def test_info_counts_the_kernels_that_run_on_each_gpu(monkeypatch: pytest.Monkey
     assert all("cu13" not in cure for cure in cures)
 
 
+@pytest.fixture
+def _tools_anew() -> Iterator[None]:
+    jit_toolchain.toolchain.cache_clear()
+    yield
+    jit_toolchain.toolchain.cache_clear()
+
+
+def test_info_tells_what_compiles_at_run_time(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    pytest.importorskip("cuda.bindings.nvrtc")
+    for name, value in (("CACHE_DIR", "cache"), ("MISS_LOG", "misses")):
+        monkeypatch.setenv(f"ATOMR_CUTLASS_{name}", str(tmp_path / value))
+    monkeypatch.delenv("ATOMR_CUTLASS_JIT", raising=False)
+    facts = call_json("info")
+    jit, tools = facts["jit"], jit_toolchain.toolchain()
+    assert (jit["policy"], jit["problem"]) == ("auto", "")
+    assert facts["nvrtc"]["where"] == str(tools.nvrtc)
+    assert facts["nvrtc"]["version"].startswith(".".join(map(str, tools.version)) + ".")
+    assert jit["nvrtc_build"] == tools.build
+    assert f"{jit['headers']['cutlass']} {jit['headers']['atomr_cutlass']}" == tools.headers
+    assert re.fullmatch(r"\d+\.\d+", facts["cuda_headers"]["version"])
+    assert jit["cache"]["folder"] == str(tmp_path / "cache")
+    assert not (tmp_path / "cache").exists()
+    assert jit["miss_log"] == str(tmp_path / "misses")
+    said, _ = call("info")
+    for line in (
+        rf"NVRTC      {re.escape(facts['nvrtc']['version'])} \(/.*\)",
+        r"headers    CUTLASS 4\.2\.0 .*",
+        r"headers    CCCL \d.*",
+        "JIT        auto: kernels that the table lacks are compiled",
+        rf"cache      0 kernels, 0\.0 KiB of at most 1024\.0 MiB, in {tmp_path}/cache",
+        rf"misses     recorded in {tmp_path}/misses",
+    ):
+        assert re.search(f"^{line}$", said, re.MULTILINE), line
+
+
+def test_info_counts_what_is_in_the_cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    pytest.importorskip("cuda.core")
+    monkeypatch.setenv("ATOMR_CUTLASS_CACHE_DIR", str(tmp_path / "cache"))
+    store = KernelStore()
+    for name in ("kernel_a", "kernel_b"):
+        store.obtain(digest(name), lambda name=name: kernel(name, 5000), {"name": name})
+    cache = info.gather().jit.cache
+    assert (cache.kernels, cache.size) == (2, sum(entry.size for entry in store.entries()))
+
+
+def test_info_looks_without_loading_cuda_core() -> None:
+    code = "import sys; from atomr_cutlass import info; info.gather(); print('cuda.core' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "False\n"
+
+
+@pytest.mark.usefixtures("_tools_anew")
+@pytest.mark.parametrize(("cuda", "extra"), [(12080, "cu12"), (13000, "cu13")])
+@pytest.mark.parametrize("error", [ImportError("no cuda"), RuntimeError("libnvrtc is half there")])
+def test_info_names_the_extra_that_suits_the_driver(
+    monkeypatch: pytest.MonkeyPatch, cuda: int, extra: str, error: Exception
+) -> None:
+    def importing(_: str) -> None:
+        raise error
+
+    monkeypatch.setattr(jit_toolchain.importlib, "import_module", importing)
+    monkeypatch.setattr(devices, "problem", lambda: "")
+    monkeypatch.setattr(_core, "device_count", lambda: 0)
+    monkeypatch.setattr(_core, "driver_version", lambda: cuda)
+    facts = info.gather()
+    assert facts.nvrtc is None
+    assert facts.cuda_headers is None
+    assert facts.jit.problem
+    (missing,) = [m for m in facts.missing if m.for_ == info.RUN_TIME]
+    assert facts.jit.problem.startswith(missing.what)
+    assert "pip install" not in missing.what
+    assert missing.cure == f"pip install 'atomr-cutlass[{extra}]'"
+    said, _ = call("info")
+    assert f"; but {facts.jit.problem}\n" in said
+    assert f"    cure: pip install 'atomr-cutlass[{extra}]'\n" in said
+
+
+def test_info_finds_an_nvrtc_that_is_newer_than_the_driver(monkeypatch: pytest.MonkeyPatch) -> None:
+    major = pytest.importorskip("cuda.bindings.nvrtc").nvrtcVersion()[1]
+    monkeypatch.setattr(devices, "problem", lambda: "")
+    monkeypatch.setattr(_core, "device_count", lambda: 0)
+    monkeypatch.setattr(_core, "driver_version", lambda: 1000 * (major - 1))
+    facts = info.gather()
+    assert f"which this driver (CUDA {major - 1}) is too old for" in facts.jit.problem
+    assert facts.jit.problem in {missing.what for missing in facts.missing}
+    monkeypatch.setattr(_core, "driver_version", lambda: 1000 * major)
+    assert info.gather().jit.problem == ""
+
+
+def test_info_survives_a_wrong_policy_and_an_unsafe_cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    tmp_path.chmod(0o777)
+    monkeypatch.setenv("ATOMR_CUTLASS_CACHE_DIR", str(tmp_path))
+    monkeypatch.setenv("ATOMR_CUTLASS_JIT", "sometimes")
+    facts = info.gather()
+    assert facts.jit.policy is None
+    assert "writable by other users" in facts.jit.cache.problem
+    cures = [missing.cure for missing in facts.missing]
+    assert "correct ATOMR_CUTLASS_JIT" in cures
+    assert "export ATOMR_CUTLASS_CACHE_DIR=ANOTHER_FOLDER" in cures
+    said, _ = call("info")
+    assert "ATOMR_CUTLASS_JIT names no policy" in said
+    assert f"cache      not used: {tmp_path} is writable by other users" in said
+    monkeypatch.setenv("ATOMR_CUTLASS_CACHE_DIR", "~nobody-of-this-name/cache")
+    assert "home directory" in info.gather().jit.cache.problem
+    monkeypatch.setenv("ATOMR_CUTLASS_JIT", "off")
+    assert "JIT        off: nothing is compiled\n" in call("info")[0]
+
+
 # --- list ---
 
 
@@ -151,7 +263,9 @@ def test_list_of_an_empty_table() -> None:
         (("list", "--dtype", "half"), "bf16"),
         (("list", "--arch", "90"), "say '90a'"),
         (("list", "--arch", "75"), "80, 86, 89, 90a"),
-        (("run", "--backend", "cpu"), "auto, prebuilt, reference"),
+        (("run", "--backend", "cpu"), "auto, prebuilt, jit, reference"),
+        (("run", "--jit", "on"), "auto, background, off"),
+        (("explain", "--arch", "80", "--jit", "on"), "auto, background, off"),
         (("run", "--layout", "rx"), "three letters"),
         (("run", "--dtype", ""), "is empty"),
         (("run", "--m", "0"), "--m"),
@@ -184,6 +298,20 @@ def test_explain_json_is_the_explanation() -> None:
 def test_explain_names_the_knob_that_adds_the_kernel() -> None:
     said, _ = call("explain", "--arch", "90a", "--layout", "rcr")
     assert "to add it: CMAKE_ARGS=" in said
+
+
+@pytest.mark.usefixtures("empty_table")
+def test_explain_follows_the_policy(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    pytest.importorskip("cuda.bindings.nvrtc")
+    monkeypatch.setenv("ATOMR_CUTLASS_CACHE_DIR", str(tmp_path))
+    monkeypatch.setenv("ATOMR_CUTLASS_JIT", "off")
+    asked = ("explain", "--arch", "90a", "--layout", "rcr")
+    assert (call_json(*asked)["kernel"], call_json(*asked, "--jit", "off")["kernel"]) == (None, None)
+    for policy in ("auto", "background"):
+        shown = call_json(*asked, "--jit", policy)
+        assert (shown["source"], shown["cached"]) == ("jit", None)
+        assert shown["compile_seconds"] > 0
+        assert "compiled first" in call(*asked, "--jit", policy)[0]
 
 
 def test_explain_of_a_layout_that_no_kernel_takes_names_the_transpose() -> None:
@@ -231,9 +359,41 @@ def test_run_counts_elements_that_nobody_wrote(monkeypatch: pytest.MonkeyPatch) 
     assert call_json("run", *SMALL, status=1)["mismatches"] == 37 * 29
 
 
-def test_run_with_a_gpu_asked_for_and_none_there(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("served_by", ["prebuilt", "jit"])
+@pytest.mark.parametrize("backend", ["auto", "prebuilt", "jit"])
+def test_run_on_a_gpu_says_where_the_kernel_comes_from(
+    monkeypatch: pytest.MonkeyPatch, backend: str, served_by: str
+) -> None:
+    row = SimpleNamespace(name="a_kernel")
+    made = SimpleNamespace(
+        device=0, kernel_name="a_kernel" if served_by == "prebuilt" else "a_better_kernel", kernel=row
+    )
+    asked = {}
+
+    def planned(_: object, **how: object) -> SimpleNamespace:
+        asked.update(how)
+        return made
+
+    def computed(_: object, a: np.ndarray, b: np.ndarray, *__: object) -> tuple[np.ndarray, int, float]:
+        return reference.gemm(a, b, out_dtype=CutlassDtype.BF16), 5, 1e-3
+
+    monkeypatch.setattr(devices, "problem", lambda: "")
+    monkeypatch.setattr(devices, "get", lambda _: SimpleNamespace(name="a GPU"))
+    monkeypatch.setattr(trial, "plan", planned)
+    monkeypatch.setattr(trial, "_on_gpu", computed)
+    shown = call_json("run", *SMALL, "--backend", backend, "--jit", "background")
+    assert asked == {"backend": backend, "jit": "background"}
+    assert (shown["backend"], shown["kernel"], shown["device"]) == (served_by, made.kernel_name, "a GPU")
+    assert 0 <= shown["plan_seconds"] < 10
+    said, _ = call("run", *SMALL, "--backend", backend)
+    assert asked["jit"] is None
+    assert f"kernel {made.kernel_name} ({served_by}, ready in 0.00 s)" in said
+
+
+@pytest.mark.parametrize("backend", ["prebuilt", "jit"])
+def test_run_with_a_gpu_asked_for_and_none_there(monkeypatch: pytest.MonkeyPatch, backend: str) -> None:
     devices.get.cache_clear()
-    _, complaint = call("run", *SMALL, "--backend", "prebuilt", status=1)
+    _, complaint = call("run", *SMALL, "--backend", backend, status=1)
     assert complaint.startswith(f"atomr-cutlass: {NO_GPU}")
     assert call_json("run", *SMALL, "--backend", "reference")["reason"] == "as asked"
 
@@ -256,12 +416,15 @@ def test_demo_without_a_gpu() -> None:
     assert shown["run"]["ok"]
 
 
-def test_demo_computes_on_the_reference_when_the_table_lacks_the_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("error", [KernelNotFoundError, DeviceUnavailableError])
+def test_demo_computes_on_the_reference_when_the_kernel_is_not_to_be_had(
+    monkeypatch: pytest.MonkeyPatch, error: type[Exception]
+) -> None:
     real = trial.run
 
     def run(request: object, *, backend: str = "auto") -> trial.Trial:
         if backend == "auto":
-            raise KernelNotFoundError("it is in preset default")
+            raise error("it is in preset default")
         return real(request, backend=backend)
 
     monkeypatch.setattr(trial, "run", run)

@@ -52,8 +52,9 @@ GENERATOR_LAYER = {module: depth for depth, modules in enumerate(GENERATOR_LAYER
 # Within the folder `jit`, whose modules take only this from below it:
 JIT_LAYERS = (
     ("__init__",),
-    ("store", "toolchain", "worker"),
-    ("compiler",),
+    ("files", "frames", "locks", "toolchain", "worker"),
+    ("failures", "folder"),
+    ("compiler", "store"),
     ("kernels",),
 )
 JIT_LAYER = {module: depth for depth, modules in enumerate(JIT_LAYERS) for module in modules}

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
+import dataclasses
+import errno
 import fcntl
 import hashlib
 import json
 import os
+import re
 import signal
 import stat
 import subprocess
@@ -22,8 +26,15 @@ import pytest
 
 import store_process
 from atomr_cutlass.errors import CacheError, CompileError, DeviceUnavailableError, InvalidOperandError
+from atomr_cutlass.generator.key import KernelKey
+from atomr_cutlass.jit import frames, kernels, locks
 from atomr_cutlass.jit import store as store_module
+from atomr_cutlass.jit.compiler import Images, Target, Unit
+from atomr_cutlass.jit.failures import FAILURE_SECONDS
+from atomr_cutlass.jit.files import remove
+from atomr_cutlass.jit.folder import FOLDER_VARIABLE, SUBFOLDERS
 from atomr_cutlass.jit.store import KernelStore
+from atomr_cutlass.jit.toolchain import Toolchain
 from store_process import digest, failing, kernel, maker
 
 # -P where there is one: the folder of the script is not to be searched.
@@ -82,6 +93,23 @@ def files(folder: Path) -> list[Path]:
     return sorted(path for path in folder.rglob("*") if not path.is_dir())
 
 
+def fail(store: KernelStore, log: Path | None = None, key: str = "failing", circumstances: str = "") -> CompileError:
+    """The error of a source that does not compile."""
+    with pytest.raises(CompileError) as said:
+        store.obtain(digest(key), failing(log), {}, circumstances=circumstances)
+    return said.value
+
+
+def record(store: KernelStore, key: str = "failing") -> Path:
+    """Where a failure is remembered."""
+    return store._failures._path(digest(key), "")
+
+
+def expire(path: Path) -> None:
+    """Lets a failure be of long ago."""
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"time": 0}))
+
+
 # ----------------------------------------------------------------------------------------------------------------------
 # What it does
 # ----------------------------------------------------------------------------------------------------------------------
@@ -116,6 +144,8 @@ def test_entries_tell_what_they_are(store: KernelStore) -> None:
     assert before <= entry.made <= time.time()
     assert entry.size == entry.path.stat().st_size > len(kernel("a"))
     assert [entry.info["name"] for entry in KernelStore(store.folder).entries()] == ["a"]
+    entry.path.write_bytes(entry.path.read_bytes().replace(b"kernel 1", b"kernel 2", 1))
+    assert store.entries() == []
 
 
 def test_nothing_is_made_before_it_is_needed(folder: Path, store: KernelStore) -> None:
@@ -131,8 +161,7 @@ def test_only_the_user_can_read_it(folder: Path, store: KernelStore, umask: int)
     before = os.umask(umask)
     try:
         put(store, "a")
-        with pytest.raises(CompileError):
-            store.obtain(digest("failing"), failing(), {})
+        fail(store)
     finally:
         os.umask(before)
     for path in (folder, *folder.rglob("*")):
@@ -141,16 +170,16 @@ def test_only_the_user_can_read_it(folder: Path, store: KernelStore, umask: int)
 
 def test_the_folder_is_chosen_by_the_environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "xdg"))
-    monkeypatch.delenv(store_module.FOLDER_VARIABLE, raising=False)
+    monkeypatch.delenv(FOLDER_VARIABLE, raising=False)
     assert KernelStore().folder == tmp_path / "xdg" / "atomr_cutlass"
-    monkeypatch.setenv(store_module.FOLDER_VARIABLE, str(tmp_path / "mine"))
+    monkeypatch.setenv(FOLDER_VARIABLE, str(tmp_path / "mine"))
     assert KernelStore().folder == tmp_path / "mine"
     assert KernelStore(tmp_path / "given").folder == tmp_path / "given"
     assert list(tmp_path.iterdir()) == []
 
 
 def test_without_a_home_it_is_among_the_temporary_files(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.delenv(store_module.FOLDER_VARIABLE, raising=False)
+    monkeypatch.delenv(FOLDER_VARIABLE, raising=False)
     monkeypatch.setattr(platformdirs, "user_cache_path", lambda *_, **__: Path("~/.cache/atomr_cutlass"))
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     assert KernelStore().folder == tmp_path / f"atomr_cutlass-{os.geteuid()}"
@@ -232,7 +261,7 @@ def test_a_lock_is_held_by_one_only_while_its_file_comes_and_goes(tmp_path: Path
     def hold() -> None:
         nonlocal inside, most
         for _ in range(60):
-            with store_module._locked(path, 30):
+            with locks.hold(path, 30):
                 inside += 1
                 most = max(most, inside)
                 time.sleep(0.0002)
@@ -240,7 +269,7 @@ def test_a_lock_is_held_by_one_only_while_its_file_comes_and_goes(tmp_path: Path
 
     def tidy() -> None:
         while not done.is_set():
-            store_module._remove_lock(path)
+            locks.remove(path)
 
     with ThreadPoolExecutor(6) as pool:
         tidying = pool.submit(tidy)
@@ -250,34 +279,34 @@ def test_a_lock_is_held_by_one_only_while_its_file_comes_and_goes(tmp_path: Path
         tidying.result()
     assert most == 1
     assert not path.exists()
-    assert store_module._descriptors == set()
+    assert locks._descriptors == set()
 
 
 def test_a_lock_whose_file_is_removed_meanwhile_is_none(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     path = tmp_path / "lock"
-    holder = store_module._try_lock(path)
+    holder = locks._try_lock(path)
     assert holder is not None
     real = fcntl.flock
 
     def after_the_holder(descriptor: int, operation: int) -> None:
         # The holder is done just after the file was opened, and just before it is locked.
         monkeypatch.setattr(fcntl, "flock", real)
-        store_module._unlock(path, holder)
+        locks._unlock(path, holder)
         real(descriptor, operation)
 
     monkeypatch.setattr(fcntl, "flock", after_the_holder)
-    assert store_module._try_lock(path) is None
-    with store_module._locked(path, 1):
-        assert store_module._try_lock(path) is None
+    assert locks._try_lock(path) is None
+    with locks.hold(path, 1):
+        assert locks._try_lock(path) is None
     assert list(tmp_path.iterdir()) == []
-    assert store_module._descriptors == set()
+    assert locks._descriptors == set()
 
 
 def test_nobody_waits_for_ever(monkeypatch: pytest.MonkeyPatch, folder: Path, store: KernelStore, log: Path) -> None:
     put(store, "other")
     monkeypatch.setattr(store_module, "LOCK_SECONDS", 0.1)
     with (
-        store_module._locked(folder / "locks" / store_module._name(digest("a")), 1),
+        locks.hold(folder / "locks" / store_module._name(digest("a")), 1),
         pytest.warns(RuntimeWarning, match="without a kernel cache: .* cannot be locked: waited"),
     ):
         assert store.obtain(digest("a"), maker("a", log), {})[1] == "compiled"
@@ -315,13 +344,9 @@ def test_what_was_not_read_for_longest_goes_first(folder: Path) -> None:
 
 
 def test_a_failure_is_remembered_with_its_log(folder: Path, store: KernelStore, log: Path) -> None:
-    with pytest.raises(CompileError, match=r"^it does not compile$"):
-        store.obtain(digest("failing"), failing(log), {})
-    with pytest.raises(
-        CompileError, match=r"it does not compile\n.*remembered from . s ago.*remove .*/failures"
-    ) as said:
-        store.obtain(digest("failing"), failing(log), {})
-    error = said.value
+    assert str(fail(store, log)) == "it does not compile"
+    error = fail(store, log)
+    assert re.match(r"it does not compile\n.*remembered from . s ago.*remove .*/failures", str(error))
     assert (error.log, error.source, error.options, error.path) == ("line 1: error\n", "int x", ("-a", "-b"), "/a/b")
     process = start("obtain", folder, "failing", log, 0)
     process.stdin.write("go\n")
@@ -332,13 +357,12 @@ def test_a_failure_is_remembered_with_its_log(folder: Path, store: KernelStore, 
     assert files(folder / "locks") == []
 
 
-@pytest.mark.parametrize("age", [store_module.FAILURE_SECONDS + 1, -60.0, -1e10, 1.7e9])
+@pytest.mark.parametrize("age", [FAILURE_SECONDS + 1, -60.0, -1e10, 1.7e9])
 def test_a_failure_is_forgotten_after_a_while_or_when_the_clock_was_wrong(
-    folder: Path, store: KernelStore, log: Path, age: float
+    store: KernelStore, log: Path, age: float
 ) -> None:
-    with pytest.raises(CompileError):
-        store.obtain(digest("failing"), failing(log), {})
-    (path,) = files(folder / "failures")
+    fail(store, log)
+    path = record(store)
     path.write_text(json.dumps(json.loads(path.read_text()) | {"time": time.time() - age}))
     assert store.obtain(digest("failing"), maker("mended", log), {})[1] == "compiled"
     assert compiled(log) == ["failing", "mended"]
@@ -347,21 +371,17 @@ def test_a_failure_is_forgotten_after_a_while_or_when_the_clock_was_wrong(
 @pytest.mark.parametrize(
     "content", ["", "{", "[]", "{}", "[" * 100_000, '{"time": "x", "digest": 1, "message": 2, "details": 3}', "\0"]
 )
-def test_a_failure_that_cannot_be_read_is_none(folder: Path, store: KernelStore, log: Path, content: str) -> None:
-    with pytest.raises(CompileError):
-        store.obtain(digest("failing"), failing(log), {})
-    (path,) = files(folder / "failures")
+def test_a_failure_that_cannot_be_read_is_none(store: KernelStore, log: Path, content: str) -> None:
+    fail(store, log)
+    path = record(store)
     path.write_text(content)
     assert store.obtain(digest("failing"), maker("mended", log), {})[1] == "compiled"
 
 
-def test_a_failure_of_another_key_or_that_others_could_write_is_none(
-    folder: Path, store: KernelStore, log: Path
-) -> None:
-    with pytest.raises(CompileError):
-        store.obtain(digest("failing"), failing(log), {})
-    (path,) = files(folder / "failures")
-    path.with_name(store_module._name(digest("a"))).write_bytes(path.read_bytes())
+def test_a_failure_of_another_key_or_that_others_could_write_is_none(store: KernelStore, log: Path) -> None:
+    fail(store, log)
+    path = record(store)
+    record(store, "a").write_bytes(path.read_bytes())
     assert store.obtain(digest("a"), maker("a", log), {})[1] == "compiled"
     path.chmod(0o666)
     assert store.obtain(digest("failing"), maker("b", log), {})[1] == "compiled"
@@ -380,15 +400,205 @@ def test_other_errors_are_not_remembered(
     assert store.obtain(digest("a"), maker("a", log), {})[1] == "compiled"
 
 
-def test_a_new_failure_clears_those_that_are_forgotten(folder: Path, store: KernelStore, log: Path) -> None:
+def test_a_new_failure_clears_those_that_are_forgotten(folder: Path, store: KernelStore) -> None:
     for key in ("a", "b"):
-        with pytest.raises(CompileError):
-            store.obtain(digest(key), failing(log), {})
-    for path in files(folder / "failures"):
-        path.write_text(json.dumps(json.loads(path.read_text()) | {"time": 0}))
-    with pytest.raises(CompileError):
-        store.obtain(digest("c"), failing(log), {})
-    assert [path.name for path in files(folder / "failures")] == [store_module._name(digest("c"))]
+        fail(store, key=key)
+    for key in ("a", "b"):
+        expire(record(store, key))
+    path = record(store, "c")
+    assert fail(store, key="c").source_path == f"{path}.cu"
+    assert files(folder / "failures") == [path, path.with_suffix(".cu")]
+
+
+def test_a_failure_under_other_circumstances_is_another(folder: Path, store: KernelStore, log: Path) -> None:
+    # A path that is no valid UTF-8, as Python has it.
+    without, other = "/without/header", "/other/\udcff"
+    for circumstances in (without, other):
+        assert "remembered" not in str(fail(store, log, circumstances=circumstances))
+        assert "remembered" in str(fail(store, log, circumstances=circumstances))
+    assert compiled(log) == ["failing", "failing"]
+    assert len(files(folder / "failures")) == 4
+    # Once mended, the kernel is everybody's.
+    make = maker("failing", log)
+    assert store.obtain(digest("failing"), make, {}, circumstances="/with/header") == (kernel("failing"), "compiled")
+    assert store.obtain(digest("failing"), make, {}, circumstances=without) == (kernel("failing"), "disk")
+
+
+def test_circumstances_are_no_part_of_the_lock(store: KernelStore, log: Path) -> None:
+    with ThreadPoolExecutor(8) as pool:
+        make = maker("a", log, 0.05)
+        got = pool.map(lambda index: store.obtain(digest("a"), make, {}, circumstances=str(index)), range(8))
+    assert [kernel for kernel, _ in got] == [kernel("a")] * 8
+    assert compiled(log) == ["a"]
+
+
+def test_a_failure_is_forgotten_when_headers_are_installed(
+    monkeypatch: pytest.MonkeyPatch, store: KernelStore, tmp_path: Path, log: Path
+) -> None:
+    include = tmp_path / "include"
+    include.mkdir()
+    os.utime(include, (0, 0))
+    tools = Toolchain(tmp_path / "libnvrtc.so", (13, 0), "13.0.88", (include, tmp_path / "none"), "digest")
+    monkeypatch.setattr(kernels, "store", lambda: store)
+    monkeypatch.setattr(kernels, "toolchain", lambda: tools)
+    monkeypatch.setattr(Unit, "of", lambda *_: Unit("failing", "int x", Target("sm_90a")))
+    monkeypatch.setattr(Unit, "digest", lambda *_: digest("failing"))
+    monkeypatch.setattr(Unit, "compile", lambda _: failing(log)())
+
+    def load() -> str:
+        return kernels.load(object.__new__(KernelKey), Target("sm_90a"))[1]
+
+    def is_remembered() -> bool:
+        with pytest.raises(CompileError) as said:
+            load()
+        return "remembered" in str(said.value)
+
+    assert [is_remembered(), is_remembered()] == [False, True]
+    # Into the folder that is there; somewhere else; with another NVRTC.
+    (include / "cuda_fp8.h").touch()
+    assert [is_remembered(), is_remembered()] == [False, True]
+    tools = dataclasses.replace(tools, include=(*tools.include, tmp_path / "none either"))
+    assert [is_remembered(), is_remembered()] == [False, True]
+    tools = dataclasses.replace(tools, nvrtc=tmp_path / "other" / "libnvrtc.so")
+    monkeypatch.setattr(Unit, "compile", lambda _: Images(b"kernel", b"companion"))
+    assert [load(), load()] == ["compiled", "disk"]
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Their sources
+# ----------------------------------------------------------------------------------------------------------------------
+
+
+def test_the_source_of_a_failure_is_left_for_a_look(store: KernelStore, log: Path) -> None:
+    path = record(store).with_suffix(".cu")
+    for _ in range(2):
+        assert fail(store, log).source_path == str(path)
+    assert path.read_text(encoding="utf-8") == "int x"
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    # It is the caller's to play with: what the error says does not come from there.
+    path.write_text("int y")
+    assert fail(store, log).source == "int x"
+    path.unlink()
+    assert fail(store, log).source_path is None
+    assert compiled(log) == ["failing"]
+
+
+@pytest.mark.parametrize("source", ["", "// \udcff \N{GREEK SMALL LETTER ALPHA}\n" * 2000])
+def test_no_source_and_any_source_is_remembered(store: KernelStore, source: str) -> None:
+    def make() -> bytes:
+        raise CompileError("it does not compile", source=source)
+
+    path = record(store, "a").with_suffix(".cu")
+    for _ in range(2):
+        with pytest.raises(CompileError) as said:
+            store.obtain(digest("a"), make, {})
+        assert (said.value.source, said.value.source_path) == (source, str(path) if source else None)
+    if source:
+        assert path.read_bytes().decode() == source.replace("\udcff", "\\udcff")
+
+
+@pytest.mark.parametrize("how", ["asked for", "another fails", "pruned"])
+def test_the_source_of_an_expired_failure_goes(folder: Path, store: KernelStore, log: Path, how: str) -> None:
+    fail(store, log)
+    expire(record(store))
+    if how == "asked for":
+        store.obtain(digest("failing"), maker("mended", log), {})
+    elif how == "another fails":
+        fail(store, log, key="other")
+    else:
+        store.prune()
+    left = [record(store, "other"), record(store, "other").with_suffix(".cu")] if how == "another fails" else []
+    assert files(folder / "failures") == left
+
+
+def test_prune_leaves_the_sources_of_what_is_remembered(folder: Path, store: KernelStore, log: Path) -> None:
+    path = Path(fail(store, log).source_path)
+    planted = path.with_name("0" * 64 + ".cu")
+    planted.write_text("planted")
+    store.prune()
+    assert files(folder / "failures") == [path.with_suffix(""), path]
+    store.prune(everything=True)
+    assert files(folder / "failures") == []
+
+
+def test_a_source_without_a_record_goes(folder: Path, store: KernelStore, log: Path) -> None:
+    fail(store, log, key="other")
+    planted = record(store).with_suffix(".cu")
+    for path in (planted, planted.with_name("planted.cu")):
+        path.write_text("planted")
+    path = Path(fail(store, log, key="third").source_path)
+    kept = [record(store, "other"), record(store, "other").with_suffix(".cu"), path.with_suffix(""), path]
+    assert files(folder / "failures") == sorted(kept)
+    planted.write_text("planted")
+    store.obtain(digest("failing"), maker("a", log), {})
+    assert files(folder / "failures") == sorted(kept)
+
+
+@pytest.mark.parametrize("what", ["link", "dangling link", "folder"])
+def test_what_is_planted_where_a_source_belongs_is_not_followed(
+    store: KernelStore, log: Path, tmp_path: Path, what: str
+) -> None:
+    target = tmp_path / "target"
+    path = record(store).with_suffix(".cu")
+
+    def plant() -> None:
+        if what == "folder":
+            path.mkdir()
+            (path / "file").touch()
+        else:
+            path.symlink_to(target if what == "link" else tmp_path / "none")
+
+    target.write_text("precious")
+    target.chmod(0o600)
+    put(store, "a")
+    plant()
+    assert fail(store, log).source_path == str(path)
+    assert (path.read_text(), path.is_symlink()) == ("int x", False)
+    # Beside a record too.
+    path.unlink()
+    plant()
+    assert fail(store, log).source_path is None
+    store.prune()
+    assert not os.path.lexists(path)
+    assert fail(store, log).source_path is None
+    assert files(tmp_path / "cache" / "failures") == [path.with_suffix("")]
+    assert target.read_text() == "precious"
+    assert not (tmp_path / "none").exists()
+    assert compiled(log) == ["failing"]
+
+
+def test_a_source_that_others_could_write_is_not_named(store: KernelStore, log: Path) -> None:
+    path = Path(fail(store, log).source_path)
+    path.chmod(0o666)
+    assert fail(store, log).source_path is None
+    store.prune()
+    assert not path.exists()
+
+
+@pytest.mark.parametrize("reason", [errno.ENOSPC, errno.EROFS], ids=errno.errorcode.get)
+@pytest.mark.parametrize("room", [0, 1])
+def test_without_room_for_a_source_there_is_only_the_error(
+    monkeypatch: pytest.MonkeyPatch, folder: Path, store: KernelStore, log: Path, room: int, reason: int
+) -> None:
+    """A disk that is full or read-only from the record on, or from the source on."""
+    put(store, "a")
+    real, files_made = tempfile.mkstemp, []
+
+    def make(*given: object, **named: object) -> tuple[int, str]:
+        if len(files_made) == room:
+            raise OSError(reason, os.strerror(reason))
+        files_made.append(1)
+        return real(*given, **named)
+
+    monkeypatch.setattr(tempfile, "mkstemp", make)
+    with contextlib.ExitStack() as stack:
+        if room == 0:
+            stack.enter_context(pytest.warns(RuntimeWarning, match=f"cannot be written: {os.strerror(reason)}"))
+        error = fail(store, log)
+    assert (error.source, error.source_path) == ("int x", None)
+    assert files(folder / "failures") == [record(store)][:room]
+    error = fail(store, log)
+    assert ("remembered" in str(error), error.source_path) == (room == 1, None)
 
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -463,7 +673,7 @@ def _flipped(position: float) -> Callable[[bytes], bytes]:
 _DAMAGES: dict[str, Callable[[bytes], bytes]] = {
     "empty": lambda _: b"",
     "one byte": lambda data: data[:1],
-    "magic only": lambda data: data[: len(store_module._MAGIC)],
+    "magic only": lambda data: data[: len(frames._MAGIC)],
     "header only": lambda data: data[:60],
     "half": lambda data: data[: len(data) // 2],
     "a byte short": lambda data: data[:-1],
@@ -473,10 +683,10 @@ _DAMAGES: dict[str, Callable[[bytes], bytes]] = {
     "text": lambda _: b"foreign\n",
     "cubin": lambda _: b"\x7fELF" + bytes(1000),
     "another version": lambda data: data.replace(b"kernel 1", b"kernel 2"),
-    "sealed nonsense": lambda _: _sealed(store_module._MAGIC + b"\xff\xff\xff\xff"),
-    "sealed magic": lambda _: _sealed(store_module._MAGIC),
-    "sealed depth": lambda _: _sealed(store_module._MAGIC + (100_000).to_bytes(4, "little") + b"[" * 100_000),
-    "sealed list": lambda _: _sealed(store_module._MAGIC + b"\2\0\0\0[]"),
+    "sealed nonsense": lambda _: _sealed(frames._MAGIC + b"\xff\xff\xff\xff"),
+    "sealed magic": lambda _: _sealed(frames._MAGIC),
+    "sealed depth": lambda _: _sealed(frames._MAGIC + (100_000).to_bytes(4, "little") + b"[" * 100_000),
+    "sealed list": lambda _: _sealed(frames._MAGIC + b"\2\0\0\0[]"),
 } | {f"flipped at {at}": _flipped(at) for at in (0, 0.0001, 0.0003, 0.001, 0.002, 0.5, 0.9999, 1)}
 
 
@@ -538,7 +748,7 @@ def test_what_is_no_file_is_not_followed(
 
 def test_foreign_files_are_in_nobody_s_way(folder: Path, store: KernelStore, log: Path) -> None:
     path = put(store, "a")
-    places = [folder, *(folder / name for name in store_module._SUBFOLDERS), path.parent]
+    places = [folder, *(folder / name for name in SUBFOLDERS), path.parent]
     for place in places:
         (place / "foreign").write_text("foreign")
         (place / "unknown").mkdir()
@@ -546,8 +756,7 @@ def test_foreign_files_are_in_nobody_s_way(folder: Path, store: KernelStore, log
         (place / "broken").symlink_to("/nowhere/at/all")
     assert store.get(digest("a")) == kernel("a")
     assert store.obtain(digest("b"), maker("b", log), {})[1] == "compiled"
-    with pytest.raises(CompileError):
-        store.obtain(digest("failing"), failing(log), {})
+    fail(store, log)
     assert [entry.info.get("name") for entry in store.entries()] == [None, "a"]
     checked = store.verify()
     assert checked.checked == 2 + len(checked.damaged)
@@ -629,7 +838,7 @@ def test_an_unsafe_folder_is_not_used(folder: Path, tmp_path: Path, log: Path, n
     assert got == [(kernel(key), "compiled") for key in ("b", "b", "a")]
     assert store.get(digest("a")) is None
     assert files(tmp_path) == before
-    with pytest.raises(CacheError, match=store_module.FOLDER_VARIABLE):
+    with pytest.raises(CacheError, match=FOLDER_VARIABLE):
         store.prune()
     assert files(tmp_path) == before
 
@@ -653,11 +862,24 @@ def test_a_folder_of_another_user_is_not_used(
 
 
 def test_failures_of_an_unsafe_folder_are_not_believed(folder: Path, store: KernelStore, log: Path) -> None:
-    with pytest.raises(CompileError):
-        store.obtain(digest("failing"), failing(log), {})
+    fail(store, log)
     folder.chmod(0o777)
     with pytest.warns(RuntimeWarning, match="writable by other users .mode 777"):
         assert store.obtain(digest("failing"), maker("b", log), {})[1] == "compiled"
+
+
+@pytest.mark.parametrize("expired", [False, True])
+def test_failures_of_an_unsafe_subfolder_are_neither_believed_nor_removed(
+    folder: Path, store: KernelStore, log: Path, expired: bool
+) -> None:
+    fail(store, log)
+    if expired:
+        expire(record(store))
+    (folder / "failures").chmod(0o770)
+    before = files(folder / "failures")
+    with pytest.warns(RuntimeWarning, match="writable by other users .mode 770"):
+        assert store.obtain(digest("failing"), maker("b", log), {})[1] == "compiled"
+    assert files(folder / "failures") == before
 
 
 def test_the_folder_itself_may_be_a_link(folder: Path, store: KernelStore, tmp_path: Path) -> None:
@@ -721,7 +943,7 @@ def test_a_folder_that_cannot_be_made_does_not_matter(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, log: Path, place: str
 ) -> None:
     (tmp_path / "file").touch()
-    monkeypatch.setenv(store_module.FOLDER_VARIABLE, str(tmp_path / place))
+    monkeypatch.setenv(FOLDER_VARIABLE, str(tmp_path / place))
     store = KernelStore()
     store_module._warned.discard(store.folder)
     with pytest.warns(RuntimeWarning, match="without a kernel cache: .* cannot be") as caught:
@@ -737,7 +959,7 @@ def test_a_cache_that_is_deleted_under_a_running_program_comes_back(
     put(store, "a")
     gone = {"everything": [folder], "contents": list(folder.iterdir())}.get(what, [folder / what])
     for path in gone:
-        store_module._remove(path)
+        remove(path)
     store.obtain(digest("b"), maker("b", log), {})
     assert store.get(digest("b")) == kernel("b")
     for path in (folder, *folder.rglob("*")):
@@ -800,26 +1022,24 @@ def test_prune_removes_what_was_not_read_for_longest(store: KernelStore) -> None
 
 def test_prune_clears_what_is_of_no_use(folder: Path, store: KernelStore, log: Path) -> None:
     for key in ("failing", "forgotten"):
-        with pytest.raises(CompileError):
-            store.obtain(digest(key), failing(log), {})
+        fail(store, log, key)
     put(store, "a").write_text("damaged")
     assert store.get(digest("a")) is None
     put(store, "a")
-    forgotten = folder / "failures" / store_module._name(digest("forgotten"))
-    forgotten.write_text(json.dumps(json.loads(forgotten.read_text()) | {"time": 0}))
+    expire(record(store, "forgotten"))
     for name, age in (("old", 7200), ("future", -7200), ("young", 0)):
         path = folder / "tmp" / f"entry-{name}"
         path.touch()
         os.utime(path, (time.time() - age, time.time() - age))
     (folder / "locks" / "left by the dead").touch()
     held = folder / "locks" / store_module._name(digest("held"))
-    with store_module._locked(held, 1):
+    with locks.hold(held, 1):
         store.prune()
         assert files(folder / "locks") == [held]
-        assert store_module._try_lock(held) is None
+        assert locks._try_lock(held) is None
     assert [path.name for path in files(folder / "tmp")] == ["entry-young"]
     assert files(folder / "quarantine") == []
-    assert [path.name for path in files(folder / "failures")] == [store_module._name(digest("failing"))]
+    assert files(folder / "failures") == [record(store), record(store).with_suffix(".cu")]
     assert _names(store) == ["a"]
     store.prune(everything=True)
     assert [path.name for path in files(folder)] == ["entry-young"]

@@ -16,7 +16,7 @@ from ..errors import CutlassError, InvalidOperandError
 from ..generator.key import KernelKey
 from .compiler import Images, Target, Unit
 from .store import KernelStore
-from .toolchain import toolchain
+from .toolchain import Toolchain, toolchain
 
 POLICIES = ("auto", "background", "off")
 POLICY_VARIABLE = "ATOMR_CUTLASS_JIT"
@@ -94,15 +94,29 @@ def load(key: KernelKey, target: Target) -> tuple[Images, str]:
         DeviceUnavailableError: NVRTC or CUDA's headers are missing.
     """
     unit = Unit.of(key, target)
-    digest = unit.digest(toolchain())
+    tools = toolchain()
+    digest = unit.digest(tools)
 
     def make() -> bytes:
         with _progress(unit.name):
             return unit.compile().pack()
 
-    info = {"name": unit.name, "target": target.arch, "nvrtc": ".".join(map(str, toolchain().version))}
-    data, origin = store().obtain(digest, make, info)
+    info = {"name": unit.name, "target": target.arch, "nvrtc": ".".join(map(str, tools.version))}
+    data, origin = store().obtain(digest, make, info, circumstances=_circumstances(tools))
     return Images.unpack(data), origin
+
+
+def _circumstances(tools: Toolchain) -> str:
+    """What a failure to compile depends on besides the kernel's key: which of CUDA's headers are there.
+
+    A header that is installed beside others changes its folder's time, not its path.
+    """
+    told = [str(tools.nvrtc)]
+    for folder in tools.include:
+        told.append(str(folder))
+        with contextlib.suppress(OSError):
+            told.append(str(folder.stat().st_mtime_ns))
+    return "\0".join(told)
 
 
 def where(key: KernelKey, target: Target) -> str | None:

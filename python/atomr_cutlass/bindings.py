@@ -53,13 +53,6 @@ def take_up(array: Any) -> _core.Operand:
     )
 
 
-def current_stream(array: Any, view: _core.Operand) -> int:
-    """The stream that the array's framework works on in this thread, on the array's device."""
-    if view.device_type == CUDA and _core.has_exchange_api(array):
-        return _core.framework_stream(array, view.device)
-    return operands.current_stream(array)
-
-
 class Weights:
     """New values for a bound operand, taken up in the thread of whoever has them.
 
@@ -86,7 +79,7 @@ class Weights:
             self._source, self.size, current = raw, raw.nbytes, 0
         else:
             self._source = view = operands.as_operand(weights)
-            self.size, current = _size(view), current_stream(weights, view)
+            self.size, current = _size(view), operands.current_stream(weights, view)
         self.stream = current if stream is None else operands.stream_handle(stream)
 
     def copy_to(self, target: _core.Operand) -> None:

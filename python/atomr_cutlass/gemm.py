@@ -167,24 +167,17 @@ class _Call:
 
     def _on_gpu(self, what: _Operation) -> Any:
         alpha, beta = self._folded_scalars()
-        stream = operands.current_stream(self.a) if self.stream is None else operands.stream_handle(self.stream)
         views = dict(what.views)
+        if self.stream is None:
+            stream = operands.current_stream(self.a, views["a"])
+        else:
+            stream = operands.stream_handle(self.stream)
         array = self.out
         if array is None:
             array, views["out"] = operands.empty(what.shape, what.result, views["a"].device, self.a)
         if 0 not in what.shape:
             made = self._plan(views, what.math, self.a, stream)
-            # `made` finds the framework's own current stream where it can.
-            by_framework = self.stream is None and _core.has_exchange_api(self.a)
-            made(
-                self.a if by_framework else views["a"],
-                views["b"],
-                views.get("c"),
-                out=views["out"],
-                alpha=alpha,
-                beta=beta,
-                stream=None if by_framework else stream,
-            )
+            made(views["a"], views["b"], views.get("c"), out=views["out"], alpha=alpha, beta=beta, stream=stream)
             self._keep(made)
         return operands.finished(array, views["out"], stream)
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar, Generic, TypeVar
 
 from . import _core, operands
-from .bindings import Weights, check_operand, current_stream, take_up
+from .bindings import Weights, check_operand, take_up
 from .errors import CutlassError, InvalidOperandError
 from .plan_cache import PlanKey
 from .problem import MatrixSpec
@@ -218,7 +218,7 @@ def _launch(request: GemmRequest, given: Any, out: Any, stream: Any) -> Launch:
     specs = {"a": what.a, "b": what.b, "c": what.c or what.d, "out": what.d}
     for name, view in views.items():
         _check_view(view, specs[name], name, device)
-    handle = current_stream(arrays["a"], views["a"]) if stream is None else operands.stream_handle(stream)
+    handle = operands.current_stream(arrays["a"], views["a"]) if stream is None else operands.stream_handle(stream)
     if out is None:
         if request.layout_c is not GemmLayout.ROW_MAJOR:
             raise InvalidOperandError("out is needed: results are allocated row-major, and layout_c is COL_MAJOR")

@@ -161,8 +161,14 @@ def stream_handle(stream: Any) -> int:
     )
 
 
-def current_stream(array: Any) -> int:
-    """The stream that the array's framework works on; 0, the legacy default stream, where it has no such notion."""
+def current_stream(array: Any, view: _core.Operand | None = None) -> int:
+    """The stream that the array's framework works on in this thread, on the array's device.
+
+    0, the legacy default stream, where it has no such notion. Plans, which read arrays themselves, leave `view` out for
+    arrays whose framework does not tell them.
+    """
+    if view is not None and view.device_type == CUDA and _core.has_exchange_api(array):
+        return _core.framework_stream(array, view.device)
     if type(array).__module__.partition(".")[0] == "cupy":
         return int(sys.modules["cupy"].cuda.get_current_stream().ptr)
     return 0

@@ -146,7 +146,7 @@ class FakeGpu:
             ctypes.memmove(pointer, source.ctypes.data, source.nbytes)
 
         monkeypatch.setattr(operands, "empty", self.empty)
-        monkeypatch.setattr(operands, "current_stream", lambda _array: getattr(self.current, "stream", 0))
+        monkeypatch.setattr(operands, "current_stream", lambda _array, _view=None: getattr(self.current, "stream", 0))
         monkeypatch.setattr(_core, "upload", upload)
         monkeypatch.setattr(_core, "synchronize", lambda *where: self.synchronized.append(where))
         monkeypatch.setattr(_core, "copy_async", copy_async, raising=False)

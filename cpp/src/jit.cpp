@@ -1,6 +1,7 @@
 #include "jit.h"
 
 #include <algorithm>
+#include <cstddef>
 #include <cstring>
 
 #include "driver.h"
@@ -9,82 +10,89 @@
 namespace atomr_cutlass {
 namespace {
 
-// Two sets of arguments that differ in every pointer by another distance, and in every scalar.
-constexpr uint64_t kPages[] = {0x7a0000001000, 0x7a0000003000, 0x7a0000007000, 0x7a000000f000, 0x7a000001f000};
-constexpr uint64_t kShifts[] = {0x10000000000, 0x20000001000, 0x30000003000, 0x40000007000, 0x5000000f000};
-
-atomr_cutlass_gemm_args sentinel(atomr_cutlass_gemm_args const& problem, bool second) {
-  atomr_cutlass_gemm_args args;
-  std::memcpy(&args, &problem, sizeof(args));
-  auto const pointer = [&](int i) { return reinterpret_cast<void*>(kPages[i] + (second ? kShifts[i] : 0)); };
-  args.a = pointer(0);
-  args.b = pointer(1);
-  args.c = problem.c != nullptr ? pointer(2) : nullptr;
-  args.d = pointer(3);
-  args.workspace = pointer(4);
-  args.alpha = second ? 5.0 : 3.0;
-  args.beta = second ? 11.0 : 7.0;
-  return args;
-}
-
-// What of the arguments the evaluation depends on: all but pointers and scalars, and whether there is a C.
-atomr_cutlass_gemm_args problem_of(atomr_cutlass_gemm_args const& args) {
-  atomr_cutlass_gemm_args problem;
-  std::memcpy(&problem, &args, sizeof(args));
-  problem.c = args.c != nullptr ? reinterpret_cast<void const*>(uintptr_t(1)) : nullptr;
-  problem.a = problem.b = nullptr;
-  problem.d = problem.workspace = nullptr;
-  problem.alpha = problem.beta = 0.0;
-  return problem;
-}
+// Two sets of pointers, of which any two differ by distances that no other two do.
+constexpr uint64_t kPages[] = {0x7a0000001000, 0x7a0000003000, 0x7a0000007000, 0x7a000000f000,
+                               0x7a000001f000, 0x7a000003f000, 0x7a000007f000, 0x7a00000ff000};
+constexpr uint64_t kShifts[] = {0x10000000000, 0x20000001000, 0x30000003000, 0x40000007000,
+                                0x5000000f000, 0x6000001f000, 0x7000003f000, 0x8000007f000};
+constexpr double kScalars[][2] = {{3.0, 5.0}, {7.0, 11.0}, {13.0, 17.0}, {19.0, 23.0}};
+constexpr size_t kMaxArgsBytes = 512;
+static_assert(sizeof(atomr_cutlass_gemm_args) <= kMaxArgsBytes, "the arguments have to fit the scratch memory");
 
 template <class Value>
-Value load(unsigned char const* from) {
+Value load(void const* from) {
   Value value;
   std::memcpy(&value, from, sizeof(value));
   return value;
 }
 
 template <class Value>
-void store(unsigned char* to, Value value) {
+void store(void* to, Value value) {
   std::memcpy(to, &value, sizeof(value));
 }
 
-struct Pointers {
-  uint64_t at[5];
-  explicit Pointers(atomr_cutlass_gemm_args const& args) {
-    void const* const values[] = {args.a, args.b, args.c, args.d, args.workspace};
-    for (int i = 0; i < 5; ++i) at[i] = reinterpret_cast<uint64_t>(values[i]);
+using Bytes = std::vector<unsigned char>;
+
+// What of the arguments the evaluation depends on: all but pointers and scalars, and which pointers are there.
+Bytes problem_of(ArgsLayout const& layout, void const* args) {
+  auto const* const bytes = static_cast<unsigned char const*>(args);
+  Bytes problem(bytes, bytes + layout.bytes);
+  for (auto const& pointer : layout.pointers) {
+    bool const there = !pointer.optional || load<uint64_t>(bytes + pointer.offset) != 0;
+    store(problem.data() + pointer.offset, uint64_t(there));
+  }
+  for (size_t const scalar : layout.scalars) store(problem.data() + scalar, 0.0);
+  return problem;
+}
+
+Bytes sentinel(ArgsLayout const& layout, Bytes const& problem, bool second) {
+  Bytes args = problem;
+  for (size_t i = 0; i < layout.pointers.size(); ++i) {
+    unsigned char* const place = args.data() + layout.pointers[i].offset;
+    if (load<uint64_t>(place) != 0) store(place, kPages[i] + (second ? kShifts[i] : 0));
+  }
+  for (size_t i = 0; i < layout.scalars.size(); ++i) store(args.data() + layout.scalars[i], kScalars[i][second]);
+  return args;
+}
+
+// The two sets of arguments, and what explains values that differ with them.
+struct Pair {
+  ArgsLayout const& layout;
+  unsigned char const* first;
+  unsigned char const* second;
+
+  // The pointer from which both values are the same distance away.
+  bool pointer(uint64_t x, uint64_t y, Relocation& found) const {
+    for (auto const& one : layout.pointers) {
+      uint64_t const from = load<uint64_t>(first + one.offset), to = load<uint64_t>(second + one.offset);
+      if (from != 0 && x - from == y - to) {
+        found.form = Relocation::Form::kPointer;
+        found.source = one.offset;
+        found.addend = int64_t(x - from);
+        return true;
+      }
+    }
+    return false;
+  }
+
+  // The scalar that both values are, in their type.
+  template <class Value>
+  bool scalar(unsigned char const* x, unsigned char const* y, Relocation::Form form, Relocation& found) const {
+    auto const same = [](unsigned char const* bytes, double value) {
+      auto const converted = Value(value);
+      return std::memcmp(bytes, &converted, sizeof(converted)) == 0;
+    };
+    for (size_t const offset : layout.scalars) {
+      if (same(x, load<double>(first + offset)) && same(y, load<double>(second + offset))) {
+        found.form = form;
+        found.source = offset;
+        found.addend = 0;
+        return true;
+      }
+    }
+    return false;
   }
 };
-
-// The pointer that explains both values, as the same distance from it.
-bool explain_pointer(Pointers const& first, Pointers const& second, uint64_t x, uint64_t y, Relocation& found) {
-  for (int i = 0; i < 5; ++i) {
-    if (first.at[i] != 0 && x - first.at[i] == y - second.at[i]) {
-      found.source = Relocation::Source(i);
-      found.form = Relocation::Form::kPointer;
-      found.addend = int64_t(x - first.at[i]);
-      return true;
-    }
-  }
-  return false;
-}
-
-template <class Value>
-bool explain_scalar(atomr_cutlass_gemm_args const& first, atomr_cutlass_gemm_args const& second, unsigned char const* x,
-                    unsigned char const* y, Relocation::Form form, Relocation& found) {
-  auto const same = [](unsigned char const* bytes, double value) {
-    auto const converted = Value(value);
-    return std::memcmp(bytes, &converted, sizeof(converted)) == 0;
-  };
-  bool const alpha = same(x, first.alpha) && same(y, second.alpha);
-  if (!alpha && !(same(x, first.beta) && same(y, second.beta))) return false;
-  found.source = alpha ? Relocation::Source::kAlpha : Relocation::Source::kBeta;
-  found.form = form;
-  found.addend = 0;
-  return true;
-}
 
 [[noreturn]] void unexplained(size_t offset) {
   throw LibraryFailure("jit", "the kernel's parameters depend on its pointers and scalars in an unknown way, at byte " +
@@ -93,22 +101,31 @@ bool explain_scalar(atomr_cutlass_gemm_args const& first, atomr_cutlass_gemm_arg
 
 }  // namespace
 
-std::vector<Relocation> find_relocations(atomr_cutlass_gemm_args const& first, atomr_cutlass_gemm_args const& second,
+ArgsLayout const kGemmArgs = {sizeof(atomr_cutlass_gemm_args),
+                              {{offsetof(atomr_cutlass_gemm_args, a)},
+                               {offsetof(atomr_cutlass_gemm_args, b)},
+                               {offsetof(atomr_cutlass_gemm_args, c), true},
+                               {offsetof(atomr_cutlass_gemm_args, d)},
+                               {offsetof(atomr_cutlass_gemm_args, workspace)}},
+                              {offsetof(atomr_cutlass_gemm_args, alpha), offsetof(atomr_cutlass_gemm_args, beta)},
+                              offsetof(atomr_cutlass_gemm_args, max_active_clusters)};
+
+std::vector<Relocation> find_relocations(ArgsLayout const& layout, void const* first, void const* second,
                                          unsigned char* first_params, unsigned char const* second_params,
                                          size_t bytes) {
   constexpr size_t kMapBytes = 128, kMapAlignment = 64;
-  Pointers const one(first), two(second);
+  Pair const pair{layout, static_cast<unsigned char const*>(first), static_cast<unsigned char const*>(second)};
   std::vector<Relocation> found;
   size_t offset = 0;
   while (offset < bytes) {
-    Relocation relocation{uint32_t(offset), {}, {}, 0};
+    Relocation relocation{uint32_t(offset), {}, 0, 0};
     unsigned char* const x = first_params + offset;
     unsigned char const* const y = second_params + offset;
     if (offset % kMapAlignment == 0 && offset + kMapBytes <= bytes &&
         load<uint64_t>(x) == ATOMR_CUTLASS_TENSOR_MAP_MAGIC) {
       auto request = load<atomr_cutlass_tensor_map_request>(x);
       auto other = load<atomr_cutlass_tensor_map_request>(y);
-      if (!explain_pointer(one, two, request.address, other.address, relocation)) unexplained(offset);
+      if (!pair.pointer(request.address, other.address, relocation)) unexplained(offset);
       other.address = request.address;
       if (std::memcmp(&request, &other, sizeof(request)) != 0) unexplained(offset);
       relocation.form = Relocation::Form::kTensorMap;
@@ -123,8 +140,8 @@ std::vector<Relocation> find_relocations(atomr_cutlass_gemm_args const& first, a
     size_t const left = bytes - offset;
     if (offset % sizeof(uint64_t) == 0 && left >= sizeof(uint64_t)) {
       bool const differs = std::memcmp(x, y, sizeof(uint64_t)) != 0;
-      if (differs && (explain_pointer(one, two, load<uint64_t>(x), load<uint64_t>(y), relocation) ||
-                      explain_scalar<double>(first, second, x, y, Relocation::Form::kDouble, relocation))) {
+      if (differs && (pair.pointer(load<uint64_t>(x), load<uint64_t>(y), relocation) ||
+                      pair.scalar<double>(x, y, Relocation::Form::kDouble, relocation))) {
         found.push_back(relocation);
         step = sizeof(uint64_t);
       }
@@ -133,9 +150,8 @@ std::vector<Relocation> find_relocations(atomr_cutlass_gemm_args const& first, a
     if (step == sizeof(uint32_t)) {
       size_t const width = std::min(left, sizeof(uint32_t));
       if (std::memcmp(x, y, width) != 0) {
-        if (width < sizeof(uint32_t) ||
-            !(explain_scalar<float>(first, second, x, y, Relocation::Form::kFloat, relocation) ||
-              explain_scalar<int32_t>(first, second, x, y, Relocation::Form::kInt32, relocation))) {
+        if (width < sizeof(uint32_t) || !(pair.scalar<float>(x, y, Relocation::Form::kFloat, relocation) ||
+                                          pair.scalar<int32_t>(x, y, Relocation::Form::kInt32, relocation))) {
           unexplained(offset);
         }
         found.push_back(relocation);
@@ -146,19 +162,17 @@ std::vector<Relocation> find_relocations(atomr_cutlass_gemm_args const& first, a
   return found;
 }
 
-void relocate(std::vector<Relocation> const& relocations, atomr_cutlass_gemm_args const& args, unsigned char* params) {
-  Pointers const pointers(args);
+void relocate(std::vector<Relocation> const& relocations, void const* args, unsigned char* params) {
+  auto const* const bytes = static_cast<unsigned char const*>(args);
   for (Relocation const& one : relocations) {
     unsigned char* const place = params + one.offset;
-    double const scalar = one.source == Relocation::Source::kAlpha ? args.alpha : args.beta;
+    unsigned char const* const source = bytes + one.source;
     switch (one.form) {
-      case Relocation::Form::kPointer: store(place, pointers.at[size_t(one.source)] + uint64_t(one.addend)); break;
-      case Relocation::Form::kTensorMap:
-        move_tensor_map(place, pointers.at[size_t(one.source)] + uint64_t(one.addend));
-        break;
-      case Relocation::Form::kDouble: store(place, scalar); break;
-      case Relocation::Form::kFloat: store(place, float(scalar)); break;
-      case Relocation::Form::kInt32: store(place, int32_t(scalar)); break;
+      case Relocation::Form::kPointer: store(place, load<uint64_t>(source) + uint64_t(one.addend)); break;
+      case Relocation::Form::kTensorMap: move_tensor_map(place, load<uint64_t>(source) + uint64_t(one.addend)); break;
+      case Relocation::Form::kDouble: store(place, load<double>(source)); break;
+      case Relocation::Form::kFloat: store(place, float(load<double>(source))); break;
+      case Relocation::Form::kInt32: store(place, int32_t(load<double>(source))); break;
     }
   }
 }
@@ -197,7 +211,7 @@ JitKernel::OnDevice& JitKernel::on_device() {
     throw Unsupported(name_ + " does not fit on this GPU: too much shared memory or too many registers");
   }
   made->answer_bytes = ATOMR_CUTLASS_JIT_PARAMS_OFFSET + (info.params_bytes + 127) / 128 * 128;
-  made->scratch = allocate(2 * sizeof(atomr_cutlass_gemm_args) + 128 + 2 * made->answer_bytes);
+  made->scratch = allocate(2 * kMaxArgsBytes + 2 * made->answer_bytes);
   slot = std::move(made);
   return *slot;
 }
@@ -205,15 +219,15 @@ JitKernel::OnDevice& JitKernel::on_device() {
 namespace {
 
 struct Evaluated {
-  atomr_cutlass_gemm_args problem;
+  Bytes problem;
   atomr_cutlass_jit_evaluation answer;
-  std::vector<unsigned char> params;
+  Bytes params;
   std::vector<Relocation> relocations;
 };
 
 class JitRow {
  public:
-  explicit JitRow(std::shared_ptr<JitKernel> kernel) : kernel_(std::move(kernel)) {
+  JitRow(std::shared_ptr<JitKernel> kernel, ArgsLayout const& layout) : kernel_(std::move(kernel)), layout_(layout) {
     JitKernel::OnDevice const& place = kernel_->on_device();
     row_ = {kernel_->name().c_str(),
             kernel_->key().c_str(),
@@ -238,69 +252,67 @@ class JitRow {
   atomr_cutlass_row const* row() const { return &row_; }
 
  private:
-  using Args = atomr_cutlass_gemm_args;
-
   static JitRow& of(atomr_cutlass_row const* row) { return *static_cast<JitRow*>(const_cast<void*>(row->context)); }
 
-  Evaluated const& evaluated(Args const& args) {
-    Args const problem = problem_of(args);
+  // Entries are never removed: the reference stays good. There are as many as the plan has kinds of launches.
+  Evaluated const& evaluated(void const* args) {
+    Bytes problem = problem_of(layout_, args);
     std::lock_guard<std::mutex> lock(mutex_);
     for (auto const& known : known_) {
-      if (std::memcmp(&known->problem, &problem, sizeof(problem)) == 0) return *known;
+      if (known->problem == problem) return *known;
     }
-    known_.push_back(std::make_unique<Evaluated>(evaluate(problem)));
+    known_.push_back(std::make_unique<Evaluated>(evaluate(std::move(problem))));
     return *known_.back();
   }
 
-  Evaluated evaluate(Args const& problem) const {
+  Evaluated evaluate(Bytes problem) const {
     JitKernel::OnDevice& place = kernel_->on_device();
-    Args both[] = {sentinel(problem, false), sentinel(problem, true)};
-    for (Args& args : both) args.max_active_clusters = place.max_active_clusters;
+    Bytes both[] = {sentinel(layout_, problem, false), sentinel(layout_, problem, true)};
+    for (Bytes& args : both) store(args.data() + layout_.max_active_clusters, int32_t(place.max_active_clusters));
     size_t const stride = place.answer_bytes;
-    std::vector<unsigned char> answers(2 * stride);
+    Bytes answers(2 * stride);
     {
       CaptureRelaxed relaxed;
       std::lock_guard<std::mutex> lock(place.mutex);
-      uint64_t const problems = place.scratch;
-      uint64_t const results = (problems + sizeof(both) + 127) / 128 * 128;
-      copy_to_device(problems, both, sizeof(both), place.stream);
+      uint64_t const results = place.scratch + 2 * kMaxArgsBytes;
+      for (int i = 0; i < 2; ++i) {
+        copy_to_device(place.scratch + i * layout_.bytes, both[i].data(), layout_.bytes, place.stream);
+      }
       clear_async(results, 2 * stride, place.stream);
-      uint64_t values[] = {problems, results, stride};
+      uint64_t values[] = {place.scratch, results, stride};
       void* arguments[] = {&values[0], &values[1], &values[2]};
       int const status = launch_function(place.companion, {{2, 1, 1}, 1, {1, 1, 1}, 0}, arguments, place.stream);
       if (status != 0) throw_cuda(status, "evaluating the parameters of " + kernel_->name());
       copy_to_host(answers.data(), results, answers.size(), place.stream);
       synchronize(place.stream);
     }
-    Evaluated made{problem, {}, {}, {}};
-    std::memcpy(&made.answer, answers.data(), sizeof(made.answer));
+    Evaluated made{std::move(problem), {}, {}, {}};
+    made.answer = load<atomr_cutlass_jit_evaluation>(answers.data());
     if (made.answer.implementable == 0) return made;
     unsigned char* const first = answers.data() + ATOMR_CUTLASS_JIT_PARAMS_OFFSET;
-    made.relocations = find_relocations(both[0], both[1], first, first + stride, place.info.params_bytes);
+    made.relocations =
+        find_relocations(layout_, both[0].data(), both[1].data(), first, first + stride, place.info.params_bytes);
     made.params.assign(first, first + place.info.params_bytes);
     return made;
   }
 
   static int supports(atomr_cutlass_row const* row, void const* args) {
-    return of(row).evaluated(*static_cast<Args const*>(args)).answer.implementable != 0
-               ? ATOMR_CUTLASS_OK
-               : ATOMR_CUTLASS_CANNOT_IMPLEMENT;
+    return of(row).evaluated(args).answer.implementable != 0 ? ATOMR_CUTLASS_OK : ATOMR_CUTLASS_CANNOT_IMPLEMENT;
   }
 
   static int workspace_size(atomr_cutlass_row const* row, void const* args, uint64_t* bytes) {
-    *bytes = of(row).evaluated(*static_cast<Args const*>(args)).answer.workspace_bytes;
+    *bytes = of(row).evaluated(args).answer.workspace_bytes;
     return ATOMR_CUTLASS_OK;
   }
 
   static int prepare(atomr_cutlass_row const* row, void const* args, void* params, atomr_cutlass_launch* launch) {
     JitRow& self = of(row);
-    Args const& given = *static_cast<Args const*>(args);
-    Evaluated const& known = self.evaluated(given);
+    Evaluated const& known = self.evaluated(args);
     atomr_cutlass_jit_evaluation const& answer = known.answer;
     if (answer.implementable == 0) return ATOMR_CUTLASS_CANNOT_IMPLEMENT;
     auto* const bytes = static_cast<unsigned char*>(params);
     std::memcpy(bytes, known.params.data(), known.params.size());
-    relocate(known.relocations, given, bytes);
+    relocate(known.relocations, args, bytes);
     *launch = {{answer.grid[0], answer.grid[1], answer.grid[2]},
                {self.shape_.block, 1, 1},
                {self.shape_.cluster[0], self.shape_.cluster[1], self.shape_.cluster[2]},
@@ -320,6 +332,7 @@ class JitRow {
   }
 
   std::shared_ptr<JitKernel> kernel_;
+  ArgsLayout const& layout_;
   atomr_cutlass_row row_{};
   void* function_ = nullptr;
   LaunchShape shape_{};
@@ -329,8 +342,8 @@ class JitRow {
 
 }  // namespace
 
-std::shared_ptr<atomr_cutlass_row const> make_jit_row(std::shared_ptr<JitKernel> kernel) {
-  auto const made = std::make_shared<JitRow>(std::move(kernel));
+std::shared_ptr<atomr_cutlass_row const> make_jit_row(std::shared_ptr<JitKernel> kernel, ArgsLayout const& layout) {
+  auto const made = std::make_shared<JitRow>(std::move(kernel), layout);
   return {made, made->row()};
 }
 

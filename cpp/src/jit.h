@@ -47,28 +47,41 @@ class JitKernel {
   std::array<std::unique_ptr<OnDevice>, kMaxDevices> devices_;
 };
 
+// What of an op's arguments may change from launch to launch, as offsets in their struct: pointers, and scalars of type
+// double. The rest is the problem, which the parameters are evaluated for.
+struct ArgsLayout {
+  struct Pointer {
+    size_t offset;
+    bool optional = false;  // whether it is there is part of the problem
+  };
+  size_t bytes;
+  std::vector<Pointer> pointers;
+  std::vector<size_t> scalars;
+  size_t max_active_clusters;  // filled in, an int32_t
+};
+extern ArgsLayout const kGemmArgs;
+
 // Where a kernel's parameters depend on what may change from launch to launch.
 struct Relocation {
-  enum class Source : uint8_t { kA, kB, kC, kD, kWorkspace, kAlpha, kBeta };
   enum class Form : uint8_t { kPointer, kTensorMap, kDouble, kFloat, kInt32 };
   uint32_t offset;
-  Source source;
   Form form;
+  size_t source;  // offset of the pointer or scalar in the arguments
   int64_t addend;  // of pointers
 };
 
-// Compares two evaluations of a kernel's parameters, made for `first` and `second`, which differ in every pointer and
-// scalar, and says how the differences follow from them. Tensor map requests in `first_params` are encoded in place.
-// Throws LibraryFailure for a difference that nothing explains.
-std::vector<Relocation> find_relocations(atomr_cutlass_gemm_args const& first, atomr_cutlass_gemm_args const& second,
+// Compares two evaluations of a kernel's parameters, made for the arguments `first` and `second`, which differ in every
+// pointer and scalar, and says how the differences follow from them. Tensor map requests in `first_params` are encoded
+// in place. Throws LibraryFailure for a difference that nothing explains.
+std::vector<Relocation> find_relocations(ArgsLayout const& layout, void const* first, void const* second,
                                          unsigned char* first_params, unsigned char const* second_params, size_t bytes);
 
 // Rewrites parameters for the pointers and scalars of `args`.
-void relocate(std::vector<Relocation> const& relocations, atomr_cutlass_gemm_args const& args, unsigned char* params);
+void relocate(std::vector<Relocation> const& relocations, void const* args, unsigned char* params);
 
 // The row of one plan. Its `supports`, `workspace_size` and `prepare` ask the companion the first time they see a
 // problem (shape, strides, slices, whether there is a C), which launches a kernel and waits for it; a problem seen
 // before costs neither.
-std::shared_ptr<atomr_cutlass_row const> make_jit_row(std::shared_ptr<JitKernel> kernel);
+std::shared_ptr<atomr_cutlass_row const> make_jit_row(std::shared_ptr<JitKernel> kernel, ArgsLayout const& layout);
 
 }  // namespace atomr_cutlass

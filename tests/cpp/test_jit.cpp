@@ -114,7 +114,7 @@ Args given(uint64_t base) {
 
 void test_parameters_follow_pointers_and_scalars() {
   DeviceGuard guard(0);
-  auto const row = make_jit_row(kernel());
+  auto const row = make_jit_row(kernel(), kGemmArgs);
   CHECK_EQUAL(row->params_bytes, sizeof(Params));
   CHECK_EQUAL(row->shared_bytes, 100u << 10);
   asked.clear();
@@ -153,7 +153,7 @@ void test_parameters_follow_pointers_and_scalars() {
 
 void test_a_problem_that_the_kernel_cannot_do() {
   DeviceGuard guard(0);
-  auto const row = make_jit_row(kernel());
+  auto const row = make_jit_row(kernel(), kGemmArgs);
   Args args = given(0x100000);
   args.n = 7;
   CHECK_EQUAL(row->supports(row.get(), &args), int(ATOMR_CUTLASS_CANNOT_IMPLEMENT));
@@ -163,13 +163,13 @@ void test_parameters_that_nothing_explains_are_refused() {
   DeviceGuard guard(0);
   Args const args = given(0x100000);
   leap = [](Args const& seen) { return reinterpret_cast<uint64_t>(seen.a) * 3; };
-  auto const row = make_jit_row(kernel());
+  auto const row = make_jit_row(kernel(), kGemmArgs);
   CHECK_THROWS(LibraryFailure, "in an unknown way", row->supports(row.get(), &args));
   // A difference of an odd width is as unexplained.
   Args second = args;
   second.a = at<void>(0x7777000);
   unsigned char bytes[2][3] = {{0, 0, 1}, {0, 0, 2}};
-  CHECK_THROWS(LibraryFailure, "in an unknown way", find_relocations(args, second, bytes[0], bytes[1], 3));
+  CHECK_THROWS(LibraryFailure, "in an unknown way", find_relocations(kGemmArgs, &args, &second, bytes[0], bytes[1], 3));
   leap = [](Args const&) { return uint64_t(5); };
 }
 
@@ -193,7 +193,7 @@ void test_a_plan_asks_before_its_launches_do() {
   DeviceGuard guard(0);
   asked.clear();
   launched.clear();
-  GemmPlan plan(make_jit_row(kernel()), problem(), {a}, {b}, {c}, {d}, {{}}, options, nullptr);
+  GemmPlan plan(make_jit_row(kernel(), kGemmArgs), problem(), {a}, {b}, {c}, {d}, {{}}, options, nullptr);
   size_t const before = asked.size();
   CHECK(before > 0);
   plan.launch(a, b, nullptr, d, 1.0, 0.0, nullptr);
@@ -219,9 +219,10 @@ void test_a_better_plan_takes_over_but_never_in_a_capture() {
   options.null_k = 4, options.null_lda = 4, options.null_ldb = 8, options.null_bytes = 128;
   DeviceGuard guard(0);
   OperandSpec const any{a, 4}, aligned{a, 128};
-  GemmPlan first(make_jit_row(kernel()), problem(), any, {b, 4}, {d, 4}, {d, 4}, {{}}, options, nullptr);
+  GemmPlan first(make_jit_row(kernel(), kGemmArgs), problem(), any, {b, 4}, {d, 4}, {d, 4}, {{}}, options, nullptr);
   leap = [](Args const&) { return uint64_t(6); };
-  GemmPlan second(make_jit_row(kernel()), problem(), aligned, {b, 4}, {d, 4}, {d, 4}, {{}}, options, nullptr);
+  GemmPlan second(make_jit_row(kernel(), kGemmArgs), problem(), aligned, {b, 4}, {d, 4}, {d, 4}, {{}}, options,
+                  nullptr);
   leap = [](Args const&) { return uint64_t(5); };
   launched.clear();
   auto const run = [&](Operand const& left) {

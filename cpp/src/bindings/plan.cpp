@@ -33,7 +33,7 @@ std::shared_ptr<atomr_cutlass_row const> row_of(py::object const& kernel) {
   if (py::isinstance<JitKernel>(kernel)) {
     auto const compiled = kernel.cast<std::shared_ptr<JitKernel>>();
     py::gil_scoped_release release_gil;
-    return make_jit_row(compiled);
+    return make_jit_row(compiled, kGemmArgs);
   }
   auto const name = kernel.cast<std::string>();
   atomr_cutlass_row const* row = find_row(name);

@@ -1,0 +1,128 @@
+"""What a fresh process pays for a kernel that is in the cache, step by step. Prints JSON: {step: seconds}.
+
+    python benchmarks/fresh.py lookup|jit|prebuilt KEY
+
+`lookup` needs no GPU; `jit` and `prebuilt` go on to the end of the first launch. Run by jit.py, which fills the cache.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from atomr_cutlass import _core
+    from atomr_cutlass.generator.key import KernelKey
+    from atomr_cutlass.problem import GemmProblem, MatrixSpec
+    from atomr_cutlass.select import Choice
+
+EXTENT = 256
+"""Of the products that are launched: so small that the GPU never makes the host wait."""
+
+
+class Steps:
+    """How long each step took."""
+
+    def __init__(self) -> None:
+        self.seconds: dict[str, float] = {}
+        self._last = time.perf_counter()
+
+    def done(self, name: str) -> None:
+        """Ends a step."""
+        now = time.perf_counter()
+        self.seconds[name] = now - self._last
+        self._last = now
+
+
+def problem_of(key: KernelKey) -> GemmProblem:
+    """A small product that the kernel computes."""
+    from atomr_cutlass.problem import GemmProblem, MatrixSpec
+
+    extents = (EXTENT, EXTENT)
+
+    def spec(dtype: object, layout: str) -> MatrixSpec:
+        return MatrixSpec(extents, (EXTENT, 1) if layout == "r" else (1, EXTENT), dtype)
+
+    return GemmProblem(
+        a=spec(key.a, key.layout_a), b=spec(key.b, key.layout_b), c=None, d=spec(key.d, key.layout_d), math=key.math,
+        device=0,
+    )  # fmt: skip
+
+
+def choice_of(key: KernelKey, backend: str) -> Choice:
+    """This very kernel, `prebuilt` or `jit`, for that product."""
+    import dataclasses
+
+    from atomr_cutlass import devices, select, table
+
+    choice = select.choice_of(key, problem_of(key), devices.get(0))
+    if backend == "prebuilt":
+        choice = dataclasses.replace(choice, info=next(info for info in table.kernels() if info.key == key))
+    return choice
+
+
+def operands_of(key: KernelKey) -> tuple[_core.Operand, ...]:
+    """A, B and D, on the GPU; what is in them does not matter here."""
+    from atomr_cutlass import _core
+    from atomr_cutlass.operands import CUDA
+
+    what = problem_of(key)
+
+    def operand(spec: MatrixSpec) -> _core.Operand:
+        memory = _core.Buffer(0, EXTENT * EXTENT * spec.dtype.bits // 8)
+        return _core.Operand(memory.pointer, spec.shape, spec.strides, spec.dtype.dlpack, CUDA, 0, owner=memory)
+
+    return operand(what.a), operand(what.b), operand(what.d)
+
+
+def main() -> None:
+    """Takes the steps."""
+    mode, text = sys.argv[1:]
+    steps = Steps()
+    from atomr_cutlass import _core, plan  # noqa: F401
+    from atomr_cutlass.generator.key import KernelKey
+    from atomr_cutlass.jit import kernels
+    from atomr_cutlass.jit.toolchain import toolchain
+
+    key = KernelKey.from_dict(json.loads(text))
+    steps.done("import atomr_cutlass")
+    if mode != "prebuilt":
+        import cuda.core.utils  # noqa: F401
+
+        steps.done("import cuda.core")
+        toolchain()
+        steps.done("find NVRTC")
+    if mode == "lookup":
+        origin = kernels.load(key, kernels.Target(key.arch.value))[1]
+        steps.done("lookup")
+        if origin != "disk":
+            sys.exit(f"{key.name} was not in the cache")
+    else:
+        launch(key, mode, steps)
+    print(json.dumps(steps.seconds))
+
+
+def launch(key: KernelKey, mode: str, steps: Steps) -> None:
+    """From nothing on the GPU to the end of the first launch."""
+    from atomr_cutlass import _core, devices
+    from atomr_cutlass.jit import kernels
+    from atomr_cutlass.plan import from_choice
+
+    a, b, out = operands_of(key)
+    steps.done("CUDA context, operands")
+    if mode == "jit":
+        kernels.kernel(key, devices.get(0))
+        steps.done("lookup, loading in the driver")
+    what, choice = problem_of(key), choice_of(key, mode)
+    steps.done("choice")
+    plan = from_choice(what, choice)
+    steps.done("plan")
+    plan(a, b, out=out, stream=0)
+    _core.synchronize(0, 0)
+    steps.done("first launch")
+
+
+if __name__ == "__main__":
+    main()

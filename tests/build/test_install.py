@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from atomr_cutlass.generator import headers
 from cmake_build import ROOT, output, path_without, run
 
 # Optimization would double the time and change nothing that is looked at here.
@@ -80,8 +81,8 @@ def test_wheel_has_all_that_compiling_at_run_time_takes(wheel: Path) -> None:
     assert {"__init__.py", "py.typed", "_core.pyi", "generator/__init__.py", "generator/render.py"} <= package
     for folder in ("generator/templates", "include/cutlass_headers/cute", "include/cutlass_headers/cutlass"):
         assert any(name.startswith(f"{folder}/") for name in package), folder
-    for header in ("kernel_abi.h", "gemm_sm80.h", "gemm_sm90.h"):
-        assert f"include/atomr_cutlass/{header}" in package
+    for path in (ROOT / "cpp" / "include").rglob("*"):
+        assert path.is_dir() or path.relative_to(ROOT / "cpp").as_posix() in package
     assert "include/cutlass_headers/LICENSE.txt" in package
     assert sum(name.startswith("_core.") and name.endswith(".so") for name in package) == 1
     assert not any("__pycache__" in name for name in names)
@@ -93,6 +94,11 @@ def test_wheel_has_all_that_compiling_at_run_time_takes(wheel: Path) -> None:
 def test_wheel_imports_without_a_toolkit_and_has_no_kernels(installed: dict[str, str], no_nvcc: dict[str, str]) -> None:
     said = python("import atomr_cutlass as ac; print(ac.kernels())", no_nvcc | installed, "-S")
     assert (said.stdout.strip(), said.returncode) == ("[]", 0), output(said)
+
+
+def test_the_digest_of_the_headers_is_that_of_the_headers(installed: dict[str, str]) -> None:
+    folder = Path(installed["PYTHONPATH"].partition(os.pathsep)[0]) / "atomr_cutlass" / "include" / "cutlass_headers"
+    assert (folder / "DIGEST").read_text(encoding="ascii").strip() == headers.digest(folder)
 
 
 def test_installed_generator_finds_its_templates(installed: dict[str, str]) -> None:

@@ -17,13 +17,13 @@ from .errors import CacheError, CutlassError, LibraryError
 from .generator import toolchain
 from .jit import kernels as jit_kernels
 from .jit import toolchain as jit_toolchain
+from .jit.folder import FOLDER_VARIABLE
 from .jit.store import MAX_BYTES, KernelStore
 from .jit.toolchain import Toolchain
 from .table import KernelInfo
 
 DRIVER_FILE = Path("/proc/driver/nvidia/version")
 PACKAGE = Path(_core.__file__).parent
-CACHE_VARIABLE = "ATOMR_CUTLASS_CACHE_DIR"
 RUN_TIME = "compiling kernels at run time"
 
 
@@ -178,7 +178,7 @@ def gather() -> Info:
     if policy_problem:
         missing.append(Missing(policy_problem, RUN_TIME, f"correct {jit_kernels.POLICY_VARIABLE}"))
     if cache.problem:
-        cure = f"export {CACHE_VARIABLE}=ANOTHER_FOLDER"
+        cure = f"export {FOLDER_VARIABLE}=ANOTHER_FOLDER"
         missing.append(Missing(cache.problem, "keeping compiled kernels for other processes", cure))
     if pack_problem:
         missing.append(Missing(pack_problem, "the kernels of that pack", f"correct {table.PACKS_VARIABLE}"))
@@ -308,7 +308,7 @@ def _cache() -> Cache:
     try:
         store = KernelStore()
     except RuntimeError as error:  # the home of a user that there is not
-        return Cache(os.environ.get(CACHE_VARIABLE, ""), 0, 0, MAX_BYTES, str(error))
+        return Cache(os.environ.get(FOLDER_VARIABLE, ""), 0, 0, MAX_BYTES, str(error))
     problem = ""
     try:
         entries = store.entries()

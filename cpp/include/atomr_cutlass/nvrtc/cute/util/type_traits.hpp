@@ -1,0 +1,26 @@
+// CuTe asks for a type without its reference and qualifiers thousands of times; the compiler has that built in.
+#pragma once
+
+// What CuTe's own header includes, so that the renaming below reaches nothing else.
+#include "cutlass/cutlass.h"
+#include CUDA_STD_HEADER(type_traits)
+#include CUDA_STD_HEADER(utility)
+#include CUDA_STD_HEADER(cstddef)
+#include CUDA_STD_HEADER(cstdint)
+#include CUDA_STD_HEADER(limits)
+#include <cute/config.hpp>
+
+#define remove_cvref remove_cvref_by_parts
+#define remove_cvref_t remove_cvref_by_parts_t
+#include_next <cute/util/type_traits.hpp>
+#undef remove_cvref
+#undef remove_cvref_t
+
+namespace cute {
+template <class T>
+struct remove_cvref {
+  using type = __remove_cvref(T);
+};
+template <class T>
+using remove_cvref_t = __remove_cvref(T);
+}  // namespace cute

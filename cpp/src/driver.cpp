@@ -71,7 +71,8 @@ struct Driver {
   int (*event_create)(void**, unsigned) = nullptr;
   int (*event_record)(void*, void*) = nullptr;
   int (*event_query)(void*) = nullptr;
-  int (*event_wait)(void*) = nullptr;
+  int (*stream_wait)(void*, void*, unsigned) = nullptr;
+  int (*stream_id)(void*, unsigned long long*) = nullptr;  // from CUDA 12.0 on
   int (*event_destroy)(void*) = nullptr;
   int (*error_name)(int, char const**) = nullptr;
   int (*error_string)(int, char const**) = nullptr;
@@ -119,7 +120,8 @@ Driver load() {
   resolve(library, driver, driver.event_create, "cuEventCreate");
   resolve(library, driver, driver.event_record, "cuEventRecord");
   resolve(library, driver, driver.event_query, "cuEventQuery");
-  resolve(library, driver, driver.event_wait, "cuEventSynchronize");
+  resolve(library, driver, driver.stream_wait, "cuStreamWaitEvent");
+  driver.stream_id = reinterpret_cast<decltype(driver.stream_id)>(dlsym(library, "cuStreamGetId"));
   resolve(library, driver, driver.event_destroy, "cuEventDestroy_v2");
   resolve(library, driver, driver.error_name, "cuGetErrorName");
   resolve(library, driver, driver.error_string, "cuGetErrorString");
@@ -383,14 +385,14 @@ void Event::record(void* stream) {
 }
 
 bool Event::done() const noexcept {
-  constexpr int kNotReady = 600;
   if (event_ == nullptr || forked) return true;
   CaptureRelaxed relaxed;
-  return driver_state().event_query(event_) != kNotReady;
+  int const status = driver_state().event_query(event_);
+  return status == 0 || sticky(status);
 }
 
-void Event::wait() const {
-  if (event_ != nullptr) check(driver().event_wait(event_), "waiting for an event");
+void Event::hold(void* stream) const {
+  if (event_ != nullptr) check(driver().stream_wait(stream, event_, 0), "having a stream wait");
 }
 
 void* load_library(void const* image) {
@@ -495,6 +497,15 @@ void move_tensor_map(void* map, uint64_t address) {
   static LibraryDriver const& api = library_driver();
   check(api.replace_address(map, reinterpret_cast<void*>(address)), "moving a tensor map");
 }
+
+uint64_t stream_id(void* stream) {
+  unsigned long long id = 0;
+  if (driver().stream_id == nullptr) return reinterpret_cast<uint64_t>(stream);
+  check(driver().stream_id(stream, &id), "asking which stream it is");
+  return id;
+}
+
+bool process_forked() noexcept { return forked; }
 
 uint64_t capture_id(void* stream) {
   // What the legacy default stream answers while a stream that waits for it is captured

@@ -63,6 +63,8 @@ void clear_async(DevicePointer pointer, size_t bytes, void* stream);
 void synchronize(void* stream);
 void synchronize_device() noexcept;
 uint64_t capture_id(void* stream);  // 0: the stream is not capturing
+uint64_t stream_id(void* stream);  // handles are used again, and one of them is another stream in every thread
+bool process_forked() noexcept;  // CUDA cannot be used any more: it was, before the fork
 int current_device();  // index of the current context's device
 void* create_stream();  // does not wait for the legacy default stream, nor that for it
 void copy_on_device(DevicePointer to, DevicePointer from, size_t bytes, void* stream);
@@ -75,8 +77,8 @@ class Event {
   Event(Event&& other) noexcept;
   Event& operator=(Event&& other) noexcept;
   void record(void* stream);
-  bool done() const noexcept;  // true too when nothing was recorded, or the context is gone
-  void wait() const;  // blocks the thread
+  bool done() const noexcept;  // true too when nothing was recorded, or the context is lost
+  void hold(void* stream) const;  // what is launched on the stream from now on waits for it
 
  private:
   void* event_ = nullptr;

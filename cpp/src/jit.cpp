@@ -186,14 +186,25 @@ JitKernel::JitKernel(std::string name, std::string key, std::string const& kerne
   companion_ = library_kernel(companion_library_, (name_ + "_evaluate").c_str());
 }
 
+// The stream of all companions on a device: they are few, short, and waited for one by one.
+static void* companion_stream(int device) {
+  static std::mutex mutex;
+  static std::array<void*, JitKernel::kMaxDevices> streams{};
+  std::lock_guard<std::mutex> lock(mutex);
+  void*& stream = streams[size_t(device)];
+  if (stream == nullptr) stream = create_stream();
+  return stream;
+}
+
 JitKernel::OnDevice& JitKernel::on_device() {
   int const device = current_device();
   if (device >= kMaxDevices) throw DeviceUnavailable("kernels run on the first 64 GPUs of a machine only");
   std::lock_guard<std::mutex> lock(mutex_);
   std::unique_ptr<OnDevice>& slot = devices_[size_t(device)];
   if (slot != nullptr) return *slot;
+  CaptureRelaxed relaxed;
   auto made = std::make_unique<OnDevice>();
-  made->stream = create_stream();
+  made->stream = companion_stream(device);
   DevicePointer const constant =
       library_global(companion_library_, (name_ + "_info").c_str(), sizeof(atomr_cutlass_jit_info));
   copy_to_host(&made->info, constant, sizeof(made->info), made->stream);
@@ -250,6 +261,8 @@ class JitRow {
   }
 
   atomr_cutlass_row const* row() const { return &row_; }
+
+  static void const* handle(atomr_cutlass_row const* row) { return row->launch == &launch ? of(row).function_ : row; }
 
  private:
   static JitRow& of(atomr_cutlass_row const* row) { return *static_cast<JitRow*>(const_cast<void*>(row->context)); }
@@ -341,6 +354,8 @@ class JitRow {
 };
 
 }  // namespace
+
+void const* kernel_handle(atomr_cutlass_row const* row) { return JitRow::handle(row); }
 
 std::shared_ptr<atomr_cutlass_row const> make_jit_row(std::shared_ptr<JitKernel> kernel, ArgsLayout const& layout) {
   auto const made = std::make_shared<JitRow>(std::move(kernel), layout);

@@ -27,7 +27,7 @@ class JitKernel {
     void* companion = nullptr;
     atomr_cutlass_jit_info info{};
     int max_active_clusters = 0;
-    void* stream = nullptr;  // the companion's own
+    void* stream = nullptr;  // the companion's
     uint64_t scratch = 0;  // where it reads the problem and writes its answer
     size_t answer_bytes = 0;
     std::mutex mutex;  // of the scratch
@@ -82,6 +82,11 @@ void relocate(std::vector<Relocation> const& relocations, void const* args, unsi
 // The row of one plan. Its `supports`, `workspace_size` and `prepare` ask the companion the first time they see a
 // problem (shape, strides, slices, whether there is a C), which launches a kernel and waits for it; a problem seen
 // before costs neither.
+//
+// Unlike a pack's, its functions throw, and those three may wait: it never leaves this library.
 std::shared_ptr<atomr_cutlass_row const> make_jit_row(std::shared_ptr<JitKernel> kernel, ArgsLayout const& layout);
+
+// What identifies a row's kernel in this process: the driver's handle of one compiled at run time, else the row.
+void const* kernel_handle(atomr_cutlass_row const* row);
 
 }  // namespace atomr_cutlass

@@ -57,27 +57,31 @@ DeviceBlock::~DeviceBlock() {
 }
 
 void bury(StreamBlock block, int device) noexcept {
+  using Waiting = std::list<std::pair<int, StreamBlock>>;
   static std::mutex mutex;
-  static auto& waiting = *new std::list<std::pair<int, StreamBlock>>();  // at exit the driver may be gone
-  std::list<std::pair<int, StreamBlock>> ended;
+  static auto& waiting = *new Waiting();  // at exit the driver may be gone
+  Waiting mine;
+  if (process_forked()) {
+    // The memory is the parent's, and so may be the lock.
+    new std::shared_ptr<DeviceBlock>(std::move(block.block));
+    return;
+  }
   try {
-    if (block.block != nullptr) ended.emplace_back(device, std::move(block));
+    if (block.block != nullptr) mine.emplace_back(device, std::move(block));
     {
       std::lock_guard<std::mutex> lock(mutex);
-      waiting.splice(waiting.end(), ended);
-      for (auto one = waiting.begin(); one != waiting.end();) {
-        auto const next = std::next(one);
-        if (one->second.used.done()) ended.splice(ended.end(), waiting, one);
-        one = next;
-      }
+      waiting.splice(waiting.end(), mine);
+      mine.splice(mine.end(), waiting);
     }
-    while (!ended.empty()) {
-      DeviceGuard guard(ended.front().first);
-      ended.pop_front();
+    for (auto one = mine.begin(); one != mine.end();) {
+      DeviceGuard guard(one->first);
+      one = one->second.used.done() ? mine.erase(one) : std::next(one);
     }
   } catch (std::exception const&) {
-    // The context is gone, and the memory with it.
+    // The context is gone. Kept, since nothing is known of what still uses the memory.
   }
+  std::lock_guard<std::mutex> lock(mutex);
+  waiting.splice(waiting.end(), mine);
 }
 
 GemmPlan::GemmPlan(std::shared_ptr<atomr_cutlass_row const> row, atomr_cutlass_gemm_args const& args, OperandSpec a,
@@ -119,7 +123,7 @@ GemmPlan::GemmPlan(std::shared_ptr<atomr_cutlass_row const> row, atomr_cutlass_g
 }
 
 GemmPlan::~GemmPlan() {
-  bury({std::move(spare_), {}}, options_.device);
+  bury(std::move(spare_), options_.device);
   for (auto& one : workspaces_) bury(std::move(one.second), options_.device);
   for (auto& one : zeros_) bury(std::move(one.second), options_.device);
 }
@@ -152,12 +156,16 @@ DlManagedVersioned* framework_allocate(DlExchangeApi const* allocator, DlTensor&
   return managed;
 }
 
-std::shared_ptr<DeviceBlock> GemmPlan::new_block(size_t bytes) const {
-  if (allocator_ == nullptr) return std::make_shared<DeviceBlock>(bytes);
+StreamBlock GemmPlan::new_block(size_t bytes) const {
+  if (allocator_ == nullptr) return {std::make_shared<DeviceBlock>(bytes), {}};
   int64_t shape = int64_t(bytes);
   int64_t stride = 1;
   DlTensor prototype{nullptr, {kDlCuda, options_.device}, 1, {1, 8, 1}, &shape, &stride, 0};
-  return std::make_shared<DeviceBlock>(framework_allocate(allocator_, prototype));
+  StreamBlock made{std::make_shared<DeviceBlock>(framework_allocate(allocator_, prototype)), {}};
+  // The framework orders the block's former use on the stream that is its current one in this thread, no other.
+  void* stream = nullptr;
+  if (allocator_->current_stream(kDlCuda, options_.device, &stream) == 0) made.used.record(stream);
+  return made;
 }
 
 bool GemmPlan::row_major_output() const {
@@ -169,22 +177,22 @@ bool GemmPlan::row_major_output() const {
   return true;
 }
 
-StreamBlock& GemmPlan::block_for(std::map<std::pair<void*, uint64_t>, StreamBlock>& blocks, size_t bytes,
-                                 void* stream) {
+StreamBlock& GemmPlan::block_for(StreamBlocks& blocks, size_t bytes, void* stream) {
   std::lock_guard<std::mutex> lock(mutex_);
   uint64_t const capture = capture_id(stream);
-  StreamBlock& place = blocks[{stream, capture}];
+  StreamBlock& place = blocks[{stream_id(stream), capture}];
   if (place.block != nullptr) return place;
   if (capture != 0) {
     // Not from the framework: its allocator may give the memory to a later tensor of the same graph.
     place.block = std::make_shared<DeviceBlock>(bytes);
     keep_for_graph(place.block);
-  } else if (&blocks == &workspaces_ && spare_ != nullptr) {
-    place.block = std::move(spare_);  // made with the plan, for the first stream
+  } else if (&blocks == &workspaces_ && spare_.block != nullptr) {
+    place = std::move(spare_);  // made with the plan, for the first stream
   } else {
     bury({}, options_.device);
-    place.block = new_block(bytes);
+    place = new_block(bytes);
   }
+  place.used.hold(stream);
   return place;
 }
 
@@ -229,10 +237,13 @@ GemmPlan* GemmPlan::turn_to(Operand const& a, Operand const& b, Operand const* c
   if (!reads(a, next->a_) || !reads(b, next->b_) || !reads(d, next->d_) || (c != nullptr && !reads(*c, next->c_))) {
     return nullptr;
   }
-  if (!replaced_) {
-    DeviceGuard guard(options_.device);
-    if (capture_id(stream) != 0) return nullptr;
+  DeviceGuard guard(options_.device);
+  uint64_t const capture = capture_id(stream);
+  if (capture == 0) {
     replaced_ = true;
+  } else if (!replaced_ || capture == capture_) {
+    capture_ = capture;  // a graph that began with this kernel goes on with it
+    return nullptr;
   }
   return next;
 }

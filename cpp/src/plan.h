@@ -47,14 +47,17 @@ class DeviceBlock {
   DlManagedVersioned* managed_ = nullptr;
 };
 
-// Memory that launches on one stream use, one after the other, and the end of the last of them.
+// Memory that launches on one stream use, one after the other, and the end of the last of them (of its former use,
+// where there was none yet).
 struct StreamBlock {
   std::shared_ptr<DeviceBlock> block;
   Event used;
 };
 
-// Frees the block once its last launch has ended: now, or when a later block is buried or asked for. Waits for nothing,
-// so that it is legal while streams are captured.
+using StreamBlocks = std::map<std::pair<uint64_t, uint64_t>, StreamBlock>;  // by stream and capture
+
+// Frees the block once its last launch has ended: now, or when a later block is buried or asked for. Legal while
+// streams are captured.
 void bury(StreamBlock block, int device) noexcept;
 
 struct GemmPlanOptions {
@@ -115,8 +118,8 @@ class GemmPlan {
   void check_operands(Operand const& a, Operand const& b, Operand const* c, Operand const& d) const;
   void set_null_product(atomr_cutlass_gemm_args& args) const;
   void open(atomr_cutlass_gemm_args problem);
-  StreamBlock& block_for(std::map<std::pair<void*, uint64_t>, StreamBlock>& blocks, size_t bytes, void* stream);
-  std::shared_ptr<DeviceBlock> new_block(size_t bytes) const;
+  StreamBlock& block_for(StreamBlocks& blocks, size_t bytes, void* stream);
+  StreamBlock new_block(size_t bytes) const;
 
   std::shared_ptr<atomr_cutlass_row const> row_;
   atomr_cutlass_gemm_args args_;
@@ -130,10 +133,11 @@ class GemmPlan {
   // Launches on different streams may run at once, and a graph may replay beside them: each stream, and each stream of
   // each capture, has memory of its own.
   std::mutex mutex_;
-  std::map<std::pair<void*, uint64_t>, StreamBlock> workspaces_, zeros_;
-  std::shared_ptr<DeviceBlock> spare_;
+  StreamBlocks workspaces_, zeros_;
+  StreamBlock spare_;
   std::atomic<GemmPlan*> next_{nullptr};
   std::atomic<bool> replaced_{false};
+  std::atomic<uint64_t> capture_{0};  // the latest that this plan's own kernel served, though there was another plan
 
   std::mutex launch_mutex_;
   std::mutex prepared_mutex_;

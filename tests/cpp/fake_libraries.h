@@ -91,7 +91,7 @@ inline Symbols driver() {
       {"cuEventCreate", symbol(+[](void** made, unsigned) { return *made = &context, ++device().events, 0; })},
       {"cuEventRecord", symbol(+[](void*, void*) { return 0; })},
       {"cuEventQuery", symbol(+[](void*) { return device().busy ? 600 : 0; })},
-      {"cuEventSynchronize", symbol(+[](void*) { return 0; })},
+      {"cuStreamWaitEvent", symbol(+[](void*, void*, unsigned) { return 0; })},
       {"cuEventDestroy_v2", symbol(+[](void*) { return --device().events, 0; })},
       {"cuGetErrorName", symbol(+[](int, char const** text) { return *text = "SOME_ERROR", 0; })},
       {"cuGetErrorString", symbol(+[](int, char const** text) { return *text = "what the driver says", 0; })},

@@ -41,10 +41,31 @@ std::shared_ptr<atomr_cutlass_row const> row_of(py::object const& kernel) {
   return {row, [](atomr_cutlass_row const*) {}};  // rows of the table live as long as the process
 }
 
-std::unique_ptr<GemmPlan> make_plan(py::object const& kernel, py::dict const& problem, py::tuple const& a,
-                                    py::tuple const& b, py::tuple const& c, py::tuple const& d,
-                                    std::vector<std::array<int64_t, 5>> const& launches, py::dict const& options,
-                                    py::object const& like) {
+bool finalizing() {
+#if PY_VERSION_HEX >= 0x030D0000
+  return Py_IsFinalizing() != 0;
+#else
+  return _Py_IsFinalizing() != 0;
+#endif
+}
+
+// Freeing a workspace can wait for the GPU, and what that waits for can wait for the GIL.
+struct WithoutGil {
+  void operator()(GemmPlan* plan) const {
+    // In a process that ends, a thread that gave the GIL up would not get it back.
+    if (finalizing()) {
+      delete plan;
+      return;
+    }
+    py::gil_scoped_release release_gil;
+    delete plan;
+  }
+};
+
+std::unique_ptr<GemmPlan, WithoutGil> make_plan(py::object const& kernel, py::dict const& problem, py::tuple const& a,
+                                                py::tuple const& b, py::tuple const& c, py::tuple const& d,
+                                                std::vector<std::array<int64_t, 5>> const& launches,
+                                                py::dict const& options, py::object const& like) {
   atomr_cutlass_gemm_args args;
   std::memset(&args, 0, sizeof(args));
   args.m = take<int32_t>(problem, "m");
@@ -83,8 +104,8 @@ std::unique_ptr<GemmPlan> make_plan(py::object const& kernel, py::dict const& pr
   DeviceGuard guard(plan_options.device);
   std::shared_ptr<atomr_cutlass_row const> row = row_of(kernel);
   py::gil_scoped_release release_gil;  // the first use of a kernel loads its module
-  return std::make_unique<GemmPlan>(std::move(row), args, specs[0], specs[1], specs[2], specs[3], std::move(batches),
-                                    plan_options, allocator);
+  return std::unique_ptr<GemmPlan, WithoutGil>(new GemmPlan(std::move(row), args, specs[0], specs[1], specs[2],
+                                                            specs[3], std::move(batches), plan_options, allocator));
 }
 
 // A row-major array of the framework, uninitialised.
@@ -179,8 +200,9 @@ void bind_plan(py::module_& module) {
       py::arg("like"), py::arg("device"), "The stream that the framework of `like` works on in this thread.");
   module.def("framework_empty", &framework_empty, py::arg("like"), py::arg("shape"), py::arg("dtype"),
              py::arg("device"), "A row-major array from the allocator of the framework of `like`.");
-  py::class_<GemmPlan>(module, "GemmPlan", py::dynamic_attr(),
-                       "One kernel and one problem with everything decided; calling it only launches.")
+  py::class_<GemmPlan, std::unique_ptr<GemmPlan, WithoutGil>>(
+      module, "GemmPlan", py::dynamic_attr(),
+      "One kernel and one problem with everything decided; calling it only launches.")
       .def(py::init(&make_plan), py::arg("kernel"), py::arg("problem"), py::arg("a"), py::arg("b"), py::arg("c"),
            py::arg("d"), py::arg("launches"), py::arg("options"), py::arg("like") = py::none())
       .def("__call__", &call, py::arg("a"), py::arg("b"), py::arg("c") = py::none(), py::kw_only(),
@@ -191,12 +213,13 @@ void bind_plan(py::module_& module) {
       .def_property_readonly("kernel_name",
                              [](GemmPlan const& self) { return std::string(self.serving().row()->name); })
       .def_property_readonly(
-          "kernel_handle", [](GemmPlan const& self) { return reinterpret_cast<uintptr_t>(self.serving().row()); },
-          "Address of the kernel's row of the C ABI.")
-      .def_property_readonly("workspace_bytes", &GemmPlan::workspace_bytes)
+          "kernel_handle",
+          [](GemmPlan const& self) { return reinterpret_cast<uintptr_t>(kernel_handle(self.serving().row())); },
+          "What identifies the loaded kernel in this process.")
+      .def_property_readonly("workspace_bytes", [](GemmPlan const& self) { return self.serving().workspace_bytes(); })
       .def_property_readonly("device", &GemmPlan::device)
       .def_property_readonly("grid", [](GemmPlan const& self) {
-        auto const& grid = self.geometry().grid;
+        auto const& grid = self.serving().geometry().grid;
         return py::make_tuple(grid[0], grid[1], grid[2]);
       });
 }

@@ -195,7 +195,7 @@ def gather() -> Info:
             policy=policy,
             problem=jit_problem,
             nvrtc_build=tools.build if tools else "",
-            headers=dict(zip(("cutlass", "atomr_cutlass"), tools.headers.split(), strict=True)) if tools else {},
+            headers=_digests(tools),
             cache=cache,
             miss_log=os.environ.get(jit_kernels.MISS_LOG_VARIABLE) or None,
         ),
@@ -294,6 +294,10 @@ def _cuda_headers(tools: Toolchain | None) -> Tool | None:
         if found:
             return Tool(f"{found[0]}.{found[1]}", str(folder))
     return None
+
+
+def _digests(tools: Toolchain | None) -> dict[str, str]:
+    return dict(tools.headers) if tools else {}
 
 
 def _policy() -> tuple[str | None, str]:

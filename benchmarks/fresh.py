@@ -1,8 +1,9 @@
-"""What a fresh process pays for a kernel that is in the cache, step by step. Prints JSON: {step: seconds}.
+"""What a fresh process pays for a kernel, step by step. Prints JSON: {step: seconds}.
 
-    python benchmarks/fresh.py lookup|jit|prebuilt KEY
+    python benchmarks/fresh.py kernel|companion|lookup|jit|prebuilt KEY
 
-`lookup` needs no GPU; `jit` and `prebuilt` go on to the end of the first launch. Run by jit.py, which fills the cache.
+`kernel` and `companion` compile that half of it, whatever the cache holds; `lookup` finds it there; `jit` and
+`prebuilt` go on to the end of the first launch, and need a GPU. Run by jit.py, which fills the cache.
 """
 
 from __future__ import annotations
@@ -94,7 +95,10 @@ def main() -> None:
         steps.done("import cuda.core")
         toolchain()
         steps.done("find NVRTC")
-    if mode == "lookup":
+    if mode in ("kernel", "companion"):
+        compile_half(key, mode)
+        steps.done("compile")
+    elif mode == "lookup":
         origin = kernels.load(key, kernels.Target(key.arch.value))[1]
         steps.done("lookup")
         if origin != "disk":
@@ -102,6 +106,20 @@ def main() -> None:
     else:
         launch(key, mode, steps)
     print(json.dumps(steps.seconds))
+
+
+def compile_half(key: KernelKey, half: str) -> None:
+    """Compiles the kernel, or its companion, as `Unit.compile` has it done."""
+    from atomr_cutlass.jit import compiler, worker
+    from atomr_cutlass.jit.toolchain import toolchain
+
+    unit = compiler.Unit.of(key, compiler.Target(key.arch.value))
+    options = [f"--gpu-architecture={unit.target.arch}", *compiler.OPTIONS]
+    options += [f"-I{folder}" for folder in toolchain().include]
+    options += [compiler.COMPANION] if half == "companion" else []
+    made, log = worker.compile_source(unit.name, unit.source, options, unit.target.image)
+    if made is None:
+        sys.exit(log)
 
 
 def launch(key: KernelKey, mode: str, steps: Steps) -> None:

@@ -9,7 +9,6 @@ two cores: of a busy machine, nothing measured here is worth keeping.
 from __future__ import annotations
 
 import argparse
-import contextlib
 import dataclasses
 import json
 import os
@@ -19,7 +18,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -31,8 +30,8 @@ import atomr_cutlass as ac
 from atomr_cutlass import CutlassDtype, SmArch, _core, devices, table
 from atomr_cutlass.generator.key import KernelKey
 from atomr_cutlass.generator.matrix import cells
-from atomr_cutlass.jit import compiler, kernels
-from atomr_cutlass.jit.compiler import Target, Unit
+from atomr_cutlass.jit import kernels
+from atomr_cutlass.jit.compiler import Target
 from atomr_cutlass.jit.toolchain import toolchain
 from atomr_cutlass.plan import from_choice
 
@@ -100,53 +99,32 @@ def processor_seconds() -> float:
 # Without a GPU
 
 
-@contextlib.contextmanager
-def watched_halves() -> Iterator[dict[str, tuple[list[str], float]]]:
-    """The options and the seconds of the two compilations of a unit, `kernel` and `companion`, when they are done."""
-    seen: dict[str, tuple[list[str], float]] = {}
-    half = Unit._half  # noqa: SLF001
-
-    def watched(self: Unit, options: list[str]) -> bytes:
-        start = time.perf_counter()
-        made = half(self, options)
-        seen["companion" if compiler.COMPANION in options else "kernel"] = (options, time.perf_counter() - start)
-        return made
-
-    with mock.patch.object(Unit, "_half", watched):
-        yield seen
-
-
 def compiled(cell: Cell, rounds: int, *, alone: bool) -> dict[str, Any]:
     """Compiles a cell that is not in the cache, and leaves it there."""
     key = cell.key()
-    unit = Unit.of(key, Target(key.arch.value))
+    target = Target(key.arch.value)
     both, processor = [], []
     for _ in range(rounds):
         for entry in kernels.store().entries():
             if entry.info["name"] == key.name:
                 entry.path.unlink()
-        with watched_halves() as halves:
-            start, used = time.perf_counter(), processor_seconds()
-            images, origin = kernels.load(key, unit.target)
-            both.append(time.perf_counter() - start)
-            processor.append(processor_seconds() - used)
+        start, used = time.perf_counter(), processor_seconds()
+        images, origin = kernels.load(key, target)
+        both.append(time.perf_counter() - start)
+        processor.append(processor_seconds() - used)
         if origin != "compiled":
             raise RuntimeError(f"{key.name} came from {origin}")
     result = {
         "cell": cell.name,
         "kernel": key.name,
-        "target": unit.target.arch,
+        "target": target.arch,
         "seconds": median(both),
         "rounds": [round(seconds, 3) for seconds in both],
         "processor": median(processor),
-        "side_by_side": {name: round(seconds, 3) for name, (_, seconds) in halves.items()},
         "bytes": {"kernel": len(images.kernel), "companion": len(images.companion)},
     }
     if alone:
-        result["alone"] = {
-            name: round(timed(lambda options=options: unit._half(options)), 3)  # noqa: SLF001
-            for name, (options, _) in halves.items()
-        }
+        result["alone"] = {half: round(fresh(half, key)["compile"], 3) for half in ("kernel", "companion")}
     return result
 
 
@@ -317,8 +295,7 @@ def report(results: dict[str, Any]) -> list[Line]:
         cell = cells[row["cell"]]
         lines += [Line(cell.name), Line("  cold compile", row["seconds"], cell.limit, cell.aim)]
         lines.append(Line("    processor time, both halves", row["processor"]))
-        for how in ("side_by_side", "alone"):
-            lines += [Line(f"    {half}, {how.replace('_', ' ')}", t) for half, t in row.get(how, {}).items()]
+        lines += [Line(f"    {half} alone", seconds) for half, seconds in row.get("alone", {}).items()]
         lines += [
             Line("  disk hit", found["disk"], DISK_LIMIT),
             Line("  disk hit in a fresh process", found["fresh"]["lookup"], DISK_LIMIT),
@@ -355,7 +332,7 @@ def main() -> int:
     """Measures and writes; returns the exit status."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--out", type=Path, required=True, help="JSON file for the results")
-    parser.add_argument("--quick", action="store_true", help="two cells, fewer rounds, halves side by side only")
+    parser.add_argument("--quick", action="store_true", help="two cells, fewer rounds")
     arguments = parser.parse_args()
     results: dict[str, Any] = {
         "date": now(),

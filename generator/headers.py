@@ -12,10 +12,11 @@ from pathlib import Path
 SUFFIXES = (".h", ".hpp", ".inl")
 
 
-def digest(folder: Path) -> str:
-    """SHA-256, in hexadecimal digits, over names and contents of all headers of CUTLASS, or of ours, below a folder."""
+def digest(folder: Path, *, below: bool = True) -> str:
+    """SHA-256, in hexadecimal digits, over names and contents of the headers in a folder, and of those below it."""
     total = hashlib.sha256()
-    for path in sorted(path for path in folder.rglob("*") if path.suffix in SUFFIXES):
+    found = folder.rglob("*") if below else folder.glob("*")
+    for path in sorted(path for path in found if path.suffix in SUFFIXES and path.is_file()):
         content = hashlib.sha256(path.read_bytes()).hexdigest()
         total.update(f"{path.relative_to(folder).as_posix()}\0{content}\n".encode())
     return total.hexdigest()

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import threading
 import warnings
 import weakref
-from collections.abc import Callable, Hashable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from . import _core, operands
 from .bindings import Binding
 from .errors import ContextPoisonedError, InvalidOperandError, LibraryError
+from .keyed_locks import KeyedLocks
 from .messages import ConvMsg, CutlassMsg, GemmMsg, GroupedGemmMsg, Launch, RefitMessage, RefitMsg
 from .plan import plan
 from .plan_cache import CachedPlan, PlanCache, PlanKey
@@ -92,7 +92,7 @@ class CutlassActor:
         self._dispatched = 0
         self._mailbox: pykka.ActorRef[Any] | None = None
         self._lock = threading.Lock()
-        self._keys = _KeyedLocks()
+        self._keys = KeyedLocks()
         _actors.add(self)
 
     @staticmethod
@@ -287,7 +287,6 @@ class CutlassActor:
 
     def _renew_locks(self) -> None:
         self._lock = threading.Lock()
-        self._keys = _KeyedLocks()
         for binding in self._bindings.values():
             binding.lock = threading.Lock()
 
@@ -310,29 +309,6 @@ class CutlassProps:
 def props(plan_cache_capacity: int) -> CutlassProps:
     """How to make actors that keep this many plans each."""
     return CutlassProps(plan_cache_capacity)
-
-
-class _KeyedLocks:
-    """A lock for each key that is in use."""
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._held: dict[Hashable, list[Any]] = {}  # key -> [lock, users]
-
-    @contextlib.contextmanager
-    def hold(self, key: Hashable) -> Iterator[None]:
-        with self._lock:
-            # Reentrant: a compile sink that sends its own request back meets its own recursion, not a deadlock.
-            entry = self._held.setdefault(key, [threading.RLock(), 0])
-            entry[1] += 1
-        try:
-            with entry[0]:
-                yield
-        finally:
-            with self._lock:
-                entry[1] -= 1
-                if entry[1] == 0:
-                    del self._held[key]
 
 
 def _run(made: Any, request: GemmRequest, launch: Launch, b: _core.Operand | None) -> Any:

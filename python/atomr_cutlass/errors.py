@@ -66,6 +66,10 @@ class LibraryError(CutlassError):
         self.lib = lib
         self.msg = msg
 
+    def __reduce__(self) -> tuple[type[LibraryError], tuple[str, str]]:
+        # For process pools: an exception is copied by its arguments, which are not those of the base class.
+        return type(self), (self.lib, self.msg)
+
 
 class ContextPoisonedError(CutlassError):
     """A sticky CUDA error has made the context unusable; only a new process or context cures it."""

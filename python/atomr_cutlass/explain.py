@@ -10,7 +10,7 @@ from .devices import Device
 from .errors import CutlassError, InvalidOperandError, KernelNotFoundError
 from .generator.archs import SmArch
 from .jit import kernels
-from .plan import worthwhile
+from .plan import better_cell
 from .requests import GemmRequest
 from .select import Choice
 
@@ -132,8 +132,8 @@ def explain(request: GemmRequest, *, jit: str | None = None) -> Explanation:
     newest = any(choice.key.generation == "sm90" for choice in ranked)
     if best.key.generation == "sm80" and arch is SmArch.SM90A and not newest:
         notes += ("an sm80-generation cell: the table has no TMA cell for this dtype, layout and alignment",)
-    better = select.best_cell(what, device, request.arch) if policy == "background" else None
-    if better is not None and worthwhile(better, best):
+    better = better_cell(best, what, device, request.arch) if policy == "background" else None
+    if better is not None:
         notes += (f"{better.key.name} is compiled in the background and takes over when it is ready",)
     return Explanation(
         request=request,

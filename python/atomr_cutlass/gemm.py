@@ -16,15 +16,15 @@ from .generator.key import ROW
 from .generator.matrix import gemm_types, supports_layouts
 from .numerics import default_out_dtype, math_mode
 from .operands import CPU, CUDA
+from .plan import BACKENDS as GPU_BACKENDS
 from .plan import Plan, make
 from .plan_cache import PlanCache
 from .problem import GemmProblem, MatrixSpec
 from .requests import refuse_epilogue
 
-BACKENDS = ("auto", "prebuilt", "jit", "reference")
+BACKENDS = (*GPU_BACKENDS, "reference")
 PLANS_KEPT = 256
 
-_GPU_BACKENDS = ("auto", "prebuilt", "jit")
 _SCALARS = frozenset({int, float, np.float32, np.float64, np.int32, np.int64})
 """What the fast path takes as alpha and beta; anything else is looked at first."""
 
@@ -92,7 +92,7 @@ def gemm(
     """
     if (
         bias is activation is epilogue is scale_a is scale_b is scale_d is out_dtype is None
-        and backend in _GPU_BACKENDS and type(alpha) in _SCALARS and type(beta) in _SCALARS
+        and backend in GPU_BACKENDS and type(alpha) in _SCALARS and type(beta) in _SCALARS
     ):  # fmt: skip
         signature = _core.signature(a, b, c, out)
         if signature is not None:

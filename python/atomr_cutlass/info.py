@@ -290,7 +290,7 @@ def _nvrtc(tools: Toolchain | None) -> Tool | None:
 
 def _cuda_headers(tools: Toolchain | None) -> Tool | None:
     for folder in tools.include if tools else ():
-        found = jit_toolchain._cccl_version(folder)  # noqa: SLF001
+        found = jit_toolchain.header_version(folder)
         if found:
             return Tool(f"{found[0]}.{found[1]}", str(folder))
     return None

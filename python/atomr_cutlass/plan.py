@@ -8,6 +8,7 @@ from typing import Any, overload
 
 from . import _core, devices, problem, select
 from .bindings import BoundPlan
+from .devices import Device
 from .errors import InvalidOperandError, KernelNotFoundError, UnsupportedError
 from .generator.archs import SmArch
 from .generator.dtypes import CutlassDtype
@@ -23,6 +24,8 @@ from .table import KernelInfo
 
 WORTHWHILE = 0.95
 """The part of a prebuilt kernel's time, by the model, that a compiled one must keep to: the model is no better."""
+
+BACKENDS = ("auto", "prebuilt", "jit")
 
 GRID_BATCHES = 65535
 """Batches that one launch of the sm80 generation takes: the z extent of a CUDA grid."""
@@ -40,9 +43,8 @@ class Plan(_core.GemmPlan):
     Attributes:
         request: what the plan was made from, where that was a request.
         key: the request's PlanKey, likewise.
-        choice: the kernel with its launch options and estimated time.
         kernel_name: of the kernel that calls launch.
-        kernel_handle: address of the kernel's row of the C ABI.
+        kernel_handle: what identifies the loaded kernel in this process.
 
     Raises:
         InvalidOperandError: an operand differs from what the plan was made for, or `out` overlaps an input.
@@ -51,7 +53,23 @@ class Plan(_core.GemmPlan):
 
     request: GemmRequest | None
     key: PlanKey | None
-    choice: Choice
+    _choice: Choice
+    _next: Plan | None
+
+    def replace(self, next: Plan) -> None:  # type: ignore[override] # noqa: A002
+        """Has launches go to another plan of the same problem, but never during the capture of a graph.
+
+        A graph that begins with this plan's kernel stays with it. Operands that the other plan's kernel cannot read,
+        for want of alignment, are served by this one's.
+        """
+        super().replace(next)
+        self._next = next
+
+    @property
+    def choice(self) -> Choice:
+        """The kernel that calls launch, with its launch options and estimated time."""
+        other = self._next
+        return other.choice if other is not None and other.kernel_handle == self.kernel_handle else self._choice
 
     @property
     def kernel(self) -> KernelInfo | None:
@@ -152,48 +170,73 @@ def make(
     """
     if 0 in (what.m, what.n, what.batch):
         raise UnsupportedError(f"a result of shape {what.d.shape} is empty: there is nothing to plan")
+    if backend not in BACKENDS:
+        raise InvalidOperandError(f"a plan's backend is {backend!r}; valid: {', '.join(BACKENDS)}")
     policy = kernels.policy(jit)
     solvable, device = _nonempty(what), devices.get(what.device)
-    choice = select.choose(solvable, device, arch, backend=backend, compiling=backend == "jit" or policy != "off")
-    if choice.info is None:
-        if policy == "off":
-            raise KernelNotFoundError(
-                f"backend='jit' asks for {choice.key.name} to be compiled, which jit='off' or "
-                f"{kernels.POLICY_VARIABLE}=off forbids; build it in with {select.knob(choice.key)}"
-            )
-        if stream is not None and _core.capturing(what.device, stream):
-            raise UnsupportedError(
-                f"{choice.key.name} has to be compiled, which cannot be done while a CUDA graph is captured: make the "
-                "plan before, with ac.plan or by one call outside the capture"
-            )
-        if backend != "jit":
-            kernels.record_miss(choice.key)
+    choice = _choose(solvable, device, arch, backend, policy)
+    better = better_cell(choice, solvable, device, arch) if backend == "auto" and policy == "background" else None
+    if better is not None and kernels.ready(better.key, device):
+        choice, better = better, None
+    if choice.info is None and stream is not None and _core.capturing(what.device, stream):
+        raise UnsupportedError(
+            f"{choice.key.name} is compiled at run time, and such plans cannot be made while a CUDA graph is captured: "
+            "make the plan before, with ac.plan or by one call outside the capture"
+        )
     made = from_choice(what, choice, alpha=alpha, beta=beta, like=like)
-    if choice.info is not None and backend == "auto" and policy == "background":
-        _improve(made, what, solvable, arch, like)
+    if better is not None:
+        _improve(made, what, better, like)
     return made
 
 
-def worthwhile(best: Choice, built: Choice) -> bool:
-    """Whether a kernel of the matrix promises enough over one that is built to be compiled in the background."""
-    return best.key != built.key and best.seconds <= WORTHWHILE * built.seconds
+def _choose(what: GemmProblem, device: Device, arch: SmArch | None, backend: str, policy: str) -> Choice:
+    compiling = backend == "jit" or policy != "off"
+    try:
+        choice = select.choose(what, device, arch, backend=backend, compiling=compiling)
+    except KernelNotFoundError:
+        missed = select.best_cell(what, device, arch)
+        if missed is not None:
+            kernels.record_miss(missed.key)
+        raise
+    if choice.info is None:
+        if policy == "off":
+            nearest = select.nearest_built(choice.key)
+            raise KernelNotFoundError(
+                f"backend='jit' asks for {choice.key.name} to be compiled, which jit='off' or "
+                f"{kernels.POLICY_VARIABLE}=off forbids; build it in with {select.knob(choice.key)}"
+                + (f"; the nearest in the table is {nearest[0]}" if nearest else "")
+            )
+        if backend != "jit":
+            kernels.record_miss(choice.key)
+    return choice
 
 
-def _improve(made: Plan, what: GemmProblem, solvable: GemmProblem, arch: SmArch | None, like: Any) -> None:
-    """Compiles the matrix's best cell in the background, and has the plan launch it from then on."""
-    device = devices.get(what.device)
-    best = select.best_cell(solvable, device, arch)
-    if best is None or not worthwhile(best, made.choice):
-        return
-    kernels.record_miss(best.key)
+def better_cell(choice: Choice, what: GemmProblem, device: Device, arch: SmArch | None) -> Choice | None:
+    """The matrix's best cell, if it promises enough over a prebuilt one to be compiled in the background."""
+    if choice.info is None:
+        return None
+    try:
+        best = select.best_cell(what, device, arch)
+    except UnsupportedError:  # a GPU that no target is made for, and that older cells serve all the same
+        return None
+    worthwhile = best is not None and best.key != choice.key and best.seconds <= WORTHWHILE * choice.seconds
+    return best if worthwhile else None
+
+
+def _improve(made: Plan, what: GemmProblem, better: Choice, like: Any) -> None:
+    """Compiles a better kernel in the background, and has the plan launch it from then on."""
+    kernels.record_miss(better.key)
     waiting = weakref.ref(made)
+    # The array itself may be large, and is the caller's to drop.
+    if like is not None and _core.has_exchange_api(like):
+        like = _core.framework_empty(like, (1,), what.d.dtype.dlpack, what.device)
 
     def swap() -> None:
         plan = waiting()
         if plan is not None:
-            plan.replace(from_choice(what, best, like=like))
+            plan.replace(from_choice(what, better, like=like))
 
-    kernels.in_background(best.key, device, swap)
+    kernels.in_background(better.key, devices.get(what.device), swap)
 
 
 def _nonempty(what: GemmProblem) -> GemmProblem:
@@ -257,7 +300,7 @@ def from_choice(what: GemmProblem, choice: Choice, *, alpha: float = 1.0, beta: 
     )
     made.request = None
     made.key = None
-    made.choice = choice
+    made._choice, made._next = choice, None  # noqa: SLF001 - this module's own
     return made
 
 

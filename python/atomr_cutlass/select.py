@@ -124,9 +124,12 @@ def best_cell(problem: GemmProblem, device: Device, arch: SmArch | None = None) 
     """
     batches = collapse_batches(problem)
     possible = list(variants(problem, batches))
+    target = arch or devices.require_arch(device)
+    if devices.rank_arch(target, device, ptx=True) is None:
+        return None
     found = [
         choice
-        for key in _matrix(arch or devices.require_arch(device))
+        for key in _matrix(target)
         for choice in _choices(key, shared_memory(key), possible, batches, problem, device)
     ]
     return min(found, key=lambda choice: (choice.seconds, choice.key.name), default=None)
@@ -151,7 +154,7 @@ def choice_of(key: KernelKey, problem: GemmProblem, device: Device) -> Choice:
 
 @functools.cache
 def _matrix(arch: SmArch) -> tuple[KernelKey, ...]:
-    return tuple(key for _, key in cells([arch]))
+    return tuple(key for _, key in cells([arch]) if supports(key))
 
 
 def choose(

@@ -116,7 +116,7 @@ def test_nothing_is_compiled_under_capture_and_the_capture_goes_on(torch: Any) -
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         ones += 1
-        with pytest.raises(ac.UnsupportedError, match="cannot be done while a CUDA graph is captured"):
+        with pytest.raises(ac.UnsupportedError, match="cannot be made while a CUDA graph is captured"):
             ac.gemm(a, b, out=out, precision="ieee")
     graph.replay()
     torch.cuda.synchronize()

@@ -22,7 +22,7 @@ GENERATOR = ROOT / "generator"
 LAYERS = (
     ("errors", "_core"),
     ("generator",),
-    ("numerics", "devices", "table", "plan_cache", "mailbox", "supervisor"),
+    ("numerics", "devices", "table", "plan_cache", "mailbox", "supervisor", "keyed_locks"),
     ("reference", "operands", "problem"),
     ("estimate",),
     ("select",),
@@ -58,7 +58,7 @@ JIT_LAYERS = (
     ("kernels",),
 )
 JIT_LAYER = {module: depth for depth, modules in enumerate(JIT_LAYERS) for module in modules}
-JIT_TAKES = {"errors", "generator", "_core", "devices"}
+JIT_TAKES = {"errors", "generator", "_core", "devices", "keyed_locks"}
 
 # Those of folders too (`generator` is a link to what has layers of its own).
 MODULES = sorted(path for path in PACKAGE.rglob("*.py") if "generator" not in path.relative_to(PACKAGE).parts)

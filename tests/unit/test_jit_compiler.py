@@ -7,8 +7,11 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
+import threading
+import time
 import types
 from pathlib import Path
 from typing import Any
@@ -24,7 +27,7 @@ from atomr_cutlass.jit.toolchain import Toolchain
 from fake_table import A100, ADA, H200
 
 KEY = expand("smoke", [SmArch.SM80])[0]
-TOOLS = Toolchain(Path("/a/libnvrtc.so"), (13, 0), "V13.0.88", (Path("/a/include"),), "cutlass ours")
+TOOLS = Toolchain(Path("/a/libnvrtc.so"), (13, 0), "V13.0.88", (Path("/a/include"),), {"cutlass": "1", "ours": "2"})
 UNIT = Unit.of(KEY, Target("sm_80"))
 BROKEN = Unit("broken", 'extern "C" __global__ void broken() { int x = ; }', Target("sm_80"))
 
@@ -38,7 +41,7 @@ def test_a_kernels_digest_holds_what_it_is_compiled_from_and_no_path() -> None:
     assert _digest() == _digest(nvrtc=Path("/b/libnvrtc.so"), include=(Path("/b"), Path("/c")))
     others = [
         _digest(build="V13.0.89"),
-        _digest(headers="cutlass ours2"),
+        _digest(headers={"cutlass": "1", "ours": "3"}),
         _digest(Unit.of(KEY, Target("compute_80"))),
         _digest(Unit.of(KEY, Target("sm_86"))),
         _digest(Unit.of(expand("smoke", [SmArch.SM80])[1], Target("sm_80"))),
@@ -116,9 +119,28 @@ def test_a_compiler_that_dies_is_no_broken_source(monkeypatch: pytest.MonkeyPatc
         BROKEN.compile()
 
 
+def test_a_compiler_that_hangs_is_stopped(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    _worker(monkeypatch, tmp_path, "import time; time.sleep(600)")
+    monkeypatch.setattr(compiler, "LONGEST_SECONDS", 0.5)
+    with pytest.raises(LibraryError, match="did not end within"):
+        BROKEN.compile()
+    assert compiler._running == set()
+
+
+def test_an_interrupt_stops_the_compilers(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    _worker(monkeypatch, tmp_path, "import time; time.sleep(600)")
+    timer = threading.Timer(0.5, signal.raise_signal, [signal.SIGINT])
+    timer.start()
+    start = time.monotonic()
+    with pytest.raises(KeyboardInterrupt):
+        BROKEN.compile()
+    assert time.monotonic() - start < 30
+    assert compiler._running == set()
+
+
 def test_a_broken_source_says_so_with_log_source_and_options(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     answer = json.dumps({"ok": False, "log": "broken(1): error: expected an expression\n1 error detected"})
-    _worker(monkeypatch, tmp_path, f"print({answer!r})")
+    _worker(monkeypatch, tmp_path, f"import sys; open(sys.argv[2], 'w').write({answer!r})")
     with pytest.raises(
         CompileError, match=r"broken does not compile for sm_80: broken\(1\): error: expected"
     ) as caught:
@@ -135,10 +157,11 @@ def test_the_worker_is_told_everything_and_the_environment_decides_nothing(
         monkeypatch,
         tmp_path,
         "import json, os, sys\n"
-        "asked = json.load(sys.stdin)\n"
+        "asked = json.load(open(sys.argv[1]))\n"
+        "print('somebody else says something')\n"
         "asked['libraries'] = os.environ['LD_LIBRARY_PATH'].split(os.pathsep)[0]\n"
         "asked['isolated'] = sys.flags.isolated\n"
-        "sys.stdout.write(json.dumps({'ok': True, 'log': ''}) + '\\n' + json.dumps(asked))",
+        "open(sys.argv[2], 'w').write(json.dumps({'ok': True, 'log': ''}) + '\\n' + json.dumps(asked))",
     )
     images = Unit.of(KEY, Target("compute_80")).compile()
     kernel, companion = json.loads(images.kernel), json.loads(images.companion)

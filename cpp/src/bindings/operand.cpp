@@ -2,6 +2,7 @@
 #include <unordered_map>
 
 #include "../errors.h"
+#include "../registry.h"
 #include "bindings.h"
 #include "exchange.h"
 
@@ -157,6 +158,8 @@ py::object signature(py::handle a, py::handle b, py::handle c, py::handle out) {
   }
   PyTypeObject* const type = Py_TYPE(a.ptr());  // results and workspaces come from this framework
   append(bytes, &type, sizeof(type));
+  unsigned const generation = registry_generation();  // a pack that was loaded may have a better kernel
+  append(bytes, &generation, sizeof(generation));
   return py::bytes(bytes);
 }
 

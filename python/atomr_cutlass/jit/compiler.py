@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import struct
 import subprocess
 import sys
-from concurrent.futures import ThreadPoolExecutor
+import tempfile
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from ..errors import CompileError, LibraryError
 from ..generator.key import KernelKey
@@ -28,6 +30,9 @@ OPTIONS = (
     "-w",
 )
 COMPANION = "-DATOMR_CUTLASS_EVALUATE"
+
+LONGEST_SECONDS = 900.0
+"""Many times what a compilation takes on a busy machine."""
 
 _WORKER = Path(worker.__file__)
 _SIZES = struct.Struct("<QQ")
@@ -95,7 +100,7 @@ class Unit:
         from cuda.core.utils import make_program_cache_key
 
         options = ProgramOptions(arch=self.target.arch, define_macro=[o[2:] for o in OPTIONS if o.startswith("-D")])
-        rest = [*(o for o in OPTIONS if not o.startswith("-D")), COMPANION, tools.build, tools.headers]
+        rest = [*(o for o in OPTIONS if not o.startswith("-D")), COMPANION, tools.build, *tools.headers.values()]
         key: bytes = make_program_cache_key(
             code=self.source,
             code_type="c++",
@@ -110,29 +115,26 @@ class Unit:
 
         Raises:
             CompileError: the source does not compile; carries log, source and options.
-            LibraryError: the compiler crashed or was killed.
+            LibraryError: the compiler crashed, was killed or did not end.
             DeviceUnavailableError: NVRTC or CUDA's headers are missing.
         """
         tools = toolchain()
         options = [f"--gpu-architecture={self.target.arch}", *OPTIONS, *(f"-I{folder}" for folder in tools.include)]
-        with ThreadPoolExecutor(2, thread_name_prefix="atomr-cutlass-nvrtc") as pool:
-            halves = [
-                pool.submit(self._half, options),
-                pool.submit(self._half, [*options, COMPANION]),
-            ]
-            return Images(*(half.result() for half in halves))
-
-    def _half(self, options: list[str]) -> bytes:
-        request = {"name": self.name, "source": self.source, "options": options, "image": self.target.image}
-        made, log = _in_process(request) if sys.executable else worker.compile_source(**request)  # type: ignore[arg-type]
-        if made is None:
-            raise CompileError(
-                f"{self.name} does not compile for {self.target.arch}: {first_error(log)}",
-                log=log,
-                source=self.source,
-                options=tuple(options),
-            )
-        return made
+        requests = [
+            {"name": self.name, "source": self.source, "options": given, "image": self.target.image}
+            for given in (options, [*options, COMPANION])
+        ]
+        made = []
+        for request, (image, log) in zip(requests, _compiled(requests, tools), strict=True):
+            if image is None:
+                raise CompileError(
+                    f"{self.name} does not compile for {self.target.arch}: {first_error(log)}",
+                    log=log,
+                    source=self.source,
+                    options=tuple(request["options"]),
+                )
+            made.append(image)
+        return Images(*made)
 
 
 def first_error(log: str) -> str:
@@ -141,24 +143,68 @@ def first_error(log: str) -> str:
     return next((line for line in lines if "error" in line), lines[0] if lines else "no message")
 
 
-def _in_process(request: dict[str, object]) -> tuple[bytes | None, str]:
-    paths = [path for path in sys.path if path and Path(path).exists()]
-    library = toolchain().nvrtc
-    # Where NVRTC looks for its own second half.
-    folders = [str(library.parent), *filter(None, [os.environ.get("LD_LIBRARY_PATH")])]
-    # -I: the environment does not decide what Python runs; the paths are this process's own.
-    ran = subprocess.run(
-        [sys.executable, "-I", str(_WORKER)],
-        input=json.dumps({"path": paths, "library": str(library), **request}).encode(),
-        env={**os.environ, "LD_LIBRARY_PATH": os.pathsep.join(folders)},
-        capture_output=True,
-        check=False,
-    )
-    head, _, body = ran.stdout.partition(b"\n")
-    if ran.returncode != 0 or not head:
-        # Not the source's fault, so not to be remembered: out of memory, or killed.
-        reason = f"signal {-ran.returncode}" if ran.returncode < 0 else f"status {ran.returncode}"
-        said = ran.stderr.decode("utf-8", "replace").strip()
-        raise LibraryError("nvrtc", f"the compiler's process ended with {reason}" + (f": {said}" if said else ""))
-    answer = json.loads(head)
-    return (body if answer["ok"] else None), str(answer["log"])
+def stop_all() -> None:
+    """Kills the compilers that run: for the end of the process."""
+    for process in list(_running):
+        process.kill()
+
+
+def _compiled(requests: list[dict[str, Any]], tools: Toolchain) -> list[tuple[bytes | None, str]]:
+    """What `worker.compile_source` returns for each request."""
+    if not sys.executable or getattr(sys, "frozen", False):
+        # Inside another program, what would be started is that program, not Python.
+        return [worker.compile_source(**request) for request in requests]
+    with tempfile.TemporaryDirectory(prefix="atomr-cutlass-") as name, contextlib.ExitStack() as started:
+        halves = []
+        for number, request in enumerate(requests):
+            half = _Half(Path(name) / str(number), request, tools)
+            started.callback(half.stop)  # on any way out, an interrupt too
+            halves.append(half)
+        return [half.wait() for half in halves]
+
+
+_running: set[subprocess.Popen[bytes]] = set()
+
+
+class _Half:
+    """A worker process. It talks through files, so that nobody has to read while it works."""
+
+    def __init__(self, folder: Path, request: dict[str, Any], tools: Toolchain) -> None:
+        folder.mkdir()
+        asked, self._answer, self._said = (folder / name for name in ("request", "answer", "said"))
+        paths = [os.fspath(path) for path in sys.path if path and Path(path).exists()]
+        asked.write_text(json.dumps({"path": paths, "library": str(tools.nvrtc), **request}), encoding="utf-8")
+        # Where NVRTC looks for its own second half.
+        folders = [str(tools.nvrtc.parent), *filter(None, [os.environ.get("LD_LIBRARY_PATH")])]
+        with self._said.open("wb") as said:
+            self._process = subprocess.Popen(
+                # -I: the environment does not decide what Python runs; the paths are this process's own.
+                [sys.executable, "-I", str(_WORKER), str(asked), str(self._answer)],
+                env={**os.environ, "LD_LIBRARY_PATH": os.pathsep.join(folders)},
+                stdin=subprocess.DEVNULL,
+                stdout=said,
+                stderr=said,
+            )
+        _running.add(self._process)
+
+    def wait(self) -> tuple[bytes | None, str]:
+        try:
+            status = self._process.wait(LONGEST_SECONDS)
+        except subprocess.TimeoutExpired as error:
+            raise LibraryError("nvrtc", f"the compiler did not end within {LONGEST_SECONDS:.0f} s") from error
+        try:
+            head, _, body = self._answer.read_bytes().partition(b"\n")
+            answer = json.loads(head)
+            return (body if answer["ok"] else None), str(answer["log"])
+        except (OSError, ValueError, KeyError) as error:
+            # Not the source's fault, so not to be remembered: out of memory, or killed.
+            reason = f"signal {-status}" if status < 0 else f"status {status}"
+            said = self._said.read_text(encoding="utf-8", errors="replace").strip()
+            raise LibraryError(
+                "nvrtc", f"the compiler's process ended with {reason}" + (f": {said}" if said else "")
+            ) from error
+
+    def stop(self) -> None:
+        self._process.kill()
+        self._process.wait()
+        _running.discard(self._process)

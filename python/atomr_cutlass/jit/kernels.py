@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import functools
 import os
 import sys
 import threading
+import warnings
 from collections.abc import Callable, Iterator
-from concurrent.futures import Future
 
 from .. import _core, devices
 from ..devices import Device
-from ..errors import CutlassError, InvalidOperandError
+from ..errors import DeviceUnavailableError, InvalidOperandError, UnsupportedError
 from ..generator.key import KernelKey
-from .compiler import Images, Target, Unit
+from ..keyed_locks import KeyedLocks
+from .compiler import Images, Target, Unit, stop_all
 from .store import KernelStore
 from .toolchain import Toolchain, toolchain
 
@@ -27,9 +29,12 @@ EXPECTED_SECONDS = {"sm80": 3.0, "sm90": 15.0}
 
 _PROGRESS_AFTER = 2.0  # seconds
 
-_lock = threading.Lock()
-_kernels: dict[tuple[str, str], Future[_core.JitKernel]] = {}
+_kernels: dict[tuple[str, str], _core.JitKernel] = {}
+_locks = KeyedLocks()
 _missed: set[str] = set()
+_background: dict[tuple[str, str], tuple[threading.Thread, list[Callable[[], None]]]] = {}
+_background_lock = threading.Lock()
+_closing = threading.Event()
 
 
 def policy(asked: str | None = None) -> str:
@@ -49,9 +54,15 @@ def policy(asked: str | None = None) -> str:
 
 
 def target_for(key: KernelKey, device: Device) -> Target:
-    """What a key is compiled into for a device: machine code, or PTX where the device is of another generation."""
-    translated = devices.rank_arch(key.arch, device, ptx=True) == devices.TRANSLATED
-    return Target(key.arch.value.replace("sm_", "compute_") if translated else key.arch.value)
+    """What a key is compiled into for a device: machine code, or PTX where the device is of another generation.
+
+    Raises:
+        UnsupportedError: code for the key's arch does not run on the device.
+    """
+    way = devices.rank_arch(key.arch, device, ptx=True)
+    if way is None:
+        raise UnsupportedError(f"code for {key.arch.value} does not run on {device.name}")
+    return Target(key.arch.value.replace("sm_", "compute_") if way == devices.TRANSLATED else key.arch.value)
 
 
 def kernel(key: KernelKey, device: Device) -> _core.JitKernel:
@@ -65,25 +76,17 @@ def kernel(key: KernelKey, device: Device) -> _core.JitKernel:
         LibraryError: the driver refuses the code.
     """
     target = target_for(key, device)
-    name = key.name
-    with _lock:
-        known = _kernels.get((name, target.arch))
-        if known is None:
-            mine: Future[_core.JitKernel] = Future()
-            _kernels[name, target.arch] = mine
+    identity = (key.name, target.arch)
+    known = _kernels.get(identity)
     if known is not None:
-        return known.result()
-    try:
-        images = load(key, target)[0]
-        made = _core.JitKernel(name, key.to_json(), images.kernel, images.companion)
-    except BaseException as error:
-        # Forgotten, so that the next call tries again; those who wait now get this error.
-        with _lock:
-            _kernels.pop((name, target.arch), None)
-        mine.set_exception(error)
-        raise
-    mine.set_result(made)
-    return made
+        return known
+    with _locks.hold(identity):
+        known = _kernels.get(identity)
+        if known is None:
+            images = load(key, target)[0]
+            known = _core.JitKernel(key.name, key.to_json(), images.kernel, images.companion)
+            _kernels[identity] = known
+        return known
 
 
 def load(key: KernelKey, target: Target) -> tuple[Images, str]:
@@ -125,26 +128,73 @@ def where(key: KernelKey, target: Target) -> str | None:
     Raises:
         DeviceUnavailableError: NVRTC or CUDA's headers are missing.
     """
-    with _lock:
-        known = _kernels.get((key.name, target.arch))
-    if known is not None and known.done():
+    if (key.name, target.arch) in _kernels:
         return "memory"
     return "disk" if store().get(Unit.of(key, target).digest(toolchain())) is not None else None
 
 
+def ready(key: KernelKey, device: Device) -> bool:
+    """Whether a key's kernel can be had without compiling."""
+    try:
+        return where(key, target_for(key, device)) is not None
+    except DeviceUnavailableError:  # without a compiler it cannot be told from others of its name
+        return False
+
+
 def in_background(key: KernelKey, device: Device, then: Callable[[], None]) -> None:
-    """Compiles a key on a thread of its own, and calls `then` when it is ready.
+    """Compiles a key on a thread of its own, one for each key, and calls `then` there when it is ready.
 
-    A failure is kept with the kernel's key by the cache and told by the next call that needs the kernel.
+    A failure is warned about, once: whoever asked is served otherwise.
     """
+    identity = (key.name, target_for(key, device).arch)
+    with _background_lock:
+        if identity in _background:
+            _background[identity][1].append(then)
+            return
+        waiting = [then]
+        # A daemon, or the process would not end before it: see `_close`.
+        thread = threading.Thread(
+            target=_in_background, args=(key, device, identity), name="atomr-cutlass-jit", daemon=True
+        )
+        _background[identity] = (thread, waiting)
+        thread.start()
 
-    def run() -> None:
-        with contextlib.suppress(CutlassError), _turns():
-            kernel(key, device)
+
+def _in_background(key: KernelKey, device: Device, identity: tuple[str, str]) -> None:
+    try:
+        with _turns():
+            if not _closing.is_set():
+                kernel(key, device)
+    except Exception as error:  # noqa: BLE001 - nobody above to tell
+        with _background_lock:
+            del _background[identity]
+        if not _closing.is_set():
+            warnings.warn(f"{key.name} was not compiled in the background: {error}", RuntimeWarning, stacklevel=1)
+        return
+    while not _closing.is_set():
+        with _background_lock:
+            waiting = _background[identity][1]
+            if not waiting:
+                del _background[identity]
+                return
+            then = waiting.pop(0)
+        try:
             then()
+        except Exception as error:  # noqa: BLE001 - likewise
+            warnings.warn(f"{key.name} was compiled but is not used: {error}", RuntimeWarning, stacklevel=1)
 
-    # A daemon: nobody waits at exit for a kernel that nobody will use.
-    threading.Thread(target=run, name="atomr-cutlass-jit", daemon=True).start()
+
+def _close() -> None:
+    """At exit, background threads must not be in C++: they would come back to an interpreter that is gone."""
+    _closing.set()
+    stop_all()
+    with _background_lock:
+        threads = [thread for thread, _ in _background.values()]
+    for thread in threads:
+        thread.join(timeout=30)
+
+
+atexit.register(_close)
 
 
 def record_miss(key: KernelKey) -> None:
@@ -155,12 +205,14 @@ def record_miss(key: KernelKey) -> None:
     path = os.environ.get(MISS_LOG_VARIABLE)
     if not path or key.name in _missed:
         return
-    _missed.add(key.name)
     with contextlib.suppress(OSError):
-        # One write in append mode: lines of several processes do not mix.
-        handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+        # Neither a link to somewhere else nor a pipe that nobody reads; O_APPEND, so that lines of several processes do
+        # not mix.
+        flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_NONBLOCK
+        handle = os.open(path, flags, 0o644)
         try:
             os.write(handle, f"{key.name}\n".encode())
+            _missed.add(key.name)
         finally:
             os.close(handle)
 
@@ -180,7 +232,7 @@ def _turns() -> threading.BoundedSemaphore:
 @contextlib.contextmanager
 def _progress(name: str) -> Iterator[None]:
     """Says on a terminal what takes longer than two seconds."""
-    if not sys.stderr.isatty():
+    if sys.stderr is None or not sys.stderr.isatty():
         yield
         return
     done = threading.Event()
@@ -204,8 +256,9 @@ def _progress(name: str) -> Iterator[None]:
 
 def _forget() -> None:
     """After a fork: locks may be held by threads that are not here, and kernels belong to the parent's context."""
-    global _lock  # noqa: PLW0603
-    _lock = threading.Lock()
+    global _background_lock  # noqa: PLW0603
+    _background_lock = threading.Lock()
+    _background.clear()
     _kernels.clear()
     _turns.cache_clear()
 

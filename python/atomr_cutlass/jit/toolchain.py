@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import importlib
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -32,14 +33,14 @@ class Toolchain:
         version: of NVRTC, such as (13, 0).
         build: what NVRTC calls itself in the code it makes, down to its build number.
         include: the folders that headers are looked for in, in order.
-        headers: digest of CUTLASS's headers and of ours.
+        headers: digests of the headers of CUTLASS, of ours and of CUDA's.
     """
 
     nvrtc: Path
     version: tuple[int, int]
     build: str
     include: tuple[Path, ...]
-    headers: str
+    headers: Mapping[str, str]
 
 
 @functools.cache
@@ -57,15 +58,10 @@ def toolchain() -> Toolchain:
     cccl, cudart = (pathfinder.find_nvidia_header_directory(name) for name in ("cccl", "cudart"))
     if cccl is None or cudart is None:
         raise _missing("CUDA's headers")
-    known = _cccl_version(Path(cccl))
-    if known is not None and known >= TOO_NEW_CCCL:
-        raise DeviceUnavailableError(
-            f"CUDA's C++ headers in {cccl} (CCCL {known[0]}.{known[1]}) are newer than CUTLASS 4.2 compiles with: "
-            "pip install 'atomr-cutlass[cu13]' (or [cu12], the driver's major version) brings the right ones"
-        )
     status, major, minor = nvrtc.nvrtcVersion()
     if int(status) != 0:
         raise DeviceUnavailableError(f"NVRTC ({library}) does not start: {status}")
+    _check_headers(Path(cccl), Path(cudart), major)
     if not (CUTLASS / "cutlass").is_dir():
         raise DeviceUnavailableError(f"CUTLASS's headers are not in {CUTLASS}: reinstall atomr-cutlass")
     return Toolchain(
@@ -75,17 +71,44 @@ def toolchain() -> Toolchain:
         # The stand-ins come first: they shadow headers of the others.
         # From CUDA 13 on, CUTLASS asks for <cccl/cuda/...>.
         include=(OURS / "nvrtc", INCLUDE, CUTLASS, Path(cccl), Path(cccl).parent, Path(cudart)),
-        headers=f"{_cutlass_digest()} {headers.digest(OURS)}",
+        headers={
+            "cutlass": _cutlass_digest(),
+            "atomr_cutlass": headers.digest(OURS),
+            # Of CCCL's thousands, the one that holds the version stands for all.
+            "cccl": headers.digest(Path(cccl) / "cuda" / "std" / "__cccl"),
+            "cuda": headers.digest(Path(cudart), below=False),
+        },
     )
 
 
-def _cccl_version(folder: Path) -> tuple[int, int] | None:
+def header_version(cccl: Path) -> tuple[int, int] | None:
+    """Version of CUDA's C++ headers, CCCL's own; None where it cannot be told."""
+    found = _defined(cccl / "cuda" / "std" / "__cccl" / "version.h", "CCCL_VERSION")
+    return None if found is None else (found // 1000000, found // 1000 % 1000)
+
+
+def _check_headers(cccl: Path, cudart: Path, major: int) -> None:
+    cure = "pip install 'atomr-cutlass[cu13]' (or [cu12], the driver's major version) brings the right ones"
+    version = header_version(cccl)
+    if version is not None and version >= TOO_NEW_CCCL:
+        raise DeviceUnavailableError(
+            f"CUDA's C++ headers in {cccl} (CCCL {version[0]}.{version[1]}) are newer than CUTLASS 4.2 compiles with: "
+            f"{cure}"
+        )
+    cuda = _defined(cudart / "cuda.h", "CUDA_VERSION")
+    if cuda is not None and cuda // 1000 != major:
+        raise DeviceUnavailableError(
+            f"CUDA's headers in {cudart} are of CUDA {cuda // 1000} and NVRTC is of CUDA {major}: {cure}"
+        )
+
+
+def _defined(path: Path, name: str) -> int | None:
+    """The number that a header defines a name as."""
     try:
-        text = (folder / "cuda" / "std" / "__cccl" / "version.h").read_text(encoding="utf-8")
+        found = re.search(rf"#\s*define\s+{name}\s+(\d+)", path.read_text(encoding="utf-8", errors="replace"))
     except OSError:
         return None
-    found = re.search(r"#\s*define\s+CCCL_VERSION\s+(\d+)", text)
-    return (int(found[1]) // 1000000, int(found[1]) // 1000 % 1000) if found else None
+    return int(found[1]) if found else None
 
 
 def _cutlass_digest() -> str:

@@ -1,10 +1,10 @@
-"""One NVRTC compilation in a process of its own: `python worker.py`, talking through its standard streams.
+"""One NVRTC compilation in a process of its own: `python worker.py REQUEST ANSWER`, two files.
 
 NVRTC compiles one source at a time in a process and takes up to 3 GB, which it keeps. A process for each compilation
 runs side by side with others, gives its memory back, and leaves the caller alive if the compiler dies.
 
-Reads {"path": sys.path, "library": NVRTC's path, "name":, "source":, "options": [...], "image": "cubin" or "ptx"};
-writes a line of JSON, {"ok":, "log":}, and after it the image.
+REQUEST is {"path": sys.path, "library": NVRTC's path, "name":, "source":, "options": [...], "image": "cubin" or
+"ptx"}; ANSWER gets a line of JSON, {"ok":, "log":}, and after it the image.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from __future__ import annotations
 import ctypes
 import json
 import sys
+from pathlib import Path
 from typing import Any
 
 
@@ -55,15 +56,15 @@ def compile_source(name: str, source: str, options: list[str], image: str) -> tu
         nvrtc.nvrtcDestroyProgram(program)
 
 
-def main() -> None:
+def main(asked: str, answer: str) -> None:
     """Serves one request."""
-    request = json.load(sys.stdin)
+    request = json.loads(Path(asked).read_text(encoding="utf-8"))
     sys.path[:] = request.pop("path")
     # Found loaded, it is not searched for: the kernel's key in the cache is that of this very library.
     ctypes.CDLL(request.pop("library"), mode=ctypes.RTLD_GLOBAL)
     made, log = compile_source(**request)
-    sys.stdout.buffer.write(json.dumps({"ok": made is not None, "log": log}).encode() + b"\n" + (made or b""))
+    Path(answer).write_bytes(json.dumps({"ok": made is not None, "log": log}).encode() + b"\n" + (made or b""))
 
 
 if __name__ == "__main__":
-    main()
+    main(*sys.argv[1:])

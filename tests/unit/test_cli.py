@@ -1,5 +1,6 @@
 """The command line, as it behaves without a GPU."""
 
+import importlib
 import json
 import re
 import subprocess
@@ -177,7 +178,7 @@ def test_info_names_the_extra_that_suits_the_driver(
     def importing(_: str) -> None:
         raise error
 
-    monkeypatch.setattr(jit_toolchain.importlib, "import_module", importing)
+    monkeypatch.setattr(importlib, "import_module", importing)
     monkeypatch.setattr(devices, "problem", lambda: "")
     monkeypatch.setattr(_core, "device_count", lambda: 0)
     monkeypatch.setattr(_core, "driver_version", lambda: cuda)

@@ -52,8 +52,8 @@ GENERATOR_LAYER = {module: depth for depth, modules in enumerate(GENERATOR_LAYER
 # Within the folder `jit`, whose modules take only this from below it:
 JIT_LAYERS = (
     ("__init__",),
-    ("files", "frames", "locks", "toolchain", "worker"),
-    ("failures", "folder"),
+    ("files", "frames", "libraries", "locks", "worker"),
+    ("failures", "folder", "toolchain"),
     ("compiler", "store"),
     ("kernels",),
 )

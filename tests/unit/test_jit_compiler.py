@@ -5,6 +5,7 @@ NVRTC itself is in tests/build/test_nvrtc.py.
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
 import signal
@@ -57,6 +58,21 @@ def test_a_digest_is_the_same_in_another_process() -> None:
         capture_output=True, text=True, check=True, cwd="/", env=os.environ | {"PYTHONHASHSEED": "7"}, timeout=60,
     )  # fmt: skip
     assert process.stdout.strip() == _digest().hex()
+
+
+def test_threads_that_ask_first_all_get_the_digest() -> None:
+    """Importing cuda.core in several threads at once gave some of them half of it."""
+    code = (
+        "import sys; sys.path[:0] = sys.argv[1:]; import test_jit_compiler as t\n"
+        "from concurrent.futures import ThreadPoolExecutor\n"
+        "with ThreadPoolExecutor(16) as pool: found = list(pool.map(lambda _: t._digest().hex(), range(16)))\n"
+        "print(*set(found))"
+    )
+    folders = [str(Path(__file__).parent), *sys.path]
+    process = subprocess.run(
+        [sys.executable, "-c", code, *folders], capture_output=True, text=True, check=False, cwd="/", timeout=60
+    )
+    assert process.stdout.split() == [_digest().hex()], process.stderr
 
 
 def test_headers_are_identified_by_what_is_in_them(tmp_path: Path) -> None:
@@ -200,7 +216,7 @@ def _find(monkeypatch: pytest.MonkeyPatch, **parts: Any) -> None:
             raise ImportError(name)
         return modules[name]
 
-    monkeypatch.setattr(toolchain.importlib, "import_module", importing)
+    monkeypatch.setattr(importlib, "import_module", importing)
 
 
 @pytest.fixture(autouse=True)

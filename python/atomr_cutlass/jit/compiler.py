@@ -16,7 +16,7 @@ from typing import Any
 from ..errors import CompileError, LibraryError
 from ..generator.key import KernelKey
 from ..generator.render import render
-from . import worker
+from . import libraries, worker
 from .toolchain import Toolchain, toolchain
 
 OPTIONS = (
@@ -96,12 +96,11 @@ class Unit:
 
         Source, options, exact arch, NVRTC's build and the contents of CUTLASS's headers and ours.
         """
-        from cuda.core import ProgramOptions
-        from cuda.core.utils import make_program_cache_key
-
-        options = ProgramOptions(arch=self.target.arch, define_macro=[o[2:] for o in OPTIONS if o.startswith("-D")])
+        options = libraries.load("cuda.core").ProgramOptions(
+            arch=self.target.arch, define_macro=[o[2:] for o in OPTIONS if o.startswith("-D")]
+        )
         rest = [*(o for o in OPTIONS if not o.startswith("-D")), COMPANION, tools.build, *tools.headers.values()]
-        key: bytes = make_program_cache_key(
+        key: bytes = libraries.load("cuda.core.utils").make_program_cache_key(
             code=self.source,
             code_type="c++",
             options=options,

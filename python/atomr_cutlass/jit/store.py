@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import importlib
 import os
 import stat
 import time
@@ -25,11 +24,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ..errors import CacheError, CompileError, DeviceUnavailableError, InvalidOperandError
-from . import frames, locks
+from ..errors import CacheError, CompileError, InvalidOperandError
+from . import frames, libraries, locks
 from .failures import Failures
 from .files import inside, is_same, objection, read_quietly, remove
 from .folder import close_to_others, default_folder, failing, is_there, prepare
+
+_LIBRARY = "cuda.core.utils"
 
 # A kernel is 50 KB to 2 MB.
 MAX_BYTES = 1 << 30
@@ -161,7 +162,7 @@ class KernelStore:
             DeviceUnavailableError: cuda-core cannot be imported.
         """
         # Ahead of a compile whose result could not be kept.
-        _program_cache()
+        libraries.load(_LIBRARY)
         kernel = self.get(digest)
         if kernel is not None:
             return kernel, "disk"
@@ -326,7 +327,7 @@ class KernelStore:
         if opened is None or opened[0] != os.getpid():
             # Before cuda-core does, which would leave the permissions to the umask.
             prepare(self.folder)
-            cache = _program_cache()(self.folder, max_size_bytes=self.max_bytes)
+            cache = libraries.load(_LIBRARY).FileStreamProgramCache(self.folder, max_size_bytes=self.max_bytes)
             opened = self._opened = (os.getpid(), cache)
         return opened[1]
 
@@ -401,22 +402,6 @@ class KernelStore:
 
 
 _warned: set[Path] = set()
-
-
-def _program_cache() -> Any:
-    """cuda-core's class.
-
-    Raises:
-        DeviceUnavailableError: it cannot be imported.
-    """
-    try:
-        return importlib.import_module("cuda.core.utils").FileStreamProgramCache
-    # It imports bindings of the CUDA that its extra names, which fail in more ways than ImportError.
-    except Exception as error:
-        raise DeviceUnavailableError(
-            f"compiling kernels needs cuda-core 1.2 or later with its CUDA extra, and importing it says: {error}; "
-            "pip install 'atomr-cutlass[cu13]' (or [cu12], for a driver of CUDA 12)"
-        ) from error
 
 
 def _name(digest: bytes) -> str:

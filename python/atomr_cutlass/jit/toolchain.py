@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import importlib
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -13,6 +12,7 @@ from typing import Any
 from .. import _core
 from ..errors import DeviceUnavailableError
 from ..generator import headers
+from . import libraries
 
 # In an editable installation the headers lie beside the extension, not beside the Python files.
 INCLUDE = Path(_core.__file__).parent / "include"
@@ -50,14 +50,14 @@ def toolchain() -> Toolchain:
     Raises:
         DeviceUnavailableError: NVRTC or CUDA's headers are missing; names the extra that brings them.
     """
-    pathfinder, nvrtc = _import("cuda.pathfinder"), _import("cuda.bindings.nvrtc")
+    pathfinder, nvrtc = libraries.load("cuda.pathfinder"), libraries.load("cuda.bindings.nvrtc")
     try:
         library = pathfinder.load_nvidia_dynamic_lib("nvrtc").abs_path
     except pathfinder.DynamicLibNotFoundError as error:
-        raise _missing("NVRTC") from error
+        raise libraries.missing("NVRTC") from error
     cccl, cudart = (pathfinder.find_nvidia_header_directory(name) for name in ("cccl", "cudart"))
     if cccl is None or cudart is None:
-        raise _missing("CUDA's headers")
+        raise libraries.missing("CUDA's headers")
     status, major, minor = nvrtc.nvrtcVersion()
     if int(status) != 0:
         raise DeviceUnavailableError(f"NVRTC ({library}) does not start: {status}")
@@ -132,17 +132,3 @@ def _build(nvrtc: Any) -> str:
         nvrtc.nvrtcDestroyProgram(program)
     lines = text.decode("ascii", "replace").splitlines()
     return " ".join(line.strip("/ ") for line in lines if line.startswith("//") and line.strip("/ "))
-
-
-def _import(name: str) -> Any:
-    try:
-        return importlib.import_module(name)
-    except ImportError as error:
-        raise _missing(name) from error
-
-
-def _missing(what: str) -> DeviceUnavailableError:
-    return DeviceUnavailableError(
-        f"{what} is missing, so kernels cannot be compiled at run time: pip install 'atomr-cutlass[cu13]' "
-        "(or [cu12], the driver's major version)"
-    )

@@ -6,6 +6,7 @@ import hashlib
 import json
 from collections.abc import Iterable, Mapping
 from dataclasses import MISSING, dataclass, fields
+from functools import cached_property
 from typing import Any
 
 from .archs import SmArch
@@ -66,12 +67,12 @@ class KernelKey:
     math: str = "default"
     epilogue: str = "lc"
 
-    @property
+    @cached_property
     def digest(self) -> str:
         """Ten hexadecimal digits over every field: CUTLASS's procedural names are not injective."""
         return hashlib.sha256(self.to_json().encode()).hexdigest()[:10]
 
-    @property
+    @cached_property
     def name(self) -> str:
         """CUTLASS's procedural name with the digest appended; a valid C identifier."""
         body = _name_sm80(self) if self.generation == "sm80" else _name_3x(self)

@@ -63,7 +63,8 @@ void clear_async(DevicePointer pointer, size_t bytes, void* stream);
 void synchronize(void* stream);
 void synchronize_device() noexcept;
 uint64_t capture_id(void* stream);  // 0: the stream is not capturing
-uint64_t stream_id(void* stream);  // handles are used again, and one of them is another stream in every thread
+// Handles are used again, and one of them is another stream in every thread. Not of a stream that is being captured.
+uint64_t stream_id(void* stream);
 bool process_forked() noexcept;  // CUDA cannot be used any more: it was, before the fork
 int current_device();  // index of the current context's device
 void* create_stream();  // does not wait for the legacy default stream, nor that for it

@@ -180,7 +180,8 @@ bool GemmPlan::row_major_output() const {
 StreamBlock& GemmPlan::block_for(StreamBlocks& blocks, size_t bytes, void* stream) {
   std::lock_guard<std::mutex> lock(mutex_);
   uint64_t const capture = capture_id(stream);
-  StreamBlock& place = blocks[{stream_id(stream), capture}];
+  // A stream that is being captured does not tell its id; the capture does.
+  StreamBlock& place = blocks[{capture != 0 ? reinterpret_cast<uint64_t>(stream) : stream_id(stream), capture}];
   if (place.block != nullptr) return place;
   if (capture != 0) {
     // Not from the framework: its allocator may give the memory to a later tensor of the same graph.

@@ -311,7 +311,7 @@ def _policy() -> tuple[str | None, str]:
 def _cache() -> Cache:
     try:
         store = KernelStore()
-    except RuntimeError as error:  # the home of a user that there is not
+    except CacheError as error:
         return Cache(os.environ.get(FOLDER_VARIABLE, ""), 0, 0, MAX_BYTES, str(error))
     problem = ""
     try:

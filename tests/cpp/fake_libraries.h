@@ -91,6 +91,9 @@ inline Symbols driver() {
       {"cuEventCreate", symbol(+[](void** made, unsigned) { return *made = &context, ++device().events, 0; })},
       {"cuEventRecord", symbol(+[](void*, void*) { return 0; })},
       {"cuEventQuery", symbol(+[](void*) { return device().busy ? 600 : 0; })},
+      {"cuStreamGetId", symbol(+[](void* stream, unsigned long long* id) {
+         return *id = reinterpret_cast<uint64_t>(stream) + 1000, device().capturing ? 900 : 0;
+       })},
       {"cuStreamWaitEvent", symbol(+[](void*, void*, unsigned) { return 0; })},
       {"cuEventDestroy_v2", symbol(+[](void*) { return --device().events, 0; })},
       {"cuGetErrorName", symbol(+[](int, char const** text) { return *text = "SOME_ERROR", 0; })},

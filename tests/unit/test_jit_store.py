@@ -1063,3 +1063,9 @@ def test_prune_while_others_use_it(folder: Path) -> None:
         finally:
             done.set()
         pruning.result()
+
+
+def test_the_home_of_nobody_is_no_folder(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ATOMR_CUTLASS_CACHE_DIR", "~nosuchuserhere/cache")
+    with pytest.raises(CacheError, match="ATOMR_CUTLASS_CACHE_DIR is '~nosuchuserhere/cache'"):
+        KernelStore()

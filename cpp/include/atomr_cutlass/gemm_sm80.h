@@ -18,6 +18,8 @@ template <class ElementA, class LayoutA, int kAlignA, class ElementB, class Layo
           class LayoutD, int kAlignD, class ElementAccumulator, class ElementCompute, class OperatorClass, class Tile,
           class Warp, class Instruction, int kStages, class MathOperator, int kSwizzle>
 struct GemmSm80 {
+  using Args = atomr_cutlass_gemm_args;
+
   using Epilogue = cutlass::epilogue::thread::LinearCombination<ElementD, kAlignD, ElementAccumulator, ElementCompute>;
 
   using Kernel = typename cutlass::gemm::kernel::DefaultGemmUniversal<
@@ -34,7 +36,7 @@ struct GemmSm80 {
   static constexpr int kClusterM = 1, kClusterN = 1, kClusterK = 1;
 
   // Batches and serial split-K both use the grid's z dimension, so a problem has one or the other.
-  static typename Kernel::Arguments arguments(atomr_cutlass_gemm_args const& args) {
+  static typename Kernel::Arguments arguments(Args const& args) {
     bool const batched = args.batch > 1;
     return typename Kernel::Arguments(
         batched ? cutlass::gemm::GemmUniversalMode::kBatched : cutlass::gemm::GemmUniversalMode::kGemm,
@@ -44,23 +46,23 @@ struct GemmSm80 {
         args.ldc, args.ldd);
   }
 
-  static Params params(atomr_cutlass_gemm_args const& args) {
+  static Params params(Args const& args) {
     Params result(arguments(args), args.sm_count, 1);
     result.semaphore = static_cast<int*>(args.workspace);
     return result;
   }
 
-  static bool can_implement(atomr_cutlass_gemm_args const& args) {
+  static bool can_implement(Args const& args) {
     if (args.batch > 1 && args.split_k > 1) return false;
     dim3 const blocks = grid(params(args));
     return blocks.y <= 65535u && blocks.z <= 65535u &&
            Kernel::can_implement(arguments(args)) == cutlass::Status::kSuccess;
   }
 
-  static uint64_t workspace_size(atomr_cutlass_gemm_args const& args) { return params(args).get_workspace_size(); }
+  static uint64_t workspace_size(Args const& args) { return params(args).get_workspace_size(); }
 
   // The semaphores of serial split-K must start at zero.
-  static void clear_range(atomr_cutlass_gemm_args const& args, uint64_t& offset, uint64_t& bytes) {
+  static void clear_range(Args const& args, uint64_t& offset, uint64_t& bytes) {
     offset = 0;
     bytes = workspace_size(args);
   }

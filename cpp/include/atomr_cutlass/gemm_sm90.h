@@ -18,6 +18,8 @@ template <class ElementA, class LayoutA, int kAlignA, class ElementB, class Layo
           class LayoutD, int kAlignD, class ElementAccumulator, class ElementCompute, class Tile, class Cluster,
           class StageCount, class MainloopSchedule, class EpilogueSchedule, class TileScheduler>
 struct GemmSm90 {
+  using Args = atomr_cutlass_gemm_args;
+
   // 8-bit and tf32 operands reach WGMMA contiguous along K, or through registers, which only its first operand may
   // take. For a row-major B of such a type the builder therefore computes D^T = B^T A^T. It exchanges M and N of the
   // problem itself; the epilogue has to be given D as it then lies.
@@ -69,7 +71,7 @@ struct GemmSm90 {
     return result;
   }
 
-  static typename Kernel::Arguments arguments(atomr_cutlass_gemm_args const& args) {
+  static typename Kernel::Arguments arguments(Args const& args) {
     typename Kernel::Arguments result{};
     result.mode = cutlass::gemm::GemmUniversalMode::kGemm;
     result.problem_shape = cute::make_shape(args.m, args.n, args.k, args.batch);
@@ -98,16 +100,14 @@ struct GemmSm90 {
     return result;
   }
 
-  static bool can_implement(atomr_cutlass_gemm_args const& args) {
+  static bool can_implement(Args const& args) {
     return (kStreamK || args.split_k == 1) && Kernel::can_implement(arguments(args));
   }
 
-  static uint64_t workspace_size(atomr_cutlass_gemm_args const& args) {
-    return Kernel::get_workspace_size(arguments(args));
-  }
+  static uint64_t workspace_size(Args const& args) { return Kernel::get_workspace_size(arguments(args)); }
 
   // Stream-K's barriers must start at zero; its partial tiles, which come first in the workspace, need not.
-  static void clear_range(atomr_cutlass_gemm_args const& args, uint64_t& offset, uint64_t& bytes) {
+  static void clear_range(Args const& args, uint64_t& offset, uint64_t& bytes) {
     offset = bytes = 0;
     if constexpr (kStreamK) {
       auto const underlying = arguments(args);
@@ -127,9 +127,7 @@ struct GemmSm90 {
     }
   }
 
-  static Params params(atomr_cutlass_gemm_args const& args) {
-    return Kernel::to_underlying_arguments(arguments(args), args.workspace);
-  }
+  static Params params(Args const& args) { return Kernel::to_underlying_arguments(arguments(args), args.workspace); }
 
   static dim3 grid(Params const& params) { return Kernel::get_grid_shape(params); }
 

@@ -13,7 +13,7 @@ namespace atomr_cutlass {
 
 template <class Cell, auto kKernel>
 struct Row {
-  using Args = atomr_cutlass_gemm_args;
+  using Args = typename Cell::Args;
 
   static constexpr int kMaxDevices = 64;
 

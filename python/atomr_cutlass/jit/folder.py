@@ -17,10 +17,17 @@ SUBFOLDERS = ("entries", "tmp", "locks", "failures", "quarantine")
 
 
 def default_folder() -> Path:
-    """ATOMR_CUTLASS_CACHE_DIR, else the platform's cache folder."""
+    """ATOMR_CUTLASS_CACHE_DIR, else the platform's cache folder.
+
+    Raises:
+        CacheError: the variable speaks of the home of a user that there is not.
+    """
     named = os.environ.get(FOLDER_VARIABLE)
     if named:
-        return Path(named).expanduser()
+        try:
+            return Path(named).expanduser()
+        except RuntimeError as error:
+            raise CacheError(f"{FOLDER_VARIABLE} is {named!r}: {error}") from error
     import platformdirs
 
     folder = platformdirs.user_cache_path("atomr_cutlass", appauthor=False)

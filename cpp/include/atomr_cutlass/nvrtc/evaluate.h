@@ -15,8 +15,8 @@ constexpr atomr_cutlass_jit_info info = {uint32_t(sizeof(typename Cell::Params))
 
 // One block of one thread per problem; `results` are `stride` bytes apart and have been zeroed.
 template <class Cell>
-__device__ void evaluate(atomr_cutlass_gemm_args const* problems, unsigned char* results, uint64_t stride) {
-  atomr_cutlass_gemm_args const& args = problems[blockIdx.x];
+__device__ void evaluate(typename Cell::Args const* problems, unsigned char* results, uint64_t stride) {
+  typename Cell::Args const& args = problems[blockIdx.x];
   unsigned char* const place = results + blockIdx.x * stride;
   auto& result = *reinterpret_cast<atomr_cutlass_jit_evaluation*>(place);
   result.implementable = Cell::can_implement(args);

@@ -164,7 +164,10 @@ int cuCtxGetDevice(int* device) { *device = 0; return 0; }
 int cuEventCreate(void** event, unsigned flags) { (void)flags; *event = &context_value; return 0; }
 int cuEventRecord(void* event, void* stream) { (void)event, (void)stream; return 0; }
 int cuEventQuery(void* event) { (void)event; return 0; }
-int cuStreamGetId(void* stream, unsigned long long* id) { *id = (Pointer)stream; return stream == (void*)777 ? 900 : 0; }
+int cuStreamGetId(void* stream, unsigned long long* id) {
+  *id = (Pointer)stream;
+  return stream == (void*)777 ? 900 : 0;
+}
 int cuStreamWaitEvent(void* stream, void* event, unsigned flags) { (void)stream, (void)event, (void)flags; return 0; }
 int cuEventDestroy_v2(void* event) { (void)event; return 0; }
 /* An image is the path of a shared library, whose functions are the kernels: they are given pointers to arguments. */

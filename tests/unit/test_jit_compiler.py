@@ -154,6 +154,22 @@ def test_an_interrupt_stops_the_compilers(monkeypatch: pytest.MonkeyPatch, tmp_p
     assert compiler._running == set()
 
 
+def test_a_process_does_not_wait_at_exit_for_what_compiles_in_the_background(tmp_path: Path) -> None:
+    (tmp_path / "worker.py").write_text("import time; time.sleep(600)")
+    code = (
+        "import sys, time; sys.path[:0] = sys.argv[2:]; import test_jit_compiler as t\n"
+        "from pathlib import Path; from atomr_cutlass.jit import compiler, kernels\n"
+        "compiler._WORKER = Path(sys.argv[1]); compiler.toolchain = kernels.toolchain = lambda: t.TOOLS\n"
+        "kernels.in_background(t.KEY, t.A100, lambda: None)\n"
+        "while not compiler._running: time.sleep(0.01)\n"
+        "print('ends')"
+    )
+    command = [sys.executable, "-c", code, str(tmp_path / "worker.py"), str(Path(__file__).parent), *sys.path]
+    environment = os.environ | {"ATOMR_CUTLASS_CACHE_DIR": str(tmp_path / "cache")}
+    ran = subprocess.run(command, capture_output=True, text=True, check=False, cwd="/", env=environment, timeout=60)
+    assert (ran.stdout, ran.stderr, ran.returncode) == ("ends\n", "", 0)
+
+
 def test_a_broken_source_says_so_with_log_source_and_options(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     answer = json.dumps({"ok": False, "log": "broken(1): error: expected an expression\n1 error detected"})
     _worker(monkeypatch, tmp_path, f"import sys; open(sys.argv[2], 'w').write({answer!r})")

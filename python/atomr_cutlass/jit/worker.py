@@ -1,6 +1,6 @@
 """One NVRTC compilation in a process of its own: `python worker.py REQUEST ANSWER`, two files.
 
-NVRTC compiles one source at a time in a process and takes up to 3 GB, which it keeps. A process for each compilation
+NVRTC compiles one source at a time in a process and takes up to 1.7 GB, which it keeps. A process for each compilation
 runs side by side with others, gives its memory back, and leaves the caller alive if the compiler dies.
 
 REQUEST is {"path": sys.path, "library": NVRTC's path, "name":, "source":, "options": [...], "image": "cubin" or

@@ -31,6 +31,7 @@ struct Device {
   int allocations = 0, frees = 0;
   int clears = 0;
   bool capturing = false;
+  uint64_t capture = 77;  // id of the capture
   bool busy = false;  // recorded events are not reached
   void* current = nullptr;
   int events = 0;
@@ -81,8 +82,9 @@ inline Symbols driver() {
       {"cuStreamSynchronize", symbol(+[](void*) { return 0; })},
       {"cuCtxSynchronize", symbol(+[]() { return 0; })},
       {"cuThreadExchangeStreamCaptureMode", symbol(+[](int*) { return 0; })},
-      {"cuStreamGetCaptureInfo",
-       symbol(+[](void*, int* state, uint64_t* id) { return *state = device().capturing ? 1 : 0, *id = 77, 0; })},
+      {"cuStreamGetCaptureInfo", symbol(+[](void*, int* state, uint64_t* id) {
+         return *state = device().capturing ? 1 : 0, *id = device().capture, 0;
+       })},
       {"cuMemcpyDtoDAsync_v2", symbol(+[](Pointer to, Pointer from, size_t bytes, void*) {
          return std::memcpy(reinterpret_cast<void*>(to), reinterpret_cast<void*>(from), bytes), 0;
        })},

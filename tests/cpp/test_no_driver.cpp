@@ -24,7 +24,7 @@ atomr_cutlass_row row_with(uint32_t params_bytes, uint32_t params_align) {
 }
 
 void make_plan(atomr_cutlass_row const& row) {
-  GemmPlan(&row, atomr_cutlass_gemm_args{}, {}, {}, {}, {}, {}, {}, nullptr);
+  GemmPlan({&row, [](atomr_cutlass_row const*) {}}, atomr_cutlass_gemm_args{}, {}, {}, {}, {}, {}, {}, nullptr);
 }
 
 }  // namespace

@@ -313,6 +313,7 @@ void test_frameworks_allocate() {
   alignas(256) static char memory[4096];
   DlExchangeApi api{};
   api.version = {1, 3};
+  api.current_stream = [](auto, int32_t, void** stream) { return *stream = nullptr, 0; };
   api.allocate = [](DlTensor* prototype, DlManagedVersioned** out, void*, auto) {
     auto* made = new DlManagedVersioned{};
     made->tensor = *prototype;

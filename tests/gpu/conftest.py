@@ -21,9 +21,6 @@ from atomr_cutlass.select import Choice
 
 COMPILED = "ATOMR_CUTLASS_TEST_JIT" in os.environ
 
-# Tests of the table say so where it lacks a kernel; those of the compiler ask for it.
-os.environ["ATOMR_CUTLASS_JIT"] = "auto" if COMPILED else "off"
-
 if COMPILED:
     # The package's function of this name hides the module.
     module: Any = sys.modules["atomr_cutlass.plan"]
@@ -62,6 +59,12 @@ def pytest_runtest_call(item: pytest.Item) -> Generator[None]:
         if isinstance(error, ac.ContextPoisonedError) or any(text in str(error) for text in _FATAL):
             item.session.stash[LOST] = item.name
         raise
+
+
+@pytest.fixture(autouse=True)
+def _policy(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tests of the table say so where it lacks a kernel; those of the compiler ask for it."""
+    monkeypatch.setenv("ATOMR_CUTLASS_JIT", "auto" if COMPILED else "off")
 
 
 def _framework(name: str) -> ModuleType:

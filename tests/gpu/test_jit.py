@@ -154,7 +154,9 @@ def test_launches_are_captured_with_any_pointers_and_scalars(generation: str, to
 
 
 @pytest.mark.usefixtures("compiling")
-def test_a_better_kernel_takes_over_in_the_background(torch: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_better_kernel_takes_over_in_the_background(
+    torch: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     a, b = placed((256, 512), D.F32, 1), placed((512, 320), D.F32, 2)
     built = ac.plan(SMALL, backend="prebuilt", jit="off") if TABLE else None
     if built is None:
@@ -163,7 +165,10 @@ def test_a_better_kernel_takes_over_in_the_background(torch: Any, monkeypatch: p
     if best.choice.key == built.choice.key:
         few = [info for info in TABLE if info.key != built.choice.key]
         monkeypatch.setattr(table, "kernels", lambda *_given, **_named: few)
+    # Nowhere to be found, it has to be compiled.
     kernels._kernels.clear()
+    empty = KernelStore(tmp_path / "cache")
+    monkeypatch.setattr(kernels, "store", lambda: empty)
     monkeypatch.setattr(plan, "WORTHWHILE", 1e9)
     try:
         made = ac.plan(SMALL, jit="background")
@@ -178,6 +183,8 @@ def test_a_better_kernel_takes_over_in_the_background(torch: Any, monkeypatch: p
     while made.kernel_name == before and time.monotonic() < deadline:
         assert_product(made(a, b), a, b, math_mode="ieee")
     assert made.kernel_name == best.kernel_name != before
+    # From now on it is taken at once.
+    assert ac.plan(SMALL, jit="background").kernel_name == best.kernel_name
     out.zero_()
     graph.replay()
     torch.cuda.synchronize()

@@ -44,10 +44,16 @@ column-major. The alignments are the least that a cell of the row asks of A and 
 """
 
 NOT_YET = """
+## Compiled at run time
+
+Every cell above can also be compiled at run time by NVRTC, from the same source ([run-time compilation](jit.md)). On an
+H200 all of sm_90a give the prebuilt cells' results bit for bit (2026-11-20); those of sm_80 ran there as PTX where
+requests chose them; sm_86 and sm_89 differ from sm_80 in the target alone and were not run.
+
 ## Not there yet
 
 fp8 and fp4 operands, {archs} cells, grouped GEMM, convolution, fused epilogues (bias, activation,
-quantization), and compilation at run time of cells that the table lacks.
+quantization).
 """
 
 

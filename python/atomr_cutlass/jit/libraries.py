@@ -13,6 +13,9 @@ from ..errors import DeviceUnavailableError
 _lock = threading.RLock()
 
 
+CURE = "pip install 'atomr-cutlass[cu13]' (or [cu12], the driver's major version)"
+
+
 def load(name: str) -> Any:
     """A module of cuda-python, such as `cuda.core.utils`.
 
@@ -30,8 +33,7 @@ def load(name: str) -> Any:
 def missing(what: str, why: str = "") -> DeviceUnavailableError:
     """The error that says what is missing for compiling, and the command that brings it."""
     return DeviceUnavailableError(
-        f"{what} is missing{f' ({why})' if why else ''}, so kernels cannot be compiled at run time: "
-        "pip install 'atomr-cutlass[cu13]' (or [cu12], the driver's major version)"
+        f"{what} is missing{f' ({why})' if why else ''}, so kernels cannot be compiled at run time: {CURE}"
     )
 
 

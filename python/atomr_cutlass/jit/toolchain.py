@@ -88,7 +88,7 @@ def header_version(cccl: Path) -> tuple[int, int] | None:
 
 
 def _check_headers(cccl: Path, cudart: Path, major: int) -> None:
-    cure = "pip install 'atomr-cutlass[cu13]' (or [cu12], the driver's major version) brings the right ones"
+    cure = f"{libraries.CURE} brings the right ones"
     version = header_version(cccl)
     if version is not None and version >= TOO_NEW_CCCL:
         raise DeviceUnavailableError(

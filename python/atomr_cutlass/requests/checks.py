@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, TypeAlias
 
-from ..errors import InvalidOperandError
+from ..errors import InvalidOperandError, UnsupportedError
+from ..generator.archs import SmArch
 from ..generator.dtypes import CutlassDtype
 from ..numerics import math_mode
+
+Members: TypeAlias = "tuple[CutlassDtype, ...] | tuple[SmArch, ...]"
 
 
 def expect(value: Any, kind: type, name: str) -> None:
@@ -17,6 +20,31 @@ def expect(value: Any, kind: type, name: str) -> None:
     """
     if not isinstance(value, kind):
         raise InvalidOperandError(f"{name} is {value!r}; expected a {kind.__name__}")
+
+
+def expect_fields(request: Any, **kinds: type) -> None:
+    """Checks fields of a request, in this order, and its binding. A target and a result's dtype may be None.
+
+    Raises:
+        InvalidOperandError: a value is not of its kind.
+    """
+    for name, kind in kinds.items():
+        value = getattr(request, name)
+        if value is not None or name not in ("arch", "out_dtype"):
+            expect(value, kind, name)
+    expect_name(request.binding, "binding")
+
+
+def expect_served(op: str, dtype: CutlassDtype, arch: SmArch | None, dtypes: Members, archs: Members) -> None:
+    """Refuses a dtype or a target that an operation has no kernels for.
+
+    Raises:
+        UnsupportedError: names the valid ones.
+    """
+    for value, served in ((dtype, dtypes), (arch, archs)):
+        if value is not None and value not in served:
+            valid = ", ".join(one.name for one in served)
+            raise UnsupportedError(f"{op} has no kernels for {value.name}; valid: {valid}")
 
 
 def expect_extent(value: Any, name: str, least: int = 0) -> None:

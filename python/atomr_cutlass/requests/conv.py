@@ -11,7 +11,7 @@ from ..generator.archs import SmArch
 from ..generator.dtypes import CutlassDtype
 from ..numerics import default_out_dtype
 from ..plan_cache import PlanKey
-from .checks import expect, expect_extent, expect_name, math_of
+from .checks import expect_extent, expect_fields, expect_served, math_of
 from .gemm import GemmEpilogue
 
 _DTYPES = (
@@ -138,21 +138,16 @@ class _ConvRequest:
     binding: str | None = field(default=None, kw_only=True)
 
     def __post_init__(self) -> None:
-        expect(self.shape, ConvShape, "shape")
-        expect(self.dtype, CutlassDtype, "dtype")
-        if self.arch is not None:
-            expect(self.arch, SmArch, "arch")
-        expect(self.layout, ConvLayout, "layout")
-        expect(self.epilogue, GemmEpilogue, "epilogue")
-        if self.out_dtype is not None:
-            expect(self.out_dtype, CutlassDtype, "out_dtype")
-        expect_name(self.binding, "binding")
-        if self.dtype not in _DTYPES:
-            valid = ", ".join(d.name for d in _DTYPES)
-            raise UnsupportedError(f"convolution has no kernels for {self.dtype.name}; valid: {valid}")
-        if self.arch is not None and self.arch not in _ARCHS:
-            valid = ", ".join(a.name for a in _ARCHS)
-            raise UnsupportedError(f"convolution has no kernels for {self.arch.name}; valid: {valid}")
+        expect_fields(
+            self,
+            shape=ConvShape,
+            dtype=CutlassDtype,
+            arch=SmArch,
+            layout=ConvLayout,
+            epilogue=GemmEpilogue,
+            out_dtype=CutlassDtype,
+        )
+        expect_served("convolution", self.dtype, self.arch, _DTYPES, _ARCHS)
         _ = self.math  # refuses what contradicts the dtype
 
     @property

@@ -15,7 +15,7 @@ from ..generator.render import render
 from ..numerics import default_out_dtype
 from ..plan_cache import PlanKey
 from ..problem import GemmProblem, MatrixSpec
-from .checks import expect, expect_extent, expect_name, math_of
+from .checks import expect_extent, expect_fields, math_of
 
 
 class GemmLayout(enum.Enum):
@@ -96,16 +96,17 @@ class GemmRequest:
     binding: str | None = field(default=None, kw_only=True)
 
     def __post_init__(self) -> None:
-        expect(self.shape, GemmShape, "shape")
-        expect(self.dtype, CutlassDtype, "dtype")
-        if self.arch is not None:
-            expect(self.arch, SmArch, "arch")
-        for name in ("layout_a", "layout_b", "layout_c"):
-            expect(getattr(self, name), GemmLayout, name)
-        expect(self.epilogue, GemmEpilogue, "epilogue")
-        if self.out_dtype is not None:
-            expect(self.out_dtype, CutlassDtype, "out_dtype")
-        expect_name(self.binding, "binding")
+        expect_fields(
+            self,
+            shape=GemmShape,
+            dtype=CutlassDtype,
+            arch=SmArch,
+            layout_a=GemmLayout,
+            layout_b=GemmLayout,
+            layout_c=GemmLayout,
+            epilogue=GemmEpilogue,
+            out_dtype=CutlassDtype,
+        )
         types = gemm_types(self.operand_dtype, self.operand_dtype, self.result_dtype, self.math)
         if not types:
             raise UnsupportedError(types.reason)

@@ -11,7 +11,7 @@ from ..generator.archs import SmArch
 from ..generator.dtypes import CutlassDtype
 from ..numerics import default_out_dtype
 from ..plan_cache import PlanKey
-from .checks import expect, expect_name
+from .checks import expect, expect_fields, expect_served
 from .gemm import GemmEpilogue, GemmLayout, GemmShape
 
 _DTYPES = (CutlassDtype.F16, CutlassDtype.BF16, CutlassDtype.F8E4M3, CutlassDtype.F8E5M2)
@@ -71,22 +71,18 @@ class GroupedGemmRequest:
     binding: str | None = field(default=None, kw_only=True)
 
     def __post_init__(self) -> None:
-        expect(self.shape, GroupedGemmShape, "shape")
-        expect(self.dtype, CutlassDtype, "dtype")
-        if self.arch is not None:
-            expect(self.arch, SmArch, "arch")
-        for name in ("layout_a", "layout_b", "layout_c"):
-            expect(getattr(self, name), GemmLayout, name)
-        expect(self.epilogue, GemmEpilogue, "epilogue")
-        if self.out_dtype is not None:
-            expect(self.out_dtype, CutlassDtype, "out_dtype")
-        expect_name(self.binding, "binding")
-        if self.dtype not in _DTYPES:
-            valid = ", ".join(d.name for d in _DTYPES)
-            raise UnsupportedError(f"grouped GEMM has no kernels for {self.dtype.name}; valid: {valid}")
-        if self.arch is not None and self.arch not in _ARCHS:
-            valid = ", ".join(a.name for a in _ARCHS)
-            raise UnsupportedError(f"grouped GEMM has no kernels for {self.arch.name}; valid: {valid}")
+        expect_fields(
+            self,
+            shape=GroupedGemmShape,
+            dtype=CutlassDtype,
+            arch=SmArch,
+            layout_a=GemmLayout,
+            layout_b=GemmLayout,
+            layout_c=GemmLayout,
+            epilogue=GemmEpilogue,
+            out_dtype=CutlassDtype,
+        )
+        expect_served("grouped GEMM", self.dtype, self.arch, _DTYPES, _ARCHS)
 
     @property
     def result_dtype(self) -> CutlassDtype:

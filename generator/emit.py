@@ -7,11 +7,9 @@ from pathlib import Path
 
 from .archs import SmArch
 from .key import KernelKey
+from .matrix import family
 from .render import render
 from .selection import Selection
-
-# Memory that one compile takes, measured with nvcc 13.0 (peak resident set, rounded up).
-_JOB_MB = {"sm80": 1500, "sm90": 3600}
 
 
 def emit(selection: Selection, folder: Path) -> list[KernelKey]:
@@ -77,7 +75,7 @@ def _cmake(by_arch: dict[SmArch, list[KernelKey]], sources: dict[SmArch, list[Pa
     for arch, keys in by_arch.items():
         targets = f"{arch.target}-real" + (f";{arch.target}-virtual" if arch in ptx else "")
         lines.append(f'set(ATOMR_CUTLASS_CUDA_ARCHITECTURES_{arch.value} "{targets}")')
-        lines.append(f"set(ATOMR_CUTLASS_JOB_MB_{arch.value} {max(_JOB_MB[key.generation] for key in keys)})")
+        lines.append(f"set(ATOMR_CUTLASS_JOB_MB_{arch.value} {max(family(key).compile_mb for key in keys)})")
         lines.append(f"set(ATOMR_CUTLASS_CELLS_{arch.value}")
         lines.extend(f'  "{path.as_posix()}"' for path in sources[arch])
         lines.append(")")

@@ -25,8 +25,9 @@ class KernelKey:
     TF32 math is a property of the multiplication: operands of tf32 kernels have element type F32 and `math` says tf32.
 
     Attributes:
-        op: operation, `gemm`.
-        generation: template family, `sm80` (CUTLASS 2.x) or `sm90` (CUTLASS 3.x).
+        op: operation: `gemm`, `grouped_gemm`, `conv2d_fprop`, `conv2d_dgrad`, `conv2d_wgrad`, or a helper's, such as
+            `cast`.
+        generation: template family: `sm80` (CUTLASS 2.x), `sm90`, `sm100` or `sm120` (CUTLASS 3.x).
         arch: compile target.
         a, b, d, acc: element types of A, B, of C and D, and of the accumulator.
         layout_a, layout_b, layout_d: `r` (row-major) or `c` (column-major); C has D's.
@@ -34,13 +35,22 @@ class KernelKey:
         tile: thread block tile M, N, K (for sm90: of one CTA).
         cluster: thread block cluster.
         warps: warps along M, N, K (sm80 generation; (0, 0, 0) elsewhere).
-        stages: mainloop stages; 0 fits as many as shared memory holds (sm90 generation).
-        mainloop: `multistage` or `twostage` (sm80); `pingpong`, `cooperative` or `warpspecialized` (sm90).
-        epilogue_schedule: `tma` or `nosmem` (sm90); empty for sm80.
-        scheduler: `identity` (sm80); `persistent` or `streamk` (sm90).
+        stages: mainloop stages; 0 fits as many as shared memory holds (CUTLASS 3.x).
+        mainloop: `multistage` or `twostage` (sm80); `pingpong`, `cooperative` or `warpspecialized` (sm90); `1sm` or
+            `2sm` (sm100).
+        epilogue_schedule: `tma` or `nosmem` (CUTLASS 3.x); empty for sm80.
+        scheduler: `identity` (sm80); `persistent` or `streamk` (CUTLASS 3.x); `grouped`.
         swizzle: thread block swizzle compiled in (sm80); 0 where the scheduler takes it at run time.
-        math: `default`, or for fp32 operands `ieee`, `tf32` or `3xtf32`.
-        epilogue: id of the epilogue; `lc` is the linear combination alpha * AB + beta * C.
+        math: `default`; for fp32 operands `ieee`, `tf32` or `3xtf32`; for fp8 also `fast` (fast accumulation).
+        epilogue: id of the epilogue: `lc` is the linear combination alpha * AB + beta * C, `lc_relu` and so on an
+            activation of it, `scaled` has scales on the device.
+        scale_granularity: rows of A, columns of B and elements of K that share a block scale; zeros without any.
+        scale_type: of block scales: `f32`, `ue4m3` or `ue8m0`; empty where there is none.
+        group_mode: groups of a convolution's channels: empty for one, `single`, `multiple` (CUTLASS's GroupMode) or
+            `depthwise`.
+        iterator: how a convolution of the sm80 generation finds its operands: `analytic`, `optimized`,
+            `fixed_channels`, `few_channels`; empty elsewhere.
+        stride_support: of a dgrad of the sm80 generation, `unity` or `strided`; empty elsewhere.
     """
 
     op: str
@@ -66,6 +76,11 @@ class KernelKey:
     swizzle: int
     math: str = "default"
     epilogue: str = "lc"
+    scale_granularity: Triple = (0, 0, 0)
+    scale_type: str = ""
+    group_mode: str = ""
+    iterator: str = ""
+    stride_support: str = ""
 
     @cached_property
     def digest(self) -> str:
@@ -94,7 +109,7 @@ class KernelKey:
         Fields at their default are left out, so that a field added later does not rename the kernels that lack it.
         """
         defaults = {field.name: field.default for field in fields(self)}
-        values = {name: value for name, value in self.to_dict().items() if value != defaults[name]}
+        values = {name: value for name, value in self.to_dict().items() if getattr(self, name) != defaults[name]}
         return json.dumps(values, sort_keys=True, separators=(",", ":"))
 
     @classmethod
@@ -110,9 +125,10 @@ class KernelKey:
         for name in ("a", "b", "d", "acc"):
             converted[name] = CutlassDtype(converted[name])
         converted["arch"] = SmArch(converted["arch"])
-        for name in ("tile", "cluster", "warps"):
-            x, y, z = (int(v) for v in converted[name])
-            converted[name] = (x, y, z)
+        for name in ("tile", "cluster", "warps", "scale_granularity"):
+            if name in converted:
+                x, y, z = (int(v) for v in converted[name])
+                converted[name] = (x, y, z)
         return cls(**converted)
 
 
@@ -145,30 +161,50 @@ def instruction_shape(key: KernelKey) -> Triple:
     return {64: (8, 8, 4), 32: (16, 8, 8), 16: (16, 8, 16), 8: (16, 8, 32)}[key.a.bits]
 
 
+_CONVOLUTIONS = {"conv2d_fprop": "fprop", "conv2d_dgrad": "dgrad", "conv2d_wgrad": "wgrad"}
+
+
 def _name_sm80(key: KernelKey) -> str:
     m, n, k = key.tile
     letter = {CutlassDtype.F64: "d", CutlassDtype.F32: "s", CutlassDtype.I32: "i", CutlassDtype.F16: "h"}[key.acc]
+    convolution = _CONVOLUTIONS.get(key.op)
+    kind = f"{convolution}_{key.iterator}" if convolution else key.op.replace("grouped_gemm", "gemm_grouped")
     if opcode_class(key) == "simt":
-        core = f"{letter}gemm"
+        core = f"{letter}{kind}"
     else:
         instruction = "".join(str(x) for x in instruction_shape(key))
         math = {"tf32": "tf32", "3xtf32": "3xtf32"}.get(key.math, "")
-        core = f"{letter}{instruction}{math}gemm"
+        core = f"{letter}{instruction}{math}{kind}"
+    operands = key.a.cutlass_name if key.a is key.b else f"{key.a.cutlass_name}_{key.b.cutlass_name}"
+    layouts = "nhwc" if convolution else layout_letters(key.layout_a + key.layout_b)
+    extra = [key.stride_support, {"": "", "depthwise": "depthwise"}.get(key.group_mode, f"{key.group_mode}group")]
+    tail = "".join(f"_{word}" for word in [*extra, _epilogue_name(key)] if word)
     return (
-        f"cutlass_{opcode_class(key)}_{key.d.cutlass_name}_{core}_{key.a.cutlass_name}_"
-        f"{m}x{n}_{k}x{key.stages}_{layout_letters(key.layout_a + key.layout_b)}_align{key.align_a}"
+        f"cutlass_{opcode_class(key)}_{key.d.cutlass_name}_{core}_{operands}_"
+        f"{m}x{n}_{k}x{key.stages}_{layouts}_align{key.align_a}{tail}"
     )
 
 
 def _name_3x(key: KernelKey) -> str:
-    element = CutlassDtype.TF32 if key.math == "tf32" else key.a
-    types = "_".join(t.cutlass_name for t in (element, element, key.acc, key.d, key.d))
+    element_a, element_b = (CutlassDtype.TF32, CutlassDtype.TF32) if key.math == "tf32" else (key.a, key.b)
+    types = "_".join(t.cutlass_name for t in (element_a, element_b, key.acc, key.d, key.d))
     tile = "x".join(map(str, key.tile))
     cluster = "x".join(map(str, key.cluster))
-    letters = layout_letters(key.layout_a + key.layout_b + key.layout_d)
+    convolution = _CONVOLUTIONS.get(key.op)
+    letters = "nhwc" if convolution else layout_letters(key.layout_a + key.layout_b + key.layout_d)
+    kind = convolution or key.op.replace("grouped_gemm", "gemm_grouped")
+    if key.scale_type:
+        block = "x".join(map(str, key.scale_granularity))
+        kind = f"block_scaled_{kind}_{key.scale_type}_{block}"
     schedule = "warpspecialized" + ("" if key.mainloop == "warpspecialized" else f"_{key.mainloop}")
+    fast = "_fp8_fastaccum" if key.math == "fast" else ""
     stream = "_stream_k" if key.scheduler == "streamk" else ""
+    epilogue = _epilogue_name(key)
     return (
-        f"cutlass3x_{key.generation}_tensorop_gemm_{types}_{tile}_{cluster}_{key.stages}_{letters}_align{key.align_a}_"
-        f"{schedule}{stream}_epi_{key.epilogue_schedule}"
+        f"cutlass3x_{key.generation}_tensorop_{kind}_{types}_{tile}_{cluster}_{key.stages}_{letters}_align{key.align_a}_"
+        f"{schedule}{fast}{stream}_epi_{key.epilogue_schedule}{f'_{epilogue}' if epilogue else ''}"
     )
+
+
+def _epilogue_name(key: KernelKey) -> str:
+    return "" if key.epilogue == "lc" else key.epilogue.removeprefix("lc_")

@@ -5,17 +5,12 @@ from __future__ import annotations
 from functools import cache
 from pathlib import Path
 
-from .dtypes import CutlassDtype
-from .key import ROW, KernelKey, Triple, instruction_shape, opcode_class
-from .matrix import epilogue_compute
+from .families.base import layout_cpp
+from .key import KernelKey
+from .matrix import family
+from .rules import epilogue_compute
 
 _TEMPLATES = Path(__file__).parent / "templates"
-
-_MAINLOOP_SCHEDULE = {
-    "pingpong": "KernelTmaWarpSpecializedPingpong",
-    "cooperative": "KernelTmaWarpSpecializedCooperative",
-    "warpspecialized": "KernelTmaWarpSpecialized",
-}
 
 
 def render(key: KernelKey, *, flavour: str = "aot", ptx: bool = False) -> tuple[str, str]:
@@ -32,7 +27,7 @@ def render(key: KernelKey, *, flavour: str = "aot", ptx: bool = False) -> tuple[
     if flavour not in ("aot", "nvrtc"):
         raise ValueError(f"unknown flavour {flavour!r}; valid: aot, nvrtc")
     ahead_of_time = flavour == "aot"
-    values = _values_sm80(key) if key.generation == "sm80" else _values_sm90(key)
+    values = family(key).values(key)
     values |= {
         "name": key.name,
         "key": key.to_json(),
@@ -42,9 +37,9 @@ def render(key: KernelKey, *, flavour: str = "aot", ptx: bool = False) -> tuple[
         "d": key.d.cpp,
         "acc": key.acc.cpp,
         "compute": epilogue_compute(key.acc).cpp,
-        "layout_a": _layout(key.layout_a),
-        "layout_b": _layout(key.layout_b),
-        "layout_d": _layout(key.layout_d),
+        "layout_a": layout_cpp(key.layout_a),
+        "layout_b": layout_cpp(key.layout_b),
+        "layout_d": layout_cpp(key.layout_d),
         "align_a": str(key.align_a),
         "align_b": str(key.align_b),
         "align_d": str(key.align_d),
@@ -54,54 +49,7 @@ def render(key: KernelKey, *, flavour: str = "aot", ptx: bool = False) -> tuple[
     kernel = _template("kernel")
     kernel = kernel + _template("row") if ahead_of_time else _template("companion").replace("@kernel@", kernel)
     values["kernel"] = _substitute(kernel, values)
-    return _substitute(_template(f"{key.op}_{key.generation}"), values), key.name
-
-
-def _values_sm80(key: KernelKey) -> dict[str, str]:
-    m, n, k = (t // w for t, w in zip(key.tile, key.warps, strict=True))
-    return {
-        "opcode_class": "OpClassSimt" if opcode_class(key) == "simt" else "OpClassTensorOp",
-        "tile": _numbers(key.tile),
-        "warp_tile": _numbers((m, n, k)),
-        "instruction": _numbers(instruction_shape(key)),
-        "stages": str(key.stages),
-        "math_operator": _math_operator(key),
-        "swizzle": str(key.swizzle),
-    }
-
-
-def _math_operator(key: KernelKey) -> str:
-    if key.math == "3xtf32":
-        return "OpMultiplyAddFastF32"
-    # CUTLASS has the 16x8x32 integer instruction in its saturating form only.
-    return "OpMultiplyAddSaturate" if key.acc is CutlassDtype.I32 else "OpMultiplyAdd"
-
-
-def _values_sm90(key: KernelKey) -> dict[str, str]:
-    if key.epilogue_schedule == "nosmem":
-        epilogue = "NoSmemWarpSpecialized"
-    else:
-        epilogue = "TmaWarpSpecializedCooperative" if key.mainloop == "cooperative" else "TmaWarpSpecialized"
-    return {
-        "cute_tile": _static_ints(key.tile),
-        "cute_cluster": _static_ints(key.cluster),
-        "stage_count": f"cutlass::gemm::collective::StageCount<{key.stages}>" if key.stages else "void",
-        "mainloop_schedule": _MAINLOOP_SCHEDULE[key.mainloop],
-        "epilogue_schedule": epilogue,
-        "scheduler": "StreamKScheduler" if key.scheduler == "streamk" else "PersistentScheduler",
-    }
-
-
-def _layout(letter: str) -> str:
-    return "cutlass::layout::RowMajor" if letter == ROW else "cutlass::layout::ColumnMajor"
-
-
-def _numbers(values: Triple) -> str:
-    return ", ".join(map(str, values))
-
-
-def _static_ints(values: Triple) -> str:
-    return ", ".join(f"cute::Int<{v}>" for v in values)
+    return _substitute(_template(family(key).template), values), key.name
 
 
 @cache

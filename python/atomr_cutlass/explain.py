@@ -9,6 +9,7 @@ from . import devices, problem, select
 from .devices import Device
 from .errors import CutlassError, InvalidOperandError, KernelNotFoundError
 from .generator.archs import SmArch
+from .generator.matrix import family
 from .jit import kernels
 from .plan import better_cell
 from .requests import GemmRequest
@@ -174,7 +175,7 @@ def _compiled(
         estimate_us=best.seconds * 1e6,
         candidates=((best.key.name, best.seconds * 1e6),),
         cached=cached,
-        compile_seconds=0.0 if cached else kernels.EXPECTED_SECONDS[best.key.generation],
+        compile_seconds=0.0 if cached else family(best.key).compile_seconds,
         verified=VERIFICATION[best.key.arch],
         notes=_notes(best, arch, device),
     )

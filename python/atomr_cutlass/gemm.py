@@ -13,7 +13,7 @@ from . import _core, devices, numerics, operands, problem, reference
 from .errors import InvalidOperandError, UnsupportedError
 from .generator.dtypes import CutlassDtype
 from .generator.key import ROW
-from .generator.matrix import gemm_types, supports_layouts
+from .generator.rules import gemm_types, supports_layouts
 from .numerics import default_out_dtype, math_mode
 from .operands import CPU, CUDA
 from .plan import BACKENDS as GPU_BACKENDS

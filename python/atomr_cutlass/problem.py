@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from .errors import InvalidOperandError, UnsupportedError
 from .generator.dtypes import CutlassDtype
 from .generator.key import COLUMN, ROW
-from .generator.matrix import accumulator
+from .generator.rules import accumulator
 
 MAX_OUTER = 4096
 

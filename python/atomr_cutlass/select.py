@@ -12,8 +12,10 @@ from . import devices, estimate, table
 from .devices import Device
 from .errors import KernelNotFoundError, UnsupportedError
 from .generator.archs import SmArch
+from .generator.families.base import DEFAULT
 from .generator.key import KernelKey
-from .generator.matrix import DEFAULT, cells, gemm_types, preset_of, shared_memory, supports, supports_layouts
+from .generator.matrix import cells, preset_of, shared_memory, supports
+from .generator.rules import gemm_types, supports_layouts
 from .problem import Batches, GemmProblem, Variant, collapse_batches, variants
 from .table import KernelInfo
 

@@ -6,7 +6,7 @@ import pytest
 
 import atomr_cutlass as ac
 from atomr_cutlass.generator.dtypes import CutlassDtype as D
-from atomr_cutlass.generator.matrix import _GEMM_OUTPUTS
+from atomr_cutlass.generator.rules import GEMM_OUTPUTS
 from gpu_matrices import KINDS, Guarded, Kind, assert_product, broadcast, lacking, pairs, placed, result_of
 
 pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("torch")]
@@ -172,7 +172,7 @@ def test_layouts(case: Case) -> None:
         Case(kind, *shape, layouts + "r", out=out, alpha=2.0, beta=beta)
         for kind in KINDS
         for layouts, out, shape, beta in pairs(
-            kind.layouts, _GEMM_OUTPUTS[kind.dtype, kind.dtype, kind.math], ((136, 72, 104), (67, 45, 33)), (0.0, 3.0)
+            kind.layouts, GEMM_OUTPUTS[kind.dtype, kind.dtype, kind.math], ((136, 72, 104), (67, 45, 33)), (0.0, 3.0)
         )
     ],
     ids=str,

@@ -11,12 +11,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from generator import matrix
+from generator import matrix, rules
 from generator.archs import SmArch
 from generator.dtypes import CutlassDtype as D
 from generator.key import KernelKey, check_unique
-from generator.matrix import GEMM_ARCHS, LAYOUTS, PRESETS, cells, expand, gemm_types, preset_of, supports
+from generator.matrix import GEMM_ARCHS, PRESETS, cells, expand, preset_of, supports
 from generator.render import render
+from generator.rules import LAYOUTS, gemm_types
 
 FULL = expand("full", GEMM_ARCHS)
 HOPPER = [key for key in FULL if key.generation == "sm90"]
@@ -110,7 +111,7 @@ def test_default_reaches_down_to_one_element_for_each_type_and_common_layout(arc
 
 
 def test_every_type_of_the_matrix_has_cells() -> None:
-    for (a, b, math), outputs in matrix._GEMM_OUTPUTS.items():
+    for (a, b, math), outputs in rules.GEMM_OUTPUTS.items():
         for d in outputs:
             assert gemm_types(a, b, d, math)
             for arch in GEMM_ARCHS:

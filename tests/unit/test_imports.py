@@ -23,7 +23,7 @@ LAYERS = (
     ("errors", "_core"),
     ("generator",),
     ("numerics", "devices", "table", "plan_cache", "mailbox", "supervisor", "keyed_locks"),
-    ("reference", "operands", "problem"),
+    ("reference", "operands", "problem", "quantization"),
     ("estimate",),
     ("select",),
     ("requests",),
@@ -42,7 +42,9 @@ LAYER = {module: depth for depth, modules in enumerate(LAYERS) for module in mod
 GENERATOR_LAYERS = (
     ("__init__", "archs", "dtypes"),
     ("key", "toolchain"),
-    ("matrix", "audit"),
+    ("rules", "audit"),
+    ("families",),
+    ("matrix",),
     ("render", "selection"),
     ("emit",),
     ("__main__",),
@@ -63,6 +65,7 @@ JIT_TAKES = {"errors", "generator", "_core", "devices", "keyed_locks"}
 # Those of folders too (`generator` is a link to what has layers of its own).
 MODULES = sorted(path for path in PACKAGE.rglob("*.py") if "generator" not in path.relative_to(PACKAGE).parts)
 GENERATOR_MODULES = sorted(GENERATOR.glob("*.py"))
+FAMILY_MODULES = sorted((GENERATOR / "families").glob("*.py"))
 JIT_MODULES = sorted((PACKAGE / "jit").glob("*.py"))
 
 
@@ -114,6 +117,13 @@ def test_imports_of_the_generator_point_one_way(path: Path) -> None:
     assert wrong == set()
 
 
+@pytest.mark.parametrize("path", FAMILY_MODULES, ids=lambda path: path.stem)
+def test_families_know_each_other_by_their_base_only(path: Path) -> None:
+    assert path.stem == "__init__" or _siblings(path) <= {"base"}
+    below = {name for name, depth in GENERATOR_LAYER.items() if depth < GENERATOR_LAYER["families"]}
+    assert {name.partition(".")[0] for level, name in _imports(path) if level == 2} <= below
+
+
 @pytest.mark.parametrize("path", JIT_MODULES, ids=lambda path: path.stem)
 def test_imports_of_the_jit_point_one_way(path: Path) -> None:
     assert path.stem in JIT_LAYER, f"jit/{path.name} has no layer: give it one"
@@ -128,10 +138,12 @@ def test_the_jit_imports_what_may_be_missing_or_slow_inside_functions(path: Path
     assert {name.partition(".")[0] for level, name in outside if level == 0} <= sys.stdlib_module_names
 
 
-@pytest.mark.parametrize("path", GENERATOR_MODULES, ids=lambda path: path.stem)
+@pytest.mark.parametrize("path", [*GENERATOR_MODULES, *FAMILY_MODULES], ids=lambda path: path.stem)
 def test_the_generator_imports_relatively_and_from_the_standard_library(path: Path) -> None:
     for level, name in _imports(path):
-        assert level == 1 or (level == 0 and name.partition(".")[0] in sys.stdlib_module_names), name
+        assert 1 <= level <= len(path.relative_to(GENERATOR).parts) or (
+            level == 0 and name.partition(".")[0] in sys.stdlib_module_names
+        ), name
 
 
 @pytest.mark.parametrize("path", MODULES, ids=_name)

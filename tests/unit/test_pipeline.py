@@ -18,7 +18,8 @@ import pytest
 import fake_pack
 from atomr_cutlass import CutlassDtype as D
 from atomr_cutlass import SmArch
-from atomr_cutlass.generator.matrix import LAYOUTS, expand
+from atomr_cutlass.generator.matrix import expand
+from atomr_cutlass.generator.rules import LAYOUTS
 
 CASES_FILE = Path(fake_pack.__file__).with_name("pipeline_cases.py")
 CASES = re.findall(r"^def (case_\w+)", CASES_FILE.read_text(encoding="utf-8"), re.MULTILINE)

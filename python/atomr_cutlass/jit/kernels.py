@@ -24,9 +24,6 @@ POLICIES = ("auto", "background", "off")
 POLICY_VARIABLE = "ATOMR_CUTLASS_JIT"
 MISS_LOG_VARIABLE = "ATOMR_CUTLASS_MISS_LOG"
 
-EXPECTED_SECONDS = {"sm80": 2.5, "sm90": 11.0}
-"""What compiling a cell of a generation takes on two cores; benchmarks/jit.py measures it."""
-
 _PROGRESS_AFTER = 2.0  # seconds
 
 _kernels: dict[tuple[str, str], _core.JitKernel] = {}

@@ -10,8 +10,9 @@ from .. import devices, select
 from ..errors import UnsupportedError
 from ..generator.archs import SmArch
 from ..generator.dtypes import CutlassDtype
-from ..generator.matrix import GEMM_ARCHS, gemm_types
+from ..generator.matrix import GEMM_ARCHS
 from ..generator.render import render
+from ..generator.rules import gemm_types
 from ..numerics import default_out_dtype
 from ..plan_cache import PlanKey
 from ..problem import GemmProblem, MatrixSpec

@@ -1,0 +1,11 @@
+"""The kernel families: one module for each template, with the cells that are made of it."""
+
+from __future__ import annotations
+
+from . import gemm_sm80, gemm_sm90
+from .base import Family
+
+FAMILIES: dict[tuple[str, str], Family] = {
+    (module.FAMILY.op, module.FAMILY.generation): module.FAMILY for module in (gemm_sm80, gemm_sm90)
+}
+"""Families by (op, generation)."""

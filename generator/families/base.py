@@ -1,0 +1,57 @@
+"""What every kernel family is made of, and how its cells are ranked into presets."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+from ..archs import SmArch
+from ..key import ROW, KernelKey, Triple
+from ..rules import Status
+
+SMOKE, DEFAULT, FULL = 1, 2, 3
+
+Cell = tuple[int, KernelKey]
+"""The first preset that holds a key, as its tier, and the key."""
+
+
+@dataclass(frozen=True)
+class Family:
+    """One template and the keys that it is made for.
+
+    Attributes:
+        op: operation of its keys.
+        generation: their generation.
+        archs: compile targets that it has cells for.
+        template: name of its template, `templates/NAME.cu.in`.
+        supports: why a key of this op and generation compiles, or not. What all keys share has been checked.
+        cells: the cells for one arch.
+        values: what the template is filled with, beyond what all templates share.
+        compile_seconds: about how long NVRTC takes for a cell on two cores; benchmarks/jit.py measures it.
+        compile_mb: memory that one nvcc process takes (peak resident set, rounded up).
+    """
+
+    op: str
+    generation: str
+    archs: tuple[SmArch, ...]
+    template: str
+    supports: Callable[[KernelKey], Status]
+    cells: Callable[[SmArch], Iterator[Cell]]
+    values: Callable[[KernelKey], dict[str, str]]
+    compile_seconds: float
+    compile_mb: int
+
+
+def layout_cpp(letter: str) -> str:
+    """The C++ type of a layout."""
+    return "cutlass::layout::RowMajor" if letter == ROW else "cutlass::layout::ColumnMajor"
+
+
+def numbers(values: Triple) -> str:
+    """Numbers as template arguments."""
+    return ", ".join(map(str, values))
+
+
+def static_ints(values: Triple) -> str:
+    """Numbers as CuTe's static integers."""
+    return ", ".join(f"cute::Int<{v}>" for v in values)

@@ -1,0 +1,192 @@
+"""Dense GEMM of the sm80 generation: CUTLASS 2.x mainloops over mma.sync, DMMA or FFMA, on every arch."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from ..archs import SmArch
+from ..dtypes import CutlassDtype
+from ..key import ROW, KernelKey, Triple, instruction_shape, opcode_class
+from ..rules import COMMON_LAYOUTS, GEMM_OUTPUTS, HALF_TYPES, LAYOUTS, OK, Status, accumulator, no, supports_gemm
+from .base import DEFAULT, FULL, SMOKE, Cell, Family, numbers
+
+D = CutlassDtype
+
+
+def supports(key: KernelKey) -> Status:
+    """Whether a key of this family compiles without spilling."""
+    common = supports_gemm(key, ("lc",))
+    if not common:
+        return common
+    if key.mainloop not in ("multistage", "twostage"):
+        return no(f"sm80 mainloops are multistage and twostage, not {key.mainloop!r}")
+    if key.mainloop == "twostage" and key.stages != 2:
+        return no("a twostage mainloop has 2 stages")
+    if key.mainloop == "multistage" and key.stages < 3:
+        return no("a multistage mainloop has at least 3 stages")
+    if key.scheduler != "identity" or key.epilogue_schedule or key.cluster != (1, 1, 1):
+        return no("the sm80 generation has the identity scheduler, no epilogue schedule and no clusters")
+    narrow = min(key.align_a * key.a.bits, key.align_b * key.b.bits) // 8
+    if narrow < 4 and key.mainloop != "twostage":
+        return no("cp.async moves at least 4 bytes: operands aligned to less need a twostage mainloop")
+    if max(key.align_a * key.a.bits, key.align_b * key.b.bits, key.align_d * key.d.bits) > 128:
+        return no("vector accesses are at most 16 bytes")
+    if key.swizzle not in (1, 2, 4, 8):
+        return no(f"sm80 swizzles are 1, 2, 4 and 8, not {key.swizzle}")
+    if 0 in key.warps or any(t % w for t, w in zip(key.tile, key.warps, strict=True)):
+        return no("the warps must divide the tile")
+    warp = [t // w for t, w in zip(key.tile, key.warps, strict=True)]
+    if any(w % i for w, i in zip(warp, instruction_shape(key), strict=True)):
+        return no("the instruction must divide the warp tile")
+    if opcode_class(key) == "simt" and (key.align_a, key.align_b) != (1, 1):
+        return no("SIMT kernels load single elements")
+    shared = shared_memory(key)
+    if shared > key.arch.shared_memory:
+        return no(
+            f"{key.stages} stages need {shared} bytes of shared memory; {key.arch.value} has {key.arch.shared_memory}"
+        )
+    return OK
+
+
+def shared_memory(key: KernelKey) -> int:
+    """Bytes of shared memory of an sm80-generation mainloop."""
+    m, n, k = key.tile
+    return key.stages * k * (m * key.a.bits + n * key.b.bits) // 8
+
+
+def values(key: KernelKey) -> dict[str, str]:
+    """What the template is filled with."""
+    m, n, k = (t // w for t, w in zip(key.tile, key.warps, strict=True))
+    return {
+        "opcode_class": "OpClassSimt" if opcode_class(key) == "simt" else "OpClassTensorOp",
+        "tile": numbers(key.tile),
+        "warp_tile": numbers((m, n, k)),
+        "instruction": numbers(instruction_shape(key)),
+        "stages": str(key.stages),
+        "math_operator": _math_operator(key),
+        "swizzle": str(key.swizzle),
+    }
+
+
+def _math_operator(key: KernelKey) -> str:
+    if key.math == "3xtf32":
+        return "OpMultiplyAddFastF32"
+    # CUTLASS has the 16x8x32 integer instruction in its saturating form only.
+    return "OpMultiplyAddSaturate" if key.acc is CutlassDtype.I32 else "OpMultiplyAdd"
+
+
+def _gemm_sm80(
+    arch: SmArch,
+    a: D,
+    d: D,
+    layouts: str,
+    aligns: Triple,
+    tile: Triple,
+    warps: Triple,
+    stages: int,
+    math: str = "default",
+) -> KernelKey:
+    return KernelKey(
+        op="gemm",
+        generation="sm80",
+        arch=arch,
+        a=a,
+        b=a,
+        d=d,
+        acc=accumulator(a),
+        layout_a=layouts[0],
+        layout_b=layouts[1],
+        layout_d=ROW,
+        align_a=aligns[0],
+        align_b=aligns[1],
+        align_d=aligns[2],
+        tile=tile,
+        cluster=(1, 1, 1),
+        warps=warps,
+        stages=stages,
+        mainloop="twostage" if stages == 2 else "multistage",
+        epilogue_schedule="",
+        scheduler="identity",
+        swizzle=8,
+        math=math,
+    )
+
+
+def cells(arch: SmArch) -> Iterator[Cell]:
+    """The cells for one arch."""
+    # On sm_90a the TMA kernels serve every aligned operand: there the sm80 generation keeps to what they cannot.
+    fallback = arch is SmArch.SM90A
+
+    for a in HALF_TYPES:
+        for layouts in LAYOUTS:
+            common = layouts in COMMON_LAYOUTS
+            for d in GEMM_OUTPUTS[a, a, "default"]:
+                smoke = a is D.BF16 and d is a
+                tier = DEFAULT if common and d in (a, D.F32) else FULL
+                yield (
+                    SMOKE if smoke and common else tier,
+                    _gemm_sm80(arch, a, d, layouts, (1, 1, 1), (64, 64, 32), (2, 2, 1), 2),
+                )
+                if d in (a, D.F32):
+                    yield FULL, _gemm_sm80(arch, a, d, layouts, (2, 2, 2), (128, 128, 32), (2, 2, 1), 4)
+                if fallback:
+                    continue
+                aligned = (8, 8, 128 // d.bits)
+                yield (
+                    SMOKE if smoke and layouts == "rc" else tier,
+                    _gemm_sm80(arch, a, d, layouts, aligned, (128, 128, 32), (2, 2, 1), 4),
+                )
+                yield (
+                    tier if d is a else FULL,
+                    _gemm_sm80(arch, a, d, layouts, aligned, (64, 64, 64), (2, 2, 1), 5),
+                )
+                if d is a:
+                    for tile, warps, stages in (
+                        ((256, 128, 32), (4, 2, 1), 3),
+                        ((128, 256, 32), (2, 4, 1), 3),
+                        ((128, 64, 32), (2, 2, 1), 5),
+                        ((64, 128, 32), (2, 2, 1), 5),
+                    ):
+                        yield FULL, _gemm_sm80(arch, a, d, layouts, aligned, tile, warps, stages)
+
+    for layouts in LAYOUTS:
+        common = layouts in COMMON_LAYOUTS
+        for d in GEMM_OUTPUTS[D.F32, D.F32, "tf32"]:
+            usual_tier = DEFAULT if common and d is D.F32 else FULL
+            # On sm_90a the RS mainloop of the other layouts is in `full` only.
+            yield (
+                FULL if fallback and layouts == "rc" else usual_tier,
+                _gemm_sm80(arch, D.F32, d, layouts, (4, 4, 4), (128, 128, 16), (2, 2, 1), 4, "tf32"),
+            )
+            yield usual_tier, _gemm_sm80(arch, D.F32, d, layouts, (1, 1, 1), (64, 64, 32), (2, 2, 1), 3, "tf32")
+            yield usual_tier, _gemm_sm80(arch, D.F32, d, layouts, (4, 4, 4), (128, 128, 16), (4, 2, 1), 4, "3xtf32")
+            yield usual_tier, _gemm_sm80(arch, D.F32, d, layouts, (1, 1, 1), (64, 64, 16), (2, 2, 1), 3, "3xtf32")
+            yield (
+                SMOKE if layouts == "rr" and d is D.F32 else usual_tier,
+                _gemm_sm80(arch, D.F32, d, layouts, (1, 1, 1), (128, 128, 8), (4, 2, 1), 5, "ieee"),
+            )
+            if d is D.F32:
+                for tile, warps, stages in (((256, 128, 8), (4, 2, 1), 4), ((128, 64, 8), (2, 2, 1), 5)):
+                    yield FULL, _gemm_sm80(arch, D.F32, d, layouts, (1, 1, 1), tile, warps, stages, "ieee")
+        double = DEFAULT if common else FULL
+        yield double, _gemm_sm80(arch, D.F64, D.F64, layouts, (1, 1, 1), (64, 64, 16), (2, 2, 1), 4)
+        yield FULL, _gemm_sm80(arch, D.F64, D.F64, layouts, (1, 1, 1), (128, 128, 16), (4, 2, 1), 3)
+
+    integer_tier = FULL if fallback else DEFAULT
+    yield integer_tier, _gemm_sm80(arch, D.I8, D.I32, "rc", (16, 16, 4), (128, 128, 64), (2, 2, 1), 4)
+    yield FULL, _gemm_sm80(arch, D.I8, D.I32, "rc", (16, 16, 4), (64, 64, 64), (2, 2, 1), 6)
+    yield FULL, _gemm_sm80(arch, D.I8, D.I32, "rc", (4, 4, 1), (64, 64, 64), (2, 2, 1), 6)
+    yield SMOKE, _gemm_sm80(arch, D.I8, D.I32, "rc", (1, 1, 1), (64, 64, 64), (2, 2, 1), 2)
+
+
+FAMILY = Family(
+    op="gemm",
+    generation="sm80",
+    archs=(SmArch.SM80, SmArch.SM86, SmArch.SM89, SmArch.SM90A),
+    template="gemm_sm80",
+    supports=supports,
+    cells=cells,
+    values=values,
+    compile_seconds=2.5,
+    compile_mb=1500,
+)

@@ -1,0 +1,195 @@
+"""Dense GEMM of the sm90 generation: CUTLASS 3.x warp-specialized kernels over TMA and WGMMA."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from ..archs import SmArch
+from ..dtypes import CutlassDtype
+from ..key import ROW, KernelKey
+from ..rules import COMMON_LAYOUTS, HALF_TYPES, LAYOUTS, OK, Status, accumulator, no, supports_gemm
+from .base import DEFAULT, FULL, SMOKE, Cell, Family, static_ints
+
+D = CutlassDtype
+
+_MAINLOOP_SCHEDULE = {
+    "pingpong": "KernelTmaWarpSpecializedPingpong",
+    "cooperative": "KernelTmaWarpSpecializedCooperative",
+    "warpspecialized": "KernelTmaWarpSpecialized",
+}
+
+
+def supports(key: KernelKey) -> Status:
+    """Whether a key of this family compiles without spilling."""
+    common = supports_gemm(key, ("lc",))
+    if not common:
+        return common
+    if key.a not in (*HALF_TYPES, D.I8) and key.math != "tf32":
+        return no(f"WGMMA multiplies f16, bf16, tf32 and i8, not {key.a.value} ({key.math})")
+    if key.mainloop not in ("pingpong", "cooperative", "warpspecialized"):
+        return no(f"sm90 mainloops are pingpong, cooperative and warpspecialized, not {key.mainloop!r}")
+    if key.scheduler not in ("persistent", "streamk"):
+        return no(f"sm90 schedulers are persistent and streamk, not {key.scheduler!r}")
+    if key.scheduler == "streamk" and key.mainloop != "cooperative":
+        return no("stream-K needs the cooperative mainloop")
+    if key.epilogue_schedule not in ("tma", "nosmem"):
+        return no(f"sm90 epilogues are tma and nosmem, not {key.epilogue_schedule!r}")
+    for name, align, dtype in (("A", key.align_a, key.a), ("B", key.align_b, key.b)):
+        if align * dtype.bits != 128:
+            return no(f"TMA needs {name} aligned to 16 bytes: {128 // dtype.bits} elements of {dtype.value}")
+    if key.epilogue_schedule == "tma" and key.align_d * key.d.bits != 128:
+        return no(f"the TMA epilogue needs D aligned to 16 bytes: {128 // key.d.bits} elements of {key.d.value}")
+    swapped = (key.layout_a, key.layout_b) == (ROW, ROW) and key.a.bits != 16
+    if swapped and key.epilogue_schedule != "nosmem":
+        return no("with A and B row-major the builder exchanges the operands, which its TMA epilogue ignores")
+    m, n, k = key.tile
+    groups = 2 if key.mainloop == "cooperative" else 1
+    if m % (64 * groups) or n % 8 or n > 256:
+        return no(f"{key.mainloop} tiles are multiples of {64 * groups} along M and of 8 up to 256 along N")
+    if k * key.a.bits != 1024:
+        return no("the K tile is 128 bytes, the widest swizzle")
+    # 255 registers a thread; the accumulators of a consumer warp group may take 128 of them.
+    if m * n // (128 * groups) > 128:
+        return no("the accumulators would spill: at most 128 registers a thread")
+    if key.cluster[2] != 1 or key.cluster[0] * key.cluster[1] > 8:
+        return no("clusters are at most 8 thread blocks, none along K")
+    if key.warps != (0, 0, 0) or key.swizzle:
+        return no("sm90 kernels take warps from the schedule and the swizzle at run time")
+    return OK
+
+
+def values(key: KernelKey) -> dict[str, str]:
+    """What the template is filled with."""
+    if key.epilogue_schedule == "nosmem":
+        epilogue = "NoSmemWarpSpecialized"
+    else:
+        epilogue = "TmaWarpSpecializedCooperative" if key.mainloop == "cooperative" else "TmaWarpSpecialized"
+    return {
+        "cute_tile": static_ints(key.tile),
+        "cute_cluster": static_ints(key.cluster),
+        "stage_count": f"cutlass::gemm::collective::StageCount<{key.stages}>" if key.stages else "void",
+        "mainloop_schedule": _MAINLOOP_SCHEDULE[key.mainloop],
+        "epilogue_schedule": epilogue,
+        "scheduler": "StreamKScheduler" if key.scheduler == "streamk" else "PersistentScheduler",
+    }
+
+
+# Tile, cluster and mainloop of the sm90 generation, for elements of 2 bytes; narrower and wider elements keep the K
+# tile at 128 bytes. The tier is that of f16 and bf16 in the common layouts.
+_SM90_TILES: tuple[tuple[int, tuple[int, int], tuple[int, int], str], ...] = (
+    (DEFAULT, (128, 256), (2, 1), "cooperative"),
+    (SMOKE, (128, 128), (2, 1), "pingpong"),
+    (DEFAULT, (64, 64), (1, 1), "pingpong"),
+    (FULL, (256, 128), (2, 1), "cooperative"),
+    (FULL, (256, 128), (1, 2), "cooperative"),
+    (FULL, (128, 256), (1, 2), "cooperative"),
+    (FULL, (128, 192), (2, 1), "cooperative"),
+    (FULL, (128, 128), (1, 1), "pingpong"),
+    (FULL, (64, 256), (1, 1), "pingpong"),
+    (FULL, (64, 192), (1, 1), "pingpong"),
+    (FULL, (64, 128), (1, 1), "pingpong"),
+    (FULL, (64, 128), (2, 1), "pingpong"),
+    (FULL, (64, 32), (1, 1), "pingpong"),
+    (FULL, (64, 16), (1, 1), "pingpong"),
+)
+
+
+def _gemm_sm90(
+    a: D,
+    d: D,
+    layouts: str,
+    tile: tuple[int, int],
+    cluster: tuple[int, int],
+    mainloop: str,
+    *,
+    scheduler: str = "persistent",
+    math: str = "default",
+    epilogue_schedule: str = "tma",
+) -> KernelKey:
+    wide = 128 // a.bits
+    return KernelKey(
+        op="gemm",
+        generation="sm90",
+        arch=SmArch.SM90A,
+        a=a,
+        b=a,
+        d=d,
+        acc=accumulator(a),
+        layout_a=layouts[0],
+        layout_b=layouts[1],
+        layout_d=ROW,
+        align_a=wide,
+        align_b=wide,
+        align_d=128 // d.bits if epilogue_schedule == "tma" else 1,
+        tile=(*tile, 1024 // a.bits),
+        cluster=(*cluster, 1),
+        warps=(0, 0, 0),
+        stages=0,
+        mainloop=mainloop,
+        epilogue_schedule=epilogue_schedule,
+        scheduler=scheduler,
+        swizzle=0,
+        math=math,
+    )
+
+
+def cells(arch: SmArch) -> Iterator[Cell]:
+    """The cells for one arch."""
+    if arch is not SmArch.SM90A:
+        return
+    for a in HALF_TYPES:
+        for layouts in LAYOUTS:
+            common = layouts in COMMON_LAYOUTS
+            for first, tile, cluster, mainloop in _SM90_TILES:
+                tier = first if common else FULL
+                if tier == SMOKE and (a is not D.BF16 or layouts != "rc"):
+                    tier = DEFAULT
+                yield tier, _gemm_sm90(a, a, layouts, tile, cluster, mainloop)
+            for tile in ((128, 128), (128, 256), (256, 128)) if common else ((128, 128), (128, 256)):
+                yield FULL, _gemm_sm90(a, a, layouts, tile, (2, 1), "cooperative", scheduler="streamk")
+            yield (
+                DEFAULT if common else FULL,
+                _gemm_sm90(a, D.F32, layouts, (128, 128), (2, 1), "pingpong"),
+            )
+            if common:
+                yield FULL, _gemm_sm90(a, D.F32, layouts, (128, 256), (2, 1), "cooperative")
+                yield FULL, _gemm_sm90(a, D.F32, layouts, (64, 64), (1, 1), "pingpong")
+                yield FULL, _gemm_sm90(a, D.F32, layouts, (128, 128), (2, 1), "cooperative", scheduler="streamk")
+            if common:
+                other = D.F16 if a is D.BF16 else D.BF16
+                yield FULL, _gemm_sm90(a, other, layouts, (128, 128), (2, 1), "pingpong")
+            # D whose rows are not 16-byte aligned, such as a vocabulary of 50257 columns: A and B still come by TMA.
+            if layouts in ("rc", "cc"):
+                yield (
+                    DEFAULT if layouts == "rc" else FULL,
+                    _gemm_sm90(a, a, layouts, (128, 128), (2, 1), "pingpong", epilogue_schedule="nosmem"),
+                )
+    for tier, tile, cluster, mainloop in (
+        (DEFAULT, (128, 128), (2, 1), "cooperative"),
+        (FULL, (128, 256), (2, 1), "cooperative"),
+        (FULL, (64, 64), (1, 1), "pingpong"),
+        (FULL, (64, 128), (1, 1), "pingpong"),
+    ):
+        yield tier, _gemm_sm90(D.F32, D.F32, "rc", tile, cluster, mainloop, math="tf32")
+        yield tier, _gemm_sm90(D.I8, D.I32, "rc", tile, cluster, mainloop)
+    for layouts in ("rr", "cc"):
+        store = "nosmem" if layouts == "rr" else "tma"
+        tile, cluster = (128, 128), (2, 1)
+        yield (
+            FULL,
+            _gemm_sm90(D.F32, D.F32, layouts, tile, cluster, "cooperative", math="tf32", epilogue_schedule=store),
+        )
+        yield FULL, _gemm_sm90(D.I8, D.I32, layouts, tile, cluster, "cooperative", epilogue_schedule=store)
+
+
+FAMILY = Family(
+    op="gemm",
+    generation="sm90",
+    archs=(SmArch.SM90A,),
+    template="gemm_sm90",
+    supports=supports,
+    cells=cells,
+    values=values,
+    compile_seconds=11.0,
+    compile_mb=3600,
+)

@@ -1,0 +1,118 @@
+"""Rules that several families share: verdicts, and which element types a product may have."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from .dtypes import CutlassDtype
+from .key import COLUMN, ROW, KernelKey
+
+D = CutlassDtype
+
+LAYOUTS = (ROW + ROW, ROW + COLUMN, COLUMN + ROW, COLUMN + COLUMN)
+COMMON_LAYOUTS = (ROW + ROW, ROW + COLUMN)
+
+HALF_TYPES = (D.F16, D.BF16)
+FP8_TYPES = (D.F8E4M3, D.F8E5M2)
+
+
+@dataclass(frozen=True)
+class Status:
+    """Whether something is supported; when it is not, `reason` says why and what would cure it."""
+
+    ok: bool
+    reason: str = ""
+
+    def __bool__(self) -> bool:
+        return self.ok
+
+
+OK = Status(True)
+
+
+def no(reason: str) -> Status:
+    """A refusal."""
+    return Status(False, reason)
+
+
+# --------------------------------------------------------------------------------------------------------------------
+# Rules over element types. (a, b, math) -> the output types that exist.
+
+GEMM_OUTPUTS: dict[tuple[D, D, str], tuple[D, ...]] = {
+    (D.F16, D.F16, "default"): (D.F16, D.F32, D.BF16),
+    (D.BF16, D.BF16, "default"): (D.BF16, D.F32, D.F16),
+    (D.F32, D.F32, "ieee"): (D.F32, D.F16, D.BF16),
+    (D.F32, D.F32, "tf32"): (D.F32, D.F16, D.BF16),
+    (D.F32, D.F32, "3xtf32"): (D.F32, D.F16, D.BF16),
+    (D.F64, D.F64, "default"): (D.F64,),
+    (D.I8, D.I8, "default"): (D.I32,),
+}
+
+MATHS = ("default", "ieee", "tf32", "3xtf32")
+
+
+def gemm_types(a: D, b: D, d: D, math: str) -> Status:
+    """Whether a GEMM over these element types exists anywhere in the matrix."""
+    outputs = GEMM_OUTPUTS.get((a, b, math))
+    if outputs is None:
+        if a != b:
+            return no(f"no kernel multiplies {a.value} by {b.value}: A and B must have one dtype")
+        maths = sorted(m for x, _, m in GEMM_OUTPUTS if x is a)
+        if maths:
+            return no(f"math {math!r} does not apply to {a.value}; valid: {', '.join(maths)}")
+        pairs = ", ".join(sorted({x.value for x, _, _ in GEMM_OUTPUTS}))
+        return no(f"no GEMM kernel takes {a.value} operands; valid: {pairs}")
+    if d not in outputs:
+        return no(f"{a.value} operands give {', '.join(o.value for o in outputs)}, not {d.value}")
+    return OK
+
+
+def accumulator(a: D) -> D:
+    """The accumulator's element type for operands of type `a`."""
+    return {D.F64: D.F64, D.I8: D.I32}.get(a, D.F32)
+
+
+def epilogue_compute(acc: D) -> D:
+    """The type in which alpha, beta and the epilogue are evaluated: the accumulator's."""
+    return acc
+
+
+def supports_layouts(generation: str, a: D, layout_a: str, layout_b: str) -> Status:
+    """Whether a generation takes these A and B layouts; a refusal names the transpose that cures it.
+
+    WGMMA itself reads 8-bit and tf32 operands contiguous along K only: for the other layouts CUTLASS's sm90 builder
+    passes A, or B with the operands swapped, through registers (the RS mainloop).
+    """
+    if generation == "sm90" and a in (D.I8, D.F32) and (layout_a, layout_b) == (COLUMN, ROW):
+        return no(
+            "8-bit and tf32 kernels of the sm90 generation need A or B contiguous along K (CUTLASS 4.2's transposing "
+            "mainloop faults with int8 and spills with tf32): make B contiguous along K, for example "
+            "b = b.T.contiguous().T"
+        )
+    if generation == "sm80" and a is D.I8 and (layout_a, layout_b) != (ROW, COLUMN):
+        wrong = [name for name, layout, need in (("A", layout_a, ROW), ("B", layout_b, COLUMN)) if layout != need]
+        return no(
+            f"8-bit kernels of the sm80 generation need A row-major and B column-major (both contiguous along K): "
+            f"make {' and '.join(wrong)} contiguous along K, for example "
+            + " and ".join(f"{n.lower()} = {n.lower()}.T.contiguous().T" for n in wrong)
+        )
+    return OK
+
+
+def supports_gemm(key: KernelKey, epilogues: tuple[str, ...]) -> Status:
+    """What every family of dense GEMM asks of a key.
+
+    Args:
+        key: the key.
+        epilogues: ids of the family's epilogues.
+    """
+    if key.epilogue not in epilogues:
+        return no(f"unknown epilogue {key.epilogue!r}; valid: {', '.join(epilogues)}")
+    types = gemm_types(key.a, key.b, key.d, key.math)
+    if not types:
+        return types
+    if key.acc is not accumulator(key.a):
+        return no(f"{key.a.value} operands accumulate in {accumulator(key.a).value}, not {key.acc.value}")
+    if key.layout_d != ROW:
+        return no("D is row-major in every cell; a column-major D is computed as D^T = B^T A^T")
+    return supports_layouts(key.generation, key.a, key.layout_a, key.layout_b)

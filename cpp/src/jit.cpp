@@ -11,13 +11,9 @@ namespace atomr_cutlass {
 namespace {
 
 // Two sets of pointers, of which any two differ by distances that no other two do.
-constexpr uint64_t kPages[] = {0x7a0000001000, 0x7a0000003000, 0x7a0000007000, 0x7a000000f000,
-                               0x7a000001f000, 0x7a000003f000, 0x7a000007f000, 0x7a00000ff000};
-constexpr uint64_t kShifts[] = {0x10000000000, 0x20000001000, 0x30000003000, 0x40000007000,
-                                0x5000000f000, 0x6000001f000, 0x7000003f000, 0x8000007f000};
+constexpr uint64_t page(size_t index) { return 0x7a0000000000 + (uint64_t(0x2000) << index) - 0x1000; }
+constexpr uint64_t shift(size_t index) { return (uint64_t(index) + 1) * 0x8000000000 + page(index) % 0x1000000000; }
 constexpr double kScalars[][2] = {{3.0, 5.0}, {7.0, 11.0}, {13.0, 17.0}, {19.0, 23.0}};
-constexpr size_t kMaxArgsBytes = 512;
-static_assert(sizeof(atomr_cutlass_gemm_args) <= kMaxArgsBytes, "the arguments have to fit the scratch memory");
 
 template <class Value>
 Value load(void const* from) {
@@ -49,7 +45,7 @@ Bytes sentinel(ArgsLayout const& layout, Bytes const& problem, bool second) {
   Bytes args = problem;
   for (size_t i = 0; i < layout.pointers.size(); ++i) {
     unsigned char* const place = args.data() + layout.pointers[i].offset;
-    if (load<uint64_t>(place) != 0) store(place, kPages[i] + (second ? kShifts[i] : 0));
+    if (load<uint64_t>(place) != 0) store(place, page(i) + (second ? shift(i) : 0));
   }
   for (size_t i = 0; i < layout.scalars.size(); ++i) store(args.data() + layout.scalars[i], kScalars[i][second]);
   return args;
@@ -100,15 +96,6 @@ struct Pair {
 }
 
 }  // namespace
-
-ArgsLayout const kGemmArgs = {sizeof(atomr_cutlass_gemm_args),
-                              {{offsetof(atomr_cutlass_gemm_args, a)},
-                               {offsetof(atomr_cutlass_gemm_args, b)},
-                               {offsetof(atomr_cutlass_gemm_args, c), true},
-                               {offsetof(atomr_cutlass_gemm_args, d)},
-                               {offsetof(atomr_cutlass_gemm_args, workspace)}},
-                              {offsetof(atomr_cutlass_gemm_args, alpha), offsetof(atomr_cutlass_gemm_args, beta)},
-                              offsetof(atomr_cutlass_gemm_args, max_active_clusters)};
 
 std::vector<Relocation> find_relocations(ArgsLayout const& layout, void const* first, void const* second,
                                          unsigned char* first_params, unsigned char const* second_params,

@@ -9,6 +9,7 @@
 
 #include "atomr_cutlass/jit_abi.h"
 #include "atomr_cutlass/kernel_abi.h"
+#include "op_args.h"
 
 namespace atomr_cutlass {
 
@@ -46,20 +47,6 @@ class JitKernel {
   std::mutex mutex_;
   std::array<std::unique_ptr<OnDevice>, kMaxDevices> devices_;
 };
-
-// What of an op's arguments may change from launch to launch, as offsets in their struct: pointers, and scalars of type
-// double. The rest is the problem, which the parameters are evaluated for.
-struct ArgsLayout {
-  struct Pointer {
-    size_t offset;
-    bool optional = false;  // whether it is there is part of the problem
-  };
-  size_t bytes;
-  std::vector<Pointer> pointers;
-  std::vector<size_t> scalars;
-  size_t max_active_clusters;  // filled in, an int32_t
-};
-extern ArgsLayout const kGemmArgs;
 
 // Where a kernel's parameters depend on what may change from launch to launch.
 struct Relocation {

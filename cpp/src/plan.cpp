@@ -3,8 +3,6 @@
 #include <algorithm>
 #include <cmath>
 #include <cstring>
-#include <iterator>
-#include <list>
 #include <set>
 
 #include "driver.h"
@@ -13,92 +11,24 @@
 namespace atomr_cutlass {
 namespace {
 
-void check_row(int status, atomr_cutlass_row const* row, char const* doing) {
-  if (status == ATOMR_CUTLASS_OK) return;
-  if (status == ATOMR_CUTLASS_CANNOT_IMPLEMENT) {
-    throw Unsupported(std::string(row->name) + " cannot implement this problem (alignment, strides or grid size)");
-  }
-  throw_cuda(status, std::string(doing) + " " + row->name);
-}
-
-// Any aligned address will do to ask whether a kernel can implement a shape and strides.
-void* const kProbe = reinterpret_cast<void*>(uintptr_t(4096));
-
 // Whether int32, in which integer epilogues compute, holds the value.
 bool whole(double value) { return value == std::floor(value) && value >= -2147483648.0 && value <= 2147483647.0; }
 
-// Nothing tells when a captured graph dies, and it may outlive the plan: what it uses is never freed.
-void keep_for_graph(std::shared_ptr<DeviceBlock> const& block) {
-  static std::mutex mutex;
-  static auto& kept = *new std::set<std::shared_ptr<DeviceBlock>>();
-  std::lock_guard<std::mutex> lock(mutex);
-  kept.insert(block);
-}
-
-// Called from inside the framework's C code, which no exception may cross.
-void keep_error(void* context, char const* kind, char const* message) {
-  *static_cast<std::string*>(context) = std::string(kind) + ": " + message;
-}
-
 }  // namespace
-
-DeviceBlock::DeviceBlock(size_t bytes) : data_(reinterpret_cast<void*>(allocate(bytes))) {}
-
-DeviceBlock::DeviceBlock(DlManagedVersioned* managed)
-    : data_(static_cast<char*>(managed->tensor.data) + managed->tensor.byte_offset),
-      managed_(managed) {}
-
-DeviceBlock::~DeviceBlock() {
-  if (managed_ != nullptr) {
-    managed_->deleter(managed_);
-  } else if (data_ != nullptr) {
-    release(reinterpret_cast<DevicePointer>(data_));
-  }
-}
-
-void bury(StreamBlock block, int device) noexcept {
-  using Waiting = std::list<std::pair<int, StreamBlock>>;
-  static std::mutex mutex;
-  static auto& waiting = *new Waiting();  // at exit the driver may be gone
-  Waiting mine;
-  if (process_forked()) {
-    // The memory is the parent's, and so may be the lock.
-    new std::shared_ptr<DeviceBlock>(std::move(block.block));
-    return;
-  }
-  try {
-    if (block.block != nullptr) mine.emplace_back(device, std::move(block));
-    {
-      std::lock_guard<std::mutex> lock(mutex);
-      waiting.splice(waiting.end(), mine);
-      mine.splice(mine.end(), waiting);
-    }
-    for (auto one = mine.begin(); one != mine.end();) {
-      DeviceGuard guard(one->first);
-      one = one->second.used.done() ? mine.erase(one) : std::next(one);
-    }
-  } catch (std::exception const&) {
-    // The context is gone. Kept, since nothing is known of what still uses the memory.
-  }
-  std::lock_guard<std::mutex> lock(mutex);
-  waiting.splice(waiting.end(), mine);
-}
 
 GemmPlan::GemmPlan(std::shared_ptr<atomr_cutlass_row const> row, atomr_cutlass_gemm_args const& args, OperandSpec a,
                    OperandSpec b, OperandSpec c, OperandSpec d, std::vector<BatchLaunch> launches,
                    GemmPlanOptions options, DlExchangeApi const* allocator)
-    : row_(std::move(row)),
+    : kernel_(std::move(row), sizeof(args)),
       a_(a),
       b_(b),
       c_(c),
       d_(d),
       launches_(std::move(launches)),
       options_(options),
-      allocator_(allocator) {
+      workspaces_(options.device, allocator),
+      zeros_(options.device, allocator) {
   std::memcpy(&args_, &args, sizeof(args));
-  if (row_->params_bytes > kParamsBytes || row_->params_align > 128) {
-    throw Unsupported(std::string(row_->name) + " has larger parameters than this package can launch");
-  }
   DeviceGuard guard(options_.device);
   // Every problem that a call may turn into, so that no call meets one that has not been asked about.
   std::set<int32_t> batches;
@@ -115,17 +45,13 @@ GemmPlan::GemmPlan(std::shared_ptr<atomr_cutlass_row const> row, atomr_cutlass_g
         } else if (problem.k == 0) {
           continue;
         }
-        open(problem);
+        problem.a = problem.b = problem.d = problem.workspace = kProbe;
+        kernel_.open(&problem);
       }
     }
   }
-  if (workspace_bytes_ != 0) spare_ = new_block(workspace_bytes_);
-}
-
-GemmPlan::~GemmPlan() {
-  bury(std::move(spare_), options_.device);
-  for (auto& one : workspaces_) bury(std::move(one.second), options_.device);
-  for (auto& one : zeros_) bury(std::move(one.second), options_.device);
+  workspaces_.reserve(size_t(kernel_.workspace_bytes()), true);
+  zeros_.reserve(size_t(options_.null_bytes), false);
 }
 
 void GemmPlan::set_null_product(atomr_cutlass_gemm_args& args) const {
@@ -136,38 +62,6 @@ void GemmPlan::set_null_product(atomr_cutlass_gemm_args& args) const {
   args.batch_stride_a = args.batch_stride_b = 0;
 }
 
-void GemmPlan::open(atomr_cutlass_gemm_args problem) {
-  problem.a = problem.b = problem.d = problem.workspace = kProbe;
-  atomr_cutlass_row const* const row = row_.get();
-  check_row(row->supports(row, &problem), row, "asking");
-  uint64_t bytes = 0;
-  check_row(row->workspace_size(row, &problem, &bytes), row, "preparing");
-  workspace_bytes_ = std::max(workspace_bytes_, bytes);
-  alignas(128) unsigned char params[kParamsBytes];
-  check_row(row->prepare(row, &problem, params, &geometry_), row, "preparing");
-}
-
-DlManagedVersioned* framework_allocate(DlExchangeApi const* allocator, DlTensor& prototype) {
-  std::string error = "no memory";
-  DlManagedVersioned* managed = nullptr;
-  if (allocator->allocate(&prototype, &managed, &error, &keep_error) != 0 || managed == nullptr) {
-    throw LibraryFailure("allocator", error);
-  }
-  return managed;
-}
-
-StreamBlock GemmPlan::new_block(size_t bytes) const {
-  if (allocator_ == nullptr) return {std::make_shared<DeviceBlock>(bytes), {}};
-  int64_t shape = int64_t(bytes);
-  int64_t stride = 1;
-  DlTensor prototype{nullptr, {kDlCuda, options_.device}, 1, {1, 8, 1}, &shape, &stride, 0};
-  StreamBlock made{std::make_shared<DeviceBlock>(framework_allocate(allocator_, prototype)), {}};
-  // The framework orders the block's former use on the stream that is its current one in this thread, no other.
-  void* stream = nullptr;
-  if (allocator_->current_stream(kDlCuda, options_.device, &stream) == 0) made.used.record(stream);
-  return made;
-}
-
 bool GemmPlan::row_major_output() const {
   int64_t contiguous = 1;
   for (int i = d_.layout.rank - 1; i >= 0; --i) {
@@ -175,26 +69,6 @@ bool GemmPlan::row_major_output() const {
     contiguous *= d_.layout.shape[i];
   }
   return true;
-}
-
-StreamBlock& GemmPlan::block_for(StreamBlocks& blocks, size_t bytes, void* stream) {
-  std::lock_guard<std::mutex> lock(mutex_);
-  uint64_t const capture = capture_id(stream);
-  // A stream that is being captured does not tell its id; the capture does.
-  StreamBlock& place = blocks[{capture != 0 ? reinterpret_cast<uint64_t>(stream) : stream_id(stream), capture}];
-  if (place.block != nullptr) return place;
-  if (capture != 0) {
-    // Not from the framework: its allocator may give the memory to a later tensor of the same graph.
-    place.block = std::make_shared<DeviceBlock>(bytes);
-    keep_for_graph(place.block);
-  } else if (&blocks == &workspaces_ && spare_.block != nullptr) {
-    place = std::move(spare_);  // made with the plan, for the first stream
-  } else {
-    bury({}, options_.device);
-    place = new_block(bytes);
-  }
-  place.used.hold(stream);
-  return place;
 }
 
 void GemmPlan::check_operands(Operand const& a, Operand const& b, Operand const* c, Operand const& d) const {
@@ -212,20 +86,6 @@ void GemmPlan::check_operands(Operand const& a, Operand const& b, Operand const*
   if (!in_place && overlap(d, *c)) {
     throw InvalidOperand("out overlaps c without being c: give c itself or separate memory");
   }
-}
-
-void GemmPlan::prepare(atomr_cutlass_gemm_args const& args, unsigned char* params, atomr_cutlass_launch& geometry) {
-  std::lock_guard<std::mutex> lock(prepared_mutex_);
-  // Both sides were zeroed before they were filled, so that padding compares equal.
-  if (!prepared_.valid || std::memcmp(&prepared_.args, &args, sizeof(args)) != 0) {
-    prepared_.valid = false;
-    check_row(row_->prepare(row_.get(), &args, prepared_.params, &prepared_.geometry), row_.get(), "preparing");
-    std::memcpy(&prepared_.args, &args, sizeof(args));
-    prepared_.valid = true;
-  }
-  // The caller's copy lives on its stack: the driver has read it when a launch returns, and no lock is held meanwhile.
-  std::memcpy(params, prepared_.params, row_->params_bytes);
-  geometry = prepared_.geometry;
 }
 
 GemmPlan* GemmPlan::turn_to(Operand const& a, Operand const& b, Operand const* c, Operand const& d, void* stream) {
@@ -268,15 +128,15 @@ void GemmPlan::launch(Operand const& a, Operand const& b, Operand const* c, Oper
   args.alpha = alpha;
   args.beta = beta;
   StreamBlock* used[2] = {};
-  if (workspace_bytes_ != 0) {
-    used[0] = &block_for(workspaces_, workspace_bytes_, stream);
+  if (workspaces_.bytes() != 0) {
+    used[0] = &workspaces_.take(stream);
     args.workspace = used[0]->block->data();
   }
   // BLAS: with alpha = 0 (or K = 0) A and B are not read, so a NaN in them does not reach D.
   bool const null_product = alpha == 0.0 || args_.k == 0;
   void const* zero = nullptr;
   if (null_product) {
-    used[1] = &block_for(zeros_, size_t(options_.null_bytes), stream);
+    used[1] = &zeros_.take(stream);
     zero = used[1]->block->data();
     // At every use, so that it is part of a graph that captures it.
     clear_async(reinterpret_cast<DevicePointer>(zero), size_t(options_.null_bytes), stream);
@@ -285,8 +145,6 @@ void GemmPlan::launch(Operand const& a, Operand const& b, Operand const* c, Oper
   Operand const& first = options_.exchanged ? b : a;
   Operand const& second = options_.exchanged ? a : b;
 
-  alignas(128) unsigned char params[kParamsBytes];
-  atomr_cutlass_launch geometry;
   for (BatchLaunch const& offset : launches_) {
     args.batch = offset.batch;
     int64_t const first_offset = options_.exchanged ? offset.b : offset.a;
@@ -295,21 +153,10 @@ void GemmPlan::launch(Operand const& a, Operand const& b, Operand const* c, Oper
     args.b = null_product ? zero : static_cast<char const*>(second.data) + second_offset;
     args.c = c != nullptr ? static_cast<char const*>(c->data) + offset.c : nullptr;
     args.d = static_cast<char*>(d.data) + offset.d;
-    prepare(args, params, geometry);
-    // Two threads on one stream share its workspace: one's clearing must not fall between the other's and its launch.
-    std::unique_lock<std::mutex> lock(launch_mutex_, std::defer_lock);
-    if (geometry.clear_bytes != 0) {
-      lock.lock();
-      clear_async(reinterpret_cast<DevicePointer>(args.workspace) + geometry.clear_offset, size_t(geometry.clear_bytes),
-                  stream);
-    }
-    check_row(row_->launch(row_.get(), params, &geometry, stream), row_.get(), "launching");
+    kernel_.launch(&args, args.workspace, stream);
   }
-  for (StreamBlock* const block : used) {
-    if (block == nullptr || capture_id(stream) != 0) continue;
-    std::lock_guard<std::mutex> lock(mutex_);
-    block->used.record(stream);
-  }
+  if (used[0] != nullptr) workspaces_.launched(*used[0], stream);
+  if (used[1] != nullptr) zeros_.launched(*used[1], stream);
 }
 
 }  // namespace atomr_cutlass

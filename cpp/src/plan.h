@@ -4,16 +4,14 @@
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
-#include <map>
 #include <memory>
-#include <mutex>
 #include <string>
-#include <utility>
 #include <vector>
 
 #include "atomr_cutlass/kernel_abi.h"
-#include "driver.h"
+#include "kernel_launch.h"
 #include "operand.h"
+#include "stream_memory.h"
 
 namespace atomr_cutlass {
 
@@ -23,42 +21,6 @@ struct BatchLaunch {
   int64_t a = 0, b = 0, c = 0, d = 0;
   int32_t batch = 1;
 };
-
-// Room for a kernel's parameters: CUDA's limit before it grew to 32764 bytes; no cell comes near.
-constexpr size_t kParamsBytes = 4096;
-
-// Memory like `prototype` from a framework's allocator; throws LibraryFailure with the framework's own words.
-DlManagedVersioned* framework_allocate(DlExchangeApi const* allocator, DlTensor& prototype);
-
-// A block of device memory, from the driver or from a framework's allocator.
-//
-// Freeing one waits for nothing: give a block that a launch may still use to `bury`.
-class DeviceBlock {
- public:
-  explicit DeviceBlock(size_t bytes);                     // cuMemAlloc on the current device
-  explicit DeviceBlock(DlManagedVersioned* managed);      // takes ownership
-  ~DeviceBlock();
-  DeviceBlock(DeviceBlock const&) = delete;
-  DeviceBlock& operator=(DeviceBlock const&) = delete;
-  void* data() const { return data_; }
-
- private:
-  void* data_ = nullptr;
-  DlManagedVersioned* managed_ = nullptr;
-};
-
-// Memory that launches on one stream use, one after the other, and the end of the last of them (of its former use,
-// where there was none yet).
-struct StreamBlock {
-  std::shared_ptr<DeviceBlock> block;
-  Event used;
-};
-
-using StreamBlocks = std::map<std::pair<uint64_t, uint64_t>, StreamBlock>;  // by stream and capture
-
-// Frees the block once its last launch has ended: now, or when a later block is buried or asked for. Legal while
-// streams are captured.
-void bury(StreamBlock block, int device) noexcept;
 
 struct GemmPlanOptions {
   int device = 0;
@@ -79,7 +41,6 @@ class GemmPlan {
   GemmPlan(std::shared_ptr<atomr_cutlass_row const> row, atomr_cutlass_gemm_args const& args, OperandSpec a,
            OperandSpec b, OperandSpec c, OperandSpec d, std::vector<BatchLaunch> launches, GemmPlanOptions options,
            DlExchangeApi const* allocator);
-  ~GemmPlan();
   GemmPlan(GemmPlan const&) = delete;
   GemmPlan& operator=(GemmPlan const&) = delete;
 
@@ -93,55 +54,30 @@ class GemmPlan {
   void replace(GemmPlan* next) { next_.store(next, std::memory_order_release); }
   GemmPlan const& serving() const { return replaced_ ? *next_.load(std::memory_order_acquire) : *this; }
 
-  atomr_cutlass_row const* row() const { return row_.get(); }
-  uint64_t workspace_bytes() const { return workspace_bytes_; }
+  atomr_cutlass_row const* row() const { return kernel_.row(); }
+  uint64_t workspace_bytes() const { return kernel_.workspace_bytes(); }
   OperandSpec const& input_a() const { return a_; }
   OperandSpec const& input_b() const { return b_; }
   OperandSpec const& output() const { return d_; }
   bool row_major_output() const;
   GemmPlanOptions const& options() const { return options_; }
   int device() const { return options_.device; }
-  atomr_cutlass_launch const& geometry() const { return geometry_; }
+  atomr_cutlass_launch const& geometry() const { return kernel_.geometry(); }
 
  private:
-  // What the last launch evaluated: callers that come back with the same pointers and scalars, as a serving loop does,
-  // are spared the encoding of tensor maps.
-  struct Prepared {
-    atomr_cutlass_gemm_args args;
-    atomr_cutlass_launch geometry;
-    alignas(128) unsigned char params[kParamsBytes];
-    bool valid = false;
-  };
-
-  void prepare(atomr_cutlass_gemm_args const& args, unsigned char* params, atomr_cutlass_launch& geometry);
   GemmPlan* turn_to(Operand const& a, Operand const& b, Operand const* c, Operand const& d, void* stream);
   void check_operands(Operand const& a, Operand const& b, Operand const* c, Operand const& d) const;
   void set_null_product(atomr_cutlass_gemm_args& args) const;
-  void open(atomr_cutlass_gemm_args problem);
-  StreamBlock& block_for(StreamBlocks& blocks, size_t bytes, void* stream);
-  StreamBlock new_block(size_t bytes) const;
 
-  std::shared_ptr<atomr_cutlass_row const> row_;
+  KernelLaunch kernel_;
   atomr_cutlass_gemm_args args_;
   OperandSpec a_, b_, c_, d_;
   std::vector<BatchLaunch> launches_;
   GemmPlanOptions options_;
-  DlExchangeApi const* allocator_;
-  uint64_t workspace_bytes_ = 0;
-  atomr_cutlass_launch geometry_{};
-
-  // Launches on different streams may run at once, and a graph may replay beside them: each stream, and each stream of
-  // each capture, has memory of its own.
-  std::mutex mutex_;
-  StreamBlocks workspaces_, zeros_;
-  StreamBlock spare_;
+  StreamMemory workspaces_, zeros_;
   std::atomic<GemmPlan*> next_{nullptr};
   std::atomic<bool> replaced_{false};
   std::atomic<uint64_t> capture_{0};  // the latest that this plan's own kernel served, though there was another plan
-
-  std::mutex launch_mutex_;
-  std::mutex prepared_mutex_;
-  Prepared prepared_;
 };
 
 }  // namespace atomr_cutlass

@@ -1,0 +1,70 @@
+#include "kernel_launch.h"
+
+#include <algorithm>
+#include <cstring>
+#include <string>
+
+#include "driver.h"
+#include "errors.h"
+
+namespace atomr_cutlass {
+namespace {
+
+void check_row(int status, atomr_cutlass_row const* row, char const* doing) {
+  if (status == ATOMR_CUTLASS_OK) return;
+  if (status == ATOMR_CUTLASS_CANNOT_IMPLEMENT) {
+    throw Unsupported(std::string(row->name) + " cannot implement this problem (alignment, strides or grid size)");
+  }
+  throw_cuda(status, std::string(doing) + " " + row->name);
+}
+
+}  // namespace
+
+KernelLaunch::KernelLaunch(std::shared_ptr<atomr_cutlass_row const> row, size_t args_bytes)
+    : row_(std::move(row)),
+      args_bytes_(args_bytes) {
+  if (row_->params_bytes > kParamsBytes || row_->params_align > 128) {
+    throw Unsupported(std::string(row_->name) + " has larger parameters than this package can launch");
+  }
+}
+
+void KernelLaunch::open(void const* args) {
+  atomr_cutlass_row const* const row = row_.get();
+  check_row(row->supports(row, args), row, "asking");
+  uint64_t bytes = 0;
+  check_row(row->workspace_size(row, args, &bytes), row, "preparing");
+  workspace_bytes_ = std::max(workspace_bytes_, bytes);
+  alignas(128) unsigned char params[kParamsBytes];
+  check_row(row->prepare(row, args, params, &geometry_), row, "preparing");
+}
+
+void KernelLaunch::prepare(void const* args, unsigned char* params, atomr_cutlass_launch& geometry) {
+  std::lock_guard<std::mutex> lock(prepared_mutex_);
+  // Both sides were zeroed before they were filled, so that padding compares equal.
+  if (!prepared_.valid || std::memcmp(prepared_.args.data(), args, args_bytes_) != 0) {
+    prepared_.valid = false;
+    check_row(row_->prepare(row_.get(), args, prepared_.params, &prepared_.geometry), row_.get(), "preparing");
+    auto const* const bytes = static_cast<unsigned char const*>(args);
+    prepared_.args.assign(bytes, bytes + args_bytes_);
+    prepared_.valid = true;
+  }
+  // The caller's copy lives on its stack: the driver has read it when a launch returns, and no lock is held meanwhile.
+  std::memcpy(params, prepared_.params, row_->params_bytes);
+  geometry = prepared_.geometry;
+}
+
+void KernelLaunch::launch(void const* args, void* workspace, void* stream) {
+  alignas(128) unsigned char params[kParamsBytes];
+  atomr_cutlass_launch geometry;
+  prepare(args, params, geometry);
+  // Two threads on one stream share its workspace: one's clearing must not fall between the other's and its launch.
+  std::unique_lock<std::mutex> lock(launch_mutex_, std::defer_lock);
+  if (geometry.clear_bytes != 0) {
+    lock.lock();
+    clear_async(reinterpret_cast<DevicePointer>(workspace) + geometry.clear_offset, size_t(geometry.clear_bytes),
+                stream);
+  }
+  check_row(row_->launch(row_.get(), params, &geometry, stream), row_.get(), "launching");
+}
+
+}  // namespace atomr_cutlass

@@ -1,0 +1,59 @@
+// One kernel that a plan launches again and again.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <mutex>
+#include <vector>
+
+#include "atomr_cutlass/kernel_abi.h"
+
+namespace atomr_cutlass {
+
+// Room for a kernel's parameters: CUDA's limit before it grew to 32764 bytes; no cell comes near.
+constexpr size_t kParamsBytes = 4096;
+
+// Any aligned address will do to ask whether a kernel can implement a shape and strides.
+void* const kProbe = reinterpret_cast<void*>(uintptr_t(4096));
+
+class KernelLaunch {
+ public:
+  // `args_bytes`: the size of the arguments of the row's op. Throws Unsupported for a kernel that this package is too
+  // old to launch.
+  KernelLaunch(std::shared_ptr<atomr_cutlass_row const> row, size_t args_bytes);
+
+  // Asks the kernel about a problem, whose pointers may be probes, before the first launch of it: throws Unsupported
+  // when it cannot implement it. The row of a kernel compiled at run time launches its companion and waits for it: not
+  // while this thread captures a stream. Remembers the largest workspace asked for.
+  void open(void const* args);
+
+  // Launches, clearing of the workspace before it included. Thread-safe. Legal under stream capture.
+  void launch(void const* args, void* workspace, void* stream);
+
+  atomr_cutlass_row const* row() const { return row_.get(); }
+  uint64_t workspace_bytes() const { return workspace_bytes_; }
+  atomr_cutlass_launch const& geometry() const { return geometry_; }
+
+ private:
+  // What the last launch evaluated: callers that come back with the same pointers and scalars, as a serving loop does,
+  // are spared the encoding of tensor maps.
+  struct Prepared {
+    std::vector<unsigned char> args;
+    atomr_cutlass_launch geometry;
+    alignas(128) unsigned char params[kParamsBytes];
+    bool valid = false;
+  };
+
+  void prepare(void const* args, unsigned char* params, atomr_cutlass_launch& geometry);
+
+  std::shared_ptr<atomr_cutlass_row const> row_;
+  size_t args_bytes_;
+  uint64_t workspace_bytes_ = 0;
+  atomr_cutlass_launch geometry_{};
+  std::mutex launch_mutex_;
+  std::mutex prepared_mutex_;
+  Prepared prepared_;
+};
+
+}  // namespace atomr_cutlass

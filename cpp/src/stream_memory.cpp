@@ -1,0 +1,128 @@
+#include "stream_memory.h"
+
+#include <iterator>
+#include <list>
+#include <set>
+#include <string>
+
+#include "errors.h"
+
+namespace atomr_cutlass {
+namespace {
+
+void keep_for_graph(std::shared_ptr<DeviceBlock> const& block) {
+  static std::mutex mutex;
+  static auto& kept = *new std::set<std::shared_ptr<DeviceBlock>>();
+  std::lock_guard<std::mutex> lock(mutex);
+  kept.insert(block);
+}
+
+// Called from inside the framework's C code, which no exception may cross.
+void keep_error(void* context, char const* kind, char const* message) {
+  *static_cast<std::string*>(context) = std::string(kind) + ": " + message;
+}
+
+}  // namespace
+
+DlManagedVersioned* framework_allocate(DlExchangeApi const* allocator, DlTensor& prototype) {
+  std::string error = "no memory";
+  DlManagedVersioned* managed = nullptr;
+  if (allocator->allocate(&prototype, &managed, &error, &keep_error) != 0 || managed == nullptr) {
+    throw LibraryFailure("allocator", error);
+  }
+  return managed;
+}
+
+DeviceBlock::DeviceBlock(size_t bytes) : data_(reinterpret_cast<void*>(allocate(bytes))) {}
+
+DeviceBlock::DeviceBlock(DlManagedVersioned* managed)
+    : data_(static_cast<char*>(managed->tensor.data) + managed->tensor.byte_offset),
+      managed_(managed) {}
+
+DeviceBlock::~DeviceBlock() {
+  if (managed_ != nullptr) {
+    managed_->deleter(managed_);
+  } else if (data_ != nullptr) {
+    release(reinterpret_cast<DevicePointer>(data_));
+  }
+}
+
+void bury(StreamBlock block, int device) noexcept {
+  using Waiting = std::list<std::pair<int, StreamBlock>>;
+  static std::mutex mutex;
+  static auto& waiting = *new Waiting();  // at exit the driver may be gone
+  Waiting mine;
+  if (process_forked()) {
+    // The memory is the parent's, and so may be the lock.
+    new std::shared_ptr<DeviceBlock>(std::move(block.block));
+    return;
+  }
+  try {
+    if (block.block != nullptr) mine.emplace_back(device, std::move(block));
+    {
+      std::lock_guard<std::mutex> lock(mutex);
+      waiting.splice(waiting.end(), mine);
+      mine.splice(mine.end(), waiting);
+    }
+    for (auto one = mine.begin(); one != mine.end();) {
+      DeviceGuard guard(one->first);
+      one = one->second.used.done() ? mine.erase(one) : std::next(one);
+    }
+  } catch (std::exception const&) {
+    // The context is gone. Kept, since nothing is known of what still uses the memory.
+  }
+  std::lock_guard<std::mutex> lock(mutex);
+  waiting.splice(waiting.end(), mine);
+}
+
+StreamMemory::StreamMemory(int device, DlExchangeApi const* allocator) : device_(device), allocator_(allocator) {}
+
+StreamMemory::~StreamMemory() {
+  bury(std::move(spare_), device_);
+  for (auto& one : pieces_) bury(std::move(one.second), device_);
+}
+
+void StreamMemory::reserve(size_t bytes, bool now) {
+  bytes_ = bytes;
+  if (now && bytes != 0) spare_ = make();
+}
+
+StreamBlock StreamMemory::make() const {
+  if (allocator_ == nullptr) return {std::make_shared<DeviceBlock>(bytes_), {}};
+  int64_t shape = int64_t(bytes_);
+  int64_t stride = 1;
+  DlTensor prototype{nullptr, {kDlCuda, device_}, 1, {1, 8, 1}, &shape, &stride, 0};
+  StreamBlock made{std::make_shared<DeviceBlock>(framework_allocate(allocator_, prototype)), {}};
+  // The framework orders the block's former use on the stream that is its current one in this thread, no other.
+  void* stream = nullptr;
+  if (allocator_->current_stream(kDlCuda, device_, &stream) == 0) made.used.record(stream);
+  return made;
+}
+
+StreamBlock& StreamMemory::take(void* stream) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  uint64_t const capture = capture_id(stream);
+  // A stream that is being captured does not tell its id; the capture does.
+  StreamBlock& place = pieces_[{capture != 0 ? reinterpret_cast<uint64_t>(stream) : stream_id(stream), capture}];
+  if (place.block != nullptr) return place;
+  if (capture != 0) {
+    // Not from the framework: its allocator may give the memory to a later tensor of the same graph.
+    place.block = std::make_shared<DeviceBlock>(bytes_);
+    keep_for_graph(place.block);
+  } else if (spare_.block != nullptr) {
+    place = std::move(spare_);  // made with the plan, for the first stream
+  } else {
+    bury({}, device_);
+    place = make();
+  }
+  place.used.hold(stream);
+  return place;
+}
+
+void StreamMemory::launched(StreamBlock& piece, void* stream) {
+  if (capture_id(stream) != 0) return;
+  std::lock_guard<std::mutex> lock(mutex_);
+  piece.used.record(stream);
+}
+
+}  // namespace atomr_cutlass

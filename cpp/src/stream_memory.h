@@ -1,0 +1,78 @@
+// Device memory that the launches of a plan share, a piece for each stream.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <utility>
+
+#include "dlpack_abi.h"
+#include "driver.h"
+
+namespace atomr_cutlass {
+
+// Memory like `prototype` from a framework's allocator; throws LibraryFailure with the framework's own words.
+DlManagedVersioned* framework_allocate(DlExchangeApi const* allocator, DlTensor& prototype);
+
+// A block of device memory, from the driver or from a framework's allocator.
+//
+// Freeing one waits for nothing: give a block that a launch may still use to `bury`.
+class DeviceBlock {
+ public:
+  explicit DeviceBlock(size_t bytes);                 // cuMemAlloc on the current device
+  explicit DeviceBlock(DlManagedVersioned* managed);  // takes ownership
+  ~DeviceBlock();
+  DeviceBlock(DeviceBlock const&) = delete;
+  DeviceBlock& operator=(DeviceBlock const&) = delete;
+  void* data() const { return data_; }
+
+ private:
+  void* data_ = nullptr;
+  DlManagedVersioned* managed_ = nullptr;
+};
+
+// Memory that launches on one stream use, one after the other, and the end of the last of them (of its former use,
+// where there was none yet).
+struct StreamBlock {
+  std::shared_ptr<DeviceBlock> block;
+  Event used;
+};
+
+// Frees the block once its last launch has ended: now, or when a later block is buried or asked for. Legal while
+// streams are captured.
+void bury(StreamBlock block, int device) noexcept;
+
+// Launches on different streams may run at once, and a graph may replay beside them: each stream, and each stream of
+// each capture, has memory of its own. What a captured graph uses is never freed: nothing tells when the graph dies,
+// and it may outlive the plan.
+class StreamMemory {
+ public:
+  // `allocator` may be null: the driver's memory then.
+  StreamMemory(int device, DlExchangeApi const* allocator);
+  ~StreamMemory();
+  StreamMemory(StreamMemory const&) = delete;
+  StreamMemory& operator=(StreamMemory const&) = delete;
+
+  // Sets the size of every piece, before the first is taken, and allocates the first stream's if `now`.
+  void reserve(size_t bytes, bool now);
+  size_t bytes() const { return bytes_; }
+
+  // The piece for launches that follow on this stream. The device must be current. Thread-safe, as `launched` is.
+  StreamBlock& take(void* stream);
+  // To be called when they have been launched.
+  void launched(StreamBlock& piece, void* stream);
+
+ private:
+  StreamBlock make() const;
+
+  int device_;
+  DlExchangeApi const* allocator_;
+  size_t bytes_ = 0;
+  std::mutex mutex_;
+  std::map<std::pair<uint64_t, uint64_t>, StreamBlock> pieces_;  // by stream and capture
+  StreamBlock spare_;
+};
+
+}  // namespace atomr_cutlass

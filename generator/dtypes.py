@@ -70,6 +70,42 @@ class CutlassDtype(enum.Enum):
         raise ValueError(f"unknown dtype {text!r}; valid: {', '.join(d.value for d in cls)}")
 
 
+class ScaleType(enum.Enum):
+    """The type of a scale that several elements share. Its value is what a KernelKey's `scale_type` holds.
+
+    `UE4M3` is e4m3 whose sign bit is always 0; `UE8M0` is an exponent alone, 2**(byte - 127), with one NaN.
+    """
+
+    F32 = "f32"
+    UE4M3 = "ue4m3"
+    UE8M0 = "ue8m0"
+
+    @property
+    def bits(self) -> int:
+        """Width of one stored scale in bits."""
+        return _SCALE_DLPACK[self][1]
+
+    @property
+    def cpp(self) -> str:
+        """The C++ type in CUTLASS."""
+        return _SCALE_CPP[self]
+
+    @property
+    def numpy_name(self) -> str:
+        """The name of the NumPy (or ml_dtypes) scalar type that stores it."""
+        return _SCALE_NUMPY[self]
+
+    @property
+    def dlpack(self) -> tuple[int, int]:
+        """DLPack's (type code, bits) of a stored scale."""
+        return _SCALE_DLPACK[self]
+
+    @classmethod
+    def from_dlpack(cls, code: int, bits: int) -> ScaleType | None:
+        """The type stored as this DLPack (type code, bits), or None."""
+        return next((s for s in cls if _SCALE_DLPACK[s] == (code, bits)), None)
+
+
 _BITS = {
     CutlassDtype.F64: 64,
     CutlassDtype.F32: 32,
@@ -120,4 +156,23 @@ _DLPACK = {
     CutlassDtype.F8E4M3: (10, 8),
     CutlassDtype.F8E5M2: (12, 8),
     CutlassDtype.F4E2M1: (17, 4),
+}
+
+_SCALE_CPP = {
+    ScaleType.F32: "float",
+    ScaleType.UE4M3: "cutlass::float_ue4m3_t",
+    ScaleType.UE8M0: "cutlass::float_ue8m0_t",
+}
+
+_SCALE_NUMPY = {
+    ScaleType.F32: "float32",
+    ScaleType.UE4M3: "float8_e4m3fn",
+    ScaleType.UE8M0: "float8_e8m0fnu",
+}
+
+# DLDataTypeCode: 14 float8_e8m0fnu. Unsigned e4m3 travels as the signed one.
+_SCALE_DLPACK = {
+    ScaleType.F32: (2, 32),
+    ScaleType.UE4M3: (10, 8),
+    ScaleType.UE8M0: (14, 8),
 }

@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from .errors import InvalidOperandError
-from .generator.dtypes import CutlassDtype
+from .generator.dtypes import CutlassDtype, ScaleType
 
 FloatArray: TypeAlias = npt.NDArray[np.float64]
 AnyArray: TypeAlias = npt.NDArray[Any]
@@ -28,6 +28,12 @@ PRECISIONS: Final = ("ieee", "tf32", "3xtf32")
 
 MATH_MODES: Final = ("default", *PRECISIONS)
 """How operands are multiplied: `default` for every dtype but float32, the others for float32 only."""
+
+FAST: Final = "fast"
+"""fp8's further math mode, fast accumulation: the same sums, with fewer bits kept (see `reference.tolerance`)."""
+
+FP8_DTYPES: Final = frozenset({CutlassDtype.F8E4M3, CutlassDtype.F8E5M2})
+"""The 8-bit floating-point types."""
 
 
 class _Format(NamedTuple):
@@ -62,14 +68,15 @@ _FP8_NAN_BITS: Final = 0x7F
 
 
 @functools.cache
-def numpy_dtype(dtype: CutlassDtype) -> np.dtype[Any]:
+def numpy_dtype(dtype: CutlassDtype | ScaleType) -> np.dtype[Any]:
     """The NumPy dtype that stores `dtype`.
 
     Args:
-        dtype: any element type. `TF32` is stored as float32; `F4E2M1` takes one byte an element (see `pack_fp4`).
+        dtype: any element or scale type. `TF32` is stored as float32; `F4E2M1` takes one byte an element (see
+            `quantization.pack_fp4`).
 
     Returns:
-        A NumPy dtype, or an ml_dtypes one for bf16, fp8 and fp4.
+        A NumPy dtype, or an ml_dtypes one for bf16, fp8, fp4 and narrow scales.
     """
     if hasattr(np, dtype.numpy_name):
         scalar: type[Any] = getattr(np, dtype.numpy_name)
@@ -93,6 +100,21 @@ def from_numpy_dtype(dtype: np.dtype[Any]) -> CutlassDtype | None:
         The element type (float32 is `F32`, never `TF32`), or None where there is none, foreign byte order included.
     """
     return _BY_NUMPY_NAME.get(dtype.name) if dtype.isnative else None
+
+
+_SCALES_BY_NUMPY_NAME: Final = {s.numpy_name: s for s in ScaleType}
+
+
+def scale_type_of(dtype: np.dtype[Any]) -> ScaleType | None:
+    """The scale type that a NumPy dtype stores.
+
+    Args:
+        dtype: a NumPy or ml_dtypes dtype.
+
+    Returns:
+        The type, or None where there is none, foreign byte order included.
+    """
+    return _SCALES_BY_NUMPY_NAME.get(dtype.name) if dtype.isnative else None
 
 
 def default_out_dtype(dtype: CutlassDtype) -> CutlassDtype:

@@ -7,17 +7,20 @@ rounding; `tolerance` says by how much that may be.
 from __future__ import annotations
 
 from .activations import ACTIVATIONS, erf, erfc
-from .gemm import Scale, absolute_product, gemm
+from .gemm import GemmResult, absolute_product, gemm, gemm_with_amax
+from .scales import Scale
 from .tolerance import Tolerance, tolerance, within_tolerance
 
 __all__ = [
     "ACTIVATIONS",
+    "GemmResult",
     "Scale",
     "Tolerance",
     "absolute_product",
     "erf",
     "erfc",
     "gemm",
+    "gemm_with_amax",
     "tolerance",
     "within_tolerance",
 ]

@@ -6,7 +6,7 @@ import numpy as np
 
 from ..errors import InvalidOperandError
 from ..generator.dtypes import CutlassDtype
-from ..numerics import MATH_MODES, AnyArray, from_numpy_dtype
+from ..numerics import FAST, FP8_DTYPES, MATH_MODES, AnyArray, from_numpy_dtype
 
 
 def element_type(name: str, operand: AnyArray) -> CutlassDtype:
@@ -37,8 +37,11 @@ def check_math(math: str, *operands: CutlassDtype) -> None:
     Raises:
         InvalidOperandError: names the mode and the element type.
     """
+    if math == FAST and all(dtype in FP8_DTYPES for dtype in operands):
+        return
     if math not in MATH_MODES:
-        raise InvalidOperandError(f"math is {math!r}; expected one of {', '.join(MATH_MODES)}")
+        valid = ", ".join(MATH_MODES)
+        raise InvalidOperandError(f"math is {math!r}; expected one of {valid}, or for fp8 also {FAST}")
     if math in ("tf32", "3xtf32"):
         for dtype in operands:
             if dtype.storage is not CutlassDtype.F32:

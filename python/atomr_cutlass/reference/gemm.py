@@ -2,26 +2,29 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple, TypeAlias
+from typing import NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 
 from ..errors import InvalidOperandError
 from ..generator.dtypes import CutlassDtype
-from ..numerics import (
-    INTEGER_DTYPES,
-    AnyArray,
-    FloatArray,
-    from_numpy_dtype,
-    round_to_tf32,
-    saturating_cast,
-    to_float64,
-)
-from .activations import ACTIVATIONS
+from ..numerics import INTEGER_DTYPES, AnyArray, FloatArray, from_numpy_dtype, round_to_tf32, to_float64
 from .checks import broadcasts_to, check_math, element_type
+from .epilogue import activated, add_magnitudes, add_terms, check_activation, check_bias, stored
+from .scales import OperandScale, Scale, read_scales, scaled_product
 
-Scale: TypeAlias = float | AnyArray
-"""A scale factor: one number, or an array that scales rows (..., M, 1) of A or columns (..., 1, N) of B."""
+
+class GemmResult(NamedTuple):
+    """A result and the largest magnitude in it.
+
+    Attributes:
+        d: the result, as `gemm` returns it.
+        amax: float32 of shape (1,).
+    """
+
+    d: AnyArray
+    amax: npt.NDArray[np.float32]
 
 
 def gemm(
@@ -45,6 +48,11 @@ def gemm(
     beta is 0, and A and B are not read when alpha is 0 (reference BLAS documents both; cuBLAS does the same). Without
     products (K is 0) there is nothing for alpha to multiply either: D is then act(beta * C + bias).
 
+    Scales propagate like alpha. Where there is one for each block, it multiplies that block's sum of products: an
+    infinite scale makes infinity of a block whose sum is not zero, and NaN of one whose sum is. The narrow scales of
+    fp4 hold no infinity; their NaN makes NaN of every result that the block takes part in, zeros included. fp4 itself
+    holds neither. An infinite or NaN result is stored as `saturating_cast` says: fp8 saturates and keeps NaN.
+
     int8 operands with an int32 result stay integers from end to end. alpha and beta are whole numbers there, and
     every step wraps modulo 2**32 like the int32 arithmetic of CUTLASS's epilogue: nothing saturates. (Kernels of the
     sm80 generation saturate the sum of products, CUTLASS having no other instruction; it takes K above 131,071 to
@@ -52,15 +60,20 @@ def gemm(
 
     Args:
         a: (..., M, K), any dtype of CutlassDtype but int32. Batch dimensions broadcast with b's.
-        b: (..., K, N), integer if and only if a is.
+        b: (..., K, N), integer if and only if a is. It may be another floating dtype than a: e4m3 with e5m2, say.
         c: (M, N), or (..., M, N) whose batch dimensions broadcast to the result's. Any dtype; integer where the
             result is int32 from int8.
         alpha: factor of the product.
         beta: factor of c.
         bias: (N,), added to every row.
         activation: a name in ACTIVATIONS; None is the identity.
-        scale_a: a number, or (..., M, 1) of any floating dtype. Multiplies.
-        scale_b: a number, or (..., 1, N).
+        scale_a: multiplies. A number, or an array of any floating dtype: one element for everything, (..., M, 1) for
+            each row, or (..., M, ceil(K / 128)) for each 128 elements of a row. For fp4 also, with scale_b of the same
+            dtype, (..., M, K / 16) of e4m3 without signs (nvfp4; its second-level scale goes into alpha), or
+            (..., M, K / 32) of e8m0 (mxfp4).
+        scale_b: likewise: one for everything, (..., 1, N) for each column, (..., ceil(K / 128), ceil(N / 128)) for
+            each block of 128 x 128, and for fp4 (..., K / 16, N) or (..., K / 32, N). Batch dimensions of scales
+            broadcast to the result's.
         scale_d: a number, applied after the activation.
         out_dtype: the element type of the result; `TF32` is stored as float32.
         math: `tf32` rounds float32 operands to TF32 first. `default`, `ieee` and `3xtf32` keep them as they are.
@@ -71,59 +84,168 @@ def gemm(
     Raises:
         InvalidOperandError: a wrong rank, shape, dtype, name or combination; the message names the argument.
     """
-    problem = _check_problem(a, b, c, beta=beta, bias=bias, scale_a=scale_a, scale_b=scale_b)
-    if activation is not None and activation not in ACTIVATIONS:
-        raise InvalidOperandError(f"activation is {activation!r}; expected None or one of {', '.join(ACTIVATIONS)}")
-    check_math(math, problem.dtype_a, problem.dtype_b)
-    if out_dtype is CutlassDtype.I32 and problem.dtype_a is CutlassDtype.I8:
+    if out_dtype is CutlassDtype.I32 and from_numpy_dtype(a.dtype) is CutlassDtype.I8:
         if not (scale_a is None and scale_b is None and scale_d is None):
             raise InvalidOperandError("scales are given; int8 to int32 takes none: ask for a floating out_dtype")
+        _check_problem(a, b, c, beta=beta, bias=bias)
+        check_activation(activation)
+        check_math(math, CutlassDtype.I8)
         return _integer_gemm(a, b, c, alpha=alpha, beta=beta, bias=bias, activation=activation)
-    if math == "tf32":
-        a, b = round_to_tf32(a), round_to_tf32(b)
+    values = _values(
+        a,
+        b,
+        c,
+        alpha=alpha,
+        beta=beta,
+        bias=bias,
+        activation=activation,
+        scale_a=scale_a,
+        scale_b=scale_b,
+        math=math,
+    )
     with np.errstate(all="ignore"):
-        d = _affine(
-            to_float64(a),
-            to_float64(b),
-            c,
-            problem.shape,
-            alpha=float(alpha),
-            beta=float(beta),
-            bias=bias,
-            scale_a=scale_a,
-            scale_b=scale_b,
+        return stored(values, scale_d, out_dtype)
+
+
+def gemm_with_amax(
+    a: AnyArray,
+    b: AnyArray,
+    c: AnyArray | None = None,
+    *,
+    alpha: float = 1.0,
+    beta: float = 0.0,
+    bias: AnyArray | None = None,
+    activation: str | None = None,
+    scale_a: Scale | None = None,
+    scale_b: Scale | None = None,
+    scale_d: float | None = None,
+    out_dtype: CutlassDtype,
+    math: str = "default",
+) -> GemmResult:
+    """`gemm`, and amax = max |act(...)| before scale_d: what the next scale is chosen from.
+
+    A function of its own, so that what `gemm` returns does not depend on a flag. The largest magnitude of an empty
+    result is 0; NaN anywhere makes NaN of it, as in CUTLASS's reduction.
+
+    Args:
+        a: as in `gemm`, like the rest.
+        b: (..., K, N).
+        c: (..., M, N).
+        alpha: factor of the product.
+        beta: factor of c.
+        bias: (N,).
+        activation: a name in ACTIVATIONS.
+        scale_a: scales of a.
+        scale_b: scales of b.
+        scale_d: a number.
+        out_dtype: the element type of the result; not int32.
+        math: as in `gemm`.
+
+    Returns:
+        The result, and its amax over all batches.
+
+    Raises:
+        InvalidOperandError: as `gemm` does.
+    """
+    if out_dtype is CutlassDtype.I32:
+        raise InvalidOperandError("amax is of floating results; out_dtype is int32")
+    values = _values(
+        a,
+        b,
+        c,
+        alpha=alpha,
+        beta=beta,
+        bias=bias,
+        activation=activation,
+        scale_a=scale_a,
+        scale_b=scale_b,
+        math=math,
+    )
+    with np.errstate(all="ignore"):
+        amax = np.abs(values).max(initial=0.0).astype(np.float32).reshape(1)
+        return GemmResult(stored(values, scale_d, out_dtype), amax)
+
+
+def absolute_product(
+    a: AnyArray,
+    b: AnyArray,
+    c: AnyArray | None = None,
+    *,
+    alpha: float = 1.0,
+    beta: float = 0.0,
+    bias: AnyArray | None = None,
+    scale_a: Scale | None = None,
+    scale_b: Scale | None = None,
+    scale_d: float | None = None,
+) -> FloatArray:
+    """|scale_d| * (|alpha| |scale_a| |scale_b| |A| |B| + |beta| |C| + |bias|), elementwise absolute values.
+
+    The scale against which rounding errors of a product are measured: they are small next to the terms that were
+    summed, not next to a sum that may have cancelled. An activation multiplies it by its largest slope (1.5 covers
+    all of ACTIVATIONS), since errors before it come out that much larger.
+
+    Args:
+        a: as in `gemm`, like the rest.
+        b: (..., K, N).
+        c: (..., M, N); not read when beta is 0.
+        alpha: factor of the product; when it is 0, A and B are not read.
+        beta: factor of c.
+        bias: (N,).
+        scale_a: scales of a, block scales included.
+        scale_b: scales of b.
+        scale_d: a number.
+
+    Returns:
+        float64 (..., M, N).
+
+    Raises:
+        InvalidOperandError: as `gemm` does.
+    """
+    shape = _check_problem(a, b, c, beta=beta, bias=bias)
+    first, second = read_scales(a, b, scale_a, scale_b)
+    with np.errstate(all="ignore"):
+        d = _product(
+            np.abs(to_float64(a)), np.abs(to_float64(b)), shape, abs(float(alpha)), first.absolute(), second.absolute()
         )
-        if activation is not None:
-            d = ACTIVATIONS[activation](d)
-        if scale_d is not None:
-            d = d * float(scale_d)
-        return saturating_cast(d, out_dtype)
+        d = add_magnitudes(d, c, float(beta), bias)
+        return d if scale_d is None else d * abs(float(scale_d))
 
 
-def _affine(
-    a: FloatArray,
-    b: FloatArray,
+def _values(
+    a: AnyArray,
+    b: AnyArray,
     c: AnyArray | None,
-    shape: tuple[int, ...],
     *,
     alpha: float,
     beta: float,
     bias: AnyArray | None,
+    activation: str | None,
     scale_a: Scale | None,
     scale_b: Scale | None,
+    math: str,
 ) -> FloatArray:
-    """The argument of the activation, alpha * scale_a * scale_b * A B + beta * C + bias; absent terms are not read."""
+    """act(...) before scale_d and rounding, of arguments that are checked here."""
+    shape = _check_problem(a, b, c, beta=beta, bias=bias)
+    first, second = read_scales(a, b, scale_a, scale_b)
+    check_activation(activation)
+    check_math(math, element_type("a", a), element_type("b", b))
+    if math == "tf32":
+        a, b = round_to_tf32(a), round_to_tf32(b)
+    with np.errstate(all="ignore"):
+        product = _product(to_float64(a), to_float64(b), shape, float(alpha), first, second)
+        return activated(add_terms(product, c, float(beta), bias), activation)
+
+
+def _product(
+    a: FloatArray, b: FloatArray, shape: tuple[int, ...], alpha: float, scale_a: OperandScale, scale_b: OperandScale
+) -> FloatArray:
+    """The scaled product in an array of its own. Where alpha or K is 0, operands and scales are not read."""
     if alpha == 0.0 or a.shape[-1] == 0:
-        d = np.zeros(shape)
-    else:
-        d = np.matmul(a, b)
-        for factor in (alpha, scale_a, scale_b):
-            if factor is not None and not (isinstance(factor, float) and factor == 1.0):
-                d *= np.asarray(factor, dtype=np.float64)
-    if c is not None and beta != 0.0:
-        d += beta * to_float64(c)
-    if bias is not None:
-        d += to_float64(bias)
+        return np.zeros(shape)
+    d = scaled_product(a, b, scale_a, scale_b)
+    for factor in (alpha, scale_a.outer, scale_b.outer):
+        if not (isinstance(factor, float) and factor == 1.0):
+            d *= factor
     return d
 
 
@@ -166,23 +288,10 @@ def _wrapped(value: float) -> np.int64:
     return wrapped
 
 
-class _Problem(NamedTuple):
-    dtype_a: CutlassDtype
-    dtype_b: CutlassDtype
-    shape: tuple[int, ...]
-
-
 def _check_problem(
-    a: AnyArray,
-    b: AnyArray,
-    c: AnyArray | None,
-    *,
-    beta: float,
-    bias: AnyArray | None,
-    scale_a: Scale | None,
-    scale_b: Scale | None,
-) -> _Problem:
-    """Checks ranks, shapes and dtypes; returns the operands' dtypes and the result's shape."""
+    a: AnyArray, b: AnyArray, c: AnyArray | None, *, beta: float, bias: AnyArray | None
+) -> tuple[int, ...]:
+    """Checks ranks, shapes and dtypes of everything but the scales; returns the result's shape."""
     dtypes: list[CutlassDtype] = []
     for name, operand, expected in (("a", a, "(..., M, K)"), ("b", b, "(..., K, N)")):
         if operand.ndim < 2:
@@ -208,63 +317,5 @@ def _check_problem(
         element_type("c", c)
         if c.shape[-2:] != (m, n) or not broadcasts_to(c.shape, shape):
             raise InvalidOperandError(f"c has shape {c.shape}; expected {shape} or fewer batch dimensions")
-    if bias is not None:
-        element_type("bias", bias)
-        if bias.shape != (n,):
-            raise InvalidOperandError(f"bias has shape {bias.shape}; expected {(n,)}, one value a column")
-    for name, scale, last in (("scale_a", scale_a, (m, 1)), ("scale_b", scale_b, (1, n))):
-        dims: tuple[int, ...] = () if scale is None else np.shape(scale)
-        if dims and (dims[-2:] not in (last, (1, 1)) or not broadcasts_to(dims, shape)):
-            raise InvalidOperandError(f"{name} has shape {dims}; expected a number or (..., {last[0]}, {last[1]})")
-    return _Problem(dtypes[0], dtypes[1], shape)
-
-
-def absolute_product(
-    a: AnyArray,
-    b: AnyArray,
-    c: AnyArray | None = None,
-    *,
-    alpha: float = 1.0,
-    beta: float = 0.0,
-    bias: AnyArray | None = None,
-    scale_a: Scale | None = None,
-    scale_b: Scale | None = None,
-    scale_d: float | None = None,
-) -> FloatArray:
-    """|scale_d| * (|alpha * scale_a * scale_b| |A| |B| + |beta| |C| + |bias|), elementwise absolute values.
-
-    The scale against which rounding errors of a product are measured: they are small next to the terms that were
-    summed, not next to a sum that may have cancelled. An activation multiplies it by its largest slope (1.5 covers
-    all of ACTIVATIONS), since errors before it come out that much larger.
-
-    Args:
-        a: as in `gemm`, like the rest.
-        b: (..., K, N).
-        c: (..., M, N); not read when beta is 0.
-        alpha: factor of the product; when it is 0, A and B are not read.
-        beta: factor of c.
-        bias: (N,).
-        scale_a: a number or (..., M, 1).
-        scale_b: a number or (..., 1, N).
-        scale_d: a number.
-
-    Returns:
-        float64 (..., M, N).
-
-    Raises:
-        InvalidOperandError: as `gemm` does.
-    """
-    problem = _check_problem(a, b, c, beta=beta, bias=bias, scale_a=scale_a, scale_b=scale_b)
-    with np.errstate(all="ignore"):
-        d = _affine(
-            np.abs(to_float64(a)),
-            np.abs(to_float64(b)),
-            None if c is None or beta == 0.0 else np.abs(to_float64(c)),
-            problem.shape,
-            alpha=abs(float(alpha)),
-            beta=abs(float(beta)),
-            bias=None if bias is None else np.abs(to_float64(bias)),
-            scale_a=None if scale_a is None else np.abs(np.asarray(scale_a, dtype=np.float64)),
-            scale_b=None if scale_b is None else np.abs(np.asarray(scale_b, dtype=np.float64)),
-        )
-        return d if scale_d is None else d * abs(float(scale_d))
+    check_bias(bias, n)
+    return shape

@@ -8,7 +8,16 @@ import numpy as np
 import numpy.typing as npt
 
 from ..generator.dtypes import CutlassDtype
-from ..numerics import INTEGER_DTYPES, AnyArray, FloatArray, smallest_step, to_float64, unit_roundoff
+from ..numerics import (
+    FAST,
+    FP8_DTYPES,
+    INTEGER_DTYPES,
+    AnyArray,
+    FloatArray,
+    smallest_step,
+    to_float64,
+    unit_roundoff,
+)
 from .checks import check_math
 
 
@@ -36,6 +45,7 @@ def tolerance(
     *,
     exact_operands: bool = False,
     fast_accum: bool = False,
+    scale_block: int = 0,
 ) -> Tolerance:
     """How far a kernel's result may be from the reference.
 
@@ -48,6 +58,8 @@ def tolerance(
     | fp32 as 3xtf32 | (3k/2 + 16) * 2**-24 + 2**-19: three products; the part of each operand past 22 bits |
     | fp8 | min(k, 128) * 2**-15 + (k/2 + 16) * 2**-24: Hopper's fp8 adder keeps about 14 bits |
     | fp8, fast accumulation | k * 2**-14 + (k/2 + 16) * 2**-24: and is emptied only at the end |
+    | fp8, scales in blocks | as fp8 + (k/block + 4) * 2**-24: each block's sum is scaled and added in float32 |
+    | fp4, scales in blocks | as fp4 + (k/block + 4) * 2**-24: products of scales are exact, scaled sums are not |
     | fp64 | (k + 32) * 2**-53: as fp32, twice, since the reference has the same precision |
 
     k/2 is half the rigorous bound of a sequential sum: that of addends of one size and sign. Tensor cores truncate
@@ -59,14 +71,20 @@ def tolerance(
     The bound grows with k while a typical error does not, so a test that must tell one math mode from another,
     or catch a narrow accumulator, should use k of 512 or less; small whole numbers as operands allow exact equality.
 
+    Grouped GEMM and convolution have the same bounds. A convolution's k is its number of products in a sum: fprop
+    r * s * c / groups, dgrad r * s * k / groups, wgrad n * p * q. A wgrad in several parts along k adds them in
+    float32, which the bound covers.
+
     Args:
         dtype_in: the operands' element type (`TF32` is float32 with math tf32); with mixed fp8, either.
         out_dtype: the result's element type.
         k: the number of products in a sum.
-        math: as in `gemm`.
+        math: as in `gemm`; `fast` is fp8's fast accumulation.
         exact_operands: float32 operands that TF32 represents (`round_to_tf32` was applied): for tf32 and 3xtf32 no
             operand error is allowed then.
-        fast_accum: fp8's fast accumulation.
+        fast_accum: fp8's fast accumulation. Scales in blocks exclude it: each block is a sum of its own.
+        scale_block: elements of K that share a scale: 128 for fp8, 16 or 32 for fp4; 0 where no scale varies along K.
+            The scales themselves are in `absolute_product`.
 
     Returns:
         Two plain numbers, usable with any array library.
@@ -87,14 +105,17 @@ def tolerance(
         return Tolerance(rtol, (k + 32.0) * 2.0**-53)
     products = 3 * k if math == "3xtf32" else k
     error = (products / 2.0 + 16.0) * 2.0**-24
+    if scale_block:
+        error += (k / scale_block + 4.0) * 2.0**-24
     if math == "tf32" and not exact_operands:
         error += 2.0**-10 + 2.0**-22
     elif math == "3xtf32" and not exact_operands:
         error += 2.0**-19
-    elif dtype_in in (CutlassDtype.F8E4M3, CutlassDtype.F8E5M2):
+    elif dtype_in in FP8_DTYPES:
         # One instruction aligns 32 products, so fewer of them are no more exact.
         terms = max(k, 32)
-        error += terms * 2.0**-14 if fast_accum else min(terms, _FP8_PROMOTION_K) * 2.0**-15
+        fast = (fast_accum or math == FAST) and not scale_block
+        error += terms * 2.0**-14 if fast else min(terms, _FP8_PROMOTION_K) * 2.0**-15
     return Tolerance(rtol, error)
 
 

@@ -1,0 +1,61 @@
+"""What happens to a product before it is a result, whatever operation it is of."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from ..errors import InvalidOperandError
+from ..generator.dtypes import CutlassDtype
+from ..numerics import AnyArray, FloatArray, saturating_cast, to_float64
+from .activations import ACTIVATIONS
+from .checks import element_type
+
+
+def check_activation(activation: str | None) -> None:
+    """Refuses an activation that does not exist.
+
+    Raises:
+        InvalidOperandError: names the valid ones.
+    """
+    if activation is not None and activation not in ACTIVATIONS:
+        raise InvalidOperandError(f"activation is {activation!r}; expected None or one of {', '.join(ACTIVATIONS)}")
+
+
+def check_bias(bias: AnyArray | None, extent: int, what: str = "column") -> None:
+    """Refuses a bias that is not one value for each column (or channel) of the result.
+
+    Raises:
+        InvalidOperandError: says what it is and what was expected.
+    """
+    if bias is not None:
+        element_type("bias", bias)
+        if bias.shape != (extent,):
+            raise InvalidOperandError(f"bias has shape {bias.shape}; expected {(extent,)}, one value a {what}")
+
+
+def add_terms(product: FloatArray, c: AnyArray | None, beta: float, bias: AnyArray | None) -> FloatArray:
+    """Adds beta * C and bias in place; C is not read when beta is 0."""
+    if c is not None and beta != 0.0:
+        product += beta * to_float64(c)
+    if bias is not None:
+        product += to_float64(bias)
+    return product
+
+
+def add_magnitudes(product: FloatArray, c: AnyArray | None, beta: float, bias: AnyArray | None) -> FloatArray:
+    """Adds |beta| |C| and |bias| in place; C is not read when beta is 0."""
+    if c is not None and beta != 0.0:
+        product += abs(beta) * np.abs(to_float64(c))
+    if bias is not None:
+        product += np.abs(to_float64(bias))
+    return product
+
+
+def activated(values: FloatArray, activation: str | None) -> FloatArray:
+    """act(values), which must have been checked."""
+    return values if activation is None else ACTIVATIONS[activation](values)
+
+
+def stored(values: FloatArray, scale_d: float | None, out_dtype: CutlassDtype) -> AnyArray:
+    """saturating_cast(scale_d * values)."""
+    return saturating_cast(values if scale_d is None else values * float(scale_d), out_dtype)

@@ -136,10 +136,10 @@ py::tuple int_tuple(int64_t const* values, int count) {
 void append(std::string& bytes, void const* data, size_t size) { bytes.append(static_cast<char const*>(data), size); }
 
 // What of the arguments a plan depends on, as bytes; None unless all are GPU arrays that need no Python to be read.
-py::object signature(py::handle a, py::handle b, py::handle c, py::handle out) {
+py::object signature(py::args const& arrays) {
   std::string bytes;
   bytes.reserve(256);
-  for (py::handle const array : {a, b, c, out}) {
+  for (py::handle const array : arrays) {
     if (array.is_none()) {
       bytes += 'n';
       continue;
@@ -156,7 +156,7 @@ py::object signature(py::handle a, py::handle b, py::handle c, py::handle out) {
     append(bytes, operand.shape, sizeof(int64_t) * size_t(operand.rank));
     append(bytes, operand.strides, sizeof(int64_t) * size_t(operand.rank));
   }
-  PyTypeObject* const type = Py_TYPE(a.ptr());  // results and workspaces come from this framework
+  PyTypeObject* const type = Py_TYPE(py::handle(arrays[0]).ptr());  // results and workspaces come from this framework
   append(bytes, &type, sizeof(type));
   unsigned const generation = registry_generation();  // a pack that was loaded may have a better kernel
   append(bytes, &generation, sizeof(generation));
@@ -199,7 +199,7 @@ void bind_operand(py::module_& module) {
       .def("__repr__", [](OwnedOperand const& self) { return "<Operand " + describe(self.operand) + ">"; });
   module.def("overlap", [](OwnedOperand const& a, OwnedOperand const& b) { return overlap(a.operand, b.operand); });
   module.def("has_exchange_api", [](py::object const& array) { return exchange_api(array) != nullptr; });
-  module.def("signature", &signature, py::arg("a"), py::arg("b"), py::arg("c"), py::arg("out"));
+  module.def("signature", &signature);
 }
 
 }  // namespace atomr_cutlass

@@ -11,6 +11,7 @@
 #include "../registry.h"
 #include "bindings.h"
 #include "exchange.h"
+#include "plans.h"
 
 namespace py = pybind11;
 
@@ -22,50 +23,11 @@ Value take(py::dict const& values, char const* name) {
   return values[name].cast<Value>();
 }
 
-OperandSpec spec_of(py::tuple const& pair) {
-  OperandSpec spec;
-  spec.layout = pair[0].cast<OwnedOperand const&>().operand;
-  spec.alignment = pair[1].cast<int>();
-  return spec;
-}
-
-std::shared_ptr<atomr_cutlass_row const> row_of(py::object const& kernel) {
-  if (py::isinstance<JitKernel>(kernel)) {
-    auto const compiled = kernel.cast<std::shared_ptr<JitKernel>>();
-    py::gil_scoped_release release_gil;
-    return make_jit_row(compiled, kGemmArgs);
-  }
-  auto const name = kernel.cast<std::string>();
-  atomr_cutlass_row const* row = find_row(name);
-  if (row == nullptr) throw Unsupported("there is no kernel " + name + " in the table");
-  return {row, [](atomr_cutlass_row const*) {}};  // rows of the table live as long as the process
-}
-
-bool finalizing() {
-#if PY_VERSION_HEX >= 0x030D0000
-  return Py_IsFinalizing() != 0;
-#else
-  return _Py_IsFinalizing() != 0;
-#endif
-}
-
-// Freeing a workspace can wait for the GPU, and what that waits for can wait for the GIL.
-struct WithoutGil {
-  void operator()(GemmPlan* plan) const {
-    // In a process that ends, a thread that gave the GIL up would not get it back.
-    if (finalizing()) {
-      delete plan;
-      return;
-    }
-    py::gil_scoped_release release_gil;
-    delete plan;
-  }
-};
-
-std::unique_ptr<GemmPlan, WithoutGil> make_plan(py::object const& kernel, py::dict const& problem, py::tuple const& a,
-                                                py::tuple const& b, py::tuple const& c, py::tuple const& d,
-                                                std::vector<std::array<int64_t, 5>> const& launches,
-                                                py::dict const& options, py::object const& like) {
+std::unique_ptr<GemmPlan, WithoutGil<GemmPlan>> make_plan(py::object const& kernel, py::dict const& problem,
+                                                          py::tuple const& a, py::tuple const& b, py::tuple const& c,
+                                                          py::tuple const& d,
+                                                          std::vector<std::array<int64_t, 5>> const& launches,
+                                                          py::dict const& options, py::object const& like) {
   atomr_cutlass_gemm_args args;
   std::memset(&args, 0, sizeof(args));
   args.m = take<int32_t>(problem, "m");
@@ -102,20 +64,10 @@ std::unique_ptr<GemmPlan, WithoutGil> make_plan(py::object const& kernel, py::di
   DlExchangeApi const* allocator = like.is_none() ? nullptr : exchange_api(like);
   OperandSpec const specs[] = {spec_of(a), spec_of(b), spec_of(c), spec_of(d)};
   DeviceGuard guard(plan_options.device);
-  std::shared_ptr<atomr_cutlass_row const> row = row_of(kernel);
+  std::shared_ptr<atomr_cutlass_row const> row = row_of(kernel, kGemmArgs);
   py::gil_scoped_release release_gil;  // the first use of a kernel loads its module
-  return std::unique_ptr<GemmPlan, WithoutGil>(new GemmPlan(std::move(row), args, specs[0], specs[1], specs[2],
-                                                            specs[3], std::move(batches), plan_options, allocator));
-}
-
-// A row-major array of the framework, uninitialised.
-py::object framework_array(DlExchangeApi const* api, Operand const& layout) {
-  Operand wanted = layout;
-  DlTensor prototype{nullptr, wanted.device, wanted.rank, wanted.dtype, wanted.shape, nullptr, 0};
-  DlManagedVersioned* managed = framework_allocate(api, prototype);
-  void* object = nullptr;
-  if (api->object_from_managed(managed, &object) != 0) throw py::error_already_set();
-  return py::reinterpret_steal<py::object>(static_cast<PyObject*>(object));
+  return std::unique_ptr<GemmPlan, WithoutGil<GemmPlan>>(new GemmPlan(
+      std::move(row), args, specs[0], specs[1], specs[2], specs[3], std::move(batches), plan_options, allocator));
 }
 
 py::object framework_empty(py::object const& like, std::vector<int64_t> const& shape, py::tuple const& dtype,
@@ -131,13 +83,6 @@ py::object framework_empty(py::object const& like, std::vector<int64_t> const& s
   return framework_array(api, layout);
 }
 
-// The stream that an array's framework works on in this thread. The framework must have the exchange API.
-void* framework_stream(DlExchangeApi const* api, DlDevice device) {
-  void* stream = nullptr;
-  if (api->current_stream(device.type, device.id, &stream) != 0) throw py::error_already_set();
-  return stream;
-}
-
 py::object call(GemmPlan& self, py::object const& a, py::object const& b, py::object const& c, py::object out,
                 std::optional<double> alpha, std::optional<double> beta, py::object const& stream) {
   py::object keep[4];
@@ -147,18 +92,7 @@ py::object call(GemmPlan& self, py::object const& a, py::object const& b, py::ob
   if (!c.is_none()) view_c = view(c, keep[2]);
   DlExchangeApi const* api = exchange_api(a);
 
-  void* queue = nullptr;
-  if (!stream.is_none()) {
-    queue = reinterpret_cast<void*>(
-        PyLong_Check(stream.ptr()) != 0
-            ? stream.cast<uint64_t>()
-            : py::module_::import("atomr_cutlass.operands").attr("stream_handle")(stream).cast<uint64_t>());
-  } else if (api != nullptr) {
-    if (view_a.device.type == kDlCuda) queue = framework_stream(api, view_a.device);
-  } else {
-    queue = reinterpret_cast<void*>(
-        py::module_::import("atomr_cutlass.operands").attr("current_stream")(a).cast<uint64_t>());
-  }
+  void* const queue = stream_of(stream, a, view_a);
 
   if (out.is_none()) {
     // A wrong operand must be refused before memory is asked for.
@@ -200,7 +134,7 @@ void bind_plan(py::module_& module) {
       py::arg("like"), py::arg("device"), "The stream that the framework of `like` works on in this thread.");
   module.def("framework_empty", &framework_empty, py::arg("like"), py::arg("shape"), py::arg("dtype"),
              py::arg("device"), "A row-major array from the allocator of the framework of `like`.");
-  py::class_<GemmPlan, std::unique_ptr<GemmPlan, WithoutGil>>(
+  py::class_<GemmPlan, std::unique_ptr<GemmPlan, WithoutGil<GemmPlan>>>(
       module, "GemmPlan", py::dynamic_attr(),
       "One kernel and one problem with everything decided; calling it only launches.")
       .def(py::init(&make_plan), py::arg("kernel"), py::arg("problem"), py::arg("a"), py::arg("b"), py::arg("c"),

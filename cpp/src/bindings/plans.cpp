@@ -1,0 +1,69 @@
+#include "plans.h"
+
+#include "../errors.h"
+#include "../jit.h"
+#include "../registry.h"
+#include "../stream_memory.h"
+
+namespace py = pybind11;
+
+namespace atomr_cutlass {
+
+OperandSpec spec_of(py::tuple const& pair) {
+  OperandSpec spec;
+  spec.layout = pair[0].cast<OwnedOperand const&>().operand;
+  spec.alignment = pair[1].cast<int>();
+  return spec;
+}
+
+std::shared_ptr<atomr_cutlass_row const> row_of(py::object const& kernel, ArgsLayout const& layout) {
+  if (py::isinstance<JitKernel>(kernel)) {
+    auto const compiled = kernel.cast<std::shared_ptr<JitKernel>>();
+    py::gil_scoped_release release_gil;
+    return make_jit_row(compiled, layout);
+  }
+  auto const name = kernel.cast<std::string>();
+  atomr_cutlass_row const* row = find_row(name);
+  if (row == nullptr) throw Unsupported("there is no kernel " + name + " in the table");
+  return {row, [](atomr_cutlass_row const*) {}};  // rows of the table live as long as the process
+}
+
+// A row-major array of the framework, uninitialised.
+py::object framework_array(DlExchangeApi const* api, Operand const& layout) {
+  Operand wanted = layout;
+  DlTensor prototype{nullptr, wanted.device, wanted.rank, wanted.dtype, wanted.shape, nullptr, 0};
+  DlManagedVersioned* managed = framework_allocate(api, prototype);
+  void* object = nullptr;
+  if (api->object_from_managed(managed, &object) != 0) throw py::error_already_set();
+  return py::reinterpret_steal<py::object>(static_cast<PyObject*>(object));
+}
+
+// The stream that an array's framework works on in this thread. The framework must have the exchange API.
+void* framework_stream(DlExchangeApi const* api, DlDevice device) {
+  void* stream = nullptr;
+  if (api->current_stream(device.type, device.id, &stream) != 0) throw py::error_already_set();
+  return stream;
+}
+
+void* stream_of(py::object const& given, py::object const& array, Operand const& view) {
+  if (!given.is_none()) {
+    if (PyLong_Check(given.ptr()) != 0) return reinterpret_cast<void*>(given.cast<uint64_t>());
+    return reinterpret_cast<void*>(
+        py::module_::import("atomr_cutlass.operands").attr("stream_handle")(given).cast<uint64_t>());
+  }
+  if (DlExchangeApi const* api = exchange_api(array)) {
+    return view.device.type == kDlCuda ? framework_stream(api, view.device) : nullptr;
+  }
+  return reinterpret_cast<void*>(
+      py::module_::import("atomr_cutlass.operands").attr("current_stream")(array).cast<uint64_t>());
+}
+
+bool finalizing() {
+#if PY_VERSION_HEX >= 0x030D0000
+  return Py_IsFinalizing() != 0;
+#else
+  return _Py_IsFinalizing() != 0;
+#endif
+}
+
+}  // namespace atomr_cutlass

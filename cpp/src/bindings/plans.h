@@ -1,0 +1,45 @@
+// What the bindings of plans have in common.
+#pragma once
+
+#include <pybind11/pybind11.h>
+
+#include <memory>
+
+#include "../op_args.h"
+#include "../operand.h"
+#include "exchange.h"
+
+namespace atomr_cutlass {
+
+// From (array, alignment in bytes).
+OperandSpec spec_of(pybind11::tuple const& pair);
+
+// The row of a kernel: of the table by its name, or one compiled at run time.
+std::shared_ptr<atomr_cutlass_row const> row_of(pybind11::object const& kernel, ArgsLayout const& layout);
+
+// A row-major array of the framework, uninitialised.
+pybind11::object framework_array(DlExchangeApi const* api, Operand const& layout);
+
+// The stream that an array's framework works on in this thread. The framework must have the exchange API.
+void* framework_stream(DlExchangeApi const* api, DlDevice device);
+
+// The stream of a call: the one given, or None for the current one of the framework of `array`.
+void* stream_of(pybind11::object const& given, pybind11::object const& array, Operand const& view);
+
+bool finalizing();
+
+// Freeing a workspace can wait for the GPU, and what that waits for can wait for the GIL.
+template <class Plan>
+struct WithoutGil {
+  void operator()(Plan* plan) const {
+    // In a process that ends, a thread that gave the GIL up would not get it back.
+    if (finalizing()) {
+      delete plan;
+      return;
+    }
+    pybind11::gil_scoped_release release_gil;
+    delete plan;
+  }
+};
+
+}  // namespace atomr_cutlass

@@ -1,0 +1,148 @@
+#include "launch_plan.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <list>
+
+#include "driver.h"
+#include "errors.h"
+
+namespace atomr_cutlass {
+namespace {
+
+constexpr size_t kAlignment = 256;
+
+size_t round_up(size_t bytes) { return (bytes + kAlignment - 1) / kAlignment * kAlignment; }
+
+bool whole(double value) { return value == std::floor(value) && value >= -2147483648.0 && value <= 2147483647.0; }
+
+// A graph reads the host memory of a copy whenever it is replayed, and nothing tells when it dies.
+std::vector<unsigned char> const& keep_for_graph(std::vector<unsigned char> data) {
+  static std::mutex mutex;
+  static auto& kept = *new std::list<std::vector<unsigned char>>();
+  std::lock_guard<std::mutex> lock(mutex);
+  kept.push_back(std::move(data));
+  return kept.back();
+}
+
+template <class Value>
+void store(std::vector<unsigned char>& bytes, size_t offset, Value value) {
+  std::memcpy(bytes.data() + offset, &value, sizeof(value));
+}
+
+}  // namespace
+
+LaunchPlan::LaunchPlan(std::vector<Slot> slots, std::vector<size_t> const& temporaries, std::vector<Step> steps,
+                       LaunchPlanOptions options, DlExchangeApi const* allocator)
+    : slots_(std::move(slots)),
+      steps_(std::move(steps)),
+      options_(options),
+      memory_(options.device, allocator) {
+  for (size_t const bytes : temporaries) {
+    temporaries_.push_back(workspace_);
+    workspace_ += round_up(bytes);
+  }
+  DeviceGuard guard(options_.device);
+  uint64_t needed = 0;
+  for (size_t i = 0; i < steps_.size(); ++i) {
+    Step& step = steps_[i];
+    if (step.kind != Step::Kind::kLaunch) continue;
+    if (i == options_.main) main_kernel_ = kernels_.size();
+    kernels_.emplace_back(std::move(step.row), step.layout->bytes);
+    std::vector<unsigned char> probe = step.data;
+    for (Patch const& patch : step.patches) store(probe, patch.offset, kProbe);
+    store(probe, step.layout->workspace, kProbe);
+    for (ScalarPatch const& scalar : step.scalars) {
+      store(probe, scalar.offset, scalar.beta ? options_.beta : options_.alpha);
+    }
+    kernels_.back().open(probe.data());
+    needed = std::max(needed, kernels_.back().workspace_bytes());
+  }
+  memory_.reserve(workspace_ + size_t(needed), true);
+}
+
+std::vector<std::string> LaunchPlan::kernel_names() const {
+  std::vector<std::string> names;
+  for (KernelLaunch const& one : kernels_) names.emplace_back(one.row()->name);
+  return names;
+}
+
+void LaunchPlan::check(size_t slot, Operand const& operand) const {
+  check_operand(slots_[slot].name.c_str(), operand, slots_[slot].spec);
+}
+
+void LaunchPlan::check_overlap(std::vector<Operand> const& operands) const {
+  for (size_t i = 0; i < slots_.size(); ++i) {
+    if (slots_[i].role != Slot::Role::kOutput) continue;
+    Operand const& out = operands[i];
+    if (out.read_only) throw InvalidOperand(slots_[i].name + " is read-only: give an array that may be written");
+    for (size_t j = 0; j < slots_.size(); ++j) {
+      Operand const& other = operands[j];
+      if (i == j || !overlap(out, other)) continue;
+      bool const in_place = slots_[j].role == Slot::Role::kSource && other.data == out.data && other.rank == out.rank &&
+                            std::equal(other.strides, other.strides + other.rank, out.strides);
+      if (in_place) continue;
+      throw InvalidOperand(slots_[i].name + " overlaps " + slots_[j].name +
+                           (slots_[j].role == Slot::Role::kSource
+                                ? " without being it: give it itself or separate memory"
+                                : ": the kernel would read what it has written"));
+    }
+  }
+}
+
+uint64_t LaunchPlan::resolve(Address const& address, std::vector<Operand> const& operands,
+                             unsigned char* memory) const {
+  auto const* const from = address.temporary ? memory + temporaries_[size_t(address.index)]
+                                             : static_cast<unsigned char const*>(operands[size_t(address.index)].data);
+  return reinterpret_cast<uint64_t>(from) + uint64_t(address.bytes);
+}
+
+void LaunchPlan::copy(Step const& step, std::vector<Operand> const& operands, unsigned char* memory,
+                      void* stream) const {
+  std::vector<unsigned char> table = step.data;
+  for (Patch const& patch : step.patches) store(table, patch.offset, resolve(patch.address, operands, memory));
+  uint64_t const target = resolve(step.target, operands, memory);
+  // From pageable memory the driver has taken the bytes when it returns, unless it only notes the copy for a graph.
+  if (capture_id(stream) != 0) {
+    auto const& kept = keep_for_graph(std::move(table));
+    copy_to_device(target, kept.data(), kept.size(), stream);
+  } else {
+    copy_to_device(target, table.data(), table.size(), stream);
+  }
+}
+
+void LaunchPlan::launch(std::vector<Operand> const& operands, double alpha, double beta, void* stream) {
+  if (operands.size() != slots_.size()) {
+    throw InvalidOperand("this plan takes " + std::to_string(slots_.size()) + " operands, not " +
+                         std::to_string(operands.size()));
+  }
+  for (size_t i = 0; i < slots_.size(); ++i) check(i, operands[i]);
+  check_overlap(operands);
+  if (options_.integral && !(whole(alpha) && whole(beta))) {
+    throw InvalidOperand("alpha and beta must be whole numbers of 32 bits where the result is an integer");
+  }
+  DeviceGuard guard(options_.device);
+  StreamBlock* const piece = memory_.bytes() != 0 ? &memory_.take(stream) : nullptr;
+  auto* const memory = piece != nullptr ? static_cast<unsigned char*>(piece->block->data()) : nullptr;
+  size_t kernel = 0;
+  std::vector<unsigned char> args;
+  for (Step const& step : steps_) {
+    switch (step.kind) {
+      case Step::Kind::kClear: clear_async(resolve(step.target, operands, memory), step.bytes, stream); break;
+      case Step::Kind::kCopy: copy(step, operands, memory, stream); break;
+      case Step::Kind::kLaunch:
+        args = step.data;
+        for (Patch const& patch : step.patches) store(args, patch.offset, resolve(patch.address, operands, memory));
+        for (ScalarPatch const& scalar : step.scalars) store(args, scalar.offset, scalar.beta ? beta : alpha);
+        unsigned char* const own = memory != nullptr ? memory + workspace_ : nullptr;
+        store(args, step.layout->workspace, kernels_[kernel].workspace_bytes() != 0 ? own : nullptr);
+        kernels_[kernel].launch(args.data(), own, stream);
+        ++kernel;
+        break;
+    }
+  }
+  if (piece != nullptr) memory_.launched(*piece, stream);
+}
+
+}  // namespace atomr_cutlass

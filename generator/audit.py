@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from .archs import SmArch
 from .dtypes import CutlassDtype
 from .key import KernelKey, opcode_class
+from .rules import FP8_TYPES
 
 
 @dataclass(frozen=True)
@@ -55,6 +56,8 @@ def expected_instruction(key: KernelKey) -> Instruction:
     warp_group = "G" if key.generation == "sm90" else ""
     if key.a is CutlassDtype.I8:
         return Instruction(f"I{warp_group}MMA", "S8")
+    if key.a in FP8_TYPES:
+        return Instruction(f"Q{warp_group}MMA", key.a.value.upper())
     operand = {CutlassDtype.F16: "", CutlassDtype.BF16: "BF16", CutlassDtype.F32: "TF32"}.get(key.a)
     if operand is None:
         raise ValueError(f"no rule for the instructions of {key.a.value} operands")

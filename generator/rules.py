@@ -46,17 +46,23 @@ GEMM_OUTPUTS: dict[tuple[D, D, str], tuple[D, ...]] = {
     (D.F32, D.F32, "3xtf32"): (D.F32, D.F16, D.BF16),
     (D.F64, D.F64, "default"): (D.F64,),
     (D.I8, D.I8, "default"): (D.I32,),
+    **{
+        (a, b, math): (D.BF16, D.F16, D.F32, D.F8E4M3, D.F8E5M2)
+        for a in FP8_TYPES
+        for b in FP8_TYPES
+        for math in ("default", "fast")
+    },
 }
 
-MATHS = ("default", "ieee", "tf32", "3xtf32")
+MATHS = ("default", "ieee", "tf32", "3xtf32", "fast")
 
 
 def gemm_types(a: D, b: D, d: D, math: str) -> Status:
     """Whether a GEMM over these element types exists anywhere in the matrix."""
     outputs = GEMM_OUTPUTS.get((a, b, math))
     if outputs is None:
-        if a != b:
-            return no(f"no kernel multiplies {a.value} by {b.value}: A and B must have one dtype")
+        if a != b and not (a in FP8_TYPES and b in FP8_TYPES):
+            return no(f"no kernel multiplies {a.value} by {b.value}: A and B must have one dtype (or be fp8 both)")
         maths = sorted(m for x, _, m in GEMM_OUTPUTS if x is a)
         if maths:
             return no(f"math {math!r} does not apply to {a.value}; valid: {', '.join(maths)}")
@@ -83,20 +89,26 @@ def supports_layouts(generation: str, a: D, layout_a: str, layout_b: str) -> Sta
     WGMMA itself reads 8-bit and tf32 operands contiguous along K only: for the other layouts CUTLASS's sm90 builder
     passes A, or B with the operands swapped, through registers (the RS mainloop).
     """
+    if generation == "sm90" and a in FP8_TYPES and (layout_a, layout_b) != (ROW, COLUMN):
+        return _along_k("fp8 kernels of the sm90 generation", layout_a, layout_b)
     if generation == "sm90" and a in (D.I8, D.F32) and (layout_a, layout_b) == (COLUMN, ROW):
         return no(
             "8-bit and tf32 kernels of the sm90 generation need A or B contiguous along K (CUTLASS 4.2's transposing "
             "mainloop faults with int8 and spills with tf32): make B contiguous along K, for example "
             "b = b.T.contiguous().T"
         )
-    if generation == "sm80" and a is D.I8 and (layout_a, layout_b) != (ROW, COLUMN):
-        wrong = [name for name, layout, need in (("A", layout_a, ROW), ("B", layout_b, COLUMN)) if layout != need]
-        return no(
-            f"8-bit kernels of the sm80 generation need A row-major and B column-major (both contiguous along K): "
-            f"make {' and '.join(wrong)} contiguous along K, for example "
-            + " and ".join(f"{n.lower()} = {n.lower()}.T.contiguous().T" for n in wrong)
-        )
+    if generation == "sm80" and a.bits == 8 and (layout_a, layout_b) != (ROW, COLUMN):
+        return _along_k("8-bit kernels of the sm80 generation", layout_a, layout_b)
     return OK
+
+
+def _along_k(who: str, layout_a: str, layout_b: str) -> Status:
+    wrong = [name for name, layout, need in (("A", layout_a, ROW), ("B", layout_b, COLUMN)) if layout != need]
+    return no(
+        f"{who} need A row-major and B column-major (both contiguous along K): "
+        f"make {' and '.join(wrong)} contiguous along K, for example "
+        + " and ".join(f"{n.lower()} = {n.lower()}.T.contiguous().T" for n in wrong)
+    )
 
 
 def supports_gemm(key: KernelKey, epilogues: tuple[str, ...]) -> Status:

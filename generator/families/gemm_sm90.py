@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from ..archs import SmArch
 from ..dtypes import CutlassDtype
 from ..key import ROW, KernelKey
-from ..rules import COMMON_LAYOUTS, HALF_TYPES, LAYOUTS, OK, Status, accumulator, no, supports_gemm
+from ..rules import COMMON_LAYOUTS, FP8_TYPES, HALF_TYPES, LAYOUTS, OK, Status, accumulator, no, supports_gemm
 from .base import DEFAULT, FULL, SMOKE, Cell, Family, static_ints
 
 D = CutlassDtype
@@ -24,8 +24,8 @@ def supports(key: KernelKey) -> Status:
     common = supports_gemm(key, ("lc",))
     if not common:
         return common
-    if key.a not in (*HALF_TYPES, D.I8) and key.math != "tf32":
-        return no(f"WGMMA multiplies f16, bf16, tf32 and i8, not {key.a.value} ({key.math})")
+    if key.a not in (*HALF_TYPES, *FP8_TYPES, D.I8) and key.math != "tf32":
+        return no(f"WGMMA multiplies f16, bf16, tf32, fp8 and i8, not {key.a.value} ({key.math})")
     if key.mainloop not in ("pingpong", "cooperative", "warpspecialized"):
         return no(f"sm90 mainloops are pingpong, cooperative and warpspecialized, not {key.mainloop!r}")
     if key.scheduler not in ("persistent", "streamk"):
@@ -48,8 +48,10 @@ def supports(key: KernelKey) -> Status:
         return no(f"{key.mainloop} tiles are multiples of {64 * groups} along M and of 8 up to 256 along N")
     if k * key.a.bits != 1024:
         return no("the K tile is 128 bytes, the widest swizzle")
-    # 255 registers a thread; the accumulators of a consumer warp group may take 128 of them.
-    if m * n // (128 * groups) > 128:
+    # 255 registers a thread; the accumulators of a consumer warp group may take 128 of them. Full accumulation of fp8
+    # has them twice: those of the tensor cores, of which only 14 bits count, are added to others every 128 elements of K.
+    copies = 2 if key.a in FP8_TYPES and key.math == "default" else 1
+    if copies * m * n // (128 * groups) > 128:
         return no("the accumulators would spill: at most 128 registers a thread")
     if key.cluster[2] != 1 or key.cluster[0] * key.cluster[1] > 8:
         return no("clusters are at most 8 thread blocks, none along K")
@@ -68,7 +70,7 @@ def values(key: KernelKey) -> dict[str, str]:
         "cute_tile": static_ints(key.tile),
         "cute_cluster": static_ints(key.cluster),
         "stage_count": f"cutlass::gemm::collective::StageCount<{key.stages}>" if key.stages else "void",
-        "mainloop_schedule": _MAINLOOP_SCHEDULE[key.mainloop],
+        "mainloop_schedule": _MAINLOOP_SCHEDULE[key.mainloop] + ("FP8FastAccum" if key.math == "fast" else ""),
         "epilogue_schedule": epilogue,
         "scheduler": "StreamKScheduler" if key.scheduler == "streamk" else "PersistentScheduler",
     }
@@ -102,9 +104,11 @@ def _gemm_sm90(
     cluster: tuple[int, int],
     mainloop: str,
     *,
+    b: D | None = None,
     scheduler: str = "persistent",
     math: str = "default",
     epilogue_schedule: str = "tma",
+    epilogue: str = "lc",
 ) -> KernelKey:
     wide = 128 // a.bits
     return KernelKey(
@@ -112,7 +116,7 @@ def _gemm_sm90(
         generation="sm90",
         arch=SmArch.SM90A,
         a=a,
-        b=a,
+        b=b or a,
         d=d,
         acc=accumulator(a),
         layout_a=layouts[0],
@@ -130,6 +134,7 @@ def _gemm_sm90(
         scheduler=scheduler,
         swizzle=0,
         math=math,
+        epilogue=epilogue,
     )
 
 
@@ -180,6 +185,14 @@ def cells(arch: SmArch) -> Iterator[Cell]:
             _gemm_sm90(D.F32, D.F32, layouts, tile, cluster, "cooperative", math="tf32", epilogue_schedule=store),
         )
         yield FULL, _gemm_sm90(D.I8, D.I32, layouts, tile, cluster, "cooperative", epilogue_schedule=store)
+    yield from _fp8_cells()
+
+
+def _fp8_cells() -> Iterator[Cell]:
+    yield DEFAULT, _gemm_sm90(D.F8E4M3, D.BF16, "rc", (128, 128), (2, 1), "cooperative")
+    yield FULL, _gemm_sm90(D.F8E4M3, D.BF16, "rc", (64, 128), (1, 1), "pingpong")
+    yield FULL, _gemm_sm90(D.F8E4M3, D.BF16, "rc", (128, 128), (2, 1), "pingpong", math="fast")
+    yield DEFAULT, _gemm_sm90(D.F8E4M3, D.BF16, "rc", (128, 256), (2, 1), "cooperative", math="fast")
 
 
 FAMILY = Family(

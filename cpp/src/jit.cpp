@@ -168,7 +168,8 @@ JitKernel::JitKernel(std::string name, std::string key, std::string const& kerne
                      std::string const& companion_image)
     : name_(std::move(name)),
       key_(std::move(key)) {
-  kernel_ = library_kernel(load_library(kernel_image.data()), name_.c_str());
+  kernel_library_ = load_library(kernel_image.data());
+  kernel_ = library_kernel(kernel_library_, name_.c_str());
   companion_library_ = load_library(companion_image.data());
   companion_ = library_kernel(companion_library_, (name_ + "_evaluate").c_str());
 }
@@ -199,6 +200,9 @@ JitKernel::OnDevice& JitKernel::on_device() {
   made->kernel = kernel_function(kernel_);
   made->companion = kernel_function(companion_);
   atomr_cutlass_jit_info const& info = made->info;
+  if (info.setup_threads != 0) {
+    made->setup = kernel_function(library_kernel(kernel_library_, (name_ + "_setup").c_str()));
+  }
   allow_shared_memory(made->kernel, info.shared_bytes);
   LaunchShape const shape{{info.cluster[0], info.cluster[1], info.cluster[2]},
                           info.threads,
@@ -241,6 +245,8 @@ class JitRow {
             &prepare,
             &launch};
     function_ = place.kernel;
+    setup_ = place.setup;
+    setup_shape_ = {{1, 1, 1}, place.info.setup_threads, {1, 1, 1}, 0};
     shape_ = {{1, 1, 1},
               place.info.threads,
               {place.info.cluster[0], place.info.cluster[1], place.info.cluster[2]},
@@ -317,6 +323,7 @@ class JitRow {
                {self.shape_.block, 1, 1},
                {self.shape_.cluster[0], self.shape_.cluster[1], self.shape_.cluster[2]},
                self.shape_.shared_bytes,
+               {answer.setup_grid[0], answer.setup_grid[1], answer.setup_grid[2]},
                answer.clear_offset,
                answer.clear_bytes};
     return ATOMR_CUTLASS_OK;
@@ -328,6 +335,12 @@ class JitRow {
     LaunchShape shape = self.shape_;
     for (int i = 0; i < 3; ++i) shape.grid[i] = launch->grid[i];
     void* arguments[] = {const_cast<void*>(params)};
+    if (self.setup_ != nullptr) {
+      LaunchShape setup = self.setup_shape_;
+      for (int i = 0; i < 3; ++i) setup.grid[i] = launch->setup_grid[i];
+      int const status = launch_function(self.setup_, setup, arguments, stream);
+      if (status != 0) return status;
+    }
     return launch_function(self.function_, shape, arguments, stream);
   }
 
@@ -335,7 +348,9 @@ class JitRow {
   ArgsLayout const& layout_;
   atomr_cutlass_row row_{};
   void* function_ = nullptr;
+  void* setup_ = nullptr;
   LaunchShape shape_{};
+  LaunchShape setup_shape_{};
   std::mutex mutex_;
   std::vector<std::unique_ptr<Evaluated>> known_;
 };

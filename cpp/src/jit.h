@@ -25,6 +25,7 @@ class JitKernel {
 
   struct OnDevice {
     void* kernel = nullptr;
+    void* setup = nullptr;  // the kernel that runs before it, or null
     void* companion = nullptr;
     atomr_cutlass_jit_info info{};
     int max_active_clusters = 0;
@@ -41,6 +42,7 @@ class JitKernel {
 
  private:
   std::string name_, key_;
+  void* kernel_library_ = nullptr;
   void* kernel_ = nullptr;
   void* companion_ = nullptr;
   void* companion_library_ = nullptr;

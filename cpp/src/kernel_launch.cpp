@@ -57,10 +57,11 @@ void KernelLaunch::launch(void const* args, void* workspace, void* stream) {
   alignas(128) unsigned char params[kParamsBytes];
   atomr_cutlass_launch geometry;
   prepare(args, params, geometry);
-  // Two threads on one stream share its workspace: one's clearing must not fall between the other's and its launch.
+  // Two threads on one stream share its workspace: one's clearing or setup must not fall between the other's and its
+  // launch.
   std::unique_lock<std::mutex> lock(launch_mutex_, std::defer_lock);
+  if (geometry.clear_bytes != 0 || geometry.setup_grid[0] != 0) lock.lock();
   if (geometry.clear_bytes != 0) {
-    lock.lock();
     clear_async(reinterpret_cast<DevicePointer>(workspace) + geometry.clear_offset, size_t(geometry.clear_bytes),
                 stream);
   }

@@ -3,6 +3,7 @@
 #include "jit.h"
 
 #include <cstring>
+#include <list>
 #include <vector>
 
 #include "check.h"
@@ -54,10 +55,12 @@ Params evaluate(Args const& args) {
   return made;
 }
 
+std::string const kKernelImage = "kernel";
+
 // The images of the fake driver: a companion begins with its constant and that one's size.
 struct Companion {
   size_t bytes = sizeof(atomr_cutlass_jit_info);
-  atomr_cutlass_jit_info info = {sizeof(Params), alignof(Params), 100 << 10, 384, {2, 1, 1}};
+  atomr_cutlass_jit_info info = {sizeof(Params), alignof(Params), 100 << 10, 384, {2, 1, 1}, 0};
 };
 
 void launch(void* function, void** arguments) {
@@ -73,6 +76,7 @@ void launch(void* function, void** arguments) {
     atomr_cutlass_jit_evaluation answer{};
     answer.implementable = problems[i].n % 8 == 0;
     answer.grid[0] = uint32_t(problems[i].m);
+    answer.setup_grid[0] = 2;
     answer.workspace_bytes = 1024;
     answer.clear_bytes = 64;
     std::memcpy(results + i * stride, &answer, sizeof(answer));
@@ -81,12 +85,13 @@ void launch(void* function, void** arguments) {
   }
 }
 
-std::shared_ptr<JitKernel> kernel() {
-  Companion const companion;
+std::shared_ptr<JitKernel> kernel(uint32_t setup_threads = 0) {
+  Companion companion;
+  companion.info.setup_threads = setup_threads;
   // The images live as long as the kernel does: a fake library is its image.
-  static std::string const images[] = {"kernel",
-                                       std::string(reinterpret_cast<char const*>(&companion), sizeof(companion))};
-  return std::make_shared<JitKernel>("cutlass_jit", "{}", images[0], images[1]);
+  static std::list<std::string> images;
+  images.emplace_back(reinterpret_cast<char const*>(&companion), sizeof(companion));
+  return std::make_shared<JitKernel>("cutlass_jit", "{}", kKernelImage, images.back());
 }
 
 Args problem() {
@@ -149,6 +154,23 @@ void test_parameters_follow_pointers_and_scalars() {
   // Twice for each problem, whatever the calls: with a C and without.
   CHECK_EQUAL(asked.size(), 4u);
   CHECK_EQUAL(asked[0].max_active_clusters, 66);
+}
+
+void test_a_setup_kernel_runs_first() {
+  DeviceGuard guard(0);
+  for (uint32_t const threads : {0u, 64u}) {
+    auto const row = make_jit_row(kernel(threads), kGemmArgs);
+    Args const args = given(0x100000);
+    alignas(128) Params made;
+    atomr_cutlass_launch launch;
+    CHECK_EQUAL(row->prepare(row.get(), &args, &made, &launch), ATOMR_CUTLASS_OK);
+    CHECK_EQUAL(launch.setup_grid[0], 2u);
+    launched.clear();
+    CHECK_EQUAL(row->launch(row.get(), &made, &launch, nullptr), 0);
+    // With the same parameters: the fake driver has one function for all kernels of an image.
+    CHECK_EQUAL(launched.size(), threads == 0 ? 1u : 2u);
+    CHECK(launched.front().a == args.a && launched.back().a == args.a);
+  }
 }
 
 void test_a_problem_that_the_kernel_cannot_do() {
@@ -252,6 +274,7 @@ int main() {
   fake::libraries()["libcuda.so.1"] = symbols;
   fake::device().launch = &launch;
   test_parameters_follow_pointers_and_scalars();
+  test_a_setup_kernel_runs_first();
   test_a_problem_that_the_kernel_cannot_do();
   test_parameters_that_nothing_explains_are_refused();
   test_a_plan_asks_before_its_launches_do();

@@ -79,7 +79,7 @@ static int launch(const atomr_cutlass_row* row, const void* params, const atomr_
 JIT = """
 #include "atomr_cutlass/jit_abi.h"
 
-const atomr_cutlass_jit_info NAME_info = {sizeof(atomr_cutlass_gemm_args), 8, 0, 128, {1, 1, 1}};
+const atomr_cutlass_jit_info NAME_info = {sizeof(atomr_cutlass_gemm_args), 8, 0, 128, {1, 1, 1}, 0};
 void NAME(void** arguments) { multiply(arguments[0], LAYOUTS); }
 void NAME_evaluate(void** arguments) {
   const atomr_cutlass_gemm_args* problems = *(void**)arguments[0];
@@ -182,7 +182,7 @@ int cuLibraryGetKernel(void** kernel, void* library, const char* name) {
 }
 int cuLibraryGetGlobal(Pointer* pointer, size_t* bytes, void* library, const char* name) {
   *pointer = (Pointer)dlsym(library, name);
-  *bytes = 28;
+  *bytes = 32;
   return *pointer == 0 ? 500 : 0;
 }
 int cuKernelGetFunction(void** function, void* kernel) { *function = kernel; return 0; }

@@ -12,6 +12,7 @@ typedef struct atomr_cutlass_jit_info {
   uint32_t shared_bytes;
   uint32_t threads;
   uint32_t cluster[3];
+  uint32_t setup_threads; /* of a block of the kernel `NAME_setup` that runs before the main one; 0 without it */
 } atomr_cutlass_jit_info;
 
 /* What the companion answers for one problem; the rest is meaningless unless `implementable`. The parameters themselves
@@ -19,6 +20,8 @@ typedef struct atomr_cutlass_jit_info {
 typedef struct atomr_cutlass_jit_evaluation {
   uint32_t implementable;
   uint32_t grid[3];
+  uint32_t setup_grid[3]; /* of `NAME_setup` */
+  uint32_t padding;
   uint64_t workspace_bytes;
   uint64_t clear_offset, clear_bytes;
 } atomr_cutlass_jit_evaluation;

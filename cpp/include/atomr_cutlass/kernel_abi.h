@@ -20,9 +20,9 @@ enum {
   ATOMR_CUTLASS_FLAG_PTX = 1u,  /* the image carries PTX as well, which newer GPUs translate */
 };
 
-/* D[b] = scale_d * (alpha * scale_a * scale_b * A[b] * B[b] + beta * C[b]), b < batch. Leading dimensions and batch strides
- * count elements; a batch stride of 0 broadcasts. `c` may be null when beta is 0. Scales that are null are 1; which of them
- * a kernel reads is a matter of its epilogue and of its block scales. */
+/* D[b] = scale_d * (alpha * scale_a * scale_b * A[b] * B[b] + beta * C[b]), b < batch. Leading dimensions and batch
+ * strides count elements; a batch stride of 0 broadcasts. `c` may be null when beta is 0. Scales that are null are 1;
+ * which of them a kernel reads is a matter of its epilogue and of its block scales. */
 typedef struct atomr_cutlass_gemm_args {
   int32_t m, n, k, batch;
   const void* a;
@@ -53,9 +53,9 @@ typedef struct atomr_cutlass_gemm_args {
 /* How the matrices of a grouped GEMM are given. */
 enum {
   ATOMR_CUTLASS_GROUPED_CONTIGUOUS = 0, /* rows of A and D one group after the other; group g ends at row offsets[g] */
-  ATOMR_CUTLASS_GROUPED_MASKED = 1,     /* group g has the first counts[g] of m rows of its own A and D */
-  ATOMR_CUTLASS_GROUPED_K = 2,          /* K of A and B one group after the other, ending at offsets[g]; a D for each */
-  ATOMR_CUTLASS_GROUPED_LIST = 3,       /* a table of matrices */
+  ATOMR_CUTLASS_GROUPED_MASKED = 1, /* group g has the first counts[g] of m rows of its own A and D */
+  ATOMR_CUTLASS_GROUPED_K = 2, /* K of A and B one group after the other, ending at offsets[g]; a D for each */
+  ATOMR_CUTLASS_GROUPED_LIST = 3, /* a table of matrices */
 };
 
 /* One entry of the table of a list; device memory, 64 bytes aligned. */
@@ -70,11 +70,13 @@ typedef struct atomr_cutlass_group {
   int32_t m, n, k, padding;
 } atomr_cutlass_group;
 
-/* D[g] = alpha * scale_a[g] * scale_b[g] * A[g] * B[g] + beta * C[g] for groups of which the host need not know the extents.
+/* D[g] = alpha * scale_a[g] * scale_b[g] * A[g] * B[g] + beta * C[g] for groups of which the host need not know the
+ * extents.
  *
- * Contiguous and masked: A is (rows, k), B (groups, k, n), D (rows, n), where rows are `m` in all, or `m` in each group.
- * Along K: A is (m, k), B (k, n), D (groups, m, n), with `k` in all. Strides between groups are those of the operands
- * that have a dimension of groups. `rows_are_counts` says that `offsets` holds counts for the contiguous form as well. */
+ * Contiguous and masked: A is (rows, k), B (groups, k, n), D (rows, n), where rows are `m` in all, or `m` in each
+ * group. Along K: A is (m, k), B (k, n), D (groups, m, n), with `k` in all. Strides between groups are those of the
+ * operands that have a dimension of groups. `rows_are_counts` says that `offsets` holds counts for the contiguous form
+ * as well. */
 typedef struct atomr_cutlass_grouped_args {
   int32_t groups, form;
   int32_t m, n, k;
@@ -89,23 +91,24 @@ typedef struct atomr_cutlass_grouped_args {
   int64_t group_stride_a, group_stride_b, group_stride_c, group_stride_d;
   double alpha, beta;
   int32_t sm_count, max_active_clusters;
-  int32_t scale_form_a, scale_form_b; /* 0: one float for all groups; 1: for each row of A (column of B); 2: for each group */
+  int32_t scale_form_a,
+      scale_form_b; /* 0: one float for all groups; 1: for each row of A (column of B); 2: for each group */
   void* workspace;
   const void* scale_a;
   const void* scale_b;
-  int64_t scale_stride_a, scale_stride_b;     /* block scales, as in atomr_cutlass_gemm_args */
+  int64_t scale_stride_a, scale_stride_b; /* block scales, as in atomr_cutlass_gemm_args */
   int64_t scale_k_stride_a, scale_k_stride_b;
   int64_t scale_group_stride_a, scale_group_stride_b;
 } atomr_cutlass_grouped_args;
 
-/* Implicit-GEMM convolution (cross-correlation). fprop: D is y from A = x, B = w; dgrad: D is dx from A = dy, B = w; wgrad: D is dw
- * from A = dy, B = x. D = act(alpha * conv(A, B) + beta * C + bias). x is (n, h, w, c), w (k, r, s, c / groups), y (n, p, q, k),
- * channels contiguous; strides count elements. */
+/* Implicit-GEMM convolution (cross-correlation). fprop: D is y from A = x, B = w; dgrad: D is dx from A = dy, B = w;
+ * wgrad: D is dw from A = dy, B = x. D = act(alpha * conv(A, B) + beta * C + bias). x is (n, h, w, c), w (k, r, s, c /
+ * groups), y (n, p, q, k), channels contiguous; strides count elements. */
 typedef struct atomr_cutlass_conv_args {
   int32_t n, h, w, c;
   int32_t k, r, s;
   int32_t p, q;
-  int32_t pad_h, pad_w;         /* above and to the left */
+  int32_t pad_h, pad_w; /* above and to the left */
   int32_t pad_h_end, pad_w_end; /* below and to the right */
   int32_t stride_h, stride_w, dilation_h, dilation_w;
   int32_t groups, split_k;
@@ -139,14 +142,16 @@ typedef struct atomr_cutlass_launch {
   uint32_t block[3];
   uint32_t cluster[3];
   uint32_t shared_bytes;
+  /* Blocks of the kernel that the row's `launch` launches first, to fill the workspace; zeros without one. */
+  uint32_t setup_grid[3];
   /* Bytes of the workspace that must be zero when the kernel starts: cleared on the stream before every launch. */
   uint64_t clear_offset, clear_bytes;
 } atomr_cutlass_launch;
 
 typedef struct atomr_cutlass_row atomr_cutlass_row;
 
-/* `args` is the struct of the row's op (atomr_cutlass_gemm_args for gemm, and so on). All functions expect the target device to be
- * current on the calling thread, and none of them synchronizes. */
+/* `args` is the struct of the row's op (atomr_cutlass_gemm_args for gemm, and so on). All functions expect the target
+ * device to be current on the calling thread, and none of them synchronizes. */
 struct atomr_cutlass_row {
   const char* name;
   const char* key; /* the KernelKey as JSON */

@@ -6,12 +6,15 @@
 
 #include <atomic>
 #include <new>
+#include <type_traits>
 
 #include "atomr_cutlass/kernel_abi.h"
+#include "atomr_cutlass/setup.h"
 
 namespace atomr_cutlass {
 
-template <class Cell, auto kKernel>
+// `kSetup` is the setup kernel of a cell that has one.
+template <class Cell, auto kKernel, auto kSetup>
 struct Row {
   using Args = typename Cell::Args;
 
@@ -77,8 +80,15 @@ struct Row {
                {uint32_t(Cell::kThreads), 1, 1},
                {uint32_t(Cell::kClusterM), uint32_t(Cell::kClusterN), uint32_t(Cell::kClusterK)},
                uint32_t(Cell::kSharedBytes),
+               {0, 0, 0},
                0,
                0};
+    if constexpr (kSetupThreadsOf<Cell> > 0) {
+      dim3 const setup_grid = Cell::setup_grid(*made);
+      launch->setup_grid[0] = setup_grid.x;
+      launch->setup_grid[1] = setup_grid.y;
+      launch->setup_grid[2] = setup_grid.z;
+    }
     Cell::clear_range(completed, launch->clear_offset, launch->clear_bytes);
     return ATOMR_CUTLASS_OK;
   }
@@ -94,6 +104,12 @@ struct Row {
     // GPUs before sm_90 know no clusters and refuse the attribute.
     config.numAttrs = Cell::kClusterM * Cell::kClusterN * Cell::kClusterK > 1 ? 1 : 0;
     void* arguments[] = {const_cast<void*>(params)};
+    if constexpr (kSetupThreadsOf<Cell> > 0) {
+      dim3 const setup_grid(launch->setup_grid[0], launch->setup_grid[1], launch->setup_grid[2]);
+      cudaError_t const status = cudaLaunchKernel(reinterpret_cast<void const*>(kSetup), setup_grid,
+                                                  dim3(Cell::kSetupThreads), arguments, 0, config.stream);
+      if (status != cudaSuccess) return clear(status);
+    }
     cudaError_t const error = cudaLaunchKernelExC(&config, reinterpret_cast<void const*>(kKernel), arguments);
     return error == cudaSuccess ? ATOMR_CUTLASS_OK : clear(error);
   }
@@ -115,9 +131,11 @@ struct Row {
   }
 };
 
-template <class Cell, auto kKernel>
+template <class Cell, auto kKernel, auto kSetup = nullptr>
 constexpr atomr_cutlass_row make_row(char const* name, char const* key, bool ptx) {
-  using Made = Row<Cell, kKernel>;
+  static_assert((kSetupThreadsOf<Cell> > 0) != std::is_null_pointer_v<decltype(kSetup)>,
+                "ATOMR_CUTLASS_SETUP goes with kSetupThreads");
+  using Made = Row<Cell, kKernel, kSetup>;
   return {name,
           key,
           uint32_t(sizeof(typename Cell::Params)),

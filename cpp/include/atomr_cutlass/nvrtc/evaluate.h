@@ -3,6 +3,7 @@
 
 #include "atomr_cutlass/jit_abi.h"
 #include "atomr_cutlass/kernel_abi.h"
+#include "atomr_cutlass/setup.h"
 
 namespace atomr_cutlass {
 
@@ -11,7 +12,8 @@ constexpr atomr_cutlass_jit_info info = {uint32_t(sizeof(typename Cell::Params))
                                          uint32_t(alignof(typename Cell::Params)),
                                          uint32_t(Cell::kSharedBytes),
                                          uint32_t(Cell::kThreads),
-                                         {Cell::kClusterM, Cell::kClusterN, Cell::kClusterK}};
+                                         {Cell::kClusterM, Cell::kClusterN, Cell::kClusterK},
+                                         uint32_t(kSetupThreadsOf<Cell>)};
 
 // One block of one thread per problem; `results` are `stride` bytes apart and have been zeroed.
 template <class Cell>
@@ -27,6 +29,12 @@ __device__ void evaluate(typename Cell::Args const* problems, unsigned char* res
   result.grid[0] = grid.x;
   result.grid[1] = grid.y;
   result.grid[2] = grid.z;
+  if constexpr (kSetupThreadsOf<Cell> > 0) {
+    dim3 const setup_grid = Cell::setup_grid(params);
+    result.setup_grid[0] = setup_grid.x;
+    result.setup_grid[1] = setup_grid.y;
+    result.setup_grid[2] = setup_grid.z;
+  }
   result.workspace_bytes = Cell::workspace_size(args);
   Cell::clear_range(args, result.clear_offset, result.clear_bytes);
 }

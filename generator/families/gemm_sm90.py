@@ -21,7 +21,7 @@ _MAINLOOP_SCHEDULE = {
 
 def supports(key: KernelKey) -> Status:
     """Whether a key of this family compiles without spilling."""
-    common = supports_gemm(key, ("lc",))
+    common = supports_gemm(key, ("lc", "scaled"))
     if not common:
         return common
     if key.a not in (*HALF_TYPES, *FP8_TYPES, D.I8) and key.math != "tf32":
@@ -49,7 +49,7 @@ def supports(key: KernelKey) -> Status:
     if k * key.a.bits != 1024:
         return no("the K tile is 128 bytes, the widest swizzle")
     # 255 registers a thread; the accumulators of a consumer warp group may take 128 of them. Full accumulation of fp8
-    # has them twice: those of the tensor cores, of which only 14 bits count, are added to others every 128 elements of K.
+    # has them twice: those of the tensor cores, of which 14 bits count, are added to others every 128 elements of K.
     copies = 2 if key.a in FP8_TYPES and key.math == "default" else 1
     if copies * m * n // (128 * groups) > 128:
         return no("the accumulators would spill: at most 128 registers a thread")
@@ -72,6 +72,7 @@ def values(key: KernelKey) -> dict[str, str]:
         "stage_count": f"cutlass::gemm::collective::StageCount<{key.stages}>" if key.stages else "void",
         "mainloop_schedule": _MAINLOOP_SCHEDULE[key.mainloop] + ("FP8FastAccum" if key.math == "fast" else ""),
         "epilogue_schedule": epilogue,
+        "epilogue": "ScaledEpilogue" if key.epilogue == "scaled" else "LinearEpilogue",
         "scheduler": "StreamKScheduler" if key.scheduler == "streamk" else "PersistentScheduler",
     }
 

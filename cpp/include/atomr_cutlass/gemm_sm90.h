@@ -4,6 +4,7 @@
 // -default-device makes them device functions.
 #pragma once
 
+#include "atomr_cutlass/epilogue_scaled.h"
 #include "atomr_cutlass/kernel_abi.h"
 #include "cute/tensor.hpp"
 #include "cutlass/cutlass.h"
@@ -16,7 +17,8 @@ namespace atomr_cutlass {
 
 template <class ElementA, class LayoutA, int kAlignA, class ElementB, class LayoutB, int kAlignB, class ElementD,
           class LayoutD, int kAlignD, class ElementAccumulator, class ElementCompute, class Tile, class Cluster,
-          class StageCount, class MainloopSchedule, class EpilogueSchedule, class TileScheduler>
+          class StageCount, class MainloopSchedule, class EpilogueSchedule, class TileScheduler,
+          class Epilogue = LinearEpilogue>
 struct GemmSm90 {
   using Args = atomr_cutlass_gemm_args;
 
@@ -30,10 +32,21 @@ struct GemmSm90 {
                                               cutlass::layout::ColumnMajor, cutlass::layout::RowMajor>,
                           LayoutD>;
 
-  using CollectiveEpilogue = typename cutlass::epilogue::collective::CollectiveBuilder<
+  static constexpr bool kScaled = cute::is_same_v<Epilogue, ScaledEpilogue>;
+  static constexpr bool kDirect = cute::is_same_v<EpilogueSchedule, cutlass::epilogue::NoSmemWarpSpecialized>;
+  static constexpr int kTileM = cute::size<0>(Tile{}), kTileN = cute::size<1>(Tile{});
+
+  using Fusion = cute::conditional_t<
+      kScaled && !kDirect, ScaledVisitor<kTileM, kTileN>,
+      cutlass::epilogue::fusion::LinearCombination<ElementD, ElementCompute, ElementD, ElementCompute>>;
+  using BuiltEpilogue = typename cutlass::epilogue::collective::CollectiveBuilder<
       cutlass::arch::Sm90, cutlass::arch::OpClassTensorOp, Tile, Cluster,
       cutlass::epilogue::collective::EpilogueTileAuto, ElementAccumulator, ElementCompute, ElementD, EpilogueLayout,
-      kAlignD, ElementD, EpilogueLayout, kAlignD, EpilogueSchedule>::CollectiveOp;
+      kAlignD, ElementD, EpilogueLayout, kAlignD, EpilogueSchedule, Fusion>::CollectiveOp;
+  using CollectiveEpilogue = cute::conditional_t<kScaled && kDirect,
+                                                 cutlass::epilogue::collective::detail::Sm90TmaWarpSpecializedAdapter<
+                                                     ScaledStore<ElementD, typename BuiltEpilogue::StrideD, kSwapped>>,
+                                                 BuiltEpilogue>;
 
   // StageCount void: as many stages as fit beside the epilogue.
   using Stages = cute::conditional_t<
@@ -79,8 +92,12 @@ struct GemmSm90 {
     result.mainloop.dA = stride<typename Kernel::StrideA>(args.lda, args.batch_stride_a);
     result.mainloop.ptr_B = static_cast<ElementB const*>(args.b);
     result.mainloop.dB = stride<typename Kernel::StrideB>(args.ldb, args.batch_stride_b);
-    result.epilogue.thread.alpha = ElementCompute(args.alpha);
-    result.epilogue.thread.beta = ElementCompute(args.beta);
+    if constexpr (kScaled) {
+      result.epilogue.thread = ScaledParams::of(args);
+    } else {
+      result.epilogue.thread.alpha = ElementCompute(args.alpha);
+      result.epilogue.thread.beta = ElementCompute(args.beta);
+    }
     // The TMA epilogue encodes a tensor map of C whether or not it is read, and the driver refuses a null address.
     bool const has_c = args.c != nullptr;
     result.epilogue.ptr_C = static_cast<ElementD const*>(has_c ? args.c : args.d);

@@ -1,0 +1,281 @@
+// The scaled epilogue: D = saturating_cast(scale_d * (alpha * scale_a * scale_b * A B + beta * C)), with scales that
+// are on the device. scale_a is absent, one float, or one for each row of A; scale_b likewise for the columns of B;
+// scale_d is absent or one float. `amax`, where there is one, becomes the largest absolute value before scale_d.
+//
+// Which of them a problem has is decided at run time: one kernel serves all forms.
+#pragma once
+
+#include "atomr_cutlass/kernel_abi.h"
+#include "cute/tensor.hpp"
+#include "cutlass/arch/barrier.h"
+#include "cutlass/array.h"
+#include "cutlass/cutlass.h"
+#include "cutlass/epilogue/collective/default_epilogue.hpp"
+#include "cutlass/epilogue/fusion/sm90_visitor_tma_warpspecialized.hpp"
+#include "cutlass/numeric_conversion.h"
+
+namespace atomr_cutlass {
+
+// What the generated sources choose from.
+struct LinearEpilogue {};
+struct ScaledEpilogue {};
+
+struct ScaledParams {
+  float const* scale_a;
+  float const* scale_b;
+  float const* scale_d;
+  float* amax;
+  float alpha, beta;
+  int32_t form_a, form_b;
+
+  static ScaledParams of(atomr_cutlass_gemm_args const& args) {
+    return {static_cast<float const*>(args.scale_a),
+            static_cast<float const*>(args.scale_b),
+            static_cast<float const*>(args.scale_d),
+            static_cast<float*>(args.amax),
+            float(args.alpha),
+            float(args.beta),
+            args.scale_form_a,
+            args.scale_form_b};
+  }
+
+  CUTLASS_DEVICE bool needs_c() const { return beta != 0.0f; }
+
+  // 0 beyond the edges, so that nothing of a tile that is not part of D is seen by amax.
+  CUTLASS_DEVICE float row(int m, int count) const {
+    if (m >= count) return 0.0f;
+    return alpha * (scale_a == nullptr ? 1.0f : scale_a[form_a == 0 ? 0 : m]);
+  }
+  CUTLASS_DEVICE float column(int n, int count) const {
+    if (n >= count) return 0.0f;
+    return scale_b == nullptr ? 1.0f : scale_b[form_b == 0 ? 0 : n];
+  }
+  CUTLASS_DEVICE float output() const { return scale_d == nullptr ? 1.0f : *scale_d; }
+};
+
+// The largest absolute value of what a thread has seen, as bits: those of floats that are not negative are ordered as
+// integers, with every NaN above infinity.
+struct LargestAbsolute {
+  uint32_t bits = 0;
+
+  CUTLASS_DEVICE void see(float value) {
+    uint32_t const other = __float_as_uint(value) & 0x7fffffffu;
+    bits = bits > other ? bits : other;
+  }
+
+  // Called by all threads of a warp.
+  CUTLASS_DEVICE void store(float* amax) const {
+    uint32_t const largest = __reduce_max_sync(0xffffffffu, bits);
+    if (threadIdx.x % 32 == 0) atomicMax(reinterpret_cast<uint32_t*>(amax), largest);
+  }
+};
+
+// A visitor for CUTLASS 3.x's TMA epilogues: all of the tree in one node. The scales of a tile's rows and columns are
+// read once a tile, into shared memory.
+template <int kTileM, int kTileN>
+struct ScaledVisitor {
+  struct SharedStorage {
+    float rows[kTileM];
+    float columns[kTileN];
+  };
+  using Arguments = ScaledParams;
+  using Params = ScaledParams;
+
+  template <class Problem>
+  static constexpr Params to_underlying_arguments(Problem const&, Arguments const& args, void*) {
+    return args;
+  }
+  template <class Problem>
+  static bool can_implement(Problem const&, Arguments const&) {
+    return true;
+  }
+  template <class Problem>
+  static size_t get_workspace_size(Problem const&, Arguments const&) {
+    return 0;
+  }
+  template <class Problem>
+  static cutlass::Status initialize_workspace(Problem const&, Arguments const&, void*, cudaStream_t,
+                                              cutlass::CudaHostAdapter* = nullptr) {
+    return cutlass::Status::kSuccess;
+  }
+
+  CUTLASS_HOST_DEVICE ScaledVisitor() {}
+  CUTLASS_HOST_DEVICE ScaledVisitor(Params const& params, SharedStorage const& shared)
+      : params(&params),
+        shared(const_cast<SharedStorage*>(&shared)) {}
+
+  CUTLASS_DEVICE bool is_producer_load_needed() const { return params->needs_c(); }
+  CUTLASS_DEVICE bool is_C_load_needed() const { return params->needs_c(); }
+
+  template <class... A>
+  CUTLASS_DEVICE auto get_producer_load_callbacks(cutlass::epilogue::fusion::detail::ProducerLoadArgs<A...> const&) {
+    return cutlass::epilogue::fusion::detail::EmptyProducerLoadCallbacks{};
+  }
+
+  template <class Coordinates, class Source>
+  struct Callbacks : cutlass::epilogue::fusion::detail::EmptyConsumerStoreCallbacks {
+    Params const& params;
+    SharedStorage& shared;
+    Coordinates coordinates;  // of the thread's elements, from its first one on
+    Source const& source;
+    int tile_m, tile_n;    // where the tile begins
+    int first_m, first_n;  // the thread's first element in the tile
+    int count_m, count_n, thread, threads;
+    float scale_d;
+    LargestAbsolute largest;
+
+    CUTLASS_DEVICE Callbacks(Params const& params, SharedStorage& shared, Coordinates coordinates, Source const& source)
+        : params(params),
+          shared(shared),
+          coordinates(coordinates),
+          source(source) {}
+
+    CUTLASS_DEVICE void begin() {
+      for (int i = thread; i < kTileM; i += threads) shared.rows[i] = params.row(tile_m + i, count_m);
+      for (int i = thread; i < kTileN; i += threads) shared.columns[i] = params.column(tile_n + i, count_n);
+      scale_d = params.output();
+    }
+
+    CUTLASS_DEVICE bool begin_sync_needed() const { return true; }
+
+    template <class Accumulator, int kCount>
+    CUTLASS_DEVICE cutlass::Array<float, kCount> visit(cutlass::Array<Accumulator, kCount> const& accumulators,
+                                                       int fragment, int epilogue_m, int epilogue_n) {
+      auto const places = coordinates(cute::_, cute::_, cute::_, epilogue_m, epilogue_n);
+      cutlass::Array<float, kCount> result;
+      CUTLASS_PRAGMA_UNROLL
+      for (int i = 0; i < kCount; ++i) {
+        auto const place = places(fragment * kCount + i);
+        float const scale = shared.rows[first_m + cute::get<0>(place)] * shared.columns[first_n + cute::get<1>(place)];
+        result[i] = scale * float(accumulators[i]);
+      }
+      if (params.needs_c()) {
+        CUTLASS_PRAGMA_UNROLL
+        for (int i = 0; i < kCount; ++i) result[i] += params.beta * float(source(fragment * kCount + i));
+      }
+      if (params.amax != nullptr) {
+        CUTLASS_PRAGMA_UNROLL
+        for (int i = 0; i < kCount; ++i) largest.see(result[i]);
+      }
+      CUTLASS_PRAGMA_UNROLL
+      for (int i = 0; i < kCount; ++i) result[i] *= scale_d;
+      return result;
+    }
+
+    CUTLASS_DEVICE void end() {
+      if (params.amax != nullptr) largest.store(params.amax);
+    }
+  };
+
+  template <bool kReferenceSource, class... A>
+  CUTLASS_DEVICE auto get_consumer_store_callbacks(
+      cutlass::epilogue::fusion::detail::ConsumerStoreArgs<A...> const& args) {
+    using Source = cute::remove_cvref_t<decltype(args.tCrC)>;
+    Callbacks<decltype(args.tCcD), Source> callbacks(*params, *shared, args.tCcD, args.tCrC);
+    callbacks.count_m = cute::get<0>(args.problem_shape_mnkl);
+    callbacks.count_n = cute::get<1>(args.problem_shape_mnkl);
+    callbacks.tile_m = int(cute::get<0>(args.tile_coord_mnkl)) * kTileM;
+    callbacks.tile_n = int(cute::get<1>(args.tile_coord_mnkl)) * kTileN;
+    callbacks.first_m = callbacks.count_m - int(cute::get<0>(args.residue_tCcD)) - callbacks.tile_m;
+    callbacks.first_n = callbacks.count_n - int(cute::get<1>(args.residue_tCcD)) - callbacks.tile_n;
+    callbacks.thread = args.thread_idx;
+    callbacks.threads = cute::size(args.tiled_copy);
+    return callbacks;
+  }
+
+  Params const* params;
+  SharedStorage* shared;
+};
+
+// The same from registers straight to global memory, one element at a time: for D whose rows are not aligned to 16
+// bytes, and for products computed as D^T = B^T A^T (kSwapped), whose rows are the columns of B.
+template <class Element, class Stride, bool kSwapped>
+struct ScaledStore {
+  using EpilogueSchedule = cutlass::gemm::EpilogueDefault;
+  using DispatchPolicy = EpilogueSchedule;
+  using ThreadEpilogueOp = void;
+  using ElementOutput = Element;
+  using ElementAccumulator = float;
+  using ElementCompute = float;
+  using ElementScalar = float;
+  using ElementC = Element;
+  using ElementD = Element;
+  using StrideC = Stride;
+  using StrideD = Stride;
+  using GmemTiledCopyC = void;
+  using GmemTiledCopyD = void;
+  static constexpr int kOutputAlignment = 1;
+
+  struct SharedStorage {};
+  using TensorStorage = SharedStorage;
+
+  struct Arguments {
+    ScaledParams thread{};
+    ElementC const* ptr_C = nullptr;
+    StrideC dC{};
+    ElementD* ptr_D = nullptr;
+    StrideD dD{};
+  };
+  using Params = Arguments;
+
+  template <class Problem>
+  static constexpr Params to_underlying_arguments(Problem const&, Arguments const& args, void*) {
+    return args;
+  }
+  template <class Problem>
+  static size_t get_workspace_size(Problem const&, Arguments const&) {
+    return 0;
+  }
+  template <class Problem>
+  static cutlass::Status initialize_workspace(Problem const&, Arguments const&, void*, cudaStream_t,
+                                              cutlass::CudaHostAdapter* = nullptr) {
+    return cutlass::Status::kSuccess;
+  }
+  template <class Problem>
+  static bool can_implement(Problem const&, Arguments const&) {
+    return true;
+  }
+
+  CUTLASS_HOST_DEVICE ScaledStore(Params const& params, SharedStorage const& = SharedStorage()) : params(params) {}
+
+  template <class Problem, class Tile, class TileCoordinates, class Engine, class Layout, class TiledMma, class Residue>
+  CUTLASS_DEVICE void operator()(Problem problem, Tile tile, TileCoordinates where,
+                                 cute::Tensor<Engine, Layout> const& accumulators, TiledMma tiled_mma, Residue,
+                                 int thread, char*) {
+    using namespace cute;
+    int const count_m = get<0>(problem), count_n = get<1>(problem);
+    auto const shape = make_shape(count_m, count_n);
+    Tensor const all = make_identity_tensor(shape);
+    Tensor const mine =
+        tiled_mma.get_thread_slice(thread).partition_C(local_tile(all, take<0, 2>(tile), take<0, 2>(where)));
+    Tensor const steps = make_coord_tensor(mine.layout());
+    int const first_m = get<0>(mine(_0{})), first_n = get<1>(mine(_0{}));
+    int const batch = get<3>(where);
+
+    ScaledParams const& scaled = params.thread;
+    float const scale_d = scaled.output();
+    LargestAbsolute largest;
+    CUTLASS_PRAGMA_UNROLL
+    for (int i = 0; i < size(accumulators); ++i) {
+      int const m = first_m + get<0>(steps(i)), n = first_n + get<1>(steps(i));
+      if (m >= count_m || n >= count_n) continue;
+      int const row = kSwapped ? n : m, column = kSwapped ? m : n;
+      float value = scaled.row(row, row + 1) * scaled.column(column, column + 1) * float(accumulators(i));
+      if (scaled.needs_c()) value += scaled.beta * float(params.ptr_C[offset(params.dC, m, n, batch)]);
+      largest.see(value);
+      cutlass::NumericConverter<ElementD, float> convert;
+      params.ptr_D[offset(params.dD, m, n, batch)] = convert(value * scale_d);
+    }
+    if (scaled.amax != nullptr) largest.store(scaled.amax);
+  }
+
+ private:
+  static CUTLASS_DEVICE int64_t offset(Stride const& stride, int m, int n, int batch) {
+    return int64_t(m) * cute::get<0>(stride) + int64_t(n) * cute::get<1>(stride) +
+           int64_t(batch) * cute::get<2>(stride);
+  }
+
+  Params params;
+};
+
+}  // namespace atomr_cutlass

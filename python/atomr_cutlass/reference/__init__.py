@@ -7,20 +7,42 @@ rounding; `tolerance` says by how much that may be.
 from __future__ import annotations
 
 from .activations import ACTIVATIONS, erf, erfc
+from .conv import (
+    ConvGeometry,
+    absolute_conv2d,
+    absolute_conv2d_dgrad,
+    absolute_conv2d_wgrad,
+    conv2d,
+    conv2d_dgrad,
+    conv2d_wgrad,
+    conv_geometry,
+)
 from .gemm import GemmResult, absolute_product, gemm, gemm_with_amax
+from .grouped import absolute_grouped_product, group_bounds, grouped_gemm
 from .scales import Scale
 from .tolerance import Tolerance, tolerance, within_tolerance
 
 __all__ = [
     "ACTIVATIONS",
+    "ConvGeometry",
     "GemmResult",
     "Scale",
     "Tolerance",
+    "absolute_conv2d",
+    "absolute_conv2d_dgrad",
+    "absolute_conv2d_wgrad",
+    "absolute_grouped_product",
     "absolute_product",
+    "conv2d",
+    "conv2d_dgrad",
+    "conv2d_wgrad",
+    "conv_geometry",
     "erf",
     "erfc",
     "gemm",
     "gemm_with_amax",
+    "group_bounds",
+    "grouped_gemm",
     "tolerance",
     "within_tolerance",
 ]

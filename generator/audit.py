@@ -45,6 +45,11 @@ def expected_instruction(key: KernelKey) -> Instruction:
     Raises:
         ValueError: no rule for the key's generation or element type.
     """
+    if key.generation == "sm100":
+        # What UMMA multiplies is said by a descriptor, of which the instruction's name tells the width alone.
+        kinds = {CutlassDtype.I8: "I", CutlassDtype.F8E4M3: "Q", CutlassDtype.F8E5M2: "Q", CutlassDtype.F4E2M1: "O"}
+        pair = "2CTA" if key.mainloop == "2sm" else ""
+        return Instruction(f"UTC{kinds.get(key.a, 'H')}MMA", pair, frozenset({"2CTA"} - {pair}))
     if key.generation not in ("sm80", "sm90"):
         raise ValueError(f"no rule for the instructions of generation {key.generation}")
     if key.generation == "sm90" and key.arch is not SmArch.SM90A:

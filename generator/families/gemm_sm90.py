@@ -6,11 +6,14 @@ from collections.abc import Iterator
 
 from ..archs import SmArch
 from ..dtypes import CutlassDtype
-from ..key import ROW, KernelKey
+from ..key import ROW, KernelKey, Triple
 from ..rules import COMMON_LAYOUTS, FP8_TYPES, HALF_TYPES, LAYOUTS, OK, Status, accumulator, no, supports_gemm
-from .base import DEFAULT, FULL, SMOKE, Cell, Family, static_ints
+from .base import DEFAULT, FULL, SMOKE, Cell, Family, numbers, static_ints
 
 D = CutlassDtype
+
+BLOCKWISE: Triple = (1, 128, 128)
+"""Rows of A, columns of B and elements of K of one scale in the blockwise form."""
 
 _MAINLOOP_SCHEDULE = {
     "pingpong": "KernelTmaWarpSpecializedPingpong",
@@ -53,10 +56,27 @@ def supports(key: KernelKey) -> Status:
     copies = 2 if key.a in FP8_TYPES and key.math == "default" else 1
     if copies * m * n // (128 * groups) > 128:
         return no("the accumulators would spill: at most 128 registers a thread")
+    scales = _supports_block_scales(key)
+    if not scales:
+        return scales
     if key.cluster[2] != 1 or key.cluster[0] * key.cluster[1] > 8:
         return no("clusters are at most 8 thread blocks, none along K")
     if key.warps != (0, 0, 0) or key.swizzle:
         return no("sm90 kernels take warps from the schedule and the swizzle at run time")
+    return OK
+
+
+def _supports_block_scales(key: KernelKey) -> Status:
+    if not key.scale_type and key.scale_granularity == (0, 0, 0):
+        return OK
+    if key.scale_type != "f32" or key.scale_granularity != BLOCKWISE:
+        return no("block scales of sm90 kernels are f32, one for 1x128 elements of A and one for 128x128 of B")
+    if key.a not in FP8_TYPES or key.math != "default":
+        return no("block scales of sm90 kernels are for fp8 operands in full accumulation")
+    if key.mainloop == "warpspecialized" or key.scheduler != "persistent":
+        return no("block-scaled sm90 kernels are pingpong or cooperative, with the persistent scheduler")
+    if key.tile[1] % BLOCKWISE[1]:
+        return no("the N tile of a block-scaled sm90 kernel is a multiple of 128")
     return OK
 
 
@@ -70,11 +90,18 @@ def values(key: KernelKey) -> dict[str, str]:
         "cute_tile": static_ints(key.tile),
         "cute_cluster": static_ints(key.cluster),
         "stage_count": f"cutlass::gemm::collective::StageCount<{key.stages}>" if key.stages else "void",
-        "mainloop_schedule": _MAINLOOP_SCHEDULE[key.mainloop] + ("FP8FastAccum" if key.math == "fast" else ""),
+        "mainloop_schedule": _MAINLOOP_SCHEDULE[key.mainloop] + _schedule_suffix(key),
         "epilogue_schedule": epilogue,
         "epilogue": "ScaledEpilogue" if key.epilogue == "scaled" else "LinearEpilogue",
+        "scales": f"BlockScales<{numbers(key.scale_granularity)}>" if key.scale_type else "Unscaled",
         "scheduler": "StreamKScheduler" if key.scheduler == "streamk" else "PersistentScheduler",
     }
+
+
+def _schedule_suffix(key: KernelKey) -> str:
+    if key.scale_type:
+        return "FP8Blockwise"
+    return "FP8FastAccum" if key.math == "fast" else ""
 
 
 # Tile, cluster and mainloop of the sm90 generation, for elements of 2 bytes; narrower and wider elements keep the K
@@ -110,6 +137,7 @@ def _gemm_sm90(
     math: str = "default",
     epilogue_schedule: str = "tma",
     epilogue: str = "lc",
+    scale_granularity: Triple = (0, 0, 0),
 ) -> KernelKey:
     wide = 128 // a.bits
     return KernelKey(
@@ -136,6 +164,8 @@ def _gemm_sm90(
         swizzle=0,
         math=math,
         epilogue=epilogue,
+        scale_granularity=scale_granularity,
+        scale_type="f32" if any(scale_granularity) else "",
     )
 
 

@@ -15,10 +15,53 @@
 
 namespace atomr_cutlass {
 
+// No block scales.
+struct Unscaled {
+  static constexpr bool kPresent = false;
+  template <class Layout>
+  using A = Layout;
+  template <class Layout>
+  using B = Layout;
+};
+
+// A float for each block of kM rows of A and kK elements of K, and one for each block of kN columns of B and kK
+// elements of K. The mainloop multiplies with them in full accumulation. Their strides are dynamic along both
+// dimensions: CUTLASS's own layouts fix the contiguous one and read it through TMA, which asks for 16-byte aligned rows
+// of scales.
+template <int kM, int kN, int kK>
+struct BlockScales {
+  static constexpr bool kPresent = true;
+  template <int kBlock>
+  using LayoutOf =
+      cute::Layout<cute::Shape<cute::Shape<cute::Int<kBlock>, int>, cute::Shape<cute::Int<kK>, int>, int>,
+                   cute::Stride<cute::Stride<cute::_0, int64_t>, cute::Stride<cute::_0, int64_t>, int64_t>>;
+  // What the collective builder is told about an operand.
+  template <class Layout>
+  using A = cute::tuple<Layout, LayoutOf<kM>>;
+  template <class Layout>
+  using B = cute::tuple<Layout, LayoutOf<kN>>;
+
+  template <int kBlock>
+  static LayoutOf<kBlock> layout(int extent, int k, int64_t stride, int64_t k_stride) {
+    return cute::make_layout(
+        cute::make_shape(cute::make_shape(cute::Int<kBlock>{}, cute::ceil_div(extent, kBlock)),
+                         cute::make_shape(cute::Int<kK>{}, cute::ceil_div(k, kK)), 1),
+        cute::make_stride(cute::make_stride(cute::_0{}, stride), cute::make_stride(cute::_0{}, k_stride), int64_t(0)));
+  }
+  template <class Args>
+  static LayoutOf<kM> layout_a(Args const& args) {
+    return layout<kM>(args.m, args.k, args.scale_stride_a, args.scale_k_stride_a);
+  }
+  template <class Args>
+  static LayoutOf<kN> layout_b(Args const& args) {
+    return layout<kN>(args.n, args.k, args.scale_stride_b, args.scale_k_stride_b);
+  }
+};
+
 template <class ElementA, class LayoutA, int kAlignA, class ElementB, class LayoutB, int kAlignB, class ElementD,
           class LayoutD, int kAlignD, class ElementAccumulator, class ElementCompute, class Tile, class Cluster,
           class StageCount, class MainloopSchedule, class EpilogueSchedule, class TileScheduler,
-          class Epilogue = LinearEpilogue>
+          class Epilogue = LinearEpilogue, class Scales = Unscaled>
 struct GemmSm90 {
   using Args = atomr_cutlass_gemm_args;
 
@@ -55,8 +98,9 @@ struct GemmSm90 {
       StageCount>;
 
   using CollectiveMainloop = typename cutlass::gemm::collective::CollectiveBuilder<
-      cutlass::arch::Sm90, cutlass::arch::OpClassTensorOp, ElementA, LayoutA, kAlignA, ElementB, LayoutB, kAlignB,
-      ElementAccumulator, Tile, Cluster, Stages, MainloopSchedule>::CollectiveOp;
+      cutlass::arch::Sm90, cutlass::arch::OpClassTensorOp, ElementA, typename Scales::template A<LayoutA>, kAlignA,
+      ElementB, typename Scales::template B<LayoutB>, kAlignB, ElementAccumulator, Tile, Cluster, Stages,
+      MainloopSchedule>::CollectiveOp;
 
   using Kernel = cutlass::gemm::kernel::GemmUniversal<cute::Shape<int, int, int, int>, CollectiveMainloop,
                                                       CollectiveEpilogue, TileScheduler>;
@@ -92,8 +136,16 @@ struct GemmSm90 {
     result.mainloop.dA = stride<typename Kernel::StrideA>(args.lda, args.batch_stride_a);
     result.mainloop.ptr_B = static_cast<ElementB const*>(args.b);
     result.mainloop.dB = stride<typename Kernel::StrideB>(args.ldb, args.batch_stride_b);
+    if constexpr (Scales::kPresent) {
+      result.mainloop.ptr_SFA = static_cast<float const*>(args.scale_a);
+      result.mainloop.layout_SFA = Scales::layout_a(args);
+      result.mainloop.ptr_SFB = static_cast<float const*>(args.scale_b);
+      result.mainloop.layout_SFB = Scales::layout_b(args);
+    }
     if constexpr (kScaled) {
       result.epilogue.thread = ScaledParams::of(args);
+      // Block scales are the mainloop's.
+      if (Scales::kPresent) result.epilogue.thread.scale_a = result.epilogue.thread.scale_b = nullptr;
     } else {
       result.epilogue.thread.alpha = ElementCompute(args.alpha);
       result.epilogue.thread.beta = ElementCompute(args.beta);
@@ -118,6 +170,8 @@ struct GemmSm90 {
   }
 
   static bool can_implement(Args const& args) {
+    // The arguments have no stride from one batch's block scales to the next one's.
+    if (Scales::kPresent && (args.batch > 1 || args.scale_a == nullptr || args.scale_b == nullptr)) return false;
     return (kStreamK || args.split_k == 1) && Kernel::can_implement(arguments(args));
   }
 

@@ -7,4 +7,5 @@ PYBIND11_MODULE(_core, module) {
   atomr_cutlass::bind_table(module);
   atomr_cutlass::bind_operand(module);
   atomr_cutlass::bind_plan(module);
+  atomr_cutlass::bind_launch_plan(module);
 }

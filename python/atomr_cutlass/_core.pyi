@@ -1,5 +1,5 @@
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -89,7 +89,7 @@ class GemmPlan:
     @property
     def grid(self) -> tuple[int, int, int]: ...
 
-Address = tuple[str, int, int]
+Address: TypeAlias = tuple[str, int, int]
 """("operand" or "temporary", index, bytes from there)."""
 
 class LaunchPlan:

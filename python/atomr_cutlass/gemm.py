@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import threading
 import warnings
 from dataclasses import dataclass
@@ -9,12 +10,13 @@ from typing import Any
 
 import numpy as np
 
-from . import _core, devices, numerics, operands, problem, reference
+from . import _core, devices, numerics, operands, problem, reference, scaled
 from .errors import InvalidOperandError, UnsupportedError
 from .generator.dtypes import CutlassDtype
 from .generator.key import ROW
-from .generator.rules import gemm_types, supports_layouts
-from .numerics import default_out_dtype, math_mode
+from .generator.rules import FP8_TYPES, gemm_types, supports_layouts
+from .numerics import FAST, default_out_dtype, math_mode
+from .op_plan import OpPlan
 from .operands import CPU, CUDA
 from .plan import BACKENDS as GPU_BACKENDS
 from .plan import Plan, make
@@ -46,9 +48,10 @@ def gemm(
     scale_a: Any = None,
     scale_b: Any = None,
     scale_d: Any = None,
+    amax: Any = None,
     out_dtype: CutlassDtype | None = None,
     precision: str | None = None,
-    fast_accum: bool = False,  # noqa: ARG001 - no fp8 kernels to hand it to
+    fast_accum: bool = False,
     stream: Any = None,
     backend: str = "auto",
     jit: str | None = None,
@@ -65,12 +68,16 @@ def gemm(
         bias: (N,), added to every row. Reference backend only, for now.
         activation: a name of `reference.ACTIVATIONS`. Reference backend only, for now.
         epilogue: refused: fused epilogues are not there yet.
-        scale_a: factor of A, a number; (..., M, 1) arrays on the reference backend only.
-        scale_b: factor of B, a number; (..., 1, N) arrays on the reference backend only.
-        scale_d: factor of the result, a number.
+        scale_a: factor of A: a number, or for fp8 a float32 array on the device of A: of one element, (..., M, 1) for
+            the rows of A, or (..., M, ceil(K / 128)) for blocks of 1 x 128.
+        scale_b: factor of B: a number, or for fp8 a float32 array: of one element, (..., 1, N) for the columns of B, or
+            (..., ceil(K / 128), ceil(N / 128)) for blocks of 128 x 128; block scales come for both or neither.
+        scale_d: factor of the result: a number, or for fp8 a float32 array of one element.
+        amax: for fp8: float32 array of one element, which receives the largest magnitude of D before scale_d.
         out_dtype: element type of the result; defaults to A's (int32 for int8, bf16 for fp8).
         precision: for float32 operands: `ieee` (default), `tf32` or `3xtf32`.
-        fast_accum: fp8's fast accumulation; ignored for other dtypes.
+        fast_accum: lets fp8 products be added up in the tensor cores alone, which is faster and keeps about 14 bits;
+            ignored for other dtypes.
         stream: where to launch: an integer handle or a stream object; defaults to the current stream of the framework
             of `a`.
         backend: `auto` (a GPU kernel, prebuilt or compiled; without a GPU the reference, warning once), `prebuilt`,
@@ -91,8 +98,8 @@ def gemm(
         DeviceUnavailableError: `prebuilt`, `jit` or GPU operands without a usable GPU; NVRTC is needed and missing.
     """
     if (
-        bias is activation is epilogue is scale_a is scale_b is scale_d is out_dtype is None
-        and backend in GPU_BACKENDS and type(alpha) in _SCALARS and type(beta) in _SCALARS
+        bias is activation is epilogue is scale_a is scale_b is scale_d is amax is out_dtype is None
+        and not fast_accum and backend in GPU_BACKENDS and type(alpha) in _SCALARS and type(beta) in _SCALARS
     ):  # fmt: skip
         signature = _core.signature(a, b, c, out)
         if signature is not None:
@@ -111,9 +118,11 @@ def gemm(
         bias=bias,
         activation=activation,
         epilogue=epilogue,
-        scales=(scale_a, scale_b, scale_d),
+        scales={"scale_a": scale_a, "scale_b": scale_b, "scale_d": scale_d},
+        amax=amax,
         out_dtype=out_dtype,
         precision=precision,
+        fast_accum=fast_accum,
         stream=stream,
         backend=backend,
         jit=jit,
@@ -133,9 +142,11 @@ class _Call:
     bias: Any
     activation: str | None
     epilogue: Any
-    scales: tuple[Any, Any, Any]
+    scales: dict[str, Any]
+    amax: Any
     out_dtype: CutlassDtype | None
     precision: str | None
+    fast_accum: bool
     stream: Any
     backend: str
     jit: str | None
@@ -146,11 +157,17 @@ class _Call:
         if self.epilogue is not None:
             raise UnsupportedError("fused epilogues are not there yet: leave epilogue out")
         _check_scalars(self.alpha, self.beta, self.c)
-        given = {"a": self.a, "b": self.b, "c": self.c, "out": self.out, "bias": self.bias}
+        if self.amax is not None and self.backend != "reference" and isinstance(self.scales["scale_d"], _NUMBERS):
+            raise UnsupportedError(
+                "amax is taken before scale_d, and as a number that is part of alpha: give scale_d as an array of one element"
+            )
+        given = {"a": self.a, "b": self.b, "c": self.c, "out": self.out, "bias": self.bias, "amax": self.amax}
+        given |= {name: scale for name, scale in self.scales.items() if not isinstance(scale, _NUMBERS)}
         what = _operation(
             {name: operands.as_operand(array) for name, array in given.items() if array is not None},
             self.out_dtype,
             self.precision,
+            fast_accum=self.fast_accum,
         )
         if self.out is not None and operands.is_jax(self.out):
             raise InvalidOperandError("out is a JAX array, which cannot be written: leave out away")
@@ -159,7 +176,7 @@ class _Call:
             if self.backend != "reference":
                 _warn_once()
             return self._on_reference(what)
-        types = gemm_types(what.dtype, what.dtype, what.result, what.math)
+        types = gemm_types(what.dtype, what.dtype_b, what.result, what.math)
         if not types:
             raise UnsupportedError(types.reason)
         refuse_epilogue(self.bias, self.activation)
@@ -176,14 +193,14 @@ class _Call:
         if array is None:
             array, views["out"] = operands.empty(what.shape, what.result, views["a"].device, self.a)
         if 0 not in what.shape:
-            made = self._plan(views, what.math, self.a, stream)
-            made(views["a"], views["b"], views.get("c"), out=views["out"], alpha=alpha, beta=beta, stream=stream)
-            self._keep(made)
+            made = self._launch(views, what.math, alpha, beta, self.a, stream)
+            if isinstance(made, Plan):
+                self._keep(made)
         return operands.finished(array, views["out"], stream)
 
     def _keep(self, made: Plan) -> None:
         """Remembers the plan under what the fast path of `gemm` can see without Python."""
-        if self.out_dtype is not None or (self.out is None and not _core.has_exchange_api(self.a)):
+        if self.out_dtype is not None or self.fast_accum or (self.out is None and not _core.has_exchange_api(self.a)):
             return
         signature = _core.signature(self.a, self.b, self.c, self.out)
         if signature is None:
@@ -202,11 +219,14 @@ class _Call:
             for name in what.inputs
         }
         _, views["out"] = operands.empty(what.shape, what.result, 0, None)
-        made = self._plan(views, what.math, None, 0)
-        made(views["a"], views["b"], views.get("c"), out=views["out"], alpha=alpha, beta=beta, stream=0)
+        self._launch(views, what.math, alpha, beta, None, 0)
+        if "amax" in views:
+            np.copyto(operands.to_numpy(what.views["amax"]), operands.download(views["amax"]), casting="no")
         return self._deliver(operands.download(views["out"]), what)
 
-    def _plan(self, views: dict[str, _core.Operand], math: str, like: Any, stream: int) -> Plan:
+    def _launch(
+        self, views: dict[str, _core.Operand], math: str, alpha: float, beta: float, like: Any, stream: int
+    ) -> Plan | OpPlan:
         def spec(name: str) -> MatrixSpec:
             view = views[name]
             return MatrixSpec(view.shape, view.strides, operands.dtype_of(view, name), view.alignment)
@@ -219,26 +239,63 @@ class _Call:
             math=math,
             device=views["a"].device,
         )
-        return make(what, like=like, backend=self.backend, jit=self.jit, stream=stream)
+        how = {"like": like, "backend": self.backend, "jit": self.jit, "stream": stream}
+        if not set(views) & _SCALING:
+            made = make(what, **how)
+            made(views["a"], views["b"], views.get("c"), out=views["out"], alpha=alpha, beta=beta, stream=stream)
+            return made
+        scaled_plan = scaled.make(what, self._scales(what, views), **how)
+        order = ("a", "b", "c", "scale_a", "scale_b", "scale_d", "amax", "out")
+        # In the order of the plan's slots.
+        scaled_plan(*(views[name] for name in order if name in views), alpha=alpha, beta=beta, stream=stream)
+        return scaled_plan
+
+    @staticmethod
+    def _scales(what: GemmProblem, views: dict[str, _core.Operand]) -> scaled.Scales:
+        """The scales that are arrays, as they lie."""
+        if what.a.dtype not in FP8_TYPES:
+            names = ", ".join(sorted(set(views) & _SCALING))
+            raise UnsupportedError(f"{names}: only fp8 kernels take arrays; give numbers, or fold them into alpha")
+        found = {}
+        for name in sorted(set(views) & _SCALING):
+            view = views[name]
+            if operands.dtype_of(view, name) is not CutlassDtype.F32:
+                raise InvalidOperandError(f"{name} is {operands.dtype_of(view, name).value}; expected float32")
+            if name in ("scale_d", "amax") and math.prod(view.shape) != 1:
+                raise InvalidOperandError(f"{name} has shape {view.shape}; expected one element")
+            found[name] = MatrixSpec(view.shape, view.strides, CutlassDtype.F32)
+        forms = scaled.scale_forms(what, found.get("scale_a"), found.get("scale_b"))
+
+        def scale(name: str, form: str = "tensor") -> scaled.Scale | None:
+            spec = found.get(name)
+            return None if spec is None else scaled.Scale(spec.shape, spec.strides, form)
+
+        return scaled.Scales(scale("scale_a", forms[0]), scale("scale_b", forms[1]), scale("scale_d"), scale("amax"))
 
     def _on_reference(self, what: _Operation) -> Any:
         on_gpu = what.views["a"].device_type == CUDA
         fetch = operands.download if on_gpu else operands.to_numpy
         host = {name: fetch(what.views[name]) for name in what.inputs}
-        computed = reference.gemm(
-            host["a"],
-            host["b"],
-            host.get("c"),
-            alpha=self.alpha,
-            beta=self.beta,
-            bias=host.get("bias"),
-            activation=self.activation,
-            scale_a=self.scales[0],
-            scale_b=self.scales[1],
-            scale_d=self.scales[2],
-            out_dtype=what.result,
-            math=what.math,
-        )
+        scale_d = host.get("scale_d", self.scales["scale_d"])
+        arguments = {
+            "alpha": self.alpha,
+            "beta": self.beta,
+            "bias": host.get("bias"),
+            "activation": self.activation,
+            "scale_a": host.get("scale_a", self.scales["scale_a"]),
+            "scale_b": host.get("scale_b", self.scales["scale_b"]),
+            "scale_d": None if scale_d is None else float(np.asarray(scale_d).reshape(())),
+            "out_dtype": what.result,
+            "math": what.math,
+        }
+        if self.amax is None:
+            computed = reference.gemm(host["a"], host["b"], host.get("c"), **arguments)
+        else:
+            computed, amax = reference.gemm_with_amax(host["a"], host["b"], host.get("c"), **arguments)
+            if on_gpu:
+                operands.copy_in(amax.reshape(what.views["amax"].shape), what.views["amax"])
+            else:
+                operands.to_numpy(what.views["amax"])[...] = amax.reshape(what.views["amax"].shape)
         if not on_gpu:
             return self._deliver(computed, what)
         array, view = self.out, what.views.get("out")
@@ -255,11 +312,8 @@ class _Call:
         return self.out
 
     def _folded_scalars(self) -> tuple[float, float]:
-        """Without an activation, scale factors are part of alpha and beta."""
-        for name, scale in zip(("scale_a", "scale_b", "scale_d"), self.scales, strict=True):
-            if scale is not None and not isinstance(scale, _NUMBERS):
-                raise UnsupportedError(f"{name} is a {type(scale).__name__}: GPU kernels take numbers only")
-        scale_a, scale_b, scale_d = (1.0 if scale is None else float(scale) for scale in self.scales)
+        """Without an activation, scale factors that are numbers are part of alpha and beta."""
+        scale_a, scale_b, scale_d = (float(v) if isinstance(v, _NUMBERS) else 1.0 for v in self.scales.values())
         return self.alpha * scale_a * scale_b * scale_d, self.beta * scale_d
 
 
@@ -270,28 +324,36 @@ class _Operation:
     views: dict[str, _core.Operand]
     shape: tuple[int, ...]
     dtype: CutlassDtype
+    dtype_b: CutlassDtype
     result: CutlassDtype
     math: str
 
     @property
     def inputs(self) -> list[str]:
-        return [name for name in self.views if name != "out"]
+        return [name for name in self.views if name not in ("amax", "out")]
 
 
+_SCALING = {"scale_a", "scale_b", "scale_d", "amax"}
 _NUMBERS = (int, float, np.integer, np.floating)
 _PLAIN_NUMBERS = frozenset({int, float})
 
 
-def _operation(views: dict[str, _core.Operand], out_dtype: CutlassDtype | None, precision: str | None) -> _Operation:
+def _operation(
+    views: dict[str, _core.Operand], out_dtype: CutlassDtype | None, precision: str | None, *, fast_accum: bool
+) -> _Operation:
     _check_devices(views)
     shape = _result_shape(views)
-    dtype = operands.dtype_of(views["a"], "a")
-    if operands.dtype_of(views["b"], "b") is not dtype:
-        other = operands.dtype_of(views["b"], "b").value
-        raise InvalidOperandError(f"a is {dtype.value} and b is {other}: both must have one dtype")
+    dtype, other = (operands.dtype_of(views[name], name) for name in "ab")
+    if dtype is not other and not {dtype, other} <= set(FP8_TYPES):
+        raise InvalidOperandError(
+            f"a is {dtype.value} and b is {other.value}: both must have one dtype, but for two of fp8"
+        )
     if "out" in views:
         _check_out(views)
-    return _Operation(views, shape, dtype, _result_dtype(views, out_dtype, dtype), math_mode(dtype, precision))
+    math = math_mode(dtype, precision)
+    if fast_accum and dtype in FP8_TYPES:
+        math = FAST
+    return _Operation(views, shape, dtype, other, _result_dtype(views, out_dtype, dtype), math)
 
 
 def _check_scalars(alpha: float, beta: float, c: Any) -> None:

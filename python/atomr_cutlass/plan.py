@@ -174,7 +174,7 @@ def make(
         raise InvalidOperandError(f"a plan's backend is {backend!r}; valid: {', '.join(BACKENDS)}")
     policy = kernels.policy(jit)
     solvable, device = _nonempty(what), devices.get(what.device)
-    choice = _choose(solvable, device, arch, backend, policy)
+    choice = choose(solvable, device, arch, backend, policy)
     better = better_cell(choice, solvable, device, arch) if backend == "auto" and policy == "background" else None
     if better is not None and kernels.ready(better.key, device):
         choice, better = better, None
@@ -189,7 +189,9 @@ def make(
     return made
 
 
-def _choose(what: GemmProblem, device: Device, arch: SmArch | None, backend: str, policy: str) -> Choice:
+def choose(what: GemmProblem, device: Device, arch: SmArch | None, backend: str, jit: str | None) -> Choice:
+    """The kernel for a problem under the policy of compiling. Arguments and errors are those of `make`."""
+    policy = kernels.policy(jit)
     compiling = backend == "jit" or policy != "off"
     try:
         choice = select.choose(what, device, arch, backend=backend, compiling=compiling)

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from .errors import InvalidOperandError, UnsupportedError
 from .generator.dtypes import CutlassDtype
-from .generator.key import COLUMN, ROW
+from .generator.key import COLUMN, ROW, Triple
 from .generator.rules import accumulator
 
 MAX_OUTER = 4096
@@ -42,6 +42,9 @@ class GemmProblem:
             is none.
         math: math mode of the kernel key.
         device: index of the GPU.
+        epilogue: id of the kernel key's epilogue.
+        scale_granularity: rows of A, columns of B and elements of K that share a block scale; zeros without any.
+        scale_type: of block scales, as in the kernel key.
     """
 
     a: MatrixSpec
@@ -50,6 +53,9 @@ class GemmProblem:
     d: MatrixSpec
     math: str
     device: int
+    epilogue: str = "lc"
+    scale_granularity: Triple = (0, 0, 0)
+    scale_type: str = ""
 
     @property
     def m(self) -> int:

@@ -39,12 +39,19 @@ class Choice:
 
 def eligible(key: KernelKey, problem: GemmProblem, variant: Variant) -> bool:
     """Whether a kernel computes this variant of the problem: types, layouts and alignments."""
+    first, second = (problem.b, problem.a) if variant.exchanged else (problem.a, problem.b)
     return (
         key.op == "gemm"
-        and key.a is problem.a.dtype
-        and key.b is problem.b.dtype
+        and key.a is first.dtype
+        and key.b is second.dtype
         and key.d is problem.d.dtype
-        and key.math == problem.math
+        # Fast accumulation is allowed, not asked for.
+        and (key.math == problem.math or (problem.math == "fast" and key.math == "default"))
+        and key.epilogue == problem.epilogue
+        and key.scale_granularity == problem.scale_granularity
+        and key.scale_type == problem.scale_type
+        # Block scales are not alike for A and B: they cannot change places.
+        and not (variant.exchanged and problem.scale_type)
         and key.layout_a == variant.layout_a
         and key.layout_b == variant.layout_b
         and variant.align_a % key.align_a == 0

@@ -471,7 +471,7 @@ def case_scales_are_folded() -> None:
     np.testing.assert_array_equal(got, 4 * (a @ b + c))
     rows = np.ones((4, 1), np.float32)
     refused(
-        ac.UnsupportedError, "scale_a is a ndarray: GPU kernels take numbers only", lambda: ac.gemm(a, b, scale_a=rows)
+        ac.UnsupportedError, "scale_a: only fp8 kernels take arrays; give numbers", lambda: ac.gemm(a, b, scale_a=rows)
     )
 
 

@@ -68,9 +68,9 @@ def toolchain() -> Toolchain:
         nvrtc=Path(library),
         version=(major, minor),
         build=_build(nvrtc),
-        # The stand-ins come first: they shadow headers of the others.
+        # The stand-ins for the host's headers and for CUTLASS's costly ones come first: they shadow those of the others.
         # From CUDA 13 on, CUTLASS asks for <cccl/cuda/...>.
-        include=(OURS / "nvrtc", INCLUDE, CUTLASS, Path(cccl), Path(cccl).parent, Path(cudart)),
+        include=(OURS / "nvrtc", OURS / "shadow", INCLUDE, CUTLASS, Path(cccl), Path(cccl).parent, Path(cudart)),
         headers={
             "cutlass": _cutlass_digest(),
             "atomr_cutlass": headers.digest(OURS),

@@ -56,10 +56,9 @@ def read_scales(
     first = _read("scale_a", scale_a, a, batch, along=-1)
     second = _read("scale_b", scale_b, b, batch, along=-2)
     if first.kind is not second.kind:
-        has, lacks = ("scale_a", "scale_b") if first.kind else ("scale_b", "scale_a")
-        kind = first.kind or second.kind
+        kinds = [one.kind.value if one.kind else "none" for one in (first, second)]
         raise InvalidOperandError(
-            f"{has} holds {kind and kind.value} block scales, {lacks} none of that type: give both"
+            f"fp4 block scales are {kinds[0]} in scale_a and {kinds[1]} in scale_b; expected one type in both"
         )
     return first, second
 

@@ -7,7 +7,8 @@ from typing import Any, TypeAlias
 from ..errors import InvalidOperandError, UnsupportedError
 from ..generator.archs import SmArch
 from ..generator.dtypes import CutlassDtype
-from ..numerics import math_mode
+from ..generator.rules import FP8_TYPES
+from ..numerics import FAST, math_mode
 
 Members: TypeAlias = "tuple[CutlassDtype, ...] | tuple[SmArch, ...]"
 
@@ -30,7 +31,7 @@ def expect_fields(request: Any, **kinds: type) -> None:
     """
     for name, kind in kinds.items():
         value = getattr(request, name)
-        if value is not None or name not in ("arch", "out_dtype"):
+        if value is not None or name not in ("arch", "out_dtype", "dtype_b"):
             expect(value, kind, name)
     expect_name(request.binding, "binding")
 
@@ -67,12 +68,13 @@ def expect_name(value: Any, name: str) -> None:
         raise InvalidOperandError(f"{name} is {value!r}; expected a name, or None")
 
 
-def math_of(dtype: CutlassDtype, precision: str | None) -> str:
-    """The math mode of the kernel's key, for a request's dtype (TF32 included) and precision.
+def math_of(dtype: CutlassDtype, precision: str | None, *, fast_accum: bool = False) -> str:
+    """The math mode of the kernel's key, for a request's dtype (TF32 included), precision and fp8 accumulation.
 
     Raises:
         InvalidOperandError: they contradict each other.
     """
     if dtype is CutlassDtype.TF32 and precision not in (None, "tf32"):
         raise InvalidOperandError(f"dtype TF32 means precision='tf32', not {precision!r}")
-    return math_mode(dtype.storage, "tf32" if dtype is CutlassDtype.TF32 else precision)
+    math = math_mode(dtype.storage, "tf32" if dtype is CutlassDtype.TF32 else precision)
+    return FAST if fast_accum and dtype in FP8_TYPES else math

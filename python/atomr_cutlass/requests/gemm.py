@@ -10,7 +10,7 @@ from .. import devices, select
 from ..errors import UnsupportedError
 from ..generator.archs import SmArch
 from ..generator.dtypes import CutlassDtype
-from ..generator.matrix import GEMM_ARCHS
+from ..generator.matrix import is_supported_for
 from ..generator.render import render
 from ..generator.rules import gemm_types
 from ..numerics import default_out_dtype
@@ -70,6 +70,7 @@ class GemmRequest:
     Attributes:
         shape: extents.
         dtype: element type of A and B. TF32 means float32 operands multiplied in TF32.
+        dtype_b: element type of B where it is another: e4m3 and e5m2 may be mixed.
         arch: target; None is the arch of the GPU that the plan is made for. An older target than the GPU's is served
             by cells that carry PTX.
         layout_a, layout_b: layouts of A and B.
@@ -77,6 +78,7 @@ class GemmRequest:
         epilogue: scalars, bias and activation.
         out_dtype: element type of D (and C); None is A's, or I32 for I8.
         precision: for float32 operands: `ieee` (default), `tf32` or `3xtf32`.
+        fast_accum: lets fp8 products be added up in the tensor cores alone; without effect on other dtypes.
         binding: name of an operand B that a plan of this request keeps, such as a layer's weight: requests that differ
             in it alone have plans of their own.
 
@@ -95,6 +97,8 @@ class GemmRequest:
     out_dtype: CutlassDtype | None = field(default=None, kw_only=True)
     precision: str | None = field(default=None, kw_only=True)
     binding: str | None = field(default=None, kw_only=True)
+    dtype_b: CutlassDtype | None = field(default=None, kw_only=True)
+    fast_accum: bool = field(default=False, kw_only=True)
 
     def __post_init__(self) -> None:
         expect_fields(
@@ -107,18 +111,25 @@ class GemmRequest:
             layout_c=GemmLayout,
             epilogue=GemmEpilogue,
             out_dtype=CutlassDtype,
+            dtype_b=CutlassDtype,
+            fast_accum=bool,
         )
-        types = gemm_types(self.operand_dtype, self.operand_dtype, self.result_dtype, self.math)
+        types = gemm_types(self.operand_dtype, self.operand_dtype_b, self.result_dtype, self.math)
         if not types:
             raise UnsupportedError(types.reason)
-        if self.arch is not None and self.arch not in GEMM_ARCHS:
-            valid = ", ".join(a.name for a in GEMM_ARCHS)
-            raise UnsupportedError(f"no GEMM kernels for {self.arch.name} yet; valid: {valid}")
+        if self.arch is not None and not is_supported_for(self.dtype, self.arch):
+            valid = ", ".join(a.name for a in SmArch if is_supported_for(self.dtype, a))
+            raise UnsupportedError(f"no kernel multiplies {self.dtype.value} on {self.arch.name}; valid: {valid}")
 
     @property
     def operand_dtype(self) -> CutlassDtype:
         """The element type that A and B are stored in."""
         return self.dtype.storage
+
+    @property
+    def operand_dtype_b(self) -> CutlassDtype:
+        """The element type that B is stored in."""
+        return (self.dtype_b or self.dtype).storage
 
     @property
     def result_dtype(self) -> CutlassDtype:
@@ -128,7 +139,7 @@ class GemmRequest:
     @property
     def math(self) -> str:
         """The math mode of the kernel's key."""
-        return math_of(self.dtype, self.precision)
+        return math_of(self.dtype, self.precision, fast_accum=self.fast_accum)
 
     def problem(self, device: int) -> GemmProblem:
         """What is to be computed on the GPU of this index: dense operands, batches outermost."""
@@ -143,7 +154,7 @@ class GemmRequest:
         d = spec(shape.m, shape.n, self.layout_c, self.result_dtype)
         return GemmProblem(
             a=spec(shape.m, shape.k, self.layout_a, self.operand_dtype),
-            b=spec(shape.k, shape.n, self.layout_b, self.operand_dtype),
+            b=spec(shape.k, shape.n, self.layout_b, self.operand_dtype_b),
             c=d if self.epilogue.beta != 0 else None,
             d=d,
             math=self.math,
@@ -160,7 +171,7 @@ class GemmRequest:
             op="gemm",
             shape=(self.shape.m, self.shape.n, self.shape.k, self.shape.batch),
             layouts=(self.layout_a.value, self.layout_b.value, self.layout_c.value),
-            dtypes=(self.operand_dtype, self.operand_dtype, self.result_dtype),
+            dtypes=(self.operand_dtype, self.operand_dtype_b, self.result_dtype),
             math=self.math,
             epilogue=self.epilogue.kind,
             arch=self.arch,

@@ -1,0 +1,255 @@
+"""GEMM with scales on the device: of a tensor, of rows and columns, or of blocks; scale_d and amax."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from dataclasses import dataclass
+from typing import Any
+
+from . import devices
+from .devices import Device
+from .errors import InvalidOperandError, UnsupportedError
+from .generator.archs import SmArch
+from .generator.dtypes import CutlassDtype, ScaleType
+from .op_plan import OpPlan, Steps, moved, refuse_capture
+from .pick import Picked
+from .plan import choose
+from .problem import MAX_OUTER, GemmProblem, MatrixSpec, broadcast_to
+from .select import Choice
+
+BLOCK = 128
+"""Rows of B's columns, and elements of K, that share a block scale of fp8; each row of A has its own."""
+
+FLOAT = CutlassDtype.F32
+
+
+@dataclass(frozen=True)
+class Scale:
+    """A scale array as it lies.
+
+    Attributes:
+        shape, strides: in elements.
+        form: `tensor` (one number), `vector` (one for each row of A, or column of B), `block`, or `swizzled`.
+        dtype: DLPack's (type code, bits).
+    """
+
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+    form: str
+    dtype: tuple[int, int] = FLOAT.dlpack
+
+
+@dataclass(frozen=True)
+class Scales:
+    """The scales of a GEMM that are arrays; None where there is none.
+
+    Attributes:
+        a, b: of A and B.
+        d: of D, one number.
+        amax: where the largest magnitude of D before scale_d goes.
+    """
+
+    a: Scale | None = None
+    b: Scale | None = None
+    d: Scale | None = None
+    amax: Scale | None = None
+
+    @property
+    def block(self) -> bool:
+        """Whether they are block scales."""
+        return self.a is not None and self.a.form == "block"
+
+
+def scale_forms(what: GemmProblem, a: MatrixSpec | None, b: MatrixSpec | None) -> tuple[str, str]:
+    """What scale arrays of these shapes are: `tensor`, `vector` or `block`.
+
+    Args:
+        what: the problem.
+        a: shape and strides of scale_a: one element, (..., M, 1), or with block scales (M, ceil(K / 128)).
+        b: of scale_b: one element, (..., 1, N), or with block scales (ceil(K / 128), ceil(N / 128)).
+
+    Raises:
+        InvalidOperandError: another shape, or block scales of one operand only.
+    """
+    k_blocks, n_blocks = -(-what.k // BLOCK), -(-what.n // BLOCK)
+
+    def form(spec: MatrixSpec | None, vector: tuple[int, int], block: tuple[int, int]) -> str:
+        if spec is None or math.prod(spec.shape) == 1:
+            return "tensor"
+        if spec.shape[-2:] == vector:
+            return "vector"
+        return "block" if spec.shape[-2:] == block else ""
+
+    found = (
+        form(a, (what.m, 1), (what.m, k_blocks)),
+        form(b, (1, what.n), (k_blocks, n_blocks)),
+    )
+    for name, spec, one, vector, block in (
+        ("scale_a", a, found[0], (what.m, 1), (what.m, k_blocks)),
+        ("scale_b", b, found[1], (1, what.n), (k_blocks, n_blocks)),
+    ):
+        if not one and spec is not None:
+            raise InvalidOperandError(
+                f"{name} has shape {spec.shape}; expected one element, {vector} or, for blocks of {BLOCK}, {block}"
+            )
+    if "block" not in found:
+        return found
+    # One block of K: a column of scales of A serves as either.
+    shapes = (a.shape[-2:] if a else (), b.shape[-2:] if b else ())
+    if shapes != ((what.m, k_blocks), (k_blocks, n_blocks)):
+        raise InvalidOperandError(
+            f"scale_a has shape {shapes[0]} and scale_b {shapes[1]}; block scales are {(what.m, k_blocks)} and "
+            f"{(k_blocks, n_blocks)}, both or neither"
+        )
+    return ("block", "block")
+
+
+def problem_of(what: GemmProblem, scales: Scales) -> GemmProblem:
+    """The problem with the epilogue or the block scales that these scales need."""
+    if scales.block:
+        return dataclasses.replace(what, scale_granularity=(1, BLOCK, BLOCK), scale_type=ScaleType.F32.value)
+    return dataclasses.replace(what, epilogue="scaled")
+
+
+def make(
+    what: GemmProblem,
+    scales: Scales,
+    *,
+    arch: SmArch | None = None,
+    alpha: float = 1.0,
+    beta: float = 0.0,
+    like: Any = None,
+    backend: str = "auto",
+    jit: str | None = None,
+    stream: int | None = None,
+) -> OpPlan:
+    """The plan for a GEMM with scales; its slots are a, b and, where there are such, c, scale_a, scale_b, scale_d,
+    amax, then out. Arguments and errors are those of `plan.make`.
+    """  # noqa: D205
+    if 0 in (what.m, what.n, what.batch):
+        raise UnsupportedError(f"a result of shape {what.d.shape} is empty: there is nothing to plan")
+    if what.k == 0:
+        raise UnsupportedError("K is 0: there is nothing for scales to multiply; leave them out")
+    device = devices.get(what.device)
+    scaled = problem_of(what, scales)
+    if scales.block and (scales.d is not None or scales.amax is not None):
+        raise UnsupportedError("block scales go with neither an array for scale_d nor amax: no kernel computes both")
+    choice = choose(scaled, device, arch, backend, jit)
+    picked = Picked(choice.key, choice.info, choice.seconds)
+    refuse_capture(picked, what.device, stream)
+    return _plan(scaled, scales, choice, picked, device, alpha=alpha, beta=beta, like=like)
+
+
+def _plan(
+    what: GemmProblem,
+    scales: Scales,
+    choice: Choice,
+    picked: Picked,
+    device: Device,
+    *,
+    alpha: float,
+    beta: float,
+    like: Any,
+) -> OpPlan:
+    key, variant = choice.key, choice.variant
+    steps = Steps(device.index)
+
+    def operand(name: str, spec: MatrixSpec, align: int, role: str = "input") -> tuple[str, int, int]:
+        return steps.slot(
+            name, spec.shape, spec.strides, spec.dtype.dlpack, alignment=align * spec.dtype.bits // 8, role=role
+        )
+
+    def scale(name: str, one: Scale | None, role: str = "input") -> tuple[str, int, int] | None:
+        return None if one is None else steps.slot(name, one.shape, one.strides, one.dtype, alignment=4, role=role)
+
+    align_a, align_b = (key.align_b, key.align_a) if variant.exchanged else (key.align_a, key.align_b)
+    a = operand("a", what.a, align_a)
+    b = operand("b", what.b, align_b)
+    c = operand("c", what.c, key.align_d, "source") if what.c is not None else None
+    at_a, at_b, at_d = scale("scale_a", scales.a), scale("scale_b", scales.b), scale("scale_d", scales.d)
+    amax = scale("amax", scales.amax, "output")
+    out = operand("out", what.d, key.align_d, "output")
+    if amax is not None:
+        steps.clear(amax, 4)
+
+    common = {
+        "m": variant.m, "n": variant.n, "k": what.k, "lda": variant.lda, "ldb": variant.ldb, "ldc": variant.ldc,
+        "ldd": variant.ldd, "split_k": choice.split_k, "swizzle": choice.swizzle, "raster": choice.raster,
+        "alpha": "alpha", "beta": "beta", "scale_d": at_d, "amax": amax,
+    }  # fmt: skip
+    for batch in _batches(what, scales, choice):
+        first = (a, batch.a, what.a, at_a, batch.scale_a, scales.a)
+        second = (b, batch.b, what.b, at_b, batch.scale_b, scales.b)
+        if variant.exchanged:
+            first, second = second, first
+        args = dict(common)
+        for letter, (array, offset, spec, place, scale_offset, one) in (("a", first), ("b", second)):
+            args[letter] = moved(array, offset, spec.dtype)
+            args[f"scale_{letter}"] = None if place is None else moved(place, scale_offset, FLOAT)
+            args[f"scale_form_{letter}"] = int(one is not None and one.form == "vector")
+            if one is not None and one.form == "block":
+                along, k_along = (-2, -1) if letter == "a" else (-1, -2)
+                args[f"scale_stride_{letter}"] = one.strides[along]
+                args[f"scale_k_stride_{letter}"] = one.strides[k_along]
+        strides = variant.batch_strides if batch.count > 1 else (0, 0, 0, 0)
+        args |= {
+            "batch": batch.count,
+            "batch_stride_a": strides[0],
+            "batch_stride_b": strides[1],
+            "batch_stride_c": strides[2],
+            "batch_stride_d": strides[3],
+            "c": None if c is None or what.c is None else moved(c, batch.c, what.c.dtype),
+            "d": moved(out, batch.d, what.d.dtype),
+        }
+        steps.launch(picked, args)
+    return steps.plan(like=like, alpha=alpha, beta=beta)
+
+
+@dataclass(frozen=True)
+class _Batch:
+    """One launch: offsets in elements from the arrays' beginnings, and how many batches it takes."""
+
+    a: int
+    b: int
+    c: int
+    d: int
+    scale_a: int
+    scale_b: int
+    count: int
+
+
+def _batches(what: GemmProblem, scales: Scales, choice: Choice) -> list[_Batch]:
+    """One launch where all batches share their scales, else one for each batch."""
+    arrays = [one for one in (scales.a, scales.b) if one is not None and math.prod(one.shape[:-2]) > 1]
+    if not arrays:
+        return [_Batch(*offsets, 0, 0, choice.batches.count) for offsets in choice.batches.offsets]
+    batches = what.d.shape[:-2]
+    if math.prod(batches) > MAX_OUTER:
+        raise UnsupportedError(
+            f"{math.prod(batches)} batches with scales of their own; at most {MAX_OUTER} are launched"
+        )
+
+    def strides(spec: MatrixSpec | None, name: str) -> tuple[int, ...]:
+        return (0,) * len(batches) if spec is None else broadcast_to(spec, batches, name).strides[:-2]
+
+    def scale_strides(one: Scale | None, name: str) -> tuple[int, ...]:
+        if one is None or math.prod(one.shape) == 1:
+            return (0,) * len(batches)
+        return strides(MatrixSpec(one.shape, one.strides, FLOAT), name)
+
+    steps = [
+        strides(what.a, "a"), strides(what.b, "b"), strides(what.c, "c"), strides(what.d, "out"),
+        scale_strides(scales.a, "scale_a"), scale_strides(scales.b, "scale_b"),
+    ]  # fmt: skip
+    found = []
+    for number in range(math.prod(batches)):
+        index, rest = [], number
+        for extent in reversed(batches):
+            index.append(rest % extent)
+            rest //= extent
+        a, b, c, d, scale_a, scale_b = (
+            sum(i * s for i, s in zip(reversed(index), one, strict=True)) for one in steps
+        )  # fmt: skip
+        found.append(_Batch(a, b, c, d, scale_a, scale_b, 1))
+    return found

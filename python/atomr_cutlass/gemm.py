@@ -159,7 +159,7 @@ class _Call:
         _check_scalars(self.alpha, self.beta, self.c)
         if self.amax is not None and self.backend != "reference" and isinstance(self.scales["scale_d"], _NUMBERS):
             raise UnsupportedError(
-                "amax is taken before scale_d, and as a number that is part of alpha: give scale_d as an array of one element"
+                "amax is taken before scale_d, and a number would be part of alpha: give scale_d as an array"
             )
         given = {"a": self.a, "b": self.b, "c": self.c, "out": self.out, "bias": self.bias, "amax": self.amax}
         given |= {name: scale for name, scale in self.scales.items() if not isinstance(scale, _NUMBERS)}

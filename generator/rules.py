@@ -52,6 +52,7 @@ GEMM_OUTPUTS: dict[tuple[D, D, str], tuple[D, ...]] = {
         for b in FP8_TYPES
         for math in ("default", "fast")
     },
+    (D.F4E2M1, D.F4E2M1, "default"): (D.BF16, D.F16, D.F32),
 }
 
 MATHS = ("default", "ieee", "tf32", "3xtf32", "fast")
@@ -70,6 +71,37 @@ def gemm_types(a: D, b: D, d: D, math: str) -> Status:
         return no(f"no GEMM kernel takes {a.value} operands; valid: {pairs}")
     if d not in outputs:
         return no(f"{a.value} operands give {', '.join(o.value for o in outputs)}, not {d.value}")
+    return OK
+
+
+CONV_OUTPUTS: dict[tuple[D, D, str], tuple[D, ...]] = {
+    (D.F16, D.F16, "default"): (D.F16, D.F32),
+    (D.BF16, D.BF16, "default"): (D.BF16, D.F32),
+    (D.F32, D.F32, "ieee"): (D.F32,),
+    (D.F32, D.F32, "tf32"): (D.F32,),
+    (D.F32, D.F32, "3xtf32"): (D.F32,),
+    **{(a, b, "fast"): (D.BF16, D.F16, D.F32) for a in FP8_TYPES for b in FP8_TYPES},
+}
+
+
+def conv_types(op: str, a: D, b: D, d: D, math: str) -> Status:
+    """Whether a convolution over these element types exists anywhere in the matrix."""
+    if a in FP8_TYPES and b in FP8_TYPES:
+        if op != "conv2d_fprop":
+            return no("CUTLASS has fp8 convolutions forward only")
+        if math != "fast":
+            return no("fp8 convolutions accumulate in the tensor cores alone: their math is 'fast'")
+    outputs = CONV_OUTPUTS.get((a, b, math))
+    if outputs is None:
+        if a != b:
+            return no(f"no convolution of {a.value} with {b.value}: both operands have one dtype (or are fp8 both)")
+        maths = sorted(m for x, _, m in CONV_OUTPUTS if x is a)
+        if maths:
+            return no(f"math {math!r} does not apply to convolutions of {a.value}; valid: {', '.join(maths)}")
+        valid = ", ".join(sorted({x.value for x, _, _ in CONV_OUTPUTS}))
+        return no(f"no convolution takes {a.value} operands; valid: {valid}")
+    if d not in outputs:
+        return no(f"convolutions of {a.value} give {', '.join(o.value for o in outputs)}, not {d.value}")
     return OK
 
 

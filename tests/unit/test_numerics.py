@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from atomr_cutlass import numerics
 from atomr_cutlass.errors import InvalidOperandError
 from atomr_cutlass.generator.dtypes import CutlassDtype as D
+from atomr_cutlass.generator.dtypes import ScaleType
 
 NARROW = [D.F8E4M3, D.F8E5M2, D.F4E2M1]
 ENUMERABLE = [*NARROW, D.BF16, D.F16]
@@ -79,6 +80,24 @@ def test_numpy_dtype_round_trips(dtype: D) -> None:
     np_dtype = numerics.numpy_dtype(dtype)
     assert np_dtype.name == dtype.numpy_name
     assert numerics.from_numpy_dtype(np_dtype) is dtype.storage
+
+
+@pytest.mark.parametrize("kind", list(ScaleType))
+def test_scale_types_round_trip(kind: ScaleType) -> None:
+    np_dtype = numerics.numpy_dtype(kind)
+    assert np_dtype.name == kind.numpy_name
+    assert np_dtype.itemsize * 8 == kind.bits
+    assert numerics.scale_type_of(np_dtype) is kind
+    assert ScaleType.from_dlpack(*kind.dlpack) is kind
+
+
+def test_scale_types_are_what_frameworks_exchange() -> None:
+    assert [kind.dlpack for kind in ScaleType] == [(2, 32), (10, 8), (14, 8)]
+    assert ScaleType.from_dlpack(12, 8) is None
+    assert numerics.scale_type_of(np.dtype(np.float16)) is None
+    assert numerics.scale_type_of(np.dtype(">f4")) is None
+    # One and the same array may hold fp8 operands or ue4m3 scales.
+    assert numerics.from_numpy_dtype(numerics.numpy_dtype(ScaleType.UE4M3)) is D.F8E4M3
 
 
 @pytest.mark.parametrize(

@@ -11,9 +11,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from atomr_cutlass import numerics, reference
+from atomr_cutlass import numerics, quantization, reference
 from atomr_cutlass.errors import InvalidOperandError
 from atomr_cutlass.generator.dtypes import CutlassDtype as D
+from atomr_cutlass.generator.dtypes import ScaleType
 
 quick = settings(max_examples=150, deadline=None)
 FLOATS = [d for d in D if d not in numerics.INTEGER_DTYPES and d is not D.TF32]
@@ -196,6 +197,186 @@ def test_tf32_rounds_operands_and_the_other_modes_do_not() -> None:
         assert reference.gemm(a, b, out_dtype=D.F32, math=mode)[0, 0] == np.float32(2.0 + 2.0**-12 + 2.0**-11)
     assert reference.gemm(a, b, out_dtype=D.F32, math="tf32")[0, 0] == np.float32(2.0 + 2.0**-10)
     assert reference.gemm(a, b, out_dtype=D.TF32, math="tf32").dtype == np.float32
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Scales
+# ----------------------------------------------------------------------------------------------------------------------
+
+ONE = np.full((1,), 3.0, np.float32)
+
+
+@pytest.mark.parametrize("one", [3, 3.0, np.float32(3), np.array(3.0, np.float16), ONE, ONE.reshape(1, 1), [3.0]])
+def test_one_scale_in_all_its_forms(one: Any) -> None:
+    rng = np.random.default_rng(8)
+    a, b = _random(rng, (2, 3, 5), D.F8E4M3), _random(rng, (5, 4), D.F8E5M2)
+    want = 9.0 * np.matmul(a.astype(np.float64), b.astype(np.float64))
+    _same(reference.gemm(a, b, scale_a=one, scale_b=one, out_dtype=D.BF16), numerics.saturating_cast(want, D.BF16))
+
+
+@pytest.mark.parametrize("pair", [(D.F8E4M3, D.F8E5M2), (D.F8E5M2, D.F8E4M3)])
+@pytest.mark.parametrize("out_dtype", [D.BF16, D.F16, D.F32, D.F8E4M3, D.F8E5M2])
+def test_mixed_fp8(pair: tuple[D, D], out_dtype: D) -> None:
+    rng = np.random.default_rng(9)
+    a, b = _random(rng, (4, 33), pair[0]), _random(rng, (33, 6), pair[1])
+    got = reference.gemm(a, b, scale_a=0.5, scale_d=4.0, out_dtype=out_dtype, math="fast")
+    want = 2.0 * (a.astype(np.float64) @ b.astype(np.float64))
+    _same(got, numerics.saturating_cast(want, out_dtype))
+
+
+def _block_loops(
+    a: np.ndarray[Any, Any], b: np.ndarray[Any, Any], sa: np.ndarray[Any, Any], sb: np.ndarray[Any, Any]
+) -> np.ndarray[Any, Any]:
+    """Every term by itself, with the scales of its blocks of 128."""
+    d = np.zeros((a.shape[0], b.shape[1]))
+    for i, j, k in np.ndindex(a.shape[0], b.shape[1], a.shape[1]):
+        d[i, j] += float(sa[i, k // 128]) * float(sb[k // 128, j // 128]) * float(a[i, k]) * float(b[k, j])
+    return d
+
+
+@pytest.mark.parametrize(("m", "n", "k"), [(3, 2, 128), (2, 130, 129), (1, 1, 257), (2, 129, 5)])
+def test_scales_in_blocks_of_128(m: int, n: int, k: int) -> None:
+    rng = np.random.default_rng(k)
+    a, b = _random(rng, (m, k), D.F8E4M3), _random(rng, (k, n), D.F8E4M3)
+    blocks = -(-k // 128)
+    sa = rng.normal(size=(m, blocks)).astype(np.float32)
+    sb = rng.normal(size=(blocks, -(-n // 128))).astype(np.float32)
+    want = _block_loops(a, b, sa, sb)
+    np.testing.assert_allclose(reference.gemm(a, b, scale_a=sa, scale_b=sb, out_dtype=D.F64), want, rtol=1e-9)
+    limits = reference.absolute_product(a, b, alpha=-2.0, scale_a=sa, scale_b=sb)
+    np.testing.assert_allclose(limits, 2 * _block_loops(abs(a), abs(b), abs(sa), abs(sb)), rtol=1e-9)
+    # One of the two may be of another form.
+    got = reference.gemm(a, b, scale_a=sa, scale_b=2.0, out_dtype=D.F64)
+    np.testing.assert_allclose(got, _block_loops(a, b, sa, np.full_like(sb, 2.0)), rtol=1e-9)
+    column = rng.normal(size=(1, n)).astype(np.float32)
+    got = reference.gemm(a, b, scale_a=np.ones((m, 1), np.float32), scale_b=column, out_dtype=D.F64)
+    np.testing.assert_allclose(got, (a.astype(np.float64) @ b.astype(np.float64)) * column, rtol=1e-9)
+
+
+def test_scales_in_blocks_broadcast_over_batches() -> None:
+    rng = np.random.default_rng(3)
+    a, b = _random(rng, (2, 1, 3, 200), D.F8E5M2), _random(rng, (4, 200, 5), D.F8E4M3)
+    sa = rng.normal(size=(4, 3, 2)).astype(np.float32)
+    sb = rng.normal(size=(2, 1, 2, 1)).astype(np.float32)
+    got = reference.gemm(a, b, scale_a=sa, scale_b=sb, out_dtype=D.F64)
+    assert got.shape == (2, 4, 3, 5)
+    for i, j in np.ndindex(2, 4):
+        np.testing.assert_allclose(got[i, j], _block_loops(a[i, 0], b[j], sa[j], sb[i, 0]), rtol=1e-9)
+
+
+@pytest.mark.parametrize("quantized", [quantization.quantize_nvfp4, quantization.quantize_mxfp4])
+def test_fp4_with_its_scales_is_the_product_of_what_was_quantized(quantized: Any) -> None:
+    rng = np.random.default_rng(4)
+    a, b = quantized(rng.normal(size=(2, 5, 64))), quantized(rng.normal(size=(64, 3)), axis=-2)
+    got = reference.gemm(a.values, b.values, scale_a=a.scale, scale_b=b.scale, alpha=2.0, out_dtype=D.F32)
+    wide_a = quantization.dequantize_fp4(a).astype(np.float64)
+    wide_b = quantization.dequantize_fp4(b, axis=-2).astype(np.float64)
+    np.testing.assert_allclose(got, 2.0 * wide_a @ wide_b, rtol=1e-6)
+    scale = reference.absolute_product(a.values, b.values, scale_a=a.scale, scale_b=b.scale)
+    np.testing.assert_allclose(scale, np.abs(wide_a) @ np.abs(wide_b), rtol=1e-12)
+
+
+def test_infinite_and_nan_scales() -> None:
+    a, b = np.ones((2, 256), np.float32), np.ones((256, 2), np.float32)
+    a[1, 128] = -127.0  # the second block of this row sums up to zero
+    sa, sb = np.array([[1.0, np.inf], [1.0, np.inf]], np.float32), np.ones((2, 1), np.float32)
+    got = reference.gemm(a, b, scale_a=sa, scale_b=sb, out_dtype=D.F32)
+    np.testing.assert_array_equal(got[:, 0], [np.inf, np.nan])
+    np.testing.assert_array_equal(reference.gemm(a, b, scale_a=sa, scale_b=sb, alpha=0.0, out_dtype=D.F32), 0.0)
+    # Infinity in an operand and zero in the other block: nothing leaks from block to block.
+    a[:] = 0.0
+    a[0, 0] = np.inf
+    got = reference.gemm(a, b, scale_a=np.ones_like(sa), scale_b=sb, out_dtype=D.F8E4M3)
+    np.testing.assert_array_equal(got.astype(np.float32)[:, 0], [448.0, 0.0])
+    zeros = numerics.saturating_cast(np.zeros((1, 32)), D.F4E2M1)
+    scale = np.array([[np.nan]]).astype(numerics.numpy_dtype(ScaleType.UE8M0))
+    good = quantization.cast_scale([[1.0]], ScaleType.UE8M0)
+    assert np.isnan(reference.gemm(zeros, zeros.T, scale_a=scale, scale_b=good, out_dtype=D.F32)).all()
+
+
+def test_block_scales_of_nothing() -> None:
+    a, b = np.zeros((3, 0), np.float32), np.zeros((0, 200), np.float32)
+    none, few = np.zeros((3, 0), np.float32), np.zeros((0, 2), np.float32)
+    np.testing.assert_array_equal(reference.gemm(a, b, scale_a=none, scale_b=few, out_dtype=D.F32), 0.0)
+    empty = reference.gemm(a[:0], b, scale_a=none[:0], scale_b=few, out_dtype=D.F32)
+    assert empty.shape == (0, 200)
+
+
+def _fp4(shape: tuple[int, ...]) -> np.ndarray[Any, Any]:
+    return numerics.saturating_cast(np.ones(shape), D.F4E2M1)
+
+
+def _narrow(shape: tuple[int, ...], kind: ScaleType = ScaleType.UE4M3, value: float = 1.0) -> np.ndarray[Any, Any]:
+    return np.full(shape, value).astype(numerics.numpy_dtype(kind))
+
+
+FP4 = {"a": _fp4((4, 256)), "b": _fp4((256, 8))}
+E8M0 = ScaleType.UE8M0
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"scale_a": np.ones((4, 2), np.float32)}, r"scale_a has shape \(4, 2\); .* \(..., 4, 3\) in blocks of 128"),
+        ({"scale_a": np.ones((4, 4), np.float32)}, "scale_a has shape"),
+        ({"scale_b": np.ones((3, 3), np.float32)}, r"scale_b .* \(..., 3, 2\) in blocks of 128"),
+        ({"scale_b": np.ones((2, 3), np.float32)}, "scale_b has shape"),
+        ({"scale_a": np.ones((2, 4, 3), np.float32)}, "scale_a has shape"),
+        ({"scale_a": np.ones(3, np.float32)}, "scale_a has shape"),
+        ({"scale_a": np.ones((4, 3), np.int32)}, "scale_a is int32; expected float32"),
+        ({"scale_b": np.ones((3, 2), ">f4")}, "scale_b is >f4"),
+        ({"scale_a": _narrow((4, 16))}, "scale_a is float8_e4m3fn, which scales fp4; the operand is float32"),
+        (FP4 | {"scale_a": _narrow((4, 16))}, "ue4m3 in scale_a and none in scale_b"),
+        (
+            FP4 | {"scale_a": _narrow((4, 16)), "scale_b": _narrow((8, 8), E8M0)},
+            "ue4m3 in scale_a and ue8m0 in scale_b",
+        ),
+        (FP4 | {"scale_a": _narrow((4, 8)), "scale_b": _narrow((16, 8))}, r"\(..., 4, 16\)"),
+        (FP4 | {"scale_a": _narrow((4, 16)), "scale_b": _narrow((8, 16))}, r"\(..., 16, 8\)"),
+        (FP4 | {"scale_a": _narrow((4, 16), value=-1.0), "scale_b": _narrow((16, 8))}, "ue4m3 has no sign"),
+    ],
+)
+def test_wrong_scales_are_refused(arguments: dict[str, Any], message: str) -> None:
+    call = {"a": np.ones((4, 300), np.float32), "b": np.ones((300, 200), np.float32)} | arguments
+    a, b = call.pop("a"), call.pop("b")
+    for function in (
+        lambda **kw: reference.gemm(a, b, out_dtype=D.F32, **kw),
+        lambda **kw: reference.absolute_product(a, b, **kw),
+    ):
+        with pytest.raises(InvalidOperandError, match=message):
+            function(**call)
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# The largest magnitude
+# ----------------------------------------------------------------------------------------------------------------------
+
+
+@quick
+@given(seed=st.integers(0, 2**32 - 1), shape=st.sampled_from([(), (2,), (0,)]), scale_d=st.sampled_from([None, 0.25]))
+def test_amax_is_taken_after_the_activation_and_before_scale_d(
+    seed: int, shape: tuple[int, ...], scale_d: float | None
+) -> None:
+    rng = np.random.default_rng(seed)
+    a, b = _random(rng, (*shape, 3, 8), D.F8E4M3), _random(rng, (8, 4), D.F8E4M3)
+    bias = rng.normal(size=4)
+    settings_: dict[str, Any] = {"alpha": -3.0, "bias": bias, "activation": "leaky_relu", "scale_b": 2.0}
+    d, amax = reference.gemm_with_amax(a, b, scale_d=scale_d, out_dtype=D.F8E4M3, **settings_)
+    _same(d, reference.gemm(a, b, scale_d=scale_d, out_dtype=D.F8E4M3, **settings_))
+    wide = reference.gemm(a, b, out_dtype=D.F64, **settings_)
+    assert amax.dtype == np.float32
+    assert amax.shape == (1,)
+    assert amax[0] == np.float32(np.abs(wide).max(initial=0.0))
+
+
+def test_amax_of_special_values() -> None:
+    a, b = np.array([[1.0], [np.nan], [np.inf]], np.float32), np.ones((1, 2), np.float32)
+    assert np.isnan(reference.gemm_with_amax(a, b, out_dtype=D.F16).amax[0])
+    assert reference.gemm_with_amax(a[::2], b, out_dtype=D.F16).amax[0] == np.inf
+    # Saturation happens after it.
+    assert reference.gemm_with_amax(a[:1], 1e4 * b, out_dtype=D.F8E4M3).amax[0] == 1e4
+    with pytest.raises(InvalidOperandError, match="int32"):
+        reference.gemm_with_amax(np.ones((2, 2), np.int8), np.ones((2, 2), np.int8), out_dtype=D.I32)
 
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -464,6 +645,60 @@ def test_tolerance_numbers() -> None:
     for bad in [(D.F16, "tf32"), (D.F64, "3xtf32"), (D.F32, "fast")]:
         with pytest.raises(InvalidOperandError):
             reference.tolerance(bad[0], D.F32, 8, bad[1])
+
+
+def test_tolerance_with_block_scales() -> None:
+    plain = reference.tolerance(D.F8E4M3, D.BF16, 4096)
+    blocks = reference.tolerance(D.F8E4M3, D.BF16, 4096, scale_block=128)
+    assert blocks.atol_factor - plain.atol_factor == pytest.approx((4096 / 128 + 4) * 2.0**-24)
+    # Each block is a sum of its own, so that fast accumulation means nothing.
+    assert reference.tolerance(D.F8E4M3, D.BF16, 4096, "fast", scale_block=128) == blocks
+    fast = reference.tolerance(D.F8E4M3, D.BF16, 4096, "fast")
+    assert fast == reference.tolerance(D.F8E4M3, D.BF16, 4096, fast_accum=True) > blocks
+    fp4 = reference.tolerance(D.F4E2M1, D.F32, 256, scale_block=16)
+    assert fp4.atol_factor == pytest.approx((128 + 16 + 16 + 4) * 2.0**-24)
+
+
+@pytest.mark.parametrize("k", [64, 200, 512])
+def test_a_right_blockwise_kernel_is_within_tolerance_and_one_with_wrong_scales_is_not(k: int) -> None:
+    rng = np.random.default_rng(k)
+    qa = quantization.quantize_blockwise(rng.normal(size=(16, k)), D.F8E4M3)
+    qb = quantization.quantize_blockwise(
+        rng.normal(size=(k, 24)) * np.exp2(rng.integers(-9, 9, (k, 1))), D.F8E4M3, block=(128, 128)
+    )
+    total = np.zeros((16, 24), np.float32)
+    for block in range(qa.scale.shape[1]):
+        part = slice(block * 128, block * 128 + 128)
+        partial = _float32_kernel(qa.values[:, part], qb.values[part], np.float32)
+        total += partial * (qa.scale[:, block, None] * qb.scale[block, 0])
+    scales = {"scale_a": qa.scale, "scale_b": qb.scale}
+    want = reference.gemm(qa.values, qb.values, out_dtype=D.F32, **scales)
+    magnitude = reference.absolute_product(qa.values, qb.values, **scales)
+    limits = reference.tolerance(D.F8E4M3, D.F32, k, scale_block=128)
+    assert reference.within_tolerance(total, want, magnitude, limits, D.F32).all()
+    wrong = reference.gemm(
+        qa.values, qb.values, scale_a=np.roll(qa.scale, 1, axis=0), scale_b=qb.scale, out_dtype=D.F32
+    )
+    assert reference.within_tolerance(wrong, want, magnitude, limits, D.F32).mean() < 0.5
+
+
+def test_a_right_nvfp4_kernel_is_within_tolerance() -> None:
+    rng = np.random.default_rng(11)
+    a, b = (
+        quantization.quantize_nvfp4(rng.normal(size=(16, 256))),
+        quantization.quantize_nvfp4(rng.normal(size=(256, 24)), axis=-2),
+    )
+    total = np.zeros((16, 24), np.float32)
+    for block in range(16):
+        part = slice(block * 16, block * 16 + 16)
+        partial = _float32_kernel(a.values[:, part], b.values[part], np.float32)
+        total += partial * (a.scale[:, block, None].astype(np.float32) * b.scale[block].astype(np.float32))
+    scales = {"scale_a": a.scale, "scale_b": b.scale}
+    want = reference.gemm(a.values, b.values, out_dtype=D.BF16, **scales)
+    got = numerics.saturating_cast(total, D.BF16)
+    limits = reference.tolerance(D.F4E2M1, D.BF16, 256, scale_block=16)
+    magnitude = reference.absolute_product(a.values, b.values, **scales)
+    assert reference.within_tolerance(got, want, magnitude, limits, D.BF16).all()
 
 
 def test_within_tolerance_special_values() -> None:

@@ -7,7 +7,18 @@ from collections.abc import Iterator
 from ..archs import SmArch
 from ..dtypes import CutlassDtype
 from ..key import ROW, KernelKey, Triple, instruction_shape, opcode_class
-from ..rules import COMMON_LAYOUTS, GEMM_OUTPUTS, HALF_TYPES, LAYOUTS, OK, Status, accumulator, no, supports_gemm
+from ..rules import (
+    COMMON_LAYOUTS,
+    FP8_TYPES,
+    GEMM_OUTPUTS,
+    HALF_TYPES,
+    LAYOUTS,
+    OK,
+    Status,
+    accumulator,
+    no,
+    supports_gemm,
+)
 from .base import DEFAULT, FULL, SMOKE, Cell, Family, numbers
 
 D = CutlassDtype
@@ -15,7 +26,7 @@ D = CutlassDtype
 
 def supports(key: KernelKey) -> Status:
     """Whether a key of this family compiles without spilling."""
-    common = supports_gemm(key, ("lc",))
+    common = supports_gemm(key, ("lc", "scaled"))
     if not common:
         return common
     if key.mainloop not in ("multistage", "twostage"):
@@ -57,20 +68,26 @@ def shared_memory(key: KernelKey) -> int:
 def values(key: KernelKey) -> dict[str, str]:
     """What the template is filled with."""
     m, n, k = (t // w for t, w in zip(key.tile, key.warps, strict=True))
+    scaled = key.epilogue == "scaled"
     return {
+        "header": "gemm_sm80_scaled" if scaled else "gemm_sm80",
         "opcode_class": "OpClassSimt" if opcode_class(key) == "simt" else "OpClassTensorOp",
+        "mma_arch": "Sm89" if key.a in FP8_TYPES else "Sm80",
         "tile": numbers(key.tile),
         "warp_tile": numbers((m, n, k)),
         "instruction": numbers(instruction_shape(key)),
         "stages": str(key.stages),
         "math_operator": _math_operator(key),
         "swizzle": str(key.swizzle),
+        "epilogue": "ScaledEpilogue" if scaled else "LinearEpilogue",
     }
 
 
 def _math_operator(key: KernelKey) -> str:
     if key.math == "3xtf32":
         return "OpMultiplyAddFastF32"
+    if key.math == "fast":
+        return "OpMultiplyAddFastAccum"
     # CUTLASS has the 16x8x32 integer instruction in its saturating form only.
     return "OpMultiplyAddSaturate" if key.acc is CutlassDtype.I32 else "OpMultiplyAdd"
 
@@ -85,13 +102,16 @@ def _gemm_sm80(
     warps: Triple,
     stages: int,
     math: str = "default",
+    *,
+    b: D | None = None,
+    epilogue: str = "lc",
 ) -> KernelKey:
     return KernelKey(
         op="gemm",
         generation="sm80",
         arch=arch,
         a=a,
-        b=a,
+        b=b or a,
         d=d,
         acc=accumulator(a),
         layout_a=layouts[0],
@@ -109,6 +129,7 @@ def _gemm_sm80(
         scheduler="identity",
         swizzle=8,
         math=math,
+        epilogue=epilogue,
     )
 
 

@@ -6,6 +6,7 @@
 #pragma once
 
 #include "atomr_cutlass/kernel_abi.h"
+#include "atomr_cutlass/scaled.h"
 #include "cutlass/cutlass.h"
 #include "cutlass/epilogue/thread/linear_combination.h"
 #include "cutlass/gemm/gemm.h"
@@ -14,20 +15,39 @@
 
 namespace atomr_cutlass {
 
+// The kernel that a cell's epilogue makes of the one that has CUTLASS's linear combination, and its arguments. That of
+// ScaledEpilogue is in gemm_sm80_scaled.h.
+template <class Epilogue, class Linear>
+struct EpilogueSm80;
+
+template <class Linear>
+struct EpilogueSm80<LinearEpilogue, Linear> {
+  static constexpr bool kSplitK = true;
+
+  using Kernel = Linear;
+  using Output = typename Linear::Epilogue::OutputOp;
+
+  static typename Output::Params arguments(atomr_cutlass_gemm_args const& args) {
+    using Compute = typename Output::ElementCompute;
+    return typename Output::Params(Compute(args.alpha), Compute(args.beta));
+  }
+};
+
 template <class ElementA, class LayoutA, int kAlignA, class ElementB, class LayoutB, int kAlignB, class ElementD,
-          class LayoutD, int kAlignD, class ElementAccumulator, class ElementCompute, class OperatorClass, class Tile,
-          class Warp, class Instruction, int kStages, class MathOperator, int kSwizzle>
+          class LayoutD, int kAlignD, class ElementAccumulator, class ElementCompute, class OperatorClass, class Arch,
+          class Tile, class Warp, class Instruction, int kStages, class MathOperator, int kSwizzle,
+          class Epilogue = LinearEpilogue>
 struct GemmSm80 {
   using Args = atomr_cutlass_gemm_args;
 
-  using Epilogue = cutlass::epilogue::thread::LinearCombination<ElementD, kAlignD, ElementAccumulator, ElementCompute>;
-
-  using Kernel = typename cutlass::gemm::kernel::DefaultGemmUniversal<
+  using Linear = typename cutlass::gemm::kernel::DefaultGemmUniversal<
       ElementA, LayoutA, cutlass::ComplexTransform::kNone, kAlignA, ElementB, LayoutB, cutlass::ComplexTransform::kNone,
-      kAlignB, ElementD, LayoutD, ElementAccumulator, OperatorClass, cutlass::arch::Sm80, Tile, Warp, Instruction,
-      Epilogue, cutlass::gemm::threadblock::GemmIdentityThreadblockSwizzle<kSwizzle>, kStages,
-      MathOperator>::GemmKernel;
+      kAlignB, ElementD, LayoutD, ElementAccumulator, OperatorClass, Arch, Tile, Warp, Instruction,
+      cutlass::epilogue::thread::LinearCombination<ElementD, kAlignD, ElementAccumulator, ElementCompute>,
+      cutlass::gemm::threadblock::GemmIdentityThreadblockSwizzle<kSwizzle>, kStages, MathOperator>::GemmKernel;
 
+  using Output = EpilogueSm80<Epilogue, Linear>;
+  using Kernel = typename Output::Kernel;
   using Params = typename Kernel::Params;
 
   static constexpr int kThreads = Kernel::kThreadCount;
@@ -40,8 +60,7 @@ struct GemmSm80 {
     bool const batched = args.batch > 1;
     return typename Kernel::Arguments(
         batched ? cutlass::gemm::GemmUniversalMode::kBatched : cutlass::gemm::GemmUniversalMode::kGemm,
-        {args.m, args.n, args.k}, batched ? args.batch : args.split_k,
-        typename Epilogue::Params(ElementCompute(args.alpha), ElementCompute(args.beta)), args.a, args.b, args.c,
+        {args.m, args.n, args.k}, batched ? args.batch : args.split_k, Output::arguments(args), args.a, args.b, args.c,
         args.d, args.batch_stride_a, args.batch_stride_b, args.batch_stride_c, args.batch_stride_d, args.lda, args.ldb,
         args.ldc, args.ldd);
   }
@@ -53,7 +72,7 @@ struct GemmSm80 {
   }
 
   static bool can_implement(Args const& args) {
-    if (args.batch > 1 && args.split_k > 1) return false;
+    if (args.split_k > 1 && (!Output::kSplitK || args.batch > 1)) return false;
     dim3 const blocks = grid(params(args));
     return blocks.y <= 65535u && blocks.z <= 65535u &&
            Kernel::can_implement(arguments(args)) == cutlass::Status::kSuccess;

@@ -324,6 +324,8 @@ E8M0 = ScaleType.UE8M0
         ({"scale_a": np.ones((2, 4, 3), np.float32)}, "scale_a has shape"),
         ({"scale_a": np.ones(3, np.float32)}, "scale_a has shape"),
         ({"scale_a": np.ones((4, 3), np.int32)}, "scale_a is int32; expected float32"),
+        ({"scale_a": "large"}, "scale_a is 'large'; expected a number or an array"),
+        ({"scale_b": [[1.0], [2.0, 3.0]]}, "scale_b is .*; expected a number or an array"),
         ({"scale_b": np.ones((3, 2), ">f4")}, "scale_b is >f4"),
         ({"scale_a": _narrow((4, 16))}, "scale_a is float8_e4m3fn, which scales fp4; the operand is float32"),
         (FP4 | {"scale_a": _narrow((4, 16))}, "ue4m3 in scale_a and none in scale_b"),

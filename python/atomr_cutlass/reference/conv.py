@@ -12,7 +12,7 @@ from ..generator.dtypes import CutlassDtype
 from ..numerics import INTEGER_DTYPES, AnyArray, FloatArray, round_to_tf32, to_float64
 from .checks import check_math, element_type
 from .epilogue import activated, add_magnitudes, add_terms, check_activation, check_bias, stored
-from .scales import Scale
+from .scales import Scale, read_number
 
 Pair: TypeAlias = "int | tuple[int, int]"
 Padding: TypeAlias = "int | tuple[int, int] | tuple[tuple[int, int], tuple[int, int]]"
@@ -550,11 +550,9 @@ def _checked_factor(terms: _Terms) -> float | None:
     check_bias(terms.bias, terms.shape[-1], "channel of the result")
     factor = float(terms.alpha)
     for name, scale in (("scale_a", terms.scale_a), ("scale_b", terms.scale_b)):
-        if scale is not None:
-            if np.size(scale) != 1:
-                raise InvalidOperandError(f"{name} has shape {np.shape(scale)}; convolutions take one number")
-            with np.errstate(all="ignore"):
-                factor *= float(np.asarray(scale, dtype=np.float64).reshape(()))
+        number = read_number(name, scale)
+        with np.errstate(all="ignore"):
+            factor *= number
     return None if terms.alpha == 0.0 else factor
 
 

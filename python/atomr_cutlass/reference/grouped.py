@@ -290,7 +290,7 @@ def _split_lists(a: Any, b: Any, c: Any, bias: Any, scale_a: Any, scale_b: Any) 
             raise InvalidOperandError(f"{name} is no list of matrices, but the other operand is one")
         for index, matrix in enumerate(matrices):
             if not isinstance(matrix, np.ndarray) or matrix.ndim != 2:
-                raise InvalidOperandError(f"{name}[{index}] has shape {np.shape(matrix)}; expected a matrix")
+                raise InvalidOperandError(f"{name}[{index}] {_what(matrix)}; expected a matrix")
     if len(a) != len(b):
         raise InvalidOperandError(f"a has {len(a)} matrices, b has {len(b)}")
     rest = (("c", c), ("bias", bias), ("scale_a", scale_a), ("scale_b", scale_b))
@@ -313,7 +313,7 @@ def _masks(a: AnyArray, groups: int, offsets: Any, counts: Any) -> list[slice]:
 
 def _check_c(c: Any, shape: tuple[int, ...]) -> None:
     if c is not None and (not isinstance(c, np.ndarray) or c.shape != shape):
-        raise InvalidOperandError(f"c has shape {np.shape(c)}; expected {shape}")
+        raise InvalidOperandError(f"c {_what(c)}; expected {shape}")
 
 
 def _check_out(out: Any, problem: _Problem, out_dtype: CutlassDtype) -> None:
@@ -330,14 +330,20 @@ def _check_out(out: Any, problem: _Problem, out_dtype: CutlassDtype) -> None:
         ]
     for name, target, shape in named:
         if not isinstance(target, np.ndarray) or target.shape != shape or target.dtype != wanted:
-            what = getattr(target, "dtype", type(target).__name__)
-            raise InvalidOperandError(f"{name} is {what} of shape {np.shape(target)}; expected {wanted} of {shape}")
+            kind = (
+                f"{target.dtype} of shape {target.shape}" if isinstance(target, np.ndarray) else type(target).__name__
+            )
+            raise InvalidOperandError(f"{name} is {kind}; expected {wanted} of shape {shape}")
+
+
+def _what(given: Any) -> str:
+    return f"has shape {given.shape}" if isinstance(given, np.ndarray) else f"is a {type(given).__name__}"
 
 
 def _one_for_all(scale: Any) -> bool:
     """Whether a scale is absent, a number, or an array of one floating-point element."""
     if not isinstance(scale, np.ndarray):
-        return scale is None or np.ndim(scale) == 0
+        return not isinstance(scale, Sequence) or isinstance(scale, str)
     return scale.size == 1 and scale_type_of(scale.dtype) in (None, ScaleType.F32)
 
 
@@ -347,9 +353,7 @@ def _follows_rows(scale: Any, a: AnyArray) -> bool:
         return False
     if not isinstance(scale, np.ndarray) or scale.ndim != a.ndim or scale.shape[:-1] != a.shape[:-1]:
         rows = ", ".join(map(str, a.shape[:-1]))
-        raise InvalidOperandError(
-            f"scale_a has shape {np.shape(scale)}; expected a number or ({rows}, 1 or blocks of K)"
-        )
+        raise InvalidOperandError(f"scale_a {_what(scale)}; expected a number or ({rows}, 1 or blocks of K)")
     return True
 
 
@@ -358,7 +362,7 @@ def _each(name: str, scale: Any, groups: int) -> list[Any]:
     if _one_for_all(scale):
         return [scale] * groups
     if not isinstance(scale, np.ndarray) or scale.ndim != 3 or scale.shape[0] != groups:
-        raise InvalidOperandError(f"{name} has shape {np.shape(scale)}; expected a number or ({groups}, ..., ...)")
+        raise InvalidOperandError(f"{name} {_what(scale)}; expected a number or ({groups}, ..., ...)")
     return list(scale)
 
 
@@ -371,12 +375,12 @@ def _shared_or_each(name: str, given: Any, groups: int, shape: tuple[int, ...]) 
             return [given] * groups
         if given.shape == (groups, *shape):
             return list(given)
-    raise InvalidOperandError(f"{name} has shape {np.shape(given)}; expected {shape} or {(groups, *shape)}")
+    raise InvalidOperandError(f"{name} {_what(given)}; expected {shape} or {(groups, *shape)}")
 
 
 def _listed(name: str, given: Any, groups: int) -> list[Any]:
     """The members of a list, one for each group; None and a number stand for all of them."""
-    if given is None or (name.startswith("scale") and np.ndim(given) == 0):
+    if given is None or (name.startswith("scale") and _one_for_all(given)):
         return [given] * groups
     if isinstance(given, np.ndarray) or not isinstance(given, Sequence) or len(given) != groups:
         what = f"{len(given)} members" if isinstance(given, Sequence) else "no list"

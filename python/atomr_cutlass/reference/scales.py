@@ -66,17 +66,15 @@ def read_scales(
 def _read(name: str, scale: Scale | None, operand: AnyArray, batch: tuple[int, ...], along: int) -> OperandScale:
     if scale is None:
         return OperandScale()
-    dims = np.shape(scale)
-    if not isinstance(scale, np.ndarray):
-        # Lists too; a number is the usual case.
-        scale = np.asarray(scale, dtype=np.float64)
+    scale = _as_array(name, scale)
     kind = scale_type_of(scale.dtype)
     if kind in VECTOR:
         return _read_vector(name, scale, kind, operand, batch, along)
     if from_numpy_dtype(scale.dtype) not in _OUTER_TYPES:
         raise InvalidOperandError(f"{name} is {scale.dtype}; expected float32")
     wide = to_float64(scale)
-    if scale.size == 1 and len(dims) < 2:
+    dims = scale.shape
+    if scale.size == 1:
         return OperandScale(outer=float(wide.reshape(())))
     rows, columns = operand.shape[-2:]
     extent = operand.shape[along]
@@ -96,6 +94,29 @@ def _read(name: str, scale: Scale | None, operand: AnyArray, batch: tuple[int, .
     if blockwise != outer:
         expected += f", or (..., {blockwise[0]}, {blockwise[1]}) in blocks of {BLOCK}"
     raise InvalidOperandError(f"{name} has shape {dims}; expected {expected}")
+
+
+def read_number(name: str, scale: Scale | None) -> float:
+    """A scale of an operation that takes one for everything; 1 where there is none.
+
+    Raises:
+        InvalidOperandError: it is not one floating-point number.
+    """
+    if scale is None:
+        return 1.0
+    given = _as_array(name, scale)
+    if given.size != 1 or from_numpy_dtype(given.dtype) not in _OUTER_TYPES:
+        raise InvalidOperandError(f"{name} is {given.dtype} of shape {given.shape}; expected one number")
+    return float(to_float64(given).reshape(()))
+
+
+def _as_array(name: str, scale: Scale) -> AnyArray:
+    if isinstance(scale, np.ndarray):
+        return scale
+    try:
+        return np.asarray(scale, dtype=np.float64)
+    except (TypeError, ValueError):
+        raise InvalidOperandError(f"{name} is {scale!r}; expected a number or an array") from None
 
 
 def _read_vector(

@@ -23,12 +23,21 @@ from .base import DEFAULT, FULL, SMOKE, Cell, Family, numbers
 
 D = CutlassDtype
 
+FP8_ARCHS = (SmArch.SM89, SmArch.SM90A, SmArch.SM100, SmArch.SM120)
+"""Where mma.sync multiplies fp8: from sm_89 on. On sm_90a and sm_100a the assembler makes f16 instructions of it."""
+
 
 def supports(key: KernelKey) -> Status:
     """Whether a key of this family compiles without spilling."""
     common = supports_gemm(key, ("lc", "scaled"))
     if not common:
         return common
+    if key.a in FP8_TYPES and key.arch not in FP8_ARCHS:
+        return no(f"{key.arch.value} has no instruction that multiplies fp8: it needs sm_89 or later")
+    if key.scale_type or key.scale_granularity != (0, 0, 0):
+        return no("the sm80 generation has no block scales")
+    if key.epilogue == "scaled" and (opcode_class(key) == "simt" or key.acc is not D.F32):
+        return no("the scaled epilogue is for products of tensor cores in f32")
     if key.mainloop not in ("multistage", "twostage"):
         return no(f"sm80 mainloops are multistage and twostage, not {key.mainloop!r}")
     if key.mainloop == "twostage" and key.stages != 2:
@@ -135,9 +144,29 @@ def _gemm_sm80(
 
 def cells(arch: SmArch) -> Iterator[Cell]:
     """The cells for one arch."""
-    # On sm_90a the TMA kernels serve every aligned operand: there the sm80 generation keeps to what they cannot.
-    fallback = arch is SmArch.SM90A
+    # Where TMA kernels serve every aligned operand, the sm80 generation keeps to what they cannot.
+    fallback = arch in (SmArch.SM90A, SmArch.SM100)
+    yield from _half_cells(arch, fallback)
+    yield from _single_cells(arch, fallback)
+    for layouts in LAYOUTS:
+        common = layouts in COMMON_LAYOUTS
+        yield (
+            DEFAULT if common else FULL,
+            _gemm_sm80(arch, D.F64, D.F64, layouts, (1, 1, 1), (64, 64, 16), (2, 2, 1), 4),
+        )
+        if common:
+            yield FULL, _gemm_sm80(arch, D.F64, D.F64, layouts, (1, 1, 1), (128, 128, 16), (4, 2, 1), 3)
+    integer_tier = FULL if fallback else DEFAULT
+    yield integer_tier, _gemm_sm80(arch, D.I8, D.I32, "rc", (16, 16, 4), (128, 128, 64), (2, 2, 1), 4)
+    if not fallback:
+        yield FULL, _gemm_sm80(arch, D.I8, D.I32, "rc", (16, 16, 4), (64, 64, 64), (2, 2, 1), 6)
+    yield FULL, _gemm_sm80(arch, D.I8, D.I32, "rc", (4, 4, 1), (64, 64, 64), (2, 2, 1), 6)
+    yield SMOKE, _gemm_sm80(arch, D.I8, D.I32, "rc", (1, 1, 1), (64, 64, 64), (2, 2, 1), 2)
+    if arch in FP8_ARCHS:
+        yield from _fp8_cells(arch, fallback)
 
+
+def _half_cells(arch: SmArch, fallback: bool) -> Iterator[Cell]:
     for a in HALF_TYPES:
         for layouts in LAYOUTS:
             common = layouts in COMMON_LAYOUTS
@@ -148,7 +177,7 @@ def cells(arch: SmArch) -> Iterator[Cell]:
                     SMOKE if smoke and common else tier,
                     _gemm_sm80(arch, a, d, layouts, (1, 1, 1), (64, 64, 32), (2, 2, 1), 2),
                 )
-                if d in (a, D.F32):
+                if (d is a and common) or (d in (a, D.F32) and not fallback):
                     yield FULL, _gemm_sm80(arch, a, d, layouts, (2, 2, 2), (128, 128, 32), (2, 2, 1), 4)
                 if fallback:
                     continue
@@ -170,40 +199,75 @@ def cells(arch: SmArch) -> Iterator[Cell]:
                     ):
                         yield FULL, _gemm_sm80(arch, a, d, layouts, aligned, tile, warps, stages)
 
+
+def _single_cells(arch: SmArch, fallback: bool) -> Iterator[Cell]:
     for layouts in LAYOUTS:
         common = layouts in COMMON_LAYOUTS
         for d in GEMM_OUTPUTS[D.F32, D.F32, "tf32"]:
-            usual_tier = DEFAULT if common and d is D.F32 else FULL
-            # On sm_90a the RS mainloop of the other layouts is in `full` only.
+            tier = DEFAULT if common and d is D.F32 else FULL
+            # Narrow results of f32 are rare: at every alignment they come from the kernels that ask for none.
+            if d is D.F32 or not fallback:
+                # The RS mainloop of sm_90a is in `full` only.
+                yield (
+                    FULL if fallback and layouts == "rc" else tier,
+                    _gemm_sm80(arch, D.F32, d, layouts, (4, 4, 4), (128, 128, 16), (2, 2, 1), 4, "tf32"),
+                )
+                yield tier, _gemm_sm80(arch, D.F32, d, layouts, (4, 4, 4), (128, 128, 16), (4, 2, 1), 4, "3xtf32")
+            yield tier, _gemm_sm80(arch, D.F32, d, layouts, (1, 1, 1), (64, 64, 32), (2, 2, 1), 3, "tf32")
+            yield tier, _gemm_sm80(arch, D.F32, d, layouts, (1, 1, 1), (64, 64, 16), (2, 2, 1), 3, "3xtf32")
             yield (
-                FULL if fallback and layouts == "rc" else usual_tier,
-                _gemm_sm80(arch, D.F32, d, layouts, (4, 4, 4), (128, 128, 16), (2, 2, 1), 4, "tf32"),
-            )
-            yield usual_tier, _gemm_sm80(arch, D.F32, d, layouts, (1, 1, 1), (64, 64, 32), (2, 2, 1), 3, "tf32")
-            yield usual_tier, _gemm_sm80(arch, D.F32, d, layouts, (4, 4, 4), (128, 128, 16), (4, 2, 1), 4, "3xtf32")
-            yield usual_tier, _gemm_sm80(arch, D.F32, d, layouts, (1, 1, 1), (64, 64, 16), (2, 2, 1), 3, "3xtf32")
-            yield (
-                SMOKE if layouts == "rr" and d is D.F32 else usual_tier,
+                SMOKE if layouts == "rr" and d is D.F32 else tier,
                 _gemm_sm80(arch, D.F32, d, layouts, (1, 1, 1), (128, 128, 8), (4, 2, 1), 5, "ieee"),
             )
-            if d is D.F32:
-                for tile, warps, stages in (((256, 128, 8), (4, 2, 1), 4), ((128, 64, 8), (2, 2, 1), 5)):
-                    yield FULL, _gemm_sm80(arch, D.F32, d, layouts, (1, 1, 1), tile, warps, stages, "ieee")
-        double = DEFAULT if common else FULL
-        yield double, _gemm_sm80(arch, D.F64, D.F64, layouts, (1, 1, 1), (64, 64, 16), (2, 2, 1), 4)
-        yield FULL, _gemm_sm80(arch, D.F64, D.F64, layouts, (1, 1, 1), (128, 128, 16), (4, 2, 1), 3)
+        if common or not fallback:
+            yield FULL, _gemm_sm80(arch, D.F32, D.F32, layouts, (1, 1, 1), (128, 64, 8), (2, 2, 1), 5, "ieee")
+        if not fallback:
+            yield FULL, _gemm_sm80(arch, D.F32, D.F32, layouts, (1, 1, 1), (256, 128, 8), (4, 2, 1), 4, "ieee")
 
-    integer_tier = FULL if fallback else DEFAULT
-    yield integer_tier, _gemm_sm80(arch, D.I8, D.I32, "rc", (16, 16, 4), (128, 128, 64), (2, 2, 1), 4)
-    yield FULL, _gemm_sm80(arch, D.I8, D.I32, "rc", (16, 16, 4), (64, 64, 64), (2, 2, 1), 6)
-    yield FULL, _gemm_sm80(arch, D.I8, D.I32, "rc", (4, 4, 1), (64, 64, 64), (2, 2, 1), 6)
-    yield SMOKE, _gemm_sm80(arch, D.I8, D.I32, "rc", (1, 1, 1), (64, 64, 64), (2, 2, 1), 2)
+
+def _fp8_cells(arch: SmArch, fallback: bool) -> Iterator[Cell]:
+    e4m3 = D.F8E4M3
+    for a in FP8_TYPES:
+        for b in FP8_TYPES:
+            plain = a is b is e4m3
+            for d in GEMM_OUTPUTS[a, b, "default"] if plain and not fallback else (D.BF16, D.F32):
+                if d is D.BF16 or plain:
+                    yield FULL, _fp8(arch, a, b, d, (1, 1, 1), (64, 64, 64), (2, 2, 1), 2)
+            if fallback:
+                continue
+            for d in GEMM_OUTPUTS[a, b, "default"]:
+                aligned = (16, 16, 128 // d.bits)
+                tier = DEFAULT if plain and d is D.BF16 else FULL
+                yield tier, _fp8(arch, a, b, d, aligned, (128, 128, 64), (2, 4, 1), 3)
+            yield FULL, _fp8(arch, a, b, D.BF16, (16, 16, 8), (128, 128, 64), (2, 2, 1), 3, math="fast")
+    yield FULL, _fp8(arch, e4m3, e4m3, D.BF16, (4, 4, 1), (64, 64, 64), (2, 2, 1), 4)
+    if not fallback:
+        aligned = (16, 16, 8)
+        yield FULL, _fp8(arch, e4m3, e4m3, D.BF16, aligned, (64, 64, 64), (2, 2, 1), 5)
+        yield DEFAULT, _fp8(arch, e4m3, e4m3, D.BF16, aligned, (128, 128, 64), (2, 4, 1), 3, epilogue="lc")
+        yield FULL, _fp8(arch, e4m3, e4m3, D.BF16, aligned, (128, 128, 64), (2, 2, 1), 3, math="fast", epilogue="lc")
+
+
+def _fp8(
+    arch: SmArch,
+    a: D,
+    b: D,
+    d: D,
+    aligns: Triple,
+    tile: Triple,
+    warps: Triple,
+    stages: int,
+    *,
+    math: str = "default",
+    epilogue: str = "scaled",
+) -> KernelKey:
+    return _gemm_sm80(arch, a, d, "rc", aligns, tile, warps, stages, math, b=b, epilogue=epilogue)
 
 
 FAMILY = Family(
     op="gemm",
     generation="sm80",
-    archs=(SmArch.SM80, SmArch.SM86, SmArch.SM89, SmArch.SM90A),
+    archs=tuple(SmArch),
     template="gemm_sm80",
     supports=supports,
     cells=cells,

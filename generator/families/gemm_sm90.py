@@ -7,7 +7,18 @@ from collections.abc import Iterator
 from ..archs import SmArch
 from ..dtypes import CutlassDtype
 from ..key import ROW, KernelKey, Triple
-from ..rules import COMMON_LAYOUTS, FP8_TYPES, HALF_TYPES, LAYOUTS, OK, Status, accumulator, no, supports_gemm
+from ..rules import (
+    COMMON_LAYOUTS,
+    FP8_TYPES,
+    GEMM_OUTPUTS,
+    HALF_TYPES,
+    LAYOUTS,
+    OK,
+    Status,
+    accumulator,
+    no,
+    supports_gemm,
+)
 from .base import DEFAULT, FULL, SMOKE, Cell, Family, numbers, static_ints
 
 D = CutlassDtype
@@ -111,16 +122,10 @@ _SM90_TILES: tuple[tuple[int, tuple[int, int], tuple[int, int], str], ...] = (
     (SMOKE, (128, 128), (2, 1), "pingpong"),
     (DEFAULT, (64, 64), (1, 1), "pingpong"),
     (FULL, (256, 128), (2, 1), "cooperative"),
-    (FULL, (256, 128), (1, 2), "cooperative"),
-    (FULL, (128, 256), (1, 2), "cooperative"),
     (FULL, (128, 192), (2, 1), "cooperative"),
     (FULL, (128, 128), (1, 1), "pingpong"),
-    (FULL, (64, 256), (1, 1), "pingpong"),
-    (FULL, (64, 192), (1, 1), "pingpong"),
     (FULL, (64, 128), (1, 1), "pingpong"),
-    (FULL, (64, 128), (2, 1), "pingpong"),
     (FULL, (64, 32), (1, 1), "pingpong"),
-    (FULL, (64, 16), (1, 1), "pingpong"),
 )
 
 
@@ -175,36 +180,11 @@ def cells(arch: SmArch) -> Iterator[Cell]:
         return
     for a in HALF_TYPES:
         for layouts in LAYOUTS:
-            common = layouts in COMMON_LAYOUTS
-            for first, tile, cluster, mainloop in _SM90_TILES:
-                tier = first if common else FULL
-                if tier == SMOKE and (a is not D.BF16 or layouts != "rc"):
-                    tier = DEFAULT
-                yield tier, _gemm_sm90(a, a, layouts, tile, cluster, mainloop)
-            for tile in ((128, 128), (128, 256), (256, 128)) if common else ((128, 128), (128, 256)):
-                yield FULL, _gemm_sm90(a, a, layouts, tile, (2, 1), "cooperative", scheduler="streamk")
-            yield (
-                DEFAULT if common else FULL,
-                _gemm_sm90(a, D.F32, layouts, (128, 128), (2, 1), "pingpong"),
-            )
-            if common:
-                yield FULL, _gemm_sm90(a, D.F32, layouts, (128, 256), (2, 1), "cooperative")
-                yield FULL, _gemm_sm90(a, D.F32, layouts, (64, 64), (1, 1), "pingpong")
-                yield FULL, _gemm_sm90(a, D.F32, layouts, (128, 128), (2, 1), "cooperative", scheduler="streamk")
-            if common:
-                other = D.F16 if a is D.BF16 else D.BF16
-                yield FULL, _gemm_sm90(a, other, layouts, (128, 128), (2, 1), "pingpong")
-            # D whose rows are not 16-byte aligned, such as a vocabulary of 50257 columns: A and B still come by TMA.
-            if layouts in ("rc", "cc"):
-                yield (
-                    DEFAULT if layouts == "rc" else FULL,
-                    _gemm_sm90(a, a, layouts, (128, 128), (2, 1), "pingpong", epilogue_schedule="nosmem"),
-                )
+            yield from _half_cells(a, layouts)
     for tier, tile, cluster, mainloop in (
         (DEFAULT, (128, 128), (2, 1), "cooperative"),
         (FULL, (128, 256), (2, 1), "cooperative"),
         (FULL, (64, 64), (1, 1), "pingpong"),
-        (FULL, (64, 128), (1, 1), "pingpong"),
     ):
         yield tier, _gemm_sm90(D.F32, D.F32, "rc", tile, cluster, mainloop, math="tf32")
         yield tier, _gemm_sm90(D.I8, D.I32, "rc", tile, cluster, mainloop)
@@ -219,11 +199,55 @@ def cells(arch: SmArch) -> Iterator[Cell]:
     yield from _fp8_cells()
 
 
+def _half_cells(a: D, layouts: str) -> Iterator[Cell]:
+    common = layouts in COMMON_LAYOUTS
+    for first, tile, cluster, mainloop in _SM90_TILES if common else _SM90_TILES[:2]:
+        tier = first if common else FULL
+        if tier == SMOKE and (a is not D.BF16 or layouts != "rc"):
+            tier = DEFAULT
+        yield tier, _gemm_sm90(a, a, layouts, tile, cluster, mainloop)
+    yield FULL, _gemm_sm90(a, a, layouts, (128, 128), (2, 1), "cooperative", scheduler="streamk")
+    yield DEFAULT if common else FULL, _gemm_sm90(a, D.F32, layouts, (128, 128), (2, 1), "pingpong")
+    if common and a is D.BF16:
+        yield FULL, _gemm_sm90(a, D.F32, layouts, (128, 256), (2, 1), "cooperative")
+    # D whose rows are not 16-byte aligned, such as a vocabulary of 50257 columns: A and B still come by TMA.
+    if layouts in ("rc", "cc"):
+        yield (
+            DEFAULT if layouts == "rc" else FULL,
+            _gemm_sm90(a, a, layouts, (128, 128), (2, 1), "pingpong", epilogue_schedule="nosmem"),
+        )
+
+
 def _fp8_cells() -> Iterator[Cell]:
-    yield DEFAULT, _gemm_sm90(D.F8E4M3, D.BF16, "rc", (128, 128), (2, 1), "cooperative")
-    yield FULL, _gemm_sm90(D.F8E4M3, D.BF16, "rc", (64, 128), (1, 1), "pingpong")
-    yield FULL, _gemm_sm90(D.F8E4M3, D.BF16, "rc", (128, 128), (2, 1), "pingpong", math="fast")
-    yield DEFAULT, _gemm_sm90(D.F8E4M3, D.BF16, "rc", (128, 256), (2, 1), "cooperative", math="fast")
+    # The scaled epilogue serves calls without scales on the device as well: `lc` is there where speed counts most.
+    large = ((128, 128), (2, 1), "cooperative")
+    fast = ((128, 256), (2, 1), "cooperative")
+    few_rows = ((64, 128), (1, 1), "pingpong")
+    for a in FP8_TYPES:
+        for b in FP8_TYPES:
+            plain, either = a is b is D.F8E4M3, D.F8E4M3 in (a, b)
+            for d in GEMM_OUTPUTS[a, b, "default"]:
+                tier = DEFAULT if plain and d is D.BF16 else FULL
+                yield tier, _gemm_sm90(a, d, "rc", *large, b=b, epilogue="scaled")
+                if (d is D.BF16 and either) or (plain and d is not D.F8E5M2):
+                    yield FULL, _gemm_sm90(a, d, "rc", *fast, b=b, math="fast", epilogue="scaled")
+            if either:
+                yield FULL, _gemm_sm90(a, D.BF16, "rc", *large, b=b, scale_granularity=BLOCKWISE)
+    e4m3 = D.F8E4M3
+    yield DEFAULT, _gemm_sm90(e4m3, D.BF16, "rc", *large)
+    yield FULL, _gemm_sm90(e4m3, D.BF16, "rc", *few_rows)
+    yield FULL, _gemm_sm90(e4m3, D.BF16, "rc", *few_rows, epilogue="scaled")
+    yield FULL, _gemm_sm90(e4m3, D.BF16, "rc", (64, 64), (1, 1), "pingpong", epilogue="scaled")
+    yield DEFAULT, _gemm_sm90(e4m3, D.BF16, "rc", *fast, math="fast")
+    for epilogue in ("lc", "scaled"):
+        yield FULL, _gemm_sm90(e4m3, D.BF16, "rc", (128, 128), (2, 1), "pingpong", math="fast", epilogue=epilogue)
+        yield FULL, _gemm_sm90(e4m3, D.BF16, "rc", *few_rows, math="fast", epilogue=epilogue)
+    for d in (D.BF16, D.F32):
+        yield FULL, _gemm_sm90(e4m3, d, "rc", *large, epilogue="scaled", epilogue_schedule="nosmem")
+    for d in (D.F16, D.F32):
+        yield FULL, _gemm_sm90(e4m3, d, "rc", *large, scale_granularity=BLOCKWISE)
+    yield FULL, _gemm_sm90(e4m3, D.BF16, "rc", *few_rows, scale_granularity=BLOCKWISE)
+    yield FULL, _gemm_sm90(e4m3, e4m3, "rc", *large, epilogue="scaled", scale_granularity=BLOCKWISE)
 
 
 FAMILY = Family(

@@ -5,22 +5,67 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from ..archs import SmArch
-from ..dtypes import CutlassDtype
-from ..key import ROW, KernelKey
-from ..rules import COMMON_LAYOUTS, HALF_TYPES, LAYOUTS, OK, Status, accumulator, no, supports_gemm
-from .base import DEFAULT, FULL, Cell, Family, static_ints
+from ..dtypes import CutlassDtype, ScaleType
+from ..key import COLUMN, ROW, KernelKey, Triple
+from ..rules import COMMON_LAYOUTS, FP8_TYPES, HALF_TYPES, LAYOUTS, OK, Status, accumulator, no, supports_gemm
+from .base import DEFAULT, FULL, Cell, Family, numbers, static_ints
 
 D = CutlassDtype
 
 
+BLOCKWISE = (1, 128, 128)
+"""Block scales of fp8: one float for 1x128 elements of A, and one for 128x128 of B."""
+
+FP4_SCALES = {"ue4m3": (1, 1, 16), "ue8m0": (1, 1, 32)}
+"""Block scales of fp4, by their type: nvfp4 and mxfp4."""
+
+
 def supports(key: KernelKey) -> Status:
     """Whether a key of this family compiles without spilling."""
-    common = supports_gemm(key, ("lc",))
+    common = supports_gemm(key, ("lc", "scaled"))
     if not common:
         return common
-    if key.a not in (*HALF_TYPES, D.I8) and key.math != "tf32":
-        return no(f"UMMA multiplies f16, bf16, tf32 and i8, not {key.a.value} ({key.math})")
-    return supports_umma(key)
+    if key.a not in (*HALF_TYPES, *FP8_TYPES, D.I8, D.F4E2M1) and key.math != "tf32":
+        return no(f"UMMA multiplies f16, bf16, tf32, i8, fp8 and fp4, not {key.a.value} ({key.math})")
+    if key.math == "fast":
+        return no("UMMA accumulates fp8 in full at the full rate: math is default, fast accumulation does not exist")
+    if key.epilogue == "scaled" and key.acc is not D.F32:
+        return no(f"the scaled epilogue is for accumulators of f32, not {key.acc.value}")
+    umma = supports_umma(key)
+    return supports_scales(key) if umma else umma
+
+
+def supports_scales(key: KernelKey) -> Status:
+    """Whether the block scales of a key go with its operands and tile."""
+    if key.a is D.F4E2M1:
+        return supports_fp4(key, (64, 128, 192, 256))
+    if not key.scale_type and key.scale_granularity == (0, 0, 0):
+        return OK
+    if key.a not in FP8_TYPES or (key.scale_type, key.scale_granularity) != ("f32", BLOCKWISE):
+        return no("block scales of sm100 kernels are f32 for fp8 operands, one for 1x128 of A and one for 128x128 of B")
+    if key.epilogue != "lc":
+        return no("block-scaled fp8 kernels have the epilogue lc")
+    if key.epilogue_schedule != "tma":
+        return no("block-scaled fp8 kernels of the sm100 generation have the TMA epilogue")
+    if key.tile not in ((128, 128, 128), (256, 128, 128)):
+        return no("tiles of block-scaled fp8 kernels are 128x128x128 (1sm) and 256x128x128 (2sm)")
+    return OK
+
+
+def supports_fp4(key: KernelKey, columns: tuple[int, ...]) -> Status:
+    """Whether fp4 operands come with their scales, in the layout and tile that the tensor cores take.
+
+    Args:
+        key: the key.
+        columns: N tiles of the generation.
+    """
+    if FP4_SCALES.get(key.scale_type) != key.scale_granularity:
+        return no("fp4 is multiplied with block scales: ue4m3 for 16 elements along K (nvfp4) or ue8m0 for 32 (mxfp4)")
+    if (key.layout_a, key.layout_b) != (ROW, COLUMN):
+        return no("fp4 kernels need A row-major and B column-major (both contiguous along K)")
+    if key.tile[1] not in columns:
+        return no(f"N tiles of fp4 kernels are {', '.join(map(str, columns))}")
+    return OK
 
 
 def supports_umma(key: KernelKey) -> Status:
@@ -58,13 +103,34 @@ def values(key: KernelKey) -> dict[str, str]:
     """What the template is filled with."""
     units = "2Sm" if key.mainloop == "2sm" else "1Sm"
     store = "NoSmem" if key.epilogue_schedule == "nosmem" else "Tma"
+    kind, header = "", "gemm_sm100"
+    if key.a is D.F4E2M1:
+        kind, header = ("Nvf4" if key.scale_type == "ue4m3" else "Mxf4"), "gemm_sm100_fp4"
+    elif key.scale_type:
+        header = "gemm_sm100_blockwise"
+    blockwise = "Blockwise" if header == "gemm_sm100_blockwise" else ""
+    return common_values(key) | {
+        "header": header,
+        "arch_tag": "Sm100",
+        "mainloop_schedule": f"KernelTmaWarpSpecialized{blockwise}{units}{kind}Sm100",
+        "epilogue_schedule": f"{store}WarpSpecialized{units}",
+    }
+
+
+def common_values(key: KernelKey) -> dict[str, str]:
+    """What the generations of Blackwell fill their template with alike."""
+    scales = "NoScales"
+    if key.scale_type == "f32":
+        scales = f"FloatScales<{numbers(key.scale_granularity)}>"
+    elif key.scale_type:
+        scales = f"VectorScales<{ScaleType(key.scale_type).cpp}, {key.scale_granularity[2]}>"
     return {
+        "opcode_class": "OpClassBlockScaledTensorOp" if key.a is D.F4E2M1 else "OpClassTensorOp",
         "cute_tile": static_ints(key.tile),
         "cute_cluster": static_ints(key.cluster),
         "stage_count": f"cutlass::gemm::collective::StageCount<{key.stages}>" if key.stages else "void",
-        "mainloop_schedule": f"KernelTmaWarpSpecialized{units}Sm100",
-        "epilogue_schedule": f"{store}WarpSpecialized{units}",
-        "scheduler": "cutlass::gemm::PersistentScheduler",
+        "epilogue": "ScaledEpilogue" if key.epilogue == "scaled" else "LinearEpilogue",
+        "scales": scales,
     }
 
 
@@ -90,6 +156,7 @@ def gemm_sm100(
     b: D | None = None,
     math: str = "default",
     epilogue: str = "lc",
+    scales: tuple[str, Triple] = ("", (0, 0, 0)),
     epilogue_schedule: str = "tma",
 ) -> KernelKey:
     """A key of this family."""
@@ -117,6 +184,8 @@ def gemm_sm100(
         swizzle=0,
         math=math,
         epilogue=epilogue,
+        scale_type=scales[0],
+        scale_granularity=scales[1],
     )
 
 
@@ -144,7 +213,7 @@ FAMILY = Family(
     op="gemm",
     generation="sm100",
     archs=(SmArch.SM100,),
-    template="gemm_sm100",
+    template="blackwell",
     supports=supports,
     cells=cells,
     values=values,

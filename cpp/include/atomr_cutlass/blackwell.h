@@ -1,10 +1,11 @@
-// What the GEMM cells of the sm100 and sm120 generations share: CUTLASS 3.x kernels whose blocks are scheduled by the
-// hardware, and where an operand's strides lie among a kernel's arguments.
+// The GEMM cell of the sm100 and sm120 generations: CUTLASS 3.x kernels over TMA, whose tiles the hardware hands out
+// (cluster launch control). The headers of the generations include this one and the collectives that they build.
 //
 // Functions without an annotation run on the host when nvcc compiles them, and on the device under NVRTC, whose
 // -default-device makes them device functions.
 #pragma once
 
+#include "atomr_cutlass/epilogue_scaled.h"
 #include "atomr_cutlass/kernel_abi.h"
 #include "cute/tensor.hpp"
 #include "cutlass/cutlass.h"
@@ -30,12 +31,223 @@ Stride make_stride(int64_t leading, int64_t batch) {
   return result;
 }
 
-// `Derived` has the arguments of `Kernel_`, and what more it asks of a problem.
-template <class Derived, class Kernel_, class Cluster>
+// The epilogue D = alpha * A B + beta * C as one node. CUTLASS's own admits scalars on the device and one for each
+// matrix of a batch; the registers that this takes are missed by mainloops that use the epilogue's warps.
+template <class Element, class Compute>
+struct LinearVisitor {
+  struct SharedStorage {};
+  struct Arguments {
+    Compute alpha, beta;
+  };
+  using Params = Arguments;
+
+  template <class Problem>
+  static constexpr Params to_underlying_arguments(Problem const&, Arguments const& args, void*) {
+    return args;
+  }
+  template <class Problem>
+  static bool can_implement(Problem const&, Arguments const&) {
+    return true;
+  }
+  template <class Problem>
+  static size_t get_workspace_size(Problem const&, Arguments const&) {
+    return 0;
+  }
+  template <class Problem>
+  static cutlass::Status initialize_workspace(Problem const&, Arguments const&, void*, cudaStream_t,
+                                              cutlass::CudaHostAdapter* = nullptr) {
+    return cutlass::Status::kSuccess;
+  }
+
+  CUTLASS_HOST_DEVICE LinearVisitor() {}
+  CUTLASS_HOST_DEVICE LinearVisitor(Params const& params, SharedStorage const&) : params(&params) {}
+
+  CUTLASS_DEVICE bool is_producer_load_needed() const { return params->beta != Compute(0); }
+  CUTLASS_DEVICE bool is_C_load_needed() const { return params->beta != Compute(0); }
+
+  template <class... A>
+  CUTLASS_DEVICE auto get_producer_load_callbacks(cutlass::epilogue::fusion::detail::ProducerLoadArgs<A...> const&) {
+    return cutlass::epilogue::fusion::detail::EmptyProducerLoadCallbacks{};
+  }
+
+  template <class Source>
+  struct Callbacks : cutlass::epilogue::fusion::detail::EmptyConsumerStoreCallbacks {
+    Params const& params;
+    Source const& source;
+
+    CUTLASS_DEVICE Callbacks(Params const& params, Source const& source) : params(params), source(source) {}
+
+    template <class Accumulator, int kCount>
+    CUTLASS_DEVICE auto visit(cutlass::Array<Accumulator, kCount> const& accumulators, int fragment, int, int) {
+      cutlass::Array<Compute, kCount> result;
+      CUTLASS_PRAGMA_UNROLL
+      for (int i = 0; i < kCount; ++i) result[i] = params.alpha * Compute(accumulators[i]);
+      if (params.beta != Compute(0)) {
+        CUTLASS_PRAGMA_UNROLL
+        for (int i = 0; i < kCount; ++i) result[i] += params.beta * Compute(source(fragment * kCount + i));
+      }
+      cutlass::NumericArrayConverter<Element, Compute, kCount> convert;
+      return convert(result);
+    }
+  };
+
+  template <bool kReferenceSource, class... A>
+  CUTLASS_DEVICE auto get_consumer_store_callbacks(
+      cutlass::epilogue::fusion::detail::ConsumerStoreArgs<A...> const& args) {
+    return Callbacks<cute::remove_cvref_t<decltype(args.tCrC)>>(*params, args.tCrC);
+  }
+
+  Params const* params;
+};
+
+// The scaled epilogue as Blackwell's collectives call it: what a visitor returns is already of D's type.
+template <class Element, int kTileM, int kTileN>
+struct ConvertingScaledVisitor : ScaledVisitor<kTileM, kTileN> {
+  using Visitor = ScaledVisitor<kTileM, kTileN>;
+  using Visitor::Visitor;
+
+  template <class Callbacks>
+  struct Converting : Callbacks {
+    CUTLASS_DEVICE Converting(Callbacks const& callbacks) : Callbacks(callbacks) {}
+
+    template <class Accumulator, int kCount>
+    CUTLASS_DEVICE auto visit(cutlass::Array<Accumulator, kCount> const& accumulators, int fragment, int epilogue_m,
+                              int epilogue_n) {
+      cutlass::NumericArrayConverter<Element, float, kCount> convert;
+      return convert(Callbacks::visit(accumulators, fragment, epilogue_m, epilogue_n));
+    }
+  };
+
+  template <bool kReferenceSource, class... A>
+  CUTLASS_DEVICE auto get_consumer_store_callbacks(
+      cutlass::epilogue::fusion::detail::ConsumerStoreArgs<A...> const& args) {
+    auto const callbacks = Visitor::template get_consumer_store_callbacks<kReferenceSource>(args);
+    return Converting<cute::remove_cvref_t<decltype(callbacks)>>(callbacks);
+  }
+};
+
+// Which scales the mainloop multiplies with, and where they lie: none, ...
+struct NoScales {
+  template <class Element>
+  using ElementOf = Element;
+  template <class Layout>
+  using LayoutA = Layout;
+  template <class Layout>
+  using LayoutB = Layout;
+
+  static bool can_implement(atomr_cutlass_gemm_args const&) { return true; }
+  template <class Mainloop, class Arguments>
+  static void fill(Arguments&, atomr_cutlass_gemm_args const&) {}
+};
+
+// ... a float for each block of kM rows of A and kK elements of K and one for each block of kN columns of B and kK
+// elements of K, with strides of the caller's, ...
+template <int kM, int kN, int kK>
+struct FloatScales {
+  template <int kBlock>
+  using Scales = cute::Layout<cute::Shape<cute::Shape<cute::Int<kBlock>, int>, cute::Shape<cute::Int<kK>, int>, int>,
+                              cute::Stride<cute::Stride<cute::_0, int64_t>, cute::Stride<cute::_0, int64_t>, int64_t>>;
+  template <class Element>
+  using ElementOf = Element;
+  template <class Layout>
+  using LayoutA = cute::tuple<Layout, Scales<kM>>;
+  template <class Layout>
+  using LayoutB = cute::tuple<Layout, Scales<kN>>;
+
+  template <int kBlock>
+  static Scales<kBlock> layout(int extent, int k, int64_t stride, int64_t k_stride) {
+    return {
+        cute::make_shape(cute::make_shape(cute::Int<kBlock>{}, cute::ceil_div(extent, kBlock)),
+                         cute::make_shape(cute::Int<kK>{}, cute::ceil_div(k, kK)), 1),
+        cute::make_stride(cute::make_stride(cute::_0{}, stride), cute::make_stride(cute::_0{}, k_stride), int64_t(0))};
+  }
+
+  static bool can_implement(atomr_cutlass_gemm_args const& args) {
+    return args.batch == 1 && args.scale_a != nullptr && args.scale_b != nullptr;
+  }
+  template <class Mainloop, class Arguments>
+  static void fill(Arguments& mainloop, atomr_cutlass_gemm_args const& args) {
+    mainloop.ptr_SFA = static_cast<float const*>(args.scale_a);
+    mainloop.layout_SFA = layout<kM>(args.m, args.k, args.scale_stride_a, args.scale_k_stride_a);
+    mainloop.ptr_SFB = static_cast<float const*>(args.scale_b);
+    mainloop.layout_SFB = layout<kN>(args.n, args.k, args.scale_stride_b, args.scale_k_stride_b);
+  }
+};
+
+// ... or an `Element` for each kVector elements of K of one row of A and one column of B, in the order that the tensor
+// cores read: tiles of 128 rows and 4 scales, one matrix of a batch after the other.
+template <class Element, int kVector>
+struct VectorScales {
+  template <class Value>
+  using ElementOf = cute::conditional_t<kVector == 16, cutlass::nv_float4_t<Value>, cutlass::mx_float4_t<Value>>;
+  template <class Layout>
+  using LayoutA = Layout;
+  template <class Layout>
+  using LayoutB = Layout;
+
+  static bool can_implement(atomr_cutlass_gemm_args const& args) {
+    return args.scale_a != nullptr && args.scale_b != nullptr;
+  }
+  template <class Mainloop, class Arguments>
+  static void fill(Arguments& mainloop, atomr_cutlass_gemm_args const& args) {
+    using Config = typename Mainloop::Sm1xxBlkScaledConfig;
+    static_assert(cute::is_same_v<typename Mainloop::ElementSF, Element> && Config::SFVecSize == kVector);
+    auto const shape = cute::make_shape(args.m, args.n, args.k, args.batch);
+    mainloop.ptr_SFA = static_cast<Element const*>(args.scale_a);
+    mainloop.layout_SFA = Config::tile_atom_to_shape_SFA(shape);
+    mainloop.ptr_SFB = static_cast<Element const*>(args.scale_b);
+    mainloop.layout_SFB = Config::tile_atom_to_shape_SFB(shape);
+  }
+};
+
+// Columns of tensor memory that a mainloop with overlapping accumulators and scales takes.
+template <class Mainloop, class EpilogueTile>
+constexpr int tensor_memory_columns() {
+  using Memory = decltype(Mainloop::template init_tmem_tensors<EpilogueTile, true>(EpilogueTile{}));
+  return cutlass::detail::find_tmem_tensor_col_offset(decltype(Memory{}.accumulators){}) +
+         cutlass::detail::find_tmem_tensor_col_offset(decltype(Memory{}.tCtSFA){}) +
+         cutlass::detail::find_tmem_tensor_col_offset(decltype(Memory{}.tCtSFB){});
+}
+
+// `Tile` is the MMA's: of one thread block, or of the two that a 2-SM schedule of sm_100 pairs along M. StageCount
+// void: as many stages as fit beside the epilogue.
+template <class Arch, class OpClass, class ElementA, class LayoutA, int kAlignA, class ElementB, class LayoutB,
+          int kAlignB, class ElementD, class LayoutD, int kAlignD, class ElementAccumulator, class ElementCompute,
+          class Tile, class Cluster, class StageCount, class MainloopSchedule, class EpilogueSchedule,
+          class TileScheduler, class Epilogue = LinearEpilogue, class Scales = NoScales>
 struct BlackwellGemm {
   using Args = atomr_cutlass_gemm_args;
-  using Kernel = Kernel_;
+
+  static constexpr bool kPair = cute::is_base_of_v<cutlass::gemm::KernelSchedule2Sm, MainloopSchedule>;
+  static constexpr int kTileM = cute::size<0>(Tile{}) / (kPair ? 2 : 1), kTileN = cute::size<1>(Tile{});
+  static constexpr bool kScaled = cute::is_same_v<Epilogue, ScaledEpilogue>;
+
+  using Fusion = cute::conditional_t<kScaled, ConvertingScaledVisitor<ElementD, kTileM, kTileN>,
+                                     LinearVisitor<ElementD, ElementCompute>>;
+  // Beside scales, two accumulators of 256 columns do not fit in tensor memory: they overlap by a step of the epilogue,
+  // which CUTLASS makes 128 columns wide, too wide for the registers.
+  static constexpr bool kOverlapping = kTileN == 256 && cute::is_same_v<Arch, cutlass::arch::Sm100> &&
+                                       cute::is_same_v<OpClass, cutlass::arch::OpClassBlockScaledTensorOp>;
+  using EpilogueTile = cute::conditional_t<kOverlapping, cute::Shape<cute::Int<kTileM>, cute::_64>,
+                                           cutlass::epilogue::collective::EpilogueTileAuto>;
+  using CollectiveEpilogue = typename cutlass::epilogue::collective::CollectiveBuilder<
+      Arch, OpClass, Tile, Cluster, EpilogueTile, ElementAccumulator, ElementCompute, ElementD, LayoutD, kAlignD,
+      ElementD, LayoutD, kAlignD, EpilogueSchedule, Fusion>::CollectiveOp;
+
+  using Stages = cute::conditional_t<
+      cute::is_void_v<StageCount>,
+      cutlass::gemm::collective::StageCountAutoCarveout<int(sizeof(typename CollectiveEpilogue::SharedStorage))>,
+      StageCount>;
+
+  using CollectiveMainloop = typename cutlass::gemm::collective::CollectiveBuilder<
+      Arch, OpClass, typename Scales::template ElementOf<ElementA>, typename Scales::template LayoutA<LayoutA>, kAlignA,
+      typename Scales::template ElementOf<ElementB>, typename Scales::template LayoutB<LayoutB>, kAlignB,
+      ElementAccumulator, Tile, Cluster, Stages, MainloopSchedule>::CollectiveOp;
+
+  using Kernel = cutlass::gemm::kernel::GemmUniversal<cute::Shape<int, int, int, int>, CollectiveMainloop,
+                                                      CollectiveEpilogue, TileScheduler>;
   using Params = typename Kernel::Params;
+  static_assert(!kOverlapping || tensor_memory_columns<CollectiveMainloop, EpilogueTile>() <= 512);
 
   static constexpr int kThreads = Kernel::MaxThreadsPerBlock;
   static constexpr int kMinBlocks = Kernel::MinBlocksPerMultiprocessor;
@@ -44,16 +256,23 @@ struct BlackwellGemm {
   static constexpr int kClusterN = cute::size<1>(Cluster{});
   static constexpr int kClusterK = cute::size<2>(Cluster{});
 
-  // All but the operands of the mainloop.
-  static typename Kernel::Arguments common_arguments(Args const& args) {
+  static typename Kernel::Arguments arguments(Args const& args) {
     typename Kernel::Arguments result{};
     result.mode = cutlass::gemm::GemmUniversalMode::kGemm;
     result.problem_shape = cute::make_shape(args.m, args.n, args.k, args.batch);
+    result.mainloop.ptr_A = static_cast<decltype(result.mainloop.ptr_A)>(args.a);
+    result.mainloop.dA = make_stride<typename Kernel::StrideA>(args.lda, args.batch_stride_a);
+    result.mainloop.ptr_B = static_cast<decltype(result.mainloop.ptr_B)>(args.b);
+    result.mainloop.dB = make_stride<typename Kernel::StrideB>(args.ldb, args.batch_stride_b);
+    Scales::template fill<CollectiveMainloop>(result.mainloop, args);
+    if constexpr (kScaled) {
+      result.epilogue.thread = ScaledParams::of(args);
+    } else {
+      result.epilogue.thread = {ElementCompute(args.alpha), ElementCompute(args.beta)};
+    }
     // The TMA epilogue encodes a tensor map of C whether or not it is read, and the driver refuses a null address.
     bool const has_c = args.c != nullptr;
-    using ElementC = typename Kernel::ElementC;
-    using ElementD = typename Kernel::ElementD;
-    result.epilogue.ptr_C = static_cast<ElementC const*>(has_c ? args.c : args.d);
+    result.epilogue.ptr_C = static_cast<ElementD const*>(has_c ? args.c : args.d);
     result.epilogue.dC = make_stride<typename Kernel::StrideC>(has_c ? args.ldc : args.ldd,
                                                                has_c ? args.batch_stride_c : args.batch_stride_d);
     result.epilogue.ptr_D = static_cast<ElementD*>(args.d);
@@ -70,16 +289,16 @@ struct BlackwellGemm {
   static bool can_implement(Args const& args) {
     // Every tile is a block of the grid, whose second and third dimensions end here.
     constexpr int kGridLimit = 65535;
-    return args.split_k == 1 && args.batch <= kGridLimit && Kernel::can_implement(Derived::arguments(args));
+    int const rows = cute::ceil_div(args.m, kTileM), columns = cute::ceil_div(args.n, kTileN);
+    bool const fits = args.batch <= kGridLimit && rows < kGridLimit && columns < kGridLimit;
+    return args.split_k == 1 && fits && Scales::can_implement(args) && Kernel::can_implement(arguments(args));
   }
 
-  static uint64_t workspace_size(Args const& args) { return Kernel::get_workspace_size(Derived::arguments(args)); }
+  static uint64_t workspace_size(Args const& args) { return Kernel::get_workspace_size(arguments(args)); }
 
   static void clear_range(Args const&, uint64_t& offset, uint64_t& bytes) { offset = bytes = 0; }
 
-  static Params params(Args const& args) {
-    return Kernel::to_underlying_arguments(Derived::arguments(args), args.workspace);
-  }
+  static Params params(Args const& args) { return Kernel::to_underlying_arguments(arguments(args), args.workspace); }
 
   static dim3 grid(Params const& params) { return Kernel::get_grid_shape(params); }
 

@@ -280,8 +280,8 @@ def test_layers_of_networks_take_little_time() -> None:
     rng = np.random.default_rng(5)
     start = time.perf_counter(), time.process_time()
     for h, c, k, taps, stride, groups in (
-        (224, 3, 64, 7, 2, 1), (56, 64, 64, 3, 1, 1), (14, 1024, 256, 1, 1, 1), (7, 512, 512, 3, 1, 1),
-        (56, 96, 96, 7, 1, 96), (112, 64, 64, 3, 2, 64), (28, 256, 256, 3, 1, 32),
+        (112, 3, 64, 7, 2, 1), (56, 64, 64, 3, 1, 1), (14, 1024, 256, 1, 1, 1), (7, 512, 512, 3, 1, 1),
+        (28, 96, 96, 7, 1, 96), (56, 64, 64, 3, 2, 64), (28, 256, 256, 3, 1, 32),
     ):  # fmt: skip
         x = rng.normal(size=(1, h, h, c)).astype(np.float16)
         w = rng.normal(size=(k, taps, taps, c // groups)).astype(np.float16)
@@ -289,5 +289,6 @@ def test_layers_of_networks_take_little_time() -> None:
         y = reference.conv2d(x, w, **how)
         reference.conv2d_dgrad(y, w, x.shape, **how)
         reference.conv2d_wgrad(y, x, w.shape, **how)
-    # About half a second. The processor's time counts BLAS's threads; the clock counts what other processes take.
-    assert min(time.perf_counter() - start[0], time.process_time() - start[1]) < 10
+    # A fraction of a second; loops, or products without BLAS, take minutes. The processor's time counts the threads of
+    # BLAS, the clock what other processes take.
+    assert min(time.perf_counter() - start[0], time.process_time() - start[1]) < 20

@@ -22,7 +22,7 @@ class Instruction:
 
     Attributes:
         opcode: what stands before the first dot.
-        modifier: what must be among the parts after it; empty where nothing is asked for.
+        modifier: the parts that must follow it somewhere, one after the other; empty where nothing is asked for.
         absent: what must not be, in any instruction of this opcode.
     """
 
@@ -37,20 +37,29 @@ class Instruction:
 _OPERANDS = frozenset({"BF16", "TF32"})
 
 
-def expected_instruction(key: KernelKey) -> Instruction:
-    """The instruction of a key, by generation, arch and math.
+_HELPERS = ("cast", "quantize")
 
-    mma.sync of the sm80 generation has the same names on every arch that it is compiled for.
+
+def expected_instruction(key: KernelKey) -> Instruction | None:
+    """The instruction of a key, by generation, arch and math; the same for GEMM, grouped GEMM and convolution.
+
+    mma.sync of the sm80 generation has the same names on every arch that it is compiled for, but for fp8: sm_89 and
+    sm_120 have an instruction for it, elsewhere the assembler converts the operands to f16. None where nothing is
+    multiplied.
 
     Raises:
         ValueError: no rule for the key's generation or element type.
     """
+    if key.op in _HELPERS:
+        return None
     if key.generation == "sm100":
         # What UMMA multiplies is said by a descriptor, of which the instruction's name tells the width alone.
         kinds = {CutlassDtype.I8: "I", CutlassDtype.F8E4M3: "Q", CutlassDtype.F8E5M2: "Q", CutlassDtype.F4E2M1: "O"}
         pair = "2CTA" if key.mainloop == "2sm" else ""
         return Instruction(f"UTC{kinds.get(key.a, 'H')}MMA", pair, frozenset({"2CTA"} - {pair}))
-    if key.generation not in ("sm80", "sm90"):
+    if key.generation == "sm120" and key.a is CutlassDtype.F4E2M1:
+        return Instruction("OMMA", "SF")
+    if key.generation not in ("sm80", "sm90", "sm120"):
         raise ValueError(f"no rule for the instructions of generation {key.generation}")
     if key.generation == "sm90" and key.arch is not SmArch.SM90A:
         raise ValueError(f"{key.generation} kernels do not compile for {key.arch.value}")
@@ -62,7 +71,9 @@ def expected_instruction(key: KernelKey) -> Instruction:
     if key.a is CutlassDtype.I8:
         return Instruction(f"I{warp_group}MMA", "S8")
     if key.a in FP8_TYPES:
-        return Instruction(f"Q{warp_group}MMA", key.a.value.upper())
+        if key.generation == "sm80" and key.arch in (SmArch.SM90A, SmArch.SM100):
+            return Instruction("HMMA", absent=_OPERANDS)
+        return Instruction(f"Q{warp_group}MMA", f"{key.a.value}.{key.b.value}".upper())
     operand = {CutlassDtype.F16: "", CutlassDtype.BF16: "BF16", CutlassDtype.F32: "TF32"}.get(key.a)
     if operand is None:
         raise ValueError(f"no rule for the instructions of {key.a.value} operands")
@@ -138,6 +149,17 @@ def read_resources(lines: Iterable[str]) -> dict[tuple[str, str], dict[str, int]
     return found
 
 
+def _missing(instruction: Instruction, function: Function) -> list[str]:
+    wrong = []
+    names = [name for name in function.mnemonics if name.partition(".")[0] == instruction.opcode]
+    if not any(not instruction.modifier or f".{instruction.modifier}." in f".{name}." for name in names):
+        wrong.append(f"no {instruction} among its instructions")
+    strange = sorted({part for name in names for part in name.split(".") if part in instruction.absent})
+    if strange:
+        wrong.append(f"{instruction.opcode} of {', '.join(strange)} operands")
+    return wrong
+
+
 def faults(key: KernelKey, function: Function, resources: Mapping[str, int]) -> list[str]:
     """What is wrong with a kernel's machine code; nothing where it is as it should be.
 
@@ -146,14 +168,8 @@ def faults(key: KernelKey, function: Function, resources: Mapping[str, int]) -> 
         function: its machine code.
         resources: its registers and memory, of `read_resources`.
     """
-    wrong = []
     instruction = expected_instruction(key)
-    names = [name.split(".") for name in function.mnemonics if name.partition(".")[0] == instruction.opcode]
-    if not any(not instruction.modifier or instruction.modifier in parts for parts in names):
-        wrong.append(f"no {instruction} among its instructions")
-    strange = sorted({part for parts in names for part in parts if part in instruction.absent})
-    if strange:
-        wrong.append(f"{instruction.opcode} of {', '.join(strange)} operands")
+    wrong = [] if instruction is None else _missing(instruction, function)
     if opcode_class(key) == "simt":
         # The epilogue has some too: the mainloop, unrolled over the K tile, has one for each product of a thread.
         products = key.tile[0] * key.tile[1] * key.tile[2] // (key.warps[0] * key.warps[1] * key.warps[2] * 32)

@@ -5,6 +5,7 @@ import importlib.util
 import os
 import shutil
 import subprocess
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -15,7 +16,7 @@ from atomr_cutlass import table
 from atomr_cutlass.generator import audit
 from atomr_cutlass.generator.archs import SmArch
 from atomr_cutlass.generator.dtypes import CutlassDtype
-from atomr_cutlass.generator.matrix import cells
+from atomr_cutlass.generator.matrix import ARCHS, cells
 
 TABLE = table.kernels()
 
@@ -138,8 +139,29 @@ def test_faults_are_found() -> None:
     assert "its resources are not listed" in audit.faults(simt, first, {})
 
 
-@pytest.mark.parametrize("arch", [SmArch.SM80, SmArch.SM86, SmArch.SM89, SmArch.SM90A], ids=lambda arch: arch.value)
+@pytest.mark.parametrize("arch", ARCHS["gemm"], ids=lambda arch: arch.value)
 def test_every_cell_has_a_rule(arch: SmArch) -> None:
-    opcodes = {audit.expected_instruction(key).opcode for _, key in cells([arch])}
-    warp_groups = {"HGMMA", "IGMMA"} if arch is SmArch.SM90A else set()
-    assert opcodes == {"HMMA", "IMMA", "DMMA", "FFMA"} | warp_groups
+    opcodes = {rule.opcode for _, key in cells([arch]) if (rule := audit.expected_instruction(key)) is not None}
+    more = {
+        SmArch.SM89: {"QMMA"},
+        SmArch.SM90A: {"HGMMA", "IGMMA", "QGMMA"},
+        SmArch.SM100: {"UTCHMMA", "UTCIMMA"},
+        SmArch.SM120: {"QMMA"},
+    }
+    assert opcodes >= {"HMMA", "IMMA", "DMMA", "FFMA"} | more.get(arch, set())
+
+
+def test_fp8_instructions_name_both_operands() -> None:
+    keys = [key for _, key in cells([SmArch.SM89, SmArch.SM90A])]
+    mixed = [k for k in keys if (k.a, k.b) == (CutlassDtype.F8E4M3, CutlassDtype.F8E5M2)]
+    rules = {(k.generation, k.arch): str(audit.expected_instruction(k)) for k in mixed if k.op == "gemm"}
+    assert rules == {
+        ("sm80", SmArch.SM89): "QMMA...E4M3.E5M2",
+        ("sm90", SmArch.SM90A): "QGMMA...E4M3.E5M2",
+        ("sm80", SmArch.SM90A): "HMMA",  # the assembler's conversion to f16
+    }
+    key = next(k for k in mixed if k.generation == "sm90")
+    right = audit.Function(key.name, "sm_90a", Counter({"QGMMA.64x128x32.F32.E4M3.E5M2": 8}))
+    wrong = audit.Function(key.name, "sm_90a", Counter({"QGMMA.64x128x32.F32.E4M3.E4M3": 8}))
+    assert audit.faults(key, right, {"STACK": 0}) == []
+    assert audit.faults(key, wrong, {"STACK": 0}) == ["no QGMMA...E4M3.E5M2 among its instructions"]

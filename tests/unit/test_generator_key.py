@@ -64,6 +64,11 @@ CHANGES = {
     "swizzle": 1,
     "math": "tf32",
     "epilogue": "other",
+    "scale_granularity": (1, 128, 128),
+    "scale_type": "f32",
+    "group_mode": "single",
+    "iterator": "optimized",
+    "stride_support": "unity",
 }
 
 
@@ -154,6 +159,12 @@ def test_names_state_what_cutlass_states() -> None:
     assert tf32.name.startswith("cutlass3x_sm90_tensorop_gemm_tf32_tf32_f32_")
     integer = next(k for k in FULL if k.a is D.I8 and k.generation == "sm80")
     assert integer.name.startswith("cutlass_tensorop_s32_i16832gemm_s8_")
+    mixed = replace(SM80_KEY, arch=SmArch.SM89, a=D.F8E4M3, b=D.F8E5M2, d=D.BF16, align_a=16, align_b=16)
+    assert mixed.name.startswith("cutlass_tensorop_bf16_s16832gemm_e4m3_e5m2_128x128_32x4_tn_align16_")
+    fast = next(k for k in FULL if k.math == "fast" and k.generation == "sm90" and k.epilogue == "scaled")
+    assert re.search("_cooperative_fp8_fastaccum_epi_tma_scaled_[0-9a-f]{10}$", fast.name)
+    blocks = next(k for k in FULL if k.generation == "sm90" and k.scale_type)
+    assert blocks.name.startswith("cutlass3x_sm90_tensorop_block_scaled_gemm_f32_1x128x128_e4m3_e4m3_f32_bf16_bf16_")
     assert layout_letters("rc") == "tn"
 
 

@@ -292,3 +292,23 @@ def test_layers_of_networks_take_little_time() -> None:
     # A fraction of a second; loops, or products without BLAS, take minutes. The processor's time counts the threads of
     # BLAS, the clock what other processes take.
     assert min(time.perf_counter() - start[0], time.process_time() - start[1]) < 20
+
+
+@pytest.mark.parametrize("dtype", [D.F16, D.BF16, D.F8E4M3])
+def test_sums_in_float32_are_within_tolerance_and_a_missing_tap_is_not(dtype: D) -> None:
+    rng = np.random.default_rng(6)
+    x = numerics.saturating_cast(rng.normal(size=(2, 9, 9, 16)), dtype)
+    w = numerics.saturating_cast(rng.normal(size=(8, 3, 3, 16)), dtype)
+    geometry = reference.conv_geometry(x.shape, w.shape, padding=1)
+    padded = np.pad(x.astype(np.float32), ((0, 0), (1, 1), (1, 1), (0, 0)))
+    sums = np.zeros((10, *geometry.y_shape), np.float32)
+    for tap, (r, s) in enumerate(product(range(3), range(3))):
+        sums[tap + 1] = sums[tap]
+        for c in range(16):
+            sums[tap + 1] += padded[:, r : r + 9, s : s + 9, c, None] * w[:, r, s, c].astype(np.float32)
+    want = reference.conv2d(x, w, padding=1, out_dtype=D.BF16)
+    magnitude = reference.absolute_conv2d(x, w, padding=1)
+    limits = reference.tolerance(dtype, D.BF16, 3 * 3 * 16)
+    whole, short = (numerics.saturating_cast(sums[tap], D.BF16) for tap in (9, 8))
+    assert reference.within_tolerance(whole, want, magnitude, limits, D.BF16).all()
+    assert reference.within_tolerance(short, want, magnitude, limits, D.BF16).mean() < 0.4

@@ -165,6 +165,8 @@ _CONVOLUTIONS = {"conv2d_fprop": "fprop", "conv2d_dgrad": "dgrad", "conv2d_wgrad
 
 
 def _name_sm80(key: KernelKey) -> str:
+    if key.op == "cast":
+        return f"cutlass_cast_{key.a.cutlass_name}_to_{key.d.cutlass_name}"
     m, n, k = key.tile
     letter = {CutlassDtype.F64: "d", CutlassDtype.F32: "s", CutlassDtype.I32: "i", CutlassDtype.F16: "h"}[key.acc]
     convolution = _CONVOLUTIONS.get(key.op)

@@ -5,6 +5,7 @@ Importing does nothing but import: no CUDA initialisation, no folder, no compile
 
 from .actor import CutlassActor, CutlassProps, props
 from .bindings import BoundPlan
+from .conv import conv2d, conv2d_dgrad, conv2d_wgrad
 from .errors import (
     CacheError,
     CompileError,
@@ -74,6 +75,9 @@ __all__ = [
     "RefitMsg",
     "SmArch",
     "UnsupportedError",
+    "conv2d",
+    "conv2d_dgrad",
+    "conv2d_wgrad",
     "exit_for_restart",
     "explain",
     "gemm",

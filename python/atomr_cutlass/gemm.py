@@ -3,19 +3,27 @@
 from __future__ import annotations
 
 import math
-import threading
-import warnings
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from . import _core, devices, numerics, operands, problem, reference, scaled
+from . import _core, numerics, operands, problem, reference, scaled
+from .arguments import (
+    NUMBERS,
+    check_backend,
+    check_devices,
+    check_out,
+    check_scalars,
+    on_reference,
+    refuse_jax_out,
+    result_dtype,
+)
 from .errors import InvalidOperandError, UnsupportedError
 from .generator.dtypes import CutlassDtype
 from .generator.key import ROW
 from .generator.rules import FP8_TYPES, gemm_types, supports_layouts
-from .numerics import FAST, default_out_dtype, math_mode
+from .numerics import FAST, math_mode
 from .op_plan import OpPlan
 from .operands import CPU, CUDA
 from .plan import BACKENDS as GPU_BACKENDS
@@ -31,7 +39,6 @@ _SCALARS = frozenset({int, float, np.float32, np.float64, np.int32, np.int64})
 """What the fast path takes as alpha and beta; anything else is looked at first."""
 
 _plans: PlanCache[Plan] = PlanCache(PLANS_KEPT)
-_warned = threading.Event()
 
 
 def gemm(
@@ -106,7 +113,7 @@ def gemm(
             found = _plans.get((signature, precision, beta == 0, backend, jit))
             if found is not None:
                 if type(alpha) not in _PLAIN_NUMBERS or type(beta) not in _PLAIN_NUMBERS:
-                    _check_scalars(alpha, beta, c)
+                    check_scalars(alpha, beta, c)
                 return found(a, b, c, out=out, alpha=alpha, beta=beta, stream=stream)
     return _Call(
         a=a,
@@ -152,35 +159,30 @@ class _Call:
     jit: str | None
 
     def run(self) -> Any:
-        if self.backend not in BACKENDS:
-            raise InvalidOperandError(f"unknown backend {self.backend!r}; valid: {', '.join(BACKENDS)}")
+        check_backend(self.backend, BACKENDS)
         if self.epilogue is not None:
             raise UnsupportedError("fused epilogues are not there yet: leave epilogue out")
-        _check_scalars(self.alpha, self.beta, self.c)
-        if self.amax is not None and self.backend != "reference" and isinstance(self.scales["scale_d"], _NUMBERS):
+        check_scalars(self.alpha, self.beta, self.c)
+        if self.amax is not None and self.backend != "reference" and isinstance(self.scales["scale_d"], NUMBERS):
             raise UnsupportedError(
                 "amax is taken before scale_d, and a number would be part of alpha: give scale_d as an array"
             )
         given = {"a": self.a, "b": self.b, "c": self.c, "out": self.out, "bias": self.bias, "amax": self.amax}
-        given |= {name: scale for name, scale in self.scales.items() if not isinstance(scale, _NUMBERS)}
+        given |= {name: scale for name, scale in self.scales.items() if not isinstance(scale, NUMBERS)}
         what = _operation(
             {name: operands.as_operand(array) for name, array in given.items() if array is not None},
             self.out_dtype,
             self.precision,
             fast_accum=self.fast_accum,
         )
-        if self.out is not None and operands.is_jax(self.out):
-            raise InvalidOperandError("out is a JAX array, which cannot be written: leave out away")
-        on_host = what.views["a"].device_type == CPU
-        if self.backend == "reference" or (on_host and self.backend == "auto" and not devices.available()):
-            if self.backend != "reference":
-                _warn_once()
+        refuse_jax_out(self.out)
+        if on_reference(self.backend, what.views["a"]):
             return self._on_reference(what)
         types = gemm_types(what.dtype, what.dtype_b, what.result, what.math)
         if not types:
             raise UnsupportedError(types.reason)
         refuse_epilogue(self.bias, self.activation)
-        return self._on_host(what) if on_host else self._on_gpu(what)
+        return self._on_host(what) if what.views["a"].device_type == CPU else self._on_gpu(what)
 
     def _on_gpu(self, what: _Operation) -> Any:
         alpha, beta = self._folded_scalars()
@@ -313,7 +315,7 @@ class _Call:
 
     def _folded_scalars(self) -> tuple[float, float]:
         """Without an activation, scale factors that are numbers are part of alpha and beta."""
-        scale_a, scale_b, scale_d = (float(v) if isinstance(v, _NUMBERS) else 1.0 for v in self.scales.values())
+        scale_a, scale_b, scale_d = (float(v) if isinstance(v, NUMBERS) else 1.0 for v in self.scales.values())
         return self.alpha * scale_a * scale_b * scale_d, self.beta * scale_d
 
 
@@ -334,14 +336,13 @@ class _Operation:
 
 
 _SCALING = {"scale_a", "scale_b", "scale_d", "amax"}
-_NUMBERS = (int, float, np.integer, np.floating)
 _PLAIN_NUMBERS = frozenset({int, float})
 
 
 def _operation(
     views: dict[str, _core.Operand], out_dtype: CutlassDtype | None, precision: str | None, *, fast_accum: bool
 ) -> _Operation:
-    _check_devices(views)
+    check_devices(views)
     shape = _result_shape(views)
     dtype, other = (operands.dtype_of(views[name], name) for name in "ab")
     if dtype is not other and not {dtype, other} <= set(FP8_TYPES):
@@ -349,36 +350,11 @@ def _operation(
             f"a is {dtype.value} and b is {other.value}: both must have one dtype, but for two of fp8"
         )
     if "out" in views:
-        _check_out(views)
+        check_out(views, ("a", "b", "c", "bias"))
     math = math_mode(dtype, precision)
     if fast_accum and dtype in FP8_TYPES:
         math = FAST
-    return _Operation(views, shape, dtype, other, _result_dtype(views, out_dtype, dtype), math)
-
-
-def _check_scalars(alpha: float, beta: float, c: Any) -> None:
-    for name, value in (("alpha", alpha), ("beta", beta)):
-        if isinstance(value, bool) or not isinstance(value, _NUMBERS):
-            raise InvalidOperandError(f"{name} is a {type(value).__name__}; expected a number")
-    if c is not None and beta == 0:
-        raise InvalidOperandError("c is given but beta is 0, so it would not be read: give beta, or leave c out")
-    if c is None and beta != 0:
-        raise InvalidOperandError(f"beta is {beta}, so c is needed")
-
-
-def _check_devices(views: dict[str, _core.Operand]) -> None:
-    first = views["a"]
-    for name, view in views.items():
-        if view.device_type not in (CPU, CUDA):
-            raise InvalidOperandError(f"{name} is on a device of DLPack type {view.device_type}; expected CUDA or CPU")
-        if (view.device_type, view.device) != (first.device_type, first.device):
-            raise InvalidOperandError(
-                f"a is on {_place(first)} and {name} on {_place(view)}: all operands must be on one device"
-            )
-
-
-def _place(view: _core.Operand) -> str:
-    return f"cuda:{view.device}" if view.device_type == CUDA else "the CPU"
+    return _Operation(views, shape, dtype, other, result_dtype(views, out_dtype, dtype), math)
 
 
 def _result_shape(views: dict[str, _core.Operand]) -> tuple[int, ...]:
@@ -400,38 +376,3 @@ def _result_shape(views: dict[str, _core.Operand]) -> tuple[int, ...]:
     if "bias" in views and views["bias"].shape != shape[-1:]:
         raise InvalidOperandError(f"bias has shape {views['bias'].shape}; expected ({shape[-1]},)")
     return shape
-
-
-def _result_dtype(views: dict[str, _core.Operand], asked: CutlassDtype | None, operand: CutlassDtype) -> CutlassDtype:
-    if asked is not None and not isinstance(asked, CutlassDtype):
-        raise InvalidOperandError(f"out_dtype is {asked!r}; expected a CutlassDtype")
-    given = operands.dtype_of(views["out"], "out") if "out" in views else None
-    if asked is not None and given is not None and asked is not given:
-        raise InvalidOperandError(f"out is {given.value}, but out_dtype asks for {asked.value}")
-    result = asked or given or default_out_dtype(operand)
-    if "c" in views and operands.dtype_of(views["c"], "c") is not result:
-        raise InvalidOperandError(
-            f"c is {operands.dtype_of(views['c'], 'c').value}; it must have the result's dtype, {result.value}"
-        )
-    return result
-
-
-def _check_out(views: dict[str, _core.Operand]) -> None:
-    out = views["out"]
-    if out.read_only:
-        raise InvalidOperandError("out is read-only: give an array that may be written")
-    repeated = any(stride == 0 and extent > 1 for stride, extent in zip(out.strides, out.shape, strict=True))
-    if repeated and 0 not in out.shape:
-        raise InvalidOperandError(f"out has strides {out.strides}: its elements share memory; give an array of its own")
-    for name in ("a", "b", "c", "bias"):
-        if name not in views or not _core.overlap(out, views[name]):
-            continue
-        same = views[name].pointer == out.pointer and views[name].strides == out.strides
-        if name != "c" or not same:
-            raise InvalidOperandError(f"out overlaps {name}: give separate memory (out may be exactly c)")
-
-
-def _warn_once() -> None:
-    if not _warned.is_set():
-        _warned.set()
-        warnings.warn(f"computing with NumPy on the CPU: {devices.problem()}", RuntimeWarning, stacklevel=4)

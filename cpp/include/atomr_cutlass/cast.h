@@ -1,0 +1,74 @@
+// Casts, element by element: what rewrites need to bring operands into a type that a kernel multiplies, or a result
+// out of the type that it was added up in.
+#pragma once
+
+#include "atomr_cutlass/kernel_abi.h"
+#include "cutlass/array.h"
+#include "cutlass/cutlass.h"
+#include "cutlass/numeric_conversion.h"
+#include "cutlass/numeric_types.h"
+
+namespace atomr_cutlass {
+
+template <class ElementA, class ElementD>
+struct Cast {
+  using Args = atomr_cutlass_cast_args;
+
+  static constexpr int kThreads = 256;
+  static constexpr int kMinBlocks = 1;
+  static constexpr int kSharedBytes = 0;
+  static constexpr int kClusterM = 1, kClusterN = 1, kClusterK = 1;
+
+  // 16 bytes of the wider type at once.
+  static constexpr int kWide = sizeof(ElementA) > sizeof(ElementD) ? int(sizeof(ElementA)) : int(sizeof(ElementD));
+  static constexpr int kVector = 16 / kWide;
+
+  struct Params {
+    ElementA const* a;
+    ElementD* d;
+    float const* scale;
+    float alpha;
+    int64_t count;
+    int32_t blocks;
+  };
+
+  static bool can_implement(Args const& args) {
+    return args.count > 0 && reinterpret_cast<uint64_t>(args.a) % 16 == 0 && reinterpret_cast<uint64_t>(args.d) % 16 == 0;
+  }
+  static uint64_t workspace_size(Args const&) { return 0; }
+  static void clear_range(Args const&, uint64_t& offset, uint64_t& bytes) { offset = bytes = 0; }
+
+  static Params params(Args const& args) {
+    int64_t const wanted = (args.count + int64_t(kThreads) * kVector - 1) / (int64_t(kThreads) * kVector);
+    int64_t const most = int64_t(args.sm_count) * 16;
+    return {static_cast<ElementA const*>(args.a), static_cast<ElementD*>(args.d),
+            static_cast<float const*>(args.scale), float(args.alpha),
+            args.count,                            int32_t(wanted < most ? wanted : most)};
+  }
+  static dim3 grid(Params const& params) { return dim3(uint32_t(params.blocks)); }
+
+  CUTLASS_DEVICE static void run(Params const& params, char*) {
+    using Source = cutlass::AlignedArray<ElementA, kVector>;
+    using Target = cutlass::AlignedArray<ElementD, kVector>;
+    cutlass::NumericArrayConverter<float, ElementA, kVector> widen;
+    cutlass::NumericArrayConverter<ElementD, float, kVector> narrow;
+    float const factor = params.alpha * (params.scale != nullptr ? *params.scale : 1.0f);
+    int64_t const vectors = params.count / kVector;
+    int64_t const first = int64_t(blockIdx.x) * kThreads + threadIdx.x, step = int64_t(gridDim.x) * kThreads;
+    for (int64_t i = first; i < vectors; i += step) {
+      Source const source = reinterpret_cast<Source const*>(params.a)[i];
+      cutlass::Array<float, kVector> values = widen(source);
+      CUTLASS_PRAGMA_UNROLL
+      for (int j = 0; j < kVector; ++j) values[j] *= factor;
+      Target target;
+      static_cast<cutlass::Array<ElementD, kVector>&>(target) = narrow(values);
+      reinterpret_cast<Target*>(params.d)[i] = target;
+    }
+    for (int64_t i = vectors * kVector + first; i < params.count; i += step) {
+      params.d[i] = cutlass::NumericConverter<ElementD, float>{}(
+          cutlass::NumericConverter<float, ElementA>{}(params.a[i]) * factor);
+    }
+  }
+};
+
+}  // namespace atomr_cutlass

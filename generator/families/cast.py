@@ -1,0 +1,79 @@
+"""Casts between element types: helpers of rewrites, on every arch."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from ..archs import SmArch
+from ..dtypes import CutlassDtype
+from ..key import ROW, KernelKey
+from ..rules import FP8_TYPES, HALF_TYPES, OK, Status, no
+from .base import FULL, Cell, Family
+
+D = CutlassDtype
+
+PAIRS = (
+    *((a, d) for a in FP8_TYPES for d in HALF_TYPES),
+    *((D.F32, d) for d in (*HALF_TYPES, *FP8_TYPES)),
+)
+"""(from, to)."""
+
+
+def supports(key: KernelKey) -> Status:
+    """Whether a key of this family compiles."""
+    if key != cast(key.arch, key.a, key.d):
+        return no("casts differ in their types and nothing else")
+    if (key.a, key.d) not in PAIRS:
+        return no(f"no rewrite casts {key.a.value} to {key.d.value}")
+    return OK
+
+
+def values(_: KernelKey) -> dict[str, str]:
+    """What the template is filled with: the types alone."""
+    return {}
+
+
+def cast(arch: SmArch, a: D, d: D) -> KernelKey:
+    """A key of this family."""
+    return KernelKey(
+        op="cast",
+        generation="sm80",
+        arch=arch,
+        a=a,
+        b=a,
+        d=d,
+        acc=D.F32,
+        layout_a=ROW,
+        layout_b=ROW,
+        layout_d=ROW,
+        align_a=1,
+        align_b=1,
+        align_d=1,
+        tile=(1, 1, 1),
+        cluster=(1, 1, 1),
+        warps=(8, 1, 1),
+        stages=0,
+        mainloop="",
+        epilogue_schedule="",
+        scheduler="identity",
+        swizzle=0,
+    )
+
+
+def cells(arch: SmArch) -> Iterator[Cell]:
+    """The cells for one arch."""
+    for a, d in PAIRS:
+        yield FULL, cast(arch, a, d)
+
+
+FAMILY = Family(
+    op="cast",
+    generation="sm80",
+    archs=tuple(SmArch),
+    template="cast",
+    supports=supports,
+    cells=cells,
+    values=values,
+    compile_seconds=1.0,
+    compile_mb=1000,
+)

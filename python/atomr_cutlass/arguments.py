@@ -1,0 +1,127 @@
+"""What the functions on arrays check of their arguments, whatever the op."""
+
+from __future__ import annotations
+
+import threading
+import warnings
+from collections.abc import Iterable, Mapping
+from typing import Any, Final
+
+import numpy as np
+
+from . import _core, devices, operands
+from .errors import InvalidOperandError
+from .generator.dtypes import CutlassDtype
+from .numerics import default_out_dtype
+from .operands import CPU, CUDA
+
+NUMBERS: Final = (int, float, np.integer, np.floating)
+"""What scalars may be."""
+
+_warned = threading.Event()
+
+
+def check_backend(backend: str, backends: Iterable[str]) -> None:
+    """Refuses an unknown backend.
+
+    Raises:
+        InvalidOperandError: names the valid ones.
+    """
+    if backend not in backends:
+        raise InvalidOperandError(f"unknown backend {backend!r}; valid: {', '.join(backends)}")
+
+
+def check_scalars(alpha: float, beta: float, c: Any) -> None:
+    """Refuses scalars that are no numbers, and a C that would not be read or is missing.
+
+    Raises:
+        InvalidOperandError: names the scalar.
+    """
+    for name, value in (("alpha", alpha), ("beta", beta)):
+        if isinstance(value, bool) or not isinstance(value, NUMBERS):
+            raise InvalidOperandError(f"{name} is a {type(value).__name__}; expected a number")
+    if c is not None and beta == 0:
+        raise InvalidOperandError("c is given but beta is 0, so it would not be read: give beta, or leave c out")
+    if c is None and beta != 0:
+        raise InvalidOperandError(f"beta is {beta}, so c is needed")
+
+
+def check_devices(views: Mapping[str, _core.Operand]) -> None:
+    """Refuses operands that are not all on one device, or neither on the host nor on a GPU.
+
+    Raises:
+        InvalidOperandError: names the two that differ.
+    """
+    first_name, first = next(iter(views.items()))
+    for name, view in views.items():
+        if view.device_type not in (CPU, CUDA):
+            raise InvalidOperandError(f"{name} is on a device of DLPack type {view.device_type}; expected CUDA or CPU")
+        if (view.device_type, view.device) != (first.device_type, first.device):
+            raise InvalidOperandError(
+                f"{first_name} is on {_place(first)} and {name} on {_place(view)}: all operands must be on one device"
+            )
+
+
+def _place(view: _core.Operand) -> str:
+    return f"cuda:{view.device}" if view.device_type == CUDA else "the CPU"
+
+
+def result_dtype(views: Mapping[str, _core.Operand], asked: CutlassDtype | None, operand: CutlassDtype) -> CutlassDtype:
+    """The result's element type: what is asked for, else that of `out`, else the default for the operands.
+
+    Raises:
+        InvalidOperandError: they contradict each other, or `c` has another.
+    """
+    if asked is not None and not isinstance(asked, CutlassDtype):
+        raise InvalidOperandError(f"out_dtype is {asked!r}; expected a CutlassDtype")
+    given = operands.dtype_of(views["out"], "out") if "out" in views else None
+    if asked is not None and given is not None and asked is not given:
+        raise InvalidOperandError(f"out is {given.value}, but out_dtype asks for {asked.value}")
+    result = asked or given or default_out_dtype(operand)
+    if "c" in views and operands.dtype_of(views["c"], "c") is not result:
+        raise InvalidOperandError(
+            f"c is {operands.dtype_of(views['c'], 'c').value}; it must have the result's dtype, {result.value}"
+        )
+    return result
+
+
+def check_out(views: Mapping[str, _core.Operand], inputs: Iterable[str]) -> None:
+    """Refuses an `out` that cannot be written, or that shares memory with itself or with an input but `c`.
+
+    Raises:
+        InvalidOperandError: says which.
+    """
+    out = views["out"]
+    if out.read_only:
+        raise InvalidOperandError("out is read-only: give an array that may be written")
+    repeated = any(stride == 0 and extent > 1 for stride, extent in zip(out.strides, out.shape, strict=True))
+    if repeated and 0 not in out.shape:
+        raise InvalidOperandError(f"out has strides {out.strides}: its elements share memory; give an array of its own")
+    for name in inputs:
+        if name not in views or not _core.overlap(out, views[name]):
+            continue
+        same = views[name].pointer == out.pointer and views[name].strides == out.strides
+        if name != "c" or not same:
+            raise InvalidOperandError(f"out overlaps {name}: give separate memory (out may be exactly c)")
+
+
+def refuse_jax_out(out: Any) -> None:
+    """Refuses a JAX array as `out`.
+
+    Raises:
+        InvalidOperandError: it is one.
+    """
+    if out is not None and operands.is_jax(out):
+        raise InvalidOperandError("out is a JAX array, which cannot be written: leave out away")
+
+
+def on_reference(backend: str, view: _core.Operand) -> bool:
+    """Whether the reference computes: asked for, or for host arrays where there is no GPU, warning once."""
+    if backend == "reference":
+        return True
+    if view.device_type != CPU or backend != "auto" or devices.available():
+        return False
+    if not _warned.is_set():
+        _warned.set()
+        warnings.warn(f"computing with NumPy on the CPU: {devices.problem()}", RuntimeWarning, stacklevel=5)
+    return True

@@ -1,0 +1,120 @@
+"""The problem that convolution kernels are chosen for: extents, strides, alignments."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from .errors import InvalidOperandError, UnsupportedError
+from .problem import MatrixSpec
+from .reference import ConvGeometry
+
+FPROP, DGRAD, WGRAD = "conv2d_fprop", "conv2d_dgrad", "conv2d_wgrad"
+
+
+@dataclass(frozen=True)
+class ConvProblem:
+    """D = act(alpha * conv(A, B) + beta * C + bias) as the caller's arrays lie, dimensions in the order of NHWC.
+
+    Attributes:
+        op: `conv2d_fprop` (A = x, B = w, D = y), `conv2d_dgrad` (dy, w, dx) or `conv2d_wgrad` (dy, x, dw).
+        geometry: extents.
+        a, b, d: the arrays, 4-D; channels last and contiguous.
+        c: like D, or None.
+        bias: one element for each channel of D, or None.
+        activation: name, or None.
+        math: math mode of the kernel key.
+        device: index of the GPU.
+    """
+
+    op: str
+    geometry: ConvGeometry
+    a: MatrixSpec
+    b: MatrixSpec
+    c: MatrixSpec | None
+    d: MatrixSpec
+    bias: MatrixSpec | None
+    activation: str | None
+    math: str
+    device: int
+
+    @property
+    def x(self) -> MatrixSpec:
+        """Images, or their gradient."""
+        return {FPROP: self.a, DGRAD: self.d, WGRAD: self.b}[self.op]
+
+    @property
+    def w(self) -> MatrixSpec:
+        """The filter, or its gradient."""
+        return {FPROP: self.b, DGRAD: self.b, WGRAD: self.d}[self.op]
+
+    @property
+    def y(self) -> MatrixSpec:
+        """The result's images, or their gradient."""
+        return {FPROP: self.d, DGRAD: self.a, WGRAD: self.a}[self.op]
+
+    @property
+    def epilogue(self) -> str:
+        """Id of the kernel key's epilogue."""
+        return "lc" if self.activation in (None, "identity") else f"lc_{self.activation}"
+
+    @property
+    def implicit_gemm(self) -> tuple[int, int, int]:
+        """M, N and K of the product that one group comes to (source: CUTLASS's documentation of implicit GEMM)."""
+        g = self.geometry
+        x_channels, y_channels = g.c // g.groups, g.k // g.groups
+        if self.op == FPROP:
+            return g.n * g.p * g.q, y_channels, g.r * g.s * x_channels
+        if self.op == DGRAD:
+            # Of a strided filter every pixel meets one tap in stride_h * stride_w.
+            taps = -(-g.r // g.stride[0]) * -(-g.s // g.stride[1])
+            return g.n * g.h * g.w, x_channels, taps * y_channels
+        return y_channels, g.r * g.s * x_channels, g.n * g.p * g.q
+
+
+def check_channels(name: str, spec: MatrixSpec) -> None:
+    """Refuses an array that convolutions cannot read.
+
+    Raises:
+        InvalidOperandError: a negative stride.
+        UnsupportedError: channels are not contiguous, or elements share memory.
+    """
+    if any(stride < 0 and extent > 1 for stride, extent in zip(spec.strides, spec.shape, strict=True)):
+        raise InvalidOperandError(f"{name} has a negative stride ({spec.strides}): copy it")
+    if spec.shape[-1] > 1 and spec.strides[-1] != 1:
+        raise UnsupportedError(
+            f"{name} (NHWC order) has strides {spec.strides}: its channels must be contiguous; in PyTorch "
+            f"{name} = {name}.contiguous(memory_format=torch.channels_last)"
+        )
+    if any(stride == 0 and extent > 1 for stride, extent in zip(spec.strides, spec.shape, strict=True)):
+        raise UnsupportedError(f"{name} (NHWC order) has strides {spec.strides}: copy what is broadcast")
+
+
+def pixel_strides(spec: MatrixSpec) -> tuple[int, int, int]:
+    """(column, row, outer) strides; of dimensions of one element, what makes the array collapse."""
+    outer, rows, columns, channels = spec.shape
+    stride_outer, stride_row, stride_column, _ = spec.strides
+    if columns == 1:
+        stride_column = stride_row if rows > 1 else (stride_outer if outer > 1 else channels)
+    if rows == 1:
+        stride_row = columns * stride_column
+    if outer == 1:
+        stride_outer = rows * stride_row
+    return stride_column, stride_row, stride_outer
+
+
+def channel_alignment(spec: MatrixSpec, groups: int = 1) -> int:
+    """Elements that a vector access of a group's channels may span: what address, strides and extent allow."""
+    elements = [spec.shape[-1] // groups, *pixel_strides(spec)]
+    value = math.gcd(spec.alignment * 8, 128, *(e * spec.dtype.bits for e in elements))
+    return max(1, (value & -value) // spec.dtype.bits)
+
+
+def dense(spec: MatrixSpec) -> bool:
+    """Whether the array has no gaps, dimensions in its own order."""
+    expected = 1
+    for extent, stride in zip(reversed(spec.shape), reversed(spec.strides), strict=True):
+        if extent != 1 and stride != expected:
+            return False
+        expected *= extent
+    return True

@@ -1,4 +1,4 @@
-// CuTe's algorithms on tuples for NVRTC: same interface and meaning, cheaper to compile.
+// CuTe's algorithms on tuples: same interface and meaning, cheaper to compile.
 //
 // Nearly all calls have arguments that their types determine (static shapes and strides, lambdas without captures), and
 // so has what they return. Such a call is answered from the type of what it would return: nothing is left of it for the
@@ -38,10 +38,10 @@ struct static_elements<integer_sequence<I, Is...>> {
 template <class... T>
 constexpr bool are_static =
     (true && ... &&
-     (__is_empty(__remove_cvref(T)) && !is_same_v<typename static_elements<__remove_cvref(T)>::type, void>));
+     (__is_empty(remove_cvref_t<T>) && !is_same_v<typename static_elements<remove_cvref_t<T>>::type, void>));
 
 template <class T>
-using elements_of = typename static_elements<__remove_cvref(T)>::type;
+using elements_of = typename static_elements<remove_cvref_t<T>>::type;
 
 // What g(f(t)...) makes; declared only.
 template <class F, class G, class... T>
@@ -70,9 +70,9 @@ CUTE_HOST_DEVICE constexpr auto apply(T&& t, F&& f, seq<I...>) {
 
 template <class T, class F, class G, int... I>
 CUTE_HOST_DEVICE constexpr auto tapply(T&& t, F&& f, G&& g, seq<I...>) {
-  if constexpr (are_static<T> && __is_empty(__remove_cvref(F)) && __is_empty(__remove_cvref(G)) &&
-                sizeof...(I) == tuple_size<__remove_cvref(T)>::value) {
-    using Result = __remove_cvref(decltype(mapped(f, g, elements_of<T>{})));
+  if constexpr (are_static<T> && __is_empty(remove_cvref_t<F>) && __is_empty(remove_cvref_t<G>) &&
+                sizeof...(I) == tuple_size<remove_cvref_t<T>>::value) {
+    using Result = remove_cvref_t<decltype(mapped(f, g, elements_of<T>{}))>;
     if constexpr (__is_empty(Result)) {
       return Result{};
     } else {
@@ -289,7 +289,7 @@ struct folded<F, V> {
 };
 template <class F, class V, class T, class... Rest>
 struct folded<F, V, T, Rest...>
-    : folded<F, __remove_cvref(decltype(declval<F&>()(declval<V&>(), declval<T>()))), Rest...> {};
+    : folded<F, remove_cvref_t<decltype(declval<F&>()(declval<V&>(), declval<T>()))>, Rest...> {};
 
 template <class F, class V, class... T>
 auto folded_over(F&, V const&, type_list<T...>) -> typename folded<F, V, T...>::type;

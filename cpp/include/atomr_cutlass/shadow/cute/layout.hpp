@@ -1,4 +1,4 @@
-// The innermost loops of CuTe's layout algebra for NVRTC. Where shapes and
+// The innermost loops of CuTe's layout algebra. Where shapes and
 // strides are static integers, which is nearly always, CuTe's recursion over
 // the modes, a dozen templates each, becomes a loop that the compiler
 // evaluates. These overloads are more specialized than CuTe's own, which follow
@@ -57,8 +57,8 @@ CUTE_HOST_DEVICE constexpr auto transform_layout(Layout<tuple<Shape...>, tuple<S
   if constexpr (all_empty<Shape..., Stride..., T...>) {
     using Whole = Layout<tuple<Shape...>, tuple<Stride...>>;
     using Result =
-        typename side_by_side<__remove_cvref(decltype(f(declval<typename mode_of<I, Whole>::type>(),
-                                                        declval<typename pack_element<I, T...>::type>())))...,
+        typename side_by_side<remove_cvref_t<decltype(f(declval<typename mode_of<I, Whole>::type>(),
+                                                        declval<typename pack_element<I, T...>::type>()))>...,
                               typename mode_of<J, Whole>::type..., typename pack_element<K, T...>::type...>::type;
     if constexpr (__is_empty(Result)) {
       return Result{};
@@ -75,8 +75,8 @@ CUTE_HOST_DEVICE constexpr auto transform_layout(tuple<T...> const& t, tuple<U..
                                                  seq<J...>, seq<K...>) {
   if constexpr (all_empty<T..., U...>) {
     using Result =
-        typename side_by_side<__remove_cvref(decltype(f(declval<typename pack_element<I, T...>::type>(),
-                                                        declval<typename pack_element<I, U...>::type>())))...,
+        typename side_by_side<remove_cvref_t<decltype(f(declval<typename pack_element<I, T...>::type>(),
+                                                        declval<typename pack_element<I, U...>::type>()))>...,
                               typename pack_element<J, T...>::type..., typename pack_element<K, U...>::type...>::type;
     if constexpr (__is_empty(Result)) {
       return Result{};

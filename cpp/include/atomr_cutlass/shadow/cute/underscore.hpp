@@ -1,4 +1,4 @@
-// CuTe's slicing of tuples for NVRTC: same interface and meaning, cheaper to compile. What a slice of a static tuple is
+// CuTe's slicing of tuples: same interface and meaning, cheaper to compile. What a slice of a static tuple is
 // follows from the types, so nothing is emitted for it.
 #pragma once
 
@@ -141,5 +141,9 @@ CUTE_HOST_DEVICE constexpr auto dice(A const& a, B const& b) {
 }
 
 CUTE_HOST_DEVICE void print(Underscore const&) { printf("_"); }
+
+#ifndef __CUDACC_RTC__
+CUTE_HOST std::ostream& operator<<(std::ostream& stream, Underscore const&) { return stream << '_'; }
+#endif
 
 }  // namespace cute

@@ -1,4 +1,4 @@
-// CuTe's tuple for NVRTC: same interface and meaning, several times cheaper to compile.
+// CuTe's tuple: same interface and meaning, several times cheaper to compile.
 //
 // Most of what a CuTe kernel costs the compiler is tuples of static integers. CuTe finds an element's type through the
 // standard library's recursive tuple and an element through four nested function templates, each of which the optimizer
@@ -270,9 +270,22 @@ CUTE_HOST_DEVICE void print(T const& t) {
   detail::print_tuple(t, make_index_sequence<tuple_size<T>::value>{});
 }
 
+#ifndef __CUDACC_RTC__
+template <class T, __CUTE_REQUIRES(is_tuple<T>::value)>
+CUTE_HOST std::ostream& operator<<(std::ostream& stream, T const& t) {
+  char const* separator = "(";
+  for_each(t, [&](auto const& element) {
+    stream << separator << element;
+    separator = ",";
+  });
+  return stream << (tuple_size<T>::value == 0 ? "()" : ")");
+}
+#endif
+
 }  // namespace cute
 
 // What structured bindings and generic code ask.
+#ifdef CUTE_STL_NAMESPACE_IS_CUDA_STD
 namespace std {
 template <class... T>
 struct tuple_size;
@@ -284,6 +297,7 @@ struct tuple_size<cute::tuple<T...>> : CUTE_STL_NAMESPACE::integral_constant<siz
 template <size_t I, class... T>
 struct tuple_element<I, cute::tuple<T...>> : cute::detail::pack_element<I, T...> {};
 }  // namespace std
+#endif
 
 namespace CUTE_STL_NAMESPACE {
 template <class... T>

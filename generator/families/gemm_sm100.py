@@ -37,14 +37,14 @@ def supports(key: KernelKey) -> Status:
 
 def supports_scales(key: KernelKey) -> Status:
     """Whether the block scales of a key go with its operands and tile."""
+    if key.scale_type and key.epilogue != "lc":
+        return no("where scale_a and scale_b are scales of blocks, the epilogue is lc")
     if key.a is D.F4E2M1:
         return supports_fp4(key, (64, 128, 192, 256))
     if not key.scale_type and key.scale_granularity == (0, 0, 0):
         return OK
     if key.a not in FP8_TYPES or (key.scale_type, key.scale_granularity) != ("f32", BLOCKWISE):
         return no("block scales of sm100 kernels are f32 for fp8 operands, one for 1x128 of A and one for 128x128 of B")
-    if key.epilogue != "lc":
-        return no("block-scaled fp8 kernels have the epilogue lc")
     if key.epilogue_schedule != "tma":
         return no("block-scaled fp8 kernels of the sm100 generation have the TMA epilogue")
     if key.tile not in ((128, 128, 128), (256, 128, 128)):

@@ -200,13 +200,17 @@ struct VectorScales {
   }
 };
 
-// Columns of tensor memory that a mainloop with overlapping accumulators and scales takes.
-template <class Mainloop, class EpilogueTile>
-constexpr int tensor_memory_columns() {
-  using Memory = decltype(Mainloop::template init_tmem_tensors<EpilogueTile, true>(EpilogueTile{}));
-  return cutlass::detail::find_tmem_tensor_col_offset(decltype(Memory{}.accumulators){}) +
-         cutlass::detail::find_tmem_tensor_col_offset(decltype(Memory{}.tCtSFA){}) +
-         cutlass::detail::find_tmem_tensor_col_offset(decltype(Memory{}.tCtSFB){});
+// Whether overlapping accumulators and the scales fit in tensor memory.
+template <bool kOverlapping, class Mainloop, class EpilogueTile>
+constexpr bool fits_in_tensor_memory() {
+  if constexpr (kOverlapping) {
+    using Memory = decltype(Mainloop::template init_tmem_tensors<EpilogueTile, true>(EpilogueTile{}));
+    return cutlass::detail::find_tmem_tensor_col_offset(decltype(Memory{}.accumulators){}) +
+               cutlass::detail::find_tmem_tensor_col_offset(decltype(Memory{}.tCtSFA){}) +
+               cutlass::detail::find_tmem_tensor_col_offset(decltype(Memory{}.tCtSFB){}) <=
+           512;
+  }
+  return true;
 }
 
 // `Tile` is the MMA's: of one thread block, or of the two that a 2-SM schedule of sm_100 pairs along M. StageCount
@@ -247,7 +251,7 @@ struct BlackwellGemm {
   using Kernel = cutlass::gemm::kernel::GemmUniversal<cute::Shape<int, int, int, int>, CollectiveMainloop,
                                                       CollectiveEpilogue, TileScheduler>;
   using Params = typename Kernel::Params;
-  static_assert(!kOverlapping || tensor_memory_columns<CollectiveMainloop, EpilogueTile>() <= 512);
+  static_assert(fits_in_tensor_memory<kOverlapping, CollectiveMainloop, EpilogueTile>());
 
   static constexpr int kThreads = Kernel::MaxThreadsPerBlock;
   static constexpr int kMinBlocks = Kernel::MinBlocksPerMultiprocessor;

@@ -10,7 +10,8 @@ Parts, for either generation:
 * the floor that device memory sets: every operand read and written once.
 
 The constants of the sm90 generation were fitted to 29 shapes x every eligible kernel on an H200; those of the sm80
-generation are the vendor's rates, scaled where measured (docs/performance.md).
+generation are the vendor's rates, scaled where measured (docs/performance.md). Cells of sm100 and sm120 are estimated
+with sm90's constants and the vendor's rates: nothing was measured there.
 """
 
 from __future__ import annotations
@@ -65,8 +66,8 @@ def seconds(key: KernelKey, variant: Variant, device: Device, shared_bytes: int,
         shared_bytes: dynamic shared memory of one of its thread blocks.
         split_k: slices of K (sm80 generation).
     """
-    busy = _warp_specialized(key, variant, device) if key.generation == "sm90" else _multistage(
-        key, variant, device, shared_bytes, split_k
+    busy = _multistage(key, variant, device, shared_bytes, split_k) if key.generation == "sm80" else _warp_specialized(
+        key, variant, device
     )  # fmt: skip
     moved = (variant.m * variant.k + variant.k * variant.n) * key.a.bits + variant.m * variant.n * key.d.bits
     floor = variant.batch * moved / 8 / DRAM_BYTES_PER_SECOND.get(device.capability, 1e12)
@@ -130,9 +131,11 @@ def _peak(key: KernelKey) -> float:
         return 200.0 if hopper else 160.0
     if key.a is CutlassDtype.F64:
         return 128.0 if hopper else 64.0
-    base = {32: 1024.0, 16: 2048.0, 8: 4096.0}[key.a.bits]
+    base = {32: 1024.0, 16: 2048.0, 8: 4096.0, 4: 8192.0}[key.a.bits]
     if key.generation == "sm90":
         return base
+    if key.generation != "sm80":
+        return 2 * base  # not measured: UMMA's rate by the vendor's figures
     return base * 0.6 if hopper else base / 2
 
 

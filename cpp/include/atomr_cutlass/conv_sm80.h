@@ -183,7 +183,9 @@ struct ConvSm80 {
 
   static constexpr int kThreads = Kernel::kThreadCount;
   static constexpr int kMinBlocks = 1;
-  static constexpr int kSharedBytes = int(sizeof(typename Kernel::SharedStorage));
+  static constexpr int kParamsOffset = (int(sizeof(typename Kernel::SharedStorage)) + 15) / 16 * 16;
+  static constexpr int kSharedBytes =
+      kGroups ? kParamsOffset + int(sizeof(KernelParams)) : int(sizeof(typename Kernel::SharedStorage));
   static constexpr int kClusterM = 1, kClusterN = 1, kClusterK = 1;
 
   // The convolution of one group.
@@ -294,12 +296,23 @@ struct ConvSm80 {
     Kernel kernel;
     auto& storage = *reinterpret_cast<typename Kernel::SharedStorage*>(shared);
     if constexpr (kGroups) {
-      KernelParams group = params.kernel;
-      int64_t const index = blockIdx.z;
-      move(group.ptr_A, index * params.groups.a);
-      move(group.ptr_B, index * params.groups.b);
-      move(group.ptr_C, index * params.groups.c);
-      move(group.ptr_D, index * params.groups.d);
+      // The parameters of one group, in shared memory: the iterators index into them, which a copy in registers would
+      // not survive.
+      static_assert(sizeof(KernelParams) % sizeof(uint32_t) == 0, "copied by words");
+      auto& group = *reinterpret_cast<KernelParams*>(shared + kParamsOffset);
+      auto const* const words = reinterpret_cast<uint32_t const*>(&params.kernel);
+      for (int i = int(threadIdx.x); i < int(sizeof(KernelParams) / sizeof(uint32_t)); i += kThreads) {
+        reinterpret_cast<uint32_t*>(&group)[i] = words[i];
+      }
+      __syncthreads();
+      if (threadIdx.x == 0) {
+        int64_t const index = blockIdx.z;
+        move(group.ptr_A, index * params.groups.a);
+        move(group.ptr_B, index * params.groups.b);
+        move(group.ptr_C, index * params.groups.c);
+        move(group.ptr_D, index * params.groups.d);
+      }
+      __syncthreads();
       kernel(group, storage);
     } else {
       kernel(params.kernel, storage);

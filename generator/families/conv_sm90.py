@@ -1,0 +1,141 @@
+"""Convolutions of the sm90 generation: CUTLASS 3.x implicit GEMM over TMA (im2col) and WGMMA."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from ..archs import SmArch
+from ..dtypes import CutlassDtype
+from ..key import ROW, KernelKey, Triple
+from ..rules import FP8_TYPES, HALF_TYPES, OK, Status, accumulator, no
+from .base import FULL, Cell, Family, numbers, static_ints
+from .conv import LAYOUTS, OPERATIONS, activation_cpp, supports_conv
+
+D = CutlassDtype
+
+
+def supports(key: KernelKey) -> Status:
+    """Whether a key of this family compiles without spilling."""
+    common = supports_conv(key)
+    if not common:
+        return common
+    if key.a not in (*HALF_TYPES, *FP8_TYPES) and key.math != "tf32":
+        return no(f"WGMMA convolves f16, bf16, tf32 and fp8, not {key.a.value} ({key.math})")
+    if key.a.bits != 16 and key.op != "conv2d_fprop":
+        return no("WGMMA reads 8-bit and tf32 operands contiguous along K, which those of dgrad and wgrad are not")
+    if key.mainloop != "warpspecialized" or key.scheduler != "identity" or key.epilogue_schedule != "tma":
+        return no("CUTLASS's convolutions for sm_90a are warpspecialized, with one tile a block, and store through TMA")
+    if key.group_mode or key.iterator or key.stride_support:
+        return no("TMA convolutions know neither groups, iterators nor, in dgrad, strides")
+    for name, align, dtype in (("A", key.align_a, key.a), ("B", key.align_b, key.b), ("D", key.align_d, key.d)):
+        if align * dtype.bits != 128:
+            return no(f"TMA needs the channels of {name} aligned to 16 bytes: {128 // dtype.bits} of {dtype.value}")
+    m, n, k = key.tile
+    if m % 64 or n % 8 or n > 256:
+        return no("tiles are multiples of 64 along M and of 8 up to 256 along N")
+    if k * key.a.bits != 1024:
+        return no("the K tile is 128 bytes, the widest swizzle")
+    # One warp group computes the whole tile, with 255 registers a thread.
+    if m * n // 128 > 128:
+        return no("the accumulators would spill: at most 128 registers a thread")
+    if key.cluster[2] != 1 or key.cluster[0] * key.cluster[1] > 8:
+        return no("clusters are at most 8 thread blocks, none along K")
+    if key.warps != (0, 0, 0) or key.swizzle:
+        return no("sm90 kernels take warps from the schedule and have no swizzle")
+    return OK
+
+
+def values(key: KernelKey) -> dict[str, str]:
+    """What the template is filled with."""
+    return {
+        "operation": OPERATIONS[key.op],
+        "tile": numbers(key.tile),
+        "cute_cluster": static_ints(key.cluster),
+        "stages": str(key.stages),
+        "activation": activation_cpp(key),
+    }
+
+
+def conv_sm90(
+    op: str,
+    a: D,
+    d: D,
+    tile: tuple[int, int],
+    cluster: Triple = (1, 1, 1),
+    *,
+    epilogue: str = "lc",
+) -> KernelKey:
+    """A key of this family; the K tile is 128 bytes."""
+    return KernelKey(
+        op=op,
+        generation="sm90",
+        arch=SmArch.SM90A,
+        a=a,
+        b=a,
+        d=d,
+        acc=accumulator(a),
+        layout_a=LAYOUTS[op][0],
+        layout_b=LAYOUTS[op][1],
+        layout_d=ROW,
+        align_a=128 // a.bits,
+        align_b=128 // a.bits,
+        align_d=128 // d.bits,
+        tile=(*tile, 1024 // a.bits),
+        cluster=cluster,
+        warps=(0, 0, 0),
+        stages=0,
+        mainloop="warpspecialized",
+        epilogue_schedule="tma",
+        scheduler="identity",
+        swizzle=0,
+        math={D.F32: "tf32", D.F8E4M3: "fast", D.F8E5M2: "fast"}.get(a, "default"),
+        epilogue=epilogue,
+    )
+
+
+def _fprop(_: SmArch) -> Iterator[Cell]:
+    op = "conv2d_fprop"
+    for a in HALF_TYPES:
+        yield FULL, conv_sm90(op, a, a, (128, 128))
+        yield FULL, conv_sm90(op, a, a, (128, 128), epilogue="lc_relu")
+        yield FULL, conv_sm90(op, a, a, (128, 64))
+        yield FULL, conv_sm90(op, a, a, (64, 64))
+        yield FULL, conv_sm90(op, a, a, (128, 128), (2, 1, 1))
+        yield FULL, conv_sm90(op, a, D.F32, (128, 128))
+    yield FULL, conv_sm90(op, D.F32, D.F32, (128, 128))
+    yield FULL, conv_sm90(op, D.F32, D.F32, (64, 64))
+    for a in FP8_TYPES:
+        yield FULL, conv_sm90(op, a, D.BF16, (128, 128))
+    yield FULL, conv_sm90(op, D.F8E4M3, D.F16, (128, 128))
+    yield FULL, conv_sm90(op, D.F8E4M3, D.F32, (128, 128))
+
+
+def _dgrad(_: SmArch) -> Iterator[Cell]:
+    op = "conv2d_dgrad"
+    for a in HALF_TYPES:
+        yield FULL, conv_sm90(op, a, a, (128, 128))
+        yield FULL, conv_sm90(op, a, a, (128, 64))
+
+
+def _wgrad(_: SmArch) -> Iterator[Cell]:
+    op = "conv2d_wgrad"
+    for a in HALF_TYPES:
+        for d in (a, D.F32):
+            yield FULL, conv_sm90(op, a, d, (128, 128))
+        yield FULL, conv_sm90(op, a, D.F32, (64, 64))
+
+
+FAMILIES = tuple(
+    Family(
+        op=op,
+        generation="sm90",
+        archs=(SmArch.SM90A,),
+        template="conv_sm90",
+        supports=supports,
+        cells=cells,
+        values=values,
+        compile_seconds=25.0,
+        compile_mb=3600,
+    )
+    for op, cells in (("conv2d_fprop", _fprop), ("conv2d_dgrad", _dgrad), ("conv2d_wgrad", _wgrad))
+)

@@ -146,12 +146,11 @@ def cells(arch: SmArch) -> Iterator[Cell]:
             ((128, 128), (1, 1), "pingpong"),
             ((128, 256), (2, 1), "cooperative"),
             few,
-            ((64, 256), (1, 1), "pingpong"),
         ):
             yield FULL, _grouped_sm90(D.BF16, D.BF16, layouts, tile, cluster, mainloop)
         yield FULL, _grouped_sm90(D.BF16, D.F32, layouts, *wide)
         yield FULL, _grouped_sm90(D.F16, D.F16, layouts, *wide)
-        yield FULL, _grouped_sm90(D.F16, D.F16, layouts, *few)
+    yield FULL, _grouped_sm90(D.BF16, D.BF16, "rc", (64, 256), (1, 1), "pingpong")
     # Weight gradients, grouped along K.
     for a in HALF_TYPES:
         for d in (a, D.F32):

@@ -95,10 +95,9 @@ struct StridedScales : Base {
 
 // The scaled epilogue (epilogue_scaled.h) with scales that each group has of its own.
 struct GroupedScaledParams {
+  ScaledParams common;  // without scales
   float const* const* scale_a;
   float const* const* scale_b;
-  float alpha, beta;
-  int32_t form_a, form_b;
 };
 
 template <int kTileM, int kTileN>
@@ -123,24 +122,42 @@ struct GroupedScaledVisitor : ScaledVisitor<kTileM, kTileN> {
 
   CUTLASS_HOST_DEVICE GroupedScaledVisitor() {}
   CUTLASS_HOST_DEVICE GroupedScaledVisitor(Params const& params, SharedStorage const& shared)
-      : Base(group, shared),
-        all(&params) {}
+      : Base(params.common, shared),
+        groups(&params) {}
 
-  CUTLASS_DEVICE bool is_producer_load_needed() const { return all->beta != 0.0f; }
-  CUTLASS_DEVICE bool is_C_load_needed() const { return all->beta != 0.0f; }
+  template <class One>
+  struct Callbacks : One {
+    float const* scale_a;
+    float const* scale_b;
+
+    CUTLASS_DEVICE Callbacks(One const& one, float const* scale_a, float const* scale_b)
+        : One(one),
+          scale_a(scale_a),
+          scale_b(scale_b) {}
+
+    CUTLASS_DEVICE void begin() {
+      ScaledParams group = this->params;
+      group.scale_a = scale_a;
+      group.scale_b = scale_b;
+      for (int i = this->thread; i < kTileM; i += this->threads) {
+        this->shared.rows[i] = group.row(this->tile_m + i, this->count_m);
+      }
+      for (int i = this->thread; i < kTileN; i += this->threads) {
+        this->shared.columns[i] = group.column(this->tile_n + i, this->count_n);
+      }
+      this->scale_d = group.output();
+    }
+  };
 
   template <bool kReferenceSource, class... A>
   CUTLASS_DEVICE auto get_consumer_store_callbacks(
       cutlass::epilogue::fusion::detail::ConsumerStoreArgs<A...> const& args) {
+    auto const one = Base::template get_consumer_store_callbacks<kReferenceSource>(args);
     int const g = cute::get<3>(args.tile_coord_mnkl);
-    group = {all->scale_a[g],          all->scale_b[g],         nullptr, nullptr, all->alpha, all->beta,
-             all->form_a == 1 ? 1 : 0, all->form_b == 1 ? 1 : 0};
-    this->params = &group;
-    return Base::template get_consumer_store_callbacks<kReferenceSource>(args);
+    return Callbacks<cute::remove_cvref_t<decltype(one)>>(one, groups->scale_a[g], groups->scale_b[g]);
   }
 
-  Params const* all;
-  ScaledParams group;  // of the tile at hand
+  Params const* groups;
 };
 
 // kScaleRows, kScaleColumns, kScaleDepth: rows of A, columns of B and elements of K that share a block scale; zeros
@@ -234,12 +251,13 @@ struct GroupedSm90 {
                                  args.scale_k_stride_b};
     }
     if constexpr (kScaled) {
-      result.epilogue.thread = {tables.template column<float const*>(Tables::kScaleA),
-                                tables.template column<float const*>(Tables::kScaleB),
-                                float(args.alpha),
-                                float(args.beta),
-                                args.scale_form_a,
-                                args.scale_form_b};
+      // One float for each group is one for all, of the group.
+      result.epilogue.thread.common.alpha = float(args.alpha);
+      result.epilogue.thread.common.beta = float(args.beta);
+      result.epilogue.thread.common.form_a = args.scale_form_a == 1;
+      result.epilogue.thread.common.form_b = args.scale_form_b == 1;
+      result.epilogue.thread.scale_a = tables.template column<float const*>(Tables::kScaleA);
+      result.epilogue.thread.scale_b = tables.template column<float const*>(Tables::kScaleB);
     } else {
       result.epilogue.thread.alpha = ElementCompute(args.alpha);
       result.epilogue.thread.beta = ElementCompute(args.beta);

@@ -60,7 +60,10 @@ include("${PROJECT_SOURCE_DIR}/third_party/cutlass/cutlass.cmake")
 # Headers of ours that are found before CUTLASS's of the same names and cost a compiler far less. They follow the inside
 # of one release; with another (CUTLASS_DIR), its own are used.
 set(ATOMR_CUTLASS_SHADOW "${PROJECT_SOURCE_DIR}/cpp/include/atomr_cutlass/shadow")
-file(STRINGS "${ATOMR_CUTLASS_HEADERS}/cutlass/version.h" _version REGEX "#define CUTLASS_(MAJOR|MINOR) ")
+set(_version "")
+if(EXISTS "${ATOMR_CUTLASS_HEADERS}/cutlass/version.h")
+  file(STRINGS "${ATOMR_CUTLASS_HEADERS}/cutlass/version.h" _version REGEX "#define CUTLASS_(MAJOR|MINOR) ")
+endif()
 if(NOT _version MATCHES "MAJOR 4;.*MINOR 2$")
   message(STATUS "Kernels: these are not the headers of CUTLASS 4.2, so they compile more slowly")
   set(ATOMR_CUTLASS_SHADOW "")

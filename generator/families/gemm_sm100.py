@@ -68,7 +68,7 @@ def supports_fp4(key: KernelKey, columns: tuple[int, ...]) -> Status:
     return OK
 
 
-def supports_umma(key: KernelKey) -> Status:
+def supports_umma(key: KernelKey, scheduler: str = "persistent") -> Status:
     """What every family over UMMA asks of tile, cluster, schedules and alignments."""
     if key.mainloop not in ("1sm", "2sm"):
         return no(f"sm100 mainloops are 1sm and 2sm (one MMA over one or two thread blocks), not {key.mainloop!r}")
@@ -92,8 +92,8 @@ def supports_umma(key: KernelKey) -> Status:
         return no("a 2sm cluster has an even number of thread blocks along M")
     if key.cluster[2] != 1 or key.cluster[0] * key.cluster[1] > 8 or any(c & (c - 1) for c in key.cluster):
         return no("clusters are at most 8 thread blocks, powers of two, none along K")
-    if key.scheduler != "persistent":
-        return no(f"the sm100 scheduler is persistent (the hardware's own queue of clusters), not {key.scheduler!r}")
+    if key.scheduler != scheduler:
+        return no(f"the scheduler of {key.op} of the sm100 generation is {scheduler}, not {key.scheduler!r}")
     if key.warps != (0, 0, 0) or key.swizzle:
         return no("sm100 kernels take warps from the schedule and the swizzle at run time")
     return OK

@@ -101,9 +101,8 @@ struct LinearVisitor {
 };
 
 // The scaled epilogue as Blackwell's collectives call it: what a visitor returns is already of D's type.
-template <class Element, int kTileM, int kTileN>
-struct ConvertingScaledVisitor : ScaledVisitor<kTileM, kTileN> {
-  using Visitor = ScaledVisitor<kTileM, kTileN>;
+template <class Element, class Visitor>
+struct ConvertingVisitor : Visitor {
   using Visitor::Visitor;
 
   template <class Callbacks>
@@ -226,7 +225,7 @@ struct BlackwellGemm {
   static constexpr int kTileM = cute::size<0>(Tile{}) / (kPair ? 2 : 1), kTileN = cute::size<1>(Tile{});
   static constexpr bool kScaled = cute::is_same_v<Epilogue, ScaledEpilogue>;
 
-  using Fusion = cute::conditional_t<kScaled, ConvertingScaledVisitor<ElementD, kTileM, kTileN>,
+  using Fusion = cute::conditional_t<kScaled, ConvertingVisitor<ElementD, ScaledVisitor<kTileM, kTileN>>,
                                      LinearVisitor<ElementD, ElementCompute>>;
   // Beside scales, two accumulators of 256 columns do not fit in tensor memory: they overlap by a step of the epilogue,
   // which CUTLASS makes 128 columns wide, too wide for the registers.

@@ -1,0 +1,130 @@
+"""Grouped GEMM of the sm100 generation: CUTLASS 3.x pointer-array kernels over TMA and UMMA.
+
+What the layouts can do is as on sm_90a: see grouped_sm90.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from ..archs import SmArch
+from ..dtypes import CutlassDtype
+from ..key import ROW, KernelKey, Triple
+from ..rules import FP8_TYPES, HALF_TYPES, OK, Status, accumulator, no, supports_gemm
+from .base import FULL, Cell, Family, numbers, static_ints
+from .gemm_sm100 import BLOCKWISE, supports_scales, supports_umma
+
+D = CutlassDtype
+
+_NO_SCALES = (0, 0, 0)
+
+
+def supports(key: KernelKey) -> Status:
+    """Whether a key of this family compiles without spilling."""
+    common = supports_gemm(key, ("lc", "scaled"))
+    if not common:
+        return common
+    if key.a not in (*HALF_TYPES, *FP8_TYPES):
+        return no(f"grouped kernels of the sm100 generation multiply f16, bf16 and fp8, not {key.a.value}")
+    if key.math == "fast":
+        return no("UMMA accumulates fp8 in full at the full rate: math is default, fast accumulation does not exist")
+    outputs = (D.BF16, D.F16) if key.a in FP8_TYPES else (key.a, D.F32)
+    if key.d not in outputs:
+        return no(f"grouped {key.a.value} operands give {', '.join(o.value for o in outputs)}, not {key.d.value}")
+    if key.epilogue_schedule != "tma":
+        return no("grouped kernels of the sm100 generation have the TMA epilogue; the sm80 generation stores any D")
+    umma = supports_umma(key, scheduler="grouped")
+    if not umma:
+        return umma
+    scales = supports_scales(key)
+    return scales if not scales else OK
+
+
+def values(key: KernelKey) -> dict[str, str]:
+    """What the template is filled with."""
+    units = "2Sm" if key.mainloop == "2sm" else "1Sm"
+    blockwise = "Blockwise" if key.scale_type else ""
+    return {
+        "cute_tile": static_ints(key.tile),
+        "cute_cluster": static_ints(key.cluster),
+        "stage_count": f"cutlass::gemm::collective::StageCount<{key.stages}>" if key.stages else "void",
+        "mainloop_schedule": f"KernelPtrArrayTmaWarpSpecialized{blockwise}{units}Sm100",
+        "epilogue_schedule": f"PtrArrayTmaWarpSpecialized{units}",
+        "epilogue": "ScaledEpilogue" if key.epilogue == "scaled" else "LinearEpilogue",
+        "scale_granularity": numbers(key.scale_granularity),
+    }
+
+
+def grouped_sm100(
+    a: D,
+    d: D,
+    layouts: str,
+    tile: tuple[int, int],
+    cluster: tuple[int, int],
+    mainloop: str,
+    *,
+    b: D | None = None,
+    epilogue: str = "lc",
+    scale_granularity: Triple = _NO_SCALES,
+) -> KernelKey:
+    """A key of this family."""
+    return KernelKey(
+        op="grouped_gemm",
+        generation="sm100",
+        arch=SmArch.SM100,
+        a=a,
+        b=b or a,
+        d=d,
+        acc=accumulator(a),
+        layout_a=layouts[0],
+        layout_b=layouts[1],
+        layout_d=ROW,
+        align_a=128 // a.bits,
+        align_b=128 // a.bits,
+        align_d=128 // d.bits,
+        tile=(*tile, 1024 // a.bits),
+        cluster=(*cluster, 1),
+        warps=(0, 0, 0),
+        stages=0,
+        mainloop=mainloop,
+        epilogue_schedule="tma",
+        scheduler="grouped",
+        swizzle=0,
+        epilogue=epilogue,
+        scale_granularity=scale_granularity,
+        scale_type="f32" if scale_granularity != _NO_SCALES else "",
+    )
+
+
+_PAIR, _ONE, _FEW = ((256, 128), (2, 1), "2sm"), ((128, 128), (1, 1), "1sm"), ((128, 64), (1, 1), "1sm")
+
+
+def cells(arch: SmArch) -> Iterator[Cell]:
+    """The cells for one arch."""
+    if arch is not SmArch.SM100:
+        return
+    for layouts in ("rr", "rc"):
+        for one in (_PAIR, _ONE, _FEW, ((256, 256), (2, 1), "2sm")):
+            yield FULL, grouped_sm100(D.BF16, D.BF16, layouts, *one)
+        yield FULL, grouped_sm100(D.F16, D.F16, layouts, *_ONE)
+    # Weight gradients, grouped along K.
+    for a in HALF_TYPES:
+        yield FULL, grouped_sm100(a, a, "cr", *_ONE)
+        yield FULL, grouped_sm100(a, D.F32, "cr", *_ONE)
+    for one in (_PAIR, _ONE):
+        yield FULL, grouped_sm100(D.F8E4M3, D.BF16, "rc", *one, epilogue="scaled")
+        yield FULL, grouped_sm100(D.F8E4M3, D.BF16, "rc", *one, scale_granularity=BLOCKWISE)
+    yield FULL, grouped_sm100(D.F8E5M2, D.BF16, "rc", *_ONE, b=D.F8E4M3, epilogue="scaled")
+
+
+FAMILY = Family(
+    op="grouped_gemm",
+    generation="sm100",
+    archs=(SmArch.SM100,),
+    template="grouped_sm100",
+    supports=supports,
+    cells=cells,
+    values=values,
+    compile_seconds=17.0,
+    compile_mb=3600,
+)

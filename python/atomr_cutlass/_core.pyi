@@ -102,7 +102,12 @@ class LaunchPlan:
         like: object = None,
     ) -> None: ...
     def __call__(
-        self, *arrays: object, alpha: float | None = None, beta: float | None = None, stream: object = None
+        self,
+        *arrays: object,
+        out: object = None,
+        alpha: float | None = None,
+        beta: float | None = None,
+        stream: object = None,
     ) -> Any: ...
     @property
     def slots(self) -> list[str]: ...

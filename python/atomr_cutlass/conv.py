@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,7 +19,7 @@ from .arguments import (
     refuse_jax_out,
     result_dtype,
 )
-from .conv_plan import make
+from .conv_plan import TO_NCHW, make
 from .conv_problem import DGRAD, FPROP, WGRAD, ConvProblem, check_channels
 from .errors import InvalidOperandError, UnsupportedError
 from .generator.dtypes import CutlassDtype
@@ -35,7 +36,7 @@ LAYOUTS = ("nhwc", "nchw")
 PLANS_KEPT = 512
 
 _SCALARS = frozenset({int, float})
-_TO_NHWC, _TO_NCHW = (0, 2, 3, 1), (0, 3, 1, 2)
+_TO_NHWC = (0, 2, 3, 1)
 
 _plans: PlanCache[OpPlan] = PlanCache(PLANS_KEPT)
 
@@ -71,7 +72,8 @@ def conv2d(
             NumPy (copied to the GPU and back). Channels are contiguous in memory in either order (PyTorch's
             channels_last).
         w: (K, R, S, C / groups), or (K, C / groups, R, S); of x's dtype and device.
-        c: like the result; needed exactly when `beta` is not 0. Not together with `bias` on a GPU.
+        c: like the result; needed exactly when `beta` is not 0. On a GPU with the result's strides, and not together
+            with `bias`.
         stride: of the filter over the image, one number or (rows, columns).
         padding: zeros around the image: one number, (rows, columns), or ((top, bottom), (left, right)).
         dilation: distance of the filter's taps, as stride.
@@ -80,11 +82,11 @@ def conv2d(
         out: (N, P, Q, K), or (N, K, P, Q): written in place and returned; may be `c` itself. Not for JAX.
         alpha: scalar.
         beta: scalar. With 0, there is no C.
-        bias: (K,) of the result's dtype.
+        bias: (K,) of the result's dtype, contiguous.
         activation: a name of `reference.ACTIVATIONS`.
         scale_a: factor of x, a number.
         scale_b: factor of w, a number.
-        scale_d: factor of the result, a number.
+        scale_d: factor of the result, a number. On a GPU neither after an activation nor together with `bias`.
         out_dtype: element type of the result; defaults to x's (bf16 for fp8).
         precision: for float32 operands: `ieee` (default), `tf32` or `3xtf32`.
         stream: where to launch; defaults to the current stream of the framework of `x`.
@@ -95,8 +97,8 @@ def conv2d(
         `out`, or a new array of the kind of `x`, channels last in memory.
 
     Raises:
-        InvalidOperandError: an operand of the wrong rank, shape, dtype, strides, device or overlap, channels that groups
-            do not divide, or a result without rows or columns.
+        InvalidOperandError: an operand of the wrong rank, shape, dtype, strides, device or overlap, channels that
+            groups do not divide, or a result without rows or columns.
         UnsupportedError: no kernel can serve the request, with the reason.
         KernelNotFoundError, CompileError, DeviceUnavailableError: as for `gemm`.
     """
@@ -169,7 +171,7 @@ def conv2d_dgrad(
     arrays = {"a": dy, "b": w, "c": c, "bias": bias, "out": out}
     options = _Options(
         DGRAD, stride, padding, dilation, groups, layout, alpha, beta, activation, (scale_a, scale_b, scale_d),
-        out_dtype, precision, stream, backend, jit, tuple(x_shape),
+        out_dtype, precision, stream, backend, jit, _four("x_shape", x_shape),
     )  # fmt: skip
     return _convolve(arrays, options)
 
@@ -233,7 +235,7 @@ def conv2d_wgrad(
     arrays = {"a": dy, "b": x, "c": c, "bias": None, "out": out}
     options = _Options(
         WGRAD, stride, padding, dilation, groups, layout, alpha, beta, None, (scale_a, scale_b, scale_d), out_dtype,
-        precision, stream, backend, jit, tuple(w_shape),
+        precision, stream, backend, jit, _four("w_shape", w_shape),
     )  # fmt: skip
     return _convolve(arrays, options)
 
@@ -262,9 +264,10 @@ class _Options:
     def signature(self, arrays: dict[str, Any]) -> Any:
         """What a kept plan is found by, without a look at what the arguments mean; None for calls that are not kept."""
         if (
-            self.scales != (None, None, None) or self.backend not in GPU_BACKENDS or self.out_dtype is not None
+            any(scale is not None for scale in self.scales)
+            or self.backend not in GPU_BACKENDS or self.out_dtype is not None
             or type(self.alpha) not in _SCALARS or type(self.beta) not in _SCALARS
-            or arrays["out"] is None
+            or (arrays["out"] is None and not _core.has_exchange_api(arrays["a"]))
         ):  # fmt: skip
             return None
         seen = _core.signature(*arrays.values())
@@ -286,10 +289,13 @@ def _convolve(arrays: dict[str, Any], options: _Options) -> Any:
     found = None if key is None else _plans.get(key)
     if found is not None:
         check_scalars(options.alpha, options.beta, arrays["c"])
-        given = [_nhwc(array, options.layout) if array is not None else None for array in arrays.values()]
-        present = [array for array in given if array is not None]
-        found(*present, alpha=options.alpha, beta=options.beta, stream=options.stream)
-        return arrays["out"]
+        present = [array for name, array in arrays.items() if array is not None and name != "out"]
+        out = arrays["out"]
+        if out is None:
+            shape, dtype = found.result
+            empty = _core.framework_empty(present[0], shape, dtype.dlpack, found.device)
+            out = _named(empty, options.layout)
+        return found(*present, out=out, alpha=options.alpha, beta=options.beta, stream=options.stream)
     return _Call(arrays, options, key).run()
 
 
@@ -321,11 +327,29 @@ class _Call:
         first = views["a"]
         if on_reference(options.backend, first):
             return self._on_reference(what)
-        if options.activation is not None and options.scales[2] not in (None, 1):
-            raise UnsupportedError("scale_d after an activation: fold it into what reads the result")
-        if "bias" in views and "c" in views:
-            raise UnsupportedError("bias together with c: the kernels read one of them as their source; add the other")
+        self._check_epilogue(what)
+        if what.geometry.n == 0 and options.op == WGRAD:
+            # A sum over no pixels: what is left of it, zeros or beta * C, is no work for a kernel.
+            return self._on_reference(what)
         return self._on_host(what) if first.device_type == CPU else self._on_gpu(what)
+
+    def _check_epilogue(self, what: _Operation) -> None:
+        """Refuses what the reference computes and no kernel does."""
+        options, views = self.options, what.views
+        if options.scales[2] not in (None, 1):
+            if options.activation not in (None, "identity"):
+                raise UnsupportedError("scale_d after an activation: fold it into what reads the result")
+            if "bias" in views:
+                raise UnsupportedError("scale_d together with bias: scale the bias, and give scale_d as part of alpha")
+        if "bias" in views:
+            if "c" in views:
+                raise UnsupportedError(
+                    "bias together with c: the kernels read one of them as their source; add the other"
+                )
+            if views["bias"].shape[0] > 1 and views["bias"].strides[0] != 1:
+                raise UnsupportedError(
+                    f"bias has stride {views['bias'].strides[0]}: kernels read contiguous ones; copy it"
+                )
 
     def _on_gpu(self, what: _Operation) -> Any:
         first, options = self.arrays["a"], self.options
@@ -337,8 +361,9 @@ class _Call:
         if array is None:
             array, views["out"] = operands.empty(what.shape, what.result, views["a"].device, first)
         if 0 not in what.shape:
-            made = self._launch(what, views, first, stream)
+            made = self._launch(what, views, first, stream, options.layout)
             if self.key is not None:
+                made.result = (what.shape, what.result)
                 _plans.insert(made, self.key)
         done = operands.finished(array, views["out"], stream)
         return done if self.arrays["out"] is not None else _named(done, options.layout)
@@ -351,18 +376,19 @@ class _Call:
             name: operands.upload(operands.to_numpy(view), 0) for name, view in what.views.items() if name != "out"
         }
         _, views["out"] = operands.empty(what.shape, what.result, 0, None)
-        self._launch(what, views, None, 0)
+        self._launch(what, views, None, 0, "nhwc")
         return self._deliver(operands.download(views["out"]), what)
 
-    def _launch(self, what: _Operation, views: dict[str, _core.Operand], like: Any, stream: int) -> OpPlan:
+    def _launch(self, what: _Operation, views: dict[str, _core.Operand], like: Any, stream: int, layout: str) -> OpPlan:
+        """Makes a plan, whose calls name dimensions in the order of `layout`, and launches it on NHWC views."""
         options = self.options
         problem = what.problem(views, options)
-        made = make(problem, like=like, backend=options.backend, jit=options.jit, stream=stream)
+        made = make(problem, like=like, backend=options.backend, jit=options.jit, stream=stream, layout=layout)
         factor = 1.0
         for scale in options.scales:
             factor *= 1.0 if scale is None else float(scale)
         beta = options.beta * (1.0 if options.scales[2] is None else float(options.scales[2]))
-        order = [views[name] for name in ("a", "b", "c", "bias", "out") if name in views]
+        order = [_named(views[name], layout) for name in ("a", "b", "c", "bias", "out") if name in views]
         made(*order, alpha=options.alpha * factor, beta=beta, stream=stream)
         return made
 
@@ -455,8 +481,6 @@ def _operation(views: dict[str, _core.Operand], options: _Options) -> _Operation
     a, b = views["a"].shape, views["b"].shape
     shape = options.shape
     if shape is not None:
-        if len(shape) != 4:
-            raise InvalidOperandError(f"the result's shape is {shape}; expected 4 extents")
         shape = tuple(shape[i] for i in _TO_NHWC) if options.layout == "nchw" else shape
     given = shape or ()
     x, w = {FPROP: (a, b), DGRAD: (given, b), WGRAD: (b, given)}[options.op]
@@ -482,6 +506,14 @@ def _operation(views: dict[str, _core.Operand], options: _Options) -> _Operation
     return what
 
 
+def _four(name: str, shape: Any) -> tuple[int, ...]:
+    """The shape of a result, as a caller gives it."""
+    extents = tuple(shape) if isinstance(shape, Iterable) else (shape,)
+    if len(extents) != 4:
+        raise InvalidOperandError(f"{name} is {shape!r}; expected 4 extents")
+    return extents
+
+
 def _permuted(name: str, view: _core.Operand, layout: str) -> _core.Operand:
     """The view with its dimensions in the order of NHWC."""
     if layout == "nhwc" or name == "bias" or len(view.shape) != 4:
@@ -498,23 +530,15 @@ def _permuted(name: str, view: _core.Operand, layout: str) -> _core.Operand:
     )
 
 
-def _nhwc(array: Any, layout: str) -> Any:
-    """An array of a kept plan's call, in the order of NHWC."""
-    if layout == "nhwc":
-        return array
-    view = operands.as_operand(array)
-    return _permuted("bias" if len(view.shape) == 1 else "", view, layout)
-
-
 def _named(result: Any, layout: str) -> Any:
     """A result in NHWC order as the layout names its dimensions; the memory stays as it is."""
-    if layout == "nhwc":
+    if layout == "nhwc" or len(result.shape) != len(TO_NCHW):
         return result
     if isinstance(result, _core.Operand):
         return _core.Operand(
             result.pointer,
-            [result.shape[i] for i in _TO_NCHW],
-            [result.strides[i] for i in _TO_NCHW],
+            [result.shape[i] for i in TO_NCHW],
+            [result.strides[i] for i in TO_NCHW],
             result.dtype,
             result.device_type,
             result.device,
@@ -522,4 +546,4 @@ def _named(result: Any, layout: str) -> Any:
             result,
         )
     permute = getattr(result, "permute", None) or result.transpose
-    return permute(_TO_NCHW)
+    return permute(TO_NCHW)

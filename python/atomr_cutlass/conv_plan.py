@@ -7,7 +7,19 @@ import math
 from typing import Any
 
 from . import devices, estimate
-from .conv_problem import DGRAD, FPROP, WGRAD, ConvProblem, channel_alignment, pixel_strides
+from .conv_problem import (
+    DGRAD,
+    FPROP,
+    WGRAD,
+    ConvProblem,
+    channel_alignment,
+    collapses,
+    dense,
+    packed,
+    pixel_strides,
+    reach,
+    rows_collapse,
+)
 from .devices import Device
 from .errors import UnsupportedError
 from .generator.archs import SmArch
@@ -15,16 +27,20 @@ from .generator.dtypes import CutlassDtype
 from .generator.key import KernelKey
 from .generator.matrix import shared_memory
 from .generator.rules import FP8_TYPES, conv_types
+from .numerics import FAST
 from .op_plan import Address, OpPlan, Steps, bytes_of, refuse_capture
 from .pick import Picked, best_cell, pick
-from .problem import MatrixSpec, Variant
+from .problem import MatrixSpec, Variant, round_up
 
 ITERATOR_PENALTY = {"": 1.0, "optimized": 1.0, "fixed_channels": 1.1, "few_channels": 1.2, "analytic": 1.6}
 """How much longer than the optimized one an iterator takes, by the model."""
 
 SLICES = (1, 2, 4, 8, 16, 32, 64)
+TO_NCHW = (0, 3, 1, 2)
 CAST_SECONDS = 4e-6
 """One launch that casts a small result."""
+CAST_ALIGNMENT = 16
+"""Bytes that the addresses of what is cast are multiples of."""
 
 
 def cost(key: KernelKey, what: ConvProblem, device: Device, split_k: int = 1) -> float | None:
@@ -37,19 +53,14 @@ def cost(key: KernelKey, what: ConvProblem, device: Device, split_k: int = 1) ->
         or key.math != what.math
         or key.epilogue != what.epilogue
         or (g.groups > 1) != (key.group_mode != "")
-        or channel_alignment(what.a, g.groups) % key.align_a
-        or channel_alignment(what.b, g.groups if what.op == WGRAD else 1) % key.align_b
-        or channel_alignment(what.d, 1 if what.op == WGRAD else g.groups) % key.align_d
-        or (what.c is not None and channel_alignment(what.c, 1 if what.op == WGRAD else g.groups) % key.align_d)
+        or not _aligned(key, what)
     ):
         return None
-    if key.generation == "sm80" and not _iterator_serves(key, what):
-        return None
-    if key.generation != "sm80" and not _tma_serves(what):
+    if not (_iterator_serves(key, what) if key.generation == "sm80" else _tma_serves(what)):
         return None
     if split_k > 1 and (key.generation != "sm80" or key.d is not CutlassDtype.F32 or key.group_mode):
         return None
-    m, n, k = what.implicit_gemm
+    m, n, k = _tiled_gemm(key, what)
     variant = Variant(
         exchanged=False, m=m, n=n, k=k, batch=g.groups, layout_a=key.layout_a, layout_b=key.layout_b, lda=k, ldb=k,
         ldc=n, ldd=n, batch_strides=(0, 0, 0, 0), align_a=key.align_a, align_b=key.align_b, align_d=key.align_d,
@@ -58,7 +69,32 @@ def cost(key: KernelKey, what: ConvProblem, device: Device, split_k: int = 1) ->
     return seconds * ITERATOR_PENALTY[key.iterator] * (1.1 if key.stride_support == "strided" else 1.0)
 
 
+def _aligned(key: KernelKey, what: ConvProblem) -> bool:
+    """Whether all arrays lie as the kernel's vectors need them to."""
+    groups = what.geometry.groups
+    of_b, of_d = (groups, 1) if what.op == WGRAD else (1, groups)
+    arrays = ((what.a, groups, key.align_a), (what.b, of_b, key.align_b), (what.d, of_d, key.align_d))
+    if any(channel_alignment(spec, parts) % align for spec, parts, align in arrays):
+        return False
+    if what.c is not None and channel_alignment(what.c, of_d) % key.align_d:
+        return False
+    return what.bias is None or what.bias.alignment % key_bytes(key.align_d, what.bias) == 0
+
+
+def _tiled_gemm(key: KernelKey, what: ConvProblem) -> tuple[int, int, int]:
+    """The implicit GEMM as the kernel computes it: TMA loads whole tiles of channels, for each tap of the filter."""
+    m, n, k = what.implicit_gemm
+    if key.generation == "sm80":
+        return m, n, k
+    g = what.geometry
+    if what.op == WGRAD:
+        return m, n // g.c * round_up(g.c, key.tile[1]), k
+    channels = g.c if what.op == FPROP else g.k
+    return m, n, k // channels * round_up(channels, key.tile[2])
+
+
 def _iterator_serves(key: KernelKey, what: ConvProblem) -> bool:
+    """What the kernels of the sm80 generation read and write (ConvSm80::can_implement)."""
     g = what.geometry
     if what.op == DGRAD:
         strided = g.stride != (1, 1)
@@ -66,6 +102,11 @@ def _iterator_serves(key: KernelKey, what: ConvProblem) -> bool:
             return False
         if key.stride_support == "strided" and g.dilation != (1, 1):
             return False
+    if not (packed(what.d) if what.op == WGRAD else collapses(what.d)):
+        return False
+    bits = 8 if key.iterator in ("fixed_channels", "few_channels") else 1  # those count in bits
+    if max(bits * reach(what.a), bits * reach(what.b), reach(what.d)) >= 2**31:
+        return False
     channels = g.c // g.groups
     if key.iterator == "fixed_channels":
         return channels == key.align_a and g.dilation == (1, 1)
@@ -73,14 +114,20 @@ def _iterator_serves(key: KernelKey, what: ConvProblem) -> bool:
         return g.dilation == (1, 1)
     if key.iterator == "optimized":
         # A bit mask holds which taps of the filter are inside.
-        return g.r <= 32 and g.s <= 32
+        return g.r <= 32 and g.s <= 32 and (collapses(what.a) if what.op == WGRAD else rows_collapse(what.b))
     return True
 
 
 def _tma_serves(what: ConvProblem) -> bool:
-    """What TMA's im2col mode and CUTLASS's kernels over it can do (design: one group, dgrad without stride)."""
+    """What TMA's im2col mode and CUTLASS's kernels over it can do."""
     g = what.geometry
-    return g.groups == 1 and not (what.op == DGRAD and g.stride != (1, 1))
+    if g.groups != 1 or (what.op == DGRAD and g.stride != (1, 1)):
+        return False
+    if what.op == WGRAD and not (dense(what.a) and dense(what.d)):
+        return False
+    spans = ((g.r - 1) * g.dilation[0], (g.s - 1) * g.dilation[1])
+    # The corners of the box that an im2col map reads are signed numbers of 8 bits.
+    return max(g.stride) <= 8 and max(*g.padding[0], *g.padding[1], *spans) <= 127
 
 
 def make(
@@ -93,12 +140,16 @@ def make(
     backend: str = "auto",
     jit: str | None = None,
     stream: int | None = None,
+    layout: str = "nhwc",
 ) -> OpPlan:
     """The plan for a convolution; its slots are a, b and, where there are such, c and bias, then out.
 
+    `layout` is the order in which calls name the dimensions of their arrays; the problem has NHWC's.
+
     A convolution that no kernel computes as it stands is rewritten, and the plan's `rewrite` says how:
 
-    * fp8 where no kernel multiplies it: both operands are cast to bf16 or fp16, exactly, in memory of the plan's own;
+    * fp8 where no kernel multiplies it: both operands are cast to bf16 or fp16, exactly, in memory of the plan's own
+      (kernels that do multiply it accumulate in the tensor cores alone, as fast accumulation does);
     * wgrad with few results and many pixels: slices of K are added up in float32, then cast.
 
     Arguments and errors are those of `plan.make`.
@@ -109,22 +160,33 @@ def make(
             f"a convolution of {g.n} images to shape {what.d.shape} is empty: there is nothing to plan"
         )
     types = conv_types(what.op, what.a.dtype, what.b.dtype, what.d.dtype, what.math)
-    if not types and what.a.dtype not in FP8_TYPES:
+    if what.a.dtype in FP8_TYPES:
+        # Whatever the operation: those that have no kernels are rewritten.
+        types = conv_types(FPROP, what.a.dtype, what.b.dtype, what.d.dtype, FAST)
+    if not types:
         raise UnsupportedError(types.reason)
+    _check_results(what)
     device = devices.get(what.device)
     how: dict[str, Any] = {"arch": arch, "backend": backend, "jit": jit}
     steps = Steps(what.device)
+
+    def slot(name: str, spec: MatrixSpec, alignment: int, role: str = "input") -> Address:
+        order = TO_NCHW if layout == "nchw" and len(spec.shape) == len(TO_NCHW) else range(len(spec.shape))
+        shape, strides = ([values[i] for i in order] for values in (spec.shape, spec.strides))
+        return steps.slot(name, shape, strides, spec.dtype.dlpack, alignment=alignment, role=role)
+
     solved, rewrite, casts = _served(what, device, arch)
     picked, split_k, wide = _picked(solved, device, **how)
     refuse_capture(picked, what.device, stream)
 
-    a = _slot(steps, "a", what.a, 16 if what.a.dtype in FP8_TYPES else key_bytes(picked.key.align_a, what.a))
-    b = _slot(steps, "b", what.b, 16 if what.b.dtype in FP8_TYPES else key_bytes(picked.key.align_b, what.b))
-    c = None if what.c is None else _slot(steps, "c", what.c, key_bytes(picked.key.align_d, what.c), "source")
+    a = slot("a", what.a, CAST_ALIGNMENT if casts else key_bytes(picked.key.align_a, what.a))
+    b = slot("b", what.b, CAST_ALIGNMENT if casts else key_bytes(picked.key.align_b, what.b))
+    c = None if what.c is None else slot("c", what.c, key_bytes(picked.key.align_d, what.c), "source")
     bias = None
     if what.bias is not None:
-        bias = _slot(steps, "bias", what.bias, key_bytes(picked.key.align_d, what.bias))
-    out = _slot(steps, "out", what.d, key_bytes(picked.key.align_d, what.d), "output")
+        bias = slot("bias", what.bias, key_bytes(picked.key.align_d, what.bias))
+    alignment = key_bytes(picked.key.align_d, what.d) if wide is None else CAST_ALIGNMENT
+    out = slot("out", what.d, alignment, "output")
     if casts:
         a = _cast(steps, a, what.a, solved.a, how, device)
         b = _cast(steps, b, what.b, solved.b, how, device)
@@ -139,16 +201,30 @@ def make(
     return steps.plan(like=like, alpha=alpha, beta=beta, rewrite=rewrite)
 
 
+def _check_results(what: ConvProblem) -> None:
+    """Refuses a C that does not lie like D: kernels have one set of strides for both."""
+    if what.c is not None and pixel_strides(what.c) != pixel_strides(what.d):
+        raise UnsupportedError(
+            f"c has strides {what.c.strides} and the result {what.d.strides} (NHWC order): kernels read c as they "
+            "write the result; copy c"
+        )
+
+
 def _served(what: ConvProblem, device: Device, arch: SmArch | None) -> tuple[ConvProblem, str, bool]:
     """The problem that a kernel computes, what was done to it, and whether its operands have to be cast."""
     if what.a.dtype not in FP8_TYPES:
         return what, "", False
-    native = best_cell(what.op, lambda key: cost(key, what, device), device, arch)
-    if native is not None:
-        return what, "", False
+    native = dataclasses.replace(what, math=FAST)
+    if best_cell(what.op, lambda key: cost(key, native, device), device, arch) is not None:
+        return native, "", False
     wide = what.d.dtype if what.d.dtype in (CutlassDtype.F16, CutlassDtype.BF16) else CutlassDtype.BF16
 
     def cast(spec: MatrixSpec) -> MatrixSpec:
+        if not dense(spec) or spec.alignment % CAST_ALIGNMENT:
+            raise UnsupportedError(
+                f"no kernel multiplies these {what.a.dtype.value} operands, and what is cast instead must be dense in "
+                f"NHWC order and aligned to {CAST_ALIGNMENT} bytes: copy it"
+            )
         strides = [math.prod(spec.shape[i + 1 :]) for i in range(4)]
         return MatrixSpec(spec.shape, tuple(strides), wide)
 
@@ -168,16 +244,19 @@ def _picked(
     )
     if what.op == DGRAD and g.stride != (1, 1) and g.dilation != (1, 1):
         refusal += ": kernels of strided dgrad have no dilation"
+    elif not (packed(what.d) if what.op == WGRAD else collapses(what.d)):
+        refusal += f": the pixels of the result, of strides {what.d.strides} (NHWC order), are not evenly spaced"
     plain = pick(
         what.op, lambda key: cost(key, what, device), device, refusal=refusal, arch=arch, backend=backend, jit=jit
     )
     if what.op != WGRAD:
         return plain, 1, None
-    wide = what if what.d.dtype is CutlassDtype.F32 else dataclasses.replace(
-        what, c=None, d=dataclasses.replace(what.d, dtype=CutlassDtype.F32)
-    )  # fmt: skip
-    if what.c is not None and wide is not what:
-        return plain, 1, None
+    wide = what
+    if what.d.dtype is not CutlassDtype.F32:
+        # The cast writes what is dense, and does not add.
+        if what.c is not None or not dense(what.d) or what.d.alignment % CAST_ALIGNMENT:
+            return plain, 1, None
+        wide = dataclasses.replace(what, d=dataclasses.replace(what.d, dtype=CutlassDtype.F32))
     extra = 0.0 if wide is what else CAST_SECONDS
     best, slices, seconds = plain, 1, plain.seconds
     for count in SLICES[1:]:
@@ -195,10 +274,6 @@ def _picked(
     return best, slices, (wide if slices > 1 and wide is not what else None)
 
 
-def _slot(steps: Steps, name: str, spec: MatrixSpec, alignment: int, role: str = "input") -> Address:
-    return steps.slot(name, spec.shape, spec.strides, spec.dtype.dlpack, alignment=alignment, role=role)
-
-
 def key_bytes(align: int, spec: MatrixSpec) -> int:
     """Bytes of an alignment in elements."""
     return max(1, align * spec.dtype.bits // 8)
@@ -208,8 +283,6 @@ def _cast(
     steps: Steps, source: Address, spec: MatrixSpec, wide: MatrixSpec, how: dict[str, Any], device: Device
 ) -> Address:
     target = steps.temporary(bytes_of(wide.shape, wide.dtype))
-    if spec.strides != wide.strides:
-        raise UnsupportedError("an fp8 operand that has to be cast must be dense in NHWC order: copy it")
     _launch_cast(steps, source, spec.dtype, target, wide.dtype, math.prod(spec.shape), how, device)
     return target
 

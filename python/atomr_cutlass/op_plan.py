@@ -20,18 +20,19 @@ Address = tuple[str, int, int]
 
 
 class OpPlan(_core.LaunchPlan):
-    """Kernels and one problem; `plan(*arrays, alpha=None, beta=None, stream=None)` launches.
+    """Kernels and one problem; `plan(*arrays, out=None, alpha=None, beta=None, stream=None)` launches.
 
     Arrays are given in the order of `slots`, and must have the shape, strides, dtype, device and address alignment that
-    the plan was made for; None for a result has it allocated by the framework of the first. A call enqueues `launches`
-    kernels, clears and copies on `stream`, or on the framework's current stream, and does not synchronize; it may be
-    captured into a CUDA graph, and a workspace that a graph uses is never freed.
+    the plan was made for; without `out`, the last slot, the result comes from the framework of the first array. A call
+    enqueues `launches` kernels, clears and copies on `stream`, or on the framework's current stream, and does not
+    synchronize; it may be captured into a CUDA graph, and a workspace that a graph uses is never freed.
 
     Attributes:
         request: what the plan was made from, where that was a request.
         key: the request's PlanKey, likewise.
         picked: the kernels, in the order of their launches.
         rewrite: how the problem was put to kernels that do not compute it as it stands; empty for one that does.
+        result: extents and element type of the result, for functions that allocate it.
         kernel_name: of the kernel that does the products.
 
     Raises:
@@ -43,6 +44,7 @@ class OpPlan(_core.LaunchPlan):
     key: PlanKey | None
     picked: tuple[Picked, ...]
     rewrite: str
+    result: tuple[tuple[int, ...], CutlassDtype]
     _main: int
 
     @property

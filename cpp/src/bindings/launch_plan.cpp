@@ -111,45 +111,49 @@ bool row_major(Operand const& layout) {
   return true;
 }
 
-// One array for each slot; a result that is None comes from the framework of the first.
-py::object call(LaunchPlan& self, py::args const& arrays, std::optional<double> alpha, std::optional<double> beta,
-                py::object const& stream) {
-  size_t const count = self.slots().size();
-  if (arrays.size() != count) {
-    throw InvalidOperand("this plan takes " + std::to_string(count) + " operands, not " +
+// One array for each slot. The last, a result, may be given by name, or as None: it comes from the framework of the
+// first array then.
+py::object call(LaunchPlan& self, py::args const& arrays, py::object out, std::optional<double> alpha,
+                std::optional<double> beta, py::object const& stream) {
+  std::vector<Slot> const& slots = self.slots();
+  size_t const count = slots.size();
+  if (arrays.size() != count && arrays.size() != count - 1) {
+    throw InvalidOperand("this plan takes " + std::to_string(count - 1) + " operands and a result, not " +
                          std::to_string(arrays.size()));
+  }
+  if (arrays.size() == count) {
+    if (!out.is_none()) throw InvalidOperand("out is given twice");
+    out = py::object(arrays[count - 1]);
   }
   std::vector<Operand> operands(count);
   std::vector<py::object> keep(count);
-  py::object result = py::none();
   auto const first = py::object(arrays[0]);
-  for (size_t i = 0; i < count; ++i) {
-    auto array = py::object(arrays[i]);
-    bool const output = self.slots()[i].role == Slot::Role::kOutput;
-    if (array.is_none()) {
-      if (!output) throw InvalidOperand(self.slots()[i].name + " is needed");
-      // A wrong operand must be refused before memory is asked for.
-      for (size_t j = 0; j < i; ++j) self.check(j, operands[j]);
-      DlExchangeApi const* api = exchange_api(first);
-      if (api == nullptr) {
-        throw InvalidOperand(self.slots()[i].name +
-                             " is needed: arrays of this type come from an allocator that plans cannot call");
-      }
-      if (!row_major(self.slots()[i].spec.layout)) {
-        throw InvalidOperand(self.slots()[i].name + " is needed: this plan's result is not row-major contiguous");
-      }
-      array = framework_array(api, self.slots()[i].spec.layout);
-    }
-    if (output && result.is_none()) result = array;
-    operands[i] = view(array, keep[i]);
-    if (keep[i].is_none() || !keep[i]) keep[i] = array;
+  for (size_t i = 0; i + 1 < count; ++i) {
+    keep[i] = py::none();
+    if (arrays[i].is_none()) throw InvalidOperand(slots[i].name + " is needed");
+    operands[i] = view(arrays[i], keep[i]);
   }
+  OperandSpec const& result = slots[count - 1].spec;
+  if (out.is_none()) {
+    // A wrong operand must be refused before memory is asked for.
+    for (size_t i = 0; i + 1 < count; ++i) self.check(i, operands[i]);
+    DlExchangeApi const* api = exchange_api(first);
+    if (api == nullptr) {
+      throw InvalidOperand("out is needed: arrays of this type come from an allocator that plans cannot call");
+    }
+    if (!row_major(result.layout)) {
+      throw InvalidOperand("out is needed: this plan's result is not row-major contiguous");
+    }
+    out = framework_array(api, result.layout);
+  }
+  keep[count - 1] = py::none();
+  operands[count - 1] = view(out, keep[count - 1]);
   void* const queue = stream_of(stream, first, operands[0]);
   {
     py::gil_scoped_release release_gil;
     self.launch(operands, alpha.value_or(self.options().alpha), beta.value_or(self.options().beta), queue);
   }
-  return result;
+  return out;
 }
 
 }  // namespace
@@ -159,8 +163,8 @@ void bind_launch_plan(py::module_& module) {
                                 "Kernels and one problem with everything decided; calling it only launches.")
       .def(py::init(&make), py::arg("slots"), py::arg("temporaries"), py::arg("steps"), py::arg("options"),
            py::arg("like") = py::none())
-      .def("__call__", &call, py::kw_only(), py::arg("alpha") = py::none(), py::arg("beta") = py::none(),
-           py::arg("stream") = py::none())
+      .def("__call__", &call, py::kw_only(), py::arg("out") = py::none(), py::arg("alpha") = py::none(),
+           py::arg("beta") = py::none(), py::arg("stream") = py::none())
       .def_property_readonly("slots",
                              [](LaunchPlan const& self) {
                                py::list names;

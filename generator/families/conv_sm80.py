@@ -167,19 +167,99 @@ def conv_sm80(
     )
 
 
+# Tiles, warps and stages. Strided dgrad keeps more addresses in registers, SIMT more operands.
+_LARGE = ((128, 128, 32), (2, 2, 1), 4)
+_SMALL = ((64, 64, 64), (2, 2, 1), 5)
+_NARROW = ((128, 64, 32), (2, 2, 1), 4)
+_GROUP = ((64, 64, 32), (2, 2, 1), 4)
+_ONE = ((64, 64, 32), (2, 2, 1), 2)
+_TF32 = ((128, 128, 16), (2, 2, 1), 4)
+_TF32_SMALL = ((128, 64, 16), (2, 2, 1), 4)
+_TF32_ONE = ((64, 64, 32), (2, 2, 1), 3)
+_SIMT = ((128, 128, 8), (4, 2, 1), 4)
+_SIMT_SMALL = ((64, 64, 8), (2, 2, 1), 4)
+_FP8 = ((128, 128, 64), (4, 2, 1), 3)
+_FP8_ONE = ((64, 64, 64), (2, 2, 1), 2)
+
+_Shape = tuple[Triple, Triple, int]
+
+
 def _fprop(arch: SmArch) -> Iterator[Cell]:
-    op = "conv2d_fprop"
+    # On sm_90a the TMA kernels serve channels aligned to 16 bytes: there these cells keep to what those cannot.
+    fallback = arch is SmArch.SM90A
+
+    def cell(a: D, d: D, iterator: str, aligns: Triple, shape: _Shape, **more: str) -> KernelKey:
+        return conv_sm80("conv2d_fprop", arch, a, d, iterator, aligns, *shape, **more)
+
     for a in HALF_TYPES:
-        smoke = SMOKE if a is D.BF16 else FULL
-        yield smoke, conv_sm80(op, arch, a, a, "analytic", (1, 1, 1), (64, 64, 32), (2, 2, 1), 2)
+        yield SMOKE if a is D.BF16 else FULL, cell(a, a, "analytic", (1, 1, 1), _ONE)
+        yield FULL, cell(a, a, "optimized", (2, 2, 2), _GROUP)
+        yield FULL, cell(a, a, "few_channels", (1, 1, 1), _ONE)
+        yield FULL, cell(a, a, "optimized", (8, 8, 8), _GROUP, group_mode="single")
+        yield FULL, cell(a, a, "analytic", (1, 1, 1), _ONE, group_mode="single")
+        if not fallback:
+            yield FULL, cell(a, a, "optimized", (8, 8, 8), _LARGE)
+            yield FULL, cell(a, a, "optimized", (8, 8, 8), _LARGE, epilogue="lc_relu")
+            yield FULL, cell(a, a, "optimized", (8, 8, 8), _SMALL)
+            yield FULL, cell(a, a, "fixed_channels", (4, 4, 8), _NARROW)
+    if not fallback:
+        yield FULL, cell(D.F32, D.F32, "optimized", (4, 4, 4), _TF32, math="tf32")
+    yield FULL, cell(D.F32, D.F32, "analytic", (1, 1, 1), _TF32_ONE, math="tf32")
+    yield FULL, cell(D.F32, D.F32, "optimized", (4, 4, 4), _TF32_SMALL, math="3xtf32")
+    yield FULL, cell(D.F32, D.F32, "optimized", (1, 1, 1), _SIMT, math="ieee")
+    yield FULL, cell(D.F32, D.F32, "optimized", (1, 1, 1), _SIMT_SMALL, math="ieee", group_mode="single")
+    if arch in FP8_ARCHS:
+        for a in FP8_TYPES:
+            yield FULL, cell(a, D.BF16, "optimized", (16, 16, 8), _FP8, math="fast")
+            yield FULL, cell(a, D.BF16, "analytic", (1, 1, 1), _FP8_ONE, math="fast")
+        yield FULL, cell(D.F8E4M3, D.F16, "optimized", (16, 16, 8), _FP8, math="fast")
+        yield FULL, cell(D.F8E4M3, D.F32, "optimized", (16, 16, 4), _FP8, math="fast")
 
 
-def _dgrad(_: SmArch) -> Iterator[Cell]:
-    yield from ()
+def _dgrad(arch: SmArch) -> Iterator[Cell]:
+    # Kernels for strides serve strides of one as well, but no dilation.
+    fallback = arch is SmArch.SM90A
+
+    def cell(a: D, iterator: str, align: int, shape: _Shape, stride_support: str, **more: str) -> KernelKey:
+        aligns = (align, align, align)
+        return conv_sm80("conv2d_dgrad", arch, a, a, iterator, aligns, *shape, stride_support=stride_support, **more)
+
+    for a in HALF_TYPES:
+        if not fallback:
+            yield FULL, cell(a, "optimized", 8, _LARGE, "unity")
+        yield FULL, cell(a, "optimized", 8, _LARGE, "strided")
+        yield FULL, cell(a, "optimized", 8, _GROUP, "strided", group_mode="single")
+        for stride_support in ("unity", "strided"):
+            yield FULL, cell(a, "analytic", 1, _ONE, stride_support)
+            yield FULL, cell(a, "analytic", 1, _ONE, stride_support, group_mode="single")
+    yield FULL, cell(D.F32, "optimized", 4, _TF32, "unity", math="tf32")
+    yield FULL, cell(D.F32, "optimized", 4, _TF32_SMALL, "strided", math="tf32")
+    yield FULL, cell(D.F32, "optimized", 4, _TF32_SMALL, "strided", math="3xtf32")
+    yield FULL, cell(D.F32, "optimized", 1, _SIMT, "unity", math="ieee")
+    yield FULL, cell(D.F32, "optimized", 1, _SIMT_SMALL, "strided", math="ieee")
+    yield FULL, cell(D.F32, "optimized", 1, _SIMT_SMALL, "strided", math="ieee", group_mode="single")
 
 
-def _wgrad(_: SmArch) -> Iterator[Cell]:
-    yield from ()
+def _wgrad(arch: SmArch) -> Iterator[Cell]:
+    fallback = arch is SmArch.SM90A
+
+    def cell(a: D, d: D, iterator: str, align: int, shape: _Shape, **more: str) -> KernelKey:
+        aligns = (align, align, 1 if align == 1 else 128 // d.bits)
+        return conv_sm80("conv2d_wgrad", arch, a, d, iterator, aligns, *shape, **more)
+
+    for a in HALF_TYPES:
+        if not fallback:
+            yield FULL, cell(a, a, "optimized", 8, _LARGE)
+        # Only these split K, which lies along all pixels: partial sums pass through D.
+        yield FULL, cell(a, D.F32, "optimized", 8, _LARGE)
+        yield FULL, cell(a, D.F32, "optimized", 8, _GROUP)
+        yield FULL, cell(a, D.F32, "analytic", 1, _ONE)
+        yield FULL, cell(a, a, "optimized", 8, _GROUP, group_mode="single")
+        yield FULL, cell(a, a, "analytic", 1, _ONE, group_mode="single")
+    yield FULL, cell(D.F32, D.F32, "optimized", 4, _TF32, math="tf32")
+    yield FULL, cell(D.F32, D.F32, "optimized", 4, _TF32_SMALL, math="3xtf32")
+    yield FULL, cell(D.F32, D.F32, "optimized", 1, _SIMT, math="ieee")
+    yield FULL, cell(D.F32, D.F32, "optimized", 1, _SIMT_SMALL, math="ieee", group_mode="single")
 
 
 FAMILIES = tuple(

@@ -124,11 +124,14 @@ struct ConvSm90 {
     return result;
   }
 
-  // Strides of a tensor map are multiples of 16 bytes, positive and below 2^40, whatever the extent of their dimension.
+  // Strides of a tensor map are multiples of 16 bytes below 2^40, whatever the extent of their dimension. CUTLASS
+  // asserts that none is smaller than that of a packed tensor.
   static bool mappable(PixelTensor const& tensor, int align, int64_t bytes) {
     int64_t const largest = (int64_t(1) << 40) / bytes;
-    return tensor.aligned(align) && tensor.stride_outer > 0 && tensor.stride_row > 0 && tensor.stride_column > 0 &&
-           tensor.stride_outer < largest && tensor.stride_row < largest && tensor.stride_column < largest;
+    return tensor.aligned(align) && tensor.stride_column >= tensor.channels &&
+           tensor.stride_row >= tensor.columns * tensor.channels &&
+           tensor.stride_outer >= tensor.rows * tensor.columns * tensor.channels && tensor.stride_outer < largest &&
+           tensor.stride_row < largest && tensor.stride_column < largest;
   }
 
   static bool can_implement(Args const& args) {

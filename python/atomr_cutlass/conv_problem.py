@@ -103,6 +103,32 @@ def pixel_strides(spec: MatrixSpec) -> tuple[int, int, int]:
     return stride_column, stride_row, stride_outer
 
 
+def rows_collapse(spec: MatrixSpec) -> bool:
+    """Whether the pixels of one outer index are evenly spaced."""
+    column, row, _ = pixel_strides(spec)
+    return row == spec.shape[2] * column
+
+
+def collapses(spec: MatrixSpec) -> bool:
+    """Whether all pixels are evenly spaced, as a matrix's rows are."""
+    _, row, outer = pixel_strides(spec)
+    return rows_collapse(spec) and outer == spec.shape[1] * row
+
+
+def packed(spec: MatrixSpec) -> bool:
+    """Whether the pixels of one outer index have no gaps."""
+    _, rows, columns, channels = spec.shape
+    return rows * columns == 1 or (pixel_strides(spec)[0] == channels and rows_collapse(spec))
+
+
+def reach(spec: MatrixSpec) -> int:
+    """Bytes from the first element to the end of the last."""
+    span = sum(
+        (extent - 1) * stride for extent, stride in zip(spec.shape, (*reversed(pixel_strides(spec)), 1), strict=True)
+    )
+    return (span + 1) * spec.dtype.bits // 8
+
+
 def channel_alignment(spec: MatrixSpec, groups: int = 1) -> int:
     """Elements that a vector access of a group's channels may span: what address, strides and extent allow."""
     elements = [spec.shape[-1] // groups, *pixel_strides(spec)]

@@ -25,6 +25,9 @@ FP8_ARCHS = (SmArch.SM89,)
 
 ARCHS = (SmArch.SM80, SmArch.SM86, SmArch.SM89, SmArch.SM90A)
 
+Shape = tuple[Triple, Triple, int]
+"""Tile, warps and stages."""
+
 
 def supports(key: KernelKey) -> Status:
     """Whether a key of this family compiles without spilling."""
@@ -65,7 +68,7 @@ def _supports_iterator(key: KernelKey) -> Status:
         return no(f"the stride support of {key.op} is {' or '.join(map(repr, valid))}, not {key.stride_support!r}")
     if key.group_mode not in ("", "single"):
         return no(f"channels have one group or one for each layer of the grid ('single'), not {key.group_mode!r}")
-    swizzles = (1, 2, 4, 8)
+    swizzles: tuple[int, ...] = (1, 2, 4, 8)
     if key.stride_support == "strided":
         swizzles = (4,) if key.group_mode else (1, 8)
     if key.swizzle not in swizzles:
@@ -126,16 +129,15 @@ def conv_sm80(
     d: D,
     iterator: str,
     aligns: Triple,
-    tile: Triple,
-    warps: Triple,
-    stages: int,
+    shape: Shape,
     *,
     stride_support: str = "",
     group_mode: str = "",
     math: str = "default",
     epilogue: str = "lc",
 ) -> KernelKey:
-    """A key of this family."""
+    """A key of this family; the shape is its tile, warps and stages."""
+    tile, warps, stages = shape
     strided = stride_support == "strided"
     return KernelKey(
         op=op,
@@ -167,7 +169,7 @@ def conv_sm80(
     )
 
 
-# Tiles, warps and stages. Strided dgrad keeps more addresses in registers, SIMT more operands.
+# Strided dgrad keeps more addresses in registers, SIMT more operands: larger tiles than these spill.
 _LARGE = ((128, 128, 32), (2, 2, 1), 4)
 _SMALL = ((64, 64, 64), (2, 2, 1), 5)
 _NARROW = ((128, 64, 32), (2, 2, 1), 4)
@@ -181,15 +183,13 @@ _SIMT_SMALL = ((64, 64, 8), (2, 2, 1), 4)
 _FP8 = ((128, 128, 64), (4, 2, 1), 3)
 _FP8_ONE = ((64, 64, 64), (2, 2, 1), 2)
 
-_Shape = tuple[Triple, Triple, int]
-
 
 def _fprop(arch: SmArch) -> Iterator[Cell]:
     # On sm_90a the TMA kernels serve channels aligned to 16 bytes: there these cells keep to what those cannot.
     fallback = arch is SmArch.SM90A
 
-    def cell(a: D, d: D, iterator: str, aligns: Triple, shape: _Shape, **more: str) -> KernelKey:
-        return conv_sm80("conv2d_fprop", arch, a, d, iterator, aligns, *shape, **more)
+    def cell(a: D, d: D, iterator: str, aligns: Triple, shape: Shape, **more: str) -> KernelKey:
+        return conv_sm80("conv2d_fprop", arch, a, d, iterator, aligns, shape, **more)
 
     for a in HALF_TYPES:
         yield SMOKE if a is D.BF16 else FULL, cell(a, a, "analytic", (1, 1, 1), _ONE)
@@ -220,9 +220,9 @@ def _dgrad(arch: SmArch) -> Iterator[Cell]:
     # Kernels for strides serve strides of one as well, but no dilation.
     fallback = arch is SmArch.SM90A
 
-    def cell(a: D, iterator: str, align: int, shape: _Shape, stride_support: str, **more: str) -> KernelKey:
+    def cell(a: D, iterator: str, align: int, shape: Shape, stride_support: str, **more: str) -> KernelKey:
         aligns = (align, align, align)
-        return conv_sm80("conv2d_dgrad", arch, a, a, iterator, aligns, *shape, stride_support=stride_support, **more)
+        return conv_sm80("conv2d_dgrad", arch, a, a, iterator, aligns, shape, stride_support=stride_support, **more)
 
     for a in HALF_TYPES:
         if not fallback:
@@ -243,9 +243,9 @@ def _dgrad(arch: SmArch) -> Iterator[Cell]:
 def _wgrad(arch: SmArch) -> Iterator[Cell]:
     fallback = arch is SmArch.SM90A
 
-    def cell(a: D, d: D, iterator: str, align: int, shape: _Shape, **more: str) -> KernelKey:
+    def cell(a: D, d: D, iterator: str, align: int, shape: Shape, **more: str) -> KernelKey:
         aligns = (align, align, 1 if align == 1 else 128 // d.bits)
-        return conv_sm80("conv2d_wgrad", arch, a, d, iterator, aligns, *shape, **more)
+        return conv_sm80("conv2d_wgrad", arch, a, d, iterator, aligns, shape, **more)
 
     for a in HALF_TYPES:
         if not fallback:

@@ -23,8 +23,10 @@ from .generator.archs import SmArch
 from .generator.dtypes import CutlassDtype
 from .generator.matrix import is_fp4_supported, is_fp8_supported, is_supported_for
 from .messages import CutlassMsg, RefitMsg
-from .plan import Plan, plan
+from .op_plan import OpPlan
+from .plan import Plan
 from .plan_cache import CachedPlan, PlanCache, PlanKey
+from .planner import plan
 from .requests import (
     ConvDgradRequest,
     ConvFwdRequest,
@@ -69,6 +71,7 @@ __all__ = [
     "KernelInfo",
     "KernelNotFoundError",
     "LibraryError",
+    "OpPlan",
     "Plan",
     "PlanCache",
     "PlanKey",

@@ -15,8 +15,8 @@ from .bindings import Binding
 from .errors import ContextPoisonedError, InvalidOperandError, LibraryError
 from .keyed_locks import KeyedLocks
 from .messages import ConvMsg, CutlassMsg, GemmMsg, GroupedGemmMsg, Launch, RefitMessage, RefitMsg
-from .plan import plan
 from .plan_cache import CachedPlan, PlanCache, PlanKey
+from .planner import plan
 from .requests import GemmRequest
 
 if TYPE_CHECKING:  # Pykka is imported when a mailbox is started

@@ -210,6 +210,19 @@ def _check_results(what: ConvProblem) -> None:
         )
 
 
+def best_key(what: ConvProblem, device: Device, arch: SmArch | None) -> KernelKey:
+    """The key of the matrix's best cell for the products of a problem, after rewrites. Needs no GPU.
+
+    Raises:
+        UnsupportedError: no cell serves it.
+    """
+    solved, _, _ = _served(what, device, arch)
+    best = best_cell(what.op, lambda key: cost(key, solved, device), device, arch)
+    if best is None:
+        raise UnsupportedError(_refusal(solved))
+    return best.key
+
+
 def _served(what: ConvProblem, device: Device, arch: SmArch | None) -> tuple[ConvProblem, str, bool]:
     """The problem that a kernel computes, what was done to it, and whether its operands have to be cast."""
     if what.a.dtype not in FP8_TYPES:
@@ -232,10 +245,8 @@ def _served(what: ConvProblem, device: Device, arch: SmArch | None) -> tuple[Con
     return solved, f"fp8 operands cast to {wide.value}, which holds them exactly", True
 
 
-def _picked(
-    what: ConvProblem, device: Device, *, arch: SmArch | None, backend: str, jit: str | None
-) -> tuple[Picked, int, ConvProblem | None]:
-    """(kernel, slices of K, the problem with a float32 result where the slices need one)."""
+def _refusal(what: ConvProblem) -> str:
+    """What to say when no cell of the matrix serves a problem."""
     g = what.geometry
     refusal = (
         f"no kernel of the matrix serves this {what.op}: {what.a.dtype.value} ({what.math}) to {what.d.dtype.value}, "
@@ -246,6 +257,14 @@ def _picked(
         refusal += ": kernels of strided dgrad have no dilation"
     elif not (packed(what.d) if what.op == WGRAD else collapses(what.d)):
         refusal += f": the pixels of the result, of strides {what.d.strides} (NHWC order), are not evenly spaced"
+    return refusal
+
+
+def _picked(
+    what: ConvProblem, device: Device, *, arch: SmArch | None, backend: str, jit: str | None
+) -> tuple[Picked, int, ConvProblem | None]:
+    """(kernel, slices of K, the problem with a float32 result where the slices need one)."""
+    refusal = _refusal(what)
     plain = pick(
         what.op, lambda key: cost(key, what, device), device, refusal=refusal, arch=arch, backend=backend, jit=jit
     )

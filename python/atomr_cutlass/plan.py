@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 import weakref
-from typing import Any, overload
+from typing import Any
 
 from . import _core, devices, problem, select
-from .bindings import BoundPlan
 from .devices import Device
 from .errors import InvalidOperandError, KernelNotFoundError, UnsupportedError
 from .generator.archs import SmArch
@@ -18,7 +17,6 @@ from .jit import kernels
 from .operands import CUDA
 from .plan_cache import PlanKey
 from .problem import GemmProblem, MatrixSpec
-from .requests import GemmRequest, refuse_epilogue
 from .select import Choice
 from .table import KernelInfo
 
@@ -51,7 +49,7 @@ class Plan(_core.GemmPlan):
         LibraryError, ContextPoisonedError: CUDA refused the launch.
     """
 
-    request: GemmRequest | None
+    request: Any
     key: PlanKey | None
     _choice: Choice
     _next: Plan | None
@@ -86,57 +84,6 @@ class Plan(_core.GemmPlan):
         """Where the kernel comes from: `prebuilt`, `pack NAME` or `jit`."""
         info = self.choice.info
         return "jit" if info is None else info.origin
-
-
-@overload
-def plan(
-    request: GemmRequest, device: int | None = None, *, b: None = None, backend: str = "auto", jit: str | None = None
-) -> Plan: ...
-
-
-@overload
-def plan(
-    request: GemmRequest, device: int | None = None, *, b: Any, backend: str = "auto", jit: str | None = None
-) -> BoundPlan: ...
-
-
-def plan(
-    request: GemmRequest, device: int | None = None, *, b: Any = None, backend: str = "auto", jit: str | None = None
-) -> Plan | BoundPlan:
-    """Chooses a kernel for a request and allocates what it needs; compiles the kernel where the table lacks it.
-
-    Not while a CUDA graph is captured: a plan whose kernel was compiled at run time asks the GPU for its parameters.
-
-    Args:
-        request: what to compute; its operands are dense, batches outermost.
-        device: index of the GPU; None is GPU 0.
-        b: operand B, on that GPU, to be bound: the plan is then called without it, and `refit` gives it new values.
-        backend: `auto` (the table, then compilation), `prebuilt` or `jit`.
-        jit: `auto`, `background` or `off`; None leaves it to ATOMR_CUTLASS_JIT. See `make`.
-
-    Raises:
-        InvalidOperandError: `request` is no request.
-        UnsupportedError: no kernel of the matrix serves it; the reason says what would cure it.
-        KernelNotFoundError: a kernel would serve it but is not in the table, and must not be compiled; names it and the
-            knob that adds it.
-        CompileError: its source does not compile.
-        DeviceUnavailableError: there is no GPU, or NVRTC is needed and missing.
-    """
-    if not isinstance(request, GemmRequest):
-        raise InvalidOperandError(f"request is a {type(request).__name__}; expected a GemmRequest")
-    refuse_epilogue(request.epilogue.bias, request.epilogue.activation)
-    target = devices.get(device or 0)
-    made = make(
-        request.problem(target.index),
-        arch=request.arch,
-        alpha=request.epilogue.alpha,
-        beta=request.epilogue.beta,
-        backend=backend,
-        jit=jit,
-    )
-    made.request = request
-    made.key = request.plan_key()
-    return made if b is None else BoundPlan(made, b)
 
 
 def make(

@@ -14,7 +14,8 @@ import numpy as np
 from . import _core, devices, numerics, operands, reference
 from .gemm import gemm
 from .generator.dtypes import CutlassDtype
-from .plan import Plan, plan
+from .plan import Plan
+from .planner import plan
 from .requests import GemmLayout, GemmRequest
 
 Array = np.ndarray[Any, Any]

@@ -27,12 +27,14 @@ LAYERS = (
     ("conv_problem",),
     ("estimate",),
     ("select",),
-    ("requests",),
-    ("jit", "bindings"),
+    ("jit",),
     ("pick",),
-    ("plan", "op_plan"),
-    ("scaled", "conv_plan", "arguments"),
-    ("explain", "gemm", "conv"),
+    ("plan", "op_plan", "arguments"),
+    ("scaled", "conv_plan", "grouped_plan"),
+    ("requests",),
+    ("bindings",),
+    ("planner",),
+    ("explain", "gemm", "conv", "grouped"),
     ("messages",),
     ("actor",),
     ("__init__",),
@@ -122,8 +124,8 @@ def test_imports_of_the_generator_point_one_way(path: Path) -> None:
 
 
 @pytest.mark.parametrize("path", FAMILY_MODULES, ids=lambda path: path.stem)
-def test_families_know_each_other_by_their_base_only(path: Path) -> None:
-    assert path.stem == "__init__" or _siblings(path) <= {"base", "conv"}
+def test_families_import_each_other_and_what_lies_below(path: Path) -> None:
+    assert _siblings(path) <= {module.stem for module in FAMILY_MODULES}
     below = {name for name, depth in GENERATOR_LAYER.items() if depth < GENERATOR_LAYER["families"]}
     assert {name.partition(".")[0] for level, name in _imports(path) if level == 2} <= below
 

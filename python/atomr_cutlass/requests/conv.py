@@ -1,23 +1,29 @@
-"""Requests for convolutions: typed, and refused until there are kernels."""
+"""Requests for convolutions."""
 
 from __future__ import annotations
 
 import enum
+import math
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, NoReturn
+from typing import Any, ClassVar
 
+from .. import conv_plan, devices
+from ..conv_problem import DGRAD, FPROP, WGRAD, ConvProblem
 from ..errors import InvalidOperandError, UnsupportedError
 from ..generator.archs import SmArch
 from ..generator.dtypes import CutlassDtype
+from ..generator.matrix import ARCHS
+from ..generator.render import render
 from ..numerics import default_out_dtype
 from ..plan_cache import PlanKey
+from ..problem import MatrixSpec
+from ..reference import ACTIVATIONS, ConvGeometry
 from .checks import expect_extent, expect_fields, expect_served, math_of
 from .gemm import GemmEpilogue
 
 _DTYPES = (
     CutlassDtype.F16, CutlassDtype.BF16, CutlassDtype.F32, CutlassDtype.TF32, CutlassDtype.F8E4M3, CutlassDtype.F8E5M2,
 )  # fmt: skip
-_ARCHS = (SmArch.SM80, SmArch.SM86, SmArch.SM89, SmArch.SM90A)
 
 
 class ConvLayout(enum.Enum):
@@ -37,7 +43,8 @@ class ConvShape:
         c: channels of x, a multiple of `groups`.
         k: channels of y, a multiple of `groups`.
         r, s: rows and columns of the filter.
-        stride, padding, dilation: for rows and for columns. Padding is added on both sides.
+        stride, dilation: for rows and for columns.
+        padding: zeros around x: (rows, columns) on both sides, or ((top, bottom), (left, right)).
         groups: parts that channels are divided into, each convolved by itself.
 
     Raises:
@@ -52,7 +59,7 @@ class ConvShape:
     r: int
     s: int
     stride: tuple[int, int] = (1, 1)
-    padding: tuple[int, int] = (0, 0)
+    padding: tuple[int, int] | tuple[tuple[int, int], tuple[int, int]] = (0, 0)
     dilation: tuple[int, int] = (1, 1)
     groups: int = 1
 
@@ -64,7 +71,8 @@ class ConvShape:
             if not isinstance(pair, tuple) or len(pair) != 2:
                 raise InvalidOperandError(f"ConvShape.{name} is {pair!r}; expected two integers, for rows and columns")
             for value in pair:
-                expect_extent(value, f"ConvShape.{name}", least)
+                for one in value if name == "padding" and isinstance(value, tuple) else (value,):
+                    expect_extent(one, f"ConvShape.{name}", least)
         for name in ("c", "k"):
             if getattr(self, name) % self.groups:
                 raise InvalidOperandError(
@@ -74,7 +82,7 @@ class ConvShape:
             if getattr(self, name) < 1:
                 raise InvalidOperandError(
                     f"the result would be empty: a filter of {taps} with dilation {self.dilation[axis]} is longer than "
-                    f"{extent} with padding {self.padding[axis]} on both sides"
+                    f"{extent} with padding {self.pads[axis][0]} and {self.pads[axis][1]}"
                 )
 
     @classmethod
@@ -89,7 +97,7 @@ class ConvShape:
         s: int,
         *,
         stride: int | tuple[int, int] = 1,
-        padding: int | tuple[int, int] = 0,
+        padding: int | tuple[int, int] | tuple[tuple[int, int], tuple[int, int]] = 0,
         dilation: int | tuple[int, int] = 1,
         groups: int = 1,
     ) -> ConvShape:
@@ -97,14 +105,28 @@ class ConvShape:
         return cls(n, h, w, c, k, r, s, _pair(stride), _pair(padding), _pair(dilation), groups)
 
     @property
+    def pads(self) -> tuple[tuple[int, int], tuple[int, int]]:
+        """Padding as ((top, bottom), (left, right))."""
+        rows, columns = (one if isinstance(one, tuple) else (one, one) for one in self.padding)
+        return rows, columns
+
+    @property
     def p(self) -> int:
         """Rows of y."""
-        return (self.h + 2 * self.padding[0] - self.dilation[0] * (self.r - 1) - 1) // self.stride[0] + 1
+        return (self.h + sum(self.pads[0]) - self.dilation[0] * (self.r - 1) - 1) // self.stride[0] + 1
 
     @property
     def q(self) -> int:
         """Columns of y."""
-        return (self.w + 2 * self.padding[1] - self.dilation[1] * (self.s - 1) - 1) // self.stride[1] + 1
+        return (self.w + sum(self.pads[1]) - self.dilation[1] * (self.s - 1) - 1) // self.stride[1] + 1
+
+    @property
+    def geometry(self) -> ConvGeometry:
+        """All extents."""
+        return ConvGeometry(
+            self.n, self.h, self.w, self.c, self.k, self.r, self.s, self.p, self.q, self.stride, self.pads,
+            self.dilation, self.groups,
+        )  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -147,8 +169,17 @@ class _ConvRequest:
             epilogue=GemmEpilogue,
             out_dtype=CutlassDtype,
         )
-        expect_served("convolution", self.dtype, self.arch, _DTYPES, _ARCHS)
+        expect_served("convolution", self.dtype, self.arch, _DTYPES, ARCHS[self.op])
         _ = self.math  # refuses what contradicts the dtype
+        if self.epilogue.activation not in (None, *ACTIVATIONS):
+            valid = ", ".join(ACTIVATIONS)
+            raise InvalidOperandError(f"activation is {self.epilogue.activation!r}; expected None or one of {valid}")
+        if self.epilogue.bias and self.epilogue.beta != 0:
+            raise UnsupportedError(
+                "bias together with beta: the kernels read one of bias and C as their source; add the other"
+            )
+        if self.op == WGRAD and (self.epilogue.bias or self.epilogue.activation is not None):
+            raise UnsupportedError("the gradient of a filter has no bias and no activation")
 
     @property
     def result_dtype(self) -> CutlassDtype:
@@ -161,12 +192,12 @@ class _ConvRequest:
         return math_of(self.dtype, self.precision)
 
     def plan_key(self) -> PlanKey:
-        """The key of this request's plan. Needs no GPU. The layout only names dimensions, so it is not in it."""
+        """The key of this request's plan. Needs no GPU."""
         x = self.shape
         return PlanKey(
             op=self.op,
-            shape=(x.n, x.h, x.w, x.c, x.k, x.r, x.s, x.stride, x.padding, x.dilation, x.groups),
-            layouts=("nhwc",) * 3,
+            shape=(x.n, x.h, x.w, x.c, x.k, x.r, x.s, x.stride, *x.pads, x.dilation, x.groups),
+            layouts=(self.layout.value,) * 3,
             dtypes=(self.dtype.storage, self.dtype.storage, self.result_dtype),
             math=self.math,
             epilogue=self.epilogue.kind,
@@ -174,31 +205,64 @@ class _ConvRequest:
             binding=self.binding,
         )
 
-    def render_cu(self) -> NoReturn:
-        """Refused: there is no kernel to render.
+    def problem(self, device: int) -> ConvProblem:
+        """What is to be computed on the GPU of this index: dense operands, channels last."""
+        g, operand, result = self.shape.geometry, self.dtype.storage, self.result_dtype
+
+        def dense(shape: tuple[int, ...], dtype: CutlassDtype) -> MatrixSpec:
+            strides = tuple(math.prod(shape[i + 1 :]) for i in range(len(shape)))
+            return MatrixSpec(shape, strides, dtype)
+
+        a, b, d = {
+            FPROP: (g.x_shape, g.w_shape, g.y_shape),
+            DGRAD: (g.y_shape, g.w_shape, g.x_shape),
+            WGRAD: (g.y_shape, g.x_shape, g.w_shape),
+        }[self.op]
+        return ConvProblem(
+            op=self.op,
+            geometry=g,
+            a=dense(a, operand),
+            b=dense(b, operand),
+            c=dense(d, result) if self.epilogue.beta != 0 else None,
+            d=dense(d, result),
+            bias=dense(d[-1:], result) if self.epilogue.bias else None,
+            activation=self.epilogue.activation,
+            math=self.math,
+            device=device,
+        )
+
+    def render_cu(self) -> tuple[str, str]:
+        """The source for NVRTC of the matrix's best cell for this request, whether or not it is built in.
+
+        Nothing is compiled, and no GPU is needed where the request names its arch.
+
+        Returns:
+            (source text, name of the kernel that does the products).
 
         Raises:
-            UnsupportedError: always, for now.
+            InvalidOperandError: the request names no arch, and there is no GPU to take it from.
+            UnsupportedError: no cell of the matrix serves the request; the reason says what would cure it.
         """
-        raise UnsupportedError(f"{self.op} has no kernels yet: use the framework's own convolution")
+        device = devices.for_arch(None) if self.arch is None else devices.imagined(self.arch)
+        return render(conv_plan.best_key(self.problem(device.index), device, self.arch), flavour="nvrtc")
 
 
 class ConvFwdRequest(_ConvRequest):
-    """y = epilogue(x * w). No kernels serve it yet: rendering it is refused."""
+    """y = epilogue(x * w)."""
 
-    op = "conv2d_fprop"
+    op = FPROP
 
 
 class ConvDgradRequest(_ConvRequest):
-    """The gradient of a convolution by x, from dy and w. No kernels serve it yet: rendering it is refused."""
+    """The gradient of a convolution by x, from dy and w."""
 
-    op = "conv2d_dgrad"
+    op = DGRAD
 
 
 class ConvWgradRequest(_ConvRequest):
-    """The gradient of a convolution by w, from dy and x. No kernels serve it yet: rendering it is refused."""
+    """The gradient of a convolution by w, from dy and x."""
 
-    op = "conv2d_wgrad"
+    op = WGRAD
 
 
 def _pair(value: Any) -> Any:

@@ -7,16 +7,20 @@ import functools
 from dataclasses import dataclass, field
 
 from .. import devices, select
-from ..errors import UnsupportedError
+from ..errors import InvalidOperandError, UnsupportedError
 from ..generator.archs import SmArch
 from ..generator.dtypes import CutlassDtype
 from ..generator.matrix import is_supported_for
 from ..generator.render import render
-from ..generator.rules import gemm_types
+from ..generator.rules import FP8_TYPES, gemm_types
 from ..numerics import default_out_dtype
 from ..plan_cache import PlanKey
 from ..problem import GemmProblem, MatrixSpec
+from ..scaled import BLOCK, Scale, Scales, problem_of
 from .checks import expect_extent, expect_fields, math_of
+
+SCALINGS = (None, "tensor", "vector", "block")
+"""Forms of scales on the device."""
 
 
 class GemmLayout(enum.Enum):
@@ -79,6 +83,10 @@ class GemmRequest:
         out_dtype: element type of D (and C); None is A's, or I32 for I8.
         precision: for float32 operands: `ieee` (default), `tf32` or `3xtf32`.
         fast_accum: lets fp8 products be added up in the tensor cores alone; without effect on other dtypes.
+        scaling: fp8's scales that a plan is called with, as float32 arrays: `tensor` (one element for A, one for B),
+            `vector` (one for each row of A, (m, 1), and column of B, (1, n)) or `block` ((m, ceil(k / 128)) and
+            (ceil(k / 128), ceil(n / 128))); None for none.
+        quantized: whether a plan is called with scale_d and amax too, one float32 each.
         binding: name of an operand B that a plan of this request keeps, such as a layer's weight: requests that differ
             in it alone have plans of their own.
 
@@ -99,6 +107,8 @@ class GemmRequest:
     binding: str | None = field(default=None, kw_only=True)
     dtype_b: CutlassDtype | None = field(default=None, kw_only=True)
     fast_accum: bool = field(default=False, kw_only=True)
+    scaling: str | None = field(default=None, kw_only=True)
+    quantized: bool = field(default=False, kw_only=True)
 
     def __post_init__(self) -> None:
         expect_fields(
@@ -113,13 +123,18 @@ class GemmRequest:
             out_dtype=CutlassDtype,
             dtype_b=CutlassDtype,
             fast_accum=bool,
+            quantized=bool,
         )
+        if self.scaling not in SCALINGS:
+            raise InvalidOperandError(f"scaling is {self.scaling!r}; expected {', '.join(map(repr, SCALINGS))}")
         types = gemm_types(self.operand_dtype, self.operand_dtype_b, self.result_dtype, self.math)
         if not types:
             raise UnsupportedError(types.reason)
         if self.arch is not None and not is_supported_for(self.dtype, self.arch):
             valid = ", ".join(a.name for a in SmArch if is_supported_for(self.dtype, a))
             raise UnsupportedError(f"no kernel multiplies {self.dtype.value} on {self.arch.name}; valid: {valid}")
+        if (self.scaling or self.quantized) and self.operand_dtype not in FP8_TYPES:
+            raise UnsupportedError(f"{self.dtype.value} operands take no scales on the device: fold them into alpha")
 
     @property
     def operand_dtype(self) -> CutlassDtype:
@@ -161,6 +176,27 @@ class GemmRequest:
             device=device,
         )
 
+    def scales(self) -> Scales | None:
+        """The scales that a plan is called with, dense; None for none."""
+        if self.scaling is None and not self.quantized:
+            return None
+        shape = self.shape
+        k_blocks, n_blocks = -(-shape.k // BLOCK), -(-shape.n // BLOCK)
+        extents = {
+            "tensor": ((1,), (1,)),
+            "vector": ((shape.m, 1), (1, shape.n)),
+            "block": ((shape.m, k_blocks), (k_blocks, n_blocks)),
+        }
+
+        def dense(extent: tuple[int, ...], form: str) -> Scale:
+            return Scale(extent, (extent[-1], 1)[-len(extent) :], form)
+
+        one = dense((1,), "tensor") if self.quantized else None
+        if self.scaling is None:
+            return Scales(d=one, amax=one)
+        a, b = (dense(extent, self.scaling) for extent in extents[self.scaling])
+        return Scales(a, b, one, one)
+
     def plan_key(self) -> PlanKey:
         """The key of this request's plan. Needs no GPU."""
         return self._plan_key
@@ -173,7 +209,13 @@ class GemmRequest:
             layouts=(self.layout_a.value, self.layout_b.value, self.layout_c.value),
             dtypes=(self.operand_dtype, self.operand_dtype_b, self.result_dtype),
             math=self.math,
-            epilogue=self.epilogue.kind,
+            epilogue="+".join(
+                [
+                    self.epilogue.kind,
+                    *([f"{self.scaling} scales"] if self.scaling else []),
+                    *(["quantized"] if self.quantized else []),
+                ]
+            ),
             arch=self.arch,
             binding=self.binding,
         )
@@ -195,6 +237,9 @@ class GemmRequest:
         device = devices.for_arch(None) if self.arch is None else devices.imagined(self.arch)
         arch = self.arch or devices.require_arch(device)
         what = self.problem(device.index)
+        scales = self.scales()
+        if scales is not None:
+            what = problem_of(what, scales)
         if 0 in (what.m, what.n, what.batch):
             raise UnsupportedError(f"a result of shape {what.d.shape} is empty: there is nothing to render")
         best = select.best_cell(what, device, arch)

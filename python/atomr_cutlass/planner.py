@@ -1,0 +1,102 @@
+"""`plan`: requests in, plans out."""
+
+from __future__ import annotations
+
+from typing import Any, TypeAlias, overload
+
+from . import conv_plan, devices, scaled
+from .bindings import BoundPlan
+from .errors import InvalidOperandError, UnsupportedError
+from .op_plan import OpPlan
+from .plan import Plan, make
+from .requests import (
+    ConvDgradRequest,
+    ConvFwdRequest,
+    ConvWgradRequest,
+    GemmRequest,
+    refuse_epilogue,
+)
+
+ConvRequest: TypeAlias = "ConvFwdRequest | ConvDgradRequest | ConvWgradRequest"
+Request: TypeAlias = "GemmRequest | ConvFwdRequest | ConvDgradRequest | ConvWgradRequest"
+
+
+@overload
+def plan(
+    request: GemmRequest, device: int | None = None, *, b: None = None, backend: str = "auto", jit: str | None = None
+) -> Plan: ...
+
+
+@overload
+def plan(
+    request: GemmRequest, device: int | None = None, *, b: Any, backend: str = "auto", jit: str | None = None
+) -> BoundPlan: ...
+
+
+@overload
+def plan(
+    request: ConvRequest, device: int | None = None, *, b: None = None, backend: str = "auto", jit: str | None = None
+) -> OpPlan: ...
+
+
+def plan(
+    request: Request, device: int | None = None, *, b: Any = None, backend: str = "auto", jit: str | None = None
+) -> Plan | BoundPlan | OpPlan:
+    """Chooses a kernel for a request and allocates what it needs; compiles the kernel where the table lacks it.
+
+    Not while a CUDA graph is captured: a plan whose kernel was compiled at run time asks the GPU for its parameters.
+
+    Args:
+        request: what to compute; its operands are dense, batches and images outermost.
+        device: index of the GPU; None is GPU 0.
+        b: of a GEMM, operand B, on that GPU, to be bound: the plan is then called without it, and `refit` gives it new
+            values.
+        backend: `auto` (the table, then compilation), `prebuilt` or `jit`.
+        jit: `auto`, `background` or `off`; None leaves it to ATOMR_CUTLASS_JIT. See `plan.make`.
+
+    Returns:
+        A `Plan` of a GEMM, called with (a, b, c=None, *, out=None, ...); of other requests an `OpPlan`, called with the
+        arrays that its `slots` name, in that order.
+
+    Raises:
+        InvalidOperandError: `request` is no request.
+        UnsupportedError: no kernel of the matrix serves it; the reason says what would cure it.
+        KernelNotFoundError: a kernel would serve it but is not in the table, and must not be compiled; names it and the
+            knob that adds it.
+        CompileError: its source does not compile.
+        DeviceUnavailableError: there is no GPU, or NVRTC is needed and missing.
+    """
+    if not isinstance(request, REQUESTS):
+        expected = ", ".join(kind.__name__ for kind in REQUESTS)
+        raise InvalidOperandError(f"request is a {type(request).__name__}; expected one of {expected}")
+    made: Plan | OpPlan
+    if isinstance(request, GemmRequest):
+        refuse_epilogue(request.epilogue.bias, request.epilogue.activation)
+        target = devices.get(device or 0).index
+        how = _how(request, backend, jit)
+        scales = request.scales()
+        if scales is None:
+            made = make(request.problem(target), **how)
+        else:
+            made = scaled.make(request.problem(target), scales, **how)
+    else:
+        target = devices.get(device or 0).index
+        how = _how(request, backend, jit)
+        made = conv_plan.make(request.problem(target), layout=request.layout.value, **how)
+    made.request = request
+    made.key = request.plan_key()
+    if b is None:
+        return made
+    if not isinstance(made, Plan):
+        raise UnsupportedError("b= binds the operand of a plain GEMM: this plan takes all its arrays at every call")
+    return BoundPlan(made, b)
+
+
+REQUESTS = (GemmRequest, ConvFwdRequest, ConvDgradRequest, ConvWgradRequest)
+
+
+def _how(request: Request, backend: str, jit: str | None) -> dict[str, Any]:
+    return {
+        "arch": request.arch, "alpha": request.epilogue.alpha, "beta": request.epilogue.beta, "backend": backend,
+        "jit": jit,
+    }  # fmt: skip

@@ -464,13 +464,18 @@ def test_new_results(out: D | None, torch: Any) -> None:
     assert_scaled(d, a, b, None, how)
 
 
-@pytest.mark.parametrize("form", ["one", "vector", "block"])
+@pytest.mark.parametrize("form", ["scalar", "one", "vector", "block"])
 def test_host_operands(form: str) -> None:
     rng = np.random.default_rng(9)
     a = rng.normal(size=(33, 256)).astype(np.float32).astype(ml_dtypes.float8_e4m3fn)
     b = rng.normal(size=(256, 48)).astype(np.float32).astype(ml_dtypes.float8_e4m3fn)
-    shapes = {"one": ((1,), (1, 1)), "vector": ((33, 1), (1, 48)), "block": ((33, 2), (2, 1))}[form]
-    scale_a, scale_b = (np.exp(rng.normal(size=shape)).astype(np.float32) for shape in shapes)
+    shapes: Any = {
+        "scalar": ((), ()),
+        "one": ((1,), (1, 1)),
+        "vector": ((33, 1), (1, 48)),
+        "block": ((33, 2), (2, 1)),
+    }[form]
+    scale_a, scale_b = (np.array(np.exp(rng.normal(size=shape)), np.float32) for shape in shapes)
     got = call(a, b, scale_a=scale_a, scale_b=scale_b)
     both = {"scale_a": scale_a, "scale_b": scale_b}
     want = reference.gemm(a, b, **both, out_dtype=D.BF16)

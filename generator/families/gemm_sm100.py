@@ -37,10 +37,8 @@ def supports(key: KernelKey) -> Status:
 
 def supports_scales(key: KernelKey) -> Status:
     """Whether the block scales of a key go with its operands and tile."""
-    if key.scale_type and key.epilogue != "lc":
-        return no("where scale_a and scale_b are scales of blocks, the epilogue is lc")
     if key.a is D.F4E2M1:
-        return supports_fp4(key, (64, 128, 192, 256))
+        return supports_fp4(key)
     if not key.scale_type and key.scale_granularity == (0, 0, 0):
         return OK
     if key.a not in FP8_TYPES or (key.scale_type, key.scale_granularity) != ("f32", BLOCKWISE):
@@ -52,19 +50,18 @@ def supports_scales(key: KernelKey) -> Status:
     return OK
 
 
-def supports_fp4(key: KernelKey, columns: tuple[int, ...]) -> Status:
-    """Whether fp4 operands come with their scales, in the layout and tile that the tensor cores take.
-
-    Args:
-        key: the key.
-        columns: N tiles of the generation.
-    """
+def supports_fp4(key: KernelKey) -> Status:
+    """Whether fp4 operands come with their scales, in the layout and tile that the tensor cores take."""
     if FP4_SCALES.get(key.scale_type) != key.scale_granularity:
         return no("fp4 is multiplied with block scales: ue4m3 for 16 elements along K (nvfp4) or ue8m0 for 32 (mxfp4)")
     if (key.layout_a, key.layout_b) != (ROW, COLUMN):
         return no("fp4 kernels need A row-major and B column-major (both contiguous along K)")
-    if key.tile[1] not in columns:
-        return no(f"N tiles of fp4 kernels are {', '.join(map(str, columns))}")
+    if key.epilogue != "lc":
+        return no("scale_a and scale_b of fp4 are scales of blocks: the epilogue is lc")
+    if key.tile[0] % 128 or key.tile[1] % 128:
+        return no("scales of fp4 come 128 rows at a time: tiles are multiples of 128 along M and N")
+    if key.generation == "sm100" and key.tile[0] != (256 if key.mainloop == "2sm" else 128):
+        return no("fp4 tiles of the sm100 generation are 128 (1sm) and 256 (2sm) along M")
     return OK
 
 
@@ -94,6 +91,8 @@ def supports_umma(key: KernelKey, scheduler: str = "persistent") -> Status:
         return no("clusters are at most 8 thread blocks, powers of two, none along K")
     if key.scheduler != scheduler:
         return no(f"the scheduler of {key.op} of the sm100 generation is {scheduler}, not {key.scheduler!r}")
+    if key.stages == 1:
+        return no("the mainloop has at least 2 stages")
     if key.warps != (0, 0, 0) or key.swizzle:
         return no("sm100 kernels take warps from the schedule and the swizzle at run time")
     return OK
@@ -134,15 +133,13 @@ def common_values(key: KernelKey) -> dict[str, str]:
     }
 
 
-# Tile of the MMA, cluster and mainloop; the K tile is 128 bytes. The tier is that of the common layouts.
-_TILES: tuple[tuple[int, tuple[int, int], tuple[int, int], str], ...] = (
-    (DEFAULT, (256, 256), (2, 1), "2sm"),
-    (DEFAULT, (128, 128), (1, 1), "1sm"),
-    (FULL, (256, 128), (2, 1), "2sm"),
-    (FULL, (128, 256), (1, 1), "1sm"),
-    (FULL, (128, 64), (1, 1), "1sm"),
-    (FULL, (64, 64), (1, 1), "1sm"),
-)
+# Tile of the MMA, cluster and mainloop; the K tile is 128 bytes.
+_Shape = tuple[tuple[int, int], tuple[int, int], str]
+_LARGE: _Shape = ((256, 256), (2, 1), "2sm")
+_PAIR: _Shape = ((256, 128), (2, 1), "2sm")
+_ONE: _Shape = ((128, 128), (1, 1), "1sm")
+_FEW: _Shape = ((128, 64), (1, 1), "1sm")
+_TILES = (_LARGE, _PAIR, _ONE, _FEW, ((128, 256), (1, 1), "1sm"), ((64, 64), (1, 1), "1sm"))
 
 
 def gemm_sm100(
@@ -196,17 +193,46 @@ def cells(arch: SmArch) -> Iterator[Cell]:
     for layouts in LAYOUTS:
         common = layouts in COMMON_LAYOUTS
         for a in HALF_TYPES:
-            for tier, tile, cluster, mainloop in _TILES if common else _TILES[:2]:
-                first = tier if a is D.BF16 and layouts == "rc" else FULL
-                yield first, gemm_sm100(a, a, layouts, tile, cluster, mainloop)
+            tiles = _TILES if a is D.BF16 else (_LARGE, _PAIR, _ONE, _FEW)
+            for one in tiles if common else (_LARGE, _ONE):
+                first = a is D.BF16 and layouts == "rc" and one in (_LARGE, _ONE)
+                yield DEFAULT if first else FULL, gemm_sm100(a, a, layouts, *one)
             if common:
-                for tile, cluster, mainloop in (((256, 256), (2, 1), "2sm"), ((128, 128), (1, 1), "1sm")):
-                    yield FULL, gemm_sm100(a, D.F32, layouts, tile, cluster, mainloop)
+                for one in (_LARGE, _ONE):
+                    yield FULL, gemm_sm100(a, D.F32, layouts, *one)
                 # D whose rows are not 16-byte aligned, such as a vocabulary of 50257 columns.
-                yield FULL, gemm_sm100(a, a, layouts, (128, 128), (1, 1), "1sm", epilogue_schedule="nosmem")
-        for tile, cluster, mainloop in (((256, 128), (2, 1), "2sm"), ((128, 128), (1, 1), "1sm")):
-            yield FULL, gemm_sm100(D.F32, D.F32, layouts, tile, cluster, mainloop, math="tf32")
-            yield FULL, gemm_sm100(D.I8, D.I32, layouts, tile, cluster, mainloop)
+                yield FULL, gemm_sm100(a, a, layouts, *_ONE, epilogue_schedule="nosmem")
+        for one in (_PAIR, _ONE) if layouts == "rc" else (_ONE,):
+            yield FULL, gemm_sm100(D.F32, D.F32, layouts, *one, math="tf32")
+            yield FULL, gemm_sm100(D.I8, D.I32, layouts, *one)
+    yield from _fp8_cells()
+    for scale_type, granularity in FP4_SCALES.items():
+        for d in (D.BF16, D.F16, D.F32):
+            for one in (_LARGE, _PAIR, _ONE) if d is D.BF16 else (_ONE,):
+                first = scale_type == "ue4m3" and d is D.BF16 and one is _LARGE
+                yield (
+                    DEFAULT if first else FULL,
+                    gemm_sm100(D.F4E2M1, d, "rc", *one, scales=(scale_type, granularity)),
+                )
+
+
+def _fp8_cells() -> Iterator[Cell]:
+    e4m3, e5m2 = D.F8E4M3, D.F8E5M2
+    for one in (_LARGE, _ONE):
+        yield FULL, gemm_sm100(e4m3, D.BF16, "rc", *one)
+    for one in (_LARGE, _PAIR, _ONE, _FEW):
+        yield FULL, gemm_sm100(e4m3, D.BF16, "rc", *one, epilogue="scaled")
+    for d in (D.F16, D.F32, e4m3):
+        yield FULL, gemm_sm100(e4m3, d, "rc", *_ONE, epilogue="scaled")
+    for layouts in ("rr", "cr", "cc"):
+        yield FULL, gemm_sm100(e4m3, D.BF16, layouts, *_ONE, epilogue="scaled")
+    for a, b in ((e4m3, e5m2), (e5m2, e4m3)):
+        yield FULL, gemm_sm100(a, D.BF16, "rc", *_ONE, b=b, epilogue="scaled")
+    scales = ("f32", BLOCKWISE)
+    for d in (D.BF16, D.F16):
+        for one in (_PAIR, _ONE):
+            yield FULL, gemm_sm100(e4m3, d, "rc", *one, scales=scales)
+    yield FULL, gemm_sm100(e4m3, e4m3, "rc", *_ONE, epilogue="scaled", scales=scales)
 
 
 FAMILY = Family(

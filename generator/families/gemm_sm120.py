@@ -28,7 +28,7 @@ def supports(key: KernelKey) -> Status:
         return no(
             f"the sm120 generation is for fp4: {key.a.value} is multiplied by the sm80 generation on {key.arch.value}"
         )
-    scales = supports_fp4(key, (128,))
+    scales = supports_fp4(key)
     if not scales:
         return scales
     if key.mainloop != "cooperative":
@@ -46,6 +46,8 @@ def supports(key: KernelKey) -> Status:
         return no("sm_120 has no clusters of several thread blocks")
     if key.scheduler != "persistent":
         return no(f"the sm120 scheduler is persistent (the hardware's own queue of tiles), not {key.scheduler!r}")
+    if key.stages == 1:
+        return no("the mainloop has at least 2 stages")
     if key.warps != (0, 0, 0) or key.swizzle:
         return no("sm120 kernels take warps from the schedule and the swizzle at run time")
     return OK

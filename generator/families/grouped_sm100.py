@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from ..archs import SmArch
 from ..dtypes import CutlassDtype
 from ..key import ROW, KernelKey, Triple
-from ..rules import FP8_TYPES, HALF_TYPES, OK, Status, accumulator, no, supports_gemm
+from ..rules import FP8_TYPES, HALF_TYPES, Status, accumulator, no, supports_gemm
 from .base import FULL, Cell, Family, numbers, static_ints
 from .gemm_sm100 import BLOCKWISE, supports_scales, supports_umma
 
@@ -36,8 +36,9 @@ def supports(key: KernelKey) -> Status:
     umma = supports_umma(key, scheduler="grouped")
     if not umma:
         return umma
-    scales = supports_scales(key)
-    return scales if not scales else OK
+    if key.epilogue == "scaled" and key.scale_type:
+        return no("grouped kernels with block scales have no scaled epilogue: fold a scale into alpha")
+    return supports_scales(key)
 
 
 def values(key: KernelKey) -> dict[str, str]:

@@ -270,6 +270,9 @@ struct BlackwellGemm {
     Scales::template fill<CollectiveMainloop>(result.mainloop, args);
     if constexpr (kScaled) {
       result.epilogue.thread = ScaledParams::of(args);
+      if constexpr (!cute::is_same_v<Scales, NoScales>) {
+        result.epilogue.thread.scale_a = result.epilogue.thread.scale_b = nullptr;
+      }
     } else {
       result.epilogue.thread = {ElementCompute(args.alpha), ElementCompute(args.beta)};
     }

@@ -93,6 +93,69 @@ struct StridedScales : Base {
   }
 };
 
+// D = alpha * A B + beta * C in one node. CUTLASS's own tree for groups has the warp that loads C wait for nothing on
+// every tile when there is no C.
+struct GroupedLinearVisitor {
+  struct SharedStorage {};
+  struct Arguments {
+    float alpha, beta;
+  };
+  using Params = Arguments;
+
+  template <class Problem>
+  static constexpr Params to_underlying_arguments(Problem const&, Arguments const& args, void*) {
+    return args;
+  }
+  template <class Problem>
+  static bool can_implement(Problem const&, Arguments const&) {
+    return true;
+  }
+  template <class Problem>
+  static size_t get_workspace_size(Problem const&, Arguments const&) {
+    return 0;
+  }
+
+  CUTLASS_HOST_DEVICE GroupedLinearVisitor() {}
+  CUTLASS_HOST_DEVICE GroupedLinearVisitor(Params const& params, SharedStorage const&) : params(&params) {}
+
+  CUTLASS_DEVICE bool is_producer_load_needed() const { return is_C_load_needed(); }
+  CUTLASS_DEVICE bool is_C_load_needed() const { return params->beta != 0.0f; }
+
+  template <class... A>
+  CUTLASS_DEVICE auto get_producer_load_callbacks(cutlass::epilogue::fusion::detail::ProducerLoadArgs<A...> const&) {
+    return cutlass::epilogue::fusion::detail::EmptyProducerLoadCallbacks{};
+  }
+
+  template <class Source>
+  struct Callbacks : cutlass::epilogue::fusion::detail::EmptyConsumerStoreCallbacks {
+    Params const& params;
+    Source const& source;
+
+    CUTLASS_DEVICE Callbacks(Params const& params, Source const& source) : params(params), source(source) {}
+
+    template <class Accumulator, int kCount>
+    CUTLASS_DEVICE cutlass::Array<float, kCount> visit(cutlass::Array<Accumulator, kCount> const& accumulators,
+                                                       int fragment, int, int) {
+      cutlass::Array<float, kCount> result;
+      CUTLASS_PRAGMA_UNROLL
+      for (int i = 0; i < kCount; ++i) result[i] = params.alpha * float(accumulators[i]);
+      if (params.beta != 0.0f) {
+        CUTLASS_PRAGMA_UNROLL
+        for (int i = 0; i < kCount; ++i) result[i] += params.beta * float(source(fragment * kCount + i));
+      }
+      return result;
+    }
+  };
+
+  template <bool kReferenceSource, class... A>
+  CUTLASS_DEVICE auto get_consumer_store_callbacks(
+      cutlass::epilogue::fusion::detail::ConsumerStoreArgs<A...> const& args) {
+    return Callbacks<cute::remove_cvref_t<decltype(args.tCrC)>>(*params, args.tCrC);
+  }
+
+  Params const* params;
+};
+
 // The scaled epilogue (epilogue_scaled.h) with scales that each group has of its own.
 struct GroupedScaledParams {
   ScaledParams common;  // without scales
@@ -181,9 +244,8 @@ struct GroupedSm90 {
   using Finder = GroupFinder<cutlass::sizeof_bits<ElementA>::value, kRowMajorA, cutlass::sizeof_bits<ElementB>::value,
                              kRowMajorB, cutlass::sizeof_bits<ElementD>::value, kBlockScales>;
 
-  using Fusion = cute::conditional_t<
-      kScaled, GroupedScaledVisitor<cute::size<0>(Tile{}), cute::size<1>(Tile{})>,
-      cutlass::epilogue::fusion::LinearCombination<ElementD, ElementCompute, ElementD, ElementCompute>>;
+  using Fusion = cute::conditional_t<kScaled, GroupedScaledVisitor<cute::size<0>(Tile{}), cute::size<1>(Tile{})>,
+                                     GroupedLinearVisitor>;
   using CollectiveEpilogue = typename cutlass::epilogue::collective::CollectiveBuilder<
       cutlass::arch::Sm90, cutlass::arch::OpClassTensorOp, Tile, Cluster,
       cutlass::epilogue::collective::EpilogueTileAuto, ElementAccumulator, ElementCompute, ElementD, LayoutD*, kAlignD,
@@ -225,6 +287,7 @@ struct GroupedSm90 {
   static constexpr int kThreads = Kernel::MaxThreadsPerBlock;
   static constexpr int kMinBlocks = Kernel::MinBlocksPerMultiprocessor;
   static constexpr int kSharedBytes = Kernel::SharedStorageSize;
+  static_assert(kSharedBytes <= cutlass::gemm::collective::detail::sm90_smem_capacity_bytes, "too much shared memory");
   static constexpr int kClusterM = cute::size<0>(Cluster{});
   static constexpr int kClusterN = cute::size<1>(Cluster{});
   static constexpr int kClusterK = cute::size<2>(Cluster{});
@@ -259,8 +322,8 @@ struct GroupedSm90 {
       result.epilogue.thread.scale_a = tables.template column<float const*>(Tables::kScaleA);
       result.epilogue.thread.scale_b = tables.template column<float const*>(Tables::kScaleB);
     } else {
-      result.epilogue.thread.alpha = ElementCompute(args.alpha);
-      result.epilogue.thread.beta = ElementCompute(args.beta);
+      result.epilogue.thread.alpha = float(args.alpha);
+      result.epilogue.thread.beta = float(args.beta);
     }
     result.epilogue.ptr_C = tables.template column<ElementD const*>(Tables::kC);
     result.epilogue.dC = tables.template column<InternalStrideC>(Tables::kLdc);

@@ -1,7 +1,7 @@
 # ruff: noqa: INP001 - a script
-"""Writes docs/coverage.md from the kernel matrix; with --check, says whether it is up to date.
+"""Writes docs/coverage.md and docs/coverage.svg from the kernel matrix; with --check, says whether they are up to date.
 
-Needs the installed package, since how each arch has been verified is stated there.
+Needs the installed package.
 """
 
 from __future__ import annotations
@@ -10,59 +10,57 @@ import sys
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
-from atomr_cutlass.explain import VERIFICATION
 from atomr_cutlass.generator.archs import SmArch
-from atomr_cutlass.generator.dtypes import CutlassDtype
 from atomr_cutlass.generator.key import KernelKey
-from atomr_cutlass.generator.matrix import GEMM_ARCHS, OPS, PRESETS, cells
+from atomr_cutlass.generator.matrix import OPS, PRESETS, cells
+from atomr_cutlass.verification import MEANINGS, operands_of, verification
 
 PAGE = Path(__file__).with_name("coverage.md")
+PICTURE = Path(__file__).with_name("coverage.svg")
 
 HEAD = """# Coverage
 
-<!-- Written by docs/gen_coverage.py from generator/matrix.py: change that, not this page. -->
+<!-- Written by docs/gen_coverage.py from generator/: change that, not this page. -->
 
-A **cell** is one compiled kernel: element types, layouts, alignments, tile, schedule and target. Its **generation** is
-its template family (sm80: CUTLASS 2.x with `mma.sync`; sm90: CUTLASS 3.x with TMA and WGMMA), its **arch** what it is
-compiled for. A preset holds the cells of the presets before it: smoke, default, full.
+A **cell** is one compiled kernel: operation, element types, layouts, alignments, tile, schedule and target. Its
+**generation** is its template family (sm80: CUTLASS 2.x with `mma.sync`; sm90, sm100, sm120: CUTLASS 3.x), its
+**arch** what it is compiled for. A preset holds the cells of the presets before it: smoke, default, full. Every cell of
+the table can also be compiled at run time by NVRTC, from the same source ([run-time compilation](jit.md)).
 
-There is one operation, GEMM, batched or not. Every cell computes `alpha * A B + beta * C` with a row-major D; a
-column-major D is computed as `D^T = B^T A^T`.
+![Cells by operation, operands and arch](coverage.svg)
+
+The smallest preset that has a cell of a row, and how many cells there are in `full`; a dash where there is none:
+
 """
 
-LEGEND = """
-*runs on sm_90a*: the GPU tests run cells of this arch natively. *runs as PTX on sm_90*: they run them from the PTX of
-their own arch, which the driver translates; this proves the numbers, not the instruction or the speed. *compiled and
-audited*: nvcc compiles them, and the tests find the expected instruction and no register spills in the machine code.
+LIMITS = """
+## Limits
+
+Each is a refusal with its reason, or a rewrite that `explain` names:
+
+- 8-bit operands (int8, fp8) are contiguous along K (A row-major, B column-major) but for sm_90a cells that pass an
+  operand through registers: with fp8 those accumulate fast only.
+- fp8 with scales of blocks (1 x 128 of A, 128 x 128 of B) has sm_90a and sm_100a cells. sm_89 has no template.
+- Convolutions of the sm90 generation (TMA) have one group, and no stride in dgrad; the sm80 generation serves the rest.
+  Strided dgrad has no dilation.
+- fp8 convolutions without a kernel (dgrad, wgrad, and fprop before sm_89) cast their operands to fp16 or bf16, which
+  hold them exactly.
+- wgrad of 2-byte types in slices of K adds them up in float32 and casts.
+- bias and activations are fused into convolutions only; in GEMM and grouped GEMM they come with fused epilogues.
 """
 
 CELLS = """
 ## Cells
 
-One row for all cells that share a generation and element types. Layouts are those of A and B: `r` row-major, `c`
-column-major. The alignments are the least that a cell of the row asks of A and B and of D, in elements.
+One row for all cells that share an operation, a generation and operands. Layouts are those of A and B: `r` row-major,
+`c` column-major. The alignments are the least that a cell of the row asks of A and B and of D, in elements.
 """
 
-NOT_YET = """
-## Compiled at run time
+COLOURS = {"smoke": "#1b7837", "default": "#5aae61", "full": "#a6dba0", "": "#f0f0f0"}
 
-Every cell above can also be compiled at run time by NVRTC, from the same source ([run-time compilation](jit.md)). On an
-H200 all of sm_90a give the prebuilt cells' results bit for bit (2026-11-20); those of sm_80 ran there as PTX where
-requests chose them; sm_86 and sm_89 differ from sm_80 in the target alone and were not run.
-
-## Not there yet
-
-fp8 and fp4 operands, {archs} cells, grouped GEMM, convolution, fused epilogues (bias, activation,
-quantization).
-"""
-
-
-def _dtype(key: KernelKey) -> CutlassDtype:
-    return CutlassDtype.TF32 if key.math == "tf32" else key.a
-
-
-def _operands(key: KernelKey) -> str:
-    return key.a.value if key.math == "default" else f"{key.a.value} ({key.math})"
+Matrix = dict[SmArch, list[tuple[int, KernelKey]]]
+HELPERS = ("cast", "quantize")
+"""Ops of rewrites: not in the overview, which is what users ask for."""
 
 
 def _table(head: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
@@ -75,22 +73,67 @@ def _unique(values: Iterable[str]) -> str:
     return ", ".join(dict.fromkeys(values))
 
 
-def _overview(matrix: dict[SmArch, list[tuple[int, KernelKey]]]) -> str:
-    """Operation x dtype x arch -> the smallest preset, and how each arch has been verified."""
+def _rows(matrix: Matrix) -> list[tuple[str, str]]:
+    """(op, operands) of every row of the overview, in the matrix's order."""
+    found = dict.fromkeys((key.op, operands_of(key)) for keys in matrix.values() for _, key in keys)
+    return sorted((row for row in found if row[0] not in HELPERS), key=lambda row: OPS.index(row[0]))
+
+
+def _members(keys: Iterable[tuple[int, KernelKey]], op: str, operand: str) -> list[tuple[int, KernelKey]]:
+    return [(tier, key) for tier, key in keys if key.op == op and operands_of(key) == operand]
+
+
+def _overview(matrix: Matrix) -> str:
+    """Operation x operands x arch -> the smallest preset and the count, and how each arch has been verified."""
     rows = []
-    operands = dict.fromkeys(_operands(key) for keys in matrix.values() for _, key in keys)
-    for op in OPS:
-        for operand in operands:
-            row = [op.upper(), operand]
-            for keys in matrix.values():
-                tiers = [tier for tier, key in keys if key.op == op and _operands(key) == operand]
-                row.append(PRESETS[min(tiers)] if tiers else "none")
-            rows.append(row)
-    rows.append(["", "*verified*", *(f"*{VERIFICATION[arch]}*" for arch in matrix)])
+    for op, operand in _rows(matrix):
+        row = [op, operand]
+        for keys in matrix.values():
+            members = _members(keys, op, operand)
+            smallest = PRESETS[min(tier for tier, _ in members)] if members else ""
+            row.append(f"{smallest}, {len({key for _, key in members})}" if members else "-")
+        rows.append(row)
+    rows.append(["", "*verified*", *(f"*{verification(arch)}*" for arch in matrix)])
     return _table(["op", "A and B", *(arch.value for arch in matrix)], rows)
 
 
-def _sections(matrix: dict[SmArch, list[tuple[int, KernelKey]]]) -> str:
+def _legend() -> str:
+    return "\n" + "\n".join(f"- *{how}*: {what}." for how, what in MEANINGS.items()) + "\n"
+
+
+def picture(matrix: Matrix) -> str:
+    """The overview as a heat map: darker for a smaller preset, the number of cells inside."""
+    rows = _rows(matrix)
+    left, top, width, height = 250, 30, 84, 20
+    shapes = []
+    for column, arch in enumerate(matrix):
+        x = left + column * width + width // 2
+        shapes.append(f'<text x="{x}" y="{top - 10}" text-anchor="middle">{arch.value}</text>')
+    for number, (op, operand) in enumerate(rows):
+        y = top + number * height
+        shapes.append(f'<text x="{left - 8}" y="{y + 14}" text-anchor="end">{op} {operand}</text>')
+        for column, keys in enumerate(matrix.values()):
+            members = _members(keys, op, operand)
+            colour = COLOURS[PRESETS[min(tier for tier, _ in members)] if members else ""]
+            x = left + column * width
+            shapes.append(f'<rect x="{x}" y="{y}" width="{width - 2}" height="{height - 2}" fill="{colour}"/>')
+            if members:
+                count = len({key for _, key in members})
+                shapes.append(f'<text x="{x + width // 2}" y="{y + 14}" text-anchor="middle">{count}</text>')
+    y = top + len(rows) * height + 8
+    for number, (preset, colour) in enumerate(COLOURS.items()):
+        x = left + number * 2 * width // 2
+        shapes.append(f'<rect x="{x}" y="{y}" width="14" height="14" fill="{colour}"/>')
+        shapes.append(f'<text x="{x + 18}" y="{y + 12}">{preset or "none"}</text>')
+    size = f'width="{left + len(matrix) * width}" height="{y + 24}"'
+    return (
+        f'<svg xmlns="http://www.w3.org/2000/svg" {size} font-family="sans-serif" font-size="11">\n'
+        + "\n".join(shapes)
+        + "\n</svg>\n"
+    )
+
+
+def _sections(matrix: Matrix) -> str:
     """A table of cells for each group of archs that have the same ones."""
     grouped: dict[str, list[SmArch]] = {}
     for arch, keys in matrix.items():
@@ -111,62 +154,47 @@ def _count(keys: Iterable[tuple[int, KernelKey]], preset: str) -> int:
 
 
 def _cells(keys: list[tuple[int, KernelKey]]) -> str:
-    groups: dict[tuple[str, str], list[tuple[int, KernelKey]]] = {}
+    groups: dict[tuple[str, str, str], list[tuple[int, KernelKey]]] = {}
     for tier, key in keys:
-        groups.setdefault((key.generation, _operands(key)), []).append((tier, key))
+        groups.setdefault((key.op, key.generation, operands_of(key)), []).append((tier, key))
     rows = []
-    for (generation, operand), members in groups.items():
+    for (op, generation, operand), members in groups.items():
 
-        def within(
-            preset: str, show: Callable[[KernelKey], str], members: list[tuple[int, KernelKey]] = members
-        ) -> str:
-            return _unique(show(key) for tier, key in members if tier <= PRESETS.index(preset)) or "none"
+        def shown(show: Callable[[KernelKey], str], members: list[tuple[int, KernelKey]] = members) -> str:
+            return _unique(show(key) for _, key in members)
 
         rows.append(
             (
+                op,
                 generation,
                 operand,
-                within("full", lambda key: key.d.value),
-                within("default", lambda key: key.layout_a + key.layout_b),
-                within("full", lambda key: key.layout_a + key.layout_b),
-                str(min(key.align_a for _, key in members)),
+                shown(lambda key: key.d.value),
+                shown(lambda key: key.layout_a + key.layout_b),
+                str(min(min(key.align_a, key.align_b) for _, key in members)),
                 str(min(key.align_d for _, key in members)),
-                within("full", lambda key: "x".join(map(str, key.tile[:2]))),
+                shown(lambda key: "x".join(map(str, key.tile[:2]))),
                 " / ".join(str(_count(members, preset)) for preset in PRESETS[1:]),
             )
         )
-    head = (
-        "generation",
-        "A and B",
-        "D",
-        "layouts in default",
-        "in full",
-        "align A, B",
-        "D",
-        "tiles",
-        "cells by preset",
-    )
+    head = ("op", "generation", "A and B", "D", "layouts", "align A, B", "D", "tiles", "smoke / default / full")
     return _table(head, rows)
 
 
-def page() -> str:
-    """The page's text."""
-    matrix = {arch: list(cells([arch])) for arch in GEMM_ARCHS}
-    other = " and ".join(arch.value for arch in SmArch if arch not in GEMM_ARCHS)
-    return (
-        f"{HEAD}\nThe smallest preset that has a cell:\n\n{_overview(matrix)}{LEGEND}{CELLS}{_sections(matrix)}"
-        f"{NOT_YET.format(archs=other)}"
-    )
+def pages() -> dict[Path, str]:
+    """The texts of the page and its picture."""
+    matrix = {arch: list(cells([arch])) for arch in SmArch}
+    text = f"{HEAD}{_overview(matrix)}{_legend()}{LIMITS}{CELLS}{_sections(matrix)}"
+    return {PAGE: text, PICTURE: picture(matrix)}
 
 
 def main() -> int:
-    """Writes the page, or with --check compares it."""
-    text = page()
-    if "--check" not in sys.argv[1:]:
-        PAGE.write_text(text, encoding="utf-8")
-    elif PAGE.read_text(encoding="utf-8") != text:
-        print(f"{PAGE.name} is not what the matrix says: run python docs/gen_coverage.py", file=sys.stderr)
-        return 1
+    """Writes the page and its picture, or with --check compares them."""
+    for path, text in pages().items():
+        if "--check" not in sys.argv[1:]:
+            path.write_text(text, encoding="utf-8")
+        elif not path.exists() or path.read_text(encoding="utf-8") != text:
+            print(f"{path.name} is not what the matrix says: run python docs/gen_coverage.py", file=sys.stderr)
+            return 1
     return 0
 
 

@@ -23,7 +23,7 @@ LAYERS = (
     ("errors", "_core"),
     ("generator",),
     ("numerics", "devices", "table", "plan_cache", "mailbox", "supervisor", "keyed_locks"),
-    ("reference", "operands", "problem", "quantization"),
+    ("reference", "operands", "problem", "quantization", "verification"),
     ("conv_problem",),
     ("estimate",),
     ("select",),

@@ -121,20 +121,19 @@ def supports_layouts(generation: str, a: D, layout_a: str, layout_b: str) -> Sta
     WGMMA itself reads 8-bit and tf32 operands contiguous along K only: for the other layouts CUTLASS's sm90 builder
     passes A, or B with the operands swapped, through registers (the RS mainloop).
     """
-    if generation == "sm90" and a in FP8_TYPES and (layout_a, layout_b) != (ROW, COLUMN):
-        return _along_k("fp8 kernels of the sm90 generation", layout_a, layout_b)
-    if generation == "sm90" and a in (D.I8, D.F32) and (layout_a, layout_b) == (COLUMN, ROW):
+    if generation == "sm90" and a in (D.I8, D.F32, *FP8_TYPES) and (layout_a, layout_b) == (COLUMN, ROW):
         return no(
             "8-bit and tf32 kernels of the sm90 generation need A or B contiguous along K (CUTLASS 4.2's transposing "
             "mainloop faults with int8 and spills with tf32): make B contiguous along K, for example "
             "b = b.T.contiguous().T"
         )
     if generation == "sm80" and a.bits == 8 and (layout_a, layout_b) != (ROW, COLUMN):
-        return _along_k("8-bit kernels of the sm80 generation", layout_a, layout_b)
+        return along_k("8-bit kernels of the sm80 generation", layout_a, layout_b)
     return OK
 
 
-def _along_k(who: str, layout_a: str, layout_b: str) -> Status:
+def along_k(who: str, layout_a: str, layout_b: str) -> Status:
+    """The refusal of kernels that need both operands contiguous along K."""
     wrong = [name for name, layout, need in (("A", layout_a, ROW), ("B", layout_b, COLUMN)) if layout != need]
     return no(
         f"{who} need A row-major and B column-major (both contiguous along K): "

@@ -51,6 +51,10 @@ def supports(key: KernelKey) -> Status:
         return no("cp.async moves at least 4 bytes: operands aligned to less need a twostage mainloop")
     if max(key.align_a * key.a.bits, key.align_b * key.b.bits, key.align_d * key.d.bits) > 128:
         return no("vector accesses are at most 16 bytes")
+    if key.d.bits == 8 and (key.align_d > 8 or (key.align_d < 8 and key.epilogue == "lc")):
+        return no(
+            "sm80 epilogues store 8 elements of 8 bits at once; the scaled one stores single ones as well"
+        )
     if key.swizzle not in (1, 2, 4, 8):
         return no(f"sm80 swizzles are 1, 2, 4 and 8, not {key.swizzle}")
     if 0 in key.warps or any(t % w for t, w in zip(key.tile, key.warps, strict=True)):
@@ -236,7 +240,7 @@ def _fp8_cells(arch: SmArch, fallback: bool) -> Iterator[Cell]:
             if fallback:
                 continue
             for d in GEMM_OUTPUTS[a, b, "default"]:
-                aligned = (16, 16, 128 // d.bits)
+                aligned = (16, 16, min(8, 128 // d.bits))
                 tier = DEFAULT if plain and d is D.BF16 else FULL
                 yield tier, _fp8(arch, a, b, d, aligned, (128, 128, 64), (2, 4, 1), 3)
             yield FULL, _fp8(arch, a, b, D.BF16, (16, 16, 8), (128, 128, 64), (2, 2, 1), 3, math="fast")

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from ..archs import SmArch
 from ..dtypes import CutlassDtype
-from ..key import ROW, KernelKey, Triple
+from ..key import COLUMN, ROW, KernelKey, Triple
 from ..rules import (
     COMMON_LAYOUTS,
     FP8_TYPES,
@@ -16,6 +16,7 @@ from ..rules import (
     OK,
     Status,
     accumulator,
+    along_k,
     no,
     supports_gemm,
 )
@@ -53,6 +54,9 @@ def supports(key: KernelKey) -> Status:
             return no(f"TMA needs {name} aligned to 16 bytes: {128 // dtype.bits} elements of {dtype.value}")
     if key.epilogue_schedule == "tma" and key.align_d * key.d.bits != 128:
         return no(f"the TMA epilogue needs D aligned to 16 bytes: {128 // key.d.bits} elements of {key.d.value}")
+    layouts = key.layout_a + key.layout_b
+    if key.a in FP8_TYPES and layouts != ROW + COLUMN and (key.math != "fast" or key.scale_type):
+        return along_k("fp8 kernels of the sm90 generation with full accumulation", key.layout_a, key.layout_b)
     swapped = (key.layout_a, key.layout_b) == (ROW, ROW) and key.a.bits != 16
     if swapped and key.epilogue_schedule != "nosmem":
         return no("with A and B row-major the builder exchanges the operands, which its TMA epilogue ignores")
@@ -112,7 +116,8 @@ def values(key: KernelKey) -> dict[str, str]:
 def _schedule_suffix(key: KernelKey) -> str:
     if key.scale_type:
         return "FP8Blockwise"
-    return "FP8FastAccum" if key.math == "fast" else ""
+    # The RS mainloop of the other layouts accumulates fast and has no other way.
+    return "FP8FastAccum" if key.math == "fast" and key.layout_a + key.layout_b == ROW + COLUMN else ""
 
 
 # Tile, cluster and mainloop of the sm90 generation, for elements of 2 bytes; narrower and wider elements keep the K
@@ -239,9 +244,10 @@ def _fp8_cells() -> Iterator[Cell]:
     yield FULL, _gemm_sm90(e4m3, D.BF16, "rc", *few_rows, epilogue="scaled")
     yield FULL, _gemm_sm90(e4m3, D.BF16, "rc", (64, 64), (1, 1), "pingpong", epilogue="scaled")
     yield DEFAULT, _gemm_sm90(e4m3, D.BF16, "rc", *fast, math="fast")
-    for epilogue in ("lc", "scaled"):
-        yield FULL, _gemm_sm90(e4m3, D.BF16, "rc", (128, 128), (2, 1), "pingpong", math="fast", epilogue=epilogue)
-        yield FULL, _gemm_sm90(e4m3, D.BF16, "rc", *few_rows, math="fast", epilogue=epilogue)
+    yield FULL, _gemm_sm90(e4m3, D.BF16, "rc", (128, 128), (2, 1), "pingpong", math="fast", epilogue="scaled")
+    yield FULL, _gemm_sm90(e4m3, D.BF16, "rc", *few_rows, math="fast", epilogue="scaled")
+    yield FULL, _gemm_sm90(e4m3, D.BF16, "cc", *large, math="fast", epilogue="scaled")
+    yield FULL, _gemm_sm90(e4m3, D.BF16, "rr", *large, math="fast", epilogue="scaled", epilogue_schedule="nosmem")
     for d in (D.BF16, D.F32):
         yield FULL, _gemm_sm90(e4m3, d, "rc", *large, epilogue="scaled", epilogue_schedule="nosmem")
     for d in (D.F16, D.F32):

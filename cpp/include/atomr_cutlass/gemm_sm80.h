@@ -17,11 +17,11 @@ namespace atomr_cutlass {
 
 // The kernel that a cell's epilogue makes of the one that has CUTLASS's linear combination, and its arguments. That of
 // ScaledEpilogue is in gemm_sm80_scaled.h.
-template <class Epilogue, class Linear>
+template <class Epilogue, class Linear, int kAlignD>
 struct EpilogueSm80;
 
-template <class Linear>
-struct EpilogueSm80<LinearEpilogue, Linear> {
+template <class Linear, int kAlignD>
+struct EpilogueSm80<LinearEpilogue, Linear, kAlignD> {
   static constexpr bool kSplitK = true;
 
   using Kernel = Linear;
@@ -40,13 +40,18 @@ template <class ElementA, class LayoutA, int kAlignA, class ElementB, class Layo
 struct GemmSm80 {
   using Args = atomr_cutlass_gemm_args;
 
+  // CUTLASS's epilogues handle at least 8 elements of 8 bits at once; the scaled one stores them as D is aligned.
+  static constexpr bool kWide = cutlass::sizeof_bits<ElementD>::value == 8 && kAlignD < 8 &&
+                                cutlass::platform::is_same<Epilogue, ScaledEpilogue>::value;
+  static constexpr int kAccess = kWide ? 8 : kAlignD;
+
   using Linear = typename cutlass::gemm::kernel::DefaultGemmUniversal<
       ElementA, LayoutA, cutlass::ComplexTransform::kNone, kAlignA, ElementB, LayoutB, cutlass::ComplexTransform::kNone,
       kAlignB, ElementD, LayoutD, ElementAccumulator, OperatorClass, Arch, Tile, Warp, Instruction,
-      cutlass::epilogue::thread::LinearCombination<ElementD, kAlignD, ElementAccumulator, ElementCompute>,
+      cutlass::epilogue::thread::LinearCombination<ElementD, kAccess, ElementAccumulator, ElementCompute>,
       cutlass::gemm::threadblock::GemmIdentityThreadblockSwizzle<kSwizzle>, kStages, MathOperator>::GemmKernel;
 
-  using Output = EpilogueSm80<Epilogue, Linear>;
+  using Output = EpilogueSm80<Epilogue, Linear, kAlignD>;
   using Kernel = typename Output::Kernel;
   using Params = typename Kernel::Params;
 
@@ -74,8 +79,10 @@ struct GemmSm80 {
   static bool can_implement(Args const& args) {
     if (args.split_k > 1 && (!Output::kSplitK || args.batch > 1)) return false;
     dim3 const blocks = grid(params(args));
+    Args checked = args;
+    if (kWide) checked.n = (args.n + kAccess - 1) / kAccess * kAccess;
     return blocks.y <= 65535u && blocks.z <= 65535u &&
-           Kernel::can_implement(arguments(args)) == cutlass::Status::kSuccess;
+           Kernel::can_implement(arguments(checked)) == cutlass::Status::kSuccess;
   }
 
   static uint64_t workspace_size(Args const& args) { return params(args).get_workspace_size(); }

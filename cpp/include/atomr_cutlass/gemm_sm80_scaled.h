@@ -22,8 +22,9 @@ struct ScaledOutput {
 };
 
 // A visitor for CUTLASS 2.x: all of the tree in one node, the loads of C and the stores of D included. ThreadMap is
-// that of the epilogue's output iterator, kAccess the elements of D in a row that a thread handles at once.
-template <class ThreadMap, class Tile, class Element, int kAccess>
+// that of the epilogue's output iterator, kAccess the elements of D in a row that a thread handles at once, and kAlign
+// how many of them are aligned in memory.
+template <class ThreadMap, class Tile, class Element, int kAccess, int kAlign>
 struct ScaledVisitorSm80 {
   static_assert(ThreadMap::Shape::kCluster == 1 && ThreadMap::Count::kCluster == 1 && ThreadMap::Count::kGroup == 1,
                 "the epilogue's steps advance along rows alone");
@@ -31,7 +32,8 @@ struct ScaledVisitorSm80 {
   struct SharedStorage {};
   using Arguments = ScaledOutput<Element>;
   using Params = Arguments;
-  using Access = cutlass::AlignedArray<Element, kAccess>;
+  using Values = cutlass::AlignedArray<Element, kAccess>;
+  using Access = cutlass::AlignedArray<Element, kAlign>;
 
   template <class Problem>
   static constexpr Params to_underlying_arguments(Problem const&, Arguments const& args, void*) {
@@ -80,8 +82,7 @@ struct ScaledVisitorSm80 {
       CUTLASS_PRAGMA_UNROLL
       for (int i = 0; i < kAccess; ++i) values[i] = scale * column_scales[column_index][i] * float(accumulators[i]);
       if (scaled.needs_c()) {
-        Access const source =
-            *reinterpret_cast<Access const*>(params.c + batch * params.batch_stride_c + row * params.ldc + column);
+        Values const source = load(params.c + batch * params.batch_stride_c + row * params.ldc + column, column);
         CUTLASS_PRAGMA_UNROLL
         for (int i = 0; i < kAccess; ++i) values[i] += scaled.beta * float(source[i]);
       }
@@ -92,9 +93,32 @@ struct ScaledVisitorSm80 {
       CUTLASS_PRAGMA_UNROLL
       for (int i = 0; i < kAccess; ++i) values[i] *= scale_d;
       cutlass::NumericArrayConverter<Element, float, kAccess> convert;
-      Access result;
+      Values result;
       static_cast<cutlass::Array<Element, kAccess>&>(result) = convert(values);
-      *reinterpret_cast<Access*>(params.d + batch * params.batch_stride_d + row * params.ldd + column) = result;
+      store(params.d + batch * params.batch_stride_d + row * params.ldd + column, column, result);
+    }
+
+    CUTLASS_DEVICE Values load(Element const* from, int column) const {
+      Values values;
+      CUTLASS_PRAGMA_UNROLL
+      for (int i = 0; i < kAccess; i += kAlign) {
+        if (kAlign == kAccess || column + i < columns) {
+          reinterpret_cast<Access*>(&values)[i / kAlign] = *reinterpret_cast<Access const*>(from + i);
+        } else {
+          CUTLASS_PRAGMA_UNROLL
+          for (int j = 0; j < kAlign; ++j) values[i + j] = Element(0.0f);
+        }
+      }
+      return values;
+    }
+
+    CUTLASS_DEVICE void store(Element* to, int column, Values const& values) const {
+      CUTLASS_PRAGMA_UNROLL
+      for (int i = 0; i < kAccess; i += kAlign) {
+        if (kAlign == kAccess || column + i < columns) {
+          *reinterpret_cast<Access*>(to + i) = reinterpret_cast<Access const*>(&values)[i / kAlign];
+        }
+      }
     }
 
     CUTLASS_DEVICE void end_row(int) {}
@@ -119,15 +143,15 @@ struct ScaledVisitorSm80 {
   Params const* params;
 };
 
-template <class Linear>
-struct EpilogueSm80<ScaledEpilogue, Linear> {
+template <class Linear, int kAlign>
+struct EpilogueSm80<ScaledEpilogue, Linear, kAlign> {
   // A visitor does not add to what other slices of K have left.
   static constexpr bool kSplitK = false;
 
   using Base = typename Linear::Epilogue;
   using Element = typename Base::OutputTileIterator::Element;
   using Visitor = ScaledVisitorSm80<typename Base::OutputTileIterator::ThreadMap, typename Linear::Mma::Shape, Element,
-                                    Base::kElementsPerAccess>;
+                                    Base::kElementsPerAccess, kAlign>;
   using Kernel = cutlass::gemm::kernel::GemmWithEpilogueVisitor<
       typename Linear::Mma, cutlass::epilogue::threadblock::EpilogueWithVisitorCallbacks<Base, Visitor, 1>,
       typename Linear::ThreadblockSwizzle>;

@@ -148,8 +148,8 @@ def layout_letters(layouts: str) -> str:
 
 
 def opcode_class(key: KernelKey) -> str:
-    """The unit that multiplies: `simt` for fp32 ieee, `tensorop` for everything else."""
-    return "simt" if key.math == "ieee" else "tensorop"
+    """The unit that multiplies: `simt` for fp32 ieee and depthwise convolutions, `tensorop` for everything else."""
+    return "simt" if key.math == "ieee" or key.group_mode == "depthwise" else "tensorop"
 
 
 def instruction_shape(key: KernelKey) -> Triple:
@@ -170,7 +170,8 @@ def _name_sm80(key: KernelKey) -> str:
     m, n, k = key.tile
     letter = {CutlassDtype.F64: "d", CutlassDtype.F32: "s", CutlassDtype.I32: "i", CutlassDtype.F16: "h"}[key.acc]
     convolution = _CONVOLUTIONS.get(key.op)
-    kind = f"{convolution}_{key.iterator}" if convolution else key.op.replace("grouped_gemm", "gemm_grouped")
+    found_by = key.iterator or key.mainloop
+    kind = f"{convolution}_{found_by}" if convolution else key.op.replace("grouped_gemm", "gemm_grouped")
     if opcode_class(key) == "simt":
         core = f"{letter}{kind}"
     else:

@@ -7,8 +7,8 @@ from collections.abc import Iterator
 from ..archs import SmArch
 from ..dtypes import CutlassDtype
 from ..key import ROW, KernelKey, Triple, instruction_shape, opcode_class
-from ..rules import FP8_TYPES, HALF_TYPES, OK, Status, accumulator, no
-from .base import FULL, SMOKE, Cell, Family, numbers
+from ..rules import FP8_TYPES, HALF_TYPES, OK, Status, accumulator, epilogue_compute, no
+from .base import FULL, SMOKE, Cell, Family
 from .conv import LAYOUTS, OPERATIONS, activation_cpp, supports_conv
 
 D = CutlassDtype
@@ -36,6 +36,8 @@ def supports(key: KernelKey) -> Status:
         return common
     if key.a in FP8_TYPES and key.arch not in FP8_ARCHS:
         return no(f"mma.sync multiplies fp8 on sm_89, not on {key.arch.value}")
+    if key.group_mode == "depthwise":
+        return _supports_depthwise(key)
     if key.mainloop not in ("multistage", "twostage"):
         return no(f"sm80 mainloops are multistage and twostage, not {key.mainloop!r}")
     if key.mainloop == "twostage" and key.stages != 2:
@@ -48,6 +50,31 @@ def supports(key: KernelKey) -> Status:
         status = check(key)
         if not status:
             return status
+    return OK
+
+
+def _supports_depthwise(key: KernelKey) -> Status:
+    if key.mainloop != "direct" or key.stages != 1 or key.iterator or key.stride_support or key.swizzle:
+        return no("depthwise convolutions are direct: one stage, no iterator, stride support or swizzle")
+    if key.scheduler != "identity" or key.epilogue_schedule or key.cluster != (1, 1, 1):
+        return no("the sm80 generation has the identity scheduler, no epilogue schedule and no clusters")
+    if key.a in FP8_TYPES or key.math not in ("default", "ieee"):
+        return no("depthwise convolutions multiply in fp32: f16, bf16 and f32 (ieee)")
+    wgrad = key.op == "conv2d_wgrad"
+    if not wgrad and key.d is not key.a:
+        return no(f"depthwise convolutions of {key.a.value} give {key.a.value}")
+    if key.align_a * key.a.bits > 128:
+        return no("vector accesses are at most 16 bytes")
+    if (key.align_b, key.align_d) != ((key.align_a, 1) if wgrad else (1, key.align_a)):
+        return no("depthwise convolutions read and write pixels in vectors of one length, and filters one by one")
+    m, n, k = key.tile
+    if key.warps != (8, 1, 1) or k != 1 or n % key.align_a or 256 % (n // key.align_a) or n > 256:
+        return no("the 8 warps of a depthwise convolution share a tile that is a multiple of the vectors wide")
+    if m % (256 // (n // key.align_a)):
+        return no("each thread of a depthwise convolution has the same number of pixels")
+    # Below what every GPU gives a block without being asked.
+    if 4 * n * max(128, 256 // (n // key.align_a)) > 48 * 1024:
+        return no("the filter's taps take more than 48 KiB of shared memory")
     return OK
 
 
@@ -67,7 +94,7 @@ def _supports_iterator(key: KernelKey) -> Status:
     if key.stride_support not in valid:
         return no(f"the stride support of {key.op} is {' or '.join(map(repr, valid))}, not {key.stride_support!r}")
     if key.group_mode not in ("", "single"):
-        return no(f"channels have one group or one for each layer of the grid ('single'), not {key.group_mode!r}")
+        return no(f"groups are '', 'single' (one for each layer of the grid) or 'depthwise', not {key.group_mode!r}")
     swizzles: tuple[int, ...] = (1, 2, 4, 8)
     if key.stride_support == "strided":
         swizzles = (4,) if key.group_mode else (1, 8)
@@ -104,22 +131,28 @@ def _supports_tile(key: KernelKey) -> Status:
 
 def values(key: KernelKey) -> dict[str, str]:
     """What the template is filled with."""
+    if key.group_mode == "depthwise":
+        m, n, _ = key.tile
+        operation = f"cutlass::conv::Operator::k{OPERATIONS[key.op]}"
+        types = f"{key.a.cpp}, {key.d.cpp}, {key.align_a}, {m}, {n}, {activation_cpp(key)}"
+        return {"header": "conv_depthwise.h", "cell": f"ConvDepthwise<\n    {operation}, {types}>"}
     warp = tuple(t // w for t, w in zip(key.tile, key.warps, strict=True))
-    return {
-        "operation": OPERATIONS[key.op],
-        "opcode_class": "OpClassSimt" if opcode_class(key) == "simt" else "OpClassTensorOp",
-        "mma_arch": "Sm89" if key.a in FP8_TYPES else "Sm80",
-        "tile": numbers(key.tile),
-        "warp_tile": ", ".join(map(str, warp)),
-        "instruction": numbers(instruction_shape(key)),
-        "stages": str(key.stages),
-        "math_operator": "OpMultiplyAddFastF32" if key.math == "3xtf32" else "OpMultiplyAdd",
-        "iterator": ITERATORS[key.iterator],
-        "stride_support": "kUnity" if key.stride_support == "unity" else "kStrided",
-        "groups": "true" if key.group_mode else "false",
-        "activation": activation_cpp(key),
-        "swizzle": str(key.swizzle),
-    }
+    shapes = (key.tile, warp, instruction_shape(key))
+    math = "OpMultiplyAddFastF32" if key.math == "3xtf32" else "OpMultiplyAdd"
+    stride_support = "kUnity" if key.stride_support == "unity" else "kStrided"
+    arguments = (
+        f"cutlass::conv::Operator::k{OPERATIONS[key.op]}",
+        f"{key.a.cpp}, {key.align_a}, {key.b.cpp}, {key.align_b}, {key.d.cpp}, {key.align_d}",
+        f"{key.acc.cpp}, {epilogue_compute(key.acc).cpp}",
+        f"cutlass::arch::{'OpClassSimt' if opcode_class(key) == 'simt' else 'OpClassTensorOp'}",
+        f"cutlass::arch::{'Sm89' if key.a in FP8_TYPES else 'Sm80'}",
+        *(f"cutlass::gemm::GemmShape<{', '.join(map(str, shape))}>" for shape in shapes),
+        f"{key.stages}, cutlass::arch::{math}",
+        f"cutlass::conv::IteratorAlgorithm::{ITERATORS[key.iterator]}",
+        f"cutlass::conv::StrideSupport::{stride_support}",
+        f"{'true' if key.group_mode else 'false'}, {activation_cpp(key)}, {key.swizzle}",
+    )
+    return {"header": "conv_sm80.h", "cell": "ConvSm80<\n    " + ",\n    ".join(arguments) + ">"}
 
 
 def conv_sm80(
@@ -157,10 +190,10 @@ def conv_sm80(
         cluster=(1, 1, 1),
         warps=warps,
         stages=stages,
-        mainloop="twostage" if stages == 2 else "multistage",
+        mainloop={1: "direct", 2: "twostage"}.get(stages, "multistage"),
         epilogue_schedule="",
         scheduler="identity",
-        swizzle=8 if strided and not group_mode else 4,
+        swizzle=0 if stages == 1 else (8 if strided and not group_mode else 4),
         math=math,
         epilogue=epilogue,
         group_mode=group_mode,
@@ -169,14 +202,32 @@ def conv_sm80(
     )
 
 
+def depthwise(op: str, arch: SmArch, a: D, align: int) -> KernelKey:
+    """A key of a depthwise convolution: vectors of `align` channels, four pixels a thread."""
+    channels = 64 if align > 1 else 32
+    shape = ((4 * 256 * align // channels, channels, 1), (8, 1, 1), 1)
+    d = D.F32 if op == "conv2d_wgrad" else a
+    aligns = (align, align, 1) if op == "conv2d_wgrad" else (align, 1, align)
+    return conv_sm80(
+        op, arch, a, d, "", aligns, shape, group_mode="depthwise", math="ieee" if a is D.F32 else "default"
+    )
+
+
+def _depthwise(op: str, arch: SmArch) -> Iterator[Cell]:
+    for a in (*HALF_TYPES, D.F32):
+        yield FULL, depthwise(op, arch, a, 128 // a.bits)
+
+
 # Strided dgrad keeps more addresses in registers, SIMT more operands: larger tiles than these spill.
 _LARGE = ((128, 128, 32), (2, 2, 1), 4)
 _SMALL = ((64, 64, 64), (2, 2, 1), 5)
 _NARROW = ((128, 64, 32), (2, 2, 1), 4)
+_STRIDED = ((128, 128, 32), (4, 2, 1), 4)
 _GROUP = ((64, 64, 32), (2, 2, 1), 4)
 _ONE = ((64, 64, 32), (2, 2, 1), 2)
 _TF32 = ((128, 128, 16), (2, 2, 1), 4)
 _TF32_SMALL = ((128, 64, 16), (2, 2, 1), 4)
+_TF32_STRIDED = ((64, 64, 16), (2, 2, 1), 4)
 _TF32_ONE = ((64, 64, 32), (2, 2, 1), 3)
 _SIMT = ((128, 128, 8), (4, 2, 1), 4)
 _SIMT_SMALL = ((64, 64, 8), (2, 2, 1), 4)
@@ -199,7 +250,6 @@ def _fprop(arch: SmArch) -> Iterator[Cell]:
         yield FULL, cell(a, a, "analytic", (1, 1, 1), _ONE, group_mode="single")
         if not fallback:
             yield FULL, cell(a, a, "optimized", (8, 8, 8), _LARGE)
-            yield FULL, cell(a, a, "optimized", (8, 8, 8), _LARGE, epilogue="lc_relu")
             yield FULL, cell(a, a, "optimized", (8, 8, 8), _SMALL)
             yield FULL, cell(a, a, "fixed_channels", (4, 4, 8), _NARROW)
     if not fallback:
@@ -214,6 +264,7 @@ def _fprop(arch: SmArch) -> Iterator[Cell]:
             yield FULL, cell(a, D.BF16, "analytic", (1, 1, 1), _FP8_ONE, math="fast")
         yield FULL, cell(D.F8E4M3, D.F16, "optimized", (16, 16, 8), _FP8, math="fast")
         yield FULL, cell(D.F8E4M3, D.F32, "optimized", (16, 16, 4), _FP8, math="fast")
+    yield from _depthwise("conv2d_fprop", arch)
 
 
 def _dgrad(arch: SmArch) -> Iterator[Cell]:
@@ -227,17 +278,18 @@ def _dgrad(arch: SmArch) -> Iterator[Cell]:
     for a in HALF_TYPES:
         if not fallback:
             yield FULL, cell(a, "optimized", 8, _LARGE, "unity")
-        yield FULL, cell(a, "optimized", 8, _LARGE, "strided")
+        yield FULL, cell(a, "optimized", 8, _STRIDED, "strided")
         yield FULL, cell(a, "optimized", 8, _GROUP, "strided", group_mode="single")
         for stride_support in ("unity", "strided"):
             yield FULL, cell(a, "analytic", 1, _ONE, stride_support)
             yield FULL, cell(a, "analytic", 1, _ONE, stride_support, group_mode="single")
     yield FULL, cell(D.F32, "optimized", 4, _TF32, "unity", math="tf32")
     yield FULL, cell(D.F32, "optimized", 4, _TF32_SMALL, "strided", math="tf32")
-    yield FULL, cell(D.F32, "optimized", 4, _TF32_SMALL, "strided", math="3xtf32")
+    yield FULL, cell(D.F32, "optimized", 4, _TF32_STRIDED, "strided", math="3xtf32")
     yield FULL, cell(D.F32, "optimized", 1, _SIMT, "unity", math="ieee")
     yield FULL, cell(D.F32, "optimized", 1, _SIMT_SMALL, "strided", math="ieee")
     yield FULL, cell(D.F32, "optimized", 1, _SIMT_SMALL, "strided", math="ieee", group_mode="single")
+    yield from _depthwise("conv2d_dgrad", arch)
 
 
 def _wgrad(arch: SmArch) -> Iterator[Cell]:
@@ -260,6 +312,7 @@ def _wgrad(arch: SmArch) -> Iterator[Cell]:
     yield FULL, cell(D.F32, D.F32, "optimized", 4, _TF32_SMALL, math="3xtf32")
     yield FULL, cell(D.F32, D.F32, "optimized", 1, _SIMT, math="ieee")
     yield FULL, cell(D.F32, D.F32, "optimized", 1, _SIMT_SMALL, math="ieee", group_mode="single")
+    yield from _depthwise("conv2d_wgrad", arch)
 
 
 FAMILIES = tuple(

@@ -98,7 +98,6 @@ def _fprop(_: SmArch) -> Iterator[Cell]:
     op = "conv2d_fprop"
     for a in HALF_TYPES:
         yield FULL, conv_sm90(op, a, a, (128, 128))
-        yield FULL, conv_sm90(op, a, a, (128, 128), epilogue="lc_relu")
         # A block computes one tile: with few stages, blocks share a multiprocessor and hide each other's start and end.
         yield FULL, conv_sm90(op, a, a, (128, 64), stages=4)
         yield FULL, conv_sm90(op, a, a, (64, 64), stages=4)

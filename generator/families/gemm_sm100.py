@@ -83,6 +83,9 @@ def supports_umma(key: KernelKey, scheduler: str = "persistent") -> Status:
     rows = (128, 256) if pair else (64, 128)
     if m not in rows or n not in (64, 128, 192, 256):
         return no(f"{key.mainloop} tiles are {rows[0]} or {rows[1]} along M and 64, 128, 192 or 256 along N")
+    if key.epilogue == "scaled" and m // (2 if pair else 1) < 128:
+        # Threads that have no row of such a tile would be seen by amax.
+        return no("the scaled epilogue needs tiles of 128 rows in each thread block")
     if k * key.a.bits != 1024:
         return no("the K tile is 128 bytes, the widest swizzle")
     if pair and key.cluster[0] % 2:

@@ -89,6 +89,7 @@ def test_fp4_has_both_kinds_of_scales_and_every_output(generation: str, d: D, sc
         (BF16_PAIR, {"cluster": (1, 1, 1)}, "an even number of thread blocks along M"),
         (E4M3, {"math": "fast"}, "fast accumulation does not exist"),
         (gemm_sm100(D.I8, D.I32, "rc", *ONE), {"epilogue": "scaled"}, "the scaled epilogue is for accumulators of f32"),
+        (E4M3, {"tile": (64, 64, 128)}, "128 rows in each thread block"),
         (BLOCKS, {"tile": (128, 256, 128)}, "128x128x128 .1sm. and 256x128x128 .2sm."),
         (BLOCKS, {"scale_granularity": (1, 1, 128)}, "one for 1x128 of A and one for 128x128 of B"),
         (BLOCKS, {"epilogue_schedule": "nosmem"}, "the TMA epilogue"),

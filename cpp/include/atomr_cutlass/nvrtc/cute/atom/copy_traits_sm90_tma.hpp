@@ -39,8 +39,10 @@ __device__ inline CUtensorMapDataType to_CUtensorMapDataType() {
     return CU_TENSOR_MAP_DATA_TYPE_UINT32;
   } else if constexpr (is_same_v<T, uint16_t>) {
     return CU_TENSOR_MAP_DATA_TYPE_UINT16;
+  } else if constexpr (is_same_v<T, float_e2m1_t>) {
+    return CU_TENSOR_MAP_DATA_TYPE_16U4_ALIGN8B;
   } else {
-    static_assert(sizeof(T) == 1, "no tensor map type for this element");
+    static_assert(sizeof_bits_v<T> == 8, "no tensor map type for this element");
     return CU_TENSOR_MAP_DATA_TYPE_UINT8;
   }
 }

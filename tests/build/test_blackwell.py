@@ -1,0 +1,68 @@
+"""NVRTC compiles cells of sm_100a and sm_120a, for which there may be no GPU, into the instructions they promise."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import os
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from atomr_cutlass import SmArch
+from atomr_cutlass.generator import audit
+from atomr_cutlass.generator.key import KernelKey
+from atomr_cutlass.generator.matrix import expand
+from atomr_cutlass.jit.compiler import Target, Unit
+
+# What the runtime keeps a kernel's parameters in: kParamsBytes of cpp/src/kernel_launch.h.
+LARGEST_PARAMS = 4096
+
+
+def _cell(arch: SmArch, *parts: str) -> KernelKey:
+    return next(key for key in expand("full", [arch]) if all(part in key.name for part in parts))
+
+
+CELLS = {
+    "sm_100 bf16": _cell(SmArch.SM100, "sm100_tensorop_gemm_bf16", "256x128", "_2sm_"),
+    "sm_120 nvfp4": _cell(SmArch.SM120, "sm120_tensorop", "ue4m3", "128x128x128"),
+}
+
+
+def _tools() -> dict[str, str]:
+    """The environment in which the disassembler is found, PyPI's or that of an installed toolkit."""
+    folders = []
+    for name in ("cuobjdump", "nvdisasm"):
+        try:
+            files = importlib.metadata.files(f"nvidia-cuda-{name}") or []
+        except importlib.metadata.PackageNotFoundError:
+            files = []
+        folders += [str(Path(str(file.locate())).parent) for file in files if file.name == name]
+    path = os.pathsep.join([*folders, os.environ.get("PATH", "")])
+    if not all(shutil.which(name, path=path) for name in ("cuobjdump", "nvdisasm")):
+        pytest.skip("cuobjdump or nvdisasm is missing: pip install nvidia-cuda-cuobjdump nvidia-cuda-nvdisasm")
+    return os.environ | {"PATH": path}
+
+
+def _listing(option: str, image: Path, env: dict[str, str]) -> list[str]:
+    command = [shutil.which("cuobjdump", path=env["PATH"]) or "cuobjdump", option, str(image)]
+    return subprocess.run(command, env=env, check=True, capture_output=True, text=True).stdout.splitlines()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", CELLS)
+def test_machine_code(name: str, tmp_path: Path) -> None:
+    env = _tools()
+    key = CELLS[name]
+    images = Unit.of(key, Target(key.arch.value)).compile()
+    assert f"{key.name}_info\0".encode() in images.companion
+    image = tmp_path / "kernel.cubin"
+    image.write_bytes(images.kernel)
+    (function,) = audit.read_sass(_listing("-sass", image, env))
+    # The listing of a file that holds one image does not name its arch.
+    resources = {name: found for (name, _), found in audit.read_resources(_listing("-res-usage", image, env)).items()}
+    assert function.name == key.name
+    assert audit.faults(key, function, resources[key.name]) == []
+    # All constants of a kernel, its parameters and what the driver puts before them.
+    assert resources[key.name]["CONSTANT"] <= LARGEST_PARAMS

@@ -261,9 +261,7 @@ def _fprop(arch: SmArch) -> Iterator[Cell]:
     if arch in FP8_ARCHS:
         for a in FP8_TYPES:
             yield FULL, cell(a, D.BF16, "optimized", (16, 16, 8), _FP8, math="fast")
-            yield FULL, cell(a, D.BF16, "analytic", (1, 1, 1), _FP8_ONE, math="fast")
-        yield FULL, cell(D.F8E4M3, D.F16, "optimized", (16, 16, 8), _FP8, math="fast")
-        yield FULL, cell(D.F8E4M3, D.F32, "optimized", (16, 16, 4), _FP8, math="fast")
+        yield FULL, cell(D.F8E4M3, D.BF16, "analytic", (1, 1, 1), _FP8_ONE, math="fast")
     yield from _depthwise("conv2d_fprop", arch)
 
 
@@ -283,7 +281,6 @@ def _dgrad(arch: SmArch) -> Iterator[Cell]:
         for stride_support in ("unity", "strided"):
             yield FULL, cell(a, "analytic", 1, _ONE, stride_support)
             yield FULL, cell(a, "analytic", 1, _ONE, stride_support, group_mode="single")
-    yield FULL, cell(D.F32, "optimized", 4, _TF32, "unity", math="tf32")
     yield FULL, cell(D.F32, "optimized", 4, _TF32_SMALL, "strided", math="tf32")
     yield FULL, cell(D.F32, "optimized", 4, _TF32_STRIDED, "strided", math="3xtf32")
     yield FULL, cell(D.F32, "optimized", 1, _SIMT, "unity", math="ieee")
@@ -304,7 +301,6 @@ def _wgrad(arch: SmArch) -> Iterator[Cell]:
             yield FULL, cell(a, a, "optimized", 8, _LARGE)
         # Only these split K, which lies along all pixels: partial sums pass through D.
         yield FULL, cell(a, D.F32, "optimized", 8, _LARGE)
-        yield FULL, cell(a, D.F32, "optimized", 8, _GROUP)
         yield FULL, cell(a, D.F32, "analytic", 1, _ONE)
         yield FULL, cell(a, a, "optimized", 8, _GROUP, group_mode="single")
         yield FULL, cell(a, a, "analytic", 1, _ONE, group_mode="single")

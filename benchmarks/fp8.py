@@ -1,0 +1,500 @@
+"""fp8 GEMM against PyTorch's scaled product, in alternation; and every cell that could serve, for the model.
+
+    python benchmarks/fp8.py --out fp8.json              # the comparison
+    python benchmarks/fp8.py --all --out fp8_cells.json  # every eligible cell of the matrix, compiled where needed
+
+Operands are e4m3 quantized from normal numbers with the scales that both sides are given; results are bf16. Timings are
+those of benchmarks/gemm.py: CUDA graphs of many calls that rotate through more operands than L2 holds, the two sides
+alternating with pauses. What PyTorch refuses is kept with its reason.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import math
+import os
+import statistics
+import sys
+import time
+import warnings
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+with warnings.catch_warnings():
+    warnings.simplefilter("ignore")
+    import torch
+
+import gemm as dense
+from facts import machine, now
+
+import atomr_cutlass as ac
+from atomr_cutlass import devices, operands, scaled, select
+from atomr_cutlass.generator import matrix
+from atomr_cutlass.generator.dtypes import CutlassDtype
+from atomr_cutlass.generator.key import KernelKey
+from atomr_cutlass.jit import kernels
+from atomr_cutlass.pick import Picked
+from atomr_cutlass.plan import choose, from_choice
+from atomr_cutlass.problem import GemmProblem, MatrixSpec
+from atomr_cutlass.scaled import Scale, Scales, scale_forms
+from atomr_cutlass.select import Choice
+
+D = CutlassDtype
+E4M3 = D.F8E4M3
+BLOCK = 128
+LARGEST = 448.0
+AGREEMENT = 1e-2
+"""How far two results may be apart, in norm: bf16 and 14 bits of fast accumulation explain less."""
+
+SCALINGS = ("none", "tensor", "rows", "block")
+"""No scales (and then no comparison: PyTorch has none without), one number, rows and columns, 1x128 and 128x128."""
+
+SHAPES = (
+    (8192, 8192, 8192),
+    (4096, 4096, 4096),
+    (4096, 4096, 14336),
+    (4096, 4096, 7168),
+    (2048, 2048, 2048),
+    (512, 4096, 4096),
+    (128, 4096, 4096),
+    (128, 7168, 2048),
+    (16, 4096, 4096),
+)
+QUICK = ((4096, 4096, 4096), (128, 4096, 4096))
+
+
+@dataclass(frozen=True)
+class Case:
+    """A product to time: A row-major, B column-major, D row-major."""
+
+    scaling: str
+    fast: bool
+    m: int
+    n: int
+    k: int
+
+    @property
+    def flops(self) -> int:
+        """Multiplications and additions."""
+        return 2 * self.m * self.n * self.k
+
+    def __str__(self) -> str:
+        return f"{self.scaling:<7}{'fast' if self.fast else 'full'} {self.m}x{self.n}x{self.k}"
+
+
+def comparison(shapes: Sequence[tuple[int, int, int]], scalings: Sequence[str]) -> list[Case]:
+    """The cases: block scales exclude fast accumulation."""
+    return [
+        Case(scaling, fast, *shape)
+        for shape in shapes
+        for scaling in scalings
+        for fast in ((False, True) if scaling != "block" else (False,))
+    ]
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Operands
+
+
+@dataclass(frozen=True)
+class Operands:
+    """What one call reads and writes. Scales are as both sides take them: that of A (M, K / 128) has M contiguous, that
+    of B (K / 128, N / 128) has K contiguous.
+    """  # noqa: D205
+
+    a: torch.Tensor
+    b: torch.Tensor
+    scale_a: torch.Tensor | None
+    scale_b: torch.Tensor | None
+    out: torch.Tensor
+
+
+def quantized(rows: int, k: int, scaling: str, block_rows: int) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """Random e4m3 (rows, k), contiguous along k, with scales (rows or blocks of them, 1 or blocks of k)."""
+    wide = torch.randn(rows, k, dtype=torch.float32, device="cuda")
+    if scaling in ("none", "tensor"):
+        scale = wide.abs().amax() / LARGEST
+        return (wide / scale).to(torch.float8_e4m3fn), None if scaling == "none" else scale
+    if scaling == "rows":
+        scale = wide.abs().amax(1, keepdim=True) / LARGEST
+        return (wide / scale).to(torch.float8_e4m3fn), scale
+    if rows % block_rows or k % BLOCK:
+        raise ValueError(f"{rows} x {k} is no whole number of blocks of {block_rows} x {BLOCK}")
+    blocks = wide.reshape(rows // block_rows, block_rows, k // BLOCK, BLOCK)
+    scale = blocks.abs().amax((1, 3), keepdim=True) / LARGEST
+    values = (blocks / scale).reshape(rows, k).to(torch.float8_e4m3fn)
+    return values, scale[:, 0, :, 0]
+
+
+def operand_sets(case: Case, device: devices.Device) -> list[Operands]:
+    """As many sets of random operands as exceed L2 twice over."""
+    moved = case.m * case.k + case.k * case.n
+    count = min(dense.SETS_AT_MOST, max(1, math.ceil(2 * device.l2_bytes / moved)))
+    sets = []
+    for _ in range(count):
+        a, scale_a = quantized(case.m, case.k, case.scaling, 1)
+        b, scale_b = quantized(case.n, case.k, case.scaling, BLOCK)
+        if scale_a is not None and scale_b is not None and case.scaling != "tensor":
+            if case.scaling == "block":
+                scale_a = scale_a.t().contiguous().t()
+            scale_b = scale_b.contiguous().t()
+        out = torch.empty(case.m, case.n, dtype=torch.bfloat16, device="cuda")
+        sets.append(Operands(a, b.t(), scale_a, scale_b, out))
+    return sets
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Our side
+
+
+def spec(tensor: torch.Tensor) -> MatrixSpec:
+    """A tensor as kernels are chosen for it."""
+    view = operands.as_operand(tensor)
+    return MatrixSpec(view.shape, view.strides, operands.dtype_of(view, "a tensor"), view.alignment)
+
+
+def problem_of(case: Case, one: Operands) -> tuple[GemmProblem, Scales | None]:
+    """The problem as kernels are chosen for it, and its scales."""
+    math_mode = "fast" if case.fast else "default"
+    what = GemmProblem(a=spec(one.a), b=spec(one.b), c=None, d=spec(one.out), math=math_mode, device=0)
+    if one.scale_a is None or one.scale_b is None:
+        return what, None
+    specs = spec(one.scale_a), spec(one.scale_b)
+    forms = scale_forms(what, *specs)
+    scales = Scales(*(Scale(s.shape, s.strides, form) for s, form in zip(specs, forms, strict=True)))
+    return scaled.problem_of(what, scales), scales
+
+
+Call = Callable[[Any], object]
+
+
+def our_call(what: GemmProblem, scales: Scales | None, choice: Choice, like: torch.Tensor) -> Call:
+    """What launches a kernel on a set of operands.
+
+    Raises:
+        UnsupportedError: the kernel cannot implement the problem.
+    """
+    if scales is None:
+        plan = from_choice(what, choice, like=like)
+        return lambda one: plan(one.a, one.b, out=one.out)
+    picked = Picked(choice.key, choice.info, choice.seconds)
+    device = devices.get(what.device)
+    made = scaled._plan(what, scales, choice, picked, device, alpha=1.0, beta=0.0, like=like)  # noqa: SLF001
+    return lambda one: made(one.a, one.b, one.scale_a, one.scale_b, one.out)
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# PyTorch's side
+
+
+def torch_calls(case: Case) -> Iterator[tuple[str, Call]]:
+    """The ways in which PyTorch may have this product, by name."""
+    options = {"out_dtype": torch.bfloat16, "use_fast_accum": case.fast}
+
+    def first(one: Operands) -> object:
+        return torch._scaled_mm(one.a, one.b, one.scale_a, one.scale_b, **options, out=one.out)  # noqa: SLF001
+
+    yield "torch._scaled_mm", first
+    newer = getattr(torch.nn.functional, "scaled_mm", None)
+    if newer is None or case.scaling == "none":
+        return
+    kinds = torch.nn.functional.ScalingType
+    recipes = {
+        "tensor": (kinds.TensorWise, kinds.TensorWise),
+        "rows": (kinds.RowWise, kinds.RowWise),
+        "block": (kinds.BlockWise1x128, kinds.BlockWise128x128),
+    }[case.scaling]
+
+    def second(one: Operands) -> object:
+        return newer(
+            one.a, one.b, one.scale_a, recipes[0], one.scale_b, recipes[1],
+            output_dtype=torch.bfloat16, use_fast_accum=case.fast,
+        )  # fmt: skip
+
+    yield "torch.nn.functional.scaled_mm", second
+
+
+def torch_call(case: Case, one: Operands) -> tuple[str, Call | None, list[str]]:
+    """The first of them that works, by name, and why those before it did not."""
+    refused = []
+    if case.scaling == "none":
+        return "", None, ["PyTorch has no fp8 product without scales"]
+    for name, call in torch_calls(case):
+        try:
+            call(one)
+            torch.cuda.synchronize()
+        except (RuntimeError, ValueError, TypeError, NotImplementedError) as error:
+            refused.append(f"{name}: {type(error).__name__}: {str(error).strip().splitlines()[0]}"[:400])
+            continue
+        return name, call, refused
+    return "", None, refused
+
+
+def difference(ours: torch.Tensor, theirs: torch.Tensor) -> float:
+    """Of two results, in norm, relative to the second."""
+    wide = theirs.double()
+    return float((ours.double() - wide).norm() / wide.norm())
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Comparison
+
+
+def compare(case: Case, device: devices.Device, rounds: int, backend: str) -> dict[str, Any]:
+    """Times both sides, one after the other in every round."""
+    sets = operand_sets(case, device)
+    what, scales = problem_of(case, sets[0])
+    choice = choose(what, device, None, backend, None)
+    calls = {"ours": our_call(what, scales, choice, sets[0].a)}
+    row: dict[str, Any] = {
+        "shape": [case.m, case.n, case.k],
+        "scaling": case.scaling,
+        "fast": case.fast,
+        "kernel": choice.key.name,
+        "origin": "jit" if choice.info is None else choice.info.origin,
+        "swizzle": choice.swizzle,
+        "model_us": round(choice.seconds * 1e6, 2),
+        "sets": len(sets),
+    }
+    name, call, refused = torch_call(case, sets[0])
+    row["torch_call"], row["torch_refused"] = name, refused
+    if call is not None:
+        returned = call(sets[0])
+        theirs = returned.clone() if isinstance(returned, torch.Tensor) else sets[0].out.clone()
+        calls["ours"](sets[0])
+        row["difference"] = round(difference(sets[0].out, theirs), 6)
+        # With another product than ours there is nothing to compare.
+        if row["difference"] > AGREEMENT:
+            refused.append(f"{name}: its result differs from ours by {row['difference']} of its norm")
+        else:
+            calls["torch"] = call
+    bursts = {side: dense.Burst(call, sets) for side, call in calls.items()}
+    times: dict[str, list[float]] = {side: [] for side in bursts}
+    for number in range(rounds):
+        for side in sorted(bursts, reverse=number % 2 == 0):
+            time.sleep(dense.PAUSE_SECONDS / 2)
+            times[side].append(bursts[side].time())
+    ours = statistics.median(times["ours"])
+    row |= {
+        "us": round(ours * 1e6, 2),
+        "tflops": round(case.flops / ours / 1e12, 1),
+        "spread": round((max(times["ours"]) - min(times["ours"])) / ours, 3),
+        "calls": bursts["ours"].calls,
+    }
+    if "torch" in times:
+        theirs_seconds = statistics.median(times["torch"])
+        row |= {
+            "torch_us": round(theirs_seconds * 1e6, 2),
+            "torch_tflops": round(case.flops / theirs_seconds / 1e12, 1),
+            "ratio": round(theirs_seconds / ours, 4),
+        }
+    return row
+
+
+def report(row: dict[str, Any], case: Case) -> None:
+    """One line."""
+    other = f"torch {row['torch_us']:>9} us: {row['ratio']:.3f}" if "ratio" in row else "torch has none"
+    print(f"{case!s:<32}{row['us']:>10} us {row['tflops']:>7} TFLOP/s, {other}  {row['kernel']}", flush=True)
+    for reason in [] if "ratio" in row or case.scaling == "none" else row["torch_refused"]:
+        print(f"    {reason}")
+
+
+def means(rows: Sequence[dict[str, Any]]) -> dict[str, float]:
+    """The geometric mean of the ratios of each kind of scales."""
+    found = defaultdict(list)
+    for row in rows:
+        if "ratio" in row:
+            found[f"{row['scaling']} {'fast' if row['fast'] else 'full'}"].append(row["ratio"])
+    return {name: round(statistics.geometric_mean(ratios), 4) for name, ratios in sorted(found.items())}
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Every cell
+
+
+def eligible(what: GemmProblem, device: devices.Device) -> list[Choice]:
+    """Every cell of the matrix that serves a problem natively, with its row of the table where it has one."""
+    arch = devices.require_arch(device)
+    built = {info.key: info for info in ac.kernels(op="gemm")}
+    found = []
+    for key in matrix.expand("full", [arch]):
+        if key.op == "gemm" and key.a is E4M3:
+            try:
+                choice = select.choice_of(key, what, device)
+            except ac.UnsupportedError:
+                continue
+            found.append(dataclasses.replace(choice, info=built.get(key)))
+    return sorted(found, key=lambda choice: choice.seconds)
+
+
+def compile_ahead(cases: Sequence[Case], device: devices.Device, jobs: int) -> None:
+    """Compiles what the cases need and the table lacks, several at once."""
+    keys: dict[KernelKey, None] = {}
+    for case in cases:
+        tiny = dataclasses.replace(case, m=2 * BLOCK, n=2 * BLOCK, k=2 * BLOCK)
+        one = operand_sets(tiny, dataclasses.replace(device, l2_bytes=0))[0]
+        keys.update((choice.key, None) for choice in eligible(problem_of(tiny, one)[0], device) if choice.info is None)
+    start = time.perf_counter()
+
+    def compiled(key: KernelKey) -> str:
+        try:
+            kernels.load(key, kernels.target_for(key, device))
+        except ac.CutlassError as error:
+            return f"{key.name}: {type(error).__name__}: {error}"[:600]
+        return ""
+
+    with ThreadPoolExecutor(jobs) as pool:
+        for failure in filter(None, pool.map(compiled, keys)):
+            print(failure)
+    print(f"{len(keys)} kernels are there after {time.perf_counter() - start:.0f} s", flush=True)
+
+
+def measure_all(case: Case, device: devices.Device, near: float, seconds: float) -> list[dict[str, Any]]:
+    """Times every eligible cell, the one that would be chosen first; and options of the scheduler for the best."""
+    sets = operand_sets(case, device)
+    what, scales = problem_of(case, sets[0])
+    rows: list[dict[str, Any]] = []
+
+    def measure(choice: Choice, rank: int) -> float:
+        key = choice.key
+        row: dict[str, Any] = {
+            "shape": [case.m, case.n, case.k],
+            "scaling": case.scaling,
+            "fast": case.fast,
+            "kernel": key.name,
+            "generation": key.generation,
+            "math": key.math,
+            "tile": key.tile,
+            "cluster": key.cluster,
+            "mainloop": key.mainloop,
+            "scheduler": key.scheduler,
+            "epilogue": key.epilogue,
+            "epilogue_schedule": key.epilogue_schedule,
+            "align": [key.align_a, key.align_b, key.align_d],
+            "split_k": choice.split_k,
+            "swizzle": choice.swizzle,
+            "raster": choice.raster,
+            "rank": rank,
+            "model_us": round(choice.seconds * 1e6, 2),
+            "us": None,
+        }
+        rows.append(row)
+        try:
+            elapsed = dense.timed(our_call(what, scales, choice, sets[0].a), sets, seconds)
+        except ac.CutlassError as error:
+            row["problem"] = f"{type(error).__name__}: {error}"[:400]
+            return math.inf
+        row["us"], row["tflops"] = round(elapsed * 1e6, 2), round(case.flops / elapsed / 1e12, 1)
+        return elapsed
+
+    ranked = eligible(what, device)
+    times = [measure(choice, rank) for rank, choice in enumerate(ranked)]
+    best = min(times, default=math.inf)
+    for rank, (choice, elapsed) in enumerate(zip(ranked, times, strict=True)):
+        tiles = math.ceil(case.m / choice.key.tile[0]) * math.ceil(case.n / choice.key.tile[1])
+        if elapsed > near * best or tiles <= device.multiprocessors or choice.key.generation != "sm90":
+            continue
+        for swizzle in (1, 2, 4, 8):
+            for raster in (0, 1, 2):
+                if (swizzle, raster) != (choice.swizzle, choice.raster):
+                    measure(dataclasses.replace(choice, swizzle=swizzle, raster=raster), rank)
+    return rows
+
+
+def report_all(case: Case, rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """What the model takes, what is best, and how much slower the former is."""
+    measured = [row for row in rows if row["us"]]
+    if not measured:
+        return {"case": str(case), "problem": "no kernel"}
+    chosen, best = rows[0], min(measured, key=lambda row: row["us"])
+    loss = chosen["us"] / best["us"] if chosen["us"] else math.inf
+    print(
+        f"{case!s:<32}chosen {chosen['us']:>9} us, best {best['us']:>9} us ({loss:.2f}x of it) {best['kernel']} "
+        f"swizzle={best['swizzle']} raster={best['raster']}",
+        flush=True,
+    )
+    return {"case": str(case), "chosen": chosen["kernel"], "best": best["kernel"], "loss": round(loss, 3)}
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Command line
+
+
+def parse_shapes(text: str) -> list[tuple[int, int, int]]:
+    """`4096x4096x4096,16x4096x4096`."""
+    shapes = []
+    for one in text.split(","):
+        m, n, k = (int(part) for part in one.split("x"))
+        shapes.append((m, n, k))
+    return shapes
+
+
+def parse_scalings(text: str) -> list[str]:
+    """`rows,block`."""
+    found = text.split(",")
+    if not set(found) <= set(SCALINGS):
+        raise argparse.ArgumentTypeError(f"valid: {', '.join(SCALINGS)}")
+    return found
+
+
+def main() -> int:
+    """Measures and writes; returns the exit status."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--out", type=Path, required=True, help="JSON file for the results")
+    parser.add_argument("--quick", action="store_true", help="two shapes, fewer rounds")
+    parser.add_argument("--all", action="store_true", help="time every eligible cell of the matrix instead")
+    parser.add_argument("--shapes", type=parse_shapes, help="such as 4096x4096x4096,16x4096x4096")
+    parser.add_argument("--scalings", type=parse_scalings, help=f"of {', '.join(SCALINGS)}; --all: none by default")
+    parser.add_argument("--backend", default="auto", help="auto, prebuilt or jit")
+    parser.add_argument("--rounds", type=int, default=15, help="rounds of the comparison")
+    parser.add_argument("--near", type=float, default=1.1, help="--all: scheduler options within this factor of best")
+    parser.add_argument("--seconds", type=float, default=500.0, help="start no case after this time")
+    parser.add_argument("--jobs", type=int, default=max(1, (os.cpu_count() or 2) * 3 // 4), help="compilations at once")
+    arguments = parser.parse_args()
+    reason = devices.problem()
+    if reason:
+        print(f"nothing to measure: {reason}", file=sys.stderr)
+        return 1
+    device = devices.get(0)
+    torch.manual_seed(0)
+    results: dict[str, Any] = {"date": now(), "machine": machine(), "device": dataclasses.asdict(device)}
+    results |= {"rows": [], "failures": []}
+    print(f"{device.name}; {len(ac.kernels())} kernels; torch {torch.__version__}")
+    start = time.monotonic()
+    scalings = arguments.scalings or (["none"] if arguments.all else ["tensor", "rows", "block"])
+    cases = comparison(arguments.shapes or (QUICK if arguments.quick else SHAPES), scalings)
+    if arguments.all:
+        results["cases"] = []
+        compile_ahead(list({(case.scaling, case.fast): case for case in cases}.values()), device, arguments.jobs)
+    for case in cases:
+        if time.monotonic() - start > arguments.seconds:
+            results["failures"].append({"case": str(case), "error": "out of time"})
+            continue
+        try:
+            if arguments.all:
+                measured = measure_all(case, device, arguments.near, 0.7e-3)
+                results["rows"] += measured
+                results["cases"].append(report_all(case, measured))
+            else:
+                row = compare(case, device, 7 if arguments.quick else arguments.rounds, arguments.backend)
+                results["rows"].append(row)
+                report(row, case)
+                results["means"] = means(results["rows"])
+        except (ac.CutlassError, RuntimeError, ValueError) as error:
+            results["failures"].append({"case": str(case), "error": f"{type(error).__name__}: {error}"})
+            print(f"{case!s:<32}{type(error).__name__}: {error}", flush=True)
+        dense._write(arguments.out, results)  # noqa: SLF001 - of the same folder
+        torch.cuda.empty_cache()
+    for name, mean in results.get("means", {}).items():
+        print(f"{name:<14}{mean:>8.3f} of torch")
+    dense._write(arguments.out, results)  # noqa: SLF001 - likewise
+    return 1 if results["failures"] else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -52,9 +52,7 @@ def supports(key: KernelKey) -> Status:
     if max(key.align_a * key.a.bits, key.align_b * key.b.bits, key.align_d * key.d.bits) > 128:
         return no("vector accesses are at most 16 bytes")
     if key.d.bits == 8 and (key.align_d > 8 or (key.align_d < 8 and key.epilogue == "lc")):
-        return no(
-            "sm80 epilogues store 8 elements of 8 bits at once; the scaled one stores single ones as well"
-        )
+        return no("sm80 epilogues store 8 elements of 8 bits at once; the scaled one stores single ones as well")
     if key.swizzle not in (1, 2, 4, 8):
         return no(f"sm80 swizzles are 1, 2, 4 and 8, not {key.swizzle}")
     if 0 in key.warps or any(t % w for t, w in zip(key.tile, key.warps, strict=True)):
@@ -158,7 +156,7 @@ def cells(arch: SmArch) -> Iterator[Cell]:
             DEFAULT if common else FULL,
             _gemm_sm80(arch, D.F64, D.F64, layouts, (1, 1, 1), (64, 64, 16), (2, 2, 1), 4),
         )
-        if common:
+        if common and not fallback:
             yield FULL, _gemm_sm80(arch, D.F64, D.F64, layouts, (1, 1, 1), (128, 128, 16), (4, 2, 1), 3)
     integer_tier = FULL if fallback else DEFAULT
     yield integer_tier, _gemm_sm80(arch, D.I8, D.I32, "rc", (16, 16, 4), (128, 128, 64), (2, 2, 1), 4)
@@ -181,7 +179,7 @@ def _half_cells(arch: SmArch, fallback: bool) -> Iterator[Cell]:
                     SMOKE if smoke and common else tier,
                     _gemm_sm80(arch, a, d, layouts, (1, 1, 1), (64, 64, 32), (2, 2, 1), 2),
                 )
-                if (d is a and common) or (d in (a, D.F32) and not fallback):
+                if (d is a and (common or not fallback)) or (d is D.F32 and common and not fallback):
                     yield FULL, _gemm_sm80(arch, a, d, layouts, (2, 2, 2), (128, 128, 32), (2, 2, 1), 4)
                 if fallback:
                     continue
@@ -190,18 +188,14 @@ def _half_cells(arch: SmArch, fallback: bool) -> Iterator[Cell]:
                     SMOKE if smoke and layouts == "rc" else tier,
                     _gemm_sm80(arch, a, d, layouts, aligned, (128, 128, 32), (2, 2, 1), 4),
                 )
-                yield (
-                    tier if d is a else FULL,
-                    _gemm_sm80(arch, a, d, layouts, aligned, (64, 64, 64), (2, 2, 1), 5),
-                )
-                if d is a:
-                    for tile, warps, stages in (
-                        ((256, 128, 32), (4, 2, 1), 3),
-                        ((128, 256, 32), (2, 4, 1), 3),
-                        ((128, 64, 32), (2, 2, 1), 5),
-                        ((64, 128, 32), (2, 2, 1), 5),
-                    ):
-                        yield FULL, _gemm_sm80(arch, a, d, layouts, aligned, tile, warps, stages)
+                if d is not a:
+                    continue
+                yield tier, _gemm_sm80(arch, a, d, layouts, aligned, (64, 64, 64), (2, 2, 1), 5)
+                yield FULL, _gemm_sm80(arch, a, d, layouts, aligned, (128, 256, 32), (2, 4, 1), 3)
+                if common:
+                    yield FULL, _gemm_sm80(arch, a, d, layouts, aligned, (256, 128, 32), (4, 2, 1), 3)
+                    yield FULL, _gemm_sm80(arch, a, d, layouts, aligned, (128, 64, 32), (2, 2, 1), 5)
+                    yield FULL, _gemm_sm80(arch, a, d, layouts, aligned, (64, 128, 32), (2, 2, 1), 5)
 
 
 def _single_cells(arch: SmArch, fallback: bool) -> Iterator[Cell]:
@@ -209,8 +203,8 @@ def _single_cells(arch: SmArch, fallback: bool) -> Iterator[Cell]:
         common = layouts in COMMON_LAYOUTS
         for d in GEMM_OUTPUTS[D.F32, D.F32, "tf32"]:
             tier = DEFAULT if common and d is D.F32 else FULL
-            # Narrow results of f32 are rare: at every alignment they come from the kernels that ask for none.
-            if d is D.F32 or not fallback:
+            # Narrow results of f32 are rare: mostly they come from the kernels that ask for no alignment.
+            if d is D.F32 or (common and not fallback):
                 # The RS mainloop of sm_90a is in `full` only.
                 yield (
                     FULL if fallback and layouts == "rc" else tier,
@@ -223,9 +217,8 @@ def _single_cells(arch: SmArch, fallback: bool) -> Iterator[Cell]:
                 SMOKE if layouts == "rr" and d is D.F32 else tier,
                 _gemm_sm80(arch, D.F32, d, layouts, (1, 1, 1), (128, 128, 8), (4, 2, 1), 5, "ieee"),
             )
-        if common or not fallback:
-            yield FULL, _gemm_sm80(arch, D.F32, D.F32, layouts, (1, 1, 1), (128, 64, 8), (2, 2, 1), 5, "ieee")
         if not fallback:
+            yield FULL, _gemm_sm80(arch, D.F32, D.F32, layouts, (1, 1, 1), (128, 64, 8), (2, 2, 1), 5, "ieee")
             yield FULL, _gemm_sm80(arch, D.F32, D.F32, layouts, (1, 1, 1), (256, 128, 8), (4, 2, 1), 4, "ieee")
 
 

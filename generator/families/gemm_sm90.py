@@ -213,8 +213,6 @@ def _half_cells(a: D, layouts: str) -> Iterator[Cell]:
         yield tier, _gemm_sm90(a, a, layouts, tile, cluster, mainloop)
     yield FULL, _gemm_sm90(a, a, layouts, (128, 128), (2, 1), "cooperative", scheduler="streamk")
     yield DEFAULT if common else FULL, _gemm_sm90(a, D.F32, layouts, (128, 128), (2, 1), "pingpong")
-    if common and a is D.BF16:
-        yield FULL, _gemm_sm90(a, D.F32, layouts, (128, 256), (2, 1), "cooperative")
     # D whose rows are not 16-byte aligned, such as a vocabulary of 50257 columns: A and B still come by TMA.
     if layouts in ("rc", "cc"):
         yield (
@@ -234,13 +232,12 @@ def _fp8_cells() -> Iterator[Cell]:
             for d in GEMM_OUTPUTS[a, b, "default"]:
                 tier = DEFAULT if plain and d is D.BF16 else FULL
                 yield tier, _gemm_sm90(a, d, "rc", *large, b=b, epilogue="scaled")
-                if (d is D.BF16 and either) or (plain and d is not D.F8E5M2):
+                if (d is D.BF16 and either) or (plain and d is D.F8E4M3):
                     yield FULL, _gemm_sm90(a, d, "rc", *fast, b=b, math="fast", epilogue="scaled")
             if either:
                 yield FULL, _gemm_sm90(a, D.BF16, "rc", *large, b=b, scale_granularity=BLOCKWISE)
     e4m3 = D.F8E4M3
     yield DEFAULT, _gemm_sm90(e4m3, D.BF16, "rc", *large)
-    yield FULL, _gemm_sm90(e4m3, D.BF16, "rc", *few_rows)
     yield FULL, _gemm_sm90(e4m3, D.BF16, "rc", *few_rows, epilogue="scaled")
     yield FULL, _gemm_sm90(e4m3, D.BF16, "rc", (64, 64), (1, 1), "pingpong", epilogue="scaled")
     yield DEFAULT, _gemm_sm90(e4m3, D.BF16, "rc", *fast, math="fast")
@@ -248,8 +245,7 @@ def _fp8_cells() -> Iterator[Cell]:
     yield FULL, _gemm_sm90(e4m3, D.BF16, "rc", *few_rows, math="fast", epilogue="scaled")
     yield FULL, _gemm_sm90(e4m3, D.BF16, "cc", *large, math="fast", epilogue="scaled")
     yield FULL, _gemm_sm90(e4m3, D.BF16, "rr", *large, math="fast", epilogue="scaled", epilogue_schedule="nosmem")
-    for d in (D.BF16, D.F32):
-        yield FULL, _gemm_sm90(e4m3, d, "rc", *large, epilogue="scaled", epilogue_schedule="nosmem")
+    yield FULL, _gemm_sm90(e4m3, D.BF16, "rc", *large, epilogue="scaled", epilogue_schedule="nosmem")
     for d in (D.F16, D.F32):
         yield FULL, _gemm_sm90(e4m3, d, "rc", *large, scale_granularity=BLOCKWISE)
     yield FULL, _gemm_sm90(e4m3, D.BF16, "rc", *few_rows, scale_granularity=BLOCKWISE)

@@ -100,7 +100,6 @@ def _fprop(_: SmArch) -> Iterator[Cell]:
         yield FULL, conv_sm90(op, a, a, (128, 128))
         # A block computes one tile: with few stages, blocks share a multiprocessor and hide each other's start and end.
         yield FULL, conv_sm90(op, a, a, (128, 64), stages=4)
-        yield FULL, conv_sm90(op, a, a, (64, 64), stages=4)
     yield FULL, conv_sm90(op, D.F32, D.F32, (128, 128))
     for a in FP8_TYPES:
         yield FULL, conv_sm90(op, a, D.BF16, (128, 128))

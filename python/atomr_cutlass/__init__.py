@@ -22,6 +22,7 @@ from .gemm import gemm
 from .generator.archs import SmArch
 from .generator.dtypes import CutlassDtype
 from .generator.matrix import is_fp4_supported, is_fp8_supported, is_supported_for
+from .grouped import grouped_gemm
 from .messages import CutlassMsg, RefitMsg
 from .op_plan import OpPlan
 from .plan import Plan
@@ -84,6 +85,7 @@ __all__ = [
     "exit_for_restart",
     "explain",
     "gemm",
+    "grouped_gemm",
     "is_fp4_supported",
     "is_fp8_supported",
     "is_supported_for",

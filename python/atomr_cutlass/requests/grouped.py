@@ -1,21 +1,24 @@
-"""Requests for grouped GEMM: typed, and refused until there are kernels."""
+"""Requests for grouped GEMM."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import NoReturn
 
-from ..errors import InvalidOperandError, UnsupportedError
+from .. import devices, grouped_plan
+from ..errors import InvalidOperandError
 from ..generator.archs import SmArch
 from ..generator.dtypes import CutlassDtype
+from ..generator.matrix import ARCHS
+from ..generator.render import render
+from ..grouped_problem import LIST, OP, GroupedProblem
 from ..numerics import default_out_dtype
 from ..plan_cache import PlanKey
-from .checks import expect, expect_fields, expect_served
-from .gemm import GemmEpilogue, GemmLayout, GemmShape
+from ..problem import MatrixSpec
+from .checks import expect, expect_fields, expect_served, math_of
+from .gemm import GemmEpilogue, GemmLayout, GemmShape, refuse_epilogue
 
 _DTYPES = (CutlassDtype.F16, CutlassDtype.BF16, CutlassDtype.F8E4M3, CutlassDtype.F8E5M2)
-_ARCHS = (SmArch.SM90A, SmArch.SM100)
 
 
 @dataclass(frozen=True)
@@ -43,7 +46,10 @@ class GroupedGemmShape:
 
 @dataclass(frozen=True)
 class GroupedGemmRequest:
-    """Several GEMMs of different extents in one launch. No kernels serve it yet: rendering it is refused.
+    """Several GEMMs of different extents in one launch: the form whose operands are lists of dense matrices.
+
+    A plan of it is called with all of A, all of B, with beta all of C, and all of D. (The other forms of `grouped_gemm`
+    leave the sizes of groups to the device: there is nothing that a request could say of them beforehand.)
 
     Attributes:
         shape: extents of the groups.
@@ -53,6 +59,7 @@ class GroupedGemmRequest:
         layout_c: layout of C and D.
         epilogue: scalars, bias and activation, of every group alike.
         out_dtype: element type of D (and C); None is A's, or BF16 for fp8.
+        fast_accum: lets fp8 products be added up in the tensor cores alone; without effect on other dtypes.
         binding: name of an operand B that a plan of this request keeps.
 
     Raises:
@@ -68,6 +75,7 @@ class GroupedGemmRequest:
     layout_c: GemmLayout = field(default=GemmLayout.ROW_MAJOR, kw_only=True)
     epilogue: GemmEpilogue = field(default_factory=GemmEpilogue, kw_only=True)
     out_dtype: CutlassDtype | None = field(default=None, kw_only=True)
+    fast_accum: bool = field(default=False, kw_only=True)
     binding: str | None = field(default=None, kw_only=True)
 
     def __post_init__(self) -> None:
@@ -81,31 +89,66 @@ class GroupedGemmRequest:
             layout_c=GemmLayout,
             epilogue=GemmEpilogue,
             out_dtype=CutlassDtype,
+            fast_accum=bool,
         )
-        expect_served("grouped GEMM", self.dtype, self.arch, _DTYPES, _ARCHS)
+        expect_served("grouped GEMM", self.dtype, self.arch, _DTYPES, ARCHS[OP])
 
     @property
     def result_dtype(self) -> CutlassDtype:
         """The element type of D."""
         return self.out_dtype or default_out_dtype(self.dtype)
 
+    @property
+    def math(self) -> str:
+        """The math mode of the kernel's key."""
+        return math_of(self.dtype, None, fast_accum=self.fast_accum)
+
+    def problem(self, device: int) -> GroupedProblem:
+        """What is to be computed on the GPU of this index: lists of dense matrices."""
+
+        def spec(rows: int, columns: int, layout: GemmLayout, dtype: CutlassDtype) -> MatrixSpec:
+            strides = (columns, 1) if layout is GemmLayout.ROW_MAJOR else (1, rows)
+            return MatrixSpec((rows, columns), strides, dtype)
+
+        groups = self.shape.groups
+        d = tuple(spec(one.m, one.n, self.layout_c, self.result_dtype) for one in groups)
+        return GroupedProblem(
+            form=LIST,
+            groups=len(groups),
+            a=tuple(spec(one.m, one.k, self.layout_a, self.dtype) for one in groups),
+            b=tuple(spec(one.k, one.n, self.layout_b, self.dtype) for one in groups),
+            c=d if self.epilogue.beta != 0 else (),
+            d=d,
+            counted=False,
+            math=self.math,
+            device=device,
+        )
+
     def plan_key(self) -> PlanKey:
         """The key of this request's plan. Needs no GPU."""
         return PlanKey(
-            op="grouped_gemm",
+            op=OP,
             shape=tuple((group.m, group.n, group.k) for group in self.shape.groups),
             layouts=(self.layout_a.value, self.layout_b.value, self.layout_c.value),
             dtypes=(self.dtype, self.dtype, self.result_dtype),
-            math="default",
+            math=self.math,
             epilogue=self.epilogue.kind,
             arch=self.arch,
             binding=self.binding,
         )
 
-    def render_cu(self) -> NoReturn:
-        """Refused: there is no kernel to render.
+    def render_cu(self) -> tuple[str, str]:
+        """The source for NVRTC of the matrix's best cell for this request, whether or not it is built in.
+
+        Nothing is compiled, and no GPU is needed where the request names its arch.
+
+        Returns:
+            (source text, name of the kernel).
 
         Raises:
-            UnsupportedError: always, for now.
+            InvalidOperandError: the request names no arch, and there is no GPU to take it from.
+            UnsupportedError: no cell of the matrix serves the request; the reason says what would cure it.
         """
-        raise UnsupportedError("grouped GEMM has no kernels yet: send each group as a GemmRequest of its own")
+        refuse_epilogue(self.epilogue.bias, self.epilogue.activation)
+        device = devices.for_arch(None) if self.arch is None else devices.imagined(self.arch)
+        return render(grouped_plan.best_key(self.problem(device.index), device, self.arch), flavour="nvrtc")

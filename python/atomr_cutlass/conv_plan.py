@@ -21,12 +21,13 @@ from .conv_problem import (
     rows_collapse,
 )
 from .devices import Device
-from .errors import UnsupportedError
+from .errors import KernelNotFoundError, UnsupportedError
 from .generator.archs import SmArch
 from .generator.dtypes import CutlassDtype
 from .generator.key import KernelKey
-from .generator.matrix import shared_memory
+from .generator.matrix import shared_memory, supports
 from .generator.rules import FP8_TYPES, conv_types
+from .jit import kernels
 from .numerics import FAST
 from .op_plan import Address, OpPlan, Steps, bytes_of, refuse_capture
 from .pick import Picked, best_cell, pick
@@ -34,6 +35,16 @@ from .problem import MatrixSpec, Variant, round_up
 
 ITERATOR_PENALTY = {"": 1.0, "optimized": 1.0, "fixed_channels": 1.1, "few_channels": 1.2, "analytic": 1.6}
 """How much longer than the optimized one an iterator takes, by the model."""
+STRIDE_PENALTY = {"": 1.0, "unity": 1.0, "strided": 1.1}
+"""Likewise, for dgrad's support of strides."""
+
+DIRECT_TAPS_PER_CLOCK = 48.0
+"""Taps of single channels that one multiprocessor sums in a depthwise convolution; in wgrad it reads two arrays."""
+DIRECT_WGRAD_TAPS_PER_CLOCK = 12.0
+DIRECT_BLOCKS = 4
+"""Thread blocks of a depthwise convolution that a multiprocessor is busy with."""
+SLICE_SECONDS = 2e-8
+"""Adding up one slice of a depthwise wgrad."""
 
 SLICES = (1, 2, 4, 8, 16, 32, 64)
 TO_NCHW = (0, 3, 1, 2)
@@ -56,6 +67,8 @@ def cost(key: KernelKey, what: ConvProblem, device: Device, split_k: int = 1) ->
         or not _aligned(key, what)
     ):
         return None
+    if key.group_mode == "depthwise":
+        return _direct_seconds(key, what, device, split_k) if _direct_serves(what) else None
     if not (_iterator_serves(key, what) if key.generation == "sm80" else _tma_serves(what)):
         return None
     if split_k > 1 and (key.generation != "sm80" or key.d is not CutlassDtype.F32 or key.group_mode):
@@ -66,12 +79,13 @@ def cost(key: KernelKey, what: ConvProblem, device: Device, split_k: int = 1) ->
         ldc=n, ldd=n, batch_strides=(0, 0, 0, 0), align_a=key.align_a, align_b=key.align_b, align_d=key.align_d,
     )  # fmt: skip
     seconds = estimate.seconds(key, variant, device, shared_memory(key), split_k)
-    return seconds * ITERATOR_PENALTY[key.iterator] * (1.1 if key.stride_support == "strided" else 1.0)
+    # Of kernels that are as fast, the one that loads more at once.
+    return seconds * ITERATOR_PENALTY[key.iterator] * STRIDE_PENALTY[key.stride_support] * (1 + 1e-3 / key.align_a)
 
 
 def _aligned(key: KernelKey, what: ConvProblem) -> bool:
     """Whether all arrays lie as the kernel's vectors need them to."""
-    groups = what.geometry.groups
+    groups = 1 if key.group_mode == "depthwise" else what.geometry.groups
     of_b, of_d = (groups, 1) if what.op == WGRAD else (1, groups)
     arrays = ((what.a, groups, key.align_a), (what.b, of_b, key.align_b), (what.d, of_d, key.align_d))
     if any(channel_alignment(spec, parts) % align for spec, parts, align in arrays):
@@ -91,6 +105,27 @@ def _tiled_gemm(key: KernelKey, what: ConvProblem) -> tuple[int, int, int]:
         return m, n // g.c * round_up(g.c, key.tile[1]), k
     channels = g.c if what.op == FPROP else g.k
     return m, n, k // channels * round_up(channels, key.tile[2])
+
+
+def _direct_serves(what: ConvProblem) -> bool:
+    """What the kernels of depthwise convolutions compute (ConvDepthwise::can_implement)."""
+    g = what.geometry
+    return g.groups == g.c == g.k and g.r * g.s <= 128
+
+
+def _direct_seconds(key: KernelKey, what: ConvProblem, device: Device, split_k: int) -> float | None:
+    """Estimated seconds of a depthwise convolution: of its taps, or of reading and writing every array once."""
+    g = what.geometry
+    if split_k > 1 and what.op != WGRAD:
+        return None
+    pixels = g.n * (g.h * g.w if what.op == DGRAD else g.p * g.q)
+    tiles = -(-g.c // key.tile[1])
+    blocks = g.r * g.s * tiles * split_k if what.op == WGRAD else -(-pixels // key.tile[0]) * tiles
+    rate = DIRECT_WGRAD_TAPS_PER_CLOCK if what.op == WGRAD else DIRECT_TAPS_PER_CLOCK
+    rate *= device.multiprocessors * min(1.0, blocks / (DIRECT_BLOCKS * device.multiprocessors))
+    summing = pixels * g.c * g.r * g.s / (rate * estimate.CLOCK_HZ) + (split_k - 1) * SLICE_SECONDS
+    moved = sum(bytes_of(spec.shape, spec.dtype) for spec in (what.a, what.b, what.d))
+    return max(summing, moved / estimate.DRAM_BYTES_PER_SECOND.get(device.capability, 1e12)) + estimate.LAUNCH_SECONDS
 
 
 def _iterator_serves(key: KernelKey, what: ConvProblem) -> bool:
@@ -150,10 +185,71 @@ def make(
 
     * fp8 where no kernel multiplies it: both operands are cast to bf16 or fp16, exactly, in memory of the plan's own
       (kernels that do multiply it accumulate in the tensor cores alone, as fast accumulation does);
-    * wgrad with few results and many pixels: slices of K are added up in float32, then cast.
+    * wgrad with few results and many pixels, or with no kernel for its result's type: slices of K, or all of it, are
+      added up in float32, then cast.
 
     Arguments and errors are those of `plan.make`.
     """
+    device = devices.get(what.device)
+    how: dict[str, Any] = {"arch": arch, "backend": backend, "jit": jit}
+    chosen = choose(what, device, **how)
+    picked, solved, casts, wide = chosen.picked, chosen.solved, chosen.casts, chosen.wide
+    refuse_capture(picked, what.device, stream)
+    steps = Steps(what.device)
+
+    def slot(name: str, spec: MatrixSpec, alignment: int, role: str = "input") -> Address:
+        order = TO_NCHW if layout == "nchw" and len(spec.shape) == len(TO_NCHW) else range(len(spec.shape))
+        shape, strides = ([values[i] for i in order] for values in (spec.shape, spec.strides))
+        return steps.slot(name, shape, strides, spec.dtype.dlpack, alignment=alignment, role=role)
+
+    a = slot("a", what.a, CAST_ALIGNMENT if casts else key_bytes(picked.key.align_a, what.a))
+    b = slot("b", what.b, CAST_ALIGNMENT if casts else key_bytes(picked.key.align_b, what.b))
+    c = None if what.c is None else slot("c", what.c, key_bytes(picked.key.align_d, what.c), "source")
+    bias = None
+    if what.bias is not None:
+        bias = slot("bias", what.bias, key_bytes(picked.key.align_d, what.bias))
+    out = slot("out", what.d, CAST_ALIGNMENT if wide else key_bytes(picked.key.align_d, what.d), "output")
+    if casts:
+        a = _cast(steps, a, what.a, solved.a, how, device)
+        b = _cast(steps, b, what.b, solved.b, how, device)
+    target = steps.temporary(bytes_of(what.d.shape, CutlassDtype.F32)) if wide else out
+    steps.launch(picked, _args(solved, a, b, None if wide else c, bias, target, chosen.split_k), main=True)
+    if wide:
+        _launch_cast(steps, target, CutlassDtype.F32, out, what.d.dtype, math.prod(what.d.shape), how, device)
+    return steps.plan(like=like, alpha=alpha, beta=beta, rewrite=chosen.rewrite)
+
+
+@dataclasses.dataclass(frozen=True)
+class Chosen:
+    """How a convolution is computed.
+
+    Attributes:
+        picked: the kernel of the products.
+        solved: the problem that it is given.
+        split_k: slices of K that it adds up.
+        casts: whether the operands are cast before.
+        wide: whether the result is computed in float32 and cast.
+        rewrite: both, in words; empty for a problem that is computed as it stands.
+    """
+
+    picked: Picked
+    solved: ConvProblem
+    split_k: int
+    casts: bool
+    wide: bool
+    rewrite: str
+
+
+def choose(
+    what: ConvProblem,
+    device: Device,
+    *,
+    arch: SmArch | None = None,
+    backend: str = "auto",
+    jit: str | None = None,
+    record: bool = True,
+) -> Chosen:
+    """The kernel for a convolution, after rewrites. Needs no GPU; arguments and errors are those of `pick.pick`."""
     g = what.geometry
     if 0 in what.d.shape or g.n == 0:
         raise UnsupportedError(
@@ -166,39 +262,12 @@ def make(
     if not types:
         raise UnsupportedError(types.reason)
     _check_results(what)
-    device = devices.get(what.device)
-    how: dict[str, Any] = {"arch": arch, "backend": backend, "jit": jit}
-    steps = Steps(what.device)
-
-    def slot(name: str, spec: MatrixSpec, alignment: int, role: str = "input") -> Address:
-        order = TO_NCHW if layout == "nchw" and len(spec.shape) == len(TO_NCHW) else range(len(spec.shape))
-        shape, strides = ([values[i] for i in order] for values in (spec.shape, spec.strides))
-        return steps.slot(name, shape, strides, spec.dtype.dlpack, alignment=alignment, role=role)
-
     solved, rewrite, casts = _served(what, device, arch)
-    picked, split_k, wide = _picked(solved, device, **how)
-    refuse_capture(picked, what.device, stream)
-
-    a = slot("a", what.a, CAST_ALIGNMENT if casts else key_bytes(picked.key.align_a, what.a))
-    b = slot("b", what.b, CAST_ALIGNMENT if casts else key_bytes(picked.key.align_b, what.b))
-    c = None if what.c is None else slot("c", what.c, key_bytes(picked.key.align_d, what.c), "source")
-    bias = None
-    if what.bias is not None:
-        bias = slot("bias", what.bias, key_bytes(picked.key.align_d, what.bias))
-    alignment = key_bytes(picked.key.align_d, what.d) if wide is None else CAST_ALIGNMENT
-    out = slot("out", what.d, alignment, "output")
-    if casts:
-        a = _cast(steps, a, what.a, solved.a, how, device)
-        b = _cast(steps, b, what.b, solved.b, how, device)
-    target = out
+    picked, split_k, wide = _picked(solved, device, arch=arch, backend=backend, jit=jit, record=record)
     if wide is not None:
-        rewrite = "; ".join(filter(None, (rewrite, f"{split_k} slices of K added up in float32, then cast")))
-        target = steps.temporary(bytes_of(what.d.shape, CutlassDtype.F32))
-        solved = wide
-    steps.launch(picked, _args(solved, a, b, None if wide is not None else c, bias, target, split_k), main=True)
-    if wide is not None:
-        _launch_cast(steps, target, CutlassDtype.F32, out, what.d.dtype, math.prod(what.d.shape), how, device)
-    return steps.plan(like=like, alpha=alpha, beta=beta, rewrite=rewrite)
+        in_float = f"{split_k} slices of K added up in float32, then cast" if split_k > 1 else "in float32, then cast"
+        rewrite = "; ".join(filter(None, (rewrite, in_float)))
+    return Chosen(picked, solved if wide is None else wide, split_k, casts, wide is not None, rewrite)
 
 
 def _check_results(what: ConvProblem) -> None:
@@ -217,7 +286,9 @@ def best_key(what: ConvProblem, device: Device, arch: SmArch | None) -> KernelKe
         UnsupportedError: no cell serves it.
     """
     solved, _, _ = _served(what, device, arch)
-    best = best_cell(what.op, lambda key: cost(key, solved, device), device, arch)
+    best = _best(solved, device, arch)
+    if best is None and what.op == WGRAD and not _unwidened(solved):
+        best = _best(_widened(solved), device, arch)
     if best is None:
         raise UnsupportedError(_refusal(solved))
     return best.key
@@ -260,37 +331,110 @@ def _refusal(what: ConvProblem) -> str:
     return refusal
 
 
+def _best(what: ConvProblem, device: Device, arch: SmArch | None, split_k: int = 1) -> Picked | None:
+    """The best cell of the matrix, or the best kernel that differs from one in what every cell compiles with."""
+    best = best_cell(what.op, lambda key: cost(key, what, device, split_k), device, arch)
+    if best is not None:
+        return best
+
+    def varied(key: KernelKey) -> KernelKey:
+        unity = key.stride_support == "strided" and what.geometry.stride == (1, 1)
+        return dataclasses.replace(
+            key,
+            epilogue=what.epilogue if key.epilogue == "lc" else key.epilogue,
+            stride_support="unity" if unity else key.stride_support,
+        )
+
+    best = best_cell(what.op, lambda key: cost(varied(key), what, device, split_k), device, arch)
+    if best is None or not supports(varied(best.key)):
+        return None
+    return Picked(varied(best.key), None, best.seconds)
+
+
+def _pick(
+    what: ConvProblem,
+    device: Device,
+    split_k: int = 1,
+    *,
+    arch: SmArch | None,
+    backend: str,
+    jit: str | None,
+    record: bool = True,
+) -> Picked:
+    """`pick.pick`, with the kernels that `_best` adds: the matrix lists what is worth building ahead of time."""
+
+    def price(key: KernelKey) -> float | None:
+        return cost(key, what, device, split_k)
+
+    try:
+        return pick(what.op, price, device, refusal=_refusal(what), arch=arch, backend=backend, jit=jit, record=record)
+    except UnsupportedError:
+        best = _best(what, device, arch, split_k)
+        if best is None:
+            raise
+    if backend == "prebuilt" or kernels.policy(jit) == "off":
+        raise KernelNotFoundError(
+            f"no kernel in the table serves this {what.op}; {best.key.name} would, which is compiled at run time only"
+        )
+    return best
+
+
+def _unwidened(what: ConvProblem) -> str:
+    """Why a wgrad cannot be computed in float32 and cast; empty where it can, or is in float32 anyway."""
+    if what.d.dtype is CutlassDtype.F32:
+        return ""
+    if what.c is not None:
+        return "a cast does not add c"
+    if not dense(what.d) or what.d.alignment % CAST_ALIGNMENT:
+        return f"a cast writes what is dense and aligned to {CAST_ALIGNMENT} bytes"
+    return ""
+
+
+def _widened(what: ConvProblem) -> ConvProblem:
+    """The wgrad with a float32 result, dense in memory of the plan's own; `what` itself where it has one already."""
+    if what.d.dtype is CutlassDtype.F32:
+        return what
+    return dataclasses.replace(what, d=dataclasses.replace(what.d, dtype=CutlassDtype.F32))
+
+
 def _picked(
-    what: ConvProblem, device: Device, *, arch: SmArch | None, backend: str, jit: str | None
+    what: ConvProblem, device: Device, *, arch: SmArch | None, backend: str, jit: str | None, record: bool = True
 ) -> tuple[Picked, int, ConvProblem | None]:
-    """(kernel, slices of K, the problem with a float32 result where the slices need one)."""
-    refusal = _refusal(what)
-    plain = pick(
-        what.op, lambda key: cost(key, what, device), device, refusal=refusal, arch=arch, backend=backend, jit=jit
-    )
+    """(kernel, slices of K, the problem with a float32 result where it is computed in one and cast)."""
+    how: dict[str, Any] = {"arch": arch, "backend": backend, "jit": jit, "record": record}
     if what.op != WGRAD:
-        return plain, 1, None
-    wide = what
-    if what.d.dtype is not CutlassDtype.F32:
-        # The cast writes what is dense, and does not add.
-        if what.c is not None or not dense(what.d) or what.d.alignment % CAST_ALIGNMENT:
-            return plain, 1, None
-        wide = dataclasses.replace(what, d=dataclasses.replace(what.d, dtype=CutlassDtype.F32))
-    extra = 0.0 if wide is what else CAST_SECONDS
-    best, slices, seconds = plain, 1, plain.seconds
-    for count in SLICES[1:]:
-        if what.implicit_gemm[2] < count * 256:
+        return _pick(what, device, **how), 1, None
+    best: Picked | None = None
+    failure: Exception = UnsupportedError(_refusal(what))
+    try:
+        best = _pick(what, device, **how)
+    except (UnsupportedError, KernelNotFoundError) as error:
+        failure = error
+    reason = _unwidened(what)
+    wide = what if reason else _widened(what)
+    slices, through, seconds = 1, what, math.inf if best is None else best.seconds
+    try:
+        if wide is not what:
+            _pick_cast(CutlassDtype.F32, what.d.dtype, device, **how)
+    except (UnsupportedError, KernelNotFoundError):
+        wide = what
+    for count in SLICES:
+        if count > 1 and what.implicit_gemm[2] < count * 256:
             break
-        try:
-            sliced = pick(
-                what.op, lambda key, n=count: cost(key, wide, device, n), device, refusal=refusal, arch=arch,  # type: ignore[misc]
-                backend=backend, jit=jit,
-            )  # fmt: skip
-        except UnsupportedError:
-            break
-        if sliced.seconds + extra < seconds:
-            best, slices, seconds = sliced, count, sliced.seconds + extra
-    return best, slices, (wide if slices > 1 and wide is not what else None)
+        for problem, extra in ((what, 0.0), (wide, CAST_SECONDS)):
+            if problem is what and (count == 1 or extra):
+                continue
+            try:
+                sliced = _pick(problem, device, count, **how)
+            except (UnsupportedError, KernelNotFoundError):
+                continue
+            if sliced.seconds + extra < seconds:
+                best, slices, through, seconds = sliced, count, problem, sliced.seconds + extra
+    if best is None:
+        if reason and isinstance(failure, UnsupportedError):
+            raise UnsupportedError(f"{failure}; nor is it computed in float32: {reason}")
+        raise failure
+    return best, slices, (None if through is what else through)
 
 
 def key_bytes(align: int, spec: MatrixSpec) -> int:
@@ -316,12 +460,25 @@ def _launch_cast(
     how: dict[str, Any],
     device: Device,
 ) -> None:
+    picked = _pick_cast(dtype, wanted, device, **how)
+    steps.launch(picked, {"count": count, "a": source, "d": target, "alpha": 1.0})
+
+
+def _pick_cast(
+    dtype: CutlassDtype,
+    wanted: CutlassDtype,
+    device: Device,
+    *,
+    arch: SmArch | None,
+    backend: str,
+    jit: str | None,
+    record: bool = True,
+) -> Picked:
     def serves(key: KernelKey) -> float | None:
         return CAST_SECONDS if key.a is dtype and key.d is wanted else None
 
     refusal = f"no kernel casts {dtype.value} to {wanted.value}"
-    picked = pick("cast", serves, device, refusal=refusal, **how)
-    steps.launch(picked, {"count": count, "a": source, "d": target, "alpha": 1.0})
+    return pick("cast", serves, device, refusal=refusal, arch=arch, backend=backend, jit=jit, record=record)
 
 
 def _args(
@@ -343,4 +500,4 @@ def _args(
     }  # fmt: skip
 
 
-__all__ = ["DGRAD", "FPROP", "WGRAD", "cost", "make"]
+__all__ = ["DGRAD", "FPROP", "WGRAD", "Chosen", "choose", "cost", "make"]

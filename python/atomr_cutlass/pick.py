@@ -77,6 +77,7 @@ def pick(
     arch: SmArch | None = None,
     backend: str = "auto",
     jit: str | None = None,
+    record: bool = True,
 ) -> Picked:
     """The kernel for a problem.
 
@@ -89,6 +90,7 @@ def pick(
         backend: `prebuilt`: the table's best; `jit`: the matrix's best; `auto`: the table's best, or the matrix's best
             where the table has none.
         jit: `auto`, `background` (which is `auto` here) or `off`; None leaves it to ATOMR_CUTLASS_JIT.
+        record: whether a kernel that the table lacks goes into the log of misses.
 
     Raises:
         UnsupportedError: no cell of the matrix serves it.
@@ -101,7 +103,7 @@ def pick(
     best = best_cell(op, cost, device, arch)
     if best is None:
         raise UnsupportedError(refusal)
-    if backend != "jit":
+    if backend != "jit" and record:
         kernels.record_miss(best.key)
     if backend == "prebuilt" or kernels.policy(jit) == "off":
         nearest = nearest_built(best.key)
@@ -110,6 +112,32 @@ def pick(
             f"no kernel in the table serves this {op}; {best.key.name} would: build with {knob(best.key)}{differs}"
         )
     return best
+
+
+def pick_exactly(
+    make: Callable[[SmArch], KernelKey], device: Device, *, backend: str = "auto", jit: str | None = None
+) -> Picked:
+    """The kernel of a key that is known but for its arch: helpers, of which there is one for each task.
+
+    Args:
+        make: the key for a compile target.
+        device: where.
+        backend: as for `pick`.
+        jit: as for `pick`.
+
+    Raises:
+        KernelNotFoundError: the table lacks it and it must not be compiled.
+    """
+    target = devices.require_arch(device)
+    wanted = make(target)
+    if backend != "jit":
+        ranked = rank(wanted.op, lambda key: 0.0 if key == make(key.arch) else None, device, None)
+        if ranked:
+            return ranked[0]
+        kernels.record_miss(wanted)
+    if backend == "prebuilt" or kernels.policy(jit) == "off":
+        raise KernelNotFoundError(f"the table lacks {wanted.name}, and it must not be compiled")
+    return Picked(wanted, None, 0.0)
 
 
 def _best(keys: Iterable[KernelKey], cost: Cost) -> Picked | None:

@@ -37,7 +37,8 @@ class Instruction:
 _OPERANDS = frozenset({"BF16", "TF32"})
 
 
-_HELPERS = ("cast", "quantize")
+HELPERS = ("cast", "quantize", "dequantize")
+"""Ops whose kernels multiply no matrices."""
 
 
 def expected_instruction(key: KernelKey) -> Instruction | None:
@@ -50,7 +51,7 @@ def expected_instruction(key: KernelKey) -> Instruction | None:
     Raises:
         ValueError: no rule for the key's generation or element type.
     """
-    if key.op in _HELPERS:
+    if key.op in HELPERS:
         return None
     if key.generation == "sm100":
         # What UMMA multiplies is said by a descriptor, of which the instruction's name tells the width alone.

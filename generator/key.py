@@ -165,8 +165,9 @@ _CONVOLUTIONS = {"conv2d_fprop": "fprop", "conv2d_dgrad": "dgrad", "conv2d_wgrad
 
 
 def _name_sm80(key: KernelKey) -> str:
-    if key.op == "cast":
-        return f"cutlass_cast_{key.a.cutlass_name}_to_{key.d.cutlass_name}"
+    if key.op in ("cast", "quantize", "dequantize"):
+        words = ("cutlass", key.op, key.a.cutlass_name, "to", key.d.cutlass_name, key.mainloop, key.scale_type)
+        return "_".join(filter(None, words))
     m, n, k = key.tile
     letter = {CutlassDtype.F64: "d", CutlassDtype.F32: "s", CutlassDtype.I32: "i", CutlassDtype.F16: "h"}[key.acc]
     convolution = _CONVOLUTIONS.get(key.op)

@@ -44,6 +44,7 @@ ArgsLayout layout_of(char const* op, size_t bytes, std::vector<ArgsField> fields
 #define GROUPED(member) FIELD(atomr_cutlass_grouped_args, member)
 #define CONV(member) FIELD(atomr_cutlass_conv_args, member)
 #define CAST(member) FIELD(atomr_cutlass_cast_args, member)
+#define QUANTIZE(member) FIELD(atomr_cutlass_quantize_args, member)
 
 std::vector<ArgsLayout> make_layouts() {
   std::vector<ArgsField> const conv = {CONV(n),          CONV(h),          CONV(w),
@@ -103,6 +104,14 @@ std::vector<ArgsLayout> make_layouts() {
       layout_of("grouped_gemm", sizeof(atomr_cutlass_grouped_args), grouped, {"workspace"}),
       layout_of("cast", sizeof(atomr_cutlass_cast_args), cast, {"a", "d", "workspace"}),
   };
+  for (char const* op : {"quantize", "dequantize"}) {
+    made.push_back(layout_of(
+        op, sizeof(atomr_cutlass_quantize_args),
+        {QUANTIZE(rows), QUANTIZE(columns), QUANTIZE(lda), QUANTIZE(a), QUANTIZE(d), QUANTIZE(scales), QUANTIZE(amax),
+         QUANTIZE(alpha), QUANTIZE(block_rows), QUANTIZE(block_columns), QUANTIZE(sm_count),
+         QUANTIZE(max_active_clusters), QUANTIZE(workspace)},
+        {"workspace"}));
+  }
   for (char const* op : {"conv2d_fprop", "conv2d_dgrad", "conv2d_wgrad"}) {
     made.push_back(layout_of(op, sizeof(atomr_cutlass_conv_args), conv, {"a", "b", "d", "workspace"}));
   }

@@ -28,6 +28,7 @@ from .op_plan import OpPlan
 from .plan import Plan
 from .plan_cache import CachedPlan, PlanCache, PlanKey
 from .planner import plan
+from .quantize import QuantizedArray, dequantize, quantize
 from .requests import (
     ConvDgradRequest,
     ConvFwdRequest,
@@ -76,12 +77,14 @@ __all__ = [
     "Plan",
     "PlanCache",
     "PlanKey",
+    "QuantizedArray",
     "RefitMsg",
     "SmArch",
     "UnsupportedError",
     "conv2d",
     "conv2d_dgrad",
     "conv2d_wgrad",
+    "dequantize",
     "exit_for_restart",
     "explain",
     "gemm",
@@ -93,6 +96,7 @@ __all__ = [
     "load_pack",
     "plan",
     "props",
+    "quantize",
     "supervise",
     "version",
 ]

@@ -18,6 +18,9 @@ CUDA = 2
 PINNED = 3
 MANAGED = 13
 
+BYTE = (1, 8)
+"""DLPack's (type code, bits) of plain bytes: packed fp4, and e8m0 scales where a framework does not know them."""
+
 LEGACY_STREAM = 1  # how the array protocols spell the legacy default stream
 
 
@@ -45,15 +48,16 @@ def as_operand(array: Any) -> _core.Operand:
 
 
 def _from_numpy(array: np.ndarray[Any, Any]) -> _core.Operand:
-    dtype = numerics.from_numpy_dtype(array.dtype)
-    if dtype is None:
-        raise InvalidOperandError(f"no kernel knows elements of type {array.dtype}")
+    element = BYTE if array.dtype == np.uint8 else None
+    if element is None:
+        dtype = numerics.from_numpy_dtype(array.dtype)
+        if dtype is None:
+            raise InvalidOperandError(f"no kernel knows elements of type {array.dtype}")
+        element = dtype.dlpack
     if any(stride % array.itemsize for stride in array.strides):
         raise InvalidOperandError(f"strides {array.strides} are no multiples of the element size: copy the array")
     strides = [stride // array.itemsize for stride in array.strides]
-    return _core.Operand(
-        array.ctypes.data, array.shape, strides, dtype.dlpack, CPU, 0, not array.flags.writeable, array
-    )
+    return _core.Operand(array.ctypes.data, array.shape, strides, element, CPU, 0, not array.flags.writeable, array)
 
 
 def _from_dlpack(array: Any) -> _core.Operand:
@@ -119,10 +123,14 @@ def dtype_of(operand: _core.Operand, name: str) -> CutlassDtype:
     return dtype
 
 
+def _numpy_dtype(operand: _core.Operand) -> np.dtype[Any]:
+    return np.dtype(np.uint8) if operand.dtype == BYTE else numerics.numpy_dtype(dtype_of(operand, "an operand"))
+
+
 def to_numpy(operand: _core.Operand) -> np.ndarray[Any, Any]:
     """A NumPy view of an operand in host memory."""
     if 0 in operand.shape:
-        return np.empty(operand.shape, numerics.numpy_dtype(dtype_of(operand, "an operand")))
+        return np.empty(operand.shape, _numpy_dtype(operand))
     start, size, view = _host_range(operand)
     return view(np.asarray(_HostMemory(operand, start, size)))
 
@@ -227,7 +235,7 @@ def upload(array: np.ndarray[Any, Any], device: int, *, columns: bool = False) -
 def download(operand: _core.Operand) -> np.ndarray[Any, Any]:
     """A host copy of a GPU operand, with the same strides, after all work of the GPU."""
     if 0 in operand.shape:
-        return np.empty(operand.shape, numerics.numpy_dtype(dtype_of(operand, "an operand")))
+        return np.empty(operand.shape, _numpy_dtype(operand))
     start, size, view = _host_range(operand)
     memory = np.empty(size, np.uint8)
     _core.download(start, operand.device, memory)
@@ -249,7 +257,7 @@ def _host_range(
     operand: _core.Operand,
 ) -> tuple[int, int, Callable[[np.ndarray[Any, Any]], np.ndarray[Any, Any]]]:
     """(first byte, size in bytes, how to view such bytes as the operand) of a non-empty operand."""
-    dtype = numerics.numpy_dtype(dtype_of(operand, "an operand"))
+    dtype = _numpy_dtype(operand)
     reaches = [(n - 1) * s for n, s in zip(operand.shape, operand.strides, strict=True)]
     low, high = sum(min(0, r) for r in reaches), sum(max(0, r) for r in reaches)
     strides = [s * dtype.itemsize for s in operand.strides]

@@ -47,7 +47,8 @@ def eligible(key: KernelKey, problem: GemmProblem, variant: Variant) -> bool:
         and key.d is problem.d.dtype
         # Fast accumulation is allowed, not asked for.
         and (key.math == problem.math or (problem.math == "fast" and key.math == "default"))
-        and key.epilogue == problem.epilogue
+        # Without scales a scaled epilogue is the linear one.
+        and key.epilogue in ((problem.epilogue, "scaled") if problem.epilogue == "lc" else (problem.epilogue,))
         and key.scale_granularity == problem.scale_granularity
         and key.scale_type == problem.scale_type
         # Block scales are not alike for A and B: they cannot change places.

@@ -34,7 +34,7 @@ LAYERS = (
     ("requests",),
     ("bindings",),
     ("planner",),
-    ("explain", "gemm", "conv", "grouped"),
+    ("explain", "gemm", "conv", "grouped", "quantize"),
     ("messages",),
     ("actor",),
     ("__init__",),

@@ -137,6 +137,21 @@ typedef struct atomr_cutlass_cast_args {
   void* workspace;
 } atomr_cutlass_cast_args;
 
+/* Values in a narrow type and the scales that they are to be multiplied by: A is about D * scales * alpha. Row-major
+ * matrices, D and the narrow operand of a dequantization dense; `lda` counts elements. A scale belongs to `block_rows` x
+ * `block_columns` elements. Scales in float lie row-major, others in the swizzled layout of block-scaled fp4. */
+typedef struct atomr_cutlass_quantize_args {
+  int64_t rows, columns, lda;
+  const void* a;
+  void* d;
+  void* scales;
+  void* amax; /* one float, at least 0 when the kernel starts: of kernels that find or use the largest magnitude of all */
+  double alpha;
+  int32_t block_rows, block_columns;
+  int32_t sm_count, max_active_clusters;
+  void* workspace;
+} atomr_cutlass_quantize_args;
+
 typedef struct atomr_cutlass_launch {
   uint32_t grid[3];
   uint32_t block[3];

@@ -1,0 +1,117 @@
+"""Quantization on the GPU: against NumPy's, which is rounded once."""
+
+from __future__ import annotations
+
+import sys
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+import pytest
+
+import atomr_cutlass as ac
+from atomr_cutlass import CutlassDtype as D
+from atomr_cutlass import numerics, operands
+
+pytestmark = pytest.mark.gpu
+
+quantize = sys.modules["atomr_cutlass.quantize"]  # the package's function of this name hides it
+
+SHAPES = ((1, 32), (7, 64), (128, 128), (130, 416), (257, 1024), (3, 8192))
+FP8_SCALINGS = ("tensor", "row", "block", "tile")
+
+
+@pytest.fixture(autouse=True)
+def _compiling(monkeypatch: pytest.MonkeyPatch) -> None:
+    # The helpers of bf16 are in `full` only, the others in no preset.
+    monkeypatch.setenv("ATOMR_CUTLASS_JIT", "auto")
+
+
+def _matrix(torch: ModuleType, shape: tuple[int, int], dtype: str, seed: int) -> Any:
+    torch.manual_seed(seed)
+    rows = torch.exp2(torch.randint(-9, 9, (shape[0], 1), device="cuda").float())
+    made = (torch.randn(shape, device="cuda") * rows).to(getattr(torch, dtype))
+    if shape[0] > 4:
+        made[1] = 0
+    return made
+
+
+def _host(array: Any) -> np.ndarray[Any, Any]:
+    return operands.download(operands.as_operand(array))
+
+
+def _bytes(array: Any) -> np.ndarray[Any, Any]:
+    return np.ascontiguousarray(_host(array)).view(np.uint8)
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("scaling", FP8_SCALINGS)
+@pytest.mark.parametrize("narrow", [D.F8E4M3, D.F8E5M2])
+@pytest.mark.parametrize("wide", ["bfloat16", "float32"])
+def test_fp8_is_within_one_step_of_numpy(
+    torch: ModuleType, shape: tuple[int, int], scaling: str, narrow: D, wide: str
+) -> None:
+    x = _matrix(torch, shape, wide, 3)
+    made = ac.quantize(x, narrow, scaling=scaling)
+    host = _host(x)
+    values, scales = quantize._in_numpy(host, narrow, scaling, 1.0)
+    np.testing.assert_array_equal(_host(made.scales), scales)
+    got, expected = _host(made.values).view(np.uint8).astype(int), values.view(np.uint8).astype(int)
+    # Neighbours in an fp8 format are neighbours as bytes.
+    assert np.abs(got - expected).max() <= 1
+    assert (got != expected).mean() < 0.001
+    back = ac.dequantize(made.values, made.scales, scaling=scaling)
+    again = quantize._wide_in_numpy(_host(made.values), scales, shape, scaling, 1.0, D.F32)
+    np.testing.assert_allclose(_host(back), again, rtol=2**-23)
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("scaling", ["nvfp4", "mxfp4"])
+@pytest.mark.parametrize("wide", ["bfloat16", "float16", "float32"])
+def test_fp4_has_the_bits_of_numpy(torch: ModuleType, shape: tuple[int, int], scaling: str, wide: str) -> None:
+    x = _matrix(torch, shape, wide, 5)
+    made = ac.quantize(x, scaling=scaling)
+    values, scales = quantize._in_numpy(_host(x), D.F4E2M1, scaling, 1.0)
+    np.testing.assert_array_equal(made.values.cpu().numpy(), values)
+    np.testing.assert_array_equal(made.scales.view(torch.uint8).cpu().numpy(), scales.view(np.uint8))
+    back = ac.dequantize(made.values, made.scales, scaling=scaling, out_dtype=D.BF16)
+    again = quantize._wide_in_numpy(values, scales, shape, scaling, 1.0, D.BF16)
+    np.testing.assert_array_equal(numerics.to_float64(_host(back)), numerics.to_float64(again))
+
+
+def test_rows_may_lie_further_apart_and_specials_are_converted(torch: ModuleType) -> None:
+    whole = _matrix(torch, (40, 512), "bfloat16", 9)
+    x = whole[:, 128:384]
+    x[3, 5], x[4, 6], x[5, 7] = float("inf"), float("-inf"), float("nan")
+    made = ac.quantize(x, D.F8E4M3, scaling="row")
+    _, scales = quantize._in_numpy(_host(x), D.F8E4M3, "row", 1.0)
+    np.testing.assert_array_equal(_host(made.scales), scales)
+    got = _host(made.values).astype(np.float64)
+    assert (got[3, 5], got[4, 6]) == (448.0, -448.0)
+    assert np.isnan(got[5, 7])
+
+
+def test_quantized_operands_multiply(torch: ModuleType) -> None:
+    a, b = _matrix(torch, (256, 512), "bfloat16", 1), _matrix(torch, (384, 512), "bfloat16", 2).t()
+    for scaling_a, scaling_b in (("tensor", "tensor"), ("row", "row"), ("block", "tile")):
+        qa, qb = ac.quantize(a, scaling=scaling_a), ac.quantize(b.t(), scaling=scaling_b)
+        scale_b = qb.scales if scaling_b == "tensor" else qb.scales.t()
+        got = ac.gemm(qa.values, qb.values.t(), scale_a=qa.scales, scale_b=scale_b, out_dtype=D.F32)
+        wide_a = ac.dequantize(qa.values, qa.scales, scaling=scaling_a).double()
+        wide_b = ac.dequantize(qb.values, qb.scales, scaling=scaling_b).double().t()
+        error = (got.double() - wide_a @ wide_b).abs()
+        assert bool((error <= 2.0**-7 * (wide_a.abs() @ wide_b.abs())).all())
+
+
+def test_bad_input_is_refused(torch: ModuleType) -> None:
+    x = torch.randn(8, 40, device="cuda")
+    with pytest.raises(ac.InvalidOperandError, match="unknown scaling 'rows'"):
+        ac.quantize(x, scaling="rows")
+    with pytest.raises(ac.InvalidOperandError, match="x has 40 columns; nvfp4 shares a scale among 16"):
+        ac.quantize(x, scaling="nvfp4")
+    with pytest.raises(ac.InvalidOperandError, match="expected contiguous rows"):
+        ac.quantize(x.t())
+    with pytest.raises(ac.InvalidOperandError, match="x is f64; expected f16, bf16, f32"):
+        ac.quantize(x.double())
+    with pytest.raises(ac.InvalidOperandError, match=r"scales has shape \(3,\); expected \(1,\)"):
+        ac.dequantize(x.to(torch.float8_e4m3fn), torch.ones(3, device="cuda"))

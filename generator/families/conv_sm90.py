@@ -124,7 +124,7 @@ FAMILIES = tuple(
         supports=supports,
         cells=cells,
         values=values,
-        compile_seconds=25.0,
+        compile_seconds=14.0,
         compile_mb=3600,
     )
     for op, cells in (("conv2d_fprop", _fprop), ("conv2d_dgrad", _dgrad), ("conv2d_wgrad", _wgrad))

@@ -137,6 +137,6 @@ FAMILY = Family(
     supports=supports,
     cells=cells,
     values=values,
-    compile_seconds=3.0,
+    compile_seconds=2.0,
     compile_mb=1500,
 )

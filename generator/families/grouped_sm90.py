@@ -14,8 +14,8 @@ from collections.abc import Iterator
 
 from ..archs import SmArch
 from ..dtypes import CutlassDtype
-from ..key import ROW, KernelKey, Triple
-from ..rules import FP8_TYPES, HALF_TYPES, OK, Status, accumulator, no, supports_gemm
+from ..key import COLUMN, ROW, KernelKey, Triple
+from ..rules import FP8_TYPES, HALF_TYPES, OK, Status, accumulator, along_k, no, supports_gemm
 from .base import FULL, Cell, Family, numbers, static_ints
 
 D = CutlassDtype
@@ -31,6 +31,8 @@ def supports(key: KernelKey) -> Status:
         return common
     if key.a not in (*HALF_TYPES, *FP8_TYPES):
         return no(f"grouped kernels of the sm90 generation multiply f16, bf16 and fp8, not {key.a.value}")
+    if key.a in FP8_TYPES and (key.layout_a, key.layout_b) != (ROW, COLUMN):
+        return along_k("grouped fp8 kernels of the sm90 generation", key.layout_a, key.layout_b)
     outputs = (D.BF16, D.F16) if key.a in FP8_TYPES else (key.a, D.F32)
     if key.d not in outputs:
         return no(f"grouped {key.a.value} operands give {', '.join(o.value for o in outputs)}, not {key.d.value}")
@@ -175,6 +177,6 @@ FAMILY = Family(
     supports=supports,
     cells=cells,
     values=values,
-    compile_seconds=14.0,
+    compile_seconds=9.0,
     compile_mb=3600,
 )

@@ -1,0 +1,117 @@
+"""The families of grouped GEMM: which keys they take, why not the others, and what their sources promise."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from generator.archs import SmArch
+from generator.dtypes import CutlassDtype as D
+from generator.key import KernelKey
+from generator.matrix import cells, preset_of, supports
+from generator.render import render
+
+ARCHS = (SmArch.SM80, SmArch.SM86, SmArch.SM89, SmArch.SM90A)
+
+
+def grouped(arch: SmArch) -> list[KernelKey]:
+    return [key for _, key in cells([arch]) if key.op == "grouped_gemm"]
+
+
+def one(arch: SmArch, **fields: Any) -> KernelKey:
+    return next(key for key in grouped(arch) if all(getattr(key, name) == value for name, value in fields.items()))
+
+
+@pytest.mark.parametrize("arch", ARCHS)
+def test_cells_are_few_supported_and_in_full_only(arch: SmArch) -> None:
+    keys = grouped(arch)
+    assert 0 < len(keys) <= 30
+    assert len(set(keys)) == len(keys)
+    assert {key.name: supports(key).reason for key in keys if not supports(key)} == {}
+    assert {preset_of(key) for key in keys} == {"full"}
+
+
+@pytest.mark.parametrize("arch", ARCHS)
+@pytest.mark.parametrize("dtype", [D.F16, D.BF16])
+def test_every_arch_has_weights_in_both_layouts_and_gradients_of_weights(arch: SmArch, dtype: D) -> None:
+    layouts = {(key.layout_a, key.layout_b) for key in grouped(arch) if key.a is dtype}
+    assert layouts >= {("r", "r"), ("r", "c"), ("c", "r")}
+
+
+def test_hopper_serves_few_tokens_and_every_way_of_scaling_fp8() -> None:
+    keys = [key for key in grouped(SmArch.SM90A) if key.generation == "sm90"]
+    assert {key.tile[0] for key in keys if key.a is D.BF16} == {64, 128}
+    fp8 = [key for key in keys if key.a.bits == 8]
+    assert {(key.math, key.epilogue, key.scale_granularity) for key in fp8} == {
+        ("fast", "scaled", (0, 0, 0)),
+        ("default", "scaled", (0, 0, 0)),
+        ("default", "lc", (1, 128, 128)),
+    }
+    assert {key.tile[2] for key in fp8} == {128}
+
+
+@pytest.mark.parametrize("flavour", ["aot", "nvrtc"])
+def test_sources_have_a_setup_kernel(flavour: str) -> None:
+    for arch in (SmArch.SM80, SmArch.SM90A):
+        source, name = render(grouped(arch)[0], flavour=flavour)
+        assert "#define ATOMR_CUTLASS_SETUP" in source
+        assert f"{name}_setup" in source
+    dense = next(key for _, key in cells([SmArch.SM80]) if key.op == "gemm")
+    assert "#define ATOMR_CUTLASS_SETUP" not in render(dense, flavour=flavour)[0]
+
+
+HOPPER = one(SmArch.SM90A, generation="sm90", a=D.BF16, d=D.BF16)
+FP8 = one(SmArch.SM90A, a=D.F8E4M3, epilogue="scaled", math="default")
+BLOCKWISE = one(SmArch.SM90A, scale_type="f32")
+AMPERE = one(SmArch.SM80, a=D.BF16, mainloop="multistage")
+
+
+@pytest.mark.parametrize(
+    ("key", "fields", "reason"),
+    [
+        (HOPPER, {"a": D.F32, "b": D.F32, "d": D.F32, "math": "tf32"}, "multiply f16, bf16 and fp8, not f32"),
+        (HOPPER, {"d": D.F16}, "grouped bf16 operands give bf16, f32, not f16"),
+        (HOPPER, {"scheduler": "persistent"}, "have the grouped scheduler, not 'persistent'"),
+        (HOPPER, {"mainloop": "warpspecialized"}, "mainloops are pingpong and cooperative"),
+        (HOPPER, {"epilogue_schedule": "nosmem"}, "the sm80 generation stores any D"),
+        (HOPPER, {"align_b": 4}, "TMA needs B aligned to 16 bytes: 8 elements of bf16"),
+        (HOPPER, {"layout_d": "c"}, "D is row-major"),
+        (HOPPER, {"tile": (256, 256, 64), "mainloop": "cooperative"}, "would spill"),
+        (HOPPER, {"tile": (96, 128, 64)}, "multiples of 64 along M"),
+        (HOPPER, {"tile": (128, 128, 32)}, "the K tile is 128 bytes"),
+        (HOPPER, {"cluster": (1, 1, 2)}, "none along K"),
+        (HOPPER, {"swizzle": 8}, "the swizzle at run time"),
+        (HOPPER, {"scale_granularity": (1, 128, 128)}, "goes with a scale type"),
+        (HOPPER, {"scale_granularity": (1, 128, 128), "scale_type": "f32"}, "block scales are for fp8"),
+        (HOPPER, {"epilogue": "lc_relu"}, "unknown epilogue 'lc_relu'"),
+        (FP8, {"layout_b": "r"}, "make B contiguous along K, for example b = b.T.contiguous().T"),
+        (FP8, {"tile": (128, 256, 128)}, "would spill"),
+        (FP8, {"d": D.F32}, "grouped e4m3 operands give bf16, f16, not f32"),
+        (BLOCKWISE, {"scale_granularity": (128, 128, 128)}, "one for 1 x 128 of A and 128 x 128 of B"),
+        (BLOCKWISE, {"math": "fast"}, "with math 'default'"),
+        (BLOCKWISE, {"tile": (128, 64, 128)}, "a multiple of 128 along N"),
+        (BLOCKWISE, {"epilogue": "scaled"}, "fold a scale into alpha"),
+        (AMPERE, {"epilogue": "scaled"}, "fold a scale into alpha"),
+        (AMPERE, {"scheduler": "identity"}, "have the grouped scheduler"),
+        (AMPERE, {"mainloop": "tma"}, "mainloops are multistage and twostage"),
+        (AMPERE, {"stages": 2}, "a twostage mainloop has 2 stages"),
+        (AMPERE, {"align_a": 1}, "cp.async moves at least 4 bytes"),
+        (AMPERE, {"align_d": 16}, "at most 16 bytes"),
+        (AMPERE, {"warps": (3, 2, 1)}, "the warps must divide the tile"),
+        (AMPERE, {"warps": (2, 2, 4)}, "the instruction must divide the warp tile"),
+        (AMPERE, {"stages": 12}, "stages need"),
+        (AMPERE, {"d": D.F16}, "grouped bf16 operands give bf16, f32, not f16"),
+        (AMPERE, {"a": D.F64, "b": D.F64, "d": D.F64, "acc": D.F64}, "multiply f16, bf16 and fp8, not f64"),
+        (
+            one(SmArch.SM89, a=D.F8E4M3),
+            {"arch": SmArch.SM86},
+            "mma.sync on fp8 exists from sm_89 on",
+        ),
+    ],
+)
+def test_what_is_not_there_is_refused_with_the_reason(key: KernelKey, fields: dict[str, Any], reason: str) -> None:
+    status = supports(replace(key, **fields))
+    assert not status
+    assert reason in status.reason

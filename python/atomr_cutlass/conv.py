@@ -294,7 +294,7 @@ def _convolve(arrays: dict[str, Any], options: _Options) -> Any:
         if out is None:
             shape, dtype = found.result
             empty = _core.framework_empty(present[0], shape, dtype.dlpack, found.device)
-            out = _named(empty, options.layout)
+            out = named(empty, options.layout)
         return found(*present, out=out, alpha=options.alpha, beta=options.beta, stream=options.stream)
     return _Call(arrays, options, key).run()
 
@@ -366,7 +366,7 @@ class _Call:
                 made.result = (what.shape, what.result)
                 _plans.insert(made, self.key)
         done = operands.finished(array, views["out"], stream)
-        return done if self.arrays["out"] is not None else _named(done, options.layout)
+        return done if self.arrays["out"] is not None else named(done, options.layout)
 
     def _on_host(self, what: _Operation) -> Any:
         """Host operands: copied to GPU 0, computed there, and the result copied back."""
@@ -388,7 +388,7 @@ class _Call:
         for scale in options.scales:
             factor *= 1.0 if scale is None else float(scale)
         beta = options.beta * (1.0 if options.scales[2] is None else float(options.scales[2]))
-        order = [_named(views[name], layout) for name in ("a", "b", "c", "bias", "out") if name in views]
+        order = [named(views[name], layout) for name in ("a", "b", "c", "bias", "out") if name in views]
         made(*order, alpha=options.alpha * factor, beta=beta, stream=stream)
         return made
 
@@ -419,12 +419,12 @@ class _Call:
             array, view = operands.empty(what.shape, what.result, what.views["a"].device, self.arrays["a"])
         operands.copy_in(computed, view)
         done = operands.finished(array, view, 0)
-        return done if self.arrays["out"] is not None else _named(done, options.layout)
+        return done if self.arrays["out"] is not None else named(done, options.layout)
 
     def _deliver(self, computed: np.ndarray[Any, Any], what: _Operation) -> Any:
         """A host result, in `out` or as a new array of the kind of the first operand."""
         if self.arrays["out"] is None:
-            return _named(operands.host_result(computed, self.arrays["a"]), self.options.layout)
+            return named(operands.host_result(computed, self.arrays["a"]), self.options.layout)
         np.copyto(operands.to_numpy(what.views["out"]), computed, casting="no")
         return self.arrays["out"]
 
@@ -530,7 +530,7 @@ def _permuted(name: str, view: _core.Operand, layout: str) -> _core.Operand:
     )
 
 
-def _named(result: Any, layout: str) -> Any:
+def named(result: Any, layout: str) -> Any:
     """A result in NHWC order as the layout names its dimensions; the memory stays as it is."""
     if layout == "nhwc" or len(result.shape) != len(TO_NCHW):
         return result

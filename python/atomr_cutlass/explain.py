@@ -2,28 +2,29 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Protocol, TypeAlias
 
-from . import devices, problem, select
+from . import conv_plan, devices, grouped_plan, pick, problem, scaled, select
 from .devices import Device
-from .errors import CutlassError, InvalidOperandError, KernelNotFoundError
+from .errors import CutlassError, KernelNotFoundError, UnsupportedError
 from .generator.archs import SmArch
-from .generator.matrix import family
+from .generator.key import KernelKey
+from .generator.matrix import cells, family, preset_of
 from .jit import kernels
+from .pick import Picked
 from .plan import better_cell
-from .requests import GemmRequest
+from .planner import Request, expect_request
+from .requests import GemmRequest, GroupedGemmRequest, refuse_epilogue
 from .select import Choice
+from .slots import plain, shape_of
+from .verification import verification
 
-VERIFICATION = {
-    SmArch.SM80: "runs as PTX on sm_90",
-    SmArch.SM86: "compiled and audited",
-    SmArch.SM89: "runs as PTX on sm_90",
-    SmArch.SM90A: "runs on sm_90a",
-    SmArch.SM100: "compiled and audited",
-    SmArch.SM120: "compiled and audited",
-}
-"""How cells of each arch have been verified; see the coverage page."""
+Cell: TypeAlias = "Choice | Picked"
+
+TMA_CAPABILITY = (9, 0)
+"""From here on there are newer generations than sm80."""
 
 
 @dataclass(frozen=True)
@@ -33,22 +34,23 @@ class Explanation:
     Attributes:
         request: what was asked.
         arch: the arch that was looked up.
-        kernel: name of the chosen kernel, or None.
+        kernel: name of the chosen kernel (of a rewrite: of the one that does the products), or None.
         source: where it comes from: `prebuilt`, `pack NAME`, `jit`, or empty.
         reason: why this kernel, or why none.
         estimate_us: the model's estimate in microseconds, or None.
         candidates: the best few names with their estimates in microseconds.
         nearest: name of the nearest cell of the matrix, when the table has none.
         axes: the axes in which the nearest cell and the nearest built one differ.
-        knob: the setting that adds the nearest cell.
+        knob: the setting that adds the nearest cell; None where no preset has it, so that it is compiled at run time
+            only.
         cached: of a kernel compiled at run time: `memory` or `disk` when it has been compiled, None when it would have
             to be.
         compile_seconds: how long that would take, about; 0 when it has been compiled, None for prebuilt kernels.
-        verified: how cells of this arch have been verified.
-        notes: rewrites and limits that apply, such as a column-major D by exchange.
+        verified: how cells of this arch have been verified, and when.
+        notes: rewrites and limits that apply, such as a column-major D by exchange or fp8 operands that are cast.
     """
 
-    request: GemmRequest
+    request: Request
     arch: SmArch
     kernel: str | None
     source: str
@@ -64,10 +66,10 @@ class Explanation:
     compile_seconds: float | None = None
 
     def to_dict(self) -> dict[str, Any]:
-        """JSON-ready values."""
-        shape = self.request.shape
+        """JSON-ready values; `shape` has the extents of the operation."""
         return {
-            "shape": {"m": shape.m, "n": shape.n, "k": shape.k, "batch": shape.batch},
+            "op": self.request.plan_key().op,
+            "shape": shape_of(self.request),
             "dtype": self.request.dtype.value,
             "arch": self.arch.value,
             "kernel": self.kernel,
@@ -98,7 +100,7 @@ class Explanation:
         return "\n".join(lines)
 
 
-def explain(request: GemmRequest, *, jit: str | None = None) -> Explanation:
+def explain(request: Request, *, jit: str | None = None) -> Explanation:
     """Says which cell serves a request and why, without a GPU too: then the request must name its arch.
 
     Args:
@@ -108,63 +110,200 @@ def explain(request: GemmRequest, *, jit: str | None = None) -> Explanation:
     Raises:
         InvalidOperandError: `request` is no request, or names no arch where there is no GPU.
     """
-    if not isinstance(request, GemmRequest):
-        raise InvalidOperandError(f"request is a {type(request).__name__}; expected a GemmRequest")
+    expect_request(request)
     device = devices.for_arch(request.arch)
     arch = request.arch or devices.require_arch(device)
-    what = request.problem(device.index)
-    if 0 in (request.shape.m, request.shape.n, request.shape.batch):
+    case = _case(request, device)
+    if case.empty:
         return _without(request, arch, "the result is empty: nothing is launched")
     policy = kernels.policy(jit)
     try:
-        ranked = select.rank(what, device, request.arch)
-        best = (
-            ranked[0]
-            if ranked
-            else select.choose(what, device, request.arch, backend="auto", compiling=policy != "off")
-        )
+        found = case.find(policy)
     except KernelNotFoundError as error:
-        return _missing(request, what, device, arch, str(error))
+        return _missing(case, arch, str(error))
     except CutlassError as error:
         return _without(request, arch, str(error))
-    if best.info is None:
-        return _compiled(request, what, device, arch, best)
-    notes = _notes(best, arch, device)
-    newest = any(choice.key.generation == "sm90" for choice in ranked)
-    if best.key.generation == "sm80" and arch is SmArch.SM90A and not newest:
-        notes += ("an sm80-generation cell: the table has no TMA cell for this dtype, layout and alignment",)
-    better = better_cell(best, what, device, request.arch) if policy == "background" else None
-    if better is not None:
-        notes += (f"{better.key.name} is compiled in the background and takes over when it is ready",)
+    notes = (*found.notes, *_cell_notes(case, found, arch))
+    if found.best.info is None:
+        return _compiled(case, arch, found.best, notes)
+    if policy == "background" and isinstance(case, _Gemm):
+        notes += case.background(found.best)
     return Explanation(
         request=request,
         arch=arch,
-        kernel=best.key.name,
-        source=best.info.origin,
-        reason=f"the best estimate of {len(ranked)} cells that match types, layouts and alignment",
-        estimate_us=best.seconds * 1e6,
-        candidates=tuple((choice.key.name, choice.seconds * 1e6) for choice in ranked[:5]),
-        verified=VERIFICATION[best.key.arch],
+        kernel=found.best.key.name,
+        source=found.best.info.origin,
+        reason=f"the best estimate of {len(found.ranked)} cells that match types, layouts and alignment",
+        estimate_us=found.best.seconds * 1e6,
+        candidates=tuple((one.key.name, one.seconds * 1e6) for one in found.ranked[:5]),
+        verified=str(verification(found.best.key.arch)),
         notes=notes,
     )
 
 
-def _notes(choice: Choice, arch: SmArch, device: Device) -> tuple[str, ...]:
-    notes = []
-    if choice.variant.exchanged:
-        notes.append("D is column-major: computed as D^T = B^T A^T, which costs nothing")
-    if choice.key.arch is not arch:
-        notes.append(f"a {choice.key.arch.value} cell, running on {device.name}")
+# ----------------------------------------------------------------------------------------------------------------------
+# What differs from operation to operation
+# ----------------------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class _Found:
+    """The table's cells that serve a request, the one that a plan takes, and what is done to the request for it."""
+
+    ranked: Sequence[Cell]
+    best: Cell
+    notes: tuple[str, ...]
+
+
+class _Case(Protocol):
+    """A request, and how kernels are found for it."""
+
+    @property
+    def request(self) -> Request: ...
+    @property
+    def device(self) -> Device: ...
+    @property
+    def empty(self) -> bool: ...
+
+    def find(self, policy: str) -> _Found:
+        """Raises what making a plan would."""
+
+    def wanted(self, arch: SmArch) -> KernelKey | None:
+        """The matrix's best cell."""
+
+    def serves(self, key: KernelKey) -> bool:
+        """Whether a kernel serves the request."""
+
+
+def _case(request: Request, device: Device) -> _Case:
+    if isinstance(request, GemmRequest):
+        return _Gemm(request, device)
+    return _Grouped(request, device) if isinstance(request, GroupedGemmRequest) else _Conv(request, device)
+
+
+class _Gemm:
+    """GEMM: kernels are chosen together with how the problem is put to them."""
+
+    def __init__(self, request: GemmRequest, device: Device) -> None:
+        self.request = request
+        self.device = device
+        what, scales = request.problem(device.index), request.scales()
+        self.what = what if scales is None else scaled.problem_of(what, scales)
+        self.empty = 0 in (request.shape.m, request.shape.n, request.shape.batch)
+
+    def find(self, policy: str) -> _Found:
+        refuse_epilogue(self.request.epilogue.bias, self.request.epilogue.activation)
+        ranked = select.rank(self.what, self.device, self.request.arch)
+        best = (
+            ranked[0]
+            if ranked
+            else select.choose(self.what, self.device, self.request.arch, backend="auto", compiling=policy != "off")
+        )
+        exchanged = ("D is column-major: computed as D^T = B^T A^T, which costs nothing",)
+        return _Found(ranked, best, exchanged if best.variant.exchanged else ())
+
+    def wanted(self, arch: SmArch) -> KernelKey | None:
+        return select.nearest_key(self.what, self._variants(), arch, self.device)
+
+    def serves(self, key: KernelKey) -> bool:
+        return any(select.eligible(key, self.what, variant) for variant in self._variants())
+
+    def background(self, best: Cell) -> tuple[str, ...]:
+        """Whether a better kernel takes over some time."""
+        better = None
+        if plain(self.request) and isinstance(best, Choice):
+            better = better_cell(best, self.what, self.device, self.request.arch)
+        return () if better is None else (
+            f"{better.key.name} is compiled in the background and takes over when it is ready",
+        )  # fmt: skip
+
+    def _variants(self) -> list[problem.Variant]:
+        return list(problem.variants(self.what, problem.collapse_batches(self.what)))
+
+
+class _Conv:
+    """Convolutions: what no kernel computes as it stands is rewritten."""
+
+    empty = False
+
+    def __init__(self, request: Any, device: Device) -> None:
+        self.request = request
+        self.device = device
+        self.what = request.problem(device.index)
+        self._solved: tuple[Any, int] = (self.what, 1)
+        self._chosen: KernelKey | None = None
+
+    def find(self, policy: str) -> _Found:
+        chosen = conv_plan.choose(self.what, self.device, arch=self.request.arch, jit=policy, record=False)
+        self._solved, self._chosen = (chosen.solved, chosen.split_k), chosen.picked.key
+        ranked = pick.rank(self.request.op, self._cost, self.device, self.request.arch)
+        return _Found(ranked, chosen.picked, (f"a rewrite: {chosen.rewrite}",) if chosen.rewrite else ())
+
+    def wanted(self, arch: SmArch) -> KernelKey | None:
+        return self._chosen or conv_plan.best_key(self.what, self.device, arch)
+
+    def serves(self, key: KernelKey) -> bool:
+        if key.op != self.request.op:
+            return False
+        # As it stands too: where slices of K are faster, that is no want of kernels.
+        return self._cost(key) is not None or conv_plan.cost(key, self.what, self.device) is not None
+
+    def _cost(self, key: KernelKey) -> float | None:
+        solved, split_k = self._solved
+        return conv_plan.cost(key, solved, self.device, split_k)
+
+
+class _Grouped:
+    """Grouped GEMM."""
+
+    def __init__(self, request: GroupedGemmRequest, device: Device) -> None:
+        self.request = request
+        self.device = device
+        self.what = request.problem(device.index)
+        self.empty = self.what.empty
+
+    def find(self, policy: str) -> _Found:
+        refuse_epilogue(self.request.epilogue.bias, self.request.epilogue.activation)
+        arch = self.request.arch
+        best = pick.pick(
+            grouped_plan.OP, self._cost, self.device, refusal=grouped_plan.refusal(self.what, arch), arch=arch, jit=policy,
+            record=False,
+        )  # fmt: skip
+        return _Found(pick.rank(grouped_plan.OP, self._cost, self.device, arch), best, ())
+
+    def wanted(self, arch: SmArch) -> KernelKey | None:
+        return grouped_plan.best_key(self.what, self.device, arch)
+
+    def serves(self, key: KernelKey) -> bool:
+        return self._cost(key) is not None
+
+    def _cost(self, key: KernelKey) -> float | None:
+        return grouped_plan.cost(key, self.what, self.device)
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# What they have in common
+# ----------------------------------------------------------------------------------------------------------------------
+
+
+def _cell_notes(case: _Case, found: _Found, arch: SmArch) -> tuple[str, ...]:
+    key, notes = found.best.key, []
+    if key.arch is not arch:
+        notes.append(f"a {key.arch.value} cell, running on {case.device.name}")
+    if key.generation == "sm80" and arch.capability >= TMA_CAPABILITY:
+        built = found.best.info is not None
+        others = [one.key for one in found.ranked] if built else [one for _, one in cells([arch]) if case.serves(one)]
+        if all(one.generation == "sm80" for one in others):
+            where = "the table" if built else "the matrix"
+            notes.append(f"an sm80-generation cell: {where} has none with TMA that serves this request")
     return tuple(notes)
 
 
-def _compiled(
-    request: GemmRequest, what: problem.GemmProblem, device: Device, arch: SmArch, best: Choice
-) -> Explanation:
+def _compiled(case: _Case, arch: SmArch, best: Cell, notes: tuple[str, ...]) -> Explanation:
     """Of a kernel that the table lacks and that is compiled at run time."""
-    absent = _missing(request, what, device, arch, "")
+    absent = _missing(case, arch, "")
     try:
-        cached = kernels.where(best.key, kernels.target_for(best.key, device))
+        cached = kernels.where(best.key, kernels.target_for(best.key, case.device))
     except CutlassError as error:
         return replace(absent, reason=f"the table has no kernel for it, and it cannot be compiled: {error}")
     return replace(
@@ -176,26 +315,28 @@ def _compiled(
         candidates=((best.key.name, best.seconds * 1e6),),
         cached=cached,
         compile_seconds=0.0 if cached else family(best.key).compile_seconds,
-        verified=VERIFICATION[best.key.arch],
-        notes=_notes(best, arch, device),
+        verified=str(verification(best.key.arch)),
+        notes=notes,
     )
 
 
-def _missing(request: GemmRequest, what: problem.GemmProblem, device: Device, arch: SmArch, reason: str) -> Explanation:
-    possible = list(problem.variants(what, problem.collapse_batches(what)))
-    wanted = select.nearest_key(what, possible, arch, device)
+def _missing(case: _Case, arch: SmArch, reason: str) -> Explanation:
+    try:
+        wanted = case.wanted(arch)
+    except UnsupportedError:
+        wanted = None
     if wanted is None:
-        return _without(request, arch, reason)
+        return _without(case.request, arch, reason)
     nearest = select.nearest_built(wanted)
     return replace(
-        _without(request, arch, reason),
+        _without(case.request, arch, reason),
         nearest=wanted.name,
         axes=nearest[1] if nearest else (),
-        knob=f"{select.knob(wanted)} pip install .",
+        knob=f"{select.knob(wanted)} pip install ." if preset_of(wanted) else None,
     )
 
 
-def _without(request: GemmRequest, arch: SmArch, reason: str) -> Explanation:
+def _without(request: Request, arch: SmArch, reason: str) -> Explanation:
     return Explanation(
         request=request,
         arch=arch,
@@ -204,6 +345,6 @@ def _without(request: GemmRequest, arch: SmArch, reason: str) -> Explanation:
         reason=reason,
         estimate_us=None,
         candidates=(),
-        verified=VERIFICATION[arch],
+        verified=str(verification(arch)),
         notes=(),
     )

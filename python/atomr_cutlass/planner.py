@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, TypeAlias, overload
 
-from . import conv_plan, devices, scaled
+from . import conv_plan, devices, grouped_plan, scaled
 from .bindings import BoundPlan
 from .errors import InvalidOperandError, UnsupportedError
 from .op_plan import OpPlan
@@ -14,11 +14,13 @@ from .requests import (
     ConvFwdRequest,
     ConvWgradRequest,
     GemmRequest,
+    GroupedGemmRequest,
     refuse_epilogue,
 )
+from .slots import plain
 
 ConvRequest: TypeAlias = "ConvFwdRequest | ConvDgradRequest | ConvWgradRequest"
-Request: TypeAlias = "GemmRequest | ConvFwdRequest | ConvDgradRequest | ConvWgradRequest"
+Request: TypeAlias = "GemmRequest | GroupedGemmRequest | ConvRequest"
 
 
 @overload
@@ -35,7 +37,12 @@ def plan(
 
 @overload
 def plan(
-    request: ConvRequest, device: int | None = None, *, b: None = None, backend: str = "auto", jit: str | None = None
+    request: GroupedGemmRequest | ConvRequest,
+    device: int | None = None,
+    *,
+    b: None = None,
+    backend: str = "auto",
+    jit: str | None = None,
 ) -> OpPlan: ...
 
 
@@ -66,33 +73,41 @@ def plan(
         CompileError: its source does not compile.
         DeviceUnavailableError: there is no GPU, or NVRTC is needed and missing.
     """
-    if not isinstance(request, REQUESTS):
-        expected = ", ".join(kind.__name__ for kind in REQUESTS)
-        raise InvalidOperandError(f"request is a {type(request).__name__}; expected one of {expected}")
+    expect_request(request)
+    if b is not None and not plain(request):
+        raise UnsupportedError("b= binds the operand of a plain GEMM: this plan takes all its arrays at every call")
     made: Plan | OpPlan
-    if isinstance(request, GemmRequest):
+    if isinstance(request, (GemmRequest, GroupedGemmRequest)):
         refuse_epilogue(request.epilogue.bias, request.epilogue.activation)
-        target = devices.get(device or 0).index
-        how = _how(request, backend, jit)
+    target = devices.get(device or 0).index
+    how = _how(request, backend, jit)
+    if isinstance(request, GemmRequest):
         scales = request.scales()
         if scales is None:
             made = make(request.problem(target), **how)
         else:
             made = scaled.make(request.problem(target), scales, **how)
+    elif isinstance(request, GroupedGemmRequest):
+        made = grouped_plan.make(request.problem(target), **how)
     else:
-        target = devices.get(device or 0).index
-        how = _how(request, backend, jit)
         made = conv_plan.make(request.problem(target), layout=request.layout.value, **how)
     made.request = request
     made.key = request.plan_key()
-    if b is None:
-        return made
-    if not isinstance(made, Plan):
-        raise UnsupportedError("b= binds the operand of a plain GEMM: this plan takes all its arrays at every call")
-    return BoundPlan(made, b)
+    return made if b is None else BoundPlan(made, b)
 
 
-REQUESTS = (GemmRequest, ConvFwdRequest, ConvDgradRequest, ConvWgradRequest)
+REQUESTS = (GemmRequest, GroupedGemmRequest, ConvFwdRequest, ConvDgradRequest, ConvWgradRequest)
+
+
+def expect_request(request: Any) -> None:
+    """Refuses what is no request.
+
+    Raises:
+        InvalidOperandError: it is none.
+    """
+    if not isinstance(request, REQUESTS):
+        *names, last = (kind.__name__ for kind in REQUESTS)
+        raise InvalidOperandError(f"request is a {type(request).__name__}; expected a {', '.join(names)} or {last}")
 
 
 def _how(request: Request, backend: str, jit: str | None) -> dict[str, Any]:

@@ -32,7 +32,7 @@ LAYERS = (
     ("plan", "op_plan", "arguments"),
     ("scaled", "conv_plan", "grouped_plan"),
     ("requests",),
-    ("bindings",),
+    ("bindings", "slots"),
     ("planner",),
     ("explain", "gemm", "conv", "grouped", "quantize"),
     ("messages",),

@@ -1,0 +1,121 @@
+"""What plans of requests are called with: the arrays by name, in the order of a call."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from .conv_plan import TO_NCHW
+from .conv_problem import DGRAD, FPROP, WGRAD
+from .generator.dtypes import CutlassDtype
+from .problem import MatrixSpec
+from .requests import ConvLayout, GemmRequest, GroupedGemmRequest
+from .scaled import Scale
+
+CONV_OPERANDS = {FPROP: ("x", "w"), DGRAD: ("dy", "w"), WGRAD: ("dy", "x")}
+SCALES = ("scale_a", "scale_b", "scale_d", "amax")
+
+
+@dataclass(frozen=True)
+class Slot:
+    """An operand of a request.
+
+    Attributes:
+        name: as callers say it: `a`, `x`, `scale_a`, ...; of the result `out`.
+        specs: how its array lies, dimensions in the order of a call; of a list, each of its arrays.
+        listed: whether it is a list.
+        written: whether a call writes it.
+    """
+
+    name: str
+    specs: tuple[MatrixSpec, ...]
+    listed: bool = False
+    written: bool = False
+
+    @property
+    def labels(self) -> tuple[str, ...]:
+        """A name for each array."""
+        return tuple(f"{self.name}[{i}]" for i in range(len(self.specs))) if self.listed else (self.name,)
+
+
+def slots_of(request: Any) -> tuple[Slot, ...]:
+    """What a plan of this request is called with, in order; the result is the last."""
+    if isinstance(request, GemmRequest):
+        return _of_gemm(request)
+    if isinstance(request, GroupedGemmRequest):
+        grouped = request.problem(0)
+        lists = (("a", grouped.a), ("b", grouped.b), ("c", grouped.c), ("out", grouped.d))
+        return tuple(Slot(name, specs, listed=True, written=name == "out") for name, specs in lists if specs)
+    conv = request.problem(0)
+    first, second = CONV_OPERANDS[request.op]
+    arrays = ((first, conv.a), (second, conv.b), ("c", conv.c), ("bias", conv.bias), ("out", conv.d))
+    return tuple(
+        Slot(name, (_ordered(spec, request.layout),), written=name == "out")
+        for name, spec in arrays
+        if spec is not None
+    )
+
+
+def names_of(request: Any) -> tuple[str, ...]:
+    """The operands that requests of this kind may have, those of this one first; without the result."""
+    if isinstance(request, GemmRequest):
+        every = ("a", "b", "c") if plain(request) else ("a", "b", "c", *SCALES)
+    elif isinstance(request, GroupedGemmRequest):
+        every = ("a", "b", "c")
+    else:
+        every = (*CONV_OPERANDS[request.op], "c", *(("bias",) if request.op != WGRAD else ()))
+    own = tuple(slot.name for slot in slots_of(request)[:-1])
+    return own + tuple(name for name in every if name not in own)
+
+
+def plain(request: Any) -> bool:
+    """Whether the request is a GEMM without scales: the one that has a `Plan`, not an `OpPlan`."""
+    return isinstance(request, GemmRequest) and request.scales() is None
+
+
+def shape_of(request: Any) -> dict[str, Any]:
+    """The request's extents, as JSON-ready values."""
+    shape = request.shape
+    if isinstance(request, GemmRequest):
+        return {"m": shape.m, "n": shape.n, "k": shape.k, "batch": shape.batch}
+    if isinstance(request, GroupedGemmRequest):
+        return {"groups": [[one.m, one.n, one.k] for one in shape.groups]}
+    extents = {name: getattr(shape, name) for name in ("n", "h", "w", "c", "k", "r", "s", "p", "q")}
+    return extents | {
+        "stride": list(shape.stride),
+        "padding": [list(one) for one in shape.pads],
+        "dilation": list(shape.dilation),
+        "groups": shape.groups,
+    }
+
+
+def products_of(request: Any) -> int:
+    """How many pairs of elements the request multiplies and adds."""
+    shape = request.shape
+    if isinstance(request, GemmRequest):
+        return int(shape.batch * shape.m * shape.n * shape.k)
+    if isinstance(request, GroupedGemmRequest):
+        return sum(one.m * one.n * one.k for one in shape.groups)
+    return int(shape.n * shape.p * shape.q * shape.k * shape.r * shape.s * (shape.c // shape.groups))
+
+
+def _of_gemm(request: GemmRequest) -> tuple[Slot, ...]:
+    what, scales = request.problem(0), request.scales()
+    found = [Slot("a", (what.a,)), Slot("b", (what.b,))]
+    found += [Slot("c", (what.c,))] if what.c is not None else []
+    if scales is not None:
+        for name, scale in zip(SCALES, (scales.a, scales.b, scales.d, scales.amax), strict=True):
+            found += [Slot(name, (_spec(scale),), written=name == "amax")] if scale is not None else []
+    return (*found, Slot("out", (what.d,), written=True))
+
+
+def _spec(scale: Scale) -> MatrixSpec:
+    return MatrixSpec(scale.shape, scale.strides, CutlassDtype.F32, 4)
+
+
+def _ordered(spec: MatrixSpec, layout: ConvLayout) -> MatrixSpec:
+    """A spec in the order of NHWC as calls name its dimensions."""
+    if layout is ConvLayout.NHWC or len(spec.shape) != len(TO_NCHW):
+        return spec
+    shape, strides = (tuple(values[i] for i in TO_NCHW) for values in (spec.shape, spec.strides))
+    return MatrixSpec(shape, strides, spec.dtype, spec.alignment)

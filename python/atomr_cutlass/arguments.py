@@ -115,13 +115,19 @@ def refuse_jax_out(out: Any) -> None:
         raise InvalidOperandError("out is a JAX array, which cannot be written: leave out away")
 
 
-def on_reference(backend: str, view: _core.Operand) -> bool:
-    """Whether the reference computes: asked for, or for host arrays where there is no GPU, warning once."""
+def on_reference(backend: str, view: _core.Operand, *, stacklevel: int = 4) -> bool:
+    """Whether the reference computes: asked for, or for host arrays where there is no GPU, warning once.
+
+    Args:
+        backend: of the call.
+        view: its first operand.
+        stacklevel: of the warning, for it to name the caller's line.
+    """
     if backend == "reference":
         return True
     if view.device_type != CPU or backend != "auto" or devices.available():
         return False
     if not _warned.is_set():
         _warned.set()
-        warnings.warn(f"computing with NumPy on the CPU: {devices.problem()}", RuntimeWarning, stacklevel=5)
+        warnings.warn(f"computing with NumPy on the CPU: {devices.problem()}", RuntimeWarning, stacklevel=stacklevel)
     return True

@@ -325,7 +325,7 @@ class _Call:
         if "out" in views:
             check_out(views, ("a", "b", "c", "bias"))
         first = views["a"]
-        if on_reference(options.backend, first):
+        if on_reference(options.backend, first, stacklevel=5):
             return self._on_reference(what)
         self._check_epilogue(what)
         if what.geometry.n == 0 and options.op == WGRAD:

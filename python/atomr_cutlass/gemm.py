@@ -38,7 +38,7 @@ PLANS_KEPT = 256
 _SCALARS = frozenset({int, float, np.float32, np.float64, np.int32, np.int64})
 """What the fast path takes as alpha and beta; anything else is looked at first."""
 
-_plans: PlanCache[Plan] = PlanCache(PLANS_KEPT)
+_plans: PlanCache[Plan | OpPlan] = PlanCache(PLANS_KEPT)
 
 
 def gemm(
@@ -70,7 +70,8 @@ def gemm(
         b: (..., K, N), of the same dtype and device. Batch dimensions broadcast as in NumPy.
         c: (..., M, N) of the result's dtype; needed exactly when `beta` is not 0.
         out: (..., M, N), written in place and returned; may be `c` itself, and overlaps nothing else. Not for JAX.
-        alpha: scalar; a whole number where the result is an integer. With 0, A and B are not read.
+        alpha: scalar; a whole number where the result is an integer. With 0, A and B are not read, but for scales that are
+            arrays: those are multiplied like anything else.
         beta: scalar, likewise. With 0, there is no C.
         bias: (N,), added to every row. Reference backend only, for now.
         activation: a name of `reference.ACTIVATIONS`. Reference backend only, for now.
@@ -105,16 +106,22 @@ def gemm(
         DeviceUnavailableError: `prebuilt`, `jit` or GPU operands without a usable GPU; NVRTC is needed and missing.
     """
     if (
-        bias is activation is epilogue is scale_a is scale_b is scale_d is amax is out_dtype is None
-        and not fast_accum and backend in GPU_BACKENDS and type(alpha) in _SCALARS and type(beta) in _SCALARS
+        bias is activation is epilogue is out_dtype is None
+        and backend in GPU_BACKENDS and type(alpha) in _SCALARS and type(beta) in _SCALARS
     ):  # fmt: skip
-        signature = _core.signature(a, b, c, out)
+        plain = scale_a is scale_b is scale_d is amax is None
+        arrays = (a, b, c) if plain else (a, b, c, scale_a, scale_b, scale_d, amax)
+        signature = _core.signature(*arrays, out)
         if signature is not None:
-            found = _plans.get((signature, precision, beta == 0, backend, jit))
+            found = _plans.get((signature, precision, fast_accum, beta == 0, backend, jit))
             if found is not None:
                 if type(alpha) not in _PLAIN_NUMBERS or type(beta) not in _PLAIN_NUMBERS:
                     check_scalars(alpha, beta, c)
-                return found(a, b, c, out=out, alpha=alpha, beta=beta, stream=stream)
+                if plain:
+                    return found(a, b, c, out=out, alpha=alpha, beta=beta, stream=stream)
+                check_scalars(alpha, beta, c)
+                given = (array for array in arrays if array is not None)
+                return found(*given, out=out, alpha=alpha, beta=beta, stream=stream)
     return _Call(
         a=a,
         b=b,
@@ -175,6 +182,10 @@ class _Call:
             self.precision,
             fast_accum=self.fast_accum,
         )
+        for name in ("scale_d", "amax"):
+            view = what.views.get(name)
+            if view is not None and (math.prod(view.shape) != 1 or view.dtype != CutlassDtype.F32.dlpack):
+                raise InvalidOperandError(f"{name} has shape {view.shape}; expected one element of float32")
         refuse_jax_out(self.out)
         if on_reference(self.backend, what.views["a"]):
             return self._on_reference(what)
@@ -195,19 +206,23 @@ class _Call:
         if array is None:
             array, views["out"] = operands.empty(what.shape, what.result, views["a"].device, self.a)
         if 0 not in what.shape:
-            made = self._launch(views, what.math, alpha, beta, self.a, stream)
-            if isinstance(made, Plan):
-                self._keep(made)
+            self._keep(self._launch(views, what.math, alpha, beta, self.a, stream))
         return operands.finished(array, views["out"], stream)
 
-    def _keep(self, made: Plan) -> None:
+    def _keep(self, made: Plan | OpPlan) -> None:
         """Remembers the plan under what the fast path of `gemm` can see without Python."""
-        if self.out_dtype is not None or self.fast_accum or (self.out is None and not _core.has_exchange_api(self.a)):
+        if self.out_dtype is not None or (self.out is None and not _core.has_exchange_api(self.a)):
             return
-        signature = _core.signature(self.a, self.b, self.c, self.out)
+        scaling = (*self.scales.values(), self.amax)
+        arrays = (self.a, self.b, self.c)
+        if isinstance(made, OpPlan):
+            arrays += scaling
+        elif any(scale is not None for scale in scaling):
+            return  # numbers, which are part of this call's scalars
+        signature = _core.signature(*arrays, self.out)
         if signature is None:
             return
-        _plans.insert(made, (signature, self.precision, self.beta == 0, self.backend, self.jit))
+        _plans.insert(made, (signature, self.precision, self.fast_accum, self.beta == 0, self.backend, self.jit))
 
     def _on_host(self, what: _Operation) -> Any:
         """Host operands: copied to GPU 0, multiplied there, and the result copied back."""
@@ -218,7 +233,7 @@ class _Call:
         columns = {"b"} if not supports_layouts("sm80", what.dtype, ROW, ROW) else set()
         views = {
             name: operands.upload(operands.to_numpy(what.views[name]), 0, columns=name in columns)
-            for name in what.inputs
+            for name in (*what.inputs, *(["amax"] if "amax" in what.views else []))
         }
         _, views["out"] = operands.empty(what.shape, what.result, 0, None)
         self._launch(views, what.math, alpha, beta, None, 0)
@@ -263,8 +278,6 @@ class _Call:
             view = views[name]
             if operands.dtype_of(view, name) is not CutlassDtype.F32:
                 raise InvalidOperandError(f"{name} is {operands.dtype_of(view, name).value}; expected float32")
-            if name in ("scale_d", "amax") and math.prod(view.shape) != 1:
-                raise InvalidOperandError(f"{name} has shape {view.shape}; expected one element")
             found[name] = MatrixSpec(view.shape, view.strides, CutlassDtype.F32)
         forms = scaled.scale_forms(what, found.get("scale_a"), found.get("scale_b"))
 

@@ -257,7 +257,7 @@ class _Call:
             return [] if out is None else out
         what = _operation({**self.arrays, "bias": options.bias}, options)
         first = what.views["a"][0]
-        if on_reference(options.backend, first):
+        if on_reference(options.backend, first, stacklevel=5):
             return self._on_reference(what)
         refuse_epilogue(options.bias, options.activation)
         return self._on_host(what) if first.device_type == CPU else self._on_gpu(what)

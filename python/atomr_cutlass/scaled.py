@@ -107,9 +107,12 @@ def scale_forms(what: GemmProblem, a: MatrixSpec | None, b: MatrixSpec | None) -
 
 def problem_of(what: GemmProblem, scales: Scales) -> GemmProblem:
     """The problem with the epilogue or the block scales that these scales need."""
-    if scales.block:
-        return dataclasses.replace(what, scale_granularity=(1, BLOCK, BLOCK), scale_type=ScaleType.F32.value)
-    return dataclasses.replace(what, epilogue="scaled")
+    if not scales.block:
+        return dataclasses.replace(what, epilogue="scaled")
+    epilogue = "lc" if scales.d is None and scales.amax is None else "scaled"
+    return dataclasses.replace(
+        what, epilogue=epilogue, scale_granularity=(1, BLOCK, BLOCK), scale_type=ScaleType.F32.value
+    )
 
 
 def make(
@@ -133,8 +136,9 @@ def make(
         raise UnsupportedError("K is 0: there is nothing for scales to multiply; leave them out")
     device = devices.get(what.device)
     scaled = problem_of(what, scales)
-    if scales.block and (scales.d is not None or scales.amax is not None):
-        raise UnsupportedError("block scales go with neither an array for scale_d nor amax: no kernel computes both")
+    for name, one, along in (("scale_a", scales.a, -2), ("scale_b", scales.b, -1)):
+        if one is not None and one.form == "vector" and one.shape[along] > 1 and one.strides[along] != 1:
+            raise UnsupportedError(f"{name} has strides {one.strides}: its elements must be contiguous; copy it")
     choice = choose(scaled, device, arch, backend, jit)
     picked = Picked(choice.key, choice.info, choice.seconds)
     refuse_capture(picked, what.device, stream)
@@ -221,8 +225,9 @@ class _Batch:
 
 def _batches(what: GemmProblem, scales: Scales, choice: Choice) -> list[_Batch]:
     """One launch where all batches share their scales, else one for each batch."""
-    arrays = [one for one in (scales.a, scales.b) if one is not None and math.prod(one.shape[:-2]) > 1]
-    if not arrays:
+    own = any(one is not None and math.prod(one.shape[:-2]) > 1 for one in (scales.a, scales.b))
+    # Kernels with block scales take one batch.
+    if not own and not (scales.block and math.prod(what.d.shape[:-2]) > 1):
         return [_Batch(*offsets, 0, 0, choice.batches.count) for offsets in choice.batches.offsets]
     batches = what.d.shape[:-2]
     if math.prod(batches) > MAX_OUTER:

@@ -216,7 +216,11 @@ def missing(problem: GemmProblem, device: Device, arch: SmArch | None) -> Unsupp
             break
     wanted = nearest_key(problem, possible, target, device)
     if wanted is None:
-        reason = layouts.reason or "its alignment or layout is in no cell"
+        reason = layouts.reason or (
+            "its alignment or layout is in no cell"
+            if problem.epilogue == "lc" and not problem.scale_type
+            else "no cell has scales on the device for these types, layouts and alignments"
+        )
         return UnsupportedError(f"no kernel of the matrix serves this problem on {target.value}: {reason}")
     nearest = nearest_built(wanted)
     differs = f"; the nearest there is {nearest[0]}, which differs in {', '.join(nearest[1])}" if nearest else ""

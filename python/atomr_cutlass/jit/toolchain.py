@@ -68,7 +68,7 @@ def toolchain() -> Toolchain:
         nvrtc=Path(library),
         version=(major, minor),
         build=_build(nvrtc),
-        # The stand-ins for the host's headers and for CUTLASS's costly ones come first: they shadow those of the others.
+        # Stand-ins for the host's headers and for CUTLASS's costly ones come first: they shadow those of the others.
         # From CUDA 13 on, CUTLASS asks for <cccl/cuda/...>.
         include=(OURS / "nvrtc", OURS / "shadow", INCLUDE, CUTLASS, Path(cccl), Path(cccl).parent, Path(cudart)),
         headers={

@@ -246,6 +246,6 @@ FAMILY = Family(
     supports=supports,
     cells=cells,
     values=values,
-    compile_seconds=11.0,
-    compile_mb=3600,
+    compile_seconds=10.0,
+    compile_mb=3000,
 )

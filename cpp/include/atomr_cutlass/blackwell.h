@@ -145,7 +145,7 @@ template <int kM, int kN, int kK>
 struct FloatScales {
   template <int kBlock>
   using Scales = cute::Layout<cute::Shape<cute::Shape<cute::Int<kBlock>, int>, cute::Shape<cute::Int<kK>, int>, int>,
-                              cute::Stride<cute::Stride<cute::_0, int64_t>, cute::Stride<cute::_0, int64_t>, int64_t>>;
+                              cute::Stride<cute::Stride<cute::_0, int>, cute::Stride<cute::_0, int>, int>>;
   template <class Element>
   using ElementOf = Element;
   template <class Layout>
@@ -154,15 +154,27 @@ struct FloatScales {
   using LayoutB = cute::tuple<Layout, Scales<kN>>;
 
   template <int kBlock>
-  static Scales<kBlock> layout(int extent, int k, int64_t stride, int64_t k_stride) {
+  CUTLASS_HOST_DEVICE static Scales<kBlock> layout(int extent, int k, int64_t stride, int64_t k_stride) {
     return {
         cute::make_shape(cute::make_shape(cute::Int<kBlock>{}, cute::ceil_div(extent, kBlock)),
                          cute::make_shape(cute::Int<kK>{}, cute::ceil_div(k, kK)), 1),
-        cute::make_stride(cute::make_stride(cute::_0{}, stride), cute::make_stride(cute::_0{}, k_stride), int64_t(0))};
+        cute::make_stride(cute::make_stride(cute::_0{}, int(stride)), cute::make_stride(cute::_0{}, int(k_stride)), 0)};
+  }
+
+  // Offsets of scales are 32 bits wide: with 64, the epilogue's warps spill.
+  template <int kBlock>
+  static bool in_reach(int extent, int k, int64_t stride, int64_t k_stride) {
+    int64_t const last = (cute::ceil_div(extent, kBlock) - 1) * stride + (cute::ceil_div(k, kK) - 1) * k_stride;
+    return stride >= 0 && k_stride >= 0 && last <= 0x7fffffff;
+  }
+  template <class Args>
+  static bool in_reach(Args const& args) {
+    return in_reach<kM>(args.m, args.k, args.scale_stride_a, args.scale_k_stride_a) &&
+           in_reach<kN>(args.n, args.k, args.scale_stride_b, args.scale_k_stride_b);
   }
 
   static bool can_implement(atomr_cutlass_gemm_args const& args) {
-    return args.batch == 1 && args.scale_a != nullptr && args.scale_b != nullptr;
+    return args.batch == 1 && args.scale_a != nullptr && args.scale_b != nullptr && in_reach(args);
   }
   template <class Mainloop, class Arguments>
   static void fill(Arguments& mainloop, atomr_cutlass_gemm_args const& args) {
@@ -199,14 +211,20 @@ struct VectorScales {
   }
 };
 
+// Columns of tensor memory that end where a tensor ends.
+template <class Tensor>
+CUTLASS_DEVICE constexpr int tensor_memory_columns() {
+  using Words = decltype(cute::recast<uint32_t>(cute::declval<Tensor&>()));
+  return cute::cosize(typename Words::layout_type{}) & cutlass::detail::TmemColMask;
+}
+
 // Whether overlapping accumulators and the scales fit in tensor memory.
 template <bool kOverlapping, class Mainloop, class EpilogueTile>
-constexpr bool fits_in_tensor_memory() {
+CUTLASS_DEVICE constexpr bool fits_in_tensor_memory() {
   if constexpr (kOverlapping) {
     using Memory = decltype(Mainloop::template init_tmem_tensors<EpilogueTile, true>(EpilogueTile{}));
-    return cutlass::detail::find_tmem_tensor_col_offset(decltype(Memory{}.accumulators){}) +
-               cutlass::detail::find_tmem_tensor_col_offset(decltype(Memory{}.tCtSFA){}) +
-               cutlass::detail::find_tmem_tensor_col_offset(decltype(Memory{}.tCtSFB){}) <=
+    return tensor_memory_columns<decltype(Memory::accumulators)>() + tensor_memory_columns<decltype(Memory::tCtSFA)>() +
+               tensor_memory_columns<decltype(Memory::tCtSFB)>() <=
            512;
   }
   return true;
@@ -250,7 +268,6 @@ struct BlackwellGemm {
   using Kernel = cutlass::gemm::kernel::GemmUniversal<cute::Shape<int, int, int, int>, CollectiveMainloop,
                                                       CollectiveEpilogue, TileScheduler>;
   using Params = typename Kernel::Params;
-  static_assert(fits_in_tensor_memory<kOverlapping, CollectiveMainloop, EpilogueTile>());
 
   static constexpr int kThreads = Kernel::MaxThreadsPerBlock;
   static constexpr int kMinBlocks = Kernel::MinBlocksPerMultiprocessor;
@@ -309,6 +326,8 @@ struct BlackwellGemm {
   static dim3 grid(Params const& params) { return Kernel::get_grid_shape(params); }
 
   CUTLASS_DEVICE static void run(Params const& params, char* shared) {
+    // Here, since nvcc's host compiler does not see what device functions return.
+    static_assert(fits_in_tensor_memory<kOverlapping, CollectiveMainloop, EpilogueTile>());
     Kernel kernel;
     kernel(params, shared);
   }

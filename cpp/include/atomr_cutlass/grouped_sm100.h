@@ -191,6 +191,7 @@ struct GroupedSm100 {
     bool const along_k = args.form == ATOMR_CUTLASS_GROUPED_K;
     if (kBlockScales && (along_k || (!list && (args.scale_a == nullptr || args.scale_b == nullptr)))) return false;
     if (list) return true;
+    if (kBlockScales && !Scales::in_reach(args)) return false;
     // The rows of a column-major A begin anywhere.
     if (!kRowMajorA && args.form == ATOMR_CUTLASS_GROUPED_CONTIGUOUS) return false;
     bool const strided = args.lda % kAlignA == 0 && args.ldb % kAlignB == 0 && args.ldd % kAlignD == 0 &&

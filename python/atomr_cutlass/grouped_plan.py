@@ -42,6 +42,7 @@ FULL_ACCUMULATION = 1.05
 """How much longer than with fast accumulation an fp8 kernel takes, by the model."""
 NARROW = 1.5
 """How much longer than the model thinks a kernel takes that reads single elements: it is for what others cannot."""
+EMPTY_ROWS = 0.05
 
 _SCALE_FORMS = {TENSOR: 0, VECTOR: 1, GROUP: 2, BLOCKS: 0}
 _POINTERS = ("a", "b", "c", "d", "scale_a", "scale_b")
@@ -57,6 +58,8 @@ def cost(key: KernelKey, what: GroupedProblem, device: Device) -> float | None:
         ldc=n, ldd=n, batch_strides=(0, 0, 0, 0), align_a=key.align_a, align_b=key.align_b, align_d=key.align_d,
     )  # fmt: skip
     seconds = estimate.seconds(key, variant, device, shared_memory(key))
+    # Where memory is what takes the time all tiles look alike; the fewer rows of one are empty, the better.
+    seconds *= 1.0 + EMPTY_ROWS * (1.0 - m / (key.tile[0] * -(-m // key.tile[0])))
     seconds *= NARROW if key.mainloop == "twostage" else 1.0
     return seconds * (FULL_ACCUMULATION if key.a in FP8_TYPES and key.math != FAST else 1.0)
 
@@ -282,15 +285,16 @@ def _common_strides(letter: str, scale: GroupScale) -> dict[str, int]:
         UnsupportedError: they have none.
     """
     name, (along, k_along) = f"scale_{letter}", (-2, -1) if letter == "a" else (-1, -2)
+    arrays = [spec for spec in scale.arrays if 0 not in spec.shape]
     if scale.form == VECTOR:
-        if any(spec.shape[along] > 1 and spec.strides[along] != 1 for spec in scale.arrays):
+        if any(spec.shape[along] > 1 and spec.strides[along] != 1 for spec in arrays):
             raise UnsupportedError(f"the members of {name} must be contiguous")
         return {}
     if scale.form != BLOCKS:
         return {}
     found = {}
     for field, dim in ((f"scale_stride_{letter}", along), (f"scale_k_stride_{letter}", k_along)):
-        strides = {spec.strides[dim] for spec in scale.arrays if spec.shape[dim] > 1}
+        strides = {spec.strides[dim] for spec in arrays if spec.shape[dim] > 1}
         if len(strides) > 1:
             raise UnsupportedError(
                 f"the members of {name} have different strides ({sorted(strides)[:4]}): the block scales of a list "

@@ -1,0 +1,455 @@
+"""What `test_grouped.py` runs in a process whose driver and kernels are fakes: device memory is the host's.
+
+Every function named `case_...` is a test; the process prints what each of them raised as JSON.
+"""
+
+import ctypes
+import itertools
+import json
+import os
+import re
+import sys
+import traceback
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+import atomr_cutlass as ac
+from atomr_cutlass import _core, grouped_plan, operands, table
+from atomr_cutlass.grouped_plan import ENTRY
+
+grouped_module = sys.modules["atomr_cutlass.grouped"]
+Values = np.ndarray[Any, Any]
+
+POISON = np.float32(-77777)
+random = np.random.default_rng(11)
+
+
+def operand(array: Values) -> _core.Operand:
+    """GPU memory that is the array's."""
+    strides = [s // array.itemsize for s in array.strides]
+    dtype = {np.dtype(np.float32): (2, 32), np.dtype(np.int32): (0, 32)}[array.dtype]
+    return _core.Operand(array.ctypes.data, array.shape, strides, dtype, operands.CUDA, 0, False, array)
+
+
+def matrix(*shape: int, pad: int = 0, column: bool = False) -> Values:
+    """Small whole numbers, whose sums are exact; rows (or columns) with `pad` elements of poison after each."""
+    *batch, rows, columns = shape
+    if column:
+        return matrix(*batch, columns, rows, pad=pad).swapaxes(-1, -2)
+    room = np.full((*batch, rows, columns + pad), POISON, np.float32)
+    made = room[..., :columns]
+    made[...] = random.integers(-4, 5, made.shape)
+    return made
+
+
+def blank(*shape: int, pad: int = 0) -> Values:
+    made = matrix(*shape, pad=pad)
+    made[...] = POISON
+    return made
+
+
+def i32(*values: int) -> Values:
+    return np.array(values, np.int32)
+
+
+def powers(*shape: int) -> Values:
+    """Scales whose products are exact."""
+    return (2.0 ** random.integers(-2, 3, shape)).astype(np.float32)
+
+
+def refused(error: type[Exception], says: str, call: Callable[[], Any]) -> None:
+    with pytest.raises(error, match=re.escape(says)):
+        call()
+
+
+def on_gpu(given: Any) -> Any:
+    if isinstance(given, (list, tuple)):
+        return type(given)(on_gpu(one) for one in given)
+    return operand(given) if isinstance(given, np.ndarray) else given
+
+
+def agree(a: Any, b: Any, c: Any = None, *, out: Any, **arguments: Any) -> None:
+    """The kernel and the reference write the same into `out`, poison included; twice, the second time as kept."""
+    copy = [np.array(one) for one in out] if isinstance(out, list) else np.array(out)
+    plain = {name: value for name, value in arguments.items() if value is not None}
+    want: Any = ac.grouped_gemm(a, b, c, out=copy, backend="reference", **plain)
+    before = [np.array(one) for one in out] if isinstance(out, list) else np.array(out)
+    for _ in range(2):
+        target = on_gpu(out)
+        given = {name: on_gpu(value) for name, value in plain.items()}
+        got = ac.grouped_gemm(on_gpu(a), on_gpu(b), on_gpu(c), out=target, **given)
+        assert got is target
+        for one, right, old in zip(*(x if isinstance(x, list) else [x] for x in (out, want, before)), strict=True):
+            np.testing.assert_array_equal(one, right)
+            assert one.base is None or (one.base[..., one.shape[-1] :] == POISON).all()
+            one[...] = old
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+
+
+def case_contiguous() -> None:
+    sizes = (([3, 0, 5, 1], 9), ([0, 0, 0, 0], 4), ([2, 2, 2, 2], 12), ([12, 0, 0, 0], 12))
+    for (counts, rows), column, pad, (k, n), beta in itertools.product(
+        sizes, (False, True), (0, 4, 3), ((8, 12), (7, 5)), (0, 2)
+    ):
+        a, b = matrix(rows, k, pad=pad), matrix(4, k, n, column=column)
+        c = matrix(rows, n) if beta else None
+        ends = np.cumsum(counts).astype(np.int32)
+        agree(a, b, c, out=blank(rows, n, pad=pad), offsets=ends, beta=beta, alpha=0.5)
+        agree(a, b, c, out=blank(rows, n, pad=pad), counts=i32(*counts), beta=beta)
+
+
+def case_masked() -> None:
+    for counts, column, pad, (k, n), beta in itertools.product(
+        ([3, 0, 6], [6, 6, 6], [0, 0, 0]), (False, True), (0, 4, 1), ((8, 12), (7, 5)), (0, -1)
+    ):
+        a, b = matrix(3, 6, k, pad=pad), matrix(3, k, n, column=column)
+        c = matrix(3, 6, n) if beta else None
+        agree(a, b, c, out=blank(3, 6, n, pad=pad), counts=i32(*counts), beta=beta)
+
+
+def case_along_k() -> None:
+    for counts, layouts, pad, (m, n), beta in itertools.product(
+        ([3, 0, 6], [9, 0, 0], [0, 0, 0], [2, 3, 1]), ("rr", "rc", "cr"), (0, 4, 1), ((8, 12), (7, 5)), (0, 3)
+    ):
+        a, b = matrix(m, 9, pad=pad, column=layouts[0] == "c"), matrix(9, n, column=layouts[1] == "c")
+        c = matrix(3, m, n) if beta else None
+        agree(a, b, c, out=blank(3, m, n), counts=i32(*counts), beta=beta)
+        agree(a, b, c, out=blank(3, m, n), offsets=np.cumsum(counts).astype(np.int32), beta=beta)
+
+
+SHAPES = ((4, 8, 12), (1, 1, 1), (9, 4, 16), (0, 4, 8), (5, 0, 8), (4, 12, 0), (7, 3, 5))
+
+
+def case_lists() -> None:
+    for shapes, column, beta in itertools.product((SHAPES, SHAPES[:3], SHAPES[:1], SHAPES * 9), (False, True), (0, 2)):
+        a = [matrix(m, k) for m, n, k in shapes]
+        b = [matrix(k, n, column=column) for m, n, k in shapes]
+        c = [matrix(m, n) for m, n, k in shapes] if beta else None
+        agree(a, b, c, out=[blank(m, n, pad=2) for m, n, k in shapes], beta=beta)
+        targets = [blank(m, n) for m, n, k in shapes]
+        agree(tuple(a), b, c, out=targets, beta=beta)
+
+
+def case_a_list_takes_the_widest_cell_that_all_of_it_allows() -> None:
+    a, b = [matrix(4, 8), matrix(8, 16)], [matrix(8, 12), matrix(16, 4)]
+    out = [blank(4, 12), blank(8, 4)]
+    plans = grouped_module._plans
+    plans.clear()
+    ac.grouped_gemm(on_gpu(a), on_gpu(b), out=on_gpu(out))
+    assert [plan.main.key.align_a for plan in plans._plans.values()] == [4]
+    out[0] = blank(4, 12, pad=1)
+    ac.grouped_gemm(on_gpu(a), on_gpu(b), out=on_gpu(out))
+    assert [plan.main.key.align_a for plan in plans._plans.values()] == [4, 1]
+
+
+def case_scales_of_arrays() -> None:
+    rows, k, n, groups = 10, 8, 12, 3
+    ends = i32(4, 4, 9)
+    for column in (False, True):
+        a, b = matrix(rows, k), matrix(groups, k, n, column=column)
+        for scale_a, scale_b in itertools.product(
+            (None, 0.5, powers(1), powers(groups), powers(rows, 1)),
+            (None, 2.0, powers(1, 1, 1), powers(groups), powers(groups, 1, 1), powers(groups, 1, n)),
+        ):
+            agree(a, b, out=blank(rows, n), offsets=ends, scale_a=scale_a, scale_b=scale_b, alpha=2.0)
+    a, b = matrix(groups, 6, k), matrix(groups, k, n)
+    for scale_a, scale_b in itertools.product(
+        (None, powers(groups), powers(groups, 1, 1), powers(groups, 6, 1)), (None, powers(groups), powers(groups, 1, n))
+    ):
+        agree(a, b, out=blank(groups, 6, n), counts=i32(3, 6, 0), scale_a=scale_a, scale_b=scale_b)
+    a, b = matrix(5, rows, column=True), matrix(rows, n)
+    for scale_a, scale_b in itertools.product(
+        (None, powers(groups), powers(groups, 1, 1), powers(5, 1), powers(groups, 5, 1)),
+        (None, powers(groups), powers(1, n), powers(groups, 1, n)),
+    ):
+        agree(a, b, out=blank(groups, 5, n), offsets=ends, scale_a=scale_a, scale_b=scale_b)
+
+
+def case_scales_of_blocks() -> None:
+    rows, k, n, groups = 10, 300, 200, 3
+    a, b, ends = matrix(rows, k), matrix(groups, k, n, column=True), i32(4, 4, 9)
+    scale_b = powers(groups, 3, 2)
+    wide = powers(rows, 5)
+    for scale_a in (powers(rows, 3), powers(3, rows).T, wide[:, 1:4]):
+        agree(a, b, out=blank(rows, n), offsets=ends, scale_a=scale_a, scale_b=scale_b)
+    turned = np.ascontiguousarray(scale_b.swapaxes(1, 2)).swapaxes(1, 2)
+    agree(a, b, out=blank(rows, n), offsets=ends, scale_a=powers(rows, 3), scale_b=turned)
+    a = matrix(groups, 6, k)
+    agree(a, b, out=blank(groups, 6, n), counts=i32(3, 6, 0), scale_a=powers(groups, 6, 3), scale_b=scale_b)
+    # One block of K: scales of blocks of A look like those of rows.
+    a, b = matrix(rows, 96), matrix(groups, 96, n)
+    agree(a, b, out=blank(rows, n), offsets=ends, scale_a=powers(rows, 1), scale_b=powers(groups, 1, 2))
+
+
+def case_scales_of_lists() -> None:
+    shapes = ((4, 8, 12), (1, 1, 3), (9, 4, 16))
+    a, b = [matrix(m, k) for m, n, k in shapes], [matrix(k, n) for m, n, k in shapes]
+    for scale_a, scale_b in itertools.product(
+        (None, powers(1), [powers(1) for _ in shapes], [powers(m, 1) for m, n, k in shapes], [0.5] * 3),
+        (None, [powers(1, 1) for _ in shapes], [powers(1, n) for m, n, k in shapes]),
+    ):
+        agree(a, b, out=[blank(m, n) for m, n, k in shapes], scale_a=scale_a, scale_b=scale_b)
+    same = ((4, 200, 300), (7, 130, 300), (0, 200, 300))
+    a, b = [matrix(m, k) for m, n, k in same], [matrix(k, n) for m, n, k in same]
+    blocks = {"scale_a": [powers(m, 3) for m, n, k in same], "scale_b": [powers(3, 2) for m, n, k in same]}
+    agree(a, b, out=[blank(m, n) for m, n, k in same], **blocks)
+    blocks["scale_a"][1] = powers(3, 7).T
+    refused(
+        ac.UnsupportedError,
+        "the members of scale_a have different strides",
+        lambda: ac.grouped_gemm(on_gpu(a), on_gpu(b), **{name: on_gpu(one) for name, one in blocks.items()}),
+    )
+    refused(ac.UnsupportedError, "must be the same", lambda: ac.grouped_gemm(a, b, scale_a=[1.0, 2.0, 3.0]))
+
+
+def case_results_are_made_where_none_is_given() -> None:
+    a, b = matrix(9, 7), matrix(2, 7, 5)
+    got = ac.grouped_gemm(operand(a), operand(b), offsets=operand(i32(4, 9)))
+    host = operands.download(got)
+    np.testing.assert_array_equal(host, np.concatenate([a[:4] @ b[0], a[4:] @ b[1]]))
+    made = ac.grouped_gemm([operand(a), operand(a)], [operand(b[0]), operand(b[1])])
+    assert isinstance(made, list)
+    for one, other in zip(made, b, strict=True):
+        np.testing.assert_array_equal(operands.download(one), a @ other)
+
+
+def case_host_operands_are_uploaded() -> None:
+    a, b = matrix(9, 7), matrix(2, 7, 5)
+    got = ac.grouped_gemm(a, b, counts=i32(4, 2))
+    np.testing.assert_array_equal(got, np.concatenate([a[:4] @ b[0], a[4:6] @ b[1], np.zeros((3, 5))]))
+    out = blank(9, 5, pad=1)
+    assert ac.grouped_gemm(a, b, offsets=i32(0, 3), out=out) is out
+    np.testing.assert_array_equal(out, np.concatenate([a[:3] @ b[1], np.full((6, 5), POISON)]))
+    assert (out.base[:, 5:] == POISON).all()
+    got = ac.grouped_gemm(matrix(2, 9), matrix(9, 5), offsets=i32(4, 9))
+    assert got.shape == (2, 2, 5)
+    got = ac.grouped_gemm([a, a], [b[0], b[1]])
+    np.testing.assert_array_equal(got[1], a @ b[1])
+    refused(ac.InvalidOperandError, "offsets[1] is 10", lambda: ac.grouped_gemm(a, b, offsets=i32(4, 10)))
+
+
+def case_the_reference_reads_gpu_arrays() -> None:
+    a, b, out = matrix(9, 7), matrix(2, 7, 5), blank(9, 5)
+    ac.grouped_gemm(operand(a), operand(b), offsets=operand(i32(0, 3)), out=operand(out), backend="reference")
+    np.testing.assert_array_equal(out, np.concatenate([a[:3] @ b[1], np.full((6, 5), POISON)]))
+
+
+def case_offsets_on_the_device_are_cut_off_and_not_refused() -> None:
+    a, b = matrix(6, 4), matrix(3, 4, 8)
+    for ends in (i32(2, 100, 200), i32(2, -5, 1), i32(-3, 4, 4)):
+        out = blank(6, 8)
+        ac.grouped_gemm(operand(a), operand(b), offsets=operand(ends), out=operand(out))
+        inside = np.clip(ends, 0, 6)
+        want, start = blank(6, 8), 0
+        for g, end in enumerate(inside):
+            if end > start:
+                want[start:end] = a[start:end] @ b[g]
+            start = end
+        np.testing.assert_array_equal(out, want)
+
+
+def case_the_debug_switch_names_the_first_wrong_one() -> None:
+    a, b = operand(matrix(6, 4)), operand(matrix(3, 4, 8))
+    masked = operand(matrix(3, 6, 4))
+    cases = (
+        ({"offsets": i32(2, 1, 6)}, "offsets[1] is 1, which goes back from 2"),
+        ({"offsets": i32(2, 3, 7)}, "offsets[2] is 7: group 2 ends at 7 of 6"),
+        ({"counts": i32(2, -1, 3)}, "counts[1] is -1, which is negative"),
+        ({"counts": i32(2, 3, 3)}, "counts[2] is 3: group 2 ends at 8 of 6"),
+    )
+    for (given, says), env in itertools.product(cases, (False, True)):
+        out = blank(6, 8)
+        where = {name: operand(value) for name, value in given.items()}
+        ac.grouped_gemm(a, b, out=operand(out), **where)  # kept, and not looked at
+        out[...] = POISON
+        with pytest.MonkeyPatch.context() as patch:
+            if env:
+                patch.setenv("ATOMR_CUTLASS_CHECK", "1")
+            options = {} if env else {"check": True}
+            refused(
+                ac.InvalidOperandError,
+                says,
+                lambda: ac.grouped_gemm(a, b, out=operand(out), **where, **options),  # noqa: B023 - called at once
+            )
+        assert (out == POISON).all()
+    refused(
+        ac.InvalidOperandError,
+        "counts[1] is 7; a group has 0 to 6 rows",
+        lambda: ac.grouped_gemm(masked, b, counts=operand(i32(0, 7, 9)), check=True),
+    )
+    refused(
+        ac.InvalidOperandError,
+        "offsets[1] is 5: group 1 ends at 5 of 4",
+        lambda: ac.grouped_gemm(a, operand(matrix(4, 8)), offsets=operand(i32(0, 5)), check=True),
+    )
+    out = operand(blank(6, 8))
+    assert ac.grouped_gemm(a, b, offsets=operand(i32(1, 2, 6)), out=out, check=True) is out
+
+
+def case_the_debug_switch_and_graphs() -> None:
+    """The stream 777 is being captured."""
+    a, b, out = operand(matrix(6, 4)), operand(matrix(3, 4, 8)), operand(blank(6, 8))
+    given = {"offsets": operand(i32(1, 2, 60)), "out": out, "stream": 777}
+    refused(ac.UnsupportedError, "captured", lambda: ac.grouped_gemm(a, b, check=True, **given))
+    os.environ["ATOMR_CUTLASS_CHECK"] = "1"
+    try:
+        ac.grouped_gemm(a, b, **given)
+    finally:
+        del os.environ["ATOMR_CUTLASS_CHECK"]
+
+
+def case_plans_are_kept_by_what_can_be_seen() -> None:
+    plans = grouped_module._plans
+    plans.clear()
+    hits = plans.hits
+    a, b, out = operand(matrix(6, 4)), operand(matrix(3, 4, 8)), operand(blank(6, 8))
+    for ends in (i32(1, 2, 3), i32(0, 0, 6)):
+        for alpha in (1.0, 2.0):
+            ac.grouped_gemm(a, b, offsets=operand(ends), out=out, alpha=alpha, scale_a=3.0)
+    assert (len(plans), plans.hits) == (1, hits + 3)
+    ac.grouped_gemm(a, b, counts=operand(i32(1, 2, 3)), out=out)
+    assert len(plans) == 2
+    ac.grouped_gemm(a, b, counts=operand(i32(1, 2, 3)), out=out, fast_accum=True)
+    assert len(plans) == 3
+    refused(
+        ac.InvalidOperandError, "give beta", lambda: ac.grouped_gemm(a, b, out, counts=operand(i32(1, 2, 3)), out=out)
+    )
+    listed = [operand(matrix(6, 4)), operand(matrix(2, 8))], [operand(matrix(4, 4)), operand(matrix(8, 4))]
+    targets = [operand(blank(6, 4)), operand(blank(2, 4))]
+    hits = plans.hits
+    for _ in range(3):
+        assert ac.grouped_gemm(*listed, out=targets) is targets
+    assert (len(plans), plans.hits) == (4, hits + 2)
+
+
+def case_out_may_be_c() -> None:
+    a, b, c = matrix(6, 4), matrix(3, 4, 8), matrix(6, 8)
+    want = np.concatenate([a[:2] @ b[0], a[2:] @ b[2]]) + 2 * c
+    out = operand(c)
+    ac.grouped_gemm(operand(a), operand(b), out, offsets=operand(i32(2, 2, 6)), beta=2.0, out=out)
+    np.testing.assert_array_equal(c, want)
+
+
+def case_nothing_to_do() -> None:
+    empty = operand(blank(0, 8))
+    out = ac.grouped_gemm(operand(matrix(0, 4)), operand(matrix(3, 4, 8)), offsets=operand(i32(0, 0, 0)), out=empty)
+    assert out is empty
+    out = operand(blank(5, 8))
+    none = _core.Operand(0, (0,), None, (0, 32), operands.CUDA, 0, False, None)
+    weights = _core.Operand(0, (0, 4, 8), None, (2, 32), operands.CUDA, 0, False, None)
+    assert ac.grouped_gemm(operand(matrix(5, 4)), weights, offsets=none, out=out) is out
+    assert ac.grouped_gemm([], []) == []
+    # K of 0 leaves beta * C.
+    a, b, c = blank(6, 0), blank(3, 0, 8), matrix(6, 8)
+    agree(a, b, c, out=blank(6, 8), offsets=i32(1, 2, 5), beta=2.0)
+    agree(blank(5, 0), blank(0, 8), out=blank(2, 5, 8), offsets=i32(0, 0))
+
+
+def case_what_no_kernel_reads() -> None:
+    a, b, ends = operand(matrix(6, 4)), operand(matrix(3, 4, 8)), operand(i32(1, 2, 6))
+    calls: tuple[tuple[str, Callable[[], Any]], ...] = (
+        (
+            "no kernel of the matrix",
+            lambda: ac.grouped_gemm(
+                operand(matrix(6, 4, column=True)), operand(matrix(3, 4, 8, column=True)), offsets=ends
+            ),
+        ),
+        (
+            "no kernel of the matrix",
+            lambda: ac.grouped_gemm(a, b, offsets=ends, out=operand(matrix(6, 8, column=True))),
+        ),
+        (
+            "no kernel of the matrix",
+            lambda: ac.grouped_gemm(
+                operand(matrix(6, 4, column=True)), operand(matrix(4, 8, column=True)), counts=ends
+            ),
+        ),
+        ("no fused epilogues", lambda: ac.grouped_gemm(a, b, offsets=ends, activation="relu")),
+        ("no fused epilogues", lambda: ac.grouped_gemm(a, b, offsets=ends, bias=operand(matrix(1, 8)[0]))),
+        (
+            "make it contiguous",
+            lambda: ac.grouped_gemm(a, b, offsets=operand(np.arange(6, dtype=np.int32)[::2])),
+        ),
+        (
+            "must be contiguous",
+            lambda: ac.grouped_gemm(a, b, offsets=ends, scale_a=operand(powers(6, 2)[:, :1])),
+        ),
+        (
+            "must be contiguous",
+            lambda: ac.grouped_gemm(a, b, offsets=ends, scale_b=operand(powers(6)[::2])),
+        ),
+    )
+    for says, call in calls:
+        refused(ac.UnsupportedError, says, call)
+
+
+def case_operands_lie_in_one_place() -> None:
+    a, b = operand(matrix(6, 4)), operand(matrix(3, 4, 8))
+    refused(ac.InvalidOperandError, "offsets on the CPU", lambda: ac.grouped_gemm(a, b, offsets=i32(1, 2, 6)))
+
+
+def case_results_must_not_overlap() -> None:
+    room = matrix(12, 8)
+    a, b, ends = operand(matrix(6, 4)), operand(matrix(3, 4, 8)), operand(i32(1, 2, 6))
+    out = operand(room[:6])
+    shared = ac.InvalidOperandError
+    refused(
+        shared, "out overlaps c", lambda: ac.grouped_gemm(a, b, operand(room[2:8]), offsets=ends, beta=1.0, out=out)
+    )
+    matrices = [operand(matrix(6, 4)) for _ in range(2)], [operand(matrix(4, 8)) for _ in range(2)]
+    overlapping = [operand(room[:6]), operand(room[5:11])]
+    refused(shared, "overlaps", lambda: ac.grouped_gemm(*matrices, out=overlapping))
+    refused(shared, "overlaps", lambda: ac.grouped_gemm(*matrices, out=overlapping, backend="reference"))
+
+
+def case_the_table_of_a_list_is_laid_out_as_kernels_read_it() -> None:
+    pack = ctypes.CDLL(os.environ["ATOMR_CUTLASS_PACKS"])
+    found = (ctypes.c_int32 * 14).in_dll(pack, "group_layout")
+    assert list(found) == [ENTRY.size, *range(0, 80, 8), 80, 84, 88]
+
+
+def case_a_request_becomes_a_plan() -> None:
+    shapes = ((4, 8, 12), (1, 1, 1), (9, 4, 16))
+    groups = ac.GroupedGemmShape([ac.GemmShape(*one) for one in shapes])
+    request = ac.GroupedGemmRequest(groups, dtype=ac.CutlassDtype.BF16)
+    what = request.problem(0)
+    assert what.members == list(shapes)
+    refused(ac.KernelNotFoundError, "no kernel in the table", lambda: grouped_plan.make(what, backend="prebuilt"))
+    a, b = [matrix(m, k) for m, n, k in shapes], [matrix(k, n) for m, n, k in shapes]
+    out = [blank(m, n) for m, n, k in shapes]
+    specs = {name: tuple(_spec(one) for one in given) for name, given in (("a", a), ("b", b), ("d", out))}
+    plan = grouped_plan.make(type(what)(**{**vars(what), **specs, "math": "ieee"}))
+    assert plan.slots == [f"{name}[{g}]" for name in ("a", "b", "out") for g in range(3)]
+    assert plan.launches == 2
+    plan(*on_gpu(a), *on_gpu(b), *on_gpu(out), alpha=2.0)
+    for one, x, y in zip(out, a, b, strict=True):
+        np.testing.assert_array_equal(one, 2 * (x @ y))
+
+
+def _spec(array: Values) -> Any:
+    view = operand(array)
+    return ac.problem.MatrixSpec(view.shape, view.strides, ac.CutlassDtype.F32, view.alignment)
+
+
+def main() -> None:
+    """Runs the cases over the kernels of packs alone: those of the installation need a GPU."""
+    every = table.kernels
+    table.kernels = lambda *given, **named: [k for k in every(*given, **named) if k.pack]
+    outcome = {}
+    for name, case in list(globals().items()):
+        if name.startswith("case_"):
+            try:
+                case()
+                outcome[name] = ""
+            except (Exception, pytest.fail.Exception):  # noqa: BLE001 - whatever it is, it is the outcome
+                outcome[name] = traceback.format_exc()
+    print(json.dumps(outcome))
+
+
+if __name__ == "__main__":
+    main()

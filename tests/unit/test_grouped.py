@@ -1,0 +1,528 @@
+"""`grouped_gemm`: the reference backend, what is refused, and how plans are put together.
+
+From the call to the C ABI without a GPU: `tests/helpers/grouped_cases.py`, over kernels that run on the host.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import re
+import subprocess
+import sys
+import warnings
+from pathlib import Path
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+import atomr_cutlass as ac
+import fake_grouped
+import fake_pack
+import fake_table
+from atomr_cutlass import CutlassDtype as D
+from atomr_cutlass import SmArch, arguments, devices, grouped_plan, pick, reference
+from atomr_cutlass.errors import InvalidOperandError, KernelNotFoundError, UnsupportedError
+from atomr_cutlass.generator.matrix import ARCHS, expand
+from atomr_cutlass.grouped_problem import (
+    ALONG_K,
+    CONTIGUOUS,
+    LIST,
+    MASKED,
+    GroupedProblem,
+    GroupScale,
+    scale_forms,
+)
+from atomr_cutlass.problem import MatrixSpec
+from dlpack_arrays import Array
+
+Values = np.ndarray[Any, Any]
+
+CASES_FILE = Path(fake_grouped.__file__).with_name("grouped_cases.py")
+CASES = re.findall(r"^def (case_\w+)", CASES_FILE.read_text(encoding="utf-8"), re.MULTILINE)
+
+
+def _random(*shape: int, dtype: Any = np.float32) -> Values:
+    values = np.random.default_rng(shape).integers(-4, 5, shape)
+    return values.astype(np.float32).astype(dtype)
+
+
+def _i32(*values: int) -> Values:
+    return np.array(values, np.int32)
+
+
+def _call(*operands: Any, **arguments: Any) -> Any:
+    return ac.grouped_gemm(*operands, **({"backend": "reference"} | arguments))
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# On kernels that run on the host
+# ----------------------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def outcome(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """What each case raised, as text; empty where it passed."""
+    folder = tmp_path_factory.mktemp("fake")
+    pack = fake_grouped.make_pack(folder / "pack.so")
+    libraries = [str(fake_pack.make_driver(folder / "driver")), os.environ.get("LD_LIBRARY_PATH", "")]
+    process = subprocess.run(
+        [sys.executable, "-W", "error", str(CASES_FILE)],
+        env=os.environ
+        | {
+            "LD_LIBRARY_PATH": os.pathsep.join(filter(None, libraries)),
+            "ATOMR_CUTLASS_PACKS": str(pack),
+            "ATOMR_CUTLASS_JIT": "off",
+        },
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=120,
+    )
+    assert process.returncode == 0, process.stderr
+    result: dict[str, str] = json.loads(process.stdout.splitlines()[-1])
+    return result
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_on_a_fake_gpu(case: str, outcome: dict[str, str]) -> None:
+    assert outcome[case] == ""
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Numbers of the reference backend
+# ----------------------------------------------------------------------------------------------------------------------
+
+DTYPES = [np.float64, np.float32, np.float16, ml_dtypes.bfloat16, ml_dtypes.float8_e4m3fn]
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("divide", ["offsets", "counts"])
+def test_contiguous_groups(dtype: Any, divide: str) -> None:
+    a, b = _random(9, 5, dtype=dtype), _random(3, 5, 4, dtype=dtype)
+    where = {"offsets": _i32(4, 4, 7)} if divide == "offsets" else {"counts": _i32(4, 0, 3)}
+    got = _call(a, b, **where)
+    wide_a, wide_b = a.astype(np.float64), b.astype(np.float64)
+    want = np.concatenate([wide_a[:4] @ wide_b[0], wide_a[4:7] @ wide_b[2], np.zeros((2, 4))])
+    assert got.dtype == (ml_dtypes.bfloat16 if dtype is ml_dtypes.float8_e4m3fn else dtype)
+    np.testing.assert_array_equal(got.astype(np.float64), want)
+
+
+def test_masked_groups_keep_the_rest_of_out() -> None:
+    a, b, c = _random(3, 6, 5), _random(3, 5, 4), _random(3, 6, 4)
+    out = np.full((3, 6, 4), 77, np.float32)
+    assert _call(a, b, c, counts=_i32(6, 0, 2), out=out, alpha=2, beta=-1) is out
+    want = np.full((3, 6, 4), 77, np.float32)
+    want[0] = 2 * (a[0] @ b[0]) - c[0]
+    want[2, :2] = 2 * (a[2, :2] @ b[2]) - c[2, :2]
+    np.testing.assert_array_equal(out, want)
+
+
+def test_groups_along_k() -> None:
+    a, b = _random(4, 9), _random(9, 5)
+    got = _call(a, b, offsets=_i32(2, 2, 9))
+    np.testing.assert_array_equal(got, [a[:, :2] @ b[:2], np.zeros((4, 5)), a[:, 2:] @ b[2:]])
+
+
+def test_lists_of_matrices() -> None:
+    shapes = ((4, 5, 6), (0, 3, 2), (1, 1, 0))
+    a, b = [_random(m, k) for m, n, k in shapes], [_random(k, n) for m, n, k in shapes]
+    got = _call(a, tuple(b))
+    assert isinstance(got, list)
+    for d, x, y in zip(got, a, b, strict=True):
+        np.testing.assert_array_equal(d, x @ y)
+    out = [np.full_like(d, 7) for d in got]
+    assert _call(a, b, got, beta=1, out=out) is out
+    np.testing.assert_array_equal(out[0], 2 * got[0])
+    assert _call([], []) == []
+
+
+def test_bias_and_activation() -> None:
+    a, b, bias = _random(6, 5), _random(2, 5, 4), _random(2, 4)
+    got = _call(a, b, offsets=_i32(2, 6), bias=bias, activation="relu")
+    want = np.concatenate([a[:2] @ b[0] + bias[0], a[2:] @ b[1] + bias[1]])
+    np.testing.assert_array_equal(got, np.maximum(want, 0))
+    lists = _call([a, a], [b[0], b[1]], bias=[bias[0], bias[1]])
+    np.testing.assert_array_equal(lists[1], a @ b[1] + bias[1])
+
+
+def test_scales_of_groups_are_those_of_their_rows() -> None:
+    a, b = _random(6, 5), _random(3, 5, 4)
+    each = np.array([2, 3, 0.5], np.float32)
+    got = _call(a, b, offsets=_i32(2, 2, 5), scale_a=each, scale_b=2 * each)
+    want = np.concatenate([a[:2] @ b[0] * 8, a[2:5] @ b[2] * 0.5, np.zeros((1, 4))])
+    np.testing.assert_array_equal(got, want)
+    masked = _call(np.stack([a] * 3), b, counts=_i32(1, 0, 6), scale_a=each.reshape(3, 1, 1))
+    np.testing.assert_array_equal(masked[2], a @ b[2] * 0.5)
+    along = _call(a, _random(5, 4), offsets=_i32(1, 2, 5), scale_a=each, scale_b=each)
+    np.testing.assert_array_equal(along[1], np.outer(a[:, 1], _random(5, 4)[1]) * 9)
+
+
+def test_numbers_as_scales() -> None:
+    a, b = _random(6, 5), _random(3, 5, 4)
+    got = _call(a, b, offsets=_i32(2, 2, 6), scale_a=0.5, scale_b=np.float32(4), alpha=3)
+    np.testing.assert_array_equal(got, 6 * _call(a, b, offsets=_i32(2, 2, 6)))
+    lists = _call([a, a], [b[0], b[1]], scale_a=[2.0, 2.0])
+    np.testing.assert_array_equal(lists[1], 2 * (a @ b[1]))
+
+
+def test_block_scales() -> None:
+    a, b = _random(6, 200, dtype=ml_dtypes.float8_e4m3fn), _random(2, 200, 130, dtype=ml_dtypes.float8_e4m3fn)
+    scale_a, scale_b = _random(6, 2), _random(2, 2, 2)
+    got = _call(a, b, offsets=_i32(3, 6), scale_a=scale_a, scale_b=scale_b)
+    want = reference.grouped_gemm(a, b, offsets=_i32(3, 6), scale_a=scale_a, scale_b=scale_b, out_dtype=D.BF16)
+    np.testing.assert_array_equal(got.astype(np.float32), want.astype(np.float32))  # type: ignore[union-attr]
+
+
+def test_results_are_of_the_kind_of_a() -> None:
+    a, b = _random(6, 5), _random(3, 5, 4)
+    got = _call(Array(a), Array(b), offsets=Array(_i32(2, 2, 6)))
+    np.testing.assert_array_equal(np.asarray(got), _call(a, b, offsets=_i32(2, 2, 6)))
+
+
+def test_without_a_gpu_auto_is_the_reference(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(devices, "problem", lambda: "there is none")
+    arguments._warned.clear()
+    a, b = _random(6, 5), _random(3, 5, 4)
+    with pytest.warns(RuntimeWarning, match="there is none"):
+        got = ac.grouped_gemm(a, b, offsets=_i32(2, 2, 6))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        np.testing.assert_array_equal(ac.grouped_gemm(a, b, counts=_i32(2, 0, 4)), got)
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# What is refused
+# ----------------------------------------------------------------------------------------------------------------------
+
+A, B, ENDS = _random(6, 5), _random(3, 5, 4), _i32(2, 2, 6)
+
+WRONG: dict[str, tuple[tuple[Any, ...], dict[str, Any], str]] = {
+    "rank of a": ((A[0], B), {"offsets": ENDS}, "a has shape (5,) and b (3, 5, 4); expected (rows, K)"),
+    "ranks": ((B, A), {"counts": ENDS}, "expected (rows, K) and (G, K, N)"),
+    "K": ((A[:, :4], B), {"offsets": ENDS}, "a has K = 4"),
+    "groups": ((np.stack([A] * 2), B), {"counts": ENDS}, "a has 2 groups"),
+    "neither": ((A, B), {}, "give exactly one of them"),
+    "both": ((A, B), {"offsets": ENDS, "counts": ENDS}, "give exactly one of them"),
+    "masked offsets": ((np.stack([A] * 3), B), {"offsets": ENDS}, "a 3-D a takes counts"),
+    "int64": ((A, B), {"offsets": ENDS.astype(np.int64)}, "offsets has elements of int64; expected int32"),
+    "float offsets": ((A, B), {"offsets": Array(A[0, :3])}, "offsets has elements of float32; expected int32"),
+    "length": ((A, B), {"offsets": ENDS[:2]}, "offsets has shape (2,); expected (3,), one for each group"),
+    "rank of counts": ((A, B), {"counts": ENDS[None]}, "counts has shape (1, 3)"),
+    "along K": ((A, A.T), {"offsets": ENDS[None]}, "offsets has shape (1, 3); expected (G,)"),
+    "list of offsets": ((A, B), {"offsets": [2, 2, 6]}, "offsets is a list; expected an array"),
+    "back": ((A, B), {"offsets": _i32(3, 2, 6)}, "offsets[1] is 2, which goes back from 3"),
+    "beyond": ((A, B), {"offsets": _i32(3, 4, 7)}, "offsets[2] is 7: group 2 ends at 7 of 6"),
+    "negative": ((A, B), {"counts": _i32(3, -1, 1)}, "counts[1] is -1, which is negative"),
+    "sum": ((A, B), {"counts": _i32(3, 3, 1)}, "counts[2] is 1: group 2 ends at 7 of 6"),
+    "masked beyond": ((np.stack([A] * 3), B), {"counts": _i32(6, 7, 9)}, "counts[1] is 7; a group has 0 to 6 rows"),
+    "beyond K": ((A, A.T), {"offsets": _i32(3, 6)}, "offsets[1] is 6: group 1 ends at 6 of 5"),
+    "dtypes": ((A, B.astype(np.float16)), {"offsets": ENDS}, "a is f32 and b is f16"),
+    "out shape": ((A, B), {"offsets": ENDS, "out": A}, "out has shape (6, 5); expected (6, 4)"),
+    "out dtype": ((A, B), {"offsets": ENDS, "out": A[:, :4], "out_dtype": D.F16}, "out is f32"),
+    "c shape": ((A, B, A), {"offsets": ENDS, "beta": 1}, "c has shape (6, 5); expected (6, 4)"),
+    "c unused": ((A, B, A), {"offsets": ENDS}, "c is given but beta is 0"),
+    "c missing": ((A, B), {"offsets": ENDS, "beta": 1}, "c is needed"),
+    "alpha": ((A, B), {"offsets": ENDS, "alpha": "1"}, "alpha is a str"),
+    "backend": ((A, B), {"offsets": ENDS, "backend": "fast"}, "unknown backend 'fast'"),
+    "out overlaps": ((A[:, :4], A[:4, :4][None]), {"offsets": _i32(6), "out": A[:, 1:5]}, "out overlaps a"),
+    "scale dtype": ((A, B), {"offsets": ENDS, "scale_a": np.ones(3)}, "scale_a is f64; expected float32"),
+    "scale shape": (
+        (A, B), {"offsets": ENDS, "scale_a": np.ones((5, 1), np.float32)},
+        "scale_a has shape (5, 1); expected one element or one of (3,), (6, 1), (6, 1)",
+    ),
+    "scale of b": (
+        (A, B), {"offsets": ENDS, "scale_b": np.ones((1, 4), np.float32)}, "scale_b has shape (1, 4); expected"
+    ),
+    "blocks of one": (
+        (_random(6, 200), _random(3, 200, 4)), {"offsets": ENDS, "scale_a": np.ones((6, 2), np.float32)},
+        "block scales are for both operands or for neither",
+    ),
+    "one list": (([A], B), {}, "a is a list and b is a ndarray"),
+    "other list": ((A, [B[0]]), {"offsets": ENDS}, "b is a list and a is a ndarray"),
+    "lengths": (([A], [B[0], B[1]]), {}, "b has 2 members; a has 1"),
+    "ranks of lists": (([A], [B]), {}, "b[0] has shape (3, 5, 4); expected a matrix"),
+    "K of lists": (([A, A], [B[0], A]), {}, "a[1] has K = 5"),
+    "offsets of lists": (([A], [B[0]]), {"offsets": ENDS}, "offsets divides arrays"),
+    "out of lists": (([A], [B[0]]), {"out": A}, "out is a ndarray; expected a list"),
+    "out shape of lists": (([A], [B[0]]), {"out": [A]}, "out[0] has shape (6, 5); expected (6, 4)"),
+    "dtypes of lists": (([A, A.astype(np.float16)], [B[0], B[1]]), {}, "a[1] is f16, and a[0] f32"),
+    "scales of lists": (
+        ([A, A], [B[0], B[1]]), {"scale_a": [np.ones((6, 1), np.float32), np.ones((5, 1), np.float32)]},
+        "scale_a[1] has shape (5, 1)",
+    ),
+    "no array": ((A, "b"), {"offsets": ENDS}, "a str is not an array"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_bad_input_is_refused_and_nothing_is_written(name: str) -> None:
+    operands, options, says = WRONG[name]
+    before = A.copy()
+    with pytest.raises(InvalidOperandError, match=re.escape(says)):
+        _call(*operands, **options)
+    np.testing.assert_array_equal(A, before)
+
+
+def test_what_there_is_not_yet() -> None:
+    with pytest.raises(UnsupportedError, match="leave epilogue out"):
+        _call(A, B, offsets=ENDS, epilogue=object())
+    with pytest.raises(UnsupportedError, match="must be the same"):
+        _call([A, A], [B[0], B[1]], scale_a=[1.0, 2.0])
+
+
+def test_an_out_that_cannot_be_written() -> None:
+    out = np.zeros((6, 4), np.float32)
+    out.flags.writeable = False
+    with pytest.raises(InvalidOperandError, match="read-only"):
+        _call(A, B, offsets=ENDS, out=out)
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Scales
+# ----------------------------------------------------------------------------------------------------------------------
+
+SCALES = [
+    (CONTIGUOUS, (9, 200, 300), None, None, ("tensor", "tensor")),
+    (CONTIGUOUS, (9, 200, 300), (1,), (1, 1), ("tensor", "tensor")),
+    (CONTIGUOUS, (9, 200, 300), (4,), (4, 1, 1), ("group", "group")),
+    (CONTIGUOUS, (9, 200, 300), (9, 1), (4, 1, 200), ("vector", "vector")),
+    (CONTIGUOUS, (9, 200, 300), (9, 1), None, ("vector", "tensor")),
+    (CONTIGUOUS, (9, 200, 300), (9, 3), (4, 3, 2), ("block", "block")),
+    (CONTIGUOUS, (9, 200, 100), (9, 1), (4, 1, 2), ("block", "block")),
+    (CONTIGUOUS, (9, 100, 100), (9, 1), (4, 1, 1), ("vector", "group")),
+    (CONTIGUOUS, (1, 200, 100), (1, 1), (4, 1, 2), ("block", "block")),
+    (MASKED, (9, 200, 300), (4, 9, 1), (4,), ("vector", "group")),
+    (MASKED, (9, 200, 300), (4, 1, 1), (4, 1, 200), ("group", "vector")),
+    (MASKED, (9, 200, 300), (4, 9, 3), (4, 3, 2), ("block", "block")),
+    (ALONG_K, (9, 200, 300), (9, 1), (1, 200), ("vector", "vector")),
+    (ALONG_K, (9, 200, 300), (4, 9, 1), (4, 1, 200), ("vector", "vector")),
+    (ALONG_K, (9, 200, 300), (4,), (4, 1, 1), ("group", "group")),
+]
+
+
+@pytest.mark.parametrize(("form", "extents", "a", "b", "want"), SCALES)
+def test_forms_of_scales(form: str, extents: Any, a: Any, b: Any, want: tuple[str, str]) -> None:
+    shapes = [None if one is None else [one] for one in (a, b)]
+    assert scale_forms(form, 4, [extents], *shapes) == want
+
+
+def test_forms_of_scales_of_lists() -> None:
+    extents = [(4, 200, 300), (1, 200, 300)]
+    vectors = [(4, 1), (1, 1)]
+    assert scale_forms(LIST, 2, extents, [(1,)], vectors[:0] or None) == ("tensor", "tensor")
+    assert scale_forms(LIST, 2, extents, vectors, [(1, 200)] * 2) == ("vector", "vector")
+    assert scale_forms(LIST, 2, extents, [(1,), (1, 1)], [(1, 200)] * 2) == ("tensor", "vector")
+    assert scale_forms(LIST, 2, extents, [(4, 3), (1, 3)], [(3, 2)] * 2) == ("block", "block")
+    with pytest.raises(InvalidOperandError, match="different kinds"):
+        scale_forms(LIST, 2, extents, [(4, 3), (1, 1)], [(3, 2)] * 2)
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Which kernel
+# ----------------------------------------------------------------------------------------------------------------------
+
+
+def _spec(shape: tuple[int, ...], dtype: D, layout: str = "r", pad: int = 0, alignment: int = 16) -> MatrixSpec:
+    rows, columns = shape[-2:]
+    leading = (columns if layout == "r" else rows) + pad
+    inner = (leading, 1) if layout == "r" else (1, leading)
+    outer = (leading * (rows if layout == "r" else columns),) if len(shape) == 3 else ()
+    return MatrixSpec(shape, outer + inner, dtype, alignment)
+
+
+def _problem(form: str = CONTIGUOUS, dtype: D = D.BF16, layouts: str = "rr", **changes: Any) -> GroupedProblem:
+    g, m, n, k = changes.pop("extents", (8, 512, 256, 128))
+    result = changes.pop("result", D.BF16)
+    pads = changes.pop("pads", (0, 0, 0))
+    shapes = {
+        CONTIGUOUS: ((m, k), (g, k, n), (m, n)),
+        MASKED: ((g, m, k), (g, k, n), (g, m, n)),
+        ALONG_K: ((m, k), (k, n), (g, m, n)),
+    }[form]
+    layouts += "r" * (3 - len(layouts))
+    a, b, d = (
+        (_spec(shape, one, layout, pad),)
+        for shape, one, layout, pad in zip(shapes, (dtype, dtype, result), layouts, pads, strict=True)
+    )
+    what = GroupedProblem(form, g, a, b, (), d, counted=False, math="default", device=0)
+    return dataclasses.replace(what, **changes)
+
+
+def _best(what: GroupedProblem, arch: SmArch = SmArch.SM90A) -> Any:
+    return grouped_plan.best_key(what, devices.imagined(arch), arch)
+
+
+SERVED: dict[str, tuple[GroupedProblem, str, str]] = {
+    "rows": (_problem(), "sm90", "rr"),
+    "columns of b": (_problem(layouts="rc"), "sm90", "rc"),
+    "masked": (_problem(MASKED), "sm90", "rr"),
+    "along K": (_problem(ALONG_K, layouts="cr"), "sm90", "cr"),
+    "along K of rows": (_problem(ALONG_K, layouts="rr"), "sm80", "rr"),
+    "along K to f32": (_problem(ALONG_K, layouts="cr", result=D.F32), "sm90", "cr"),
+    "odd n": (_problem(extents=(8, 512, 255, 128)), "sm80", "rr"),
+    "odd k, padded": (_problem(extents=(8, 512, 256, 127), pads=(1, 0, 0)), "sm90", "rr"),
+    "odd k": (_problem(extents=(8, 512, 256, 127)), "sm80", "rr"),
+    "odd rows": (_problem(extents=(8, 511, 256, 128)), "sm90", "rr"),
+    "odd address": (
+        dataclasses.replace(_problem(), a=(_spec((512, 128), D.BF16, alignment=2),)), "sm80", "rr",
+    ),
+    "fp8": (_problem(dtype=D.F8E4M3, layouts="rc"), "sm90", "rc"),
+    "f16": (_problem(dtype=D.F16, result=D.F16), "sm90", "rr"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", SERVED)
+def test_cells_that_serve(name: str) -> None:
+    what, generation, layouts = SERVED[name]
+    key = _best(what)
+    assert (key.op, key.generation, key.layout_a + key.layout_b) == ("grouped_gemm", generation, layouts)
+    assert (key.a, key.d) == (what.a[0].dtype, what.d[0].dtype)
+
+
+@pytest.mark.parametrize("arch", ARCHS["grouped_gemm"])
+def test_every_arch_serves_half_precision(arch: SmArch) -> None:
+    for form, layouts in ((CONTIGUOUS, "rr"), (CONTIGUOUS, "rc"), (MASKED, "rc"), (ALONG_K, "cr")):
+        assert _best(_problem(form, layouts=layouts), arch).arch is arch
+
+
+SCALED = {
+    "numbers": (None, None),
+    "groups": (GroupScale((MatrixSpec((8,), (1,), D.F32),), "group"), None),
+    "vectors": (
+        GroupScale((MatrixSpec((512, 1), (1, 1), D.F32),), "vector"),
+        GroupScale((MatrixSpec((8, 1, 256), (256, 256, 1), D.F32),), "vector"),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", SCALED)
+def test_scales_on_the_device_take_the_scaled_epilogue(name: str) -> None:
+    scale_a, scale_b = SCALED[name]
+    what = _problem(dtype=D.F8E4M3, layouts="rc", scale_a=scale_a, scale_b=scale_b)
+    assert _best(what).epilogue == "scaled"
+    if scale_a is not None:
+        half = dataclasses.replace(what, a=_problem().a, b=_problem().b)
+        with pytest.raises(UnsupportedError, match="only fp8 kernels take scales as arrays"):
+            _best(half)
+
+
+def test_block_scales_have_cells_of_their_own() -> None:
+    scale_a = GroupScale((MatrixSpec((512, 1), (1, 1), D.F32),), "block")
+    scale_b = GroupScale((MatrixSpec((8, 1, 2), (2, 2, 1), D.F32),), "block")
+    what = _problem(dtype=D.F8E4M3, layouts="rc", scale_a=scale_a, scale_b=scale_b)
+    assert (_best(what).scale_type, _best(what).scale_granularity) == ("f32", (1, 128, 128))
+    assert _best(dataclasses.replace(what, math="fast")).math == "default"
+    assert _best(_problem(dtype=D.F8E4M3, layouts="rc")).scale_type == ""
+
+
+def test_fast_accumulation_is_leave_and_no_order() -> None:
+    what = _problem(dtype=D.F8E4M3, layouts="rc")
+    assert _best(what).math == "default"
+    assert _best(dataclasses.replace(what, math="fast")).math == "fast"
+    mixed = dataclasses.replace(what, a=(_spec((512, 128), D.F8E5M2),), math="fast")
+    assert _best(mixed).math == "default"
+
+
+REFUSED: dict[str, tuple[GroupedProblem, str]] = {
+    "f32": (_problem(dtype=D.F32, result=D.F32), "grouped kernels multiply f16, bf16 and fp8"),
+    "columns of a": (_problem(layouts="cc"), "A is read row-major, B in either layout"),
+    "columns of out": (_problem(layouts="rrc"), "the rows of the result are contiguous"),
+    "along K, columns of b": (_problem(ALONG_K, layouts="cc"), "A contiguous along M and B along N"),
+    "fp8, rows of b": (_problem(dtype=D.F8E4M3), "fp8 kernels read A and B contiguous along K"),
+    "fp8, odd k": (_problem(dtype=D.F8E4M3, layouts="rc", extents=(8, 512, 256, 120)), "strides of 16 bytes"),
+    "fp8 to f32": (_problem(dtype=D.F8E4M3, layouts="rc", result=D.F32), "fp8 kernels give bf16 and f16"),
+    "fp8 along K": (_problem(ALONG_K, D.F8E4M3, "rc"), "groups along K begin anywhere"),
+    "nothing": (_problem(extents=(8, 0, 256, 128)), "there is nothing to plan"),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_refusals_name_the_cure(name: str) -> None:
+    what, says = REFUSED[name]
+    with pytest.raises(UnsupportedError, match=re.escape(says)):
+        _best(what)
+
+
+def test_an_arch_without_cells_is_refused_by_name() -> None:
+    absent = [arch for arch in SmArch if arch not in ARCHS["grouped_gemm"]]
+    for arch in absent:
+        with pytest.raises(UnsupportedError, match=f"no kernels for {arch.value}; there are some for sm_80"):
+            _best(_problem(), arch)
+
+
+def test_the_table_comes_first_and_what_it_lacks_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    what = _problem()
+
+    def chosen(backend: str) -> Any:
+        return pick.pick(
+            "grouped_gemm", lambda key: grouped_plan.cost(key, what, fake_table.H200), fake_table.H200, refusal="none",
+            backend=backend, jit="off",
+        )  # fmt: skip
+
+    narrow = [k for k in expand("full", [SmArch.SM90A]) if k.op == "grouped_gemm" and k.generation == "sm80"]
+    fake_table.install(monkeypatch, [fake_table.row(key) for key in narrow])
+    assert chosen("auto").key.generation == "sm80"
+    fake_table.install(monkeypatch, fake_table.rows_of("full", [SmArch.SM90A]))
+    assert chosen("prebuilt").key.generation == "sm90"
+    fake_table.install(monkeypatch, [])
+    with pytest.raises(KernelNotFoundError, match="no kernel in the table serves this grouped_gemm"):
+        chosen("prebuilt")
+
+
+def test_few_rows_in_each_group_take_small_tiles() -> None:
+    few = _best(_problem(extents=(64, 64 * 8, 4096, 4096), layouts="rc"))
+    many = _best(_problem(extents=(8, 8 * 4096, 4096, 4096), layouts="rc"))
+    assert few.tile[0] == 64
+    assert many.tile[0] * many.tile[1] >= 128 * 128
+
+
+def test_what_is_expected_of_groups() -> None:
+    assert _problem(extents=(8, 512, 256, 128)).expected == (8, 64, 256, 128)
+    assert _problem(extents=(256, 32, 256, 128)).expected == (32, 1, 256, 128)
+    assert _problem(MASKED, extents=(8, 512, 256, 128)).expected == (8, 256, 256, 128)
+    assert _problem(ALONG_K, extents=(8, 512, 256, 128)).expected == (8, 512, 256, 16)
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Requests
+# ----------------------------------------------------------------------------------------------------------------------
+
+SHAPES = [ac.GemmShape(64, 32, 16), ac.GemmShape(0, 32, 16), ac.GemmShape(7, 8, 24)]
+REQUEST = ac.GroupedGemmRequest(ac.GroupedGemmShape(SHAPES), dtype=D.BF16, arch=SmArch.SM90A)
+
+
+def test_requests_are_lists_of_dense_matrices() -> None:
+    what = REQUEST.problem(0)
+    assert (what.form, what.groups, what.c) == (LIST, 3, ())
+    assert what.members == [(one.m, one.n, one.k) for one in SHAPES]
+    assert what.a[2] == MatrixSpec((7, 24), (24, 1), D.BF16)
+    turned = dataclasses.replace(REQUEST, layout_b=ac.GemmLayout.COL_MAJOR, epilogue=ac.GemmEpilogue(beta=1.0))
+    assert turned.problem(0).b[2] == MatrixSpec((24, 8), (1, 24), D.BF16)
+    assert turned.problem(0).c == what.d
+
+
+def test_requests_render_their_best_cell() -> None:
+    source, name = REQUEST.render_cu()
+    assert name in source
+    assert name == grouped_plan.best_key(REQUEST.problem(0), devices.imagined(SmArch.SM90A), SmArch.SM90A).name
+    old = dataclasses.replace(REQUEST, arch=SmArch.SM80)
+    assert "grouped" in old.render_cu()[1]
+    fp8 = dataclasses.replace(
+        REQUEST, dtype=D.F8E4M3, layout_b=ac.GemmLayout.COL_MAJOR, fast_accum=True,
+        shape=ac.GroupedGemmShape([ac.GemmShape(64, 32, 128)]),
+    )  # fmt: skip
+    assert "fastaccum" in fp8.render_cu()[1].lower() or "fast" in fp8.render_cu()[0].lower()
+    assert fp8.plan_key() != dataclasses.replace(fp8, fast_accum=False).plan_key()
+
+
+def test_requests_refuse_what_no_kernel_computes() -> None:
+    with pytest.raises(UnsupportedError, match="no fused epilogues"):
+        dataclasses.replace(REQUEST, epilogue=ac.GemmEpilogue(bias=True)).render_cu()
+    with pytest.raises(UnsupportedError, match="rows of the result are contiguous"):
+        dataclasses.replace(REQUEST, layout_c=ac.GemmLayout.COL_MAJOR).render_cu()
+    with pytest.raises(UnsupportedError, match="there is nothing to plan"):
+        dataclasses.replace(REQUEST, shape=ac.GroupedGemmShape(SHAPES[1:2])).render_cu()

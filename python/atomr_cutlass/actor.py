@@ -10,14 +10,15 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from . import _core, operands
+from . import _core
 from .bindings import Binding
-from .errors import ContextPoisonedError, InvalidOperandError, LibraryError
+from .errors import ContextPoisonedError, InvalidOperandError, LibraryError, UnsupportedError
 from .keyed_locks import KeyedLocks
-from .messages import ConvMsg, CutlassMsg, GemmMsg, GroupedGemmMsg, Launch, RefitMessage, RefitMsg
+from .messages import Compute, CutlassMsg, Launch, RefitMessage, RefitMsg, refuse_binding
 from .plan_cache import CachedPlan, PlanCache, PlanKey
-from .planner import plan
+from .planner import Request, plan
 from .requests import GemmRequest
+from .slots import plain
 
 if TYPE_CHECKING:  # Pykka is imported when a mailbox is started
     import pykka
@@ -25,22 +26,21 @@ if TYPE_CHECKING:  # Pykka is imported when a mailbox is started
 CompileSink = Callable[[str, str], object]
 """Gets the source and the kernel's name of every request that is rendered."""
 
-Planner = Callable[[GemmRequest, int], Any]
+Planner = Callable[[Any, int], Any]
 """Makes the plan of a request on the GPU of an index."""
 
 
 class CutlassActor:
     """Serves messages on one GPU: synchronously by `handle`, or through the mailbox that `start` gives.
 
-    * `Gemm` without operands renders the kernel's source, shows it to the compile sink, and caches that as a plan that
-      cannot be launched. No GPU is needed.
-    * `Gemm` with operands takes the plan from the cache, or makes one (prebuilt kernels first, then compilation),
-      launches it on the message's stream, and answers with the result once that work has completed. The operands stay
-      alive until then.
+    * `Gemm`, `GroupedGemm` and `Conv` without operands render the kernel's source, show it to the compile sink, and
+      cache that as a plan that cannot be launched. No GPU is needed.
+    * With operands they take the plan from the cache, or make one (prebuilt kernels first, then compilation), launch it
+      on the message's stream, and answer with the result once that work has completed. The operands stay alive until
+      then.
     * `Refit` writes new values into the operand that a plan binds: nothing is planned or compiled anew.
-    * `GroupedGemm` and `Conv` are refused with UnsupportedError until there are kernels.
 
-    A request with a `binding` binds the `b` of the first message that brings one: the array itself, which later
+    A GEMM's request with a `binding` binds the `b` of the first message that brings one: the array itself, which later
     messages may leave out. Bindings are kept apart from the plan cache: a plan that was dropped there is made again,
     and the operand stays bound until `unbind`.
 
@@ -71,8 +71,8 @@ class CutlassActor:
         Args:
             plan_cache_capacity: how many plans are kept.
             mock: serves no operands (LibraryError), only renders; for tests where there is no GPU.
-            compile_sink: called with (source, kernel name) of what `Gemm` messages without operands render. When it
-                raises, that is warned about, and the plan is cached all the same.
+            compile_sink: called with (source, kernel name) of what messages without operands render. When it raises,
+                that is warned about, and the plan is cached all the same.
             on_poisoned: called once, with the error, when the CUDA context is lost. What it raises is warned about.
             device: index of the GPU that operands have to be on.
             planner: makes plans, instead of `atomr_cutlass.plan`: for policies of one's own.
@@ -114,8 +114,8 @@ class CutlassActor:
         """Serves a message and waits until that is done.
 
         Returns:
-            For `Gemm` the result, in `out` or an array of the kind of `a`; without operands the cached plan. For
-            `Refit` None.
+            The result, in `out` or an array of the kind of the first operand (a list for `GroupedGemm`); without
+            operands the cached plan. For `Refit` None.
 
         Raises:
             InvalidOperandError: no message, operands or weights that are not what the request or the binding says, an
@@ -163,19 +163,18 @@ class CutlassActor:
     def _serve(self, msg: CutlassMsg) -> Any:
         if isinstance(msg, RefitMessage):
             return self._refit(msg.msg)
-        if isinstance(msg, GemmMsg):
+        if isinstance(msg, Compute):
+            refuse_binding(msg.request)
             if msg.operands is None:
                 return self._render(msg.request)
             if self.mock:
                 raise LibraryError("mock", "operands need a GPU, which this actor does without: leave them out")
             return self._compute(msg.request, msg.launch)
-        if isinstance(msg, (GroupedGemmMsg, ConvMsg)):
-            msg.request.render_cu()  # refuses, and says why
         raise InvalidOperandError(f"msg is a {type(msg).__name__}, which is no message: send CutlassMsg.Gemm, ...")
 
     # Without operands
 
-    def _render(self, request: GemmRequest) -> Any:
+    def _render(self, request: Request) -> Any:
         key = request.plan_key()
         found = self.plan_cache.get(key)
         if found is not None:
@@ -198,27 +197,27 @@ class CutlassActor:
 
     # With operands
 
-    def _compute(self, request: GemmRequest, launch: Launch) -> Any:
+    def _compute(self, request: Request, launch: Launch) -> Any:
         if launch.device != self.device:
             raise InvalidOperandError(
                 f"the operands are on cuda:{launch.device}; this actor works on cuda:{self.device}"
             )
-        if 0 in launch.out.shape:
-            return operands.finished(launch.result, launch.out, launch.stream)
+        if launch.empty:
+            return launch.finished()
         if _core.capturing(launch.device, launch.stream):
             raise InvalidOperandError(
                 "the message's stream is being captured into a CUDA graph, and an actor waits for its work: capture a "
                 "plan (ac.plan) instead"
             )
         key = request.plan_key()
-        if launch.b is None and key not in self._bindings:
+        if isinstance(request, GemmRequest) and "b" not in launch.arrays and key not in self._bindings:
             raise _unbound(request)  # before a plan is made, which can take a compilation
         made = self._plan(request, key)
-        if request.binding is not None:
+        if isinstance(request, GemmRequest) and request.binding is not None:
             return self._compute_bound(made, request, key, launch)
-        return _run(made, request, launch, launch.b)
+        return _run(made, request, launch)
 
-    def _plan(self, request: GemmRequest, key: PlanKey) -> Any:
+    def _plan(self, request: Request, key: PlanKey) -> Any:
         found = self.plan_cache.get(key)
         if found is not None and not isinstance(found, CachedPlan):
             return found
@@ -236,7 +235,8 @@ class CutlassActor:
                 bound = self._bindings.get(key)
                 if bound is None:
                     return self._bind(made, request, key, launch)
-        if launch.b is not None and launch.b.pointer != bound.operand.pointer:
+        given = launch.arrays.get("b")
+        if given is not None and given.pointer != bound.operand.pointer:
             raise InvalidOperandError(
                 f"binding {request.binding!r} has another b: leave b out, send a Refit with its values, unbind it, or "
                 "give the request a binding of its own"
@@ -245,9 +245,9 @@ class CutlassActor:
             return _run(made, request, launch, bound.operand)
 
     def _bind(self, made: Any, request: GemmRequest, key: PlanKey, launch: Launch) -> Any:
-        if launch.b is None:
+        if "b" not in launch.arrays:
             raise _unbound(request)
-        binding = Binding(request, launch.b, launch.device)
+        binding = Binding(request, launch.arrays["b"], launch.device)
         result = _run(made, request, launch, binding.operand)
         # After the plan has taken the operand: what it refuses is not to be bound.
         self._bindings[key] = binding
@@ -263,6 +263,8 @@ class CutlassActor:
                 raise InvalidOperandError(f"no plan of {key} is known: send its Gemm first")
             if self.mock:
                 return
+            if key.op != "gemm":
+                raise UnsupportedError(f"the plan of {key} keeps no operand: operands are bound to plain GEMM only")
             raise InvalidOperandError(
                 f"the plan of {key} keeps no operand: "
                 + ("give the request binding='a name', and send" if key.binding is None else "send")
@@ -311,13 +313,17 @@ def props(plan_cache_capacity: int) -> CutlassProps:
     return CutlassProps(plan_cache_capacity)
 
 
-def _run(made: Any, request: GemmRequest, launch: Launch, b: _core.Operand | None) -> Any:
-    """Launches a plan, waits for it without the GIL, and returns the result."""
+def _run(made: Any, request: Request, launch: Launch, b: _core.Operand | None = None) -> Any:
+    """Launches a plan, waits for it without the GIL, and returns the result. `b`: of a GEMM, the operand bound."""
     # A plan serves every request of its key, whose scalars may differ.
-    scalars = {"alpha": request.epilogue.alpha, "beta": request.epilogue.beta}
-    made(launch.a, b, launch.c, out=launch.out, **scalars, stream=launch.stream)
+    how = {"alpha": request.epilogue.alpha, "beta": request.epilogue.beta, "stream": launch.stream}
+    arrays = launch.arrays
+    if plain(request):
+        made(arrays["a"], arrays["b"] if b is None else b, arrays.get("c"), out=arrays["out"], **how)
+    else:
+        made(*arrays.values(), **how)
     _core.synchronize(launch.device, launch.stream)
-    return operands.finished(launch.result, launch.out, launch.stream)
+    return launch.finished()
 
 
 def _unbound(request: GemmRequest) -> InvalidOperandError:

@@ -266,9 +266,14 @@ class _Grouped:
         refuse_epilogue(self.request.epilogue.bias, self.request.epilogue.activation)
         arch = self.request.arch
         best = pick.pick(
-            grouped_plan.OP, self._cost, self.device, refusal=grouped_plan.refusal(self.what, arch), arch=arch, jit=policy,
+            grouped_plan.OP,
+            self._cost,
+            self.device,
+            refusal=grouped_plan.refusal(self.what, arch or self.device.arch),
+            arch=arch,
+            jit=policy,
             record=False,
-        )  # fmt: skip
+        )
         return _Found(pick.rank(grouped_plan.OP, self._cost, self.device, arch), best, ())
 
     def wanted(self, arch: SmArch) -> KernelKey | None:

@@ -8,17 +8,21 @@ from typing import Any, ClassVar, Generic, TypeVar
 
 from . import _core, operands
 from .bindings import Weights, check_operand, take_up
-from .errors import CutlassError, InvalidOperandError
+from .conv import named
+from .errors import CutlassError, InvalidOperandError, UnsupportedError
 from .plan_cache import PlanKey
+from .planner import Request
 from .problem import MatrixSpec
 from .requests import (
     ConvDgradRequest,
     ConvFwdRequest,
+    ConvLayout,
     ConvWgradRequest,
     GemmLayout,
     GemmRequest,
     GroupedGemmRequest,
 )
+from .slots import Slot, names_of, plain, slots_of
 
 
 class CutlassMsg:
@@ -41,40 +45,74 @@ class CutlassMsg:
 
 
 @dataclass(frozen=True)
+class Result:
+    """Where a result goes.
+
+    Attributes:
+        array: what the sender gets, or None for JAX (see `operands.finished`).
+        view: its memory, dimensions as they lie in it.
+        layout: the order in which the sender names them, where that is another.
+    """
+
+    array: Any
+    view: _core.Operand
+    layout: str = "nhwc"
+
+    def finished(self, stream: int) -> Any:
+        """What the sender gets, once the stream has been awaited."""
+        return named(operands.finished(self.array, self.view, stream), self.layout)
+
+
+@dataclass(frozen=True)
 class Launch:
-    """A GEMM's operands, checked against its request.
+    """A request's operands, checked against it.
 
     Attributes:
         device: index of their GPU.
         stream: where to launch.
-        a, b, c, out: views that keep the arrays alive; no `b` where the plan has one bound.
-        result: what the sender gets: the array behind `out`, or None for JAX (see `operands.finished`).
+        arrays: views that keep the arrays alive, by name (`a`, `x`, `scale_a`, ... and `out`; of lists `a[0]`, ...), in
+            the order of a plan's call; no `b` where the plan has one bound.
+        results: behind the last of them.
+        listed: whether the sender gets a list.
     """
 
     device: int
     stream: int
-    a: _core.Operand
-    b: _core.Operand | None
-    c: _core.Operand | None
-    out: _core.Operand
-    result: Any
+    arrays: dict[str, _core.Operand]
+    results: tuple[Result, ...]
+    listed: bool = False
+
+    @property
+    def empty(self) -> bool:
+        """Whether there is nothing to compute."""
+        return all(0 in one.view.shape for one in self.results)
+
+    def finished(self) -> Any:
+        """What the sender gets, once the stream has been awaited."""
+        done = [one.finished(self.stream) for one in self.results]
+        return done if self.listed else done[0]
 
 
-RequestT = TypeVar("RequestT")
+RequestT = TypeVar("RequestT", bound="Request")
 
 
 @dataclass(frozen=True, eq=False)
-class _Compute(CutlassMsg, Generic[RequestT]):
-    """What messages that compute something have in common.
+class Compute(CutlassMsg, Generic[RequestT]):
+    """What messages that compute something have in common; without operands they render and cache the kernel.
+
+    Operands, `out` and `stream` are taken up where the message is made; what is wrong with them is kept for the answer.
 
     Attributes:
         request: what to compute.
-        operands: None; or a mapping with `a`, `b` and (exactly where the request's beta is not 0) `c`; or such a tuple.
-            GPU arrays, dense as the request says, which stay alive until the work has completed. `b` may be left out
-            once the request's binding has it.
-        out: where to write the result; None has it allocated by the framework of `a`, here and now.
+        operands: None; or a mapping of arrays by name; or a tuple of them in this order, without what the request has
+            not. Of a GEMM `a`, `b`, `c` (exactly where beta is not 0), `scale_a`, `scale_b`, `scale_d` and `amax`; of a
+            grouped GEMM the lists `a`, `b`, `c`; of convolutions `x`, `w` (dgrad: `dy`, `w`; wgrad: `dy`, `x`), `c` and
+            `bias`. GPU arrays, dense as the request says, which stay alive until the work has completed. Of a GEMM, `b`
+            may be left out once the request's binding has it.
+        out: where to write the result (a list of arrays for a grouped GEMM); None has it allocated by the framework of
+            the first operand, here and now.
         stream: where to launch: a handle or a stream object; None is the current stream, here and now, of the framework
-            of `a`.
+            of the first operand.
 
     Raises:
         InvalidOperandError: `request` is of another kind.
@@ -86,24 +124,12 @@ class _Compute(CutlassMsg, Generic[RequestT]):
     operands: Any = field(default=None, repr=False)
     out: Any = field(default=None, kw_only=True, repr=False)
     stream: Any = field(default=None, kw_only=True)
+    _launch: Launch | CutlassError | None = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
         if not isinstance(self.request, self._requests):
             expected = " or ".join(kind.__name__ for kind in self._requests)
             raise InvalidOperandError(f"request is a {type(self.request).__name__}; expected a {expected}")
-
-
-class GemmMsg(_Compute[GemmRequest]):
-    """Computes a GEMM, or without operands renders and caches its kernel.
-
-    Operands, `out` and `stream` are taken up where the message is made; what is wrong with them is kept for the answer.
-    """
-
-    _requests = (GemmRequest,)
-    _launch: Launch | CutlassError | None
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
         object.__setattr__(self, "_launch", self._take_up())
 
     @property
@@ -112,6 +138,7 @@ class GemmMsg(_Compute[GemmRequest]):
 
         Raises:
             InvalidOperandError: they are not what the request says.
+            UnsupportedError: the request has a binding, and is no plain GEMM.
         """
         if isinstance(self._launch, Launch):
             return self._launch
@@ -127,14 +154,20 @@ class GemmMsg(_Compute[GemmRequest]):
             return error.with_traceback(None)
 
 
-class GroupedGemmMsg(_Compute[GroupedGemmRequest]):
-    """Computes a grouped GEMM. Refused with UnsupportedError until there are kernels."""
+class GemmMsg(Compute[GemmRequest]):
+    """Computes a GEMM."""
+
+    _requests = (GemmRequest,)
+
+
+class GroupedGemmMsg(Compute[GroupedGemmRequest]):
+    """Computes a grouped GEMM of lists of matrices."""
 
     _requests = (GroupedGemmRequest,)
 
 
-class ConvMsg(_Compute["ConvFwdRequest | ConvDgradRequest | ConvWgradRequest"]):
-    """Computes a convolution or a gradient of one. Refused with UnsupportedError until there are kernels."""
+class ConvMsg(Compute["ConvFwdRequest | ConvDgradRequest | ConvWgradRequest"]):
+    """Computes a convolution or a gradient of one."""
 
     _requests = (ConvFwdRequest, ConvDgradRequest, ConvWgradRequest)
 
@@ -209,55 +242,130 @@ for _name, _kind in (
     setattr(CutlassMsg, _name, _kind)
 
 
-def _launch(request: GemmRequest, given: Any, out: Any, stream: Any) -> Launch:
-    arrays = _named(given)
-    _check_names(request, arrays)
-    views = {name: take_up(array) for name, array in arrays.items()}
-    device = views["a"].device
-    what = request.problem(device)
-    specs = {"a": what.a, "b": what.b, "c": what.c or what.d, "out": what.d}
-    for name, view in views.items():
-        _check_view(view, specs[name], name, device)
-    handle = operands.current_stream(arrays["a"], views["a"]) if stream is None else operands.stream_handle(stream)
-    if out is None:
-        if request.layout_c is not GemmLayout.ROW_MAJOR:
-            raise InvalidOperandError("out is needed: results are allocated row-major, and layout_c is COL_MAJOR")
-        out, view = operands.empty(what.d.shape, what.d.dtype, device, arrays["a"])
-    else:
-        if operands.is_jax(out):
-            raise InvalidOperandError("out is a JAX array, which cannot be written: leave out away")
-        view = operands.as_operand(out)
-        _check_view(view, what.d, "out", device)
-        if view.read_only:
-            raise InvalidOperandError("out is read-only: give an array that may be written")
-    return Launch(device, handle, views["a"], views.get("b"), views.get("c"), view, out)
+def refuse_binding(request: Request) -> None:
+    """Refuses to bind an operand of anything but a plain GEMM.
+
+    Raises:
+        UnsupportedError: the request has a binding, and is something else.
+    """
+    if request.binding is not None and not plain(request):
+        kind = "GEMM with scales" if isinstance(request, GemmRequest) else request.plan_key().op
+        raise UnsupportedError(
+            f"binding {request.binding!r}: operands are bound to plain GEMM only, not to {kind}; send them with each "
+            "message"
+        )
 
 
-def _named(given: Any) -> dict[str, Any]:
+def _launch(request: Request, given: Any, out: Any, stream: Any) -> Launch:
+    refuse_binding(request)
+    *slots, result = slots_of(request)
+    arrays = _arrays(request, given)
+    _check_names(request, slots, arrays)
+    views: dict[str, _core.Operand] = {}
+    first = None
+    for slot in slots:
+        for label, array, spec in _members(slot, arrays):
+            view = operands.as_operand(array) if slot.written else take_up(array)
+            first = (array, view, label) if first is None else first
+            _check_view(view, spec, label, first)
+            if slot.written:
+                _check_written(array, view, label)
+            views[label] = view
+    assert first is not None  # noqa: S101 - `_check_names` has seen to it
+    like, view, _ = first
+    handle = operands.current_stream(like, view) if stream is None else operands.stream_handle(stream)
+    results = _allocated(request, result, first) if out is None else []
+    for label, array, spec in [] if out is None else _members(result, {"out": out}):
+        view = operands.as_operand(array)
+        _check_written(array, view, label)
+        _check_view(view, spec, label, first)
+        results.append(Result(array, view))
+    for label, one in zip(result.labels, results, strict=True):
+        views[label] = named(one.view, one.layout)
+    return Launch(first[1].device, handle, views, tuple(results), result.listed)
+
+
+First = tuple[Any, _core.Operand, str]
+"""The first operand, its view and its name: its framework and its device are those of the message."""
+
+
+def _arrays(request: Request, given: Any) -> dict[str, Any]:
+    names = names_of(request)
+    usual = ("a", "b", "c") if plain(request) else names
     if isinstance(given, Mapping):
-        unknown = [name for name in given if name not in ("a", "b", "c")]
+        unknown = [name for name in given if name not in names]
         if unknown:
-            raise InvalidOperandError(f"operands has {', '.join(map(repr, unknown))}; expected a, b and c")
+            raise InvalidOperandError(f"operands has {', '.join(map(repr, unknown))}; expected {_listing(usual)}")
         return {name: array for name, array in given.items() if array is not None}
-    if isinstance(given, Sequence) and not isinstance(given, (str, bytes)) and 1 <= len(given) <= 3:
-        return {name: array for name, array in zip("abc", given, strict=False) if array is not None}
+    if isinstance(given, Sequence) and not isinstance(given, (str, bytes)) and 1 <= len(given) <= len(names):
+        return {name: array for name, array in zip(names, given, strict=False) if array is not None}
     raise InvalidOperandError(
-        f"operands is a {type(given).__name__}; expected a mapping of a, b and c, or a tuple (a, b) or (a, b, c)"
+        f"operands is a {type(given).__name__}; expected a mapping of {_listing(usual)}, or a tuple in this order"
     )
 
 
-def _check_names(request: GemmRequest, arrays: dict[str, Any]) -> None:
-    if "a" not in arrays:
-        raise InvalidOperandError("operands has no a")
-    if "b" not in arrays and request.binding is None:
-        raise InvalidOperandError("operands has no b: it may be left out once a request's binding has it")
-    if "c" in arrays and request.epilogue.beta == 0:
-        raise InvalidOperandError("operands has c, but the request's beta is 0, so that it would not be read")
-    if "c" not in arrays and request.epilogue.beta != 0:
-        raise InvalidOperandError(f"the request's beta is {request.epilogue.beta}, so operands needs c")
+def _listing(names: Sequence[str]) -> str:
+    return f"{', '.join(names[:-1])} and {names[-1]}"
 
 
-def _check_view(view: _core.Operand, spec: MatrixSpec, name: str, device: int) -> None:
+def _check_names(request: Request, slots: Sequence[Slot], arrays: dict[str, Any]) -> None:
+    beta, own = request.epilogue.beta, [slot.name for slot in slots]
+    for name in own:
+        if name in arrays:
+            continue
+        if name == "c":
+            raise InvalidOperandError(f"the request's beta is {beta}, so operands needs c")
+        if not (name == "b" and plain(request)):
+            raise InvalidOperandError(f"operands has no {name}")
+        if request.binding is None:
+            raise InvalidOperandError("operands has no b: it may be left out once a request's binding has it")
+    for name in arrays:
+        if name not in own:
+            why = "the request's beta is 0, so that it would not be read" if name == "c" else "the request has none"
+            raise InvalidOperandError(f"operands has {name}, but {why}")
+
+
+def _members(slot: Slot, arrays: dict[str, Any]) -> list[tuple[str, Any, MatrixSpec]]:
+    """(name, array, how it should lie) of every array of a slot; nothing where it has been left out."""
+    if slot.name not in arrays:
+        return []
+    given = arrays[slot.name]
+    if not slot.listed:
+        return [(slot.name, given, slot.specs[0])]
+    if not isinstance(given, Sequence) or isinstance(given, (str, bytes)):
+        raise InvalidOperandError(f"{slot.name} is a {type(given).__name__}; expected a list, an array for each group")
+    if len(given) != len(slot.specs):
+        raise InvalidOperandError(f"{slot.name} has {len(given)} arrays; the request has {len(slot.specs)} groups")
+    return list(zip(slot.labels, given, slot.specs, strict=True))
+
+
+def _allocated(request: Request, result: Slot, first: First) -> list[Result]:
+    """New arrays for the results, of the framework of the first operand."""
+    array, view, _ = first
+    layout = getattr(request, "layout", ConvLayout.NHWC)
+    if getattr(request, "layout_c", GemmLayout.ROW_MAJOR) is not GemmLayout.ROW_MAJOR:
+        raise InvalidOperandError("out is needed: results are allocated row-major, and layout_c is COL_MAJOR")
+    made = []
+    for spec in result.specs:
+        shape = spec.shape
+        if layout is ConvLayout.NCHW:
+            shape = tuple(shape[i] for i in (0, 2, 3, 1))
+        made.append(Result(*operands.empty(shape, spec.dtype, view.device, array), layout.value))
+    return made
+
+
+def _check_written(array: Any, view: _core.Operand, name: str) -> None:
+    if operands.is_jax(array):
+        cure = "leave out away" if name.startswith("out") else "give an array that may be written"
+        raise InvalidOperandError(f"{name} is a JAX array, which cannot be written: {cure}")
+    if view.read_only:
+        raise InvalidOperandError(f"{name} is read-only: give an array that may be written")
+
+
+def _check_view(view: _core.Operand, spec: MatrixSpec, name: str, first: First) -> None:
     check_operand(view, spec, name)
-    if view.device != device:
-        raise InvalidOperandError(f"a is on cuda:{device} and {name} on cuda:{view.device}: both must be on one GPU")
+    _, other, label = first
+    if view.device != other.device:
+        raise InvalidOperandError(
+            f"{label} is on cuda:{other.device} and {name} on cuda:{view.device}: both must be on one GPU"
+        )

@@ -11,8 +11,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from atomr_cutlass import GemmLayout, GemmRequest, PlanKey, _core, numerics, operands
+from atomr_cutlass import GemmLayout, GemmRequest, GroupedGemmRequest, PlanKey, _core, numerics, operands, reference
+from atomr_cutlass.conv_problem import DGRAD, FPROP
 from atomr_cutlass.generator.dtypes import CutlassDtype
+from atomr_cutlass.requests import ConvLayout
+from atomr_cutlass.slots import plain, slots_of
 
 Array = np.ndarray[Any, Any]
 
@@ -63,6 +66,96 @@ def product(request: GemmRequest, a: Array, b: Array, c: Array | None = None) ->
     return wide.astype(numerics.numpy_dtype(request.result_dtype))
 
 
+def store(operand: _core.Operand, values: Array) -> None:
+    """Writes an operand in the fake GPU's memory, however it lies."""
+    if 0 not in operand.shape:
+        alias = _core.Operand(
+            operand.pointer, operand.shape, operand.strides, operand.dtype, operands.CPU, 0, False, operand
+        )
+        operands.to_numpy(alias)[...] = values
+
+
+def arrays_of(request: Any, seed: int = 0) -> dict[str, Any]:
+    """Operands of any request by name, small whole numbers (scales: powers of 2), lists for those of groups."""
+    random = np.random.default_rng(seed)
+    made: dict[str, Any] = {}
+    for slot in slots_of(request)[:-1]:
+        views = []
+        for spec in slot.specs:
+            values = random.integers(-2, 3, spec.shape)
+            if slot.name.startswith(("scale", "amax")):
+                values = 2.0**values
+            dtype = numerics.numpy_dtype(spec.dtype)
+            memory = np.zeros(max(1, int(np.prod(spec.shape))), dtype)
+            view = _core.Operand(
+                memory.ctypes.data, spec.shape, spec.strides, spec.dtype.dlpack, operands.CUDA, 0, False, memory
+            )
+            store(view, values.astype(np.float32).astype(dtype))
+            views.append(view)
+        made[slot.name] = views if slot.listed else views[0]
+    return made
+
+
+def expected(request: Any, given: dict[str, Any]) -> Any:
+    """What a request computes of arrays on the host: the result by the reference; lists for groups."""
+    how = {"alpha": request.epilogue.alpha, "beta": request.epilogue.beta, "out_dtype": request.result_dtype}
+    how["math"] = request.math
+    a, b, *_ = given.values()
+    if isinstance(request, GroupedGemmRequest):
+        return reference.grouped_gemm(given["a"], given["b"], given.get("c"), **how)
+    if isinstance(request, GemmRequest):
+        scale_d = float(given["scale_d"][0]) if "scale_d" in given else None
+        scales = {name: given[name] for name in ("scale_a", "scale_b") if name in given}
+        return reference.gemm_with_amax(a, b, given.get("c"), **how, **scales, scale_d=scale_d)
+    g = request.shape.geometry
+    how |= {"stride": g.stride, "padding": g.padding, "dilation": g.dilation, "groups": g.groups}
+    nchw = request.layout is ConvLayout.NCHW
+    a, b, c = (x if x is None or not nchw else x.transpose(0, 2, 3, 1) for x in (a, b, given.get("c")))
+    if request.op == FPROP:
+        d = reference.conv2d(a, b, c, bias=given.get("bias"), activation=request.epilogue.activation, **how)
+    elif request.op == DGRAD:
+        d = reference.conv2d_dgrad(a, b, g.x_shape, c, bias=given.get("bias"), **how)
+    else:
+        d = reference.conv2d_wgrad(a, b, g.w_shape, c, **how)
+    return d.transpose(0, 3, 1, 2) if nchw else d
+
+
+@dataclass
+class FakeOpPlan:
+    """A plan that computes by the reference when it is called with its arrays, on the fake GPU."""
+
+    request: Any
+    device: int
+    gpu: FakeGpu
+    source: str = "// source"
+    kernel_name: str = "fake_kernel"
+    kernel_handle: int = 1
+
+    @property
+    def key(self) -> PlanKey:
+        return self.request.plan_key()
+
+    def __call__(self, *arrays: _core.Operand, alpha: float, beta: float, stream: int) -> None:
+        self.gpu.enter(self, stream)
+        assert (alpha, beta) == (self.request.epilogue.alpha, self.request.epilogue.beta)
+        left, given, views = list(arrays), {}, {}
+        for slot in slots_of(self.request):
+            views[slot.name] = [left.pop(0) for _ in slot.specs]
+            for view, spec in zip(views[slot.name], slot.specs, strict=True):
+                assert (view.shape, numerics.CutlassDtype.from_dlpack(*view.dtype)) == (spec.shape, spec.dtype)
+            fetched = [fetch(view) for view in views[slot.name]]
+            given[slot.name] = fetched if slot.listed else fetched[0]
+        assert left == []
+        given.pop("out")
+        done = expected(self.request, given)
+        if isinstance(self.request, GemmRequest):
+            done, amax = done
+            if "amax" in views:
+                store(views["amax"][0], amax)
+        for view, values in zip(views["out"], done if isinstance(done, list) else [done], strict=True):
+            store(view, values)
+
+
 @dataclass
 class FakePlan:
     """A plan that multiplies when it is called, on the fake GPU."""
@@ -111,21 +204,21 @@ class FakeGpu:
         current: the stream that is current in this thread.
     """
 
-    plans: list[FakePlan] = field(default_factory=list)
-    launches: list[tuple[FakePlan, int]] = field(default_factory=list)
+    plans: list[FakePlan | FakeOpPlan] = field(default_factory=list)
+    launches: list[tuple[FakePlan | FakeOpPlan, int]] = field(default_factory=list)
     synchronized: list[tuple[int, int]] = field(default_factory=list)
     copies: list[tuple[int, int, int, int, int]] = field(default_factory=list)
     capturing: set[int] = field(default_factory=set)
     fail: Callable[[], None] = lambda: None
     current: threading.local = field(default_factory=threading.local)
 
-    def plan(self, request: GemmRequest, device: int) -> FakePlan:
+    def plan(self, request: Any, device: int) -> Any:
         """A planner for actors."""
-        made = FakePlan(request, device, self)
+        made = (FakePlan if plain(request) else FakeOpPlan)(request, device, self)
         self.plans.append(made)
         return made
 
-    def enter(self, plan: FakePlan, stream: int) -> None:
+    def enter(self, plan: FakePlan | FakeOpPlan, stream: int) -> None:
         self.fail()
         self.launches.append((plan, stream))
 

@@ -16,6 +16,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 import pykka
 import pytest
@@ -23,8 +24,11 @@ import pytest
 import atomr_cutlass as ac
 from atomr_cutlass import (
     CachedPlan,
+    ConvDgradRequest,
     ConvFwdRequest,
+    ConvLayout,
     ConvShape,
+    ConvWgradRequest,
     CutlassActor,
     CutlassMsg,
     GemmEpilogue,
@@ -45,12 +49,36 @@ from atomr_cutlass.errors import (
     LibraryError,
     UnsupportedError,
 )
-from fake_gpu import FakeGpu, fetch, operands_of, place, product
+from fake_gpu import FakeGpu, arrays_of, expected, fetch, operands_of, place, product
 
 REQUEST = GemmRequest(GemmShape(8, 16, 32), dtype=D.F16, arch=SmArch.SM80)
-GROUPED = GroupedGemmRequest(GroupedGemmShape([GemmShape(8, 8, 8)]), dtype=D.BF16)
-CONV = ConvFwdRequest(ConvShape.nhwc(1, 8, 8, 16, 32, 3, 3), dtype=D.F16)
 GEMM = CutlassMsg.Gemm(REQUEST)
+BAD = CutlassMsg.Gemm(GemmRequest(REQUEST.shape, dtype=D.F16, arch=SmArch.SM80, epilogue=GemmEpilogue(bias=True)))
+"""Refused: there are no fused epilogues."""
+GROUPED = GroupedGemmRequest(
+    GroupedGemmShape([GemmShape(8, 16, 32), GemmShape(0, 16, 32), GemmShape(24, 16, 32)]),
+    dtype=D.BF16, arch=SmArch.SM90A,
+)  # fmt: skip
+CONV = ConvFwdRequest(ConvShape.nhwc(2, 7, 8, 16, 24, 3, 2, padding=1), dtype=D.F16, arch=SmArch.SM80)
+SCALED = GemmRequest(
+    GemmShape(16, 32, 64), dtype=D.F8E4M3, arch=SmArch.SM90A, layout_b=GemmLayout.COL_MAJOR, scaling="vector"
+)
+OTHERS: dict[str, Any] = {
+    "grouped": CutlassMsg.GroupedGemm(GROUPED),
+    "grouped with c": CutlassMsg.GroupedGemm(dataclasses.replace(GROUPED, epilogue=GemmEpilogue(2.0, 3.0))),
+    "fprop": CutlassMsg.Conv(CONV),
+    "fprop with bias": CutlassMsg.Conv(
+        dataclasses.replace(CONV, epilogue=GemmEpilogue(bias=True, activation="relu"), layout=ConvLayout.NCHW)
+    ),
+    "dgrad": CutlassMsg.Conv(ConvDgradRequest(CONV.shape, dtype=D.F16, arch=SmArch.SM80)),
+    "wgrad": CutlassMsg.Conv(
+        ConvWgradRequest(CONV.shape, dtype=D.F32, arch=SmArch.SM80, layout=ConvLayout.NCHW, epilogue=GemmEpilogue(1, 2))
+    ),
+    "vectors": CutlassMsg.Gemm(SCALED),
+    "tensors": CutlassMsg.Gemm(dataclasses.replace(SCALED, scaling="tensor", quantized=True, out_dtype=D.F8E4M3)),
+    "blocks": CutlassMsg.Gemm(dataclasses.replace(SCALED, scaling="block", epilogue=GemmEpilogue(beta=1.0))),
+}
+"""A message of every other kind, without operands."""
 
 
 def wide(n: int) -> GemmRequest:
@@ -142,14 +170,39 @@ def test_what_cannot_be_rendered_is_not_cached() -> None:
     assert (len(actor.plan_cache), actor.dispatched, actor.rendered) == (0, 1, [])
 
 
-@pytest.mark.parametrize("message", [CutlassMsg.GroupedGemm(GROUPED), CutlassMsg.Conv(CONV)])
+@pytest.mark.parametrize("kind", OTHERS)
 @pytest.mark.parametrize("mock", [True, False])
-def test_what_has_no_kernels_yet_is_refused(message: Any, mock: bool) -> None:
+def test_every_kind_of_request_is_rendered_and_cached(kind: str, mock: bool) -> None:
+    message = OTHERS[kind]
     actor = CutlassActor(8, mock=mock)
-    for attempt in (message, type(message)(message.request, {"a": object()})):
-        with pytest.raises(UnsupportedError, match="no kernels yet"):
+    plan = actor.handle(message)
+    assert (plan.source, plan.kernel_name) == message.request.render_cu()
+    assert plan.key == message.request.plan_key()
+    assert actor.handle(message) is plan
+    assert actor.rendered == ([message.request.render_cu()] if mock else [])
+
+
+@pytest.mark.parametrize("kind", OTHERS)
+def test_a_mock_serves_no_operands_of_any_kind(kind: str) -> None:
+    message = OTHERS[kind]
+    with pytest.raises(LibraryError, match="mock: operands need a GPU"):
+        CutlassActor(8, mock=True).handle(type(message)(message.request, (object(), object())))
+
+
+@pytest.mark.parametrize("mock", [True, False])
+@pytest.mark.parametrize(
+    ("kind", "named"), [("fprop", "conv2d_fprop"), ("grouped", "grouped_gemm"), ("vectors", "GEMM with")]
+)
+def test_bindings_are_plain_gemms(kind: str, named: str, mock: bool) -> None:
+    message = OTHERS[kind]
+    request = dataclasses.replace(message.request, binding="w")
+    actor = CutlassActor(8, mock=mock)
+    for attempt in (type(message)(request), type(message)(request, arrays_of(request))):
+        with pytest.raises(
+            UnsupportedError, match=f"binding 'w': operands are bound to plain GEMM only, not to {named}"
+        ):
             actor.handle(attempt)
-    assert actor.dispatched == 2
+    assert (actor.dispatched, len(actor.plan_cache)) == (2, 0)
 
 
 @pytest.mark.parametrize("message", [None, REQUEST, CutlassMsg(), RefitMsg(REQUEST.plan_key(), b"")])
@@ -216,6 +269,46 @@ def test_operands_are_multiplied_and_awaited(actor: CutlassActor, gpu: FakeGpu, 
     assert (len(gpu.plans), len(gpu.launches)) == (1, 2)
     assert gpu.synchronized == [(0, 0)] * 2
     assert (actor.plan_cache.hits, actor.plan_cache.misses) == (1, 1)
+
+
+@pytest.mark.parametrize("form", [dict, lambda given: tuple(given.values())])
+@pytest.mark.parametrize("kind", OTHERS)
+def test_every_kind_is_computed_and_awaited(actor: CutlassActor, gpu: FakeGpu, kind: str, form: Any) -> None:
+    message = OTHERS[kind]
+    for seed in range(2):
+        given = arrays_of(message.request, seed)
+        result = actor.handle(type(message)(message.request, form(given)))
+        host = {name: [fetch(v) for v in one] if isinstance(one, list) else fetch(one) for name, one in given.items()}
+        want = expected(message.request, host)
+        if isinstance(message.request, GemmRequest):
+            want, amax = want
+            if "amax" in given:
+                np.testing.assert_array_equal(fetch(given["amax"]), amax.reshape(1))
+        assert isinstance(result, list) == isinstance(want, list)
+        for got, one in zip(*(x if isinstance(x, list) else [x] for x in (result, want)), strict=True):
+            np.testing.assert_array_equal(fetch(got), one)
+    assert (len(gpu.plans), len(gpu.launches), gpu.synchronized) == (1, 2, [(0, 0)] * 2)
+
+
+def test_results_of_groups_are_written_where_the_message_says(actor: CutlassActor, gpu: FakeGpu) -> None:
+    given = arrays_of(GROUPED)
+    out = [place(np.zeros((one.m, one.n), ml_dtypes.bfloat16)) for one in GROUPED.shape.groups]
+    answer = actor.handle(CutlassMsg.GroupedGemm(GROUPED, given, out=out, stream=7))
+    assert all(got is one for got, one in zip(answer, out, strict=True))
+    assert gpu.launches[0][1] == 7
+
+
+def test_groups_without_elements_launch_nothing(actor: CutlassActor, gpu: FakeGpu) -> None:
+    request = dataclasses.replace(GROUPED, shape=GroupedGemmShape([GemmShape(0, 16, 32), GemmShape(8, 0, 32)]))
+    answer = actor.handle(CutlassMsg.GroupedGemm(request, arrays_of(request)))
+    assert [one.shape for one in answer] == [(0, 16), (8, 0)]
+    assert (gpu.plans, gpu.launches) == ([], [])
+
+
+def test_a_refit_of_what_binds_nothing_is_refused(actor: CutlassActor) -> None:
+    actor.handle(OTHERS["fprop"])
+    with pytest.raises(UnsupportedError, match="operands are bound to plain GEMM only"):
+        actor.handle(CutlassMsg.Refit(RefitMsg(CONV.plan_key(), b"")))
 
 
 def test_one_plan_serves_every_scalar(actor: CutlassActor, gpu: FakeGpu) -> None:
@@ -486,8 +579,8 @@ def test_the_mailbox_answers_in_futures(actor: CutlassActor, mailboxes: list[Any
     given = operands_of(REQUEST)
     future = mailbox.ask(CutlassMsg.Gemm(REQUEST, given), block=False)
     np.testing.assert_array_equal(fetch(future.get(timeout=30)), product(REQUEST, fetch(given["a"]), fetch(given["b"])))
-    failing = mailbox.ask(CutlassMsg.Conv(CONV), block=False)
-    with pytest.raises(UnsupportedError, match="no kernels yet"):
+    failing = mailbox.ask(BAD, block=False)
+    with pytest.raises(UnsupportedError, match="no fused epilogues yet"):
         failing.get(timeout=30)
     assert mailbox.is_alive()
     assert actor.dispatched == 2
@@ -508,10 +601,10 @@ def test_errors_that_nobody_awaits_are_logged(
     mailbox = actor.start()
     mailboxes.append(mailbox)
     with caplog.at_level(logging.ERROR, "atomr_cutlass"):
-        mailbox.tell(CutlassMsg.Conv(CONV))
+        mailbox.tell(BAD)
         mailbox.tell(GEMM)
         assert mailbox.ask(GEMM, timeout=30).key == REQUEST.plan_key()  # it lives on
-    assert "no kernels yet" in caplog.text
+    assert "no fused epilogues yet" in caplog.text
     assert actor.dispatched == 3
 
 

@@ -13,7 +13,9 @@ import pytest
 import fake_gpu
 from atomr_cutlass import (
     ConvFwdRequest,
+    ConvLayout,
     ConvShape,
+    ConvWgradRequest,
     CutlassMsg,
     GemmEpilogue,
     GemmLayout,
@@ -25,13 +27,16 @@ from atomr_cutlass import (
     operands,
 )
 from atomr_cutlass import CutlassDtype as D
-from atomr_cutlass.errors import CutlassError, InvalidOperandError
+from atomr_cutlass.errors import CutlassError, InvalidOperandError, UnsupportedError
 from atomr_cutlass.messages import GemmMsg
-from fake_gpu import FakeGpu, fetch, operands_of, place
+from fake_gpu import FakeGpu, arrays_of, fetch, operands_of, place
 
 REQUEST = GemmRequest(GemmShape(8, 16, 32), dtype=D.F16)
-GROUPED = GroupedGemmRequest(GroupedGemmShape([GemmShape(8, 8, 8)]), dtype=D.BF16)
+GROUPED = GroupedGemmRequest(GroupedGemmShape([GemmShape(8, 8, 8), GemmShape(4, 8, 8)]), dtype=D.BF16)
 CONV = ConvFwdRequest(ConvShape.nhwc(1, 8, 8, 16, 32, 3, 3), dtype=D.F16)
+SCALED = GemmRequest(
+    GemmShape(16, 32, 256), dtype=D.F8E4M3, layout_b=GemmLayout.COL_MAJOR, scaling="block", quantized=True
+)
 
 
 @pytest.fixture(autouse=True)
@@ -94,21 +99,21 @@ def test_operands_are_a_mapping_or_a_tuple(beta: float, form: Any) -> None:
     given = operands_of(request)
     launch = CutlassMsg.Gemm(request, form(given)).launch
     for name in ("a", "b", "c"):
-        assert getattr(launch, name) is given.get(name)
-    assert (launch.out.shape, launch.device, launch.stream) == ((8, 16), 0, 0)
-    assert launch.result is launch.out
+        assert launch.arrays.get(name) is given.get(name)
+    assert (launch.arrays["out"].shape, launch.device, launch.stream) == ((8, 16), 0, 0)
+    assert launch.finished() is launch.arrays["out"]
 
 
 def test_entries_of_none_are_none() -> None:
     given = operands_of(REQUEST)
-    assert CutlassMsg.Gemm(REQUEST, {**given, "c": None}).launch.c is None
-    assert CutlassMsg.Gemm(REQUEST, (given["a"], given["b"], None)).launch.c is None
+    assert "c" not in CutlassMsg.Gemm(REQUEST, {**given, "c": None}).launch.arrays
+    assert "c" not in CutlassMsg.Gemm(REQUEST, (given["a"], given["b"], None)).launch.arrays
 
 
 def test_the_sender_chooses_out_and_stream(gpu: FakeGpu) -> None:
     out = filled(np.float16, 8, 16)
     launch = CutlassMsg.Gemm(REQUEST, operands_of(REQUEST), out=out, stream=77).launch
-    assert (launch.out, launch.result, launch.stream) == (out, out, 77)
+    assert (launch.arrays["out"], launch.finished(), launch.stream) == (out, out, 77)
     gpu.current.stream = 5
     message = CutlassMsg.Gemm(REQUEST, operands_of(REQUEST))
     gpu.current.stream = 6
@@ -118,8 +123,8 @@ def test_the_sender_chooses_out_and_stream(gpu: FakeGpu) -> None:
 def test_a_bound_operand_may_be_left_out() -> None:
     request = GemmRequest(REQUEST.shape, dtype=D.F16, binding="layer 0")
     a = operands_of(request)["a"]
-    assert CutlassMsg.Gemm(request, {"a": a}).launch.b is None
-    assert CutlassMsg.Gemm(request, (a,)).launch.b is None
+    assert list(CutlassMsg.Gemm(request, {"a": a}).launch.arrays) == ["a", "out"]
+    assert list(CutlassMsg.Gemm(request, (a,)).launch.arrays) == ["a", "out"]
     assert "operands has no b" in complaint({"a": a})
 
 
@@ -191,7 +196,7 @@ def test_column_major_results_are_the_callers() -> None:
     given = operands_of(request)
     assert "out is needed" in complaint(given, request)
     out = filled(np.float16, 8, 16, columns=True)
-    assert CutlassMsg.Gemm(request, given, out=out).launch.out is out
+    assert CutlassMsg.Gemm(request, given, out=out).launch.arrays["out"] is out
 
 
 def test_a_stream_is_a_stream() -> None:
@@ -202,21 +207,24 @@ def test_batches_are_outermost() -> None:
     request = GemmRequest(GemmShape(8, 16, 32, 3), dtype=D.F16, layout_b=GemmLayout.COL_MAJOR)
     given = operands_of(request)
     assert given["b"].strides == (512, 1, 32)
-    assert CutlassMsg.Gemm(request, given).launch.out.shape == (3, 8, 16)
+    assert CutlassMsg.Gemm(request, given).launch.arrays["out"].shape == (3, 8, 16)
     assert "b has strides" in complaint({**given, "b": place(fetch(given["b"]))}, request)
 
 
 def test_strides_of_single_elements_say_nothing() -> None:
     request = GemmRequest(GemmShape(1, 16, 32), dtype=D.F16, layout_a=GemmLayout.COL_MAJOR)
-    assert CutlassMsg.Gemm(request, operands_of(REQUEST) | {"a": filled(np.float16, 1, 32)}).launch.a.shape == (1, 32)
+    assert CutlassMsg.Gemm(request, operands_of(REQUEST) | {"a": filled(np.float16, 1, 32)}).launch.arrays[
+        "a"
+    ].shape == (1, 32)
 
 
 def test_arrays_of_jax_are_read_only(monkeypatch: pytest.MonkeyPatch) -> None:
     given = operands_of(REQUEST)
-    assert not CutlassMsg.Gemm(REQUEST, given).launch.a.read_only
+    assert not CutlassMsg.Gemm(REQUEST, given).launch.arrays["a"].read_only
     monkeypatch.setattr(operands, "is_jax", lambda array: array is given["a"])
     launch = CutlassMsg.Gemm(REQUEST, given).launch
-    assert (launch.a.read_only, launch.a.pointer, launch.a.shape) == (True, given["a"].pointer, (8, 32))
+    a = launch.arrays["a"]
+    assert (a.read_only, a.pointer, a.shape) == (True, given["a"].pointer, (8, 32))
 
 
 def test_an_answer_may_be_had_twice() -> None:
@@ -224,6 +232,94 @@ def test_an_answer_may_be_had_twice() -> None:
     for _ in range(2):
         with pytest.raises(CutlassError):
             _ = message.launch
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Operands of other operations
+# ----------------------------------------------------------------------------------------------------------------------
+
+
+def refusal(message: Any) -> str:
+    with pytest.raises(CutlassError) as caught:
+        _ = message.launch
+    return str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("message", "names"),
+    [
+        (CutlassMsg.Conv(CONV), ["x", "w", "out"]),
+        (CutlassMsg.Conv(ConvWgradRequest(CONV.shape, dtype=D.F16, epilogue=GemmEpilogue(1, 1))), ["dy", "x", "c", "out"]),
+        (CutlassMsg.GroupedGemm(GROUPED), ["a[0]", "a[1]", "b[0]", "b[1]", "out[0]", "out[1]"]),
+        (CutlassMsg.Gemm(SCALED), ["a", "b", "scale_a", "scale_b", "scale_d", "amax", "out"]),
+    ],
+)  # fmt: skip
+def test_arrays_come_in_the_order_of_a_plans_call(message: Any, names: list[str]) -> None:
+    given = arrays_of(message.request)
+    turned = dict(reversed(given.items()))
+    for form in (turned, tuple(given.values())):
+        launch = type(message)(message.request, form).launch
+        assert list(launch.arrays) == names
+        assert (launch.device, launch.stream) == (0, 0)
+
+
+def test_results_of_convolutions_are_named_as_the_request_says() -> None:
+    request = ConvFwdRequest(CONV.shape, dtype=D.F16, layout=ConvLayout.NCHW)
+    given = arrays_of(request)
+    assert given["x"].shape == (1, 16, 8, 8)
+    launch = CutlassMsg.Conv(request, given).launch
+    assert launch.arrays["out"].shape == launch.finished().shape == (1, 32, 6, 6)
+    assert launch.finished().strides[1:] == (1, 192, 32)  # channels last in memory
+    out = type(given["x"])(
+        launch.finished().pointer, (1, 32, 6, 6), (1152, 1, 192, 32), D.F16.dlpack, operands.CUDA, 0, False, launch
+    )
+    assert CutlassMsg.Conv(request, given, out=out).launch.finished() is out
+    assert "x has shape (1, 8, 8, 16); the request says (1, 16, 8, 8)" in refusal(
+        CutlassMsg.Conv(request, arrays_of(CONV))
+    )
+
+
+def test_lists_are_lists_of_the_requests_groups() -> None:
+    given = arrays_of(GROUPED)
+    launch = CutlassMsg.GroupedGemm(GROUPED, given).launch
+    assert [one.shape for one in launch.finished()] == [(8, 8), (4, 8)]
+    for wrong, says in (
+        ({**given, "a": given["a"][0]}, "a is a Operand; expected a list, an array for each group"),
+        ({**given, "a": given["a"][:1]}, "a has 1 arrays; the request has 2 groups"),
+        ({**given, "a": given["a"][::-1]}, "a[0] has shape (4, 8); the request says (8, 8)"),
+        ({**given, "c": given["a"]}, "the request's beta is 0, so that it would not be read"),
+        ({"a": given["a"]}, "operands has no b"),
+    ):
+        assert says in refusal(CutlassMsg.GroupedGemm(GROUPED, wrong))
+    assert "out has 1 arrays" in refusal(CutlassMsg.GroupedGemm(GROUPED, given, out=[given["a"][0]]))
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ({"scale_a": None}, "operands has no scale_a"),
+        ({"amax": None}, "operands has no amax"),
+        ({"scale_a": filled(np.float32, 16, 1)}, "scale_a has shape (16, 1); the request says (16, 2)"),
+        ({"scale_b": filled(np.float16, 2, 1)}, "scale_b is f16; the request says f32"),
+        ({"amax": filled(np.float32, 1, read_only=True)}, "amax is read-only: give an array that may be written"),
+        ({"bias": filled(np.float32, 1)}, "operands has 'bias'; expected a, b, scale_a, scale_b, scale_d, amax and c"),
+    ],
+)
+def test_what_is_wrong_with_scales_is_said_in_the_answer(changes: dict[str, Any], says: str) -> None:
+    assert says in refusal(CutlassMsg.Gemm(SCALED, {**arrays_of(SCALED), **changes}))
+
+
+def test_scales_that_the_request_has_not_are_refused() -> None:
+    request = GemmRequest(SCALED.shape, dtype=D.F8E4M3, layout_b=GemmLayout.COL_MAJOR, quantized=True)
+    given = {**arrays_of(request), "scale_a": filled(np.float32, 1)}
+    assert "operands has scale_a, but the request has none" in refusal(CutlassMsg.Gemm(request, given))
+
+
+def test_operands_are_bound_to_plain_gemm_only() -> None:
+    request = ConvFwdRequest(CONV.shape, dtype=D.F16, binding="layer 1")
+    message = CutlassMsg.Conv(request, arrays_of(request))
+    with pytest.raises(UnsupportedError, match="binding 'layer 1': operands are bound to plain GEMM only"):
+        _ = message.launch
 
 
 # ----------------------------------------------------------------------------------------------------------------------

@@ -70,8 +70,8 @@ def gemm(
         b: (..., K, N), of the same dtype and device. Batch dimensions broadcast as in NumPy.
         c: (..., M, N) of the result's dtype; needed exactly when `beta` is not 0.
         out: (..., M, N), written in place and returned; may be `c` itself, and overlaps nothing else. Not for JAX.
-        alpha: scalar; a whole number where the result is an integer. With 0, A and B are not read, but for scales that are
-            arrays: those are multiplied like anything else.
+        alpha: scalar; a whole number where the result is an integer. With 0, A and B are not read, unless scale_d is an
+            array or amax is wanted.
         beta: scalar, likewise. With 0, there is no C.
         bias: (N,), added to every row. Reference backend only, for now.
         activation: a name of `reference.ACTIVATIONS`. Reference backend only, for now.
@@ -111,7 +111,7 @@ def gemm(
     ):  # fmt: skip
         plain = scale_a is scale_b is scale_d is amax is None
         arrays = (a, b, c) if plain else (a, b, c, scale_a, scale_b, scale_d, amax)
-        signature = _core.signature(*arrays, out)
+        signature = _core.signature(*arrays, out) if plain or alpha != 0 else None
         if signature is not None:
             found = _plans.get((signature, precision, fast_accum, beta == 0, backend, jit))
             if found is not None:
@@ -184,8 +184,12 @@ class _Call:
         )
         for name in ("scale_d", "amax"):
             view = what.views.get(name)
-            if view is not None and (math.prod(view.shape) != 1 or view.dtype != CutlassDtype.F32.dlpack):
-                raise InvalidOperandError(f"{name} has shape {view.shape}; expected one element of float32")
+            if view is None:
+                continue
+            if operands.dtype_of(view, name) is not CutlassDtype.F32:
+                raise InvalidOperandError(f"{name} is {operands.dtype_of(view, name).value}; expected float32")
+            if math.prod(view.shape) != 1:
+                raise InvalidOperandError(f"{name} has shape {view.shape}; expected one element")
         refuse_jax_out(self.out)
         if on_reference(self.backend, what.views["a"]):
             return self._on_reference(what)
@@ -256,6 +260,9 @@ class _Call:
             math=math,
             device=views["a"].device,
         )
+        if alpha == 0 and not {"scale_d", "amax"} & set(views):
+            # BLAS: then A and B are not read, and so neither are their scales.
+            views = {name: view for name, view in views.items() if name not in _SCALING}
         how = {"like": like, "backend": self.backend, "jit": self.jit, "stream": stream}
         if not set(views) & _SCALING:
             made = make(what, **how)

@@ -67,7 +67,7 @@ def split_choices(key: KernelKey, variant: Variant) -> tuple[int, ...]:
     The sm80 generation adds the slices up in D itself, one after the other: with a D narrower than the accumulator that
     would round at every step, and batches already use the grid dimension that the slices would need.
     """
-    if key.generation != "sm80" or variant.batch > 1 or key.d.bits < key.acc.bits:
+    if key.generation != "sm80" or variant.batch > 1 or key.d.bits < key.acc.bits or key.epilogue != "lc":
         return (1,)
     return tuple(s for s in (1, 2, 4, 8, 16) if s == 1 or variant.k >= s * 8 * key.tile[2])
 

@@ -59,7 +59,7 @@ def test_fp8_is_within_one_step_of_numpy(
     got, expected = _host(made.values).view(np.uint8).astype(int), values.view(np.uint8).astype(int)
     # Neighbours in an fp8 format are neighbours as bytes.
     assert np.abs(got - expected).max() <= 1
-    assert (got != expected).mean() < 0.001
+    assert (got != expected).mean() < 0.004
     back = ac.dequantize(made.values, made.scales, scaling=scaling)
     again = quantize._wide_in_numpy(_host(made.values), scales, shape, scaling, 1.0, D.F32)
     np.testing.assert_allclose(_host(back), again, rtol=2**-23)

@@ -96,8 +96,13 @@ struct ScaledVisitor {
         for (int i = 0; i < kCount; ++i) result[i] += params.beta * float(source(fragment * kCount + i));
       }
       if (params.amax != nullptr) {
+        // Block scales beyond the edges are whatever lies there: the accumulators need not be zeros, or numbers.
+        int const left_m = count_m - tile_m - first_m, left_n = count_n - tile_n - first_n;
         CUTLASS_PRAGMA_UNROLL
-        for (int i = 0; i < kCount; ++i) largest.see(result[i]);
+        for (int i = 0; i < kCount; ++i) {
+          auto const place = places(fragment * kCount + i);
+          if (cute::get<0>(place) < left_m && cute::get<1>(place) < left_n) largest.see(result[i]);
+        }
       }
       CUTLASS_PRAGMA_UNROLL
       for (int i = 0; i < kCount; ++i) result[i] *= scale_d;

@@ -35,7 +35,7 @@ struct ScaledParams {
 
   CUTLASS_DEVICE bool needs_c() const { return beta != 0.0f; }
 
-  // 0 beyond the edges, so that nothing of a tile that is not part of D is seen by amax.
+  // 0 beyond the edges, where nothing may be read.
   CUTLASS_DEVICE float row(int m, int count) const {
     if (m >= count) return 0.0f;
     return alpha * (scale_a == nullptr ? 1.0f : scale_a[form_a == 0 ? 0 : m]);

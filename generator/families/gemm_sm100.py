@@ -65,7 +65,7 @@ def supports_fp4(key: KernelKey) -> Status:
     return OK
 
 
-def supports_umma(key: KernelKey, scheduler: str = "persistent") -> Status:
+def supports_umma(key: KernelKey, schedulers: tuple[str, ...] = ("persistent", "streamk")) -> Status:
     """What every family over UMMA asks of tile, cluster, schedules and alignments."""
     if key.mainloop not in ("1sm", "2sm"):
         return no(f"sm100 mainloops are 1sm and 2sm (one MMA over one or two thread blocks), not {key.mainloop!r}")
@@ -92,8 +92,12 @@ def supports_umma(key: KernelKey, scheduler: str = "persistent") -> Status:
         return no("a 2sm cluster has an even number of thread blocks along M")
     if key.cluster[2] != 1 or key.cluster[0] * key.cluster[1] > 8 or any(c & (c - 1) for c in key.cluster):
         return no("clusters are at most 8 thread blocks, powers of two, none along K")
-    if key.scheduler != scheduler:
-        return no(f"the scheduler of {key.op} of the sm100 generation is {scheduler}, not {key.scheduler!r}")
+    if key.scheduler not in schedulers:
+        return no(f"schedulers of {key.op} of the sm100 generation: {', '.join(schedulers)}, not {key.scheduler!r}")
+    if key.scheduler == "streamk" and (key.a not in HALF_TYPES or key.epilogue_schedule != "tma"):
+        return no("stream-K of the sm100 generation is for f16 and bf16, with the TMA epilogue")
+    if key.scheduler == "streamk" and key.tile[1] > 64:
+        return no("stream-K adds up tiles in registers: more than 64 columns would spill")
     if key.stages == 1:
         return no("the mainloop has at least 2 stages")
     if key.warps != (0, 0, 0) or key.swizzle:
@@ -133,6 +137,7 @@ def common_values(key: KernelKey) -> dict[str, str]:
         "stage_count": f"cutlass::gemm::collective::StageCount<{key.stages}>" if key.stages else "void",
         "epilogue": "ScaledEpilogue" if key.epilogue == "scaled" else "LinearEpilogue",
         "scales": scales,
+        "scheduler": "StreamKScheduler" if key.scheduler == "streamk" else "PersistentScheduler",
     }
 
 
@@ -158,6 +163,7 @@ def gemm_sm100(
     epilogue: str = "lc",
     scales: tuple[str, Triple] = ("", (0, 0, 0)),
     epilogue_schedule: str = "tma",
+    scheduler: str = "persistent",
 ) -> KernelKey:
     """A key of this family."""
     return KernelKey(
@@ -180,7 +186,7 @@ def gemm_sm100(
         stages=0,
         mainloop=mainloop,
         epilogue_schedule=epilogue_schedule,
-        scheduler="persistent",
+        scheduler=scheduler,
         swizzle=0,
         math=math,
         epilogue=epilogue,
@@ -205,6 +211,8 @@ def cells(arch: SmArch) -> Iterator[Cell]:
                     yield FULL, gemm_sm100(a, D.F32, layouts, *one)
                 # D whose rows are not 16-byte aligned, such as a vocabulary of 50257 columns.
                 yield FULL, gemm_sm100(a, a, layouts, *_ONE, epilogue_schedule="nosmem")
+            if layouts == "rc":
+                yield FULL, gemm_sm100(a, a, layouts, (256, 64), (2, 1), "2sm", scheduler="streamk")
         for one in (_PAIR, _ONE) if layouts == "rc" else (_ONE,):
             yield FULL, gemm_sm100(D.F32, D.F32, layouts, *one, math="tf32")
             yield FULL, gemm_sm100(D.I8, D.I32, layouts, *one)

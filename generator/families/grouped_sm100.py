@@ -33,7 +33,7 @@ def supports(key: KernelKey) -> Status:
         return no(f"grouped {key.a.value} operands give {', '.join(o.value for o in outputs)}, not {key.d.value}")
     if key.epilogue_schedule != "tma":
         return no("grouped kernels of the sm100 generation have the TMA epilogue; the sm80 generation stores any D")
-    umma = supports_umma(key, scheduler="grouped")
+    umma = supports_umma(key, ("grouped",))
     if not umma:
         return umma
     if key.epilogue == "scaled" and key.scale_type:

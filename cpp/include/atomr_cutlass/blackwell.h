@@ -268,6 +268,7 @@ struct BlackwellGemm {
   using Kernel = cutlass::gemm::kernel::GemmUniversal<cute::Shape<int, int, int, int>, CollectiveMainloop,
                                                       CollectiveEpilogue, TileScheduler>;
   using Params = typename Kernel::Params;
+  static constexpr bool kStreamK = cute::is_same_v<TileScheduler, cutlass::gemm::StreamKScheduler>;
 
   static constexpr int kThreads = Kernel::MaxThreadsPerBlock;
   static constexpr int kMinBlocks = Kernel::MinBlocksPerMultiprocessor;
@@ -306,6 +307,9 @@ struct BlackwellGemm {
     using Raster = decltype(result.scheduler.raster_order);
     result.scheduler.raster_order =
         args.raster == 1 ? Raster::AlongM : (args.raster == 2 ? Raster::AlongN : Raster::Heuristic);
+    if constexpr (kStreamK) {
+      if (args.split_k > 1) result.scheduler.splits = args.split_k;
+    }
     return result;
   }
 
@@ -314,12 +318,17 @@ struct BlackwellGemm {
     constexpr int kGridLimit = 65535;
     int const rows = cute::ceil_div(args.m, kTileM), columns = cute::ceil_div(args.n, kTileN);
     bool const fits = args.batch <= kGridLimit && rows < kGridLimit && columns < kGridLimit;
-    return args.split_k == 1 && fits && Scales::can_implement(args) && Kernel::can_implement(arguments(args));
+    return (kStreamK || args.split_k == 1) && fits && Scales::can_implement(args) &&
+           Kernel::can_implement(arguments(args));
   }
 
   static uint64_t workspace_size(Args const& args) { return Kernel::get_workspace_size(arguments(args)); }
 
-  static void clear_range(Args const&, uint64_t& offset, uint64_t& bytes) { offset = bytes = 0; }
+  // Stream-K's barriers must start at zero. They come after its partial tiles, which need not, but are few.
+  static void clear_range(Args const& args, uint64_t& offset, uint64_t& bytes) {
+    offset = 0;
+    bytes = kStreamK ? workspace_size(args) : 0;
+  }
 
   static Params params(Args const& args) { return Kernel::to_underlying_arguments(arguments(args), args.workspace); }
 

@@ -25,7 +25,7 @@ from .errors import KernelNotFoundError, UnsupportedError
 from .generator.archs import SmArch
 from .generator.dtypes import CutlassDtype
 from .generator.key import KernelKey
-from .generator.matrix import shared_memory, supports
+from .generator.matrix import cells, shared_memory, supports
 from .generator.rules import FP8_TYPES, conv_types
 from .jit import kernels
 from .numerics import FAST
@@ -176,10 +176,12 @@ def make(
     jit: str | None = None,
     stream: int | None = None,
     layout: str = "nhwc",
+    chosen: Chosen | None = None,
 ) -> OpPlan:
     """The plan for a convolution; its slots are a, b and, where there are such, c and bias, then out.
 
-    `layout` is the order in which calls name the dimensions of their arrays; the problem has NHWC's.
+    `layout` is the order in which calls name the dimensions of their arrays; the problem has NHWC's. `chosen`, one of
+    `choices`, is how it is computed; without it, that is `choose`'s business.
 
     A convolution that no kernel computes as it stands is rewritten, and the plan's `rewrite` says how:
 
@@ -192,7 +194,7 @@ def make(
     """
     device = devices.get(what.device)
     how: dict[str, Any] = {"arch": arch, "backend": backend, "jit": jit}
-    chosen = choose(what, device, **how)
+    chosen = chosen or choose(what, device, **how)
     picked, solved, casts, wide = chosen.picked, chosen.solved, chosen.casts, chosen.wide
     refuse_capture(picked, what.device, stream)
     steps = Steps(what.device)
@@ -268,6 +270,24 @@ def choose(
         in_float = f"{split_k} slices of K added up in float32, then cast" if split_k > 1 else "in float32, then cast"
         rewrite = "; ".join(filter(None, (rewrite, in_float)))
     return Chosen(picked, solved if wide is None else wide, split_k, casts, wide is not None, rewrite)
+
+
+def choices(what: ConvProblem, device: Device, arch: SmArch) -> list[Chosen]:
+    """Every way in which cells of the matrix for an arch compute a convolution, best first by the model."""
+    solved, rewrite, casts = _served(what, device, arch)
+    problems = [solved]
+    if what.op == WGRAD and solved.d.dtype is not CutlassDtype.F32 and not _unwidened(solved):
+        problems.append(_widened(solved))
+    found = []
+    for problem in problems:
+        for _, key in cells([arch]):
+            for split_k in SLICES if what.op == WGRAD and key.op == WGRAD else (1,):
+                seconds = cost(key, problem, device, split_k) if key.op == what.op else None
+                if seconds is not None and (split_k == 1 or what.implicit_gemm[2] >= split_k * 256):
+                    extra = CAST_SECONDS if problem is not solved else 0.0
+                    picked = Picked(key, None, seconds + extra)
+                    found.append(Chosen(picked, problem, split_k, casts, problem is not solved, rewrite))
+    return sorted(found, key=lambda one: (one.picked.seconds, one.picked.key.name))
 
 
 def _check_results(what: ConvProblem) -> None:

@@ -890,3 +890,15 @@ def test_every_cell_serves_something() -> None:
             if key.op in OPS and not any(cost(key, what, device) is not None for what in problems if what.op == key.op):
                 idle.append(key.name)
     assert not idle
+
+
+@pytest.mark.parametrize("op", OPS)
+def test_all_choices_begin_with_the_one_that_is_taken(op: str) -> None:
+    for how in ({}, {"stride": 2}, {"x": (2, 14, 14, 3)}, {"groups": 64}, {"dtype": D.F8E4M3}):
+        what = _problem(op, **how)
+        found = conv_plan.choices(what, _device(SmArch.SM90A), SmArch.SM90A)
+        assert found
+        taken = conv_plan.choose(what, H200, backend="jit", jit="auto", record=False)
+        assert taken.picked.key == found[0].picked.key
+        assert (taken.split_k, taken.casts, taken.wide) == (found[0].split_k, found[0].casts, found[0].wide)
+        assert [one.picked.seconds for one in found] == sorted(one.picked.seconds for one in found)

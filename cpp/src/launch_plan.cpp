@@ -39,6 +39,7 @@ LaunchPlan::LaunchPlan(std::vector<Slot> slots, std::vector<size_t> const& tempo
       steps_(std::move(steps)),
       options_(options),
       memory_(options.device, allocator) {
+  check_steps(temporaries);
   for (size_t const bytes : temporaries) {
     temporaries_.push_back(workspace_);
     workspace_ += round_up(bytes);
@@ -62,6 +63,33 @@ LaunchPlan::LaunchPlan(std::vector<Slot> slots, std::vector<size_t> const& tempo
   memory_.reserve(workspace_ + size_t(needed), true);
 }
 
+void LaunchPlan::check_steps(std::vector<size_t> const& temporaries) const {
+  auto const check_address = [&](Address const& address, size_t bytes) {
+    size_t const count = address.temporary ? temporaries.size() : slots_.size();
+    std::string const name = (address.temporary ? "temporary " : "operand ") + std::to_string(address.index);
+    if (address.index < 0 || size_t(address.index) >= count) throw InvalidOperand("there is no " + name);
+    if (!address.temporary) return;
+    size_t const size = temporaries[size_t(address.index)];
+    if (address.bytes < 0 || size_t(address.bytes) > size || bytes > size - size_t(address.bytes)) {
+      throw InvalidOperand("a step reaches beyond its end in " + name);
+    }
+  };
+  for (Step const& step : steps_) {
+    if (step.kind != Step::Kind::kLaunch) {
+      check_address(step.target, step.kind == Step::Kind::kCopy ? step.data.size() : step.bytes);
+    }
+    for (Patch const& patch : step.patches) {
+      check_address(patch.address, 0);
+      if (step.data.size() < sizeof(uint64_t) || patch.offset > step.data.size() - sizeof(uint64_t)) {
+        throw InvalidOperand("an address is put outside of what takes it");
+      }
+    }
+  }
+  if (options_.main >= steps_.size() || steps_[options_.main].kind != Step::Kind::kLaunch) {
+    throw InvalidOperand("the step that names the plan launches no kernel");
+  }
+}
+
 std::vector<std::string> LaunchPlan::kernel_names() const {
   std::vector<std::string> names;
   for (KernelLaunch const& one : kernels_) names.emplace_back(one.row()->name);
@@ -80,21 +108,25 @@ void LaunchPlan::check_overlap(std::vector<Operand> const& operands) const {
     for (size_t j = 0; j < slots_.size(); ++j) {
       Operand const& other = operands[j];
       if (i == j || !overlap(out, other)) continue;
-      bool const in_place = slots_[j].role == Slot::Role::kSource && other.data == out.data && other.rank == out.rank &&
+      Slot::Role const role = slots_[j].role;
+      bool const in_place = role == Slot::Role::kSource && other.data == out.data && other.rank == out.rank &&
+                            other.dtype.bits == out.dtype.bits &&
                             std::equal(other.strides, other.strides + other.rank, out.strides);
       if (in_place) continue;
       throw InvalidOperand(slots_[i].name + " overlaps " + slots_[j].name +
-                           (slots_[j].role == Slot::Role::kSource
-                                ? " without being it: give it itself or separate memory"
-                                : ": the kernel would read what it has written"));
+                           (role == Slot::Role::kSource   ? " without being it: give it itself or separate memory"
+                            : role == Slot::Role::kOutput ? ": results need memory of their own"
+                                                          : ": the kernel would read what it has written"));
     }
   }
 }
 
 uint64_t LaunchPlan::resolve(Address const& address, std::vector<Operand> const& operands,
                              unsigned char* memory) const {
-  auto const* const from = address.temporary ? memory + temporaries_[size_t(address.index)]
-                                             : static_cast<unsigned char const*>(operands[size_t(address.index)].data);
+  void const* from =
+      address.temporary ? memory + temporaries_[size_t(address.index)] : operands[size_t(address.index)].data;
+  // An array without elements may have no address; to a kernel that would be an operand that is not given.
+  if (from == nullptr) from = kProbe;
   return reinterpret_cast<uint64_t>(from) + uint64_t(address.bytes);
 }
 
@@ -123,8 +155,8 @@ void LaunchPlan::launch(std::vector<Operand> const& operands, double alpha, doub
     throw InvalidOperand("alpha and beta must be whole numbers of 32 bits where the result is an integer");
   }
   DeviceGuard guard(options_.device);
-  StreamBlock* const piece = memory_.bytes() != 0 ? &memory_.take(stream) : nullptr;
-  auto* const memory = piece != nullptr ? static_cast<unsigned char*>(piece->block->data()) : nullptr;
+  StreamTurn turn(memory_, stream);
+  unsigned char* const memory = turn.data();
   size_t kernel = 0;
   std::vector<unsigned char> args;
   for (Step const& step : steps_) {
@@ -142,7 +174,7 @@ void LaunchPlan::launch(std::vector<Operand> const& operands, double alpha, doub
         break;
     }
   }
-  if (piece != nullptr) memory_.launched(*piece, stream);
+  turn.launched();
 }
 
 }  // namespace atomr_cutlass

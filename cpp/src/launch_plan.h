@@ -76,7 +76,8 @@ struct LaunchPlanOptions {
 class LaunchPlan {
  public:
   // `temporaries`: bytes of device memory that the steps share with one another. Throws Unsupported when a kernel can't
-  // implement its step. Not while this thread captures a stream, if a kernel was compiled at run time.
+  // implement its step, InvalidOperand for steps that name what is not there. Not while this thread captures a stream,
+  // if a kernel was compiled at run time.
   LaunchPlan(std::vector<Slot> slots, std::vector<size_t> const& temporaries, std::vector<Step> steps,
              LaunchPlanOptions options, DlExchangeApi const* allocator);
 
@@ -94,6 +95,7 @@ class LaunchPlan {
   size_t steps() const { return steps_.size(); }
 
  private:
+  void check_steps(std::vector<size_t> const& temporaries) const;
   uint64_t resolve(Address const& address, std::vector<Operand> const& operands, unsigned char* memory) const;
   void check_overlap(std::vector<Operand> const& operands) const;
   void copy(Step const& step, std::vector<Operand> const& operands, unsigned char* memory, void* stream) const;

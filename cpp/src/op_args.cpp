@@ -105,12 +105,12 @@ std::vector<ArgsLayout> make_layouts() {
       layout_of("cast", sizeof(atomr_cutlass_cast_args), cast, {"a", "d", "workspace"}),
   };
   for (char const* op : {"quantize", "dequantize"}) {
-    made.push_back(layout_of(
-        op, sizeof(atomr_cutlass_quantize_args),
-        {QUANTIZE(rows), QUANTIZE(columns), QUANTIZE(lda), QUANTIZE(a), QUANTIZE(d), QUANTIZE(scales), QUANTIZE(amax),
-         QUANTIZE(alpha), QUANTIZE(block_rows), QUANTIZE(block_columns), QUANTIZE(sm_count),
-         QUANTIZE(max_active_clusters), QUANTIZE(workspace)},
-        {"workspace"}));
+    made.push_back(
+        layout_of(op, sizeof(atomr_cutlass_quantize_args),
+                  {QUANTIZE(rows), QUANTIZE(columns), QUANTIZE(lda), QUANTIZE(a), QUANTIZE(d), QUANTIZE(scales),
+                   QUANTIZE(amax), QUANTIZE(alpha), QUANTIZE(block_rows), QUANTIZE(block_columns), QUANTIZE(sm_count),
+                   QUANTIZE(max_active_clusters), QUANTIZE(workspace)},
+                  {"workspace"}));
   }
   for (char const* op : {"conv2d_fprop", "conv2d_dgrad", "conv2d_wgrad"}) {
     made.push_back(layout_of(op, sizeof(atomr_cutlass_conv_args), conv, {"a", "b", "d", "workspace"}));

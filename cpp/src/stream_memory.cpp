@@ -99,21 +99,21 @@ StreamBlock StreamMemory::make() const {
   return made;
 }
 
-StreamBlock& StreamMemory::take(void* stream) {
+StreamMemory::Piece& StreamMemory::take(void* stream) {
   std::lock_guard<std::mutex> lock(mutex_);
   uint64_t const capture = capture_id(stream);
   // A stream that is being captured does not tell its id; the capture does.
-  StreamBlock& place = pieces_[{capture != 0 ? reinterpret_cast<uint64_t>(stream) : stream_id(stream), capture}];
+  Piece& place = pieces_[{capture != 0 ? reinterpret_cast<uint64_t>(stream) : stream_id(stream), capture}];
   if (place.block != nullptr) return place;
   if (capture != 0) {
     // Not from the framework: its allocator may give the memory to a later tensor of the same graph.
     place.block = std::make_shared<DeviceBlock>(bytes_);
     keep_for_graph(place.block);
   } else if (spare_.block != nullptr) {
-    place = std::move(spare_);  // made with the plan, for the first stream
+    static_cast<StreamBlock&>(place) = std::move(spare_);  // made with the plan, for the first stream
   } else {
     bury({}, device_);
-    place = make();
+    static_cast<StreamBlock&>(place) = make();
   }
   place.used.hold(stream);
   return place;
@@ -123,6 +123,32 @@ void StreamMemory::launched(StreamBlock& piece, void* stream) {
   if (capture_id(stream) != 0) return;
   std::lock_guard<std::mutex> lock(mutex_);
   piece.used.record(stream);
+}
+
+StreamTurn::StreamTurn(StreamMemory& memory, void* stream) : memory_(memory), stream_(stream) {
+  if (memory.bytes() == 0) return;
+  piece_ = &memory.take(stream);
+  lock_ = std::unique_lock<std::mutex>(piece_->turn);
+}
+
+StreamTurn::~StreamTurn() {
+  if (piece_ == nullptr) return;
+  try {
+    memory_.launched(*piece_, stream_);
+  } catch (std::exception const&) {
+    // What has failed already is being reported.
+  }
+}
+
+unsigned char* StreamTurn::data() const {
+  return piece_ != nullptr ? static_cast<unsigned char*>(piece_->block->data()) : nullptr;
+}
+
+void StreamTurn::launched() {
+  if (piece_ == nullptr) return;
+  StreamMemory::Piece& piece = *piece_;
+  piece_ = nullptr;
+  memory_.launched(piece, stream_);
 }
 
 }  // namespace atomr_cutlass

@@ -59,8 +59,12 @@ class StreamMemory {
   void reserve(size_t bytes, bool now);
   size_t bytes() const { return bytes_; }
 
+  struct Piece : StreamBlock {
+    std::mutex turn;  // of the launches of one call
+  };
+
   // The piece for launches that follow on this stream. The device must be current. Thread-safe, as `launched` is.
-  StreamBlock& take(void* stream);
+  Piece& take(void* stream);
   // To be called when they have been launched.
   void launched(StreamBlock& piece, void* stream);
 
@@ -71,8 +75,29 @@ class StreamMemory {
   DlExchangeApi const* allocator_;
   size_t bytes_ = 0;
   std::mutex mutex_;
-  std::map<std::pair<uint64_t, uint64_t>, StreamBlock> pieces_;  // by stream and capture
+  std::map<std::pair<uint64_t, uint64_t>, Piece> pieces_;  // by stream and capture
   StreamBlock spare_;
+};
+
+// The launches of one call, one after the other in the stream's piece: those of another thread on the stream come
+// before or after. If one fails, those before it still use the memory, so its end is noted all the same.
+class StreamTurn {
+ public:
+  // Of no memory where pieces have no bytes.
+  StreamTurn(StreamMemory& memory, void* stream);
+  ~StreamTurn();
+  StreamTurn(StreamTurn const&) = delete;
+  StreamTurn& operator=(StreamTurn const&) = delete;
+
+  unsigned char* data() const;
+  // To be called when all has been launched.
+  void launched();
+
+ private:
+  StreamMemory& memory_;
+  void* stream_;
+  StreamMemory::Piece* piece_ = nullptr;
+  std::unique_lock<std::mutex> lock_;
 };
 
 }  // namespace atomr_cutlass

@@ -3,11 +3,14 @@
 // companions.
 #pragma once
 
+#include <atomic>
 #include <cstdint>
 #include <cstdlib>
 #include <cstring>
 #include <map>
+#include <mutex>
 #include <string>
+#include <vector>
 
 namespace fake {
 
@@ -23,18 +26,29 @@ void* symbol(Function* function) {
   return reinterpret_cast<void*>(function);
 }
 
+// Work on a stream: a clear, a copy from the host, or what a test's kernel says of itself.
+struct Work {
+  enum class Kind { kClear, kCopy, kKernel } kind;
+  uint64_t target;
+  void const* source;
+  size_t bytes;
+  void* stream;
+};
+
 // What the fake driver was asked for, and what it answers.
 struct Device {
   int count = 1;
   int version = 13000;
   int init_status = 0;
-  int allocations = 0, frees = 0;
-  int clears = 0;
+  std::atomic<int> allocations{0}, frees{0};
+  std::atomic<int> clears{0};
   bool capturing = false;
   uint64_t capture = 77;  // id of the capture
   bool busy = false;  // recorded events are not reached
-  void* current = nullptr;
-  int events = 0;
+  static inline thread_local void* current = nullptr;
+  std::atomic<int> events{0};
+  std::mutex mutex;
+  std::vector<Work> work;  // in order
   int launches = 0, tensor_maps = 0;
   // What a launch does: (function, arguments).
   void (*launch)(void*, void**) = nullptr;
@@ -43,6 +57,11 @@ struct Device {
 inline Device& device() {
   static Device instance;
   return instance;
+}
+
+inline void note(Work const& one) {
+  std::lock_guard<std::mutex> lock(device().mutex);
+  device().work.push_back(one);
 }
 
 inline Symbols driver() {
@@ -62,20 +81,23 @@ inline Symbols driver() {
       {"cuCtxPopCurrent_v2",
        symbol(+[](void** popped) { return *popped = device().current, device().current = nullptr, 0; })},
       {"cuMemAlloc_v2", symbol(+[](Pointer* made, size_t bytes) {
-         *made = reinterpret_cast<Pointer>(std::malloc(bytes));
+         *made = reinterpret_cast<Pointer>(std::aligned_alloc(256, (bytes + 255) / 256 * 256));
          return ++device().allocations, 0;
        })},
       {"cuMemFree_v2", symbol(+[](Pointer pointer) {
          std::free(reinterpret_cast<void*>(pointer));
          return ++device().frees, 0;
        })},
-      {"cuMemcpyHtoDAsync_v2", symbol(+[](Pointer to, void const* from, size_t bytes, void*) {
-         return std::memcpy(reinterpret_cast<void*>(to), from, bytes), 0;
+      {"cuMemcpyHtoDAsync_v2", symbol(+[](Pointer to, void const* from, size_t bytes, void* stream) {
+         note({Work::Kind::kCopy, to, from, bytes, stream});
+         if (!device().capturing) std::memcpy(reinterpret_cast<void*>(to), from, bytes);
+         return 0;
        })},
       {"cuMemcpyDtoHAsync_v2", symbol(+[](void* to, Pointer from, size_t bytes, void*) {
          return std::memcpy(to, reinterpret_cast<void*>(from), bytes), 0;
        })},
-      {"cuMemsetD8Async", symbol(+[](Pointer to, unsigned char value, size_t bytes, void*) {
+      {"cuMemsetD8Async", symbol(+[](Pointer to, unsigned char value, size_t bytes, void* stream) {
+         note({Work::Kind::kClear, to, nullptr, bytes, stream});
          std::memset(reinterpret_cast<void*>(to), value, bytes);
          return ++device().clears, 0;
        })},

@@ -1,0 +1,380 @@
+"""conv2d and its gradients against PyTorch's cuDNN, in alternation; and every cell of the matrix for each layer.
+
+    python benchmarks/conv.py --out conv.json          # the comparison
+    python benchmarks/conv.py --all --out cells.json   # every eligible cell with every number of slices, for the model
+
+cuDNN has channels-last arrays and chooses its algorithm by timing (`torch.backends.cudnn.benchmark`). How timings are
+taken is said in gemm.py. Kernels that the table lacks are compiled at run time, so a first run takes longer.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+import math
+import statistics
+import sys
+import time
+import warnings
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+with warnings.catch_warnings():
+    warnings.simplefilter("ignore")
+    import torch
+
+sys.path.insert(1, str(Path(__file__).resolve().parents[1] / "tests" / "helpers"))
+
+from facts import machine, now
+from gemm import PAUSE_SECONDS, SETS_AT_MOST, Burst, Operands, timed
+
+import atomr_cutlass as ac
+from atomr_cutlass import conv_plan, devices, operands, reference
+from atomr_cutlass.conv_problem import DGRAD, FPROP, WGRAD, ConvProblem
+from atomr_cutlass.generator.dtypes import CutlassDtype
+from atomr_cutlass.numerics import math_mode
+from atomr_cutlass.problem import MatrixSpec
+from atomr_cutlass.reference import ConvGeometry
+from conv_layers import CONVNEXT_TINY, MOBILENET_V2, RESNET50, Layer
+
+D = CutlassDtype
+
+OPS = {"fprop": FPROP, "dgrad": DGRAD, "wgrad": WGRAD}
+KINDS = ("bf16", "f16", "tf32", "f32")
+IMAGES = 32
+CELL_SECONDS = 0.7e-3
+"""Device time of one timing of one cell."""
+
+Call = Callable[[Operands], Any]
+
+
+@dataclass(frozen=True)
+class Case:
+    """A convolution to time."""
+
+    op: str
+    kind: str
+    layer: Layer
+    images: int = IMAGES
+
+    @property
+    def dtype(self) -> CutlassDtype:
+        """Element type of the operands and the result."""
+        return D.F32 if self.kind == "tf32" else D.parse(self.kind)
+
+    @property
+    def geometry(self) -> ConvGeometry:
+        """All extents."""
+        layer = self.layer
+        filter_shape = (layer.k, layer.taps, layer.taps, layer.c // layer.groups)
+        return reference.conv_geometry(
+            (self.images, *layer.x_shape),
+            filter_shape,
+            stride=layer.stride,
+            padding=layer.padding,
+            groups=layer.groups,
+        )
+
+    @property
+    def shapes(self) -> tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]:
+        """Of A, B and D, in the order of NHWC."""
+        g = self.geometry
+        x, w, y = g.x_shape, g.w_shape, g.y_shape
+        return {"fprop": (x, w, y), "dgrad": (y, w, x), "wgrad": (y, x, w)}[self.op]
+
+    @property
+    def flops(self) -> int:
+        """Multiplications and additions."""
+        g = self.geometry
+        return 2 * math.prod(g.y_shape) * g.r * g.s * g.c // g.groups
+
+    @property
+    def bytes(self) -> int:
+        """Of the operands and the result, once."""
+        return sum(math.prod(shape) for shape in self.shapes) * self.dtype.bits // 8
+
+    def __str__(self) -> str:
+        return f"{self.op} {self.kind} {self.images}x{self.layer}"
+
+
+def comparison(*, quick: bool) -> list[Case]:
+    """The cases that are compared with cuDNN."""
+    if quick:
+        few = (RESNET50[2], RESNET50[6], RESNET50[16])
+        return [Case(op, "bf16", layer) for layer in few for op in OPS]
+    depthwise = [layer for layer in (*MOBILENET_V2, *CONVNEXT_TINY) if layer.groups > 1]
+    cases = [Case(op, kind, layer) for kind in ("bf16", "f16") for layer in RESNET50 for op in OPS]
+    cases += [Case(op, "bf16", layer) for layer in depthwise for op in OPS]
+    # The first layer has three channels, which TF32's gradients do not read.
+    return cases + [Case(op, "tf32", layer) for layer in (RESNET50[2], *RESNET50[6::5]) for op in OPS]
+
+
+def model_cases() -> list[Case]:
+    """The cases that the model of `conv_plan` is fitted to."""
+    cases = [Case(op, "bf16", layer) for layer in RESNET50 for op in OPS]
+    depthwise = [layer for layer in (*MOBILENET_V2[::3], *CONVNEXT_TINY) if layer.groups > 1]
+    cases += [Case(op, "bf16", layer) for layer in depthwise for op in OPS]
+    return cases + [Case(op, kind, layer) for kind in ("tf32", "f32") for layer in RESNET50[2::7] for op in OPS]
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Both sides
+
+
+def operand_sets(case: Case, device: devices.Device) -> list[Operands]:
+    """As many sets of random operands as exceed L2 twice over."""
+    dtype = getattr(torch, case.dtype.numpy_name)
+    first, second, result = case.shapes
+
+    def random(shape: tuple[int, ...]) -> torch.Tensor:
+        return torch.randn(shape, dtype=torch.float32, device="cuda").to(dtype)
+
+    count = min(SETS_AT_MOST, max(1, math.ceil(2 * device.l2_bytes / case.bytes)))
+    return [
+        Operands(random(first), random(second), torch.empty(result, dtype=dtype, device="cuda")) for _ in range(count)
+    ]
+
+
+def our_problem(case: Case, one: Operands) -> ConvProblem:
+    """The problem as kernels are chosen for it."""
+
+    def spec(tensor: torch.Tensor) -> MatrixSpec:
+        view = operands.as_operand(tensor)
+        return MatrixSpec(view.shape, view.strides, operands.dtype_of(view, "a tensor"), view.alignment)
+
+    return ConvProblem(
+        op=OPS[case.op],
+        geometry=case.geometry,
+        a=spec(one.a),
+        b=spec(one.b),
+        c=None,
+        d=spec(one.out),
+        bias=None,
+        activation=None,
+        math=math_mode(case.dtype, "tf32" if case.kind == "tf32" else None),
+        device=0,
+    )
+
+
+def torch_call(case: Case) -> Call:
+    """The same by PyTorch, in channels-last memory."""
+    g = case.geometry
+    how: Any = {"stride": g.stride, "padding": (g.padding[0][0], g.padding[1][0]), "groups": g.groups}
+
+    def channels_last(tensor: torch.Tensor) -> torch.Tensor:
+        return tensor.permute(0, 3, 1, 2)
+
+    if case.op == "fprop":
+        return lambda one: torch.nn.functional.conv2d(channels_last(one.a), channels_last(one.b), None, **how)
+    if case.op == "dgrad":
+        shape = (g.n, g.c, g.h, g.w)
+        return lambda one: torch.nn.grad.conv2d_input(shape, channels_last(one.b), channels_last(one.a), **how)
+    filters = (g.k, g.c // g.groups, g.r, g.s)
+    return lambda one: torch.nn.grad.conv2d_weight(channels_last(one.b), filters, channels_last(one.a), **how)
+
+
+def difference(case: Case, plan: Any, one: Operands) -> float:
+    """The largest difference between both results, relative to the largest value: a check that they do the same."""
+    plan(one.a, one.b, out=one.out)
+    theirs = torch_call(case)(one)
+    wide = theirs.permute(0, 2, 3, 1).float()
+    return float((one.out.float() - wide).abs().max() / wide.abs().max())
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Comparison
+
+
+def compare(case: Case, device: devices.Device, rounds: int) -> dict[str, Any]:
+    """Times both sides, one after the other in every round."""
+    sets = operand_sets(case, device)
+    torch.backends.cudnn.allow_tf32 = case.kind == "tf32"
+    what = our_problem(case, sets[0])
+    plan = conv_plan.make(what, like=sets[0].a)
+    sides = {
+        "ours": Burst(lambda one: plan(one.a, one.b, out=one.out), sets),
+        "torch": Burst(torch_call(case), sets),
+    }
+    times: dict[str, list[float]] = {"ours": [], "torch": []}
+    for number in range(rounds):
+        for side in ("ours", "torch") if number % 2 else ("torch", "ours"):
+            time.sleep(PAUSE_SECONDS / 2)
+            times[side].append(sides[side].time())
+    ours, theirs = (statistics.median(times[side]) for side in ("ours", "torch"))
+    return {
+        **_facts(case),
+        "kernel": plan.kernel_name,
+        "rewrite": plan.rewrite,
+        "us": round(ours * 1e6, 2),
+        "torch_us": round(theirs * 1e6, 2),
+        "ratio": round(theirs / ours, 4),
+        "tflops": round(case.flops / ours / 1e12, 2),
+        "torch_tflops": round(case.flops / theirs / 1e12, 2),
+        "gb_per_s": round(case.bytes / ours / 1e9),
+        "model_us": round(plan.main.seconds * 1e6, 2),
+        "difference": difference(case, plan, sets[0]),
+        "spread": round((max(times["ours"]) - min(times["ours"])) / ours, 3),
+        "sets": len(sets),
+        "calls": sides["ours"].calls,
+    }
+
+
+def _facts(case: Case) -> dict[str, Any]:
+    layer = dataclasses.asdict(case.layer)
+    return {"op": case.op, "dtype": case.kind, "images": case.images, "layer": layer}
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Every cell
+
+
+def all_cells(case: Case, device: devices.Device, near: float) -> list[dict[str, Any]]:
+    """Times the eligible cells that the model does not put beyond `near` times the best of them."""
+    sets = operand_sets(case, device)
+    what = our_problem(case, sets[0])
+    choices = conv_plan.choices(what, device, devices.require_arch(device))
+    rows: list[dict[str, Any]] = []
+    for rank, chosen in enumerate(choices):
+        key = chosen.picked.key
+        row: dict[str, Any] = {
+            **_facts(case),
+            "kernel": key.name,
+            "generation": key.generation,
+            "iterator": key.iterator,
+            "stride_support": key.stride_support,
+            "group_mode": key.group_mode,
+            "tile": key.tile,
+            "align": [key.align_a, key.align_b, key.align_d],
+            "split_k": chosen.split_k,
+            "rewrite": chosen.rewrite,
+            "wide": chosen.wide,
+            "rank": rank,
+            "model_us": round(chosen.picked.seconds * 1e6, 2),
+        }
+        if chosen.picked.seconds > near * choices[0].picked.seconds:
+            continue
+        rows.append(row)
+        try:
+            plan = conv_plan.make(what, like=sets[0].a, chosen=chosen)
+            elapsed = timed(lambda one, plan=plan: plan(one.a, one.b, out=one.out), sets, CELL_SECONDS)  # type: ignore[misc]
+        except ac.CutlassError as error:
+            row["us"], row["problem"] = None, f"{type(error).__name__}: {error}"
+            continue
+        row["us"] = round(elapsed * 1e6, 2)
+        row["tflops"] = round(case.flops / elapsed / 1e12, 2)
+    return rows
+
+
+def report_cells(case: Case, rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """What was chosen, what is best, and how much slower the choice is."""
+    measured = [row for row in rows if row["us"]]
+    if not measured:
+        return {"case": str(case), "problem": "no kernel"}
+    best, chosen = min(measured, key=lambda row: row["us"]), rows[0]
+    loss = chosen["us"] / best["us"] if chosen["us"] else math.inf
+    print(
+        f"{case!s:<46} chosen {chosen['us']:>9} us, best {best['us']:>9} us ({loss:.2f}x of it) {best['kernel']} "
+        f"split_k={best['split_k']}"
+    )
+    return {"case": str(case), "chosen": chosen["kernel"], "best": best["kernel"], "loss": round(loss, 3)}
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Command line
+
+
+def main() -> int:
+    """Measures and writes; returns the exit status."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--out", type=Path, required=True, help="JSON file for the results")
+    parser.add_argument("--quick", action="store_true", help="a few layers, fewer rounds")
+    parser.add_argument("--all", action="store_true", help="time every eligible cell instead")
+    parser.add_argument("--ops", type=lambda text: text.split(","), default=list(OPS), help="such as fprop,wgrad")
+    parser.add_argument("--kinds", type=lambda text: text.split(","), default=list(KINDS), help="such as bf16,tf32")
+    parser.add_argument("--rounds", type=int, default=9, help="rounds of the comparison")
+    parser.add_argument(
+        "--near", type=float, default=8.0, help="--all: leave out what the model puts beyond this factor"
+    )
+    parser.add_argument("--seconds", type=float, default=500.0, help="start no case after this time")
+    arguments = parser.parse_args()
+    for name in (*arguments.ops, *arguments.kinds):
+        if name not in (*OPS, *KINDS):
+            parser.error(f"unknown operation or dtype {name!r}; valid: {', '.join((*OPS, *KINDS))}")
+    reason = devices.problem()
+    if reason:
+        print(f"nothing to measure: {reason}", file=sys.stderr)
+        return 1
+    device = devices.get(0)
+    torch.manual_seed(0)
+    torch.backends.cudnn.benchmark = True
+    print(f"{device.name}; torch {torch.__version__}; cuDNN {torch.backends.cudnn.version()}")
+    results: dict[str, Any] = {
+        "date": now(),
+        "machine": machine() | {"cudnn": torch.backends.cudnn.version()},
+        "device": dataclasses.asdict(device),
+    }
+    failed = _measure(arguments, device, results)
+    _write(arguments.out, results)
+    return 1 if failed else 0
+
+
+def _measure(arguments: argparse.Namespace, device: devices.Device, results: dict[str, Any]) -> int:
+    rows, failures = results.setdefault("rows", []), results.setdefault("failures", [])
+    if arguments.all:
+        results["cases"] = []
+    start = time.monotonic()
+    for case in model_cases() if arguments.all else comparison(quick=arguments.quick):
+        if case.op not in arguments.ops or case.kind not in arguments.kinds:
+            continue
+        if time.monotonic() - start > arguments.seconds:
+            failures.append({"case": str(case), "error": "out of time"})
+            continue
+        try:
+            if arguments.all:
+                measured = all_cells(case, device, arguments.near)
+                rows += measured
+                results["cases"].append(report_cells(case, measured))
+            else:
+                row = compare(case, device, 5 if arguments.quick else arguments.rounds)
+                rows.append(row)
+                print(
+                    f"{case!s:<46}{row['us']:>9} us {row['tflops']:>7} TFLOP/s, cuDNN {row['torch_us']:>9} us: "
+                    f"{row['ratio']:.3f}  {row['kernel']}",
+                    flush=True,
+                )
+        except (ac.CutlassError, RuntimeError) as error:
+            failures.append({"case": str(case), "error": f"{type(error).__name__}: {error}"})
+            print(f"{case!s:<46} {type(error).__name__}: {error}")
+        _write(arguments.out, results)
+        torch.cuda.empty_cache()
+    if rows and not arguments.all:
+        results["averages"] = _averages(rows)
+        for name, mean in results["averages"].items():
+            print(f"{name:<24}{mean:.3f} of cuDNN, geometric mean")
+    return len(failures)
+
+
+def _averages(rows: Sequence[dict[str, Any]]) -> dict[str, float]:
+    """Geometric means of the ratios, for each operation and dtype, depthwise layers apart."""
+    groups: dict[str, list[float]] = {}
+    for row in rows:
+        depthwise = " depthwise" if row["layer"]["groups"] > 1 else ""
+        groups.setdefault(f"{row['op']} {row['dtype']}{depthwise}", []).append(math.log(row["ratio"]))
+    return {name: round(math.exp(statistics.fmean(logs)), 4) for name, logs in groups.items()}
+
+
+def _write(path: Path, results: dict[str, Any]) -> None:
+    """The results so far, a row a line."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    head = json.dumps({**results, "rows": []}, indent=1)
+    body = ",\n".join("  " + json.dumps(row) for row in results.get("rows", []))
+    path.write_text(
+        head.replace('"rows": []', f'"rows": [\n{body}\n ]' if body else '"rows": []') + "\n", encoding="utf-8"
+    )
+
+
+if __name__ == "__main__":
+    sys.exit(main())

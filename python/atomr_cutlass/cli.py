@@ -1,4 +1,4 @@
-"""The command line `atomr-cutlass`: what is installed, which kernel a request gets, and one GEMM to see it work.
+"""The command line `atomr-cutlass`: what is installed, which kernel a request gets, and one request to see it work.
 
 Exit status: 0, 1 when something failed, 2 when the usage or an input is wrong.
 """
@@ -24,9 +24,16 @@ from rich.progress import track as rich_track
 from rich.table import Table
 from rich.text import Text
 
-from . import devices, table, trial
+from . import asked, devices, table, trial
 from . import info as installation
-from .errors import CutlassError, DeviceUnavailableError, InvalidOperandError, KernelNotFoundError
+from .asked import Asked
+from .errors import (
+    CutlassError,
+    DeviceUnavailableError,
+    InvalidOperandError,
+    KernelNotFoundError,
+    UnsupportedError,
+)
 from .explain import Explanation, explain
 from .gemm import BACKENDS
 from .generator.archs import SmArch
@@ -36,9 +43,12 @@ from .info import Info
 from .jit import kernels as jit_kernels
 from .jit.store import KernelStore
 from .numerics import PRECISIONS
-from .requests import GemmEpilogue, GemmLayout, GemmRequest, GemmShape
+from .planner import Request
+from .reference import ACTIVATIONS
+from .requests import ConvFwdRequest, ConvShape, GemmLayout, GemmRequest, GemmShape, GroupedGemmRequest
+from .slots import products_of
 from .table import KernelInfo
-from .trial import Trial
+from .trial import Arrays, Trial
 
 T = TypeVar("T")
 
@@ -69,19 +79,43 @@ cache_app = typer.Typer(no_args_is_help=True, rich_markup_mode=None)
 app.add_typer(cache_app, name="cache", help="The kernels that were compiled at run time and are kept on disk.")
 
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
-Rows = Annotated[int, typer.Option("--m", min=1, help="Rows of A and D.")]
-Columns = Annotated[int, typer.Option("--n", min=1, help="Columns of B and D.")]
-Depth = Annotated[int, typer.Option("--k", min=1, help="Columns of A, rows of B.")]
-Batch = Annotated[int, typer.Option(min=1, help="How many products.")]
+Op = Annotated[str, typer.Option(help=f"Operation: {', '.join(asked.OPS)}.")]
+Rows = Annotated[int | None, typer.Option("--m", min=1, help="Rows of A and D.")]
+Columns = Annotated[int | None, typer.Option("--n", min=1, help="Columns of B and D.")]
+Depth = Annotated[int | None, typer.Option("--k", min=1, help="Columns of A, rows of B.")]
+Batch = Annotated[int | None, typer.Option(min=1, help="How many products.")]
+Groups = Annotated[
+    str,
+    typer.Option(
+        help="Of grouped_gemm: MxNxK of each group, such as 128x512x256,0x512x256. "
+        "Of a convolution: parts that channels are divided into."
+    ),
+]
+Conv = Annotated[str, typer.Option(help="Extents of a convolution: n,h,w,c,k,r,s.")]
+Stride = Annotated[str, typer.Option(help="Of a convolution: one number, or rows,columns.")]
+Padding = Annotated[str, typer.Option(help="Of a convolution: one number; rows,columns; or top,bottom,left,right.")]
+Dilation = Annotated[str, typer.Option(help="Of a convolution: one number, or rows,columns.")]
 Dtype = Annotated[str, typer.Option(help=f"Element type of A and B: {', '.join(d.value for d in CutlassDtype)}.")]
+DtypeB = Annotated[str, typer.Option("--dtype-b", help="Element type of B where it is another: fp8 may be mixed.")]
 Arch = Annotated[str, typer.Option(help="Target such as 80 or 90a; empty: the GPU's own.")]
 Layout = Annotated[
-    str, typer.Option(help="Layouts of A, B and D: r (row-major) or c (column-major) each, such as rcr.")
+    str,
+    typer.Option(
+        help="Layouts of A, B and D: r (row-major) or c (column-major) each; empty: rrr, for 8-bit operands rcr. "
+        "Of a convolution: nhwc or nchw."
+    ),
 ]
-OutDtype = Annotated[str, typer.Option(help="Element type of D; empty: A's, or i32 for i8.")]
+OutDtype = Annotated[str, typer.Option(help="Element type of D; empty: A's, or i32 for i8, bf16 for fp8.")]
 Precision = Annotated[str, typer.Option(help=f"For f32 operands: {', '.join(PRECISIONS)}.")]
+FastAccum = Annotated[
+    bool, typer.Option("--fast-accum", help="Let fp8 products be added up in the tensor cores alone.")
+]
+Scaling = Annotated[str, typer.Option(help="Of a GEMM: fp8 scales as arrays: tensor, vector or block; empty: none.")]
+Quantized = Annotated[bool, typer.Option("--quantized", help="Of a GEMM: scale_d and amax as arrays.")]
 Alpha = Annotated[float, typer.Option(help="Factor of the product.")]
 Beta = Annotated[float, typer.Option(help="Factor of C; 0: there is no C.")]
+Bias = Annotated[bool, typer.Option("--bias", help="Add a bias, one element for each channel of the result.")]
+Activation = Annotated[str, typer.Option(help=f"After it: {', '.join(ACTIVATIONS)}; empty: none.")]
 Jit = Annotated[
     str,
     typer.Option(
@@ -140,22 +174,39 @@ def list_command(
 @app.command("explain")
 def explain_command(
     *,
-    m: Rows = 4096,
-    n: Columns = 4096,
-    k: Depth = 4096,
-    batch: Batch = 1,
+    op: Op = asked.GEMM,
+    m: Rows = None,
+    n: Columns = None,
+    k: Depth = None,
+    batch: Batch = None,
+    groups: Groups = "",
+    conv: Conv = "",
+    stride: Stride = "",
+    padding: Padding = "",
+    dilation: Dilation = "",
     dtype: Dtype = "bf16",
+    dtype_b: DtypeB = "",
     arch: Arch = "",
-    layout: Layout = "rrr",
+    layout: Layout = "",
     out_dtype: OutDtype = "",
     precision: Precision = "",
+    fast_accum: FastAccum = False,
+    scaling: Scaling = "",
+    quantized: Quantized = False,
     alpha: Alpha = 1.0,
     beta: Beta = 0.0,
+    bias: Bias = False,
+    activation: Activation = "",
     jit: Jit = "",
     as_json: AsJson = False,
 ) -> None:
-    """Which kernel a GEMM gets and why; where there is none, the nearest one and what would add it."""
-    request = _request(m, n, k, batch, dtype, arch, layout, out_dtype, precision, alpha, beta)
+    """Which kernel a request gets and why; where there is none, the nearest one and what would add it."""
+    request = Asked(
+        op=op, extent=4096, m=m, n=n, k=k, batch=batch, groups=groups, conv=conv, stride=stride, padding=padding,
+        dilation=dilation, dtype=dtype, dtype_b=dtype_b, arch=arch, layout=layout, out_dtype=out_dtype,
+        precision=precision, fast_accum=fast_accum, scaling=scaling, quantized=quantized, alpha=alpha, beta=beta,
+        bias=bias, activation=activation,
+    ).request()  # fmt: skip
     if request.arch is None and not devices.available():
         raise typer.BadParameter(f"needed, since there is no GPU ({devices.problem()})", param_hint="--arch")
     explanation = explain(request, jit=_jit(jit))
@@ -168,26 +219,43 @@ def explain_command(
 @app.command("run")
 def run_command(
     *,
-    m: Rows = 1024,
-    n: Columns = 1024,
-    k: Depth = 1024,
-    batch: Batch = 1,
+    op: Op = asked.GEMM,
+    m: Rows = None,
+    n: Columns = None,
+    k: Depth = None,
+    batch: Batch = None,
+    groups: Groups = "",
+    conv: Conv = "",
+    stride: Stride = "",
+    padding: Padding = "",
+    dilation: Dilation = "",
     dtype: Dtype = "bf16",
+    dtype_b: DtypeB = "",
     arch: Arch = "",
-    layout: Layout = "rrr",
+    layout: Layout = "",
     out_dtype: OutDtype = "",
     precision: Precision = "",
+    fast_accum: FastAccum = False,
+    scaling: Scaling = "",
+    quantized: Quantized = False,
     alpha: Alpha = 1.0,
     beta: Beta = 0.0,
+    bias: Bias = False,
+    activation: Activation = "",
     backend: Annotated[str, typer.Option(help=f"{', '.join(BACKENDS)}; auto: a GPU if there is one.")] = "auto",
     jit: Jit = "",
     seed: Annotated[int, typer.Option(min=0, help="Of the random operands.")] = 0,
     as_json: AsJson = False,
 ) -> None:
-    """One GEMM on random operands: checked against the reference and, on a GPU, timed."""
+    """One request on random operands: checked against the reference and, on a GPU, timed."""
     if backend not in BACKENDS:
         raise typer.BadParameter(f"unknown backend {backend!r}; valid: {', '.join(BACKENDS)}", param_hint="--backend")
-    request = _request(m, n, k, batch, dtype, arch, layout, out_dtype, precision, alpha, beta)
+    request = Asked(
+        op=op, extent=1024, m=m, n=n, k=k, batch=batch, groups=groups, conv=conv, stride=stride, padding=padding,
+        dilation=dilation, dtype=dtype, dtype_b=dtype_b, arch=arch, layout=layout, out_dtype=out_dtype,
+        precision=precision, fast_accum=fast_accum, scaling=scaling, quantized=quantized, alpha=alpha, beta=beta,
+        bias=bias, activation=activation,
+    ).request()  # fmt: skip
     result = trial.run(
         request, backend=backend, jit=_jit(jit), seed=seed, progress=functools.partial(_tracker, request)
     )
@@ -201,19 +269,19 @@ def run_command(
 
 @app.command("demo")
 def demo_command(*, as_json: AsJson = False) -> None:
-    """A tour of a minute, with or without a GPU: what is installed, some kernels, a choice explained, one GEMM."""
+    """A tour of a minute, with or without a GPU: what is installed, some kernels, a choice explained, a few calls."""
     facts = installation.gather()
     request = GemmRequest(GemmShape(1024, 768, 512), dtype=CutlassDtype.BF16, layout_b=GemmLayout.COL_MAJOR)
     explained = request if devices.available() else dataclasses.replace(request, arch=SmArch.SM90A)
     explanation = explain(explained)
-    refusal = ""
-    try:
-        result = trial.run(request)
-    except (KernelNotFoundError, DeviceUnavailableError) as error:
-        refusal = str(error)
-        result = trial.run(request, backend="reference")
+    fp8 = GemmRequest(
+        GemmShape(256, 384, 512), dtype=CutlassDtype.F8E4M3, layout_b=GemmLayout.COL_MAJOR, scaling="vector"
+    )
+    conv = ConvFwdRequest(ConvShape.nhwc(2, 28, 28, 32, 64, 3, 3, padding=1), dtype=CutlassDtype.BF16)
+    tried = {"run": _tried(request), "fp8": _tried(fp8, jit="off"), "conv": _tried(conv, jit="off")}
     if as_json:
-        _print_json({"info": facts.to_dict(), "explain": explanation.to_dict(), "run": result.to_dict()})
+        results = {name: result.to_dict() for name, (result, _) in tried.items()}
+        _print_json({"info": facts.to_dict(), "explain": explanation.to_dict(), **results})
     else:
         _heading("What is installed (atomr-cutlass info)")
         _print_facts(facts)
@@ -225,12 +293,26 @@ def demo_command(*, as_json: AsJson = False) -> None:
         if explained is not request:
             _line(f"Asked for {SmArch.SM90A.value}, since there is no GPU here:")
         _print_explanation(explanation)
-        _heading("That GEMM on random operands (atomr-cutlass run)")
-        if refusal:
-            _line(refusal)
-        _print_trial(result)
-    if not result.ok:
+        headings = {
+            "run": "That GEMM on random operands (atomr-cutlass run)",
+            "fp8": "fp8 with a scale for each row and column (--dtype e4m3 --scaling vector)",
+            "conv": "A convolution (--op conv2d_fprop --conv 2,28,28,32,64,3,3 --padding 1)",
+        }
+        for name, (result, refusal) in tried.items():
+            _heading(headings[name])
+            if refusal:
+                _line(refusal)
+            _print_trial(result)
+    if not all(result.ok for result, _ in tried.values()):
         raise typer.Exit(1)
+
+
+def _tried(request: Request, jit: str | None = None) -> tuple[Trial, str]:
+    """(what came of a request, why on the reference where a GPU was to be had)."""
+    try:
+        return trial.run(request, jit=jit), ""
+    except (KernelNotFoundError, DeviceUnavailableError, UnsupportedError) as error:
+        return trial.run(request, backend="reference"), str(error)
 
 
 @cache_app.command("list")
@@ -345,30 +427,6 @@ def _track_files(paths: list[Path]) -> Iterable[Path]:
     return rich_track(paths, "Checking", console=Console(stderr=True), transient=True)
 
 
-def _request(
-    m: int, n: int, k: int, batch: int, dtype: str, arch: str, layout: str, out_dtype: str, precision: str,
-    alpha: float, beta: float,
-) -> GemmRequest:  # fmt: skip
-    layouts = {"r": GemmLayout.ROW_MAJOR, "c": GemmLayout.COL_MAJOR}
-    if len(layout) != 3 or not set(layout) <= set(layouts):
-        raise typer.BadParameter(f"{layout!r} is not three letters r or c, such as rcr", param_hint="--layout")
-    element = _dtype(dtype, "--dtype")
-    if element is None:
-        raise typer.BadParameter("is empty", param_hint="--dtype")
-    layout_a, layout_b, layout_c = (layouts[letter] for letter in layout)
-    return GemmRequest(
-        GemmShape(m, n, k, batch),
-        dtype=element,
-        arch=_arch(arch),
-        layout_a=layout_a,
-        layout_b=layout_b,
-        layout_c=layout_c,
-        epilogue=GemmEpilogue(alpha=alpha, beta=beta),
-        out_dtype=_dtype(out_dtype, "--out-dtype"),
-        precision=precision or None,
-    )
-
-
 def _dtype(text: str, option: str) -> CutlassDtype | None:
     return _parsed(CutlassDtype.parse, text, option) if text else None
 
@@ -391,16 +449,15 @@ def _parsed(parse: Callable[[str], T], text: str, option: str) -> T:
 
 
 @contextlib.contextmanager
-def _tracker(request: GemmRequest) -> Iterator[trial.Track | None]:
+def _tracker(request: Request) -> Iterator[trial.Track | None]:
     """A progress bar on a terminal, for what takes more than about two seconds."""
-    shape = request.shape
-    if shape.batch * shape.m * shape.n * shape.k < 1e10 or not sys.stderr.isatty():
+    if products_of(request) < 1e10 or not sys.stderr.isatty():
         yield None
         return
     with Progress(console=Console(stderr=True), transient=True) as progress:
         task = progress.add_task("Computing", total=None)
 
-        def bar(parts: Iterable[slice], count: int) -> Iterable[slice]:
+        def bar(parts: Iterable[Arrays], count: int) -> Iterable[Arrays]:
             progress.update(task, description="Checking against the reference", total=count)
             return progress.track(parts, total=count, task_id=task)
 
@@ -439,8 +496,12 @@ def _print_facts(facts: Info) -> None:
     lines += _jit_lines(facts.jit)
     packs = ", ".join(f"{name} ({count} kernels)" for name, count in facts.packs.items())
     lines.append(("packs", packs or "none"))
-    counts = ", ".join(f"{count} {generation} for {arch}" for (generation, arch), count in facts.table.items())
-    lines.append(("table", f"{sum(facts.table.values())} kernels" + (f": {counts}" if counts else "")))
+    lines.append(("table", f"{sum(facts.table.values())} kernels"))
+    for op in dict.fromkeys(op for op, _, _ in facts.table):
+        found = ((generation, arch, count) for (one, generation, arch), count in facts.table.items() if one == op)
+        lines.append(
+            ("", f"{op}: " + ", ".join(f"{count} {generation} for {arch}" for generation, arch, count in found))
+        )
     for name, text in lines:
         _line(f"{name:<11}{text}")
 
@@ -472,12 +533,15 @@ def _print_missing(facts: Info) -> None:
 
 
 def _print_kernels(kernels: list[KernelInfo]) -> None:
-    shown = Table("arch", "A x B -> D", "layouts", "align", "tile", "cluster", "pack", "name", box=None, pad_edge=False)
+    shown = Table(
+        "op", "arch", "A x B -> D", "layouts", "align", "tile", "cluster", "pack", "name", box=None, pad_edge=False
+    )
     shown.columns[-1].overflow = "fold"
     for info in kernels:
         key = info.key
         math = "" if key.math == "default" else f" ({key.math})"
         shown.add_row(
+            key.op,
             key.arch.value + (" + PTX" if info.ptx else ""),
             f"{key.a.value} x {key.b.value} -> {key.d.value}{math}",
             key.layout_a + key.layout_b + key.layout_d,
@@ -508,10 +572,12 @@ def _print_trial(result: Trial) -> None:
     else:
         _line(f"{_shape(request)} {types}: computed by {result.device}")
         _line(f"kernel {result.kernel} ({result.backend}, ready in {result.plan_seconds:.2f} s)")
+    if result.rewrite:
+        _line(f"a rewrite: {result.rewrite}")
     if result.seconds is not None and result.tflops is not None:
         _line(
-            f"{result.seconds * 1e6:.1f} us a launch, {result.tflops:.1f} TFLOP/s "
-            f"(median over {result.launches} launches, back to back)"
+            f"{result.seconds * 1e6:.1f} us a call, {result.tflops:.1f} TFLOP/s "
+            f"(median over {result.launches} calls, back to back)"
         )
     if result.ok:
         against = "the reference called directly" if result.backend == "reference" else "the reference"
@@ -524,6 +590,13 @@ def _print_trial(result: Trial) -> None:
         )
 
 
-def _shape(request: GemmRequest) -> str:
-    shape = request.shape
-    return f"{shape.m}x{shape.n}x{shape.k}" + (f", {shape.batch} times," if shape.batch > 1 else "")
+def _shape(request: Request) -> str:
+    if isinstance(request, GemmRequest):
+        shape = request.shape
+        return f"{shape.m}x{shape.n}x{shape.k}" + (f", {shape.batch} times," if shape.batch > 1 else "")
+    if isinstance(request, GroupedGemmRequest):
+        groups = [f"{one.m}x{one.n}x{one.k}" for one in request.shape.groups]
+        shown = ", ".join(groups[:3]) + (", ..." if len(groups) > 3 else "")
+        return f"{len(groups)} groups ({shown})"
+    g = request.shape
+    return f"{request.op} of {g.n}x{g.h}x{g.w}x{g.c} with {g.k} filters of {g.r}x{g.s}"

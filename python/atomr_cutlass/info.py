@@ -112,7 +112,7 @@ class Info:
         cuda_headers: CUDA's, with the version of CCCL; None where NVRTC is.
         jit: compilation at run time.
         packs: kernels by pack.
-        table: kernels by (generation, arch), packs included.
+        table: kernels by (op, generation, arch), packs included.
         missing: what is not there, with the cure.
     """
 
@@ -127,7 +127,7 @@ class Info:
     cuda_headers: Tool | None
     jit: Jit
     packs: dict[str, int]
-    table: dict[tuple[str, str], int]
+    table: dict[tuple[str, str, str], int]
     missing: tuple[Missing, ...]
 
     def to_dict(self) -> dict[str, Any]:
@@ -149,7 +149,10 @@ class Info:
             },
             "jit": asdict(self.jit),
             "packs": self.packs,
-            "table": [{"generation": g, "arch": a, "kernels": count} for (g, a), count in self.table.items()],
+            "table": [
+                {"op": op, "generation": generation, "arch": arch, "kernels": count}
+                for (op, generation, arch), count in self.table.items()
+            ],
             "missing": [{"what": m.what, "for": m.for_, "cure": m.cure} for m in self.missing],
         }
 
@@ -200,7 +203,7 @@ def gather() -> Info:
             miss_log=os.environ.get(jit_kernels.MISS_LOG_VARIABLE) or None,
         ),
         packs=dict(Counter(info.pack for info in kernels if info.pack)),
-        table=dict(sorted(Counter((info.key.generation, info.key.arch.value) for info in kernels).items())),
+        table=dict(sorted(Counter((i.key.op, i.key.generation, i.key.arch.value) for i in kernels).items())),
         missing=tuple(missing),
         **facts,
     )

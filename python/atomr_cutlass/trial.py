@@ -1,25 +1,34 @@
-"""One GEMM on random operands: computed, timed where there is a GPU, and checked against the reference."""
+"""One request on random operands: computed, timed where there is a GPU, and checked against the reference."""
 
 from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, Protocol
 
 import numpy as np
 
 from . import _core, devices, numerics, operands, reference
+from .conv import conv2d, conv2d_dgrad, conv2d_wgrad
+from .conv_problem import DGRAD, FPROP
 from .gemm import gemm
 from .generator.dtypes import CutlassDtype
+from .grouped import grouped_gemm
+from .op_plan import OpPlan
 from .plan import Plan
-from .planner import plan
-from .requests import GemmLayout, GemmRequest
+from .planner import Request, expect_request, plan
+from .problem import MatrixSpec
+from .requests import ConvLayout, GemmRequest, GroupedGemmRequest, refuse_epilogue
+from .scaled import BLOCK
+from .slots import Slot, plain, products_of, shape_of, slots_of
 
 Array = np.ndarray[Any, Any]
-Track = Callable[[Iterable[slice], int], Iterable[slice]]
+Arrays = dict[str, Array]
+"""By name, as `Slot.labels` has them."""
+Track = Callable[[Iterable[Arrays], int], Iterable[Arrays]]
 """Shows how far a loop has come: (what it runs over, how many) -> the same."""
 Progress = Callable[[], AbstractContextManager["Track | None"]]
 """Begins to show progress."""
@@ -31,27 +40,29 @@ _REPEATS = 5
 
 @dataclass(frozen=True)
 class Trial:
-    """What came of one GEMM.
+    """What came of one request.
 
     Attributes:
         request: what was computed.
         backend: `prebuilt`, `jit` or `reference`.
         reason: why that backend.
-        kernel: name of the kernel, or None.
+        kernel: name of the kernel (of a rewrite: of the one that does the products), or None.
+        rewrite: how the request was put to kernels that do not compute it as it stands; empty for one that does.
         device: what computed.
         elements: elements of the result.
-        mismatches: how many of them lie outside the tolerance.
+        mismatches: how many of them lie outside the tolerance; an amax that does counts too.
         max_error: largest absolute difference from the reference.
         tolerance: the bounds that held (see `reference.Tolerance`).
         plan_seconds: how long making the plan took, compilation included; None without a GPU.
-        launches: how many launches were timed; 0 without a GPU.
-        seconds: median time of one launch, launched back to back; None without a GPU.
+        launches: how many calls of the plan were timed; 0 without a GPU.
+        seconds: median time of one call, called back to back; None without a GPU.
     """
 
-    request: GemmRequest
+    request: Request
     backend: str
     reason: str
     kernel: str | None
+    rewrite: str
     device: str
     elements: int
     mismatches: int
@@ -69,20 +80,20 @@ class Trial:
     @property
     def tflops(self) -> float | None:
         """Floating-point (or integer) operations per second, in 10^12."""
-        shape = self.request.shape
-        return None if self.seconds is None else 2e-12 * shape.batch * shape.m * shape.n * shape.k / self.seconds
+        return None if self.seconds is None else 2e-12 * products_of(self.request) / self.seconds
 
     def to_dict(self) -> dict[str, Any]:
-        """JSON-ready values."""
-        shape = self.request.shape
+        """JSON-ready values; `shape` has the extents of the operation."""
         return {
-            "shape": {"m": shape.m, "n": shape.n, "k": shape.k, "batch": shape.batch},
+            "op": self.request.plan_key().op,
+            "shape": shape_of(self.request),
             "dtype": self.request.dtype.value,
             "out_dtype": self.request.result_dtype.value,
             "math": self.request.math,
             "backend": self.backend,
             "reason": self.reason,
             "kernel": self.kernel,
+            "rewrite": self.rewrite,
             "device": self.device,
             "ok": self.ok,
             "elements": self.elements,
@@ -96,94 +107,70 @@ class Trial:
         }
 
 
-@dataclass
-class _Check:
-    """Counts what lies outside the tolerance, part by part."""
-
-    request: GemmRequest
-    limits: reference.Tolerance = field(init=False)
-    mismatches: int = 0
-    max_error: float = 0.0
-
-    def __post_init__(self) -> None:
-        request = self.request
-        self.limits = reference.tolerance(request.operand_dtype, request.result_dtype, request.shape.k, request.math)
-
-    def add(self, got: Array, a: Array, b: Array, c: Array | None) -> None:
-        """Compares a part of the result with the reference of the operands that it comes from."""
-        alpha, beta = self.request.epilogue.alpha, self.request.epilogue.beta
-        result = self.request.result_dtype
-        expected = reference.gemm(a, b, c, alpha=alpha, beta=beta, out_dtype=result, math=self.request.math)
-        scale = reference.absolute_product(a, b, c, alpha=alpha, beta=beta)
-        right = reference.within_tolerance(got, expected, scale, self.limits, result)
-        self.mismatches += int(right.size - np.count_nonzero(right))
-        with np.errstate(invalid="ignore"):
-            difference = np.abs(numerics.to_float64(got) - numerics.to_float64(expected))
-        self.max_error = max(self.max_error, float(np.max(difference, initial=0.0)))
-
-
 def run(
-    request: GemmRequest,
+    request: Request,
     *,
     backend: str = "auto",
     jit: str | None = None,
     seed: int = 0,
     progress: Progress = nullcontext,
 ) -> Trial:
-    """Computes one GEMM on random operands and checks it.
+    """Computes one request on random operands and checks it.
 
     Args:
-        request: what to compute, no extent of it 0. A target (`arch`) other than the GPU's own matters on a GPU only.
-        backend: `auto` takes a GPU where there is one, else the reference; `prebuilt` and `jit` insist on a GPU.
-        jit: as for `plan`: what to do where the table lacks the kernel.
-        seed: of the random operands.
-        progress: shows progress. Entered when there is a plan: compiling a kernel shows its own.
+        request: what to compute.
+        backend: `auto` (a GPU if there is one, the NumPy reference otherwise), `prebuilt`, `jit` or `reference`. The
+            request must name no other arch than the GPU's, unless the table has PTX for it.
+        jit: as for `plan`.
+        seed: of the operands: normally distributed values, for int8 uniform over -127..127.
+        progress: enters while operands are made, gives what tracks the check, exits at the end.
 
     Raises:
-        UnsupportedError, KernelNotFoundError: no kernel serves the request.
-        CompileError: its source does not compile.
-        DeviceUnavailableError: `prebuilt` or `jit` without a GPU; NVRTC is needed and missing.
+        InvalidOperandError: `request` is no request.
+        UnsupportedError, KernelNotFoundError, CompileError, DeviceUnavailableError: as for `plan`.
     """
-    on_gpu = backend in ("prebuilt", "jit") or (backend == "auto" and devices.available())
+    expect_request(request)
+    if isinstance(request, (GemmRequest, GroupedGemmRequest)):
+        refuse_epilogue(request.epilogue.bias, request.epilogue.activation)
+    on_gpu = backend != "reference" and (backend != "auto" or devices.available())
     start = time.perf_counter()
     made = plan(request, backend=backend, jit=jit) if on_gpu else None
-    plan_seconds = time.perf_counter() - start if on_gpu else None
+    seconds = time.perf_counter() - start if made else None
     with progress() as track:
-        return _tried(request, made, plan_seconds, backend, seed, track)
+        return _run(request, made, seconds, backend, seed, track)
 
 
-def _tried(
-    request: GemmRequest, made: Plan | None, plan_seconds: float | None, backend: str, seed: int, track: Track | None
-) -> Trial:
+def _run(
+    request: Request, made: Plan | OpPlan | None, plan_seconds: float | None, backend: str, seed: int,
+    track: Track | None,
+) -> Trial:  # fmt: skip
     generator = np.random.default_rng(seed)
-    shape, result = request.shape, request.result_dtype
-    a = _random(generator, request.operand_dtype, _extents(request, shape.m, shape.k), request.layout_a)
-    b = _random(generator, request.operand_dtype, _extents(request, shape.k, shape.n), request.layout_b)
-    wanted = _extents(request, shape.m, shape.n)
-    c = _random(generator, result, wanted, request.layout_c) if request.epilogue.beta != 0 else None
-    # Poisoned, so that an element that nobody writes cannot be right by chance.
-    out = _laid_out(lambda extents: np.empty(extents, numerics.numpy_dtype(result)), wanted, request.layout_c)
-    out[...] = np.iinfo(out.dtype).min if result in numerics.INTEGER_DTYPES else np.nan
-
+    slots = slots_of(request)
+    arrays = {
+        label: _poison(spec) if slot.written else _random(generator, slot, spec)
+        for slot in slots
+        for label, spec in zip(slot.labels, slot.specs, strict=True)
+    }
     launches, seconds = 0, None
     if made is not None:
-        out, launches, seconds = _on_gpu(made, a, b, c, out)
-    check = _Check(request)
-    parts = list(_parts(shape.batch if a.ndim == 3 else shape.m))
+        results, launches, seconds = _on_gpu(made, slots, arrays)
+        arrays |= results
+    work = _work(request, arrays)
+    check = _Check(request.result_dtype, work.limits(_math(request, made)))
+    parts = list(work.parts())
     for part in parts if track is None else track(parts, len(parts)):
-        a_part, b_part = a[part], b[part] if a.ndim == 3 else b
-        c_part = None if c is None else c[part]
         if made is None:
-            _on_reference(request, a_part, b_part, c_part, out[part])
-        check.add(out[part], a_part, b_part, c_part)
-    why_not = "as asked" if backend == "reference" else devices.problem()
+            _on_reference(work, part)
+        check.add(part, *work.expected(part))
+    work.finish(check)
     return Trial(
         request=request,
         backend="reference" if made is None else _served_by(made),
-        reason=why_not if made is None else "there is a GPU",
+        reason=("as asked" if backend == "reference" else devices.problem()) if made is None else "there is a GPU",
         kernel=None if made is None else made.kernel_name,
+        rewrite=made.rewrite if isinstance(made, OpPlan) else "",
         device="the CPU, in NumPy" if made is None else devices.get(made.device).name,
-        elements=out.size,
+        elements=sum(arrays[label].size for label in slots[-1].labels),
         mismatches=check.mismatches,
         max_error=check.max_error,
         tolerance=check.limits,
@@ -193,68 +180,301 @@ def _tried(
     )
 
 
-def _served_by(made: Plan) -> str:
+def _served_by(made: Plan | OpPlan) -> str:
     """`prebuilt` or `jit`: the kernel that the plan launches by now, which the background may have replaced."""
     return "prebuilt" if made.kernel is not None and made.kernel.name == made.kernel_name else "jit"
 
 
-def _extents(request: GemmRequest, rows: int, columns: int) -> tuple[int, ...]:
-    return (rows, columns) if request.shape.batch == 1 else (request.shape.batch, rows, columns)
+def _math(request: Request, made: Plan | OpPlan | None) -> str:
+    """The math mode of what computes: fp8 convolutions that do not cast accumulate as fast accumulation does."""
+    return made.main.key.math if isinstance(made, OpPlan) and made.main.key.math == numerics.FAST else request.math
 
 
-def _laid_out(make: Callable[[tuple[int, ...]], Array], extents: tuple[int, ...], layout: GemmLayout) -> Array:
-    """An array of these extents whose matrices lie as the layout says."""
-    if layout is GemmLayout.ROW_MAJOR:
-        return make(extents)
-    return np.swapaxes(make((*extents[:-2], extents[-1], extents[-2])), -1, -2)
+# ----------------------------------------------------------------------------------------------------------------------
+# Operands
+# ----------------------------------------------------------------------------------------------------------------------
 
 
-def _random(generator: np.random.Generator, dtype: CutlassDtype, extents: tuple[int, ...], layout: GemmLayout) -> Array:
-    if dtype in numerics.INTEGER_DTYPES:
-        kind = numerics.numpy_dtype(dtype)
-        return _laid_out(lambda shape: generator.integers(-127, 128, shape, kind), extents, layout)
-    return _laid_out(lambda shape: numerics.saturating_cast(generator.standard_normal(shape), dtype), extents, layout)
+def _laid_out(spec: MatrixSpec, make: Callable[[tuple[int, ...]], Array]) -> Array:
+    """A dense array that lies as the spec says. `make` gets its extents in the order of memory."""
+    order = _memory_order(spec)
+    made: Array = make(tuple(spec.shape[i] for i in order)).transpose(np.argsort(order))
+    return made
 
 
-def _parts(extent: int) -> Iterator[slice]:
-    step = max(1, -(-extent // _PARTS))
-    return (slice(start, start + step) for start in range(0, extent, step))
+def _memory_order(spec: MatrixSpec) -> list[int]:
+    """Dimensions from the outermost in memory to the innermost."""
+    return sorted(range(len(spec.shape)), key=lambda i: -spec.strides[i])
 
 
-def _on_reference(request: GemmRequest, a: Array, b: Array, c: Array | None, out: Array) -> None:
-    out[...] = gemm(
-        a,
-        b,
-        c,
-        alpha=request.epilogue.alpha,
-        beta=request.epilogue.beta,
-        out_dtype=request.result_dtype,
-        precision=None if request.math == "default" else request.math,
-        backend="reference",
-    )
+def _random(generator: np.random.Generator, slot: Slot, spec: MatrixSpec) -> Array:
+    kind = numerics.numpy_dtype(spec.dtype)
+    if spec.dtype in numerics.INTEGER_DTYPES:
+        return _laid_out(spec, lambda shape: generator.integers(-127, 128, shape, kind))
+    if slot.name.startswith("scale"):
+        return _laid_out(spec, lambda shape: np.exp2(generator.uniform(-1, 1, shape)).astype(kind))
+    return _laid_out(spec, lambda shape: numerics.saturating_cast(generator.standard_normal(shape), spec.dtype))
 
 
-def _on_gpu(made: Plan, a: Array, b: Array, c: Array | None, out: Array) -> tuple[Array, int, float]:
-    """(the result, how many launches were timed, seconds of one)."""
-    inputs = [None if array is None else _upload(array, made.device) for array in (a, b, c)]
-    result = _upload(out, made.device)
+def _poison(spec: MatrixSpec) -> Array:
+    """A result before it is computed, so that an element that nobody writes cannot be right by chance."""
+    made = _laid_out(spec, lambda shape: np.empty(shape, numerics.numpy_dtype(spec.dtype)))
+    made[...] = np.iinfo(made.dtype).min if spec.dtype in numerics.INTEGER_DTYPES else np.nan
+    return made
+
+
+def _on_gpu(made: Plan | OpPlan, slots: Sequence[Slot], arrays: Arrays) -> tuple[Arrays, int, float]:
+    """(the results, how many calls were timed, seconds of one)."""
+    specs = {label: spec for slot in slots for label, spec in zip(slot.labels, slot.specs, strict=True)}
+    views = {label: _upload(arrays[label], spec, made.device) for label, spec in specs.items()}
+    written = [label for slot in slots if slot.written for label in slot.labels]
+
+    def call() -> None:
+        if isinstance(made, OpPlan):
+            made(*views.values(), stream=0)
+        else:
+            made(views["a"], views["b"], views.get("c"), out=views["out"], stream=0)
 
     def launch(times: int) -> float:
         start = time.perf_counter()
         for _ in range(times):
-            made(*inputs, out=result, stream=0)
+            call()
         _core.synchronize(made.device, 0)
         return time.perf_counter() - start
 
     launch(1)
-    got = operands.download(result)
+    got = {label: operands.download(views[label]) for label in written}
     times = int(min(1000, max(3, _BATCH_SECONDS / (launch(3) / 3))))
     seconds = statistics.median(launch(times) / times for _ in range(_REPEATS))
     return got, times * _REPEATS, seconds
 
 
-def _upload(array: Array, device: int) -> _core.Operand:
+def _upload(array: Array, spec: MatrixSpec, device: int) -> _core.Operand:
     """A copy on the GPU that lies as the array does."""
-    dense = operands.upload(array if array.flags.c_contiguous else np.swapaxes(array, -1, -2), device)
-    strides = [stride // array.itemsize for stride in array.strides]
-    return _core.Operand(dense.pointer, array.shape, strides, dense.dtype, operands.CUDA, device, owner=dense)
+    dense = operands.upload(array.transpose(_memory_order(spec)), device)
+    return _core.Operand(dense.pointer, spec.shape, spec.strides, dense.dtype, operands.CUDA, device, owner=dense)
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# The check
+# ----------------------------------------------------------------------------------------------------------------------
+
+
+@dataclass
+class _Check:
+    """Counts what lies outside the tolerance, part by part."""
+
+    result: CutlassDtype
+    limits: reference.Tolerance
+    mismatches: int = 0
+    max_error: float = 0.0
+
+    def add(self, part: Arrays, expected: Array, magnitudes: Array) -> None:
+        """Compares a part of the result with the reference of the operands that it comes from."""
+        got = part["out"]
+        right = reference.within_tolerance(got, expected, magnitudes, self.limits, self.result)
+        self.mismatches += int(right.size - np.count_nonzero(right))
+        with np.errstate(invalid="ignore"):
+            difference = np.abs(numerics.to_float64(got) - numerics.to_float64(expected))
+        self.max_error = max(self.max_error, float(np.max(difference, initial=0.0)))
+
+
+class _Work(Protocol):
+    """What differs from operation to operation. A part is what some elements of the result, `out`, come from."""
+
+    def limits(self, math: str) -> reference.Tolerance:
+        """The bounds, in the math mode of what computes."""
+
+    def parts(self) -> Iterator[Arrays]:
+        """The result piece by piece, so that progress can be shown and memory stays small."""
+
+    def compute(self, part: Arrays) -> None:
+        """Writes a part of the result, by the package's own function on the reference backend."""
+
+    def expected(self, part: Arrays) -> tuple[Array, Array]:
+        """(what the reference gives, the magnitudes that tolerances are measured with)."""
+
+    def finish(self, check: _Check) -> None:
+        """Checks what has no parts."""
+
+
+def _work(request: Request, arrays: Arrays) -> _Work:
+    if isinstance(request, GemmRequest):
+        return _Gemm(request, arrays)
+    return _Grouped(request, arrays) if isinstance(request, GroupedGemmRequest) else _Conv(request, arrays)
+
+
+def _on_reference(work: _Work, part: Arrays) -> None:
+    work.compute(part)
+
+
+def _slices(extent: int) -> Iterator[slice]:
+    step = max(1, -(-extent // _PARTS))
+    return (slice(start, start + step) for start in range(0, extent, step))
+
+
+@dataclass
+class _Gemm:
+    request: GemmRequest
+    arrays: Arrays
+    amax: float = 0.0
+    amax_error: float = 0.0
+
+    def __post_init__(self) -> None:
+        epilogue = self.request.epilogue
+        self.how: dict[str, Any] = {"alpha": epilogue.alpha, "beta": epilogue.beta}
+
+    def limits(self, math: str) -> reference.Tolerance:
+        request = self.request
+        blocks = BLOCK if request.scaling == "block" else 0
+        return reference.tolerance(
+            request.operand_dtype, request.result_dtype, request.shape.k, math, scale_block=blocks
+        )
+
+    def parts(self) -> Iterator[Arrays]:
+        batched = self.arrays["a"].ndim == 3
+        follows = {"a", "c", "out"} | ({"b"} if batched else {"scale_a"})  # rows of D, or batches
+        for part in _slices(self.request.shape.batch if batched else self.request.shape.m):
+            yield {
+                name: array[part] if name in follows and array.ndim > 1 else array
+                for name, array in self.arrays.items()
+            }
+
+    def compute(self, part: Arrays) -> None:
+        amax = np.zeros(1, np.float32) if "amax" in part else None
+        scales: dict[str, Any] = {name: part[name] for name in ("scale_a", "scale_b", "scale_d") if name in part}
+        part["out"][...] = gemm(
+            part["a"],
+            part["b"],
+            part.get("c"),
+            **self.how,
+            **scales,
+            amax=amax,
+            out_dtype=self.request.result_dtype,
+            precision=None if self.request.math in ("default", numerics.FAST) else self.request.math,
+            backend="reference",
+        )
+        if amax is not None:
+            # Not a number at first.
+            np.fmax(self.arrays["amax"], amax, out=self.arrays["amax"])
+
+    def expected(self, part: Arrays) -> tuple[Array, Array]:
+        scales: dict[str, Any] = {name: part[name] for name in ("scale_a", "scale_b") if name in part}
+        scale_d = float(part["scale_d"][0]) if "scale_d" in part else None
+        operands = (part["a"], part["b"], part.get("c"))
+        how: dict[str, Any] = {**self.how, **scales}
+        magnitudes = reference.absolute_product(*operands, **how)
+        how |= {"scale_d": scale_d, "out_dtype": self.request.result_dtype, "math": self.request.math}
+        if plain(self.request):
+            return reference.gemm(*operands, **how), magnitudes
+        expected, amax = reference.gemm_with_amax(*operands, **how)
+        self.amax = max(self.amax, float(amax.reshape(())))
+        self.amax_error = max(self.amax_error, float(np.max(magnitudes, initial=0.0)))
+        return expected, magnitudes * (1.0 if scale_d is None else scale_d)
+
+    def finish(self, check: _Check) -> None:
+        if "amax" in self.arrays:
+            error = abs(float(self.arrays["amax"][0]) - self.amax)
+            # Written as float32; NaN is no agreement either.
+            allowed = check.limits.atol_factor * self.amax_error + 2.0**-23 * self.amax
+            check.mismatches += int(not error <= allowed)
+
+
+@dataclass
+class _Conv:
+    request: Any
+    arrays: Arrays
+
+    def __post_init__(self) -> None:
+        g, epilogue = self.request.shape.geometry, self.request.epilogue
+        self.how: dict[str, Any] = {
+            "stride": g.stride, "padding": g.padding, "dilation": g.dilation, "groups": g.groups,
+            "alpha": epilogue.alpha, "beta": epilogue.beta,
+        }  # fmt: skip
+        self.activation = {} if epilogue.activation is None else {"activation": epilogue.activation}
+        if self.request.layout is ConvLayout.NCHW:
+            nhwc = (0, 2, 3, 1)
+            self.arrays = {name: a.transpose(nhwc) if a.ndim == 4 else a for name, a in self.arrays.items()}
+
+    def limits(self, math: str) -> reference.Tolerance:
+        g, request = self.request.shape.geometry, self.request
+        taps = g.r * g.s
+        depth = {FPROP: taps * g.c // g.groups, DGRAD: taps * g.k // g.groups}.get(request.op, g.n * g.p * g.q)
+        return reference.tolerance(request.dtype.storage, request.result_dtype, depth, math)
+
+    def parts(self) -> Iterator[Arrays]:
+        g = self.request.shape.geometry
+        if self.request.op in (FPROP, DGRAD):
+            first = "x" if self.request.op == FPROP else "dy"
+            for part in _slices(g.n):
+                yield {name: a[part] if name in (first, "c", "out") else a for name, a in self.arrays.items()}
+            return
+        for part in _slices(g.k) if g.groups == 1 else (slice(None),):
+            sliced = {name: a[part] if name in ("c", "out") else a for name, a in self.arrays.items()}
+            yield sliced | {"dy": self.arrays["dy"][..., part]}
+
+    def compute(self, part: Arrays) -> None:
+        precision = None if self.request.math == "default" else self.request.math
+        how = {"out_dtype": self.request.result_dtype, "precision": precision, "backend": "reference"}
+        functions = (conv2d, conv2d_dgrad, conv2d_wgrad)
+        part["out"][...] = self._called(functions, part, **how, **self.activation)
+
+    def expected(self, part: Arrays) -> tuple[Array, Array]:
+        functions = (reference.conv2d, reference.conv2d_dgrad, reference.conv2d_wgrad)
+        how = {"out_dtype": self.request.result_dtype, "math": self.request.math}
+        absolute = (
+            reference.absolute_conv2d, reference.absolute_conv2d_dgrad, reference.absolute_conv2d_wgrad
+        )  # fmt: skip
+        return self._called(functions, part, **how, **self.activation), self._called(absolute, part)
+
+    def finish(self, check: _Check) -> None:
+        """There is nothing but parts."""
+
+    def _called(self, functions: tuple[Any, Any, Any], part: Arrays, **how: Any) -> Array:
+        """One of three functions that take the same: for fprop, dgrad and wgrad."""
+        of_fprop, of_dgrad, of_wgrad = functions
+        how |= self.how
+        if "bias" in part:
+            how["bias"] = part["bias"]
+        if self.request.op == FPROP:
+            done = of_fprop(part["x"], part["w"], part.get("c"), **how)
+        elif self.request.op == DGRAD:
+            done = of_dgrad(part["dy"], part["w"], part["out"].shape, part.get("c"), **how)
+        else:
+            done = of_wgrad(part["dy"], part["x"], part["out"].shape, part.get("c"), **how)
+        made: Array = done
+        return made
+
+
+@dataclass
+class _Grouped:
+    request: GroupedGemmRequest
+    arrays: Arrays
+
+    def limits(self, math: str) -> reference.Tolerance:
+        request = self.request
+        depth = max(group.k for group in request.shape.groups)
+        return reference.tolerance(request.dtype, request.result_dtype, depth, math)
+
+    def parts(self) -> Iterator[Arrays]:
+        names = ("a", "b", "c", "out") if self.request.epilogue.beta != 0 else ("a", "b", "out")
+        for g in range(len(self.request.shape.groups)):
+            yield {name: self.arrays[f"{name}[{g}]"] for name in names}
+
+    def compute(self, part: Arrays) -> None:
+        lists: dict[str, Any] = {name: [array] for name, array in part.items() if name != "out"}
+        (part["out"][...],) = grouped_gemm(**lists, **self._how(), backend="reference")
+
+    def expected(self, part: Arrays) -> tuple[Array, Array]:
+        operands = (part["a"], part["b"], part.get("c"))
+        how = self._how()
+        expected = reference.gemm(*operands, **how, math=self.request.math)
+        how.pop("out_dtype")
+        return expected, reference.absolute_product(*operands, **how)
+
+    def finish(self, check: _Check) -> None:
+        """There is nothing but parts."""
+
+    def _how(self) -> dict[str, Any]:
+        epilogue = self.request.epilogue
+        return {"alpha": epilogue.alpha, "beta": epilogue.beta, "out_dtype": self.request.result_dtype}

@@ -13,7 +13,8 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
-from atomr_cutlass import _core, devices, info, reference, table, trial
+import fake_table
+from atomr_cutlass import SmArch, _core, devices, info, reference, table, trial
 from atomr_cutlass.cli import app
 from atomr_cutlass.errors import DeviceUnavailableError, KernelNotFoundError
 from atomr_cutlass.generator.dtypes import CutlassDtype
@@ -83,6 +84,7 @@ def test_info_names_what_is_missing_and_the_cure() -> None:
     assert facts["gpus"] == []
     assert facts["headers"]["version"] == "4.2.0"
     assert sum(row["kernels"] for row in facts["table"]) == len(table.kernels())
+    assert all(set(row) == {"op", "generation", "arch", "kernels"} for row in facts["table"])
     assert all(missing["cure"] for missing in facts["missing"])
 
 
@@ -167,6 +169,19 @@ def test_info_counts_what_is_in_the_cache(monkeypatch: pytest.MonkeyPatch, tmp_p
 def test_info_looks_without_loading_cuda_core() -> None:
     code = "import sys; from atomr_cutlass import info; info.gather(); print('cuda.core' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "False\n"
+
+
+def test_info_counts_kernels_by_operation(monkeypatch: pytest.MonkeyPatch) -> None:
+    rows = fake_table.rows_of("default", [SmArch.SM80, SmArch.SM90A])
+    fake_table.install(monkeypatch, [*rows, *fake_table.rows_of("full", [SmArch.SM80])])
+    facts = info.gather()
+    assert sum(facts.table.values()) == len(table.kernels())
+    for (op, generation, arch), count in facts.table.items():
+        found = [row for row in table.kernels(op=op) if (row.key.generation, row.key.arch.value) == (generation, arch)]
+        assert len(found) == count > 0
+    said, _ = call("info")
+    for op in ("gemm", "conv2d_fprop", "grouped_gemm"):
+        assert re.search(rf"^ +{op}: \d+ sm80 for sm_80", said, re.MULTILINE), op
 
 
 @pytest.mark.usefixtures("_tools_anew")
@@ -270,6 +285,21 @@ def test_list_of_an_empty_table() -> None:
         (("run", "--layout", "rx"), "three letters"),
         (("run", "--dtype", ""), "is empty"),
         (("run", "--m", "0"), "--m"),
+        (("run", "--op", "conv"), "conv2d_fprop"),
+        (("run", "--conv", "1,2,3,4,5,6,7"), "--conv is not for gemm; it is for conv2d_fprop"),
+        (
+            ("explain", "--op", "conv2d_wgrad", "--k", "4", "--arch", "80"),
+            "--k is not for conv2d_wgrad; it is for gemm",
+        ),
+        (("run", "--op", "grouped_gemm", "--scaling", "block"), "--scaling is not for grouped_gemm"),
+        (("run", "--op", "grouped_gemm", "--groups", "2"), "expected MxNxK of each group"),
+        (("run", "--op", "conv2d_fprop", "--conv", "1,8,8,16"), "expected 7 whole numbers"),
+        (("run", "--op", "conv2d_fprop", "--stride", "two"), "expected 1 or 2 whole numbers"),
+        (("run", "--op", "conv2d_fprop", "--padding", "1,2,3"), "expected 1 or 2 or 4 whole numbers"),
+        (("run", "--op", "conv2d_fprop", "--groups", "3"), "no multiple of the 3 groups"),
+        (("run", "--op", "conv2d_fprop", "--layout", "rrr"), "nhwc and nchw"),
+        (("run", "--op", "conv2d_fprop", "--activation", "swish"), "relu"),
+        (("run", "--dtype", "e4m3", "--scaling", "row"), "'tensor', 'vector', 'block'"),
         (("run", "--dtype", "f32", "--precision", "double"), "ieee, tf32, 3xtf32"),
         (("run", "--dtype", "f16", "--precision", "tf32"), "float32"),
         (("explain",), "--arch"),
@@ -316,14 +346,37 @@ def test_explain_follows_the_policy(monkeypatch: pytest.MonkeyPatch, tmp_path: P
 
 
 def test_explain_of_a_layout_that_no_kernel_takes_names_the_transpose() -> None:
-    assert "b.T.contiguous().T" in call("explain", "--arch", "80", "--dtype", "i8")[0]
+    assert "b.T.contiguous().T" in call("explain", "--arch", "80", "--dtype", "i8", "--layout", "rrr")[0]
+    assert "b.T.contiguous().T" not in call("explain", "--arch", "80", "--dtype", "i8")[0]
 
 
 def test_a_request_that_no_kernel_serves_ends_with_1_in_one_line() -> None:
     said, complaint = call("explain", "--arch", "80", "--dtype", "e2m1", status=1)
     assert said == ""
-    assert complaint.startswith("atomr-cutlass: no GEMM kernel takes e2m1")
+    assert complaint.startswith("atomr-cutlass: no kernel multiplies e2m1 on SM80")
     assert len(complaint.splitlines()) == 1
+
+
+@pytest.mark.parametrize(
+    ("arguments", "shape"),
+    [
+        (
+            ("--op", "conv2d_dgrad", "--conv", "2,9,8,16,24,3,2", "--padding", "1,0,2,1", "--stride", "2,1"),
+            {
+                "n": 2, "h": 9, "w": 8, "c": 16, "k": 24, "r": 3, "s": 2, "p": 4, "q": 10, "stride": [2, 1],
+                "padding": [[1, 0], [2, 1]], "dilation": [1, 1], "groups": 1,
+            },
+        ),
+        (("--op", "grouped_gemm", "--groups", "8x16x32,0x16x32"), {"groups": [[8, 16, 32], [0, 16, 32]]}),
+        (("--dtype", "e4m3", "--scaling", "block", "--m", "7"), {"m": 7, "n": 4096, "k": 4096, "batch": 1}),
+    ],
+)  # fmt: skip
+def test_explain_takes_every_operation(arguments: tuple[str, ...], shape: dict) -> None:
+    shown = call_json("explain", "--arch", "90a", *arguments)
+    assert shown["shape"] == shape
+    assert shown["op"] == (arguments[1] if arguments[0] == "--op" else "gemm")
+    assert shown["kernel"] is not None
+    assert shown["kernel"] in call("explain", "--arch", "90a", *arguments)[0]
 
 
 # --- run ---
@@ -375,8 +428,8 @@ def test_run_on_a_gpu_says_where_the_kernel_comes_from(
         asked.update(how)
         return made
 
-    def computed(_: object, a: np.ndarray, b: np.ndarray, *__: object) -> tuple[np.ndarray, int, float]:
-        return reference.gemm(a, b, out_dtype=CutlassDtype.BF16), 5, 1e-3
+    def computed(_: object, __: object, arrays: dict[str, np.ndarray]) -> tuple[dict[str, np.ndarray], int, float]:
+        return {"out": reference.gemm(arrays["a"], arrays["b"], out_dtype=CutlassDtype.BF16)}, 5, 1e-3
 
     monkeypatch.setattr(devices, "problem", lambda: "")
     monkeypatch.setattr(devices, "get", lambda _: SimpleNamespace(name="a GPU"))
@@ -405,6 +458,65 @@ def test_run_with_a_gpu_asked_for_and_none_there(monkeypatch: pytest.MonkeyPatch
     assert "do not fit" in call("run", *SMALL, status=1)[1]
 
 
+CONV_OPS = ("conv2d_fprop", "conv2d_dgrad", "conv2d_wgrad")
+
+
+@pytest.mark.parametrize("layout", ["nhwc", "nchw"])
+@pytest.mark.parametrize("op", CONV_OPS)
+def test_run_takes_convolutions(op: str, layout: str) -> None:
+    given = ("--op", op, "--conv", "3,9,8,16,24,3,2", "--padding", "1,0,2,1", "--stride", "2,1", "--layout", layout)
+    for more in (("--beta", "2"), ("--groups", "8", "--dtype", "f32", "--precision", "tf32"), ("--dtype", "e5m2")):
+        shown = call_json("run", *given, *more)
+        assert (shown["ok"], shown["op"], shown["backend"], shown["kernel"]) == (True, op, "reference", None)
+    y, x, w = 3 * 4 * 10 * 24, 3 * 9 * 8 * 16, 24 * 3 * 2 * 16
+    assert shown["elements"] == {"conv2d_fprop": y, "conv2d_dgrad": x, "conv2d_wgrad": w}[op]
+    assert f"{op} of 3x9x8x16 with 24 filters of 3x2 bf16 -> bf16: computed by" in call("run", *given)[0]
+
+
+def test_run_takes_bias_and_activation_of_convolutions() -> None:
+    given = ("--op", "conv2d_fprop", "--conv", "2,8,8,16,24,3,3", "--dilation", "2", "--bias", "--activation", "relu")
+    assert call_json("run", *given)["ok"]
+    assert "no fused epilogues yet" in call("run", *SMALL, "--bias", status=1)[1]
+
+
+@pytest.mark.parametrize("more", [(), ("--beta", "2"), ("--dtype", "e4m3", "--fast-accum"), ("--layout", "ccr")])
+def test_run_takes_groups(more: tuple[str, ...]) -> None:
+    given = ("--op", "grouped_gemm", "--groups", "8x16x32,0x16x32,5x3x7,4x4x0", *more)
+    shown = call_json("run", *given)
+    assert (shown["ok"], shown["elements"]) == (True, 8 * 16 + 5 * 3 + 16)
+    assert "4 groups (8x16x32, 0x16x32, 5x3x7, ...)" in call("run", *given)[0]
+
+
+@pytest.mark.parametrize("batch", ["1", "2"])
+@pytest.mark.parametrize("scaling", ["tensor", "vector", "block"])
+def test_run_takes_scales(scaling: str, batch: str) -> None:
+    for k in ("64", "300"):
+        for more in ((), ("--quantized", "--out-dtype", "e4m3"), ("--dtype-b", "e5m2", "--beta", "2", "--fast-accum")):
+            given = ("--m", "70", "--n", "48", "--k", k, "--batch", batch, "--dtype", "e4m3", "--scaling", scaling)
+            assert call_json("run", *given, *more)["ok"]
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        ("--op", "conv2d_fprop", "--conv", "2,8,8,16,24,3,3"),
+        ("--op", "conv2d_wgrad", "--conv", "2,8,8,16,24,3,3"),
+        ("--op", "grouped_gemm", "--groups", "8x16x32,5x3x7"),
+        ("--dtype", "e4m3", "--scaling", "block", "--m", "32", "--n", "32", "--k", "128"),
+    ],
+)
+def test_run_counts_wrong_elements_of_every_operation(monkeypatch: pytest.MonkeyPatch, given: tuple[str, ...]) -> None:
+    monkeypatch.setattr(trial, "_on_reference", lambda *_: None)  # nothing is written
+    shown = call_json("run", *given, status=1)
+    assert shown["mismatches"] == shown["elements"]
+
+
+def test_run_checks_amax(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(trial._Gemm, "compute", lambda work, part: np.copyto(part["out"], work.expected(part)[0]))
+    given = ("--dtype", "e4m3", "--quantized", "--m", "32", "--n", "32", "--k", "128")
+    assert call_json("run", *given, status=1)["mismatches"] == 1
+
+
 # --- demo ---
 
 
@@ -413,8 +525,9 @@ def test_demo_without_a_gpu() -> None:
     for part in ("What is installed", f"Some of its {len(table.kernels())} kernels", "NumPy reference", "right: "):
         assert part in said
     shown = call_json("demo")
-    assert set(shown) == {"info", "explain", "run"}
-    assert shown["run"]["ok"]
+    assert set(shown) == {"info", "explain", "run", "fp8", "conv"}
+    assert all(shown[name]["ok"] for name in ("run", "fp8", "conv"))
+    assert shown["conv"]["op"] == "conv2d_fprop"
 
 
 @pytest.mark.parametrize("error", [KernelNotFoundError, DeviceUnavailableError])
@@ -423,7 +536,8 @@ def test_demo_computes_on_the_reference_when_the_kernel_is_not_to_be_had(
 ) -> None:
     real = trial.run
 
-    def run(request: object, *, backend: str = "auto") -> trial.Trial:
+    def run(request: object, *, backend: str = "auto", jit: str | None = None) -> trial.Trial:
+        assert jit in (None, "off")
         if backend == "auto":
             raise error("it is in preset default")
         return real(request, backend=backend)

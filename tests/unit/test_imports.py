@@ -38,7 +38,7 @@ LAYERS = (
     ("messages",),
     ("actor",),
     ("__init__",),
-    ("info", "trial"),
+    ("info", "trial", "asked"),
     ("cli",),
     ("__main__",),
 )

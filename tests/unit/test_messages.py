@@ -249,11 +249,14 @@ def refusal(message: Any) -> str:
     ("message", "names"),
     [
         (CutlassMsg.Conv(CONV), ["x", "w", "out"]),
-        (CutlassMsg.Conv(ConvWgradRequest(CONV.shape, dtype=D.F16, epilogue=GemmEpilogue(1, 1))), ["dy", "x", "c", "out"]),
+        (
+            CutlassMsg.Conv(ConvWgradRequest(CONV.shape, dtype=D.F16, epilogue=GemmEpilogue(beta=1))),
+            ["dy", "x", "c", "out"],
+        ),
         (CutlassMsg.GroupedGemm(GROUPED), ["a[0]", "a[1]", "b[0]", "b[1]", "out[0]", "out[1]"]),
         (CutlassMsg.Gemm(SCALED), ["a", "b", "scale_a", "scale_b", "scale_d", "amax", "out"]),
     ],
-)  # fmt: skip
+)
 def test_arrays_come_in_the_order_of_a_plans_call(message: Any, names: list[str]) -> None:
     given = arrays_of(message.request)
     turned = dict(reversed(given.items()))

@@ -101,24 +101,42 @@ void LaunchPlan::check(size_t slot, Operand const& operand) const {
 }
 
 void LaunchPlan::check_overlap(std::vector<Operand> const& operands) const {
+  struct Place {
+    ByteRange range;
+    size_t slot;
+  };
+  std::vector<Place> places;
+  places.reserve(slots_.size());
   for (size_t i = 0; i < slots_.size(); ++i) {
-    if (slots_[i].role != Slot::Role::kOutput) continue;
-    Operand const& out = operands[i];
-    if (out.read_only) throw InvalidOperand(slots_[i].name + " is read-only: give an array that may be written");
-    for (size_t j = 0; j < slots_.size(); ++j) {
-      Operand const& other = operands[j];
-      if (i == j || !overlap(out, other)) continue;
-      Slot::Role const role = slots_[j].role;
-      bool const in_place = role == Slot::Role::kSource && other.data == out.data && other.rank == out.rank &&
-                            other.dtype.bits == out.dtype.bits &&
-                            std::equal(other.strides, other.strides + other.rank, out.strides);
-      if (in_place) continue;
-      throw InvalidOperand(slots_[i].name + " overlaps " + slots_[j].name +
-                           (role == Slot::Role::kSource   ? " without being it: give it itself or separate memory"
-                            : role == Slot::Role::kOutput ? ": results need memory of their own"
-                                                          : ": the kernel would read what it has written"));
+    bool const result = slots_[i].role == Slot::Role::kOutput;
+    if (result && operands[i].read_only) {
+      throw InvalidOperand(slots_[i].name + " is read-only: give an array that may be written");
+    }
+    places.push_back({byte_range(operands[i]), i});
+  }
+  // In the order of their addresses only neighbours can meet: lists have a result for each of many groups.
+  std::sort(places.begin(), places.end(), [](Place const& x, Place const& y) { return x.range.begin < y.range.begin; });
+  for (size_t i = 0; i < places.size(); ++i) {
+    for (size_t j = i + 1; j < places.size() && places[j].range.begin < places[i].range.end; ++j) {
+      check_pair(operands, places[i].slot, places[j].slot);
     }
   }
+}
+
+void LaunchPlan::check_pair(std::vector<Operand> const& operands, size_t first, size_t second) const {
+  if (slots_[first].role != Slot::Role::kOutput) std::swap(first, second);
+  if (slots_[first].role != Slot::Role::kOutput || !overlap(operands[first], operands[second])) return;
+  Operand const& out = operands[first];
+  Operand const& other = operands[second];
+  Slot::Role const role = slots_[second].role;
+  bool const in_place = role == Slot::Role::kSource && other.data == out.data && other.rank == out.rank &&
+                        other.dtype.bits == out.dtype.bits &&
+                        std::equal(other.strides, other.strides + other.rank, out.strides);
+  if (in_place) return;
+  char const* const why = role == Slot::Role::kSource   ? " without being it: give it itself or separate memory"
+                          : role == Slot::Role::kOutput ? ": results need memory of their own"
+                                                        : ": the kernel would read what it has written";
+  throw InvalidOperand(slots_[first].name + " overlaps " + slots_[second].name + why);
 }
 
 uint64_t LaunchPlan::resolve(Address const& address, std::vector<Operand> const& operands,

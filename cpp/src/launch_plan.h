@@ -98,6 +98,7 @@ class LaunchPlan {
   void check_steps(std::vector<size_t> const& temporaries) const;
   uint64_t resolve(Address const& address, std::vector<Operand> const& operands, unsigned char* memory) const;
   void check_overlap(std::vector<Operand> const& operands) const;
+  void check_pair(std::vector<Operand> const& operands, size_t first, size_t second) const;
   void copy(Step const& step, std::vector<Operand> const& operands, unsigned char* memory, void* stream) const;
 
   std::vector<Slot> slots_;

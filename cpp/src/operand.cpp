@@ -9,23 +9,7 @@
 namespace atomr_cutlass {
 namespace {
 
-struct Range {
-  uintptr_t begin, end;
-};
-
 int64_t element_bits(Operand const& operand) { return int64_t(operand.dtype.bits) * operand.dtype.lanes; }
-
-Range byte_range(Operand const& operand) {
-  int64_t low = 0, high = 0;
-  for (int i = 0; i < operand.rank; ++i) {
-    if (operand.shape[i] == 0) return {0, 0};
-    int64_t const reach = (operand.shape[i] - 1) * operand.strides[i];
-    (reach < 0 ? low : high) += reach;
-  }
-  auto const base = reinterpret_cast<uintptr_t>(operand.data);
-  int64_t const bits = element_bits(operand);
-  return {base + uintptr_t(low * bits / 8), base + uintptr_t(((high + 1) * bits + 7) / 8)};
-}
 
 // The stride between rows of an operand whose last or second-to-last dimension is contiguous, in bytes; 0 when every
 // other stride is not a multiple of it, so that no single pitch describes the operand.
@@ -91,6 +75,18 @@ int64_t signed_stride(int64_t stride, DlDataType dtype) {
 
 }  // namespace
 
+ByteRange byte_range(Operand const& operand) {
+  int64_t low = 0, high = 0;
+  for (int i = 0; i < operand.rank; ++i) {
+    if (operand.shape[i] == 0) return {0, 0};
+    int64_t const reach = (operand.shape[i] - 1) * operand.strides[i];
+    (reach < 0 ? low : high) += reach;
+  }
+  auto const base = reinterpret_cast<uintptr_t>(operand.data);
+  int64_t const bits = element_bits(operand);
+  return {base + uintptr_t(low * bits / 8), base + uintptr_t(((high + 1) * bits + 7) / 8)};
+}
+
 Operand operand_from_view(DlTensor const& view) {
   if (view.ndim > kMaxRank) {
     throw InvalidOperand("an operand has " + std::to_string(view.ndim) + " dimensions; at most " +
@@ -130,7 +126,7 @@ std::string describe(Operand const& operand) {
 }
 
 bool overlap(Operand const& a, Operand const& b) {
-  Range const x = byte_range(a), y = byte_range(b);
+  ByteRange const x = byte_range(a), y = byte_range(b);
   if (x.end <= y.begin || y.end <= x.begin) return false;
   int64_t width_a = 0, width_b = 0;
   int64_t const pitch = row_pitch(a, width_a);

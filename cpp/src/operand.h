@@ -29,6 +29,12 @@ int address_alignment(void const* data);
 // Shape, strides, dtype, device and what the address guarantees, as text for messages.
 std::string describe(Operand const& operand);
 
+// The addresses from an operand's first byte to its last; empty for one without elements.
+struct ByteRange {
+  uintptr_t begin, end;
+};
+ByteRange byte_range(Operand const& operand);
+
 // Whether two operands share memory. Exact for operands whose rows have the same pitch (two column ranges of one
 // buffer), and where the address ranges are apart; otherwise ranges that meet count as shared.
 bool overlap(Operand const& a, Operand const& b);

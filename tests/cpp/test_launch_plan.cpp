@@ -9,6 +9,7 @@
 #include <limits>
 #include <memory>
 #include <mutex>
+#include <random>
 #include <thread>
 #include <vector>
 
@@ -412,13 +413,46 @@ void test_results_share_no_memory() {
   plan.launch(operands, 1.0, 0.0, nullptr);
   CHECK(kernel.args<GemmArgs>().amax == b_memory + 100);
   operands[4].data = d_memory + 3;
-  CHECK_THROWS(InvalidOperand, "overlaps", plan.launch(operands, 1.0, 0.0, nullptr));
+  CHECK_THROWS(InvalidOperand, "results need memory of their own", plan.launch(operands, 1.0, 0.0, nullptr));
   operands[4].data = b_memory;
   CHECK_THROWS(InvalidOperand, "amax overlaps b", plan.launch(operands, 1.0, 0.0, nullptr));
   operands[4].data = b_memory + 100;
   operands[4].read_only = true;
   CHECK_THROWS(InvalidOperand, "amax is read-only", plan.launch(operands, 1.0, 0.0, nullptr));
   CHECK_EQUAL(kernel.launches.size(), 1u);
+}
+
+void test_any_pair_that_meets_is_found() {
+  Kernel kernel("gemm");
+  std::mt19937 random(3);
+  int refused = 0;
+  for (int round = 0; round < 400; ++round) {
+    std::vector<Slot> slots;
+    std::vector<Operand> operands;
+    for (int i = 0; i < 6; ++i) {
+      // Some columns of some rows, of 16 to a row; sometimes none.
+      int64_t const rows = random() % 4, columns = 1 + random() % 6;
+      Operand const one = operand(d_memory + random() % 192, {rows, columns}, {16, 1});
+      Slot::Role const role = random() % 3 == 0 ? Slot::Role::kOutput : Slot::Role::kInput;
+      slots.push_back({"x" + std::to_string(i), {one, 4}, role});
+      operands.push_back(one);
+    }
+    bool meets = false;
+    for (size_t i = 0; i < slots.size(); ++i) {
+      for (size_t j = 0; j < i; ++j) {
+        bool const written = slots[i].role == Slot::Role::kOutput || slots[j].role == Slot::Role::kOutput;
+        meets = meets || (written && overlap(operands[i], operands[j]));
+      }
+    }
+    LaunchPlan plan(slots, {}, {Launch(kernel)}, {}, nullptr);
+    refused += meets;
+    if (meets) {
+      CHECK_THROWS(InvalidOperand, "overlaps", plan.launch(operands, 1.0, 0.0, nullptr));
+    } else {
+      plan.launch(operands, 1.0, 0.0, nullptr);
+    }
+  }
+  CHECK(refused > 50 && refused < 350);
 }
 
 void test_integers_take_whole_scalars() {
@@ -624,6 +658,7 @@ int main() {
   test_wrong_operands_launch_nothing();
   test_a_source_of_another_type_is_not_in_place();
   test_results_share_no_memory();
+  test_any_pair_that_meets_is_found();
   test_integers_take_whole_scalars();
   test_kernels_that_cannot();
   test_plans_that_make_no_sense();

@@ -1,0 +1,1104 @@
+"""`grouped_gemm` on the GPU against the reference: forms, sizes of groups, types, scales, views, graphs, bad input.
+
+Kernels that the table lacks are compiled at run time, some twenty in all. With ATOMR_CUTLASS_TEST_JIT every cell of the
+matrix is.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import os
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+import atomr_cutlass as ac
+from atomr_cutlass import SmArch, devices, grouped_plan, numerics, operands, reference, table
+from atomr_cutlass.generator.dtypes import CutlassDtype as D
+from atomr_cutlass.generator.key import KernelKey
+from atomr_cutlass.generator.matrix import cells
+from atomr_cutlass.generator.rules import FP8_TYPES
+from atomr_cutlass.pick import Picked
+from fp8_matrices import guarded, host, placed, scales
+from gpu_matrices import _POISON, NUMPY_LIMIT, Guarded, assert_same_bits, bits_dtype, element_type, pairs
+
+pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("torch")]
+
+grouped_module: Any = sys.modules["atomr_cutlass.grouped"]
+
+COMPILED = "ATOMR_CUTLASS_TEST_JIT" in os.environ
+BACKEND = "jit" if COMPILED else "auto"
+
+CONTIGUOUS, MASKED, ALONG_K = "contiguous", "masked", "along_k"
+BF16, F16, F32, E4M3, E5M2 = D.BF16, D.F16, D.F32, D.F8E4M3, D.F8E5M2
+BLOCK = 128
+
+
+@pytest.fixture(autouse=True)
+def _compile(_policy: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No preset but `full` has these kernels: what is missing is compiled."""
+    monkeypatch.setenv("ATOMR_CUTLASS_JIT", "auto")
+    monkeypatch.delenv("ATOMR_CUTLASS_CHECK", raising=False)
+
+
+@dataclass(frozen=True)
+class Case:
+    """A call. `sizes` are the rows, or along K the extents, of the groups.
+
+    Attributes:
+        form: contiguous, masked, along_k.
+        sizes: of the groups.
+        n, k: columns of D; K (not along K).
+        m: rows of each group's arrays (masked), rows of D (along K).
+        a, b, out: element types; b is a's, out the default.
+        layouts: of A and B.
+        rest: rows, or elements of K, that no group has.
+        counts: whether counts are given; ends are otherwise.
+        scale: which scales: numbers, tensor, group, vector, mixed, block.
+        fast: fast accumulation.
+        pads, shifts: elements after each row, and before the array, of A, B, C and D.
+    """
+
+    form: str
+    sizes: tuple[int, ...]
+    n: int = 128
+    k: int = 128
+    m: int = 0
+    a: D = BF16
+    b: D | None = None
+    out: D | None = None
+    layouts: str = "rr"
+    rest: int = 0
+    counts: bool = False
+    scale: str = ""
+    fast: bool = False
+    alpha: float = 1.0
+    beta: float = 0.0
+    in_place: bool = False
+    pads: tuple[int, int, int, int] = (0, 0, 0, 0)
+    shifts: tuple[int, int, int, int] = (0, 0, 0, 0)
+
+    def __str__(self) -> str:
+        names = [one for one in _OPTIONAL if getattr(self, one) != getattr(_PLAIN, one)]
+        changed = [f"{one}{_text(getattr(self, one))}" for one in names]
+        sizes = f"{len(self.sizes)}groups{sum(self.sizes)}"
+        return "-".join([self.form, sizes, f"{self.n}x{self.k}", self.a.value, self.layouts, *changed])
+
+    @property
+    def result(self) -> D:
+        """Element type of D."""
+        return self.out or numerics.default_out_dtype(self.a)
+
+    @property
+    def shapes(self) -> tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]:
+        """Of A, B and D."""
+        groups, total = len(self.sizes), sum(self.sizes) + self.rest
+        if self.form == CONTIGUOUS:
+            return (total, self.k), (groups, self.k, self.n), (total, self.n)
+        if self.form == MASKED:
+            return (groups, self.m, self.k), (groups, self.k, self.n), (groups, self.m, self.n)
+        return (self.m, total), (total, self.n), (groups, self.m, self.n)
+
+
+_PLAIN = Case(CONTIGUOUS, ())
+_OPTIONAL = (
+    "m", "b", "out", "rest", "counts", "scale", "fast", "alpha", "beta", "in_place", "pads", "shifts",
+)  # fmt: skip
+
+
+def _text(value: Any) -> str:
+    if isinstance(value, tuple):
+        return ".".join(map(str, value))
+    return value.value if isinstance(value, D) else str(value)
+
+
+def skewed(groups: int, total: int, seed: int = 0) -> tuple[int, ...]:
+    """Sizes as routing makes them: a few large, many small, some empty."""
+    rng = np.random.default_rng((groups, total, seed))
+    shares = rng.permutation(1.0 / np.arange(1, groups + 1) ** 1.2)
+    counts = np.floor(shares / shares.sum() * total).astype(int)
+    counts[rng.random(groups) < 0.15] = 0
+    return tuple(counts.tolist())
+
+
+def small(groups: int, most: int, seed: int = 0) -> tuple[int, ...]:
+    """Between none and `most` rows each."""
+    return tuple(np.random.default_rng((groups, most, seed)).integers(0, most + 1, groups).tolist())
+
+
+@dataclass
+class Given:
+    """The arrays of a case."""
+
+    a: Any
+    b: Any
+    c: Any
+    before: Any  # C as it was
+    out: Guarded
+    divided: Any
+    scales: dict[str, Any]
+
+    def call(self, case: Case, **options: Any) -> Any:
+        name = "counts" if case.counts or case.form == MASKED else "offsets"
+        return ac.grouped_gemm(
+            self.a, self.b, self.c, alpha=case.alpha, beta=case.beta, fast_accum=case.fast,
+            **({"out": self.out.view, "backend": BACKEND, name: self.divided} | self.scales | options),
+        )  # fmt: skip
+
+
+def ends(sizes: Sequence[int]) -> list[int]:
+    return list(itertools.accumulate(sizes))
+
+
+def bounds(case: Case) -> list[tuple[int, int]]:
+    """Where groups begin and end."""
+    stops = ends(case.sizes)
+    return list(zip([0, *stops[:-1]], stops, strict=True)) if stops else []
+
+
+def int32(values: Sequence[int]) -> Any:
+    import torch
+
+    return torch.tensor(list(values), dtype=torch.int32, device="cuda")
+
+
+def given(case: Case, seed: int = 1) -> Given:
+    """Random operands in poison; rows of A that no group has are poison too."""
+    import torch
+
+    shape_a, shape_b, shape_d = case.shapes
+    lies = [{"pad": pad, "offset": shift} for pad, shift in zip(case.pads, case.shifts, strict=True)]
+    a = placed(shape_a, case.a, seed, layout=case.layouts[0], **lies[0])
+    b = placed(shape_b, case.b or case.a, seed + 1, layout=case.layouts[1], **lies[1])
+    out = guarded(shape_d, case.result, **lies[3])
+    raw = torch.uint8 if case.a in FP8_TYPES else torch.int16
+    poison = 0xFF if case.a in FP8_TYPES else 0x7FFF
+    if case.form == ALONG_K:
+        a[:, sum(case.sizes) :].view(raw).fill_(poison)
+        b[sum(case.sizes) :].view(raw).fill_(poison)
+    elif case.form == CONTIGUOUS:
+        a[sum(case.sizes) :].view(raw).fill_(poison)
+    else:
+        for g, size in enumerate(case.sizes):
+            a[g, size:].view(raw).fill_(poison)
+    c = before = None
+    if case.beta != 0:
+        c = placed(shape_d, case.result, seed + 2, **lies[2])
+        before = c.clone()
+        if case.in_place:
+            out.view.copy_(c)
+            c = out.view
+    numbers = case.sizes if case.counts or case.form == MASKED else ends(case.sizes)
+    return Given(a, b, c, before, out, int32(numbers), scales_of(case, seed + 3))
+
+
+def scales_of(case: Case, seed: int) -> dict[str, Any]:
+    """The scale arguments of a case."""
+    groups = len(case.sizes)
+    shape_a = case.shapes[0]
+    rows = (*shape_a[:-1], 1)
+    columns = (1, case.n) if case.form == ALONG_K else (groups, 1, case.n)
+    blocks = -(-case.k // BLOCK)
+
+    def of_rows() -> Any:
+        return scales(rows, seed)
+
+    match case.scale:
+        case "":
+            return {}
+        case "numbers":
+            return {"scale_a": 0.5, "scale_b": 3.0}
+        case "tensor":
+            return {"scale_a": scales((1,), seed), "scale_b": scales((1,), seed + 1)}
+        case "group":
+            return {"scale_a": scales((groups,), seed), "scale_b": scales((groups,), seed + 1)}
+        case "vector":
+            return {"scale_a": of_rows(), "scale_b": scales(columns, seed + 1)}
+        case "mixed":
+            return {"scale_a": of_rows(), "scale_b": scales((groups, 1, 1), seed + 1)}
+        case "block" | "block by columns":
+            layout = "c" if case.scale == "block by columns" else "r"
+            return {
+                "scale_a": scales((*shape_a[:-1], blocks), seed, layout=layout),
+                "scale_b": scales((groups, blocks, -(-case.n // BLOCK)), seed + 1),
+            }
+    raise AssertionError(case.scale)
+
+
+def run(case: Case, **options: Any) -> Given:
+    """Calls `grouped_gemm` and checks everything that it wrote or should not have."""
+    one = given(case)
+    assert one.call(case, **options) is one.out.view
+    check(case, one)
+    return one
+
+
+def check(case: Case, one: Given, d: Any = None) -> None:
+    """The result, what no group has, and what lies around."""
+    d = one.out.view if d is None else d
+    one.out.assert_guards()
+    if d is one.out.view and not case.in_place:
+        untouched(case, d)
+    work = sum(case.sizes) * case.n * (case.m if case.form == ALONG_K else case.k)
+    if work <= NUMPY_LIMIT:
+        _check_by_numpy(case, one, d)
+    else:
+        _check_by_torch(case, one, d)
+
+
+def untouched(case: Case, d: Any) -> None:
+    """Rows of no group are poison still."""
+    poison = -1 if case.result in FP8_TYPES else _POISON[case.result]
+    bits = d.view(bits_dtype(case.result))
+    if case.form == CONTIGUOUS:
+        assert bool((bits[sum(case.sizes) :] == poison).all()), "rows after the last group were written"
+    if case.form == MASKED:
+        for g, size in enumerate(case.sizes):
+            assert bool((bits[g, size:] == poison).all()), f"masked rows of group {g} were written"
+
+
+def limits(case: Case) -> reference.Tolerance:
+    k = max([1, *case.sizes]) if case.form == ALONG_K else case.k
+    return reference.tolerance(
+        case.a, case.result, k, fast_accum=case.fast, scale_block=BLOCK if case.scale.startswith("block") else 0
+    )
+
+
+def _host_scales(case: Case, one: Given) -> dict[str, Any]:
+    """As the reference takes them."""
+    found = {name: value if isinstance(value, float) else host(value) for name, value in one.scales.items()}
+    groups = len(case.sizes)
+    rows = one.a.shape[-2]
+    for name, value in found.items():
+        if isinstance(value, float) or value.size == 1 or value.size != groups or value.ndim not in (1, 3):
+            continue
+        if value.ndim == 3 and name == "scale_b" and case.form != ALONG_K:
+            continue
+        each = value.reshape(groups, 1, 1)
+        if name == "scale_b":
+            found[name] = np.broadcast_to(each, (groups, 1, case.n)) if case.form == ALONG_K else each
+        elif case.form == CONTIGUOUS:
+            spread = np.ones((rows, 1), np.float32)
+            for g, (start, stop) in enumerate(bounds(case)):
+                spread[start:stop] = value[g]
+            found[name] = spread
+        else:
+            found[name] = np.broadcast_to(each, (groups, rows, 1))
+    return found
+
+
+def _check_by_numpy(case: Case, one: Given, d: Any) -> None:
+    name = "counts" if case.counts or case.form == MASKED else "offsets"
+    arrays = [host(one.a), host(one.b), None if one.before is None else host(one.before)]
+    common: dict[str, Any] = {
+        name: host(one.divided), "alpha": case.alpha, "beta": case.beta, **_host_scales(case, one),
+    }  # fmt: skip
+    got: Any = host(d)
+    want: Any = reference.grouped_gemm(*arrays, out=got.copy(), out_dtype=case.result, **common)
+    magnitude: Any = reference.absolute_grouped_product(*arrays, **common)
+    right = reference.within_tolerance(got, want, magnitude, limits(case), case.result)
+    assert right.all(), f"{(~right).sum()} of {right.size} elements are wrong, the first at {np.argwhere(~right)[0]}"
+
+
+def _parts(case: Case, one: Given, d: Any) -> Iterator[tuple[Any, ...]]:
+    """(A, B, C, D, scale of A, scale of B) of each group, on the GPU."""
+    for g, (start, stop) in enumerate(bounds(case)):
+        c = one.before
+        scale = {name: _scale_of(case, value, name, g, start, stop) for name, value in one.scales.items()}
+        sa, sb = scale.get("scale_a", 1.0), scale.get("scale_b", 1.0)
+        if case.form == CONTIGUOUS:
+            rows = slice(start, stop)
+            yield one.a[rows], one.b[g], None if c is None else c[rows], d[rows], sa, sb
+        elif case.form == MASKED:
+            rows = slice(0, case.sizes[g])
+            yield one.a[g, rows], one.b[g], None if c is None else c[g, rows], d[g, rows], sa, sb
+        else:
+            part = slice(start, stop)
+            yield one.a[:, part], one.b[part], None if c is None else c[g], d[g], sa, sb
+
+
+def _scale_of(case: Case, value: Any, name: str, g: int, start: int, stop: int) -> Any:
+    """Of one group, such that it multiplies its A or its B."""
+    if isinstance(value, float) or value.numel() == 1:
+        return value
+    if value.numel() == len(case.sizes) and (value.ndim == 1 or value.shape[1:] == (1, 1)):
+        return value.reshape(-1)[g]
+    if name == "scale_b":
+        part = value if value.ndim == 2 else value[g]
+        if case.scale.startswith("block"):
+            part = part.repeat_interleave(BLOCK, 0)[: case.k].repeat_interleave(BLOCK, 1)[:, : case.n]
+        return part.double()
+    if case.form == CONTIGUOUS:
+        part = value[start:stop]
+    elif case.form == MASKED:
+        part = value[g, : case.sizes[g]]
+    else:
+        part = value if value.ndim == 2 else value[g]
+    if case.scale.startswith("block"):
+        part = part.repeat_interleave(BLOCK, 1)[:, : case.k]
+    return part.double()
+
+
+def _check_by_torch(case: Case, one: Given, d: Any) -> None:
+    import torch
+
+    bound_of = limits(case)
+    for g, (a, b, c, part, scale_a, scale_b) in enumerate(_parts(case, one, d)):
+        wide_a, wide_b = a.float().double() * scale_a, b.float().double() * scale_b
+        want = case.alpha * (wide_a @ wide_b)
+        magnitude = abs(case.alpha) * (wide_a.abs() @ wide_b.abs())
+        if c is not None:
+            want += case.beta * c.float().double()
+            magnitude += abs(case.beta) * c.float().double().abs()
+        bound = magnitude * bound_of.atol_factor + want.abs() * bound_of.rtol + numerics.smallest_step(case.result)
+        got = part.float().double()
+        wrong = ((got - want).abs() > bound) | torch.isnan(got)
+        assert not bool(wrong.any()), f"{int(wrong.sum())} of {wrong.numel()} elements of group {g} are wrong"
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Sizes of groups
+# ----------------------------------------------------------------------------------------------------------------------
+
+HALF = ((BF16, "rr"), (BF16, "rc"), (F16, "rr"), (F16, "rc"))
+
+SIZES: tuple[tuple[int, ...], ...] = (
+    (7,),
+    (300,),
+    (1,) * 16,
+    (0, 0, 5, 0),
+    (300, 1, 0, 64, 129),
+    (128, 256, 64),
+    (127, 63, 65, 0, 255),
+    (0,) * 12,
+    skewed(64, 3000),
+    skewed(128, 1000),
+    small(256, 32),
+    small(256, 1),
+)
+
+
+@pytest.mark.parametrize(
+    "case",
+    [
+        Case(CONTIGUOUS, sizes, 136, 72, a=dtype, layouts=layouts, rest=number % 3 * 5, counts=number % 2 == 1)
+        for (number, sizes), (dtype, layouts) in pairs(list(enumerate(SIZES)), HALF)
+    ],
+    ids=str,
+)
+def test_contiguous(case: Case) -> None:
+    run(case)
+
+
+@pytest.mark.parametrize(
+    "case",
+    [
+        Case(MASKED, sizes, 136, 72, m=max(*sizes, 1) + more, a=dtype, layouts=layouts)
+        for sizes, more, (dtype, layouts) in zip(
+            (*SIZES[1:], *SIZES[1:]), itertools.cycle((0, 3, 64)), itertools.cycle(HALF), strict=False
+        )
+    ],
+    ids=str,
+)
+def test_masked(case: Case) -> None:
+    run(case)
+
+
+WEIGHTS = ((BF16, BF16), (F16, F16), (BF16, F32), (F16, F32))
+
+
+@pytest.mark.parametrize(
+    "case",
+    [
+        Case(ALONG_K, sizes, 136, m=72, a=dtype, out=out, layouts="cr", rest=5 * (number % 2), counts=number % 3 == 1)
+        for number, (sizes, (dtype, out)) in enumerate(
+            zip((*SIZES, *SIZES), itertools.cycle((*WEIGHTS, WEIGHTS[0])), strict=False)
+        )
+    ],
+    ids=str,
+)
+def test_along_k(case: Case) -> None:
+    run(case)
+
+
+@pytest.mark.parametrize(
+    "case",
+    [
+        Case(CONTIGUOUS, (512,) * 8, 1024, 1024, layouts="rc"),
+        Case(CONTIGUOUS, (1024, 0, 2048, 7, 500, 900, 1, 3000), 1024, 2048, layouts="rc"),
+        Case(CONTIGUOUS, (1000, 2000, 1096), 1000, 1024, layouts="rr"),
+        Case(CONTIGUOUS, skewed(64, 8192), 512, 1024, layouts="rc", rest=100),
+        Case(CONTIGUOUS, small(256, 32, 1), 512, 512, layouts="rc"),
+        Case(MASKED, skewed(32, 4096), 512, 512, m=2048, layouts="rc"),
+        Case(ALONG_K, skewed(16, 8192), 512, m=1024, layouts="cr"),
+        Case(ALONG_K, skewed(16, 8192), 512, m=1024, layouts="cr", out=F32),
+        Case(CONTIGUOUS, skewed(32, 4096), 512, 1024, a=E4M3, layouts="rc", scale="vector"),
+        Case(CONTIGUOUS, skewed(32, 4096), 512, 1024, a=E4M3, layouts="rc", scale="vector", fast=True),
+        Case(CONTIGUOUS, skewed(32, 4096), 512, 1024, a=E4M3, layouts="rc", scale="block"),
+        Case(MASKED, skewed(16, 2048), 512, 1024, m=1024, a=E4M3, layouts="rc", scale="block"),
+    ],
+    ids=str,
+)
+def test_large(case: Case) -> None:
+    run(case)
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# fp8 and scales
+# ----------------------------------------------------------------------------------------------------------------------
+
+FP8_SIZES = ((300, 1, 0, 64, 129), small(64, 32), (40,))
+SCALES = ("", "numbers", "tensor", "group", "vector", "mixed")
+
+
+@pytest.mark.parametrize(
+    "case",
+    [
+        Case(CONTIGUOUS, sizes, 136, 272, a=E4M3, layouts="rc", scale=scale, fast=fast, rest=9)
+        for sizes, scale, fast in pairs(FP8_SIZES, SCALES, (False, True))
+    ],
+    ids=str,
+)
+def test_fp8(case: Case) -> None:
+    run(case)
+
+
+@pytest.mark.parametrize(
+    "case",
+    [
+        *(
+            Case(CONTIGUOUS, sizes, n, k, a=E4M3, layouts="rc", scale=scale, rest=9)
+            for sizes, (n, k), scale in pairs(
+                FP8_SIZES, ((256, 256), (136, 272), (128, 112)), ("block", "block by columns")
+            )
+        ),
+        Case(MASKED, small(24, 64), 256, 384, m=70, a=E4M3, layouts="rc", scale="block"),
+        Case(MASKED, small(24, 64), 136, 272, m=64, a=E4M3, layouts="rc", scale="block"),
+        Case(CONTIGUOUS, FP8_SIZES[0], 256, 384, a=E4M3, layouts="rc", scale="block", alpha=0.5, beta=2.0),
+        Case(CONTIGUOUS, FP8_SIZES[0], 256, 384, a=E4M3, layouts="rc", scale="block", fast=True),
+    ],
+    ids=str,
+)
+def test_fp8_blocks(case: Case) -> None:
+    run(case)
+
+
+@pytest.mark.parametrize(
+    "case",
+    [
+        *(Case(MASKED, small(24, 64), 136, 272, m=70, a=E4M3, layouts="rc", scale=scale) for scale in SCALES),
+        Case(CONTIGUOUS, FP8_SIZES[0], 136, 272, a=E5M2, b=E4M3, layouts="rc", scale="vector"),
+        Case(CONTIGUOUS, FP8_SIZES[1], 136, 272, a=E5M2, b=E4M3, layouts="rc", scale="group", fast=True),
+        Case(CONTIGUOUS, FP8_SIZES[0], 136, 272, a=E4M3, layouts="rc", out=F16, scale="vector", fast=True),
+        Case(CONTIGUOUS, FP8_SIZES[0], 136, 272, a=E4M3, layouts="rc", scale="vector", alpha=2.0, beta=-1.0),
+        Case(
+            CONTIGUOUS, FP8_SIZES[0], 136, 272, a=E4M3, layouts="rc", scale="group", beta=0.5, in_place=True,
+            pads=(16, 32, 0, 8),
+        ),
+    ],
+    ids=str,
+)  # fmt: skip
+def test_fp8_forms_and_types(case: Case) -> None:
+    run(case)
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Scalars, views, alignment
+# ----------------------------------------------------------------------------------------------------------------------
+
+UNEVEN = (130, 0, 3, 64, 1)
+
+
+@pytest.mark.parametrize(
+    "case",
+    [
+        Case(form, UNEVEN, 136, 72, m=136, layouts=layouts, alpha=alpha, beta=beta, in_place=in_place, rest=rest)
+        for (form, layouts, rest), (alpha, beta, in_place) in pairs(
+            ((CONTIGUOUS, "rc", 4), (MASKED, "rr", 0), (ALONG_K, "cr", 4)),
+            ((2.0, 0.0, False), (1.0, 1.0, False), (-0.5, 3.0, True), (0.0, 2.0, False), (0.0, 0.0, False)),
+        )
+    ],
+    ids=str,
+)
+def test_scalars(case: Case) -> None:
+    run(case)
+
+
+@pytest.mark.parametrize(
+    "case",
+    [
+        Case(form, UNEVEN, n, k, m=136, layouts=layouts, beta=1.0, pads=pads, shifts=shifts)
+        for (form, layouts), (n, k, pads, shifts) in pairs(
+            ((CONTIGUOUS, "rr"), (CONTIGUOUS, "rc"), (MASKED, "rc")),
+            (
+                (136, 72, (8, 16, 24, 8), (0, 0, 0, 0)),
+                (136, 72, (8, 8, 8, 8), (8, 16, 8, 8)),
+                (133, 72, (0, 3, 3, 3), (0, 0, 0, 0)),  # rows of D padded to what TMA stores
+                (136, 70, (2, 2, 0, 0), (0, 0, 0, 0)),
+                (133, 71, (0, 0, 0, 0), (0, 0, 0, 0)),
+                (136, 72, (1, 3, 5, 7), (0, 0, 0, 0)),
+                (136, 72, (0, 0, 0, 0), (1, 1, 1, 1)),
+                (1, 1, (0, 0, 0, 0), (0, 0, 0, 0)),
+            ),
+        )
+    ],
+    ids=str,
+)
+def test_views(case: Case) -> None:
+    """Padded rows, and extents and addresses that TMA cannot read, which kernels of the sm80 generation serve."""
+    run(case)
+
+
+@pytest.mark.parametrize(
+    "case",
+    [
+        Case(ALONG_K, UNEVEN, 136, m=72, layouts="cr", pads=(8, 16, 8, 8), beta=1.0),
+        Case(ALONG_K, UNEVEN, 136, m=72, layouts="cr", shifts=(8, 8, 8, 8)),
+        Case(ALONG_K, UNEVEN, 136, m=72, layouts="rr"),
+        Case(ALONG_K, UNEVEN, 136, m=72, layouts="rc"),
+        Case(ALONG_K, (8, 16, 64), 136, m=72, layouts="rr", a=F16),
+        Case(ALONG_K, UNEVEN, 133, m=71, layouts="rr"),
+    ],
+    ids=str,
+)
+def test_views_along_k(case: Case) -> None:
+    run(case)
+
+
+@pytest.mark.parametrize("form", [CONTIGUOUS, MASKED])
+def test_k_of_zero_leaves_c(form: str) -> None:
+    run(Case(form, UNEVEN, 136, 0, m=136, beta=2.0, rest=3 if form == CONTIGUOUS else 0))
+    run(Case(form, UNEVEN, 136, 0, m=136, rest=3 if form == CONTIGUOUS else 0))
+
+
+@pytest.mark.parametrize("rest", [0, 50])
+def test_no_rows_and_no_groups(torch: Any, rest: int) -> None:
+    out = Guarded((rest, 24), BF16)
+    a = placed((rest, 48), BF16, 1)
+    for groups in (0, 3):
+        ac.grouped_gemm(a, placed((groups, 48, 24), BF16, 2), counts=int32([0] * groups), out=out.view, backend=BACKEND)
+    torch.cuda.synchronize()
+    out.assert_untouched()
+
+
+def test_new_results_and_kept_plans(torch: Any) -> None:
+    """Without `out`: rows of no group are unspecified, the others right; the plan is made once."""
+    case = Case(CONTIGUOUS, UNEVEN, 136, 72, rest=7)
+    one = given(case)
+    plans = grouped_module._plans
+    one.call(case, out=None)
+    kept, hits = len(plans), plans.hits
+    for _ in range(3):
+        d = one.call(case, out=None)
+        assert (d.shape, d.dtype, d.device) == ((case.shapes[2]), torch.bfloat16, one.a.device)
+        check(case, one, d)
+    assert (len(plans), plans.hits) == (kept, hits + 3)
+
+
+def test_results_of_torch_loops(torch: Any) -> None:
+    """What PyTorch computes one group at a time, to the rounding of bf16."""
+    case = Case(CONTIGUOUS, skewed(32, 2000), 256, 512, layouts="rc")
+    one = run(case)
+    start = 0
+    for g, size in enumerate(case.sizes):
+        want = one.a[start : start + size] @ one.b[g]
+        torch.testing.assert_close(one.out.view[start : start + size], want, rtol=1.6e-2, atol=1e-2)
+        start += size
+
+
+def test_the_same_call_gives_the_same_bits() -> None:
+    case = Case(CONTIGUOUS, skewed(48, 2000), 256, 512, layouts="rc")
+    one = run(case)
+    first = one.out.view.clone()
+    for _ in range(5):
+        one.out.view.fill_(float("nan"))
+        one.call(case)
+        stop = sum(case.sizes)
+        assert_same_bits(one.out.view[:stop], first[:stop])
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Lists
+# ----------------------------------------------------------------------------------------------------------------------
+
+ALIGNED = ((64, 128, 256), (8, 8, 8), (300, 40, 64), (0, 16, 16), (1, 256, 512), (128, 136, 72))
+LISTS: dict[str, tuple[tuple[tuple[int, int, int], ...], dict[str, Any]]] = {
+    "one": (((130, 72, 48),), {}),
+    "aligned": (ALIGNED, {}),
+    "aligned, columns of B": (ALIGNED, {"layout": "c"}),
+    "f16": (ALIGNED, {"dtype": F16}),
+    "unaligned": (((7, 5, 3), (130, 33, 71), (1, 1, 1), (0, 3, 3), (64, 128, 64)), {}),
+    "unaligned, columns of B": (((7, 5, 3), (130, 33, 71), (64, 128, 64)), {"layout": "c"}),
+    "padded": (((7, 5, 8), (130, 33, 71), (64, 128, 64)), {"pad": 64}),
+    "with c": (ALIGNED, {"beta": 2.0}),
+    "in place": (ALIGNED, {"beta": -1.0, "in_place": True}),
+    "many": (tuple((m, 8 * (m % 5 + 1), 16 * (m % 3 + 1)) for m in small(256, 40)), {}),
+    "no columns, no K": (((8, 0, 16), (8, 16, 0), (16, 16, 16)), {"beta": 1.0}),
+    "fp8": (tuple((m, 16 * (m % 5 + 1), 32 * (m % 3 + 1)) for m in small(24, 80)), {"dtype": E4M3, "layout": "c"}),
+}
+
+
+@pytest.mark.parametrize("name", LISTS)
+def test_lists(name: str) -> None:
+    shapes, options = LISTS[name]
+    _lists(shapes, **options)
+
+
+@pytest.mark.parametrize("scale", ["numbers", "tensor", "one", "vector", "block"])
+def test_scales_of_lists(scale: str) -> None:
+    shapes = tuple((m, 128 * (m % 2 + 1), 256) for m in small(12, 80))
+    found: dict[str, Any] = {
+        "numbers": {"scale_a": 0.5, "scale_b": 2.0},
+        "tensor": {"scale_a": [scales((1,), m) for m, _, _ in shapes], "scale_b": scales((1,), 5)},
+        "one": {"scale_a": scales((1, 1), 3)},
+        "vector": {
+            "scale_a": [scales((m, 1), g) for g, (m, _, _) in enumerate(shapes)],
+            "scale_b": [scales((1, n), g + 50) for g, (_, n, _) in enumerate(shapes)],
+        },
+        "block": {
+            "scale_a": [scales((m, 2), g) for g, (m, _, _) in enumerate(shapes)],
+            "scale_b": [scales((2, 2), g + 50)[:, : n // 128] for g, (_, n, _) in enumerate(shapes)],
+        },
+    }[scale]
+    _lists(shapes, dtype=E4M3, layout="c", block=BLOCK if scale == "block" else 0, **found)
+
+
+def _lists(
+    shapes: Sequence[tuple[int, int, int]],
+    *,
+    dtype: D = BF16,
+    layout: str = "r",
+    pad: int = 0,
+    beta: float = 0.0,
+    in_place: bool = False,
+    block: int = 0,
+    **found: Any,
+) -> None:
+    result = numerics.default_out_dtype(dtype)
+
+    def leading(extent: int) -> dict[str, int]:
+        return {"pad": pad - extent % pad if pad else 0}
+
+    a = [placed((m, k), dtype, g, **leading(k)) for g, (m, n, k) in enumerate(shapes)]
+    b = [
+        placed((k, n), dtype, g + 1000, layout=layout, **leading(n if layout == "r" else k))
+        for g, (m, n, k) in enumerate(shapes)
+    ]
+    out = [guarded((m, n), result, **leading(n)) for m, n, k in shapes]
+    c = [placed((m, n), result, g + 2000, **leading(n)) for g, (m, n, k) in enumerate(shapes)] if beta else None
+    before = [None] * len(shapes) if c is None else [one.clone() for one in c]
+    if in_place and c is not None:
+        for one, kept in zip(out, c, strict=True):
+            one.view.copy_(kept)
+        c = [one.view for one in out]
+    views = [one.view for one in out]
+    for _ in range(1 if in_place else 2):  # the second call takes the kept plan
+        assert ac.grouped_gemm(a, b, c, beta=beta, out=views, backend=BACKEND, **found) is views
+        for g, (m, n, k) in enumerate(shapes):
+            out[g].assert_guards()
+            scaled = {name: _member(value, g) for name, value in found.items()}
+            given_c = None if before[g] is None else host(before[g])
+            common: dict[str, Any] = {"beta": beta, **scaled}
+            want = reference.gemm(host(a[g]), host(b[g]), given_c, out_dtype=result, **common)
+            magnitude = reference.absolute_product(host(a[g]), host(b[g]), given_c, **common)
+            limit = reference.tolerance(dtype, result, max(1, k), scale_block=block)
+            right = reference.within_tolerance(host(views[g]), want, magnitude, limit, result)
+            assert right.all(), f"group {g}: {(~right).sum()} of {m * n} elements are wrong"
+
+
+def _member(value: Any, g: int) -> Any:
+    if isinstance(value, float):
+        return value
+    return host(value[g] if isinstance(value, list) else value)
+
+
+def test_lists_without_out() -> None:
+    a, b = [placed((9, 16), BF16, 1), placed((0, 8), BF16, 2)], [placed((16, 24), BF16, 3), placed((8, 8), BF16, 4)]
+    for _ in range(2):
+        made = ac.grouped_gemm(a, b, backend=BACKEND)
+        assert [tuple(one.shape) for one in made] == [(9, 24), (0, 8)]
+        np.testing.assert_allclose(host(made[0]).astype(np.float32), host(a[0] @ b[0]).astype(np.float32), atol=0.1)
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Graphs and streams
+# ----------------------------------------------------------------------------------------------------------------------
+
+REPLAYS: dict[str, tuple[Case, tuple[tuple[int, ...], ...]]] = {
+    "contiguous": (
+        Case(CONTIGUOUS, (100, 0, 50, 6), 136, 72, layouts="rc", rest=100),
+        ((0, 0, 0, 0), (256, 0, 0, 0), (1, 2, 3, 4), (0, 128, 0, 128)),
+    ),
+    "counts": (
+        Case(CONTIGUOUS, (100, 0, 50, 6), 136, 72, counts=True, rest=100), ((64, 64, 64, 64), (0, 0, 0, 1)),
+    ),
+    "masked": (Case(MASKED, (100, 0, 50, 6), 136, 72, m=128, layouts="rc"), ((128, 128, 128, 128), (0, 0, 1, 0))),
+    "along K": (Case(ALONG_K, (100, 0, 50, 6), 136, m=72, layouts="cr", rest=100), ((0, 0, 0, 0), (3, 250, 1, 2))),
+    "fp8": (
+        Case(CONTIGUOUS, (100, 0, 50, 6), 136, 272, a=E4M3, layouts="rc", scale="vector", rest=100),
+        ((5, 6, 7, 8), (256, 0, 0, 0)),
+    ),
+    "fp8 blocks": (
+        Case(CONTIGUOUS, (100, 0, 50, 6), 136, 272, a=E4M3, layouts="rc", scale="block", rest=100),
+        ((5, 6, 7, 8), (0, 256, 0, 0)),
+    ),
+    "unaligned": (Case(CONTIGUOUS, (100, 0, 50, 6), 133, 71, rest=100), ((5, 6, 7, 8), (0, 0, 0, 256))),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", REPLAYS)
+def test_graphs_replay_with_the_sizes_of_the_time(torch: Any, name: str) -> None:
+    """Captured once; sizes change between replays, which the host never learns of."""
+    case, changes = REPLAYS[name]
+    one = run(case)  # the plan is made outside of the capture
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        one.call(case)
+    total = sum(case.sizes) + case.rest
+    by_counts = case.counts or case.form == MASKED
+    for sizes in (case.sizes, *changes):
+        changed = replace(case, sizes=sizes, rest=0 if case.form == MASKED else total - sum(sizes))
+        fresh = given(changed)
+        for kept, new in ((one.a, fresh.a), (one.b, fresh.b)):
+            kept.copy_(new)
+        one.divided.copy_(int32(sizes if by_counts else ends(sizes)))
+        one.out.view.view(bits_dtype(case.result)).fill_(_POISON[case.result])
+        graph.replay()
+        torch.cuda.synchronize()
+        check(changed, one)
+
+
+def test_graphs_of_lists(torch: Any) -> None:
+    """The table of a list is copied from memory that the graph keeps."""
+    shapes = ALIGNED[:3]
+    a, b = [placed((m, k), BF16, m) for m, n, k in shapes], [placed((k, n), BF16, n) for m, n, k in shapes]
+    out = [Guarded((m, n), BF16) for m, n, k in shapes]
+    views = [one.view for one in out]
+    ac.grouped_gemm(a, b, out=views, backend=BACKEND)
+    want = [one.clone() for one in views]
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        ac.grouped_gemm(a, b, out=views, backend=BACKEND)
+    for _ in range(3):
+        for one in views:
+            one.fill_(float("nan"))
+        graph.replay()
+        torch.cuda.synchronize()
+        for got, right, guards in zip(views, want, out, strict=True):
+            assert_same_bits(got, right)
+            guards.assert_guards()
+
+
+def test_no_call_waits_for_the_gpu(torch: Any) -> None:
+    case = Case(CONTIGUOUS, UNEVEN, 136, 72, layouts="rc")
+    one = run(case)
+    torch.cuda.synchronize()
+    done = torch.cuda.Event()
+    torch.cuda._sleep(40_000_000)
+    one.call(case)
+    done.record()
+    assert not done.query()
+    done.synchronize()
+    check(case, one)
+
+
+@pytest.mark.parametrize("how", ["object", "handle", "current"])
+def test_streams(torch: Any, how: str) -> None:
+    """Offsets that a stream has yet to write are read after it has."""
+    case = Case(CONTIGUOUS, UNEVEN, 136, 72, layouts="rc", rest=9)
+    one = run(case)
+    right, one.divided = one.divided, torch.zeros_like(one.divided)
+    one.out.view.view(torch.int16).fill_(_POISON[BF16])
+    stream = torch.cuda.Stream()
+    torch.cuda.synchronize()
+    with torch.cuda.stream(stream):
+        torch.cuda._sleep(40_000_000)
+        one.divided.copy_(right)
+    if how == "current":
+        with torch.cuda.stream(stream):
+            one.call(case)
+    else:
+        one.call(case, stream=stream if how == "object" else stream.cuda_stream)
+    stream.synchronize()
+    check(case, one)
+
+
+def test_streams_have_workspaces_of_their_own(torch: Any) -> None:
+    """Calls of one plan that overlap in time do not disturb each other's tables."""
+    case = Case(CONTIGUOUS, skewed(64, 2000), 256, 512, layouts="rc")
+    run(case)
+    streams = [torch.cuda.Stream() for _ in range(4)]
+    several = [given(replace(case, sizes=tuple(reversed(case.sizes)) if i % 2 else case.sizes), i) for i in range(4)]
+    torch.cuda.synchronize()
+    for _ in range(20):
+        for one, stream in zip(several, streams, strict=True):
+            one.call(case, stream=stream)
+    torch.cuda.synchronize()
+    for i, one in enumerate(several):
+        check(replace(case, sizes=tuple(reversed(case.sizes)) if i % 2 else case.sizes), one)
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Host operands and other frameworks
+# ----------------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "case",
+    [
+        Case(CONTIGUOUS, UNEVEN, 136, 72, rest=7),
+        Case(MASKED, UNEVEN, 136, 72, m=136, beta=1.0),
+        Case(ALONG_K, UNEVEN, 136, m=72, rest=7),
+        Case(CONTIGUOUS, UNEVEN, 136, 272, a=E4M3, layouts="rc", scale="vector", rest=7),
+    ],
+    ids=str,
+)
+def test_host_operands(case: Case) -> None:
+    one = given(case)
+    arrays = [host(one.a), host(one.b), None if one.c is None else host(one.c)]
+    name = "counts" if case.form == MASKED else "offsets"
+    common: dict[str, Any] = {
+        name: host(one.divided), "beta": case.beta, **{k: host(v) for k, v in one.scales.items()},
+    }  # fmt: skip
+    out = np.full(case.shapes[2], 2.0**15, numerics.numpy_dtype(case.result))
+    want: Any = reference.grouped_gemm(*arrays, out=out.copy(), out_dtype=case.result, **common)
+    assert ac.grouped_gemm(*arrays, out=out, backend=BACKEND, **common) is out
+    magnitude: Any = reference.absolute_grouped_product(*arrays, **common)
+    assert reference.within_tolerance(out, want, magnitude, limits(case), case.result).all()
+    made = ac.grouped_gemm(*arrays, backend=BACKEND, **common)
+    covered = want.astype(np.float32) != 2.0**15
+    np.testing.assert_array_equal(made.astype(np.float32)[covered], out.astype(np.float32)[covered])
+    assert not made.astype(np.float32)[~covered].any()
+
+
+def test_cupy_arrays(cupy: Any) -> None:
+    a, b = (cupy.random.standard_normal(shape).astype(cupy.float16) for shape in ((20, 64), (3, 64, 32)))
+    d = ac.grouped_gemm(a, b, offsets=cupy.array([5, 5, 17], cupy.int32), backend=BACKEND)
+    assert isinstance(d, cupy.ndarray)
+    want = cupy.concatenate([a[:5] @ b[0], a[5:17] @ b[2]])
+    assert bool(cupy.allclose(d[:17], want, rtol=2e-2, atol=2e-2))
+
+
+def test_jax_arrays(jax: Any) -> None:
+    keys = jax.random.split(jax.random.key(0), 2)
+    a = jax.random.normal(keys[0], (20, 64), "bfloat16")
+    b = jax.random.normal(keys[1], (3, 64, 32), "bfloat16")
+    d = ac.grouped_gemm(a, b, offsets=jax.numpy.array([5, 5, 17], "int32"), backend=BACKEND)
+    assert isinstance(d, jax.Array)
+    want = jax.numpy.concatenate([a[:5] @ b[0], a[5:17] @ b[2]])
+    np.testing.assert_allclose(np.asarray(d[:17], np.float32), np.asarray(want, np.float32), rtol=2e-2, atol=5e-2)
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Bad input
+# ----------------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("values", "exact"),
+    [
+        ((20, 60, 1000), True),
+        ((20, 20, 2**31 - 1), True),
+        ((-7, 20, 48), True),
+        ((-(2**31), -1, 48), True),
+        ((30, 10, 40), False),
+        ((48, -5, 1), False),
+        ((2**31 - 1, -(2**31), 2**31 - 1), False),
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("layouts", ["rc", "rr"])
+def test_offsets_that_make_no_sense_reach_nothing_outside(
+    torch: Any, values: tuple[int, ...], exact: bool, layouts: str
+) -> None:
+    """They are cut off; where ends go back, rows may be those of either group."""
+    n = 136 if layouts == "rc" else 133  # TMA, and the sm80 generation
+    a, b, out = placed((48, 72), BF16, 1), placed((3, 72, n), BF16, 2, layout=layouts[1]), Guarded((48, n), BF16)
+    ac.grouped_gemm(a, b, offsets=int32(values), out=out.view, backend=BACKEND)
+    torch.cuda.synchronize()
+    out.assert_guards()
+    if exact:
+        stops = [min(48, max(0, value)) for value in values]
+        sizes = tuple(stop - start for start, stop in zip([0, *stops[:-1]], stops, strict=True))
+        case = Case(CONTIGUOUS, sizes, n, 72, layouts=layouts, rest=48 - sum(sizes))
+        check(case, Given(a, b, None, None, out, int32(ends(sizes)), {}))
+
+
+@pytest.mark.parametrize("form", [CONTIGUOUS, MASKED, ALONG_K])
+@pytest.mark.parametrize("values", [(20, -3, 1000), (2**31 - 1,) * 3, (-(2**31),) * 3], ids=str)
+def test_counts_that_make_no_sense_reach_nothing_outside(torch: Any, form: str, values: tuple[int, ...]) -> None:
+    case = Case(form, (16, 16, 16), 136, 72, m=16, layouts="cr" if form == ALONG_K else "rc", counts=True)
+    one = given(case)
+    one.divided = int32(values)
+    one.call(case)
+    torch.cuda.synchronize()
+    one.out.assert_guards()
+
+
+def good() -> dict[str, Any]:
+    return {"a": placed((48, 72), BF16, 1), "b": placed((3, 72, 136), BF16, 2), "offsets": int32((20, 20, 40))}
+
+
+WRONG: dict[str, tuple[type[Exception], Any, str]] = {
+    "offsets on the host": (
+        ac.InvalidOperandError, lambda: {"offsets": np.array([20, 20, 40], np.int32)}, "offsets on the CPU",
+    ),
+    "int64": (ac.InvalidOperandError, lambda: {"offsets": int32((1, 2, 3)).long()}, "int64; expected int32"),
+    "length": (ac.InvalidOperandError, lambda: {"offsets": int32((1, 2))}, "expected \\(3,\\)"),
+    "strides": (ac.UnsupportedError, lambda: {"offsets": int32(range(6))[::2]}, "make it contiguous"),
+    "both": (ac.InvalidOperandError, lambda: {"counts": int32((1, 2, 3))}, "exactly one"),
+    "K": (ac.InvalidOperandError, lambda: {"b": placed((3, 64, 136), BF16, 2)}, "K = 72"),
+    "dtypes": (ac.InvalidOperandError, lambda: {"b": placed((3, 72, 136), F16, 2)}, "one dtype"),
+    "f32": (
+        ac.UnsupportedError,
+        lambda: {"a": placed((48, 72), F32, 1), "b": placed((3, 72, 136), F32, 2), "out": None},
+        "f16, bf16 and fp8",
+    ),
+    "columns of a": (
+        ac.UnsupportedError,
+        lambda: {"a": placed((48, 72), BF16, 1, layout="c"), "b": placed((3, 72, 136), BF16, 2, layout="c")},
+        "A is read row-major",
+    ),
+    "fp8 by rows": (
+        ac.UnsupportedError,
+        lambda: {"a": placed((48, 80), E4M3, 1), "b": placed((3, 80, 136), E4M3, 2), "out": None},
+        "contiguous along K",
+    ),
+    "scales of bf16": (ac.UnsupportedError, lambda: {"scale_a": scales((48, 1), 1)}, "only fp8 kernels take scales"),
+    "shape of scales": (ac.InvalidOperandError, lambda: {"scale_a": scales((47, 1), 1)}, "scale_a has shape"),
+    "dtype of scales": (ac.InvalidOperandError, lambda: {"scale_a": scales((48, 1), 1).half()}, "expected float32"),
+    "bias": (ac.UnsupportedError, lambda: {"bias": placed((1, 136), BF16, 1)[0]}, "no fused epilogues"),
+    "activation": (ac.UnsupportedError, lambda: {"activation": "relu"}, "no fused epilogues"),
+    "c unused": (ac.InvalidOperandError, lambda: {"c": placed((48, 136), BF16, 3)}, "beta is 0"),
+    "back": (ac.InvalidOperandError, lambda: {"offsets": int32((20, 10, 40)), "check": True}, "goes back from 20"),
+    "beyond": (ac.InvalidOperandError, lambda: {"offsets": int32((20, 30, 49)), "check": True}, "ends at 49 of 48"),
+    "negative": (
+        ac.InvalidOperandError, lambda: {"offsets": None, "counts": int32((20, -1, 1)), "check": True}, "is negative",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_bad_input_is_refused_and_nothing_is_written(torch: Any, name: str) -> None:
+    error, changes, says = WRONG[name]
+    out = Guarded((48, 136), BF16)
+    arguments = {**good(), "out": out.view, "backend": BACKEND} | changes()
+    with pytest.raises(error, match=says):
+        ac.grouped_gemm(arguments.pop("a"), arguments.pop("b"), **arguments)
+    torch.cuda.synchronize()
+    out.assert_untouched()
+    run(Case(CONTIGUOUS, (20, 0, 20), 136, 72))  # the GPU still works
+
+
+def test_the_debug_switch_of_the_environment(torch: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    case = Case(CONTIGUOUS, (20, 0, 20), 136, 72, rest=8)
+    one = run(case)
+    monkeypatch.setenv("ATOMR_CUTLASS_CHECK", "1")
+    one.call(case)
+    check(case, one)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):  # not looked at while it is captured
+        one.call(case)
+    one.divided[2] = 49
+    with pytest.raises(ac.InvalidOperandError, match=r"offsets\[2\] is 49: group 2 ends at 49 of 48"):
+        one.call(case)
+    one.call(case, check=False)
+    one.divided[2] = 40
+    graph.replay()
+    torch.cuda.synchronize()
+    check(case, one)
+
+
+def test_results_must_not_overlap(torch: Any) -> None:
+    room = placed((96, 136), BF16, 1)
+    a, b = [placed((48, 72), BF16, 1) for _ in range(2)], [placed((72, 136), BF16, 2) for _ in range(2)]
+    with pytest.raises(ac.InvalidOperandError, match="overlaps"):
+        ac.grouped_gemm(a, b, out=[room[:48], room[40:88]], backend=BACKEND)
+    with pytest.raises(ac.InvalidOperandError, match="out overlaps a"):
+        ac.grouped_gemm(room[:, :72], placed((3, 72, 64), BF16, 2), offsets=int32((1, 2, 3)), out=room[:, 64:128],
+                        backend=BACKEND)  # fmt: skip
+    torch.cuda.synchronize()
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Every cell, and those of older archs
+# ----------------------------------------------------------------------------------------------------------------------
+
+CELLS = [key for _, key in cells([SmArch.SM90A]) if key.op == "grouped_gemm"]
+
+
+def cases_of(key: KernelKey) -> list[Case]:
+    """What a cell is tried on: sizes that fill its tiles, and some that do not."""
+    n, k = (256, 256) if key.align_a > 1 else (133, 71)
+    scale = "block" if key.scale_type else ("vector" if key.epilogue == "scaled" else "")
+    sizes = ((300, 1, 0, 64, 129), (256, 256), small(40, 20))
+    common: dict[str, Any] = {
+        "a": key.a, "b": key.b, "out": key.d, "layouts": key.layout_a + key.layout_b, "scale": scale,
+        "fast": key.math == "fast",
+    }  # fmt: skip
+    if key.layout_a == "c":
+        return [Case(ALONG_K, one, n, m=136, rest=3, **common) for one in sizes]
+    found = [Case(CONTIGUOUS, one, n, k, rest=3, **common) for one in sizes]
+    return [*found, Case(MASKED, sizes[0], n, k, m=320, **common), replace(found[0], alpha=0.5, beta=2.0)]
+
+
+@pytest.mark.parametrize("key", CELLS, ids=lambda key: key.name)
+def test_every_cell(key: KernelKey, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each kernel of the table by itself; with ATOMR_CUTLASS_TEST_JIT those of the matrix, compiled."""
+    info = next((one for one in table.kernels(op="grouped_gemm") if one.key == key), None)
+    if devices.get(0).arch is not key.arch:
+        pytest.skip(f"{key.arch.value} cells need such a GPU")
+    if info is None and not COMPILED:
+        pytest.skip("the table lacks it; ATOMR_CUTLASS_TEST_JIT=1 compiles it")
+    picked = Picked(key, None if COMPILED else info, 0.0)
+    monkeypatch.setattr(grouped_plan, "pick", lambda *_, **__: picked)
+    _without_kept(monkeypatch)
+    for case in cases_of(key):
+        run(case)
+
+
+OLDER = (
+    (SmArch.SM80, Case(CONTIGUOUS, UNEVEN, 136, 72, layouts="rc", rest=3)),
+    (SmArch.SM80, Case(MASKED, UNEVEN, 136, 72, m=136, layouts="rc", beta=1.0)),
+    (SmArch.SM80, Case(ALONG_K, UNEVEN, 136, m=72, layouts="cr", out=F32)),
+    (SmArch.SM80, Case(CONTIGUOUS, UNEVEN, 133, 71, a=F16, rest=3)),
+    (SmArch.SM89, Case(CONTIGUOUS, UNEVEN, 136, 272, a=E4M3, layouts="rc", scale="numbers")),
+    (SmArch.SM89, Case(MASKED, UNEVEN, 136, 272, m=136, a=E4M3, layouts="rc", fast=True)),
+)
+
+
+@pytest.mark.parametrize(("arch", "case"), OLDER, ids=str)
+def test_kernels_of_older_archs_as_ptx(arch: SmArch, case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The driver translates them: that proves the numbers."""
+    made = functools.partial(grouped_plan.make, arch=arch)
+    monkeypatch.setattr(grouped_module, "make", made)
+    _without_kept(monkeypatch)
+    run(case)
+
+
+def _without_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Plans that other tests have made are not found, and those of this one are not kept."""
+    monkeypatch.setattr(grouped_module, "_plans", ac.PlanCache(8))
+
+
+def test_a_plan_of_a_request(torch: Any) -> None:
+    shapes = ((64, 128, 256), (0, 16, 16), (300, 40, 64))
+    request = ac.GroupedGemmRequest(ac.GroupedGemmShape([ac.GemmShape(*one) for one in shapes]), dtype=BF16)
+    plan = grouped_plan.make(request.problem(0), backend=BACKEND)
+    a, b = [placed((m, k), BF16, m) for m, n, k in shapes], [placed((k, n), BF16, n) for m, n, k in shapes]
+    out = [Guarded((m, n), BF16) for m, n, k in shapes]
+    plan(*a, *b, *(one.view for one in out))
+    torch.cuda.synchronize()
+    for x, y, d in zip(a, b, out, strict=True):
+        d.assert_guards()
+        torch.testing.assert_close(d.view, x @ y, rtol=1.6e-2, atol=1e-2)
+
+
+def test_operands_are_of_known_types() -> None:
+    assert element_type(placed((4, 4), E4M3, 1)) is E4M3
+    assert operands.dtype_of(operands.as_operand(int32((1, 2))), "offsets") is D.I32

@@ -98,6 +98,76 @@ struct Guarded<cutlass::conv::threadblock::ImplicitGemmPipelined<
                                                         SmemA, IteratorB, SmemB, Accumulator, Layout, Policy>;
 };
 
+// CUTLASS's tiles of a strided dgrad read one vector where a thread has several: the rest of them stays zero. These
+// read all.
+template <class Access>
+class StridedTiles {
+ public:
+  using Shape = typename Access::Shape;
+  using Element = typename Access::Element;
+  using Layout = typename Access::Layout;
+  using ThreadMap = typename Access::ThreadMap;
+  using AccessType = typename Access::AccessType;
+  using TensorRef = typename Access::TensorRef;
+  using Index = typename Access::Index;
+  using Params = typename Access::Params;
+  using ConvProblemSize = typename Access::ConvProblemSize;
+  using Fragment = cutlass::Array<Element, ThreadMap::Iterations::kCount * ThreadMap::kElementsPerAccess>;
+  static constexpr auto kIteratorAlgorithm = Access::kIteratorAlgorithm;
+  static constexpr auto kStrideSupport = Access::kStrideSupport;
+  static constexpr int kConvDim = Access::kConvDim;
+  static constexpr int kVectors = Access::kAccessesPerVector;
+
+  template <class... Where>
+  CUTLASS_HOST_DEVICE StridedTiles(Params const& params, ConvProblemSize const& problem, Element const* pointer,
+                                   int thread, Where const&... where)
+      : access(params, problem, pointer, thread, where...) {}
+
+  CUTLASS_HOST_DEVICE static Params getParams(ConvProblemSize const& problem, Layout const& layout) {
+    return Access::getParams(problem, layout);
+  }
+  CUTLASS_HOST_DEVICE static cutlass::Status can_implement(ConvProblemSize const& problem) {
+    return Access::can_implement(problem);
+  }
+
+  CUTLASS_HOST_DEVICE StridedTiles& operator++() {
+    access.advance();
+    return *this;
+  }
+
+  CUTLASS_DEVICE void load(Fragment& fragment) {
+    fragment.clear();
+    access.set_iteration_index(0);
+    auto* const vectors = reinterpret_cast<AccessType*>(&fragment);
+    CUTLASS_PRAGMA_UNROLL
+    for (int i = 0; i < ThreadMap::Iterations::kCount * kVectors; ++i) {
+      cutlass::arch::global_load<AccessType, sizeof(AccessType)>(vectors[i], access.get(), access.valid());
+      ++access;
+    }
+  }
+
+ private:
+  Access access;
+};
+
+template <class Kernel>
+struct ReadsAll {
+  using Type = Kernel;
+};
+
+template <class Shape, class AccessA, class SmemA, class AccessB, class SmemB, class Accumulator, class Layout,
+          class Policy, class Epilogue, class Swizzle>
+struct ReadsAll<cutlass::conv::kernel::ImplicitGemmConvolutionStridedDgrad<
+    cutlass::conv::threadblock::ImplicitGemmPipelined<
+        Shape, cutlass::conv::threadblock::TileIteratorStridedDgrad<AccessA>, SmemA,
+        cutlass::conv::threadblock::TileIteratorStridedDgrad<AccessB>, SmemB, Accumulator, Layout, Policy>,
+    Epilogue, Swizzle, cutlass::conv::Operator::kDgrad>> {
+  using Type = cutlass::conv::kernel::ImplicitGemmConvolutionStridedDgrad<
+      cutlass::conv::threadblock::ImplicitGemmPipelined<Shape, StridedTiles<AccessA>, SmemA, StridedTiles<AccessB>,
+                                                        SmemB, Accumulator, Layout, Policy>,
+      Epilogue, Swizzle, cutlass::conv::Operator::kDgrad>;
+};
+
 template <class T>
 struct Holder {
   using Type = T;
@@ -159,7 +229,7 @@ struct ConvSm80 {
         return Holder<Default>{};
       }
     } else if constexpr (kWhich == Operator::kDgrad) {
-      return Holder<typename DefaultConv2dDgrad<
+      return ReadsAll<typename DefaultConv2dDgrad<
           ElementA, Layout, ElementB, Layout, ElementD, Layout, Accumulator, OperatorClass, ArchTag, Tile, Warp,
           Instruction, Epilogue, Swizzle, kStages, MathOperator, kIterator, kStrides, kAlignA, kAlignB>::Kernel>{};
     } else {

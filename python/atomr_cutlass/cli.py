@@ -275,7 +275,7 @@ def demo_command(*, as_json: AsJson = False) -> None:
     explained = request if devices.available() else dataclasses.replace(request, arch=SmArch.SM90A)
     explanation = explain(explained)
     fp8 = GemmRequest(
-        GemmShape(256, 384, 512), dtype=CutlassDtype.F8E4M3, layout_b=GemmLayout.COL_MAJOR, scaling="vector"
+        GemmShape(128, 192, 256), dtype=CutlassDtype.F8E4M3, layout_b=GemmLayout.COL_MAJOR, scaling="vector"
     )
     conv = ConvFwdRequest(ConvShape.nhwc(2, 28, 28, 32, 64, 3, 3, padding=1), dtype=CutlassDtype.BF16)
     tried = {"run": _tried(request), "fp8": _tried(fp8, jit="off"), "conv": _tried(conv, jit="off")}

@@ -187,12 +187,15 @@ class _Gemm:
     def __init__(self, request: GemmRequest, device: Device) -> None:
         self.request = request
         self.device = device
-        what, scales = request.problem(device.index), request.scales()
-        self.what = what if scales is None else scaled.problem_of(what, scales)
+        self.what, self.scales = request.problem(device.index), request.scales()
+        if self.scales is not None:
+            self.what = scaled.problem_of(self.what, self.scales)
         self.empty = 0 in (request.shape.m, request.shape.n, request.shape.batch)
 
     def find(self, policy: str) -> _Found:
         refuse_epilogue(self.request.epilogue.bias, self.request.epilogue.activation)
+        if self.scales is not None:
+            scaled.refuse(self.what)
         ranked = select.rank(self.what, self.device, self.request.arch)
         best = (
             ranked[0]

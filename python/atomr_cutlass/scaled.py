@@ -115,6 +115,18 @@ def problem_of(what: GemmProblem, scales: Scales) -> GemmProblem:
     )
 
 
+def refuse(what: GemmProblem) -> None:
+    """Refuses what there is nothing to scale of.
+
+    Raises:
+        UnsupportedError: an empty result, or no products.
+    """
+    if 0 in (what.m, what.n, what.batch):
+        raise UnsupportedError(f"a result of shape {what.d.shape} is empty: there is nothing to plan")
+    if what.k == 0:
+        raise UnsupportedError("K is 0: there is nothing for scales to multiply; leave them out")
+
+
 def make(
     what: GemmProblem,
     scales: Scales,
@@ -130,10 +142,7 @@ def make(
     """The plan for a GEMM with scales; its slots are a, b and, where there are such, c, scale_a, scale_b, scale_d,
     amax, then out. Arguments and errors are those of `plan.make`.
     """  # noqa: D205
-    if 0 in (what.m, what.n, what.batch):
-        raise UnsupportedError(f"a result of shape {what.d.shape} is empty: there is nothing to plan")
-    if what.k == 0:
-        raise UnsupportedError("K is 0: there is nothing for scales to multiply; leave them out")
+    refuse(what)
     device = devices.get(what.device)
     scaled = problem_of(what, scales)
     for name, one, along in (("scale_a", scales.a, -2), ("scale_b", scales.b, -1)):

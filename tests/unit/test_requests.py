@@ -10,7 +10,7 @@ import pytest
 from atomr_cutlass import CutlassDtype as D
 from atomr_cutlass import GemmEpilogue, GemmLayout, GemmRequest, GemmShape, SmArch, devices
 from atomr_cutlass.errors import InvalidOperandError, UnsupportedError
-from atomr_cutlass.generator.matrix import GEMM_ARCHS, is_supported_for
+from atomr_cutlass.generator.matrix import ARCHS, GEMM_ARCHS, cells, is_fp8_supported, is_supported_for
 from atomr_cutlass.numerics import default_out_dtype, math_mode
 from atomr_cutlass.requests import (
     ConvDgradRequest,
@@ -210,6 +210,7 @@ def test_a_source_needs_no_gpu_but_then_an_arch(monkeypatch: pytest.MonkeyPatch)
         ({"epilogue": GemmEpilogue(activation="relu")}, "no fused epilogues yet"),
         ({"shape": GemmShape(0, 16, 32)}, "empty: there is nothing to render"),
         ({"dtype": D.I8}, "8-bit"),
+        ({"dtype": D.F8E4M3, "arch": SmArch.SM90A, "scaling": "tensor", "shape": GemmShape(8, 16, 0)}, "K is 0"),
     ],
 )
 def test_nothing_is_rendered_that_would_not_compute_the_request(changes: dict[str, Any], says: str) -> None:
@@ -217,13 +218,49 @@ def test_nothing_is_rendered_that_would_not_compute_the_request(changes: dict[st
         dataclasses.replace(REQUEST, **changes).render_cu()
 
 
+@pytest.mark.parametrize("arch", [arch for arch in GEMM_ARCHS if is_fp8_supported(arch)])
+@pytest.mark.parametrize("quantized", [False, True])
+@pytest.mark.parametrize("scaling", [None, "tensor", "vector", "block"])
+def test_scaled_sources(scaling: str | None, quantized: bool, arch: SmArch) -> None:
+    request = GemmRequest(
+        GemmShape(256, 256, 256), dtype=D.F8E4M3, arch=arch, layout_b=GemmLayout.COL_MAJOR, scaling=scaling,
+        quantized=quantized,
+    )  # fmt: skip
+    key = request.plan_key()
+    assert (f"{scaling} scales" in key.epilogue, "quantized" in key.epilogue) == (scaling is not None, quantized)
+    blocks = [one for _, one in cells([arch]) if one.op == "gemm" and one.scale_type == "f32" and one.d is D.BF16]
+    if scaling == "block" and not any(one.epilogue == "scaled" or not quantized for one in blocks):
+        with pytest.raises(UnsupportedError, match="no kernel of the matrix"):
+            request.render_cu()
+        return
+    source, name = request.render_cu()
+    assert name in source
+    assert ("block_scaled" in name) == (scaling == "block")
+    if quantized or scaling in ("tensor", "vector"):  # a request without scales may have either epilogue
+        assert name.rpartition("_")[0].endswith("_scaled")
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ({"dtype": D.BF16, "scaling": "tensor"}, "bf16 operands take no scales on the device: fold them into alpha"),
+        ({"dtype": D.F16, "quantized": True}, "f16 operands take no scales"),
+    ],
+)
+def test_scales_that_no_kernel_reads_are_refused(changes: dict[str, Any], says: str) -> None:
+    with pytest.raises(UnsupportedError, match=says):
+        GemmRequest(SHAPE, **changes)
+    with pytest.raises(InvalidOperandError, match="scaling is 'rows'; expected None, 'tensor', 'vector', 'block'"):
+        GemmRequest(SHAPE, dtype=D.F8E4M3, scaling="rows")
+
+
 # ----------------------------------------------------------------------------------------------------------------------
-# What has no kernels yet
+# Grouped GEMM and convolutions
 # ----------------------------------------------------------------------------------------------------------------------
 
 GROUPS = GroupedGemmShape([GemmShape(64, 32, 16), GemmShape(0, 32, 16)])
 CONV = ConvShape.nhwc(2, 8, 9, 16, 32, 3, 3)
-UNSERVED: dict[str, GroupedGemmRequest | ConvFwdRequest | ConvDgradRequest | ConvWgradRequest] = {
+OTHERS: dict[str, GroupedGemmRequest | ConvFwdRequest | ConvDgradRequest | ConvWgradRequest] = {
     "grouped_gemm": GroupedGemmRequest(GROUPS, dtype=D.BF16, arch=SmArch.SM90A),
     "conv2d_fprop": ConvFwdRequest(CONV, dtype=D.F16, arch=SmArch.SM80),
     "conv2d_dgrad": ConvDgradRequest(CONV, dtype=D.F16, arch=SmArch.SM80),
@@ -231,30 +268,84 @@ UNSERVED: dict[str, GroupedGemmRequest | ConvFwdRequest | ConvDgradRequest | Con
 }
 
 
-@pytest.mark.parametrize("op", UNSERVED)
+@pytest.mark.parametrize("op", OTHERS)
 def test_every_request_has_a_key(op: str) -> None:
-    request = UNSERVED[op]
+    request = OTHERS[op]
     key = request.plan_key()
     assert key.op == op
     assert request.plan_key() == key
     for changes in ({"dtype": D.F8E4M3}, {"arch": None}, {"out_dtype": D.F32}, {"binding": "w"}):
         assert dataclasses.replace(request, **changes).plan_key() != key  # type: ignore[arg-type]
     assert dataclasses.replace(request, epilogue=GemmEpilogue(alpha=2.0)).plan_key() == key
-    assert dataclasses.replace(request, epilogue=GemmEpilogue(bias=True)).plan_key() != key
+    assert dataclasses.replace(request, epilogue=GemmEpilogue(beta=2.0)).plan_key() != key
 
 
 def test_keys_of_different_operations_differ() -> None:
-    assert len({request.plan_key() for request in UNSERVED.values()}) == len(UNSERVED)
+    assert len({request.plan_key() for request in OTHERS.values()}) == len(OTHERS)
 
 
-@pytest.mark.parametrize("op", UNSERVED)
-def test_what_has_no_kernels_is_not_rendered(op: str) -> None:
-    with pytest.raises(UnsupportedError, match="no kernels yet"):
-        UNSERVED[op].render_cu()
+@pytest.mark.parametrize(("op", "arch"), [(op, arch) for op in OTHERS for arch in ARCHS[op]])
+def test_every_request_has_a_source(op: str, arch: SmArch) -> None:
+    for dtype in (D.F16, D.BF16, D.F8E4M3, D.F8E5M2, D.F32, D.TF32):
+        request: Any = OTHERS[op]
+        if op == "grouped_gemm":
+            if not any(one.op == op and one.a is one.b is dtype for _, one in cells([arch])):
+                continue
+            request = dataclasses.replace(request, layout_b=GemmLayout.COL_MAJOR)
+        source, name = dataclasses.replace(request, dtype=dtype, arch=arch).render_cu()
+        assert name in source
+        assert ("grouped" if op == "grouped_gemm" else op.removeprefix("conv2d_")) in name
+
+
+@pytest.mark.parametrize(
+    ("op", "changes", "says"),
+    [
+        ("grouped_gemm", {"epilogue": GemmEpilogue(bias=True)}, "no fused epilogues yet"),
+        ("grouped_gemm", {"shape": GroupedGemmShape([GemmShape(0, 8, 8)])}, "empty"),
+        ("grouped_gemm", {"dtype": D.F8E4M3}, "contiguous along K"),
+        ("grouped_gemm", {"layout_c": GemmLayout.COL_MAJOR}, "rows of the result are contiguous"),
+        ("conv2d_dgrad", {"shape": ConvShape.nhwc(2, 9, 9, 16, 32, 3, 3, stride=2, dilation=2)}, "dilation"),
+    ],
+)
+def test_what_no_kernel_computes_is_not_rendered(op: str, changes: dict[str, Any], says: str) -> None:
+    with pytest.raises(UnsupportedError, match=says):
+        dataclasses.replace(OTHERS[op], **changes).render_cu()
+
+
+@pytest.mark.parametrize("op", OTHERS)
+def test_sources_need_no_gpu_but_then_an_arch(monkeypatch: pytest.MonkeyPatch, op: str) -> None:
+    monkeypatch.setattr(devices, "problem", lambda: "libcuda.so.1 is not there")
+    assert OTHERS[op].render_cu() == OTHERS[op].render_cu()
+    with pytest.raises(InvalidOperandError, match="the request must name its arch"):
+        dataclasses.replace(OTHERS[op], arch=None).render_cu()
+
+
+@pytest.mark.parametrize("epilogue", [GemmEpilogue(bias=True), GemmEpilogue(activation="relu")])
+def test_gradients_of_filters_are_linear(epilogue: GemmEpilogue) -> None:
+    with pytest.raises(UnsupportedError, match="the gradient of a filter has no bias and no activation"):
+        dataclasses.replace(OTHERS["conv2d_wgrad"], epilogue=epilogue)
+
+
+def test_epilogues_that_convolutions_have_not_are_refused() -> None:
+    with pytest.raises(UnsupportedError, match="bias together with beta"):
+        dataclasses.replace(OTHERS["conv2d_fprop"], epilogue=GemmEpilogue(beta=1.0, bias=True))
+    with pytest.raises(InvalidOperandError, match="activation is 'swish'; expected None or one of"):
+        dataclasses.replace(OTHERS["conv2d_fprop"], epilogue=GemmEpilogue(activation="swish"))
+
+
+@pytest.mark.parametrize(
+    ("padding", "pads"),
+    [(1, ((1, 1), (1, 1))), ((1, 2), ((1, 1), (2, 2))), (((1, 0), (2, 1)), ((1, 0), (2, 1)))],
+)
+def test_padding_may_be_uneven(padding: Any, pads: Any) -> None:
+    shape = ConvShape.nhwc(2, 8, 9, 16, 32, 3, 3, padding=padding)
+    assert shape.pads == pads
+    assert (shape.p, shape.q) == (6 + sum(pads[0]), 7 + sum(pads[1]))
+    assert shape.geometry.padding == pads
 
 
 def test_results_of_narrow_operands_are_wider() -> None:
-    for request in UNSERVED.values():
+    for request in OTHERS.values():
         assert request.result_dtype is request.dtype
         assert dataclasses.replace(request, dtype=D.F8E5M2, arch=None).result_dtype is D.BF16
 
@@ -277,24 +368,24 @@ def test_groups_are_shapes_of_one_product(groups: Any, says: str) -> None:
     ("op", "changes", "says"),
     [
         ("grouped_gemm", {"dtype": D.F32}, "grouped GEMM has no kernels for F32; valid: F16, BF16, F8E4M3, F8E5M2"),
-        ("grouped_gemm", {"arch": SmArch.SM80}, "grouped GEMM has no kernels for SM80; valid: SM90A, SM100"),
+        ("grouped_gemm", {"arch": SmArch.SM120}, "grouped GEMM has no kernels for SM120; valid: SM80, .*SM100"),
         ("conv2d_fprop", {"dtype": D.F64}, "convolution has no kernels for F64"),
         ("conv2d_fprop", {"arch": SmArch.SM120}, "convolution has no kernels for SM120; valid: SM80"),
     ],
 )
-def test_dtypes_and_archs_that_will_have_no_kernels_are_refused(op: str, changes: dict[str, Any], says: str) -> None:
+def test_dtypes_and_archs_without_kernels_are_refused(op: str, changes: dict[str, Any], says: str) -> None:
     with pytest.raises(UnsupportedError, match=says):
-        dataclasses.replace(UNSERVED[op], **changes)
+        dataclasses.replace(OTHERS[op], **changes)
 
 
-@pytest.mark.parametrize("op", UNSERVED)
+@pytest.mark.parametrize("op", OTHERS)
 @pytest.mark.parametrize(
     "changes",
     [{"shape": SHAPE}, {"dtype": "f16"}, {"arch": "sm_90a"}, {"epilogue": None}, {"out_dtype": 1}, {"binding": 1}],
 )
 def test_fields_of_the_wrong_kind_are_refused(op: str, changes: dict[str, Any]) -> None:
     with pytest.raises(InvalidOperandError, match=next(iter(changes))):
-        dataclasses.replace(UNSERVED[op], **changes)
+        dataclasses.replace(OTHERS[op], **changes)
 
 
 def test_convolutions_know_their_result() -> None:
@@ -312,9 +403,10 @@ def test_precision_of_convolutions_is_float32s() -> None:
         ConvFwdRequest(CONV, dtype=D.F16, precision="tf32")
 
 
-def test_the_layout_names_dimensions_and_launches_the_same() -> None:
-    other = ConvFwdRequest(CONV, dtype=D.F16, arch=SmArch.SM80, layout=ConvLayout.NCHW)
-    assert other.plan_key() == UNSERVED["conv2d_fprop"].plan_key()
+def test_plans_name_dimensions_as_their_request_does() -> None:
+    other = dataclasses.replace(OTHERS["conv2d_fprop"], layout=ConvLayout.NCHW)
+    assert other.plan_key() != OTHERS["conv2d_fprop"].plan_key()
+    assert other.problem(0) == OTHERS["conv2d_fprop"].problem(0)  # in memory channels are contiguous in either
 
 
 @pytest.mark.parametrize(

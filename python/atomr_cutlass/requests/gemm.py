@@ -16,7 +16,7 @@ from ..generator.rules import FP8_TYPES, gemm_types
 from ..numerics import default_out_dtype
 from ..plan_cache import PlanKey
 from ..problem import GemmProblem, MatrixSpec
-from ..scaled import BLOCK, Scale, Scales, problem_of
+from ..scaled import BLOCK, Scale, Scales, problem_of, refuse
 from .checks import expect_extent, expect_fields, math_of
 
 SCALINGS = (None, "tensor", "vector", "block")
@@ -239,6 +239,7 @@ class GemmRequest:
         what = self.problem(device.index)
         scales = self.scales()
         if scales is not None:
+            refuse(what)
             what = problem_of(what, scales)
         if 0 in (what.m, what.n, what.batch):
             raise UnsupportedError(f"a result of shape {what.d.shape} is empty: there is nothing to render")

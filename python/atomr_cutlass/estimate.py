@@ -21,6 +21,7 @@ import math
 from .devices import Device
 from .generator.dtypes import CutlassDtype
 from .generator.key import KernelKey
+from .generator.rules import FP8_TYPES
 from .problem import Variant, round_up
 
 CLOCK_HZ = 1.7e9
@@ -32,6 +33,8 @@ TILE_N_EFFICIENCY = {256: 0.93, 192: 0.76, 128: 0.86, 64: 0.88, 32: 0.61, 16: 0.
 """Share of WGMMA's peak rate that a tile of this width sustains; narrow ones read A more often than they multiply."""
 ONE_WARPGROUP_EFFICIENCY = 0.83
 """What a tile of 64 rows keeps of that."""
+FULL_ACCUMULATION_EFFICIENCY = 0.85
+"""What fp8 keeps of it when the tensor cores' sums are added up in float32 every 128 elements of K."""
 L2_BYTES_PER_CLOCK = 62.0
 """Bytes that one multiprocessor draws from L2 per clock when all do."""
 STEP_CLOCKS = 172.0
@@ -79,6 +82,8 @@ def _warp_specialized(key: KernelKey, variant: Variant, device: Device) -> float
     cluster_m, cluster_n, _ = key.cluster
     steps = max(1, math.ceil(variant.k / tile_k))
     efficiency = TILE_N_EFFICIENCY.get(tile_n, 0.8) * (1.0 if tile_m >= 128 else ONE_WARPGROUP_EFFICIENCY)
+    if key.a in FP8_TYPES and key.math == "default":
+        efficiency *= FULL_ACCUMULATION_EFFICIENCY
     multiply = tile_m * tile_n * tile_k * steps / (_peak(key) * efficiency)
 
     tiles = round_up(math.ceil(variant.m / tile_m), cluster_m) * round_up(math.ceil(variant.n / tile_n), cluster_n)

@@ -32,7 +32,7 @@ from .grouped_problem import (
 )
 from .numerics import FAST
 from .op_plan import Address, OpPlan, Steps, refuse_capture
-from .pick import best_cell, pick
+from .pick import Picked, best_cell, pick
 from .problem import MatrixSpec, Variant
 
 ENTRY = struct.Struct("<6Q4q4i")
@@ -169,23 +169,28 @@ def make(
     backend: str = "auto",
     jit: str | None = None,
     stream: int | None = None,
+    picked: Picked | None = None,
 ) -> OpPlan:
     """The plan for a grouped GEMM.
 
     Its slots are a, b and, where there are such, c, offsets, scale_a, scale_b, then out; of lists every member in the
     place of its list. Offsets (or counts) are read on the device at each call, and never by the host; they are clamped
-    to the rows there are. Arguments and errors are those of `plan.make`.
+    to the rows there are. Arguments and errors are those of `plan.make`; `picked` is the kernel where it has been
+    chosen already.
     """
     if what.empty:
         raise UnsupportedError(refusal(what, arch))
     device = devices.get(what.device)
     reason = refusal(what, arch or device.arch)
-    picked = pick(OP, lambda key: cost(key, what, device), device, refusal=reason, arch=arch, backend=backend, jit=jit)
+    if picked is None:
+        picked = pick(
+            OP, lambda key: cost(key, what, device), device, refusal=reason, arch=arch, backend=backend, jit=jit
+        )
     refuse_capture(picked, what.device, stream)
     steps = Steps(what.device)
     key = picked.key
     lies = _lies(key, what)
-    if lies is None:  # `cost` has found that it is not
+    if lies is None:
         raise UnsupportedError(reason)
     args = (_list_args if what.form == LIST else _array_args)(steps, what, key, lies)
     form = {"groups": what.groups, "form": FORMS.index(what.form), "alpha": "alpha", "beta": "beta"}

@@ -1,0 +1,587 @@
+"""Grouped GEMM against what PyTorch has, in alternation; and every cell that could serve, for the model.
+
+    python benchmarks/grouped.py --out grouped.json              # the comparison and the cost of a call
+    python benchmarks/grouped.py --all --out grouped_cells.json  # every eligible cell of the matrix, compiled if needed
+
+bf16 against `torch._grouped_mm`, fp8 with scales of rows and columns against `torch._scaled_grouped_mm`, fp8 with block
+scales against PyTorch's grouped product if it takes them, else against a loop of `scaled_mm` over the groups, whose
+sizes the host knows then. Weights are contiguous along K, activations row-major; along K (weight gradients) both are
+row-major. Timings are those of benchmarks/gemm.py: CUDA graphs of many calls, the two sides alternating with pauses.
+What PyTorch refuses is kept with its reason.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import itertools
+import json
+import math
+import os
+import statistics
+import sys
+import time
+import warnings
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+with warnings.catch_warnings():
+    warnings.simplefilter("ignore")
+    import torch
+
+import gemm as dense
+import numpy as np
+from facts import machine, now
+
+import atomr_cutlass as ac
+from atomr_cutlass import devices, grouped_plan, operands
+from atomr_cutlass.generator import matrix
+from atomr_cutlass.generator.dtypes import CutlassDtype
+from atomr_cutlass.grouped_problem import ALONG_K, CONTIGUOUS, GroupedProblem, GroupScale, scale_forms
+from atomr_cutlass.jit import kernels
+from atomr_cutlass.op_plan import OpPlan
+from atomr_cutlass.pick import Picked
+from atomr_cutlass.problem import MatrixSpec
+
+BLOCK = 128
+LARGEST = 448.0
+AGREEMENT = 1e-2
+"""How far two results may be apart, in norm: bf16 and 14 bits of fast accumulation explain less."""
+
+KINDS = ("bf16", "bf16 along k", "fp8 rows", "fp8 rows fast", "fp8 blocks")
+REFUSALS = (RuntimeError, ValueError, TypeError, NotImplementedError, AttributeError)
+
+Call = Callable[[Any], object]
+
+
+@dataclass(frozen=True)
+class Case:
+    """Groups to time: rows of each (along K: elements of K), columns, and K (along K: rows of the result)."""
+
+    kind: str
+    name: str
+    sizes: tuple[int, ...]
+    n: int
+    k: int
+
+    @property
+    def form(self) -> str:
+        """Form of the operands."""
+        return ALONG_K if self.kind == "bf16 along k" else CONTIGUOUS
+
+    @property
+    def fp8(self) -> bool:
+        """Whether the operands are e4m3."""
+        return self.kind.startswith("fp8")
+
+    @property
+    def fast(self) -> bool:
+        """Whether fast accumulation is allowed."""
+        return self.kind.endswith("fast")
+
+    @property
+    def blocks(self) -> bool:
+        """Whether the scales are those of blocks."""
+        return self.kind == "fp8 blocks"
+
+    @property
+    def flops(self) -> int:
+        """Multiplications and additions."""
+        return 2 * sum(self.sizes) * self.n * self.k
+
+    def __str__(self) -> str:
+        return f"{self.kind:<14}{self.name}"
+
+
+def skewed(groups: int, total: int) -> tuple[int, ...]:
+    """Sizes as routing makes them: a few large, many small, some empty."""
+    rng = np.random.default_rng(groups)
+    shares = rng.permutation(1.0 / np.arange(1, groups + 1))
+    counts = np.floor(shares / shares.sum() * total).astype(int)
+    counts[rng.random(groups) < 0.1] = 0
+    return tuple(counts.tolist())
+
+
+def small(groups: int, most: int) -> tuple[int, ...]:
+    """From 1 to `most` rows each."""
+    return tuple(np.random.default_rng(groups).integers(1, most + 1, groups).tolist())
+
+
+SHAPES: dict[str, tuple[tuple[int, ...], int, int]] = {
+    "8x512x4096x7168": ((512,) * 8, 4096, 7168),
+    "8x4096x7168x2048": ((4096,) * 8, 7168, 2048),
+    "64 skewed x4096x2048": (skewed(64, 4096), 4096, 2048),
+    "128 skewed x2048x2048": (skewed(128, 2048), 2048, 2048),
+    "256 of 1-32 x2048x2048": (small(256, 32), 2048, 2048),
+}
+ALONG: dict[str, tuple[tuple[int, ...], int, int]] = {
+    "8x4096 to 2048x7168": ((4096,) * 8, 7168, 2048),
+    "64 skewed to 2048x4096": (skewed(64, 32768), 4096, 2048),
+}
+QUICK = ("8x512x4096x7168", "128 skewed x2048x2048", "8x4096 to 2048x7168")
+
+
+def comparison(kinds: Sequence[str], *, quick: bool) -> list[Case]:
+    """The cases."""
+    found = []
+    for kind in kinds:
+        shapes = ALONG if kind == "bf16 along k" else SHAPES
+        found += [Case(kind, name, *shape) for name, shape in shapes.items() if not quick or name in QUICK]
+    return found
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Operands
+
+
+@dataclass(frozen=True)
+class Operands:
+    """What one call reads and writes. Of block scales, that of A (rows, K / 128) has the rows contiguous, and that of B
+    (groups, K / 128, N / 128) K.
+    """  # noqa: D205
+
+    a: torch.Tensor
+    b: torch.Tensor
+    offsets: torch.Tensor
+    scale_a: torch.Tensor | None
+    scale_b: torch.Tensor | None
+    out: torch.Tensor
+
+    @property
+    def given(self) -> list[torch.Tensor]:
+        """In the order of a plan's slots."""
+        return [one for one in (self.a, self.b, self.offsets, self.scale_a, self.scale_b, self.out) if one is not None]
+
+
+def quantized(wide: torch.Tensor, block_rows: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """(..., rows, k) as e4m3, and its scales: of rows (block_rows 0), or of blocks."""
+    *batch, rows, k = wide.shape
+    if not block_rows:
+        scale = wide.abs().amax(-1, keepdim=True) / LARGEST
+        return (wide / scale).to(torch.float8_e4m3fn), scale
+    blocks = wide.reshape(*batch, rows // block_rows, block_rows, k // BLOCK, BLOCK)
+    scale = blocks.abs().amax((-3, -1), keepdim=True) / LARGEST
+    return (blocks / scale).reshape(wide.shape).to(torch.float8_e4m3fn), scale[..., 0, :, 0]
+
+
+def operand_set(case: Case) -> Operands:
+    """Random operands."""
+    groups, total = len(case.sizes), sum(case.sizes)
+    offsets = torch.tensor(list(itertools.accumulate(case.sizes)), dtype=torch.int32, device="cuda")
+
+    def normal(*shape: int) -> torch.Tensor:
+        return torch.randn(shape, dtype=torch.bfloat16, device="cuda")
+
+    if case.form == ALONG_K:
+        out = torch.empty(groups, case.k, case.n, dtype=torch.bfloat16, device="cuda")
+        return Operands(normal(total, case.k).t(), normal(total, case.n), offsets, None, None, out)
+    out = torch.empty(total, case.n, dtype=torch.bfloat16, device="cuda")
+    if not case.fp8:
+        return Operands(normal(total, case.k), normal(groups, case.n, case.k).mT, offsets, None, None, out)
+    a, scale_a = quantized(normal(total, case.k).float(), int(case.blocks))
+    b = torch.empty(groups, case.n, case.k, dtype=torch.float8_e4m3fn, device="cuda")
+    scales = []
+    for g in range(groups):  # one by one: in float32 they would take four times the memory
+        b[g], scale = quantized(normal(case.n, case.k).float(), BLOCK if case.blocks else 0)
+        scales.append(scale)
+    if case.blocks:
+        scale_a = scale_a.t().contiguous().t()
+    return Operands(a, b.mT, offsets, scale_a, torch.stack(scales).mT, out)
+
+
+def operand_sets(case: Case, device: devices.Device) -> list[Operands]:
+    """As many sets as exceed L2 twice over."""
+    size = 1 if case.fp8 else 2
+    weights = 0 if case.form == ALONG_K else len(case.sizes) * case.n * case.k
+    moved = (sum(case.sizes) * (case.k + (case.n if case.form == ALONG_K else 0)) + weights) * size
+    count = min(dense.SETS_AT_MOST, max(1, math.ceil(2 * device.l2_bytes / moved)))
+    return [operand_set(case) for _ in range(count)]
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Our side
+
+
+def spec(tensor: torch.Tensor) -> MatrixSpec:
+    """A tensor as kernels are chosen for it."""
+    view = operands.as_operand(tensor)
+    return MatrixSpec(view.shape, view.strides, operands.dtype_of(view, "a tensor"), view.alignment)
+
+
+def problem_of(case: Case, one: Operands) -> GroupedProblem:
+    """The problem as kernels are chosen for it."""
+    what = GroupedProblem(
+        form=case.form, groups=len(case.sizes), a=(spec(one.a),), b=(spec(one.b),), c=(), d=(spec(one.out),),
+        counted=False, math="fast" if case.fast else "default", device=0,
+    )  # fmt: skip
+    if one.scale_a is None or one.scale_b is None:
+        return what
+    specs = spec(one.scale_a), spec(one.scale_b)
+    forms = scale_forms(case.form, what.groups, [what.extents], *([tuple(s.shape)] for s in specs))
+    scales = [GroupScale((s,), form) for s, form in zip(specs, forms, strict=True)]
+    return dataclasses.replace(what, scale_a=scales[0], scale_b=scales[1])
+
+
+def our_call(plan: OpPlan) -> Call:
+    """What launches a plan on a set of operands."""
+    return lambda one: plan(*one.given)
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# PyTorch's side
+
+
+def torch_calls(case: Case) -> Iterator[tuple[str, Call]]:
+    """The ways in which PyTorch may have this product, by name; the first that works is taken."""
+    if not case.fp8:
+        yield "torch._grouped_mm", lambda one: torch._grouped_mm(one.a, one.b, offs=one.offsets)  # noqa: SLF001
+        return
+    options = {"use_fast_accum": case.fast}
+    if not case.blocks:
+        # Scales of rows and of columns are given without their dimension of one.
+        yield (
+            "torch._scaled_grouped_mm",
+            lambda one: torch._scaled_grouped_mm(  # noqa: SLF001
+                one.a, one.b, one.scale_a.squeeze(-1), one.scale_b.squeeze(-2), offs=one.offsets,
+                out_dtype=torch.bfloat16, **options,
+            ),
+        )  # fmt: skip
+        return
+    functional: Any = torch.nn.functional
+    yield (
+        "torch.nn.functional.scaled_grouped_mm",
+        lambda one: functional.scaled_grouped_mm(
+            one.a, one.b, one.scale_a, functional.ScalingType.BlockWise1x128, one.scale_b,
+            functional.ScalingType.BlockWise128x128, offs=one.offsets, output_dtype=torch.bfloat16, **options,
+        ),
+    )  # fmt: skip
+    yield "a loop of torch.nn.functional.scaled_mm", _loop(case)
+
+
+def _loop(case: Case) -> Call:
+    """One product after the other, with scales of their own that are made beforehand."""
+    functional: Any = torch.nn.functional
+    kept: dict[int, list[torch.Tensor]] = {}
+    stops = list(itertools.accumulate(case.sizes))
+    bounds = [(g, start, stop) for g, (start, stop) in enumerate(zip([0, *stops[:-1]], stops, strict=True))]
+
+    def call(one: Operands) -> object:
+        if one.scale_a is None or one.scale_b is None:
+            raise ValueError("block scales are arrays")
+        if id(one) not in kept:
+            kept[id(one)] = [one.scale_a[start:stop].t().contiguous().t() for _, start, stop in bounds]
+        for g, start, stop in bounds:
+            if start == stop:
+                continue
+            one.out[start:stop] = functional.scaled_mm(
+                one.a[start:stop], one.b[g], kept[id(one)][g], functional.ScalingType.BlockWise1x128, one.scale_b[g],
+                functional.ScalingType.BlockWise128x128, output_dtype=torch.bfloat16,
+            )  # fmt: skip
+        return one.out
+
+    return call
+
+
+def torch_call(case: Case, one: Operands) -> tuple[str, Call | None, list[str]]:
+    """The first of them that works, by name, and why those before it did not."""
+    refused = []
+    for name, call in torch_calls(case):
+        try:
+            call(one)
+            torch.cuda.synchronize()
+        except REFUSALS as error:
+            lines = str(error).strip().splitlines() or [""]
+            refused.append(f"{name}: {type(error).__name__}: {lines[0]}"[:400])
+            continue
+        return name, call, refused
+    return "", None, refused
+
+
+def difference(ours: torch.Tensor, theirs: torch.Tensor) -> float:
+    """Of two results, in norm, relative to the second."""
+    ours, theirs = ours.flatten(), theirs.flatten()
+    parts = [(x.double() - y.double()).norm() ** 2 for x, y in zip(ours.split(1 << 26), theirs.split(1 << 26),
+                                                                     strict=True)]  # fmt: skip
+    whole = [y.double().norm() ** 2 for y in theirs.split(1 << 26)]
+    return math.sqrt(float(sum(parts)) / float(sum(whole)))
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Comparison
+
+
+def compare(case: Case, device: devices.Device, rounds: int, backend: str) -> dict[str, Any]:
+    """Times both sides, one after the other in every round."""
+    sets = operand_sets(case, device)
+    plan = grouped_plan.make(problem_of(case, sets[0]), like=sets[0].a, backend=backend)
+    calls = {"ours": our_call(plan)}
+    row: dict[str, Any] = {
+        "kind": case.kind,
+        "case": case.name,
+        "groups": len(case.sizes),
+        "rows": sum(case.sizes),
+        "n": case.n,
+        "k": case.k,
+        "kernel": plan.kernel_name,
+        "origin": plan.origin,
+        "model_us": round(plan.main.seconds * 1e6, 2),
+        "sets": len(sets),
+    }
+    name, call, refused = torch_call(case, sets[0])
+    row["torch_call"], row["torch_refused"] = name, refused
+    if call is not None:
+        returned: Any = call(sets[0])
+        theirs = returned.clone()
+        calls["ours"](sets[0])
+        row["difference"] = round(difference(sets[0].out, theirs), 6)
+        del theirs, returned
+        # With another product than ours there is nothing to compare. (NaN is no agreement either.)
+        if row["difference"] <= AGREEMENT:
+            calls["torch"] = call
+            for one in sets[1:]:  # what a call prepares at its first time must not be captured
+                call(one)
+        else:
+            refused.append(f"{name}: its result differs from ours by {row['difference']} of its norm")
+    bursts = {side: dense.Burst(call, sets) for side, call in calls.items()}
+    times: dict[str, list[float]] = {side: [] for side in bursts}
+    for number in range(rounds):
+        for side in sorted(bursts, reverse=number % 2 == 0):
+            time.sleep(dense.PAUSE_SECONDS / 2)
+            times[side].append(bursts[side].time())
+    ours = statistics.median(times["ours"])
+    row |= {
+        "us": round(ours * 1e6, 2),
+        "tflops": round(case.flops / ours / 1e12, 1),
+        "spread": round((max(times["ours"]) - min(times["ours"])) / ours, 3),
+        "calls": bursts["ours"].calls,
+    }
+    if "torch" in times:
+        theirs_seconds = statistics.median(times["torch"])
+        row |= {
+            "torch_us": round(theirs_seconds * 1e6, 2),
+            "torch_tflops": round(case.flops / theirs_seconds / 1e12, 1),
+            "ratio": round(theirs_seconds / ours, 4),
+        }
+    return row
+
+
+def report(row: dict[str, Any], case: Case) -> None:
+    """One line, and what PyTorch refused."""
+    other = f"{row['torch_call']} {row['torch_us']:>9} us: {row['ratio']:.3f}" if "ratio" in row else "torch has none"
+    print(f"{case!s:<40}{row['us']:>10} us {row['tflops']:>7} TFLOP/s, {other}  {row['kernel']}", flush=True)
+    for reason in row["torch_refused"]:
+        print(f"    {reason}")
+
+
+def means(rows: Sequence[dict[str, Any]]) -> dict[str, float]:
+    """The geometric mean of the ratios of each kind."""
+    found = defaultdict(list)
+    for row in rows:
+        if "ratio" in row:
+            found[row["kind"]].append(row["ratio"])
+    return {kind: round(statistics.geometric_mean(ratios), 4) for kind, ratios in found.items()}
+
+
+def host_cost(runs: int) -> dict[str, float]:
+    """Microseconds of host time a call, on a product small enough that the GPU never makes the host wait."""
+    case = Case("bf16", "", (16, 0, 16, 32), 64, 64)
+    one = operand_set(case)
+    plan = grouped_plan.make(problem_of(case, one), like=one.a)
+    calls: dict[str, Callable[[], object]] = {
+        "plan(a, b, offsets, out)": lambda: plan(*one.given),
+        "grouped_gemm(a, b, offsets=, out=)": lambda: ac.grouped_gemm(one.a, one.b, offsets=one.offsets, out=one.out),
+        "grouped_gemm(a, b, offsets=)": lambda: ac.grouped_gemm(one.a, one.b, offsets=one.offsets),
+        "torch._grouped_mm(a, b, offs=)": lambda: torch._grouped_mm(one.a, one.b, offs=one.offsets),  # noqa: SLF001
+    }
+    best = dict.fromkeys(calls, math.inf)
+    count = 300  # two kernels each: fewer than the launches that a stream queues before it makes the host wait
+    for _ in range(runs):
+        for name, call in calls.items():
+            for _ in range(20):
+                call()
+            torch.cuda.synchronize()
+            start = time.perf_counter()
+            for _ in range(count):
+                call()
+            best[name] = min(best[name], (time.perf_counter() - start) / count)
+    torch.cuda.synchronize()
+    return {name: round(seconds * 1e6, 2) for name, seconds in best.items()}
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Every cell
+
+
+def eligible(what: GroupedProblem, device: devices.Device) -> list[Picked]:
+    """Every cell of the matrix that serves a problem natively, by the model's estimate."""
+    arch = devices.require_arch(device)
+    built = {info.key: info for info in ac.kernels(op="grouped_gemm")}
+    found = []
+    for key in matrix.expand("full", [arch]):
+        seconds = grouped_plan.cost(key, what, device) if key.op == "grouped_gemm" else None
+        if seconds is not None:
+            found.append(Picked(key, built.get(key), seconds))
+    return sorted(found, key=lambda picked: (picked.seconds, picked.key.name))
+
+
+def compile_ahead(cases: Sequence[Case], device: devices.Device, jobs: int, backend: str, *, every: bool) -> None:
+    """Compiles what the cases need and the table lacks, several at once: the best cell of each, or every one."""
+    needed: dict[Any, None] = {}
+    for case in cases:
+        # Kernels are chosen by extents, so these are the case's own, without its memory.
+        what = _without_memory(case)
+        served = eligible(what, device)
+        built = backend == "auto" and any(one.info is not None for one in served)
+        wanted = served if every else ([] if built else served[:1])
+        needed.update((one.key, None) for one in wanted if one.info is None)
+    start = time.perf_counter()
+
+    def compiled(key: Any) -> str:
+        try:
+            kernels.load(key, kernels.target_for(key, device))
+        except ac.CutlassError as error:
+            return f"{key.name}: {type(error).__name__}: {error}"[:600]
+        return ""
+
+    with ThreadPoolExecutor(jobs) as pool:
+        for failure in filter(None, pool.map(compiled, needed)):
+            print(failure)
+    print(f"{len(needed)} kernels are there after {time.perf_counter() - start:.0f} s", flush=True)
+
+
+def _without_memory(case: Case) -> GroupedProblem:
+    """The problem of a case, without operands."""
+    groups, total = len(case.sizes), sum(case.sizes)
+    dtype = CutlassDtype.F8E4M3 if case.fp8 else CutlassDtype.BF16
+    if case.form == ALONG_K:
+        a = MatrixSpec((case.k, total), (1, case.k), dtype)
+        b = MatrixSpec((total, case.n), (case.n, 1), dtype)
+        d = MatrixSpec((groups, case.k, case.n), (case.k * case.n, case.n, 1), CutlassDtype.BF16)
+    else:
+        a = MatrixSpec((total, case.k), (case.k, 1), dtype)
+        b = MatrixSpec((groups, case.k, case.n), (case.n * case.k, 1, case.k), dtype)
+        d = MatrixSpec((total, case.n), (case.n, 1), CutlassDtype.BF16)
+    scales = None
+    if case.fp8:
+        form = "block" if case.blocks else "vector"
+        scales = GroupScale((MatrixSpec((1, 1), (1, 1), CutlassDtype.F32),), form)
+    return GroupedProblem(
+        form=case.form, groups=groups, a=(a,), b=(b,), c=(), d=(d,), counted=False,
+        math="fast" if case.fast else "default", device=0, scale_a=scales, scale_b=scales,
+    )  # fmt: skip
+
+
+def measure_all(case: Case, device: devices.Device, seconds: float) -> list[dict[str, Any]]:
+    """Times every eligible cell, the one that would be chosen first."""
+    sets = operand_sets(case, device)
+    what = problem_of(case, sets[0])
+    rows: list[dict[str, Any]] = []
+    for rank, picked in enumerate(eligible(what, device)):
+        key = picked.key
+        row: dict[str, Any] = {
+            "kind": case.kind,
+            "case": case.name,
+            "kernel": key.name,
+            "generation": key.generation,
+            "math": key.math,
+            "tile": key.tile,
+            "cluster": key.cluster,
+            "mainloop": key.mainloop,
+            "align": [key.align_a, key.align_b, key.align_d],
+            "rank": rank,
+            "model_us": round(picked.seconds * 1e6, 2),
+            "us": None,
+        }
+        rows.append(row)
+        try:
+            plan = grouped_plan.make(what, like=sets[0].a, picked=picked)
+            elapsed = dense.timed(our_call(plan), sets, seconds)
+        except ac.CutlassError as error:
+            row["problem"] = f"{type(error).__name__}: {error}"[:400]
+            continue
+        row["us"], row["tflops"] = round(elapsed * 1e6, 2), round(case.flops / elapsed / 1e12, 1)
+    return rows
+
+
+def report_all(case: Case, rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """What the model takes, what is best, and how much slower the former is."""
+    measured = [row for row in rows if row["us"]]
+    if not measured:
+        return {"case": str(case), "problem": "no kernel"}
+    chosen, best = rows[0], min(measured, key=lambda row: row["us"])
+    loss = chosen["us"] / best["us"] if chosen["us"] else math.inf
+    print(
+        f"{case!s:<40}chosen {chosen['us']} us ({chosen['kernel']}), best {best['us']} us "
+        f"({loss:.2f}x of it) {best['kernel']}",
+        flush=True,
+    )
+    return {"case": str(case), "chosen": chosen["kernel"], "best": best["kernel"], "loss": round(loss, 3)}
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Command line
+
+
+def main() -> int:
+    """Measures and writes; returns the exit status."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--out", type=Path, required=True, help="JSON file for the results")
+    parser.add_argument("--quick", action="store_true", help="a few shapes, fewer rounds")
+    parser.add_argument("--all", action="store_true", help="time every eligible cell instead")
+    parser.add_argument("--kinds", default=",".join(KINDS), help=f"some of {','.join(KINDS)}")
+    parser.add_argument("--rounds", type=int, default=15, help="rounds of the comparison")
+    parser.add_argument("--backend", default="auto", help="auto, prebuilt or jit")
+    parser.add_argument("--jobs", type=int, default=min(8, os.cpu_count() or 1), help="kernels compiled at once")
+    parser.add_argument("--seconds", type=float, default=400.0, help="start no case after this time")
+    arguments = parser.parse_args()
+    reason = devices.problem()
+    if reason:
+        print(f"nothing to measure: {reason}", file=sys.stderr)
+        return 1
+    kinds = arguments.kinds.split(",")
+    if not set(kinds) <= set(KINDS):
+        parser.error(f"kinds are {', '.join(KINDS)}")
+    device = devices.get(0)
+    torch.manual_seed(0)
+    cases = comparison(kinds, quick=arguments.quick)
+    results: dict[str, Any] = {"date": now(), "machine": machine(), "device": dataclasses.asdict(device), "rows": []}
+    failures = results["failures"] = []
+    summaries = results["cases"] = []
+    print(f"{device.name}; {len(ac.kernels(op='grouped_gemm'))} grouped kernels; torch {torch.__version__}")
+    if arguments.backend != "prebuilt":
+        compile_ahead(cases, device, arguments.jobs, arguments.backend, every=arguments.all)
+    start = time.monotonic()
+    for case in cases:
+        if time.monotonic() - start > arguments.seconds:
+            failures.append({"case": str(case), "error": "out of time"})
+            continue
+        try:
+            if arguments.all:
+                rows = measure_all(case, device, dense.BURST_SECONDS)
+                results["rows"] += rows
+                summaries.append(report_all(case, rows))
+            else:
+                row = compare(case, device, 7 if arguments.quick else arguments.rounds, arguments.backend)
+                results["rows"].append(row)
+                report(row, case)
+        except (ac.CutlassError, RuntimeError) as error:
+            failures.append({"case": str(case), "error": f"{type(error).__name__}: {error}"[:800]})
+            print(f"{case!s:<40}{type(error).__name__}: {error}")
+        dense._write(arguments.out, results)  # noqa: SLF001 - the results so far, as the other benchmark writes them
+        torch.cuda.empty_cache()
+    if not arguments.all:
+        results["means"] = means(results["rows"])
+        print(json.dumps(results["means"]))
+        results["host"] = host_cost(3 if arguments.quick else 7)
+        for name, cost in results["host"].items():
+            print(f"host {name:<40}{cost:>8} us")
+    dense._write(arguments.out, results)  # noqa: SLF001
+    return 1 if failures else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,242 @@
+"""`explain` of every operation, over tables of our own making: which cell, which rewrite, and what would add it."""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+import fake_table
+from atomr_cutlass import (
+    ConvDgradRequest,
+    ConvFwdRequest,
+    ConvShape,
+    ConvWgradRequest,
+    GemmEpilogue,
+    GemmLayout,
+    GemmRequest,
+    GemmShape,
+    GroupedGemmRequest,
+    GroupedGemmShape,
+    SmArch,
+    devices,
+    explain,
+)
+from atomr_cutlass import CutlassDtype as D
+from atomr_cutlass.errors import InvalidOperandError
+from atomr_cutlass.generator.matrix import ARCHS, expand
+from atomr_cutlass.jit import kernels
+from atomr_cutlass.verification import verification
+
+SHAPE = ConvShape.nhwc(8, 28, 28, 64, 128, 3, 3, padding=1)
+GROUPS = GroupedGemmShape([GemmShape(256, 512, 256), GemmShape(0, 512, 256)])
+FPROP, DGRAD, WGRAD = (
+    kind(SHAPE, dtype=D.BF16, arch=SmArch.SM90A) for kind in (ConvFwdRequest, ConvDgradRequest, ConvWgradRequest)
+)
+GROUPED = GroupedGemmRequest(GROUPS, dtype=D.BF16, arch=SmArch.SM90A)
+FP8 = GemmRequest(
+    GemmShape(512, 512, 512), dtype=D.F8E4M3, arch=SmArch.SM90A, layout_b=GemmLayout.COL_MAJOR, scaling="vector"
+)
+REQUESTS: dict[str, Any] = {
+    "fprop": FPROP,
+    "dgrad": DGRAD,
+    "wgrad": WGRAD,
+    "grouped": GROUPED,
+    "vectors": FP8,
+    "blocks": replace(FP8, scaling="block"),
+    "tensors": replace(FP8, scaling="tensor", quantized=True),
+}
+
+
+@pytest.fixture(autouse=True)
+def _no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(devices, "problem", lambda: "no NVIDIA driver")
+    monkeypatch.setattr(kernels, "where", lambda _key, _target: None)
+
+
+@pytest.fixture
+def full_table(monkeypatch: pytest.MonkeyPatch) -> None:
+    archs = sorted({arch for archs in ARCHS.values() for arch in archs}, key=lambda arch: arch.value)
+    fake_table.install(monkeypatch, fake_table.rows_of("full", archs))
+
+
+@pytest.fixture
+def empty_table(monkeypatch: pytest.MonkeyPatch) -> None:
+    fake_table.install(monkeypatch, [])
+
+
+def archs_of(request: Any) -> list[SmArch]:
+    return [SmArch.SM90A, SmArch.SM100] if isinstance(request, GemmRequest) else list(ARCHS[request.plan_key().op])
+
+
+CASES = [(name, arch) for name, request in REQUESTS.items() for arch in archs_of(request)]
+
+
+@pytest.mark.usefixtures("full_table")
+@pytest.mark.parametrize(("name", "arch"), CASES)
+def test_a_built_kernel_is_explained(name: str, arch: SmArch) -> None:
+    request = replace(REQUESTS[name], arch=arch)
+    told = explain(request)
+    op = request.plan_key().op
+    assert told.kernel in {key.name for key in expand("full", [arch]) if key.op == op}
+    assert (told.source, told.arch) == ("prebuilt", arch)
+    assert told.candidates[0][0] == told.kernel
+    assert told.estimate_us == pytest.approx(told.candidates[0][1])
+    assert told.verified == str(verification(arch))
+    assert re.fullmatch(r"the best estimate of \d+ cells that match types, layouts and alignment", told.reason)
+    assert (told.nearest, told.knob, told.compile_seconds) == (None, None, None)
+
+
+@pytest.mark.usefixtures("empty_table")
+@pytest.mark.parametrize(("name", "arch"), CASES)
+def test_a_kernel_that_would_be_compiled_is_explained(name: str, arch: SmArch) -> None:
+    request = replace(REQUESTS[name], arch=arch)
+    told = explain(request)
+    assert told.source == "jit"
+    assert told.kernel is not None
+    if request.plan_key().op != "conv2d_wgrad":  # where slices of K may be faster than the cell that needs none
+        assert told.kernel == request.render_cu()[1]
+    assert told.compile_seconds is not None
+    assert told.compile_seconds > 0
+    assert "it would be compiled first" in str(told)
+    assert told.nearest
+    assert f"-DATOMR_CUTLASS_ARCHS={arch.target}" in (told.knob or "")
+
+
+@pytest.mark.usefixtures("empty_table")
+@pytest.mark.parametrize("name", REQUESTS)
+def test_a_kernel_that_must_not_be_compiled_is_named(name: str) -> None:
+    told = explain(REQUESTS[name], jit="off")
+    assert (told.kernel, told.source, told.cached, told.candidates) == (None, "", None, ())
+    assert told.nearest
+    assert told.nearest in told.reason
+    assert told.knob is not None
+    assert "pip install" in told.knob
+
+
+@pytest.mark.usefixtures("empty_table")
+def test_explaining_is_no_miss(monkeypatch: pytest.MonkeyPatch) -> None:
+    missed: list[object] = []
+    monkeypatch.setattr(kernels, "record_miss", missed.append)
+    for request in REQUESTS.values():
+        for policy in ("auto", "off"):
+            explain(request, jit=policy)
+    assert missed == []
+
+
+@pytest.mark.usefixtures("full_table")
+@pytest.mark.parametrize(
+    ("name", "shape"),
+    [
+        (
+            "fprop",
+            {
+                "n": 8, "h": 28, "w": 28, "c": 64, "k": 128, "r": 3, "s": 3, "p": 28, "q": 28, "stride": [1, 1],
+                "padding": [[1, 1], [1, 1]], "dilation": [1, 1], "groups": 1,
+            },
+        ),
+        ("grouped", {"groups": [[256, 512, 256], [0, 512, 256]]}),
+        ("vectors", {"m": 512, "n": 512, "k": 512, "batch": 1}),
+    ],
+)  # fmt: skip
+def test_an_explanation_is_json(name: str, shape: dict[str, Any]) -> None:
+    request = REQUESTS[name]
+    values = json.loads(json.dumps(explain(request).to_dict()))
+    assert values["shape"] == shape
+    assert (values["op"], values["dtype"], values["arch"]) == (request.plan_key().op, request.dtype.value, "sm_90a")
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Notes
+# ----------------------------------------------------------------------------------------------------------------------
+
+
+def notes(request: Any) -> str:
+    return "\n".join(explain(request).notes)
+
+
+CASTS = "a rewrite: fp8 operands cast to bf16, which holds them exactly"
+
+
+@pytest.mark.parametrize("table", ["full_table", "empty_table"])
+def test_rewrites_are_noted(request: pytest.FixtureRequest, table: str) -> None:
+    request.getfixturevalue(table)
+    for one in (DGRAD, WGRAD):
+        assert CASTS in notes(replace(one, dtype=D.F8E4M3))
+    assert CASTS in notes(replace(FPROP, dtype=D.F8E4M3, arch=SmArch.SM80))
+    assert "a rewrite: fp8 operands cast to f16" in notes(replace(DGRAD, dtype=D.F8E5M2, out_dtype=D.F16))
+    assert "a rewrite" not in notes(FPROP)
+    many = ConvShape.nhwc(64, 56, 56, 64, 64, 3, 3, padding=1)
+    assert "slices of K added up in float32, then cast" in notes(replace(WGRAD, shape=many))
+    said = notes(replace(WGRAD, shape=many, dtype=D.F8E4M3))
+    assert CASTS in said
+    assert "; " in said  # one after the other
+
+
+@pytest.mark.usefixtures("full_table")
+def test_a_kernel_of_a_rewrite_is_the_one_that_multiplies() -> None:
+    told = explain(replace(DGRAD, dtype=D.F8E4M3))
+    assert "dgrad" in (told.kernel or "")
+    assert "bf16" in (told.kernel or "")
+    assert told.to_dict()["dtype"] == "e4m3"
+
+
+@pytest.mark.parametrize(("table", "where"), [("full_table", "the table"), ("empty_table", "the matrix")])
+def test_older_cells_on_newer_gpus_are_noted(request: pytest.FixtureRequest, table: str, where: str) -> None:
+    request.getfixturevalue(table)
+    said = f"an sm80-generation cell: {where} has none with TMA that serves this request"
+    strided = ConvShape.nhwc(8, 28, 28, 64, 128, 3, 3, padding=1, stride=2)
+    divided = ConvShape.nhwc(8, 28, 28, 64, 128, 3, 3, padding=1, groups=4)
+    odd = GemmRequest(GemmShape(63, 65, 67), dtype=D.BF16, arch=SmArch.SM90A)
+    for one in (replace(DGRAD, shape=strided), replace(FPROP, shape=divided), odd):
+        assert said in notes(one)
+        assert "sm80-generation" not in notes(replace(one, arch=SmArch.SM80))  # there is nothing newer there
+    for one in (FPROP, DGRAD, GROUPED, FP8):
+        assert "sm80-generation" not in notes(one)
+
+
+@pytest.mark.usefixtures("empty_table")
+def test_a_kernel_of_no_preset_has_no_knob() -> None:
+    told = explain(replace(FPROP, arch=SmArch.SM80, epilogue=GemmEpilogue(activation="leaky_relu")))
+    assert told.source == "jit"
+    assert (told.knob is None) == (told.kernel not in {key.name for key in expand("full", [SmArch.SM80])})
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Refusals
+# ----------------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.usefixtures("full_table")
+@pytest.mark.parametrize(
+    ("request_", "says"),
+    [
+        (replace(GROUPED, shape=GroupedGemmShape([GemmShape(0, 8, 8)])), "the result is empty: nothing is launched"),
+        (replace(FP8, shape=GemmShape(0, 8, 8)), "the result is empty"),
+        (replace(FP8, shape=GemmShape(8, 8, 0)), "K is 0: there is nothing for scales to multiply"),
+        (replace(GROUPED, epilogue=GemmEpilogue(bias=True)), "no fused epilogues yet"),
+        (replace(GROUPED, dtype=D.F8E4M3), "contiguous along K"),
+        (
+            replace(DGRAD, shape=ConvShape.nhwc(8, 28, 28, 64, 128, 3, 3, stride=2, dilation=2)),
+            "kernels of strided dgrad have no dilation",
+        ),
+    ],
+)
+def test_refusals_are_explained(request_: Any, says: str) -> None:
+    told = explain(request_)
+    assert (told.kernel, told.nearest, told.knob) == (None, None, None)
+    assert says in told.reason
+    assert says in str(told)
+
+
+def test_what_is_no_request_is_refused() -> None:
+    with pytest.raises(
+        InvalidOperandError, match=r"expected a GemmRequest, GroupedGemmRequest, .* or ConvWgradRequest"
+    ):
+        explain(SHAPE)  # type: ignore[arg-type]
+    for request in REQUESTS.values():
+        with pytest.raises(InvalidOperandError, match="the request must name its arch"):
+            explain(replace(request, arch=None))

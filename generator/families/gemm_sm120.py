@@ -112,6 +112,6 @@ FAMILY = Family(
     supports=supports,
     cells=cells,
     values=values,
-    compile_seconds=19.0,
+    compile_seconds=15.0,
     compile_mb=3000,
 )

@@ -32,7 +32,7 @@ class KernelKey:
         a, b, d, acc: element types of A, B, of C and D, and of the accumulator.
         layout_a, layout_b, layout_d: `r` (row-major) or `c` (column-major); C has D's.
         align_a, align_b, align_d: guaranteed alignment of pointers, leading dimensions and batch strides, in elements.
-        tile: thread block tile M, N, K (for sm90: of one CTA).
+        tile: thread block tile M, N, K (for sm90: of one CTA; for `2sm` of sm100: of the two that share an MMA).
         cluster: thread block cluster.
         warps: warps along M, N, K (sm80 generation; (0, 0, 0) elsewhere).
         stages: mainloop stages; 0 fits as many as shared memory holds (CUTLASS 3.x).

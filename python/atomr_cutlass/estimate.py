@@ -80,6 +80,8 @@ def seconds(key: KernelKey, variant: Variant, device: Device, shared_bytes: int,
 def _warp_specialized(key: KernelKey, variant: Variant, device: Device) -> float:
     tile_m, tile_n, tile_k = key.tile
     cluster_m, cluster_n, _ = key.cluster
+    if key.mainloop == "2sm":
+        tile_m //= 2  # two thread blocks of a cluster share the tile that a key of sm100 names
     steps = max(1, math.ceil(variant.k / tile_k))
     efficiency = TILE_N_EFFICIENCY.get(tile_n, 0.8) * (1.0 if tile_m >= 128 else ONE_WARPGROUP_EFFICIENCY)
     if key.a in FP8_TYPES and key.math == "default":

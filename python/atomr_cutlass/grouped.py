@@ -283,8 +283,9 @@ class _Call:
             views = {**what.views, "out": tuple(view for _, view in made)}
         problem = what.problem(views)
         if not problem.empty:
-            plan = self._launch(problem, views, first, stream)
-            if self.key is not None:
+            kept = None if self.key is None else _plans.get(self.key)
+            plan = self._launch(problem, views, first, stream, kept)
+            if self.key is not None and kept is None:
                 _plans.insert(plan, self.key)
         if made is None:
             return out
@@ -319,14 +320,20 @@ class _Call:
             views["out"] = tuple(operands.upload(np.zeros(shape, dtype), 0) for shape in what.shapes)
         problem = what.problem(views)
         if not problem.empty:
-            self._launch(problem, views, None, 0)
+            self._launch(problem, views, None, 0, None)
         return self._deliver([operands.download(one) for one in views["out"]], what)
 
     def _launch(
-        self, problem: GroupedProblem, views: dict[str, tuple[_core.Operand, ...]], like: Any, stream: int
+        self,
+        problem: GroupedProblem,
+        views: dict[str, tuple[_core.Operand, ...]],
+        like: Any,
+        stream: int,
+        plan: OpPlan | None,
     ) -> OpPlan:
         options = self.options
-        plan = make(problem, like=like, backend=options.backend, jit=options.jit, stream=stream)
+        if plan is None:
+            plan = make(problem, like=like, backend=options.backend, jit=options.jit, stream=stream)
         given = [one for name in _ORDER for one in views.get(name, ())]
         plan(*given, alpha=options.alpha * options.factor, beta=options.beta, stream=stream)
         return plan

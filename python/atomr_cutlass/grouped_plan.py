@@ -106,7 +106,8 @@ def _lies(key: KernelKey, what: GroupedProblem) -> dict[str, list[Lie]] | None:
                 return None
             # Where groups begin and end anywhere, the extent that they divide is no multiple of anything.
             ragged = what.form == ALONG_K and name in ("a", "b") and (layout == ROW) == (name == "a")
-            bytes_aligned = one.contiguous if key.generation == "sm80" and not ragged else one.strided
+            # TMA moves 16 bytes at once, beyond the end of a row too: what lies there would be read, or written.
+            bytes_aligned = one.strided if ragged else one.contiguous
             if bytes_aligned % needed:
                 return None
             found[name].append(one)

@@ -364,7 +364,7 @@ SERVED: dict[str, tuple[GroupedProblem, str, str]] = {
     "along K of rows": (_problem(ALONG_K, layouts="rr"), "sm80", "rr"),
     "along K to f32": (_problem(ALONG_K, layouts="cr", result=D.F32), "sm90", "cr"),
     "odd n": (_problem(extents=(8, 512, 255, 128)), "sm80", "rr"),
-    "odd k, padded": (_problem(extents=(8, 512, 256, 127), pads=(1, 0, 0)), "sm90", "rr"),
+    "odd k, padded": (_problem(extents=(8, 512, 256, 127), pads=(1, 0, 0)), "sm80", "rr"),
     "odd k": (_problem(extents=(8, 512, 256, 127)), "sm80", "rr"),
     "odd rows": (_problem(extents=(8, 511, 256, 128)), "sm90", "rr"),
     "odd address": (

@@ -25,13 +25,15 @@ from numpy.lib.stride_tricks import as_strided
 
 import atomr_cutlass as ac
 import fake_pack
-from atomr_cutlass import _core, devices, operands, table
+from atomr_cutlass import _core, devices, operands, table, trial
+from atomr_cutlass.generator.key import KernelKey
 from atomr_cutlass.generator.matrix import expand
 from atomr_cutlass.generator.selection import Selection
 from atomr_cutlass.jit import kernels
 from atomr_cutlass.jit.compiler import Images, Unit
 from atomr_cutlass.jit.store import KernelStore
 from atomr_cutlass.jit.toolchain import Toolchain
+from atomr_cutlass.slots import slots_of
 from dlpack_arrays import CudaArray
 
 gemm_module = sys.modules["atomr_cutlass.gemm"]
@@ -510,7 +512,7 @@ def compiler(
         if error is not None:
             raise error
         key = next(key for key in expand("full", [ac.SmArch.SM80]) if key.name == unit.name)
-        image = fake_pack.compile_at_run_time(folder, key)
+        image = (compile_convolution if key.op in CONV_OPS else fake_pack.compile_at_run_time)(folder, key)
         return Images(image, image)
 
     kernels._kernels.clear()
@@ -695,6 +697,157 @@ def case_a_request_tells_of_the_compiler() -> None:
         kernels._kernels.clear()
         assert ac.explain(request).cached == "disk"
         assert ac.explain(request, jit="off").kernel is None
+
+
+# Convolutions: there is no table of them here, so that each is "compiled at run time"
+
+CONV_OPS = ("conv2d_fprop", "conv2d_dgrad", "conv2d_wgrad")
+
+CONVOLVE = """
+#include <string.h>
+#include "atomr_cutlass/jit_abi.h"
+#include "atomr_cutlass/kernel_abi.h"
+
+/* float32; the result is cleared, then every product is added where it belongs. */
+static void convolve(const atomr_cutlass_conv_args* g) {
+  const float *a = g->a, *b = g->b, *c = g->c_source, *bias = g->bias;
+  float* d = g->d;
+  const int64_t depth = g->c / g->groups, width = g->k / g->groups;
+  for (int pass = 0; pass < 2; ++pass)
+  for (int64_t n = 0; n < g->n; ++n) for (int64_t k = 0; k < g->k; ++k)
+  for (int64_t p = 0; p < g->p; ++p) for (int64_t q = 0; q < g->q; ++q)
+  for (int64_t r = 0; r < g->r; ++r) for (int64_t s = 0; s < g->s; ++s)
+  for (int64_t i = 0; i < depth; ++i) {
+    const int64_t h = p * g->stride_h - g->pad_h + r * g->dilation_h;
+    const int64_t w = q * g->stride_w - g->pad_w + s * g->dilation_w;
+    const int64_t y = n * g->y_stride_n + p * g->y_stride_p + q * g->y_stride_q + k;
+    const int64_t f = k * g->w_stride_k + r * g->w_stride_r + s * g->w_stride_s + i;
+    const int64_t x = n * g->x_stride_n + h * g->x_stride_h + w * g->x_stride_w + k / width * depth + i;
+    const int64_t at_a = OP == 0 ? x : y, at_b = OP == 2 ? x : f, at_d = OP == 0 ? y : OP == 1 ? x : f;
+    const int64_t channel = OP == 0 ? k : k / width * depth + i;
+    const int inside = h >= 0 && h < g->h && w >= 0 && w < g->w;
+    if (pass == 0 && (inside || OP != 1)) d[at_d] = (float)(c ? g->beta * c[at_d] : 0) + (bias ? bias[channel] : 0);
+    if (pass == 1 && inside) d[at_d] += (float)g->alpha * a[at_a] * b[at_b];
+  }
+}
+const atomr_cutlass_jit_info NAME_info = {sizeof(atomr_cutlass_conv_args), 8, 0, 128, {1, 1, 1}, 0};
+void NAME(void** arguments) { convolve(arguments[0]); }
+void NAME_evaluate(void** arguments) {
+  const atomr_cutlass_conv_args* problems = *(void**)arguments[0];
+  char* results = *(char**)arguments[1];
+  uint64_t stride = *(uint64_t*)arguments[2];
+  for (int i = 0; i < 2; ++i) {
+    atomr_cutlass_jit_evaluation* answer = (void*)(results + i * stride);
+    memset(answer, 0, sizeof(*answer));
+    answer->implementable = 1;
+    answer->grid[0] = answer->grid[1] = answer->grid[2] = 1;
+    memcpy(results + i * stride + ATOMR_CUTLASS_JIT_PARAMS_OFFSET, &problems[i], sizeof(problems[i]));
+  }
+}
+"""
+
+
+def compile_convolution(folder: Path, key: KernelKey) -> bytes:
+    """As `fake_pack.compile_at_run_time`, of a float32 convolution."""
+    define = f"#define NAME {key.name}\n#define NAME_evaluate {key.name}_evaluate\n#define NAME_info {key.name}_info\n"
+    define += f"#define OP {CONV_OPS.index(key.op)}\n"
+    return str(fake_pack.compile_library(define + CONVOLVE, folder / f"{key.name}.so")).encode() + b"\0"
+
+
+def conv_request(op: str, **changes: Any) -> Any:
+    kind = (ac.ConvFwdRequest, ac.ConvDgradRequest, ac.ConvWgradRequest)[CONV_OPS.index(op)]
+    # Every pixel of x meets a tap of the filter: what none does is cleared by kernels, and not by this one.
+    shape = ac.ConvShape.nhwc(2, 6, 5, 8, 16, 3, 2, padding=((1, 1), (1, 0)), stride=(1, 1))
+    return kind(changes.pop("shape", shape), dtype=ac.CutlassDtype.F32, **changes)
+
+
+def conv_arrays(request: Any) -> dict[str, np.ndarray[Any, Any]]:
+    """Operands and a result of a request, as it names their dimensions; channels last in memory."""
+    made = {}
+    for slot in slots_of(request):
+        (spec,) = slot.specs
+        order = sorted(range(len(spec.shape)), key=lambda i, spec=spec: -spec.strides[i])  # type: ignore[misc]
+        made[slot.name] = matrix(*(spec.shape[i] for i in order)).transpose(np.argsort(order))
+    return made
+
+
+def convolved(request: Any, given: dict[str, np.ndarray[Any, Any]]) -> np.ndarray[Any, Any]:
+    """What the reference makes of a request's operands."""
+    a, b, *_ = given.values()
+    shape = request.shape
+    how = {
+        "stride": shape.stride, "padding": shape.pads, "dilation": shape.dilation, "groups": shape.groups,
+        "alpha": request.epilogue.alpha, "beta": request.epilogue.beta, "layout": request.layout.value,
+        "backend": "reference",
+    }  # fmt: skip
+    if request.op == "conv2d_fprop":
+        done = ac.conv2d(a, b, given.get("c"), bias=given.get("bias"), **how)
+    elif request.op == "conv2d_dgrad":
+        done = ac.conv2d_dgrad(a, b, given["out"].shape, given.get("c"), bias=given.get("bias"), **how)
+    else:
+        done = ac.conv2d_wgrad(a, b, given["out"].shape, given.get("c"), **how)
+    return np.asarray(done)
+
+
+CONV_CHANGES: tuple[dict[str, Any], ...] = (
+    {},
+    {"layout": ac.ConvLayout.NCHW, "epilogue": ac.GemmEpilogue(2.0, -3.0)},
+    {"shape": ac.ConvShape.nhwc(3, 5, 5, 8, 16, 3, 3, padding=1, groups=2)},
+)
+
+
+def case_plans_of_convolutions_launch() -> None:
+    with compiler():
+        for op in CONV_OPS:
+            for changes in CONV_CHANGES:
+                request = conv_request(op, **changes)
+                made = ac.plan(request)
+                given = conv_arrays(request)
+                assert made.slots == ["a", "b", *(["c"] if "c" in given else []), "out"]
+                assert (made.key, made.origin, made.kernel) == (request.plan_key(), "jit", None)
+                made(*map(operand, given.values()))
+                np.testing.assert_array_equal(given["out"], convolved(request, given))
+        with_bias = conv_request("conv2d_fprop", epilogue=ac.GemmEpilogue(bias=True))
+        given = conv_arrays(with_bias)
+        ac.plan(with_bias)(*map(operand, given.values()))
+        np.testing.assert_array_equal(given["out"], convolved(with_bias, given))
+        refused(ac.InvalidOperandError, "this plan takes", lambda: made(operand(given["x"])))
+        refused(ac.UnsupportedError, "b= binds the operand of a plain GEMM", lambda: ac.plan(request, b=given["w"]))
+
+
+def case_an_actor_computes_convolutions() -> None:
+    with compiler() as compiled:
+        actor = ac.CutlassActor(4)
+        for turn in range(2):
+            for op in CONV_OPS:
+                request = conv_request(op, layout=ac.ConvLayout.NCHW, epilogue=ac.GemmEpilogue(1.0 + turn))
+                given = conv_arrays(request)
+                sent = {name: operand(array) for name, array in given.items() if name != "out"}
+                actor.handle(ac.CutlassMsg.Conv(request, sent, out=operand(given["out"])))
+                np.testing.assert_array_equal(given["out"], convolved(request, given))
+                answer = operands.download(actor.handle(ac.CutlassMsg.Conv(request, tuple(sent.values()))))
+                np.testing.assert_array_equal(answer, given["out"])
+        assert (len(actor.plan_cache), len(compiled)) == (3, 3)  # one plan whatever alpha is
+        wrong = {**sent, "dy": operand(given["x"])}
+        refused(ac.InvalidOperandError, "dy has shape", lambda: actor.handle(ac.CutlassMsg.Conv(request, wrong)))
+
+
+def case_requests_are_tried_on_the_gpu() -> None:
+    with compiler():
+        f32 = ac.CutlassDtype.F32
+        gemms = [
+            ac.GemmRequest(ac.GemmShape(13, 9, 7, 2), dtype=f32, epilogue=ac.GemmEpilogue(2.0, 3.0)),
+            ac.GemmRequest(ac.GemmShape(13, 9, 7), dtype=f32, layout_c=ac.GemmLayout.COL_MAJOR),
+        ]
+        convs = [conv_request(op, **changes) for op in CONV_OPS for changes in CONV_CHANGES]
+        for request in (*gemms, *convs):
+            tried = trial.run(request)
+            assert tried.ok, tried
+            assert (tried.backend, tried.device, tried.rewrite) == ("jit", "a fake GPU", "")
+            assert tried.launches > 0
+            assert tried.tflops is not None
+            assert tried.kernel == ac.explain(request).kernel
+            assert ac.explain(request).cached == "memory"
 
 
 def case_a_forked_child_is_told_that_it_has_no_gpu() -> None:

@@ -541,7 +541,6 @@ def _print_kernels(kernels: list[KernelInfo]) -> None:
         key = info.key
         math = "" if key.math == "default" else f" ({key.math})"
         shown.add_row(
-            key.op,
             key.arch.value + (" + PTX" if info.ptx else ""),
             f"{key.a.value} x {key.b.value} -> {key.d.value}{math}",
             key.layout_a + key.layout_b + key.layout_d,

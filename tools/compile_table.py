@@ -1,8 +1,8 @@
 """Compiles kernels at run time, several at once, so that tests of them find them on disk.
 
-    python tools/compile_table.py --out results/compile.json                  # every kernel of the table
-    python tools/compile_table.py --out results/compile.json --matrix 90a     # every cell of the matrix for an arch
-    python tools/compile_table.py --out results/compile.json --matrix 80 --names 'conv*,*grouped*'
+python tools/compile_table.py --out results/compile.json                  # every kernel of the table
+python tools/compile_table.py --out results/compile.json --matrix 90a     # every cell of the matrix for an arch
+python tools/compile_table.py --out results/compile.json --matrix 80 --names 'conv*,*grouped*'
 """
 
 from __future__ import annotations

@@ -1,0 +1,110 @@
+"""Requests of every operation on the GPU: tried against the reference, explained, and sent to an actor.
+
+A request whose kernel is not built in is skipped, but for ATOMR_CUTLASS_TEST_JIT.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+import atomr_cutlass as ac
+from atomr_cutlass import trial
+from atomr_cutlass.generator.dtypes import CutlassDtype as D
+from atomr_cutlass.slots import slots_of
+
+pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("torch")]
+
+COLUMN = ac.GemmLayout.COL_MAJOR
+SHAPE = ac.ConvShape.nhwc(3, 15, 14, 32, 64, 3, 3, padding=1)
+GROUPS = ac.GroupedGemmShape([ac.GemmShape(m, 128, 256) for m in (40, 0, 136, 1)])
+FP8 = ac.GemmRequest(ac.GemmShape(136, 256, 384), dtype=D.F8E4M3, layout_b=COLUMN)
+FPROP = ac.ConvFwdRequest(SHAPE, dtype=D.BF16)
+GROUPED = ac.GroupedGemmRequest(GROUPS, dtype=D.BF16)
+REQUESTS: dict[str, Any] = {
+    "fprop": FPROP,
+    "fprop, nchw": replace(FPROP, layout=ac.ConvLayout.NCHW, epilogue=ac.GemmEpilogue(2.0, -1.0)),
+    "fprop, bias": replace(FPROP, epilogue=ac.GemmEpilogue(bias=True, activation="relu")),
+    "fprop, groups": replace(FPROP, shape=ac.ConvShape.nhwc(3, 15, 14, 32, 64, 3, 3, stride=2, groups=4)),
+    "fprop, fp8": replace(FPROP, dtype=D.F8E4M3),
+    "dgrad": ac.ConvDgradRequest(SHAPE, dtype=D.BF16),
+    "dgrad, strided": ac.ConvDgradRequest(ac.ConvShape.nhwc(3, 15, 14, 32, 64, 3, 3, stride=2), dtype=D.F16),
+    "dgrad, fp8": ac.ConvDgradRequest(SHAPE, dtype=D.F8E5M2),
+    "wgrad": ac.ConvWgradRequest(SHAPE, dtype=D.BF16),
+    "wgrad, slices": ac.ConvWgradRequest(ac.ConvShape.nhwc(8, 56, 56, 32, 32, 3, 3, padding=1), dtype=D.F16),
+    "wgrad, tf32": ac.ConvWgradRequest(SHAPE, dtype=D.TF32),
+    "grouped": GROUPED,
+    "grouped, c": replace(GROUPED, epilogue=ac.GemmEpilogue(2.0, 3.0)),
+    "grouped, fp8": replace(GROUPED, dtype=D.F8E4M3, layout_b=COLUMN),
+    "fp8": FP8,
+    "fp8, tensors": replace(FP8, scaling="tensor", quantized=True, out_dtype=D.F8E4M3),
+    "fp8, vectors": replace(FP8, scaling="vector"),
+    "fp8, blocks": replace(FP8, scaling="block"),
+}
+
+
+@pytest.fixture(params=REQUESTS)
+def request_(request: pytest.FixtureRequest) -> Any:
+    """A request that a kernel at hand serves."""
+    found = REQUESTS[request.param]
+    try:
+        ac.plan(found)
+    except (ac.KernelNotFoundError, ac.UnsupportedError) as error:
+        pytest.skip(str(error))
+    return found
+
+
+def test_a_request_is_tried(request_: Any) -> None:
+    tried = trial.run(request_)
+    assert tried.ok, tried
+    assert tried.launches > 0
+    made = ac.plan(request_)
+    assert tried.rewrite == getattr(made, "rewrite", "")
+
+
+def test_what_is_explained_is_what_is_planned(request_: Any) -> None:
+    made, told = ac.plan(request_), ac.explain(request_)
+    assert (told.kernel, told.source) == (made.kernel_name, made.origin)
+    rewrite = getattr(made, "rewrite", "")
+    assert (f"a rewrite: {rewrite}" in told.notes) == bool(rewrite)
+
+
+def test_an_actor_computes_what_a_plan_does(request_: Any) -> None:
+    """Bit by bit, into memory of the sender's and into new arrays; amax too."""
+    import torch
+
+    kinds = {
+        D.F32: torch.float32, D.F16: torch.float16, D.BF16: torch.bfloat16, D.F8E4M3: torch.float8_e4m3fn,
+        D.F8E5M2: torch.float8_e5m2,
+    }  # fmt: skip
+    generator = torch.Generator("cuda").manual_seed(5)
+
+    def array(spec: Any) -> Any:
+        made = torch.empty_strided(spec.shape, spec.strides, device="cuda", dtype=torch.float32)
+        made.copy_(torch.rand(spec.shape, device="cuda", generator=generator) + 0.5)
+        return made.to(kinds[spec.dtype])
+
+    *slots, result = slots_of(request_)
+    given = {slot.name: [array(spec) for spec in slot.specs] for slot in slots}
+    out = [array(spec) for spec in result.specs]
+    made = ac.plan(request_)
+    made(*(one for arrays in given.values() for one in arrays), *out)
+    kept = {name: [one.clone() for one in arrays] for name, arrays in given.items() if name == "amax"}
+    kinds_of = {"gemm": ac.CutlassMsg.Gemm, "grouped_gemm": ac.CutlassMsg.GroupedGemm}
+    message = kinds_of.get(request_.plan_key().op, ac.CutlassMsg.Conv)
+    sent = {slot.name: given[slot.name] if slot.listed else given[slot.name][0] for slot in slots}
+    actor = ac.CutlassActor(4)
+    for target in (None, [torch.full_like(one.float(), torch.nan).to(one.dtype) for one in out]):
+        where = target if target is None or result.listed else target[0]
+        if "amax" in given:
+            given["amax"][0].fill_(torch.nan)
+        answer = actor.handle(message(request_, sent, out=where))
+        answers = answer if result.listed else [answer]
+        for got, want in zip(answers, out, strict=True):
+            assert (got.shape, got.dtype) == (want.shape, want.dtype)
+            assert torch.equal(got.float(), want.float())
+        for one in kept.get("amax", ()):
+            assert torch.equal(given["amax"][0], one)
+    assert len(actor.plan_cache) == 1

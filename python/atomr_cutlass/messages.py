@@ -270,7 +270,7 @@ def _launch(request: Request, given: Any, out: Any, stream: Any) -> Launch:
             _check_view(view, spec, label, first)
             if slot.written:
                 _check_written(array, view, label)
-            views[label] = view
+            views[label] = _laid_out(view, spec)
     assert first is not None  # noqa: S101 - `_check_names` has seen to it
     like, view, _ = first
     handle = operands.current_stream(like, view) if stream is None else operands.stream_handle(stream)
@@ -279,7 +279,7 @@ def _launch(request: Request, given: Any, out: Any, stream: Any) -> Launch:
         view = operands.as_operand(array)
         _check_written(array, view, label)
         _check_view(view, spec, label, first)
-        results.append(Result(array, view))
+        results.append(Result(array, _laid_out(view, spec)))
     for label, one in zip(result.labels, results, strict=True):
         views[label] = named(one.view, one.layout)
     return Launch(first[1].device, handle, views, tuple(results), result.listed)
@@ -352,6 +352,15 @@ def _allocated(request: Request, result: Slot, first: First) -> list[Result]:
             shape = tuple(shape[i] for i in (0, 2, 3, 1))
         made.append(Result(*operands.empty(shape, spec.dtype, view.device, array), layout.value))
     return made
+
+
+def _laid_out(view: _core.Operand, spec: MatrixSpec) -> _core.Operand:
+    """The view, with strides that say something where there are no elements: plans compare them."""
+    if 0 not in view.shape:
+        return view
+    return _core.Operand(
+        view.pointer, view.shape, spec.strides, view.dtype, view.device_type, view.device, view.read_only, view
+    )
 
 
 def _check_written(array: Any, view: _core.Operand, name: str) -> None:

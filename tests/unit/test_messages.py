@@ -297,6 +297,15 @@ def test_lists_are_lists_of_the_requests_groups() -> None:
     assert "out has 1 arrays" in refusal(CutlassMsg.GroupedGemm(GROUPED, given, out=[given["a"][0]]))
 
 
+def test_strides_of_arrays_without_elements_are_the_requests() -> None:
+    request = GroupedGemmRequest(GroupedGemmShape([GemmShape(0, 8, 16), GemmShape(4, 8, 16)]), dtype=D.BF16)
+    given = arrays_of(request)
+    a = given["a"][0]
+    given["a"][0] = type(a)(a.pointer, a.shape, (0, 0), a.dtype, operands.CUDA, 0, False, a)  # as frameworks have them
+    launch = CutlassMsg.GroupedGemm(request, given).launch
+    assert launch.arrays["a[0]"].strides == (16, 1)  # what plans compare
+
+
 @pytest.mark.parametrize(
     ("changes", "says"),
     [

@@ -85,6 +85,7 @@ def main() -> None:
     from atomr_cutlass import _core, plan  # noqa: F401
     from atomr_cutlass.generator.key import KernelKey
     from atomr_cutlass.jit import kernels
+    from atomr_cutlass.jit.compiler import Target
     from atomr_cutlass.jit.toolchain import toolchain
 
     key = KernelKey.from_dict(json.loads(text))
@@ -99,7 +100,7 @@ def main() -> None:
         compile_half(key, mode)
         steps.done("compile")
     elif mode == "lookup":
-        origin = kernels.load(key, kernels.Target(key.arch.value))[1]
+        origin = kernels.load(key, Target(key.arch.value))[1]
         steps.done("lookup")
         if origin != "disk":
             sys.exit(f"{key.name} was not in the cache")

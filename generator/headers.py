@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import sys
 from pathlib import Path
 
@@ -14,6 +13,8 @@ SUFFIXES = (".h", ".hpp", ".inl")
 
 def digest(folder: Path, *, below: bool = True) -> str:
     """SHA-256, in hexadecimal digits, over names and contents of the headers in a folder, and of those below it."""
+    import hashlib  # loads OpenSSL, which importing the package need not
+
     total = hashlib.sha256()
     found = folder.rglob("*") if below else folder.glob("*")
     for path in sorted(path for path in found if path.suffix in SUFFIXES and path.is_file()):

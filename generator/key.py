@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections.abc import Iterable, Mapping
 from dataclasses import MISSING, dataclass, fields
@@ -85,6 +84,8 @@ class KernelKey:
     @cached_property
     def digest(self) -> str:
         """Ten hexadecimal digits over every field: CUTLASS's procedural names are not injective."""
+        import hashlib  # loads OpenSSL, which importing the package need not
+
         return hashlib.sha256(self.to_json().encode()).hexdigest()[:10]
 
     @cached_property

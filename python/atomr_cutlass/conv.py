@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -240,8 +239,7 @@ def conv2d_wgrad(
     return _convolve(arrays, options)
 
 
-@dataclass(frozen=True)
-class _Options:
+class _Options(NamedTuple):
     """Everything of a call but its arrays. `shape` is that of the result where the operands leave it open."""
 
     op: str
@@ -299,8 +297,7 @@ def _convolve(arrays: dict[str, Any], options: _Options) -> Any:
     return _Call(arrays, options, key).run()
 
 
-@dataclass(frozen=True)
-class _Call:
+class _Call(NamedTuple):
     """One call that no kept plan serves: checked in full before anything is allocated or launched."""
 
     arrays: dict[str, Any]
@@ -429,8 +426,7 @@ class _Call:
         return self.arrays["out"]
 
 
-@dataclass(frozen=True)
-class _Operation:
+class _Operation(NamedTuple):
     """What the operands say: their views in the order of NHWC, and the extents."""
 
     op: str

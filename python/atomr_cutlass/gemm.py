@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -143,8 +142,7 @@ def gemm(
     ).run()
 
 
-@dataclass(frozen=True)
-class _Call:
+class _Call(NamedTuple):
     """One call of `gemm` that no kept plan serves: checked in full before anything is allocated or launched."""
 
     a: Any
@@ -339,8 +337,7 @@ class _Call:
         return self.alpha * scale_a * scale_b * scale_d, self.beta * scale_d
 
 
-@dataclass(frozen=True)
-class _Operation:
+class _Operation(NamedTuple):
     """What the operands say: their views by name, the result's shape and dtype, and the math mode."""
 
     views: dict[str, _core.Operand]

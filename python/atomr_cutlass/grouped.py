@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -236,8 +235,7 @@ def _repeat(plan: OpPlan, arrays: dict[str, Any], options: _Options) -> Any:
     return results
 
 
-@dataclass(frozen=True)
-class _Call:
+class _Call(NamedTuple):
     """One call that no kept plan serves: checked in full before anything is allocated or launched."""
 
     arrays: dict[str, Any]
@@ -409,8 +407,7 @@ def _refuse_shared(what: _Operation) -> None:
             raise InvalidOperandError(f"out[{i}] overlaps out[{j}]: give separate memory")
 
 
-@dataclass(frozen=True)
-class _Operation:
+class _Operation(NamedTuple):
     """What the operands say.
 
     Attributes:

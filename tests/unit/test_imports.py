@@ -224,11 +224,13 @@ def _import_in_a_new_process(environ: dict[str, str] | None = None, cwd: Path | 
     return result
 
 
-def test_importing_takes_less_than_150_ms() -> None:
+def test_importing_takes_less_than_150_ms(tmp_path: Path) -> None:
+    # An installation has bytecode, a checkout may not have it: the first process writes it, those after it read it.
+    bytecode = {"PYTHONPYCACHEPREFIX": str(tmp_path), "PYTHONDONTWRITEBYTECODE": ""}
     # The best of several: what other processes take is not the package's.
     best = float("inf")
     for _ in range(12):
-        best = min(best, float(str(_import_in_a_new_process()["seconds"])))
+        best = min(best, float(str(_import_in_a_new_process(bytecode)["seconds"])))
         if best < 0.15:
             return
     load, cores = os.getloadavg()[0], os.cpu_count() or 1
@@ -239,6 +241,8 @@ def test_importing_takes_less_than_150_ms() -> None:
 
 def test_importing_loads_no_framework_and_starts_no_cuda() -> None:
     found = _import_in_a_new_process()
+    # Nor what only compiling needs.
+    assert {"atomr_cutlass.jit.compiler", "atomr_cutlass.jit.store"}.isdisjoint(found["modules"])  # type: ignore[arg-type]
     loaded = {str(name).partition(".")[0] for name in found["modules"]}  # type: ignore[attr-defined]
     unwanted = {"torch", "jax", "cupy", "cuda", "pykka", "typer", "rich", "ml_dtypes", "numba", "hypothesis"}
     assert loaded & unwanted == set()

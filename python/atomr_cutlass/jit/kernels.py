@@ -1,4 +1,7 @@
-"""The kernels that this process has compiled or loaded: from memory, from disk, or by NVRTC, in this order."""
+"""The kernels that this process has compiled or loaded: from memory, from disk, or by NVRTC, in this order.
+
+What compiles them and keeps them is imported when a kernel is asked for: most processes find theirs in the table.
+"""
 
 from __future__ import annotations
 
@@ -10,15 +13,18 @@ import sys
 import threading
 import warnings
 from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING
 
 from .. import _core, devices
 from ..devices import Device
 from ..errors import DeviceUnavailableError, InvalidOperandError, UnsupportedError
 from ..generator.key import KernelKey
 from ..keyed_locks import KeyedLocks
-from .compiler import Images, Target, Unit, stop_all
-from .store import KernelStore
 from .toolchain import Toolchain, toolchain
+
+if TYPE_CHECKING:
+    from .compiler import Images, Target
+    from .store import KernelStore
 
 POLICIES = ("auto", "background", "off")
 POLICY_VARIABLE = "ATOMR_CUTLASS_JIT"
@@ -56,6 +62,8 @@ def target_for(key: KernelKey, device: Device) -> Target:
     Raises:
         UnsupportedError: code for the key's arch does not run on the device.
     """
+    from .compiler import Target
+
     way = devices.rank_arch(key.arch, device, ptx=True)
     if way is None:
         raise UnsupportedError(f"code for {key.arch.value} does not run on {device.name}")
@@ -93,6 +101,8 @@ def load(key: KernelKey, target: Target) -> tuple[Images, str]:
         CompileError: the source does not compile.
         DeviceUnavailableError: NVRTC or CUDA's headers are missing.
     """
+    from .compiler import Images, Unit
+
     unit = Unit.of(key, target)
     tools = toolchain()
     digest = unit.digest(tools)
@@ -125,6 +135,8 @@ def where(key: KernelKey, target: Target) -> str | None:
     Raises:
         DeviceUnavailableError: NVRTC or CUDA's headers are missing.
     """
+    from .compiler import Unit
+
     if (key.name, target.arch) in _kernels:
         return "memory"
     return "disk" if store().get(Unit.of(key, target).digest(toolchain())) is not None else None
@@ -184,7 +196,9 @@ def _in_background(key: KernelKey, device: Device, identity: tuple[str, str]) ->
 def _close() -> None:
     """At exit, background threads must not be in C++: they would come back to an interpreter that is gone."""
     _closing.set()
-    stop_all()
+    compiler = sys.modules.get(f"{__package__}.compiler")
+    if compiler is not None:
+        compiler.stop_all()
     with _background_lock:
         threads = [thread for thread, _ in _background.values()]
     for thread in threads:
@@ -217,6 +231,8 @@ def record_miss(key: KernelKey) -> None:
 @functools.cache
 def store() -> KernelStore:
     """The disk cache of this process."""
+    from .store import KernelStore
+
     return KernelStore()
 
 

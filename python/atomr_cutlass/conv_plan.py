@@ -264,8 +264,12 @@ def choose(
     if not types:
         raise UnsupportedError(types.reason)
     _check_results(what)
+    how: dict[str, Any] = {"arch": arch, "backend": backend, "jit": jit, "record": record}
     solved, rewrite, casts = _served(what, device, arch)
-    picked, split_k, wide = _picked(solved, device, arch=arch, backend=backend, jit=jit, record=record)
+    if casts:  # before a kernel is compiled that waits for one that must not be
+        _pick_cast(what.a.dtype, solved.a.dtype, device, **how)
+        _pick_cast(what.b.dtype, solved.b.dtype, device, **how)
+    picked, split_k, wide = _picked(solved, device, **how)
     if wide is not None:
         in_float = f"{split_k} slices of K added up in float32, then cast" if split_k > 1 else "in float32, then cast"
         rewrite = "; ".join(filter(None, (rewrite, in_float)))

@@ -184,6 +184,16 @@ def test_a_kernel_of_a_rewrite_is_the_one_that_multiplies() -> None:
     assert told.to_dict()["dtype"] == "e4m3"
 
 
+def test_a_rewrite_needs_its_casts_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    rows = fake_table.rows_of("full", [SmArch.SM90A])
+    fake_table.install(monkeypatch, [row for row in rows if row.key.op != "cast"])
+    request = replace(DGRAD, dtype=D.F8E4M3)
+    assert explain(request).source == "prebuilt"
+    told = explain(request, jit="off")
+    assert told.kernel is None
+    assert "cutlass_cast_e4m3_to_bf16" in told.reason
+
+
 @pytest.mark.parametrize(("table", "where"), [("full_table", "the table"), ("empty_table", "the matrix")])
 def test_older_cells_on_newer_gpus_are_noted(request: pytest.FixtureRequest, table: str, where: str) -> None:
     request.getfixturevalue(table)

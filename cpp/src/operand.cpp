@@ -65,6 +65,9 @@ std::string device_name(DlDevice device) {
                                  : "another device";
 }
 
+// Two elements of fp4 as one: PyTorch's float4_e2m1fn_x2, which is a byte to everybody.
+bool is_fp4_pair(DlDataType dtype) { return dtype.code == 17 && dtype.bits == 4 && dtype.lanes == 2; }
+
 // CuPy divides a negative stride, in bytes, by the element size as if it were unsigned: what comes out reaches beyond
 // any address space, and is taken back to what it was.
 int64_t signed_stride(int64_t stride, DlDataType dtype) {
@@ -92,13 +95,14 @@ Operand operand_from_view(DlTensor const& view) {
     throw InvalidOperand("an operand has " + std::to_string(view.ndim) + " dimensions; at most " +
                          std::to_string(kMaxRank) + " are taken");
   }
-  if (view.dtype.lanes != 1 && !(view.dtype.code == 17 && view.dtype.lanes == 2)) {
+  bool const pairs = is_fp4_pair(view.dtype);
+  if (view.dtype.lanes != 1 && !pairs) {
     throw InvalidOperand("an operand has vector elements (" + std::to_string(view.dtype.lanes) + " lanes)");
   }
   Operand operand;
   operand.data = static_cast<char*>(view.data) + view.byte_offset;
   operand.device = view.device;
-  operand.dtype = view.dtype;
+  operand.dtype = pairs ? DlDataType{1, 8, 1} : view.dtype;
   operand.rank = view.ndim;
   int64_t contiguous = 1;
   for (int i = view.ndim - 1; i >= 0; --i) {

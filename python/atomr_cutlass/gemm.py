@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from . import _core, numerics, operands, problem, reference, scaled
+from . import _core, devices, fp4, numerics, operands, problem, reference, scaled
 from .arguments import (
     NUMBERS,
     check_backend,
@@ -65,23 +65,28 @@ def gemm(
     """D = saturating_cast(scale_d * act(alpha * scale_a * scale_b * A B + beta * C + bias)).
 
     Args:
-        a: (..., M, K); anything with DLPack or `__cuda_array_interface__`, or NumPy (copied to the GPU and back).
-        b: (..., K, N), of the same dtype and device. Batch dimensions broadcast as in NumPy.
+        a: (..., M, K); anything with DLPack or `__cuda_array_interface__`, or NumPy (copied to the GPU and back). fp4
+            is bytes of two elements, (..., M, K / 2) of uint8, or in NumPy float4_e2m1fn.
+        b: (..., K, N), of the same dtype and device. Batch dimensions broadcast as in NumPy. fp4 is the transpose of
+            uint8 (..., N, K / 2), or in NumPy float4_e2m1fn.
         c: (..., M, N) of the result's dtype; needed exactly when `beta` is not 0.
         out: (..., M, N), written in place and returned; may be `c` itself, and overlaps nothing else. Not for JAX.
         alpha: scalar; a whole number where the result is an integer. With 0, A and B are not read, unless scale_d is an
-            array or amax is wanted.
+            array, amax is wanted or they are fp4. Second-level scales of nvfp4 belong here, multiplied.
         beta: scalar, likewise. With 0, there is no C.
         bias: (N,), added to every row. Reference backend only, for now.
         activation: a name of `reference.ACTIVATIONS`. Reference backend only, for now.
         epilogue: refused: fused epilogues are not there yet.
         scale_a: factor of A: a number, or for fp8 a float32 array on the device of A: of one element, (..., M, 1) for
-            the rows of A, or (..., M, ceil(K / 128)) for blocks of 1 x 128.
+            the rows of A, or (..., M, ceil(K / 128)) for blocks of 1 x 128. For fp4 an array, whose dtype says the
+            kind: e4m3, one for 16 elements of K (nvfp4), or e8m0, which may be called uint8, for 32 (mxfp4); in the
+            order of `quantization.swizzle_scales`, or in NumPy also plain, (..., M, K / 16 or 32).
         scale_b: factor of B: a number, or for fp8 a float32 array: of one element, (..., 1, N) for the columns of B, or
-            (..., ceil(K / 128), ceil(N / 128)) for blocks of 128 x 128; block scales come for both or neither.
+            (..., ceil(K / 128), ceil(N / 128)) for blocks of 128 x 128; block scales come for both or neither. For fp4
+            as scale_a, swizzled with the columns of B as rows, or in NumPy plain, (..., K / 16 or 32, N).
         scale_d: factor of the result: a number, or for fp8 a float32 array of one element.
         amax: for fp8: float32 array of one element, which receives the largest magnitude of D before scale_d.
-        out_dtype: element type of the result; defaults to A's (int32 for int8, bf16 for fp8).
+        out_dtype: element type of the result; defaults to A's (int32 for int8, bf16 for fp8 and fp4).
         precision: for float32 operands: `ieee` (default), `tf32` or `3xtf32`.
         fast_accum: lets fp8 products be added up in the tensor cores alone, which is faster and keeps about 14 bits;
             ignored for other dtypes.
@@ -174,12 +179,11 @@ class _Call(NamedTuple):
             )
         given = {"a": self.a, "b": self.b, "c": self.c, "out": self.out, "bias": self.bias, "amax": self.amax}
         given |= {name: scale for name, scale in self.scales.items() if not isinstance(scale, NUMBERS)}
-        what = _operation(
-            {name: operands.as_operand(array) for name, array in given.items() if array is not None},
-            self.out_dtype,
-            self.precision,
-            fast_accum=self.fast_accum,
-        )
+        views = {name: operands.as_operand(array) for name, array in given.items() if array is not None}
+        if fp4.among(views):
+            check_devices(views)
+            views = fp4.host_views(views) if views["a"].device_type == CPU else views
+        what = _operation(views, self.out_dtype, self.precision, fast_accum=self.fast_accum)
         for name in ("scale_d", "amax"):
             view = what.views.get(name)
             if view is None:
@@ -195,6 +199,10 @@ class _Call(NamedTuple):
         if not types:
             raise UnsupportedError(types.reason)
         refuse_epilogue(self.bias, self.activation)
+        if what.dtype is fp4.FP4:
+            view = what.views["a"]
+            fp4.check_arch(devices.require_arch(devices.get(view.device if view.device_type == CUDA else 0)))
+            fp4.check_given(what.views)
         return self._on_host(what) if what.views["a"].device_type == CPU else self._on_gpu(what)
 
     def _on_gpu(self, what: _Operation) -> Any:
@@ -233,10 +241,11 @@ class _Call(NamedTuple):
             return self._deliver(np.empty(what.shape, numerics.numpy_dtype(what.result)), what)
         # The copies may lie as kernels like them: 8-bit ones want B contiguous along K.
         columns = {"b"} if not supports_layouts("sm80", what.dtype, ROW, ROW) else set()
-        views = {
-            name: operands.upload(operands.to_numpy(what.views[name]), 0, columns=name in columns)
-            for name in (*what.inputs, *(["amax"] if "amax" in what.views else []))
-        }
+        names = (*what.inputs, *(["amax"] if "amax" in what.views else []))
+        arrays = {name: operands.to_numpy(what.views[name]) for name in names}
+        if what.dtype is fp4.FP4:
+            arrays, columns = fp4.gpu_forms(arrays), {"b"}
+        views = {name: operands.upload(array, 0, columns=name in columns) for name, array in arrays.items()}
         _, views["out"] = operands.empty(what.shape, what.result, 0, None)
         self._launch(views, what.math, alpha, beta, None, 0)
         if "amax" in views:
@@ -248,6 +257,8 @@ class _Call(NamedTuple):
     ) -> Plan | OpPlan:
         def spec(name: str) -> MatrixSpec:
             view = views[name]
+            if name in fp4.ALONG and fp4.element_type(view, name) is fp4.FP4:
+                return fp4.logical(view, name)
             return MatrixSpec(view.shape, view.strides, operands.dtype_of(view, name), view.alignment)
 
         what = GemmProblem(
@@ -258,7 +269,7 @@ class _Call(NamedTuple):
             math=math,
             device=views["a"].device,
         )
-        if alpha == 0 and not {"scale_d", "amax"} & set(views):
+        if alpha == 0 and not {"scale_d", "amax"} & set(views) and what.a.dtype is not fp4.FP4:
             # BLAS: then A and B are not read, and so neither are their scales.
             views = {name: view for name, view in views.items() if name not in _SCALING}
         how = {"like": like, "backend": self.backend, "jit": self.jit, "stream": stream}
@@ -275,6 +286,15 @@ class _Call(NamedTuple):
     @staticmethod
     def _scales(what: GemmProblem, views: dict[str, _core.Operand]) -> scaled.Scales:
         """The scales that are arrays, as they lie."""
+        if what.a.dtype is fp4.FP4:
+            vector = fp4.VECTOR[fp4.kind_of(views)]
+            for name, rows in (("scale_a", what.m), ("scale_b", what.n)):
+                fp4.check_swizzled(views[name], name, rows, -(-what.k // vector))
+            first, second = (
+                scaled.Scale(view.shape, view.strides, "swizzled", view.dtype)
+                for view in (views["scale_a"], views["scale_b"])
+            )
+            return scaled.Scales(first, second)
         if what.a.dtype not in FP8_TYPES:
             names = ", ".join(sorted(set(views) & _SCALING))
             raise UnsupportedError(f"{names}: only fp8 kernels take arrays; give numbers, or fold them into alpha")
@@ -296,6 +316,8 @@ class _Call(NamedTuple):
         on_gpu = what.views["a"].device_type == CUDA
         fetch = operands.download if on_gpu else operands.to_numpy
         host = {name: fetch(what.views[name]) for name in what.inputs}
+        if what.dtype is fp4.FP4 and on_gpu:
+            host = fp4.plain_forms(host)
         scale_d = host.get("scale_d", self.scales["scale_d"])
         arguments = {
             "alpha": self.alpha,
@@ -360,8 +382,12 @@ def _operation(
     views: dict[str, _core.Operand], out_dtype: CutlassDtype | None, precision: str | None, *, fast_accum: bool
 ) -> _Operation:
     check_devices(views)
+    dtype, other = (fp4.element_type(views[name], name) for name in "ab")
+    if dtype is not other and fp4.FP4 in (dtype, other):
+        raise InvalidOperandError(
+            f"a is {dtype.value} and b is {other.value}: fp4 is multiplied by fp4 only; quantize both alike"
+        )
     shape = _result_shape(views)
-    dtype, other = (operands.dtype_of(views[name], name) for name in "ab")
     if dtype is not other and not {dtype, other} <= set(FP8_TYPES):
         raise InvalidOperandError(
             f"a is {dtype.value} and b is {other.value}: both must have one dtype, but for two of fp8"

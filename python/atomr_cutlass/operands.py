@@ -11,7 +11,7 @@ import numpy as np
 
 from . import _core, numerics
 from .errors import InvalidOperandError
-from .generator.dtypes import CutlassDtype
+from .generator.dtypes import CutlassDtype, ScaleType
 
 CPU = 1  # DLDeviceType
 CUDA = 2
@@ -47,13 +47,22 @@ def as_operand(array: Any) -> _core.Operand:
     )
 
 
+def _element(dtype: np.dtype[Any]) -> tuple[int, int]:
+    """DLPack's (type code, bits) of a NumPy dtype.
+
+    Raises:
+        InvalidOperandError: no kernel knows such elements.
+    """
+    if dtype == np.uint8:
+        return BYTE
+    known = numerics.from_numpy_dtype(dtype) or numerics.scale_type_of(dtype)
+    if known is None:
+        raise InvalidOperandError(f"no kernel knows elements of type {dtype}")
+    return known.dlpack
+
+
 def _from_numpy(array: np.ndarray[Any, Any]) -> _core.Operand:
-    element = BYTE if array.dtype == np.uint8 else None
-    if element is None:
-        dtype = numerics.from_numpy_dtype(array.dtype)
-        if dtype is None:
-            raise InvalidOperandError(f"no kernel knows elements of type {array.dtype}")
-        element = dtype.dlpack
+    element = _element(array.dtype)
     if any(stride % array.itemsize for stride in array.strides):
         raise InvalidOperandError(f"strides {array.strides} are no multiples of the element size: copy the array")
     strides = [stride // array.itemsize for stride in array.strides]
@@ -71,6 +80,12 @@ def _from_dlpack(array: Any) -> _core.Operand:
     except (BufferError, ValueError, RuntimeError) as error:
         raise InvalidOperandError(f"{type(array).__name__} does not export itself: {error}") from error
     operand = _core.Operand.from_capsule(capsule)
+    if operand.dtype == CutlassDtype.F4E2M1.dlpack:
+        # Producers do not agree on whether such an element has a byte of its own.
+        raise InvalidOperandError(
+            f"{type(array).__name__} exports single elements of 4 bits: give fp4 as bytes of two (uint8, or PyTorch's "
+            "float4_e2m1fn_x2), or in NumPy as ml_dtypes.float4_e2m1fn"
+        )
     if operand.device_type in (MANAGED, PINNED):
         kind = CUDA if operand.device_type == MANAGED else CPU
         return _core.Operand(
@@ -88,9 +103,7 @@ def _from_dlpack(array: Any) -> _core.Operand:
 
 def _from_cuda_array_interface(array: Any, interface: dict[str, Any]) -> _core.Operand:
     element = np.dtype(interface["typestr"])
-    dtype = numerics.from_numpy_dtype(element)
-    if dtype is None:
-        raise InvalidOperandError(f"no kernel knows elements of type {element}")
+    dtype = _element(element)
     pointer, read_only = interface["data"]
     if interface.get("mask") is not None:
         raise InvalidOperandError("the array has a mask, which no kernel reads: fill what is masked")
@@ -106,7 +119,7 @@ def _from_cuda_array_interface(array: Any, interface: dict[str, Any]) -> _core.O
     if stream not in (None, LEGACY_STREAM):
         # The protocol leaves it to the consumer to wait for what the producer has under way.
         _core.synchronize(device, stream)
-    return _core.Operand(pointer, interface["shape"], strides, dtype.dlpack, CUDA, device, bool(read_only), array)
+    return _core.Operand(pointer, interface["shape"], strides, dtype, CUDA, device, bool(read_only), array)
 
 
 def dtype_of(operand: _core.Operand, name: str) -> CutlassDtype:
@@ -124,7 +137,9 @@ def dtype_of(operand: _core.Operand, name: str) -> CutlassDtype:
 
 
 def _numpy_dtype(operand: _core.Operand) -> np.dtype[Any]:
-    return np.dtype(np.uint8) if operand.dtype == BYTE else numerics.numpy_dtype(dtype_of(operand, "an operand"))
+    if operand.dtype == BYTE:
+        return np.dtype(np.uint8)
+    return numerics.numpy_dtype(ScaleType.from_dlpack(*operand.dtype) or dtype_of(operand, "an operand"))
 
 
 def to_numpy(operand: _core.Operand) -> np.ndarray[Any, Any]:
@@ -220,16 +235,14 @@ def finished(array: Any, operand: _core.Operand, stream: int) -> Any:
 
 def upload(array: np.ndarray[Any, Any], device: int, *, columns: bool = False) -> _core.Operand:
     """A copy of a host array on the GPU, its matrices row-major or, if `columns`, column-major."""
-    dtype = numerics.from_numpy_dtype(array.dtype)
-    if dtype is None:
-        raise InvalidOperandError(f"no kernel knows elements of type {array.dtype}")
+    element = _element(array.dtype)
     dense = np.ascontiguousarray(array.swapaxes(-1, -2) if columns else array)
     buffer = _core.Buffer(device, max(1, dense.nbytes))
     _core.upload(buffer.pointer, device, dense.view(np.uint8))
     strides = [stride // array.itemsize for stride in dense.strides]
     if columns:
         strides[-2:] = reversed(strides[-2:])
-    return _core.Operand(buffer.pointer, array.shape, strides, dtype.dlpack, CUDA, device, False, buffer)
+    return _core.Operand(buffer.pointer, array.shape, strides, element, CUDA, device, False, buffer)
 
 
 def download(operand: _core.Operand) -> np.ndarray[Any, Any]:

@@ -7,12 +7,13 @@ import math
 from dataclasses import dataclass
 from typing import Any
 
-from . import devices
+from . import devices, fp4
 from .devices import Device
 from .errors import InvalidOperandError, UnsupportedError
 from .generator.archs import SmArch
 from .generator.dtypes import CutlassDtype, ScaleType
-from .op_plan import OpPlan, Steps, moved, refuse_capture
+from .op_plan import Address, OpPlan, Steps, moved, refuse_capture
+from .operands import BYTE
 from .pick import Picked
 from .plan import choose
 from .problem import MAX_OUTER, GemmProblem, MatrixSpec, broadcast_to
@@ -30,7 +31,8 @@ class Scale:
 
     Attributes:
         shape, strides: in elements.
-        form: `tensor` (one number), `vector` (one for each row of A, or column of B), `block`, or `swizzled`.
+        form: `tensor` (one number), `vector` (one for each row of A, or column of B), `block`, or fp4's `swizzled`:
+            those of a matrix one after the other, (..., count).
         dtype: DLPack's (type code, bits).
     """
 
@@ -57,8 +59,13 @@ class Scales:
 
     @property
     def block(self) -> bool:
-        """Whether they are block scales."""
+        """Whether they are block scales in float32."""
         return self.a is not None and self.a.form == "block"
+
+    @property
+    def swizzled(self) -> bool:
+        """Whether they are the block scales of fp4."""
+        return self.a is not None and self.a.form == "swizzled"
 
 
 def scale_forms(what: GemmProblem, a: MatrixSpec | None, b: MatrixSpec | None) -> tuple[str, str]:
@@ -107,6 +114,8 @@ def scale_forms(what: GemmProblem, a: MatrixSpec | None, b: MatrixSpec | None) -
 
 def problem_of(what: GemmProblem, scales: Scales) -> GemmProblem:
     """The problem with the epilogue or the block scales that these scales need."""
+    if scales.swizzled and scales.a is not None:
+        return fp4.with_scales(what, fp4.scale_type(scales.a.dtype, "scale_a"))
     if not scales.block:
         return dataclasses.replace(what, epilogue="scaled")
     epilogue = "lc" if scales.d is None and scales.amax is None else "scaled"
@@ -123,6 +132,8 @@ def refuse(what: GemmProblem) -> None:
     """
     if 0 in (what.m, what.n, what.batch):
         raise UnsupportedError(f"a result of shape {what.d.shape} is empty: there is nothing to plan")
+    if what.k == 0 and what.a.dtype is fp4.FP4:
+        raise UnsupportedError("K is 0: fp4 kernels have nothing to multiply; the result is beta * C")
     if what.k == 0:
         raise UnsupportedError("K is 0: there is nothing for scales to multiply; leave them out")
 
@@ -169,12 +180,16 @@ def _plan(
     steps = Steps(device.index)
 
     def operand(name: str, spec: MatrixSpec, align: int, role: str = "input") -> tuple[str, int, int]:
-        return steps.slot(
-            name, spec.shape, spec.strides, spec.dtype.dlpack, alignment=align * spec.dtype.bits // 8, role=role
-        )
+        shape, strides, dtype = spec.shape, spec.strides, spec.dtype.dlpack
+        if spec.dtype is fp4.FP4:
+            (shape, strides), dtype = fp4.packed(spec, name), BYTE
+        return steps.slot(name, shape, strides, dtype, alignment=align * spec.dtype.bits // 8, role=role)
 
     def scale(name: str, one: Scale | None, role: str = "input") -> tuple[str, int, int] | None:
-        return None if one is None else steps.slot(name, one.shape, one.strides, one.dtype, alignment=4, role=role)
+        if one is None:
+            return None
+        alignment = fp4.SCALE_ALIGNMENT if one.form == "swizzled" else 4
+        return steps.slot(name, one.shape, one.strides, one.dtype, alignment=alignment, role=role)
 
     align_a, align_b = (key.align_b, key.align_a) if variant.exchanged else (key.align_a, key.align_b)
     a = operand("a", what.a, align_a)
@@ -199,7 +214,7 @@ def _plan(
         args = dict(common)
         for letter, (array, offset, spec, place, scale_offset, one) in (("a", first), ("b", second)):
             args[letter] = moved(array, offset, spec.dtype)
-            args[f"scale_{letter}"] = None if place is None else moved(place, scale_offset, FLOAT)
+            args[f"scale_{letter}"] = None if place is None or one is None else _moved_scale(place, scale_offset, one)
             args[f"scale_form_{letter}"] = int(one is not None and one.form == "vector")
             if one is not None and one.form == "block":
                 along, k_along = (-2, -1) if letter == "a" else (-1, -2)
@@ -219,6 +234,18 @@ def _plan(
     return steps.plan(like=like, alpha=alpha, beta=beta)
 
 
+def _as_matrices(one: Scale) -> MatrixSpec:
+    """Scales with two dimensions after those of batches."""
+    if one.form == "swizzled":
+        return MatrixSpec((*one.shape[:-1], 1, one.shape[-1]), (*one.strides[:-1], 0, 1), FLOAT)
+    return MatrixSpec(one.shape, one.strides, FLOAT)
+
+
+def _moved_scale(place: Address, elements: int, one: Scale) -> Address:
+    kind, index, start = place
+    return (kind, index, start + elements * one.dtype[1] // 8)
+
+
 @dataclass(frozen=True)
 class _Batch:
     """One launch: offsets in elements from the arrays' beginnings, and how many batches it takes."""
@@ -234,9 +261,9 @@ class _Batch:
 
 def _batches(what: GemmProblem, scales: Scales, choice: Choice) -> list[_Batch]:
     """One launch where all batches share their scales, else one for each batch."""
-    own = any(one is not None and math.prod(one.shape[:-2]) > 1 for one in (scales.a, scales.b))
-    # Kernels with block scales take one batch.
-    if not own and not (scales.block and math.prod(what.d.shape[:-2]) > 1):
+    own = any(one is not None and math.prod(_as_matrices(one).shape[:-2]) > 1 for one in (scales.a, scales.b))
+    # Kernels with blocks take one batch, and those of fp4 would look for scales of each.
+    if not own and not ((scales.block or scales.swizzled) and math.prod(what.d.shape[:-2]) > 1):
         return [_Batch(*offsets, 0, 0, choice.batches.count) for offsets in choice.batches.offsets]
     batches = what.d.shape[:-2]
     if math.prod(batches) > MAX_OUTER:
@@ -250,7 +277,7 @@ def _batches(what: GemmProblem, scales: Scales, choice: Choice) -> list[_Batch]:
     def scale_strides(one: Scale | None, name: str) -> tuple[int, ...]:
         if one is None or math.prod(one.shape) == 1:
             return (0,) * len(batches)
-        return strides(MatrixSpec(one.shape, one.strides, FLOAT), name)
+        return strides(_as_matrices(one), name)
 
     steps = [
         strides(what.a, "a"), strides(what.b, "b"), strides(what.c, "c"), strides(what.d, "out"),

@@ -8,7 +8,7 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from . import devices, estimate, table
+from . import devices, estimate, fp4, table
 from .devices import Device
 from .errors import KernelNotFoundError, UnsupportedError
 from .generator.archs import SmArch
@@ -51,8 +51,8 @@ def eligible(key: KernelKey, problem: GemmProblem, variant: Variant) -> bool:
         and key.epilogue in ((problem.epilogue, "scaled") if problem.epilogue == "lc" else (problem.epilogue,))
         and key.scale_granularity == problem.scale_granularity
         and key.scale_type == problem.scale_type
-        # Block scales are not alike for A and B: they cannot change places.
-        and not (variant.exchanged and problem.scale_type)
+        # Blocks of fp8 are not alike for A and B: they cannot change places.
+        and not (variant.exchanged and problem.scale_granularity[0] != problem.scale_granularity[1])
         and key.layout_a == variant.layout_a
         and key.layout_b == variant.layout_b
         and variant.align_a % key.align_a == 0
@@ -216,10 +216,15 @@ def missing(problem: GemmProblem, device: Device, arch: SmArch | None) -> Unsupp
             break
     wanted = nearest_key(problem, possible, target, device)
     if wanted is None:
-        reason = layouts.reason or (
-            "its alignment or layout is in no cell"
-            if problem.epilogue == "lc" and not problem.scale_type
-            else "no cell has scales on the device for these types, layouts and alignments"
+        of_fp4 = fp4.refusal(problem, possible, target) if problem.a.dtype is fp4.FP4 else ""
+        reason = (
+            of_fp4
+            or layouts.reason
+            or (
+                "its alignment or layout is in no cell"
+                if problem.epilogue == "lc" and not problem.scale_type
+                else "no cell has scales on the device for these types, layouts and alignments"
+            )
         )
         return UnsupportedError(f"no kernel of the matrix serves this problem on {target.value}: {reason}")
     nearest = nearest_built(wanted)

@@ -228,7 +228,7 @@ def cells(folder: Path, environment: Mapping[str, str]) -> dict[str, Any]:
         group = groups[" ".join((key.get("op", "?"), key.get("generation", "?"), source.parent.name))]
         group["cells"] += 1
         if name in objects:
-            one = {
+            one: dict[str, Any] = {
                 "name": name,
                 "arch": source.parent.name,
                 "bytes": sizes.get(objects[name], 0),

@@ -1,16 +1,20 @@
 """Compiles kernels at run time, several at once, so that tests of them find them on disk.
 
-python tools/compile_table.py --out results/compile.json                  # every kernel of the table
-python tools/compile_table.py --out results/compile.json --matrix 90a     # every cell of the matrix for an arch
-python tools/compile_table.py --out results/compile.json --matrix 80 --names 'conv*,*grouped*'
+    python tools/compile_table.py --out results/compile.json                  # every kernel of the table
+    python tools/compile_table.py --out results/compile.json --matrix 90a     # every cell of the matrix for an arch
+    python tools/compile_table.py --out results/compile.json --matrix '80:*fprop*,*grouped*' --matrix '89:*e4m3*'
+
+With --seconds it starts none after that time: what is done is on disk, and another call goes on from there.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import math
 import os
 import time
+from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -27,38 +31,60 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--jobs", type=int, default=max(1, (os.cpu_count() or 2) * 3 // 4))
-    parser.add_argument("--matrix", default="", help="archs whose cells to compile instead, such as 80;90a")
-    parser.add_argument("--names", default="", help="patterns of names, as ATOMR_CUTLASS_KERNELS has them")
+    parser.add_argument(
+        "--matrix",
+        action="append",
+        default=[],
+        metavar="ARCHS[:NAMES]",
+        help="compile the cells of these archs instead, such as 80;90a, or those whose names match; may be repeated",
+    )
+    parser.add_argument("--seconds", type=float, default=math.inf, help="start no kernel after this time")
     arguments = parser.parse_args()
     device = devices.get(0)
     if arguments.matrix:
-        keys = Selection(preset="full", archs=arguments.matrix, kernels=arguments.names).keys()
+        selections = [text.partition(":") for text in arguments.matrix]
+        keys = [
+            key
+            for archs, _, names in selections
+            for key in Selection(preset="full", archs=archs, kernels=names).keys()  # noqa: SIM118 - not a dict
+        ]
     else:
         keys = [info.key for info in ac.kernels() if devices.rank_arch(info.key.arch, device, ptx=info.ptx) is not None]
-    # The longest first, so that none of them is left over at the end.
-    keys.sort(key=lambda key: family(key).compile_seconds, reverse=True)
+    # Once each; the longest first, so that none of them is left over at the end.
+    keys = sorted(dict.fromkeys(keys), key=lambda key: family(key).compile_seconds, reverse=True)
     report: dict[str, object] = {}
+    began = time.perf_counter()
 
     def compiled(key: KernelKey) -> tuple[str, object]:
         start = time.perf_counter()
+        if start - began > arguments.seconds:
+            return key.name, None
         try:
             _, origin = kernels.load(key, kernels.target_for(key, device))
         except ac.CutlassError as error:
             return key.name, f"{type(error).__name__}: {error}"[:600]
         return key.name, {"origin": origin, "seconds": round(time.perf_counter() - start, 2)}
 
-    start = time.perf_counter()
     with ThreadPoolExecutor(arguments.jobs) as pool:
         for name, outcome in pool.map(compiled, keys):
-            report[name] = outcome
+            if outcome is not None:
+                report[name] = outcome
             if isinstance(outcome, str):
                 print(f"{name}: {outcome}", flush=True)
     failed = sum(isinstance(outcome, str) for outcome in report.values())
-    seconds = round(time.perf_counter() - start, 1)
-    summary = {"kernels": len(report), "failed": failed, "seconds": seconds, "jobs": arguments.jobs, "each": report}
+    left = len(keys) - len(report)
+    summary = {
+        "kernels": len(report),
+        "failed": failed,
+        "left": left,
+        "seconds": round(time.perf_counter() - began, 1),
+        "jobs": arguments.jobs,
+        "origins": dict(Counter(one["origin"] for one in report.values() if isinstance(one, dict))),
+        "each": report,
+    }
     arguments.out.write_text(json.dumps(summary, indent=1) + "\n", encoding="utf-8")
-    print(f"{len(report)} kernels, {failed} failed, {seconds} s with {arguments.jobs} at once")
-    return 1 if failed else 0
+    print("{kernels} kernels, {failed} failed, {left} left, {seconds} s with {jobs} at once".format(**summary))
+    return 1 if failed or left else 0
 
 
 if __name__ == "__main__":

@@ -367,7 +367,7 @@ def _pytest_process(
         outcomes.append(Outcome(case.get("classname", ""), case.get("name", ""), outcome, message, seconds_taken))
     if outcomes and not in_time:
         # The report has the test that was interrupted as one that passed.
-        outcomes[-1] = replace(outcomes[-1], outcome="failed", message="interrupted: out of time")
+        outcomes[-1] = replace(outcomes[-1], outcome="failed", message="out of time: interrupted")
     return outcomes, in_time
 
 
@@ -530,6 +530,7 @@ def bench_op(stage: Stage, out: Path, options: Options, *, script: str) -> None:
         "rows": len(measured["rows"]),
         "means": means,
         "failures": measured.get("failures", [])[:FAILURES_SHOWN],
+        **({"host": measured["host"]} if "host" in measured else {}),
     }
     stage.ok = status == 0 and bool(measured["rows"])
     said = [f"{name} {mean:.3f}" for name, mean in means.items()]

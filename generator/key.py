@@ -96,29 +96,21 @@ class KernelKey:
 
     def to_dict(self) -> dict[str, Any]:
         """Every field as a JSON-ready value."""
-        result: dict[str, Any] = {}
-        for field in fields(self):
-            value = getattr(self, field.name)
-            if isinstance(value, (CutlassDtype, SmArch)):
-                value = value.value
-            result[field.name] = list(value) if isinstance(value, tuple) else value
-        return result
+        return {name: _plain(getattr(self, name)) for name in _defaults(type(self))}
 
     def to_json(self) -> str:
         """Canonical JSON: one text per key.
 
         Fields at their default are left out, so that a field added later does not rename the kernels that lack it.
         """
-        defaults = {field.name: field.default for field in fields(self)}
-        values = {name: value for name, value in self.to_dict().items() if getattr(self, name) != defaults[name]}
-        return json.dumps(values, sort_keys=True, separators=(",", ":"))
+        given = ((name, getattr(self, name), default) for name, default in _defaults(type(self)).items())
+        return _ENCODER.encode({name: _plain(value) for name, value, default in given if value != default})
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> KernelKey:
         """The inverse of `to_dict`; ValueError names fields that are unknown or missing."""
-        known = {field.name for field in fields(cls)}
-        required = {field.name for field in fields(cls) if field.default is MISSING}
-        unknown = sorted(set(values) - known)
+        required = {name for name, default in _defaults(cls).items() if default is MISSING}
+        unknown = sorted(set(values) - set(_defaults(cls)))
         missing = sorted(required - set(values))
         if unknown or missing:
             raise ValueError(f"not a KernelKey: unknown fields {unknown}, missing fields {missing}")
@@ -131,6 +123,26 @@ class KernelKey:
                 x, y, z = (int(v) for v in converted[name])
                 converted[name] = (x, y, z)
         return cls(**converted)
+
+
+def _defaults(cls: type[KernelKey]) -> dict[str, Any]:
+    """Fields and their defaults. Kept: every key of a matrix of thousands is written out."""
+    if cls not in _DEFAULTS:
+        _DEFAULTS[cls] = {field.name: field.default for field in fields(cls)}
+    return _DEFAULTS[cls]
+
+
+_DEFAULTS: dict[type[KernelKey], dict[str, Any]] = {}
+
+
+def _plain(value: Any) -> Any:
+    """A field as a JSON-ready value."""
+    if isinstance(value, (CutlassDtype, SmArch)):
+        return value.value
+    return list(value) if isinstance(value, tuple) else value
+
+
+_ENCODER = json.JSONEncoder(sort_keys=True, separators=(",", ":"))
 
 
 def check_unique(keys: Iterable[KernelKey]) -> dict[str, KernelKey]:

@@ -1,5 +1,6 @@
 """A kernel table without compiled kernels: the matrix's own cells, as rows."""
 
+import functools
 from collections.abc import Iterable
 from typing import Any
 
@@ -26,6 +27,11 @@ def rows_of(
     preset: str = "full", archs: Iterable[SmArch] = GEMM_ARCHS, *, ptx: Iterable[SmArch] = ()
 ) -> list[KernelInfo]:
     """The cells of a preset as rows; those of the archs in `ptx` carry PTX."""
+    return list(_rows_of(preset, tuple(archs), frozenset(ptx)))
+
+
+@functools.cache
+def _rows_of(preset: str, archs: tuple[SmArch, ...], ptx: frozenset[SmArch]) -> list[KernelInfo]:
     return [row(key, ptx=key.arch in ptx) for key in expand(preset, archs)]
 
 

@@ -169,11 +169,22 @@ def torch_call(case: Case) -> Call:
 
     if case.op == "fprop":
         return lambda one: torch.nn.functional.conv2d(channels_last(one.a), channels_last(one.b), None, **how)
-    if case.op == "dgrad":
-        shape = (g.n, g.c, g.h, g.w)
-        return lambda one: torch.nn.grad.conv2d_input(shape, channels_last(one.b), channels_last(one.a), **how)
-    filters = (g.k, g.c // g.groups, g.r, g.s)
-    return lambda one: torch.nn.grad.conv2d_weight(channels_last(one.b), filters, channels_last(one.a), **how)
+    # With real tensors for what only says the shape: torch.nn.grad's stand-ins are not channels-last, and cuDNN would be
+    # timed together with conversions of the layout.
+    dgrad = case.op == "dgrad"
+    shape = (g.n, g.h, g.w, g.c) if dgrad else (g.k, g.r, g.s, g.c // g.groups)
+    spare = channels_last(torch.empty(shape, dtype=getattr(torch, case.dtype.numpy_name), device="cuda"))
+    geometry = [list(pair) for pair in (how["stride"], how["padding"], g.dilation)]
+
+    def backward(one: Operands) -> Any:
+        dy, other = channels_last(one.a), channels_last(one.b)
+        x, w = (spare, other) if dgrad else (other, spare)
+        found = torch.ops.aten.convolution_backward(
+            dy, x, w, None, *geometry, False, [0, 0], g.groups, [dgrad, not dgrad, False]
+        )
+        return found[0 if dgrad else 1]
+
+    return backward
 
 
 def difference(case: Case, plan: Any, one: Operands) -> float:

@@ -54,13 +54,13 @@ std::vector<ArgsLayout> make_layouts() {
                                        CONV(pad_w_end),  CONV(stride_h),   CONV(stride_w),
                                        CONV(dilation_h), CONV(dilation_w), CONV(groups),
                                        CONV(split_k),    CONV(sm_count),   CONV(max_active_clusters),
-                                       CONV(swizzle),    CONV(raster),     CONV(a),
-                                       CONV(b),          CONV(c_source),   CONV(d),
-                                       CONV(bias),       CONV(x_stride_w), CONV(x_stride_h),
-                                       CONV(x_stride_n), CONV(w_stride_s), CONV(w_stride_r),
-                                       CONV(w_stride_k), CONV(y_stride_q), CONV(y_stride_p),
-                                       CONV(y_stride_n), CONV(alpha),      CONV(beta),
-                                       CONV(workspace)};
+                                       CONV(swizzle),    CONV(raster),     CONV(split_parallel),
+                                       CONV(a),          CONV(b),          CONV(c_source),
+                                       CONV(d),          CONV(bias),       CONV(x_stride_w),
+                                       CONV(x_stride_h), CONV(x_stride_n), CONV(w_stride_s),
+                                       CONV(w_stride_r), CONV(w_stride_k), CONV(y_stride_q),
+                                       CONV(y_stride_p), CONV(y_stride_n), CONV(alpha),
+                                       CONV(beta),       CONV(workspace)};
   std::vector<ArgsField> const grouped = {GROUPED(groups),
                                           GROUPED(form),
                                           GROUPED(m),
@@ -96,9 +96,18 @@ std::vector<ArgsLayout> make_layouts() {
                                           GROUPED(scale_k_stride_b),
                                           GROUPED(scale_group_stride_a),
                                           GROUPED(scale_group_stride_b)};
-  std::vector<ArgsField> const cast = {
-      CAST(count),    CAST(a), CAST(d), CAST(scale), CAST(alpha), CAST(sm_count), CAST(max_active_clusters),
-      CAST(workspace)};
+  std::vector<ArgsField> const cast = {CAST(count),
+                                       CAST(slice_stride),
+                                       CAST(a),
+                                       CAST(c),
+                                       CAST(d),
+                                       CAST(scale),
+                                       CAST(alpha),
+                                       CAST(beta),
+                                       CAST(slices),
+                                       CAST(sm_count),
+                                       CAST(max_active_clusters),
+                                       CAST(workspace)};
   std::vector<ArgsLayout> made = {
       kGemmArgs,
       layout_of("grouped_gemm", sizeof(atomr_cutlass_grouped_args), grouped, {"workspace"}),

@@ -6,7 +6,7 @@ import dataclasses
 import math
 from typing import Any
 
-from . import devices, estimate
+from . import devices, estimate, select
 from .conv_problem import (
     DGRAD,
     FPROP,
@@ -31,7 +31,9 @@ from .jit import kernels
 from .numerics import FAST
 from .op_plan import Address, OpPlan, Steps, bytes_of, refuse_capture
 from .pick import Picked, best_cell, pick
-from .problem import MatrixSpec, Variant, round_up
+from .plan import product_args
+from .problem import GemmProblem, MatrixSpec, Variant, round_up
+from .select import Choice
 
 ITERATOR_PENALTY = {"": 1.0, "optimized": 1.0, "fixed_channels": 1.1, "few_channels": 1.2, "analytic": 1.6}
 """How much longer than the optimized one an iterator takes, by the model."""
@@ -46,10 +48,15 @@ DIRECT_BLOCKS = 4
 SLICE_SECONDS = 2e-8
 """Adding up one slice of a depthwise wgrad."""
 
-SLICES = (1, 2, 4, 8, 16, 32, 64)
+SLICES = (1, 2, 4, 8, 16, 32, 64, 128, 256)
+REDUCED_BYTES_PER_SECOND = 2.5e12
+"""At which slices that were computed side by side are added up."""
 TO_NCHW = (0, 3, 1, 2)
+ONE_TAP = "a filter of one tap: a GEMM"
 CAST_SECONDS = 4e-6
 """One launch that casts a small result."""
+SLICE_VECTOR = 4
+"""Elements that slices are added up by at once."""
 CAST_ALIGNMENT = 16
 """Bytes that the addresses of what is cast are multiples of."""
 
@@ -71,16 +78,25 @@ def cost(key: KernelKey, what: ConvProblem, device: Device, split_k: int = 1) ->
         return _direct_seconds(key, what, device, split_k) if _direct_serves(what) else None
     if not (_iterator_serves(key, what) if key.generation == "sm80" else _tma_serves(what)):
         return None
-    if split_k > 1 and (key.generation != "sm80" or key.d is not CutlassDtype.F32 or key.group_mode):
+    if split_k > 1 and (what.op != WGRAD or key.d is not CutlassDtype.F32 or not _slices_apart(key, what)):
         return None
     m, n, k = _tiled_gemm(key, what)
     variant = Variant(
-        exchanged=False, m=m, n=n, k=k, batch=g.groups, layout_a=key.layout_a, layout_b=key.layout_b, lda=k, ldb=k,
-        ldc=n, ldd=n, batch_strides=(0, 0, 0, 0), align_a=key.align_a, align_b=key.align_b, align_d=key.align_d,
+        exchanged=False, m=m, n=n, k=-(-k // split_k), batch=g.groups * split_k,
+        layout_a=key.layout_a, layout_b=key.layout_b, lda=k, ldb=k, ldc=n, ldd=n, batch_strides=(0, 0, 0, 0), align_a=key.align_a, align_b=key.align_b, align_d=key.align_d,
     )  # fmt: skip
-    seconds = estimate.seconds(key, variant, device, shared_memory(key), split_k)
+    seconds = estimate.seconds(key, variant, device, shared_memory(key))
+    if split_k > 1:
+        seconds += CAST_SECONDS + (split_k + 1) * m * n * key.d.bits / 8 / REDUCED_BYTES_PER_SECOND
     # Of kernels that are as fast, the one that loads more at once.
     return seconds * ITERATOR_PENALTY[key.iterator] * STRIDE_PENALTY[key.stride_support] * (1 + 1e-3 / key.align_a)
+
+
+def _slices_apart(key: KernelKey, what: ConvProblem) -> bool:
+    """Whether slices of K can be computed side by side, each to memory of its own (ConvSm80, Cast)."""
+    results = [what.d] if what.c is None else [what.d, what.c]
+    lies = all(dense(spec) and spec.alignment % CAST_ALIGNMENT == 0 for spec in results)
+    return lies and key.generation == "sm80" and not key.group_mode and math.prod(what.d.shape) % SLICE_VECTOR == 0
 
 
 def _aligned(key: KernelKey, what: ConvProblem) -> bool:
@@ -204,20 +220,42 @@ def make(
         shape, strides = ([values[i] for i in order] for values in (spec.shape, spec.strides))
         return steps.slot(name, shape, strides, spec.dtype.dlpack, alignment=alignment, role=role)
 
-    a = slot("a", what.a, CAST_ALIGNMENT if casts else key_bytes(picked.key.align_a, what.a))
-    b = slot("b", what.b, CAST_ALIGNMENT if casts else key_bytes(picked.key.align_b, what.b))
-    c = None if what.c is None else slot("c", what.c, key_bytes(picked.key.align_d, what.c), "source")
-    bias = None
-    if what.bias is not None:
-        bias = slot("bias", what.bias, key_bytes(picked.key.align_d, what.bias))
-    out = slot("out", what.d, CAST_ALIGNMENT if wide else key_bytes(picked.key.align_d, what.d), "output")
+    key = picked.key
+    align_a, align_b = (key.align_a, key.align_b)
+    if chosen.product is not None and chosen.product[1].variant.exchanged:
+        align_a, align_b = align_b, align_a
+    reduced = wide or chosen.apart
+    a = slot("a", what.a, CAST_ALIGNMENT if casts else key_bytes(align_a, what.a))
+    b = slot("b", what.b, CAST_ALIGNMENT if casts else key_bytes(align_b, what.b))
+    of_d = CAST_ALIGNMENT if reduced else key_bytes(key.align_d, what.d)
+    c = None if what.c is None else slot("c", what.c, of_d, "source")
+    bias = None if what.bias is None else slot("bias", what.bias, key_bytes(key.align_d, what.bias))
+    out = slot("out", what.d, of_d, "output")
     if casts:
         a = _cast(steps, a, what.a, solved.a, how, device)
         b = _cast(steps, b, what.b, solved.b, how, device)
-    target = steps.temporary(bytes_of(what.d.shape, CutlassDtype.F32)) if wide else out
-    steps.launch(picked, _args(solved, a, b, None if wide else c, bias, target, chosen.split_k), main=True)
-    if wide:
-        _launch_cast(steps, target, CutlassDtype.F32, out, what.d.dtype, math.prod(what.d.shape), how, device)
+    if chosen.product is not None:
+        product, choice = chosen.product
+        first, second = (b, a) if choice.variant.exchanged else (a, b)
+        args = {"batch": 1, "a": first, "b": second, "c": c, "d": out, "alpha": "alpha", "beta": "beta"}
+        steps.launch(picked, product_args(choice, product.k) | args, main=True)
+    elif not reduced:
+        steps.launch(picked, _args(solved, a, b, c, bias, out, chosen.split_k), main=True)
+    else:
+        # alpha, beta and C are for whoever adds up.
+        slices = chosen.split_k if chosen.apart else 1
+        count = math.prod(what.d.shape)
+        target = steps.temporary(slices * bytes_of(what.d.shape, CutlassDtype.F32))
+        args = _args(solved, a, b, None, bias, target, chosen.split_k)
+        steps.launch(picked, args | {"alpha": 1.0, "beta": 0.0, "split_parallel": int(chosen.apart)}, main=True)
+        cast = _pick_cast(CutlassDtype.F32, what.d.dtype, device, **how)
+        steps.launch(
+            cast,
+            {
+                "count": count, "slices": slices, "slice_stride": count, "a": target, "c": c, "d": out,
+                "alpha": "alpha", "beta": "beta" if c is not None else 0.0,
+            },
+        )  # fmt: skip
     return steps.plan(like=like, alpha=alpha, beta=beta, rewrite=chosen.rewrite)
 
 
@@ -228,10 +266,11 @@ class Chosen:
     Attributes:
         picked: the kernel of the products.
         solved: the problem that it is given.
-        split_k: slices of K that it adds up.
+        split_k: slices of K.
         casts: whether the operands are cast before.
         wide: whether the result is computed in float32 and cast.
         rewrite: both, in words; empty for a problem that is computed as it stands.
+        product: the GEMM that it comes to, and how that is put to the kernel; None for an implicit GEMM.
     """
 
     picked: Picked
@@ -240,6 +279,12 @@ class Chosen:
     casts: bool
     wide: bool
     rewrite: str
+    product: tuple[GemmProblem, Choice] | None = None
+
+    @property
+    def apart(self) -> bool:
+        """Whether the slices are computed side by side and added up by another kernel."""
+        return self.split_k > 1 and self.product is None and self.picked.key.group_mode != "depthwise"
 
 
 def choose(
@@ -269,11 +314,66 @@ def choose(
     if casts:  # before a kernel is compiled that waits for one that must not be
         _pick_cast(what.a.dtype, solved.a.dtype, device, **how)
         _pick_cast(what.b.dtype, solved.b.dtype, device, **how)
-    picked, split_k, wide = _picked(solved, device, **how)
-    if wide is not None:
-        in_float = f"{split_k} slices of K added up in float32, then cast" if split_k > 1 else "in float32, then cast"
+    product = None if casts else _as_gemm(solved)
+    choice = None if product is None else _gemm_choice(product, device, arch, backend, jit)
+    try:
+        picked, split_k, wide = _picked(solved, device, **how)
+        seconds = picked.seconds
+    except (UnsupportedError, KernelNotFoundError):
+        if choice is None:
+            raise
+        seconds = math.inf
+    if product is not None and choice is not None and choice.seconds < seconds:
+        if choice.info is None and record:
+            kernels.record_miss(choice.key)
+        made = Picked(choice.key, choice.info, choice.seconds)
+        return Chosen(made, solved, choice.split_k, casts, False, ONE_TAP, (product, choice))
+    if wide is not None or split_k > 1:
+        in_float = "in float32, then cast"
+        if split_k > 1:
+            in_float = f"{split_k} slices of K added up in float32" + ("" if wide is None else ", then cast")
         rewrite = "; ".join(filter(None, (rewrite, in_float)))
     return Chosen(picked, solved if wide is None else wide, split_k, casts, wide is not None, rewrite)
+
+
+def _as_gemm(what: ConvProblem) -> GemmProblem | None:
+    """The GEMM that a convolution with a filter of one tap is; None for any other, and where pixels have gaps."""
+    g = what.geometry
+    one_tap = g.r == g.s == g.groups == 1 and g.stride == (1, 1) and g.padding == ((0, 0), (0, 0))
+    if not one_tap or what.bias is not None or what.epilogue != "lc":
+        return None
+    images = [what.x, what.y] if what.c is None or what.op == WGRAD else [what.x, what.y, what.c]
+    if not all(collapses(spec) for spec in images):
+        return None
+
+    def matrix(spec: MatrixSpec) -> MatrixSpec:
+        """Pixels (or filters) by channels."""
+        outer, rows, columns, channels = spec.shape
+        column, _, outermost = pixel_strides(spec)
+        leading = outermost if spec is what.w or (what.op == WGRAD and spec is what.c) else column
+        return MatrixSpec((outer * rows * columns, channels), (leading, 1), spec.dtype, spec.alignment)
+
+    def turned(spec: MatrixSpec) -> MatrixSpec:
+        return MatrixSpec(spec.shape[::-1], spec.strides[::-1], spec.dtype, spec.alignment)
+
+    a, b, d = matrix(what.a), matrix(what.b), matrix(what.d)
+    if what.op == FPROP:
+        b = turned(b)
+    elif what.op == WGRAD:
+        a = turned(a)
+    c = None if what.c is None else matrix(what.c)
+    return GemmProblem(a, b, c, d, what.math, what.device)
+
+
+def _gemm_choice(
+    what: GemmProblem, device: Device, arch: SmArch | None, backend: str, jit: str | None
+) -> Choice | None:
+    compiling = backend == "jit" or kernels.policy(jit) != "off"
+    try:
+        found = select.choose(what, device, arch, backend=backend, compiling=compiling)
+    except (UnsupportedError, KernelNotFoundError):
+        return None
+    return None if found.info is None and not compiling else found
 
 
 def choices(what: ConvProblem, device: Device, arch: SmArch) -> list[Chosen]:
@@ -283,12 +383,19 @@ def choices(what: ConvProblem, device: Device, arch: SmArch) -> list[Chosen]:
     if what.op == WGRAD and solved.d.dtype is not CutlassDtype.F32 and not _unwidened(solved):
         problems.append(_widened(solved))
     found = []
+    product = None if casts else _as_gemm(solved)
+    choice = None if product is None else select.best_cell(product, device, arch)
+    if product is not None and choice is not None:
+        made = Picked(choice.key, None, choice.seconds)
+        found.append(
+            Chosen(made, solved, choice.split_k, casts, False, "a filter of one tap: a GEMM", (product, choice))
+        )
     for problem in problems:
         for _, key in cells([arch]):
             for split_k in SLICES if what.op == WGRAD and key.op == WGRAD else (1,):
                 seconds = cost(key, problem, device, split_k) if key.op == what.op else None
                 if seconds is not None and (split_k == 1 or what.implicit_gemm[2] >= split_k * 256):
-                    extra = CAST_SECONDS if problem is not solved else 0.0
+                    extra = CAST_SECONDS if problem is not solved and split_k == 1 else 0.0
                     picked = Picked(key, None, seconds + extra)
                     found.append(Chosen(picked, problem, split_k, casts, problem is not solved, rewrite))
     return sorted(found, key=lambda one: (one.picked.seconds, one.picked.key.name))
@@ -407,8 +514,8 @@ def _unwidened(what: ConvProblem) -> str:
     """Why a wgrad cannot be computed in float32 and cast; empty where it can, or is in float32 anyway."""
     if what.d.dtype is CutlassDtype.F32:
         return ""
-    if what.c is not None:
-        return "a cast does not add c"
+    if what.c is not None and (not dense(what.c) or what.c.alignment % CAST_ALIGNMENT):
+        return f"a cast adds a c that is dense and aligned to {CAST_ALIGNMENT} bytes"
     if not dense(what.d) or what.d.alignment % CAST_ALIGNMENT:
         return f"a cast writes what is dense and aligned to {CAST_ALIGNMENT} bytes"
     return ""
@@ -418,7 +525,7 @@ def _widened(what: ConvProblem) -> ConvProblem:
     """The wgrad with a float32 result, dense in memory of the plan's own; `what` itself where it has one already."""
     if what.d.dtype is CutlassDtype.F32:
         return what
-    return dataclasses.replace(what, d=dataclasses.replace(what.d, dtype=CutlassDtype.F32))
+    return dataclasses.replace(what, c=None, d=dataclasses.replace(what.d, dtype=CutlassDtype.F32))
 
 
 def _picked(
@@ -445,8 +552,9 @@ def _picked(
     for count in SLICES:
         if count > 1 and what.implicit_gemm[2] < count * 256:
             break
-        for problem, extra in ((what, 0.0), (wide, CAST_SECONDS)):
-            if problem is what and (count == 1 or extra):
+        # The cost of slices has that of adding them up.
+        for problem, extra in ((what, 0.0), (wide, CAST_SECONDS if count == 1 else 0.0)):
+            if problem is what and (count == 1 or wide is not what):
                 continue
             try:
                 sliced = _pick(problem, device, count, **how)
@@ -485,7 +593,7 @@ def _launch_cast(
     device: Device,
 ) -> None:
     picked = _pick_cast(dtype, wanted, device, **how)
-    steps.launch(picked, {"count": count, "a": source, "d": target, "alpha": 1.0})
+    steps.launch(picked, {"count": count, "slices": 1, "a": source, "d": target, "alpha": 1.0})
 
 
 def _pick_cast(

@@ -207,26 +207,12 @@ def from_choice(what: GemmProblem, choice: Choice, *, alpha: float = 1.0, beta: 
     null_ldb = _padded(variant.n, key.b) if key.layout_b == ROW else null_k
     zeros_a = null_lda * (variant.m if key.layout_a == ROW else null_k)
     zeros_b = null_ldb * (null_k if key.layout_b == ROW else variant.n)
-    strides = variant.batch_strides
     per_launch = min(variant.batch, GRID_BATCHES) if key.generation == "sm80" else variant.batch
     made = Plan(
         choice.info.name if choice.info else kernels.kernel(key, device),
         {
-            "m": variant.m,
-            "n": variant.n,
-            "k": what.k,
+            **product_args(choice, what.k),
             "batch": per_launch,
-            "lda": variant.lda,
-            "ldb": variant.ldb,
-            "ldc": variant.ldc,
-            "ldd": variant.ldd,
-            "batch_stride_a": strides[0],
-            "batch_stride_b": strides[1],
-            "batch_stride_c": strides[2],
-            "batch_stride_d": strides[3],
-            "split_k": choice.split_k,
-            "swizzle": choice.swizzle,
-            "raster": choice.raster,
             "sm_count": device.multiprocessors,
         },
         _spec(what.a, key.align_b if variant.exchanged else key.align_a, what.device),
@@ -251,6 +237,17 @@ def from_choice(what: GemmProblem, choice: Choice, *, alpha: float = 1.0, beta: 
     made.key = None
     made._choice, made._next = choice, None  # noqa: SLF001 - this module's own
     return made
+
+
+def product_args(choice: Choice, k: int) -> dict[str, int]:
+    """What a kernel's arguments say of a product besides pointers, scalars and how many batches: fields by name."""
+    variant = choice.variant
+    strides = variant.batch_strides
+    return {
+        "m": variant.m, "n": variant.n, "k": k, "lda": variant.lda, "ldb": variant.ldb, "ldc": variant.ldc,
+        "ldd": variant.ldd, "batch_stride_a": strides[0], "batch_stride_b": strides[1], "batch_stride_c": strides[2],
+        "batch_stride_d": strides[3], "split_k": choice.split_k, "swizzle": choice.swizzle, "raster": choice.raster,
+    }  # fmt: skip
 
 
 def _launches(what: GemmProblem, choice: Choice, per_launch: int) -> list[tuple[int, int, int, int, int]]:

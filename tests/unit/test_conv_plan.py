@@ -518,8 +518,8 @@ def test_slices_are_not_shorter_than_they_pay_for(only: Any) -> None:
 
 @pytest.mark.parametrize(
     "change",
-    [{"c": True}, {"pitches": {"d": 8}, "x": (32, 112, 112, 64), "w": (1, 1, 1)}, {"alignments": {"d": 8}}],
-    ids=["c", "gaps", "unaligned"],
+    [{"pitches": {"d": 8}, "x": (32, 112, 112, 64), "w": (1, 1, 1)}, {"alignments": {"d": 8}}],
+    ids=["gaps", "unaligned"],
 )
 def test_results_that_a_cast_cannot_write_are_computed_in_one_piece(only: Any, change: dict[str, Any]) -> None:
     only(*_wgrad_cells(_cell(WGRAD)))
@@ -546,8 +546,7 @@ def test_a_result_that_no_kernel_has_is_cast(only: Any) -> None:
     assert wide is not None
     assert picked.key.d is D.F32
     assert best_key(odd, A100, SmArch.SM80) == _cell(WGRAD, d=D.F32)
-    with pytest.raises(UnsupportedError, match="nor is it computed in float32: a cast does not add c"):
-        _chosen(_problem(WGRAD, (1, 8, 8, 3), (5, 3, 3), c=True))
+    assert _chosen(_problem(WGRAD, (1, 8, 8, 3), (5, 3, 3), c=True)).d is D.F32
     with pytest.raises(UnsupportedError, match="a cast writes what is dense and aligned to 16 bytes"):
         _chosen(_problem(WGRAD, (1, 8, 8, 3), (5, 3, 3), alignments={"d": 2}))
 
@@ -754,8 +753,10 @@ def test_a_plan_in_slices_casts_the_sum(only: Any) -> None:
     assert made.rewrite == f"{args['split_k']} slices of K added up in float32, then cast"
     assert product.d is D.F32
     assert args["d"] == casting["a"] == ("temporary", 0, 0)
-    assert (casting["d"], casting["count"], casting["alpha"]) == (("operand", 2, 0), 4096, 1.0)
-    assert made.sizes == [4 * 4096]
+    assert (args["alpha"], args["beta"], args["split_parallel"]) == (1.0, 0.0, 1)
+    assert (casting["d"], casting["count"], casting["alpha"]) == (("operand", 2, 0), 4096, "alpha")
+    assert (casting["slices"], casting["slice_stride"]) == (args["split_k"], 4096)
+    assert made.sizes == [4 * 4096 * args["split_k"]]
     assert made.slots["out"][1] == CAST_ALIGNMENT
 
 

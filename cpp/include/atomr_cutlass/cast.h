@@ -1,5 +1,5 @@
 // Casts, element by element: what rewrites need to bring operands into a type that a kernel multiplies, or a result
-// out of the type that it was added up in.
+// out of the type that it was added up in, slice by slice.
 #pragma once
 
 #include "atomr_cutlass/kernel_abi.h"
@@ -25,15 +25,18 @@ struct Cast {
 
   struct Params {
     ElementA const* a;
+    ElementD const* c;
     ElementD* d;
     float const* scale;
-    float alpha;
-    int64_t count;
-    int32_t blocks;
+    float alpha, beta;
+    int64_t count, stride;
+    int32_t slices, blocks;
   };
 
   static bool can_implement(Args const& args) {
-    return args.count > 0 && reinterpret_cast<uint64_t>(args.a) % 16 == 0 && reinterpret_cast<uint64_t>(args.d) % 16 == 0;
+    bool const aligned = reinterpret_cast<uint64_t>(args.a) % 16 == 0 && reinterpret_cast<uint64_t>(args.c) % 16 == 0 &&
+                         reinterpret_cast<uint64_t>(args.d) % 16 == 0;
+    return args.count > 0 && args.slices > 0 && aligned && (args.slices == 1 || args.slice_stride % kVector == 0);
   }
   static uint64_t workspace_size(Args const&) { return 0; }
   static void clear_range(Args const&, uint64_t& offset, uint64_t& bytes) { offset = bytes = 0; }
@@ -41,9 +44,16 @@ struct Cast {
   static Params params(Args const& args) {
     int64_t const wanted = (args.count + int64_t(kThreads) * kVector - 1) / (int64_t(kThreads) * kVector);
     int64_t const most = int64_t(args.sm_count) * 16;
-    return {static_cast<ElementA const*>(args.a), static_cast<ElementD*>(args.d),
-            static_cast<float const*>(args.scale), float(args.alpha),
-            args.count,                            int32_t(wanted < most ? wanted : most)};
+    return {static_cast<ElementA const*>(args.a),
+            static_cast<ElementD const*>(args.c),
+            static_cast<ElementD*>(args.d),
+            static_cast<float const*>(args.scale),
+            float(args.alpha),
+            float(args.beta),
+            args.count,
+            args.slice_stride,
+            args.slices,
+            int32_t(wanted < most ? wanted : most)};
   }
   static dim3 grid(Params const& params) { return dim3(uint32_t(params.blocks)); }
 
@@ -52,21 +62,38 @@ struct Cast {
     using Target = cutlass::AlignedArray<ElementD, kVector>;
     cutlass::NumericArrayConverter<float, ElementA, kVector> widen;
     cutlass::NumericArrayConverter<ElementD, float, kVector> narrow;
+    cutlass::NumericArrayConverter<float, ElementD, kVector> widen_c;
     float const factor = params.alpha * (params.scale != nullptr ? *params.scale : 1.0f);
     int64_t const vectors = params.count / kVector;
     int64_t const first = int64_t(blockIdx.x) * kThreads + threadIdx.x, step = int64_t(gridDim.x) * kThreads;
     for (int64_t i = first; i < vectors; i += step) {
-      Source const source = reinterpret_cast<Source const*>(params.a)[i];
-      cutlass::Array<float, kVector> values = widen(source);
+      cutlass::Array<float, kVector> values;
+      values.clear();
+      for (int slice = 0; slice < params.slices; ++slice) {
+        auto const* const from = reinterpret_cast<Source const*>(params.a + slice * params.stride);
+        cutlass::Array<float, kVector> const part = widen(from[i]);
+        CUTLASS_PRAGMA_UNROLL
+        for (int j = 0; j < kVector; ++j) values[j] += part[j];
+      }
       CUTLASS_PRAGMA_UNROLL
       for (int j = 0; j < kVector; ++j) values[j] *= factor;
+      if (params.c != nullptr) {
+        cutlass::Array<float, kVector> const source = widen_c(reinterpret_cast<Target const*>(params.c)[i]);
+        CUTLASS_PRAGMA_UNROLL
+        for (int j = 0; j < kVector; ++j) values[j] += params.beta * source[j];
+      }
       Target target;
       static_cast<cutlass::Array<ElementD, kVector>&>(target) = narrow(values);
       reinterpret_cast<Target*>(params.d)[i] = target;
     }
     for (int64_t i = vectors * kVector + first; i < params.count; i += step) {
-      params.d[i] = cutlass::NumericConverter<ElementD, float>{}(
-          cutlass::NumericConverter<float, ElementA>{}(params.a[i]) * factor);
+      float value = 0.0f;
+      for (int slice = 0; slice < params.slices; ++slice) {
+        value += cutlass::NumericConverter<float, ElementA>{}(params.a[slice * params.stride + i]);
+      }
+      value *= factor;
+      if (params.c != nullptr) value += params.beta * cutlass::NumericConverter<float, ElementD>{}(params.c[i]);
+      params.d[i] = cutlass::NumericConverter<ElementD, float>{}(value);
     }
   }
 };

@@ -289,7 +289,7 @@ struct ConvSm80 {
         {const_cast<Element*>(static_cast<Element const*>(source)),
          has_bias(args) ? Layout(0, 0, 0) : layout(tensor_d(args))},
         {static_cast<Element*>(args.d), layout(tensor_d(args))}, typename Epilogue::Params(Compute(args.alpha), beta),
-        cutlass::conv::SplitKMode::kSerial);
+        args.split_parallel ? cutlass::conv::SplitKMode::kParallel : cutlass::conv::SplitKMode::kSerial);
   }
 
   static Params params(Args const& args) {
@@ -305,6 +305,11 @@ struct ConvSm80 {
     if (!consistent(args)) return false;
     if (args.groups > 1 && !kGroups) return false;
     if (has_bias(args) && (kWgrad || args.c_source != nullptr)) return false;
+    // Slices that are added up later lie behind one another.
+    if (args.split_parallel &&
+        (!kWgrad || kGroups || args.c_source != nullptr || !tensor_d(args).collapses() || !tensor_d(args).packed())) {
+      return false;
+    }
     // Partial sums pass through D.
     if (args.split_k > 1 && (kGroups || kFewChannels || kStridedDgrad || sizeof(ElementD) < sizeof(Accumulator))) {
       return false;
@@ -341,7 +346,7 @@ struct ConvSm80 {
 
   // The semaphores of serial split-K.
   static uint64_t workspace_size(Args const& args) {
-    if (args.split_k <= 1) return 0;
+    if (args.split_k <= 1 || args.split_parallel) return 0;
     cutlass::gemm::GemmCoord const tiles = params(args).kernel.grid_tiled_shape;
     return sizeof(int) * uint64_t(tiles.m()) * uint64_t(tiles.n());
   }

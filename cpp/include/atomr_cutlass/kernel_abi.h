@@ -113,7 +113,8 @@ typedef struct atomr_cutlass_conv_args {
   int32_t stride_h, stride_w, dilation_h, dilation_w;
   int32_t groups, split_k;
   int32_t sm_count, max_active_clusters;
-  int32_t swizzle, raster, padding;
+  int32_t swizzle, raster;
+  int32_t split_parallel; /* of a wgrad: each slice of K writes a dense D of its own, one after the other, from `d` on */
   const void* a;
   const void* b;
   const void* c_source; /* like D; null when beta is 0 */
@@ -126,13 +127,16 @@ typedef struct atomr_cutlass_conv_args {
   void* workspace;
 } atomr_cutlass_conv_args;
 
-/* Element by element: D = saturating_cast(scale * A), with the scale's sources multiplied. */
+/* Element by element: D = saturating_cast(alpha * scale * (A[0] + A[1] + ...) + beta * C), over `slices` arrays A that lie
+ * `slice_stride` elements apart. */
 typedef struct atomr_cutlass_cast_args {
-  int64_t count;
+  int64_t count, slice_stride;
   const void* a;
+  const void* c; /* like D; null when beta is 0 */
   void* d;
   const void* scale; /* one float, or null */
-  double alpha;
+  double alpha, beta;
+  int32_t slices, padding;
   int32_t sm_count, max_active_clusters;
   void* workspace;
 } atomr_cutlass_cast_args;

@@ -90,11 +90,12 @@ def rank_arch(arch: SmArch, device: Device, *, ptx: bool) -> int | None:
 
     Source: CUDA C++ Programming Guide, binary and PTX compatibility.
     """
-    if arch.capability == device.capability:
+    made_for = arch.capability
+    if made_for == device.capability:
         return 0
-    if not arch.portable or arch.capability > device.capability:
+    if not arch.portable or made_for > device.capability:
         return None
-    if arch.capability[0] == device.capability[0]:
+    if made_for[0] == device.capability[0]:
         return 1
     return TRANSLATED if ptx else None
 

@@ -167,8 +167,8 @@ class Asked:
         )  # fmt: skip
 
     def _matrix_layouts(self) -> tuple[GemmLayout, ...]:
-        # Kernels want 8-bit operands contiguous along K.
-        letters = self.layout or ("rcr" if self._dtype().bits == 8 else "rrr")
+        # Kernels want narrow operands contiguous along K.
+        letters = self.layout or ("rcr" if self._dtype().bits <= 8 else "rrr")
         if len(letters) != 3 or not set(letters) <= set(_LAYOUTS):
             raise InvalidOperandError(f"--layout is {letters!r}; expected three letters r or c, such as rcr")
         return tuple(_LAYOUTS[letter] for letter in letters)

@@ -19,17 +19,19 @@ from .requests import GemmRequest
 _Bytes: TypeAlias = npt.NDArray[np.uint8]
 
 
-def check_operand(view: _core.Operand, spec: MatrixSpec, name: str) -> None:
-    """Refuses an array that is not the operand a request speaks of.
+def check_operand(view: _core.Operand, spec: MatrixSpec, name: str, element: tuple[int, int] | None = None) -> None:
+    """Refuses an array that is not the operand a request speaks of. `element` is that of its slot.
 
     Raises:
         InvalidOperandError: it is not on a GPU, or of another dtype, shape or strides.
     """
     if view.device_type != CUDA:
         raise InvalidOperandError(f"{name} is in host memory; expected an array on a GPU (ac.gemm copies host arrays)")
-    dtype = operands.dtype_of(view, name)
-    if dtype is not spec.dtype:
-        raise InvalidOperandError(f"{name} is {dtype.value}; the request says {spec.dtype.value}")
+    if element is not None and view.dtype != element:
+        raise InvalidOperandError(f"{name} is no array of bytes (uint8), as which fp4 and its e8m0 scales are given")
+    if element is None and operands.dtype_of(view, name) is not spec.dtype:
+        found = operands.dtype_of(view, name)
+        raise InvalidOperandError(f"{name} is {found.value}; the request says {spec.dtype.value}")
     if view.shape != spec.shape:
         raise InvalidOperandError(f"{name} has shape {view.shape}; the request says {spec.shape}")
     if not _alike(view, spec.strides):

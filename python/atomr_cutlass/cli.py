@@ -101,16 +101,16 @@ Arch = Annotated[str, typer.Option(help="Target such as 80 or 90a; empty: the GP
 Layout = Annotated[
     str,
     typer.Option(
-        help="Layouts of A, B and D: r (row-major) or c (column-major) each; empty: rrr, for 8-bit operands rcr. "
+        help="Layouts of A, B and D: r (row-major) or c (column-major) each; empty: rrr, for 8 bits and less rcr. "
         "Of a convolution: nhwc or nchw."
     ),
 ]
-OutDtype = Annotated[str, typer.Option(help="Element type of D; empty: A's, or i32 for i8, bf16 for fp8.")]
+OutDtype = Annotated[str, typer.Option(help="Element type of D; empty: A's, or i32 for i8, bf16 for fp8, fp4.")]
 Precision = Annotated[str, typer.Option(help=f"For f32 operands: {', '.join(PRECISIONS)}.")]
 FastAccum = Annotated[
     bool, typer.Option("--fast-accum", help="Let fp8 products be added up in the tensor cores alone.")
 ]
-Scaling = Annotated[str, typer.Option(help="Of a GEMM: fp8 scales as arrays: tensor, vector or block; empty: none.")]
+Scaling = Annotated[str, typer.Option(help="Of a GEMM: fp8 scales: tensor, vector or block; fp4's: nvfp4, mxfp4.")]
 Quantized = Annotated[bool, typer.Option("--quantized", help="Of a GEMM: scale_d and amax as arrays.")]
 Alpha = Annotated[float, typer.Option(help="Factor of the product.")]
 Beta = Annotated[float, typer.Option(help="Factor of C; 0: there is no C.")]

@@ -26,7 +26,7 @@ from .problem import Variant, round_up
 
 CLOCK_HZ = 1.7e9
 LAUNCH_SECONDS = 2.8e-6
-DRAM_BYTES_PER_SECOND = {(8, 0): 1.6e12, (8, 6): 0.8e12, (8, 9): 0.9e12, (9, 0): 3.6e12}
+DRAM_BYTES_PER_SECOND = {(8, 0): 1.6e12, (8, 6): 0.8e12, (8, 9): 0.9e12, (9, 0): 3.6e12, (10, 0): 7e12, (12, 0): 1.6e12}
 
 # The sm90 generation.
 TILE_N_EFFICIENCY = {256: 0.93, 192: 0.76, 128: 0.86, 64: 0.88, 32: 0.61, 16: 0.21}
@@ -143,6 +143,8 @@ def _peak(key: KernelKey) -> float:
     base = {32: 1024.0, 16: 2048.0, 8: 4096.0, 4: 8192.0}[key.a.bits]
     if key.generation == "sm90":
         return base
+    if key.generation == "sm120":
+        return base / 4  # not measured either
     if key.generation != "sm80":
         return 2 * base  # not measured: UMMA's rate by the vendor's figures
     return base * 0.6 if hopper else base / 2

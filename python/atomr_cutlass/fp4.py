@@ -18,7 +18,6 @@ from .generator.archs import SmArch
 from .generator.dtypes import CutlassDtype, ScaleType
 from .generator.key import COLUMN, ROW, Triple
 from .generator.matrix import is_fp4_supported
-from .generator.rules import along_k
 from .numerics import AnyArray, from_numpy_dtype, numpy_dtype, scale_type_of
 from .operands import BYTE
 from .problem import GemmProblem, MatrixSpec, Variant
@@ -238,10 +237,13 @@ def refusal(problem: GemmProblem, possible: Sequence[Variant], arch: SmArch) -> 
     if not is_fp4_supported(arch):
         return no_kernels(arch)
     if not problem.scale_type:
-        return "fp4 is multiplied with block scales: quantize with scaling='nvfp4' or 'mxfp4'"
+        return "fp4 is multiplied with block scales: scaling is 'nvfp4' or 'mxfp4'"
     lying = [one for one in possible if (one.layout_a, one.layout_b) == (ROW, COLUMN)]
     if not lying:
-        return along_k("fp4 kernels", possible[0].layout_a, possible[0].layout_b).reason
+        return (
+            "fp4 is packed and read along K: A is row-major, bytes (M, K / 2), and B column-major, the transpose of "
+            "bytes (N, K / 2)"
+        )
     if not any(one.align_a % ALIGNMENT == 0 and one.align_b % ALIGNMENT == 0 for one in lying):
         return (
             f"fp4 kernels read {ALIGNMENT} elements (16 bytes) at once: K (here {problem.k}), the strides of A and B "

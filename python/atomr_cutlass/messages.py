@@ -267,7 +267,7 @@ def _launch(request: Request, given: Any, out: Any, stream: Any) -> Launch:
         for label, array, spec in _members(slot, arrays):
             view = operands.as_operand(array) if slot.written else take_up(array)
             first = (array, view, label) if first is None else first
-            _check_view(view, spec, label, first)
+            _check_view(view, spec, label, first, slot.element)
             if slot.written:
                 _check_written(array, view, label)
             views[label] = _laid_out(view, spec)
@@ -371,8 +371,10 @@ def _check_written(array: Any, view: _core.Operand, name: str) -> None:
         raise InvalidOperandError(f"{name} is read-only: give an array that may be written")
 
 
-def _check_view(view: _core.Operand, spec: MatrixSpec, name: str, first: First) -> None:
-    check_operand(view, spec, name)
+def _check_view(
+    view: _core.Operand, spec: MatrixSpec, name: str, first: First, element: tuple[int, int] | None = None
+) -> None:
+    check_operand(view, spec, name, element)
     _, other, label = first
     if view.device != other.device:
         raise InvalidOperandError(

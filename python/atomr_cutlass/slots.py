@@ -5,9 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from . import fp4
 from .conv_plan import TO_NCHW
 from .conv_problem import DGRAD, FPROP, WGRAD
 from .generator.dtypes import CutlassDtype
+from .operands import BYTE
 from .problem import MatrixSpec
 from .requests import ConvLayout, GemmRequest, GroupedGemmRequest
 from .scaled import Scale
@@ -25,12 +27,15 @@ class Slot:
         specs: how its array lies, dimensions in the order of a call; of a list, each of its arrays.
         listed: whether it is a list.
         written: whether a call writes it.
+        element: DLPack's (type code, bits) where it is not that of the specs: fp4 and e8m0 are bytes, which have no
+            name among element types; shapes and strides count bytes then.
     """
 
     name: str
     specs: tuple[MatrixSpec, ...]
     listed: bool = False
     written: bool = False
+    element: tuple[int, int] | None = None
 
     @property
     def labels(self) -> tuple[str, ...]:
@@ -101,16 +106,27 @@ def products_of(request: Any) -> int:
 
 def _of_gemm(request: GemmRequest) -> tuple[Slot, ...]:
     what, scales = request.problem(0), request.scales()
-    found = [Slot("a", (what.a,)), Slot("b", (what.b,))]
+    found = [_packed("a", what.a), _packed("b", what.b)] if what.a.dtype is fp4.FP4 else [
+        Slot("a", (what.a,)), Slot("b", (what.b,))
+    ]  # fmt: skip
     found += [Slot("c", (what.c,))] if what.c is not None else []
     if scales is not None:
         for name, scale in zip(SCALES, (scales.a, scales.b, scales.d, scales.amax), strict=True):
-            found += [Slot(name, (_spec(scale),), written=name == "amax")] if scale is not None else []
+            if scale is not None:
+                element = BYTE if scale.dtype == BYTE else None
+                found.append(Slot(name, (_spec(scale),), written=name == "amax", element=element))
     return (*found, Slot("out", (what.d,), written=True))
 
 
 def _spec(scale: Scale) -> MatrixSpec:
+    if scale.form == "swizzled":
+        dtype = CutlassDtype.from_dlpack(*scale.dtype) or CutlassDtype.I8
+        return MatrixSpec(scale.shape, scale.strides, dtype, fp4.SCALE_ALIGNMENT)
     return MatrixSpec(scale.shape, scale.strides, CutlassDtype.F32, 4)
+
+
+def _packed(name: str, spec: MatrixSpec) -> Slot:
+    return Slot(name, (MatrixSpec(*fp4.packed(spec, name), CutlassDtype.I8),), element=BYTE)
 
 
 def _ordered(spec: MatrixSpec, layout: ConvLayout) -> MatrixSpec:

@@ -11,7 +11,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from . import _core, devices, numerics, operands, reference
+from . import _core, devices, fp4, numerics, operands, quantization, reference
 from .conv import conv2d, conv2d_dgrad, conv2d_wgrad
 from .conv_problem import DGRAD, FPROP
 from .gemm import gemm
@@ -151,6 +151,8 @@ def _run(
         for slot in slots
         for label, spec in zip(slot.labels, slot.specs, strict=True)
     }
+    if isinstance(request, GemmRequest) and request.operand_dtype is fp4.FP4:
+        arrays |= _random_fp4(generator, request)
     launches, seconds = 0, None
     if made is not None:
         results, launches, seconds = _on_gpu(made, slots, arrays)
@@ -216,6 +218,22 @@ def _random(generator: np.random.Generator, slot: Slot, spec: MatrixSpec) -> Arr
     return _laid_out(spec, lambda shape: numerics.saturating_cast(generator.standard_normal(shape), spec.dtype))
 
 
+def _random_fp4(generator: np.random.Generator, request: GemmRequest) -> Arrays:
+    """A, B and their scales in plain forms, as the reference takes them: normally distributed values, quantized."""
+    shape = request.shape
+    batch = () if shape.batch == 1 else (shape.batch,)
+    found: Arrays = {}
+    for name, extents in (("a", (shape.m, shape.k)), ("b", (shape.k, shape.n))):
+        wide = generator.standard_normal((*batch, *extents))
+        if request.scaling is None:
+            found[name] = numerics.saturating_cast(wide, fp4.FP4)
+            continue
+        quantize = quantization.quantize_nvfp4 if request.scaling == "nvfp4" else quantization.quantize_mxfp4
+        made = quantize(wide, axis=fp4.ALONG[name])
+        found |= {name: made.values, f"scale_{name}": made.scale}
+    return found
+
+
 def _poison(spec: MatrixSpec) -> Array:
     """A result before it is computed, so that an element that nobody writes cannot be right by chance."""
     made = _laid_out(spec, lambda shape: np.empty(shape, numerics.numpy_dtype(spec.dtype)))
@@ -226,7 +244,8 @@ def _poison(spec: MatrixSpec) -> Array:
 def _on_gpu(made: Plan | OpPlan, slots: Sequence[Slot], arrays: Arrays) -> tuple[Arrays, int, float]:
     """(the results, how many calls were timed, seconds of one)."""
     specs = {label: spec for slot in slots for label, spec in zip(slot.labels, slot.specs, strict=True)}
-    views = {label: _upload(arrays[label], spec, made.device) for label, spec in specs.items()}
+    sent = fp4.gpu_forms(arrays) if slots[0].element is not None else arrays
+    views = {label: _upload(sent[label], spec, made.device) for label, spec in specs.items()}
     written = [label for slot in slots if slot.written for label in slot.labels]
 
     def call() -> None:
@@ -327,6 +346,8 @@ class _Gemm:
     def limits(self, math: str) -> reference.Tolerance:
         request = self.request
         blocks = BLOCK if request.scaling == "block" else 0
+        if request.scaling in fp4.SCALINGS:
+            blocks = fp4.VECTOR[fp4.SCALINGS[request.scaling]]
         return reference.tolerance(
             request.operand_dtype, request.result_dtype, request.shape.k, math, scale_block=blocks
         )
@@ -334,6 +355,8 @@ class _Gemm:
     def parts(self) -> Iterator[Arrays]:
         batched = self.arrays["a"].ndim == 3
         follows = {"a", "c", "out"} | ({"b"} if batched else {"scale_a"})  # rows of D, or batches
+        if batched and self.request.scaling in fp4.SCALINGS:
+            follows |= {"scale_a", "scale_b"}
         for part in _slices(self.request.shape.batch if batched else self.request.shape.m):
             yield {
                 name: array[part] if name in follows and array.ndim > 1 else array

@@ -282,8 +282,8 @@ def compile_at_run_time(folder: Path, key: KernelKey) -> bytes:
     return str(compile_library(define + MULTIPLY + JIT, folder / f"{key.name}.so")).encode() + b"\0"
 
 
-def make_driver(folder: Path) -> Path:
-    """A folder with a libcuda.so.1 of one GPU of compute capability 8.0, whose memory is the host's."""
+def make_driver(folder: Path, *, major: int = 8) -> Path:
+    """A folder with a libcuda.so.1 of one GPU of compute capability `major`.0, whose memory is the host's."""
     folder.mkdir()
-    compile_library(DRIVER, folder / "libcuda.so.1")
+    compile_library(DRIVER.replace("which == 75 ? 8", f"which == 75 ? {major}"), folder / "libcuda.so.1")
     return folder

@@ -6,21 +6,23 @@ import enum
 import functools
 from dataclasses import dataclass, field
 
-from .. import devices, select
+from .. import devices, fp4, select
 from ..errors import InvalidOperandError, UnsupportedError
 from ..generator.archs import SmArch
-from ..generator.dtypes import CutlassDtype
+from ..generator.dtypes import CutlassDtype, ScaleType
 from ..generator.matrix import is_supported_for
 from ..generator.render import render
 from ..generator.rules import FP8_TYPES, gemm_types
 from ..numerics import default_out_dtype
+from ..operands import BYTE
 from ..plan_cache import PlanKey
 from ..problem import GemmProblem, MatrixSpec
+from ..quantization import swizzled_size
 from ..scaled import BLOCK, Scale, Scales, problem_of, refuse
 from .checks import expect_extent, expect_fields, math_of
 
-SCALINGS = (None, "tensor", "vector", "block")
-"""Forms of scales on the device."""
+SCALINGS = (None, "tensor", "vector", "block", *fp4.SCALINGS)
+"""Forms of scales on the device: fp8's, then fp4's."""
 
 
 class GemmLayout(enum.Enum):
@@ -85,7 +87,9 @@ class GemmRequest:
         fast_accum: lets fp8 products be added up in the tensor cores alone; without effect on other dtypes.
         scaling: fp8's scales that a plan is called with, as float32 arrays: `tensor` (one element for A, one for B),
             `vector` (one for each row of A, (m, 1), and column of B, (1, n)) or `block` ((m, ceil(k / 128)) and
-            (ceil(k / 128), ceil(n / 128))); None for none.
+            (ceil(k / 128), ceil(n / 128))); None for none. fp4's are `nvfp4` (e4m3, one for 16 elements of K) and
+            `mxfp4` (e8m0 as uint8, one for 32), as `quantize` returns them, with a dimension of batches where there are
+            several. A is then uint8 (m, k / 2) and B the transpose of (n, k / 2): layout_b is COL_MAJOR.
         quantized: whether a plan is called with scale_d and amax too, one float32 each.
         binding: name of an operand B that a plan of this request keeps, such as a layer's weight: requests that differ
             in it alone have plans of their own.
@@ -133,7 +137,14 @@ class GemmRequest:
         if self.arch is not None and not is_supported_for(self.dtype, self.arch):
             valid = ", ".join(a.name for a in SmArch if is_supported_for(self.dtype, a))
             raise UnsupportedError(f"no kernel multiplies {self.dtype.value} on {self.arch.name}; valid: {valid}")
-        if (self.scaling or self.quantized) and self.operand_dtype not in FP8_TYPES:
+        if self.operand_dtype is fp4.FP4:
+            if self.scaling not in (None, *fp4.SCALINGS) or self.quantized:
+                wanted = "quantized" if self.quantized else f"scaling is {self.scaling!r}"
+                valid = " or ".join(map(repr, fp4.SCALINGS))
+                raise UnsupportedError(f"{wanted}: fp4 kernels multiply with scaling {valid}, and have no other scales")
+        elif self.scaling in fp4.SCALINGS:
+            raise UnsupportedError(f"scaling {self.scaling!r} is fp4's: dtype is then F4E2M1, not {self.dtype.name}")
+        elif (self.scaling or self.quantized) and self.operand_dtype not in FP8_TYPES:
             raise UnsupportedError(f"{self.dtype.value} operands take no scales on the device: fold them into alpha")
 
     @property
@@ -181,6 +192,9 @@ class GemmRequest:
         if self.scaling is None and not self.quantized:
             return None
         shape = self.shape
+        kind = fp4.SCALINGS.get(self.scaling or "")
+        if kind is not None:
+            return Scales(*(self._swizzled(rows, kind) for rows in (shape.m, shape.n)))
         k_blocks, n_blocks = -(-shape.k // BLOCK), -(-shape.n // BLOCK)
         extents = {
             "tensor": ((1,), (1,)),
@@ -196,6 +210,14 @@ class GemmRequest:
             return Scales(d=one, amax=one)
         a, b = (dense(extent, self.scaling) for extent in extents[self.scaling])
         return Scales(a, b, one, one)
+
+    def _swizzled(self, rows: int, kind: ScaleType) -> Scale:
+        size = swizzled_size(rows, -(-self.shape.k // fp4.VECTOR[kind]))
+        # As `quantize` returns them.
+        dtype = BYTE if kind is ScaleType.UE8M0 else kind.dlpack
+        if self.shape.batch == 1:
+            return Scale((size,), (1,), "swizzled", dtype)
+        return Scale((self.shape.batch, size), (size, 1), "swizzled", dtype)
 
     def plan_key(self) -> PlanKey:
         """The key of this request's plan. Needs no GPU."""

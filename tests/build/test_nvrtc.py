@@ -13,8 +13,9 @@ from pathlib import Path
 import pytest
 
 from atomr_cutlass import CompileError, SmArch
+from atomr_cutlass.generator.families import FAMILIES
 from atomr_cutlass.generator.key import KernelKey
-from atomr_cutlass.generator.matrix import expand
+from atomr_cutlass.generator.matrix import expand, family
 from atomr_cutlass.jit import kernels
 from atomr_cutlass.jit.compiler import Target, Unit
 from atomr_cutlass.jit.store import KernelStore
@@ -27,13 +28,24 @@ def _cell(*parts: str) -> KernelKey:
     return min((k for k in FULL if all(part in k.name for part in parts)), key=lambda k: k.tile)
 
 
-# A cell of each template, and of what else takes its own way through the headers.
+# A cell of each template that these archs have, and of what else takes its own way through the headers.
 CELLS = {
     "sm80 tensor op": _cell("cutlass_tensorop_bf16_s16816gemm_bf16", "_tn_align8"),
     "sm80 simt": _cell("cutlass_simt_f32_sgemm_f32", "_tt_"),
     "sm80 integer": _cell("cutlass_tensorop_s32_i16832gemm_s8", "_align16"),
     "sm90": _cell("cutlass3x_sm90_tensorop_gemm_bf16_bf16_f32_bf16", "_tnt_", "pingpong_epi_tma"),
     "sm90 stream-k": _cell("cutlass3x_sm90_tensorop_gemm_f16_f16_f32_f16", "stream_k"),
+    "sm90 scales of rows": _cell("cutlass3x_sm90_tensorop_gemm_e4m3", "_scaled"),
+    "sm90 scales of blocks": _cell("cutlass3x_sm90_tensorop_block_scaled_gemm_f32_1x128x128_e4m3"),
+    "grouped sm80": _cell("gemm_grouped_bf16", "_tt_align8"),
+    "grouped sm90": _cell("cutlass3x_sm90_tensorop_gemm_grouped_bf16"),
+    "convolution sm80": _cell("s16816fprop_optimized_bf16", "singlegroup"),
+    "strided dgrad sm80": _cell("s16816dgrad_optimized_bf16", "strided"),
+    "depthwise": _cell("cutlass_simt_f16_sfprop_direct"),
+    "convolution sm90": _cell("cutlass3x_sm90_tensorop_wgrad_bf16"),
+    "cast": _cell("cutlass_cast_f32_to_bf16"),
+    "quantize": _cell("cutlass_quantize_bf16_to_e2m1_nvfp4"),
+    "dequantize": _cell("cutlass_dequantize_e4m3_to_bf16"),
 }
 
 
@@ -44,6 +56,11 @@ def _store(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(kernels, "store", lambda: store)
         yield
+
+
+def test_every_family_has_a_cell_here() -> None:
+    of_cells = {family(key).template for key in CELLS.values()}
+    assert of_cells == {one.template for one in FAMILIES.values() if {SmArch.SM80, SmArch.SM90A} & {*one.archs}}
 
 
 @pytest.mark.slow

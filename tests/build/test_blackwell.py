@@ -26,6 +26,7 @@ def _cell(arch: SmArch, *parts: str) -> KernelKey:
 
 CELLS = {
     "sm_100 bf16": _cell(SmArch.SM100, "sm100_tensorop_gemm_bf16", "256x128", "_2sm_"),
+    "sm_100 grouped": _cell(SmArch.SM100, "sm100_tensorop_gemm_grouped_bf16"),
     "sm_120 nvfp4": _cell(SmArch.SM120, "sm120_tensorop", "ue4m3", "128x128x128"),
 }
 
@@ -59,10 +60,10 @@ def test_machine_code(name: str, tmp_path: Path) -> None:
     assert f"{key.name}_info\0".encode() in images.companion
     image = tmp_path / "kernel.cubin"
     image.write_bytes(images.kernel)
-    (function,) = audit.read_sass(_listing("-sass", image, env))
+    # Grouped GEMM has a kernel more, which fills in the groups' parameters.
+    functions = {one.name: one for one in audit.read_sass(_listing("-sass", image, env))}
     # The listing of a file that holds one image does not name its arch.
     resources = {name: found for (name, _), found in audit.read_resources(_listing("-res-usage", image, env)).items()}
-    assert function.name == key.name
-    assert audit.faults(key, function, resources[key.name]) == []
+    assert audit.faults(key, functions[key.name], resources[key.name]) == []
     # All constants of a kernel, its parameters and what the driver puts before them.
     assert resources[key.name]["CONSTANT"] <= LARGEST_PARAMS

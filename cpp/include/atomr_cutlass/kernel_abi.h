@@ -114,7 +114,7 @@ typedef struct atomr_cutlass_conv_args {
   int32_t groups, split_k;
   int32_t sm_count, max_active_clusters;
   int32_t swizzle, raster;
-  int32_t split_parallel; /* of a wgrad: each slice of K writes a dense D of its own, one after the other, from `d` on */
+  int32_t split_parallel; /* of a wgrad: each slice of K writes a dense D of its own, one after the other from `d` */
   const void* a;
   const void* b;
   const void* c_source; /* like D; null when beta is 0 */
@@ -127,8 +127,8 @@ typedef struct atomr_cutlass_conv_args {
   void* workspace;
 } atomr_cutlass_conv_args;
 
-/* Element by element: D = saturating_cast(alpha * scale * (A[0] + A[1] + ...) + beta * C), over `slices` arrays A that lie
- * `slice_stride` elements apart. */
+/* Element by element: D = saturating_cast(alpha * scale * (A[0] + A[1] + ...) + beta * C), over `slices` arrays A that
+ * lie `slice_stride` elements apart. */
 typedef struct atomr_cutlass_cast_args {
   int64_t count, slice_stride;
   const void* a;
@@ -142,14 +142,14 @@ typedef struct atomr_cutlass_cast_args {
 } atomr_cutlass_cast_args;
 
 /* Values in a narrow type and the scales that they are to be multiplied by: A is about D * scales * alpha. Row-major
- * matrices, D and the narrow operand of a dequantization dense; `lda` counts elements. A scale belongs to `block_rows` x
- * `block_columns` elements. Scales in float lie row-major, others in the swizzled layout of block-scaled fp4. */
+ * matrices, D and the narrow operand of a dequantization dense; `lda` counts elements. A scale belongs to `block_rows`
+ * x `block_columns` elements. Scales in float lie row-major, others in the swizzled layout of block-scaled fp4. */
 typedef struct atomr_cutlass_quantize_args {
   int64_t rows, columns, lda;
   const void* a;
   void* d;
   void* scales;
-  void* amax; /* one float, at least 0 when the kernel starts: of kernels that find or use the largest magnitude of all */
+  void* amax; /* the largest magnitude of all, of kernels that find or use it: a float, at least 0 when they start */
   double alpha;
   int32_t block_rows, block_columns;
   int32_t sm_count, max_active_clusters;

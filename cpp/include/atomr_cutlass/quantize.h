@@ -15,7 +15,7 @@
 namespace atomr_cutlass {
 
 enum class QuantizeForm {
-  kAmax,    // the largest magnitude of all, to `amax`: what kTensor needs
+  kAmax,  // the largest magnitude of all, to `amax`: what kTensor needs
   kTensor,  // one scale, from `amax`
   kRow,
   kBlock,
@@ -355,8 +355,8 @@ struct Dequantize {
          i += int64_t(gridDim.x) * kThreads) {
       int64_t const row = i / across;
       for (int64_t column = i % across * 2; column < i % across * 2 + 2 && column < params.columns; ++column) {
-        float const scale = ScaleStore<Scale>::read(params.scales, row / params.block_rows,
-                                                    column / params.block_columns, scales);
+        float const scale =
+            ScaleStore<Scale>::read(params.scales, row / params.block_rows, column / params.block_columns, scales);
         params.d[row * params.columns + column] = ElementD(element(params, row, column) * (scale * params.second));
       }
     }

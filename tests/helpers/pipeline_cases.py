@@ -25,7 +25,7 @@ from numpy.lib.stride_tricks import as_strided
 
 import atomr_cutlass as ac
 import fake_pack
-from atomr_cutlass import _core, devices, operands, table, trial
+from atomr_cutlass import _core, devices, operands, quantization, table, trial
 from atomr_cutlass.generator.key import KernelKey
 from atomr_cutlass.generator.matrix import expand
 from atomr_cutlass.generator.selection import Selection
@@ -475,6 +475,23 @@ def case_scales_are_folded() -> None:
     refused(
         ac.UnsupportedError, "scale_a: only fp8 kernels take arrays; give numbers", lambda: ac.gemm(a, b, scale_a=rows)
     )
+
+
+def case_fp4_is_of_later_gpus() -> None:
+    values = quantization.quantize_nvfp4(matrix(16, 32))
+    for backend in ("auto", "prebuilt", "jit"):
+        refused(
+            ac.UnsupportedError,
+            "no kernel multiplies fp4 on sm_80: block-scaled tensor cores came with sm_100a and sm_120a; dequantize",
+            lambda: ac.gemm(
+                values.values, values.values.T, scale_a=values.scale, scale_b=values.scale.T, backend=backend  # noqa: B023
+            ),
+        )  # fmt: skip
+    request = ac.GemmRequest(
+        ac.GemmShape(16, 16, 32), dtype=ac.CutlassDtype.F4E2M1, scaling="nvfp4", layout_b=ac.GemmLayout.COL_MAJOR
+    )
+    refused(ac.UnsupportedError, "no kernel multiplies fp4 on sm_80", lambda: ac.plan(request))
+    assert "no kernel multiplies fp4 on sm_80" in ac.explain(request).reason
 
 
 def case_device_memory_is_let_go_of() -> None:

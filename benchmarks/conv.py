@@ -169,8 +169,8 @@ def torch_call(case: Case) -> Call:
 
     if case.op == "fprop":
         return lambda one: torch.nn.functional.conv2d(channels_last(one.a), channels_last(one.b), None, **how)
-    # With real tensors for what only says the shape: torch.nn.grad's stand-ins are not channels-last, and cuDNN would be
-    # timed together with conversions of the layout.
+    # With real tensors for what only says the shape: the stand-ins of torch.nn.grad are not channels-last, so that cuDNN
+    # would be timed together with conversions of the layout.
     dgrad = case.op == "dgrad"
     shape = (g.n, g.h, g.w, g.c) if dgrad else (g.k, g.r, g.s, g.c // g.groups)
     spare = channels_last(torch.empty(shape, dtype=getattr(torch, case.dtype.numpy_name), device="cuda"))

@@ -108,11 +108,13 @@ def _fprop(_: SmArch) -> Iterator[Cell]:
 def _dgrad(_: SmArch) -> Iterator[Cell]:
     for a in HALF_TYPES:
         yield FULL, conv_sm90("conv2d_dgrad", a, a, (128, 128))
+        yield FULL, conv_sm90("conv2d_dgrad", a, a, (128, 64), stages=4)
 
 
 def _wgrad(_: SmArch) -> Iterator[Cell]:
     for a in HALF_TYPES:
         yield FULL, conv_sm90("conv2d_wgrad", a, a, (128, 128))
+        yield FULL, conv_sm90("conv2d_wgrad", a, a, (128, 64), stages=4)
 
 
 FAMILIES = tuple(

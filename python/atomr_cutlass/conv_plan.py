@@ -40,6 +40,13 @@ ITERATOR_PENALTY = {"": 1.0, "optimized": 1.0, "fixed_channels": 1.1, "few_chann
 STRIDE_PENALTY = {"": 1.0, "unity": 1.0, "strided": 1.1}
 """Likewise, for dgrad's support of strides."""
 
+TILE_SECONDS = 4.5e-6
+"""What a thread block of a TMA convolution takes beside its products: it starts, stores one tile and ends."""
+TILES_AT_ONCE = {64: 2}
+"""Thread blocks of it on a multiprocessor, by the width of its tile; 1 for any other."""
+MMA_SYNC_ON_HOPPER = 1.8
+"""How much longer implicit GEMM over mma.sync takes on sm_90 than the model of dense GEMM says."""
+
 DIRECT_TAPS_PER_CLOCK = 48.0
 """Taps of single channels that one multiprocessor sums in a depthwise convolution; in wgrad it reads two arrays."""
 DIRECT_WGRAD_TAPS_PER_CLOCK = 12.0
@@ -81,15 +88,36 @@ def cost(key: KernelKey, what: ConvProblem, device: Device, split_k: int = 1) ->
     if split_k > 1 and (what.op != WGRAD or key.d is not CutlassDtype.F32 or not _slices_apart(key, what)):
         return None
     m, n, k = _tiled_gemm(key, what)
+    if key.generation == "sm90":
+        moved = sum(bytes_of(spec.shape, spec.dtype) for spec in (what.a, what.b, what.d))
+        return _tma_seconds(key, (m, n, k), moved, device)
     variant = Variant(
         exchanged=False, m=m, n=n, k=-(-k // split_k), batch=g.groups * split_k,
-        layout_a=key.layout_a, layout_b=key.layout_b, lda=k, ldb=k, ldc=n, ldd=n, batch_strides=(0, 0, 0, 0), align_a=key.align_a, align_b=key.align_b, align_d=key.align_d,
+        layout_a=key.layout_a, layout_b=key.layout_b, lda=k, ldb=k, ldc=n, ldd=n, batch_strides=(0, 0, 0, 0),
+        align_a=key.align_a, align_b=key.align_b, align_d=key.align_d,
     )  # fmt: skip
     seconds = estimate.seconds(key, variant, device, shared_memory(key))
+    if device.capability == SmArch.SM90A.capability:
+        seconds *= MMA_SYNC_ON_HOPPER
     if split_k > 1:
         seconds += CAST_SECONDS + (split_k + 1) * m * n * key.d.bits / 8 / REDUCED_BYTES_PER_SECOND
     # Of kernels that are as fast, the one that loads more at once.
     return seconds * ITERATOR_PENALTY[key.iterator] * STRIDE_PENALTY[key.stride_support] * (1 + 1e-3 / key.align_a)
+
+
+def _tma_seconds(key: KernelKey, implicit_gemm: tuple[int, int, int], moved: int, device: Device) -> float:
+    """Estimated seconds of a convolution over TMA, whose thread blocks compute one tile each; `moved` bytes at least."""
+    m, n, k = implicit_gemm
+    tile_m, tile_n, tile_k = key.tile
+    steps = -(-k // tile_k)
+    residents = TILES_AT_ONCE.get(tile_n, 1)
+    rate = 16384.0 / key.a.bits * 2  # multiply-adds per clock and multiprocessor: WGMMA's
+    multiply = residents * tile_m * tile_n * tile_k * steps / (rate * estimate.TILE_N_EFFICIENCY[128])
+    clocks = max(multiply, steps * estimate.STEP_CLOCKS)
+    waves = -(-(-(-m // tile_m) * -(-n // tile_n)) // (device.multiprocessors * residents))
+    floor = moved / estimate.DRAM_BYTES_PER_SECOND.get(device.capability, 1e12)
+    seconds = max(waves * (clocks / estimate.CLOCK_HZ + TILE_SECONDS), floor) + estimate.LAUNCH_SECONDS
+    return seconds * (1 + 1e-3 / key.align_a)
 
 
 def _slices_apart(key: KernelKey, what: ConvProblem) -> bool:

@@ -169,7 +169,7 @@ def torch_call(case: Case) -> Call:
 
     if case.op == "fprop":
         return lambda one: torch.nn.functional.conv2d(channels_last(one.a), channels_last(one.b), None, **how)
-    # With real tensors for what only says the shape: the stand-ins of torch.nn.grad are not channels-last, so that cuDNN
+    # With real tensors for what only says the shape: the stand-ins of torch.nn.grad are not channels-last, and cuDNN
     # would be timed together with conversions of the layout.
     dgrad = case.op == "dgrad"
     shape = (g.n, g.h, g.w, g.c) if dgrad else (g.k, g.r, g.s, g.c // g.groups)

@@ -106,7 +106,7 @@ def cost(key: KernelKey, what: ConvProblem, device: Device, split_k: int = 1) ->
 
 
 def _tma_seconds(key: KernelKey, implicit_gemm: tuple[int, int, int], moved: int, device: Device) -> float:
-    """Estimated seconds of a convolution over TMA, whose thread blocks compute one tile each; `moved` bytes at least."""
+    """Estimated seconds of a convolution over TMA, a tile for each thread block; `moved` bytes are read and written."""
     m, n, k = implicit_gemm
     tile_m, tile_n, tile_k = key.tile
     steps = -(-k // tile_k)

@@ -144,7 +144,7 @@ def _peak(key: KernelKey) -> float:
     if key.generation == "sm90":
         return base
     if key.generation == "sm120":
-        return base / 4  # not measured either
+        return base / 4  # not measured: mma.sync of fp4 by the vendor's figures
     if key.generation != "sm80":
         return 2 * base  # not measured: UMMA's rate by the vendor's figures
     return base * 0.6 if hopper else base / 2

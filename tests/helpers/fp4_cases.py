@@ -179,6 +179,14 @@ def case_a_column_major_result_is_computed_as_its_transpose() -> None:
     assert (args.m, args.n, args.a, args.scale_a) == (130, 48, b.pointer, sb.pointer)
 
 
+def case_one_row() -> None:
+    (x, xs, wide_x), (w, ws, wide_w) = quantized(1, 64, "nvfp4"), quantized(16, 64, "nvfp4")
+    (a, sa), (b, sb) = on_gpu(x, xs), on_gpu(w, ws)
+    agrees(ac.gemm(a, transposed(b), scale_a=sa, scale_b=sb), wide_x @ wide_w.T)
+    column = operand(aligned(np.zeros((1, 16), np.float32)).T)
+    agrees(ac.gemm(b, transposed(a), scale_a=sb, scale_b=sa, out=column), wide_w @ wide_x.T)
+
+
 def case_plans_are_kept() -> None:
     gemm_module._plans.clear()
     out = operand(aligned(np.zeros((32, 16), np.float32)))

@@ -347,8 +347,11 @@ def choose(
     try:
         picked, split_k, wide = _picked(solved, device, **how)
         seconds = picked.seconds
-    except (UnsupportedError, KernelNotFoundError):
+    except (UnsupportedError, KernelNotFoundError) as error:
         if choice is None:
+            refused = isinstance(error, UnsupportedError)
+            if refused and product is not None and select.best_cell(product, device, arch) is not None:
+                raise select.missing(product, device, arch) from error
             raise
         seconds = math.inf
     if product is not None and choice is not None and choice.seconds < seconds:
@@ -565,6 +568,7 @@ def _picked(
         return _pick(what, device, **how), 1, None
     best: Picked | None = None
     failure: Exception = UnsupportedError(_refusal(what))
+    missing: KernelNotFoundError | None = None  # why a way that the matrix has is not open
     try:
         best = _pick(what, device, **how)
     except (UnsupportedError, KernelNotFoundError) as error:
@@ -575,7 +579,9 @@ def _picked(
     try:
         if wide is not what:
             _pick_cast(CutlassDtype.F32, what.d.dtype, device, **how)
-    except (UnsupportedError, KernelNotFoundError):
+    except (UnsupportedError, KernelNotFoundError) as error:
+        if isinstance(error, KernelNotFoundError) and _best(wide, device, arch) is not None:
+            missing = error
         wide = what
     for count in SLICES:
         if count > 1 and what.implicit_gemm[2] < count * 256:
@@ -586,11 +592,14 @@ def _picked(
                 continue
             try:
                 sliced = _pick(problem, device, count, **how)
-            except (UnsupportedError, KernelNotFoundError):
+            except (UnsupportedError, KernelNotFoundError) as error:
+                missing = error if isinstance(error, KernelNotFoundError) else missing
                 continue
             if sliced.seconds + extra < seconds:
                 best, slices, through, seconds = sliced, count, problem, sliced.seconds + extra
     if best is None:
+        if missing is not None and isinstance(failure, UnsupportedError):
+            raise missing
         if reason and isinstance(failure, UnsupportedError):
             raise UnsupportedError(f"{failure}; nor is it computed in float32: {reason}")
         raise failure

@@ -12,7 +12,7 @@ import pytest
 import fake_table
 from atomr_cutlass import CutlassDtype as D
 from atomr_cutlass import SmArch, conv_plan, devices, pick, reference
-from atomr_cutlass.conv_plan import CAST_ALIGNMENT, _picked, _served, best_key, cost, make
+from atomr_cutlass.conv_plan import CAST_ALIGNMENT, _picked, _served, best_key, choose, cost, make
 from atomr_cutlass.conv_problem import (
     DGRAD,
     FPROP,
@@ -549,6 +549,35 @@ def test_a_result_that_no_kernel_has_is_cast(only: Any) -> None:
     assert _chosen(_problem(WGRAD, (1, 8, 8, 3), (5, 3, 3), c=True)).d is D.F32
     with pytest.raises(UnsupportedError, match="a cast writes what is dense and aligned to 16 bytes"):
         _chosen(_problem(WGRAD, (1, 8, 8, 3), (5, 3, 3), alignments={"d": 2}))
+
+
+def test_a_rewrite_that_the_table_lacks_is_no_refusal(only: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The matrix serves it, but through two kernels: whichever is missing, it can be built."""
+    product, helper = _cell(WGRAD, d=D.F32), cast(SmArch.SM80, D.F32, D.BF16)
+    only(product, helper)
+    odd = _problem(WGRAD, (1, 8, 8, 3), (5, 3, 3))
+    for there, op in (((), "cast"), ((product,), "cast"), ((helper,), WGRAD)):
+        fake_table.install(monkeypatch, [fake_table.row(key) for key in there])
+        for how in ({"backend": "prebuilt"}, {"jit": "off"}):
+            with pytest.raises(KernelNotFoundError, match=f"no kernel in the table serves this {op}; .* would: build"):
+                _chosen(odd, **how)
+    fake_table.install(monkeypatch, [fake_table.row(key) for key in (product, helper)])
+    assert _chosen(odd, jit="off") == product
+    only(helper)
+    fake_table.install(monkeypatch, [])
+    with pytest.raises(UnsupportedError, match="no kernel of the matrix serves this"):
+        _chosen(odd, jit="off")
+
+
+def test_a_gemm_that_the_table_lacks_is_no_refusal(only: Any) -> None:
+    """A filter of one tap that only kernels of GEMM serve."""
+    only()
+    what = _problem(FPROP, (2, 8, 8, 5), (7, 1, 1))
+    assert choose(what, A100).product is not None
+    with pytest.raises(KernelNotFoundError, match=r"no kernel in the table serves bf16 .* would: it is in preset"):
+        choose(what, A100, jit="off")
+    with pytest.raises(UnsupportedError, match="no kernel of the matrix serves this"):
+        choose(_problem(FPROP, (2, 8, 8, 5), (7, 3, 3)), A100, jit="off")
 
 
 def test_a_table_that_cannot_slice_computes_in_one_piece(only: Any, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -526,7 +526,7 @@ def planned(request: ac.GemmRequest) -> ac.Plan:
     try:
         return ac.plan(request, backend=BACKEND)
     except ac.KernelNotFoundError as error:
-        lacking(error)
+        lacking(error, request.arch)
 
 
 REQUESTS = [

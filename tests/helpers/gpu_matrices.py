@@ -16,6 +16,7 @@ import pytest
 
 from atomr_cutlass import devices, numerics, operands, reference, table
 from atomr_cutlass.generator import matrix
+from atomr_cutlass.generator.archs import SmArch
 from atomr_cutlass.generator.dtypes import CutlassDtype
 from atomr_cutlass.numerics import default_out_dtype, math_mode
 from atomr_cutlass.problem import GemmProblem, MatrixSpec
@@ -317,9 +318,9 @@ def lacking(error: Exception, kind: Kind, layouts: str, result: CutlassDtype) ->
 
 
 @functools.cache
-def has_default_preset() -> bool:
-    """Whether the installed table has all that the default preset has for this GPU."""
-    arch = devices.get(0).arch
+def has_default_preset(arch: SmArch | None = None) -> bool:
+    """Whether the installed table has all that the default preset has for an arch; without one, for this GPU's."""
+    arch = arch or devices.get(0).arch
     installed = {info.key for info in table.kernels()}
     return arch is not None and installed.issuperset(matrix.expand("default", [arch]))
 

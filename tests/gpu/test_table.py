@@ -1,4 +1,7 @@
-"""Every kernel of the installed table, launched directly; and those of an older target, through requests."""
+"""Every kernel of plain GEMM in the installed table, launched directly; and those of an older target, by requests.
+
+Other operations, fp8 and scales have walks of their own: test_conv, test_grouped, test_fp8.
+"""
 
 from dataclasses import replace
 from typing import Any
@@ -6,14 +9,23 @@ from typing import Any
 import pytest
 
 import atomr_cutlass as ac
-from atomr_cutlass import devices, select
+from atomr_cutlass import devices, fp4, select
+from atomr_cutlass.generator.rules import FP8_TYPES
 from atomr_cutlass.plan import Plan, from_choice
 from atomr_cutlass.select import Choice
 from gpu_matrices import KINDS, Guarded, Kind, assert_product, lacking, pairs, placed, problem_of
 
 pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("torch")]
 
-TABLE = ac.kernels(op="gemm")
+
+def known(info: ac.KernelInfo) -> bool:
+    """Whether the kernel is of plain GEMM, and of types that `gpu_matrices` makes."""
+    key = info.key
+    plain = key.epilogue == "lc" and not key.scale_type
+    return plain and not {key.a, key.b, key.d} & {*FP8_TYPES, fp4.FP4}
+
+
+TABLE = [info for info in ac.kernels(op="gemm") if known(info)]
 
 Shape = tuple[int, int, int]
 

@@ -145,11 +145,20 @@ def test_a_compiler_that_hangs_is_stopped(monkeypatch: pytest.MonkeyPatch, tmp_p
 
 def test_an_interrupt_stops_the_compilers(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     _worker(monkeypatch, tmp_path, "import time; time.sleep(600)")
-    timer = threading.Timer(0.5, signal.raise_signal, [signal.SIGINT])
-    timer.start()
+
+    def interrupt() -> None:
+        # Only once both run: before that the interrupt may hit where Python swallows it (a finalizer, gc's callbacks).
+        while len(compiler._running) < 2:
+            time.sleep(0.01)
+        time.sleep(0.2)
+        signal.raise_signal(signal.SIGINT)
+
+    thread = threading.Thread(target=interrupt)
+    thread.start()
     start = time.monotonic()
     with pytest.raises(KeyboardInterrupt):
         BROKEN.compile()
+    thread.join()
     assert time.monotonic() - start < 30
     assert compiler._running == set()
 

@@ -14,6 +14,7 @@ import sys
 import threading
 import time
 import types
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -143,22 +144,22 @@ def test_a_compiler_that_hangs_is_stopped(monkeypatch: pytest.MonkeyPatch, tmp_p
     assert compiler._running == set()
 
 
+@pytest.fixture
+def interruptible() -> Iterator[None]:
+    """A process started in the background of a shell ignores interrupts."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.usefixtures("interruptible")
 def test_an_interrupt_stops_the_compilers(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     _worker(monkeypatch, tmp_path, "import time; time.sleep(600)")
-
-    def interrupt() -> None:
-        # Only once both run: before that the interrupt may hit where Python swallows it (a finalizer, gc's callbacks).
-        while len(compiler._running) < 2:
-            time.sleep(0.01)
-        time.sleep(0.2)
-        signal.raise_signal(signal.SIGINT)
-
-    thread = threading.Thread(target=interrupt)
-    thread.start()
+    timer = threading.Timer(0.5, signal.raise_signal, [signal.SIGINT])
+    timer.start()
     start = time.monotonic()
     with pytest.raises(KeyboardInterrupt):
         BROKEN.compile()
-    thread.join()
     assert time.monotonic() - start < 30
     assert compiler._running == set()
 

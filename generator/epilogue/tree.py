@@ -1,0 +1,438 @@
+"""EpilogueVisitorTree: a directed acyclic graph over an accumulator, in a form that equal graphs share.
+
+A tree computes, for every element of a result, D and whatever else it stores or reduces from `acc`, which is
+alpha * A B + beta * C with the scales of A and B. Its values are floats (doubles for f64); only `cast`, stores and the
+result round.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+
+from ..dtypes import CutlassDtype
+from .ops import OPS
+
+SCALAR, ROW, COLUMN, MATRIX, MASK = "scalar", "row", "column", "matrix", "mask"
+KINDS = (SCALAR, ROW, COLUMN, MATRIX, MASK)
+"""How an operand lies over the result, in CUTLASS's words: one value; one row (N,), the same for all rows; one column
+(M,); a matrix (M, N); or a matrix of bits, eight to a byte along N, the first in the lowest bit."""
+
+REDUCED_KINDS = (SCALAR, ROW, COLUMN)
+REDUCTIONS = ("sum", "max", "amax")
+
+MAX_NODES = 128
+MAX_OPERANDS = 16
+RESULT = "out"
+ACCUMULATOR = "acc"
+PREFIX = "evt:"
+
+INPUT_DTYPES = (
+    CutlassDtype.F64,
+    CutlassDtype.F32,
+    CutlassDtype.F16,
+    CutlassDtype.BF16,
+    CutlassDtype.I8,
+    CutlassDtype.I32,
+    CutlassDtype.F8E4M3,
+    CutlassDtype.F8E5M2,
+)
+"""Element types that a tree reads, stores and casts to."""
+
+
+@dataclass(frozen=True, eq=False)
+class Node:
+    """A value. Nodes are compared by identity while a graph is put together; trees compare them by what they compute.
+
+    Attributes:
+        op: `acc`, `input`, `constant`, `cast` or a name of OPS.
+        inputs: the values that it is computed from.
+        attributes: numbers of an op or of a constant; dtype of a cast; name, kind and dtype of an input.
+        label: what messages and drawings call it; no part of what it computes.
+    """
+
+    op: str
+    inputs: tuple[Node, ...] = ()
+    attributes: tuple[str | float, ...] = ()
+    label: str = ""
+
+    def __str__(self) -> str:
+        if self.op == "input":
+            return f"input {self.attributes[0]!r}"
+        return f"{self.op} {self.label!r}" if self.label else self.op
+
+
+@dataclass(frozen=True)
+class Input:
+    """An operand that a tree reads.
+
+    Attributes:
+        name: what a call gives it by.
+        kind: one of KINDS.
+        dtype: its element type; None for a mask.
+    """
+
+    name: str
+    kind: str
+    dtype: CutlassDtype | None
+
+
+@dataclass(frozen=True)
+class Output:
+    """What a tree writes beside the result.
+
+    Attributes:
+        name: what a call gives it by.
+        kind: `matrix` or `mask`; of a reduction `row` (N,), `column` (M,) or `scalar`.
+        dtype: its element type; None for a mask; f32 for reductions (f64 where the accumulator is f64).
+        reduction: one of REDUCTIONS, or empty.
+    """
+
+    name: str
+    kind: str
+    dtype: CutlassDtype | None
+    reduction: str = ""
+
+
+class EpilogueVisitorTree:
+    """A graph of values over the accumulator, with the result and what else is written.
+
+    Two trees are equal when they compute the same from operands of the same names, whichever way they were put
+    together; then their ids are equal too.
+
+    Attributes:
+        result: the node of D.
+        result_dtype: the element type that D must have, where the tree decides it.
+        stores: (output, node) of everything else that is written, by name.
+        inputs: the operands read, in the order in which kernels take them.
+        outputs: the outputs of `stores`, likewise.
+    """
+
+    def __init__(
+        self,
+        result: Node,
+        stores: Iterable[tuple[Output, Node]] = (),
+        *,
+        result_dtype: CutlassDtype | None = None,
+    ) -> None:
+        """A tree.
+
+        Raises:
+            ValueError: names the node that is wrong, and the cure.
+        """
+        self.result = result
+        self.result_dtype = result_dtype
+        self.stores: tuple[tuple[Output, Node], ...] = tuple(sorted(stores, key=lambda store: store[0].name))
+        self._order = _topological([result, *(node for _, node in self.stores)])
+        for node in self._order:
+            _check_node(node)
+        self._check_names()
+        self._lines, self._index, self.inputs = self._canonical()
+        self.outputs = tuple(output for output, _ in self.stores)
+        if len(self._values) > MAX_NODES:
+            raise ValueError(f"the tree has {len(self._values)} values; a kernel takes at most {MAX_NODES}: split it")
+        if len(self.inputs) + len(self.outputs) > MAX_OPERANDS:
+            raise ValueError(
+                f"the tree has {len(self.inputs)} inputs and {len(self.outputs)} outputs beside D; a kernel takes at "
+                f"most {MAX_OPERANDS} together"
+            )
+        if self.kind(result) not in (MATRIX, MASK):
+            raise ValueError(
+                f"the result, {result}, is one value for a whole {self.kind(result)}: it does not depend on the "
+                "accumulator or on a matrix"
+            )
+        if all(node.op != ACCUMULATOR for node in self._order):
+            raise ValueError("nothing in the tree reads the accumulator: there is nothing to fuse with")
+
+    @classmethod
+    def parse(cls, program: str, names: Iterable[str] | None = None) -> EpilogueVisitorTree:
+        """The tree of a program.
+
+        Args:
+            program: the text of `program`.
+            names: of the inputs and then of the outputs, in its order; without them, `i0`, `i1`, ..., `o0`, ....
+
+        Raises:
+            ValueError: not the text of a tree.
+        """
+        if not program.startswith(PREFIX):
+            raise ValueError(f"{program!r} is no epilogue program: it does not begin with {PREFIX}")
+        given = None if names is None else list(names)
+        nodes: list[Node] = []
+        stores: list[tuple[Output, Node]] = []
+        result: Node | None = None
+        inputs = outputs = 0
+
+        def name(prefix: str, number: int) -> str:
+            return f"{prefix}{number}" if given is None else given.pop(0)
+
+        try:
+            for line in program[len(PREFIX) :].split(";"):
+                op, *words = line.split(":")
+                if op == "out":
+                    result = nodes[int(words[0])]
+                elif op == "store":
+                    dtype = None if words[1] == MASK else CutlassDtype(words[1])
+                    output = Output(name("o", outputs), MASK if dtype is None else MATRIX, dtype)
+                    stores.append((output, nodes[int(words[0])]))
+                    outputs += 1
+                elif op == "reduce":
+                    kind, reduction, dtype = words[1], words[2], CutlassDtype(words[3])
+                    stores.append((Output(name("o", outputs), kind, dtype, reduction), nodes[int(words[0])]))
+                    outputs += 1
+                elif op == "input":
+                    nodes.append(Node(op, (), (name("i", inputs), *words)))
+                    inputs += 1
+                elif op == "constant":
+                    nodes.append(Node(op, (), (float.fromhex(words[0]),)))
+                elif op == "cast":
+                    nodes.append(Node(op, (nodes[int(words[0])],), (words[1],)))
+                elif op == ACCUMULATOR:
+                    nodes.append(Node(op))
+                else:
+                    arity = OPS[op].arity
+                    values = tuple(nodes[int(word)] for word in words[:arity])
+                    nodes.append(Node(op, values, tuple(float.fromhex(word) for word in words[arity:])))
+        except (IndexError, KeyError, TypeError, ValueError) as error:
+            raise ValueError(f"{program!r} is no epilogue program: {error}") from None
+        if result is None:
+            raise ValueError(f"{program!r} is no epilogue program: it has no result")
+        return cls(result, stores)
+
+    @property
+    def program(self) -> str:
+        """What a kernel is compiled from: the tree without the names of its operands. `parse` reads it back."""
+        return PREFIX + ";".join(self._lines)
+
+    @cached_property
+    def id(self) -> str:
+        """`evt_` and 16 hexadecimal digits of a hash over the canonical form with its names."""
+        return "evt_" + hashlib.sha256(self._identity.encode()).hexdigest()[:16]
+
+    @property
+    def nodes(self) -> tuple[Node, ...]:
+        """One node for each distinct value, in the order of the program."""
+        return tuple(self._values)
+
+    def index(self, node: Node) -> int:
+        """The number of a node's value in the program."""
+        return self._index[node]
+
+    def kind(self, node: Node) -> str:
+        """How a node's value varies over the result: `scalar`, `row`, `column` or `matrix`."""
+        return self._kinds[node]
+
+    def to_dot(self) -> str:
+        """The tree in Graphviz's language."""
+        lines = ["digraph epilogue {", "  rankdir=BT;", '  node [fontname="sans-serif", shape=box, style=rounded];']
+        for number, node in enumerate(self._values):
+            text = [_title(node)]
+            if node.label and node.op != "input":
+                text.append(node.label)
+            shape = ", shape=ellipse" if not node.inputs else ""
+            lines.append(f"  v{number} [label={_quoted(text)}{shape}];")
+            lines += [f"  v{self._index[one]} -> v{number};" for one in node.inputs]
+        for number, (output, node) in enumerate([(self._result, self.result), *self.stores]):
+            what = " ".join(filter(None, [output.reduction, output.kind, output.dtype.value if output.dtype else ""]))
+            lines.append(f"  o{number} [label={_quoted([output.name, what])}, shape=box, style=filled];")
+            lines.append(f"  v{self._index[node]} -> o{number};")
+        return "\n".join([*lines, "}", ""])
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, EpilogueVisitorTree) and self._identity == other._identity
+
+    def __hash__(self) -> int:
+        return hash(self._identity)
+
+    def __repr__(self) -> str:
+        names = ", ".join(f"{one.name}: {one.kind}" for one in self.inputs)
+        written = ", ".join([RESULT, *(output.name for output in self.outputs)])
+        return f"<EpilogueVisitorTree {self.id}: {', '.join(filter(None, [ACCUMULATOR, names]))} -> {written}>"
+
+    @property
+    def _result(self) -> Output:
+        return Output(RESULT, MATRIX, self.result_dtype)
+
+    @property
+    def _identity(self) -> str:
+        dtype = "" if self.result_dtype is None else self.result_dtype.value
+        names = [one.name for one in self.inputs] + [one.name for one in self.outputs]
+        return " ".join([self.program, f"->{dtype}", *names])
+
+    def _check_names(self) -> None:
+        seen: dict[str, str] = {ACCUMULATOR: "the accumulator", RESULT: "the result"}
+        declared: dict[str, tuple[str | float, ...]] = {}
+        for node in self._order:
+            if node.op != "input":
+                continue
+            name = str(node.attributes[0])
+            if declared.setdefault(name, node.attributes) != node.attributes:
+                raise ValueError(f"input {name!r} is declared twice, as {declared[name][1:]} and {node.attributes[1:]}")
+            if name in seen:
+                raise ValueError(f"input {name!r} has the name of {seen[name]}: choose another name")
+        seen |= dict.fromkeys(declared, "an input")
+        for output, node in self.stores:
+            if output.name in seen:
+                raise ValueError(
+                    f"{node} is stored to {output.name!r}, the name of {seen[output.name]}: choose another"
+                )
+            seen[output.name] = "another output"
+            _check_output(output, node)
+
+    def _canonical(self) -> tuple[list[str], dict[Node, int], tuple[Input, ...]]:
+        """Lines of the program, the number of each node's value, and the inputs in order.
+
+        Equal values get one number. Operands of commutative operations are sorted by what they compute, not by the
+        names of inputs where that decides, so that names do not decide which kernel is compiled.
+        """
+        anonymous: dict[Node, str] = {}
+        named: dict[Node, str] = {}
+        ordered: dict[Node, tuple[Node, ...]] = {}
+        for node in self._order:
+            inputs = node.inputs
+            if node.op in OPS and OPS[node.op].commutative:
+                inputs = tuple(sorted(inputs, key=lambda one: (anonymous[one], named[one])))
+            ordered[node] = inputs
+            own = [node.op, *map(_text, node.attributes)]
+            shown = [*own[:1], *own[2:]] if node.op == "input" else own
+            anonymous[node] = _digest([*shown, *(anonymous[one] for one in inputs)])
+            named[node] = _digest([*own, *(named[one] for one in inputs)])
+
+        # Depth first from the result and then the stores, which gives one order whatever order the nodes were made in.
+        lines: list[str] = []
+        number: dict[str, int] = {}
+        inputs_found: list[Input] = []
+        self._values: list[Node] = []
+        for node in _topological([self.result, *(node for _, node in self.stores)], ordered):
+            if named[node] in number:
+                continue
+            number[named[node]] = len(self._values)
+            self._values.append(node)
+            if node.op == "input":
+                name, kind, dtype = map(str, node.attributes)
+                inputs_found.append(Input(name, kind, None if kind == MASK else CutlassDtype(dtype)))
+                lines.append(f"input:{kind}:{dtype}")
+            else:
+                words = [node.op, *(str(number[named[one]]) for one in ordered[node]), *map(_text, node.attributes)]
+                lines.append(":".join(words))
+        index = {node: number[named[node]] for node in self._order}
+        lines.append(f"out:{index[self.result]}")
+        for output, node in self.stores:
+            dtype = MASK if output.dtype is None else output.dtype.value
+            if output.reduction:
+                lines.append(f"reduce:{index[node]}:{output.kind}:{output.reduction}:{dtype}")
+            else:
+                lines.append(f"store:{index[node]}:{dtype}")
+        return lines, index, tuple(inputs_found)
+
+    @cached_property
+    def _kinds(self) -> Mapping[Node, str]:
+        kinds: dict[Node, str] = {}
+        for node in self._order:
+            if node.op == ACCUMULATOR:
+                kinds[node] = MATRIX
+            elif node.op == "input":
+                kinds[node] = MATRIX if node.attributes[1] == MASK else str(node.attributes[1])
+            else:
+                below = {kinds[one] for one in node.inputs} - {SCALAR}
+                kinds[node] = SCALAR if not below else (below.pop() if len(below) == 1 else MATRIX)
+        return kinds
+
+
+def _topological(roots: Iterable[Node], inputs: Mapping[Node, tuple[Node, ...]] | None = None) -> list[Node]:
+    """Every node once, after those that it is computed from; depth first, without recursion."""
+    order: list[Node] = []
+    done: set[Node] = set()
+    for root in roots:
+        stack: list[tuple[Node, Iterator[Node]]] = []
+        if root not in done:
+            done.add(root)
+            stack.append((root, iter(inputs[root] if inputs else root.inputs)))
+        while stack:
+            node, left = stack[-1]
+            following = next((one for one in left if one not in done), None)
+            if following is None:
+                order.append(node)
+                stack.pop()
+            else:
+                done.add(following)
+                stack.append((following, iter(inputs[following] if inputs else following.inputs)))
+    return order
+
+
+def _check_node(node: Node) -> None:
+    if node.op == "input":
+        name, kind, dtype = node.attributes
+        if not str(name).isidentifier():
+            raise ValueError(f"input {name!r}: a name is a Python identifier")
+        if kind not in KINDS:
+            raise ValueError(f"input {name!r} is a {kind!r}; valid: {', '.join(KINDS)}")
+        if kind != MASK and dtype not in [one.value for one in INPUT_DTYPES]:
+            valid = ", ".join(one.value for one in INPUT_DTYPES)
+            raise ValueError(f"input {name!r} has element type {dtype!r}; valid: {valid}")
+        return
+    if node.op == "constant":
+        if not isinstance(node.attributes[0], float) or math.isnan(node.attributes[0]):
+            raise ValueError(f"a constant is {node.attributes[0]!r}; expected a number")
+        return
+    if node.op == "cast":
+        if node.attributes[0] not in [one.value for one in INPUT_DTYPES]:
+            valid = ", ".join(one.value for one in INPUT_DTYPES)
+            raise ValueError(f"{node}: cast to {node.attributes[0]!r}; valid: {valid}")
+        arity = 1
+    elif node.op == ACCUMULATOR:
+        arity = 0
+    else:
+        op = OPS.get(node.op)
+        if op is None:
+            raise ValueError(f"unknown operation {node.op!r}; valid: {', '.join(OPS)}")
+        arity = op.arity
+        if len(node.attributes) != len(op.attributes):
+            raise ValueError(f"{node} takes {', '.join(op.attributes) or 'no numbers'}, not {node.attributes}")
+        for name, value in zip(op.attributes, node.attributes, strict=True):
+            if not isinstance(value, float) or math.isnan(value):
+                raise ValueError(f"{node}: {name} is {value!r}; expected a number")
+        if node.op == "clamp" and float(node.attributes[0]) > float(node.attributes[1]):
+            raise ValueError(f"{node}: low is {node.attributes[0]}, above high, {node.attributes[1]}")
+    if len(node.inputs) != arity:
+        raise ValueError(f"{node} takes {arity} values, not {len(node.inputs)}")
+
+
+def _check_output(output: Output, node: Node) -> None:
+    if not output.name.isidentifier():
+        raise ValueError(f"output {output.name!r} of {node}: a name is a Python identifier")
+    if not output.reduction:
+        if output.kind not in (MATRIX, MASK):
+            raise ValueError(f"output {output.name!r} is a {output.kind!r}; stored are {MATRIX} and {MASK}")
+        if output.kind == MATRIX and output.dtype not in INPUT_DTYPES:
+            valid = ", ".join(one.value for one in INPUT_DTYPES)
+            given = output.dtype.value if output.dtype else None
+            raise ValueError(f"output {output.name!r} has element type {given!r}; valid: {valid}")
+        return
+    if output.reduction not in REDUCTIONS:
+        raise ValueError(f"output {output.name!r}: reduction {output.reduction!r}; valid: {', '.join(REDUCTIONS)}")
+    if output.kind not in REDUCED_KINDS:
+        raise ValueError(f"output {output.name!r} is reduced to a {output.kind!r}; valid: {', '.join(REDUCED_KINDS)}")
+    if output.dtype not in (CutlassDtype.F32, CutlassDtype.F64):
+        raise ValueError(f"output {output.name!r} is a reduction: its element type is f32, or f64 of f64 products")
+
+
+def _title(node: Node) -> str:
+    words = [node.op, *map(str, node.attributes)]
+    return " ".join(words[1:] if node.op in ("input", "constant") else words)
+
+
+def _quoted(lines: list[str]) -> str:
+    text = "\\n".join(line.replace("\\", "\\\\").replace('"', '\\"') for line in lines if line)
+    return f'"{text}"'
+
+
+def _text(attribute: str | float) -> str:
+    return attribute if isinstance(attribute, str) else float(attribute).hex()
+
+
+def _digest(words: Iterable[str]) -> str:
+    return hashlib.sha256("\0".join(words).encode()).hexdigest()

@@ -2,49 +2,42 @@
 // take them. CUTLASS's own tanh is an approximation of 11 bits, which is too few for results in fp32.
 #pragma once
 
+#include "atomr_cutlass/epilogue_ops.h"
 #include "cutlass/array.h"
 #include "cutlass/cutlass.h"
 
 namespace atomr_cutlass {
 
 struct Relu {
-  // Written so that NaN stays NaN.
-  CUTLASS_DEVICE static float apply(float x) { return x < 0.0f ? 0.0f : x; }
+  CUTLASS_DEVICE static float apply(float x) { return ops::relu(x); }
 };
 
 struct LeakyRelu {
-  CUTLASS_DEVICE static float apply(float x) { return x > 0.0f ? x : 0.01f * x; }
+  CUTLASS_DEVICE static float apply(float x) { return ops::leaky_relu(x, 0.01f); }
 };
 
 struct Sigmoid {
-  CUTLASS_DEVICE static float apply(float x) { return 1.0f / (1.0f + expf(-x)); }
+  CUTLASS_DEVICE static float apply(float x) { return ops::sigmoid(x); }
 };
 
 struct Silu {
-  CUTLASS_DEVICE static float apply(float x) { return x * Sigmoid::apply(x); }
+  CUTLASS_DEVICE static float apply(float x) { return ops::silu(x); }
 };
 
 struct Tanh {
-  CUTLASS_DEVICE static float apply(float x) { return tanhf(x); }
+  CUTLASS_DEVICE static float apply(float x) { return ops::tanh(x); }
 };
 
 struct Hardswish {
-  CUTLASS_DEVICE static float apply(float x) {
-    float const shifted = x + 3.0f;
-    // fminf and fmaxf would turn NaN into a number; the product with x keeps it.
-    return x * fminf(fmaxf(shifted, 0.0f), 6.0f) * (1.0f / 6.0f);
-  }
+  CUTLASS_DEVICE static float apply(float x) { return ops::hardswish(x); }
 };
 
 struct Gelu {
-  CUTLASS_DEVICE static float apply(float x) { return 0.5f * x * erfcf(x * -0.70710678118654752f); }
+  CUTLASS_DEVICE static float apply(float x) { return ops::gelu(x); }
 };
 
 struct GeluTanh {
-  // (1 + tanh(t)) / 2 is sigmoid(2 t), which does not cancel for negative t.
-  CUTLASS_DEVICE static float apply(float x) {
-    return x * Sigmoid::apply(2.0f * 0.79788456080286536f * x * (1.0f + 0.044715f * x * x));
-  }
+  CUTLASS_DEVICE static float apply(float x) { return ops::gelu_tanh(x); }
 };
 
 // CUTLASS wants a template over the element type, which is instantiated for single values and for arrays.

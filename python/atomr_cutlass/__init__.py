@@ -3,9 +3,11 @@
 Importing does nothing but import: no CUDA initialisation, no folder, no compiler.
 """
 
+from . import epilogue
 from .actor import CutlassActor, CutlassProps, props
 from .bindings import BoundPlan
 from .conv import conv2d, conv2d_dgrad, conv2d_wgrad
+from .epilogue import EpilogueVisitorTree, EvtBuilder
 from .errors import (
     CacheError,
     CompileError,
@@ -62,6 +64,8 @@ __all__ = [
     "CutlassMsg",
     "CutlassProps",
     "DeviceUnavailableError",
+    "EpilogueVisitorTree",
+    "EvtBuilder",
     "Explanation",
     "GemmEpilogue",
     "GemmLayout",
@@ -85,6 +89,7 @@ __all__ = [
     "conv2d_dgrad",
     "conv2d_wgrad",
     "dequantize",
+    "epilogue",
     "exit_for_restart",
     "explain",
     "gemm",

@@ -24,7 +24,7 @@ LAYERS = (
     ("generator",),
     ("numerics", "devices", "table", "plan_cache", "mailbox", "supervisor", "keyed_locks"),
     ("reference", "operands", "problem", "quantization", "verification"),
-    ("conv_problem", "fp4", "grouped_problem"),
+    ("conv_problem", "epilogue", "fp4", "grouped_problem"),
     ("estimate",),
     ("select",),
     ("jit",),

@@ -1,0 +1,102 @@
+"""Epilogues of your own: Python functions traced into trees, and trees put together step by step.
+
+    def epilogue(acc, bias, residual):
+        return relu(acc + bias) + residual
+
+Such a function computes every element of D from the accumulator, alpha * A B + beta * C, and from operands: a single
+element, a row (N,), a column (M,), a matrix (M, N), or a mask of bits.
+"""
+
+from ..generator.epilogue.tree import EpilogueVisitorTree
+from . import functions
+from .builder import EvtBuilder
+from .functions import (
+    absolute,
+    cast,
+    clamp,
+    column_amax,
+    column_max,
+    column_sum,
+    d_gelu,
+    d_gelu_tanh,
+    d_relu,
+    d_sigmoid,
+    d_silu,
+    d_tanh,
+    exp,
+    fma,
+    gelu,
+    gelu_tanh,
+    hardswish,
+    leaky_relu,
+    log,
+    mask,
+    maximum,
+    minimum,
+    reciprocal,
+    relu,
+    row_amax,
+    row_max,
+    row_sum,
+    rsqrt,
+    sigmoid,
+    silu,
+    sqrt,
+    square,
+    tanh,
+    total_amax,
+    total_max,
+    total_sum,
+    where,
+)
+from .trace import Operand, Traced, operand_of, readings, trace
+from .values import Value
+
+__all__ = [
+    "EpilogueVisitorTree",
+    "EvtBuilder",
+    "Operand",
+    "Traced",
+    "Value",
+    "absolute",
+    "cast",
+    "clamp",
+    "column_amax",
+    "column_max",
+    "column_sum",
+    "d_gelu",
+    "d_gelu_tanh",
+    "d_relu",
+    "d_sigmoid",
+    "d_silu",
+    "d_tanh",
+    "exp",
+    "fma",
+    "functions",
+    "gelu",
+    "gelu_tanh",
+    "hardswish",
+    "leaky_relu",
+    "log",
+    "mask",
+    "maximum",
+    "minimum",
+    "operand_of",
+    "readings",
+    "reciprocal",
+    "relu",
+    "row_amax",
+    "row_max",
+    "row_sum",
+    "rsqrt",
+    "sigmoid",
+    "silu",
+    "sqrt",
+    "square",
+    "tanh",
+    "total_amax",
+    "total_max",
+    "total_sum",
+    "trace",
+    "where",
+]

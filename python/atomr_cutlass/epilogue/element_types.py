@@ -1,0 +1,66 @@
+"""Element types as callers name them: this package's, a name, NumPy's, PyTorch's or DLPack's."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from ..errors import InvalidOperandError
+from ..generator.dtypes import CutlassDtype
+from ..numerics import from_numpy_dtype
+from ..operands import BYTE
+
+
+def element_type(dtype: Any, what: str) -> CutlassDtype:
+    """The element type that `dtype` names.
+
+    Args:
+        dtype: a CutlassDtype, a name such as `bf16`, a dtype of NumPy, ml_dtypes or PyTorch, or DLPack's (type code,
+            bits).
+        what: what messages say has it.
+
+    Raises:
+        InvalidOperandError: it names none.
+    """
+    if isinstance(dtype, CutlassDtype):
+        return dtype
+    found: CutlassDtype | None = None
+    if isinstance(dtype, tuple):
+        found = CutlassDtype.from_dlpack(*dtype) if len(dtype) == 2 else None
+    elif isinstance(dtype, str) or _is_torch(dtype):
+        try:
+            return CutlassDtype.parse(_name(dtype))
+        except ValueError as error:
+            raise InvalidOperandError(f"{what}: {error}") from None
+    elif dtype is not None:  # which NumPy reads as float64
+        try:
+            found = from_numpy_dtype(np.dtype(dtype))
+        except TypeError:
+            found = None
+    if found is None:
+        valid = ", ".join(one.value for one in CutlassDtype)
+        raise InvalidOperandError(f"{what}: {dtype!r} is no element type; valid: {valid}")
+    return found
+
+
+def is_byte(dtype: Any) -> bool:
+    """Whether `dtype` names plain bytes, which masks lie in."""
+    if isinstance(dtype, tuple):
+        return bool(dtype == BYTE)
+    if isinstance(dtype, str) or _is_torch(dtype):
+        return _name(dtype) == "uint8"
+    if dtype is None or isinstance(dtype, CutlassDtype):
+        return False
+    try:
+        return bool(np.dtype(dtype) == np.uint8)
+    except TypeError:
+        return False
+
+
+def _is_torch(dtype: Any) -> bool:
+    return type(dtype).__module__.partition(".")[0] == "torch"
+
+
+def _name(dtype: Any) -> str:
+    return str(dtype).removeprefix("torch.")

@@ -1,0 +1,284 @@
+"""From a Python function to an epilogue tree, by calling it once."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import math
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from ..errors import InvalidOperandError, UnsupportedError
+from ..generator.dtypes import CutlassDtype
+from ..generator.epilogue.tree import (
+    ACCUMULATOR,
+    COLUMN,
+    KINDS,
+    MASK,
+    MATRIX,
+    RESULT,
+    ROW,
+    SCALAR,
+    EpilogueVisitorTree,
+    Node,
+    Output,
+)
+from . import assemble
+from .element_types import element_type, is_byte
+from .values import Scope, Stored, Value, finite
+
+SINGLE, TUPLE, DICT = "single", "tuple", "dict"
+"""How a function returns its results."""
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Operands
+# ----------------------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Operand:
+    """What a parameter of a traced function stands for.
+
+    Attributes:
+        kind: `scalar`, `row`, `column`, `matrix` or `mask`.
+        dtype: its element type as a CutlassDtype, whatever names it was given by; None for a mask.
+    """
+
+    kind: str
+    dtype: Any = CutlassDtype.F32
+
+    def __post_init__(self) -> None:
+        if self.kind not in KINDS:
+            raise InvalidOperandError(f"an operand is a {self.kind!r}; valid: {', '.join(KINDS)}")
+        dtype = None if self.kind == MASK else element_type(self.dtype, f"an operand of kind {self.kind}")
+        object.__setattr__(self, "dtype", dtype)
+
+
+def readings(shape: tuple[int, ...], m: int, n: int, *, bits: bool = False) -> tuple[str, ...]:
+    """All that an array may be over a result (..., M, N), the first being what it is taken for.
+
+    Where M or N is 1, an array may be several things, all of which give each element of the result the same value; what
+    has the shape (..., M, N) is taken for a matrix then. A single element is a scalar. A vector is a row where it may
+    be one, also where M is N; it is a column only for trees that ask for one.
+
+    Args:
+        shape: of the array.
+        m: rows of the result.
+        n: its columns.
+        bits: whether the elements are bytes of bits.
+    """
+    if bits:
+        return (MASK,) if shape[-2:] == (m, -(-n // 8)) else ()
+    last = shape[-2:] if len(shape) > 1 else ()
+    found = (
+        (SCALAR, math.prod(shape) == 1),
+        (MATRIX, last == (m, n)),
+        (ROW, last == (1, n) or shape == (n,)),
+        (COLUMN, last == (m, 1) or shape == (m,)),
+    )
+    return tuple(kind for kind, fits in found if fits)
+
+
+def operand_of(shape: tuple[int, ...], m: int, n: int, dtype: Any, name: str) -> Operand:
+    """What an array is over a result (..., M, N); see `readings` for what fits several.
+
+    Args:
+        shape: one element for a scalar, (N,) or (..., 1, N) for a row, (..., M, 1) for a column, (..., M, N) for a
+            matrix, and of uint8 (..., M, ceil(N / 8)) for a mask.
+        m: rows of the result.
+        n: its columns.
+        dtype: of its elements, as `element_type` reads it, or uint8.
+        name: of the operand.
+
+    Raises:
+        InvalidOperandError: another shape or element type.
+    """
+    shape = tuple(shape)
+    bits = is_byte(dtype)
+    kinds = readings(shape, m, n, bits=bits)
+    if kinds and not (kinds[0] == COLUMN and len(shape) == 1):
+        return Operand(kinds[0], None if bits else element_type(dtype, name))
+    if kinds:
+        raise InvalidOperandError(
+            f"{name} has shape {shape}; a vector of N = {n} elements is a row, and one of M = {m} is a column only as "
+            f"{(m, 1)}: reshape it to (M, 1)"
+        )
+    if bits:
+        raise InvalidOperandError(
+            f"{name} has shape {shape} of uint8; expected bits of (..., M, ceil(N / 8)), here (..., {m}, {-(-n // 8)})"
+        )
+    raise InvalidOperandError(
+        f"{name} has shape {shape}; expected one element, ({n},) or (..., 1, {n}) for a row, (..., {m}, 1) for a "
+        f"column, or (..., {m}, {n})"
+    )
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Functions
+# ----------------------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Traced:
+    """A function as a tree.
+
+    Attributes:
+        tree: what it computes.
+        structure: how it returns its results: `single`, `tuple` or `dict`.
+        names: of its results in the order in which it returns them; D is `out`.
+    """
+
+    tree: EpilogueVisitorTree
+    structure: str
+    names: tuple[str, ...]
+
+    def arrange(self, results: Mapping[str, Any]) -> Any:
+        """Results by name, D as `out`, as the function returns its own."""
+        if self.structure == DICT:
+            return {name: results[name] for name in self.names}
+        if self.structure == TUPLE:
+            return tuple(results[name] for name in self.names)
+        return results[RESULT]
+
+
+def trace(
+    function: Callable[..., Any],
+    operands: Mapping[str, Operand | float] | None = None,
+    *,
+    out_dtype: Any = None,
+    compute_dtype: Any = CutlassDtype.F32,
+) -> Traced:
+    """The tree of a function, which is called once, with values in place of arrays.
+
+    Args:
+        function: takes the accumulator first and operands by the names of its other parameters. It returns D; or a
+            tuple or list, D first and then what else is written, which is named `out1`, `out2`, ...; or a dict with D
+            as `out`. What is written beside D is a value, or a reduction or bits as the functions of
+            `atomr_cutlass.epilogue` make them.
+        operands: what the parameters stand for; a number is a constant. A parameter with a default may be left out.
+        out_dtype: the element type of values that are stored beside D without a cast; `compute_dtype` if None.
+        compute_dtype: f64 where the product is, else f32: the element type of reductions.
+
+    Returns:
+        The tree, and how the function returns its results.
+
+    Raises:
+        InvalidOperandError: operands and parameters do not match, the function returns something else, or the tree is
+            wrong.
+        UnsupportedError: the function does with a value what cannot be traced; names its line. Its own exceptions pass
+            through.
+    """
+    title = _title(function)
+    given = dict(operands or {})
+    computed = element_type(compute_dtype, "compute_dtype")
+    default = computed if out_dtype is None else element_type(out_dtype, "out_dtype")
+    signature = _signature(function, title)
+    accumulator = _check_parameters(signature, title, given)
+    scope = Scope()
+    bound = signature.bind_partial()
+    bound.arguments[accumulator] = Value(Node(ACCUMULATOR), scope)
+    for name, operand in given.items():
+        bound.arguments[name] = Value(_parameter(name, operand), scope)
+    try:
+        returned = function(*bound.args, **bound.kwargs)
+    finally:
+        scope.open = False
+    structure, results = _results(returned, title)
+    for name, one in results.items():
+        _check_result(name, one, title, scope)
+    result, result_dtype = assemble.stored(results[RESULT].node)
+    stores = [_store(name, one, default, computed) for name, one in results.items() if name != RESULT]
+    return Traced(assemble.tree(result, stores, result_dtype), structure, tuple(results))
+
+
+def _title(function: Any) -> str:
+    """The function's name and where it is defined, for messages."""
+    inner = function
+    while isinstance(inner, functools.partial):
+        inner = inner.func
+    inner = inspect.unwrap(inner) if callable(inner) else inner
+    code = getattr(inner, "__code__", None)
+    name = getattr(inner, "__qualname__", type(inner).__name__)
+    return name if code is None else f"{name} ({code.co_filename}:{code.co_firstlineno})"
+
+
+def _signature(function: Any, title: str) -> inspect.Signature:
+    if not callable(function):
+        raise InvalidOperandError(f"epilogue is a {type(function).__name__}; expected a function or a tree")
+    try:
+        return inspect.signature(function)
+    except (TypeError, ValueError):
+        raise InvalidOperandError(
+            f"{title} does not tell its parameters: wrap it in a function of its own, such as lambda acc: f(acc)"
+        ) from None
+
+
+def _check_parameters(signature: inspect.Signature, title: str, given: Mapping[str, Any]) -> str:
+    """Refuses operands that do not match the parameters; returns the accumulator's name."""
+    variadic = [str(one) for one in signature.parameters.values() if one.kind in (one.VAR_POSITIONAL, one.VAR_KEYWORD)]
+    if variadic:
+        raise InvalidOperandError(f"{title} takes {' and '.join(variadic)}: name each operand as a parameter")
+    accumulator = next(iter(signature.parameters.values()), None)
+    if accumulator is None or accumulator.kind is accumulator.KEYWORD_ONLY:
+        raise InvalidOperandError(f"{title} has no parameter for the accumulator: give it a first one")
+    parameters = list(signature.parameters.values())[1:]
+    names = [one.name for one in parameters]
+    unknown = [name for name in given if name not in names]
+    if unknown:
+        raise InvalidOperandError(
+            f"{title} has no parameter for {_listed(unknown)}; its operands are {_listed(names) or 'none'} "
+            f"({accumulator.name!r} is the accumulator)"
+        )
+    missing = [one.name for one in parameters if one.default is one.empty and one.name not in given]
+    if missing:
+        raise InvalidOperandError(f"{title} needs {_listed(missing)}: give an array or a number for each by its name")
+    return accumulator.name
+
+
+def _listed(names: Iterable[str]) -> str:
+    return ", ".join(map(repr, names))
+
+
+def _parameter(name: str, operand: Operand | float) -> Node:
+    if isinstance(operand, Operand):
+        return assemble.input_node(name, operand.kind, operand.dtype)
+    try:
+        return Node("constant", (), (finite(operand),), name)
+    except ValueError as error:
+        raise InvalidOperandError(f"operand {name!r} is {error}; expected an Operand or a finite number") from None
+
+
+def _results(returned: object, title: str) -> tuple[str, dict[str, Any]]:
+    """How results were returned, and each by its name."""
+    if isinstance(returned, Mapping):
+        if RESULT not in returned:
+            raise InvalidOperandError(f"{title} returns {_listed(map(str, returned)) or 'nothing'}; D is {RESULT!r}")
+        return DICT, dict(returned)
+    if isinstance(returned, (tuple, list)) and returned:
+        return TUPLE, {RESULT if number == 0 else f"{RESULT}{number}": one for number, one in enumerate(returned)}
+    return SINGLE, {RESULT: returned}
+
+
+def _check_result(name: object, one: object, title: str, scope: Scope) -> None:
+    if not isinstance(name, str):
+        raise InvalidOperandError(f"{title} returns a result under {name!r}; expected a name")
+    if isinstance(one, Stored) and name == RESULT:
+        raise InvalidOperandError(
+            f"{title} returns a {one.reduction or one.kind} as D; D is a value: return it first, or as {RESULT!r}"
+        )
+    if not isinstance(one, (Value, Stored)):
+        raise InvalidOperandError(
+            f"{title} returns a {type(one).__name__} as {name!r}; expected what is computed from its parameters"
+        )
+    if (one if isinstance(one, Value) else one.value).scope is not scope:
+        raise UnsupportedError(
+            f"{title} returns a value kept from another trace as {name!r}; compute it from its own parameters"
+        )
+
+
+def _store(name: str, one: Value | Stored, dtype: CutlassDtype, compute_dtype: CutlassDtype) -> tuple[Output, Node]:
+    if isinstance(one, Value):
+        node, cast_to = assemble.stored(one.node)
+        return Output(name, MATRIX, cast_to or dtype), node
+    return Output(name, one.kind, compute_dtype if one.reduction else None, one.reduction), one.value.node

@@ -1,0 +1,307 @@
+"""Values: what the parameters of a function are while it is traced. What is done with them becomes a graph.
+
+A value is every element of the result at once, so only what is done to each element alike can be traced; everything
+else is refused, with the line of the function that asks for it.
+"""
+
+from __future__ import annotations
+
+import inspect
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final, NoReturn
+
+import numpy as np
+
+from ..errors import UnsupportedError
+from ..generator.epilogue.tree import Node
+
+_FOREIGN: Final = frozenset({__name__.partition(".")[0], "numpy", "torch"})
+"""Packages whose frames are not the traced function's: this one, and those that call back into it."""
+
+_POWERS: Final = {2.0: "square", 0.5: "sqrt", -1.0: "reciprocal", -0.5: "rsqrt"}
+
+_CHOOSE: Final = "use where(condition, x, y), maximum or minimum"
+_NO_PLACE: Final = "values have no shape and no elements; reductions are row_sum, column_sum, total_sum and their like"
+_AS_OPERAND: Final = "make it a parameter of the function, and give the array under its name in the call"
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Refusals
+# ----------------------------------------------------------------------------------------------------------------------
+
+
+def _place() -> tuple[str, int]:
+    """File and line of the innermost frame that is neither this package's nor of a library that calls it."""
+    frame = inspect.currentframe()
+    while frame is not None and str(frame.f_globals.get("__name__", "")).partition(".")[0] in _FOREIGN:
+        frame = frame.f_back
+    return ("a traced function", 0) if frame is None else (frame.f_code.co_filename, frame.f_lineno)
+
+
+def location() -> str:
+    """`file:line` of the traced function's code that is running."""
+    file, line = _place()
+    return f"{file}:{line}"
+
+
+def refusal(what: str, cure: str) -> UnsupportedError:
+    """The error for what cannot be traced, with the line of the traced function that it is on."""
+    return UnsupportedError(f"{location()}: {what}: {cure}")
+
+
+def finite(x: object) -> float:
+    """A number as trees hold it.
+
+    Raises:
+        ValueError: it is none, NaN or infinite; says what it is.
+    """
+    if isinstance(x, np.ndarray) and x.ndim == 0:  # what NumPy makes of its numbers before it compares them
+        x = x[()]
+    if isinstance(x, bool) or not isinstance(x, (int, float, np.integer, np.floating)):
+        raise ValueError(f"a {type(x).__name__}")  # noqa: TRY004 - callers word it as an error of their own
+    try:
+        value = float(x)
+    except OverflowError:
+        value = math.inf
+    if not math.isfinite(value):
+        raise ValueError(f"{x!r}" if isinstance(x, float) else "out of a double's range")
+    return value
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Values
+# ----------------------------------------------------------------------------------------------------------------------
+
+
+class Scope:
+    """One run of a traced function. Values of different runs do not mix, and none is used after its own has ended.
+
+    Attributes:
+        open: whether the function is still running.
+    """
+
+    __slots__ = ("open",)
+
+    def __init__(self) -> None:
+        self.open = True
+
+
+class Value:
+    """A value of a traced function.
+
+    It takes + - * / ** and comparisons with values and numbers, the functions of `atomr_cutlass.epilogue`, and those of
+    PyTorch and NumPy that mean the same, as functions or as methods. Comparisons give 1 or 0.
+
+    Attributes:
+        node: what it stands for in the graph.
+        scope: the run of the function that it belongs to.
+    """
+
+    __slots__ = ("node", "scope")
+
+    node: Node
+    scope: Scope
+
+    def __init__(self, node: Node, scope: Scope) -> None:
+        object.__setattr__(self, "node", node)
+        object.__setattr__(self, "scope", scope)
+
+    def __repr__(self) -> str:
+        return f"<Value {self.node}>"
+
+    def __add__(self, other: object) -> Value:
+        return apply("add", self, other)
+
+    def __radd__(self, other: object) -> Value:
+        return apply("add", other, self)
+
+    def __sub__(self, other: object) -> Value:
+        return apply("subtract", self, other)
+
+    def __rsub__(self, other: object) -> Value:
+        return apply("subtract", other, self)
+
+    def __mul__(self, other: object) -> Value:
+        return apply("multiply", self, other)
+
+    def __rmul__(self, other: object) -> Value:
+        return apply("multiply", other, self)
+
+    def __truediv__(self, other: object) -> Value:
+        return apply("divide", self, other)
+
+    def __rtruediv__(self, other: object) -> Value:
+        return apply("divide", other, self)
+
+    def __neg__(self) -> Value:
+        return apply("negate", self)
+
+    def __pos__(self) -> Value:
+        return self
+
+    def __abs__(self) -> Value:
+        return apply("absolute", self)
+
+    def __pow__(self, exponent: object) -> Value:
+        op = _POWERS.get(number(exponent, "the exponent"))
+        if op is None:
+            raise refusal(f"** {exponent!r} of a traced value", "the exponent is 2, 0.5, -1 or -0.5: multiply instead")
+        return apply(op, self)
+
+    def __lt__(self, other: object) -> Value:
+        return apply("less", self, other)
+
+    def __le__(self, other: object) -> Value:
+        return apply("less_equal", self, other)
+
+    def __gt__(self, other: object) -> Value:
+        return apply("greater", self, other)
+
+    def __ge__(self, other: object) -> Value:
+        return apply("greater_equal", self, other)
+
+    def __eq__(self, other: object) -> Value:  # type: ignore[override]
+        return apply("equal", self, other)
+
+    def __ne__(self, other: object) -> Value:  # type: ignore[override]
+        return apply("not_equal", self, other)
+
+    def __hash__(self) -> int:
+        raise refusal("a traced value as a key", "keep it in a variable or in a list")
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):  # protocols ask for what a class may lack
+            raise AttributeError(name)
+        # `protocols` names the functions, which are written with this class.
+        from .protocols import method
+
+        return method(self, name)
+
+    @classmethod
+    def __torch_function__(
+        cls, func: Any, types: object, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Value:
+        from .protocols import torch_function
+
+        return torch_function(func, args, kwargs or {})
+
+    def __array_ufunc__(self, ufunc: Any, method: str, *inputs: Any, **kwargs: Any) -> Value:
+        from .protocols import numpy_ufunc
+
+        return numpy_ufunc(ufunc, method, inputs, kwargs)
+
+    def __array_function__(self, func: Any, types: object, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Value:
+        from .protocols import numpy_function
+
+        return numpy_function(func, args, kwargs)
+
+
+@dataclass(frozen=True, eq=False)
+class Stored:
+    """What a traced function returns beside values: a reduction, or bits. Nothing is computed from it.
+
+    Attributes:
+        value: what is reduced, or stored as bits.
+        kind: `mask`; of a reduction `row`, `column` or `scalar`.
+        reduction: one of REDUCTIONS, or empty.
+    """
+
+    value: Value
+    kind: str
+    reduction: str = ""
+
+
+def apply(op: str, *operands: object, attributes: tuple[str | float, ...] = ()) -> Value:
+    """The value of an operation on values and numbers, one of them a value.
+
+    Raises:
+        UnsupportedError: an operand is neither, or of another run of the function.
+    """
+    checked = [one if isinstance(one, Value) else _constant(one, op) for one in operands]
+    scope = next((one.scope for one in checked if isinstance(one, Value)), None)
+    if scope is None:
+        raise refusal(f"{op} takes a traced value, and there is none among its operands", "use math for numbers")
+    if any(isinstance(one, Value) and (one.scope is not scope or not scope.open) for one in checked):
+        raise refusal(f"{op} of a value kept from another trace", "compute it from this function's own parameters")
+    file, line = _place()
+    label = f"{Path(file).name}:{line}"
+    nodes = (one.node if isinstance(one, Value) else Node("constant", (), (one,)) for one in checked)
+    return Value(Node(op, tuple(nodes), attributes, label), scope)
+
+
+def number(x: object, what: str) -> float:
+    """A number that is part of an operation; a parameter that was given as a number is one too.
+
+    Raises:
+        UnsupportedError: it is none, NaN or infinite.
+    """
+    if isinstance(x, Value) and x.node.op == "constant":
+        return float(x.node.attributes[0])
+    try:
+        return finite(x)
+    except ValueError as error:
+        raise refusal(f"{what} is {error}", "give a finite number") from None
+
+
+def _constant(x: object, op: str) -> float:
+    if isinstance(x, Stored):
+        raise refusal(f"{op} of a {x.reduction or x.kind}, which is there once all is computed", "only return it")
+    try:
+        return finite(x)
+    except ValueError as error:
+        cure = _AS_OPERAND if getattr(x, "shape", ()) else "give a traced value or a finite number"
+        raise refusal(f"{op} of {error}", cure) from None
+
+
+def _refuse(kind: type, names: str, what: str, cure: str) -> None:
+    """Makes a class refuse these special methods; `{}` in what is said stands for the name."""
+    for name in names.split():
+
+        def method(*_: object, name: str = name) -> NoReturn:
+            raise refusal(what.format(name), cure)
+
+        setattr(kind, f"__{name}__", method)
+
+
+_refuse(Value, "bool", "the truth of a traced value, which is another for each element", _CHOOSE)
+_refuse(
+    Value,
+    "float int complex round trunc floor ceil index",
+    "{}() of a traced value, which is no number yet",
+    "compute with it: exp(x) of atomr_cutlass.epilogue for math.exp(x)",
+)
+_refuse(Value, "len iter reversed getitem contains array", "{} of a traced value", _NO_PLACE)
+_refuse(
+    Value,
+    "setitem delitem setattr delattr",
+    "assignment into a traced value",
+    "use where(condition, x, y), and a variable of its own",
+)
+# In PyTorch they write through every name that a tensor has; what is refused cannot mean something else here.
+_refuse(
+    Value,
+    "iadd isub imul itruediv ipow ifloordiv imod imatmul iand ior ixor ilshift irshift",
+    "{} on a traced value, which is not written in place",
+    "write x = x + y for x += y",
+)
+_refuse(Value, "and rand", "& of traced values", "multiply the conditions: (x > 0) * (y > 0)")
+_refuse(Value, "or ror", "| of traced values", "take the larger condition: maximum(x > 0, y > 0)")
+_refuse(Value, "xor rxor", "^ of traced values", "compare the conditions: (x > 0) != (y > 0)")
+_refuse(Value, "invert", "~ of a traced value", "compare the condition with 0: condition == 0")
+_refuse(Value, "matmul rmatmul", "@ of a traced value", "the product is the accumulator; another one is another call")
+_refuse(Value, "rpow", "a traced value as an exponent", "write exp(x * log(base)) for base ** x")
+_refuse(
+    Value,
+    "floordiv rfloordiv mod rmod divmod rdivmod lshift rlshift rshift rrshift",
+    "{} of a traced value",
+    "the operations are those of atomr_cutlass.epilogue",
+)
+_refuse(
+    Stored,
+    "add radd sub rsub mul rmul truediv rtruediv pow rpow neg pos abs lt le gt ge bool float int len iter getitem",
+    "{} of a reduction or of bits, which are there once all is computed",
+    "only return them",
+)

@@ -42,7 +42,8 @@ class KernelKey:
         swizzle: thread block swizzle compiled in (sm80); 0 where the scheduler takes it at run time.
         math: `default`; for fp32 operands `ieee`, `tf32` or `3xtf32`; for fp8 also `fast` (fast accumulation).
         epilogue: id of the epilogue: `lc` is the linear combination alpha * AB + beta * C, `lc_relu` and so on an
-            activation of it, `scaled` has scales on the device.
+            activation of it, `scaled` has scales on the device. `lc+evt:...` and `scaled+evt:...` have an epilogue
+            tree on top, whose program follows.
         scale_granularity: rows of A, columns of B and elements of K that share a block scale; zeros without any.
         scale_type: of block scales: `f32`, `ue4m3` or `ue8m0`; empty where there is none.
         group_mode: groups of a convolution's channels: empty for one, `single`, `multiple` (CUTLASS's GroupMode) or
@@ -224,4 +225,7 @@ def _name_3x(key: KernelKey) -> str:
 
 
 def _epilogue_name(key: KernelKey) -> str:
-    return "" if key.epilogue == "lc" else key.epilogue.removeprefix("lc_")
+    # Of a tree the digest tells which.
+    base, _, tree = key.epilogue.partition("+")
+    words = ["" if base == "lc" else base.removeprefix("lc_"), "evt" if tree else ""]
+    return "_".join(filter(None, words))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 from collections.abc import Iterable, Iterator
 
@@ -31,6 +32,16 @@ GEMM_ARCHS = ARCHS["gemm"]
 def family(key: KernelKey) -> Family:
     """The family of a key that `supports` accepts."""
     return FAMILIES[key.op, key.generation]
+
+
+def with_epilogue(key: KernelKey, epilogue: str, d: CutlassDtype) -> KernelKey:
+    """The key of a cell with another epilogue, and another element type of D; `supports` says whether it compiles."""
+    if d is key.d:
+        return dataclasses.replace(key, epilogue=epilogue)
+    # As aligned in bytes; the epilogues of the sm80 generation handle at most 8 elements at once.
+    most = 8 if key.generation == "sm80" else 16
+    align = 1 if key.align_d == 1 else min(most, key.align_d * key.d.bits // d.bits)
+    return dataclasses.replace(key, epilogue=epilogue, d=d, align_d=align)
 
 
 @functools.cache

@@ -5,6 +5,7 @@ from __future__ import annotations
 from functools import cache
 from pathlib import Path
 
+from .epilogue.lower import split
 from .families.base import layout_cpp
 from .key import KernelKey
 from .matrix import family
@@ -36,7 +37,7 @@ def render(key: KernelKey, *, flavour: str = "aot", ptx: bool = False) -> tuple[
         "b": key.b.cpp,
         "d": key.d.cpp,
         "acc": key.acc.cpp,
-        "compute": epilogue_compute(key.acc).cpp,
+        "compute": epilogue_compute(key.acc, tree=bool(split(key.epilogue)[1])).cpp,
         "layout_a": layout_cpp(key.layout_a),
         "layout_b": layout_cpp(key.layout_b),
         "layout_d": layout_cpp(key.layout_d),

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass
 
 from .dtypes import CutlassDtype
+from .epilogue.lower import SOURCE, operand_kinds, split
+from .epilogue.tree import MATRIX, EpilogueVisitorTree
 from .key import COLUMN, ROW, KernelKey
 
 D = CutlassDtype
@@ -58,9 +61,28 @@ GEMM_OUTPUTS: dict[tuple[D, D, str], tuple[D, ...]] = {
 MATHS = ("default", "ieee", "tf32", "3xtf32", "fast")
 
 
-def gemm_types(a: D, b: D, d: D, math: str) -> Status:
-    """Whether a GEMM over these element types exists anywhere in the matrix."""
+TREE_OUTPUTS: dict[D, tuple[D, ...]] = {
+    D.F16: (D.F8E4M3, D.F8E5M2, D.I8),
+    D.BF16: (D.F8E4M3, D.F8E5M2, D.I8),
+    D.F32: (D.F8E4M3, D.F8E5M2, D.I8),
+    D.I8: (D.F32, D.F16, D.BF16, D.I8),
+}
+"""By the type of A: what an epilogue tree makes of the accumulator beyond GEMM_OUTPUTS."""
+
+
+def gemm_types(a: D, b: D, d: D, math: str, *, tree: bool = False) -> Status:
+    """Whether a GEMM over these element types exists anywhere in the matrix.
+
+    Args:
+        a: element type of A.
+        b: of B.
+        d: of D.
+        math: of the kernel's key.
+        tree: whether an epilogue tree makes D.
+    """
     outputs = GEMM_OUTPUTS.get((a, b, math))
+    if outputs is not None and tree:
+        outputs += TREE_OUTPUTS.get(a, ())
     if outputs is None:
         if a != b and not (a in FP8_TYPES and b in FP8_TYPES):
             return no(f"no kernel multiplies {a.value} by {b.value}: A and B must have one dtype (or be fp8 both)")
@@ -110,9 +132,9 @@ def accumulator(a: D) -> D:
     return {D.F64: D.F64, D.I8: D.I32}.get(a, D.F32)
 
 
-def epilogue_compute(acc: D) -> D:
-    """The type in which alpha, beta and the epilogue are evaluated: the accumulator's."""
-    return acc
+def epilogue_compute(acc: D, *, tree: bool = False) -> D:
+    """The type in which alpha, beta and the epilogue are evaluated: the accumulator's; of trees a floating one."""
+    return D.F32 if tree and acc is D.I32 else acc
 
 
 def supports_layouts(generation: str, a: D, layout_a: str, layout_b: str) -> Status:
@@ -149,13 +171,44 @@ def supports_gemm(key: KernelKey, epilogues: tuple[str, ...]) -> Status:
         key: the key.
         epilogues: ids of the family's epilogues.
     """
-    if key.epilogue not in epilogues:
+    base, program = split(key.epilogue)
+    if base not in epilogues:
         return no(f"unknown epilogue {key.epilogue!r}; valid: {', '.join(epilogues)}")
-    types = gemm_types(key.a, key.b, key.d, key.math)
+    types = gemm_types(key.a, key.b, key.d, key.math, tree=bool(program))
     if not types:
         return types
+    if program:
+        tree = supports_tree(program, key.acc, key.d)
+        if not tree:
+            return tree
     if key.acc is not accumulator(key.a):
         return no(f"{key.a.value} operands accumulate in {accumulator(key.a).value}, not {key.acc.value}")
     if key.layout_d != ROW:
         return no("D is row-major in every cell; a column-major D is computed as D^T = B^T A^T")
     return supports_layouts(key.generation, key.a, key.layout_a, key.layout_b)
+
+
+@functools.cache
+def supports_tree(program: str, acc: D, d: D) -> Status:
+    """Whether a tree can be lowered on top of an accumulator.
+
+    Args:
+        program: of the tree; an input may be the source, which comes by the way of C.
+        acc: element type of the accumulator.
+        d: element type of C and D.
+    """
+    try:
+        EpilogueVisitorTree.parse(program.replace(f"input:{SOURCE}:", f"input:{MATRIX}:"))
+    except ValueError as error:
+        return no(str(error))
+    if d is D.I32:
+        return no("epilogue trees compute in f32, which does not hold every i32: ask for f32, f16, bf16 or i8 as D")
+    inputs, outputs = operand_kinds(program)
+    sources = [dtype for kind, dtype in inputs if kind == SOURCE]
+    if len(sources) > 1 or any(dtype != d.value for dtype in sources):
+        return no("one matrix of D's element type may come by the way of C")
+    reduced_in = D.F64 if acc is D.F64 else D.F32
+    for _, dtype, reduction in outputs:
+        if reduction and dtype != reduced_in.value:
+            return no(f"a tree over {acc.value} accumulators reduces in {reduced_in.value}, not {dtype}")
+    return OK

@@ -339,8 +339,8 @@ void copy_to_host(void* to, DevicePointer from, size_t bytes, void* stream) {
   check(driver().to_host(to, from, bytes, stream), "copying to the host");
 }
 
-void clear_async(DevicePointer pointer, size_t bytes, void* stream) {
-  check(driver().clear(pointer, 0, bytes, stream), "clearing device memory");
+void clear_async(DevicePointer pointer, size_t bytes, void* stream, unsigned char value) {
+  check(driver().clear(pointer, value, bytes, stream), "clearing device memory");
 }
 
 void synchronize(void* stream) { check(driver().synchronize(stream), "waiting for a stream"); }

@@ -59,7 +59,7 @@ DevicePointer allocate(size_t bytes);  // legal during capture too: the allocati
 void release(DevicePointer pointer) noexcept;  // waits for the device
 void copy_to_device(DevicePointer to, void const* from, size_t bytes, void* stream);
 void copy_to_host(void* to, DevicePointer from, size_t bytes, void* stream);
-void clear_async(DevicePointer pointer, size_t bytes, void* stream);
+void clear_async(DevicePointer pointer, size_t bytes, void* stream, unsigned char value = 0);
 void synchronize(void* stream);
 void synchronize_device() noexcept;
 uint64_t capture_id(void* stream);  // 0: the stream is not capturing

@@ -179,7 +179,9 @@ void LaunchPlan::launch(std::vector<Operand> const& operands, double alpha, doub
   std::vector<unsigned char> args;
   for (Step const& step : steps_) {
     switch (step.kind) {
-      case Step::Kind::kClear: clear_async(resolve(step.target, operands, memory), step.bytes, stream); break;
+      case Step::Kind::kClear:
+        clear_async(resolve(step.target, operands, memory), step.bytes, stream, step.value);
+        break;
       case Step::Kind::kCopy: copy(step, operands, memory, stream); break;
       case Step::Kind::kLaunch:
         args = step.data;

@@ -50,7 +50,7 @@ struct ScalarPatch {
 struct Step {
   enum class Kind : uint8_t {
     kLaunch,  // a kernel
-    kClear,   // `bytes` zeroes at `target`
+    kClear,   // `bytes` times `value` at `target`
     kCopy,    // `data`, patched, to `target`
   };
   Kind kind;
@@ -64,6 +64,7 @@ struct Step {
   // kClear, kCopy
   Address target;
   size_t bytes = 0;
+  unsigned char value = 0;
 };
 
 struct LaunchPlanOptions {

@@ -1,6 +1,7 @@
 #include "op_args.h"
 
 #include <algorithm>
+#include <deque>
 #include <initializer_list>
 #include <type_traits>
 
@@ -19,6 +20,24 @@ constexpr ArgsField::Kind kind_of() {
     static_assert(std::is_same_v<Value, int32_t>, "a field of an unknown type");
     return ArgsField::Kind::kInt32;
   }
+}
+
+// The fields of tree operands: operand0, operand0_stride_m, ...
+std::vector<ArgsField> with_operands(std::vector<ArgsField> fields) {
+  static std::deque<std::string>& names = *new std::deque<std::string>;
+  using Operand = atomr_cutlass_tree_operand;
+  for (size_t i = 0; i < ATOMR_CUTLASS_TREE_OPERANDS; ++i) {
+    size_t const start = offsetof(atomr_cutlass_gemm_args, operands) + i * sizeof(Operand);
+    auto const add = [&](char const* suffix, ArgsField::Kind kind, size_t offset) {
+      names.push_back("operand" + std::to_string(i) + suffix);
+      fields.push_back({names.back().c_str(), kind, start + offset});
+    };
+    add("", ArgsField::Kind::kPointer, offsetof(Operand, pointer));
+    add("_stride_m", ArgsField::Kind::kInt64, offsetof(Operand, stride_m));
+    add("_stride_n", ArgsField::Kind::kInt64, offsetof(Operand, stride_n));
+    add("_batch_stride", ArgsField::Kind::kInt64, offsetof(Operand, batch_stride));
+  }
+  return fields;
 }
 
 #define FIELD(Args, member) \
@@ -130,40 +149,40 @@ std::vector<ArgsLayout> make_layouts() {
 }  // namespace
 
 ArgsLayout const kGemmArgs = layout_of("gemm", sizeof(atomr_cutlass_gemm_args),
-                                       {GEMM(m),
-                                        GEMM(n),
-                                        GEMM(k),
-                                        GEMM(batch),
-                                        GEMM(a),
-                                        GEMM(b),
-                                        GEMM(c),
-                                        GEMM(d),
-                                        GEMM(lda),
-                                        GEMM(ldb),
-                                        GEMM(ldc),
-                                        GEMM(ldd),
-                                        GEMM(batch_stride_a),
-                                        GEMM(batch_stride_b),
-                                        GEMM(batch_stride_c),
-                                        GEMM(batch_stride_d),
-                                        GEMM(alpha),
-                                        GEMM(beta),
-                                        GEMM(split_k),
-                                        GEMM(swizzle),
-                                        GEMM(raster),
-                                        GEMM(sm_count),
-                                        GEMM(max_active_clusters),
-                                        GEMM(scale_form_a),
-                                        GEMM(scale_form_b),
-                                        GEMM(workspace),
-                                        GEMM(scale_a),
-                                        GEMM(scale_b),
-                                        GEMM(scale_d),
-                                        GEMM(amax),
-                                        GEMM(scale_stride_a),
-                                        GEMM(scale_stride_b),
-                                        GEMM(scale_k_stride_a),
-                                        GEMM(scale_k_stride_b)},
+                                       with_operands({GEMM(m),
+                                                      GEMM(n),
+                                                      GEMM(k),
+                                                      GEMM(batch),
+                                                      GEMM(a),
+                                                      GEMM(b),
+                                                      GEMM(c),
+                                                      GEMM(d),
+                                                      GEMM(lda),
+                                                      GEMM(ldb),
+                                                      GEMM(ldc),
+                                                      GEMM(ldd),
+                                                      GEMM(batch_stride_a),
+                                                      GEMM(batch_stride_b),
+                                                      GEMM(batch_stride_c),
+                                                      GEMM(batch_stride_d),
+                                                      GEMM(alpha),
+                                                      GEMM(beta),
+                                                      GEMM(split_k),
+                                                      GEMM(swizzle),
+                                                      GEMM(raster),
+                                                      GEMM(sm_count),
+                                                      GEMM(max_active_clusters),
+                                                      GEMM(scale_form_a),
+                                                      GEMM(scale_form_b),
+                                                      GEMM(workspace),
+                                                      GEMM(scale_a),
+                                                      GEMM(scale_b),
+                                                      GEMM(scale_d),
+                                                      GEMM(amax),
+                                                      GEMM(scale_stride_a),
+                                                      GEMM(scale_stride_b),
+                                                      GEMM(scale_k_stride_a),
+                                                      GEMM(scale_k_stride_b)}),
                                        {"a", "b", "d", "workspace"});
 
 ArgsField const* ArgsLayout::field(std::string const& name) const {

@@ -38,7 +38,7 @@ struct ArgsLayout {
 extern ArgsLayout const kGemmArgs;
 
 // The most bytes that any op's arguments take.
-constexpr size_t kMaxArgsBytes = 512;
+constexpr size_t kMaxArgsBytes = 1024;
 
 // The layout of an op by its name in kernel keys, or null.
 ArgsLayout const* args_of(std::string const& op);

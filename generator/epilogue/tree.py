@@ -7,7 +7,6 @@ result round.
 
 from __future__ import annotations
 
-import hashlib
 import math
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -210,7 +209,7 @@ class EpilogueVisitorTree:
     @cached_property
     def id(self) -> str:
         """`evt_` and 16 hexadecimal digits of a hash over the canonical form with its names."""
-        return "evt_" + hashlib.sha256(self._identity.encode()).hexdigest()[:16]
+        return f"evt_{_digest([self._identity])[:16]}"
 
     @property
     def nodes(self) -> tuple[Node, ...]:
@@ -296,7 +295,7 @@ class EpilogueVisitorTree:
             if node.op in OPS and OPS[node.op].commutative:
                 inputs = tuple(sorted(inputs, key=lambda one: (anonymous[one], named[one])))
             ordered[node] = inputs
-            own = [node.op, *map(_text, node.attributes)]
+            own = [node.op, *map(_text, _attributes(node))]
             shown = [*own[:1], *own[2:]] if node.op == "input" else own
             anonymous[node] = _digest([*shown, *(anonymous[one] for one in inputs)])
             named[node] = _digest([*own, *(named[one] for one in inputs)])
@@ -312,7 +311,7 @@ class EpilogueVisitorTree:
             number[named[node]] = len(self._values)
             self._values.append(node)
             if node.op == "input":
-                name, kind, dtype = map(str, node.attributes)
+                name, kind, dtype = map(str, _attributes(node))
                 inputs_found.append(Input(name, kind, None if kind == MASK else CutlassDtype(dtype)))
                 lines.append(f"input:{kind}:{dtype}")
             else:
@@ -401,6 +400,13 @@ def _check_node(node: Node) -> None:
         raise ValueError(f"{node} takes {arity} values, not {len(node.inputs)}")
 
 
+def _attributes(node: Node) -> tuple[str | float, ...]:
+    """Those of a node, as they decide what it computes: a mask has no element type."""
+    if node.op == "input" and node.attributes[1] == MASK:
+        return (*node.attributes[:2], MASK)
+    return node.attributes
+
+
 def _check_output(output: Output, node: Node) -> None:
     if not output.name.isidentifier():
         raise ValueError(f"output {output.name!r} of {node}: a name is a Python identifier")
@@ -435,4 +441,6 @@ def _text(attribute: str | float) -> str:
 
 
 def _digest(words: Iterable[str]) -> str:
+    import hashlib  # loads OpenSSL, which importing the package need not
+
     return hashlib.sha256("\0".join(words).encode()).hexdigest()

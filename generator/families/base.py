@@ -6,8 +6,9 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from ..archs import SmArch
+from ..epilogue.lower import SCALED, lower, split
 from ..key import ROW, KernelKey, Triple
-from ..rules import Status
+from ..rules import Status, epilogue_compute
 
 SMOKE, DEFAULT, FULL = 1, 2, 3
 
@@ -55,3 +56,20 @@ def numbers(values: Triple) -> str:
 def static_ints(values: Triple) -> str:
     """Numbers as CuTe's static integers."""
     return ", ".join(f"cute::Int<{v}>" for v in values)
+
+
+def epilogue_cpp(key: KernelKey, lanes: str = "AnyLanes") -> dict[str, str]:
+    """`tree`, the definitions that the key's epilogue needs, and `epilogue`, its type.
+
+    Args:
+        key: of a GEMM.
+        lanes: how the accumulators lie over a warp, a type of epilogue_tree.h.
+    """
+    base, program = split(key.epilogue)
+    if not program:
+        return {"tree": "", "epilogue": "ScaledEpilogue" if base == SCALED else "LinearEpilogue"}
+    definition = lower(program, epilogue_compute(key.acc, tree=True))
+    # In the package's namespace, so that the tree finds the operations by their names.
+    tree = f"namespace atomr_cutlass {{\nnamespace {{\n{definition}\n}}  // namespace\n}}  // namespace atomr_cutlass\n"
+    scaled = "true" if base == SCALED else "false"
+    return {"tree": tree, "epilogue": f"TreeEpilogue<atomr_cutlass::Tree, {scaled}, atomr_cutlass::{lanes}>"}

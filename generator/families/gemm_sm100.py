@@ -6,9 +6,10 @@ from collections.abc import Iterator
 
 from ..archs import SmArch
 from ..dtypes import CutlassDtype, ScaleType
+from ..epilogue.lower import LINEAR, SCALED, split
 from ..key import COLUMN, ROW, KernelKey, Triple
 from ..rules import COMMON_LAYOUTS, FP8_TYPES, HALF_TYPES, LAYOUTS, OK, Status, accumulator, no, supports_gemm
-from .base import DEFAULT, FULL, Cell, Family, numbers, static_ints
+from .base import DEFAULT, FULL, Cell, Family, epilogue_cpp, numbers, static_ints
 
 D = CutlassDtype
 
@@ -29,7 +30,7 @@ def supports(key: KernelKey) -> Status:
         return no(f"UMMA multiplies f16, bf16, tf32, i8, fp8 and fp4, not {key.a.value} ({key.math})")
     if key.math == "fast":
         return no("UMMA accumulates fp8 in full at the full rate: math is default, fast accumulation does not exist")
-    if key.epilogue == "scaled" and key.acc is not D.F32:
+    if split(key.epilogue)[0] == SCALED and key.acc is not D.F32:
         return no(f"the scaled epilogue is for accumulators of f32, not {key.acc.value}")
     umma = supports_umma(key)
     return supports_scales(key) if umma else umma
@@ -56,8 +57,8 @@ def supports_fp4(key: KernelKey) -> Status:
         return no("fp4 is multiplied with block scales: ue4m3 for 16 elements along K (nvfp4) or ue8m0 for 32 (mxfp4)")
     if (key.layout_a, key.layout_b) != (ROW, COLUMN):
         return no("fp4 kernels need A row-major and B column-major (both contiguous along K)")
-    if key.epilogue != "lc":
-        return no("scale_a and scale_b of fp4 are scales of blocks: the epilogue is lc")
+    if split(key.epilogue)[0] != LINEAR:
+        return no("scale_a and scale_b of fp4 are scales of blocks: the epilogue is lc, or a tree on top of it")
     if key.tile[0] % 128 or key.tile[1] % 128:
         return no("scales of fp4 come 128 rows at a time: tiles are multiples of 128 along M and N")
     if key.generation == "sm100" and key.tile[0] != (256 if key.mainloop == "2sm" else 128):
@@ -83,9 +84,9 @@ def supports_umma(key: KernelKey, schedulers: tuple[str, ...] = ("persistent", "
     rows = (128, 256) if pair else (64, 128)
     if m not in rows or n not in (64, 128, 192, 256):
         return no(f"{key.mainloop} tiles are {rows[0]} or {rows[1]} along M and 64, 128, 192 or 256 along N")
-    if key.epilogue == "scaled" and m // (2 if pair else 1) < 128:
-        # Threads that have no row of such a tile would be seen by amax.
-        return no("the scaled epilogue needs tiles of 128 rows in each thread block")
+    if key.epilogue != LINEAR and m // (2 if pair else 1) < 128:
+        # Threads that have no row of such a tile would be seen by amax and other reductions.
+        return no("scaled epilogues and trees need tiles of 128 rows in each thread block")
     if k * key.a.bits != 1024:
         return no("the K tile is 128 bytes, the widest swizzle")
     if pair and key.cluster[0] % 2:
@@ -135,7 +136,7 @@ def common_values(key: KernelKey) -> dict[str, str]:
         "cute_tile": static_ints(key.tile),
         "cute_cluster": static_ints(key.cluster),
         "stage_count": f"cutlass::gemm::collective::StageCount<{key.stages}>" if key.stages else "void",
-        "epilogue": "ScaledEpilogue" if key.epilogue == "scaled" else "LinearEpilogue",
+        **epilogue_cpp(key),
         "scales": scales,
         "scheduler": "StreamKScheduler" if key.scheduler == "streamk" else "PersistentScheduler",
     }

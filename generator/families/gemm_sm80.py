@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 from ..archs import SmArch
 from ..dtypes import CutlassDtype
+from ..epilogue.lower import LINEAR, SCALED, split
 from ..key import ROW, KernelKey, Triple, instruction_shape, opcode_class
 from ..rules import (
     COMMON_LAYOUTS,
@@ -19,7 +20,7 @@ from ..rules import (
     no,
     supports_gemm,
 )
-from .base import DEFAULT, FULL, SMOKE, Cell, Family, numbers
+from .base import DEFAULT, FULL, SMOKE, Cell, Family, epilogue_cpp, numbers
 
 D = CutlassDtype
 
@@ -36,7 +37,7 @@ def supports(key: KernelKey) -> Status:
         return no(f"{key.arch.value} has no instruction that multiplies fp8: it needs sm_89 or later")
     if key.scale_type or key.scale_granularity != (0, 0, 0):
         return no("the sm80 generation has no block scales")
-    if key.epilogue == "scaled" and (opcode_class(key) == "simt" or key.acc is not D.F32):
+    if split(key.epilogue)[0] == SCALED and (opcode_class(key) == "simt" or key.acc is not D.F32):
         return no("the scaled epilogue is for products of tensor cores in f32")
     if key.mainloop not in ("multistage", "twostage"):
         return no(f"sm80 mainloops are multistage and twostage, not {key.mainloop!r}")
@@ -51,8 +52,8 @@ def supports(key: KernelKey) -> Status:
         return no("cp.async moves at least 4 bytes: operands aligned to less need a twostage mainloop")
     if max(key.align_a * key.a.bits, key.align_b * key.b.bits, key.align_d * key.d.bits) > 128:
         return no("vector accesses are at most 16 bytes")
-    if key.d.bits == 8 and (key.align_d > 8 or (key.align_d < 8 and key.epilogue == "lc")):
-        return no("sm80 epilogues store 8 elements of 8 bits at once; the scaled one stores single ones as well")
+    if key.d.bits == 8 and (key.align_d > 8 or (key.align_d < 8 and key.epilogue == LINEAR)):
+        return no("sm80 epilogues store 8 elements of 8 bits at once; visitors store single ones as well")
     if key.swizzle not in (1, 2, 4, 8):
         return no(f"sm80 swizzles are 1, 2, 4 and 8, not {key.swizzle}")
     if 0 in key.warps or any(t % w for t, w in zip(key.tile, key.warps, strict=True)):
@@ -79,9 +80,10 @@ def shared_memory(key: KernelKey) -> int:
 def values(key: KernelKey) -> dict[str, str]:
     """What the template is filled with."""
     m, n, k = (t // w for t, w in zip(key.tile, key.warps, strict=True))
-    scaled = key.epilogue == "scaled"
+    base, program = split(key.epilogue)
     return {
-        "header": "gemm_sm80_scaled" if scaled else "gemm_sm80",
+        "header": "gemm_sm80_tree" if program else ("gemm_sm80_scaled" if base == SCALED else "gemm_sm80"),
+        **epilogue_cpp(key),
         "opcode_class": "OpClassSimt" if opcode_class(key) == "simt" else "OpClassTensorOp",
         "mma_arch": "Sm89" if key.a in FP8_TYPES else "Sm80",
         "tile": numbers(key.tile),
@@ -90,7 +92,6 @@ def values(key: KernelKey) -> dict[str, str]:
         "stages": str(key.stages),
         "math_operator": _math_operator(key),
         "swizzle": str(key.swizzle),
-        "epilogue": "ScaledEpilogue" if scaled else "LinearEpilogue",
     }
 
 

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 from ..archs import SmArch
 from ..dtypes import CutlassDtype
+from ..epilogue.lower import split
 from ..key import COLUMN, ROW, KernelKey, Triple
 from ..rules import (
     COMMON_LAYOUTS,
@@ -20,7 +21,7 @@ from ..rules import (
     no,
     supports_gemm,
 )
-from .base import DEFAULT, FULL, SMOKE, Cell, Family, numbers, static_ints
+from .base import DEFAULT, FULL, SMOKE, Cell, Family, epilogue_cpp, numbers, static_ints
 
 D = CutlassDtype
 
@@ -60,6 +61,8 @@ def supports(key: KernelKey) -> Status:
     swapped = (key.layout_a, key.layout_b) == (ROW, ROW) and key.a.bits != 16
     if swapped and key.epilogue_schedule != "nosmem":
         return no("with A and B row-major the builder exchanges the operands, which its TMA epilogue ignores")
+    if swapped and split(key.epilogue)[1]:
+        return no("kernels that exchange their operands have no epilogue trees: make A or B contiguous along K")
     m, n, k = key.tile
     groups = 2 if key.mainloop == "cooperative" else 1
     if m % (64 * groups) or n % 8 or n > 256:
@@ -109,7 +112,7 @@ def values(key: KernelKey) -> dict[str, str]:
         "stage_count": f"cutlass::gemm::collective::StageCount<{key.stages}>" if key.stages else "void",
         "mainloop_schedule": _MAINLOOP_SCHEDULE[key.mainloop] + _schedule_suffix(key),
         "epilogue_schedule": epilogue,
-        "epilogue": "ScaledEpilogue" if key.epilogue == "scaled" else "LinearEpilogue",
+        **epilogue_cpp(key, "QuadLanes"),
         "scales": f"BlockScales<{numbers(key.scale_granularity)}>" if key.scale_type else "Unscaled",
         "scheduler": "StreamKScheduler" if key.scheduler == "streamk" else "PersistentScheduler",
     }

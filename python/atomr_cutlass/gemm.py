@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from . import _core, devices, fp4, numerics, operands, problem, reference, scaled
+from . import _core, devices, fp4, fused_arguments, numerics, operands, problem, reference, scaled
 from .arguments import (
     NUMBERS,
     check_backend,
@@ -19,9 +19,10 @@ from .arguments import (
     result_dtype,
 )
 from .errors import InvalidOperandError, UnsupportedError
+from .fused_arguments import Asked
 from .generator.dtypes import CutlassDtype
 from .generator.key import ROW
-from .generator.rules import FP8_TYPES, gemm_types, supports_layouts
+from .generator.rules import FP8_TYPES, accumulator, gemm_types, supports_layouts
 from .numerics import FAST, math_mode
 from .op_plan import OpPlan
 from .operands import CPU, CUDA
@@ -29,7 +30,6 @@ from .plan import BACKENDS as GPU_BACKENDS
 from .plan import Plan, make
 from .plan_cache import PlanCache
 from .problem import GemmProblem, MatrixSpec
-from .requests import refuse_epilogue
 
 BACKENDS = (*GPU_BACKENDS, "reference")
 PLANS_KEPT = 256
@@ -61,8 +61,9 @@ def gemm(
     stream: Any = None,
     backend: str = "auto",
     jit: str | None = None,
+    **operands_of_epilogue: Any,
 ) -> Any:
-    """D = saturating_cast(scale_d * act(alpha * scale_a * scale_b * A B + beta * C + bias)).
+    """D = saturating_cast(scale_d * act(alpha * scale_a * scale_b * A B + beta * C + bias)), or what `epilogue` makes.
 
     Args:
         a: (..., M, K); anything with DLPack or `__cuda_array_interface__`, or NumPy (copied to the GPU and back). fp4
@@ -71,12 +72,15 @@ def gemm(
             uint8 (..., N, K / 2), or in NumPy float4_e2m1fn.
         c: (..., M, N) of the result's dtype; needed exactly when `beta` is not 0.
         out: (..., M, N), written in place and returned; may be `c` itself, and overlaps nothing else. Not for JAX.
-        alpha: scalar; a whole number where the result is an integer. With 0, A and B are not read, unless scale_d is an
-            array, amax is wanted or they are fp4. Second-level scales of nvfp4 belong here, multiplied.
+        alpha: scalar; a whole number where the result is an integer. With 0, A and B are not read, unless there is an
+            epilogue, bias or activation, scale_d is an array, amax is wanted or they are fp4. Second-level scales of
+            nvfp4 belong here, multiplied.
         beta: scalar, likewise. With 0, there is no C.
-        bias: (N,), added to every row. Reference backend only, for now.
-        activation: a name of `reference.ACTIVATIONS`. Reference backend only, for now.
-        epilogue: refused: fused epilogues are not there yet.
+        bias: (N,), added to every row, of any floating dtype.
+        activation: a name of `reference.ACTIVATIONS`.
+        epilogue: what follows the product, in the place of bias and activation: an `EpilogueVisitorTree`, or a Python
+            function such as `lambda acc, bias: relu(acc + bias)`, which is traced (`atomr_cutlass.epilogue.trace`) at
+            every call. `acc` is alpha * scale_a * scale_b * A B + beta * C in float32 (float64 for float64 operands).
         scale_a: factor of A: a number, or for fp8 a float32 array on the device of A: of one element, (..., M, 1) for
             the rows of A, or (..., M, ceil(K / 128)) for blocks of 1 x 128. For fp4 an array, whose dtype says the
             kind: e4m3, one for 16 elements of K (nvfp4), or e8m0, which may be called uint8, for 32 (mxfp4); in the
@@ -97,9 +101,16 @@ def gemm(
         jit: what to do where the table lacks the kernel: `auto` compiles it, `off` raises, `background` starts with the
             best kernel of the table and turns to the compiled one when it is ready; None leaves it to
             ATOMR_CUTLASS_JIT.
+        operands_of_epilogue: the operands of `epilogue` by their names: arrays on the device of `a`, of one element,
+            (N,) or (..., 1, N) for a row, (..., M, 1) for a column, (..., M, N), or bits in uint8
+            (..., M, ceil(N / 8)), the first in the lowest bit. Of a function also numbers, which become constants of
+            its kernel: give what changes from call to call as arrays. Arrays for what a tree stores beside D may be
+            given by its names too.
 
     Returns:
-        `out`, or a new row-major array of the kind of `a`. Work is in flight on the stream when a GPU array returns.
+        `out`, or a new row-major array of the kind of `a`; with an epilogue that has several results, these as its
+        function returns them, or of a tree a dict with D as `out`. Work is in flight on the stream when a GPU array
+        returns.
 
     Raises:
         InvalidOperandError: an operand of the wrong rank, shape, dtype, strides, device or overlap.
@@ -111,6 +122,7 @@ def gemm(
     """
     if (
         bias is activation is epilogue is out_dtype is None
+        and not operands_of_epilogue
         and backend in GPU_BACKENDS and type(alpha) in _SCALARS and type(beta) in _SCALARS
     ):  # fmt: skip
         plain = scale_a is scale_b is scale_d is amax is None
@@ -136,6 +148,7 @@ def gemm(
         bias=bias,
         activation=activation,
         epilogue=epilogue,
+        operands_of_epilogue=operands_of_epilogue,
         scales={"scale_a": scale_a, "scale_b": scale_b, "scale_d": scale_d},
         amax=amax,
         out_dtype=out_dtype,
@@ -159,6 +172,7 @@ class _Call(NamedTuple):
     bias: Any
     activation: str | None
     epilogue: Any
+    operands_of_epilogue: dict[str, Any]
     scales: dict[str, Any]
     amax: Any
     out_dtype: CutlassDtype | None
@@ -170,20 +184,32 @@ class _Call(NamedTuple):
 
     def run(self) -> Any:
         check_backend(self.backend, BACKENDS)
-        if self.epilogue is not None:
-            raise UnsupportedError("fused epilogues are not there yet: leave epilogue out")
-        check_scalars(self.alpha, self.beta, self.c)
+        if self.epilogue is None and self.operands_of_epilogue:
+            names = ", ".join(self.operands_of_epilogue)
+            raise InvalidOperandError(f"{names}: gemm has no such argument, and there is no epilogue to take it")
+        if self.epilogue is not None and self.activation is not None:
+            raise InvalidOperandError("epilogue and activation are given: apply the activation in the epilogue")
+        c = self._c
+        check_scalars(self.alpha, self.beta, c)
         if self.amax is not None and self.backend != "reference" and isinstance(self.scales["scale_d"], NUMBERS):
             raise UnsupportedError(
                 "amax is taken before scale_d, and a number would be part of alpha: give scale_d as an array"
             )
-        given = {"a": self.a, "b": self.b, "c": self.c, "out": self.out, "bias": self.bias, "amax": self.amax}
+        given = {"a": self.a, "b": self.b, "c": c, "out": self.out, "amax": self.amax}
+        if self.epilogue is None:
+            given["bias"] = self.bias
         given |= {name: scale for name, scale in self.scales.items() if not isinstance(scale, NUMBERS)}
         views = {name: operands.as_operand(array) for name, array in given.items() if array is not None}
         if fp4.among(views):
             check_devices(views)
             views = fp4.host_views(views) if views["a"].device_type == CPU else views
-        what = _operation(views, self.out_dtype, self.precision, fast_accum=self.fast_accum)
+        what = _operation(
+            views, self.out_dtype, self.precision, fast_accum=self.fast_accum, fused=self.epilogue is not None
+        )
+        asked = self._asked(what)
+        if asked is not None:
+            check_devices({**views, **asked.inputs, **asked.outputs})
+            what = what._replace(result=_fused_result(what, asked, self.out_dtype))
         for name in ("scale_d", "amax"):
             view = what.views.get(name)
             if view is None:
@@ -194,16 +220,109 @@ class _Call(NamedTuple):
                 raise InvalidOperandError(f"{name} has shape {view.shape}; expected one element")
         refuse_jax_out(self.out)
         if on_reference(self.backend, what.views["a"]):
-            return self._on_reference(what)
-        types = gemm_types(what.dtype, what.dtype_b, what.result, what.math)
+            return self._on_reference(what, asked)
+        types = gemm_types(what.dtype, what.dtype_b, what.result, what.math, tree=asked is not None)
         if not types:
             raise UnsupportedError(types.reason)
-        refuse_epilogue(self.bias, self.activation)
         if what.dtype is fp4.FP4:
             view = what.views["a"]
             fp4.check_arch(devices.require_arch(devices.get(view.device if view.device_type == CUDA else 0)))
             fp4.check_given(what.views)
-        return self._on_host(what) if what.views["a"].device_type == CPU else self._on_gpu(what)
+        on_host = what.views["a"].device_type == CPU
+        if asked is not None:
+            return self._fused_on_host(what, asked) if on_host else self._fused_on_gpu(what, asked)
+        return self._on_host(what) if on_host else self._on_gpu(what)
+
+    @property
+    def _c(self) -> Any:
+        """C, unless it is an operand of the epilogue: then there is no beta."""
+        return None if self.epilogue is not None and self.beta == 0 else self.c
+
+    def _asked(self, what: _Operation) -> Asked | None:
+        """The tree of epilogue, or of bias and activation, with its operands; the reference has the latter itself."""
+        by_itself = self.bias is self.activation is None or self.backend == "reference"
+        if self.epilogue is None and by_itself:
+            return None
+        fused_arguments.refuse_scale_d(self.scales["scale_d"])
+        if self.epilogue is None:
+            return fused_arguments.with_bias(self.bias, self.activation, what.shape)
+        given = dict(self.operands_of_epilogue)
+        given |= {"bias": self.bias} if self.bias is not None else {}
+        given |= {"c": self.c} if self.c is not None and self._c is None else {}
+        return fused_arguments.asked(
+            self.epilogue, given, what.shape, out_dtype=what.result, acc=accumulator(what.dtype)
+        )
+
+    def _fused_on_gpu(self, what: _Operation, asked: Asked) -> Any:
+        alpha, beta = self._folded_scalars()
+        device = what.views["a"].device
+        stream = operands.current_stream(self.a, what.views["a"])
+        if self.stream is not None:
+            stream = operands.stream_handle(self.stream)
+        results, views = dict(asked.given), {**what.views, **asked.inputs, **asked.outputs}
+        results["out"] = self.out
+        if self.out is None:
+            results["out"], views["out"] = operands.empty(what.shape, what.result, device, self.a)
+        for output in asked.tree.outputs:
+            if output.name not in views:
+                results[output.name], views[output.name] = fused_arguments.empty(output, what.shape, device, self.a)
+        if 0 not in what.shape:
+            self._launch_fused(views, asked, what.math, alpha, beta, self.a, stream)
+        arrays = {name: operands.finished(array, views[name], stream) for name, array in results.items()}
+        return asked.arrange(arrays)
+
+    def _fused_on_host(self, what: _Operation, asked: Asked) -> Any:
+        """Host operands: copied to GPU 0, and the results copied back."""
+        alpha, beta = self._folded_scalars()
+        columns = {"b"} if not supports_layouts("sm80", what.dtype, ROW, ROW) else set()
+        names = (*what.inputs, *(["amax"] if "amax" in what.views else []))
+        arrays = {name: operands.to_numpy(what.views[name]) for name in names if name != "bias"}
+        arrays |= {name: operands.to_numpy(view) for name, view in asked.inputs.items()}
+        if what.dtype is fp4.FP4:
+            arrays, columns = fp4.gpu_forms(arrays), {"b"}
+        views = {name: operands.upload(array, 0, columns=name in columns) for name, array in arrays.items()}
+        _, views["out"] = operands.empty(what.shape, what.result, 0, None)
+        for output in asked.tree.outputs:
+            _, views[output.name] = fused_arguments.empty(output, what.shape, 0, None)
+        if 0 not in what.shape:
+            self._launch_fused(views, asked, what.math, alpha, beta, None, 0)
+        if "amax" in views:
+            np.copyto(operands.to_numpy(what.views["amax"]), operands.download(views["amax"]), casting="no")
+        written = {output.name for output in asked.tree.outputs}
+        computed = {name: operands.download(view) for name, view in views.items() if name in written}
+        return self._deliver_all({**computed, "out": operands.download(views["out"])}, what, asked)
+
+    def _deliver_all(self, computed: dict[str, np.ndarray[Any, Any]], what: _Operation, asked: Asked) -> Any:
+        """Host results by name, as the epilogue returns them."""
+        made = {}
+        for name, result in computed.items():
+            if name == "out":
+                made[name] = self._deliver(result, what)
+            elif name in asked.outputs:
+                np.copyto(operands.to_numpy(asked.outputs[name]), result, casting="no")
+                made[name] = asked.given[name]
+            else:
+                made[name] = operands.host_result(result, self.a)
+        return asked.arrange(made)
+
+    def _launch_fused(
+        self,
+        views: dict[str, _core.Operand],
+        asked: Asked,
+        math: str,
+        alpha: float,
+        beta: float,
+        like: Any,
+        stream: int,
+    ) -> OpPlan:
+        what = _problem(views, math)
+        scales = self._scales(what, views) if set(views) & _SCALING else scaled.NO_SCALES
+        fusion = asked.fusion(views)
+        how = {"like": like, "backend": self.backend, "jit": self.jit, "stream": stream}
+        made = scaled.make(what, scales, fusion, **how)
+        order = ("a", "b", "c", *SCALE_SLOTS, *(one.name for one in fusion.arrays), "out")
+        made(*(views[name] for name in order if name in views), alpha=alpha, beta=beta, stream=stream)
+        return made
 
     def _on_gpu(self, what: _Operation) -> Any:
         alpha, beta = self._folded_scalars()
@@ -255,20 +374,7 @@ class _Call(NamedTuple):
     def _launch(
         self, views: dict[str, _core.Operand], math: str, alpha: float, beta: float, like: Any, stream: int
     ) -> Plan | OpPlan:
-        def spec(name: str) -> MatrixSpec:
-            view = views[name]
-            if name in fp4.ALONG and fp4.element_type(view, name) is fp4.FP4:
-                return fp4.logical(view, name)
-            return MatrixSpec(view.shape, view.strides, operands.dtype_of(view, name), view.alignment)
-
-        what = GemmProblem(
-            a=spec("a"),
-            b=spec("b"),
-            c=spec("c") if "c" in views else None,
-            d=spec("out"),
-            math=math,
-            device=views["a"].device,
-        )
+        what = _problem(views, math)
         if alpha == 0 and not {"scale_d", "amax"} & set(views) and what.a.dtype is not fp4.FP4:
             # BLAS: then A and B are not read, and so neither are their scales.
             views = {name: view for name, view in views.items() if name not in _SCALING}
@@ -278,7 +384,7 @@ class _Call(NamedTuple):
             made(views["a"], views["b"], views.get("c"), out=views["out"], alpha=alpha, beta=beta, stream=stream)
             return made
         scaled_plan = scaled.make(what, self._scales(what, views), **how)
-        order = ("a", "b", "c", "scale_a", "scale_b", "scale_d", "amax", "out")
+        order = ("a", "b", "c", *SCALE_SLOTS, "out")
         # In the order of the plan's slots.
         scaled_plan(*(views[name] for name in order if name in views), alpha=alpha, beta=beta, stream=stream)
         return scaled_plan
@@ -312,7 +418,7 @@ class _Call(NamedTuple):
 
         return scaled.Scales(scale("scale_a", forms[0]), scale("scale_b", forms[1]), scale("scale_d"), scale("amax"))
 
-    def _on_reference(self, what: _Operation) -> Any:
+    def _on_reference(self, what: _Operation, asked: Asked | None) -> Any:
         on_gpu = what.views["a"].device_type == CUDA
         fetch = operands.download if on_gpu else operands.to_numpy
         host = {name: fetch(what.views[name]) for name in what.inputs}
@@ -330,6 +436,8 @@ class _Call(NamedTuple):
             "out_dtype": what.result,
             "math": what.math,
         }
+        if asked is not None and self.epilogue is not None:
+            return self._fused_on_reference(what, asked, host, arguments, fetch)
         if self.amax is None:
             computed = reference.gemm(host["a"], host["b"], host.get("c"), **arguments)
         else:
@@ -345,6 +453,31 @@ class _Call(NamedTuple):
             array, view = operands.empty(what.shape, what.result, what.views["a"].device, self.a)
         operands.copy_in(computed, view)
         return operands.finished(array, view, 0)
+
+    def _fused_on_reference(
+        self, what: _Operation, asked: Asked, host: dict[str, Any], arguments: dict[str, Any], fetch: Any
+    ) -> Any:
+        if self.amax is not None:
+            raise UnsupportedError("amax with an epilogue: reduce in the epilogue, with total_amax")
+        scale_d = arguments.pop("scale_d")
+        # float64 holds the accumulator; alpha = 0 does not make A and B unread here.
+        acc = reference.gemm(host["a"], host["b"], host.get("c"), **{**arguments, "out_dtype": CutlassDtype.F64})
+        inputs = {name: fetch(view) for name, view in asked.inputs.items()}
+        computed = reference.evaluate(asked.tree, acc, inputs, out_dtype=what.result, scale_d=scale_d)
+        if what.views["a"].device_type != CUDA:
+            return self._deliver_all(computed, what, asked)
+        results, device = {}, what.views["a"].device
+        for name, result in computed.items():
+            view = what.views.get("out") if name == "out" else asked.outputs.get(name)
+            array = self.out if name == "out" else asked.given.get(name)
+            if view is None and name == "out":
+                array, view = operands.empty(what.shape, what.result, device, self.a)
+            elif view is None:
+                output = next(one for one in asked.tree.outputs if one.name == name)
+                array, view = fused_arguments.empty(output, what.shape, device, self.a)
+            operands.copy_in(result, view)
+            results[name] = operands.finished(array, view, 0)
+        return asked.arrange(results)
 
     def _deliver(self, computed: np.ndarray[Any, Any], what: _Operation) -> Any:
         """A host result, in `out` or as a new array of the kind of `a`."""
@@ -374,12 +507,18 @@ class _Operation(NamedTuple):
         return [name for name in self.views if name not in ("amax", "out")]
 
 
-_SCALING = {"scale_a", "scale_b", "scale_d", "amax"}
+SCALE_SLOTS = ("scale_a", "scale_b", "scale_d", "amax")
+_SCALING = set(SCALE_SLOTS)
 _PLAIN_NUMBERS = frozenset({int, float})
 
 
 def _operation(
-    views: dict[str, _core.Operand], out_dtype: CutlassDtype | None, precision: str | None, *, fast_accum: bool
+    views: dict[str, _core.Operand],
+    out_dtype: CutlassDtype | None,
+    precision: str | None,
+    *,
+    fast_accum: bool,
+    fused: bool = False,
 ) -> _Operation:
     check_devices(views)
     dtype, other = (fp4.element_type(views[name], name) for name in "ab")
@@ -397,7 +536,46 @@ def _operation(
     math = math_mode(dtype, precision)
     if fast_accum and dtype in FP8_TYPES:
         math = FAST
-    return _Operation(views, shape, dtype, other, result_dtype(views, out_dtype, dtype), math)
+    # A tree computes in float32: without another wish so does what it makes of integers.
+    wanted = (
+        out_dtype
+        if out_dtype is not None or "out" in views or "c" in views
+        else (CutlassDtype.F32 if fused and dtype is CutlassDtype.I8 else None)
+    )
+    return _Operation(views, shape, dtype, other, result_dtype(views, wanted, dtype), math)
+
+
+def _fused_result(what: _Operation, asked: Asked, out_dtype: CutlassDtype | None) -> CutlassDtype:
+    """The result's element type, where an epilogue may decide it.
+
+    Raises:
+        InvalidOperandError: it contradicts what was asked for.
+    """
+    decided = asked.tree.result_dtype
+    if decided is None or decided is what.result:
+        return what.result
+    if out_dtype is not None or "out" in what.views or "c" in what.views:
+        raise InvalidOperandError(
+            f"the epilogue casts D to {decided.value}; out, out_dtype or c say {what.result.value}"
+        )
+    return decided
+
+
+def _problem(views: dict[str, _core.Operand], math: str) -> GemmProblem:
+    def spec(name: str) -> MatrixSpec:
+        view = views[name]
+        if name in fp4.ALONG and fp4.element_type(view, name) is fp4.FP4:
+            return fp4.logical(view, name)
+        return MatrixSpec(view.shape, view.strides, operands.dtype_of(view, name), view.alignment)
+
+    return GemmProblem(
+        a=spec("a"),
+        b=spec("b"),
+        c=spec("c") if "c" in views else None,
+        d=spec("out"),
+        math=math,
+        device=views["a"].device,
+    )
 
 
 def _result_shape(views: dict[str, _core.Operand]) -> tuple[int, ...]:

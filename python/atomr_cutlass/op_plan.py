@@ -125,9 +125,9 @@ class Steps:
         self._steps.append(("launch", kernel, picked.key.op, {"sm_count": device.multiprocessors, **args}))
         self._picked.append(picked)
 
-    def clear(self, address: Address, size: int) -> None:
-        """Zeroes bytes."""
-        self._steps.append(("clear", address, size))
+    def clear(self, address: Address, size: int, value: int = 0) -> None:
+        """Sets bytes to a value."""
+        self._steps.append(("clear", address, size, value))
 
     def copy(self, address: Address, table: bytes, patches: Sequence[tuple[int, Address]]) -> None:
         """Writes host bytes to device memory, with addresses put in at the offsets of the patches."""

@@ -209,18 +209,23 @@ def empty(shape: tuple[int, ...], dtype: CutlassDtype, device: int, like: Any) -
         (array of the kind of `like`, its operand). For JAX, which imports finished results only, the array is None:
         `finished` makes it.
     """
+    return empty_of(shape, dtype.dlpack, device, like)
+
+
+def empty_of(shape: tuple[int, ...], element: tuple[int, int], device: int, like: Any) -> tuple[Any, _core.Operand]:
+    """`empty` for elements of DLPack's (type code, bits)."""
     if like is not None and _core.has_exchange_api(like):
-        array = _core.framework_empty(like, shape, dtype.dlpack, device)
+        array = _core.framework_empty(like, shape, element, device)
         return array, _core.Operand.of(array)
-    size = max(1, math.prod(shape) * dtype.bits // 8)
+    size = max(1, math.prod(shape) * element[1] // 8)
     if type(like).__module__.partition(".")[0] == "cupy":
         cupy = sys.modules["cupy"]
         with cupy.cuda.Device(device):
             memory = cupy.cuda.alloc(size)
-        operand = _core.Operand(memory.ptr, shape, None, dtype.dlpack, CUDA, device, False, memory)
+        operand = _core.Operand(memory.ptr, shape, None, element, CUDA, device, False, memory)
         return cupy.from_dlpack(operand), operand
     buffer = _core.Buffer(device, size)
-    operand = _core.Operand(buffer.pointer, shape, None, dtype.dlpack, CUDA, device, False, buffer)
+    operand = _core.Operand(buffer.pointer, shape, None, element, CUDA, device, False, buffer)
     return (None if is_jax(like) else operand), operand
 
 

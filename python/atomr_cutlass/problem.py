@@ -45,6 +45,8 @@ class GemmProblem:
         epilogue: id of the kernel key's epilogue.
         scale_granularity: rows of A, columns of B and elements of K that share a block scale; zeros without any.
         scale_type: of block scales, as in the kernel key.
+        operands: what an epilogue tree reads and writes beside C and D, as matrices over D: dimensions along which one
+            does not vary have stride 0.
     """
 
     a: MatrixSpec
@@ -56,6 +58,7 @@ class GemmProblem:
     epilogue: str = "lc"
     scale_granularity: Triple = (0, 0, 0)
     scale_type: str = ""
+    operands: tuple[MatrixSpec, ...] = ()
 
     @property
     def m(self) -> int:
@@ -167,11 +170,14 @@ def views(spec: MatrixSpec, name: str) -> list[View]:
 
 @dataclass(frozen=True)
 class Batches:
-    """Batch dimensions as one loop of a single stride per operand, repeated for outer offsets (in elements)."""
+    """Batch dimensions as one loop of a single stride per operand, repeated for outer offsets (in elements).
+
+    Operands are A, B, C, D, then those of an epilogue tree.
+    """
 
     count: int
-    strides: tuple[int, int, int, int]
-    offsets: tuple[tuple[int, int, int, int], ...]
+    strides: tuple[int, ...]
+    offsets: tuple[tuple[int, ...], ...]
 
 
 def collapse_batches(problem: GemmProblem) -> Batches:
@@ -181,20 +187,21 @@ def collapse_batches(problem: GemmProblem) -> Batches:
         UnsupportedError: that would take more than MAX_OUTER launches.
     """
     batches = problem.d.shape[:-2]
-    named = ((problem.a, "a"), (problem.b, "b"), (problem.c or problem.d, "c"), (problem.d, "out"))
+    named = [(problem.a, "a"), (problem.b, "b"), (problem.c or problem.d, "c"), (problem.d, "out")]
+    named += [(spec, "an operand of the epilogue") for spec in problem.operands]
     specs = [broadcast_to(spec, batches, name) for spec, name in named]
     dims = [
         (extent, tuple(spec.strides[i] for spec in specs))
         for i, extent in enumerate(problem.d.shape[:-2])
         if extent != 1
     ]
-    count, strides = 1, (0, 0, 0, 0)
+    count, strides = 1, (0,) * len(specs)
     while dims:
         extent, outer = dims[-1]
         if count != 1 and any(o != s * count for o, s in zip(outer, strides, strict=True)):
             break
         if count == 1:
-            strides = outer  # type: ignore[assignment]
+            strides = outer
         count *= extent
         dims.pop()
     launches = math.prod(extent for extent, _ in dims)
@@ -204,10 +211,10 @@ def collapse_batches(problem: GemmProblem) -> Batches:
             f"{launches} launches would be needed, at most {MAX_OUTER} are made; make the operands contiguous"
         )
     offsets = [
-        tuple(sum(i * steps[x] for i, (_, steps) in zip(index, dims, strict=True)) for x in range(4))
+        tuple(sum(i * steps[x] for i, (_, steps) in zip(index, dims, strict=True)) for x in range(len(specs)))
         for index in itertools.product(*(range(extent) for extent, _ in dims))
     ]
-    return Batches(count, strides, tuple(offsets))  # type: ignore[arg-type]
+    return Batches(count, strides, tuple(offsets))
 
 
 def variants(problem: GemmProblem, batches: Batches) -> Iterator[Variant]:
@@ -217,7 +224,7 @@ def variants(problem: GemmProblem, batches: Batches) -> Iterator[Variant]:
         InvalidOperandError, UnsupportedError: an operand no kernel can read.
     """
     views_c = views(problem.c, "c") if problem.c is not None else None
-    stride_a, stride_b, stride_c, stride_d = batches.strides
+    stride_a, stride_b, stride_c, stride_d = batches.strides[:4]
     for view_d, view_a, view_b in itertools.product(
         views(problem.d, "out"), views(problem.a, "a"), views(problem.b, "b")
     ):

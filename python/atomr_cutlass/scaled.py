@@ -1,15 +1,21 @@
-"""GEMM with scales on the device: of a tensor, of rows and columns, or of blocks; scale_d and amax."""
+"""GEMM whose kernel takes more than A, B, C and D.
+
+That is scales on the device (of a tensor, of rows and columns, or of blocks; scale_d and amax), and the operands of an
+epilogue tree.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import math
 from dataclasses import dataclass
 from typing import Any
 
-from . import devices, fp4
+from . import devices, fp4, fused
 from .devices import Device
-from .errors import InvalidOperandError, UnsupportedError
+from .errors import InvalidOperandError, KernelNotFoundError, UnsupportedError
+from .fused import FusedOperands, Fusion
 from .generator.archs import SmArch
 from .generator.dtypes import CutlassDtype, ScaleType
 from .op_plan import Address, OpPlan, Steps, moved, refuse_capture
@@ -68,6 +74,9 @@ class Scales:
         return self.a is not None and self.a.form == "swizzled"
 
 
+NO_SCALES = Scales()
+
+
 def scale_forms(what: GemmProblem, a: MatrixSpec | None, b: MatrixSpec | None) -> tuple[str, str]:
     """What scale arrays of these shapes are: `tensor`, `vector` or `block`.
 
@@ -114,6 +123,8 @@ def scale_forms(what: GemmProblem, a: MatrixSpec | None, b: MatrixSpec | None) -
 
 def problem_of(what: GemmProblem, scales: Scales) -> GemmProblem:
     """The problem with the epilogue or the block scales that these scales need."""
+    if scales == NO_SCALES:
+        return what
     if scales.swizzled and scales.a is not None:
         return fp4.with_scales(what, fp4.scale_type(scales.a.dtype, "scale_a"))
     if not scales.block:
@@ -140,7 +151,8 @@ def refuse(what: GemmProblem) -> None:
 
 def make(
     what: GemmProblem,
-    scales: Scales,
+    scales: Scales = NO_SCALES,
+    fusion: Fusion | None = None,
     *,
     arch: SmArch | None = None,
     alpha: float = 1.0,
@@ -150,24 +162,38 @@ def make(
     jit: str | None = None,
     stream: int | None = None,
 ) -> OpPlan:
-    """The plan for a GEMM with scales; its slots are a, b and, where there are such, c, scale_a, scale_b, scale_d,
-    amax, then out. Arguments and errors are those of `plan.make`.
-    """  # noqa: D205
+    """The plan for a GEMM with scales or an epilogue tree.
+
+    Its slots are a, b and, where there are such, c, scale_a, scale_b, scale_d, amax, the tree's inputs and outputs,
+    then out. Arguments and errors are those of `plan.make`.
+    """
     refuse(what)
     device = devices.get(what.device)
     scaled = problem_of(what, scales)
     for name, one, along in (("scale_a", scales.a, -2), ("scale_b", scales.b, -1)):
         if one is not None and one.form == "vector" and one.shape[along] > 1 and one.strides[along] != 1:
             raise UnsupportedError(f"{name} has strides {one.strides}: its elements must be contiguous; copy it")
-    choice = choose(scaled, device, arch, backend, jit)
+    ways = [scaled] if fusion is None else fused.problem_of(scaled, fusion, scaled.epilogue)
+    chosen, choice = _first(ways, device, arch, backend, jit)
     picked = Picked(choice.key, choice.info, choice.seconds)
     refuse_capture(picked, what.device, stream)
-    return _plan(scaled, scales, choice, picked, device, alpha=alpha, beta=beta, like=like)
+    return _plan(chosen, scales, fusion, choice, picked, device, alpha=alpha, beta=beta, like=like)
+
+
+def _first(
+    ways: list[GemmProblem], device: Device, arch: SmArch | None, backend: str, jit: str | None
+) -> tuple[GemmProblem, Choice]:
+    """The first way to put a problem that some kernel serves."""
+    for way in ways[:-1]:
+        with contextlib.suppress(UnsupportedError, KernelNotFoundError):
+            return way, choose(way, device, arch, backend, jit)
+    return ways[-1], choose(ways[-1], device, arch, backend, jit)
 
 
 def _plan(
     what: GemmProblem,
     scales: Scales,
+    fusion: Fusion | None,
     choice: Choice,
     picked: Picked,
     device: Device,
@@ -194,9 +220,13 @@ def _plan(
     align_a, align_b = (key.align_b, key.align_a) if variant.exchanged else (key.align_a, key.align_b)
     a = operand("a", what.a, align_a)
     b = operand("b", what.b, align_b)
-    c = operand("c", what.c, key.align_d, "source") if what.c is not None else None
+    source = what.c is not None and fused.reads_source(what.epilogue)
+    c = operand("c", what.c, key.align_d, "source") if what.c is not None and not source else None
     at_a, at_b, at_d = scale("scale_a", scales.a), scale("scale_b", scales.b), scale("scale_d", scales.d)
     amax = scale("amax", scales.amax, "output")
+    others = FusedOperands(steps, fusion, clear_masks=key.generation in ("sm80", "sm100", "sm120"))
+    if source:
+        c = others.source(what.epilogue)
     out = operand("out", what.d, key.align_d, "output")
     if amax is not None:
         steps.clear(amax, 4)
@@ -230,6 +260,11 @@ def _plan(
             "c": None if c is None or what.c is None else moved(c, batch.c, what.c.dtype),
             "d": moved(out, batch.d, what.d.dtype),
         }
+        args |= others.args(
+            choice.batches.strides[4:] if batch.count > 1 else (0,) * len(batch.operands),
+            batch.operands,
+            exchanged=variant.exchanged,
+        )
         steps.launch(picked, args)
     return steps.plan(like=like, alpha=alpha, beta=beta)
 
@@ -256,6 +291,7 @@ class _Batch:
     d: int
     scale_a: int
     scale_b: int
+    operands: tuple[int, ...]
     count: int
 
 
@@ -264,7 +300,10 @@ def _batches(what: GemmProblem, scales: Scales, choice: Choice) -> list[_Batch]:
     own = any(one is not None and math.prod(_as_matrices(one).shape[:-2]) > 1 for one in (scales.a, scales.b))
     # Kernels with blocks take one batch, and those of fp4 would look for scales of each.
     if not own and not ((scales.block or scales.swizzled) and math.prod(what.d.shape[:-2]) > 1):
-        return [_Batch(*offsets, 0, 0, choice.batches.count) for offsets in choice.batches.offsets]
+        return [
+            _Batch(a, b, c, d, 0, 0, tuple(operands), choice.batches.count)
+            for a, b, c, d, *operands in choice.batches.offsets
+        ]
     batches = what.d.shape[:-2]
     if math.prod(batches) > MAX_OUTER:
         raise UnsupportedError(
@@ -282,6 +321,7 @@ def _batches(what: GemmProblem, scales: Scales, choice: Choice) -> list[_Batch]:
     steps = [
         strides(what.a, "a"), strides(what.b, "b"), strides(what.c, "c"), strides(what.d, "out"),
         scale_strides(scales.a, "scale_a"), scale_strides(scales.b, "scale_b"),
+        *(strides(one, "an operand of the epilogue") for one in what.operands),
     ]  # fmt: skip
     found = []
     for number in range(math.prod(batches)):
@@ -289,8 +329,8 @@ def _batches(what: GemmProblem, scales: Scales, choice: Choice) -> list[_Batch]:
         for extent in reversed(batches):
             index.append(rest % extent)
             rest //= extent
-        a, b, c, d, scale_a, scale_b = (
+        a, b, c, d, scale_a, scale_b, *operands = (
             sum(i * s for i, s in zip(reversed(index), one, strict=True)) for one in steps
-        )  # fmt: skip
-        found.append(_Batch(a, b, c, d, scale_a, scale_b, 1))
+        )
+        found.append(_Batch(a, b, c, d, scale_a, scale_b, tuple(operands), 1))
     return found

@@ -12,9 +12,11 @@ from . import devices, estimate, fp4, table
 from .devices import Device
 from .errors import KernelNotFoundError, UnsupportedError
 from .generator.archs import SmArch
+from .generator.dtypes import CutlassDtype
+from .generator.epilogue import lower
 from .generator.families.base import DEFAULT
 from .generator.key import KernelKey
-from .generator.matrix import cells, preset_of, shared_memory, supports
+from .generator.matrix import cells, preset_of, shared_memory, supports, with_epilogue
 from .generator.rules import gemm_types, supports_layouts
 from .problem import Batches, GemmProblem, Variant, collapse_batches, variants
 from .table import KernelInfo
@@ -47,8 +49,7 @@ def eligible(key: KernelKey, problem: GemmProblem, variant: Variant) -> bool:
         and key.d is problem.d.dtype
         # Fast accumulation is allowed, not asked for.
         and (key.math == problem.math or (problem.math == "fast" and key.math == "default"))
-        # Without scales a scaled epilogue is the linear one.
-        and key.epilogue in ((problem.epilogue, "scaled") if problem.epilogue == "lc" else (problem.epilogue,))
+        and key.epilogue in _epilogues(problem.epilogue, exchanged=variant.exchanged)
         and key.scale_granularity == problem.scale_granularity
         and key.scale_type == problem.scale_type
         # Blocks of fp8 are not alike for A and B: they cannot change places.
@@ -59,6 +60,25 @@ def eligible(key: KernelKey, problem: GemmProblem, variant: Variant) -> bool:
         and variant.align_b % key.align_b == 0
         and variant.align_d % key.align_d == 0
     )
+
+
+def _epilogues(epilogue: str, *, exchanged: bool) -> tuple[str, ...]:
+    """The ids of kernels' epilogues that serve a problem's."""
+    base, program = lower.split(epilogue)
+    if program and exchanged:
+        turned = _exchanged(program)
+        return () if turned is None else (lower.epilogue_id(base, turned),)
+    # Without scales a scaled epilogue is the linear one.
+    return (epilogue, lower.SCALED) if epilogue == lower.LINEAR else (epilogue,)
+
+
+@functools.cache
+def _exchanged(program: str) -> str | None:
+    """The tree of D^T, None where it cannot be had."""
+    try:
+        return lower.exchanged(program)
+    except ValueError:
+        return None
 
 
 def split_choices(key: KernelKey, variant: Variant) -> tuple[int, ...]:
@@ -139,7 +159,7 @@ def best_cell(problem: GemmProblem, device: Device, arch: SmArch | None = None) 
         return None
     found = [
         choice
-        for key in _matrix(target)
+        for key in _candidates(target, problem)
         for choice in _choices(key, shared_memory(key), possible, batches, problem, device)
     ]
     return min(found, key=lambda choice: (choice.seconds, choice.key.name), default=None)
@@ -165,6 +185,26 @@ def choice_of(key: KernelKey, problem: GemmProblem, device: Device) -> Choice:
 @functools.cache
 def _matrix(arch: SmArch) -> tuple[KernelKey, ...]:
     return tuple(key for _, key in cells([arch]) if supports(key))
+
+
+def _candidates(arch: SmArch, problem: GemmProblem) -> tuple[KernelKey, ...]:
+    """The matrix's keys for a problem: its cells, which take over the problem's epilogue where that is a tree."""
+    _, program = lower.split(problem.epilogue)
+    if not program:
+        return _matrix(arch)
+    return _with_tree(arch, problem.epilogue, problem.a.dtype, problem.b.dtype, problem.d.dtype)
+
+
+@functools.lru_cache(256)
+def _with_tree(arch: SmArch, epilogue: str, a: CutlassDtype, b: CutlassDtype, d: CutlassDtype) -> tuple[KernelKey, ...]:
+    epilogues = {*_epilogues(epilogue, exchanged=False), *_epilogues(epilogue, exchanged=True)}
+    made = dict.fromkeys(
+        with_epilogue(key, one, d)
+        for key in _matrix(arch)
+        if key.op == "gemm" and {key.a, key.b} == {a, b}
+        for one in sorted(epilogues)
+    )
+    return tuple(key for key in made if supports(key))
 
 
 def choose(
@@ -201,7 +241,8 @@ def choose(
 
 def missing(problem: GemmProblem, device: Device, arch: SmArch | None) -> UnsupportedError | KernelNotFoundError:
     """The error that explains why the table has no kernel for the problem."""
-    types = gemm_types(problem.a.dtype, problem.b.dtype, problem.d.dtype, problem.math)
+    base, program = lower.split(problem.epilogue)
+    types = gemm_types(problem.a.dtype, problem.b.dtype, problem.d.dtype, problem.math, tree=bool(program))
     if not types:
         return UnsupportedError(types.reason)
     target = arch or devices.require_arch(device)
@@ -222,7 +263,7 @@ def missing(problem: GemmProblem, device: Device, arch: SmArch | None) -> Unsupp
             or layouts.reason
             or (
                 "its alignment or layout is in no cell"
-                if problem.epilogue == "lc" and not problem.scale_type
+                if base == lower.LINEAR and not problem.scale_type
                 else "no cell has scales on the device for these types, layouts and alignments"
             )
         )
@@ -231,9 +272,17 @@ def missing(problem: GemmProblem, device: Device, arch: SmArch | None) -> Unsupp
     differs = f"; the nearest there is {nearest[0]}, which differs in {', '.join(nearest[1])}" if nearest else ""
     return KernelNotFoundError(
         f"no kernel in the table serves {problem.a.dtype.value} ({problem.math}) -> {problem.d.dtype.value}, layouts "
-        f"{wanted.layout_a}{wanted.layout_b}{wanted.layout_d}, on {target.value}; {wanted.name} would: it is in preset "
-        f"{preset_of(wanted)}; build with {knob(wanted)}{differs}"
+        f"{wanted.layout_a}{wanted.layout_b}{wanted.layout_d}, on {target.value}; {wanted.name} would: {cure(wanted)}"
+        f"{differs}"
     )
+
+
+def cure(key: KernelKey) -> str:
+    """How a kernel that the table lacks is had."""
+    preset = preset_of(key)
+    if preset is None:
+        return "it is in no preset: let it be compiled at run time (jit='auto')"
+    return f"it is in preset {preset}; build with {knob(key)}"
 
 
 def knob(key: KernelKey) -> str:
@@ -253,9 +302,11 @@ def nearest_built(wanted: KernelKey) -> tuple[str, tuple[str, ...]] | None:
 
 def nearest_key(problem: GemmProblem, possible: Sequence[Variant], arch: SmArch, device: Device) -> KernelKey | None:
     """The matrix's best cell for the problem on an arch, whether or not it is built; `default` goes before `full`."""
+    of_tree = bool(lower.split(problem.epilogue)[1])
+    keys = ((DEFAULT, key) for key in _candidates(arch, problem)) if of_tree else cells([arch])
     found = [
         (max(tier, DEFAULT), estimate.seconds(key, variant, device, shared_memory(key)), key.name, key)
-        for tier, key in cells([arch])
+        for tier, key in keys
         for variant in possible
         if eligible(key, problem, variant)
     ]

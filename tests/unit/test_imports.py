@@ -30,11 +30,12 @@ LAYERS = (
     ("jit",),
     ("pick",),
     ("plan", "op_plan", "arguments"),
+    ("fused",),
     ("scaled", "conv_plan", "grouped_plan"),
     ("requests",),
-    ("bindings", "slots"),
+    ("bindings", "fused_arguments", "slots"),
     ("planner",),
-    ("explain", "gemm", "conv", "grouped", "quantize"),
+    ("explain", "gemm", "conv", "grouped", "matmul", "quantize"),
     ("messages",),
     ("actor",),
     ("__init__",),
@@ -46,7 +47,7 @@ LAYER = {module: depth for depth, modules in enumerate(LAYERS) for module in mod
 
 GENERATOR_LAYERS = (
     ("__init__", "archs", "dtypes"),
-    ("key", "toolchain"),
+    ("epilogue", "key", "toolchain"),
     ("rules",),
     ("audit",),
     ("families",),
@@ -62,7 +63,7 @@ JIT_LAYERS = (
     ("__init__",),
     ("files", "frames", "libraries", "locks", "worker"),
     ("failures", "folder", "toolchain"),
-    ("compiler", "store"),
+    ("compiler", "store", "verdicts"),
     ("kernels",),
 )
 JIT_LAYER = {module: depth for depth, modules in enumerate(JIT_LAYERS) for module in modules}

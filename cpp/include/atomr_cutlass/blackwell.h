@@ -6,6 +6,7 @@
 #pragma once
 
 #include "atomr_cutlass/epilogue_scaled.h"
+#include "atomr_cutlass/epilogue_visitor.h"
 #include "atomr_cutlass/kernel_abi.h"
 #include "cute/tensor.hpp"
 #include "cutlass/cutlass.h"
@@ -230,6 +231,19 @@ CUTLASS_DEVICE constexpr bool fits_in_tensor_memory() {
   return true;
 }
 
+template <class Epilogue, int kTileM, int kTileN, class ElementD, class Linear>
+struct BlackwellFusionOf {
+  using Type = Linear;
+};
+template <int kTileM, int kTileN, class ElementD, class Linear>
+struct BlackwellFusionOf<ScaledEpilogue, kTileM, kTileN, ElementD, Linear> {
+  using Type = ConvertingVisitor<ElementD, ScaledVisitor<kTileM, kTileN>>;
+};
+template <class Tree, bool kScaled, class Lanes, int kTileM, int kTileN, class ElementD, class Linear>
+struct BlackwellFusionOf<TreeEpilogue<Tree, kScaled, Lanes>, kTileM, kTileN, ElementD, Linear> {
+  using Type = TreeVisitor<TreeEpilogue<Tree, kScaled, Lanes>, kTileM, kTileN, ElementD>;
+};
+
 // `Tile` is the MMA's: of one thread block, or of the two that a 2-SM schedule of sm_100 pairs along M. StageCount
 // void: as many stages as fit beside the epilogue.
 template <class Arch, class OpClass, class ElementA, class LayoutA, int kAlignA, class ElementB, class LayoutB,
@@ -241,10 +255,10 @@ struct BlackwellGemm {
 
   static constexpr bool kPair = cute::is_base_of_v<cutlass::gemm::KernelSchedule2Sm, MainloopSchedule>;
   static constexpr int kTileM = cute::size<0>(Tile{}) / (kPair ? 2 : 1), kTileN = cute::size<1>(Tile{});
-  static constexpr bool kScaled = cute::is_same_v<Epilogue, ScaledEpilogue>;
+  static constexpr bool kScaled = cute::is_same_v<Epilogue, ScaledEpilogue>, kTree = kIsTree<Epilogue>;
 
-  using Fusion = cute::conditional_t<kScaled, ConvertingVisitor<ElementD, ScaledVisitor<kTileM, kTileN>>,
-                                     LinearVisitor<ElementD, ElementCompute>>;
+  using Fusion =
+      typename BlackwellFusionOf<Epilogue, kTileM, kTileN, ElementD, LinearVisitor<ElementD, ElementCompute>>::Type;
   // Beside scales, two accumulators of 256 columns do not fit in tensor memory: they overlap by a step of the epilogue,
   // which CUTLASS makes 128 columns wide, too wide for the registers.
   static constexpr bool kOverlapping = kTileN == 256 && cute::is_same_v<Arch, cutlass::arch::Sm100> &&
@@ -286,7 +300,12 @@ struct BlackwellGemm {
     result.mainloop.ptr_B = static_cast<decltype(result.mainloop.ptr_B)>(args.b);
     result.mainloop.dB = make_stride<typename Kernel::StrideB>(args.ldb, args.batch_stride_b);
     Scales::template fill<CollectiveMainloop>(result.mainloop, args);
-    if constexpr (kScaled) {
+    if constexpr (kTree) {
+      result.epilogue.thread = TreeParams<typename Epilogue::Tree>::of(args);
+      if constexpr (!cute::is_same_v<Scales, NoScales>) {
+        result.epilogue.thread.scaled.scale_a = result.epilogue.thread.scaled.scale_b = nullptr;
+      }
+    } else if constexpr (kScaled) {
       result.epilogue.thread = ScaledParams::of(args);
       if constexpr (!cute::is_same_v<Scales, NoScales>) {
         result.epilogue.thread.scale_a = result.epilogue.thread.scale_b = nullptr;

@@ -15,8 +15,8 @@
 
 namespace atomr_cutlass {
 
-// The kernel that a cell's epilogue makes of the one that has CUTLASS's linear combination, and its arguments. That of
-// ScaledEpilogue is in gemm_sm80_scaled.h.
+// The kernel that a cell's epilogue makes of the one that has CUTLASS's linear combination, and its arguments. Those of
+// visitors are in gemm_sm80_scaled.h and gemm_sm80_tree.h.
 template <class Epilogue, class Linear, int kAlignD>
 struct EpilogueSm80;
 
@@ -40,9 +40,12 @@ template <class ElementA, class LayoutA, int kAlignA, class ElementB, class Layo
 struct GemmSm80 {
   using Args = atomr_cutlass_gemm_args;
 
-  // CUTLASS's epilogues handle at least 8 elements of 8 bits at once; the scaled one stores them as D is aligned.
-  static constexpr bool kWide = cutlass::sizeof_bits<ElementD>::value == 8 && kAlignD < 8 &&
-                                cutlass::platform::is_same<Epilogue, ScaledEpilogue>::value;
+  // CUTLASS's epilogues handle at least 8 elements of 8 bits at once, and of 16 bits from integers; visitors store them
+  // as D is aligned.
+  static constexpr int kBitsD = cutlass::sizeof_bits<ElementD>::value;
+  static constexpr bool kFromInteger = cutlass::platform::is_same<ElementAccumulator, int32_t>::value;
+  static constexpr bool kWide = (kBitsD == 8 || (kBitsD == 16 && kFromInteger)) && kAlignD < 8 &&
+                                !cutlass::platform::is_same<Epilogue, LinearEpilogue>::value;
   static constexpr int kAccess = kWide ? 8 : kAlignD;
 
   using Linear = typename cutlass::gemm::kernel::DefaultGemmUniversal<

@@ -12,6 +12,37 @@
 
 namespace atomr_cutlass {
 
+// kAccess elements of a row, of which kAlign at a time are aligned in memory and the first `left` are inside the
+// matrix.
+template <class Element, int kAccess, int kAlign>
+struct VectorsSm80 {
+  using Values = cutlass::AlignedArray<Element, kAccess>;
+  using Access = cutlass::AlignedArray<Element, kAlign>;
+
+  CUTLASS_DEVICE static Values load(Element const* from, int left) {
+    Values values;
+    CUTLASS_PRAGMA_UNROLL
+    for (int i = 0; i < kAccess; i += kAlign) {
+      if (kAlign == kAccess || i < left) {
+        reinterpret_cast<Access*>(&values)[i / kAlign] = *reinterpret_cast<Access const*>(from + i);
+      } else {
+        CUTLASS_PRAGMA_UNROLL
+        for (int j = 0; j < kAlign; ++j) values[i + j] = Element(0.0f);
+      }
+    }
+    return values;
+  }
+
+  CUTLASS_DEVICE static void store(Element* to, int left, Values const& values) {
+    CUTLASS_PRAGMA_UNROLL
+    for (int i = 0; i < kAccess; i += kAlign) {
+      if (kAlign == kAccess || i < left) {
+        *reinterpret_cast<Access*>(to + i) = reinterpret_cast<Access const*>(&values)[i / kAlign];
+      }
+    }
+  }
+};
+
 // What the visitor reads and writes: C and D are row-major, and their batches are a stride apart.
 template <class Element>
 struct ScaledOutput {
@@ -32,8 +63,8 @@ struct ScaledVisitorSm80 {
   struct SharedStorage {};
   using Arguments = ScaledOutput<Element>;
   using Params = Arguments;
-  using Values = cutlass::AlignedArray<Element, kAccess>;
-  using Access = cutlass::AlignedArray<Element, kAlign>;
+  using Vectors = VectorsSm80<Element, kAccess, kAlign>;
+  using Values = typename Vectors::Values;
 
   template <class Problem>
   static constexpr Params to_underlying_arguments(Problem const&, Arguments const& args, void*) {
@@ -82,7 +113,8 @@ struct ScaledVisitorSm80 {
       CUTLASS_PRAGMA_UNROLL
       for (int i = 0; i < kAccess; ++i) values[i] = scale * column_scales[column_index][i] * float(accumulators[i]);
       if (scaled.needs_c()) {
-        Values const source = load(params.c + batch * params.batch_stride_c + row * params.ldc + column, column);
+        Values const source =
+            Vectors::load(params.c + batch * params.batch_stride_c + row * params.ldc + column, columns - column);
         CUTLASS_PRAGMA_UNROLL
         for (int i = 0; i < kAccess; ++i) values[i] += scaled.beta * float(source[i]);
       }
@@ -95,30 +127,7 @@ struct ScaledVisitorSm80 {
       cutlass::NumericArrayConverter<Element, float, kAccess> convert;
       Values result;
       static_cast<cutlass::Array<Element, kAccess>&>(result) = convert(values);
-      store(params.d + batch * params.batch_stride_d + row * params.ldd + column, column, result);
-    }
-
-    CUTLASS_DEVICE Values load(Element const* from, int column) const {
-      Values values;
-      CUTLASS_PRAGMA_UNROLL
-      for (int i = 0; i < kAccess; i += kAlign) {
-        if (kAlign == kAccess || column + i < columns) {
-          reinterpret_cast<Access*>(&values)[i / kAlign] = *reinterpret_cast<Access const*>(from + i);
-        } else {
-          CUTLASS_PRAGMA_UNROLL
-          for (int j = 0; j < kAlign; ++j) values[i + j] = Element(0.0f);
-        }
-      }
-      return values;
-    }
-
-    CUTLASS_DEVICE void store(Element* to, int column, Values const& values) const {
-      CUTLASS_PRAGMA_UNROLL
-      for (int i = 0; i < kAccess; i += kAlign) {
-        if (kAlign == kAccess || column + i < columns) {
-          *reinterpret_cast<Access*>(to + i) = reinterpret_cast<Access const*>(&values)[i / kAlign];
-        }
-      }
+      Vectors::store(params.d + batch * params.batch_stride_d + row * params.ldd + column, columns - column, result);
     }
 
     CUTLASS_DEVICE void end_row(int) {}

@@ -5,6 +5,7 @@
 #pragma once
 
 #include "atomr_cutlass/epilogue_scaled.h"
+#include "atomr_cutlass/epilogue_visitor.h"
 #include "atomr_cutlass/kernel_abi.h"
 #include "cute/tensor.hpp"
 #include "cutlass/cutlass.h"
@@ -58,6 +59,30 @@ struct BlockScales {
   }
 };
 
+// What the collective builder is told of an epilogue: a visitor, or CUTLASS's operation. Epilogues that store from
+// registers are not the builder's: it makes the strides only.
+template <class Epilogue, int kTileM, int kTileN, class ElementD, bool kDirect, class Linear>
+struct FusionOf {
+  using Type = Linear;
+};
+template <int kTileM, int kTileN, class ElementD, class Linear>
+struct FusionOf<ScaledEpilogue, kTileM, kTileN, ElementD, false, Linear> {
+  using Type = ScaledVisitor<kTileM, kTileN>;
+};
+template <class Tree, bool kScaled, class Lanes, int kTileM, int kTileN, class ElementD, class Linear>
+struct FusionOf<TreeEpilogue<Tree, kScaled, Lanes>, kTileM, kTileN, ElementD, false, Linear> {
+  using Type = TreeVisitor<TreeEpilogue<Tree, kScaled, Lanes>, kTileM, kTileN, ElementD>;
+};
+
+template <class Epilogue, class ElementD, class Stride, bool kSwapped>
+struct StoreOf {
+  using Type = ScaledStore<ElementD, Stride, kSwapped>;
+};
+template <class Tree, bool kScaled, class Lanes, class ElementD, class Stride, bool kSwapped>
+struct StoreOf<TreeEpilogue<Tree, kScaled, Lanes>, ElementD, Stride, kSwapped> {
+  using Type = TreeStore<TreeEpilogue<Tree, kScaled, Lanes>, ElementD, Stride>;
+};
+
 template <class ElementA, class LayoutA, int kAlignA, class ElementB, class LayoutB, int kAlignB, class ElementD,
           class LayoutD, int kAlignD, class ElementAccumulator, class ElementCompute, class Tile, class Cluster,
           class StageCount, class MainloopSchedule, class EpilogueSchedule, class TileScheduler,
@@ -75,21 +100,22 @@ struct GemmSm90 {
                                               cutlass::layout::ColumnMajor, cutlass::layout::RowMajor>,
                           LayoutD>;
 
+  static constexpr bool kTree = kIsTree<Epilogue>;
   static constexpr bool kScaled = cute::is_same_v<Epilogue, ScaledEpilogue>;
   static constexpr bool kDirect = cute::is_same_v<EpilogueSchedule, cutlass::epilogue::NoSmemWarpSpecialized>;
   static constexpr int kTileM = cute::size<0>(Tile{}), kTileN = cute::size<1>(Tile{});
+  static_assert(!(kTree && kSwapped), "a tree's operands would have to change places with the operands");
 
-  using Fusion = cute::conditional_t<
-      kScaled && !kDirect, ScaledVisitor<kTileM, kTileN>,
-      cutlass::epilogue::fusion::LinearCombination<ElementD, ElementCompute, ElementD, ElementCompute>>;
+  using Linear = cutlass::epilogue::fusion::LinearCombination<ElementD, ElementCompute, ElementD, ElementCompute>;
+  using Fusion = typename FusionOf<Epilogue, kTileM, kTileN, ElementD, kDirect, Linear>::Type;
   using BuiltEpilogue = typename cutlass::epilogue::collective::CollectiveBuilder<
       cutlass::arch::Sm90, cutlass::arch::OpClassTensorOp, Tile, Cluster,
       cutlass::epilogue::collective::EpilogueTileAuto, ElementAccumulator, ElementCompute, ElementD, EpilogueLayout,
       kAlignD, ElementD, EpilogueLayout, kAlignD, EpilogueSchedule, Fusion>::CollectiveOp;
-  using CollectiveEpilogue = cute::conditional_t<kScaled && kDirect,
-                                                 cutlass::epilogue::collective::detail::Sm90TmaWarpSpecializedAdapter<
-                                                     ScaledStore<ElementD, typename BuiltEpilogue::StrideD, kSwapped>>,
-                                                 BuiltEpilogue>;
+  using Store = typename StoreOf<Epilogue, ElementD, typename BuiltEpilogue::StrideD, kSwapped>::Type;
+  using CollectiveEpilogue =
+      cute::conditional_t<(kScaled || kTree) && kDirect,
+                          cutlass::epilogue::collective::detail::Sm90TmaWarpSpecializedAdapter<Store>, BuiltEpilogue>;
 
   // StageCount void: as many stages as fit beside the epilogue.
   using Stages = cute::conditional_t<
@@ -142,7 +168,12 @@ struct GemmSm90 {
       result.mainloop.ptr_SFB = static_cast<float const*>(args.scale_b);
       result.mainloop.layout_SFB = Scales::layout_b(args);
     }
-    if constexpr (kScaled) {
+    if constexpr (kTree) {
+      result.epilogue.thread = TreeParams<typename Epilogue::Tree>::of(args);
+      if (Scales::kPresent) {
+        result.epilogue.thread.scaled.scale_a = result.epilogue.thread.scaled.scale_b = nullptr;
+      }
+    } else if constexpr (kScaled) {
       result.epilogue.thread = ScaledParams::of(args);
       // Block scales are the mainloop's.
       if (Scales::kPresent) result.epilogue.thread.scale_a = result.epilogue.thread.scale_b = nullptr;

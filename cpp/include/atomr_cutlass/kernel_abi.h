@@ -7,7 +7,7 @@
 
 #include <stdint.h>
 
-#define ATOMR_CUTLASS_ABI_VERSION 2
+#define ATOMR_CUTLASS_ABI_VERSION 3
 
 #ifdef __cplusplus
 extern "C" {
@@ -19,6 +19,16 @@ enum { ATOMR_CUTLASS_OK = 0, ATOMR_CUTLASS_CANNOT_IMPLEMENT = -1 };
 enum {
   ATOMR_CUTLASS_FLAG_PTX = 1u,  /* the image carries PTX as well, which newer GPUs translate */
 };
+
+/* What an epilogue tree reads or writes beside C and D: element (m, n) of a batch is `m * stride_m + n * stride_n +
+ * batch * batch_stride` elements from the pointer, m and n being those of the kernel's D. Strides along which an
+ * operand does not vary are 0; of a mask, stride_n is 1 and counts bytes. */
+typedef struct atomr_cutlass_tree_operand {
+  void* pointer;
+  int64_t stride_m, stride_n, batch_stride;
+} atomr_cutlass_tree_operand;
+
+#define ATOMR_CUTLASS_TREE_OPERANDS 16
 
 /* D[b] = scale_d * (alpha * scale_a * scale_b * A[b] * B[b] + beta * C[b]), b < batch. Leading dimensions and batch
  * strides count elements; a batch stride of 0 broadcasts. `c` may be null when beta is 0. Scales that are null are 1;
@@ -48,6 +58,9 @@ typedef struct atomr_cutlass_gemm_args {
    * next; block-scaled fp4 has the swizzled layout instead. */
   int64_t scale_stride_a, scale_stride_b;
   int64_t scale_k_stride_a, scale_k_stride_b;
+  /* Of a kernel with an epilogue tree: its inputs, then its outputs. When it starts, the bytes of sums, amax and masks
+   * are 0 and those of maxima 0xff. */
+  atomr_cutlass_tree_operand operands[ATOMR_CUTLASS_TREE_OPERANDS];
 } atomr_cutlass_gemm_args;
 
 /* How the matrices of a grouped GEMM are given. */

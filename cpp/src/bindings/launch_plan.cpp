@@ -59,8 +59,9 @@ Step step_of(py::tuple const& given) {
   auto const kind = given[0].cast<std::string>();
   if (kind == "launch") return launch_step(given);
   Step step{Step::Kind::kClear, nullptr, nullptr, {}, {}, {}, address_of(given[1]), 0};
-  if (kind == "clear") {  // ("clear", address, bytes)
+  if (kind == "clear") {  // ("clear", address, bytes, value)
     step.bytes = given[2].cast<size_t>();
+    step.value = given[3].cast<unsigned char>();
     return step;
   }
   step.kind = Step::Kind::kCopy;  // ("copy", address, table, [(offset, address)])

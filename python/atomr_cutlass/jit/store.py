@@ -5,6 +5,7 @@ What lies in its folder (ATOMR_CUTLASS_CACHE_DIR, else the platform's cache fold
     entries/, tmp/   kernels, each in a frame with a checksum; cuda-core's FileStreamProgramCache writes and evicts them
     locks/           a file for each kernel that is being compiled
     failures/        sources that lately did not compile (NAME.cu), with the compiler's log (NAME)
+    verdicts/        what the first uses of epilogues found
     quarantine/      the latest damaged entries, for a look at what happened to them
 
 Loading a kernel runs it, so nothing is taken from a folder or file that another user owns or could have written. A
@@ -226,7 +227,7 @@ class KernelStore:
         Args:
             max_bytes: how much may stay; None: the store's own limit.
             older_than: entries that have not been read for this many seconds go.
-            everything: every entry goes, and every remembered failure.
+            everything: every entry goes, and every remembered failure and verdict.
 
         Raises:
             CacheError: the folder is unsafe or cannot be read or written.
@@ -353,6 +354,8 @@ class KernelStore:
         for path in inside(self.folder / "quarantine"):
             remove(path)
         self._failures.sweep(everything=everything)
+        for path in inside(self.folder / "verdicts") if everything else ():
+            remove(path)
         for path in inside(self.folder / "locks"):
             if path.is_file() and not path.is_symlink():
                 locks.remove(path)

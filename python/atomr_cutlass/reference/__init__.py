@@ -21,6 +21,8 @@ from .gemm import GemmResult, absolute_product, gemm, gemm_with_amax
 from .grouped import absolute_grouped_product, group_bounds, grouped_gemm
 from .scales import Scale
 from .tolerance import Tolerance, tolerance, within_tolerance
+from .tree import evaluate
+from .tree_error import agrees, tolerances
 
 __all__ = [
     "ACTIVATIONS",
@@ -33,16 +35,19 @@ __all__ = [
     "absolute_conv2d_wgrad",
     "absolute_grouped_product",
     "absolute_product",
+    "agrees",
     "conv2d",
     "conv2d_dgrad",
     "conv2d_wgrad",
     "conv_geometry",
     "erf",
     "erfc",
+    "evaluate",
     "gemm",
     "gemm_with_amax",
     "group_bounds",
     "grouped_gemm",
     "tolerance",
+    "tolerances",
     "within_tolerance",
 ]

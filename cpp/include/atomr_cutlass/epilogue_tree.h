@@ -1,0 +1,557 @@
+// Epilogue trees: what the generated sources say of a tree, and how a thread evaluates it for a part of a tile. The
+// visitors of CUTLASS 3.x (epilogue_visitor.h) and 2.x (gemm_sm80_tree.h) call this.
+//
+// A generated tree is a struct with
+//   Value            float, or double where the accumulator is one
+//   Inputs, Outputs  Operands<TreeInput<...>...> and Operands<TreeOutput<...>...>, in the order of the tree's program
+//   evaluate(acc, in, out)  D's value from the accumulator's, and the values of the outputs from those of the inputs.
+#pragma once
+
+#include "atomr_cutlass/epilogue_ops.h"
+#include "atomr_cutlass/kernel_abi.h"
+#include "atomr_cutlass/scaled.h"
+#include "cutlass/array.h"
+#include "cutlass/cutlass.h"
+#include "cutlass/numeric_conversion.h"
+#include "cutlass/numeric_types.h"
+
+namespace atomr_cutlass {
+
+// How an operand lies over D, whose rows are along M. A mask is bits along N, the lowest of each byte first. The source
+// is a matrix of D's type that comes by the way of C.
+enum class Lies : uint8_t { kScalar, kRow, kColumn, kMatrix, kMask, kSource };
+enum class Reduction : uint8_t { kNone, kSum, kMax, kAmax };
+
+template <Lies lies, class Element_>
+struct TreeInput {
+  static constexpr Lies kLies = lies;
+  using Element = Element_;
+};
+
+template <Lies lies, class Element_, Reduction reduction = Reduction::kNone>
+struct TreeOutput {
+  static constexpr Lies kLies = lies;
+  static constexpr Reduction kReduction = reduction;
+  using Element = Element_;
+};
+
+template <class... All>
+struct Operands {
+  static constexpr int kCount = int(sizeof...(All));
+};
+
+template <int kIndex, class List>
+struct OperandAt;
+template <int kIndex, class First, class... Rest>
+struct OperandAt<kIndex, Operands<First, Rest...>> : OperandAt<kIndex - 1, Operands<Rest...>> {};
+template <class First, class... Rest>
+struct OperandAt<0, Operands<First, Rest...>> {
+  using Type = First;
+};
+
+template <class Tree, int kIndex>
+using InputOf = typename OperandAt<kIndex, typename Tree::Inputs>::Type;
+template <class Tree, int kIndex>
+using OutputOf = typename OperandAt<kIndex, typename Tree::Outputs>::Type;
+
+// How many inputs before kIndex lie so: the place of a vector among the staged ones.
+template <class Tree, Lies lies, int kIndex>
+constexpr int staged_before() {
+  if constexpr (kIndex == 0) {
+    return 0;
+  } else {
+    return staged_before<Tree, lies, kIndex - 1>() + int(InputOf<Tree, kIndex - 1>::kLies == lies);
+  }
+}
+
+// Whether a tree has outputs that lie so, or an input that is the source.
+template <class Tree, Lies lies, int kIndex = 0>
+constexpr bool reads() {
+  if constexpr (kIndex == Tree::Inputs::kCount) {
+    return false;
+  } else {
+    return InputOf<Tree, kIndex>::kLies == lies || reads<Tree, lies, kIndex + 1>();
+  }
+}
+
+// f(Index<0>{}), f(Index<1>{}), ...
+template <int kIndex>
+struct Index {
+  static constexpr int value = kIndex;
+};
+template <int kCount, int kFirst = 0, class Function>
+CUTLASS_DEVICE void unrolled(Function&& f) {
+  if constexpr (kFirst < kCount) {
+    f(Index<kFirst>{});
+    unrolled<kCount, kFirst + 1>(f);
+  }
+}
+
+template <class To, class From>
+CUTLASS_DEVICE To converted(From from) {
+  if constexpr (cutlass::platform::is_same<To, From>::value) {
+    return from;
+  } else if constexpr (cutlass::platform::is_same<From, double>::value &&
+                       !cutlass::platform::is_same<To, float>::value &&
+                       !cutlass::platform::is_same<To, int32_t>::value) {
+    return converted<To>(float(from));
+  } else if constexpr (cutlass::platform::is_same<To, int32_t>::value) {
+    // The conversion of the hardware saturates, and makes 0 of NaN.
+    if constexpr (cutlass::platform::is_same<From, double>::value) return __double2int_rn(from);
+    return __float2int_rn(float(from));
+  } else if constexpr (cutlass::platform::is_same<To, int8_t>::value) {
+    int const whole = __float2int_rn(float(from));
+    return int8_t(whole < -128 ? -128 : (whole > 127 ? 127 : whole));
+  } else {
+    cutlass::NumericConverter<To, From> convert;
+    return convert(from);
+  }
+}
+
+// As if stored and read again.
+template <class Element, class Value>
+CUTLASS_DEVICE Value rounded(Value value) {
+  return Value(converted<Element>(value));
+}
+
+template <class Value>
+CUTLASS_DEVICE Value reduced(Reduction reduction, Value x, Value y) {
+  return reduction == Reduction::kSum ? x + y : ops::maximum(x, y);
+}
+
+template <class Value>
+CUTLASS_DEVICE Value nothing(Reduction reduction) {
+  return reduction == Reduction::kMax ? -Value(cutlass::platform::numeric_limits<float>::infinity()) : Value(0);
+}
+
+// Into memory whose bytes were 0 before the kernel; for a signed maximum 0xff: that is less than any float that is not
+// negative, as they are compared here, and less than any negative one.
+template <Reduction reduction>
+CUTLASS_DEVICE void reduce_into(float* to, float value) {
+  if constexpr (reduction == Reduction::kSum) {
+    atomicAdd(to, value);
+  } else {
+    // Floats that are not negative are ordered as integers, with NaN above infinity; negative ones as unsigned ones,
+    // the other way round and above all others.
+    if (value != value) {
+      atomicMax(reinterpret_cast<int*>(to), 0x7fc00000);
+    } else if (__float_as_int(value) >= 0) {
+      atomicMax(reinterpret_cast<int*>(to), __float_as_int(value));
+    } else {
+      atomicMin(reinterpret_cast<unsigned*>(to), __float_as_uint(value));
+    }
+  }
+}
+template <Reduction reduction>
+CUTLASS_DEVICE void reduce_into(double* to, double value) {
+  if constexpr (reduction == Reduction::kSum) {
+    atomicAdd(to, value);
+  } else if (value != value) {
+    atomicMax(reinterpret_cast<long long*>(to), 0x7ff8000000000000ll);
+  } else if (__double_as_longlong(value) >= 0) {
+    atomicMax(reinterpret_cast<long long*>(to), __double_as_longlong(value));
+  } else {
+    atomicMin(reinterpret_cast<unsigned long long*>(to), static_cast<unsigned long long>(__double_as_longlong(value)));
+  }
+}
+
+template <class Tree>
+struct TreeParams {
+  static constexpr int kInputs = Tree::Inputs::kCount, kOutputs = Tree::Outputs::kCount;
+  static constexpr int kOperands = kInputs + kOutputs;
+  static_assert(kOperands <= ATOMR_CUTLASS_TREE_OPERANDS, "the arguments have no room for the tree's operands");
+
+  ScaledParams scaled;
+  typename Tree::Value alpha, beta;
+  atomr_cutlass_tree_operand operands[kOperands > 0 ? kOperands : 1];
+
+  static TreeParams of(atomr_cutlass_gemm_args const& args) {
+    TreeParams made{};
+    made.scaled = ScaledParams::of(args);
+    made.alpha = typename Tree::Value(args.alpha);
+    made.beta = typename Tree::Value(args.beta);
+    for (int i = 0; i < kOperands; ++i) made.operands[i] = args.operands[i];
+    return made;
+  }
+};
+
+// How a generation's accumulators lie over the lanes of a warp. kAlongM: the bits of the lane's number that tell apart
+// lanes of the same columns; kAlongN: those of the same rows. kWholeBytes: the lanes of a row hold whole groups of
+// eight columns between them. kKeptColumns: how many columns a thread handles in all, where it keeps their reductions
+// to the end of the tile.
+//
+// The fragments of WGMMA and of mma.sync's 16 x 8: four lanes a row, two columns each.
+struct QuadLanes {
+  static constexpr int kAlongM = 28, kAlongN = 3, kKeptColumns = 0;
+  static constexpr bool kWholeBytes = true;
+};
+// Nothing is known.
+struct AnyLanes {
+  static constexpr int kAlongM = 0, kAlongN = 0, kKeptColumns = 0;
+  static constexpr bool kWholeBytes = false;
+};
+
+template <class Tree, int kTileM, int kTileN>
+struct StagedVectors {
+  using Value = typename Tree::Value;
+  static constexpr int kRows = staged_before<Tree, Lies::kRow, Tree::Inputs::kCount>();
+  static constexpr int kColumns = staged_before<Tree, Lies::kColumn, Tree::Inputs::kCount>();
+  Value rows[kRows > 0 ? kRows : 1][kRows > 0 ? kTileN : 1];
+  Value columns[kColumns > 0 ? kColumns : 1][kColumns > 0 ? kTileM : 1];
+};
+
+// A thread's view of the tree for one tile. `Staged` is StagedVectors in shared memory, or void where rows and columns
+// are read from global memory.
+template <class Tree, class Lanes, class Staged = void>
+struct TreeThread {
+  using Value = typename Tree::Value;
+  static constexpr int kInputs = Tree::Inputs::kCount, kOutputs = Tree::Outputs::kCount;
+  static constexpr bool kIsStaged = !cutlass::platform::is_same<Staged, void>::value;
+
+  TreeParams<Tree> const& params;
+  Staged* staged = nullptr;
+  int count_m, count_n;  // of the problem
+  int batch;
+  int tile_m, tile_n;  // where the tile begins
+  int first_m, first_n;  // the thread's first element in the tile
+  Value scalars[kInputs + 1];
+  Value totals[kOutputs + 1];
+  Value kept[kOutputs + 1][Lanes::kKeptColumns > 0 ? Lanes::kKeptColumns : 1];
+  unsigned paired;  // bit i: operand i is contiguous along N, two elements are aligned
+
+  CUTLASS_DEVICE TreeThread(TreeParams<Tree> const& params) : params(params) {}
+
+  template <class Element>
+  CUTLASS_DEVICE Element* at(int operand, int m, int n) const {
+    atomr_cutlass_tree_operand const& one = params.operands[operand];
+    return static_cast<Element*>(one.pointer) + batch * one.batch_stride + m * one.stride_m + n * one.stride_n;
+  }
+
+  // Reads the tile's parts of rows and columns into shared memory; the caller synchronizes.
+  CUTLASS_DEVICE void stage(int thread, int threads) {
+    if constexpr (kIsStaged) {
+      unrolled<kInputs>([&](auto index) {
+        constexpr int kIndex = decltype(index)::value;
+        using Input = InputOf<Tree, kIndex>;
+        using Element = typename Input::Element;
+        constexpr int kPlace = staged_before<Tree, Input::kLies, kIndex>();
+        if constexpr (Input::kLies == Lies::kRow) {
+          constexpr int kTileN = int(sizeof(staged->rows[0]) / sizeof(Value));
+          for (int i = thread; i < kTileN; i += threads) {
+            staged->rows[kPlace][i] =
+                tile_n + i < count_n ? Value(*at<Element const>(kIndex, 0, tile_n + i)) : Value(0);
+          }
+        } else if constexpr (Input::kLies == Lies::kColumn) {
+          constexpr int kTileM = int(sizeof(staged->columns[0]) / sizeof(Value));
+          for (int i = thread; i < kTileM; i += threads) {
+            staged->columns[kPlace][i] =
+                tile_m + i < count_m ? Value(*at<Element const>(kIndex, tile_m + i, 0)) : Value(0);
+          }
+        }
+      });
+    }
+  }
+
+  CUTLASS_DEVICE void begin() {
+    paired = 0;
+    unrolled<kInputs>([&](auto index) {
+      constexpr int kIndex = decltype(index)::value;
+      using Input = InputOf<Tree, kIndex>;
+      using Element = typename Input::Element;
+      if constexpr (Input::kLies == Lies::kScalar) scalars[kIndex] = Value(*at<Element const>(kIndex, 0, 0));
+      if constexpr (Input::kLies == Lies::kMatrix) pair_up<Element>(kIndex);
+    });
+    unrolled<kOutputs>([&](auto index) {
+      constexpr int kIndex = decltype(index)::value;
+      using Output = OutputOf<Tree, kIndex>;
+      using Element = typename Output::Element;
+      totals[kIndex] = nothing<Value>(Output::kReduction);
+      CUTLASS_PRAGMA_UNROLL
+      for (int i = 0; i < Lanes::kKeptColumns; ++i) kept[kIndex][i] = totals[kIndex];
+      if constexpr (Output::kLies == Lies::kMatrix) pair_up<Element>(kInputs + kIndex);
+    });
+  }
+
+  // values: the accumulators, alpha, scales and C included; they become D's. places(j): where element j lies from the
+  // thread's first one, known when compiling once the loops are unrolled. source(j): the element of the source. kept:
+  // the number among the thread's columns of the first element's.
+  template <int kCount, class Places, class Source>
+  CUTLASS_DEVICE void apply(cutlass::Array<Value, kCount>& values, Places const& places, Source const& source,
+                            int first_kept = 0) {
+    Value in[kInputs + 1][kCount];
+    unrolled<kInputs>([&](auto index) {
+      constexpr int kIndex = decltype(index)::value;
+      read<kIndex, kCount>(in[kIndex], places, source);
+    });
+    Value out[kOutputs + 1][kCount];
+    CUTLASS_PRAGMA_UNROLL
+    for (int j = 0; j < kCount; ++j) {
+      Value x[kInputs + 1], y[kOutputs + 1];
+      CUTLASS_PRAGMA_UNROLL
+      for (int i = 0; i < kInputs; ++i) x[i] = in[i][j];
+      values[j] = Tree::evaluate(values[j], x, y);
+      CUTLASS_PRAGMA_UNROLL
+      for (int i = 0; i < kOutputs; ++i) out[i][j] = y[i];
+    }
+    unrolled<kOutputs>([&](auto index) {
+      constexpr int kIndex = decltype(index)::value;
+      write<kIndex, kCount>(out[kIndex], places, first_kept);
+    });
+  }
+
+  // Called by all threads of a warp.
+  CUTLASS_DEVICE void end() {
+    unrolled<kOutputs>([&](auto index) {
+      constexpr int kIndex = decltype(index)::value;
+      using Output = OutputOf<Tree, kIndex>;
+      if constexpr (Output::kReduction != Reduction::kNone && Output::kLies == Lies::kScalar) {
+        Value const total = over_lanes<Output::kReduction, 31>(totals[kIndex]);
+        if (threadIdx.x % 32 == 0) reduce_into<Output::kReduction>(at<Value>(kInputs + kIndex, 0, 0), total);
+      }
+    });
+  }
+
+  // The reductions of columns that the thread has kept, column(i) being the i-th of them.
+  template <class Column>
+  CUTLASS_DEVICE void end_columns(Column const& column) {
+    unrolled<kOutputs>([&](auto index) {
+      constexpr int kIndex = decltype(index)::value;
+      using Output = OutputOf<Tree, kIndex>;
+      if constexpr (Output::kReduction != Reduction::kNone && Output::kLies == Lies::kRow) {
+        CUTLASS_PRAGMA_UNROLL
+        for (int i = 0; i < Lanes::kKeptColumns; ++i) {
+          int const n = column(i);
+          if (n < count_n) reduce_into<Output::kReduction>(at<Value>(kInputs + kIndex, 0, n), kept[kIndex][i]);
+        }
+      }
+    });
+  }
+
+ private:
+  struct Place {
+    int m, n;
+    bool inside;
+  };
+
+  template <class Places>
+  CUTLASS_DEVICE Place place(Places const& places, int j) const {
+    auto const relative = places(j);
+    int const m = tile_m + first_m + relative.m, n = tile_n + first_n + relative.n;
+    return {m, n, m < count_m && n < count_n};
+  }
+
+  template <class Element>
+  CUTLASS_DEVICE void pair_up(int operand) {
+    atomr_cutlass_tree_operand const& one = params.operands[operand];
+    bool const even = (one.stride_m | one.batch_stride) % 2 == 0 && (tile_n + first_n) % 2 == 0;
+    bool const aligned = reinterpret_cast<uintptr_t>(one.pointer) % (2 * sizeof(Element)) == 0;
+    if (one.stride_n == 1 && even && aligned) paired |= 1u << operand;
+  }
+
+  // Elements j and j + 1 are neighbours in a row.
+  template <class Places>
+  CUTLASS_DEVICE static bool are_pair(Places const& places, int j, int count) {
+    if (j + 1 >= count) return false;
+    auto const one = places(j), next = places(j + 1);
+    return one.m == next.m && one.n % 2 == 0 && one.n + 1 == next.n;
+  }
+
+  template <int kIndex, int kCount, class Places, class Source>
+  CUTLASS_DEVICE void read(Value (&to)[kCount], Places const& places, Source const& source) const {
+    using Input = InputOf<Tree, kIndex>;
+    using Element = typename Input::Element;
+    if constexpr (Input::kLies == Lies::kMatrix) {
+      using Pair = cutlass::AlignedArray<Element, 2>;
+      CUTLASS_PRAGMA_UNROLL
+      for (int j = 0; j < kCount; ++j) {
+        if (j > 0 && are_pair(places, j - 1, kCount)) continue;
+        Place const here = place(places, j);
+        bool const pair = are_pair(places, j, kCount);
+        if (pair && (paired >> kIndex & 1) != 0 && here.n + 1 < count_n && here.inside) {
+          Pair const both = *at<Pair const>(kIndex, here);
+          to[j] = Value(both[0]);
+          to[j + 1] = Value(both[1]);
+          continue;
+        }
+        to[j] = here.inside ? Value(*at<Element const>(kIndex, here.m, here.n)) : Value(0);
+        if (pair) {
+          bool const inside = here.inside && here.n + 1 < count_n;
+          to[j + 1] = inside ? Value(*at<Element const>(kIndex, here.m, here.n + 1)) : Value(0);
+        }
+      }
+    } else {
+      CUTLASS_PRAGMA_UNROLL
+      for (int j = 0; j < kCount; ++j) {
+        auto const relative = places(j);
+        if constexpr (Input::kLies == Lies::kScalar) {
+          to[j] = scalars[kIndex];
+        } else if constexpr (Input::kLies == Lies::kSource) {
+          to[j] = Value(source(j));
+        } else if constexpr (Input::kLies == Lies::kMask) {
+          Place const here = place(places, j);
+          unsigned const byte = here.inside ? *at<uint8_t const>(kIndex, here.m, here.n / 8) : 0;
+          to[j] = Value(byte >> here.n % 8 & 1);
+        } else if constexpr (Input::kLies == Lies::kRow) {
+          if constexpr (kIsStaged) {
+            to[j] = staged->rows[staged_before<Tree, Lies::kRow, kIndex>()][first_n + relative.n];
+          } else {
+            Place const here = place(places, j);
+            to[j] = here.n < count_n ? Value(*at<Element const>(kIndex, 0, here.n)) : Value(0);
+          }
+        } else {
+          if constexpr (kIsStaged) {
+            to[j] = staged->columns[staged_before<Tree, Lies::kColumn, kIndex>()][first_m + relative.m];
+          } else {
+            Place const here = place(places, j);
+            to[j] = here.m < count_m ? Value(*at<Element const>(kIndex, here.m, 0)) : Value(0);
+          }
+        }
+      }
+    }
+  }
+
+  template <class Pair>
+  CUTLASS_DEVICE Pair* at(int operand, Place const& here) const {
+    using Element = typename Pair::Element;
+    return reinterpret_cast<Pair*>(at<Element>(operand, here.m, here.n));
+  }
+
+  template <int kIndex, int kCount, class Places>
+  CUTLASS_DEVICE void write(Value const (&from)[kCount], Places const& places, int first_kept) {
+    using Output = OutputOf<Tree, kIndex>;
+    constexpr int kOperand = kInputs + kIndex;
+    if constexpr (Output::kLies == Lies::kMask) {
+      write_mask<kOperand, kCount>(from, places);
+    } else if constexpr (Output::kReduction == Reduction::kNone) {
+      write_matrix<kOperand, typename Output::Element, kCount>(from, places);
+    } else if constexpr (Output::kLies == Lies::kScalar) {
+      CUTLASS_PRAGMA_UNROLL
+      for (int j = 0; j < kCount; ++j) {
+        Value const value = reducible<Output::kReduction>(from[j], place(places, j).inside);
+        totals[kIndex] = reduced(Output::kReduction, totals[kIndex], value);
+      }
+    } else if constexpr (Output::kLies == Lies::kRow && Lanes::kKeptColumns > 0) {
+      CUTLASS_PRAGMA_UNROLL
+      for (int j = 0; j < kCount; ++j) {
+        Value const value = reducible<Output::kReduction>(from[j], place(places, j).inside);
+        Value& to = kept[kIndex][first_kept + j];
+        to = reduced(Output::kReduction, to, value);
+      }
+    } else {
+      reduce_lines<kOperand, Output::kReduction, Output::kLies == Lies::kRow, kCount>(from, places);
+    }
+  }
+
+  template <int kOperand, class Element, int kCount, class Places>
+  CUTLASS_DEVICE void write_matrix(Value const (&from)[kCount], Places const& places) const {
+    using Pair = cutlass::AlignedArray<Element, 2>;
+    CUTLASS_PRAGMA_UNROLL
+    for (int j = 0; j < kCount; ++j) {
+      if (j > 0 && are_pair(places, j - 1, kCount)) continue;
+      Place const here = place(places, j);
+      bool const pair = are_pair(places, j, kCount);
+      if (!here.inside) continue;
+      if (pair && (paired >> kOperand & 1) != 0 && here.n + 1 < count_n) {
+        Pair both;
+        both[0] = converted<Element>(from[j]);
+        both[1] = converted<Element>(from[j + 1]);
+        *at<Pair>(kOperand, here) = both;
+        continue;
+      }
+      *at<Element>(kOperand, here.m, here.n) = converted<Element>(from[j]);
+      if (pair && here.n + 1 < count_n) *at<Element>(kOperand, here.m, here.n + 1) = converted<Element>(from[j + 1]);
+    }
+  }
+
+  template <int kOperand, int kCount, class Places>
+  CUTLASS_DEVICE void write_mask(Value const (&from)[kCount], Places const& places) const {
+    CUTLASS_PRAGMA_UNROLL
+    for (int j = 0; j < kCount; ++j) {
+      // The elements of one byte at its first one.
+      auto const group = places(j);
+      bool first = true;
+      CUTLASS_PRAGMA_UNROLL
+      for (int i = 0; i < j; ++i) first = first && !(places(i).m == group.m && places(i).n / 8 == group.n / 8);
+      if (Lanes::kWholeBytes && !first) continue;
+      Place const here = place(places, j);
+      unsigned bits = 0;
+      if constexpr (Lanes::kWholeBytes) {
+        CUTLASS_PRAGMA_UNROLL
+        for (int i = j; i < kCount; ++i) {
+          if (places(i).m != group.m || places(i).n / 8 != group.n / 8) continue;
+          Place const one = place(places, i);
+          if (one.inside && from[i] != Value(0)) bits |= 1u << one.n % 8;
+        }
+        CUTLASS_PRAGMA_UNROLL
+        for (int lanes = 1; lanes < 32; lanes *= 2) {
+          if ((Lanes::kAlongN & lanes) != 0) bits |= __shfl_xor_sync(0xffffffffu, bits, lanes);
+        }
+        if (here.m < count_m && (here.n & ~7) < count_n && (threadIdx.x & Lanes::kAlongN) == 0) {
+          *at<uint8_t>(kOperand, here.m, here.n / 8) = uint8_t(bits);
+        }
+      } else if (here.inside && from[j] != Value(0)) {
+        // Into bytes that were 0. Bytes of the word beside the mask's own keep their values.
+        auto const address = reinterpret_cast<uintptr_t>(at<uint8_t>(kOperand, here.m, here.n / 8));
+        atomicOr(reinterpret_cast<unsigned*>(address & ~uintptr_t(3)), 1u << (address % 4 * 8 + here.n % 8));
+      }
+    }
+  }
+
+  // Elements of one column (or of one row) are reduced in the thread, then over the lanes that share it.
+  template <int kOperand, Reduction reduction, bool kColumns, int kCount, class Places>
+  CUTLASS_DEVICE void reduce_lines(Value const (&from)[kCount], Places const& places) const {
+    constexpr int kLanes = kColumns ? Lanes::kAlongM : Lanes::kAlongN;
+    auto const line = [&](int j) { return kColumns ? places(j).n : places(j).m; };
+    CUTLASS_PRAGMA_UNROLL
+    for (int j = 0; j < kCount; ++j) {
+      bool first = true;
+      CUTLASS_PRAGMA_UNROLL
+      for (int i = 0; i < j; ++i) first = first && line(i) != line(j);
+      if (!first) continue;
+      Value total = nothing<Value>(reduction);
+      CUTLASS_PRAGMA_UNROLL
+      for (int i = j; i < kCount; ++i) {
+        if (line(i) != line(j)) continue;
+        total = reduced(reduction, total, reducible<reduction>(from[i], place(places, i).inside));
+      }
+      total = over_lanes<reduction, kLanes>(total);
+      Place const here = place(places, j);
+      bool const counts = kColumns ? here.n < count_n : here.m < count_m;
+      if (counts && (threadIdx.x & kLanes) == 0) {
+        reduce_into<reduction>(at<Value>(kOperand, kColumns ? 0 : here.m, kColumns ? here.n : 0), total);
+      }
+    }
+  }
+
+  template <Reduction reduction>
+  CUTLASS_DEVICE static Value reducible(Value value, bool inside) {
+    if (!inside) return nothing<Value>(reduction);
+    return reduction == Reduction::kAmax ? ops::absolute(value) : value;
+  }
+
+  template <Reduction reduction, int kLanes>
+  CUTLASS_DEVICE static Value over_lanes(Value value) {
+    CUTLASS_PRAGMA_UNROLL
+    for (int lanes = 1; lanes < 32; lanes *= 2) {
+      if ((kLanes & lanes) != 0) value = reduced(reduction, value, __shfl_xor_sync(0xffffffffu, value, lanes));
+    }
+    return value;
+  }
+};
+
+// What the generated sources choose: kScaled kernels have the scales, scale_d and amax of scaled.h, others alpha alone.
+// A tree that reads the source has no C.
+template <class Tree_, bool kScaled_, class Lanes_>
+struct TreeEpilogue {
+  using Tree = Tree_;
+  using Lanes = Lanes_;
+  static constexpr bool kScaled = kScaled_;
+  static constexpr bool kSource = reads<Tree, Lies::kSource>();
+};
+
+template <class Epilogue>
+inline constexpr bool kIsTree = false;
+template <class Tree, bool kScaled, class Lanes>
+inline constexpr bool kIsTree<TreeEpilogue<Tree, kScaled, Lanes>> = true;
+
+}  // namespace atomr_cutlass

@@ -1,0 +1,289 @@
+// Epilogue trees (epilogue_tree.h) in CUTLASS 3.x kernels.
+#pragma once
+
+#include "atomr_cutlass/epilogue_tree.h"
+#include "cute/tensor.hpp"
+#include "cutlass/array.h"
+#include "cutlass/cutlass.h"
+#include "cutlass/epilogue/collective/default_epilogue.hpp"
+#include "cutlass/epilogue/fusion/sm90_visitor_tma_warpspecialized.hpp"
+#include "cutlass/numeric_conversion.h"
+
+namespace atomr_cutlass {
+
+// A visitor for CUTLASS 3.x's TMA epilogues: all of the tree in one node. Rows, columns and the scales of a tile are
+// read once a tile, into shared memory. What it returns is of D's type: the collectives convert from the accumulator's
+// type only, which may be an integer.
+template <class Epilogue, int kTileM, int kTileN, class ElementD>
+struct TreeVisitor {
+  using Tree = typename Epilogue::Tree;
+  using Value = typename Tree::Value;
+  using Staged = StagedVectors<Tree, kTileM, kTileN>;
+  using Thread = TreeThread<Tree, typename Epilogue::Lanes, Staged>;
+  static constexpr bool kScaled = Epilogue::kScaled, kSource = Epilogue::kSource;
+
+  struct SharedStorage {
+    float rows[kScaled ? kTileM : 1];
+    float columns[kScaled ? kTileN : 1];
+    Staged staged;
+  };
+  using Arguments = TreeParams<Tree>;
+  using Params = TreeParams<Tree>;
+
+  template <class Problem>
+  static constexpr Params to_underlying_arguments(Problem const&, Arguments const& args, void*) {
+    return args;
+  }
+  template <class Problem>
+  static bool can_implement(Problem const&, Arguments const&) {
+    return true;
+  }
+  template <class Problem>
+  static size_t get_workspace_size(Problem const&, Arguments const&) {
+    return 0;
+  }
+  template <class Problem>
+  static cutlass::Status initialize_workspace(Problem const&, Arguments const&, void*, cudaStream_t,
+                                              cutlass::CudaHostAdapter* = nullptr) {
+    return cutlass::Status::kSuccess;
+  }
+
+  CUTLASS_HOST_DEVICE TreeVisitor() {}
+  CUTLASS_HOST_DEVICE TreeVisitor(Params const& params, SharedStorage const& shared)
+      : params(&params),
+        shared(const_cast<SharedStorage*>(&shared)) {}
+
+  CUTLASS_DEVICE bool is_producer_load_needed() const { return is_C_load_needed(); }
+  CUTLASS_DEVICE bool is_C_load_needed() const { return kSource || params->beta != Value(0); }
+
+  template <class... A>
+  CUTLASS_DEVICE auto get_producer_load_callbacks(cutlass::epilogue::fusion::detail::ProducerLoadArgs<A...> const&) {
+    return cutlass::epilogue::fusion::detail::EmptyProducerLoadCallbacks{};
+  }
+
+  template <class Coordinates, class Source>
+  struct Callbacks : cutlass::epilogue::fusion::detail::EmptyConsumerStoreCallbacks {
+    SharedStorage& shared;
+    Coordinates coordinates;  // of the thread's elements, from its first one on
+    Source const& source;
+    Thread tree;
+    int thread, threads;
+    float scale_d;
+    LargestAbsolute largest;
+
+    CUTLASS_DEVICE Callbacks(Params const& params, SharedStorage& shared, Coordinates coordinates, Source const& source)
+        : shared(shared),
+          coordinates(coordinates),
+          source(source),
+          tree(params) {}
+
+    CUTLASS_DEVICE void begin() {
+      ScaledParams const& scaled = tree.params.scaled;
+      if constexpr (kScaled) {
+        for (int i = thread; i < kTileM; i += threads) shared.rows[i] = scaled.row(tree.tile_m + i, tree.count_m);
+        for (int i = thread; i < kTileN; i += threads) shared.columns[i] = scaled.column(tree.tile_n + i, tree.count_n);
+        scale_d = scaled.output();
+      }
+      tree.stage(thread, threads);
+      tree.begin();
+    }
+
+    CUTLASS_DEVICE bool begin_sync_needed() const { return kScaled || Staged::kRows > 0 || Staged::kColumns > 0; }
+
+    template <class Accumulator, int kCount>
+    CUTLASS_DEVICE cutlass::Array<ElementD, kCount> visit(cutlass::Array<Accumulator, kCount> const& accumulators,
+                                                          int fragment, int epilogue_m, int epilogue_n) {
+      auto const all = coordinates(cute::_, cute::_, cute::_, epilogue_m, epilogue_n);
+      struct Relative {
+        int m, n;
+      };
+      auto const places = [&](int j) {
+        auto const place = all(fragment * kCount + j);
+        return Relative{int(cute::get<0>(place)), int(cute::get<1>(place))};
+      };
+      auto const from = [&](int j) { return source(fragment * kCount + j); };
+      ScaledParams const& scaled = tree.params.scaled;
+      cutlass::Array<Value, kCount> result;
+      CUTLASS_PRAGMA_UNROLL
+      for (int j = 0; j < kCount; ++j) {
+        auto const place = places(j);
+        float const scale =
+            kScaled ? shared.rows[tree.first_m + place.m] * shared.columns[tree.first_n + place.n] : tree.params.alpha;
+        result[j] = scale * Value(accumulators[j]);
+      }
+      if constexpr (!kSource) {
+        if (tree.params.beta != Value(0)) {
+          CUTLASS_PRAGMA_UNROLL
+          for (int j = 0; j < kCount; ++j) result[j] += tree.params.beta * Value(from(j));
+        }
+      }
+      tree.template apply<kCount>(result, places, from);
+      if constexpr (kScaled) {
+        if (scaled.amax != nullptr) {
+          int const left_m = tree.count_m - tree.tile_m - tree.first_m;
+          int const left_n = tree.count_n - tree.tile_n - tree.first_n;
+          CUTLASS_PRAGMA_UNROLL
+          for (int j = 0; j < kCount; ++j) {
+            auto const place = places(j);
+            if (place.m < left_m && place.n < left_n) largest.see(result[j]);
+          }
+        }
+        CUTLASS_PRAGMA_UNROLL
+        for (int j = 0; j < kCount; ++j) result[j] *= scale_d;
+      }
+      cutlass::NumericArrayConverter<ElementD, Value, kCount> convert;
+      return convert(result);
+    }
+
+    CUTLASS_DEVICE void end() {
+      if (kScaled && tree.params.scaled.amax != nullptr) largest.store(tree.params.scaled.amax);
+      tree.end();
+    }
+  };
+
+  template <bool kReferenceSource, class... A>
+  CUTLASS_DEVICE auto get_consumer_store_callbacks(
+      cutlass::epilogue::fusion::detail::ConsumerStoreArgs<A...> const& args) {
+    using Source = cute::remove_cvref_t<decltype(args.tCrC)>;
+    Callbacks<decltype(args.tCcD), Source> callbacks(*params, *shared, args.tCcD, args.tCrC);
+    Thread& tree = callbacks.tree;
+    tree.staged = &shared->staged;
+    tree.count_m = cute::get<0>(args.problem_shape_mnkl);
+    tree.count_n = cute::get<1>(args.problem_shape_mnkl);
+    tree.batch = cute::get<3>(args.tile_coord_mnkl);
+    tree.tile_m = int(cute::get<0>(args.tile_coord_mnkl)) * kTileM;
+    tree.tile_n = int(cute::get<1>(args.tile_coord_mnkl)) * kTileN;
+    tree.first_m = tree.count_m - int(cute::get<0>(args.residue_tCcD)) - tree.tile_m;
+    tree.first_n = tree.count_n - int(cute::get<1>(args.residue_tCcD)) - tree.tile_n;
+    callbacks.thread = args.thread_idx;
+    callbacks.threads = cute::size(args.tiled_copy);
+    return callbacks;
+  }
+
+  Params const* params;
+  SharedStorage* shared;
+};
+
+// The same from registers straight to global memory, one element at a time: for D whose rows are not aligned to 16
+// bytes.
+template <class Epilogue, class Element, class Stride>
+struct TreeStore {
+  using Tree = typename Epilogue::Tree;
+  using Value = typename Tree::Value;
+  using EpilogueSchedule = cutlass::gemm::EpilogueDefault;
+  using DispatchPolicy = EpilogueSchedule;
+  using ThreadEpilogueOp = void;
+  using ElementOutput = Element;
+  using ElementAccumulator = float;
+  using ElementCompute = float;
+  using ElementScalar = float;
+  using ElementC = Element;
+  using ElementD = Element;
+  using StrideC = Stride;
+  using StrideD = Stride;
+  using GmemTiledCopyC = void;
+  using GmemTiledCopyD = void;
+  static constexpr int kOutputAlignment = 1;
+
+  struct SharedStorage {};
+  using TensorStorage = SharedStorage;
+
+  struct Arguments {
+    TreeParams<Tree> thread{};
+    ElementC const* ptr_C = nullptr;
+    StrideC dC{};
+    ElementD* ptr_D = nullptr;
+    StrideD dD{};
+  };
+  using Params = Arguments;
+
+  template <class Problem>
+  static constexpr Params to_underlying_arguments(Problem const&, Arguments const& args, void*) {
+    return args;
+  }
+  template <class Problem>
+  static size_t get_workspace_size(Problem const&, Arguments const&) {
+    return 0;
+  }
+  template <class Problem>
+  static cutlass::Status initialize_workspace(Problem const&, Arguments const&, void*, cudaStream_t,
+                                              cutlass::CudaHostAdapter* = nullptr) {
+    return cutlass::Status::kSuccess;
+  }
+  template <class Problem>
+  static bool can_implement(Problem const&, Arguments const&) {
+    return true;
+  }
+
+  CUTLASS_HOST_DEVICE TreeStore(Params const& params, SharedStorage const& = SharedStorage()) : params(params) {}
+
+  template <class Problem, class Tile, class TileCoordinates, class Engine, class Layout, class TiledMma, class Residue>
+  CUTLASS_DEVICE void operator()(Problem problem, Tile tile, TileCoordinates where,
+                                 cute::Tensor<Engine, Layout> const& accumulators, TiledMma tiled_mma, Residue,
+                                 int thread, char*) {
+    using namespace cute;
+    struct Relative {
+      int m, n;
+    };
+    constexpr int kCount = 8;
+    constexpr int kElements = decltype(size(accumulators))::value;
+    static_assert(kElements % kCount == 0, "the accumulators of a thread are whole fragments");
+    TreeThread<Tree, typename Epilogue::Lanes> tree(params.thread);
+    tree.count_m = get<0>(problem);
+    tree.count_n = get<1>(problem);
+    tree.batch = get<3>(where);
+    Tensor const mine = tiled_mma.get_thread_slice(thread).partition_C(
+        local_tile(make_identity_tensor(make_shape(tree.count_m, tree.count_n)), take<0, 2>(tile), take<0, 2>(where)));
+    Tensor const steps = make_coord_tensor(mine.layout());
+    tree.tile_m = int(get<0>(where)) * size<0>(tile);
+    tree.tile_n = int(get<1>(where)) * size<1>(tile);
+    tree.first_m = int(get<0>(mine(_0{}))) - tree.tile_m;
+    tree.first_n = int(get<1>(mine(_0{}))) - tree.tile_n;
+    tree.begin();
+
+    ScaledParams const& scaled = params.thread.scaled;
+    float const scale_d = Epilogue::kScaled ? scaled.output() : 1.0f;
+    LargestAbsolute largest;
+    CUTLASS_PRAGMA_UNROLL
+    for (int first = 0; first < kElements; first += kCount) {
+      auto const places = [&](int j) {
+        auto const place = steps(first + j);
+        return Relative{int(get<0>(place)), int(get<1>(place))};
+      };
+      auto const row = [&](int j) { return tree.tile_m + tree.first_m + places(j).m; };
+      auto const column = [&](int j) { return tree.tile_n + tree.first_n + places(j).n; };
+      auto const inside = [&](int j) { return row(j) < tree.count_m && column(j) < tree.count_n; };
+      auto const source = [&](int j) {
+        return inside(j) ? params.ptr_C[offset(params.dC, row(j), column(j), tree.batch)] : ElementC(0.0f);
+      };
+      cutlass::Array<Value, kCount> values;
+      CUTLASS_PRAGMA_UNROLL
+      for (int j = 0; j < kCount; ++j) {
+        float const scale = Epilogue::kScaled
+                                ? scaled.row(row(j), tree.count_m) * scaled.column(column(j), tree.count_n)
+                                : params.thread.alpha;
+        values[j] = scale * Value(accumulators(first + j));
+        if (!Epilogue::kSource && params.thread.beta != Value(0)) values[j] += params.thread.beta * Value(source(j));
+      }
+      tree.template apply<kCount>(values, places, source);
+      CUTLASS_PRAGMA_UNROLL
+      for (int j = 0; j < kCount; ++j) {
+        if (!inside(j)) continue;
+        if (Epilogue::kScaled) largest.see(values[j]);
+        params.ptr_D[offset(params.dD, row(j), column(j), tree.batch)] = converted<ElementD>(values[j] * scale_d);
+      }
+    }
+    tree.end();
+    if (Epilogue::kScaled && scaled.amax != nullptr) largest.store(scaled.amax);
+  }
+
+ private:
+  static CUTLASS_DEVICE int64_t offset(Stride const& stride, int m, int n, int batch) {
+    return int64_t(m) * cute::get<0>(stride) + int64_t(n) * cute::get<1>(stride) +
+           int64_t(batch) * cute::get<2>(stride);
+  }
+
+  Params params;
+};
+
+}  // namespace atomr_cutlass

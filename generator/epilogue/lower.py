@@ -1,0 +1,142 @@
+"""The C++ of an epilogue tree: a struct for `epilogue_tree.h`, straight-line code from the tree's program."""
+
+from __future__ import annotations
+
+import math
+
+from ..dtypes import CutlassDtype
+from .ops import OPS
+from .tree import ACCUMULATOR, COLUMN, MASK, MATRIX, PREFIX, ROW, SCALAR
+
+LINEAR, SCALED = "lc", "scaled"
+SOURCE = "source"
+
+_LIES = {
+    SCALAR: "kScalar",
+    ROW: "kRow",
+    COLUMN: "kColumn",
+    MATRIX: "kMatrix",
+    MASK: "kMask",
+    SOURCE: "kSource",
+}
+_REDUCTIONS = {"sum": "kSum", "max": "kMax", "amax": "kAmax"}
+_EXCHANGED = {ROW: COLUMN, COLUMN: ROW}
+
+
+def epilogue_id(base: str, program: str) -> str:
+    """The epilogue of a kernel's key: a tree on top of `lc` or of `scaled`."""
+    return f"{base}+{program}"
+
+
+def split(epilogue: str) -> tuple[str, str]:
+    """(what comes before the tree, the tree's program or nothing) of the epilogue of a key."""
+    base, _, program = epilogue.partition("+")
+    return base, program
+
+
+def with_source(program: str, number: int) -> str:
+    """The program of a tree whose input of this number, a matrix like D, comes by the way of C."""
+    lines = program.split(";")
+    places = [place for place, line in enumerate(lines) if _words(line)[0] == "input"]
+    lines[places[number]] = lines[places[number]].replace(f"input:{MATRIX}:", f"input:{SOURCE}:")
+    return ";".join(lines)
+
+
+def exchanged(program: str) -> str:
+    """The program for D^T: rows are columns and columns rows.
+
+    Raises:
+        ValueError: masks lie along rows only.
+    """
+    lines = []
+    for line in program.split(";"):
+        words = _words(line)
+        if MASK in words:
+            raise ValueError("masks lie along the rows of D: D must be row-major")
+        place = {"input": 1, "reduce": 2}.get(words[0])
+        if place is not None:
+            words[place] = _EXCHANGED.get(words[place], words[place])
+        lines.append((PREFIX if line.startswith(PREFIX) else "") + ":".join(words))
+    return ";".join(lines)
+
+
+def operand_kinds(program: str) -> tuple[list[tuple[str, str]], list[tuple[str, str, str]]]:
+    """Of a program: (kind, dtype) of each input, and (kind, dtype, reduction or nothing) of each output."""
+    inputs, outputs = [], []
+    for words in map(_words, program.split(";")):
+        if words[0] == "input":
+            inputs.append((words[1], words[2]))
+        elif words[0] == "store":
+            outputs.append((MASK if words[2] == MASK else MATRIX, words[2], ""))
+        elif words[0] == "reduce":
+            outputs.append((words[2], words[4], words[3]))
+    return inputs, outputs
+
+
+def lower(program: str, value: CutlassDtype) -> str:
+    """The definition of `struct Tree`.
+
+    Args:
+        program: of the tree, with a source where there is one.
+        value: what values are computed in, F32 or F64.
+    """
+    inputs, outputs = operand_kinds(program)
+    body: list[str] = []
+    read = written = values = 0
+    for words in map(_words, program.split(";")):
+        op, *rest = words
+        if op == "out":
+            body.append(f"return v{rest[0]};")
+            continue
+        if op in ("store", "reduce"):
+            # Before the result: it ends the function.
+            body.insert(-1, f"out[{written}] = v{rest[0]};")
+            written += 1
+            continue
+        if op == ACCUMULATOR:
+            made = "acc"
+        elif op == "input":
+            made = f"in[{read}]"
+            read += 1
+        elif op == "constant":
+            made = _literal(rest[0])
+        elif op == "cast":
+            made = f"rounded<{CutlassDtype(rest[1]).cpp}>(v{rest[0]})"
+        else:
+            arity = OPS[op].arity
+            arguments = [f"v{number}" for number in rest[:arity]] + [_literal(number) for number in rest[arity:]]
+            made = f"ops::{op}({', '.join(arguments)})"
+        body.append(f"Value const v{values} = {made};")
+        values += 1
+    lines = [
+        f"using Value = {value.cpp};",
+        f"using Inputs = Operands<{', '.join(_input(*one) for one in inputs)}>;",
+        f"using Outputs = Operands<{', '.join(_output(*one) for one in outputs)}>;",
+        "CUTLASS_DEVICE static Value evaluate(Value acc, Value const* in, Value* out) {",
+        *(f"  {line}" for line in body),
+        "}",
+    ]
+    return "\n".join(["struct Tree {", *(f"  {line}" for line in lines), "};"])
+
+
+def _words(line: str) -> list[str]:
+    return line.removeprefix(PREFIX).split(":")
+
+
+def _literal(number: str) -> str:
+    value = float.fromhex(number)
+    if math.isinf(value):
+        sign = "-" if value < 0 else ""
+        return f"Value({sign}cutlass::platform::numeric_limits<float>::infinity())"
+    return f"Value({value!r})"
+
+
+def _input(kind: str, dtype: str) -> str:
+    element = "uint8_t" if kind == MASK else CutlassDtype(dtype).cpp
+    return f"TreeInput<Lies::{_LIES[kind]}, {element}>"
+
+
+def _output(kind: str, dtype: str, reduction: str) -> str:
+    element = "uint8_t" if kind == MASK else CutlassDtype(dtype).cpp
+    words = [f"Lies::{_LIES[kind]}", element, *([f"Reduction::{_REDUCTIONS[reduction]}"] if reduction else [])]
+    return f"TreeOutput<{', '.join(words)}>"

@@ -1,0 +1,200 @@
+"""What a call's `epilogue`, `bias`, `activation` and the arrays that go with them mean: a tree with its operands."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from . import _core, operands
+from .arguments import NUMBERS, check_out
+from .epilogue import EpilogueVisitorTree, EvtBuilder, Traced, operand_of, trace
+from .errors import InvalidOperandError, UnsupportedError
+from .fused import Fusion, TreeArray, check_input, output_shape
+from .generator.dtypes import CutlassDtype
+from .generator.epilogue.tree import MASK, RESULT, Output
+from .numerics import numpy_dtype
+from .operands import BYTE
+from .reference import ACTIVATIONS
+
+SINGLE = "single"
+
+
+@dataclass(frozen=True)
+class Asked:
+    """An epilogue and what it is given.
+
+    Attributes:
+        traced: its tree, and how results are returned.
+        inputs: views of the tree's inputs, by name.
+        outputs: views of the arrays that were given for outputs, by name.
+        given: those arrays themselves.
+    """
+
+    traced: Traced
+    inputs: dict[str, _core.Operand]
+    outputs: dict[str, _core.Operand] = field(default_factory=dict)
+    given: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def tree(self) -> EpilogueVisitorTree:
+        """The tree."""
+        return self.traced.tree
+
+    def fusion(self, views: Mapping[str, _core.Operand]) -> Fusion:
+        """The tree with the arrays of a launch.
+
+        Args:
+            views: of all inputs and outputs, by name.
+        """
+
+        def array(name: str, kind: str, reduction: str = "") -> TreeArray:
+            view = views[name]
+            dtype = CutlassDtype.I8 if kind == MASK else operands.dtype_of(view, name)
+            return TreeArray(name, kind, view.shape, view.strides, dtype, reduction, view.alignment)
+
+        return Fusion(
+            self.tree,
+            tuple(array(one.name, one.kind) for one in self.tree.inputs),
+            tuple(array(one.name, one.kind, one.reduction) for one in self.tree.outputs),
+        )
+
+    def arrange(self, results: Mapping[str, Any]) -> Any:
+        """Results by name, D as `out`, as the caller wants them."""
+        return self.traced.arrange(results)
+
+
+def asked(
+    epilogue: Any, given: Mapping[str, Any], shape: tuple[int, ...], *, out_dtype: CutlassDtype, acc: CutlassDtype
+) -> Asked:
+    """The tree of an epilogue over arrays.
+
+    Args:
+        epilogue: a tree, or a function.
+        given: arrays by name, and of a function also numbers.
+        shape: of the result, (..., M, N).
+        out_dtype: of the result, unless the epilogue decides it.
+        acc: type of the accumulator.
+
+    Raises:
+        InvalidOperandError: an operand is missing, unknown, or of a wrong shape or dtype.
+        UnsupportedError: the function cannot be traced.
+    """
+    views = {name: operands.as_operand(one) for name, one in given.items() if not isinstance(one, NUMBERS)}
+    numbers: dict[str, Any] = {name: one for name, one in given.items() if isinstance(one, NUMBERS)}
+    if isinstance(epilogue, EpilogueVisitorTree):
+        if numbers:
+            raise InvalidOperandError(
+                f"{', '.join(numbers)}: a tree takes arrays; give an array of one element, or a function with numbers"
+            )
+        traced = of_tree(epilogue)
+    else:
+        kinds = {
+            name: operand_of(view.shape, shape[-2], shape[-1], _dtype(view, name) or BYTE, name)
+            for name, view in views.items()
+        }
+        compute = CutlassDtype.F64 if acc is CutlassDtype.F64 else CutlassDtype.F32
+        traced = trace(epilogue, {**kinds, **numbers}, out_dtype=out_dtype, compute_dtype=compute)
+        # Operands that the function does not use are left alone; those of its outputs are its own to name.
+        views = {name: view for name, view in views.items() if name in {one.name for one in traced.tree.inputs}}
+    return _bound(traced, views, given, shape)
+
+
+def of_tree(tree: EpilogueVisitorTree) -> Traced:
+    """A tree as if a function had returned D, or a dict of D and the tree's outputs."""
+    names = (RESULT, *(one.name for one in tree.outputs))
+    return Traced(tree, "dict" if tree.outputs else SINGLE, names)
+
+
+@functools.cache
+def common(bias: CutlassDtype | None, activation: str | None) -> Traced:
+    """The tree of act(acc + bias).
+
+    Args:
+        bias: element type of the row that is added; None for none.
+        activation: a name of `reference.ACTIVATIONS`, or None.
+
+    Raises:
+        InvalidOperandError: an unknown activation.
+    """
+    if activation is not None and activation not in ACTIVATIONS:
+        raise InvalidOperandError(f"unknown activation {activation!r}; valid: {', '.join(ACTIVATIONS)}")
+    builder = EvtBuilder()
+    if bias is not None:
+        builder.add_bias("bias", dtype=bias)
+    if activation not in (None, "identity"):
+        builder.activation(activation)
+    return of_tree(builder.build())
+
+
+def with_bias(bias: Any, activation: str | None, shape: tuple[int, ...]) -> Asked:
+    """act(acc + bias) over arrays.
+
+    Raises:
+        InvalidOperandError: the bias is not (N,), or the activation is unknown.
+    """
+    if bias is None:
+        return Asked(common(None, activation), {})
+    view = operands.as_operand(bias)
+    return _bound(common(operands.dtype_of(view, "bias"), activation), {"bias": view}, {"bias": bias}, shape)
+
+
+def refuse_scale_d(scale_d: Any) -> None:
+    """Refuses a number as scale_d beside an epilogue.
+
+    Raises:
+        UnsupportedError: it is one.
+    """
+    if isinstance(scale_d, NUMBERS):
+        raise UnsupportedError(
+            "scale_d is a number, and what follows the product does not let it be part of alpha: multiply in the "
+            "epilogue, or give it as an array (fp8)"
+        )
+
+
+def empty(output: Output, shape: tuple[int, ...], device: int, like: Any) -> tuple[Any, _core.Operand]:
+    """Memory for an output of a tree over a result of this shape, as `operands.empty` gives it."""
+    element = BYTE if output.dtype is None else output.dtype.dlpack
+    return operands.empty_of(output_shape(output, shape), element, device, like)
+
+
+def numpy_element(output: Output) -> Any:
+    """The NumPy dtype of an output."""
+    return "uint8" if output.dtype is None else numpy_dtype(output.dtype)
+
+
+def _bound(
+    traced: Traced, views: Mapping[str, _core.Operand], given: Mapping[str, Any], shape: tuple[int, ...]
+) -> Asked:
+    tree = traced.tree
+    inputs = {one.name: one for one in tree.inputs}
+    outputs = {one.name: one for one in tree.outputs}
+    missing = [name for name in inputs if name not in views]
+    unknown = [name for name in views if name not in inputs and name not in outputs]
+    if unknown:
+        known = ", ".join([*inputs, *outputs]) or "none"
+        raise InvalidOperandError(f"the epilogue has no operand {', '.join(unknown)}; its operands are {known}")
+    if missing:
+        raise InvalidOperandError(f"the epilogue reads {', '.join(missing)}: give an array for each by its name")
+    for name, one in inputs.items():
+        check_input(one, views[name].shape, _dtype(views[name], name), shape)
+    written = {name: views[name] for name in outputs if name in views}
+    for name, view in written.items():
+        _check_output(outputs[name], view, shape)
+    return Asked(traced, {name: views[name] for name in inputs}, written, {name: given[name] for name in written})
+
+
+def _check_output(output: Output, view: _core.Operand, shape: tuple[int, ...]) -> None:
+    wanted = output_shape(output, shape)
+    if view.shape != wanted:
+        raise InvalidOperandError(f"{output.name} has shape {view.shape}; the epilogue writes {wanted}")
+    if _dtype(view, output.name) is not output.dtype:
+        name = "uint8" if output.dtype is None else output.dtype.value
+        raise InvalidOperandError(f"{output.name} has another dtype than the epilogue writes: {name}")
+    check_out({"out": view}, ())
+
+
+def _dtype(view: _core.Operand, name: str) -> CutlassDtype | None:
+    """An element type, None for bytes."""
+    return None if view.dtype == BYTE else operands.dtype_of(view, name)

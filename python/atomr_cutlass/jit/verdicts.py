@@ -1,0 +1,47 @@
+"""What the first use of an epilogue found: in the cache's folder, verdicts/NAME, one small record for each."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+from pathlib import Path
+
+from ..errors import CacheError
+from .files import is_safe, read_quietly, write
+from .folder import default_folder, is_there, prepare
+
+FOLDER = "verdicts"
+
+_MOST_BYTES = 1 << 16
+
+
+def recall(identity: str) -> str | None:
+    """What was found: empty when all was well, else what was wrong; None when nothing is known."""
+    try:
+        folder = default_folder()
+        if not is_there(folder):
+            return None
+    except CacheError:
+        return None
+    path = _path(folder, identity)
+    if not is_safe(path):
+        return None
+    try:
+        said = json.loads(read_quietly(path, _MOST_BYTES))
+        return str(said["wrong"]) if said["identity"] == identity else None
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
+        return None
+
+
+def remember(identity: str, wrong: str) -> None:
+    """Keeps a verdict where the disk has room for it; where it has none, the next process looks again."""
+    record = json.dumps({"identity": identity, "wrong": wrong[: _MOST_BYTES // 4]}).encode()
+    with contextlib.suppress(OSError, CacheError):
+        folder = default_folder()
+        prepare(folder)
+        write(_path(folder, identity), record, folder / "tmp")
+
+
+def _path(folder: Path, identity: str) -> Path:
+    return folder / FOLDER / hashlib.sha256(identity.encode("utf-8", "surrogatepass")).hexdigest()

@@ -1,0 +1,265 @@
+"""Epilogue trees in float64: what a kernel with an EpilogueVisitorTree writes."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+
+from ..errors import InvalidOperandError
+from ..generator.dtypes import CutlassDtype
+from ..generator.epilogue.ops import ACTIVATION_OPS
+from ..generator.epilogue.tree import (
+    ACCUMULATOR,
+    COLUMN,
+    MASK,
+    MATRIX,
+    RESULT,
+    ROW,
+    SCALAR,
+    EpilogueVisitorTree,
+    Input,
+    Node,
+    Output,
+)
+from ..numerics import AnyArray, FloatArray, saturating_cast, to_float64
+from .activations import ACTIVATIONS, erfc
+from .checks import broadcasts_to, element_type
+from .epilogue import stored
+
+_sigmoid: Final = ACTIVATIONS["sigmoid"]
+
+
+def _number(truth: npt.NDArray[np.bool_]) -> FloatArray:
+    return truth.astype(np.float64)
+
+
+# The derivatives are clipped where they have reached their limits, so that infinity meets no zero.
+
+
+def _gelu_slope(x: FloatArray) -> FloatArray:
+    near = np.clip(x, -40.0, 40.0)
+    density = np.exp(-0.5 * near * near) * (1.0 / math.sqrt(2.0 * math.pi))
+    return 0.5 * erfc(near * -math.sqrt(0.5)) + near * density
+
+
+def _gelu_tanh_slope(x: FloatArray) -> FloatArray:
+    near = np.clip(x, -30.0, 30.0)
+    factor = 2.0 * math.sqrt(2.0 / math.pi)
+    doubled = factor * near * (1.0 + 0.044715 * near * near)
+    inner = factor * (1.0 + 3.0 * 0.044715 * near * near)
+    return _sigmoid(doubled) * (1.0 + near * inner * _sigmoid(-doubled))
+
+
+def _silu_slope(x: FloatArray) -> FloatArray:
+    near = np.clip(x, -800.0, 800.0)
+    return _sigmoid(near) * (1.0 + near * _sigmoid(-near))
+
+
+def _sigmoid_slope(x: FloatArray) -> FloatArray:
+    return _sigmoid(x) * _sigmoid(-x)
+
+
+def _tanh_slope(x: FloatArray) -> FloatArray:
+    return 4.0 * _sigmoid_slope(2.0 * x)
+
+
+FUNCTIONS: Final[Mapping[str, Callable[..., FloatArray]]] = MappingProxyType(
+    {
+        **{name: ACTIVATIONS[name] for name in ACTIVATION_OPS},
+        "negate": np.negative,
+        "absolute": np.abs,
+        "square": np.square,
+        "sqrt": np.sqrt,
+        "rsqrt": lambda x: 1.0 / np.sqrt(x),
+        "reciprocal": lambda x: 1.0 / x,
+        "exp": np.exp,
+        "log": np.log,
+        "leaky_relu": lambda x, slope: np.where(x > 0.0, x, slope * x),
+        "clamp": np.clip,
+        "add": np.add,
+        "subtract": np.subtract,
+        "multiply": np.multiply,
+        "divide": np.divide,
+        "maximum": np.maximum,
+        "minimum": np.minimum,
+        "equal": lambda x, y: _number(x == y),
+        "not_equal": lambda x, y: _number(x != y),
+        "less": lambda x, y: _number(x < y),
+        "less_equal": lambda x, y: _number(x <= y),
+        "greater": lambda x, y: _number(x > y),
+        "greater_equal": lambda x, y: _number(x >= y),
+        "d_relu": lambda dy, x: np.where(x > 0.0, dy, 0.0),
+        "d_gelu": lambda dy, x: dy * _gelu_slope(x),
+        "d_gelu_tanh": lambda dy, x: dy * _gelu_tanh_slope(x),
+        "d_silu": lambda dy, x: dy * _silu_slope(x),
+        "d_sigmoid": lambda dy, x: dy * _sigmoid_slope(x),
+        "d_tanh": lambda dy, x: dy * _tanh_slope(x),
+        "fma": lambda x, y, z: x * y + z,
+        "select": lambda mask, x, y: np.where(mask != 0.0, x, y),
+    }
+)
+"""The functions of `OPS` by name: float64 arrays, then an operation's own numbers. Call them under
+`np.errstate(all="ignore")`."""
+
+
+def evaluate(
+    tree: EpilogueVisitorTree,
+    acc: FloatArray,
+    operands: Mapping[str, AnyArray],
+    *,
+    out_dtype: CutlassDtype,
+    scale_d: float | None = None,
+) -> dict[str, AnyArray]:
+    """What a tree writes: D = saturating_cast(scale_d * result), and the outputs beside it.
+
+    Values are float64 from end to end; only casts, stores and D round. What a kernel converts to its float32 before it
+    computes anything (constants, numbers of operations, f64 and i32 operands) is rounded to float32 here as well,
+    except where D is f64: such kernels compute in double. `tolerances` says how far a kernel may be.
+
+    Args:
+        tree: the tree.
+        acc: (..., M, N), what the tree starts from.
+        operands: the tree's inputs by name, of their element types. A scalar has one element; a row is (N,) or
+            (..., 1, N); a column (M,) or (..., M, 1); a matrix (..., M, N); a mask uint8 (..., M, ceil(N / 8)), with
+            eight columns to a byte, the first in the lowest bit. Batch dimensions broadcast to acc's.
+        out_dtype: the element type of D.
+        scale_d: multiplies D alone.
+
+    Returns:
+        New arrays by name; D is `out`, of acc's shape. Stored matrices and masks are like matrix operands; a mask's
+        bit is 1 where the value is not 0 (so for NaN), its padding 0. A row is the reduction of all rows (..., N), a
+        column (..., M), a scalar (1,) of everything; without elements sum and amax are 0, max is -inf.
+
+    Raises:
+        InvalidOperandError: acc or an operand has a wrong shape or dtype, is missing, or is none of the tree's; or
+            out_dtype is not the one that the tree decides.
+    """
+    double = computes_in_double(tree, out_dtype)
+    given = read_leaves(tree, acc, operands, double=double)
+    values: list[FloatArray] = []
+    with np.errstate(all="ignore"):
+        for node, leaf in zip(tree.nodes, given, strict=True):
+            inputs = [values[tree.index(one)] for one in node.inputs]
+            values.append(apply(node, inputs, double=double) if leaf is None else leaf)
+        result = np.broadcast_to(values[tree.index(tree.result)], acc.shape)
+        outputs = {RESULT: np.array(stored(result, scale_d, out_dtype))}
+        for output, node in tree.stores:
+            value = np.broadcast_to(values[tree.index(node)], acc.shape)
+            if output.reduction:
+                outputs[output.name] = saturating_cast(_reduced(output, value), storage_of(output))
+            elif output.kind == MASK:
+                outputs[output.name] = np.packbits(value != 0.0, axis=-1, bitorder="little")
+            else:
+                outputs[output.name] = np.array(saturating_cast(value, storage_of(output)))
+    return outputs
+
+
+def computes_in_double(tree: EpilogueVisitorTree, out_dtype: CutlassDtype) -> bool:
+    """Whether kernels compute the tree in double: their accumulator is f64 if and only if D is.
+
+    Raises:
+        InvalidOperandError: the tree decides D's element type, and it is another.
+    """
+    decided = tree.result_dtype
+    if decided is not None and decided is not out_dtype:
+        raise InvalidOperandError(f"out_dtype is {out_dtype.value}; the tree decides that it is {decided.value}")
+    return out_dtype is CutlassDtype.F64
+
+
+def read_leaves(
+    tree: EpilogueVisitorTree, acc: FloatArray, operands: Mapping[str, AnyArray], *, double: bool
+) -> list[FloatArray | None]:
+    """The values that are read and not computed, for every node of the tree; of shapes that broadcast to acc's.
+
+    Raises:
+        InvalidOperandError: as `evaluate`.
+    """
+    if acc.dtype != np.float64 or acc.ndim < 2:
+        raise InvalidOperandError(f"acc is {acc.dtype} of shape {acc.shape}; expected float64 of shape (..., M, N)")
+    known = {one.name: one for one in tree.inputs}
+    for name in operands:
+        if name not in known:
+            raise InvalidOperandError(f"{name} is no input of the tree; its inputs: {', '.join(known) or 'none'}")
+    leaves: list[FloatArray | None] = []
+    for node in tree.nodes:
+        if node.op == ACCUMULATOR:
+            leaves.append(acc)
+        elif node.op == "constant":
+            leaves.append(_compute_type(np.full((1, 1), float(node.attributes[0])), double=double))
+        elif node.op == "input":
+            one = known[str(node.attributes[0])]
+            if one.name not in operands:
+                raise InvalidOperandError(f"{one.name} is missing: the tree reads it as a {one.kind}")
+            leaves.append(_compute_type(_read(one, np.asarray(operands[one.name]), acc.shape), double=double))
+        else:
+            leaves.append(None)
+    return leaves
+
+
+def apply(node: Node, inputs: list[FloatArray], *, double: bool) -> FloatArray:
+    """A computed node's value from those below it. Call it under `np.errstate(all="ignore")`."""
+    if node.op == "cast":
+        rounded = to_float64(saturating_cast(inputs[0], CutlassDtype(node.attributes[0])))
+        # The largest int32 is no float32.
+        return _compute_type(rounded, double=double)
+    numbers = [_compute_type(np.array(float(number)), double=double) for number in node.attributes]
+    return FUNCTIONS[node.op](*inputs, *numbers)
+
+
+def reduced_axes(output: Output, shape: tuple[int, ...]) -> tuple[int, ...]:
+    """The axes of a matrix (..., M, N) that a reduction runs over."""
+    return {ROW: (-2,), COLUMN: (-1,), SCALAR: tuple(range(len(shape)))}[output.kind]
+
+
+def storage_of(output: Output) -> CutlassDtype:
+    """The element type of an output that is no mask."""
+    if output.dtype is None:
+        raise InvalidOperandError(f"{output.name} is a mask: it has no element type")
+    return output.dtype
+
+
+def _reduced(output: Output, value: FloatArray) -> FloatArray:
+    axes = reduced_axes(output, value.shape)
+    if output.reduction == "sum":
+        reduced = np.sum(value, axis=axes)
+    elif output.reduction == "max":
+        reduced = np.max(value, axis=axes, initial=-np.inf)
+    else:
+        reduced = np.max(np.abs(value), axis=axes, initial=0.0)
+    return np.reshape(reduced, (1,)) if output.kind == SCALAR else np.asarray(reduced)
+
+
+def _compute_type(x: FloatArray, *, double: bool) -> FloatArray:
+    with np.errstate(all="ignore"):
+        return x if double else x.astype(np.float32).astype(np.float64)
+
+
+def _read(one: Input, operand: AnyArray, shape: tuple[int, ...]) -> FloatArray:
+    """An operand's values in float64, in a shape that broadcasts to that of the result."""
+    *batch, m, n = shape
+    if one.dtype is None:
+        if operand.dtype != np.uint8:
+            raise InvalidOperandError(f"{one.name} is {operand.dtype}; expected uint8, the bits of a mask")
+    elif element_type(one.name, operand) is not one.dtype.storage:
+        raise InvalidOperandError(f"{one.name} is {operand.dtype}; expected {one.dtype.numpy_name}")
+    if one.kind == SCALAR:
+        if operand.size != 1:
+            raise InvalidOperandError(f"{one.name} has shape {operand.shape}; expected one element, a scalar")
+        return to_float64(operand).reshape(1, 1)
+    least = {ROW: (1, n), COLUMN: (m, 1), MATRIX: (m, n), MASK: (m, -(-n // 8))}[one.kind]
+    vector = one.kind in (ROW, COLUMN) and operand.ndim == 1
+    full = operand.reshape((1, -1) if one.kind == ROW else (-1, 1)) if vector else operand
+    if full.shape[-2:] != least or not broadcasts_to(full.shape[:-2], tuple(batch)):
+        short = {ROW: f"({n},) or ", COLUMN: f"({m},) or "}.get(one.kind, "")
+        raise InvalidOperandError(
+            f"{one.name} has shape {operand.shape}; expected {short}(..., {least[0]}, {least[1]}), a {one.kind} whose "
+            f"batch dimensions broadcast to {tuple(batch)}"
+        )
+    if one.kind == MASK:
+        return np.unpackbits(full, axis=-1, count=n, bitorder="little").astype(np.float64)
+    return to_float64(full)

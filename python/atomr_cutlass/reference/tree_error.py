@@ -1,0 +1,418 @@
+"""How far a kernel with an epilogue tree may be from `evaluate`: a running error analysis over the tree.
+
+Every value has a bound on its error: the largest change that the errors of what it is computed from can make of it,
+and its own rounding. Casts and comparisons need no case of their own in a test: where an error reaches over their
+steps, the bound is the height of the step.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable, Mapping
+from typing import Final, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from ..errors import InvalidOperandError
+from ..generator.dtypes import CutlassDtype
+from ..generator.epilogue.ops import GRADIENT_OPS
+from ..generator.epilogue.tree import ACCUMULATOR, MASK, RESULT, SCALAR, EpilogueVisitorTree, Node, Output
+from ..numerics import AnyArray, FloatArray, finite_max, saturating_cast, to_float64
+from .checks import broadcasts_to
+from .tree import apply, computes_in_double, evaluate, read_leaves, reduced_axes, storage_of
+
+
+class _Arithmetic(NamedTuple):
+    """What a kernel computes in.
+
+    Attributes:
+        double: whether it is double; then the reference is no more exact than the kernel.
+        unit: the unit roundoff, for both where both count.
+        tiny: the smallest normal number: kernels may or may not flush what is below it.
+        faint: what functions may be off by where they vanish.
+        largest: the largest finite number.
+        whole: integers up to this one are represented.
+    """
+
+    double: bool
+    unit: float
+    tiny: float
+    faint: float
+    largest: float
+    whole: float
+
+
+_FLOAT: Final = _Arithmetic(
+    double=False,
+    unit=2.0**-24,
+    tiny=2.0**-126,
+    faint=2.0**-116,
+    largest=finite_max(CutlassDtype.F32),
+    whole=2.0**24,
+)
+_DOUBLE: Final = _Arithmetic(
+    double=True,
+    unit=2.0**-52,
+    tiny=2.0**-1022,
+    faint=2.0**-980,
+    largest=finite_max(CutlassDtype.F64),
+    whole=2.0**53,
+)
+
+_COMPARISONS: Final = frozenset({"equal", "not_equal", "less", "less_equal", "greater", "greater_equal"})
+_EXACT: Final = frozenset({"negate", "absolute", "maximum", "minimum", "relu", "clamp", "cast"})
+"""Operations without a rounding of their own."""
+
+
+class _Accuracy(NamedTuple):
+    """How exactly kernels compute a function f(x): as (1 + e) f(x (1 + d)).
+
+    Attributes:
+        argument: |d| in units. What is rounded inside, before an exponential, has the effect of an inexact argument.
+        value: |e| in units.
+    """
+
+    argument: float
+    value: float
+
+
+# Twice or more of the errors that epilogue_ops.h states, which were measured on one GPU. Where it states them relative
+# to x or dy, the argument's error is that of the exponents there.
+_ACCURACY: Final = {
+    "sqrt": _Accuracy(0.0, 4.0),
+    "rsqrt": _Accuracy(0.0, 5.0),
+    "reciprocal": _Accuracy(0.0, 4.0),
+    "divide": _Accuracy(0.0, 6.0),
+    "exp": _Accuracy(0.0, 6.0),
+    "log": _Accuracy(0.0, 4.0),
+    "sigmoid": _Accuracy(0.0, 8.0),
+    "tanh": _Accuracy(0.0, 6.0),
+    "silu": _Accuracy(4.0, 8.0),
+    "hardswish": _Accuracy(2.0, 8.0),
+    "gelu": _Accuracy(4.0, 8.0),
+    "gelu_tanh": _Accuracy(8.0, 8.0),
+    "d_gelu": _Accuracy(8.0, 12.0),
+    "d_gelu_tanh": _Accuracy(8.0, 12.0),
+    "d_silu": _Accuracy(8.0, 12.0),
+    "d_sigmoid": _Accuracy(0.0, 14.0),
+    "d_tanh": _Accuracy(0.0, 14.0),
+}
+_FADING: Final = frozenset({"gelu", "gelu_tanh", "silu", *GRADIENT_OPS})
+"""Functions that vanish towards an end: kernels flush factors of them there, or continue them as constants."""
+
+# Which argument of an operation has turning points or poles, and where: between them it is monotone, so that its
+# extremes over an interval are at the interval's ends or there.
+_TURNS: Final[dict[str, tuple[int, tuple[float, ...]]]] = {
+    "absolute": (0, (0.0,)),
+    "square": (0, (0.0,)),
+    "reciprocal": (0, (0.0,)),
+    "divide": (1, (0.0,)),
+    "gelu": (0, (-0.7517915,)),
+    "gelu_tanh": (0, (-0.7524614,)),
+    "silu": (0, (-1.2784645,)),
+    "hardswish": (0, (-1.5,)),
+    "d_gelu": (1, (-1.4142136, 1.4142136)),
+    "d_gelu_tanh": (1, (-1.4185051, 1.4185051)),
+    "d_silu": (1, (-2.3993573, 2.3993573)),
+    "d_sigmoid": (1, (0.0,)),
+    "d_tanh": (1, (0.0,)),
+}
+
+_POLES: Final = frozenset({"reciprocal", "rsqrt", "divide"})
+"""What is infinite at 0, with its sign. That of a 0 that was computed (a sum of products too) is nobody's promise."""
+
+
+def tolerances(
+    tree: EpilogueVisitorTree,
+    acc: FloatArray,
+    acc_error: npt.ArrayLike,
+    operands: Mapping[str, AnyArray],
+    *,
+    out_dtype: CutlassDtype,
+    scale_d: float | None = None,
+) -> dict[str, FloatArray]:
+    """How far a kernel's outputs may be from those of `evaluate`.
+
+    A kernel computes in float32, where D is f64 in double. Sums may be in any order.
+
+    Args:
+        tree: as in `evaluate`, like the rest.
+        acc: (..., M, N).
+        acc_error: how far a kernel's accumulators may be from `acc`: one number, or an array that broadcasts to acc's
+            shape. NaN and infinity in acc are expected to be the same in the kernel.
+        operands: by name.
+        out_dtype: the element type of D.
+        scale_d: multiplies D alone.
+
+    Returns:
+        Absolute bounds by name, float64, of the outputs' shapes; infinite where anything may come out, NaN included.
+        For a mask (..., M, N), not packed: 1 where the bit may be either.
+
+    Raises:
+        InvalidOperandError: as `evaluate`, and where `acc_error` has another shape.
+    """
+    arithmetic = _DOUBLE if computes_in_double(tree, out_dtype) else _FLOAT
+    values: list[FloatArray] = []
+    errors: list[FloatArray] = []
+    with np.errstate(all="ignore"):
+        for node, leaf in zip(tree.nodes, read_leaves(tree, acc, operands, double=arithmetic.double), strict=True):
+            if leaf is not None:
+                value = leaf
+                own = _accumulator_error(acc, acc_error, arithmetic) if node.op == ACCUMULATOR else np.zeros((1, 1))
+            else:
+                inputs = [values[tree.index(one)] for one in node.inputs]
+                below = [errors[tree.index(one)] for one in node.inputs]
+                value = apply(node, inputs, double=arithmetic.double)
+                own = _error(node, value, inputs, below, arithmetic)
+            values.append(value)
+            errors.append(_at_the_ends_of_the_range(value, own, arithmetic))
+
+        def wide(node: Node) -> tuple[FloatArray, FloatArray]:
+            at = tree.index(node)
+            return np.broadcast_to(values[at], acc.shape), np.broadcast_to(errors[at], acc.shape)
+
+        value, error = wide(tree.result)
+        if scale_d is not None:
+            value, error = _scaled(value, error, float(scale_d), arithmetic)
+        bounds = {RESULT: _after_rounding(value, error, out_dtype)}
+        for output, node in tree.stores:
+            value, error = wide(node)
+            if output.kind == MASK:
+                bounds[output.name] = _reaches(np.abs(value), error).astype(np.float64)
+            elif output.reduction:
+                value, error = _reduced(output, value, error, arithmetic)
+                bounds[output.name] = _after_rounding(value, error, storage_of(output))
+            else:
+                bounds[output.name] = _after_rounding(value, error, storage_of(output))
+    return bounds
+
+
+def agrees(
+    tree: EpilogueVisitorTree,
+    got: Mapping[str, AnyArray],
+    acc: FloatArray,
+    acc_error: npt.ArrayLike,
+    operands: Mapping[str, AnyArray],
+    *,
+    out_dtype: CutlassDtype,
+    scale_d: float | None = None,
+) -> list[str]:
+    """What is wrong with a kernel's outputs, a line for each output that is; empty where all are right.
+
+    NaN agrees with NaN, and infinity with the same infinity, unless anything may come out.
+
+    Args:
+        tree: as in `tolerances`, like the rest.
+        got: the outputs by name, D as `out`; of the shapes and dtypes that `evaluate` returns.
+        acc: (..., M, N).
+        acc_error: how far the kernel's accumulators may be from `acc`.
+        operands: by name.
+        out_dtype: the element type of D.
+        scale_d: multiplies D alone.
+
+    Raises:
+        InvalidOperandError: as `tolerances`.
+    """
+    wanted = evaluate(tree, acc, operands, out_dtype=out_dtype, scale_d=scale_d)
+    bounds = tolerances(tree, acc, acc_error, operands, out_dtype=out_dtype, scale_d=scale_d)
+    masks = {output.name for output in tree.outputs if output.kind == MASK}
+    lines = [f"{name} is no output of the tree" for name in got if name not in wanted]
+    for name, want in wanted.items():
+        if name not in got:
+            lines.append(f"{name} is missing")
+            continue
+        have = got[name]
+        if have.dtype != want.dtype or have.shape != want.shape:
+            lines.append(f"{name} is {have.dtype} of shape {have.shape}, expected {want.dtype} of shape {want.shape}")
+            continue
+        if name in masks:
+            lines += _differing_bits(name, have, want, bounds[name])
+        else:
+            lines += _differing(name, to_float64(have), to_float64(want), bounds[name])
+    return lines
+
+
+def _differing(name: str, have: FloatArray, want: FloatArray, bound: FloatArray) -> Iterable[str]:
+    with np.errstate(all="ignore"):
+        far = ~(_distance(have, want) <= bound)
+    if far.any():
+        first = tuple(int(at) for at in np.argwhere(far)[0])
+        yield (
+            f"{name}{list(first)} is {have[first]:.9g}, expected {want[first]:.9g} within {bound[first]:.3g} "
+            f"({int(far.sum())} of {far.size} elements differ)"
+        )
+
+
+def _differing_bits(name: str, have: AnyArray, want: AnyArray, either: FloatArray) -> Iterable[str]:
+    bits, expected = (np.unpackbits(mask, axis=-1, bitorder="little") for mask in (have, want))
+    columns = either.shape[-1]
+    padding = bits[..., columns:]
+    if padding.any():
+        yield f"{name} has {int(padding.sum())} bits set after its {columns} columns, expected none"
+    far = (bits != expected)[..., :columns] & (either == 0.0)
+    if far.any():
+        first = tuple(int(at) for at in np.argwhere(far)[0])
+        yield (
+            f"{name}{list(first)} is {bits[first]}, expected {expected[first]} "
+            f"({int(far.sum())} of {far.size} bits differ)"
+        )
+
+
+def _accumulator_error(acc: FloatArray, acc_error: npt.ArrayLike, arithmetic: _Arithmetic) -> FloatArray:
+    error = np.asarray(acc_error, dtype=np.float64)
+    if not broadcasts_to(error.shape, acc.shape):
+        raise InvalidOperandError(f"acc_error has shape {error.shape}; expected that of acc, {acc.shape}")
+    if (error < 0.0).any():
+        raise InvalidOperandError(f"acc_error is {np.min(error)} somewhere; expected magnitudes")
+    total = np.where(np.isnan(error), np.inf, error)
+    if not arithmetic.double:
+        total = total + np.abs(acc - acc.astype(np.float32))
+    return np.where(np.isfinite(acc), total, 0.0)
+
+
+def _error(
+    node: Node, value: FloatArray, inputs: list[FloatArray], errors: list[FloatArray], arithmetic: _Arithmetic
+) -> FloatArray:
+    """How far a kernel's value of a node may be from `value`."""
+    op = node.op
+    if op in _COMPARISONS:
+        x, y = inputs
+        return _reaches(np.abs(x - y), errors[0] + errors[1]).astype(np.float64)
+    if op == "select":
+        return _choice(inputs[0] != 0.0, _reaches(np.abs(inputs[0]), errors[0]), inputs[1:], errors[1:])
+    if op == "d_relu":
+        zero = np.zeros((1, 1))
+        return _choice(inputs[1] > 0.0, _reaches(np.abs(inputs[1]), errors[1]), [inputs[0], zero], [errors[0], zero])
+    accuracy = _ACCURACY.get(op)
+    turning, points = _TURNS.get(op, (0, ()))
+    ends = []
+    for at, (x, below) in enumerate(zip(inputs, errors, strict=True)):
+        error = np.where(np.isinf(below), 0.0, below)
+        if accuracy is not None and at == len(inputs) - 1:
+            error = error + np.where(np.isfinite(x), accuracy.argument * arithmetic.unit * np.abs(x), 0.0)
+        found = [x]
+        if error.any():
+            low, high = x - error, x + error
+            found = [low, high, *(np.clip(point, low, high) for point in points if at == turning)]
+        if op in _POLES and at == len(inputs) - 1 and node.inputs[at].op not in ("input", "constant"):
+            found += [np.where(x == 0.0, -x, one) for one in found]
+        ends.append(found)
+    change = np.zeros(value.shape)
+    if any(len(one) > 1 for one in ends):
+        for corner in itertools.product(*ends):
+            change = np.maximum(change, _distance(apply(node, list(corner), double=arithmetic.double), value))
+    total = change + np.where(np.isfinite(value), _rounding(op, value, change, inputs, arithmetic), 0.0)
+    if op in GRADIENT_OPS and np.isinf(inputs[0]).any():
+        slope = apply(node, [np.ones((1, 1)), inputs[1]], double=arithmetic.double)
+        total = np.where(np.isinf(inputs[0]) & (np.abs(slope) < arithmetic.faint), np.inf, total)
+    for below in errors:
+        # What may be anything makes anything, NaN at least.
+        if np.isinf(below).any():
+            total = np.where(np.isinf(below), np.inf, total)
+    return total
+
+
+def _rounding(
+    op: str, value: FloatArray, change: FloatArray, inputs: list[FloatArray], arithmetic: _Arithmetic
+) -> FloatArray:
+    """What a kernel's own rounding of a node adds to the change that its inputs' errors make."""
+    if op in _EXACT:
+        return np.zeros((1, 1))
+    magnitude = np.abs(value) + change
+    accuracy = _ACCURACY.get(op)
+    if accuracy is not None:
+        factor = 1.0 + np.abs(inputs[0]) if op in GRADIENT_OPS else 1.0
+        faint = factor * (arithmetic.faint if op in _FADING else 0.0)
+        zero = (magnitude == 0.0) & ((inputs[0] == 0.0) if op in _FADING else True)
+        own = np.where(zero, 0.0, accuracy.value * arithmetic.unit * magnitude + faint)
+        if op in ("gelu", "d_gelu") and not arithmetic.double:
+            # Of the normal distribution in them, float kernels have a fit that is good for its absolute error.
+            off = np.where(np.abs(inputs[-1]) < 8.0, 2.0, 2.0**-23)
+            own = own + off * arithmetic.unit * np.abs(inputs[0])
+        # A product may overflow on the way to a quotient.
+        return np.where(magnitude > arithmetic.largest / 8.0, np.inf, own)
+    # Correctly rounded: without an error where the inputs have none and the value is represented.
+    narrow = np.abs(value - value.astype(np.float32))
+    if not arithmetic.double:
+        return np.where(change == 0.0, narrow, arithmetic.unit * magnitude)
+    if op == "fma":
+        magnitude = magnitude + np.abs(inputs[0] * inputs[1])
+    return np.where((change == 0.0) & (narrow == 0.0), 0.0, arithmetic.unit * magnitude)
+
+
+def _choice(
+    first: npt.NDArray[np.bool_],
+    either: npt.NDArray[np.bool_],
+    values: list[FloatArray],
+    errors: list[FloatArray],
+) -> FloatArray:
+    """The error of one of two values, where it may be either one of which."""
+    chosen = np.where(first, *errors)
+    other = _distance(*values) + np.where(first, errors[1], errors[0])
+    return np.where(either, np.maximum(chosen, other), chosen)
+
+
+def _scaled(
+    value: FloatArray, error: FloatArray, scale: float, arithmetic: _Arithmetic
+) -> tuple[FloatArray, FloatArray]:
+    factor = np.full((1, 1), scale)
+    off = np.abs(factor - (factor if arithmetic.double else factor.astype(np.float32)))
+    off = np.where(np.isfinite(factor), off, 0.0)
+    scaled = value * factor
+    total = _error(Node("multiply"), scaled, [value, factor], [error, off], arithmetic)
+    return scaled, _at_the_ends_of_the_range(scaled, total, arithmetic)
+
+
+def _at_the_ends_of_the_range(value: FloatArray, error: FloatArray, arithmetic: _Arithmetic) -> FloatArray:
+    """The error with what flushing and overflow add to it."""
+    magnitude = np.abs(value)
+    flushed = (value != 0.0) & (magnitude - error < 2.0 * arithmetic.tiny)
+    error = np.where(flushed, error + 2.0 * arithmetic.tiny, error)
+    return np.where(np.isfinite(value) & (magnitude + error > arithmetic.largest), np.inf, error)
+
+
+def _reduced(
+    output: Output, value: FloatArray, error: FloatArray, arithmetic: _Arithmetic
+) -> tuple[FloatArray, FloatArray]:
+    """A reduction and its error."""
+    axes = reduced_axes(output, value.shape)
+    if output.reduction == "sum":
+        finite = np.where(np.isfinite(value), np.abs(value), 0.0)
+        magnitude = np.sum(finite + error, axis=axes)
+        count = value.size // max(magnitude.size, 1)
+        whole = np.all((error == 0.0) & (value == np.rint(value)), axis=axes) & (magnitude <= arithmetic.whole)
+        reduced = np.sum(value, axis=axes)
+        off = np.sum(error, axis=axes) + np.where(whole, 0.0, count * arithmetic.unit * magnitude)
+        off = np.where(magnitude > arithmetic.largest, np.inf, off)
+    else:
+        if output.reduction == "amax":
+            value, least = np.abs(value), 0.0
+        else:
+            least = -np.inf
+        reduced = np.max(value, axis=axes, initial=least)
+        ends = [np.max(value + by, axis=axes, initial=least) for by in (-error, error)]
+        off = np.maximum(_distance(ends[0], reduced), _distance(ends[1], reduced))
+        off = np.where(np.any(np.isinf(error), axis=axes), np.inf, off)
+    shape = (1,) if output.kind == SCALAR else reduced.shape
+    return np.reshape(reduced, shape), np.reshape(off, shape)
+
+
+def _after_rounding(value: FloatArray, error: FloatArray, dtype: CutlassDtype) -> FloatArray:
+    """How far apart a value and a kernel's may be once both are rounded to an element type."""
+    rounded, low, high = (to_float64(saturating_cast(x, dtype)) for x in (value, value - error, value + error))
+    bound = np.maximum(_distance(low, rounded), _distance(high, rounded))
+    return np.where(np.isinf(error), np.inf, bound)
+
+
+def _reaches(distance: FloatArray, error: FloatArray) -> npt.NDArray[np.bool_]:
+    """Where an error may change which side of a step a value is on."""
+    reaches: npt.NDArray[np.bool_] = ((error > 0.0) & (distance <= error)) | np.isinf(error)
+    return reaches
+
+
+def _distance(x: FloatArray, y: FloatArray) -> FloatArray:
+    """|x - y|: 0 for NaN and NaN or equal infinities, infinite for a number and NaN."""
+    same = (x == y) | (np.isnan(x) & np.isnan(y))
+    difference = np.abs(x - y)
+    return np.where(same, 0.0, np.where(np.isnan(difference), np.inf, difference))

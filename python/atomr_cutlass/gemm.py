@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from typing import Any, NamedTuple
 
@@ -18,6 +19,7 @@ from .arguments import (
     refuse_jax_out,
     result_dtype,
 )
+from .epilogue import EpilogueVisitorTree, Traced
 from .errors import InvalidOperandError, UnsupportedError
 from .fused_arguments import Asked
 from .generator.dtypes import CutlassDtype
@@ -38,6 +40,7 @@ _SCALARS = frozenset({int, float, np.float32, np.float64, np.int32, np.int64})
 """What the fast path takes as alpha and beta; anything else is looked at first."""
 
 _plans: PlanCache[Plan | OpPlan] = PlanCache(PLANS_KEPT)
+_fused_plans: PlanCache[_FusedPlan] = PlanCache(PLANS_KEPT)
 
 
 def gemm(
@@ -138,6 +141,28 @@ def gemm(
                 check_scalars(alpha, beta, c)
                 given = (array for array in arrays if array is not None)
                 return found(*given, out=out, alpha=alpha, beta=beta, stream=stream)
+    elif (
+        (epilogue is None or type(epilogue) is EpilogueVisitorTree)
+        and backend in GPU_BACKENDS and type(alpha) in _PLAIN_NUMBERS and type(beta) in _PLAIN_NUMBERS
+    ):  # fmt: skip
+        token = activation if epilogue is None else epilogue
+        named = {"bias": bias, "c": c, **operands_of_epilogue}
+        taken = _operand_names(epilogue)
+        arrays = (
+            a, b, c, scale_a, scale_b, scale_d, amax, bias if epilogue is None else None, *map(named.get, taken), out
+        )  # fmt: skip
+        # What no operand takes is refused below.
+        fits = named.keys() <= {"bias", "c", *taken} and (
+            epilogue is None
+            or (activation is None and (bias is None or "bias" in taken) and (c is None or beta != 0 or "c" in taken))
+        )
+        signature = _core.signature(*arrays) if fits else None
+        if signature is not None:
+            how = (token, out_dtype, precision, fast_accum, beta == 0, backend, jit)
+            kept = _fused_plans.get((signature, how))
+            if kept is not None:
+                check_scalars(alpha, beta, None if epilogue is not None and beta == 0 else c)
+                return kept(named, arrays, out=out, alpha=alpha, beta=beta, stream=stream)
     return _Call(
         a=a,
         b=b,
@@ -158,6 +183,52 @@ def gemm(
         backend=backend,
         jit=jit,
     ).run()
+
+
+@functools.lru_cache(64)
+def _operand_names(epilogue: EpilogueVisitorTree | None) -> tuple[str, ...]:
+    """The operands of a tree, inputs first."""
+    if epilogue is None:
+        return ()
+    return (*(one.name for one in epilogue.inputs), *(one.name for one in epilogue.outputs))
+
+
+class _FusedPlan(NamedTuple):
+    """A plan with an epilogue that calls with the same arrays' shapes may use again.
+
+    Attributes:
+        plan: what is launched.
+        traced: the epilogue.
+        shape: of the result.
+    """
+
+    plan: OpPlan
+    traced: Traced
+    shape: tuple[int, ...]
+
+    # What a PlanCache knows a plan by.
+    key: None = None
+    source: str = ""
+    kernel_name: str = ""
+    kernel_handle: object = None
+
+    def __call__(
+        self, given: dict[str, Any], arrays: tuple[Any, ...], *, out: Any, alpha: float, beta: float, stream: Any
+    ) -> Any:
+        """Launches the plan. `arrays` are in the order of its slots, with None where there is no slot."""
+        a = arrays[0]
+        tree = self.traced.tree
+        made = {}
+        for output in tree.outputs:
+            array = given.get(output.name)
+            if array is None:
+                array, _ = fused_arguments.empty(output, self.shape, self.plan.device, a)
+            made[output.name] = array
+        c = arrays[2] if beta != 0 else None
+        taken = (given[one.name] for one in tree.inputs)
+        slots = [one for one in (a, arrays[1], c, *arrays[3:7], *taken, *made.values()) if one is not None]
+        made["out"] = self.plan(*slots, out=out, alpha=alpha, beta=beta, stream=stream)
+        return self.traced.arrange(made)
 
 
 class _Call(NamedTuple):
@@ -267,9 +338,29 @@ class _Call(NamedTuple):
             if output.name not in views:
                 results[output.name], views[output.name] = fused_arguments.empty(output, what.shape, device, self.a)
         if 0 not in what.shape:
-            self._launch_fused(views, asked, what.math, alpha, beta, self.a, stream)
+            made = self._launch_fused(views, asked, what.math, alpha, beta, self.a, stream)
+            self._keep_fused(made, asked, what.shape)
         arrays = {name: operands.finished(array, views[name], stream) for name, array in results.items()}
         return asked.arrange(arrays)
+
+    def _keep_fused(self, made: OpPlan, asked: Asked, shape: tuple[int, ...]) -> None:
+        """Remembers the plan, unless a Python function made the tree: that may compute something else next time."""
+        epilogue = self.epilogue
+        if not (epilogue is None or type(epilogue) is EpilogueVisitorTree) or not _core.has_exchange_api(self.a):
+            return
+        if any(isinstance(scale, NUMBERS) for scale in self.scales.values()):
+            return
+        given = {"bias": self.bias, "c": self.c, **self.operands_of_epilogue}
+        bias = self.bias if epilogue is None else None
+        operands_given = map(given.get, _operand_names(epilogue))
+        signature = _core.signature(
+            self.a, self.b, self.c, *self.scales.values(), self.amax, bias, *operands_given, self.out
+        )
+        if signature is None:
+            return
+        token = self.activation if epilogue is None else epilogue
+        how = (token, self.out_dtype, self.precision, self.fast_accum, self.beta == 0, self.backend, self.jit)
+        _fused_plans.insert(_FusedPlan(made, asked.traced, shape), (signature, how))
 
     def _fused_on_host(self, what: _Operation, asked: Asked) -> Any:
         """Host operands: copied to GPU 0, and the results copied back."""

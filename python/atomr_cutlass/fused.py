@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 
+from . import _core, operands
 from .errors import InvalidOperandError, UnsupportedError
 from .generator.dtypes import CutlassDtype
 from .generator.epilogue.lower import SOURCE, epilogue_id, operand_kinds, split, with_source
@@ -91,6 +93,26 @@ class Fusion:
         return self.inputs + self.outputs
 
 
+def fusion_of(tree: EpilogueVisitorTree, views: Mapping[str, _core.Operand]) -> Fusion:
+    """A tree with the arrays of a launch.
+
+    Args:
+        tree: the tree.
+        views: of all its inputs and outputs, by name.
+    """
+
+    def array(name: str, kind: str, reduction: str = "") -> TreeArray:
+        view = views[name]
+        dtype = CutlassDtype.I8 if kind == MASK else operands.dtype_of(view, name)
+        return TreeArray(name, kind, view.shape, view.strides, dtype, reduction, view.alignment)
+
+    return Fusion(
+        tree,
+        tuple(array(one.name, one.kind) for one in tree.inputs),
+        tuple(array(one.name, one.kind, one.reduction) for one in tree.outputs),
+    )
+
+
 def output_shape(output: Output, shape: Shape) -> Shape:
     """The extents of an output of a tree over a result of this shape (..., M, N)."""
     *batches, m, n = shape
@@ -138,15 +160,21 @@ def problem_of(what: GemmProblem, fusion: Fusion, base: str) -> list[GemmProblem
         base: `lc`, or `scaled` where scales are arrays.
     """
     program = fusion.tree.program
-    operands = tuple(one.spec for one in fusion.arrays)
-    plain = dataclasses.replace(what, epilogue=epilogue_id(base, program), operands=operands)
+    plain = problem_for(what, fusion, epilogue_id(base, program))
     if what.c is not None:
         return [plain]
     for number, one in enumerate(fusion.inputs):
         if one.kind == MATRIX and one.dtype is what.d.dtype and _like_d(one.spec, what.d):
-            epilogue = epilogue_id(base, with_source(program, number))
-            return [dataclasses.replace(plain, epilogue=epilogue, c=one.spec), plain]
+            return [problem_for(what, fusion, epilogue_id(base, with_source(program, number))), plain]
     return [plain]
+
+
+def problem_for(what: GemmProblem, fusion: Fusion, epilogue: str) -> GemmProblem:
+    """The problem with its tree as the epilogue of a kernel's key has it."""
+    specs = tuple(one.spec for one in fusion.arrays)
+    number = _source(epilogue)
+    c = what.c if number is None else fusion.inputs[number].spec
+    return dataclasses.replace(what, epilogue=epilogue, operands=specs, c=c)
 
 
 def _like_d(spec: MatrixSpec, d: MatrixSpec) -> bool:
@@ -164,8 +192,13 @@ def _role(one: TreeArray, *, written: bool) -> str:
 
 def reads_source(epilogue: str) -> bool:
     """Whether an operand of the tree comes by the way of C."""
-    program = split(epilogue)[1]
-    return bool(program) and SOURCE in (kind for kind, _ in operand_kinds(program)[0])
+    return _source(epilogue) is not None
+
+
+def _source(epilogue: str) -> int | None:
+    """The number of the input that comes by the way of C."""
+    kinds = [kind for kind, _ in operand_kinds(split(epilogue)[1])[0]]
+    return kinds.index(SOURCE) if SOURCE in kinds else None
 
 
 class FusedOperands:
@@ -200,8 +233,10 @@ class FusedOperands:
 
     def source(self, epilogue: str) -> Address:
         """The operand that comes by the way of C."""
-        inputs, _ = operand_kinds(split(epilogue)[1])
-        return self._places[[kind for kind, _ in inputs].index(SOURCE)]
+        number = _source(epilogue)
+        if number is None:
+            raise ValueError(f"no operand of {epilogue} comes by the way of C")
+        return self._places[number]
 
     def args(self, strides: Shape, offsets: Shape, *, exchanged: bool) -> dict[str, Address | int]:
         """Fields of a kernel's arguments.

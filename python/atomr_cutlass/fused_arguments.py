@@ -11,9 +11,9 @@ from . import _core, operands
 from .arguments import NUMBERS, check_out
 from .epilogue import EpilogueVisitorTree, EvtBuilder, Traced, operand_of, trace
 from .errors import InvalidOperandError, UnsupportedError
-from .fused import Fusion, TreeArray, check_input, output_shape
+from .fused import check_input, output_shape
 from .generator.dtypes import CutlassDtype
-from .generator.epilogue.tree import MASK, RESULT, Output
+from .generator.epilogue.tree import RESULT, Output
 from .numerics import numpy_dtype
 from .operands import BYTE
 from .reference import ACTIVATIONS
@@ -41,24 +41,6 @@ class Asked:
     def tree(self) -> EpilogueVisitorTree:
         """The tree."""
         return self.traced.tree
-
-    def fusion(self, views: Mapping[str, _core.Operand]) -> Fusion:
-        """The tree with the arrays of a launch.
-
-        Args:
-            views: of all inputs and outputs, by name.
-        """
-
-        def array(name: str, kind: str, reduction: str = "") -> TreeArray:
-            view = views[name]
-            dtype = CutlassDtype.I8 if kind == MASK else operands.dtype_of(view, name)
-            return TreeArray(name, kind, view.shape, view.strides, dtype, reduction, view.alignment)
-
-        return Fusion(
-            self.tree,
-            tuple(array(one.name, one.kind) for one in self.tree.inputs),
-            tuple(array(one.name, one.kind, one.reduction) for one in self.tree.outputs),
-        )
 
     def arrange(self, results: Mapping[str, Any]) -> Any:
         """Results by name, D as `out`, as the caller wants them."""

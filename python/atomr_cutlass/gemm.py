@@ -21,6 +21,7 @@ from .arguments import (
 )
 from .epilogue import EpilogueVisitorTree, Traced
 from .errors import InvalidOperandError, UnsupportedError
+from .fused import fusion_of
 from .fused_arguments import Asked
 from .generator.dtypes import CutlassDtype
 from .generator.key import ROW
@@ -408,7 +409,7 @@ class _Call(NamedTuple):
     ) -> OpPlan:
         what = _problem(views, math)
         scales = self._scales(what, views) if set(views) & _SCALING else scaled.NO_SCALES
-        fusion = asked.fusion(views)
+        fusion = fusion_of(asked.tree, views)
         how = {"like": like, "backend": self.backend, "jit": self.jit, "stream": stream}
         made = scaled.make(what, scales, fusion, **how)
         order = ("a", "b", "c", *SCALE_SLOTS, *(one.name for one in fusion.arrays), "out")

@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from . import devices, fp4, fused
+from . import _core, devices, first_use, fp4, fused
 from .devices import Device
 from .errors import InvalidOperandError, KernelNotFoundError, UnsupportedError
 from .fused import FusedOperands, Fusion
@@ -23,7 +25,7 @@ from .operands import BYTE
 from .pick import Picked
 from .plan import choose
 from .problem import MAX_OUTER, GemmProblem, MatrixSpec, broadcast_to
-from .select import Choice
+from .select import Choice, choice_of
 
 BLOCK = 128
 """Rows of B's columns, and elements of K, that share a block scale of fp8; each row of A has its own."""
@@ -177,7 +179,21 @@ def make(
     chosen, choice = _first(ways, device, arch, backend, jit)
     picked = Picked(choice.key, choice.info, choice.seconds)
     refuse_capture(picked, what.device, stream)
+    # The check works on streams of its own, which the capture of a graph would not allow.
+    if fusion is not None and not (stream is not None and _core.capturing(what.device, stream)):
+        first_use.require(choice.key, device, functools.partial(_launch_once, choice, device))
     return _plan(chosen, scales, fusion, choice, picked, device, alpha=alpha, beta=beta, like=like)
+
+
+def _launch_once(
+    choice: Choice, device: Device, what: GemmProblem, fusion: Fusion, views: Mapping[str, _core.Operand]
+) -> None:
+    """Launches a choice's kernel for a product of `a` and `b` to `out`, on the default stream."""
+    problem = fused.problem_for(what, fusion, choice.key.epilogue)
+    own = choice_of(choice.key, problem, device)
+    picked = Picked(choice.key, choice.info, own.seconds)
+    made = _plan(problem, NO_SCALES, fusion, own, picked, device, alpha=1.0, beta=0.0, like=None)
+    made(*(views[name] for name in ("a", "b", *(one.name for one in fusion.arrays), "out")), stream=0)
 
 
 def _first(

@@ -31,6 +31,7 @@ LAYERS = (
     ("pick",),
     ("plan", "op_plan", "arguments"),
     ("fused",),
+    ("first_use",),
     ("scaled", "conv_plan", "grouped_plan"),
     ("requests",),
     ("bindings", "fused_arguments", "slots"),

@@ -1,0 +1,149 @@
+"""The check of an epilogue at its first use: one small problem, compared with the reference.
+
+A tree that is compiled wrongly gives plausible numbers. So the kernel that is about to serve a tree for the first time
+on an architecture computes a problem of a few tiles, and what it writes is compared with the reference's evaluation of
+the same tree. What was found is remembered beside the compiled kernels: the next process does not look again.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+import os
+import warnings
+from collections.abc import Callable, Mapping
+from typing import Any, TypeAlias
+
+import numpy as np
+
+from . import _core, numerics, operands, reference
+from .devices import Device
+from .errors import InvalidOperandError, UnsupportedError
+from .fused import Fusion, fusion_of, output_shape
+from .generator import headers
+from .generator.dtypes import CutlassDtype
+from .generator.epilogue.lower import SOURCE, split
+from .generator.epilogue.tree import COLUMN, MATRIX, RESULT, ROW, SCALAR, EpilogueVisitorTree
+from .generator.key import ROW as ROW_MAJOR
+from .generator.key import KernelKey
+from .jit import verdicts
+from .jit.toolchain import OURS
+from .keyed_locks import KeyedLocks
+from .problem import GemmProblem, MatrixSpec
+
+VARIABLE = "ATOMR_CUTLASS_CHECK_EPILOGUES"
+"""`on` (the default) or `off`."""
+
+Array: TypeAlias = "np.ndarray[Any, Any]"
+Launch = Callable[[GemmProblem, Fusion, Mapping[str, _core.Operand]], None]
+"""Launches the key that is checked for a problem over arrays on the GPU: a, b, out and the tree's operands by name."""
+
+_verdicts: dict[str, str] = {}
+_locks = KeyedLocks()
+
+
+def enabled() -> bool:
+    """Whether epilogues are checked.
+
+    Raises:
+        InvalidOperandError: the variable has an unknown value.
+    """
+    wanted = os.environ.get(VARIABLE) or "on"
+    if wanted not in ("on", "off"):
+        raise InvalidOperandError(f"{VARIABLE} is {wanted!r}; valid: on, off")
+    return wanted == "on"
+
+
+def require(key: KernelKey, device: Device, launch: Launch) -> None:
+    """Checks a kernel's epilogue, unless that has been done before on this architecture.
+
+    Block-scaled kernels are checked without it: their operands come quantized, which tests do.
+
+    Args:
+        key: of the kernel, whose epilogue is a tree.
+        device: where it runs.
+        launch: see `Launch`.
+
+    Raises:
+        UnsupportedError: the kernel's results differ from the reference's; says where. It says so again, without a
+            launch, wherever the verdict is remembered.
+    """
+    if key.scale_type or not enabled():
+        return
+    identity = "\0".join([key.to_json(), str(device.capability), _sources()])
+    with _locks.hold(identity):
+        wrong = _verdicts.get(identity)
+        if wrong is None:
+            wrong = verdicts.recall(identity)
+        if wrong is None:
+            wrong = "; ".join(_differences(key, device.index, launch))
+            verdicts.remember(identity, wrong)
+            if wrong:
+                warnings.warn(f"the first use of an epilogue gave wrong results: {wrong}", RuntimeWarning, stacklevel=2)
+        _verdicts[identity] = wrong
+    if wrong:
+        raise UnsupportedError(
+            f"{key.name} computes its epilogue wrongly on {device.name}: {wrong}. The tree is refused there; please "
+            f"report it. Compute it apart from the product, or turn the check off with {VARIABLE}=off"
+        )
+
+
+@functools.cache
+def _sources() -> str:
+    """What is compiled beside the generated source: another version of it is checked again."""
+    return headers.digest(OURS)
+
+
+def _differences(key: KernelKey, device: int, launch: Launch) -> list[str]:
+    """What a small problem has that the reference does not."""
+    program = split(key.epilogue)[1].replace(f"input:{SOURCE}:", f"input:{MATRIX}:")
+    tree = EpilogueVisitorTree.parse(program)
+    # More than a tile along M and N, and neither a whole number of tiles; aligned for every kernel.
+    m, n, k = key.tile[0] + 16, key.tile[1] + 16, 2 * key.tile[2]
+    random = np.random.default_rng(20)
+    a = _normal(random, (m, k), key.a) if key.layout_a == ROW_MAJOR else _normal(random, (k, m), key.a).T
+    b = _normal(random, (k, n), key.b) if key.layout_b == ROW_MAJOR else _normal(random, (n, k), key.b).T
+    given = {one.name: _operand(random, one.kind, one.dtype, m, n) for one in tree.inputs}
+
+    views = {name: operands.upload(array, device) for name, array in given.items()}
+    views["a"] = operands.upload(a, device, columns=key.layout_a != ROW_MAJOR)
+    views["b"] = operands.upload(b, device, columns=key.layout_b != ROW_MAJOR)
+    _, views[RESULT] = operands.empty((m, n), key.d, device, None)
+    for output in tree.outputs:
+        element = operands.BYTE if output.dtype is None else output.dtype.dlpack
+        _, views[output.name] = operands.empty_of(output_shape(output, (m, n)), element, device, None)
+    for name in (RESULT, *(one.name for one in tree.outputs)):
+        _poison(views[name])
+    what = GemmProblem(_spec(views["a"]), _spec(views["b"]), None, _spec(views[RESULT]), key.math, device)
+    launch(what, fusion_of(tree, views), views)
+    got = {name: operands.download(views[name]) for name in (RESULT, *(one.name for one in tree.outputs))}
+
+    limits = reference.tolerance(
+        key.a, CutlassDtype.F64 if key.acc is CutlassDtype.F64 else CutlassDtype.F32, k, key.math
+    )
+    acc = reference.gemm(a, b, out_dtype=CutlassDtype.F64, math="default" if key.math == numerics.FAST else key.math)
+    error = limits.atol_factor * reference.absolute_product(a, b) + limits.rtol * np.abs(acc)
+    return reference.agrees(tree, got, acc, error, given, out_dtype=key.d)
+
+
+def _spec(view: _core.Operand) -> MatrixSpec:
+    return MatrixSpec(view.shape, view.strides, operands.dtype_of(view, "an operand"), view.alignment)
+
+
+def _normal(random: np.random.Generator, shape: tuple[int, ...], dtype: CutlassDtype) -> Array:
+    if dtype in numerics.INTEGER_DTYPES:
+        return random.integers(-8, 9, shape).astype(numerics.numpy_dtype(dtype))
+    return numerics.saturating_cast(random.standard_normal(shape), dtype)
+
+
+def _operand(random: np.random.Generator, kind: str, dtype: CutlassDtype | None, m: int, n: int) -> Array:
+    if dtype is None:
+        return random.integers(0, 256, (m, -(-n // 8)), np.uint8)
+    shape = {SCALAR: (1,), ROW: (n,), COLUMN: (m, 1), MATRIX: (m, n)}[kind]
+    return _normal(random, shape, dtype)
+
+
+def _poison(view: _core.Operand) -> None:
+    """Bytes that no result is likely to be: NaN in the floating types."""
+    size = math.prod(view.shape) * view.dtype[1] // 8
+    _core.upload(view.pointer, view.device, np.full(size, 0xFF, np.uint8))

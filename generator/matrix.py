@@ -8,6 +8,7 @@ from collections.abc import Iterable, Iterator
 
 from .archs import SmArch
 from .dtypes import CutlassDtype
+from .epilogue.lower import is_gated
 from .families import FAMILIES
 from .families.base import DEFAULT, FULL, SMOKE, Cell, Family
 from .key import COLUMN, ROW, KernelKey
@@ -36,6 +37,8 @@ def family(key: KernelKey) -> Family:
 
 def with_epilogue(key: KernelKey, epilogue: str, d: CutlassDtype) -> KernelKey:
     """The key of a cell with another epilogue, and another element type of D; `supports` says whether it compiles."""
+    if is_gated(epilogue) and key.generation == "sm90":
+        return dataclasses.replace(key, epilogue=epilogue, d=d, epilogue_schedule="nosmem", align_d=1)
     if d is key.d:
         return dataclasses.replace(key, epilogue=epilogue)
     # As aligned in bytes; the epilogues of the sm80 generation handle at most 8 elements at once.

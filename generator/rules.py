@@ -6,7 +6,7 @@ import functools
 from dataclasses import dataclass
 
 from .dtypes import CutlassDtype
-from .epilogue.lower import SOURCE, operand_kinds, split
+from .epilogue.lower import SOURCE, is_gated, operand_kinds, split
 from .epilogue.tree import MATRIX, EpilogueVisitorTree
 from .key import COLUMN, ROW, KernelKey
 
@@ -178,6 +178,8 @@ def supports_gemm(key: KernelKey, epilogues: tuple[str, ...]) -> Status:
     if not types:
         return types
     if program:
+        if is_gated(key.epilogue) and operand_kinds(program) != ([], []):
+            return no("the tree of a gated epilogue has no operands and writes D alone")
         tree = supports_tree(program, key.acc, key.d)
         if not tree:
             return tree

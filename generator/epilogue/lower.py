@@ -9,6 +9,8 @@ from .ops import OPS
 from .tree import ACCUMULATOR, COLUMN, MASK, MATRIX, PREFIX, ROW, SCALAR
 
 LINEAR, SCALED = "lc", "scaled"
+GATED, GATED_SCALED = "gated", "gated_scaled"
+"""What a tree may be put on. Gated D is half as wide as A B: f(column 2j) * column 2j + 1, f being the tree."""
 SOURCE = "source"
 
 _LIES = {
@@ -32,6 +34,11 @@ def split(epilogue: str) -> tuple[str, str]:
     """(what comes before the tree, the tree's program or nothing) of the epilogue of a key."""
     base, _, program = epilogue.partition("+")
     return base, program
+
+
+def is_gated(epilogue: str) -> bool:
+    """Whether D is half as wide as A B."""
+    return split(epilogue)[0] in (GATED, GATED_SCALED)
 
 
 def with_source(program: str, number: int) -> str:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from ..archs import SmArch
-from ..epilogue.lower import SCALED, lower, split
+from ..epilogue.lower import GATED, GATED_SCALED, SCALED, lower, split
 from ..key import ROW, KernelKey, Triple
 from ..rules import Status, epilogue_compute
 
@@ -71,5 +71,7 @@ def epilogue_cpp(key: KernelKey, lanes: str = "AnyLanes") -> dict[str, str]:
     definition = lower(program, epilogue_compute(key.acc, tree=True))
     # In the package's namespace, so that the tree finds the operations by their names.
     tree = f"namespace atomr_cutlass {{\nnamespace {{\n{definition}\n}}  // namespace\n}}  // namespace atomr_cutlass\n"
-    scaled = "true" if base == SCALED else "false"
+    scaled = "true" if base in (SCALED, GATED_SCALED) else "false"
+    if base in (GATED, GATED_SCALED):
+        return {"tree": tree, "epilogue": f"GatedEpilogue<atomr_cutlass::Tree, {scaled}>"}
     return {"tree": tree, "epilogue": f"TreeEpilogue<atomr_cutlass::Tree, {scaled}, atomr_cutlass::{lanes}>"}

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from ..archs import SmArch
 from ..dtypes import CutlassDtype
-from ..epilogue.lower import split
+from ..epilogue.lower import GATED, GATED_SCALED, LINEAR, SCALED, is_gated, split
 from ..key import COLUMN, ROW, KernelKey, Triple
 from ..rules import (
     COMMON_LAYOUTS,
@@ -37,9 +37,11 @@ _MAINLOOP_SCHEDULE = {
 
 def supports(key: KernelKey) -> Status:
     """Whether a key of this family compiles without spilling."""
-    common = supports_gemm(key, ("lc", "scaled"))
+    common = supports_gemm(key, (LINEAR, SCALED, GATED, GATED_SCALED))
     if not common:
         return common
+    if is_gated(key.epilogue) and (key.epilogue_schedule != "nosmem" or key.acc is not D.F32):
+        return no("gated epilogues store f32 accumulators from registers: their epilogue schedule is nosmem")
     if key.a not in (*HALF_TYPES, *FP8_TYPES, D.I8) and key.math != "tf32":
         return no(f"WGMMA multiplies f16, bf16, tf32, fp8 and i8, not {key.a.value} ({key.math})")
     if key.mainloop not in ("pingpong", "cooperative", "warpspecialized"):

@@ -20,6 +20,7 @@ from .errors import (
     UnsupportedError,
 )
 from .explain import Explanation, explain
+from .gated import gated_gemm, interleave
 from .gemm import gemm
 from .generator.archs import SmArch
 from .generator.dtypes import CutlassDtype
@@ -92,8 +93,10 @@ __all__ = [
     "epilogue",
     "exit_for_restart",
     "explain",
+    "gated_gemm",
     "gemm",
     "grouped_gemm",
+    "interleave",
     "is_fp4_supported",
     "is_fp8_supported",
     "is_supported_for",

@@ -20,6 +20,7 @@ from .errors import InvalidOperandError, KernelNotFoundError, UnsupportedError
 from .fused import FusedOperands, Fusion
 from .generator.archs import SmArch
 from .generator.dtypes import CutlassDtype, ScaleType
+from .generator.epilogue.lower import is_gated
 from .op_plan import Address, OpPlan, Steps, moved, refuse_capture
 from .operands import BYTE
 from .pick import Picked
@@ -125,7 +126,7 @@ def scale_forms(what: GemmProblem, a: MatrixSpec | None, b: MatrixSpec | None) -
 
 def problem_of(what: GemmProblem, scales: Scales) -> GemmProblem:
     """The problem with the epilogue or the block scales that these scales need."""
-    if scales == NO_SCALES:
+    if scales == NO_SCALES or is_gated(what.epilogue):
         return what
     if scales.swizzled and scales.a is not None:
         return fp4.with_scales(what, fp4.scale_type(scales.a.dtype, "scale_a"))
@@ -156,6 +157,7 @@ def make(
     scales: Scales = NO_SCALES,
     fusion: Fusion | None = None,
     *,
+    result: MatrixSpec | None = None,
     arch: SmArch | None = None,
     alpha: float = 1.0,
     beta: float = 0.0,
@@ -167,7 +169,8 @@ def make(
     """The plan for a GEMM with scales or an epilogue tree.
 
     Its slots are a, b and, where there are such, c, scale_a, scale_b, scale_d, amax, the tree's inputs and outputs,
-    then out. Arguments and errors are those of `plan.make`.
+    then out. Arguments and errors are those of `plan.make`, but for `result`: D as it lies, where it is not as wide as
+    the product.
     """
     refuse(what)
     device = devices.get(what.device)
@@ -182,7 +185,7 @@ def make(
     # The check works on streams of its own, which the capture of a graph would not allow.
     if fusion is not None and not (stream is not None and _core.capturing(what.device, stream)):
         first_use.require(choice.key, device, functools.partial(_launch_once, choice, device))
-    return _plan(chosen, scales, fusion, choice, picked, device, alpha=alpha, beta=beta, like=like)
+    return _plan(chosen, scales, fusion, choice, picked, device, result=result, alpha=alpha, beta=beta, like=like)
 
 
 def _launch_once(
@@ -214,6 +217,7 @@ def _plan(
     picked: Picked,
     device: Device,
     *,
+    result: MatrixSpec | None = None,
     alpha: float,
     beta: float,
     like: Any,
@@ -243,7 +247,7 @@ def _plan(
     others = FusedOperands(steps, fusion, clear_masks=key.generation in ("sm80", "sm100", "sm120"))
     if source:
         c = others.source(what.epilogue)
-    out = operand("out", what.d, key.align_d, "output")
+    out = operand("out", result or what.d, key.align_d, "output")
     if amax is not None:
         steps.clear(amax, 4)
 

@@ -66,7 +66,7 @@ def _epilogues(epilogue: str, *, exchanged: bool) -> tuple[str, ...]:
     """The ids of kernels' epilogues that serve a problem's."""
     base, program = lower.split(epilogue)
     if program and exchanged:
-        turned = _exchanged(program)
+        turned = None if lower.is_gated(epilogue) else _exchanged(program)
         return () if turned is None else (lower.epilogue_id(base, turned),)
     # Without scales a scaled epilogue is the linear one.
     return (epilogue, lower.SCALED) if epilogue == lower.LINEAR else (epilogue,)

@@ -36,7 +36,7 @@ LAYERS = (
     ("requests",),
     ("bindings", "fused_arguments", "slots"),
     ("planner",),
-    ("explain", "gemm", "conv", "grouped", "matmul", "quantize"),
+    ("explain", "gated", "gemm", "conv", "grouped", "matmul", "quantize"),
     ("messages",),
     ("actor",),
     ("__init__",),

@@ -4,6 +4,7 @@
 // -default-device makes them device functions.
 #pragma once
 
+#include "atomr_cutlass/epilogue_gated.h"
 #include "atomr_cutlass/epilogue_scaled.h"
 #include "atomr_cutlass/epilogue_visitor.h"
 #include "atomr_cutlass/kernel_abi.h"
@@ -82,6 +83,10 @@ template <class Tree, bool kScaled, class Lanes, class ElementD, class Stride, b
 struct StoreOf<TreeEpilogue<Tree, kScaled, Lanes>, ElementD, Stride, kSwapped> {
   using Type = TreeStore<TreeEpilogue<Tree, kScaled, Lanes>, ElementD, Stride>;
 };
+template <class Tree, bool kScaled, class ElementD, class Stride, bool kSwapped>
+struct StoreOf<GatedEpilogue<Tree, kScaled>, ElementD, Stride, kSwapped> {
+  using Type = GatedStore<GatedEpilogue<Tree, kScaled>, ElementD, Stride>;
+};
 
 template <class ElementA, class LayoutA, int kAlignA, class ElementB, class LayoutB, int kAlignB, class ElementD,
           class LayoutD, int kAlignD, class ElementAccumulator, class ElementCompute, class Tile, class Cluster,
@@ -100,11 +105,11 @@ struct GemmSm90 {
                                               cutlass::layout::ColumnMajor, cutlass::layout::RowMajor>,
                           LayoutD>;
 
-  static constexpr bool kTree = kIsTree<Epilogue>;
+  static constexpr bool kTree = kIsTree<Epilogue>, kGated = kIsGated<Epilogue>;
   static constexpr bool kScaled = cute::is_same_v<Epilogue, ScaledEpilogue>;
   static constexpr bool kDirect = cute::is_same_v<EpilogueSchedule, cutlass::epilogue::NoSmemWarpSpecialized>;
   static constexpr int kTileM = cute::size<0>(Tile{}), kTileN = cute::size<1>(Tile{});
-  static_assert(!(kTree && kSwapped), "a tree's operands would have to change places with the operands");
+  static_assert(!((kTree || kGated) && kSwapped), "a tree's operands would have to change places with the operands");
 
   using Linear = cutlass::epilogue::fusion::LinearCombination<ElementD, ElementCompute, ElementD, ElementCompute>;
   using Fusion = typename FusionOf<Epilogue, kTileM, kTileN, ElementD, kDirect, Linear>::Type;
@@ -114,7 +119,7 @@ struct GemmSm90 {
       kAlignD, ElementD, EpilogueLayout, kAlignD, EpilogueSchedule, Fusion>::CollectiveOp;
   using Store = typename StoreOf<Epilogue, ElementD, typename BuiltEpilogue::StrideD, kSwapped>::Type;
   using CollectiveEpilogue =
-      cute::conditional_t<(kScaled || kTree) && kDirect,
+      cute::conditional_t<(kScaled || kTree || kGated) && kDirect,
                           cutlass::epilogue::collective::detail::Sm90TmaWarpSpecializedAdapter<Store>, BuiltEpilogue>;
 
   // StageCount void: as many stages as fit beside the epilogue.
@@ -173,7 +178,7 @@ struct GemmSm90 {
       if (Scales::kPresent) {
         result.epilogue.thread.scaled.scale_a = result.epilogue.thread.scaled.scale_b = nullptr;
       }
-    } else if constexpr (kScaled) {
+    } else if constexpr (kScaled || kGated) {
       result.epilogue.thread = ScaledParams::of(args);
       // Block scales are the mainloop's.
       if (Scales::kPresent) result.epilogue.thread.scale_a = result.epilogue.thread.scale_b = nullptr;

@@ -113,7 +113,7 @@ struct GatedStore {
           }
           values[block] = Tree::evaluate(gate, nullptr, nullptr) * other * scale_d;
         }
-        exchange(values, lane);
+        exchange(values);
         // The lane has now its quad's four elements of block `lane`, the quad beginning at column first_n - 2 lane.
         int const n = (first_n - 2 * lane + get<1>(steps(first)) + 8 * lane) / 2;
         store(d + int64_t(m) * int64_t(get<0>(params.dD)) + n, values, m < count_m ? count_n / 2 - n : 0);
@@ -122,21 +122,6 @@ struct GatedStore {
   }
 
  private:
-  // values[i] of lane j becomes values[j] of lane i, within a quad.
-  CUTLASS_DEVICE static void exchange(float (&values)[4], int lane) {
-    CUTLASS_PRAGMA_UNROLL
-    for (int step = 1; step < 4; step *= 2) {
-      bool const upper = (lane & step) != 0;
-      CUTLASS_PRAGMA_UNROLL
-      for (int i = 0; i < 4; ++i) {
-        if ((i & step) != 0) continue;
-        float const sent = upper ? values[i] : values[i + step];
-        float const got = __shfl_xor_sync(0xffffffffu, sent, step);
-        (upper ? values[i] : values[i + step]) = got;
-      }
-    }
-  }
-
   CUTLASS_DEVICE static void store(ElementD* to, float const (&values)[4], int left) {
     using Vector = cutlass::AlignedArray<ElementD, 4>;
     Vector made;

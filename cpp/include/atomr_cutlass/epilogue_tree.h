@@ -173,6 +173,16 @@ struct TreeParams {
     for (int i = 0; i < kOperands; ++i) made.operands[i] = args.operands[i];
     return made;
   }
+
+  // Element (m, n) of an operand.
+  template <class Element>
+  CUTLASS_DEVICE Element* at(int operand, int batch, int m, int n) const {
+    atomr_cutlass_tree_operand const& one = operands[operand];
+    return static_cast<Element*>(one.pointer) + batch * one.batch_stride + m * one.stride_m + n * one.stride_n;
+  }
+
+  // The scales of a batch.
+  CUTLASS_DEVICE ScaledParams const& scales(int) const { return scaled; }
 };
 
 // How a generation's accumulators lie over the lanes of a warp. kAlongM: the bits of the lane's number that tell apart
@@ -191,6 +201,30 @@ struct AnyLanes {
   static constexpr bool kWholeBytes = false;
 };
 
+// values[i] of lane j becomes values[j] of lane i, within a quad of lanes. A Value is 2, 4 or 8 bytes.
+template <class Value>
+CUTLASS_DEVICE void exchange(Value (&values)[4]) {
+  constexpr int kWords = sizeof(Value) > 4 ? int(sizeof(Value) / 4) : 1;
+  using Word = cutlass::platform::conditional_t<sizeof(Value) == 2, uint16_t, uint32_t>;
+  int const lane = int(threadIdx.x) % 4;
+  CUTLASS_PRAGMA_UNROLL
+  for (int step = 1; step < 4; step *= 2) {
+    bool const upper = (lane & step) != 0;
+    CUTLASS_PRAGMA_UNROLL
+    for (int i = 0; i < 4; ++i) {
+      if ((i & step) != 0) continue;
+      CUTLASS_PRAGMA_UNROLL
+      for (int word = 0; word < kWords; ++word) {
+        Word& low = reinterpret_cast<Word*>(&values[i])[word];
+        Word& high = reinterpret_cast<Word*>(&values[i + step])[word];
+        Word const got = Word(__shfl_xor_sync(0xffffffffu, uint32_t(upper ? low : high), step));
+        low = upper ? got : low;
+        high = upper ? high : got;
+      }
+    }
+  }
+}
+
 template <class Tree, int kTileM, int kTileN>
 struct StagedVectors {
   using Value = typename Tree::Value;
@@ -201,14 +235,14 @@ struct StagedVectors {
 };
 
 // A thread's view of the tree for one tile. `Staged` is StagedVectors in shared memory, or void where rows and columns
-// are read from global memory.
-template <class Tree, class Lanes, class Staged = void>
+// are read from global memory. `Params` is TreeParams, or what finds operands in another way.
+template <class Tree, class Lanes, class Staged = void, class Params = TreeParams<Tree>>
 struct TreeThread {
   using Value = typename Tree::Value;
   static constexpr int kInputs = Tree::Inputs::kCount, kOutputs = Tree::Outputs::kCount;
   static constexpr bool kIsStaged = !cutlass::platform::is_same<Staged, void>::value;
 
-  TreeParams<Tree> const& params;
+  Params const& params;
   Staged* staged = nullptr;
   int count_m, count_n;  // of the problem
   int batch;
@@ -218,13 +252,13 @@ struct TreeThread {
   Value totals[kOutputs + 1];
   Value kept[kOutputs + 1][Lanes::kKeptColumns > 0 ? Lanes::kKeptColumns : 1];
   unsigned paired;  // bit i: operand i is contiguous along N, two elements are aligned
+  unsigned wide;  // likewise, eight elements, or 16 bytes
 
-  CUTLASS_DEVICE TreeThread(TreeParams<Tree> const& params) : params(params) {}
+  CUTLASS_DEVICE TreeThread(Params const& params) : params(params) {}
 
   template <class Element>
   CUTLASS_DEVICE Element* at(int operand, int m, int n) const {
-    atomr_cutlass_tree_operand const& one = params.operands[operand];
-    return static_cast<Element*>(one.pointer) + batch * one.batch_stride + m * one.stride_m + n * one.stride_n;
+    return params.template at<Element>(operand, batch, m, n);
   }
 
   // Reads the tile's parts of rows and columns into shared memory; the caller synchronizes.
@@ -253,13 +287,13 @@ struct TreeThread {
   }
 
   CUTLASS_DEVICE void begin() {
-    paired = 0;
+    wide = 0;
     unrolled<kInputs>([&](auto index) {
       constexpr int kIndex = decltype(index)::value;
       using Input = InputOf<Tree, kIndex>;
       using Element = typename Input::Element;
       if constexpr (Input::kLies == Lies::kScalar) scalars[kIndex] = Value(*at<Element const>(kIndex, 0, 0));
-      if constexpr (Input::kLies == Lies::kMatrix) pair_up<Element>(kIndex);
+      if constexpr (Input::kLies == Lies::kMatrix) look_at<Element>(kIndex);
     });
     unrolled<kOutputs>([&](auto index) {
       constexpr int kIndex = decltype(index)::value;
@@ -268,7 +302,7 @@ struct TreeThread {
       totals[kIndex] = nothing<Value>(Output::kReduction);
       CUTLASS_PRAGMA_UNROLL
       for (int i = 0; i < Lanes::kKeptColumns; ++i) kept[kIndex][i] = totals[kIndex];
-      if constexpr (Output::kLies == Lies::kMatrix) pair_up<Element>(kInputs + kIndex);
+      if constexpr (Output::kLies == Lies::kMatrix) look_at<Element>(kInputs + kIndex);
     });
   }
 
@@ -341,19 +375,144 @@ struct TreeThread {
   }
 
   template <class Element>
-  CUTLASS_DEVICE void pair_up(int operand) {
+  CUTLASS_DEVICE void look_at(int operand) {
     atomr_cutlass_tree_operand const& one = params.operands[operand];
-    bool const even = (one.stride_m | one.batch_stride) % 2 == 0 && (tile_n + first_n) % 2 == 0;
-    bool const aligned = reinterpret_cast<uintptr_t>(one.pointer) % (2 * sizeof(Element)) == 0;
-    if (one.stride_n == 1 && even && aligned) paired |= 1u << operand;
+    constexpr int kBytes = vector_bytes<Element>();
+    bool const rows = (one.stride_m | one.batch_stride) * int(sizeof(Element)) % kBytes == 0;
+    if (one.stride_n == 1 && rows && reinterpret_cast<uintptr_t>(one.pointer) % kBytes == 0) wide |= 1u << operand;
   }
 
-  // Elements j and j + 1 are neighbours in a row.
+  // Of eight elements, as much as one instruction moves.
+  template <class Element>
+  static constexpr int vector_bytes() {
+    return sizeof(Element) * 8 < 16 ? int(sizeof(Element) * 8) : 16;
+  }
+
+  template <class Element, int kRun>
+  static constexpr int vector_elements() {
+    return kRun * int(sizeof(Element)) <= 16 ? kRun : 16 / int(sizeof(Element));
+  }
+
+  // Whether the sixteen elements from `first` on are four blocks of eight columns, of which the thread has two in two
+  // rows each: element 4 block + 2 below + i. A quad of lanes can then exchange them, and each has a block in a row.
+  template <int kCount, class Places>
+  CUTLASS_DEVICE static bool are_blocks(Places const& places, int first) {
+    if constexpr (Lanes::kAlongN != QuadLanes::kAlongN || kCount % 16 != 0) return false;
+    auto const origin = places(first);
+    bool same = origin.n % 8 == 0;
+    CUTLASS_PRAGMA_UNROLL
+    for (int j = 0; j < 16; ++j) {
+      if (first + j >= kCount) return false;
+      auto const one = places(first + j);
+      same = same && one.m - origin.m == (j / 2 % 2) * (places((first + 2) % kCount).m - origin.m);
+      same = same && one.n - origin.n == j / 4 * 8 + j % 2;
+    }
+    return same;
+  }
+
+  // The place of the block that is the lane's after an exchange, `below` being 0 or 1.
   template <class Places>
-  CUTLASS_DEVICE static bool are_pair(Places const& places, int j, int count) {
-    if (j + 1 >= count) return false;
-    auto const one = places(j), next = places(j + 1);
-    return one.m == next.m && one.n % 2 == 0 && one.n + 1 == next.n;
+  CUTLASS_DEVICE Place block_of(Places const& places, int first, int below) const {
+    Place here = place(places, first + 2 * below);
+    int const lane = int(threadIdx.x) % 4;
+    here.n += 8 * lane - 2 * lane;
+    here.inside = here.m < count_m && here.n < count_n;
+    return here;
+  }
+
+  template <int kOperand, class Element, int kCount, class Places>
+  CUTLASS_DEVICE void read_blocks(Value (&to)[kCount], Places const& places, int first) const {
+    using Pair = cutlass::AlignedArray<Element, 2>;
+    CUTLASS_PRAGMA_UNROLL
+    for (int below = 0; below < 2; ++below) {
+      Place const here = block_of(places, first, below);
+      cutlass::AlignedArray<Element, 8> run;
+      load_run(run, at<Element const>(kOperand, here.m, here.n), here.inside ? count_n - here.n : 0);
+      Pair(&pairs)[4] = reinterpret_cast<Pair(&)[4]>(run);
+      exchange(pairs);
+      CUTLASS_PRAGMA_UNROLL
+      for (int block = 0; block < 4; ++block) {
+        CUTLASS_PRAGMA_UNROLL
+        for (int i = 0; i < 2; ++i) to[first + 4 * block + 2 * below + i] = Value(pairs[block][i]);
+      }
+    }
+  }
+
+  template <int kOperand, class Element, int kCount, class Places>
+  CUTLASS_DEVICE void write_blocks(Value const (&from)[kCount], Places const& places, int first) const {
+    using Pair = cutlass::AlignedArray<Element, 2>;
+    CUTLASS_PRAGMA_UNROLL
+    for (int below = 0; below < 2; ++below) {
+      cutlass::AlignedArray<Element, 8> run;
+      Pair(&pairs)[4] = reinterpret_cast<Pair(&)[4]>(run);
+      CUTLASS_PRAGMA_UNROLL
+      for (int block = 0; block < 4; ++block) {
+        CUTLASS_PRAGMA_UNROLL
+        for (int i = 0; i < 2; ++i) pairs[block][i] = converted<Element>(from[first + 4 * block + 2 * below + i]);
+      }
+      exchange(pairs);
+      Place const here = block_of(places, first, below);
+      store_run(at<Element>(kOperand, here.m, here.n), run, here.inside ? count_n - here.n : 0);
+    }
+  }
+
+  // A run of neighbours, of which `left` are inside.
+  template <class Element, int kRun>
+  CUTLASS_DEVICE static void load_run(cutlass::AlignedArray<Element, kRun>& run, Element const* from, int left) {
+    constexpr int kVector = vector_elements<Element, kRun>();
+    using Vector = cutlass::AlignedArray<Element, kVector>;
+    if (left >= kRun) {
+      CUTLASS_PRAGMA_UNROLL
+      for (int i = 0; i < kRun / kVector; ++i) {
+        reinterpret_cast<Vector*>(&run)[i] = reinterpret_cast<Vector const*>(from)[i];
+      }
+    } else {
+      CUTLASS_PRAGMA_UNROLL
+      for (int i = 0; i < kRun; ++i) run[i] = i < left ? from[i] : Element(0.0f);
+    }
+  }
+  template <class Element, int kRun>
+  CUTLASS_DEVICE static void store_run(Element* to, cutlass::AlignedArray<Element, kRun> const& run, int left) {
+    constexpr int kVector = vector_elements<Element, kRun>();
+    using Vector = cutlass::AlignedArray<Element, kVector>;
+    if (left >= kRun) {
+      CUTLASS_PRAGMA_UNROLL
+      for (int i = 0; i < kRun / kVector; ++i) {
+        reinterpret_cast<Vector*>(to)[i] = reinterpret_cast<Vector const*>(&run)[i];
+      }
+    } else {
+      CUTLASS_PRAGMA_UNROLL
+      for (int i = 0; i < kRun; ++i) {
+        if (i < left) to[i] = run[i];
+      }
+    }
+  }
+
+  // Whether the elements are runs of kRun neighbours in a row, whose first is aligned like a vector of as many.
+  template <int kCount, int kRun, class Places>
+  CUTLASS_DEVICE static bool are_runs(Places const& places) {
+    if constexpr (kRun == 1 || kCount % kRun != 0) return false;
+    bool same = true;
+    CUTLASS_PRAGMA_UNROLL
+    for (int j = 0; j < kCount; ++j) {
+      auto const first = places(j / kRun * kRun), one = places(j);
+      same = same && first.n % kRun == 0 && one.m == first.m && one.n == first.n + j % kRun;
+    }
+    return same;
+  }
+
+  // Moves the elements of a matrix as vectors, where they lie so: f(j, vector's address, whether it is inside) for each
+  // run, and nothing else. Returns whether they do.
+  template <int kOperand, class Element, int kCount, int kRun, class Places, class Function>
+  CUTLASS_DEVICE bool for_runs(Places const& places, Function const& f) const {
+    if ((wide >> kOperand & 1) == 0 || first_n % kRun != 0 || !are_runs<kCount, kRun>(places)) return false;
+    CUTLASS_PRAGMA_UNROLL
+    for (int j = 0; j < kCount; j += kRun) {
+      Place const here = place(places, j);
+      int const left = here.m < count_m ? count_n - here.n : 0;
+      f(j, at<Element>(kOperand, here.m, here.n), left);
+    }
+    return true;
   }
 
   template <int kIndex, int kCount, class Places, class Source>
@@ -361,23 +520,24 @@ struct TreeThread {
     using Input = InputOf<Tree, kIndex>;
     using Element = typename Input::Element;
     if constexpr (Input::kLies == Lies::kMatrix) {
-      using Pair = cutlass::AlignedArray<Element, 2>;
+      if ((wide >> kIndex & 1) != 0 && are_blocks<kCount>(places, 0) && are_blocks<kCount>(places, kCount - 16)) {
+        CUTLASS_PRAGMA_UNROLL
+        for (int first = 0; first < kCount; first += 16) read_blocks<kIndex, Element, kCount>(to, places, first);
+        return;
+      }
+      constexpr int kRun = kCount < 8 ? kCount : 8;
+      bool const done =
+          for_runs<kIndex, Element const, kCount, kRun>(places, [&](int j, Element const* from, int left) {
+            cutlass::AlignedArray<Element, kRun> run;
+            load_run(run, from, left);
+            CUTLASS_PRAGMA_UNROLL
+            for (int i = 0; i < kRun; ++i) to[j + i] = Value(run[i]);
+          });
+      if (done) return;
       CUTLASS_PRAGMA_UNROLL
       for (int j = 0; j < kCount; ++j) {
-        if (j > 0 && are_pair(places, j - 1, kCount)) continue;
         Place const here = place(places, j);
-        bool const pair = are_pair(places, j, kCount);
-        if (pair && (paired >> kIndex & 1) != 0 && here.n + 1 < count_n && here.inside) {
-          Pair const both = *at<Pair const>(kIndex, here);
-          to[j] = Value(both[0]);
-          to[j + 1] = Value(both[1]);
-          continue;
-        }
         to[j] = here.inside ? Value(*at<Element const>(kIndex, here.m, here.n)) : Value(0);
-        if (pair) {
-          bool const inside = here.inside && here.n + 1 < count_n;
-          to[j + 1] = inside ? Value(*at<Element const>(kIndex, here.m, here.n + 1)) : Value(0);
-        }
       }
     } else {
       CUTLASS_PRAGMA_UNROLL
@@ -410,12 +570,6 @@ struct TreeThread {
     }
   }
 
-  template <class Pair>
-  CUTLASS_DEVICE Pair* at(int operand, Place const& here) const {
-    using Element = typename Pair::Element;
-    return reinterpret_cast<Pair*>(at<Element>(operand, here.m, here.n));
-  }
-
   template <int kIndex, int kCount, class Places>
   CUTLASS_DEVICE void write(Value const (&from)[kCount], Places const& places, int first_kept) {
     using Output = OutputOf<Tree, kIndex>;
@@ -444,22 +598,23 @@ struct TreeThread {
 
   template <int kOperand, class Element, int kCount, class Places>
   CUTLASS_DEVICE void write_matrix(Value const (&from)[kCount], Places const& places) const {
-    using Pair = cutlass::AlignedArray<Element, 2>;
+    if ((wide >> kOperand & 1) != 0 && are_blocks<kCount>(places, 0) && are_blocks<kCount>(places, kCount - 16)) {
+      CUTLASS_PRAGMA_UNROLL
+      for (int first = 0; first < kCount; first += 16) write_blocks<kOperand, Element, kCount>(from, places, first);
+      return;
+    }
+    constexpr int kRun = kCount < 8 ? kCount : 8;
+    bool const done = for_runs<kOperand, Element, kCount, kRun>(places, [&](int j, Element* to, int left) {
+      cutlass::AlignedArray<Element, kRun> run;
+      CUTLASS_PRAGMA_UNROLL
+      for (int i = 0; i < kRun; ++i) run[i] = converted<Element>(from[j + i]);
+      store_run(to, run, left);
+    });
+    if (done) return;
     CUTLASS_PRAGMA_UNROLL
     for (int j = 0; j < kCount; ++j) {
-      if (j > 0 && are_pair(places, j - 1, kCount)) continue;
       Place const here = place(places, j);
-      bool const pair = are_pair(places, j, kCount);
-      if (!here.inside) continue;
-      if (pair && (paired >> kOperand & 1) != 0 && here.n + 1 < count_n) {
-        Pair both;
-        both[0] = converted<Element>(from[j]);
-        both[1] = converted<Element>(from[j + 1]);
-        *at<Pair>(kOperand, here) = both;
-        continue;
-      }
-      *at<Element>(kOperand, here.m, here.n) = converted<Element>(from[j]);
-      if (pair && here.n + 1 < count_n) *at<Element>(kOperand, here.m, here.n + 1) = converted<Element>(from[j + 1]);
+      if (here.inside) *at<Element>(kOperand, here.m, here.n) = converted<Element>(from[j]);
     }
   }
 

@@ -190,8 +190,9 @@ def _plan(
     result = spec("out")
     if result.strides[-1] != 1 and result.shape[-1] > 1:
         raise UnsupportedError(f"out has strides {result.strides}: gated kernels write rows that are contiguous")
-    # What the kernel's tiles cover: the product, of which each row of D takes half as much.
-    product = dataclasses.replace(result, shape=(*result.shape[:-1], 2 * result.shape[-1]), alignment=16)
+    # What the kernel's tiles cover: the product, as if D were as wide.
+    strides = (*(scaled.PER_PAIR * stride for stride in result.strides[:-1]), 1)
+    product = MatrixSpec((*result.shape[:-1], scaled.PER_PAIR * result.shape[-1]), strides, result.dtype)
     what = GemmProblem(spec("a"), spec("b"), None, product, math_mode, views["a"].device)
     tree = common(None, activation).tree
     found = {name: spec(name) for name in ("scale_a", "scale_b", "scale_d") if name in views}

@@ -31,6 +31,9 @@ from .select import Choice, choice_of
 BLOCK = 128
 """Rows of B's columns, and elements of K, that share a block scale of fp8; each row of A has its own."""
 
+PER_PAIR = 2
+"""Columns of a gated product that make one of D."""
+
 FLOAT = CutlassDtype.F32
 
 
@@ -169,8 +172,8 @@ def make(
     """The plan for a GEMM with scales or an epilogue tree.
 
     Its slots are a, b and, where there are such, c, scale_a, scale_b, scale_d, amax, the tree's inputs and outputs,
-    then out. Arguments and errors are those of `plan.make`, but for `result`: D as it lies, where it is not as wide as
-    the product.
+    then out. Arguments and errors are those of `plan.make`, but for `result`: of a gated epilogue, D as it lies, half
+    as wide as `what` has it, with half the strides.
     """
     refuse(what)
     device = devices.get(what.device)
@@ -224,6 +227,7 @@ def _plan(
 ) -> OpPlan:
     key, variant = choice.key, choice.variant
     steps = Steps(device.index)
+    narrower = 1 if result is None else PER_PAIR
 
     def operand(name: str, spec: MatrixSpec, align: int, role: str = "input") -> tuple[str, int, int]:
         shape, strides, dtype = spec.shape, spec.strides, spec.dtype.dlpack
@@ -253,7 +257,7 @@ def _plan(
 
     common = {
         "m": variant.m, "n": variant.n, "k": what.k, "lda": variant.lda, "ldb": variant.ldb, "ldc": variant.ldc,
-        "ldd": variant.ldd, "split_k": choice.split_k, "swizzle": choice.swizzle, "raster": choice.raster,
+        "ldd": variant.ldd // narrower, "split_k": choice.split_k, "swizzle": choice.swizzle, "raster": choice.raster,
         "alpha": "alpha", "beta": "beta", "scale_d": at_d, "amax": amax,
     }  # fmt: skip
     for batch in _batches(what, scales, choice):
@@ -276,9 +280,9 @@ def _plan(
             "batch_stride_a": strides[0],
             "batch_stride_b": strides[1],
             "batch_stride_c": strides[2],
-            "batch_stride_d": strides[3],
+            "batch_stride_d": strides[3] // narrower,
             "c": None if c is None or what.c is None else moved(c, batch.c, what.c.dtype),
-            "d": moved(out, batch.d, what.d.dtype),
+            "d": moved(out, batch.d // narrower, what.d.dtype),
         }
         args |= others.args(
             choice.batches.strides[4:] if batch.count > 1 else (0,) * len(batch.operands),

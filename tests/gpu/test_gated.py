@@ -16,6 +16,12 @@ NAN = np.nan
 
 
 @pytest.fixture(autouse=True)
+def _compiling(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The table has few gated kernels."""
+    monkeypatch.setenv("ATOMR_CUTLASS_JIT", "auto")
+
+
+@pytest.fixture(autouse=True)
 def hopper() -> None:
     if devices.get(0).capability != (9, 0):
         pytest.skip("gated kernels are for sm_90a")

@@ -71,7 +71,7 @@ struct GatedStore {
   }
   template <class Problem>
   static bool can_implement(Problem const& problem, Arguments const& args) {
-    return cute::get<1>(problem) % 2 == 0 && args.thread.beta == 0.0f && args.thread.amax == nullptr;
+    return cute::get<1>(problem) % 2 == 0 && args.ptr_C == args.ptr_D && args.thread.amax == nullptr;
   }
 
   CUTLASS_HOST_DEVICE GatedStore(Params const& params, SharedStorage const& = SharedStorage()) : params(params) {}

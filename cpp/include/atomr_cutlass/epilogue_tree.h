@@ -303,6 +303,8 @@ struct TreeThread {
       CUTLASS_PRAGMA_UNROLL
       for (int i = 0; i < Lanes::kKeptColumns; ++i) kept[kIndex][i] = totals[kIndex];
       if constexpr (Output::kLies == Lies::kMatrix) look_at<Element>(kInputs + kIndex);
+      // Words of bits.
+      if constexpr (Output::kLies == Lies::kMask) look_at<uint32_t, 1>(kInputs + kIndex);
     });
   }
 
@@ -374,11 +376,11 @@ struct TreeThread {
     return {m, n, m < count_m && n < count_n};
   }
 
-  template <class Element>
+  template <class Element, int kSize = sizeof(Element)>
   CUTLASS_DEVICE void look_at(int operand) {
     atomr_cutlass_tree_operand const& one = params.operands[operand];
     constexpr int kBytes = vector_bytes<Element>();
-    bool const rows = (one.stride_m | one.batch_stride) * int(sizeof(Element)) % kBytes == 0;
+    bool const rows = (one.stride_m | one.batch_stride) * kSize % kBytes == 0;
     if (one.stride_n == 1 && rows && reinterpret_cast<uintptr_t>(one.pointer) % kBytes == 0) wide |= 1u << operand;
   }
 
@@ -453,6 +455,39 @@ struct TreeThread {
       exchange(pairs);
       Place const here = block_of(places, first, below);
       store_run(at<Element>(kOperand, here.m, here.n), run, here.inside ? count_n - here.n : 0);
+    }
+  }
+
+  // The bits of four blocks as one word.
+  template <int kOperand, int kCount, class Places>
+  CUTLASS_DEVICE void write_mask_blocks(Value const (&from)[kCount], Places const& places, int first) const {
+    int const lane = int(threadIdx.x) % 4;
+    CUTLASS_PRAGMA_UNROLL
+    for (int below = 0; below < 2; ++below) {
+      Place const here = place(places, first + 2 * below);
+      int const start = here.n - 2 * lane;  // of the quad
+      uint32_t bits = 0;
+      CUTLASS_PRAGMA_UNROLL
+      for (int block = 0; block < 4; ++block) {
+        CUTLASS_PRAGMA_UNROLL
+        for (int i = 0; i < 2; ++i) {
+          bool const inside = here.n + 8 * block + i < count_n;
+          if (inside && from[first + 4 * block + 2 * below + i] != Value(0)) bits |= 1u << (8 * block + i);
+        }
+      }
+      bits <<= 2 * lane;
+      bits |= __shfl_xor_sync(0xffffffffu, bits, 1);
+      bits |= __shfl_xor_sync(0xffffffffu, bits, 2);
+      if (here.m >= count_m || lane != 0) continue;
+      uint8_t* const to = at<uint8_t>(kOperand, here.m, start / 8);
+      if (start % 32 == 0 && start + 32 <= count_n) {
+        *reinterpret_cast<uint32_t*>(to) = bits;
+      } else {
+        CUTLASS_PRAGMA_UNROLL
+        for (int block = 0; block < 4; ++block) {
+          if (start + 8 * block < count_n) to[block] = uint8_t(bits >> (8 * block));
+        }
+      }
     }
   }
 
@@ -620,6 +655,11 @@ struct TreeThread {
 
   template <int kOperand, int kCount, class Places>
   CUTLASS_DEVICE void write_mask(Value const (&from)[kCount], Places const& places) const {
+    if ((wide >> kOperand & 1) != 0 && are_blocks<kCount>(places, 0) && are_blocks<kCount>(places, kCount - 16)) {
+      CUTLASS_PRAGMA_UNROLL
+      for (int first = 0; first < kCount; first += 16) write_mask_blocks<kOperand, kCount>(from, places, first);
+      return;
+    }
     CUTLASS_PRAGMA_UNROLL
     for (int j = 0; j < kCount; ++j) {
       // The elements of one byte at its first one.

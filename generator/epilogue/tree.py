@@ -59,7 +59,7 @@ class Node:
     label: str = ""
 
     def __str__(self) -> str:
-        if self.op == "input":
+        if self.op == "input" and self.attributes:
             return f"input {self.attributes[0]!r}"
         return f"{self.op} {self.label!r}" if self.label else self.op
 
@@ -116,20 +116,28 @@ class EpilogueVisitorTree:
         stores: Iterable[tuple[Output, Node]] = (),
         *,
         result_dtype: CutlassDtype | None = None,
+        canonical: bool = False,
     ) -> None:
         """A tree.
+
+        Args:
+            result: the node of D.
+            stores: what else is written.
+            result_dtype: the element type that D must have; None leaves it to the call.
+            canonical: the graph comes from a program, whose order is kept whatever its operands are called.
 
         Raises:
             ValueError: names the node that is wrong, and the cure.
         """
         self.result = result
         self.result_dtype = result_dtype
-        self.stores: tuple[tuple[Output, Node], ...] = tuple(sorted(stores, key=lambda store: store[0].name))
+        written = stores if canonical else sorted(stores, key=lambda store: store[0].name)
+        self.stores: tuple[tuple[Output, Node], ...] = tuple(written)
         self._order = _topological([result, *(node for _, node in self.stores)])
         for node in self._order:
             _check_node(node)
         self._check_names()
-        self._lines, self._index, self.inputs = self._canonical()
+        self._lines, self._index, self.inputs = self._canonical(in_order=canonical)
         self.outputs = tuple(output for output, _ in self.stores)
         if len(self._values) > MAX_NODES:
             raise ValueError(f"the tree has {len(self._values)} values; a kernel takes at most {MAX_NODES}: split it")
@@ -195,11 +203,16 @@ class EpilogueVisitorTree:
                     arity = OPS[op].arity
                     values = tuple(nodes[int(word)] for word in words[:arity])
                     nodes.append(Node(op, values, tuple(float.fromhex(word) for word in words[arity:])))
-        except (IndexError, KeyError, TypeError, ValueError) as error:
+        except (IndexError, KeyError, OverflowError, TypeError, ValueError) as error:
             raise ValueError(f"{program!r} is no epilogue program: {error}") from None
         if result is None:
             raise ValueError(f"{program!r} is no epilogue program: it has no result")
-        return cls(result, stores)
+        if given:
+            raise ValueError(f"{program!r} has no operands for the names {', '.join(given)}")
+        made = cls(result, stores, canonical=True)
+        if made.program != program:
+            raise ValueError(f"{program!r} is no epilogue program: as one it would be {made.program!r}")
+        return made
 
     @property
     def program(self) -> str:
@@ -281,7 +294,7 @@ class EpilogueVisitorTree:
             seen[output.name] = "another output"
             _check_output(output, node)
 
-    def _canonical(self) -> tuple[list[str], dict[Node, int], tuple[Input, ...]]:
+    def _canonical(self, *, in_order: bool) -> tuple[list[str], dict[Node, int], tuple[Input, ...]]:
         """Lines of the program, the number of each node's value, and the inputs in order.
 
         Equal values get one number. Operands of commutative operations are sorted by what they compute, not by the
@@ -292,7 +305,7 @@ class EpilogueVisitorTree:
         ordered: dict[Node, tuple[Node, ...]] = {}
         for node in self._order:
             inputs = node.inputs
-            if node.op in OPS and OPS[node.op].commutative:
+            if node.op in OPS and OPS[node.op].commutative and not in_order:
                 inputs = tuple(sorted(inputs, key=lambda one: (anonymous[one], named[one])))
             ordered[node] = inputs
             own = [node.op, *map(_text, _attributes(node))]
@@ -362,7 +375,16 @@ def _topological(roots: Iterable[Node], inputs: Mapping[Node, tuple[Node, ...]] 
     return order
 
 
+_ATTRIBUTES = {ACCUMULATOR: 0, "constant": 1, "cast": 1, "input": 3}
+"""How many attributes the nodes have that are no operation."""
+
+
 def _check_node(node: Node) -> None:
+    count = _ATTRIBUTES.get(node.op)
+    if count is not None and len(node.attributes) != count:
+        raise ValueError(f"a node {node.op!r} has {count} attributes, not {node.attributes}")
+    if node.op in ("input", "constant") and node.inputs:
+        raise ValueError(f"{node} is computed from nothing, not from {len(node.inputs)} values")
     if node.op == "input":
         name, kind, dtype = node.attributes
         if not str(name).isidentifier():

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 from ..archs import SmArch
 from ..dtypes import CutlassDtype
+from ..epilogue import common
 from ..epilogue.lower import LINEAR, SCALED, split
 from ..key import ROW, KernelKey, Triple, instruction_shape, opcode_class
 from ..rules import (
@@ -159,6 +160,8 @@ def cells(arch: SmArch) -> Iterator[Cell]:
         )
         if common and not fallback:
             yield FULL, _gemm_sm80(arch, D.F64, D.F64, layouts, (1, 1, 1), (128, 128, 16), (4, 2, 1), 3)
+    if not fallback:
+        yield from _tree_cells(arch)
     integer_tier = FULL if fallback else DEFAULT
     yield integer_tier, _gemm_sm80(arch, D.I8, D.I32, "rc", (16, 16, 4), (128, 128, 64), (2, 2, 1), 4)
     if not fallback:
@@ -167,6 +170,14 @@ def cells(arch: SmArch) -> Iterator[Cell]:
     yield SMOKE, _gemm_sm80(arch, D.I8, D.I32, "rc", (1, 1, 1), (64, 64, 64), (2, 2, 1), 2)
     if arch in FP8_ARCHS:
         yield from _fp8_cells(arch, fallback)
+
+
+def _tree_cells(arch: SmArch) -> Iterator[Cell]:
+    """What most layers put behind a product; other trees are compiled at run time."""
+    a = D.BF16
+    for epilogue, d in common.cells(a):
+        tier = SMOKE if epilogue == common.bias(a, "relu") else DEFAULT
+        yield tier, _gemm_sm80(arch, a, d, "rc", (8, 8, 8), (128, 128, 32), (2, 2, 1), 4, epilogue=epilogue)
 
 
 def _half_cells(arch: SmArch, fallback: bool) -> Iterator[Cell]:

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 from ..archs import SmArch
 from ..dtypes import CutlassDtype
+from ..epilogue import common
 from ..epilogue.lower import GATED, GATED_SCALED, LINEAR, SCALED, is_gated, split
 from ..key import COLUMN, ROW, KernelKey, Triple
 from ..rules import (
@@ -209,6 +210,13 @@ def cells(arch: SmArch) -> Iterator[Cell]:
         )
         yield FULL, _gemm_sm90(D.I8, D.I32, layouts, tile, cluster, "cooperative", epilogue_schedule=store)
     yield from _fp8_cells()
+    yield from _tree_cells()
+
+
+def _tree_cells() -> Iterator[Cell]:
+    """What most layers put behind a product; other trees are compiled at run time."""
+    for epilogue, d in common.cells(D.BF16):
+        yield DEFAULT, _gemm_sm90(D.BF16, d, "rc", (128, 256), (2, 1), "cooperative", epilogue=epilogue)
 
 
 def _half_cells(a: D, layouts: str) -> Iterator[Cell]:

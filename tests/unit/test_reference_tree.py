@@ -956,6 +956,10 @@ M, N = 5, 11
 
 @st.composite
 def trees(draw: st.DrawFn) -> EpilogueVisitorTree:
+    # By number: to draw a node itself would print it, with every path to what it shares.
+    def drawn() -> Node:
+        return pool[draw(st.integers(0, len(pool) - 1))]
+
     pool = [ACC, *draw(st.lists(st.sampled_from(_LEAVES), max_size=3, unique_by=id))]
     # Often acc itself or what was last made of it, so that there are few trees in which nothing varies.
     value = ACC
@@ -965,7 +969,7 @@ def trees(draw: st.DrawFn) -> EpilogueVisitorTree:
             numbers, arity = (draw(st.sampled_from([one.value for one in INPUT_DTYPES])),), 1
         else:
             numbers, arity = {"clamp": (-0.7, 1.3), "leaky_relu": (0.1,)}.get(name, ()), OPS[name].arity
-        chosen = [draw(st.sampled_from(pool)) for _ in range(arity)]
+        chosen = [drawn() for _ in range(arity)]
         chosen[draw(st.integers(0, arity - 1))] = value
         value = Node(name, tuple(chosen), numbers)
         pool.append(value)
@@ -976,9 +980,7 @@ def trees(draw: st.DrawFn) -> EpilogueVisitorTree:
             _reduced(ACC, "scalar", "amax"),
         ]
     )  # fmt: skip
-    stores = {
-        f"o{number}": (draw(outputs)[0], draw(st.sampled_from(pool))) for number in range(draw(st.integers(0, 3)))
-    }
+    stores = {f"o{number}": (draw(outputs)[0], drawn()) for number in range(draw(st.integers(0, 3)))}
     return _tree(value, **stores)
 
 

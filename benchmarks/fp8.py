@@ -184,7 +184,7 @@ def our_call(what: GemmProblem, scales: Scales | None, choice: Choice, like: tor
         return lambda one: plan(one.a, one.b, out=one.out)
     picked = Picked(choice.key, choice.info, choice.seconds)
     device = devices.get(what.device)
-    made = scaled._plan(what, scales, choice, picked, device, alpha=1.0, beta=0.0, like=like)  # noqa: SLF001
+    made = scaled._plan(what, scales, None, choice, picked, device, alpha=1.0, beta=0.0, like=like)  # noqa: SLF001
     return lambda one: made(one.a, one.b, one.scale_a, one.scale_b, one.out)
 
 

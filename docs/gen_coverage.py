@@ -46,7 +46,8 @@ Each is a refusal with its reason, or a rewrite that `explain` names:
 - fp8 convolutions without a kernel (dgrad, wgrad, and fprop before sm_89) cast their operands to fp16 or bf16, which
   hold them exactly.
 - wgrad of 2-byte types in slices of K adds them up in float32 and casts.
-- bias and activations are fused into convolutions only; in GEMM and grouped GEMM they come with fused epilogues.
+- [Epilogues](epilogues.md#where-it-works) says what is fused where, and what D it makes. The commonest trees are cells;
+  kernels of others are compiled at run time.
 """
 
 CELLS = """

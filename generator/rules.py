@@ -7,7 +7,8 @@ from dataclasses import dataclass
 
 from .dtypes import CutlassDtype
 from .epilogue.lower import SOURCE, is_gated, operand_kinds, split
-from .epilogue.tree import MATRIX, EpilogueVisitorTree
+from .epilogue.tree import MATRIX, SCALAR, EpilogueVisitorTree
+from .epilogue.tree import ROW as ROW_KIND
 from .key import COLUMN, ROW, KernelKey
 
 D = CutlassDtype
@@ -213,4 +214,27 @@ def supports_tree(program: str, acc: D, d: D) -> Status:
     for _, dtype, reduction in outputs:
         if reduction and dtype != reduced_in.value:
             return no(f"a tree over {acc.value} accumulators reduces in {reduced_in.value}, not {dtype}")
+    return OK
+
+
+def supports_grouped_tree(epilogue: str) -> Status:
+    """Whether a grouped kernel can evaluate the tree of an epilogue, if it has one, for groups of any extents.
+
+    Args:
+        epilogue: of a key that `supports_gemm` accepts.
+    """
+    program = split(epilogue)[1]
+    if not program:
+        return OK
+    inputs, outputs = operand_kinds(program)
+    if outputs:
+        return no(
+            "grouped kernels store D alone: of what a tree stores or reduces beside it, each group would have its own"
+        )
+    others = sorted({kind for kind, _ in inputs} - {ROW_KIND, SCALAR})
+    if others:
+        return no(
+            f"the trees of grouped kernels read rows and scalars, not a {others[0]}: where the rows of a group begin "
+            "is known on the device only"
+        )
     return OK

@@ -3,16 +3,20 @@
     python tools/compile_table.py --out results/compile.json                  # every kernel of the table
     python tools/compile_table.py --out results/compile.json --matrix 90a     # every cell of the matrix for an arch
     python tools/compile_table.py --out results/compile.json --matrix '80:*fprop*,*grouped*' --matrix '89:*e4m3*'
+    python tools/compile_table.py --out results/compile.json --trees          # what tests of epilogue trees launch
 
-With --seconds it starts none after that time: what is done is on disk, and another call goes on from there.
+Without a GPU it compiles for sm_90a. With --seconds it starts none after that time: what is done is on disk, and
+another call goes on from there.
 """
 
 from __future__ import annotations
 
 import argparse
+import importlib
 import json
 import math
 import os
+import sys
 import time
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
@@ -20,10 +24,22 @@ from pathlib import Path
 
 import atomr_cutlass as ac
 from atomr_cutlass import devices
+from atomr_cutlass.devices import Device
+from atomr_cutlass.generator.archs import SmArch
 from atomr_cutlass.generator.key import KernelKey
 from atomr_cutlass.generator.matrix import family
 from atomr_cutlass.generator.selection import Selection
 from atomr_cutlass.jit import kernels
+
+HELPERS = Path(__file__).resolve().parents[1] / "tests" / "helpers"
+OF_TREES = ("tree_cases", "matmul_gpu")
+"""Modules there whose `keys` are what the tests of epilogue trees launch on a device."""
+
+
+def keys_of_trees(device: Device) -> list[KernelKey]:
+    """The kernels that the tests of epilogue trees launch."""
+    sys.path.insert(0, str(HELPERS))
+    return [key for name in OF_TREES for key in importlib.import_module(name).keys(device)]
 
 
 def main() -> int:
@@ -38,17 +54,21 @@ def main() -> int:
         metavar="ARCHS[:NAMES]",
         help="compile the cells of these archs instead, such as 80;90a, or those whose names match; may be repeated",
     )
+    parser.add_argument(
+        "--trees", action="store_true", help="compile the kernels of the tests of epilogue trees instead"
+    )
     parser.add_argument("--seconds", type=float, default=math.inf, help="start no kernel after this time")
     arguments = parser.parse_args()
-    device = devices.get(0)
+    device = devices.get(0) if devices.available() else devices.imagined(SmArch.SM90A)
+    keys: list[KernelKey] = keys_of_trees(device) if arguments.trees else []
     if arguments.matrix:
         selections = [text.partition(":") for text in arguments.matrix]
-        keys = [
+        keys += [
             key
             for archs, _, names in selections
             for key in Selection(preset="full", archs=archs, kernels=names).keys()  # noqa: SIM118 - not a dict
         ]
-    else:
+    elif not arguments.trees:
         keys = [info.key for info in ac.kernels() if devices.rank_arch(info.key.arch, device, ptx=info.ptx) is not None]
     # Once each; the longest first, so that none of them is left over at the end.
     keys = sorted(dict.fromkeys(keys), key=lambda key: family(key).compile_seconds, reverse=True)

@@ -3,6 +3,7 @@
     python tools/gpu_pass.py --out results
     python tools/gpu_pass.py --out results --only compile,compile-older          # may be repeated: goes on
     python tools/gpu_pass.py --out results --only jit --limit 590
+    python tools/gpu_pass.py --out results --only compile-trees,trees            # epilogue trees, likewise
     python tools/gpu_pass.py --out results --only tests --packs results/full90a.so --files conv,grouped
 
 Goes on when a stage fails, and exits with 1 if any did. The folder receives gpu_pass.json, which keeps what earlier
@@ -47,9 +48,12 @@ TIMEOUTS = {
     "bench-fp8": 290,
     "bench-grouped": 290,
     "bench-conv": 570,
+    "bench-epilogue": 570,
     "compile": 580,
     "compile-older": 290,
+    "compile-trees": 580,
     "jit": 580,
+    "trees": 580,
     "jit-sanitizer": 150,
     "jit-bench": 290,
 }
@@ -58,17 +62,23 @@ USUAL = ("tests", "sanitizer", "bench")
 QUICK_TIMEOUT = 120
 TEST_TIMEOUT = 60
 
-MATRICES = {
-    "compile": ("90a",),
+COMPILED = {
+    "compile": ("--matrix=90a",),
     # Tests run these as PTX; of sm_89 those that sm_80 does not have.
-    "compile-older": ("80:*gemm*,*fprop*,*dgrad*,*wgrad*", "89:*gemm*e4m3*,*gemm*e5m2*,*fprop*,*dgrad*,*wgrad*"),
+    "compile-older": (
+        "--matrix=80:*gemm*,*fprop*,*dgrad*,*wgrad*",
+        "--matrix=89:*gemm*e4m3*,*gemm*e5m2*,*fprop*,*dgrad*,*wgrad*",
+    ),
+    "compile-trees": ("--trees",),
 }
-"""Cells to compile, as compile_table.py takes them."""
+"""What to compile, as compile_table.py is told."""
 
 FIRST = ("test_conv", "test_table", "test_gemm", "test_grouped", "test_jit", "test_fp8")
 """Files that take long: one of them started last would be waited for."""
 ALONE = ("test_streams",)
 """Files whose tests ask what runs beside what on the GPU."""
+OWN = {"jit": ("test_jit",), "trees": ("test_epilogue", "test_matmul")}
+"""Files whose kernels are in no table, by the stages that run them, after those that compile them side by side."""
 
 SELECTIONS = {
     "sanitizer-ops": {
@@ -209,8 +219,8 @@ def gpu_tests(stage: Stage, out: Path, options: Options, *, compiled: bool = Fal
     """The tests with the marker `gpu`: a process for each file, several at once, and more for what a lost context left.
 
     `compiled`: all of them over kernels that are compiled at run time, where neither nvcc nor a host compiler is to be
-    found; the stage `compile` has them compiled side by side before. Otherwise without the tests of the run-time
-    compiler.
+    found; the stage `compile` has them compiled side by side before. The stage `trees` has the tests of epilogue trees,
+    whose kernels are in no table, and `compile-trees` compiles before it; no other stage has them.
     """
     folder = out / stage.label
     shutil.rmtree(folder, ignore_errors=True)
@@ -219,7 +229,9 @@ def gpu_tests(stage: Stage, out: Path, options: Options, *, compiled: bool = Fal
     words = [*_pytest(), "-m", "gpu", "-q", "-rf", "--tb=short", *(["-k", "not large"] if options.quick else [])]
     environment = without_compilers() if compiled else {}
     files = [file.stem for file in sorted(TESTS.glob("test_*.py"))]
-    files = [name for name in files if compiled or name != "test_jit"]
+    own = OWN.get(stage.name, ())
+    others = {name for names in OWN.values() for name in names}.difference(own)
+    files = [name for name in files if name not in others and (name in own or stage.name != "trees")]
     if options.files:
         files = [name for name in files if name.removeprefix("test_") in options.files]
     files.sort(key=lambda name: FIRST.index(name) if name in FIRST else len(FIRST))
@@ -306,7 +318,8 @@ def op_of(test: Outcome) -> str:
         found = re.search(r"fprop|dgrad|wgrad", test.name)
         return f"conv2d_{found[0]}" if found else "conv2d"
     of_files = {"test_grouped": "grouped_gemm", "test_quantize": "quantize", "test_fp8": "gemm fp8",
-                "test_fp8_scaled": "gemm fp8 scaled", "test_requests": "requests", "test_actor": "actor"}  # fmt: skip
+                "test_fp8_scaled": "gemm fp8 scaled", "test_requests": "requests", "test_actor": "actor",
+                "test_epilogue": "gemm epilogue trees", "test_matmul": "matmul"}  # fmt: skip
     return of_files.get(file, "gemm")
 
 
@@ -379,7 +392,7 @@ def compile_table(stage: Stage, out: Path, options: Options) -> None:
     seconds = options.seconds(stage.name)
     # What is being compiled then is finished.
     words = [sys.executable, "tools/compile_table.py", "--out", str(results), f"--seconds={max(1, seconds - 60)}"]
-    words += [f"--matrix={matrix}" for matrix in MATRICES[stage.name]]
+    words += COMPILED[stage.name]
     environment = {name: value for name, value in without_compilers().items() if name == "PATH"}
     status = run(words, log, seconds, environment)
     if not results.is_file():
@@ -549,19 +562,22 @@ BENCHMARKS = {"PYTHONPATH": os.pathsep.join(filter(None, (str(ROOT / "benchmarks
 STAGES: dict[str, Callable[[Stage, Path, Options], None]] = {
     "compile": compile_table,
     "compile-older": compile_table,
+    "compile-trees": compile_table,
     "tests": gpu_tests,
     "sanitizer": sanitizer,
     "sanitizer-ops": sanitizer_ops,
     "synccheck": sanitizer_ops,
     "jit": functools.partial(gpu_tests, compiled=True),
+    "trees": functools.partial(gpu_tests, compiled=True),
     "jit-sanitizer": functools.partial(sanitizer, compiled=True),
     "bench": bench,
     "bench-fp8": functools.partial(bench_op, script="fp8"),
     "bench-grouped": functools.partial(bench_op, script="grouped"),
     "bench-conv": functools.partial(bench_op, script="conv"),
+    "bench-epilogue": functools.partial(bench_op, script="epilogue"),
     "jit-bench": jit_bench,
 }
-OF_FILES = ("tests", "jit", "sanitizer-ops", "synccheck")
+OF_FILES = ("tests", "jit", "trees", "sanitizer-ops", "synccheck")
 """The stages that --files restricts."""
 
 

@@ -22,12 +22,12 @@ constexpr ArgsField::Kind kind_of() {
   }
 }
 
-// The fields of tree operands: operand0, operand0_stride_m, ...
-std::vector<ArgsField> with_operands(std::vector<ArgsField> fields) {
+// Adds the fields of the tree operands that lie `first` bytes into a struct: operand0, operand0_stride_m, ...
+std::vector<ArgsField> with_operands(std::vector<ArgsField> fields, size_t first) {
   static std::deque<std::string>& names = *new std::deque<std::string>;
   using Operand = atomr_cutlass_tree_operand;
   for (size_t i = 0; i < ATOMR_CUTLASS_TREE_OPERANDS; ++i) {
-    size_t const start = offsetof(atomr_cutlass_gemm_args, operands) + i * sizeof(Operand);
+    size_t const start = first + i * sizeof(Operand);
     auto const add = [&](char const* suffix, ArgsField::Kind kind, size_t offset) {
       names.push_back("operand" + std::to_string(i) + suffix);
       fields.push_back({names.back().c_str(), kind, start + offset});
@@ -129,7 +129,8 @@ std::vector<ArgsLayout> make_layouts() {
                                        CAST(workspace)};
   std::vector<ArgsLayout> made = {
       kGemmArgs,
-      layout_of("grouped_gemm", sizeof(atomr_cutlass_grouped_args), grouped, {"workspace"}),
+      layout_of("grouped_gemm", sizeof(atomr_cutlass_grouped_args),
+                with_operands(grouped, offsetof(atomr_cutlass_grouped_args, operands)), {"workspace"}),
       layout_of("cast", sizeof(atomr_cutlass_cast_args), cast, {"a", "d", "workspace"}),
   };
   for (char const* op : {"quantize", "dequantize"}) {
@@ -182,7 +183,8 @@ ArgsLayout const kGemmArgs = layout_of("gemm", sizeof(atomr_cutlass_gemm_args),
                                                       GEMM(scale_stride_a),
                                                       GEMM(scale_stride_b),
                                                       GEMM(scale_k_stride_a),
-                                                      GEMM(scale_k_stride_b)}),
+                                                      GEMM(scale_k_stride_b)},
+                                                     offsetof(atomr_cutlass_gemm_args, operands)),
                                        {"a", "b", "d", "workspace"});
 
 ArgsField const* ArgsLayout::field(std::string const& name) const {

@@ -9,9 +9,10 @@ from collections.abc import Iterator
 
 from ..archs import SmArch
 from ..dtypes import CutlassDtype
+from ..epilogue.lower import SCALED, split
 from ..key import ROW, KernelKey, Triple
-from ..rules import FP8_TYPES, HALF_TYPES, Status, accumulator, no, supports_gemm
-from .base import FULL, Cell, Family, numbers, static_ints
+from ..rules import FP8_TYPES, HALF_TYPES, Status, accumulator, no, supports_gemm, supports_grouped_tree
+from .base import FULL, Cell, Family, epilogue_cpp, numbers, static_ints
 from .gemm_sm100 import BLOCKWISE, supports_scales, supports_umma
 
 D = CutlassDtype
@@ -24,6 +25,9 @@ def supports(key: KernelKey) -> Status:
     common = supports_gemm(key, ("lc", "scaled"))
     if not common:
         return common
+    tree = supports_grouped_tree(key.epilogue)
+    if not tree:
+        return tree
     if key.a not in (*HALF_TYPES, *FP8_TYPES):
         return no(f"grouped kernels of the sm100 generation multiply f16, bf16 and fp8, not {key.a.value}")
     if key.math == "fast":
@@ -36,7 +40,7 @@ def supports(key: KernelKey) -> Status:
     umma = supports_umma(key, ("grouped",))
     if not umma:
         return umma
-    if key.epilogue == "scaled" and key.scale_type:
+    if split(key.epilogue)[0] == SCALED and key.scale_type:
         return no("grouped kernels with block scales have no scaled epilogue: fold a scale into alpha")
     return supports_scales(key)
 
@@ -51,7 +55,7 @@ def values(key: KernelKey) -> dict[str, str]:
         "stage_count": f"cutlass::gemm::collective::StageCount<{key.stages}>" if key.stages else "void",
         "mainloop_schedule": f"KernelPtrArrayTmaWarpSpecialized{blockwise}{units}Sm100",
         "epilogue_schedule": f"PtrArrayTmaWarpSpecialized{units}",
-        "epilogue": "ScaledEpilogue" if key.epilogue == "scaled" else "LinearEpilogue",
+        **epilogue_cpp(key),
         "scale_granularity": numbers(key.scale_granularity),
     }
 

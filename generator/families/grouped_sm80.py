@@ -3,6 +3,9 @@
 They serve the archs before sm_90a, and there what TMA cannot: operands aligned to less than 16 bytes. Loads are as wide
 as the alignment, and a group may begin or end anywhere along the rows of A (contiguous) or along K: an operand that is
 contiguous in that direction needs the cells of alignment 1.
+
+The epilogue, which CUTLASS tells no group's number, is alpha * AB + beta * C or an activation of it. A bias comes in
+the place of C, as a matrix whose rows lie on each other.
 """
 
 from __future__ import annotations
@@ -11,18 +14,26 @@ from collections.abc import Iterator
 
 from ..archs import SmArch
 from ..dtypes import CutlassDtype
+from ..epilogue.lower import split
 from ..key import ROW, KernelKey, Triple, instruction_shape
 from ..rules import FP8_TYPES, HALF_TYPES, OK, Status, accumulator, no, supports_gemm
 from .base import FULL, Cell, Family, numbers
+from .conv import EPILOGUES, activation_cpp
 
 D = CutlassDtype
 
 
 def supports(key: KernelKey) -> Status:
     """Whether a key of this family compiles without spilling."""
-    if key.epilogue == "scaled" or key.scale_type or key.scale_granularity != (0, 0, 0):
+    base, program = split(key.epilogue)
+    if base == "scaled" or key.scale_type or key.scale_granularity != (0, 0, 0):
         return no("grouped kernels of the sm80 generation read no scales on the device: fold a scale into alpha")
-    common = supports_gemm(key, ("lc",))
+    if program:
+        return no(
+            "grouped kernels of the sm80 generation have activations and no epilogue trees: CUTLASS 2.x tells their "
+            "epilogue no group's number; a bias may come in the place of C"
+        )
+    common = supports_gemm(key, EPILOGUES)
     if not common:
         return common
     if key.a not in (*HALF_TYPES, *FP8_TYPES):
@@ -72,6 +83,7 @@ def values(key: KernelKey) -> dict[str, str]:
         "instruction": numbers(instruction_shape(key)),
         "stages": str(key.stages),
         "math_operator": "OpMultiplyAddFastAccum" if key.math == "fast" else "OpMultiplyAdd",
+        "activation": activation_cpp(key),
     }
 
 

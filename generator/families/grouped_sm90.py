@@ -14,9 +14,10 @@ from collections.abc import Iterator
 
 from ..archs import SmArch
 from ..dtypes import CutlassDtype
+from ..epilogue.lower import SCALED, split
 from ..key import COLUMN, ROW, KernelKey, Triple
-from ..rules import FP8_TYPES, HALF_TYPES, OK, Status, accumulator, along_k, no, supports_gemm
-from .base import FULL, Cell, Family, numbers, static_ints
+from ..rules import FP8_TYPES, HALF_TYPES, OK, Status, accumulator, along_k, no, supports_gemm, supports_grouped_tree
+from .base import FULL, Cell, Family, epilogue_cpp, numbers, static_ints
 
 D = CutlassDtype
 
@@ -29,6 +30,9 @@ def supports(key: KernelKey) -> Status:
     common = supports_gemm(key, ("lc", "scaled"))
     if not common:
         return common
+    tree = supports_grouped_tree(key.epilogue)
+    if not tree:
+        return tree
     if key.a not in (*HALF_TYPES, *FP8_TYPES):
         return no(f"grouped kernels of the sm90 generation multiply f16, bf16 and fp8, not {key.a.value}")
     if key.a in FP8_TYPES and (key.layout_a, key.layout_b) != (ROW, COLUMN):
@@ -48,7 +52,7 @@ def supports(key: KernelKey) -> Status:
     block_scales = _block_scales(key)
     if not block_scales:
         return block_scales
-    if key.epilogue == "scaled" and key.scale_type:
+    if split(key.epilogue)[0] == SCALED and key.scale_type:
         return no("kernels with block scales have no scaled epilogue: fold a scale into alpha")
     m, n, k = key.tile
     groups = 2 if key.mainloop == "cooperative" else 1
@@ -89,7 +93,7 @@ def values(key: KernelKey) -> dict[str, str]:
         "stage_count": f"cutlass::gemm::collective::StageCount<{key.stages}>" if key.stages else "void",
         "mainloop_schedule": f"KernelPtrArrayTmaWarpSpecialized{schedule}{suffix}",
         "epilogue_schedule": f"PtrArrayTmaWarpSpecialized{schedule}",
-        "epilogue": "ScaledEpilogue" if key.epilogue == "scaled" else "LinearEpilogue",
+        **epilogue_cpp(key, "QuadLanes"),
         "scale_granularity": numbers(key.scale_granularity),
     }
 

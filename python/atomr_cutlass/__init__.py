@@ -26,6 +26,7 @@ from .generator.archs import SmArch
 from .generator.dtypes import CutlassDtype
 from .generator.matrix import is_fp4_supported, is_fp8_supported, is_supported_for
 from .grouped import grouped_gemm
+from .matmul import HeuristicCache, HeuristicKey, MatmulEpilogue, MatmulRequest, ScaleSet, matmul
 from .messages import CutlassMsg, RefitMsg
 from .op_plan import OpPlan
 from .plan import Plan
@@ -74,16 +75,21 @@ __all__ = [
     "GemmShape",
     "GroupedGemmRequest",
     "GroupedGemmShape",
+    "HeuristicCache",
+    "HeuristicKey",
     "InvalidOperandError",
     "KernelInfo",
     "KernelNotFoundError",
     "LibraryError",
+    "MatmulEpilogue",
+    "MatmulRequest",
     "OpPlan",
     "Plan",
     "PlanCache",
     "PlanKey",
     "QuantizedArray",
     "RefitMsg",
+    "ScaleSet",
     "SmArch",
     "UnsupportedError",
     "conv2d",
@@ -102,6 +108,7 @@ __all__ = [
     "is_supported_for",
     "kernels",
     "load_pack",
+    "matmul",
     "plan",
     "props",
     "quantize",

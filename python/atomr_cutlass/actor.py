@@ -13,8 +13,10 @@ from typing import TYPE_CHECKING, Any
 from . import _core
 from .bindings import Binding
 from .errors import ContextPoisonedError, InvalidOperandError, LibraryError, UnsupportedError
+from .fused_arguments import reduce_nothing
 from .keyed_locks import KeyedLocks
-from .messages import Compute, CutlassMsg, Launch, RefitMessage, RefitMsg, refuse_binding
+from .matmul import Call, settled
+from .messages import Compute, CutlassMsg, Launch, MatmulMsg, RefitMessage, RefitMsg, refuse_binding
 from .plan_cache import CachedPlan, PlanCache, PlanKey
 from .planner import Request, plan
 from .requests import GemmRequest
@@ -38,6 +40,8 @@ class CutlassActor:
     * With operands they take the plan from the cache, or make one (prebuilt kernels first, then compilation), launch it
       on the message's stream, and answer with the result once that work has completed. The operands stay alive until
       then.
+    * `Matmul` computes its request as `matmul` does, with that function's plans, waits, and answers with D; the
+      request's reply, if it has one, is told too, errors included. Host arrays are served as `matmul` serves them.
     * `Refit` writes new values into the operand that a plan binds: nothing is planned or compiled anew.
 
     A GEMM's request with a `binding` binds the `b` of the first message that brings one: the array itself, which later
@@ -129,6 +133,10 @@ class CutlassActor:
             raise InvalidOperandError(f"msg is a {type(msg).__name__}; expected a CutlassMsg, such as CutlassMsg.Gemm")
         with self._lock:
             self._dispatched += 1
+        reply = msg.request.reply if isinstance(msg, MatmulMsg) else None
+        return settled(reply, lambda: self._answer(msg))
+
+    def _answer(self, msg: CutlassMsg) -> Any:
         if self._poisoned is not None:
             raise ContextPoisonedError(
                 f"refused, since this process has lost its CUDA context: {self._poisoned}; work goes on in a fresh "
@@ -167,10 +175,16 @@ class CutlassActor:
             refuse_binding(msg.request)
             if msg.operands is None:
                 return self._render(msg.request)
-            if self.mock:
-                raise LibraryError("mock", "operands need a GPU, which this actor does without: leave them out")
+            self._refuse_if_mock()
             return self._compute(msg.request, msg.launch)
+        if isinstance(msg, MatmulMsg):
+            self._refuse_if_mock()
+            return self._matmul(msg.call)
         raise InvalidOperandError(f"msg is a {type(msg).__name__}, which is no message: send CutlassMsg.Gemm, ...")
+
+    def _refuse_if_mock(self) -> None:
+        if self.mock:
+            raise LibraryError("mock", "operands need a GPU, which this actor does without: leave them out")
 
     # Without operands
 
@@ -198,17 +212,12 @@ class CutlassActor:
     # With operands
 
     def _compute(self, request: Request, launch: Launch) -> Any:
-        if launch.device != self.device:
-            raise InvalidOperandError(
-                f"the operands are on cuda:{launch.device}; this actor works on cuda:{self.device}"
-            )
+        self._check_device(launch.device)
         if launch.empty:
+            if isinstance(request, GemmRequest) and request.tree is not None:
+                reduce_nothing(request.tree.outputs, launch.arrays)
             return launch.finished()
-        if _core.capturing(launch.device, launch.stream):
-            raise InvalidOperandError(
-                "the message's stream is being captured into a CUDA graph, and an actor waits for its work: capture a "
-                "plan (ac.plan) instead"
-            )
+        _refuse_captured(launch.device, launch.stream, "a plan (ac.plan)")
         key = request.plan_key()
         if isinstance(request, GemmRequest) and "b" not in launch.arrays and key not in self._bindings:
             raise _unbound(request)  # before a plan is made, which can take a compilation
@@ -227,6 +236,18 @@ class CutlassActor:
                 found = self._planner(request, self.device)
                 self.plan_cache.insert(found, key)
             return found
+
+    def _matmul(self, call: Call) -> Any:
+        if call.on_gpu:
+            self._check_device(call.device)
+            _refuse_captured(call.device, call.stream, "ac.matmul")
+        result = call.run()
+        call.wait()
+        return result
+
+    def _check_device(self, device: int) -> None:
+        if device != self.device:
+            raise InvalidOperandError(f"the operands are on cuda:{device}; this actor works on cuda:{self.device}")
 
     def _compute_bound(self, made: Any, request: GemmRequest, key: PlanKey, launch: Launch) -> Any:
         bound = self._bindings.get(key)
@@ -324,6 +345,14 @@ def _run(made: Any, request: Request, launch: Launch, b: _core.Operand | None = 
         made(*arrays.values(), **how)
     _core.synchronize(launch.device, launch.stream)
     return launch.finished()
+
+
+def _refuse_captured(device: int, stream: int, instead: str) -> None:
+    if _core.capturing(device, stream):
+        raise InvalidOperandError(
+            "the message's stream is being captured into a CUDA graph, and an actor waits for its work: capture "
+            f"{instead} instead"
+        )
 
 
 def _unbound(request: GemmRequest) -> InvalidOperandError:

@@ -28,7 +28,9 @@ def check_operand(view: _core.Operand, spec: MatrixSpec, name: str, element: tup
     if view.device_type != CUDA:
         raise InvalidOperandError(f"{name} is in host memory; expected an array on a GPU (ac.gemm copies host arrays)")
     if element is not None and view.dtype != element:
-        raise InvalidOperandError(f"{name} is no array of bytes (uint8), as which fp4 and its e8m0 scales are given")
+        raise InvalidOperandError(
+            f"{name} is no array of bytes (uint8), as which fp4, its e8m0 scales and masks of bits are given"
+        )
     if element is None and operands.dtype_of(view, name) is not spec.dtype:
         found = operands.dtype_of(view, name)
         raise InvalidOperandError(f"{name} is {found.value}; the request says {spec.dtype.value}")

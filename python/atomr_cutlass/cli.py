@@ -114,7 +114,7 @@ Scaling = Annotated[str, typer.Option(help="Of a GEMM: fp8 scales: tensor, vecto
 Quantized = Annotated[bool, typer.Option("--quantized", help="Of a GEMM: scale_d and amax as arrays.")]
 Alpha = Annotated[float, typer.Option(help="Factor of the product.")]
 Beta = Annotated[float, typer.Option(help="Factor of C; 0: there is no C.")]
-Bias = Annotated[bool, typer.Option("--bias", help="Add a bias, one element for each channel of the result.")]
+Bias = Annotated[bool, typer.Option("--bias", help="Add a bias: one for each column, of convolutions channel, of D.")]
 Activation = Annotated[str, typer.Option(help=f"After it: {', '.join(ACTIVATIONS)}; empty: none.")]
 Jit = Annotated[
     str,

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import contextlib
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Protocol, TypeAlias
 
@@ -16,7 +17,8 @@ from .jit import kernels
 from .pick import Picked
 from .plan import better_cell
 from .planner import Request, expect_request
-from .requests import GemmRequest, GroupedGemmRequest, refuse_epilogue
+from .problem import GemmProblem
+from .requests import GemmRequest, GroupedGemmRequest
 from .select import Choice
 from .slots import plain, shape_of
 from .verification import verification
@@ -171,8 +173,8 @@ class _Case(Protocol):
     def wanted(self, arch: SmArch) -> KernelKey | None:
         """The matrix's best cell."""
 
-    def serves(self, key: KernelKey) -> bool:
-        """Whether a kernel serves the request."""
+    def serving(self, arch: SmArch) -> Iterable[KernelKey]:
+        """The matrix's cells that serve the request."""
 
 
 def _case(request: Request, device: Device) -> _Case:
@@ -187,29 +189,40 @@ class _Gemm:
     def __init__(self, request: GemmRequest, device: Device) -> None:
         self.request = request
         self.device = device
-        self.what, self.scales = request.problem(device.index), request.scales()
-        if self.scales is not None:
-            self.what = scaled.problem_of(self.what, self.scales)
+        self._ways = scaled.ways(request.problem(device.index), request.scales() or scaled.NO_SCALES, request.fusion())
+        self.what = self._ways[-1]
         self.empty = 0 in (request.shape.m, request.shape.n, request.shape.batch)
 
     def find(self, policy: str) -> _Found:
-        refuse_epilogue(self.request.epilogue.bias, self.request.epilogue.activation)
-        if self.scales is not None:
+        if not plain(self.request):
             scaled.refuse(self.what)
-        ranked = select.rank(self.what, self.device, self.request.arch)
+        for way in self._ways[:-1]:
+            with contextlib.suppress(UnsupportedError, KernelNotFoundError):
+                return self._find(way, policy)
+        return self._find(self._ways[-1], policy)
+
+    def _find(self, way: GemmProblem, policy: str) -> _Found:
+        ranked = select.rank(way, self.device, self.request.arch)
         best = (
             ranked[0]
             if ranked
-            else select.choose(self.what, self.device, self.request.arch, backend="auto", compiling=policy != "off")
+            else select.choose(way, self.device, self.request.arch, backend="auto", compiling=policy != "off")
         )
-        exchanged = ("D is column-major: computed as D^T = B^T A^T, which costs nothing",)
-        return _Found(ranked, best, exchanged if best.variant.exchanged else ())
+        self.what, notes = way, []
+        if best.variant.exchanged:
+            notes.append("D is column-major: computed as D^T = B^T A^T, which costs nothing")
+        if self.request.tree is not None and best.info is None and preset_of(best.key) is None:
+            notes.append(
+                f"the epilogue is a tree ({self.request.tree.id}) whose kernel is in no preset: it is compiled at run "
+                "time, unless a pack has it"
+            )
+        return _Found(ranked, best, tuple(notes))
 
     def wanted(self, arch: SmArch) -> KernelKey | None:
         return select.nearest_key(self.what, self._variants(), arch, self.device)
 
-    def serves(self, key: KernelKey) -> bool:
-        return any(select.eligible(key, self.what, variant) for variant in self._variants())
+    def serving(self, arch: SmArch) -> Iterable[KernelKey]:
+        return select.serving(self.what, self._variants(), arch)
 
     def background(self, best: Cell) -> tuple[str, ...]:
         """Whether a better kernel takes over some time."""
@@ -245,9 +258,10 @@ class _Conv:
     def wanted(self, arch: SmArch) -> KernelKey | None:
         return self._chosen or conv_plan.best_key(self.what, self.device, arch)
 
-    def serves(self, key: KernelKey) -> bool:
-        if key.op != self.request.op:
-            return False
+    def serving(self, arch: SmArch) -> Iterable[KernelKey]:
+        return (key for _, key in cells([arch]) if key.op == self.request.op and self._serves(key))
+
+    def _serves(self, key: KernelKey) -> bool:
         # As it stands too: where slices of K are faster, that is no want of kernels.
         return self._cost(key) is not None or conv_plan.cost(key, self.what, self.device) is not None
 
@@ -266,24 +280,17 @@ class _Grouped:
         self.empty = self.what.empty
 
     def find(self, policy: str) -> _Found:
-        refuse_epilogue(self.request.epilogue.bias, self.request.epilogue.activation)
         arch = self.request.arch
-        best = pick.pick(
-            grouped_plan.OP,
-            self._cost,
-            self.device,
-            refusal=grouped_plan.refusal(self.what, arch or self.device.arch),
-            arch=arch,
-            jit=policy,
-            record=False,
-        )
+        best = grouped_plan.choose(self.what, self.device, arch=arch, jit=policy, record=False)
         return _Found(pick.rank(grouped_plan.OP, self._cost, self.device, arch), best, ())
 
     def wanted(self, arch: SmArch) -> KernelKey | None:
         return grouped_plan.best_key(self.what, self.device, arch)
 
-    def serves(self, key: KernelKey) -> bool:
-        return self._cost(key) is not None
+    def serving(self, arch: SmArch) -> Iterable[KernelKey]:
+        # Those that a bias and an activation are added to.
+        alone = replace(self.what, bias=(), activation=None)
+        return (key for _, key in cells([arch]) if grouped_plan.cost(key, alone, self.device) is not None)
 
     def _cost(self, key: KernelKey) -> float | None:
         return grouped_plan.cost(key, self.what, self.device)
@@ -300,7 +307,7 @@ def _cell_notes(case: _Case, found: _Found, arch: SmArch) -> tuple[str, ...]:
         notes.append(f"a {key.arch.value} cell, running on {case.device.name}")
     if key.generation == "sm80" and arch.capability >= TMA_CAPABILITY:
         built = found.best.info is not None
-        others = [one.key for one in found.ranked] if built else [one for _, one in cells([arch]) if case.serves(one)]
+        others = [one.key for one in found.ranked] if built else case.serving(arch)
         if all(one.generation == "sm80" for one in others):
             where = "the table" if built else "the matrix"
             notes.append(f"an sm80-generation cell: {where} has none with TMA that serves this request")

@@ -204,12 +204,14 @@ def _source(epilogue: str) -> int | None:
 class FusedOperands:
     """The operands of a tree as slots of a plan."""
 
-    def __init__(self, steps: Steps, fusion: Fusion | None, *, clear_masks: bool) -> None:
+    def __init__(self, steps: Steps, fusion: Fusion | None, epilogue: str, *, align: int, clear_masks: bool) -> None:
         """Adds the slots, and clears what is accumulated.
 
         Args:
             steps: the plan in the making.
             fusion: the tree's arrays; None without a tree.
+            epilogue: of the problem; it says which operand comes by the way of C.
+            align: elements of C that the kernel reads at once.
             clear_masks: whether the kernel adds bits to what is there.
 
         Raises:
@@ -217,11 +219,17 @@ class FusedOperands:
         """
         self._arrays = fusion.arrays if fusion else ()
         self._places: list[Address] = []
-        for one in self._arrays:
+        self._source = _source(epilogue)
+        for number, one in enumerate(self._arrays):
             written = fusion is not None and one in fusion.outputs
             size = one.dtype.bits // 8
             place = steps.slot(
-                one.name, one.shape, one.strides, one.element, alignment=size, role=_role(one, written=written)
+                one.name,
+                one.shape,
+                one.strides,
+                one.element,
+                alignment=size * align if number == self._source else size,
+                role=_role(one, written=written),
             )
             self._places.append(place)
             if written and (one.reduction or (one.kind == MASK and clear_masks)):
@@ -231,12 +239,12 @@ class FusedOperands:
                     )
                 steps.clear(place, math.prod(one.shape) * size, 0xFF if one.reduction == "max" else 0)
 
-    def source(self, epilogue: str) -> Address:
-        """The operand that comes by the way of C."""
-        number = _source(epilogue)
-        if number is None:
-            raise ValueError(f"no operand of {epilogue} comes by the way of C")
-        return self._places[number]
+    @property
+    def source(self) -> Address:
+        """The operand that comes by the way of C; there is one where the epilogue `reads_source`."""
+        if self._source is None:
+            raise ValueError("no operand comes by the way of C")
+        return self._places[self._source]
 
     def args(self, strides: Shape, offsets: Shape, *, exchanged: bool) -> dict[str, Address | int]:
         """Fields of a kernel's arguments.

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping
+import math
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
+
+import numpy as np
 
 from . import _core, operands
 from .arguments import NUMBERS, check_out
@@ -144,6 +147,14 @@ def empty(output: Output, shape: tuple[int, ...], device: int, like: Any) -> tup
 def numpy_element(output: Output) -> Any:
     """The NumPy dtype of an output."""
     return "uint8" if output.dtype is None else numpy_dtype(output.dtype)
+
+
+def reduce_nothing(outputs: Iterable[Output], views: Mapping[str, _core.Operand]) -> None:
+    """Writes the reductions of a result without elements, waiting for it: 0, and of maxima minus infinity."""
+    for output in outputs:
+        if output.reduction and output.dtype is not None:
+            view, value = views[output.name], -math.inf if output.reduction == "max" else 0.0
+            operands.copy_in(np.full(view.shape, value, numpy_dtype(output.dtype)), view)
 
 
 def _bound(

@@ -34,13 +34,13 @@ from .grouped_problem import (
     GroupScale,
     scale_forms,
 )
-from .numerics import FAST, math_mode
+from .numerics import FAST, INTEGER_DTYPES, math_mode
 from .op_plan import OpPlan
 from .operands import CPU, CUDA
 from .plan import BACKENDS as GPU_BACKENDS
 from .plan_cache import PlanCache
 from .problem import MatrixSpec
-from .requests import refuse_epilogue
+from .reference.epilogue import check_activation
 
 BACKENDS = (*GPU_BACKENDS, "reference")
 PLANS_KEPT = 512
@@ -48,7 +48,7 @@ CHECK = "ATOMR_CUTLASS_CHECK"
 
 _SCALARS = frozenset({int, float})
 _WORDS = frozenset({str, type(None)})
-_ORDER = ("a", "b", "c", "offsets", "counts", "scale_a", "scale_b", "out")
+_ORDER = ("a", "b", "c", "offsets", "counts", "scale_a", "scale_b", "bias", "out")
 """As the slots of a plan are."""
 
 _plans: PlanCache[OpPlan] = PlanCache(PLANS_KEPT)
@@ -78,7 +78,7 @@ def grouped_gemm(
     jit: str | None = None,
     check: bool | None = None,
 ) -> Any:
-    """D[g] = saturating_cast(alpha * scale_a[g] * scale_b[g] * A[g] B[g] + beta * C[g]), in one launch for all groups.
+    """D[g] = saturating_cast(act(alpha * scale_a[g] * scale_b[g] * A[g] B[g] + beta * C[g] + bias[g])), in one launch.
 
     | form | a | b | result | who belongs to group g |
     |---|---|---|---|---|
@@ -95,7 +95,7 @@ def grouped_gemm(
     written. `check=True` looks at them first. Those of host arrays are always checked.
 
     Rows of the result that no group has keep what `out` holds, and are unspecified in a new result. An empty group
-    along K leaves beta * C, or zeros.
+    along K leaves act(beta * C + bias).
 
     Args:
         a: see the table. Anything with DLPack or `__cuda_array_interface__`, or NumPy (copied to the GPU and back).
@@ -107,9 +107,11 @@ def grouped_gemm(
         out: written in place and returned, its rows contiguous; may be `c` itself. A list for lists. Not for JAX.
         alpha: factor of every product.
         beta: factor of c. With 0, there is no C.
-        bias: (N,) or (G, N), a list for lists; the reference backend's only.
-        activation: a name of `reference.ACTIVATIONS`; the reference backend's only.
-        epilogue: a fused epilogue; there are none yet.
+        bias: added to every row: (N,) for all groups or (G, N), a list of (N,) for lists; of a floating dtype. Kernels
+            of the sm80 generation, which serve GPUs before sm_90 and operands that are not aligned to 16 bytes, read
+            it in the place of `c`: of the result's dtype, contiguous, and without a `c`.
+        activation: a name of `reference.ACTIVATIONS`.
+        epilogue: other epilogues; grouped kernels have none.
         scale_a: factors of a: a number, or float32 on the operands' device: one element, (G,) one for each group, one
             for each row ((rows, 1); masked (G, rows, 1); along K (M, 1) or (G, M, 1)), or in blocks of 128 along K
             ((rows, ceil(K / 128)); masked (G, rows, ceil(K / 128))). A list for lists, or one for all. Arrays are for
@@ -140,12 +142,12 @@ def grouped_gemm(
         scale_b, number_b = _number(scale_b)
         factor = number_a * number_b
     options = _Options(
-        alpha, beta, factor, bias, activation, epilogue, out_dtype, fast_accum, stream, backend, jit, check,
+        alpha, beta, factor, activation, epilogue, out_dtype, fast_accum, stream, backend, jit, check,
         bool(check) if check is not None else os.environ.get(CHECK) == "1",
     )  # fmt: skip
     arrays = {
         "a": a, "b": b, "c": c, "offsets": offsets, "counts": counts, "scale_a": scale_a, "scale_b": scale_b,
-        "out": out,
+        "bias": bias, "out": out,
     }  # fmt: skip
     key = options.key(arrays)
     found = None if key is None or options.checked else _plans.get(key)
@@ -161,7 +163,6 @@ class _Options(NamedTuple):
     alpha: float
     beta: float
     factor: float
-    bias: Any
     activation: str | None
     epilogue: Any
     out_dtype: CutlassDtype | None
@@ -175,8 +176,8 @@ class _Options(NamedTuple):
     def key(self, arrays: dict[str, Any]) -> Any:
         """What a kept plan is found by, without a look at what the arguments mean; None for calls that are not kept."""
         if (
-            self.bias is not None or self.activation is not None or self.epilogue is not None
-            or self.out_dtype is not None or self.backend not in GPU_BACKENDS or type(self.jit) not in _WORDS
+            self.epilogue is not None or self.out_dtype is not None or self.backend not in GPU_BACKENDS
+            or type(self.jit) not in _WORDS or type(self.activation) not in _WORDS
             or type(self.alpha) not in _SCALARS or type(self.beta) not in _SCALARS
         ):  # fmt: skip
             return None
@@ -194,7 +195,7 @@ class _Options(NamedTuple):
         seen = _core.signature(*flat)
         if seen is None:
             return None
-        return (seen, lengths, bool(self.fast_accum), self.beta == 0, self.backend, self.jit)
+        return (seen, lengths, self.activation, bool(self.fast_accum), self.beta == 0, self.backend, self.jit)
 
 
 def _flat(arrays: Sequence[Any]) -> list[Any]:
@@ -246,18 +247,20 @@ class _Call(NamedTuple):
         options, out = self.options, self.arrays["out"]
         check_backend(options.backend, BACKENDS)
         if options.epilogue is not None:
-            raise UnsupportedError("fused epilogues are not there yet: leave epilogue out")
+            raise UnsupportedError(
+                "grouped kernels have bias and activation, and no other epilogues yet: leave epilogue out"
+            )
+        check_activation(options.activation)
         check_scalars(options.alpha, options.beta, self.arrays["c"])
         for one in out if isinstance(out, (list, tuple)) else (out,):
             refuse_jax_out(one)
         a, b = self.arrays["a"], self.arrays["b"]
         if isinstance(a, (list, tuple)) and isinstance(b, (list, tuple)) and not a and not b:
             return [] if out is None else out
-        what = _operation({**self.arrays, "bias": options.bias}, options)
+        what = _operation(self.arrays, options)
         first = what.views["a"][0]
         if on_reference(options.backend, first, stacklevel=5):
             return self._on_reference(what)
-        refuse_epilogue(options.bias, options.activation)
         return self._on_host(what) if first.device_type == CPU else self._on_gpu(what)
 
     @property
@@ -354,7 +357,7 @@ class _Call(NamedTuple):
             chosen.pop("c", None),
             alpha=options.alpha * options.factor,
             beta=options.beta,
-            activation=options.activation,
+            activation=what.activation,
             out_dtype=what.result,
             math=what.math,
             **chosen,
@@ -419,6 +422,7 @@ class _Operation(NamedTuple):
         divided: `offsets` or `counts`, whichever is given; None for lists.
         result: element type of the results.
         math: math mode of the kernel key.
+        activation: what the caller calls it.
         scale_forms: what the scales of A and B are.
         listed: the names of what is given as lists.
     """
@@ -431,6 +435,7 @@ class _Operation(NamedTuple):
     divided: str | None
     result: CutlassDtype
     math: str
+    activation: str | None
     scale_forms: tuple[str, str]
     listed: frozenset[str]
 
@@ -470,6 +475,8 @@ class _Operation(NamedTuple):
             counted=self.divided == "counts",
             math=self.math,
             device=views["a"][0].device,
+            bias=specs("bias"),
+            activation=None if self.activation == "identity" else self.activation,
             **scales,
         )
 
@@ -500,6 +507,7 @@ def _operation(arrays: dict[str, Any], options: _Options) -> _Operation:
             if operands.dtype_of(one, name) is not CutlassDtype.F32:
                 found = operands.dtype_of(one, name).value
                 raise InvalidOperandError(f"{_member(name, index, listed)} is {found}; expected float32")
+    _check_bias(views.get("bias", ()), form, groups, extents, listed=listed)
     forms = scale_forms(
         form,
         groups,
@@ -509,7 +517,26 @@ def _operation(arrays: dict[str, Any], options: _Options) -> _Operation:
     )
     math = FAST if options.fast_accum and dtype in FP8_TYPES else math_mode(dtype, None)
     members = frozenset(name for name, given in arrays.items() if isinstance(given, (list, tuple)))
-    return _Operation(form, groups, extents, views, shapes, divided, result, math, forms, members)
+    return _Operation(form, groups, extents, views, shapes, divided, result, math, options.activation, forms, members)
+
+
+def _check_bias(
+    views: tuple[_core.Operand, ...], form: str, groups: int, extents: list[tuple[int, int, int]], *, listed: bool
+) -> None:
+    """Refuses a bias that is not a row for all groups, or one for each.
+
+    Raises:
+        InvalidOperandError: says what it is and what was expected.
+    """
+    for index, (view, (_, n, _)) in enumerate(zip(views, extents, strict=True) if views else ()):
+        name, valid = _member("bias", index, listed), ((n,),) if form == LIST else ((n,), (groups, n))
+        dtype = operands.dtype_of(view, name)
+        if dtype in INTEGER_DTYPES:
+            raise InvalidOperandError(f"{name} is {dtype.value}; expected a floating dtype")
+        if view.shape not in valid:
+            raise InvalidOperandError(f"{name} has shape {view.shape}; expected {' or '.join(map(str, valid))}")
+    if views:
+        _common_dtype("bias", views, listed)
 
 
 def _member(name: str, index: int, listed: bool) -> str:

@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import dataclasses
+import functools
 import struct
+from collections.abc import Callable, Mapping
 from typing import Any
 
-from . import devices, estimate
+from . import _core, devices, estimate, first_use
 from .devices import Device
 from .errors import UnsupportedError
+from .fused import Fusion
+from .fused_arguments import common
 from .generator.archs import SmArch
 from .generator.dtypes import CutlassDtype
+from .generator.epilogue.lower import LINEAR, SCALED, epilogue_id, split
 from .generator.key import COLUMN, ROW, KernelKey
 from .generator.matrix import ARCHS, shared_memory
 from .generator.rules import FP8_TYPES, HALF_TYPES
@@ -29,11 +35,12 @@ from .grouped_problem import (
     GroupScale,
     Lie,
     lie,
+    lie_as_source,
 )
 from .numerics import FAST
 from .op_plan import Address, OpPlan, Steps, refuse_capture
 from .pick import Picked, best_cell, pick
-from .problem import MatrixSpec, Variant
+from .problem import GemmProblem, MatrixSpec, Variant
 
 ENTRY = struct.Struct("<6Q4q4i")
 """atomr_cutlass_group (kernel_abi.h): a, b, c, d, scale_a, scale_b; lda, ldb, ldc, ldd; m, n, k, padding."""
@@ -50,7 +57,8 @@ _POINTERS = ("a", "b", "c", "d", "scale_a", "scale_b")
 
 def cost(key: KernelKey, what: GroupedProblem, device: Device) -> float | None:
     """Estimated seconds of a kernel for a problem; None when it cannot serve it."""
-    if not (_multiplies(key, what) and _scales(key, what) and _reaches(key, what)) or _lies(key, what) is None:
+    served = _multiplies(key, what) and _scales(key, what) and _reaches(key, what)
+    if not served or key.epilogue != _epilogue(key, what) or _lies(key, what) is None:
         return None
     groups, m, n, k = what.expected
     variant = Variant(
@@ -76,7 +84,33 @@ def _scales(key: KernelKey, what: GroupedProblem) -> bool:
     if what.block_scales:
         return key.scale_type == "f32" and key.scale_granularity == (1, BLOCK, BLOCK)
     arrays = what.scale_a is not None or what.scale_b is not None
-    return not key.scale_type and (key.epilogue == "scaled" or (key.epilogue == "lc" and not arrays))
+    return not key.scale_type and (split(key.epilogue)[0] == SCALED or not arrays)
+
+
+def _epilogue(key: KernelKey, what: GroupedProblem) -> str:
+    """The epilogue that bias and activation ask of a kernel, on top of what it does with scales."""
+    base = split(key.epilogue)[0]
+    if key.generation == "sm80":
+        base = SCALED if base == SCALED else LINEAR
+        return f"{base}_{what.activation}" if what.activation else base
+    if _plain(what):
+        return base
+    return epilogue_id(base, common(what.bias[0].dtype if what.bias else None, what.activation).tree.program)
+
+
+def _plain(what: GroupedProblem) -> bool:
+    """Whether there is neither bias nor activation."""
+    return not what.bias and what.activation is None
+
+
+def _derive(what: GroupedProblem) -> Callable[[KernelKey], KernelKey] | None:
+    """What makes kernels for a problem of the matrix's cells; None where they are such kernels already."""
+    return None if _plain(what) else lambda key: dataclasses.replace(key, epilogue=_epilogue(key, what))
+
+
+def _in_place_of_c(key: KernelKey, what: GroupedProblem) -> bool:
+    """Whether the kernel reads the bias as C."""
+    return bool(what.bias) and key.generation == "sm80"
 
 
 def _reaches(key: KernelKey, what: GroupedProblem) -> bool:
@@ -111,6 +145,14 @@ def _lies(key: KernelKey, what: GroupedProblem) -> dict[str, list[Lie]] | None:
             if bytes_aligned % needed:
                 return None
             found[name].append(one)
+    if _in_place_of_c(key, what):
+        if what.c or what.bias[0].dtype is not key.d:
+            return None
+        for spec in what.bias:
+            row = lie_as_source(spec)
+            if row is None or row.contiguous % max(1, key.align_d * key.d.bits // 8):
+                return None
+            found["c"].append(row)
     return found
 
 
@@ -120,10 +162,33 @@ def best_key(what: GroupedProblem, device: Device, arch: SmArch | None) -> Kerne
     Raises:
         UnsupportedError: no cell serves it.
     """
-    best = None if what.empty else best_cell(OP, lambda key: cost(key, what, device), device, arch)
+    best = None if what.empty else best_cell(OP, lambda key: cost(key, what, device), device, arch, _derive(what))
     if best is None:
         raise UnsupportedError(refusal(what, arch or device.arch))
     return best.key
+
+
+def choose(
+    what: GroupedProblem,
+    device: Device,
+    *,
+    arch: SmArch | None = None,
+    backend: str = "auto",
+    jit: str | None = None,
+    record: bool = True,
+) -> Picked:
+    """The kernel for a problem. Arguments and errors are those of `pick.pick`."""
+    return pick(
+        OP,
+        lambda key: cost(key, what, device),
+        device,
+        refusal=refusal(what, arch or device.arch),
+        arch=arch,
+        backend=backend,
+        jit=jit,
+        record=record,
+        derive=_derive(what),
+    )
 
 
 def refusal(what: GroupedProblem, arch: SmArch | None) -> str:
@@ -157,6 +222,9 @@ def refusal(what: GroupedProblem, arch: SmArch | None) -> str:
     else:
         notes.append("A is read row-major, B in either layout")
     notes.append("the rows of the result are contiguous")
+    if what.bias:
+        notes.append("kernels of the sm80 generation, which serve GPUs before sm_90 and unaligned operands, read a "
+                     "bias in the place of c: without c, contiguous and of the result's dtype")  # fmt: skip
     return f"{text}: {'; '.join(notes)}"
 
 
@@ -174,26 +242,42 @@ def make(
 ) -> OpPlan:
     """The plan for a grouped GEMM.
 
-    Its slots are a, b and, where there are such, c, offsets, scale_a, scale_b, then out; of lists every member in the
-    place of its list. Offsets (or counts) are read on the device at each call, and never by the host; they are clamped
-    to the rows there are. Arguments and errors are those of `plan.make`; `picked` is the kernel where it has been
-    chosen already.
+    Its slots are a, b and, where there are such, c, offsets, scale_a, scale_b, bias, then out; of lists every member in
+    the place of its list. Offsets (or counts) are read on the device at each call, and never by the host; they are
+    clamped to the rows there are. Arguments and errors are those of `plan.make`; `picked` is the kernel where it has
+    been chosen already.
     """
     if what.empty:
         raise UnsupportedError(refusal(what, arch))
     device = devices.get(what.device)
-    reason = refusal(what, arch or device.arch)
     if picked is None:
-        picked = pick(
-            OP, lambda key: cost(key, what, device), device, refusal=reason, arch=arch, backend=backend, jit=jit
-        )
+        picked = choose(what, device, arch=arch, backend=backend, jit=jit)
     refuse_capture(picked, what.device, stream)
+    # The check works on streams of its own, which the capture of a graph would not allow.
+    if split(picked.key.epilogue)[1] and not (stream is not None and _core.capturing(what.device, stream)):
+        first_use.require(picked.key, device, functools.partial(_launch_once, what, picked))
+    return _plan(what, picked, arch, alpha=alpha, beta=beta, like=like)
+
+
+def _launch_once(
+    what: GroupedProblem, picked: Picked, product: GemmProblem, fusion: Fusion, views: Mapping[str, _core.Operand]
+) -> None:
+    """Launches the kernel for a list of one product, with the bias and the activation of a problem."""
+    rows = tuple(MatrixSpec(one.shape, one.strides, one.dtype, one.alignment) for one in fusion.inputs)
+    alone = GroupedProblem(
+        LIST, 1, (product.a,), (product.b,), (), (product.d,), counted=False, math=product.math, device=product.device,
+        bias=rows, activation=what.activation,
+    )  # fmt: skip
+    made = _plan(alone, picked, picked.key.arch, alpha=1.0, beta=0.0, like=None)
+    made(*(views[name] for name in ("a", "b", *(one.name for one in fusion.inputs), "out")), stream=0)
+
+
+def _plan(what: GroupedProblem, picked: Picked, arch: SmArch | None, *, alpha: float, beta: float, like: Any) -> OpPlan:
     steps = Steps(what.device)
-    key = picked.key
-    lies = _lies(key, what)
+    lies = _lies(picked.key, what)
     if lies is None:
-        raise UnsupportedError(reason)
-    args = (_list_args if what.form == LIST else _array_args)(steps, what, key, lies)
+        raise UnsupportedError(refusal(what, arch or devices.get(what.device).arch))
+    args = (_list_args if what.form == LIST else _array_args)(steps, what, picked.key, lies)
     form = {"groups": what.groups, "form": FORMS.index(what.form), "alpha": "alpha", "beta": "beta"}
     steps.launch(picked, form | args, main=True)
     made = steps.plan(like=like, alpha=alpha, beta=beta)
@@ -215,6 +299,17 @@ def _array_args(steps: Steps, what: GroupedProblem, key: KernelKey, lies: dict[s
     offsets = MatrixSpec((what.groups,), (1,), CutlassDtype.I32)
     divides = _slot(steps, "counts" if what.counted else "offsets", offsets, 1)
     scales = _scale_args(steps, what)
+    fused: dict[str, Any] = {}
+    if what.bias:
+        bias = what.bias[0]
+        if _in_place_of_c(key, what):
+            c, fused = _slot(steps, "bias", bias, key.align_d), {"beta": 1.0}
+        else:
+            fused = {
+                "operand0": _slot(steps, "bias", bias, 1),
+                "operand0_stride_n": bias.strides[-1],
+                "operand0_batch_stride": bias.strides[0] if len(bias.shape) == 2 else 0,
+            }
     out = _slot(steps, "out", what.d[0], key.align_d, "output")
     args: dict[str, Any] = {
         "m": m, "n": n, "k": k, "rows_are_counts": int(what.counted), "offsets": divides, "c": c, "d": out,
@@ -225,7 +320,7 @@ def _array_args(steps: Steps, what: GroupedProblem, key: KernelKey, lies: dict[s
         one = lies[name][0] if lies[name] else lies["out"][0]
         args[f"ld{letter}"] = one.leading
         args[f"group_stride_{letter}"] = one.group
-    return args | scales
+    return args | scales | fused
 
 
 def _scale_args(steps: Steps, what: GroupedProblem) -> dict[str, Any]:
@@ -266,6 +361,11 @@ def _list_args(steps: Steps, what: GroupedProblem, key: KernelKey, lies: dict[st
         places[f"scale_{letter}"] = found * what.groups if len(found) == 1 else found
         args[f"scale_form_{letter}"] = _SCALE_FORMS[scale.form]
         args |= _common_strides(letter, scale)
+    in_place_of_c = _in_place_of_c(key, what)
+    biases = slots("bias", what.bias, key.align_d if in_place_of_c else 1)
+    if in_place_of_c:
+        places["c"], biases = biases, []
+        args["beta"] = 1.0
     places["d"] = slots("out", what.d, key.align_d, "output")
     lies["d"] = lies["out"]
     table, patches = bytearray(), []
@@ -279,8 +379,16 @@ def _list_args(steps: Steps, what: GroupedProblem, key: KernelKey, lies: dict[st
             # As above, of an operand without elements.
             nothing = (name == "a" and 0 in what.a[g].shape) or (name == "b" and 0 in what.b[g].shape)
             patches.append((start + 8 * index, (places["d"] if nothing else places[name])[g]))
-    where = steps.temporary(len(table))
-    steps.copy(where, bytes(table), patches)
+    # Behind the groups, the addresses of their biases.
+    behind = len(table)
+    patches += [(behind + 8 * g, place) for g, place in enumerate(biases)]
+    where = steps.temporary(behind + 8 * len(biases))
+    steps.copy(where, bytes(table) + bytes(8 * len(biases)), patches)
+    if biases:
+        if any(spec.shape[0] > 1 and spec.strides[0] != 1 for spec in what.bias):
+            raise UnsupportedError("the members of bias must be contiguous")
+        kind, index, _ = where
+        args |= {"operand0": (kind, index, behind), "operand0_stride_n": 1}
     return args | {"table": where}
 
 

@@ -38,7 +38,7 @@ class GroupScale:
 
 @dataclass(frozen=True)
 class GroupedProblem:
-    """D[g] = alpha * scale_a[g] * scale_b[g] * A[g] B[g] + beta * C[g], as the caller's arrays lie.
+    """D[g] = act(alpha * scale_a[g] * scale_b[g] * A[g] B[g] + beta * C[g] + bias[g]), as the caller's arrays lie.
 
     Attributes:
         form: `contiguous` (A (rows, K), B (G, K, N), D (rows, N)), `masked` ((G, rows, K), (G, K, N), (G, rows, N)),
@@ -50,6 +50,8 @@ class GroupedProblem:
         math: math mode of the kernel key; `fast` allows `default`.
         device: index of the GPU.
         scale_a, scale_b: scales that are arrays.
+        bias: one array, (N,) for all groups or (groups, N); of a list one for each, (N,); or empty.
+        activation: a name of `reference.ACTIVATIONS` but the identity; or None.
     """
 
     form: str
@@ -63,6 +65,8 @@ class GroupedProblem:
     device: int
     scale_a: GroupScale | None = None
     scale_b: GroupScale | None = None
+    bias: tuple[MatrixSpec, ...] = ()
+    activation: str | None = None
 
     @property
     def extents(self) -> tuple[int, int, int]:
@@ -141,6 +145,16 @@ def lie(spec: MatrixSpec, layout: str, name: str) -> Lie | None:
     alignment = spec.alignment if 0 not in spec.shape else 16
     strided = math.gcd(alignment * 8, 128, view.leading * bits, group * bits) // 8
     return Lie(view.leading, group, _power(strided), _power(math.gcd(strided * 8, along * bits) // 8))
+
+
+def lie_as_source(bias: MatrixSpec) -> Lie | None:
+    """How a kernel would read a bias in the place of C, each row the same one; None where it is not contiguous."""
+    columns, bits = bias.shape[-1], bias.dtype.bits
+    if columns > 1 and bias.strides[-1] != 1:
+        return None
+    group = bias.strides[0] if len(bias.shape) == 2 and bias.shape[0] > 1 else 0
+    strided = math.gcd(bias.alignment * 8, 128, group * bits) // 8
+    return Lie(0, group, _power(strided), _power(math.gcd(strided * 8, columns * bits) // 8))
 
 
 def _power(value: int) -> int:

@@ -10,6 +10,7 @@ from . import _core, operands
 from .bindings import Weights, check_operand, take_up
 from .conv import named
 from .errors import CutlassError, InvalidOperandError, UnsupportedError
+from .matmul import Call, MatmulRequest, call_of
 from .plan_cache import PlanKey
 from .planner import Request
 from .problem import MatrixSpec
@@ -31,6 +32,7 @@ class CutlassMsg:
     * `CutlassMsg.Gemm(request, operands=None, *, out=None, stream=None)`
     * `CutlassMsg.GroupedGemm(request, operands=None, *, out=None, stream=None)`
     * `CutlassMsg.Conv(request, operands=None, *, out=None, stream=None)`
+    * `CutlassMsg.Matmul(request)`
     * `CutlassMsg.Refit(msg)`
 
     Operands are taken up where the message is made: in that thread their framework says what its current stream is, and
@@ -41,6 +43,7 @@ class CutlassMsg:
     Gemm: ClassVar[type[GemmMsg]]
     GroupedGemm: ClassVar[type[GroupedGemmMsg]]
     Conv: ClassVar[type[ConvMsg]]
+    Matmul: ClassVar[type[MatmulMsg]]
     Refit: ClassVar[type[RefitMessage]]
 
 
@@ -105,10 +108,11 @@ class Compute(CutlassMsg, Generic[RequestT]):
     Attributes:
         request: what to compute.
         operands: None; or a mapping of arrays by name; or a tuple of them in this order, without what the request has
-            not. Of a GEMM `a`, `b`, `c` (exactly where beta is not 0), `scale_a`, `scale_b`, `scale_d` and `amax`; of a
-            grouped GEMM the lists `a`, `b`, `c`; of convolutions `x`, `w` (dgrad: `dy`, `w`; wgrad: `dy`, `x`), `c` and
-            `bias`. GPU arrays, dense as the request says, which stay alive until the work has completed. Of a GEMM, `b`
-            may be left out once the request's binding has it.
+            not. Of a GEMM `a`, `b`, `c` (exactly where beta is not 0), `scale_a`, `scale_b`, `scale_d`, `amax`, and
+            `bias`, or the operands of the epilogue's tree by their names: those that it reads, and those that it writes
+            beside the result; of a grouped GEMM the lists `a`, `b`, `c`; of convolutions `x`, `w` (dgrad: `dy`, `w`;
+            wgrad: `dy`, `x`), `c` and `bias`. GPU arrays, dense as the request says, which stay alive until the work
+            has completed. Of a plain GEMM, `b` may be left out once the request's binding has it.
         out: where to write the result (a list of arrays for a grouped GEMM); None has it allocated by the framework of
             the first operand, here and now.
         stream: where to launch: a handle or a stream object; None is the current stream, here and now, of the framework
@@ -170,6 +174,43 @@ class ConvMsg(Compute["ConvFwdRequest | ConvDgradRequest | ConvWgradRequest"]):
     """Computes a convolution or a gradient of one."""
 
     _requests = (ConvFwdRequest, ConvDgradRequest, ConvWgradRequest)
+
+
+@dataclass(frozen=True, eq=False)
+class MatmulMsg(CutlassMsg):
+    """Computes a matmul; its request has the arrays, and may have a reply, which gets the answer too.
+
+    Attributes:
+        request: what to compute. Its stream, where it names none, is the current one here and now.
+
+    Raises:
+        InvalidOperandError: `request` is no MatmulRequest.
+    """
+
+    request: MatmulRequest
+    _call: Call | CutlassError = field(init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.request, MatmulRequest):
+            raise InvalidOperandError(f"request is a {type(self.request).__name__}; expected a MatmulRequest")
+        object.__setattr__(self, "_call", self._take_up())
+
+    @property
+    def call(self) -> Call:
+        """The request with its arrays checked.
+
+        Raises:
+            InvalidOperandError, UnsupportedError: what is wrong with them.
+        """
+        if isinstance(self._call, Call):
+            return self._call
+        raise self._call
+
+    def _take_up(self) -> Call | CutlassError:
+        try:
+            return call_of(self.request)
+        except CutlassError as error:
+            return error.with_traceback(None)
 
 
 @dataclass(frozen=True, eq=False)
@@ -235,7 +276,8 @@ class RefitMessage(CutlassMsg):
 
 
 for _name, _kind in (
-    ("Gemm", GemmMsg), ("GroupedGemm", GroupedGemmMsg), ("Conv", ConvMsg), ("Refit", RefitMessage)
+    ("Gemm", GemmMsg), ("GroupedGemm", GroupedGemmMsg), ("Conv", ConvMsg), ("Matmul", MatmulMsg),
+    ("Refit", RefitMessage),
 ):  # fmt: skip
     # Known by the names under which they are sent, in messages and tracebacks too.
     _kind.__name__, _kind.__qualname__ = _name, f"CutlassMsg.{_name}"
@@ -249,7 +291,9 @@ def refuse_binding(request: Request) -> None:
         UnsupportedError: the request has a binding, and is something else.
     """
     if request.binding is not None and not plain(request):
-        kind = "GEMM with scales" if isinstance(request, GemmRequest) else request.plan_key().op
+        kind = request.plan_key().op
+        if isinstance(request, GemmRequest):
+            kind = "GEMM with " + ("an epilogue" if request.scales() is None else "scales")
         raise UnsupportedError(
             f"binding {request.binding!r}: operands are bound to plain GEMM only, not to {kind}; send them with each "
             "message"
@@ -313,7 +357,7 @@ def _check_names(request: Request, slots: Sequence[Slot], arrays: dict[str, Any]
     for name in own:
         if name in arrays:
             continue
-        if name == "c":
+        if name == "c" and beta != 0:
             raise InvalidOperandError(f"the request's beta is {beta}, so operands needs c")
         if not (name == "b" and plain(request)):
             raise InvalidOperandError(f"operands has no {name}")

@@ -17,11 +17,14 @@ from .generator.archs import SmArch
 from .generator.key import KernelKey
 from .generator.matrix import cells, supports
 from .jit import kernels
-from .select import knob, nearest_built
+from .select import cure, knob, nearest_built
 from .table import KernelInfo
 
 Cost = Callable[[KernelKey], "float | None"]
 """Estimated seconds of a kernel for the problem; None when it cannot serve it."""
+
+Derive = Callable[[KernelKey], KernelKey]
+"""What is made of a cell of the matrix: its key with the epilogue of the problem."""
 
 
 @dataclass(frozen=True)
@@ -60,12 +63,23 @@ def rank(op: str, cost: Cost, device: Device, arch: SmArch | None) -> list[Picke
     return [picked for _, picked in found]
 
 
-def best_cell(op: str, cost: Cost, device: Device, arch: SmArch | None) -> Picked | None:
-    """The matrix's best cell for the problem, whether or not it is built; None when no cell serves it."""
+def best_cell(op: str, cost: Cost, device: Device, arch: SmArch | None, derive: Derive | None = None) -> Picked | None:
+    """The matrix's best cell for the problem, whether or not it is built; None when no cell serves it.
+
+    Args:
+        op: operation of its key.
+        cost: which kernels serve it, and how fast.
+        device: where.
+        arch: the compile target; None is the device's own.
+        derive: what is made of the cells; None leaves them as they are.
+    """
     target = arch or devices.require_arch(device)
     if devices.rank_arch(target, device, ptx=True) is None:
         return None
-    return _best(_matrix(op, target), cost)
+    keys = _matrix(op, target)
+    if derive is not None:
+        keys = tuple(key for key in dict.fromkeys(map(derive, keys)) if supports(key))
+    return _best(keys, cost)
 
 
 def pick(
@@ -78,6 +92,7 @@ def pick(
     backend: str = "auto",
     jit: str | None = None,
     record: bool = True,
+    derive: Derive | None = None,
 ) -> Picked:
     """The kernel for a problem.
 
@@ -91,6 +106,7 @@ def pick(
             where the table has none.
         jit: `auto`, `background` (which is `auto` here) or `off`; None leaves it to ATOMR_CUTLASS_JIT.
         record: whether a kernel that the table lacks goes into the log of misses.
+        derive: as for `best_cell`.
 
     Raises:
         UnsupportedError: no cell of the matrix serves it.
@@ -100,7 +116,7 @@ def pick(
         ranked = rank(op, cost, device, arch)
         if ranked:
             return ranked[0]
-    best = best_cell(op, cost, device, arch)
+    best = best_cell(op, cost, device, arch, derive)
     if best is None:
         raise UnsupportedError(refusal)
     if backend != "jit" and record:
@@ -108,9 +124,8 @@ def pick(
     if backend == "prebuilt" or kernels.policy(jit) == "off":
         nearest = nearest_built(best.key)
         differs = f"; the nearest there is {nearest[0]}, which differs in {', '.join(nearest[1])}" if nearest else ""
-        raise KernelNotFoundError(
-            f"no kernel in the table serves this {op}; {best.key.name} would: build with {knob(best.key)}{differs}"
-        )
+        cured = f"build with {knob(best.key)}" if derive is None else cure(best.key)
+        raise KernelNotFoundError(f"no kernel in the table serves this {op}; {best.key.name} would: {cured}{differs}")
     return best
 
 

@@ -30,7 +30,7 @@ class PlanKey:
         layouts: of the operands and the result, in that order. Requests have dense operands, whose strides follow.
         dtypes: element types of the operands and the result, in that order.
         math: math mode of the kernel's key.
-        epilogue: what happens to the accumulator, such as `linear` or `linear+c+bias+relu`.
+        epilogue: what happens to the accumulator, such as `linear` or `linear+c+bias+relu`; a tree by its id.
         arch: the target that was asked for; None is the GPU's own, whichever that is.
         binding: name of the operand that the plan keeps, or None.
     """

@@ -15,8 +15,8 @@ from .requests import (
     ConvWgradRequest,
     GemmRequest,
     GroupedGemmRequest,
-    refuse_epilogue,
 )
+from .requests.checks import refuse_tree
 from .slots import plain
 
 ConvRequest: TypeAlias = "ConvFwdRequest | ConvDgradRequest | ConvWgradRequest"
@@ -62,12 +62,13 @@ def plan(
         jit: `auto`, `background` or `off`; None leaves it to ATOMR_CUTLASS_JIT. See `plan.make`.
 
     Returns:
-        A `Plan` of a GEMM, called with (a, b, c=None, *, out=None, ...); of other requests an `OpPlan`, called with the
-        arrays that its `slots` name, in that order.
+        A `Plan` of a GEMM without scales, bias, activation and tree, called with (a, b, c=None, *, out=None, ...); of
+        other requests an `OpPlan`, called with the arrays that its `slots` name, in that order.
 
     Raises:
         InvalidOperandError: `request` is no request.
-        UnsupportedError: no kernel of the matrix serves it; the reason says what would cure it.
+        UnsupportedError: no kernel of the matrix serves it; the reason says what would cure it. Or the first use of an
+            epilogue gave wrong results on this GPU.
         KernelNotFoundError: a kernel would serve it but is not in the table, and must not be compiled; names it and the
             knob that adds it.
         CompileError: its source does not compile.
@@ -77,16 +78,14 @@ def plan(
     if b is not None and not plain(request):
         raise UnsupportedError("b= binds the operand of a plain GEMM: this plan takes all its arrays at every call")
     made: Plan | OpPlan
-    if isinstance(request, (GemmRequest, GroupedGemmRequest)):
-        refuse_epilogue(request.epilogue.bias, request.epilogue.activation)
     target = devices.get(device or 0).index
     how = _how(request, backend, jit)
     if isinstance(request, GemmRequest):
-        scales = request.scales()
-        if scales is None:
+        if plain(request):
             made = make(request.problem(target), **how)
         else:
-            made = scaled.make(request.problem(target), scales, **how)
+            scales = request.scales() or scaled.NO_SCALES
+            made = scaled.make(request.problem(target), scales, request.fusion(), **how)
     elif isinstance(request, GroupedGemmRequest):
         made = grouped_plan.make(request.problem(target), **how)
     else:
@@ -100,14 +99,17 @@ REQUESTS = (GemmRequest, GroupedGemmRequest, ConvFwdRequest, ConvDgradRequest, C
 
 
 def expect_request(request: Any) -> None:
-    """Refuses what is no request.
+    """Refuses what is no request, and a request that has what its operation has not.
 
     Raises:
         InvalidOperandError: it is none.
+        UnsupportedError: it is of a grouped GEMM, with a tree.
     """
     if not isinstance(request, REQUESTS):
         *names, last = (kind.__name__ for kind in REQUESTS)
         raise InvalidOperandError(f"request is a {type(request).__name__}; expected a {', '.join(names)} or {last}")
+    if isinstance(request, GroupedGemmRequest):
+        refuse_tree(request.epilogue, "grouped GEMM")
 
 
 def _how(request: Request, backend: str, jit: str | None) -> dict[str, Any]:

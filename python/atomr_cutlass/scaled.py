@@ -141,8 +141,14 @@ def problem_of(what: GemmProblem, scales: Scales) -> GemmProblem:
     )
 
 
+def ways(what: GemmProblem, scales: Scales = NO_SCALES, fusion: Fusion | None = None) -> list[GemmProblem]:
+    """The problem with scales and a tree, in the ways in which a kernel may be asked for it, better ones first."""
+    scaled = problem_of(what, scales)
+    return [scaled] if fusion is None else fused.problem_of(scaled, fusion, scaled.epilogue)
+
+
 def refuse(what: GemmProblem) -> None:
-    """Refuses what there is nothing to scale of.
+    """Refuses what there is nothing to scale of, or for a tree to follow.
 
     Raises:
         UnsupportedError: an empty result, or no products.
@@ -152,7 +158,9 @@ def refuse(what: GemmProblem) -> None:
     if what.k == 0 and what.a.dtype is fp4.FP4:
         raise UnsupportedError("K is 0: fp4 kernels have nothing to multiply; the result is beta * C")
     if what.k == 0:
-        raise UnsupportedError("K is 0: there is nothing for scales to multiply; leave them out")
+        raise UnsupportedError(
+            "K is 0: there is nothing for scales to multiply or an epilogue to follow; leave them out"
+        )
 
 
 def make(
@@ -177,12 +185,10 @@ def make(
     """
     refuse(what)
     device = devices.get(what.device)
-    scaled = problem_of(what, scales)
     for name, one, along in (("scale_a", scales.a, -2), ("scale_b", scales.b, -1)):
         if one is not None and one.form == "vector" and one.shape[along] > 1 and one.strides[along] != 1:
             raise UnsupportedError(f"{name} has strides {one.strides}: its elements must be contiguous; copy it")
-    ways = [scaled] if fusion is None else fused.problem_of(scaled, fusion, scaled.epilogue)
-    chosen, choice = _first(ways, device, arch, backend, jit)
+    chosen, choice = _first(ways(what, scales, fusion), device, arch, backend, jit)
     picked = Picked(choice.key, choice.info, choice.seconds)
     refuse_capture(picked, what.device, stream)
     # The check works on streams of its own, which the capture of a graph would not allow.
@@ -248,9 +254,10 @@ def _plan(
     c = operand("c", what.c, key.align_d, "source") if what.c is not None and not source else None
     at_a, at_b, at_d = scale("scale_a", scales.a), scale("scale_b", scales.b), scale("scale_d", scales.d)
     amax = scale("amax", scales.amax, "output")
-    others = FusedOperands(steps, fusion, clear_masks=key.generation in ("sm80", "sm100", "sm120"))
+    clear_masks = key.generation in ("sm80", "sm100", "sm120")
+    others = FusedOperands(steps, fusion, what.epilogue, align=key.align_d, clear_masks=clear_masks)
     if source:
-        c = others.source(what.epilogue)
+        c = others.source
     out = operand("out", result or what.d, key.align_d, "output")
     if amax is not None:
         steps.clear(amax, 4)

@@ -17,7 +17,7 @@ from .generator.epilogue import lower
 from .generator.families.base import DEFAULT
 from .generator.key import KernelKey
 from .generator.matrix import cells, preset_of, shared_memory, supports, with_epilogue
-from .generator.rules import gemm_types, supports_layouts
+from .generator.rules import gemm_types, supports_layouts, supports_tree
 from .problem import Batches, GemmProblem, Variant, collapse_batches, variants
 from .table import KernelInfo
 
@@ -165,6 +165,11 @@ def best_cell(problem: GemmProblem, device: Device, arch: SmArch | None = None) 
     return min(found, key=lambda choice: (choice.seconds, choice.key.name), default=None)
 
 
+def serving(problem: GemmProblem, possible: Sequence[Variant], arch: SmArch) -> Iterator[KernelKey]:
+    """The matrix's keys for an arch that serve the problem, whether or not they are built."""
+    return (key for key in _candidates(arch, problem) if any(eligible(key, problem, variant) for variant in possible))
+
+
 def choice_of(key: KernelKey, problem: GemmProblem, device: Device) -> Choice:
     """The choice of one key, of the matrix or not, for a problem.
 
@@ -260,6 +265,7 @@ def missing(problem: GemmProblem, device: Device, arch: SmArch | None) -> Unsupp
         of_fp4 = fp4.refusal(problem, possible, target) if problem.a.dtype is fp4.FP4 else ""
         reason = (
             of_fp4
+            or _tree_refusal(problem, possible)
             or layouts.reason
             or (
                 "its alignment or layout is in no cell"
@@ -275,6 +281,19 @@ def missing(problem: GemmProblem, device: Device, arch: SmArch | None) -> Unsupp
         f"{wanted.layout_a}{wanted.layout_b}{wanted.layout_d}, on {target.value}; {wanted.name} would: {cure(wanted)}"
         f"{differs}"
     )
+
+
+def _tree_refusal(problem: GemmProblem, possible: Sequence[Variant]) -> str:
+    """Why no kernel takes the problem's tree, wherever A, B and D lie as it wants them; empty if that is not known."""
+    program = lower.split(problem.epilogue)[1]
+    if not program:
+        return ""
+    if all(variant.exchanged for variant in possible):
+        try:
+            lower.exchanged(program)
+        except ValueError as error:
+            return str(error)
+    return supports_tree(program, problem.acc, problem.d.dtype).reason
 
 
 def cure(key: KernelKey) -> str:

@@ -9,6 +9,7 @@ from . import fp4
 from .conv_plan import TO_NCHW
 from .conv_problem import DGRAD, FPROP, WGRAD
 from .generator.dtypes import CutlassDtype
+from .generator.epilogue.tree import MASK
 from .operands import BYTE
 from .problem import MatrixSpec
 from .requests import ConvLayout, GemmRequest, GroupedGemmRequest
@@ -23,12 +24,12 @@ class Slot:
     """An operand of a request.
 
     Attributes:
-        name: as callers say it: `a`, `x`, `scale_a`, ...; of the result `out`.
+        name: as callers say it: `a`, `x`, `scale_a`, ..., or as an epilogue tree has it; of the result `out`.
         specs: how its array lies, dimensions in the order of a call; of a list, each of its arrays.
         listed: whether it is a list.
         written: whether a call writes it.
-        element: DLPack's (type code, bits) where it is not that of the specs: fp4 and e8m0 are bytes, which have no
-            name among element types; shapes and strides count bytes then.
+        element: DLPack's (type code, bits) where it is not that of the specs: fp4, e8m0 and masks are bytes, which have
+            no name among element types; shapes and strides count bytes then.
     """
 
     name: str
@@ -49,7 +50,7 @@ def slots_of(request: Any) -> tuple[Slot, ...]:
         return _of_gemm(request)
     if isinstance(request, GroupedGemmRequest):
         grouped = request.problem(0)
-        lists = (("a", grouped.a), ("b", grouped.b), ("c", grouped.c), ("out", grouped.d))
+        lists = (("a", grouped.a), ("b", grouped.b), ("c", grouped.c), ("bias", grouped.bias), ("out", grouped.d))
         return tuple(Slot(name, specs, listed=True, written=name == "out") for name, specs in lists if specs)
     conv = request.problem(0)
     first, second = CONV_OPERANDS[request.op]
@@ -64,9 +65,9 @@ def slots_of(request: Any) -> tuple[Slot, ...]:
 def names_of(request: Any) -> tuple[str, ...]:
     """The operands that requests of this kind may have, those of this one first; without the result."""
     if isinstance(request, GemmRequest):
-        every = ("a", "b", "c") if plain(request) else ("a", "b", "c", *SCALES)
+        every: tuple[str, ...] = ("a", "b", "c", *(SCALES if request.scales() is not None else ()))
     elif isinstance(request, GroupedGemmRequest):
-        every = ("a", "b", "c")
+        every = ("a", "b", "c", "bias")
     else:
         every = (*CONV_OPERANDS[request.op], "c", *(("bias",) if request.op != WGRAD else ()))
     own = tuple(slot.name for slot in slots_of(request)[:-1])
@@ -74,8 +75,8 @@ def names_of(request: Any) -> tuple[str, ...]:
 
 
 def plain(request: Any) -> bool:
-    """Whether the request is a GEMM without scales: the one that has a `Plan`, not an `OpPlan`."""
-    return isinstance(request, GemmRequest) and request.scales() is None
+    """Whether the request is a GEMM without scales, bias, activation and tree: that has a `Plan`, not an `OpPlan`."""
+    return isinstance(request, GemmRequest) and request.scales() is None and request.tree is None
 
 
 def shape_of(request: Any) -> dict[str, Any]:
@@ -105,7 +106,7 @@ def products_of(request: Any) -> int:
 
 
 def _of_gemm(request: GemmRequest) -> tuple[Slot, ...]:
-    what, scales = request.problem(0), request.scales()
+    what, scales, fusion = request.problem(0), request.scales(), request.fusion()
     found = [_packed("a", what.a), _packed("b", what.b)] if what.a.dtype is fp4.FP4 else [
         Slot("a", (what.a,)), Slot("b", (what.b,))
     ]  # fmt: skip
@@ -115,6 +116,11 @@ def _of_gemm(request: GemmRequest) -> tuple[Slot, ...]:
             if scale is not None:
                 element = BYTE if scale.dtype == BYTE else None
                 found.append(Slot(name, (_spec(scale),), written=name == "amax", element=element))
+    if fusion is not None:
+        for one in fusion.arrays:
+            spec = MatrixSpec(one.shape, one.strides, one.dtype, one.alignment)
+            element = BYTE if one.kind == MASK else None
+            found.append(Slot(one.name, (spec,), written=one in fusion.outputs, element=element))
     return (*found, Slot("out", (what.d,), written=True))
 
 

@@ -6,7 +6,7 @@ import statistics
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import numpy as np
@@ -14,14 +14,18 @@ import numpy as np
 from . import _core, devices, fp4, numerics, operands, quantization, reference
 from .conv import conv2d, conv2d_dgrad, conv2d_wgrad
 from .conv_problem import DGRAD, FPROP
+from .fused import Fusion
 from .gemm import gemm
 from .generator.dtypes import CutlassDtype
+from .generator.epilogue.tree import COLUMN, MASK, MATRIX, RESULT, ROW, SCALAR, EpilogueVisitorTree
+from .generator.rules import accumulator, epilogue_compute
 from .grouped import grouped_gemm
 from .op_plan import OpPlan
+from .operands import BYTE
 from .plan import Plan
 from .planner import Request, expect_request, plan
 from .problem import MatrixSpec
-from .requests import ConvLayout, GemmRequest, GroupedGemmRequest, refuse_epilogue
+from .requests import ConvLayout, GemmRequest, GroupedGemmRequest
 from .scaled import BLOCK
 from .slots import Slot, plain, products_of, shape_of, slots_of
 
@@ -34,6 +38,8 @@ Progress = Callable[[], AbstractContextManager["Track | None"]]
 """Begins to show progress."""
 
 _PARTS = 32
+_STEEPEST = 1.5
+"""No activation makes an error more than so many times as large."""
 _BATCH_SECONDS = 0.05
 _REPEATS = 5
 
@@ -50,9 +56,11 @@ class Trial:
         rewrite: how the request was put to kernels that do not compute it as it stands; empty for one that does.
         device: what computed.
         elements: elements of the result.
-        mismatches: how many of them lie outside the tolerance; an amax that does counts too.
-        max_error: largest absolute difference from the reference.
-        tolerance: the bounds that held (see `reference.Tolerance`).
+        mismatches: how many of them lie outside the tolerance; an amax that does counts too, and so do elements that an
+            epilogue's tree writes beside the result.
+        max_error: largest absolute difference of the result from the reference.
+        tolerance: the bounds that held (see `reference.Tolerance`); with a bias, an activation or a tree those of the
+            accumulator, of which `reference.tolerances` makes the result's.
         plan_seconds: how long making the plan took, compilation included; None without a GPU.
         launches: how many calls of the plan were timed; 0 without a GPU.
         seconds: median time of one call, called back to back; None without a GPU.
@@ -130,8 +138,6 @@ def run(
         UnsupportedError, KernelNotFoundError, CompileError, DeviceUnavailableError: as for `plan`.
     """
     expect_request(request)
-    if isinstance(request, (GemmRequest, GroupedGemmRequest)):
-        refuse_epilogue(request.epilogue.bias, request.epilogue.activation)
     on_gpu = backend != "reference" and (backend != "auto" or devices.available())
     start = time.perf_counter()
     made = plan(request, backend=backend, jit=jit) if on_gpu else None
@@ -147,7 +153,7 @@ def _run(
     generator = np.random.default_rng(seed)
     slots = slots_of(request)
     arrays = {
-        label: _poison(spec) if slot.written else _random(generator, slot, spec)
+        label: _poison(slot, spec) if slot.written else _random(generator, slot, spec)
         for slot in slots
         for label, spec in zip(slot.labels, slot.specs, strict=True)
     }
@@ -163,7 +169,7 @@ def _run(
     for part in parts if track is None else track(parts, len(parts)):
         if made is None:
             _on_reference(work, part)
-        check.add(part, *work.expected(part))
+        work.compare(part, check)
     work.finish(check)
     return Trial(
         request=request,
@@ -210,6 +216,8 @@ def _memory_order(spec: MatrixSpec) -> list[int]:
 
 
 def _random(generator: np.random.Generator, slot: Slot, spec: MatrixSpec) -> Array:
+    if slot.element == BYTE:
+        return _laid_out(spec, lambda shape: generator.integers(0, 256, shape, np.uint8))
     kind = numerics.numpy_dtype(spec.dtype)
     if spec.dtype in numerics.INTEGER_DTYPES:
         return _laid_out(spec, lambda shape: generator.integers(-127, 128, shape, kind))
@@ -234,8 +242,10 @@ def _random_fp4(generator: np.random.Generator, request: GemmRequest) -> Arrays:
     return found
 
 
-def _poison(spec: MatrixSpec) -> Array:
+def _poison(slot: Slot, spec: MatrixSpec) -> Array:
     """A result before it is computed, so that an element that nobody writes cannot be right by chance."""
+    if slot.element == BYTE:
+        return _laid_out(spec, lambda shape: np.full(shape, 0xFF, np.uint8))
     made = _laid_out(spec, lambda shape: np.empty(shape, numerics.numpy_dtype(spec.dtype)))
     made[...] = np.iinfo(made.dtype).min if spec.dtype in numerics.INTEGER_DTYPES else np.nan
     return made
@@ -293,6 +303,10 @@ class _Check:
         got = part["out"]
         right = reference.within_tolerance(got, expected, magnitudes, self.limits, self.result)
         self.mismatches += int(right.size - np.count_nonzero(right))
+        self.see(got, expected)
+
+    def see(self, got: Array, expected: Array) -> None:
+        """Takes note of the largest difference."""
         with np.errstate(invalid="ignore"):
             difference = np.abs(numerics.to_float64(got) - numerics.to_float64(expected))
         self.max_error = max(self.max_error, float(np.max(difference, initial=0.0)))
@@ -310,8 +324,8 @@ class _Work(Protocol):
     def compute(self, part: Arrays) -> None:
         """Writes a part of the result, by the package's own function on the reference backend."""
 
-    def expected(self, part: Arrays) -> tuple[Array, Array]:
-        """(what the reference gives, the magnitudes that tolerances are measured with)."""
+    def compare(self, part: Arrays, check: _Check) -> None:
+        """Checks a part against the reference of the operands that it comes from."""
 
     def finish(self, check: _Check) -> None:
         """Checks what has no parts."""
@@ -319,7 +333,8 @@ class _Work(Protocol):
 
 def _work(request: Request, arrays: Arrays) -> _Work:
     if isinstance(request, GemmRequest):
-        return _Gemm(request, arrays)
+        fusion = request.fusion()
+        return _Gemm(request, arrays) if fusion is None else _FusedGemm(request, arrays, fusion=fusion)
     return _Grouped(request, arrays) if isinstance(request, GroupedGemmRequest) else _Conv(request, arrays)
 
 
@@ -332,8 +347,19 @@ def _slices(extent: int) -> Iterator[slice]:
     return (slice(start, start + step) for start in range(0, extent, step))
 
 
+class _Near:
+    """Whose results are right where they are near enough to the reference's."""
+
+    def expected(self, part: Arrays) -> tuple[Array, Array]:
+        """(what the reference gives, the magnitudes that tolerances are measured with)."""
+        raise NotImplementedError
+
+    def compare(self, part: Arrays, check: _Check) -> None:
+        check.add(part, *self.expected(part))
+
+
 @dataclass
-class _Gemm:
+class _Gemm(_Near):
     request: GemmRequest
     arrays: Arrays
     amax: float = 0.0
@@ -348,22 +374,35 @@ class _Gemm:
         blocks = BLOCK if request.scaling == "block" else 0
         if request.scaling in fp4.SCALINGS:
             blocks = fp4.VECTOR[fp4.SCALINGS[request.scaling]]
-        return reference.tolerance(
-            request.operand_dtype, request.result_dtype, request.shape.k, math, scale_block=blocks
-        )
+        return reference.tolerance(request.operand_dtype, self.rounded, request.shape.k, math, scale_block=blocks)
+
+    @property
+    def rounded(self) -> CutlassDtype:
+        """What tolerances expect the product to be rounded to."""
+        return self.request.result_dtype
+
+    @property
+    def batched(self) -> bool:
+        """Whether parts are batches; else they are rows of D."""
+        return self.arrays["a"].ndim == 3
+
+    def follows(self) -> set[str]:
+        """The arrays that parts are parts of; the others they share."""
+        found = {"a", "out"} | ({"b"} if self.batched else set())
+        found |= {"c"} if self.request.epilogue.beta != 0 else set()
+        if self.request.scaling in (fp4.SCALINGS if self.batched else ("vector", "block", *fp4.SCALINGS)):
+            found |= {"scale_a", "scale_b"} if self.batched else {"scale_a"}
+        return found
 
     def parts(self) -> Iterator[Arrays]:
-        batched = self.arrays["a"].ndim == 3
-        follows = {"a", "c", "out"} | ({"b"} if batched else {"scale_a"})  # rows of D, or batches
-        if batched and self.request.scaling in fp4.SCALINGS:
-            follows |= {"scale_a", "scale_b"}
-        for part in _slices(self.request.shape.batch if batched else self.request.shape.m):
-            yield {
-                name: array[part] if name in follows and array.ndim > 1 else array
-                for name, array in self.arrays.items()
-            }
+        follows = self.follows()
+        for part in _slices(self.request.shape.batch if self.batched else self.request.shape.m):
+            yield {name: array[part] if name in follows else array for name, array in self.arrays.items()}
 
     def compute(self, part: Arrays) -> None:
+        self._compute(part)
+
+    def _compute(self, part: Arrays, **epilogue: Any) -> None:
         amax = np.zeros(1, np.float32) if "amax" in part else None
         scales: dict[str, Any] = {name: part[name] for name in ("scale_a", "scale_b", "scale_d") if name in part}
         part["out"][...] = gemm(
@@ -372,6 +411,7 @@ class _Gemm:
             part.get("c"),
             **self.how,
             **scales,
+            **epilogue,
             amax=amax,
             out_dtype=self.request.result_dtype,
             precision=None if self.request.math in ("default", numerics.FAST) else self.request.math,
@@ -392,19 +432,113 @@ class _Gemm:
             return reference.gemm(*operands, **how), magnitudes
         expected, amax = reference.gemm_with_amax(*operands, **how)
         self.amax = max(self.amax, float(amax.reshape(())))
-        self.amax_error = max(self.amax_error, float(np.max(magnitudes, initial=0.0)))
+        factor = self.limits(self.request.math).atol_factor
+        self.amax_error = max(self.amax_error, factor * float(np.max(magnitudes, initial=0.0)))
         return expected, magnitudes * (1.0 if scale_d is None else scale_d)
 
     def finish(self, check: _Check) -> None:
         if "amax" in self.arrays:
             error = abs(float(self.arrays["amax"][0]) - self.amax)
             # Written as float32; NaN is no agreement either.
-            allowed = check.limits.atol_factor * self.amax_error + 2.0**-23 * self.amax
+            allowed = self.amax_error + 2.0**-23 * self.amax
             check.mismatches += int(not error <= allowed)
 
 
 @dataclass
-class _Conv:
+class _FusedGemm(_Gemm):
+    """With a bias, an activation or a tree, whose evaluation by the reference says how far a kernel may be off."""
+
+    fusion: Fusion = field(kw_only=True)
+
+    @property
+    def tree(self) -> EpilogueVisitorTree:
+        return self.fusion.tree
+
+    @property
+    def of_d(self) -> EpilogueVisitorTree:
+        """The tree of D alone, which says nothing of its element type."""
+        return EpilogueVisitorTree(self.tree.result)
+
+    @property
+    def rounded(self) -> CutlassDtype:
+        return epilogue_compute(accumulator(self.request.operand_dtype), tree=True)
+
+    def follows(self) -> set[str]:
+        kinds = {MATRIX, MASK} if self.batched else {MATRIX, MASK, COLUMN}
+        return super().follows() | {
+            *(one.name for one in self.tree.inputs if one.kind in kinds),
+            *(one.name for one in self.tree.outputs),
+        }
+
+    def parts(self) -> Iterator[Arrays]:
+        across = {SCALAR} if self.batched else {SCALAR, ROW}
+        whole = any(one.reduction and one.kind in across for one in self.tree.outputs)
+        yield from (self.arrays,) if whole else super().parts()
+
+    def compute(self, part: Arrays) -> None:
+        epilogue = self.request.epilogue
+        if epilogue.tree is None:
+            self._compute(part, bias=part.get("bias"), activation=epilogue.activation)
+            return
+        acc = self._accumulator(part)
+        computed = reference.evaluate(self.tree, acc, self._read(part, self.tree), **self._rounding(part))
+        for name, values in computed.items():
+            part[name][...] = values
+        if "amax" in part:
+            values = reference.evaluate(self.of_d, acc, self._read(part, self.of_d), out_dtype=self.rounded)[RESULT]
+            np.fmax(self.arrays["amax"], np.max(np.abs(values), initial=0.0), out=self.arrays["amax"])
+
+    def compare(self, part: Arrays, check: _Check) -> None:
+        tree, limits, acc = self.tree, check.limits, self._accumulator(part)
+        error = limits.atol_factor * reference.absolute_product(*self._operands(part), **self._scaled(part))
+        error += limits.rtol * np.abs(acc)
+        read, how = self._read(part, tree), self._rounding(part)
+        wanted = reference.evaluate(tree, acc, read, **how)
+        got = {name: part[name] for name in wanted}
+        check.see(got[RESULT], wanted[RESULT])
+        if reference.agrees(tree, got, acc, error, read, **how):
+            bounds = reference.tolerances(tree, acc, error, read, **how)
+            masks = {one.name for one in tree.outputs if one.kind == MASK}
+            counts = (_beyond(got[name], wanted[name], bounds[name], bits=name in masks) for name in got)
+            check.mismatches += max(1, sum(counts))
+        if "amax" in part:
+            read = self._read(part, self.of_d)
+            values = reference.evaluate(self.of_d, acc, read, out_dtype=self.rounded)[RESULT]
+            bound = reference.tolerances(self.of_d, acc, error, read, out_dtype=self.rounded)[RESULT]
+            self.amax = max(self.amax, float(np.max(np.abs(values), initial=0.0)))
+            self.amax_error = max(self.amax_error, float(np.max(bound, initial=0.0)))
+
+    def _operands(self, part: Arrays) -> tuple[Array, Array, Array | None]:
+        return part["a"], part["b"], part["c"] if self.request.epilogue.beta != 0 else None
+
+    def _scaled(self, part: Arrays) -> dict[str, Any]:
+        return self.how | {name: part[name] for name in ("scale_a", "scale_b") if name in part}
+
+    def _accumulator(self, part: Arrays) -> Array:
+        """What the tree starts from."""
+        how = self._scaled(part) | {"out_dtype": CutlassDtype.F64, "math": self.request.math}
+        made: Array = reference.gemm(*self._operands(part), **how)
+        return made
+
+    def _read(self, part: Arrays, tree: EpilogueVisitorTree) -> Arrays:
+        return {one.name: part[one.name] for one in tree.inputs}
+
+    def _rounding(self, part: Arrays) -> dict[str, Any]:
+        scale_d = float(part["scale_d"][0]) if self.request.quantized else None
+        return {"out_dtype": self.request.result_dtype, "scale_d": scale_d}
+
+
+def _beyond(got: Array, wanted: Array, bound: Array, *, bits: bool) -> int:
+    """How many elements are further off than they may be."""
+    if bits:
+        got, wanted = (np.unpackbits(one, -1, count=bound.shape[-1], bitorder="little") for one in (got, wanted))
+    with np.errstate(invalid="ignore"):
+        right = np.abs(numerics.to_float64(got) - numerics.to_float64(wanted)) <= bound
+    return int(right.size - np.count_nonzero(right))
+
+
+@dataclass
+class _Conv(_Near):
     request: Any
     arrays: Arrays
 
@@ -470,7 +604,7 @@ class _Conv:
 
 
 @dataclass
-class _Grouped:
+class _Grouped(_Near):
     request: GroupedGemmRequest
     arrays: Arrays
 
@@ -480,20 +614,21 @@ class _Grouped:
         return reference.tolerance(request.dtype, request.result_dtype, depth, math)
 
     def parts(self) -> Iterator[Arrays]:
-        names = ("a", "b", "c", "out") if self.request.epilogue.beta != 0 else ("a", "b", "out")
+        names = [slot.name for slot in slots_of(self.request)]
         for g in range(len(self.request.shape.groups)):
             yield {name: self.arrays[f"{name}[{g}]"] for name in names}
 
     def compute(self, part: Arrays) -> None:
         lists: dict[str, Any] = {name: [array] for name, array in part.items() if name != "out"}
-        (part["out"][...],) = grouped_gemm(**lists, **self._how(), backend="reference")
+        how = self._how() | {"activation": self.request.epilogue.activation}
+        (part["out"][...],) = grouped_gemm(**lists, **how, backend="reference")
 
     def expected(self, part: Arrays) -> tuple[Array, Array]:
-        operands = (part["a"], part["b"], part.get("c"))
-        how = self._how()
-        expected = reference.gemm(*operands, **how, math=self.request.math)
+        operands, activation = (part["a"], part["b"], part.get("c")), self.request.epilogue.activation
+        how = self._how() | {"bias": part.get("bias")}
+        expected = reference.gemm(*operands, **how, activation=activation, math=self.request.math)
         how.pop("out_dtype")
-        return expected, reference.absolute_product(*operands, **how)
+        return expected, reference.absolute_product(*operands, **how) * (1.0 if activation is None else _STEEPEST)
 
     def finish(self, check: _Check) -> None:
         """There is nothing but parts."""

@@ -160,6 +160,24 @@ void test_contiguous(Problem problem, bool broken) {
   }
 }
 
+// A bias in the place of C: a row for all groups, or one for each, wherever the group's rows begin.
+void test_rows_in_the_place_of_c(Problem problem) {
+  using Finder = atomr_cutlass::GroupFinder<16, true, 16, true, 16, false>;
+  Args& args = problem.args;
+  args.form = ATOMR_CUTLASS_GROUPED_CONTIGUOUS;
+  args.m = problem.total, args.n = 24, args.k = 16;
+  args.lda = 16, args.ldb = args.ldd = 24, args.ldc = 0;
+  args.c = kC;
+  for (int64_t const stride : {0, 32}) {
+    args.group_stride_c = stride;
+    fill<Finder>(args);
+    for (size_t g = 0; g < problem.size(); ++g) {
+      CHECK(problem.pointer(Tables::kC, g) == kC + int64_t(g) * stride * 2);
+      CHECK_EQUAL(problem.tables().column<int64_t>(Tables::kLdc)[g], 0);
+    }
+  }
+}
+
 void test_along_k(Problem problem, bool broken) {
   using Finder = atomr_cutlass::GroupFinder<16, false, 16, true, 16, false>;
   Args& args = problem.args;
@@ -240,6 +258,7 @@ int main() {
       }
     }
     test_masked_with_block_scales(Problem(groups, true, true));
+    test_rows_in_the_place_of_c(Problem(groups, true, false));
   }
   test_a_list();
   return check::result();

@@ -1,7 +1,7 @@
-"""`grouped_gemm` on the GPU against the reference: forms, sizes of groups, types, scales, views, graphs, bad input.
+"""`grouped_gemm` on the GPU against the reference: forms, sizes, types, scales, bias, views, graphs, bad input.
 
-Kernels that the table lacks are compiled at run time, some twenty in all. With ATOMR_CUTLASS_TEST_JIT every cell of the
-matrix is.
+Kernels that the table lacks are compiled at run time, some twenty in all, and as many with a bias or an activation,
+which no table has. With ATOMR_CUTLASS_TEST_JIT every cell of the matrix is, once more with both.
 """
 
 from __future__ import annotations
@@ -19,7 +19,9 @@ import pytest
 
 import atomr_cutlass as ac
 from atomr_cutlass import SmArch, devices, grouped_plan, numerics, operands, reference, table
+from atomr_cutlass.fused_arguments import common
 from atomr_cutlass.generator.dtypes import CutlassDtype as D
+from atomr_cutlass.generator.epilogue.lower import epilogue_id
 from atomr_cutlass.generator.key import KernelKey
 from atomr_cutlass.generator.matrix import cells
 from atomr_cutlass.generator.rules import FP8_TYPES
@@ -61,6 +63,9 @@ class Case:
         counts: whether counts are given; ends are otherwise.
         scale: which scales: numbers, tensor, group, vector, mixed, block.
         fast: fast accumulation.
+        bias: which bias: row (one for all groups), groups, padded (room between them), strided.
+        bias_type: its element type; that of D.
+        activation: a name.
         pads, shifts: elements after each row, and before the array, of A, B, C and D.
     """
 
@@ -80,6 +85,9 @@ class Case:
     alpha: float = 1.0
     beta: float = 0.0
     in_place: bool = False
+    bias: str = ""
+    bias_type: D | None = None
+    activation: str | None = None
     pads: tuple[int, int, int, int] = (0, 0, 0, 0)
     shifts: tuple[int, int, int, int] = (0, 0, 0, 0)
 
@@ -107,7 +115,8 @@ class Case:
 
 _PLAIN = Case(CONTIGUOUS, ())
 _OPTIONAL = (
-    "m", "b", "out", "rest", "counts", "scale", "fast", "alpha", "beta", "in_place", "pads", "shifts",
+    "m", "b", "out", "rest", "counts", "scale", "fast", "alpha", "beta", "in_place", "bias", "bias_type", "activation",
+    "pads", "shifts",
 )  # fmt: skip
 
 
@@ -142,11 +151,13 @@ class Given:
     out: Guarded
     divided: Any
     scales: dict[str, Any]
+    bias: Any = None
 
     def call(self, case: Case, **options: Any) -> Any:
         name = "counts" if case.counts or case.form == MASKED else "offsets"
         return ac.grouped_gemm(
-            self.a, self.b, self.c, alpha=case.alpha, beta=case.beta, fast_accum=case.fast,
+            self.a, self.b, self.c, alpha=case.alpha, beta=case.beta, bias=self.bias, activation=case.activation,
+            fast_accum=case.fast,
             **({"out": self.out.view, "backend": BACKEND, name: self.divided} | self.scales | options),
         )  # fmt: skip
 
@@ -194,7 +205,24 @@ def given(case: Case, seed: int = 1) -> Given:
             out.view.copy_(c)
             c = out.view
     numbers = case.sizes if case.counts or case.form == MASKED else ends(case.sizes)
-    return Given(a, b, c, before, out, int32(numbers), scales_of(case, seed + 3))
+    return Given(a, b, c, before, out, int32(numbers), scales_of(case, seed + 3), bias_of(case, seed + 6))
+
+
+def bias_of(case: Case, seed: int) -> Any:
+    """The bias of a case, in poison."""
+    groups, dtype = len(case.sizes), case.bias_type or case.result
+    match case.bias:
+        case "":
+            return None
+        case "row":
+            return placed((1, case.n), dtype, seed)[0]
+        case "groups":
+            return placed((groups, case.n), dtype, seed)
+        case "padded":
+            return placed((groups, case.n), dtype, seed, pad=8)
+        case "strided":
+            return placed((groups, case.n), dtype, seed, layout="c", pad=3)
+    raise AssertionError(case.bias)
 
 
 def scales_of(case: Case, seed: int) -> dict[str, Any]:
@@ -264,9 +292,11 @@ def untouched(case: Case, d: Any) -> None:
 
 def limits(case: Case) -> reference.Tolerance:
     k = max([1, *case.sizes]) if case.form == ALONG_K else case.k
-    return reference.tolerance(
+    found = reference.tolerance(
         case.a, case.result, k, fast_accum=case.fast, scale_block=BLOCK if case.scale.startswith("block") else 0
     )
+    # An activation passes an error on, the steepest (hardswish) with a factor of 1.5.
+    return found._replace(atol_factor=found.atol_factor * 2) if case.activation else found
 
 
 def _host_scales(case: Case, one: Given) -> dict[str, Any]:
@@ -297,9 +327,12 @@ def _check_by_numpy(case: Case, one: Given, d: Any) -> None:
     arrays = [host(one.a), host(one.b), None if one.before is None else host(one.before)]
     common: dict[str, Any] = {
         name: host(one.divided), "alpha": case.alpha, "beta": case.beta, **_host_scales(case, one),
+        "bias": None if one.bias is None else host(one.bias),
     }  # fmt: skip
     got: Any = host(d)
-    want: Any = reference.grouped_gemm(*arrays, out=got.copy(), out_dtype=case.result, **common)
+    want: Any = reference.grouped_gemm(
+        *arrays, out=got.copy(), out_dtype=case.result, activation=case.activation, **common
+    )
     magnitude: Any = reference.absolute_grouped_product(*arrays, **common)
     right = reference.within_tolerance(got, want, magnitude, limits(case), case.result)
     assert right.all(), f"{(~right).sum()} of {right.size} elements are wrong, the first at {np.argwhere(~right)[0]}"
@@ -355,6 +388,12 @@ def _check_by_torch(case: Case, one: Given, d: Any) -> None:
         if c is not None:
             want += case.beta * c.float().double()
             magnitude += abs(case.beta) * c.float().double().abs()
+        if one.bias is not None:
+            bias = (one.bias if one.bias.ndim == 1 else one.bias[g]).float().double()
+            want += bias
+            magnitude += bias.abs()
+        if case.activation is not None:
+            want = getattr(torch.nn.functional, case.activation)(want)
         bound = magnitude * bound_of.atol_factor + want.abs() * bound_of.rtol + numerics.smallest_step(case.result)
         got = part.float().double()
         wrong = ((got - want).abs() > bound) | torch.isnan(got)
@@ -441,6 +480,8 @@ def test_along_k(case: Case) -> None:
         Case(CONTIGUOUS, skewed(32, 4096), 512, 1024, a=E4M3, layouts="rc", scale="vector", fast=True),
         Case(CONTIGUOUS, skewed(32, 4096), 512, 1024, a=E4M3, layouts="rc", scale="block"),
         Case(MASKED, skewed(16, 2048), 512, 1024, m=1024, a=E4M3, layouts="rc", scale="block"),
+        Case(CONTIGUOUS, skewed(64, 8192), 512, 1024, layouts="rc", rest=100, bias="groups", activation="relu"),
+        Case(MASKED, skewed(32, 4096), 512, 512, m=2048, layouts="rc", bias="row", activation="relu"),
     ],
     ids=str,
 )
@@ -570,6 +611,111 @@ def test_views_along_k(case: Case) -> None:
     run(case)
 
 
+# ----------------------------------------------------------------------------------------------------------------------
+# Bias and activation
+# ----------------------------------------------------------------------------------------------------------------------
+
+ROWS = Case(CONTIGUOUS, UNEVEN, 136, 72, layouts="rc", rest=9)
+MASKS = Case(MASKED, UNEVEN, 136, 72, m=136, layouts="rc")
+DEPTHS = Case(ALONG_K, UNEVEN, 136, m=72, layouts="cr", rest=4)
+QUANTIZED = Case(CONTIGUOUS, FP8_SIZES[0], 136, 272, a=E4M3, layouts="rc", rest=9)
+
+
+@pytest.mark.parametrize(
+    "case",
+    [
+        replace(ROWS, bias="row"),
+        replace(ROWS, bias="strided", alpha=-0.5, beta=3.0),
+        *(replace(ROWS, bias=bias, activation="gelu") for bias in ("row", "groups", "padded", "strided")),
+        replace(ROWS, bias="groups", activation="gelu", counts=True, beta=1.0, in_place=True),
+        replace(ROWS, sizes=small(256, 2), bias="groups", activation="gelu"),
+        replace(ROWS, sizes=(0,) * 12, bias="groups", activation="gelu"),
+        replace(ROWS, bias="groups", activation="gelu", pads=(8, 16, 0, 8)),
+        replace(ROWS, n=264, bias="groups", activation="gelu"),
+        replace(ROWS, activation="silu", alpha=0.5),
+        replace(ROWS, activation="identity"),
+        replace(ROWS, bias="groups", bias_type=F32, activation="relu"),
+        *(replace(MASKS, bias=bias, activation="gelu", beta=beta) for bias, beta in (("row", 0.0), ("groups", 2.0))),
+        *(replace(DEPTHS, bias=bias, activation="gelu") for bias in ("row", "groups")),
+        replace(DEPTHS, out=F32, bias="groups"),
+    ],
+    ids=str,
+)
+def test_bias_and_activation(case: Case) -> None:
+    """Trees on top of kernels over TMA. An empty group along K leaves act(bias)."""
+    run(case)
+
+
+@pytest.mark.parametrize(
+    "case",
+    [
+        *(replace(QUANTIZED, scale=scale, bias="groups", activation="gelu") for scale in SCALES),
+        replace(QUANTIZED, scale="vector", bias="row", bias_type=F16, beta=0.5, alpha=2.0),
+        replace(QUANTIZED, scale="group", bias="row", activation="silu", fast=True),
+        replace(QUANTIZED, scale="block", bias="groups", activation="gelu"),
+        replace(QUANTIZED, form=MASKED, m=310, rest=0, scale="vector", bias="groups", activation="gelu"),
+    ],
+    ids=str,
+)
+def test_bias_and_activation_beside_scales(case: Case) -> None:
+    run(case)
+
+
+@pytest.mark.parametrize(
+    "case",
+    [
+        *(
+            Case(form, UNEVEN, 133, 71, m=136, rest=rest, bias=bias, activation=activation)
+            for (form, rest), (bias, activation) in pairs(
+                ((CONTIGUOUS, 3), (MASKED, 0)), (("row", None), ("groups", "gelu"), ("padded", "gelu"), ("", "gelu"))
+            )
+        ),
+        Case(ALONG_K, UNEVEN, 133, m=71, bias="groups", activation="gelu"),
+        Case(CONTIGUOUS, UNEVEN, 1, 1, rest=3, bias="groups", activation="gelu"),
+        *(
+            Case(CONTIGUOUS, UNEVEN, 133, 71, a=F16, alpha=0.1, bias="row", activation=activation)
+            for activation in ("relu", "leaky_relu", "sigmoid", "silu", "tanh", "hardswish", "gelu_tanh")
+        ),
+    ],
+    ids=str,
+)
+def test_bias_and_activation_of_unaligned_groups(case: Case) -> None:
+    """Kernels of the sm80 generation, which read the bias in the place of C."""
+    run(case)
+
+
+def test_what_the_sm80_generation_has_no_bias_beside(torch: Any) -> None:
+    for changes in ({"beta": 1.0}, {"bias_type": F32}, {"bias": "strided"}):
+        case = replace(Case(CONTIGUOUS, UNEVEN, 133, 71, rest=3, bias="groups"), **changes)
+        one = given(case)
+        with pytest.raises(ac.UnsupportedError, match="without c, contiguous and of the result's dtype"):
+            one.call(case)
+        torch.cuda.synchronize()
+        one.out.assert_untouched()
+
+
+@pytest.mark.parametrize("form", [CONTIGUOUS, MASKED])
+def test_k_of_zero_leaves_bias(form: str) -> None:
+    case = Case(form, UNEVEN, 136, 0, m=136, layouts="rc", rest=3 if form == CONTIGUOUS else 0)
+    run(replace(case, bias="groups", activation="gelu"))
+    run(replace(case, n=133, bias="groups", activation="gelu"))
+
+
+def test_plans_with_bias_are_kept() -> None:
+    """The next call's bias may be another array, and so may its values."""
+    case = replace(ROWS, bias="groups", activation="gelu")
+    one = run(case)
+    plans = grouped_module._plans
+    kept, hits = len(plans), plans.hits
+    for seed in range(3):
+        one.bias = bias_of(case, seed)
+        one.call(case)
+        check(case, one)
+    assert (len(plans), plans.hits) == (kept, hits + 3)
+    one.call(case, activation=None)
+    assert len(plans) == kept + 1
+
+
 @pytest.mark.parametrize("form", [CONTIGUOUS, MASKED])
 def test_k_of_zero_leaves_c(form: str) -> None:
     run(Case(form, UNEVEN, 136, 0, m=136, beta=2.0, rest=3 if form == CONTIGUOUS else 0))
@@ -639,6 +785,15 @@ LISTS: dict[str, tuple[tuple[tuple[int, int, int], ...], dict[str, Any]]] = {
     "in place": (ALIGNED, {"beta": -1.0, "in_place": True}),
     "many": (tuple((m, 8 * (m % 5 + 1), 16 * (m % 3 + 1)) for m in small(256, 40)), {}),
     "no columns, no K": (((8, 0, 16), (8, 16, 0), (16, 16, 16)), {"beta": 1.0}),
+    "bias": (ALIGNED, {"bias": True, "activation": "gelu"}),
+    "bias, with c": (ALIGNED, {"bias": True, "activation": "gelu", "beta": 2.0}),
+    "bias, many": (
+        tuple((m, 8 * (m % 5 + 1), 16 * (m % 3 + 1)) for m in small(256, 40)),
+        {"bias": True, "activation": "gelu"},
+    ),
+    "bias, no columns, no K": (((8, 0, 16), (8, 16, 0), (16, 16, 16)), {"bias": True, "activation": "gelu"}),
+    "bias, unaligned": (((7, 5, 3), (130, 33, 71), (1, 1, 1), (0, 3, 3), (64, 128, 64)), {"bias": True}),
+    "activation, unaligned": (((7, 5, 3), (130, 33, 71)), {"activation": "gelu"}),
     "fp8": (tuple((m, 16 * (m % 5 + 1), 32 * (m % 3 + 1)) for m in small(24, 80)), {"dtype": E4M3, "layout": "c"}),
 }
 
@@ -666,6 +821,9 @@ def test_scales_of_lists(scale: str) -> None:
         },
     }[scale]
     _lists(shapes, dtype=E4M3, layout="c", block=BLOCK if scale == "block" else 0, **found)
+    if scale in ("vector", "block"):
+        _lists(shapes, dtype=E4M3, layout="c", block=BLOCK if scale == "block" else 0, bias=True, activation="gelu",
+               **found)  # fmt: skip
 
 
 def _lists(
@@ -677,6 +835,8 @@ def _lists(
     beta: float = 0.0,
     in_place: bool = False,
     block: int = 0,
+    bias: bool = False,
+    activation: str | None = None,
     **found: Any,
 ) -> None:
     result = numerics.default_out_dtype(dtype)
@@ -697,16 +857,19 @@ def _lists(
             one.view.copy_(kept)
         c = [one.view for one in out]
     views = [one.view for one in out]
+    rows = [placed((1, n), result, g + 3000)[0] for g, (m, n, k) in enumerate(shapes)] if bias else None
+    how: dict[str, Any] = {"beta": beta, "bias": rows, "activation": activation}
     for _ in range(1 if in_place else 2):  # the second call takes the kept plan
-        assert ac.grouped_gemm(a, b, c, beta=beta, out=views, backend=BACKEND, **found) is views
+        assert ac.grouped_gemm(a, b, c, out=views, backend=BACKEND, **how, **found) is views
         for g, (m, n, k) in enumerate(shapes):
             out[g].assert_guards()
             scaled = {name: _member(value, g) for name, value in found.items()}
             given_c = None if before[g] is None else host(before[g])
-            common: dict[str, Any] = {"beta": beta, **scaled}
-            want = reference.gemm(host(a[g]), host(b[g]), given_c, out_dtype=result, **common)
+            common: dict[str, Any] = {"beta": beta, "bias": None if rows is None else host(rows[g]), **scaled}
+            want = reference.gemm(host(a[g]), host(b[g]), given_c, out_dtype=result, activation=activation, **common)
             magnitude = reference.absolute_product(host(a[g]), host(b[g]), given_c, **common)
             limit = reference.tolerance(dtype, result, max(1, k), scale_block=block)
+            limit = limit._replace(atol_factor=limit.atol_factor * (2 if activation else 1))
             right = reference.within_tolerance(host(views[g]), want, magnitude, limit, result)
             assert right.all(), f"group {g}: {(~right).sum()} of {m * n} elements are wrong"
 
@@ -748,6 +911,13 @@ REPLAYS: dict[str, tuple[Case, tuple[tuple[int, ...], ...]]] = {
         ((5, 6, 7, 8), (0, 256, 0, 0)),
     ),
     "unaligned": (Case(CONTIGUOUS, (100, 0, 50, 6), 133, 71, rest=100), ((5, 6, 7, 8), (0, 0, 0, 256))),
+    "bias": (
+        Case(CONTIGUOUS, (100, 0, 50, 6), 136, 72, layouts="rc", rest=100, bias="groups", activation="gelu"),
+        ((5, 6, 7, 8), (0, 0, 0, 256)),
+    ),
+    "bias, unaligned": (
+        Case(CONTIGUOUS, (100, 0, 50, 6), 133, 71, rest=100, bias="groups", activation="gelu"), ((5, 6, 7, 8),),
+    ),
 }  # fmt: skip
 
 
@@ -764,8 +934,9 @@ def test_graphs_replay_with_the_sizes_of_the_time(torch: Any, name: str) -> None
     for sizes in (case.sizes, *changes):
         changed = replace(case, sizes=sizes, rest=0 if case.form == MASKED else total - sum(sizes))
         fresh = given(changed)
-        for kept, new in ((one.a, fresh.a), (one.b, fresh.b)):
-            kept.copy_(new)
+        for kept, new in ((one.a, fresh.a), (one.b, fresh.b), (one.bias, fresh.bias)):
+            if kept is not None:
+                kept.copy_(new)
         one.divided.copy_(int32(sizes if by_counts else ends(sizes)))
         one.out.view.view(bits_dtype(case.result)).fill_(_POISON[case.result])
         graph.replay()
@@ -855,6 +1026,7 @@ def test_streams_have_workspaces_of_their_own(torch: Any) -> None:
         Case(MASKED, UNEVEN, 136, 72, m=136, beta=1.0),
         Case(ALONG_K, UNEVEN, 136, m=72, rest=7),
         Case(CONTIGUOUS, UNEVEN, 136, 272, a=E4M3, layouts="rc", scale="vector", rest=7),
+        Case(CONTIGUOUS, UNEVEN, 136, 72, rest=7, bias="groups", activation="gelu"),
     ],
     ids=str,
 )
@@ -864,13 +1036,15 @@ def test_host_operands(case: Case) -> None:
     name = "counts" if case.form == MASKED else "offsets"
     common: dict[str, Any] = {
         name: host(one.divided), "beta": case.beta, **{k: host(v) for k, v in one.scales.items()},
+        "bias": None if one.bias is None else host(one.bias),
     }  # fmt: skip
+    act: dict[str, Any] = {"activation": case.activation}
     out = np.full(case.shapes[2], 2.0**15, numerics.numpy_dtype(case.result))
-    want: Any = reference.grouped_gemm(*arrays, out=out.copy(), out_dtype=case.result, **common)
-    assert ac.grouped_gemm(*arrays, out=out, backend=BACKEND, **common) is out
+    want: Any = reference.grouped_gemm(*arrays, out=out.copy(), out_dtype=case.result, **common, **act)
+    assert ac.grouped_gemm(*arrays, out=out, backend=BACKEND, **common, **act) is out
     magnitude: Any = reference.absolute_grouped_product(*arrays, **common)
     assert reference.within_tolerance(out, want, magnitude, limits(case), case.result).all()
-    made = ac.grouped_gemm(*arrays, backend=BACKEND, **common)
+    made = ac.grouped_gemm(*arrays, backend=BACKEND, **common, **act)
     covered = want.astype(np.float32) != 2.0**15
     np.testing.assert_array_equal(made.astype(np.float32)[covered], out.astype(np.float32)[covered])
     assert not made.astype(np.float32)[~covered].any()
@@ -972,8 +1146,11 @@ WRONG: dict[str, tuple[type[Exception], Any, str]] = {
     "scales of bf16": (ac.UnsupportedError, lambda: {"scale_a": scales((48, 1), 1)}, "only fp8 kernels take scales"),
     "shape of scales": (ac.InvalidOperandError, lambda: {"scale_a": scales((47, 1), 1)}, "scale_a has shape"),
     "dtype of scales": (ac.InvalidOperandError, lambda: {"scale_a": scales((48, 1), 1).half()}, "expected float32"),
-    "bias": (ac.UnsupportedError, lambda: {"bias": placed((1, 136), BF16, 1)[0]}, "no fused epilogues"),
-    "activation": (ac.UnsupportedError, lambda: {"activation": "relu"}, "no fused epilogues"),
+    "shape of bias": (ac.InvalidOperandError, lambda: {"bias": placed((2, 136), BF16, 1)}, "bias has shape"),
+    "dtype of bias": (ac.InvalidOperandError, lambda: {"bias": int32(range(136))}, "expected a floating dtype"),
+    "bias on the host": (ac.InvalidOperandError, lambda: {"bias": np.zeros(136, np.float32)}, "bias on the CPU"),
+    "activation": (ac.InvalidOperandError, lambda: {"activation": "nonsense"}, "activation is 'nonsense'"),
+    "epilogue": (ac.UnsupportedError, lambda: {"epilogue": lambda acc: acc}, "no other epilogues yet"),
     "c unused": (ac.InvalidOperandError, lambda: {"c": placed((48, 136), BF16, 3)}, "beta is 0"),
     "back": (ac.InvalidOperandError, lambda: {"offsets": int32((20, 10, 40)), "check": True}, "goes back from 20"),
     "beyond": (ac.InvalidOperandError, lambda: {"offsets": int32((20, 30, 49)), "check": True}, "ends at 49 of 48"),
@@ -1064,6 +1241,22 @@ def test_every_cell(key: KernelKey, monkeypatch: pytest.MonkeyPatch) -> None:
         run(case)
 
 
+@pytest.mark.skipif(not COMPILED, reason="no table has them; ATOMR_CUTLASS_TEST_JIT=1 compiles them")
+@pytest.mark.parametrize("key", CELLS, ids=lambda key: key.name)
+def test_every_cell_with_bias_and_activation(key: KernelKey, monkeypatch: pytest.MonkeyPatch) -> None:
+    if devices.get(0).arch is not key.arch:
+        pytest.skip(f"{key.arch.value} cells need such a GPU")
+    epilogue = "lc_gelu"
+    if key.generation != "sm80":
+        epilogue = epilogue_id(key.epilogue, common(key.d, "gelu").tree.program)
+    picked = Picked(replace(key, epilogue=epilogue), None, 0.0)
+    monkeypatch.setattr(grouped_module, "make", functools.partial(grouped_plan.make, picked=picked))
+    _without_kept(monkeypatch)
+    for case in cases_of(key):
+        if key.generation != "sm80" or case.beta == 0:
+            run(replace(case, bias="groups", activation="gelu"))
+
+
 OLDER = (
     (SmArch.SM80, Case(CONTIGUOUS, UNEVEN, 136, 72, layouts="rc", rest=3)),
     (SmArch.SM80, Case(MASKED, UNEVEN, 136, 72, m=136, layouts="rc", beta=1.0)),
@@ -1071,6 +1264,10 @@ OLDER = (
     (SmArch.SM80, Case(CONTIGUOUS, UNEVEN, 133, 71, a=F16, rest=3)),
     (SmArch.SM89, Case(CONTIGUOUS, UNEVEN, 136, 272, a=E4M3, layouts="rc", scale="numbers")),
     (SmArch.SM89, Case(MASKED, UNEVEN, 136, 272, m=136, a=E4M3, layouts="rc", fast=True)),
+    (SmArch.SM80, Case(CONTIGUOUS, UNEVEN, 136, 72, layouts="rc", rest=3, bias="groups", activation="gelu")),
+    (SmArch.SM80, Case(MASKED, UNEVEN, 136, 72, m=136, layouts="rc", beta=1.0, activation="gelu")),
+    (SmArch.SM80, Case(ALONG_K, UNEVEN, 136, m=72, layouts="cr", out=F32, bias="groups", activation="relu")),
+    (SmArch.SM89, Case(CONTIGUOUS, UNEVEN, 136, 272, a=E4M3, layouts="rc", scale="numbers", bias="row")),
 )
 
 
@@ -1099,6 +1296,23 @@ def test_a_plan_of_a_request(torch: Any) -> None:
     for x, y, d in zip(a, b, out, strict=True):
         d.assert_guards()
         torch.testing.assert_close(d.view, x @ y, rtol=1.6e-2, atol=1e-2)
+
+
+def test_a_plan_of_a_request_with_bias_and_activation(torch: Any) -> None:
+    shapes = ((64, 128, 256), (0, 16, 16), (300, 40, 64))
+    request = ac.GroupedGemmRequest(
+        ac.GroupedGemmShape([ac.GemmShape(*one) for one in shapes]), dtype=BF16,
+        epilogue=ac.GemmEpilogue(bias=True, activation="relu"),
+    )  # fmt: skip
+    plan = grouped_plan.make(request.problem(0), backend=BACKEND)
+    a, b = [placed((m, k), BF16, m) for m, n, k in shapes], [placed((k, n), BF16, n) for m, n, k in shapes]
+    bias, out = [placed((1, n), BF16, n + 1)[0] for m, n, k in shapes], [Guarded((m, n), BF16) for m, n, k in shapes]
+    plan(*a, *b, *bias, *(one.view for one in out))
+    torch.cuda.synchronize()
+    for x, y, row, d in zip(a, b, bias, out, strict=True):
+        d.assert_guards()
+        want = (x.float() @ y.float() + row.float()).relu().bfloat16()
+        torch.testing.assert_close(d.view, want, rtol=1.6e-2, atol=1e-2)
 
 
 def test_operands_are_of_known_types() -> None:

@@ -23,6 +23,21 @@ GROUPS = ac.GroupedGemmShape([ac.GemmShape(m, 128, 256) for m in (40, 0, 136, 1)
 FP8 = ac.GemmRequest(ac.GemmShape(136, 256, 384), dtype=D.F8E4M3, layout_b=COLUMN)
 FPROP = ac.ConvFwdRequest(SHAPE, dtype=D.BF16)
 GROUPED = ac.GroupedGemmRequest(GROUPS, dtype=D.BF16)
+BIASED = ac.GemmRequest(
+    ac.GemmShape(136, 264, 384), dtype=D.BF16, layout_b=COLUMN, epilogue=ac.GemmEpilogue(bias=True, activation="gelu")
+)
+TREE = (
+    ac.EvtBuilder()
+    .add_bias("bias", dtype=D.BF16)
+    .aux_load("kept", kind="mask")
+    .binary("multiply", "kept")
+    .mask_store("positive")
+    .aux_store("before", dtype=D.F32)
+    .activation("relu")
+    .add_matrix("residual", dtype=D.BF16)
+    .reduce("tops", "column", "amax")
+    .build()
+)
 REQUESTS: dict[str, Any] = {
     "fprop": FPROP,
     "fprop, nchw": replace(FPROP, layout=ac.ConvLayout.NCHW, epilogue=ac.GemmEpilogue(2.0, -1.0)),
@@ -42,6 +57,16 @@ REQUESTS: dict[str, Any] = {
     "fp8, tensors": replace(FP8, scaling="tensor", quantized=True, out_dtype=D.F8E4M3),
     "fp8, vectors": replace(FP8, scaling="vector"),
     "fp8, blocks": replace(FP8, scaling="block"),
+    "bias": BIASED,
+    "bias, c, batches": replace(
+        BIASED, shape=ac.GemmShape(136, 264, 128, 3), epilogue=ac.GemmEpilogue(2, -1, bias=True)
+    ),
+    "bias, i8": replace(BIASED, dtype=D.I8),
+    "bias, fp8, vectors": replace(FP8, scaling="vector", epilogue=BIASED.epilogue),
+    "tree": replace(BIASED, epilogue=ac.GemmEpilogue(tree=TREE)),
+    "tree, c, batches": replace(
+        BIASED, shape=ac.GemmShape(72, 136, 128, 2), epilogue=ac.GemmEpilogue(beta=1.0, tree=TREE)
+    ),
 }
 
 
@@ -77,17 +102,21 @@ def test_an_actor_computes_what_a_plan_does(request_: Any) -> None:
 
     kinds = {
         D.F32: torch.float32, D.F16: torch.float16, D.BF16: torch.bfloat16, D.F8E4M3: torch.float8_e4m3fn,
-        D.F8E5M2: torch.float8_e5m2,
+        D.F8E5M2: torch.float8_e5m2, D.I8: torch.int8,
     }  # fmt: skip
     generator = torch.Generator("cuda").manual_seed(5)
 
-    def array(spec: Any) -> Any:
+    def array(spec: Any, element: Any = None) -> Any:
+        if element is not None:
+            made = torch.empty_strided(spec.shape, spec.strides, device="cuda", dtype=torch.uint8)
+            return made.copy_(torch.randint(0, 256, spec.shape, device="cuda", generator=generator, dtype=torch.uint8))
         made = torch.empty_strided(spec.shape, spec.strides, device="cuda", dtype=torch.float32)
         made.copy_(torch.rand(spec.shape, device="cuda", generator=generator) + 0.5)
         return made.to(kinds[spec.dtype])
 
     *slots, result = slots_of(request_)
-    given = {slot.name: [array(spec) for spec in slot.specs] for slot in slots}
+    given = {slot.name: [array(spec, slot.element) for spec in slot.specs] for slot in slots}
+    written = [given[slot.name][0] for slot in slots if slot.written]
     out = [array(spec) for spec in result.specs]
     made = ac.plan(request_)
     operands = (one for arrays in given.values() for one in arrays)
@@ -95,20 +124,20 @@ def test_an_actor_computes_what_a_plan_does(request_: Any) -> None:
         made(*operands, out=out[0])
     else:
         made(*operands, *out)
-    kept = {name: [one.clone() for one in arrays] for name, arrays in given.items() if name == "amax"}
+    kept = [one.clone() for one in written]
     kinds_of = {"gemm": ac.CutlassMsg.Gemm, "grouped_gemm": ac.CutlassMsg.GroupedGemm}
     message = kinds_of.get(request_.plan_key().op, ac.CutlassMsg.Conv)
     sent = {slot.name: given[slot.name] if slot.listed else given[slot.name][0] for slot in slots}
     actor = ac.CutlassActor(4)
     for target in (None, [torch.full_like(one.float(), torch.nan).to(one.dtype) for one in out]):
         where = target if target is None or result.listed else target[0]
-        if "amax" in given:
-            given["amax"][0].fill_(torch.nan)
+        for one in written:
+            one.fill_(0x5A if one.dtype is torch.uint8 else torch.nan)
         answer = actor.handle(message(request_, sent, out=where))
         answers = answer if result.listed else [answer]
         for got, want in zip(answers, out, strict=True):
             assert (got.shape, got.dtype) == (want.shape, want.dtype)
             assert torch.equal(got.float(), want.float())
-        for one in kept.get("amax", ()):
-            assert torch.equal(given["amax"][0], one)
+        for one, then in zip(written, kept, strict=True):
+            assert torch.equal(one, then)
     assert len(actor.plan_cache) == 1

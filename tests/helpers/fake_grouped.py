@@ -9,6 +9,8 @@ from pathlib import Path
 
 from atomr_cutlass import CutlassDtype as D
 from atomr_cutlass import SmArch
+from atomr_cutlass.fused_arguments import common
+from atomr_cutlass.generator.epilogue.lower import epilogue_id
 from atomr_cutlass.generator.key import KernelKey
 from fake_pack import compile_library
 
@@ -26,7 +28,8 @@ static const float* moved(const void* from, int64_t elements) {
   return from == NULL ? NULL : (const float*)from + elements;
 }
 
-/* layouts of A and B, and what is done with scales: "-" none, "s" scaled, "b" blocks */
+/* layouts of A and B; what is done with scales: "-" none, "s" scaled, "b" blocks; the tree: "-" none, "+" a bias, "t"
+ * without one; "r" is relu */
 static Group find(const Args* p, const char* how, int g, int64_t* before) {
   Group group;
   if (p->form == ATOMR_CUTLASS_GROUPED_LIST) return p->table[g];
@@ -52,7 +55,7 @@ static Group find(const Args* p, const char* how, int g, int64_t* before) {
     b = how[1] == 'r' ? start * p->ldb : start;
   } else if (contiguous) {
     a = how[0] == 'r' ? start * p->lda : start;
-    c = start * p->ldc, d = start * p->ldd;
+    c += start * p->ldc, d = start * p->ldd;
   }
   int64_t scale_a = g * p->scale_group_stride_a, scale_b = g * p->scale_group_stride_b;
   if (how[2] == 'b') {
@@ -67,8 +70,11 @@ static Group find(const Args* p, const char* how, int g, int64_t* before) {
   return group;
 }
 
-static void multiply(const Args* p, const char* how, const Group* g) {
+static void multiply(const Args* p, const char* how, const Group* g, int number) {
   const float *a = g->a, *b = g->b, *c = g->c, *scale_a = g->scale_a, *scale_b = g->scale_b;
+  const atomr_cutlass_tree_operand* row = &p->operands[0];
+  const float* bias = (const float*)row->pointer + number * row->batch_stride;
+  if (how[3] == '+' && p->form == ATOMR_CUTLASS_GROUPED_LIST) bias = ((const float* const*)row->pointer)[number];
   for (int64_t i = 0; i < g->m; ++i) {
     for (int64_t j = 0; j < g->n; ++j) {
       double sum = 0;
@@ -85,7 +91,9 @@ static void multiply(const Args* p, const char* how, const Group* g) {
         if (scale_a != NULL) sum *= scale_a[p->scale_form_a == 1 ? i : 0];
         if (scale_b != NULL) sum *= scale_b[p->scale_form_b == 1 ? j : 0];
       }
-      ((float*)g->d)[i * g->ldd + j] = (float)(p->alpha * sum + (p->beta != 0 ? p->beta * c[i * g->ldc + j] : 0));
+      sum = p->alpha * sum + (p->beta != 0 ? p->beta * c[i * g->ldc + j] : 0);
+      if (how[3] == '+') sum += bias[i * row->stride_m + j * row->stride_n];
+      ((float*)g->d)[i * g->ldd + j] = (float)(how[4] == 'r' && sum < 0 ? 0 : sum);
     }
   }
 }
@@ -114,7 +122,7 @@ static int launch(const atomr_cutlass_row* row, const void* params, const atomr_
   (void)how, (void)stream;
   for (int g = 0; g < p->groups; ++g) {
     const Group group = find(p, row->context, g, &before);
-    multiply(p, row->context, &group);
+    multiply(p, row->context, &group, g);
   }
   return 0;
 }
@@ -130,31 +138,52 @@ const int32_t group_layout[] = {
 """
 
 
-def key(layouts: str, kind: str, align: int) -> KernelKey:
-    """A cell of the sm80 generation in float32, which no real one multiplies. `kind` is as in the C text."""
+def key(layouts: str, kind: str, align: int, tree: str = "-", activation: str = "-") -> KernelKey:
+    """A cell in float32, which no real one multiplies. `kind`, `tree` and `activation` are as in the C text.
+
+    Those with trees are called sm90's, whose kernels have such, the others sm80's.
+    """
+    epilogue = "scaled" if kind == "s" else "lc"
+    named = "relu" if activation == "r" else None
+    if tree != "-":
+        epilogue = epilogue_id(epilogue, common(D.F32 if tree == "+" else None, named).tree.program)
+    elif named:
+        epilogue += f"_{named}"
     return KernelKey(
-        op="grouped_gemm", generation="sm80", arch=SmArch.SM80, a=D.F32, b=D.F32, d=D.F32, acc=D.F32,
+        op="grouped_gemm", generation="sm80" if tree == "-" else "sm90", arch=SmArch.SM80,
+        a=D.F32, b=D.F32, d=D.F32, acc=D.F32,
         layout_a=layouts[0], layout_b=layouts[1], layout_d="r", align_a=align, align_b=align, align_d=align,
         tile=(64, 64, 32), cluster=(1, 1, 1), warps=(2, 2, 1), stages=2 if align == 1 else 4,
         mainloop="twostage" if align == 1 else "multistage", epilogue_schedule="", scheduler="grouped", swizzle=0,
-        math="ieee", epilogue="scaled" if kind == "s" else "lc",
+        math="ieee", epilogue=epilogue,
         scale_granularity=(1, 128, 128) if kind == "b" else (0, 0, 0), scale_type="f32" if kind == "b" else "",
     )  # fmt: skip
 
 
-KEYS = [
-    *(key(layouts, "-", align) for layouts in ("rr", "rc", "cr") for align in (1, 4)),
-    *(key(layouts, "s", 1) for layouts in ("rr", "rc", "cr")),
-    *(key(layouts, "b", 1) for layouts in ("rr", "rc")),
+_SCALED = [
+    *((layouts, "s") for layouts in ("rr", "rc", "cr")),
+    *((layouts, "b") for layouts in ("rr", "rc")),
 ]
+_WAYS = {
+    way: key(*way)
+    for way in [
+        *((layouts, "-", align, "-", one) for layouts in ("rr", "rc", "cr") for align in (1, 4) for one in "-r"),
+        *((layouts, kind, 1, "-", "-") for layouts, kind in _SCALED),
+        *(
+            (layouts, kind, 1, *fused)
+            for layouts, kind in (*((one, "-") for one in ("rr", "rc", "cr")), *_SCALED)
+            for fused in (("+", "-"), ("+", "r"), ("t", "r"))
+        ),
+    ]
+}
+KEYS = list(_WAYS.values())
 
 
 def make_pack(library: Path) -> Path:
     """The pack of `KEYS`; also exports `group_layout`."""
     source = KERNEL + LAYOUT
-    kinds = {("lc", ""): "-", ("scaled", ""): "s", ("lc", "f32"): "b"}
-    for i, one in enumerate(KEYS):
-        how = one.layout_a + one.layout_b + kinds[one.epilogue, one.scale_type]
+    for i, ((layouts, kind, _, tree, activation), one) in enumerate(_WAYS.items()):
+        how = layouts + kind + tree + activation
         source += (
             f"static const atomr_cutlass_row row_{i} = {{{json.dumps(one.name)}, {json.dumps(one.to_json())}, "
             "sizeof(Args), 16, 1024, 128, 0, 13000, "

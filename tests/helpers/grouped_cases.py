@@ -3,6 +3,7 @@
 Every function named `case_...` is a test; the process prints what each of them raised as JSON.
 """
 
+import contextlib
 import ctypes
 import itertools
 import json
@@ -10,14 +11,14 @@ import os
 import re
 import sys
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
 import pytest
 
 import atomr_cutlass as ac
-from atomr_cutlass import _core, grouped_plan, operands, table
+from atomr_cutlass import _core, first_use, grouped_plan, operands, table
 from atomr_cutlass.grouped_plan import ENTRY
 
 grouped_module = sys.modules["atomr_cutlass.grouped"]
@@ -207,6 +208,136 @@ def case_scales_of_lists() -> None:
     refused(ac.UnsupportedError, "must be the same", lambda: ac.grouped_gemm(a, b, scale_a=[1.0, 2.0, 3.0]))
 
 
+@contextlib.contextmanager
+def kernels_of(generation: str) -> Iterator[None]:
+    """The table has no others."""
+    every = table.kernels
+    grouped_module._plans.clear()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(table, "kernels", lambda *args, **named: [
+            one for one in every(*args, **named) if one.key.generation == generation
+        ])  # fmt: skip
+        yield
+    grouped_module._plans.clear()
+
+
+def biases(groups: int, n: int) -> list[Values]:
+    """One for all groups, and one for each, some with room around."""
+    wide, padded = matrix(groups, 2 * n), matrix(groups, n, pad=4)
+    return [matrix(1, n)[0], matrix(groups, n), padded, wide[:, ::2], wide[0, ::2], matrix(1, n)[0, ::-1]]
+
+
+FUSED = ("sm80", "sm90")
+"""Bias in the place of C and activations; epilogue trees."""
+
+
+def _readable(generation: str, bias: Values) -> bool:
+    return generation == "sm90" or bias.strides[-1] == bias.itemsize
+
+
+def case_bias_and_activation_of_contiguous_groups() -> None:
+    ends, rows = i32(3, 3, 8, 9), 11
+    for generation, (k, n), pad, activation in itertools.product(
+        FUSED, ((8, 12), (7, 5)), (0, 4), (None, "relu", "identity")
+    ):
+        a, b = matrix(rows, k, pad=pad), matrix(4, k, n)
+        with kernels_of(generation):
+            for bias in biases(4, n):
+                if _readable(generation, bias):
+                    agree(a, b, out=blank(rows, n, pad=pad), offsets=ends, bias=bias, activation=activation, alpha=2.0)
+            if activation == "relu":
+                agree(a, b, out=blank(rows, n, pad=pad), counts=i32(3, 0, 5, 1), activation=activation)
+
+
+def case_bias_and_activation_of_masked_groups() -> None:
+    for generation, (k, n), activation in itertools.product(FUSED, ((8, 12), (7, 5)), (None, "relu")):
+        a, b = matrix(3, 6, k), matrix(3, k, n, column=True)
+        with kernels_of(generation):
+            for bias in biases(3, n):
+                if _readable(generation, bias):
+                    agree(a, b, out=blank(3, 6, n, pad=3), counts=i32(3, 0, 6), bias=bias, activation=activation)
+
+
+def case_bias_and_activation_along_k() -> None:
+    """An empty group leaves act(bias)."""
+    for generation, activation in itertools.product(FUSED, (None, "relu")):
+        a, b = matrix(8, 9, column=True), matrix(9, 12)
+        with kernels_of(generation):
+            for bias in biases(3, 12):
+                if _readable(generation, bias):
+                    agree(a, b, out=blank(3, 8, 12), counts=i32(3, 0, 6), bias=bias, activation=activation)
+
+
+def case_bias_and_activation_of_lists() -> None:
+    for generation, activation, shapes in itertools.product(FUSED, (None, "relu"), (SHAPES, SHAPES[:1])):
+        a, b = [matrix(m, k) for m, n, k in shapes], [matrix(k, n) for m, n, k in shapes]
+        bias = [matrix(1, n)[0] for m, n, k in shapes]
+        with kernels_of(generation):
+            for given in (bias, tuple(bias), *([None] if activation else [])):
+                out = [blank(m, n, pad=2) for m, n, k in shapes]
+                agree(a, b, out=out, bias=given, activation=activation, alpha=0.5)
+    strided = [np.repeat(one, 2)[::2] for one in bias]
+    refused(
+        ac.UnsupportedError,
+        "the members of bias must be contiguous",
+        lambda: ac.grouped_gemm(on_gpu(a), on_gpu(b), bias=on_gpu(strided)),
+    )
+
+
+def case_bias_beside_c_and_scales() -> None:
+    rows, k, n, groups = 10, 8, 12, 3
+    a, b, c, ends = matrix(rows, k), matrix(groups, k, n), matrix(rows, n), i32(4, 4, 9)
+    for bias, activation in itertools.product((None, *biases(groups, n)), (None, "relu")):
+        how = {"offsets": ends, "bias": bias, "activation": activation}
+        agree(a, b, c, out=blank(rows, n), beta=-2.0, **how)
+        agree(a, b, out=blank(rows, n), scale_a=powers(rows, 1), scale_b=powers(groups), **how)
+    a, b = matrix(rows, 300), matrix(groups, 300, 200)
+    blocks = {"scale_a": powers(rows, 3), "scale_b": powers(groups, 3, 2)}
+    for bias in (matrix(1, 200)[0], matrix(groups, 200)):
+        agree(a, b, out=blank(rows, 200), offsets=ends, bias=bias, activation="relu", **blocks)
+    with kernels_of("sm80"):
+        given = {"bias": operand(matrix(1, n)[0]), "offsets": operand(ends), "beta": 1.0}
+        refused(
+            ac.UnsupportedError,
+            "no kernel of the matrix",
+            lambda: ac.grouped_gemm(operand(matrix(rows, k)), operand(matrix(groups, k, n)), operand(c), **given),
+        )
+
+
+def case_plans_with_bias_and_activation_are_kept() -> None:
+    plans = grouped_module._plans
+    plans.clear()
+    hits = plans.hits
+    a, b, out, ends = operand(matrix(6, 4)), operand(matrix(3, 4, 8)), operand(blank(6, 8)), operand(i32(1, 2, 3))
+    for _ in range(3):
+        for bias in (matrix(1, 8)[0], matrix(3, 8)):
+            for activation in (None, "relu"):
+                ac.grouped_gemm(a, b, offsets=ends, bias=operand(bias), activation=activation, out=out)
+    assert (len(plans), plans.hits) == (4, hits + 8)
+
+
+def case_an_epilogue_is_checked_at_its_first_use() -> None:
+    a, b, ends = operand(matrix(6, 4)), operand(matrix(3, 4, 8)), operand(i32(1, 2, 6))
+    with kernels_of("sm90"), pytest.MonkeyPatch.context() as patch:
+        patch.setattr(first_use, "_verdicts", {})
+        patch.setattr(first_use.verdicts, "recall", lambda _identity: None)
+        out = blank(6, 8)
+        ac.grouped_gemm(a, b, offsets=ends, bias=operand(matrix(1, 8)[0]), activation="relu", out=operand(out))
+        assert list(first_use._verdicts.values()) == [""]
+        # A kernel that computes something else than its key says.
+        first_use._verdicts.clear()
+        patch.setattr(first_use.reference, "agrees", lambda *_given, **_named: ["out differs"])
+        grouped_module._plans.clear()
+        out[...] = POISON
+        with pytest.warns(RuntimeWarning, match="wrong results"):
+            refused(
+                ac.UnsupportedError,
+                "computes its epilogue wrongly",
+                lambda: ac.grouped_gemm(a, b, offsets=ends, bias=operand(matrix(1, 8)[0]), out=operand(out)),
+            )
+        assert (out == POISON).all()
+
+
 def case_results_are_made_where_none_is_given() -> None:
     a, b = matrix(9, 7), matrix(2, 7, 5)
     got = ac.grouped_gemm(operand(a), operand(b), offsets=operand(i32(4, 9)))
@@ -228,8 +359,11 @@ def case_host_operands_are_uploaded() -> None:
     assert (out.base[:, 5:] == POISON).all()
     got = ac.grouped_gemm(matrix(2, 9), matrix(9, 5), offsets=i32(4, 9))
     assert got.shape == (2, 2, 5)
-    got = ac.grouped_gemm([a, a], [b[0], b[1]])
-    np.testing.assert_array_equal(got[1], a @ b[1])
+    bias = matrix(2, 5)
+    got = ac.grouped_gemm([a, a], [b[0], b[1]], bias=list(bias), activation="relu")
+    np.testing.assert_array_equal(got[1], np.maximum(a @ b[1] + bias[1], 0))
+    got = ac.grouped_gemm(a, b, counts=i32(4, 2), bias=bias)
+    np.testing.assert_array_equal(got[4:6], a[4:6] @ b[1] + bias[1])
     refused(ac.InvalidOperandError, "offsets[1] is 10", lambda: ac.grouped_gemm(a, b, offsets=i32(4, 10)))
 
 
@@ -369,8 +503,7 @@ def case_what_no_kernel_reads() -> None:
                 operand(matrix(6, 4, column=True)), operand(matrix(4, 8, column=True)), counts=ends
             ),
         ),
-        ("no fused epilogues", lambda: ac.grouped_gemm(a, b, offsets=ends, activation="relu")),
-        ("no fused epilogues", lambda: ac.grouped_gemm(a, b, offsets=ends, bias=operand(matrix(1, 8)[0]))),
+        ("leave epilogue out", lambda: ac.grouped_gemm(a, b, offsets=ends, epilogue=object())),
         (
             "make it contiguous",
             lambda: ac.grouped_gemm(a, b, offsets=operand(np.arange(6, dtype=np.int32)[::2])),

@@ -31,6 +31,7 @@ from atomr_cutlass import (
     ConvWgradRequest,
     CutlassActor,
     CutlassMsg,
+    EvtBuilder,
     GemmEpilogue,
     GemmLayout,
     GemmRequest,
@@ -49,12 +50,23 @@ from atomr_cutlass.errors import (
     LibraryError,
     UnsupportedError,
 )
-from fake_gpu import FakeGpu, arrays_of, expected, fetch, operands_of, place, product
+from fake_gpu import FakeGpu, arrays_of, expected, fetch, fused, operands_of, place, product
 
 REQUEST = GemmRequest(GemmShape(8, 16, 32), dtype=D.F16, arch=SmArch.SM80)
 GEMM = CutlassMsg.Gemm(REQUEST)
-BAD = CutlassMsg.Gemm(GemmRequest(REQUEST.shape, dtype=D.F16, arch=SmArch.SM80, epilogue=GemmEpilogue(bias=True)))
-"""Refused: there are no fused epilogues."""
+BAD = CutlassMsg.Gemm(GemmRequest(GemmShape(0, 16, 32), dtype=D.F16, arch=SmArch.SM80))
+"""Refused: there is nothing to render."""
+TREE = (
+    EvtBuilder()
+    .add_bias("bias", dtype=D.BF16)
+    .aux_load("kept", kind="mask")
+    .binary("multiply", "kept")
+    .mask_store("positive")
+    .aux_store("before", dtype=D.F16)
+    .reduce("sums", "row")
+    .reduce("tops", "column", "max")
+    .build()
+)
 GROUPED = GroupedGemmRequest(
     GroupedGemmShape([GemmShape(8, 16, 32), GemmShape(0, 16, 32), GemmShape(24, 16, 32)]),
     dtype=D.BF16, arch=SmArch.SM90A,
@@ -66,6 +78,9 @@ SCALED = GemmRequest(
 OTHERS: dict[str, Any] = {
     "grouped": CutlassMsg.GroupedGemm(GROUPED),
     "grouped with c": CutlassMsg.GroupedGemm(dataclasses.replace(GROUPED, epilogue=GemmEpilogue(2.0, 3.0))),
+    "grouped with bias": CutlassMsg.GroupedGemm(
+        dataclasses.replace(GROUPED, epilogue=GemmEpilogue(bias=True, activation="relu"))
+    ),
     "fprop": CutlassMsg.Conv(CONV),
     "fprop with bias": CutlassMsg.Conv(
         dataclasses.replace(CONV, epilogue=GemmEpilogue(bias=True, activation="relu"), layout=ConvLayout.NCHW)
@@ -77,6 +92,13 @@ OTHERS: dict[str, Any] = {
     "vectors": CutlassMsg.Gemm(SCALED),
     "tensors": CutlassMsg.Gemm(dataclasses.replace(SCALED, scaling="tensor", quantized=True, out_dtype=D.F8E4M3)),
     "blocks": CutlassMsg.Gemm(dataclasses.replace(SCALED, scaling="block", epilogue=GemmEpilogue(beta=1.0))),
+    "bias": CutlassMsg.Gemm(dataclasses.replace(REQUEST, epilogue=GemmEpilogue(bias=True, activation="gelu"))),
+    "tree": CutlassMsg.Gemm(
+        dataclasses.replace(REQUEST, shape=GemmShape(8, 20, 32, 3), epilogue=GemmEpilogue(2.0, 3.0, tree=TREE))
+    ),
+    "tree with vectors": CutlassMsg.Gemm(
+        dataclasses.replace(SCALED, epilogue=GemmEpilogue(tree=TREE), out_dtype=D.F8E5M2)
+    ),
 }
 """A message of every other kind, without operands."""
 
@@ -164,9 +186,8 @@ def test_the_plan_used_least_recently_is_rendered_again() -> None:
 
 def test_what_cannot_be_rendered_is_not_cached() -> None:
     actor = CutlassActor(8, mock=True)
-    request = dataclasses.replace(REQUEST, epilogue=GemmEpilogue(bias=True))
-    with pytest.raises(UnsupportedError, match="no fused epilogues yet"):
-        actor.handle(CutlassMsg.Gemm(request))
+    with pytest.raises(UnsupportedError, match="empty: there is nothing to render"):
+        actor.handle(BAD)
     assert (len(actor.plan_cache), actor.dispatched, actor.rendered) == (0, 1, [])
 
 
@@ -191,7 +212,13 @@ def test_a_mock_serves_no_operands_of_any_kind(kind: str) -> None:
 
 @pytest.mark.parametrize("mock", [True, False])
 @pytest.mark.parametrize(
-    ("kind", "named"), [("fprop", "conv2d_fprop"), ("grouped", "grouped_gemm"), ("vectors", "GEMM with")]
+    ("kind", "named"),
+    [
+        ("fprop", "conv2d_fprop"),
+        ("grouped", "grouped_gemm"),
+        ("vectors", "GEMM with scales"),
+        ("bias", "GEMM with an epilogue"),
+    ],
 )
 def test_bindings_are_plain_gemms(kind: str, named: str, mock: bool) -> None:
     message = OTHERS[kind]
@@ -279,15 +306,40 @@ def test_every_kind_is_computed_and_awaited(actor: CutlassActor, gpu: FakeGpu, k
         given = arrays_of(message.request, seed)
         result = actor.handle(type(message)(message.request, form(given)))
         host = {name: [fetch(v) for v in one] if isinstance(one, list) else fetch(one) for name, one in given.items()}
-        want = expected(message.request, host)
-        if isinstance(message.request, GemmRequest):
-            want, amax = want
-            if "amax" in given:
-                np.testing.assert_array_equal(fetch(given["amax"]), amax.reshape(1))
+        if "bias" in given and isinstance(message.request, GemmRequest):
+            others = fused(message.request, host)
+            want = others.pop("out")
+            for name, values in others.items():
+                np.testing.assert_array_equal(fetch(given[name]), values)
+        else:
+            want = expected(message.request, host)
+            if isinstance(message.request, GemmRequest):
+                want, amax = want
+                if "amax" in given:
+                    np.testing.assert_array_equal(fetch(given["amax"]), amax.reshape(1))
         assert isinstance(result, list) == isinstance(want, list)
         for got, one in zip(*(x if isinstance(x, list) else [x] for x in (result, want)), strict=True):
             np.testing.assert_array_equal(fetch(got), one)
     assert (len(gpu.plans), len(gpu.launches), gpu.synchronized) == (1, 2, [(0, 0)] * 2)
+
+
+def test_trees_of_one_program_have_plans_of_their_own(actor: CutlassActor, gpu: FakeGpu) -> None:
+    for name in ("bias", "shift", "bias"):
+        epilogue = GemmEpilogue(tree=EvtBuilder().add_bias(name).build())
+        request = dataclasses.replace(REQUEST, epilogue=epilogue)
+        actor.handle(CutlassMsg.Gemm(request, arrays_of(request)))
+    assert len({plan.key for plan in gpu.plans}) == len(gpu.plans) == len(actor.plan_cache) == 2
+
+
+@pytest.mark.parametrize("shape", [GemmShape(0, 16, 32), GemmShape(8, 0, 32), GemmShape(8, 16, 32, 0)])
+def test_reductions_of_nothing_are_written(actor: CutlassActor, gpu: FakeGpu, shape: GemmShape) -> None:
+    request = dataclasses.replace(REQUEST, shape=shape, epilogue=GemmEpilogue(tree=TREE))
+    given = arrays_of(request)
+    result = actor.handle(CutlassMsg.Gemm(request, given))
+    assert result.shape == request.problem(0).d.shape
+    assert (fetch(given["sums"]) == 0).all()
+    assert (fetch(given["tops"]) == -np.inf).all()
+    assert (gpu.plans, gpu.launches) == ([], [])
 
 
 def test_results_of_groups_are_written_where_the_message_says(actor: CutlassActor, gpu: FakeGpu) -> None:
@@ -580,7 +632,7 @@ def test_the_mailbox_answers_in_futures(actor: CutlassActor, mailboxes: list[Any
     future = mailbox.ask(CutlassMsg.Gemm(REQUEST, given), block=False)
     np.testing.assert_array_equal(fetch(future.get(timeout=30)), product(REQUEST, fetch(given["a"]), fetch(given["b"])))
     failing = mailbox.ask(BAD, block=False)
-    with pytest.raises(UnsupportedError, match="no fused epilogues yet"):
+    with pytest.raises(UnsupportedError, match="there is nothing to render"):
         failing.get(timeout=30)
     assert mailbox.is_alive()
     assert actor.dispatched == 2
@@ -604,7 +656,7 @@ def test_errors_that_nobody_awaits_are_logged(
         mailbox.tell(BAD)
         mailbox.tell(GEMM)
         assert mailbox.ask(GEMM, timeout=30).key == REQUEST.plan_key()  # it lives on
-    assert "no fused epilogues yet" in caplog.text
+    assert "there is nothing to render" in caplog.text
     assert actor.dispatched == 3
 
 

@@ -299,6 +299,7 @@ def test_list_of_an_empty_table() -> None:
         (("run", "--op", "conv2d_fprop", "--groups", "3"), "no multiple of the 3 groups"),
         (("run", "--op", "conv2d_fprop", "--layout", "rrr"), "nhwc and nchw"),
         (("run", "--op", "conv2d_fprop", "--activation", "swish"), "relu"),
+        (("run", "--activation", "swish"), "relu"),
         (("run", "--dtype", "e4m3", "--scaling", "row"), "'tensor', 'vector', 'block'"),
         (("run", "--dtype", "f32", "--precision", "double"), "ieee, tf32, 3xtf32"),
         (("run", "--dtype", "f16", "--precision", "tf32"), "float32"),
@@ -343,6 +344,16 @@ def test_explain_follows_the_policy(monkeypatch: pytest.MonkeyPatch, tmp_path: P
         assert (shown["source"], shown["cached"]) == ("jit", None)
         assert shown["compile_seconds"] > 0
         assert "compiled first" in call(*asked, "--jit", policy)[0]
+
+
+@pytest.mark.usefixtures("empty_table")
+def test_explain_takes_bias_and_activation() -> None:
+    shown = call_json("explain", "--arch", "90a", "--layout", "rcr", "--bias", "--activation", "tanh")
+    assert "_evt_" in shown["kernel"]
+    assert (shown["source"], shown["knob"]) == ("jit", None)
+    assert "whose kernel is in no preset: it is compiled at run time" in shown["notes"][0]
+    said, _ = call("explain", "--arch", "90a", "--bias", "--dtype", "i8", "--out-dtype", "i32", status=1)
+    assert said == ""
 
 
 def test_explain_of_a_layout_that_no_kernel_takes_names_the_transpose() -> None:
@@ -476,10 +487,35 @@ def test_run_takes_convolutions(op: str, layout: str) -> None:
 def test_run_takes_bias_and_activation_of_convolutions() -> None:
     given = ("--op", "conv2d_fprop", "--conv", "2,8,8,16,24,3,3", "--dilation", "2", "--bias", "--activation", "relu")
     assert call_json("run", *given)["ok"]
-    assert "no fused epilogues yet" in call("run", *SMALL, "--bias", status=1)[1]
 
 
-@pytest.mark.parametrize("more", [(), ("--beta", "2"), ("--dtype", "e4m3", "--fast-accum"), ("--layout", "ccr")])
+@pytest.mark.parametrize("epilogue", [("--bias",), ("--activation", "gelu"), ("--bias", "--activation", "silu")])
+def test_run_takes_bias_and_activation_of_gemm(epilogue: tuple[str, ...]) -> None:
+    for more in ((), ("--beta", "-1"), ("--batch", "3", "--layout", "crc"), ("--dtype", "i8"), ("--dtype", "f64")):
+        shown = call_json("run", *SMALL, *epilogue, *more)
+        assert (shown["ok"], shown["backend"], shown["mismatches"]) == (True, "reference", 0)
+    for more in ((), ("--scaling", "vector"), ("--quantized",), ("--scaling", "block", "--out-dtype", "e5m2")):
+        assert call_json("run", *SMALL, *epilogue, "--dtype", "e4m3", *more)["ok"]
+    assert "right: 1073 elements agree" in call("run", *SMALL, *epilogue)[0]
+
+
+def test_run_counts_wrong_elements_of_epilogues(monkeypatch: pytest.MonkeyPatch) -> None:
+    plain = trial._FusedGemm._compute
+    monkeypatch.setattr(trial._FusedGemm, "_compute", lambda work, part, **_: plain(work, part))  # without a bias
+    assert call_json("run", *SMALL, "--bias", status=1)["mismatches"] > 1000
+    monkeypatch.setattr(trial, "_on_reference", lambda *_: None)
+    assert call_json("run", *SMALL, "--bias", status=1)["mismatches"] == 37 * 29
+    given = (*SMALL, "--activation", "relu", "--dtype", "e4m3", "--quantized")
+    assert call_json("run", *given, status=1)["mismatches"] == 37 * 29 + 1
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        (), ("--beta", "2"), ("--dtype", "e4m3", "--fast-accum"), ("--layout", "ccr"), ("--bias",),
+        ("--bias", "--activation", "gelu"),
+    ],
+)  # fmt: skip
 def test_run_takes_groups(more: tuple[str, ...]) -> None:
     given = ("--op", "grouped_gemm", "--groups", "8x16x32,0x16x32,5x3x7,4x4x0", *more)
     shown = call_json("run", *given)

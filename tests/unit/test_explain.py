@@ -15,6 +15,7 @@ from atomr_cutlass import (
     ConvFwdRequest,
     ConvShape,
     ConvWgradRequest,
+    EvtBuilder,
     GemmEpilogue,
     GemmLayout,
     GemmRequest,
@@ -26,8 +27,9 @@ from atomr_cutlass import (
     explain,
 )
 from atomr_cutlass import CutlassDtype as D
-from atomr_cutlass.errors import InvalidOperandError
-from atomr_cutlass.generator.matrix import ARCHS, expand
+from atomr_cutlass.errors import InvalidOperandError, UnsupportedError
+from atomr_cutlass.generator.epilogue.lower import epilogue_id
+from atomr_cutlass.generator.matrix import ARCHS, expand, with_epilogue
 from atomr_cutlass.jit import kernels
 from atomr_cutlass.verification import verification
 
@@ -40,6 +42,16 @@ GROUPED = GroupedGemmRequest(GROUPS, dtype=D.BF16, arch=SmArch.SM90A)
 FP8 = GemmRequest(
     GemmShape(512, 512, 512), dtype=D.F8E4M3, arch=SmArch.SM90A, layout_b=GemmLayout.COL_MAJOR, scaling="vector"
 )
+BIASED = GemmRequest(
+    GemmShape(512, 512, 512), dtype=D.BF16, arch=SmArch.SM90A, layout_b=GemmLayout.COL_MAJOR,
+    epilogue=GemmEpilogue(bias=True, activation="tanh"),
+)  # fmt: skip
+BLOCK = EvtBuilder().add_bias("bias").activation("relu").mask_store("bits").add_matrix("residual", D.BF16).build()
+TREES: dict[str, GemmRequest] = {
+    "bias": BIASED,
+    "tree": replace(BIASED, epilogue=GemmEpilogue(tree=BLOCK)),
+    "scales": replace(BIASED, dtype=D.F8E4M3, scaling="vector"),
+}
 REQUESTS: dict[str, Any] = {
     "fprop": FPROP,
     "dgrad": DGRAD,
@@ -216,6 +228,85 @@ def test_a_kernel_of_no_preset_has_no_knob() -> None:
 
 
 # ----------------------------------------------------------------------------------------------------------------------
+# Epilogue trees
+# ----------------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.usefixtures("full_table")
+@pytest.mark.parametrize("arch", [SmArch.SM80, SmArch.SM90A, SmArch.SM100])
+@pytest.mark.parametrize("name", TREES)
+def test_kernels_of_trees_are_compiled(name: str, arch: SmArch) -> None:
+    if name == "scales" and arch is SmArch.SM80:
+        return
+    request = replace(TREES[name], arch=arch)
+    told = explain(request)
+    assert (told.source, told.kernel) == ("jit", request.render_cu()[1])
+    assert told.nearest == told.kernel
+    assert "epilogue" in told.axes
+    assert (told.knob, told.cached) == (None, None)
+    assert told.compile_seconds is not None
+    said = str(told)
+    assert f"the epilogue is a tree ({request.tree.id}) whose kernel is in no preset: it is compiled" in said  # type: ignore[union-attr]
+    assert "sm80-generation" not in said
+    refused = explain(request, jit="off")
+    assert refused.kernel is None
+    assert "_evt_" in (refused.nearest or "")
+    assert f"{refused.nearest} would: it is in no preset: let it be compiled at run time" in refused.reason
+
+
+@pytest.mark.usefixtures("full_table")
+@pytest.mark.parametrize("arch", [SmArch.SM80, SmArch.SM90A])
+def test_bias_and_activation_of_groups_are_explained(arch: SmArch) -> None:
+    request = replace(GROUPED, arch=arch, epilogue=GemmEpilogue(bias=True, activation="tanh"))
+    told = explain(request)
+    assert (told.source, told.kernel) == ("jit", request.render_cu()[1])
+    assert "sm80-generation" not in str(told)
+    assert explain(request, jit="off").kernel is None
+
+
+@pytest.mark.usefixtures("full_table")
+def test_trees_of_groups_are_refused() -> None:
+    with pytest.raises(UnsupportedError, match="grouped GEMM has no kernels with epilogue trees"):
+        explain(replace(GROUPED, epilogue=GemmEpilogue(tree=BLOCK)))
+
+
+def test_kernels_of_common_epilogues_are_in_presets(monkeypatch: pytest.MonkeyPatch) -> None:
+    rows = fake_table.rows_of("full", [SmArch.SM90A])
+    keys = [row.key for row in rows if "+evt:acc;input:row:bf16;add:0:1;gelu:2;out:3" in row.key.epilogue]
+    key = next(key for key in keys if key.op == "gemm")
+    column = {"r": GemmLayout.ROW_MAJOR, "c": GemmLayout.COL_MAJOR}
+    request = GemmRequest(
+        GemmShape(4096, 4096, 4096), dtype=key.a, arch=SmArch.SM90A, layout_a=column[key.layout_a],
+        layout_b=column[key.layout_b], epilogue=GemmEpilogue(bias=True, activation="gelu"),
+    )  # fmt: skip
+    fake_table.install(monkeypatch, rows)
+    told = explain(request)
+    assert (told.source, told.kernel, "tree" in str(told)) == ("prebuilt", key.name, False)
+    fake_table.install(monkeypatch, [])
+    assert explain(request, jit="off").knob
+
+
+def test_a_tables_kernels_of_trees_are_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+    rows = fake_table.rows_of("full", [SmArch.SM90A])
+    request = TREES["tree"]
+    epilogue = epilogue_id("lc", BLOCK.program)
+    cells = [row.key for row in rows if row.key.op == "gemm" and row.key.a is row.key.d is D.BF16]
+    fused = [fake_table.row(with_epilogue(key, epilogue, D.BF16), pack="mine") for key in cells]
+    fake_table.install(monkeypatch, [*rows, *fused])
+    # The residual would come by the way of C in a kernel that may not be compiled.
+    told = explain(request, jit="off")
+    assert (told.source, told.kernel in {row.name for row in fused}) == ("pack mine", True)
+    assert "a tree" not in str(told)
+    assert explain(replace(request, epilogue=GemmEpilogue(beta=1.0, tree=BLOCK))).kernel == told.kernel
+
+
+@pytest.mark.usefixtures("empty_table")
+def test_older_cells_with_trees_are_noted_where_there_is_nothing_newer() -> None:
+    odd = replace(TREES["bias"], shape=GemmShape(63, 65, 67))
+    assert "an sm80-generation cell: the matrix has none with TMA that serves this request" in notes(odd)
+
+
+# ----------------------------------------------------------------------------------------------------------------------
 # Refusals
 # ----------------------------------------------------------------------------------------------------------------------
 
@@ -227,7 +318,9 @@ def test_a_kernel_of_no_preset_has_no_knob() -> None:
         (replace(GROUPED, shape=GroupedGemmShape([GemmShape(0, 8, 8)])), "the result is empty: nothing is launched"),
         (replace(FP8, shape=GemmShape(0, 8, 8)), "the result is empty"),
         (replace(FP8, shape=GemmShape(8, 8, 0)), "K is 0: there is nothing for scales to multiply"),
-        (replace(GROUPED, epilogue=GemmEpilogue(bias=True)), "no fused epilogues yet"),
+        (replace(TREES["bias"], shape=GemmShape(8, 8, 0)), "K is 0: there is nothing for"),
+        (replace(TREES["tree"], shape=GemmShape(8, 0, 8)), "the result is empty"),
+        (replace(TREES["tree"], layout_c=GemmLayout.COL_MAJOR), "masks lie along the rows of D"),
         (replace(GROUPED, dtype=D.F8E4M3), "contiguous along K"),
         (
             replace(DGRAD, shape=ConvShape.nhwc(8, 28, 28, 64, 128, 3, 3, stride=2, dilation=2)),

@@ -9,6 +9,7 @@ import pytest
 
 from generator.archs import SmArch
 from generator.dtypes import CutlassDtype as D
+from generator.families.conv import ACTIVATIONS
 from generator.key import KernelKey
 from generator.matrix import cells, preset_of, supports
 from generator.render import render
@@ -62,6 +63,8 @@ def test_sources_have_a_setup_kernel(flavour: str) -> None:
     assert "#define ATOMR_CUTLASS_SETUP" not in render(dense, flavour=flavour)[0]
 
 
+BIAS = "evt:acc;input:row:bf16;add:0:1;out:2"
+BLACKWELL = next(key for key in grouped(SmArch.SM100) if key.a is D.BF16)
 HOPPER = one(SmArch.SM90A, generation="sm90", a=D.BF16, d=D.BF16)
 FP8 = one(SmArch.SM90A, a=D.F8E4M3, epilogue="scaled", math="default")
 BLOCKWISE = one(SmArch.SM90A, scale_type="f32")
@@ -93,6 +96,18 @@ AMPERE = one(SmArch.SM80, a=D.BF16, mainloop="multistage")
         (BLOCKWISE, {"math": "fast"}, "with math 'default'"),
         (BLOCKWISE, {"tile": (128, 64, 128)}, "a multiple of 128 along N"),
         (BLOCKWISE, {"epilogue": "scaled"}, "fold a scale into alpha"),
+        (BLOCKWISE, {"epilogue": "scaled+evt:acc;relu:0;out:1"}, "fold a scale into alpha"),
+        (HOPPER, {"epilogue": f"lc+{BIAS.replace('row', 'column')}"}, "read rows and scalars, not a column"),
+        (HOPPER, {"epilogue": f"lc+{BIAS.replace('row', 'matrix')}"}, "read rows and scalars, not a matrix"),
+        (HOPPER, {"epilogue": f"lc+{BIAS.replace('row', 'source')}"}, "read rows and scalars, not a source"),
+        (BLACKWELL, {"epilogue": f"lc+{BIAS.replace('row', 'column')}"}, "read rows and scalars, not a column"),
+        (HOPPER, {"epilogue": f"lc+{BIAS};store:2:bf16"}, "grouped kernels store D alone"),
+        (BLACKWELL, {"epilogue": f"lc+{BIAS};reduce:2:row:sum:f32"}, "grouped kernels store D alone"),
+        (HOPPER, {"epilogue": "lc+evt:nonsense"}, "is no epilogue program"),
+        (HOPPER, {"epilogue": f"gated+{BIAS}"}, "unknown epilogue"),
+        (HOPPER, {"epilogue": f"lc+{BIAS}", "d": D.F8E4M3}, "grouped bf16 operands give bf16, f32, not e4m3"),
+        (AMPERE, {"epilogue": f"lc+{BIAS}"}, "a bias may come in the place of C"),
+        (AMPERE, {"epilogue": "lc_nonsense"}, "unknown epilogue 'lc_nonsense'"),
         (AMPERE, {"epilogue": "scaled"}, "fold a scale into alpha"),
         (AMPERE, {"scheduler": "identity"}, "have the grouped scheduler"),
         (AMPERE, {"mainloop": "tma"}, "mainloops are multistage and twostage"),
@@ -115,3 +130,29 @@ def test_what_is_not_there_is_refused_with_the_reason(key: KernelKey, fields: di
     status = supports(replace(key, **fields))
     assert not status
     assert reason in status.reason
+
+
+@pytest.mark.parametrize(
+    "epilogue", ["lc", f"lc+{BIAS}", "lc+evt:acc;input:scalar:f32;multiply:0:1;input:row:f16;add:2:3;silu:4;out:5"]
+)
+@pytest.mark.parametrize("key", [HOPPER, BLACKWELL, BLOCKWISE], ids=lambda key: key.name)
+def test_kernels_of_cutlass_3_evaluate_trees(key: KernelKey, epilogue: str) -> None:
+    changed = replace(key, epilogue=epilogue)
+    assert supports(changed)
+    source = render(changed, flavour="nvrtc")[0]
+    assert ("TreeEpilogue<atomr_cutlass::Tree, false" in source) == (epilogue != "lc")
+
+
+def test_trees_on_top_of_scales() -> None:
+    changed = replace(FP8, epilogue=f"scaled+{BIAS}")
+    assert supports(changed)
+    assert "TreeEpilogue<atomr_cutlass::Tree, true, atomr_cutlass::QuadLanes>" in render(changed, flavour="nvrtc")[0]
+
+
+@pytest.mark.parametrize("activation", ACTIVATIONS)
+def test_kernels_of_cutlass_2_have_activations(activation: str) -> None:
+    changed = replace(AMPERE, epilogue=f"lc_{activation}")
+    assert supports(changed)
+    assert changed.name != AMPERE.name
+    assert f"atomr_cutlass::{ACTIVATIONS[activation]}>;" in render(changed, flavour="nvrtc")[0]
+    assert "void>;" in render(AMPERE, flavour="nvrtc")[0]

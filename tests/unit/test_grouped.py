@@ -26,7 +26,7 @@ import fake_table
 from atomr_cutlass import CutlassDtype as D
 from atomr_cutlass import SmArch, arguments, devices, grouped_plan, pick, reference
 from atomr_cutlass.errors import InvalidOperandError, KernelNotFoundError, UnsupportedError
-from atomr_cutlass.generator.matrix import ARCHS, expand
+from atomr_cutlass.generator.matrix import ARCHS, expand, preset_of, supports
 from atomr_cutlass.grouped_problem import (
     ALONG_K,
     CONTIGUOUS,
@@ -76,6 +76,7 @@ def outcome(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
             "LD_LIBRARY_PATH": os.pathsep.join(filter(None, libraries)),
             "ATOMR_CUTLASS_PACKS": str(pack),
             "ATOMR_CUTLASS_JIT": "off",
+            "ATOMR_CUTLASS_CACHE_DIR": str(folder / "cache"),
         },
         capture_output=True,
         text=True,
@@ -199,6 +200,7 @@ def test_without_a_gpu_auto_is_the_reference(monkeypatch: pytest.MonkeyPatch) ->
 # ----------------------------------------------------------------------------------------------------------------------
 
 A, B, ENDS = _random(6, 5), _random(3, 5, 4), _i32(2, 2, 6)
+OUT = np.zeros((6, 4), np.float32)
 
 WRONG: dict[str, tuple[tuple[Any, ...], dict[str, Any], str]] = {
     "rank of a": ((A[0], B), {"offsets": ENDS}, "a has shape (5,) and b (3, 5, 4); expected (rows, K)"),
@@ -254,6 +256,17 @@ WRONG: dict[str, tuple[tuple[Any, ...], dict[str, Any], str]] = {
         ([A, A], [B[0], B[1]]), {"scale_a": [np.ones((6, 1), np.float32), np.ones((5, 1), np.float32)]},
         "scale_a[1] has shape (5, 1)",
     ),
+    "bias shape": ((A, B), {"offsets": ENDS, "bias": A[0]}, "bias has shape (5,); expected (4,) or (3, 4)"),
+    "bias of groups": ((A, B), {"offsets": ENDS, "bias": A[:2, :4]}, "bias has shape (2, 4); expected (4,) or (3, 4)"),
+    "bias dtype": ((A, B), {"offsets": ENDS, "bias": _i32(1, 2, 3, 4)}, "bias is i32; expected a floating dtype"),
+    "bias list": ((A, B), {"offsets": ENDS, "bias": [A[0, :4]] * 3}, "bias is a list; expected an array"),
+    "bias of lists": (([A], [B[0]]), {"bias": A[0, :4]}, "bias is a ndarray; expected a list, one for each group"),
+    "bias shape of lists": (([A], [B[0]]), {"bias": [A[0]]}, "bias[0] has shape (5,); expected (4,)"),
+    "bias dtypes": (
+        ([A, A], [B[0], B[1]]), {"bias": [A[0, :4], A[0, :4].astype(np.float16)]}, "bias[1] is f16, and bias[0] f32",
+    ),
+    "bias overlaps": ((A, B), {"offsets": ENDS, "out": OUT, "bias": OUT[0]}, "out overlaps bias"),
+    "activation": ((A, B), {"offsets": ENDS, "activation": "nonsense"}, "activation is 'nonsense'; expected None"),
     "no array": ((A, "b"), {"offsets": ENDS}, "a str is not an array"),
 }  # fmt: skip
 
@@ -268,7 +281,7 @@ def test_bad_input_is_refused_and_nothing_is_written(name: str) -> None:
 
 
 def test_what_there_is_not_yet() -> None:
-    with pytest.raises(UnsupportedError, match="leave epilogue out"):
+    with pytest.raises(UnsupportedError, match="no other epilogues yet: leave epilogue out"):
         _call(A, B, offsets=ENDS, epilogue=object())
     with pytest.raises(UnsupportedError, match="must be the same"):
         _call([A, A], [B[0], B[1]], scale_a=[1.0, 2.0])
@@ -427,6 +440,66 @@ def test_fast_accumulation_is_leave_and_no_order() -> None:
     assert _best(mixed).math == "default"
 
 
+BIAS, BIASES = (MatrixSpec((256,), (1,), D.BF16),), (MatrixSpec((8, 256), (256, 1), D.BF16),)
+BIAS_F32 = (MatrixSpec((256,), (1,), D.F32),)
+
+
+def test_bias_and_activation_of_kernels_with_trees() -> None:
+    for what, program in (
+        (_problem(bias=BIAS), "evt:acc;input:row:bf16;add:0:1;out:2"),
+        (_problem(bias=BIASES, activation="relu"), "evt:acc;input:row:bf16;add:0:1;relu:2;out:3"),
+        (_problem(MASKED, bias=BIAS_F32), "evt:acc;input:row:f32;add:0:1;out:2"),
+        (_problem(ALONG_K, layouts="cr", activation="tanh"), "evt:acc;tanh:0;out:1"),
+    ):
+        for arch in (SmArch.SM90A, SmArch.SM100):
+            key, plain = _best(what, arch), _best(dataclasses.replace(what, bias=(), activation=None), arch)
+            assert key == dataclasses.replace(plain, epilogue=f"lc+{program}")
+            assert supports(key)
+            assert preset_of(key) is None
+
+
+def test_bias_and_activation_beside_scales() -> None:
+    program = "evt:acc;input:row:bf16;add:0:1;silu:2;out:3"
+    for scale_a, scale_b in SCALED.values():
+        what = _problem(dtype=D.F8E4M3, layouts="rc", scale_a=scale_a, scale_b=scale_b, bias=BIAS, activation="silu")
+        assert _best(what).epilogue == f"scaled+{program}"
+    blocks = [GroupScale((MatrixSpec(shape, (2, 1), D.F32),), "block") for shape in ((512, 1), (8, 1, 2))]
+    what = _problem(dtype=D.F8E4M3, layouts="rc", scale_a=blocks[0], scale_b=blocks[1], bias=BIAS, activation="silu")
+    assert (_best(what).epilogue, _best(what).scale_type) == (f"lc+{program}", "f32")
+
+
+def test_kernels_of_the_sm80_generation_read_bias_in_the_place_of_c() -> None:
+    for arch, pads in ((SmArch.SM80, (0, 0, 0)), (SmArch.SM89, (0, 0, 0)), (SmArch.SM90A, (1, 1, 1))):
+        what = _problem(pads=pads)
+        for bias, activation in ((BIAS, None), (BIASES, "gelu"), ((), "hardswish")):
+            key = _best(dataclasses.replace(what, bias=bias, activation=activation), arch)
+            assert (key.generation, key.epilogue) == ("sm80", f"lc_{activation}" if activation else "lc")
+            assert supports(key)
+        for wrong in (
+            {"bias": BIAS_F32},
+            {"bias": BIAS, "c": what.d},
+            {"bias": (MatrixSpec((256,), (2,), D.BF16),)},
+        ):
+            with pytest.raises(UnsupportedError, match="without c, contiguous and of the result's dtype"):
+                _best(dataclasses.replace(what, **wrong), arch)
+    # As aligned as the result must be.
+    narrow = (MatrixSpec((256,), (1,), D.BF16, 2),)
+    assert _best(_problem(bias=narrow), SmArch.SM80).align_d == 1
+    assert _best(_problem(bias=(MatrixSpec((8, 256), (257, 1), D.BF16),)), SmArch.SM80).align_d == 1
+    assert _best(_problem(bias=BIASES), SmArch.SM80).align_d == 8
+
+
+def test_kernels_with_other_epilogues_are_not_taken() -> None:
+    fused = _problem(bias=BIAS, activation="relu")
+    alike, others = _problem(bias=BIASES, activation="relu"), (_problem(), _problem(bias=BIAS, activation="silu"))
+    for arch in (SmArch.SM80, SmArch.SM90A):
+        device = devices.imagined(arch)
+        assert grouped_plan.cost(_best(fused, arch), alike, device) is not None
+        for other in others:
+            assert grouped_plan.cost(_best(fused, arch), other, device) is None
+            assert grouped_plan.cost(_best(other, arch), fused, device) is None
+
+
 REFUSED: dict[str, tuple[GroupedProblem, str]] = {
     "f32": (_problem(dtype=D.F32, result=D.F32), "grouped kernels multiply f16, bf16 and fp8"),
     "columns of a": (_problem(layouts="cc"), "A is read row-major, B in either layout"),
@@ -469,8 +542,20 @@ def test_the_table_comes_first_and_what_it_lacks_is_named(monkeypatch: pytest.Mo
     fake_table.install(monkeypatch, fake_table.rows_of("full", [SmArch.SM90A]))
     assert chosen("prebuilt").key.generation == "sm90"
     fake_table.install(monkeypatch, [])
-    with pytest.raises(KernelNotFoundError, match="no kernel in the table serves this grouped_gemm"):
+    with pytest.raises(KernelNotFoundError, match=r"serves this grouped_gemm; .*: build with"):
         chosen("prebuilt")
+
+
+def test_the_table_has_kernels_with_bias_and_activation_where_they_were_built(monkeypatch: pytest.MonkeyPatch) -> None:
+    what = _problem(bias=BIAS, activation="relu")
+    keys = [key for key in expand("full", [SmArch.SM90A]) if key.op == "grouped_gemm"]
+    fake_table.install(monkeypatch, [fake_table.row(key) for key in keys])
+    with pytest.raises(KernelNotFoundError, match="it is in no preset: let it be compiled at run time"):
+        grouped_plan.choose(what, fake_table.H200, backend="prebuilt")
+    picked = grouped_plan.choose(what, fake_table.H200, record=False)
+    assert picked.info is None
+    fake_table.install(monkeypatch, [fake_table.row(key) for key in (*keys, picked.key)])
+    assert grouped_plan.choose(what, fake_table.H200, backend="prebuilt").info is not None
 
 
 def test_few_rows_in_each_group_take_small_tiles() -> None:
@@ -505,6 +590,16 @@ def test_requests_are_lists_of_dense_matrices() -> None:
     assert turned.problem(0).c == what.d
 
 
+def test_requests_with_bias_and_activation() -> None:
+    one = dataclasses.replace(REQUEST, epilogue=ac.GemmEpilogue(bias=True, activation="gelu"), out_dtype=D.F32)
+    what = one.problem(0)
+    assert what.bias == tuple(MatrixSpec((n,), (1,), D.F32) for n in (32, 32, 8))
+    assert what.activation == "gelu"
+    assert one.plan_key() != REQUEST.plan_key()
+    identity = dataclasses.replace(REQUEST, epilogue=ac.GemmEpilogue(activation="identity"))
+    assert identity.problem(0) == REQUEST.problem(0)
+
+
 def test_requests_render_their_best_cell() -> None:
     source, name = REQUEST.render_cu()
     assert name in source
@@ -515,13 +610,25 @@ def test_requests_render_their_best_cell() -> None:
         REQUEST, dtype=D.F8E4M3, layout_b=ac.GemmLayout.COL_MAJOR, fast_accum=True,
         shape=ac.GroupedGemmShape([ac.GemmShape(64, 32, 128)]),
     )  # fmt: skip
+    fused = dataclasses.replace(REQUEST, epilogue=ac.GemmEpilogue(bias=True, activation="silu"))
+    assert "ops::silu" in fused.render_cu()[0]
+    assert "atomr_cutlass::Silu" in dataclasses.replace(fused, arch=SmArch.SM80).render_cu()[0]
     assert "fastaccum" in fp8.render_cu()[1].lower() or "fast" in fp8.render_cu()[0].lower()
     assert fp8.plan_key() != dataclasses.replace(fp8, fast_accum=False).plan_key()
 
 
 def test_requests_refuse_what_no_kernel_computes() -> None:
-    with pytest.raises(UnsupportedError, match="no fused epilogues"):
-        dataclasses.replace(REQUEST, epilogue=ac.GemmEpilogue(bias=True)).render_cu()
+    with pytest.raises(InvalidOperandError, match="activation is 'nonsense'; expected None or one of identity, relu"):
+        dataclasses.replace(REQUEST, epilogue=ac.GemmEpilogue(activation="nonsense"))
+    with pytest.raises(UnsupportedError, match="grouped GEMM has no kernels with epilogue trees"):
+        dataclasses.replace(REQUEST, epilogue=ac.GemmEpilogue(tree=ac.EvtBuilder().activation("relu").build()))
+    with pytest.raises(UnsupportedError, match="read a bias in the place of c"):
+        dataclasses.replace(
+            REQUEST,
+            arch=SmArch.SM80,
+            epilogue=ac.GemmEpilogue(bias=True, beta=1.0),
+            shape=ac.GroupedGemmShape(SHAPES[:1]),
+        ).render_cu()
     with pytest.raises(UnsupportedError, match="rows of the result are contiguous"):
         dataclasses.replace(REQUEST, layout_c=ac.GemmLayout.COL_MAJOR).render_cu()
     with pytest.raises(UnsupportedError, match="there is nothing to plan"):

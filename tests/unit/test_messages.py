@@ -17,6 +17,7 @@ from atomr_cutlass import (
     ConvShape,
     ConvWgradRequest,
     CutlassMsg,
+    EvtBuilder,
     GemmEpilogue,
     GemmLayout,
     GemmRequest,
@@ -37,6 +38,11 @@ CONV = ConvFwdRequest(ConvShape.nhwc(1, 8, 8, 16, 32, 3, 3), dtype=D.F16)
 SCALED = GemmRequest(
     GemmShape(16, 32, 256), dtype=D.F8E4M3, layout_b=GemmLayout.COL_MAJOR, scaling="block", quantized=True
 )
+BLOCK = (
+    EvtBuilder().add_bias("bias", dtype=D.F16).aux_load("kept", kind="mask").binary("multiply", "kept")
+    .mask_store("positive").reduce("sums", "row").build()
+)  # fmt: skip
+FUSED = GemmRequest(GemmShape(8, 20, 32), dtype=D.F16, epilogue=GemmEpilogue(tree=BLOCK))
 
 
 @pytest.fixture(autouse=True)
@@ -255,6 +261,11 @@ def refusal(message: Any) -> str:
         ),
         (CutlassMsg.GroupedGemm(GROUPED), ["a[0]", "a[1]", "b[0]", "b[1]", "out[0]", "out[1]"]),
         (CutlassMsg.Gemm(SCALED), ["a", "b", "scale_a", "scale_b", "scale_d", "amax", "out"]),
+        (CutlassMsg.Gemm(FUSED), ["a", "b", *(one.name for one in BLOCK.inputs), "positive", "sums", "out"]),
+        (
+            CutlassMsg.Gemm(GemmRequest(FUSED.shape, dtype=D.F16, epilogue=GemmEpilogue(beta=1.0, bias=True))),
+            ["a", "b", "c", "bias", "out"],
+        ),
     ],
 )
 def test_arrays_come_in_the_order_of_a_plans_call(message: Any, names: list[str]) -> None:
@@ -327,11 +338,41 @@ def test_scales_that_the_request_has_not_are_refused() -> None:
     assert "operands has scale_a, but the request has none" in refusal(CutlassMsg.Gemm(request, given))
 
 
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ({"bias": None}, "operands has no bias"),
+        ({"sums": None}, "operands has no sums"),
+        ({"bias": filled(np.float32, 20)}, "bias is f32; the request says f16"),
+        ({"bias": filled(np.float16, 1, 20)}, "bias has shape (1, 20); the request says (20,)"),
+        ({"kept": filled(np.int8, 8, 3)}, "kept is no array of bytes (uint8), as which fp4, its e8m0 scales and masks"),
+        ({"sums": filled(np.float32, 20, read_only=True)}, "sums is read-only: give an array that may be written"),
+        ({"sums": filled(np.float32, 20, device=1)}, "a is on cuda:0 and sums on cuda:1"),
+        ({"amax": filled(np.float32, 1)}, "operands has 'amax'; expected a, b, "),
+        ({"c": filled(np.float16, 8, 20)}, "the request's beta is 0, so that it would not be read"),
+    ],
+)
+def test_what_is_wrong_with_operands_of_trees_is_said_in_the_answer(changes: dict[str, Any], says: str) -> None:
+    assert says in refusal(CutlassMsg.Gemm(FUSED, {**arrays_of(FUSED), **changes}))
+
+
+def test_a_tree_may_call_an_operand_c() -> None:
+    tree = EvtBuilder().add_matrix("c", D.F16).build()
+    request = GemmRequest(REQUEST.shape, dtype=D.F16, epilogue=GemmEpilogue(tree=tree))
+    given = arrays_of(request)
+    assert list(CutlassMsg.Gemm(request, given).launch.arrays) == ["a", "b", "c", "out"]
+    assert refusal(CutlassMsg.Gemm(request, {**given, "c": None})) == "operands has no c"
+
+
 def test_operands_are_bound_to_plain_gemm_only() -> None:
     request = ConvFwdRequest(CONV.shape, dtype=D.F16, binding="layer 1")
     message = CutlassMsg.Conv(request, arrays_of(request))
     with pytest.raises(UnsupportedError, match="binding 'layer 1': operands are bound to plain GEMM only"):
         _ = message.launch
+    fused = GemmRequest(FUSED.shape, dtype=D.F16, epilogue=FUSED.epilogue, binding="layer 2")
+    assert "operands are bound to plain GEMM only, not to GEMM with an epilogue" in refusal(
+        CutlassMsg.Gemm(fused, arrays_of(fused))
+    )
 
 
 # ----------------------------------------------------------------------------------------------------------------------

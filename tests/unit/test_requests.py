@@ -8,7 +8,16 @@ from typing import Any
 import pytest
 
 from atomr_cutlass import CutlassDtype as D
-from atomr_cutlass import GemmEpilogue, GemmLayout, GemmRequest, GemmShape, SmArch, devices
+from atomr_cutlass import (
+    EpilogueVisitorTree,
+    EvtBuilder,
+    GemmEpilogue,
+    GemmLayout,
+    GemmRequest,
+    GemmShape,
+    SmArch,
+    devices,
+)
 from atomr_cutlass.errors import InvalidOperandError, UnsupportedError
 from atomr_cutlass.generator.matrix import ARCHS, GEMM_ARCHS, cells, is_fp8_supported, is_supported_for
 from atomr_cutlass.numerics import default_out_dtype, math_mode
@@ -21,8 +30,32 @@ from atomr_cutlass.requests import (
     GroupedGemmRequest,
     GroupedGemmShape,
 )
+from atomr_cutlass.slots import names_of, plain, slots_of
 
 SHAPE = GemmShape(8, 16, 32)
+BIASED = GemmEpilogue(bias=True, activation="gelu")
+
+
+def tree_of_all_kinds(d: D = D.F16) -> EpilogueVisitorTree:
+    """Operands and outputs of every kind."""
+    return (
+        EvtBuilder()
+        .scale("factor")
+        .add_bias("bias", dtype=D.BF16)
+        .add_bias("rows", "column")
+        .aux_load("kept", kind="mask")
+        .add_matrix("residual", dtype=d)
+        .binary("multiply", "kept")
+        .mask_store("positive")
+        .aux_store("before", dtype=D.F32)
+        .reduce("of_columns", "row")
+        .reduce("of_rows", "column", "max")
+        .reduce("top", "scalar", "amax")
+        .build()
+    )
+
+
+TREE = tree_of_all_kinds()
 
 
 def test_a_request_states_its_defaults() -> None:
@@ -147,6 +180,7 @@ CHANGES: dict[str, dict[str, Any]] = {
     "c is read": {"epilogue": GemmEpilogue(beta=2.0)},
     "bias": {"epilogue": GemmEpilogue(bias=True)},
     "activation": {"epilogue": GemmEpilogue(activation="relu")},
+    "tree": {"epilogue": GemmEpilogue(tree=TREE)},
 }
 
 
@@ -174,6 +208,7 @@ def test_values_of_scalars_and_spelled_out_defaults_are_not_in_the_key() -> None
 def test_kinds_of_epilogue_are_readable() -> None:
     assert GemmEpilogue().kind == "linear"
     assert GemmEpilogue(beta=1.0, bias=True, activation="gelu").kind == "linear+c+bias+gelu"
+    assert GemmEpilogue(beta=1.0, tree=TREE).kind == f"linear+c+{TREE.id}"
 
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -206,9 +241,13 @@ def test_a_source_needs_no_gpu_but_then_an_arch(monkeypatch: pytest.MonkeyPatch)
 @pytest.mark.parametrize(
     ("changes", "says"),
     [
-        ({"epilogue": GemmEpilogue(bias=True)}, "no fused epilogues yet"),
-        ({"epilogue": GemmEpilogue(activation="relu")}, "no fused epilogues yet"),
         ({"shape": GemmShape(0, 16, 32)}, "empty: there is nothing to render"),
+        ({"shape": GemmShape(0, 16, 32), "epilogue": BIASED}, "empty"),
+        ({"shape": GemmShape(8, 16, 0), "epilogue": BIASED}, "K is 0: there is nothing for .* an epilogue to follow"),
+        (
+            {"layout_c": GemmLayout.COL_MAJOR, "epilogue": GemmEpilogue(tree=TREE)},
+            "masks lie along the rows of D: D must be row-major",
+        ),
         ({"dtype": D.I8}, "8-bit"),
         ({"dtype": D.F8E4M3, "arch": SmArch.SM90A, "scaling": "tensor", "shape": GemmShape(8, 16, 0)}, "K is 0"),
     ],
@@ -252,6 +291,202 @@ def test_scales_that_no_kernel_reads_are_refused(changes: dict[str, Any], says: 
         GemmRequest(SHAPE, **changes)
     with pytest.raises(InvalidOperandError, match="scaling is 'rows'; expected None, 'tensor', 'vector', 'block'"):
         GemmRequest(SHAPE, dtype=D.F8E4M3, scaling="rows")
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Epilogues
+# ----------------------------------------------------------------------------------------------------------------------
+
+
+def test_without_an_epilogue_there_is_no_fusion() -> None:
+    for epilogue in (GemmEpilogue(), GemmEpilogue(alpha=2.0, beta=1.0)):
+        request = dataclasses.replace(REQUEST, epilogue=epilogue)
+        assert request.fusion() is request.tree is None
+        assert plain(request)
+
+
+@pytest.mark.parametrize(
+    ("epilogue", "program"),
+    [
+        (GemmEpilogue(bias=True), "evt:acc;input:row:f16;add:0:1;out:2"),
+        (GemmEpilogue(activation="relu"), "evt:acc;relu:0;out:1"),
+        (GemmEpilogue(beta=1.0, bias=True, activation="silu"), "evt:acc;input:row:f16;add:0:1;silu:2;out:3"),
+    ],
+)
+def test_bias_and_activation_are_a_tree(epilogue: GemmEpilogue, program: str) -> None:
+    request = dataclasses.replace(REQUEST, epilogue=epilogue)
+    assert request.tree is not None
+    assert request.tree.program == program
+    assert not plain(request)
+    names = ["a", "b", *(["c"] if epilogue.beta else []), *(["bias"] if epilogue.bias else []), "out"]
+    assert [slot.name for slot in slots_of(request)] == names
+
+
+@pytest.mark.parametrize(
+    ("dtype", "out_dtype", "bias"),
+    [
+        (D.F16, None, D.F16),
+        (D.BF16, D.F32, D.F32),
+        (D.F64, None, D.F64),
+        (D.TF32, D.BF16, D.BF16),
+        (D.F8E4M3, None, D.BF16),
+        (D.F8E4M3, D.F8E5M2, D.F32),
+        (D.BF16, D.I8, D.F32),
+        (D.I8, None, D.F32),
+        (D.I8, D.F16, D.F16),
+        (D.I8, D.I8, D.F32),
+    ],
+)
+def test_a_bias_is_of_the_results_type_or_of_float32(dtype: D, out_dtype: D | None, bias: D) -> None:
+    request = GemmRequest(SHAPE, dtype=dtype, out_dtype=out_dtype, epilogue=BIASED)
+    fusion = request.fusion()
+    assert fusion is not None
+    (array,) = fusion.inputs
+    assert (array.name, array.shape, array.strides, array.dtype) == ("bias", (16,), (1,), bias)
+
+
+def test_what_is_made_of_integers_is_float32_unless_it_is_their_product() -> None:
+    for epilogue, result in (
+        (GemmEpilogue(), D.I32),
+        (GemmEpilogue(activation="relu"), D.F32),
+        (GemmEpilogue(tree=tree_of_all_kinds(D.F32)), D.F32),
+    ):
+        assert GemmRequest(SHAPE, dtype=D.I8, epilogue=epilogue).result_dtype is result
+    for more in ({"activation": "relu"}, {"tree": tree_of_all_kinds()}):
+        with pytest.raises(UnsupportedError, match="compute in f32, which does not hold every i32: ask for f32"):
+            GemmRequest(SHAPE, dtype=D.I8, out_dtype=D.I32, epilogue=GemmEpilogue(**more))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("layout", list(GemmLayout))
+@pytest.mark.parametrize("batch", [1, 3])
+def test_operands_of_trees_are_dense(batch: int, layout: GemmLayout) -> None:
+    request = GemmRequest(GemmShape(8, 20, 32, batch), dtype=D.F16, layout_c=layout, epilogue=GemmEpilogue(tree=TREE))
+    fusion = request.fusion()
+    assert fusion is not None
+    assert [one.name for one in fusion.inputs] == [one.name for one in TREE.inputs]
+    assert [one.name for one in fusion.outputs] == ["before", "of_columns", "of_rows", "positive", "top"]
+    inner = (20, 1) if layout is GemmLayout.ROW_MAJOR else (1, 8)
+    lead, step = ((3,), (160,)) if batch > 1 else ((), ())
+    matrix = (*lead, 8, 20), (*step, *inner)
+    mask = (*lead, 8, 3), (*((24,) if batch > 1 else ()), 3, 1)
+    assert {one.name: (one.shape, one.strides, one.dtype) for one in fusion.arrays} == {
+        "factor": ((1,), (1,), D.F32),
+        "bias": ((20,), (1,), D.BF16),
+        "rows": ((8, 1), (1, 1), D.F32),
+        "residual": (*matrix, D.F16),
+        "kept": (*mask, D.I8),
+        "before": (*matrix, D.F32),
+        "positive": (*mask, D.I8),
+        "of_columns": ((*lead, 20), (*((20,) if batch > 1 else ()), 1), D.F32),
+        "of_rows": ((*lead, 8), (*((8,) if batch > 1 else ()), 1), D.F32),
+        "top": ((1,), (1,), D.F32),
+    }
+    slots = {slot.name: slot for slot in slots_of(request)}
+    assert list(slots) == ["a", "b", *(one.name for one in fusion.arrays), "out"]
+    assert {name for name, slot in slots.items() if slot.written} == {"out", *(one.name for one in fusion.outputs)}
+    assert {name for name, slot in slots.items() if slot.element == (1, 8)} == {"kept", "positive"}
+    assert names_of(request) == (*list(slots)[:-1], "c")
+
+
+def test_operands_of_trees_come_after_scales() -> None:
+    request = GemmRequest(
+        SHAPE, dtype=D.F8E4M3, arch=SmArch.SM90A, layout_b=GemmLayout.COL_MAJOR, scaling="vector", quantized=True,
+        epilogue=GemmEpilogue(beta=1.0, bias=True),
+    )  # fmt: skip
+    names = ["a", "b", "c", "scale_a", "scale_b", "scale_d", "amax", "bias", "out"]
+    assert [slot.name for slot in slots_of(request)] == names
+    assert "TreeEpilogue<atomr_cutlass::Tree, true" in request.render_cu()[0]
+
+
+def test_a_tree_may_decide_the_results_type() -> None:
+    tree = EvtBuilder().quantize("e4m3", scale="scale").build()
+    for out_dtype in (None, D.F8E4M3):
+        request = GemmRequest(SHAPE, dtype=D.F16, out_dtype=out_dtype, epilogue=GemmEpilogue(beta=1.0, tree=tree))
+        what = request.problem(0)
+        assert request.result_dtype is what.d.dtype is D.F8E4M3
+        assert what.c == what.d
+    with pytest.raises(InvalidOperandError, match="the epilogue casts D to e4m3; out_dtype says f16"):
+        GemmRequest(SHAPE, dtype=D.F16, out_dtype=D.F16, epilogue=GemmEpilogue(tree=tree))
+
+
+@pytest.mark.parametrize(
+    ("make", "says"),
+    [
+        (lambda: GemmEpilogue(bias=True, tree=TREE), "tree and bias are given"),
+        (lambda: GemmEpilogue(activation="relu", tree=TREE), "tree and activation are given"),
+        (lambda: GemmEpilogue(tree="relu"), "tree is a str; expected an EpilogueVisitorTree"),  # type: ignore[arg-type]
+        (
+            lambda: GemmRequest(SHAPE, dtype=D.F16, epilogue=GemmEpilogue(activation="swish")),
+            "activation 'swish'; valid",
+        ),
+    ],
+)
+def test_epilogues_that_say_nothing_are_refused(make: Any, says: str) -> None:
+    with pytest.raises(InvalidOperandError, match=says):
+        make()
+
+
+@pytest.mark.parametrize(
+    ("name", "changes", "clashes"),
+    [
+        ("a", {}, True),
+        ("c", {}, False),
+        ("c", {"beta": 1.0}, True),
+        ("scale_a", {}, False),
+        ("scale_a", {"scaling": "tensor"}, True),
+        ("amax", {"quantized": True}, True),
+    ],
+)
+def test_names_of_a_trees_operands_are_their_own(name: str, changes: dict[str, Any], clashes: bool) -> None:
+    tree = EvtBuilder().add_bias(name).build()
+    epilogue = GemmEpilogue(beta=changes.pop("beta", 0.0), tree=tree)
+
+    def make() -> GemmRequest:
+        return GemmRequest(SHAPE, dtype=D.F8E4M3, layout_b=GemmLayout.COL_MAJOR, epilogue=epilogue, **changes)
+
+    if clashes:
+        with pytest.raises(InvalidOperandError, match=f"has an operand '{name}', which is the name of one of the prod"):
+            make()
+    else:
+        assert name in [slot.name for slot in slots_of(make())]
+
+
+def test_trees_that_no_kernel_computes_are_refused() -> None:
+    with pytest.raises(UnsupportedError, match="a tree over f64 accumulators reduces in f64, not f32"):
+        GemmRequest(SHAPE, dtype=D.F64, epilogue=GemmEpilogue(tree=tree_of_all_kinds(D.F64)))
+    with pytest.raises(UnsupportedError, match="f16 operands give f16, f32, bf16, e4m3, e5m2, i8, not f64"):
+        GemmRequest(SHAPE, dtype=D.F16, out_dtype=D.F64, epilogue=BIASED)
+    with pytest.raises(UnsupportedError, match="convolution has no kernels with epilogue trees"):
+        ConvFwdRequest(ConvShape.nhwc(2, 8, 8, 16, 16, 3, 3), dtype=D.F16, epilogue=GemmEpilogue(tree=TREE))
+
+
+def test_keys_tell_trees_and_their_names_apart() -> None:
+    trees = [EvtBuilder().add_bias(name, dtype=dtype).build() for name in ("b1", "b2") for dtype in (D.F16, D.F32)]
+    again = EvtBuilder().input("b1", "row", D.F16).node("sum", "add", "acc", "b1").output("out", "sum").build()
+    keys = [dataclasses.replace(REQUEST, epilogue=GemmEpilogue(tree=tree)).plan_key() for tree in trees]
+    assert len(set(keys)) == 4
+    assert dataclasses.replace(REQUEST, epilogue=GemmEpilogue(alpha=3.0, tree=again)).plan_key() == keys[0]
+    assert trees[0].id in repr(keys[0])
+
+
+@pytest.mark.parametrize("arch", GEMM_ARCHS)
+@pytest.mark.parametrize("epilogue", [BIASED, GemmEpilogue(tree=TREE)], ids=["bias", "tree"])
+def test_sources_with_trees(epilogue: GemmEpilogue, arch: SmArch) -> None:
+    for dtype in (D.F16, D.F8E4M3):
+        if not is_supported_for(dtype, arch):
+            continue
+        request = GemmRequest(
+            GemmShape(256, 256, 256), dtype=dtype, arch=arch, layout_b=GemmLayout.COL_MAJOR, epilogue=epilogue
+        )
+        source, name = request.render_cu()
+        assert name in source
+        assert "_evt_" in name
+        assert "struct Tree {" in source
+    # The matrix like D comes by the way of C, unless there is a C.
+    half = GemmRequest(GemmShape(256, 256, 256), dtype=D.F16, arch=arch, epilogue=GemmEpilogue(tree=TREE))
+    assert "Lies::kSource" in half.render_cu()[0]
+    with_c = dataclasses.replace(half, epilogue=GemmEpilogue(beta=1.0, tree=TREE))
+    assert "Lies::kSource" not in with_c.render_cu()[0]
 
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -300,7 +535,6 @@ def test_every_request_has_a_source(op: str, arch: SmArch) -> None:
 @pytest.mark.parametrize(
     ("op", "changes", "says"),
     [
-        ("grouped_gemm", {"epilogue": GemmEpilogue(bias=True)}, "no fused epilogues yet"),
         ("grouped_gemm", {"shape": GroupedGemmShape([GemmShape(0, 8, 8)])}, "empty"),
         ("grouped_gemm", {"dtype": D.F8E4M3}, "contiguous along K"),
         ("grouped_gemm", {"layout_c": GemmLayout.COL_MAJOR}, "rows of the result are contiguous"),

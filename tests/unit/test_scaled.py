@@ -11,11 +11,12 @@ import numpy as np
 import pytest
 
 import atomr_cutlass as ac
-from atomr_cutlass import scaled
+from atomr_cutlass import EvtBuilder, scaled
 from atomr_cutlass.errors import InvalidOperandError, UnsupportedError
 from atomr_cutlass.generator.dtypes import CutlassDtype as D
 from atomr_cutlass.numerics import numpy_dtype
 from atomr_cutlass.problem import GemmProblem, MatrixSpec, collapse_batches
+from atomr_cutlass.requests.fusion import dense
 from atomr_cutlass.scaled import Scale, Scales, scale_forms
 
 
@@ -162,6 +163,25 @@ def test_an_empty_result_has_no_plan(extents: tuple[int, int, int]) -> None:
 def test_without_k_there_is_nothing_to_scale() -> None:
     with pytest.raises(UnsupportedError, match="K is 0"):
         scaled.make(_problem(k=0), Scales(_scale((), "tensor")))
+
+
+def test_ways_of_a_tree() -> None:
+    """A matrix like D goes first by the way of C."""
+    tree = EvtBuilder().add_bias("bias").add_matrix("residual", D.BF16).build()
+    what = _problem(64, 128, 96)
+    fusion = dense(tree, what.d)
+    scales = Scales(a=_scale((64, 1), "vector"))
+    for given, base in ((scaled.NO_SCALES, "lc"), (scales, "scaled")):
+        source, plain = scaled.ways(what, given, fusion)
+        assert plain.epilogue == f"{base}+{tree.program}"
+        assert source.epilogue == plain.epilogue.replace("input:matrix:bf16", "input:source:bf16")
+        residual = next(one for one in fusion.inputs if one.name == "residual")
+        assert (plain.c, source.c) == (None, residual.spec)
+        assert source.operands == plain.operands == tuple(one.spec for one in fusion.arrays)
+    with_c = dataclasses.replace(what, c=what.d)
+    (only,) = scaled.ways(with_c, scales, fusion)
+    assert (only.c, only.epilogue) == (what.d, f"scaled+{tree.program}")
+    assert scaled.ways(what, scales) == [scaled.problem_of(what, scales)]
 
 
 # ----------------------------------------------------------------------------------------------------------------------

@@ -13,13 +13,13 @@ namespace atomr_cutlass {
 
 // A visitor for CUTLASS 3.x's TMA epilogues: all of the tree in one node. Rows, columns and the scales of a tile are
 // read once a tile, into shared memory. What it returns is of D's type: the collectives convert from the accumulator's
-// type only, which may be an integer.
-template <class Epilogue, int kTileM, int kTileN, class ElementD>
+// type only, which may be an integer. Params_: see TreeThread.
+template <class Epilogue, int kTileM, int kTileN, class ElementD, class Params_ = TreeParams<typename Epilogue::Tree>>
 struct TreeVisitor {
   using Tree = typename Epilogue::Tree;
   using Value = typename Tree::Value;
   using Staged = StagedVectors<Tree, kTileM, kTileN>;
-  using Thread = TreeThread<Tree, typename Epilogue::Lanes, Staged>;
+  using Thread = TreeThread<Tree, typename Epilogue::Lanes, Staged, Params_>;
   static constexpr bool kScaled = Epilogue::kScaled, kSource = Epilogue::kSource;
 
   struct SharedStorage {
@@ -27,8 +27,8 @@ struct TreeVisitor {
     float columns[kScaled ? kTileN : 1];
     Staged staged;
   };
-  using Arguments = TreeParams<Tree>;
-  using Params = TreeParams<Tree>;
+  using Arguments = Params_;
+  using Params = Params_;
 
   template <class Problem>
   static constexpr Params to_underlying_arguments(Problem const&, Arguments const& args, void*) {
@@ -78,8 +78,8 @@ struct TreeVisitor {
           tree(params) {}
 
     CUTLASS_DEVICE void begin() {
-      ScaledParams const& scaled = tree.params.scaled;
       if constexpr (kScaled) {
+        ScaledParams const& scaled = tree.params.scales(tree.batch);
         for (int i = thread; i < kTileM; i += threads) shared.rows[i] = scaled.row(tree.tile_m + i, tree.count_m);
         for (int i = thread; i < kTileN; i += threads) shared.columns[i] = scaled.column(tree.tile_n + i, tree.count_n);
         scale_d = scaled.output();

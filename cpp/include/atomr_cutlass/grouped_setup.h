@@ -150,7 +150,7 @@ struct GroupFinder {
         b = kRowMajorB ? start * args.ldb : start;
       } else if (contiguous) {
         a = kRowMajorA ? start * args.lda : start;
-        c = start * args.ldc;
+        c += start * args.ldc;  // of a bias in the place of C, each group's: ldc is then 0
         d = start * args.ldd;
       }
       group.a = at(args.a, a, kBitsA);

@@ -67,6 +67,18 @@ struct AnyDepthVisitor : Visitor {
   }
 };
 
+template <class Epilogue, int kTileM, int kTileN, class ElementD, class ElementCompute>
+struct GroupedFusionOfSm100 {
+  using Type = LinearVisitor<ElementD, ElementCompute>;
+};
+template <int kTileM, int kTileN, class ElementD, class ElementCompute>
+struct GroupedFusionOfSm100<ScaledEpilogue, kTileM, kTileN, ElementD, ElementCompute> {
+  using Type = ConvertingVisitor<ElementD, GroupedScaledVisitor<kTileM, kTileN>>;
+};
+template <class Tree, bool kScaled, class Lanes, int kTileM, int kTileN, class ElementD, class ElementCompute>
+struct GroupedFusionOfSm100<TreeEpilogue<Tree, kScaled, Lanes>, kTileM, kTileN, ElementD, ElementCompute>
+    : GroupedFusionOf<TreeEpilogue<Tree, kScaled, Lanes>, kTileM, kTileN, ElementD> {};
+
 // `Tile` is the MMA's: of one thread block, or of the two that a 2-SM schedule pairs along M. kScaleRows,
 // kScaleColumns, kScaleDepth: rows of A, columns of B and elements of K that share a block scale; zeros without any.
 template <class ElementA, class LayoutA, int kAlignA, class ElementB, class LayoutB, int kAlignB, class ElementD,
@@ -77,7 +89,7 @@ struct GroupedSm100 {
   using Args = atomr_cutlass_grouped_args;
 
   static constexpr bool kBlockScales = kScaleRows != 0;
-  static constexpr bool kScaled = cute::is_same_v<Epilogue, ScaledEpilogue>;
+  static constexpr bool kTree = kIsTree<Epilogue>, kScaled = kReadsScales<Epilogue>;
   static constexpr bool kRowMajorA = cute::is_same_v<LayoutA, cutlass::layout::RowMajor>;
   static constexpr bool kRowMajorB = cute::is_same_v<LayoutB, cutlass::layout::RowMajor>;
   static constexpr bool kPair = cute::is_base_of_v<cutlass::gemm::KernelSchedule2Sm, MainloopSchedule>;
@@ -89,8 +101,7 @@ struct GroupedSm100 {
   using Finder = GroupFinder<cutlass::sizeof_bits<ElementA>::value, kRowMajorA, cutlass::sizeof_bits<ElementB>::value,
                              kRowMajorB, cutlass::sizeof_bits<ElementD>::value, kBlockScales>;
 
-  using Visitor = cute::conditional_t<kScaled, ConvertingVisitor<ElementD, GroupedScaledVisitor<kTileM, kTileN>>,
-                                      LinearVisitor<ElementD, ElementCompute>>;
+  using Visitor = typename GroupedFusionOfSm100<Epilogue, kTileM, kTileN, ElementD, ElementCompute>::Type;
   using CollectiveEpilogue = typename cutlass::epilogue::collective::CollectiveBuilder<
       cutlass::arch::Sm100, cutlass::arch::OpClassTensorOp, Tile, Cluster,
       cutlass::epilogue::collective::EpilogueTileAuto, ElementAccumulator, ElementCompute, ElementD, LayoutD*, kAlignD,
@@ -158,14 +169,13 @@ struct GroupedSm100 {
       result.mainloop.ptr_SFB = tables.template column<float const*>(Tables::kScaleB);
       result.mainloop.layout_SFB = layouts_b(args);
     }
-    if constexpr (kScaled) {
-      // One float for each group is one for all, of the group.
-      result.epilogue.thread.common.alpha = float(args.alpha);
-      result.epilogue.thread.common.beta = float(args.beta);
-      result.epilogue.thread.common.form_a = args.scale_form_a == 1;
-      result.epilogue.thread.common.form_b = args.scale_form_b == 1;
-      result.epilogue.thread.scale_a = tables.template column<float const*>(Tables::kScaleA);
-      result.epilogue.thread.scale_b = tables.template column<float const*>(Tables::kScaleB);
+    if constexpr (kTree) {
+      result.epilogue.thread =
+          GroupedTreeParams<typename Epilogue::Tree>::of(args, tables.template column<float const*>(Tables::kScaleA),
+                                                         tables.template column<float const*>(Tables::kScaleB));
+    } else if constexpr (kScaled) {
+      result.epilogue.thread = GroupedScaledParams::of(args, tables.template column<float const*>(Tables::kScaleA),
+                                                       tables.template column<float const*>(Tables::kScaleB));
     } else {
       result.epilogue.thread = {ElementCompute(args.alpha), ElementCompute(args.beta)};
     }

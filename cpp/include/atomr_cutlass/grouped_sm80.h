@@ -5,10 +5,12 @@
 // -default-device makes them device functions.
 #pragma once
 
+#include "atomr_cutlass/activation.h"
 #include "atomr_cutlass/grouped_setup.h"
 #include "atomr_cutlass/kernel_abi.h"
 #include "cutlass/cutlass.h"
 #include "cutlass/epilogue/thread/linear_combination.h"
+#include "cutlass/epilogue/thread/linear_combination_generic.h"
 #include "cutlass/gemm/gemm.h"
 #include "cutlass/gemm/kernel/default_gemm_grouped.h"
 #include "cutlass/gemm/kernel/gemm_grouped.h"
@@ -31,9 +33,10 @@ struct AnyDepthSm80 : Base {
   }
 };
 
+// `Function` is of activation.h, or void. A bias, where there is no C, comes in its place: its leading dimension is 0.
 template <class ElementA, class LayoutA, int kAlignA, class ElementB, class LayoutB, int kAlignB, class ElementD,
           class LayoutD, int kAlignD, class ElementAccumulator, class ElementCompute, class Arch, class Tile,
-          class Warp, class Instruction, int kStages, class MathOperator>
+          class Warp, class Instruction, int kStages, class MathOperator, class Function>
 struct GroupedSm80 {
   using Args = atomr_cutlass_grouped_args;
 
@@ -46,7 +49,11 @@ struct GroupedSm80 {
   using Finder = GroupFinder<cutlass::sizeof_bits<ElementA>::value, kRowMajorA, cutlass::sizeof_bits<ElementB>::value,
                              kRowMajorB, cutlass::sizeof_bits<ElementD>::value, false>;
 
-  using Epilogue = cutlass::epilogue::thread::LinearCombination<ElementD, kAlignD, ElementAccumulator, ElementCompute>;
+  using Epilogue = cutlass::platform::conditional_t<
+      cutlass::platform::is_void<Function>::value,
+      cutlass::epilogue::thread::LinearCombination<ElementD, kAlignD, ElementAccumulator, ElementCompute>,
+      cutlass::epilogue::thread::LinearCombinationGeneric<Activation<Function>::template Of, ElementD, kAlignD,
+                                                          ElementAccumulator, ElementCompute>>;
   using Swizzle = cutlass::gemm::threadblock::GemmBatchedIdentityThreadblockSwizzle;  // grouped kernels have their own
 
   static constexpr auto kSchedule = cutlass::gemm::kernel::GroupScheduleMode::kDeviceOnly;

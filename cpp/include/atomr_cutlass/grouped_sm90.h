@@ -7,6 +7,7 @@
 #pragma once
 
 #include "atomr_cutlass/epilogue_scaled.h"
+#include "atomr_cutlass/epilogue_visitor.h"
 #include "atomr_cutlass/grouped_setup.h"
 #include "atomr_cutlass/kernel_abi.h"
 #include "cute/tensor.hpp"
@@ -161,6 +162,20 @@ struct GroupedScaledParams {
   ScaledParams common;  // without scales
   float const* const* scale_a;
   float const* const* scale_b;
+
+  // The scales are columns of the groups' tables.
+  static GroupedScaledParams of(atomr_cutlass_grouped_args const& args, float const* const* scale_a,
+                                float const* const* scale_b) {
+    GroupedScaledParams made{};
+    made.common.alpha = float(args.alpha);
+    made.common.beta = float(args.beta);
+    // One float for each group is one for all, of the group.
+    made.common.form_a = args.scale_form_a == 1;
+    made.common.form_b = args.scale_form_b == 1;
+    made.scale_a = scale_a;
+    made.scale_b = scale_b;
+    return made;
+  }
 };
 
 template <int kTileM, int kTileN>
@@ -223,6 +238,57 @@ struct GroupedScaledVisitor : ScaledVisitor<kTileM, kTileN> {
   Params const* groups;
 };
 
+// What an epilogue tree is given for each group: its operands, which are rows and scalars, and the scales.
+template <class Tree>
+struct GroupedTreeParams : TreeParams<Tree> {
+  GroupedScaledParams groups;
+  bool listed;  // operands are tables of addresses
+
+  static GroupedTreeParams of(atomr_cutlass_grouped_args const& args, float const* const* scale_a,
+                              float const* const* scale_b) {
+    GroupedTreeParams made{};
+    made.alpha = typename Tree::Value(args.alpha);
+    made.beta = typename Tree::Value(args.beta);
+    for (int i = 0; i < TreeParams<Tree>::kOperands; ++i) made.operands[i] = args.operands[i];
+    made.groups = GroupedScaledParams::of(args, scale_a, scale_b);
+    made.listed = args.form == ATOMR_CUTLASS_GROUPED_LIST;
+    return made;
+  }
+
+  template <class Element>
+  CUTLASS_DEVICE Element* at(int operand, int group, int m, int n) const {
+    if (!listed) return TreeParams<Tree>::template at<Element>(operand, group, m, n);
+    atomr_cutlass_tree_operand const& one = this->operands[operand];
+    return static_cast<Element* const*>(one.pointer)[group] + m * one.stride_m + n * one.stride_n;
+  }
+
+  CUTLASS_DEVICE ScaledParams scales(int group) const {
+    ScaledParams found = groups.common;
+    found.scale_a = groups.scale_a[group];
+    found.scale_b = groups.scale_b[group];
+    return found;
+  }
+};
+
+template <class Epilogue, int kTileM, int kTileN, class ElementD>
+struct GroupedFusionOf {
+  using Type = GroupedLinearVisitor;
+};
+template <int kTileM, int kTileN, class ElementD>
+struct GroupedFusionOf<ScaledEpilogue, kTileM, kTileN, ElementD> {
+  using Type = GroupedScaledVisitor<kTileM, kTileN>;
+};
+template <class Tree, bool kScaled, class Lanes, int kTileM, int kTileN, class ElementD>
+struct GroupedFusionOf<TreeEpilogue<Tree, kScaled, Lanes>, kTileM, kTileN, ElementD> {
+  using Type = TreeVisitor<TreeEpilogue<Tree, kScaled, Lanes>, kTileM, kTileN, ElementD, GroupedTreeParams<Tree>>;
+};
+
+// Whether an epilogue reads the scales of groups.
+template <class Epilogue>
+inline constexpr bool kReadsScales = cute::is_same_v<Epilogue, ScaledEpilogue>;
+template <class Tree, bool kScaled, class Lanes>
+inline constexpr bool kReadsScales<TreeEpilogue<Tree, kScaled, Lanes>> = kScaled;
+
 // kScaleRows, kScaleColumns, kScaleDepth: rows of A, columns of B and elements of K that share a block scale; zeros
 // without any.
 template <class ElementA, class LayoutA, int kAlignA, class ElementB, class LayoutB, int kAlignB, class ElementD,
@@ -233,7 +299,7 @@ struct GroupedSm90 {
   using Args = atomr_cutlass_grouped_args;
 
   static constexpr bool kBlockScales = kScaleRows != 0;
-  static constexpr bool kScaled = cute::is_same_v<Epilogue, ScaledEpilogue>;
+  static constexpr bool kTree = kIsTree<Epilogue>, kScaled = kReadsScales<Epilogue>;
   static constexpr bool kRowMajorA = cute::is_same_v<LayoutA, cutlass::layout::RowMajor>;
   static constexpr bool kRowMajorB = cute::is_same_v<LayoutB, cutlass::layout::RowMajor>;
   static_assert(cute::is_same_v<LayoutD, cutlass::layout::RowMajor>, "D is row-major");
@@ -244,8 +310,7 @@ struct GroupedSm90 {
   using Finder = GroupFinder<cutlass::sizeof_bits<ElementA>::value, kRowMajorA, cutlass::sizeof_bits<ElementB>::value,
                              kRowMajorB, cutlass::sizeof_bits<ElementD>::value, kBlockScales>;
 
-  using Fusion = cute::conditional_t<kScaled, GroupedScaledVisitor<cute::size<0>(Tile{}), cute::size<1>(Tile{})>,
-                                     GroupedLinearVisitor>;
+  using Fusion = typename GroupedFusionOf<Epilogue, cute::size<0>(Tile{}), cute::size<1>(Tile{}), ElementD>::Type;
   using CollectiveEpilogue = typename cutlass::epilogue::collective::CollectiveBuilder<
       cutlass::arch::Sm90, cutlass::arch::OpClassTensorOp, Tile, Cluster,
       cutlass::epilogue::collective::EpilogueTileAuto, ElementAccumulator, ElementCompute, ElementD, LayoutD*, kAlignD,
@@ -313,14 +378,13 @@ struct GroupedSm90 {
       result.mainloop.strides = {args.scale_stride_a, args.scale_k_stride_a, args.scale_stride_b,
                                  args.scale_k_stride_b};
     }
-    if constexpr (kScaled) {
-      // One float for each group is one for all, of the group.
-      result.epilogue.thread.common.alpha = float(args.alpha);
-      result.epilogue.thread.common.beta = float(args.beta);
-      result.epilogue.thread.common.form_a = args.scale_form_a == 1;
-      result.epilogue.thread.common.form_b = args.scale_form_b == 1;
-      result.epilogue.thread.scale_a = tables.template column<float const*>(Tables::kScaleA);
-      result.epilogue.thread.scale_b = tables.template column<float const*>(Tables::kScaleB);
+    if constexpr (kTree) {
+      result.epilogue.thread =
+          GroupedTreeParams<typename Epilogue::Tree>::of(args, tables.template column<float const*>(Tables::kScaleA),
+                                                         tables.template column<float const*>(Tables::kScaleB));
+    } else if constexpr (kScaled) {
+      result.epilogue.thread = GroupedScaledParams::of(args, tables.template column<float const*>(Tables::kScaleA),
+                                                       tables.template column<float const*>(Tables::kScaleB));
     } else {
       result.epilogue.thread.alpha = float(args.alpha);
       result.epilogue.thread.beta = float(args.beta);

@@ -112,6 +112,9 @@ typedef struct atomr_cutlass_grouped_args {
   int64_t scale_stride_a, scale_stride_b; /* block scales, as in atomr_cutlass_gemm_args */
   int64_t scale_k_stride_a, scale_k_stride_b;
   int64_t scale_group_stride_a, scale_group_stride_b;
+  /* Of a kernel with an epilogue tree: its inputs, rows and scalars, whose batches are the groups. Of a list each
+   * pointer is that of a table with an address for each group, and the batch stride is 0. */
+  atomr_cutlass_tree_operand operands[ATOMR_CUTLASS_TREE_OPERANDS];
 } atomr_cutlass_grouped_args;
 
 /* Implicit-GEMM convolution (cross-correlation). fprop: D is y from A = x, B = w; dgrad: D is dx from A = dy, B = w;

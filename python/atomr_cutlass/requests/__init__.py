@@ -1,7 +1,7 @@
 """Requests: what a caller wants computed, without saying how."""
 
 from .conv import ConvDgradRequest, ConvFwdRequest, ConvLayout, ConvShape, ConvWgradRequest
-from .gemm import GemmEpilogue, GemmLayout, GemmRequest, GemmShape, refuse_epilogue
+from .gemm import GemmEpilogue, GemmLayout, GemmRequest, GemmShape
 from .grouped import GroupedGemmRequest, GroupedGemmShape
 
 __all__ = [
@@ -16,5 +16,4 @@ __all__ = [
     "GemmShape",
     "GroupedGemmRequest",
     "GroupedGemmShape",
-    "refuse_epilogue",
 ]

@@ -18,7 +18,7 @@ from ..numerics import default_out_dtype
 from ..plan_cache import PlanKey
 from ..problem import MatrixSpec
 from ..reference import ACTIVATIONS, ConvGeometry
-from .checks import expect_extent, expect_fields, expect_served, math_of
+from .checks import expect_extent, expect_fields, expect_served, math_of, refuse_tree
 from .gemm import GemmEpilogue
 
 _DTYPES = (
@@ -170,6 +170,7 @@ class _ConvRequest:
             out_dtype=CutlassDtype,
         )
         expect_served("convolution", self.dtype, self.arch, _DTYPES, ARCHS[self.op])
+        refuse_tree(self.epilogue, "convolution")
         _ = self.math  # refuses what contradicts the dtype
         if self.epilogue.activation not in (None, *ACTIVATIONS):
             valid = ", ".join(ACTIVATIONS)

@@ -7,22 +7,29 @@ import functools
 from dataclasses import dataclass, field
 
 from .. import devices, fp4, select
+from ..epilogue import EpilogueVisitorTree
 from ..errors import InvalidOperandError, UnsupportedError
+from ..fused import Fusion
+from ..fused_arguments import common
 from ..generator.archs import SmArch
 from ..generator.dtypes import CutlassDtype, ScaleType
 from ..generator.matrix import is_supported_for
 from ..generator.render import render
-from ..generator.rules import FP8_TYPES, gemm_types
+from ..generator.rules import FP8_TYPES, accumulator, gemm_types, supports_tree
 from ..numerics import default_out_dtype
 from ..operands import BYTE
 from ..plan_cache import PlanKey
 from ..problem import GemmProblem, MatrixSpec
 from ..quantization import swizzled_size
-from ..scaled import BLOCK, Scale, Scales, problem_of, refuse
+from ..scaled import BLOCK, NO_SCALES, Scale, Scales, refuse, ways
 from .checks import expect_extent, expect_fields, math_of
+from .fusion import dense
 
 SCALINGS = (None, "tensor", "vector", "block", *fp4.SCALINGS)
 """Forms of scales on the device: fp8's, then fp4's."""
+
+_BIAS_TYPES = (CutlassDtype.F64, CutlassDtype.F32, CutlassDtype.F16, CutlassDtype.BF16)
+"""Element types of a result whose bias has them too; else it is float32."""
 
 
 class GemmLayout(enum.Enum):
@@ -52,20 +59,47 @@ class GemmShape:
 
 @dataclass(frozen=True)
 class GemmEpilogue:
-    """What happens to the accumulator: D = act(alpha * AB + beta * C + bias)."""
+    """What happens to the accumulator: D = act(alpha * AB + beta * C + bias), or what a tree makes of it.
+
+    Attributes:
+        alpha: scalar.
+        beta: scalar; with 0 there is no C.
+        bias: whether a row is added, one element for each column of D (of a convolution, for each channel). That of a
+            GEMM is of D's element type where that is F64, F32, F16 or BF16, else F32.
+        activation: a name of `reference.ACTIVATIONS`.
+        tree: in the place of bias and activation, what follows alpha * AB + beta * C in a GEMM: of `EvtBuilder`, or
+            that of a traced function (`epilogue.trace(...).tree`).
+
+    Raises:
+        InvalidOperandError: a tree is given beside a bias or an activation, or is none.
+    """
 
     alpha: float = 1.0
     beta: float = 0.0
     bias: bool = False
     activation: str | None = None
+    tree: EpilogueVisitorTree | None = None
+
+    def __post_init__(self) -> None:
+        if self.tree is None:
+            return
+        if not isinstance(self.tree, EpilogueVisitorTree):
+            raise InvalidOperandError(
+                f"tree is a {type(self.tree).__name__}; expected an EpilogueVisitorTree: EvtBuilder puts one together, "
+                "epilogue.trace makes one of a function"
+            )
+        if self.bias or self.activation is not None:
+            other = "bias" if self.bias else "activation"
+            raise InvalidOperandError(f"tree and {other} are given: have the tree compute it, or leave the tree out")
 
     @property
     def kind(self) -> str:
-        """What is done, without the values: `linear`, and what is added to it, such as `linear+c+bias+relu`."""
+        """What is done, without the values: `linear` and what follows it, as `linear+c+bias+relu`; a tree by its id."""
         words = ["linear"]
         words += ["c"] if self.beta != 0 else []
         words += ["bias"] if self.bias else []
         words += [self.activation] if self.activation is not None else []
+        words += [self.tree.id] if self.tree is not None else []
         return "+".join(words)
 
 
@@ -81,8 +115,12 @@ class GemmRequest:
             by cells that carry PTX.
         layout_a, layout_b: layouts of A and B.
         layout_c: layout of C and D.
-        epilogue: scalars, bias and activation.
-        out_dtype: element type of D (and C); None is A's, or I32 for I8.
+        epilogue: scalars, bias and activation, or a tree. A plan is called with the bias (n,) as `bias`, and with a
+            tree's operands by their names, inputs before outputs: a scalar (1,), a row (n,), a column (m, 1), a matrix
+            as D lies, a mask uint8 (m, ceil(n / 8)); what is reduced (1,), (n,) or (m,). Matrices, masks and what a
+            tree writes have a dimension of batches where there are several; what is reduced to a scalar has not.
+        out_dtype: element type of D (and C); None is what the epilogue's tree decides, else A's, BF16 for fp8 and fp4,
+            and for I8 I32, or F32 where more than a product is made of it.
         precision: for float32 operands: `ieee` (default), `tf32` or `3xtf32`.
         fast_accum: lets fp8 products be added up in the tensor cores alone; without effect on other dtypes.
         scaling: fp8's scales that a plan is called with, as float32 arrays: `tensor` (one element for A, one for B),
@@ -96,7 +134,8 @@ class GemmRequest:
 
     Raises:
         UnsupportedError: no kernel exists for these element types, or none for this arch.
-        InvalidOperandError: a value is not of its kind.
+        InvalidOperandError: a value is not of its kind; the epilogue's tree decides another element type than
+            out_dtype, or has an operand of a name that one of the product's has.
     """
 
     shape: GemmShape
@@ -131,7 +170,8 @@ class GemmRequest:
         )
         if self.scaling not in SCALINGS:
             raise InvalidOperandError(f"scaling is {self.scaling!r}; expected {', '.join(map(repr, SCALINGS))}")
-        types = gemm_types(self.operand_dtype, self.operand_dtype_b, self.result_dtype, self.math)
+        fused = self.tree is not None
+        types = gemm_types(self.operand_dtype, self.operand_dtype_b, self.result_dtype, self.math, tree=fused)
         if not types:
             raise UnsupportedError(types.reason)
         if self.arch is not None and not is_supported_for(self.dtype, self.arch):
@@ -146,6 +186,26 @@ class GemmRequest:
             raise UnsupportedError(f"scaling {self.scaling!r} is fp4's: dtype is then F4E2M1, not {self.dtype.name}")
         elif (self.scaling or self.quantized) and self.operand_dtype not in FP8_TYPES:
             raise UnsupportedError(f"{self.dtype.value} operands take no scales on the device: fold them into alpha")
+        if self.tree is not None:
+            self._check_tree(self.tree)
+
+    def _check_tree(self, tree: EpilogueVisitorTree) -> None:
+        if tree.result_dtype not in (None, self.result_dtype):
+            raise InvalidOperandError(
+                f"the epilogue casts D to {tree.result_dtype.value}; out_dtype says {self.result_dtype.value}"
+            )
+        product = {"a", "b", *(["c"] if self.epilogue.beta != 0 else [])}
+        product |= {"scale_a", "scale_b"} if self.scaling else set()
+        product |= {"scale_d", "amax"} if self.quantized else set()
+        names = [one.name for one in tree.inputs] + [one.name for one in tree.outputs]
+        for name in names:
+            if name in product:
+                raise InvalidOperandError(
+                    f"the epilogue has an operand {name!r}, which is the name of one of the product's: rename it"
+                )
+        lowered = supports_tree(tree.program, accumulator(self.operand_dtype), self.result_dtype)
+        if not lowered:
+            raise UnsupportedError(lowered.reason)
 
     @property
     def operand_dtype(self) -> CutlassDtype:
@@ -160,7 +220,25 @@ class GemmRequest:
     @property
     def result_dtype(self) -> CutlassDtype:
         """The element type of D."""
-        return self.out_dtype or default_out_dtype(self.operand_dtype)
+        epilogue = self.epilogue
+        decided = epilogue.tree.result_dtype if epilogue.tree is not None else None
+        default = default_out_dtype(self.operand_dtype)
+        if default is CutlassDtype.I32 and (epilogue.tree is not None or epilogue.bias or epilogue.activation):
+            default = CutlassDtype.F32  # which a tree computes in
+        return self.out_dtype or decided or default
+
+    @functools.cached_property
+    def tree(self) -> EpilogueVisitorTree | None:
+        """What follows the product: the epilogue's tree, or that of its bias and activation; None for nothing.
+
+        Raises:
+            InvalidOperandError: an unknown activation.
+        """
+        epilogue = self.epilogue
+        if epilogue.tree is not None or not (epilogue.bias or epilogue.activation is not None):
+            return epilogue.tree
+        element = self.result_dtype if self.result_dtype in _BIAS_TYPES else CutlassDtype.F32
+        return common(element if epilogue.bias else None, epilogue.activation).tree
 
     @property
     def math(self) -> str:
@@ -211,6 +289,10 @@ class GemmRequest:
         a, b = (dense(extent, self.scaling) for extent in extents[self.scaling])
         return Scales(a, b, one, one)
 
+    def fusion(self) -> Fusion | None:
+        """What follows the product, with the arrays that a plan is called with, dense; None for nothing."""
+        return None if self.tree is None else dense(self.tree, self.problem(0).d)
+
     def _swizzled(self, rows: int, kind: ScaleType) -> Scale:
         size = swizzled_size(rows, -(-self.shape.k // fp4.VECTOR[kind]))
         # As `quantize` returns them.
@@ -255,33 +337,15 @@ class GemmRequest:
             InvalidOperandError: the request names no arch, and there is no GPU to take it from.
             UnsupportedError: no cell of the matrix serves the request; the reason says what would cure it.
         """
-        refuse_epilogue(self.epilogue.bias, self.epilogue.activation)
         device = devices.for_arch(None) if self.arch is None else devices.imagined(self.arch)
         arch = self.arch or devices.require_arch(device)
-        what = self.problem(device.index)
-        scales = self.scales()
-        if scales is not None:
+        what, scales, fusion = self.problem(device.index), self.scales(), self.fusion()
+        if scales is not None or fusion is not None:
             refuse(what)
-            what = problem_of(what, scales)
         if 0 in (what.m, what.n, what.batch):
             raise UnsupportedError(f"a result of shape {what.d.shape} is empty: there is nothing to render")
-        best = select.best_cell(what, device, arch)
-        if best is None:
-            raise select.missing(what, device, self.arch)
-        return render(best.key, flavour="nvrtc")
-
-
-def refuse_epilogue(bias: object, activation: str | None) -> None:
-    """Refuses what the GPU kernels do not fuse yet.
-
-    Raises:
-        UnsupportedError: a bias or an activation is asked for.
-    """
-    wanted = [
-        name for name, value in (("bias", bias), ("activation", activation)) if value is not None and value is not False
-    ]
-    if wanted:
-        raise UnsupportedError(
-            f"{' and '.join(wanted)}: the GPU kernels have no fused epilogues yet, only alpha * AB + beta * C; "
-            "apply it afterwards, or use backend='reference'"
-        )
+        for way in ways(what, scales or NO_SCALES, fusion):
+            best = select.best_cell(way, device, arch)
+            if best is not None:
+                return render(best.key, flavour="nvrtc")
+        raise select.missing(way, device, self.arch)

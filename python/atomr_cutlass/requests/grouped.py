@@ -15,8 +15,9 @@ from ..grouped_problem import LIST, OP, GroupedProblem
 from ..numerics import default_out_dtype
 from ..plan_cache import PlanKey
 from ..problem import MatrixSpec
-from .checks import expect, expect_fields, expect_served, math_of
-from .gemm import GemmEpilogue, GemmLayout, GemmShape, refuse_epilogue
+from ..reference.epilogue import check_activation
+from .checks import expect, expect_fields, expect_served, math_of, refuse_tree
+from .gemm import GemmEpilogue, GemmLayout, GemmShape
 
 _DTYPES = (CutlassDtype.F16, CutlassDtype.BF16, CutlassDtype.F8E4M3, CutlassDtype.F8E5M2)
 
@@ -48,8 +49,9 @@ class GroupedGemmShape:
 class GroupedGemmRequest:
     """Several GEMMs of different extents in one launch: the form whose operands are lists of dense matrices.
 
-    A plan of it is called with all of A, all of B, with beta all of C, and all of D. (The other forms of `grouped_gemm`
-    leave the sizes of groups to the device: there is nothing that a request could say of them beforehand.)
+    A plan of it is called with all of A, all of B, with beta all of C, with a bias all of these, (n,) of D's dtype, and
+    all of D. (The other forms of `grouped_gemm` leave the sizes of groups to the device: there is nothing that a
+    request could say of them beforehand.)
 
     Attributes:
         shape: extents of the groups.
@@ -91,6 +93,8 @@ class GroupedGemmRequest:
             out_dtype=CutlassDtype,
             fast_accum=bool,
         )
+        refuse_tree(self.epilogue, "grouped GEMM")
+        check_activation(self.epilogue.activation)
         expect_served("grouped GEMM", self.dtype, self.arch, _DTYPES, ARCHS[OP])
 
     @property
@@ -122,6 +126,8 @@ class GroupedGemmRequest:
             counted=False,
             math=self.math,
             device=device,
+            bias=tuple(MatrixSpec((one.n,), (1,), self.result_dtype) for one in groups) if self.epilogue.bias else (),
+            activation=None if self.epilogue.activation == "identity" else self.epilogue.activation,
         )
 
     def plan_key(self) -> PlanKey:
@@ -149,6 +155,5 @@ class GroupedGemmRequest:
             InvalidOperandError: the request names no arch, and there is no GPU to take it from.
             UnsupportedError: no cell of the matrix serves the request; the reason says what would cure it.
         """
-        refuse_epilogue(self.epilogue.bias, self.epilogue.activation)
         device = devices.for_arch(None) if self.arch is None else devices.imagined(self.arch)
         return render(grouped_plan.best_key(self.problem(device.index), device, self.arch), flavour="nvrtc")

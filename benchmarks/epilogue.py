@@ -1,0 +1,513 @@
+"""Fused epilogues against the same in PyTorch, eager and compiled, and against plain products, in alternation.
+
+    python benchmarks/epilogue.py --out epilogue.json                      # --quick: three cases, fewer rounds
+    python benchmarks/epilogue.py --fusions bias_gelu,quantize --out some.json
+
+Timings are those of benchmarks/gemm.py: CUDA graphs of calls that rotate through more operands than L2 holds, the sides
+alternating with pauses. All sides but ours leave their results to PyTorch's allocator; they are kept as long as the
+operands are, so that they rotate too. Kernels that the table lacks are compiled side by side before anything is timed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import functools
+import math
+import os
+import statistics
+import sys
+import time
+import warnings
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+with warnings.catch_warnings():
+    warnings.simplefilter("ignore")
+    import torch
+    import torch._dynamo
+
+import fp8
+import gemm as dense
+from facts import machine, now
+
+import atomr_cutlass as ac
+from atomr_cutlass import devices, fused, operands, scaled
+from atomr_cutlass.epilogue import EpilogueVisitorTree, EvtBuilder
+from atomr_cutlass.generator.dtypes import CutlassDtype
+from atomr_cutlass.generator.epilogue.tree import COLUMN, MASK, MATRIX, ROW, SCALAR, Input
+from atomr_cutlass.op_plan import OpPlan
+from atomr_cutlass.problem import GemmProblem
+from atomr_cutlass.scaled import Scale, Scales, scale_forms
+
+D = CutlassDtype
+
+LARGEST = 448.0
+AGREEMENT = {"e4m3": 5e-2}
+"""How far two results may be apart, in norm: eager PyTorch rounds to bf16 before it rounds to e4m3."""
+USUAL_AGREEMENT = 1e-2
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# What follows the product, by both sides
+
+
+def product(a: torch.Tensor, b: torch.Tensor, **scales: torch.Tensor) -> torch.Tensor:
+    """The product alone, by PyTorch."""
+    if a.dtype is torch.int8:
+        return torch._int_mm(a, b)  # noqa: SLF001 - its only int8 product
+    if scales:
+        return torch._scaled_mm(a, b, **scales, out_dtype=torch.bfloat16)  # noqa: SLF001 - likewise of fp8
+    return a @ b
+
+
+def bias_gelu(a: torch.Tensor, b: torch.Tensor, bias: torch.Tensor) -> Any:
+    """Half of a feed-forward block."""
+    return torch.nn.functional.gelu(torch.addmm(bias, a, b))
+
+
+def bias_silu(a: torch.Tensor, b: torch.Tensor, bias: torch.Tensor) -> Any:
+    """The same with silu."""
+    return torch.nn.functional.silu(torch.addmm(bias, a, b))
+
+
+def residual(a: torch.Tensor, b: torch.Tensor, bias: torch.Tensor, other: torch.Tensor) -> Any:
+    """A block's end."""
+    return torch.addmm(bias, a, b) + other
+
+
+def relu_mask(a: torch.Tensor, b: torch.Tensor, bias: torch.Tensor) -> Any:
+    """Relu, and where it was positive: of PyTorch a byte for each element, of ours a bit."""
+    found = torch.relu(torch.addmm(bias, a, b))
+    return found, found > 0
+
+
+def gelu_store(a: torch.Tensor, b: torch.Tensor, bias: torch.Tensor) -> Any:
+    """Gelu, and what it was applied to."""
+    before = torch.addmm(bias, a, b)
+    return torch.nn.functional.gelu(before), before
+
+
+def dgelu(a: torch.Tensor, b: torch.Tensor, before: torch.Tensor) -> Any:
+    """The gradient of what gelu was applied to, and of the bias."""
+    gradient = torch.ops.aten.gelu_backward(a @ b, before)
+    return gradient, gradient.sum(0, dtype=torch.float32)
+
+
+def quantize(a: torch.Tensor, b: torch.Tensor, factor: torch.Tensor, **scales: torch.Tensor) -> Any:
+    """To e4m3 by a scale, and the largest magnitude before."""
+    wide = product(a, b, **scales).float()
+    return (wide * factor).clamp(-LARGEST, LARGEST).to(torch.float8_e4m3fn), wide.abs().amax()
+
+
+def dequantize(a: torch.Tensor, b: torch.Tensor, rows: torch.Tensor, columns: torch.Tensor, bias: torch.Tensor) -> Any:
+    """Integers with a scale for each row of A and column of B, and a bias."""
+    return (product(a, b).float() * rows * columns + bias).to(torch.bfloat16)
+
+
+@dataclass(frozen=True)
+class Fusion:
+    """What follows a product.
+
+    Attributes:
+        unfused: the same in PyTorch, of a, b and operands by name; returns D, or a tuple with D first.
+        build: puts the tree together; is told the element type of 16 bits.
+        activation: in its place, of a bias and an activation by name.
+    """
+
+    unfused: Callable[..., Any]
+    build: Callable[[EvtBuilder, str], EvtBuilder] | None = None
+    activation: str | None = None
+
+
+FUSIONS = {
+    "bias_gelu": Fusion(bias_gelu, activation="gelu"),
+    "bias_silu": Fusion(bias_silu, activation="silu"),
+    "residual": Fusion(residual, lambda made, wide: made.add_bias("bias", dtype=wide).add_matrix("other", dtype=wide)),
+    "relu_mask": Fusion(
+        relu_mask, lambda made, wide: made.add_bias("bias", dtype=wide).activation("relu").mask_store("positive")
+    ),
+    "gelu_store": Fusion(
+        gelu_store,
+        lambda made, wide: made.add_bias("bias", dtype=wide).aux_store("before", dtype=wide).activation("gelu"),
+    ),
+    "dgelu": Fusion(
+        dgelu, lambda made, wide: made.binary("d_gelu", "before", MATRIX, dtype=wide).reduce("bias_gradient", ROW)
+    ),
+    "quantize": Fusion(quantize, lambda made, _: made.quantize("e4m3", scale="factor", amax="largest")),
+    "dequantize": Fusion(
+        dequantize,
+        lambda made, wide: (
+            made.binary("multiply", "rows", COLUMN).binary("multiply", "columns", ROW).add_bias("bias", dtype=wide)
+        ),
+    ),
+}
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Cases
+
+
+@dataclass(frozen=True)
+class Case:
+    """A product to time with what follows it: A row-major, B column-major, D row-major."""
+
+    fusion: str
+    kind: str
+    m: int
+    n: int
+    k: int
+
+    @property
+    def dtype(self) -> CutlassDtype:
+        """Element type of A and B."""
+        return D.parse(self.kind)
+
+    @property
+    def wide(self) -> CutlassDtype:
+        """That of D, unless the tree says it, and of what lies over D."""
+        return self.dtype if self.dtype.bits == 16 else D.BF16
+
+    @property
+    def tree(self) -> EpilogueVisitorTree:
+        """What follows."""
+        fusion = FUSIONS[self.fusion]
+        if fusion.build is None:
+            return EvtBuilder().add_bias("bias", dtype=self.wide).activation(str(fusion.activation)).build()
+        return fusion.build(EvtBuilder(), self.wide.value).build()
+
+    @property
+    def flops(self) -> int:
+        """Multiplications and additions of the product."""
+        return 2 * self.m * self.n * self.k
+
+    def __str__(self) -> str:
+        return f"{self.fusion} {self.kind} {self.m}x{self.n}x{self.k}"
+
+
+def comparison(fusions: Sequence[str], *, quick: bool) -> list[Case]:
+    """The cases."""
+    large = (4096, 16384, 4096)
+    few = [Case("bias_gelu", "bf16", *large), Case("quantize", "bf16", *large)]
+    few.append(Case("bias_gelu", "bf16", 128, 4096, 4096))
+    cases = [Case(name, "bf16", *large) for name in FUSIONS if name != "dequantize"]
+    cases += [Case("bias_gelu", "f16", *large), Case("quantize", "e4m3", *large), Case("dequantize", "i8", *large)]
+    cases += [Case("bias_gelu", kind, m, 4096, 4096) for m in (128, 1024) for kind in ("bf16", "f16")]
+    return [case for case in (few if quick else cases) if case.fusion in fusions]
+
+
+@dataclass
+class Operands:
+    """What one call reads and writes.
+
+    Attributes:
+        a, b: A and B.
+        scales: those of fp8 operands, as both sides call them.
+        inputs: what the tree reads, by name.
+        outputs: what ours writes beside D, by name.
+        out: D.
+        plain: D of the product alone.
+        kept: results of PyTorch, by side.
+    """
+
+    a: torch.Tensor
+    b: torch.Tensor
+    scales: dict[str, torch.Tensor]
+    inputs: dict[str, torch.Tensor]
+    outputs: dict[str, torch.Tensor]
+    out: torch.Tensor
+    plain: torch.Tensor
+    kept: dict[str, Any] = field(default_factory=dict)
+
+
+def torch_dtype(dtype: CutlassDtype | None) -> torch.dtype:
+    """PyTorch's name of an element type; None is bytes of bits."""
+    found = torch.uint8 if dtype is None else getattr(torch, dtype.numpy_name)
+    if not isinstance(found, torch.dtype):
+        raise TypeError(f"PyTorch has no {dtype}")
+    return found
+
+
+def operand_sets(case: Case, device: devices.Device, at_most: int = dense.SETS_AT_MOST) -> list[Operands]:
+    """As many sets of random operands as exceed L2 twice over, at least two. Products are about as large as 1."""
+    moved = (case.m * case.k + case.k * case.n) * case.dtype.bits // 8
+    count = min(at_most, max(2, math.ceil(2 * device.l2_bytes / moved)))
+    return [operands_of(case) for _ in range(count)]
+
+
+def operands_of(case: Case) -> Operands:
+    """One set of them."""
+    scales: dict[str, torch.Tensor] = {}
+    if case.kind == "e4m3":
+        a, scale_a = fp8.quantized(case.m, case.k, "tensor", 1)
+        b, scale_b = fp8.quantized(case.n, case.k, "tensor", 1)
+        if scale_a is None or scale_b is None:
+            raise ValueError("e4m3 operands have scales")
+        scales = {"scale_a": scale_a, "scale_b": scale_b / math.sqrt(case.k)}
+    elif case.kind == "i8":
+        a, b = (torch.randint(-128, 128, (x, case.k), dtype=torch.int8, device="cuda") for x in (case.m, case.n))
+    else:
+        a = torch.randn(case.m, case.k, device="cuda").to(torch_dtype(case.dtype))
+        b = (torch.randn(case.n, case.k, device="cuda") / math.sqrt(case.k)).to(torch_dtype(case.dtype))
+    tree, shape = case.tree, (case.m, case.n)
+    result = tree.result_dtype or case.wide
+    return Operands(
+        a,
+        b.t(),
+        scales,
+        {one.name: filled(one, case) for one in tree.inputs},
+        {
+            one.name: torch.empty(fused.output_shape(one, shape), dtype=torch_dtype(one.dtype), device="cuda")
+            for one in tree.outputs
+        },
+        torch.empty(shape, dtype=torch_dtype(result), device="cuda"),
+        torch.empty(shape, dtype=torch.int32 if case.kind == "i8" else torch_dtype(case.wide), device="cuda"),
+    )
+
+
+def filled(one: Input, case: Case) -> torch.Tensor:
+    """A random operand of a tree."""
+    if one.kind == MASK:
+        raise ValueError(f"{one.name}: no case reads bits")
+    if one.kind == SCALAR:
+        # What brings products of about 1 near the largest e4m3.
+        return torch.full((1,), 64.0, dtype=torch_dtype(one.dtype), device="cuda")
+    shape = {ROW: (case.n,), COLUMN: (case.m, 1), MATRIX: (case.m, case.n)}[one.kind]
+    if one.name in ("rows", "columns"):
+        # The scales of both sides bring products of bytes back to about 1.
+        values = (torch.rand(shape, device="cuda") + 0.5) / (74 * case.k**0.25)
+    else:
+        values = torch.randn(shape, device="cuda")
+    return values.to(torch_dtype(one.dtype))
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Sides
+
+Call = Callable[[Operands], Any]
+
+
+def our_call(case: Case) -> Call:
+    """The product with what follows, as `gemm` is called for it."""
+    fusion = FUSIONS[case.fusion]
+    how: dict[str, Any] = {"activation": fusion.activation} if fusion.build is None else {"epilogue": case.tree}
+    return lambda one: ac.gemm(one.a, one.b, out=one.out, **how, **one.scales, **one.inputs, **one.outputs)
+
+
+def our_plain(one: Operands) -> Any:
+    """The product alone."""
+    return ac.gemm(one.a, one.b, out=one.plain, **one.scales)
+
+
+def torch_call(side: str, function: Callable[..., Any]) -> Call:
+    """A function of PyTorch, whose results stay as long as the operands do."""
+
+    def call(one: Operands) -> None:
+        inputs = {} if function is product else one.inputs
+        one.kept[side] = function(one.a, one.b, **one.scales, **inputs)
+
+    return call
+
+
+def plan_of(case: Case, one: Operands) -> OpPlan:
+    """The plan that `gemm` makes: it tells which kernel that is, which is compiled by then."""
+    what = GemmProblem(a=fp8.spec(one.a), b=fp8.spec(one.b), c=None, d=fp8.spec(one.out), math="default", device=0)
+    scales = scaled.NO_SCALES
+    if one.scales:
+        specs = [fp8.spec(scale) for scale in one.scales.values()]
+        forms = scale_forms(what, *specs)
+        scales = Scales(*(Scale(spec.shape, spec.strides, form) for spec, form in zip(specs, forms, strict=True)))
+    views = {name: operands.as_operand(array) for name, array in {**one.inputs, **one.outputs}.items()}
+    return scaled.make(what, scales, fused.fusion_of(case.tree, views), like=one.a)
+
+
+def compile_ahead(cases: Sequence[Case], device: devices.Device, jobs: int) -> None:
+    """Compiles the kernels of all cases, several at once; what fails says so again when its case comes."""
+    start = time.perf_counter()
+
+    def compiled(case: Case) -> str:
+        try:
+            plan_of(case, operand_sets(case, device, at_most=1)[0])
+        except ac.CutlassError as error:
+            return f"{case}: {type(error).__name__}: {error}"[:600]
+        return ""
+
+    with ThreadPoolExecutor(jobs) as pool:
+        for failure in filter(None, pool.map(compiled, cases)):
+            print(failure)
+    torch.cuda.empty_cache()
+    print(f"the kernels of {len(cases)} cases are there after {time.perf_counter() - start:.0f} s", flush=True)
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Comparison
+
+
+def compare(case: Case, device: devices.Device, rounds: int, mode: str | None) -> dict[str, Any]:
+    """Times all sides, one after the other in every round.
+
+    Raises:
+        ValueError: their results differ by more than rounding explains.
+    """
+    sets = operand_sets(case, device)
+    unfused = FUSIONS[case.fusion].unfused
+    row: dict[str, Any] = {"fusion": case.fusion, "dtype": case.kind, "shape": [case.m, case.n, case.k]}
+    row["kernel"] = plan_of(case, sets[0]).kernel_name
+    calls: dict[str, Call] = {
+        "ours": our_call(case),
+        "plain": our_plain,
+        "torch": torch_call("torch", unfused),
+        "torch_plain": torch_call("torch_plain", product),
+    }
+    for call in calls.values():
+        call(sets[0])
+    row["difference"] = difference(sets[0])
+    if row["difference"] > AGREEMENT.get("e4m3" if case.fusion == "quantize" else case.kind, USUAL_AGREEMENT):
+        raise ValueError(f"the results differ by {row['difference']} of their norm")
+    # Shapes of other cases would count as recompilations.
+    torch._dynamo.reset()  # noqa: SLF001 - it has no public name
+    compiled = torch_call("compiled", torch.compile(unfused, dynamic=False, mode=mode))
+    try:
+        compiled(sets[0])
+        torch.cuda.synchronize()
+    except (RuntimeError, OSError, ImportError) as error:
+        row["compiled_refused"] = f"{type(error).__name__}: {str(error).strip()}"[:400]
+    else:
+        calls["compiled"] = compiled
+    bursts = {side: dense.Burst(call, sets) for side, call in calls.items()}
+    times: dict[str, list[float]] = {side: [] for side in bursts}
+    for number in range(rounds):
+        for side in sorted(bursts, reverse=number % 2 == 0):
+            time.sleep(dense.PAUSE_SECONDS / 2)
+            times[side].append(bursts[side].time())
+    seconds = {side: statistics.median(found) for side, found in times.items()}
+    ours = seconds.pop("ours")
+    row |= {
+        "us": round(ours * 1e6, 2),
+        **{f"{side}_us": round(other * 1e6, 2) for side, other in seconds.items()},
+        # Above 1 we are faster; of plain products it is how much of their speed is left.
+        **{f"{side}_ratio": round(other / ours, 4) for side, other in seconds.items()},
+        "tflops": round(case.flops / ours / 1e12, 1),
+        "spread": round((max(times["ours"]) - min(times["ours"])) / ours, 3),
+        "sets": len(sets),
+        "calls": bursts["ours"].calls,
+    }
+    return row
+
+
+def difference(one: Operands) -> float:
+    """Of D by both, in norm, relative to PyTorch's."""
+    theirs = one.kept["torch"]
+    wide = (theirs[0] if isinstance(theirs, tuple) else theirs).double()
+    return round(float((one.out.double() - wide).norm() / wide.norm()), 6)
+
+
+SIDES = ("plain", "torch", "compiled", "torch_plain")
+
+
+def report(case: Case, row: dict[str, Any]) -> None:
+    """One line."""
+    words = [f"{row[f'{side}_ratio']:>12.3f}" if f"{side}_ratio" in row else f"{'-':>12}" for side in SIDES]
+    print(f"{case!s:<36}{row['us']:>10}{''.join(words)}  {row['kernel']}", flush=True)
+    if "compiled_refused" in row:
+        print(f"    torch.compile: {row['compiled_refused'].splitlines()[0]}")
+
+
+def means(rows: Sequence[dict[str, Any]]) -> dict[str, float]:
+    """Geometric means of the ratios to each side."""
+    found = {side: [row[f"{side}_ratio"] for row in rows if f"{side}_ratio" in row] for side in SIDES}
+    return {side: round(statistics.geometric_mean(ratios), 4) for side, ratios in found.items() if ratios}
+
+
+def host_cost(runs: int) -> dict[str, float]:
+    """Microseconds of host time a call, on a product small enough that the GPU never makes the host wait."""
+    case = Case("bias_gelu", "bf16", 64, 64, 64)
+    one, tree = operands_of(case), case.tree
+    bias = one.inputs["bias"]
+
+    def function(acc: Any, bias: Any) -> Any:
+        return ac.epilogue.gelu(acc + bias)
+
+    calls: dict[str, Callable[[], object]] = {
+        "gemm(a, b, out=out)": lambda: ac.gemm(one.a, one.b, out=one.out),
+        "gemm(..., bias=bias, activation='gelu')": functools.partial(our_call(case), one),
+        "gemm(..., epilogue=tree, bias=bias)": lambda: ac.gemm(one.a, one.b, out=one.out, epilogue=tree, bias=bias),
+        "gemm(..., epilogue=function, bias=bias)": lambda: ac.gemm(
+            one.a, one.b, out=one.out, epilogue=function, bias=bias
+        ),
+    }
+    best = dict.fromkeys(calls, math.inf)
+    count = 100
+    for _ in range(runs):
+        for name, call in calls.items():
+            for _ in range(10):
+                call()
+            torch.cuda.synchronize()
+            start = time.perf_counter()
+            for _ in range(count):
+                call()
+            best[name] = min(best[name], (time.perf_counter() - start) / count)
+    torch.cuda.synchronize()
+    return {name: round(seconds * 1e6, 2) for name, seconds in best.items()}
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Command line
+
+
+def main() -> int:
+    """Measures and writes; returns the exit status."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--out", type=Path, required=True, help="JSON file for the results")
+    parser.add_argument("--quick", action="store_true", help="three cases, fewer rounds")
+    parser.add_argument(
+        "--fusions", type=lambda text: text.split(","), default=list(FUSIONS), help=f"of {', '.join(FUSIONS)}"
+    )
+    parser.add_argument("--mode", help="of torch.compile, such as max-autotune-no-cudagraphs")
+    parser.add_argument("--rounds", type=int, default=15, help="rounds of the comparison")
+    parser.add_argument("--seconds", type=float, default=500.0, help="start no case after this time")
+    parser.add_argument("--jobs", type=int, default=max(1, (os.cpu_count() or 2) * 3 // 4), help="compilations at once")
+    arguments = parser.parse_args()
+    for name in arguments.fusions:
+        if name not in FUSIONS:
+            parser.error(f"unknown fusion {name!r}; valid: {', '.join(FUSIONS)}")
+    reason = devices.problem()
+    if reason:
+        print(f"nothing to measure: {reason}", file=sys.stderr)
+        return 1
+    device = devices.get(0)
+    torch.manual_seed(0)
+    results: dict[str, Any] = {"date": now(), "machine": machine(), "device": dataclasses.asdict(device)}
+    results |= {"mode": arguments.mode or "default", "rows": [], "failures": []}
+    print(f"{device.name}; {len(ac.kernels())} kernels; torch {torch.__version__}")
+    start = time.monotonic()
+    cases = comparison(arguments.fusions, quick=arguments.quick)
+    compile_ahead(cases, device, arguments.jobs)
+    print(f"{'time over ours of':<36}{'ours, us':>10}{''.join(f'{side:>12}' for side in SIDES)}")
+    for case in cases:
+        if time.monotonic() - start > arguments.seconds:
+            results["failures"].append({"case": str(case), "error": "out of time"})
+            continue
+        try:
+            row = compare(case, device, 7 if arguments.quick else arguments.rounds, arguments.mode)
+        except (ac.CutlassError, RuntimeError, ValueError) as error:
+            results["failures"].append({"case": str(case), "error": f"{type(error).__name__}: {error}"[:600]})
+            print(f"{case!s:<36}{type(error).__name__}: {error}", flush=True)
+        else:
+            results["rows"].append(row)
+            report(case, row)
+            results["means"] = means(results["rows"])
+        dense._write(arguments.out, results)  # noqa: SLF001 - of the same folder
+        torch.cuda.empty_cache()
+    results["host"] = host_cost(3)
+    for name, mean in results.get("means", {}).items():
+        print(f"{name:<14}{mean:>8.3f}")
+    dense._write(arguments.out, results)  # noqa: SLF001 - likewise
+    return 1 if results["failures"] else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,223 @@
+# ruff: noqa: INP001 - a script
+"""Writes what docs/epilogues.md shows of the rules and of its example; with --check, says whether it is up to date.
+
+That is the tables of what is admitted where, from the kernel matrix, and the drawing of the page's example, as
+Graphviz's text and as docs/epilogue.svg; the latter takes `dot`. Needs the installed package.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import io
+import re
+import subprocess
+import sys
+from collections.abc import Iterable
+from pathlib import Path
+
+from atomr_cutlass.epilogue import EpilogueVisitorTree
+from atomr_cutlass.generator.archs import SmArch
+from atomr_cutlass.generator.dtypes import CutlassDtype
+from atomr_cutlass.generator.epilogue.lower import SOURCE, split
+from atomr_cutlass.generator.epilogue.tree import MATRIX, SCALAR
+from atomr_cutlass.generator.families import FAMILIES
+from atomr_cutlass.generator.families.base import Family
+from atomr_cutlass.generator.key import KernelKey
+from atomr_cutlass.generator.matrix import PRESETS, cells, supports, with_epilogue
+from atomr_cutlass.generator.rules import LAYOUTS
+from atomr_cutlass.verification import COMPILED, MEANINGS, operands_of, verification
+
+PAGE = Path(__file__).with_name("epilogues.md")
+PICTURE = Path(__file__).with_name("epilogue.svg")
+
+TREE = "lc+evt:acc;relu:0;out:1"
+"""A tree without operands, of which nothing but its types can be refused."""
+WHOLE = "lc+evt:acc;input:column:f32;multiply:0:1;out:2;reduce:2:scalar:amax:f32"
+"""One with an operand and an output that some operations have no place for."""
+OPS = ("gemm", "grouped_gemm", "conv2d_fprop", "conv2d_dgrad", "conv2d_wgrad")
+INFIX = {"add": " + ", "multiply": " * "}
+CUTLASS = {"sm80": "CUTLASS 2.x"}
+"""What a generation's kernels are written with, if not with CUTLASS 3.x."""
+
+
+def fuses(family: Family, key: KernelKey, epilogue: str, d: CutlassDtype) -> bool:
+    """Whether the family compiles a cell with this epilogue and a D of this type."""
+    wanted = with_epilogue(key, epilogue, d)
+    # A template that knows nothing of an epilogue leaves it out.
+    return bool(supports(wanted)) and family.values(wanted) != family.values(dataclasses.replace(wanted, epilogue="lc"))
+
+
+def _table(head: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
+    head = list(head)
+    return "".join(f"| {' | '.join(line)} |\n" for line in [head, ["---"] * len(head), *rows])
+
+
+def _archs(archs: Iterable[SmArch]) -> str:
+    return ", ".join(arch.value for arch in archs)
+
+
+def by_operation() -> str:
+    """Operation and generation -> whether bias, activations and trees are fused there."""
+    rows: dict[tuple[str, str, str, str], list[str]] = {}
+    for op in OPS:
+        for family in FAMILIES.values():
+            if family.op != op:
+                continue
+            keys = [key for arch in family.archs for _, key in family.cells(arch)]
+            some, whole = (
+                any(fuses(family, key, tree, d) for key in keys for d in CutlassDtype) for tree in (TREE, WHOLE)
+            )
+            plain = some or any(fuses(family, key, "lc_relu", key.d) for key in keys)
+            trees = "yes" if whole else ("of rows and scalars, D alone" if some else "-")
+            generation = f"{family.generation}, {CUTLASS.get(family.generation, 'CUTLASS 3.x')}"
+            row = (generation, _archs(family.archs), "yes" if plain else "-", trees)
+            rows.setdefault(row, []).append(op)
+    head = ("operation", "generation", "cells for", "`bias=`, `activation=`", "trees")
+    found = ((", ".join(ops), *row) for row, ops in rows.items())
+    return _table(head, sorted(found, key=lambda row: OPS.index(row[0].partition(",")[0])))
+
+
+def by_type() -> str:
+    """Operands of GEMM -> element types of D, and the layouts of A and B that each generation takes."""
+    families = [family for family in FAMILIES.values() if family.op == "gemm"]
+    results: dict[str, dict[CutlassDtype, None]] = {}
+    places: dict[tuple[str, str], dict[str, None]] = {}
+    archs: dict[tuple[str, str], dict[SmArch, None]] = {}
+    for family in families:
+        for arch in family.archs:
+            for _, key in family.cells(arch):
+                name, outputs = operands_of(key), [d for d in CutlassDtype if fuses(family, key, TREE, d)]
+                place = (name, family.generation)
+                if outputs:
+                    results.setdefault(name, {}).update(dict.fromkeys(outputs))
+                    places.setdefault(place, {})[key.layout_a + key.layout_b] = None
+                    archs.setdefault(place, {})[arch] = None
+
+    def shown(name: str, family: Family) -> str:
+        place = (name, family.generation)
+        if place not in places:
+            return "-"
+        layouts = "any" if len(places[place]) == len(LAYOUTS) else ", ".join(sorted(places[place]))
+        return layouts if tuple(archs[place]) == family.archs else f"{layouts} on {_archs(archs[place])}"
+
+    order = list(CutlassDtype)
+    rows: dict[tuple[str, ...], list[str]] = {}
+    for name, outputs in results.items():
+        row = (", ".join(d.value for d in sorted(outputs, key=order.index)), *(shown(name, one) for one in families))
+        rows.setdefault(row, []).append(name)
+    head = ("A and B", "D", *(family.generation for family in families))
+    return _table(head, ((", ".join(names), *row) for row, names in rows.items()))
+
+
+def by_preset() -> str:
+    """What trees of the matrix's cells compute -> the smallest preset that has them, by the operands of GEMM."""
+    found: dict[str, dict[str, tuple[int, dict[SmArch, None]]]] = {}
+    for arch in SmArch:
+        for tier, key in cells([arch]):
+            program = split(key.epilogue)[1]
+            if program and key.op == "gemm":
+                least, archs = found.setdefault(expression(program), {}).setdefault(operands_of(key), (tier, {}))
+                found[expression(program)][operands_of(key)] = (min(least, tier), archs | {arch: None})
+    columns = list(dict.fromkeys(name for presets in found.values() for name in presets))
+
+    def shown(cell: tuple[int, dict[SmArch, None]] | None) -> str:
+        return "-" if cell is None else f"{PRESETS[cell[0]]}: {_archs(cell[1])}"
+
+    rows = ((f"`{what}`", *(shown(presets.get(name)) for name in columns)) for what, presets in found.items())
+    return _table(("D, and what is beside it", *columns), rows)
+
+
+def expression(program: str) -> str:
+    """What a tree computes, as a function would write it, with the kinds of its operands for their names."""
+    tree = EpilogueVisitorTree.parse(program.replace(f"input:{SOURCE}:", f"input:{MATRIX}:"))
+    texts: list[str] = []
+    for node in tree.nodes:
+        inputs = [texts[tree.index(one)] for one in node.inputs]
+        if node.op == "input":
+            texts.append(str(node.attributes[1]))
+        elif node.op in INFIX:
+            texts.append(INFIX[node.op].join(f"({one})" if " " in one else one for one in inputs))
+        else:
+            words = [*inputs, *map(str, node.attributes)]
+            texts.append(f"{node.op}({', '.join(words)})" if words else node.op)
+    beside = []
+    for output, node in tree.stores:
+        text = texts[tree.index(node)]
+        along = "total" if output.kind == SCALAR else output.kind
+        beside.append(f"{along}_{output.reduction}({text})" if output.reduction else text)
+    return ", ".join([texts[tree.index(tree.result)], *beside])
+
+
+def by_arch() -> str:
+    """How kernels for each arch have been verified."""
+    said = []
+    for how in MEANINGS:
+        archs = _archs(arch for arch in SmArch if verification(arch).how == how)
+        said.append(f"{archs} {'are compiled, and have never run' if how == COMPILED else how.replace('runs', 'run')}")
+    return f"In the tests, kernels for {'; those for '.join(said)}.\n"
+
+
+def example(page: str) -> EpilogueVisitorTree:
+    """The tree that the page's example makes: its block after the mark, which needs no other."""
+    found = re.search(r"<!-- drawn -->\n+```python\n(.*?)```", page, re.DOTALL)
+    if found is None:
+        raise ValueError(f"{PAGE.name} has no block of Python after <!-- drawn -->")
+    names: dict[str, object] = {}
+    with contextlib.redirect_stdout(io.StringIO()):
+        exec(found[1], names)  # noqa: S102 - our own page
+    tree = names["tree"]
+    if not isinstance(tree, EpilogueVisitorTree):
+        raise TypeError(f"tree is a {type(tree).__name__} in {PAGE.name}")
+    return tree
+
+
+def written(page: str) -> str:
+    """The page with its generated parts as they have to be."""
+    parts = {
+        "operations": by_operation(),
+        "types": by_type(),
+        "archs": by_arch(),
+        "presets": by_preset(),
+        "drawing": f"```dot\n{example(page).to_dot()}```\n",
+    }
+    for name, text in parts.items():
+        begin, end = f"<!-- {name}: docs/gen_epilogues.py -->\n", f"<!-- end of {name} -->"
+        head, mark, rest = page.partition(begin)
+        _, last, tail = rest.partition(end)
+        if not (mark and last):
+            raise ValueError(f"{PAGE.name} has no place for {name}: {begin.strip()} ... {end}")
+        page = f"{head}{begin}\n{text}\n{end}{tail}"
+    return page
+
+
+def mark_of(tree: EpilogueVisitorTree) -> str:
+    """What a picture says of the tree that it shows."""
+    return f"<!-- {tree.id} -->"
+
+
+def picture(tree: EpilogueVisitorTree) -> str:
+    """The tree as Graphviz draws it, without the comments that say which version of it did."""
+    drawn = subprocess.run(["dot", "-Tsvg"], input=tree.to_dot(), capture_output=True, text=True, check=True).stdout
+    body = re.sub(r"<!--.*?-->\n?", "", drawn[drawn.index("<svg") :], flags=re.DOTALL)
+    return f"{body.rstrip()}\n{mark_of(tree)}\n"
+
+
+def main() -> int:
+    """Writes the page's parts, and the picture if it shows another tree; with --check, says what is out of date."""
+    page = PAGE.read_text(encoding="utf-8")
+    tree = example(page)
+    drawn = PICTURE.exists() and mark_of(tree) in PICTURE.read_text(encoding="utf-8")
+    stale = [*([] if written(page) == page else [PAGE.name]), *([] if drawn else [PICTURE.name])]
+    if "--check" in sys.argv[1:]:
+        if stale:
+            print(f"{', '.join(stale)}: out of date: run python docs/gen_epilogues.py", file=sys.stderr)
+        return int(bool(stale))
+    PAGE.write_text(written(page), encoding="utf-8")
+    if not drawn:
+        PICTURE.write_text(picture(tree), encoding="utf-8")
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,36 @@
+"""The arrays of an epilogue tree as a request has them."""
+
+from __future__ import annotations
+
+import math
+
+from ..fused import Fusion, TreeArray, output_shape
+from ..generator.dtypes import CutlassDtype
+from ..generator.epilogue.tree import COLUMN, MASK, MATRIX, ROW, SCALAR, EpilogueVisitorTree, Input, Output
+from ..problem import MatrixSpec
+
+
+def dense(tree: EpilogueVisitorTree, d: MatrixSpec) -> Fusion:
+    """A tree with dense arrays over a result.
+
+    Args:
+        tree: the tree.
+        d: the result, dense too. Matrices lie as it does. Masks lie row by row, batches outermost; rows (N,), columns
+            (M, 1) and scalars (1,) are the same for all batches. Reductions are row-major.
+    """
+    *batches, m, n = d.shape
+    inner = {SCALAR: (1,), ROW: (n,), COLUMN: (m, 1), MATRIX: d.shape, MASK: (*batches, m, -(-n // 8))}
+
+    def array(one: Input | Output, shape: tuple[int, ...], reduction: str = "") -> TreeArray:
+        strides = d.strides if one.kind == MATRIX else _row_major(shape)
+        return TreeArray(one.name, one.kind, shape, strides, one.dtype or CutlassDtype.I8, reduction)
+
+    return Fusion(
+        tree,
+        tuple(array(one, inner[one.kind]) for one in tree.inputs),
+        tuple(array(one, output_shape(one, d.shape), one.reduction) for one in tree.outputs),
+    )
+
+
+def _row_major(shape: tuple[int, ...]) -> tuple[int, ...]:
+    return tuple(math.prod(shape[axis + 1 :]) for axis in range(len(shape)))

@@ -1,0 +1,134 @@
+"""A pack of float32 GEMM kernels with epilogue trees that run on the host, for `fake_pack`'s driver.
+
+They read and write the operands of their trees where the arguments say that these lie.
+"""
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+from atomr_cutlass.epilogue import EpilogueVisitorTree, EvtBuilder
+from atomr_cutlass.generator.dtypes import CutlassDtype as D
+from atomr_cutlass.generator.epilogue.lower import LINEAR, epilogue_id, exchanged, with_source
+from atomr_cutlass.generator.key import KernelKey
+from atomr_cutlass.generator.matrix import with_epilogue
+from fake_pack import compile_library
+
+BIASED = EvtBuilder().add_bias("bias", dtype=D.F32).activation("relu").build()
+"""What bias and relu are."""
+BLOCK = (
+    EvtBuilder()
+    .add_bias("bias", dtype=D.F32)
+    .activation("relu")
+    .mask_store("bits")
+    .reduce("sums", "row")
+    .add_matrix("residual", dtype=D.F32)
+    .build()
+)
+"""relu(acc + bias) + residual, with where the former is not 0, and its sums."""
+
+KERNEL = """
+#include <stddef.h>
+#include <stdint.h>
+#include <string.h>
+#include "atomr_cutlass/kernel_abi.h"
+
+typedef atomr_cutlass_gemm_args Args;
+typedef atomr_cutlass_tree_operand Operand;
+
+static int supports(const atomr_cutlass_row* row, const void* args) {
+  (void)row, (void)args;
+  return 0;
+}
+static int workspace_size(const atomr_cutlass_row* row, const void* args, uint64_t* bytes) {
+  (void)row, (void)args;
+  *bytes = 0;
+  return 0;
+}
+static int prepare(const atomr_cutlass_row* row, const void* args, void* params, atomr_cutlass_launch* launch) {
+  (void)row;
+  memcpy(params, args, sizeof(Args));
+  memset(launch, 0, sizeof(*launch));
+  launch->grid[0] = launch->grid[1] = launch->grid[2] = 1;
+  return 0;
+}
+static float* at(const Operand* one, int64_t l, int64_t i, int64_t j) {
+  return (float*)one->pointer + l * one->batch_stride + i * one->stride_m + j * one->stride_n;
+}
+/* context: layouts of A and B, then 0 for the bias and relu alone, 1 for the block, 2 for it with C as the residual */
+static int launch(const atomr_cutlass_row* row, const void* params, const atomr_cutlass_launch* how, void* stream) {
+  const Args* g = params;
+  const char* kind = row->context;
+  const Operand *bias = &g->operands[BIAS], *residual = &g->operands[RESIDUAL];
+  const Operand *bits = &g->operands[2], *sums = &g->operands[3];
+  (void)how, (void)stream;
+  for (int64_t l = 0; l < g->batch; ++l) {
+    const float* a = (const float*)g->a + l * g->batch_stride_a;
+    const float* b = (const float*)g->b + l * g->batch_stride_b;
+    const float* c = (const float*)g->c + l * g->batch_stride_c;
+    float* d = (float*)g->d + l * g->batch_stride_d;
+    for (int64_t i = 0; i < g->m; ++i) {
+      for (int64_t j = 0; j < g->n; ++j) {
+        double sum = 0;
+        for (int64_t k = 0; k < g->k; ++k) {
+          sum += (double)(kind[0] == 'r' ? a[i * g->lda + k] : a[i + k * g->lda]) *
+                 (double)(kind[1] == 'r' ? b[k * g->ldb + j] : b[k + j * g->ldb]);
+        }
+        double value = g->alpha * sum;
+        if (kind[2] != '2' && g->beta != 0) value += g->beta * (double)c[i * g->ldc + j];
+        value += (double)*at(kind[2] == '0' ? &g->operands[0] : bias, l, i, j);
+        if (value < 0) value = 0;
+        if (kind[2] != '0') {
+          uint8_t* bytes = (uint8_t*)bits->pointer + l * bits->batch_stride + i * bits->stride_m;
+          bytes[j / 8 * bits->stride_n] |= (uint8_t)((value != 0) << j % 8);
+          *at(sums, l, i, j) += (float)value;
+          value += (double)(kind[2] == '2' ? c[i * g->ldc + j] : *at(residual, l, i, j));
+        }
+        d[i * g->ldd + j] = (float)value;
+      }
+    }
+  }
+  return 0;
+}
+"""
+
+
+def keys_of(cells: Sequence[KernelKey]) -> list[tuple[KernelKey, str]]:
+    """The cells with the trees, each with what its kernel computes."""
+    residual = [one.name for one in BLOCK.inputs].index("residual")
+    epilogues = {
+        BIASED.program: "0",
+        exchanged(BIASED.program): "0",
+        BLOCK.program: "1",
+        with_source(BLOCK.program, residual): "2",
+    }
+    return [
+        (with_epilogue(cell, epilogue_id(LINEAR, program), D.F32), cell.layout_a + cell.layout_b + kind)
+        for cell in cells
+        for program, kind in epilogues.items()
+    ]
+
+
+def make_pack(library: Path, cells: Sequence[KernelKey]) -> Path:
+    """A pack of these cells with the trees."""
+    names = [one.name for one in BLOCK.inputs]
+    source = f"#define BIAS {names.index('bias')}\n#define RESIDUAL {names.index('residual')}\n" + KERNEL
+    rows = keys_of(cells)
+    for i, (key, context) in enumerate(rows):
+        source += (
+            f"static const atomr_cutlass_row row_{i} = {{{json.dumps(key.name)}, {json.dumps(key.to_json())}, "
+            f'sizeof(Args), 16, 1024, 128, 0, 13000, "{context}", supports, workspace_size, prepare, launch}};\n'
+        )
+    source += (
+        f"static const atomr_cutlass_row* const rows[] = {{{', '.join(f'&row_{i}' for i in range(len(rows)))}}};\n"
+        f'static const atomr_cutlass_pack pack = {{ATOMR_CUTLASS_ABI_VERSION, "fake", {len(rows)}, rows}};\n'
+        "const atomr_cutlass_pack* atomr_cutlass_pack_v1(void);\n"
+        "const atomr_cutlass_pack* atomr_cutlass_pack_v1(void) { return &pack; }\n"
+    )
+    return compile_library(source, library)
+
+
+def tree_named(**names: str) -> EpilogueVisitorTree:
+    """The block with other names for its operands: the same kernels serve it."""
+    own = [one.name for one in (*BLOCK.inputs, *BLOCK.outputs)]
+    return EpilogueVisitorTree.parse(BLOCK.program, [names.get(name, name) for name in own])

@@ -1,0 +1,185 @@
+"""Cases of `tree_cases` on a GPU: their arrays in poison, their launches, and their results against the reference.
+
+Import it after a test has its `torch` fixture, as `gpu_matrices`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+from unittest import mock
+
+import numpy as np
+
+import atomr_cutlass as ac
+import fp8_matrices
+from atomr_cutlass import devices, operands, reference, scaled
+from atomr_cutlass.generator.epilogue.tree import MASK, RESULT
+from atomr_cutlass.numerics import to_float64
+from atomr_cutlass.op_plan import OpPlan
+from random_trees import evaluate_torch, to_torch
+from tree_cases import Array, Case, Lie
+
+if TYPE_CHECKING:
+    import torch
+
+
+class Held:
+    """An array that lies in poison.
+
+    Attributes:
+        view: the array; poison until written.
+    """
+
+    def __init__(self, lie: Lie) -> None:
+        import torch
+
+        flat = len(lie.shape) < 2
+        self._inside = fp8_matrices.guarded(
+            (*(lie.shape or (1,)), 1) if flat else lie.shape,
+            lie.element,
+            layout="r" if flat else lie.layout,
+            pad=lie.pad,
+            offset=lie.offset,
+        )
+        view = self._inside.view
+        if flat:
+            view = view[:, 0] if lie.shape else view[0, 0]
+        self.view = view.view(torch.uint8) if lie.dtype is None else view
+        seen = operands.as_operand(self.view)
+        # Or other kernels would be launched than were compiled for it.
+        assert (seen.shape, seen.strides) == (lie.shape, lie.strides)
+        assert not view.numel() or seen.alignment == lie.alignment
+
+    def fill(self, values: Array) -> None:
+        if values.size:
+            self.view.copy_(to_torch(values, "cuda"))
+
+    def assert_guards(self) -> None:
+        self._inside.assert_guards()
+
+    def assert_untouched(self) -> None:
+        self._inside.assert_untouched()
+
+
+class Arrays:
+    """The arrays of a case on the GPU, and what those that are read hold, on the host."""
+
+    def __init__(self, case: Case, values: Mapping[str, Array] | None = None) -> None:
+        self.case = case
+        self.values = dict(case.values() if values is None else values)
+        self.held = {name: Held(lie) for name, lie in case.lies.items() if not (name == "c" and case.in_place)}
+        if case.in_place:
+            self.held["c"] = self.held[RESULT]
+        self.fill(self.values)
+
+    def fill(self, values: Mapping[str, Array]) -> None:
+        """Other values for what is read."""
+        self.values |= values
+        for name, array in values.items():
+            self.held[name].fill(array)
+
+    def __getitem__(self, name: str) -> torch.Tensor:
+        return self.held[name].view
+
+    @property
+    def operands(self) -> dict[str, torch.Tensor]:
+        """What the tree reads."""
+        return {one.name: self[one.name] for one in self.case.tree.inputs}
+
+    @property
+    def outputs(self) -> dict[str, torch.Tensor]:
+        """What it writes beside D."""
+        return {one.name: self[one.name] for one in self.case.tree.outputs}
+
+    @property
+    def in_order(self) -> list[torch.Tensor]:
+        """As plans take them."""
+        return [self[name] for name in self.case.lies]
+
+    def assert_right(self, results: Mapping[str, torch.Tensor] | None = None) -> None:
+        """What was written is right, and nothing else was written.
+
+        Args:
+            results: by name, where they are not in the case's own arrays.
+        """
+        written = {RESULT: self[RESULT], **self.outputs} if results is None else results
+        assert_right(self.case, self.values, {name: host(array) for name, array in written.items()})
+        for name in written if results is None else ():
+            self.held[name].assert_guards()
+
+    def assert_untouched(self) -> None:
+        """Nothing was written."""
+        for name in (RESULT, *self.outputs):
+            self.held[name].assert_untouched()
+
+
+def host(array: Any) -> Array:
+    """A NumPy copy of a tensor, or of what is on the host already."""
+    import torch
+
+    if isinstance(array, np.ndarray):
+        return array
+    return np.array(array.cpu().numpy()) if array.dtype is torch.uint8 else fp8_matrices.host(array)
+
+
+def call(arrays: Arrays, **changes: Any) -> Any:
+    """`gemm` of a case, into arrays of its own making where the epilogue is a function.
+
+    Arguments that change to None are left out.
+    """
+    case = arrays.case
+    arguments = case.arguments(arrays.operands)
+    if case.function is None:
+        arguments |= {**arrays.outputs, RESULT: arrays[RESULT]}
+    c = arrays["c"] if case.batch_c is not None else None
+    how = {"alpha": case.alpha, "beta": case.beta, "precision": case.precision, "out_dtype": case.d}
+    given = {**how, **arguments, **changes}
+    return ac.gemm(arrays["a"], arrays["b"], c, **{name: one for name, one in given.items() if one is not None})
+
+
+def results_of(case: Case, returned: Any) -> dict[str, Any]:
+    """What `gemm` returned, by name."""
+    names = case.returned
+    if isinstance(returned, dict):
+        assert tuple(returned) == names
+        return returned
+    if isinstance(returned, tuple):
+        return dict(zip(names, returned, strict=True))
+    assert names == (RESULT,)
+    return {RESULT: returned}
+
+
+def plan_of(case: Case, like: Any = None) -> OpPlan:
+    """A plan of the case's kernel; it takes `Arrays.in_order`."""
+    chosen = case.choice(devices.get(0))
+    how = {"arch": case.arch, "alpha": case.alpha, "beta": case.beta, "like": like}
+    with mock.patch.object(scaled, "_first", return_value=chosen):
+        return scaled.make(case.problem, fusion=case.fusion, **how)
+
+
+def assert_right(case: Case, values: Mapping[str, Array], results: Mapping[str, Array]) -> None:
+    """Every element of the results agrees with the reference."""
+    acc, error = case.accumulators(values)
+    wrong = reference.agrees(case.tree, results, acc, error, _read(case, values), out_dtype=case.d)
+    assert not wrong, "\n".join([*wrong, case.tree.program])
+
+
+def assert_as_unfused(arrays: Arrays) -> None:
+    """What was written is as far from what PyTorch computes in float64 as two kernels may be from each other."""
+    case, values = arrays.case, arrays.values
+    acc, error = case.accumulators(values)
+    unfused = evaluate_torch(case.tree, to_torch(acc, "cuda"), arrays.operands, out_dtype=case.d)
+    bounds = reference.tolerances(case.tree, acc, error, _read(case, values), out_dtype=case.d)
+    kinds = {one.name: one.kind for one in case.tree.outputs}
+    for name, bound in bounds.items():
+        got, want = host(arrays[name]), host(unfused[name])
+        if kinds.get(name) == MASK:
+            got, want = (np.unpackbits(one, -1, count=case.n, bitorder="little") for one in (got, want))
+        off = np.abs(to_float64(got) - to_float64(want))
+        far = ~(off <= 2.0 * bound)
+        assert not far.any(), f"{name}: {int(far.sum())} of {far.size} differ from PyTorch's, by {off[far][:4]}"
+
+
+def _read(case: Case, values: Mapping[str, Array]) -> dict[str, Array]:
+    return {one.name: values[one.name] for one in case.tree.inputs}

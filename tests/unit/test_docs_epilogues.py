@@ -1,0 +1,135 @@
+"""The pages on epilogues: what they show of the rules is current, and their code runs and computes what it says."""
+
+from __future__ import annotations
+
+import functools
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import atomr_cutlass as ac
+from atomr_cutlass import devices, fused, fused_arguments, operands, select
+from atomr_cutlass.epilogue import functions
+from atomr_cutlass.generator.archs import SmArch
+from atomr_cutlass.generator.dtypes import CutlassDtype
+from atomr_cutlass.generator.epilogue.ops import OPS
+from atomr_cutlass.generator.epilogue.tree import MAX_NODES, MAX_OPERANDS
+from atomr_cutlass.generator.rules import FP8_TYPES, accumulator
+from atomr_cutlass.problem import GemmProblem, MatrixSpec
+
+DOCS = Path(__file__).resolve().parents[2] / "docs"
+EPILOGUES, COOKBOOK = ((DOCS / name).read_text(encoding="utf-8") for name in ("epilogues.md", "cookbook.md"))
+
+_ELSEWHERE = {"negate", "add", "subtract", "multiply", "divide", "select"} | {
+    "less", "less_equal", "greater", "greater_equal", "equal", "not_equal"
+}  # fmt: skip
+"""Operations that functions write with operators, or by another name."""
+
+
+def blocks(page: str) -> list[str]:
+    return re.findall(r"```python\n(.*?)```", page, re.DOTALL)
+
+
+def recipes() -> list[tuple[str, str]]:
+    """(title, code) of each recipe; the page's first block belongs to all of them."""
+    found = []
+    for section in re.split(r"^##+ ", COOKBOOK, flags=re.MULTILINE)[1:]:
+        title = section.partition("\n")[0]
+        found += [(title, "\n".join(blocks(section)))] if blocks(section) else []
+    return found
+
+
+@pytest.fixture
+def on_reference(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ac, "gemm", functools.partial(ac.gemm, backend="reference"))
+
+
+def test_the_page_is_what_the_rules_say() -> None:
+    script = DOCS / "gen_epilogues.py"
+    said = subprocess.run([sys.executable, str(script), "--check"], capture_output=True, text=True, check=False)
+    assert said.returncode == 0, said.stderr
+
+
+def test_the_page_names_every_operation_and_limit() -> None:
+    for name in OPS:
+        assert name in _ELSEWHERE or re.search(rf"`{name}\b", EPILOGUES), name
+    for name in vars(functions):
+        if name.startswith(("row_", "column_", "total_")):
+            assert f"`{name}`" in EPILOGUES, name
+    assert f"more than {MAX_NODES} distinct values, more than {MAX_OPERANDS} operands and outputs" in EPILOGUES
+
+
+@pytest.mark.usefixtures("on_reference")
+def test_code_of_the_page(capsys: pytest.CaptureFixture[str]) -> None:
+    names: dict[str, Any] = {}
+    for code in blocks(EPILOGUES):
+        exec(code, names)
+    # The last block prints the drawing that follows it.
+    printed = capsys.readouterr().out
+    assert f"```dot\n{printed.rstrip()}\n```" in EPILOGUES
+
+
+@pytest.mark.parametrize(("title", "code"), recipes(), ids=[title for title, _ in recipes()])
+def test_recipe(title: str, code: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It computes what NumPy does unfused, and each of its products has a kernel."""
+    calls: list[dict[str, Any]] = []
+    on_reference = functools.partial(ac.gemm, backend="reference")
+
+    def gemm(a: Any, b: Any, **arguments: Any) -> Any:
+        returned = on_reference(a, b, **arguments)
+        calls.append({"a": a, "b": b, "returned": returned, **arguments})
+        return returned
+
+    monkeypatch.setattr(ac, "gemm", gemm)
+    monkeypatch.setattr(ac, "gated_gemm", functools.partial(ac.gated_gemm, backend="reference"))
+    names: dict[str, Any] = {}
+    beginning, linear, *_ = blocks(COOKBOOK)
+    exec(beginning, names)
+    exec(linear, names)  # makes `hidden`
+    calls.clear()
+    exec(code, names)
+    assert "close(" in code
+    assert calls, title
+    for call in calls:
+        for arch in (SmArch.SM80, SmArch.SM90A):
+            if arch is SmArch.SM90A or operands.as_operand(call["a"]).dtype != CutlassDtype.F8E4M3.dlpack:
+                assert_served(arch, **call)
+
+
+def test_there_are_recipes() -> None:
+    assert len(recipes()) >= 10
+
+
+def assert_served(arch: SmArch, **call: Any) -> None:
+    """Some cell of the arch computes a call of `gemm`, were its arrays on the GPU."""
+    views = {name: operands.as_operand(call.pop(name)) for name in ("a", "b")}
+    returned, tree = call.pop("returned"), call.pop("epilogue", None)
+    out = returned["out"] if isinstance(returned, dict) else returned[0] if isinstance(returned, tuple) else returned
+    shape, d = out.shape, operands.dtype_of(operands.as_operand(out), "out")
+    dtype = operands.dtype_of(views["a"], "a")
+    for name in ("scale_a", "scale_b", "out_dtype"):
+        call.pop(name, None)
+    if tree is None:
+        asked = fused_arguments.with_bias(call.get("bias"), call.get("activation"), shape)
+    else:
+        asked = fused_arguments.asked(tree, call, shape, out_dtype=d, acc=accumulator(dtype))
+    written = {
+        one.name: operands.as_operand(np.empty(fused.output_shape(one, shape), fused_arguments.numpy_element(one)))
+        for one in asked.tree.outputs
+    }
+    fusion = fused.fusion_of(asked.tree, {**asked.inputs, **written})
+
+    def spec(view: Any) -> MatrixSpec:
+        # As a framework allocates it.
+        return MatrixSpec(view.shape, view.strides, operands.dtype_of(view, "an array"), 16)
+
+    dense = operands.as_operand(np.empty(shape, out.dtype))
+    what = GemmProblem(spec(views["a"]), spec(views["b"]), None, spec(dense), "default", 0)
+    base = "scaled" if dtype in FP8_TYPES else "lc"
+    # The last way is the one that asks least of the kernel.
+    assert select.choose(fused.problem_of(what, fusion, base)[-1], devices.imagined(arch), arch, backend="jit")

@@ -140,6 +140,11 @@ def check_input(one: Input, shape: Shape, dtype: CutlassDtype | None, result: Sh
         given = "uint8" if dtype is None else dtype.value
         wanted = "uint8, bits" if one.dtype is None else one.dtype.value
         raise InvalidOperandError(f"{one.name} is {given}; the epilogue reads {wanted}")
+    if one.kind != SCALAR:
+        batches, own = result[:-2], shape[:-2]
+        missing = len(batches) - len(own)
+        if missing < 0 or any(x not in (1, y) for x, y in zip(own, batches[missing:], strict=True)):
+            raise InvalidOperandError(f"{one.name} has shape {shape}, whose batches do not broadcast to {result}")
     inner = {SCALAR: (1, 1), ROW: (1, n), COLUMN: (m, 1), MATRIX: (m, n), MASK: (m, -(-n // 8))}[one.kind]
     fits = shape[-2:] == inner or (one.kind == ROW and shape == (n,))
     if one.kind == SCALAR:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import inspect
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
@@ -75,15 +76,27 @@ def asked(
             )
         traced = of_tree(epilogue)
     else:
+        # What is no parameter is an array for a result.
+        parameters = _parameters(epilogue, views)
         kinds = {
             name: operand_of(view.shape, shape[-2], shape[-1], _dtype(view, name) or BYTE, name)
             for name, view in views.items()
+            if name in parameters
         }
         compute = CutlassDtype.F64 if acc is CutlassDtype.F64 else CutlassDtype.F32
         traced = trace(epilogue, {**kinds, **numbers}, out_dtype=out_dtype, compute_dtype=compute)
-        # Operands that the function does not use are left alone; those of its outputs are its own to name.
-        views = {name: view for name, view in views.items() if name in {one.name for one in traced.tree.inputs}}
+        # Operands that the function does not use are left alone.
+        used = {one.name for one in traced.tree.inputs}
+        views = {name: view for name, view in views.items() if name in used or name not in parameters}
     return _bound(traced, views, given, shape)
+
+
+def _parameters(epilogue: Any, names: Iterable[str]) -> set[str]:
+    """The names that a function's signature has; all of them where it has none, of which `trace` then says so."""
+    try:
+        return set(inspect.signature(epilogue).parameters)
+    except (TypeError, ValueError):
+        return set(names)
 
 
 def of_tree(tree: EpilogueVisitorTree) -> Traced:

@@ -11,7 +11,7 @@ import numpy as np
 from . import _core, fused_arguments, operands, reference, scaled
 from .arguments import NUMBERS, check_devices, check_scalars
 from .epilogue import EpilogueVisitorTree, Traced
-from .errors import InvalidOperandError, UnsupportedError
+from .errors import InvalidOperandError
 from .fused import fusion_of
 from .fused_arguments import Asked
 from .gemm_arguments import SCALES, Arguments, Operation, problem_of, scales_of
@@ -24,6 +24,8 @@ from .operands import CUDA
 from .plan_cache import PlanCache
 
 PLANS_KEPT = 256
+
+_PRODUCT = ("a", "b", "scale_a", "scale_b", "scale_d")
 
 _plans: PlanCache[_Kept] = PlanCache(PLANS_KEPT)
 
@@ -66,7 +68,7 @@ class FusedCall(NamedTuple):
         for output in asked.tree.outputs:
             _, views[output.name] = fused_arguments.empty(output, what.shape, 0, None)
         self._launch(views, None, 0)
-        if "amax" in views:
+        if "amax" in what.views:
             np.copyto(operands.to_numpy(what.views["amax"]), operands.download(views["amax"]), casting="no")
         names = (*(output.name for output in asked.tree.outputs), RESULT)
         return self._delivered({name: operands.download(views[name]) for name in names})
@@ -82,8 +84,6 @@ class FusedCall(NamedTuple):
             fetch: makes a host array of a view.
         """
         given, what, asked = self
-        if given.amax is not None:
-            raise UnsupportedError("amax with an epilogue: reduce in the epilogue, with total_amax")
         # float64 holds the accumulator; alpha = 0 does not make A and B unread here.
         acc = reference.gemm(
             host["a"], host["b"], host.get("c"), **{**how, "scale_d": None, "out_dtype": CutlassDtype.F64}
@@ -111,13 +111,15 @@ class FusedCall(NamedTuple):
         if 0 in self.what.shape:
             fused_arguments.reduce_nothing(asked.tree.outputs, views)
             return None
-        what = problem_of(views, self.what.math)
+        # A tree's operand may be called c or amax; then the product has none.
+        own = {name: views[name] for name in ("a", "b", "c", *SCALES) if name in self.what.views}
+        what = problem_of({**own, RESULT: views[RESULT]}, self.what.math)
         fusion = fusion_of(asked.tree, views)
         how = {"like": like, "backend": given.backend, "jit": given.jit, "stream": stream}
-        made = scaled.make(what, scales_of(what, views), fusion, **how)
-        order = ("a", "b", "c", *SCALES, *(one.name for one in fusion.arrays), RESULT)
+        made = scaled.make(what, scales_of(what, own), fusion, **how)
+        taken = (views[one.name] for one in fusion.arrays)
         alpha, beta = given.folded_scalars
-        made(*(views[name] for name in order if name in views), alpha=alpha, beta=beta, stream=stream)
+        made(*own.values(), *taken, views[RESULT], alpha=alpha, beta=beta, stream=stream)
         return made
 
     def _delivered(self, computed: Mapping[str, AnyArray]) -> Any:
@@ -155,6 +157,9 @@ def fused_call(given: Arguments, what: Operation) -> FusedCall | None:
         asked = fused_arguments.asked(
             given.epilogue, named, what.shape, out_dtype=what.result, acc=accumulator(what.dtype)
         )
+    for name in _operand_names(asked.tree):
+        if name in _PRODUCT or (name == "c" and "c" in what.views):
+            raise InvalidOperandError(f"the epilogue calls an operand {name!r}, as the product does: rename it")
     check_devices({**what.views, **asked.inputs, **asked.outputs})
     return FusedCall(given, what._replace(result=_result_dtype(what, asked, given.out_dtype)), asked)
 

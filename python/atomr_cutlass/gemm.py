@@ -79,7 +79,8 @@ def gemm(
             (..., ceil(K / 128), ceil(N / 128)) for blocks of 128 x 128; block scales come for both or neither. For fp4
             as scale_a, swizzled with the columns of B as rows, or in NumPy plain, (..., K / 16 or 32, N).
         scale_d: factor of the result: a number, or for fp8 a float32 array of one element.
-        amax: for fp8: float32 array of one element, which receives the largest magnitude of D before scale_d.
+        amax: for fp8: float32 array of one element, which receives the largest magnitude of D before scale_d. With an
+            epilogue it is that tree's operand of this name.
         out_dtype: element type of the result; defaults to A's (int32 for int8, bf16 for fp8 and fp4).
         precision: for float32 operands: `ieee` (default), `tf32` or `3xtf32`.
         fast_accum: lets fp8 products be added up in the tensor cores alone, which is faster and keeps about 14 bits;
@@ -110,6 +111,8 @@ def gemm(
         CompileError: the kernel's source does not compile.
         DeviceUnavailableError: `prebuilt`, `jit` or GPU operands without a usable GPU; NVRTC is needed and missing.
     """
+    if epilogue is not None and amax is not None:
+        operands_of_epilogue["amax"], amax = amax, None
     if (
         bias is activation is epilogue is out_dtype is None
         and not operands_of_epilogue

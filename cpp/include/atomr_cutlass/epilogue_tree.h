@@ -94,7 +94,10 @@ CUTLASS_DEVICE To converted(From from) {
   } else if constexpr (cutlass::platform::is_same<From, double>::value &&
                        !cutlass::platform::is_same<To, float>::value &&
                        !cutlass::platform::is_same<To, int32_t>::value) {
-    return converted<To>(float(from));
+    // To odd first: what is rounded twice is then rounded as if once.
+    float const cut = __double2float_rz(from);
+    bool const inexact = from == from && double(cut) != from;
+    return converted<To>(__uint_as_float(__float_as_uint(cut) | uint32_t(inexact)));
   } else if constexpr (cutlass::platform::is_same<To, int32_t>::value) {
     // The conversion of the hardware saturates, and makes 0 of NaN.
     if constexpr (cutlass::platform::is_same<From, double>::value) return __double2int_rn(from);
@@ -108,10 +111,20 @@ CUTLASS_DEVICE To converted(From from) {
   }
 }
 
+// What was read, in the type that values are computed in. Narrow types know no conversion to double.
+template <class Value, class Element>
+CUTLASS_DEVICE Value widened(Element const& element) {
+  if constexpr (cutlass::sizeof_bits<Element>::value < 32) {
+    return Value(float(element));
+  } else {
+    return Value(element);
+  }
+}
+
 // As if stored and read again.
 template <class Element, class Value>
 CUTLASS_DEVICE Value rounded(Value value) {
-  return Value(converted<Element>(value));
+  return widened<Value>(converted<Element>(value));
 }
 
 template <class Value>
@@ -273,13 +286,13 @@ struct TreeThread {
           constexpr int kTileN = int(sizeof(staged->rows[0]) / sizeof(Value));
           for (int i = thread; i < kTileN; i += threads) {
             staged->rows[kPlace][i] =
-                tile_n + i < count_n ? Value(*at<Element const>(kIndex, 0, tile_n + i)) : Value(0);
+                tile_n + i < count_n ? widened<Value>(*at<Element const>(kIndex, 0, tile_n + i)) : Value(0);
           }
         } else if constexpr (Input::kLies == Lies::kColumn) {
           constexpr int kTileM = int(sizeof(staged->columns[0]) / sizeof(Value));
           for (int i = thread; i < kTileM; i += threads) {
             staged->columns[kPlace][i] =
-                tile_m + i < count_m ? Value(*at<Element const>(kIndex, tile_m + i, 0)) : Value(0);
+                tile_m + i < count_m ? widened<Value>(*at<Element const>(kIndex, tile_m + i, 0)) : Value(0);
           }
         }
       });
@@ -292,7 +305,7 @@ struct TreeThread {
       constexpr int kIndex = decltype(index)::value;
       using Input = InputOf<Tree, kIndex>;
       using Element = typename Input::Element;
-      if constexpr (Input::kLies == Lies::kScalar) scalars[kIndex] = Value(*at<Element const>(kIndex, 0, 0));
+      if constexpr (Input::kLies == Lies::kScalar) scalars[kIndex] = widened<Value>(*at<Element const>(kIndex, 0, 0));
       if constexpr (Input::kLies == Lies::kMatrix) look_at<Element>(kIndex);
     });
     unrolled<kOutputs>([&](auto index) {
@@ -435,7 +448,7 @@ struct TreeThread {
       CUTLASS_PRAGMA_UNROLL
       for (int block = 0; block < 4; ++block) {
         CUTLASS_PRAGMA_UNROLL
-        for (int i = 0; i < 2; ++i) to[first + 4 * block + 2 * below + i] = Value(pairs[block][i]);
+        for (int i = 0; i < 2; ++i) to[first + 4 * block + 2 * below + i] = widened<Value>(Element(pairs[block][i]));
       }
     }
   }
@@ -566,13 +579,13 @@ struct TreeThread {
             cutlass::AlignedArray<Element, kRun> run;
             load_run(run, from, left);
             CUTLASS_PRAGMA_UNROLL
-            for (int i = 0; i < kRun; ++i) to[j + i] = Value(run[i]);
+            for (int i = 0; i < kRun; ++i) to[j + i] = widened<Value>(Element(run[i]));
           });
       if (done) return;
       CUTLASS_PRAGMA_UNROLL
       for (int j = 0; j < kCount; ++j) {
         Place const here = place(places, j);
-        to[j] = here.inside ? Value(*at<Element const>(kIndex, here.m, here.n)) : Value(0);
+        to[j] = here.inside ? widened<Value>(*at<Element const>(kIndex, here.m, here.n)) : Value(0);
       }
     } else {
       CUTLASS_PRAGMA_UNROLL
@@ -581,7 +594,7 @@ struct TreeThread {
         if constexpr (Input::kLies == Lies::kScalar) {
           to[j] = scalars[kIndex];
         } else if constexpr (Input::kLies == Lies::kSource) {
-          to[j] = Value(source(j));
+          to[j] = widened<Value>(Element(source(j)));
         } else if constexpr (Input::kLies == Lies::kMask) {
           Place const here = place(places, j);
           unsigned const byte = here.inside ? *at<uint8_t const>(kIndex, here.m, here.n / 8) : 0;
@@ -591,14 +604,14 @@ struct TreeThread {
             to[j] = staged->rows[staged_before<Tree, Lies::kRow, kIndex>()][first_n + relative.n];
           } else {
             Place const here = place(places, j);
-            to[j] = here.n < count_n ? Value(*at<Element const>(kIndex, 0, here.n)) : Value(0);
+            to[j] = here.n < count_n ? widened<Value>(*at<Element const>(kIndex, 0, here.n)) : Value(0);
           }
         } else {
           if constexpr (kIsStaged) {
             to[j] = staged->columns[staged_before<Tree, Lies::kColumn, kIndex>()][first_m + relative.m];
           } else {
             Place const here = place(places, j);
-            to[j] = here.m < count_m ? Value(*at<Element const>(kIndex, here.m, 0)) : Value(0);
+            to[j] = here.m < count_m ? widened<Value>(*at<Element const>(kIndex, here.m, 0)) : Value(0);
           }
         }
       }

@@ -80,15 +80,30 @@ def operand_kinds(program: str) -> tuple[list[tuple[str, str]], list[tuple[str, 
     return inputs, outputs
 
 
-def lower(program: str, value: CutlassDtype) -> str:
+def is_narrow(program: str, d: CutlassDtype) -> bool:
+    """Whether D and every stored matrix are at most 16 bits wide, so that activations need not be exact to float32.
+
+    Kernels then compute what `epilogue_ops.h` has a narrow form of in that form, and the reference's tolerances allow
+    for it. Reductions do not count.
+
+    Args:
+        program: of the tree.
+        d: the element type of D.
+    """
+    stored = (CutlassDtype(dtype) for kind, dtype, _ in operand_kinds(program)[1] if kind == MATRIX)
+    return all(dtype.bits <= 16 for dtype in (d, *stored))
+
+
+def lower(program: str, value: CutlassDtype, *, narrow: bool = False) -> str:
     """The definition of `struct Tree`.
 
     Args:
         program: of the tree, with a source where there is one.
         value: what values are computed in, F32 or F64.
+        narrow: what `is_narrow` says.
     """
     inputs, outputs = operand_kinds(program)
-    body: list[str] = []
+    body = ["namespace ops = atomr_cutlass::ops::narrow;"] if narrow else []
     read = written = values = 0
     for words in map(_words, program.split(";")):
         op, *rest = words

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from ..archs import SmArch
-from ..epilogue.lower import GATED, GATED_SCALED, SCALED, lower, split
+from ..epilogue.lower import GATED, GATED_SCALED, SCALED, is_narrow, lower, split
 from ..key import ROW, KernelKey, Triple
 from ..rules import Status, epilogue_compute
 
@@ -68,7 +68,7 @@ def epilogue_cpp(key: KernelKey, lanes: str = "AnyLanes") -> dict[str, str]:
     base, program = split(key.epilogue)
     if not program:
         return {"tree": "", "epilogue": "ScaledEpilogue" if base == SCALED else "LinearEpilogue"}
-    definition = lower(program, epilogue_compute(key.acc, tree=True))
+    definition = lower(program, epilogue_compute(key.acc, tree=True), narrow=is_narrow(program, key.d))
     # In the package's namespace, so that the tree finds the operations by their names.
     tree = f"namespace atomr_cutlass {{\nnamespace {{\n{definition}\n}}  // namespace\n}}  // namespace atomr_cutlass\n"
     scaled = "true" if base in (SCALED, GATED_SCALED) else "false"

@@ -14,6 +14,7 @@
 #include "check.h"
 
 namespace ops = atomr_cutlass::ops;
+namespace narrow = atomr_cutlass::ops::narrow;
 
 namespace {
 
@@ -360,6 +361,131 @@ void test_monotony() {
   for (float const x : grid()) CHECK(std::fabs(ops::tanh(x)) <= 1.0f);
 }
 
+// A narrow form, and how far it may be from the exact function: `error` times the larger of the exact value and
+// `least`.
+struct Narrow {
+  char const* name;
+  float (*compute)(float);
+  double (*exact)(double);
+  double error;
+  double least;
+};
+
+std::vector<Narrow> narrow_functions() {
+  // hardswish is off where its factor is next to 0, d_gelu at its root, and both have no digits of their tails.
+  return {
+      {"gelu", narrow::gelu, exact_gelu<double>, 0x1.aep-15, 0x1p-14},
+      {"gelu_tanh", narrow::gelu_tanh, exact_gelu_tanh<double>, 0x1.08p-14, 0x1p-14},
+      {"silu", narrow::silu, [](double x) { return x * exact_sigmoid(x); }, 0x1.5p-16, 0},
+      {"sigmoid", narrow::sigmoid, exact_sigmoid<double>, 0x1.5p-16, 0},
+      {"tanh", narrow::tanh, [](double x) { return std::tanh(x); }, 0x1.c8p-16, 0},
+      {"hardswish", narrow::hardswish, exact_hardswish<double>, 0x1p-22, 0.25},
+      {"d_gelu", [](float x) { return narrow::d_gelu(1, x); }, exact_d_gelu<double>, 0x1.78p-15, 0x1p-8},
+      {"d_sigmoid", [](float x) { return narrow::d_sigmoid(1, x); }, exact_d_sigmoid<double>, 0x1.1p-18, 0},
+      {"d_tanh", [](float x) { return narrow::d_tanh(1, x); }, exact_d_tanh<double>, 0x1.5p-18, 0},
+  };
+}
+
+void test_narrow_errors() {
+  for (Narrow const& one : narrow_functions()) {
+    double largest = 0;
+    float worst = 0;
+    for (float const x : grid()) {
+      double const want = one.exact(x), scale = std::fmax(std::fmax(std::fabs(want), one.least), double(FLT_MIN));
+      double const error = std::fabs(one.compute(x) - want) / scale;
+      if (!(error <= largest)) largest = error, worst = x;
+    }
+    if (!(largest <= one.error)) {
+      check::report(__FILE__, __LINE__,
+                    std::string("narrow ") + one.name + " is off by 2^" + std::to_string(std::log2(largest)) + " at " +
+                        std::to_string(worst));
+    }
+  }
+}
+
+// In steps of half a unit of f16: what 16 bits cannot tell apart may fall by roundings.
+void test_narrow_monotony() {
+  struct Turning {
+    char const* name;
+    float (*function)(float);
+    float turn;  // from where on it rises
+  };
+  for (Turning const& one : {Turning{"gelu", narrow::gelu, -0.7517915f},
+                             {"gelu_tanh", narrow::gelu_tanh, -0.7524614f},
+                             {"silu", narrow::silu, -1.2784645f},
+                             {"sigmoid", narrow::sigmoid, -FLT_MAX},
+                             {"tanh", narrow::tanh, -FLT_MAX},
+                             {"hardswish", narrow::hardswish, -1.5f}}) {
+    int falls = 0;
+    for (float const sign : {-1.0f, 1.0f}) {
+      // Up to where a result may be subnormal.
+      for (float size = 0x1p-8f; size < 12; size *= 1 + 0x1p-12f) {
+        float const low = sign * size, high = low + 0x1p-12f * size;
+        // Where it turns, it is flat.
+        if (std::fabs(low - one.turn) < 0.02f) continue;
+        bool const rises = one.function(low) <= one.function(high), sinks = one.function(low) >= one.function(high);
+        falls += low > one.turn ? !rises : !sinks;
+      }
+    }
+    if (falls != 0) {
+      check::report(__FILE__, __LINE__,
+                    std::string("narrow ") + one.name + " falls " + std::to_string(falls) + " times");
+    }
+  }
+}
+
+void test_narrow_special_values() {
+  float const nan = kNan<float>, inf = kInfinity<float>, least = Limits<float>::denorm_min();
+  for (Narrow const& one : narrow_functions()) {
+    CHECK(std::isnan(one.compute(nan)));
+    CHECK(std::isnan(one.compute(-nan)));
+  }
+  for (float (*const function)(float) : {narrow::gelu, narrow::gelu_tanh, narrow::silu, narrow::hardswish}) {
+    CHECK_EQUAL(function(inf), inf);
+    CHECK_EQUAL(function(FLT_MAX), FLT_MAX);
+    for (float const far : {-200.0f, -1e10f, -FLT_MAX}) CHECK_EQUAL(function(far), 0.0f);
+    for (float const x : {0.0f, -0.0f}) CHECK_EQUAL(function(x), 0.0f);
+    for (float const x : grid()) {
+      float const value = function(x);
+      CHECK(x < 0 ? value <= 0 : value >= 0 && value <= x);
+    }
+    CHECK(std::fabs(function(1024 * least) - 512 * least) <= 2 * least);
+  }
+  // Here a form has the limit of its function, or NaN like the exact form.
+  for (float (*const function)(float) : {narrow::gelu, narrow::gelu_tanh}) CHECK_EQUAL(function(-inf), 0.0f);
+  for (float (*const function)(float) : {narrow::silu, narrow::hardswish}) CHECK(std::isnan(function(-inf)));
+  for (float const far : {200.0f, FLT_MAX, inf}) {
+    CHECK_EQUAL(narrow::sigmoid(far), 1.0f);
+    CHECK_EQUAL(narrow::sigmoid(-far), 0.0f);
+    CHECK_EQUAL(narrow::tanh(far), 1.0f);
+    CHECK_EQUAL(narrow::tanh(-far), -1.0f);
+    CHECK_EQUAL(narrow::d_gelu(3, far), 3.0f);
+    CHECK_EQUAL(narrow::d_gelu(3, -far), 0.0f);
+    for (float const x : {far, -far}) {
+      CHECK_EQUAL(narrow::d_sigmoid(3, x), 0.0f);
+      CHECK_EQUAL(narrow::d_tanh(3, x), 0.0f);
+    }
+  }
+  for (float const x : {-2.0f, 0.0f, 0.5f, inf}) {
+    CHECK(std::isnan(narrow::d_gelu(nan, x)));
+    CHECK(std::isnan(narrow::d_sigmoid(nan, x)));
+    CHECK(std::isnan(narrow::d_tanh(nan, x)));
+    for (float const dy : {-1.7f, 0.0f, 3e5f}) CHECK_EQUAL(narrow::d_gelu(dy, x), dy * narrow::d_gelu(1, x));
+  }
+  CHECK_EQUAL(narrow::tanh(least), least);
+}
+
+// As in the functions of trees, which have this line.
+void test_narrow_has_the_exact_operations() {
+  namespace ops = atomr_cutlass::ops::narrow;
+  for (float const x : grid()) {
+    CHECK_EQUAL(ops::relu(x), ::ops::relu(x));
+    CHECK_EQUAL(ops::d_silu(2.0f, x), ::ops::d_silu(2.0f, x));
+    CHECK_EQUAL(ops::fma(x, 0.5f, 1.0f), ::ops::fma(x, 0.5f, 1.0f));
+  }
+  CHECK(ops::gelu(-1.0f) != ::ops::gelu(-1.0f));
+}
+
 template <class T>
 void test_type() {
   test_arithmetic<T>();
@@ -378,5 +504,9 @@ int main() {
   test_errors<float, double>();
   test_errors<double, long double>();
   test_monotony();
+  test_narrow_errors();
+  test_narrow_monotony();
+  test_narrow_special_values();
+  test_narrow_has_the_exact_operations();
   return check::result();
 }

@@ -15,7 +15,8 @@ from hypothesis import strategies as st
 from atomr_cutlass import numerics, reference
 from atomr_cutlass.errors import InvalidOperandError
 from atomr_cutlass.generator.dtypes import CutlassDtype as D
-from atomr_cutlass.generator.epilogue.ops import GRADIENT_OPS, OPS
+from atomr_cutlass.generator.epilogue.lower import is_narrow, lower
+from atomr_cutlass.generator.epilogue.ops import ACTIVATION_OPS, GRADIENT_OPS, OPS
 from atomr_cutlass.generator.epilogue.tree import INPUT_DTYPES, EpilogueVisitorTree, Node, Output
 from atomr_cutlass.reference.tree import FUNCTIONS
 
@@ -737,6 +738,76 @@ def test_derivatives_that_nearly_vanish_make_anything_of_infinity() -> None:
         np.testing.assert_array_equal(bounds, [0.0 if name == "d_relu" else INF, 0.0, 0.0])
 
 
+# How far the narrow forms of activations are from the exact value, in units of it; tests/cpp/test_epilogue_ops.cpp has
+# the same, but for those that are as exact as float32 where they are not small.
+NARROW = {
+    "gelu": 1.68 * 2**-15,
+    "gelu_tanh": 1.03 * 2**-14,
+    "silu": 1.31 * 2**-16,
+    "sigmoid": 1.31 * 2**-16,
+    "tanh": 1.78 * 2**-16,
+    "d_gelu": 1.47 * 2**-15,
+}
+
+
+def _activated(name: str) -> Node:
+    return _op(name, _input("dy", "scalar"), ACC) if name in GRADIENT_OPS else _op(name, ACC)
+
+
+def _activation_bounds(name: str, x: Any, out_dtype: D, *more: tuple[Output, Node]) -> Array:
+    """The bounds of the activation alone, which only its maxima show: they are f32 whatever is stored."""
+    node = _activated(name)
+    stores = {f"more{number}": one for number, one in enumerate(more)}
+    tree = _tree(node, values=_reduced(node, "row", "max"), **stores)
+    operands = {"dy": np.ones(1, np.float32)} if name in GRADIENT_OPS else {}
+    return reference.tolerances(tree, np.atleast_2d(x), 0.0, operands, out_dtype=out_dtype)["values"]
+
+
+@pytest.mark.parametrize("name", [*ACTIVATION_OPS, *GRADIENT_OPS])
+def test_activations_are_less_exact_for_16_bits(name: str) -> None:
+    # Neither next to a root nor far out, where functions are small.
+    x = np.array([-2.75, -1.75, -0.25, 0.5, 1.25, 3.0])
+    values = np.abs(_computed(name, 1.0, x) if name in GRADIENT_OPS else _computed(name, x))
+    exact = _activation_bounds(name, x, D.F32)
+    assert (exact <= 2**-20 * (values + 0.5)).all()
+    for out_dtype in (D.F16, D.BF16, D.F8E4M3, D.I8):
+        bounds = _activation_bounds(name, x, out_dtype)
+        if name in NARROW:
+            assert (bounds >= NARROW[name] * values).all()
+            assert (bounds <= 1.6 * NARROW[name] * values + exact).all()
+        else:
+            assert (bounds <= 3 * exact).all()
+
+
+def test_activations_are_exact_for_more_than_16_bits() -> None:
+    x = np.linspace(-4, 4, 9)
+    exact, narrow = _activation_bounds("gelu", x, D.F32), _activation_bounds("gelu", x, D.BF16)
+    assert (exact[1:] < narrow[1:])[x[1:] != 0].all()
+    for wide in (D.F32, D.I32, D.F64):
+        np.testing.assert_array_equal(_activation_bounds("gelu", x, D.BF16, _matrix(ACC, wide)), exact)
+    for other in (_matrix(ACC, D.F16), _matrix(ACC, D.I8), _mask(ACC), _reduced(ACC, "scalar", "sum")):
+        np.testing.assert_array_equal(_activation_bounds("gelu", x, D.BF16, other), narrow)
+
+
+@pytest.mark.parametrize("out_dtype", [D.F64, D.F32, D.F16, D.BF16, D.I8])
+@pytest.mark.parametrize("stored", [D.F32, D.I32, D.BF16, D.F8E5M2, None])
+def test_kernels_have_the_narrow_forms_where_tolerances_allow_for_them(out_dtype: D, stored: D | None) -> None:
+    node = _op("gelu", _op("add", ACC, _input("b", "row", D.F64)))
+    tree = _tree(node, copy=_mask(ACC) if stored is None else _matrix(node, stored), sums=_reduced(node, "row", "sum"))
+    narrow = is_narrow(tree.program, out_dtype)
+    assert narrow is (out_dtype.bits <= 16 and (stored is None or stored.bits <= 16))
+    assert ("ops::narrow;" in lower(tree.program, D.F32, narrow=narrow)) is narrow
+    assert "ops::gelu(" in lower(tree.program, D.F32, narrow=narrow)
+
+
+def test_narrow_forms_at_minus_infinity() -> None:
+    for name in ACTIVATION_OPS:
+        for out_dtype in (D.F32, D.F16):
+            bounds = _activation_bounds(name, [-INF, INF, NAN], out_dtype)
+            free = name in ("gelu", "gelu_tanh") and out_dtype is D.F16
+            np.testing.assert_array_equal(bounds == INF, [free, False, False])
+
+
 def test_reductions_add_errors_and_roundings() -> None:
     acc = np.linspace(-1, 3, 12).reshape(3, 4)
     tree = _tree(
@@ -899,6 +970,7 @@ def _simulated(
     tree: EpilogueVisitorTree, acc: Array, operands: dict[str, Array], out_dtype: D, rng: np.random.Generator
 ) -> dict[str, Array]:
     """What a kernel in float32 writes: every operation rounds, and sums are in an order of their own."""
+    narrow = NARROW if is_narrow(tree.program, out_dtype) else {}
     values: list[Array] = []
     shape = acc.shape
     kinds = {one.name: one.kind for one in tree.inputs}
@@ -921,6 +993,8 @@ def _simulated(
             else:
                 function = SINGLE.get(node.op, FUNCTIONS[node.op])
                 value = function(*inputs, *(F(number) for number in node.attributes))
+                if node.op in narrow:
+                    value = value * (1 + narrow[node.op] * rng.uniform(-1, 1, shape))
             values.append(np.broadcast_to(np.asarray(value).astype(F), shape))
         got = {"out": numerics.saturating_cast(values[tree.index(tree.result)], out_dtype)}
         for output, node in tree.stores:

@@ -316,11 +316,13 @@ struct GroupedSm90 {
       cutlass::epilogue::collective::EpilogueTileAuto, ElementAccumulator, ElementCompute, ElementD, LayoutD*, kAlignD,
       ElementD, LayoutD*, kAlignD, EpilogueSchedule, Fusion>::CollectiveOp;
 
-  // StageCount void: as many stages as fit beside the epilogue.
-  using Stages = cute::conditional_t<
-      cute::is_void_v<StageCount>,
-      cutlass::gemm::collective::StageCountAutoCarveout<int(sizeof(typename CollectiveEpilogue::SharedStorage))>,
-      StageCount>;
+  // StageCount void: as many stages as fit beside the epilogue. CUTLASS does not count what lies between the parts of
+  // shared memory to align them: no cell without a tree comes so close to the end.
+  static constexpr int kBetween = kTree ? 1024 : 0;
+  using Stages = cute::conditional_t<cute::is_void_v<StageCount>,
+                                     cutlass::gemm::collective::StageCountAutoCarveout<
+                                         kBetween + int(sizeof(typename CollectiveEpilogue::SharedStorage))>,
+                                     StageCount>;
 
   using ScaleConfig =
       cutlass::detail::Sm90BlockwiseScaleConfig<kBlockScales ? kScaleRows : 1, kBlockScales ? kScaleColumns : 1,

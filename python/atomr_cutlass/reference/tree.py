@@ -41,6 +41,11 @@ def _number(truth: npt.NDArray[np.bool_]) -> FloatArray:
 # The derivatives are clipped where they have reached their limits, so that infinity meets no zero.
 
 
+def _select(mask: FloatArray, x: FloatArray, y: FloatArray) -> FloatArray:
+    chosen: FloatArray = np.where(mask != 0.0, x, y)
+    return chosen
+
+
 def _gelu_slope(x: FloatArray) -> FloatArray:
     near = np.clip(x, -40.0, 40.0)
     density = np.exp(-0.5 * near * near) * (1.0 / math.sqrt(2.0 * math.pi))
@@ -100,7 +105,7 @@ FUNCTIONS: Final[Mapping[str, Callable[..., FloatArray]]] = MappingProxyType(
         "d_sigmoid": lambda dy, x: dy * _sigmoid_slope(x),
         "d_tanh": lambda dy, x: dy * _tanh_slope(x),
         "fma": lambda x, y, z: x * y + z,
-        "select": lambda mask, x, y: np.where(mask != 0.0, x, y),
+        "select": _select,
     }
 )
 """The functions of `OPS` by name: float64 arrays, then an operation's own numbers. Call them under

@@ -535,7 +535,8 @@ def _torch_functions() -> Mapping[str, Callable[..., torch.Tensor]]:
         "silu": functional.silu,
         "sigmoid": torch.sigmoid,
         "tanh": torch.tanh,
-        "hardswish": functional.hardswish,
+        # PyTorch's own divides doubles by six in float32.
+        "hardswish": lambda x: x * torch.clamp(x + 3.0, 0.0, 6.0) / 6.0,
         "leaky_relu": functional.leaky_relu,
         "clamp": torch.clamp,
         "add": torch.add,

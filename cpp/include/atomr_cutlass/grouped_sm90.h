@@ -316,11 +316,22 @@ struct GroupedSm90 {
       cutlass::epilogue::collective::EpilogueTileAuto, ElementAccumulator, ElementCompute, ElementD, LayoutD*, kAlignD,
       ElementD, LayoutD*, kAlignD, EpilogueSchedule, Fusion>::CollectiveOp;
 
+  // StageCount void: as many stages as fit beside the epilogue. CUTLASS does not count what lies between the parts of
+  // shared memory to align them: no cell without a tree comes so close to the end.
+  static constexpr int kBetween = kTree ? 1024 : 0;
+  using Stages = cute::conditional_t<cute::is_void_v<StageCount>,
+                                     cutlass::gemm::collective::StageCountAutoCarveout<
+                                         kBetween + int(sizeof(typename CollectiveEpilogue::SharedStorage))>,
+                                     StageCount>;
+
   using ScaleConfig =
       cutlass::detail::Sm90BlockwiseScaleConfig<kBlockScales ? kScaleRows : 1, kBlockScales ? kScaleColumns : 1,
                                                 kBlockScales ? kScaleDepth : 1>;
   using OperandA = cute::conditional_t<kBlockScales, cute::tuple<LayoutA*, typename ScaleConfig::LayoutSFA*>, LayoutA*>;
   using OperandB = cute::conditional_t<kBlockScales, cute::tuple<LayoutB*, typename ScaleConfig::LayoutSFB*>, LayoutB*>;
+  using BuiltMainloop = typename cutlass::gemm::collective::CollectiveBuilder<
+      cutlass::arch::Sm90, cutlass::arch::OpClassTensorOp, ElementA, OperandA, kAlignA, ElementB, OperandB, kAlignB,
+      ElementAccumulator, Tile, Cluster, Stages, MainloopSchedule>::CollectiveOp;
   template <class Built, bool kWithScales>
   struct Strided {
     using type = Built;
@@ -329,28 +340,10 @@ struct GroupedSm90 {
   struct Strided<Built, true> {
     using type = StridedScales<Built, kScaleRows, kScaleColumns, kScaleDepth>;
   };
-  template <class Count>
-  struct With {
-    using BuiltMainloop = typename cutlass::gemm::collective::CollectiveBuilder<
-        cutlass::arch::Sm90, cutlass::arch::OpClassTensorOp, ElementA, OperandA, kAlignA, ElementB, OperandB, kAlignB,
-        ElementAccumulator, Tile, Cluster, Count, MainloopSchedule>::CollectiveOp;
-    using CollectiveMainloop = AnyDepth<typename Strided<BuiltMainloop, kBlockScales>::type>;
-    using Kernel = cutlass::gemm::kernel::GemmUniversal<Groups, CollectiveMainloop, CollectiveEpilogue,
-                                                        cutlass::gemm::GroupScheduler>;
-    static constexpr int kStages = CollectiveMainloop::DispatchPolicy::Stages;
-    static constexpr bool kFits =
-        Kernel::SharedStorageSize <= cutlass::gemm::collective::detail::sm90_smem_capacity_bytes;
-  };
+  using CollectiveMainloop = AnyDepth<typename Strided<BuiltMainloop, kBlockScales>::type>;
 
-  // StageCount void: as many stages as fit beside the epilogue. CUTLASS does not count what lies between the parts of
-  // shared memory: beside the operands of some trees there is room for one less.
-  using Counted = cute::conditional_t<
-      cute::is_void_v<StageCount>,
-      cutlass::gemm::collective::StageCountAutoCarveout<int(sizeof(typename CollectiveEpilogue::SharedStorage))>,
-      StageCount>;
-  using Stages = cute::conditional_t<!cute::is_void_v<StageCount> || With<Counted>::kFits, Counted,
-                                     cutlass::gemm::collective::StageCount<With<Counted>::kStages - 1>>;
-  using Kernel = typename With<Stages>::Kernel;
+  using Kernel = cutlass::gemm::kernel::GemmUniversal<Groups, CollectiveMainloop, CollectiveEpilogue,
+                                                      cutlass::gemm::GroupScheduler>;
 
   // The arguments are for the setup kernel.
   struct Params {

@@ -8,11 +8,11 @@ import numpy as np
 
 from . import _core, devices, fp4, fused_gemm, numerics, operands, reference, scaled
 from .arguments import NUMBERS, check_backend, check_devices, check_scalars, on_reference, refuse_jax_out
-from .epilogue import EpilogueVisitorTree
 from .errors import InvalidOperandError, UnsupportedError
 from .fused_gemm import FusedCall, fused_call
 from .gemm_arguments import SCALES, Arguments, Operation, check_single, operation_of, problem_of, scales_of
 from .generator.dtypes import CutlassDtype
+from .generator.epilogue.tree import EpilogueVisitorTree
 from .generator.rules import gemm_types
 from .op_plan import OpPlan
 from .operands import CPU, CUDA

@@ -238,7 +238,15 @@ def test_importing_takes_less_than_150_ms() -> None:
     load, cores = os.getloadavg()[0], os.cpu_count() or 1
     if load > cores:
         pytest.skip(f"the machine is too busy to time anything: load {load:.1f} on {cores} cores; {best:.3f} s")
-    assert best < 0.15
+    # On a slower machine NumPy, which is 65 of the 150 ms, takes longer as well.
+    numpy = min(_numpy_seconds() for _ in range(12))
+    assert best < 0.15 * max(1.0, numpy / 0.065)
+
+
+def _numpy_seconds() -> float:
+    probe = "import time; start = time.perf_counter(); import numpy; print(time.perf_counter() - start)"
+    process = subprocess.run([sys.executable, "-c", probe], capture_output=True, text=True, check=True, timeout=60)
+    return float(process.stdout)
 
 
 def test_importing_loads_no_framework_and_starts_no_cuda() -> None:

@@ -7,12 +7,12 @@ import functools
 from dataclasses import dataclass, field
 
 from .. import devices, fp4, select
-from ..epilogue import EpilogueVisitorTree
 from ..errors import InvalidOperandError, UnsupportedError
 from ..fused import Fusion
 from ..fused_arguments import common
 from ..generator.archs import SmArch
 from ..generator.dtypes import CutlassDtype, ScaleType
+from ..generator.epilogue.tree import EpilogueVisitorTree
 from ..generator.matrix import is_supported_for
 from ..generator.render import render
 from ..generator.rules import FP8_TYPES, accumulator, gemm_types, supports_tree

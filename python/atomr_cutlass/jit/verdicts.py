@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import json
 from pathlib import Path
 
@@ -44,4 +43,6 @@ def remember(identity: str, wrong: str) -> None:
 
 
 def _path(folder: Path, identity: str) -> Path:
+    import hashlib  # loads OpenSSL, which importing the package need not
+
     return folder / FOLDER / hashlib.sha256(identity.encode("utf-8", "surrogatepass")).hexdigest()

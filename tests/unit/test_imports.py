@@ -238,9 +238,8 @@ def test_importing_takes_less_than_150_ms() -> None:
     load, cores = os.getloadavg()[0], os.cpu_count() or 1
     if load > cores:
         pytest.skip(f"the machine is too busy to time anything: load {load:.1f} on {cores} cores; {best:.3f} s")
-    # Where NumPy's own import takes more than 55 ms, everything does.
-    numpy = min(_numpy_seconds() for _ in range(12))
-    assert best < 0.15 * max(1.0, numpy / 0.055)
+    # A slow machine is one on which NumPy's own import takes more than a third of that.
+    assert best < 3.2 * min(_numpy_seconds() for _ in range(12))
 
 
 def _numpy_seconds() -> float:

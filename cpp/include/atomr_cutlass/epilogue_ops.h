@@ -399,13 +399,14 @@ ATOMR_CUTLASS_OP T d_tanh(T dy, T x) {
 }
 
 // The operations for trees whose D and stored matrices are at most 16 bits wide. What is here has fewer instructions
-// than the exact form, or one of the special-function unit for two; everything else is the exact form. With one
-// instruction of that unit in every eight, its time is hidden. The errors, of the fits and so on any GPU, relative to
-// the exact value:
+// than the exact form, or one of the special-function unit for two, which is then hidden behind the others; everything
+// else is the exact form. The largest errors on a host, relative to the exact value; but for tanh they are the fits',
+// beside which those of a GPU's instructions are small:
 //
-// - 2^-14.0 gelu_tanh, 2^-14.2 gelu, 2^-14.4 d_gelu; of values below 2^-14 no more than of those, of d_gelu below 2^-8;
-// - 2^-15 tanh, 2^-15.6 sigmoid and silu, their tails included;
-// - hardswish, d_sigmoid and d_tanh are a few times as far off as the exact forms.
+// - gelu_tanh 2^-13.9, gelu 2^-14.2, d_gelu 2^-14.4; of values below 2^-14, and of d_gelu below 2^-8, what they are
+//   there;
+// - tanh 2^-15, next to where it is the identity, sigmoid and silu 2^-15.6, all with their tails;
+// - hardswish, d_sigmoid and d_tanh a few times those of the exact forms.
 //
 // At minus infinity gelu and gelu_tanh are 0.
 namespace narrow {

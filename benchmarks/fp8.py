@@ -38,7 +38,6 @@ from atomr_cutlass.generator import matrix
 from atomr_cutlass.generator.dtypes import CutlassDtype
 from atomr_cutlass.generator.key import KernelKey
 from atomr_cutlass.jit import kernels
-from atomr_cutlass.pick import Picked
 from atomr_cutlass.plan import choose, from_choice
 from atomr_cutlass.problem import GemmProblem, MatrixSpec
 from atomr_cutlass.scaled import Scale, Scales, scale_forms
@@ -182,9 +181,7 @@ def our_call(what: GemmProblem, scales: Scales | None, choice: Choice, like: tor
     if scales is None:
         plan = from_choice(what, choice, like=like)
         return lambda one: plan(one.a, one.b, out=one.out)
-    picked = Picked(choice.key, choice.info, choice.seconds)
-    device = devices.get(what.device)
-    made = scaled._plan(what, scales, None, choice, picked, device, alpha=1.0, beta=0.0, like=like)  # noqa: SLF001
+    made = scaled.from_choice(what, choice, scales, like=like)
     return lambda one: made(one.a, one.b, one.scale_a, one.scale_b, one.out)
 
 

@@ -188,13 +188,30 @@ def make(
     for name, one, along in (("scale_a", scales.a, -2), ("scale_b", scales.b, -1)):
         if one is not None and one.form == "vector" and one.shape[along] > 1 and one.strides[along] != 1:
             raise UnsupportedError(f"{name} has strides {one.strides}: its elements must be contiguous; copy it")
-    chosen, choice = _first(ways(what, scales, fusion), device, arch, backend, jit)
+    way, choice = choose_way(ways(what, scales, fusion), device, arch, backend, jit)
+    return from_choice(way, choice, scales, fusion, result=result, alpha=alpha, beta=beta, like=like, stream=stream)
+
+
+def from_choice(
+    way: GemmProblem,
+    choice: Choice,
+    scales: Scales = NO_SCALES,
+    fusion: Fusion | None = None,
+    *,
+    result: MatrixSpec | None = None,
+    alpha: float = 1.0,
+    beta: float = 0.0,
+    like: Any = None,
+    stream: int | None = None,
+) -> OpPlan:
+    """The plan for one of the problem's `ways` with this kernel, which need not be the best one; see `make`."""
+    device = devices.get(way.device)
     picked = Picked(choice.key, choice.info, choice.seconds)
-    refuse_capture(picked, what.device, stream)
+    refuse_capture(picked, way.device, stream)
     # The check works on streams of its own, which the capture of a graph would not allow.
-    if fusion is not None and not (stream is not None and _core.capturing(what.device, stream)):
+    if fusion is not None and not (stream is not None and _core.capturing(way.device, stream)):
         first_use.require(choice.key, device, functools.partial(_launch_once, choice, device))
-    return _plan(chosen, scales, fusion, choice, picked, device, result=result, alpha=alpha, beta=beta, like=like)
+    return _plan(way, scales, fusion, choice, picked, device, result=result, alpha=alpha, beta=beta, like=like)
 
 
 def _launch_once(
@@ -208,10 +225,10 @@ def _launch_once(
     made(*(views[name] for name in ("a", "b", *(one.name for one in fusion.arrays), "out")), stream=0)
 
 
-def _first(
+def choose_way(
     ways: list[GemmProblem], device: Device, arch: SmArch | None, backend: str, jit: str | None
 ) -> tuple[GemmProblem, Choice]:
-    """The first way to put a problem that some kernel serves."""
+    """The first of a problem's ways that some kernel serves, and the kernel; errors are those of `plan.choose`."""
     for way in ways[:-1]:
         with contextlib.suppress(UnsupportedError, KernelNotFoundError):
             return way, choose(way, device, arch, backend, jit)

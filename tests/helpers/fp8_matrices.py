@@ -296,19 +296,14 @@ def cell_plan(
 ) -> tuple[OpPlan, list[Any]]:
     """`scaled_plan` of one cell, whichever is the best one."""
     from atomr_cutlass import select
-    from atomr_cutlass.pick import Picked
 
-    device = devices.get(0)
     what = replace(
         problem_of(a, b, d, math_mode=key.math),
         epilogue=key.epilogue,
         scale_granularity=key.scale_granularity,
         scale_type=key.scale_type,
     )
-    choice = replace(select.choice_of(key, what, device), info=info)
-    picked = Picked(key, info, choice.seconds)
-    made = scaled._plan(
-        what, scales_of(what, how, amax), choice, picked, device, alpha=how.alpha, beta=how.beta, like=a
-    )
+    choice = replace(select.choice_of(key, what, devices.get(0)), info=info)
+    made = scaled.from_choice(what, choice, scales_of(what, how, amax), alpha=how.alpha, beta=how.beta, like=a)
     slots = [a, b, how.scale_a, how.scale_b, how.scale_d, amax, d]
     return made, [array for array in slots if array is not None]

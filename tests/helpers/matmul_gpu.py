@@ -122,7 +122,7 @@ def _keys_of(request: MatmulRequest, device: Device) -> list[KernelKey]:
         with mock.patch.dict(launch._made_ones, {(dtype, 0): ones}):
             sums = launch.sums_of(views, request.form.summed, request.k, 0)
         products.append(product_of(sums, None, call.math)[0])
-    return [scaled._first(product.ways, device, None, "auto", "auto")[1].key for product in products]
+    return [scaled.choose_way(product.ways, device, None, "auto", "auto")[1].key for product in products]
 
 
 _places = itertools.count(1)

@@ -199,7 +199,7 @@ class Case:
         what = self.problem
         ways = fused.problem_of(what, self.fusion, what.epilogue)
         if not self.cell:
-            return scaled._first(ways, device, self.arch, "auto", "auto")
+            return scaled.choose_way(ways, device, self.arch, "auto", "auto")
         for way in ways:
             for key in select._candidates(self.arch or devices.require_arch(device), way):
                 if self._is_wanted(key):

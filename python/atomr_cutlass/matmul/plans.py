@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import functools
 from collections.abc import Hashable, Iterator
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
-from .. import _core, devices, first_use, scaled, select, table
+from .. import _core, devices, scaled, select, table
 from ..devices import Device
 from ..errors import KernelNotFoundError, UnsupportedError
 from ..fused import Fusion
@@ -17,7 +16,7 @@ from ..generator.key import KernelKey
 from ..jit import kernels
 from ..op_plan import OpPlan, refuse_capture
 from ..pick import Picked
-from ..plan import Plan, choose, from_choice, make
+from ..plan import Plan, from_choice, make
 from ..plan_cache import PlanCache
 from ..problem import GemmProblem, collapse_batches, variants
 from ..scaled import NO_SCALES, Scales
@@ -140,11 +139,8 @@ def _recalled(
 
 
 def _chosen(ways: list[GemmProblem], device: Device, wishes: Wishes) -> tuple[GemmProblem, Choice]:
-    for way in ways[:-1]:
-        with contextlib.suppress(UnsupportedError, KernelNotFoundError):
-            return way, choose(way, device, None, wishes.backend, wishes.jit)
     try:
-        return ways[-1], choose(ways[-1], device, None, wishes.backend, wishes.jit)
+        return scaled.choose_way(ways, device, None, wishes.backend, wishes.jit)
     except (UnsupportedError, KernelNotFoundError) as error:
         raise type(error)(
             f"{error} (a matmul is put as D^T = op(B)^T op(A)^T: what is called A there is op(B)^T, row-major with "
@@ -187,17 +183,10 @@ def _others(
 
 
 def _from_choice(product: Product, way: GemmProblem, choice: Choice, device: Device, like: Any, stream: int) -> AnyPlan:
-    picked = Picked(choice.key, choice.info, choice.seconds)
-    refuse_capture(picked, device.index, stream)
-    if product.plain:
-        return from_choice(way, choice, like=like)
-    # As `scaled.make` does it, but for the choice.
-    if product.fusion is not None and not _core.capturing(device.index, stream):
-        launch = functools.partial(scaled._launch_once, choice, device)  # noqa: SLF001
-        first_use.require(choice.key, device, launch)
-    return scaled._plan(  # noqa: SLF001
-        way, product.scales, product.fusion, choice, picked, device, alpha=1.0, beta=0.0, like=like
-    )
+    if not product.plain:
+        return scaled.from_choice(way, choice, product.scales, product.fusion, like=like, stream=stream)
+    refuse_capture(Picked(choice.key, choice.info, choice.seconds), device.index, stream)
+    return from_choice(way, choice, like=like)
 
 
 def _fits(made: AnyPlan, wishes: Wishes) -> bool:

@@ -32,44 +32,23 @@ Stride make_stride(int64_t leading, int64_t batch) {
   return result;
 }
 
+template <class Compute>
+struct LinearParams {
+  Compute alpha, beta;
+};
+
 // The epilogue D = alpha * A B + beta * C as one node. CUTLASS's own admits scalars on the device and one for each
 // matrix of a batch; the registers that this takes are missed by mainloops that use the epilogue's warps.
 template <class Element, class Compute>
-struct LinearVisitor {
+struct LinearVisitor : PlainVisitor<LinearParams<Compute>> {
   struct SharedStorage {};
-  struct Arguments {
-    Compute alpha, beta;
-  };
-  using Params = Arguments;
-
-  template <class Problem>
-  static constexpr Params to_underlying_arguments(Problem const&, Arguments const& args, void*) {
-    return args;
-  }
-  template <class Problem>
-  static bool can_implement(Problem const&, Arguments const&) {
-    return true;
-  }
-  template <class Problem>
-  static size_t get_workspace_size(Problem const&, Arguments const&) {
-    return 0;
-  }
-  template <class Problem>
-  static cutlass::Status initialize_workspace(Problem const&, Arguments const&, void*, cudaStream_t,
-                                              cutlass::CudaHostAdapter* = nullptr) {
-    return cutlass::Status::kSuccess;
-  }
+  using Params = LinearParams<Compute>;
 
   CUTLASS_HOST_DEVICE LinearVisitor() {}
   CUTLASS_HOST_DEVICE LinearVisitor(Params const& params, SharedStorage const&) : params(&params) {}
 
   CUTLASS_DEVICE bool is_producer_load_needed() const { return params->beta != Compute(0); }
   CUTLASS_DEVICE bool is_C_load_needed() const { return params->beta != Compute(0); }
-
-  template <class... A>
-  CUTLASS_DEVICE auto get_producer_load_callbacks(cutlass::epilogue::fusion::detail::ProducerLoadArgs<A...> const&) {
-    return cutlass::epilogue::fusion::detail::EmptyProducerLoadCallbacks{};
-  }
 
   template <class Source>
   struct Callbacks : cutlass::epilogue::fusion::detail::EmptyConsumerStoreCallbacks {

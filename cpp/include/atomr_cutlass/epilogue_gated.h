@@ -3,6 +3,7 @@
 // without operands. Scales come before f.
 #pragma once
 
+#include "atomr_cutlass/epilogue_plain.h"
 #include "atomr_cutlass/epilogue_tree.h"
 #include "cute/tensor.hpp"
 #include "cutlass/array.h"
@@ -26,49 +27,17 @@ inline constexpr bool kIsGated<GatedEpilogue<Tree, kScaled>> = true;
 // four such blocks are four elements of D for each lane, after the lanes have exchanged theirs: what one instruction
 // stores is then whole sectors.
 template <class Epilogue, class Element, class Stride>
-struct GatedStore {
+struct GatedStore : DirectStore<ScaledParams, Element, Stride> {
   using Tree = typename Epilogue::Tree;
-  using EpilogueSchedule = cutlass::gemm::EpilogueDefault;
-  using DispatchPolicy = EpilogueSchedule;
-  using ThreadEpilogueOp = void;
-  using ElementOutput = Element;
-  using ElementAccumulator = float;
-  using ElementCompute = float;
-  using ElementScalar = float;
-  using ElementC = Element;
-  using ElementD = Element;
-  using StrideC = Stride;
-  using StrideD = Stride;
-  using GmemTiledCopyC = void;
-  using GmemTiledCopyD = void;
-  static constexpr int kOutputAlignment = 1;
+  using Base = DirectStore<ScaledParams, Element, Stride>;
+  using typename Base::Arguments;
+  using typename Base::ElementC;
+  using typename Base::ElementD;
+  using typename Base::Params;
+  using typename Base::SharedStorage;
+
   static_assert(cute::is_static_v<cute::tuple_element_t<1, Stride>>, "D is row-major");
 
-  struct SharedStorage {};
-  using TensorStorage = SharedStorage;
-
-  struct Arguments {
-    ScaledParams thread{};
-    ElementC const* ptr_C = nullptr;
-    StrideC dC{};
-    ElementD* ptr_D = nullptr;
-    StrideD dD{};
-  };
-  using Params = Arguments;
-
-  template <class Problem>
-  static constexpr Params to_underlying_arguments(Problem const&, Arguments const& args, void*) {
-    return args;
-  }
-  template <class Problem>
-  static size_t get_workspace_size(Problem const&, Arguments const&) {
-    return 0;
-  }
-  template <class Problem>
-  static cutlass::Status initialize_workspace(Problem const&, Arguments const&, void*, cudaStream_t,
-                                              cutlass::CudaHostAdapter* = nullptr) {
-    return cutlass::Status::kSuccess;
-  }
   template <class Problem>
   static bool can_implement(Problem const& problem, Arguments const& args) {
     return cute::get<1>(problem) % 2 == 0 && args.ptr_C == args.ptr_D && args.thread.amax == nullptr;

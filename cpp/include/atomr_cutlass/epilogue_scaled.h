@@ -1,6 +1,7 @@
 // The scaled epilogue (scaled.h) of CUTLASS 3.x kernels.
 #pragma once
 
+#include "atomr_cutlass/epilogue_plain.h"
 #include "atomr_cutlass/scaled.h"
 #include "cute/tensor.hpp"
 #include "cutlass/arch/barrier.h"
@@ -15,31 +16,12 @@ namespace atomr_cutlass {
 // A visitor for CUTLASS 3.x's TMA epilogues: all of the tree in one node. The scales of a tile's rows and columns are
 // read once a tile, into shared memory.
 template <int kTileM, int kTileN>
-struct ScaledVisitor {
+struct ScaledVisitor : PlainVisitor<ScaledParams> {
   struct SharedStorage {
     float rows[kTileM];
     float columns[kTileN];
   };
-  using Arguments = ScaledParams;
   using Params = ScaledParams;
-
-  template <class Problem>
-  static constexpr Params to_underlying_arguments(Problem const&, Arguments const& args, void*) {
-    return args;
-  }
-  template <class Problem>
-  static bool can_implement(Problem const&, Arguments const&) {
-    return true;
-  }
-  template <class Problem>
-  static size_t get_workspace_size(Problem const&, Arguments const&) {
-    return 0;
-  }
-  template <class Problem>
-  static cutlass::Status initialize_workspace(Problem const&, Arguments const&, void*, cudaStream_t,
-                                              cutlass::CudaHostAdapter* = nullptr) {
-    return cutlass::Status::kSuccess;
-  }
 
   CUTLASS_HOST_DEVICE ScaledVisitor() {}
   CUTLASS_HOST_DEVICE ScaledVisitor(Params const& params, SharedStorage const& shared)
@@ -48,11 +30,6 @@ struct ScaledVisitor {
 
   CUTLASS_DEVICE bool is_producer_load_needed() const { return params->needs_c(); }
   CUTLASS_DEVICE bool is_C_load_needed() const { return params->needs_c(); }
-
-  template <class... A>
-  CUTLASS_DEVICE auto get_producer_load_callbacks(cutlass::epilogue::fusion::detail::ProducerLoadArgs<A...> const&) {
-    return cutlass::epilogue::fusion::detail::EmptyProducerLoadCallbacks{};
-  }
 
   template <class Coordinates, class Source>
   struct Callbacks : cutlass::epilogue::fusion::detail::EmptyConsumerStoreCallbacks {
@@ -137,51 +114,14 @@ struct ScaledVisitor {
 // The same from registers straight to global memory, one element at a time: for D whose rows are not aligned to 16
 // bytes, and for products computed as D^T = B^T A^T (kSwapped), whose rows are the columns of B.
 template <class Element, class Stride, bool kSwapped>
-struct ScaledStore {
-  using EpilogueSchedule = cutlass::gemm::EpilogueDefault;
-  using DispatchPolicy = EpilogueSchedule;
-  using ThreadEpilogueOp = void;
-  using ElementOutput = Element;
-  using ElementAccumulator = float;
-  using ElementCompute = float;
-  using ElementScalar = float;
-  using ElementC = Element;
-  using ElementD = Element;
-  using StrideC = Stride;
-  using StrideD = Stride;
-  using GmemTiledCopyC = void;
-  using GmemTiledCopyD = void;
-  static constexpr int kOutputAlignment = 1;
-
-  struct SharedStorage {};
-  using TensorStorage = SharedStorage;
-
-  struct Arguments {
-    ScaledParams thread{};
-    ElementC const* ptr_C = nullptr;
-    StrideC dC{};
-    ElementD* ptr_D = nullptr;
-    StrideD dD{};
-  };
-  using Params = Arguments;
-
-  template <class Problem>
-  static constexpr Params to_underlying_arguments(Problem const&, Arguments const& args, void*) {
-    return args;
-  }
-  template <class Problem>
-  static size_t get_workspace_size(Problem const&, Arguments const&) {
-    return 0;
-  }
-  template <class Problem>
-  static cutlass::Status initialize_workspace(Problem const&, Arguments const&, void*, cudaStream_t,
-                                              cutlass::CudaHostAdapter* = nullptr) {
-    return cutlass::Status::kSuccess;
-  }
-  template <class Problem>
-  static bool can_implement(Problem const&, Arguments const&) {
-    return true;
-  }
+struct ScaledStore : DirectStore<ScaledParams, Element, Stride> {
+  using Base = DirectStore<ScaledParams, Element, Stride>;
+  using Base::offset;
+  using typename Base::Arguments;
+  using typename Base::ElementC;
+  using typename Base::ElementD;
+  using typename Base::Params;
+  using typename Base::SharedStorage;
 
   CUTLASS_HOST_DEVICE ScaledStore(Params const& params, SharedStorage const& = SharedStorage()) : params(params) {}
 
@@ -217,11 +157,6 @@ struct ScaledStore {
   }
 
  private:
-  static CUTLASS_DEVICE int64_t offset(Stride const& stride, int m, int n, int batch) {
-    return int64_t(m) * cute::get<0>(stride) + int64_t(n) * cute::get<1>(stride) +
-           int64_t(batch) * cute::get<2>(stride);
-  }
-
   Params params;
 };
 

@@ -1,6 +1,7 @@
 // Epilogue trees (epilogue_tree.h) in CUTLASS 3.x kernels.
 #pragma once
 
+#include "atomr_cutlass/epilogue_plain.h"
 #include "atomr_cutlass/epilogue_tree.h"
 #include "cute/tensor.hpp"
 #include "cutlass/array.h"
@@ -15,7 +16,7 @@ namespace atomr_cutlass {
 // read once a tile, into shared memory. What it returns is of D's type: the collectives convert from the accumulator's
 // type only, which may be an integer. Params_: see TreeThread.
 template <class Epilogue, int kTileM, int kTileN, class ElementD, class Params_ = TreeParams<typename Epilogue::Tree>>
-struct TreeVisitor {
+struct TreeVisitor : PlainVisitor<Params_> {
   using Tree = typename Epilogue::Tree;
   using Value = typename Tree::Value;
   using Staged = StagedVectors<Tree, kTileM, kTileN>;
@@ -27,26 +28,7 @@ struct TreeVisitor {
     float columns[kScaled ? kTileN : 1];
     Staged staged;
   };
-  using Arguments = Params_;
   using Params = Params_;
-
-  template <class Problem>
-  static constexpr Params to_underlying_arguments(Problem const&, Arguments const& args, void*) {
-    return args;
-  }
-  template <class Problem>
-  static bool can_implement(Problem const&, Arguments const&) {
-    return true;
-  }
-  template <class Problem>
-  static size_t get_workspace_size(Problem const&, Arguments const&) {
-    return 0;
-  }
-  template <class Problem>
-  static cutlass::Status initialize_workspace(Problem const&, Arguments const&, void*, cudaStream_t,
-                                              cutlass::CudaHostAdapter* = nullptr) {
-    return cutlass::Status::kSuccess;
-  }
 
   CUTLASS_HOST_DEVICE TreeVisitor() {}
   CUTLASS_HOST_DEVICE TreeVisitor(Params const& params, SharedStorage const& shared)
@@ -55,11 +37,6 @@ struct TreeVisitor {
 
   CUTLASS_DEVICE bool is_producer_load_needed() const { return is_C_load_needed(); }
   CUTLASS_DEVICE bool is_C_load_needed() const { return kSource || params->beta != Value(0); }
-
-  template <class... A>
-  CUTLASS_DEVICE auto get_producer_load_callbacks(cutlass::epilogue::fusion::detail::ProducerLoadArgs<A...> const&) {
-    return cutlass::epilogue::fusion::detail::EmptyProducerLoadCallbacks{};
-  }
 
   template <class Coordinates, class Source>
   struct Callbacks : cutlass::epilogue::fusion::detail::EmptyConsumerStoreCallbacks {
@@ -167,53 +144,16 @@ struct TreeVisitor {
 // The same from registers straight to global memory, one element at a time: for D whose rows are not aligned to 16
 // bytes.
 template <class Epilogue, class Element, class Stride>
-struct TreeStore {
+struct TreeStore : DirectStore<TreeParams<typename Epilogue::Tree>, Element, Stride> {
   using Tree = typename Epilogue::Tree;
   using Value = typename Tree::Value;
-  using EpilogueSchedule = cutlass::gemm::EpilogueDefault;
-  using DispatchPolicy = EpilogueSchedule;
-  using ThreadEpilogueOp = void;
-  using ElementOutput = Element;
-  using ElementAccumulator = float;
-  using ElementCompute = float;
-  using ElementScalar = float;
-  using ElementC = Element;
-  using ElementD = Element;
-  using StrideC = Stride;
-  using StrideD = Stride;
-  using GmemTiledCopyC = void;
-  using GmemTiledCopyD = void;
-  static constexpr int kOutputAlignment = 1;
-
-  struct SharedStorage {};
-  using TensorStorage = SharedStorage;
-
-  struct Arguments {
-    TreeParams<Tree> thread{};
-    ElementC const* ptr_C = nullptr;
-    StrideC dC{};
-    ElementD* ptr_D = nullptr;
-    StrideD dD{};
-  };
-  using Params = Arguments;
-
-  template <class Problem>
-  static constexpr Params to_underlying_arguments(Problem const&, Arguments const& args, void*) {
-    return args;
-  }
-  template <class Problem>
-  static size_t get_workspace_size(Problem const&, Arguments const&) {
-    return 0;
-  }
-  template <class Problem>
-  static cutlass::Status initialize_workspace(Problem const&, Arguments const&, void*, cudaStream_t,
-                                              cutlass::CudaHostAdapter* = nullptr) {
-    return cutlass::Status::kSuccess;
-  }
-  template <class Problem>
-  static bool can_implement(Problem const&, Arguments const&) {
-    return true;
-  }
+  using Base = DirectStore<TreeParams<typename Epilogue::Tree>, Element, Stride>;
+  using Base::offset;
+  using typename Base::Arguments;
+  using typename Base::ElementC;
+  using typename Base::ElementD;
+  using typename Base::Params;
+  using typename Base::SharedStorage;
 
   CUTLASS_HOST_DEVICE TreeStore(Params const& params, SharedStorage const& = SharedStorage()) : params(params) {}
 
@@ -278,11 +218,6 @@ struct TreeStore {
   }
 
  private:
-  static CUTLASS_DEVICE int64_t offset(Stride const& stride, int m, int n, int batch) {
-    return int64_t(m) * cute::get<0>(stride) + int64_t(n) * cute::get<1>(stride) +
-           int64_t(batch) * cute::get<2>(stride);
-  }
-
   Params params;
 };
 

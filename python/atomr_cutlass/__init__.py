@@ -19,20 +19,20 @@ from .errors import (
     LibraryError,
     UnsupportedError,
 )
-from .explain import Explanation, explain
+from .explanation import Explanation, explain
 from .gated import gated_gemm, interleave
 from .gemm import gemm
 from .generator.archs import SmArch
 from .generator.dtypes import CutlassDtype
 from .generator.matrix import is_fp4_supported, is_fp8_supported, is_supported_for
 from .grouped import grouped_gemm
-from .matmul import HeuristicCache, HeuristicKey, MatmulEpilogue, MatmulRequest, ScaleSet, matmul
+from .matmul_request import HeuristicCache, HeuristicKey, MatmulEpilogue, MatmulRequest, ScaleSet, matmul
 from .messages import CutlassMsg, RefitMsg
 from .op_plan import OpPlan
 from .plan import Plan
 from .plan_cache import CachedPlan, PlanCache, PlanKey
 from .planner import plan
-from .quantize import QuantizedArray, dequantize, quantize
+from .quantized import QuantizedArray, dequantize, quantize
 from .requests import (
     ConvDgradRequest,
     ConvFwdRequest,

@@ -15,7 +15,7 @@ from .bindings import Binding
 from .errors import ContextPoisonedError, InvalidOperandError, LibraryError, UnsupportedError
 from .fused_arguments import reduce_nothing
 from .keyed_locks import KeyedLocks
-from .matmul import Call, settled
+from .matmul_request import Call, settled
 from .messages import Compute, CutlassMsg, Launch, MatmulMsg, RefitMessage, RefitMsg, refuse_binding
 from .plan_cache import CachedPlan, PlanCache, PlanKey
 from .planner import Request, plan

@@ -34,7 +34,7 @@ from .errors import (
     KernelNotFoundError,
     UnsupportedError,
 )
-from .explain import Explanation, explain
+from .explanation import Explanation, explain
 from .gemm import BACKENDS
 from .generator.archs import SmArch
 from .generator.dtypes import CutlassDtype

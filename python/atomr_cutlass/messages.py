@@ -10,7 +10,7 @@ from . import _core, operands
 from .bindings import Weights, check_operand, take_up
 from .conv import named
 from .errors import CutlassError, InvalidOperandError, UnsupportedError
-from .matmul import Call, MatmulRequest, call_of
+from .matmul_request import Call, MatmulRequest, call_of
 from .plan_cache import PlanKey
 from .planner import Request
 from .problem import MatrixSpec

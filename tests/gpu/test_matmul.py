@@ -15,8 +15,8 @@ import atomr_cutlass as ac
 from atomr_cutlass import HeuristicKey, MatmulRequest, devices, first_use
 from atomr_cutlass import MatmulEpilogue as E
 from atomr_cutlass.generator.dtypes import CutlassDtype as D
-from atomr_cutlass.matmul import heuristics
-from atomr_cutlass.matmul.epilogues import FORMS
+from atomr_cutlass.matmul_request import heuristics
+from atomr_cutlass.matmul_request.epilogues import FORMS
 from atomr_cutlass.numerics import saturating_cast
 from gpu_matrices import pairs
 from matmul_formulas import Case, bits_of, formula, read, wide

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from types import ModuleType
 from typing import Any
 
@@ -11,11 +10,9 @@ import pytest
 
 import atomr_cutlass as ac
 from atomr_cutlass import CutlassDtype as D
-from atomr_cutlass import numerics, operands
+from atomr_cutlass import numerics, operands, quantized
 
 pytestmark = pytest.mark.gpu
-
-quantize = sys.modules["atomr_cutlass.quantize"]  # the package's function of this name hides it
 
 SHAPES = ((1, 32), (7, 64), (128, 128), (130, 416), (257, 1024), (3, 8192))
 FP8_SCALINGS = ("tensor", "row", "block", "tile")
@@ -54,14 +51,14 @@ def test_fp8_is_within_one_step_of_numpy(
     x = _matrix(torch, shape, wide, 3)
     made = ac.quantize(x, narrow, scaling=scaling)
     host = _host(x)
-    values, scales = quantize._in_numpy(host, narrow, scaling, 1.0)
+    values, scales = quantized._in_numpy(host, narrow, scaling, 1.0)
     np.testing.assert_array_equal(_host(made.scales), scales)
     got, expected = _host(made.values).view(np.uint8).astype(int), values.view(np.uint8).astype(int)
     # Neighbours in an fp8 format are neighbours as bytes.
     assert np.abs(got - expected).max() <= 1
     assert (got != expected).mean() < 0.004
     back = ac.dequantize(made.values, made.scales, scaling=scaling)
-    again = quantize._wide_in_numpy(_host(made.values), scales, shape, scaling, 1.0, D.F32)
+    again = quantized._wide_in_numpy(_host(made.values), scales, shape, scaling, 1.0, D.F32)
     np.testing.assert_allclose(_host(back), again, rtol=2**-23)
 
 
@@ -71,11 +68,11 @@ def test_fp8_is_within_one_step_of_numpy(
 def test_fp4_has_the_bits_of_numpy(torch: ModuleType, shape: tuple[int, int], scaling: str, wide: str) -> None:
     x = _matrix(torch, shape, wide, 5)
     made = ac.quantize(x, scaling=scaling)
-    values, scales = quantize._in_numpy(_host(x), D.F4E2M1, scaling, 1.0)
+    values, scales = quantized._in_numpy(_host(x), D.F4E2M1, scaling, 1.0)
     np.testing.assert_array_equal(made.values.cpu().numpy(), values)
     np.testing.assert_array_equal(made.scales.view(torch.uint8).cpu().numpy(), scales.view(np.uint8))
     back = ac.dequantize(made.values, made.scales, scaling=scaling, out_dtype=D.BF16)
-    again = quantize._wide_in_numpy(values, scales, shape, scaling, 1.0, D.BF16)
+    again = quantized._wide_in_numpy(values, scales, shape, scaling, 1.0, D.BF16)
     np.testing.assert_array_equal(numerics.to_float64(_host(back)), numerics.to_float64(again))
 
 
@@ -84,7 +81,7 @@ def test_rows_may_lie_further_apart_and_specials_are_converted(torch: ModuleType
     x = whole[:, 128:384]
     x[3, 5], x[4, 6], x[5, 7] = float("inf"), float("-inf"), float("nan")
     made = ac.quantize(x, D.F8E4M3, scaling="row")
-    _, scales = quantize._in_numpy(_host(x), D.F8E4M3, "row", 1.0)
+    _, scales = quantized._in_numpy(_host(x), D.F8E4M3, "row", 1.0)
     np.testing.assert_array_equal(_host(made.scales), scales)
     got = _host(made.values).astype(np.float64)
     assert (got[3, 5], got[4, 6]) == (448.0, -448.0)

@@ -29,7 +29,7 @@ from atomr_cutlass.generator.epilogue.lower import SOURCE, operand_kinds, split
 from atomr_cutlass.generator.epilogue.tree import MASK, PREFIX
 from atomr_cutlass.generator.key import KernelKey
 from atomr_cutlass.jit import kernels
-from atomr_cutlass.matmul import HeuristicKey, heuristics, launch, plans, recipe
+from atomr_cutlass.matmul_request import HeuristicKey, heuristics, launch, plans, recipe
 from matmul_formulas import FORMS, GUARD, Array, Case, memory, numbers, read
 from pipeline_cases import Tensor, matrix, refused
 
@@ -278,7 +278,7 @@ def case_plans_are_kept_and_used_again() -> None:
 def case_requests_that_lie_alike_are_launched_without_another_look() -> None:
     with compiler(), pytest.MonkeyPatch.context() as patch:
         looked: list[MatmulRequest] = []
-        call_module = sys.modules["atomr_cutlass.matmul.call"]
+        call_module = sys.modules["atomr_cutlass.matmul_request.call"]
         look = call_module.call_of
         patch.setattr(call_module, "call_of", lambda request: looked.append(request) or look(request))
         for epilogue in E:

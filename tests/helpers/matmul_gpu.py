@@ -18,9 +18,9 @@ from atomr_cutlass import MatmulEpilogue as E
 from atomr_cutlass import MatmulRequest, ScaleSet, _core, matmul, numerics, operands, scaled
 from atomr_cutlass.devices import Device
 from atomr_cutlass.generator.key import KernelKey
-from atomr_cutlass.matmul import call_of, launch
-from atomr_cutlass.matmul.epilogues import AUX, WRITTEN
-from atomr_cutlass.matmul.launch import product_of, with_gaps
+from atomr_cutlass.matmul_request import call_of, launch
+from atomr_cutlass.matmul_request.epilogues import AUX, WRITTEN
+from atomr_cutlass.matmul_request.launch import product_of, with_gaps
 from matmul_formulas import Array, Case
 
 if TYPE_CHECKING:

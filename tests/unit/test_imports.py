@@ -36,7 +36,7 @@ LAYERS = (
     ("requests",),
     ("bindings", "gemm_arguments", "slots"),
     ("fused_gemm", "planner"),
-    ("explain", "gated", "gemm", "conv", "grouped", "matmul", "quantize"),
+    ("explanation", "gated", "gemm", "conv", "grouped", "matmul_request", "quantized"),
     ("messages",),
     ("actor",),
     ("__init__",),

@@ -29,9 +29,9 @@ from atomr_cutlass import MatmulEpilogue as E
 from atomr_cutlass.errors import InvalidOperandError, LibraryError, UnsupportedError
 from atomr_cutlass.generator.key import KernelKey
 from atomr_cutlass.generator.matrix import expand
-from atomr_cutlass.matmul import heuristics
-from atomr_cutlass.matmul.epilogues import FORMS
-from atomr_cutlass.matmul.plans import Product, Wishes, _chosen, _circumstances, _recalled
+from atomr_cutlass.matmul_request import heuristics
+from atomr_cutlass.matmul_request.epilogues import FORMS
+from atomr_cutlass.matmul_request.plans import Product, Wishes, _chosen, _circumstances, _recalled
 from atomr_cutlass.numerics import numpy_dtype, saturating_cast
 from atomr_cutlass.problem import GemmProblem, MatrixSpec
 from dlpack_arrays import Array as DlpackArray

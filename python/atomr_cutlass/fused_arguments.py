@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import inspect
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -13,7 +13,7 @@ import numpy as np
 
 from . import _core, operands
 from .arguments import NUMBERS, check_out
-from .epilogue import EpilogueVisitorTree, EvtBuilder, Traced, operand_of, trace
+from .epilogue import EpilogueVisitorTree, EvtBuilder, Operand, Traced, operand_of, trace
 from .errors import InvalidOperandError, UnsupportedError
 from .fused import check_input, output_shape
 from .generator.dtypes import CutlassDtype
@@ -69,26 +69,50 @@ def asked(
     """
     views = {name: operands.as_operand(one) for name, one in given.items() if not isinstance(one, NUMBERS)}
     numbers: dict[str, Any] = {name: one for name, one in given.items() if isinstance(one, NUMBERS)}
+
+    def over_result(name: str) -> Operand:
+        return operand_of(views[name].shape, shape[-2], shape[-1], _dtype(views[name], name) or BYTE, name)
+
+    traced, taken = traced_of(epilogue, views, numbers, over_result, out_dtype=out_dtype, acc=acc)
+    return _bound(traced, {name: views[name] for name in taken}, given, shape)
+
+
+def traced_of(
+    epilogue: Any,
+    names: Collection[str],
+    numbers: Mapping[str, Any],
+    operand: Callable[[str], Operand],
+    *,
+    out_dtype: CutlassDtype,
+    acc: CutlassDtype,
+) -> tuple[Traced, list[str]]:
+    """The tree of an epilogue, and the names of the arrays that count: not those of parameters that go unused.
+
+    Args:
+        epilogue: a tree, or a function.
+        names: of the arrays that are given.
+        numbers: what else is, by name; of a function only.
+        operand: what the array of a name is.
+        out_dtype: of the result, unless the epilogue decides it.
+        acc: type of the accumulator.
+
+    Raises:
+        InvalidOperandError: numbers are given to a tree, or as `operand` does.
+        UnsupportedError: the function cannot be traced.
+    """
     if isinstance(epilogue, EpilogueVisitorTree):
         if numbers:
             raise InvalidOperandError(
                 f"{', '.join(numbers)}: a tree takes arrays; give an array of one element, or a function with numbers"
             )
-        traced = of_tree(epilogue)
-    else:
-        # What is no parameter is an array for a result.
-        parameters = _parameters(epilogue, views)
-        kinds = {
-            name: operand_of(view.shape, shape[-2], shape[-1], _dtype(view, name) or BYTE, name)
-            for name, view in views.items()
-            if name in parameters
-        }
-        compute = CutlassDtype.F64 if acc is CutlassDtype.F64 else CutlassDtype.F32
-        traced = trace(epilogue, {**kinds, **numbers}, out_dtype=out_dtype, compute_dtype=compute)
-        # Operands that the function does not use are left alone.
-        used = {one.name for one in traced.tree.inputs}
-        views = {name: view for name, view in views.items() if name in used or name not in parameters}
-    return _bound(traced, views, given, shape)
+        return of_tree(epilogue), list(names)
+    # What is no parameter is an array for a result.
+    parameters = _parameters(epilogue, names)
+    kinds = {name: operand(name) for name in names if name in parameters}
+    compute = CutlassDtype.F64 if acc is CutlassDtype.F64 else CutlassDtype.F32
+    traced = trace(epilogue, {**kinds, **numbers}, out_dtype=out_dtype, compute_dtype=compute)
+    used = {one.name for one in traced.tree.inputs}
+    return traced, [name for name in names if name in used or name not in parameters]
 
 
 def _parameters(epilogue: Any, names: Iterable[str]) -> set[str]:
@@ -173,22 +197,51 @@ def reduce_nothing(outputs: Iterable[Output], views: Mapping[str, _core.Operand]
 def _bound(
     traced: Traced, views: Mapping[str, _core.Operand], given: Mapping[str, Any], shape: tuple[int, ...]
 ) -> Asked:
-    tree = traced.tree
-    inputs = {one.name: one for one in tree.inputs}
-    outputs = {one.name: one for one in tree.outputs}
-    missing = [name for name in inputs if name not in views]
-    unknown = [name for name in views if name not in inputs and name not in outputs]
-    if unknown:
-        known = ", ".join([*inputs, *outputs]) or "none"
-        raise InvalidOperandError(f"the epilogue has no operand {', '.join(unknown)}; its operands are {known}")
-    if missing:
-        raise InvalidOperandError(f"the epilogue reads {', '.join(missing)}: give an array for each by its name")
+    check_names(traced.tree, views)
+    inputs = {one.name: one for one in traced.tree.inputs}
+    outputs = {one.name: one for one in traced.tree.outputs}
     for name, one in inputs.items():
         check_input(one, views[name].shape, _dtype(views[name], name), shape)
     written = {name: views[name] for name in outputs if name in views}
     for name, view in written.items():
         _check_output(outputs[name], view, shape)
     return Asked(traced, {name: views[name] for name in inputs}, written, {name: given[name] for name in written})
+
+
+def check_names(tree: EpilogueVisitorTree, given: Collection[str]) -> None:
+    """Refuses arrays that a tree has no operand for, and inputs without an array.
+
+    Raises:
+        InvalidOperandError: names them.
+    """
+    inputs, outputs = ([one.name for one in some] for some in (tree.inputs, tree.outputs))
+    unknown = [name for name in given if name not in inputs and name not in outputs]
+    missing = [name for name in inputs if name not in given]
+    if unknown:
+        known = ", ".join([*inputs, *outputs]) or "none"
+        raise InvalidOperandError(f"the epilogue has no operand {', '.join(unknown)}; its operands are {known}")
+    if missing:
+        raise InvalidOperandError(f"the epilogue reads {', '.join(missing)}: give an array for each by its name")
+
+
+def decided(tree: EpilogueVisitorTree, result: CutlassDtype, *, told: bool) -> CutlassDtype:
+    """The result's element type, which a tree may decide.
+
+    Args:
+        tree: what makes the result.
+        result: what it is otherwise.
+        told: whether out, out_dtype or c have said so.
+
+    Raises:
+        InvalidOperandError: they say another than the tree.
+    """
+    if tree.result_dtype is None or tree.result_dtype is result:
+        return result
+    if told:
+        raise InvalidOperandError(
+            f"the epilogue casts D to {tree.result_dtype.value}; out, out_dtype or c say {result.value}"
+        )
+    return tree.result_dtype
 
 
 def _check_output(output: Output, view: _core.Operand, shape: tuple[int, ...]) -> None:

@@ -161,19 +161,9 @@ def fused_call(given: Arguments, what: Operation) -> FusedCall | None:
         if name in _PRODUCT or (name == "c" and "c" in what.views):
             raise InvalidOperandError(f"the epilogue calls an operand {name!r}, as the product does: rename it")
     check_devices({**what.views, **asked.inputs, **asked.outputs})
-    return FusedCall(given, what._replace(result=_result_dtype(what, asked, given.out_dtype)), asked)
-
-
-def _result_dtype(what: Operation, asked: Asked, out_dtype: CutlassDtype | None) -> CutlassDtype:
-    """The result's element type, which an epilogue may decide."""
-    decided = asked.tree.result_dtype
-    if decided is None or decided is what.result:
-        return what.result
-    if out_dtype is not None or "out" in what.views or "c" in what.views:
-        raise InvalidOperandError(
-            f"the epilogue casts D to {decided.value}; out, out_dtype or c say {what.result.value}"
-        )
-    return decided
+    told = given.out_dtype is not None or "out" in what.views or "c" in what.views
+    result = fused_arguments.decided(asked.tree, what.result, told=told)
+    return FusedCall(given, what._replace(result=result), asked)
 
 
 # ----------------------------------------------------------------------------------------------------------------------

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Any
+import functools
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from . import _core, devices, fp4, fused_gemm, numerics, operands, reference, scaled
+from . import _core, devices, fp4, numerics, operands, scaled
 from .arguments import NUMBERS, check_backend, check_devices, check_scalars, on_reference, refuse_jax_out
 from .errors import InvalidOperandError, UnsupportedError
-from .fused_gemm import FusedCall, fused_call
 from .gemm_arguments import SCALES, Arguments, Operation, check_single, operation_of, problem_of, scales_of
 from .generator.dtypes import CutlassDtype
 from .generator.epilogue.tree import EpilogueVisitorTree
@@ -19,6 +20,9 @@ from .operands import CPU, CUDA
 from .plan import BACKENDS as GPU_BACKENDS
 from .plan import Plan, make
 from .plan_cache import PlanCache
+
+if TYPE_CHECKING:
+    from .fused_gemm import FusedCall
 
 BACKENDS = (*GPU_BACKENDS, "reference")
 PLANS_KEPT = 256
@@ -135,7 +139,7 @@ def gemm(
         (epilogue is None or type(epilogue) is EpilogueVisitorTree)
         and backend in GPU_BACKENDS and type(alpha) in _PLAIN_NUMBERS and type(beta) in _PLAIN_NUMBERS
     ):  # fmt: skip
-        results = fused_gemm.again(
+        results = _fused_gemm().again(
             (a, b, c, scale_a, scale_b, scale_d, amax), bias, activation, epilogue, operands_of_epilogue,
             (out_dtype, precision, fast_accum, backend, jit), out=out, alpha=alpha, beta=beta, stream=stream,
         )  # fmt: skip
@@ -161,6 +165,14 @@ def gemm(
         backend=backend,
         jit=jit,
     ).run()
+
+
+@functools.cache
+def _fused_gemm() -> ModuleType:
+    """What calls with an epilogue need."""
+    from . import fused_gemm  # trees and the tracer; this function, since an import costs each call a microsecond
+
+    return fused_gemm
 
 
 class _Call(Arguments):
@@ -192,7 +204,9 @@ class _Call(Arguments):
         what = operation_of(
             views, self.out_dtype, self.precision, fast_accum=self.fast_accum, fused=self.epilogue is not None
         )
-        fused = fused_call(self, what)
+        fused: FusedCall | None = None
+        if not (self.epilogue is self.bias is self.activation is None):
+            fused = _fused_gemm().fused_call(self, what)
         what = what if fused is None else fused.what
         check_single(what.views)
         refuse_jax_out(self.out)
@@ -265,6 +279,8 @@ class _Call(Arguments):
         return scaled_plan
 
     def _on_reference(self, what: Operation, fused: FusedCall | None) -> Any:
+        from . import reference  # all of it, which no GPU call needs
+
         on_gpu = what.views["a"].device_type == CUDA
         fetch = operands.download if on_gpu else operands.to_numpy
         host = {name: fetch(what.views[name]) for name in what.inputs}

@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from . import _core, devices, first_use, fp4, fused
+from . import _core, devices, fp4, fused
 from .devices import Device
 from .errors import InvalidOperandError, KernelNotFoundError, UnsupportedError
 from .fused import FusedOperands, Fusion
@@ -210,6 +210,8 @@ def from_choice(
     refuse_capture(picked, way.device, stream)
     # The check works on streams of its own, which the capture of a graph would not allow.
     if fusion is not None and not (stream is not None and _core.capturing(way.device, stream)):
+        from . import first_use  # loads the reference, which only trees need here
+
         first_use.require(choice.key, device, functools.partial(_launch_once, choice, device))
     return _plan(way, scales, fusion, choice, picked, device, result=result, alpha=alpha, beta=beta, like=like)
 

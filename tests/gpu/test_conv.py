@@ -8,7 +8,6 @@ from __future__ import annotations
 import math
 import os
 import random
-import sys
 from dataclasses import dataclass, replace
 from typing import Any, NoReturn
 
@@ -17,6 +16,7 @@ import pytest
 
 import atomr_cutlass as ac
 from atomr_cutlass import SmArch, conv_plan, devices, numerics, reference
+from atomr_cutlass import conv as conv_module
 from atomr_cutlass.conv_problem import DGRAD, FPROP, WGRAD, ConvProblem
 from atomr_cutlass.generator.dtypes import CutlassDtype as D
 from atomr_cutlass.generator.matrix import cells
@@ -38,8 +38,6 @@ from gpu_matrices import (
 )
 
 pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("torch")]
-
-conv_module: Any = sys.modules["atomr_cutlass.conv"]
 
 COMPILED = "ATOMR_CUTLASS_TEST_JIT" in os.environ
 BACKEND = "jit" if COMPILED else "auto"

@@ -9,7 +9,6 @@ from __future__ import annotations
 import functools
 import itertools
 import os
-import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -19,6 +18,7 @@ import pytest
 
 import atomr_cutlass as ac
 from atomr_cutlass import SmArch, devices, grouped_plan, numerics, operands, reference, table
+from atomr_cutlass import grouped as grouped_module
 from atomr_cutlass.fused_arguments import common
 from atomr_cutlass.generator.dtypes import CutlassDtype as D
 from atomr_cutlass.generator.epilogue.lower import epilogue_id
@@ -30,8 +30,6 @@ from fp8_matrices import guarded, host, placed, scales
 from gpu_matrices import _POISON, NUMPY_LIMIT, Guarded, assert_same_bits, bits_dtype, element_type, pairs
 
 pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("torch")]
-
-grouped_module: Any = sys.modules["atomr_cutlass.grouped"]
 
 COMPILED = "ATOMR_CUTLASS_TEST_JIT" in os.environ
 BACKEND = "jit" if COMPILED else "auto"

@@ -9,7 +9,6 @@ import itertools
 import json
 import os
 import re
-import sys
 import traceback
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -19,9 +18,9 @@ import pytest
 
 import atomr_cutlass as ac
 from atomr_cutlass import _core, first_use, grouped_plan, operands, table
+from atomr_cutlass import grouped as grouped_module
 from atomr_cutlass.grouped_plan import ENTRY
 
-grouped_module = sys.modules["atomr_cutlass.grouped"]
 Values = np.ndarray[Any, Any]
 
 POISON = np.float32(-77777)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import sys
 import warnings
 from typing import Any
 
@@ -14,11 +13,10 @@ import pytest
 import atomr_cutlass as ac
 from atomr_cutlass import CutlassDtype as D
 from atomr_cutlass import _core, arguments, devices, operands, reference
+from atomr_cutlass import conv as conv_module
 from atomr_cutlass.errors import InvalidOperandError, UnsupportedError
 from atomr_cutlass.reference import ConvGeometry
 from dlpack_arrays import Array, CudaArray
-
-conv_module = sys.modules["atomr_cutlass.conv"]
 
 Values = np.ndarray[Any, Any]
 OPS = ("fprop", "dgrad", "wgrad")

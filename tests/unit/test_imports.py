@@ -238,8 +238,8 @@ def test_importing_takes_less_than_150_ms() -> None:
     load, cores = os.getloadavg()[0], os.cpu_count() or 1
     if load > cores:
         pytest.skip(f"the machine is too busy to time anything: load {load:.1f} on {cores} cores; {best:.3f} s")
-    # A slow machine is one on which NumPy's own import takes more than a third of that.
-    assert best < 3.2 * min(_numpy_seconds() for _ in range(12))
+    # A slow machine is one whose NumPy alone takes more than half of that; the whole was measured as 1.6 times NumPy.
+    assert best < 2 * min(_numpy_seconds() for _ in range(12))
 
 
 def _numpy_seconds() -> float:
@@ -256,6 +256,97 @@ def test_importing_loads_no_framework_and_starts_no_cuda() -> None:
     unwanted = {"torch", "jax", "cupy", "cuda", "pykka", "typer", "rich", "ml_dtypes", "numba", "hypothesis"}
     assert loaded & unwanted == set()
     assert found["driver"] is False
+
+
+DEFERRED = {
+    "actor", "bindings", "conv", "epilogue", "explanation", "first_use", "fused_gemm", "gated", "grouped",
+    "matmul_request", "messages", "planner", "quantized", "reference", "requests", "supervisor",
+}  # fmt: skip
+
+
+def test_importing_loads_what_gemm_needs_and_no_more() -> None:
+    loaded = {str(name) for name in _import_in_a_new_process()["modules"]}  # type: ignore[attr-defined]
+    assert {"atomr_cutlass.gemm", "atomr_cutlass.scaled"} <= loaded
+    assert loaded & {f"atomr_cutlass.{name}" for name in DEFERRED} == set()
+
+
+def _python(code: str) -> str:
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
+    return done.stdout.strip()
+
+
+def test_deferred_names_are_those_that_type_checkers_see() -> None:
+    import atomr_cutlass as ac
+
+    body = ast.parse((PACKAGE / "__init__.py").read_text(encoding="utf-8")).body
+    block = next(node for node in body if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING")
+    seen: dict[str, set[str]] = {}
+    for node in block.body:
+        assert isinstance(node, ast.ImportFrom)
+        for alias in node.names:
+            seen.setdefault(node.module or alias.name, set()).add(alias.name)
+    assert seen == {module: set(names) for module, names in ac._DEFERRED.items()}
+
+
+def test_deferred_names_are_not_those_of_modules() -> None:
+    """A module that is imported after the function of its name would hide it."""
+    import atomr_cutlass as ac
+
+    modules = {_module(path) for path in MODULES}
+    names = {name for module, names in ac._DEFERRED.items() for name in names if name != module}
+    # `plan` is imported with the package, so that nothing binds the module any more.
+    assert names & modules == {"plan"}
+
+
+def test_every_name_resolves_whatever_came_before() -> None:
+    code = """
+import importlib, types
+import atomr_cutlass.{first}
+import atomr_cutlass as ac
+for name in ac.__all__:
+    value = getattr(ac, name)
+    assert isinstance(value, types.ModuleType) is (name == "epilogue"), name
+    assert getattr(ac, name) is value, name
+import atomr_cutlass.plan, atomr_cutlass.epilogue
+assert ac.plan is importlib.import_module("atomr_cutlass.planner").plan
+assert ac.epilogue.EvtBuilder is ac.EvtBuilder
+"""
+    for first in ("epilogue", "plan", "cli", "matmul_request", "explanation"):
+        _python(code.format(first=first))
+
+
+def test_deferred_names_are_found_as_others_are() -> None:
+    code = """
+import atomr_cutlass as ac
+assert set(ac.__all__) <= set(dir(ac)) and "conv2d" not in vars(ac)
+from atomr_cutlass import GemmRequest, plan, reference
+assert callable(plan) and callable(reference.gemm)
+try:
+    ac.conv3d
+except AttributeError as error:
+    assert str(error) == "module 'atomr_cutlass' has no attribute 'conv3d'", error
+else:
+    raise AssertionError
+assert not hasattr(ac, "matmul_requests")
+import pydoc
+text = pydoc.plain(pydoc.render_doc(ac))
+assert "grouped_gemm(" in text and "class CutlassActor" in text
+exec("from atomr_cutlass import *")
+"""
+    _python(code)
+
+
+def test_requests_and_messages_are_pickled() -> None:
+    import pickle
+
+    import atomr_cutlass as ac
+
+    request = ac.GemmRequest(ac.GemmShape(64, 32, 16), dtype=ac.CutlassDtype.F16)
+    assert pickle.loads(pickle.dumps(request)) == request
+    assert pickle.loads(pickle.dumps(ac.CutlassMsg.Gemm(request))).request == request
+    # In a process that has loaded none of them.
+    code = f"import pickle; print(pickle.loads({pickle.dumps((ac.plan, request))!r})[1].shape.m)"
+    assert _python(code) == "64"
 
 
 def test_importing_creates_nothing(tmp_path: Path) -> None:

@@ -16,7 +16,6 @@ from .requests import (
     GemmRequest,
     GroupedGemmRequest,
 )
-from .requests.checks import refuse_tree
 from .slots import plain
 
 ConvRequest: TypeAlias = "ConvFwdRequest | ConvDgradRequest | ConvWgradRequest"
@@ -99,17 +98,14 @@ REQUESTS = (GemmRequest, GroupedGemmRequest, ConvFwdRequest, ConvDgradRequest, C
 
 
 def expect_request(request: Any) -> None:
-    """Refuses what is no request, and a request that has what its operation has not.
+    """Refuses what is no request.
 
     Raises:
         InvalidOperandError: it is none.
-        UnsupportedError: it is of a grouped GEMM, with a tree.
     """
     if not isinstance(request, REQUESTS):
         *names, last = (kind.__name__ for kind in REQUESTS)
         raise InvalidOperandError(f"request is a {type(request).__name__}; expected a {', '.join(names)} or {last}")
-    if isinstance(request, GroupedGemmRequest):
-        refuse_tree(request.epilogue, "grouped GEMM")
 
 
 def _how(request: Request, backend: str, jit: str | None) -> dict[str, Any]:

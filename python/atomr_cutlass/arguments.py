@@ -66,8 +66,16 @@ def _place(view: _core.Operand) -> str:
     return f"cuda:{view.device}" if view.device_type == CUDA else "the CPU"
 
 
-def result_dtype(views: Mapping[str, _core.Operand], asked: CutlassDtype | None, operand: CutlassDtype) -> CutlassDtype:
+def result_dtype(
+    views: Mapping[str, _core.Operand], asked: CutlassDtype | None, operand: CutlassDtype, *, fused: bool = False
+) -> CutlassDtype:
     """The result's element type: what is asked for, else that of `out`, else the default for the operands.
+
+    Args:
+        views: the arrays by name.
+        asked: what is asked for.
+        operand: element type of the operands.
+        fused: whether something follows the product. Of integers it gives what `c` is, where there is one.
 
     Raises:
         InvalidOperandError: they contradict each other, or `c` has another.
@@ -77,11 +85,11 @@ def result_dtype(views: Mapping[str, _core.Operand], asked: CutlassDtype | None,
     given = operands.dtype_of(views["out"], "out") if "out" in views else None
     if asked is not None and given is not None and asked is not given:
         raise InvalidOperandError(f"out is {given.value}, but out_dtype asks for {asked.value}")
-    result = asked or given or default_out_dtype(operand)
-    if "c" in views and operands.dtype_of(views["c"], "c") is not result:
-        raise InvalidOperandError(
-            f"c is {operands.dtype_of(views['c'], 'c').value}; it must have the result's dtype, {result.value}"
-        )
+    c = operands.dtype_of(views["c"], "c") if "c" in views else None
+    said = asked or given or (c if fused and operand is CutlassDtype.I8 else None)
+    result = said or default_out_dtype(operand, fused=fused)
+    if c is not None and c is not result:
+        raise InvalidOperandError(f"c is {c.value}; it must have the result's dtype, {result.value}")
     return result
 
 

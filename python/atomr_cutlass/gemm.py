@@ -85,7 +85,8 @@ def gemm(
         scale_d: factor of the result: a number, or for fp8 a float32 array of one element.
         amax: for fp8: float32 array of one element, which receives the largest magnitude of D before scale_d. With an
             epilogue it is that tree's operand of this name.
-        out_dtype: element type of the result; defaults to A's (int32 for int8, bf16 for fp8 and fp4).
+        out_dtype: element type of the result; defaults to A's, bf16 for fp8 and fp4, and for int8 int32, or where
+            bias, activation or an epilogue follows C's, and float32 without C: kernels make no int32 of these.
         precision: for float32 operands: `ieee` (default), `tf32` or `3xtf32`.
         fast_accum: lets fp8 products be added up in the tensor cores alone, which is faster and keeps about 14 bits;
             ignored for other dtypes.
@@ -201,12 +202,9 @@ class _Call(Arguments):
         if fp4.among(views):
             check_devices(views)
             views = fp4.host_views(views) if views["a"].device_type == CPU else views
-        what = operation_of(
-            views, self.out_dtype, self.precision, fast_accum=self.fast_accum, fused=self.epilogue is not None
-        )
-        fused: FusedCall | None = None
-        if not (self.epilogue is self.bias is self.activation is None):
-            fused = _fused_gemm().fused_call(self, what)
+        followed = not (self.epilogue is self.bias is self.activation is None)
+        what = operation_of(views, self.out_dtype, self.precision, fast_accum=self.fast_accum, fused=followed)
+        fused: FusedCall | None = _fused_gemm().fused_call(self, what) if followed else None
         what = what if fused is None else fused.what
         check_single(what.views)
         refuse_jax_out(self.out)

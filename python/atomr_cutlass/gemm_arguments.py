@@ -106,7 +106,7 @@ def operation_of(
         out_dtype: of the call, like `precision` and `fast_accum`.
         precision: see there.
         fast_accum: see there.
-        fused: whether an epilogue of the caller's own makes the result.
+        fused: whether an epilogue, bias or activation makes the result.
 
     Raises:
         InvalidOperandError: a rank, shape, dtype, device or overlap that makes no product.
@@ -127,13 +127,7 @@ def operation_of(
     math = math_mode(dtype, precision)
     if fast_accum and dtype in FP8_TYPES:
         math = FAST
-    # A tree computes in float32: without another wish so does what it makes of integers.
-    wanted = (
-        out_dtype
-        if out_dtype is not None or "out" in views or "c" in views
-        else (CutlassDtype.F32 if fused and dtype is CutlassDtype.I8 else None)
-    )
-    return Operation(views, shape, dtype, other, result_dtype(views, wanted, dtype), math)
+    return Operation(views, shape, dtype, other, result_dtype(views, out_dtype, dtype, fused=fused), math)
 
 
 def problem_of(views: dict[str, _core.Operand], math: str) -> GemmProblem:

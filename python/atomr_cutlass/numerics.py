@@ -117,10 +117,16 @@ def scale_type_of(dtype: np.dtype[Any]) -> ScaleType | None:
     return _SCALES_BY_NUMPY_NAME.get(dtype.name) if dtype.isnative else None
 
 
-def default_out_dtype(dtype: CutlassDtype) -> CutlassDtype:
-    """The result's element type where none is asked for."""
+def default_out_dtype(dtype: CutlassDtype, *, fused: bool = False) -> CutlassDtype:
+    """The result's element type where none is asked for.
+
+    Args:
+        dtype: of the operands.
+        fused: whether a tree, bias or activation makes the result. That computes in float32, which does not hold every
+            int32.
+    """
     if dtype is CutlassDtype.I8:
-        return CutlassDtype.I32
+        return CutlassDtype.F32 if fused else CutlassDtype.I32
     if dtype in (CutlassDtype.F8E4M3, CutlassDtype.F8E5M2, CutlassDtype.F4E2M1):
         return CutlassDtype.BF16
     return dtype

@@ -161,6 +161,34 @@ def test_bias_activation_and_scales() -> None:
     np.testing.assert_array_equal(_gemm(a, b, scale_a=rows), rows * (a @ b))
 
 
+@pytest.mark.parametrize(
+    "more", [{"bias": np.arange(5, dtype=np.float32)}, {"activation": "relu"}, {"epilogue": lambda acc: acc * 0.5}]
+)
+def test_what_follows_a_product_of_integers_gives_float32_unless_told_otherwise(more: dict[str, Any]) -> None:
+    a, b = _random(4, 6, dtype=np.int8), _random(6, 5, dtype=np.int8)
+    want = (a.astype(np.float64) @ b).astype(np.float32)
+    want = np.maximum(want, 0) if "activation" in more else want * 0.5 if "epilogue" in more else want + more["bias"]
+    got = _gemm(a, b, **more)
+    assert got.dtype == np.float32
+    np.testing.assert_array_equal(got, want)
+    assert _gemm(a, b, out_dtype=D.F16, **more).dtype == np.float16
+    out = _out(4, 5, dtype=np.int8)
+    assert _gemm(a, b, out=out, **more) is out
+    for dtype in (np.float32, np.float16):
+        assert _gemm(a, b, np.zeros((4, 5), dtype), beta=1, **more).dtype == dtype
+    with pytest.raises(InvalidOperandError, match="c is f16; it must have the result's dtype, f32"):
+        _gemm(a, b, np.zeros((4, 5), np.float16), beta=1, out_dtype=D.F32, **more)
+
+
+def test_the_reference_keeps_integers_that_are_asked_for() -> None:
+    a, b, c = _random(4, 6, dtype=np.int8), _random(6, 5, dtype=np.int8), np.zeros((4, 5), np.int32)
+    want = np.maximum(a.astype(np.int32) @ b, 0)
+    for how in ({"out_dtype": D.I32}, {"out": np.zeros_like(c)}, {"c": c, "beta": 1}):
+        got = _gemm(a, b, activation="relu", **how)
+        assert got.dtype == np.int32
+        np.testing.assert_array_equal(got, want)
+
+
 def test_results_are_rounded_once_and_saturate() -> None:
     a = np.full((1, 2), 300, np.float32)
     b = np.full((2, 1), 300, np.float32)

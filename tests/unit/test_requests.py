@@ -139,6 +139,8 @@ def test_tf32_with_another_precision_contradicts_itself() -> None:
 
 def test_integer_and_narrow_operands_have_wider_results() -> None:
     assert default_out_dtype(D.I8) is D.I32
+    assert default_out_dtype(D.I8, fused=True) is D.F32
+    assert default_out_dtype(D.F8E4M3, fused=True) is D.BF16
     assert default_out_dtype(D.F8E4M3) is default_out_dtype(D.F8E5M2) is default_out_dtype(D.F4E2M1) is D.BF16
     assert default_out_dtype(D.F64) is D.F64
     assert GemmRequest(SHAPE, dtype=D.I8).result_dtype is D.I32

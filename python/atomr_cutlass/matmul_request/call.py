@@ -330,9 +330,7 @@ def call_of(request: MatmulRequest) -> Call:
 
 def _result_dtype(request: MatmulRequest, views: Views, dtype: CutlassDtype) -> CutlassDtype:
     if "d" not in views:
-        # A tree computes in float32, and so does what it makes of integers.
-        integers = dtype is CutlassDtype.I8 and not request.form.linear
-        return CutlassDtype.F32 if integers else default_out_dtype(dtype)
+        return default_out_dtype(dtype, fused=not request.form.linear)
     result = operands.dtype_of(views["d"], "d")
     if "c" in views and operands.dtype_of(views["c"], "c") is not result:
         raise InvalidOperandError(

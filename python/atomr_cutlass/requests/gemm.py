@@ -222,10 +222,8 @@ class GemmRequest:
         """The element type of D."""
         epilogue = self.epilogue
         decided = epilogue.tree.result_dtype if epilogue.tree is not None else None
-        default = default_out_dtype(self.operand_dtype)
-        if default is CutlassDtype.I32 and (epilogue.tree is not None or epilogue.bias or epilogue.activation):
-            default = CutlassDtype.F32  # which a tree computes in
-        return self.out_dtype or decided or default
+        fused = epilogue.tree is not None or epilogue.bias or epilogue.activation is not None
+        return self.out_dtype or decided or default_out_dtype(self.operand_dtype, fused=fused)
 
     @functools.cached_property
     def tree(self) -> EpilogueVisitorTree | None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import math
 import sys
 from typing import Any
 
@@ -13,6 +12,7 @@ from . import _core, numerics, operands, problem, reference, scaled
 from .arguments import NUMBERS, check_backend, check_devices, check_out, on_reference, refuse_jax_out, result_dtype
 from .errors import InvalidOperandError, UnsupportedError
 from .fused_arguments import common
+from .gemm_arguments import check_single, problem_of, scales_of
 from .generator.dtypes import CutlassDtype
 from .generator.epilogue.lower import GATED, GATED_SCALED, epilogue_id
 from .generator.rules import FP8_TYPES, HALF_TYPES, gemm_types
@@ -21,7 +21,7 @@ from .op_plan import OpPlan
 from .operands import CPU, CUDA
 from .plan import BACKENDS as GPU_BACKENDS
 from .plan_cache import PlanCache
-from .problem import GemmProblem, MatrixSpec
+from .problem import MatrixSpec
 
 BACKENDS = (*GPU_BACKENDS, "reference")
 PLANS_KEPT = 64
@@ -129,6 +129,7 @@ def gated_gemm(
         check_out(views, ("a", "b"))
         if views["out"].shape != shape:
             raise InvalidOperandError(f"out has shape {views['out'].shape}; the result has {shape}")
+    check_single(views)
     refuse_jax_out(out)
     if on_reference(backend, views["a"]):
         return _on_reference(views, a, out, activation, alpha, result, math_mode)
@@ -183,41 +184,19 @@ def _plan(
     backend: str,
     jit: str | None,
 ) -> OpPlan:
-    def spec(name: str) -> MatrixSpec:
-        view = views[name]
-        return MatrixSpec(view.shape, view.strides, operands.dtype_of(view, name), view.alignment)
-
-    result = spec("out")
+    what = problem_of(views, math_mode)
+    result = what.d
     if result.strides[-1] != 1 and result.shape[-1] > 1:
         raise UnsupportedError(f"out has strides {result.strides}: gated kernels write rows that are contiguous")
     # What the kernel's tiles cover: the product, as if D were as wide.
     strides = (*(scaled.PER_PAIR * stride for stride in result.strides[:-1]), 1)
     product = MatrixSpec((*result.shape[:-1], scaled.PER_PAIR * result.shape[-1]), strides, result.dtype)
-    what = GemmProblem(spec("a"), spec("b"), None, product, math_mode, views["a"].device)
-    tree = common(None, activation).tree
-    found = {name: spec(name) for name in ("scale_a", "scale_b", "scale_d") if name in views}
-    if found and what.a.dtype not in FP8_TYPES:
-        raise UnsupportedError(
-            f"{', '.join(found)}: only fp8 kernels take arrays; give numbers, or fold them into alpha"
-        )
-    for name, one in found.items():
-        if one.dtype is not CutlassDtype.F32 or (name == "scale_d" and math.prod(one.shape) != 1):
-            raise InvalidOperandError(
-                f"{name} is {one.dtype.value} of shape {one.shape}; expected float32, scale_d of one"
-            )
-    forms = dict(
-        zip(("scale_a", "scale_b"), scaled.scale_forms(what, found.get("scale_a"), found.get("scale_b")), strict=True)
-    )
-    if "block" in forms.values():
+    what = dataclasses.replace(what, d=product)
+    scales = scales_of(what, views)
+    if scales.block:
         raise UnsupportedError("block scales are not taken by gated kernels: give one for all, or one for each row")
-    scales = scaled.Scales(
-        *(
-            scaled.Scale(found[name].shape, found[name].strides, forms.get(name, "tensor")) if name in found else None
-            for name in ("scale_a", "scale_b", "scale_d")
-        )
-    )
     base = GATED if scales == scaled.NO_SCALES else GATED_SCALED
-    what = dataclasses.replace(what, epilogue=epilogue_id(base, tree.program))
+    what = dataclasses.replace(what, epilogue=epilogue_id(base, common(None, activation).tree.program))
     return scaled.make(what, scales, result=result, like=like, backend=backend, jit=jit, stream=stream)
 
 

@@ -1,17 +1,22 @@
 """`gated_gemm` on the reference backend, and what it refuses."""
 
+import functools
+
 import ml_dtypes
 import numpy as np
 import pytest
 
 import atomr_cutlass as ac
+from atomr_cutlass import gated, operands, scaled
 from atomr_cutlass.errors import InvalidOperandError, UnsupportedError
 from atomr_cutlass.gated import GATES
 from atomr_cutlass.generator.archs import SmArch
 from atomr_cutlass.generator.dtypes import CutlassDtype as D
 from atomr_cutlass.generator.epilogue.lower import epilogue_id
 from atomr_cutlass.generator.matrix import cells, supports, with_epilogue
+from atomr_cutlass.problem import GemmProblem, MatrixSpec
 from atomr_cutlass.reference import ACTIVATIONS
+from atomr_cutlass.scaled import Scale, Scales
 
 RANDOM = np.random.default_rng(3)
 
@@ -56,6 +61,7 @@ def test_scales_and_out() -> None:
             r"out has shape \(5, 8\); the result has \(5, 4\)",
         ),
         ({"a": _random(5, 16).astype(np.float32), "b": np.zeros((16, 8), np.float32)}, UnsupportedError, "not f32"),
+        ({"scale_d": np.ones(2, np.float32)}, InvalidOperandError, r"scale_d has shape \(2,\); expected one element"),
         ({"backend": "cpu"}, InvalidOperandError, "unknown backend"),
         ({"alpha": "1"}, InvalidOperandError, "alpha is a str"),
     ],
@@ -64,6 +70,39 @@ def test_refusals(arguments: dict, error: type[Exception], says: str) -> None:
     given = {"a": _random(5, 16), "b": _random(16, 8), "backend": "reference"} | arguments
     with pytest.raises(error, match=says):
         ac.gated_gemm(given.pop("a"), given.pop("b"), **given)
+
+
+def _asked(monkeypatch: pytest.MonkeyPatch, **scales: np.ndarray) -> tuple[GemmProblem, Scales, MatrixSpec]:
+    """What a kernel would be asked for; of fp8 (3, 256) by (256, 10)."""
+    x, w = (np.ones((rows, 256), np.float32).astype(ml_dtypes.float8_e4m3fn) for rows in (3, 10))
+    arrays = {"a": x, "b": w.T, "out": np.zeros((3, 8), np.float16)[:, :5], **scales}
+    views = {name: operands.as_operand(array) for name, array in arrays.items()}
+    monkeypatch.setattr(scaled, "make", lambda what, scales, *, result, **_: (what, scales, result))
+    return gated._plan(views, "silu", "default", None, 0, "auto", None)  # type: ignore[return-value]
+
+
+def test_kernels_are_asked_for_the_product(monkeypatch: pytest.MonkeyPatch) -> None:
+    what, scales, result = _asked(monkeypatch)
+    assert (what.m, what.n, what.k, what.c) == (3, 10, 256, None)
+    assert (what.d.shape, what.d.strides, what.d.dtype) == ((3, 10), (16, 1), D.F16)
+    assert (result.shape, result.strides) == ((3, 5), (8, 1))
+    assert what.epilogue.startswith("gated+")
+    assert scales == Scales()
+
+
+def test_kernels_are_asked_for_scales(monkeypatch: pytest.MonkeyPatch) -> None:
+    ones = functools.partial(np.ones, dtype=np.float32)
+    what, scales, _ = _asked(monkeypatch, scale_a=ones((3, 1)), scale_d=ones(1))
+    assert what.epilogue.startswith("gated_scaled+")
+    assert scales == Scales(a=Scale((3, 1), (1, 1), "vector"), d=Scale((1,), (1,), "tensor"))
+    _, scales, _ = _asked(monkeypatch, scale_a=ones(1), scale_b=ones((1, 10)))
+    assert scales == Scales(Scale((1,), (1,), "tensor"), Scale((1, 10), (10, 1), "vector"))
+    with pytest.raises(UnsupportedError, match="block scales are not taken"):
+        _asked(monkeypatch, scale_a=ones((3, 2)), scale_b=ones((2, 1)))
+    with pytest.raises(InvalidOperandError, match=r"scale_b has shape \(1, 5\)"):
+        _asked(monkeypatch, scale_b=ones((1, 5)))
+    with pytest.raises(InvalidOperandError, match="scale_a is f64; expected float32"):
+        _asked(monkeypatch, scale_a=np.ones((3, 1)))
 
 
 def test_weights_that_are_not_alike_are_not_interleaved() -> None:

@@ -229,17 +229,19 @@ def _import_in_a_new_process(environ: dict[str, str] | None = None, cwd: Path | 
 def test_importing_takes_less_than_150_ms() -> None:
     # An installation has bytecode, a checkout may not have it: the first process writes it, those after it read it.
     bytecode = {"PYTHONDONTWRITEBYTECODE": ""}
-    # The best of several: what other processes take is not the package's.
-    best = float("inf")
+    # The best of several: what other processes take is not the package's. NumPy's import is timed beside it.
+    best = alone = float("inf")
     for _ in range(12):
         best = min(best, float(str(_import_in_a_new_process(bytecode)["seconds"])))
         if best < 0.15:
             return
+        alone = min(alone, _numpy_seconds())
     load, cores = os.getloadavg()[0], os.cpu_count() or 1
     if load > cores:
         pytest.skip(f"the machine is too busy to time anything: load {load:.1f} on {cores} cores; {best:.3f} s")
-    # A slow machine is one whose NumPy alone takes more than half of that; the whole was measured as 1.6 times NumPy.
-    assert best < 2 * min(_numpy_seconds() for _ in range(12))
+    # A slow machine is one whose NumPy alone takes half of that. Measured on one, whose NumPy takes 100 ms: 1.6 to 1.7
+    # times NumPy.
+    assert best < 2 * alone
 
 
 def _numpy_seconds() -> float:

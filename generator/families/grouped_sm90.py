@@ -16,13 +16,26 @@ from ..archs import SmArch
 from ..dtypes import CutlassDtype
 from ..epilogue.lower import SCALED, split
 from ..key import COLUMN, ROW, KernelKey, Triple
-from ..rules import FP8_TYPES, HALF_TYPES, OK, Status, accumulator, along_k, no, supports_gemm, supports_grouped_tree
+from ..rules import (
+    FP8_TYPES,
+    HALF_TYPES,
+    OK,
+    Status,
+    accumulator,
+    along_k,
+    gemm_types,
+    no,
+    supports_gemm,
+    supports_grouped_tree,
+)
 from .base import FULL, Cell, Family, epilogue_cpp, numbers, static_ints
 
 D = CutlassDtype
 
 _NO_SCALES = (0, 0, 0)
 _BLOCKWISE = (1, 128, 128)
+_QUANTIZED = (D.F8E4M3, D.F8E5M2, D.I8)
+"""What epilogue trees make D beyond what other kernels store."""
 
 
 def supports(key: KernelKey) -> Status:
@@ -37,7 +50,9 @@ def supports(key: KernelKey) -> Status:
         return no(f"grouped kernels of the sm90 generation multiply f16, bf16 and fp8, not {key.a.value}")
     if key.a in FP8_TYPES and (key.layout_a, key.layout_b) != (ROW, COLUMN):
         return along_k("grouped fp8 kernels of the sm90 generation", key.layout_a, key.layout_b)
-    outputs = (D.BF16, D.F16) if key.a in FP8_TYPES else (key.a, D.F32)
+    outputs: tuple[D, ...] = (D.BF16, D.F16) if key.a in FP8_TYPES else (key.a, D.F32)
+    if split(key.epilogue)[1]:
+        outputs += tuple(d for d in _QUANTIZED if gemm_types(key.a, key.b, d, key.math, tree=True))
     if key.d not in outputs:
         return no(f"grouped {key.a.value} operands give {', '.join(o.value for o in outputs)}, not {key.d.value}")
     if key.scheduler != "grouped":

@@ -11,7 +11,7 @@ from generator.archs import SmArch
 from generator.dtypes import CutlassDtype as D
 from generator.families.conv import ACTIVATIONS
 from generator.key import KernelKey
-from generator.matrix import cells, preset_of, supports
+from generator.matrix import cells, preset_of, supports, with_epilogue
 from generator.render import render
 
 ARCHS = (SmArch.SM80, SmArch.SM86, SmArch.SM89, SmArch.SM90A)
@@ -105,7 +105,10 @@ AMPERE = one(SmArch.SM80, a=D.BF16, mainloop="multistage")
         (BLACKWELL, {"epilogue": f"lc+{BIAS};reduce:2:row:sum:f32"}, "grouped kernels store D alone"),
         (HOPPER, {"epilogue": "lc+evt:nonsense"}, "is no epilogue program"),
         (HOPPER, {"epilogue": f"gated+{BIAS}"}, "unknown epilogue"),
-        (HOPPER, {"epilogue": f"lc+{BIAS}", "d": D.F8E4M3}, "grouped bf16 operands give bf16, f32, not e4m3"),
+        (HOPPER, {"d": D.F8E4M3}, "bf16 operands give bf16, f32, f16, not e4m3"),
+        (HOPPER, {"epilogue": f"lc+{BIAS}", "d": D.F16}, "grouped bf16 operands give bf16, f32, e4m3, e5m2, i8, not"),
+        (FP8, {"epilogue": f"scaled+{BIAS}", "d": D.I8}, "not i8"),
+        (BLACKWELL, {"epilogue": f"lc+{BIAS}", "d": D.F8E4M3}, "grouped bf16 operands give bf16, f32, not e4m3"),
         (AMPERE, {"epilogue": f"lc+{BIAS}"}, "a bias may come in the place of C"),
         (AMPERE, {"epilogue": "lc_nonsense"}, "unknown epilogue 'lc_nonsense'"),
         (AMPERE, {"epilogue": "scaled"}, "fold a scale into alpha"),
@@ -141,6 +144,15 @@ def test_kernels_of_cutlass_3_evaluate_trees(key: KernelKey, epilogue: str) -> N
     assert supports(changed)
     source = render(changed, flavour="nvrtc")[0]
     assert ("TreeEpilogue<atomr_cutlass::Tree, false" in source) == (epilogue != "lc")
+
+
+@pytest.mark.parametrize(("key", "d"), [(HOPPER, D.F8E4M3), (HOPPER, D.I8), (FP8, D.F8E5M2)], ids=str)
+def test_trees_quantize(key: KernelKey, d: D) -> None:
+    changed = with_epilogue(key, f"{key.epilogue}+{BIAS}", d)
+    assert supports(changed)
+    assert changed.align_d == 16
+    assert not supports(replace(changed, align_d=8))
+    assert not supports(replace(changed, epilogue=key.epilogue))
 
 
 def test_trees_on_top_of_scales() -> None:

@@ -288,9 +288,7 @@ class _Grouped:
         return grouped_plan.best_key(self.what, self.device, arch)
 
     def serving(self, arch: SmArch) -> Iterable[KernelKey]:
-        # Those that a bias and an activation are added to.
-        alone = replace(self.what, bias=(), activation=None)
-        return (key for _, key in cells([arch]) if grouped_plan.cost(key, alone, self.device) is not None)
+        return (key for _, key in cells([arch]) if grouped_plan.serves(key, self.what, self.device))
 
     def _cost(self, key: KernelKey) -> float | None:
         return grouped_plan.cost(key, self.what, self.device)

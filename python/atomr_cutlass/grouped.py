@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from . import _core, numerics, operands, reference
+from . import _core, fused_grouped, numerics, operands, reference
 from .arguments import (
     NUMBERS,
     check_backend,
@@ -20,7 +21,10 @@ from .arguments import (
     refuse_jax_out,
     result_dtype,
 )
+from .epilogue import EpilogueVisitorTree
 from .errors import InvalidOperandError, UnsupportedError
+from .fused_arguments import decided
+from .fused_grouped import Follows, Groups, Views
 from .generator.dtypes import CutlassDtype
 from .generator.rules import FP8_TYPES
 from .grouped_plan import make
@@ -32,9 +36,10 @@ from .grouped_problem import (
     MASKED,
     GroupedProblem,
     GroupScale,
+    does_nothing,
     scale_forms,
 )
-from .numerics import FAST, INTEGER_DTYPES, math_mode
+from .numerics import FAST, math_mode
 from .op_plan import OpPlan
 from .operands import CPU, CUDA
 from .plan import BACKENDS as GPU_BACKENDS
@@ -48,8 +53,8 @@ CHECK = "ATOMR_CUTLASS_CHECK"
 
 _SCALARS = frozenset({int, float})
 _WORDS = frozenset({str, type(None)})
-_ORDER = ("a", "b", "c", "offsets", "counts", "scale_a", "scale_b", "bias", "out")
-"""As the slots of a plan are."""
+_PRODUCT = ("a", "b", "c", "offsets", "counts", "scale_a", "scale_b")
+"""As the slots of a plan are; what the epilogue reads comes then, and the result."""
 
 _plans: PlanCache[OpPlan] = PlanCache(PLANS_KEPT)
 
@@ -77,8 +82,11 @@ def grouped_gemm(
     backend: str = "auto",
     jit: str | None = None,
     check: bool | None = None,
+    **operands_of_epilogue: Any,
 ) -> Any:
     """D[g] = saturating_cast(act(alpha * scale_a[g] * scale_b[g] * A[g] B[g] + beta * C[g] + bias[g])), in one launch.
+
+    Or what `epilogue` makes of the products.
 
     | form | a | b | result | who belongs to group g |
     |---|---|---|---|---|
@@ -111,7 +119,10 @@ def grouped_gemm(
             of the sm80 generation, which serve GPUs before sm_90 and operands that are not aligned to 16 bytes, read
             it in the place of `c`: of the result's dtype, contiguous, and without a `c`.
         activation: a name of `reference.ACTIVATIONS`.
-        epilogue: other epilogues; grouped kernels have none.
+        epilogue: what follows the products, in the place of bias and activation: an `EpilogueVisitorTree`, or a Python
+            function such as `lambda acc, bias, scale: silu(acc + bias) * scale`, which is traced at every call, as for
+            `gemm`. `acc` is alpha * scale_a[g] * scale_b[g] * A[g] B[g] + beta * C[g]. It reads rows and scalars and
+            writes D alone, whose element type it may decide. Kernels of the sm80 generation evaluate act(acc + bias).
         scale_a: factors of a: a number, or float32 on the operands' device: one element, (G,) one for each group, one
             for each row ((rows, 1); masked (G, rows, 1); along K (M, 1) or (G, M, 1)), or in blocks of 128 along K
             ((rows, ceil(K / 128)); masked (G, rows, ceil(K / 128))). A list for lists, or one for all. Arrays are for
@@ -126,6 +137,10 @@ def grouped_gemm(
         check: whether to copy offsets or counts to the host, which waits for the GPU, and refuse those that are
             negative, go back or lie beyond the rows. For debugging; not while a CUDA graph is captured. None leaves it
             to the environment variable ATOMR_CUTLASS_CHECK (1 is yes, but for calls that are captured).
+        operands_of_epilogue: the operands of `epilogue` by their names, on the device of `a`: rows, (N,) for all groups
+            or (G, N) or (G, 1, N), and scalars of one element for all groups or (G, 1, 1). For lists, a list with one
+            for each; a scalar may be one array for all. Of a function also numbers, which become constants of its
+            kernel.
 
     Returns:
         `out`, or a new array (list of arrays) of the kind of `a`.
@@ -145,16 +160,18 @@ def grouped_gemm(
         alpha, beta, factor, activation, epilogue, out_dtype, fast_accum, stream, backend, jit, check,
         bool(check) if check is not None else os.environ.get(CHECK) == "1",
     )  # fmt: skip
-    arrays = {
-        "a": a, "b": b, "c": c, "offsets": offsets, "counts": counts, "scale_a": scale_a, "scale_b": scale_b,
-        "bias": bias, "out": out,
-    }  # fmt: skip
-    key = options.key(arrays)
+    named = operands_of_epilogue
+    if bias is not None:
+        named = {**named, "bias": bias}
+    if epilogue is not None and c is not None and beta == 0:
+        named, c = {**named, "c": c}, None
+    arrays = {"a": a, "b": b, "c": c, "offsets": offsets, "counts": counts, "scale_a": scale_a, "scale_b": scale_b}
+    key = options.key(arrays, named, out)
     found = None if key is None or options.checked else _plans.get(key)
     if found is not None:
         check_scalars(alpha, beta, c)
-        return _repeat(found, arrays, options)
-    return _Call(arrays, options, key).run()
+        return _repeat(found, arrays, named, out, options)
+    return _Call(arrays, named, out, options, key).run()
 
 
 class _Options(NamedTuple):
@@ -173,29 +190,50 @@ class _Options(NamedTuple):
     check: bool | None
     checked: bool
 
-    def key(self, arrays: dict[str, Any]) -> Any:
-        """What a kept plan is found by, without a look at what the arguments mean; None for calls that are not kept."""
+    @property
+    def reads(self) -> tuple[str, ...]:
+        """What follows the products reads, in its order; of a function that is not known before it has been called."""
+        return _inputs_of(self.epilogue) if type(self.epilogue) is EpilogueVisitorTree else ("bias",)
+
+    def key(self, arrays: Mapping[str, Any], named: Mapping[str, Any], out: Any) -> Any:
+        """What a kept plan is found by, without a look at what the arguments mean; None for calls that are not kept.
+
+        Functions are not: they may compute something else next time.
+        """
+        if self.epilogue is not None and (
+            type(self.epilogue) is not EpilogueVisitorTree or self.activation is not None
+        ):
+            return None
         if (
-            self.epilogue is not None or self.out_dtype is not None or self.backend not in GPU_BACKENDS
+            self.out_dtype is not None or self.backend not in GPU_BACKENDS
             or type(self.jit) not in _WORDS or type(self.activation) not in _WORDS
             or type(self.alpha) not in _SCALARS or type(self.beta) not in _SCALARS
         ):  # fmt: skip
             return None
+        reads = self.reads
+        if not named.keys() <= set(reads):
+            return None
         first = arrays["a"]
         lengths: tuple[int, ...] = ()
-        flat = list(arrays.values())
+        flat = [*arrays.values(), *map(named.get, reads), out]
         if type(first) in (list, tuple):
             lengths = tuple(len(one) if type(one) in (list, tuple) else -1 for one in flat)
             flat = _flat(flat)
             if not first:
                 return None
             first = first[0]
-        if arrays["out"] is None and not _core.has_exchange_api(first):
+        if out is None and not _core.has_exchange_api(first):
             return None
         seen = _core.signature(*flat)
         if seen is None:
             return None
-        return (seen, lengths, self.activation, bool(self.fast_accum), self.beta == 0, self.backend, self.jit)
+        what = self.activation if self.epilogue is None else self.epilogue
+        return (seen, lengths, what, bool(self.fast_accum), self.beta == 0, self.backend, self.jit)
+
+
+@functools.lru_cache(64)
+def _inputs_of(tree: EpilogueVisitorTree) -> tuple[str, ...]:
+    return tuple(one.name for one in tree.inputs)
 
 
 def _flat(arrays: Sequence[Any]) -> list[Any]:
@@ -219,10 +257,9 @@ def _number(scale: Any) -> tuple[Any, float]:
     return scale, 1.0
 
 
-def _repeat(plan: OpPlan, arrays: dict[str, Any], options: _Options) -> Any:
+def _repeat(plan: OpPlan, arrays: Mapping[str, Any], named: Mapping[str, Any], out: Any, options: _Options) -> Any:
     """Launches a kept plan."""
-    out = arrays["out"]
-    given = [array for name, array in arrays.items() if array is not None and name != "out"]
+    given = [array for array in (*arrays.values(), *map(named.get, options.reads)) if array is not None]
     how = {"alpha": options.alpha * options.factor, "beta": options.beta, "stream": options.stream}
     a, b = arrays["a"], arrays["b"]
     if type(a) not in (list, tuple):
@@ -237,19 +274,32 @@ def _repeat(plan: OpPlan, arrays: dict[str, Any], options: _Options) -> Any:
 
 
 class _Call(NamedTuple):
-    """One call that no kept plan serves: checked in full before anything is allocated or launched."""
+    """One call that no kept plan serves: checked in full before anything is allocated or launched.
+
+    Attributes:
+        arrays: of the product, by name.
+        named: what is for the epilogue, by name.
+        out: of the call.
+        options: everything else of it.
+        key: what its plan is kept by, if it is.
+    """
 
     arrays: dict[str, Any]
+    named: Mapping[str, Any]
+    out: Any
     options: _Options
     key: Any
 
     def run(self) -> Any:
-        options, out = self.options, self.arrays["out"]
+        options, out = self.options, self.out
         check_backend(options.backend, BACKENDS)
-        if options.epilogue is not None:
-            raise UnsupportedError(
-                "grouped kernels have bias and activation, and no other epilogues yet: leave epilogue out"
+        strays = [name for name in self.named if name != "bias"]
+        if options.epilogue is None and strays:
+            raise InvalidOperandError(
+                f"{', '.join(strays)}: grouped_gemm has no such argument, and there is no epilogue to take it"
             )
+        if options.epilogue is not None and options.activation is not None:
+            raise InvalidOperandError("epilogue and activation are given: apply the activation in the epilogue")
         check_activation(options.activation)
         check_scalars(options.alpha, options.beta, self.arrays["c"])
         for one in out if isinstance(out, (list, tuple)) else (out,):
@@ -257,11 +307,11 @@ class _Call(NamedTuple):
         a, b = self.arrays["a"], self.arrays["b"]
         if isinstance(a, (list, tuple)) and isinstance(b, (list, tuple)) and not a and not b:
             return [] if out is None else out
-        what = _operation(self.arrays, options)
+        what = _operation(self.arrays, self.named, out, options)
         first = what.views["a"][0]
         if on_reference(options.backend, first, stacklevel=5):
-            return self._on_reference(what)
-        return self._on_host(what) if first.device_type == CPU else self._on_gpu(what)
+            return what.follows.arranged(self._on_reference(what))
+        return what.follows.arranged(self._on_host(what) if first.device_type == CPU else self._on_gpu(what))
 
     @property
     def _first(self) -> Any:
@@ -270,7 +320,7 @@ class _Call(NamedTuple):
         return a[0] if isinstance(a, (list, tuple)) else a
 
     def _on_gpu(self, what: _Operation) -> Any:
-        options, first, out = self.options, self._first, self.arrays["out"]
+        options, first, out = self.options, self._first, self.out
         device = what.views["a"][0].device
         stream = operands.current_stream(first, what.views["a"][0]) if options.stream is None else (
             operands.stream_handle(options.stream)
@@ -278,14 +328,14 @@ class _Call(NamedTuple):
         if options.checked:
             self._check(what, device, stream)
         if out is not None:
-            views, made = what.views, None
+            views, made = what.every, None
         else:
             made = [operands.empty(shape, what.result, device, first) for shape in what.shapes]
-            views = {**what.views, "out": tuple(view for _, view in made)}
+            views = {**what.every, "out": tuple(view for _, view in made)}
         problem = what.problem(views)
         if not problem.empty:
             kept = None if self.key is None else _plans.get(self.key)
-            plan = self._launch(problem, views, first, stream, kept)
+            plan = self._launch(what, problem, views, first, stream, kept)
             if self.key is not None and kept is None:
                 _plans.insert(plan, self.key)
         if made is None:
@@ -314,20 +364,21 @@ class _Call(NamedTuple):
             columns = {"b"}
         views = {
             name: tuple(operands.upload(operands.to_numpy(one), 0, columns=name in columns) for one in given)
-            for name, given in what.views.items()
+            for name, given in what.every.items()
         }
         if "out" not in views:
             dtype = numerics.numpy_dtype(what.result)
             views["out"] = tuple(operands.upload(np.zeros(shape, dtype), 0) for shape in what.shapes)
         problem = what.problem(views)
         if not problem.empty:
-            self._launch(problem, views, None, 0, None)
+            self._launch(what, problem, views, None, 0, None)
         return self._deliver([operands.download(one) for one in views["out"]], what)
 
     def _launch(
         self,
+        what: _Operation,
         problem: GroupedProblem,
-        views: dict[str, tuple[_core.Operand, ...]],
+        views: Mapping[str, Views],
         like: Any,
         stream: int,
         plan: OpPlan | None,
@@ -335,12 +386,12 @@ class _Call(NamedTuple):
         options = self.options
         if plan is None:
             plan = make(problem, like=like, backend=options.backend, jit=options.jit, stream=stream)
-        given = [one for name in _ORDER for one in views.get(name, ())]
+        given = [one for name in (*_PRODUCT, *what.follows.inputs, "out") for one in views.get(name, ())]
         plan(*given, alpha=options.alpha * options.factor, beta=options.beta, stream=stream)
         return plan
 
     def _on_reference(self, what: _Operation) -> Any:
-        options, out = self.options, self.arrays["out"]
+        options, out = self.options, self.out
         _refuse_shared(what)
         on_gpu = what.views["a"][0].device_type == CUDA
         fetch = operands.download if on_gpu else operands.to_numpy
@@ -351,13 +402,16 @@ class _Call(NamedTuple):
             if form == GROUP:
                 host[name] = [_spread(name, host[name][0], what, host)]
         chosen = {name: given if name in what.listed else given[0] for name, given in host.items()}
+        follows = what.follows
+        read = {name: [fetch(one) for one in given] for name, given in follows.inputs.items()}
         computed: Any = reference.grouped_gemm(
             chosen.pop("a"),
             chosen.pop("b"),
             chosen.pop("c", None),
             alpha=options.alpha * options.factor,
             beta=options.beta,
-            activation=what.activation,
+            tree=None if does_nothing(follows.tree) else follows.tree,
+            operands=follows.of_groups(read, what.groups),
             out_dtype=what.result,
             math=what.math,
             **chosen,
@@ -379,7 +433,7 @@ class _Call(NamedTuple):
 
     def _deliver(self, computed: Sequence[Values], what: _Operation) -> Any:
         """Host results, in `out` or as new arrays of the kind of `a`."""
-        out = self.arrays["out"]
+        out = self.out
         if out is None:
             done = [operands.host_result(one, self._first) for one in computed]
             return done if what.form == LIST else done[0]
@@ -417,12 +471,12 @@ class _Operation(NamedTuple):
         form: contiguous, masked, along K or lists.
         groups: how many there are.
         extents: (M, N, K), of a list for each.
-        views: by name: one array, or those of a list.
+        views: of the product and the result, by name: one array, or those of a list.
         shapes: of the results.
         divided: `offsets` or `counts`, whichever is given; None for lists.
         result: element type of the results.
         math: math mode of the kernel key.
-        activation: what the caller calls it.
+        follows: what follows the products.
         scale_forms: what the scales of A and B are.
         listed: the names of what is given as lists.
     """
@@ -430,14 +484,19 @@ class _Operation(NamedTuple):
     form: str
     groups: int
     extents: list[tuple[int, int, int]]
-    views: dict[str, tuple[_core.Operand, ...]]
+    views: dict[str, Views]
     shapes: list[tuple[int, ...]]
     divided: str | None
     result: CutlassDtype
     math: str
-    activation: str | None
+    follows: Follows
     scale_forms: tuple[str, str]
     listed: frozenset[str]
+
+    @property
+    def every(self) -> dict[str, Views]:
+        """What is read and written, by name."""
+        return {**self.views, **self.follows.inputs}
 
     def check(self, values: Values) -> None:
         """Refuses offsets or counts that go back, are negative or lie beyond the rows; names the first."""
@@ -450,7 +509,7 @@ class _Operation(NamedTuple):
             if not 0 <= number <= m:
                 raise InvalidOperandError(f"counts[{index}] is {number}; a group has 0 to {m} rows")
 
-    def problem(self, views: dict[str, tuple[_core.Operand, ...]]) -> GroupedProblem:
+    def problem(self, views: Mapping[str, Views]) -> GroupedProblem:
         """What kernels are chosen for, of these views."""
 
         def specs(name: str) -> tuple[MatrixSpec, ...]:
@@ -475,83 +534,81 @@ class _Operation(NamedTuple):
             counted=self.divided == "counts",
             math=self.math,
             device=views["a"][0].device,
-            bias=specs("bias"),
-            activation=None if self.activation == "identity" else self.activation,
+            fusion=self.follows.fusion(views),
             **scales,
         )
 
 
-def _operation(arrays: dict[str, Any], options: _Options) -> _Operation:
-    views, listed = _views(arrays)
+def _operation(arrays: dict[str, Any], named: Mapping[str, Any], out: Any, options: _Options) -> _Operation:
+    views, listed = _views({**arrays, "out": out})
+    numbers = {name: one for name, one in named.items() if isinstance(one, NUMBERS)}
+    others = _views_of_epilogue({name: one for name, one in named.items() if name not in numbers}, arrays["a"], options)
     names = {
-        f"{name}[{index}]" if listed else name: one for name, given in views.items() for index, one in enumerate(given)
+        f"{name}[{index}]" if listed else name: one
+        for some in (views, others)
+        for name, given in some.items()
+        for index, one in enumerate(given)
     }
     check_devices(names)
-    form, groups, extents, shapes = _list_form(views) if listed else _array_form(views)
+    form, count, extents, shapes = _list_form(views) if listed else _array_form(views)
     for name in ("c", "out"):
         for index, (one, shape) in enumerate(zip(views.get(name, ()), shapes, strict=False)):
             if one.shape != shape:
                 raise InvalidOperandError(f"{_member(name, index, listed)} has shape {one.shape}; expected {shape}")
-    divided = None if listed else _divided(views, groups, form)
+    divided = None if listed else _divided(views, count, form)
     dtype, other = (_common_dtype(name, views[name], listed) for name in "ab")
     if dtype is not other and not {dtype, other} <= set(FP8_TYPES):
         raise InvalidOperandError(
             f"a is {dtype.value} and b is {other.value}: both must have one dtype, but for two of fp8"
         )
     result = _result(views, options.out_dtype, dtype)
+    groups = Groups(form, count, extents)
+    if options.epilogue is None:
+        follows = fused_grouped.of_bias(others.get("bias", ()), options.activation, groups)
+    else:
+        taken = {*fused_grouped.PRODUCT, *(["c"] if "c" in views else [])}
+        follows = fused_grouped.of_epilogue(
+            options.epilogue, others, numbers, taken, groups, dtype=dtype, out_dtype=result
+        )
+    told = options.out_dtype is not None or "out" in views or "c" in views
+    result = decided(follows.tree, result, told=told)
     for index, one in enumerate(views.get("out", ())):
-        inputs = {name: given[index if len(given) > 1 else 0] for name, given in views.items() if name != "out"}
+        inputs = {
+            name: given[index if len(given) > 1 else 0]
+            for name, given in {**views, **follows.inputs}.items()
+            if name != "out"
+        }
         check_out({"out": one, **inputs}, inputs)
     for name in ("scale_a", "scale_b"):
         for index, one in enumerate(views.get(name, ())):
             if operands.dtype_of(one, name) is not CutlassDtype.F32:
                 found = operands.dtype_of(one, name).value
                 raise InvalidOperandError(f"{_member(name, index, listed)} is {found}; expected float32")
-    _check_bias(views.get("bias", ()), form, groups, extents, listed=listed)
     forms = scale_forms(
         form,
-        groups,
+        count,
         extents,
         [one.shape for one in views["scale_a"]] if "scale_a" in views else None,
         [one.shape for one in views["scale_b"]] if "scale_b" in views else None,
     )
     math = FAST if options.fast_accum and dtype in FP8_TYPES else math_mode(dtype, None)
-    members = frozenset(name for name, given in arrays.items() if isinstance(given, (list, tuple)))
-    return _Operation(form, groups, extents, views, shapes, divided, result, math, options.activation, forms, members)
-
-
-def _check_bias(
-    views: tuple[_core.Operand, ...], form: str, groups: int, extents: list[tuple[int, int, int]], *, listed: bool
-) -> None:
-    """Refuses a bias that is not a row for all groups, or one for each.
-
-    Raises:
-        InvalidOperandError: says what it is and what was expected.
-    """
-    for index, (view, (_, n, _)) in enumerate(zip(views, extents, strict=True) if views else ()):
-        name, valid = _member("bias", index, listed), ((n,),) if form == LIST else ((n,), (groups, n))
-        dtype = operands.dtype_of(view, name)
-        if dtype in INTEGER_DTYPES:
-            raise InvalidOperandError(f"{name} is {dtype.value}; expected a floating dtype")
-        if view.shape not in valid:
-            raise InvalidOperandError(f"{name} has shape {view.shape}; expected {' or '.join(map(str, valid))}")
-    if views:
-        _common_dtype("bias", views, listed)
+    members = frozenset(name for name, given in {**arrays, "out": out}.items() if isinstance(given, (list, tuple)))
+    return _Operation(form, count, extents, views, shapes, divided, result, math, follows, forms, members)
 
 
 def _member(name: str, index: int, listed: bool) -> str:
     return f"{name}[{index}]" if listed else name
 
 
-def _views(arrays: dict[str, Any]) -> tuple[dict[str, tuple[_core.Operand, ...]], bool]:
-    """(the arrays by name, whether a and b are lists)."""
+def _views(arrays: dict[str, Any]) -> tuple[dict[str, Views], bool]:
+    """(the arrays of the product and the result by name, whether a and b are lists)."""
     listed = isinstance(arrays["a"], (list, tuple))
     if listed != isinstance(arrays["b"], (list, tuple)):
         one, other = ("a", "b") if listed else ("b", "a")
         raise InvalidOperandError(
             f"{one} is a list and {other} is a {type(arrays[other]).__name__}: give two of a kind"
         )
-    views: dict[str, tuple[_core.Operand, ...]] = {}
+    views: dict[str, Views] = {}
     for name, given in arrays.items():
         if given is None:
             continue
@@ -563,12 +620,32 @@ def _views(arrays: dict[str, Any]) -> tuple[dict[str, tuple[_core.Operand, ...]]
             _refuse_wide(name, given)
             views[name] = (operands.as_operand(given),)
             continue
-        if not listed or name in ("offsets", "counts"):
+        if name in ("offsets", "counts"):
             raise InvalidOperandError(f"{name} is a {type(given).__name__}; expected an array")
-        if len(given) != len(arrays["a"]):
-            raise InvalidOperandError(f"{name} has {len(given)} members; a has {len(arrays['a'])}")
-        views[name] = tuple(operands.as_operand(one) for one in given)
+        views[name] = _members(name, given, arrays["a"])
     return views, listed
+
+
+def _views_of_epilogue(named: Mapping[str, Any], a: Any, options: _Options) -> dict[str, Views]:
+    """The arrays for the epilogue by name. Of lists, a scalar may be one for all; a bias is a list."""
+    views: dict[str, Views] = {}
+    for name, given in named.items():
+        if isinstance(given, (list, tuple)):
+            views[name] = _members(name, given, a)
+            continue
+        if isinstance(a, (list, tuple)) and options.epilogue is None:
+            raise InvalidOperandError(f"{name} is a {type(given).__name__}; expected a list, one for each group")
+        views[name] = (operands.as_operand(given),)
+    return views
+
+
+def _members(name: str, given: Sequence[Any], a: Any) -> Views:
+    """The members of a list, as many as `a` has."""
+    if not isinstance(a, (list, tuple)):
+        raise InvalidOperandError(f"{name} is a {type(given).__name__}; expected an array")
+    if len(given) != len(a):
+        raise InvalidOperandError(f"{name} has {len(given)} members; a has {len(a)}")
+    return tuple(operands.as_operand(one) for one in given)
 
 
 def _refuse_wide(name: str, given: Any) -> None:
@@ -578,7 +655,7 @@ def _refuse_wide(name: str, given: Any) -> None:
 
 
 def _list_form(
-    views: dict[str, tuple[_core.Operand, ...]],
+    views: dict[str, Views],
 ) -> tuple[str, int, list[tuple[int, int, int]], list[tuple[int, ...]]]:
     extents: list[tuple[int, int, int]] = []
     for index, (a, b) in enumerate(zip(views["a"], views["b"], strict=True)):
@@ -592,7 +669,7 @@ def _list_form(
 
 
 def _array_form(
-    views: dict[str, tuple[_core.Operand, ...]],
+    views: dict[str, Views],
 ) -> tuple[str, int, list[tuple[int, int, int]], list[tuple[int, ...]]]:
     a, b = views["a"][0].shape, views["b"][0].shape
     form = {(2, 3): CONTIGUOUS, (3, 3): MASKED, (2, 2): ALONG_K}.get((len(a), len(b)))
@@ -613,7 +690,7 @@ def _array_form(
     return form, b[0], extents, [(*a[:-1], b[2])]
 
 
-def _divided(views: dict[str, tuple[_core.Operand, ...]], groups: int, form: str) -> str:
+def _divided(views: dict[str, Views], groups: int, form: str) -> str:
     """Which of offsets and counts is given.
 
     Raises:
@@ -636,7 +713,7 @@ def _divided(views: dict[str, tuple[_core.Operand, ...]], groups: int, form: str
     return name
 
 
-def _common_dtype(name: str, views: tuple[_core.Operand, ...], listed: bool) -> CutlassDtype:
+def _common_dtype(name: str, views: Views, listed: bool) -> CutlassDtype:
     found = [operands.dtype_of(one, _member(name, index, listed)) for index, one in enumerate(views)]
     for index, one in enumerate(found):
         if one is not found[0]:
@@ -644,9 +721,7 @@ def _common_dtype(name: str, views: tuple[_core.Operand, ...], listed: bool) -> 
     return found[0]
 
 
-def _result(
-    views: dict[str, tuple[_core.Operand, ...]], asked: CutlassDtype | None, dtype: CutlassDtype
-) -> CutlassDtype:
+def _result(views: dict[str, Views], asked: CutlassDtype | None, dtype: CutlassDtype) -> CutlassDtype:
     members = max(len(views.get("out", ())), len(views.get("c", ())), 1)
     found = [
         result_dtype({name: views[name][index] for name in ("out", "c") if name in views}, asked, dtype)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import itertools
 import struct
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -16,9 +17,11 @@ from .fused_arguments import common
 from .generator.archs import SmArch
 from .generator.dtypes import CutlassDtype
 from .generator.epilogue.lower import LINEAR, SCALED, epilogue_id, split
+from .generator.epilogue.tree import ROW as ROW_KIND
+from .generator.epilogue.tree import EpilogueVisitorTree
 from .generator.key import COLUMN, ROW, KernelKey
-from .generator.matrix import ARCHS, shared_memory
-from .generator.rules import FP8_TYPES, HALF_TYPES
+from .generator.matrix import ARCHS, cells, shared_memory, supports, with_epilogue
+from .generator.rules import FP8_TYPES, HALF_TYPES, supports_grouped_tree, supports_tree
 from .grouped_problem import (
     ALONG_K,
     BLOCK,
@@ -31,7 +34,9 @@ from .grouped_problem import (
     OP,
     TENSOR,
     VECTOR,
+    GroupedFusion,
     GroupedProblem,
+    GroupOperand,
     GroupScale,
     Lie,
     lie,
@@ -41,6 +46,7 @@ from .numerics import FAST
 from .op_plan import Address, OpPlan, Steps, refuse_capture
 from .pick import Picked, best_cell, pick
 from .problem import GemmProblem, MatrixSpec, Variant
+from .reference import ACTIVATIONS
 
 ENTRY = struct.Struct("<6Q4q4i")
 """atomr_cutlass_group (kernel_abi.h): a, b, c, d, scale_a, scale_b; lda, ldb, ldc, ldd; m, n, k, padding."""
@@ -88,29 +94,71 @@ def _scales(key: KernelKey, what: GroupedProblem) -> bool:
 
 
 def _epilogue(key: KernelKey, what: GroupedProblem) -> str:
-    """The epilogue that bias and activation ask of a kernel, on top of what it does with scales."""
+    """The epilogue that a problem asks of a kernel, on top of what it does with scales."""
     base = split(key.epilogue)[0]
     if key.generation == "sm80":
         base = SCALED if base == SCALED else LINEAR
-        return f"{base}_{what.activation}" if what.activation else base
-    if _plain(what):
+    if what.fusion is None:
         return base
-    return epilogue_id(base, common(what.bias[0].dtype if what.bias else None, what.activation).tree.program)
+    program = what.fusion.tree.program
+    if key.generation == "sm80":
+        known, activation = _bias_and_activation(program, key.d)
+        if known:
+            return f"{base}_{activation}" if activation else base
+    return epilogue_id(base, program)
 
 
-def _plain(what: GroupedProblem) -> bool:
-    """Whether there is neither bias nor activation."""
-    return not what.bias and what.activation is None
+@functools.lru_cache(256)
+def _bias_and_activation(program: str, bias: CutlassDtype) -> tuple[bool, str | None]:
+    """(whether a tree is act(acc), or act(acc + bias) with a bias of this type, the activation if there is one)."""
+    for element in (None, bias):
+        for activation in (None, *ACTIVATIONS):
+            if common(element, activation).tree.program == program:
+                return True, activation
+    return False, None
+
+
+def _derived(key: KernelKey, what: GroupedProblem) -> KernelKey:
+    """What a cell of the matrix becomes for a problem; `supports` says whether it compiles."""
+    epilogue, d = _epilogue(key, what), what.d[0].dtype
+    # A cell has room for results that are no wider than its own.
+    if what.fusion is None or key.generation == "sm80" or d.bits > key.d.bits:
+        return dataclasses.replace(key, epilogue=epilogue)
+    return with_epilogue(key, epilogue, d)
 
 
 def _derive(what: GroupedProblem) -> Callable[[KernelKey], KernelKey] | None:
     """What makes kernels for a problem of the matrix's cells; None where they are such kernels already."""
-    return None if _plain(what) else lambda key: dataclasses.replace(key, epilogue=_epilogue(key, what))
+    return None if what.fusion is None else lambda key: _derived(key, what)
+
+
+def refuse_tree(tree: EpilogueVisitorTree, acc: CutlassDtype, d: CutlassDtype) -> None:
+    """Refuses a tree that no grouped kernel evaluates.
+
+    Args:
+        tree: the tree.
+        acc: type of the accumulator.
+        d: of the result.
+
+    Raises:
+        UnsupportedError: says why.
+    """
+    for status in (supports_grouped_tree(epilogue_id(LINEAR, tree.program)), supports_tree(tree.program, acc, d)):
+        if not status:
+            raise UnsupportedError(status.reason)
+
+
+def serves(key: KernelKey, what: GroupedProblem, device: Device) -> bool:
+    """Whether a cell of the matrix, with the problem's epilogue in the place of its own, serves it."""
+    if key.op != OP:
+        return False
+    made = _derived(key, what)
+    return (made == key or bool(supports(made))) and cost(made, what, device) is not None
 
 
 def _in_place_of_c(key: KernelKey, what: GroupedProblem) -> bool:
     """Whether the kernel reads the bias as C."""
-    return bool(what.bias) and key.generation == "sm80"
+    return what.fusion is not None and bool(what.fusion.inputs) and key.generation == "sm80"
 
 
 def _reaches(key: KernelKey, what: GroupedProblem) -> bool:
@@ -145,10 +193,10 @@ def _lies(key: KernelKey, what: GroupedProblem) -> dict[str, list[Lie]] | None:
             if bytes_aligned % needed:
                 return None
             found[name].append(one)
-    if _in_place_of_c(key, what):
-        if what.c or what.bias[0].dtype is not key.d:
+    if what.fusion is not None and _in_place_of_c(key, what):
+        if what.c:
             return None
-        for spec in what.bias:
+        for spec in what.fusion.inputs[0].arrays:
             row = lie_as_source(spec)
             if row is None or row.contiguous % max(1, key.align_d * key.d.bits // 8):
                 return None
@@ -208,8 +256,8 @@ def refusal(what: GroupedProblem, arch: SmArch | None) -> str:
         return f"{text}: grouped kernels multiply f16, bf16 and fp8"
     if a.dtype not in FP8_TYPES and (what.scale_a is not None or what.scale_b is not None):
         return f"{text}: only fp8 kernels take scales as arrays; give numbers, or fold them into alpha"
-    if a.dtype in FP8_TYPES and d.dtype not in HALF_TYPES:
-        return f"{text}: fp8 kernels give bf16 and f16"
+    if a.dtype in FP8_TYPES and d.dtype not in (*HALF_TYPES, *(FP8_TYPES if what.fusion is not None else ())):
+        return f"{text}: fp8 kernels give bf16 and f16, and with an epilogue e4m3 and e5m2"
     if a.dtype in FP8_TYPES and what.form == ALONG_K:
         return f"{text}: fp8 kernels read A and B contiguous along K, and groups along K begin anywhere; use bf16"
     notes = []
@@ -222,10 +270,31 @@ def refusal(what: GroupedProblem, arch: SmArch | None) -> str:
     else:
         notes.append("A is read row-major, B in either layout")
     notes.append("the rows of the result are contiguous")
-    if what.bias:
-        notes.append("kernels of the sm80 generation, which serve GPUs before sm_90 and unaligned operands, read a "
-                     "bias in the place of c: without c, contiguous and of the result's dtype")  # fmt: skip
+    if what.fusion is not None:
+        if arch in (SmArch.SM90A, SmArch.SM100):
+            notes.append("kernels over TMA, which evaluate epilogue trees, read and write at addresses and strides of "
+                         "16 bytes")  # fmt: skip
+        if any(one.kind == ROW_KIND for one in what.fusion.inputs):
+            notes.append("kernels of the sm80 generation, which serve GPUs before sm_90 and unaligned operands, read a "
+                         "bias in the place of c: without c, contiguous and of the result's dtype")  # fmt: skip
+        if arch is not None:
+            notes += _reasons(what.fusion.tree.program, a.dtype, b.dtype, d.dtype, arch)
     return f"{text}: {'; '.join(notes)}"
+
+
+@functools.lru_cache(256)
+def _reasons(program: str, a: CutlassDtype, b: CutlassDtype, d: CutlassDtype, arch: SmArch) -> tuple[str, ...]:
+    """Why cells of an arch that multiply these types do not take an epilogue tree."""
+    found: dict[str, None] = {}
+    for _, key in cells([arch]):
+        if key.op != OP or (key.a, key.b) != (a, b):
+            continue
+        if key.generation == "sm80" and _bias_and_activation(program, key.d)[0]:
+            continue
+        status = supports(with_epilogue(key, epilogue_id(split(key.epilogue)[0], program), d))
+        if not status:
+            found[status.reason] = None
+    return tuple(found)
 
 
 def make(
@@ -242,10 +311,10 @@ def make(
 ) -> OpPlan:
     """The plan for a grouped GEMM.
 
-    Its slots are a, b and, where there are such, c, offsets, scale_a, scale_b, bias, then out; of lists every member in
-    the place of its list. Offsets (or counts) are read on the device at each call, and never by the host; they are
-    clamped to the rows there are. Arguments and errors are those of `plan.make`; `picked` is the kernel where it has
-    been chosen already.
+    Its slots are a, b and, where there are such, c, offsets, scale_a, scale_b, what the tree reads, then out; of lists
+    every member in the place of its list. Offsets (or counts) are read on the device at each call, and never by the
+    host; they are clamped to the rows there are. Arguments and errors are those of `plan.make`; `picked` is the kernel
+    where it has been chosen already.
     """
     if what.empty:
         raise UnsupportedError(refusal(what, arch))
@@ -255,18 +324,19 @@ def make(
     refuse_capture(picked, what.device, stream)
     # The check works on streams of its own, which the capture of a graph would not allow.
     if split(picked.key.epilogue)[1] and not (stream is not None and _core.capturing(what.device, stream)):
-        first_use.require(picked.key, device, functools.partial(_launch_once, what, picked))
+        first_use.require(picked.key, device, functools.partial(_launch_once, picked))
     return _plan(what, picked, arch, alpha=alpha, beta=beta, like=like)
 
 
-def _launch_once(
-    what: GroupedProblem, picked: Picked, product: GemmProblem, fusion: Fusion, views: Mapping[str, _core.Operand]
-) -> None:
-    """Launches the kernel for a list of one product, with the bias and the activation of a problem."""
-    rows = tuple(MatrixSpec(one.shape, one.strides, one.dtype, one.alignment) for one in fusion.inputs)
+def _launch_once(picked: Picked, product: GemmProblem, fusion: Fusion, views: Mapping[str, _core.Operand]) -> None:
+    """Launches the kernel for a list of one product."""
+    inputs = tuple(
+        GroupOperand(one.name, one.kind, (MatrixSpec(one.shape, one.strides, one.dtype, one.alignment),))
+        for one in fusion.inputs
+    )
     alone = GroupedProblem(
         LIST, 1, (product.a,), (product.b,), (), (product.d,), counted=False, math=product.math, device=product.device,
-        bias=rows, activation=what.activation,
+        fusion=GroupedFusion(fusion.tree, inputs),
     )  # fmt: skip
     made = _plan(alone, picked, picked.key.arch, alpha=1.0, beta=0.0, like=None)
     made(*(views[name] for name in ("a", "b", *(one.name for one in fusion.inputs), "out")), stream=0)
@@ -300,16 +370,17 @@ def _array_args(steps: Steps, what: GroupedProblem, key: KernelKey, lies: dict[s
     divides = _slot(steps, "counts" if what.counted else "offsets", offsets, 1)
     scales = _scale_args(steps, what)
     fused: dict[str, Any] = {}
-    if what.bias:
-        bias = what.bias[0]
+    for number, operand in enumerate(what.fusion.inputs if what.fusion else ()):
+        (array,) = operand.arrays
         if _in_place_of_c(key, what):
-            c, fused = _slot(steps, "bias", bias, key.align_d), {"beta": 1.0}
-        else:
-            fused = {
-                "operand0": _slot(steps, "bias", bias, 1),
-                "operand0_stride_n": bias.strides[-1],
-                "operand0_batch_stride": bias.strides[0] if len(bias.shape) == 2 else 0,
-            }
+            c, fused = _slot(steps, operand.name, array, key.align_d), {"beta": 1.0}
+            continue
+        group_stride, stride = operand.strides
+        fused |= {
+            f"operand{number}": _slot(steps, operand.name, array, 1),
+            f"operand{number}_stride_n": stride,
+            f"operand{number}_batch_stride": group_stride,
+        }
     out = _slot(steps, "out", what.d[0], key.align_d, "output")
     args: dict[str, Any] = {
         "m": m, "n": n, "k": k, "rows_are_counts": int(what.counted), "offsets": divides, "c": c, "d": out,
@@ -362,9 +433,13 @@ def _list_args(steps: Steps, what: GroupedProblem, key: KernelKey, lies: dict[st
         args[f"scale_form_{letter}"] = _SCALE_FORMS[scale.form]
         args |= _common_strides(letter, scale)
     in_place_of_c = _in_place_of_c(key, what)
-    biases = slots("bias", what.bias, key.align_d if in_place_of_c else 1)
+    inputs = what.fusion.inputs if what.fusion else ()
+    tables = []
+    for one in inputs:
+        found = slots(one.name, one.arrays, key.align_d if in_place_of_c else 1)
+        tables.append(found if len(found) == what.groups else found * what.groups)
     if in_place_of_c:
-        places["c"], biases = biases, []
+        places["c"], tables = tables[0], []
         args["beta"] = 1.0
     places["d"] = slots("out", what.d, key.align_d, "output")
     lies["d"] = lies["out"]
@@ -379,16 +454,21 @@ def _list_args(steps: Steps, what: GroupedProblem, key: KernelKey, lies: dict[st
             # As above, of an operand without elements.
             nothing = (name == "a" and 0 in what.a[g].shape) or (name == "b" and 0 in what.b[g].shape)
             patches.append((start + 8 * index, (places["d"] if nothing else places[name])[g]))
-    # Behind the groups, the addresses of their biases.
+    # Behind the groups, for each operand the addresses of what they read.
     behind = len(table)
-    patches += [(behind + 8 * g, place) for g, place in enumerate(biases)]
-    where = steps.temporary(behind + 8 * len(biases))
-    steps.copy(where, bytes(table) + bytes(8 * len(biases)), patches)
-    if biases:
-        if any(spec.shape[0] > 1 and spec.strides[0] != 1 for spec in what.bias):
-            raise UnsupportedError("the members of bias must be contiguous")
-        kind, index, _ = where
-        args |= {"operand0": (kind, index, behind), "operand0_stride_n": 1}
+    patches += [(behind + 8 * place, address) for place, address in enumerate(itertools.chain(*tables))]
+    table += bytes(8 * what.groups * len(tables))
+    where = steps.temporary(len(table))
+    steps.copy(where, bytes(table), patches)
+    kind, index, _ = where
+    for number, one in enumerate(inputs[: len(tables)]):
+        is_row = one.kind == ROW_KIND
+        if is_row and any(spec.shape[-1] > 1 and spec.strides[-1] != 1 for spec in one.arrays):
+            raise UnsupportedError(f"the members of {one.name} must be contiguous")
+        args |= {
+            f"operand{number}": (kind, index, behind + 8 * what.groups * number),
+            f"operand{number}_stride_n": int(is_row),
+        }
     return args | {"table": where}
 
 
@@ -418,4 +498,16 @@ def _common_strides(letter: str, scale: GroupScale) -> dict[str, int]:
     return found
 
 
-__all__ = ["ALONG_K", "CONTIGUOUS", "LIST", "MASKED", "OP", "best_key", "cost", "make", "refusal"]
+__all__ = [
+    "ALONG_K",
+    "CONTIGUOUS",
+    "LIST",
+    "MASKED",
+    "OP",
+    "best_key",
+    "cost",
+    "make",
+    "refusal",
+    "refuse_tree",
+    "serves",
+]

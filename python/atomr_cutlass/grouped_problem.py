@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from .errors import InvalidOperandError
+from .generator.epilogue.tree import ACCUMULATOR, ROW, EpilogueVisitorTree
 from .problem import MatrixSpec, View, round_up, views
 
 OP = "grouped_gemm"
@@ -37,8 +38,45 @@ class GroupScale:
 
 
 @dataclass(frozen=True)
+class GroupOperand:
+    """What an epilogue tree reads: a row or a scalar.
+
+    Attributes:
+        name: the operand's.
+        kind: `row` or `scalar`.
+        arrays: how they lie: one array, of a row (N,), of a scalar one element, for all groups or with a dimension of
+            groups in front, beside which a row may have one of 1; of a list one for each, or one for all.
+    """
+
+    name: str
+    kind: str
+    arrays: tuple[MatrixSpec, ...]
+
+    @property
+    def strides(self) -> tuple[int, int]:
+        """Elements from one group's to the next one's, 0 where all share one, and from one column to the next."""
+        (one,) = self.arrays
+        least = 2 if self.kind == ROW else 3
+        each = len(one.shape) >= least and one.shape[0] > 1
+        return one.strides[0] if each else 0, one.strides[-1] if self.kind == ROW else 0
+
+
+@dataclass(frozen=True)
+class GroupedFusion:
+    """An epilogue tree and the arrays of what it reads, in its order; it writes D alone."""
+
+    tree: EpilogueVisitorTree
+    inputs: tuple[GroupOperand, ...] = ()
+
+
+def does_nothing(tree: EpilogueVisitorTree) -> bool:
+    """Whether a tree gives the accumulator as it is, and says nothing of D's element type."""
+    return tree.result.op == ACCUMULATOR and not tree.stores and tree.result_dtype is None
+
+
+@dataclass(frozen=True)
 class GroupedProblem:
-    """D[g] = act(alpha * scale_a[g] * scale_b[g] * A[g] B[g] + beta * C[g] + bias[g]), as the caller's arrays lie.
+    """D[g] = epilogue(alpha * scale_a[g] * scale_b[g] * A[g] B[g] + beta * C[g]), as the caller's arrays lie.
 
     Attributes:
         form: `contiguous` (A (rows, K), B (G, K, N), D (rows, N)), `masked` ((G, rows, K), (G, K, N), (G, rows, N)),
@@ -50,8 +88,7 @@ class GroupedProblem:
         math: math mode of the kernel key; `fast` allows `default`.
         device: index of the GPU.
         scale_a, scale_b: scales that are arrays.
-        bias: one array, (N,) for all groups or (groups, N); of a list one for each, (N,); or empty.
-        activation: a name of `reference.ACTIVATIONS` but the identity; or None.
+        fusion: what follows the product; None for nothing.
     """
 
     form: str
@@ -65,8 +102,7 @@ class GroupedProblem:
     device: int
     scale_a: GroupScale | None = None
     scale_b: GroupScale | None = None
-    bias: tuple[MatrixSpec, ...] = ()
-    activation: str | None = None
+    fusion: GroupedFusion | None = None
 
     @property
     def extents(self) -> tuple[int, int, int]:
@@ -152,7 +188,7 @@ def lie_as_source(bias: MatrixSpec) -> Lie | None:
     columns, bits = bias.shape[-1], bias.dtype.bits
     if columns > 1 and bias.strides[-1] != 1:
         return None
-    group = bias.strides[0] if len(bias.shape) == 2 and bias.shape[0] > 1 else 0
+    group = bias.strides[0] if len(bias.shape) > 1 and bias.shape[0] > 1 else 0
     strided = math.gcd(bias.alignment * 8, 128, group * bits) // 8
     return Lie(0, group, _power(strided), _power(math.gcd(strided * 8, columns * bits) // 8))
 

@@ -9,7 +9,7 @@ from . import fp4
 from .conv_plan import TO_NCHW
 from .conv_problem import DGRAD, FPROP, WGRAD
 from .generator.dtypes import CutlassDtype
-from .generator.epilogue.tree import MASK
+from .generator.epilogue.tree import MASK, ROW
 from .operands import BYTE
 from .problem import MatrixSpec
 from .requests import ConvLayout, GemmRequest, GroupedGemmRequest
@@ -50,8 +50,13 @@ def slots_of(request: Any) -> tuple[Slot, ...]:
         return _of_gemm(request)
     if isinstance(request, GroupedGemmRequest):
         grouped = request.problem(0)
-        lists = (("a", grouped.a), ("b", grouped.b), ("c", grouped.c), ("bias", grouped.bias), ("out", grouped.d))
-        return tuple(Slot(name, specs, listed=True, written=name == "out") for name, specs in lists if specs)
+        inputs = grouped.fusion.inputs if grouped.fusion else ()
+        product = (("a", grouped.a), ("b", grouped.b), ("c", grouped.c))
+        return (
+            *(Slot(name, specs, listed=True) for name, specs in product if specs),
+            *(Slot(one.name, one.arrays, listed=one.kind == ROW) for one in inputs),
+            Slot("out", grouped.d, listed=True, written=True),
+        )
     conv = request.problem(0)
     first, second = CONV_OPERANDS[request.op]
     arrays = ((first, conv.a), (second, conv.b), ("c", conv.c), ("bias", conv.bias), ("out", conv.d))

@@ -493,15 +493,7 @@ class _FusedGemm(_Gemm):
         tree, limits, acc = self.tree, check.limits, self._accumulator(part)
         error = limits.atol_factor * reference.absolute_product(*self._operands(part), **self._scaled(part))
         error += limits.rtol * np.abs(acc)
-        read, how = self._read(part, tree), self._rounding(part)
-        wanted = reference.evaluate(tree, acc, read, **how)
-        got = {name: part[name] for name in wanted}
-        check.see(got[RESULT], wanted[RESULT])
-        if reference.agrees(tree, got, acc, error, read, **how):
-            bounds = reference.tolerances(tree, acc, error, read, **how)
-            masks = {one.name for one in tree.outputs if one.kind == MASK}
-            counts = (_beyond(got[name], wanted[name], bounds[name], bits=name in masks) for name in got)
-            check.mismatches += max(1, sum(counts))
+        _compare_tree(check, tree, part, acc, error, **self._rounding(part))
         if "amax" in part:
             read = self._read(part, self.of_d)
             values = reference.evaluate(self.of_d, acc, read, out_dtype=self.rounded)[RESULT]
@@ -527,6 +519,19 @@ class _FusedGemm(_Gemm):
     def _rounding(self, part: Arrays) -> dict[str, Any]:
         scale_d = float(part["scale_d"][0]) if self.request.quantized else None
         return {"out_dtype": self.request.result_dtype, "scale_d": scale_d}
+
+
+def _compare_tree(check: _Check, tree: EpilogueVisitorTree, part: Arrays, acc: Array, error: Array, **how: Any) -> None:
+    """Counts what a tree has made of accumulators that differs from the reference by more than it may."""
+    read = {one.name: part[one.name] for one in tree.inputs}
+    wanted = reference.evaluate(tree, acc, read, **how)
+    got = {name: part[name] for name in wanted}
+    check.see(got[RESULT], wanted[RESULT])
+    if reference.agrees(tree, got, acc, error, read, **how):
+        bounds = reference.tolerances(tree, acc, error, read, **how)
+        masks = {one.name for one in tree.outputs if one.kind == MASK}
+        counts = (_beyond(got[name], wanted[name], bounds[name], bits=name in masks) for name in got)
+        check.mismatches += max(1, sum(counts))
 
 
 def _beyond(got: Array, wanted: Array, bound: Array, *, bits: bool) -> int:
@@ -609,31 +614,47 @@ class _Grouped(_Near):
     request: GroupedGemmRequest
     arrays: Arrays
 
+    def __post_init__(self) -> None:
+        epilogue = self.request.epilogue
+        self.how: dict[str, Any] = {"alpha": epilogue.alpha, "beta": epilogue.beta}
+
     def limits(self, math: str) -> reference.Tolerance:
         request = self.request
         depth = max(group.k for group in request.shape.groups)
-        return reference.tolerance(request.dtype, request.result_dtype, depth, math)
+        rounded = request.result_dtype if request.tree is None else CutlassDtype.F32
+        return reference.tolerance(request.dtype, rounded, depth, math)
 
     def parts(self) -> Iterator[Arrays]:
-        names = [slot.name for slot in slots_of(self.request)]
+        slots = slots_of(self.request)
         for g in range(len(self.request.shape.groups)):
-            yield {name: self.arrays[f"{name}[{g}]"] for name in names}
+            yield {slot.name: self.arrays[slot.labels[g if slot.listed else 0]] for slot in slots}
 
     def compute(self, part: Arrays) -> None:
         lists: dict[str, Any] = {name: [array] for name, array in part.items() if name != "out"}
-        how = self._how() | {"activation": self.request.epilogue.activation}
+        how = self.how | {"epilogue": self.request.tree, "out_dtype": self.request.result_dtype}
         (part["out"][...],) = grouped_gemm(**lists, **how, backend="reference")
 
     def expected(self, part: Arrays) -> tuple[Array, Array]:
-        operands, activation = (part["a"], part["b"], part.get("c")), self.request.epilogue.activation
-        how = self._how() | {"bias": part.get("bias")}
-        expected = reference.gemm(*operands, **how, activation=activation, math=self.request.math)
-        how.pop("out_dtype")
-        return expected, reference.absolute_product(*operands, **how) * (1.0 if activation is None else _STEEPEST)
+        return self._product(part, self.request.result_dtype), self._magnitude(part)
+
+    def compare(self, part: Arrays, check: _Check) -> None:
+        tree = self.request.tree
+        if tree is None:
+            super().compare(part, check)
+            return
+        acc = self._product(part, CutlassDtype.F64)
+        error = check.limits.atol_factor * self._magnitude(part) + check.limits.rtol * np.abs(acc)
+        _compare_tree(check, tree, part, acc, error, out_dtype=self.request.result_dtype)
+
+    def _product(self, part: Arrays, dtype: CutlassDtype) -> Array:
+        c = part["c"] if self.request.epilogue.beta != 0 else None
+        made: Array = reference.gemm(part["a"], part["b"], c, **self.how, out_dtype=dtype, math=self.request.math)
+        return made
+
+    def _magnitude(self, part: Arrays) -> Array:
+        c = part["c"] if self.request.epilogue.beta != 0 else None
+        made: Array = reference.absolute_product(part["a"], part["b"], c, **self.how)
+        return made
 
     def finish(self, check: _Check) -> None:
         """There is nothing but parts."""
-
-    def _how(self) -> dict[str, Any]:
-        epilogue = self.request.epilogue
-        return {"alpha": epilogue.alpha, "beta": epilogue.beta, "out_dtype": self.request.result_dtype}

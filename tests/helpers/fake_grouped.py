@@ -6,9 +6,11 @@ tested without a GPU.
 
 import json
 from pathlib import Path
+from typing import Any
 
 from atomr_cutlass import CutlassDtype as D
 from atomr_cutlass import SmArch
+from atomr_cutlass import epilogue as evt
 from atomr_cutlass.fused_arguments import common
 from atomr_cutlass.generator.epilogue.lower import epilogue_id
 from atomr_cutlass.generator.key import KernelKey
@@ -29,7 +31,7 @@ static const float* moved(const void* from, int64_t elements) {
 }
 
 /* layouts of A and B; what is done with scales: "-" none, "s" scaled, "b" blocks; the tree: "-" none, "+" a bias, "t"
- * without one; "r" is relu */
+ * without one, "q" AFFINE below; "r" is relu */
 static Group find(const Args* p, const char* how, int g, int64_t* before) {
   Group group;
   if (p->form == ATOMR_CUTLASS_GROUPED_LIST) return p->table[g];
@@ -70,11 +72,16 @@ static Group find(const Args* p, const char* how, int g, int64_t* before) {
   return group;
 }
 
+/* element j of an operand of the tree, which does not vary along M */
+static float operand(const Args* p, int number, int group, int64_t j) {
+  const atomr_cutlass_tree_operand* one = &p->operands[number];
+  const float* from = (const float*)one->pointer + group * one->batch_stride;
+  if (p->form == ATOMR_CUTLASS_GROUPED_LIST) from = ((const float* const*)one->pointer)[group];
+  return from[j * one->stride_n];
+}
+
 static void multiply(const Args* p, const char* how, const Group* g, int number) {
   const float *a = g->a, *b = g->b, *c = g->c, *scale_a = g->scale_a, *scale_b = g->scale_b;
-  const atomr_cutlass_tree_operand* row = &p->operands[0];
-  const float* bias = (const float*)row->pointer + number * row->batch_stride;
-  if (how[3] == '+' && p->form == ATOMR_CUTLASS_GROUPED_LIST) bias = ((const float* const*)row->pointer)[number];
   for (int64_t i = 0; i < g->m; ++i) {
     for (int64_t j = 0; j < g->n; ++j) {
       double sum = 0;
@@ -92,7 +99,8 @@ static void multiply(const Args* p, const char* how, const Group* g, int number)
         if (scale_b != NULL) sum *= scale_b[p->scale_form_b == 1 ? j : 0];
       }
       sum = p->alpha * sum + (p->beta != 0 ? p->beta * c[i * g->ldc + j] : 0);
-      if (how[3] == '+') sum += bias[i * row->stride_m + j * row->stride_n];
+      if (how[3] == '+') sum += operand(p, 0, number, j);
+      if (how[3] == 'q') sum = sum * operand(p, SCALAR, number, j) + operand(p, ROW, number, j);
       ((float*)g->d)[i * g->ldd + j] = (float)(how[4] == 'r' && sum < 0 ? 0 : sum);
     }
   }
@@ -138,6 +146,15 @@ const int32_t group_layout[] = {
 """
 
 
+def affine(acc: Any, row: Any, factor: Any) -> Any:
+    """A tree of a row and of a scalar."""
+    return acc * factor + row
+
+
+AFFINE = evt.trace(affine, {"row": evt.Operand("row", D.F32), "factor": evt.Operand("scalar", D.F32)}).tree
+_PLACES = {one.kind: number for number, one in enumerate(AFFINE.inputs)}
+
+
 def key(layouts: str, kind: str, align: int, tree: str = "-", activation: str = "-") -> KernelKey:
     """A cell in float32, which no real one multiplies. `kind`, `tree` and `activation` are as in the C text.
 
@@ -145,7 +162,9 @@ def key(layouts: str, kind: str, align: int, tree: str = "-", activation: str = 
     """
     epilogue = "scaled" if kind == "s" else "lc"
     named = "relu" if activation == "r" else None
-    if tree != "-":
+    if tree == "q":
+        epilogue = epilogue_id(epilogue, AFFINE.program)
+    elif tree != "-":
         epilogue = epilogue_id(epilogue, common(D.F32 if tree == "+" else None, named).tree.program)
     elif named:
         epilogue += f"_{named}"
@@ -172,7 +191,7 @@ _WAYS = {
         *(
             (layouts, kind, 1, *fused)
             for layouts, kind in (*((one, "-") for one in ("rr", "rc", "cr")), *_SCALED)
-            for fused in (("+", "-"), ("+", "r"), ("t", "r"))
+            for fused in (("+", "-"), ("+", "r"), ("t", "r"), ("q", "-"))
         ),
     ]
 }
@@ -181,7 +200,7 @@ KEYS = list(_WAYS.values())
 
 def make_pack(library: Path) -> Path:
     """The pack of `KEYS`; also exports `group_layout`."""
-    source = KERNEL + LAYOUT
+    source = "".join(f"#define {kind.upper()} {place}\n" for kind, place in _PLACES.items()) + KERNEL + LAYOUT
     for i, ((layouts, kind, _, tree, activation), one) in enumerate(_WAYS.items()):
         how = layouts + kind + tree + activation
         source += (

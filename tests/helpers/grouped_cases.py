@@ -18,8 +18,10 @@ import pytest
 
 import atomr_cutlass as ac
 from atomr_cutlass import _core, first_use, grouped_plan, operands, table
+from atomr_cutlass import epilogue as evt
 from atomr_cutlass import grouped as grouped_module
 from atomr_cutlass.grouped_plan import ENTRY
+from fake_grouped import AFFINE, affine
 
 Values = np.ndarray[Any, Any]
 
@@ -303,6 +305,100 @@ def case_bias_beside_c_and_scales() -> None:
         )
 
 
+def factors(groups: int) -> list[Values]:
+    """A scalar for all groups, and one for each, some with room around."""
+    return [powers(1), powers(1, 1), powers(groups, 1, 1), powers(groups, 3, 1)[:, :1]]
+
+
+def case_trees_of_arrays() -> None:
+    ends, rows, groups = i32(3, 3, 8, 9), 11, 4
+    for (k, n), pad, epilogue in itertools.product(((8, 12), (7, 5)), (0, 4), (AFFINE, affine)):
+        a, b, c = matrix(rows, k, pad=pad), matrix(groups, k, n, column=True), matrix(rows, n)
+        for row, factor in itertools.product((*biases(groups, n), matrix(groups, 1, n)), factors(groups)):
+            how = {"epilogue": epilogue, "row": row, "factor": factor}
+            agree(a, b, out=blank(rows, n, pad=pad), offsets=ends, alpha=2.0, **how)
+        agree(a, b, c, out=blank(rows, n, pad=pad), counts=i32(3, 0, 5, 1), beta=-2.0, **how)
+        agree(a, b, out=blank(rows, n), offsets=ends, scale_a=powers(rows, 1), scale_b=powers(groups), **how)
+        masked = matrix(groups, 6, k)
+        agree(masked, b, out=blank(groups, 6, n, pad=pad), counts=i32(3, 0, 6, 2), **how)
+        agree(matrix(8, 9, column=True), matrix(9, n), out=blank(groups, 8, n), counts=i32(3, 0, 4, 2), **how)
+
+
+def case_trees_of_lists() -> None:
+    for shapes, epilogue in itertools.product((SHAPES, SHAPES[:1]), (AFFINE, affine)):
+        a, b = [matrix(m, k) for m, n, k in shapes], [matrix(k, n) for m, n, k in shapes]
+        row = [matrix(1, n)[0] for m, n, k in shapes]
+        for factor in (powers(1), [powers(1) for _ in shapes]):
+            out = [blank(m, n, pad=2) for m, n, k in shapes]
+            agree(a, b, out=out, epilogue=epilogue, row=row, factor=factor, alpha=0.5)
+
+
+def case_trees_that_are_bias_and_activation_need_no_kernels_of_their_own() -> None:
+    a, b, ends, bias = matrix(6, 4), matrix(3, 4, 8), i32(1, 2, 6), matrix(1, 8)[0]
+    for generation in FUSED:
+        with kernels_of(generation):
+            tree = ac.EvtBuilder().add_bias("x").activation("relu").build()
+            for epilogue in (tree, lambda acc, x: evt.relu(acc + x)):
+                agree(a, b, out=blank(6, 8), offsets=ends, epilogue=epilogue, x=bias)
+    with kernels_of("sm80"):
+        given = {"offsets": operand(ends), "row": operand(bias), "factor": operand(powers(1))}
+        refused(
+            ac.UnsupportedError,
+            "no kernel of the matrix",
+            lambda: ac.grouped_gemm(operand(a), operand(b), epilogue=AFFINE, **given),
+        )
+
+
+def case_trees_of_host_operands() -> None:
+    a, b, row, factor = matrix(9, 7), matrix(2, 7, 5), matrix(2, 5), powers(2, 1, 1)
+    out = blank(9, 5)
+    assert ac.grouped_gemm(a, b, counts=i32(4, 2), epilogue=affine, row=row, factor=factor, out=out) is out
+    np.testing.assert_array_equal(out[4:6], (a[4:6] @ b[1]) * factor[1] + row[1])
+    assert (out[6:] == POISON).all()
+    got = ac.grouped_gemm([a, a], [b[0], b[1]], epilogue=AFFINE, row=list(row), factor=factor[1])
+    np.testing.assert_array_equal(got[1], (a @ b[1]) * factor[1] + row[1])
+
+
+def case_plans_with_trees_are_kept() -> None:
+    plans = grouped_module._plans
+    plans.clear()
+    hits = plans.hits
+    a, b, out, ends = operand(matrix(6, 4)), operand(matrix(3, 4, 8)), operand(blank(6, 8)), operand(i32(1, 2, 3))
+
+    def call(epilogue: Any, row: Values, factor: Values, **more: Any) -> None:
+        how = {"offsets": ends, "out": out, "epilogue": epilogue, "row": operand(row), "factor": operand(factor)}
+        ac.grouped_gemm(a, b, **how, **more)
+
+    for _ in range(3):
+        for row, factor in itertools.product((matrix(1, 8)[0], matrix(3, 8)), (powers(1), powers(3, 1, 1))):
+            call(AFFINE, row, factor)
+    assert (len(plans), plans.hits) == (4, hits + 8)
+    same = ac.EpilogueVisitorTree(AFFINE.result)
+    call(same, matrix(1, 8)[0], powers(1), alpha=3.0)
+    assert (len(plans), plans.hits) == (4, hits + 9)
+    # Functions are traced at each call.
+    call(affine, matrix(1, 8)[0], powers(1))
+    call(affine, matrix(1, 8)[0], powers(1))
+    assert (len(plans), plans.hits) == (4, hits + 9)
+    # What a kept plan is not for is refused all the same.
+    strays = (({"x": operand(powers(1))}, "has no operand x"), ({"activation": "relu"}, "apply the activation"))
+    for more, says in strays:
+        refused(
+            ac.InvalidOperandError,
+            says,
+            lambda: call(AFFINE, matrix(1, 8)[0], powers(1), **more),  # noqa: B023 - called at once
+        )
+    listed = {
+        "a": [operand(matrix(6, 4)), operand(matrix(2, 8))], "b": [operand(matrix(4, 4)), operand(matrix(8, 4))],
+        "row": [operand(matrix(1, 4)[0]), operand(matrix(1, 4)[0])], "epilogue": AFFINE,
+    }  # fmt: skip
+    hits = plans.hits
+    for factor in (operand(powers(1)), [operand(powers(1)), operand(powers(1))]):
+        for _ in range(2):
+            ac.grouped_gemm(**listed, factor=factor, out=[operand(blank(6, 4)), operand(blank(2, 4))])
+    assert (len(plans), plans.hits) == (6, hits + 2)
+
+
 def case_plans_with_bias_and_activation_are_kept() -> None:
     plans = grouped_module._plans
     plans.clear()
@@ -502,7 +598,13 @@ def case_what_no_kernel_reads() -> None:
                 operand(matrix(6, 4, column=True)), operand(matrix(4, 8, column=True)), counts=ends
             ),
         ),
-        ("leave epilogue out", lambda: ac.grouped_gemm(a, b, offsets=ends, epilogue=object())),
+        (
+            "read rows and scalars, not a column",
+            lambda: ac.grouped_gemm(
+                a, b, offsets=ends, epilogue=lambda acc, x: acc + x, x=operand(matrix(6, 1)), out=operand(blank(6, 8))
+            ),
+        ),
+        ("no kernel of the matrix", lambda: ac.grouped_gemm(a, b, offsets=ends, activation="tanh")),
         (
             "make it contiguous",
             lambda: ac.grouped_gemm(a, b, offsets=operand(np.arange(6, dtype=np.int32)[::2])),

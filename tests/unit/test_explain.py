@@ -265,9 +265,18 @@ def test_bias_and_activation_of_groups_are_explained(arch: SmArch) -> None:
 
 
 @pytest.mark.usefixtures("full_table")
-def test_trees_of_groups_are_refused() -> None:
-    with pytest.raises(UnsupportedError, match="grouped GEMM has no kernels with epilogue trees"):
-        explain(replace(GROUPED, epilogue=GemmEpilogue(tree=BLOCK)))
+def test_trees_of_groups_are_explained() -> None:
+    with pytest.raises(UnsupportedError, match="grouped kernels store D alone"):
+        replace(GROUPED, epilogue=GemmEpilogue(tree=BLOCK))
+    tree = EvtBuilder().add_bias("bias", dtype="bf16").activation("silu").quantize("e4m3", scale="scale").build()
+    request = replace(GROUPED, epilogue=GemmEpilogue(tree=tree))
+    told = explain(request)
+    assert (told.source, told.kernel) == ("jit", request.render_cu()[1])
+    assert "e4m3" in told.kernel
+    assert explain(request, jit="off").kernel is None
+    older = explain(replace(request, arch=SmArch.SM80))
+    assert older.kernel is None
+    assert "no group's number" in older.reason
 
 
 def test_kernels_of_common_epilogues_are_in_presets(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -24,19 +24,24 @@ import fake_grouped
 import fake_pack
 import fake_table
 from atomr_cutlass import CutlassDtype as D
-from atomr_cutlass import SmArch, arguments, devices, grouped_plan, pick, reference
+from atomr_cutlass import SmArch, arguments, devices, grouped_plan, pick, reference, trial
+from atomr_cutlass import epilogue as evt
 from atomr_cutlass.errors import InvalidOperandError, KernelNotFoundError, UnsupportedError
+from atomr_cutlass.fused_arguments import common
 from atomr_cutlass.generator.matrix import ARCHS, expand, preset_of, supports
 from atomr_cutlass.grouped_problem import (
     ALONG_K,
     CONTIGUOUS,
     LIST,
     MASKED,
+    GroupedFusion,
     GroupedProblem,
+    GroupOperand,
     GroupScale,
     scale_forms,
 )
 from atomr_cutlass.problem import MatrixSpec
+from atomr_cutlass.slots import slots_of
 from dlpack_arrays import Array
 
 Values = np.ndarray[Any, Any]
@@ -280,9 +285,148 @@ def test_bad_input_is_refused_and_nothing_is_written(name: str) -> None:
     np.testing.assert_array_equal(A, before)
 
 
+ROW, EACH, SCALAR = _random(4), _random(3, 4), np.full(1, 0.5, np.float32)
+
+
+def add(acc: Any, x: Any) -> Any:
+    return acc + x
+
+
+ADDER = ac.EvtBuilder().add_bias("x", dtype="f32").build()
+
+NO_EPILOGUE: dict[str, tuple[type[Exception], dict[str, Any], str]] = {
+    "column": (UnsupportedError, {"epilogue": add, "x": A[:, :1]}, "read rows and scalars, not a column"),
+    "vector of rows": (UnsupportedError, {"epilogue": add, "x": A[:, 0]}, "read rows and scalars, not a column"),
+    "matrix": (UnsupportedError, {"epilogue": add, "x": OUT}, "read rows and scalars, not a matrix"),
+    "mask": (
+        UnsupportedError, {"epilogue": lambda acc, x: evt.where(x, acc, 0), "x": np.zeros((6, 1), np.uint8)},
+        "read rows and scalars, not a mask",
+    ),
+    "c of the result": (
+        UnsupportedError, {"epilogue": lambda acc, c: acc + c, "c": OUT}, "read rows and scalars, not a matrix",
+    ),
+    "stored": (UnsupportedError, {"epilogue": lambda acc: (acc, evt.mask(acc > 0))}, "grouped kernels store D alone"),
+    "reduced": (UnsupportedError, {"epilogue": lambda acc: (acc, evt.total_amax(acc))}, "kernels store D alone"),
+    "untraceable": (UnsupportedError, {"epilogue": lambda acc: max(0, acc)}, "the truth of a traced"),
+    "no epilogue": (InvalidOperandError, {"x": ROW}, "x: grouped_gemm has no such argument, and there is no epilogue"),
+    "activation too": (
+        InvalidOperandError, {"epilogue": add, "x": ROW, "activation": "relu"}, "epilogue and activation are given",
+    ),
+    "bias too": (InvalidOperandError, {"epilogue": ADDER, "x": ROW, "bias": ROW}, "has no operand bias"),
+    "missing": (InvalidOperandError, {"epilogue": ADDER}, "the epilogue reads x"),
+    "unknown": (InvalidOperandError, {"epilogue": ADDER, "x": ROW, "y": ROW}, "has no operand y; its operands are x"),
+    "shape": (InvalidOperandError, {"epilogue": ADDER, "x": A}, "x has shape (6, 5); expected (4,) or (3, 4)"),
+    "shape to a function": (
+        InvalidOperandError, {"epilogue": add, "x": A},
+        "x has shape (6, 5); expected one element or (3, 1, 1) or (4,) or (3, 4)",
+    ),
+    "dtype": (
+        InvalidOperandError, {"epilogue": ADDER, "x": ROW.astype(np.float16)}, "x is f16; the epilogue reads f32",
+    ),
+    "number": (InvalidOperandError, {"epilogue": ADDER, "x": 1.0}, "a tree takes arrays"),
+    "list": (InvalidOperandError, {"epilogue": ADDER, "x": [ROW] * 3}, "x is a list; expected an array"),
+    "cast": (
+        InvalidOperandError, {"epilogue": lambda acc: evt.cast(acc, "e4m3"), "out_dtype": D.F32},
+        "the epilogue casts D to e4m3; out, out_dtype or c say f32",
+    ),
+    "overlap": (InvalidOperandError, {"epilogue": ADDER, "x": OUT[0], "out": OUT}, "out overlaps x"),
+    "name": (
+        InvalidOperandError, {"epilogue": ac.EvtBuilder().add_bias("scale_a").build(), "scale_a": SCALAR},
+        "the epilogue calls an operand 'scale_a', as the product does",
+    ),
+    "no function": (InvalidOperandError, {"epilogue": 1}, "epilogue"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", NO_EPILOGUE)
+def test_epilogues_that_are_refused(name: str) -> None:
+    error, options, says = NO_EPILOGUE[name]
+    before = OUT.copy()
+    with pytest.raises(error, match=re.escape(says)):
+        _call(A, B, offsets=ENDS, **options)
+    np.testing.assert_array_equal(OUT, before)
+
+
+def test_epilogues_of_lists_that_are_refused() -> None:
+    lists = [A, A], [B[0], B[1]]
+    for given, says in (
+        (ROW, "x is one array; expected a list, one for each group"),
+        ([ROW], "x has 1 members; a has 2"),
+        ([ROW, A[0]], "x[1] has shape (5,); expected (4,)"),
+        ([ROW, ROW.astype(np.float16)], "x[1] is f16; the epilogue reads f32"),
+    ):
+        with pytest.raises(InvalidOperandError, match=re.escape(says)):
+            _call(*lists, epilogue=ADDER, x=given)
+    with pytest.raises(UnsupportedError, match="not a matrix"):
+        _call(*lists, epilogue=add, x=[OUT, OUT])
+
+
+def clamped(acc: Any, bias: Any, scale: Any, top: float = 2.0) -> Any:
+    return evt.clamp(acc * scale + bias, -2.0, top)
+
+
+def _clamped(acc: Values, bias: Values, scale: Any, top: float = 2.0) -> Values:
+    return np.clip(acc * scale + bias, -2.0, top)
+
+
+@pytest.mark.parametrize("bias", [ROW, EACH, EACH[:, None], ROW[None], EACH[:1, None]], ids=lambda one: str(one.shape))
+@pytest.mark.parametrize("scale", [SCALAR, SCALAR.reshape(()), np.array([1, 2, -0.5], np.float32).reshape(3, 1, 1)])
+def test_trees_read_rows_and_scalars_of_groups(bias: Values, scale: Values) -> None:
+    each = np.broadcast_to(bias.reshape(-1, 4), (3, 4))
+    factor = np.broadcast_to(scale.reshape(-1), (3,))
+    out = np.full((6, 4), 7, np.float32)
+    assert _call(A, B, offsets=_i32(2, 2, 5), epilogue=clamped, bias=bias, scale=scale, out=out) is out
+    want = out.copy()
+    want[:2], want[2:5] = (_clamped(A[s] @ B[g], each[g], factor[g]) for s, g in ((slice(0, 2), 0), (slice(2, 5), 2)))
+    np.testing.assert_array_equal(out, want)
+    assert (out[5] == 7).all()
+    masked = _call(np.stack([A] * 3), B, counts=_i32(1, 0, 6), epilogue=clamped, bias=bias, scale=scale)
+    np.testing.assert_array_equal(masked[2], _clamped(A @ B[2], each[2], factor[2]))
+    along = _call(A, _random(5, 4), offsets=_i32(1, 1, 5), epilogue=clamped, bias=bias, scale=scale)
+    np.testing.assert_array_equal(along[1], np.clip(np.broadcast_to(each[1], (6, 4)), -2, 2))
+
+
+def test_trees_of_lists() -> None:
+    a, b, bias = [A, A[:2]], [B[0], B[1][:, :3]], [ROW, ROW[:3]]
+    for scale in (SCALAR, [SCALAR, 2 * SCALAR]):
+        got = _call(a, b, epilogue=clamped, bias=bias, scale=scale, top=1.0)
+        each = scale if isinstance(scale, list) else [scale] * 2
+        for d, x, y, row, factor in zip(got, a, b, bias, each, strict=True):
+            np.testing.assert_array_equal(d, _clamped(x @ y, row, factor, 1.0))
+    assert _call([], [], epilogue=clamped) == []
+
+
+def test_trees_beside_scales_and_c() -> None:
+    c, scale_b = _random(6, 4), np.array([2, 1, 0.5], np.float32)
+    got = _call(A, B, c, offsets=ENDS, beta=-1.0, alpha=0.5, scale_b=scale_b, epilogue=add, x=ROW)
+    np.testing.assert_array_equal(got[:2], A[:2] @ B[0] - c[:2] + ROW)
+    np.testing.assert_array_equal(got[2:], 0.25 * (A[2:] @ B[2]) - c[2:] + ROW)
+    # Without beta, c is whatever the epilogue takes it for.
+    got = _call(A, B, ROW, offsets=ENDS, epilogue=lambda acc, c: acc + c)
+    np.testing.assert_array_equal(got, _call(A, B, offsets=ENDS, bias=ROW))
+
+
+def test_trees_decide_the_result() -> None:
+    quantize = ac.EvtBuilder().quantize("e4m3", scale="factor").build()
+    got = _call(A, B, offsets=ENDS, epilogue=quantize, factor=np.full(1, 64, np.float32))
+    assert got.dtype == ml_dtypes.float8_e4m3fn
+    want = np.clip(64 * np.concatenate([A[:2] @ B[0], A[2:] @ B[2]]), -448, 448)
+    np.testing.assert_array_equal(got, want.astype(got.dtype))
+    out = np.zeros((6, 4), got.dtype)
+    assert _call(A, B, offsets=ENDS, epilogue=lambda acc: {"out": acc}, out=out)["out"] is out
+
+
+def test_the_same_tree_however_it_is_given() -> None:
+    by_name = _call(A, B, offsets=ENDS, bias=EACH, activation="gelu")
+    tree = common(D.F32, "gelu").tree
+    for epilogue in (tree, lambda acc, bias: evt.gelu(acc + bias)):
+        np.testing.assert_array_equal(_call(A, B, offsets=ENDS, epilogue=epilogue, bias=EACH), by_name)
+    # What a function does not use is left alone.
+    got = _call(A, B, offsets=ENDS, epilogue=lambda acc, x: evt.relu(acc), x=OUT[:, :1])  # noqa: ARG005
+    np.testing.assert_array_equal(got, _call(A, B, offsets=ENDS, activation="relu"))
+
+
 def test_what_there_is_not_yet() -> None:
-    with pytest.raises(UnsupportedError, match="no other epilogues yet: leave epilogue out"):
-        _call(A, B, offsets=ENDS, epilogue=object())
     with pytest.raises(UnsupportedError, match="must be the same"):
         _call([A, A], [B[0], B[1]], scale_a=[1.0, 2.0])
 
@@ -347,6 +491,12 @@ def _spec(shape: tuple[int, ...], dtype: D, layout: str = "r", pad: int = 0, ali
     return MatrixSpec(shape, outer + inner, dtype, alignment)
 
 
+def _fused(bias: tuple[MatrixSpec, ...] = (), activation: str | None = None) -> GroupedFusion:
+    """act(acc + bias)."""
+    inputs = (GroupOperand("bias", "row", bias),) if bias else ()
+    return GroupedFusion(common(bias[0].dtype if bias else None, activation).tree, inputs)
+
+
 def _problem(form: str = CONTIGUOUS, dtype: D = D.BF16, layouts: str = "rr", **changes: Any) -> GroupedProblem:
     g, m, n, k = changes.pop("extents", (8, 512, 256, 128))
     result = changes.pop("result", D.BF16)
@@ -356,6 +506,8 @@ def _problem(form: str = CONTIGUOUS, dtype: D = D.BF16, layouts: str = "rr", **c
         MASKED: ((g, m, k), (g, k, n), (g, m, n)),
         ALONG_K: ((m, k), (k, n), (g, m, n)),
     }[form]
+    if "bias" in changes or "activation" in changes:
+        changes["fusion"] = _fused(changes.pop("bias", ()), changes.pop("activation", None))
     layouts += "r" * (3 - len(layouts))
     a, b, d = (
         (_spec(shape, one, layout, pad),)
@@ -452,7 +604,7 @@ def test_bias_and_activation_of_kernels_with_trees() -> None:
         (_problem(ALONG_K, layouts="cr", activation="tanh"), "evt:acc;tanh:0;out:1"),
     ):
         for arch in (SmArch.SM90A, SmArch.SM100):
-            key, plain = _best(what, arch), _best(dataclasses.replace(what, bias=(), activation=None), arch)
+            key, plain = _best(what, arch), _best(dataclasses.replace(what, fusion=None), arch)
             assert key == dataclasses.replace(plain, epilogue=f"lc+{program}")
             assert supports(key)
             assert preset_of(key) is None
@@ -472,16 +624,13 @@ def test_kernels_of_the_sm80_generation_read_bias_in_the_place_of_c() -> None:
     for arch, pads in ((SmArch.SM80, (0, 0, 0)), (SmArch.SM89, (0, 0, 0)), (SmArch.SM90A, (1, 1, 1))):
         what = _problem(pads=pads)
         for bias, activation in ((BIAS, None), (BIASES, "gelu"), ((), "hardswish")):
-            key = _best(dataclasses.replace(what, bias=bias, activation=activation), arch)
+            key = _best(dataclasses.replace(what, fusion=_fused(bias, activation)), arch)
             assert (key.generation, key.epilogue) == ("sm80", f"lc_{activation}" if activation else "lc")
             assert supports(key)
-        for wrong in (
-            {"bias": BIAS_F32},
-            {"bias": BIAS, "c": what.d},
-            {"bias": (MatrixSpec((256,), (2,), D.BF16),)},
-        ):
+        strided = (MatrixSpec((256,), (2,), D.BF16),)
+        for bias, c in ((BIAS_F32, ()), (BIAS, what.d), (strided, ())):
             with pytest.raises(UnsupportedError, match="without c, contiguous and of the result's dtype"):
-                _best(dataclasses.replace(what, **wrong), arch)
+                _best(dataclasses.replace(what, fusion=_fused(bias), c=c), arch)
     # As aligned as the result must be.
     narrow = (MatrixSpec((256,), (1,), D.BF16, 2),)
     assert _best(_problem(bias=narrow), SmArch.SM80).align_d == 1
@@ -590,11 +739,36 @@ def test_requests_are_lists_of_dense_matrices() -> None:
     assert turned.problem(0).c == what.d
 
 
+QUANTIZER = ac.EvtBuilder().add_bias("bias", dtype="bf16").activation("silu").quantize("e4m3", scale="factor").build()
+
+
+def test_requests_with_trees() -> None:
+    one = dataclasses.replace(
+        REQUEST, epilogue=ac.GemmEpilogue(tree=QUANTIZER), shape=ac.GroupedGemmShape([ac.GemmShape(9, 32, 16)] * 2)
+    )
+    what = one.problem(0)
+    assert what.fusion is not None
+    assert {operand.name: operand.arrays for operand in what.fusion.inputs} == {
+        "bias": (MatrixSpec((32,), (1,), D.BF16),) * 2, "factor": (MatrixSpec((1,), (1,), D.F32),),
+    }  # fmt: skip
+    assert (one.result_dtype, what.d[0].dtype) == (D.F8E4M3, D.F8E4M3)
+    assert one.plan_key() != REQUEST.plan_key()
+    assert "ops::silu" in one.render_cu()[0]
+    assert "_e4m3_e4m3_" in one.render_cu()[1]
+    slots = [(slot.name, slot.listed) for slot in slots_of(one)]
+    assert sorted(slots[2:-1]) == [("bias", True), ("factor", False)]
+    assert [slots[i] for i in (0, 1, -1)] == [("a", True), ("b", True), ("out", True)]
+    by_name = dataclasses.replace(REQUEST, epilogue=ac.GemmEpilogue(bias=True, activation="silu"))
+    as_tree = ac.GemmEpilogue(tree=common(D.BF16, "silu").tree)
+    assert dataclasses.replace(REQUEST, epilogue=as_tree).problem(0) == by_name.problem(0)
+    assert trial.run(one, backend="reference").ok
+    assert trial.run(by_name, backend="reference").ok
+
+
 def test_requests_with_bias_and_activation() -> None:
     one = dataclasses.replace(REQUEST, epilogue=ac.GemmEpilogue(bias=True, activation="gelu"), out_dtype=D.F32)
     what = one.problem(0)
-    assert what.bias == tuple(MatrixSpec((n,), (1,), D.F32) for n in (32, 32, 8))
-    assert what.activation == "gelu"
+    assert what.fusion == _fused(tuple(MatrixSpec((n,), (1,), D.F32) for n in (32, 32, 8)), "gelu")
     assert one.plan_key() != REQUEST.plan_key()
     identity = dataclasses.replace(REQUEST, epilogue=ac.GemmEpilogue(activation="identity"))
     assert identity.problem(0) == REQUEST.problem(0)
@@ -620,8 +794,21 @@ def test_requests_render_their_best_cell() -> None:
 def test_requests_refuse_what_no_kernel_computes() -> None:
     with pytest.raises(InvalidOperandError, match="activation is 'nonsense'; expected None or one of identity, relu"):
         dataclasses.replace(REQUEST, epilogue=ac.GemmEpilogue(activation="nonsense"))
-    with pytest.raises(UnsupportedError, match="grouped GEMM has no kernels with epilogue trees"):
-        dataclasses.replace(REQUEST, epilogue=ac.GemmEpilogue(tree=ac.EvtBuilder().activation("relu").build()))
+    columns = ac.EvtBuilder().input("x", "column").node("y", "add", "acc", "x").output("out", "y").build()
+    with pytest.raises(UnsupportedError, match="read rows and scalars, not a column"):
+        dataclasses.replace(REQUEST, epilogue=ac.GemmEpilogue(tree=columns))
+    observed = ac.EvtBuilder().quantize("e4m3", amax="top").build()
+    with pytest.raises(UnsupportedError, match="store D alone"):
+        dataclasses.replace(REQUEST, epilogue=ac.GemmEpilogue(tree=observed))
+    with pytest.raises(InvalidOperandError, match="the epilogue casts D to e4m3; out_dtype says bf16"):
+        dataclasses.replace(REQUEST, epilogue=ac.GemmEpilogue(tree=QUANTIZER), out_dtype=D.BF16)
+    called_a = ac.EvtBuilder().add_bias("a").build()
+    with pytest.raises(InvalidOperandError, match="has an operand 'a', which is the name of one of the product's"):
+        dataclasses.replace(REQUEST, epilogue=ac.GemmEpilogue(tree=called_a))
+    with pytest.raises(UnsupportedError, match="tells their epilogue no group's number"):
+        dataclasses.replace(REQUEST, arch=SmArch.SM80, epilogue=ac.GemmEpilogue(tree=QUANTIZER)).render_cu()
+    with pytest.raises(UnsupportedError, match="grouped bf16 operands give bf16, f32, not e4m3"):
+        dataclasses.replace(REQUEST, arch=SmArch.SM100, epilogue=ac.GemmEpilogue(tree=QUANTIZER)).render_cu()
     with pytest.raises(UnsupportedError, match="read a bias in the place of c"):
         dataclasses.replace(
             REQUEST,

@@ -35,7 +35,7 @@ LAYERS = (
     ("scaled", "conv_plan", "grouped_plan"),
     ("requests",),
     ("bindings", "gemm_arguments", "slots"),
-    ("fused_gemm", "planner"),
+    ("fused_gemm", "fused_grouped", "planner"),
     ("explanation", "gated", "gemm", "conv", "grouped", "matmul_request", "quantized"),
     ("messages",),
     ("actor",),

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 
 from ..errors import InvalidOperandError
 from ..generator.dtypes import CutlassDtype, ScaleType
+from ..generator.epilogue.tree import RESULT, EpilogueVisitorTree
 from ..numerics import AnyArray, FloatArray, numpy_dtype, scale_type_of
 from .gemm import absolute_product, gemm
 from .scales import Scale
+from .tree import evaluate
 
 Matrices: TypeAlias = "AnyArray | Sequence[AnyArray]"
 Where: TypeAlias = "int | slice | tuple[int, slice]"
@@ -32,6 +35,8 @@ def grouped_gemm(
     scale_a: Scale | Sequence[Scale] | None = None,
     scale_b: Scale | Sequence[Scale] | None = None,
     scale_d: float | None = None,
+    tree: EpilogueVisitorTree | None = None,
+    operands: Mapping[str, Sequence[AnyArray]] = MappingProxyType({}),
     out_dtype: CutlassDtype,
     math: str = "default",
 ) -> AnyArray | list[AnyArray]:
@@ -66,6 +71,9 @@ def grouped_gemm(
         scale_b: a number for all groups, or for each group (G, 1, 1), (G, 1, N) or in blocks
             (G, ceil(K / 128), ceil(N / 128)); along K (1, N) or (G, 1, N). A list for lists.
         scale_d: a number.
+        tree: what makes D of alpha * scale_a[g] * scale_b[g] * A[g] B[g] + beta * C[g], as in `evaluate`; in the place
+            of bias and activation, and without other outputs.
+        operands: of the tree by name, one for each group.
         out_dtype: the element type of the result.
         math: as in `gemm`.
 
@@ -91,10 +99,13 @@ def grouped_gemm(
                 activation=activation,
                 scale_a=group.scale_a,
                 scale_b=group.scale_b,
-                scale_d=scale_d,
-                out_dtype=out_dtype,
+                scale_d=scale_d if tree is None else None,
+                out_dtype=out_dtype if tree is None else CutlassDtype.F64,
                 math=math,
             )
+            if tree is not None:
+                read = {name: given[index] for name, given in operands.items()}
+                d = evaluate(tree, d, read, out_dtype=out_dtype, scale_d=scale_d)[RESULT]
         except InvalidOperandError as error:
             raise InvalidOperandError(f"group {index}: {error}") from None
         results.append(d)

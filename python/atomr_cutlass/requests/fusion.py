@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Collection
 
+from ..errors import InvalidOperandError
 from ..fused import Fusion, TreeArray, output_shape
 from ..generator.dtypes import CutlassDtype
 from ..generator.epilogue.tree import COLUMN, MASK, MATRIX, ROW, SCALAR, EpilogueVisitorTree, Input, Output
@@ -30,6 +32,26 @@ def dense(tree: EpilogueVisitorTree, d: MatrixSpec) -> Fusion:
         tuple(array(one, inner[one.kind]) for one in tree.inputs),
         tuple(array(one, output_shape(one, d.shape), one.reduction) for one in tree.outputs),
     )
+
+
+def check_tree(tree: EpilogueVisitorTree, result: CutlassDtype, product: Collection[str]) -> None:
+    """Refuses a tree that does not go with a request.
+
+    Args:
+        tree: the tree.
+        result: element type of D.
+        product: the names of the product's operands.
+
+    Raises:
+        InvalidOperandError: it decides another element type, or has an operand of such a name.
+    """
+    if tree.result_dtype not in (None, result):
+        raise InvalidOperandError(f"the epilogue casts D to {tree.result_dtype.value}; out_dtype says {result.value}")
+    for name in [one.name for one in tree.inputs] + [one.name for one in tree.outputs]:
+        if name in product:
+            raise InvalidOperandError(
+                f"the epilogue has an operand {name!r}, which is the name of one of the product's: rename it"
+            )
 
 
 def _row_major(shape: tuple[int, ...]) -> tuple[int, ...]:

@@ -23,7 +23,7 @@ from ..problem import GemmProblem, MatrixSpec
 from ..quantization import swizzled_size
 from ..scaled import BLOCK, NO_SCALES, Scale, Scales, refuse, ways
 from .checks import expect_extent, expect_fields, math_of
-from .fusion import dense
+from .fusion import check_tree, dense
 
 SCALINGS = (None, "tensor", "vector", "block", *fp4.SCALINGS)
 """Forms of scales on the device: fp8's, then fp4's."""
@@ -67,8 +67,8 @@ class GemmEpilogue:
         bias: whether a row is added, one element for each column of D (of a convolution, for each channel). That of a
             GEMM is of D's element type where that is F64, F32, F16 or BF16, else F32.
         activation: a name of `reference.ACTIVATIONS`.
-        tree: in the place of bias and activation, what follows alpha * AB + beta * C in a GEMM: of `EvtBuilder`, or
-            that of a traced function (`epilogue.trace(...).tree`).
+        tree: in the place of bias and activation, what follows alpha * AB + beta * C in a GEMM or a grouped one: of
+            `EvtBuilder`, or that of a traced function (`epilogue.trace(...).tree`).
 
     Raises:
         InvalidOperandError: a tree is given beside a bias or an activation, or is none.
@@ -101,6 +101,20 @@ class GemmEpilogue:
         words += [self.activation] if self.activation is not None else []
         words += [self.tree.id] if self.tree is not None else []
         return "+".join(words)
+
+    def tree_for(self, result: CutlassDtype) -> EpilogueVisitorTree | None:
+        """What follows the product: the tree, or that of bias and activation; None for nothing.
+
+        Args:
+            result: element type of the result, which the bias has too, where such a bias may be.
+
+        Raises:
+            InvalidOperandError: an unknown activation.
+        """
+        if self.tree is not None or not (self.bias or self.activation is not None):
+            return self.tree
+        element = result if result in _BIAS_TYPES else CutlassDtype.F32
+        return common(element if self.bias else None, self.activation).tree
 
 
 @dataclass(frozen=True)
@@ -190,19 +204,10 @@ class GemmRequest:
             self._check_tree(self.tree)
 
     def _check_tree(self, tree: EpilogueVisitorTree) -> None:
-        if tree.result_dtype not in (None, self.result_dtype):
-            raise InvalidOperandError(
-                f"the epilogue casts D to {tree.result_dtype.value}; out_dtype says {self.result_dtype.value}"
-            )
         product = {"a", "b", *(["c"] if self.epilogue.beta != 0 else [])}
         product |= {"scale_a", "scale_b"} if self.scaling else set()
         product |= {"scale_d", "amax"} if self.quantized else set()
-        names = [one.name for one in tree.inputs] + [one.name for one in tree.outputs]
-        for name in names:
-            if name in product:
-                raise InvalidOperandError(
-                    f"the epilogue has an operand {name!r}, which is the name of one of the product's: rename it"
-                )
+        check_tree(tree, self.result_dtype, product)
         lowered = supports_tree(tree.program, accumulator(self.operand_dtype), self.result_dtype)
         if not lowered:
             raise UnsupportedError(lowered.reason)
@@ -232,11 +237,7 @@ class GemmRequest:
         Raises:
             InvalidOperandError: an unknown activation.
         """
-        epilogue = self.epilogue
-        if epilogue.tree is not None or not (epilogue.bias or epilogue.activation is not None):
-            return epilogue.tree
-        element = self.result_dtype if self.result_dtype in _BIAS_TYPES else CutlassDtype.F32
-        return common(element if epilogue.bias else None, epilogue.activation).tree
+        return self.epilogue.tree_for(self.result_dtype)
 
     @property
     def math(self) -> str:

@@ -9,14 +9,17 @@ from .. import devices, grouped_plan
 from ..errors import InvalidOperandError
 from ..generator.archs import SmArch
 from ..generator.dtypes import CutlassDtype
+from ..generator.epilogue.tree import ROW, EpilogueVisitorTree
 from ..generator.matrix import ARCHS
 from ..generator.render import render
-from ..grouped_problem import LIST, OP, GroupedProblem
+from ..generator.rules import accumulator
+from ..grouped_problem import LIST, OP, GroupedFusion, GroupedProblem, GroupOperand, does_nothing
 from ..numerics import default_out_dtype
 from ..plan_cache import PlanKey
 from ..problem import MatrixSpec
 from ..reference.epilogue import check_activation
-from .checks import expect, expect_fields, expect_served, math_of, refuse_tree
+from .checks import expect, expect_fields, expect_served, math_of
+from .fusion import check_tree
 from .gemm import GemmEpilogue, GemmLayout, GemmShape
 
 _DTYPES = (CutlassDtype.F16, CutlassDtype.BF16, CutlassDtype.F8E4M3, CutlassDtype.F8E5M2)
@@ -49,9 +52,10 @@ class GroupedGemmShape:
 class GroupedGemmRequest:
     """Several GEMMs of different extents in one launch: the form whose operands are lists of dense matrices.
 
-    A plan of it is called with all of A, all of B, with beta all of C, with a bias all of these, (n,) of D's dtype, and
-    all of D. (The other forms of `grouped_gemm` leave the sizes of groups to the device: there is nothing that a
-    request could say of them beforehand.)
+    A plan of it is called with all of A, all of B, with beta all of C, with a bias all of these, (n,) of D's dtype
+    where that is F64, F32, F16 or BF16, else F32, with a tree what it reads in its order, of a row one for each group,
+    (n,), of a scalar one for all, (1,), and all of D. (The other forms of `grouped_gemm` leave the sizes of groups to
+    the device: there is nothing that a request could say of them beforehand.)
 
     Attributes:
         shape: extents of the groups.
@@ -59,14 +63,15 @@ class GroupedGemmRequest:
         arch: target; None is the arch of the GPU.
         layout_a, layout_b: layouts of A and B.
         layout_c: layout of C and D.
-        epilogue: scalars, bias and activation, of every group alike.
-        out_dtype: element type of D (and C); None is A's, or BF16 for fp8.
+        epilogue: scalars, bias and activation, or a tree of rows and scalars that writes D alone; of every group alike.
+        out_dtype: element type of D (and C); None is what the epilogue's tree decides, else A's, BF16 for fp8.
         fast_accum: lets fp8 products be added up in the tensor cores alone; without effect on other dtypes.
         binding: name of an operand B that a plan of this request keeps.
 
     Raises:
-        UnsupportedError: grouped GEMM is not to be had for this dtype or arch.
-        InvalidOperandError: a value is not of its kind.
+        UnsupportedError: grouped GEMM is not to be had for this dtype or arch, or does not evaluate such trees.
+        InvalidOperandError: a value is not of its kind; the epilogue's tree decides another element type than
+            out_dtype, or has an operand of a name that one of the product's has.
     """
 
     shape: GroupedGemmShape
@@ -93,14 +98,26 @@ class GroupedGemmRequest:
             out_dtype=CutlassDtype,
             fast_accum=bool,
         )
-        refuse_tree(self.epilogue, "grouped GEMM")
         check_activation(self.epilogue.activation)
         expect_served("grouped GEMM", self.dtype, self.arch, _DTYPES, ARCHS[OP])
+        if self.epilogue.tree is not None:
+            self._check_tree(self.epilogue.tree)
+
+    def _check_tree(self, tree: EpilogueVisitorTree) -> None:
+        check_tree(tree, self.result_dtype, {"a", "b", *(["c"] if self.epilogue.beta != 0 else [])})
+        grouped_plan.refuse_tree(tree, accumulator(self.dtype), self.result_dtype)
 
     @property
     def result_dtype(self) -> CutlassDtype:
         """The element type of D."""
-        return self.out_dtype or default_out_dtype(self.dtype)
+        tree = self.epilogue.tree
+        return self.out_dtype or (tree.result_dtype if tree else None) or default_out_dtype(self.dtype)
+
+    @property
+    def tree(self) -> EpilogueVisitorTree | None:
+        """What follows the products: the epilogue's tree, or that of its bias and activation; None for nothing."""
+        tree = self.epilogue.tree_for(self.result_dtype)
+        return None if tree is None or does_nothing(tree) else tree
 
     @property
     def math(self) -> str:
@@ -126,8 +143,25 @@ class GroupedGemmRequest:
             counted=False,
             math=self.math,
             device=device,
-            bias=tuple(MatrixSpec((one.n,), (1,), self.result_dtype) for one in groups) if self.epilogue.bias else (),
-            activation=None if self.epilogue.activation == "identity" else self.epilogue.activation,
+            fusion=self._fusion(),
+        )
+
+    def _fusion(self) -> GroupedFusion | None:
+        tree = self.tree
+        if tree is None:
+            return None
+
+        def arrays(kind: str, dtype: CutlassDtype) -> tuple[MatrixSpec, ...]:
+            extents = [one.n for one in self.shape.groups] if kind == ROW else [1]
+            return tuple(MatrixSpec((extent,), (1,), dtype) for extent in extents)
+
+        return GroupedFusion(
+            tree,
+            tuple(
+                GroupOperand(one.name, one.kind, arrays(one.kind, one.dtype))
+                for one in tree.inputs
+                if one.dtype is not None  # of masks, which grouped kernels do not read
+            ),
         )
 
     def plan_key(self) -> PlanKey:

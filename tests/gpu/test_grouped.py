@@ -1,7 +1,8 @@
-"""`grouped_gemm` on the GPU against the reference: forms, sizes, types, scales, bias, views, graphs, bad input.
+"""`grouped_gemm` on the GPU against the reference: forms, sizes, types, scales, epilogues, views, graphs, bad input.
 
-Kernels that the table lacks are compiled at run time, some twenty in all, and as many with a bias or an activation,
-which no table has. With ATOMR_CUTLASS_TEST_JIT every cell of the matrix is, once more with both.
+Kernels that the table lacks are compiled at run time: some twenty, and three dozen with a bias, an activation or a
+tree, which no table has. With ATOMR_CUTLASS_TEST_JIT every cell of the matrix is, once more with both. Those with
+epilogues `tools/compile_table.py --trees` compiles side by side.
 """
 
 from __future__ import annotations
@@ -19,23 +20,50 @@ import pytest
 import atomr_cutlass as ac
 from atomr_cutlass import SmArch, devices, grouped_plan, numerics, operands, reference, table
 from atomr_cutlass import grouped as grouped_module
-from atomr_cutlass.fused_arguments import common
 from atomr_cutlass.generator.dtypes import CutlassDtype as D
-from atomr_cutlass.generator.epilogue.lower import epilogue_id
 from atomr_cutlass.generator.key import KernelKey
-from atomr_cutlass.generator.matrix import cells
 from atomr_cutlass.generator.rules import FP8_TYPES
 from atomr_cutlass.pick import Picked
 from fp8_matrices import guarded, host, placed, scales
 from gpu_matrices import _POISON, NUMPY_LIMIT, Guarded, assert_same_bits, bits_dtype, element_type, pairs
+from grouped_gpu import (
+    ALIGNED,
+    ALONG_K,
+    BESIDE_SCALES,
+    BF16,
+    CELLS,
+    CONTIGUOUS,
+    E4M3,
+    E5M2,
+    F16,
+    F32,
+    FP8_SIZES,
+    FUSED,
+    LARGE,
+    LISTED,
+    LISTED_SHAPES,
+    LISTS,
+    MASKED,
+    OLDER,
+    REPLAYS,
+    ROWS,
+    SCALED_SHAPES,
+    SCALES,
+    TREE_CASES,
+    TREES,
+    UNALIGNED,
+    UNEVEN,
+    Case,
+    skewed,
+    small,
+    with_gelu,
+)
 
 pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("torch")]
 
 COMPILED = "ATOMR_CUTLASS_TEST_JIT" in os.environ
 BACKEND = "jit" if COMPILED else "auto"
 
-CONTIGUOUS, MASKED, ALONG_K = "contiguous", "masked", "along_k"
-BF16, F16, F32, E4M3, E5M2 = D.BF16, D.F16, D.F32, D.F8E4M3, D.F8E5M2
 BLOCK = 128
 
 
@@ -44,98 +72,6 @@ def _compile(_policy: None, monkeypatch: pytest.MonkeyPatch) -> None:
     """No preset but `full` has these kernels: what is missing is compiled."""
     monkeypatch.setenv("ATOMR_CUTLASS_JIT", "auto")
     monkeypatch.delenv("ATOMR_CUTLASS_CHECK", raising=False)
-
-
-@dataclass(frozen=True)
-class Case:
-    """A call. `sizes` are the rows, or along K the extents, of the groups.
-
-    Attributes:
-        form: contiguous, masked, along_k.
-        sizes: of the groups.
-        n, k: columns of D; K (not along K).
-        m: rows of each group's arrays (masked), rows of D (along K).
-        a, b, out: element types; b is a's, out the default.
-        layouts: of A and B.
-        rest: rows, or elements of K, that no group has.
-        counts: whether counts are given; ends are otherwise.
-        scale: which scales: numbers, tensor, group, vector, mixed, block.
-        fast: fast accumulation.
-        bias: which bias: row (one for all groups), groups, padded (room between them), strided.
-        bias_type: its element type; that of D.
-        activation: a name.
-        pads, shifts: elements after each row, and before the array, of A, B, C and D.
-    """
-
-    form: str
-    sizes: tuple[int, ...]
-    n: int = 128
-    k: int = 128
-    m: int = 0
-    a: D = BF16
-    b: D | None = None
-    out: D | None = None
-    layouts: str = "rr"
-    rest: int = 0
-    counts: bool = False
-    scale: str = ""
-    fast: bool = False
-    alpha: float = 1.0
-    beta: float = 0.0
-    in_place: bool = False
-    bias: str = ""
-    bias_type: D | None = None
-    activation: str | None = None
-    pads: tuple[int, int, int, int] = (0, 0, 0, 0)
-    shifts: tuple[int, int, int, int] = (0, 0, 0, 0)
-
-    def __str__(self) -> str:
-        names = [one for one in _OPTIONAL if getattr(self, one) != getattr(_PLAIN, one)]
-        changed = [f"{one}{_text(getattr(self, one))}" for one in names]
-        sizes = f"{len(self.sizes)}groups{sum(self.sizes)}"
-        return "-".join([self.form, sizes, f"{self.n}x{self.k}", self.a.value, self.layouts, *changed])
-
-    @property
-    def result(self) -> D:
-        """Element type of D."""
-        return self.out or numerics.default_out_dtype(self.a)
-
-    @property
-    def shapes(self) -> tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]:
-        """Of A, B and D."""
-        groups, total = len(self.sizes), sum(self.sizes) + self.rest
-        if self.form == CONTIGUOUS:
-            return (total, self.k), (groups, self.k, self.n), (total, self.n)
-        if self.form == MASKED:
-            return (groups, self.m, self.k), (groups, self.k, self.n), (groups, self.m, self.n)
-        return (self.m, total), (total, self.n), (groups, self.m, self.n)
-
-
-_PLAIN = Case(CONTIGUOUS, ())
-_OPTIONAL = (
-    "m", "b", "out", "rest", "counts", "scale", "fast", "alpha", "beta", "in_place", "bias", "bias_type", "activation",
-    "pads", "shifts",
-)  # fmt: skip
-
-
-def _text(value: Any) -> str:
-    if isinstance(value, tuple):
-        return ".".join(map(str, value))
-    return value.value if isinstance(value, D) else str(value)
-
-
-def skewed(groups: int, total: int, seed: int = 0) -> tuple[int, ...]:
-    """Sizes as routing makes them: a few large, many small, some empty."""
-    rng = np.random.default_rng((groups, total, seed))
-    shares = rng.permutation(1.0 / np.arange(1, groups + 1) ** 1.2)
-    counts = np.floor(shares / shares.sum() * total).astype(int)
-    counts[rng.random(groups) < 0.15] = 0
-    return tuple(counts.tolist())
-
-
-def small(groups: int, most: int, seed: int = 0) -> tuple[int, ...]:
-    """Between none and `most` rows each."""
-    return tuple(np.random.default_rng((groups, most, seed)).integers(0, most + 1, groups).tolist())
 
 
 @dataclass
@@ -150,14 +86,18 @@ class Given:
     divided: Any
     scales: dict[str, Any]
     bias: Any = None
+    factor: Any = None
 
     def call(self, case: Case, **options: Any) -> Any:
         name = "counts" if case.counts or case.form == MASKED else "offsets"
-        return ac.grouped_gemm(
-            self.a, self.b, self.c, alpha=case.alpha, beta=case.beta, bias=self.bias, activation=case.activation,
-            fast_accum=case.fast,
-            **({"out": self.out.view, "backend": BACKEND, name: self.divided} | self.scales | options),
-        )  # fmt: skip
+        how = {
+            "out": self.out.view, "backend": BACKEND, name: self.divided, "alpha": case.alpha, "beta": case.beta,
+            "bias": self.bias, "activation": case.activation, "fast_accum": case.fast, **self.scales,
+        }  # fmt: skip
+        if case.tree:
+            how["epilogue"] = case.epilogue
+            how |= {} if self.factor is None else {"factor": self.factor}
+        return ac.grouped_gemm(self.a, self.b, self.c, **(how | options))
 
 
 def ends(sizes: Sequence[int]) -> list[int]:
@@ -203,12 +143,22 @@ def given(case: Case, seed: int = 1) -> Given:
             out.view.copy_(c)
             c = out.view
     numbers = case.sizes if case.counts or case.form == MASKED else ends(case.sizes)
-    return Given(a, b, c, before, out, int32(numbers), scales_of(case, seed + 3), bias_of(case, seed + 6))
+    return Given(
+        a,
+        b,
+        c,
+        before,
+        out,
+        int32(numbers),
+        scales_of(case, seed + 3),
+        bias_of(case, seed + 6),
+        factor_of(case, seed + 7),
+    )
 
 
 def bias_of(case: Case, seed: int) -> Any:
     """The bias of a case, in poison."""
-    groups, dtype = len(case.sizes), case.bias_type or case.result
+    groups, dtype = len(case.sizes), case.bias_type or (F32 if case.tree else case.result)
     match case.bias:
         case "":
             return None
@@ -221,6 +171,13 @@ def bias_of(case: Case, seed: int) -> Any:
         case "strided":
             return placed((groups, case.n), dtype, seed, layout="c", pad=3)
     raise AssertionError(case.bias)
+
+
+def factor_of(case: Case, seed: int) -> Any:
+    """The factor that a tree reads."""
+    if not case.factor:
+        return None
+    return scales((1,) if case.factor == "one" else (len(case.sizes), 1, 1), seed)
 
 
 def scales_of(case: Case, seed: int) -> dict[str, Any]:
@@ -270,6 +227,9 @@ def check(case: Case, one: Given, d: Any = None) -> None:
     one.out.assert_guards()
     if d is one.out.view and not case.in_place:
         untouched(case, d)
+    if case.tree:
+        _check_tree(case, one, d)
+        return
     work = sum(case.sizes) * case.n * (case.m if case.form == ALONG_K else case.k)
     if work <= NUMPY_LIMIT:
         _check_by_numpy(case, one, d)
@@ -334,6 +294,31 @@ def _check_by_numpy(case: Case, one: Given, d: Any) -> None:
     magnitude: Any = reference.absolute_grouped_product(*arrays, **common)
     right = reference.within_tolerance(got, want, magnitude, limits(case), case.result)
     assert right.all(), f"{(~right).sum()} of {right.size} elements are wrong, the first at {np.argwhere(~right)[0]}"
+
+
+def _check_tree(case: Case, one: Given, d: Any) -> None:
+    """Each group against the reference's tree on top of products in float64."""
+    k = max([1, *case.sizes]) if case.form == ALONG_K else case.k
+    blocks = BLOCK if case.scale.startswith("block") else 0
+    bound = reference.tolerance(case.a, F32, k, fast_accum=case.fast, scale_block=blocks)
+    for g, (a, b, c, part, scale_a, scale_b) in enumerate(_parts(case, one, d)):
+        if part.numel() == 0:
+            continue
+        wide_a, wide_b = a.float().double() * scale_a, b.float().double() * scale_b
+        acc = case.alpha * (wide_a @ wide_b)
+        magnitude = abs(case.alpha) * (wide_a.abs() @ wide_b.abs())
+        if c is not None:
+            acc += case.beta * c.float().double()
+            magnitude += abs(case.beta) * c.float().double().abs()
+        error = host(magnitude) * bound.atol_factor + host(acc.abs()) * bound.rtol
+        read = {name: host(_of_group(value, g)) for name, value in (("bias", one.bias), ("factor", one.factor))
+                if value is not None}  # fmt: skip
+        wrong = reference.agrees(case.epilogue, {"out": host(part)}, host(acc), error, read, out_dtype=case.result)
+        assert not wrong, f"group {g}: {wrong}"
+
+
+def _of_group(value: Any, g: int) -> Any:
+    return value if value.ndim == 1 else value[g].reshape(-1)
 
 
 def _parts(case: Case, one: Given, d: Any) -> Iterator[tuple[Any, ...]]:
@@ -478,8 +463,7 @@ def test_along_k(case: Case) -> None:
         Case(CONTIGUOUS, skewed(32, 4096), 512, 1024, a=E4M3, layouts="rc", scale="vector", fast=True),
         Case(CONTIGUOUS, skewed(32, 4096), 512, 1024, a=E4M3, layouts="rc", scale="block"),
         Case(MASKED, skewed(16, 2048), 512, 1024, m=1024, a=E4M3, layouts="rc", scale="block"),
-        Case(CONTIGUOUS, skewed(64, 8192), 512, 1024, layouts="rc", rest=100, bias="groups", activation="relu"),
-        Case(MASKED, skewed(32, 4096), 512, 512, m=2048, layouts="rc", bias="row", activation="relu"),
+        *LARGE,
     ],
     ids=str,
 )
@@ -490,9 +474,6 @@ def test_large(case: Case) -> None:
 # ----------------------------------------------------------------------------------------------------------------------
 # fp8 and scales
 # ----------------------------------------------------------------------------------------------------------------------
-
-FP8_SIZES = ((300, 1, 0, 64, 129), small(64, 32), (40,))
-SCALES = ("", "numbers", "tensor", "group", "vector", "mixed")
 
 
 @pytest.mark.parametrize(
@@ -549,8 +530,6 @@ def test_fp8_forms_and_types(case: Case) -> None:
 # ----------------------------------------------------------------------------------------------------------------------
 # Scalars, views, alignment
 # ----------------------------------------------------------------------------------------------------------------------
-
-UNEVEN = (130, 0, 3, 64, 1)
 
 
 @pytest.mark.parametrize(
@@ -613,73 +592,89 @@ def test_views_along_k(case: Case) -> None:
 # Bias and activation
 # ----------------------------------------------------------------------------------------------------------------------
 
-ROWS = Case(CONTIGUOUS, UNEVEN, 136, 72, layouts="rc", rest=9)
-MASKS = Case(MASKED, UNEVEN, 136, 72, m=136, layouts="rc")
-DEPTHS = Case(ALONG_K, UNEVEN, 136, m=72, layouts="cr", rest=4)
-QUANTIZED = Case(CONTIGUOUS, FP8_SIZES[0], 136, 272, a=E4M3, layouts="rc", rest=9)
 
-
-@pytest.mark.parametrize(
-    "case",
-    [
-        replace(ROWS, bias="row"),
-        replace(ROWS, bias="strided", alpha=-0.5, beta=3.0),
-        *(replace(ROWS, bias=bias, activation="gelu") for bias in ("row", "groups", "padded", "strided")),
-        replace(ROWS, bias="groups", activation="gelu", counts=True, beta=1.0, in_place=True),
-        replace(ROWS, sizes=small(256, 2), bias="groups", activation="gelu"),
-        replace(ROWS, sizes=(0,) * 12, bias="groups", activation="gelu"),
-        replace(ROWS, bias="groups", activation="gelu", pads=(8, 16, 0, 8)),
-        replace(ROWS, n=264, bias="groups", activation="gelu"),
-        replace(ROWS, activation="silu", alpha=0.5),
-        replace(ROWS, activation="identity"),
-        replace(ROWS, bias="groups", bias_type=F32, activation="relu"),
-        *(replace(MASKS, bias=bias, activation="gelu", beta=beta) for bias, beta in (("row", 0.0), ("groups", 2.0))),
-        *(replace(DEPTHS, bias=bias, activation="gelu") for bias in ("row", "groups")),
-        replace(DEPTHS, out=F32, bias="groups"),
-    ],
-    ids=str,
-)
+@pytest.mark.parametrize("case", FUSED, ids=str)
 def test_bias_and_activation(case: Case) -> None:
     """Trees on top of kernels over TMA. An empty group along K leaves act(bias)."""
     run(case)
 
 
-@pytest.mark.parametrize(
-    "case",
-    [
-        *(replace(QUANTIZED, scale=scale, bias="groups", activation="gelu") for scale in SCALES),
-        replace(QUANTIZED, scale="vector", bias="row", bias_type=F16, beta=0.5, alpha=2.0),
-        replace(QUANTIZED, scale="group", bias="row", activation="silu", fast=True),
-        replace(QUANTIZED, scale="block", bias="groups", activation="gelu"),
-        replace(QUANTIZED, form=MASKED, m=310, rest=0, scale="vector", bias="groups", activation="gelu"),
-    ],
-    ids=str,
-)
+@pytest.mark.parametrize("case", BESIDE_SCALES, ids=str)
 def test_bias_and_activation_beside_scales(case: Case) -> None:
     run(case)
 
 
-@pytest.mark.parametrize(
-    "case",
-    [
-        *(
-            Case(form, UNEVEN, 133, 71, m=136, rest=rest, bias=bias, activation=activation)
-            for (form, rest), (bias, activation) in pairs(
-                ((CONTIGUOUS, 3), (MASKED, 0)), (("row", None), ("groups", "gelu"), ("padded", "gelu"), ("", "gelu"))
-            )
-        ),
-        Case(ALONG_K, UNEVEN, 133, m=71, bias="groups", activation="gelu"),
-        Case(CONTIGUOUS, UNEVEN, 1, 1, rest=3, bias="groups", activation="gelu"),
-        *(
-            Case(CONTIGUOUS, UNEVEN, 133, 71, a=F16, alpha=0.1, bias="row", activation=activation)
-            for activation in ("relu", "leaky_relu", "sigmoid", "silu", "tanh", "hardswish", "gelu_tanh")
-        ),
-    ],
-    ids=str,
-)
+@pytest.mark.parametrize("case", UNALIGNED, ids=str)
 def test_bias_and_activation_of_unaligned_groups(case: Case) -> None:
     """Kernels of the sm80 generation, which read the bias in the place of C."""
     run(case)
+
+
+@pytest.mark.parametrize("case", TREE_CASES, ids=str)
+def test_trees(case: Case) -> None:
+    """Rows and scalars of all groups and of each; D in the trees' types."""
+    run(case)
+
+
+@pytest.mark.parametrize("tree", ["clamped", "quantized"])
+@pytest.mark.parametrize("shared", [False, True], ids=["each", "one"])
+def test_trees_of_lists(tree: str, shared: bool) -> None:
+    """A factor for each group, or one for all; the second call takes the kept plan."""
+    case, shapes = replace(LISTED, tree=tree), LISTED_SHAPES
+    a = [placed((m, k), BF16, g) for g, (m, n, k) in enumerate(shapes)]
+    b = [placed((k, n), BF16, g + 100, layout="c") for g, (m, n, k) in enumerate(shapes)]
+    bias = [placed((1, n), BF16, g + 200)[0] for g, (m, n, k) in enumerate(shapes)]
+    factor = scales((1,), 5) if shared else [scales((1,), g + 300) for g in range(len(shapes))]
+    out = [guarded((m, n), case.result) for m, n, k in shapes]
+    views = [one.view for one in out]
+    for _ in range(2):
+        made = ac.grouped_gemm(a, b, out=views, backend=BACKEND, epilogue=case.epilogue, bias=bias, factor=factor)
+        assert made is views
+        for g, (m, n, k) in enumerate(shapes):
+            out[g].assert_guards()
+            if m == 0:
+                continue
+            alone = Given(a[g], b[g][None], None, None, out[g], None, {}, bias[g], factor if shared else factor[g])
+            _check_tree(replace(case, sizes=(m,), n=n, k=k, rest=0), alone, views[g])
+
+
+def test_functions_and_trees_give_the_same_bits() -> None:
+    case = next(case for case in TREE_CASES if case.tree == "quantized")
+    one = run(case)
+    want, plans = one.out.view.clone(), grouped_module._plans
+    kept = len(plans)
+    one.out.view.view(bits_dtype(case.result)).fill_(-1)
+    assert one.call(case, epilogue=TREES[case.tree]) is one.out.view
+    assert_same_bits(one.out.view[: sum(case.sizes)], want[: sum(case.sizes)])
+    check(case, one)
+    assert len(plans) == kept
+    # D's element type is the tree's own.
+    d = one.call(case, out=None)
+    assert_same_bits(d[: sum(case.sizes)], want[: sum(case.sizes)])
+
+
+def test_plans_with_trees_are_kept() -> None:
+    """The next call's operands may be other arrays, and so may their values."""
+    case = next(case for case in TREE_CASES if case.tree == "clamped" and case.bias == "groups")
+    plans = grouped_module._plans
+    plans.clear()  # a full cache would not grow
+    one = run(case)
+    kept, hits = len(plans), plans.hits
+    for seed in range(3):
+        one.bias, one.factor = bias_of(case, seed), factor_of(case, seed + 10)
+        one.call(case)
+        check(case, one)
+    assert (len(plans), plans.hits) == (kept, hits + 3)
+
+
+def test_unaligned_groups_have_no_trees(torch: Any) -> None:
+    """Nothing is written: kernels of the sm80 generation evaluate act(acc + bias) alone."""
+    case = replace(ROWS, n=133, k=71, tree="clamped", bias="row", bias_type=BF16, factor="one")
+    one = given(case)
+    with pytest.raises(ac.UnsupportedError, match="tells their epilogue no group's number"):
+        one.call(case)
+    torch.cuda.synchronize()
+    one.out.assert_untouched()
 
 
 def test_what_the_sm80_generation_has_no_bias_beside(torch: Any) -> None:
@@ -771,31 +766,6 @@ def test_the_same_call_gives_the_same_bits() -> None:
 # Lists
 # ----------------------------------------------------------------------------------------------------------------------
 
-ALIGNED = ((64, 128, 256), (8, 8, 8), (300, 40, 64), (0, 16, 16), (1, 256, 512), (128, 136, 72))
-LISTS: dict[str, tuple[tuple[tuple[int, int, int], ...], dict[str, Any]]] = {
-    "one": (((130, 72, 48),), {}),
-    "aligned": (ALIGNED, {}),
-    "aligned, columns of B": (ALIGNED, {"layout": "c"}),
-    "f16": (ALIGNED, {"dtype": F16}),
-    "unaligned": (((7, 5, 3), (130, 33, 71), (1, 1, 1), (0, 3, 3), (64, 128, 64)), {}),
-    "unaligned, columns of B": (((7, 5, 3), (130, 33, 71), (64, 128, 64)), {"layout": "c"}),
-    "padded": (((7, 5, 8), (130, 33, 71), (64, 128, 64)), {"pad": 64}),
-    "with c": (ALIGNED, {"beta": 2.0}),
-    "in place": (ALIGNED, {"beta": -1.0, "in_place": True}),
-    "many": (tuple((m, 8 * (m % 5 + 1), 16 * (m % 3 + 1)) for m in small(256, 40)), {}),
-    "no columns, no K": (((8, 0, 16), (8, 16, 0), (16, 16, 16)), {"beta": 1.0}),
-    "bias": (ALIGNED, {"bias": True, "activation": "gelu"}),
-    "bias, with c": (ALIGNED, {"bias": True, "activation": "gelu", "beta": 2.0}),
-    "bias, many": (
-        tuple((m, 8 * (m % 5 + 1), 16 * (m % 3 + 1)) for m in small(256, 40)),
-        {"bias": True, "activation": "gelu"},
-    ),
-    "bias, no columns, no K": (((8, 0, 16), (8, 16, 0), (16, 16, 16)), {"bias": True, "activation": "gelu"}),
-    "bias, unaligned": (((7, 5, 3), (130, 33, 71), (1, 1, 1), (0, 3, 3), (64, 128, 64)), {"bias": True}),
-    "activation, unaligned": (((7, 5, 3), (130, 33, 71)), {"activation": "gelu"}),
-    "fp8": (tuple((m, 16 * (m % 5 + 1), 32 * (m % 3 + 1)) for m in small(24, 80)), {"dtype": E4M3, "layout": "c"}),
-}
-
 
 @pytest.mark.parametrize("name", LISTS)
 def test_lists(name: str) -> None:
@@ -805,7 +775,7 @@ def test_lists(name: str) -> None:
 
 @pytest.mark.parametrize("scale", ["numbers", "tensor", "one", "vector", "block"])
 def test_scales_of_lists(scale: str) -> None:
-    shapes = tuple((m, 128 * (m % 2 + 1), 256) for m in small(12, 80))
+    shapes = SCALED_SHAPES
     found: dict[str, Any] = {
         "numbers": {"scale_a": 0.5, "scale_b": 2.0},
         "tensor": {"scale_a": [scales((1,), m) for m, _, _ in shapes], "scale_b": scales((1,), 5)},
@@ -891,34 +861,6 @@ def test_lists_without_out() -> None:
 # Graphs and streams
 # ----------------------------------------------------------------------------------------------------------------------
 
-REPLAYS: dict[str, tuple[Case, tuple[tuple[int, ...], ...]]] = {
-    "contiguous": (
-        Case(CONTIGUOUS, (100, 0, 50, 6), 136, 72, layouts="rc", rest=100),
-        ((0, 0, 0, 0), (256, 0, 0, 0), (1, 2, 3, 4), (0, 128, 0, 128)),
-    ),
-    "counts": (
-        Case(CONTIGUOUS, (100, 0, 50, 6), 136, 72, counts=True, rest=100), ((64, 64, 64, 64), (0, 0, 0, 1)),
-    ),
-    "masked": (Case(MASKED, (100, 0, 50, 6), 136, 72, m=128, layouts="rc"), ((128, 128, 128, 128), (0, 0, 1, 0))),
-    "along K": (Case(ALONG_K, (100, 0, 50, 6), 136, m=72, layouts="cr", rest=100), ((0, 0, 0, 0), (3, 250, 1, 2))),
-    "fp8": (
-        Case(CONTIGUOUS, (100, 0, 50, 6), 136, 272, a=E4M3, layouts="rc", scale="vector", rest=100),
-        ((5, 6, 7, 8), (256, 0, 0, 0)),
-    ),
-    "fp8 blocks": (
-        Case(CONTIGUOUS, (100, 0, 50, 6), 136, 272, a=E4M3, layouts="rc", scale="block", rest=100),
-        ((5, 6, 7, 8), (0, 256, 0, 0)),
-    ),
-    "unaligned": (Case(CONTIGUOUS, (100, 0, 50, 6), 133, 71, rest=100), ((5, 6, 7, 8), (0, 0, 0, 256))),
-    "bias": (
-        Case(CONTIGUOUS, (100, 0, 50, 6), 136, 72, layouts="rc", rest=100, bias="groups", activation="gelu"),
-        ((5, 6, 7, 8), (0, 0, 0, 256)),
-    ),
-    "bias, unaligned": (
-        Case(CONTIGUOUS, (100, 0, 50, 6), 133, 71, rest=100, bias="groups", activation="gelu"), ((5, 6, 7, 8),),
-    ),
-}  # fmt: skip
-
 
 @pytest.mark.parametrize("name", REPLAYS)
 def test_graphs_replay_with_the_sizes_of_the_time(torch: Any, name: str) -> None:
@@ -933,11 +875,11 @@ def test_graphs_replay_with_the_sizes_of_the_time(torch: Any, name: str) -> None
     for sizes in (case.sizes, *changes):
         changed = replace(case, sizes=sizes, rest=0 if case.form == MASKED else total - sum(sizes))
         fresh = given(changed)
-        for kept, new in ((one.a, fresh.a), (one.b, fresh.b), (one.bias, fresh.bias)):
+        for kept, new in ((one.a, fresh.a), (one.b, fresh.b), (one.bias, fresh.bias), (one.factor, fresh.factor)):
             if kept is not None:
                 kept.copy_(new)
         one.divided.copy_(int32(sizes if by_counts else ends(sizes)))
-        one.out.view.view(bits_dtype(case.result)).fill_(_POISON[case.result])
+        one.out.view.view(bits_dtype(case.result)).fill_(-1 if case.result in FP8_TYPES else _POISON[case.result])
         graph.replay()
         torch.cuda.synchronize()
         check(changed, one)
@@ -1149,7 +1091,20 @@ WRONG: dict[str, tuple[type[Exception], Any, str]] = {
     "dtype of bias": (ac.InvalidOperandError, lambda: {"bias": int32(range(136))}, "expected a floating dtype"),
     "bias on the host": (ac.InvalidOperandError, lambda: {"bias": np.zeros(136, np.float32)}, "bias on the CPU"),
     "activation": (ac.InvalidOperandError, lambda: {"activation": "nonsense"}, "activation is 'nonsense'"),
-    "epilogue": (ac.UnsupportedError, lambda: {"epilogue": lambda acc: acc}, "no other epilogues yet"),
+    "column": (
+        ac.UnsupportedError, lambda: {"epilogue": lambda acc, x: acc + x, "x": placed((48, 1), F32, 1)},
+        "rows and scalars, not a column",
+    ),
+    "stored": (ac.UnsupportedError, lambda: {"epilogue": lambda acc: (acc, acc * 2.0)}, "store D alone"),
+    "shape of an operand": (
+        ac.InvalidOperandError, lambda: {"epilogue": lambda acc, x: acc + x, "x": placed((2, 136), F32, 1)},
+        "x has shape",
+    ),
+    "operand on the host": (
+        ac.InvalidOperandError, lambda: {"epilogue": lambda acc, x: acc + x, "x": np.zeros(136, np.float32)},
+        "x on the CPU",
+    ),
+    "operand without an epilogue": (ac.InvalidOperandError, lambda: {"x": scales((1,), 1)}, "no such argument"),
     "c unused": (ac.InvalidOperandError, lambda: {"c": placed((48, 136), BF16, 3)}, "beta is 0"),
     "back": (ac.InvalidOperandError, lambda: {"offsets": int32((20, 10, 40)), "check": True}, "goes back from 20"),
     "beyond": (ac.InvalidOperandError, lambda: {"offsets": int32((20, 30, 49)), "check": True}, "ends at 49 of 48"),
@@ -1207,8 +1162,6 @@ def test_results_must_not_overlap(torch: Any) -> None:
 # Every cell, and those of older archs
 # ----------------------------------------------------------------------------------------------------------------------
 
-CELLS = [key for _, key in cells([SmArch.SM90A]) if key.op == "grouped_gemm"]
-
 
 def cases_of(key: KernelKey) -> list[Case]:
     """What a cell is tried on: sizes that fill its tiles, and some that do not."""
@@ -1245,29 +1198,12 @@ def test_every_cell(key: KernelKey, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_every_cell_with_bias_and_activation(key: KernelKey, monkeypatch: pytest.MonkeyPatch) -> None:
     if devices.get(0).arch is not key.arch:
         pytest.skip(f"{key.arch.value} cells need such a GPU")
-    epilogue = "lc_gelu"
-    if key.generation != "sm80":
-        epilogue = epilogue_id(key.epilogue, common(key.d, "gelu").tree.program)
-    picked = Picked(replace(key, epilogue=epilogue), None, 0.0)
+    picked = Picked(with_gelu(key), None, 0.0)
     monkeypatch.setattr(grouped_module, "make", functools.partial(grouped_plan.make, picked=picked))
     _without_kept(monkeypatch)
     for case in cases_of(key):
         if key.generation != "sm80" or case.beta == 0:
             run(replace(case, bias="groups", activation="gelu"))
-
-
-OLDER = (
-    (SmArch.SM80, Case(CONTIGUOUS, UNEVEN, 136, 72, layouts="rc", rest=3)),
-    (SmArch.SM80, Case(MASKED, UNEVEN, 136, 72, m=136, layouts="rc", beta=1.0)),
-    (SmArch.SM80, Case(ALONG_K, UNEVEN, 136, m=72, layouts="cr", out=F32)),
-    (SmArch.SM80, Case(CONTIGUOUS, UNEVEN, 133, 71, a=F16, rest=3)),
-    (SmArch.SM89, Case(CONTIGUOUS, UNEVEN, 136, 272, a=E4M3, layouts="rc", scale="numbers")),
-    (SmArch.SM89, Case(MASKED, UNEVEN, 136, 272, m=136, a=E4M3, layouts="rc", fast=True)),
-    (SmArch.SM80, Case(CONTIGUOUS, UNEVEN, 136, 72, layouts="rc", rest=3, bias="groups", activation="gelu")),
-    (SmArch.SM80, Case(MASKED, UNEVEN, 136, 72, m=136, layouts="rc", beta=1.0, activation="gelu")),
-    (SmArch.SM80, Case(ALONG_K, UNEVEN, 136, m=72, layouts="cr", out=F32, bias="groups", activation="relu")),
-    (SmArch.SM89, Case(CONTIGUOUS, UNEVEN, 136, 272, a=E4M3, layouts="rc", scale="numbers", bias="row")),
-)
 
 
 @pytest.mark.parametrize(("arch", "case"), OLDER, ids=str)
@@ -1311,6 +1247,28 @@ def test_a_plan_of_a_request_with_bias_and_activation(torch: Any) -> None:
     for x, y, row, d in zip(a, b, bias, out, strict=True):
         d.assert_guards()
         want = (x.float() @ y.float() + row.float()).relu().bfloat16()
+        torch.testing.assert_close(d.view, want, rtol=1.6e-2, atol=1e-2)
+
+
+def test_a_plan_of_a_request_with_a_tree(torch: Any) -> None:
+    """Rows are lists, and a scalar is one for all."""
+    tree = LISTED.epilogue
+    shapes = ((64, 128, 256), (0, 16, 16), (300, 40, 64))
+    request = ac.GroupedGemmRequest(
+        ac.GroupedGemmShape([ac.GemmShape(*one) for one in shapes]), dtype=BF16, layout_b=ac.GemmLayout.COL_MAJOR,
+        epilogue=ac.GemmEpilogue(tree=tree),
+    )  # fmt: skip
+    plan = grouped_plan.make(request.problem(0), backend=BACKEND)
+    a, b = [placed((m, k), BF16, m) for m, n, k in shapes], [placed((k, n), BF16, n, layout="c") for m, n, k in shapes]
+    bias, out = [placed((1, n), BF16, n + 1)[0] for m, n, k in shapes], [Guarded((m, n), BF16) for m, n, k in shapes]
+    given_by_name: dict[str, list[Any]] = {"bias": bias, "factor": [scales((1,), 1)]}
+    inputs = [one for operand in tree.inputs for one in given_by_name[operand.name]]
+    plan(*a, *b, *inputs, *(one.view for one in out))
+    torch.cuda.synchronize()
+    factor = given_by_name["factor"][0]
+    for x, y, row, d in zip(a, b, bias, out, strict=True):
+        d.assert_guards()
+        want = ((x.float() @ y.float()) * factor + row.float()).clamp(-1.5, 1.5).bfloat16()
         torch.testing.assert_close(d.view, want, rtol=1.6e-2, atol=1e-2)
 
 

@@ -23,6 +23,7 @@ import atomr_cutlass as ac
 import fake_grouped
 import fake_pack
 import fake_table
+import grouped_gpu
 from atomr_cutlass import CutlassDtype as D
 from atomr_cutlass import SmArch, arguments, devices, grouped_plan, pick, reference, trial
 from atomr_cutlass import epilogue as evt
@@ -674,6 +675,18 @@ def test_an_arch_without_cells_is_refused_by_name() -> None:
     for arch in absent:
         with pytest.raises(UnsupportedError, match=f"no kernels for {arch.value}; there are some for sm_80"):
             _best(_problem(), arch)
+
+
+def test_kernels_of_the_gpu_tests() -> None:
+    """They can be compiled before the tests run, and those of trees are few."""
+    device = devices.imagined(SmArch.SM90A)
+    keys = grouped_gpu.keys(device)
+    assert {key.name: supports(key).reason for key in keys if not supports(key)} == {}
+    of_trees = {grouped_plan.best_key(case.problem, device, None) for case in grouped_gpu.TREE_CASES}
+    assert len(of_trees) <= 8
+    lists = (grouped_plan.best_key(what, device, None) for what in grouped_gpu.trees_of_lists())
+    assert of_trees.issuperset(lists)
+    assert of_trees <= set(keys)
 
 
 def test_the_table_comes_first_and_what_it_lacks_is_named(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -107,14 +107,25 @@ CONV_OUTPUTS: dict[tuple[D, D, str], tuple[D, ...]] = {
 }
 
 
-def conv_types(op: str, a: D, b: D, d: D, math: str) -> Status:
-    """Whether a convolution over these element types exists anywhere in the matrix."""
+def conv_types(op: str, a: D, b: D, d: D, math: str, *, tree: bool = False) -> Status:
+    """Whether a convolution over these element types exists anywhere in the matrix.
+
+    Args:
+        op: operation of the kernel's key.
+        a: element type of A.
+        b: of B.
+        d: of D.
+        math: of the kernel's key.
+        tree: whether an epilogue tree makes D.
+    """
     if a in FP8_TYPES and b in FP8_TYPES:
         if op != "conv2d_fprop":
             return no("CUTLASS has fp8 convolutions forward only")
         if math != "fast":
             return no("fp8 convolutions accumulate in the tensor cores alone: their math is 'fast'")
     outputs = CONV_OUTPUTS.get((a, b, math))
+    if outputs is not None and tree:
+        outputs += TREE_OUTPUTS.get(a, ())
     if outputs is None:
         if a != b:
             return no(f"no convolution of {a.value} with {b.value}: both operands have one dtype (or are fp8 both)")
@@ -215,6 +226,22 @@ def supports_tree(program: str, acc: D, d: D) -> Status:
         if reduction and dtype != reduced_in.value:
             return no(f"a tree over {acc.value} accumulators reduces in {reduced_in.value}, not {dtype}")
     return OK
+
+
+def supports_conv_tree(key: KernelKey) -> Status:
+    """Whether a convolution's kernel can evaluate a tree over its pixels and channels.
+
+    Args:
+        key: of a convolution, whose epilogue has a tree.
+    """
+    if key.op == "conv2d_wgrad":
+        return no("the gradient of a filter has no epilogue: its columns are taps and channels")
+    if key.generation != "sm90":
+        return no(
+            "epilogue trees of convolutions are those of sm_90a's TMA kernels: implicit GEMM of CUTLASS 2.x has no "
+            "visitors, but bias and activation"
+        )
+    return supports_tree(split(key.epilogue)[1], key.acc, key.d)
 
 
 def supports_grouped_tree(epilogue: str) -> Status:

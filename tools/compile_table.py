@@ -32,7 +32,7 @@ from atomr_cutlass.generator.selection import Selection
 from atomr_cutlass.jit import kernels
 
 HELPERS = Path(__file__).resolve().parents[1] / "tests" / "helpers"
-OF_TREES = ("tree_cases", "matmul_gpu", "grouped_gpu")
+OF_TREES = ("tree_cases", "matmul_gpu", "grouped_gpu", "conv_tree_cases")
 """Modules there whose `keys` are what the tests of epilogue trees launch on a device."""
 
 

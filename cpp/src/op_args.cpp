@@ -142,7 +142,9 @@ std::vector<ArgsLayout> make_layouts() {
                   {"workspace"}));
   }
   for (char const* op : {"conv2d_fprop", "conv2d_dgrad", "conv2d_wgrad"}) {
-    made.push_back(layout_of(op, sizeof(atomr_cutlass_conv_args), conv, {"a", "b", "d", "workspace"}));
+    made.push_back(layout_of(op, sizeof(atomr_cutlass_conv_args),
+                             with_operands(conv, offsetof(atomr_cutlass_conv_args, operands)),
+                             {"a", "b", "d", "workspace"}));
   }
   return made;
 }

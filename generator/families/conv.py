@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from ..epilogue.lower import LINEAR, split
 from ..key import COLUMN, ROW, KernelKey
-from ..rules import OK, Status, accumulator, conv_types, no
+from ..rules import OK, Status, accumulator, conv_types, no, supports_conv_tree
 
 OPERATIONS = {"conv2d_fprop": "Fprop", "conv2d_dgrad": "Dgrad", "conv2d_wgrad": "Wgrad"}
 """Operations as CUTLASS's enumerations name them."""
@@ -34,11 +35,16 @@ def activation_cpp(key: KernelKey) -> str:
 
 def supports_conv(key: KernelKey) -> Status:
     """What every family of convolutions asks of a key."""
-    if key.epilogue not in EPILOGUES:
-        return no(f"unknown epilogue {key.epilogue!r}; valid: {', '.join(EPILOGUES)}")
-    if key.op == "conv2d_wgrad" and key.epilogue != "lc":
+    base, program = split(key.epilogue)
+    if base not in ((LINEAR,) if program else EPILOGUES):
+        return no(f"unknown epilogue {key.epilogue!r}; valid: {', '.join(EPILOGUES)}, and trees on {LINEAR}")
+    if program:
+        tree = supports_conv_tree(key)
+        if not tree:
+            return tree
+    elif key.op == "conv2d_wgrad" and key.epilogue != LINEAR:
         return no("the gradient of a filter has no bias and no activation: its epilogue is lc")
-    types = conv_types(key.op, key.a, key.b, key.d, key.math)
+    types = conv_types(key.op, key.a, key.b, key.d, key.math, tree=bool(program))
     if not types:
         return types
     if key.acc is not accumulator(key.a):

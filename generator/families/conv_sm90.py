@@ -6,9 +6,10 @@ from collections.abc import Iterator
 
 from ..archs import SmArch
 from ..dtypes import CutlassDtype
+from ..epilogue.lower import split
 from ..key import ROW, KernelKey, Triple
 from ..rules import FP8_TYPES, HALF_TYPES, OK, Status, accumulator, no
-from .base import FULL, Cell, Family, numbers, static_ints
+from .base import FULL, Cell, Family, epilogue_cpp, numbers, static_ints
 from .conv import LAYOUTS, OPERATIONS, activation_cpp, supports_conv
 
 D = CutlassDtype
@@ -47,12 +48,16 @@ def supports(key: KernelKey) -> Status:
 
 def values(key: KernelKey) -> dict[str, str]:
     """What the template is filled with."""
+    if split(key.epilogue)[1]:
+        epilogue = epilogue_cpp(key, "QuadLanes")
+    else:
+        epilogue = {"tree": "", "epilogue": f"BiasEpilogue<{activation_cpp(key)}>"}
     return {
         "operation": OPERATIONS[key.op],
         "tile": numbers(key.tile),
         "cute_cluster": static_ints(key.cluster),
         "stages": str(key.stages),
-        "activation": activation_cpp(key),
+        **epilogue,
     }
 
 

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import functools
 import math
+from collections.abc import Mapping
 from typing import Any
 
-from . import devices, estimate, select
+from . import _core, conv_fusion, devices, estimate, first_use, select
+from .conv_fusion import TO_NCHW
 from .conv_problem import (
     DGRAD,
     FPROP,
@@ -22,11 +26,13 @@ from .conv_problem import (
 )
 from .devices import Device
 from .errors import KernelNotFoundError, UnsupportedError
+from .fused import FusedOperands, Fusion, source_number
 from .generator.archs import SmArch
 from .generator.dtypes import CutlassDtype
+from .generator.epilogue.lower import LINEAR, split
 from .generator.key import KernelKey
-from .generator.matrix import cells, shared_memory, supports
-from .generator.rules import FP8_TYPES, conv_types
+from .generator.matrix import cells, shared_memory, supports, with_epilogue
+from .generator.rules import FP8_TYPES, accumulator, conv_types, supports_tree
 from .jit import kernels
 from .numerics import FAST
 from .op_plan import Address, OpPlan, Steps, bytes_of, refuse_capture
@@ -58,8 +64,12 @@ SLICE_SECONDS = 2e-8
 SLICES = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 REDUCED_BYTES_PER_SECOND = 2.5e12
 """At which slices that were computed side by side are added up."""
-TO_NCHW = (0, 3, 1, 2)
 ONE_TAP = "a filter of one tap: a GEMM"
+TREES = (
+    "epilogue trees, and bias together with C, are those of sm_90a's TMA kernels, which convolve one group of channels "
+    "aligned to 16 bytes, dgrad without a stride; other kernels have bias and activation"
+)
+"""Why a convolution with a tree has no kernel."""
 CAST_SECONDS = 4e-6
 """One launch that casts a small result."""
 SLICE_VECTOR = 4
@@ -222,8 +232,9 @@ def make(
     layout: str = "nhwc",
     chosen: Chosen | None = None,
 ) -> OpPlan:
-    """The plan for a convolution; its slots are a, b and, where there are such, c and bias, then out.
+    """The plan for a convolution.
 
+    Its slots are a, b and, where there are such, c, bias, the inputs and the outputs of an epilogue tree, then out.
     `layout` is the order in which calls name the dimensions of their arrays; the problem has NHWC's. `chosen`, one of
     `choices`, is how it is computed; without it, that is `choose`'s business.
 
@@ -239,8 +250,36 @@ def make(
     device = devices.get(what.device)
     how: dict[str, Any] = {"arch": arch, "backend": backend, "jit": jit}
     chosen = chosen or choose(what, device, **how)
+    refuse_capture(chosen.picked, what.device, stream)
+    # The check works on streams of its own, which the capture of a graph would not allow.
+    if what.fusion is not None and not (stream is not None and _core.capturing(what.device, stream)):
+        first_use.require(chosen.picked.key, device, functools.partial(_launch_once, chosen.picked, device))
+    return _plan(what, chosen, device, how, alpha=alpha, beta=beta, like=like, layout=layout)
+
+
+def _launch_once(
+    picked: Picked, device: Device, what: ConvProblem, fusion: Fusion, views: Mapping[str, _core.Operand]
+) -> None:
+    """Launches a kernel for a convolution of `a` and `b` to `out`, on the default stream."""
+    number = source_number(picked.key.epilogue)
+    way = dataclasses.replace(what, fusion=fusion, source=number, c=None if number is None else what.d)
+    chosen = Chosen(picked, way, 1, casts=False, wide=False, rewrite="")
+    made = _plan(way, chosen, device, {}, alpha=1.0, beta=0.0, like=None, layout="nhwc")
+    made(*(views[name] for name in ("a", "b", *(one.name for one in fusion.arrays), "out")), stream=0)
+
+
+def _plan(
+    what: ConvProblem,
+    chosen: Chosen,
+    device: Device,
+    how: dict[str, Any],
+    *,
+    alpha: float,
+    beta: float,
+    like: Any,
+    layout: str,
+) -> OpPlan:
     picked, solved, casts, wide = chosen.picked, chosen.solved, chosen.casts, chosen.wide
-    refuse_capture(picked, what.device, stream)
     steps = Steps(what.device)
 
     def slot(name: str, spec: MatrixSpec, alignment: int, role: str = "input") -> Address:
@@ -256,8 +295,12 @@ def make(
     a = slot("a", what.a, CAST_ALIGNMENT if casts else key_bytes(align_a, what.a))
     b = slot("b", what.b, CAST_ALIGNMENT if casts else key_bytes(align_b, what.b))
     of_d = CAST_ALIGNMENT if reduced else key_bytes(key.align_d, what.d)
+    source = solved.source is not None
     c = None if what.c is None else slot("c", what.c, of_d, "source")
     bias = None if what.bias is None else slot("bias", what.bias, key_bytes(key.align_d, what.bias))
+    others = FusedOperands(steps, what.fusion, solved.epilogue, align=key.align_d, clear_masks=False)
+    if source:
+        c = others.source
     out = slot("out", what.d, of_d, "output")
     if casts:
         a = _cast(steps, a, what.a, solved.a, how, device)
@@ -268,7 +311,9 @@ def make(
         args = {"batch": 1, "a": first, "b": second, "c": c, "d": out, "alpha": "alpha", "beta": "beta"}
         steps.launch(picked, product_args(choice, product.k) | args, main=True)
     elif not reduced:
-        steps.launch(picked, _args(solved, a, b, c, bias, out, chosen.split_k), main=True)
+        none = (0,) * (0 if what.fusion is None else len(what.fusion.arrays))
+        args = _args(solved, a, b, c, bias, out, chosen.split_k) | others.args(none, none, exchanged=False)
+        steps.launch(picked, args, main=True)
     else:
         # alpha, beta and C are for whoever adds up.
         slices = chosen.split_k if chosen.apart else 1
@@ -325,15 +370,27 @@ def choose(
     record: bool = True,
 ) -> Chosen:
     """The kernel for a convolution, after rewrites. Needs no GPU; arguments and errors are those of `pick.pick`."""
+    how: dict[str, Any] = {"arch": arch, "backend": backend, "jit": jit, "record": record}
+    *better, last = conv_fusion.ways(what)
+    for way in better:
+        with contextlib.suppress(UnsupportedError, KernelNotFoundError):
+            return _choose(way, device, **how)
+    return _choose(last, device, **how)
+
+
+def _choose(
+    what: ConvProblem, device: Device, *, arch: SmArch | None, backend: str, jit: str | None, record: bool
+) -> Chosen:
     g = what.geometry
     if 0 in what.d.shape or g.n == 0:
         raise UnsupportedError(
             f"a convolution of {g.n} images to shape {what.d.shape} is empty: there is nothing to plan"
         )
-    types = conv_types(what.op, what.a.dtype, what.b.dtype, what.d.dtype, what.math)
+    tree = what.fusion is not None
+    types = conv_types(what.op, what.a.dtype, what.b.dtype, what.d.dtype, what.math, tree=tree)
     if what.a.dtype in FP8_TYPES:
         # Whatever the operation: those that have no kernels are rewritten.
-        types = conv_types(FPROP, what.a.dtype, what.b.dtype, what.d.dtype, FAST)
+        types = conv_types(FPROP, what.a.dtype, what.b.dtype, what.d.dtype, FAST, tree=tree)
     if not types:
         raise UnsupportedError(types.reason)
     _check_results(what)
@@ -447,8 +504,11 @@ def best_key(what: ConvProblem, device: Device, arch: SmArch | None) -> KernelKe
     Raises:
         UnsupportedError: no cell serves it.
     """
-    solved, _, _ = _served(what, device, arch)
-    best = _best(solved, device, arch)
+    for way in conv_fusion.ways(what):
+        solved, _, _ = _served(way, device, arch)
+        best = _best(solved, device, arch)
+        if best is not None:
+            return best.key
     if best is None and what.op == WGRAD and not _unwidened(solved):
         best = _best(_widened(solved), device, arch)
     if best is None:
@@ -461,7 +521,7 @@ def _served(what: ConvProblem, device: Device, arch: SmArch | None) -> tuple[Con
     if what.a.dtype not in FP8_TYPES:
         return what, "", False
     native = dataclasses.replace(what, math=FAST)
-    if best_cell(what.op, lambda key: cost(key, native, device), device, arch) is not None:
+    if _best(native, device, arch) is not None:
         return native, "", False
     wide = what.d.dtype if what.d.dtype in (CutlassDtype.F16, CutlassDtype.BF16) else CutlassDtype.BF16
 
@@ -490,6 +550,9 @@ def _refusal(what: ConvProblem) -> str:
         refusal += ": kernels of strided dgrad have no dilation"
     elif not (packed(what.d) if what.op == WGRAD else collapses(what.d)):
         refusal += f": the pixels of the result, of strides {what.d.strides} (NHWC order), are not evenly spaced"
+    elif what.fusion is not None:
+        lowered = supports_tree(split(what.epilogue)[1], accumulator(what.a.dtype), what.d.dtype)
+        refusal += ": " + (lowered.reason or TREES)
     return refusal
 
 
@@ -500,17 +563,17 @@ def _best(what: ConvProblem, device: Device, arch: SmArch | None, split_k: int =
         return best
 
     def varied(key: KernelKey) -> KernelKey:
+        if key.epilogue == LINEAR:
+            key = with_epilogue(key, what.epilogue, what.d.dtype if what.fusion else key.d)
         unity = key.stride_support == "strided" and what.geometry.stride == (1, 1)
-        return dataclasses.replace(
-            key,
-            epilogue=what.epilogue if key.epilogue == "lc" else key.epilogue,
-            stride_support="unity" if unity else key.stride_support,
-        )
+        return dataclasses.replace(key, stride_support="unity") if unity else key
 
-    best = best_cell(what.op, lambda key: cost(varied(key), what, device, split_k), device, arch)
-    if best is None or not supports(varied(best.key)):
-        return None
-    return Picked(varied(best.key), None, best.seconds)
+    def price(key: KernelKey) -> float | None:
+        seconds = cost(varied(key), what, device, split_k)
+        return None if seconds is None or not supports(varied(key)) else seconds
+
+    best = best_cell(what.op, price, device, arch)
+    return None if best is None else Picked(varied(best.key), None, best.seconds)
 
 
 def _pick(

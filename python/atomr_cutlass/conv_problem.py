@@ -6,10 +6,15 @@ import math
 from dataclasses import dataclass
 
 from .errors import InvalidOperandError, UnsupportedError
+from .fused import Fusion
+from .generator.epilogue.lower import LINEAR, epilogue_id, with_source
 from .problem import MatrixSpec
 from .reference import ConvGeometry
 
 FPROP, DGRAD, WGRAD = "conv2d_fprop", "conv2d_dgrad", "conv2d_wgrad"
+
+OPERANDS = {FPROP: ("x", "w"), DGRAD: ("dy", "w"), WGRAD: ("dy", "x")}
+"""A and B as callers call them."""
 
 
 @dataclass(frozen=True)
@@ -25,6 +30,8 @@ class ConvProblem:
         activation: name, or None.
         math: math mode of the kernel key.
         device: index of the GPU.
+        fusion: the tree that follows, with its arrays, in the place of bias and activation; or None.
+        source: number of the tree's input that comes by the way of C, which is then what `c` is; or None.
     """
 
     op: str
@@ -37,6 +44,8 @@ class ConvProblem:
     activation: str | None
     math: str
     device: int
+    fusion: Fusion | None = None
+    source: int | None = None
 
     @property
     def x(self) -> MatrixSpec:
@@ -56,7 +65,10 @@ class ConvProblem:
     @property
     def epilogue(self) -> str:
         """Id of the kernel key's epilogue."""
-        return "lc" if self.activation in (None, "identity") else f"lc_{self.activation}"
+        if self.fusion is not None:
+            program = self.fusion.tree.program
+            return epilogue_id(LINEAR, program if self.source is None else with_source(program, self.source))
+        return LINEAR if self.activation in (None, "identity") else f"{LINEAR}_{self.activation}"
 
     @property
     def implicit_gemm(self) -> tuple[int, int, int]:

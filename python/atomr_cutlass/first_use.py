@@ -12,11 +12,12 @@ import math
 import os
 import warnings
 from collections.abc import Callable, Mapping
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 
 from . import _core, numerics, operands, reference
+from .conv_problem import DGRAD, FPROP, ConvProblem
 from .devices import Device
 from .errors import InvalidOperandError, UnsupportedError
 from .fused import Fusion, fusion_of, output_shape
@@ -35,7 +36,7 @@ VARIABLE = "ATOMR_CUTLASS_CHECK_EPILOGUES"
 """`on` (the default) or `off`."""
 
 Array: TypeAlias = "np.ndarray[Any, Any]"
-Launch = Callable[[GemmProblem, Fusion, Mapping[str, _core.Operand]], None]
+Launch = Callable[[Any, Fusion, Mapping[str, _core.Operand]], None]
 """Launches the key that is checked for a problem over arrays on the GPU: a, b, out and the tree's operands by name."""
 
 _verdicts: dict[str, str] = {}
@@ -98,32 +99,88 @@ def _differences(key: KernelKey, device: int, launch: Launch) -> list[str]:
     """What a small problem has that the reference does not."""
     program = split(key.epilogue)[1].replace(f"input:{SOURCE}:", f"input:{MATRIX}:")
     tree = EpilogueVisitorTree.parse(program)
-    # More than a tile along M and N, and neither a whole number of tiles; aligned for every kernel.
-    m, n, k = key.tile[0] + 16, key.tile[1] + 16, 2 * key.tile[2]
     random = np.random.default_rng(20)
-    a = _normal(random, (m, k), key.a) if key.layout_a == ROW_MAJOR else _normal(random, (k, m), key.a).T
-    b = _normal(random, (k, n), key.b) if key.layout_b == ROW_MAJOR else _normal(random, (n, k), key.b).T
+    made = (_convolution if key.op in (FPROP, DGRAD) else _product)(key, random, device)
+    m, n = made.acc.shape
     given = {one.name: _operand(random, one.kind, one.dtype, m, n) for one in tree.inputs}
 
     views = {name: operands.upload(array, device) for name, array in given.items()}
-    views["a"] = operands.upload(a, device, columns=key.layout_a != ROW_MAJOR)
-    views["b"] = operands.upload(b, device, columns=key.layout_b != ROW_MAJOR)
-    _, views[RESULT] = operands.empty((m, n), key.d, device, None)
+    views |= made.views
     for output in tree.outputs:
         element = operands.BYTE if output.dtype is None else output.dtype.dlpack
         _, views[output.name] = operands.empty_of(output_shape(output, (m, n)), element, device, None)
     for name in (RESULT, *(one.name for one in tree.outputs)):
         _poison(views[name])
-    what = GemmProblem(_spec(views["a"]), _spec(views["b"]), None, _spec(views[RESULT]), key.math, device)
-    launch(what, fusion_of(tree, views), views)
+    launch(made.what, fusion_of(tree, views), views)
     got = {name: operands.download(views[name]) for name in (RESULT, *(one.name for one in tree.outputs))}
+    got[RESULT] = got[RESULT].reshape(m, n)
+    return reference.agrees(tree, got, made.acc, made.error, given, out_dtype=key.d)
 
-    limits = reference.tolerance(
-        key.a, CutlassDtype.F64 if key.acc is CutlassDtype.F64 else CutlassDtype.F32, k, key.math
-    )
-    acc = reference.gemm(a, b, out_dtype=CutlassDtype.F64, math="default" if key.math == numerics.FAST else key.math)
-    error = limits.atol_factor * reference.absolute_product(a, b) + limits.rtol * np.abs(acc)
-    return reference.agrees(tree, got, acc, error, given, out_dtype=key.d)
+
+class _Made(NamedTuple):
+    """A small problem.
+
+    Attributes:
+        what: as kernels are asked for it.
+        views: of a, b and out, on the GPU.
+        acc: what the tree gets, (M, N).
+        error: how far the kernel's may be from it.
+    """
+
+    what: GemmProblem | ConvProblem
+    views: dict[str, _core.Operand]
+    acc: Array
+    error: Array
+
+
+def _product(key: KernelKey, random: np.random.Generator, device: int) -> _Made:
+    """More than a tile along M and N, and neither a whole number of tiles; aligned for every kernel."""
+    m, n, k = key.tile[0] + 16, key.tile[1] + 16, 2 * key.tile[2]
+    a = _normal(random, (m, k), key.a) if key.layout_a == ROW_MAJOR else _normal(random, (k, m), key.a).T
+    b = _normal(random, (k, n), key.b) if key.layout_b == ROW_MAJOR else _normal(random, (n, k), key.b).T
+    views = {
+        "a": operands.upload(a, device, columns=key.layout_a != ROW_MAJOR),
+        "b": operands.upload(b, device, columns=key.layout_b != ROW_MAJOR),
+        RESULT: operands.empty((m, n), key.d, device, None)[1],
+    }
+    what = GemmProblem(_spec(views["a"]), _spec(views["b"]), None, _spec(views[RESULT]), key.math, device)
+    acc = reference.gemm(a, b, out_dtype=CutlassDtype.F64, math=_math(key))
+    return _Made(what, views, acc, _error(key, k, acc, reference.absolute_product(a, b)))
+
+
+def _convolution(key: KernelKey, random: np.random.Generator, device: int) -> _Made:
+    """The same of pixels and channels, with a filter of nine taps over an image with a border."""
+    rows, columns, taps = key.tile[0] // 8 + 2, 8, 3
+    read, written = 2 * key.tile[2], key.tile[1] + 16
+    forward = key.op == FPROP
+    image = (1, rows, columns, written)
+    a = _normal(random, (1, rows, columns, read), key.a)
+    b = _normal(random, (written, taps, taps, read) if forward else (read, taps, taps, written), key.b)
+    views = {"a": operands.upload(a, device), "b": operands.upload(b, device)}
+    views[RESULT] = operands.empty(image, key.d, device, None)[1]
+    if forward:
+        acc = reference.conv2d(a, b, padding=1, out_dtype=CutlassDtype.F64, math=_math(key))
+        absolute = reference.absolute_conv2d(a, b, padding=1)
+    else:
+        acc = reference.conv2d_dgrad(a, b, image, padding=1, out_dtype=CutlassDtype.F64, math=_math(key))
+        absolute = reference.absolute_conv2d_dgrad(a, b, image, padding=1)
+    x, w = (a.shape, b.shape) if forward else (image, b.shape)
+    geometry = reference.conv_geometry(x, w, stride=1, padding=1, dilation=1, groups=1)
+    specs = {name: _spec(view) for name, view in views.items()}
+    what = ConvProblem(key.op, geometry, specs["a"], specs["b"], None, specs[RESULT], None, None, key.math, device)
+    flat = (rows * columns, written)
+    return _Made(what, views, acc.reshape(flat), _error(key, taps * taps * read, acc, absolute).reshape(flat))
+
+
+def _math(key: KernelKey) -> str:
+    return "default" if key.math == numerics.FAST else key.math
+
+
+def _error(key: KernelKey, k: int, acc: Array, absolute: Array) -> Array:
+    exact = CutlassDtype.F64 if key.acc is CutlassDtype.F64 else CutlassDtype.F32
+    limits = reference.tolerance(key.a, exact, k, key.math)
+    error: Array = limits.atol_factor * absolute + limits.rtol * np.abs(acc)
+    return error
 
 
 def _spec(view: _core.Operand) -> MatrixSpec:

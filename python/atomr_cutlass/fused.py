@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from . import _core, operands
@@ -32,6 +32,7 @@ class TreeArray:
         dtype: its element type; I8 of a mask, whose elements are bytes.
         reduction: of an output that is reduced; else empty.
         alignment: bytes that its address is a multiple of.
+        slot: extents and strides of the caller's array, where those are not `shape` and `strides`.
     """
 
     name: str
@@ -41,6 +42,7 @@ class TreeArray:
     dtype: CutlassDtype
     reduction: str = ""
     alignment: int = 16
+    slot: tuple[Shape, Shape] | None = None
 
     @property
     def element(self) -> tuple[int, int]:
@@ -164,20 +166,30 @@ def problem_of(what: GemmProblem, fusion: Fusion, base: str) -> list[GemmProblem
         fusion: what follows it.
         base: `lc`, or `scaled` where scales are arrays.
     """
-    program = fusion.tree.program
-    plain = problem_for(what, fusion, epilogue_id(base, program))
-    if what.c is not None:
+    plain = problem_for(what, fusion, epilogue_id(base, fusion.tree.program))
+    number = None if what.c is not None else source_of(
+        fusion, lambda one: one.dtype is what.d.dtype and _like_d(one.spec, what.d)
+    )  # fmt: skip
+    if number is None:
         return [plain]
-    for number, one in enumerate(fusion.inputs):
-        if one.kind == MATRIX and one.dtype is what.d.dtype and _like_d(one.spec, what.d):
-            return [problem_for(what, fusion, epilogue_id(base, with_source(program, number))), plain]
-    return [plain]
+    return [problem_for(what, fusion, epilogue_id(base, with_source(fusion.tree.program, number))), plain]
+
+
+def source_of(fusion: Fusion, like_d: Callable[[TreeArray], bool]) -> int | None:
+    """The number of the first matrix of a tree that can come by the way of C; None where none can.
+
+    Args:
+        fusion: the tree.
+        like_d: whether an array has D's element type, and lies so.
+    """
+    fits = (number for number, one in enumerate(fusion.inputs) if one.kind == MATRIX and like_d(one))
+    return next(fits, None)
 
 
 def problem_for(what: GemmProblem, fusion: Fusion, epilogue: str) -> GemmProblem:
     """The problem with its tree as the epilogue of a kernel's key has it."""
     specs = tuple(one.spec for one in fusion.arrays)
-    number = _source(epilogue)
+    number = source_number(epilogue)
     c = what.c if number is None else fusion.inputs[number].spec
     return dataclasses.replace(what, epilogue=epilogue, operands=specs, c=c)
 
@@ -197,10 +209,10 @@ def _role(one: TreeArray, *, written: bool) -> str:
 
 def reads_source(epilogue: str) -> bool:
     """Whether an operand of the tree comes by the way of C."""
-    return _source(epilogue) is not None
+    return source_number(epilogue) is not None
 
 
-def _source(epilogue: str) -> int | None:
+def source_number(epilogue: str) -> int | None:
     """The number of the input that comes by the way of C."""
     kinds = [kind for kind, _ in operand_kinds(split(epilogue)[1])[0]]
     return kinds.index(SOURCE) if SOURCE in kinds else None
@@ -224,14 +236,15 @@ class FusedOperands:
         """
         self._arrays = fusion.arrays if fusion else ()
         self._places: list[Address] = []
-        self._source = _source(epilogue)
+        self._source = source_number(epilogue)
         for number, one in enumerate(self._arrays):
             written = fusion is not None and one in fusion.outputs
             size = one.dtype.bits // 8
+            shape, strides = one.slot or (one.shape, one.strides)
             place = steps.slot(
                 one.name,
-                one.shape,
-                one.strides,
+                shape,
+                strides,
                 one.element,
                 alignment=size * align if number == self._source else size,
                 role=_role(one, written=written),

@@ -8,7 +8,7 @@ from typing import Any, ClassVar, Generic, TypeVar
 
 from . import _core, operands
 from .bindings import Weights, check_operand, take_up
-from .conv import named
+from .conv_fusion import named
 from .errors import CutlassError, InvalidOperandError, UnsupportedError
 from .matmul_request import Call, MatmulRequest, call_of
 from .plan_cache import PlanKey

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
 from . import fp4
-from .conv_plan import TO_NCHW
-from .conv_problem import DGRAD, FPROP, WGRAD
+from .conv_fusion import TO_NCHW
+from .conv_problem import OPERANDS, WGRAD
+from .fused import Fusion
 from .generator.dtypes import CutlassDtype
 from .generator.epilogue.tree import MASK, ROW
 from .operands import BYTE
@@ -15,7 +17,6 @@ from .problem import MatrixSpec
 from .requests import ConvLayout, GemmRequest, GroupedGemmRequest
 from .scaled import Scale
 
-CONV_OPERANDS = {FPROP: ("x", "w"), DGRAD: ("dy", "w"), WGRAD: ("dy", "x")}
 SCALES = ("scale_a", "scale_b", "scale_d", "amax")
 
 
@@ -58,13 +59,10 @@ def slots_of(request: Any) -> tuple[Slot, ...]:
             Slot("out", grouped.d, listed=True, written=True),
         )
     conv = request.problem(0)
-    first, second = CONV_OPERANDS[request.op]
-    arrays = ((first, conv.a), (second, conv.b), ("c", conv.c), ("bias", conv.bias), ("out", conv.d))
-    return tuple(
-        Slot(name, (_ordered(spec, request.layout),), written=name == "out")
-        for name, spec in arrays
-        if spec is not None
-    )
+    first, second = OPERANDS[request.op]
+    arrays = ((first, conv.a), (second, conv.b), ("c", conv.c), ("bias", conv.bias))
+    found = [Slot(name, (_ordered(spec, request.layout),)) for name, spec in arrays if spec is not None]
+    return (*found, *_of_fusion(conv.fusion), Slot("out", (_ordered(conv.d, request.layout),), written=True))
 
 
 def names_of(request: Any) -> tuple[str, ...]:
@@ -74,7 +72,7 @@ def names_of(request: Any) -> tuple[str, ...]:
     elif isinstance(request, GroupedGemmRequest):
         every = ("a", "b", "c", "bias")
     else:
-        every = (*CONV_OPERANDS[request.op], "c", *(("bias",) if request.op != WGRAD else ()))
+        every = (*OPERANDS[request.op], "c", *(("bias",) if request.op != WGRAD else ()))
     own = tuple(slot.name for slot in slots_of(request)[:-1])
     return own + tuple(name for name in every if name not in own)
 
@@ -121,12 +119,15 @@ def _of_gemm(request: GemmRequest) -> tuple[Slot, ...]:
             if scale is not None:
                 element = BYTE if scale.dtype == BYTE else None
                 found.append(Slot(name, (_spec(scale),), written=name == "amax", element=element))
-    if fusion is not None:
-        for one in fusion.arrays:
-            spec = MatrixSpec(one.shape, one.strides, one.dtype, one.alignment)
-            element = BYTE if one.kind == MASK else None
-            found.append(Slot(one.name, (spec,), written=one in fusion.outputs, element=element))
-    return (*found, Slot("out", (what.d,), written=True))
+    return (*found, *_of_fusion(fusion), Slot("out", (what.d,), written=True))
+
+
+def _of_fusion(fusion: Fusion | None) -> Iterator[Slot]:
+    for one in () if fusion is None else fusion.arrays:
+        shape, strides = one.slot or (one.shape, one.strides)
+        spec = MatrixSpec(shape, strides, one.dtype, one.alignment)
+        element = BYTE if one.kind == MASK else None
+        yield Slot(one.name, (spec,), written=fusion is not None and one in fusion.outputs, element=element)
 
 
 def _spec(scale: Scale) -> MatrixSpec:

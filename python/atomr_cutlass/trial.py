@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import abc
+import math
 import statistics
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -14,7 +15,8 @@ import numpy as np
 
 from . import _core, devices, fp4, numerics, operands, quantization, reference
 from .conv import conv2d, conv2d_dgrad, conv2d_wgrad
-from .conv_problem import DGRAD, FPROP
+from .conv_fusion import as_matrix, matrix_shape
+from .conv_problem import DGRAD, FPROP, OPERANDS
 from .fused import Fusion
 from .gemm import gemm
 from .generator.dtypes import CutlassDtype
@@ -336,7 +338,10 @@ def _work(request: Request, arrays: Arrays) -> _Work:
     if isinstance(request, GemmRequest):
         fusion = request.fusion()
         return _Gemm(request, arrays) if fusion is None else _FusedGemm(request, arrays, fusion=fusion)
-    return _Grouped(request, arrays) if isinstance(request, GroupedGemmRequest) else _Conv(request, arrays)
+    if isinstance(request, GroupedGemmRequest):
+        return _Grouped(request, arrays)
+    tree = request.tree
+    return _Conv(request, arrays) if tree is None else _FusedConv(request, arrays, tree=tree)
 
 
 def _on_reference(work: _Work, part: Arrays) -> None:
@@ -543,6 +548,10 @@ def _beyond(got: Array, wanted: Array, bound: Array, *, bits: bool) -> int:
     return int(right.size - np.count_nonzero(right))
 
 
+_CONVOLUTIONS = (reference.conv2d, reference.conv2d_dgrad, reference.conv2d_wgrad)
+_MAGNITUDES = (reference.absolute_conv2d, reference.absolute_conv2d_dgrad, reference.absolute_conv2d_wgrad)
+
+
 @dataclass
 class _Conv(_Near):
     request: Any
@@ -583,12 +592,8 @@ class _Conv(_Near):
         part["out"][...] = self._called(functions, part, **how, **self.activation)
 
     def expected(self, part: Arrays) -> tuple[Array, Array]:
-        functions = (reference.conv2d, reference.conv2d_dgrad, reference.conv2d_wgrad)
         how = {"out_dtype": self.request.result_dtype, "math": self.request.math}
-        absolute = (
-            reference.absolute_conv2d, reference.absolute_conv2d_dgrad, reference.absolute_conv2d_wgrad
-        )  # fmt: skip
-        return self._called(functions, part, **how, **self.activation), self._called(absolute, part)
+        return self._called(_CONVOLUTIONS, part, **how, **self.activation), self._called(_MAGNITUDES, part)
 
     def finish(self, check: _Check) -> None:
         """There is nothing but parts."""
@@ -607,6 +612,43 @@ class _Conv(_Near):
             done = of_wgrad(part["dy"], part["x"], part["out"].shape, part.get("c"), **how)
         made: Array = done
         return made
+
+
+@dataclass
+class _FusedConv(_Conv):
+    """With a tree over the pixels and channels of the result."""
+
+    tree: EpilogueVisitorTree = field(kw_only=True)
+
+    def parts(self) -> Iterator[Arrays]:
+        yield self.arrays
+
+    def compute(self, part: Arrays) -> None:
+        acc, matrices = self._accumulated(part, _CONVOLUTIONS), self._matrices(part)
+        read = {one.name: matrices[one.name] for one in self.tree.inputs}
+        for name, values in reference.evaluate(self.tree, acc, read, out_dtype=self.request.result_dtype).items():
+            part[name][...] = values.reshape(part[name].shape)
+
+    def compare(self, part: Arrays, check: _Check) -> None:
+        acc, absolute = (self._accumulated(part, one) for one in (_CONVOLUTIONS, _MAGNITUDES))
+        error = check.limits.atol_factor * absolute + check.limits.rtol * np.abs(acc)
+        _compare_tree(check, self.tree, self._matrices(part), acc, error, out_dtype=self.request.result_dtype)
+
+    def _accumulated(self, part: Arrays, functions: Any) -> Array:
+        """A convolution without what follows it, as a matrix."""
+        how = {"out_dtype": CutlassDtype.F64, "math": self.request.math} if functions is _CONVOLUTIONS else {}
+        own = {name: part[name] for name in (*OPERANDS[self.request.op], "c", "out") if name in part}
+        made = self._called(functions, own, **how)
+        return made.reshape(matrix_shape(made.shape))
+
+    def _matrices(self, part: Arrays) -> Arrays:
+        image = part["out"].shape
+        found = {}
+        for name in (*(one.name for one in self.tree.inputs), *(one.name for one in self.tree.outputs), "out"):
+            array = part[name]
+            dense = tuple(math.prod(array.shape[axis + 1 :]) for axis in range(array.ndim))
+            found[name] = array.reshape(as_matrix(name, array.shape, dense, image)[0])
+        return found
 
 
 @dataclass

@@ -14,7 +14,9 @@ import atomr_cutlass as ac
 from atomr_cutlass import CutlassDtype as D
 from atomr_cutlass import _core, arguments, devices, operands, reference
 from atomr_cutlass import conv as conv_module
+from atomr_cutlass.epilogue import EvtBuilder, Traced
 from atomr_cutlass.errors import InvalidOperandError, UnsupportedError
+from atomr_cutlass.fused_arguments import of_tree
 from atomr_cutlass.reference import ConvGeometry
 from dlpack_arrays import Array, CudaArray
 
@@ -464,7 +466,6 @@ BIAS = _random(8, seed=5)
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
-        ({"bias": BIAS, "c": Y, "beta": 1.0}, "bias together with c: the kernels read one of them as their source"),
         ({"scale_d": 2.0, "activation": "relu"}, "scale_d after an activation"),
         ({"scale_d": 2.0, "bias": BIAS}, "scale_d together with bias: scale the bias"),
         ({"bias": _random(16, seed=5)[::2]}, "bias has stride 2: kernels read contiguous ones; copy it"),
@@ -491,14 +492,15 @@ def _signature(**changes: Any) -> Any:
     options: dict[str, Any] = {
         "op": "conv2d_fprop", "stride": 1, "padding": 0, "dilation": 1, "groups": 1, "layout": "nhwc", "alpha": 1.0,
         "beta": 0.0, "activation": None, "scales": (None, None, None), "out_dtype": None, "precision": None,
-        "stream": None, "backend": "auto", "jit": None, "shape": None,
+        "stream": None, "backend": "auto", "jit": None, "shape": None, "epilogue": None,
     }  # fmt: skip
     arrays: dict[str, Any] = {
         "a": _on_gpu((2, 5, 6, 4)), "b": _on_gpu((8, 3, 3, 4), 0x7F10_0000_0000), "c": None, "bias": None,
         "out": _on_gpu((2, 3, 4, 8), 0x7F20_0000_0000),
     }  # fmt: skip
     arrays |= {name: changes.pop(name) for name in tuple(changes) if name in arrays}
-    return conv_module._Options(**(options | changes)).signature(arrays)
+    others = changes.pop("others", {})
+    return conv_module._Options(**(options | changes)).signature(arrays, others)
 
 
 def test_kept_plans_are_found_by_all_that_they_depend_on() -> None:
@@ -507,8 +509,14 @@ def test_kept_plans_are_found_by_all_that_they_depend_on() -> None:
     assert _signature() == plain
     assert _signature(alpha=2.0) == plain  # of the launch
     assert _signature(a=_on_gpu((2, 5, 6, 4), 0x7F30_0000_0000)) == plain
+    tree = EvtBuilder().activation("relu").build()
+    assert _signature(epilogue=tree) == _signature(epilogue=EvtBuilder().activation("relu").build())
     changes: list[dict[str, Any]] = [
         {"op": "conv2d_dgrad"},
+        {"epilogue": tree},
+        {"epilogue": EvtBuilder().activation("gelu").build()},
+        {"others": {"scale": _on_gpu((1,), 0x7F50_0000_0000)}},
+        {"others": {"other": _on_gpu((1,), 0x7F50_0000_0000)}},
         {"stride": 2},
         {"padding": (1, 1)},
         {"dilation": 2},
@@ -540,6 +548,8 @@ def test_kept_plans_are_found_by_all_that_they_depend_on() -> None:
         {"out": None},
         {"stride": [1, 1]},
         {"a": X},
+        {"epilogue": lambda acc: acc},
+        {"others": {"factor": 2.0}},
     ],
 )
 def test_other_calls_are_planned_anew(changes: dict[str, Any]) -> None:
@@ -551,19 +561,31 @@ def test_a_kept_plan_gets_the_callers_own_arrays(monkeypatch: pytest.MonkeyPatch
     """It reads their framework's stream from them, which views of them in another order would not tell."""
     calls: list[tuple[Any, ...]] = []
 
-    def found(*given: Any, out: Any, **how: Any) -> Any:
-        calls.append((*given, out, how))
-        return out
+    class Plan:
+        device = 0
+
+        def __call__(self, *given: Any, out: Any, **how: Any) -> Any:
+            calls.append((*given, out, how))
+            return out
+
+    traced: Traced | None = None
 
     class Plans:
         def get(self, _key: Any) -> Any:
-            return found
+            return conv_module._Kept(Plan(), (2, 3, 4, 8), D.F32, traced)  # type: ignore[arg-type]
 
     x, w, out = _on_gpu((2, 4, 5, 6)), _on_gpu((8, 4, 3, 3), 0x7F10_0000_0000), _on_gpu((2, 8, 3, 4), 0x7F20_0000_0000)
     bias = _on_gpu((8,), 0x7F30_0000_0000)
     monkeypatch.setattr(conv_module, "_plans", Plans())
     assert ac.conv2d(x, w, out=out, bias=bias, layout=layout, alpha=2.0, stream=3) is out
-    assert calls == [(x, w, bias, out, {"alpha": 2.0, "beta": 0.0, "stream": 3})]
+    how = {"alpha": 2.0, "beta": 0.0, "stream": 3}
+    assert calls == [(x, w, bias, out, how)]
+    tree = EvtBuilder().add_bias("bias", dtype=D.F32).reduce("sums", "row").build()
+    traced = of_tree(tree)
+    sums = _on_gpu((8,), 0x7F60_0000_0000)
+    made = ac.conv2d(x, w, out=out, layout=layout, epilogue=tree, bias=bias, sums=sums, alpha=2.0, stream=3)
+    assert made == {"out": out, "sums": sums}
+    assert calls[1:] == [(x, w, bias, sums, out, how)]
     with pytest.raises(InvalidOperandError, match="alpha is a"):
         ac.conv2d(x, w, out=out, layout=layout, alpha=True)
     with pytest.raises(InvalidOperandError, match="c is given but beta is 0"):

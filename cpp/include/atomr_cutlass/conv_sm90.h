@@ -6,6 +6,7 @@
 
 #include "atomr_cutlass/activation.h"
 #include "atomr_cutlass/conv_problem.h"
+#include "atomr_cutlass/epilogue_visitor.h"
 #include "atomr_cutlass/kernel_abi.h"
 #ifdef __CUDACC_RTC__
 #include "atomr_cutlass/nvrtc/const_tuple.h"
@@ -25,30 +26,42 @@
 
 namespace atomr_cutlass {
 
-// What becomes of the accumulators; Function is void where there is no activation.
-template <bool kBias, class Function, class ElementD, class Compute>
-struct ConvFusion {
+// An epilogue of bias and activation; Function is void where there is no activation.
+template <class Function>
+struct BiasEpilogue {};
+
+// What the collective builder is told of an epilogue: a visitor, or CUTLASS's operation.
+template <class Epilogue, bool kBias, int kTileM, int kTileN, class ElementD, class Compute>
+struct ConvFusion;
+template <class Tree, bool kScaled, class Lanes, bool kBias, int kTileM, int kTileN, class ElementD, class Compute>
+struct ConvFusion<TreeEpilogue<Tree, kScaled, Lanes>, kBias, kTileM, kTileN, ElementD, Compute> {
+  using Type = TreeVisitor<TreeEpilogue<Tree, kScaled, Lanes>, kTileM, kTileN, ElementD>;
+};
+template <class Function, int kTileM, int kTileN, class ElementD, class Compute>
+struct ConvFusion<BiasEpilogue<Function>, true, kTileM, kTileN, ElementD, Compute> {
   using Type = cutlass::epilogue::fusion::LinCombPerColBiasEltAct<Activation<Function>::template Of, ElementD, Compute,
                                                                   ElementD, ElementD, Compute>;
 };
-template <class ElementD, class Compute>
-struct ConvFusion<true, void, ElementD, Compute> {
+template <int kTileM, int kTileN, class ElementD, class Compute>
+struct ConvFusion<BiasEpilogue<void>, true, kTileM, kTileN, ElementD, Compute> {
   using Type = cutlass::epilogue::fusion::LinCombPerColBias<ElementD, Compute, ElementD, ElementD, Compute>;
 };
-template <class ElementD, class Compute>
-struct ConvFusion<false, void, ElementD, Compute> {
+template <int kTileM, int kTileN, class ElementD, class Compute>
+struct ConvFusion<BiasEpilogue<void>, false, kTileM, kTileN, ElementD, Compute> {
   using Type = cutlass::epilogue::fusion::LinearCombination<ElementD, Compute, ElementD, Compute>;
 };
 
 template <cutlass::conv::Operator kOperator, class ElementA, int kAlignA, class ElementB, int kAlignB, class ElementD,
           int kAlignD, class Accumulator, class Compute, int kTileM, int kTileN, int kTileK, class Cluster, int kStages,
-          class Function>
+          class Epilogue>
 struct ConvSm90 {
   using Args = atomr_cutlass_conv_args;
   using Operator = cutlass::conv::Operator;
   static constexpr bool kFprop = kOperator == Operator::kFprop;
   static constexpr bool kDgrad = kOperator == Operator::kDgrad;
   static constexpr bool kWgrad = kOperator == Operator::kWgrad;
+  static constexpr bool kTree = kIsTree<Epilogue>;
+  static_assert(!(kTree && kWgrad), "the filter's gradient has columns of several dimensions, which trees know not");
 
   // A dimension of several modes is tiled along its first one, the channels.
   template <int kExtent>
@@ -56,7 +69,7 @@ struct ConvSm90 {
   using Tile = cute::conditional_t<kWgrad, cute::Shape<cute::Int<kTileM>, Channels<kTileN>, Channels<kTileK>>,
                                    cute::Shape<cute::Int<kTileM>, cute::Int<kTileN>, Channels<kTileK>>>;
   using LayoutD = cute::conditional_t<kWgrad, cutlass::layout::TensorKCSR, cutlass::layout::TensorNHWC>;
-  using Fusion = typename ConvFusion<!kWgrad, Function, ElementD, Compute>::Type;
+  using Fusion = typename ConvFusion<Epilogue, !kWgrad, kTileM, kTileN, ElementD, Compute>::Type;
 
   using CollectiveEpilogue = typename cutlass::epilogue::collective::CollectiveBuilder<
       cutlass::arch::Sm90, cutlass::arch::OpClassTensorOp, Tile, Cluster,
@@ -118,9 +131,14 @@ struct ConvSm90 {
     result.epilogue.dC = stride_d(args);
     result.epilogue.ptr_D = static_cast<ElementD*>(args.d);
     result.epilogue.dD = stride_d(args);
-    result.epilogue.thread.alpha = Compute(args.alpha);
-    result.epilogue.thread.beta = has_source ? Compute(args.beta) : Compute(0);
-    if constexpr (!kWgrad) result.epilogue.thread.bias_ptr = static_cast<ElementD const*>(args.bias);
+    if constexpr (kTree) {
+      result.epilogue.thread = TreeParams<typename Epilogue::Tree>::of(args);
+      if (!has_source) result.epilogue.thread.beta = 0;
+    } else {
+      result.epilogue.thread.alpha = Compute(args.alpha);
+      result.epilogue.thread.beta = has_source ? Compute(args.beta) : Compute(0);
+      if constexpr (!kWgrad) result.epilogue.thread.bias_ptr = static_cast<ElementD const*>(args.bias);
+    }
     return result;
   }
 
@@ -136,7 +154,7 @@ struct ConvSm90 {
 
   static bool can_implement(Args const& args) {
     if (!consistent(args) || args.groups != 1 || args.split_k != 1) return false;
-    if (kWgrad && args.bias != nullptr) return false;
+    if ((kWgrad || kTree) && args.bias != nullptr) return false;
     // CUTLASS computes a dgrad with strides, wrongly.
     if (kDgrad && (args.stride_h != 1 || args.stride_w != 1)) return false;
     // What an im2col tensor map admits.

@@ -179,13 +179,12 @@ struct TreeParams {
   atomr_cutlass_tree_operand operands[kOperands > 0 ? kOperands : 1];
 
   static TreeParams of(atomr_cutlass_gemm_args const& args) {
-    TreeParams made{};
+    TreeParams made = unscaled(args);
     made.scaled = ScaledParams::of(args);
-    made.alpha = typename Tree::Value(args.alpha);
-    made.beta = typename Tree::Value(args.beta);
-    for (int i = 0; i < kOperands; ++i) made.operands[i] = args.operands[i];
     return made;
   }
+  // Rows of D are pixels.
+  static TreeParams of(atomr_cutlass_conv_args const& args) { return unscaled(args); }
 
   // Element (m, n) of an operand.
   template <class Element>
@@ -196,6 +195,16 @@ struct TreeParams {
 
   // The scales of a batch.
   CUTLASS_DEVICE ScaledParams const& scales(int) const { return scaled; }
+
+ private:
+  template <class Args>
+  static TreeParams unscaled(Args const& args) {
+    TreeParams made{};
+    made.alpha = typename Tree::Value(args.alpha);
+    made.beta = typename Tree::Value(args.beta);
+    for (int i = 0; i < kOperands; ++i) made.operands[i] = args.operands[i];
+    return made;
+  }
 };
 
 // How a generation's accumulators lie over the lanes of a warp. kAlongM: the bits of the lane's number that tell apart

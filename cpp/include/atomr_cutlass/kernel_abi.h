@@ -7,7 +7,7 @@
 
 #include <stdint.h>
 
-#define ATOMR_CUTLASS_ABI_VERSION 3
+#define ATOMR_CUTLASS_ABI_VERSION 4
 
 #ifdef __cplusplus
 extern "C" {
@@ -141,6 +141,9 @@ typedef struct atomr_cutlass_conv_args {
   int64_t y_stride_q, y_stride_p, y_stride_n;
   double alpha, beta;
   void* workspace;
+  /* Of a kernel with an epilogue tree, which has no bias: its inputs, then its outputs, over D as a matrix with a row
+   * for each pixel. When it starts, their bytes are as in atomr_cutlass_gemm_args. */
+  atomr_cutlass_tree_operand operands[ATOMR_CUTLASS_TREE_OPERANDS];
 } atomr_cutlass_conv_args;
 
 /* Element by element: D = saturating_cast(alpha * scale * (A[0] + A[1] + ...) + beta * C), over `slices` arrays A that

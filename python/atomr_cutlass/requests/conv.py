@@ -3,22 +3,27 @@
 from __future__ import annotations
 
 import enum
+import functools
 import math
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 from .. import conv_plan, devices
-from ..conv_problem import DGRAD, FPROP, WGRAD, ConvProblem
+from ..conv_problem import DGRAD, FPROP, OPERANDS, WGRAD, ConvProblem
 from ..errors import InvalidOperandError, UnsupportedError
+from ..fused_arguments import common
 from ..generator.archs import SmArch
 from ..generator.dtypes import CutlassDtype
+from ..generator.epilogue.tree import EpilogueVisitorTree
 from ..generator.matrix import ARCHS
 from ..generator.render import render
+from ..generator.rules import accumulator, supports_tree
 from ..numerics import default_out_dtype
 from ..plan_cache import PlanKey
 from ..problem import MatrixSpec
 from ..reference import ACTIVATIONS, ConvGeometry
-from .checks import expect_extent, expect_fields, expect_served, math_of, refuse_tree
+from .checks import expect_extent, expect_fields, expect_served, math_of
+from .fusion import check_tree, over_pixels
 from .gemm import GemmEpilogue
 
 _DTYPES = (
@@ -138,14 +143,19 @@ class _ConvRequest:
         dtype: element type of the operands. TF32 means float32 operands multiplied in TF32.
         arch: target; None is the arch of the GPU.
         layout: the order in which operands name their dimensions.
-        epilogue: scalars, bias (one a channel of the result) and activation.
-        out_dtype: element type of the result; None is the operands', or BF16 for fp8.
+        epilogue: scalars, bias (one a channel of the result) and activation, or a tree. A plan is called with a tree's
+            operands by their names, inputs before outputs: a scalar (1,), a row (k,), a column (n, p, q, 1), a matrix
+            like the result, a mask uint8 (n, p, q, ceil(k / 8)); what is reduced (1,), (k,) or (n, p, q). Those of 4
+            dimensions name them as the operands do. Trees, and bias together with beta, are of sm_90a.
+        out_dtype: element type of the result; None is what the epilogue's tree decides, else the operands', or BF16
+            for fp8.
         precision: for float32 operands: `ieee` (default), `tf32` or `3xtf32`.
         binding: name of a second operand that a plan of this request keeps.
 
     Raises:
         UnsupportedError: convolutions are not to be had for this dtype or arch.
-        InvalidOperandError: a value is not of its kind.
+        InvalidOperandError: a value is not of its kind; the epilogue's tree decides another element type than
+            out_dtype, or has an operand of a name that one of the convolution's has.
     """
 
     op: ClassVar[str]
@@ -170,22 +180,34 @@ class _ConvRequest:
             out_dtype=CutlassDtype,
         )
         expect_served("convolution", self.dtype, self.arch, _DTYPES, ARCHS[self.op])
-        refuse_tree(self.epilogue, "convolution")
         _ = self.math  # refuses what contradicts the dtype
         if self.epilogue.activation not in (None, *ACTIVATIONS):
             valid = ", ".join(ACTIVATIONS)
             raise InvalidOperandError(f"activation is {self.epilogue.activation!r}; expected None or one of {valid}")
-        if self.epilogue.bias and self.epilogue.beta != 0:
-            raise UnsupportedError(
-                "bias together with beta: the kernels read one of bias and C as their source; add the other"
-            )
+        if self.op == WGRAD and self.epilogue.tree is not None:
+            raise UnsupportedError("the gradient of a filter has no epilogue")
         if self.op == WGRAD and (self.epilogue.bias or self.epilogue.activation is not None):
             raise UnsupportedError("the gradient of a filter has no bias and no activation")
+        if self.tree is not None:
+            product = (*OPERANDS[self.op], *(["c"] if self.epilogue.beta != 0 else []))
+            check_tree(self.tree, self.result_dtype, product)
+            lowered = supports_tree(self.tree.program, accumulator(self.dtype.storage), self.result_dtype)
+            if not lowered:
+                raise UnsupportedError(lowered.reason)
+
+    @functools.cached_property
+    def tree(self) -> EpilogueVisitorTree | None:
+        """The epilogue's tree, or that of a bias together with C; None where CUTLASS's own epilogues serve."""
+        epilogue = self.epilogue
+        if epilogue.tree is None and epilogue.bias and epilogue.beta != 0:
+            return common(self.result_dtype, epilogue.activation).tree
+        return epilogue.tree
 
     @property
     def result_dtype(self) -> CutlassDtype:
         """The element type of the result."""
-        return self.out_dtype or default_out_dtype(self.dtype.storage)
+        decided = self.epilogue.tree.result_dtype if self.epilogue.tree is not None else None
+        return self.out_dtype or decided or default_out_dtype(self.dtype.storage)
 
     @property
     def math(self) -> str:
@@ -226,10 +248,11 @@ class _ConvRequest:
             b=dense(b, operand),
             c=dense(d, result) if self.epilogue.beta != 0 else None,
             d=dense(d, result),
-            bias=dense(d[-1:], result) if self.epilogue.bias else None,
-            activation=self.epilogue.activation,
+            bias=dense(d[-1:], result) if self.epilogue.bias and self.tree is None else None,
+            activation=self.epilogue.activation if self.tree is None else None,
             math=self.math,
             device=device,
+            fusion=None if self.tree is None else over_pixels(self.tree, dense(d, result), self.layout.value),
         )
 
     def render_cu(self) -> tuple[str, str]:

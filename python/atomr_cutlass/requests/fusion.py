@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Collection
 
+from ..conv_fusion import image_shape, matrix_shape, with_slots
 from ..errors import InvalidOperandError
 from ..fused import Fusion, TreeArray, output_shape
 from ..generator.dtypes import CutlassDtype
@@ -32,6 +33,22 @@ def dense(tree: EpilogueVisitorTree, d: MatrixSpec) -> Fusion:
         tuple(array(one, inner[one.kind]) for one in tree.inputs),
         tuple(array(one, output_shape(one, d.shape), one.reduction) for one in tree.outputs),
     )
+
+
+def over_pixels(tree: EpilogueVisitorTree, d: MatrixSpec, layout: str) -> Fusion:
+    """A tree with dense arrays over the result of a convolution.
+
+    Args:
+        tree: the tree.
+        d: the result, dense, in the order of NHWC. Matrices and masks lie as it does, rows are (K,), columns (N, P, Q,
+            1), and what is reduced for each pixel (N, P, Q).
+        layout: the order in which calls name dimensions.
+    """
+    pixels, channels = matrix_shape(d.shape)
+    shapes = {one.name: image_shape(one, d.shape) for one in tree.inputs}
+    shapes |= {one.name: image_shape(one, d.shape) for one in tree.outputs}
+    slots = {name: (shape, _row_major(shape)) for name, shape in shapes.items()}
+    return with_slots(dense(tree, MatrixSpec((pixels, channels), (channels, 1), d.dtype)), slots, layout)
 
 
 def check_tree(tree: EpilogueVisitorTree, result: CutlassDtype, product: Collection[str]) -> None:

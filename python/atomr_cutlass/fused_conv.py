@@ -1,0 +1,108 @@
+"""Calls of convolutions with an epilogue: its arrays, which name dimensions as the call's layout does."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from . import _core, fused_arguments, operands, reference
+from .arguments import NUMBERS
+from .conv_fusion import Shape, flat, image_shape, in_nhwc, matrix_shape
+from .epilogue import EpilogueVisitorTree, Traced
+from .fused_arguments import Asked
+from .generator.dtypes import CutlassDtype
+from .generator.epilogue.tree import Output
+from .numerics import AnyArray, FloatArray
+
+
+@dataclass(frozen=True)
+class OverPixels:
+    """An epilogue over the pixels and channels of a result, and what it is given.
+
+    Attributes:
+        asked: the same over a matrix.
+        views: of inputs and of the arrays for outputs, by name, in the order of NHWC.
+        image: (N, P, Q, K) of the result.
+    """
+
+    asked: Asked
+    views: dict[str, _core.Operand]
+    image: Shape
+
+    @property
+    def tree(self) -> EpilogueVisitorTree:
+        """The tree."""
+        return self.asked.tree
+
+    @property
+    def traced(self) -> Traced:
+        """The tree, and how results are returned."""
+        return self.asked.traced
+
+    @property
+    def given(self) -> dict[str, Any]:
+        """The caller's arrays for outputs, by name."""
+        return self.asked.given
+
+    @property
+    def names(self) -> list[str]:
+        """The tree's operands, inputs first."""
+        return [one.name for one in self.tree.inputs] + [one.name for one in self.tree.outputs]
+
+    @property
+    def missing(self) -> list[Output]:
+        """The outputs without an array."""
+        return [output for output in self.tree.outputs if output.name not in self.views]
+
+    def arrange(self, results: Mapping[str, Any]) -> Any:
+        """Results by name as the caller wants them."""
+        return self.asked.arrange(results)
+
+    def evaluated(
+        self, acc: FloatArray, fetch: Callable[[_core.Operand], AnyArray], *, out_dtype: CutlassDtype
+    ) -> dict[str, AnyArray]:
+        """What the tree writes, by the reference, in the order of NHWC.
+
+        Args:
+            acc: the convolution, (N, P, Q, K).
+            fetch: makes a host array of a view.
+            out_dtype: of the result.
+        """
+        inputs = {name: fetch(view) for name, view in self.asked.inputs.items()}
+        computed = reference.evaluate(self.tree, acc.reshape(matrix_shape(self.image)), inputs, out_dtype=out_dtype)
+        shapes = {output.name: image_shape(output, self.image) for output in self.tree.outputs}
+        return {name: result.reshape(shapes.get(name, self.image)) for name, result in computed.items()}
+
+
+def asked(
+    epilogue: Any, given: Mapping[str, Any], image: Shape, layout: str, *, out_dtype: CutlassDtype, acc: CutlassDtype
+) -> OverPixels:
+    """The tree of an epilogue over arrays.
+
+    Args:
+        epilogue: a tree, or a function.
+        given: arrays by name, and of a function also numbers.
+        image: (N, P, Q, K) of the result.
+        layout: in which the arrays name their dimensions.
+        out_dtype: of the result, unless the epilogue decides it.
+        acc: type of the accumulator.
+
+    Raises:
+        InvalidOperandError: an operand is missing, unknown, or of a wrong shape or dtype.
+        UnsupportedError: the function cannot be traced, or an array's pixels are not evenly spaced.
+    """
+    numbers = {name: one for name, one in given.items() if isinstance(one, NUMBERS)}
+    arrays = {name: one for name, one in given.items() if name not in numbers}
+    views = {name: in_nhwc(operands.as_operand(one), layout) for name, one in arrays.items()}
+    matrices = {name: flat(name, view, image) for name, view in views.items()}
+    made = fused_arguments.asked(epilogue, {**matrices, **numbers}, matrix_shape(image), out_dtype=out_dtype, acc=acc)
+    made = dataclasses.replace(made, given={name: arrays[name] for name in made.given})
+    return OverPixels(made, {name: views[name] for name in (*made.inputs, *made.outputs)}, image)
+
+
+def empty(output: Output, image: Shape, device: int, like: Any) -> tuple[Any, _core.Operand]:
+    """Memory for an output of a tree over a result of shape (N, P, Q, K), in the order of NHWC, as `operands.empty`."""
+    element = operands.BYTE if output.dtype is None else output.dtype.dlpack
+    return operands.empty_of(image_shape(output, image), element, device, like)

@@ -1,0 +1,270 @@
+"""Epilogue trees of convolutions: what they compute on the reference, what kernels are asked for, what is refused."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import numpy as np
+import pytest
+
+import atomr_cutlass as ac
+from atomr_cutlass import (
+    ConvDgradRequest,
+    ConvFwdRequest,
+    ConvLayout,
+    ConvShape,
+    ConvWgradRequest,
+    EvtBuilder,
+    GemmEpilogue,
+    SmArch,
+    conv_fusion,
+    conv_plan,
+    devices,
+    reference,
+    trial,
+)
+from atomr_cutlass import CutlassDtype as D
+from atomr_cutlass.epilogue import Operand, cast, column_sum, relu, row_sum, total_amax, trace, where
+from atomr_cutlass.errors import InvalidOperandError, UnsupportedError
+from atomr_cutlass.generator.epilogue import common
+from atomr_cutlass.generator.epilogue.lower import LINEAR, epilogue_id
+from atomr_cutlass.generator.families.conv_sm90 import conv_sm90
+from atomr_cutlass.generator.matrix import supports
+from atomr_cutlass.generator.render import render
+from atomr_cutlass.slots import slots_of
+
+RANDOM = np.random.default_rng(3)
+X = RANDOM.standard_normal((2, 6, 5, 8)).astype(np.float32)
+W = RANDOM.standard_normal((16, 3, 3, 8)).astype(np.float32) / 8
+DY = RANDOM.standard_normal((2, 6, 5, 16)).astype(np.float32)
+BIAS = RANDOM.standard_normal(16).astype(np.float32)
+OTHER = RANDOM.standard_normal((2, 6, 5, 16)).astype(np.float32)
+PIXELS = RANDOM.standard_normal((2, 6, 5, 1)).astype(np.float32)
+PLAIN = reference.conv2d(X, W, padding=1, out_dtype=D.F64)
+
+H100 = devices.imagined(SmArch.SM90A)
+SHAPE = ConvShape.nhwc(2, 14, 14, 64, 96, 3, 3, padding=1)
+BLOCK = EvtBuilder().add_bias("bias", dtype=D.F32).add_matrix("residual", dtype=D.BF16).activation("relu").build()
+
+
+def _nchw(array: Any) -> Any:
+    return array.transpose(0, 3, 1, 2) if array.ndim == 4 else array
+
+
+def _block(acc: Any, bias: Any, pixels: Any, other: Any) -> Any:
+    return relu(acc * pixels + bias + other)
+
+
+def _call(layout: str = "nhwc", x: Any = X, w: Any = W, **arguments: Any) -> Any:
+    turned = _nchw if layout == "nchw" else np.asarray
+    given = {name: turned(one) if isinstance(one, np.ndarray) else one for name, one in arguments.items()}
+    return ac.conv2d(turned(x), turned(w), padding=1, layout=layout, backend="reference", **given)
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Numbers
+
+
+@pytest.mark.parametrize("layout", ["nhwc", "nchw"])
+def test_operands_of_all_kinds(layout: str) -> None:
+    made = _call(layout, epilogue=_block, bias=BIAS, pixels=PIXELS, other=OTHER)
+    made = made.transpose(0, 2, 3, 1) if layout == "nchw" else made
+    np.testing.assert_allclose(made, np.maximum(PLAIN * PIXELS + BIAS + OTHER, 0.0), rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("layout", ["nhwc", "nchw"])
+def test_results_by_name(layout: str) -> None:
+    def several(acc: Any, scale: Any) -> Any:
+        y = relu(acc)
+        return {"out": cast(y * scale, D.I8), "before": cast(acc, D.F32), "positive": ac.epilogue.mask(acc > 0),
+                "sums": row_sum(y), "pixels": column_sum(y), "amax": total_amax(y)}  # fmt: skip
+
+    made = _call(layout, epilogue=several, scale=np.full(1, 8.0, np.float32), out_dtype=D.I8)
+    rectified = np.maximum(PLAIN, 0.0)
+    back = (lambda array: array.transpose(0, 2, 3, 1)) if layout == "nchw" else np.asarray
+    assert made["out"].dtype == np.int8
+    np.testing.assert_array_equal(back(made["out"]), np.clip(np.rint(rectified * 8.0), -128, 127))
+    np.testing.assert_allclose(back(made["before"]), PLAIN, rtol=1e-6)
+    assert back(made["positive"]).shape == (2, 6, 5, 2)
+    bits = np.unpackbits(back(made["positive"]), -1, bitorder="little")
+    np.testing.assert_array_equal(bits.astype(bool), PLAIN > 0)
+    np.testing.assert_allclose(made["sums"], rectified.sum((0, 1, 2)), rtol=1e-5)
+    assert made["pixels"].shape == (2, 6, 5)
+    np.testing.assert_allclose(made["pixels"], rectified.sum(-1), rtol=1e-5)
+    np.testing.assert_allclose(made["amax"], [rectified.max()], rtol=1e-6)
+
+
+def test_gradients_and_arrays_for_results() -> None:
+    def through(acc: Any, mask: Any) -> Any:
+        dx = where(mask, acc, 0.0)
+        return {"out": dx, "sums": row_sum(dx)}
+
+    bits = RANDOM.integers(0, 256, (2, 6, 5, 1), np.uint8)
+    plain = reference.conv2d_dgrad(DY, W, X.shape, padding=1, out_dtype=D.F64)
+    out, sums = np.full_like(X, np.nan), np.full(8, np.nan, np.float32)
+    made = ac.conv2d_dgrad(
+        DY, W, X.shape, padding=1, epilogue=through, mask=bits, sums=sums, out=out, backend="reference"
+    )
+    assert made["out"] is out
+    assert made["sums"] is sums
+    kept = np.where(np.unpackbits(bits, -1, bitorder="little").astype(bool), plain, 0.0)
+    np.testing.assert_allclose(out, kept, rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(sums, kept.sum((0, 1, 2)), rtol=1e-5, atol=1e-4)
+
+
+def test_c_and_scalars_come_before_the_tree() -> None:
+    made = _call(epilogue=lambda acc, factor: relu(acc) * factor, factor=0.5, alpha=2.0, beta=-1.0, c=OTHER)
+    np.testing.assert_allclose(made, np.maximum(2.0 * PLAIN - OTHER, 0.0) * 0.5, rtol=1e-5, atol=1e-5)
+
+
+def test_no_images() -> None:
+    made = _call(x=X[:0], epilogue=lambda acc: {"out": acc, "sums": row_sum(acc)})
+    assert made["out"].shape == (0, 6, 5, 16)
+    np.testing.assert_array_equal(made["sums"], np.zeros(16, np.float32))
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Refusals
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "says"),
+    [
+        ({"epilogue": _block, "bias": BIAS}, UnsupportedError, "no operand|missing|pixels"),
+        ({"bias": BIAS, "epilogue": lambda acc: acc, "activation": "relu"}, InvalidOperandError, "activation"),
+        ({"residual": OTHER}, InvalidOperandError, "residual"),
+        ({"epilogue": BLOCK, "bias": BIAS, "residual": OTHER[:1]}, InvalidOperandError, "residual has shape"),
+        ({"epilogue": lambda acc, bias: acc + bias, "bias": BIAS[:8]}, InvalidOperandError, "bias has shape"),
+        ({"epilogue": lambda acc, c: acc + c, "c": BIAS, "beta": 1.0}, InvalidOperandError, "c has shape|reads c|'c'"),
+        ({"epilogue": lambda acc, s: acc * s, "s": np.ones((2, 1, 1, 16), np.float32)}, InvalidOperandError, "pixels"),
+        ({"epilogue": lambda acc: acc, "scale_d": 2.0}, UnsupportedError, "scale_d is a number"),
+        ({"epilogue": lambda acc: cast(acc, D.F16), "out_dtype": D.F32}, InvalidOperandError, "casts D to f16"),
+        ({"epilogue": lambda acc: acc if acc > 0 else -acc}, UnsupportedError, "test_conv_epilogue.py:"),
+    ],
+)  # fmt: skip
+def test_calls_that_are_refused(arguments: dict[str, Any], error: type[Exception], says: str) -> None:
+    with pytest.raises((error, InvalidOperandError), match=says):
+        _call(**arguments)
+
+
+def test_pixels_with_gaps_are_refused() -> None:
+    wide = np.zeros((2, 6, 7, 16), np.float32)[:, :, 1:6]
+    with pytest.raises(UnsupportedError, match="its pixels are not evenly spaced"):
+        _call(epilogue=lambda acc, other: acc + other, other=wide)
+
+
+def test_trees_of_other_kernels_are_refused() -> None:
+    request = ConvFwdRequest(SHAPE, dtype=D.BF16, arch=SmArch.SM80, epilogue=GemmEpilogue(tree=BLOCK))
+    with pytest.raises(UnsupportedError, match="those of sm_90a's TMA kernels"):
+        request.render_cu()
+    grouped = dataclasses.replace(request, arch=SmArch.SM90A, shape=dataclasses.replace(SHAPE, groups=2))
+    with pytest.raises(UnsupportedError, match="convolve one group"):
+        grouped.render_cu()
+    strided = ConvShape.nhwc(2, 15, 15, 64, 96, 3, 3, stride=2, padding=1)
+    with pytest.raises(UnsupportedError, match="dgrad without a stride"):
+        ConvDgradRequest(
+            strided, dtype=D.F16, arch=SmArch.SM90A, epilogue=GemmEpilogue(tree=tree_of("f16"))
+        ).render_cu()
+
+
+def tree_of(dtype: str) -> Any:
+    return EvtBuilder().add_bias("bias", dtype=D(dtype)).build()
+
+
+def test_rules_of_trees() -> None:
+    key = conv_sm90("conv2d_fprop", D.BF16, D.BF16, (128, 128), epilogue=common.bias(D.BF16, "gelu"))
+    assert supports(key)
+    assert "struct Tree" in render(key)[0]
+    wgrad = conv_sm90("conv2d_wgrad", D.BF16, D.BF16, (128, 128), epilogue=common.bias(D.BF16))
+    assert "no epilogue" in supports(wgrad).reason
+    narrow = dataclasses.replace(key, d=D.I8, align_d=16)
+    assert supports(narrow)
+    assert "give" in supports(dataclasses.replace(narrow, epilogue="lc")).reason
+    assert (
+        "no epilogue program" in supports(dataclasses.replace(key, epilogue=epilogue_id(LINEAR, "evt:nonsense"))).reason
+    )
+    assert "unknown epilogue" in supports(dataclasses.replace(key, epilogue=f"scaled+{key.epilogue}")).reason
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Requests
+
+
+@pytest.mark.parametrize("layout", list(ConvLayout))
+def test_a_matrix_like_the_result_comes_by_the_way_of_c(layout: ConvLayout) -> None:
+    request = ConvFwdRequest(SHAPE, dtype=D.BF16, arch=SmArch.SM90A, layout=layout, epilogue=GemmEpilogue(tree=BLOCK))
+    what = request.problem(0)
+    best, plain = conv_fusion.ways(what)
+    assert [one.name for one in what.fusion.inputs][best.source] == "residual"
+    assert plain.source is None
+    assert conv_plan.choose(what, H100, record=False).picked.key.epilogue == best.epilogue
+    assert "input:source:bf16" in best.epilogue
+    with_c = dataclasses.replace(request, epilogue=GemmEpilogue(tree=BLOCK, beta=1.0)).problem(0)
+    assert conv_fusion.ways(with_c) == [with_c]
+
+
+@pytest.mark.parametrize("layout", list(ConvLayout))
+def test_slots_of_requests(layout: ConvLayout) -> None:
+    def function(acc: Any, bias: Any, gate: Any, per_pixel: Any) -> Any:
+        y = where(gate, acc * per_pixel + bias, 0.0)
+        return {"out": y, "pixels": column_sum(y), "sums": row_sum(y), "before": cast(acc, D.F16)}
+
+    kinds = {
+        "bias": Operand("row", D.F32), "gate": Operand("mask", None), "per_pixel": Operand("column", D.F32)
+    }  # fmt: skip
+    tree = trace(function, kinds, out_dtype=D.BF16).tree
+    request = ConvFwdRequest(SHAPE, dtype=D.BF16, layout=layout, epilogue=GemmEpilogue(tree=tree, beta=1.0))
+    nchw = layout is ConvLayout.NCHW
+    found = {slot.name: (slot.specs[0].shape, slot.written) for slot in slots_of(request)}
+    image = (2, 96, 14, 14) if nchw else (2, 14, 14, 96)
+    assert found.pop("x") == ((2, 64, 14, 14) if nchw else (2, 14, 14, 64), False)
+    assert found.pop("w") == ((96, 64, 3, 3) if nchw else (96, 3, 3, 64), False)
+    assert found.pop("c") == (image, False)
+    assert found.pop("out") == (image, True)
+    wanted = {
+        "bias": ((96,), False), "pixels": ((2, 14, 14), True), "sums": ((96,), True), "before": (image, True),
+        "gate": ((2, 12, 14, 14) if nchw else (2, 14, 14, 12), False),
+        "per_pixel": ((2, 1, 14, 14) if nchw else (2, 14, 14, 1), False),
+    }  # fmt: skip
+    assert found == wanted
+
+
+def test_bias_and_c_together_are_a_tree() -> None:
+    request = ConvFwdRequest(
+        SHAPE, dtype=D.F16, arch=SmArch.SM90A, epilogue=GemmEpilogue(bias=True, beta=1.0, activation="gelu")
+    )
+    assert conv_plan.choose(request.problem(0), H100, record=False).picked.key.epilogue == common.bias(D.F16, "gelu")
+    assert [slot.name for slot in slots_of(request)] == ["x", "w", "c", "bias", "out"]
+    alone = dataclasses.replace(request, epilogue=GemmEpilogue(bias=True, activation="gelu"))
+    assert alone.tree is None
+    assert request.plan_key() != alone.plan_key()
+
+
+def test_requests_that_are_refused() -> None:
+    with pytest.raises(InvalidOperandError, match="an operand 'x', which is the name of one of the"):
+        ConvFwdRequest(SHAPE, dtype=D.F16, epilogue=GemmEpilogue(tree=EvtBuilder().add_bias("x", dtype=D.F16).build()))
+    with pytest.raises(InvalidOperandError, match="casts D to f16; out_dtype says f32"):
+        ConvFwdRequest(
+            SHAPE, dtype=D.F16, out_dtype=D.F32, epilogue=GemmEpilogue(tree=EvtBuilder().cast(D.F16).build())
+        )
+    with pytest.raises(UnsupportedError, match="the gradient of a filter has no epilogue"):
+        ConvWgradRequest(SHAPE, dtype=D.F16, epilogue=GemmEpilogue(tree=tree_of("f16")))
+
+
+@pytest.mark.parametrize("layout", list(ConvLayout))
+@pytest.mark.parametrize("kind", [ConvFwdRequest, ConvDgradRequest])
+def test_a_request_is_tried_on_the_reference(kind: Any, layout: ConvLayout) -> None:
+    tree = (
+        EvtBuilder()
+        .add_bias("bias", dtype=D.F32)
+        .activation("silu")
+        .reduce("sums", "row")
+        .aux_store("y", D.F32)
+        .build()
+    )
+    shape = ConvShape.nhwc(2, 6, 5, 8, 16, 3, 3, padding=1)
+    request = kind(shape, dtype=D.BF16, layout=layout, epilogue=GemmEpilogue(tree=tree, alpha=0.25))
+    assert trial.run(request, backend="reference").ok
+    both = kind(shape, dtype=D.BF16, layout=layout, epilogue=GemmEpilogue(bias=True, beta=0.5, activation="relu"))
+    assert trial.run(both, backend="reference").ok

@@ -49,6 +49,7 @@ TIMEOUTS = {
     "bench-grouped": 290,
     "bench-conv": 570,
     "bench-epilogue": 570,
+    "bench-layers": 290,
     "compile": 580,
     "compile-older": 290,
     "compile-trees": 580,
@@ -575,6 +576,7 @@ STAGES: dict[str, Callable[[Stage, Path, Options], None]] = {
     "bench-grouped": functools.partial(bench_op, script="grouped"),
     "bench-conv": functools.partial(bench_op, script="conv"),
     "bench-epilogue": functools.partial(bench_op, script="epilogue"),
+    "bench-layers": functools.partial(bench_op, script="layers"),
     "jit-bench": jit_bench,
 }
 OF_FILES = ("tests", "jit", "trees", "sanitizer-ops", "synccheck")

@@ -1,0 +1,257 @@
+"""Layers with fused epilogues other than one GEMM's, against the same in PyTorch, eager and compiled, in alternation.
+
+    python benchmarks/layers.py --out layers.json                  # --layers swiglu,block for some of them
+
+Gated products, convolutions and grouped products. Timings are those of benchmarks/gemm.py.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import math
+import statistics
+import sys
+import time
+import warnings
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+with warnings.catch_warnings():
+    warnings.simplefilter("ignore")
+    import torch
+    import torch._dynamo
+    from torch.nn import functional
+
+import gemm as dense
+from facts import machine, now
+
+import atomr_cutlass as ac
+from atomr_cutlass import devices
+from atomr_cutlass.epilogue import EvtBuilder
+
+Arrays = dict[str, Any]
+Call = Callable[[Arrays], Any]
+
+AGREEMENT = 2e-2
+"""How far two results may be apart, in norm: eager PyTorch rounds in between."""
+BF16 = torch.bfloat16
+BLOCK = (
+    EvtBuilder().add_bias("bias", dtype="bf16").add_matrix("residual", dtype="bf16").activation("relu").build()
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Layer:
+    """One layer of one size.
+
+    Attributes:
+        name: of the layer.
+        size: what tells it from others of its name.
+        make: one set of random operands, `out` for our result among them.
+        ours, theirs: the layer by both; ours writes `out`.
+        flops: of its products.
+    """
+
+    name: str
+    size: str
+    make: Callable[[], Arrays]
+    ours: Call
+    theirs: Call
+    flops: float
+
+
+def swiglu(m: int, k: int, f: int) -> Layer:
+    """silu(x G) * (x U): PyTorch multiplies by both weights at once, ours by their columns in turn."""
+
+    def make() -> Arrays:
+        gate, up = (_normal(f, k, scale=1 / math.sqrt(k)) for _ in range(2))
+        both = torch.cat([gate, up]).t()
+        return {"x": _normal(m, k), "woven": ac.interleave(gate, up).t(), "both": both, "out": _empty(m, f)}
+
+    def theirs(one: Arrays) -> Any:
+        gate, up = (one["x"] @ one["both"]).chunk(2, -1)
+        return functional.silu(gate) * up
+
+    def ours(one: Arrays) -> Any:
+        return ac.gated_gemm(one["x"], one["woven"], out=one["out"])
+
+    return Layer("swiglu", f"{m}x{k}x2*{f}", make, ours, theirs, 4.0 * m * k * f)
+
+
+def block(n: int, side: int, channels: int) -> Layer:
+    """relu(conv3x3(x) + bias + residual), the end of a residual block whose batch norm is folded."""
+    return _convolution("block", n, side, channels, residual=True)
+
+
+def conv_silu(n: int, side: int, channels: int) -> Layer:
+    """silu(conv3x3(x) + bias)."""
+    return _convolution("conv_silu", n, side, channels, residual=False)
+
+
+def _convolution(name: str, n: int, side: int, channels: int, *, residual: bool) -> Layer:
+    image = (n, side, side, channels)
+
+    def make() -> Arrays:
+        w = _normal(channels, 3, 3, channels, scale=1 / math.sqrt(9 * channels))
+        made = {"x": _normal(*image), "w": w, "bias": _normal(channels), "out": _empty(*image)}
+        return made | ({"residual": _normal(*image)} if residual else {})
+
+    def ours(one: Arrays) -> Any:
+        how: Arrays = {"epilogue": BLOCK, "residual": one["residual"]} if residual else {
+            "activation": "silu"
+        }  # fmt: skip
+        return ac.conv2d(one["x"], one["w"], padding=1, bias=one["bias"], out=one["out"], **how)
+
+    def theirs(one: Arrays) -> Any:
+        x, w = (one[name].permute(0, 3, 1, 2) for name in ("x", "w"))
+        made = functional.conv2d(x, w, one["bias"], padding=1).permute(0, 2, 3, 1)
+        return functional.relu(made + one["residual"]) if residual else functional.silu(made)
+
+    return Layer(name, f"{n}x{side}x{side}x{channels}", make, ours, theirs, 18.0 * math.prod(image) * channels)
+
+
+def experts(groups: int, rows: int, k: int, n: int) -> Layer:
+    """gelu(x W[g] + bias[g]) of the rows of every expert g, `rows` of each."""
+    count = groups * rows
+
+    def make() -> Arrays:
+        ends = torch.arange(1, groups + 1, dtype=torch.int32, device="cuda") * rows
+        w = _normal(groups, n, k, scale=1 / math.sqrt(k)).transpose(-1, -2)
+        return {"x": _normal(count, k), "w": w, "bias": _normal(groups, n), "ends": ends, "out": _empty(count, n)}
+
+    def ours(one: Arrays) -> Any:
+        return ac.grouped_gemm(
+            one["x"], one["w"], offsets=one["ends"], bias=one["bias"], activation="gelu", out=one["out"]
+        )
+
+    def theirs(one: Arrays) -> Any:
+        # Every expert has as many rows, which PyTorch is told.
+        made = torch._grouped_mm(one["x"], one["w"], offs=one["ends"]).view(groups, rows, n)  # noqa: SLF001
+        return functional.gelu(made + one["bias"][:, None]).view(count, n)
+
+    return Layer("experts", f"{groups}x{rows}x{k}x{n}", make, ours, theirs, 2.0 * count * k * n)
+
+
+LAYERS = {
+    "swiglu": [swiglu(4096, 4096, 14336), swiglu(512, 4096, 14336)],
+    "block": [block(64, 56, 64), block(64, 28, 128), block(64, 14, 256)],
+    "conv_silu": [conv_silu(16, 80, 128)],
+    "experts": [experts(8, 1024, 4096, 4096)],
+}
+
+
+def _normal(*shape: int, scale: float = 1.0) -> torch.Tensor:
+    return (torch.randn(shape, device="cuda") * scale).to(BF16)
+
+
+def _empty(*shape: int) -> torch.Tensor:
+    return torch.empty(shape, dtype=BF16, device="cuda")
+
+
+def compare(layer: Layer, device: devices.Device, rounds: int, mode: str | None) -> dict[str, Any]:
+    """Times all sides, one after the other in every round.
+
+    Raises:
+        ValueError: their results differ by more than rounding explains.
+    """
+    first = layer.make()
+    moved = sum(array.nbytes for array in first.values())
+    sets = [first, *(layer.make() for _ in range(max(1, math.ceil(2 * device.l2_bytes / moved) - 1)))]
+    layer.ours(first)
+    wanted = layer.theirs(first).double()
+    off = float((first["out"].double() - wanted).norm() / wanted.norm())
+    if not off <= AGREEMENT:
+        raise ValueError(f"the results differ by {off} of their norm")
+    # Shapes of other layers would count as recompilations.
+    torch._dynamo.reset()  # noqa: SLF001 - it has no public name
+    compiled = torch.compile(layer.theirs, dynamic=False, mode=mode)
+    calls = {"ours": layer.ours, "torch": _kept("torch", layer.theirs), "compiled": _kept("compiled", compiled)}
+    for call in calls.values():
+        call(first)
+    torch.cuda.synchronize()
+    bursts = {side: dense.Burst(call, sets) for side, call in calls.items()}
+    times: dict[str, list[float]] = {side: [] for side in bursts}
+    for number in range(rounds):
+        for side in sorted(bursts, reverse=number % 2 == 0):
+            time.sleep(dense.PAUSE_SECONDS / 2)
+            times[side].append(bursts[side].time())
+    seconds = {side: statistics.median(found) for side, found in times.items()}
+    ours = seconds.pop("ours")
+    return {
+        "layer": layer.name,
+        "size": layer.size,
+        "us": round(ours * 1e6, 2),
+        **{f"{side}_us": round(other * 1e6, 2) for side, other in seconds.items()},
+        # Above 1 we are faster.
+        **{f"{side}_ratio": round(other / ours, 4) for side, other in seconds.items()},
+        "tflops": round(layer.flops / ours / 1e12, 1),
+        "difference": round(off, 6),
+        "sets": len(sets),
+    }
+
+
+def _kept(side: str, function: Call) -> Call:
+    """PyTorch's result stays as long as the operands, so that results rotate as ours do."""
+
+    def call(one: Arrays) -> None:
+        one[f"{side}'s"] = function(one)
+
+    return call
+
+
+def report(rows: Sequence[dict[str, Any]]) -> None:
+    """Prints the newest line."""
+    row = rows[-1]
+    words = f"{row['torch_ratio']:>10.3f}{row['compiled_ratio']:>10.3f}"
+    print(f"{row['layer'] + ' ' + row['size']:<36}{row['us']:>10}{row['tflops']:>10}{words}", flush=True)
+
+
+def main() -> int:
+    """Measures and writes; returns the exit status."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--out", type=Path, required=True, help="JSON file for the results")
+    parser.add_argument(
+        "--layers", type=lambda text: text.split(","), default=list(LAYERS), help=f"of {', '.join(LAYERS)}"
+    )
+    parser.add_argument("--mode", help="of torch.compile, such as max-autotune-no-cudagraphs")
+    parser.add_argument("--quick", action="store_true", help="one of each layer, fewer rounds")
+    parser.add_argument("--rounds", type=int, default=15, help="rounds of the comparison")
+    parser.add_argument("--seconds", type=float, default=500.0, help="start no layer after this time")
+    arguments = parser.parse_args()
+    for name in arguments.layers:
+        if name not in LAYERS:
+            parser.error(f"unknown layer {name!r}; valid: {', '.join(LAYERS)}")
+    reason = devices.problem()
+    if reason:
+        print(f"nothing to measure: {reason}", file=sys.stderr)
+        return 1
+    device = devices.get(0)
+    torch.manual_seed(0)
+    results: dict[str, Any] = {"date": now(), "machine": machine(), "device": dataclasses.asdict(device)}
+    results |= {"mode": arguments.mode or "default", "rows": [], "failures": []}
+    print(f"{device.name}; {len(ac.kernels())} kernels; torch {torch.__version__}")
+    print(f"{'':<36}{'ours, us':>10}{'TFLOPS':>10}{'torch':>10}{'compiled':>10}")
+    start = time.monotonic()
+    rounds, most = (7, 1) if arguments.quick else (arguments.rounds, None)
+    for layer in (one for name in arguments.layers for one in LAYERS[name][:most]):
+        if time.monotonic() - start > arguments.seconds:
+            results["failures"].append({"layer": f"{layer.name} {layer.size}", "error": "out of time"})
+            continue
+        try:
+            results["rows"].append(compare(layer, device, rounds, arguments.mode))
+        except (ac.CutlassError, RuntimeError, ValueError) as error:
+            said = f"{type(error).__name__}: {error}"[:600]
+            results["failures"].append({"layer": f"{layer.name} {layer.size}", "error": said})
+            print(f"{layer.name} {layer.size}: {type(error).__name__}: {error}", flush=True)
+        else:
+            report(results["rows"])
+        dense._write(arguments.out, results)  # noqa: SLF001 - of the same folder
+        torch.cuda.empty_cache()
+    return 1 if results["failures"] else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

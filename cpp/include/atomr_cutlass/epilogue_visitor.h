@@ -82,24 +82,13 @@ struct TreeVisitor : PlainVisitor<Params_> {
       ScaledParams const& scaled = tree.params.scaled;
       cutlass::Array<Value, kCount> result;
       CUTLASS_PRAGMA_UNROLL
-      for (int j = 0; j < kCount; ++j) result[j] = Value(accumulators[j]);
-      // Multiplied last, and by 1 where C has been added: what the tree adds first then joins the product in one FMA.
-      Value alpha = tree.params.alpha;
-      if constexpr (!kScaled && !kSource) {
-        if (tree.params.beta != Value(0)) {
-          CUTLASS_PRAGMA_UNROLL
-          for (int j = 0; j < kCount; ++j) result[j] = alpha * result[j] + tree.params.beta * Value(from(j));
-          alpha = Value(1);
-        }
-      }
-      CUTLASS_PRAGMA_UNROLL
       for (int j = 0; j < kCount; ++j) {
         auto const place = places(j);
-        Value const scale =
-            kScaled ? Value(shared.rows[tree.first_m + place.m] * shared.columns[tree.first_n + place.n]) : alpha;
-        result[j] *= scale;
+        float const scale =
+            kScaled ? shared.rows[tree.first_m + place.m] * shared.columns[tree.first_n + place.n] : tree.params.alpha;
+        result[j] = scale * Value(accumulators[j]);
       }
-      if constexpr (kScaled && !kSource) {
+      if constexpr (!kSource) {
         if (tree.params.beta != Value(0)) {
           CUTLASS_PRAGMA_UNROLL
           for (int j = 0; j < kCount; ++j) result[j] += tree.params.beta * Value(from(j));

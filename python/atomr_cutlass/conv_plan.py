@@ -296,7 +296,7 @@ def _plan(
     b = slot("b", what.b, CAST_ALIGNMENT if casts else key_bytes(align_b, what.b))
     of_d = CAST_ALIGNMENT if reduced else key_bytes(key.align_d, what.d)
     source = solved.source is not None
-    c = None if what.c is None else slot("c", what.c, of_d, "source")
+    c = None if what.c is None or source else slot("c", what.c, of_d, "source")
     bias = None if what.bias is None else slot("bias", what.bias, key_bytes(key.align_d, what.bias))
     others = FusedOperands(steps, what.fusion, solved.epilogue, align=key.align_d, clear_masks=False)
     if source:

@@ -114,6 +114,12 @@ def make_pack(library: Path, cells: Sequence[KernelKey]) -> Path:
     names = [one.name for one in BLOCK.inputs]
     source = f"#define BIAS {names.index('bias')}\n#define RESIDUAL {names.index('residual')}\n" + KERNEL
     rows = keys_of(cells)
+    return compile_library(source + table_of(rows), library)
+
+
+def table_of(rows: Sequence[tuple[KernelKey, str]]) -> str:
+    """The table of a pack whose source defines Args and the functions of a row: keys, each with its context."""
+    source = ""
     for i, (key, context) in enumerate(rows):
         source += (
             f"static const atomr_cutlass_row row_{i} = {{{json.dumps(key.name)}, {json.dumps(key.to_json())}, "
@@ -125,7 +131,7 @@ def make_pack(library: Path, cells: Sequence[KernelKey]) -> Path:
         "const atomr_cutlass_pack* atomr_cutlass_pack_v1(void);\n"
         "const atomr_cutlass_pack* atomr_cutlass_pack_v1(void) { return &pack; }\n"
     )
-    return compile_library(source, library)
+    return source
 
 
 def tree_named(**names: str) -> EpilogueVisitorTree:

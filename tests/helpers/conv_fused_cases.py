@@ -1,0 +1,228 @@
+"""What `test_conv_fused.py` runs in a process whose driver and kernels are fakes: device memory is the host's.
+
+Every function named `case_...` is a test; the process prints what each of them raised as JSON.
+"""
+
+import dataclasses
+import json
+import re
+import traceback
+from typing import Any
+
+import numpy as np
+import pytest
+
+import atomr_cutlass as ac
+from atomr_cutlass import _core, conv_plan, first_use, operands, reference, trial
+from atomr_cutlass import conv as conv_module
+from atomr_cutlass.slots import slots_of
+from fake_fused import BLOCK
+
+TF32 = ac.CutlassDtype.TF32
+SHAPE = ac.ConvShape.nhwc(2, 5, 6, 8, 12, 3, 3, padding=1)
+BIASED = ac.GemmEpilogue(beta=2.0, bias=True, activation="relu")
+KINDS = (ac.ConvFwdRequest, ac.ConvDgradRequest)
+
+random = np.random.default_rng(12)
+
+Array = np.ndarray[Any, Any]
+
+
+def operand(array: Array) -> _core.Operand:
+    """The array in the fake GPU's memory."""
+    element = operands.BYTE if array.dtype == np.uint8 else (2, 32)
+    strides = [stride // array.itemsize for stride in array.strides]
+    return _core.Operand(array.ctypes.data, array.shape, strides, element, operands.CUDA, 0, False, array)
+
+
+def arrays_of(request: Any) -> dict[str, Array]:
+    """Small whole numbers for what a plan reads, garbage for what it writes; channels last in memory."""
+    made = {}
+    for slot in slots_of(request):
+        (spec,) = slot.specs
+        order = sorted(range(len(spec.shape)), key=lambda i, spec=spec: -spec.strides[i])  # type: ignore[misc]
+        kind = np.uint8 if slot.element else np.float32
+        memory = np.zeros(16 + np.prod(spec.shape), kind)
+        start = -memory.ctypes.data % 16 // memory.itemsize
+        array = memory[start : start + int(np.prod(spec.shape))].reshape([spec.shape[i] for i in order])
+        array[...] = 0x5A if slot.written else random.integers(-3, 4, array.shape)
+        made[slot.name] = array.transpose(np.argsort(order))
+    return made
+
+
+def nhwc(request: Any, array: Array) -> Array:
+    """As NHWC names the dimensions."""
+    return array.transpose(0, 2, 3, 1) if request.layout is ac.ConvLayout.NCHW and array.ndim == 4 else array
+
+
+def wanted(request: Any, given: dict[str, Array], alpha: float, beta: float) -> dict[str, Array]:
+    """What the request's tree writes, in the order of NHWC."""
+    a, b = (nhwc(request, one) for one in list(given.values())[:2])
+    how: dict[str, Any] = {"padding": 1, "alpha": alpha, "out_dtype": ac.CutlassDtype.F64}
+    if isinstance(request, ac.ConvFwdRequest):
+        acc = reference.conv2d(a, b, **how)
+    else:
+        acc = reference.conv2d_dgrad(a, b, nhwc(request, given["out"]).shape, **how)
+    if beta != 0:
+        acc = acc + beta * nhwc(request, given["c"])
+    x = np.maximum(acc + given["bias"], 0)
+    if request.epilogue.tree is None:
+        return {"out": x}
+    made = {"bits": np.packbits(x != 0, axis=-1, bitorder="little"), "sums": x.sum((0, 1, 2))}
+    return made | {"out": x + nhwc(request, given["residual"])}
+
+
+def assert_written(request: Any, given: dict[str, Array], values: dict[str, Array]) -> None:
+    for name, one in values.items():
+        np.testing.assert_array_equal(nhwc(request, given[name]), one, err_msg=name)
+
+
+def requests() -> list[Any]:
+    return [
+        kind(SHAPE, dtype=TF32, layout=layout, epilogue=epilogue)
+        for kind in KINDS
+        for layout in ac.ConvLayout
+        for epilogue in (ac.GemmEpilogue(tree=BLOCK), ac.GemmEpilogue(tree=BLOCK, beta=-1.0), BIASED)
+    ]
+
+
+def case_plans_take_their_operands_in_order() -> None:
+    for request in requests():
+        made, given, beta = ac.plan(request), arrays_of(request), request.epilogue.beta
+        assert isinstance(made, ac.OpPlan)
+        assert (made.key, made.origin, made.slots) == (request.plan_key(), "pack fake", ["a", "b", *list(given)[2:]])
+        # Without C, the matrix like the result comes by its way.
+        assert ("source" in made.main.key.epilogue) == (beta == 0)
+        assert ac.explain(request).kernel == made.kernel_name
+        for alpha in (1.0, 3.0):
+            made(*map(operand, given.values()), alpha=alpha, beta=beta)
+            assert_written(request, given, wanted(request, given, alpha, beta))
+
+
+def case_the_first_use_is_checked() -> None:
+    for request in requests():
+        first_use._verdicts.clear()
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(first_use.verdicts, "recall", lambda _identity: None)
+            ac.plan(request)
+        assert list(first_use._verdicts.values()) == [""]
+
+
+def case_a_wrong_kernel_is_refused() -> None:
+    first_use._verdicts.clear()
+    launch = conv_plan._launch_once
+
+    def spoilt(*given: Any) -> None:
+        launch(*given)
+        out = given[-1]["out"]
+        np.asarray(operands.to_numpy(host(out)))[0, 3, 3, 5] += 1.0
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(first_use.verdicts, "recall", lambda _identity: None)
+        patch.setattr(first_use.verdicts, "remember", lambda *_: None)
+        patch.setattr(conv_plan, "_launch_once", spoilt)
+        with pytest.warns(RuntimeWarning, match="wrong"), pytest.raises(ac.UnsupportedError, match="wrongly"):
+            ac.plan(requests()[0])
+    first_use._verdicts.clear()
+
+
+def host(view: _core.Operand) -> _core.Operand:
+    return _core.Operand(view.pointer, view.shape, view.strides, view.dtype, operands.CPU, 0, False, view)
+
+
+def called(request: Any, given: dict[str, Any], **how: Any) -> Any:
+    """The call of a request's arrays."""
+    arrays = dict(given)
+    how |= {"padding": 1, "layout": request.layout.value, "precision": "tf32", "beta": request.epilogue.beta}
+    if request.epilogue.tree is None:
+        how["activation"] = "relu"
+    else:
+        how["epilogue"] = BLOCK
+    c = arrays.pop("c", None)
+    if isinstance(request, ac.ConvFwdRequest):
+        return ac.conv2d(arrays.pop("x"), arrays.pop("w"), c, **arrays, **how)
+    shape = ac.ConvShape.nhwc(2, 5, 6, 8, 12, 3, 3).geometry.x_shape
+    shape = tuple(shape[i] for i in (0, 3, 1, 2)) if request.layout is ac.ConvLayout.NCHW else shape
+    return ac.conv2d_dgrad(arrays.pop("dy"), arrays.pop("w"), shape, c, **arrays, **how)
+
+
+def case_calls_take_kept_plans() -> None:
+    made = []
+    make = conv_module.make
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(conv_module, "make", lambda *given, **options: made.append(0) or make(*given, **options))
+        # Plans are kept for frameworks that give their arrays without Python.
+        patch.setattr(_core, "has_exchange_api", lambda _array: True)
+        conv_module._plans.clear()
+        for request in requests():
+            for alpha in (1.0, 2.0):
+                given = arrays_of(request)
+                views = {name: operand(array) for name, array in given.items()}
+                results = called(request, views, alpha=alpha, stream=0)
+                assert (results["out"] if isinstance(results, dict) else results) is views["out"]
+                assert_written(request, given, wanted(request, given, alpha, request.epilogue.beta))
+    assert (len(made), len(conv_module._plans)) == (12, 12)
+
+
+def case_operands_elsewhere_have_plans_of_their_own() -> None:
+    """Pixels further apart are another matrix: it is not what C's way reads."""
+    request = requests()[0]
+    given = arrays_of(request)
+    wide = np.zeros((2, 5, 6, 16), np.float32)
+    wide[..., :12] = given["residual"]
+    given["residual"] = wide[..., :12]
+    results = called(request, {name: operand(array) for name, array in given.items()}, stream=0)
+    assert set(results) == {"out", "bits", "sums"}
+    assert_written(request, given, wanted(request, given, 1.0, 0.0))
+
+
+def case_host_arrays() -> None:
+    for request in requests():
+        given = arrays_of(request)
+        values = wanted(request, given, 1.0, request.epilogue.beta)
+        read = {name: array for name, array in given.items() if name not in values}
+        results = called(request, read)
+        results = results if isinstance(results, dict) else {"out": results}
+        assert_written(request, results, values)
+        assert called(request, read | {"out": given["out"]}) is given["out"] or isinstance(results, dict)
+        assert_written(request, given, {"out": values["out"]})
+
+
+def case_trials_and_actors() -> None:
+    actor = ac.CutlassActor(16)
+    for request in requests():
+        result = trial.run(request)
+        assert (result.backend, result.ok, result.launches > 0) == ("prebuilt", True, True), result
+        given = arrays_of(request)
+        out = operand(given["out"])
+        sent = {name: operand(array) for name, array in given.items() if name != "out"}
+        message = ac.CutlassMsg.Conv(request, sent, out=out)
+        assert actor.handle(message) is out
+        assert_written(request, given, wanted(request, given, 1.0, request.epilogue.beta))
+
+
+def case_what_no_kernel_serves() -> None:
+    grouped = dataclasses.replace(requests()[0], shape=dataclasses.replace(SHAPE, groups=2))
+    with pytest.raises(ac.UnsupportedError, match=re.escape("sm_90a's TMA kernels")):
+        ac.plan(grouped)
+    other = dataclasses.replace(
+        requests()[0], epilogue=ac.GemmEpilogue(tree=ac.EvtBuilder().activation("silu").build())
+    )
+    with pytest.raises(ac.KernelNotFoundError, match="compiled at run time only"):
+        ac.plan(other)
+
+
+def main() -> None:
+    outcome = {}
+    for name, case in list(globals().items()):
+        if name.startswith("case_"):
+            try:
+                case()
+                outcome[name] = ""
+            except Exception:  # noqa: BLE001 - whatever it is, it is the outcome
+                outcome[name] = traceback.format_exc()
+    print(json.dumps(outcome))
+
+
+if __name__ == "__main__":
+    main()

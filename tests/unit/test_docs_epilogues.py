@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 import atomr_cutlass as ac
-from atomr_cutlass import devices, fused, fused_arguments, operands, select
+from atomr_cutlass import devices, fused, fused_arguments, fused_conv, operands, select
 from atomr_cutlass.epilogue import functions
 from atomr_cutlass.generator.archs import SmArch
 from atomr_cutlass.generator.dtypes import CutlassDtype
@@ -78,14 +78,22 @@ def test_code_of_the_page(capsys: pytest.CaptureFixture[str]) -> None:
 def test_recipe(title: str, code: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """It computes what NumPy does unfused, and each of its products has a kernel."""
     calls: list[dict[str, Any]] = []
+    convolutions: list[dict[str, Any]] = []
     on_reference = functools.partial(ac.gemm, backend="reference")
+    conv_on_reference = functools.partial(ac.conv2d, backend="reference")
 
     def gemm(a: Any, b: Any, **arguments: Any) -> Any:
         returned = on_reference(a, b, **arguments)
         calls.append({"a": a, "b": b, "returned": returned, **arguments})
         return returned
 
+    def conv2d(x: Any, w: Any, **arguments: Any) -> Any:
+        returned = conv_on_reference(x, w, **arguments)
+        convolutions.append({"x": x, "w": w, "returned": returned, **arguments})
+        return returned
+
     monkeypatch.setattr(ac, "gemm", gemm)
+    monkeypatch.setattr(ac, "conv2d", conv2d)
     monkeypatch.setattr(ac, "gated_gemm", functools.partial(ac.gated_gemm, backend="reference"))
     names: dict[str, Any] = {}
     beginning, linear, *_ = blocks(COOKBOOK)
@@ -94,11 +102,13 @@ def test_recipe(title: str, code: str, monkeypatch: pytest.MonkeyPatch) -> None:
     calls.clear()
     exec(code, names)
     assert "close(" in code
-    assert calls, title
+    assert calls or convolutions, title
     for call in calls:
         for arch in (SmArch.SM80, SmArch.SM90A):
             if arch is SmArch.SM90A or operands.as_operand(call["a"]).dtype != CutlassDtype.F8E4M3.dlpack:
                 assert_served(arch, **call)
+    for call in convolutions:
+        assert_convolution_served(**call)
 
 
 def test_there_are_recipes() -> None:
@@ -133,3 +143,14 @@ def assert_served(arch: SmArch, **call: Any) -> None:
     base = "scaled" if dtype in FP8_TYPES else "lc"
     # The last way is the one that asks least of the kernel.
     assert select.choose(fused.problem_of(what, fusion, base)[-1], devices.imagined(arch), arch, backend="jit")
+
+
+def assert_convolution_served(x: Any, w: Any, *, returned: Any, epilogue: Any, padding: int = 0, **arrays: Any) -> None:
+    """Some cell of sm_90a computes a call of `conv2d`."""
+    dtype = operands.dtype_of(operands.as_operand(x), "x")
+    d = operands.dtype_of(operands.as_operand(returned), "out")
+    shape = ac.ConvShape.nhwc(*x.shape, *w.shape[:3], padding=padding)
+    asked = fused_conv.asked(epilogue, arrays, returned.shape, "nhwc", out_dtype=d, acc=accumulator(dtype))
+    how = ac.GemmEpilogue(tree=asked.tree)
+    source, _ = ac.ConvFwdRequest(shape, dtype=dtype, arch=SmArch.SM90A, out_dtype=d, epilogue=how).render_cu()
+    assert "struct Tree" in source

@@ -78,7 +78,7 @@ FIRST = ("test_conv", "test_table", "test_gemm", "test_grouped", "test_jit", "te
 """Files that take long: one of them started last would be waited for."""
 ALONE = ("test_streams",)
 """Files whose tests ask what runs beside what on the GPU."""
-OWN = {"jit": ("test_jit",), "trees": ("test_epilogue", "test_matmul")}
+OWN = {"jit": ("test_jit",), "trees": ("test_conv_epilogue", "test_epilogue", "test_matmul")}
 """Files whose kernels are in no table, by the stages that run them, after those that compile them side by side."""
 
 SELECTIONS = {

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import warnings
-from collections.abc import Iterable, Mapping
+from collections.abc import Container, Iterable, Mapping
 from typing import Any, Final
 
 import numpy as np
@@ -100,11 +100,7 @@ def check_out(views: Mapping[str, _core.Operand], inputs: Iterable[str]) -> None
         InvalidOperandError: says which.
     """
     out = views["out"]
-    if out.read_only:
-        raise InvalidOperandError("out is read-only: give an array that may be written")
-    repeated = any(stride == 0 and extent > 1 for stride, extent in zip(out.strides, out.shape, strict=True))
-    if repeated and 0 not in out.shape:
-        raise InvalidOperandError(f"out has strides {out.strides}: its elements share memory; give an array of its own")
+    check_writable(out, "out")
     for name in inputs:
         if name not in views or not _core.overlap(out, views[name]):
             continue
@@ -113,14 +109,50 @@ def check_out(views: Mapping[str, _core.Operand], inputs: Iterable[str]) -> None
             raise InvalidOperandError(f"out overlaps {name}: give separate memory (out may be exactly c)")
 
 
-def refuse_jax_out(out: Any) -> None:
-    """Refuses a JAX array as `out`.
+def check_writable(view: _core.Operand, name: str) -> None:
+    """Refuses what cannot be written, or whose elements share memory.
+
+    Raises:
+        InvalidOperandError: says why.
+    """
+    if view.read_only:
+        raise InvalidOperandError(f"{name} is read-only: give an array that may be written")
+    repeated = any(stride == 0 and extent > 1 for stride, extent in zip(view.strides, view.shape, strict=True))
+    if repeated and 0 not in view.shape:
+        raise InvalidOperandError(
+            f"{name} has strides {view.strides}: its elements share memory; give an array of its own"
+        )
+
+
+def check_apart(
+    written: Mapping[str, _core.Operand], read: Mapping[str, _core.Operand], movable: Container[str]
+) -> None:
+    """Refuses results that share memory with each other or with what is read.
+
+    Args:
+        written: the results by name.
+        read: the operands by name.
+        movable: those of which each element is read before it is written: a result may take their very place.
+
+    Raises:
+        InvalidOperandError: names the two.
+    """
+    for place, (name, view) in enumerate(written.items()):
+        others = {**read, **dict(list(written.items())[place + 1 :])}
+        for other, its in others.items():
+            same = (its.pointer, its.strides, its.dtype[1]) == (view.pointer, view.strides, view.dtype[1])
+            if _core.overlap(view, its) and not (same and other in movable):
+                raise InvalidOperandError(f"{name} overlaps {other}: give separate memory")
+
+
+def refuse_jax_out(out: Any, name: str = "out") -> None:
+    """Refuses a JAX array for a result.
 
     Raises:
         InvalidOperandError: it is one.
     """
     if out is not None and operands.is_jax(out):
-        raise InvalidOperandError("out is a JAX array, which cannot be written: leave out away")
+        raise InvalidOperandError(f"{name} is a JAX array, which cannot be written: leave {name} away")
 
 
 def on_reference(backend: str, view: _core.Operand, *, stacklevel: int = 4) -> bool:

@@ -418,6 +418,7 @@ class _Call(NamedTuple):
             if name in ("a", "b", "c"):
                 raise InvalidOperandError(f"the epilogue calls an operand {name!r}, as the convolution does: rename it")
         check_devices({**what.views, **asked.views})
+        fused_arguments.check_results(asked.tree, what.views, asked.views)
         told = options.out_dtype is not None or "out" in what.views or "c" in what.views
         result = fused_arguments.decided(asked.tree, what.result, told=told)
         return what._replace(result=result, asked=asked)
@@ -458,7 +459,7 @@ class _Call(NamedTuple):
                 results[output.name], views[output.name] = fused_conv.empty(output, what.shape, device, first)
         if 0 not in what.shape:
             made = self._launch(what, views, first, stream, options.layout)
-            if self.key is not None:
+            if self.key is not None and made.checked:
                 kept = _Kept(made, what.shape, what.result, None if asked is None else asked.traced)
                 _plans.insert(kept, self.key)
         elif asked is not None:
@@ -634,7 +635,9 @@ def _operation(views: dict[str, _core.Operand], options: _Options) -> _Operation
             raise InvalidOperandError(f"{name} has shape {views[name].shape} (NHWC order); the result has {what.shape}")
     if "bias" in views and views["bias"].shape != what.shape[-1:]:
         raise InvalidOperandError(f"bias has shape {views['bias'].shape}; expected ({what.shape[-1]},)")
-    if options.activation is not None and options.activation not in reference.ACTIVATIONS:
+    if options.activation is not None and (
+        not isinstance(options.activation, str) or options.activation not in reference.ACTIVATIONS
+    ):
         valid = ", ".join(reference.ACTIVATIONS)
         raise InvalidOperandError(f"activation is {options.activation!r}; expected None or one of {valid}")
     return what

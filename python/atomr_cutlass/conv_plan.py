@@ -31,12 +31,12 @@ from .generator.archs import SmArch
 from .generator.dtypes import CutlassDtype
 from .generator.epilogue.lower import LINEAR, split
 from .generator.key import KernelKey
-from .generator.matrix import cells, shared_memory, supports, with_epilogue
+from .generator.matrix import cells, shared_memory, with_epilogue
 from .generator.rules import FP8_TYPES, accumulator, conv_types, supports_tree
 from .jit import kernels
 from .numerics import FAST
 from .op_plan import Address, OpPlan, Steps, bytes_of, refuse_capture
-from .pick import Picked, best_cell, pick
+from .pick import Cost, Derive, Picked, best_cell, pick
 from .plan import product_args
 from .problem import GemmProblem, MatrixSpec, Variant, round_up
 from .select import Choice
@@ -251,10 +251,13 @@ def make(
     how: dict[str, Any] = {"arch": arch, "backend": backend, "jit": jit}
     chosen = chosen or choose(what, device, **how)
     refuse_capture(chosen.picked, what.device, stream)
-    # The check works on streams of its own, which the capture of a graph would not allow.
-    if what.fusion is not None and not (stream is not None and _core.capturing(what.device, stream)):
-        first_use.require(chosen.picked.key, device, functools.partial(_launch_once, chosen.picked, device))
-    return _plan(what, chosen, device, how, alpha=alpha, beta=beta, like=like, layout=layout)
+    checked = True
+    if what.fusion is not None:
+        launch = functools.partial(_launch_once, chosen.picked, device)
+        checked = first_use.require(chosen.picked.key, device, launch, stream=stream)
+    made = _plan(what, chosen, device, how, alpha=alpha, beta=beta, like=like, layout=layout)
+    made.checked = checked
+    return made
 
 
 def _launch_once(
@@ -558,9 +561,18 @@ def _refusal(what: ConvProblem) -> str:
 
 def _best(what: ConvProblem, device: Device, arch: SmArch | None, split_k: int = 1) -> Picked | None:
     """The best cell of the matrix, or the best kernel that differs from one in what every cell compiles with."""
-    best = best_cell(what.op, lambda key: cost(key, what, device, split_k), device, arch)
-    if best is not None:
-        return best
+    price, derive = _priced(what, device, arch, split_k)
+    return best_cell(what.op, price, device, arch, derive)
+
+
+def _priced(what: ConvProblem, device: Device, arch: SmArch | None, split_k: int) -> tuple[Cost, Derive | None]:
+    """What kernels cost, and what is made of the matrix's cells where none serves as it is.
+
+    The matrix lists what is worth building ahead of time.
+    """
+
+    def price(key: KernelKey) -> float | None:
+        return cost(key, what, device, split_k)
 
     def varied(key: KernelKey) -> KernelKey:
         if key.epilogue == LINEAR:
@@ -568,12 +580,7 @@ def _best(what: ConvProblem, device: Device, arch: SmArch | None, split_k: int =
         unity = key.stride_support == "strided" and what.geometry.stride == (1, 1)
         return dataclasses.replace(key, stride_support="unity") if unity else key
 
-    def price(key: KernelKey) -> float | None:
-        seconds = cost(varied(key), what, device, split_k)
-        return None if seconds is None or not supports(varied(key)) else seconds
-
-    best = best_cell(what.op, price, device, arch)
-    return None if best is None else Picked(varied(best.key), None, best.seconds)
+    return price, varied if best_cell(what.op, price, device, arch) is None else None
 
 
 def _pick(
@@ -586,22 +593,12 @@ def _pick(
     jit: str | None,
     record: bool = True,
 ) -> Picked:
-    """`pick.pick`, with the kernels that `_best` adds: the matrix lists what is worth building ahead of time."""
-
-    def price(key: KernelKey) -> float | None:
-        return cost(key, what, device, split_k)
-
-    try:
-        return pick(what.op, price, device, refusal=_refusal(what), arch=arch, backend=backend, jit=jit, record=record)
-    except UnsupportedError:
-        best = _best(what, device, arch, split_k)
-        if best is None:
-            raise
-    if backend == "prebuilt" or kernels.policy(jit) == "off":
-        raise KernelNotFoundError(
-            f"no kernel in the table serves this {what.op}; {best.key.name} would, which is compiled at run time only"
-        )
-    return best
+    """`pick.pick` with the kernels of `_best`."""
+    price, derive = _priced(what, device, arch, split_k)
+    return pick(
+        what.op, price, device, refusal=_refusal(what), arch=arch, backend=backend, jit=jit, record=record,
+        derive=derive,
+    )  # fmt: skip
 
 
 def _unwidened(what: ConvProblem) -> str:

@@ -55,7 +55,7 @@ def enabled() -> bool:
     return wanted == "on"
 
 
-def require(key: KernelKey, device: Device, launch: Launch) -> None:
+def require(key: KernelKey, device: Device, launch: Launch, *, stream: int | None = None) -> bool:
     """Checks a kernel's epilogue, unless that has been done before on this architecture.
 
     Block-scaled kernels are checked without it: their operands come quantized, which tests do.
@@ -64,18 +64,25 @@ def require(key: KernelKey, device: Device, launch: Launch) -> None:
         key: of the kernel, whose epilogue is a tree.
         device: where it runs.
         launch: see `Launch`.
+        stream: where the plan will be launched first. The check works on streams of its own, which the capture of a
+            graph would not allow: while this one is captured, nothing but what is remembered is looked at.
+
+    Returns:
+        False where the kernel is yet to be checked: such a plan must not be kept.
 
     Raises:
         UnsupportedError: the kernel's results differ from the reference's; says where. It says so again, without a
             launch, wherever the verdict is remembered.
     """
     if key.scale_type or not enabled():
-        return
+        return True
     identity = "\0".join([key.to_json(), str(device.capability), _sources()])
     with _locks.hold(identity):
         wrong = _verdicts.get(identity)
         if wrong is None:
             wrong = verdicts.recall(identity)
+        if wrong is None and stream is not None and _core.capturing(device.index, stream):
+            return False
         if wrong is None:
             wrong = "; ".join(_differences(key, device.index, launch))
             verdicts.remember(identity, wrong)
@@ -87,6 +94,7 @@ def require(key: KernelKey, device: Device, launch: Launch) -> None:
             f"{key.name} computes its epilogue wrongly on {device.name}: {wrong}. The tree is refused there; please "
             f"report it. Compute it apart from the product, or turn the check off with {VARIABLE}=off"
         )
+    return True
 
 
 @functools.cache

@@ -12,12 +12,12 @@ from typing import Any
 import numpy as np
 
 from . import _core, operands
-from .arguments import NUMBERS, check_out
+from .arguments import NUMBERS, check_apart, check_writable, refuse_jax_out
 from .epilogue import EpilogueVisitorTree, EvtBuilder, Operand, Traced, operand_of, trace
 from .errors import InvalidOperandError, UnsupportedError
 from .fused import check_input, output_shape
 from .generator.dtypes import CutlassDtype
-from .generator.epilogue.tree import RESULT, Output
+from .generator.epilogue.tree import MATRIX, RESULT, Output
 from .numerics import numpy_dtype
 from .operands import BYTE
 from .reference import ACTIVATIONS
@@ -156,6 +156,8 @@ def with_bias(bias: Any, activation: str | None, shape: tuple[int, ...]) -> Aske
     Raises:
         InvalidOperandError: the bias is not (N,), or the activation is unknown.
     """
+    if activation is not None and not isinstance(activation, str):
+        raise InvalidOperandError(f"activation is {activation!r}; expected None or one of {', '.join(ACTIVATIONS)}")
     if bias is None:
         return Asked(common(None, activation), {})
     view = operands.as_operand(bias)
@@ -204,8 +206,29 @@ def _bound(
         check_input(one, views[name].shape, _dtype(views[name], name), shape)
     written = {name: views[name] for name in outputs if name in views}
     for name, view in written.items():
+        refuse_jax_out(given[name], name)
         _check_output(outputs[name], view, shape)
     return Asked(traced, {name: views[name] for name in inputs}, written, {name: given[name] for name in written})
+
+
+def check_results(
+    tree: EpilogueVisitorTree, product: Mapping[str, _core.Operand], views: Mapping[str, _core.Operand]
+) -> None:
+    """Refuses results that share memory with each other or with an operand, but D in the place of a matrix or of C.
+
+    Args:
+        tree: the tree.
+        product: views of the product's operands and of `out`, if it is given.
+        views: of the tree's inputs, and of the arrays that are given for its outputs.
+
+    Raises:
+        InvalidOperandError: names the two.
+    """
+    outputs = [one.name for one in tree.outputs if one.name in views]
+    written = {name: views[name] for name in outputs}
+    written |= {RESULT: product[RESULT]} if RESULT in product else {}
+    read = {name: view for name, view in {**product, **views}.items() if name not in written}
+    check_apart(written, read, {"c", *(one.name for one in tree.inputs if one.kind == MATRIX)})
 
 
 def check_names(tree: EpilogueVisitorTree, given: Collection[str]) -> None:
@@ -251,7 +274,7 @@ def _check_output(output: Output, view: _core.Operand, shape: tuple[int, ...]) -
     if _dtype(view, output.name) is not output.dtype:
         name = "uint8" if output.dtype is None else output.dtype.value
         raise InvalidOperandError(f"{output.name} has another dtype than the epilogue writes: {name}")
-    check_out({"out": view}, ())
+    check_writable(view, output.name)
 
 
 def _dtype(view: _core.Operand, name: str) -> CutlassDtype | None:

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from . import _core, fused_arguments, operands, reference
-from .arguments import NUMBERS
+from .arguments import NUMBERS, refuse_jax_out
 from .conv_fusion import Shape, flat, image_shape, in_nhwc, matrix_shape
 from .epilogue import EpilogueVisitorTree, Traced
+from .errors import InvalidOperandError
 from .fused_arguments import Asked
 from .generator.dtypes import CutlassDtype
-from .generator.epilogue.tree import Output
+from .generator.epilogue.tree import ROW, SCALAR, Output
 from .numerics import AnyArray, FloatArray
 
 
@@ -98,6 +100,24 @@ def asked(
     views = {name: in_nhwc(operands.as_operand(one), layout) for name, one in arrays.items()}
     matrices = {name: flat(name, view, image) for name, view in views.items()}
     made = fused_arguments.asked(epilogue, {**matrices, **numbers}, matrix_shape(image), out_dtype=out_dtype, acc=acc)
+    for one in made.tree.inputs:
+        shape = views[one.name].shape
+        if len(shape) != len(image) and (one.kind not in (ROW, SCALAR) or math.prod(shape) not in (1, image[-1])):
+            raise InvalidOperandError(
+                f"{one.name} has shape {shape}; the epilogue reads a {one.kind}: {image_shape(one, image)} (NHWC order)"
+            )
+        if len(shape) == len(image) - 1:
+            raise InvalidOperandError(
+                f"{one.name} has shape {shape}; one element for each pixel is {(*image[:-1], 1)}, and for each channel "
+                f"{image[-1:]} (NHWC order)"
+            )
+    for output in made.tree.outputs:
+        refuse_jax_out(arrays.get(output.name), output.name)
+        if output.name in views and views[output.name].shape != image_shape(output, image):
+            raise InvalidOperandError(
+                f"{output.name} has shape {views[output.name].shape}; the epilogue writes {image_shape(output, image)} "
+                "(NHWC order)"
+            )
     made = dataclasses.replace(made, given={name: arrays[name] for name in made.given})
     return OverPixels(made, {name: views[name] for name in (*made.inputs, *made.outputs)}, image)
 

@@ -161,6 +161,7 @@ def fused_call(given: Arguments, what: Operation) -> FusedCall | None:
         if name in _PRODUCT or (name == "c" and "c" in what.views):
             raise InvalidOperandError(f"the epilogue calls an operand {name!r}, as the product does: rename it")
     check_devices({**what.views, **asked.inputs, **asked.outputs})
+    fused_arguments.check_results(asked.tree, what.views, {**asked.inputs, **asked.outputs})
     told = given.out_dtype is not None or "out" in what.views or "c" in what.views
     result = fused_arguments.decided(asked.tree, what.result, told=told)
     return FusedCall(given, what._replace(result=result), asked)
@@ -258,6 +259,8 @@ def _keep(given: Arguments, made: _Kept) -> None:
     """Remembers a plan, unless a Python function made the tree: that may compute something else next time."""
     epilogue = given.epilogue
     if not (epilogue is None or type(epilogue) is EpilogueVisitorTree) or not _core.has_exchange_api(given.a):
+        return
+    if not made.plan.checked:
         return
     if any(isinstance(scale, NUMBERS) for scale in given.scales.values()):
         return

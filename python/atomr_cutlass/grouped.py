@@ -336,7 +336,7 @@ class _Call(NamedTuple):
         if not problem.empty:
             kept = None if self.key is None else _plans.get(self.key)
             plan = self._launch(what, problem, views, first, stream, kept)
-            if self.key is not None and kept is None:
+            if self.key is not None and kept is None and plan.checked:
                 _plans.insert(plan, self.key)
         if made is None:
             return out

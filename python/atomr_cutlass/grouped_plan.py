@@ -322,10 +322,12 @@ def make(
     if picked is None:
         picked = choose(what, device, arch=arch, backend=backend, jit=jit)
     refuse_capture(picked, what.device, stream)
-    # The check works on streams of its own, which the capture of a graph would not allow.
-    if split(picked.key.epilogue)[1] and not (stream is not None and _core.capturing(what.device, stream)):
-        first_use.require(picked.key, device, functools.partial(_launch_once, picked))
-    return _plan(what, picked, arch, alpha=alpha, beta=beta, like=like)
+    checked = True
+    if split(picked.key.epilogue)[1]:
+        checked = first_use.require(picked.key, device, functools.partial(_launch_once, picked), stream=stream)
+    made = _plan(what, picked, arch, alpha=alpha, beta=beta, like=like)
+    made.checked = checked
+    return made
 
 
 def _launch_once(picked: Picked, product: GemmProblem, fusion: Fusion, views: Mapping[str, _core.Operand]) -> None:

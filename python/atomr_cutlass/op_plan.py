@@ -34,6 +34,8 @@ class OpPlan(_core.LaunchPlan):
         rewrite: how the problem was put to kernels that do not compute it as it stands; empty for one that does.
         result: extents and element type of the result, for functions that allocate it.
         kernel_name: of the kernel that does the products.
+        checked: whether nothing is left to be checked of an epilogue at its first use. A plan made while its stream is
+            captured may not be: it is not kept for later calls.
 
     Raises:
         InvalidOperandError: an operand differs from what the plan was made for, or a result overlaps an input.
@@ -45,6 +47,7 @@ class OpPlan(_core.LaunchPlan):
     picked: tuple[Picked, ...]
     rewrite: str
     result: tuple[tuple[int, ...], CutlassDtype]
+    checked: bool
     _main: int
 
     @property
@@ -156,6 +159,7 @@ class Steps:
         made.key = None
         made.picked = tuple(self._picked)
         made.rewrite = rewrite
+        made.checked = True
         made._main = index  # noqa: SLF001 - this module's own
         return made
 

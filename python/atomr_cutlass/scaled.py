@@ -208,12 +208,15 @@ def from_choice(
     device = devices.get(way.device)
     picked = Picked(choice.key, choice.info, choice.seconds)
     refuse_capture(picked, way.device, stream)
-    # The check works on streams of its own, which the capture of a graph would not allow.
-    if fusion is not None and not (stream is not None and _core.capturing(way.device, stream)):
+    checked = True
+    if fusion is not None:
         from . import first_use  # loads the reference, which only trees need here
 
-        first_use.require(choice.key, device, functools.partial(_launch_once, choice, device))
-    return _plan(way, scales, fusion, choice, picked, device, result=result, alpha=alpha, beta=beta, like=like)
+        launch = functools.partial(_launch_once, choice, device)
+        checked = first_use.require(choice.key, device, launch, stream=stream)
+    made = _plan(way, scales, fusion, choice, picked, device, result=result, alpha=alpha, beta=beta, like=like)
+    made.checked = checked
+    return made
 
 
 def _launch_once(

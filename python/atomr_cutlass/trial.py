@@ -637,7 +637,8 @@ class _FusedConv(_Conv):
     def _accumulated(self, part: Arrays, functions: Any) -> Array:
         """A convolution without what follows it, as a matrix."""
         how = {"out_dtype": CutlassDtype.F64, "math": self.request.math} if functions is _CONVOLUTIONS else {}
-        own = {name: part[name] for name in (*OPERANDS[self.request.op], "c", "out") if name in part}
+        names = (*OPERANDS[self.request.op], "out", *(["c"] if self.request.epilogue.beta != 0 else []))
+        own = {name: part[name] for name in names}
         made = self._called(functions, own, **how)
         return made.reshape(matrix_shape(made.shape))
 

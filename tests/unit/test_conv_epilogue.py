@@ -21,12 +21,14 @@ from atomr_cutlass import (
     conv_fusion,
     conv_plan,
     devices,
+    first_use,
+    pick,
     reference,
     trial,
 )
 from atomr_cutlass import CutlassDtype as D
 from atomr_cutlass.epilogue import Operand, cast, column_sum, relu, row_sum, total_amax, trace, where
-from atomr_cutlass.errors import InvalidOperandError, UnsupportedError
+from atomr_cutlass.errors import InvalidOperandError, KernelNotFoundError, UnsupportedError
 from atomr_cutlass.generator.epilogue import common
 from atomr_cutlass.generator.epilogue.lower import LINEAR, epilogue_id
 from atomr_cutlass.generator.families.conv_sm90 import conv_sm90
@@ -154,6 +156,81 @@ def test_pixels_with_gaps_are_refused() -> None:
         _call(epilogue=lambda acc, other: acc + other, other=wide)
 
 
+@pytest.mark.parametrize(
+    ("name", "array", "says"),
+    [
+        ("stored", np.zeros((60, 16), np.float32), r"stored has shape \(60, 16\); the epilogue writes \(2, 6, 5, 16\)"),
+        ("pixels", np.zeros(60, np.float32), r"pixels has shape \(60,\); the epilogue writes \(2, 6, 5\)"),
+        ("pixels", np.broadcast_to(np.zeros(1, np.float32), (2, 6, 5)), "pixels is read-only|pixels has strides"),
+        ("stored", X, "stored has shape"),
+    ],
+)
+def test_arrays_for_results_that_do_not_fit(name: str, array: Any, says: str) -> None:
+    out = np.full((2, 6, 5, 16), 7.0, np.float32)
+    with pytest.raises(InvalidOperandError, match=says):
+        _call(epilogue=_several, out=out, **{name: array})
+    assert (out == 7.0).all()
+
+
+def _several(acc: Any) -> Any:
+    return {"out": acc, "stored": cast(acc, D.F32), "pixels": column_sum(acc)}
+
+
+def test_results_that_share_memory() -> None:
+    out = np.full((2, 6, 5, 16), 7.0, np.float32)
+    with pytest.raises(InvalidOperandError, match="stored overlaps out"):
+        _call(epilogue=_several, out=out, stored=out)
+    with pytest.raises(InvalidOperandError, match="sums overlaps bias"):
+        _call(epilogue=lambda acc, bias: {"out": acc + bias, "sums": row_sum(acc)}, bias=BIAS, sums=BIAS)
+    same = OTHER.copy()
+    assert _call(epilogue=lambda acc, other: acc + other, other=same, out=same) is same
+    np.testing.assert_allclose(same, PLAIN + OTHER, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("shape", [(1, 2, 4), (8, 8)])
+def test_operands_of_other_ranks(shape: tuple[int, ...]) -> None:
+    """What has an element for each pixel is no row, even if there are as many channels."""
+    x, w = np.ones((1, 2, 4, 8), np.float32), np.ones((8, 1, 1, 8), np.float32)
+    given = np.zeros(shape, np.float32)
+    with pytest.raises(InvalidOperandError, match="given has shape"):
+        ac.conv2d(x, w, epilogue=lambda acc, given: acc + given, given=given, backend="reference")
+
+
+def test_activations_that_are_no_names() -> None:
+    for function, arguments in ((ac.conv2d, (X, W)), (ac.gemm, (BIAS[None], BIAS[:, None]))):
+        for activation in (["relu"], 3):
+            with pytest.raises(InvalidOperandError, match="activation is"):
+                function(*arguments, activation=activation)
+
+
+def test_kernels_that_the_table_lacks_are_recorded(monkeypatch: pytest.MonkeyPatch) -> None:
+    missed: list[Any] = []
+    monkeypatch.setattr(pick.kernels, "record_miss", missed.append)
+    what = ConvFwdRequest(SHAPE, dtype=D.BF16, arch=SmArch.SM90A, epilogue=GemmEpilogue(tree=BLOCK)).problem(0)
+    with pytest.raises(KernelNotFoundError, match="it is in no preset: let it be compiled at run time"):
+        conv_plan.choose(what, H100, arch=SmArch.SM90A, jit="off")
+    assert {key.epilogue for key in missed} == {way.epilogue for way in conv_fusion.ways(what)}
+
+
+@pytest.mark.parametrize(("known", "checked"), [(None, False), ("", True)])
+def test_under_capture_only_what_is_known_is_looked_at(
+    monkeypatch: pytest.MonkeyPatch, known: str | None, checked: bool
+) -> None:
+    monkeypatch.setattr(first_use, "_verdicts", {})
+    monkeypatch.setattr(first_use.verdicts, "recall", lambda _identity: known)
+    monkeypatch.setattr(first_use._core, "capturing", lambda _device, _stream: True)
+    key = conv_sm90("conv2d_fprop", D.BF16, D.BF16, (128, 128), epilogue=common.bias(D.BF16, "gelu"))
+    assert first_use.require(key, H100, _never, stream=5) is checked
+    monkeypatch.setattr(first_use.verdicts, "recall", lambda _identity: "out[0, 0] is 1, expected 2")
+    monkeypatch.setattr(first_use, "_verdicts", {})
+    with pytest.raises(UnsupportedError, match="computes its epilogue wrongly"):
+        first_use.require(key, H100, _never, stream=5)
+
+
+def _never(*_: Any) -> None:
+    raise AssertionError("launched")
+
+
 def test_trees_of_other_kernels_are_refused() -> None:
     request = ConvFwdRequest(SHAPE, dtype=D.BF16, arch=SmArch.SM80, epilogue=GemmEpilogue(tree=BLOCK))
     with pytest.raises(UnsupportedError, match="those of sm_90a's TMA kernels"):
@@ -266,5 +343,7 @@ def test_a_request_is_tried_on_the_reference(kind: Any, layout: ConvLayout) -> N
     shape = ConvShape.nhwc(2, 6, 5, 8, 16, 3, 3, padding=1)
     request = kind(shape, dtype=D.BF16, layout=layout, epilogue=GemmEpilogue(tree=tree, alpha=0.25))
     assert trial.run(request, backend="reference").ok
+    named = kind(shape, dtype=D.BF16, epilogue=GemmEpilogue(tree=EvtBuilder().add_bias("c", dtype=D.F32).build()))
+    assert trial.run(named, backend="reference").ok
     both = kind(shape, dtype=D.BF16, layout=layout, epilogue=GemmEpilogue(bias=True, beta=0.5, activation="relu"))
     assert trial.run(both, backend="reference").ok

@@ -87,7 +87,8 @@ def plan_of(product: Product, wishes: Wishes, known: HeuristicKey | None, *, lik
     found = _plans.get(key)
     if found is None:
         found = _made(product, dataclasses.replace(wishes, jit=policy), known, like, stream)
-        _plans.insert(found, key)
+        if isinstance(found, Plan) or found.checked:
+            _plans.insert(found, key)
     return found
 
 

@@ -17,7 +17,7 @@ def check_activation(activation: str | None) -> None:
     Raises:
         InvalidOperandError: names the valid ones.
     """
-    if activation is not None and activation not in ACTIVATIONS:
+    if activation is not None and (not isinstance(activation, str) or activation not in ACTIVATIONS):
         raise InvalidOperandError(f"activation is {activation!r}; expected None or one of {', '.join(ACTIVATIONS)}")
 
 

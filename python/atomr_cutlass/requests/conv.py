@@ -11,7 +11,6 @@ from typing import Any, ClassVar
 from .. import conv_plan, devices
 from ..conv_problem import DGRAD, FPROP, OPERANDS, WGRAD, ConvProblem
 from ..errors import InvalidOperandError, UnsupportedError
-from ..fused_arguments import common
 from ..generator.archs import SmArch
 from ..generator.dtypes import CutlassDtype
 from ..generator.epilogue.tree import EpilogueVisitorTree
@@ -199,9 +198,8 @@ class _ConvRequest:
     def tree(self) -> EpilogueVisitorTree | None:
         """The epilogue's tree, or that of a bias together with C; None where CUTLASS's own epilogues serve."""
         epilogue = self.epilogue
-        if epilogue.tree is None and epilogue.bias and epilogue.beta != 0:
-            return common(self.result_dtype, epilogue.activation).tree
-        return epilogue.tree
+        both = epilogue.bias and epilogue.beta != 0
+        return epilogue.tree_for(self.result_dtype) if epilogue.tree is not None or both else None
 
     @property
     def result_dtype(self) -> CutlassDtype:

@@ -32,6 +32,11 @@ class Launch:
     made: AnyPlan
     names: tuple[str, ...]
 
+    @property
+    def checked(self) -> bool:
+        """Whether nothing is left to be checked at the plan's first use; see `OpPlan`."""
+        return isinstance(self.made, Plan) or self.made.checked
+
     def __call__(self, views: Views, alpha: float, beta: float, stream: int) -> None:
         """Launches the plan on arrays."""
         arrays = [views[name] for name in self.names]

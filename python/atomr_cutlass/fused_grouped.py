@@ -73,7 +73,7 @@ class Follows(NamedTuple):
 
     def fusion(self, views: Mapping[str, Views]) -> GroupedFusion | None:
         """The problem's part, of arrays on the GPU by name; None where the result is the product."""
-        if does_nothing(self.tree):
+        if does_nothing(self.tree, *(operands.dtype_of(views[name][0], name) for name in ("a", "out"))):
             return None
 
         def spec(name: str, view: _core.Operand) -> MatrixSpec:

@@ -410,7 +410,9 @@ class _Call(NamedTuple):
             chosen.pop("c", None),
             alpha=options.alpha * options.factor,
             beta=options.beta,
-            tree=None if does_nothing(follows.tree) else follows.tree,
+            tree=None
+            if does_nothing(follows.tree, operands.dtype_of(what.views["a"][0], "a"), what.result)
+            else follows.tree,
             operands=follows.of_groups(read, what.groups),
             out_dtype=what.result,
             math=what.math,

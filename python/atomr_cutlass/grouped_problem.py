@@ -7,7 +7,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from .errors import InvalidOperandError
+from .generator.dtypes import CutlassDtype
 from .generator.epilogue.tree import ACCUMULATOR, ROW, EpilogueVisitorTree
+from .generator.rules import TREE_OUTPUTS
 from .problem import MatrixSpec, View, round_up, views
 
 OP = "grouped_gemm"
@@ -69,9 +71,16 @@ class GroupedFusion:
     inputs: tuple[GroupOperand, ...] = ()
 
 
-def does_nothing(tree: EpilogueVisitorTree) -> bool:
-    """Whether a tree gives the accumulator as it is, and says nothing of D's element type."""
-    return tree.result.op == ACCUMULATOR and not tree.stores and tree.result_dtype is None
+def does_nothing(tree: EpilogueVisitorTree, a: CutlassDtype, d: CutlassDtype) -> bool:
+    """Whether a tree gives the accumulator as it is, to a D that products have without a tree too.
+
+    Args:
+        tree: the tree.
+        a: element type of A.
+        d: element type of D.
+    """
+    plain = tree.result.op == ACCUMULATOR and not tree.stores and tree.result_dtype is None
+    return plain and d not in TREE_OUTPUTS.get(a, ())
 
 
 @dataclass(frozen=True)

@@ -173,7 +173,7 @@ class Case:
 
     def _fusion(self) -> GroupedFusion | None:
         groups, tree = len(self.sizes), self.epilogue
-        if does_nothing(tree):
+        if does_nothing(tree, self.a, self.result):
             return None
         found = []
         for one in tree.inputs:
@@ -384,7 +384,7 @@ def of_lists(shapes: tuple[tuple[int, int, int], ...], options: Mapping[str, Any
         LIST, len(shapes), tuple(spec(m, k, dtype) for m, _, k in shapes),
         tuple(spec(k, n, dtype, layout) for _, n, k in shapes), d if options.get("beta") else (), d, counted=False,
         math="default", device=0, scale_a=scale, scale_b=scale,
-        fusion=None if does_nothing(tree) else GroupedFusion(tree, inputs),
+        fusion=None if does_nothing(tree, dtype, result) else GroupedFusion(tree, inputs),
     )  # fmt: skip
 
 

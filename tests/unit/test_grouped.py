@@ -755,6 +755,21 @@ def test_requests_are_lists_of_dense_matrices() -> None:
 QUANTIZER = ac.EvtBuilder().add_bias("bias", dtype="bf16").activation("silu").quantize("e4m3", scale="factor").build()
 
 
+def test_trees_that_do_nothing() -> None:
+    """They are none, but where nothing else stores a D so narrow."""
+    identity = evt.EvtBuilder().build()
+    for out, wanted in ((D.BF16, None), (D.F32, None), (D.F8E4M3, identity), (D.I8, identity)):
+        request = dataclasses.replace(
+            REQUEST,
+            shape=ac.GroupedGemmShape([ac.GemmShape(9, 32, 16)] * 2),
+            out_dtype=out,
+            epilogue=ac.GemmEpilogue(tree=identity),
+        )
+        assert request.tree == wanted, out
+        device = devices.imagined(SmArch.SM90A)
+        assert grouped_plan.choose(request.problem(0), device, arch=SmArch.SM90A).key.d is out
+
+
 def test_requests_with_trees() -> None:
     one = dataclasses.replace(
         REQUEST, epilogue=ac.GemmEpilogue(tree=QUANTIZER), shape=ac.GroupedGemmShape([ac.GemmShape(9, 32, 16)] * 2)

@@ -117,7 +117,7 @@ class GroupedGemmRequest:
     def tree(self) -> EpilogueVisitorTree | None:
         """What follows the products: the epilogue's tree, or that of its bias and activation; None for nothing."""
         tree = self.epilogue.tree_for(self.result_dtype)
-        return None if tree is None or does_nothing(tree) else tree
+        return None if tree is None or does_nothing(tree, self.dtype, self.result_dtype) else tree
 
     @property
     def math(self) -> str:

@@ -427,7 +427,7 @@ class _Call(NamedTuple):
         """act(conv + C + bias) as a tree: kernels without one read either C or a bias."""
         bias = what.views["bias"]
         own = fused_arguments.with_bias(self.arrays["bias"], self.options.activation, (1, what.shape[-1]))
-        asked = OverPixels(own, {"bias": bias}, what.shape)
+        asked = OverPixels(**vars(own), views={"bias": bias}, image=what.shape)
         return what._replace(views={name: view for name, view in what.views.items() if name != "bias"}, asked=asked)
 
     def _check_epilogue(self, what: _Operation) -> None:

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from . import _core, conv_fusion, devices, estimate, first_use, select
-from .conv_fusion import TO_NCHW
+from .conv_fusion import in_layout
 from .conv_problem import (
     DGRAD,
     FPROP,
@@ -286,8 +286,7 @@ def _plan(
     steps = Steps(what.device)
 
     def slot(name: str, spec: MatrixSpec, alignment: int, role: str = "input") -> Address:
-        order = TO_NCHW if layout == "nchw" and len(spec.shape) == len(TO_NCHW) else range(len(spec.shape))
-        shape, strides = ([values[i] for i in order] for values in (spec.shape, spec.strides))
+        shape, strides = (in_layout(values, layout) for values in (spec.shape, spec.strides))
         return steps.slot(name, shape, strides, spec.dtype.dlpack, alignment=alignment, role=role)
 
     key = picked.key
@@ -561,11 +560,11 @@ def _refusal(what: ConvProblem) -> str:
 
 def _best(what: ConvProblem, device: Device, arch: SmArch | None, split_k: int = 1) -> Picked | None:
     """The best cell of the matrix, or the best kernel that differs from one in what every cell compiles with."""
-    price, derive = _priced(what, device, arch, split_k)
-    return best_cell(what.op, price, device, arch, derive)
+    price, varied = _priced(what, device, split_k)
+    return best_cell(what.op, price, device, arch) or best_cell(what.op, price, device, arch, varied)
 
 
-def _priced(what: ConvProblem, device: Device, arch: SmArch | None, split_k: int) -> tuple[Cost, Derive | None]:
+def _priced(what: ConvProblem, device: Device, split_k: int) -> tuple[Cost, Derive]:
     """What kernels cost, and what is made of the matrix's cells where none serves as it is.
 
     The matrix lists what is worth building ahead of time.
@@ -580,7 +579,7 @@ def _priced(what: ConvProblem, device: Device, arch: SmArch | None, split_k: int
         unity = key.stride_support == "strided" and what.geometry.stride == (1, 1)
         return dataclasses.replace(key, stride_support="unity") if unity else key
 
-    return price, varied if best_cell(what.op, price, device, arch) is None else None
+    return price, varied
 
 
 def _pick(
@@ -594,11 +593,14 @@ def _pick(
     record: bool = True,
 ) -> Picked:
     """`pick.pick` with the kernels of `_best`."""
-    price, derive = _priced(what, device, arch, split_k)
-    return pick(
-        what.op, price, device, refusal=_refusal(what), arch=arch, backend=backend, jit=jit, record=record,
-        derive=derive,
-    )  # fmt: skip
+    price, varied = _priced(what, device, split_k)
+    how: dict[str, Any] = {
+        "refusal": _refusal(what), "arch": arch, "backend": backend, "jit": jit, "record": record
+    }  # fmt: skip
+    try:
+        return pick(what.op, price, device, **how)
+    except UnsupportedError:
+        return pick(what.op, price, device, **how, derive=varied)
 
 
 def _unwidened(what: ConvProblem) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -11,7 +10,6 @@ from typing import Any
 from . import _core, fused_arguments, operands, reference
 from .arguments import NUMBERS, refuse_jax_out
 from .conv_fusion import Shape, flat, image_shape, in_nhwc, matrix_shape
-from .epilogue import EpilogueVisitorTree, Traced
 from .errors import InvalidOperandError
 from .fused_arguments import Asked
 from .generator.dtypes import CutlassDtype
@@ -19,34 +17,17 @@ from .generator.epilogue.tree import ROW, SCALAR, Output
 from .numerics import AnyArray, FloatArray
 
 
-@dataclass(frozen=True)
-class OverPixels:
-    """An epilogue over the pixels and channels of a result, and what it is given.
+@dataclass(frozen=True, kw_only=True)
+class OverPixels(Asked):
+    """An epilogue over the pixels and channels of a result, and what it is given; to the tree that is a matrix.
 
     Attributes:
-        asked: the same over a matrix.
         views: of inputs and of the arrays for outputs, by name, in the order of NHWC.
         image: (N, P, Q, K) of the result.
     """
 
-    asked: Asked
     views: dict[str, _core.Operand]
     image: Shape
-
-    @property
-    def tree(self) -> EpilogueVisitorTree:
-        """The tree."""
-        return self.asked.tree
-
-    @property
-    def traced(self) -> Traced:
-        """The tree, and how results are returned."""
-        return self.asked.traced
-
-    @property
-    def given(self) -> dict[str, Any]:
-        """The caller's arrays for outputs, by name."""
-        return self.asked.given
 
     @property
     def names(self) -> list[str]:
@@ -58,10 +39,6 @@ class OverPixels:
         """The outputs without an array."""
         return [output for output in self.tree.outputs if output.name not in self.views]
 
-    def arrange(self, results: Mapping[str, Any]) -> Any:
-        """Results by name as the caller wants them."""
-        return self.asked.arrange(results)
-
     def evaluated(
         self, acc: FloatArray, fetch: Callable[[_core.Operand], AnyArray], *, out_dtype: CutlassDtype
     ) -> dict[str, AnyArray]:
@@ -72,7 +49,7 @@ class OverPixels:
             fetch: makes a host array of a view.
             out_dtype: of the result.
         """
-        inputs = {name: fetch(view) for name, view in self.asked.inputs.items()}
+        inputs = {name: fetch(view) for name, view in self.inputs.items()}
         computed = reference.evaluate(self.tree, acc.reshape(matrix_shape(self.image)), inputs, out_dtype=out_dtype)
         shapes = {output.name: image_shape(output, self.image) for output in self.tree.outputs}
         return {name: result.reshape(shapes.get(name, self.image)) for name, result in computed.items()}
@@ -118,8 +95,14 @@ def asked(
                 f"{output.name} has shape {views[output.name].shape}; the epilogue writes {image_shape(output, image)} "
                 "(NHWC order)"
             )
-    made = dataclasses.replace(made, given={name: arrays[name] for name in made.given})
-    return OverPixels(made, {name: views[name] for name in (*made.inputs, *made.outputs)}, image)
+    return OverPixels(
+        traced=made.traced,
+        inputs=made.inputs,
+        outputs=made.outputs,
+        given={name: arrays[name] for name in made.given},
+        views={name: views[name] for name in (*made.inputs, *made.outputs)},
+        image=image,
+    )
 
 
 def empty(output: Output, image: Shape, device: int, like: Any) -> tuple[Any, _core.Operand]:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from . import fp4
-from .conv_fusion import TO_NCHW
+from .conv_fusion import in_layout
 from .conv_problem import OPERANDS, WGRAD
 from .fused import Fusion
 from .generator.dtypes import CutlassDtype
@@ -143,7 +143,5 @@ def _packed(name: str, spec: MatrixSpec) -> Slot:
 
 def _ordered(spec: MatrixSpec, layout: ConvLayout) -> MatrixSpec:
     """A spec in the order of NHWC as calls name its dimensions."""
-    if layout is ConvLayout.NHWC or len(spec.shape) != len(TO_NCHW):
-        return spec
-    shape, strides = (tuple(values[i] for i in TO_NCHW) for values in (spec.shape, spec.strides))
+    shape, strides = (in_layout(values, layout.value) for values in (spec.shape, spec.strides))
     return MatrixSpec(shape, strides, spec.dtype, spec.alignment)

@@ -10,34 +10,10 @@ from atomr_cutlass.generator.dtypes import CutlassDtype as D
 from atomr_cutlass.generator.epilogue.lower import LINEAR, epilogue_id, with_source
 from atomr_cutlass.generator.families.conv_sm90 import conv_sm90
 from atomr_cutlass.generator.key import KernelKey
-from fake_fused import BIASED, BLOCK, table_of
+from fake_fused import BIASED, BLOCK, source_of, table_of
 from fake_pack import compile_library
 
 KERNEL = """
-#include <stddef.h>
-#include <stdint.h>
-#include <string.h>
-#include "atomr_cutlass/kernel_abi.h"
-
-typedef atomr_cutlass_conv_args Args;
-typedef atomr_cutlass_tree_operand Operand;
-
-static int supports(const atomr_cutlass_row* row, const void* args) {
-  (void)row, (void)args;
-  return 0;
-}
-static int workspace_size(const atomr_cutlass_row* row, const void* args, uint64_t* bytes) {
-  (void)row, (void)args;
-  *bytes = 0;
-  return 0;
-}
-static int prepare(const atomr_cutlass_row* row, const void* args, void* params, atomr_cutlass_launch* launch) {
-  (void)row;
-  memcpy(params, args, sizeof(Args));
-  memset(launch, 0, sizeof(*launch));
-  launch->grid[0] = launch->grid[1] = launch->grid[2] = 1;
-  return 0;
-}
 static float* at(const Operand* one, int64_t i, int64_t j) {
   return (float*)one->pointer + i * one->stride_m + j * one->stride_n;
 }
@@ -107,6 +83,4 @@ def keys() -> list[tuple[KernelKey, str]]:
 
 def make_pack(library: Path) -> Path:
     """A pack of these kernels."""
-    names = [one.name for one in BLOCK.inputs]
-    source = f"#define BIAS {names.index('bias')}\n#define RESIDUAL {names.index('residual')}\n" + KERNEL
-    return compile_library(source + table_of(keys()), library)
+    return compile_library(source_of("atomr_cutlass_conv_args", KERNEL) + table_of(keys()), library)

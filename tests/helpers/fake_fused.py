@@ -27,13 +27,13 @@ BLOCK = (
 )
 """relu(acc + bias) + residual, with where the former is not 0, and its sums."""
 
-KERNEL = """
+PREAMBLE = """
 #include <stddef.h>
 #include <stdint.h>
 #include <string.h>
 #include "atomr_cutlass/kernel_abi.h"
 
-typedef atomr_cutlass_gemm_args Args;
+typedef ARGS Args;
 typedef atomr_cutlass_tree_operand Operand;
 
 static int supports(const atomr_cutlass_row* row, const void* args) {
@@ -52,6 +52,10 @@ static int prepare(const atomr_cutlass_row* row, const void* args, void* params,
   launch->grid[0] = launch->grid[1] = launch->grid[2] = 1;
   return 0;
 }
+"""
+"""What precedes the `launch` of kernels that serve every problem of the arguments ARGS and have no workspace."""
+
+KERNEL = """
 static float* at(const Operand* one, int64_t l, int64_t i, int64_t j) {
   return (float*)one->pointer + l * one->batch_stride + i * one->stride_m + j * one->stride_n;
 }
@@ -111,10 +115,15 @@ def keys_of(cells: Sequence[KernelKey]) -> list[tuple[KernelKey, str]]:
 
 def make_pack(library: Path, cells: Sequence[KernelKey]) -> Path:
     """A pack of these cells with the trees."""
+    source = source_of("atomr_cutlass_gemm_args", KERNEL) + table_of(keys_of(cells))
+    return compile_library(source, library)
+
+
+def source_of(args: str, kernel: str) -> str:
+    """The source of kernels with these arguments, which know the block's inputs as BIAS and RESIDUAL."""
     names = [one.name for one in BLOCK.inputs]
-    source = f"#define BIAS {names.index('bias')}\n#define RESIDUAL {names.index('residual')}\n" + KERNEL
-    rows = keys_of(cells)
-    return compile_library(source + table_of(rows), library)
+    defines = {"ARGS": args, "BIAS": names.index("bias"), "RESIDUAL": names.index("residual")}
+    return "".join(f"#define {name} {value}\n" for name, value in defines.items()) + PREAMBLE + kernel
 
 
 def table_of(rows: Sequence[tuple[KernelKey, str]]) -> str:

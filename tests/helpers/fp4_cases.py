@@ -4,11 +4,9 @@ Every function named `case_...` is a test; the process prints what each of them 
 """
 
 import ctypes
-import json
 import os
 import re
 import sys
-import traceback
 from collections.abc import Callable
 from typing import Any
 
@@ -17,7 +15,8 @@ import numpy as np
 import pytest
 
 import atomr_cutlass as ac
-from atomr_cutlass import _core, fp4, operands, quantization, table, trial
+import fake_cases
+from atomr_cutlass import _core, fp4, operands, quantization, trial
 
 gemm_module = sys.modules["atomr_cutlass.gemm"]
 Values = np.ndarray[Any, Any]
@@ -344,20 +343,6 @@ def case_element_types_of_scales() -> None:
     assert fp4.scale_type((1, 8), "scale_a") is fp4.scale_type((14, 8), "scale_a")
 
 
-def main() -> None:
-    """Runs the cases over the kernels of packs alone: those of the installation need a GPU."""
-    every = table.kernels
-    table.kernels = lambda *given, **named: [k for k in every(*given, **named) if k.pack]
-    outcome = {}
-    for name, case in list(globals().items()):
-        if name.startswith("case_"):
-            try:
-                case()
-                outcome[name] = ""
-            except Exception:  # noqa: BLE001 - whatever it is, it is the outcome
-                outcome[name] = traceback.format_exc()
-    print(json.dumps(outcome))
-
-
 if __name__ == "__main__":
-    main()
+    fake_cases.of_packs_alone()
+    fake_cases.run(globals())

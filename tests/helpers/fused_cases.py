@@ -5,9 +5,7 @@ Every function named `case_...` is a test; the process prints what each of them 
 
 import dataclasses
 import itertools
-import json
 import re
-import traceback
 from collections.abc import Callable
 from typing import Any
 
@@ -15,6 +13,7 @@ import numpy as np
 import pytest
 
 import atomr_cutlass as ac
+import fake_cases
 from atomr_cutlass import _core, first_use, fused_gemm, operands, scaled, trial
 from atomr_cutlass.slots import slots_of
 from fake_fused import BLOCK, tree_named
@@ -275,17 +274,5 @@ def case_sums_of_nothing_are_written() -> None:
         np.testing.assert_array_equal(hosted["sums"], np.zeros(shape[1]))
 
 
-def main() -> None:
-    outcome = {}
-    for name, case in list(globals().items()):
-        if name.startswith("case_"):
-            try:
-                case()
-                outcome[name] = ""
-            except Exception:  # noqa: BLE001 - whatever it is, it is the outcome
-                outcome[name] = traceback.format_exc()
-    print(json.dumps(outcome))
-
-
 if __name__ == "__main__":
-    main()
+    fake_cases.run(globals())

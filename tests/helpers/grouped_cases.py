@@ -6,10 +6,8 @@ Every function named `case_...` is a test; the process prints what each of them 
 import contextlib
 import ctypes
 import itertools
-import json
 import os
 import re
-import traceback
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -17,6 +15,7 @@ import numpy as np
 import pytest
 
 import atomr_cutlass as ac
+import fake_cases
 from atomr_cutlass import _core, first_use, grouped_plan, operands, table
 from atomr_cutlass import epilogue as evt
 from atomr_cutlass import grouped as grouped_module
@@ -670,20 +669,6 @@ def _spec(array: Values) -> Any:
     return ac.problem.MatrixSpec(view.shape, view.strides, ac.CutlassDtype.F32, view.alignment)
 
 
-def main() -> None:
-    """Runs the cases over the kernels of packs alone: those of the installation need a GPU."""
-    every = table.kernels
-    table.kernels = lambda *given, **named: [k for k in every(*given, **named) if k.pack]
-    outcome = {}
-    for name, case in list(globals().items()):
-        if name.startswith("case_"):
-            try:
-                case()
-                outcome[name] = ""
-            except (Exception, pytest.fail.Exception):  # noqa: BLE001 - whatever it is, it is the outcome
-                outcome[name] = traceback.format_exc()
-    print(json.dumps(outcome))
-
-
 if __name__ == "__main__":
-    main()
+    fake_cases.of_packs_alone()
+    fake_cases.run(globals())

@@ -8,10 +8,8 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-import json
 import sys
 import tempfile
-import traceback
 from collections.abc import Iterator
 from concurrent.futures import Future
 from pathlib import Path
@@ -21,6 +19,7 @@ import numpy as np
 import pytest
 
 import atomr_cutlass as ac
+import fake_cases
 import fake_pack
 from atomr_cutlass import MatmulEpilogue as E
 from atomr_cutlass import MatmulRequest, ScaleSet, _core, first_use, operands, select, table
@@ -532,21 +531,7 @@ def case_written_arrays_are_checked_against_each_other() -> None:
         )  # fmt: skip
 
 
-def main() -> None:
-    """Runs the cases over the kernels of packs alone: those of the installation need a GPU."""
-    every = table.kernels
-    table.kernels = lambda *given, **named: [k for k in every(*given, **named) if k.pack]
-    outcome = {}
-    for name, case in list(globals().items()):
-        if name.startswith("case_"):
-            try:
-                case()
-                outcome[name] = ""
-            except Exception:  # noqa: BLE001 - whatever it is, it is the outcome
-                outcome[name] = traceback.format_exc()
-    _folder.cleanup()
-    print(json.dumps(outcome))
-
-
 if __name__ == "__main__":
-    main()
+    fake_cases.of_packs_alone()
+    fake_cases.run(globals())
+    _folder.cleanup()

@@ -6,14 +6,12 @@ Every function named `case_...` is a test; the process prints what each of them 
 import contextlib
 import gc
 import hashlib
-import json
 import os
 import re
 import sys
 import tempfile
 import threading
 import time
-import traceback
 import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -24,6 +22,7 @@ import pytest
 from numpy.lib.stride_tricks import as_strided
 
 import atomr_cutlass as ac
+import fake_cases
 import fake_pack
 from atomr_cutlass import _core, devices, operands, quantization, table, trial
 from atomr_cutlass.generator.key import KernelKey
@@ -892,20 +891,6 @@ def case_a_forked_child_is_told_that_it_has_no_gpu() -> None:
         np.testing.assert_array_equal(ac.gemm(a, b), a @ b)
 
 
-def main() -> None:
-    """Runs the cases over the kernels of packs alone: those of the installation need a GPU."""
-    every = table.kernels
-    table.kernels = lambda *given, **named: [k for k in every(*given, **named) if k.pack]
-    outcome = {}
-    for name, case in list(globals().items()):
-        if name.startswith("case_"):
-            try:
-                case()
-                outcome[name] = ""
-            except Exception:  # noqa: BLE001 - whatever it is, it is the outcome
-                outcome[name] = traceback.format_exc()
-    print(json.dumps(outcome))
-
-
 if __name__ == "__main__":
-    main()
+    fake_cases.of_packs_alone()
+    fake_cases.run(globals())

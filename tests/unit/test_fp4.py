@@ -5,12 +5,7 @@ From the call to the C ABI without a GPU: `tests/helpers/fp4_cases.py`, over ker
 
 from __future__ import annotations
 
-import json
-import os
 import re
-import subprocess
-import sys
-from pathlib import Path
 from typing import Any
 
 import ml_dtypes
@@ -20,6 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import atomr_cutlass as ac
+import fake_cases
 import fake_fp4
 import fake_pack
 import fake_table
@@ -61,8 +57,8 @@ BLACKWELL = (SmArch.SM100, SmArch.SM120)
 SCALINGS = ("nvfp4", "mxfp4")
 QUANTIZE = {"nvfp4": quantize_nvfp4, "mxfp4": quantize_mxfp4}
 
-CASES_FILE = Path(fake_fp4.__file__).with_name("fp4_cases.py")
-CASES = re.findall(r"^def (case_\w+)", CASES_FILE.read_text(encoding="utf-8"), re.MULTILINE)
+CASES_FILE = "fp4_cases.py"
+CASES = fake_cases.names(CASES_FILE)
 
 
 @pytest.fixture(scope="module")
@@ -71,23 +67,7 @@ def outcome(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     folder = tmp_path_factory.mktemp("fake")
     keys = [key for key in expand("full", [SmArch.SM100]) if key.a is D.F4E2M1 and key.d in (D.BF16, D.F32)]
     pack = fake_fp4.make_pack(folder / "pack.so", keys)
-    libraries = [str(fake_pack.make_driver(folder / "driver", major=10)), os.environ.get("LD_LIBRARY_PATH", "")]
-    process = subprocess.run(
-        [sys.executable, "-W", "error", str(CASES_FILE)],
-        env=os.environ
-        | {
-            "LD_LIBRARY_PATH": os.pathsep.join(filter(None, libraries)),
-            "ATOMR_CUTLASS_PACKS": str(pack),
-            "ATOMR_CUTLASS_JIT": "off",
-        },
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=120,
-    )
-    assert process.returncode == 0, process.stderr
-    result: dict[str, str] = json.loads(process.stdout.splitlines()[-1])
-    return result
+    return fake_cases.outcome(CASES_FILE, fake_pack.make_driver(folder / "driver", major=10), [pack])
 
 
 @pytest.mark.parametrize("case", CASES)

@@ -6,23 +6,17 @@ stays.
 
 from __future__ import annotations
 
-import json
-import os
-import re
-import subprocess
-import sys
-from pathlib import Path
-
 import pytest
 
+import fake_cases
 import fake_fused
 import fake_pack
 from atomr_cutlass import CutlassDtype as D
 from atomr_cutlass import SmArch
 from atomr_cutlass.generator.matrix import expand
 
-CASES_FILE = Path(fake_fused.__file__).with_name("fused_cases.py")
-CASES = re.findall(r"^def (case_\w+)", CASES_FILE.read_text(encoding="utf-8"), re.MULTILINE)
+CASES_FILE = "fused_cases.py"
+CASES = fake_cases.names(CASES_FILE)
 
 
 @pytest.fixture(scope="module")
@@ -35,24 +29,8 @@ def outcome(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
             found.setdefault(key.layout_a + key.layout_b, key)
     assert len(found) == 4
     pack = fake_fused.make_pack(folder / "pack.so", list(found.values()))
-    libraries = [str(fake_pack.make_driver(folder / "driver")), os.environ.get("LD_LIBRARY_PATH", "")]
-    process = subprocess.run(
-        [sys.executable, "-W", "error", str(CASES_FILE)],
-        env=os.environ
-        | {
-            "LD_LIBRARY_PATH": os.pathsep.join(filter(None, libraries)),
-            "ATOMR_CUTLASS_CACHE_DIR": str(folder / "cache"),
-            "ATOMR_CUTLASS_PACKS": str(pack),
-            "ATOMR_CUTLASS_JIT": "off",
-        },
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=120,
-    )
-    assert process.returncode == 0, process.stderr
-    result: dict[str, str] = json.loads(process.stdout.splitlines()[-1])
-    return result
+    driver = fake_pack.make_driver(folder / "driver")
+    return fake_cases.outcome(CASES_FILE, driver, [pack], ATOMR_CUTLASS_CACHE_DIR=str(folder / "cache"))
 
 
 @pytest.mark.parametrize("case", CASES)

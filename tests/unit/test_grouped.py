@@ -6,13 +6,8 @@ From the call to the C ABI without a GPU: `tests/helpers/grouped_cases.py`, over
 from __future__ import annotations
 
 import dataclasses
-import json
-import os
 import re
-import subprocess
-import sys
 import warnings
-from pathlib import Path
 from typing import Any
 
 import ml_dtypes
@@ -20,6 +15,7 @@ import numpy as np
 import pytest
 
 import atomr_cutlass as ac
+import fake_cases
 import fake_grouped
 import fake_pack
 import fake_table
@@ -47,8 +43,8 @@ from dlpack_arrays import Array
 
 Values = np.ndarray[Any, Any]
 
-CASES_FILE = Path(fake_grouped.__file__).with_name("grouped_cases.py")
-CASES = re.findall(r"^def (case_\w+)", CASES_FILE.read_text(encoding="utf-8"), re.MULTILINE)
+CASES_FILE = "grouped_cases.py"
+CASES = fake_cases.names(CASES_FILE)
 
 
 def _random(*shape: int, dtype: Any = np.float32) -> Values:
@@ -74,24 +70,8 @@ def outcome(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     """What each case raised, as text; empty where it passed."""
     folder = tmp_path_factory.mktemp("fake")
     pack = fake_grouped.make_pack(folder / "pack.so")
-    libraries = [str(fake_pack.make_driver(folder / "driver")), os.environ.get("LD_LIBRARY_PATH", "")]
-    process = subprocess.run(
-        [sys.executable, "-W", "error", str(CASES_FILE)],
-        env=os.environ
-        | {
-            "LD_LIBRARY_PATH": os.pathsep.join(filter(None, libraries)),
-            "ATOMR_CUTLASS_PACKS": str(pack),
-            "ATOMR_CUTLASS_JIT": "off",
-            "ATOMR_CUTLASS_CACHE_DIR": str(folder / "cache"),
-        },
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=120,
-    )
-    assert process.returncode == 0, process.stderr
-    result: dict[str, str] = json.loads(process.stdout.splitlines()[-1])
-    return result
+    driver = fake_pack.make_driver(folder / "driver")
+    return fake_cases.outcome(CASES_FILE, driver, [pack], ATOMR_CUTLASS_CACHE_DIR=str(folder / "cache"))
 
 
 @pytest.mark.parametrize("case", CASES)

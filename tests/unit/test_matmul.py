@@ -4,11 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-import json
-import os
 import re
-import subprocess
-import sys
 import threading
 import warnings
 from concurrent.futures import Future
@@ -20,6 +16,7 @@ import numpy as np
 import pytest
 
 import atomr_cutlass as ac
+import fake_cases
 import fake_pack
 import fake_table
 import matmul_gpu
@@ -727,8 +724,8 @@ def test_every_epilogue_is_in_the_table() -> None:
 # On a fake GPU
 # ----------------------------------------------------------------------------------------------------------------------
 
-CASES_FILE = Path(fake_pack.__file__).with_name("matmul_cases.py")
-CASES = re.findall(r"^def (case_\w+)", CASES_FILE.read_text(encoding="utf-8"), re.MULTILINE)
+CASES_FILE = "matmul_cases.py"
+CASES = fake_cases.names(CASES_FILE)
 
 
 @pytest.fixture(scope="module")
@@ -740,24 +737,8 @@ def outcome(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     greedy = fake_pack.make_pack(folder / "greedy.so", small, name="greedy", workspace=64, error=700)
     others = [key for key in cells if key not in small]
     modest = fake_pack.make_pack(folder / "modest.so", others, name="modest", error=700)
-    libraries = [str(fake_pack.make_driver(folder / "driver")), os.environ.get("LD_LIBRARY_PATH", "")]
-    environ = {
-        "LD_LIBRARY_PATH": os.pathsep.join(filter(None, libraries)),
-        "ATOMR_CUTLASS_PACKS": os.pathsep.join(map(str, (greedy, modest))),
-        "ATOMR_CUTLASS_JIT": "off",  # but in the cases that compile
-        "ATOMR_CUTLASS_CHECK_EPILOGUES": "off",
-    }
-    process = subprocess.run(
-        [sys.executable, "-W", "error", str(CASES_FILE)],
-        env=os.environ | environ,
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=300,
-    )
-    assert process.returncode == 0, process.stderr
-    result: dict[str, str] = json.loads(process.stdout.splitlines()[-1])
-    return result
+    driver = fake_pack.make_driver(folder / "driver")
+    return fake_cases.outcome(CASES_FILE, driver, [greedy, modest], timeout=300, ATOMR_CUTLASS_CHECK_EPILOGUES="off")
 
 
 @pytest.mark.parametrize("case", CASES)

@@ -6,23 +6,17 @@ stays.
 
 from __future__ import annotations
 
-import json
-import os
-import re
-import subprocess
-import sys
-from pathlib import Path
-
 import pytest
 
+import fake_cases
 import fake_pack
 from atomr_cutlass import CutlassDtype as D
 from atomr_cutlass import SmArch
 from atomr_cutlass.generator.matrix import expand
 from atomr_cutlass.generator.rules import LAYOUTS
 
-CASES_FILE = Path(fake_pack.__file__).with_name("pipeline_cases.py")
-CASES = re.findall(r"^def (case_\w+)", CASES_FILE.read_text(encoding="utf-8"), re.MULTILINE)
+CASES_FILE = "pipeline_cases.py"
+CASES = fake_cases.names(CASES_FILE)
 
 
 @pytest.fixture(scope="module", params=[0, 64], ids=["no workspace", "workspace"])
@@ -32,23 +26,7 @@ def outcome(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
     cells = [k for k in expand("full", [SmArch.SM80]) if k.math == "ieee" and k.d is D.F32]
     assert {k.layout_a + k.layout_b for k in cells} == set(LAYOUTS)
     pack = fake_pack.make_pack(folder / "pack.so", cells, workspace=request.param, largest_m=5000, error=700)
-    libraries = [str(fake_pack.make_driver(folder / "driver")), os.environ.get("LD_LIBRARY_PATH", "")]
-    process = subprocess.run(
-        [sys.executable, "-W", "error", str(CASES_FILE)],
-        env=os.environ
-        | {
-            "LD_LIBRARY_PATH": os.pathsep.join(filter(None, libraries)),
-            "ATOMR_CUTLASS_PACKS": str(pack),
-            "ATOMR_CUTLASS_JIT": "off",  # but in the cases that are about it
-        },
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=120,
-    )
-    assert process.returncode == 0, process.stderr
-    result: dict[str, str] = json.loads(process.stdout.splitlines()[-1])
-    return result
+    return fake_cases.outcome(CASES_FILE, fake_pack.make_driver(folder / "driver"), [pack])
 
 
 @pytest.mark.parametrize("case", CASES)

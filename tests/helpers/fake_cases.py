@@ -1,0 +1,76 @@
+"""Tests that one process of its own runs over fake libraries: a driver, once opened, stays.
+
+Those are the functions of a file that are called `case_...`; the file's last lines have `run` call them.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+import traceback
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from atomr_cutlass import table
+
+HELPERS = Path(__file__).parent
+
+
+def names(file: str) -> list[str]:
+    """The cases of a file of this folder."""
+    return re.findall(r"^def (case_\w+)", (HELPERS / file).read_text(encoding="utf-8"), re.MULTILINE)
+
+
+def outcome(file: str, driver: Path, packs: Sequence[Path], timeout: float = 120, **environment: str) -> dict[str, str]:
+    """What each case of a file raised, as text; empty where it passed.
+
+    Args:
+        file: of this folder.
+        driver: the folder of the libraries.
+        packs: the kernels, beside which nothing is compiled but by cases that are about it.
+        timeout: in seconds.
+        environment: further variables of the process.
+    """
+    libraries = [str(driver), os.environ.get("LD_LIBRARY_PATH", "")]
+    process = subprocess.run(
+        [sys.executable, "-W", "error", str(HELPERS / file)],
+        env=os.environ
+        | {
+            "LD_LIBRARY_PATH": os.pathsep.join(filter(None, libraries)),
+            "ATOMR_CUTLASS_PACKS": os.pathsep.join(map(str, packs)),
+            "ATOMR_CUTLASS_JIT": "off",
+        }
+        | environment,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=timeout,
+    )
+    assert process.returncode == 0, process.stderr
+    result: dict[str, str] = json.loads(process.stdout.splitlines()[-1])
+    return result
+
+
+def run(functions: Mapping[str, Any]) -> None:
+    """Runs the cases among a module's functions, and prints what each of them raised as JSON."""
+    raised = {}
+    for name, case in list(functions.items()):
+        if name.startswith("case_"):
+            try:
+                case()
+                raised[name] = ""
+            except (Exception, pytest.fail.Exception):  # noqa: BLE001 - whatever it is, it is the outcome
+                raised[name] = traceback.format_exc()
+    print(json.dumps(raised))
+
+
+def of_packs_alone() -> None:
+    """Leaves the kernels of packs in the table: those of the installation need a GPU."""
+    every = table.kernels
+    table.kernels = lambda *given, **named: [k for k in every(*given, **named) if k.pack]

@@ -29,7 +29,7 @@ with warnings.catch_warnings():
 sys.path.insert(1, str(Path(__file__).resolve().parents[1] / "tests" / "helpers"))
 
 from facts import machine, now
-from gemm import PAUSE_SECONDS, SETS_AT_MOST, Burst, Operands, timed
+from gemm import SETS_AT_MOST, Burst, Operands, alternated, timed
 
 import atomr_cutlass as ac
 from atomr_cutlass import conv_plan, devices, operands, reference
@@ -209,11 +209,7 @@ def compare(case: Case, device: devices.Device, rounds: int) -> dict[str, Any]:
         "ours": Burst(lambda one: plan(one.a, one.b, out=one.out), sets),
         "torch": Burst(torch_call(case), sets),
     }
-    times: dict[str, list[float]] = {"ours": [], "torch": []}
-    for number in range(rounds):
-        for side in ("ours", "torch") if number % 2 else ("torch", "ours"):
-            time.sleep(PAUSE_SECONDS / 2)
-            times[side].append(sides[side].time())
+    times = alternated(sides, rounds)
     ours, theirs = (statistics.median(times[side]) for side in ("ours", "torch"))
     return {
         **_facts(case),

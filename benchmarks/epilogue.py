@@ -378,11 +378,7 @@ def compare(case: Case, device: devices.Device, rounds: int, mode: str | None) -
     else:
         calls["compiled"] = compiled
     bursts = {side: dense.Burst(call, sets) for side, call in calls.items()}
-    times: dict[str, list[float]] = {side: [] for side in bursts}
-    for number in range(rounds):
-        for side in sorted(bursts, reverse=number % 2 == 0):
-            time.sleep(dense.PAUSE_SECONDS / 2)
-            times[side].append(bursts[side].time())
+    times = dense.alternated(bursts, rounds)
     seconds = {side: statistics.median(found) for side, found in times.items()}
     ours = seconds.pop("ours")
     row |= {
@@ -439,19 +435,7 @@ def host_cost(runs: int) -> dict[str, float]:
             one.a, one.b, out=one.out, epilogue=function, bias=bias
         ),
     }
-    best = dict.fromkeys(calls, math.inf)
-    count = 100
-    for _ in range(runs):
-        for name, call in calls.items():
-            for _ in range(10):
-                call()
-            torch.cuda.synchronize()
-            start = time.perf_counter()
-            for _ in range(count):
-                call()
-            best[name] = min(best[name], (time.perf_counter() - start) / count)
-    torch.cuda.synchronize()
-    return {name: round(seconds * 1e6, 2) for name, seconds in best.items()}
+    return dense.host_microseconds(calls, runs, 100, warm=10)
 
 
 # ----------------------------------------------------------------------------------------------------------------------

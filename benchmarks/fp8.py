@@ -271,11 +271,7 @@ def compare(case: Case, device: devices.Device, rounds: int, backend: str) -> di
         else:
             calls["torch"] = call
     bursts = {side: dense.Burst(call, sets) for side, call in calls.items()}
-    times: dict[str, list[float]] = {side: [] for side in bursts}
-    for number in range(rounds):
-        for side in sorted(bursts, reverse=number % 2 == 0):
-            time.sleep(dense.PAUSE_SECONDS / 2)
-            times[side].append(bursts[side].time())
+    times = dense.alternated(bursts, rounds)
     ours = statistics.median(times["ours"])
     row |= {
         "us": round(ours * 1e6, 2),

@@ -19,7 +19,7 @@ import statistics
 import sys
 import time
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -239,6 +239,16 @@ class Burst:
         return self._start.elapsed_time(self._end) / 1e3 / self.calls
 
 
+def alternated(bursts: Mapping[str, Burst], rounds: int) -> dict[str, list[float]]:
+    """Seconds of a call of each side, of every round: one side after the other, with pauses, now the last one first."""
+    times: dict[str, list[float]] = {side: [] for side in bursts}
+    for number in range(rounds):
+        for side in sorted(bursts, reverse=number % 2 == 0):
+            time.sleep(PAUSE_SECONDS / 2)
+            times[side].append(bursts[side].time())
+    return times
+
+
 # ----------------------------------------------------------------------------------------------------------------------
 # Comparison with torch
 
@@ -252,11 +262,7 @@ def compare(case: Case, device: devices.Device, rounds: int) -> dict[str, Any]:
         "ours": Burst(lambda one: plan(one.a, one.b, out=one.out), sets),
         "torch": Burst(torch_call(case), sets),
     }
-    times: dict[str, list[float]] = {"ours": [], "torch": []}
-    for number in range(rounds):
-        for side in ("ours", "torch") if number % 2 else ("torch", "ours"):
-            time.sleep(PAUSE_SECONDS / 2)
-            times[side].append(sides[side].time())
+    times = alternated(sides, rounds)
     ours, theirs = (statistics.median(times[side]) for side in ("ours", "torch"))
     return {
         "shape": [case.m, case.n, case.k],
@@ -291,11 +297,26 @@ def host_cost(runs: int) -> dict[str, float]:
         "torch.matmul(a, b, out=out)": lambda: torch.matmul(a, b, out=out),
         "torch.matmul(a, b)": lambda: torch.matmul(a, b),
     }
+    return host_microseconds(
+        calls, runs, 400
+    )  # fewer than the launches that a stream queues before it makes the host wait
+
+
+def host_microseconds(
+    calls: Mapping[str, Callable[[], object]], runs: int, count: int, warm: int = 20
+) -> dict[str, float]:
+    """What a call of each costs the host, the best of several runs.
+
+    Args:
+        calls: by name.
+        runs: how often each is timed, in turns.
+        count: calls at a time.
+        warm: calls before that are not timed.
+    """
     best = dict.fromkeys(calls, math.inf)
-    count = 400  # fewer than the launches that a stream queues before it makes the host wait
     for _ in range(runs):
         for name, call in calls.items():
-            for _ in range(20):
+            for _ in range(warm):
                 call()
             torch.cuda.synchronize()
             start = time.perf_counter()

@@ -347,11 +347,7 @@ def compare(case: Case, device: devices.Device, rounds: int, backend: str) -> di
         else:
             refused.append(f"{name}: its result differs from ours by {row['difference']} of its norm")
     bursts = {side: dense.Burst(call, sets) for side, call in calls.items()}
-    times: dict[str, list[float]] = {side: [] for side in bursts}
-    for number in range(rounds):
-        for side in sorted(bursts, reverse=number % 2 == 0):
-            time.sleep(dense.PAUSE_SECONDS / 2)
-            times[side].append(bursts[side].time())
+    times = dense.alternated(bursts, rounds)
     ours = statistics.median(times["ours"])
     row |= {
         "us": round(ours * 1e6, 2),
@@ -397,19 +393,8 @@ def host_cost(runs: int) -> dict[str, float]:
         "grouped_gemm(a, b, offsets=)": lambda: ac.grouped_gemm(one.a, one.b, offsets=one.offsets),
         "torch._grouped_mm(a, b, offs=)": lambda: torch._grouped_mm(one.a, one.b, offs=one.offsets),  # noqa: SLF001
     }
-    best = dict.fromkeys(calls, math.inf)
-    count = 300  # two kernels each: fewer than the launches that a stream queues before it makes the host wait
-    for _ in range(runs):
-        for name, call in calls.items():
-            for _ in range(20):
-                call()
-            torch.cuda.synchronize()
-            start = time.perf_counter()
-            for _ in range(count):
-                call()
-            best[name] = min(best[name], (time.perf_counter() - start) / count)
-    torch.cuda.synchronize()
-    return {name: round(seconds * 1e6, 2) for name, seconds in best.items()}
+    # Two kernels each: fewer than the launches that a stream queues before it makes the host wait.
+    return dense.host_microseconds(calls, runs, 300)
 
 
 # ----------------------------------------------------------------------------------------------------------------------

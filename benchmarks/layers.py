@@ -173,11 +173,7 @@ def compare(layer: Layer, device: devices.Device, rounds: int, mode: str | None)
         call(first)
     torch.cuda.synchronize()
     bursts = {side: dense.Burst(call, sets) for side, call in calls.items()}
-    times: dict[str, list[float]] = {side: [] for side in bursts}
-    for number in range(rounds):
-        for side in sorted(bursts, reverse=number % 2 == 0):
-            time.sleep(dense.PAUSE_SECONDS / 2)
-            times[side].append(bursts[side].time())
+    times = dense.alternated(bursts, rounds)
     seconds = {side: statistics.median(found) for side, found in times.items()}
     ours = seconds.pop("ours")
     return {

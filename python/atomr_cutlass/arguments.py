@@ -46,6 +46,25 @@ def check_scalars(alpha: float, beta: float, c: Any) -> None:
         raise InvalidOperandError(f"beta is {beta}, so c is needed")
 
 
+def check_followers(op: str, epilogue: Any, activation: Any, others: Iterable[str]) -> None:
+    """Refuses arguments of an epilogue without one, and an activation beside one.
+
+    Args:
+        op: name of the function.
+        epilogue: of the call, or None.
+        activation: of the call, or None.
+        others: names of the arguments that only an epilogue takes.
+
+    Raises:
+        InvalidOperandError: names them.
+    """
+    strays = ", ".join(others)
+    if epilogue is None and strays:
+        raise InvalidOperandError(f"{strays}: {op} has no such argument, and there is no epilogue to take it")
+    if epilogue is not None and activation is not None:
+        raise InvalidOperandError("epilogue and activation are given: apply the activation in the epilogue")
+
+
 def check_devices(views: Mapping[str, _core.Operand]) -> None:
     """Refuses operands that are not all on one device, or neither on the host nor on a GPU.
 

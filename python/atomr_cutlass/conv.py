@@ -13,6 +13,7 @@ from .arguments import (
     NUMBERS,
     check_backend,
     check_devices,
+    check_followers,
     check_out,
     check_scalars,
     on_reference,
@@ -368,11 +369,8 @@ class _Call(NamedTuple):
 
     def run(self) -> Any:
         options = self.options
-        if options.epilogue is None and self.others:
-            names = ", ".join(self.others)
-            raise InvalidOperandError(f"unknown arguments {names}: operands of an epilogue go with epilogue=")
-        if options.epilogue is not None and options.activation is not None:
-            raise InvalidOperandError("activation together with epilogue: apply it in the epilogue")
+        function = "conv2d" if options.op == FPROP else options.op
+        check_followers(function, options.epilogue, options.activation, self.others)
         check_backend(options.backend, BACKENDS)
         if options.layout not in LAYOUTS:
             raise InvalidOperandError(f"unknown layout {options.layout!r}; valid: {', '.join(LAYOUTS)}")

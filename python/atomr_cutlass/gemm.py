@@ -9,8 +9,16 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from . import _core, devices, fp4, numerics, operands, scaled
-from .arguments import NUMBERS, check_backend, check_devices, check_scalars, on_reference, refuse_jax_out
-from .errors import InvalidOperandError, UnsupportedError
+from .arguments import (
+    NUMBERS,
+    check_backend,
+    check_devices,
+    check_followers,
+    check_scalars,
+    on_reference,
+    refuse_jax_out,
+)
+from .errors import UnsupportedError
 from .gemm_arguments import SCALES, Arguments, Operation, check_single, operation_of, problem_of, scales_of
 from .generator.dtypes import CutlassDtype
 from .generator.epilogue.tree import EpilogueVisitorTree
@@ -183,11 +191,7 @@ class _Call(Arguments):
 
     def run(self) -> Any:
         check_backend(self.backend, BACKENDS)
-        if self.epilogue is None and self.operands_of_epilogue:
-            names = ", ".join(self.operands_of_epilogue)
-            raise InvalidOperandError(f"{names}: gemm has no such argument, and there is no epilogue to take it")
-        if self.epilogue is not None and self.activation is not None:
-            raise InvalidOperandError("epilogue and activation are given: apply the activation in the epilogue")
+        check_followers("gemm", self.epilogue, self.activation, self.operands_of_epilogue)
         c = self.source
         check_scalars(self.alpha, self.beta, c)
         if self.amax is not None and self.backend != "reference" and isinstance(self.scales["scale_d"], NUMBERS):

@@ -15,6 +15,7 @@ from .arguments import (
     NUMBERS,
     check_backend,
     check_devices,
+    check_followers,
     check_out,
     check_scalars,
     on_reference,
@@ -293,13 +294,8 @@ class _Call(NamedTuple):
     def run(self) -> Any:
         options, out = self.options, self.out
         check_backend(options.backend, BACKENDS)
-        strays = [name for name in self.named if name != "bias"]
-        if options.epilogue is None and strays:
-            raise InvalidOperandError(
-                f"{', '.join(strays)}: grouped_gemm has no such argument, and there is no epilogue to take it"
-            )
-        if options.epilogue is not None and options.activation is not None:
-            raise InvalidOperandError("epilogue and activation are given: apply the activation in the epilogue")
+        strays = (name for name in self.named if name != "bias")
+        check_followers("grouped_gemm", options.epilogue, options.activation, strays)
         check_activation(options.activation)
         check_scalars(options.alpha, options.beta, self.arrays["c"])
         for one in out if isinstance(out, (list, tuple)) else (out,):

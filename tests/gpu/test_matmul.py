@@ -102,6 +102,29 @@ def test_scales_on_the_device(epilogue: E, torch: Any) -> None:
         np.testing.assert_allclose(case.arrays["bias"], want.bias, rtol=1e-4, atol=1e-2)
 
 
+def test_numeric_scales_count_at_every_launch(torch: Any) -> None:
+    """What an earlier request with arrays that lie alike had for numbers says nothing about a later one's."""
+    if not multiplies_fp8(torch):
+        pytest.skip("this GPU does not multiply fp8")
+    case, scale = KINDS[1].case(E.DEFAULT), torch.full((1,), 4.0, device="cuda")
+    m, n, _ = case.extents
+    on_gpu = OnGpu(case)
+    for number in (0.0, 1.0, 0.5, 0.0, 2):
+        ac.matmul(MatmulRequest(**{**vars_of(on_gpu.request), "scales": ac.ScaleSet(number, scale)}))
+        on_gpu.fetch()
+        got = wide(read(case.arrays["d"], m, n, m + case.pad))
+        np.testing.assert_allclose(got, case.want.d * 4 * number, rtol=1.01 * 2**-8)
+    fused = KINDS[0].case(E.RELU_BIAS)
+    on_gpu = OnGpu(fused)
+    for _ in range(2):
+        ac.matmul(on_gpu.request)
+    again = MatmulRequest(**{**vars_of(on_gpu.request), "scales": ac.ScaleSet(d=0.5)})
+    with pytest.raises(ac.UnsupportedError, match=r"scales\.d is a number, and what follows the product"):
+        ac.matmul(again)
+    on_gpu.fetch()
+    fused.check()
+
+
 @pytest.mark.parametrize("kind", [KINDS[0], KINDS[4]], ids=str)
 def test_results_may_replace_what_is_read(kind: Kind) -> None:
     """C, and what DGELU reads."""

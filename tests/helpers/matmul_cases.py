@@ -29,7 +29,7 @@ from atomr_cutlass.generator.epilogue.tree import MASK, PREFIX
 from atomr_cutlass.generator.key import KernelKey
 from atomr_cutlass.jit import kernels
 from atomr_cutlass.matmul_request import HeuristicKey, heuristics, launch, plans, recipe
-from matmul_formulas import FORMS, GUARD, Array, Case, memory, numbers, read
+from matmul_formulas import FORMS, GUARD, Array, Case, memory, numbers, read, wide
 from pipeline_cases import Tensor, matrix, refused
 
 TREE = """
@@ -295,6 +295,34 @@ def case_requests_that_lie_alike_are_launched_without_another_look() -> None:
             case = Case(E.RELU, np.float32, np.float32)
             made = ac.matmul(case.request(held, d=None, ldd=None, ldc=None))
             np.testing.assert_array_equal(operands.download(made).T, case.want.d)
+
+
+def case_numeric_scales_count_at_every_launch() -> None:
+    """Also at those of requests that differ from an earlier one in nothing but a scale."""
+    with compiler():
+        for scale_a, scale_b, scale_d in ((None, None, None), (0.5, 4.0, -2.0), (2, None, 3), (None, 0.0, None)):
+            case = Case(E.DEFAULT, np.float32, np.float32, beta=2.0)
+            times = (1 if scale_d is None else scale_d) * np.float32(1)
+            product = (1 if scale_a is None else scale_a) * (1 if scale_b is None else scale_b) * wide(case.a @ case.b)
+            ac.matmul(case.request(held, scales=ScaleSet(scale_a, scale_b, scale_d)))
+            want = times * (case.alpha * product + 2 * wide(case.c))
+            np.testing.assert_array_equal(read(case.arrays["d"], *want.shape), want)
+        for epilogue in (E.RELU_BIAS, E.DGELU_BGRAD):
+            for _ in range(2):
+                ac.matmul(Case(epilogue, np.float32, np.float32).request(held))
+            case = Case(epilogue, np.float32, np.float32)
+            refused(
+                ac.UnsupportedError, "scales.d is a number, and what follows the product",
+                lambda case=case: ac.matmul(case.request(held, scales=ScaleSet(d=0.5))),
+            )  # fmt: skip
+            assert (case.arrays["d"] == GUARD).all()
+        for scale_d in (None, 0.5):
+            case, amax = Case(E.DEFAULT, np.float32, np.float32), np.zeros(1, np.float32)
+            request = case.request(held, scales=ScaleSet(d=scale_d, amax_d=held(amax)))
+            if scale_d is None:
+                ac.matmul(request)
+                continue
+            refused(ac.UnsupportedError, "scales.d is a number", lambda request=request: ac.matmul(request))
 
 
 def case_what_lies_alike_is_checked_all_the_same() -> None:

@@ -29,6 +29,7 @@ from atomr_cutlass.generator.matrix import expand
 from atomr_cutlass.matmul_request import heuristics
 from atomr_cutlass.matmul_request.epilogues import FORMS
 from atomr_cutlass.matmul_request.plans import Product, Wishes, _chosen, _circumstances, _recalled
+from atomr_cutlass.matmul_request.recipe import signature
 from atomr_cutlass.numerics import numpy_dtype, saturating_cast
 from atomr_cutlass.problem import GemmProblem, MatrixSpec
 from dlpack_arrays import Array as DlpackArray
@@ -74,6 +75,22 @@ def test_int8() -> None:
     made = ac.matmul(relu.request(d=None, ldc=None, ldd=None, backend="reference"))
     assert made.dtype == np.float32
     np.testing.assert_array_equal(made.T, relu.want.d)
+
+
+def test_a_request_that_reads_no_operand_is_no_pattern_for_others() -> None:
+    """Without a product the scales on the device are left out of the plan, which so serves no other request."""
+    a, b = (matmul_gpu._held(np.zeros(64, E4M3)) for _ in "ab")
+    scale = matmul_gpu._held(np.ones(1, np.float32))
+
+    def pattern(**changes: Any) -> Any:
+        given: dict[str, Any] = {"m": 8, "n": 8, "k": 8, "transa": True, "scales": ScaleSet(b=scale)} | changes
+        return signature(MatmulRequest(a, b, **given))
+
+    assert pattern() == pattern(alpha=2.0) is not None
+    assert pattern(scales=ScaleSet(2.0, scale)) == pattern(scales=ScaleSet(3, scale))
+    assert pattern(scales=ScaleSet(d=2.0)) != pattern(scales=ScaleSet())
+    for nothing in ({"alpha": 0.0}, {"scales": ScaleSet(0.0, scale)}, {"scales": ScaleSet(b=scale, d=0)}):
+        assert pattern(**nothing) is None
 
 
 def test_mixed_fp8() -> None:

@@ -89,10 +89,11 @@ def scalars_of(request: MatmulRequest) -> tuple[float, float]:
 
 def signature(request: MatmulRequest) -> Hashable:
     """What decides about a recipe; None for a request that is always looked at in full."""
-    if request.backend == "reference" or request.form.summed or request.alpha == 0:
-        return None
+    if request.backend == "reference" or request.form.summed or scalars_of(request)[0] == 0:
+        return None  # without a product, plans leave operands out
     arrays = arrays_of(request)
     found = _core.signature(*arrays.values())
     if found is None:
         return None
-    return found, tuple(arrays), request.constants, heuristics.changes
+    # A number for scales.d is part of alpha where nothing follows the product, and refused elsewhere.
+    return found, tuple(arrays), isinstance(request.scales.d, NUMBERS), request.constants, heuristics.changes

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-import json
 import math
 import statistics
 import sys
@@ -29,7 +28,7 @@ with warnings.catch_warnings():
 sys.path.insert(1, str(Path(__file__).resolve().parents[1] / "tests" / "helpers"))
 
 from facts import machine, now
-from gemm import SETS_AT_MOST, Burst, Operands, alternated, timed
+from gemm import SETS_AT_MOST, Burst, Operands, alternated, timed, write
 
 import atomr_cutlass as ac
 from atomr_cutlass import conv_plan, devices, operands, reference
@@ -324,7 +323,7 @@ def main() -> int:
         "device": dataclasses.asdict(device),
     }
     failed = _measure(arguments, device, results)
-    _write(arguments.out, results)
+    write(arguments.out, results)
     return 1 if failed else 0
 
 
@@ -355,7 +354,7 @@ def _measure(arguments: argparse.Namespace, device: devices.Device, results: dic
         except (ac.CutlassError, RuntimeError) as error:
             failures.append({"case": str(case), "error": f"{type(error).__name__}: {error}"})
             print(f"{case!s:<46} {type(error).__name__}: {error}")
-        _write(arguments.out, results)
+        write(arguments.out, results)
         torch.cuda.empty_cache()
     if rows and not arguments.all:
         results["averages"] = _averages(rows)
@@ -371,16 +370,6 @@ def _averages(rows: Sequence[dict[str, Any]]) -> dict[str, float]:
         depthwise = " depthwise" if row["layer"]["groups"] > 1 else ""
         groups.setdefault(f"{row['op']} {row['dtype']}{depthwise}", []).append(math.log(row["ratio"]))
     return {name: round(math.exp(statistics.fmean(logs)), 4) for name, logs in groups.items()}
-
-
-def _write(path: Path, results: dict[str, Any]) -> None:
-    """The results so far, a row a line."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    head = json.dumps({**results, "rows": []}, indent=1)
-    body = ",\n".join("  " + json.dumps(row) for row in results.get("rows", []))
-    path.write_text(
-        head.replace('"rows": []', f'"rows": [\n{body}\n ]' if body else '"rows": []') + "\n", encoding="utf-8"
-    )
 
 
 if __name__ == "__main__":

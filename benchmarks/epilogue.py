@@ -484,12 +484,12 @@ def main() -> int:
             results["rows"].append(row)
             report(case, row)
             results["means"] = means(results["rows"])
-        dense._write(arguments.out, results)  # noqa: SLF001 - of the same folder
+        dense.write(arguments.out, results)
         torch.cuda.empty_cache()
     results["host"] = host_cost(3)
     for name, mean in results.get("means", {}).items():
         print(f"{name:<14}{mean:>8.3f}")
-    dense._write(arguments.out, results)  # noqa: SLF001 - likewise
+    dense.write(arguments.out, results)
     return 1 if results["failures"] else 0
 
 

@@ -481,11 +481,11 @@ def main() -> int:
         except (ac.CutlassError, RuntimeError, ValueError) as error:
             results["failures"].append({"case": str(case), "error": f"{type(error).__name__}: {error}"})
             print(f"{case!s:<32}{type(error).__name__}: {error}", flush=True)
-        dense._write(arguments.out, results)  # noqa: SLF001 - of the same folder
+        dense.write(arguments.out, results)
         torch.cuda.empty_cache()
     for name, mean in results.get("means", {}).items():
         print(f"{name:<14}{mean:>8.3f} of torch")
-    dense._write(arguments.out, results)  # noqa: SLF001 - likewise
+    dense.write(arguments.out, results)
     return 1 if results["failures"] else 0
 
 

@@ -474,7 +474,7 @@ def main() -> int:
     results: dict[str, Any] = {"date": now(), "machine": machine(), "device": dataclasses.asdict(device)}
     print(f"{device.name}; {len(ac.kernels())} kernels; torch {torch.__version__}")
     failed = _sweep(arguments, device, results) if arguments.sweep else _comparison(arguments, device, results)
-    _write(arguments.out, results)
+    write(arguments.out, results)
     return 1 if failed else 0
 
 
@@ -494,7 +494,7 @@ def _comparison(arguments: argparse.Namespace, device: devices.Device, results: 
             f"{case!s:<30}{row['us']:>10} us {row['tflops']:>7} TFLOP/s, torch {row['torch_us']:>10} us: "
             f"{row['ratio']:.3f}  {row['kernel']}"
         )
-        _write(arguments.out, results)
+        write(arguments.out, results)
     results["host"] = host_cost(3 if arguments.quick else 7)
     for name, cost in results["host"].items():
         print(f"host {name:<30}{cost:>8} us")
@@ -518,12 +518,12 @@ def _sweep(arguments: argparse.Namespace, device: devices.Device, results: dict[
             continue
         rows += measured
         summaries.append(report_sweep(case, measured))
-        _write(arguments.out, results)
+        write(arguments.out, results)
         torch.cuda.empty_cache()
     return len(failures)
 
 
-def _write(path: Path, results: dict[str, Any]) -> None:
+def write(path: Path, results: dict[str, Any]) -> None:
     """The results so far, a row a line."""
     path.parent.mkdir(parents=True, exist_ok=True)
     rows = results.get("rows", [])

@@ -556,7 +556,7 @@ def main() -> int:
         except (ac.CutlassError, RuntimeError) as error:
             failures.append({"case": str(case), "error": f"{type(error).__name__}: {error}"[:800]})
             print(f"{case!s:<40}{type(error).__name__}: {error}")
-        dense._write(arguments.out, results)  # noqa: SLF001 - the results so far, as the other benchmark writes them
+        dense.write(arguments.out, results)
         torch.cuda.empty_cache()
     if not arguments.all:
         results["means"] = means(results["rows"])
@@ -564,7 +564,7 @@ def main() -> int:
         results["host"] = host_cost(3 if arguments.quick else 7)
         for name, cost in results["host"].items():
             print(f"host {name:<40}{cost:>8} us")
-    dense._write(arguments.out, results)  # noqa: SLF001
+    dense.write(arguments.out, results)
     return 1 if failures else 0
 
 

@@ -244,7 +244,7 @@ def main() -> int:
             print(f"{layer.name} {layer.size}: {type(error).__name__}: {error}", flush=True)
         else:
             report(results["rows"])
-        dense._write(arguments.out, results)  # noqa: SLF001 - of the same folder
+        dense.write(arguments.out, results)
         torch.cuda.empty_cache()
     return 1 if results["failures"] else 0
 

@@ -1,0 +1,198 @@
+"""Shapes of products for the benchmarks: drawn at random by class from a seed, and the projections of named models.
+
+The classes, their ranges of M x N x K, and how often they are drawn, are `CLASSES`. Extents are log-uniform. An
+extent is then rounded to a multiple, drawn for the whole problem: of 16 in `SHARE_OF_16` of the problems, of 8 in
+`SHARE_OF_8`, of nothing in the rest. Problems whose N and K are multiples of 8 (16 bytes of bf16) are `aligned`: TMA
+reads and writes them. Even seeds are for fitting the model of the selection, odd ones for acceptance.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass
+from types import MappingProxyType
+
+SHARE_OF_16 = 0.45
+SHARE_OF_8 = 0.45
+"""The remaining tenth is a multiple of nothing."""
+
+OPERAND_BYTES_AT_MOST = 1 << 30
+"""Of A, B and D together, at 2 bytes an element: larger problems are drawn again."""
+FLOPS_AT_MOST = 4e12
+"""Likewise: a call of about 5 ms on the fastest GPU that was measured."""
+
+
+@dataclass(frozen=True)
+class ShapeClass:
+    """Ranges of a class of products, inclusive.
+
+    Attributes:
+        name: as results are grouped by.
+        m: of the rows of A and D.
+        n: of the columns of B and D.
+        k: of what is summed over.
+        square: whether one extent, drawn from the range of M, is all three.
+    """
+
+    name: str
+    m: tuple[int, int]
+    n: tuple[int, int]
+    k: tuple[int, int]
+    square: bool = False
+
+
+CLASSES = MappingProxyType(
+    {
+        shapes.name: shapes
+        for shapes in (
+            ShapeClass("few rows", (1, 64), (1024, 32768), (1024, 32768)),
+            ShapeClass("mid", (65, 511), (512, 16384), (512, 16384)),
+            ShapeClass("large", (512, 16384), (512, 16384), (512, 16384)),
+            ShapeClass("flat", (4096, 65536), (64, 512), (64, 4096)),
+            ShapeClass("wide", (64, 512), (4096, 65536), (64, 4096)),
+            ShapeClass("long k", (16, 512), (16, 512), (16384, 131072)),
+            ShapeClass("small squares", (64, 1024), (64, 1024), (64, 1024), square=True),
+        )
+    }
+)
+
+
+@dataclass(frozen=True)
+class Shape:
+    """A product of (M, K) and (K, N).
+
+    Attributes:
+        group: its class, or the model and projection that it is of.
+        m: rows of A and D.
+        n: columns of B and D.
+        k: columns of A, rows of B.
+    """
+
+    group: str
+    m: int
+    n: int
+    k: int
+
+    @property
+    def aligned(self) -> bool:
+        """Whether the rows of A, B (either layout) and D begin at multiples of 16 bytes with elements of 2 bytes."""
+        return self.n % 8 == 0 and self.k % 8 == 0
+
+    @property
+    def flops(self) -> int:
+        """Multiplications and additions."""
+        return 2 * self.m * self.n * self.k
+
+    def bytes(self, element_bytes: int) -> int:
+        """Of A, B and D, each once."""
+        return (self.m * self.k + self.k * self.n + self.m * self.n) * element_bytes
+
+    def __str__(self) -> str:
+        return f"{self.m}x{self.n}x{self.k}"
+
+
+def draw(names: Sequence[str], count: int, seed: int, *, aligned: bool | None = None) -> list[Shape]:
+    """Shapes drawn at random, the same ones for the same arguments.
+
+    Args:
+        names: classes of `CLASSES`; each gets `count` shapes, which do not depend on the other classes asked for.
+        count: shapes of each class.
+        seed: of the draw.
+        aligned: keep to aligned shapes (True) or to misaligned ones (False).
+
+    Raises:
+        ValueError: an unknown class.
+    """
+    shapes = []
+    for name in names:
+        if name not in CLASSES:
+            raise ValueError(f"no class {name!r}; valid: {', '.join(CLASSES)}")
+        source = random.Random(f"{seed} {name}")  # noqa: S311 - a repeatable draw, no secret
+        found: list[Shape] = []
+        while len(found) < count:
+            shape = _one(CLASSES[name], source)
+            small = shape.bytes(2) <= OPERAND_BYTES_AT_MOST and shape.flops <= FLOPS_AT_MOST
+            if small and aligned in (None, shape.aligned):
+                found.append(shape)
+        shapes += found
+    return shapes
+
+
+def _one(of: ShapeClass, source: random.Random) -> Shape:
+    share = source.random()
+    multiple = 16 if share < SHARE_OF_16 else 8 if share < SHARE_OF_16 + SHARE_OF_8 else 1
+
+    def extent(bounds: tuple[int, int], step: int) -> int:
+        low, high = bounds
+        drawn = math.exp(source.uniform(math.log(low), math.log(high)))
+        return min(high, max(low, step * max(1, round(drawn / step))))
+
+    if of.square:
+        side = extent(of.m, multiple)
+        return Shape(of.name, side, side, side)
+    # Rows are whatever a batch happens to have: only N and K are extents of weights.
+    return Shape(of.name, extent(of.m, 1), extent(of.n, multiple), extent(of.k, multiple))
+
+
+MODELS = MappingProxyType(
+    {
+        "llama-3-8b": {"qkv": (6144, 4096), "out": (4096, 4096), "gate_up": (28672, 4096), "down": (4096, 14336)},
+        "llama-3-70b": {"qkv": (10240, 8192), "out": (8192, 8192), "gate_up": (57344, 8192), "down": (8192, 28672)},
+        "qwen-2.5-7b": {"qkv": (4608, 3584), "out": (3584, 3584), "gate_up": (37888, 3584), "down": (3584, 18944)},
+        "qwen-3-8b": {"qkv": (6144, 4096), "out": (4096, 4096), "gate_up": (24576, 4096), "down": (4096, 12288)},
+        "deepseek-v3": {
+            "q_kv_a": (2112, 7168),
+            "q_b": (24576, 1536),
+            "kv_b": (32768, 512),
+            "out": (7168, 16384),
+            "gate_up": (36864, 7168),
+            "down": (7168, 18432),
+            "expert_gate_up": (4096, 7168),
+            "expert_down": (7168, 2048),
+        },
+    }
+)
+"""N x K of the linear layers, from the models' published configurations."""
+
+ROWS = (
+    1,
+    2,
+    3,
+    4,
+    7,
+    8,
+    13,
+    16,
+    24,
+    32,
+    50,
+    64,
+    100,
+    128,
+    200,
+    256,
+    384,
+    512,
+    777,
+    1024,
+    1500,
+    2048,
+    3000,
+    4096,
+    8192,
+    16384,
+)
+"""M of the named suites: powers of two and others."""
+
+
+def suite(model: str, rows: Sequence[int] = ROWS) -> list[Shape]:
+    """The projections of a model for so many rows.
+
+    Raises:
+        ValueError: an unknown model.
+    """
+    if model not in MODELS:
+        raise ValueError(f"no model {model!r}; valid: {', '.join(MODELS)}")
+    return [Shape(f"{model} {layer}", m, n, k) for layer, (n, k) in MODELS[model].items() for m in rows]

@@ -5,10 +5,12 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import shutil
 import struct
 import subprocess
 import sys
 import tempfile
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -114,7 +116,7 @@ class Unit:
 
         Raises:
             CompileError: the source does not compile; carries log, source and options.
-            LibraryError: the compiler crashed, was killed or did not end.
+            LibraryError: the compiler crashed, was killed, did not end, or had no room for its result.
             DeviceUnavailableError: NVRTC or CUDA's headers are missing.
         """
         tools = toolchain()
@@ -153,13 +155,28 @@ def _compiled(requests: list[dict[str, Any]], tools: Toolchain) -> list[tuple[by
     if not sys.executable or getattr(sys, "frozen", False):
         # Inside another program, what would be started is that program, not Python.
         return [worker.compile_source(**request) for request in requests]
-    with tempfile.TemporaryDirectory(prefix="atomr-cutlass-") as name, contextlib.ExitStack() as started:
+    with contextlib.ExitStack() as started:
+        with _writing_to_temporary_files():
+            name = started.enter_context(tempfile.TemporaryDirectory(prefix="atomr-cutlass-"))
         halves = []
         for number, request in enumerate(requests):
             half = _Half(Path(name) / str(number), request, tools)
             started.callback(half.stop)  # on any way out, an interrupt too
             halves.append(half)
         return [half.wait() for half in halves]
+
+
+@contextlib.contextmanager
+def _writing_to_temporary_files() -> Iterator[None]:
+    """Turns an OSError within into what to do about it."""
+    try:
+        yield
+    except OSError as error:
+        raise LibraryError(
+            "nvrtc",
+            f"the compiler's process has nowhere to work: {error}; make room among the temporary files, or name a "
+            "folder that can be written in TMPDIR",
+        ) from error
 
 
 _running: set[subprocess.Popen[bytes]] = set()
@@ -169,10 +186,12 @@ class _Half:
     """A worker process. It talks through files, so that nobody has to read while it works."""
 
     def __init__(self, folder: Path, request: dict[str, Any], tools: Toolchain) -> None:
-        folder.mkdir()
+        self._folder = folder
         asked, self._answer, self._said = (folder / name for name in ("request", "answer", "said"))
         paths = [os.fspath(path) for path in sys.path if path and Path(path).exists()]
-        asked.write_text(json.dumps({"path": paths, "library": str(tools.nvrtc), **request}), encoding="utf-8")
+        with _writing_to_temporary_files():
+            folder.mkdir()
+            asked.write_text(json.dumps({"path": paths, "library": str(tools.nvrtc), **request}), encoding="utf-8")
         # Where NVRTC looks for its own second half.
         folders = [str(tools.nvrtc.parent), *filter(None, [os.environ.get("LD_LIBRARY_PATH")])]
         with self._said.open("wb") as said:
@@ -191,17 +210,22 @@ class _Half:
             status = self._process.wait(LONGEST_SECONDS)
         except subprocess.TimeoutExpired as error:
             raise LibraryError("nvrtc", f"the compiler did not end within {LONGEST_SECONDS:.0f} s") from error
-        try:
-            head, _, body = self._answer.read_bytes().partition(b"\n")
-            answer = json.loads(head)
-            return (body if answer["ok"] else None), str(answer["log"])
-        except (OSError, ValueError, KeyError) as error:
+        said = self._said.read_text(encoding="utf-8", errors="replace").strip()
+        if status == worker.CANNOT_WRITE:
+            free = shutil.disk_usage(self._folder).free
+            raise LibraryError(
+                "nvrtc",
+                f"the compiler's process could not write its result to {self._folder.parent} ({free >> 10} KiB are "
+                f"free there{f': {said}' if said else ''}): make room, or name another folder in TMPDIR",
+            )
+        if status != 0:
             # Not the source's fault, so not to be remembered: out of memory, or killed.
             reason = f"signal {-status}" if status < 0 else f"status {status}"
-            said = self._said.read_text(encoding="utf-8", errors="replace").strip()
-            raise LibraryError(
-                "nvrtc", f"the compiler's process ended with {reason}" + (f": {said}" if said else "")
-            ) from error
+            raise LibraryError("nvrtc", f"the compiler's process ended with {reason}" + (f": {said}" if said else ""))
+        try:
+            return worker.parse(self._answer.read_bytes())
+        except (OSError, ValueError) as error:
+            raise LibraryError("nvrtc", f"the compiler's process ended well, but {error}") from error
 
     def stop(self) -> None:
         self._process.kill()

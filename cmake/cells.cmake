@@ -57,17 +57,10 @@ endif()
 
 # --- the headers and the compiler ---
 include("${PROJECT_SOURCE_DIR}/third_party/cutlass/cutlass.cmake")
-# Headers of ours that are found before CUTLASS's of the same names and cost a compiler far less. They follow the inside
-# of one release; with another (CUTLASS_DIR), its own are used.
-set(ATOMR_CUTLASS_SHADOW "${PROJECT_SOURCE_DIR}/cpp/include/atomr_cutlass/shadow")
-set(_version "")
-if(EXISTS "${ATOMR_CUTLASS_HEADERS}/cutlass/version.h")
-  file(STRINGS "${ATOMR_CUTLASS_HEADERS}/cutlass/version.h" _version REGEX "#define CUTLASS_(MAJOR|MINOR) ")
-endif()
-if(NOT _version MATCHES "MAJOR 4;.*MINOR 2$")
-  message(STATUS "Kernels: these are not the headers of CUTLASS 4.2, so they compile more slowly")
-  set(ATOMR_CUTLASS_SHADOW "")
-endif()
+# The generator decides which of our headers are found before CUTLASS's of the same names: by its version.
+set_property(DIRECTORY APPEND PROPERTY CMAKE_CONFIGURE_DEPENDS "${ATOMR_CUTLASS_HEADERS}/cutlass/version.h")
+atomr_cutlass_ask(ATOMR_CUTLASS_INCLUDES generator.headers includes nvcc "${ATOMR_CUTLASS_HEADERS}"
+                  "${PROJECT_SOURCE_DIR}/cpp/include/atomr_cutlass")
 if(NOT CMAKE_CUDA_COMPILER)
   atomr_cutlass_ask(CMAKE_CUDA_COMPILER generator.toolchain --nvcc "${PROJECT_BINARY_DIR}/cuda")
 endif()

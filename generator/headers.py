@@ -1,14 +1,98 @@
-"""The identity of a folder of headers: a digest of what is in it, whatever the folder is called and wherever it lies.
+"""The headers that kernels are compiled with: which folders a compiler searches, and what identifies their contents.
 
-`python -m generator.headers FOLDER` prints it.
+Both compilers ask here: CMake through the command line below, for nvcc; `jit.toolchain` for NVRTC.
+
+A *shadow* is a header of ours that is found before CUTLASS's of the same name. `shadows/` has a folder for each version
+of CUTLASS that shadows are valid for, `cutlass_4` (every 4.x) or `cutlass_4.2` (that one), and in it a folder for each
+purpose:
+
+- `required`: what the headers of CUTLASS lack and kernels need;
+- `required_nvrtc`: what a compiler without a host needs besides;
+- `faster`: the same as CUTLASS's, but compiled in a fraction of the time. They follow the inside of one release.
 """
 
 from __future__ import annotations
 
+import argparse
+import os
+import re
 import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 SUFFIXES = (".h", ".hpp", ".inl")
+COMPILERS = ("nvcc", "nvrtc")
+PARTS = ("MAJOR", "MINOR")
+
+
+class HeadersError(Exception):
+    """Headers that kernels cannot be compiled with; the message says what is expected."""
+
+
+@dataclass(frozen=True)
+class Includes:
+    """The folders that a compiler searches for the headers of ours and of CUTLASS, in order.
+
+    Attributes:
+        folders: the folders.
+        remark: what is to be said of them; empty where nothing is.
+    """
+
+    folders: tuple[Path, ...]
+    remark: str
+
+
+def cutlass_version(cutlass: Path) -> tuple[int, int]:
+    """(major, minor) of a folder of CUTLASS headers, the one that has `cutlass/` and `cute/` in it.
+
+    Raises:
+        HeadersError: its `cutlass/version.h` is missing or says no version.
+    """
+    path = cutlass / "cutlass" / "version.h"
+    try:
+        text = path.read_text(encoding="utf-8", errors="replace")
+    except OSError as error:
+        raise HeadersError(
+            f"{cutlass} has no cutlass/version.h ({error.strerror}): expected CUTLASS headers"
+        ) from error
+    major, minor = (re.search(rf"^\s*#\s*define\s+CUTLASS_{part}\s+(\d+)\s*$", text, re.MULTILINE) for part in PARTS)
+    if major is None or minor is None:
+        raise HeadersError(f"{path} defines no CUTLASS_MAJOR and CUTLASS_MINOR: expected CUTLASS headers")
+    return int(major[1]), int(minor[1])
+
+
+def includes(cutlass: Path, compiler: str, *, ours: Path) -> Includes:
+    """The folders that a compiler searches.
+
+    Args:
+        cutlass: the folder of CUTLASS's headers.
+        compiler: `nvcc` or `nvrtc`.
+        ours: the folder of our headers, `.../include/atomr_cutlass`.
+
+    Raises:
+        HeadersError: these headers are none of CUTLASS, or of a CUTLASS that no kernel is written for.
+    """
+    if compiler not in COMPILERS:
+        raise ValueError(f"compiler={compiler!r}; valid: {', '.join(COMPILERS)}")
+    major, minor = cutlass_version(cutlass)
+    shadows = ours / "shadows"
+    required, faster = shadows / f"cutlass_{major}", shadows / f"cutlass_{major}.{minor}" / "faster"
+    if not required.is_dir():
+        valid = ", ".join(f"{folder.name.removeprefix('cutlass_')}.x" for folder in _whole_versions(shadows))
+        raise HeadersError(f"{cutlass} has the headers of CUTLASS {major}.{minor}; valid: {valid}")
+    folders = [ours / "nvrtc", required / "required_nvrtc"] if compiler == "nvrtc" else []
+    folders.append(required / "required")
+    remark = ""
+    if faster.is_dir():
+        folders.append(faster)
+    else:
+        made_for = ", ".join(sorted(folder.parent.name.removeprefix("cutlass_") for folder in shadows.glob("*/faster")))
+        remark = (
+            f"the headers are those of CUTLASS {major}.{minor}: kernels compile more slowly than with {made_for}, "
+            "which there are faster headers for"
+        )
+    return Includes((*folders, ours.parent, cutlass), remark)
 
 
 def digest(folder: Path, *, below: bool = True) -> str:
@@ -17,11 +101,72 @@ def digest(folder: Path, *, below: bool = True) -> str:
 
     total = hashlib.sha256()
     found = folder.rglob("*") if below else folder.glob("*")
-    for path in sorted(path for path in found if path.suffix in SUFFIXES and path.is_file()):
+    for path in sorted(path for path in found if _is_header(path)):
         content = hashlib.sha256(path.read_bytes()).hexdigest()
         total.update(f"{path.relative_to(folder).as_posix()}\0{content}\n".encode())
     return total.hexdigest()
 
 
+def prune(installed: Path, source: Path) -> None:
+    """Removes from an installed folder the files that its source has no longer, and the folders that this empties."""
+    for path in sorted(installed.rglob("*"), reverse=True):
+        kept = source / path.relative_to(installed)
+        if path.is_dir() and not path.is_symlink():
+            if not kept.is_dir() and not any(path.iterdir()):
+                path.rmdir()
+        elif not kept.is_file():
+            path.unlink()
+
+
+def write_digest(folder: Path) -> None:
+    """Leaves the digest of a folder in its file DIGEST, which is never half written."""
+    partial = folder / f"DIGEST.{os.getpid()}.partial"
+    partial.write_text(f"{digest(folder)}\n", encoding="ascii")
+    partial.replace(folder / "DIGEST")
+
+
+def _whole_versions(shadows: Path) -> list[Path]:
+    return sorted(folder for folder in shadows.glob("cutlass_*") if "." not in folder.name)
+
+
+def _is_header(path: Path) -> bool:
+    # C++'s own have no suffix: <string>. Nor has DIGEST.
+    return (path.suffix in SUFFIXES or (not path.suffix and path.name.islower())) and path.is_file()
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Answers one question of the build on standard output, or finishes an installation's headers."""
+    parser = argparse.ArgumentParser(prog="python -m generator.headers", description=main.__doc__)
+    questions = parser.add_subparsers(required=True, dest="question")
+    asked = questions.add_parser("digest", help="the digest of a folder of headers")
+    asked.add_argument("folder", type=Path)
+    asked = questions.add_parser("includes", help="the folders that a compiler searches, separated by semicolons")
+    asked.add_argument("compiler", choices=COMPILERS)
+    asked.add_argument("cutlass", type=Path)
+    asked.add_argument("ours", type=Path)
+    asked = questions.add_parser("finish", help="remove what the sources have no longer, and write CUTLASS's DIGEST")
+    asked.add_argument("include", type=Path, help="the include folder of the installed package")
+    asked.add_argument("cutlass", type=Path)
+    asked.add_argument("ours", type=Path)
+    given = parser.parse_args(arguments)
+    try:
+        if given.question == "digest":
+            print(digest(given.folder))
+        elif given.question == "includes":
+            found = includes(given.cutlass, given.compiler, ours=given.ours)
+            print(*found.folders, sep=";")
+            if found.remark:
+                print(f"Kernels: {found.remark}", file=sys.stderr)
+        else:
+            for part in ("cutlass", "cute"):
+                prune(given.include / "cutlass_headers" / part, given.cutlass / part)
+            prune(given.include / "atomr_cutlass", given.ours)
+            write_digest(given.include / "cutlass_headers")
+    except HeadersError as error:
+        print(error, file=sys.stderr)
+        return 1
+    return 0
+
+
 if __name__ == "__main__":
-    print(digest(Path(sys.argv[1])))
+    sys.exit(main())

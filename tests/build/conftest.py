@@ -17,6 +17,8 @@ def headers(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for header in ("cutlass/cutlass.h", "cute/tensor.hpp"):
         (checkout / "include" / header).parent.mkdir(parents=True)
         (checkout / "include" / header).touch()
+    version = "#define CUTLASS_MAJOR 4\n#define CUTLASS_MINOR 2\n#define CUTLASS_PATCH 0\n"
+    (checkout / "include" / "cutlass" / "version.h").write_text(version)
     (checkout / "LICENSE.txt").write_text("a licence\n")
     return checkout
 

@@ -1,14 +1,19 @@
 """The CUTLASS headers are fetched by hash; some are shadowed by headers of ours."""
 
+import hashlib
+import os
 import re
+import shlex
 import shutil
 import sys
+import zipfile
 from pathlib import Path
 
 import pytest
 
 from atomr_cutlass.jit.toolchain import CUTLASS, OURS
 from cmake_build import ROOT, Build, output, run, tool
+from generator import headers
 from generator.toolchain import system_nvcc
 
 PROJECT = """
@@ -43,11 +48,11 @@ def test_pin(tmp_path: Path) -> None:
     pin.write_text(right)
     said = fetch(tmp_path)
     assert said.startswith("exit 0")
-    headers = tmp_path / "build" / "cutlass" / "cutlass_library" / "source" / "include"
-    assert f"headers in {headers} under" in said
+    fetched = tmp_path / "build" / "cutlass" / "cutlass_library" / "source" / "include"
+    assert f"headers in {fetched} under" in said
     assert "LICENSE.txt" in said
-    assert (headers / "cutlass" / "cutlass.h").is_file()
-    assert (headers / "cute" / "tensor.hpp").is_file()
+    assert (fetched / "cutlass" / "cutlass.h").is_file()
+    assert (fetched / "cute" / "tensor.hpp").is_file()
 
     # Nothing is fetched twice; another pin is fetched at once.
     assert "Fetching" not in fetch(tmp_path)
@@ -55,20 +60,109 @@ def test_pin(tmp_path: Path) -> None:
     assert fetch(tmp_path).startswith("exit 1")
 
 
-def test_headers_of_one_release_are_shadowed(build: Build, tmp_path: Path) -> None:
+INCLUDER = """
+cmake_minimum_required(VERSION 3.26)
+project(includer LANGUAGES CXX)
+include(cutlass/cutlass.cmake)
+add_library(includer OBJECT main.cpp)
+target_include_directories(includer PRIVATE "${ATOMR_CUTLASS_HEADERS}")
+"""
+
+
+def write_wheel(folder: Path, answer: int) -> str:
+    """Writes a wheel of the pinned name with one header in it, dated 2025; returns its hash."""
+    folder.mkdir(parents=True)
+    info = "nvidia_cutlass-4.2.0.0.dist-info"
+    files = {
+        "cutlass_library/source/include/cutlass/cutlass.h": f"constexpr int answer = {answer};\n",
+        f"{info}/licenses/LICENSE.txt": "a licence\n",
+        f"{info}/METADATA": "Metadata-Version: 2.1\nName: nvidia-cutlass\nVersion: 4.2.0.0\n",
+        f"{info}/WHEEL": "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n",
+    }
+    files[f"{info}/RECORD"] = "".join(f"{name},,\n" for name in (*files, f"{info}/RECORD"))
+    wheel = folder / "nvidia_cutlass-4.2.0.0-py3-none-any.whl"
+    with zipfile.ZipFile(wheel, "w") as archive:
+        for name, text in files.items():
+            archive.writestr(zipfile.ZipInfo(name, (2025, 9, 19, 20, 30, 0)), text)
+    return hashlib.sha256(wheel.read_bytes()).hexdigest()
+
+
+def test_a_changed_pin_makes_objects_stale(tmp_path: Path) -> None:
+    """The headers of another pin are compiled, although their dates are those of their wheel."""
+    shutil.copytree(ROOT / "third_party" / "cutlass", tmp_path / "cutlass")
+    (tmp_path / "CMakeLists.txt").write_text(INCLUDER)
+    (tmp_path / "main.cpp").write_text('#include "cutlass/cutlass.h"\nextern int const value = answer;\n')
+    pin = tmp_path / "cutlass" / "PIN"
+    objects = []
+    for answer in (1234567891, 1987654321):
+        digest = write_wheel(tmp_path / str(answer), answer)
+        pin.write_text(f"nvidia-cutlass==4.2.0.0 --hash=sha256:{digest}\n")
+        offline = {"PIP_NO_INDEX": "1", "PIP_FIND_LINKS": str(tmp_path / str(answer)), "PIP_CONFIG_FILE": os.devnull}
+        python, ninja = f"-DPython_EXECUTABLE={sys.executable}", f"-DCMAKE_MAKE_PROGRAM={tool('ninja')}"
+        if not objects:
+            said = run(
+                tool("cmake"), "-G", "Ninja", python, ninja, "-S", tmp_path, "-B", tmp_path / "build", env=offline
+            )
+            assert said.returncode == 0, output(said)
+        said = run(tool("cmake"), "--build", tmp_path / "build", env=offline)
+        assert said.returncode == 0, output(said)
+        made = next((tmp_path / "build").rglob("main.cpp.o")).read_bytes()
+        objects.append(answer.to_bytes(4, "little") in made)
+    assert objects == [True, True]
+
+
+def set_version(headers: Path, major: int, minor: int) -> None:
+    """Has a folder of headers be of another CUTLASS."""
+    lines = f"#define CUTLASS_MAJOR {major}\n#define CUTLASS_MINOR {minor}\n#define CUTLASS_PATCH 0\n"
+    (headers / "cutlass" / "version.h").write_text(lines)
+
+
+def test_shadows_are_those_of_the_version(build: Build, tmp_path: Path) -> None:
     checkout = tmp_path / "include"
     shutil.copytree(build.headers / "include", checkout)
-    shadow = f"-I{ROOT}/cpp/include/atomr_cutlass/shadow "
-    for version, shadowed in ((None, False), ("4, 2", True), ("4, 20", False), ("5, 2", False)):
-        if version:
-            major, minor = version.split(", ")
-            lines = f"#define CUTLASS_MAJOR {major}\n#define CUTLASS_MINOR {minor}\n#define CUTLASS_PATCH 0\n"
-            (checkout / "cutlass" / "version.h").write_text(lines)
-        build.configure(CUTLASS_DIR=str(checkout))
-        includes = re.findall(r"^  INCLUDES = (.*cutlass_headers|.*/include.*)$", build.rules(), re.MULTILINE)
+    ours = ROOT / "cpp" / "include" / "atomr_cutlass"
+    required, faster = ours / "shadows" / "cutlass_4" / "required", ours / "shadows" / "cutlass_4.2" / "faster"
+    said = ""
+    for minor, shadows in ((2, (required, faster)), (20, (required,))):
+        set_version(checkout, 4, minor)
+        process = build.try_configure(CUTLASS_DIR=str(checkout))
+        said = output(process)
+        assert process.returncode == 0, said
+        assert ("compile more slowly" in said) is (faster not in shadows)
+        includes = re.findall(r"^  INCLUDES = (.*)$", build.rules(), re.MULTILINE)
         kernels = [line for line in includes if f"-I{checkout}" in line]
         assert kernels
-        assert all(line.startswith(shadow) is shadowed for line in kernels), version
+        expected = [f"-I{folder}" for folder in (*shadows, ours.parent, checkout)]
+        assert all(line.split()[: len(expected)] == expected for line in kernels)
+    assert "CUTLASS 4.20: kernels compile more slowly than with 4.2" in said
+
+    # The version decides whenever it is built, not only when it is configured.
+    set_version(checkout, 4, 2)
+    build.make("build.ninja")
+    assert f"-I{faster} " in build.rules()
+
+    set_version(checkout, 5, 2)
+    assert "CUTLASS 5.2; valid: 4.x" in build.refuse(CUTLASS_DIR=str(checkout))
+    (checkout / "cutlass" / "version.h").unlink()
+    assert "no cutlass/version.h" in build.refuse(CUTLASS_DIR=str(checkout))
+
+
+SHADOWS = OURS / "shadows"
+
+
+@pytest.mark.parametrize(
+    "path", [pytest.param(p, id=p.relative_to(SHADOWS).as_posix()) for p in sorted(SHADOWS.rglob("*")) if p.is_file()]
+)
+def test_a_shadow_does_not_compile_before_another_cutlass(path: Path, tmp_path: Path) -> None:
+    version = path.relative_to(SHADOWS).parts[0].removeprefix("cutlass_")
+    major, _, minor = version.partition(".")
+    (tmp_path / "cutlass").mkdir()
+    compiler = os.environ.get("CXX") or shutil.which("g++") or "c++"
+    others = [(int(major) + 1, int(minor or 2)), *([(int(major), int(minor) + 1)] if minor else [])]
+    for of, complains in (((int(major), int(minor or 7)), False), *((other, True) for other in others)):
+        set_version(tmp_path, *of)
+        said = run(*shlex.split(compiler), "-std=c++17", "-E", "-x", "c++", f"-I{tmp_path}", "-o", os.devnull, path)
+        assert (f"shadows that of CUTLASS {version}, and another CUTLASS is there" in output(said)) is complains, of
 
 
 LAYOUTS = """
@@ -107,7 +201,8 @@ def test_tuples_lie_alike_on_host_and_device(tmp_path: Path) -> None:
     assert nvcc
     source = tmp_path / "layouts.cu"
     source.write_text(LAYOUTS)
-    options = ("-w", "-std=c++17", "-arch=sm_80", "--expt-relaxed-constexpr", f"-I{OURS / 'shadow'}", f"-I{CUTLASS}")
+    folders = [f"-I{folder}" for folder in headers.includes(CUTLASS, "nvcc", ours=OURS).folders]
+    options = ("-w", "-std=c++17", "-arch=sm_80", "--expt-relaxed-constexpr", *folders)
     for made in (("-o", tmp_path / "layouts"), ("-ptx", "-o", tmp_path / "layouts.ptx")):
         said = run(nvcc, *options, source, *made)
         assert said.returncode == 0, output(said)

@@ -27,7 +27,8 @@ function(atomr_cutlass_fetch_headers destination)
     message(FATAL_ERROR "The pinned CUTLASS headers could not be fetched. -DCUTLASS_DIR=PATH uses a checkout instead.\n${log}")
   endif()
   file(GLOB wheel "${destination}/*.whl")
-  file(ARCHIVE_EXTRACT INPUT "${wheel}" DESTINATION "${destination}"
+  # With today's dates: what was compiled with the headers of another pin is older than any of these.
+  file(ARCHIVE_EXTRACT INPUT "${wheel}" DESTINATION "${destination}" TOUCH
        PATTERNS "cutlass_library/source/include/*" "*.dist-info/licenses/LICENSE.txt")
   file(REMOVE "${wheel}")
   file(WRITE "${stamp}" "${wanted}")

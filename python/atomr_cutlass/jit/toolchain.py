@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import re
+import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -62,15 +63,13 @@ def toolchain() -> Toolchain:
     if int(status) != 0:
         raise DeviceUnavailableError(f"NVRTC ({library}) does not start: {status}")
     _check_headers(Path(cccl), Path(cudart), major)
-    if not (CUTLASS / "cutlass").is_dir():
-        raise DeviceUnavailableError(f"CUTLASS's headers are not in {CUTLASS}: reinstall atomr-cutlass")
+    searched = cutlass_includes()
     return Toolchain(
         nvrtc=Path(library),
         version=(major, minor),
         build=_build(nvrtc),
-        # Stand-ins for the host's headers and for CUTLASS's costly ones come first: they shadow those of the others.
         # From CUDA 13 on, CUTLASS asks for <cccl/cuda/...>.
-        include=(OURS / "nvrtc", OURS / "shadow", INCLUDE, CUTLASS, Path(cccl), Path(cccl).parent, Path(cudart)),
+        include=(*searched, Path(cccl), Path(cccl).parent, Path(cudart)),
         headers={
             "cutlass": _cutlass_digest(),
             "atomr_cutlass": headers.digest(OURS),
@@ -79,6 +78,21 @@ def toolchain() -> Toolchain:
             "cuda": headers.digest(Path(cudart), below=False),
         },
     )
+
+
+def cutlass_includes() -> tuple[Path, ...]:
+    """The folders in which NVRTC finds CUTLASS's headers and ours; warns where kernels compile more slowly with them.
+
+    Raises:
+        DeviceUnavailableError: these are no headers of CUTLASS, or of a version that no kernel is written for.
+    """
+    try:
+        found = headers.includes(CUTLASS, "nvrtc", ours=OURS)
+    except headers.HeadersError as error:
+        raise DeviceUnavailableError(f"{error}: reinstall atomr-cutlass with the CUTLASS it pins") from error
+    if found.remark:
+        warnings.warn(f"in {CUTLASS}, {found.remark}", RuntimeWarning, stacklevel=2)
+    return found.folders
 
 
 def header_version(cccl: Path) -> tuple[int, int] | None:

@@ -14,7 +14,10 @@ TRANSLATED = 2
 
 @dataclass(frozen=True)
 class Device:
-    """A GPU. `l2_bytes`, `memory_bytes` and `shared_memory` (per block, with opt-in) are bytes."""
+    """A GPU. `l2_bytes`, `memory_bytes` and `shared_memory` (per block, with opt-in) are bytes.
+
+    `cuda_version` is the newest CUDA whose PTX its driver translates: 13000 means 13.0, 0 that no driver says so.
+    """
 
     index: int
     name: str
@@ -23,6 +26,7 @@ class Device:
     shared_memory: int
     l2_bytes: int
     memory_bytes: int
+    cuda_version: int = 0
 
     @property
     def arch(self) -> SmArch | None:
@@ -50,7 +54,7 @@ def get(index: int = 0) -> Device:
     reason = problem()
     if reason:
         raise DeviceUnavailableError(f"{reason}; backend='reference' computes on the CPU")
-    return Device(index=index, **_core.device_properties(index))
+    return Device(index=index, cuda_version=_core.driver_version(), **_core.device_properties(index))
 
 
 def imagined(arch: SmArch) -> Device:
@@ -82,13 +86,20 @@ def for_arch(arch: SmArch | None) -> Device:
     return imagined(arch)
 
 
-def rank_arch(arch: SmArch, device: Device, *, ptx: bool) -> int | None:
+def rank_arch(arch: SmArch, device: Device, *, ptx: bool, cuda_version: int = 0) -> int | None:
     """How a cell built for `arch` gets to run on the device.
 
     0 natively, 1 as machine code of an earlier minor version, TRANSLATED as PTX that the driver translates; None when
     it cannot.
 
-    Source: CUDA C++ Programming Guide, binary and PTX compatibility.
+    Args:
+        arch: the compile target.
+        device: where it is to run.
+        ptx: whether there is PTX.
+        cuda_version: the toolkit that made the PTX; 0 leaves it out of account.
+
+    Source: CUDA C++ Programming Guide, binary and PTX compatibility; CUDA Compatibility, minor version compatibility,
+    which holds for machine code alone.
     """
     made_for = arch.capability
     if made_for == device.capability:
@@ -97,7 +108,17 @@ def rank_arch(arch: SmArch, device: Device, *, ptx: bool) -> int | None:
         return None
     if made_for[0] == device.capability[0]:
         return 1
-    return TRANSLATED if ptx else None
+    return TRANSLATED if ptx and translates(device, cuda_version) else None
+
+
+def translates(device: Device, cuda_version: int) -> bool:
+    """Whether the driver knows PTX as a toolkit of this version makes it: 13010 means 13.1."""
+    return device.cuda_version == 0 or cuda_version // 10 <= device.cuda_version // 10
+
+
+def cuda_name(cuda_version: int) -> str:
+    """A version of CUDA as users know it: `CUDA 13.0` for 13000."""
+    return f"CUDA {cuda_version // 1000}.{cuda_version % 1000 // 10}"
 
 
 def require_arch(device: Device) -> SmArch:

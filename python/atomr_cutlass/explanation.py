@@ -176,6 +176,9 @@ class _Case(Protocol):
     def serving(self, arch: SmArch) -> Iterable[KernelKey]:
         """The matrix's cells that serve the request."""
 
+    def serves(self, key: KernelKey) -> bool:
+        """Whether a kernel serves the request, whatever it is compiled for."""
+
 
 def _case(request: Request, device: Device) -> _Case:
     if isinstance(request, GemmRequest):
@@ -224,6 +227,9 @@ class _Gemm:
     def serving(self, arch: SmArch) -> Iterable[KernelKey]:
         return select.serving(self.what, self._variants(), arch)
 
+    def serves(self, key: KernelKey) -> bool:
+        return any(select.eligible(key, self.what, variant) for variant in self._variants())
+
     def background(self, best: Cell) -> tuple[str, ...]:
         """Whether a better kernel takes over some time."""
         better = None
@@ -259,9 +265,11 @@ class _Conv:
         return self._chosen or conv_plan.best_key(self.what, self.device, arch)
 
     def serving(self, arch: SmArch) -> Iterable[KernelKey]:
-        return (key for _, key in cells([arch]) if key.op == self.request.op and self._serves(key))
+        return (key for _, key in cells([arch]) if self.serves(key))
 
-    def _serves(self, key: KernelKey) -> bool:
+    def serves(self, key: KernelKey) -> bool:
+        if key.op != self.request.op:
+            return False
         # As it stands too: where slices of K are faster, that is no want of kernels.
         return self._cost(key) is not None or conv_plan.cost(key, self.what, self.device) is not None
 
@@ -288,7 +296,10 @@ class _Grouped:
         return grouped_plan.best_key(self.what, self.device, arch)
 
     def serving(self, arch: SmArch) -> Iterable[KernelKey]:
-        return (key for _, key in cells([arch]) if grouped_plan.serves(key, self.what, self.device))
+        return (key for _, key in cells([arch]) if self.serves(key))
+
+    def serves(self, key: KernelKey) -> bool:
+        return grouped_plan.serves(key, self.what, self.device)
 
     def _cost(self, key: KernelKey) -> float | None:
         return grouped_plan.cost(key, self.what, self.device)
@@ -315,10 +326,13 @@ def _cell_notes(case: _Case, found: _Found, arch: SmArch) -> tuple[str, ...]:
 def _compiled(case: _Case, arch: SmArch, best: Cell, notes: tuple[str, ...]) -> Explanation:
     """Of a kernel that the table lacks and that is compiled at run time."""
     absent = _missing(case, arch, "")
+    passed_over = select.too_new(case.device, case.request.arch, case.serves)
+    notes += (passed_over,) if passed_over else ()
     try:
         cached = kernels.where(best.key, kernels.target_for(best.key, case.device))
     except CutlassError as error:
-        return replace(absent, reason=f"the table has no kernel for it, and it cannot be compiled: {error}")
+        reason = f"the table has no kernel for it, and it cannot be compiled: {error}"
+        return replace(absent, reason=reason, notes=notes)
     return replace(
         absent,
         kernel=best.key.name,

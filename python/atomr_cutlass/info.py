@@ -224,7 +224,7 @@ def _kernels() -> tuple[list[KernelInfo], str]:
 
 
 def _runs(info: KernelInfo, device: Device) -> bool:
-    way = devices.rank_arch(info.key.arch, device, ptx=info.ptx)
+    way = devices.rank_arch(info.key.arch, device, ptx=info.ptx, cuda_version=info.cuda_version)
     return way is not None and info.shared_bytes <= device.shared_memory
 
 
@@ -233,8 +233,7 @@ def _is_cuda_12(problem: str) -> bool:
 
 
 def _driver() -> str:
-    version = _core.driver_version()
-    cuda = f"CUDA {version // 1000}.{version % 1000 // 10}"
+    cuda = devices.cuda_name(_core.driver_version())
     try:
         found = re.search(r"\s(\d+\.\d+(?:\.\d+)?)\s", DRIVER_FILE.read_text(encoding="utf-8"))
     except OSError:

@@ -17,7 +17,7 @@ from .generator.archs import SmArch
 from .generator.key import KernelKey
 from .generator.matrix import cells, supports
 from .jit import kernels
-from .select import cure, knob, nearest_built
+from .select import cure, knob, nearest_built, require_target, too_new
 from .table import KernelInfo
 
 Cost = Callable[[KernelKey], "float | None"]
@@ -53,7 +53,7 @@ def rank(op: str, cost: Cost, device: Device, arch: SmArch | None) -> list[Picke
     for info in table.kernels(op=op):
         if arch is not None and info.key.arch is not arch:
             continue
-        way = devices.rank_arch(info.key.arch, device, ptx=info.ptx)
+        way = devices.rank_arch(info.key.arch, device, ptx=info.ptx, cuda_version=info.cuda_version)
         if way is None or info.shared_bytes > device.shared_memory:
             continue
         seconds = cost(info.key)
@@ -73,7 +73,7 @@ def best_cell(op: str, cost: Cost, device: Device, arch: SmArch | None, derive: 
         arch: the compile target; None is the device's own.
         derive: what is made of the cells; None leaves them as they are.
     """
-    target = arch or devices.require_arch(device)
+    target = require_target(device, arch, lambda key: key.op == op and cost(key) is not None)
     if devices.rank_arch(target, device, ptx=True) is None:
         return None
     keys = _matrix(op, target)
@@ -125,7 +125,11 @@ def pick(
         nearest = nearest_built(best.key)
         differs = f"; the nearest there is {nearest[0]}, which differs in {', '.join(nearest[1])}" if nearest else ""
         cured = f"build with {knob(best.key)}" if derive is None else cure(best.key)
-        raise KernelNotFoundError(f"no kernel in the table serves this {op}; {best.key.name} would: {cured}{differs}")
+        passed_over = too_new(device, arch, lambda key: key.op == op and cost(key) is not None)
+        passed_over = f"; {passed_over}" if passed_over else ""
+        raise KernelNotFoundError(
+            f"no kernel in the table serves this {op}; {best.key.name} would: {cured}{differs}{passed_over}"
+        )
     return best
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 from . import devices, estimate, fp4, table
@@ -109,7 +109,7 @@ def rank(problem: GemmProblem, device: Device, arch: SmArch | None = None) -> li
     for info in table.kernels():
         if arch is not None and info.key.arch is not arch:
             continue
-        way = devices.rank_arch(info.key.arch, device, ptx=info.ptx)
+        way = devices.rank_arch(info.key.arch, device, ptx=info.ptx, cuda_version=info.cuda_version)
         if way is None:
             continue
         found += [
@@ -154,7 +154,7 @@ def best_cell(problem: GemmProblem, device: Device, arch: SmArch | None = None) 
     """
     batches = collapse_batches(problem)
     possible = list(variants(problem, batches))
-    target = arch or devices.require_arch(device)
+    target = require_target(device, arch, lambda key: any(eligible(key, problem, variant) for variant in possible))
     if devices.rank_arch(target, device, ptx=True) is None:
         return None
     found = [
@@ -276,11 +276,55 @@ def missing(problem: GemmProblem, device: Device, arch: SmArch | None) -> Unsupp
         return UnsupportedError(f"no kernel of the matrix serves this problem on {target.value}: {reason}")
     nearest = nearest_built(wanted)
     differs = f"; the nearest there is {nearest[0]}, which differs in {', '.join(nearest[1])}" if nearest else ""
+    passed_over = too_new(device, arch, lambda key: any(eligible(key, problem, variant) for variant in possible))
+    passed_over = f"; {passed_over}" if passed_over else ""
     return KernelNotFoundError(
         f"no kernel in the table serves {problem.a.dtype.value} ({problem.math}) -> {problem.d.dtype.value}, layouts "
         f"{wanted.layout_a}{wanted.layout_b}{wanted.layout_d}, on {target.value}; {wanted.name} would: {cure(wanted)}"
-        f"{differs}"
+        f"{differs}{passed_over}"
     )
+
+
+def too_new(device: Device, arch: SmArch | None, serves: Callable[[KernelKey], bool]) -> str:
+    """Which kernels of the table only the driver's age keeps from serving; empty where there are none.
+
+    Args:
+        device: where.
+        arch: of cells of this arch; None of any.
+        serves: whether a kernel computes what is asked for.
+    """
+    found = [
+        info
+        for info in table.kernels()
+        if info.ptx
+        and not devices.translates(device, info.cuda_version)
+        and (arch is None or info.key.arch is arch)
+        and devices.rank_arch(info.key.arch, device, ptx=True) == devices.TRANSLATED
+        and info.shared_bytes <= device.shared_memory
+        and serves(info.key)
+    ]
+    if not found:
+        return ""
+    return (
+        f"{found[0].name} is there as PTX of {devices.cuda_name(found[0].cuda_version)}, which this driver "
+        f"({devices.cuda_name(device.cuda_version)}) does not translate: update the driver, or build with that CUDA"
+    )
+
+
+def require_target(device: Device, arch: SmArch | None, serves: Callable[[KernelKey], bool]) -> SmArch:
+    """The compile target: the one that is asked for, else the device's own. Arguments are those of `too_new`.
+
+    Raises:
+        UnsupportedError: the package has no target for such GPUs; says so too where only the driver's age keeps PTX
+            from serving.
+    """
+    if arch is not None:
+        return arch
+    try:
+        return devices.require_arch(device)
+    except UnsupportedError as error:
+        passed_over = too_new(device, arch, serves)
+        raise UnsupportedError(f"{error}; {passed_over}" if passed_over else str(error)) from None
 
 
 def _tree_refusal(problem: GemmProblem, possible: Sequence[Variant]) -> str:

@@ -17,10 +17,12 @@ A100 = Device(0, "an Ampere GPU", (8, 0), 108, SmArch.SM80.shared_memory, 40 << 
 ADA = Device(0, "an Ada GPU", (8, 9), 142, SmArch.SM89.shared_memory, 72 << 20, 48 << 30)
 
 
-def row(key: KernelKey, *, ptx: bool = False, pack: str = "", shared_bytes: int | None = None) -> KernelInfo:
+def row(
+    key: KernelKey, *, ptx: bool = False, pack: str = "", shared_bytes: int | None = None, cuda_version: int = 13000
+) -> KernelInfo:
     """A row for a key; without a size, shared memory is what such kernels take."""
     shared = shared_memory(key) if key.generation == "sm80" else 200 << 10
-    return KernelInfo(key.name, key, pack, ptx, shared if shared_bytes is None else shared_bytes, 128, 13000)
+    return KernelInfo(key.name, key, pack, ptx, shared if shared_bytes is None else shared_bytes, 128, cuda_version)
 
 
 def rows_of(

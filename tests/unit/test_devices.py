@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from dataclasses import replace
 
 import pytest
 
@@ -53,6 +54,20 @@ def test_how_a_cell_gets_to_run(
 ) -> None:
     assert devices.rank_arch(arch, _gpu(*capability), ptx=False) == without_ptx
     assert devices.rank_arch(arch, _gpu(*capability), ptx=True) == with_ptx
+
+
+@pytest.mark.parametrize(
+    ("made", "driver", "translated"),
+    [(13000, 13000, True), (13010, 13000, False), (13000, 13010, True), (12090, 13000, True), (13000, 12090, False),
+     (13000, 0, True), (0, 12080, True), (13001, 13000, True)],
+)  # fmt: skip
+def test_a_driver_translates_ptx_of_its_own_cuda_and_earlier_ones(made: int, driver: int, translated: bool) -> None:
+    gpu = replace(_gpu(9, 0), cuda_version=driver)
+    way = devices.rank_arch(SmArch.SM80, gpu, ptx=True, cuda_version=made)
+    assert way == (devices.TRANSLATED if translated else None)
+    # Machine code of a newer minor version runs, and of a newer major version no pack is loaded.
+    assert devices.rank_arch(SmArch.SM90A, gpu, ptx=True, cuda_version=made) == 0
+    assert devices.rank_arch(SmArch.SM80, replace(gpu, capability=(8, 6)), ptx=True, cuda_version=made) == 1
 
 
 def test_a_gpu_without_a_target_is_refused_by_name() -> None:

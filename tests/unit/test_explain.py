@@ -32,6 +32,7 @@ from atomr_cutlass.generator.epilogue.lower import epilogue_id
 from atomr_cutlass.generator.matrix import ARCHS, expand, with_epilogue
 from atomr_cutlass.jit import kernels
 from atomr_cutlass.verification import verification
+from fake_table import H200
 
 SHAPE = ConvShape.nhwc(8, 28, 28, 64, 128, 3, 3, padding=1)
 GROUPS = GroupedGemmShape([GemmShape(256, 512, 256), GemmShape(0, 512, 256)])
@@ -116,6 +117,25 @@ def test_a_kernel_that_would_be_compiled_is_explained(name: str, arch: SmArch) -
     assert "it would be compiled first" in str(told)
     assert told.nearest
     assert f"-DATOMR_CUTLASS_ARCHS={arch.target}" in (told.knob or "")
+
+
+@pytest.mark.parametrize("asked", [GemmRequest(GemmShape(512, 512, 512), dtype=D.BF16), FPROP], ids=["gemm", "fprop"])
+@pytest.mark.parametrize("policy", ["auto", "off"])
+def test_ptx_that_the_driver_is_too_old_for_is_not_offered(
+    monkeypatch: pytest.MonkeyPatch, asked: Any, policy: str
+) -> None:
+    rows = [fake_table.row(key, ptx=True, cuda_version=13010) for key in expand("full", [SmArch.SM80])]
+    fake_table.install(monkeypatch, rows)
+    monkeypatch.setattr(devices, "problem", lambda: "")
+    gpu = replace(H200, cuda_version=13010)
+    monkeypatch.setattr(devices, "get", lambda _=0: gpu)
+    request = replace(asked, arch=None)
+    assert explain(request, jit=policy).source == "prebuilt"
+    gpu = replace(H200, cuda_version=13000)
+    told = explain(request, jit=policy)
+    assert told.source == ("jit" if policy == "auto" else "")
+    reason = "is there as PTX of CUDA 13.1, which this driver (CUDA 13.0) does not translate: update the driver"
+    assert reason in (" ".join(told.notes) if policy == "auto" else told.reason)
 
 
 @pytest.mark.usefixtures("empty_table")

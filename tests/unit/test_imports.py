@@ -63,7 +63,7 @@ GENERATOR_LAYER = {module: depth for depth, modules in enumerate(GENERATOR_LAYER
 # Within the folder `jit`, whose modules take only this from below it:
 JIT_LAYERS = (
     ("__init__",),
-    ("files", "frames", "libraries", "locks", "worker"),
+    ("files", "frames", "libraries", "limits", "locks", "worker"),
     ("failures", "folder", "toolchain"),
     ("compiler", "store", "verdicts"),
     ("kernels",),

@@ -6,6 +6,7 @@ NVRTC itself is in tests/build/test_nvrtc.py.
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import importlib
 import json
 import os
@@ -22,13 +23,24 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import platformdirs
 import pytest
 
-from atomr_cutlass import CompileError, DeviceUnavailableError, LibraryError, SmArch, devices
+from atomr_cutlass import (
+    CacheError,
+    CompileError,
+    DeviceUnavailableError,
+    LibraryError,
+    SmArch,
+    UnsupportedError,
+    devices,
+)
 from atomr_cutlass.generator import headers
 from atomr_cutlass.generator.matrix import expand
-from atomr_cutlass.jit import compiler, kernels, toolchain, worker
+from atomr_cutlass.jit import compiler, kernels, store, toolchain, worker
 from atomr_cutlass.jit.compiler import Images, Target, Unit
+from atomr_cutlass.jit.folder import FOLDER_VARIABLE
+from atomr_cutlass.jit.store import KernelStore
 from atomr_cutlass.jit.toolchain import Toolchain
 from fake_table import A100, ADA, H200
 
@@ -107,6 +119,24 @@ def test_a_device_of_another_generation_gets_ptx(key: Any, device: devices.Devic
     assert target.image == ("ptx" if arch.startswith("compute") else "cubin")
 
 
+def test_ptx_that_the_driver_is_too_old_for_is_not_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
+    tools = dataclasses.replace(TOOLS, version=(13, 1))
+    monkeypatch.setattr(kernels, "toolchain", lambda: tools)
+    older, newer = (dataclasses.replace(H200, cuda_version=version) for version in (13000, 13010))
+    assert kernels.target_for(KEY, newer).image == "ptx"
+    with pytest.raises(
+        UnsupportedError,
+        match=r"as PTX only, and this driver \(CUDA 13\.0\) does not translate that of CUDA 13\.1's NVRTC: update the "
+        r"driver, or install NVRTC and headers of CUDA 13\.0",
+    ):
+        kernels.target_for(KEY, older)
+    # Machine code of a newer minor version runs.
+    assert kernels.target_for(expand("smoke", [SmArch.SM90A])[0], older).image == "cubin"
+    assert not kernels.ready(KEY, older)
+    with pytest.warns(RuntimeWarning, match="not compiled in the background: .*CUDA 13"):
+        kernels.in_background(KEY, older, lambda: None)
+
+
 def test_images_come_back_whole() -> None:
     images = Images(b"kernel", b"")
     packed = images.pack()
@@ -142,7 +172,7 @@ def test_a_compiler_that_dies_is_no_broken_source(monkeypatch: pytest.MonkeyPatc
 
 def test_a_compiler_that_hangs_is_stopped(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     _worker(monkeypatch, tmp_path, "import time; time.sleep(600)")
-    monkeypatch.setattr(compiler, "LONGEST_SECONDS", 0.5)
+    monkeypatch.setattr(compiler, "COMPILE_SECONDS", 0.5)
     with pytest.raises(LibraryError, match="did not end within"):
         BROKEN.compile()
     assert compiler._running == set()
@@ -242,6 +272,51 @@ def test_a_full_temporary_folder_is_an_error_and_nothing_is_cached(tmp_path: Pat
     assert len(said) == 2
     reason = "nowhere to work: .*No space left" if kind == "filled" else "could not write its result to .*KiB are free"
     assert all(re.search(f"{reason}.*TMPDIR", error) for error in said), said
+
+
+def test_a_compiler_that_hangs_is_stopped_at_its_own_limit(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Not at that of the other one and its own."""
+    _worker(
+        monkeypatch,
+        tmp_path,
+        f"import json, sys, time; sys.path.append({str(Path(worker.__file__).parent)!r}); import worker\n"
+        f"time.sleep(600 if {compiler.COMPANION!r} in json.load(open(sys.argv[1]))['options'] else 2.5)\n"
+        "open(sys.argv[2], 'wb').write(worker.answer(b'', ''))",
+    )
+    monkeypatch.setattr(compiler, "COMPILE_SECONDS", 4.0)
+    start = time.monotonic()
+    with pytest.raises(LibraryError, match="did not end within 4 s"):
+        UNIT.compile()
+    assert time.monotonic() - start < 6.4
+
+
+@pytest.fixture
+def no_temporary_folder(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither TMPDIR nor /tmp nor any other folder that Python tries can be written."""
+    monkeypatch.setattr(tempfile, "tempdir", None)
+    monkeypatch.setattr(tempfile, "_candidate_tempdir_list", lambda: ["/nowhere"])
+
+
+@pytest.mark.usefixtures("no_temporary_folder")
+def test_without_a_temporary_folder_nothing_is_compiled_and_the_cure_is_named(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    _worker(monkeypatch, tmp_path, "")
+    with pytest.raises(LibraryError, match=r"nowhere to work: .*No usable temporary directory.*/nowhere.*TMPDIR"):
+        UNIT.compile()
+
+
+@pytest.mark.usefixtures("no_temporary_folder")
+def test_without_a_temporary_folder_and_a_home_there_is_no_cache(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(FOLDER_VARIABLE, raising=False)
+    monkeypatch.setattr(platformdirs, "user_cache_path", lambda *_, **__: Path("~/.cache/atomr_cutlass"))
+    with pytest.raises(CacheError, match=r"No usable temporary directory.*name a folder in ATOMR_CUTLASS_CACHE_DIR"):
+        KernelStore()
+
+
+def test_a_compilation_is_waited_for_until_it_may_take_no_longer() -> None:
+    # One compiler after the other, where they may not run side by side.
+    assert store.LOCK_SECONDS > 2 * compiler.COMPILE_SECONDS
 
 
 @pytest.fixture

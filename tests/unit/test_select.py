@@ -174,6 +174,30 @@ def test_cells_without_ptx_do_not_run_on_a_later_generation(monkeypatch: pytest.
     assert select.rank(LARGE, ADA) != []
 
 
+PTX_OF_13_1 = [fake_table.row(key, ptx=True, cuda_version=13010) for key in expand("full", [SmArch.SM80])]
+TOO_NEW = (
+    r"is there as PTX of CUDA 13\.1, which this driver \(CUDA 13\.0\) does not translate: update the driver, or build "
+    "with that CUDA"
+)
+
+
+def test_ptx_of_a_newer_cuda_than_the_drivers_is_passed_over_and_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    fake_table.install(monkeypatch, PTX_OF_13_1)
+    older, newer = (replace(H200, cuda_version=version) for version in (13000, 13010))
+    assert {choice.info.key.arch for choice in select.rank(LARGE, newer)} == {SmArch.SM80}
+    assert select.rank(LARGE, older) == []
+    with pytest.raises(KernelNotFoundError, match=TOO_NEW):
+        select.choose(LARGE, older)
+    later = replace(older, capability=(13, 0))
+    with pytest.raises(UnsupportedError, match=f"compute capability 13.0.*{TOO_NEW}"):
+        select.choose(LARGE, later, backend="auto")
+    # Machine code of that CUDA runs, and of what another arch has or nobody asked for nothing is said.
+    assert select.rank(LARGE, replace(A100, cuda_version=13000)) != []
+    with pytest.raises(KernelNotFoundError) as said:
+        select.choose(LARGE, older, SmArch.SM90A)
+    assert "PTX" not in str(said.value)
+
+
 def test_cells_that_need_more_shared_memory_than_there_is_are_passed_over(monkeypatch: pytest.MonkeyPatch) -> None:
     keys = [k for k in expand("full", [SmArch.SM80]) if k.a is k.d is D.BF16]
     fake_table.install(monkeypatch, [fake_table.row(key, shared_bytes=ADA.shared_memory + 1) for key in keys])

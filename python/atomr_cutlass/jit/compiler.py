@@ -10,6 +10,7 @@ import struct
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,6 +20,7 @@ from ..errors import CompileError, LibraryError
 from ..generator.key import KernelKey
 from ..generator.render import render
 from . import libraries, worker
+from .limits import COMPILE_SECONDS
 from .toolchain import Toolchain, toolchain
 
 OPTIONS = (
@@ -32,9 +34,6 @@ OPTIONS = (
     "-w",
 )
 COMPANION = "-DATOMR_CUTLASS_EVALUATE"
-
-LONGEST_SECONDS = 900.0
-"""Many times what a compilation takes on a busy machine."""
 
 _WORKER = Path(worker.__file__)
 _SIZES = struct.Struct("<QQ")
@@ -204,12 +203,14 @@ class _Half:
                 stderr=said,
             )
         _running.add(self._process)
+        # From the start: the two run side by side, and are waited for one after the other.
+        self._deadline = time.monotonic() + COMPILE_SECONDS
 
     def wait(self) -> tuple[bytes | None, str]:
         try:
-            status = self._process.wait(LONGEST_SECONDS)
+            status = self._process.wait(max(0.0, self._deadline - time.monotonic()))
         except subprocess.TimeoutExpired as error:
-            raise LibraryError("nvrtc", f"the compiler did not end within {LONGEST_SECONDS:.0f} s") from error
+            raise LibraryError("nvrtc", f"the compiler did not end within {COMPILE_SECONDS:.0f} s") from error
         said = self._said.read_text(encoding="utf-8", errors="replace").strip()
         if status == worker.CANNOT_WRITE:
             free = shutil.disk_usage(self._folder).free

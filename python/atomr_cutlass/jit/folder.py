@@ -20,7 +20,8 @@ def default_folder() -> Path:
     """ATOMR_CUTLASS_CACHE_DIR, else the platform's cache folder.
 
     Raises:
-        CacheError: the variable speaks of the home of a user that there is not.
+        CacheError: the variable speaks of the home of a user that there is not, or there is neither a home nor a folder
+            for temporary files.
     """
     named = os.environ.get(FOLDER_VARIABLE)
     if named:
@@ -31,8 +32,15 @@ def default_folder() -> Path:
     import platformdirs
 
     folder = platformdirs.user_cache_path("atomr_cutlass", appauthor=False)
+    if folder.is_absolute():
+        return folder
     # Relative where there is no home. Among the temporary files others may have made it first, and then it is not used.
-    return folder if folder.is_absolute() else Path(tempfile.gettempdir(), f"atomr_cutlass-{os.geteuid()}")
+    try:
+        return Path(tempfile.gettempdir(), f"atomr_cutlass-{os.geteuid()}")
+    except FileNotFoundError as error:
+        raise CacheError(
+            f"there is no home and no folder for temporary files: {error.strerror}; name a folder in {FOLDER_VARIABLE}"
+        ) from error
 
 
 def is_there(folder: Path) -> bool:

@@ -60,14 +60,28 @@ def target_for(key: KernelKey, device: Device) -> Target:
     """What a key is compiled into for a device: machine code, or PTX where the device is of another generation.
 
     Raises:
-        UnsupportedError: code for the key's arch does not run on the device.
+        UnsupportedError: code for the key's arch does not run on the device, or only as PTX that its driver is too old
+            for.
+        DeviceUnavailableError: PTX is needed, and NVRTC or CUDA's headers are missing.
     """
     from .compiler import Target
 
     way = devices.rank_arch(key.arch, device, ptx=True)
     if way is None:
         raise UnsupportedError(f"code for {key.arch.value} does not run on {device.name}")
-    return Target(key.arch.value.replace("sm_", "compute_") if way == devices.TRANSLATED else key.arch.value)
+    if way != devices.TRANSLATED:
+        return Target(key.arch.value)
+    if device.cuda_version:
+        major, minor = toolchain().version
+        made = 1000 * major + 10 * minor
+        if not devices.translates(device, made):
+            driver = devices.cuda_name(device.cuda_version)
+            raise UnsupportedError(
+                f"code for {key.arch.value} runs on {device.name} as PTX only, and this driver ({driver}) does not "
+                f"translate that of {devices.cuda_name(made)}'s NVRTC: update the driver, or install NVRTC and headers "
+                f"of {driver}"
+            )
+    return Target(key.arch.value.replace("sm_", "compute_"))
 
 
 def kernel(key: KernelKey, device: Device) -> _core.JitKernel:
@@ -146,7 +160,8 @@ def ready(key: KernelKey, device: Device) -> bool:
     """Whether a key's kernel can be had without compiling."""
     try:
         return where(key, target_for(key, device)) is not None
-    except DeviceUnavailableError:  # without a compiler it cannot be told from others of its name
+    # Without a compiler it cannot be told from others of its name; what cannot run here is not ready either.
+    except (DeviceUnavailableError, UnsupportedError):
         return False
 
 
@@ -155,7 +170,11 @@ def in_background(key: KernelKey, device: Device, then: Callable[[], None]) -> N
 
     A failure is warned about, once: whoever asked is served otherwise.
     """
-    identity = (key.name, target_for(key, device).arch)
+    try:
+        identity = (key.name, target_for(key, device).arch)
+    except (DeviceUnavailableError, UnsupportedError) as error:
+        _warn_of_background(key, error)
+        return
     with _background_lock:
         if identity in _background:
             _background[identity][1].append(then)
@@ -178,7 +197,7 @@ def _in_background(key: KernelKey, device: Device, identity: tuple[str, str]) ->
         with _background_lock:
             del _background[identity]
         if not _closing.is_set():
-            warnings.warn(f"{key.name} was not compiled in the background: {error}", RuntimeWarning, stacklevel=1)
+            _warn_of_background(key, error)
         return
     while not _closing.is_set():
         with _background_lock:
@@ -191,6 +210,10 @@ def _in_background(key: KernelKey, device: Device, identity: tuple[str, str]) ->
             then()
         except Exception as error:  # noqa: BLE001 - likewise
             warnings.warn(f"{key.name} was compiled but is not used: {error}", RuntimeWarning, stacklevel=1)
+
+
+def _warn_of_background(key: KernelKey, error: Exception) -> None:
+    warnings.warn(f"{key.name} was not compiled in the background: {error}", RuntimeWarning, stacklevel=1)
 
 
 def _close() -> None:

@@ -30,14 +30,12 @@ from . import frames, libraries, locks
 from .failures import Failures
 from .files import inside, is_same, objection, read_quietly, remove
 from .folder import close_to_others, default_folder, failing, is_there, prepare
+from .limits import LOCK_SECONDS
 
 _LIBRARY = "cuda.core.utils"
 
 # A kernel is 50 KB to 2 MB.
 MAX_BYTES = 1 << 30
-
-# Many times what a compile takes. Only a holder that has been stopped, or hangs, is ever waited for that long.
-LOCK_SECONDS = 300.0
 
 _QUARANTINED = 16
 _STALE_SECONDS = 3600.0  # of temporary files: cuda-core's own limit

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import itertools
 from collections.abc import Hashable, Iterator
 from dataclasses import dataclass
 from typing import Any, TypeAlias
@@ -129,7 +130,10 @@ def _recalled(
 ) -> tuple[GemmProblem, Choice] | None:
     """The choice of a kernel that is remembered; None where it cannot serve, or must not be compiled."""
     rows = [] if wishes.backend == "jit" else [row for row in table.kernels(op=key.op) if row.name == key.name]
-    row = next((one for one in rows if devices.rank_arch(key.arch, device, ptx=one.ptx) is not None), None)
+    ways_to_run = (
+        devices.rank_arch(key.arch, device, ptx=one.ptx, cuda_version=one.cuda_version) is not None for one in rows
+    )
+    row = next(itertools.compress(rows, ways_to_run), None)
     compiled = wishes.backend != "prebuilt" and wishes.jit != "off"
     if row is None and not (compiled and devices.rank_arch(key.arch, device, ptx=True) is not None):
         return None

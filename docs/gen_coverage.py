@@ -10,10 +10,11 @@ import sys
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
+from atomr_cutlass import verification
 from atomr_cutlass.generator.archs import SmArch
 from atomr_cutlass.generator.key import KernelKey
 from atomr_cutlass.generator.matrix import OPS, PRESETS, cells
-from atomr_cutlass.verification import MEANINGS, operands_of, verification
+from atomr_cutlass.verification import AUDITED, MEANINGS, RUNS, RUNS_AS_PTX, operands_of
 
 PAGE = Path(__file__).with_name("coverage.md")
 PICTURE = Path(__file__).with_name("coverage.svg")
@@ -29,7 +30,8 @@ the table can also be compiled at run time by NVRTC, from the same source ([run-
 
 ![Cells by operation, operands and arch](coverage.svg)
 
-The smallest preset that has a cell of a row, and how many cells there are in `full`; a dash where there is none:
+The smallest preset that has a cell of a row, how many cells there are in `full`, and how these were verified, by the
+letters explained below, with the number where it is not all of them; a dash where there is none:
 
 """
 
@@ -55,6 +57,14 @@ CELLS = """
 
 One row for all cells that share an operation, a generation and operands. Layouts are those of A and B: `r` row-major,
 `c` column-major. The alignments are the least that a cell of the row asks of A and B and of D, in elements.
+"""
+
+LETTERS = {RUNS: "R", RUNS_AS_PTX: "P", AUDITED: "A"}
+
+RECORDS = """
+Every number counts records of single kernels, which the passes over GPUs and over machine code write and the package
+holds: `atomr-cutlass explain` and `atomr-cutlass list` say what GPU or compiler, and when. A kernel whose source or
+headers are others by now counts as *changed since* the day of its record; of the rest nothing is recorded.
 """
 
 COLOURS = {"smoke": "#1b7837", "default": "#5aae61", "full": "#a6dba0", "": "#f0f0f0"}
@@ -85,21 +95,34 @@ def _members(keys: Iterable[tuple[int, KernelKey]], op: str, operand: str) -> li
 
 
 def _overview(matrix: Matrix) -> str:
-    """Operation x operands x arch -> the smallest preset and the count, and how each arch has been verified."""
+    """Operation x operands x arch -> the smallest preset and the count, and how they have been verified."""
     rows = []
     for op, operand in _rows(matrix):
         row = [op, operand]
         for keys in matrix.values():
             members = _members(keys, op, operand)
             smallest = PRESETS[min(tier for tier, _ in members)] if members else ""
-            row.append(f"{smallest}, {len({key for _, key in members})}" if members else "-")
+            found = {key for _, key in members}
+            row.append(" ".join([f"{smallest}, {len(found)}", *_letters(found)]) if members else "-")
         rows.append(row)
-    rows.append(["", "*verified*", *(f"*{verification(arch)}*" for arch in matrix)])
+    totals = [{key for _, key in keys} for keys in matrix.values()]
+    for what in (*MEANINGS, verification.CHANGED, verification.NOT_VERIFIED):
+        counts = [(verification.tally(keys).get(what, (0, "")), len(keys)) for keys in totals]
+        shown = [f"{n} of {m}" + (f" ({day})" if day else "") if n else "-" for (n, day), m in counts]
+        rows.append(["", f"*{what}*", *shown])
     return _table(["op", "A and B", *(arch.value for arch in matrix)], rows)
 
 
+def _letters(keys: Iterable[KernelKey]) -> list[str]:
+    keys = list(keys)
+    counts = verification.tally(keys)
+    found = [(letter, counts[how][0]) for how, letter in LETTERS.items() if how in counts]
+    return [letter if count == len(keys) else f"{letter} {count}" for letter, count in found]
+
+
 def _legend() -> str:
-    return "\n" + "\n".join(f"- *{how}*: {what}." for how, what in MEANINGS.items()) + "\n"
+    lines = [f"- **{LETTERS[how]}** (*{how}*): {what}." for how, what in MEANINGS.items()]
+    return "\n" + "\n".join(lines) + f"\n{RECORDS}"
 
 
 def picture(matrix: Matrix) -> str:

@@ -26,7 +26,7 @@ from atomr_cutlass.generator.families.base import Family
 from atomr_cutlass.generator.key import KernelKey
 from atomr_cutlass.generator.matrix import PRESETS, cells, supports, with_epilogue
 from atomr_cutlass.generator.rules import LAYOUTS
-from atomr_cutlass.verification import COMPILED, MEANINGS, operands_of, verification
+from atomr_cutlass.verification import NOT_VERIFIED, operands_of, tally
 
 PAGE = Path(__file__).with_name("epilogues.md")
 PICTURE = Path(__file__).with_name("epilogue.svg")
@@ -150,12 +150,13 @@ def expression(program: str) -> str:
 
 
 def by_arch() -> str:
-    """How kernels for each arch have been verified."""
+    """How the cells with a tree have been verified, for each arch."""
     said = []
-    for how in MEANINGS:
-        archs = _archs(arch for arch in SmArch if verification(arch).how == how)
-        said.append(f"{archs} {'are compiled, and have never run' if how == COMPILED else how.replace('runs', 'run')}")
-    return f"In the tests, kernels for {'; those for '.join(said)}.\n"
+    for arch in SmArch:
+        keys = {key for _, key in cells([arch]) if split(key.epilogue)[1]}
+        counts = {what: count for what, (count, _) in tally(keys).items()} or {NOT_VERIFIED: 0}
+        said.append(f"{arch.value}: " + ", ".join(f"{count} {what}" for what, count in counts.items()))
+    return f"Of the cells with a tree, by what is recorded ([Coverage](coverage.md)): {'; '.join(said)}.\n"
 
 
 def example(page: str) -> EpilogueVisitorTree:

@@ -101,7 +101,7 @@ def digest(folder: Path, *, below: bool = True) -> str:
 
     total = hashlib.sha256()
     found = folder.rglob("*") if below else folder.glob("*")
-    for path in sorted(path for path in found if _is_header(path)):
+    for path in sorted(path for path in found if is_header(path)):
         content = hashlib.sha256(path.read_bytes()).hexdigest()
         total.update(f"{path.relative_to(folder).as_posix()}\0{content}\n".encode())
     return total.hexdigest()
@@ -129,7 +129,8 @@ def _whole_versions(shadows: Path) -> list[Path]:
     return sorted(folder for folder in shadows.glob("cutlass_*") if "." not in folder.name)
 
 
-def _is_header(path: Path) -> bool:
+def is_header(path: Path) -> bool:
+    """Whether a path is a header's."""
     # C++'s own have no suffix: <string>. Nor has DIGEST.
     return (path.suffix in SUFFIXES or (not path.suffix and path.name.islower())) and path.is_file()
 

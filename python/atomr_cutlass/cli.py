@@ -49,6 +49,7 @@ from .requests import ConvFwdRequest, ConvShape, GemmLayout, GemmRequest, GemmSh
 from .slots import products_of
 from .table import KernelInfo
 from .trial import Arrays, Trial
+from .verification import verification
 
 T = TypeVar("T")
 
@@ -158,7 +159,7 @@ def list_command(
         filter=name_filter or None,
     )
     if as_json:
-        _print_json({"kernels": [info.to_dict() for info in found]})
+        _print_json({"kernels": [_with_verification(info) for info in found]})
     elif sys.stdout.isatty():
         _print_kernels(found)
     else:
@@ -169,6 +170,10 @@ def list_command(
             _complain("no kernel of the table matches")
         else:
             _complain(f"the table is empty; to fill it: {installation.build_command('default', '80;90a')}")
+
+
+def _with_verification(info: KernelInfo) -> dict[str, Any]:
+    return {**info.to_dict(), "verified": verification(info.key, info).to_dict()}
 
 
 @app.command("explain")
@@ -534,8 +539,9 @@ def _print_missing(facts: Info) -> None:
 
 def _print_kernels(kernels: list[KernelInfo]) -> None:
     shown = Table(
-        "op", "arch", "A x B -> D", "layouts", "align", "tile", "cluster", "pack", "name", box=None, pad_edge=False
-    )
+        "op", "arch", "A x B -> D", "layouts", "align", "tile", "cluster", "pack", "verified", "name",
+        box=None, pad_edge=False,
+    )  # fmt: skip
     shown.columns[-1].overflow = "fold"
     for info in kernels:
         key = info.key
@@ -548,6 +554,7 @@ def _print_kernels(kernels: list[KernelInfo]) -> None:
             "x".join(map(str, key.tile)),
             "x".join(map(str, key.cluster)),
             info.pack,
+            verification(key, info).short,
             info.name,
         )
     console = Console()

@@ -48,7 +48,8 @@ class Explanation:
         cached: of a kernel compiled at run time: `memory` or `disk` when it has been compiled, None when it would have
             to be.
         compile_seconds: how long that would take, about; 0 when it has been compiled, None for prebuilt kernels.
-        verified: how cells of this arch have been verified, and when.
+        verified: how the kernel (without one: the nearest cell) has been verified, by what and when, and whether it has
+            changed since; empty where there is neither.
         notes: rewrites and limits that apply, such as a column-major D by exchange or fp8 operands that are cast.
     """
 
@@ -98,7 +99,8 @@ class Explanation:
         lines += [f"nearest in the matrix: {self.nearest}"] if self.nearest else []
         lines += [f"it differs from what is built in: {', '.join(self.axes)}"] if self.axes else []
         lines += [f"to add it: {self.knob}"] if self.knob else []
-        lines += [f"verified: {self.verified}", *self.notes]
+        lines += [f"verified: {self.verified}"] if self.verified else []
+        lines += self.notes
         return "\n".join(lines)
 
 
@@ -138,7 +140,7 @@ def explain(request: Request, *, jit: str | None = None) -> Explanation:
         reason=f"the best estimate of {len(found.ranked)} cells that match types, layouts and alignment",
         estimate_us=found.best.seconds * 1e6,
         candidates=tuple((one.key.name, one.seconds * 1e6) for one in found.ranked[:5]),
-        verified=str(verification(found.best.key.arch)),
+        verified=str(verification(found.best.key, found.best.info)),
         notes=notes,
     )
 
@@ -342,7 +344,7 @@ def _compiled(case: _Case, arch: SmArch, best: Cell, notes: tuple[str, ...]) -> 
         candidates=((best.key.name, best.seconds * 1e6),),
         cached=cached,
         compile_seconds=0.0 if cached else family(best.key).compile_seconds,
-        verified=str(verification(best.key.arch)),
+        verified=str(verification(best.key)),
         notes=notes,
     )
 
@@ -357,6 +359,7 @@ def _missing(case: _Case, arch: SmArch, reason: str) -> Explanation:
     nearest = select.nearest_built(wanted)
     return replace(
         _without(case.request, arch, reason),
+        verified=str(verification(wanted)),
         nearest=wanted.name,
         axes=nearest[1] if nearest else (),
         knob=f"{select.knob(wanted)} pip install ." if preset_of(wanted) else None,
@@ -372,6 +375,6 @@ def _without(request: Request, arch: SmArch, reason: str) -> Explanation:
         reason=reason,
         estimate_us=None,
         candidates=(),
-        verified=str(verification(arch)),
+        verified="",
         notes=(),
     )

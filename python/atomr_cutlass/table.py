@@ -33,6 +33,7 @@ class KernelInfo:
         shared_bytes: dynamic shared memory of a thread block.
         threads: threads of a thread block.
         cuda_version: the toolkit that compiled it; 13000 means 13.0.
+        content: what it was compiled from and by: the digests of its source and of CUTLASS, and the compiler.
     """
 
     name: str
@@ -42,6 +43,7 @@ class KernelInfo:
     shared_bytes: int
     threads: int
     cuda_version: int
+    content: str = ""
 
     @property
     def origin(self) -> str:
@@ -58,6 +60,7 @@ class KernelInfo:
             "shared_bytes": self.shared_bytes,
             "threads": self.threads,
             "cuda_version": self.cuda_version,
+            "content": self.content,
         }
 
 

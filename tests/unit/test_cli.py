@@ -14,7 +14,7 @@ import pytest
 from typer.testing import CliRunner
 
 import fake_table
-from atomr_cutlass import SmArch, _core, devices, info, reference, table, trial
+from atomr_cutlass import SmArch, _core, cli, devices, info, reference, table, trial, verification
 from atomr_cutlass.cli import app
 from atomr_cutlass.errors import DeviceUnavailableError, KernelNotFoundError
 from atomr_cutlass.generator.dtypes import CutlassDtype
@@ -252,7 +252,36 @@ def test_list_json_has_every_field_of_the_keys() -> None:
     rows = call_json("list")["kernels"]
     assert [row["name"] for row in rows] == [row.name for row in table.kernels()]
     for row, known in zip(rows, table.kernels(), strict=True):
-        assert row == json.loads(json.dumps(known.to_dict()))
+        verified = verification.verification(known.key, known).to_dict()
+        assert row == json.loads(json.dumps({**known.to_dict(), "verified": verified}))
+
+
+def test_list_says_how_kernels_were_verified(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rows = fake_table.rows_of("smoke", [SmArch.SM90A])[:2]
+    source, cutlass = verification.identity(rows[0].key)
+    made = ("nvrtc 13.0.88", "NVIDIA H200", "580.1", "2026-11-22T07:50Z", "numbers")
+    verification.write(
+        tmp_path / "verified.jsonl",
+        [
+            verification.Record(rows[0].name, verification.RUNS, source, cutlass, *made),
+            verification.Record(rows[1].name, verification.RUNS, source, cutlass, *made),
+        ],
+    )
+    monkeypatch.setattr(verification, "FILE", tmp_path / "verified.jsonl")
+    verification.records.cache_clear()
+    fake_table.install(monkeypatch, rows)
+    first, second = (row["verified"] for row in call_json("list")["kernels"])
+    assert [(one["how"], one["on"], one["changed"]) for one in first] == [("runs", "NVIDIA H200", False)]
+    assert [one["changed"] for one in second] == [True]
+    monkeypatch.setenv("COLUMNS", "400")
+    cli._print_kernels(rows)
+    verification.records.cache_clear()
+    shown = capsys.readouterr().out.splitlines()
+    assert [next(words for words in (line.split("  ")) if "2026" in words).strip() for line in shown[1:3]] == [
+        "runs 2026-11-22", "changed since 2026-11-22",
+    ]  # fmt: skip
 
 
 def test_list_filters() -> None:

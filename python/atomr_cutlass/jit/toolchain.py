@@ -71,7 +71,7 @@ def toolchain() -> Toolchain:
         # From CUDA 13 on, CUTLASS asks for <cccl/cuda/...>.
         include=(*searched, Path(cccl), Path(cccl).parent, Path(cudart)),
         headers={
-            "cutlass": _cutlass_digest(),
+            "cutlass": cutlass_digest(),
             "atomr_cutlass": headers.digest(OURS),
             # Of CCCL's thousands, the one that holds the version stands for all.
             "cccl": headers.digest(Path(cccl) / "cuda" / "std" / "__cccl"),
@@ -125,7 +125,9 @@ def _defined(path: Path, name: str) -> int | None:
     return int(found[1]) if found else None
 
 
-def _cutlass_digest() -> str:
+@functools.cache
+def cutlass_digest() -> str:
+    """The digest of the CUTLASS headers that are installed with the package."""
     # Taken when the headers were installed: reading all 27 MB in every process would cost more than a kernel from disk.
     if CUTLASS_DIGEST.is_file():
         return CUTLASS_DIGEST.read_text(encoding="ascii").strip()

@@ -122,7 +122,7 @@ def _differences(key: KernelKey, device: int, launch: Launch) -> list[str]:
     launch(made.what, fusion_of(tree, views), views)
     got = {name: operands.download(views[name]) for name in (RESULT, *(one.name for one in tree.outputs))}
     got[RESULT] = got[RESULT].reshape(m, n)
-    return reference.agrees(tree, got, made.acc, made.error, given, out_dtype=key.d)
+    return reference.mismatches(tree, got, made.acc, made.error, given, out_dtype=key.d)
 
 
 class _Made(NamedTuple):

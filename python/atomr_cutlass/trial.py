@@ -1,4 +1,4 @@
-"""One request on random operands: computed, timed where there is a GPU, and checked against the reference."""
+"""One request on random operands: computed and, where there is a GPU, timed and checked against the reference."""
 
 from __future__ import annotations
 
@@ -60,10 +60,10 @@ class Trial:
         device: what computed.
         elements: elements of the result.
         mismatches: how many of them lie outside the tolerance; an amax that does counts too, and so do elements that an
-            epilogue's tree writes beside the result.
-        max_error: largest absolute difference of the result from the reference.
+            epilogue's tree writes beside the result. None where the reference computed: nothing was compared.
+        max_error: largest absolute difference of the result from the reference, or None likewise.
         tolerance: the bounds that held (see `reference.Tolerance`); with a bias, an activation or a tree those of the
-            accumulator, of which `reference.tolerances` makes the result's.
+            accumulator, of which `reference.tolerances` makes the result's. None likewise.
         plan_seconds: how long making the plan took, compilation included; None without a GPU.
         launches: how many calls of the plan were timed; 0 without a GPU.
         seconds: median time of one call, called back to back; None without a GPU.
@@ -76,17 +76,17 @@ class Trial:
     rewrite: str
     device: str
     elements: int
-    mismatches: int
-    max_error: float
-    tolerance: reference.Tolerance
+    mismatches: int | None
+    max_error: float | None
+    tolerance: reference.Tolerance | None
     plan_seconds: float | None
     launches: int
     seconds: float | None
 
     @property
-    def ok(self) -> bool:
-        """Whether every element is right."""
-        return self.mismatches == 0
+    def ok(self) -> bool | None:
+        """Whether every element is right; None where nothing was compared."""
+        return None if self.mismatches is None else self.mismatches == 0
 
     @property
     def tflops(self) -> float | None:
@@ -110,7 +110,7 @@ class Trial:
             "elements": self.elements,
             "mismatches": self.mismatches,
             "max_error": self.max_error,
-            "tolerance": self.tolerance._asdict(),
+            "tolerance": None if self.tolerance is None else self.tolerance._asdict(),
             "plan_seconds": self.plan_seconds,
             "launches": self.launches,
             "seconds": self.seconds,
@@ -126,7 +126,7 @@ def run(
     seed: int = 0,
     progress: Progress = nullcontext,
 ) -> Trial:
-    """Computes one request on random operands and checks it.
+    """Computes one request on random operands, and checks what a GPU computed against the reference.
 
     Args:
         request: what to compute.
@@ -134,7 +134,7 @@ def run(
             request must name no other arch than the GPU's, unless the table has PTX for it.
         jit: as for `plan`.
         seed: of the operands: normally distributed values, for int8 uniform over -127..127.
-        progress: enters while operands are made, gives what tracks the check, exits at the end.
+        progress: enters while operands are made, gives what tracks the check, or the reference, exits at the end.
 
     Raises:
         InvalidOperandError: `request` is no request.
@@ -167,13 +167,15 @@ def _run(
         results, launches, seconds = _on_gpu(made, slots, arrays)
         arrays |= results
     work = _work(request, arrays)
-    check = _Check(request.result_dtype, work.limits(_math(request, made)))
+    check = None if made is None else _Check(request.result_dtype, work.limits(_math(request, made)))
     parts = list(work.parts())
     for part in parts if track is None else track(parts, len(parts)):
-        if made is None:
-            _on_reference(work, part)
-        work.compare(part, check)
-    work.finish(check)
+        if check is None:
+            work.compute(part)
+        else:
+            work.compare(part, check)
+    if check is not None:
+        work.finish(check)
     return Trial(
         request=request,
         backend="reference" if made is None else _served_by(made),
@@ -182,9 +184,9 @@ def _run(
         rewrite=made.rewrite if isinstance(made, OpPlan) else "",
         device="the CPU, in NumPy" if made is None else devices.get(made.device).name,
         elements=sum(arrays[label].size for label in slots[-1].labels),
-        mismatches=check.mismatches,
-        max_error=check.max_error,
-        tolerance=check.limits,
+        mismatches=None if check is None else check.mismatches,
+        max_error=None if check is None else check.max_error,
+        tolerance=None if check is None else check.limits,
         plan_seconds=plan_seconds,
         launches=launches,
         seconds=seconds,
@@ -342,10 +344,6 @@ def _work(request: Request, arrays: Arrays) -> _Work:
         return _Grouped(request, arrays)
     tree = request.tree
     return _Conv(request, arrays) if tree is None else _FusedConv(request, arrays, tree=tree)
-
-
-def _on_reference(work: _Work, part: Arrays) -> None:
-    work.compute(part)
 
 
 def _slices(extent: int) -> Iterator[slice]:
@@ -532,7 +530,7 @@ def _compare_tree(check: _Check, tree: EpilogueVisitorTree, part: Arrays, acc: A
     wanted = reference.evaluate(tree, acc, read, **how)
     got = {name: part[name] for name in wanted}
     check.see(got[RESULT], wanted[RESULT])
-    if reference.agrees(tree, got, acc, error, read, **how):
+    if reference.mismatches(tree, got, acc, error, read, **how):
         bounds = reference.tolerances(tree, acc, error, read, **how)
         masks = {one.name for one in tree.outputs if one.kind == MASK}
         counts = (_beyond(got[name], wanted[name], bounds[name], bits=name in masks) for name in got)

@@ -88,7 +88,7 @@ class Arrays:
         got = case.matrices({name: host(view) for name, view in inner.items()})
         acc, error = case.accumulators(self.values)
         read = case.matrices({name: self.values[name] for name in case.operands})
-        wrong = reference.agrees(case.tree, got, acc, error, read, out_dtype=case.d)
+        wrong = reference.mismatches(case.tree, got, acc, error, read, out_dtype=case.d)
         assert not wrong, "\n".join([*wrong, case.tree.program])
         for name in self.written if results is None else ():
             self.held[name].assert_guards()

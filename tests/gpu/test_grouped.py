@@ -313,7 +313,7 @@ def _check_tree(case: Case, one: Given, d: Any) -> None:
         error = host(magnitude) * bound.atol_factor + host(acc.abs()) * bound.rtol
         read = {name: host(_of_group(value, g)) for name, value in (("bias", one.bias), ("factor", one.factor))
                 if value is not None}  # fmt: skip
-        wrong = reference.agrees(case.epilogue, {"out": host(part)}, host(acc), error, read, out_dtype=case.result)
+        wrong = reference.mismatches(case.epilogue, {"out": host(part)}, host(acc), error, read, out_dtype=case.result)
         assert not wrong, f"group {g}: {wrong}"
 
 

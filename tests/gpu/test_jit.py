@@ -103,7 +103,8 @@ def test_backend_jit_passes_the_table_over() -> None:
     made = ac.plan(SMALL, backend="jit")
     assert (made.origin, made.kernel) == ("jit", None)
     assert made.kernel_name in made.source
-    assert made.kernel_name == SMALL.render_cu()[1] or devices.get(0).arch is not None
+    # What the matrix has for this very GPU, which `render_cu` of a request without an arch names.
+    assert made.kernel_name == SMALL.render_cu()[1]
     a, b = placed((256, 512), D.F32, 1), placed((512, 320), D.F32, 2)
     assert_product(made(a, b), a, b, math_mode="ieee")
 

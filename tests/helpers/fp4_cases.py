@@ -257,8 +257,7 @@ def case_requests_are_tried() -> None:
             assert tried.ok, tried
             assert tried.backend == "prebuilt"
             assert tried.launches > 0
-            tried = trial.run(request, backend="reference")
-            assert tried.ok, tried
+            assert trial.run(request, backend="reference").ok is None
 
 
 def case_an_actor_multiplies() -> None:

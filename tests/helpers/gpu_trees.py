@@ -161,7 +161,7 @@ def plan_of(case: Case, like: Any = None) -> OpPlan:
 def assert_right(case: Case, values: Mapping[str, Array], results: Mapping[str, Array]) -> None:
     """Every element of the results agrees with the reference."""
     acc, error = case.accumulators(values)
-    wrong = reference.agrees(case.tree, results, acc, error, _read(case, values), out_dtype=case.d)
+    wrong = reference.mismatches(case.tree, results, acc, error, _read(case, values), out_dtype=case.d)
     assert not wrong, "\n".join([*wrong, case.tree.program])
 
 

@@ -420,7 +420,7 @@ def case_an_epilogue_is_checked_at_its_first_use() -> None:
         assert list(first_use._verdicts.values()) == [""]
         # A kernel that computes something else than its key says.
         first_use._verdicts.clear()
-        patch.setattr(first_use.reference, "agrees", lambda *_given, **_named: ["out differs"])
+        patch.setattr(first_use.reference, "mismatches", lambda *_given, **_named: ["out differs"])
         grouped_module._plans.clear()
         out[...] = POISON
         with pytest.warns(RuntimeWarning, match="wrong results"):

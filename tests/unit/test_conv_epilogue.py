@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 import atomr_cutlass as ac
+import numpy_gpu
 from atomr_cutlass import (
     ConvDgradRequest,
     ConvFwdRequest,
@@ -331,7 +332,7 @@ def test_requests_that_are_refused() -> None:
 
 @pytest.mark.parametrize("layout", list(ConvLayout))
 @pytest.mark.parametrize("kind", [ConvFwdRequest, ConvDgradRequest])
-def test_a_request_is_tried_on_the_reference(kind: Any, layout: ConvLayout) -> None:
+def test_a_request_is_tried_and_compared(kind: Any, layout: ConvLayout, monkeypatch: pytest.MonkeyPatch) -> None:
     tree = (
         EvtBuilder()
         .add_bias("bias", dtype=D.F32)
@@ -342,8 +343,9 @@ def test_a_request_is_tried_on_the_reference(kind: Any, layout: ConvLayout) -> N
     )
     shape = ConvShape.nhwc(2, 6, 5, 8, 16, 3, 3, padding=1)
     request = kind(shape, dtype=D.BF16, layout=layout, epilogue=GemmEpilogue(tree=tree, alpha=0.25))
-    assert trial.run(request, backend="reference").ok
+    numpy_gpu.install(monkeypatch)
+    assert trial.run(request).ok
     named = kind(shape, dtype=D.BF16, epilogue=GemmEpilogue(tree=EvtBuilder().add_bias("c", dtype=D.F32).build()))
-    assert trial.run(named, backend="reference").ok
+    assert trial.run(named).ok
     both = kind(shape, dtype=D.BF16, layout=layout, epilogue=GemmEpilogue(bias=True, beta=0.5, activation="relu"))
-    assert trial.run(both, backend="reference").ok
+    assert trial.run(both).ok

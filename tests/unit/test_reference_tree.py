@@ -437,7 +437,7 @@ def test_without_elements(shape: tuple[int, ...]) -> None:
     for name, (output, _) in stores.items():
         assert got[name].shape == {"row": (*shape[:-2], shape[-1]), "column": shape[:-1], "scalar": (1,)}[output.kind]
         assert (got[name] == {"sum": 0.0, "max": -INF, "amax": 0.0}[output.reduction]).all()
-    assert reference.agrees(tree, got, acc, 0.0, {}, out_dtype=D.BF16) == []
+    assert reference.mismatches(tree, got, acc, 0.0, {}, out_dtype=D.BF16) == []
 
 
 def test_nan_wins_reductions() -> None:
@@ -853,7 +853,7 @@ def test_what_a_disagreement_says() -> None:
     right = reference.evaluate(tree, acc, {}, out_dtype=D.F32)
 
     def said(error: float = 0.0, **changed: Array) -> list[str]:
-        return reference.agrees(tree, {**right, **changed}, acc, error, {}, out_dtype=D.F32)
+        return reference.mismatches(tree, {**right, **changed}, acc, error, {}, out_dtype=D.F32)
 
     assert said() == []
     wrong = right["out"].copy()
@@ -879,10 +879,10 @@ def test_bits_may_differ_where_a_value_may_be_zero_or_not() -> None:
     # relu is 0 or not at the first two within the error; acc itself also at the fourth.
     for bit, known in enumerate([False, False, True, True, True]):
         bits = {**right, "bits": right["bits"] ^ np.uint8(1 << bit)}
-        assert bool(reference.agrees(tree, bits, acc, 0.25, {}, out_dtype=D.F32)) is known
+        assert bool(reference.mismatches(tree, bits, acc, 0.25, {}, out_dtype=D.F32)) is known
         close = {**right, "close": right["close"] ^ np.uint8(1 << bit)}
-        assert bool(reference.agrees(tree, close, acc, 0.5, {}, out_dtype=D.F32)) is (bit in (2, 4))
-        assert reference.agrees(tree, bits, acc, 0.0, {}, out_dtype=D.F32)
+        assert bool(reference.mismatches(tree, close, acc, 0.5, {}, out_dtype=D.F32)) is (bit in (2, 4))
+        assert reference.mismatches(tree, bits, acc, 0.0, {}, out_dtype=D.F32)
 
 
 def test_nan_and_infinity_agree_with_themselves() -> None:
@@ -891,7 +891,7 @@ def test_nan_and_infinity_agree_with_themselves() -> None:
 
     def agree(*values: float) -> bool:
         got = {"out": np.array([values], np.float32)}
-        return reference.agrees(tree, got, acc, 1e-3, {}, out_dtype=D.F32) == []
+        return reference.mismatches(tree, got, acc, 1e-3, {}, out_dtype=D.F32) == []
 
     assert agree(NAN, INF, -INF, 1.0005)
     for wrong in ((1.0, INF, -INF, 1.0), (NAN, -INF, -INF, 1.0), (NAN, INF, 3e38, 1.0), (NAN, INF, -INF, NAN)):
@@ -899,7 +899,7 @@ def test_nan_and_infinity_agree_with_themselves() -> None:
     # 4e38 is no float: a kernel has infinity, and what it makes of it.
     got = {"out": np.array([[NAN]], np.float32)}
     tree = EpilogueVisitorTree(_op("subtract", _op("square", ACC), _op("square", ACC)))
-    assert reference.agrees(tree, got, np.array([[2e19]]), 0.0, {}, out_dtype=D.F32) == []
+    assert reference.mismatches(tree, got, np.array([[2e19]]), 0.0, {}, out_dtype=D.F32) == []
 
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -1088,7 +1088,7 @@ def test_float32_stays_within_the_tolerances(
     seen = (acc + error * rng.uniform(-1, 1, (M, N))).astype(np.float32)
     got = _simulated(tree, seen, operands, out_dtype, rng)
     off = np.maximum(error, np.abs(seen - acc))
-    assert reference.agrees(tree, got, acc, off, operands, out_dtype=out_dtype) == []
+    assert reference.mismatches(tree, got, acc, off, operands, out_dtype=out_dtype) == []
 
 
 RELU = _op("relu", _op("add", ACC, _input("row", "row", D.F16)))
@@ -1174,7 +1174,7 @@ def test_faults_are_found(fault: str, found: set[str]) -> None:
         got["out"] = np.asarray(got["out"] * F(1 + 2**-8), F)
     elif fault == "rows as columns":
         got["rows"] = np.roll(got["rows"], 1)
-    lines = reference.agrees(STACK, got, acc, error, given, out_dtype=D.F32)
+    lines = reference.mismatches(STACK, got, acc, error, given, out_dtype=D.F32)
     assert {line.partition("[")[0].partition(" ")[0] for line in lines} == found
 
 

@@ -22,7 +22,7 @@ from .grouped import absolute_grouped_product, group_bounds, grouped_gemm
 from .scales import Scale
 from .tolerance import Tolerance, tolerance, within_tolerance
 from .tree import evaluate
-from .tree_error import agrees, tolerances
+from .tree_error import mismatches, tolerances
 
 __all__ = [
     "ACTIVATIONS",
@@ -35,7 +35,6 @@ __all__ = [
     "absolute_conv2d_wgrad",
     "absolute_grouped_product",
     "absolute_product",
-    "agrees",
     "conv2d",
     "conv2d_dgrad",
     "conv2d_wgrad",
@@ -47,6 +46,7 @@ __all__ = [
     "gemm_with_amax",
     "group_bounds",
     "grouped_gemm",
+    "mismatches",
     "tolerance",
     "tolerances",
     "within_tolerance",

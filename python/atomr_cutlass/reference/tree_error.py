@@ -213,7 +213,7 @@ def tolerances(
     return bounds
 
 
-def agrees(
+def mismatches(
     tree: EpilogueVisitorTree,
     got: Mapping[str, AnyArray],
     acc: FloatArray,

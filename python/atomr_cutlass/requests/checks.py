@@ -48,18 +48,6 @@ def expect_served(op: str, dtype: CutlassDtype, arch: SmArch | None, dtypes: Mem
             raise UnsupportedError(f"{op} has no kernels for {value.name}; valid: {valid}")
 
 
-def refuse_tree(epilogue: Any, op: str) -> None:
-    """Refuses a tree where an operation has no kernels with trees.
-
-    Raises:
-        UnsupportedError: the epilogue has one.
-    """
-    if epilogue.tree is not None:
-        raise UnsupportedError(
-            f"{op} has no kernels with epilogue trees, only with bias and activation: compute the tree apart from it"
-        )
-
-
 def expect_extent(value: Any, name: str, least: int = 0) -> None:
     """Refuses what is no extent of a dimension.
 

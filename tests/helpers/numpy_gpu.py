@@ -1,0 +1,53 @@
+"""A GPU whose plans compute in NumPy, with the functions of the package: `run` compares it with the reference."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from atomr_cutlass import devices, trial
+from atomr_cutlass.slots import Slot
+
+Array = np.ndarray[Any, Any]
+Compute = Callable[[Any, dict[str, Array]], None]
+"""(the work of a request, a part of it) -> nothing; writes the part's results."""
+
+
+def install(
+    monkeypatch: pytest.MonkeyPatch, *, compute: Compute | None = None, served_by: str = "prebuilt"
+) -> list[dict[str, Any]]:
+    """Puts it in place of a GPU; gives the options of every plan that is made.
+
+    Args:
+        monkeypatch: takes it away again.
+        compute: what computes a part; None: what the reference backend computes.
+        served_by: `prebuilt`, or `jit` where another kernel than the plan's first serves it.
+    """
+    asked: list[dict[str, Any]] = []
+    name = "a_kernel" if served_by == "prebuilt" else "a_better_kernel"
+
+    def planned(request: Any, **how: Any) -> SimpleNamespace:
+        asked.append(how)
+        return SimpleNamespace(request=request, device=0, kernel_name=name, kernel=SimpleNamespace(name="a_kernel"))
+
+    def computed(made: Any, slots: Sequence[Slot], arrays: dict[str, Array]) -> tuple[dict[str, Array], int, float]:
+        written = {label for slot in slots if slot.written for label in slot.labels}
+        own = {label: one.copy(order="K") if label in written else one for label, one in arrays.items()}
+        work = trial._work(made.request, own)
+        for part in work.parts():
+            (type(work).compute if compute is None else compute)(work, part)
+        return {label: own[label] for label in written}, 5, 1e-3
+
+    monkeypatch.setattr(devices, "problem", lambda: "")
+    monkeypatch.setattr(devices, "get", lambda _: SimpleNamespace(name="a GPU"))
+    monkeypatch.setattr(trial, "plan", planned)
+    monkeypatch.setattr(trial, "_on_gpu", computed)
+    return asked
+
+
+def write_nothing(_work: Any, _part: dict[str, Array]) -> None:
+    """Computes nothing."""

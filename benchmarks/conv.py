@@ -99,14 +99,18 @@ class Case:
         return f"{self.op} {self.kind} {self.images}x{self.layer}"
 
 
+UNEVEN = (Layer(28, 256, 256, 3, 1, 1), Layer(37, 72, 200, 3, 1, 1), Layer(45, 136, 328, 5, 2, 2))
+"""Layers of no network: extents and channels whose tiles are not filled."""
+
+
 def comparison(*, quick: bool) -> list[Case]:
     """The cases that are compared with cuDNN."""
     if quick:
-        few = (RESNET50[2], RESNET50[6], RESNET50[16])
+        few = (RESNET50[2], RESNET50[6], RESNET50[16], *UNEVEN[:2])
         return [Case(op, "bf16", layer) for layer in few for op in OPS]
     depthwise = [layer for layer in (*MOBILENET_V2, *CONVNEXT_TINY) if layer.groups > 1]
     cases = [Case(op, kind, layer) for kind in ("bf16", "f16") for layer in RESNET50 for op in OPS]
-    cases += [Case(op, "bf16", layer) for layer in depthwise for op in OPS]
+    cases += [Case(op, "bf16", layer) for layer in (*UNEVEN, *depthwise) for op in OPS]
     # The first layer has three channels, which TF32's gradients do not read.
     return cases + [Case(op, "tf32", layer) for layer in (RESNET50[2], *RESNET50[6::5]) for op in OPS]
 

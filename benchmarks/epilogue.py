@@ -196,6 +196,7 @@ def comparison(fusions: Sequence[str], *, quick: bool) -> list[Case]:
     cases = [Case(name, "bf16", *large) for name in FUSIONS if name != "dequantize"]
     cases += [Case("bias_gelu", "f16", *large), Case("quantize", "e4m3", *large), Case("dequantize", "i8", *large)]
     cases += [Case("bias_gelu", kind, m, 4096, 4096) for m in (128, 1024) for kind in ("bf16", "f16")]
+    cases += [Case("bias_gelu", "bf16", *shape) for shape in ((2304, 2304, 2304), (1288, 4120, 2072))]
     return [case for case in (few if quick else cases) if case.fusion in fusions]
 
 

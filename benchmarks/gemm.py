@@ -84,6 +84,8 @@ class Case:
 KINDS = ("f16", "bf16", "tf32", "3xtf32", "f32", "f64", "i8")
 
 CUBES = tuple((n, n, n) for n in (512, 1024, 2048, 4096, 8192))
+UNEVEN = ((2304, 2304, 2304), (3000, 3000, 3000), (3992, 4120, 2072), (5080, 6920, 3064), (1288, 1672, 896))
+"""Powers of two hide tiles that are not filled, waves that are not full, and rows that begin within a cache line."""
 SKINNY = (
     (16, 4096, 4096),
     (128, 4096, 4096),
@@ -100,17 +102,23 @@ def comparison(*, quick: bool) -> list[Case]:
         shapes = ((512, 512, 512), (4096, 4096, 4096), (128, 4096, 4096))
         return [Case("bf16", "rc", *shape) for shape in shapes] + [Case("f16", "rr", 4096, 4096, 4096)]
     cases = [
-        Case(kind, layouts, *shape) for kind in ("bf16", "f16") for layouts in ("rc", "rr") for shape in CUBES + SKINNY
+        Case(kind, layouts, *shape)
+        for kind in ("bf16", "f16")
+        for layouts in ("rc", "rr")
+        for shape in CUBES + UNEVEN + SKINNY
     ]
-    for kind in ("tf32", "f32", "f64", "i8"):
-        cases += [Case(kind, "rc", *shape) for shape in ((1024, 1024, 1024), (4096, 4096, 4096), (128, 4096, 4096))]
+    few = ((1024, 1024, 1024), (3008, 3008, 3008), (4096, 4096, 4096), (128, 4096, 4096))
+    cases += [Case(kind, "rc", *shape) for kind in ("tf32", "f32", "f64", "i8") for shape in few]
     return [*cases, Case("tf32", "rr", 4096, 4096, 4096), Case("3xtf32", "rc", 4096, 4096, 4096)]
 
 
 def sweep_cases() -> list[Case]:
     """The cases that the model of `select` is fitted to."""
     shapes = (
-        *((n, n, n) for n in (256, 512, 1024, 1536, 2048, 3000, 4096, 8192)),
+        *((n, n, n) for n in (256, 512, 1024, 1536, 2048, 4096, 8192)),
+        *UNEVEN,
+        (2840, 4240, 2536),
+        (1072, 4936, 7152),
         (1, 4096, 4096),
         (16, 4096, 4096),
         (64, 4096, 4096),

@@ -117,10 +117,12 @@ SHAPES: dict[str, tuple[tuple[int, ...], int, int]] = {
     "64 skewed x4096x2048": (skewed(64, 4096), 4096, 2048),
     "128 skewed x2048x2048": (skewed(128, 2048), 2048, 2048),
     "256 of 1-32 x2048x2048": (small(256, 32), 2048, 2048),
+    "24 skewed x1880x2600": (skewed(24, 3000), 1880, 2600),
 }
 ALONG: dict[str, tuple[tuple[int, ...], int, int]] = {
     "8x4096 to 2048x7168": ((4096,) * 8, 7168, 2048),
     "64 skewed to 2048x4096": (skewed(64, 32768), 4096, 2048),
+    "24 skewed to 2600x1880": (skewed(24, 20000), 1880, 2600),
 }
 QUICK = ("8x512x4096x7168", "128 skewed x2048x2048", "8x4096 to 2048x7168")
 

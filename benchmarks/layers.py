@@ -136,10 +136,10 @@ def experts(groups: int, rows: int, k: int, n: int) -> Layer:
 
 
 LAYERS = {
-    "swiglu": [swiglu(4096, 4096, 14336), swiglu(512, 4096, 14336)],
+    "swiglu": [swiglu(4096, 4096, 14336), swiglu(512, 4096, 14336), swiglu(1544, 2080, 5608)],
     "block": [block(64, 56, 64), block(64, 28, 128), block(64, 14, 256)],
     "conv_silu": [conv_silu(16, 80, 128)],
-    "experts": [experts(8, 1024, 4096, 4096)],
+    "experts": [experts(8, 1024, 4096, 4096), experts(6, 1160, 2080, 2840)],
 }
 
 

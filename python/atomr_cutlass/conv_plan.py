@@ -50,8 +50,6 @@ TILE_SECONDS = 4.5e-6
 """What a thread block of a TMA convolution takes beside its products: it starts, stores one tile and ends."""
 TILES_AT_ONCE = {64: 2}
 """Thread blocks of it on a multiprocessor, by the width of its tile; 1 for any other."""
-MMA_SYNC_ON_HOPPER = 1.8
-"""How much longer implicit GEMM over mma.sync takes on sm_90 than the model of dense GEMM says."""
 
 DIRECT_TAPS_PER_CLOCK = 48.0
 """Taps of single channels that one multiprocessor sums in a depthwise convolution; in wgrad it reads two arrays."""
@@ -107,8 +105,6 @@ def cost(key: KernelKey, what: ConvProblem, device: Device, split_k: int = 1) ->
         align_a=key.align_a, align_b=key.align_b, align_d=key.align_d,
     )  # fmt: skip
     seconds = estimate.seconds(key, variant, device, shared_memory(key))
-    if device.capability == SmArch.SM90A.capability:
-        seconds *= MMA_SYNC_ON_HOPPER
     if split_k > 1:
         seconds += CAST_SECONDS + (split_k + 1) * m * n * key.d.bits / 8 / REDUCED_BYTES_PER_SECOND
     # Of kernels that are as fast, the one that loads more at once.

@@ -17,19 +17,22 @@ with sm90's constants and the vendor's rates: nothing was measured there.
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 
+from . import tile_scheduler
 from .devices import Device
 from .generator.dtypes import CutlassDtype
-from .generator.key import KernelKey
+from .generator.key import ROW, KernelKey
 from .generator.rules import FP8_TYPES
-from .problem import Variant, round_up
+from .problem import Variant
+from .tile_scheduler import TileList
 
 CLOCK_HZ = 1.7e9
-LAUNCH_SECONDS = 2.8e-6
+LAUNCH_SECONDS = 2.7e-6
 DRAM_BYTES_PER_SECOND = {(8, 0): 1.6e12, (8, 6): 0.8e12, (8, 9): 0.9e12, (9, 0): 3.6e12, (10, 0): 7e12, (12, 0): 1.6e12}
 
 # The sm90 generation.
-TILE_N_EFFICIENCY = {256: 0.93, 192: 0.76, 128: 0.86, 64: 0.88, 32: 0.61, 16: 0.21}
+TILE_N_EFFICIENCY = {256: 0.91, 192: 0.90, 128: 0.86, 64: 0.88, 32: 0.61, 16: 0.21}
 """Share of WGMMA's peak rate that a tile of this width sustains; narrow ones read A more often than they multiply."""
 ONE_WARPGROUP_EFFICIENCY = 0.83
 """What a tile of 64 rows keeps of that."""
@@ -37,30 +40,64 @@ FULL_ACCUMULATION_EFFICIENCY = 0.85
 """What fp8 keeps of it when the tensor cores' sums are added up in float32 every 128 elements of K."""
 L2_BYTES_PER_CLOCK = 62.0
 """Bytes that one multiprocessor draws from L2 per clock when all do."""
+LINE_BYTES = 128
+"""Of a cache line."""
 STEP_CLOCKS = 172.0
 """The shortest step along K: barriers and latencies."""
-COOPERATIVE_TILE_SECONDS = 0.5e-6
-PINGPONG_TILE_SECONDS = 0.3e-6
-PROLOGUE_SECONDS = 0.5e-6
-STORE_BYTES_PER_SECOND = 53e9
+COOPERATIVE_TILE_SECONDS = 0.65e-6
+PINGPONG_TILE_SECONDS = 0.15e-6
+PROLOGUE_SECONDS = 0.7e-6
+STORE_BYTES_PER_SECOND = 35e9
 """At which one multiprocessor stores a finished tile."""
-CLUSTER_SECONDS = 0.4e-6
+SHOWN = 0.03
+"""Of reading A and B through L2, what is not hidden behind the products."""
+SHOWN_ALONE = 0.1
+"""Likewise, where neighbours in the list of tiles have tiles of one operand in common only."""
+MISSED = 0.1
+"""Of reading from device memory what L2 does not hold, likewise."""
+L2_SHARE = 0.7
+"""Of L2, what holds A and B until they are read again."""
+LAST_WAVE = 0.33
+"""Of the multiprocessors that the last wave leaves idle, what the others gain."""
+CLUSTER_SECONDS = 0.45e-6
 """Synchronizing a cluster at the start and the end."""
 NOSMEM_SECONDS = 2.0e-6
 NOSMEM_TILE_SECONDS = 6.0e-6
 """What storing a tile straight from registers takes longer."""
-STREAM_K_SECONDS = 8e-6
-"""Clearing the barriers, and adding up the tiles that were cut."""
+STREAM_K_SECONDS = 2e-6
+"""Clearing the barriers of a stream-K launch."""
+FIXUP_SECONDS = 6e-6
+"""Adding up the tiles that it cut."""
+PEER_SECONDS = 2e-6
+"""Each part of a tile but the first waits for its turn, reads, adds and writes."""
 
 # The sm80 generation.
 MULTISTAGE_L2_BYTES_PER_CLOCK = 42.0
 MULTISTAGE_TILE_SECONDS = 1.2e-6
+MMA_SYNC_ON_HOPPER = 1.8
+"""How much longer than the rates say kernels over mma.sync take on sm_90 (the median of 100 timings)."""
 TURN_SECONDS = 1.5e-6
 """One turn of serial split-K: wait for the semaphore, read, add and write a tile."""
 
 
+@dataclass(frozen=True)
+class Launch:
+    """How a kernel is launched, and the estimated time of it.
+
+    Attributes:
+        seconds: the estimate.
+        split_k: slices of K (sm80 generation).
+        swizzle, raster: what the persistent scheduler is asked for (sm90 generation); see `tile_scheduler`.
+    """
+
+    seconds: float
+    split_k: int = 1
+    swizzle: int = 1
+    raster: int = tile_scheduler.HEURISTIC
+
+
 def seconds(key: KernelKey, variant: Variant, device: Device, shared_bytes: int, split_k: int = 1) -> float:
-    """The estimated time of one launch.
+    """The estimated time of one launch, with the options that are best for it.
 
     Args:
         key: the kernel.
@@ -69,44 +106,129 @@ def seconds(key: KernelKey, variant: Variant, device: Device, shared_bytes: int,
         shared_bytes: dynamic shared memory of one of its thread blocks.
         split_k: slices of K (sm80 generation).
     """
-    busy = _multistage(key, variant, device, shared_bytes, split_k) if key.generation == "sm80" else _warp_specialized(
-        key, variant, device
-    )  # fmt: skip
+    return launch(key, variant, device, shared_bytes, split_k).seconds
+
+
+def launch(key: KernelKey, variant: Variant, device: Device, shared_bytes: int, split_k: int = 1) -> Launch:
+    """The launch options that are best for a kernel and a problem. Arguments are those of `seconds`."""
+    if key.generation == "sm80":
+        busy, swizzle, raster = _multistage(key, variant, device, shared_bytes, split_k), 1, tile_scheduler.HEURISTIC
+        if device.capability == (9, 0):
+            busy *= MMA_SYNC_ON_HOPPER
+    else:
+        busy, swizzle, raster = _warp_specialized(key, variant, device)
     moved = (variant.m * variant.k + variant.k * variant.n) * key.a.bits + variant.m * variant.n * key.d.bits
-    floor = variant.batch * moved / 8 / DRAM_BYTES_PER_SECOND.get(device.capability, 1e12)
-    return max(busy, floor) + LAUNCH_SECONDS
+    floor = variant.batch * moved / 8 / _dram(device)
+    return Launch(max(busy, floor) + LAUNCH_SECONDS, split_k, swizzle, raster)
 
 
-def _warp_specialized(key: KernelKey, variant: Variant, device: Device) -> float:
+def _dram(device: Device) -> float:
+    return DRAM_BYTES_PER_SECOND.get(device.capability, 1e12)
+
+
+def _warp_specialized(key: KernelKey, variant: Variant, device: Device) -> tuple[float, int, int]:
+    """Busy seconds with the best swizzle and raster order, and those."""
     tile_m, tile_n, tile_k = key.tile
     cluster_m, cluster_n, _ = key.cluster
     if key.mainloop == "2sm":
         tile_m //= 2  # two thread blocks of a cluster share the tile that a key of sm100 names
+    # Kernels that exchange their operands tile D^T (GemmSm90::kSwapped).
+    swapped = key.generation == "sm90" and key.a.bits != 16 and key.layout_a == key.layout_b == ROW
+    m, n = (variant.n, variant.m) if swapped else (variant.m, variant.n)
+    blocks = (math.ceil(m / tile_m), math.ceil(n / tile_n), variant.batch)
     steps = max(1, math.ceil(variant.k / tile_k))
     efficiency = TILE_N_EFFICIENCY.get(tile_n, 0.8) * (1.0 if tile_m >= 128 else ONE_WARPGROUP_EFFICIENCY)
     if key.a in FP8_TYPES and key.math == "default":
         efficiency *= FULL_ACCUMULATION_EFFICIENCY
     multiply = tile_m * tile_n * tile_k * steps / (_peak(key) * efficiency)
-
-    tiles = round_up(math.ceil(variant.m / tile_m), cluster_m) * round_up(math.ceil(variant.n / tile_n), cluster_n)
-    waves = tiles * variant.batch / device.multiprocessors
     # A cluster loads what its thread blocks share once; a GPU that is not full leaves each a larger share of L2.
-    read_bytes = (tile_m / cluster_n + tile_n / cluster_m) * tile_k * steps * key.a.bits / 8
-    read = read_bytes * max(min(1.0, waves), 0.2) / L2_BYTES_PER_CLOCK
-    # The shorter of the two is not hidden entirely: of clusters that are as fast, the one that reads less is taken.
-    tile = (max(multiply, read, steps * STEP_CLOCKS) + 0.01 * read) / CLOCK_HZ
-
+    rows_a, rows_b = tile_m / cluster_n * _lines(variant.lda, key.a), tile_n / cluster_m * _lines(variant.ldb, key.b)
+    read = (rows_a + rows_b) * tile_k * steps * key.a.bits / 8 / L2_BYTES_PER_CLOCK
     store = tile_m * tile_n * key.d.bits / 8 / STORE_BYTES_PER_SECOND
     extra = CLUSTER_SECONDS if cluster_m * cluster_n > 1 else 0.0
-    if key.epilogue_schedule == "nosmem":
-        extra += NOSMEM_SECONDS + waves * NOSMEM_TILE_SECONDS
-    if key.scheduler == "streamk":
-        # Cut tiles even out the last wave, but a grid that does not fill the GPU once is not cut.
-        return max(waves, 1.0) * (tile + COOPERATIVE_TILE_SECONDS + store) + STREAM_K_SECONDS + extra
-    waves = math.ceil(waves)
-    if key.mainloop == "pingpong":
-        return waves * (tile + PINGPONG_TILE_SECONDS) + PROLOGUE_SECONDS + store + extra
-    return waves * (tile + COOPERATIVE_TILE_SECONDS + store) + extra
+    widths = (tile_m * variant.k * key.a.bits / 8, tile_n * variant.k * key.b.bits / 8)
+
+    def busy(tiles: TileList) -> float:
+        waves = tiles.tiles / tiles.blocks
+        full = min(1.0, tiles.tiles / device.multiprocessors)
+        reading = read * max(full, 0.2)
+        across = tiles.swizzle * (cluster_n if tiles.raster == tile_scheduler.ALONG_M else cluster_m)
+        shown = (SHOWN if across > 1 else SHOWN_ALONE) * reading
+        tile = (max(multiply, reading, steps * STEP_CLOCKS) + shown) / CLOCK_HZ
+        missed = MISSED * l2_misses(tiles, widths, device.l2_bytes * L2_SHARE) / _dram(device)
+        after = missed + extra
+        if key.epilogue_schedule == "nosmem":
+            after += NOSMEM_SECONDS + waves * NOSMEM_TILE_SECONDS
+        whole = COOPERATIVE_TILE_SECONDS + store
+        if key.scheduler == "streamk":
+            return _stream_k(tiles, steps, tile, whole) + after
+        if key.mainloop == "pingpong":
+            return _waves(tiles) * (tile + PINGPONG_TILE_SECONDS) + PROLOGUE_SECONDS + store + after
+        return _waves(tiles) * (tile + whole) + after
+
+    scheduled = [(1, tile_scheduler.HEURISTIC)]
+    if key.generation == "sm90" and key.op == "gemm":
+        scheduled = list(tile_scheduler.orders(blocks, (cluster_m, cluster_n)))
+    truncate = key.scheduler != "streamk"
+    best = (math.inf, 1, tile_scheduler.HEURISTIC)
+    for swizzle, raster in scheduled:
+        tiles = tile_scheduler.tile_list(
+            blocks, (cluster_m, cluster_n), device.multiprocessors, swizzle, raster, truncate=truncate
+        )
+        taken = busy(tiles)
+        if taken < best[0]:
+            best = (taken, swizzle, raster)
+    return best
+
+
+def _lines(leading: int, dtype: CutlassDtype) -> float:
+    """Cache lines that TMA touches for each 128 bytes of an operand: rows that do not begin on one straddle two."""
+    return 2.0 - math.gcd(leading * dtype.bits // 8, LINE_BYTES) / LINE_BYTES
+
+
+def _waves(tiles: TileList) -> float:
+    """Waves of whole tiles; the last one, if not the only one, is faster the fewer multiprocessors it keeps busy."""
+    waves = tiles.tiles / tiles.blocks
+    full = math.ceil(waves)
+    return full - LAST_WAVE * (full - waves) if waves > 1 else full
+
+
+def _stream_k(tiles: TileList, steps: int, tile: float, whole: float) -> float:
+    """Busy seconds of a stream-K launch: whole tiles in waves, then parts of the others, which are added up."""
+    cut = tile_scheduler.decompose(tiles, steps)
+    if not cut.units:
+        return _waves(tiles) * (tile + whole) + STREAM_K_SECONDS
+    parts = math.ceil(cut.units / tiles.blocks) * (tile * cut.cut / cut.units + whole)
+    added = FIXUP_SECONDS + max(0.0, cut.units / cut.cut - 1.0) * PEER_SECONDS
+    return math.ceil(cut.whole / tiles.blocks) * (tile + whole) + parts + added + STREAM_K_SECONDS
+
+
+def l2_misses(tiles: TileList, widths: tuple[float, float], held: float) -> float:
+    """Bytes of A and B that are read from device memory, by the order in which tiles are taken.
+
+    Tiles are taken in panels: `swizzle` clusters across the raster order, all along it. One operand stays with a panel;
+    the other is read through with each, again if L2 cannot hold it until the next one.
+
+    Args:
+        tiles: the order.
+        widths: bytes of A that a row of tiles reads, and bytes of B that a column of them does.
+        held: bytes that L2 holds.
+    """
+    across, along = (tiles.rows, tiles.columns), (tiles.cluster[0], tiles.cluster[1])
+    of_across, of_along = widths
+    if tiles.raster == tile_scheduler.ALONG_M:
+        across, along, of_across, of_along = across[::-1], along[::-1], of_along, of_across
+    panel = tiles.swizzle * along[0]
+    panels = across[0] / panel
+    # Panels that are shorter than a wave are read through side by side.
+    passes = max(1.0, min(panels, tiles.tiles / tiles.batch / tiles.blocks))
+    through = of_along * across[1]
+    if through + of_across * panel <= held:
+        passes = 1.0
+    window = min(across[1], tiles.blocks / panel)
+    # A panel too large for L2 beside what is read through with it is read again in each wave.
+    waves = max(1.0, across[1] / window) if of_across * panel + of_along * window > held else 1.0
+    return tiles.batch * (of_across * across[0] * waves + through * passes)
 
 
 def _multistage(key: KernelKey, variant: Variant, device: Device, shared_bytes: int, split_k: int) -> float:

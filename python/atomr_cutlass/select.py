@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
@@ -134,11 +133,11 @@ def _choices(
         return
     for variant in possible:
         if eligible(key, problem, variant):
-            seconds, split_k = min(
-                (estimate.seconds(key, variant, device, shared_bytes, slices), slices)
-                for slices in split_choices(key, variant)
+            best = min(
+                (estimate.launch(key, variant, device, shared_bytes, slices) for slices in split_choices(key, variant)),
+                key=lambda one: (one.seconds, one.split_k),
             )
-            yield Choice(key, None, variant, batches, seconds, split_k, _swizzle(key, variant), 0)
+            yield Choice(key, None, variant, batches, best.seconds, best.split_k, best.swizzle, best.raster)
 
 
 def best_cell(problem: GemmProblem, device: Device, arch: SmArch | None = None) -> Choice | None:
@@ -374,12 +373,3 @@ def nearest_key(problem: GemmProblem, possible: Sequence[Variant], arch: SmArch,
         if eligible(key, problem, variant)
     ]
     return min(found)[3] if found else None
-
-
-def _swizzle(key: KernelKey, variant: Variant) -> int:
-    """How many tiles side by side the persistent scheduler takes before it moves on, for reuse in L2."""
-    if key.generation != "sm90":
-        return 1
-    # Measured at 4096^3 and 8192^3: 8 is best or within 0.3%; small grids have no reuse to gain.
-    narrow_side = min(math.ceil(variant.m / key.tile[0]), math.ceil(variant.n / key.tile[1]))
-    return 8 if narrow_side >= 16 else 1

@@ -24,7 +24,7 @@ LAYERS = (
     ("generator",),
     ("numerics", "devices", "table", "plan_cache", "mailbox", "supervisor", "keyed_locks"),
     ("reference", "operands", "problem", "quantization"),
-    ("epilogue", "fp4", "grouped_problem"),
+    ("epilogue", "fp4", "grouped_problem", "tile_scheduler"),
     ("estimate",),
     ("select",),
     ("jit",),

@@ -25,6 +25,7 @@ from atomr_cutlass import (
     estimate,
     explain,
     select,
+    tile_scheduler,
 )
 from atomr_cutlass.devices import Device
 from atomr_cutlass.errors import DeviceUnavailableError, InvalidOperandError, KernelNotFoundError, UnsupportedError
@@ -32,6 +33,8 @@ from atomr_cutlass.generator.key import KernelKey
 from atomr_cutlass.generator.matrix import GEMM_ARCHS, expand
 from atomr_cutlass.jit import kernels
 from atomr_cutlass.problem import GemmProblem, MatrixSpec, collapse_batches, variants
+from atomr_cutlass.select import Choice
+from atomr_cutlass.tile_scheduler import TileList
 from fake_table import A100, ADA, H200
 
 FULL = expand("full", GEMM_ARCHS)
@@ -213,11 +216,53 @@ def test_equal_cells_are_ranked_the_same_way_every_time(monkeypatch: pytest.Monk
     assert [c.info.name for c in select.rank(LARGE, H200)] == forwards
 
 
-def test_larger_grids_are_swizzled_by_the_persistent_scheduler_only(monkeypatch: pytest.MonkeyPatch) -> None:
+UNEVEN = [(2304, 2304, 2304), (3000, 3000, 3000), (3992, 4120, 2072), (5080, 6920, 3064), (1160, 8752, 6656)]
+
+
+def _tiles(choice: Choice) -> TileList:
+    key, v = choice.key, choice.variant
+    blocks = (-(-v.m // key.tile[0]), -(-v.n // key.tile[1]), v.batch)
+    options = (H200.multiprocessors, choice.swizzle, choice.raster)
+    return tile_scheduler.tile_list(blocks, key.cluster[:2], *options)
+
+
+@pytest.mark.usefixtures("full_table")
+@pytest.mark.parametrize("extents", UNEVEN, ids=str)
+@pytest.mark.parametrize(("dtype", "d"), [(D.BF16, D.BF16), (D.F8E4M3, D.BF16), (D.I8, D.I32)])
+def test_tiles_outside_the_result_are_counted(extents: tuple[int, int, int], dtype: D, d: D) -> None:
+    # A swizzle rounds the grid of tiles up: 18 x 18 tiles by 8 are 24 x 24.
+    for choice in select.rank(_problem(*extents, dtype=dtype, d=d, layouts="rcr"), H200):
+        if choice.key.generation == "sm90":
+            tiles, plain = _tiles(choice), _tiles(replace(choice, swizzle=1))
+            waves, least = -(-tiles.tiles // tiles.blocks), -(-plain.tiles // plain.blocks)
+            assert waves <= 1.1 * least, choice.key.name
+
+
+def test_only_the_persistent_scheduler_has_a_swizzle(monkeypatch: pytest.MonkeyPatch) -> None:
     fake_table.install(monkeypatch, fake_table.rows_of())
+    swizzles = set()
     for choice in select.rank(_problem(16384, 16384, 512), H200):
-        assert (choice.swizzle > 1) <= (choice.info.key.generation == "sm90")
-        assert choice.split_k >= 1
+        options = (choice.swizzle, choice.raster)
+        assert options == (1, 0) or choice.key.generation == "sm90"
+        swizzles.add(choice.swizzle)
+    assert max(swizzles) > 1  # A and B are larger than L2
+    assert select.choose(_problem(16384, 16384, 16384, layouts="rcr"), H200).swizzle > 1
+
+
+@pytest.mark.usefixtures("full_table")
+def test_rows_that_do_not_begin_on_a_cache_line_are_read_twice() -> None:
+    key = next(
+        key for key in FULL
+        if (key.generation, key.a, key.d, key.tile[:2], key.cluster[:2]) == ("sm90", D.BF16, D.BF16, (128, 128), (1, 1))
+    )  # fmt: skip
+
+    def seconds(k: int) -> float:
+        what = _problem(4096, 4096, k, layouts="rcr")
+        variant = next(v for v in variants(what, collapse_batches(what)) if not v.exchanged)
+        return estimate.seconds(key, variant, H200, 200 << 10)
+
+    # 8 extra elements a row took 1.7 times as long on an H200.
+    assert seconds(2048 + 8) > 1.4 * seconds(2048 + 64)
 
 
 # ----------------------------------------------------------------------------------------------------------------------

@@ -21,6 +21,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from . import machine
 from .archs import SmArch
 
 # Only the meta package fixes versions that belong together; nvcc's own wheel would take any ptxas and headers.
@@ -180,35 +181,9 @@ def default_archs() -> str:
     return ";".join(arch.target for arch in native_archs() or FALLBACK_ARCHS)
 
 
-def available_memory_mb(system_root: Path = Path("/")) -> int | None:
-    """Memory that new processes can take, under the container's limit where there is one; None if unknown."""
-    try:
-        meminfo = (system_root / "proc/meminfo").read_text()
-    except OSError:
-        return None
-    found = re.search(r"^MemAvailable:\s+(\d+) kB", meminfo, re.MULTILINE)
-    if found is None:
-        return None
-    available = int(found[1]) // 1024
-    cgroup = system_root / "sys/fs/cgroup"
-    for limit_file, usage_file in (
-        (cgroup / "memory.max", cgroup / "memory.current"),
-        (cgroup / "memory/memory.limit_in_bytes", cgroup / "memory/memory.usage_in_bytes"),
-    ):
-        try:
-            # "max" (no limit) is no number; usage counts the page cache, so this errs on the low side.
-            free = int(limit_file.read_text()) - int(usage_file.read_text())
-        except (OSError, ValueError):
-            continue
-        available = min(available, max(free, 0) // 2**20)
-    return available
-
-
 def parallel_jobs(job_mb: int) -> int:
     """How many compiles of `job_mb` fit this machine's cores and free memory at once; at least one."""
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    memory = available_memory_mb()
-    return cores if memory is None else max(1, min(cores, memory // max(job_mb, 1)))
+    return machine.jobs(job_mb << 20)
 
 
 def get_requires_for_dynamic_metadata(_settings: Mapping[str, object]) -> list[str]:

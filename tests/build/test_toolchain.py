@@ -179,45 +179,6 @@ class TestArchs:
         assert toolchain.default_archs() == "80;90a"
 
 
-class TestJobs:
-    @staticmethod
-    def system(tmp_path: Path, **files: str) -> Path:
-        for name, text in files.items():
-            path = tmp_path / name.replace("__", "/").replace("_dot_", ".")
-            path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_text(text)
-        return tmp_path
-
-    def test_free_memory(self, tmp_path: Path) -> None:
-        system = self.system(tmp_path, proc__meminfo="MemTotal: 9 kB\nMemAvailable:   8388608 kB\n")
-        assert toolchain.available_memory_mb(system) == 8192
-
-    def test_limit_of_the_container(self, tmp_path: Path) -> None:
-        files = {
-            "proc__meminfo": "MemAvailable: 8388608 kB\n",
-            "sys__fs__cgroup__memory_dot_max": f"{4 * 2**30}\n",
-            "sys__fs__cgroup__memory_dot_current": f"{2**30}\n",
-        }
-        assert toolchain.available_memory_mb(self.system(tmp_path, **files)) == 3072
-
-    def test_container_without_a_limit(self, tmp_path: Path) -> None:
-        files = {
-            "proc__meminfo": "MemAvailable: 8388608 kB\n",
-            "sys__fs__cgroup__memory_dot_max": "max\n",
-            "sys__fs__cgroup__memory_dot_current": f"{2**30}\n",
-        }
-        assert toolchain.available_memory_mb(self.system(tmp_path, **files)) == 8192
-
-    def test_unknown(self, tmp_path: Path) -> None:
-        assert toolchain.available_memory_mb(tmp_path) is None
-
-    @pytest.mark.parametrize(("memory", "jobs"), [(100, 1), (3600, 1), (7300, 2), (36000, 8), (None, 8)])
-    def test_bounded_by_memory_and_cores(self, monkeypatch: pytest.MonkeyPatch, memory: int | None, jobs: int) -> None:
-        monkeypatch.setattr(toolchain, "available_memory_mb", lambda: memory)
-        monkeypatch.setattr(toolchain.os, "sched_getaffinity", lambda _: set(range(8)))
-        assert toolchain.parallel_jobs(3600) == jobs
-
-
 def test_command_line(tmp_path: Path) -> None:
     ask = (sys.executable, "-m", "generator.toolchain")
     assert run(*ask, "--jobs", "1").stdout.strip().isdigit()

@@ -48,7 +48,7 @@ LAYERS = (
 LAYER = {module: depth for depth, modules in enumerate(LAYERS) for module in modules}
 
 GENERATOR_LAYERS = (
-    ("__init__", "archs", "dtypes"),
+    ("__init__", "archs", "dtypes", "machine"),
     ("epilogue", "key", "toolchain"),
     ("rules",),
     ("audit",),
@@ -66,7 +66,8 @@ JIT_LAYERS = (
     ("__init__",),
     ("files", "frames", "libraries", "limits", "locks", "worker"),
     ("failures", "folder", "toolchain"),
-    ("compiler", "store", "verdicts"),
+    ("store", "turns", "verdicts"),
+    ("compiler",),
     ("kernels",),
 )
 JIT_LAYER = {module: depth for depth, modules in enumerate(JIT_LAYERS) for module in modules}

@@ -43,10 +43,8 @@ from atomr_cutlass.jit.folder import FOLDER_VARIABLE
 from atomr_cutlass.jit.store import KernelStore
 from atomr_cutlass.jit.toolchain import Toolchain
 from fake_table import A100, ADA, H200
+from jit_unit import KEY, TOOLS, UNIT
 
-KEY = expand("smoke", [SmArch.SM80])[0]
-TOOLS = Toolchain(Path("/a/libnvrtc.so"), (13, 0), "V13.0.88", (Path("/a/include"),), {"cutlass": "1", "ours": "2"})
-UNIT = Unit.of(KEY, Target("sm_80"))
 BROKEN = Unit("broken", 'extern "C" __global__ void broken() { int x = ; }', Target("sm_80"))
 
 
@@ -159,6 +157,7 @@ def _worker(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, text: str) -> None:
     script.write_text(text)
     monkeypatch.setattr(compiler, "_WORKER", script)
     monkeypatch.setattr(compiler, "toolchain", lambda: TOOLS)
+    monkeypatch.setenv(FOLDER_VARIABLE, str(tmp_path / "cache"))
 
 
 def test_a_compiler_that_dies_is_no_broken_source(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -284,20 +284,20 @@ def test_a_lock_is_held_by_one_only_while_its_file_comes_and_goes(tmp_path: Path
 
 def test_a_lock_whose_file_is_removed_meanwhile_is_none(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     path = tmp_path / "lock"
-    holder = locks._try_lock(path)
+    holder = locks.try_lock(path)
     assert holder is not None
     real = fcntl.flock
 
     def after_the_holder(descriptor: int, operation: int) -> None:
         # The holder is done just after the file was opened, and just before it is locked.
         monkeypatch.setattr(fcntl, "flock", real)
-        locks._unlock(path, holder)
+        locks.unlock(path, holder)
         real(descriptor, operation)
 
     monkeypatch.setattr(fcntl, "flock", after_the_holder)
-    assert locks._try_lock(path) is None
+    assert locks.try_lock(path) is None
     with locks.hold(path, 1):
-        assert locks._try_lock(path) is None
+        assert locks.try_lock(path) is None
     assert list(tmp_path.iterdir()) == []
     assert locks._descriptors == set()
 
@@ -1036,7 +1036,7 @@ def test_prune_clears_what_is_of_no_use(folder: Path, store: KernelStore, log: P
     with locks.hold(held, 1):
         store.prune()
         assert files(folder / "locks") == [held]
-        assert locks._try_lock(held) is None
+        assert locks.try_lock(held) is None
     assert [path.name for path in files(folder / "tmp")] == ["entry-young"]
     assert files(folder / "quarantine") == []
     assert files(folder / "failures") == [record(store), record(store).with_suffix(".cu")]

@@ -10,6 +10,7 @@ import struct
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -19,9 +20,10 @@ from typing import Any
 from ..errors import CompileError, LibraryError
 from ..generator.key import KernelKey
 from ..generator.render import render
-from . import libraries, worker
+from . import libraries, turns, worker
 from .limits import COMPILE_SECONDS
 from .toolchain import Toolchain, toolchain
+from .turns import Turn
 
 OPTIONS = (
     "-std=c++17",
@@ -144,7 +146,8 @@ def first_error(log: str) -> str:
 
 
 def stop_all() -> None:
-    """Kills the compilers that run: for the end of the process."""
+    """Kills the compilers that run, and starts no others: for the end of the process."""
+    _stopped.set()
     for process in list(_running):
         process.kill()
 
@@ -153,16 +156,38 @@ def _compiled(requests: list[dict[str, Any]], tools: Toolchain) -> list[tuple[by
     """What `worker.compile_source` returns for each request."""
     if not sys.executable or getattr(sys, "frozen", False):
         # Inside another program, what would be started is that program, not Python.
-        return [worker.compile_source(**request) for request in requests]
+        return [_compiled_here(request) for request in requests]
     with contextlib.ExitStack() as started:
         with _writing_to_temporary_files():
             name = started.enter_context(tempfile.TemporaryDirectory(prefix="atomr-cutlass-"))
-        halves = []
+        halves: list[_Half] = []
+
+        def check() -> None:
+            # Else one that hangs would keep the other one waiting for its turn.
+            _refuse_if_stopped()
+            for half in halves:
+                half.check()
+
         for number, request in enumerate(requests):
-            half = _Half(Path(name) / str(number), request, tools)
+            turn = turns.wait(check)
+            half = _Half(Path(name) / str(number), request, tools, turn)
             started.callback(half.stop)  # on any way out, an interrupt too
             halves.append(half)
         return [half.wait() for half in halves]
+
+
+def _compiled_here(request: dict[str, Any]) -> tuple[bytes | None, str]:
+    turn = turns.wait(_refuse_if_stopped)
+    try:
+        return worker.compile_source(**request)
+    finally:
+        if turn is not None:
+            turn.end()
+
+
+def _refuse_if_stopped() -> None:
+    if _stopped.is_set():
+        raise LibraryError("nvrtc", "the process ends: nothing is compiled any more")
 
 
 @contextlib.contextmanager
@@ -179,13 +204,31 @@ def _writing_to_temporary_files() -> Iterator[None]:
 
 
 _running: set[subprocess.Popen[bytes]] = set()
+_stopped = threading.Event()
 
 
 class _Half:
     """A worker process. It talks through files, so that nobody has to read while it works."""
 
-    def __init__(self, folder: Path, request: dict[str, Any], tools: Toolchain) -> None:
+    def __init__(self, folder: Path, request: dict[str, Any], tools: Toolchain, turn: Turn | None) -> None:
         self._folder = folder
+        self._turn = turn
+        try:
+            self._process = self._start(request, tools)
+        except OSError as error:
+            raise LibraryError("nvrtc", f"the compiler's process cannot be started: {error}") from error
+        finally:
+            # It is the process's now, or nobody's.
+            if turn is not None:
+                turn.hand_over()
+        _running.add(self._process)
+        if _stopped.is_set():  # since the turn was had
+            self._process.kill()
+        # From the start: the two run side by side, and are waited for one after the other.
+        self._deadline = time.monotonic() + COMPILE_SECONDS
+
+    def _start(self, request: dict[str, Any], tools: Toolchain) -> subprocess.Popen[bytes]:
+        folder = self._folder
         asked, self._answer, self._said = (folder / name for name in ("request", "answer", "said"))
         paths = [os.fspath(path) for path in sys.path if path and Path(path).exists()]
         with _writing_to_temporary_files():
@@ -194,23 +237,21 @@ class _Half:
         # Where NVRTC looks for its own second half.
         folders = [str(tools.nvrtc.parent), *filter(None, [os.environ.get("LD_LIBRARY_PATH")])]
         with self._said.open("wb") as said:
-            self._process = subprocess.Popen(
+            return subprocess.Popen(
                 # -I: the environment does not decide what Python runs; the paths are this process's own.
                 [sys.executable, "-I", str(_WORKER), str(asked), str(self._answer)],
                 env={**os.environ, "LD_LIBRARY_PATH": os.pathsep.join(folders)},
                 stdin=subprocess.DEVNULL,
                 stdout=said,
                 stderr=said,
+                pass_fds=[] if self._turn is None else [self._turn.descriptor],
             )
-        _running.add(self._process)
-        # From the start: the two run side by side, and are waited for one after the other.
-        self._deadline = time.monotonic() + COMPILE_SECONDS
 
     def wait(self) -> tuple[bytes | None, str]:
         try:
             status = self._process.wait(max(0.0, self._deadline - time.monotonic()))
         except subprocess.TimeoutExpired as error:
-            raise LibraryError("nvrtc", f"the compiler did not end within {COMPILE_SECONDS:.0f} s") from error
+            raise _too_slow() from error
         said = self._said.read_text(encoding="utf-8", errors="replace").strip()
         if status == worker.CANNOT_WRITE:
             free = shutil.disk_usage(self._folder).free
@@ -228,7 +269,18 @@ class _Half:
         except (OSError, ValueError) as error:
             raise LibraryError("nvrtc", f"the compiler's process ended well, but {error}") from error
 
+    def check(self) -> None:
+        """Raises what `wait` does of a compiler that does not end."""
+        if time.monotonic() > self._deadline and self._process.poll() is None:
+            raise _too_slow()
+
     def stop(self) -> None:
         self._process.kill()
         self._process.wait()
         _running.discard(self._process)
+        if self._turn is not None:
+            self._turn.clear()
+
+
+def _too_slow() -> LibraryError:
+    return LibraryError("nvrtc", f"the compiler did not end within {COMPILE_SECONDS:.0f} s")

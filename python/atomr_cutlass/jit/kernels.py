@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 from .. import _core, devices
 from ..devices import Device
 from ..errors import DeviceUnavailableError, InvalidOperandError, UnsupportedError
+from ..generator import machine
 from ..generator.key import KernelKey
 from ..keyed_locks import KeyedLocks
 from .toolchain import Toolchain, toolchain
@@ -261,8 +262,8 @@ def store() -> KernelStore:
 
 @functools.cache
 def _turns() -> threading.BoundedSemaphore:
-    # A compilation is two processes.
-    return threading.BoundedSemaphore(max(1, (os.cpu_count() or 2) // 2))
+    # A compilation is two processes. More that wait for their turns would only keep calls from their kernels' locks.
+    return threading.BoundedSemaphore(max(1, machine.cpus() // 2))
 
 
 @contextlib.contextmanager

@@ -1,6 +1,9 @@
-"""How long a compilation may take, and how long others wait for it."""
+"""How much memory and time a compilation may take, and how long others wait for it."""
 
 from __future__ import annotations
+
+COMPILE_BYTES = 2 << 30
+"""For one compiler process: sm90 kernels take 1.9 GB, their companions and the kernels of sm80 half of that or less."""
 
 COMPILE_SECONDS = 900.0
 """For one compiler process: many times what it takes on a busy machine."""

@@ -35,7 +35,7 @@ def hold(path: Path, patience: float) -> Iterator[None]:
     """
     deadline = time.monotonic() + patience
     pause = 0.001
-    while (descriptor := _try_lock(path)) is None:
+    while (descriptor := try_lock(path)) is None:
         if time.monotonic() >= deadline:
             raise TimeoutError(f"waited {patience:.0f} s for the process that holds {path}")
         time.sleep(pause)
@@ -43,17 +43,22 @@ def hold(path: Path, patience: float) -> Iterator[None]:
     try:
         yield
     finally:
-        _unlock(path, descriptor)
+        unlock(path, descriptor)
 
 
 def remove(path: Path) -> None:
     """Removes the file of a lock that nobody holds; leaves that of one that is held."""
-    descriptor = _try_lock(path)
+    descriptor = try_lock(path)
     if descriptor is not None:
-        _unlock(path, descriptor)
+        unlock(path, descriptor)
 
 
-def _try_lock(path: Path) -> int | None:
+def try_lock(path: Path) -> int | None:
+    """Takes a lock at once, if nobody holds it; then returns its descriptor, for `unlock` or for `close`.
+
+    Raises:
+        OSError: it cannot be had: no such folder, or no locks on that file system.
+    """
     with _forking:
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
         _descriptors.add(descriptor)
@@ -64,13 +69,14 @@ def _try_lock(path: Path) -> int | None:
     except BlockingIOError:
         pass
     except BaseException:
-        _close(descriptor)
+        close(descriptor)
         raise
-    _close(descriptor)
+    close(descriptor)
     return None
 
 
-def _unlock(path: Path, descriptor: int) -> None:
+def unlock(path: Path, descriptor: int) -> None:
+    """Releases a lock, and removes its file."""
     if descriptor not in _descriptors:
         return  # a child that was forked meanwhile: the lock is its parent's
     with contextlib.suppress(OSError):
@@ -79,10 +85,11 @@ def _unlock(path: Path, descriptor: int) -> None:
     # Closing alone would not do while a child between fork and exec has the descriptor too.
     with contextlib.suppress(OSError):
         fcntl.flock(descriptor, fcntl.LOCK_UN)
-    _close(descriptor)
+    close(descriptor)
 
 
-def _close(descriptor: int) -> None:
+def close(descriptor: int) -> None:
+    """Closes the descriptor of a lock: the lock stays with a process that has inherited the descriptor."""
     with _forking:
         if descriptor in _descriptors:
             _descriptors.discard(descriptor)

@@ -1,0 +1,112 @@
+"""Turns of compiler processes: no more of them run at once than CPUs and free memory allow, of all processes of a user.
+
+A turn is a lock, locks/HOST-compiler-N in the cache's folder. The compiler's process inherits it, so it ends however
+that process ends, and not before: a compiler whose caller was killed still takes its memory.
+"""
+
+from __future__ import annotations
+
+import os
+import tempfile
+import time
+import warnings
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from ..errors import CacheError
+from ..generator import machine
+from . import locks
+from .folder import default_folder, failing, prepare
+from .limits import COMPILE_BYTES, LOCK_SECONDS
+
+_PAUSE_SECONDS = 0.1
+
+
+class Turn:
+    """The right to run one compiler process."""
+
+    def __init__(self, path: Path, descriptor: int) -> None:
+        self.descriptor = descriptor
+        self._path = path
+
+    def hand_over(self) -> None:
+        """Leaves the turn to the process that has inherited the descriptor."""
+        locks.close(self.descriptor)
+
+    def end(self) -> None:
+        """Ends a turn that no process has inherited."""
+        locks.unlock(self._path, self.descriptor)
+
+    def clear(self) -> None:
+        """Removes the file once the turn has ended."""
+        try:
+            locks.remove(self._path)
+        except OSError:
+            return  # it is in nobody's way
+
+
+def wait(check: Callable[[], None]) -> Turn | None:
+    """The next turn; waits for it. One is always to be had, however little memory there is.
+
+    Args:
+        check: called meanwhile; may raise.
+
+    Returns:
+        The turn; None, with a warning, where all are held by processes that do not end, stopped ones say, or where
+        locks cannot be had.
+    """
+    seen: object = None
+    deadline = 0.0
+    while True:
+        # Each time anew: what compiles takes memory, and gives it back.
+        limit = machine.jobs(COMPILE_BYTES)
+        paths, turn = _take(limit)
+        if turn is not None:
+            return turn
+        held = [_identity(path) for path in paths]
+        if held != seen:  # somebody else's turn has come
+            seen, deadline = held, time.monotonic() + LOCK_SECONDS
+        if not paths or time.monotonic() >= deadline:
+            reason = f"{limit} of them do not end" if paths else "no lock can be had for counting them"
+            warnings.warn(f"compiling beside all other compilers: {reason}", RuntimeWarning, stacklevel=2)
+            return None
+        check()
+        time.sleep(_PAUSE_SECONDS)
+
+
+def _take(limit: int) -> tuple[list[Path], Turn | None]:
+    """The files of the turns, none where locks cannot be had; and one of them, if it is free."""
+    for folder in _folders():
+        # Of a folder that several machines share, each counts its own.
+        paths = [folder / "locks" / f"{os.uname().nodename}-compiler-{number}" for number in range(limit)]
+        try:
+            prepare(folder)
+            with failing(folder, "locked"):
+                for path in paths:
+                    descriptor = locks.try_lock(path)
+                    if descriptor is not None:
+                        os.utime(descriptor)
+                        return paths, Turn(path, descriptor)
+        except CacheError:
+            continue
+        return paths, None
+    return [], None
+
+
+def _folders() -> Iterator[Path]:
+    """Where locks may be had: in the cache, else, where that is read-only or unsafe, among the temporary files."""
+    for find in (default_folder, lambda: Path(tempfile.gettempdir(), f"atomr_cutlass-{os.geteuid()}")):
+        try:
+            folder = find()
+        except (CacheError, FileNotFoundError):
+            continue
+        yield folder
+
+
+def _identity(path: Path) -> object:
+    """What changes whenever a turn is taken."""
+    try:
+        status = path.lstat()
+    except OSError:
+        return None
+    return status.st_ino, status.st_mtime_ns

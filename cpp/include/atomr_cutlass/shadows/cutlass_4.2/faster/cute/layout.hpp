@@ -165,6 +165,11 @@ CUTE_HOST_DEVICE constexpr auto bw_coalesce(tuple<C<Shape>...> const&, tuple<C<S
   return decltype(Result::layout(make_seq<Result::count()>{})){};
 }
 
+// CuTe's own, which follows: the modes of a shape that is not static come to it.
+template <class LeftShape, class LeftStride, class Shape, class Stride>
+CUTE_HOST_DEVICE constexpr auto composition_impl(LeftShape const& left_shape, LeftStride const& left_stride,
+                                                 Shape const& shape, Stride const& stride);
+
 // The left layout's modes that a stride of the right one reaches, each as far
 // as the right one's shape goes.
 template <int N>

@@ -213,7 +213,7 @@ CUTE_HOST_DEVICE constexpr T const& tuple_cat(T const& t) {
 
 template <class T, class U, class... Rest>
 CUTE_HOST_DEVICE constexpr auto tuple_cat(T const& t, U const& u, Rest const&... rest) {
-  if constexpr ((detail::is_empty_tuple<T> && detail::is_empty_tuple<U> && ... && detail::is_empty_tuple<Rest>)) {
+  if constexpr (((detail::is_empty_tuple<T> && detail::is_empty_tuple<U>) && ... && detail::is_empty_tuple<Rest>)) {
     return typename detail::concatenation<T, U, Rest...>::type{};
   } else if constexpr (sizeof...(Rest) == 0) {
     return detail::concatenate(t, u, make_index_sequence<tuple_size<T>::value>{},

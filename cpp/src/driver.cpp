@@ -4,6 +4,7 @@
 #include <pthread.h>
 
 #include <atomic>
+#include <list>
 #include <mutex>
 #include <utility>
 #include <vector>
@@ -333,6 +334,20 @@ void release(DevicePointer pointer) noexcept {
 
 void copy_to_device(DevicePointer to, void const* from, size_t bytes, void* stream) {
   check(driver().to_device(to, from, bytes, stream), "copying to the device");
+}
+
+void copy_bytes(DevicePointer to, std::vector<unsigned char> bytes, void* stream) {
+  // From pageable memory the driver has taken the bytes when it returns, unless it only notes the copy for a graph,
+  // which reads them whenever it is replayed; and nothing tells when it dies.
+  if (capture_id(stream) == 0) {
+    copy_to_device(to, bytes.data(), bytes.size(), stream);
+    return;
+  }
+  static std::mutex mutex;
+  static auto& kept = *new std::list<std::vector<unsigned char>>();
+  std::lock_guard<std::mutex> lock(mutex);
+  kept.push_back(std::move(bytes));
+  copy_to_device(to, kept.back().data(), kept.back().size(), stream);
 }
 
 void copy_to_host(void* to, DevicePointer from, size_t bytes, void* stream) {

@@ -4,6 +4,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <string>
+#include <vector>
 
 #include "atomr_cutlass/jit_abi.h"
 
@@ -58,6 +59,7 @@ class CaptureRelaxed {
 DevicePointer allocate(size_t bytes);  // legal during capture too: the allocation is not captured
 void release(DevicePointer pointer) noexcept;  // waits for the device
 void copy_to_device(DevicePointer to, void const* from, size_t bytes, void* stream);
+void copy_bytes(DevicePointer to, std::vector<unsigned char> bytes, void* stream);  // a graph may capture it
 void copy_to_host(void* to, DevicePointer from, size_t bytes, void* stream);
 void clear_async(DevicePointer pointer, size_t bytes, void* stream, unsigned char value = 0);
 void synchronize(void* stream);

@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <cmath>
 #include <cstring>
-#include <list>
 
 #include "driver.h"
 #include "errors.h"
@@ -16,15 +15,6 @@ constexpr size_t kAlignment = 256;
 size_t round_up(size_t bytes) { return (bytes + kAlignment - 1) / kAlignment * kAlignment; }
 
 bool whole(double value) { return value == std::floor(value) && value >= -2147483648.0 && value <= 2147483647.0; }
-
-// A graph reads the host memory of a copy whenever it is replayed, and nothing tells when it dies.
-std::vector<unsigned char> const& keep_for_graph(std::vector<unsigned char> data) {
-  static std::mutex mutex;
-  static auto& kept = *new std::list<std::vector<unsigned char>>();
-  std::lock_guard<std::mutex> lock(mutex);
-  kept.push_back(std::move(data));
-  return kept.back();
-}
 
 template <class Value>
 void store(std::vector<unsigned char>& bytes, size_t offset, Value value) {
@@ -153,13 +143,7 @@ void LaunchPlan::copy(Step const& step, std::vector<Operand> const& operands, un
   std::vector<unsigned char> table = step.data;
   for (Patch const& patch : step.patches) store(table, patch.offset, resolve(patch.address, operands, memory));
   uint64_t const target = resolve(step.target, operands, memory);
-  // From pageable memory the driver has taken the bytes when it returns, unless it only notes the copy for a graph.
-  if (capture_id(stream) != 0) {
-    auto const& kept = keep_for_graph(std::move(table));
-    copy_to_device(target, kept.data(), kept.size(), stream);
-  } else {
-    copy_to_device(target, table.data(), table.size(), stream);
-  }
+  copy_bytes(target, std::move(table), stream);
 }
 
 void LaunchPlan::launch(std::vector<Operand> const& operands, double alpha, double beta, void* stream) {

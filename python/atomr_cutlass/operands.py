@@ -271,6 +271,25 @@ def copy_in(array: np.ndarray[Any, Any], operand: _core.Operand) -> None:
     _core.upload(start, operand.device, memory)
 
 
+def write_async(array: np.ndarray[Any, Any], operand: _core.Operand, stream: int) -> None:
+    """Writes a host array into a GPU operand in the order of a stream, also of one that is captured.
+
+    An operand with gaps between its elements is written at once, after all work of the GPU.
+    """
+    dense = _core.Operand(operand.pointer, operand.shape, None, operand.dtype, CUDA, operand.device)
+    pairs = zip(operand.shape, operand.strides, dense.strides, strict=True)
+    if any(extent > 1 and own != wanted for extent, own, wanted in pairs):
+        copy_in(array, operand)
+    elif 0 not in operand.shape:
+        flat = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
+        _core.upload_async(operand.pointer, operand.device, flat, stream)
+
+
+def clear_async(operand: _core.Operand, stream: int) -> None:
+    """Writes zeros as `write_async` writes."""
+    write_async(np.zeros(operand.shape, _numpy_dtype(operand)), operand, stream)
+
+
 def _host_range(
     operand: _core.Operand,
 ) -> tuple[int, int, Callable[[np.ndarray[Any, Any]], np.ndarray[Any, Any]]]:

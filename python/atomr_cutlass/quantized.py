@@ -9,17 +9,20 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from . import _core, devices, operands, quantization
-from .errors import InvalidOperandError
+from .arguments import NUMBERS, check_backend, check_devices
+from .errors import InvalidOperandError, UnsupportedError
 from .generator.archs import SmArch
 from .generator.dtypes import CutlassDtype, ScaleType
 from .generator.families.quantize import FORMS, WIDE_TYPES, scale_type
 from .generator.families.quantize import dequantize as dequantize_key
 from .generator.families.quantize import quantize as quantize_key
 from .generator.rules import FP8_TYPES
+from .jit import kernels
 from .numerics import numpy_dtype, saturating_cast
 from .op_plan import OpPlan, Steps
 from .operands import BYTE, CPU
 from .pick import pick_exactly
+from .plan import BACKENDS as GPU_BACKENDS
 from .plan_cache import PlanCache
 from .quantization import swizzled_size
 
@@ -27,6 +30,15 @@ D = CutlassDtype
 
 SCALINGS = tuple(form for form in FORMS if form != "amax")
 """What may share a scale: all (`tensor`), a `row`, a `block` of 1 x 128, a `tile` of 128 x 128, and fp4's vectors."""
+
+BACKENDS = (*GPU_BACKENDS, "reference")
+
+_SCALE_ELEMENTS = {
+    ScaleType.F32: ("f32", (D.F32.dlpack,)),
+    ScaleType.UE4M3: ("e4m3", (D.F8E4M3.dlpack,)),
+    ScaleType.UE8M0: ("e8m0, or its bytes (uint8)", (BYTE, ScaleType.UE8M0.dlpack)),
+}
+"""What arrays of scales have for elements: in words, and as DLPack's (type code, bits)."""
 
 _plans: PlanCache[OpPlan] = PlanCache(128)
 
@@ -66,17 +78,26 @@ def quantize(
         x: (M, K), row-major (rows may lie further apart); f16, bf16 or f32.
         dtype: e4m3 or e5m2; without meaning for nvfp4 and mxfp4, which are e2m1.
         scaling: one of SCALINGS.
-        global_scale: nvfp4's second-level scale, such as `quantization.nvfp4_global_scale`.
+        global_scale: nvfp4's second-level scale, such as `quantization.nvfp4_global_scale`: a positive number, rounded
+            to float32. Other formats have none.
         stream: where to launch; defaults to the current stream of the framework of `x`.
-        backend: `auto`, `prebuilt`, `jit` or `reference`.
+        backend: `auto`, `prebuilt`, `jit` or `reference`; of host arrays, which NumPy quantizes, `auto` or `reference`.
         jit: as for `gemm`.
 
+    Returns:
+        Values and scales, of the kind of `x`. What has no elements has scales of 1.
+
     Raises:
-        InvalidOperandError: another rank, dtype or strides, an unknown scaling, a K that fp4's vectors do not divide.
+        InvalidOperandError: another rank, dtype or strides, an unknown scaling or backend, a K that fp4's vectors do
+            not divide, a global_scale that is not positive or that the format does not have.
+        UnsupportedError: a kernel is asked for, and `x` is in host memory.
         KernelNotFoundError, CompileError, DeviceUnavailableError: as for `gemm`.
     """
     if scaling not in SCALINGS:
         raise InvalidOperandError(f"unknown scaling {scaling!r}; valid: {', '.join(SCALINGS)}")
+    global_scale = _second_level(global_scale, scaling)
+    check_backend(backend, BACKENDS)
+    kernels.policy(jit)
     scales = scale_type(scaling)
     fp4 = scales is not ScaleType.F32
     narrow = D.F4E2M1 if fp4 else dtype
@@ -87,6 +108,7 @@ def quantize(
     rows, columns = view.shape
     if fp4 and columns % FORMS[scaling][1][1]:
         raise InvalidOperandError(f"x has {columns} columns; {scaling} shares a scale among {FORMS[scaling][1][1]}")
+    _check_place(view, "quantize", backend)
     if view.device_type == CPU or backend == "reference":
         on_gpu = view.device_type != CPU
         host = operands.download(view) if on_gpu else operands.to_numpy(view)
@@ -94,7 +116,7 @@ def quantize(
         if on_gpu:
             return QuantizedArray(_on_device(values, x, view), _on_device(made, x, view), global_scale)
         return QuantizedArray(operands.host_result(values, x), operands.host_result(made, x), global_scale)
-    if columns > 1 and view.strides[1] != 1:
+    if rows > 0 and columns > 1 and view.strides[1] != 1:
         raise InvalidOperandError(f"x has strides {view.strides}; expected contiguous rows: quantize x.T for B")
     handle = operands.current_stream(x, view) if stream is None else operands.stream_handle(stream)
     shape, kind = _scales_of(view.shape, scaling)
@@ -105,6 +127,8 @@ def quantize(
     if 0 not in view.shape:
         plan = _plan(view, narrow, scaling, x, backend, jit)
         plan(view, made_view, values_view, alpha=global_scale, stream=handle)
+    elif kind is ScaleType.F32:
+        operands.write_async(np.ones(shape, np.float32), made_view, handle)
     return QuantizedArray(
         operands.finished(values, values_view, handle), operands.finished(made, made_view, handle), global_scale
     )
@@ -127,23 +151,27 @@ def dequantize(
         values: as `quantize` returns them, dense.
         scales: likewise.
         scaling: as it was quantized.
-        global_scale: likewise.
+        global_scale: likewise; of nvfp4 alone.
         out_dtype: f32, f16 or bf16.
         stream: where to launch; defaults to the current stream of the framework of `values`.
-        backend: `auto`, `prebuilt`, `jit` or `reference`.
+        backend: as for `quantize`.
         jit: as for `gemm`.
 
     Returns:
         (M, K), a new array of the kind of `values`.
 
     Raises:
-        InvalidOperandError: a wrong dtype, or shapes that do not belong together.
+        InvalidOperandError: a wrong dtype, shapes or devices that do not belong together, or as `quantize`.
+        UnsupportedError: as `quantize`.
         KernelNotFoundError, CompileError, DeviceUnavailableError: as for `gemm`.
     """
     if scaling not in SCALINGS:
         raise InvalidOperandError(f"unknown scaling {scaling!r}; valid: {', '.join(SCALINGS)}")
     if out_dtype not in WIDE_TYPES:
         raise InvalidOperandError(f"out_dtype is {out_dtype!r}; expected F32, F16 or BF16")
+    global_scale = _second_level(global_scale, scaling)
+    check_backend(backend, BACKENDS)
+    kernels.policy(jit)
     kind = scale_type(scaling)
     fp4 = kind is not ScaleType.F32
     view, scales_view = operands.as_operand(values), operands.as_operand(scales)
@@ -157,6 +185,11 @@ def dequantize(
     expected, _ = _scales_of(shape, scaling)
     if scales_view.shape != expected:
         raise InvalidOperandError(f"scales has shape {scales_view.shape}; expected {expected}")
+    known, elements = _SCALE_ELEMENTS[kind]
+    if scales_view.dtype not in elements:
+        raise InvalidOperandError(f"scales has elements of {_named(scales_view)}; expected {known}")
+    check_devices({"values": view, "scales": scales_view})
+    _check_place(view, "dequantize", backend)
     if view.device_type == CPU or backend == "reference":
         on_gpu = view.device_type != CPU
         fetch = operands.download if on_gpu else operands.to_numpy
@@ -176,6 +209,44 @@ def _check(view: _core.Operand, name: str, dtypes: tuple[CutlassDtype, ...]) -> 
     dtype = operands.dtype_of(view, name)
     if dtype not in dtypes:
         raise InvalidOperandError(f"{name} is {dtype.value}; expected {', '.join(one.value for one in dtypes)}")
+
+
+def _named(view: _core.Operand) -> str:
+    """Its element type in words."""
+    if view.dtype == BYTE:
+        return "bytes"
+    found = CutlassDtype.from_dlpack(*view.dtype) or ScaleType.from_dlpack(*view.dtype)
+    return f"DLPack type {view.dtype[0]} with {view.dtype[1]} bits" if found is None else found.value
+
+
+def _second_level(global_scale: float, scaling: str) -> float:
+    """A second-level scale as kernels take it, in float32.
+
+    Raises:
+        InvalidOperandError: it is no positive number there, or the format has none.
+    """
+    if isinstance(global_scale, bool) or not isinstance(global_scale, NUMBERS):
+        raise InvalidOperandError(f"global_scale is a {type(global_scale).__name__}; expected a number")
+    try:
+        wide = float(global_scale)
+    except OverflowError:  # of a Python integer
+        wide = math.inf
+    with np.errstate(over="ignore", under="ignore"):
+        second = float(np.float32(wide))
+    if not 0.0 < second < math.inf:
+        raise InvalidOperandError(f"global_scale is {wide}; expected a positive number in float32's range")
+    if second != 1.0 and scaling != "nvfp4":
+        raise InvalidOperandError(
+            f"global_scale is {global_scale}; only nvfp4 has one: leave it out, or multiply the scales of {scaling}"
+        )
+    return second
+
+
+def _check_place(view: _core.Operand, function: str, backend: str) -> None:
+    if view.device_type == CPU and backend in ("prebuilt", "jit"):
+        raise UnsupportedError(
+            f"NumPy quantizes host arrays, and no kernel: {function} takes backend={backend!r} for arrays on a GPU"
+        )
 
 
 def _scales_of(shape: tuple[int, ...], scaling: str) -> tuple[tuple[int, ...], ScaleType]:

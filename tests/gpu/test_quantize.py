@@ -10,7 +10,7 @@ import pytest
 
 import atomr_cutlass as ac
 from atomr_cutlass import CutlassDtype as D
-from atomr_cutlass import numerics, operands, quantized
+from atomr_cutlass import numerics, operands, quantization, quantized
 
 pytestmark = pytest.mark.gpu
 
@@ -76,6 +76,38 @@ def test_fp4_has_the_bits_of_numpy(torch: ModuleType, shape: tuple[int, int], sc
     np.testing.assert_array_equal(numerics.to_float64(_host(back)), numerics.to_float64(again))
 
 
+def test_the_second_level_scale_of_nvfp4(torch: ModuleType) -> None:
+    """Two quotients are rounded, and NumPy rounds one: a scale may be its neighbour."""
+    x = _matrix(torch, (130, 416), "bfloat16", 6)
+    second = quantization.nvfp4_global_scale(_host(x))
+    made = ac.quantize(x, scaling="nvfp4", global_scale=second)
+    assert made.global_scale == second
+    _, scales = quantized._in_numpy(_host(x), D.F4E2M1, "nvfp4", second)
+    steps = np.abs(made.scales.view(torch.uint8).cpu().numpy().astype(int) - scales.view(np.uint8))
+    assert steps.max() <= 1
+    assert (steps != 0).mean() < 0.01
+    back = ac.dequantize(made.values, made.scales, scaling="nvfp4", global_scale=second)
+    values, scales = made.values.cpu().numpy(), _host(made.scales)
+    again = quantized._wide_in_numpy(values, scales, (130, 416), "nvfp4", second, D.F32)
+    np.testing.assert_allclose(_host(back), again, rtol=2**-22)
+
+
+@pytest.mark.parametrize(("scaling", "shape"), [("tensor", (0, 64)), ("row", (5, 0)), ("block", (5, 0))])
+def test_what_has_no_elements_has_scales_of_1(torch: ModuleType, scaling: str, shape: tuple[int, int]) -> None:
+    x = torch.empty(shape, device="cuda")
+    torch.full((1024,), float("nan"), device="cuda")  # what memory that is used again would hold
+    made = ac.quantize(x, scaling=scaling)
+    assert bool((made.scales == 1).all())
+    assert ac.dequantize(made.values, made.scales, scaling=scaling).shape == shape
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        captured = ac.quantize(x, scaling=scaling)
+    captured.scales.fill_(9)
+    graph.replay()
+    torch.cuda.synchronize()
+    assert bool((captured.scales == 1).all())
+
+
 def test_rows_may_lie_further_apart_and_specials_are_converted(torch: ModuleType) -> None:
     whole = _matrix(torch, (40, 512), "bfloat16", 9)
     x = whole[:, 128:384]
@@ -110,5 +142,19 @@ def test_bad_input_is_refused(torch: ModuleType) -> None:
         ac.quantize(x.t())
     with pytest.raises(ac.InvalidOperandError, match="x is f64; expected f16, bf16, f32"):
         ac.quantize(x.double())
+    narrow, one = x.to(torch.float8_e4m3fn), torch.ones(1, device="cuda")
     with pytest.raises(ac.InvalidOperandError, match=r"scales has shape \(3,\); expected \(1,\)"):
-        ac.dequantize(x.to(torch.float8_e4m3fn), torch.ones(3, device="cuda"))
+        ac.dequantize(narrow, torch.ones(3, device="cuda"))
+    with pytest.raises(ac.InvalidOperandError, match="scales has elements of f16; expected f32"):
+        ac.dequantize(narrow, one.half())
+    with pytest.raises(ac.InvalidOperandError, match="values is on cuda:0 and scales on the CPU"):
+        ac.dequantize(narrow, one.cpu())
+    for second in (0.0, float("nan"), -1.0):
+        with pytest.raises(ac.InvalidOperandError, match="expected a positive number in float32's range"):
+            ac.quantize(x[:, :32], scaling="nvfp4", global_scale=second)
+    with pytest.raises(ac.InvalidOperandError, match="only nvfp4 has one"):
+        ac.quantize(x, global_scale=2.0)
+    with pytest.raises(ac.InvalidOperandError, match="only nvfp4 has one"):
+        ac.dequantize(narrow, one, global_scale=2.0)
+    with pytest.raises(ac.InvalidOperandError, match="unknown backend 'nonsense'"):
+        ac.quantize(x[:0], backend="nonsense")

@@ -5,19 +5,20 @@ Those are the functions of a file that are called `case_...`; the file's last li
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
 import subprocess
 import sys
 import traceback
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from atomr_cutlass import table
+from atomr_cutlass import _core, table
 
 HELPERS = Path(__file__).parent
 
@@ -68,6 +69,20 @@ def run(functions: Mapping[str, Any]) -> None:
             except (Exception, pytest.fail.Exception):  # noqa: BLE001 - whatever it is, it is the outcome
                 raised[name] = traceback.format_exc()
     print(json.dumps(raised))
+
+
+@contextlib.contextmanager
+def no_waiting() -> Iterator[None]:
+    """Fails what waits for the GPU, which spoils a capture."""
+
+    def waits(*_: Any) -> None:
+        message = "the GPU is awaited"
+        raise AssertionError(message)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(_core, "upload", waits)
+        patch.setattr(_core, "download", waits)
+        yield
 
 
 def of_packs_alone() -> None:

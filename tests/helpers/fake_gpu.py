@@ -257,12 +257,16 @@ class FakeGpu:
         def upload(pointer: int, _device: int, source: Array) -> None:
             ctypes.memmove(pointer, source.ctypes.data, source.nbytes)
 
+        def upload_async(pointer: int, _device: int, source: Array, _stream: int) -> None:
+            ctypes.memmove(pointer, source.ctypes.data, source.nbytes)
+
         def download(pointer: int, _device: int, target: Array) -> None:
             ctypes.memmove(target.ctypes.data, pointer, target.nbytes)
 
         monkeypatch.setattr(operands, "empty", self.empty)
         monkeypatch.setattr(operands, "current_stream", lambda _array, _view=None: getattr(self.current, "stream", 0))
         monkeypatch.setattr(_core, "upload", upload)
+        monkeypatch.setattr(_core, "upload_async", upload_async)
         monkeypatch.setattr(_core, "download", download)
         monkeypatch.setattr(_core, "synchronize", lambda *where: self.synchronized.append(where))
         monkeypatch.setattr(_core, "copy_async", copy_async, raising=False)

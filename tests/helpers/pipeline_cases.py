@@ -102,6 +102,25 @@ def case_gpu_arrays_stay_where_they_are() -> None:
     np.testing.assert_array_equal(operands.download(got), a @ b)
 
 
+def case_scales_of_nothing_are_1() -> None:
+    """Written in the order of the stream, also of one that is captured: no kernel is there to do it."""
+    for scaling, shape in (
+        ("tensor", (0, 64)),
+        ("row", (5, 0)),
+        ("row", (0, 8)),
+        ("block", (5, 0)),
+        ("nvfp4", (0, 32)),
+    ):
+        for stream in (0, 777):
+            with fake_cases.no_waiting():
+                made = ac.quantize(Tensor(np.zeros(shape, np.float32)), scaling=scaling, stream=stream)
+            scales = operands.download(operands.as_operand(made.scales))
+            assert (scales == 1).all()
+            assert scales.size == {("tensor", 0): 1, ("row", 5): 5}.get((scaling, shape[0]), 0)
+    wide = ac.dequantize(made.values, made.scales, scaling="nvfp4")
+    assert wide.shape == (0, 32)
+
+
 def padded(batch: tuple[int, ...], rows: int, columns: int) -> np.ndarray[Any, Any]:
     """A matrix a batch, by rows or by columns, in a larger buffer."""
     row_pad, column_pad = (int(random.choice([0, 0, 1, 4])) for _ in range(2))

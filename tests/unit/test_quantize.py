@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import ml_dtypes
 import numpy as np
 import pytest
 
 import atomr_cutlass as ac
 from atomr_cutlass import CutlassDtype as D
+from atomr_cutlass import _core, operands, quantized
 
 X = np.random.default_rng(7).standard_normal((130, 416)).astype(np.float32)
 
@@ -64,3 +67,123 @@ def test_quantized_operands_multiply_in_the_reference() -> None:
 def test_what_is_wrong_is_refused(call, said: str) -> None:
     with pytest.raises(ac.InvalidOperandError, match=said):
         call()
+
+
+def on_gpu(array: np.ndarray[Any, Any]) -> _core.Operand:
+    """An array on an imagined GPU, which is refused before it is touched."""
+    dtype = operands.as_operand(array).dtype
+    return _core.Operand(1 << 30, array.shape, None, dtype, operands.CUDA, 0, False, array)
+
+
+def on_host(array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    """The array itself."""
+    return array
+
+
+def quantized_by(scaling: str) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
+    """Values and scales."""
+    made = ac.quantize(X, scaling=scaling)
+    return made.values, made.scales
+
+
+PLACES = pytest.mark.parametrize("place", [on_host, on_gpu])
+
+
+@PLACES
+@pytest.mark.parametrize("scaling", quantized.SCALINGS)
+@pytest.mark.parametrize(
+    ("second", "said"),
+    [
+        (0.0, "positive number in float32's range"),
+        (-2.0, "positive number in float32's range"),
+        (float("nan"), "positive number in float32's range"),
+        (float("inf"), "positive number in float32's range"),
+        (1e-60, "positive number in float32's range"),
+        (10**400, "positive number in float32's range"),
+        (True, "is a bool; expected a number"),
+        ("1", "is a str; expected a number"),
+        (np.ones(1, np.float32), "is a ndarray; expected a number"),
+    ],
+    ids=str,
+)
+def test_a_second_level_scale_is_a_positive_number(place: Any, scaling: str, second: Any, said: str) -> None:
+    values, scales = quantized_by(scaling)
+    with pytest.raises(ac.InvalidOperandError, match=f"global_scale .*{said}"):
+        ac.quantize(place(X), scaling=scaling, global_scale=second)
+    with pytest.raises(ac.InvalidOperandError, match=f"global_scale .*{said}"):
+        ac.dequantize(place(values), place(scales), scaling=scaling, global_scale=second)
+
+
+@PLACES
+@pytest.mark.parametrize("scaling", [one for one in quantized.SCALINGS if one != "nvfp4"])
+def test_only_nvfp4_has_a_second_level_scale(place: Any, scaling: str) -> None:
+    values, scales = quantized_by(scaling)
+    with pytest.raises(ac.InvalidOperandError, match=r"global_scale is 0\.5; only nvfp4 has one"):
+        ac.quantize(place(X), scaling=scaling, global_scale=0.5)
+    with pytest.raises(ac.InvalidOperandError, match=r"global_scale is 0\.5; only nvfp4 has one"):
+        ac.dequantize(place(values), place(scales), scaling=scaling, global_scale=0.5)
+
+
+def test_the_second_level_scale_is_the_float32_that_was_used() -> None:
+    made = ac.quantize(X, scaling="nvfp4", global_scale=0.1)
+    assert made.global_scale == float(np.float32(0.1))
+    plain = ac.dequantize(made.values, made.scales, scaling="nvfp4")
+    scaled = ac.dequantize(made.values, made.scales, scaling="nvfp4", global_scale=0.1)
+    np.testing.assert_array_equal(scaled, (plain.astype(np.float64) * made.global_scale).astype(np.float32))
+
+
+@PLACES
+@pytest.mark.parametrize("scaling", quantized.SCALINGS)
+def test_scales_of_another_dtype_are_refused(place: Any, scaling: str) -> None:
+    values, scales = quantized_by(scaling)
+    kinds = {"nvfp4": "e4m3", "mxfp4": "e8m0"}
+    for dtype in (np.float16, np.float64, np.int32, ml_dtypes.float8_e5m2, np.float32, np.uint8):
+        if dtype == scales.dtype:
+            continue
+        with pytest.raises(ac.InvalidOperandError, match=f"scales .*expected {kinds.get(scaling, 'f32')}"):
+            ac.dequantize(place(values), place(np.ones(scales.shape, dtype)), scaling=scaling)
+
+
+def test_scales_of_mxfp4_may_be_called_bytes_or_e8m0() -> None:
+    values, scales = quantized_by("mxfp4")
+    np.testing.assert_array_equal(
+        ac.dequantize(values, scales, scaling="mxfp4"),
+        ac.dequantize(values, scales.view(ml_dtypes.float8_e8m0fnu), scaling="mxfp4"),
+    )
+
+
+def test_values_and_scales_are_in_one_place() -> None:
+    values, scales = quantized_by("row")
+    with pytest.raises(ac.InvalidOperandError, match="values is on cuda:0 and scales on the CPU"):
+        ac.dequantize(on_gpu(values), scales, scaling="row")
+
+
+@PLACES
+@pytest.mark.parametrize("of", [X, X[:0]], ids=["elements", "nothing"])
+def test_the_backend_and_the_policy_are_looked_at(place: Any, of: np.ndarray[Any, Any]) -> None:
+    values = np.zeros(of.shape, ml_dtypes.float8_e4m3fn)
+    for said, given in (
+        ("unknown backend 'nonsense'; valid: auto, prebuilt, jit, reference", {"backend": "nonsense"}),
+        ("jit is 'nonsense'; valid: auto", {"jit": "nonsense"}),
+    ):
+        with pytest.raises(ac.InvalidOperandError, match=said):
+            ac.quantize(place(of), **given)
+        with pytest.raises(ac.InvalidOperandError, match=said):
+            ac.dequantize(place(values), place(np.ones(1, np.float32)), **given)
+
+
+@pytest.mark.parametrize("backend", ["prebuilt", "jit"])
+def test_no_kernel_quantizes_host_arrays(backend: str) -> None:
+    with pytest.raises(ac.UnsupportedError, match=f"NumPy quantizes host arrays.*backend='{backend}'"):
+        ac.quantize(X, backend=backend)
+    with pytest.raises(ac.UnsupportedError, match=f"NumPy quantizes host arrays.*backend='{backend}'"):
+        ac.dequantize(*quantized_by("row"), scaling="row", backend=backend)
+
+
+@pytest.mark.parametrize("shape", [(0, 64), (5, 0), (0, 0)], ids=str)
+@pytest.mark.parametrize("scaling", quantized.SCALINGS)
+def test_what_has_no_elements_has_scales_of_1(scaling: str, shape: tuple[int, int]) -> None:
+    made = ac.quantize(np.zeros(shape, np.float32), scaling=scaling)
+    assert (made.scales == 1).all()
+    assert made.scales.shape == quantized._scales_of(shape, scaling)[0]
+    assert ac.dequantize(made.values, made.scales, scaling=scaling).shape == shape

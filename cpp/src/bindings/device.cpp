@@ -96,6 +96,18 @@ void bind_device(py::module_& module) {
       py::arg("to"), py::arg("source"), py::arg("size"), py::arg("device"), py::arg("stream"),
       "Copies within a device's memory, in the order of the stream.");
   module.def(
+      "upload_async",
+      [](uint64_t pointer, int device, py::buffer const& source, uint64_t stream) {
+        py::buffer_info const info = contiguous(source, false);
+        auto const* const first = static_cast<unsigned char const*>(info.ptr);
+        std::vector<unsigned char> bytes(first, first + info.size * info.itemsize);
+        py::gil_scoped_release release_gil;
+        DeviceGuard guard(device);
+        copy_bytes(pointer, std::move(bytes), reinterpret_cast<void*>(stream));
+      },
+      py::arg("pointer"), py::arg("device"), py::arg("source"), py::arg("stream"),
+      "Copies a few host bytes in the order of the stream, without waiting; a graph may capture it.");
+  module.def(
       "capturing",
       [](int device, uint64_t stream) {
         DeviceGuard guard(device);

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from . import _core
+from . import _core, operands
 from .bindings import Binding
 from .errors import ContextPoisonedError, InvalidOperandError, LibraryError, UnsupportedError
 from .fused_arguments import reduce_nothing
@@ -214,9 +214,7 @@ class CutlassActor:
     def _compute(self, request: Request, launch: Launch) -> Any:
         self._check_device(launch.device)
         if launch.empty:
-            if isinstance(request, GemmRequest) and request.tree is not None:
-                reduce_nothing(request.tree.outputs, launch.arrays)
-            return launch.finished()
+            return _of_nothing(request, launch)
         _refuse_captured(launch.device, launch.stream, "a plan (ac.plan)")
         key = request.plan_key()
         if isinstance(request, GemmRequest) and "b" not in launch.arrays and key not in self._bindings:
@@ -344,6 +342,18 @@ def _run(made: Any, request: Request, launch: Launch, b: _core.Operand | None = 
     else:
         made(*arrays.values(), **how)
     _core.synchronize(launch.device, launch.stream)
+    return launch.finished()
+
+
+def _of_nothing(request: Request, launch: Launch) -> Any:
+    """The result without elements; reductions of it are written, and awaited."""
+    if isinstance(request, GemmRequest) and (request.tree is not None or request.quantized):
+        _refuse_captured(launch.device, launch.stream, "ac.gemm")
+        if request.tree is not None:
+            reduce_nothing(request.tree.outputs, launch.arrays, launch.stream)
+        if request.quantized:
+            operands.clear_async(launch.arrays["amax"], launch.stream)
+        _core.synchronize(launch.device, launch.stream)
     return launch.finished()
 
 

@@ -461,7 +461,7 @@ class _Call(NamedTuple):
                 kept = _Kept(made, what.shape, what.result, None if asked is None else asked.traced)
                 _plans.insert(kept, self.key)
         elif asked is not None:
-            fused_arguments.reduce_nothing(asked.tree.outputs, views)
+            fused_arguments.reduce_nothing(asked.tree.outputs, views, stream)
         for name, array in results.items():
             given[name] = named(operands.finished(array, views[name], stream), options.layout)
         return given[RESULT] if asked is None else asked.arrange(given)

@@ -188,12 +188,12 @@ def numpy_element(output: Output) -> Any:
     return "uint8" if output.dtype is None else numpy_dtype(output.dtype)
 
 
-def reduce_nothing(outputs: Iterable[Output], views: Mapping[str, _core.Operand]) -> None:
-    """Writes the reductions of a result without elements, waiting for it: 0, and of maxima minus infinity."""
+def reduce_nothing(outputs: Iterable[Output], views: Mapping[str, _core.Operand], stream: int) -> None:
+    """Writes the reductions of a result without elements in the order of a stream: 0, and of maxima -infinity."""
     for output in outputs:
         if output.reduction and output.dtype is not None:
             view, value = views[output.name], -math.inf if output.reduction == "max" else 0.0
-            operands.copy_in(np.full(view.shape, value, numpy_dtype(output.dtype)), view)
+            operands.write_async(np.full(view.shape, value, numpy_dtype(output.dtype)), view, stream)
 
 
 def _bound(

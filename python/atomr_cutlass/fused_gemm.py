@@ -109,7 +109,9 @@ class FusedCall(NamedTuple):
         """The plan that was launched; None where there is nothing to launch."""
         given, asked = self.given, self.asked
         if 0 in self.what.shape:
-            fused_arguments.reduce_nothing(asked.tree.outputs, views)
+            fused_arguments.reduce_nothing(asked.tree.outputs, views, stream)
+            if "amax" in self.what.views:
+                operands.clear_async(views["amax"], stream)
             return None
         # A tree's operand may be called c or amax; then the product has none.
         own = {name: views[name] for name in ("a", "b", "c", *SCALES) if name in self.what.views}

@@ -233,6 +233,8 @@ class _Call(Arguments):
             array, views["out"] = operands.empty(what.shape, what.result, views["a"].device, self.a)
         if 0 not in what.shape:
             self._keep(self._launch(views, what.math, self.a, stream))
+        elif "amax" in views:
+            operands.clear_async(views["amax"], stream)
         return operands.finished(array, views["out"], stream)
 
     def _keep(self, made: Plan | OpPlan) -> None:
@@ -254,6 +256,8 @@ class _Call(Arguments):
         """Host operands: copied to GPU 0, multiplied there, and the result copied back."""
         out = what.views.get("out")
         if 0 in what.shape:
+            if "amax" in what.views:
+                operands.to_numpy(what.views["amax"])[...] = 0
             return self.delivered(np.empty(what.shape, numerics.numpy_dtype(what.result)), out)
         views = what.uploaded({})
         _, views["out"] = operands.empty(what.shape, what.result, 0, None)

@@ -663,3 +663,25 @@ def test_nothing_to_scale(torch: Any) -> None:
 def test_unknown_backend(good: dict[str, Any], torch: Any) -> None:
     with pytest.raises(ac.InvalidOperandError, match="unknown backend"):
         call(**good, scale_a=torch.ones(1, device="cuda"), backend="cublas")
+
+
+def test_the_largest_magnitude_of_an_empty_result_is_0(torch: Any) -> None:
+    """At once and in graphs, where nothing may wait for the GPU."""
+    a = torch.empty((0, 64), dtype=torch.float8_e4m3fn, device="cuda")
+    b = torch.zeros((32, 64), device="cuda").to(torch.float8_e4m3fn)
+    amax = torch.full((1,), 9.0, device="cuda")
+    request = ac.MatmulRequest(a, b, m=0, n=32, k=64, transa=True, scales=ac.ScaleSet(amax_d=amax))
+    for compute in (
+        lambda: ac.gemm(a, b.t(), amax=amax),
+        lambda: ac.gemm(a, b.t(), amax=amax, activation="relu"),
+        lambda: ac.matmul(request),
+    ):
+        amax.fill_(9.0)
+        assert 0 in compute().shape
+        assert float(amax) == 0
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            compute()
+        amax.fill_(9.0)
+        graph.replay()
+        assert float(amax) == 0

@@ -267,9 +267,12 @@ def case_sums_of_nothing_are_written() -> None:
         read = {"bias": np.zeros(shape[1], np.float32), "residual": np.zeros(shape, np.float32)}
         views = {name: operand(array) for name, array in {**empty, **read, "sums": sums}.items()}
         a, b = views.pop("a"), views.pop("b")
-        results = ac.gemm(a, b, epilogue=BLOCK, precision="tf32", **views)
+        for stream in (0, 777):  # which is captured
+            sums[...] = 7
+            with fake_cases.no_waiting():
+                results = ac.gemm(a, b, epilogue=BLOCK, precision="tf32", **views, stream=stream)
+            np.testing.assert_array_equal(sums, 0)
         assert (results["out"].shape, results["bits"].shape) == (shape, (shape[0], -(-shape[1] // 8)))
-        np.testing.assert_array_equal(sums, 0)
         hosted = ac.gemm(*empty.values(), epilogue=BLOCK, precision="tf32", **read)
         np.testing.assert_array_equal(hosted["sums"], np.zeros(shape[1]))
 

@@ -19,6 +19,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import ml_dtypes
 from numpy.lib.stride_tricks import as_strided
 
 import atomr_cutlass as ac
@@ -38,6 +39,8 @@ from dlpack_arrays import CudaArray
 gemm_module = sys.modules["atomr_cutlass.gemm"]
 plan_module = sys.modules["atomr_cutlass.plan"]
 random = np.random.default_rng(7)
+D = ac.CutlassDtype
+E4M3 = ml_dtypes.float8_e4m3fn
 
 
 class Tensor(CudaArray):
@@ -184,6 +187,24 @@ def case_results_without_elements() -> None:
 def case_plans_are_kept_and_used_again() -> None:
     gemm_module._plans.clear()
     a, b, out = matrix(5, 7), matrix(7, 3), matrix(5, 3)
+def case_the_largest_magnitude_of_an_empty_result_is_0() -> None:
+    """On the GPU without a kernel, in the order of the stream, also of one that is captured; and on the host."""
+    for m, n in ((0, 16), (16, 0)):
+        a, b, bias = np.zeros((m, 32), E4M3), np.zeros((32, n), E4M3), np.zeros(n, np.float32)
+        for followed in ({}, {"bias": bias, "activation": "relu"}):
+            for stream in (0, 777):
+                amax = np.full(1, 9e9, np.float32)
+                on_gpu = {name: operand(one) if name == "bias" else one for name, one in followed.items()}
+                given = (_core.Operand(1 << 30, one.shape, None, D.F8E4M3.dlpack, operands.CUDA, 0) for one in (a, b))
+                with fake_cases.no_waiting():
+                    assert ac.gemm(*given, amax=operand(amax), stream=stream, **on_gpu).shape == (m, n)
+                assert amax == 0
+            for backend in ("auto", "reference"):
+                amax = np.full(1, 9e9, np.float32)
+                assert ac.gemm(a, b, amax=amax, backend=backend, **followed).shape == (m, n)
+                assert amax == 0
+
+
     for alpha in (1, 2, 3):
         ac.gemm(operand(a), operand(b), out=operand(out), alpha=alpha)
         np.testing.assert_array_equal(out, alpha * (a @ b))

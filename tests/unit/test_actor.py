@@ -421,6 +421,17 @@ def test_an_empty_result_launches_nothing(actor: CutlassActor, gpu: FakeGpu) -> 
     assert (gpu.plans, gpu.launches) == ([], [])
 
 
+def test_the_largest_magnitude_of_an_empty_result_is_0(actor: CutlassActor, gpu: FakeGpu) -> None:
+    request = GemmRequest(
+        GemmShape(0, 16, 32), dtype=D.F8E4M3, layout_b=GemmLayout.COL_MAJOR, scaling="tensor", quantized=True
+    )
+    given = arrays_of(request)
+    result = actor.handle(CutlassMsg.Gemm(request, given))
+    assert result.shape == (0, 16)
+    assert fetch(given["amax"]) == 0
+    assert gpu.launches == []
+
+
 def test_a_failed_plan_is_not_cached(gpu: FakeGpu) -> None:
     failures = [KernelNotFoundError("not built")]
 

@@ -141,8 +141,8 @@ class Call:
         if not types:
             raise UnsupportedError(types.reason)
         if 0 in (self.request.m, self.request.n):
-            # There may be sums of nothing to be written.
-            return self._by_reference()
+            # Sums of an operand are not sums of nothing.
+            return self._of_nothing() if self.on_gpu and not self.request.form.summed else self._by_reference()
         return self._on_gpu(key) if self.on_gpu else self._on_host()
 
     def wait(self) -> None:
@@ -157,6 +157,13 @@ class Call:
         if key is not None and not self.request.form.summed and self.array is not None and launch.checked:
             lies = tuple((name, view.shape, view.strides) for name, view in views.items())
             recipes.insert(Recipe(launch, lies, self.dtype), key)
+        return operands.finished(self.array, self.views["d"], self.stream)
+
+    def _of_nothing(self) -> Any:
+        """The sums, and the largest magnitude, of a D without elements: 0, in the order of the stream."""
+        for name in (BIAS, AMAX):
+            if name in self._written:
+                operands.clear_async(self.views[name], self.stream)
         return operands.finished(self.array, self.views["d"], self.stream)
 
     def _on_host(self) -> Any:

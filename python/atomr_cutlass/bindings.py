@@ -43,13 +43,12 @@ def check_operand(view: _core.Operand, spec: MatrixSpec, name: str, element: tup
         )
 
 
-def take_up(array: Any) -> _core.Operand:
+def take_up(array: Any, name: str) -> _core.Operand:
     """A view of an array, read-only where the framework's rules say so and DLPack does not: JAX's are immutable.
 
-    Raises:
-        InvalidOperandError: the object is no array, or one whose elements no kernel knows.
+    Arguments and errors are those of `operands.as_operand`.
     """
-    view = operands.as_operand(array)
+    view = operands.as_operand(array, name)
     if view.read_only or not operands.is_jax(array):
         return view
     return _core.Operand(
@@ -82,7 +81,7 @@ class Weights:
         if raw is not None:
             self._source, self.size, current = raw, raw.nbytes, 0
         else:
-            self._source = view = operands.as_operand(weights)
+            self._source = view = operands.as_operand(weights, "weights")
             self.size, current = _size(view), operands.current_stream(weights, view)
         self.stream = current if stream is None else operands.stream_handle(stream)
 
@@ -151,7 +150,7 @@ class Binding:
             InvalidOperandError: the array is not the request's B.
         """
         self.name = request.binding or ""
-        self.operand = take_up(array)
+        self.operand = take_up(array, "b")
         self.lock = threading.Lock()
         check_operand(self.operand, request.problem(device).b, "b")
         if self.operand.device != device:

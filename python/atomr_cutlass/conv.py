@@ -382,7 +382,8 @@ class _Call(NamedTuple):
         given = {name: array for name, array in self.arrays.items() if array is not None}
         if options.epilogue is not None:
             given.pop("bias", None)  # an operand of the epilogue's
-        views = {name: operands.as_operand(array) for name, array in given.items()}
+        called = dict(zip("ab", OPERANDS[options.op], strict=True))
+        views = {name: operands.as_operand(array, called.get(name, name)) for name, array in given.items()}
         check_devices(views)
         views = {name: view if name == "bias" else in_nhwc(view, options.layout) for name, view in views.items()}
         what = _operation(views, options)

@@ -67,7 +67,7 @@ def asked(
         InvalidOperandError: an operand is missing, unknown, or of a wrong shape or dtype.
         UnsupportedError: the function cannot be traced.
     """
-    views = {name: operands.as_operand(one) for name, one in given.items() if not isinstance(one, NUMBERS)}
+    views = {name: operands.as_operand(one, name) for name, one in given.items() if not isinstance(one, NUMBERS)}
     numbers: dict[str, Any] = {name: one for name, one in given.items() if isinstance(one, NUMBERS)}
 
     def over_result(name: str) -> Operand:
@@ -160,7 +160,7 @@ def with_bias(bias: Any, activation: str | None, shape: tuple[int, ...]) -> Aske
         raise InvalidOperandError(f"activation is {activation!r}; expected None or one of {', '.join(ACTIVATIONS)}")
     if bias is None:
         return Asked(common(None, activation), {})
-    view = operands.as_operand(bias)
+    view = operands.as_operand(bias, "bias")
     return _bound(common(operands.dtype_of(view, "bias"), activation), {"bias": view}, {"bias": bias}, shape)
 
 

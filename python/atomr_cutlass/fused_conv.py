@@ -74,7 +74,7 @@ def asked(
     """
     numbers = {name: one for name, one in given.items() if isinstance(one, NUMBERS)}
     arrays = {name: one for name, one in given.items() if name not in numbers}
-    views = {name: in_nhwc(operands.as_operand(one), layout) for name, one in arrays.items()}
+    views = {name: in_nhwc(operands.as_operand(one, name), layout) for name, one in arrays.items()}
     matrices = {name: flat(name, view, image) for name, view in views.items()}
     made = fused_arguments.asked(epilogue, {**matrices, **numbers}, matrix_shape(image), out_dtype=out_dtype, acc=acc)
     for one in made.tree.inputs:

@@ -114,7 +114,7 @@ def gated_gemm(
         if isinstance(scale, NUMBERS):
             alpha, given[name] = alpha * float(scale), None
     given["scale_d"] = None if isinstance(scale_d, NUMBERS) else scale_d
-    views = {name: operands.as_operand(array) for name, array in given.items() if array is not None}
+    views = {name: operands.as_operand(array, name) for name, array in given.items() if array is not None}
     check_devices(views)
     shape = _result_shape(views)
     dtype, other = (operands.dtype_of(views[name], name) for name in "ab")

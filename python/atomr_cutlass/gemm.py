@@ -202,7 +202,7 @@ class _Call(Arguments):
         if self.epilogue is None:
             given["bias"] = self.bias
         given |= {name: scale for name, scale in self.scales.items() if not isinstance(scale, NUMBERS)}
-        views = {name: operands.as_operand(array) for name, array in given.items() if array is not None}
+        views = {name: operands.as_operand(array, name) for name, array in given.items() if array is not None}
         if fp4.among(views):
             check_devices(views)
             views = fp4.host_views(views) if views["a"].device_type == CPU else views

@@ -616,7 +616,7 @@ def _views(arrays: dict[str, Any]) -> tuple[dict[str, Views], bool]:
             if listed and name not in ("scale_a", "scale_b"):
                 raise InvalidOperandError(f"{name} is a {type(given).__name__}; expected a list, one for each group")
             _refuse_wide(name, given)
-            views[name] = (operands.as_operand(given),)
+            views[name] = (operands.as_operand(given, name),)
             continue
         if name in ("offsets", "counts"):
             raise InvalidOperandError(f"{name} is a {type(given).__name__}; expected an array")
@@ -633,7 +633,7 @@ def _views_of_epilogue(named: Mapping[str, Any], a: Any, options: _Options) -> d
             continue
         if isinstance(a, (list, tuple)) and options.epilogue is None:
             raise InvalidOperandError(f"{name} is a {type(given).__name__}; expected a list, one for each group")
-        views[name] = (operands.as_operand(given),)
+        views[name] = (operands.as_operand(given, name),)
     return views
 
 
@@ -643,7 +643,7 @@ def _members(name: str, given: Sequence[Any], a: Any) -> Views:
         raise InvalidOperandError(f"{name} is a {type(given).__name__}; expected an array")
     if len(given) != len(a):
         raise InvalidOperandError(f"{name} has {len(given)} members; a has {len(a)}")
-    return tuple(operands.as_operand(one) for one in given)
+    return tuple(operands.as_operand(one, f"{name}[{i}]") for i, one in enumerate(given))
 
 
 def _refuse_wide(name: str, given: Any) -> None:

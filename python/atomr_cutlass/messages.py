@@ -309,7 +309,7 @@ def _launch(request: Request, given: Any, out: Any, stream: Any) -> Launch:
     first = None
     for slot in slots:
         for label, array, spec in _members(slot, arrays):
-            view = operands.as_operand(array) if slot.written else take_up(array)
+            view = operands.as_operand(array, label) if slot.written else take_up(array, label)
             first = (array, view, label) if first is None else first
             _check_view(view, spec, label, first, slot.element)
             if slot.written:
@@ -320,7 +320,7 @@ def _launch(request: Request, given: Any, out: Any, stream: Any) -> Launch:
     handle = operands.current_stream(like, view) if stream is None else operands.stream_handle(stream)
     results = _allocated(request, result, first) if out is None else []
     for label, array, spec in [] if out is None else _members(result, {"out": out}):
-        view = operands.as_operand(array)
+        view = operands.as_operand(array, label)
         _check_written(array, view, label)
         _check_view(view, spec, label, first)
         results.append(Result(array, _laid_out(view, spec)))

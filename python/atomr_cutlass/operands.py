@@ -24,18 +24,24 @@ BYTE = (1, 8)
 LEGACY_STREAM = 1  # how the array protocols spell the legacy default stream
 
 
-def as_operand(array: Any) -> _core.Operand:
+def as_operand(array: Any, name: str = "an array") -> _core.Operand:
     """A view of an array, which stays alive with it. The array's pending work is ordered before the legacy stream.
 
+    Args:
+        array: of any framework.
+        name: what errors call it.
+
     Raises:
-        InvalidOperandError: the object is no array, or one whose elements no kernel knows.
+        InvalidOperandError: the object is no array, or one whose elements no kernel knows; or it requires a gradient
+            while gradients are recorded.
     """
     if isinstance(array, _core.Operand):
         return array
     if isinstance(array, np.ndarray):
         return _from_numpy(array)
     if _core.has_exchange_api(array):
-        return _core.Operand.of(array)
+        return _core.Operand.of(array, name)
+    _core.refuse_gradient(array, name)
     if hasattr(array, "__dlpack__") and hasattr(array, "__dlpack_device__"):
         return _from_dlpack(array)
     interface = getattr(array, "__cuda_array_interface__", None)

@@ -103,7 +103,7 @@ def quantize(
     narrow = D.F4E2M1 if fp4 else dtype
     if narrow not in (*FP8_TYPES, D.F4E2M1):
         raise InvalidOperandError(f"dtype is {dtype!r}; expected F8E4M3 or F8E5M2")
-    view = operands.as_operand(x)
+    view = operands.as_operand(x, "x")
     _check(view, "x", WIDE_TYPES)
     rows, columns = view.shape
     if fp4 and columns % FORMS[scaling][1][1]:
@@ -174,7 +174,7 @@ def dequantize(
     kernels.policy(jit)
     kind = scale_type(scaling)
     fp4 = kind is not ScaleType.F32
-    view, scales_view = operands.as_operand(values), operands.as_operand(scales)
+    view, scales_view = operands.as_operand(values, "values"), operands.as_operand(scales, "scales")
     if fp4:
         if view.dtype != BYTE or len(view.shape) != 2:
             raise InvalidOperandError(f"values has shape {view.shape}; expected packed fp4, uint8 (M, K / 2)")

@@ -1,5 +1,6 @@
 """Arrays of every framework in, results of the same kind out."""
 
+import functools
 from typing import Any
 
 import numpy as np
@@ -101,17 +102,27 @@ def test_torch_tensors_of_narrow_types(torch: Any) -> None:
 
 
 def test_torch_parameters_and_gradients(torch: Any) -> None:
-    """A tensor that wants gradients is refused or read; never crashes the interpreter."""
-    a = placed((40, 48), D.F32, 1)
-    weight = torch.nn.Parameter(placed((24, 48), D.F32, 2).clone())
-    with torch.no_grad():
-        d = ac.gemm(a, weight.detach().T)
-    assert_product(d, a, weight.detach().T)
-    try:
-        direct = ac.gemm(a, weight.T)
-    except (ac.InvalidOperandError, BufferError, RuntimeError):
-        return
-    assert_product(direct, a, weight.detach().T)
+    """What requires a gradient is refused while gradients are recorded, by kept plans too; and taken otherwise."""
+    a, out = placed((40, 48), D.F32, 1), torch.full((40, 24), 7.0, device="cuda")
+    weight = torch.nn.Parameter(placed((48, 24), D.F32, 2).clone())
+    made = ac.plan(ac.GemmRequest(ac.GemmShape(40, 24, 48), dtype=D.F32, precision="ieee"))
+    functions = (made, functools.partial(ac.gemm, precision="ieee"))
+    for function in functions:
+        for b in (weight, weight * 1.0):
+            for _ in range(2):
+                with pytest.raises(ac.InvalidOperandError, match=r"b requires a gradient.*torch\.no_grad.*detach"):
+                    function(a, b, out=out)
+                assert bool((out == 7).all())
+                with torch.no_grad():
+                    assert_product(function(a, b), a, weight.detach())
+                with torch.inference_mode():
+                    assert_product(function(a, b), a, weight.detach())
+                assert_product(function(a, b.detach()), a, weight.detach())
+        with pytest.raises(ac.InvalidOperandError, match="out requires a gradient"):
+            function(a, weight.detach(), out=torch.zeros((40, 24), device="cuda", requires_grad=True))
+    host = weight.detach().cpu().requires_grad_()
+    with pytest.raises(ac.InvalidOperandError, match="b requires a gradient"):
+        ac.gemm(a.cpu(), host, backend="reference")
 
 
 def test_torch_subclasses(torch: Any) -> None:

@@ -137,6 +137,88 @@ class Array:
         return _new_capsule(ctypes.addressof(managed), name, None)
 
 
+_Allocate = ctypes.CFUNCTYPE(
+    ctypes.c_int,
+    ctypes.POINTER(_Tensor),
+    ctypes.POINTER(ctypes.POINTER(_ManagedVersioned)),
+    ctypes.c_void_p,
+    ctypes.c_void_p,
+)
+_View = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.py_object, ctypes.POINTER(_Tensor))
+_CurrentStream = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_int32, ctypes.c_int32, ctypes.POINTER(ctypes.c_void_p))
+
+
+class _ExchangeApi(ctypes.Structure):
+    _fields_ = (
+        ("major", ctypes.c_uint32),
+        ("minor", ctypes.c_uint32),
+        ("previous", ctypes.c_void_p),
+        ("allocate", _Allocate),
+        ("managed_from_object", ctypes.c_void_p),
+        ("object_from_managed", ctypes.c_void_p),
+        ("view_of_object", _View),
+        ("current_stream", _CurrentStream),
+    )
+
+
+@_Deleter
+def _let_go(_managed: int) -> None:
+    """What was created stays."""
+
+
+@_Allocate
+def _allocate(prototype: Any, out: Any, _context: Any, _set_error: Any) -> int:
+    wanted = prototype.contents
+    size = int(np.prod(wanted.shape[: wanted.ndim], initial=1)) * wanted.dtype.bits // 8
+    memory = np.empty(size + 256, np.uint8)
+    shape = (ctypes.c_int64 * max(wanted.ndim, 1))(*wanted.shape[: wanted.ndim])
+    start = memory.ctypes.data + -memory.ctypes.data % 256
+    tensor = _Tensor(start, wanted.device, wanted.ndim, wanted.dtype, shape, None, 0)
+    made = _ManagedVersioned(1, 0, None, ctypes.cast(_let_go, ctypes.c_void_p), 0, tensor)
+    _CREATED.append((memory, shape, made))
+    out[0] = ctypes.pointer(made)
+    return 0
+
+
+@_View
+def _view_of(array: Any, out: Any) -> int:
+    ctypes.pointer(out.contents)[0] = array.tensor
+    return 0
+
+
+@_CurrentStream
+def _current_stream(_kind: int, _device: int, out: Any) -> int:
+    out[0] = None
+    return 0
+
+
+_API_NAME = b"dlpack_exchange_api"  # which a capsule refers to
+_API = _ExchangeApi(1, 3, None, _allocate, None, None, _view_of, _current_stream)
+
+
+class Tensor:
+    """An array that is read through DLPack's C exchange API, and may require a gradient, as PyTorch's."""
+
+    __dlpack_c_exchange_api__ = _new_capsule(ctypes.addressof(_API), _API_NAME, None)
+
+    def __init__(self, memory: np.ndarray[Any, Any], *, device: tuple[int, int] = (1, 0), requires_grad: bool = False):
+        """A view of NumPy's memory, wherever it is said to be."""
+        element = numerics.from_numpy_dtype(memory.dtype)
+        assert element is not None
+        self._requires_grad = requires_grad
+        self.memory = memory
+        self._shape = (ctypes.c_int64 * max(memory.ndim, 1))(*memory.shape)
+        self._strides = (ctypes.c_int64 * max(memory.ndim, 1))(*(one // memory.itemsize for one in memory.strides))
+        self.tensor = _Tensor(
+            memory.ctypes.data, _Device(*device), memory.ndim, _DataType(*element.dlpack, 1), self._shape, self._strides
+        )
+
+    @property
+    def requires_grad(self) -> bool:
+        """Whether what is computed of it is to be differentiated."""
+        return self._requires_grad
+
+
 class CudaArray:
     """An array that can be had through `__cuda_array_interface__` only; its address is never read."""
 

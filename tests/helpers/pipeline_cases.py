@@ -4,6 +4,7 @@ Every function named `case_...` is a test; the process prints what each of them 
 """
 
 import contextlib
+import functools
 import gc
 import hashlib
 import os
@@ -12,17 +13,19 @@ import sys
 import tempfile
 import threading
 import time
+import types
 import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 import pytest
-import ml_dtypes
 from numpy.lib.stride_tricks import as_strided
 
 import atomr_cutlass as ac
+import dlpack_arrays
 import fake_cases
 import fake_pack
 from atomr_cutlass import _core, devices, operands, quantization, table, trial
@@ -36,11 +39,11 @@ from atomr_cutlass.jit.toolchain import Toolchain
 from atomr_cutlass.slots import slots_of
 from dlpack_arrays import CudaArray
 
+D = ac.CutlassDtype
+E4M3 = ml_dtypes.float8_e4m3fn
 gemm_module = sys.modules["atomr_cutlass.gemm"]
 plan_module = sys.modules["atomr_cutlass.plan"]
 random = np.random.default_rng(7)
-D = ac.CutlassDtype
-E4M3 = ml_dtypes.float8_e4m3fn
 
 
 class Tensor(CudaArray):
@@ -184,9 +187,6 @@ def case_results_without_elements() -> None:
         assert ac.gemm(Tensor(a), Tensor(b)).shape == (a @ b).shape
 
 
-def case_plans_are_kept_and_used_again() -> None:
-    gemm_module._plans.clear()
-    a, b, out = matrix(5, 7), matrix(7, 3), matrix(5, 3)
 def case_the_largest_magnitude_of_an_empty_result_is_0() -> None:
     """On the GPU without a kernel, in the order of the stream, also of one that is captured; and on the host."""
     for m, n in ((0, 16), (16, 0)):
@@ -205,6 +205,9 @@ def case_the_largest_magnitude_of_an_empty_result_is_0() -> None:
                 assert amax == 0
 
 
+def case_plans_are_kept_and_used_again() -> None:
+    gemm_module._plans.clear()
+    a, b, out = matrix(5, 7), matrix(7, 3), matrix(5, 3)
     for alpha in (1, 2, 3):
         ac.gemm(operand(a), operand(b), out=operand(out), alpha=alpha)
         np.testing.assert_array_equal(out, alpha * (a @ b))
@@ -216,6 +219,37 @@ def case_the_largest_magnitude_of_an_empty_result_is_0() -> None:
     ac.gemm(operand(x), operand(y), operand(out), beta=1, out=operand(z))
     np.testing.assert_array_equal(z, x @ y + out)
     assert len(gemm_module._plans) == 2
+
+
+def case_gradients_are_refused_by_kept_plans_too() -> None:
+    """PyTorch's tensors come without Python, and so nobody else asks them."""
+    recorded = True
+    module = types.ModuleType("torch")
+    vars(module)["is_grad_enabled"] = lambda: recorded
+    arrays = {"a": matrix(5, 7), "b": matrix(7, 3), "c": matrix(5, 3), "out": matrix(5, 3)}
+    gemm_request = ac.GemmRequest(ac.GemmShape(5, 3, 7), dtype=D.F32, epilogue=ac.GemmEpilogue(1.0, 1.0))
+    made = ac.plan(gemm_request)
+
+    def tensors(name: str = "") -> dict[str, Any]:
+        device = (operands.CUDA, 0)
+        return {
+            one: dlpack_arrays.Tensor(array, device=device, requires_grad=one == name) for one, array in arrays.items()
+        }
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(sys.modules, "torch", module)
+        for call in (lambda **given: ac.gemm(**given, beta=1.0), made):
+            call(**tensors())
+            want = arrays["a"] @ arrays["b"] + arrays["c"]
+            np.testing.assert_array_equal(arrays["out"], want)
+            for name in arrays:
+                arrays["out"][...] = 7
+                recorded = True
+                refused(ac.InvalidOperandError, f"{name} requires a gradient", functools.partial(call, **tensors(name)))
+                assert (arrays["out"] == 7).all()
+                recorded = False
+                call(**tensors(name))
+                np.testing.assert_array_equal(arrays["out"], want)
 
 
 def case_few_plans_are_kept() -> None:

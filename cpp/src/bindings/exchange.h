@@ -17,7 +17,11 @@ struct OwnedOperand {
 // The exchange API of the array's type, or null.
 DlExchangeApi const* exchange_api(pybind11::handle array);
 
-// A view of the array. `keep` receives whatever must stay alive while the view is used.
-Operand view(pybind11::handle array, pybind11::object& keep);
+// A view of the array, which errors call `name`. `keep` receives whatever must stay alive while the view is used.
+// Throws InvalidOperand for a tensor that requires a gradient while gradients are recorded.
+Operand view(pybind11::handle array, pybind11::object& keep, char const* name);
+
+// Throws as `view` does, for arrays of any type; costs some ten nanoseconds.
+void refuse_gradient(pybind11::handle array, char const* name);
 
 }  // namespace atomr_cutlass

@@ -132,7 +132,7 @@ py::object call(LaunchPlan& self, py::args const& arrays, py::object out, std::o
   for (size_t i = 0; i + 1 < count; ++i) {
     keep[i] = py::none();
     if (arrays[i].is_none()) throw InvalidOperand(slots[i].name + " is needed");
-    operands[i] = view(arrays[i], keep[i]);
+    operands[i] = view(arrays[i], keep[i], slots[i].name.c_str());
   }
   OperandSpec const& result = slots[count - 1].spec;
   if (out.is_none()) {
@@ -148,7 +148,7 @@ py::object call(LaunchPlan& self, py::args const& arrays, py::object out, std::o
     out = framework_array(api, result.layout);
   }
   keep[count - 1] = py::none();
-  operands[count - 1] = view(out, keep[count - 1]);
+  operands[count - 1] = view(out, keep[count - 1], slots[count - 1].name.c_str());
   void* const queue = stream_of(stream, first, operands[0]);
   {
     py::gil_scoped_release release_gil;

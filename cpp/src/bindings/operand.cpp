@@ -10,32 +10,70 @@ namespace py = pybind11;
 
 namespace atomr_cutlass {
 
-DlExchangeApi const* exchange_api(py::handle array) {
+namespace {
+
+// What an array's type has.
+struct ArrayType {
+  DlExchangeApi const* api;  // or null
+  PyObject* requires_grad;   // the descriptor of tensors' attribute, or null
+};
+
+ArrayType const& type_of(py::handle array) {
   // Types live as long as the module that made them; the map is touched under the GIL only.
-  static auto& known = *new std::unordered_map<PyTypeObject*, DlExchangeApi const*>();
+  static auto& known = *new std::unordered_map<PyTypeObject*, ArrayType>();
   PyTypeObject* const type = Py_TYPE(array.ptr());
   auto const found = known.find(type);
   if (found != known.end()) return found->second;
   DlExchangeApi const* api = nullptr;
-  py::object const capsule = py::getattr(reinterpret_cast<PyObject*>(type), "__dlpack_c_exchange_api__", py::none());
+  py::handle const holder(reinterpret_cast<PyObject*>(type));
+  py::object const capsule = py::getattr(holder, "__dlpack_c_exchange_api__", py::none());
   if (PyCapsule_IsValid(capsule.ptr(), "dlpack_exchange_api") != 0) {
     api = static_cast<DlExchangeApi const*>(PyCapsule_GetPointer(capsule.ptr(), "dlpack_exchange_api"));
     while (api != nullptr && api->version.major != 1) api = api->previous;
     if (api != nullptr && api->view_of_object == nullptr) api = nullptr;
   }
-  known.emplace(type, api);
-  Py_INCREF(reinterpret_cast<PyObject*>(type));  // so that no other type can take its address
-  return api;
+  py::object requires_grad = py::getattr(holder, "requires_grad", py::none());
+  if (Py_TYPE(requires_grad.ptr())->tp_descr_get == nullptr) requires_grad = py::object();
+  Py_INCREF(holder.ptr());  // so that no other type can take its address
+  return known.emplace(type, ArrayType{api, requires_grad.release().ptr()}).first->second;
 }
 
-Operand view(py::handle array, py::object& keep) {
+// Whether PyTorch records operations for a backward pass, in this thread and now.
+bool gradients_recorded() {
+  auto const name = py::str("torch");
+  auto const torch = py::reinterpret_steal<py::object>(PyImport_GetModule(name.ptr()));
+  return torch && torch.attr("is_grad_enabled")().cast<bool>();
+}
+
+Operand view_through(DlExchangeApi const* api, py::handle array) {
+  DlTensor tensor{};
+  if (api->view_of_object(array.ptr(), &tensor) != 0) throw py::error_already_set();
+  return operand_from_view(tensor);
+}
+
+}  // namespace
+
+DlExchangeApi const* exchange_api(py::handle array) { return type_of(array).api; }
+
+void refuse_gradient(py::handle array, char const* name) {
+  PyObject* const descriptor = type_of(array).requires_grad;
+  if (descriptor == nullptr) return;
+  auto const required = py::reinterpret_steal<py::object>(
+      Py_TYPE(descriptor)->tp_descr_get(descriptor, array.ptr(), reinterpret_cast<PyObject*>(Py_TYPE(array.ptr()))));
+  if (!required) throw py::error_already_set();
+  if (required.ptr() != Py_True || !gradients_recorded()) return;
+  throw InvalidOperand(std::string(name) +
+                       " requires a gradient, which would be lost, since no backward pass is recorded here: call under "
+                       "`with torch.no_grad():`, or give the tensor's .detach()");
+}
+
+Operand view(py::handle array, py::object& keep, char const* name) {
   if (DlExchangeApi const* api = exchange_api(array)) {
-    DlTensor tensor{};
-    if (api->view_of_object(array.ptr(), &tensor) != 0) throw py::error_already_set();
-    return operand_from_view(tensor);
+    refuse_gradient(array, name);
+    return view_through(api, array);
   }
   if (!py::isinstance<OwnedOperand>(array)) {
-    keep = py::module_::import("atomr_cutlass.operands").attr("as_operand")(array);
+    keep = py::module_::import("atomr_cutlass.operands").attr("as_operand")(array, name);
     return keep.cast<OwnedOperand const&>().operand;
   }
   return array.cast<OwnedOperand const&>().operand;
@@ -144,9 +182,10 @@ py::object signature(py::args const& arrays) {
       bytes += 'n';
       continue;
     }
-    py::object keep;
-    if (exchange_api(array) == nullptr && !py::isinstance<OwnedOperand>(array)) return py::none();
-    Operand const operand = view(array, keep);
+    // Whatever is launched looks for gradients itself.
+    DlExchangeApi const* const api = exchange_api(array);
+    if (api == nullptr && !py::isinstance<OwnedOperand>(array)) return py::none();
+    Operand const operand = api != nullptr ? view_through(api, array) : array.cast<OwnedOperand const&>().operand;
     if (operand.device.type != kDlCuda) return py::none();
     int const alignment = address_alignment(operand.data);
     bytes += char('0' + operand.rank);
@@ -172,14 +211,14 @@ void bind_operand(py::module_& module) {
       .def_static("from_capsule", &from_capsule, py::arg("capsule"))
       .def_static(
           "of",
-          [](py::object const& array) {
+          [](py::object const& array, std::string const& name) {
             py::object keep;
             OwnedOperand result;
-            result.operand = view(array, keep);
+            result.operand = view(array, keep, name.c_str());
             result.owner = keep.is_none() ? array : keep;
             return result;
           },
-          py::arg("array"), "A view of any array; the array stays alive with it.")
+          py::arg("array"), py::arg("name") = "an array", "A view of any array; the array stays alive with it.")
       .def("__dlpack__", [](OwnedOperand const& self, py::kwargs const&) { return to_capsule(self); })
       .def("__dlpack_device__",
            [](OwnedOperand const& self) { return py::make_tuple(self.operand.device.type, self.operand.device.id); })
@@ -199,6 +238,9 @@ void bind_operand(py::module_& module) {
       .def("__repr__", [](OwnedOperand const& self) { return "<Operand " + describe(self.operand) + ">"; });
   module.def("overlap", [](OwnedOperand const& a, OwnedOperand const& b) { return overlap(a.operand, b.operand); });
   module.def("has_exchange_api", [](py::object const& array) { return exchange_api(array) != nullptr; });
+  module.def(
+      "refuse_gradient", [](py::object const& array, std::string const& name) { refuse_gradient(array, name.c_str()); },
+      py::arg("array"), py::arg("name"), "Refuses a tensor that requires a gradient while gradients are recorded.");
   module.def("signature", &signature);
 }
 

@@ -86,10 +86,10 @@ py::object framework_empty(py::object const& like, std::vector<int64_t> const& s
 py::object call(GemmPlan& self, py::object const& a, py::object const& b, py::object const& c, py::object out,
                 std::optional<double> alpha, std::optional<double> beta, py::object const& stream) {
   py::object keep[4];
-  Operand const view_a = view(a, keep[0]);
-  Operand const view_b = view(b, keep[1]);
+  Operand const view_a = view(a, keep[0], "a");
+  Operand const view_b = view(b, keep[1], "b");
   Operand view_c;
-  if (!c.is_none()) view_c = view(c, keep[2]);
+  if (!c.is_none()) view_c = view(c, keep[2], "c");
   DlExchangeApi const* api = exchange_api(a);
 
   void* const queue = stream_of(stream, a, view_a);
@@ -104,7 +104,7 @@ py::object call(GemmPlan& self, py::object const& a, py::object const& b, py::ob
     if (!self.row_major_output()) throw InvalidOperand("out is needed: this plan's result is not row-major contiguous");
     out = framework_array(api, self.output().layout);
   }
-  Operand const view_out = view(out, keep[3]);
+  Operand const view_out = view(out, keep[3], "out");
   {
     py::gil_scoped_release release_gil;
     self.launch(view_a, view_b, c.is_none() ? nullptr : &view_c, view_out, alpha.value_or(self.options().alpha),

@@ -280,7 +280,7 @@ def call_of(request: MatmulRequest) -> Call:
         InvalidOperandError, UnsupportedError: as `matmul`; nothing has been launched or written.
     """
     arrays = arrays_of(request)
-    views = {name: operands.as_operand(array) for name, array in arrays.items()}
+    views = {name: operands.as_operand(array, name) for name, array in arrays.items()}
     check_devices(views)
     form, scales = request.form, request.scales
     types = {name: operands.dtype_of(views[name], name) for name in views if not (name == AUX and form.masked)}

@@ -41,7 +41,7 @@ def as_operand(array: Any, name: str = "an array") -> _core.Operand:
         return _from_numpy(array)
     if _core.has_exchange_api(array):
         return _core.Operand.of(array, name)
-    _core.refuse_gradient(array, name)
+    refuse_gradient(array, name)
     if hasattr(array, "__dlpack__") and hasattr(array, "__dlpack_device__"):
         return _from_dlpack(array)
     interface = getattr(array, "__cuda_array_interface__", None)
@@ -51,6 +51,20 @@ def as_operand(array: Any, name: str = "an array") -> _core.Operand:
         f"a {type(array).__name__} is not an array: expected NumPy, or anything with __dlpack__ or "
         "__cuda_array_interface__ (PyTorch, CuPy, JAX)"
     )
+
+
+def refuse_gradient(array: Any, name: str) -> None:
+    """Refuses a tensor that requires a gradient, if PyTorch records gradients in this thread and now.
+
+    Raises:
+        InvalidOperandError: says how to compute without one.
+    """
+    torch = sys.modules.get("torch")  # a tensor has loaded it
+    if getattr(array, "requires_grad", False) is True and torch is not None and torch.is_grad_enabled():
+        raise InvalidOperandError(
+            f"{name} requires a gradient, which would be lost, since no backward pass is recorded here: call under "
+            "`with torch.no_grad():`, or give the tensor's .detach()"
+        )
 
 
 def _element(dtype: np.dtype[Any]) -> tuple[int, int]:

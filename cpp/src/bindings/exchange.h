@@ -18,10 +18,7 @@ struct OwnedOperand {
 DlExchangeApi const* exchange_api(pybind11::handle array);
 
 // A view of the array, which errors call `name`. `keep` receives whatever must stay alive while the view is used.
-// Throws InvalidOperand for a tensor that requires a gradient while gradients are recorded.
+// Throws InvalidOperandError for a tensor that requires a gradient while gradients are recorded.
 Operand view(pybind11::handle array, pybind11::object& keep, char const* name);
-
-// Throws as `view` does, for arrays of any type; costs some ten nanoseconds.
-void refuse_gradient(pybind11::handle array, char const* name);
 
 }  // namespace atomr_cutlass

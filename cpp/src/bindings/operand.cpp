@@ -51,10 +51,7 @@ Operand view_through(DlExchangeApi const* api, py::handle array) {
   return operand_from_view(tensor);
 }
 
-}  // namespace
-
-DlExchangeApi const* exchange_api(py::handle array) { return type_of(array).api; }
-
+// Refuses a tensor that requires a gradient while gradients are recorded: looks itself, and has Python say so.
 void refuse_gradient(py::handle array, char const* name) {
   PyObject* const descriptor = type_of(array).requires_grad;
   if (descriptor == nullptr) return;
@@ -62,10 +59,12 @@ void refuse_gradient(py::handle array, char const* name) {
       Py_TYPE(descriptor)->tp_descr_get(descriptor, array.ptr(), reinterpret_cast<PyObject*>(Py_TYPE(array.ptr()))));
   if (!required) throw py::error_already_set();
   if (required.ptr() != Py_True || !gradients_recorded()) return;
-  throw InvalidOperand(std::string(name) +
-                       " requires a gradient, which would be lost, since no backward pass is recorded here: call under "
-                       "`with torch.no_grad():`, or give the tensor's .detach()");
+  py::module_::import("atomr_cutlass.operands").attr("refuse_gradient")(array, name);
 }
+
+}  // namespace
+
+DlExchangeApi const* exchange_api(py::handle array) { return type_of(array).api; }
 
 Operand view(py::handle array, py::object& keep, char const* name) {
   if (DlExchangeApi const* api = exchange_api(array)) {
@@ -238,9 +237,6 @@ void bind_operand(py::module_& module) {
       .def("__repr__", [](OwnedOperand const& self) { return "<Operand " + describe(self.operand) + ">"; });
   module.def("overlap", [](OwnedOperand const& a, OwnedOperand const& b) { return overlap(a.operand, b.operand); });
   module.def("has_exchange_api", [](py::object const& array) { return exchange_api(array) != nullptr; });
-  module.def(
-      "refuse_gradient", [](py::object const& array, std::string const& name) { refuse_gradient(array, name.c_str()); },
-      py::arg("array"), py::arg("name"), "Refuses a tensor that requires a gradient while gradients are recorded.");
   module.def("signature", &signature);
 }
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from atomr_cutlass.generator import headers
+from atomr_cutlass.generator import headers as generator_headers
 from cmake_build import ROOT, output, path_without, run
 
 # Optimization would double the time and change nothing that is looked at here.
@@ -98,7 +98,7 @@ def test_wheel_imports_without_a_toolkit_and_has_no_kernels(installed: dict[str,
 
 def test_the_digest_of_the_headers_is_that_of_the_headers(installed: dict[str, str]) -> None:
     folder = Path(installed["PYTHONPATH"].partition(os.pathsep)[0]) / "atomr_cutlass" / "include" / "cutlass_headers"
-    assert (folder / "DIGEST").read_text(encoding="ascii").strip() == headers.digest(folder)
+    assert (folder / "DIGEST").read_text(encoding="ascii").strip() == generator_headers.digest(folder)
 
 
 def test_installed_generator_finds_its_templates(installed: dict[str, str]) -> None:
@@ -139,24 +139,56 @@ def test_a_knob_that_is_not_given_has_its_default_again(wheels: Wheels) -> None:
     assert wheels.cached("ATOMR_CUTLASS_ARCHS") == ""
 
 
-@pytest.mark.slow
-def test_editable_installation_rebuilds_in_place(no_nvcc: dict[str, str], tmp_path: Path) -> None:
-    source = tmp_path / "source"
-    ignored = shutil.ignore_patterns(".*", "__pycache__", "build", "dist", "site")
-    shutil.copytree(ROOT, source, symlinks=True, ignore=ignored)
-    assert run(sys.executable, "-m", "venv", "--without-pip", tmp_path / "venv").returncode == 0
-    venv = str(tmp_path / "venv" / "bin" / "python")
-    # The build tools are those of the tests: through PYTHONPATH Python finds their modules, but no .pth file of theirs.
-    env = no_nvcc | NO_KERNELS | {"PYTHONPATH": sysconfig.get_path("purelib")}
-    pip = (venv, "-m", "pip", "install", "--no-build-isolation", "--no-deps", "--ignore-installed", "--editable")
-    said = run(*pip, source, env=env)
-    assert said.returncode == 0, output(said)
+@dataclass
+class Editable:
+    """An editable installation of a copy of the sources, with CUTLASS headers of its own.
 
-    def ask(code: str) -> str:
-        said = run(venv, "-c", code, env=env, cwd=Path("/"))
+    Attributes:
+        source: the copy.
+        cutlass: the folder of the headers.
+        python: the interpreter of its environment.
+        env: the environment it was installed in.
+    """
+
+    source: Path
+    cutlass: Path
+    python: str
+    env: dict[str, str]
+
+    def ask(self, code: str) -> str:
+        """What Python says in a new process: importing rebuilds."""
+        said = run(self.python, "-c", code, env=self.env, cwd=Path("/"))
         assert said.returncode == 0, output(said)
         return said.stdout.strip()
 
+    def include(self) -> Path:
+        """The installed headers, after a rebuild."""
+        found = self.ask("import atomr_cutlass._core as c; print(c.__file__)")
+        return Path(found).parent / "include"
+
+
+@pytest.fixture(scope="module")
+def editable(no_nvcc: dict[str, str], headers: Path, tmp_path_factory: pytest.TempPathFactory) -> Editable:
+    """An editable installation without kernels."""
+    folder = tmp_path_factory.mktemp("editable")
+    source, cutlass = folder / "source", folder / "cutlass"
+    ignored = shutil.ignore_patterns(".*", "__pycache__", "build", "dist", "site")
+    shutil.copytree(ROOT, source, symlinks=True, ignore=ignored)
+    shutil.copytree(headers, cutlass)
+    assert run(sys.executable, "-m", "venv", "--without-pip", folder / "venv").returncode == 0
+    venv = str(folder / "venv" / "bin" / "python")
+    # The build tools are those of the tests: through PYTHONPATH Python finds their modules, but no .pth file of theirs.
+    env = no_nvcc | NO_KERNELS | {"PYTHONPATH": sysconfig.get_path("purelib")}
+    env["CMAKE_ARGS"] += f" -DCUTLASS_DIR={cutlass}"
+    pip = (venv, "-m", "pip", "install", "--no-build-isolation", "--no-deps", "--ignore-installed", "--editable")
+    said = run(*pip, source, env=env)
+    assert said.returncode == 0, output(said)
+    return Editable(source, cutlass / "include", venv, env)
+
+
+@pytest.mark.slow
+def test_editable_installation_rebuilds_in_place(editable: Editable) -> None:
+    source, ask = editable.source, editable.ask
     assert ask("import atomr_cutlass.generator as g; print(g.__file__)").startswith(str(source))
     assert ask("from atomr_cutlass.generator.render import *; import atomr_cutlass as ac; print(ac.kernels())") == "[]"
 
@@ -166,3 +198,34 @@ def test_editable_installation_rebuilds_in_place(no_nvcc: dict[str, str], tmp_pa
     variable = text[text.index("PYBIND11_MODULE(") :].partition(",")[2].partition(")")[0].partition(",")[0].strip()
     module.write_text(f'{text[:where]}\n  {variable}.attr("edited") = true;\n{text[where:]}')
     assert ask("import atomr_cutlass._core as c; print(c.edited)") == "True"
+
+
+@pytest.mark.slow
+def test_editable_installation_follows_its_headers(editable: Editable) -> None:
+    """Edited headers are installed and identified anew, and removed ones removed: CUTLASS's and ours."""
+
+    def look() -> tuple[str, set[str]]:
+        include = editable.include()
+        digest = (include / "cutlass_headers" / "DIGEST").read_text(encoding="ascii").strip()
+        assert digest == generator_headers.digest(include / "cutlass_headers")
+        return digest, {path.relative_to(include).as_posix() for path in include.rglob("*") if path.is_file()}
+
+    header, ours = editable.cutlass / "cute" / "tensor.hpp", editable.source / "cpp" / "include" / "atomr_cutlass"
+    digest, files = look()
+    assert {"cutlass_headers/cute/tensor.hpp", "cutlass_headers/LICENSE.txt"} <= files
+
+    # Dated as a file is that comes out of an archive.
+    header.write_text("// edited\n")
+    os.utime(header, (1.6e9, 1.6e9))
+    edited, now = look()
+    assert (edited != digest, now) == (True, files)
+    assert (editable.include() / "cutlass_headers" / "cute" / "tensor.hpp").read_text() == "// edited\n"
+
+    (header.parent / "added.hpp").touch()
+    added, now = look()
+    assert now - files == {"cutlass_headers/cute/added.hpp"}
+    (header.parent / "added.hpp").unlink()
+    (ours / "quantize.h").rename(ours / "renamed.h")
+    removed, now = look()
+    assert (added != edited, removed) == (True, edited)
+    assert now ^ files == {"atomr_cutlass/quantize.h", "atomr_cutlass/renamed.h"}

@@ -1,13 +1,10 @@
 // Calls of what the shadows of CUTLASS's headers define. Compiled with the shadows and with the originals, each gives a
-// result of the same type and value: as numbers that the compiler finds (static_results), and at run time, with
-// arguments that it does not know (dynamic_results).
+// result of the same type and value: with arguments that the compiler knows, and with those of run time.
 #pragma once
 
 #include <cute/layout.hpp>
 
-#ifndef SHADOW_CASES_STATIC_ONLY
 #include "cutlass/util/packed_stride.hpp"
-#endif
 
 namespace shadow_cases {
 
@@ -537,7 +534,6 @@ CUTE_HOST_DEVICE constexpr void layout_cases(Record& record, Two two) {
 #include "shadow_layouts.h"
 }
 
-#ifndef SHADOW_CASES_STATIC_ONLY
 // --- packed strides of convolutions: (n, h, w, c), outermost first ---
 
 template <class Record>
@@ -557,7 +553,6 @@ CUTE_HOST_DEVICE void packed_stride_cases(Record& record, int64_t n, int64_t h, 
   CASE(make_cute_packed_stride(Stride<Int<1>, Pixels>{}, strides, Operator::kDgrad));
   CASE(make_cute_packed_stride(Stride<Int<1>, int64_t>{}, strides, Operator::kWgrad));
 }
-#endif
 
 #undef CASE
 

@@ -40,26 +40,12 @@ int main(int argc, char**) {
 }
 """
 
-DEVICE = f"""
+KERNEL = f"""
 #ifdef __CUDACC_RTC__
 #include "atomr_cutlass/nvrtc/prelude.h"
 #endif
 #include "shadow_cases.h"
 using Found = shadow_cases::Numbers<{CAPACITY}>;
-__host__ __device__ constexpr Found tuples() {{
-  Found found;
-  shadow_cases::tuple_cases(found, cute::Int<2>{{}}, cute::C<(int64_t(1) << 33) + 1>{{}});
-  shadow_cases::tuple_cases(found, 2, (int64_t(1) << 33) + 1);
-  return found;
-}}
-__host__ __device__ constexpr Found layouts() {{
-  Found found;
-  shadow_cases::layout_cases(found, cute::Int<2>{{}});
-  shadow_cases::layout_cases(found, 2);
-  return found;
-}}
-extern "C" __device__ Found const static_tuples = tuples();
-extern "C" __device__ Found const static_layouts = layouts();
 extern "C" __global__ void dynamic(Found* found, int two, int64_t big, int64_t n, int64_t h, int64_t w) {{
   shadow_cases::tuple_cases(*found, two, big);
   shadow_cases::layout_cases(*found, two);
@@ -68,6 +54,25 @@ extern "C" __global__ void dynamic(Found* found, int two, int64_t big, int64_t n
 #endif
 }}
 """
+"""The cases with arguments that are known at run time."""
+
+CONSTANTS = """
+__host__ __device__ constexpr Found tuples() {
+  Found found;
+  shadow_cases::tuple_cases(found, cute::Int<2>{}, cute::C<(int64_t(1) << 33) + 1>{});
+  shadow_cases::tuple_cases(found, 2, (int64_t(1) << 33) + 1);
+  return found;
+}
+__host__ __device__ constexpr Found layouts() {
+  Found found;
+  shadow_cases::layout_cases(found, cute::Int<2>{});
+  shadow_cases::layout_cases(found, 2);
+  return found;
+}
+extern "C" __device__ Found const static_tuples = tuples();
+extern "C" __device__ Found const static_layouts = layouts();
+"""
+"""The cases with arguments that the compiler knows, static or not: their results are constants."""
 
 
 def _layout(shapes: list[int], strides: list[int]) -> str:
@@ -120,14 +125,14 @@ def include_options(folder: Path, compiler: str, *, shadowed: bool) -> list[str]
     return [f"-I{path}" for path in (CASES, folder, *kept)]
 
 
-def compile_with_nvrtc(folder: Path, arch: str, *, shadowed: bool) -> bytes:
-    """The program for the device as PTX (`compute_90`) or as machine code (`sm_90`)."""
+def compile_with_nvrtc(source: str, folder: Path, arch: str, *, shadowed: bool) -> bytes:
+    """A program for the device as PTX (`compute_90`) or as machine code (`sm_90`)."""
     nvrtc = libraries.load("cuda.bindings.nvrtc")
     cuda = [
         f"-I{path}" for path in toolchain().include if path not in headers.includes(CUTLASS, "nvrtc", ours=OURS).folders
     ]
     options = [f"--gpu-architecture={arch}", *OPTIONS, *include_options(folder, "nvrtc", shadowed=shadowed), *cuda]
-    _, program = nvrtc.nvrtcCreateProgram(DEVICE.encode(), b"shadows.cu", 0, [], [])
+    _, program = nvrtc.nvrtcCreateProgram(source.encode(), b"shadows.cu", 0, [], [])
     try:
         status, *_ = nvrtc.nvrtcCompileProgram(program, len(options), [option.encode() for option in options])
         _, size = nvrtc.nvrtcGetProgramLogSize(program)

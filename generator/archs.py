@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import enum
 
+from .errors import InvalidOperandError, expect
+from .members import Members
 
-class SmArch(enum.Enum):
+
+class SmArch(enum.Enum, metaclass=Members):
     """A compile target of nvcc or NVRTC, suffix included (`sm_90a` is not `sm_90`)."""
 
     SM80 = "sm_80"
@@ -41,19 +44,22 @@ class SmArch(enum.Enum):
 
     @classmethod
     def parse(cls, text: str) -> SmArch:
-        """Reads `80`, `sm_80`, `90a`, `sm_90a`, `100`, `120`; ValueError names the valid ones."""
+        """Reads `80`, `sm_80`, `90a`, `sm_90a`, `100`, `120`; InvalidOperandError names the valid ones."""
+        expect(text, str, "arch", "a name such as '90a'")
         wanted = text.strip().lower().removeprefix("sm_").removeprefix("sm")
         for arch in cls:
             if wanted == arch.target or (wanted + "a" == arch.target and arch in (cls.SM100, cls.SM120)):
                 return arch
         if wanted == "90":
-            raise ValueError("unknown arch '90': Hopper kernels need the arch-specific target, say '90a'")
+            raise InvalidOperandError("unknown arch '90': Hopper kernels need the arch-specific target, say '90a'")
         valid = ", ".join(a.target for a in cls)
-        raise ValueError(f"unknown arch {text!r}; valid: {valid} (100 and 120 mean 100a and 120a)")
+        raise InvalidOperandError(f"unknown arch {text!r}; valid: {valid} (100 and 120 mean 100a and 120a)")
 
     @classmethod
     def from_capability(cls, major: int, minor: int) -> SmArch | None:
         """The target made for a device of this compute capability, or None when there is none."""
+        expect(major, int, "major")
+        expect(minor, int, "minor")
         return next((a for a in cls if a.capability == (major, minor)), None)
 
 

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import enum
 
+from .errors import InvalidOperandError, expect
+from .members import Members
 
-class CutlassDtype(enum.Enum):
+
+class CutlassDtype(enum.Enum, metaclass=Members):
     """An element type of an operand, an accumulator or an epilogue.
 
     `TF32` names float32 storage multiplied in TF32; it has no storage format of its own.
@@ -50,6 +53,8 @@ class CutlassDtype(enum.Enum):
     @classmethod
     def from_dlpack(cls, code: int, bits: int) -> CutlassDtype | None:
         """The type stored as this DLPack (type code, bits), or None."""
+        expect(code, int, "code")
+        expect(bits, int, "bits")
         return next((d for d in cls if d is not cls.TF32 and _DLPACK[d] == (code, bits)), None)
 
     @property
@@ -59,7 +64,8 @@ class CutlassDtype(enum.Enum):
 
     @classmethod
     def parse(cls, text: str) -> CutlassDtype:
-        """Reads a name such as `bf16`, `s8`, `float16` or `F8E4M3`; ValueError names the valid ones."""
+        """Reads a name such as `bf16`, `s8`, `float16` or `F8E4M3`; InvalidOperandError names the valid ones."""
+        expect(text, str, "dtype", "a name such as 'bf16'")
         wanted = text.strip().lower()
         for dtype in cls:
             if wanted in (dtype.value, dtype.cutlass_name, dtype.name.lower()):
@@ -67,7 +73,7 @@ class CutlassDtype(enum.Enum):
         for dtype in cls:
             if dtype is not cls.TF32 and wanted == dtype.numpy_name:
                 return dtype
-        raise ValueError(f"unknown dtype {text!r}; valid: {', '.join(d.value for d in cls)}")
+        raise InvalidOperandError(f"unknown dtype {text!r}; valid: {', '.join(d.value for d in cls)}")
 
 
 class ScaleType(enum.Enum):

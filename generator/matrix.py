@@ -9,6 +9,7 @@ from collections.abc import Iterable, Iterator
 from .archs import SmArch
 from .dtypes import CutlassDtype
 from .epilogue.lower import is_gated
+from .errors import expect
 from .families import FAMILIES
 from .families.base import DEFAULT, FULL, SMOKE, Cell, Family
 from .key import COLUMN, ROW, KernelKey
@@ -47,9 +48,19 @@ def with_epilogue(key: KernelKey, epilogue: str, d: CutlassDtype) -> KernelKey:
     return dataclasses.replace(key, epilogue=epilogue, d=d, align_d=align)
 
 
-@functools.cache
 def is_supported_for(dtype: CutlassDtype, arch: SmArch) -> bool:
-    """Whether some kernel in the matrix multiplies operands of this dtype on this arch."""
+    """Whether some kernel in the matrix multiplies operands of this dtype on this arch.
+
+    Raises:
+        InvalidOperandError: an argument of another kind.
+    """
+    expect(dtype, CutlassDtype, "dtype")
+    expect(arch, SmArch, "arch")
+    return _is_supported_for(dtype, arch)
+
+
+@functools.cache
+def _is_supported_for(dtype: CutlassDtype, arch: SmArch) -> bool:
     storage = dtype.storage
     return any(
         key.a is storage and (dtype is not CutlassDtype.TF32 or key.math == "tf32")

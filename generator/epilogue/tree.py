@@ -11,8 +11,10 @@ import math
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any
 
 from ..dtypes import CutlassDtype
+from ..errors import InvalidOperandError, expect, shown
 from .ops import OPS
 
 SCALAR, ROW, COLUMN, MATRIX, MASK = "scalar", "row", "column", "matrix", "mask"
@@ -127,32 +129,37 @@ class EpilogueVisitorTree:
             canonical: the graph comes from a program, whose order is kept whatever its operands are called.
 
         Raises:
-            ValueError: names the node that is wrong, and the cure.
+            InvalidOperandError: names the node that is wrong, and the cure.
         """
         self.result = result
         self.result_dtype = result_dtype
-        written = stores if canonical else sorted(stores, key=lambda store: store[0].name)
+        expect(result_dtype, (CutlassDtype, type(None)), "result_dtype", "a CutlassDtype, or None")
+        pairs = _checked_stores(stores)
+        _check_graph([result, *(node for _, node in pairs)])
+        written = pairs if canonical is True else sorted(pairs, key=lambda store: store[0].name)
         self.stores: tuple[tuple[Output, Node], ...] = tuple(written)
         self._order = _topological([result, *(node for _, node in self.stores)])
         for node in self._order:
             _check_node(node)
         self._check_names()
-        self._lines, self._index, self.inputs = self._canonical(in_order=canonical)
+        self._lines, self._index, self.inputs = self._canonical(in_order=canonical is True)
         self.outputs = tuple(output for output, _ in self.stores)
         if len(self._values) > MAX_NODES:
-            raise ValueError(f"the tree has {len(self._values)} values; a kernel takes at most {MAX_NODES}: split it")
+            raise InvalidOperandError(
+                f"the tree has {len(self._values)} values; a kernel takes at most {MAX_NODES}: split it"
+            )
         if len(self.inputs) + len(self.outputs) > MAX_OPERANDS:
-            raise ValueError(
+            raise InvalidOperandError(
                 f"the tree has {len(self.inputs)} inputs and {len(self.outputs)} outputs beside D; a kernel takes at "
                 f"most {MAX_OPERANDS} together"
             )
         if self.kind(result) not in (MATRIX, MASK):
-            raise ValueError(
+            raise InvalidOperandError(
                 f"the result, {result}, is one value for a whole {self.kind(result)}: it does not depend on the "
                 "accumulator or on a matrix"
             )
         if all(node.op != ACCUMULATOR for node in self._order):
-            raise ValueError("nothing in the tree reads the accumulator: there is nothing to fuse with")
+            raise InvalidOperandError("nothing in the tree reads the accumulator: there is nothing to fuse with")
 
     @classmethod
     def parse(cls, program: str, names: Iterable[str] | None = None) -> EpilogueVisitorTree:
@@ -163,11 +170,16 @@ class EpilogueVisitorTree:
             names: of the inputs and then of the outputs, in its order; without them, `i0`, `i1`, ..., `o0`, ....
 
         Raises:
-            ValueError: not the text of a tree.
+            InvalidOperandError: not the text of a tree.
         """
+        expect(program, str, "program", "the text of a tree")
         if not program.startswith(PREFIX):
-            raise ValueError(f"{program!r} is no epilogue program: it does not begin with {PREFIX}")
-        given = None if names is None else list(names)
+            raise InvalidOperandError(f"{program!r} is no epilogue program: it does not begin with {PREFIX}")
+        given = None
+        if names is not None:
+            given = _listed(names, "names", "of the inputs and outputs")
+            for one in given:
+                expect(one, str, "names", "a name for each of the inputs and outputs")
         nodes: list[Node] = []
         stores: list[tuple[Output, Node]] = []
         result: Node | None = None
@@ -204,14 +216,14 @@ class EpilogueVisitorTree:
                     values = tuple(nodes[int(word)] for word in words[:arity])
                     nodes.append(Node(op, values, tuple(float.fromhex(word) for word in words[arity:])))
         except (IndexError, KeyError, OverflowError, TypeError, ValueError) as error:
-            raise ValueError(f"{program!r} is no epilogue program: {error}") from None
+            raise InvalidOperandError(f"{program!r} is no epilogue program: {error}") from None
         if result is None:
-            raise ValueError(f"{program!r} is no epilogue program: it has no result")
+            raise InvalidOperandError(f"{program!r} is no epilogue program: it has no result")
         if given:
-            raise ValueError(f"{program!r} has no operands for the names {', '.join(given)}")
+            raise InvalidOperandError(f"{program!r} has no operands for the names {', '.join(given)}")
         made = cls(result, stores, canonical=True)
         if made.program != program:
-            raise ValueError(f"{program!r} is no epilogue program: as one it would be {made.program!r}")
+            raise InvalidOperandError(f"{program!r} is no epilogue program: as one it would be {made.program!r}")
         return made
 
     @property
@@ -230,12 +242,27 @@ class EpilogueVisitorTree:
         return tuple(self._values)
 
     def index(self, node: Node) -> int:
-        """The number of a node's value in the program."""
+        """The number of a node's value in the program.
+
+        Raises:
+            InvalidOperandError: it is no node of this tree.
+        """
+        self._expect_own(node)
         return self._index[node]
 
     def kind(self, node: Node) -> str:
-        """How a node's value varies over the result: `scalar`, `row`, `column` or `matrix`."""
+        """How a node's value varies over the result: `scalar`, `row`, `column` or `matrix`.
+
+        Raises:
+            InvalidOperandError: it is no node of this tree.
+        """
+        self._expect_own(node)
         return self._kinds[node]
+
+    def _expect_own(self, node: Node) -> None:
+        expect(node, Node, "node")
+        if node not in self._index:
+            raise InvalidOperandError(f"{node} is no node of this tree")
 
     def to_dot(self) -> str:
         """The tree in Graphviz's language."""
@@ -282,13 +309,15 @@ class EpilogueVisitorTree:
                 continue
             name = str(node.attributes[0])
             if declared.setdefault(name, node.attributes) != node.attributes:
-                raise ValueError(f"input {name!r} is declared twice, as {declared[name][1:]} and {node.attributes[1:]}")
+                raise InvalidOperandError(
+                    f"input {name!r} is declared twice, as {declared[name][1:]} and {node.attributes[1:]}"
+                )
             if name in seen:
-                raise ValueError(f"input {name!r} has the name of {seen[name]}: choose another name")
+                raise InvalidOperandError(f"input {name!r} has the name of {seen[name]}: choose another name")
         seen |= dict.fromkeys(declared, "an input")
         for output, node in self.stores:
             if output.name in seen:
-                raise ValueError(
+                raise InvalidOperandError(
                     f"{node} is stored to {output.name!r}, the name of {seen[output.name]}: choose another"
                 )
             seen[output.name] = "another output"
@@ -354,6 +383,45 @@ class EpilogueVisitorTree:
         return kinds
 
 
+def _listed(given: Any, name: str, of: str) -> list[Any]:
+    """What can be gone through once, as a list."""
+    expect(given, Iterable, name, f"a sequence {of}")
+    try:
+        return list(given)
+    except TypeError:  # an array of no dimensions, which says that it can be
+        raise InvalidOperandError(f"{name} is {shown(given)}; expected a sequence {of}") from None
+
+
+def _checked_stores(stores: Any) -> list[tuple[Output, Node]]:
+    """Pairs of outputs and nodes, each field of its kind, since they are compared from here on."""
+    pairs = _listed(stores, "stores", "of (Output, Node)")
+    for pair in pairs:
+        if not isinstance(pair, (tuple, list)) or [type(one) for one in pair] != [Output, Node]:
+            raise InvalidOperandError(f"stores has {shown(pair)}; expected pairs of an Output and a Node")
+        output = pair[0]
+        for field in ("name", "kind", "reduction"):
+            expect(getattr(output, field), str, f"{field} of an output", "a name")
+        expect(output.dtype, (CutlassDtype, type(None)), f"dtype of output {output.name!r}", "a CutlassDtype, or None")
+    return pairs
+
+
+def _check_graph(roots: Iterable[Any]) -> None:
+    """Refuses what is no graph of nodes, since nodes are hashed and their fields compared from here on."""
+    left, seen = list(roots), set()
+    while left:
+        node = left.pop()
+        if id(node) in seen:
+            continue
+        seen.add(id(node))
+        expect(node, Node, "a value of the tree", "a Node")
+        expect(node.op, str, "op of a node", "a name")
+        for field in ("inputs", "attributes"):
+            expect(getattr(node, field), tuple, f"{field} of a node {node.op!r}")
+        for one in node.attributes:
+            expect(one, (str, int, float), f"an attribute of a node {node.op!r}", "a name or a number")
+        left += node.inputs
+
+
 def _topological(roots: Iterable[Node], inputs: Mapping[Node, tuple[Node, ...]] | None = None) -> list[Node]:
     """Every node once, after those that it is computed from; depth first, without recursion."""
     order: list[Node] = []
@@ -382,44 +450,44 @@ _ATTRIBUTES = {ACCUMULATOR: 0, "constant": 1, "cast": 1, "input": 3}
 def _check_node(node: Node) -> None:
     count = _ATTRIBUTES.get(node.op)
     if count is not None and len(node.attributes) != count:
-        raise ValueError(f"a node {node.op!r} has {count} attributes, not {node.attributes}")
+        raise InvalidOperandError(f"a node {node.op!r} has {count} attributes, not {node.attributes}")
     if node.op in ("input", "constant") and node.inputs:
-        raise ValueError(f"{node} is computed from nothing, not from {len(node.inputs)} values")
+        raise InvalidOperandError(f"{node} is computed from nothing, not from {len(node.inputs)} values")
     if node.op == "input":
         name, kind, dtype = node.attributes
         if not str(name).isidentifier():
-            raise ValueError(f"input {name!r}: a name is a Python identifier")
+            raise InvalidOperandError(f"input {name!r}: a name is a Python identifier")
         if kind not in KINDS:
-            raise ValueError(f"input {name!r} is a {kind!r}; valid: {', '.join(KINDS)}")
+            raise InvalidOperandError(f"input {name!r} is a {kind!r}; valid: {', '.join(KINDS)}")
         if kind != MASK and dtype not in [one.value for one in INPUT_DTYPES]:
             valid = ", ".join(one.value for one in INPUT_DTYPES)
-            raise ValueError(f"input {name!r} has element type {dtype!r}; valid: {valid}")
+            raise InvalidOperandError(f"input {name!r} has element type {dtype!r}; valid: {valid}")
         return
     if node.op == "constant":
         if not isinstance(node.attributes[0], float) or math.isnan(node.attributes[0]):
-            raise ValueError(f"a constant is {node.attributes[0]!r}; expected a number")
+            raise InvalidOperandError(f"a constant is {node.attributes[0]!r}; expected a number")
         return
     if node.op == "cast":
         if node.attributes[0] not in [one.value for one in INPUT_DTYPES]:
             valid = ", ".join(one.value for one in INPUT_DTYPES)
-            raise ValueError(f"{node}: cast to {node.attributes[0]!r}; valid: {valid}")
+            raise InvalidOperandError(f"{node}: cast to {node.attributes[0]!r}; valid: {valid}")
         arity = 1
     elif node.op == ACCUMULATOR:
         arity = 0
     else:
         op = OPS.get(node.op)
         if op is None:
-            raise ValueError(f"unknown operation {node.op!r}; valid: {', '.join(OPS)}")
+            raise InvalidOperandError(f"unknown operation {node.op!r}; valid: {', '.join(OPS)}")
         arity = op.arity
         if len(node.attributes) != len(op.attributes):
-            raise ValueError(f"{node} takes {', '.join(op.attributes) or 'no numbers'}, not {node.attributes}")
+            raise InvalidOperandError(f"{node} takes {', '.join(op.attributes) or 'no numbers'}, not {node.attributes}")
         for name, value in zip(op.attributes, node.attributes, strict=True):
             if not isinstance(value, float) or math.isnan(value):
-                raise ValueError(f"{node}: {name} is {value!r}; expected a number")
+                raise InvalidOperandError(f"{node}: {name} is {value!r}; expected a number")
         if node.op == "clamp" and float(node.attributes[0]) > float(node.attributes[1]):
-            raise ValueError(f"{node}: low is {node.attributes[0]}, above high, {node.attributes[1]}")
+            raise InvalidOperandError(f"{node}: low is {node.attributes[0]}, above high, {node.attributes[1]}")
     if len(node.inputs) != arity:
-        raise ValueError(f"{node} takes {arity} values, not {len(node.inputs)}")
+        raise InvalidOperandError(f"{node} takes {arity} values, not {len(node.inputs)}")
 
 
 def _attributes(node: Node) -> tuple[str | float, ...]:
@@ -431,21 +499,27 @@ def _attributes(node: Node) -> tuple[str | float, ...]:
 
 def _check_output(output: Output, node: Node) -> None:
     if not output.name.isidentifier():
-        raise ValueError(f"output {output.name!r} of {node}: a name is a Python identifier")
+        raise InvalidOperandError(f"output {output.name!r} of {node}: a name is a Python identifier")
     if not output.reduction:
         if output.kind not in (MATRIX, MASK):
-            raise ValueError(f"output {output.name!r} is a {output.kind!r}; stored are {MATRIX} and {MASK}")
+            raise InvalidOperandError(f"output {output.name!r} is a {output.kind!r}; stored are {MATRIX} and {MASK}")
         if output.kind == MATRIX and output.dtype not in INPUT_DTYPES:
             valid = ", ".join(one.value for one in INPUT_DTYPES)
             given = output.dtype.value if output.dtype else None
-            raise ValueError(f"output {output.name!r} has element type {given!r}; valid: {valid}")
+            raise InvalidOperandError(f"output {output.name!r} has element type {given!r}; valid: {valid}")
         return
     if output.reduction not in REDUCTIONS:
-        raise ValueError(f"output {output.name!r}: reduction {output.reduction!r}; valid: {', '.join(REDUCTIONS)}")
+        raise InvalidOperandError(
+            f"output {output.name!r}: reduction {output.reduction!r}; valid: {', '.join(REDUCTIONS)}"
+        )
     if output.kind not in REDUCED_KINDS:
-        raise ValueError(f"output {output.name!r} is reduced to a {output.kind!r}; valid: {', '.join(REDUCED_KINDS)}")
+        raise InvalidOperandError(
+            f"output {output.name!r} is reduced to a {output.kind!r}; valid: {', '.join(REDUCED_KINDS)}"
+        )
     if output.dtype not in (CutlassDtype.F32, CutlassDtype.F64):
-        raise ValueError(f"output {output.name!r} is a reduction: its element type is f32, or f64 of f64 products")
+        raise InvalidOperandError(
+            f"output {output.name!r} is a reduction: its element type is f32, or f64 of f64 products"
+        )
 
 
 def _title(node: Node) -> str:

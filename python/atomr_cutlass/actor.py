@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from . import _core, operands
 from .bindings import Binding
+from .checks import check_index, check_options, shown
 from .errors import ContextPoisonedError, InvalidOperandError, LibraryError, UnsupportedError
 from .fused_arguments import reduce_nothing
 from .keyed_locks import KeyedLocks
@@ -82,8 +83,13 @@ class CutlassActor:
             planner: makes plans, instead of `atomr_cutlass.plan`: for policies of one's own.
 
         Raises:
-            InvalidOperandError: the capacity is no integer above 0.
+            InvalidOperandError: the capacity is no integer above 0, or another argument of the wrong kind.
         """
+        check_options(mock=mock)
+        check_index(device, "device")
+        for name, hook in (("compile_sink", compile_sink), ("on_poisoned", on_poisoned), ("planner", planner)):
+            if not (callable(hook) or (hook is None and name != "planner")):
+                raise InvalidOperandError(f"{name} is {shown(hook)}; expected a function")
         self.plan_cache: PlanCache[Any] = PlanCache(plan_cache_capacity)
         self.mock = mock
         self.device = device

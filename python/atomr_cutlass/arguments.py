@@ -5,18 +5,14 @@ from __future__ import annotations
 import threading
 import warnings
 from collections.abc import Container, Iterable, Mapping
-from typing import Any, Final
-
-import numpy as np
+from typing import Any
 
 from . import _core, devices, operands
+from .checks import NUMBERS, check_extents, check_number, check_options, shown
 from .errors import InvalidOperandError
 from .generator.dtypes import CutlassDtype
 from .numerics import default_out_dtype
 from .operands import CPU, CUDA
-
-NUMBERS: Final = (int, float, np.integer, np.floating)
-"""What scalars may be."""
 
 _warned = threading.Event()
 
@@ -27,19 +23,52 @@ def check_backend(backend: str, backends: Iterable[str]) -> None:
     Raises:
         InvalidOperandError: names the valid ones.
     """
-    if backend not in backends:
-        raise InvalidOperandError(f"unknown backend {backend!r}; valid: {', '.join(backends)}")
+    if not isinstance(backend, str) or backend not in backends:
+        raise InvalidOperandError(f"unknown backend {shown(backend)}; valid: {', '.join(backends)}")
 
 
-def check_scalars(alpha: float, beta: float, c: Any) -> None:
+def views_of(
+    given: Mapping[str, Any], needed: Iterable[str] = (), called: Mapping[str, str] | None = None
+) -> dict[str, _core.Operand]:
+    """Views of arrays by name.
+
+    Args:
+        given: arrays; what is None has been left out.
+        needed: names of those that must not be.
+        called: what the caller knows operands as, by these names, where that is something else.
+
+    Raises:
+        InvalidOperandError: one is no array, or has more elements along a dimension than kernels count.
+    """
+    said = {name: (called or {}).get(name, name) for name in given}
+    for name in needed:
+        if given[name] is None:
+            raise InvalidOperandError(f"{said[name]} is None; expected an array")
+    views = {name: operands.as_operand(array, said[name]) for name, array in given.items() if array is not None}
+    for name, view in views.items():
+        check_extents(view.shape, said[name])
+    return views
+
+
+def check_scalars(alpha: float, beta: float, c: Any, scale_d: Any = None) -> None:
     """Refuses scalars that are no numbers, and a C that would not be read or is missing.
+
+    Args:
+        alpha: of the call.
+        beta: of the call.
+        c: of the call, or None.
+        scale_d: of the call, where it may be a number, which beta is multiplied by.
 
     Raises:
         InvalidOperandError: names the scalar.
     """
-    for name, value in (("alpha", alpha), ("beta", beta)):
-        if isinstance(value, bool) or not isinstance(value, NUMBERS):
-            raise InvalidOperandError(f"{name} is a {type(value).__name__}; expected a number")
+    check_number(alpha, "alpha")
+    check_number(beta, "beta")
+    if c is not None and beta != 0 and isinstance(scale_d, NUMBERS) and float(beta) * float(scale_d) == 0:
+        raise InvalidOperandError(
+            f"c is given, but scale_d is {scale_d} and beta {beta}: their product is 0, with which c would not be "
+            "read; leave c and beta out"
+        )
     if c is not None and beta == 0:
         raise InvalidOperandError("c is given but beta is 0, so it would not be read: give beta, or leave c out")
     if c is None and beta != 0:
@@ -99,8 +128,7 @@ def result_dtype(
     Raises:
         InvalidOperandError: they contradict each other, or `c` has another.
     """
-    if asked is not None and not isinstance(asked, CutlassDtype):
-        raise InvalidOperandError(f"out_dtype is {asked!r}; expected a CutlassDtype")
+    check_options(out_dtype=asked)
     given = operands.dtype_of(views["out"], "out") if "out" in views else None
     if asked is not None and given is not None and asked is not given:
         raise InvalidOperandError(f"out is {given.value}, but out_dtype asks for {asked.value}")

@@ -189,7 +189,7 @@ class BoundPlan:
         Raises:
             InvalidOperandError: `b` is not the request's B, or the plan was made from no request.
         """
-        if plan.request is None:
+        if getattr(plan, "request", None) is None:
             raise InvalidOperandError("the plan was made from no request: there is nothing to check b against")
         self.plan = plan
         self.binding = Binding(plan.request, b, plan.device)

@@ -10,7 +10,6 @@ import numpy as np
 
 from . import _core, conv_fusion, fused_arguments, fused_conv, operands, reference
 from .arguments import (
-    NUMBERS,
     check_backend,
     check_devices,
     check_followers,
@@ -19,7 +18,9 @@ from .arguments import (
     on_reference,
     refuse_jax_out,
     result_dtype,
+    views_of,
 )
+from .checks import NUMBERS, check_number, check_options, shown
 from .conv_fusion import TO_NHWC, in_nhwc, named
 from .conv_plan import make
 from .conv_problem import DGRAD, FPROP, OPERANDS, WGRAD, ConvProblem, check_channels
@@ -288,7 +289,7 @@ class _Options(NamedTuple):
         if (
             any(scale is not None for scale in self.scales)
             or not (self.epilogue is None or type(self.epilogue) is EpilogueVisitorTree)
-            or self.backend not in GPU_BACKENDS or self.out_dtype is not None
+            or type(self.backend) is not str or self.backend not in GPU_BACKENDS or self.out_dtype is not None
             or type(self.alpha) not in _SCALARS or type(self.beta) not in _SCALARS
             or (arrays["out"] is None and not _core.has_exchange_api(arrays["a"]))
         ):  # fmt: skip
@@ -370,20 +371,26 @@ class _Call(NamedTuple):
     def run(self) -> Any:
         options = self.options
         function = "conv2d" if options.op == FPROP else options.op
+        check_options(
+            backend=options.backend, jit=options.jit, layout=options.layout, activation=options.activation,
+            precision=options.precision, out_dtype=options.out_dtype, alpha=options.alpha, beta=options.beta,
+        )  # fmt: skip
         check_followers(function, options.epilogue, options.activation, self.others)
         check_backend(options.backend, BACKENDS)
         if options.layout not in LAYOUTS:
             raise InvalidOperandError(f"unknown layout {options.layout!r}; valid: {', '.join(LAYOUTS)}")
-        check_scalars(options.alpha, options.beta, self.arrays["c"])
         for name, scale in zip(("scale_a", "scale_b", "scale_d"), options.scales, strict=True):
             if scale is not None and not isinstance(scale, NUMBERS):
                 raise UnsupportedError(f"{name} is a {type(scale).__name__}: convolutions take numbers only")
+            if scale is not None:
+                check_number(scale, name)
+        check_scalars(options.alpha, options.beta, self.arrays["c"], options.scales[2])
         refuse_jax_out(self.arrays["out"])
-        given = {name: array for name, array in self.arrays.items() if array is not None}
+        given = dict(self.arrays)
         if options.epilogue is not None:
             given.pop("bias", None)  # an operand of the epilogue's
         called = dict(zip("ab", OPERANDS[options.op], strict=True))
-        views = {name: operands.as_operand(array, called.get(name, name)) for name, array in given.items()}
+        views = views_of(given, ("a", "b"), called)
         check_devices(views)
         views = {name: view if name == "bias" else in_nhwc(view, options.layout) for name, view in views.items()}
         what = _operation(views, options)
@@ -634,9 +641,7 @@ def _operation(views: dict[str, _core.Operand], options: _Options) -> _Operation
             raise InvalidOperandError(f"{name} has shape {views[name].shape} (NHWC order); the result has {what.shape}")
     if "bias" in views and views["bias"].shape != what.shape[-1:]:
         raise InvalidOperandError(f"bias has shape {views['bias'].shape}; expected ({what.shape[-1]},)")
-    if options.activation is not None and (
-        not isinstance(options.activation, str) or options.activation not in reference.ACTIVATIONS
-    ):
+    if options.activation is not None and options.activation not in reference.ACTIVATIONS:
         valid = ", ".join(reference.ACTIVATIONS)
         raise InvalidOperandError(f"activation is {options.activation!r}; expected None or one of {valid}")
     return what
@@ -644,7 +649,8 @@ def _operation(views: dict[str, _core.Operand], options: _Options) -> _Operation
 
 def _four(name: str, shape: Any) -> tuple[int, ...]:
     """The shape of a result, as a caller gives it."""
-    extents = tuple(shape) if isinstance(shape, Iterable) else (shape,)
+    # NumPy says that an array of no dimensions can be gone through, and then refuses.
+    extents = tuple(shape) if isinstance(shape, Iterable) and getattr(shape, "ndim", 1) == 1 else (shape,)
     if len(extents) != 4:
-        raise InvalidOperandError(f"{name} is {shape!r}; expected 4 extents")
+        raise InvalidOperandError(f"{name} is {shown(shape)}; expected 4 extents")
     return extents

@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+# The generator raises these two by itself, and knows nothing of the package.
+from .generator.errors import CutlassError, InvalidOperandError
 
-class CutlassError(Exception):
-    """Base of every error that the package raises on purpose."""
-
-
-class InvalidOperandError(CutlassError, ValueError):
-    """An operand has the wrong rank, shape, dtype, strides, device or alignment."""
+__all__ = [
+    "CacheError",
+    "CompileError",
+    "ContextPoisonedError",
+    "CutlassError",
+    "DeviceUnavailableError",
+    "InvalidOperandError",
+    "KernelNotFoundError",
+    "LibraryError",
+    "UnsupportedError",
+]
 
 
 class UnsupportedError(CutlassError):

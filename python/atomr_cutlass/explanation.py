@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Protocol, TypeAlias
 
 from . import conv_plan, devices, grouped_plan, pick, problem, scaled, select
+from .checks import check_options
 from .devices import Device
 from .errors import CutlassError, KernelNotFoundError, UnsupportedError
 from .generator.archs import SmArch
@@ -115,6 +116,7 @@ def explain(request: Request, *, jit: str | None = None) -> Explanation:
         InvalidOperandError: `request` is no request, or names no arch where there is no GPU.
     """
     expect_request(request)
+    check_options(jit=jit)
     device = devices.for_arch(request.arch)
     arch = request.arch or devices.require_arch(device)
     case = _case(request, device)

@@ -12,7 +12,8 @@ from typing import Any
 import numpy as np
 
 from . import _core, operands
-from .arguments import NUMBERS, check_apart, check_writable, refuse_jax_out
+from .arguments import check_apart, check_writable, refuse_jax_out
+from .checks import NUMBERS
 from .epilogue import EpilogueVisitorTree, EvtBuilder, Operand, Traced, operand_of, trace
 from .errors import InvalidOperandError, UnsupportedError
 from .fused import check_input, output_shape

@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from . import _core, fused_arguments, operands, reference
-from .arguments import NUMBERS, refuse_jax_out
+from .arguments import refuse_jax_out
+from .checks import NUMBERS
 from .conv_fusion import Shape, flat, image_shape, in_nhwc, matrix_shape
 from .errors import InvalidOperandError
 from .fused_arguments import Asked

@@ -9,7 +9,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from . import _core, fused_arguments, operands, reference, scaled
-from .arguments import NUMBERS, check_devices, check_scalars
+from .arguments import check_devices, check_scalars
+from .checks import NUMBERS
 from .epilogue import EpilogueVisitorTree, Traced
 from .errors import InvalidOperandError
 from .fused import fusion_of

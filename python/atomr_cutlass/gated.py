@@ -9,7 +9,16 @@ from typing import Any
 import numpy as np
 
 from . import _core, numerics, operands, problem, reference, scaled
-from .arguments import NUMBERS, check_backend, check_devices, check_out, on_reference, refuse_jax_out, result_dtype
+from .arguments import (
+    check_backend,
+    check_devices,
+    check_out,
+    on_reference,
+    refuse_jax_out,
+    result_dtype,
+    views_of,
+)
+from .checks import NUMBERS, check_number, check_options, shown
 from .errors import InvalidOperandError, UnsupportedError
 from .fused_arguments import common
 from .gemm_arguments import check_single, problem_of, scales_of
@@ -44,15 +53,30 @@ def interleave(gate: Any, up: Any) -> Any:
     Raises:
         InvalidOperandError: they are not alike, or have not two dimensions.
     """
-    if gate.shape != up.shape or len(gate.shape) != 2 or gate.dtype != up.dtype:
+    views = views_of({"gate": gate, "up": up}, ("gate", "up"))
+    first, second = views.values()
+    if first.shape != second.shape or len(first.shape) != 2 or first.dtype != second.dtype:
         raise InvalidOperandError(
-            f"gate is {tuple(gate.shape)} of {gate.dtype} and up {tuple(up.shape)} of {up.dtype}; expected two weights "
-            "(F, K) alike"
+            f"gate is {first.shape} of {getattr(gate, 'dtype', first.dtype)} and up {second.shape} of "
+            f"{getattr(up, 'dtype', second.dtype)}; expected two weights (F, K) alike"
         )
-    namespace = sys.modules[type(gate).__module__.partition(".")[0].replace("jaxlib", "jax")]
-    namespace = getattr(namespace, "numpy", namespace)
+    namespace = _namespace(gate)
+    if namespace is None or _namespace(up) is not namespace:
+        raise InvalidOperandError(
+            f"gate is a {type(gate).__name__} and up a {type(up).__name__}; expected two of NumPy, PyTorch, CuPy or JAX"
+        )
     rows, columns = gate.shape
     return namespace.stack([gate, up], 1).reshape(2 * rows, columns)
+
+
+def _namespace(array: Any) -> Any:
+    """The module whose `stack` makes arrays of this kind; None where there is none."""
+    for kind in type(array).__mro__:  # a subclass may live in a module of its own
+        module = sys.modules.get(kind.__module__.partition(".")[0].replace("jaxlib", "jax"))
+        module = getattr(module, "numpy", module)
+        if hasattr(module, "stack"):
+            return module
+    return None
 
 
 def gated_gemm(
@@ -99,11 +123,10 @@ def gated_gemm(
         UnsupportedError: no kernel has gated epilogues for these types, layouts and this GPU; sm_90a has.
         KernelNotFoundError, CompileError, DeviceUnavailableError: as in `gemm`.
     """
+    check_options(backend=backend, jit=jit, fast_accum=fast_accum, out_dtype=out_dtype, alpha=alpha)
     check_backend(backend, BACKENDS)
-    if activation not in GATES:
-        raise InvalidOperandError(f"activation is {activation!r}; valid: {', '.join(GATES)}")
-    if isinstance(alpha, bool) or not isinstance(alpha, NUMBERS):
-        raise InvalidOperandError(f"alpha is a {type(alpha).__name__}; expected a number")
+    if not isinstance(activation, str) or activation not in GATES:
+        raise InvalidOperandError(f"activation is {shown(activation)}; valid: {', '.join(GATES)}")
     if isinstance(scale_d, NUMBERS) and scale_d != 1:
         raise UnsupportedError(
             "scale_d is a number: what is between it and the product does not let it be part of alpha"
@@ -112,9 +135,10 @@ def gated_gemm(
     for name in ("scale_a", "scale_b"):
         scale = given[name]
         if isinstance(scale, NUMBERS):
+            check_number(scale, name)
             alpha, given[name] = alpha * float(scale), None
     given["scale_d"] = None if isinstance(scale_d, NUMBERS) else scale_d
-    views = {name: operands.as_operand(array, name) for name, array in given.items() if array is not None}
+    views = views_of(given, ("a", "b"))
     check_devices(views)
     shape = _result_shape(views)
     dtype, other = (operands.dtype_of(views[name], name) for name in "ab")

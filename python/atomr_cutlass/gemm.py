@@ -10,14 +10,15 @@ import numpy as np
 
 from . import _core, devices, fp4, numerics, operands, scaled
 from .arguments import (
-    NUMBERS,
     check_backend,
     check_devices,
     check_followers,
     check_scalars,
     on_reference,
     refuse_jax_out,
+    views_of,
 )
+from .checks import NUMBERS, check_number, check_options
 from .errors import UnsupportedError
 from .gemm_arguments import SCALES, Arguments, Operation, check_single, operation_of, problem_of, scales_of
 from .generator.dtypes import CutlassDtype
@@ -129,7 +130,10 @@ def gemm(
     if (
         bias is activation is epilogue is out_dtype is None
         and not operands_of_epilogue
-        and backend in GPU_BACKENDS and type(alpha) in _SCALARS and type(beta) in _SCALARS
+        and type(backend) is str and backend in GPU_BACKENDS
+        and (precision is None or type(precision) is str) and (jit is None or type(jit) is str)
+        and (fast_accum is False or fast_accum is True)
+        and type(alpha) in _SCALARS and type(beta) in _SCALARS
     ):  # fmt: skip
         plain = scale_a is scale_b is scale_d is amax is None
         arrays = (a, b, c) if plain else (a, b, c, scale_a, scale_b, scale_d, amax)
@@ -146,7 +150,12 @@ def gemm(
                 return found(*given, out=out, alpha=alpha, beta=beta, stream=stream)
     elif (
         (epilogue is None or type(epilogue) is EpilogueVisitorTree)
-        and backend in GPU_BACKENDS and type(alpha) in _PLAIN_NUMBERS and type(beta) in _PLAIN_NUMBERS
+        and type(backend) is str and backend in GPU_BACKENDS
+        and (precision is None or type(precision) is str) and (jit is None or type(jit) is str)
+        and (fast_accum is False or fast_accum is True)
+        and (activation is None or type(activation) is str)
+        and (out_dtype is None or type(out_dtype) is CutlassDtype)
+        and type(alpha) in _PLAIN_NUMBERS and type(beta) in _PLAIN_NUMBERS
     ):  # fmt: skip
         results = _fused_gemm().again(
             (a, b, c, scale_a, scale_b, scale_d, amax), bias, activation, epilogue, operands_of_epilogue,
@@ -190,10 +199,17 @@ class _Call(Arguments):
     __slots__ = ()
 
     def run(self) -> Any:
+        check_options(
+            backend=self.backend, jit=self.jit, precision=self.precision, fast_accum=self.fast_accum,
+            activation=self.activation, out_dtype=self.out_dtype, alpha=self.alpha, beta=self.beta,
+        )  # fmt: skip
+        for name, scale in self.scales.items():
+            if isinstance(scale, NUMBERS):
+                check_number(scale, name)
         check_backend(self.backend, BACKENDS)
         check_followers("gemm", self.epilogue, self.activation, self.operands_of_epilogue)
         c = self.source
-        check_scalars(self.alpha, self.beta, c)
+        check_scalars(self.alpha, self.beta, c, self.scales["scale_d"])
         if self.amax is not None and self.backend != "reference" and isinstance(self.scales["scale_d"], NUMBERS):
             raise UnsupportedError(
                 "amax is taken before scale_d, and a number would be part of alpha: give scale_d as an array"
@@ -202,7 +218,7 @@ class _Call(Arguments):
         if self.epilogue is None:
             given["bias"] = self.bias
         given |= {name: scale for name, scale in self.scales.items() if not isinstance(scale, NUMBERS)}
-        views = {name: operands.as_operand(array, name) for name, array in given.items() if array is not None}
+        views = views_of(given, ("a", "b"))
         if fp4.among(views):
             check_devices(views)
             views = fp4.host_views(views) if views["a"].device_type == CPU else views

@@ -8,7 +8,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from . import _core, fp4, operands, problem, scaled
-from .arguments import NUMBERS, check_devices, check_out, result_dtype
+from .arguments import check_devices, check_out, result_dtype
+from .checks import NUMBERS
 from .errors import InvalidOperandError, UnsupportedError
 from .generator.dtypes import CutlassDtype
 from .generator.key import ROW

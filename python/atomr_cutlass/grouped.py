@@ -12,7 +12,6 @@ import numpy as np
 
 from . import _core, fused_grouped, numerics, operands, reference
 from .arguments import (
-    NUMBERS,
     check_backend,
     check_devices,
     check_followers,
@@ -22,6 +21,7 @@ from .arguments import (
     refuse_jax_out,
     result_dtype,
 )
+from .checks import NUMBERS, check_extents, check_number, check_options
 from .epilogue import EpilogueVisitorTree
 from .errors import InvalidOperandError, UnsupportedError
 from .fused_arguments import decided
@@ -152,10 +152,12 @@ def grouped_gemm(
         UnsupportedError: no kernel can serve the call, with the reason.
         KernelNotFoundError, CompileError, DeviceUnavailableError: as for `gemm`.
     """
+    if check is not None:
+        check_options(check=check)
     factor = 1.0
     if scale_a is not None or scale_b is not None:
-        scale_a, number_a = _number(scale_a)
-        scale_b, number_b = _number(scale_b)
+        scale_a, number_a = _number(scale_a, "scale_a")
+        scale_b, number_b = _number(scale_b, "scale_b")
         factor = number_a * number_b
     options = _Options(
         alpha, beta, factor, activation, epilogue, out_dtype, fast_accum, stream, backend, jit, check,
@@ -206,7 +208,8 @@ class _Options(NamedTuple):
         ):
             return None
         if (
-            self.out_dtype is not None or self.backend not in GPU_BACKENDS
+            self.out_dtype is not None or type(self.backend) is not str or self.backend not in GPU_BACKENDS
+            or not (self.fast_accum is False or self.fast_accum is True)
             or type(self.jit) not in _WORDS or type(self.activation) not in _WORDS
             or type(self.alpha) not in _SCALARS or type(self.beta) not in _SCALARS
         ):  # fmt: skip
@@ -247,12 +250,14 @@ def _flat(arrays: Sequence[Any]) -> list[Any]:
     return found
 
 
-def _number(scale: Any) -> tuple[Any, float]:
+def _number(scale: Any, name: str) -> tuple[Any, float]:
     """(the scale where it is an array, the factor where it is a number, or a list of the same number)."""
     if isinstance(scale, NUMBERS):
+        check_number(scale, name)
         return None, float(scale)
     if type(scale) in (list, tuple) and scale and isinstance(scale[0], NUMBERS):
         if all(isinstance(one, NUMBERS) and one == scale[0] for one in scale):
+            check_number(scale[0], name)
             return None, float(scale[0])
         raise UnsupportedError("scales of a list that are numbers must be the same: give different ones as arrays")
     return scale, 1.0
@@ -293,7 +298,14 @@ class _Call(NamedTuple):
 
     def run(self) -> Any:
         options, out = self.options, self.out
+        check_options(
+            backend=options.backend, jit=options.jit, activation=options.activation, out_dtype=options.out_dtype,
+            fast_accum=options.fast_accum, alpha=options.alpha, beta=options.beta,
+        )  # fmt: skip
         check_backend(options.backend, BACKENDS)
+        for name in ("a", "b"):
+            if self.arrays[name] is None:
+                raise InvalidOperandError(f"{name} is None; expected an array, or a list of them")
         strays = (name for name in self.named if name != "bias")
         check_followers("grouped_gemm", options.epilogue, options.activation, strays)
         check_activation(options.activation)
@@ -547,6 +559,8 @@ def _operation(arrays: dict[str, Any], named: Mapping[str, Any], out: Any, optio
         for name, given in some.items()
         for index, one in enumerate(given)
     }
+    for name, view in names.items():
+        check_extents(view.shape, name)
     check_devices(names)
     form, count, extents, shapes = _list_form(views) if listed else _array_form(views)
     for name in ("c", "out"):

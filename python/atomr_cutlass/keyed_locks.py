@@ -9,6 +9,9 @@ import weakref
 from collections.abc import Hashable, Iterator
 from typing import Any
 
+from .errors import InvalidOperandError
+from .generator.errors import shown
+
 
 class KeyedLocks:
     """Lets threads with one key take turns, and those with other keys pass. All are free in a forked child."""
@@ -25,6 +28,10 @@ class KeyedLocks:
     @contextlib.contextmanager
     def hold(self, key: Hashable) -> Iterator[None]:
         """Holds the lock of a key; reentrant, so that a thread that comes back with its own key meets no deadlock."""
+        try:
+            hash(key)
+        except TypeError:
+            raise InvalidOperandError(f"key is {shown(key)}; expected something that has a hash") from None
         with self._lock:
             entry = self._held.setdefault(key, [threading.RLock(), 0])
             entry[1] += 1

@@ -16,6 +16,7 @@ import numpy.typing as npt
 
 from .errors import InvalidOperandError
 from .generator.dtypes import CutlassDtype, ScaleType
+from .generator.errors import shown
 
 FloatArray: TypeAlias = npt.NDArray[np.float64]
 AnyArray: TypeAlias = npt.NDArray[Any]
@@ -138,8 +139,8 @@ def math_mode(dtype: CutlassDtype, precision: str | None) -> str:
     Raises:
         InvalidOperandError: an unknown precision, or one given for another dtype than float32.
     """
-    if precision is not None and precision not in PRECISIONS:
-        raise InvalidOperandError(f"unknown precision {precision!r}; valid: {', '.join(PRECISIONS)}")
+    if precision is not None and (not isinstance(precision, str) or precision not in PRECISIONS):
+        raise InvalidOperandError(f"unknown precision {shown(precision)}; valid: {', '.join(PRECISIONS)}")
     if dtype is CutlassDtype.F32:
         return precision or "ieee"
     if precision is not None:

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import math
+import operator
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
 
 from . import _core, numerics
+from .checks import shown
 from .errors import InvalidOperandError
 from .generator.dtypes import CutlassDtype, ScaleType
 
@@ -20,6 +22,9 @@ MANAGED = 13
 
 BYTE = (1, 8)
 """DLPack's (type code, bits) of plain bytes: packed fp4, and e8m0 scales where a framework does not know them."""
+
+_BEYOND = 2**63
+_ADDRESSES = 2**64
 
 LEGACY_STREAM = 1  # how the array protocols spell the legacy default stream
 
@@ -90,15 +95,19 @@ def _from_numpy(array: np.ndarray[Any, Any]) -> _core.Operand:
 
 
 def _from_dlpack(array: Any) -> _core.Operand:
-    kind, _ = array.__dlpack_device__()
+    kind = _dlpack_device(array)
     arguments = {"stream": LEGACY_STREAM} if kind in (CUDA, MANAGED) else {}
     try:
         try:
             capsule = array.__dlpack__(max_version=(1, 0), copy=False, **arguments)
         except TypeError:  # producers from before DLPack 1.0 know neither
             capsule = array.__dlpack__(**arguments)
-    except (BufferError, ValueError, RuntimeError) as error:
+    except (BufferError, TypeError, ValueError, RuntimeError) as error:
         raise InvalidOperandError(f"{type(array).__name__} does not export itself: {error}") from error
+    if type(capsule).__name__ != "PyCapsule":
+        raise InvalidOperandError(
+            f"{type(array).__name__}.__dlpack__ returns a {type(capsule).__name__}; expected a DLPack capsule"
+        )
     operand = _core.Operand.from_capsule(capsule)
     if operand.dtype == CutlassDtype.F4E2M1.dlpack:
         # Producers do not agree on whether such an element has a byte of its own.
@@ -121,7 +130,17 @@ def _from_dlpack(array: Any) -> _core.Operand:
     return operand
 
 
-def _from_cuda_array_interface(array: Any, interface: dict[str, Any]) -> _core.Operand:
+def _dlpack_device(array: Any) -> int:
+    """The kind of device that a producer names."""
+    try:
+        kind, _ = array.__dlpack_device__()
+    except (TypeError, ValueError) as error:
+        raise InvalidOperandError(f"{type(array).__name__} does not say which device it is on: {error}") from error
+    return int(kind) if isinstance(kind, (int, np.integer)) else -1  # what is no number, no device has
+
+
+def _from_cuda_array_interface(array: Any, interface: Any) -> _core.Operand:
+    _check_interface(array, interface)
     element = np.dtype(interface["typestr"])
     dtype = _element(element)
     pointer, read_only = interface["data"]
@@ -140,6 +159,41 @@ def _from_cuda_array_interface(array: Any, interface: dict[str, Any]) -> _core.O
         # The protocol leaves it to the consumer to wait for what the producer has under way.
         _core.synchronize(device, stream)
     return _core.Operand(pointer, interface["shape"], strides, dtype, CUDA, device, bool(read_only), array)
+
+
+def _check_interface(array: Any, interface: Any) -> None:
+    """Refuses a `__cuda_array_interface__` whose fields are not what the protocol says."""
+
+    def refuse(what: str) -> InvalidOperandError:
+        return InvalidOperandError(f"the __cuda_array_interface__ of a {type(array).__name__} has {what}")
+
+    def sizes(name: str, least: int) -> None:
+        given = interface[name]
+        good = isinstance(given, (tuple, list)) and all(isinstance(one, (int, np.integer)) for one in given)
+        if not good or not all(least <= one < _BEYOND for one in given):
+            raise refuse(f"{name} {shown(given)}; expected a tuple of integers")
+
+    if not isinstance(interface, Mapping):
+        raise InvalidOperandError(
+            f"the __cuda_array_interface__ of a {type(array).__name__} is {shown(interface)}; expected a dict"
+        )
+    missing = [name for name in ("shape", "typestr", "data") if name not in interface]
+    if missing:
+        raise refuse(f"no {missing[0]}")
+    sizes("shape", 0)
+    if interface.get("strides") is not None:
+        sizes("strides", -_BEYOND)
+    try:
+        np.dtype(interface["typestr"] if isinstance(interface["typestr"], str) else "")
+    except TypeError:
+        raise refuse(f"typestr {shown(interface['typestr'])}; expected one such as '<f4'") from None
+    data = interface["data"]
+    pointer = data[0] if isinstance(data, (tuple, list)) and len(data) == 2 else None
+    if not isinstance(pointer, (int, np.integer)) or not 0 <= pointer < _ADDRESSES:
+        raise refuse(f"data {shown(data)}; expected (address, whether it is read-only)")
+    stream = interface.get("stream")
+    if stream is not None and (not isinstance(stream, (int, np.integer)) or not 0 <= stream < _ADDRESSES):
+        raise refuse(f"stream {shown(stream)}; expected a handle")
 
 
 def dtype_of(operand: _core.Operand, name: str) -> CutlassDtype:
@@ -187,21 +241,36 @@ def stream_handle(stream: Any) -> int:
     """The CUstream behind a stream argument: an integer, or an object of cuda.core, PyTorch or CuPy.
 
     Raises:
-        InvalidOperandError: it is none of these.
+        InvalidOperandError: it is none of these, or its handle is none.
     """
-    if isinstance(stream, int):
-        return stream
+    handle = stream
+    if not isinstance(stream, (int, np.integer)):
+        handle = _handle_of(stream)
+    try:
+        handle = int(operator.index(handle))
+    except TypeError:  # cuda.bindings' handles know __int__ only
+        handle = int(handle) if type(handle).__module__.partition(".")[0] == "cuda" else None
+    if handle is None or isinstance(stream, (bool, np.bool_)):
+        raise InvalidOperandError(
+            f"stream is a {type(stream).__name__}; expected an integer handle or a stream of PyTorch, CuPy or cuda.core"
+        )
+    if not 0 <= handle < _ADDRESSES:
+        raise InvalidOperandError(f"stream is {shown(handle)}; a handle is an address, or 0 for the default stream")
+    return int(handle)
+
+
+def _handle_of(stream: Any) -> Any:
+    """What a stream object says its handle is; None where it says nothing."""
     protocol = getattr(stream, "__cuda_stream__", None)
     if protocol is not None:
         version_and_handle = protocol() if callable(protocol) else protocol
-        return int(version_and_handle[1])
+        pair = isinstance(version_and_handle, (tuple, list)) and len(version_and_handle) == 2
+        return version_and_handle[1] if pair else None
     for attribute in ("cuda_stream", "ptr", "handle"):  # torch.cuda.Stream, cupy.cuda.Stream, cuda.core.Stream
         handle = getattr(stream, attribute, None)
         if handle is not None:
-            return int(handle)
-    raise InvalidOperandError(
-        f"stream is a {type(stream).__name__}; expected an integer handle or a stream of PyTorch, CuPy or cuda.core"
-    )
+            return handle
+    return None
 
 
 def current_stream(array: Any, view: _core.Operand | None = None) -> int:

@@ -10,6 +10,7 @@ from collections.abc import Hashable
 from dataclasses import dataclass, field
 from typing import Any, Generic, Protocol, TypeAlias, TypeVar
 
+from .checks import expect, shown
 from .errors import InvalidOperandError
 from .generator.archs import SmArch
 from .generator.dtypes import CutlassDtype
@@ -47,6 +48,12 @@ class PlanKey:
     _hash: int = field(init=False)
 
     def __post_init__(self) -> None:
+        for name in ("op", "math", "epilogue"):
+            expect(getattr(self, name), str, name, "a name")
+        for name, kind in (("shape", (int, tuple)), ("layouts", str), ("dtypes", CutlassDtype)):
+            _expect_tuple(getattr(self, name), kind, name)
+        expect(self.arch, (SmArch, type(None)), "arch", "an SmArch, or None")
+        expect(self.binding, (str, type(None)), "binding", "a name, or None")
         # Once, not at every look-up: the hash of an enumeration's member is computed by Python code.
         values = (self.op, self.shape, self.layouts, self.dtypes, self.math, self.epilogue, self.arch, self.binding)
         object.__setattr__(self, "_values", values)
@@ -68,6 +75,19 @@ class PlanKey:
         words += [self.math, self.epilogue, self.arch.value if self.arch else "any-arch"]
         words += [f"binding={self.binding!r}"] if self.binding is not None else []
         return f"PlanKey({' '.join(words)})"
+
+
+def _expect_tuple(values: Any, kind: type | tuple[type, ...], name: str) -> None:
+    expect(values, tuple, name)
+    for one in values:
+        expect(one, kind, name)
+        if isinstance(one, tuple):
+            _expect_tuple(one, int, name)
+
+
+def _no_key(key: Any) -> InvalidOperandError:
+    """The error for what has no hash, such as an array or a list."""
+    return InvalidOperandError(f"key is {shown(key)}; expected a PlanKey, or something else that has a hash")
 
 
 class Cacheable(Protocol):
@@ -126,8 +146,8 @@ class PlanCache(Generic[PlanT]):
     """
 
     def __init__(self, capacity: int) -> None:
-        if isinstance(capacity, bool) or not isinstance(capacity, int) or capacity < 1:
-            raise InvalidOperandError(f"capacity is {capacity!r}; expected an integer from 1, the plans to keep")
+        if isinstance(capacity, bool) or not isinstance(capacity, int) or not 1 <= capacity < 2**63:
+            raise InvalidOperandError(f"capacity is {shown(capacity)}; expected an integer from 1, the plans to keep")
         self.capacity = capacity
         self.hits = 0
         self.misses = 0
@@ -140,7 +160,10 @@ class PlanCache(Generic[PlanT]):
     def get(self, key: Hashable) -> PlanT | None:
         """The plan of this key, which is now the one used last, or None. Counted as a hit or a miss."""
         with self._lock:
-            plan = self._plans.get(key)
+            try:
+                plan = self._plans.get(key)
+            except TypeError:
+                raise _no_key(key) from None
             if plan is None:
                 self.misses += 1
                 return None
@@ -150,7 +173,10 @@ class PlanCache(Generic[PlanT]):
 
     def peek(self, key: Hashable) -> PlanT | None:
         """The plan of this key or None, neither counted nor a use."""
-        return self._plans.get(key)
+        try:
+            return self._plans.get(key)
+        except TypeError:
+            raise _no_key(key) from None
 
     def insert(self, plan: PlanT, key: Hashable = None) -> None:
         """Keeps a plan as the one used last, in place of any other of its key.
@@ -165,11 +191,11 @@ class PlanCache(Generic[PlanT]):
         # Destroying a plan can wait for the GPU, with the GIL released. Nobody else may have to wait meanwhile: what
         # is dropped lives in this variable until the lock has been released.
         dropped: list[PlanT] = []
-        key = plan.key if key is None else key
+        key = getattr(plan, "key", None) if key is None else key
         if key is None:
             raise InvalidOperandError("the plan was made from no request, so that it has no key: give one")
         with self._lock:
-            if key in self._plans:
+            if key in self:  # which refuses what has no hash
                 dropped.append(self._plans.pop(key))
             self._plans[key] = plan
             while len(self._plans) > self.capacity:
@@ -187,7 +213,10 @@ class PlanCache(Generic[PlanT]):
 
     def __contains__(self, key: Hashable) -> bool:
         """Whether there is a plan of this key; neither counted nor a use."""
-        return key in self._plans
+        try:
+            return key in self._plans
+        except TypeError:
+            raise _no_key(key) from None
 
     def __repr__(self) -> str:
         counts = f"{self.hits} hits, {self.misses} misses, {self.evictions} evictions"

@@ -6,6 +6,7 @@ from typing import Any, TypeAlias, overload
 
 from . import conv_plan, devices, grouped_plan, scaled
 from .bindings import BoundPlan
+from .checks import check_index, check_options
 from .errors import InvalidOperandError, UnsupportedError
 from .op_plan import OpPlan
 from .plan import Plan, make
@@ -77,7 +78,10 @@ def plan(
     if b is not None and not plain(request):
         raise UnsupportedError("b= binds the operand of a plain GEMM: this plan takes all its arrays at every call")
     made: Plan | OpPlan
-    target = devices.get(device or 0).index
+    check_options(backend=backend, jit=jit)
+    if device is not None:
+        check_index(device, "device")
+    target = devices.get(int(device or 0)).index
     how = _how(request, backend, jit)
     if isinstance(request, GemmRequest):
         if plain(request):

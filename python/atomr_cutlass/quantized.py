@@ -9,7 +9,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from . import _core, devices, operands, quantization
-from .arguments import NUMBERS, check_backend, check_devices
+from .arguments import check_backend, check_devices
+from .checks import NUMBERS, check_options
 from .errors import InvalidOperandError, UnsupportedError
 from .generator.archs import SmArch
 from .generator.dtypes import CutlassDtype, ScaleType
@@ -93,6 +94,7 @@ def quantize(
         UnsupportedError: a kernel is asked for, and `x` is in host memory.
         KernelNotFoundError, CompileError, DeviceUnavailableError: as for `gemm`.
     """
+    check_options(dtype=dtype, scaling=scaling, backend=backend, jit=jit)
     if scaling not in SCALINGS:
         raise InvalidOperandError(f"unknown scaling {scaling!r}; valid: {', '.join(SCALINGS)}")
     global_scale = _second_level(global_scale, scaling)
@@ -165,6 +167,7 @@ def dequantize(
         UnsupportedError: as `quantize`.
         KernelNotFoundError, CompileError, DeviceUnavailableError: as for `gemm`.
     """
+    check_options(scaling=scaling, out_dtype=out_dtype, backend=backend, jit=jit)
     if scaling not in SCALINGS:
         raise InvalidOperandError(f"unknown scaling {scaling!r}; valid: {', '.join(SCALINGS)}")
     if out_dtype not in WIDE_TYPES:

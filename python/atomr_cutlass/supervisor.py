@@ -9,7 +9,10 @@ import warnings
 from collections.abc import Callable
 from typing import Any
 
-from .errors import ContextPoisonedError, LibraryError
+from .checks import check_number, shown
+from .errors import ContextPoisonedError, InvalidOperandError, LibraryError
+
+_LONGEST = 1e6  # seconds that a platform's sleep can count
 
 POISONED_STATUS = 75
 """The exit status of a process that is to be started again: EX_TEMPFAIL of sysexits.h."""
@@ -40,11 +43,19 @@ def supervise(target: Callable[..., object], *args: Any, restarts: int = 3, paus
         pause: seconds before that.
 
     Raises:
+        InvalidOperandError: an argument of the wrong kind.
         ContextPoisonedError: it lost its context once more than `restarts`.
         LibraryError: the process ended with another status than 0.
     """
     import multiprocessing
 
+    if not callable(target):
+        raise InvalidOperandError(f"target is {shown(target)}; expected a function")
+    if isinstance(restarts, bool) or not isinstance(restarts, int) or restarts < 0:
+        raise InvalidOperandError(f"restarts is {shown(restarts)}; expected a number of times, from 0")
+    check_number(pause, "pause")
+    if not 0 <= pause < _LONGEST:
+        raise InvalidOperandError(f"pause is {pause}; expected seconds, from 0")
     context = multiprocessing.get_context("spawn")
     for attempt in range(restarts + 1):
         process = context.Process(target=_worker, args=(target, args))

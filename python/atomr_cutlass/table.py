@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from . import _core
+from .checks import check_options, expect, shown
 from .errors import InvalidOperandError, LibraryError
 from .generator.archs import SmArch
 from .generator.dtypes import CutlassDtype
@@ -81,10 +82,9 @@ def kernels(
     Raises:
         InvalidOperandError: an argument of the wrong kind.
     """
-    if dtype is not None and not isinstance(dtype, CutlassDtype):
-        raise InvalidOperandError(f"dtype is {dtype!r}; expected a CutlassDtype")
-    if arch is not None and not isinstance(arch, SmArch):
-        raise InvalidOperandError(f"arch is {arch!r}; expected an SmArch")
+    check_options(op=op, arch=arch, filter=filter)
+    if dtype is not None:
+        check_options(dtype=dtype)
     load_packs()
     rows = _rows(_core.registry_generation())
     matches = pattern_matcher(filter) if filter else None
@@ -151,9 +151,14 @@ def load_pack(path: str | os.PathLike[str]) -> int:
         How many kernels are new; 0 when it was loaded before.
 
     Raises:
+        InvalidOperandError: `path` is no path.
         LibraryError: it is missing, unsafe, no pack, or built for another ABI or a newer CUDA than the driver's.
     """
-    resolved = Path(path).resolve()
+    expect(path, (str, os.PathLike), "path", "the path of a shared library")
+    try:
+        resolved = Path(path).resolve()
+    except (TypeError, ValueError) as error:  # a path of bytes, or with characters that no path has
+        raise InvalidOperandError(f"path is {shown(path)}, which is none: {error}") from error
     for place in (resolved, resolved.parent):
         try:
             status = place.stat()

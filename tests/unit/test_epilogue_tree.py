@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from atomr_cutlass import InvalidOperandError
 from atomr_cutlass.generator.dtypes import CutlassDtype as D
 from atomr_cutlass.generator.epilogue import tree as trees
 from atomr_cutlass.generator.epilogue.ops import ACTIVATION_OPS, GRADIENT_OPS, OPS
@@ -447,7 +448,7 @@ def _sum_of_inputs(count: int) -> Node:
 def _refused(result: Node, *stores: tuple[Output, Node]) -> str:
     with pytest.raises(ValueError) as caught:  # noqa: PT011
         EpilogueVisitorTree(result, stores)
-    assert type(caught.value) is ValueError
+    assert type(caught.value) is InvalidOperandError
     return str(caught.value)
 
 

@@ -20,8 +20,9 @@ GENERATOR = ROOT / "generator"
 # Data flows request -> key -> select -> lookup -> plan -> launch. A module imports from the lines above its own only;
 # a new module has to be given its place here.
 LAYERS = (
-    ("errors", "_core"),
-    ("generator",),
+    ("generator", "_core"),
+    ("errors",),
+    ("checks",),
     ("numerics", "devices", "table", "plan_cache", "mailbox", "supervisor", "keyed_locks"),
     ("reference", "operands", "problem", "quantization"),
     ("epilogue", "fp4", "grouped_problem", "tile_scheduler"),
@@ -48,7 +49,9 @@ LAYERS = (
 LAYER = {module: depth for depth, modules in enumerate(LAYERS) for module in modules}
 
 GENERATOR_LAYERS = (
-    ("__init__", "archs", "dtypes", "machine"),
+    ("__init__", "errors", "machine"),
+    ("members",),
+    ("archs", "dtypes"),
     ("epilogue", "key", "toolchain"),
     ("rules",),
     ("audit",),

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any, Final, NamedTuple
 
+from ..checks import NUMBERS, check_name, shown
 from ..errors import InvalidOperandError
 from ..generator.dtypes import CutlassDtype
 from ..generator.epilogue.ops import OPS
@@ -89,6 +90,7 @@ class EvtBuilder:
 
     def input(self, name: str, kind: str, dtype: Any = None) -> EvtBuilder:
         """An operand: `scalar`, `row` (N,), `column` (M,), `matrix` (M, N) or `mask`, which has no dtype."""
+        check_name(kind, f"kind of operand {shown(name)}")
         return self._declare(_Declared(name, "input", (), {"kind": kind, "dtype": dtype}, leaf=True))
 
     def constant(self, name: str, x: float) -> EvtBuilder:
@@ -116,8 +118,7 @@ class EvtBuilder:
                 neither says it.
             kind: `matrix`, or `mask` for node != 0 as bits.
         """
-        self._written.append(_Written(name, node, kind, dtype))
-        return self
+        return self._write(_Written(name, node, kind, dtype))
 
     def reduce_node(self, name: str, node: str, kind: str, reduction: str = "sum") -> EvtBuilder:
         """A reduction of the node.
@@ -128,8 +129,8 @@ class EvtBuilder:
             kind: `row` reduces over M to (..., N), `column` over N to (..., M), `scalar` over everything.
             reduction: `sum`, `max` or `amax`.
         """
-        self._written.append(_Written(name, node, kind, None, reduction))
-        return self
+        check_name(node, f"node of output {shown(name)}")
+        return self._write(_Written(name, node, kind, None, reduction))
 
     # ------------------------------------------------------------------------------------------------------------------
     # Chain
@@ -141,14 +142,16 @@ class EvtBuilder:
 
     def add_bias(self, name: str = "bias", axis: str = ROW, dtype: Any = None) -> EvtBuilder:
         """Plus a vector: (N,) for `row`, added to every row, or (M,) for `column`."""
-        if axis not in (ROW, COLUMN):
-            raise InvalidOperandError(f"bias {name!r} has axis {axis!r}; valid: {ROW}, {COLUMN}")
+        check_name(name, "name of a bias")
+        if not isinstance(axis, str) or axis not in (ROW, COLUMN):
+            raise InvalidOperandError(f"bias {name!r} has axis {shown(axis)}; valid: {ROW}, {COLUMN}")
         return self._then("add", self._current, self._read("add_bias", name, axis, dtype))
 
     def add_matrix(self, name: str, dtype: Any = None, scale: str | float = 1.0) -> EvtBuilder:
         """Plus `scale` times a matrix."""
+        check_name(name, "name of a matrix")
         term = self._read("add_matrix", name, MATRIX, dtype)
-        if scale != 1.0:
+        if not isinstance(scale, NUMBERS) or scale != 1.0:
             term = self._step("multiply", term, self._read("add_matrix", scale, default_kind=SCALAR))
         return self._then("add", self._current, term)
 
@@ -158,6 +161,8 @@ class EvtBuilder:
 
     def binary(self, op: str, other: str | float, kind: str | None = None, dtype: Any = None) -> EvtBuilder:
         """An operation on the current value and then another: a number, a node, or an operand of this kind."""
+        if kind is not None:
+            check_name(kind, f"kind of what {shown(op)} reads")
         return self._then(op, self._current, self._read(op, other, kind, dtype))
 
     def aux_load(self, name: str, dtype: Any = None, kind: str = MATRIX) -> EvtBuilder:
@@ -215,12 +220,23 @@ class EvtBuilder:
                 raise InvalidOperandError(f"no output uses {unread}: .output({RESULT!r}, ...) stores D; or remove it")
         return self._tree(nodes, written)
 
+    def _write(self, written: _Written) -> EvtBuilder:
+        check_name(written.name, "name of an output")
+        for field in ("kind", "reduction"):
+            check_name(getattr(written, field), f"{field} of output {written.name!r}")
+        if written.node is not None:
+            check_name(written.node, f"node of output {written.name!r}")
+        self._written.append(written)
+        return self
+
     def _declare(self, declared: _Declared) -> EvtBuilder:
         words: tuple[object, ...] = (declared.name, declared.op, *declared.inputs)
         for word in words:
             if not isinstance(word, str):
+                named = isinstance(declared.name, str) and isinstance(declared.op, str)
                 raise InvalidOperandError(
-                    f"{declared} has {word!r} where a name is expected: nodes are given by name, numbers by .constant"
+                    f"{declared if named else 'a node'} has {shown(word)} where a name is expected: nodes are given "
+                    "by name, numbers by .constant"
                 )
         self._declared.append(declared)
         return self

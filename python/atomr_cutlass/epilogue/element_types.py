@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 
+from ..checks import shown
 from ..errors import InvalidOperandError
 from ..generator.dtypes import CutlassDtype
 from ..numerics import from_numpy_dtype
@@ -27,7 +28,8 @@ def element_type(dtype: Any, what: str) -> CutlassDtype:
         return dtype
     found: CutlassDtype | None = None
     if isinstance(dtype, tuple):
-        found = CutlassDtype.from_dlpack(*dtype) if len(dtype) == 2 else None
+        pair = len(dtype) == 2 and all(isinstance(one, int) for one in dtype)
+        found = CutlassDtype.from_dlpack(*dtype) if pair else None
     elif isinstance(dtype, str) or _is_torch(dtype):
         try:
             return CutlassDtype.parse(_name(dtype))
@@ -36,25 +38,26 @@ def element_type(dtype: Any, what: str) -> CutlassDtype:
     elif dtype is not None:  # which NumPy reads as float64
         try:
             found = from_numpy_dtype(np.dtype(dtype))
-        except TypeError:
+        except (TypeError, ValueError):
             found = None
     if found is None:
         valid = ", ".join(one.value for one in CutlassDtype)
-        raise InvalidOperandError(f"{what}: {dtype!r} is no element type; valid: {valid}")
+        given = str(dtype) if isinstance(dtype, np.dtype) else shown(dtype)
+        raise InvalidOperandError(f"{what}: {given} is no element type; valid: {valid}")
     return found
 
 
 def is_byte(dtype: Any) -> bool:
     """Whether `dtype` names plain bytes, which masks lie in."""
     if isinstance(dtype, tuple):
-        return bool(dtype == BYTE)
+        return len(dtype) == 2 and all(isinstance(one, int) for one in dtype) and dtype == BYTE
     if isinstance(dtype, str) or _is_torch(dtype):
         return _name(dtype) == "uint8"
     if dtype is None or isinstance(dtype, CutlassDtype):
         return False
     try:
         return bool(np.dtype(dtype) == np.uint8)
-    except TypeError:
+    except (TypeError, ValueError):
         return False
 
 

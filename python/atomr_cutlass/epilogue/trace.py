@@ -9,6 +9,9 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+
+from ..checks import MOST, check_flag, expect, shown
 from ..errors import InvalidOperandError, UnsupportedError
 from ..generator.dtypes import CutlassDtype
 from ..generator.epilogue.tree import (
@@ -49,8 +52,8 @@ class Operand:
     dtype: Any = CutlassDtype.F32
 
     def __post_init__(self) -> None:
-        if self.kind not in KINDS:
-            raise InvalidOperandError(f"an operand is a {self.kind!r}; valid: {', '.join(KINDS)}")
+        if not isinstance(self.kind, str) or self.kind not in KINDS:
+            raise InvalidOperandError(f"an operand is a {shown(self.kind)}; valid: {', '.join(KINDS)}")
         dtype = None if self.kind == MASK else element_type(self.dtype, f"an operand of kind {self.kind}")
         object.__setattr__(self, "dtype", dtype)
 
@@ -67,7 +70,12 @@ def readings(shape: tuple[int, ...], m: int, n: int, *, bits: bool = False) -> t
         m: rows of the result.
         n: its columns.
         bits: whether the elements are bytes of bits.
+
+    Raises:
+        InvalidOperandError: an argument of the wrong kind.
     """
+    shape = _checked_shape(shape, m, n)
+    check_flag(bits, "bits")
     if bits:
         return (MASK,) if shape[-2:] == (m, -(-n // 8)) else ()
     last = shape[-2:] if len(shape) > 1 else ()
@@ -78,6 +86,15 @@ def readings(shape: tuple[int, ...], m: int, n: int, *, bits: bool = False) -> t
         (COLUMN, last == (m, 1) or shape == (m,)),
     )
     return tuple(kind for kind, fits in found if fits)
+
+
+def _checked_shape(shape: Any, m: Any, n: Any) -> tuple[int, ...]:
+    """A shape, and the extents of a result, which are numbers from here on."""
+    expect(shape, (tuple, list), "shape", "a tuple of extents")
+    for name, one in (("m", m), ("n", n), *(("shape", extent) for extent in shape)):
+        if not isinstance(one, (int, np.integer)) or not 0 <= one <= MOST:
+            raise InvalidOperandError(f"{name} is {shown(one)}; expected an extent")
+    return tuple(shape)
 
 
 def operand_of(shape: tuple[int, ...], m: int, n: int, dtype: Any, name: str) -> Operand:
@@ -94,7 +111,7 @@ def operand_of(shape: tuple[int, ...], m: int, n: int, dtype: Any, name: str) ->
     Raises:
         InvalidOperandError: another shape or element type.
     """
-    shape = tuple(shape)
+    shape = _checked_shape(shape, m, n)
     bits = is_byte(dtype)
     kinds = readings(shape, m, n, bits=bits)
     if kinds and not (kinds[0] == COLUMN and len(shape) == 1):
@@ -170,6 +187,7 @@ def trace(
             through.
     """
     title = _title(function)
+    expect(operands, (Mapping, type(None)), "operands", "a mapping of operands and numbers by name, or None")
     given = dict(operands or {})
     computed = element_type(compute_dtype, "compute_dtype")
     default = computed if out_dtype is None else element_type(out_dtype, "out_dtype")

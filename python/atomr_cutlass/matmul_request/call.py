@@ -11,7 +11,8 @@ from typing import Any, TypeVar
 import numpy as np
 
 from .. import _core, devices, numerics, operands, reference
-from ..arguments import NUMBERS, check_devices, on_reference
+from ..arguments import check_devices, on_reference
+from ..checks import NUMBERS
 from ..epilogue import EpilogueVisitorTree
 from ..errors import InvalidOperandError, UnsupportedError
 from ..fp4 import FP4

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from ..epilogue import EpilogueVisitorTree, EvtBuilder
 from ..generator.dtypes import CutlassDtype
 from ..generator.epilogue.tree import ACCUMULATOR, MASK, MATRIX, RESULT, ROW, SCALAR
+from ..generator.members import Members
 
 BIAS, AUX, AMAX = "bias", "gelu_aux", "amax_d"
 """Operands of the trees, as a request calls them."""
@@ -17,7 +18,7 @@ ADDED, GRADIENT = "added", "gradient"
 WRITTEN, READ = "written", "read"
 
 
-class MatmulEpilogue(enum.Enum):
+class MatmulEpilogue(enum.Enum, metaclass=Members):
     """What follows x = alpha * op(A) op(B) + beta * C; cuBLASLt's names. Gelu is the tanh form.
 
     * DEFAULT: D = x. BIAS: D = x + bias, of length m, the same for all columns.

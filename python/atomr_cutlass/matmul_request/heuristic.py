@@ -6,12 +6,13 @@ from collections.abc import Hashable
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+from ..checks import check_options, expect, shown
 from ..errors import InvalidOperandError
 from ..generator.archs import SmArch
 from ..generator.dtypes import CutlassDtype
 from ..generator.key import KernelKey
 from ..plan_cache import PlanCache
-from ..requests.checks import expect
+from ..requests.checks import expect_extent
 from .epilogues import MatmulEpilogue
 
 CAPACITY = 1024
@@ -27,6 +28,9 @@ class HeuristicKey:
         transa, transb: whether A and B are transposed.
         epilogue: what follows the product.
         arch: of the GPU; None for one that no target is made for.
+
+    Raises:
+        InvalidOperandError: a value is not of its kind.
     """
 
     m: int
@@ -37,6 +41,13 @@ class HeuristicKey:
     transb: bool
     epilogue: MatmulEpilogue
     arch: SmArch | None
+
+    def __post_init__(self) -> None:
+        for name in ("m", "n", "k"):
+            expect_extent(getattr(self, name), name)
+        for name, kind in (("dtype", CutlassDtype), ("transa", bool), ("transb", bool), ("epilogue", MatmulEpilogue)):
+            expect(getattr(self, name), kind, name)
+        check_options(arch=self.arch)
 
 
 class _Known(NamedTuple):
@@ -102,7 +113,7 @@ class HeuristicCache:
         """
         expect(key, HeuristicKey, "key")
         if not isinstance(kernel, KernelKey):
-            raise InvalidOperandError(f"kernel is {kernel!r}; expected a KernelKey, such as ac.kernels()[0].key")
+            raise InvalidOperandError(f"kernel is {shown(kernel)}; expected a KernelKey, such as ac.kernels()[0].key")
         self._kernels.insert(_Known(kernel, circumstances), key)
         if circumstances is None:
             self._changes += 1

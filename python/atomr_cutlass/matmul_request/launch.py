@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from .. import _core, operands, scaled
-from ..arguments import NUMBERS
+from ..checks import NUMBERS
 from ..epilogue import EpilogueVisitorTree
 from ..errors import UnsupportedError
 from ..fused import fusion_of

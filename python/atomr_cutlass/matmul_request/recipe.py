@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from .. import _core, operands
-from ..arguments import NUMBERS
+from ..checks import NUMBERS
 from ..generator.dtypes import CutlassDtype
 from ..plan_cache import PlanCache
 from .epilogues import AMAX, AUX, BIAS

@@ -7,10 +7,11 @@ from collections.abc import Hashable
 from dataclasses import dataclass, field
 from typing import Any
 
-from ..arguments import NUMBERS, check_backend
+from ..arguments import check_backend
+from ..checks import NUMBERS, check_number, check_options, expect, shown
 from ..errors import InvalidOperandError
 from ..plan import BACKENDS as GPU_BACKENDS
-from ..requests.checks import expect, expect_extent
+from ..requests.checks import expect_extent
 from .epilogues import FORMS, Form, MatmulEpilogue
 
 BACKENDS = (*GPU_BACKENDS, "reference")
@@ -39,6 +40,8 @@ class ScaleSet:
         for name in ("a", "b", "d"):
             if isinstance(getattr(self, name), bool):
                 raise InvalidOperandError(f"scales.{name} is a bool; expected a number or an array")
+            if isinstance(getattr(self, name), NUMBERS):
+                check_number(getattr(self, name), f"scales.{name}")
         if isinstance(self.amax_d, (bool, *NUMBERS)):
             raise InvalidOperandError("scales.amax_d is a number; expected an array of one element, to be written")
 
@@ -127,16 +130,18 @@ class MatmulRequest:
             expect(getattr(self, name), bool, name)
         expect(self.epilogue, MatmulEpilogue, "epilogue")
         expect(self.scales, ScaleSet, "scales")
+        check_options(
+            backend=self.backend, jit=self.jit, precision=self.precision, alpha=self.alpha, beta=self.beta
+        )  # fmt: skip
         check_backend(self.backend, BACKENDS)
-        for name in ("alpha", "beta"):
-            value = getattr(self, name)
-            if isinstance(value, bool) or not isinstance(value, NUMBERS):
-                raise InvalidOperandError(f"{name} is a {type(value).__name__}; expected a number")
+        for name in ("a", "b"):
+            if getattr(self, name) is None:
+                raise InvalidOperandError(f"{name} is None; expected an array")
         self._check_arrays()
         self._check_leading()
         size = self.workspace_size
-        if size is not None and (isinstance(size, bool) or not isinstance(size, int) or size < 0):
-            raise InvalidOperandError(f"workspace_size is {size!r}; expected bytes, or None for no limit")
+        if size is not None and (isinstance(size, bool) or not isinstance(size, int) or not 0 <= size < 2**63):
+            raise InvalidOperandError(f"workspace_size is {shown(size)}; expected bytes, or None for no limit")
         if self.reply is not None and not all(hasattr(self.reply, name) for name in ("set_result", "set_exception")):
             raise InvalidOperandError(
                 f"reply is a {type(self.reply).__name__}; expected a concurrent.futures.Future, or None"

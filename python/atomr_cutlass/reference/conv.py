@@ -7,6 +7,7 @@ from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 
+from ..checks import MOST, shown
 from ..errors import InvalidOperandError
 from ..generator.dtypes import CutlassDtype
 from ..numerics import INTEGER_DTYPES, AnyArray, FloatArray, round_to_tf32, to_float64
@@ -80,8 +81,8 @@ def conv_geometry(
     k, r, s, depth = _extents("w", w_shape, "(K, R, S, C / groups)", least=(1, 1, 1, 1))
     strides, dilations = _pair("stride", stride, 1), _pair("dilation", dilation, 1)
     pads = _padding(padding)
-    if isinstance(groups, bool) or not isinstance(groups, int) or groups < 1:
-        raise InvalidOperandError(f"groups is {groups!r}; expected a positive integer")
+    if isinstance(groups, bool) or not isinstance(groups, int) or not 1 <= groups <= MOST:
+        raise InvalidOperandError(f"groups is {shown(groups)}; expected a positive integer")
     for name, operand, channels in (("C", "x", c), ("K", "w", k)):
         if channels % groups:
             raise InvalidOperandError(f"{operand} has {name} = {channels}, no multiple of the {groups} groups")
@@ -100,6 +101,8 @@ def conv_geometry(
                 f"padding {before} and {after}"
             )
         out.append(room // step + 1)
+        if out[-1] > MOST:
+            raise InvalidOperandError(f"the result has {out[-1]} {what}: kernels count to 2^31 - 1")
     return ConvGeometry(n, h, width, c, k, r, s, out[0], out[1], strides, pads, dilations, groups)
 
 
@@ -582,7 +585,7 @@ def _pair(name: str, given: Any, least: int) -> tuple[int, int]:
     pair = (given, given) if isinstance(given, int) else given
     if not isinstance(pair, (tuple, list)) or len(pair) != 2 or not all(_is_extent(value, least) for value in pair):
         raise InvalidOperandError(
-            f"{name} is {given!r}; expected an integer from {least}, or one each for rows and columns"
+            f"{name} is {shown(given)}; expected an integer from {least}, or one each for rows and columns"
         )
     return (pair[0], pair[1])
 
@@ -598,9 +601,9 @@ def _padding(given: Any) -> tuple[tuple[int, int], tuple[int, int]]:
             (top, bottom), (left, right) = sides
             return ((top, bottom), (left, right))
     raise InvalidOperandError(
-        f"padding is {given!r}; expected an integer from 0, (rows, columns) or ((top, bottom), (left, right))"
+        f"padding is {shown(given)}; expected an integer from 0, (rows, columns) or ((top, bottom), (left, right))"
     )
 
 
 def _is_extent(value: Any, least: int) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and value >= least
+    return isinstance(value, int) and not isinstance(value, bool) and least <= value <= MOST

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any, TypeAlias
 
+from ..checks import check_name, expect, shown
 from ..errors import InvalidOperandError, UnsupportedError
 from ..generator.archs import SmArch
 from ..generator.dtypes import CutlassDtype
@@ -11,16 +12,6 @@ from ..generator.rules import FP8_TYPES
 from ..numerics import FAST, math_mode
 
 Members: TypeAlias = "tuple[CutlassDtype, ...] | tuple[SmArch, ...]"
-
-
-def expect(value: Any, kind: type, name: str) -> None:
-    """Refuses a value of another kind.
-
-    Raises:
-        InvalidOperandError: names the field, the value and the kind.
-    """
-    if not isinstance(value, kind):
-        raise InvalidOperandError(f"{name} is {value!r}; expected a {kind.__name__}")
 
 
 def expect_fields(request: Any, **kinds: type) -> None:
@@ -55,7 +46,7 @@ def expect_extent(value: Any, name: str, least: int = 0) -> None:
         InvalidOperandError: the value is no integer, below `least`, or too large for kernels to count.
     """
     if isinstance(value, bool) or not isinstance(value, int) or not least <= value < 2**31:
-        raise InvalidOperandError(f"{name} is {value!r}; expected an integer from {least} to 2^31 - 1")
+        raise InvalidOperandError(f"{name} is {shown(value)}; expected an integer from {least} to 2^31 - 1")
 
 
 def expect_name(value: Any, name: str) -> None:
@@ -65,7 +56,7 @@ def expect_name(value: Any, name: str) -> None:
         InvalidOperandError: the value is something else, or an empty name.
     """
     if value is not None and (not isinstance(value, str) or not value):
-        raise InvalidOperandError(f"{name} is {value!r}; expected a name, or None")
+        raise InvalidOperandError(f"{name} is {shown(value)}; expected a name, or None")
 
 
 def math_of(dtype: CutlassDtype, precision: str | None, *, fast_accum: bool = False) -> str:
@@ -74,6 +65,8 @@ def math_of(dtype: CutlassDtype, precision: str | None, *, fast_accum: bool = Fa
     Raises:
         InvalidOperandError: they contradict each other.
     """
+    if precision is not None:
+        check_name(precision, "precision")
     if dtype is CutlassDtype.TF32 and precision not in (None, "tf32"):
         raise InvalidOperandError(f"dtype TF32 means precision='tf32', not {precision!r}")
     math = math_mode(dtype.storage, "tf32" if dtype is CutlassDtype.TF32 else precision)

@@ -9,12 +9,14 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 from .. import conv_plan, devices
+from ..checks import check_index, shown
 from ..conv_problem import DGRAD, FPROP, OPERANDS, WGRAD, ConvProblem
 from ..errors import InvalidOperandError, UnsupportedError
 from ..generator.archs import SmArch
 from ..generator.dtypes import CutlassDtype
 from ..generator.epilogue.tree import EpilogueVisitorTree
 from ..generator.matrix import ARCHS
+from ..generator.members import Members
 from ..generator.render import render
 from ..generator.rules import accumulator, supports_tree
 from ..numerics import default_out_dtype
@@ -30,7 +32,7 @@ _DTYPES = (
 )  # fmt: skip
 
 
-class ConvLayout(enum.Enum):
+class ConvLayout(enum.Enum, metaclass=Members):
     """The order in which operands name their dimensions. In memory the channels are contiguous in either."""
 
     NHWC = "nhwc"
@@ -73,7 +75,9 @@ class ConvShape:
         for name, least in (("stride", 1), ("padding", 0), ("dilation", 1)):
             pair = getattr(self, name)
             if not isinstance(pair, tuple) or len(pair) != 2:
-                raise InvalidOperandError(f"ConvShape.{name} is {pair!r}; expected two integers, for rows and columns")
+                raise InvalidOperandError(
+                    f"ConvShape.{name} is {shown(pair)}; expected two integers, for rows and columns"
+                )
             for value in pair:
                 for one in value if name == "padding" and isinstance(value, tuple) else (value,):
                     expect_extent(one, f"ConvShape.{name}", least)
@@ -228,6 +232,7 @@ class _ConvRequest:
 
     def problem(self, device: int) -> ConvProblem:
         """What is to be computed on the GPU of this index: dense operands, channels last."""
+        check_index(device, "device")
         g, operand, result = self.shape.geometry, self.dtype.storage, self.result_dtype
 
         def dense(shape: tuple[int, ...], dtype: CutlassDtype) -> MatrixSpec:

@@ -7,6 +7,7 @@ import functools
 from dataclasses import dataclass, field
 
 from .. import devices, fp4, select
+from ..checks import check_flag, check_index, check_options
 from ..errors import InvalidOperandError, UnsupportedError
 from ..fused import Fusion
 from ..fused_arguments import common
@@ -14,6 +15,7 @@ from ..generator.archs import SmArch
 from ..generator.dtypes import CutlassDtype, ScaleType
 from ..generator.epilogue.tree import EpilogueVisitorTree
 from ..generator.matrix import is_supported_for
+from ..generator.members import Members
 from ..generator.render import render
 from ..generator.rules import FP8_TYPES, accumulator, gemm_types, supports_tree
 from ..numerics import default_out_dtype
@@ -32,7 +34,7 @@ _BIAS_TYPES = (CutlassDtype.F64, CutlassDtype.F32, CutlassDtype.F16, CutlassDtyp
 """Element types of a result whose bias has them too; else it is float32."""
 
 
-class GemmLayout(enum.Enum):
+class GemmLayout(enum.Enum, metaclass=Members):
     """How a matrix lies in memory; the value is BLAS's word."""
 
     ROW_MAJOR = "row"
@@ -71,7 +73,7 @@ class GemmEpilogue:
             `EvtBuilder`, or that of a traced function (`epilogue.trace(...).tree`).
 
     Raises:
-        InvalidOperandError: a tree is given beside a bias or an activation, or is none.
+        InvalidOperandError: a value is not of its kind, or a tree is given beside a bias or an activation.
     """
 
     alpha: float = 1.0
@@ -81,6 +83,8 @@ class GemmEpilogue:
     tree: EpilogueVisitorTree | None = None
 
     def __post_init__(self) -> None:
+        check_options(alpha=self.alpha, beta=self.beta, activation=self.activation)
+        check_flag(self.bias, "bias")
         if self.tree is None:
             return
         if not isinstance(self.tree, EpilogueVisitorTree):
@@ -182,6 +186,8 @@ class GemmRequest:
             fast_accum=bool,
             quantized=bool,
         )
+        if self.scaling is not None:
+            check_options(scaling=self.scaling)
         if self.scaling not in SCALINGS:
             raise InvalidOperandError(f"scaling is {self.scaling!r}; expected {', '.join(map(repr, SCALINGS))}")
         fused = self.tree is not None
@@ -246,6 +252,7 @@ class GemmRequest:
 
     def problem(self, device: int) -> GemmProblem:
         """What is to be computed on the GPU of this index: dense operands, batches outermost."""
+        check_index(device, "device")
         shape = self.shape
 
         def spec(rows: int, columns: int, layout: GemmLayout, dtype: CutlassDtype) -> MatrixSpec:

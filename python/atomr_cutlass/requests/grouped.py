@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from .. import devices, grouped_plan
+from ..checks import check_index, expect, shown
 from ..errors import InvalidOperandError
 from ..generator.archs import SmArch
 from ..generator.dtypes import CutlassDtype
@@ -18,7 +19,7 @@ from ..numerics import default_out_dtype
 from ..plan_cache import PlanKey
 from ..problem import MatrixSpec
 from ..reference.epilogue import check_activation
-from .checks import expect, expect_fields, expect_served, math_of
+from .checks import expect_fields, expect_served, math_of
 from .fusion import check_tree
 from .gemm import GemmEpilogue, GemmLayout, GemmShape
 
@@ -40,7 +41,7 @@ class GroupedGemmShape:
 
     def __init__(self, groups: Sequence[GemmShape]) -> None:
         if not isinstance(groups, Sequence) or not groups:
-            raise InvalidOperandError(f"groups is {groups!r}; expected a sequence of at least one GemmShape")
+            raise InvalidOperandError(f"groups is {shown(groups)}; expected a sequence of at least one GemmShape")
         for index, group in enumerate(groups):
             expect(group, GemmShape, f"groups[{index}]")
             if group.batch != 1:
@@ -126,6 +127,7 @@ class GroupedGemmRequest:
 
     def problem(self, device: int) -> GroupedProblem:
         """What is to be computed on the GPU of this index: lists of dense matrices."""
+        check_index(device, "device")
 
         def spec(rows: int, columns: int, layout: GemmLayout, dtype: CutlassDtype) -> MatrixSpec:
             strides = (columns, 1) if layout is GemmLayout.ROW_MAJOR else (1, rows)

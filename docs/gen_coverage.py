@@ -13,7 +13,7 @@ from pathlib import Path
 from atomr_cutlass import verification
 from atomr_cutlass.generator.archs import SmArch
 from atomr_cutlass.generator.key import KernelKey
-from atomr_cutlass.generator.matrix import OPS, PRESETS, cells
+from atomr_cutlass.generator.matrix import OPS, PRESETS, cells, preset_of
 from atomr_cutlass.verification import AUDITED, MEANINGS, RUNS, RUNS_AS_PTX, operands_of
 
 PAGE = Path(__file__).with_name("coverage.md")
@@ -26,7 +26,10 @@ HEAD = """# Coverage
 A **cell** is one compiled kernel: operation, element types, layouts, alignments, tile, schedule and target. Its
 **generation** is its template family (sm80: CUTLASS 2.x with `mma.sync`; sm90, sm100, sm120: CUTLASS 3.x), its
 **arch** what it is compiled for. A preset holds the cells of the presets before it: smoke, default, full. Every cell of
-the table can also be compiled at run time by NVRTC, from the same source ([run-time compilation](jit.md)).
+the table can also be compiled at run time by NVRTC, from the same source ([run-time compilation](jit.md)). What is
+rare, such as bf16 products of f16 operands, has cells of no preset, which are compiled when first needed. No preset has
+a **fallback** (a kernel that reads single elements, has two stages or takes any channels, and serves everything slowly)
+without a cell of the same operands that serves aligned ones.
 
 ![Cells by operation, operands and arch](coverage.svg)
 
@@ -206,7 +209,7 @@ def _cells(keys: list[tuple[int, KernelKey]]) -> str:
 
 def pages() -> dict[Path, str]:
     """The texts of the page and its picture."""
-    matrix = {arch: list(cells([arch])) for arch in SmArch}
+    matrix = {arch: [(tier, key) for tier, key in cells([arch]) if preset_of(key)] for arch in SmArch}
     text = f"{HEAD}{_overview(matrix)}{_legend()}{LIMITS}{CELLS}{_sections(matrix)}"
     return {PAGE: text, PICTURE: picture(matrix)}
 

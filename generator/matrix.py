@@ -11,9 +11,9 @@ from .dtypes import CutlassDtype
 from .epilogue.lower import is_gated
 from .errors import expect
 from .families import FAMILIES
-from .families.base import DEFAULT, FULL, SMOKE, Cell, Family
+from .families.base import DEFAULT, FULL, ON_DEMAND, SMOKE, Cell, Family
 from .key import COLUMN, ROW, KernelKey
-from .rules import Status, no
+from .rules import Status, is_fallback, no, serves_usual_case
 
 PRESETS = ("none", "smoke", "default", "full")
 OPS = tuple(dict.fromkeys(op for op, _ in FAMILIES))
@@ -108,11 +108,27 @@ def shared_memory(key: KernelKey) -> int:
 
 
 def cells(archs: Iterable[SmArch]) -> Iterator[Cell]:
-    """Every cell of the matrix for the archs, with its tier; unsupported combinations never appear."""
+    """Every cell of the matrix for the archs, with its tier; unsupported combinations never appear.
+
+    A fallback is in no preset without a cell that serves the usual case: a table with the one and not the other would
+    serve everything slowly. Its tier is that of the first such cell, or none, if that is larger than its family's.
+    """
     for arch in archs:
-        for one in FAMILIES.values():
-            if arch in one.archs:
-                yield from one.cells(arch)
+        found = [cell for one in FAMILIES.values() if arch in one.archs for cell in one.cells(arch)]
+        usual: dict[tuple[object, ...], list[Cell]] = {}
+        for cell in found:
+            if not is_fallback(cell[1]):
+                usual.setdefault(_kind(cell[1]), []).append(cell)
+        for tier, key in found:
+            if is_fallback(key):
+                beside = [first for first, other in usual.get(_kind(key), ()) if serves_usual_case(other, key)]
+                yield max(tier, min(beside, default=ON_DEMAND)), key
+            else:
+                yield tier, key
+
+
+def _kind(key: KernelKey) -> tuple[object, ...]:
+    return (key.op, key.a, key.b, key.d, key.math, key.layout_a, key.layout_b)
 
 
 def expand(preset: str, archs: Iterable[SmArch]) -> list[KernelKey]:
@@ -143,5 +159,5 @@ def _tiers(arch: SmArch) -> dict[KernelKey, int]:
 
 def preset_of(key: KernelKey) -> str | None:
     """The smallest preset that holds the key, or None when only run-time compilation reaches it."""
-    tier = _tiers(key.arch).get(key)
-    return None if tier is None else PRESETS[tier]
+    tier = _tiers(key.arch).get(key, ON_DEMAND)
+    return None if tier == ON_DEMAND else PRESETS[tier]

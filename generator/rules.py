@@ -6,7 +6,7 @@ import functools
 from dataclasses import dataclass
 
 from .dtypes import CutlassDtype
-from .epilogue.lower import SOURCE, is_gated, operand_kinds, split
+from .epilogue.lower import LINEAR, SCALED, SOURCE, is_gated, operand_kinds, split
 from .epilogue.tree import MATRIX, SCALAR, EpilogueVisitorTree
 from .epilogue.tree import ROW as ROW_KIND
 from .key import COLUMN, ROW, KernelKey
@@ -164,6 +164,29 @@ def supports_layouts(generation: str, a: D, layout_a: str, layout_b: str) -> Sta
     if generation == "sm80" and a.bits == 8 and (layout_a, layout_b) != (ROW, COLUMN):
         return along_k("8-bit kernels of the sm80 generation", layout_a, layout_b)
     return OK
+
+
+def is_fallback(key: KernelKey) -> bool:
+    """Whether a kernel serves, slowly, what others cannot read: single elements, in two stages, or any channels.
+
+    Not of kernels that load nothing wider whatever the alignment is: IEEE fp32, fp64, depthwise filters, casts.
+    """
+    if key.op in ("cast", "quantize", "dequantize") or key.mainloop == "direct" or key.math == "ieee":
+        return False
+    single = min(key.align_a, key.align_b) == 1 and key.a is not CutlassDtype.F64
+    return single or key.mainloop == "twostage" or key.iterator == "analytic"
+
+
+def serves_usual_case(key: KernelKey, fallback: KernelKey) -> bool:
+    """Whether a kernel serves, where operands are aligned, what a fallback of its op does."""
+    alike = ("op", "arch", "a", "b", "d", "math", "layout_a", "layout_b", "layout_d", "group_mode", "scale_type")
+    return (
+        not is_fallback(key)
+        and all(getattr(key, name) == getattr(fallback, name) for name in alike)
+        and key.epilogue in (fallback.epilogue, SCALED if fallback.epilogue == LINEAR else fallback.epilogue)
+        # A kernel for strides serves strides of one as well.
+        and (fallback.stride_support != "strided" or key.stride_support == "strided")
+    )
 
 
 def along_k(who: str, layout_a: str, layout_b: str) -> Status:

@@ -10,7 +10,8 @@ from ..epilogue.lower import GATED, GATED_SCALED, SCALED, is_narrow, lower, spli
 from ..key import ROW, KernelKey, Triple
 from ..rules import Status, epilogue_compute
 
-SMOKE, DEFAULT, FULL = 1, 2, 3
+SMOKE, DEFAULT, FULL, ON_DEMAND = 1, 2, 3, 4
+"""Tiers: the presets, and cells of none, which are compiled at run time."""
 
 Cell = tuple[int, KernelKey]
 """The first preset that holds a key, as its tier, and the key."""

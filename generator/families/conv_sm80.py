@@ -249,7 +249,7 @@ def _fprop(arch: SmArch) -> Iterator[Cell]:
         yield FULL, cell(a, a, "optimized", (8, 8, 8), _GROUP, group_mode="single")
         yield FULL, cell(a, a, "analytic", (1, 1, 1), _ONE, group_mode="single")
         if not fallback:
-            yield FULL, cell(a, a, "optimized", (8, 8, 8), _LARGE)
+            yield SMOKE if a is D.BF16 else FULL, cell(a, a, "optimized", (8, 8, 8), _LARGE)
             yield FULL, cell(a, a, "optimized", (8, 8, 8), _SMALL)
             yield FULL, cell(a, a, "fixed_channels", (4, 4, 8), _NARROW)
     if not fallback:

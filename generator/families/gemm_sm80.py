@@ -21,7 +21,7 @@ from ..rules import (
     no,
     supports_gemm,
 )
-from .base import DEFAULT, FULL, SMOKE, Cell, Family, epilogue_cpp, numbers
+from .base import DEFAULT, FULL, ON_DEMAND, SMOKE, Cell, Family, epilogue_cpp, numbers
 
 D = CutlassDtype
 
@@ -215,14 +215,14 @@ def _single_cells(arch: SmArch, fallback: bool) -> Iterator[Cell]:
         common = layouts in COMMON_LAYOUTS
         for d in GEMM_OUTPUTS[D.F32, D.F32, "tf32"]:
             tier = DEFAULT if common and d is D.F32 else FULL
-            # Narrow results of f32 are rare: mostly they come from the kernels that ask for no alignment.
-            if d is D.F32 or (common and not fallback):
-                # The RS mainloop of sm_90a is in `full` only.
-                yield (
-                    FULL if fallback and layouts == "rc" else tier,
-                    _gemm_sm80(arch, D.F32, d, layouts, (4, 4, 4), (128, 128, 16), (2, 2, 1), 4, "tf32"),
-                )
-                yield tier, _gemm_sm80(arch, D.F32, d, layouts, (4, 4, 4), (128, 128, 16), (4, 2, 1), 4, "3xtf32")
+            # Narrow results of f32 are rare.
+            aligned = tier if d is D.F32 or (common and not fallback) else ON_DEMAND
+            # The RS mainloop of sm_90a is in `full` only.
+            yield (
+                FULL if fallback and layouts == "rc" and d is D.F32 else aligned,
+                _gemm_sm80(arch, D.F32, d, layouts, (4, 4, 4), (128, 128, 16), (2, 2, 1), 4, "tf32"),
+            )
+            yield aligned, _gemm_sm80(arch, D.F32, d, layouts, (4, 4, 4), (128, 128, 16), (4, 2, 1), 4, "3xtf32")
             yield tier, _gemm_sm80(arch, D.F32, d, layouts, (1, 1, 1), (64, 64, 32), (2, 2, 1), 3, "tf32")
             yield tier, _gemm_sm80(arch, D.F32, d, layouts, (1, 1, 1), (64, 64, 16), (2, 2, 1), 3, "3xtf32")
             yield (

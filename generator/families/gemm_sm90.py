@@ -22,7 +22,7 @@ from ..rules import (
     no,
     supports_gemm,
 )
-from .base import DEFAULT, FULL, SMOKE, Cell, Family, epilogue_cpp, numbers, static_ints
+from .base import DEFAULT, FULL, ON_DEMAND, SMOKE, Cell, Family, epilogue_cpp, numbers, static_ints
 
 D = CutlassDtype
 
@@ -228,6 +228,8 @@ def _half_cells(a: D, layouts: str) -> Iterator[Cell]:
         yield tier, _gemm_sm90(a, a, layouts, tile, cluster, mainloop)
     yield FULL, _gemm_sm90(a, a, layouts, (128, 128), (2, 1), "cooperative", scheduler="streamk")
     yield DEFAULT if common else FULL, _gemm_sm90(a, D.F32, layouts, (128, 128), (2, 1), "pingpong")
+    other = D.F16 if a is D.BF16 else D.BF16
+    yield ON_DEMAND, _gemm_sm90(a, other, layouts, (128, 128), (2, 1), "pingpong")
     # D whose rows are not 16-byte aligned, such as a vocabulary of 50257 columns: A and B still come by TMA.
     if layouts in ("rc", "cc"):
         yield (

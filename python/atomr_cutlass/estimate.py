@@ -16,6 +16,7 @@ with sm90's constants and the vendor's rates: nothing was measured there.
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from dataclasses import dataclass
 
@@ -120,6 +121,16 @@ def launch(key: KernelKey, variant: Variant, device: Device, shared_bytes: int, 
     moved = (variant.m * variant.k + variant.k * variant.n) * key.a.bits + variant.m * variant.n * key.d.bits
     floor = variant.batch * moved / 8 / _dram(device)
     return Launch(max(busy, floor) + LAUNCH_SECONDS, split_k, swizzle, raster)
+
+
+def least(key: KernelKey, variant: Variant, device: Device) -> float:
+    """A time that no kernel of these types is estimated to stay below, whatever its tile and generation."""
+    arch = device.arch or key.arch
+    kinds = [dataclasses.replace(key, arch=arch, generation=generation) for generation in ("sm80", "sm90", "sm100")]
+    rate = max(_peak(kind) for kind in kinds if arch.capability >= (9, 0) or kind.generation == "sm80")
+    products = variant.batch * variant.m * variant.n * variant.k / rate / device.multiprocessors
+    moved = (variant.m * variant.k + variant.k * variant.n) * key.a.bits + variant.m * variant.n * key.d.bits
+    return max(products / CLOCK_HZ, variant.batch * moved / 8 / _dram(device)) + LAUNCH_SECONDS
 
 
 def _dram(device: Device) -> float:

@@ -16,7 +16,7 @@ from .generator.key import KernelKey
 from .generator.matrix import cells, family, preset_of
 from .jit import kernels
 from .pick import Picked
-from .plan import better_cell
+from .plan import FAR, WORTHWHILE, better_cell
 from .planner import Request, expect_request
 from .problem import GemmProblem
 from .requests import GemmRequest, GroupedGemmRequest
@@ -132,8 +132,8 @@ def explain(request: Request, *, jit: str | None = None) -> Explanation:
     notes = (*found.notes, *_cell_notes(case, found, arch))
     if found.best.info is None:
         return _compiled(case, arch, found.best, notes)
-    if policy == "background" and isinstance(case, _Gemm):
-        notes += case.background(found.best)
+    if policy != "off" and isinstance(case, _Gemm):
+        notes += case.background(found.best, WORTHWHILE if policy == "background" else FAR)
     return Explanation(
         request=request,
         arch=arch,
@@ -234,11 +234,11 @@ class _Gemm:
     def serves(self, key: KernelKey) -> bool:
         return any(select.eligible(key, self.what, variant) for variant in self._variants())
 
-    def background(self, best: Cell) -> tuple[str, ...]:
+    def background(self, best: Cell, part: float) -> tuple[str, ...]:
         """Whether a better kernel takes over some time."""
         better = None
         if plain(self.request) and isinstance(best, Choice):
-            better = better_cell(best, self.what, self.device, self.request.arch)
+            better = better_cell(best, self.what, self.device, self.request.arch, part)
         return () if better is None else (
             f"{better.key.name} is compiled in the background and takes over when it is ready",
         )  # fmt: skip

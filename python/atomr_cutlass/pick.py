@@ -15,7 +15,7 @@ from .devices import Device
 from .errors import KernelNotFoundError, UnsupportedError
 from .generator.archs import SmArch
 from .generator.key import KernelKey
-from .generator.matrix import cells, supports
+from .generator.matrix import cells, preset_of, supports
 from .jit import kernels
 from .select import cure, knob, nearest_built, require_target, too_new
 from .table import KernelInfo
@@ -124,7 +124,7 @@ def pick(
     if backend == "prebuilt" or kernels.policy(jit) == "off":
         nearest = nearest_built(best.key)
         differs = f"; the nearest there is {nearest[0]}, which differs in {', '.join(nearest[1])}" if nearest else ""
-        cured = f"build with {knob(best.key)}" if derive is None else cure(best.key)
+        cured = f"build with {knob(best.key)}" if derive is None and preset_of(best.key) else cure(best.key)
         passed_over = too_new(device, arch, lambda key: key.op == op and cost(key) is not None)
         passed_over = f"; {passed_over}" if passed_over else ""
         raise KernelNotFoundError(

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import dataclasses
+import warnings
 import weakref
 from typing import Any
 
-from . import _core, devices, problem, select
+from . import _core, devices, estimate, problem, select
 from .devices import Device
 from .errors import InvalidOperandError, KernelNotFoundError, UnsupportedError
 from .generator.archs import SmArch
 from .generator.dtypes import CutlassDtype
 from .generator.key import ROW
+from .generator.matrix import preset_of
 from .generator.render import render
 from .jit import kernels
 from .operands import CUDA
@@ -22,6 +24,9 @@ from .table import KernelInfo
 
 WORTHWHILE = 0.95
 """The part of a prebuilt kernel's time, by the model, that a compiled one must keep to: the model is no better."""
+
+FAR = 0.5
+"""Likewise, for one that is compiled whether or not `background` was asked for: the table has what serves anything."""
 
 BACKENDS = ("auto", "prebuilt", "jit")
 
@@ -107,9 +112,10 @@ def make(
         like: an array whose framework allocates the workspace, where it can.
         backend: `auto`: the best kernel of the table; where it has none, the matrix's best one, compiled. `prebuilt`:
             the table only. `jit`: the matrix's best one, compiled.
-        jit: `auto`; `off` compiles nothing; `background` starts with the best kernel of the table and compiles the
-            matrix's best one meanwhile, if the model expects more of that: launches turn to it when it is ready. With
-            nothing to start with, it is compiled first. None leaves it to ATOMR_CUTLASS_JIT.
+        jit: `background` starts with the best kernel of the table and compiles the matrix's best one meanwhile, if the
+            model expects more of that: launches turn to it when it is ready. With nothing to start with, it is compiled
+            first. `auto` does the same where the model expects twice the speed; `off` compiles nothing, and warns
+            there, once. None leaves it to ATOMR_CUTLASS_JIT.
         stream: where the first launch will be, where that is known.
 
     Raises:
@@ -122,10 +128,16 @@ def make(
     policy = kernels.policy(jit)
     solvable, device = _nonempty(what), devices.get(what.device)
     choice = choose(solvable, device, arch, backend, policy)
-    better = better_cell(choice, solvable, device, arch) if backend == "auto" and policy == "background" else None
+    better = None
+    capturing = stream is not None and _core.capturing(what.device, stream)
+    if backend == "auto" and policy != "off" and not capturing:
+        better = better_cell(choice, solvable, device, arch, WORTHWHILE if policy == "background" else FAR)
     if better is not None and kernels.ready(better.key, device):
         choice, better = better, None
-    if choice.info is None and stream is not None and _core.capturing(what.device, stream):
+    if better is not None and (reason := kernels.problem()):
+        _warn_of_slow(choice, better, reason)
+        better = None
+    if choice.info is None and capturing:
         raise UnsupportedError(
             f"{choice.key.name} is compiled at run time, and such plans cannot be made while a CUDA graph is captured: "
             "make the plan before, with ac.plan or by one call outside the capture"
@@ -152,23 +164,46 @@ def choose(what: GemmProblem, device: Device, arch: SmArch | None, backend: str,
             nearest = select.nearest_built(choice.key)
             raise KernelNotFoundError(
                 f"backend='jit' asks for {choice.key.name} to be compiled, which jit='off' or "
-                f"{kernels.POLICY_VARIABLE}=off forbids; build it in with {select.knob(choice.key)}"
+                f"{kernels.POLICY_VARIABLE}=off forbids: {select.cure(choice.key)}"
                 + (f"; the nearest in the table is {nearest[0]}" if nearest else "")
             )
         if backend != "jit":
             kernels.record_miss(choice.key)
+    elif backend == "auto" and policy == "off":
+        better = better_cell(choice, what, device, arch, FAR)
+        if better is not None:
+            _warn_of_slow(choice, better, f"jit='off' or {kernels.POLICY_VARIABLE}=off forbids to compile that")
     return choice
 
 
-def better_cell(choice: Choice, what: GemmProblem, device: Device, arch: SmArch | None) -> Choice | None:
-    """The matrix's best cell, if it promises enough over a prebuilt one to be compiled in the background."""
-    if choice.info is None:
+_warned: set[tuple[str, str]] = set()
+
+
+def _warn_of_slow(choice: Choice, better: Choice, reason: str) -> None:
+    """Says once that a kernel is used which another would leave far behind, why, and what cures it."""
+    if (choice.key.name, better.key.name) in _warned:
+        return
+    _warned.add((choice.key.name, better.key.name))
+    cure = select.cure(better.key) if preset_of(better.key) else "it is in no preset, and compiled at run time only"
+    warnings.warn(
+        f"{choice.key.name} is used, which by the model takes {choice.seconds / better.seconds:.1f} times as long as "
+        f"{better.key.name}: {reason}; {cure}",
+        RuntimeWarning,
+        stacklevel=3,
+    )
+
+
+def better_cell(
+    choice: Choice, what: GemmProblem, device: Device, arch: SmArch | None, part: float = WORTHWHILE
+) -> Choice | None:
+    """The matrix's best cell, if it promises enough over a prebuilt one: at most `part` of its time."""
+    if choice.info is None or estimate.least(choice.key, choice.variant, device) > part * choice.seconds:
         return None
     try:
         best = select.best_cell(what, device, arch)
     except UnsupportedError:  # a GPU that no target is made for, and that older cells serve all the same
         return None
-    worthwhile = best is not None and best.key != choice.key and best.seconds <= WORTHWHILE * choice.seconds
+    worthwhile = best is not None and best.key != choice.key and best.seconds <= part * choice.seconds
     return best if worthwhile else None
 
 

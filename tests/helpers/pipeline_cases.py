@@ -756,6 +756,68 @@ def case_a_better_kernel_is_compiled_in_the_background() -> None:
             assert len(compiled) == 1
 
 
+@contextlib.contextmanager
+def slow_table() -> Iterator[tuple[pytest.MonkeyPatch, tuple[Tensor, Tensor, Tensor]]]:
+    """A table whose tiles are far too large for a product of few rows and columns with a long K."""
+    with pytest.MonkeyPatch.context() as patch:
+        few = [k for k in table.kernels() if k.key.tile == (256, 128, 8)]
+        patch.setattr(table, "kernels", lambda *_g, **_n: few)
+        patch.setattr(plan_module, "_warned", set())
+        gemm_module._plans.clear()
+        yield patch, (Tensor(matrix(8, 4096)), Tensor(matrix(4096, 8)), Tensor(matrix(8, 8)))
+        gemm_module._plans.clear()
+
+
+def case_a_kernel_that_serves_slowly_gives_way_unasked() -> None:
+    gate = threading.Event()
+    with compiler(built=True, gate=gate) as compiled, slow_table() as (_, (a, b, out)):
+        made = ac.plan(ac.GemmRequest(ac.GemmShape(8, 8, 4096), dtype=ac.CutlassDtype.F32))
+        before = made.kernel_name
+        made(a, b, out=out)
+        np.testing.assert_array_equal(out.array, a.array @ b.array)
+        assert (made.kernel_name, made.origin) == (before, "pack fake")
+        gate.set()
+        deadline = time.monotonic() + 30
+        while made.kernel_name == before and time.monotonic() < deadline:
+            made(a, b, out=out)
+            time.sleep(0.01)
+        assert [made.kernel_name] == compiled != [before]
+        made(a, b, out=out)
+        np.testing.assert_array_equal(out.array, a.array @ b.array)
+        # Now that it is there, it is taken at once; while a graph is captured, the table's is.
+        assert ac.plan(made.request).kernel_name == made.kernel_name
+        stream = ac.gemm(a, b, out=out, stream=777)
+        assert stream is out
+
+
+def case_a_kernel_that_serves_well_enough_is_kept() -> None:
+    with compiler(built=True) as compiled:
+        gemm_module._plans.clear()
+        a, b = matrix(64, 64), matrix(64, 64)
+        np.testing.assert_array_equal(ac.gemm(a, b), a @ b)
+        assert (compiled, kernels._background) == ([], {})
+
+
+def case_a_kernel_that_serves_slowly_and_must_stay_is_said_once() -> None:
+    with compiler(built=True) as compiled, slow_table() as (patch, (a, b, out)):
+        for given, reason in (({"jit": "off"}, "off forbids"), ({}, "there is no NVRTC")):
+            patch.setattr(plan_module, "_warned", set())
+            patch.setattr(kernels, "problem", lambda: "there is no NVRTC")
+            gemm_module._plans.clear()
+            with warnings.catch_warnings(record=True) as said:
+                warnings.simplefilter("always")
+                ac.gemm(a, b, out=out, **given)
+                gemm_module._plans.clear()
+                ac.gemm(a, b, out=out, **given)
+            np.testing.assert_array_equal(out.array, a.array @ b.array)
+            (one,) = [str(w.message) for w in said if issubclass(w.category, RuntimeWarning)]
+            assert reason in one
+            assert "times as long" in one
+            assert "256x128_8" in one
+            assert "ATOMR_CUTLASS_PRESET=" in one
+        assert compiled == []
+
+
 def case_nothing_is_compiled_while_a_graph_is_captured() -> None:
     with compiler() as compiled:
         arrays = matrix(5, 7), matrix(7, 3), matrix(5, 3)

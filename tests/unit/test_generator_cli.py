@@ -41,9 +41,9 @@ def test_the_json_list_holds_every_field() -> None:
 
 
 def test_emission_from_the_command_line(tmp_path: Path) -> None:
-    process = _run("--preset", "smoke", "--archs", "86", "--dtypes", "i8", "--emit", str(tmp_path))
+    process = _run("--preset", "smoke", "--archs", "86", "--dtypes", "f32", "--emit", str(tmp_path))
     assert process.returncode == 0, process.stderr
-    (cell,) = Selection(preset="smoke", archs="86", dtypes="i8").keys()
+    (cell,) = Selection(preset="smoke", archs="86", dtypes="f32").keys()
     assert [p.stem for p in tmp_path.glob("src/sm_86/*.cu")] == [cell.name]
     assert process.stdout == "1 cells (preset smoke, archs 86)\n"
 

@@ -157,6 +157,15 @@ def where(key: KernelKey, target: Target) -> str | None:
     return "disk" if store().get(Unit.of(key, target).digest(toolchain())) is not None else None
 
 
+def problem() -> str:
+    """Why nothing can be compiled; empty when something can."""
+    try:
+        toolchain()
+    except DeviceUnavailableError as error:
+        return str(error)
+    return ""
+
+
 def ready(key: KernelKey, device: Device) -> bool:
     """Whether a key's kernel can be had without compiling."""
     try:

@@ -367,9 +367,16 @@ def choose(
     jit: str | None = None,
     record: bool = True,
 ) -> Chosen:
-    """The kernel for a convolution, after rewrites. Needs no GPU; arguments and errors are those of `pick.pick`."""
+    """The kernel for a convolution, after rewrites. Needs no GPU; arguments and errors are those of `pick.pick`.
+
+    With `backend` `auto`, nothing is compiled where the table serves the convolution in whatever way.
+    """
+    *better, last = ways = conv_fusion.ways(what)
+    if backend == "auto":
+        for way in ways:
+            with contextlib.suppress(UnsupportedError, KernelNotFoundError):
+                return _choose(way, device, arch=arch, backend="prebuilt", jit=jit, record=False)
     how: dict[str, Any] = {"arch": arch, "backend": backend, "jit": jit, "record": record}
-    *better, last = conv_fusion.ways(what)
     for way in better:
         with contextlib.suppress(UnsupportedError, KernelNotFoundError):
             return _choose(way, device, **how)

@@ -203,10 +203,11 @@ class _Gemm:
     def find(self, policy: str) -> _Found:
         if not plain(self.request):
             scaled.refuse(self.what)
-        for way in self._ways[:-1]:
+        *better, last = scaled.table_first(self._ways, self.device, self.request.arch)
+        for way in better:
             with contextlib.suppress(UnsupportedError, KernelNotFoundError):
                 return self._find(way, policy)
-        return self._find(self._ways[-1], policy)
+        return self._find(last, policy)
 
     def _find(self, way: GemmProblem, policy: str) -> _Found:
         ranked = select.rank(way, self.device, self.request.arch)

@@ -26,7 +26,7 @@ from .operands import BYTE
 from .pick import Picked
 from .plan import choose
 from .problem import MAX_OUTER, GemmProblem, MatrixSpec, broadcast_to
-from .select import Choice, choice_of
+from .select import Choice, choice_of, rank
 
 BLOCK = 128
 """Rows of B's columns, and elements of K, that share a block scale of fp8; each row of A has its own."""
@@ -233,11 +233,27 @@ def _launch_once(
 def choose_way(
     ways: list[GemmProblem], device: Device, arch: SmArch | None, backend: str, jit: str | None
 ) -> tuple[GemmProblem, Choice]:
-    """The first of a problem's ways that some kernel serves, and the kernel; errors are those of `plan.choose`."""
-    for way in ways[:-1]:
+    """The first of a problem's ways that some kernel serves, and the kernel; errors are those of `plan.choose`.
+
+    With `backend` `auto`, no kernel is compiled for one way where the table serves another.
+    """
+    *better, last = table_first(ways, device, arch) if backend == "auto" else ways
+    for way in better:
         with contextlib.suppress(UnsupportedError, KernelNotFoundError):
             return way, choose(way, device, arch, backend, jit)
-    return ways[-1], choose(ways[-1], device, arch, backend, jit)
+    return last, choose(last, device, arch, backend, jit)
+
+
+def table_first(ways: list[GemmProblem], device: Device, arch: SmArch | None) -> list[GemmProblem]:
+    """A problem's ways, those that the table serves before those whose kernel would have to be compiled."""
+
+    def lacks(way: GemmProblem) -> bool:
+        try:
+            return not rank(way, device, arch)
+        except UnsupportedError:
+            return True
+
+    return sorted(ways, key=lacks) if len(ways) > 1 else ways
 
 
 def _plan(

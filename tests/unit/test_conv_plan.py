@@ -580,6 +580,26 @@ def test_a_gemm_that_the_table_lacks_is_no_refusal(only: Any) -> None:
         choose(_problem(FPROP, (2, 8, 8, 5), (7, 3, 3)), A100, jit="off")
 
 
+def test_a_filter_of_one_tap_is_compiled_for_only_where_the_table_has_neither_kernel(
+    only: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    conv = _cell(FPROP, "optimized", (8, 8, 8), stages=4)
+    slow_conv = _cell()
+    only(conv, slow_conv)
+    what = _problem(FPROP, (2, 8, 8, 64), (64, 1, 1))
+    gemms = [key for _, key in cells([SmArch.SM80]) if (key.op, key.a, key.d) == ("gemm", D.BF16, D.BF16)]
+    (slow_gemm,) = [k for k in gemms if k.layout_a + k.layout_b == "rc" and k.align_a == 1]
+    for there, is_gemm in ((slow_gemm, True), (slow_conv, False)):
+        fake_table.install(monkeypatch, [fake_table.row(there)])
+        chosen = choose(what, A100)
+        assert (chosen.picked.key, chosen.picked.origin) == (there, "prebuilt")
+        assert (chosen.product is not None) is is_gemm
+        assert choose(what, A100, backend="jit").picked.seconds < chosen.picked.seconds
+    # Of two that are there, the faster one.
+    fake_table.install(monkeypatch, [fake_table.row(slow_gemm), fake_table.row(conv)])
+    assert choose(what, A100).picked.key == conv
+
+
 def test_a_table_that_cannot_slice_computes_in_one_piece(only: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """Neither the slices nor the cast may keep a kernel that is there from serving."""
     plain, sliced, helper = _wgrad_cells()

@@ -11,13 +11,16 @@ import numpy as np
 import pytest
 
 import atomr_cutlass as ac
-from atomr_cutlass import EvtBuilder, scaled
+import fake_table
+from atomr_cutlass import EvtBuilder, scaled, select
 from atomr_cutlass.errors import InvalidOperandError, UnsupportedError
 from atomr_cutlass.generator.dtypes import CutlassDtype as D
+from atomr_cutlass.jit import kernels
 from atomr_cutlass.numerics import numpy_dtype
 from atomr_cutlass.problem import GemmProblem, MatrixSpec, collapse_batches
 from atomr_cutlass.requests.fusion import dense
 from atomr_cutlass.scaled import Scale, Scales, scale_forms
+from fake_table import H200
 
 
 def _spec(shape: tuple[int, ...], dtype: D = D.F32, *, columns: bool = False) -> MatrixSpec:
@@ -182,6 +185,30 @@ def test_ways_of_a_tree() -> None:
     (only,) = scaled.ways(with_c, scales, fusion)
     assert (only.c, only.epilogue) == (what.d, f"scaled+{tree.program}")
     assert scaled.ways(what, scales) == [scaled.problem_of(what, scales)]
+
+
+def test_a_way_that_the_table_serves_goes_before_one_to_be_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
+    tree = EvtBuilder().add_bias("bias").add_matrix("residual", D.BF16).build()
+    what = _problem(64, 128, 96)
+    source, plain = ways = scaled.ways(what, scaled.NO_SCALES, dense(tree, what.d))
+    monkeypatch.setattr(kernels, "record_miss", lambda _key: None)
+
+    def chosen(backend: str = "auto") -> tuple[GemmProblem, str]:
+        way, choice = scaled.choose_way(ways, H200, None, backend, "auto")
+        return way, "jit" if choice.info is None else choice.info.origin
+
+    keys = {}
+    for way in ways:
+        best = select.best_cell(way, H200)
+        assert best is not None
+        keys[way.epilogue] = best.key
+    fake_table.install(monkeypatch, [])
+    assert chosen() == (source, "jit")
+    fake_table.install(monkeypatch, [fake_table.row(keys[plain.epilogue])])
+    assert chosen() == (plain, "prebuilt")
+    assert chosen("jit") == (source, "jit")
+    fake_table.install(monkeypatch, map(fake_table.row, keys.values()))
+    assert chosen() == (source, "prebuilt")
 
 
 # ----------------------------------------------------------------------------------------------------------------------

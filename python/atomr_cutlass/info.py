@@ -13,7 +13,7 @@ from typing import Any
 
 from . import _core, devices, table
 from .devices import Device
-from .errors import CacheError, CutlassError, LibraryError
+from .errors import CacheError, CutlassError
 from .generator import toolchain
 from .jit import kernels as jit_kernels
 from .jit import toolchain as jit_toolchain
@@ -159,7 +159,7 @@ class Info:
 
 def gather() -> Info:
     """Looks at the installation; starts the driver and NVRTC, but allocates nothing on a GPU and writes nothing."""
-    kernels, pack_problem = _kernels()
+    kernels = table.kernels()
     problem = devices.problem()
     visible = [] if problem else [devices.get(i) for i in range(_core.device_count())]
     gpus = tuple(Gpu(device, sum(_runs(info, device) for info in kernels)) for device in visible)
@@ -183,8 +183,10 @@ def gather() -> Info:
     if cache.problem:
         cure = f"export {FOLDER_VARIABLE}=ANOTHER_FOLDER"
         missing.append(Missing(cache.problem, "keeping compiled kernels for other processes", cure))
-    if pack_problem:
-        missing.append(Missing(pack_problem, "the kernels of that pack", f"correct {table.PACKS_VARIABLE}"))
+    for pack_problem in table.pack_problems():
+        named = pack_problem.startswith(table.PACKS_VARIABLE)
+        cure = f"correct {table.PACKS_VARIABLE}" if named else "upgrade or uninstall that distribution"
+        missing.append(Missing(pack_problem, "the kernels of that pack", cure))
     if nvcc_problem:
         missing.append(Missing(nvcc_problem, "building kernels", "unset ATOMR_CUTLASS_NVCC"))
     if problem:
@@ -212,15 +214,6 @@ def gather() -> Info:
 def build_command(preset: str, archs: str) -> str:
     """The command that builds and installs the package with these kernels."""
     return f"CMAKE_ARGS='-DATOMR_CUTLASS_PRESET={preset} -DATOMR_CUTLASS_ARCHS={archs}' pip install ."
-
-
-def _kernels() -> tuple[list[KernelInfo], str]:
-    """(the table, why a pack could not be loaded)."""
-    try:
-        return table.kernels(), ""
-    except LibraryError as error:
-        # What is linked in, and the packs before the bad one, can still be counted.
-        return list(table._rows(_core.registry_generation())), str(error)  # noqa: SLF001
 
 
 def _runs(info: KernelInfo, device: Device) -> bool:

@@ -6,13 +6,15 @@ import functools
 import json
 import os
 import threading
+import warnings
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from . import _core
 from .checks import check_options, expect, shown
-from .errors import InvalidOperandError, LibraryError
+from .errors import CutlassError, InvalidOperandError, LibraryError
 from .generator.archs import SmArch
 from .generator.dtypes import CutlassDtype
 from .generator.key import KernelKey
@@ -117,13 +119,13 @@ def _key_of(row: dict[str, Any]) -> KernelKey:
 
 _packs_lock = threading.Lock()
 _packs_loaded = threading.Event()
+_pack_problems: list[str] = []
 
 
 def load_packs() -> None:
     """Loads, once, the packs of ATOMR_CUTLASS_PACKS (paths, separated like PATH) and of installed distributions.
 
-    Raises:
-        LibraryError: a pack cannot be loaded, or lies where others could have written it.
+    One that cannot be loaded is left out, and a warning names it: what others installed is not to stop this process.
     """
     if _packs_loaded.is_set():
         return
@@ -133,11 +135,33 @@ def load_packs() -> None:
     with _packs_lock:
         if _packs_loaded.is_set():
             return
-        paths = [p for p in os.environ.get(PACKS_VARIABLE, "").split(os.pathsep) if p]
-        paths += [str(entry.load()()) for entry in metadata.entry_points(group=PACKS_GROUP)]
-        for path in paths:
-            load_pack(path)
+        for path in filter(None, os.environ.get(PACKS_VARIABLE, "").split(os.pathsep)):
+            _load_or_note(f"{PACKS_VARIABLE} names {path}", functools.partial(Path, path))
+        for entry in metadata.entry_points(group=PACKS_GROUP):
+            whose = entry.dist.name if entry.dist else "a distribution"
+            _load_or_note(f"entry point {entry.name} of {whose}, {entry.value}", functools.partial(_announced, entry))
         _packs_loaded.set()
+    # Once all are loaded: where warnings are errors, the table is whole all the same.
+    for problem in _pack_problems:
+        warnings.warn(f"a pack is left out: {problem}", RuntimeWarning, stacklevel=3)
+
+
+def pack_problems() -> tuple[str, ...]:
+    """Why packs of the environment and of installed distributions were left out, each with where it is named."""
+    load_packs()
+    return tuple(_pack_problems)
+
+
+def _announced(entry: Any) -> Any:
+    return entry.load()()
+
+
+def _load_or_note(where: str, find: Callable[[], Any]) -> None:
+    try:
+        load_pack(find())
+    except Exception as error:  # noqa: BLE001 - an entry point is somebody else's code
+        said = str(error) if isinstance(error, CutlassError) else f"{type(error).__name__}: {error}"
+        _pack_problems.append(f"{where}: {said}")
 
 
 def load_pack(path: str | os.PathLike[str]) -> int:
@@ -157,7 +181,8 @@ def load_pack(path: str | os.PathLike[str]) -> int:
     expect(path, (str, os.PathLike), "path", "the path of a shared library")
     try:
         resolved = Path(path).resolve()
-    except (TypeError, ValueError) as error:  # a path of bytes, or with characters that no path has
+    # A path of bytes, with characters that no path has, or of links that lead to themselves.
+    except (TypeError, ValueError, OSError, RuntimeError) as error:
         raise InvalidOperandError(f"path is {shown(path)}, which is none: {error}") from error
     for place in (resolved, resolved.parent):
         try:

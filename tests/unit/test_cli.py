@@ -97,12 +97,12 @@ def test_info_of_an_empty_table_says_how_to_fill_it() -> None:
 def test_info_survives_a_pack_that_cannot_be_loaded(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv(table.PACKS_VARIABLE, str(tmp_path / "gone.so"))
     monkeypatch.setattr(table, "_packs_loaded", type(table._packs_loaded)())
-    said, _ = call("info")
+    monkeypatch.setattr(table, "_pack_problems", [])
+    with pytest.warns(RuntimeWarning, match=r"a pack is left out: .*gone\.so"):
+        said, _ = call("info")
     assert "gone.so" in said
     assert f"correct {table.PACKS_VARIABLE}" in said
-    _, complaint = call("list", status=1)
-    assert complaint.startswith("atomr-cutlass: pack: cannot read")
-    assert len(complaint.splitlines()) == 1
+    call("list")
 
 
 def test_info_counts_the_kernels_that_run_on_each_gpu(monkeypatch: pytest.MonkeyPatch) -> None:

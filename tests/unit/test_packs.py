@@ -98,6 +98,7 @@ def test_a_row_is_json(tmp_path: Path) -> None:
         "shared_bytes": 1024,
         "threads": 128,
         "cuda_version": 13000,
+        "content": "",
     }
 
 
@@ -155,25 +156,78 @@ def test_importing_loads_no_pack() -> None:
     assert _printed("print('imported')", ATOMR_CUTLASS_PACKS="/nowhere/pack.so") == ["imported"]
 
 
-def test_a_pack_of_the_environment_that_is_missing_is_an_error_every_time() -> None:
-    code = """
+def _distribution(site: Path, name: str, body: str) -> None:
+    """A distribution with an entry point, and its module, which has this text."""
+    info = site / f"{name}-1.0.dist-info"
+    info.mkdir(parents=True)
+    (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.0\n")
+    (info / "entry_points.txt").write_text(f"[atomr_cutlass.packs]\nkernels = {name}:path\n")
+    (site / f"{name}.py").write_text(body)
+
+
+BAD = {
+    "raises": "def path():\n    raise KeyError('its own mistake')\n",
+    "imports": "import a_module_that_is_not_there\n",
+    "returns": "def path():\n    return None\n",
+    "is_gone": "def path():\n    return '/nowhere/of_an_entry_point.so'\n",
+}
+WARNED = """
+    import warnings
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
         for _ in range(2):
-            try:
-                ac.kernels()
-            except ac.LibraryError as error:
-                print(error.lib, "/nowhere/pack.so" in error.msg)
+            packs = [k.pack for k in ac.kernels() if k.pack]
+    print(json.dumps([packs, [str(w.message) for w in caught], list(ac.table.pack_problems())]))
+"""
+
+
+def test_packs_that_cannot_be_loaded_are_named_once_and_the_others_serve(tmp_path: Path) -> None:
+    site = tmp_path / "site"
+    for name, body in BAD.items():
+        _distribution(site, name, body)
+    announced = make_pack(site / "kernels.so", KEYS[:1], name="announced")
+    _distribution(site, "zebra", f"def path():\n    return {str(announced)!r}\n")
+    later = make_pack(tmp_path / "later.so", KEYS[1:2], abi="999")
+    good = make_pack(tmp_path / "good.so", KEYS[2:3], name="good")
+    packs, warned, problems = json.loads(
+        _python(
+            "import json; import atomr_cutlass as ac; import atomr_cutlass.table\n" + textwrap.dedent(WARNED),
+            ATOMR_CUTLASS_PACKS=os.pathsep.join(["/nowhere/pack.so", str(later), str(good)]),
+            PYTHONPATH=os.pathsep.join(filter(None, [str(site), os.environ.get("PYTHONPATH", "")])),
+        ).stdout
+    )
+    assert packs == ["good", "announced"]
+    assert warned == [f"a pack is left out: {problem}" for problem in problems]
+    told = [
+        "ATOMR_CUTLASS_PACKS names /nowhere/pack.so: pack: cannot read",
+        f"ATOMR_CUTLASS_PACKS names {later}: pack: {later} was built for ABI 999",
+        "entry point kernels of raises, raises:path: KeyError: 'its own mistake'",
+        "entry point kernels of imports, imports:path: ModuleNotFoundError: No module named 'a_module",
+        "entry point kernels of returns, returns:path: path is None; expected the path of a shared library",
+        "entry point kernels of is_gone, is_gone:path: pack: cannot read",
+    ]
+    assert len(problems) == len(told)
+    assert all(any(problem.startswith(start) for problem in problems) for start in told), problems
+
+
+def test_where_warnings_are_errors_packs_are_loaded_all_the_same(tmp_path: Path) -> None:
+    good = make_pack(tmp_path / "good.so", KEYS[:1], name="good")
+    code = """
+        import warnings
+        warnings.simplefilter("error")
+        try:
+            ac.kernels()
+        except RuntimeWarning:
+            print(*[k.pack for k in ac.kernels() if k.pack])
     """
-    assert _printed(code, ATOMR_CUTLASS_PACKS="/nowhere/pack.so") == ["pack", "True"] * 2
+    assert _printed(code, ATOMR_CUTLASS_PACKS=f"/nowhere/pack.so{os.pathsep}{good}") == ["good"]
 
 
 def test_installed_distributions_announce_packs(tmp_path: Path) -> None:
     site = tmp_path / "site"
-    info = site / "some_pack-1.0.dist-info"
-    info.mkdir(parents=True)
-    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: some-pack\nVersion: 1.0\n")
-    (info / "entry_points.txt").write_text("[atomr_cutlass.packs]\nsome = some_pack:path\n")
+    site.mkdir()
     pack = make_pack(site / "kernels.so", KEYS[:1], name="some")
-    (site / "some_pack.py").write_text(f"def path():\n    return {str(pack)!r}\n")
+    _distribution(site, "some_pack", f"def path():\n    return {str(pack)!r}\n")
     path = os.pathsep.join(filter(None, [str(site), os.environ.get("PYTHONPATH", "")]))
     assert _printed("print(*[k.pack for k in ac.kernels() if k.pack])", PYTHONPATH=path) == ["some"]
 
@@ -282,3 +336,9 @@ def test_a_key_that_this_version_cannot_read_names_the_pack(tmp_path: Path) -> N
     assert "cutlass_of_tomorrow" in said
     assert "pack tomorrow" in said
     assert "unknown fields ['novelty']" in said
+
+
+@pytest.mark.parametrize("path", [None, 3, b"pack.so", ["pack.so"], "pack\0.so"])
+def test_what_is_no_path_is_refused(path: object) -> None:
+    with pytest.raises(InvalidOperandError, match=r"^path is .*(expected the path of a shared library|which is none)"):
+        load_pack(path)  # type: ignore[arg-type]

@@ -3,7 +3,7 @@
 
 set(ATOMR_CUTLASS_PRESET "default" CACHE STRING "Which kernels to compile: none, smoke, default or full")
 set_property(CACHE ATOMR_CUTLASS_PRESET PROPERTY STRINGS none smoke default full)
-set(ATOMR_CUTLASS_ARCHS "" CACHE STRING "Architectures to compile for, such as 80;90a (empty: the GPUs present)")
+set(ATOMR_CUTLASS_ARCHS "" CACHE STRING "Architectures to compile for, of 80;86;89;90a;100a;120a (empty: the GPUs present, else 80;90a)")
 set(ATOMR_CUTLASS_PTX "" CACHE STRING "Of these, the ones to also ship as PTX, which newer GPUs translate: 80;89")
 set(ATOMR_CUTLASS_OPS "" CACHE STRING "Only these operations, such as gemm (empty: all)")
 set(ATOMR_CUTLASS_DTYPES "" CACHE STRING "Only these operand types, such as f16;bf16 (empty: all)")

@@ -7,6 +7,7 @@ import json
 import sys
 from pathlib import Path
 
+from .archs import SmArch
 from .emit import emit
 from .matrix import OPS, PRESETS
 from .selection import Selection
@@ -20,7 +21,9 @@ def main(argv: list[str] | None = None) -> int:
     action.add_argument("--emit", type=Path, metavar="DIR", help="write sources, table and kernels.cmake below DIR")
     parser.add_argument("--json", action="store_true", help="with --list: print JSON with every field of the keys")
     parser.add_argument("--preset", default="default", help=", ".join(PRESETS))
-    parser.add_argument("--archs", default="80;90a", help="compile targets, ;-separated (80;86;89;90a)")
+    parser.add_argument(
+        "--archs", default="80;90a", help=f"compile targets, ;-separated ({';'.join(a.target for a in SmArch)})"
+    )
     parser.add_argument("--ptx", default="", help="targets that carry PTX as well, ;-separated")
     parser.add_argument("--ops", default="", help=f"operations, ;-separated ({', '.join(OPS)}); all when empty")
     parser.add_argument("--dtypes", default="", help="element types of A, ;-separated; all when empty")

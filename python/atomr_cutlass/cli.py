@@ -79,6 +79,8 @@ app = typer.Typer(
 cache_app = typer.Typer(no_args_is_help=True, rich_markup_mode=None)
 app.add_typer(cache_app, name="cache", help="The kernels that were compiled at run time and are kept on disk.")
 
+_TARGETS = ", ".join(arch.target for arch in SmArch)
+
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 Op = Annotated[str, typer.Option(help=f"Operation: {', '.join(asked.OPS)}.")]
 Rows = Annotated[int | None, typer.Option("--m", min=1, help="Rows of A and D.")]
@@ -98,7 +100,7 @@ Padding = Annotated[str, typer.Option(help="Of a convolution: one number; rows,c
 Dilation = Annotated[str, typer.Option(help="Of a convolution: one number, or rows,columns.")]
 Dtype = Annotated[str, typer.Option(help=f"Element type of A and B: {', '.join(d.value for d in CutlassDtype)}.")]
 DtypeB = Annotated[str, typer.Option("--dtype-b", help="Element type of B where it is another: fp8 may be mixed.")]
-Arch = Annotated[str, typer.Option(help="Target such as 80 or 90a; empty: the GPU's own.")]
+Arch = Annotated[str, typer.Option(help=f"Target: {_TARGETS}; empty: the GPU's own.")]
 Layout = Annotated[
     str,
     typer.Option(
@@ -143,7 +145,7 @@ def list_command(
     *,
     op: Annotated[str, typer.Option(help=f"Only this operation: {', '.join(OPS)}.")] = "",
     dtype: Annotated[str, typer.Option(help="Only this element type of A; tf32: f32 multiplied in TF32.")] = "",
-    arch: Annotated[str, typer.Option(help="Only kernels compiled for this target, such as 80 or 90a.")] = "",
+    arch: Annotated[str, typer.Option(help=f"Only kernels compiled for this target: {_TARGETS}.")] = "",
     name_filter: Annotated[
         str, typer.Option("--filter", help="Only matching names: * between substrings, alternatives comma-separated.")
     ] = "",

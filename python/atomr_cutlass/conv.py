@@ -100,7 +100,7 @@ def conv2d(
         scale_b: factor of w, a number.
         scale_d: factor of the result, a number. On a GPU neither after an activation nor together with `bias`.
         out_dtype: element type of the result; defaults to x's (bf16 for fp8).
-        precision: for float32 operands: `ieee` (default), `tf32` or `3xtf32`.
+        precision: for float32 operands: `ieee` (default) or `tf32`; for filters of one tap also `3xtf32`.
         stream: where to launch; defaults to the current stream of the framework of `x`.
         backend: as for `gemm`.
         jit: as for `gemm`.

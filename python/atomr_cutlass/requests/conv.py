@@ -152,7 +152,7 @@ class _ConvRequest:
             dimensions name them as the operands do. Trees, and bias together with beta, are of sm_90a.
         out_dtype: element type of the result; None is what the epilogue's tree decides, else the operands', or BF16
             for fp8.
-        precision: for float32 operands: `ieee` (default), `tf32` or `3xtf32`.
+        precision: for float32 operands: `ieee` (default) or `tf32`; for filters of one tap also `3xtf32`.
         binding: name of a second operand that a plan of this request keeps.
 
     Raises:

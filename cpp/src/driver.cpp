@@ -430,7 +430,10 @@ DevicePointer library_global(void* library, char const* name, size_t bytes) {
   LibraryDriver const& api = library_driver();
   CaptureRelaxed relaxed;
   check(api.global(&pointer, &size, library, name), "finding a constant of a compiled kernel");
-  if (size != bytes) throw LibraryFailure("jit", std::string(name) + " has another size than this package expects");
+  if (size != bytes) {
+    throw LibraryFailure("jit", std::string(name) + " has " + std::to_string(size) + " bytes, not " +
+                                    std::to_string(bytes) + ": " + kOneBuild);
+  }
   return pointer;
 }
 

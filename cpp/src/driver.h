@@ -95,6 +95,9 @@ struct LaunchShape {
   uint32_t shared_bytes;
 };
 
+// What to do where a kernel was compiled with headers that lay out the ABI's structs in another way.
+constexpr char kOneBuild[] = "reinstall atomr_cutlass, so that `_core` and its folder `include` are of one build";
+
 void* load_library(void const* image);
 void* library_kernel(void* library, char const* name);
 DevicePointer library_global(void* library, char const* name, size_t bytes);  // throws unless it has this size

@@ -4,6 +4,7 @@
 #include <cstddef>
 #include <cstring>
 
+#include "atomr_cutlass/abi_layout.h"
 #include "driver.h"
 #include "errors.h"
 
@@ -197,6 +198,11 @@ JitKernel::OnDevice& JitKernel::on_device() {
       library_global(companion_library_, (name_ + "_info").c_str(), sizeof(atomr_cutlass_jit_info));
   copy_to_host(&made->info, constant, sizeof(made->info), made->stream);
   synchronize(made->stream);
+  if (made->info.layout_digest != abi::kLayoutDigest) {
+    throw LibraryFailure("jit", name_ +
+                                    " was compiled with headers whose structs (kernel_abi.h, jit_abi.h) have another " +
+                                    "layout than `_core` was built with: " + kOneBuild);
+  }
   made->kernel = kernel_function(kernel_);
   made->companion = kernel_function(companion_);
   atomr_cutlass_jit_info const& info = made->info;
@@ -324,6 +330,7 @@ class JitRow {
                {self.shape_.cluster[0], self.shape_.cluster[1], self.shape_.cluster[2]},
                self.shape_.shared_bytes,
                {answer.setup_grid[0], answer.setup_grid[1], answer.setup_grid[2]},
+               0,
                answer.clear_offset,
                answer.clear_bytes};
     return ATOMR_CUTLASS_OK;

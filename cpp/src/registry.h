@@ -23,7 +23,7 @@ atomr_cutlass_row const* find_row(std::string const& name);
 unsigned registry_generation();
 
 // Loads a pack and returns how many of its rows are new. Loading one twice changes nothing. Throws LibraryFailure
-// naming the pack when it can't be opened, is no pack, or was built for another ABI.
+// naming the pack when it can't be opened, is no pack, or was built for another ABI or another layout of its structs.
 size_t load_pack(std::string const& path);
 
 }  // namespace atomr_cutlass

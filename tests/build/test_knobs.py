@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from atomr_cutlass import _core
 from cmake_build import ROOT, Build, output, path_without, run, tool
 
 
@@ -158,6 +159,7 @@ def test_pack_exports_one_function(new_build: Build) -> None:
     loaded = ctypes.CDLL(str(library))
     loaded.atomr_cutlass_pack_v1.restype = ctypes.POINTER(ctypes.c_uint32)
     assert loaded.atomr_cutlass_pack_v1()[0] == abi_version()
+    assert ctypes.cast(loaded.atomr_cutlass_pack_v1(), ctypes.POINTER(ctypes.c_uint64))[1] == _core.LAYOUT_DIGEST
 
 
 def abi_version() -> int:

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from atomr_cutlass import CompileError, SmArch
+from atomr_cutlass import CompileError, SmArch, _core
 from atomr_cutlass.generator.families import FAMILIES
 from atomr_cutlass.generator.key import KernelKey
 from atomr_cutlass.generator.matrix import expand, family
@@ -75,6 +75,7 @@ def test_a_cell_of_every_family_compiles(name: str, monkeypatch: pytest.MonkeyPa
         assert image.startswith(b"\x7fELF")
         assert f".text.{symbol}\0".encode() in image
     assert f"{key.name}_info\0".encode() in images.companion
+    assert _core.LAYOUT_DIGEST.to_bytes(8, "little") in images.companion
     assert kernels.load(key, Target(key.arch.value)) == (images, "disk")
     assert kernels.where(key, Target(key.arch.value)) == "disk"
 

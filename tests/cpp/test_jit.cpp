@@ -6,6 +6,7 @@
 #include <list>
 #include <vector>
 
+#include "atomr_cutlass/abi_layout.h"
 #include "check.h"
 #include "driver.h"
 #include "errors.h"
@@ -60,7 +61,7 @@ std::string const kKernelImage = "kernel";
 // The images of the fake driver: a companion begins with its constant and that one's size.
 struct Companion {
   size_t bytes = sizeof(atomr_cutlass_jit_info);
-  atomr_cutlass_jit_info info = {sizeof(Params), alignof(Params), 100 << 10, 384, {2, 1, 1}, 0};
+  atomr_cutlass_jit_info info = {abi::kLayoutDigest, sizeof(Params), alignof(Params), 100 << 10, 384, {2, 1, 1}, 0};
 };
 
 void launch(void* function, void** arguments) {
@@ -85,8 +86,7 @@ void launch(void* function, void** arguments) {
   }
 }
 
-std::shared_ptr<JitKernel> kernel(uint32_t setup_threads = 0) {
-  Companion companion;
+std::shared_ptr<JitKernel> kernel(uint32_t setup_threads = 0, Companion companion = {}) {
   companion.info.setup_threads = setup_threads;
   // The images live as long as the kernel does: a fake library is its image.
   static std::list<std::string> images;
@@ -171,6 +171,19 @@ void test_a_setup_kernel_runs_first() {
     CHECK_EQUAL(launched.size(), threads == 0 ? 1u : 2u);
     CHECK(launched.front().a == args.a && launched.back().a == args.a);
   }
+}
+
+void test_a_kernel_of_other_headers_is_refused() {
+  DeviceGuard guard(0);
+  Companion other;
+  other.info.layout_digest += 1;
+  CHECK_THROWS(LibraryFailure, "cutlass_jit was compiled with headers whose structs (kernel_abi.h, jit_abi.h) have",
+               make_jit_row(kernel(0, other), kGemmArgs));
+  CHECK_THROWS(LibraryFailure, "of one build", make_jit_row(kernel(0, other), kGemmArgs));
+  Companion shorter;
+  shorter.bytes -= 8;
+  CHECK_THROWS(LibraryFailure, "cutlass_jit_info has 32 bytes, not 40: reinstall atomr_cutlass, so that",
+               make_jit_row(kernel(0, shorter), kGemmArgs));
 }
 
 void test_a_problem_that_the_kernel_cannot_do() {
@@ -275,6 +288,7 @@ int main() {
   fake::device().launch = &launch;
   test_parameters_follow_pointers_and_scalars();
   test_a_setup_kernel_runs_first();
+  test_a_kernel_of_other_headers_is_refused();
   test_a_problem_that_the_kernel_cannot_do();
   test_parameters_that_nothing_explains_are_refused();
   test_a_plan_asks_before_its_launches_do();

@@ -47,7 +47,7 @@ class Kernel {
             [](atomr_cutlass_row const* row, void const* args, void* params, atomr_cutlass_launch* launch) {
               Kernel const& self = of(row);
               std::memcpy(params, args, self.layout.bytes);
-              *launch = {{7, 1, 1}, {128, 1, 1}, {1, 1, 1}, 1024, {0, 0, 0}, self.clear_offset, self.clear_bytes};
+              *launch = {{7, 1, 1}, {128, 1, 1}, {1, 1, 1}, 1024, {0, 0, 0}, 0, self.clear_offset, self.clear_bytes};
               return int(ATOMR_CUTLASS_OK);
             },
             [](atomr_cutlass_row const* row, void const* params, atomr_cutlass_launch const*, void* stream) {

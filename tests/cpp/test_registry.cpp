@@ -1,9 +1,13 @@
 // The table: rows that are linked in, and packs that add to them.
 #include "registry.h"
 
+#include <iterator>
+#include <list>
 #include <set>
+#include <stdexcept>
 #include <vector>
 
+#include "atomr_cutlass/abi_layout.h"
 #include "check.h"
 #include "errors.h"
 #include "fake_libraries.h"
@@ -29,12 +33,90 @@ struct Pack {
   static atomr_cutlass_pack const* entry() { return &pack; }
 
   static void install(char const* path, std::vector<atomr_cutlass_row const*> given,
-                      unsigned abi = ATOMR_CUTLASS_ABI_VERSION) {
+                      unsigned version = ATOMR_CUTLASS_ABI_VERSION) {
     rows = std::move(given);
-    pack = {abi, path, uint32_t(rows.size()), rows.data()};
+    pack = {version, abi::kStructCount, abi::kLayoutDigest, abi::kStructs, path, rows.data(), uint32_t(rows.size()), 0};
     fake::libraries()[path] = {{ATOMR_CUTLASS_PACK_SYMBOL, fake::symbol(&entry)}};
   }
+
+  // Of a pack whose compiler laid these structs out in its own way.
+  static void lay_out(std::vector<atomr_cutlass_struct_layout> const& structs) {
+    static std::vector<atomr_cutlass_struct_layout> kept;
+    kept = structs;
+    pack.structs = kept.data();
+    pack.struct_count = uint32_t(kept.size());
+    pack.layout_digest = abi::digest_of(pack.structs, pack.struct_count);
+  }
 };
+
+using Structs = std::vector<atomr_cutlass_struct_layout>;
+using FieldList = std::vector<atomr_cutlass_field_layout>;
+
+Structs own_structs() { return {std::begin(abi::kStructs), std::end(abi::kStructs)}; }
+
+atomr_cutlass_struct_layout& struct_named(Structs& structs, std::string const& name) {
+  for (auto& one : structs) {
+    if (one.name == name) return one;
+  }
+  throw std::logic_error("there is no struct " + name);
+}
+
+// The structs of this package, where one has these fields.
+Structs with_fields(std::string const& name, FieldList const& fields, uint32_t bytes) {
+  static std::list<FieldList> kept;
+  kept.push_back(fields);
+  Structs structs = own_structs();
+  auto& one = struct_named(structs, name);
+  one = {one.name, kept.back().data(), uint32_t(fields.size()), bytes};
+  return structs;
+}
+
+void test_a_pack_of_another_layout_is_refused() {
+  static atomr_cutlass_row const strange = row_named("strange");
+  unsigned const generation = registry_generation();
+  Structs structs = own_structs();
+  auto const row = struct_named(structs, "atomr_cutlass_row");
+  FieldList const fields(row.fields, row.fields + row.field_count);
+  auto const refused = [&](Structs const& theirs, std::string const& says) {
+    Pack<8>::install("strange", {&strange});
+    Pack<8>::lay_out(theirs);
+    CHECK_THROWS(LibraryFailure, "strange was built for another layout of the ABI's structs (", load_pack("strange"));
+    CHECK_THROWS(LibraryFailure, "): " + says, load_pack("strange"));
+    CHECK(find_row("strange") == nullptr);
+    CHECK_EQUAL(registry_generation(), generation);
+  };
+
+  FieldList more = fields;  // a field that this package does not know moves all that follow
+  more.insert(more.begin() + 2, {"novelty", 16, 8, 'u', 0});
+  for (size_t i = 3; i < more.size(); ++i) more[i].offset += 8;
+  refused(with_fields("atomr_cutlass_row", more, row.bytes + 8), "this package lacks atomr_cutlass_row.novelty");
+
+  FieldList fewer = fields;
+  fewer.pop_back();
+  refused(with_fields("atomr_cutlass_row", fewer, row.bytes - 8), "the pack lacks atomr_cutlass_row.launch");
+
+  FieldList moved = fields;
+  std::swap(moved[0].offset, moved[1].offset);
+  refused(with_fields("atomr_cutlass_row", moved, row.bytes),
+          "atomr_cutlass_row.name is 8 bytes (address) at 8 in the pack and 8 bytes (address) at 0 in this package");
+  FieldList other = fields;
+  other[2].kind = 'i';
+  refused(with_fields("atomr_cutlass_row", other, row.bytes),
+          "atomr_cutlass_row.params_bytes is 4 bytes (signed) at 16 in the pack and 4 bytes (unsigned) at 16");
+  refused(with_fields("atomr_cutlass_row", fields, row.bytes + 64),
+          "atomr_cutlass_row has " + std::to_string(row.bytes + 64) + " bytes in the pack and ");
+  Structs without = structs;
+  without.pop_back();
+  refused(without, std::string("the pack lacks ") + structs.back().name);
+  Structs with = structs;
+  with.push_back({"atomr_cutlass_future", row.fields, 1, 8});
+  refused(with, "this package lacks atomr_cutlass_future");
+  refused({}, "the pack lacks atomr_cutlass_tree_operand; the pack lacks ");
+
+  // The same pack, as this package lays it out.
+  Pack<8>::install("strange", {&strange});
+  CHECK_EQUAL(load_pack("strange"), 1u);
+}
 
 }  // namespace
 
@@ -99,5 +181,6 @@ int main() {
     CHECK(find_row(entry.row->name) == entry.row);
   }
   CHECK_EQUAL(names.size(), own + 4);
+  test_a_pack_of_another_layout_is_refused();
   return check::result();
 }

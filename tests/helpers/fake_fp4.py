@@ -8,7 +8,7 @@ import json
 from pathlib import Path
 
 from atomr_cutlass.generator.key import KernelKey
-from fake_pack import compile_library
+from fake_pack import compile_library, exported
 
 KERNEL = """
 #include <stddef.h>
@@ -109,8 +109,6 @@ def make_pack(library: Path, keys: list[KernelKey]) -> Path:
         )
     source += (
         f"static const atomr_cutlass_row* const rows[] = {{{', '.join(f'&row_{i}' for i in range(len(keys)))}}};\n"
-        f'static const atomr_cutlass_pack pack = {{ATOMR_CUTLASS_ABI_VERSION, "fake", {len(keys)}, rows}};\n'
-        "const atomr_cutlass_pack* atomr_cutlass_pack_v1(void);\n"
-        "const atomr_cutlass_pack* atomr_cutlass_pack_v1(void) { return &pack; }\n"
+        f"{exported(len(keys))}"
     )
     return compile_library(source, library)

@@ -12,7 +12,7 @@ from atomr_cutlass.generator.dtypes import CutlassDtype as D
 from atomr_cutlass.generator.epilogue.lower import LINEAR, epilogue_id, exchanged, with_source
 from atomr_cutlass.generator.key import KernelKey
 from atomr_cutlass.generator.matrix import with_epilogue
-from fake_pack import compile_library
+from fake_pack import compile_library, exported
 
 BIASED = EvtBuilder().add_bias("bias", dtype=D.F32).activation("relu").build()
 """What bias and relu are."""
@@ -136,9 +136,7 @@ def table_of(rows: Sequence[tuple[KernelKey, str]]) -> str:
         )
     source += (
         f"static const atomr_cutlass_row* const rows[] = {{{', '.join(f'&row_{i}' for i in range(len(rows)))}}};\n"
-        f'static const atomr_cutlass_pack pack = {{ATOMR_CUTLASS_ABI_VERSION, "fake", {len(rows)}, rows}};\n'
-        "const atomr_cutlass_pack* atomr_cutlass_pack_v1(void);\n"
-        "const atomr_cutlass_pack* atomr_cutlass_pack_v1(void) { return &pack; }\n"
+        f"{exported(len(rows))}"
     )
     return source
 

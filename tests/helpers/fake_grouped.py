@@ -14,7 +14,7 @@ from atomr_cutlass import epilogue as evt
 from atomr_cutlass.fused_arguments import common
 from atomr_cutlass.generator.epilogue.lower import epilogue_id
 from atomr_cutlass.generator.key import KernelKey
-from fake_pack import compile_library
+from fake_pack import compile_library, exported
 
 KERNEL = """
 #include <stddef.h>
@@ -209,10 +209,5 @@ def make_pack(library: Path) -> Path:
             f"{json.dumps(how)}, supports, workspace_size, prepare, launch}};\n"
         )
     entries = ", ".join(f"&row_{i}" for i in range(len(KEYS)))
-    source += (
-        f"static const atomr_cutlass_row* const rows[] = {{{entries}}};\n"
-        f'static const atomr_cutlass_pack pack = {{ATOMR_CUTLASS_ABI_VERSION, "fake", {len(KEYS)}, rows}};\n'
-        "const atomr_cutlass_pack* atomr_cutlass_pack_v1(void);\n"
-        "const atomr_cutlass_pack* atomr_cutlass_pack_v1(void) { return &pack; }\n"
-    )
+    source += f"static const atomr_cutlass_row* const rows[] = {{{entries}}};\n{exported(len(KEYS))}"
     return compile_library(source, library)

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from atomr_cutlass import _core
 from atomr_cutlass.generator.key import KernelKey
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -79,7 +80,7 @@ static int launch(const atomr_cutlass_row* row, const void* params, const atomr_
 JIT = """
 #include "atomr_cutlass/jit_abi.h"
 
-const atomr_cutlass_jit_info NAME_info = {sizeof(atomr_cutlass_gemm_args), 8, 0, 128, {1, 1, 1}, 0};
+const atomr_cutlass_jit_info NAME_info = {LAYOUT_DIGEST, sizeof(atomr_cutlass_gemm_args), 8, 0, 128, {1, 1, 1}, 0};
 void NAME(void** arguments) { multiply(arguments[0], LAYOUTS); }
 void NAME_evaluate(void** arguments) {
   const atomr_cutlass_gemm_args* problems = *(void**)arguments[0];
@@ -182,7 +183,7 @@ int cuLibraryGetKernel(void** kernel, void* library, const char* name) {
 }
 int cuLibraryGetGlobal(Pointer* pointer, size_t* bytes, void* library, const char* name) {
   *pointer = (Pointer)dlsym(library, name);
-  *bytes = 32;
+  *bytes = strstr(name, "_info") ? 40 : 0;
   return *pointer == 0 ? 500 : 0;
 }
 int cuKernelGetFunction(void** function, void* kernel) { *function = kernel; return 0; }
@@ -236,6 +237,7 @@ def compile_library(source: str, library: Path) -> Path:
         "-shared",
         "-fPIC",
         f"-I{include}",
+        f"-DLAYOUT_DIGEST={_core.LAYOUT_DIGEST}ull",
     ]
     process = subprocess.run(
         [compiler(), *flags, "-o", str(library), str(text)], capture_output=True, text=True, check=False, timeout=60
@@ -243,6 +245,16 @@ def compile_library(source: str, library: Path) -> Path:
     assert process.returncode == 0, process.stderr
     library.chmod(0o755)
     return library
+
+
+def exported(count: int, name: str = "fake", abi: str = "ATOMR_CUTLASS_ABI_VERSION") -> str:
+    """The C text that exports a pack of the rows in `rows`, with the layout that `_core` was built with."""
+    return (
+        "static const atomr_cutlass_pack pack = "
+        f"{{{abi}, 0, LAYOUT_DIGEST, 0, {json.dumps(name)}, rows, {count}, 0}};\n"
+        "const atomr_cutlass_pack* atomr_cutlass_pack_v1(void);\n"
+        "const atomr_cutlass_pack* atomr_cutlass_pack_v1(void) { return &pack; }\n"
+    )
 
 
 def make_pack(
@@ -266,13 +278,8 @@ def make_pack(
             f"{json.dumps(layouts)}, supports, workspace_size, prepare, launch}};\n"
         )
     entries = ", ".join(f"&row_{i}" for i in range(len(listed)))
-    source += (
-        f"static const atomr_cutlass_row* const rows[] = {{{entries or 'NULL'}}};\n"
-        f"static const atomr_cutlass_pack pack = {{{abi}, {json.dumps(name)}, {len(listed)}, rows}};\n"
-        "const atomr_cutlass_pack* atomr_cutlass_pack_v1(void);\n"
-        "const atomr_cutlass_pack* atomr_cutlass_pack_v1(void) { return &pack; }\n"
-    )
-    return compile_library(source, library)
+    source += f"static const atomr_cutlass_row* const rows[] = {{{entries or 'NULL'}}};\n"
+    return compile_library(source + exported(len(listed), name, abi), library)
 
 
 def compile_at_run_time(folder: Path, key: KernelKey) -> bytes:

@@ -882,7 +882,7 @@ static void convolve(const atomr_cutlass_conv_args* g) {
     if (pass == 1 && inside) d[at_d] += (float)g->alpha * a[at_a] * b[at_b];
   }
 }
-const atomr_cutlass_jit_info NAME_info = {sizeof(atomr_cutlass_conv_args), 8, 0, 128, {1, 1, 1}, 0};
+const atomr_cutlass_jit_info NAME_info = {LAYOUT_DIGEST, sizeof(atomr_cutlass_conv_args), 8, 0, 128, {1, 1, 1}, 0};
 void NAME(void** arguments) { convolve(arguments[0]); }
 void NAME_evaluate(void** arguments) {
   const atomr_cutlass_conv_args* problems = *(void**)arguments[0];

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import re
+import shutil
 import subprocess
 import sys
 import textwrap
@@ -16,7 +18,8 @@ from atomr_cutlass import CutlassDtype as D
 from atomr_cutlass import SmArch, _core, kernels, load_pack
 from atomr_cutlass.errors import InvalidOperandError, LibraryError
 from atomr_cutlass.generator.matrix import expand
-from fake_pack import compile_library, make_pack
+from atomr_cutlass.grouped_plan import ENTRY
+from fake_pack import ROOT, compile_library, make_pack
 
 # With a swizzle that no preset has, so that these are not in the table already.
 KEYS = [replace(k, swizzle=4) for k in expand("full", [SmArch.SM80]) if k.math == "ieee" and k.d is D.F32][:3]
@@ -285,6 +288,81 @@ def test_a_pack_of_another_abi_is_refused_by_name(tmp_path: Path, abi: str) -> N
     said = _refusal(pack)
     assert f"{pack} was built for ABI " in said
     assert f"this package speaks ABI {_core.ABI_VERSION}: rebuild the pack" in said
+
+
+@pytest.fixture
+def headers(tmp_path: Path) -> Path:
+    """A copy of our headers, to be changed: `headers/atomr_cutlass/kernel_abi.h`."""
+    shutil.copytree(ROOT / "cpp/include/atomr_cutlass", tmp_path / "headers/atomr_cutlass")
+    return tmp_path / "headers"
+
+
+def _insert(header: Path, before: str, text: str) -> None:
+    source = header.read_text()
+    assert source.count(before) == 1
+    header.write_text(source.replace(before, text + before))
+
+
+def _compile_empty_pack(headers: Path, library: Path) -> str:
+    """Compiles a pack without rows, as a build of `ATOMR_CUTLASS_PACK` does; what the compiler complained of."""
+    table = (
+        "namespace atomr_cutlass { const atomr_cutlass_row* const kRows[] = {nullptr}; const unsigned kRowCount = 0; }"
+    )
+    source = library.with_suffix(".cpp")
+    source.write_text(f'#include "atomr_cutlass/table.h"\n{table}\n')
+    compiler = shutil.which("c++") or shutil.which("g++") or shutil.which("clang++")
+    if compiler is None:
+        pytest.skip("there is no C++ compiler to make a pack with")
+    flags = [
+        "-std=c++17",
+        "-shared",
+        "-fPIC",
+        "-fvisibility=hidden",
+        f"-I{headers}",
+        '-DATOMR_CUTLASS_PACK_NAME="empty"',
+    ]
+    process = subprocess.run(
+        [compiler, *flags, "-o", str(library), str(source)], capture_output=True, text=True, check=False, timeout=60
+    )
+    assert library.exists() == (process.returncode == 0)
+    return process.stderr
+
+
+_NEW_FIELD = ("  int32_t split_k;", "  int64_t novelty;\n")
+"""Of a GEMM's arguments: what it comes before, and its declaration."""
+
+
+def test_a_pack_of_another_layout_is_refused_and_the_field_is_named(tmp_path: Path, headers: Path) -> None:
+    pack = tmp_path / "other.so"
+    assert _compile_empty_pack(headers, tmp_path / "same.so") == ""
+    assert load_pack(tmp_path / "same.so") == 0
+    _insert(headers / "atomr_cutlass/kernel_abi.h", *_NEW_FIELD)
+    _insert(headers / "atomr_cutlass/abi_layout.h", "FIELD(split_k), FIELD(swizzle)", "FIELD(novelty), ")
+    assert _compile_empty_pack(headers, pack) == ""
+    said = _refusal(pack)
+    assert said.startswith(f"{pack} was built for another layout of the ABI's structs (")
+    assert said.endswith("): this package lacks atomr_cutlass_gemm_args.novelty: rebuild the pack")
+
+
+def test_a_field_that_no_list_has_does_not_compile(tmp_path: Path, headers: Path) -> None:
+    _insert(headers / "atomr_cutlass/kernel_abi.h", *_NEW_FIELD)
+    assert "a field is missing from the struct's list" in _compile_empty_pack(headers, tmp_path / "pack.so")
+
+
+def test_every_struct_of_the_abi_has_its_list() -> None:
+    named = set()
+    for header in ("kernel_abi.h", "jit_abi.h"):
+        text = (ROOT / "cpp/include/atomr_cutlass" / header).read_text()
+        named |= set(re.findall(r"^(?:typedef )?struct (\w+) {$", text, re.MULTILINE))
+    assert named == set(_core.layout())
+
+
+def test_the_table_of_groups_is_packed_as_the_abi_lays_it_out() -> None:
+    fields = _core.layout()["atomr_cutlass_group"]
+    kinds = {("p", 8): "Q", ("i", 8): "q", ("i", 4): "i"}
+    assert "".join(kinds[kind, size] for _, _, size, kind in fields) == "Q" * 6 + "q" * 4 + "i" * 4
+    assert ENTRY.format == "<6Q4q4i"
+    assert ENTRY.size == sum(size for _, _, size, _ in fields)
 
 
 @pytest.mark.parametrize("mode", [0o775, 0o757, 0o666])

@@ -7,6 +7,7 @@
 
 /* `NAME_info`, a constant of the companion's module. */
 typedef struct atomr_cutlass_jit_info {
+  uint64_t layout_digest; /* of the structs that the companion and the host share, as its headers have them */
   uint32_t params_bytes;
   uint32_t params_align;
   uint32_t shared_bytes;
@@ -42,6 +43,7 @@ typedef struct atomr_cutlass_tensor_map_request {
   uint8_t element_strides[5];
   int8_t lower[3], upper[3]; /* im2col: corners of the box of pixels */
   uint8_t kind, type, rank, interleave, swizzle, promotion, fill;
+  uint8_t padding[4];
 } atomr_cutlass_tensor_map_request;
 
 #ifdef __cplusplus

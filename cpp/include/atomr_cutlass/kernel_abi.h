@@ -2,12 +2,13 @@
  *
  * Every kernel, prebuilt or compiled at run time, is one `atomr_cutlass_row`: plain data and C function pointers, so
  * that a pack built by another compiler, or for another Python, can be loaded. Change any struct here and
- * ATOMR_CUTLASS_ABI_VERSION goes up: a pack of another version is refused by name. */
+ * ATOMR_CUTLASS_ABI_VERSION goes up: a pack of another version, or with another layout of the structs, is refused by
+ * name. abi_layout.h lists every field, and no struct has bytes that are not a field's: it stops the compiler else. */
 #pragma once
 
 #include <stdint.h>
 
-#define ATOMR_CUTLASS_ABI_VERSION 4
+#define ATOMR_CUTLASS_ABI_VERSION 5
 
 #ifdef __cplusplus
 extern "C" {
@@ -182,6 +183,7 @@ typedef struct atomr_cutlass_launch {
   uint32_t shared_bytes;
   /* Blocks of the kernel that the row's `launch` launches first, to fill the workspace; zeros without one. */
   uint32_t setup_grid[3];
+  uint32_t padding;
   /* Bytes of the workspace that must be zero when the kernel starts: cleared on the stream before every launch. */
   uint64_t clear_offset, clear_bytes;
 } atomr_cutlass_launch;
@@ -206,11 +208,30 @@ struct atomr_cutlass_row {
   int (*launch)(const atomr_cutlass_row*, const void* params, const atomr_cutlass_launch*, void* stream);
 };
 
-typedef struct atomr_cutlass_pack {
-  uint32_t abi_version;
+/* Where a field lies in its struct. `kind` is that of its values: 'i' signed, 'u' unsigned, 'f' floating point, 'p' an
+ * address, 's' a struct. */
+typedef struct atomr_cutlass_field_layout {
   const char* name;
-  uint32_t count;
+  uint32_t offset, bytes;
+  uint32_t kind, padding;
+} atomr_cutlass_field_layout;
+
+typedef struct atomr_cutlass_struct_layout {
+  const char* name;
+  const atomr_cutlass_field_layout* fields;
+  uint32_t field_count, bytes;
+} atomr_cutlass_struct_layout;
+
+typedef struct atomr_cutlass_pack {
+  /* How the pack's compiler laid out the structs of kernel_abi.h and jit_abi.h. These four, and the two structs above,
+   * never change: they are read of packs whose other structs differ. */
+  uint32_t abi_version;
+  uint32_t struct_count;
+  uint64_t layout_digest; /* equal for equal layouts; the structs are read to say what differs */
+  const atomr_cutlass_struct_layout* structs;
+  const char* name;
   const atomr_cutlass_row* const* rows;
+  uint32_t count, padding;
 } atomr_cutlass_pack;
 
 /* The one symbol that a pack exports. */

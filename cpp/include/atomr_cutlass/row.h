@@ -82,6 +82,7 @@ struct Row {
                uint32_t(Cell::kSharedBytes),
                {0, 0, 0},
                0,
+               0,
                0};
     if constexpr (kSetupThreadsOf<Cell> > 0) {
       dim3 const setup_grid = Cell::setup_grid(*made);

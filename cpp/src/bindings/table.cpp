@@ -1,6 +1,7 @@
 #include <pybind11/stl.h>
 
 #include "../registry.h"
+#include "atomr_cutlass/abi_layout.h"
 #include "bindings.h"
 
 namespace py = pybind11;
@@ -9,6 +10,22 @@ namespace atomr_cutlass {
 
 void bind_table(py::module_& module) {
   module.attr("ABI_VERSION") = ATOMR_CUTLASS_ABI_VERSION;
+  module.attr("LAYOUT_DIGEST") = abi::kLayoutDigest;
+  module.def(
+      "layout",
+      [] {
+        py::dict structs;
+        for (atomr_cutlass_struct_layout const& one : abi::kStructs) {
+          py::list fields;
+          for (uint32_t i = 0; i < one.field_count; ++i) {
+            atomr_cutlass_field_layout const& field = one.fields[i];
+            fields.append(py::make_tuple(field.name, field.offset, field.bytes, std::string(1, char(field.kind))));
+          }
+          structs[one.name] = fields;
+        }
+        return structs;
+      },
+      "(name, offset, bytes, kind) of every field of the ABI's structs, as the extension was built.");
   module.def(
       "rows",
       [] {

@@ -1,6 +1,7 @@
 // The companion of a kernel compiled at run time: CUTLASS's host code, on the device.
 #pragma once
 
+#include "atomr_cutlass/abi_layout.h"
 #include "atomr_cutlass/jit_abi.h"
 #include "atomr_cutlass/kernel_abi.h"
 #include "atomr_cutlass/setup.h"
@@ -8,7 +9,8 @@
 namespace atomr_cutlass {
 
 template <class Cell>
-constexpr atomr_cutlass_jit_info info = {uint32_t(sizeof(typename Cell::Params)),
+constexpr atomr_cutlass_jit_info info = {abi::kLayoutDigest,
+                                         uint32_t(sizeof(typename Cell::Params)),
                                          uint32_t(alignof(typename Cell::Params)),
                                          uint32_t(Cell::kSharedBytes),
                                          uint32_t(Cell::kThreads),

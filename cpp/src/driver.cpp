@@ -243,6 +243,12 @@ void* primary_context(int device) {
   return contexts[size_t(device)];
 }
 
+// A framework may allocate where there is no driver: nothing is captured there.
+void exchange_capture_mode(int& mode) {
+  Driver const& state = driver_state();
+  if (state.exchange_capture_mode != nullptr) state.exchange_capture_mode(&mode);
+}
+
 }  // namespace
 
 void throw_cuda(int status, std::string const& doing) {
@@ -315,9 +321,9 @@ DeviceGuard::~DeviceGuard() {
   if (pushed_) driver().pop(&context);
 }
 
-CaptureRelaxed::CaptureRelaxed() : mode_(kCaptureRelaxed) { driver_state().exchange_capture_mode(&mode_); }
+CaptureRelaxed::CaptureRelaxed() : mode_(kCaptureRelaxed) { exchange_capture_mode(mode_); }
 
-CaptureRelaxed::~CaptureRelaxed() { driver_state().exchange_capture_mode(&mode_); }
+CaptureRelaxed::~CaptureRelaxed() { exchange_capture_mode(mode_); }
 
 DevicePointer allocate(size_t bytes) {
   DevicePointer pointer = 0;
@@ -360,7 +366,7 @@ void clear_async(DevicePointer pointer, size_t bytes, void* stream, unsigned cha
 
 void synchronize(void* stream) { check(driver().synchronize(stream), "waiting for a stream"); }
 
-void synchronize_device() noexcept { driver_state().synchronize_context(); }
+void synchronize_device() { check(driver().synchronize_context(), "waiting for the device"); }
 
 void copy_on_device(DevicePointer to, DevicePointer from, size_t bytes, void* stream) {
   check(driver().copy_device(to, from, bytes, stream), "copying on the device");

@@ -63,7 +63,7 @@ void copy_bytes(DevicePointer to, std::vector<unsigned char> bytes, void* stream
 void copy_to_host(void* to, DevicePointer from, size_t bytes, void* stream);
 void clear_async(DevicePointer pointer, size_t bytes, void* stream, unsigned char value = 0);
 void synchronize(void* stream);
-void synchronize_device() noexcept;
+void synchronize_device();
 uint64_t capture_id(void* stream);  // 0: the stream is not capturing
 // Handles are used again, and one of them is another stream in every thread. Not of a stream that is being captured.
 uint64_t stream_id(void* stream);

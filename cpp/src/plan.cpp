@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstring>
+#include <optional>
 #include <set>
 
 #include "driver.h"
@@ -127,17 +128,14 @@ void GemmPlan::launch(Operand const& a, Operand const& b, Operand const* c, Oper
   std::memcpy(&args, &args_, sizeof(args));
   args.alpha = alpha;
   args.beta = beta;
-  StreamBlock* used[2] = {};
-  if (workspaces_.bytes() != 0) {
-    used[0] = &workspaces_.take(stream);
-    args.workspace = used[0]->block->data();
-  }
+  StreamTurn workspace(workspaces_, stream);
+  args.workspace = workspace.data();
   // BLAS: with alpha = 0 (or K = 0) A and B are not read, so a NaN in them does not reach D.
   bool const null_product = alpha == 0.0 || args_.k == 0;
   void const* zero = nullptr;
+  std::optional<StreamTurn> zeros;
   if (null_product) {
-    used[1] = &zeros_.take(stream);
-    zero = used[1]->block->data();
+    zero = zeros.emplace(zeros_, stream).data();
     // At every use, so that it is part of a graph that captures it.
     clear_async(reinterpret_cast<DevicePointer>(zero), size_t(options_.null_bytes), stream);
     set_null_product(args);
@@ -155,8 +153,8 @@ void GemmPlan::launch(Operand const& a, Operand const& b, Operand const* c, Oper
     args.d = static_cast<char*>(d.data) + offset.d;
     kernel_.launch(&args, args.workspace, stream);
   }
-  if (used[0] != nullptr) workspaces_.launched(*used[0], stream);
-  if (used[1] != nullptr) zeros_.launched(*used[1], stream);
+  workspace.launched();
+  if (zeros) zeros->launched();
 }
 
 }  // namespace atomr_cutlass

@@ -1,5 +1,6 @@
 #include "stream_memory.h"
 
+#include <algorithm>
 #include <iterator>
 #include <list>
 #include <set>
@@ -27,6 +28,7 @@ void keep_error(void* context, char const* kind, char const* message) {
 DlManagedVersioned* framework_allocate(DlExchangeApi const* allocator, DlTensor& prototype) {
   std::string error = "no memory";
   DlManagedVersioned* managed = nullptr;
+  CaptureRelaxed relaxed;
   if (allocator->allocate(&prototype, &managed, &error, &keep_error) != 0 || managed == nullptr) {
     throw LibraryFailure("allocator", error);
   }
@@ -41,6 +43,7 @@ DeviceBlock::DeviceBlock(DlManagedVersioned* managed)
 
 DeviceBlock::~DeviceBlock() {
   if (managed_ != nullptr) {
+    CaptureRelaxed relaxed;
     managed_->deleter(managed_);
   } else if (data_ != nullptr) {
     release(reinterpret_cast<DevicePointer>(data_));
@@ -99,30 +102,93 @@ StreamBlock StreamMemory::make() const {
   return made;
 }
 
+// Pieces of streams that no launch uses any more, the one that has been idle longest first.
+std::vector<StreamMemory::Pieces::iterator> StreamMemory::idle() {
+  std::vector<Pieces::iterator> found;
+  for (auto one = pieces_.begin(); one != pieces_.end(); ++one) {
+    bool const of_capture = one->first.second != 0;
+    if (!of_capture && one->second.calls == 0 && one->second.used.done()) found.push_back(one);
+  }
+  std::sort(found.begin(), found.end(), [](auto x, auto y) { return x->second.latest < y->second.latest; });
+  return found;
+}
+
+// The piece that a stream which has none takes over, or the end.
+StreamMemory::Pieces::iterator StreamMemory::left_over(void* stream) {
+  // One handle that is another stream in every thread (CU_STREAM_PER_THREAD): nothing says that the other is gone.
+  void* const per_thread = reinterpret_cast<void*>(uintptr_t(2));
+  size_t count = 0;
+  for (auto one = pieces_.begin(); one != pieces_.end(); ++one) {
+    if (one->first.second != 0) continue;
+    ++count;
+    if (one->second.stream == stream && stream != per_thread && one->second.calls == 0) return one;
+  }
+  if (count < kStreams) return pieces_.end();
+  auto const unused = idle();
+  return unused.empty() ? pieces_.end() : unused.front();
+}
+
+// Frees idle pieces until there are `most` for streams, or no idle one is left.
+void StreamMemory::retire(size_t most) {
+  auto const of_stream = [](auto const& one) { return one.first.second == 0; };
+  auto count = size_t(std::count_if(pieces_.begin(), pieces_.end(), of_stream));
+  if (count <= most) return;
+  for (auto const& one : idle()) {
+    if (count-- <= most) return;
+    bury(std::move(one->second), device_);
+    pieces_.erase(one);
+  }
+}
+
+StreamMemory::Piece& StreamMemory::place(void* stream, uint64_t capture) {
+  // A stream that is being captured does not tell its id; the capture does.
+  Pieces::key_type const key{capture != 0 ? reinterpret_cast<uint64_t>(stream) : stream_id(stream), capture};
+  auto const known = pieces_.find(key);
+  if (known != pieces_.end()) return known->second;
+  auto const former = capture != 0 ? pieces_.end() : left_over(stream);
+  if (former == pieces_.end()) return pieces_[key];
+  auto node = pieces_.extract(former);
+  node.key() = key;
+  node.mapped().ordered = false;
+  return pieces_.insert(std::move(node)).position->second;
+}
+
 StreamMemory::Piece& StreamMemory::take(void* stream) {
   std::lock_guard<std::mutex> lock(mutex_);
   uint64_t const capture = capture_id(stream);
-  // A stream that is being captured does not tell its id; the capture does.
-  Piece& place = pieces_[{capture != 0 ? reinterpret_cast<uint64_t>(stream) : stream_id(stream), capture}];
-  if (place.block != nullptr) return place;
-  if (capture != 0) {
-    // Not from the framework: its allocator may give the memory to a later tensor of the same graph.
-    place.block = std::make_shared<DeviceBlock>(bytes_);
-    keep_for_graph(place.block);
-  } else if (spare_.block != nullptr) {
-    static_cast<StreamBlock&>(place) = std::move(spare_);  // made with the plan, for the first stream
-  } else {
-    bury({}, device_);
-    static_cast<StreamBlock&>(place) = make();
+  Piece& piece = place(stream, capture);
+  piece.stream = stream;
+  piece.latest = ++calls_;
+  if (piece.block == nullptr) {
+    if (capture != 0) {
+      // Not from the framework: its allocator may give the memory to a later tensor of the same graph.
+      piece.block = std::make_shared<DeviceBlock>(bytes_);
+      keep_for_graph(piece.block);
+    } else if (spare_.block != nullptr) {
+      static_cast<StreamBlock&>(piece) = std::move(spare_);  // made with the plan, for the first stream
+    } else {
+      bury({}, device_);
+      static_cast<StreamBlock&>(piece) = make();
+    }
   }
-  place.used.hold(stream);
-  return place;
+  ++piece.calls;
+  if (piece.ordered) return piece;
+  try {
+    if (capture == 0) retire(kStreams);
+    piece.used.hold(stream);
+  } catch (...) {
+    --piece.calls;
+    throw;
+  }
+  piece.ordered = true;
+  return piece;
 }
 
-void StreamMemory::launched(StreamBlock& piece, void* stream) {
-  if (capture_id(stream) != 0) return;
+void StreamMemory::launched(Piece& piece, void* stream) {
+  bool const captured = capture_id(stream) != 0;
   std::lock_guard<std::mutex> lock(mutex_);
-  piece.used.record(stream);
+  if (!captured) piece.used.record(stream);
+  --piece.calls;  // if that failed the piece stays taken: nothing tells when its last launch ends
 }
 
 StreamTurn::StreamTurn(StreamMemory& memory, void* stream) : memory_(memory), stream_(stream) {

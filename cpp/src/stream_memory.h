@@ -7,6 +7,7 @@
 #include <memory>
 #include <mutex>
 #include <utility>
+#include <vector>
 
 #include "dlpack_abi.h"
 #include "driver.h"
@@ -47,8 +48,14 @@ void bury(StreamBlock block, int device) noexcept;
 // Launches on different streams may run at once, and a graph may replay beside them: each stream, and each stream of
 // each capture, has memory of its own. What a captured graph uses is never freed: nothing tells when the graph dies,
 // and it may outlive the plan.
+//
+// Nor does anything tell when a stream is destroyed. A stream that is new here takes over the piece of the one that had
+// its handle before; where there are kStreams pieces, that which has been idle longest, and idle ones beyond that many
+// are freed. A stream that was alive nonetheless gets another piece at its next launch.
 class StreamMemory {
  public:
+  static constexpr size_t kStreams = 16;
+
   // `allocator` may be null: the driver's memory then.
   StreamMemory(int device, DlExchangeApi const* allocator);
   ~StreamMemory();
@@ -61,21 +68,32 @@ class StreamMemory {
 
   struct Piece : StreamBlock {
     std::mutex turn;  // of the launches of one call
+    void* stream = nullptr;
+    bool ordered = false;  // the stream waits for the piece's former use
+    int calls = 0;  // that have taken the piece and not yet said that they have launched
+    uint64_t latest = 0;  // place of the latest call in the order of all
   };
 
   // The piece for launches that follow on this stream. The device must be current. Thread-safe, as `launched` is.
   Piece& take(void* stream);
-  // To be called when they have been launched.
-  void launched(StreamBlock& piece, void* stream);
+  // To be called when they have been launched, once for each `take`.
+  void launched(Piece& piece, void* stream);
 
  private:
+  using Pieces = std::map<std::pair<uint64_t, uint64_t>, Piece>;  // by stream and capture
+
   StreamBlock make() const;
+  Piece& place(void* stream, uint64_t capture);
+  Pieces::iterator left_over(void* stream);
+  std::vector<Pieces::iterator> idle();
+  void retire(size_t most);
 
   int device_;
   DlExchangeApi const* allocator_;
   size_t bytes_ = 0;
   std::mutex mutex_;
-  std::map<std::pair<uint64_t, uint64_t>, Piece> pieces_;  // by stream and capture
+  Pieces pieces_;
+  uint64_t calls_ = 0;
   StreamBlock spare_;
 };
 

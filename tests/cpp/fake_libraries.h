@@ -10,6 +10,7 @@
 #include <map>
 #include <mutex>
 #include <string>
+#include <utility>
 #include <vector>
 
 namespace fake {
@@ -46,6 +47,10 @@ struct Device {
   uint64_t capture = 77;  // id of the capture
   bool busy = false;  // recorded events are not reached
   static inline thread_local void* current = nullptr;
+  static inline thread_local int capture_mode = 0;  // CU_STREAM_CAPTURE_MODE_GLOBAL
+  std::atomic<uint64_t> incarnation{0};  // streams made from now on have the handles of others, but ids of their own
+  std::atomic<int> waits{0};  // of streams for events
+  int wait_status = 0, synchronize_status = 0;
   std::atomic<int> events{0};
   std::mutex mutex;
   std::vector<Work> work;  // in order
@@ -102,8 +107,9 @@ inline Symbols driver() {
          return ++device().clears, 0;
        })},
       {"cuStreamSynchronize", symbol(+[](void*) { return 0; })},
-      {"cuCtxSynchronize", symbol(+[]() { return 0; })},
-      {"cuThreadExchangeStreamCaptureMode", symbol(+[](int*) { return 0; })},
+      {"cuCtxSynchronize", symbol(+[]() { return device().synchronize_status; })},
+      {"cuThreadExchangeStreamCaptureMode",
+       symbol(+[](int* mode) { return std::swap(*mode, device().capture_mode), 0; })},
       {"cuStreamGetCaptureInfo", symbol(+[](void*, int* state, uint64_t* id) {
          return *state = device().capturing ? 1 : 0, *id = device().capture, 0;
        })},
@@ -116,9 +122,10 @@ inline Symbols driver() {
       {"cuEventRecord", symbol(+[](void*, void*) { return 0; })},
       {"cuEventQuery", symbol(+[](void*) { return device().busy ? 600 : 0; })},
       {"cuStreamGetId", symbol(+[](void* stream, unsigned long long* id) {
-         return *id = reinterpret_cast<uint64_t>(stream) + 1000, device().capturing ? 900 : 0;
+         *id = reinterpret_cast<uint64_t>(stream) + 1000 + 1000000 * device().incarnation;
+         return device().capturing ? 900 : 0;
        })},
-      {"cuStreamWaitEvent", symbol(+[](void*, void*, unsigned) { return 0; })},
+      {"cuStreamWaitEvent", symbol(+[](void*, void*, unsigned) { return ++device().waits, device().wait_status; })},
       {"cuEventDestroy_v2", symbol(+[](void*) { return --device().events, 0; })},
       {"cuGetErrorName", symbol(+[](int, char const** text) { return *text = "SOME_ERROR", 0; })},
       {"cuGetErrorString", symbol(+[](int, char const** text) { return *text = "what the driver says", 0; })},

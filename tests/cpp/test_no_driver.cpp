@@ -41,6 +41,14 @@ int main() {
   CHECK_THROWS(DeviceUnavailable, "libcuda.so.1 was not found", allocate(16));
 
   CHECK_THROWS(DeviceUnavailable, "libcuda.so.1 was not found", make_plan(row_with(512, 64)));
+  // A framework may allocate all the same.
+  DlExchangeApi api{};
+  api.allocate = [](DlTensor*, DlManagedVersioned**, void* context, auto set_error) {
+    set_error(context, "RuntimeError", "no GPU");
+    return -1;
+  };
+  DlTensor prototype{};
+  CHECK_THROWS(LibraryFailure, "RuntimeError: no GPU", framework_allocate(&api, prototype));
   // What no device could change is said first.
   CHECK_THROWS(Unsupported, "cutlass_fake has larger parameters", make_plan(row_with(4097, 64)));
   CHECK_THROWS(Unsupported, "cutlass_fake has larger parameters", make_plan(row_with(64, 256)));

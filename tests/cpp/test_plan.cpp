@@ -298,6 +298,36 @@ void test_failures_are_typed() {
   CHECK_THROWS(DeviceUnavailable, "there is no GPU 1: 1 visible", problem.plan());
 }
 
+void test_waiting_for_the_device_may_fail() {
+  DeviceGuard guard(0);
+  synchronize_device();
+  fake::device().synchronize_status = 1;
+  CHECK_THROWS(LibraryFailure, "waiting for the device: SOME_ERROR (what the driver says)", synchronize_device());
+  fake::device().synchronize_status = 700;
+  CHECK_THROWS(ContextPoisoned, "restart the process", synchronize_device());
+  fake::device().synchronize_status = 0;
+}
+
+// A launch that fails leaves memory that those before it use: its end is noted, and the next launch takes it again.
+void test_a_failed_launch_keeps_no_memory() {
+  Problem problem;
+  seen.workspace = 1024;
+  int const allocations = fake::device().allocations;
+  {
+    GemmPlan plan = problem.plan();
+    for (uint64_t incarnation = 1; incarnation <= 40; ++incarnation) {
+      fake::device().incarnation = incarnation;
+      seen.status = 1;
+      CHECK_THROWS(LibraryFailure, "SOME_ERROR",
+                   plan.launch(problem.a, problem.b, nullptr, problem.d, 1.0, 0.0, nullptr));
+      seen.status = 0;
+      plan.launch(problem.a, problem.b, nullptr, problem.d, 0.0, 0.0, nullptr);
+    }
+  }
+  fake::device().incarnation = 0;
+  CHECK_EQUAL(fake::device().allocations, allocations + 2);  // the workspace, and zeros
+}
+
 void test_outputs_that_are_not_row_major() {
   Problem problem;
   problem.d = operand(d_memory, {4, 6}, {1, 4});
@@ -314,11 +344,16 @@ void test_frameworks_allocate() {
   DlExchangeApi api{};
   api.version = {1, 3};
   api.current_stream = [](auto, int32_t, void** stream) { return *stream = nullptr, 0; };
+  static constexpr int kRelaxed = 2;  // another stream may be captured meanwhile: CU_STREAM_CAPTURE_MODE_RELAXED
   api.allocate = [](DlTensor* prototype, DlManagedVersioned** out, void*, auto) {
+    CHECK_EQUAL(fake::device().capture_mode, kRelaxed);
     auto* made = new DlManagedVersioned{};
     made->tensor = *prototype;
     made->tensor.data = memory;
-    made->deleter = [](DlManagedVersioned* managed) { ++deleted, delete managed; };
+    made->deleter = [](DlManagedVersioned* managed) {
+      CHECK_EQUAL(fake::device().capture_mode, kRelaxed);
+      ++deleted, delete managed;
+    };
     *out = made;
     return 0;
   };
@@ -331,6 +366,7 @@ void test_frameworks_allocate() {
     CHECK(seen.launches[0].workspace == memory);
   }
   CHECK_EQUAL(deleted, 1);
+  CHECK_EQUAL(fake::device().capture_mode, 0);
   api.allocate = [](DlTensor*, DlManagedVersioned**, void* context, auto set_error) {
     set_error(context, "OutOfMemory", "tried to allocate 512 bytes");
     return -1;
@@ -338,6 +374,7 @@ void test_frameworks_allocate() {
   CHECK_THROWS(LibraryFailure, "OutOfMemory: tried to allocate 512 bytes",
                GemmPlan(row(), problem.args, spec(problem.a), spec(problem.b), spec(problem.c), spec(problem.d),
                         problem.launches, problem.options, &api));
+  CHECK_EQUAL(fake::device().capture_mode, 0);
 }
 
 }  // namespace
@@ -360,6 +397,8 @@ int main() {
   test_out_may_not_be_one_batch_of_its_own_c();
   test_integers_take_whole_scalars();
   test_failures_are_typed();
+  test_waiting_for_the_device_may_fail();
+  test_a_failed_launch_keeps_no_memory();
   test_outputs_that_are_not_row_major();
   test_frameworks_allocate();
   return check::result();

@@ -1,7 +1,10 @@
 """Streams, CUDA graphs, and plans used again and again."""
 
+import contextlib
+import ctypes
 import dataclasses
 import threading
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -121,6 +124,41 @@ def test_one_plan_on_two_streams(torch: Any, scheduler: str) -> None:
         for d in results:
             assert_product(d, one, b)
             assert torch.equal(d, results[0])
+
+
+@contextlib.contextmanager
+def new_stream(torch: Any) -> Iterator[Any]:
+    """A stream that is created here, and destroyed while its work may still run: PyTorch's own are never destroyed."""
+    driver, made = ctypes.CDLL("libcuda.so.1"), ctypes.c_void_p()
+    assert driver.cuStreamCreate(ctypes.byref(made), 1) == 0
+    try:
+        yield torch.cuda.ExternalStream(made.value)
+    finally:
+        assert driver.cuStreamDestroy_v2(made) == 0
+
+
+@SCHEDULERS
+@pytest.mark.parametrize("alive", [1, 40])
+def test_streams_that_come_and_go(torch: Any, scheduler: str, alive: int) -> None:
+    """The workspace of a stream that is gone serves another, which waits for the work that the former left."""
+    plan, a, b, _ = splitting_plan(torch, scheduler=scheduler)
+    other = placed((96, 4096), element_type(a), 5)
+    outs = [torch.empty(96, 80, dtype=a.dtype, device="cuda") for _ in range(240)]
+    plan(a, b, out=outs[0])
+    torch.cuda.synchronize()
+    allocated = torch.cuda.memory_allocated()
+    for start in range(0, len(outs), alive):
+        with contextlib.ExitStack() as streams:
+            for number in range(start, start + alive):
+                stream = streams.enter_context(new_stream(torch))
+                plan(other if number % 2 else a, b, out=outs[number], stream=stream)
+    torch.cuda.synchronize()
+    if alive == 1:
+        assert torch.cuda.memory_allocated() - allocated <= 16 * (plan.workspace_bytes + 512)
+    for number, d in enumerate(outs):
+        assert torch.equal(d, outs[number % 2])
+    assert_product(outs[0], a, b)
+    assert_product(outs[1], other, b)
 
 
 def test_threads(torch: Any) -> None:

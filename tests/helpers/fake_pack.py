@@ -123,14 +123,22 @@ int cuDevicePrimaryCtxRetain(void** context, int device) { (void)device; *contex
 int cuCtxGetCurrent(void** context) { *context = current; return 0; }
 int cuCtxPushCurrent_v2(void* context) { current = context; return 0; }
 int cuCtxPopCurrent_v2(void** context) { *context = current; current = 0; return 0; }
+/* Calls that wait for a GPU: allocations and frees, and how many of each were made by a thread that held the GIL. */
+int fake_calls[2], fake_calls_with_gil[2];
+static void note_call(int which) {
+  int (*holds_gil)(void) = (int (*)(void))dlsym(RTLD_DEFAULT, "PyGILState_Check");
+  ++fake_calls[which];
+  fake_calls_with_gil[which] += holds_gil != 0 && holds_gil();
+}
 int cuMemAlloc_v2(Pointer* pointer, size_t bytes) {
   void* memory = 0;
   if (posix_memalign(&memory, 256, bytes) != 0) return 2;
+  note_call(0);
   memset(memory, 0xFF, bytes);
   *pointer = (Pointer)memory;
   return 0;
 }
-int cuMemFree_v2(Pointer pointer) { free((void*)pointer); return 0; }
+int cuMemFree_v2(Pointer pointer) { note_call(1); free((void*)pointer); return 0; }
 int cuMemcpyHtoDAsync_v2(Pointer to, const void* from, size_t n, void* stream) {
   (void)stream;
   memcpy((void*)to, from, n);

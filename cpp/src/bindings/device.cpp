@@ -5,6 +5,7 @@
 
 #include "../errors.h"
 #include "bindings.h"
+#include "plans.h"
 
 namespace py = pybind11;
 
@@ -130,8 +131,13 @@ void bind_device(py::module_& module) {
       py::arg("device"));
   module.def("upload", &upload, py::arg("pointer"), py::arg("device"), py::arg("source"));
   module.def("download", &download, py::arg("pointer"), py::arg("device"), py::arg("target"));
-  py::class_<Buffer>(module, "Buffer", "Device memory of our own.")
-      .def(py::init<int, size_t>(), py::arg("device"), py::arg("size"))
+  // Freeing device memory waits for the device.
+  py::class_<Buffer, std::unique_ptr<Buffer, WithoutGil<Buffer>>>(module, "Buffer", "Device memory of our own.")
+      .def(py::init([](int device, size_t size) {
+             py::gil_scoped_release release_gil;
+             return std::unique_ptr<Buffer, WithoutGil<Buffer>>(new Buffer(device, size));
+           }),
+           py::arg("device"), py::arg("size"))
       .def_property_readonly("pointer", &Buffer::pointer)
       .def_property_readonly("device", &Buffer::device);
 }

@@ -1,0 +1,163 @@
+// The memory that a plan's launches use on each stream, over a driver without a GPU: streams come and go, and nothing
+// tells when one is destroyed.
+#include "stream_memory.h"
+
+#include <set>
+#include <vector>
+
+#include "check.h"
+#include "driver.h"
+#include "errors.h"
+#include "fake_libraries.h"
+
+using namespace atomr_cutlass;
+
+namespace {
+
+constexpr size_t kBytes = 512;
+
+void* handle(uintptr_t value) { return reinterpret_cast<void*>(value); }
+
+// Memory of a plan, and what was allocated and freed since it was made.
+struct Fixture {
+  int const allocated = fake::device().allocations, freed = fake::device().frees, waited = fake::device().waits;
+  StreamMemory memory{0, nullptr};
+
+  Fixture() {
+    memory.reserve(kBytes, true);
+    fake::device().incarnation = 0;
+  }
+
+  int allocations() const { return fake::device().allocations - allocated; }
+  int frees() const { return fake::device().frees - freed; }
+  int waits() const { return fake::device().waits - waited; }
+
+  // One call on a stream; where its memory was.
+  void* call(void* stream) {
+    StreamMemory::Piece& piece = memory.take(stream);
+    memory.launched(piece, stream);
+    return piece.block->data();
+  }
+};
+
+void test_a_stream_takes_over_from_the_one_that_had_its_handle() {
+  Fixture fixture;
+  void* const first = fixture.call(handle(64));
+  CHECK_EQUAL(fixture.waits(), 0);
+  fake::device().busy = true;  // what was launched on destroyed streams still runs
+  for (uint64_t incarnation = 1; incarnation <= 100; ++incarnation) {
+    fake::device().incarnation = incarnation;
+    CHECK_EQUAL(fixture.call(handle(64)), first);
+    CHECK_EQUAL(fixture.waits(), int(incarnation));  // each new stream waits for its predecessor's work
+    CHECK_EQUAL(fixture.call(handle(64)), first);
+    CHECK_EQUAL(fixture.waits(), int(incarnation));  // once
+  }
+  fake::device().busy = false;
+  CHECK_EQUAL(fixture.allocations(), 1);
+}
+
+void test_idle_memory_goes_from_stream_to_stream() {
+  int const frees = fake::device().frees;
+  {
+    Fixture fixture;
+    for (uintptr_t stream = 1; stream <= 100; ++stream) fixture.call(handle(64 * stream));
+    CHECK_EQUAL(fixture.allocations(), int(StreamMemory::kStreams));
+    CHECK_EQUAL(fixture.waits(), 100 - int(StreamMemory::kStreams));
+    CHECK_EQUAL(fixture.frees(), 0);
+  }
+  CHECK_EQUAL(fake::device().frees, frees + int(StreamMemory::kStreams));
+}
+
+void test_the_memory_that_was_idle_longest_goes_first() {
+  Fixture fixture;
+  std::vector<void*> data;
+  for (uintptr_t stream = 1; stream <= StreamMemory::kStreams; ++stream)
+    data.push_back(fixture.call(handle(64 * stream)));
+  CHECK_EQUAL(fixture.call(handle(64)), data[0]);  // the first is the latest now
+  CHECK_EQUAL(fixture.call(handle(64 * 50)), data[1]);
+  // The stream that it was taken from is alive after all.
+  CHECK_EQUAL(fixture.call(handle(128)), data[2]);
+  CHECK_EQUAL(fixture.call(handle(64)), data[0]);
+  CHECK_EQUAL(fixture.allocations(), int(StreamMemory::kStreams));
+}
+
+void test_streams_at_work_share_nothing_and_their_memory_is_freed_later() {
+  Fixture fixture;
+  fake::device().busy = true;
+  std::set<void*> data;
+  for (uintptr_t stream = 1; stream <= 40; ++stream) data.insert(fixture.call(handle(64 * stream)));
+  CHECK_EQUAL(data.size(), 40u);
+  CHECK_EQUAL(fixture.frees(), 0);
+  fake::device().busy = false;
+  CHECK(data.count(fixture.call(handle(64 * 41))) == 1);
+  CHECK_EQUAL(fixture.allocations(), 40);
+  CHECK_EQUAL(fixture.frees(), 40 - int(StreamMemory::kStreams));
+}
+
+void test_memory_of_a_call_under_way_is_not_given_to_another() {
+  Fixture fixture;
+  StreamMemory::Piece& piece = fixture.memory.take(handle(64));
+  void* const mine = piece.block->data();
+  fake::device().incarnation = 1;
+  CHECK(fixture.call(handle(64)) != mine);
+  for (uintptr_t stream = 2; stream <= 60; ++stream) CHECK(fixture.call(handle(64 * stream)) != mine);
+  CHECK_EQUAL(piece.block->data(), mine);
+  fake::device().incarnation = 0;
+  fixture.memory.launched(piece, handle(64));
+  CHECK_EQUAL(fixture.call(handle(64)), mine);
+}
+
+void test_memory_of_a_captured_graph_stays_the_graphs() {
+  Fixture fixture;
+  fake::device().capturing = true;
+  void* const graph = fixture.call(handle(64));
+  fake::device().capturing = false;
+  fake::device().incarnation = 1;
+  for (uintptr_t stream = 1; stream <= 60; ++stream) CHECK(fixture.call(handle(64 * stream)) != graph);
+  CHECK_EQUAL(fixture.frees(), 0);
+  fake::device().capturing = true;
+  CHECK_EQUAL(fixture.call(handle(64)), graph);  // the same capture goes on
+  fake::device().capturing = false;
+}
+
+void test_the_default_streams_of_threads_share_nothing() {
+  Fixture fixture;
+  void* const per_thread = handle(2);
+  void* const first = fixture.call(per_thread);
+  fake::device().incarnation = 1;  // as another thread would call
+  void* const second = fixture.call(per_thread);
+  CHECK(first != second);
+  fake::device().incarnation = 0;
+  CHECK_EQUAL(fixture.call(per_thread), first);
+}
+
+void test_a_stream_that_could_not_wait_tries_again() {
+  Fixture fixture;
+  void* const first = fixture.call(handle(64));
+  fake::device().incarnation = 1;
+  fake::device().wait_status = 1;
+  CHECK_THROWS(LibraryFailure, "having a stream wait", fixture.call(handle(64)));
+  CHECK_THROWS(LibraryFailure, "having a stream wait", fixture.call(handle(64)));
+  fake::device().wait_status = 0;
+  CHECK_EQUAL(fixture.call(handle(64)), first);
+  CHECK_EQUAL(fixture.waits(), 3);
+  // The failed calls do not hold it either.
+  fake::device().incarnation = 2;
+  CHECK_EQUAL(fixture.call(handle(64)), first);
+}
+
+}  // namespace
+
+int main() {
+  fake::libraries()["libcuda.so.1"] = fake::driver();
+  DeviceGuard guard(0);
+  test_a_stream_takes_over_from_the_one_that_had_its_handle();
+  test_idle_memory_goes_from_stream_to_stream();
+  test_the_memory_that_was_idle_longest_goes_first();
+  test_streams_at_work_share_nothing_and_their_memory_is_freed_later();
+  test_memory_of_a_call_under_way_is_not_given_to_another();
+  test_memory_of_a_captured_graph_stays_the_graphs();
+  test_the_default_streams_of_threads_share_nothing();
+  test_a_stream_that_could_not_wait_tries_again();
+  return check::result();
+}

@@ -49,7 +49,7 @@ def test_shadows_agree_with_the_originals_on_the_host(tmp_path: Path, packed_str
     assert [pair for pair in zip(said[True], said[False], strict=True) if pair[0] != pair[1]] == []
 
 
-@pytest.mark.parametrize("compiler", ["nvrtc"])
+@pytest.mark.parametrize("compiler", ["nvrtc", "nvcc"])
 def test_shadows_agree_with_the_originals_on_the_device(compiler: str, tmp_path: Path) -> None:
     """Compared as constants that the compiler finds: neither takes a GPU."""
     nvcc = system_nvcc()

@@ -60,10 +60,10 @@ def test_shadows_agree_with_the_originals_on_the_device(compiler: str, tmp_path:
         if compiler == "nvrtc":
             toolchain.cache_clear()
             texts[shadowed] = sources.compile_with_nvrtc(
-                sources.KERNEL + sources.CONSTANTS, tmp_path, "compute_90", shadowed=shadowed
+                sources.CONSTANTS, tmp_path, "compute_90", shadowed=shadowed
             ).decode()
         else:
-            (tmp_path / "shadows.cu").write_text(sources.KERNEL + sources.CONSTANTS)
+            (tmp_path / "shadows.cu").write_text(sources.CONSTANTS)
             options = ("-w", "-std=c++17", "-arch=sm_90", "--expt-relaxed-constexpr", "-ptx")
             included = sources.include_options(tmp_path, "nvcc", shadowed=shadowed)
             said = run(nvcc or "", *options, *included, "-o", tmp_path / "shadows.ptx", tmp_path / "shadows.cu")

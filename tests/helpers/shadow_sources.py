@@ -40,35 +40,36 @@ int main(int argc, char**) {
 }
 """
 
-KERNEL = f"""
+_INCLUDES = f"""
 #ifdef __CUDACC_RTC__
 #include "atomr_cutlass/nvrtc/prelude.h"
 #endif
 #include "shadow_cases.h"
 using Found = shadow_cases::Numbers<{CAPACITY}>;
+"""
+
+KERNEL = f"""{_INCLUDES}
 extern "C" __global__ void dynamic(Found* found, int two, int64_t big, int64_t n, int64_t h, int64_t w) {{
   shadow_cases::tuple_cases(*found, two, big);
   shadow_cases::layout_cases(*found, two);
-#ifdef __CUDACC_RTC__
   shadow_cases::packed_stride_cases(*found, n, h, w);
-#endif
 }}
 """
-"""The cases with arguments that are known at run time."""
+"""The cases with arguments that are known at run time; for NVRTC, which has no host."""
 
-CONSTANTS = """
-__host__ __device__ constexpr Found tuples() {
+CONSTANTS = f"""{_INCLUDES}
+__host__ __device__ constexpr Found tuples() {{
   Found found;
-  shadow_cases::tuple_cases(found, cute::Int<2>{}, cute::C<(int64_t(1) << 33) + 1>{});
+  shadow_cases::tuple_cases(found, cute::Int<2>{{}}, cute::C<(int64_t(1) << 33) + 1>{{}});
   shadow_cases::tuple_cases(found, 2, (int64_t(1) << 33) + 1);
   return found;
-}
-__host__ __device__ constexpr Found layouts() {
+}}
+__host__ __device__ constexpr Found layouts() {{
   Found found;
-  shadow_cases::layout_cases(found, cute::Int<2>{});
+  shadow_cases::layout_cases(found, cute::Int<2>{{}});
   shadow_cases::layout_cases(found, 2);
   return found;
-}
+}}
 extern "C" __device__ Found const static_tuples = tuples();
 extern "C" __device__ Found const static_layouts = layouts();
 """

@@ -133,7 +133,7 @@ unsigned registry_generation() {
   return registry().generation;
 }
 
-size_t load_pack(std::string const& path) {
+size_t load_pack(std::string const& path, RowCheck const& check) {
   // RTLD_LOCAL: two packs may hold symbols of the same name. Never closed: rows point into it.
   void* library = dlopen(path.c_str(), RTLD_NOW | RTLD_LOCAL);
   if (library == nullptr) throw LibraryFailure("pack", "cannot open " + path + ": " + dlerror());
@@ -165,6 +165,14 @@ size_t load_pack(std::string const& path) {
                                          "; the driver knows CUDA up to " + std::to_string(driver_version() / 1000) +
                                          ": update the driver or build the pack with an older toolkit");
       }
+    }
+  }
+  if (check) {
+    try {
+      for (unsigned i = 0; i < pack->count; ++i) check(pack->rows[i]->name, pack->rows[i]->key);
+    } catch (...) {
+      dlclose(library);
+      throw;
     }
   }
   std::lock_guard<std::mutex> lock(registry().mutex);

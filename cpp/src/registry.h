@@ -1,6 +1,7 @@
 // All rows that this process can launch: those linked in, and those of packs.
 #pragma once
 
+#include <functional>
 #include <string>
 #include <vector>
 
@@ -24,6 +25,10 @@ unsigned registry_generation();
 
 // Loads a pack and returns how many of its rows are new. Loading one twice changes nothing. Throws LibraryFailure
 // naming the pack when it can't be opened, is no pack, or was built for another ABI or another layout of its structs.
-size_t load_pack(std::string const& path);
+//
+// `check`, if given, sees the name and the key of every row before the first of them is registered, and throws where
+// they are no kernel's: then nothing of the pack is in the table.
+using RowCheck = std::function<void(char const* name, char const* key)>;
+size_t load_pack(std::string const& path, RowCheck const& check = nullptr);
 
 }  // namespace atomr_cutlass

@@ -110,11 +110,14 @@ def _rows(_generation: int) -> tuple[KernelInfo, ...]:
 
 
 def _key_of(row: dict[str, Any]) -> KernelKey:
+    return _read_key(row["name"], row["key"], f"pack {row['pack']}" if row["pack"] else "this installation")
+
+
+def _read_key(name: str, key: str, where: str) -> KernelKey:
     try:
-        return KernelKey.from_dict(json.loads(row["key"]))
+        return KernelKey.from_dict(json.loads(key))
     except (TypeError, ValueError) as error:
-        where = f"pack {row['pack']}" if row["pack"] else "this installation"
-        raise LibraryError("pack", f"{where} has kernel {row['name']}, whose key cannot be read: {error}") from error
+        raise LibraryError("pack", f"{where} has kernel {name}, whose key cannot be read: {error}") from error
 
 
 _packs_lock = threading.Lock()
@@ -165,7 +168,7 @@ def _load_or_note(where: str, find: Callable[[], Any]) -> None:
 
 
 def load_pack(path: str | os.PathLike[str]) -> int:
-    """Adds a pack's kernels to the table.
+    """Adds a pack's kernels to the table: all of them or, if one of its keys cannot be read, none.
 
     Args:
         path: the shared library. Loading it runs its code, so neither it nor its folder may be writable by other
@@ -176,7 +179,8 @@ def load_pack(path: str | os.PathLike[str]) -> int:
 
     Raises:
         InvalidOperandError: `path` is no path.
-        LibraryError: it is missing, unsafe, no pack, or built for another ABI or a newer CUDA than the driver's.
+        LibraryError: it is missing, unsafe, no pack, built for another ABI or a newer CUDA than the driver's, or has
+            the key of no kernel.
     """
     expect(path, (str, os.PathLike), "path", "the path of a shared library")
     try:
@@ -194,4 +198,15 @@ def load_pack(path: str | os.PathLike[str]) -> int:
             raise LibraryError("pack", f"{place} is writable by other users: chmod go-w it, or move the pack")
         if status.st_uid not in (0, os.geteuid()):
             raise LibraryError("pack", f"{place} belongs to another user (uid {status.st_uid}): copy the pack")
-    return _core.load_pack(str(resolved))
+
+    def check(name: str, key: str) -> None:
+        try:
+            own = _read_key(name, key, str(resolved)).name
+        except LibraryError:
+            raise
+        except Exception as error:  # values of any kind, of which a name is put together
+            raise LibraryError("pack", f"{resolved} has kernel {name}, whose key is no kernel's: {error}") from error
+        if own != name:
+            raise LibraryError("pack", f"{resolved} has kernel {name}, whose key is that of {own}: rebuild the pack")
+
+    return _core.load_pack(str(resolved), check)

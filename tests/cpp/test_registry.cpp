@@ -175,12 +175,27 @@ int main() {
   Pack<7>::install("minor", {&minor});
   CHECK_EQUAL(load_pack("minor"), 1u);
 
+  // Every row is looked at before the first one is registered.
+  static atomr_cutlass_row const good = row_named("good"), bad = row_named("bad");
+  std::vector<std::string> seen;
+  RowCheck const check = [&seen](char const* name, char const* key) {
+    seen.push_back(std::string(name) + key);
+    if (seen.back() == "bad{}") throw LibraryFailure("pack", "bad is no kernel");
+  };
+  Pack<20>::install("mixed", {&good, &bad});
+  CHECK_THROWS(LibraryFailure, "bad is no kernel", load_pack("mixed", check));
+  CHECK(find_row("good") == nullptr);
+  CHECK_EQUAL(registry_generation(), 4u);
+  CHECK((seen == std::vector<std::string>{"good{}", "bad{}"}));
+  Pack<21>::install("checked", {&good});
+  CHECK_EQUAL(load_pack("checked", check), 1u);
+
   std::set<std::string> names;
   for (RegisteredRow const& entry : registered_rows()) {
     CHECK(names.insert(entry.row->name).second);
     CHECK(find_row(entry.row->name) == entry.row);
   }
-  CHECK_EQUAL(names.size(), own + 4);
+  CHECK_EQUAL(names.size(), own + 5);
   test_a_pack_of_another_layout_is_refused();
   return check::result();
 }

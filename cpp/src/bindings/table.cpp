@@ -1,3 +1,4 @@
+#include <pybind11/functional.h>
 #include <pybind11/stl.h>
 
 #include "../registry.h"
@@ -47,11 +48,11 @@ void bind_table(py::module_& module) {
   module.def("registry_generation", &registry_generation);
   module.def(
       "load_pack",
-      [](std::string const& path) {
+      [](std::string const& path, RowCheck const& check) {
         py::gil_scoped_release release_gil;
-        return load_pack(path);
+        return load_pack(path, check);
       },
-      py::arg("path"));
+      py::arg("path"), py::arg("check"));
 }
 
 }  // namespace atomr_cutlass

@@ -43,9 +43,10 @@ atomr_cutlass_ask(_said generator "--emit=${_emitted}" "--preset=${ATOMR_CUTLASS
                   "--kernels=${ATOMR_CUTLASS_KERNELS}" "--filter-file=${_filter}"
                   "--exclude=${ATOMR_CUTLASS_EXCLUDE_KERNELS}")
 
-# Emission is part of configuring, so whatever it reads makes the build configure again.
+# Emission is part of configuring, so whatever it reads makes the build configure again. Of the headers each row has a
+# digest.
 file(GLOB_RECURSE _generator CONFIGURE_DEPENDS "${PROJECT_SOURCE_DIR}/generator/*.py"
-     "${PROJECT_SOURCE_DIR}/generator/templates/*")
+     "${PROJECT_SOURCE_DIR}/generator/templates/*" "${PROJECT_SOURCE_DIR}/cpp/include/*")
 set_property(DIRECTORY APPEND PROPERTY CMAKE_CONFIGURE_DEPENDS ${_generator} ${_filter})
 
 include("${_emitted}/kernels.cmake")
@@ -61,6 +62,13 @@ include("${PROJECT_SOURCE_DIR}/third_party/cutlass/cutlass.cmake")
 set_property(DIRECTORY APPEND PROPERTY CMAKE_CONFIGURE_DEPENDS "${ATOMR_CUTLASS_HEADERS}/cutlass/version.h")
 atomr_cutlass_ask(ATOMR_CUTLASS_INCLUDES generator.headers includes nvcc "${ATOMR_CUTLASS_HEADERS}"
                   "${PROJECT_SOURCE_DIR}/cpp/include/atomr_cutlass")
+atomr_cutlass_ask(ATOMR_CUTLASS_HEADERS_DIGEST generator.content "${ATOMR_CUTLASS_HEADERS}"
+                  "${PROJECT_SOURCE_DIR}/cpp/include/atomr_cutlass")
+if(CUTLASS_DIR)
+  # Headers that may be edited: the digest in the rows is that of what is compiled.
+  file(GLOB_RECURSE _edited CONFIGURE_DEPENDS "${ATOMR_CUTLASS_HEADERS}/cutlass/*" "${ATOMR_CUTLASS_HEADERS}/cute/*")
+  set_property(DIRECTORY APPEND PROPERTY CMAKE_CONFIGURE_DEPENDS ${_edited})
+endif()
 if(NOT CMAKE_CUDA_COMPILER)
   atomr_cutlass_ask(CMAKE_CUDA_COMPILER generator.toolchain --nvcc "${PROJECT_BINARY_DIR}/cuda")
 endif()

@@ -6,10 +6,14 @@ from collections import defaultdict
 from pathlib import Path
 
 from .archs import SmArch
+from .content import source_digest
 from .key import KernelKey
 from .matrix import family
 from .render import render
 from .selection import Selection
+
+OURS = Path(__file__).resolve().parents[1] / "cpp" / "include" / "atomr_cutlass"
+"""The headers that a build compiles kernels with."""
 
 
 def emit(selection: Selection, folder: Path) -> list[KernelKey]:
@@ -30,7 +34,7 @@ def emit(selection: Selection, folder: Path) -> list[KernelKey]:
     for key in keys:
         by_arch[key.arch].append(key)
         path = folder / "src" / key.arch.value / f"{key.name}.cu"
-        wanted[path] = render(key, ptx=key.arch in ptx)[0]
+        wanted[path] = render(key, ptx=key.arch in ptx, content=source_digest(key, OURS))[0]
         sources[key.arch].append(path)
     wanted[folder / "table.cpp"] = _table(keys)
     wanted[folder / "kernels.cmake"] = _cmake(by_arch, sources, ptx)

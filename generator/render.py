@@ -14,13 +14,14 @@ from .rules import epilogue_compute
 _TEMPLATES = Path(__file__).parent / "templates"
 
 
-def render(key: KernelKey, *, flavour: str = "aot", ptx: bool = False) -> tuple[str, str]:
+def render(key: KernelKey, *, flavour: str = "aot", ptx: bool = False, content: str = "") -> tuple[str, str]:
     """The source of one cell and the name of its kernel.
 
     Args:
         key: a key that `matrix.supports` accepts.
         flavour: `aot` for nvcc, with the C ABI row; `nvrtc` for the kernel alone.
         ptx: whether the image will carry PTX as well (recorded in the row).
+        content: `content.source_digest` of the key (recorded in the row).
 
     Returns:
         (source text, name of the `extern "C"` kernel).
@@ -32,6 +33,7 @@ def render(key: KernelKey, *, flavour: str = "aot", ptx: bool = False) -> tuple[
     values |= {
         "name": key.name,
         "key": key.to_json(),
+        "content": content,
         "ptx": "true" if ptx else "false",
         "a": key.a.cpp,
         "b": key.b.cpp,

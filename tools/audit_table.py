@@ -20,7 +20,6 @@ import importlib.util
 import json
 import math
 import os
-import re
 import shutil
 import subprocess
 import sys
@@ -107,7 +106,7 @@ class Audit:
         self._options = [*OPTIONS, *(f"-I{folder}" for folder in self._tools.include)]
         self._ours = OURS
         self._cutlass = verification.cutlass_identity()
-        self._compiler = compiler(self._tools.build)
+        self._compiler = self._tools.compiler
         self._environment = disassemblers()
         self._date = dt.datetime.now(dt.timezone.utc).strftime("%Y-%m-%dT%H:%MZ")
         self._lock = threading.Lock()
@@ -188,12 +187,6 @@ class Audit:
         command = [shutil.which("cuobjdump", path=self._environment["PATH"]) or "cuobjdump", option, str(image)]
         listed = subprocess.run(command, env=self._environment, capture_output=True, text=True, check=True, timeout=300)
         return listed.stdout.splitlines()
-
-
-def compiler(build: str) -> str:
-    """NVRTC's version to the last number, of what it calls itself."""
-    found = re.search(r"V(\d+\.\d+\.\d+)", build)
-    return f"nvrtc {found[1] if found else 'of an unknown version'}"
 
 
 def disassemblers() -> dict[str, str]:

@@ -239,6 +239,7 @@ class JitRow {
     JitKernel::OnDevice const& place = kernel_->on_device();
     row_ = {kernel_->name().c_str(),
             kernel_->key().c_str(),
+            "",
             place.info.params_bytes,
             place.info.params_align,
             place.info.shared_bytes,

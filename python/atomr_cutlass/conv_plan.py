@@ -250,7 +250,7 @@ def make(
     checked = True
     if what.fusion is not None:
         launch = functools.partial(_launch_once, chosen.picked, device)
-        checked = first_use.require(chosen.picked.key, device, launch, stream=stream)
+        checked = first_use.require(chosen.picked, device, launch, stream=stream)
     made = _plan(what, chosen, device, how, alpha=alpha, beta=beta, like=like, layout=layout)
     made.checked = checked
     return made

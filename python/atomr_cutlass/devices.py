@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import functools
+import re
 from dataclasses import dataclass
+from pathlib import Path
 
 from . import _core
 from .errors import DeviceUnavailableError, InvalidOperandError, UnsupportedError
@@ -55,6 +57,24 @@ def get(index: int = 0) -> Device:
     if reason:
         raise DeviceUnavailableError(f"{reason}; backend='reference' computes on the CPU")
     return Device(index=index, cuda_version=_core.driver_version(), **_core.device_properties(index))
+
+
+@functools.cache
+def driver() -> str:
+    """The driver's version as it calls itself, such as `580.95.05`; that of its CUDA where it does not say.
+
+    The CUDA version alone names no translator of PTX: every driver brings one of its own.
+
+    Raises:
+        DeviceUnavailableError: there is no driver.
+    """
+    version = _core.driver_version()  # from here on the library is mapped
+    try:
+        mapped = Path("/proc/self/maps").read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        mapped = ""
+    found = re.search(r"/libcuda\.so\.(\d+\.\d[\d.]*)$", mapped, re.MULTILINE)
+    return found[1] if found else f"CUDA {version // 1000}.{version % 1000 // 10}"
 
 
 def imagined(arch: SmArch) -> Device:

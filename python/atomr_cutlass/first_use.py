@@ -7,7 +7,6 @@ the same tree. What was found is remembered beside the compiled kernels: the nex
 
 from __future__ import annotations
 
-import functools
 import math
 import os
 import warnings
@@ -16,20 +15,19 @@ from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 
-from . import _core, numerics, operands, reference
+from . import _core, devices, numerics, operands, reference
 from .conv_problem import DGRAD, FPROP, ConvProblem
 from .devices import Device
 from .errors import InvalidOperandError, UnsupportedError
 from .fused import Fusion, fusion_of, output_shape
-from .generator import headers
 from .generator.dtypes import CutlassDtype
 from .generator.epilogue.lower import SOURCE, split
 from .generator.epilogue.tree import COLUMN, MATRIX, RESULT, ROW, SCALAR, EpilogueVisitorTree
 from .generator.key import ROW as ROW_MAJOR
 from .generator.key import KernelKey
-from .jit import verdicts
-from .jit.toolchain import OURS
+from .jit import kernels, verdicts
 from .keyed_locks import KeyedLocks
+from .pick import Picked
 from .problem import GemmProblem, MatrixSpec
 
 VARIABLE = "ATOMR_CUTLASS_CHECK_EPILOGUES"
@@ -55,13 +53,16 @@ def enabled() -> bool:
     return wanted == "on"
 
 
-def require(key: KernelKey, device: Device, launch: Launch, *, stream: int | None = None) -> bool:
+def require(picked: Picked, device: Device, launch: Launch, *, stream: int | None = None) -> bool:
     """Checks a kernel's epilogue, unless that has been done before on this architecture.
+
+    What is remembered is about the code that was launched and the driver that ran it: another compiler or header gives
+    another image, a row of the table another content, and they are checked again.
 
     Block-scaled kernels are checked without it: their operands come quantized, which tests do.
 
     Args:
-        key: of the kernel, whose epilogue is a tree.
+        picked: the kernel, whose epilogue is a tree.
         device: where it runs.
         launch: see `Launch`.
         stream: where the plan will be launched first. The check works on streams of its own, which the capture of a
@@ -74,9 +75,11 @@ def require(key: KernelKey, device: Device, launch: Launch, *, stream: int | Non
         UnsupportedError: the kernel's results differ from the reference's; says where. It says so again, without a
             launch, wherever the verdict is remembered.
     """
+    key = picked.key
     if key.scale_type or not enabled():
         return True
-    identity = "\0".join([key.to_json(), str(device.capability), _sources()])
+    code = kernels.image_digest(key, device) if picked.info is None else picked.info.content
+    identity = "\0".join([key.to_json(), str(device.capability), devices.driver(), code])
     with _locks.hold(identity):
         wrong = _verdicts.get(identity)
         if wrong is None:
@@ -95,12 +98,6 @@ def require(key: KernelKey, device: Device, launch: Launch, *, stream: int | Non
             f"report it. Compute it apart from the product, or turn the check off with {VARIABLE}=off"
         )
     return True
-
-
-@functools.cache
-def _sources() -> str:
-    """What is compiled beside the generated source: another version of it is checked again."""
-    return headers.digest(OURS)
 
 
 def _differences(key: KernelKey, device: int, launch: Launch) -> list[str]:

@@ -324,7 +324,7 @@ def make(
     refuse_capture(picked, what.device, stream)
     checked = True
     if split(picked.key.epilogue)[1]:
-        checked = first_use.require(picked.key, device, functools.partial(_launch_once, picked), stream=stream)
+        checked = first_use.require(picked, device, functools.partial(_launch_once, picked), stream=stream)
     made = _plan(what, picked, arch, alpha=alpha, beta=beta, like=like)
     made.checked = checked
     return made

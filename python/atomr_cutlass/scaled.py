@@ -213,7 +213,7 @@ def from_choice(
         from . import first_use  # loads the reference, which only trees need here
 
         launch = functools.partial(_launch_once, choice, device)
-        checked = first_use.require(choice.key, device, launch, stream=stream)
+        checked = first_use.require(picked, device, launch, stream=stream)
     made = _plan(way, scales, fusion, choice, picked, device, result=result, alpha=alpha, beta=beta, like=like)
     made.checked = checked
     return made

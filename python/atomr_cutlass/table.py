@@ -46,7 +46,7 @@ class KernelInfo:
     shared_bytes: int
     threads: int
     cuda_version: int
-    content: str = ""
+    content: str
 
     @property
     def origin(self) -> str:

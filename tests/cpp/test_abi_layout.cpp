@@ -21,7 +21,7 @@ struct Agreed {
 };
 
 constexpr int kVersion = 5;
-constexpr uint64_t kDigest = 0xb4809eee996b5a04;
+constexpr uint64_t kDigest = 0xbab6d94e96b683a6;
 constexpr Agreed kAgreed[] = {
     {"atomr_cutlass_tree_operand", 32, 0xbc264293a3a872fe},
     {"atomr_cutlass_gemm_args", 744, 0xaeb72b7ea76bf124},
@@ -31,7 +31,7 @@ constexpr Agreed kAgreed[] = {
     {"atomr_cutlass_cast_args", 88, 0x16f08afb620ce982},
     {"atomr_cutlass_quantize_args", 88, 0xb93d14eeead52b3c},
     {"atomr_cutlass_launch", 72, 0x8a1c22edf756d917},
-    {"atomr_cutlass_row", 80, 0x106db811326f882b},
+    {"atomr_cutlass_row", 88, 0xad0a7ad444aaa109},
     {"atomr_cutlass_field_layout", 24, 0x007e63e8a34cc6e7},
     {"atomr_cutlass_struct_layout", 24, 0x392a2d8648f7ec2c},
     {"atomr_cutlass_pack", 48, 0x94fec87102846e4a},

@@ -48,19 +48,9 @@ int launch(atomr_cutlass_row const*, void const* params, atomr_cutlass_launch co
   return seen.status;
 }
 
-atomr_cutlass_row const kRow = {"cutlass_fake",
-                                "{}",
-                                sizeof(atomr_cutlass_gemm_args),
-                                16,
-                                1024,
-                                128,
-                                0,
-                                13000,
-                                nullptr,
-                                &supports,
-                                &workspace_size,
-                                &prepare,
-                                &launch};
+atomr_cutlass_row const kRow = {
+    "cutlass_fake",  "{}",     "",     sizeof(atomr_cutlass_gemm_args), 16, 1024, 128, 0, 13000, nullptr, &supports,
+    &workspace_size, &prepare, &launch};
 
 std::shared_ptr<atomr_cutlass_row const> row() {
   return {&kRow, [](atomr_cutlass_row const*) {}};

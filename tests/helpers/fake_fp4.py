@@ -8,7 +8,7 @@ import json
 from pathlib import Path
 
 from atomr_cutlass.generator.key import KernelKey
-from fake_pack import compile_library, exported
+from fake_pack import CONTENT, compile_library, exported
 
 KERNEL = """
 #include <stddef.h>
@@ -105,7 +105,8 @@ def make_pack(library: Path, keys: list[KernelKey]) -> Path:
         context = f"{key.scale_granularity[2]}{key.d.value[0]}"
         source += (
             f"static const atomr_cutlass_row row_{i} = {{{json.dumps(key.name)}, {json.dumps(key.to_json())}, "
-            f'sizeof(Args), 16, 1024, 128, 0, 13000, "{context}", supports, workspace_size, prepare, launch}};\n'
+            f"{CONTENT}, sizeof(Args), 16, 1024, 128, 0, 13000, "
+            f'"{context}", supports, workspace_size, prepare, launch}};\n'
         )
     source += (
         f"static const atomr_cutlass_row* const rows[] = {{{', '.join(f'&row_{i}' for i in range(len(keys)))}}};\n"

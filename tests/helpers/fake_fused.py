@@ -12,7 +12,7 @@ from atomr_cutlass.generator.dtypes import CutlassDtype as D
 from atomr_cutlass.generator.epilogue.lower import LINEAR, epilogue_id, exchanged, with_source
 from atomr_cutlass.generator.key import KernelKey
 from atomr_cutlass.generator.matrix import with_epilogue
-from fake_pack import compile_library, exported
+from fake_pack import CONTENT, compile_library, exported
 
 BIASED = EvtBuilder().add_bias("bias", dtype=D.F32).activation("relu").build()
 """What bias and relu are."""
@@ -132,7 +132,8 @@ def table_of(rows: Sequence[tuple[KernelKey, str]]) -> str:
     for i, (key, context) in enumerate(rows):
         source += (
             f"static const atomr_cutlass_row row_{i} = {{{json.dumps(key.name)}, {json.dumps(key.to_json())}, "
-            f'sizeof(Args), 16, 1024, 128, 0, 13000, "{context}", supports, workspace_size, prepare, launch}};\n'
+            f"{CONTENT}, sizeof(Args), 16, 1024, 128, 0, 13000, "
+            f'"{context}", supports, workspace_size, prepare, launch}};\n'
         )
     source += (
         f"static const atomr_cutlass_row* const rows[] = {{{', '.join(f'&row_{i}' for i in range(len(rows)))}}};\n"

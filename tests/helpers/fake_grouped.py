@@ -14,7 +14,7 @@ from atomr_cutlass import epilogue as evt
 from atomr_cutlass.fused_arguments import common
 from atomr_cutlass.generator.epilogue.lower import epilogue_id
 from atomr_cutlass.generator.key import KernelKey
-from fake_pack import compile_library, exported
+from fake_pack import CONTENT, compile_library, exported
 
 KERNEL = """
 #include <stddef.h>
@@ -205,7 +205,7 @@ def make_pack(library: Path) -> Path:
         how = layouts + kind + tree + activation
         source += (
             f"static const atomr_cutlass_row row_{i} = {{{json.dumps(one.name)}, {json.dumps(one.to_json())}, "
-            "sizeof(Args), 16, 1024, 128, 0, 13000, "
+            f"{CONTENT}, sizeof(Args), 16, 1024, 128, 0, 13000, "
             f"{json.dumps(how)}, supports, workspace_size, prepare, launch}};\n"
         )
     entries = ", ".join(f"&row_{i}" for i in range(len(KEYS)))

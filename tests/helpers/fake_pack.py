@@ -77,6 +77,9 @@ static int launch(const atomr_cutlass_row* row, const void* params, const atomr_
 """
 
 # What a kernel of `MULTIPLY` looks like when it was "compiled at run time": itself, its companion, and a constant.
+CONTENT = '"0123456789abcdef 4.2-0123456789abcdef cc 1"'
+"""What the rows say that they were compiled from and by, as C has it."""
+
 JIT = """
 #include "atomr_cutlass/jit_abi.h"
 
@@ -281,7 +284,7 @@ def make_pack(
     listed = [row if isinstance(row, tuple) else (row.name, row.to_json(), row.layout_a + row.layout_b) for row in rows]
     for i, (row_name, key, layouts) in enumerate(listed):
         source += (
-            f"static const atomr_cutlass_row row_{i} = {{{json.dumps(row_name)}, {json.dumps(key)}, "
+            f"static const atomr_cutlass_row row_{i} = {{{json.dumps(row_name)}, {json.dumps(key)}, {CONTENT}, "
             "sizeof(atomr_cutlass_gemm_args), 16, 1024, 128, 0, 13000, "
             f"{json.dumps(layouts)}, supports, workspace_size, prepare, launch}};\n"
         )

@@ -22,7 +22,8 @@ def row(
 ) -> KernelInfo:
     """A row for a key; without a size, shared memory is what such kernels take."""
     shared = shared_memory(key) if key.generation == "sm80" else 200 << 10
-    return KernelInfo(key.name, key, pack, ptx, shared if shared_bytes is None else shared_bytes, 128, cuda_version)
+    size = shared if shared_bytes is None else shared_bytes
+    return KernelInfo(key.name, key, pack, ptx, size, 128, cuda_version, content="")
 
 
 def rows_of(

@@ -157,6 +157,7 @@ def compiler() -> Iterator[list[KernelKey]]:
             return compiled[key.name]
 
         patch.setattr(kernels, "kernel", kernel)
+        patch.setattr(kernels, "image_digest", lambda key, _device: key.digest)
         patch.setenv(kernels.POLICY_VARIABLE, "auto")
         forget()
         yield keys
@@ -387,7 +388,7 @@ def case_gradients_replace_what_they_are_taken_at() -> None:
 def case_an_epilogue_is_checked_at_its_first_use() -> None:
     with compiler(), pytest.MonkeyPatch.context() as patch:
         asked: list[str] = []
-        patch.setattr(first_use, "require", lambda key, *_, **__: asked.append(key.epilogue) is None)
+        patch.setattr(first_use, "require", lambda picked, *_, **__: asked.append(picked.key.epilogue) is None)
         for epilogue in (E.DEFAULT, E.BGRADA, E.RELU_BIAS):
             ac.matmul(Case(epilogue, np.float32, np.float32).request(Tensor))
         assert len(asked) == 1

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
 
 import atomr_cutlass as ac
+import fake_table
 import numpy_gpu
 from atomr_cutlass import (
     ConvDgradRequest,
@@ -35,6 +37,7 @@ from atomr_cutlass.generator.epilogue.lower import LINEAR, epilogue_id
 from atomr_cutlass.generator.families.conv_sm90 import conv_sm90
 from atomr_cutlass.generator.matrix import supports
 from atomr_cutlass.generator.render import render
+from atomr_cutlass.pick import Picked
 from atomr_cutlass.slots import slots_of
 
 RANDOM = np.random.default_rng(3)
@@ -220,12 +223,39 @@ def test_under_capture_only_what_is_known_is_looked_at(
     monkeypatch.setattr(first_use, "_verdicts", {})
     monkeypatch.setattr(first_use.verdicts, "recall", lambda _identity: known)
     monkeypatch.setattr(first_use._core, "capturing", lambda _device, _stream: True)
+    monkeypatch.setattr(devices, "driver", lambda: "580.1")
     key = conv_sm90("conv2d_fprop", D.BF16, D.BF16, (128, 128), epilogue=common.bias(D.BF16, "gelu"))
-    assert first_use.require(key, H100, _never, stream=5) is checked
+    picked = Picked(key, fake_table.row(key), 0.0)
+    assert first_use.require(picked, H100, _never, stream=5) is checked
     monkeypatch.setattr(first_use.verdicts, "recall", lambda _identity: "out[0, 0] is 1, expected 2")
     monkeypatch.setattr(first_use, "_verdicts", {})
     with pytest.raises(UnsupportedError, match="computes its epilogue wrongly"):
-        first_use.require(key, H100, _never, stream=5)
+        first_use.require(picked, H100, _never, stream=5)
+
+
+def test_a_validation_is_of_one_code_and_one_driver(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another compiler, header or driver may compute something else: it is validated again."""
+    known: dict[str, str] = {}
+    circumstances = {"driver": "580.1", "image": "ab"}
+    monkeypatch.setattr(first_use, "_verdicts", {})
+    monkeypatch.setattr(first_use.verdicts, "recall", known.get)
+    monkeypatch.setattr(first_use.verdicts, "remember", known.__setitem__)
+    monkeypatch.setattr(first_use, "_differences", lambda *_: [])
+    monkeypatch.setattr(devices, "driver", lambda: circumstances["driver"])
+    monkeypatch.setattr(first_use.kernels, "image_digest", lambda _key, _device: circumstances["image"])
+    key = conv_sm90("conv2d_fprop", D.BF16, D.BF16, (128, 128), epilogue=common.bias(D.BF16, "gelu"))
+    rows = [replace(fake_table.row(key), content=f"01 4.2-23 nvcc {version}") for version in ("13.0.88", "13.1.5")]
+    compiled, built, rebuilt = (Picked(key, info, 0.0) for info in (None, *rows))
+
+    def validations(picked: Picked) -> int:
+        assert first_use.require(picked, H100, _never)
+        return len(known)
+
+    assert [validations(one) for one in (compiled, built, rebuilt, compiled, built)] == [1, 2, 3, 3, 3]
+    circumstances["image"] = "cd"
+    assert [validations(one) for one in (compiled, built)] == [4, 4]
+    circumstances["driver"] = "590.1"
+    assert [validations(one) for one in (compiled, built, rebuilt)] == [5, 6, 7]
 
 
 def _never(*_: Any) -> None:

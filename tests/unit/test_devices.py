@@ -20,6 +20,22 @@ def _gpu(major: int, minor: int) -> Device:
     return Device(0, "some GPU", (major, minor), 100, 100 << 10, 50 << 20, 80 << 30)
 
 
+@pytest.mark.parametrize(
+    ("mapped", "version"),
+    [
+        ("7f00 r-xp /usr/lib/libcuda.so.580.95.05\n7f01 r--p /usr/lib/libcudart.so.13.0.96\n", "580.95.05"),
+        ("7f00 r-xp /usr/lib/libcuda.so.1\n", "CUDA 13.0"),
+        ("", "CUDA 13.0"),
+    ],
+)
+def test_the_driver_says_its_version(monkeypatch: pytest.MonkeyPatch, mapped: str, version: str) -> None:
+    monkeypatch.setattr(devices._core, "driver_version", lambda: 13000)
+    monkeypatch.setattr(devices.Path, "read_text", lambda *_given, **_named: mapped)
+    devices.driver.cache_clear()
+    assert devices.driver() == version
+    devices.driver.cache_clear()
+
+
 NATIVE, EARLIER_MINOR, TRANSLATED, NEVER = 0, 1, 2, None
 
 

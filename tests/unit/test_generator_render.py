@@ -10,8 +10,9 @@ from pathlib import Path
 import pytest
 
 from generator.archs import SmArch
+from generator.content import source_digest
 from generator.dtypes import CutlassDtype as D
-from generator.emit import emit
+from generator.emit import OURS, emit
 from generator.key import KernelKey
 from generator.matrix import GEMM_ARCHS, expand
 from generator.render import render
@@ -50,6 +51,13 @@ def test_the_row_carries_the_key() -> None:
         found = re.search(r'R"json\((.*)\)json"', source)
         assert found
         assert KernelKey.from_dict(json.loads(found[1])) == key
+
+
+def test_the_row_carries_what_it_is_compiled_from() -> None:
+    for key in FULL[::50]:
+        digest = source_digest(key, OURS)
+        assert f'ATOMR_CUTLASS_CONTENT("{digest}")' in render(key, content=digest)[0]
+        assert digest not in render(key, flavour="nvrtc")[0]
 
 
 def test_the_row_says_whether_there_is_ptx() -> None:
@@ -119,7 +127,7 @@ def test_emission_writes_sources_table_and_cmake(tmp_path: Path) -> None:
     assert _written(tmp_path) == sources | {"table.cpp", "kernels.cmake"}
     for key in keys:
         text = (tmp_path / "src" / key.arch.value / f"{key.name}.cu").read_text()
-        assert text == render(key, ptx=key.arch is SmArch.SM80)[0]
+        assert text == render(key, ptx=key.arch is SmArch.SM80, content=source_digest(key, OURS))[0]
     table = (tmp_path / "table.cpp").read_text()
     assert re.findall(r"&atomr_cutlass_row_(\w+),", table) == [key.name for key in keys]
     assert f"kRowCount = {len(keys)};" in table
@@ -167,7 +175,7 @@ def test_a_source_that_was_edited_or_lost_is_written_again(tmp_path: Path) -> No
     first.write_text("broken")
     second.unlink()
     emit(SMOKE, tmp_path)
-    assert first.read_text() == render(keys[0], ptx=True)[0]
+    assert first.read_text() == render(keys[0], ptx=True, content=source_digest(keys[0], OURS))[0]
     assert second.is_file()
 
 

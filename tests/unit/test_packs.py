@@ -19,7 +19,7 @@ from atomr_cutlass import SmArch, _core, kernels, load_pack
 from atomr_cutlass.errors import InvalidOperandError, LibraryError
 from atomr_cutlass.generator.matrix import expand
 from atomr_cutlass.grouped_plan import ENTRY
-from fake_pack import ROOT, compile_library, make_pack
+from fake_pack import CONTENT, ROOT, compile_library, make_pack
 
 # With a swizzle that no preset has, so that these are not in the table already.
 KEYS = [replace(k, swizzle=4) for k in expand("full", [SmArch.SM80]) if k.math == "ieee" and k.d is D.F32][:3]
@@ -101,7 +101,7 @@ def test_a_row_is_json(tmp_path: Path) -> None:
         "shared_bytes": 1024,
         "threads": 128,
         "cuda_version": 13000,
-        "content": "",
+        "content": json.loads(CONTENT),
     }
 
 

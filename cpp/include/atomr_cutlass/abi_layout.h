@@ -98,9 +98,9 @@ ATOMR_CUTLASS_FIELDS(atomr_cutlass_quantize_args, FIELD(rows), FIELD(columns), F
                      FIELD(max_active_clusters), FIELD(workspace))
 ATOMR_CUTLASS_FIELDS(atomr_cutlass_launch, FIELD(grid), FIELD(block), FIELD(cluster), FIELD(shared_bytes),
                      FIELD(setup_grid), FIELD(padding), FIELD(clear_offset), FIELD(clear_bytes))
-ATOMR_CUTLASS_FIELDS(atomr_cutlass_row, FIELD(name), FIELD(key), FIELD(params_bytes), FIELD(params_align),
-                     FIELD(shared_bytes), FIELD(threads), FIELD(flags), FIELD(cuda_version), FIELD(context),
-                     FIELD(supports), FIELD(workspace_size), FIELD(prepare), FIELD(launch))
+ATOMR_CUTLASS_FIELDS(atomr_cutlass_row, FIELD(name), FIELD(key), FIELD(content), FIELD(params_bytes),
+                     FIELD(params_align), FIELD(shared_bytes), FIELD(threads), FIELD(flags), FIELD(cuda_version),
+                     FIELD(context), FIELD(supports), FIELD(workspace_size), FIELD(prepare), FIELD(launch))
 ATOMR_CUTLASS_FIELDS(atomr_cutlass_field_layout, FIELD(name), FIELD(offset), FIELD(bytes), FIELD(kind), FIELD(padding))
 ATOMR_CUTLASS_FIELDS(atomr_cutlass_struct_layout, FIELD(name), FIELD(fields), FIELD(field_count), FIELD(bytes))
 ATOMR_CUTLASS_FIELDS(atomr_cutlass_pack, FIELD(abi_version), FIELD(struct_count), FIELD(layout_digest), FIELD(structs),

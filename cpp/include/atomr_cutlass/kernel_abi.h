@@ -195,6 +195,9 @@ typedef struct atomr_cutlass_row atomr_cutlass_row;
 struct atomr_cutlass_row {
   const char* name;
   const char* key; /* the KernelKey as JSON */
+  /* What it was compiled from and by, separated by blanks: the digest of its source and headers, that of CUTLASS's, and
+   * the compiler with its version. Equal for equal code; empty for kernels compiled at run time. */
+  const char* content;
   uint32_t params_bytes;
   uint32_t params_align;
   uint32_t shared_bytes;

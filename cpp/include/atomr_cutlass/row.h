@@ -11,6 +11,17 @@
 #include "atomr_cutlass/kernel_abi.h"
 #include "atomr_cutlass/setup.h"
 
+#ifndef ATOMR_CUTLASS_HEADERS_DIGEST
+#error "ATOMR_CUTLASS_HEADERS_DIGEST is what `python -m generator.content CUTLASS OURS` prints, as a string"
+#endif
+
+// What a row was compiled from and by, after the digest of its source, a literal.
+#define ATOMR_CUTLASS_TEXT_OF(value) #value
+#define ATOMR_CUTLASS_TEXT(value) ATOMR_CUTLASS_TEXT_OF(value)
+#define ATOMR_CUTLASS_CONTENT(source)                                                                               \
+  source " " ATOMR_CUTLASS_HEADERS_DIGEST " nvcc " ATOMR_CUTLASS_TEXT(__CUDACC_VER_MAJOR__) "." ATOMR_CUTLASS_TEXT( \
+      __CUDACC_VER_MINOR__) "." ATOMR_CUTLASS_TEXT(__CUDACC_VER_BUILD__)
+
 namespace atomr_cutlass {
 
 // `kSetup` is the setup kernel of a cell that has one.
@@ -133,12 +144,13 @@ struct Row {
 };
 
 template <class Cell, auto kKernel, auto kSetup = nullptr>
-constexpr atomr_cutlass_row make_row(char const* name, char const* key, bool ptx) {
+constexpr atomr_cutlass_row make_row(char const* name, char const* key, char const* content, bool ptx) {
   static_assert((kSetupThreadsOf<Cell> > 0) != std::is_null_pointer_v<decltype(kSetup)>,
                 "ATOMR_CUTLASS_SETUP goes with kSetupThreads");
   using Made = Row<Cell, kKernel, kSetup>;
   return {name,
           key,
+          content,
           uint32_t(sizeof(typename Cell::Params)),
           uint32_t(alignof(typename Cell::Params)),
           uint32_t(Cell::kSharedBytes),

@@ -40,6 +40,7 @@ void bind_table(py::module_& module) {
           row["shared_bytes"] = entry.row->shared_bytes;
           row["threads"] = entry.row->threads;
           row["cuda_version"] = entry.row->cuda_version;
+          row["content"] = entry.row->content;
           result.append(row);
         }
         return result;

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import json
 import os
 import shutil
@@ -63,6 +64,11 @@ class Images:
 
     kernel: bytes
     companion: bytes
+
+    @property
+    def digest(self) -> str:
+        """SHA-256 of both, in hexadecimal digits."""
+        return hashlib.sha256(self.pack()).hexdigest()
 
     def pack(self) -> bytes:
         """One string of bytes."""

@@ -34,6 +34,7 @@ MISS_LOG_VARIABLE = "ATOMR_CUTLASS_MISS_LOG"
 _PROGRESS_AFTER = 2.0  # seconds
 
 _kernels: dict[tuple[str, str], _core.JitKernel] = {}
+_images: dict[tuple[str, str], str] = {}
 _locks = KeyedLocks()
 _missed: set[str] = set()
 _background: dict[tuple[str, str], tuple[threading.Thread, list[Callable[[], None]]]] = {}
@@ -105,8 +106,15 @@ def kernel(key: KernelKey, device: Device) -> _core.JitKernel:
         if known is None:
             images = load(key, target)[0]
             known = _core.JitKernel(key.name, key.to_json(), images.kernel, images.companion)
+            _images[identity] = images.digest
             _kernels[identity] = known
         return known
+
+
+def image_digest(key: KernelKey, device: Device) -> str:
+    """SHA-256, in hexadecimal digits, of the compiled code of a key; arguments and errors are those of `kernel`."""
+    kernel(key, device)
+    return _images[key.name, target_for(key, device).arch]
 
 
 def load(key: KernelKey, target: Target) -> tuple[Images, str]:
@@ -306,6 +314,7 @@ def _forget() -> None:
     _background_lock = threading.Lock()
     _background.clear()
     _kernels.clear()
+    _images.clear()
     _turns.cache_clear()
 
 

@@ -43,6 +43,12 @@ class Toolchain:
     include: tuple[Path, ...]
     headers: Mapping[str, str]
 
+    @property
+    def compiler(self) -> str:
+        """NVRTC with its version to the last number, such as `nvrtc 13.0.88`."""
+        found = re.search(r"V(\d+\.\d+\.\d+)", self.build)
+        return f"nvrtc {found[1] if found else '.'.join(map(str, self.version))}"
+
 
 @functools.cache
 def toolchain() -> Toolchain:

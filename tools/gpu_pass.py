@@ -53,7 +53,9 @@ TIMEOUTS = {
     "compile": 580,
     "compile-older": 290,
     "compile-trees": 580,
+    "compile-cells": 580,
     "jit": 580,
+    "cells": 580,
     "trees": 580,
     "jit-sanitizer": 150,
     "jit-bench": 290,
@@ -71,6 +73,7 @@ COMPILED = {
         "--matrix=89:*gemm*e4m3*,*gemm*e5m2*,*fprop*,*dgrad*,*wgrad*",
     ),
     "compile-trees": ("--trees",),
+    "compile-cells": ("--matrix=90a", "--matrix=80;89"),
 }
 """What to compile, as compile_table.py is told."""
 
@@ -101,6 +104,9 @@ SELECTIONS = {
 }
 """Of each file, how many tests at most run under compute-sanitizer, and from among which."""
 TOOLS = {"synccheck": "synccheck"}
+
+EVERY_CELL = "(test_every_cell or test_every_cast) and not bias"
+"""The tests that launch each cell by itself, as pytest's -k has it."""
 
 FAILURES_SHOWN = 40
 PROCESSES_A_FILE = 6
@@ -221,18 +227,28 @@ def gpu_tests(stage: Stage, out: Path, options: Options, *, compiled: bool = Fal
 
     `compiled`: all of them over kernels that are compiled at run time, where neither nvcc nor a host compiler is to be
     found; the stage `compile` has them compiled side by side before. The stage `trees` has the tests of epilogue trees,
-    whose kernels are in no table, and `compile-trees` compiles before it; no other stage has them.
+    whose kernels are in no table, and `compile-trees` compiles before it; no other stage has them. `cells`, after
+    `compile-cells`, is every cell of the matrix that the GPU can run, once each.
+
+    Cells that were right by themselves add their records to verified.jsonl, for tools/verified.py.
     """
     folder = out / stage.label
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir()
     deadline = time.monotonic() + options.seconds(stage.name)
     words = [*_pytest(), "-m", "gpu", "-q", "-rf", "--tb=short", *(["-k", "not large"] if options.quick else [])]
-    environment = without_compilers() if compiled else {}
+    words += ["-k", EVERY_CELL] if stage.name == "cells" else []
+    environment = {
+        "ATOMR_CUTLASS_TEST_RECORDS": str(out / "verified.jsonl"),
+        **(without_compilers() if compiled else {}),
+    }
     files = [file.stem for file in sorted(TESTS.glob("test_*.py"))]
     own = OWN.get(stage.name, ())
     others = {name for names in OWN.values() for name in names}.difference(own)
-    files = [name for name in files if name not in others and (name in own or stage.name != "trees")]
+    if stage.name == "cells":
+        files = [name for name in files if "import every_cell" in (TESTS / f"{name}.py").read_text(encoding="utf-8")]
+    else:
+        files = [name for name in files if name not in others and (name in own or stage.name != "trees")]
     if options.files:
         files = [name for name in files if name.removeprefix("test_") in options.files]
     files.sort(key=lambda name: FIRST.index(name) if name in FIRST else len(FIRST))
@@ -564,12 +580,14 @@ STAGES: dict[str, Callable[[Stage, Path, Options], None]] = {
     "compile": compile_table,
     "compile-older": compile_table,
     "compile-trees": compile_table,
+    "compile-cells": compile_table,
     "tests": gpu_tests,
     "sanitizer": sanitizer,
     "sanitizer-ops": sanitizer_ops,
     "synccheck": sanitizer_ops,
     "jit": functools.partial(gpu_tests, compiled=True),
     "trees": functools.partial(gpu_tests, compiled=True),
+    "cells": functools.partial(gpu_tests, compiled=True),
     "jit-sanitizer": functools.partial(sanitizer, compiled=True),
     "bench": bench,
     "bench-fp8": functools.partial(bench_op, script="fp8"),
@@ -579,7 +597,7 @@ STAGES: dict[str, Callable[[Stage, Path, Options], None]] = {
     "bench-layers": functools.partial(bench_op, script="layers"),
     "jit-bench": jit_bench,
 }
-OF_FILES = ("tests", "jit", "trees", "sanitizer-ops", "synccheck")
+OF_FILES = ("tests", "jit", "trees", "cells", "sanitizer-ops", "synccheck")
 """The stages that --files restricts."""
 
 

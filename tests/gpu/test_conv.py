@@ -15,12 +15,15 @@ import numpy as np
 import pytest
 
 import atomr_cutlass as ac
+import every_cell
 from atomr_cutlass import SmArch, conv_plan, devices, numerics, reference
 from atomr_cutlass import conv as conv_module
 from atomr_cutlass.conv_problem import DGRAD, FPROP, WGRAD, ConvProblem
 from atomr_cutlass.generator.dtypes import CutlassDtype as D
+from atomr_cutlass.generator.key import KernelKey
 from atomr_cutlass.generator.matrix import cells
 from atomr_cutlass.generator.rules import FP8_TYPES
+from atomr_cutlass.pick import Picked
 from atomr_cutlass.reference import ConvGeometry, Tolerance
 from conv_layers import LAYERS, RESNET50, Layer
 from fp8_matrices import GuardedFp8, guarded, host
@@ -337,6 +340,42 @@ def assert_close(d: Any, want: Any, bound: Any) -> None:
             f"{where.shape[0]} of {d.numel()} elements are wrong; the first at {first}: {float(d[first])} instead of "
             f"{float(want[first])}, off by more than {float(bound[first])}"
         )
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Every cell
+# ----------------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("key", every_cell.keys(*KEYS.values()), ids=lambda key: key.name)
+def test_every_cell(key: KernelKey, torch: Any) -> None:
+    """Each kernel of the table by itself; with ATOMR_CUTLASS_TEST_JIT those of the matrix, compiled."""
+    info = every_cell.row_of(key)
+    exact = key.math in ("tf32", "3xtf32")
+    problems = every_cell.conv_problems(key, devices.get(0))
+    for problem in problems:
+        a, b = (placed(one.shape, dtype, seed, tf32=exact) for one, dtype, seed in (
+            (problem.a, key.a, 1), (problem.b, key.b, 2),
+        ))  # fmt: skip
+        out = poisoned(problem.d.shape, key.d)
+        what = replace(problem, a=spec(a), b=spec(b), d=spec(out.view))
+        chosen = conv_plan.Chosen(Picked(key, info, 0.0), what, 1, casts=False, wide=False, rewrite="")
+        plan = conv_plan.make(what, chosen=chosen, like=a)
+        assert plan.kernel_name == key.name
+        plan(a, b, out.view)
+        torch.cuda.synchronize()
+        out.assert_guards()
+        limits = reference.tolerance(
+            key.a, key.d, products(key.op.removeprefix("conv2d_"), problem.geometry), key.math, exact_operands=exact,
+            fast_accum=key.a in FP8_TYPES,
+        )  # fmt: skip
+        want, scale = every_cell.conv_expected(problem, host(a), host(b))
+        got = host(out.view)
+        wrong = ~reference.within_tolerance(got, want, scale, limits, key.d)
+        samples = f"{got[wrong][:3]} instead of {want[wrong][:3]}"
+        assert not wrong.any(), f"{problem.geometry}: {int(wrong.sum())} of {wrong.size} are wrong: {samples}"
+    assert problems
+    every_cell.right(key, info, f"{len(problems)} geometries")
 
 
 # ----------------------------------------------------------------------------------------------------------------------

@@ -5,6 +5,7 @@ compiles them side by side before.
 """
 
 import dataclasses
+import functools
 import math
 from collections.abc import Mapping
 from typing import Any
@@ -13,10 +14,14 @@ import numpy as np
 import pytest
 
 import atomr_cutlass as ac
+import every_cell
 import tree_cases
-from atomr_cutlass import devices, first_use, numerics
+from atomr_cutlass import devices, first_use, numerics, scaled
 from atomr_cutlass.epilogue import functions as evt
 from atomr_cutlass.generator.dtypes import CutlassDtype as D
+from atomr_cutlass.generator.epilogue.lower import split
+from atomr_cutlass.generator.key import KernelKey
+from atomr_cutlass.pick import Picked
 from gpu_matrices import assert_same_bits
 from gpu_trees import Arrays, assert_as_unfused, assert_right, call, host, plan_of, results_of
 from random_trees import is_special, to_torch
@@ -60,6 +65,18 @@ def test_random_tree(case: Case) -> None:
     arrays.assert_right()
     if case.seed % UNFUSED_EVERY == 0 and not is_special(case.seed) and not case.in_place:
         assert_as_unfused(arrays)
+
+
+@pytest.mark.parametrize(
+    "key", every_cell.keys("gemm", want=lambda key: bool(split(key.epilogue)[1])), ids=lambda key: key.name
+)
+def test_every_cell(key: KernelKey) -> None:
+    """Each kernel of the table with a tree; with ATOMR_CUTLASS_TEST_JIT those of the matrix, compiled."""
+    info = every_cell.row_of(key)
+    device = devices.get(0)
+    launch = functools.partial(scaled._launch_once, Picked(key, info, 0.0), device)
+    assert first_use._differences(key, device.index, launch) == []
+    every_cell.right(key, info, "a product and its tree")
 
 
 @pytest.mark.parametrize("few", [False, True], ids=["all", "few"])

@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 
 import atomr_cutlass as ac
-from atomr_cutlass import devices, reference, select, table
-from atomr_cutlass.generator import matrix
+import every_cell
+from atomr_cutlass import devices, reference, select
 from atomr_cutlass.generator.dtypes import CutlassDtype as D
 from atomr_cutlass.generator.key import KernelKey
 from atomr_cutlass.generator.rules import FP8_TYPES, GEMM_OUTPUTS
@@ -108,8 +108,7 @@ def run(case: Case) -> None:
 # Every cell
 
 
-def fp8_cells(arch: ac.SmArch) -> list[KernelKey]:
-    return [key for key in matrix.expand("full", [arch]) if key.op == "gemm" and key.a in FP8_TYPES]
+CELLS = every_cell.keys("gemm", want=lambda key: key.a in FP8_TYPES)
 
 
 @pytest.fixture(scope="session")
@@ -125,16 +124,11 @@ def compiled_ahead(request: pytest.FixtureRequest) -> None:
 
 
 @pytest.mark.usefixtures("compiled_ahead")
-@pytest.mark.parametrize("key", [key for arch in ARCHS for key in fp8_cells(arch)], ids=lambda key: key.name)
+@pytest.mark.parametrize("key", CELLS, ids=lambda key: key.name)
 def test_every_cell(key: KernelKey, torch: Any) -> None:
     """Each cell of the matrix, on shapes that do not fill its tiles; what is not built in with run-time compilation."""
     device = devices.get(0)
-    info = next((one for one in table.kernels(op="gemm") if one.key == key), None)
-    if devices.rank_arch(key.arch, device, ptx=info is None or info.ptx) is None:
-        pytest.skip(f"code for {key.arch.value} does not run on {device.name}")
-    if info is None and not COMPILED:
-        pytest.skip(f"{key.name} is not in the table; with ATOMR_CUTLASS_TEST_JIT set it is compiled")
-    info = None if COMPILED else info
+    info = every_cell.row_of(key)
     tile_m, tile_n, tile_k = key.tile
     unit_m = key.align_a if key.layout_a == "c" else 1
     unit_n = max(key.align_d, key.align_b if key.layout_b == "r" else 1)
@@ -168,6 +162,7 @@ def test_every_cell(key: KernelKey, torch: Any) -> None:
         torch.cuda.synchronize()
         out.assert_guards()
         assert_scaled(out.view, a, b, None, how, fast=key.math == "fast", amax=amax)
+    every_cell.right(key, info, "products of 3 shapes, with their scales and amax")
 
 
 # ----------------------------------------------------------------------------------------------------------------------

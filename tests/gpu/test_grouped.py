@@ -18,7 +18,8 @@ import numpy as np
 import pytest
 
 import atomr_cutlass as ac
-from atomr_cutlass import SmArch, devices, grouped_plan, numerics, operands, reference, table
+import every_cell
+from atomr_cutlass import SmArch, devices, grouped_plan, numerics, operands, reference
 from atomr_cutlass import grouped as grouped_module
 from atomr_cutlass.generator.dtypes import CutlassDtype as D
 from atomr_cutlass.generator.key import KernelKey
@@ -1178,19 +1179,17 @@ def cases_of(key: KernelKey) -> list[Case]:
     return [*found, Case(MASKED, sizes[0], n, k, m=320, **common), replace(found[0], alpha=0.5, beta=2.0)]
 
 
-@pytest.mark.parametrize("key", CELLS, ids=lambda key: key.name)
+@pytest.mark.parametrize("key", every_cell.keys("grouped_gemm"), ids=lambda key: key.name)
 def test_every_cell(key: KernelKey, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each kernel of the table by itself; with ATOMR_CUTLASS_TEST_JIT those of the matrix, compiled."""
-    info = next((one for one in table.kernels(op="grouped_gemm") if one.key == key), None)
-    if devices.get(0).arch is not key.arch:
-        pytest.skip(f"{key.arch.value} cells need such a GPU")
-    if info is None and not COMPILED:
-        pytest.skip("the table lacks it; ATOMR_CUTLASS_TEST_JIT=1 compiles it")
-    picked = Picked(key, None if COMPILED else info, 0.0)
-    monkeypatch.setattr(grouped_module, "make", functools.partial(grouped_plan.make, picked=picked))
+    info = every_cell.row_of(key)
+    made = functools.partial(grouped_plan.make, picked=Picked(key, info, 0.0), arch=key.arch)
+    monkeypatch.setattr(grouped_module, "make", made)
     _without_kept(monkeypatch)
-    for case in cases_of(key):
+    cases = cases_of(key)
+    for case in cases:
         run(case)
+    every_cell.right(key, info, f"products of {len(cases)} sets of groups")
 
 
 @pytest.mark.skipif(not COMPILED, reason="no table has them; ATOMR_CUTLASS_TEST_JIT=1 compiles them")

@@ -15,8 +15,7 @@ from typing import Any
 import pytest
 
 import atomr_cutlass as ac
-from atomr_cutlass import SmArch, devices, select, table, tile_scheduler
-from atomr_cutlass.generator.matrix import cells
+from atomr_cutlass import devices, select, table
 from atomr_cutlass.jit import kernels
 from atomr_cutlass.jit.store import KernelStore
 from atomr_cutlass.plan import Plan
@@ -191,71 +190,6 @@ def test_a_better_kernel_takes_over_in_the_background(
     graph.replay()
     torch.cuda.synchronize()
     assert_product(out, a, b, math_mode="ieee")
-
-
-@pytest.mark.usefixtures("compiling")
-def test_a_kernel_that_serves_slowly_gives_way_unasked(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    request = ac.GemmRequest(ac.GemmShape(1024, 1024, 1024), dtype=D.BF16, layout_b=ac.GemmLayout.COL_MAJOR)
-    slow = [info for info in TABLE if info.key.a is D.BF16 and info.key.align_a == 1 and info.key.arch is SmArch.SM90A]
-    if not slow or devices.get(0).arch is not SmArch.SM90A:
-        pytest.skip("the table has no fallback for this GPU")
-    monkeypatch.setattr(table, "kernels", lambda *_given, **_named: slow)
-    kernels._kernels.clear()
-    empty = KernelStore(tmp_path / "cache")
-    monkeypatch.setattr(kernels, "store", lambda: empty)
-    a, b = placed((1024, 1024), D.BF16, 1), placed((1024, 1024), D.BF16, 2, layout="c")
-    made = ac.plan(request)
-    before = made.kernel_name
-    assert made.choice.key.align_a == 1
-    deadline = time.monotonic() + 120
-    while made.kernel_name == before and time.monotonic() < deadline:
-        assert_product(made(a, b), a, b)
-    assert made.choice.key.generation == "sm90"
-    assert_product(made(a, b), a, b)
-
-
-@pytest.mark.usefixtures("compiling")
-@pytest.mark.parametrize("scheduler", ["persistent", "streamk"])
-@pytest.mark.parametrize("extents", [(1144, 1288, 2056), (136, 4104, 1032)], ids=str)
-def test_every_order_of_tiles_gives_the_product(torch: Any, scheduler: str, extents: tuple[int, int, int]) -> None:
-    device = devices.get(0)
-    if device.arch is not SmArch.SM90A:
-        pytest.skip("kernels of the sm90 generation need such a GPU")
-    m, n, k = extents
-    a, b = placed((m, k), D.BF16, 1), placed((k, n), D.BF16, 2, layout="c")
-    first = Guarded((m, n), D.BF16)
-    what = problem_of(a, b, first.view)
-    key = next(
-        key for _, key in cells([SmArch.SM90A])
-        if (key.op, key.generation, key.a, key.d, key.layout_a + key.layout_b, key.tile[:2], key.cluster[:2])
-        == ("gemm", "sm90", D.BF16, D.BF16, "rc", (128, 128), (2, 1)) and key.scheduler == scheduler
-        and key.epilogue == "lc" and key.epilogue_schedule == "tma"
-    )  # fmt: skip
-    own = select.choice_of(key, what, device)
-    for number, (swizzle, raster) in enumerate((s, r) for s in tile_scheduler.SWIZZLES for r in (0, 1, 2)):
-        out = Guarded((m, n), D.BF16)
-        made = plan.from_choice(what, dataclasses.replace(own, swizzle=swizzle, raster=raster), like=a)
-        made(a, b, out=out.view)
-        torch.cuda.synchronize()
-        out.assert_guards()
-        if number == 0:
-            assert_product(out.view, a, b)
-            first = out
-        elif scheduler == "persistent":
-            assert same_bits(torch, out.view, first.view), (swizzle, raster)
-        else:
-            assert_product(out.view, a, b)
-
-
-@pytest.mark.usefixtures("compiling")
-@pytest.mark.parametrize("rows", [(256, 192, 320), (255, 191, 319)], ids=["aligned", "odd"])
-def test_products_of_no_preset_are_compiled(rows: tuple[int, int, int]) -> None:
-    m, n, k = rows
-    for a_type, d_type, precision in ((D.F16, D.BF16, None), (D.F32, D.F16, "tf32")):
-        exact = a_type is D.F32
-        a, b = placed((m, k), a_type, 1, tf32=exact), placed((k, n), a_type, 2, tf32=exact)
-        out = ac.gemm(a, b, out_dtype=d_type, precision=precision)
-        assert_product(out, a, b, math_mode="default" if precision is None else "tf32")
 
 
 @pytest.mark.usefixtures("empty_table", "compiling")

@@ -9,8 +9,13 @@ import numpy as np
 import pytest
 
 import atomr_cutlass as ac
+import every_cell
 from atomr_cutlass import CutlassDtype as D
 from atomr_cutlass import numerics, operands, quantization, quantized
+from atomr_cutlass.generator.key import KernelKey
+from atomr_cutlass.op_plan import Steps
+from atomr_cutlass.pick import Picked
+from gpu_matrices import torch_dtype
 
 pytestmark = pytest.mark.gpu
 
@@ -106,6 +111,65 @@ def test_what_has_no_elements_has_scales_of_1(torch: ModuleType, scaling: str, s
     graph.replay()
     torch.cuda.synchronize()
     assert bool((captured.scales == 1).all())
+
+
+@pytest.mark.parametrize("key", every_cell.keys("cast"), ids=lambda key: key.name)
+def test_every_cast(torch: ModuleType, key: KernelKey) -> None:
+    """Each kernel of the table; with ATOMR_CUTLASS_TEST_JIT those of the matrix, compiled. float32 adds slices up."""
+    info = every_cell.row_of(key)
+    count, slices = 1000, 3 if key.a is D.F32 else 1
+    torch.manual_seed(7)
+    x = (torch.randint(-20000, 20000, (slices, count), device="cuda") / 64).to(torch_dtype(key.a))
+    out = torch.zeros(count, device="cuda", dtype=torch_dtype(key.d))
+    steps = Steps(0)
+    a = steps.slot("x", (slices, count), None, key.a.dlpack)
+    d = steps.slot("out", (count,), None, key.d.dlpack, role="output")
+    args = {"count": count, "slices": slices, "slice_stride": count, "a": a, "d": d, "alpha": 1.0}
+    steps.launch(Picked(key, info, 0.0), args)
+    steps.plan(like=x)(x, out)
+    expected = numerics.saturating_cast(numerics.to_float64(_host(x)).sum(0), key.d)
+    np.testing.assert_array_equal(numerics.to_float64(_host(out)), numerics.to_float64(expected))
+    every_cell.right(key, info, f"{count} elements")
+
+
+QUANTIZED = [(D.F8E4M3, one) for one in FP8_SCALINGS] + [(D.F8E5M2, one) for one in FP8_SCALINGS]
+QUANTIZED += [(D.F4E2M1, one) for one in ("nvfp4", "mxfp4")]
+
+
+@pytest.mark.parametrize("arch", every_cell.ARCHS, ids=lambda arch: arch.value)
+@pytest.mark.parametrize(("narrow", "scaling"), QUANTIZED)
+def test_every_cell(
+    torch: ModuleType, arch: ac.SmArch, narrow: D, scaling: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each kernel of the table; with ATOMR_CUTLASS_TEST_JIT those of the matrix, compiled."""
+    launched: list[Picked] = []
+
+    def exactly(make: Any, *_given: Any, **_named: Any) -> Picked:
+        key = make(arch)
+        launched.append(Picked(key, every_cell.row_of(key), 0.0))
+        return launched[-1]
+
+    monkeypatch.setattr(quantized, "pick_exactly", exactly)
+    monkeypatch.setattr(quantized, "_plans", ac.PlanCache(8))
+    x = _matrix(torch, (130, 416), "bfloat16", 3)
+    made = ac.quantize(x, narrow, scaling=scaling)
+    values, scales = quantized._in_numpy(_host(x), narrow, scaling, 1.0)
+    np.testing.assert_array_equal(_bytes(made.scales), np.ascontiguousarray(scales).view(np.uint8))
+    got, expected = _bytes(made.values).astype(int), np.ascontiguousarray(values).view(np.uint8).astype(int)
+    if narrow is D.F4E2M1:
+        np.testing.assert_array_equal(got, expected)
+    else:  # neighbours in an fp8 format are neighbours as bytes
+        assert np.abs(got - expected).max() <= 1
+        assert (got != expected).mean() < 0.004
+    back = ac.dequantize(made.values, made.scales, scaling=scaling, out_dtype=D.BF16)
+    host = _bytes(made.values) if narrow is D.F4E2M1 else _host(made.values)
+    again = quantized._wide_in_numpy(host, scales, (130, 416), scaling, 1.0, D.BF16)
+    np.testing.assert_allclose(numerics.to_float64(_host(back)), numerics.to_float64(again), rtol=2**-8)
+    cells = {*every_cell.keys("quantize", "dequantize")}
+    assert {one.key.op for one in launched} == {"quantize", "dequantize"}
+    for one in launched:
+        if one.key in cells:
+            every_cell.right(one.key, one.info, "130 x 416 elements")
 
 
 def test_rows_may_lie_further_apart_and_specials_are_converted(torch: ModuleType) -> None:

@@ -9,7 +9,9 @@ from typing import Any
 import pytest
 
 import atomr_cutlass as ac
+import every_cell
 from atomr_cutlass import devices, fp4, select
+from atomr_cutlass.generator.key import KernelKey
 from atomr_cutlass.generator.rules import FP8_TYPES
 from atomr_cutlass.plan import Plan, from_choice
 from atomr_cutlass.select import Choice
@@ -18,14 +20,13 @@ from gpu_matrices import KINDS, Guarded, Kind, assert_product, lacking, pairs, p
 pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("torch")]
 
 
-def known(info: ac.KernelInfo) -> bool:
+def known(key: KernelKey) -> bool:
     """Whether the kernel is of plain GEMM, and of types that `gpu_matrices` makes."""
-    key = info.key
     plain = key.epilogue == "lc" and not key.scale_type
     return plain and not {key.a, key.b, key.d} & {*FP8_TYPES, fp4.FP4}
 
 
-TABLE = [info for info in ac.kernels(op="gemm") if known(info)]
+TABLE = [info for info in ac.kernels(op="gemm") if known(info.key)]
 
 Shape = tuple[int, int, int]
 
@@ -39,9 +40,8 @@ def runnable(info: ac.KernelInfo) -> None:
         pytest.skip(f"{info.shared_bytes} bytes of shared memory are more than {device.name} has")
 
 
-def shapes(info: ac.KernelInfo) -> list[Shape]:
+def shapes(key: KernelKey) -> list[Shape]:
     """One that ends inside tiles, whole tiles and clusters, and one smaller than a tile."""
-    key = info.key
     unit = max(key.align_a, key.align_b, key.align_d)
     (tile_m, tile_n, tile_k), (cluster_m, cluster_n, _) = key.tile, key.cluster
     return [
@@ -54,10 +54,9 @@ def shapes(info: ac.KernelInfo) -> list[Shape]:
 class Launch:
     """Operands for a kernel, and what it made of them."""
 
-    def __init__(self, info: ac.KernelInfo, shape: Shape) -> None:
-        key = info.key
+    def __init__(self, key: KernelKey, info: ac.KernelInfo | None, shape: Shape) -> None:
         m, n, k = shape
-        self.info = info
+        self.key, self.info = key, info
         self.exact = key.math == "tf32"
         self.a = placed((m, k), key.a, 1, layout=key.layout_a, tf32=self.exact)
         self.b = placed((k, n), key.b, 2, layout=key.layout_b, tf32=self.exact)
@@ -65,34 +64,31 @@ class Launch:
         self.out = Guarded((m, n), key.d)
 
     def choice(self) -> Choice:
-        what = problem_of(self.a, self.b, self.out.view, math_mode=self.info.key.math)
-        ranked = select.rank(what, devices.get(0), self.info.key.arch)
-        own = [choice for choice in ranked if choice.info.name == self.info.name and not choice.variant.exchanged]
-        assert own, f"{self.info.name} is not eligible for {what}"
-        return own[0]
+        what = problem_of(self.a, self.b, self.out.view, math_mode=self.key.math)
+        return replace(select.choice_of(self.key, what, devices.get(0)), info=self.info)
 
     def check(self, choice: Choice, *, alpha: float = 1.0, beta: float = 0.0) -> Plan:
-        what = problem_of(self.a, self.b, self.out.view, math_mode=self.info.key.math)
+        what = problem_of(self.a, self.b, self.out.view, math_mode=self.key.math)
         made = from_choice(what, choice, like=self.a)
-        assert made.kernel_name == self.info.name
-        out = Guarded(tuple(self.out.view.shape), self.info.key.d)
+        assert made.kernel_name == self.key.name
+        out = Guarded(tuple(self.out.view.shape), self.key.d)
         c = self.c if beta else None
         made(self.a, self.b, c, out=out.view, alpha=alpha, beta=beta)
         out.assert_guards()
-        assert_product(
-            out.view, self.a, self.b, c, alpha=alpha, beta=beta, math_mode=self.info.key.math, tf32=self.exact
-        )
+        assert_product(out.view, self.a, self.b, c, alpha=alpha, beta=beta, math_mode=self.key.math, tf32=self.exact)
         return made
 
 
-@pytest.mark.parametrize("info", TABLE, ids=lambda info: info.name)
-def test_every_kernel(info: ac.KernelInfo) -> None:
-    runnable(info)
-    for shape in shapes(info):
-        launch = Launch(info, shape)
+@pytest.mark.parametrize("key", every_cell.keys("gemm", want=known), ids=lambda key: key.name)
+def test_every_cell(key: KernelKey) -> None:
+    """Each kernel of the table; with ATOMR_CUTLASS_TEST_JIT those of the matrix, compiled."""
+    info = every_cell.row_of(key)
+    for shape in shapes(key):
+        launch = Launch(key, info, shape)
         choice = replace(launch.choice(), split_k=1)
         launch.check(choice)
         launch.check(choice, alpha=2.0, beta=-3.0)
+    every_cell.right(key, info, "products of 3 shapes, alpha, beta")
 
 
 @pytest.mark.parametrize("info", [info for info in TABLE if info.key.generation == "sm90"], ids=lambda info: info.name)
@@ -101,7 +97,7 @@ def test_scheduler_options(info: ac.KernelInfo) -> None:
     runnable(info)
     tile_m, tile_n, tile_k = info.key.tile
     unit = max(info.key.align_a, info.key.align_d)
-    launch = Launch(info, (9 * tile_m + unit, 7 * tile_n + unit, 2 * tile_k))
+    launch = Launch(info.key, info, (9 * tile_m + unit, 7 * tile_n + unit, 2 * tile_k))
     choice = launch.choice()
     for swizzle, raster in ((1, 1), (2, 2), (4, 0), (8, 1), (8, 2)):
         launch.check(replace(choice, swizzle=swizzle, raster=raster, split_k=1))
@@ -119,7 +115,7 @@ def test_split_k(info: ac.KernelInfo) -> None:
     tile_m, tile_n, tile_k = info.key.tile
     unit = max(info.key.align_a, info.key.align_b, info.key.align_d)
     for shape in ((tile_m + unit, tile_n + unit, 64 * tile_k + unit), (unit, 3 * tile_n, 40 * tile_k)):
-        launch = Launch(info, shape)
+        launch = Launch(info.key, info, shape)
         choice = launch.choice()
         for split_k in (1, 2, 3, 4, 8):
             made = launch.check(replace(choice, split_k=split_k))
@@ -135,7 +131,7 @@ def test_stream_k_decompositions(info: ac.KernelInfo) -> None:
     tile_m, tile_n, tile_k = info.key.tile
     wave = devices.get(0).multiprocessors
     for tiles in (wave + 3, 2 * wave - 1):
-        launch = Launch(info, (tile_m * 2, tile_n * (tiles // 2), 20 * tile_k))
+        launch = Launch(info.key, info, (tile_m * 2, tile_n * (tiles // 2), 20 * tile_k))
         launch.check(launch.choice())
 
 

@@ -1,0 +1,163 @@
+"""Walks over every cell of the matrix that a GPU can run: which those are, and the records of those that are right.
+
+With ATOMR_CUTLASS_TEST_JIT set, cells are compiled at run time; else they are those of the table, packs included. With
+ATOMR_CUTLASS_TEST_RECORDS set to a file, that gets a line for each cell whose results were right, which
+`tools/verified.py` takes into the package's records.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+import functools
+import hashlib
+import json
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from atomr_cutlass import SmArch, devices, reference, table, verification
+from atomr_cutlass.conv_plan import cost
+from atomr_cutlass.conv_problem import FPROP, WGRAD, ConvProblem
+from atomr_cutlass.devices import Device
+from atomr_cutlass.generator.key import KernelKey
+from atomr_cutlass.generator.matrix import expand
+from atomr_cutlass.jit import kernels
+from atomr_cutlass.problem import MatrixSpec
+from atomr_cutlass.reference import ConvGeometry
+from atomr_cutlass.table import KernelInfo
+
+COMPILED = "ATOMR_CUTLASS_TEST_JIT" in os.environ
+RECORDS = "ATOMR_CUTLASS_TEST_RECORDS"
+"""Names the file that gets the records."""
+
+ARCHS = (SmArch.SM90A, SmArch.SM80, SmArch.SM89)
+"""What a Hopper GPU runs: its own, and the portable ones as PTX."""
+
+
+def keys(*ops: str, want: Callable[[KernelKey], bool] = lambda _: True) -> list[KernelKey]:
+    """The cells of these operations: of `full`, and what the table has besides."""
+    found = dict.fromkeys([*expand("full", ARCHS), *(info.key for info in table.kernels())])
+    return [key for key in found if key.op in ops and want(key)]
+
+
+def row_of(key: KernelKey) -> KernelInfo | None:
+    """The cell's row of the table, or None for one to be compiled; skips what cannot be run here."""
+    device = devices.get(0)
+    info = None if COMPILED else next((one for one in table.kernels(op=key.op) if one.key == key), None)
+    if info is None and not COMPILED:
+        pytest.skip("the table lacks it; ATOMR_CUTLASS_TEST_JIT=1 compiles it")
+    if devices.rank_arch(key.arch, device, ptx=info is None or info.ptx) is None:
+        pytest.skip(f"code for {key.arch.value} does not run on {device.name}")
+    shared = 0 if info is None else info.shared_bytes
+    if shared > device.shared_memory:
+        pytest.skip(f"{shared} bytes of shared memory are more than {device.name} has")
+    return info
+
+
+def right(key: KernelKey, info: KernelInfo | None, checked: str) -> None:
+    """Records that what a cell computed was right.
+
+    Args:
+        key: the cell, which was launched.
+        info: its row of the table, or None where it was compiled.
+        checked: what was compared.
+    """
+    path = os.environ.get(RECORDS)
+    if path:
+        line = json.dumps(verification.raw(_record(key, info, checked))) + "\n"
+        with Path(path).open("a", encoding="utf-8") as target:
+            target.write(line)
+
+
+def _record(key: KernelKey, info: KernelInfo | None, checked: str) -> verification.Record:
+    device = devices.get(0)
+    source, cutlass = verification.identity(key, info)
+    image = ""
+    if info is None:
+        from atomr_cutlass.jit.toolchain import toolchain
+
+        images, _ = kernels.load(key, kernels.target_for(key, device))
+        image, compiler = hashlib.sha256(images.kernel).hexdigest()[:16], toolchain().compiler
+    else:
+        compiler = info.content.split(" ", 2)[2]
+    translated = devices.rank_arch(key.arch, device, ptx=True) == devices.TRANSLATED
+    return verification.Record(
+        kernel=key.name, how=verification.RUNS_AS_PTX if translated else verification.RUNS, source=source,
+        cutlass=cutlass, compiler=compiler, on=device.name, driver=devices.driver(), date=_began(), checked=checked,
+        image=image,
+    )  # fmt: skip
+
+
+@functools.cache
+def _began() -> str:
+    """One date for a process, so that its records have much in common."""
+    return dt.datetime.now(dt.timezone.utc).strftime("%Y-%m-%dT%H:%MZ")
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Convolutions
+# ----------------------------------------------------------------------------------------------------------------------
+
+CHANNELS = (
+    (64, 96), (160, 136), (72, 40), (68, 36), (66, 34), (67, 35), (8, 64), (4, 64), (2, 64), (1, 64), (3, 64), (32, 32),
+)  # fmt: skip
+"""Channels of images and of results: of every alignment, few, and as many as a vector has."""
+
+
+def conv_problems(key: KernelKey, device: Device, most: int = 3) -> list[ConvProblem]:
+    """Convolutions that a cell serves as they stand: borders, strides, dilation, and groups where it has them."""
+    found = []
+    for geometry in _geometries(key):
+        problem = _conv_problem(key, geometry)
+        if cost(key, problem, device) is not None:
+            found.append(problem)
+            if len(found) == most:
+                break
+    return found
+
+
+def _geometries(key: KernelKey) -> Iterator[ConvGeometry]:
+    how: list[dict[str, Any]] = [
+        {"stride": 1, "padding": 1, "dilation": 1}, {"stride": 2, "padding": ((2, 0), (1, 1)), "dilation": 1},
+        {"stride": 1, "padding": 2, "dilation": 2},
+    ]  # fmt: skip
+    for c, k in CHANNELS:
+        for groups in {"": (1,), "depthwise": (c,)}.get(key.group_mode, (4, 2)):
+            wide = c if key.group_mode == "depthwise" else groups * k
+            for taps in (3, 5):
+                for one in how:
+                    x, w = (2, 13, 11, c * (groups if groups != c or groups == 1 else 1)), (wide, taps, taps)
+                    channels = x[3] // groups
+                    yield reference.conv_geometry(x, (*w, channels), groups=groups, **one)
+
+
+def _conv_problem(key: KernelKey, g: ConvGeometry) -> ConvProblem:
+    shapes = {"conv2d_fprop": (g.x_shape, g.w_shape, g.y_shape), "conv2d_dgrad": (g.y_shape, g.w_shape, g.x_shape)}
+    a, b, d = shapes.get(key.op, (g.y_shape, g.x_shape, g.w_shape))
+    specs = [MatrixSpec(shape, _dense(shape), dtype, 256) for shape, dtype in ((a, key.a), (b, key.b), (d, key.d))]
+    return ConvProblem(key.op, g, specs[0], specs[1], None, specs[2], None, None, key.math, 0)
+
+
+def _dense(shape: tuple[int, ...]) -> tuple[int, ...]:
+    strides = [1]
+    for extent in shape[:0:-1]:
+        strides.append(strides[-1] * extent)
+    return tuple(reversed(strides))
+
+
+def conv_expected(problem: ConvProblem, a: Any, b: Any) -> tuple[Any, Any]:
+    """What the reference computes from host arrays, and the sum of magnitudes."""
+    g = problem.geometry
+    compute, magnitudes = {
+        "conv2d_fprop": (reference.conv2d, reference.absolute_conv2d),
+        "conv2d_dgrad": (reference.conv2d_dgrad, reference.absolute_conv2d_dgrad),
+    }.get(problem.op, (reference.conv2d_wgrad, reference.absolute_conv2d_wgrad))
+    arrays = [a, b] if problem.op == FPROP else [a, b, g.w_shape if problem.op == WGRAD else g.x_shape]
+    options: dict[str, Any] = {
+        "stride": g.stride, "padding": g.padding, "dilation": g.dilation, "groups": g.groups
+    }  # fmt: skip
+    math = "default" if problem.math == "fast" else problem.math
+    return compute(*arrays, **options, out_dtype=problem.d.dtype, math=math), magnitudes(*arrays, **options)

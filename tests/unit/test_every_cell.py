@@ -1,0 +1,56 @@
+"""The walks of the GPU tests over every cell: each has something to compute, and leaves a record."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+import every_cell
+import fake_table
+from atomr_cutlass import SmArch, devices, verification
+from atomr_cutlass.conv_problem import DGRAD, FPROP, WGRAD
+from atomr_cutlass.generator.key import KernelKey
+from atomr_cutlass.generator.matrix import expand
+
+H200 = fake_table.H200
+
+
+def test_they_go_over_every_cell_that_a_hopper_gpu_runs() -> None:
+    ops = {key.op for key in expand("full", every_cell.ARCHS)}
+    assert {*every_cell.keys(*ops)} >= {*expand("full", every_cell.ARCHS)}
+    assert ops == {"gemm", "grouped_gemm", FPROP, DGRAD, WGRAD, "cast", "quantize", "dequantize"}
+
+
+def test_every_convolution_has_problems() -> None:
+    for key in every_cell.keys(FPROP, DGRAD, WGRAD):
+        assert len(every_cell.conv_problems(key, H200)) == 3, key.name
+
+
+def _key(arch: SmArch) -> KernelKey:
+    return next(key for key in every_cell.keys("gemm") if key.arch is arch)
+
+
+@pytest.mark.parametrize(("arch", "how"), [(SmArch.SM90A, verification.RUNS), (SmArch.SM80, verification.RUNS_AS_PTX)])
+def test_what_was_right_leaves_a_record(
+    arch: SmArch, how: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(devices, "get", lambda _index=0: H200)
+    monkeypatch.setattr(devices, "driver", lambda: "580.1")
+    key = _key(arch)
+    source, cutlass = verification.identity(key)
+    row = replace(fake_table.row(key, ptx=True), content=f"{source} {cutlass} nvcc 13.0.88")
+    path = tmp_path / "records.jsonl"
+    every_cell.right(key, row, "numbers")
+    assert not path.exists()
+    monkeypatch.setenv(every_cell.RECORDS, str(path))
+    every_cell.right(key, row, "numbers")
+    every_cell.right(key, row, "numbers")
+    first, second = (verification.of_raw(json.loads(line)) for line in path.read_text().splitlines())
+    assert first == second
+    assert (first.kernel, first.how, first.compiler, first.on) == (key.name, how, "nvcc 13.0.88", H200.name)
+    told = verification.verification(key, known=verification.by_kernel(verification.merged([first, second])))
+    assert [one.how for one in told.records] == [how]
+    assert told.changed == ()

@@ -175,6 +175,8 @@ def test_a_better_kernel_takes_over_in_the_background(
         made = ac.plan(SMALL, jit="background")
     except ac.KernelNotFoundError as error:
         pytest.skip(str(error))
+    if made.origin == "jit":
+        pytest.skip("the table has no other kernel for the request")
     before = made.kernel_name
     graph = torch.cuda.CUDAGraph()
     out = torch.empty((256, 320), device="cuda")

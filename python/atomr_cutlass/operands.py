@@ -191,6 +191,8 @@ def _check_interface(array: Any, interface: Any) -> None:
     pointer = data[0] if isinstance(data, (tuple, list)) and len(data) == 2 else None
     if not isinstance(pointer, (int, np.integer)) or not 0 <= pointer < _ADDRESSES:
         raise refuse(f"data {shown(data)}; expected (address, whether it is read-only)")
+    if pointer == 0 and 0 not in interface["shape"]:
+        raise refuse(f"no memory for the elements of {shown(interface['shape'])}: its address is 0")
     stream = interface.get("stream")
     if stream is not None and (not isinstance(stream, (int, np.integer)) or not 0 <= stream < _ADDRESSES):
         raise refuse(f"stream {shown(stream)}; expected a handle")

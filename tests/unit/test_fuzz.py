@@ -1,7 +1,7 @@
 """Whatever the arguments of a public name are, nothing but a CutlassError comes out.
 
-The calls and the values that spoil them are in `tests/helpers/fuzz_calls.py`. ATOMR_CUTLASS_FUZZ multiplies how many
-calls are drawn, and draws others at each run; `-m slow` tries every value in the place of every argument.
+The calls and the values that spoil them are in `tests/helpers/fuzz_calls.py`. ATOMR_CUTLASS_FUZZ=N makes N times
+as many calls, others at each run, and tries every value in the place of every argument.
 """
 
 from __future__ import annotations
@@ -17,9 +17,13 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
 import atomr_cutlass as ac
+import fake_cases
+import fake_pack
 import fuzz_calls
+from atomr_cutlass import CutlassDtype as D
 from atomr_cutlass import _core, operands
 from atomr_cutlass.errors import CutlassError, DeviceUnavailableError, InvalidOperandError
+from atomr_cutlass.generator.matrix import expand
 from fuzz_calls import SPOILS, Call
 
 MORE = int(os.environ.get("ATOMR_CUTLASS_FUZZ", "0"))
@@ -65,6 +69,7 @@ def test_nothing_but_a_cutlass_error_comes_out(drawn: tuple[Call, dict[str, str]
 
 
 @pytest.mark.slow
+@pytest.mark.skipif(not MORE, reason="a quarter of a million calls: ATOMR_CUTLASS_FUZZ=1 has them made")
 @pytest.mark.parametrize("name", NAMES)
 def test_every_value_in_the_place_of_every_argument(name: str) -> None:
     raised = {
@@ -166,3 +171,24 @@ def test_a_scale_that_leaves_nothing_of_c_is_refused() -> None:
     image, filters = X.reshape(1, 4, 1, 4), X.reshape(4, 1, 1, 4)
     with pytest.raises(InvalidOperandError, match="their product is 0, with which c would not be read"):
         ac.conv2d(image, filters, image, beta=1.0, scale_d=0.0)
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# On a fake GPU
+# ----------------------------------------------------------------------------------------------------------------------
+
+CASES_FILE = "fuzz_cases.py"
+
+
+@pytest.fixture(scope="module")
+def on_a_fake_gpu(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """What each case raised, as text; empty where it passed."""
+    folder = tmp_path_factory.mktemp("fake")
+    cells = [k for k in expand("full", [ac.SmArch.SM80]) if k.op == "gemm" and k.math == "ieee" and k.d is D.F32]
+    pack = fake_pack.make_pack(folder / "pack.so", cells, error=700)
+    return fake_cases.outcome(CASES_FILE, fake_pack.make_driver(folder / "driver"), [pack])
+
+
+@pytest.mark.parametrize("case", fake_cases.names(CASES_FILE))
+def test_nothing_else_comes_out_with_a_gpu(case: str, on_a_fake_gpu: dict[str, str]) -> None:
+    assert on_a_fake_gpu[case] == ""

@@ -3,7 +3,6 @@
 #include <pybind11/stl.h>
 
 #include <cstring>
-#include <optional>
 
 #include "../errors.h"
 #include "../jit.h"
@@ -114,14 +113,16 @@ bool row_major(Operand const& layout) {
 
 // One array for each slot. The last, a result, may be given by name, or as None: it comes from the framework of the
 // first array then.
-py::object call(LaunchPlan& self, py::args const& arrays, py::object out, std::optional<double> alpha,
-                std::optional<double> beta, py::object const& stream) {
+py::object call(LaunchPlan& self, py::args const& arrays, py::object out, py::object const& alpha,
+                py::object const& beta, py::object const& stream) {
   std::vector<Slot> const& slots = self.slots();
   size_t const count = slots.size();
   if (arrays.size() != count && arrays.size() != count - 1) {
     throw InvalidOperand("this plan takes " + std::to_string(count - 1) + " operands and a result, not " +
                          std::to_string(arrays.size()));
   }
+  double const factor = scalar_of(alpha, "alpha", self.options().alpha);
+  double const source_factor = scalar_of(beta, "beta", self.options().beta);
   if (arrays.size() == count) {
     if (!out.is_none()) throw InvalidOperand("out is given twice");
     out = py::object(arrays[count - 1]);
@@ -152,7 +153,7 @@ py::object call(LaunchPlan& self, py::args const& arrays, py::object out, std::o
   void* const queue = stream_of(stream, first, operands[0]);
   {
     py::gil_scoped_release release_gil;
-    self.launch(operands, alpha.value_or(self.options().alpha), beta.value_or(self.options().beta), queue);
+    self.launch(operands, factor, source_factor, queue);
   }
   return out;
 }

@@ -3,7 +3,6 @@
 #include <pybind11/stl.h>
 
 #include <cstring>
-#include <optional>
 
 #include "../driver.h"
 #include "../errors.h"
@@ -84,7 +83,7 @@ py::object framework_empty(py::object const& like, std::vector<int64_t> const& s
 }
 
 py::object call(GemmPlan& self, py::object const& a, py::object const& b, py::object const& c, py::object out,
-                std::optional<double> alpha, std::optional<double> beta, py::object const& stream) {
+                py::object const& alpha, py::object const& beta, py::object const& stream) {
   py::object keep[4];
   Operand const view_a = view(a, keep[0], "a");
   Operand const view_b = view(b, keep[1], "b");
@@ -93,6 +92,8 @@ py::object call(GemmPlan& self, py::object const& a, py::object const& b, py::ob
   DlExchangeApi const* api = exchange_api(a);
 
   void* const queue = stream_of(stream, a, view_a);
+  double const factor = scalar_of(alpha, "alpha", self.options().alpha);
+  double const source_factor = scalar_of(beta, "beta", self.options().beta);
 
   if (out.is_none()) {
     // A wrong operand must be refused before memory is asked for.
@@ -107,8 +108,7 @@ py::object call(GemmPlan& self, py::object const& a, py::object const& b, py::ob
   Operand const view_out = view(out, keep[3], "out");
   {
     py::gil_scoped_release release_gil;
-    self.launch(view_a, view_b, c.is_none() ? nullptr : &view_c, view_out, alpha.value_or(self.options().alpha),
-                beta.value_or(self.options().beta), queue);
+    self.launch(view_a, view_b, c.is_none() ? nullptr : &view_c, view_out, factor, source_factor, queue);
   }
   return out;
 }

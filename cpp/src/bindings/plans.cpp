@@ -47,7 +47,12 @@ void* framework_stream(DlExchangeApi const* api, DlDevice device) {
 
 void* stream_of(py::object const& given, py::object const& array, Operand const& view) {
   if (!given.is_none()) {
-    if (PyLong_Check(given.ptr()) != 0) return reinterpret_cast<void*>(given.cast<uint64_t>());
+    // Handles that are none, such as negative ones, are refused there too.
+    if (PyLong_CheckExact(given.ptr()) != 0) {
+      unsigned long long const handle = PyLong_AsUnsignedLongLong(given.ptr());
+      if (PyErr_Occurred() == nullptr) return reinterpret_cast<void*>(uint64_t(handle));
+      PyErr_Clear();
+    }
     return reinterpret_cast<void*>(
         py::module_::import("atomr_cutlass.operands").attr("stream_handle")(given).cast<uint64_t>());
   }
@@ -56,6 +61,21 @@ void* stream_of(py::object const& given, py::object const& array, Operand const&
   }
   return reinterpret_cast<void*>(
       py::module_::import("atomr_cutlass.operands").attr("current_stream")(array).cast<uint64_t>());
+}
+
+double scalar_of(py::object const& given, char const* name, double own) {
+  if (given.is_none()) return own;
+  // Arrays of one element convert too, but would have to be waited for.
+  if (PyBool_Check(given.ptr()) == 0 && PySequence_Check(given.ptr()) == 0) {
+    double const value = PyFloat_AsDouble(given.ptr());
+    if (PyErr_Occurred() == nullptr) return value;
+    if (PyErr_ExceptionMatches(PyExc_TypeError) == 0 && PyErr_ExceptionMatches(PyExc_OverflowError) == 0) {
+      throw py::error_already_set();
+    }
+    PyErr_Clear();
+  }
+  throw InvalidOperand(std::string(name) + " is a " + Py_TYPE(given.ptr())->tp_name +
+                       "; expected a number of a double's range");
 }
 
 bool finalizing() {

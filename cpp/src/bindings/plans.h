@@ -26,6 +26,9 @@ void* framework_stream(DlExchangeApi const* api, DlDevice device);
 // The stream of a call: the one given, or None for the current one of the framework of `array`.
 void* stream_of(pybind11::object const& given, pybind11::object const& array, Operand const& view);
 
+// A scalar of a call: the one given, or None for the plan's own.
+double scalar_of(pybind11::object const& given, char const* name, double own);
+
 bool finalizing();
 
 // Freeing a workspace can wait for the GPU, and what that waits for can wait for the GIL.

@@ -198,9 +198,8 @@ StreamTurn::StreamTurn(StreamMemory& memory, void* stream) : memory_(memory), st
 }
 
 StreamTurn::~StreamTurn() {
-  if (piece_ == nullptr) return;
   try {
-    memory_.launched(*piece_, stream_);
+    launched();
   } catch (std::exception const&) {
     // What has failed already is being reported.
   }
@@ -214,6 +213,7 @@ void StreamTurn::launched() {
   if (piece_ == nullptr) return;
   StreamMemory::Piece& piece = *piece_;
   piece_ = nullptr;
+  lock_.unlock();  // before others may free the piece, which the lock is part of
   memory_.launched(piece, stream_);
 }
 

@@ -2,6 +2,7 @@
 // tells when one is destroyed.
 #include "stream_memory.h"
 
+#include <mutex>
 #include <set>
 #include <vector>
 
@@ -146,6 +147,16 @@ void test_a_stream_that_could_not_wait_tries_again() {
   CHECK_EQUAL(fixture.call(handle(64)), first);
 }
 
+void test_a_turn_leaves_its_memory_before_others_may_free_it() {
+  Fixture fixture;
+  StreamMemory::Piece& piece = fixture.memory.take(handle(64));
+  StreamTurn turn(fixture.memory, handle(64));
+  turn.launched();
+  CHECK(piece.turn.try_lock());
+  piece.turn.unlock();
+  fixture.memory.launched(piece, handle(64));
+}
+
 }  // namespace
 
 int main() {
@@ -159,5 +170,6 @@ int main() {
   test_memory_of_a_captured_graph_stays_the_graphs();
   test_the_default_streams_of_threads_share_nothing();
   test_a_stream_that_could_not_wait_tries_again();
+  test_a_turn_leaves_its_memory_before_others_may_free_it();
   return check::result();
 }

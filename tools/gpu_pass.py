@@ -228,7 +228,7 @@ def gpu_tests(stage: Stage, out: Path, options: Options, *, compiled: bool = Fal
     `compiled`: all of them over kernels that are compiled at run time, where neither nvcc nor a host compiler is to be
     found; the stage `compile` has them compiled side by side before. The stage `trees` has the tests of epilogue trees,
     whose kernels are in no table, and `compile-trees` compiles before it; no other stage has them. `cells`, after
-    `compile-cells`, is every cell of the matrix that the GPU can run, once each.
+    `compile-cells`, is every cell of the matrix that the GPU can run and that has been compiled, once each.
 
     Cells that were right by themselves add their records to verified.jsonl, for tools/verified.py.
     """
@@ -241,6 +241,7 @@ def gpu_tests(stage: Stage, out: Path, options: Options, *, compiled: bool = Fal
     environment = {
         "ATOMR_CUTLASS_TEST_RECORDS": str(out / "verified.jsonl"),
         **(without_compilers() if compiled else {}),
+        **({"ATOMR_CUTLASS_TEST_JIT": "ready"} if stage.name == "cells" else {}),
     }
     files = [file.stem for file in sorted(TESTS.glob("test_*.py"))]
     own = OWN.get(stage.name, ())

@@ -1,6 +1,7 @@
 """Walks over every cell of the matrix that a GPU can run: which those are, and the records of those that are right.
 
-With ATOMR_CUTLASS_TEST_JIT set, cells are compiled at run time; else they are those of the table, packs included. With
+With ATOMR_CUTLASS_TEST_JIT set, cells are compiled at run time (with the value `ready`: those that have been compiled
+before, by tools/compile_table.py); else they are those of the table, packs included. With
 ATOMR_CUTLASS_TEST_RECORDS set to a file, that gets a line for each cell whose results were right, which
 `tools/verified.py` takes into the package's records.
 """
@@ -51,6 +52,8 @@ def row_of(key: KernelKey) -> KernelInfo | None:
         pytest.skip("the table lacks it; ATOMR_CUTLASS_TEST_JIT=1 compiles it")
     if devices.rank_arch(key.arch, device, ptx=info is None or info.ptx) is None:
         pytest.skip(f"code for {key.arch.value} does not run on {device.name}")
+    if os.environ.get("ATOMR_CUTLASS_TEST_JIT") == "ready" and not kernels.ready(key, device):
+        pytest.skip("it has not been compiled yet")
     shared = 0 if info is None else info.shared_bytes
     if shared > device.shared_memory:
         pytest.skip(f"{shared} bytes of shared memory are more than {device.name} has")

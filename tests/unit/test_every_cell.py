@@ -54,3 +54,15 @@ def test_what_was_right_leaves_a_record(
     told = verification.verification(key, known=verification.by_kernel(verification.merged([first, second])))
     assert [one.how for one in told.records] == [how]
     assert told.changed == ()
+
+
+def test_cells_that_have_not_been_compiled_can_be_passed_over(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(devices, "get", lambda _index=0: H200)
+    monkeypatch.setattr(every_cell, "COMPILED", True)
+    monkeypatch.setattr(every_cell.kernels, "ready", lambda key, _device: key.arch is SmArch.SM80)
+    monkeypatch.setenv("ATOMR_CUTLASS_TEST_JIT", "ready")
+    assert every_cell.row_of(_key(SmArch.SM80)) is None
+    with pytest.raises(pytest.skip.Exception, match="has not been compiled yet"):
+        every_cell.row_of(_key(SmArch.SM90A))
+    monkeypatch.setenv("ATOMR_CUTLASS_TEST_JIT", "1")
+    assert every_cell.row_of(_key(SmArch.SM90A)) is None

@@ -245,9 +245,9 @@ def stream_handle(stream: Any) -> int:
     Raises:
         InvalidOperandError: it is none of these, or its handle is none.
     """
-    handle = stream
-    if not isinstance(stream, (int, np.integer)):
-        handle = _handle_of(stream)
+    handle = stream if isinstance(stream, (int, np.integer)) else _handle_of(stream)
+    if type(handle) is int and 0 <= handle < _ADDRESSES:
+        return handle  # which warm calls give
     try:
         handle = int(operator.index(handle))
     except TypeError:  # cuda.bindings' handles know __int__ only

@@ -43,11 +43,12 @@ def supervise(target: Callable[..., object], *args: Any, restarts: int = 3, paus
         pause: seconds before that.
 
     Raises:
-        InvalidOperandError: an argument of the wrong kind.
+        InvalidOperandError: an argument of the wrong kind, or one that cannot be pickled.
         ContextPoisonedError: it lost its context once more than `restarts`.
         LibraryError: the process ended with another status than 0.
     """
     import multiprocessing
+    import pickle
 
     if not callable(target):
         raise InvalidOperandError(f"target is {shown(target)}; expected a function")
@@ -59,7 +60,12 @@ def supervise(target: Callable[..., object], *args: Any, restarts: int = 3, paus
     context = multiprocessing.get_context("spawn")
     for attempt in range(restarts + 1):
         process = context.Process(target=_worker, args=(target, args))
-        process.start()
+        try:
+            process.start()
+        except (pickle.PicklingError, AttributeError, TypeError) as error:
+            raise InvalidOperandError(
+                f"{_name(target)} and its arguments go to another process, and cannot be pickled: {error}"
+            ) from error
         try:
             process.join()
         finally:

@@ -970,6 +970,12 @@ def test_a_worker_that_fails_otherwise_is_not_started_again(tmp_path: Any) -> No
     assert "LibraryError worker: fails ended with status 3" in ran.stdout
 
 
+@pytest.mark.parametrize("arguments", [(lambda: None,), (print, threading.Lock())])
+def test_what_cannot_go_to_a_worker_is_refused(arguments: tuple[Any, ...]) -> None:
+    with pytest.raises(ac.InvalidOperandError, match="go to another process, and cannot be pickled"):
+        ac.supervise(*arguments)
+
+
 # ----------------------------------------------------------------------------------------------------------------------
 # The guide
 # ----------------------------------------------------------------------------------------------------------------------

@@ -10,6 +10,7 @@ import contextlib
 import itertools
 import sys
 import tempfile
+import types
 from collections.abc import Iterator
 from concurrent.futures import Future
 from pathlib import Path
@@ -19,6 +20,7 @@ import numpy as np
 import pytest
 
 import atomr_cutlass as ac
+import dlpack_arrays
 import fake_cases
 import fake_pack
 from atomr_cutlass import MatmulEpilogue as E
@@ -349,6 +351,29 @@ def case_what_lies_alike_is_checked_all_the_same() -> None:
         refused(ac.InvalidOperandError, "d is read-only", lambda: product(**fixed, **SMALL))
         short = {name: held(memory_of_all[at : at + 54]) for name, at in places.items()}
         refused(ac.InvalidOperandError, "a has 54 elements; it reaches over 55", lambda: product(**short, **SMALL))
+
+
+def case_what_requires_a_gradient_is_named_of_what_lies_alike_too() -> None:
+    module = types.ModuleType("torch")
+    vars(module)["is_grad_enabled"] = lambda: True
+    memory_of_all = np.zeros(400, np.float32)
+
+    def tensors(name: str = "") -> dict[str, Any]:
+        places = {"a": 0, "b": 100, "d": 200, "gelu_aux": 300}
+        return {
+            one: dlpack_arrays.Tensor(
+                memory_of_all[at : at + 66], device=(operands.CUDA, 0), requires_grad=one == name
+            )
+            for one, at in places.items()
+        }  # fmt: skip
+
+    with compiler(), pytest.MonkeyPatch.context() as patch:
+        patch.setitem(sys.modules, "torch", module)
+        for _ in range(2):
+            product(**tensors(), **SMALL)
+        for name in tensors():
+            says = f"{name} requires a gradient"
+            refused(ac.InvalidOperandError, says, lambda name=name: product(**tensors(name), **SMALL))
 
 
 def case_a_known_kernel_is_not_chosen_again() -> None:

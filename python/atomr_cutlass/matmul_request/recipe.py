@@ -42,7 +42,7 @@ class Recipe:
             InvalidOperandError: arrays that share memory, or cannot be written; nothing has been launched.
         """
         arrays = arrays_of(request)
-        views = {name: _core.Operand.of(array, name) for name, array in arrays.items()}
+        views = {name: _core.Operand.of(array) for name, array in arrays.items()}
         first = views["a"]
         stream = operands.current_stream(request.a, first)
         if request.stream is not None:

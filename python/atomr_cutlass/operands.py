@@ -185,7 +185,7 @@ def _check_interface(array: Any, interface: Any) -> None:
         sizes("strides", -_BEYOND)
     try:
         np.dtype(interface["typestr"] if isinstance(interface["typestr"], str) else "")
-    except TypeError:
+    except (TypeError, ValueError, SyntaxError):  # commas and parentheses are Python's to NumPy
         raise refuse(f"typestr {shown(interface['typestr'])}; expected one such as '<f4'") from None
     data = interface["data"]
     pointer = data[0] if isinstance(data, (tuple, list)) and len(data) == 2 else None

@@ -299,6 +299,7 @@ def test_a_cuda_array_is_kept_alive() -> None:
     [
         ({"typestr": "<c8"}, "no kernel knows elements of type complex64"),
         ({"typestr": ">f4"}, "no kernel knows elements of type"),
+        ({"typestr": ","}, "has typestr ','; expected one such as '<f4'"),
         ({"strides": (13, 2)}, "no multiples of the element size"),
         ({"strides": (2,)}, "strides"),
         ({"shape": (1,) * 9}, "9 dimensions"),

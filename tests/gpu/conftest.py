@@ -38,6 +38,11 @@ _FATAL = ("illegal memory access", "misaligned address", "illegal instruction", 
 LOST = pytest.StashKey[str]()
 
 
+def pytest_configure(config: pytest.Config) -> None:
+    """Lets tests of a small table use the kernels that it has: what is said of slow ones has tests of its own."""
+    config.addinivalue_line("filterwarnings", "ignore:.* is used, which by the model takes :RuntimeWarning")
+
+
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_call(item: pytest.Item) -> Generator[None]:
     """Skips a test that needs a cell of the default preset, with the cell, where a smaller preset is installed.

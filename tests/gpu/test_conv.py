@@ -179,7 +179,8 @@ def call(op: str, a: Any, b: Any, g: ConvGeometry, c: Any = None, *, layout: str
 
 def lacking(error: Exception, arch: SmArch | None = None) -> NoReturn:
     """Skips, unless the default preset has the kernel and is installed for the arch, or else for this GPU."""
-    if "PRESET=full" not in str(error) and "run time only" not in str(error) and has_default_preset(arch):
+    elsewhere = any(text in str(error) for text in ("PRESET=full", "run time only", "in no preset"))
+    if not elsewhere and has_default_preset(arch):
         raise error
     pytest.skip(str(error))
 
@@ -1046,11 +1047,10 @@ def refused(error: type[Exception], says: str, function: Any, *given: Any, out: 
 
 def test_what_kernels_cannot_do_is_refused_by_name() -> None:
     g = reference.conv_geometry((2, 9, 8, 16), (24, 3, 3, 16))
-    x, w, c = placed(g.x_shape, D.BF16, 1), placed(g.w_shape, D.BF16, 2), placed(g.y_shape, D.BF16, 3)
+    x, w = placed(g.x_shape, D.BF16, 1), placed(g.w_shape, D.BF16, 2)
     bias = fill((24,), D.BF16, 4)
     out = poisoned(g.y_shape, D.BF16)
     unsupported = ac.UnsupportedError
-    refused(unsupported, "bias together with c", ac.conv2d, x, w, c, beta=1.0, bias=bias, out=out)
     refused(unsupported, "scale_d together with bias", ac.conv2d, x, w, bias=bias, scale_d=2.0, out=out)
     refused(unsupported, "scale_d after an activation", ac.conv2d, x, w, activation="relu", scale_d=2.0, out=out)
     refused(unsupported, "bias has stride 2", ac.conv2d, x, w, bias=fill((48,), D.BF16, 4)[::2], out=out)

@@ -2,16 +2,17 @@
 
 Parts, for either generation:
 
-* quantization: a grid of ceil(m / tile_m) x ceil(n / tile_n) x batch tiles (rounded up to whole clusters) runs in waves
-  over the multiprocessors, and a part-filled tile or wave costs as much as a full one;
+* quantization: a grid of ceil(m / tile_m) x ceil(n / tile_n) x batch tiles runs in waves over the multiprocessors, and a
+  part-filled tile costs as much as a full one; the persistent scheduler of sm90 rounds the grid up to whole clusters and
+  swizzles (`tile_scheduler`);
 * the time of a tile: the slowest of multiplying (tile_m x tile_n x k at the generation's rate, less for tiles too small
   to feed the tensor cores), of reading A and B through L2, and of the steps along K one after the other;
 * prologue and epilogue, which pingpong kernels hide behind the other consumer's mainloop but for the first and last;
 * the floor that device memory sets: every operand read and written once.
 
-The constants of the sm90 generation were fitted to 29 shapes x every eligible kernel on an H200; those of the sm80
-generation are the vendor's rates, scaled where measured (docs/performance.md). Cells of sm100 and sm120 are estimated
-with sm90's constants and the vendor's rates: nothing was measured there.
+The constants of the sm90 generation were fitted on an H200 to 50 shapes drawn at random x 8 kernels x their swizzles and
+raster orders; those of the sm80 generation are the vendor's rates, scaled where measured (docs/performance.md). Cells of
+sm100 and sm120 are estimated with sm90's constants and the vendor's rates: nothing was measured there.
 """
 
 from __future__ import annotations

@@ -24,7 +24,7 @@ from atomr_cutlass.generator.epilogue.tree import MATRIX, SCALAR
 from atomr_cutlass.generator.families import FAMILIES
 from atomr_cutlass.generator.families.base import Family
 from atomr_cutlass.generator.key import KernelKey
-from atomr_cutlass.generator.matrix import PRESETS, cells, supports, with_epilogue
+from atomr_cutlass.generator.matrix import PRESETS, cells, families, supports, with_epilogue
 from atomr_cutlass.generator.rules import LAYOUTS
 from atomr_cutlass.verification import NOT_VERIFIED, operands_of, tally
 
@@ -37,8 +37,8 @@ WHOLE = "lc+evt:acc;input:column:f32;multiply:0:1;out:2;reduce:2:scalar:amax:f32
 """One with an operand and an output that some operations have no place for."""
 OPS = ("gemm", "grouped_gemm", "conv2d_fprop", "conv2d_dgrad", "conv2d_wgrad")
 INFIX = {"add": " + ", "multiply": " * "}
-CUTLASS = {"sm80": "CUTLASS 2.x"}
-"""What a generation's kernels are written with, if not with CUTLASS 3.x."""
+CUTLASS = {"sm80": "CUTLASS 2.x", "gemm_few_sm90": "for few rows"}
+"""What a generation's kernels, or a template's, are written with, if not with CUTLASS 3.x."""
 
 
 def fuses(family: Family, key: KernelKey, epilogue: str, d: CutlassDtype) -> bool:
@@ -61,7 +61,7 @@ def by_operation() -> str:
     """Operation and generation -> whether bias, activations and trees are fused there."""
     rows: dict[tuple[str, str, str, str], list[str]] = {}
     for op in OPS:
-        for family in FAMILIES.values():
+        for family in families():
             if family.op != op:
                 continue
             keys = [key for arch in family.archs for _, key in family.cells(arch)]
@@ -70,7 +70,8 @@ def by_operation() -> str:
             )
             plain = some or any(fuses(family, key, "lc_relu", key.d) for key in keys)
             trees = "yes" if whole else ("of rows and scalars, D alone" if some else "-")
-            generation = f"{family.generation}, {CUTLASS.get(family.generation, 'CUTLASS 3.x')}"
+            made = CUTLASS.get(family.template) or CUTLASS.get(family.generation, "CUTLASS 3.x")
+            generation = f"{family.generation}, {made}"
             row = (generation, _archs(family.archs), "yes" if plain else "-", trees)
             rows.setdefault(row, []).append(op)
     head = ("operation", "generation", "cells for", "`bias=`, `activation=`", "trees")
@@ -80,11 +81,11 @@ def by_operation() -> str:
 
 def by_type() -> str:
     """Operands of GEMM -> element types of D, and the layouts of A and B that each generation takes."""
-    families = [family for family in FAMILIES.values() if family.op == "gemm"]
+    generations = [first for (op, _), (first, *_) in FAMILIES.items() if op == "gemm"]
     results: dict[str, dict[CutlassDtype, None]] = {}
     places: dict[tuple[str, str], dict[str, None]] = {}
     archs: dict[tuple[str, str], dict[SmArch, None]] = {}
-    for family in families:
+    for family in (family for family in families() if family.op == "gemm"):
         for arch in family.archs:
             for _, key in family.cells(arch):
                 name, outputs = operands_of(key), [d for d in CutlassDtype if fuses(family, key, TREE, d)]
@@ -104,9 +105,9 @@ def by_type() -> str:
     order = list(CutlassDtype)
     rows: dict[tuple[str, ...], list[str]] = {}
     for name, outputs in results.items():
-        row = (", ".join(d.value for d in sorted(outputs, key=order.index)), *(shown(name, one) for one in families))
+        row = (", ".join(d.value for d in sorted(outputs, key=order.index)), *(shown(name, one) for one in generations))
         rows.setdefault(row, []).append(name)
-    head = ("A and B", "D", *(family.generation for family in families))
+    head = ("A and B", "D", *(family.generation for family in generations))
     return _table(head, ((", ".join(names), *row) for row, names in rows.items()))
 
 

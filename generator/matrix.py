@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import itertools
 from collections.abc import Iterable, Iterator
 
 from .archs import SmArch
@@ -20,9 +21,14 @@ OPS = tuple(dict.fromkeys(op for op, _ in FAMILIES))
 _TIERS = {"none": 0, "smoke": SMOKE, "default": DEFAULT, "full": FULL}
 
 
+def families() -> Iterator[Family]:
+    """Every family."""
+    return itertools.chain.from_iterable(FAMILIES.values())
+
+
 def archs_of(op: str) -> tuple[SmArch, ...]:
     """The compile targets that some family of an op has cells for, oldest first."""
-    return tuple(arch for arch in SmArch if any(arch in f.archs for f in FAMILIES.values() if f.op == op))
+    return tuple(arch for arch in SmArch if any(arch in f.archs for f in families() if f.op == op))
 
 
 ARCHS = {op: archs_of(op) for op in OPS}
@@ -33,7 +39,8 @@ GEMM_ARCHS = ARCHS["gemm"]
 
 def family(key: KernelKey) -> Family:
     """The family of a key that `supports` accepts."""
-    return FAMILIES[key.op, key.generation]
+    first, *others = FAMILIES[key.op, key.generation]
+    return next((one for one in others if key.mainloop in one.mainloops), first)
 
 
 def with_epilogue(key: KernelKey, epilogue: str, d: CutlassDtype) -> KernelKey:
@@ -114,7 +121,7 @@ def cells(archs: Iterable[SmArch]) -> Iterator[Cell]:
     serve everything slowly. Its tier is that of the first such cell, or none, if that is larger than its family's.
     """
     for arch in archs:
-        found = [cell for one in FAMILIES.values() if arch in one.archs for cell in one.cells(arch)]
+        found = [cell for one in families() if arch in one.archs for cell in one.cells(arch)]
         usual: dict[tuple[object, ...], list[Cell]] = {}
         for cell in found:
             if not is_fallback(cell[1]):
@@ -140,7 +147,7 @@ def expand(preset: str, archs: Iterable[SmArch]) -> list[KernelKey]:
     if preset not in PRESETS:
         raise ValueError(f"unknown preset {preset!r}; valid: {', '.join(PRESETS)}")
     archs = list(archs)
-    with_cells = [arch for arch in SmArch if any(arch in one.archs for one in FAMILIES.values())]
+    with_cells = [arch for arch in SmArch if any(arch in one.archs for one in families())]
     for arch in archs:
         if arch not in with_cells:
             valid = ", ".join(a.target for a in with_cells)

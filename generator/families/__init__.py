@@ -6,6 +6,7 @@ from . import (
     cast,
     conv_sm80,
     conv_sm90,
+    gemm_few_sm90,
     gemm_sm80,
     gemm_sm90,
     gemm_sm100,
@@ -17,10 +18,26 @@ from . import (
 )
 from .base import Family
 
-FAMILIES: dict[tuple[str, str], Family] = {
-    (module.FAMILY.op, module.FAMILY.generation): module.FAMILY
-    for module in (gemm_sm80, gemm_sm90, gemm_sm100, gemm_sm120, cast, grouped_sm80, grouped_sm90, grouped_sm100)
-} | {
-    (family.op, family.generation): family for module in (conv_sm80, conv_sm90, quantize) for family in module.FAMILIES
+_ALL = (
+    *(
+        module.FAMILY
+        for module in (
+            gemm_sm80,
+            gemm_sm90,
+            gemm_few_sm90,
+            gemm_sm100,
+            gemm_sm120,
+            cast,
+            grouped_sm80,
+            grouped_sm90,
+            grouped_sm100,
+        )
+    ),
+    *(family for module in (conv_sm80, conv_sm90, quantize) for family in module.FAMILIES),
+)
+
+FAMILIES: dict[tuple[str, str], tuple[Family, ...]] = {
+    place: tuple(family for family in _ALL if (family.op, family.generation) == place)
+    for place in dict.fromkeys((family.op, family.generation) for family in _ALL)
 }
-"""Families by (op, generation)."""
+"""Families by (op, generation); those that own mainloops come after the one that has all others."""

@@ -31,6 +31,8 @@ class Family:
         values: what the template is filled with, beyond what all templates share.
         compile_seconds: about how long NVRTC takes for a cell on two cores; benchmarks/jit.py measures it.
         compile_mb: memory that one nvcc process takes (peak resident set, rounded up).
+        mainloops: those that are its own, where the op and generation have several families; of one family alone
+            it is empty: that has all others.
     """
 
     op: str
@@ -42,6 +44,7 @@ class Family:
     values: Callable[[KernelKey], dict[str, str]]
     compile_seconds: float
     compile_mb: int
+    mainloops: tuple[str, ...] = ()
 
 
 def layout_cpp(letter: str) -> str:

@@ -2,17 +2,17 @@
 
 Parts, for either generation:
 
-* quantization: a grid of ceil(m / tile_m) x ceil(n / tile_n) x batch tiles runs in waves over the multiprocessors, and a
-  part-filled tile costs as much as a full one; the persistent scheduler of sm90 rounds the grid up to whole clusters and
-  swizzles (`tile_scheduler`);
+* quantization: a grid of ceil(m / tile_m) x ceil(n / tile_n) x batch tiles runs in waves over the multiprocessors, and
+  a part-filled tile costs as much as a full one; the persistent scheduler of sm90 rounds the grid up to whole clusters
+  and swizzles (`tile_scheduler`);
 * the time of a tile: the slowest of multiplying (tile_m x tile_n x k at the generation's rate, less for tiles too small
   to feed the tensor cores), of reading A and B through L2, and of the steps along K one after the other;
 * prologue and epilogue, which pingpong kernels hide behind the other consumer's mainloop but for the first and last;
 * the floor that device memory sets: every operand read and written once.
 
-The constants of the sm90 generation were fitted on an H200 to 50 shapes drawn at random x 8 kernels x their swizzles and
-raster orders; those of the sm80 generation are the vendor's rates, scaled where measured (docs/performance.md). Cells of
-sm100 and sm120 are estimated with sm90's constants and the vendor's rates: nothing was measured there.
+The constants of the sm90 generation were fitted on an H200 to 50 shapes drawn at random x 8 kernels x their swizzles
+and raster orders; those of the sm80 generation are the vendor's rates, scaled where measured (docs/performance.md).
+Cells of sm100 and sm120 are estimated with sm90's constants and the vendor's rates: nothing was measured there.
 """
 
 from __future__ import annotations
@@ -24,8 +24,9 @@ from dataclasses import dataclass
 from . import tile_scheduler
 from .devices import Device
 from .generator.dtypes import CutlassDtype
-from .generator.key import ROW, KernelKey
-from .generator.rules import FP8_TYPES
+from .generator.families import gemm_few_sm90
+from .generator.key import COLUMN, ROW, KernelKey
+from .generator.rules import FEW, FP8_TYPES
 from .problem import Variant
 from .tile_scheduler import TileList
 
@@ -46,6 +47,10 @@ LINE_BYTES = 128
 """Of a cache line."""
 STEP_CLOCKS = 172.0
 """The shortest step along K: barriers and latencies."""
+BEYOND_CLOCKS = 3.9
+"""Likewise, of each row of a tile that lies beyond the last of A."""
+BEYOND = 0.3
+"""What a tile takes longer of which all rows lie beyond the last of A."""
 COOPERATIVE_TILE_SECONDS = 0.65e-6
 PINGPONG_TILE_SECONDS = 0.15e-6
 PROLOGUE_SECONDS = 0.7e-6
@@ -72,6 +77,20 @@ FIXUP_SECONDS = 6e-6
 """Adding up the tiles that it cut."""
 PEER_SECONDS = 2e-6
 """Each part of a tile but the first waits for its turn, reads, adds and writes."""
+
+# Kernels of the sm90 generation for few rows.
+FEW_LAUNCH_SECONDS = 3.6e-6
+FEW_DRAM_BYTES_PER_SECOND = 3.86e12
+FEW_STRADDLED = 0.16
+"""Of what rows of weights that straddle cache lines cost, what is not hidden; a third where K is contiguous."""
+FEW_READ_BYTES_PER_SECOND = 54e9
+"""At which one multiprocessor takes in weights and the few rows."""
+FEW_BOX_SECONDS = {COLUMN: 137e-9, ROW: 230e-9}
+"""The shortest step along K, 128 bytes of a row, by the layout of B."""
+FEW_ADDED_SECONDS = (0.36e-6, 0.53e-9)
+"""Adding up what the thread blocks of a cluster have summed: once, and for each element of a tile."""
+FEW_SOFTNESS = 4.5
+"""How sharply the slowest of the parts hides the others: the exponent of their norm."""
 
 # The sm80 generation.
 MULTISTAGE_L2_BYTES_PER_CLOCK = 42.0
@@ -113,6 +132,8 @@ def seconds(key: KernelKey, variant: Variant, device: Device, shared_bytes: int,
 
 def launch(key: KernelKey, variant: Variant, device: Device, shared_bytes: int, split_k: int = 1) -> Launch:
     """The launch options that are best for a kernel and a problem. Arguments are those of `seconds`."""
+    if key.mainloop == FEW:
+        return Launch(_few(key, variant, device))
     if key.generation == "sm80":
         busy, swizzle, raster = _multistage(key, variant, device, shared_bytes, split_k), 1, tile_scheduler.HEURISTIC
         if device.capability == (9, 0):
@@ -156,6 +177,8 @@ def _warp_specialized(key: KernelKey, variant: Variant, device: Device) -> tuple
     # A cluster loads what its thread blocks share once; a GPU that is not full leaves each a larger share of L2.
     rows_a, rows_b = tile_m / cluster_n * _lines(variant.lda, key.a), tile_n / cluster_m * _lines(variant.ldb, key.b)
     read = (rows_a + rows_b) * tile_k * steps * key.a.bits / 8 / L2_BYTES_PER_CLOCK
+    beyond = max(0, tile_m - m)
+    step, longer = STEP_CLOCKS + BEYOND_CLOCKS * beyond, 1 + BEYOND * beyond / tile_m
     store = tile_m * tile_n * key.d.bits / 8 / STORE_BYTES_PER_SECOND
     extra = CLUSTER_SECONDS if cluster_m * cluster_n > 1 else 0.0
     widths = (tile_m * variant.k * key.a.bits / 8, tile_n * variant.k * key.b.bits / 8)
@@ -166,7 +189,7 @@ def _warp_specialized(key: KernelKey, variant: Variant, device: Device) -> tuple
         reading = read * max(full, 0.2)
         across = tiles.swizzle * (cluster_n if tiles.raster == tile_scheduler.ALONG_M else cluster_m)
         shown = (SHOWN if across > 1 else SHOWN_ALONE) * reading
-        tile = (max(multiply, reading, steps * STEP_CLOCKS) + shown) / CLOCK_HZ
+        tile = (max(multiply, reading, steps * step) * longer + shown) / CLOCK_HZ
         missed = MISSED * l2_misses(tiles, widths, device.l2_bytes * L2_SHARE) / _dram(device)
         after = missed + extra
         if key.epilogue_schedule == "nosmem":
@@ -191,6 +214,31 @@ def _warp_specialized(key: KernelKey, variant: Variant, device: Device) -> tuple
         if taken < best[0]:
             best = (taken, swizzle, raster)
     return best
+
+
+def _few(key: KernelKey, variant: Variant, device: Device) -> float:
+    """Seconds of a kernel for few rows: fitted to 270 shapes drawn at random x clusters of 1, 2 and 4 on an H200."""
+    turned = gemm_few_sm90.turned(key, variant.m, variant.n)
+    rows, few = (variant.m, variant.n) if turned else (variant.n, variant.m)
+    few = 8 * math.ceil(few / 8)
+    ranks = key.cluster[2]
+    clusters = max(1, device.multiprocessors // ranks - (ranks if ranks > 2 else 0))
+    unit = 8 if key.layout_b == COLUMN else 64
+
+    def busiest(height: int) -> int:
+        return math.ceil(variant.batch * math.ceil(rows / height) / clusters)
+
+    # The kernel's own choice (GemmFewSm90::params).
+    height = min(range(key.tile[0], 0, -unit), key=lambda one: busiest(one) * (one + few))
+    read = busiest(height) * (height + few) * variant.k * key.a.bits / 8 / ranks / FEW_READ_BYTES_PER_SECOND
+    boxes = busiest(height) * variant.k / key.tile[2] / ranks * FEW_BOX_SECONDS[key.layout_b]
+    moved = (variant.m * variant.k + variant.k * variant.n) * key.a.bits + variant.m * variant.n * key.d.bits
+    straddled = FEW_STRADDLED * (_lines(variant.lda if turned else variant.ldb, key.a) - 1)
+    longer = 1 + (straddled / 3 if key.layout_b == COLUMN else straddled)
+    loaded = variant.batch * moved * longer / 8 / FEW_DRAM_BYTES_PER_SECOND
+    parts = math.pow(sum(math.pow(part, FEW_SOFTNESS) for part in (loaded, read, boxes)), 1 / FEW_SOFTNESS)
+    once, each = FEW_ADDED_SECONDS
+    return FEW_LAUNCH_SECONDS + parts + (once + each * height * few if ranks > 1 else 0.0)
 
 
 def _lines(leading: int, dtype: CutlassDtype) -> float:

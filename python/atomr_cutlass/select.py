@@ -13,10 +13,11 @@ from .errors import KernelNotFoundError, UnsupportedError
 from .generator.archs import SmArch
 from .generator.dtypes import CutlassDtype
 from .generator.epilogue import lower
+from .generator.families import gemm_few_sm90
 from .generator.families.base import DEFAULT
 from .generator.key import KernelKey
 from .generator.matrix import cells, preset_of, shared_memory, supports, with_epilogue
-from .generator.rules import gemm_types, supports_layouts, supports_tree
+from .generator.rules import FEW, gemm_types, supports_layouts, supports_tree
 from .problem import Batches, GemmProblem, Variant, collapse_batches, variants
 from .table import KernelInfo
 
@@ -58,6 +59,7 @@ def eligible(key: KernelKey, problem: GemmProblem, variant: Variant) -> bool:
         and variant.align_a % key.align_a == 0
         and variant.align_b % key.align_b == 0
         and variant.align_d % key.align_d == 0
+        and (key.mainloop != FEW or gemm_few_sm90.serves(key, variant.m, variant.n))
     )
 
 

@@ -20,7 +20,7 @@ from atomr_cutlass.jit import kernels
 from atomr_cutlass.jit.store import KernelStore
 from atomr_cutlass.plan import Plan
 from atomr_cutlass.select import Choice
-from gpu_matrices import D, Guarded, assert_product, fill, placed, problem_of
+from gpu_matrices import D, Guarded, assert_product, fill, placed, problem_of, rows_for
 
 pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("torch")]
 
@@ -54,7 +54,7 @@ def test_a_compiled_kernel_gives_the_bits_of_the_prebuilt_one(info: ac.KernelInf
     unit = max(key.align_a, key.align_b, key.align_d)
     tile_m, tile_n, tile_k = key.tile
     splits = {1, 4} if key.scheduler == "streamk" or (key.generation == "sm80" and key.d.bits >= key.acc.bits) else {1}
-    for m, n, k in ((2 * tile_m + unit, 3 * tile_n + unit, 24 * tile_k + unit), (unit, tile_n, unit)):
+    for m, n, k in ((rows_for(key, 2 * tile_m + unit), 3 * tile_n + unit, 24 * tile_k + unit), (unit, tile_n, unit)):
         for split_k in splits:
             a, b = placed((m, k), key.a, 1, layout=key.layout_a), placed((k, n), key.b, 2, layout=key.layout_b)
             c = placed((m, n), key.d, 3)

@@ -12,6 +12,7 @@ from atomr_cutlass import _core, devices, numerics, operands, reference, select
 from atomr_cutlass.generator.dtypes import CutlassDtype as D
 from atomr_cutlass.plan import from_choice
 from atomr_cutlass.problem import GemmProblem, MatrixSpec
+from gpu_matrices import rows_for
 
 pytestmark = [pytest.mark.gpu, pytest.mark.sanitizer]
 
@@ -23,7 +24,7 @@ def families() -> Iterator[ac.KernelInfo]:
         key = info.key
         family = (
             key.generation, key.arch, key.a.bits, key.math, key.mainloop, key.scheduler, key.epilogue_schedule,
-            min(key.align_a, 2),
+            min(key.align_a, 2), key.cluster[2] > 1,
         )  # fmt: skip
         if family not in seen:
             seen.add(family)
@@ -53,7 +54,7 @@ def test_family(info: ac.KernelInfo) -> None:
     if devices.rank_arch(key.arch, device, ptx=info.ptx) is None or info.shared_bytes > device.shared_memory:
         pytest.skip(f"{info.name} does not run on {device.name}")
     unit = max(key.align_a, key.align_b, key.align_d)
-    m, n, k = key.tile[0] + unit, key.tile[1] + unit, 17 * key.tile[2] + unit
+    m, n, k = rows_for(key, key.tile[0] + unit), key.tile[1] + unit, 17 * key.tile[2] + unit
     host = {
         "a": operand(m, k, key.a, key.layout_a, 1),
         "b": operand(k, n, key.b, key.layout_b, 2),

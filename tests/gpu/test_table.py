@@ -15,7 +15,7 @@ from atomr_cutlass.generator.key import KernelKey
 from atomr_cutlass.generator.rules import FP8_TYPES
 from atomr_cutlass.plan import Plan, from_choice
 from atomr_cutlass.select import Choice
-from gpu_matrices import KINDS, Guarded, Kind, assert_product, lacking, pairs, placed, problem_of
+from gpu_matrices import KINDS, Guarded, Kind, assert_product, lacking, pairs, placed, problem_of, rows_for
 
 pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("torch")]
 
@@ -45,8 +45,8 @@ def shapes(key: KernelKey) -> list[Shape]:
     unit = max(key.align_a, key.align_b, key.align_d)
     (tile_m, tile_n, tile_k), (cluster_m, cluster_n, _) = key.tile, key.cluster
     return [
-        (2 * tile_m + unit, 2 * tile_n + unit, 5 * tile_k + unit),
-        (tile_m * cluster_m, tile_n * cluster_n, 4 * tile_k),
+        (rows_for(key, 2 * tile_m + unit), 2 * tile_n + unit, 5 * tile_k + unit),
+        (rows_for(key, tile_m * cluster_m), tile_n * cluster_n, 4 * tile_k),
         (unit, unit, unit),
     ]
 
@@ -97,7 +97,7 @@ def test_scheduler_options(info: ac.KernelInfo) -> None:
     runnable(info)
     tile_m, tile_n, tile_k = info.key.tile
     unit = max(info.key.align_a, info.key.align_d)
-    launch = Launch(info.key, info, (9 * tile_m + unit, 7 * tile_n + unit, 2 * tile_k))
+    launch = Launch(info.key, info, (rows_for(info.key, 9 * tile_m + unit), 7 * tile_n + unit, 2 * tile_k))
     choice = launch.choice()
     for swizzle, raster in ((1, 1), (2, 2), (4, 0), (8, 1), (8, 2)):
         launch.check(replace(choice, swizzle=swizzle, raster=raster, split_k=1))

@@ -18,11 +18,15 @@ from atomr_cutlass import devices, numerics, operands, reference, table
 from atomr_cutlass.generator import matrix
 from atomr_cutlass.generator.archs import SmArch
 from atomr_cutlass.generator.dtypes import CutlassDtype
+from atomr_cutlass.generator.families import gemm_few_sm90
+from atomr_cutlass.generator.rules import FEW
 from atomr_cutlass.numerics import default_out_dtype, math_mode
 from atomr_cutlass.problem import GemmProblem, MatrixSpec
 
 if TYPE_CHECKING:
     import torch
+
+    from atomr_cutlass.generator.key import KernelKey
 
 D = CutlassDtype
 
@@ -297,6 +301,11 @@ def problem_of(
         math=math_mode,
         device=a.device.index or 0,
     )
+
+
+def rows_for(key: KernelKey, m: int) -> int:
+    """Rows of D, or as many as the kernel takes."""
+    return min(m, gemm_few_sm90.MOST - 8) if key.mainloop == FEW else m
 
 
 def result_of(kind: Kind, out: CutlassDtype | None = None) -> CutlassDtype:

@@ -171,5 +171,5 @@ def test_names_tell_the_direction_the_iterator_and_the_groups() -> None:
 
 def test_the_families_of_convolutions_are_registered() -> None:
     for op in OPS:
-        assert FAMILIES[op, "sm80"].archs[:4] == ARCHS
-        assert FAMILIES[op, "sm90"].archs == (SmArch.SM90A,)
+        assert FAMILIES[op, "sm80"][0].archs[:4] == ARCHS
+        assert FAMILIES[op, "sm90"][0].archs == (SmArch.SM90A,)

@@ -47,7 +47,7 @@ def test_presets_stay_small_enough_to_build(arch: SmArch) -> None:
     assert len(expand("smoke", [arch])) <= 8
     assert len(expand("default", [arch])) <= 60
     # Helpers compile in two seconds.
-    assert sum(key.op not in HELPERS for key in expand("full", [arch])) <= 300
+    assert sum(key.op not in HELPERS for key in expand("full", [arch])) <= 320
 
 
 @pytest.mark.parametrize("preset", PRESETS[1:])
@@ -98,7 +98,11 @@ def test_default_is_built_within_ten_minutes_on_two_cores() -> None:
 
 
 def test_archs_without_cells_are_refused_naming_those_that_have_some(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(matrix, "FAMILIES", {k: replace(f, archs=(SmArch.SM80,)) for k, f in matrix.FAMILIES.items()})
+    old = {
+        place: tuple(replace(family, archs=(SmArch.SM80,)) for family in families)
+        for place, families in matrix.FAMILIES.items()
+    }
+    monkeypatch.setattr(matrix, "FAMILIES", old)
     with pytest.raises(ValueError, match=r"no cells for arch '100a' yet; valid: 80$"):
         expand("default", [SmArch.SM100])
     with pytest.raises(ValueError, match=r"unknown preset 'big'; valid: none, smoke, default, full"):

@@ -1,0 +1,124 @@
+"""Dense GEMM of the sm90 generation for few rows or columns of D: kernels of our own over CuTe's TMA and WGMMA."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from ..archs import SmArch
+from ..dtypes import CutlassDtype
+from ..epilogue.lower import LINEAR, SCALED, split
+from ..key import COLUMN, ROW, KernelKey
+from ..rules import COMMON_LAYOUTS, FEW, FP8_TYPES, HALF_TYPES, OK, Status, accumulator, along_k, no, supports_gemm
+from .base import DEFAULT, FULL, Cell, Family, epilogue_cpp
+
+D = CutlassDtype
+
+MOST = 128
+"""Rows or columns of D that a cell serves, and rows of the other operand that a thread block takes at once, at most."""
+
+RANKS = (1, 2, 4)
+"""Thread blocks that divide K among them."""
+
+
+def supports(key: KernelKey) -> Status:
+    """Whether a key of this family compiles without spilling."""
+    common = supports_gemm(key, (LINEAR, SCALED))
+    if not common:
+        return common
+    if split(key.epilogue)[1]:
+        return no("kernels for few rows have no epilogue trees")
+    if key.a not in (*HALF_TYPES, *FP8_TYPES) or key.a is not key.b:
+        return no(f"kernels for few rows multiply f16, bf16 and fp8 of one type, not {key.a.value} by {key.b.value}")
+    if key.scale_type or any(key.scale_granularity):
+        return no("kernels for few rows have no block scales")
+    if key.layout_a != ROW:
+        return no("kernels for few rows need A row-major")
+    if key.a in FP8_TYPES and key.layout_b != COLUMN:
+        return along_k("fp8 kernels for few rows", key.layout_a, key.layout_b)
+    wide = 128 // key.a.bits
+    if (key.align_a, key.align_b, key.align_d) != (wide, wide, 1):
+        return no(f"kernels for few rows ask A and B to be aligned to {wide} elements, and nothing of D")
+    if key.tile != (MOST, MOST, 8 * wide) or key.cluster not in [(1, 1, ranks) for ranks in RANKS]:
+        return no(f"tiles of kernels for few rows are {MOST}x{MOST}x{8 * wide}, clusters 1x1x1, 1x1x2 and 1x1x4")
+    if (key.epilogue_schedule, key.scheduler, key.stages) != ("dsmem", "persistent", 0):
+        return no("kernels for few rows have the epilogue dsmem, the scheduler persistent and 0 stages")
+    if key.warps != (0, 0, 0) or key.swizzle:
+        return no("kernels for few rows take neither warps nor a swizzle")
+    return OK
+
+
+def turned(key: KernelKey, m: int, n: int) -> bool:
+    """Whether D is short along its columns, so that A is the operand that takes the time (GemmFewSm90::turned)."""
+    return key.layout_b == COLUMN and n < m
+
+
+def serves(key: KernelKey, m: int, n: int) -> bool:
+    """Whether D is as short as a kernel for few rows needs it, along its rows or, of column-major B, its columns."""
+    return (n if turned(key, m, n) else m) <= MOST
+
+
+def values(key: KernelKey) -> dict[str, str]:
+    """What the template is filled with."""
+    promoted = key.a in FP8_TYPES and key.math == "default"
+    return {
+        "few": str(MOST),
+        "ranks": str(key.cluster[2]),
+        "promoted": "true" if promoted else "false",
+        **epilogue_cpp(key),
+    }
+
+
+def cell(
+    a: D, layouts: str, ranks: int, *, d: D | None = None, math: str = "default", epilogue: str = LINEAR
+) -> KernelKey:
+    """A key of the family."""
+    wide = 128 // a.bits
+    return KernelKey(
+        op="gemm",
+        generation="sm90",
+        arch=SmArch.SM90A,
+        a=a,
+        b=a,
+        d=d or a,
+        acc=accumulator(a),
+        layout_a=layouts[0],
+        layout_b=layouts[1],
+        layout_d=ROW,
+        align_a=wide,
+        align_b=wide,
+        align_d=1,
+        tile=(MOST, MOST, 8 * wide),
+        cluster=(1, 1, ranks),
+        warps=(0, 0, 0),
+        stages=0,
+        mainloop=FEW,
+        epilogue_schedule="dsmem",
+        scheduler="persistent",
+        swizzle=0,
+        math=math,
+        epilogue=epilogue,
+    )
+
+
+def cells(arch: SmArch) -> Iterator[Cell]:
+    """The cells for one arch."""
+    if arch is not SmArch.SM90A:
+        return
+    for a in HALF_TYPES:
+        for layouts in COMMON_LAYOUTS:
+            for ranks in RANKS:
+                yield DEFAULT if (a, layouts) == (D.BF16, ROW + COLUMN) else FULL, cell(a, layouts, ranks)
+
+
+FAMILY = Family(
+    op="gemm",
+    generation="sm90",
+    archs=(SmArch.SM90A,),
+    template="gemm_few_sm90",
+    supports=supports,
+    cells=cells,
+    values=values,
+    compile_seconds=9.0,
+    compile_mb=1200,
+    mainloops=(FEW,),
+)

@@ -1,0 +1,135 @@
+"""Every kernel for few rows or columns of D against the reference: odd extents, K that ends inside a tile, C, batches.
+
+A kernel that the table lacks is compiled where ATOMR_CUTLASS_TEST_JIT is set.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import random
+import sys
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from atomr_cutlass import SmArch, devices, select, table
+from atomr_cutlass.generator.dtypes import CutlassDtype as D
+from atomr_cutlass.generator.families import gemm_few_sm90
+from fp8_matrices import Scaling, assert_scaled, cell_plan, guarded, scales
+from fp8_matrices import placed as fp8_placed
+from gpu_matrices import Guarded, assert_product, bits_dtype, placed, problem_of
+
+if TYPE_CHECKING:
+    from atomr_cutlass.generator.key import KernelKey
+
+pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("torch")]
+
+plan: Any = sys.modules["atomr_cutlass.plan"]  # the package's function of this name hides the module
+COMPILED = "ATOMR_CUTLASS_TEST_JIT" in os.environ
+CELLS = [key for _, key in gemm_few_sm90.cells(SmArch.SM90A)]
+
+Problem = tuple[tuple[int, ...], tuple[int, ...], int, int, int]
+"""Batches of A and of B; M, N and K."""
+
+NONE: tuple[int, ...] = ()
+PROBLEMS: tuple[Problem, ...] = (
+    (NONE, NONE, 1, 8, 8),
+    (NONE, NONE, 1, 4096, 4096),
+    (NONE, NONE, 3, 1000, 72),
+    (NONE, NONE, 8, 12288, 512),
+    (NONE, NONE, 9, 136, 8200),
+    (NONE, NONE, 31, 40008, 264),
+    (NONE, NONE, 33, 2568, 1032),
+    (NONE, NONE, 64, 7168, 2048),
+    (NONE, NONE, 65, 1032, 4104),
+    (NONE, NONE, 127, 5192, 3496),
+    (NONE, NONE, 128, 128, 16384),
+    ((3,), (3,), 5, 520, 200),
+    ((4,), NONE, 17, 1048, 136),
+    (NONE, (2,), 128, 200, 328),
+    ((140,), (140,), 2, 64, 64),
+)
+
+
+def drawn(key: KernelKey) -> list[Problem]:
+    """Problems of its own for each kernel."""
+    rng = random.Random(key.name)
+    return [
+        (NONE, NONE, rng.randint(1, gemm_few_sm90.MOST), 8 * rng.randint(1, 2500), 8 * rng.randint(1, 500))
+        for _ in range(12)
+    ]
+
+
+def choice_of(key: KernelKey, what: Any) -> Any:
+    device = devices.get(0)
+    if devices.rank_arch(key.arch, device, ptx=False) is None:
+        pytest.skip(f"code for {key.arch.value} does not run on {device.name}")
+    info = next((one for one in table.kernels(op="gemm") if one.key == key), None)
+    if info is None and not COMPILED:
+        pytest.skip(f"{key.name} is not in the table; with ATOMR_CUTLASS_TEST_JIT set it is compiled")
+    return dataclasses.replace(select.choice_of(key, what, device), info=None if COMPILED else info)
+
+
+def check(key: KernelKey, problem: Problem, *, alpha: float = 1.0, beta: float = 0.0, pad: int = 0) -> None:
+    batch_a, batch_b, m, n, k = problem
+    batch = batch_a or batch_b
+    a = placed((*batch_a, m, k), key.a, 1, pad=8)
+    b = placed((*batch_b, k, n), key.b, 2, layout=key.layout_b)
+    c = placed((*batch, m, n), key.d, 3) if beta else None
+    out, again = (Guarded((*batch, m, n), key.d, pad=pad) for _ in range(2))
+    what = problem_of(a, b, out.view, c, math_mode=key.math)
+    made = plan.from_choice(what, choice_of(key, what), like=a)
+    assert made.kernel_name == key.name
+    for one in (out, again):
+        made(a, b, c, out=one.view, alpha=alpha, beta=beta)
+        one.assert_guards()
+    assert_product(out.view, a, b, c, alpha=alpha, beta=beta, math_mode=key.math)
+    same = out.view.contiguous().view(bits_dtype(key.d)) == again.view.contiguous().view(bits_dtype(key.d))
+    assert bool(same.all()), "a second launch gives other bits"
+
+
+@pytest.mark.parametrize("key", CELLS, ids=lambda key: key.name)
+def test_few_rows(key: KernelKey) -> None:
+    for problem in (*PROBLEMS, *drawn(key)):
+        check(key, problem)
+
+
+@pytest.mark.parametrize("key", CELLS, ids=lambda key: key.name)
+def test_scalars_and_c(key: KernelKey) -> None:
+    for problem in (PROBLEMS[2], PROBLEMS[9], PROBLEMS[12]):
+        check(key, problem, alpha=0.5, beta=-2.0)
+        check(key, problem, alpha=0.0, beta=1.0, pad=5)
+
+
+@pytest.mark.parametrize("key", [key for key in CELLS if key.layout_b == "c"], ids=lambda key: key.name)
+def test_few_columns(key: KernelKey) -> None:
+    """Either operand may be the weights where both lie along K; rows of D need no alignment."""
+    for batch_a, batch_b, m, n, k in (*PROBLEMS, *drawn(key)):
+        check(key, (batch_a, batch_b, n, m, k))
+    check(key, (NONE, NONE, 999, 7, 1000), alpha=0.5, beta=-2.0)
+    check(key, (NONE, NONE, 127, 1001, 1000), beta=1.0, pad=3)
+
+
+SCALED = [
+    gemm_few_sm90.cell(D.F8E4M3, "rc", 1, d=D.BF16, epilogue="scaled"),
+    gemm_few_sm90.cell(D.F8E4M3, "rc", 4, d=D.BF16, epilogue="scaled"),
+    gemm_few_sm90.cell(D.F8E4M3, "rc", 2, d=D.BF16, epilogue="scaled", math="fast"),
+]
+
+
+@pytest.mark.parametrize("key", SCALED, ids=lambda key: key.name)
+def test_scales_of_rows_and_columns(key: KernelKey, torch: Any) -> None:
+    """fp8 with scales on the device, in full and in fast accumulation, for few rows and few columns."""
+    for m, n, k in ((1, 16, 16), (7, 4096, 4112), (40, 1040, 272), (128, 520, 16), (100, 3000, 8208), (1000, 21, 1040)):
+        a, b = fp8_placed((m, k), key.a, 1), fp8_placed((k, n), key.b, 2, layout="c")
+        out = guarded((m, n), key.d)
+        how = Scaling(alpha=0.5, scale_a=scales((m, 1), 3), scale_b=scales((1, n), 4), scale_d=scales((1,), 5))
+        amax = torch.full((1,), float("nan"), device="cuda")
+        what = problem_of(a, b, out.view, math_mode=key.math)
+        info = choice_of(key, dataclasses.replace(what, epilogue=key.epilogue)).info
+        made, arrays = cell_plan(key, info, out.view, a, b, how, amax)
+        made(*arrays)
+        torch.cuda.synchronize()
+        out.assert_guards()
+        assert_scaled(out.view, a, b, None, how, fast=key.math == "fast", amax=amax)

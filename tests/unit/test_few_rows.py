@@ -1,0 +1,147 @@
+"""Kernels for few rows or columns of D: their keys, which problems they serve, and when they are chosen."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import pytest
+
+import fake_table
+from atomr_cutlass import CutlassDtype as D
+from atomr_cutlass import SmArch, estimate, select
+from atomr_cutlass.generator.families import gemm_few_sm90
+from atomr_cutlass.generator.families.gemm_few_sm90 import MOST, RANKS, cell
+from atomr_cutlass.generator.matrix import cells, family, preset_of, shared_memory, supports
+from atomr_cutlass.generator.render import render
+from atomr_cutlass.generator.rules import FEW
+from atomr_cutlass.problem import GemmProblem, MatrixSpec, collapse_batches, variants
+from fake_table import H200
+
+CELLS = [key for _, key in gemm_few_sm90.cells(SmArch.SM90A)]
+
+
+@pytest.fixture
+def full_table(monkeypatch: pytest.MonkeyPatch) -> None:
+    fake_table.install(monkeypatch, fake_table.rows_of(ptx=[SmArch.SM80, SmArch.SM89]))
+
+
+def problem(m: int, n: int, k: int, layouts: str = "rc", dtype: D = D.BF16) -> GemmProblem:
+    def spec(rows: int, columns: int, letter: str) -> MatrixSpec:
+        return MatrixSpec((rows, columns), (columns, 1) if letter == "r" else (1, rows), dtype)
+
+    return GemmProblem(
+        a=spec(m, k, layouts[0]), b=spec(k, n, layouts[1]), c=None, d=spec(m, n, "r"), math="default", device=0
+    )
+
+
+def test_cells_are_of_their_own_family_and_compile() -> None:
+    for key in CELLS:
+        assert supports(key)
+        assert family(key) is gemm_few_sm90.FAMILY
+        assert f"_{FEW}_" in key.name
+        source, name = render(key)
+        assert name in source
+        assert "GemmFewSm90" in source
+    assert set(CELLS) == {key for _, key in cells([SmArch.SM90A]) if key.mainloop == FEW}
+    assert {preset_of(cell(D.BF16, "rc", ranks)) for ranks in RANKS} == {"default"}
+    assert not list(gemm_few_sm90.cells(SmArch.SM80))
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"a": D.F32, "b": D.F32, "d": D.F32, "math": "tf32"}, "multiply f16, bf16 and fp8"),
+        ({"layout_a": "c"}, "need A row-major"),
+        ({"align_a": 4}, "aligned to 8 elements"),
+        ({"align_d": 8}, "nothing of D"),
+        ({"tile": (128, 64, 64)}, "tiles of kernels for few rows are 128x128x64"),
+        ({"cluster": (2, 1, 1)}, "clusters 1x1x1, 1x1x2 and 1x1x4"),
+        ({"cluster": (1, 1, 3)}, "clusters 1x1x1, 1x1x2 and 1x1x4"),
+        ({"epilogue_schedule": "tma"}, "the epilogue dsmem"),
+        ({"scheduler": "streamk"}, "the scheduler persistent"),
+        ({"stages": 3}, "0 stages"),
+        ({"swizzle": 2}, "neither warps nor a swizzle"),
+        ({"epilogue": "lc+evt:acc;relu:0;out:1"}, "no epilogue trees"),
+        ({"scale_type": "f32", "scale_granularity": (1, 128, 128)}, "no block scales"),
+    ],
+)
+def test_keys_without_a_kernel_are_refused_with_the_reason(changes: dict[str, Any], reason: str) -> None:
+    status = supports(dataclasses.replace(cell(D.BF16, "rc", 2), **changes))
+    assert not status
+    assert reason in status.reason
+
+
+@pytest.mark.parametrize(
+    ("layouts", "m", "n", "served"),
+    [
+        ("rc", 1, 4096, True),
+        ("rc", MOST, 4096, True),
+        ("rc", MOST + 1, 4096, False),
+        ("rc", 4096, MOST, True),
+        ("rc", 4096, MOST + 1, False),
+        ("rr", MOST, 4096, True),
+        ("rr", MOST + 1, 4096, False),
+        # The few rows must lie along K, which the columns of a row-major B do not.
+        ("rr", 4096, 8, False),
+        ("cr", 8, 4096, False),
+    ],
+)
+def test_d_must_be_short(layouts: str, m: int, n: int, *, served: bool) -> None:
+    what = problem(m, n, 512, layouts)
+    possible = list(variants(what, collapse_batches(what)))
+    keys = {ranks: cell(D.BF16, layouts if layouts in ("rc", "rr") else "rr", ranks) for ranks in RANKS}
+    assert {any(select.eligible(key, what, one) for one in possible) for key in keys.values()} == {served}
+
+
+@pytest.mark.usefixtures("full_table")
+@pytest.mark.parametrize(
+    ("m", "n", "k", "layouts"),
+    [
+        (1, 4096, 4096, "rc"),
+        (16, 28672, 4096, "rc"),
+        (8, 4096, 14336, "rc"),
+        (32, 28672, 4096, "rc"),
+        (4096, 4, 4096, "rc"),
+        (1, 4096, 4096, "rr"),
+        (16, 1152, 9872, "rr"),
+    ],
+)
+def test_few_rows_are_served_by_kernels_made_for_them(m: int, n: int, k: int, layouts: str) -> None:
+    for dtype in (D.BF16, D.F16):
+        chosen = select.choose(problem(m, n, k, layouts, dtype), H200)
+        assert chosen.key.mainloop == FEW
+        assert chosen.key.layout_a + chosen.key.layout_b == layouts
+
+
+@pytest.mark.usefixtures("full_table")
+@pytest.mark.parametrize("shape", [(129, 4096, 4096), (4096, 4096, 4096), (512, 512, 512)])
+def test_other_shapes_are_not(shape: tuple[int, int, int]) -> None:
+    ranked = select.rank(problem(*shape), H200)
+    assert ranked
+    assert FEW not in {choice.key.mainloop for choice in ranked}
+
+
+@pytest.mark.parametrize(
+    ("layouts", "ranks", "shape", "measured"),
+    [
+        # Microseconds on an H200, weights beyond L2.
+        ("rc", 1, (1, 4096, 4096), 14.6),
+        ("rc", 2, (1, 4096, 4096), 13.6),
+        ("rc", 1, (1, 28672, 4096), 63.5),
+        ("rc", 1, (4, 6144, 4096), 17.9),
+        ("rc", 2, (8, 4096, 14336), 37.5),
+        ("rc", 2, (16, 2560, 9728), 19.0),
+        ("rc", 4, (16, 2560, 9728), 19.9),
+        ("rc", 2, (64, 4096, 14336), 39.5),
+        ("rr", 2, (8, 4096, 14336), 33.8),
+        ("rr", 1, (3, 11536, 3416), 26.6),
+    ],
+)
+def test_estimates_are_near_what_was_measured(
+    layouts: str, ranks: int, shape: tuple[int, int, int], measured: float
+) -> None:
+    key, what = cell(D.BF16, layouts, ranks), problem(*shape, layouts)
+    served = [one for one in variants(what, collapse_batches(what)) if select.eligible(key, what, one)]
+    seconds = min(estimate.seconds(key, variant, H200, shared_memory(key)) for variant in served)
+    assert seconds * 1e6 == pytest.approx(measured, rel=0.15)

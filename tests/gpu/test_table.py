@@ -12,7 +12,7 @@ import atomr_cutlass as ac
 import every_cell
 from atomr_cutlass import devices, fp4, select
 from atomr_cutlass.generator.key import KernelKey
-from atomr_cutlass.generator.rules import FP8_TYPES
+from atomr_cutlass.generator.rules import FEW, FP8_TYPES
 from atomr_cutlass.plan import Plan, from_choice
 from atomr_cutlass.select import Choice
 from gpu_matrices import KINDS, Guarded, Kind, assert_product, lacking, pairs, placed, problem_of, rows_for
@@ -44,6 +44,8 @@ def shapes(key: KernelKey) -> list[Shape]:
     """One that ends inside tiles, whole tiles and clusters, and one smaller than a tile."""
     unit = max(key.align_a, key.align_b, key.align_d)
     (tile_m, tile_n, tile_k), (cluster_m, cluster_n, _) = key.tile, key.cluster
+    if key.mainloop == FEW:  # D has no more rows than a tile
+        return [(tile_m - 3, 2 * tile_n + unit, 5 * tile_k + unit), (tile_m, tile_n, 4 * tile_k), (unit, unit, unit)]
     return [
         (rows_for(key, 2 * tile_m + unit), 2 * tile_n + unit, 5 * tile_k + unit),
         (rows_for(key, tile_m * cluster_m), tile_n * cluster_n, 4 * tile_k),

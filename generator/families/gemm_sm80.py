@@ -64,12 +64,18 @@ def supports(key: KernelKey) -> Status:
         return no("the instruction must divide the warp tile")
     if opcode_class(key) == "simt" and (key.align_a, key.align_b) != (1, 1):
         return no("SIMT kernels load single elements")
+    if opcode_class(key) == "simt" and key.arch is SmArch.SM120 and _results_a_thread(key) > 64:
+        return no("SIMT kernels for sm_120a have at most 64 results a thread: more spill registers")
     shared = shared_memory(key)
     if shared > key.arch.shared_memory:
         return no(
             f"{key.stages} stages need {shared} bytes of shared memory; {key.arch.value} has {key.arch.shared_memory}"
         )
     return OK
+
+
+def _results_a_thread(key: KernelKey) -> int:
+    return key.tile[0] * key.tile[1] // (key.warps[0] * key.warps[1] * key.warps[2] * 32)
 
 
 def shared_memory(key: KernelKey) -> int:
@@ -231,7 +237,8 @@ def _single_cells(arch: SmArch, fallback: bool) -> Iterator[Cell]:
             )
         if not fallback:
             yield FULL, _gemm_sm80(arch, D.F32, D.F32, layouts, (1, 1, 1), (128, 64, 8), (2, 2, 1), 5, "ieee")
-            yield FULL, _gemm_sm80(arch, D.F32, D.F32, layouts, (1, 1, 1), (256, 128, 8), (4, 2, 1), 4, "ieee")
+            if arch is not SmArch.SM120:
+                yield FULL, _gemm_sm80(arch, D.F32, D.F32, layouts, (1, 1, 1), (256, 128, 8), (4, 2, 1), 4, "ieee")
 
 
 def _fp8_cells(arch: SmArch, fallback: bool) -> Iterator[Cell]:

@@ -165,3 +165,15 @@ def test_presets_of_the_first_cells() -> None:
     assert preset_of(BF16) == "default"
     assert preset_of(NVFP4_120) == "default"
     assert preset_of(NVFP4) == "full"
+
+
+def test_simt_tiles_that_spill_on_sm_120a_are_refused() -> None:
+    large = [key for key in expand("full", [SmArch.SM80]) if key.math == "ieee" and key.tile == (256, 128, 8)]
+    assert large
+    for key in large:
+        assert supports(key)
+        status = supports(replace(key, arch=SmArch.SM120))
+        assert not status
+        assert "at most 64 results a thread" in status.reason
+    cells = [key for key in expand("full", [SmArch.SM120]) if key.math == "ieee" and key.op == "gemm"]
+    assert {key.tile[:2] for key in cells} == {(128, 128), (128, 64)}

@@ -108,6 +108,8 @@ def cells(arch: SmArch) -> Iterator[Cell]:
         for layouts in COMMON_LAYOUTS:
             for ranks in RANKS:
                 yield DEFAULT if (a, layouts) == (D.BF16, ROW + COLUMN) else FULL, cell(a, layouts, ranks)
+    for ranks, math in ((1, "default"), (4, "default"), (2, "fast")):
+        yield FULL, cell(D.F8E4M3, ROW + COLUMN, ranks, d=D.BF16, math=math, epilogue=SCALED)
 
 
 FAMILY = Family(

@@ -30,6 +30,7 @@ class Kernel {
   explicit Kernel(char const* op, char const* name = "cutlass_fake") : layout(*args_of(op)) {
     row_ = {name,
             "{}",
+            "",
             uint32_t(layout.bytes),
             16,
             1024,

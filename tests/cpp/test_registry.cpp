@@ -100,9 +100,9 @@ void test_a_pack_of_another_layout_is_refused() {
   refused(with_fields("atomr_cutlass_row", moved, row.bytes),
           "atomr_cutlass_row.name is 8 bytes (address) at 8 in the pack and 8 bytes (address) at 0 in this package");
   FieldList other = fields;
-  other[2].kind = 'i';
+  other[3].kind = 'i';
   refused(with_fields("atomr_cutlass_row", other, row.bytes),
-          "atomr_cutlass_row.params_bytes is 4 bytes (signed) at 16 in the pack and 4 bytes (unsigned) at 16");
+          "atomr_cutlass_row.params_bytes is 4 bytes (signed) at 24 in the pack and 4 bytes (unsigned) at 24");
   refused(with_fields("atomr_cutlass_row", fields, row.bytes + 64),
           "atomr_cutlass_row has " + std::to_string(row.bytes + 64) + " bytes in the pack and ");
   Structs without = structs;

@@ -5,10 +5,14 @@ Reads the listings of `cuobjdump -sass` and `cuobjdump -res-usage`.
 
 from __future__ import annotations
 
+import importlib.metadata
+import os
 import re
+import shutil
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 
 from .archs import SmArch
 from .dtypes import CutlassDtype
@@ -185,3 +189,26 @@ def faults(key: KernelKey, function: Function, resources: Mapping[str, int]) -> 
     if not resources:
         wrong.append("its resources are not listed")
     return wrong
+
+
+def disassemblers() -> dict[str, str]:
+    """The environment in which cuobjdump and the nvdisasm that it asks are found: of PyPI or of an installed toolkit.
+
+    Raises:
+        FileNotFoundError: one is missing; names the package that has it.
+    """
+    folders = []
+    names = ("cuobjdump", "nvdisasm")
+    for name in names:
+        try:
+            files = importlib.metadata.files(f"nvidia-cuda-{name}") or []
+        except importlib.metadata.PackageNotFoundError:
+            files = []
+        folders += [str(Path(str(file.locate())).parent) for file in files if file.name == name]
+    path = os.pathsep.join([*folders, os.environ.get("PATH", ""), "/usr/local/cuda/bin"])
+    for name in names:
+        if shutil.which(name, path=path) is None:
+            raise FileNotFoundError(
+                f"{name} was not found: pip install nvidia-cuda-{name}, or install the CUDA toolkit"
+            )
+    return os.environ | {"PATH": path}

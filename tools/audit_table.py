@@ -20,7 +20,6 @@ import importlib.util
 import json
 import math
 import os
-import shutil
 import subprocess
 import sys
 import tempfile
@@ -99,6 +98,7 @@ class Audit:
 
     def __init__(self, out: Path) -> None:
         from atomr_cutlass import verification
+        from atomr_cutlass.generator import audit
         from atomr_cutlass.jit.compiler import OPTIONS
         from atomr_cutlass.jit.toolchain import OURS, toolchain
 
@@ -107,7 +107,10 @@ class Audit:
         self._ours = OURS
         self._cutlass = verification.cutlass_identity()
         self._compiler = self._tools.compiler
-        self._environment = disassemblers()
+        try:
+            self._environment = audit.disassemblers()
+        except FileNotFoundError as error:
+            raise SystemExit(str(error)) from error
         self._date = dt.datetime.now(dt.timezone.utc).strftime("%Y-%m-%dT%H:%MZ")
         self._lock = threading.Lock()
         self._out = out
@@ -184,25 +187,9 @@ class Audit:
         return audit.faults(key, functions[key.name], resources.get(key.name, {}))
 
     def _listing(self, option: str, image: Path) -> list[str]:
-        command = [shutil.which("cuobjdump", path=self._environment["PATH"]) or "cuobjdump", option, str(image)]
+        command = ["cuobjdump", option, str(image)]
         listed = subprocess.run(command, env=self._environment, capture_output=True, text=True, check=True, timeout=300)
         return listed.stdout.splitlines()
-
-
-def disassemblers() -> dict[str, str]:
-    """The environment in which cuobjdump and nvdisasm are found, PyPI's or those of an installed toolkit."""
-    folders = []
-    for name in ("cuobjdump", "nvdisasm"):
-        try:
-            files = importlib.metadata.files(f"nvidia-cuda-{name}") or []
-        except importlib.metadata.PackageNotFoundError:
-            files = []
-        folders += [str(Path(str(file.locate())).parent) for file in files if file.name == name]
-    path = os.pathsep.join([*folders, os.environ.get("PATH", ""), "/usr/local/cuda/bin"])
-    for name in ("cuobjdump", "nvdisasm"):
-        if shutil.which(name, path=path) is None:
-            raise SystemExit(f"{name} was not found: pip install nvidia-cuda-{name}, or install the CUDA toolkit")
-    return os.environ | {"PATH": path}
 
 
 def compile_one(asked: str, image: str) -> int:

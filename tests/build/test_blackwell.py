@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.metadata
-import os
-import shutil
 import subprocess
 from pathlib import Path
 
@@ -32,22 +29,15 @@ CELLS = {
 
 
 def _tools() -> dict[str, str]:
-    """The environment in which the disassembler is found, PyPI's or that of an installed toolkit."""
-    folders = []
-    for name in ("cuobjdump", "nvdisasm"):
-        try:
-            files = importlib.metadata.files(f"nvidia-cuda-{name}") or []
-        except importlib.metadata.PackageNotFoundError:
-            files = []
-        folders += [str(Path(str(file.locate())).parent) for file in files if file.name == name]
-    path = os.pathsep.join([*folders, os.environ.get("PATH", "")])
-    if not all(shutil.which(name, path=path) for name in ("cuobjdump", "nvdisasm")):
-        pytest.skip("cuobjdump or nvdisasm is missing: pip install nvidia-cuda-cuobjdump nvidia-cuda-nvdisasm")
-    return os.environ | {"PATH": path}
+    """The environment in which the disassembler is found."""
+    try:
+        return audit.disassemblers()
+    except FileNotFoundError as error:
+        pytest.skip(str(error))
 
 
 def _listing(option: str, image: Path, env: dict[str, str]) -> list[str]:
-    command = [shutil.which("cuobjdump", path=env["PATH"]) or "cuobjdump", option, str(image)]
+    command = ["cuobjdump", option, str(image)]
     return subprocess.run(command, env=env, check=True, capture_output=True, text=True).stdout.splitlines()
 
 

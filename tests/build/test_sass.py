@@ -3,7 +3,6 @@
 import importlib.metadata
 import importlib.util
 import os
-import shutil
 import subprocess
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -19,19 +18,6 @@ from atomr_cutlass.generator.dtypes import CutlassDtype
 from atomr_cutlass.generator.matrix import ARCHS, cells
 
 TABLE = table.kernels()
-
-
-def tool(name: str) -> Path | None:
-    """A disassembler: PyPI's, or one of an installed toolkit."""
-    try:
-        files = importlib.metadata.files(f"nvidia-cuda-{name}") or []
-    except importlib.metadata.PackageNotFoundError:
-        files = []
-    for file in files:
-        if file.name == name and file.parent.name == "bin":
-            return Path(str(file.locate()))
-    found = shutil.which(name)
-    return Path(found) if found else None
 
 
 def lines(words: Sequence[str | Path], env: dict[str, str]) -> Iterator[str]:
@@ -62,16 +48,15 @@ class Audit(NamedTuple):
 @pytest.fixture(scope="module")
 def listing() -> Audit:
     """One run of the disassembler over each library."""
-    cuobjdump, nvdisasm = tool("cuobjdump"), tool("nvdisasm")
-    if cuobjdump is None or nvdisasm is None:
-        pytest.skip("cuobjdump or nvdisasm is missing: pip install nvidia-cuda-cuobjdump nvidia-cuda-nvdisasm")
-    # cuobjdump asks nvdisasm, which it looks for on the path.
-    env = os.environ | {"PATH": os.pathsep.join([str(nvdisasm.parent), os.environ.get("PATH", "")])}
+    try:
+        env = audit.disassemblers()
+    except FileNotFoundError as error:
+        pytest.skip(str(error))
     found = Audit({}, {})
     for library in libraries():
-        for function in audit.read_sass(lines([cuobjdump, "-sass", library], env)):
+        for function in audit.read_sass(lines(["cuobjdump", "-sass", library], env)):
             found.functions[function.name, function.arch] = function
-        found.resources.update(audit.read_resources(lines([cuobjdump, "-res-usage", library], env)))
+        found.resources.update(audit.read_resources(lines(["cuobjdump", "-res-usage", library], env)))
     return found
 
 

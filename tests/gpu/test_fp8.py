@@ -129,14 +129,7 @@ def test_every_cell(key: KernelKey, torch: Any) -> None:
     """Each cell of the matrix, on shapes that do not fill its tiles; what is not built in with run-time compilation."""
     device = devices.get(0)
     info = every_cell.row_of(key)
-    tile_m, tile_n, tile_k = key.tile
-    unit_m = key.align_a if key.layout_a == "c" else 1
-    unit_n = max(key.align_d, key.align_b if key.layout_b == "r" else 1)
-    for m, n, k in (
-        (2 * tile_m + unit_m, 2 * tile_n + unit_n, 5 * tile_k + key.align_a),
-        (unit_m, unit_n, key.align_a),
-        (tile_m, tile_n, 2 * tile_k),
-    ):
+    for m, n, k in every_cell.gemm_shapes(key):
         a, b = placed((m, k), key.a, 1, layout=key.layout_a), placed((k, n), key.b, 2, layout=key.layout_b)
         out = guarded((m, n), key.d)
         if key.epilogue == "lc" and not key.scale_type:

@@ -12,7 +12,7 @@ import atomr_cutlass as ac
 import every_cell
 from atomr_cutlass import devices, fp4, select
 from atomr_cutlass.generator.key import KernelKey
-from atomr_cutlass.generator.rules import FEW, FP8_TYPES
+from atomr_cutlass.generator.rules import FP8_TYPES
 from atomr_cutlass.plan import Plan, from_choice
 from atomr_cutlass.select import Choice
 from gpu_matrices import KINDS, Guarded, Kind, assert_product, lacking, pairs, placed, problem_of, rows_for
@@ -38,19 +38,6 @@ def runnable(info: ac.KernelInfo) -> None:
         pytest.skip(f"code for {info.key.arch.value} without PTX does not run on {device.name}")
     if info.shared_bytes > device.shared_memory:
         pytest.skip(f"{info.shared_bytes} bytes of shared memory are more than {device.name} has")
-
-
-def shapes(key: KernelKey) -> list[Shape]:
-    """One that ends inside tiles, whole tiles and clusters, and one smaller than a tile."""
-    unit = max(key.align_a, key.align_b, key.align_d)
-    (tile_m, tile_n, tile_k), (cluster_m, cluster_n, _) = key.tile, key.cluster
-    if key.mainloop == FEW:  # D has no more rows than a tile
-        return [(tile_m - 3, 2 * tile_n + unit, 5 * tile_k + unit), (tile_m, tile_n, 4 * tile_k), (unit, unit, unit)]
-    return [
-        (rows_for(key, 2 * tile_m + unit), 2 * tile_n + unit, 5 * tile_k + unit),
-        (rows_for(key, tile_m * cluster_m), tile_n * cluster_n, 4 * tile_k),
-        (unit, unit, unit),
-    ]
 
 
 class Launch:
@@ -85,7 +72,7 @@ class Launch:
 def test_every_cell(key: KernelKey) -> None:
     """Each kernel of the table; with ATOMR_CUTLASS_TEST_JIT those of the matrix, compiled."""
     info = every_cell.row_of(key)
-    for shape in shapes(key):
+    for shape in every_cell.gemm_shapes(key):
         launch = Launch(key, info, shape)
         choice = replace(launch.choice(), split_k=1)
         launch.check(choice)

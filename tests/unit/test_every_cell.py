@@ -10,10 +10,13 @@ import pytest
 
 import every_cell
 import fake_table
-from atomr_cutlass import SmArch, devices, verification
+from atomr_cutlass import SmArch, devices, select, verification
 from atomr_cutlass.conv_problem import DGRAD, FPROP, WGRAD
+from atomr_cutlass.generator.dtypes import CutlassDtype
+from atomr_cutlass.generator.epilogue.lower import split
 from atomr_cutlass.generator.key import KernelKey
 from atomr_cutlass.generator.matrix import expand
+from atomr_cutlass.problem import GemmProblem, MatrixSpec
 
 H200 = fake_table.H200
 
@@ -27,6 +30,23 @@ def test_they_go_over_every_cell_that_a_hopper_gpu_runs() -> None:
 def test_every_convolution_has_problems() -> None:
     for key in every_cell.keys(FPROP, DGRAD, WGRAD):
         assert len(every_cell.conv_problems(key, H200)) == 3, key.name
+
+
+def _matrix(rows: int, columns: int, dtype: CutlassDtype, layout: str) -> MatrixSpec:
+    return MatrixSpec((rows, columns), (columns, 1) if layout == "r" else (1, rows), dtype, 256)
+
+
+def test_every_gemm_cell_serves_the_shapes_it_is_launched_on() -> None:
+    for key in every_cell.keys("gemm", want=lambda key: not split(key.epilogue)[1]):
+        shapes = every_cell.gemm_shapes(key)
+        assert len({*shapes}) == 3, key.name
+        for m, n, k in shapes:
+            a, b = _matrix(m, k, key.a, key.layout_a), _matrix(k, n, key.b, key.layout_b)
+            problem = GemmProblem(
+                a, b, None, _matrix(m, n, key.d, "r"), key.math, 0, epilogue=key.epilogue,
+                scale_granularity=key.scale_granularity, scale_type=key.scale_type,
+            )  # fmt: skip
+            assert select.choice_of(key, problem, H200).key is key
 
 
 def _key(arch: SmArch) -> KernelKey:

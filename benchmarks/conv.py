@@ -31,11 +31,14 @@ from facts import machine, now
 from gemm import SETS_AT_MOST, Burst, Operands, alternated, timed, write
 
 import atomr_cutlass as ac
-from atomr_cutlass import conv_plan, devices, operands, reference
-from atomr_cutlass.conv_problem import DGRAD, FPROP, WGRAD, ConvProblem
+from atomr_cutlass import reference
+from atomr_cutlass.arrays import operands
+from atomr_cutlass.arrays.numerics import math_mode
 from atomr_cutlass.generator.dtypes import CutlassDtype
-from atomr_cutlass.numerics import math_mode
-from atomr_cutlass.problem import MatrixSpec
+from atomr_cutlass.ops.conv2d import kernels as conv_plan
+from atomr_cutlass.ops.conv2d.problem import DGRAD, FPROP, WGRAD, ConvProblem
+from atomr_cutlass.pipeline import devices
+from atomr_cutlass.pipeline.problem import MatrixSpec
 from atomr_cutlass.reference import ConvGeometry
 from conv_layers import CONVNEXT_TINY, MOBILENET_V2, RESNET50, Layer
 

@@ -35,13 +35,16 @@ import gemm as dense
 from facts import machine, now
 
 import atomr_cutlass as ac
-from atomr_cutlass import devices, fused, operands, scaled
+from atomr_cutlass.arrays import operands
 from atomr_cutlass.epilogue import EpilogueVisitorTree, EvtBuilder
+from atomr_cutlass.epilogue import bound as fused
 from atomr_cutlass.generator.dtypes import CutlassDtype
 from atomr_cutlass.generator.epilogue.tree import COLUMN, MASK, MATRIX, ROW, SCALAR, Input
-from atomr_cutlass.op_plan import OpPlan
-from atomr_cutlass.problem import GemmProblem
-from atomr_cutlass.scaled import Scale, Scales, scale_forms
+from atomr_cutlass.ops.gemm import scaled
+from atomr_cutlass.ops.gemm.scaled import Scale, Scales, scale_forms
+from atomr_cutlass.pipeline import devices
+from atomr_cutlass.pipeline.op_plan import OpPlan
+from atomr_cutlass.pipeline.problem import GemmProblem
 
 D = CutlassDtype
 

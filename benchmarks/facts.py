@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import Any
 
 import atomr_cutlass as ac
-from atomr_cutlass import _core, devices
+from atomr_cutlass import _core
+from atomr_cutlass.pipeline import devices
 
 ROOT = Path(__file__).resolve().parents[1]
 

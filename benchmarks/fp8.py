@@ -33,15 +33,17 @@ import gemm as dense
 from facts import machine, now
 
 import atomr_cutlass as ac
-from atomr_cutlass import devices, operands, scaled, select
+from atomr_cutlass.arrays import operands
 from atomr_cutlass.generator import matrix
 from atomr_cutlass.generator.dtypes import CutlassDtype
 from atomr_cutlass.generator.key import KernelKey
 from atomr_cutlass.jit import kernels
-from atomr_cutlass.plan import choose, from_choice
-from atomr_cutlass.problem import GemmProblem, MatrixSpec
-from atomr_cutlass.scaled import Scale, Scales, scale_forms
-from atomr_cutlass.select import Choice
+from atomr_cutlass.ops.gemm import scaled
+from atomr_cutlass.ops.gemm.scaled import Scale, Scales, scale_forms
+from atomr_cutlass.pipeline import devices, select
+from atomr_cutlass.pipeline.plan import choose, from_choice
+from atomr_cutlass.pipeline.problem import GemmProblem, MatrixSpec
+from atomr_cutlass.pipeline.select import Choice
 
 D = CutlassDtype
 E4M3 = D.F8E4M3

@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from atomr_cutlass import _core
     from atomr_cutlass.generator.key import KernelKey
-    from atomr_cutlass.problem import GemmProblem, MatrixSpec
-    from atomr_cutlass.select import Choice
+    from atomr_cutlass.pipeline.problem import GemmProblem, MatrixSpec
+    from atomr_cutlass.pipeline.select import Choice
 
 EXTENT = 256
 """Of the products that are launched: so small that the GPU never makes the host wait."""
@@ -39,7 +39,7 @@ class Steps:
 
 def problem_of(key: KernelKey) -> GemmProblem:
     """A small product that the kernel computes."""
-    from atomr_cutlass.problem import GemmProblem, MatrixSpec
+    from atomr_cutlass.pipeline.problem import GemmProblem, MatrixSpec
 
     extents = (EXTENT, EXTENT)
 
@@ -56,7 +56,7 @@ def choice_of(key: KernelKey, backend: str) -> Choice:
     """This very kernel, `prebuilt` or `jit`, for that product."""
     import dataclasses
 
-    from atomr_cutlass import devices, select, table
+    from atomr_cutlass.pipeline import devices, select, table
 
     choice = select.choice_of(key, problem_of(key), devices.get(0))
     if backend == "prebuilt":
@@ -67,7 +67,7 @@ def choice_of(key: KernelKey, backend: str) -> Choice:
 def operands_of(key: KernelKey) -> tuple[_core.Operand, ...]:
     """A, B and D, on the GPU; what is in them does not matter here."""
     from atomr_cutlass import _core
-    from atomr_cutlass.operands import CUDA
+    from atomr_cutlass.arrays.operands import CUDA
 
     what = problem_of(key)
 
@@ -125,9 +125,10 @@ def compile_half(key: KernelKey, half: str) -> None:
 
 def launch(key: KernelKey, mode: str, steps: Steps) -> None:
     """From nothing on the GPU to the end of the first launch."""
-    from atomr_cutlass import _core, devices
+    from atomr_cutlass import _core
     from atomr_cutlass.jit import kernels
-    from atomr_cutlass.plan import from_choice
+    from atomr_cutlass.pipeline import devices
+    from atomr_cutlass.pipeline.plan import from_choice
 
     a, b, out = operands_of(key)
     steps.done("CUDA context, operands")

@@ -31,12 +31,13 @@ with warnings.catch_warnings():
 from facts import machine, now
 
 import atomr_cutlass as ac
-from atomr_cutlass import devices, estimate, operands, select
+from atomr_cutlass.arrays import operands
+from atomr_cutlass.arrays.numerics import default_out_dtype, math_mode
 from atomr_cutlass.generator.dtypes import CutlassDtype
-from atomr_cutlass.numerics import default_out_dtype, math_mode
-from atomr_cutlass.plan import from_choice, make
-from atomr_cutlass.problem import GemmProblem, MatrixSpec
-from atomr_cutlass.select import Choice
+from atomr_cutlass.pipeline import devices, estimate, select
+from atomr_cutlass.pipeline.plan import from_choice, make
+from atomr_cutlass.pipeline.problem import GemmProblem, MatrixSpec
+from atomr_cutlass.pipeline.select import Choice
 
 D = CutlassDtype
 

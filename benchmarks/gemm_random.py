@@ -32,8 +32,8 @@ from gemm import Burst, Case, Operands, alternated, our_problem, schedules, spli
 from shapes import CLASSES, MODELS, Shape, draw, suite
 
 import atomr_cutlass as ac
-from atomr_cutlass import devices, select
-from atomr_cutlass.plan import from_choice, make
+from atomr_cutlass.pipeline import devices, select
+from atomr_cutlass.pipeline.plan import from_choice, make
 
 ALIGNMENT = 256
 """Bytes at which every operand begins, as allocations do."""

@@ -38,14 +38,16 @@ import numpy as np
 from facts import machine, now
 
 import atomr_cutlass as ac
-from atomr_cutlass import devices, grouped_plan, operands
+from atomr_cutlass.arrays import operands
 from atomr_cutlass.generator import matrix
 from atomr_cutlass.generator.dtypes import CutlassDtype
-from atomr_cutlass.grouped_problem import ALONG_K, CONTIGUOUS, GroupedProblem, GroupScale, scale_forms
 from atomr_cutlass.jit import kernels
-from atomr_cutlass.op_plan import OpPlan
-from atomr_cutlass.pick import Picked
-from atomr_cutlass.problem import MatrixSpec
+from atomr_cutlass.ops.grouped_gemm import kernels as grouped_plan
+from atomr_cutlass.ops.grouped_gemm.problem import ALONG_K, CONTIGUOUS, GroupedProblem, GroupScale, scale_forms
+from atomr_cutlass.pipeline import devices
+from atomr_cutlass.pipeline.op_plan import OpPlan
+from atomr_cutlass.pipeline.pick import Picked
+from atomr_cutlass.pipeline.problem import MatrixSpec
 
 BLOCK = 128
 LARGEST = 448.0

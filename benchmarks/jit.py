@@ -27,13 +27,14 @@ from facts import machine, now
 from fresh import choice_of, operands_of, problem_of
 
 import atomr_cutlass as ac
-from atomr_cutlass import CutlassDtype, SmArch, _core, devices, table
+from atomr_cutlass import CutlassDtype, SmArch, _core
 from atomr_cutlass.generator.key import KernelKey
 from atomr_cutlass.generator.matrix import cells
 from atomr_cutlass.jit import kernels
 from atomr_cutlass.jit.compiler import Target
 from atomr_cutlass.jit.toolchain import toolchain
-from atomr_cutlass.plan import from_choice
+from atomr_cutlass.pipeline import devices, table
+from atomr_cutlass.pipeline.plan import from_choice
 
 HERE = Path(__file__).resolve().parent
 PAUSE_SECONDS = 0.02

@@ -29,8 +29,8 @@ import gemm as dense
 from facts import machine, now
 
 import atomr_cutlass as ac
-from atomr_cutlass import devices
 from atomr_cutlass.epilogue import EvtBuilder
+from atomr_cutlass.pipeline import devices
 
 Arrays = dict[str, Any]
 Call = Callable[[Arrays], Any]

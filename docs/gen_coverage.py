@@ -10,11 +10,11 @@ import sys
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
-from atomr_cutlass import verification
 from atomr_cutlass.generator.archs import SmArch
 from atomr_cutlass.generator.key import KernelKey
 from atomr_cutlass.generator.matrix import OPS, PRESETS, cells, preset_of
-from atomr_cutlass.verification import AUDITED, MEANINGS, RUNS, RUNS_AS_PTX, operands_of
+from atomr_cutlass.pipeline import verification
+from atomr_cutlass.pipeline.verification import AUDITED, MEANINGS, RUNS, RUNS_AS_PTX, operands_of
 
 PAGE = Path(__file__).with_name("coverage.md")
 PICTURE = Path(__file__).with_name("coverage.svg")

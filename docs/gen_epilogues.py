@@ -26,7 +26,7 @@ from atomr_cutlass.generator.families.base import Family
 from atomr_cutlass.generator.key import KernelKey
 from atomr_cutlass.generator.matrix import PRESETS, cells, families, supports, with_epilogue
 from atomr_cutlass.generator.rules import LAYOUTS
-from atomr_cutlass.verification import NOT_VERIFIED, operands_of, tally
+from atomr_cutlass.pipeline.verification import NOT_VERIFIED, operands_of, tally
 
 PAGE = Path(__file__).with_name("epilogues.md")
 PICTURE = Path(__file__).with_name("epilogue.svg")

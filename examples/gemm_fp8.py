@@ -14,8 +14,8 @@ from typing import Any
 import numpy as np
 
 import atomr_cutlass as ac
-from atomr_cutlass import devices
-from atomr_cutlass.quantization import quantize, quantize_blockwise
+from atomr_cutlass.ops.quantize.reference import quantize, quantize_blockwise
+from atomr_cutlass.pipeline import devices
 
 E4M3 = ac.CutlassDtype.F8E4M3
 

@@ -15,7 +15,7 @@ import ml_dtypes
 import numpy as np
 
 import atomr_cutlass as ac
-from atomr_cutlass import devices
+from atomr_cutlass.pipeline import devices
 
 
 def routed(xp: Any, experts: Any, count: int) -> tuple[Any, Any]:

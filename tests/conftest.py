@@ -14,7 +14,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     on_gpu = [item for item in items if item.get_closest_marker("gpu")]
     if not on_gpu or config.option.collectonly:
         return
-    from atomr_cutlass import devices
+    from atomr_cutlass.pipeline import devices
 
     reason = devices.problem()
     for item in on_gpu:

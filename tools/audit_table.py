@@ -97,10 +97,10 @@ class Audit:
     """Compiles kernels, looks at them and writes down what it finds."""
 
     def __init__(self, out: Path) -> None:
-        from atomr_cutlass import verification
         from atomr_cutlass.generator import audit
         from atomr_cutlass.jit.compiler import OPTIONS
         from atomr_cutlass.jit.toolchain import OURS, toolchain
+        from atomr_cutlass.pipeline import verification
 
         self._tools = toolchain()
         self._options = [*OPTIONS, *(f"-I{folder}" for folder in self._tools.include)]
@@ -128,7 +128,7 @@ class Audit:
 
     def kernel(self, key: Any) -> list[str]:
         """Audits a kernel, and returns its faults."""
-        from atomr_cutlass import verification
+        from atomr_cutlass.pipeline import verification
 
         with tempfile.TemporaryDirectory(prefix="atomr-cutlass-audit-") as folder:
             image = Path(folder) / "kernel.cubin"

@@ -23,13 +23,13 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import atomr_cutlass as ac
-from atomr_cutlass import devices
-from atomr_cutlass.devices import Device
 from atomr_cutlass.generator.archs import SmArch
 from atomr_cutlass.generator.key import KernelKey
 from atomr_cutlass.generator.matrix import family
 from atomr_cutlass.generator.selection import Selection
 from atomr_cutlass.jit import kernels
+from atomr_cutlass.pipeline import devices
+from atomr_cutlass.pipeline.devices import Device
 
 HELPERS = Path(__file__).resolve().parents[1] / "tests" / "helpers"
 OF_TREES = ("tree_cases", "matmul_gpu", "grouped_gpu", "conv_tree_cases")

@@ -14,10 +14,10 @@ import json
 from collections.abc import Iterable
 from pathlib import Path
 
-from atomr_cutlass import verification
 from atomr_cutlass.generator.archs import SmArch
 from atomr_cutlass.generator.matrix import expand
-from atomr_cutlass.verification import Record
+from atomr_cutlass.pipeline import verification
+from atomr_cutlass.pipeline.verification import Record
 
 
 def main() -> int:

@@ -18,43 +18,36 @@ from .errors import (
     LibraryError,
     UnsupportedError,
 )
-from .gemm import gemm
 from .generator.archs import SmArch
 from .generator.dtypes import CutlassDtype
 from .generator.epilogue.tree import EpilogueVisitorTree
 from .generator.matrix import is_fp4_supported, is_fp8_supported, is_supported_for
-from .op_plan import OpPlan
-from .plan import Plan
-from .plan_cache import CachedPlan, PlanCache, PlanKey
-from .table import KernelInfo, kernels, load_pack
+from .ops.gemm.function import gemm
+from .pipeline.op_plan import OpPlan
+from .pipeline.plan import Plan
+from .pipeline.plan_cache import CachedPlan, PlanCache, PlanKey
+from .pipeline.table import KernelInfo, kernels, load_pack
 
 if TYPE_CHECKING:  # the names of _DEFERRED, for type checkers and editors
     from . import epilogue
-    from .actor import CutlassActor, CutlassProps, props
-    from .bindings import BoundPlan
-    from .conv import conv2d, conv2d_dgrad, conv2d_wgrad
     from .epilogue import EvtBuilder
-    from .explanation import Explanation, explain
-    from .gated import gated_gemm, interleave
-    from .grouped import grouped_gemm
-    from .matmul_request import HeuristicCache, HeuristicKey, MatmulEpilogue, MatmulRequest, ScaleSet, matmul
-    from .messages import CutlassMsg, RefitMsg
-    from .planner import plan
-    from .quantized import QuantizedArray, dequantize, quantize
-    from .requests import (
-        ConvDgradRequest,
-        ConvFwdRequest,
-        ConvLayout,
-        ConvShape,
-        ConvWgradRequest,
-        GemmEpilogue,
-        GemmLayout,
-        GemmRequest,
-        GemmShape,
-        GroupedGemmRequest,
-        GroupedGemmShape,
-    )
-    from .supervisor import exit_for_restart, supervise
+    from .ops.conv2d.function import conv2d, conv2d_dgrad, conv2d_wgrad
+    from .ops.conv2d.request import ConvDgradRequest, ConvFwdRequest, ConvLayout, ConvShape, ConvWgradRequest
+    from .ops.gated_gemm.function import gated_gemm, interleave
+    from .ops.gemm.request import GemmEpilogue, GemmLayout, GemmRequest, GemmShape
+    from .ops.grouped_gemm.function import grouped_gemm
+    from .ops.grouped_gemm.request import GroupedGemmRequest, GroupedGemmShape
+    from .ops.matmul.epilogues import MatmulEpilogue
+    from .ops.matmul.function import matmul
+    from .ops.matmul.heuristic import HeuristicCache, HeuristicKey
+    from .ops.matmul.request import MatmulRequest, ScaleSet
+    from .ops.quantize.function import QuantizedArray, dequantize, quantize
+    from .pipeline.bindings import BoundPlan
+    from .pipeline.explanation import Explanation, explain
+    from .pipeline.planner import plan
+    from .serving.actor import CutlassActor, CutlassProps, props
+    from .serving.messages import CutlassMsg, RefitMsg
+    from .serving.supervisor import exit_for_restart, supervise
 
 __all__ = [
     "BoundPlan",
@@ -124,29 +117,29 @@ __all__ = [
 ]
 
 _DEFERRED = {
-    "actor": ("CutlassActor", "CutlassProps", "props"),
-    "bindings": ("BoundPlan",),
-    "conv": ("conv2d", "conv2d_dgrad", "conv2d_wgrad"),
+    "serving.actor": ("CutlassActor", "CutlassProps", "props"),
+    "pipeline.bindings": ("BoundPlan",),
+    "ops.conv2d.function": ("conv2d", "conv2d_dgrad", "conv2d_wgrad"),
     "epilogue": ("EvtBuilder", "epilogue"),
-    "explanation": ("Explanation", "explain"),
-    "gated": ("gated_gemm", "interleave"),
-    "grouped": ("grouped_gemm",),
-    "matmul_request": ("HeuristicCache", "HeuristicKey", "MatmulEpilogue", "MatmulRequest", "ScaleSet", "matmul"),
-    "messages": ("CutlassMsg", "RefitMsg"),
-    "planner": ("plan",),
-    "quantized": ("QuantizedArray", "dequantize", "quantize"),
-    "requests": (
-        "ConvDgradRequest", "ConvFwdRequest", "ConvLayout", "ConvShape", "ConvWgradRequest", "GemmEpilogue",
-        "GemmLayout", "GemmRequest", "GemmShape", "GroupedGemmRequest", "GroupedGemmShape",
-    ),
-    "supervisor": ("exit_for_restart", "supervise"),
+    "pipeline.explanation": ("Explanation", "explain"),
+    "ops.gated_gemm.function": ("gated_gemm", "interleave"),
+    "ops.grouped_gemm.function": ("grouped_gemm",),
+    "ops.matmul.epilogues": ("MatmulEpilogue",),
+    "ops.matmul.function": ("matmul",),
+    "ops.matmul.heuristic": ("HeuristicCache", "HeuristicKey"),
+    "ops.matmul.request": ("MatmulRequest", "ScaleSet"),
+    "serving.messages": ("CutlassMsg", "RefitMsg"),
+    "pipeline.planner": ("plan",),
+    "ops.quantize.function": ("QuantizedArray", "dequantize", "quantize"),
+    "ops.conv2d.request": ("ConvDgradRequest", "ConvFwdRequest", "ConvLayout", "ConvShape", "ConvWgradRequest"),
+    "ops.gemm.request": ("GemmEpilogue", "GemmLayout", "GemmRequest", "GemmShape"),
+    "ops.grouped_gemm.request": ("GroupedGemmRequest", "GroupedGemmShape"),
+    "serving.supervisor": ("exit_for_restart", "supervise"),
 }  # fmt: skip
 """Names by the module that is loaded when one of them is first asked for."""
 
 if not TYPE_CHECKING:  # a type checker would believe that this has every name
     _MODULES = {name: module for module, names in _DEFERRED.items() for name in names}
-    # The module `plan`, which `gemm` needs, is bound to the name of a function that is deferred.
-    del globals()["plan"]
 
     def __getattr__(name: str) -> Any:
         if name not in _MODULES:

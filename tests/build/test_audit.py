@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from atomr_cutlass import verification
 from atomr_cutlass.generator.archs import SmArch
 from atomr_cutlass.generator.matrix import expand
+from atomr_cutlass.pipeline import verification
 
 ROOT = Path(__file__).resolve().parents[2]
 PATTERN = "cutlass_cast_e5m2"

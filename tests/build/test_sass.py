@@ -11,11 +11,11 @@ from typing import NamedTuple
 
 import pytest
 
-from atomr_cutlass import table
 from atomr_cutlass.generator import audit
 from atomr_cutlass.generator.archs import SmArch
 from atomr_cutlass.generator.dtypes import CutlassDtype
 from atomr_cutlass.generator.matrix import ARCHS, cells
+from atomr_cutlass.pipeline import table
 
 TABLE = table.kernels()
 

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from atomr_cutlass import tile_scheduler
 from atomr_cutlass.jit.toolchain import CUTLASS
+from atomr_cutlass.pipeline import tile_scheduler
 from cmake_build import output, run
 from generator.toolchain import system_nvcc
 

@@ -16,14 +16,14 @@ from typing import Any
 import pytest
 
 import atomr_cutlass as ac
-from atomr_cutlass.problem import GemmProblem
-from atomr_cutlass.select import Choice
+from atomr_cutlass.pipeline.problem import GemmProblem
+from atomr_cutlass.pipeline.select import Choice
 
 COMPILED = "ATOMR_CUTLASS_TEST_JIT" in os.environ
 
 if COMPILED:
     # The package's function of this name hides the module.
-    module: Any = sys.modules["atomr_cutlass.plan"]
+    module: Any = sys.modules["atomr_cutlass.pipeline.plan"]
     module.prebuilt_from_choice = module.from_choice
 
     def compiled(what: GemmProblem, choice: Choice, **options: Any) -> ac.Plan:

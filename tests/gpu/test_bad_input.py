@@ -7,8 +7,10 @@ import numpy as np
 import pytest
 
 import atomr_cutlass as ac
-from atomr_cutlass import _core, devices, operands
+from atomr_cutlass import _core
+from atomr_cutlass.arrays import operands
 from atomr_cutlass.generator.dtypes import CutlassDtype as D
+from atomr_cutlass.pipeline import devices
 from gpu_matrices import Guarded, assert_product, assert_same_bits, placed
 
 pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("torch")]

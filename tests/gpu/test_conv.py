@@ -16,14 +16,17 @@ import pytest
 
 import atomr_cutlass as ac
 import every_cell
-from atomr_cutlass import SmArch, conv_plan, devices, numerics, reference
-from atomr_cutlass import conv as conv_module
-from atomr_cutlass.conv_problem import DGRAD, FPROP, WGRAD, ConvProblem
+from atomr_cutlass import SmArch, reference
+from atomr_cutlass.arrays import numerics
 from atomr_cutlass.generator.dtypes import CutlassDtype as D
 from atomr_cutlass.generator.key import KernelKey
 from atomr_cutlass.generator.matrix import cells
 from atomr_cutlass.generator.rules import FP8_TYPES
-from atomr_cutlass.pick import Picked
+from atomr_cutlass.ops.conv2d import function as conv_module
+from atomr_cutlass.ops.conv2d import kernels as conv_plan
+from atomr_cutlass.ops.conv2d.problem import DGRAD, FPROP, WGRAD, ConvProblem
+from atomr_cutlass.pipeline import devices
+from atomr_cutlass.pipeline.pick import Picked
 from atomr_cutlass.reference import ConvGeometry, Tolerance
 from conv_layers import LAYERS, RESNET50, Layer
 from fp8_matrices import GuardedFp8, guarded, host

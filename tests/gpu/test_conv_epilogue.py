@@ -14,20 +14,13 @@ import pytest
 
 import atomr_cutlass as ac
 import conv_tree_cases
-from atomr_cutlass import (
-    ConvDgradRequest,
-    ConvFwdRequest,
-    ConvLayout,
-    ConvShape,
-    GemmEpilogue,
-    first_use,
-    reference,
-    trial,
-)
-from atomr_cutlass.conv_problem import FPROP
+from atomr_cutlass import ConvDgradRequest, ConvFwdRequest, ConvLayout, ConvShape, GemmEpilogue, reference
+from atomr_cutlass.arrays.numerics import to_float64
+from atomr_cutlass.epilogue import validate as first_use
 from atomr_cutlass.generator.dtypes import CutlassDtype as D
 from atomr_cutlass.generator.epilogue.tree import MASK, RESULT
-from atomr_cutlass.numerics import to_float64
+from atomr_cutlass.ops.conv2d.problem import FPROP
+from atomr_cutlass.pipeline import verify as trial
 from conv_tree_cases import ConvCase
 from gpu_matrices import assert_same_bits
 from gpu_trees import Held, host

@@ -16,12 +16,15 @@ import pytest
 import atomr_cutlass as ac
 import every_cell
 import tree_cases
-from atomr_cutlass import devices, first_use, numerics, scaled
+from atomr_cutlass.arrays import numerics
 from atomr_cutlass.epilogue import functions as evt
+from atomr_cutlass.epilogue import validate as first_use
 from atomr_cutlass.generator.dtypes import CutlassDtype as D
 from atomr_cutlass.generator.epilogue.lower import split
 from atomr_cutlass.generator.key import KernelKey
-from atomr_cutlass.pick import Picked
+from atomr_cutlass.ops.gemm import scaled
+from atomr_cutlass.pipeline import devices
+from atomr_cutlass.pipeline.pick import Picked
 from gpu_matrices import assert_same_bits
 from gpu_trees import Arrays, assert_as_unfused, assert_right, call, host, plan_of, results_of
 from random_trees import is_special, to_torch

@@ -13,8 +13,9 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from atomr_cutlass import SmArch, devices, select, table
+from atomr_cutlass import SmArch
 from atomr_cutlass.generator.families import gemm_few_sm90
+from atomr_cutlass.pipeline import devices, select, table
 from fp8_matrices import Scaling, assert_scaled, cell_plan, guarded, scales
 from fp8_matrices import placed as fp8_placed
 from gpu_matrices import Guarded, assert_product, bits_dtype, placed, problem_of
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
 
 pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("torch")]
 
-plan: Any = sys.modules["atomr_cutlass.plan"]  # the package's function of this name hides the module
+plan: Any = sys.modules["atomr_cutlass.pipeline.plan"]  # the package's function of this name hides the module
 COMPILED = "ATOMR_CUTLASS_TEST_JIT" in os.environ
 ALL = [key for _, key in gemm_few_sm90.cells(SmArch.SM90A)]
 CELLS = [key for key in ALL if key.epilogue == "lc"]

@@ -3,8 +3,8 @@
 import pytest
 
 import atomr_cutlass as ac
-from atomr_cutlass import first_use
 from atomr_cutlass.epilogue import absolute, relu
+from atomr_cutlass.epilogue import validate as first_use
 from atomr_cutlass.errors import UnsupportedError
 from atomr_cutlass.generator.epilogue import lower
 from atomr_cutlass.generator.families import base

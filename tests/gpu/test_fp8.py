@@ -13,12 +13,13 @@ import pytest
 
 import atomr_cutlass as ac
 import every_cell
-from atomr_cutlass import devices, reference, select
+from atomr_cutlass import reference
+from atomr_cutlass.arrays.numerics import numpy_dtype
 from atomr_cutlass.generator.dtypes import CutlassDtype as D
 from atomr_cutlass.generator.key import KernelKey
 from atomr_cutlass.generator.rules import FP8_TYPES, GEMM_OUTPUTS
 from atomr_cutlass.jit import kernels
-from atomr_cutlass.numerics import numpy_dtype
+from atomr_cutlass.pipeline import devices, select
 from fp8_matrices import (
     BACKEND,
     COMPILED,
@@ -38,7 +39,7 @@ from gpu_matrices import broadcast, fill, pairs, problem_of, torch_dtype
 
 pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("torch")]
 
-plan: Any = sys.modules["atomr_cutlass.plan"]  # the package's function of this name hides the module
+plan: Any = sys.modules["atomr_cutlass.pipeline.plan"]  # the package's function of this name hides the module
 
 E4M3, E5M2 = D.F8E4M3, D.F8E5M2
 PAIRS = pairs(FP8_TYPES, FP8_TYPES)

@@ -11,8 +11,9 @@ import numpy as np
 import pytest
 
 import atomr_cutlass as ac
-from atomr_cutlass import quantization, reference
+from atomr_cutlass import reference
 from atomr_cutlass.generator.dtypes import CutlassDtype as D
+from atomr_cutlass.ops.quantize import reference as quantization
 from fp8_matrices import (
     BLOCK,
     Scaling,

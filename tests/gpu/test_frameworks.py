@@ -7,7 +7,8 @@ import numpy as np
 import pytest
 
 import atomr_cutlass as ac
-from atomr_cutlass import _core, numerics, operands, reference
+from atomr_cutlass import _core, reference
+from atomr_cutlass.arrays import numerics, operands
 from atomr_cutlass.generator.dtypes import CutlassDtype as D
 from gpu_matrices import KINDS, Guarded, Kind, assert_product, host, placed, result_of
 

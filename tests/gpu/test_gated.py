@@ -4,9 +4,11 @@ import numpy as np
 import pytest
 
 import atomr_cutlass as ac
-from atomr_cutlass import devices, operands, reference
+from atomr_cutlass import reference
+from atomr_cutlass.arrays import operands
 from atomr_cutlass.errors import UnsupportedError
 from atomr_cutlass.generator.dtypes import CutlassDtype as D
+from atomr_cutlass.pipeline import devices
 from gpu_matrices import Guarded, placed
 
 pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("torch")]

@@ -19,12 +19,15 @@ import pytest
 
 import atomr_cutlass as ac
 import every_cell
-from atomr_cutlass import SmArch, devices, grouped_plan, numerics, operands, reference
-from atomr_cutlass import grouped as grouped_module
+from atomr_cutlass import SmArch, reference
+from atomr_cutlass.arrays import numerics, operands
 from atomr_cutlass.generator.dtypes import CutlassDtype as D
 from atomr_cutlass.generator.key import KernelKey
 from atomr_cutlass.generator.rules import FP8_TYPES
-from atomr_cutlass.pick import Picked
+from atomr_cutlass.ops.grouped_gemm import function as grouped_module
+from atomr_cutlass.ops.grouped_gemm import kernels as grouped_plan
+from atomr_cutlass.pipeline import devices
+from atomr_cutlass.pipeline.pick import Picked
 from fp8_matrices import guarded, host, placed, scales
 from gpu_matrices import _POISON, NUMPY_LIMIT, Guarded, assert_same_bits, bits_dtype, element_type, pairs
 from grouped_gpu import (

@@ -15,16 +15,16 @@ from typing import Any
 import pytest
 
 import atomr_cutlass as ac
-from atomr_cutlass import devices, select, table
 from atomr_cutlass.jit import kernels
 from atomr_cutlass.jit.store import KernelStore
-from atomr_cutlass.plan import Plan
-from atomr_cutlass.select import Choice
+from atomr_cutlass.pipeline import devices, select, table
+from atomr_cutlass.pipeline.plan import Plan
+from atomr_cutlass.pipeline.select import Choice
 from gpu_matrices import D, Guarded, assert_product, fill, placed, problem_of, rows_for
 
 pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("torch")]
 
-plan: Any = sys.modules["atomr_cutlass.plan"]  # the package's function of this name hides the module
+plan: Any = sys.modules["atomr_cutlass.pipeline.plan"]  # the package's function of this name hides the module
 from_choice = getattr(plan, "prebuilt_from_choice", plan.from_choice)
 
 TABLE = ac.kernels(op="gemm")
@@ -78,7 +78,7 @@ def test_a_compiled_kernel_gives_the_bits_of_the_prebuilt_one(info: ac.KernelInf
 def empty_table(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing is built in."""
     monkeypatch.setattr(table, "kernels", lambda *_given, **_named: [])
-    sys.modules["atomr_cutlass.gemm"]._plans.clear()
+    sys.modules["atomr_cutlass.ops.gemm.function"]._plans.clear()
 
 
 @pytest.fixture
@@ -86,7 +86,7 @@ def compiling(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Compilation is allowed."""
     monkeypatch.setenv(kernels.POLICY_VARIABLE, "auto")
     yield
-    sys.modules["atomr_cutlass.gemm"]._plans.clear()
+    sys.modules["atomr_cutlass.ops.gemm.function"]._plans.clear()
 
 
 @pytest.mark.usefixtures("empty_table", "compiling")

@@ -12,12 +12,14 @@ import numpy as np
 import pytest
 
 import atomr_cutlass as ac
-from atomr_cutlass import HeuristicKey, MatmulRequest, devices, first_use
+from atomr_cutlass import HeuristicKey, MatmulRequest
 from atomr_cutlass import MatmulEpilogue as E
+from atomr_cutlass.arrays.numerics import saturating_cast
+from atomr_cutlass.epilogue import validate as first_use
 from atomr_cutlass.generator.dtypes import CutlassDtype as D
-from atomr_cutlass.matmul_request import heuristics
-from atomr_cutlass.matmul_request.epilogues import FORMS
-from atomr_cutlass.numerics import saturating_cast
+from atomr_cutlass.ops.matmul.epilogues import FORMS
+from atomr_cutlass.ops.matmul.heuristic import heuristics
+from atomr_cutlass.pipeline import devices
 from gpu_matrices import pairs
 from matmul_formulas import Case, bits_of, formula, read, wide
 from matmul_gpu import ALIGNED, BF16, KINDS, LARGE, OF_OTHERS, OTHERS, PAD, SCALED, SOME, Kind, OnGpu, Placed, scales_of

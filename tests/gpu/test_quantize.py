@@ -11,10 +11,12 @@ import pytest
 import atomr_cutlass as ac
 import every_cell
 from atomr_cutlass import CutlassDtype as D
-from atomr_cutlass import numerics, operands, quantization, quantized
+from atomr_cutlass.arrays import numerics, operands
 from atomr_cutlass.generator.key import KernelKey
-from atomr_cutlass.op_plan import Steps
-from atomr_cutlass.pick import Picked
+from atomr_cutlass.ops.quantize import function as quantized
+from atomr_cutlass.ops.quantize import reference as quantization
+from atomr_cutlass.pipeline.op_plan import Steps
+from atomr_cutlass.pipeline.pick import Picked
 from gpu_matrices import torch_dtype
 
 pytestmark = pytest.mark.gpu

@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 
 import atomr_cutlass as ac
-from atomr_cutlass import trial
 from atomr_cutlass.generator.dtypes import CutlassDtype as D
-from atomr_cutlass.slots import slots_of
+from atomr_cutlass.pipeline import verify as trial
+from atomr_cutlass.pipeline.operand_table import slots_of
 
 pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("torch")]
 

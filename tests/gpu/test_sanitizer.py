@@ -8,10 +8,12 @@ import numpy as np
 import pytest
 
 import atomr_cutlass as ac
-from atomr_cutlass import _core, devices, numerics, operands, reference, select
+from atomr_cutlass import _core, reference
+from atomr_cutlass.arrays import numerics, operands
 from atomr_cutlass.generator.dtypes import CutlassDtype as D
-from atomr_cutlass.plan import from_choice
-from atomr_cutlass.problem import GemmProblem, MatrixSpec
+from atomr_cutlass.pipeline import devices, select
+from atomr_cutlass.pipeline.plan import from_choice
+from atomr_cutlass.pipeline.problem import GemmProblem, MatrixSpec
 from gpu_matrices import rows_for
 
 pytestmark = [pytest.mark.gpu, pytest.mark.sanitizer]

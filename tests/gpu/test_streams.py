@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 import atomr_cutlass as ac
-from atomr_cutlass import devices, select
 from atomr_cutlass.generator.dtypes import CutlassDtype as D
-from atomr_cutlass.plan import Plan, from_choice, make
+from atomr_cutlass.pipeline import devices, select
+from atomr_cutlass.pipeline.plan import Plan, from_choice, make
 from gpu_matrices import Guarded, assert_product, element_type, placed, problem_of
 
 pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("torch")]

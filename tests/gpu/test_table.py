@@ -10,11 +10,12 @@ import pytest
 
 import atomr_cutlass as ac
 import every_cell
-from atomr_cutlass import devices, fp4, select
+from atomr_cutlass.arrays import fp4
 from atomr_cutlass.generator.key import KernelKey
 from atomr_cutlass.generator.rules import FP8_TYPES
-from atomr_cutlass.plan import Plan, from_choice
-from atomr_cutlass.select import Choice
+from atomr_cutlass.pipeline import devices, select
+from atomr_cutlass.pipeline.plan import Plan, from_choice
+from atomr_cutlass.pipeline.select import Choice
 from gpu_matrices import KINDS, Guarded, Kind, assert_product, lacking, pairs, placed, problem_of, rows_for
 
 pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("torch")]

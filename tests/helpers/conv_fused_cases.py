@@ -12,9 +12,13 @@ import pytest
 
 import atomr_cutlass as ac
 import fake_cases
-from atomr_cutlass import _core, conv_plan, first_use, operands, reference, trial
-from atomr_cutlass import conv as conv_module
-from atomr_cutlass.slots import slots_of
+from atomr_cutlass import _core, reference
+from atomr_cutlass.arrays import operands
+from atomr_cutlass.epilogue import validate as first_use
+from atomr_cutlass.ops.conv2d import function as conv_module
+from atomr_cutlass.ops.conv2d import kernels as conv_plan
+from atomr_cutlass.pipeline import verify as trial
+from atomr_cutlass.pipeline.operand_table import slots_of
 from fake_fused import BLOCK
 
 TF32 = ac.CutlassDtype.TF32

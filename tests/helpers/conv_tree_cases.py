@@ -13,15 +13,18 @@ from typing import Any
 
 import numpy as np
 
-from atomr_cutlass import _core, conv_fusion, conv_plan, numerics, reference
+from atomr_cutlass import _core, reference
 from atomr_cutlass import epilogue as evt
-from atomr_cutlass.conv_problem import DGRAD, FPROP, OPERANDS, ConvProblem
-from atomr_cutlass.devices import Device
+from atomr_cutlass.arrays import numerics
+from atomr_cutlass.arrays.numerics import FloatArray
+from atomr_cutlass.arrays.operands import CUDA
 from atomr_cutlass.generator.dtypes import CutlassDtype as D
 from atomr_cutlass.generator.epilogue.tree import MATRIX, ROW, SCALAR, EpilogueVisitorTree, Input, Output
 from atomr_cutlass.generator.key import KernelKey
-from atomr_cutlass.numerics import FloatArray
-from atomr_cutlass.operands import CUDA
+from atomr_cutlass.ops.conv2d import fusion as conv_fusion
+from atomr_cutlass.ops.conv2d import kernels as conv_plan
+from atomr_cutlass.ops.conv2d.problem import DGRAD, FPROP, OPERANDS, ConvProblem
+from atomr_cutlass.pipeline.devices import Device
 from atomr_cutlass.reference import ConvGeometry
 from random_trees import Dice, operands_like, random_tree, random_values
 from tree_cases import Array, Lie, Shape

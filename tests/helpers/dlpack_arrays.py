@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from atomr_cutlass import numerics
+from atomr_cutlass.arrays import numerics
 
 _CREATED: list[Any] = []  # capsules and callbacks that C code may still call
 

@@ -19,17 +19,18 @@ from typing import Any
 
 import pytest
 
-from atomr_cutlass import SmArch, devices, reference, table, verification
-from atomr_cutlass.conv_plan import cost
-from atomr_cutlass.conv_problem import FPROP, WGRAD, ConvProblem
-from atomr_cutlass.devices import Device
+from atomr_cutlass import SmArch, reference
 from atomr_cutlass.generator.key import COLUMN, ROW, KernelKey
 from atomr_cutlass.generator.matrix import expand
 from atomr_cutlass.generator.rules import FEW, FP8_TYPES
 from atomr_cutlass.jit import kernels
-from atomr_cutlass.problem import MatrixSpec
+from atomr_cutlass.ops.conv2d.kernels import cost
+from atomr_cutlass.ops.conv2d.problem import FPROP, WGRAD, ConvProblem
+from atomr_cutlass.pipeline import devices, table, verification
+from atomr_cutlass.pipeline.devices import Device
+from atomr_cutlass.pipeline.problem import MatrixSpec
+from atomr_cutlass.pipeline.table import KernelInfo
 from atomr_cutlass.reference import ConvGeometry
-from atomr_cutlass.table import KernelInfo
 
 COMPILED = "ATOMR_CUTLASS_TEST_JIT" in os.environ
 RECORDS = "ATOMR_CUTLASS_TEST_RECORDS"

@@ -18,7 +18,8 @@ from typing import Any
 
 import pytest
 
-from atomr_cutlass import _core, table
+from atomr_cutlass import _core
+from atomr_cutlass.pipeline import table
 
 HELPERS = Path(__file__).parent
 

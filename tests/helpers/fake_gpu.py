@@ -11,11 +11,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from atomr_cutlass import GemmLayout, GemmRequest, GroupedGemmRequest, PlanKey, _core, numerics, operands, reference
-from atomr_cutlass.conv_problem import DGRAD, FPROP
+from atomr_cutlass import GemmLayout, GemmRequest, GroupedGemmRequest, PlanKey, _core, reference
+from atomr_cutlass.arrays import numerics, operands
 from atomr_cutlass.generator.dtypes import CutlassDtype
-from atomr_cutlass.requests import ConvLayout
-from atomr_cutlass.slots import plain, slots_of
+from atomr_cutlass.ops.conv2d.problem import DGRAD, FPROP
+from atomr_cutlass.ops.conv2d.request import ConvLayout
+from atomr_cutlass.pipeline.operand_table import plain, slots_of
 
 Array = np.ndarray[Any, Any]
 

@@ -16,9 +16,12 @@ import pytest
 
 import atomr_cutlass as ac
 import fake_cases
-from atomr_cutlass import _core, fp4, operands, quantization, trial
+from atomr_cutlass import _core
+from atomr_cutlass.arrays import fp4, operands
+from atomr_cutlass.ops.quantize import reference as quantization
+from atomr_cutlass.pipeline import verify as trial
 
-gemm_module = sys.modules["atomr_cutlass.gemm"]
+gemm_module = sys.modules["atomr_cutlass.ops.gemm.function"]
 Values = np.ndarray[Any, Any]
 F32 = ac.CutlassDtype.F32
 FP4 = ac.CutlassDtype.F4E2M1

@@ -15,10 +15,13 @@ import pytest
 
 import atomr_cutlass as ac
 import gpu_matrices
-from atomr_cutlass import devices, numerics, operands, reference, scaled
+from atomr_cutlass import reference
+from atomr_cutlass.arrays import numerics, operands
 from atomr_cutlass.generator.dtypes import CutlassDtype as D
 from atomr_cutlass.generator.rules import FP8_TYPES
-from atomr_cutlass.op_plan import OpPlan
+from atomr_cutlass.ops.gemm import scaled
+from atomr_cutlass.pipeline import devices
+from atomr_cutlass.pipeline.op_plan import OpPlan
 from gpu_matrices import NUMPY_LIMIT, Guarded, element_type, fill, has_default_preset, problem_of, torch_dtype
 
 if TYPE_CHECKING:
@@ -295,7 +298,7 @@ def cell_plan(
     key: Any, info: Any, d: torch.Tensor, a: torch.Tensor, b: torch.Tensor, how: Scaling, amax: Any
 ) -> tuple[OpPlan, list[Any]]:
     """`scaled_plan` of one cell, whichever is the best one."""
-    from atomr_cutlass import select
+    from atomr_cutlass.pipeline import select
 
     what = replace(
         problem_of(a, b, d, math_mode=key.math),

@@ -14,8 +14,13 @@ import pytest
 
 import atomr_cutlass as ac
 import fake_cases
-from atomr_cutlass import _core, first_use, fused_gemm, operands, scaled, trial
-from atomr_cutlass.slots import slots_of
+from atomr_cutlass import _core
+from atomr_cutlass.arrays import operands
+from atomr_cutlass.epilogue import validate as first_use
+from atomr_cutlass.ops.gemm import fused as fused_gemm
+from atomr_cutlass.ops.gemm import scaled
+from atomr_cutlass.pipeline import verify as trial
+from atomr_cutlass.pipeline.operand_table import slots_of
 from fake_fused import BLOCK, tree_named
 
 TF32 = ac.CutlassDtype.TF32

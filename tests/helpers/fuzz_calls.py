@@ -25,8 +25,10 @@ import numpy as np
 
 import atomr_cutlass as ac
 from atomr_cutlass import CutlassDtype as D
-from atomr_cutlass import _core, epilogue, operands, table
+from atomr_cutlass import _core, epilogue
+from atomr_cutlass.arrays import operands
 from atomr_cutlass.generator.epilogue.tree import Node, Output
+from atomr_cutlass.pipeline import table
 
 Arguments = dict[str, Any]
 Values = np.ndarray[Any, Any]

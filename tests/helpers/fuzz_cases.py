@@ -11,7 +11,8 @@ import numpy as np
 import atomr_cutlass as ac
 import fake_cases
 import fuzz_calls
-from atomr_cutlass import _core, operands
+from atomr_cutlass import _core
+from atomr_cutlass.arrays import operands
 from fake_gpu import place
 from fuzz_calls import SPOILS, Arguments, Call
 

@@ -26,11 +26,12 @@ import numpy as np
 import dlpack_arrays
 import fake_pack
 import fake_table
-from atomr_cutlass import SmArch, _core, devices, plan_cache, table
+from atomr_cutlass import SmArch, _core
 from atomr_cutlass.generator.key import KernelKey
 from atomr_cutlass.jit import kernels
 from atomr_cutlass.jit.compiler import Images
 from atomr_cutlass.jit.toolchain import Toolchain
+from atomr_cutlass.pipeline import devices, plan_cache, table
 
 TABLES = ("empty", "smoke", "default", "full", "ptx")
 """Presets of the GPU's own arch; `ptx` is `full` of sm_80 as PTX."""

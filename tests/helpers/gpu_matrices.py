@@ -14,14 +14,16 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import numpy as np
 import pytest
 
-from atomr_cutlass import devices, numerics, operands, reference, table
+from atomr_cutlass import reference
+from atomr_cutlass.arrays import numerics, operands
+from atomr_cutlass.arrays.numerics import default_out_dtype, math_mode
 from atomr_cutlass.generator import matrix
 from atomr_cutlass.generator.archs import SmArch
 from atomr_cutlass.generator.dtypes import CutlassDtype
 from atomr_cutlass.generator.families import gemm_few_sm90
 from atomr_cutlass.generator.rules import FEW
-from atomr_cutlass.numerics import default_out_dtype, math_mode
-from atomr_cutlass.problem import GemmProblem, MatrixSpec
+from atomr_cutlass.pipeline import devices, table
+from atomr_cutlass.pipeline.problem import GemmProblem, MatrixSpec
 
 if TYPE_CHECKING:
     import torch

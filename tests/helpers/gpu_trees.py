@@ -13,10 +13,13 @@ import numpy as np
 
 import atomr_cutlass as ac
 import fp8_matrices
-from atomr_cutlass import devices, operands, reference, scaled
+from atomr_cutlass import reference
+from atomr_cutlass.arrays import operands
+from atomr_cutlass.arrays.numerics import to_float64
 from atomr_cutlass.generator.epilogue.tree import MASK, RESULT
-from atomr_cutlass.numerics import to_float64
-from atomr_cutlass.op_plan import OpPlan
+from atomr_cutlass.ops.gemm import scaled
+from atomr_cutlass.pipeline import devices
+from atomr_cutlass.pipeline.op_plan import OpPlan
 from random_trees import evaluate_torch, to_torch
 from tree_cases import Array, Case, Lie
 

@@ -16,10 +16,15 @@ import pytest
 
 import atomr_cutlass as ac
 import fake_cases
-from atomr_cutlass import _core, first_use, grouped_plan, operands, table
+from atomr_cutlass import _core
 from atomr_cutlass import epilogue as evt
-from atomr_cutlass import grouped as grouped_module
-from atomr_cutlass.grouped_plan import ENTRY
+from atomr_cutlass.arrays import operands
+from atomr_cutlass.epilogue import validate as first_use
+from atomr_cutlass.ops.grouped_gemm import function as grouped_module
+from atomr_cutlass.ops.grouped_gemm import kernels as grouped_plan
+from atomr_cutlass.ops.grouped_gemm.kernels import ENTRY
+from atomr_cutlass.pipeline import table
+from atomr_cutlass.pipeline.problem import MatrixSpec
 from fake_grouped import AFFINE, affine
 
 Values = np.ndarray[Any, Any]
@@ -666,7 +671,7 @@ def case_a_request_becomes_a_plan() -> None:
 
 def _spec(array: Values) -> Any:
     view = operand(array)
-    return ac.problem.MatrixSpec(view.shape, view.strides, ac.CutlassDtype.F32, view.alignment)
+    return MatrixSpec(view.shape, view.strides, ac.CutlassDtype.F32, view.alignment)
 
 
 if __name__ == "__main__":

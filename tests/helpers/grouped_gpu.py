@@ -13,17 +13,19 @@ from typing import Any
 
 import numpy as np
 
-from atomr_cutlass import SmArch, grouped_plan, numerics
+from atomr_cutlass import SmArch
 from atomr_cutlass import epilogue as evt
-from atomr_cutlass.devices import Device
-from atomr_cutlass.fused_arguments import common
+from atomr_cutlass.arrays import numerics
+from atomr_cutlass.arrays.numerics import FAST
+from atomr_cutlass.epilogue.arguments import common
 from atomr_cutlass.generator.dtypes import CutlassDtype as D
 from atomr_cutlass.generator.epilogue.lower import epilogue_id
 from atomr_cutlass.generator.epilogue.tree import EpilogueVisitorTree
 from atomr_cutlass.generator.key import KernelKey
 from atomr_cutlass.generator.matrix import cells
 from atomr_cutlass.generator.rules import FP8_TYPES
-from atomr_cutlass.grouped_problem import (
+from atomr_cutlass.ops.grouped_gemm import kernels as grouped_plan
+from atomr_cutlass.ops.grouped_gemm.problem import (
     LIST,
     GroupedFusion,
     GroupedProblem,
@@ -31,8 +33,8 @@ from atomr_cutlass.grouped_problem import (
     GroupScale,
     does_nothing,
 )
-from atomr_cutlass.numerics import FAST
-from atomr_cutlass.problem import MatrixSpec
+from atomr_cutlass.pipeline.devices import Device
+from atomr_cutlass.pipeline.problem import MatrixSpec
 from tree_cases import Lie
 
 CONTIGUOUS, MASKED, ALONG_K = "contiguous", "masked", "along_k"

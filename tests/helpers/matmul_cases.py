@@ -24,13 +24,17 @@ import dlpack_arrays
 import fake_cases
 import fake_pack
 from atomr_cutlass import MatmulEpilogue as E
-from atomr_cutlass import MatmulRequest, ScaleSet, _core, first_use, operands, select, table
+from atomr_cutlass import MatmulRequest, ScaleSet, _core
+from atomr_cutlass.arrays import operands
+from atomr_cutlass.epilogue import validate as first_use
 from atomr_cutlass.generator.dtypes import CutlassDtype as D
 from atomr_cutlass.generator.epilogue.lower import SOURCE, operand_kinds, split
 from atomr_cutlass.generator.epilogue.tree import MASK, PREFIX
 from atomr_cutlass.generator.key import KernelKey
 from atomr_cutlass.jit import kernels
-from atomr_cutlass.matmul_request import HeuristicKey, heuristics, launch, plans, recipe
+from atomr_cutlass.ops.matmul import launch, plans, recipe
+from atomr_cutlass.ops.matmul.heuristic import HeuristicKey, heuristics
+from atomr_cutlass.pipeline import select, table
 from matmul_formulas import FORMS, GUARD, Array, Case, memory, numbers, read, wide
 from pipeline_cases import Tensor, matrix, refused
 
@@ -285,7 +289,7 @@ def case_plans_are_kept_and_used_again() -> None:
 def case_requests_that_lie_alike_are_launched_without_another_look() -> None:
     with compiler(), pytest.MonkeyPatch.context() as patch:
         looked: list[MatmulRequest] = []
-        call_module = sys.modules["atomr_cutlass.matmul_request.call"]
+        call_module = sys.modules["atomr_cutlass.ops.matmul.function"]
         look = call_module.call_of
         patch.setattr(call_module, "call_of", lambda request: looked.append(request) or look(request))
         for epilogue in E:

@@ -15,12 +15,15 @@ import ml_dtypes
 import numpy as np
 
 from atomr_cutlass import MatmulEpilogue as E
-from atomr_cutlass import MatmulRequest, ScaleSet, _core, matmul, numerics, operands, scaled
-from atomr_cutlass.devices import Device
+from atomr_cutlass import MatmulRequest, ScaleSet, _core, matmul
+from atomr_cutlass.arrays import numerics, operands
 from atomr_cutlass.generator.key import KernelKey
-from atomr_cutlass.matmul_request import call_of, launch
-from atomr_cutlass.matmul_request.epilogues import AUX, WRITTEN
-from atomr_cutlass.matmul_request.launch import product_of, with_gaps
+from atomr_cutlass.ops.gemm import scaled
+from atomr_cutlass.ops.matmul import launch
+from atomr_cutlass.ops.matmul.epilogues import AUX, WRITTEN
+from atomr_cutlass.ops.matmul.function import call_of
+from atomr_cutlass.ops.matmul.launch import product_of, with_gaps
+from atomr_cutlass.pipeline.devices import Device
 from matmul_formulas import Array, Case
 
 if TYPE_CHECKING:

@@ -9,8 +9,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from atomr_cutlass import devices, trial
-from atomr_cutlass.slots import Slot
+from atomr_cutlass.pipeline import devices
+from atomr_cutlass.pipeline import verify as trial
+from atomr_cutlass.pipeline.operand_table import Slot
 
 Array = np.ndarray[Any, Any]
 Compute = Callable[[Any, dict[str, Array]], None]

@@ -28,7 +28,8 @@ import atomr_cutlass as ac
 import dlpack_arrays
 import fake_cases
 import fake_pack
-from atomr_cutlass import _core, devices, operands, quantization, table, trial
+from atomr_cutlass import _core
+from atomr_cutlass.arrays import operands
 from atomr_cutlass.generator.key import KernelKey
 from atomr_cutlass.generator.matrix import expand
 from atomr_cutlass.generator.selection import Selection
@@ -36,13 +37,16 @@ from atomr_cutlass.jit import kernels
 from atomr_cutlass.jit.compiler import Images, Unit
 from atomr_cutlass.jit.store import KernelStore
 from atomr_cutlass.jit.toolchain import Toolchain
-from atomr_cutlass.slots import slots_of
+from atomr_cutlass.ops.quantize import reference as quantization
+from atomr_cutlass.pipeline import devices, table
+from atomr_cutlass.pipeline import verify as trial
+from atomr_cutlass.pipeline.operand_table import slots_of
 from dlpack_arrays import CudaArray
 
 D = ac.CutlassDtype
 E4M3 = ml_dtypes.float8_e4m3fn
-gemm_module = sys.modules["atomr_cutlass.gemm"]
-plan_module = sys.modules["atomr_cutlass.plan"]
+gemm_module = sys.modules["atomr_cutlass.ops.gemm.function"]
+plan_module = sys.modules["atomr_cutlass.pipeline.plan"]
 random = np.random.default_rng(7)
 
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
-from atomr_cutlass import numerics
+from atomr_cutlass.arrays import numerics
 from atomr_cutlass.generator.dtypes import CutlassDtype as D
 from atomr_cutlass.generator.epilogue.ops import GRADIENT_OPS, OPS
 from atomr_cutlass.generator.epilogue.tree import (

@@ -15,20 +15,25 @@ from typing import Any
 
 import numpy as np
 
-from atomr_cutlass import devices, fused, fused_arguments, numerics, reference, scaled, select
 from atomr_cutlass import epilogue as evt
-from atomr_cutlass.devices import Device
+from atomr_cutlass import reference
+from atomr_cutlass.arrays import numerics
+from atomr_cutlass.arrays.numerics import FloatArray
+from atomr_cutlass.arrays.operands import BYTE
+from atomr_cutlass.epilogue import arguments as fused_arguments
+from atomr_cutlass.epilogue import bound as fused
+from atomr_cutlass.epilogue.bound import Fusion, TreeArray
 from atomr_cutlass.errors import UnsupportedError
-from atomr_cutlass.fused import Fusion, TreeArray
 from atomr_cutlass.generator.archs import SmArch
 from atomr_cutlass.generator.dtypes import CutlassDtype as D
 from atomr_cutlass.generator.epilogue.tree import MASK, MATRIX, ROW, EpilogueVisitorTree, Output
 from atomr_cutlass.generator.key import KernelKey
 from atomr_cutlass.generator.rules import accumulator
-from atomr_cutlass.numerics import FloatArray
-from atomr_cutlass.operands import BYTE
-from atomr_cutlass.problem import GemmProblem, MatrixSpec
-from atomr_cutlass.select import Choice
+from atomr_cutlass.ops.gemm import scaled
+from atomr_cutlass.pipeline import devices, select
+from atomr_cutlass.pipeline.devices import Device
+from atomr_cutlass.pipeline.problem import GemmProblem, MatrixSpec
+from atomr_cutlass.pipeline.select import Choice
 from random_trees import Dice, operand_shapes, operands_like, random_tree, random_values
 
 Array = np.ndarray[Any, Any]

@@ -14,12 +14,16 @@ from typer.testing import CliRunner
 
 import fake_table
 import numpy_gpu
-from atomr_cutlass import SmArch, _core, cli, devices, info, table, trial, verification
-from atomr_cutlass.cli import app
+from atomr_cutlass import SmArch, _core
+from atomr_cutlass.cli import app as cli
+from atomr_cutlass.cli import info
+from atomr_cutlass.cli.app import app
 from atomr_cutlass.errors import DeviceUnavailableError, KernelNotFoundError
 from atomr_cutlass.generator.matrix import GEMM_ARCHS
 from atomr_cutlass.jit import toolchain as jit_toolchain
 from atomr_cutlass.jit.store import KernelStore
+from atomr_cutlass.pipeline import devices, table, verification
+from atomr_cutlass.pipeline import verify as trial
 from store_process import digest, kernel
 
 NO_GPU = "no GPU in this test"
@@ -58,12 +62,12 @@ def test_help(command: str) -> None:
 
 
 def test_import_of_the_package_leaves_the_command_line_out() -> None:
-    code = "import atomr_cutlass, sys; print(sorted({'typer', 'rich', 'atomr_cutlass.cli'} & set(sys.modules)))"
+    code = "import atomr_cutlass, sys; print(sorted({'typer', 'rich', 'atomr_cutlass.cli.app'} & set(sys.modules)))"
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "[]\n"
 
 
 def test_in_a_process_of_its_own() -> None:
-    code = "from atomr_cutlass.cli import app; app()"
+    code = "from atomr_cutlass.cli.app import app; app()"
     said = subprocess.run(
         [sys.executable, "-c", code, "list", "--op", "conv"], capture_output=True, text=True, check=False
     )
@@ -166,7 +170,7 @@ def test_info_counts_what_is_in_the_cache(monkeypatch: pytest.MonkeyPatch, tmp_p
 
 
 def test_info_looks_without_loading_cuda_core() -> None:
-    code = "import sys; from atomr_cutlass import info; info.gather(); print('cuda.core' in sys.modules)"
+    code = "import sys; from atomr_cutlass.cli import info; info.gather(); print('cuda.core' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "False\n"
 
 

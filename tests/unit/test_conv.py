@@ -12,11 +12,13 @@ import pytest
 
 import atomr_cutlass as ac
 from atomr_cutlass import CutlassDtype as D
-from atomr_cutlass import _core, arguments, devices, operands, reference
-from atomr_cutlass import conv as conv_module
+from atomr_cutlass import _core, reference
+from atomr_cutlass.arrays import arguments, operands
 from atomr_cutlass.epilogue import EvtBuilder, Traced
+from atomr_cutlass.epilogue.arguments import of_tree
 from atomr_cutlass.errors import InvalidOperandError, UnsupportedError
-from atomr_cutlass.fused_arguments import of_tree
+from atomr_cutlass.ops.conv2d import function as conv_module
+from atomr_cutlass.pipeline import devices
 from atomr_cutlass.reference import ConvGeometry
 from dlpack_arrays import Array, CudaArray
 

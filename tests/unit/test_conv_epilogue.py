@@ -21,24 +21,23 @@ from atomr_cutlass import (
     EvtBuilder,
     GemmEpilogue,
     SmArch,
-    conv_fusion,
-    conv_plan,
-    devices,
-    first_use,
-    pick,
     reference,
-    trial,
 )
 from atomr_cutlass import CutlassDtype as D
 from atomr_cutlass.epilogue import Operand, cast, column_sum, relu, row_sum, total_amax, trace, where
+from atomr_cutlass.epilogue import validate as first_use
 from atomr_cutlass.errors import InvalidOperandError, KernelNotFoundError, UnsupportedError
 from atomr_cutlass.generator.epilogue import common
 from atomr_cutlass.generator.epilogue.lower import LINEAR, epilogue_id
 from atomr_cutlass.generator.families.conv_sm90 import conv_sm90
 from atomr_cutlass.generator.matrix import supports
 from atomr_cutlass.generator.render import render
-from atomr_cutlass.pick import Picked
-from atomr_cutlass.slots import slots_of
+from atomr_cutlass.ops.conv2d import fusion as conv_fusion
+from atomr_cutlass.ops.conv2d import kernels as conv_plan
+from atomr_cutlass.pipeline import devices, pick
+from atomr_cutlass.pipeline import verify as trial
+from atomr_cutlass.pipeline.operand_table import slots_of
+from atomr_cutlass.pipeline.pick import Picked
 
 RANDOM = np.random.default_rng(3)
 X = RANDOM.standard_normal((2, 6, 5, 8)).astype(np.float32)

@@ -11,9 +11,17 @@ import pytest
 
 import fake_table
 from atomr_cutlass import CutlassDtype as D
-from atomr_cutlass import SmArch, conv_plan, devices, pick, reference
-from atomr_cutlass.conv_plan import CAST_ALIGNMENT, _picked, _served, best_key, choose, cost, make
-from atomr_cutlass.conv_problem import (
+from atomr_cutlass import SmArch, reference
+from atomr_cutlass.arrays.numerics import math_mode
+from atomr_cutlass.errors import InvalidOperandError, KernelNotFoundError, UnsupportedError
+from atomr_cutlass.generator.families.cast import cast
+from atomr_cutlass.generator.families.conv import LAYOUTS
+from atomr_cutlass.generator.families.conv_sm80 import depthwise
+from atomr_cutlass.generator.key import ROW, KernelKey
+from atomr_cutlass.generator.matrix import cells, supports
+from atomr_cutlass.ops.conv2d import kernels as conv_plan
+from atomr_cutlass.ops.conv2d.kernels import CAST_ALIGNMENT, _picked, _served, best_key, choose, cost, make
+from atomr_cutlass.ops.conv2d.problem import (
     DGRAD,
     FPROP,
     WGRAD,
@@ -26,15 +34,9 @@ from atomr_cutlass.conv_problem import (
     pixel_strides,
     reach,
 )
-from atomr_cutlass.errors import InvalidOperandError, KernelNotFoundError, UnsupportedError
-from atomr_cutlass.generator.families.cast import cast
-from atomr_cutlass.generator.families.conv import LAYOUTS
-from atomr_cutlass.generator.families.conv_sm80 import depthwise
-from atomr_cutlass.generator.key import ROW, KernelKey
-from atomr_cutlass.generator.matrix import cells, supports
-from atomr_cutlass.numerics import math_mode
-from atomr_cutlass.op_plan import Steps
-from atomr_cutlass.problem import MatrixSpec
+from atomr_cutlass.pipeline import devices, pick
+from atomr_cutlass.pipeline.op_plan import Steps
+from atomr_cutlass.pipeline.problem import MatrixSpec
 from fake_table import A100, ADA, H200
 
 OPS = (FPROP, DGRAD, WGRAD)

@@ -9,9 +9,10 @@ from dataclasses import replace
 
 import pytest
 
-from atomr_cutlass import SmArch, devices
-from atomr_cutlass.devices import Device
+from atomr_cutlass import SmArch
 from atomr_cutlass.errors import UnsupportedError
+from atomr_cutlass.pipeline import devices
+from atomr_cutlass.pipeline.devices import Device
 
 S = SmArch
 
@@ -97,7 +98,7 @@ def test_a_gpu_without_a_target_is_refused_by_name() -> None:
 def test_without_a_gpu_the_reason_is_said_and_the_reference_named() -> None:
     code = (
         "import atomr_cutlass as ac\n"
-        "from atomr_cutlass import devices\n"
+        "from atomr_cutlass.pipeline import devices\n"
         "assert not devices.available() and devices.problem()\n"
         "try:\n"
         "    devices.get(0)\n"

@@ -90,8 +90,8 @@ def test_helps_name_every_target() -> None:
         subprocess.run([sys.executable, *line, "--help"], capture_output=True, text=True, check=True, cwd=ROOT).stdout
         for line in (
             ("-m", "generator"),
-            ("-c", "from atomr_cutlass.cli import app; app()", "run"),
-            ("-c", "from atomr_cutlass.cli import app; app()", "list"),
+            ("-c", "from atomr_cutlass.cli.app import app; app()", "run"),
+            ("-c", "from atomr_cutlass.cli.app import app; app()", "list"),
         )
     ]
     for text in helps:

@@ -13,14 +13,18 @@ import numpy as np
 import pytest
 
 import atomr_cutlass as ac
-from atomr_cutlass import devices, fused, fused_arguments, fused_conv, operands, select
+from atomr_cutlass.arrays import operands
+from atomr_cutlass.epilogue import arguments as fused_arguments
+from atomr_cutlass.epilogue import bound as fused
 from atomr_cutlass.epilogue import functions
 from atomr_cutlass.generator.archs import SmArch
 from atomr_cutlass.generator.dtypes import CutlassDtype
 from atomr_cutlass.generator.epilogue.ops import OPS
 from atomr_cutlass.generator.epilogue.tree import MAX_NODES, MAX_OPERANDS
 from atomr_cutlass.generator.rules import FP8_TYPES, accumulator
-from atomr_cutlass.problem import GemmProblem, MatrixSpec
+from atomr_cutlass.ops.conv2d import fused as fused_conv
+from atomr_cutlass.pipeline import devices, select
+from atomr_cutlass.pipeline.problem import GemmProblem, MatrixSpec
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"
 EPILOGUES, COOKBOOK = ((DOCS / name).read_text(encoding="utf-8") for name in ("epilogues.md", "cookbook.md"))

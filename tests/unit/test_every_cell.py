@@ -10,13 +10,14 @@ import pytest
 
 import every_cell
 import fake_table
-from atomr_cutlass import SmArch, devices, select, verification
-from atomr_cutlass.conv_problem import DGRAD, FPROP, WGRAD
+from atomr_cutlass import SmArch
 from atomr_cutlass.generator.dtypes import CutlassDtype
 from atomr_cutlass.generator.epilogue.lower import split
 from atomr_cutlass.generator.key import KernelKey
 from atomr_cutlass.generator.matrix import expand
-from atomr_cutlass.problem import GemmProblem, MatrixSpec
+from atomr_cutlass.ops.conv2d.problem import DGRAD, FPROP, WGRAD
+from atomr_cutlass.pipeline import devices, select, verification
+from atomr_cutlass.pipeline.problem import GemmProblem, MatrixSpec
 
 H200 = fake_table.H200
 

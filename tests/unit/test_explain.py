@@ -23,7 +23,6 @@ from atomr_cutlass import (
     GroupedGemmRequest,
     GroupedGemmShape,
     SmArch,
-    devices,
     explain,
 )
 from atomr_cutlass import CutlassDtype as D
@@ -31,7 +30,8 @@ from atomr_cutlass.errors import InvalidOperandError, UnsupportedError
 from atomr_cutlass.generator.epilogue.lower import epilogue_id
 from atomr_cutlass.generator.matrix import ARCHS, expand, with_epilogue
 from atomr_cutlass.jit import kernels
-from atomr_cutlass.verification import verification
+from atomr_cutlass.pipeline import devices
+from atomr_cutlass.pipeline.verification import verification
 from fake_table import H200
 
 SHAPE = ConvShape.nhwc(8, 28, 28, 64, 128, 3, 3, padding=1)

@@ -9,13 +9,14 @@ import pytest
 
 import fake_table
 from atomr_cutlass import CutlassDtype as D
-from atomr_cutlass import SmArch, estimate, select
+from atomr_cutlass import SmArch
 from atomr_cutlass.generator.families import gemm_few_sm90
 from atomr_cutlass.generator.families.gemm_few_sm90 import MOST, RANKS, cell
 from atomr_cutlass.generator.matrix import cells, family, preset_of, shared_memory, supports
 from atomr_cutlass.generator.render import render
 from atomr_cutlass.generator.rules import FEW
-from atomr_cutlass.problem import GemmProblem, MatrixSpec, collapse_batches, variants
+from atomr_cutlass.pipeline import estimate, select
+from atomr_cutlass.pipeline.problem import GemmProblem, MatrixSpec, collapse_batches, variants
 from fake_table import H200
 
 CELLS = [key for _, key in gemm_few_sm90.cells(SmArch.SM90A)]

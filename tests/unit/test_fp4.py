@@ -20,23 +20,14 @@ import fake_fp4
 import fake_pack
 import fake_table
 from atomr_cutlass import CutlassDtype as D
-from atomr_cutlass import (
-    GemmEpilogue,
-    GemmLayout,
-    GemmRequest,
-    GemmShape,
-    SmArch,
-    _core,
-    devices,
-    fp4,
-    operands,
-    select,
-)
+from atomr_cutlass import GemmEpilogue, GemmLayout, GemmRequest, GemmShape, SmArch, _core
+from atomr_cutlass.arrays import fp4, operands
 from atomr_cutlass.errors import InvalidOperandError, KernelNotFoundError, UnsupportedError
 from atomr_cutlass.generator.dtypes import ScaleType
 from atomr_cutlass.generator.families.gemm_sm100 import FP4_SCALES
 from atomr_cutlass.generator.matrix import expand
-from atomr_cutlass.quantization import (
+from atomr_cutlass.ops.gemm.scaled import problem_of
+from atomr_cutlass.ops.quantize.reference import (
     BlockScaled,
     dequantize_fp4,
     nvfp4_global_scale,
@@ -47,8 +38,8 @@ from atomr_cutlass.quantization import (
     swizzled_size,
     unswizzle_scales,
 )
-from atomr_cutlass.scaled import problem_of
-from atomr_cutlass.slots import slots_of
+from atomr_cutlass.pipeline import devices, select
+from atomr_cutlass.pipeline.operand_table import slots_of
 from dlpack_arrays import Array, CudaArray
 
 Values = np.ndarray[Any, Any]

@@ -21,7 +21,8 @@ import fake_cases
 import fake_pack
 import fuzz_calls
 from atomr_cutlass import CutlassDtype as D
-from atomr_cutlass import _core, operands
+from atomr_cutlass import _core
+from atomr_cutlass.arrays import operands
 from atomr_cutlass.errors import CutlassError, DeviceUnavailableError, InvalidOperandError
 from atomr_cutlass.generator.matrix import expand
 from fuzz_calls import SPOILS, Call

@@ -7,16 +7,18 @@ import numpy as np
 import pytest
 
 import atomr_cutlass as ac
-from atomr_cutlass import gated, operands, scaled
+from atomr_cutlass.arrays import operands
 from atomr_cutlass.errors import InvalidOperandError, UnsupportedError
-from atomr_cutlass.gated import GATES
 from atomr_cutlass.generator.archs import SmArch
 from atomr_cutlass.generator.dtypes import CutlassDtype as D
 from atomr_cutlass.generator.epilogue.lower import epilogue_id
 from atomr_cutlass.generator.matrix import cells, supports, with_epilogue
-from atomr_cutlass.problem import GemmProblem, MatrixSpec
+from atomr_cutlass.ops.gated_gemm import function as gated
+from atomr_cutlass.ops.gated_gemm.function import GATES
+from atomr_cutlass.ops.gemm import scaled
+from atomr_cutlass.ops.gemm.scaled import Scales
+from atomr_cutlass.pipeline.problem import GemmProblem, MatrixSpec
 from atomr_cutlass.reference import ACTIVATIONS
-from atomr_cutlass.scaled import Scales
 
 RANDOM = np.random.default_rng(3)
 

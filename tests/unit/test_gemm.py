@@ -15,11 +15,12 @@ import pytest
 
 import atomr_cutlass as ac
 from atomr_cutlass import CutlassDtype as D
-from atomr_cutlass import arguments, devices, numerics
+from atomr_cutlass.arrays import arguments, numerics
 from atomr_cutlass.errors import InvalidOperandError, UnsupportedError
+from atomr_cutlass.pipeline import devices
 from dlpack_arrays import Array, CudaArray
 
-gemm_module = sys.modules["atomr_cutlass.gemm"]
+gemm_module = sys.modules["atomr_cutlass.ops.gemm.function"]
 
 
 def _random(*shape: int, dtype: Any = np.float32, seed: int = 0) -> np.ndarray[Any, Any]:

@@ -13,8 +13,9 @@ import numpy as np
 import pytest
 
 import atomr_cutlass as ac
-from atomr_cutlass import _core, operands
-from atomr_cutlass.bindings import Binding, Weights
+from atomr_cutlass import _core
+from atomr_cutlass.arrays import operands
+from atomr_cutlass.pipeline.bindings import Binding, Weights
 from dlpack_arrays import Tensor
 
 F32, E4M3 = np.float32, ml_dtypes.float8_e4m3fn

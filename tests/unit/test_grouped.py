@@ -22,12 +22,14 @@ import fake_table
 import grouped_gpu
 import numpy_gpu
 from atomr_cutlass import CutlassDtype as D
-from atomr_cutlass import SmArch, arguments, devices, grouped_plan, pick, reference, trial
+from atomr_cutlass import SmArch, reference
 from atomr_cutlass import epilogue as evt
+from atomr_cutlass.arrays import arguments
+from atomr_cutlass.epilogue.arguments import common
 from atomr_cutlass.errors import InvalidOperandError, KernelNotFoundError, UnsupportedError
-from atomr_cutlass.fused_arguments import common
 from atomr_cutlass.generator.matrix import ARCHS, expand, preset_of, supports
-from atomr_cutlass.grouped_problem import (
+from atomr_cutlass.ops.grouped_gemm import kernels as grouped_plan
+from atomr_cutlass.ops.grouped_gemm.problem import (
     ALONG_K,
     CONTIGUOUS,
     LIST,
@@ -38,8 +40,10 @@ from atomr_cutlass.grouped_problem import (
     GroupScale,
     scale_forms,
 )
-from atomr_cutlass.problem import MatrixSpec
-from atomr_cutlass.slots import slots_of
+from atomr_cutlass.pipeline import devices, pick
+from atomr_cutlass.pipeline import verify as trial
+from atomr_cutlass.pipeline.operand_table import slots_of
+from atomr_cutlass.pipeline.problem import MatrixSpec
 from dlpack_arrays import Array
 
 Values = np.ndarray[Any, Any]

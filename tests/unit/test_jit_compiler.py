@@ -26,15 +26,7 @@ from typing import Any
 import platformdirs
 import pytest
 
-from atomr_cutlass import (
-    CacheError,
-    CompileError,
-    DeviceUnavailableError,
-    LibraryError,
-    SmArch,
-    UnsupportedError,
-    devices,
-)
+from atomr_cutlass import CacheError, CompileError, DeviceUnavailableError, LibraryError, SmArch, UnsupportedError
 from atomr_cutlass.generator import headers
 from atomr_cutlass.generator.matrix import expand
 from atomr_cutlass.jit import compiler, kernels, store, toolchain, worker
@@ -42,6 +34,7 @@ from atomr_cutlass.jit.compiler import Images, Target, Unit
 from atomr_cutlass.jit.folder import FOLDER_VARIABLE
 from atomr_cutlass.jit.store import KernelStore
 from atomr_cutlass.jit.toolchain import Toolchain
+from atomr_cutlass.pipeline import devices
 from fake_table import A100, ADA, H200
 from jit_unit import KEY, TOOLS, UNIT
 

@@ -21,17 +21,19 @@ import fake_pack
 import fake_table
 import matmul_gpu
 from atomr_cutlass import CutlassDtype as D
-from atomr_cutlass import HeuristicCache, HeuristicKey, MatmulRequest, ScaleSet, arguments, devices, select
+from atomr_cutlass import HeuristicCache, HeuristicKey, MatmulRequest, ScaleSet
 from atomr_cutlass import MatmulEpilogue as E
+from atomr_cutlass.arrays import arguments
+from atomr_cutlass.arrays.numerics import numpy_dtype, saturating_cast
 from atomr_cutlass.errors import InvalidOperandError, LibraryError, UnsupportedError
 from atomr_cutlass.generator.key import KernelKey
 from atomr_cutlass.generator.matrix import expand
-from atomr_cutlass.matmul_request import heuristics
-from atomr_cutlass.matmul_request.epilogues import FORMS
-from atomr_cutlass.matmul_request.plans import Product, Wishes, _chosen, _circumstances, _recalled
-from atomr_cutlass.matmul_request.recipe import signature
-from atomr_cutlass.numerics import numpy_dtype, saturating_cast
-from atomr_cutlass.problem import GemmProblem, MatrixSpec
+from atomr_cutlass.ops.matmul.epilogues import FORMS
+from atomr_cutlass.ops.matmul.heuristic import heuristics
+from atomr_cutlass.ops.matmul.plans import Product, Wishes, _chosen, _circumstances, _recalled
+from atomr_cutlass.ops.matmul.recipe import signature
+from atomr_cutlass.pipeline import devices, select
+from atomr_cutlass.pipeline.problem import GemmProblem, MatrixSpec
 from dlpack_arrays import Array as DlpackArray
 from dlpack_arrays import CudaArray
 from matmul_formulas import GUARD, Array, Case, formula, gelu, memory, numbers, read, wide

@@ -25,11 +25,11 @@ from atomr_cutlass import (
     GroupedGemmRequest,
     GroupedGemmShape,
     RefitMsg,
-    operands,
 )
 from atomr_cutlass import CutlassDtype as D
+from atomr_cutlass.arrays import operands
 from atomr_cutlass.errors import CutlassError, InvalidOperandError, UnsupportedError
-from atomr_cutlass.messages import GemmMsg
+from atomr_cutlass.serving.messages import GemmMsg
 from fake_gpu import FakeGpu, arrays_of, fetch, operands_of, place
 
 REQUEST = GemmRequest(GemmShape(8, 16, 32), dtype=D.F16)

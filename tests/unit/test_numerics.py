@@ -13,7 +13,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from atomr_cutlass import numerics
+from atomr_cutlass.arrays import numerics
 from atomr_cutlass.errors import InvalidOperandError
 from atomr_cutlass.generator.dtypes import CutlassDtype as D
 from atomr_cutlass.generator.dtypes import ScaleType
@@ -130,7 +130,7 @@ def test_limits_of_integers_and_tf32() -> None:
 
 
 def test_importing_does_not_import_ml_dtypes() -> None:
-    code = "import sys, atomr_cutlass.numerics; sys.exit('ml_dtypes' in sys.modules)"
+    code = "import sys, atomr_cutlass.arrays.numerics; sys.exit('ml_dtypes' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False, timeout=60).returncode == 0
 
 

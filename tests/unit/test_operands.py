@@ -15,7 +15,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from atomr_cutlass import CutlassDtype as D
-from atomr_cutlass import _core, numerics, operands
+from atomr_cutlass import _core
+from atomr_cutlass.arrays import numerics, operands
 from atomr_cutlass.errors import InvalidOperandError
 from dlpack_arrays import Array, CudaArray, capsule_name
 

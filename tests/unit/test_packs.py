@@ -18,7 +18,7 @@ from atomr_cutlass import CutlassDtype as D
 from atomr_cutlass import SmArch, _core, kernels, load_pack
 from atomr_cutlass.errors import InvalidOperandError, LibraryError
 from atomr_cutlass.generator.matrix import expand
-from atomr_cutlass.grouped_plan import ENTRY
+from atomr_cutlass.ops.grouped_gemm.kernels import ENTRY
 from fake_pack import CONTENT, ROOT, compile_library, make_pack
 
 # With a swizzle that no preset has, so that these are not in the table already.
@@ -180,7 +180,7 @@ WARNED = """
         warnings.simplefilter("always")
         for _ in range(2):
             packs = [k.pack for k in ac.kernels() if k.pack]
-    print(json.dumps([packs, [str(w.message) for w in caught], list(ac.table.pack_problems())]))
+    print(json.dumps([packs, [str(w.message) for w in caught], list(table.pack_problems())]))
 """
 
 
@@ -194,7 +194,8 @@ def test_packs_that_cannot_be_loaded_are_named_once_and_the_others_serve(tmp_pat
     good = make_pack(tmp_path / "good.so", KEYS[2:3], name="good")
     packs, warned, problems = json.loads(
         _python(
-            "import json; import atomr_cutlass as ac; import atomr_cutlass.table\n" + textwrap.dedent(WARNED),
+            "import json; import atomr_cutlass as ac; from atomr_cutlass.pipeline import table\n"
+            + textwrap.dedent(WARNED),
             ATOMR_CUTLASS_PACKS=os.pathsep.join(["/nowhere/pack.so", str(later), str(good)]),
             PYTHONPATH=os.pathsep.join(filter(None, [str(site), os.environ.get("PYTHONPATH", "")])),
         ).stdout

@@ -21,7 +21,7 @@ import pytest
 from atomr_cutlass import CutlassDtype as D
 from atomr_cutlass import GemmRequest, GemmShape, SmArch
 from atomr_cutlass.errors import InvalidOperandError
-from atomr_cutlass.plan_cache import CachedPlan, PlanCache, PlanKey
+from atomr_cutlass.pipeline.plan_cache import CachedPlan, PlanCache, PlanKey
 
 
 def key_of(m: int, binding: str | None = None) -> PlanKey:

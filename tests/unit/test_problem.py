@@ -13,9 +13,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from atomr_cutlass import CutlassDtype as D
-from atomr_cutlass import GemmEpilogue, GemmLayout, GemmRequest, GemmShape, problem
+from atomr_cutlass import GemmEpilogue, GemmLayout, GemmRequest, GemmShape
 from atomr_cutlass.errors import InvalidOperandError, UnsupportedError
-from atomr_cutlass.problem import GemmProblem, MatrixSpec, View, collapse_batches, variants, views
+from atomr_cutlass.pipeline import problem
+from atomr_cutlass.pipeline.problem import GemmProblem, MatrixSpec, View, collapse_batches, variants, views
 
 quick = settings(max_examples=250, deadline=None)
 

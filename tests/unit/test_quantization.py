@@ -12,10 +12,11 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from atomr_cutlass import numerics, quantization
+from atomr_cutlass.arrays import numerics
 from atomr_cutlass.errors import InvalidOperandError
 from atomr_cutlass.generator.dtypes import CutlassDtype as D
 from atomr_cutlass.generator.dtypes import ScaleType
+from atomr_cutlass.ops.quantize import reference as quantization
 
 NARROW = [D.F8E4M3, D.F8E5M2, D.F4E2M1]
 quick = settings(max_examples=150, deadline=None)

@@ -10,7 +10,9 @@ import pytest
 
 import atomr_cutlass as ac
 from atomr_cutlass import CutlassDtype as D
-from atomr_cutlass import _core, operands, quantized
+from atomr_cutlass import _core
+from atomr_cutlass.arrays import operands
+from atomr_cutlass.ops.quantize import function as quantized
 
 X = np.random.default_rng(7).standard_normal((130, 416)).astype(np.float32)
 

@@ -11,10 +11,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from atomr_cutlass import numerics, quantization, reference
+from atomr_cutlass import reference
+from atomr_cutlass.arrays import numerics
 from atomr_cutlass.errors import InvalidOperandError
 from atomr_cutlass.generator.dtypes import CutlassDtype as D
 from atomr_cutlass.generator.dtypes import ScaleType
+from atomr_cutlass.ops.quantize import reference as quantization
 
 quick = settings(max_examples=150, deadline=None)
 FLOATS = [d for d in D if d not in numerics.INTEGER_DTYPES and d is not D.TF32]

@@ -8,29 +8,14 @@ from typing import Any
 import pytest
 
 from atomr_cutlass import CutlassDtype as D
-from atomr_cutlass import (
-    EpilogueVisitorTree,
-    EvtBuilder,
-    GemmEpilogue,
-    GemmLayout,
-    GemmRequest,
-    GemmShape,
-    SmArch,
-    devices,
-)
+from atomr_cutlass import EpilogueVisitorTree, EvtBuilder, GemmEpilogue, GemmLayout, GemmRequest, GemmShape, SmArch
+from atomr_cutlass.arrays.numerics import default_out_dtype, math_mode
 from atomr_cutlass.errors import InvalidOperandError, UnsupportedError
 from atomr_cutlass.generator.matrix import ARCHS, GEMM_ARCHS, cells, is_fp8_supported, is_supported_for
-from atomr_cutlass.numerics import default_out_dtype, math_mode
-from atomr_cutlass.requests import (
-    ConvDgradRequest,
-    ConvFwdRequest,
-    ConvLayout,
-    ConvShape,
-    ConvWgradRequest,
-    GroupedGemmRequest,
-    GroupedGemmShape,
-)
-from atomr_cutlass.slots import names_of, plain, slots_of
+from atomr_cutlass.ops.conv2d.request import ConvDgradRequest, ConvFwdRequest, ConvLayout, ConvShape, ConvWgradRequest
+from atomr_cutlass.ops.grouped_gemm.request import GroupedGemmRequest, GroupedGemmShape
+from atomr_cutlass.pipeline import devices
+from atomr_cutlass.pipeline.operand_table import names_of, plain, slots_of
 
 SHAPE = GemmShape(8, 16, 32)
 BIASED = GemmEpilogue(bias=True, activation="gelu")

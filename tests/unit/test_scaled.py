@@ -12,14 +12,16 @@ import pytest
 
 import atomr_cutlass as ac
 import fake_table
-from atomr_cutlass import EvtBuilder, scaled, select
+from atomr_cutlass import EvtBuilder
+from atomr_cutlass.arrays.numerics import numpy_dtype
+from atomr_cutlass.epilogue.request import dense
 from atomr_cutlass.errors import InvalidOperandError, UnsupportedError
 from atomr_cutlass.generator.dtypes import CutlassDtype as D
 from atomr_cutlass.jit import kernels
-from atomr_cutlass.numerics import numpy_dtype
-from atomr_cutlass.problem import GemmProblem, MatrixSpec, collapse_batches
-from atomr_cutlass.requests.fusion import dense
-from atomr_cutlass.scaled import Scale, Scales, scale_forms
+from atomr_cutlass.ops.gemm import scaled
+from atomr_cutlass.ops.gemm.scaled import Scale, Scales, scale_forms
+from atomr_cutlass.pipeline import select
+from atomr_cutlass.pipeline.problem import GemmProblem, MatrixSpec, collapse_batches
 from fake_table import H200
 
 

@@ -15,26 +15,16 @@ from hypothesis import strategies as st
 
 import fake_table
 from atomr_cutlass import CutlassDtype as D
-from atomr_cutlass import (
-    GemmEpilogue,
-    GemmLayout,
-    GemmRequest,
-    GemmShape,
-    SmArch,
-    devices,
-    estimate,
-    explain,
-    select,
-    tile_scheduler,
-)
-from atomr_cutlass.devices import Device
+from atomr_cutlass import GemmEpilogue, GemmLayout, GemmRequest, GemmShape, SmArch, explain
 from atomr_cutlass.errors import DeviceUnavailableError, InvalidOperandError, KernelNotFoundError, UnsupportedError
 from atomr_cutlass.generator.key import KernelKey
 from atomr_cutlass.generator.matrix import GEMM_ARCHS, expand
 from atomr_cutlass.jit import kernels
-from atomr_cutlass.problem import GemmProblem, MatrixSpec, collapse_batches, variants
-from atomr_cutlass.select import Choice
-from atomr_cutlass.tile_scheduler import TileList
+from atomr_cutlass.pipeline import devices, estimate, select, tile_scheduler
+from atomr_cutlass.pipeline.devices import Device
+from atomr_cutlass.pipeline.problem import GemmProblem, MatrixSpec, collapse_batches, variants
+from atomr_cutlass.pipeline.select import Choice
+from atomr_cutlass.pipeline.tile_scheduler import TileList
 from fake_table import A100, ADA, H200
 
 FULL = expand("full", GEMM_ARCHS)

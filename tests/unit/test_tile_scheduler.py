@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from atomr_cutlass import estimate, tile_scheduler
-from atomr_cutlass.tile_scheduler import ALONG_M, ALONG_N, HEURISTIC, decompose, orders, tile_list
+from atomr_cutlass.pipeline import estimate, tile_scheduler
+from atomr_cutlass.pipeline.tile_scheduler import ALONG_M, ALONG_N, HEURISTIC, decompose, orders, tile_list
 
 
 @pytest.mark.parametrize(

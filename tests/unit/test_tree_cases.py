@@ -8,7 +8,8 @@ import math
 import numpy as np
 import pytest
 
-from atomr_cutlass import devices, reference
+from atomr_cutlass import reference
+from atomr_cutlass.arrays.numerics import to_float64
 from atomr_cutlass.generator.archs import SmArch
 from atomr_cutlass.generator.dtypes import CutlassDtype as D
 from atomr_cutlass.generator.epilogue.ops import OPS
@@ -21,7 +22,7 @@ from atomr_cutlass.generator.epilogue.tree import (
     REDUCTIONS,
     EpilogueVisitorTree,
 )
-from atomr_cutlass.numerics import to_float64
+from atomr_cutlass.pipeline import devices
 from random_trees import evaluate_torch, is_special, random_operands, random_tree, to_torch
 from tree_cases import Case, cases, cells, common, needed
 

@@ -15,10 +15,11 @@ import pytest
 
 import fake_table
 from atomr_cutlass import CutlassDtype as D
-from atomr_cutlass import SmArch, devices, explain, requests, verification
+from atomr_cutlass import GemmRequest, GemmShape, SmArch, explain
 from atomr_cutlass.generator.matrix import expand
 from atomr_cutlass.jit import kernels
-from atomr_cutlass.verification import AUDITED, NOT_VERIFIED, RUNS, RUNS_AS_PTX, Record
+from atomr_cutlass.pipeline import devices, verification
+from atomr_cutlass.pipeline.verification import AUDITED, NOT_VERIFIED, RUNS, RUNS_AS_PTX, Record
 
 TOOLS = Path(__file__).resolve().parents[2] / "tools"
 KEY, OTHER = expand("full", [SmArch.SM90A])[:2]
@@ -137,8 +138,8 @@ def test_explain_says_how_its_kernel_was_verified(file: Path, monkeypatch: pytes
     monkeypatch.setattr(devices, "problem", lambda: "no NVIDIA driver")
     monkeypatch.setattr(kernels, "where", lambda _key, _target: None)
     fake_table.install(monkeypatch, fake_table.rows_of("full", [SmArch.SM90A]))
-    shape = requests.GemmShape(512, 512, 512)
-    request = requests.GemmRequest(shape, dtype=D.BF16, arch=SmArch.SM90A)
+    shape = GemmShape(512, 512, 512)
+    request = GemmRequest(shape, dtype=D.BF16, arch=SmArch.SM90A)
     assert "verified: not verified" in str(explain(request))
     key = next(key for key in expand("full", [SmArch.SM90A]) if key.name == explain(request).kernel)
     source, cutlass = verification.identity(key)

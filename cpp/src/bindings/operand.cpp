@@ -59,7 +59,7 @@ void refuse_gradient(py::handle array, char const* name) {
       Py_TYPE(descriptor)->tp_descr_get(descriptor, array.ptr(), reinterpret_cast<PyObject*>(Py_TYPE(array.ptr()))));
   if (!required) throw py::error_already_set();
   if (required.ptr() != Py_True || !gradients_recorded()) return;
-  py::module_::import("atomr_cutlass.operands").attr("refuse_gradient")(array, name);
+  py::module_::import("atomr_cutlass.arrays.operands").attr("refuse_gradient")(array, name);
 }
 
 }  // namespace
@@ -72,7 +72,7 @@ Operand view(py::handle array, py::object& keep, char const* name) {
     return view_through(api, array);
   }
   if (!py::isinstance<OwnedOperand>(array)) {
-    keep = py::module_::import("atomr_cutlass.operands").attr("as_operand")(array, name);
+    keep = py::module_::import("atomr_cutlass.arrays.operands").attr("as_operand")(array, name);
     return keep.cast<OwnedOperand const&>().operand;
   }
   return array.cast<OwnedOperand const&>().operand;

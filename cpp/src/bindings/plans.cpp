@@ -54,13 +54,13 @@ void* stream_of(py::object const& given, py::object const& array, Operand const&
       PyErr_Clear();
     }
     return reinterpret_cast<void*>(
-        py::module_::import("atomr_cutlass.operands").attr("stream_handle")(given).cast<uint64_t>());
+        py::module_::import("atomr_cutlass.arrays.operands").attr("stream_handle")(given).cast<uint64_t>());
   }
   if (DlExchangeApi const* api = exchange_api(array)) {
     return view.device.type == kDlCuda ? framework_stream(api, view.device) : nullptr;
   }
   return reinterpret_cast<void*>(
-      py::module_::import("atomr_cutlass.operands").attr("current_stream")(array).cast<uint64_t>());
+      py::module_::import("atomr_cutlass.arrays.operands").attr("current_stream")(array).cast<uint64_t>());
 }
 
 double scalar_of(py::object const& given, char const* name, double own) {

@@ -6,11 +6,11 @@ from typing import Any
 
 import numpy as np
 
+from ..arrays.numerics import from_numpy_dtype
+from ..arrays.operands import BYTE
 from ..checks import shown
 from ..errors import InvalidOperandError
 from ..generator.dtypes import CutlassDtype
-from ..numerics import from_numpy_dtype
-from ..operands import BYTE
 
 
 def element_type(dtype: Any, what: str) -> CutlassDtype:

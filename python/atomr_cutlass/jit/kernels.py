@@ -15,12 +15,13 @@ import warnings
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
-from .. import _core, devices
-from ..devices import Device
+from .. import _core
 from ..errors import DeviceUnavailableError, InvalidOperandError, UnsupportedError
 from ..generator import machine
 from ..generator.key import KernelKey
-from ..keyed_locks import KeyedLocks
+from ..pipeline import devices
+from ..pipeline.devices import Device
+from .keyed_locks import KeyedLocks
 from .toolchain import Toolchain, toolchain
 
 if TYPE_CHECKING:

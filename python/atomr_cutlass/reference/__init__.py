@@ -6,8 +6,7 @@ rounding; `tolerance` says by how much that may be.
 
 from __future__ import annotations
 
-from .activations import ACTIVATIONS, erf, erfc
-from .conv import (
+from ..ops.conv2d.reference import (
     ConvGeometry,
     absolute_conv2d,
     absolute_conv2d_dgrad,
@@ -17,8 +16,9 @@ from .conv import (
     conv2d_wgrad,
     conv_geometry,
 )
-from .gemm import GemmResult, absolute_product, gemm, gemm_with_amax
-from .grouped import absolute_grouped_product, group_bounds, grouped_gemm
+from ..ops.gemm.reference import GemmResult, absolute_product, gemm, gemm_with_amax
+from ..ops.grouped_gemm.reference import absolute_grouped_product, group_bounds, grouped_gemm
+from .activations import ACTIVATIONS, erf, erfc
 from .scales import Scale
 from .tolerance import Tolerance, tolerance, within_tolerance
 from .tree import evaluate

@@ -9,7 +9,7 @@ from typing import Final
 
 import numpy as np
 
-from ..numerics import FloatArray
+from ..arrays.numerics import FloatArray
 
 # Rational minimax approximations of erf and erfc, highest power first, from W. J. Cody, "Rational Chebyshev
 # approximations for the error function", Mathematics of Computation 23 (1969), pp. 631-637 (tables II and III).

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 
+from ..arrays.numerics import FAST, FP8_DTYPES, MATH_MODES, AnyArray, from_numpy_dtype
 from ..errors import InvalidOperandError
 from ..generator.dtypes import CutlassDtype
-from ..numerics import FAST, FP8_DTYPES, MATH_MODES, AnyArray, from_numpy_dtype
 
 
 def element_type(name: str, operand: AnyArray) -> CutlassDtype:

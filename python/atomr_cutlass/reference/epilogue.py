@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 
+from ..arrays.numerics import AnyArray, FloatArray, saturating_cast, to_float64
 from ..errors import InvalidOperandError
 from ..generator.dtypes import CutlassDtype
-from ..numerics import AnyArray, FloatArray, saturating_cast, to_float64
 from .activations import ACTIVATIONS
 from .checks import element_type
 

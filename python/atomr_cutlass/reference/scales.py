@@ -6,9 +6,9 @@ from typing import Final, NamedTuple, TypeAlias
 
 import numpy as np
 
+from ..arrays.numerics import AnyArray, FloatArray, from_numpy_dtype, scale_type_of, to_float64
 from ..errors import InvalidOperandError
 from ..generator.dtypes import CutlassDtype, ScaleType
-from ..numerics import AnyArray, FloatArray, from_numpy_dtype, scale_type_of, to_float64
 from .checks import broadcasts_to
 
 Scale: TypeAlias = float | AnyArray

@@ -7,8 +7,7 @@ from typing import Final, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from ..generator.dtypes import CutlassDtype
-from ..numerics import (
+from ..arrays.numerics import (
     FAST,
     FP8_DTYPES,
     INTEGER_DTYPES,
@@ -18,6 +17,7 @@ from ..numerics import (
     to_float64,
     unit_roundoff,
 )
+from ..generator.dtypes import CutlassDtype
 from .checks import check_math
 
 

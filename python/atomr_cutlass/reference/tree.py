@@ -10,6 +10,7 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
+from ..arrays.numerics import AnyArray, FloatArray, saturating_cast, to_float64
 from ..errors import InvalidOperandError
 from ..generator.dtypes import CutlassDtype
 from ..generator.epilogue.ops import ACTIVATION_OPS
@@ -26,7 +27,6 @@ from ..generator.epilogue.tree import (
     Node,
     Output,
 )
-from ..numerics import AnyArray, FloatArray, saturating_cast, to_float64
 from .activations import ACTIVATIONS, erfc
 from .checks import broadcasts_to, element_type
 from .epilogue import stored

@@ -14,12 +14,12 @@ from typing import Final, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from ..arrays.numerics import AnyArray, FloatArray, finite_max, saturating_cast, to_float64
 from ..errors import InvalidOperandError
 from ..generator.dtypes import CutlassDtype
 from ..generator.epilogue.lower import is_narrow
 from ..generator.epilogue.ops import GRADIENT_OPS
 from ..generator.epilogue.tree import ACCUMULATOR, MASK, RESULT, SCALAR, EpilogueVisitorTree, Node, Output
-from ..numerics import AnyArray, FloatArray, finite_max, saturating_cast, to_float64
 from .checks import broadcasts_to
 from .tree import apply, computes_in_double, evaluate, read_leaves, reduced_axes, storage_of
 

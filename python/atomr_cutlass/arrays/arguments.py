@@ -1,0 +1,222 @@
+"""What the functions on arrays check of their arguments, whatever the op."""
+
+from __future__ import annotations
+
+import threading
+import warnings
+from collections.abc import Container, Iterable, Mapping
+from typing import Any
+
+from .. import _core
+from ..checks import NUMBERS, check_extents, check_number, check_options, shown
+from ..errors import InvalidOperandError
+from ..generator.dtypes import CutlassDtype
+from ..pipeline import devices
+from . import operands
+from .numerics import default_out_dtype
+from .operands import CPU, CUDA
+
+_warned = threading.Event()
+
+
+def check_backend(backend: str, backends: Iterable[str]) -> None:
+    """Refuses an unknown backend.
+
+    Raises:
+        InvalidOperandError: names the valid ones.
+    """
+    if not isinstance(backend, str) or backend not in backends:
+        raise InvalidOperandError(f"unknown backend {shown(backend)}; valid: {', '.join(backends)}")
+
+
+def views_of(
+    given: Mapping[str, Any], needed: Iterable[str] = (), called: Mapping[str, str] | None = None
+) -> dict[str, _core.Operand]:
+    """Views of arrays by name.
+
+    Args:
+        given: arrays; what is None has been left out.
+        needed: names of those that must not be.
+        called: what the caller knows operands as, by these names, where that is something else.
+
+    Raises:
+        InvalidOperandError: one is no array, or has more elements along a dimension than kernels count.
+    """
+    said = {name: (called or {}).get(name, name) for name in given}
+    for name in needed:
+        if given[name] is None:
+            raise InvalidOperandError(f"{said[name]} is None; expected an array")
+    views = {name: operands.as_operand(array, said[name]) for name, array in given.items() if array is not None}
+    for name, view in views.items():
+        check_extents(view.shape, said[name])
+    return views
+
+
+def check_scalars(alpha: float, beta: float, c: Any, scale_d: Any = None) -> None:
+    """Refuses scalars that are no numbers, and a C that would not be read or is missing.
+
+    Args:
+        alpha: of the call.
+        beta: of the call.
+        c: of the call, or None.
+        scale_d: of the call, where it may be a number, which beta is multiplied by.
+
+    Raises:
+        InvalidOperandError: names the scalar.
+    """
+    check_number(alpha, "alpha")
+    check_number(beta, "beta")
+    if c is not None and beta != 0 and isinstance(scale_d, NUMBERS) and float(beta) * float(scale_d) == 0:
+        raise InvalidOperandError(
+            f"c is given, but scale_d is {scale_d} and beta {beta}: their product is 0, with which c would not be "
+            "read; leave c and beta out"
+        )
+    if c is not None and beta == 0:
+        raise InvalidOperandError("c is given but beta is 0, so it would not be read: give beta, or leave c out")
+    if c is None and beta != 0:
+        raise InvalidOperandError(f"beta is {beta}, so c is needed")
+
+
+def check_followers(op: str, epilogue: Any, activation: Any, others: Iterable[str]) -> None:
+    """Refuses arguments of an epilogue without one, and an activation beside one.
+
+    Args:
+        op: name of the function.
+        epilogue: of the call, or None.
+        activation: of the call, or None.
+        others: names of the arguments that only an epilogue takes.
+
+    Raises:
+        InvalidOperandError: names them.
+    """
+    strays = ", ".join(others)
+    if epilogue is None and strays:
+        raise InvalidOperandError(f"{strays}: {op} has no such argument, and there is no epilogue to take it")
+    if epilogue is not None and activation is not None:
+        raise InvalidOperandError("epilogue and activation are given: apply the activation in the epilogue")
+
+
+def check_devices(views: Mapping[str, _core.Operand]) -> None:
+    """Refuses operands that are not all on one device, or neither on the host nor on a GPU.
+
+    Raises:
+        InvalidOperandError: names the two that differ.
+    """
+    first_name, first = next(iter(views.items()))
+    for name, view in views.items():
+        if view.device_type not in (CPU, CUDA):
+            raise InvalidOperandError(f"{name} is on a device of DLPack type {view.device_type}; expected CUDA or CPU")
+        if (view.device_type, view.device) != (first.device_type, first.device):
+            raise InvalidOperandError(
+                f"{first_name} is on {_place(first)} and {name} on {_place(view)}: all operands must be on one device"
+            )
+
+
+def _place(view: _core.Operand) -> str:
+    return f"cuda:{view.device}" if view.device_type == CUDA else "the CPU"
+
+
+def result_dtype(
+    views: Mapping[str, _core.Operand], asked: CutlassDtype | None, operand: CutlassDtype, *, fused: bool = False
+) -> CutlassDtype:
+    """The result's element type: what is asked for, else that of `out`, else the default for the operands.
+
+    Args:
+        views: the arrays by name.
+        asked: what is asked for.
+        operand: element type of the operands.
+        fused: whether something follows the product. Of integers it gives what `c` is, where there is one.
+
+    Raises:
+        InvalidOperandError: they contradict each other, or `c` has another.
+    """
+    check_options(out_dtype=asked)
+    given = operands.dtype_of(views["out"], "out") if "out" in views else None
+    if asked is not None and given is not None and asked is not given:
+        raise InvalidOperandError(f"out is {given.value}, but out_dtype asks for {asked.value}")
+    c = operands.dtype_of(views["c"], "c") if "c" in views else None
+    said = asked or given or (c if fused and operand is CutlassDtype.I8 else None)
+    result = said or default_out_dtype(operand, fused=fused)
+    if c is not None and c is not result:
+        raise InvalidOperandError(f"c is {c.value}; it must have the result's dtype, {result.value}")
+    return result
+
+
+def check_out(views: Mapping[str, _core.Operand], inputs: Iterable[str]) -> None:
+    """Refuses an `out` that cannot be written, or that shares memory with itself or with an input but `c`.
+
+    Raises:
+        InvalidOperandError: says which.
+    """
+    out = views["out"]
+    check_writable(out, "out")
+    for name in inputs:
+        if name not in views or not _core.overlap(out, views[name]):
+            continue
+        same = views[name].pointer == out.pointer and views[name].strides == out.strides
+        if name != "c" or not same:
+            raise InvalidOperandError(f"out overlaps {name}: give separate memory (out may be exactly c)")
+
+
+def check_writable(view: _core.Operand, name: str) -> None:
+    """Refuses what cannot be written, or whose elements share memory.
+
+    Raises:
+        InvalidOperandError: says why.
+    """
+    if view.read_only:
+        raise InvalidOperandError(f"{name} is read-only: give an array that may be written")
+    repeated = any(stride == 0 and extent > 1 for stride, extent in zip(view.strides, view.shape, strict=True))
+    if repeated and 0 not in view.shape:
+        raise InvalidOperandError(
+            f"{name} has strides {view.strides}: its elements share memory; give an array of its own"
+        )
+
+
+def check_apart(
+    written: Mapping[str, _core.Operand], read: Mapping[str, _core.Operand], movable: Container[str]
+) -> None:
+    """Refuses results that share memory with each other or with what is read.
+
+    Args:
+        written: the results by name.
+        read: the operands by name.
+        movable: those of which each element is read before it is written: a result may take their very place.
+
+    Raises:
+        InvalidOperandError: names the two.
+    """
+    for place, (name, view) in enumerate(written.items()):
+        others = {**read, **dict(list(written.items())[place + 1 :])}
+        for other, its in others.items():
+            same = (its.pointer, its.strides, its.dtype[1]) == (view.pointer, view.strides, view.dtype[1])
+            if _core.overlap(view, its) and not (same and other in movable):
+                raise InvalidOperandError(f"{name} overlaps {other}: give separate memory")
+
+
+def refuse_jax_out(out: Any, name: str = "out") -> None:
+    """Refuses a JAX array for a result.
+
+    Raises:
+        InvalidOperandError: it is one.
+    """
+    if out is not None and operands.is_jax(out):
+        raise InvalidOperandError(f"{name} is a JAX array, which cannot be written: leave {name} away")
+
+
+def on_reference(backend: str, view: _core.Operand, *, stacklevel: int = 4) -> bool:
+    """Whether the reference computes: asked for, or for host arrays where there is no GPU, warning once.
+
+    Args:
+        backend: of the call.
+        view: its first operand.
+        stacklevel: of the warning, for it to name the caller's line.
+    """
+    if backend == "reference":
+        return True
+    if view.device_type != CPU or backend != "auto" or devices.available():
+        return False
+    if not _warned.is_set():
+        _warned.set()
+        warnings.warn(f"computing with NumPy on the CPU: {devices.problem()}", RuntimeWarning, stacklevel=stacklevel)
+    return True

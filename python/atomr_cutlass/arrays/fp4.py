@@ -1,0 +1,344 @@
+"""fp4 operands and their block scales: what arrays of them hold, and the forms in which kernels read them.
+
+On the GPU two elements share a byte, along K for A and B alike, and scales are flat, in the order of
+`quantization.swizzle_scales`. Host arrays may have one element a byte (ml_dtypes.float4_e2m1fn) and plain scales too.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from typing import Final
+
+import numpy as np
+
+from .. import _core
+from ..errors import InvalidOperandError, UnsupportedError
+from ..generator.archs import SmArch
+from ..generator.dtypes import CutlassDtype, ScaleType
+from ..generator.key import COLUMN, ROW, Triple
+from ..generator.matrix import is_fp4_supported
+from ..ops.quantize.reference import (
+    MXFP4_VECTOR,
+    NVFP4_VECTOR,
+    pack_fp4,
+    swizzle_scales,
+    swizzled_size,
+    unpack_fp4,
+    unswizzle_scales,
+)
+from ..pipeline.problem import GemmProblem, MatrixSpec, Variant
+from . import operands
+from .numerics import AnyArray, from_numpy_dtype, numpy_dtype, scale_type_of
+from .operands import BYTE
+
+FP4: Final = CutlassDtype.F4E2M1
+
+SCALINGS: Final = {"nvfp4": ScaleType.UE4M3, "mxfp4": ScaleType.UE8M0}
+"""The kinds of fp4, by the type of their scales."""
+
+VECTOR: Final = {ScaleType.UE4M3: NVFP4_VECTOR, ScaleType.UE8M0: MXFP4_VECTOR}
+"""Elements of K that share a scale of this type."""
+
+ALIGNMENT: Final = 32
+"""Elements that kernels read at once: 16 bytes."""
+
+SCALE_ALIGNMENT: Final = 16
+"""Bytes that the address of scales must be a multiple of, for TMA."""
+
+ALONG: Final = {"a": -1, "b": -2}
+"""The dimension that K is."""
+
+_SCALE_TYPES: Final = {
+    ScaleType.UE4M3.dlpack: ScaleType.UE4M3,
+    ScaleType.UE8M0.dlpack: ScaleType.UE8M0,
+    BYTE: ScaleType.UE8M0,
+}
+
+
+def granularity(kind: ScaleType) -> Triple:
+    """Rows of A, columns of B and elements of K that share a scale, as in the kernel key."""
+    return (1, 1, VECTOR[kind])
+
+
+def with_scales(what: GemmProblem, kind: ScaleType) -> GemmProblem:
+    """The problem with the block scales of a kind."""
+    return dataclasses.replace(what, epilogue="lc", scale_granularity=granularity(kind), scale_type=kind.value)
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Values
+# ----------------------------------------------------------------------------------------------------------------------
+
+
+def element_type(view: _core.Operand, name: str) -> CutlassDtype:
+    """The element type of A or B; bytes are fp4, two elements each.
+
+    Raises:
+        InvalidOperandError: no kernel knows it.
+    """
+    return FP4 if view.dtype == BYTE else operands.dtype_of(view, name)
+
+
+def logical(view: _core.Operand, name: str) -> MatrixSpec:
+    """Packed operand `a` or `b` as a matrix of elements: shape and strides count these.
+
+    Raises:
+        InvalidOperandError: it is not packed.
+        UnsupportedError: it is not contiguous along K.
+    """
+    along = ALONG[name]
+    if view.dtype != BYTE:
+        raise InvalidOperandError(
+            f"{name} has one fp4 element a byte; GPUs read two: give uint8 of quantization.pack_fp4, or of ac.quantize"
+        )
+    shape, strides = list(view.shape), [2 * stride for stride in view.strides]
+    if view.shape[along] > 1 and view.strides[along] != 1:
+        cure = (
+            "q.values of q = ac.quantize(a, scaling=...)"
+            if name == "a"
+            else "the transpose of a uint8 (N, K / 2) array: q.values.T of q = ac.quantize(b.T, scaling=...)"
+        )
+        raise UnsupportedError(
+            f"{name} of shape {view.shape} has strides {view.strides}: fp4 is packed and read along K, so give {cure}"
+        )
+    shape[along] *= 2
+    strides[along] = 1
+    return MatrixSpec(tuple(shape), tuple(strides), FP4, view.alignment)
+
+
+def packed(spec: MatrixSpec, name: str) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Shape and strides in bytes of operand `a` or `b`: what `logical` undoes."""
+    along = ALONG[name]
+    shape, strides = list(spec.shape), [stride // 2 for stride in spec.strides]
+    shape[along] //= 2
+    strides[along] = 1
+    return tuple(shape), tuple(strides)
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Scales
+# ----------------------------------------------------------------------------------------------------------------------
+
+
+def scale_type(dtype: tuple[int, int], name: str) -> ScaleType:
+    """The type of scales, by DLPack's (type code, bits) of their array: it says which fp4 this is.
+
+    Raises:
+        InvalidOperandError: it is no such type.
+    """
+    kind = _SCALE_TYPES.get(dtype)
+    if kind is None:
+        known = CutlassDtype.from_dlpack(*dtype)
+        found = known.value if known else f"of DLPack type {dtype[0]} with {dtype[1]} bits"
+        raise InvalidOperandError(
+            f"{name} is {found}; scales of fp4 are e4m3, one for {NVFP4_VECTOR} elements of K (nvfp4), or e8m0 (which "
+            f"may be called uint8), one for {MXFP4_VECTOR} (mxfp4). A factor for everything belongs into alpha"
+        )
+    return kind
+
+
+def kind_of(views: Mapping[str, _core.Operand]) -> ScaleType:
+    """The type of both `scale_a` and `scale_b`.
+
+    Raises:
+        UnsupportedError: one of them is missing.
+        InvalidOperandError: a type that fp4 does not have, or two different ones.
+    """
+    for name in ("scale_a", "scale_b"):
+        if name not in views:
+            raise UnsupportedError(
+                f"{name} is missing: fp4 kernels multiply with a scale array for each operand (ac.quantize makes them: "
+                "scaling='nvfp4' or 'mxfp4'); factors that are numbers belong into alpha. Bytes are fp4, two elements "
+                "each: integers of 8 bits are int8"
+            )
+    first, second = (scale_type(views[name].dtype, name) for name in ("scale_a", "scale_b"))
+    if first is not second:
+        kinds = {kind: name for name, kind in SCALINGS.items()}
+        raise InvalidOperandError(
+            f"scale_a is {kinds[first]}'s ({first.value}) and scale_b {kinds[second]}'s ({second.value}): both are of "
+            "one kind"
+        )
+    return first
+
+
+def check_swizzled(view: _core.Operand, name: str, rows: int, columns: int) -> None:
+    """Refuses scales that kernels cannot read.
+
+    Args:
+        view: the array.
+        name: `scale_a` or `scale_b`.
+        rows: of A, or columns of B.
+        columns: scales of each.
+
+    Raises:
+        InvalidOperandError: another shape, or elements that do not lie one after the other.
+    """
+    size = swizzled_size(rows, columns)
+    if not view.shape or view.shape[-1] != size:
+        plain = view.shape[-2:] in ((rows, columns), (columns, rows))
+        cure = (
+            ": these are plain, and GPUs read scales in a swizzled order: take those of ac.quantize, or quantization."
+            f"swizzle_scales of {'them' if name == 'scale_a' else 'their transpose'} on the host"
+            if plain and len(view.shape) >= 2
+            else f", as quantization.swizzle_scales or ac.quantize make them for {rows} x {columns}"
+        )
+        raise InvalidOperandError(f"{name} has shape {view.shape}; expected (..., {size}){cure}")
+    if view.strides[-1] != 1 or any(stride % SCALE_ALIGNMENT for stride in view.strides[:-1]):
+        raise InvalidOperandError(
+            f"{name} has strides {view.strides}: scales of a matrix lie one after the other, those of matrices "
+            f"multiples of {SCALE_ALIGNMENT} bytes apart; make them contiguous"
+        )
+    if view.alignment % SCALE_ALIGNMENT:
+        raise InvalidOperandError(
+            f"{name} starts at an address that is no multiple of {SCALE_ALIGNMENT} bytes: copy it"
+        )
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Refusals
+# ----------------------------------------------------------------------------------------------------------------------
+
+
+def check_arch(arch: SmArch) -> None:
+    """Refuses targets without fp4.
+
+    Raises:
+        UnsupportedError: names those that have it, and what serves elsewhere.
+    """
+    if not is_fp4_supported(arch):
+        raise UnsupportedError(no_kernels(arch))
+
+
+def check_given(views: Mapping[str, _core.Operand]) -> None:
+    """Refuses to compute with other arrays of scales than kernels take.
+
+    Raises:
+        UnsupportedError: scale_a or scale_b is missing; scale_d is an array, or amax is wanted.
+        InvalidOperandError: a type of scales that fp4 does not have, or two different ones.
+    """
+    kind_of(views)
+    for name in ("scale_d", "amax"):
+        if name in views:
+            cure = "give a number" if name == "scale_d" else "leave it out"
+            raise UnsupportedError(f"{name}: fp4 kernels have no scaled epilogue; {cure}, or use backend='reference'")
+
+
+def no_kernels(arch: SmArch) -> str:
+    """Why a target does not multiply fp4."""
+    valid = " and ".join(one.value for one in SmArch if is_fp4_supported(one))
+    return (
+        f"no kernel multiplies fp4 on {arch.value}: block-scaled tensor cores came with {valid}; dequantize "
+        "(ac.dequantize) and multiply in bf16 there, or backend='reference'"
+    )
+
+
+def refusal(problem: GemmProblem, possible: Sequence[Variant], arch: SmArch) -> str:
+    """Why no kernel of the matrix serves a product of fp4, and what would cure it; empty if that is not known."""
+    if not is_fp4_supported(arch):
+        return no_kernels(arch)
+    if not problem.scale_type:
+        return "fp4 is multiplied with block scales: scaling is 'nvfp4' or 'mxfp4'"
+    lying = [one for one in possible if (one.layout_a, one.layout_b) == (ROW, COLUMN)]
+    if not lying:
+        return (
+            "fp4 is packed and read along K: A is row-major, bytes (M, K / 2), and B column-major, the transpose of "
+            "bytes (N, K / 2)"
+        )
+    if not any(one.align_a % ALIGNMENT == 0 and one.align_b % ALIGNMENT == 0 for one in lying):
+        return (
+            f"fp4 kernels read {ALIGNMENT} elements (16 bytes) at once: K (here {problem.k}), the strides of A and B "
+            "and their addresses must be multiples of that; pad K with zeros before quantizing"
+        )
+    wide = 128 // problem.d.dtype.bits
+    if not any(one.align_d % wide == 0 for one in lying):
+        return (
+            f"fp4 kernels write 16 bytes at once: rows of D (and C) and their addresses must be multiples of {wide} "
+            f"elements of {problem.d.dtype.value}; pad N (here {problem.n})"
+        )
+    return ""
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Host arrays
+# ----------------------------------------------------------------------------------------------------------------------
+
+
+def among(views: Mapping[str, _core.Operand]) -> bool:
+    """Whether A or B is fp4, packed or not."""
+    return any(views[name].dtype in (BYTE, FP4.dlpack) for name in ALONG)
+
+
+def _is_fp4(array: AnyArray) -> bool:
+    return array.dtype == np.uint8 or from_numpy_dtype(array.dtype) is FP4
+
+
+def plain_forms(arrays: Mapping[str, AnyArray]) -> dict[str, AnyArray]:
+    """Host arrays by name, with fp4 operands unpacked and their scales plain: what the reference takes.
+
+    Raises:
+        InvalidOperandError: scales of fp4 whose shape is that of neither form, or bytes without scales.
+    """
+    found = dict(arrays)
+    for name in ("a", "b"):
+        if not _is_fp4(arrays[name]) or arrays[name].ndim < 2:
+            continue
+        values = arrays[name]
+        if values.dtype == np.uint8:
+            if f"scale_{name}" not in arrays:
+                raise InvalidOperandError(
+                    f"{name} is uint8, which is fp4 packed two to a byte, and scale_{name} is no array: fp4 comes with "
+                    "block scales (ac.quantize); integers of 8 bits are int8"
+                )
+            values = np.moveaxis(unpack_fp4(np.moveaxis(values, ALONG[name], -1)), -1, ALONG[name])
+        found[name] = values
+        scale = f"scale_{name}"
+        if scale in arrays:
+            found[scale] = _plain(arrays[scale], scale, values)
+    return found
+
+
+def _plain(scale: AnyArray, name: str, values: AnyArray) -> AnyArray:
+    """Scales in the plain form; what is no scale of fp4's is left as it is."""
+    if scale.dtype == np.uint8:
+        scale = scale.view(numpy_dtype(ScaleType.UE8M0))
+    kind = scale_type_of(scale.dtype)
+    if kind not in VECTOR:
+        return scale
+    rows, k = values.shape[-2:] if name == "scale_a" else values.shape[:-3:-1]
+    columns = -(-k // VECTOR[kind])
+    plain = (rows, columns) if name == "scale_a" else (columns, rows)
+    size = swizzled_size(rows, columns)
+    if scale.ndim and scale.shape[-1] == size and scale.shape[-2:] != plain:
+        made = unswizzle_scales(scale, rows, columns)
+        return made if name == "scale_a" else made.swapaxes(-1, -2)
+    if scale.shape[-2:] != plain:
+        raise InvalidOperandError(
+            f"{name} has shape {scale.shape}; expected (..., {plain[0]}, {plain[1]}), or swizzled (..., {size})"
+        )
+    return scale
+
+
+def gpu_forms(arrays: Mapping[str, AnyArray]) -> dict[str, AnyArray]:
+    """What `plain_forms` gives, in the forms of the GPU: B is (..., K / 2, N).
+
+    Raises:
+        UnsupportedError: K is odd.
+    """
+    found = dict(arrays)
+    k = arrays["a"].shape[-1]
+    if k % 2:
+        raise UnsupportedError(f"K is {k}: fp4 kernels read {ALIGNMENT} elements at once; pad K with zeros")
+    for name in ("a", "b"):
+        found[name] = np.moveaxis(pack_fp4(np.moveaxis(arrays[name], ALONG[name], -1)), -1, ALONG[name])
+        scale = arrays[f"scale_{name}"]
+        flat = swizzle_scales(scale if name == "a" else scale.swapaxes(-1, -2))
+        found[f"scale_{name}"] = flat.view(np.uint8) if scale_type_of(flat.dtype) is ScaleType.UE8M0 else flat
+    return found
+
+
+def host_views(views: Mapping[str, _core.Operand]) -> dict[str, _core.Operand]:
+    """Views of host operands, with those of fp4 and their scales in the forms of `plain_forms`."""
+    names = [name for name in ("a", "b", "scale_a", "scale_b") if name in views]
+    made = plain_forms({name: operands.to_numpy(views[name]) for name in names})
+    return {name: operands.as_operand(made[name]) if name in names else view for name, view in views.items()}

@@ -1,0 +1,290 @@
+"""Epilogue trees on top of a GEMM: their operands as a kernel takes them, and the problem that they make of it."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from .. import _core
+from ..arrays import operands
+from ..arrays.operands import BYTE
+from ..errors import InvalidOperandError, UnsupportedError
+from ..generator.dtypes import CutlassDtype
+from ..generator.epilogue.lower import SOURCE, epilogue_id, operand_kinds, split, with_source
+from ..generator.epilogue.tree import COLUMN, MASK, MATRIX, ROW, SCALAR, EpilogueVisitorTree, Input, Output
+from ..pipeline.op_plan import Address, Steps
+from ..pipeline.problem import GemmProblem, MatrixSpec
+
+Shape = tuple[int, ...]
+
+_TMA_ALIGNMENT = 16
+
+
+@dataclass(frozen=True)
+class TreeArray:
+    """The caller's array for an operand of a tree.
+
+    Attributes:
+        name: the operand's.
+        kind: how it lies over D.
+        shape, strides: in elements.
+        dtype: its element type; I8 of a mask, whose elements are bytes.
+        reduction: of an output that is reduced; else empty.
+        alignment: bytes that its address is a multiple of.
+        slot: extents and strides of the caller's array, where those are not `shape` and `strides`.
+    """
+
+    name: str
+    kind: str
+    shape: Shape
+    strides: Shape
+    dtype: CutlassDtype
+    reduction: str = ""
+    alignment: int = 16
+    slot: tuple[Shape, Shape] | None = None
+
+    @property
+    def element(self) -> tuple[int, int]:
+        """DLPack's (type code, bits)."""
+        return BYTE if self.kind == MASK else self.dtype.dlpack
+
+    @property
+    def spec(self) -> MatrixSpec:
+        """The array as matrices over D, with stride 0 where it does not vary."""
+        shape, strides = self.shape, self.strides
+        if self.kind == SCALAR:
+            return MatrixSpec((1, 1), (0, 0), self.dtype, self.alignment)
+        if self.reduction or (self.kind == ROW and len(shape) == 1):
+            # Of the batches and one more dimension.
+            along = (1, shape[-1]) if self.kind == ROW else (shape[-1], 1)
+            steps = (0, strides[-1]) if self.kind == ROW else (strides[-1], 0)
+            return MatrixSpec((*shape[:-1], *along), (*strides[:-1], *steps), self.dtype, self.alignment)
+        row_stride = 0 if self.kind == ROW else strides[-2]
+        steps = (row_stride, 0 if self.kind == COLUMN else strides[-1])
+        return MatrixSpec(shape, (*strides[:-2], *steps), self.dtype, self.alignment)
+
+    @property
+    def dense(self) -> bool:
+        """Whether nothing lies between the elements."""
+        contiguous = 1
+        for extent, stride in reversed(list(zip(self.shape, self.strides, strict=True))):
+            if extent != 1 and stride != contiguous:
+                return False
+            contiguous *= extent
+        return True
+
+
+@dataclass(frozen=True)
+class Fusion:
+    """A tree and the arrays of its operands, in its order.
+
+    Attributes:
+        tree: what is computed.
+        inputs: what is read.
+        outputs: what is written beside D.
+    """
+
+    tree: EpilogueVisitorTree
+    inputs: tuple[TreeArray, ...]
+    outputs: tuple[TreeArray, ...]
+
+    @property
+    def arrays(self) -> tuple[TreeArray, ...]:
+        """The operands in the order in which kernels take them."""
+        return self.inputs + self.outputs
+
+
+def fusion_of(tree: EpilogueVisitorTree, views: Mapping[str, _core.Operand]) -> Fusion:
+    """A tree with the arrays of a launch.
+
+    Args:
+        tree: the tree.
+        views: of all its inputs and outputs, by name.
+    """
+
+    def array(name: str, kind: str, reduction: str = "") -> TreeArray:
+        view = views[name]
+        dtype = CutlassDtype.I8 if kind == MASK else operands.dtype_of(view, name)
+        return TreeArray(name, kind, view.shape, view.strides, dtype, reduction, view.alignment)
+
+    return Fusion(
+        tree,
+        tuple(array(one.name, one.kind) for one in tree.inputs),
+        tuple(array(one.name, one.kind, one.reduction) for one in tree.outputs),
+    )
+
+
+def output_shape(output: Output, shape: Shape) -> Shape:
+    """The extents of an output of a tree over a result of this shape (..., M, N)."""
+    *batches, m, n = shape
+    if output.kind == MASK:
+        return (*batches, m, -(-n // 8))
+    if not output.reduction:
+        return shape
+    return {SCALAR: (1,), ROW: (*batches, n), COLUMN: (*batches, m)}[output.kind]
+
+
+def check_input(one: Input, shape: Shape, dtype: CutlassDtype | None, result: Shape) -> None:
+    """Refuses an array that is not what a tree reads.
+
+    Args:
+        one: the tree's operand.
+        shape: of the array.
+        dtype: its element type; None for bytes.
+        result: extents of D, (..., M, N).
+
+    Raises:
+        InvalidOperandError: says what was expected.
+    """
+    m, n = result[-2:]
+    if dtype is not one.dtype:
+        given = "uint8" if dtype is None else dtype.value
+        wanted = "uint8, bits" if one.dtype is None else one.dtype.value
+        raise InvalidOperandError(f"{one.name} is {given}; the epilogue reads {wanted}")
+    if one.kind != SCALAR:
+        batches, own = result[:-2], shape[:-2]
+        missing = len(batches) - len(own)
+        if missing < 0 or any(x not in (1, y) for x, y in zip(own, batches[missing:], strict=True)):
+            raise InvalidOperandError(f"{one.name} has shape {shape}, whose batches do not broadcast to {result}")
+    inner = {SCALAR: (1, 1), ROW: (1, n), COLUMN: (m, 1), MATRIX: (m, n), MASK: (m, -(-n // 8))}[one.kind]
+    fits = shape[-2:] == inner or (one.kind == ROW and shape == (n,))
+    if one.kind == SCALAR:
+        fits = math.prod(shape) == 1
+    if not fits:
+        wanted = {SCALAR: "one element", ROW: f"({n},) or (..., 1, {n})"}.get(
+            one.kind, f"(..., {inner[0]}, {inner[1]})"
+        )
+        raise InvalidOperandError(f"{one.name} has shape {shape}; the epilogue reads a {one.kind}: {wanted}")
+
+
+def problem_of(what: GemmProblem, fusion: Fusion, base: str) -> list[GemmProblem]:
+    """The problem with its tree, in the ways in which a kernel may be asked for it, better ones first.
+
+    Args:
+        what: the product.
+        fusion: what follows it.
+        base: `lc`, or `scaled` where scales are arrays.
+    """
+    plain = problem_for(what, fusion, epilogue_id(base, fusion.tree.program))
+    number = None if what.c is not None else source_of(
+        fusion, lambda one: one.dtype is what.d.dtype and _like_d(one.spec, what.d)
+    )  # fmt: skip
+    if number is None:
+        return [plain]
+    return [problem_for(what, fusion, epilogue_id(base, with_source(fusion.tree.program, number))), plain]
+
+
+def source_of(fusion: Fusion, like_d: Callable[[TreeArray], bool]) -> int | None:
+    """The number of the first matrix of a tree that can come by the way of C; None where none can.
+
+    Args:
+        fusion: the tree.
+        like_d: whether an array has D's element type, and lies so.
+    """
+    fits = (number for number, one in enumerate(fusion.inputs) if one.kind == MATRIX and like_d(one))
+    return next(fits, None)
+
+
+def problem_for(what: GemmProblem, fusion: Fusion, epilogue: str) -> GemmProblem:
+    """The problem with its tree as the epilogue of a kernel's key has it."""
+    specs = tuple(one.spec for one in fusion.arrays)
+    number = source_number(epilogue)
+    c = what.c if number is None else fusion.inputs[number].spec
+    return dataclasses.replace(what, epilogue=epilogue, operands=specs, c=c)
+
+
+def _like_d(spec: MatrixSpec, d: MatrixSpec) -> bool:
+    """Whether a matrix can come by the way of C: it lies as D does, and aligned as TMA wants it."""
+    contiguous = (spec.strides[-1] == 1, spec.strides[-2] == 1)
+    leading = max(spec.strides[-2:])
+    aligned = spec.alignment % _TMA_ALIGNMENT == 0 and leading * spec.dtype.bits % (8 * _TMA_ALIGNMENT) == 0
+    return contiguous == (d.strides[-1] == 1, d.strides[-2] == 1) and True in contiguous and aligned
+
+
+def _role(one: TreeArray, *, written: bool) -> str:
+    """What a plan checks of an array: D may be where a matrix was, whose elements are read before D's are written."""
+    return "output" if written else ("source" if one.kind == MATRIX else "input")
+
+
+def reads_source(epilogue: str) -> bool:
+    """Whether an operand of the tree comes by the way of C."""
+    return source_number(epilogue) is not None
+
+
+def source_number(epilogue: str) -> int | None:
+    """The number of the input that comes by the way of C."""
+    kinds = [kind for kind, _ in operand_kinds(split(epilogue)[1])[0]]
+    return kinds.index(SOURCE) if SOURCE in kinds else None
+
+
+class FusedOperands:
+    """The operands of a tree as slots of a plan."""
+
+    def __init__(self, steps: Steps, fusion: Fusion | None, epilogue: str, *, align: int, clear_masks: bool) -> None:
+        """Adds the slots, and clears what is accumulated.
+
+        Args:
+            steps: the plan in the making.
+            fusion: the tree's arrays; None without a tree.
+            epilogue: of the problem; it says which operand comes by the way of C.
+            align: elements of C that the kernel reads at once.
+            clear_masks: whether the kernel adds bits to what is there.
+
+        Raises:
+            UnsupportedError: an output that must be cleared is not dense.
+        """
+        self._arrays = fusion.arrays if fusion else ()
+        self._places: list[Address] = []
+        self._source = source_number(epilogue)
+        for number, one in enumerate(self._arrays):
+            written = fusion is not None and one in fusion.outputs
+            size = one.dtype.bits // 8
+            shape, strides = one.slot or (one.shape, one.strides)
+            place = steps.slot(
+                one.name,
+                shape,
+                strides,
+                one.element,
+                alignment=size * align if number == self._source else size,
+                role=_role(one, written=written),
+            )
+            self._places.append(place)
+            if written and (one.reduction or (one.kind == MASK and clear_masks)):
+                if not one.dense:
+                    raise UnsupportedError(
+                        f"{one.name} has strides {one.strides}: it is cleared first and must be dense"
+                    )
+                steps.clear(place, math.prod(one.shape) * size, 0xFF if one.reduction == "max" else 0)
+
+    @property
+    def source(self) -> Address:
+        """The operand that comes by the way of C; there is one where the epilogue `reads_source`."""
+        if self._source is None:
+            raise ValueError("no operand comes by the way of C")
+        return self._places[self._source]
+
+    def args(self, strides: Shape, offsets: Shape, *, exchanged: bool) -> dict[str, Address | int]:
+        """Fields of a kernel's arguments.
+
+        Args:
+            strides: from one batch to the next, in elements, for each operand.
+            offsets: of each operand, likewise.
+            exchanged: whether the kernel computes D^T.
+        """
+        found: dict[str, Address | int] = {}
+        for number, (one, place, batch_stride, offset) in enumerate(
+            zip(self._arrays, self._places, strides, offsets, strict=True)
+        ):
+            stride_m, stride_n = one.spec.strides[-2:]
+            if exchanged:
+                stride_m, stride_n = stride_n, stride_m
+            kind, index, start = place
+            found |= {
+                f"operand{number}": (kind, index, start + offset * one.dtype.bits // 8),
+                f"operand{number}_stride_m": stride_m,
+                f"operand{number}_stride_n": stride_n,
+                f"operand{number}_batch_stride": batch_stride,
+            }
+        return found

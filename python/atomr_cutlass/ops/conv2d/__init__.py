@@ -1,0 +1,1 @@
+"""Convolution in two dimensions and its gradients."""

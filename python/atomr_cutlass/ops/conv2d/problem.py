@@ -1,0 +1,158 @@
+"""The problem that convolution kernels are chosen for: extents, strides, alignments."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from ...epilogue.bound import Fusion
+from ...errors import InvalidOperandError, UnsupportedError
+from ...generator.epilogue.lower import LINEAR, epilogue_id, with_source
+from ...pipeline.problem import MatrixSpec
+from ...reference import ConvGeometry
+
+FPROP, DGRAD, WGRAD = "conv2d_fprop", "conv2d_dgrad", "conv2d_wgrad"
+
+OPERANDS = {FPROP: ("x", "w"), DGRAD: ("dy", "w"), WGRAD: ("dy", "x")}
+"""A and B as callers call them."""
+
+
+@dataclass(frozen=True)
+class ConvProblem:
+    """D = act(alpha * conv(A, B) + beta * C + bias) as the caller's arrays lie, dimensions in the order of NHWC.
+
+    Attributes:
+        op: `conv2d_fprop` (A = x, B = w, D = y), `conv2d_dgrad` (dy, w, dx) or `conv2d_wgrad` (dy, x, dw).
+        geometry: extents.
+        a, b, d: the arrays, 4-D; channels last and contiguous.
+        c: like D, or None.
+        bias: one element for each channel of D, or None.
+        activation: name, or None.
+        math: math mode of the kernel key.
+        device: index of the GPU.
+        fusion: the tree that follows, with its arrays, in the place of bias and activation; or None.
+        source: number of the tree's input that comes by the way of C, which is then what `c` is; or None.
+    """
+
+    op: str
+    geometry: ConvGeometry
+    a: MatrixSpec
+    b: MatrixSpec
+    c: MatrixSpec | None
+    d: MatrixSpec
+    bias: MatrixSpec | None
+    activation: str | None
+    math: str
+    device: int
+    fusion: Fusion | None = None
+    source: int | None = None
+
+    @property
+    def x(self) -> MatrixSpec:
+        """Images, or their gradient."""
+        return {FPROP: self.a, DGRAD: self.d, WGRAD: self.b}[self.op]
+
+    @property
+    def w(self) -> MatrixSpec:
+        """The filter, or its gradient."""
+        return {FPROP: self.b, DGRAD: self.b, WGRAD: self.d}[self.op]
+
+    @property
+    def y(self) -> MatrixSpec:
+        """The result's images, or their gradient."""
+        return {FPROP: self.d, DGRAD: self.a, WGRAD: self.a}[self.op]
+
+    @property
+    def epilogue(self) -> str:
+        """Id of the kernel key's epilogue."""
+        if self.fusion is not None:
+            program = self.fusion.tree.program
+            return epilogue_id(LINEAR, program if self.source is None else with_source(program, self.source))
+        return LINEAR if self.activation in (None, "identity") else f"{LINEAR}_{self.activation}"
+
+    @property
+    def implicit_gemm(self) -> tuple[int, int, int]:
+        """M, N and K of the product that one group comes to (source: CUTLASS's documentation of implicit GEMM)."""
+        g = self.geometry
+        x_channels, y_channels = g.c // g.groups, g.k // g.groups
+        if self.op == FPROP:
+            return g.n * g.p * g.q, y_channels, g.r * g.s * x_channels
+        if self.op == DGRAD:
+            # Of a strided filter every pixel meets one tap in stride_h * stride_w.
+            taps = -(-g.r // g.stride[0]) * -(-g.s // g.stride[1])
+            return g.n * g.h * g.w, x_channels, taps * y_channels
+        return y_channels, g.r * g.s * x_channels, g.n * g.p * g.q
+
+
+def check_channels(name: str, spec: MatrixSpec) -> None:
+    """Refuses an array that convolutions cannot read.
+
+    Raises:
+        InvalidOperandError: a negative stride.
+        UnsupportedError: channels are not contiguous, or elements share memory.
+    """
+    if any(stride < 0 and extent > 1 for stride, extent in zip(spec.strides, spec.shape, strict=True)):
+        raise InvalidOperandError(f"{name} has a negative stride ({spec.strides}): copy it")
+    if spec.shape[-1] > 1 and spec.strides[-1] != 1:
+        raise UnsupportedError(
+            f"{name} (NHWC order) has strides {spec.strides}: its channels must be contiguous; in PyTorch "
+            f"{name} = {name}.contiguous(memory_format=torch.channels_last)"
+        )
+    if any(stride == 0 and extent > 1 for stride, extent in zip(spec.strides, spec.shape, strict=True)):
+        raise UnsupportedError(f"{name} (NHWC order) has strides {spec.strides}: copy what is broadcast")
+
+
+def pixel_strides(spec: MatrixSpec) -> tuple[int, int, int]:
+    """(column, row, outer) strides; of dimensions of one element, what makes the array collapse."""
+    outer, rows, columns, channels = spec.shape
+    stride_outer, stride_row, stride_column, _ = spec.strides
+    if columns == 1:
+        stride_column = stride_row if rows > 1 else (stride_outer if outer > 1 else channels)
+    if rows == 1:
+        stride_row = columns * stride_column
+    if outer == 1:
+        stride_outer = rows * stride_row
+    return stride_column, stride_row, stride_outer
+
+
+def rows_collapse(spec: MatrixSpec) -> bool:
+    """Whether the pixels of one outer index are evenly spaced."""
+    column, row, _ = pixel_strides(spec)
+    return row == spec.shape[2] * column
+
+
+def collapses(spec: MatrixSpec) -> bool:
+    """Whether all pixels are evenly spaced, as a matrix's rows are."""
+    _, row, outer = pixel_strides(spec)
+    return rows_collapse(spec) and outer == spec.shape[1] * row
+
+
+def packed(spec: MatrixSpec) -> bool:
+    """Whether the pixels of one outer index have no gaps."""
+    _, rows, columns, channels = spec.shape
+    return rows * columns == 1 or (pixel_strides(spec)[0] == channels and rows_collapse(spec))
+
+
+def reach(spec: MatrixSpec) -> int:
+    """Bytes from the first element to the end of the last."""
+    span = sum(
+        (extent - 1) * stride for extent, stride in zip(spec.shape, (*reversed(pixel_strides(spec)), 1), strict=True)
+    )
+    return (span + 1) * spec.dtype.bits // 8
+
+
+def channel_alignment(spec: MatrixSpec, groups: int = 1) -> int:
+    """Elements that a vector access of a group's channels may span: what address, strides and extent allow."""
+    elements = [spec.shape[-1] // groups, *pixel_strides(spec)]
+    value = math.gcd(spec.alignment * 8, 128, *(e * spec.dtype.bits for e in elements))
+    return max(1, (value & -value) // spec.dtype.bits)
+
+
+def dense(spec: MatrixSpec) -> bool:
+    """Whether the array has no gaps, dimensions in its own order."""
+    expected = 1
+    for extent, stride in zip(reversed(spec.shape), reversed(spec.strides), strict=True):
+        if extent != 1 and stride != expected:
+            return False
+        expected *= extent
+    return True

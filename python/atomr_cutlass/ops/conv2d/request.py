@@ -1,0 +1,297 @@
+"""Requests for convolutions."""
+
+from __future__ import annotations
+
+import enum
+import functools
+import math
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
+
+from ...arrays.numerics import default_out_dtype
+from ...checks import check_index, shown
+from ...epilogue.request import check_tree, over_pixels
+from ...errors import InvalidOperandError, UnsupportedError
+from ...generator.archs import SmArch
+from ...generator.dtypes import CutlassDtype
+from ...generator.epilogue.tree import EpilogueVisitorTree
+from ...generator.matrix import ARCHS
+from ...generator.members import Members
+from ...generator.render import render
+from ...generator.rules import accumulator, supports_tree
+from ...pipeline import devices
+from ...pipeline.plan_cache import PlanKey
+from ...pipeline.problem import MatrixSpec
+from ...reference import ACTIVATIONS, ConvGeometry
+from ..gemm.request import GemmEpilogue
+from ..request_checks import expect_extent, expect_fields, expect_served, math_of
+from . import kernels as conv_plan
+from .problem import DGRAD, FPROP, OPERANDS, WGRAD, ConvProblem
+
+_DTYPES = (
+    CutlassDtype.F16, CutlassDtype.BF16, CutlassDtype.F32, CutlassDtype.TF32, CutlassDtype.F8E4M3, CutlassDtype.F8E5M2,
+)  # fmt: skip
+
+
+class ConvLayout(enum.Enum, metaclass=Members):
+    """The order in which operands name their dimensions. In memory the channels are contiguous in either."""
+
+    NHWC = "nhwc"
+    NCHW = "nchw"
+
+
+@dataclass(frozen=True)
+class ConvShape:
+    """Extents of a 2-D convolution of x (n, h, w, c) with a filter (k, r, s, c / groups) to y (n, p, q, k).
+
+    Attributes:
+        n: images.
+        h, w: rows and columns of an image.
+        c: channels of x, a multiple of `groups`.
+        k: channels of y, a multiple of `groups`.
+        r, s: rows and columns of the filter.
+        stride, dilation: for rows and for columns.
+        padding: zeros around x: (rows, columns) on both sides, or ((top, bottom), (left, right)).
+        groups: parts that channels are divided into, each convolved by itself.
+
+    Raises:
+        InvalidOperandError: a value is no extent, channels are not divisible by `groups`, or y would be empty.
+    """
+
+    n: int
+    h: int
+    w: int
+    c: int
+    k: int
+    r: int
+    s: int
+    stride: tuple[int, int] = (1, 1)
+    padding: tuple[int, int] | tuple[tuple[int, int], tuple[int, int]] = (0, 0)
+    dilation: tuple[int, int] = (1, 1)
+    groups: int = 1
+
+    def __post_init__(self) -> None:
+        for name in ("n", "h", "w", "c", "k", "r", "s", "groups"):
+            expect_extent(getattr(self, name), f"ConvShape.{name}", 1)
+        for name, least in (("stride", 1), ("padding", 0), ("dilation", 1)):
+            pair = getattr(self, name)
+            if not isinstance(pair, tuple) or len(pair) != 2:
+                raise InvalidOperandError(
+                    f"ConvShape.{name} is {shown(pair)}; expected two integers, for rows and columns"
+                )
+            for value in pair:
+                for one in value if name == "padding" and isinstance(value, tuple) else (value,):
+                    expect_extent(one, f"ConvShape.{name}", least)
+        for name in ("c", "k"):
+            if getattr(self, name) % self.groups:
+                raise InvalidOperandError(
+                    f"ConvShape.{name} is {getattr(self, name)}, no multiple of the {self.groups} groups"
+                )
+        for name, extent, taps, axis in (("p", self.h, self.r, 0), ("q", self.w, self.s, 1)):
+            if getattr(self, name) < 1:
+                raise InvalidOperandError(
+                    f"the result would be empty: a filter of {taps} with dilation {self.dilation[axis]} is longer than "
+                    f"{extent} with padding {self.pads[axis][0]} and {self.pads[axis][1]}"
+                )
+
+    @classmethod
+    def nhwc(
+        cls,
+        n: int,
+        h: int,
+        w: int,
+        c: int,
+        k: int,
+        r: int,
+        s: int,
+        *,
+        stride: int | tuple[int, int] = 1,
+        padding: int | tuple[int, int] | tuple[tuple[int, int], tuple[int, int]] = 0,
+        dilation: int | tuple[int, int] = 1,
+        groups: int = 1,
+    ) -> ConvShape:
+        """A shape with one number for `stride`, `padding` and `dilation`, or one each for rows and columns."""
+        return cls(n, h, w, c, k, r, s, _pair(stride), _pair(padding), _pair(dilation), groups)
+
+    @property
+    def pads(self) -> tuple[tuple[int, int], tuple[int, int]]:
+        """Padding as ((top, bottom), (left, right))."""
+        rows, columns = (one if isinstance(one, tuple) else (one, one) for one in self.padding)
+        return rows, columns
+
+    @property
+    def p(self) -> int:
+        """Rows of y."""
+        return (self.h + sum(self.pads[0]) - self.dilation[0] * (self.r - 1) - 1) // self.stride[0] + 1
+
+    @property
+    def q(self) -> int:
+        """Columns of y."""
+        return (self.w + sum(self.pads[1]) - self.dilation[1] * (self.s - 1) - 1) // self.stride[1] + 1
+
+    @property
+    def geometry(self) -> ConvGeometry:
+        """All extents."""
+        return ConvGeometry(
+            self.n, self.h, self.w, self.c, self.k, self.r, self.s, self.p, self.q, self.stride, self.pads,
+            self.dilation, self.groups,
+        )  # fmt: skip
+
+
+@dataclass(frozen=True)
+class _ConvRequest:
+    """What the three convolutions have in common: everything but the operation.
+
+    Attributes:
+        shape: extents.
+        dtype: element type of the operands. TF32 means float32 operands multiplied in TF32.
+        arch: target; None is the arch of the GPU.
+        layout: the order in which operands name their dimensions.
+        epilogue: scalars, bias (one a channel of the result) and activation, or a tree. A plan is called with a tree's
+            operands by their names, inputs before outputs: a scalar (1,), a row (k,), a column (n, p, q, 1), a matrix
+            like the result, a mask uint8 (n, p, q, ceil(k / 8)); what is reduced (1,), (k,) or (n, p, q). Those of 4
+            dimensions name them as the operands do. Trees, and bias together with beta, are of sm_90a.
+        out_dtype: element type of the result; None is what the epilogue's tree decides, else the operands', or BF16
+            for fp8.
+        precision: for float32 operands: `ieee` (default) or `tf32`; for filters of one tap also `3xtf32`.
+        binding: name of a second operand that a plan of this request keeps.
+
+    Raises:
+        UnsupportedError: convolutions are not to be had for this dtype or arch.
+        InvalidOperandError: a value is not of its kind; the epilogue's tree decides another element type than
+            out_dtype, or has an operand of a name that one of the convolution's has.
+    """
+
+    op: ClassVar[str]
+
+    shape: ConvShape
+    dtype: CutlassDtype = field(kw_only=True)
+    arch: SmArch | None = field(default=None, kw_only=True)
+    layout: ConvLayout = field(default=ConvLayout.NHWC, kw_only=True)
+    epilogue: GemmEpilogue = field(default_factory=GemmEpilogue, kw_only=True)
+    out_dtype: CutlassDtype | None = field(default=None, kw_only=True)
+    precision: str | None = field(default=None, kw_only=True)
+    binding: str | None = field(default=None, kw_only=True)
+
+    def __post_init__(self) -> None:
+        expect_fields(
+            self,
+            shape=ConvShape,
+            dtype=CutlassDtype,
+            arch=SmArch,
+            layout=ConvLayout,
+            epilogue=GemmEpilogue,
+            out_dtype=CutlassDtype,
+        )
+        expect_served("convolution", self.dtype, self.arch, _DTYPES, ARCHS[self.op])
+        _ = self.math  # refuses what contradicts the dtype
+        if self.epilogue.activation not in (None, *ACTIVATIONS):
+            valid = ", ".join(ACTIVATIONS)
+            raise InvalidOperandError(f"activation is {self.epilogue.activation!r}; expected None or one of {valid}")
+        if self.op == WGRAD and self.epilogue.tree is not None:
+            raise UnsupportedError("the gradient of a filter has no epilogue")
+        if self.op == WGRAD and (self.epilogue.bias or self.epilogue.activation is not None):
+            raise UnsupportedError("the gradient of a filter has no bias and no activation")
+        if self.tree is not None:
+            product = (*OPERANDS[self.op], *(["c"] if self.epilogue.beta != 0 else []))
+            check_tree(self.tree, self.result_dtype, product)
+            lowered = supports_tree(self.tree.program, accumulator(self.dtype.storage), self.result_dtype)
+            if not lowered:
+                raise UnsupportedError(lowered.reason)
+
+    @functools.cached_property
+    def tree(self) -> EpilogueVisitorTree | None:
+        """The epilogue's tree, or that of a bias together with C; None where CUTLASS's own epilogues serve."""
+        epilogue = self.epilogue
+        both = epilogue.bias and epilogue.beta != 0
+        return epilogue.tree_for(self.result_dtype) if epilogue.tree is not None or both else None
+
+    @property
+    def result_dtype(self) -> CutlassDtype:
+        """The element type of the result."""
+        decided = self.epilogue.tree.result_dtype if self.epilogue.tree is not None else None
+        return self.out_dtype or decided or default_out_dtype(self.dtype.storage)
+
+    @property
+    def math(self) -> str:
+        """The math mode of the kernel's key."""
+        return math_of(self.dtype, self.precision)
+
+    def plan_key(self) -> PlanKey:
+        """The key of this request's plan. Needs no GPU."""
+        x = self.shape
+        return PlanKey(
+            op=self.op,
+            shape=(x.n, x.h, x.w, x.c, x.k, x.r, x.s, x.stride, *x.pads, x.dilation, x.groups),
+            layouts=(self.layout.value,) * 3,
+            dtypes=(self.dtype.storage, self.dtype.storage, self.result_dtype),
+            math=self.math,
+            epilogue=self.epilogue.kind,
+            arch=self.arch,
+            binding=self.binding,
+        )
+
+    def problem(self, device: int) -> ConvProblem:
+        """What is to be computed on the GPU of this index: dense operands, channels last."""
+        check_index(device, "device")
+        g, operand, result = self.shape.geometry, self.dtype.storage, self.result_dtype
+
+        def dense(shape: tuple[int, ...], dtype: CutlassDtype) -> MatrixSpec:
+            strides = tuple(math.prod(shape[i + 1 :]) for i in range(len(shape)))
+            return MatrixSpec(shape, strides, dtype)
+
+        a, b, d = {
+            FPROP: (g.x_shape, g.w_shape, g.y_shape),
+            DGRAD: (g.y_shape, g.w_shape, g.x_shape),
+            WGRAD: (g.y_shape, g.x_shape, g.w_shape),
+        }[self.op]
+        return ConvProblem(
+            op=self.op,
+            geometry=g,
+            a=dense(a, operand),
+            b=dense(b, operand),
+            c=dense(d, result) if self.epilogue.beta != 0 else None,
+            d=dense(d, result),
+            bias=dense(d[-1:], result) if self.epilogue.bias and self.tree is None else None,
+            activation=self.epilogue.activation if self.tree is None else None,
+            math=self.math,
+            device=device,
+            fusion=None if self.tree is None else over_pixels(self.tree, dense(d, result), self.layout.value),
+        )
+
+    def render_cu(self) -> tuple[str, str]:
+        """The source for NVRTC of the matrix's best cell for this request, whether or not it is built in.
+
+        Nothing is compiled, and no GPU is needed where the request names its arch.
+
+        Returns:
+            (source text, name of the kernel that does the products).
+
+        Raises:
+            InvalidOperandError: the request names no arch, and there is no GPU to take it from.
+            UnsupportedError: no cell of the matrix serves the request; the reason says what would cure it.
+        """
+        device = devices.for_arch(None) if self.arch is None else devices.imagined(self.arch)
+        return render(conv_plan.best_key(self.problem(device.index), device, self.arch), flavour="nvrtc")
+
+
+class ConvFwdRequest(_ConvRequest):
+    """y = epilogue(x * w)."""
+
+    op = FPROP
+
+
+class ConvDgradRequest(_ConvRequest):
+    """The gradient of a convolution by x, from dy and w."""
+
+    op = DGRAD
+
+
+class ConvWgradRequest(_ConvRequest):
+    """The gradient of a convolution by w, from dy and x."""
+
+    op = WGRAD
+
+
+def _pair(value: Any) -> Any:
+    return (value, value) if isinstance(value, int) else value

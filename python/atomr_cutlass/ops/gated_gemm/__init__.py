@@ -1,0 +1,1 @@
+"""The two products of a gated linear unit in one kernel."""

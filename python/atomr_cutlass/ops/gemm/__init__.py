@@ -1,0 +1,1 @@
+"""GEMM: `gemm` and its requests."""

@@ -1,0 +1,321 @@
+"""GEMM, and the magnitudes that its rounding errors are measured against."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from ...arrays.numerics import INTEGER_DTYPES, AnyArray, FloatArray, from_numpy_dtype, round_to_tf32, to_float64
+from ...errors import InvalidOperandError
+from ...generator.dtypes import CutlassDtype
+from ...reference.checks import broadcasts_to, check_math, element_type
+from ...reference.epilogue import activated, add_magnitudes, add_terms, check_activation, check_bias, stored
+from ...reference.scales import OperandScale, Scale, read_scales, scaled_product
+
+
+class GemmResult(NamedTuple):
+    """A result and the largest magnitude in it.
+
+    Attributes:
+        d: the result, as `gemm` returns it.
+        amax: float32 of shape (1,).
+    """
+
+    d: AnyArray
+    amax: npt.NDArray[np.float32]
+
+
+def gemm(
+    a: AnyArray,
+    b: AnyArray,
+    c: AnyArray | None = None,
+    *,
+    alpha: float = 1.0,
+    beta: float = 0.0,
+    bias: AnyArray | None = None,
+    activation: str | None = None,
+    scale_a: Scale | None = None,
+    scale_b: Scale | None = None,
+    scale_d: float | None = None,
+    out_dtype: CutlassDtype,
+    math: str = "default",
+) -> AnyArray:
+    """D = saturating_cast(scale_d * act(alpha * scale_a * scale_b * A B + beta * C + bias)).
+
+    NaN and infinity propagate as in BLAS: through A, B, C, alpha and beta alike, except that C is not read when
+    beta is 0, and A and B are not read when alpha is 0 (reference BLAS documents both; cuBLAS does the same). Without
+    products (K is 0) there is nothing for alpha to multiply either: D is then act(beta * C + bias).
+
+    Scales propagate like alpha. Where there is one for each block, it multiplies that block's sum of products: an
+    infinite scale makes infinity of a block whose sum is not zero, and NaN of one whose sum is. The narrow scales of
+    fp4 hold no infinity; their NaN makes NaN of every result that the block takes part in, zeros included. fp4 itself
+    holds neither. An infinite or NaN result is stored as `saturating_cast` says: fp8 saturates and keeps NaN.
+
+    int8 operands with an int32 result stay integers from end to end. alpha and beta are whole numbers there, and
+    every step wraps modulo 2**32 like the int32 arithmetic of CUTLASS's epilogue: nothing saturates. (Kernels of the
+    sm80 generation saturate the sum of products, CUTLASS having no other instruction; it takes K above 131,071 to
+    see that.) int8 operands with any other result go through float64 as everything else does.
+
+    Args:
+        a: (..., M, K), any dtype of CutlassDtype but int32. Batch dimensions broadcast with b's.
+        b: (..., K, N), integer if and only if a is. It may be another floating dtype than a: e4m3 with e5m2, say.
+        c: (M, N), or (..., M, N) whose batch dimensions broadcast to the result's. Any dtype; integer where the
+            result is int32 from int8.
+        alpha: factor of the product.
+        beta: factor of c.
+        bias: (N,), added to every row.
+        activation: a name in ACTIVATIONS; None is the identity.
+        scale_a: multiplies. A number, or an array of any floating dtype: one element for everything, (..., M, 1) for
+            each row, or (..., M, ceil(K / 128)) for each 128 elements of a row. For fp4 also, with scale_b of the same
+            dtype, (..., M, K / 16) of e4m3 without signs (nvfp4; its second-level scale goes into alpha), or
+            (..., M, K / 32) of e8m0 (mxfp4).
+        scale_b: likewise: one for everything, (..., 1, N) for each column, (..., ceil(K / 128), ceil(N / 128)) for
+            each block of 128 x 128, and for fp4 (..., K / 16, N) or (..., K / 32, N). Batch dimensions of scales
+            broadcast to the result's.
+        scale_d: a number, applied after the activation.
+        out_dtype: the element type of the result; `TF32` is stored as float32.
+        math: `tf32` rounds float32 operands to TF32 first. `default`, `ieee` and `3xtf32` keep them as they are.
+
+    Returns:
+        A new array (..., M, N) of `numpy_dtype(out_dtype)`; empty where M, N or a batch dimension is 0.
+
+    Raises:
+        InvalidOperandError: a wrong rank, shape, dtype, name or combination; the message names the argument.
+    """
+    if out_dtype is CutlassDtype.I32 and from_numpy_dtype(a.dtype) is CutlassDtype.I8:
+        if not (scale_a is None and scale_b is None and scale_d is None):
+            raise InvalidOperandError("scales are given; int8 to int32 takes none: ask for a floating out_dtype")
+        _check_problem(a, b, c, beta=beta, bias=bias)
+        check_activation(activation)
+        check_math(math, CutlassDtype.I8)
+        return _integer_gemm(a, b, c, alpha=alpha, beta=beta, bias=bias, activation=activation)
+    values = _values(
+        a,
+        b,
+        c,
+        alpha=alpha,
+        beta=beta,
+        bias=bias,
+        activation=activation,
+        scale_a=scale_a,
+        scale_b=scale_b,
+        math=math,
+    )
+    with np.errstate(all="ignore"):
+        return stored(values, scale_d, out_dtype)
+
+
+def gemm_with_amax(
+    a: AnyArray,
+    b: AnyArray,
+    c: AnyArray | None = None,
+    *,
+    alpha: float = 1.0,
+    beta: float = 0.0,
+    bias: AnyArray | None = None,
+    activation: str | None = None,
+    scale_a: Scale | None = None,
+    scale_b: Scale | None = None,
+    scale_d: float | None = None,
+    out_dtype: CutlassDtype,
+    math: str = "default",
+) -> GemmResult:
+    """`gemm`, and amax = max |act(...)| before scale_d: what the next scale is chosen from.
+
+    A function of its own, so that what `gemm` returns does not depend on a flag. The largest magnitude of an empty
+    result is 0; NaN anywhere makes NaN of it, as in CUTLASS's reduction.
+
+    Args:
+        a: as in `gemm`, like the rest.
+        b: (..., K, N).
+        c: (..., M, N).
+        alpha: factor of the product.
+        beta: factor of c.
+        bias: (N,).
+        activation: a name in ACTIVATIONS.
+        scale_a: scales of a.
+        scale_b: scales of b.
+        scale_d: a number.
+        out_dtype: the element type of the result; not int32.
+        math: as in `gemm`.
+
+    Returns:
+        The result, and its amax over all batches.
+
+    Raises:
+        InvalidOperandError: as `gemm` does.
+    """
+    if out_dtype is CutlassDtype.I32:
+        raise InvalidOperandError("amax is of floating results; out_dtype is int32")
+    values = _values(
+        a,
+        b,
+        c,
+        alpha=alpha,
+        beta=beta,
+        bias=bias,
+        activation=activation,
+        scale_a=scale_a,
+        scale_b=scale_b,
+        math=math,
+    )
+    with np.errstate(all="ignore"):
+        amax = np.abs(values).max(initial=0.0).astype(np.float32).reshape(1)
+        return GemmResult(stored(values, scale_d, out_dtype), amax)
+
+
+def absolute_product(
+    a: AnyArray,
+    b: AnyArray,
+    c: AnyArray | None = None,
+    *,
+    alpha: float = 1.0,
+    beta: float = 0.0,
+    bias: AnyArray | None = None,
+    scale_a: Scale | None = None,
+    scale_b: Scale | None = None,
+    scale_d: float | None = None,
+) -> FloatArray:
+    """|scale_d| * (|alpha| |scale_a| |scale_b| |A| |B| + |beta| |C| + |bias|), elementwise absolute values.
+
+    The scale against which rounding errors of a product are measured: they are small next to the terms that were
+    summed, not next to a sum that may have cancelled. An activation multiplies it by its largest slope (1.5 covers
+    all of ACTIVATIONS), since errors before it come out that much larger.
+
+    Args:
+        a: as in `gemm`, like the rest.
+        b: (..., K, N).
+        c: (..., M, N); not read when beta is 0.
+        alpha: factor of the product; when it is 0, A and B are not read.
+        beta: factor of c.
+        bias: (N,).
+        scale_a: scales of a, block scales included.
+        scale_b: scales of b.
+        scale_d: a number.
+
+    Returns:
+        float64 (..., M, N).
+
+    Raises:
+        InvalidOperandError: as `gemm` does.
+    """
+    shape = _check_problem(a, b, c, beta=beta, bias=bias)
+    first, second = read_scales(a, b, scale_a, scale_b)
+    with np.errstate(all="ignore"):
+        d = _product(
+            np.abs(to_float64(a)), np.abs(to_float64(b)), shape, abs(float(alpha)), first.absolute(), second.absolute()
+        )
+        d = add_magnitudes(d, c, float(beta), bias)
+        return d if scale_d is None else d * abs(float(scale_d))
+
+
+def _values(
+    a: AnyArray,
+    b: AnyArray,
+    c: AnyArray | None,
+    *,
+    alpha: float,
+    beta: float,
+    bias: AnyArray | None,
+    activation: str | None,
+    scale_a: Scale | None,
+    scale_b: Scale | None,
+    math: str,
+) -> FloatArray:
+    """act(...) before scale_d and rounding, of arguments that are checked here."""
+    shape = _check_problem(a, b, c, beta=beta, bias=bias)
+    first, second = read_scales(a, b, scale_a, scale_b)
+    check_activation(activation)
+    check_math(math, element_type("a", a), element_type("b", b))
+    if math == "tf32":
+        a, b = round_to_tf32(a), round_to_tf32(b)
+    with np.errstate(all="ignore"):
+        product = _product(to_float64(a), to_float64(b), shape, float(alpha), first, second)
+        return activated(add_terms(product, c, float(beta), bias), activation)
+
+
+def _product(
+    a: FloatArray, b: FloatArray, shape: tuple[int, ...], alpha: float, scale_a: OperandScale, scale_b: OperandScale
+) -> FloatArray:
+    """The scaled product in an array of its own. Where alpha or K is 0, operands and scales are not read."""
+    if alpha == 0.0 or a.shape[-1] == 0:
+        return np.zeros(shape)
+    d = scaled_product(a, b, scale_a, scale_b)
+    for factor in (alpha, scale_a.outer, scale_b.outer):
+        if not (isinstance(factor, float) and factor == 1.0):
+            d *= factor
+    return d
+
+
+def _integer_gemm(
+    a: AnyArray,
+    b: AnyArray,
+    c: AnyArray | None,
+    *,
+    alpha: float,
+    beta: float,
+    bias: AnyArray | None,
+    activation: str | None,
+) -> AnyArray:
+    """int8 x int8 -> int32 modulo 2**32; the operands have been checked."""
+    if activation not in (None, "identity", "relu"):
+        raise InvalidOperandError(f"activation is {activation!r}; int8 to int32 takes None, identity or relu")
+    for name, factor in (("alpha", alpha), ("beta", beta)):
+        if not float(factor).is_integer():
+            raise InvalidOperandError(f"{name} is {factor}; int8 to int32 takes whole numbers")
+    for name, term in (("c", c if beta != 0 else None), ("bias", bias)):
+        if term is not None and from_numpy_dtype(term.dtype) not in INTEGER_DTYPES:
+            raise InvalidOperandError(f"{name} is {term.dtype}; int8 to int32 takes int8 or int32")
+    # A product is at most 2**14, so sums of fewer than 2**39 of them are exact in float64, which has a fast matmul.
+    d = np.matmul(to_float64(a), to_float64(b)).astype(np.int64)
+    # int64 wraps modulo 2**64, which leaves the low 32 bits right whatever overflows.
+    d *= _wrapped(alpha)
+    if c is not None and beta != 0:
+        d += _wrapped(beta) * c.astype(np.int64)
+    if bias is not None:
+        d += bias.astype(np.int64)
+    wrapped: AnyArray = d.astype(np.int32)
+    if activation == "relu":
+        wrapped = np.maximum(wrapped, np.int32(0))
+    return wrapped
+
+
+def _wrapped(value: float) -> np.int64:
+    """A whole number modulo 2**32, as a signed 32-bit value."""
+    wrapped: np.int64 = np.int64((int(value) + 2**31) % 2**32 - 2**31)
+    return wrapped
+
+
+def _check_problem(
+    a: AnyArray, b: AnyArray, c: AnyArray | None, *, beta: float, bias: AnyArray | None
+) -> tuple[int, ...]:
+    """Checks ranks, shapes and dtypes of everything but the scales; returns the result's shape."""
+    dtypes: list[CutlassDtype] = []
+    for name, operand, expected in (("a", a, "(..., M, K)"), ("b", b, "(..., K, N)")):
+        if operand.ndim < 2:
+            raise InvalidOperandError(f"{name} has shape {operand.shape}; expected {expected}")
+        dtype = element_type(name, operand)
+        if dtype is CutlassDtype.I32:
+            raise InvalidOperandError(f"{name} is int32; integer operands are int8")
+        dtypes.append(dtype)
+    if (dtypes[0] in INTEGER_DTYPES) != (dtypes[1] in INTEGER_DTYPES):
+        raise InvalidOperandError(f"a is {a.dtype} and b is {b.dtype}; both must be int8, or neither")
+    if a.shape[-1] != b.shape[-2]:
+        raise InvalidOperandError(f"a has K = {a.shape[-1]} (shape {a.shape}), b has K = {b.shape[-2]} ({b.shape})")
+    try:
+        batch = np.broadcast_shapes(a.shape[:-2], b.shape[:-2])
+    except ValueError:
+        raise InvalidOperandError(f"batch dimensions of a {a.shape} and b {b.shape} do not broadcast") from None
+    m, n = a.shape[-2], b.shape[-1]
+    shape = (*batch, m, n)
+    if c is None:
+        if beta != 0.0:
+            raise InvalidOperandError(f"beta is {beta}, but c is not given")
+    else:
+        element_type("c", c)
+        if c.shape[-2:] != (m, n) or not broadcasts_to(c.shape, shape):
+            raise InvalidOperandError(f"c has shape {c.shape}; expected {shape} or fewer batch dimensions")
+    check_bias(bias, n)
+    return shape

@@ -1,0 +1,358 @@
+"""GEMM requests."""
+
+from __future__ import annotations
+
+import enum
+import functools
+from dataclasses import dataclass, field
+
+from ...arrays import fp4
+from ...arrays.numerics import default_out_dtype
+from ...arrays.operands import BYTE
+from ...checks import check_flag, check_index, check_options
+from ...epilogue.arguments import common
+from ...epilogue.bound import Fusion
+from ...epilogue.request import check_tree, dense
+from ...errors import InvalidOperandError, UnsupportedError
+from ...generator.archs import SmArch
+from ...generator.dtypes import CutlassDtype, ScaleType
+from ...generator.epilogue.tree import EpilogueVisitorTree
+from ...generator.matrix import is_supported_for
+from ...generator.members import Members
+from ...generator.render import render
+from ...generator.rules import FP8_TYPES, accumulator, gemm_types, supports_tree
+from ...pipeline import devices, select
+from ...pipeline.plan_cache import PlanKey
+from ...pipeline.problem import GemmProblem, MatrixSpec
+from ..quantize.reference import swizzled_size
+from ..request_checks import expect_extent, expect_fields, math_of
+from .scaled import BLOCK, NO_SCALES, Scale, Scales, refuse, ways
+
+SCALINGS = (None, "tensor", "vector", "block", *fp4.SCALINGS)
+"""Forms of scales on the device: fp8's, then fp4's."""
+
+_BIAS_TYPES = (CutlassDtype.F64, CutlassDtype.F32, CutlassDtype.F16, CutlassDtype.BF16)
+"""Element types of a result whose bias has them too; else it is float32."""
+
+
+class GemmLayout(enum.Enum, metaclass=Members):
+    """How a matrix lies in memory; the value is BLAS's word."""
+
+    ROW_MAJOR = "row"
+    COL_MAJOR = "column"
+
+
+@dataclass(frozen=True)
+class GemmShape:
+    """Extents of D (m x n) = A (m x k) B (k x n), `batch` times.
+
+    Raises:
+        InvalidOperandError: an extent is negative or no integer.
+    """
+
+    m: int
+    n: int
+    k: int
+    batch: int = 1
+
+    def __post_init__(self) -> None:
+        for name in ("m", "n", "k", "batch"):
+            expect_extent(getattr(self, name), f"GemmShape.{name}")
+
+
+@dataclass(frozen=True)
+class GemmEpilogue:
+    """What happens to the accumulator: D = act(alpha * AB + beta * C + bias), or what a tree makes of it.
+
+    Attributes:
+        alpha: scalar.
+        beta: scalar; with 0 there is no C.
+        bias: whether a row is added, one element for each column of D (of a convolution, for each channel). That of a
+            GEMM is of D's element type where that is F64, F32, F16 or BF16, else F32.
+        activation: a name of `reference.ACTIVATIONS`.
+        tree: in the place of bias and activation, what follows alpha * AB + beta * C in a GEMM or a grouped one: of
+            `EvtBuilder`, or that of a traced function (`epilogue.trace(...).tree`).
+
+    Raises:
+        InvalidOperandError: a value is not of its kind, or a tree is given beside a bias or an activation.
+    """
+
+    alpha: float = 1.0
+    beta: float = 0.0
+    bias: bool = False
+    activation: str | None = None
+    tree: EpilogueVisitorTree | None = None
+
+    def __post_init__(self) -> None:
+        check_options(alpha=self.alpha, beta=self.beta, activation=self.activation)
+        check_flag(self.bias, "bias")
+        if self.tree is None:
+            return
+        if not isinstance(self.tree, EpilogueVisitorTree):
+            raise InvalidOperandError(
+                f"tree is a {type(self.tree).__name__}; expected an EpilogueVisitorTree: EvtBuilder puts one together, "
+                "epilogue.trace makes one of a function"
+            )
+        if self.bias or self.activation is not None:
+            other = "bias" if self.bias else "activation"
+            raise InvalidOperandError(f"tree and {other} are given: have the tree compute it, or leave the tree out")
+
+    @property
+    def kind(self) -> str:
+        """What is done, without the values: `linear` and what follows it, as `linear+c+bias+relu`; a tree by its id."""
+        words = ["linear"]
+        words += ["c"] if self.beta != 0 else []
+        words += ["bias"] if self.bias else []
+        words += [self.activation] if self.activation is not None else []
+        words += [self.tree.id] if self.tree is not None else []
+        return "+".join(words)
+
+    def tree_for(self, result: CutlassDtype) -> EpilogueVisitorTree | None:
+        """What follows the product: the tree, or that of bias and activation; None for nothing.
+
+        Args:
+            result: element type of the result, which the bias has too, where such a bias may be.
+
+        Raises:
+            InvalidOperandError: an unknown activation.
+        """
+        if self.tree is not None or not (self.bias or self.activation is not None):
+            return self.tree
+        element = result if result in _BIAS_TYPES else CutlassDtype.F32
+        return common(element if self.bias else None, self.activation).tree
+
+
+@dataclass(frozen=True)
+class GemmRequest:
+    """One GEMM: D = epilogue(A B), dense operands.
+
+    Attributes:
+        shape: extents.
+        dtype: element type of A and B. TF32 means float32 operands multiplied in TF32.
+        dtype_b: element type of B where it is another: e4m3 and e5m2 may be mixed.
+        arch: target; None is the arch of the GPU that the plan is made for. An older target than the GPU's is served
+            by cells that carry PTX.
+        layout_a, layout_b: layouts of A and B.
+        layout_c: layout of C and D.
+        epilogue: scalars, bias and activation, or a tree. A plan is called with the bias (n,) as `bias`, and with a
+            tree's operands by their names, inputs before outputs: a scalar (1,), a row (n,), a column (m, 1), a matrix
+            as D lies, a mask uint8 (m, ceil(n / 8)); what is reduced (1,), (n,) or (m,). Matrices, masks and what a
+            tree writes have a dimension of batches where there are several; what is reduced to a scalar has not.
+        out_dtype: element type of D (and C); None is what the epilogue's tree decides, else A's, BF16 for fp8 and fp4,
+            and for I8 I32, or F32 where more than a product is made of it.
+        precision: for float32 operands: `ieee` (default), `tf32` or `3xtf32`.
+        fast_accum: lets fp8 products be added up in the tensor cores alone; without effect on other dtypes.
+        scaling: fp8's scales that a plan is called with, as float32 arrays: `tensor` (one element for A, one for B),
+            `vector` (one for each row of A, (m, 1), and column of B, (1, n)) or `block` ((m, ceil(k / 128)) and
+            (ceil(k / 128), ceil(n / 128))); None for none. fp4's are `nvfp4` (e4m3, one for 16 elements of K) and
+            `mxfp4` (e8m0 as uint8, one for 32), as `quantize` returns them, with a dimension of batches where there are
+            several. A is then uint8 (m, k / 2) and B the transpose of (n, k / 2): layout_b is COL_MAJOR.
+        quantized: whether a plan is called with scale_d and amax too, one float32 each.
+        binding: name of an operand B that a plan of this request keeps, such as a layer's weight: requests that differ
+            in it alone have plans of their own.
+
+    Raises:
+        UnsupportedError: no kernel exists for these element types, or none for this arch.
+        InvalidOperandError: a value is not of its kind; the epilogue's tree decides another element type than
+            out_dtype, or has an operand of a name that one of the product's has.
+    """
+
+    shape: GemmShape
+    dtype: CutlassDtype = field(kw_only=True)
+    arch: SmArch | None = field(default=None, kw_only=True)
+    layout_a: GemmLayout = field(default=GemmLayout.ROW_MAJOR, kw_only=True)
+    layout_b: GemmLayout = field(default=GemmLayout.ROW_MAJOR, kw_only=True)
+    layout_c: GemmLayout = field(default=GemmLayout.ROW_MAJOR, kw_only=True)
+    epilogue: GemmEpilogue = field(default_factory=GemmEpilogue, kw_only=True)
+    out_dtype: CutlassDtype | None = field(default=None, kw_only=True)
+    precision: str | None = field(default=None, kw_only=True)
+    binding: str | None = field(default=None, kw_only=True)
+    dtype_b: CutlassDtype | None = field(default=None, kw_only=True)
+    fast_accum: bool = field(default=False, kw_only=True)
+    scaling: str | None = field(default=None, kw_only=True)
+    quantized: bool = field(default=False, kw_only=True)
+
+    def __post_init__(self) -> None:
+        expect_fields(
+            self,
+            shape=GemmShape,
+            dtype=CutlassDtype,
+            arch=SmArch,
+            layout_a=GemmLayout,
+            layout_b=GemmLayout,
+            layout_c=GemmLayout,
+            epilogue=GemmEpilogue,
+            out_dtype=CutlassDtype,
+            dtype_b=CutlassDtype,
+            fast_accum=bool,
+            quantized=bool,
+        )
+        if self.scaling is not None:
+            check_options(scaling=self.scaling)
+        if self.scaling not in SCALINGS:
+            raise InvalidOperandError(f"scaling is {self.scaling!r}; expected {', '.join(map(repr, SCALINGS))}")
+        fused = self.tree is not None
+        types = gemm_types(self.operand_dtype, self.operand_dtype_b, self.result_dtype, self.math, tree=fused)
+        if not types:
+            raise UnsupportedError(types.reason)
+        if self.arch is not None and not is_supported_for(self.dtype, self.arch):
+            valid = ", ".join(a.name for a in SmArch if is_supported_for(self.dtype, a))
+            raise UnsupportedError(f"no kernel multiplies {self.dtype.value} on {self.arch.name}; valid: {valid}")
+        if self.operand_dtype is fp4.FP4:
+            if self.scaling not in (None, *fp4.SCALINGS) or self.quantized:
+                wanted = "quantized" if self.quantized else f"scaling is {self.scaling!r}"
+                valid = " or ".join(map(repr, fp4.SCALINGS))
+                raise UnsupportedError(f"{wanted}: fp4 kernels multiply with scaling {valid}, and have no other scales")
+        elif self.scaling in fp4.SCALINGS:
+            raise UnsupportedError(f"scaling {self.scaling!r} is fp4's: dtype is then F4E2M1, not {self.dtype.name}")
+        elif (self.scaling or self.quantized) and self.operand_dtype not in FP8_TYPES:
+            raise UnsupportedError(f"{self.dtype.value} operands take no scales on the device: fold them into alpha")
+        if self.tree is not None:
+            self._check_tree(self.tree)
+
+    def _check_tree(self, tree: EpilogueVisitorTree) -> None:
+        product = {"a", "b", *(["c"] if self.epilogue.beta != 0 else [])}
+        product |= {"scale_a", "scale_b"} if self.scaling else set()
+        product |= {"scale_d", "amax"} if self.quantized else set()
+        check_tree(tree, self.result_dtype, product)
+        lowered = supports_tree(tree.program, accumulator(self.operand_dtype), self.result_dtype)
+        if not lowered:
+            raise UnsupportedError(lowered.reason)
+
+    @property
+    def operand_dtype(self) -> CutlassDtype:
+        """The element type that A and B are stored in."""
+        return self.dtype.storage
+
+    @property
+    def operand_dtype_b(self) -> CutlassDtype:
+        """The element type that B is stored in."""
+        return (self.dtype_b or self.dtype).storage
+
+    @property
+    def result_dtype(self) -> CutlassDtype:
+        """The element type of D."""
+        epilogue = self.epilogue
+        decided = epilogue.tree.result_dtype if epilogue.tree is not None else None
+        fused = epilogue.tree is not None or epilogue.bias or epilogue.activation is not None
+        return self.out_dtype or decided or default_out_dtype(self.operand_dtype, fused=fused)
+
+    @functools.cached_property
+    def tree(self) -> EpilogueVisitorTree | None:
+        """What follows the product: the epilogue's tree, or that of its bias and activation; None for nothing.
+
+        Raises:
+            InvalidOperandError: an unknown activation.
+        """
+        return self.epilogue.tree_for(self.result_dtype)
+
+    @property
+    def math(self) -> str:
+        """The math mode of the kernel's key."""
+        return math_of(self.dtype, self.precision, fast_accum=self.fast_accum)
+
+    def problem(self, device: int) -> GemmProblem:
+        """What is to be computed on the GPU of this index: dense operands, batches outermost."""
+        check_index(device, "device")
+        shape = self.shape
+
+        def spec(rows: int, columns: int, layout: GemmLayout, dtype: CutlassDtype) -> MatrixSpec:
+            inner = (columns, 1) if layout is GemmLayout.ROW_MAJOR else (1, rows)
+            if shape.batch == 1:
+                return MatrixSpec((rows, columns), inner, dtype)
+            return MatrixSpec((shape.batch, rows, columns), (rows * columns, *inner), dtype)
+
+        d = spec(shape.m, shape.n, self.layout_c, self.result_dtype)
+        return GemmProblem(
+            a=spec(shape.m, shape.k, self.layout_a, self.operand_dtype),
+            b=spec(shape.k, shape.n, self.layout_b, self.operand_dtype_b),
+            c=d if self.epilogue.beta != 0 else None,
+            d=d,
+            math=self.math,
+            device=device,
+        )
+
+    def scales(self) -> Scales | None:
+        """The scales that a plan is called with, dense; None for none."""
+        if self.scaling is None and not self.quantized:
+            return None
+        shape = self.shape
+        kind = fp4.SCALINGS.get(self.scaling or "")
+        if kind is not None:
+            return Scales(*(self._swizzled(rows, kind) for rows in (shape.m, shape.n)))
+        k_blocks, n_blocks = -(-shape.k // BLOCK), -(-shape.n // BLOCK)
+        extents = {
+            "tensor": ((1,), (1,)),
+            "vector": ((shape.m, 1), (1, shape.n)),
+            "block": ((shape.m, k_blocks), (k_blocks, n_blocks)),
+        }
+
+        def dense(extent: tuple[int, ...], form: str) -> Scale:
+            return Scale(extent, (extent[-1], 1)[-len(extent) :], form)
+
+        one = dense((1,), "tensor") if self.quantized else None
+        if self.scaling is None:
+            return Scales(d=one, amax=one)
+        a, b = (dense(extent, self.scaling) for extent in extents[self.scaling])
+        return Scales(a, b, one, one)
+
+    def fusion(self) -> Fusion | None:
+        """What follows the product, with the arrays that a plan is called with, dense; None for nothing."""
+        return None if self.tree is None else dense(self.tree, self.problem(0).d)
+
+    def _swizzled(self, rows: int, kind: ScaleType) -> Scale:
+        size = swizzled_size(rows, -(-self.shape.k // fp4.VECTOR[kind]))
+        # As `quantize` returns them.
+        dtype = BYTE if kind is ScaleType.UE8M0 else kind.dlpack
+        if self.shape.batch == 1:
+            return Scale((size,), (1,), "swizzled", dtype)
+        return Scale((self.shape.batch, size), (size, 1), "swizzled", dtype)
+
+    def plan_key(self) -> PlanKey:
+        """The key of this request's plan. Needs no GPU."""
+        return self._plan_key
+
+    @functools.cached_property
+    def _plan_key(self) -> PlanKey:
+        return PlanKey(
+            op="gemm",
+            shape=(self.shape.m, self.shape.n, self.shape.k, self.shape.batch),
+            layouts=(self.layout_a.value, self.layout_b.value, self.layout_c.value),
+            dtypes=(self.operand_dtype, self.operand_dtype_b, self.result_dtype),
+            math=self.math,
+            epilogue="+".join(
+                [
+                    self.epilogue.kind,
+                    *([f"{self.scaling} scales"] if self.scaling else []),
+                    *(["quantized"] if self.quantized else []),
+                ]
+            ),
+            arch=self.arch,
+            binding=self.binding,
+        )
+
+    def render_cu(self) -> tuple[str, str]:
+        """The source for NVRTC of the matrix's best cell for this request, whether or not it is built in.
+
+        Nothing is compiled, and no GPU is needed where the request names its arch: the choice is then made for a GPU
+        of that arch as `devices.imagined` has it, so that it is the same everywhere.
+
+        Returns:
+            (source text, name of the kernel).
+
+        Raises:
+            InvalidOperandError: the request names no arch, and there is no GPU to take it from.
+            UnsupportedError: no cell of the matrix serves the request; the reason says what would cure it.
+        """
+        device = devices.for_arch(None) if self.arch is None else devices.imagined(self.arch)
+        arch = self.arch or devices.require_arch(device)
+        what, scales, fusion = self.problem(device.index), self.scales(), self.fusion()
+        if scales is not None or fusion is not None:
+            refuse(what)
+        if 0 in (what.m, what.n, what.batch):
+            raise UnsupportedError(f"a result of shape {what.d.shape} is empty: there is nothing to render")
+        for way in ways(what, scales or NO_SCALES, fusion):
+            best = select.best_cell(way, device, arch)
+            if best is not None:
+                return render(best.key, flavour="nvrtc")
+        raise select.missing(way, device, self.arch)

@@ -1,0 +1,408 @@
+"""GEMM whose kernel takes more than A, B, C and D.
+
+That is scales on the device (of a tensor, of rows and columns, or of blocks; scale_d and amax), and the operands of an
+epilogue tree.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import functools
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from ... import _core
+from ...arrays import fp4
+from ...arrays.operands import BYTE
+from ...epilogue import bound as fused
+from ...epilogue.bound import FusedOperands, Fusion
+from ...errors import InvalidOperandError, KernelNotFoundError, UnsupportedError
+from ...generator.archs import SmArch
+from ...generator.dtypes import CutlassDtype, ScaleType
+from ...generator.epilogue.lower import is_gated
+from ...pipeline import devices
+from ...pipeline.devices import Device
+from ...pipeline.op_plan import Address, OpPlan, Steps, moved, refuse_capture
+from ...pipeline.pick import Picked
+from ...pipeline.plan import choose
+from ...pipeline.problem import MAX_OUTER, GemmProblem, MatrixSpec, broadcast_to
+from ...pipeline.select import Choice, choice_of, rank
+
+BLOCK = 128
+"""Rows of B's columns, and elements of K, that share a block scale of fp8; each row of A has its own."""
+
+PER_PAIR = 2
+"""Columns of a gated product that make one of D."""
+
+FLOAT = CutlassDtype.F32
+
+
+@dataclass(frozen=True)
+class Scale:
+    """A scale array as it lies.
+
+    Attributes:
+        shape, strides: in elements.
+        form: `tensor` (one number), `vector` (one for each row of A, or column of B), `block`, or fp4's `swizzled`:
+            those of a matrix one after the other, (..., count).
+        dtype: DLPack's (type code, bits).
+    """
+
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+    form: str
+    dtype: tuple[int, int] = FLOAT.dlpack
+
+
+@dataclass(frozen=True)
+class Scales:
+    """The scales of a GEMM that are arrays; None where there is none.
+
+    Attributes:
+        a, b: of A and B.
+        d: of D, one number.
+        amax: where the largest magnitude of D before scale_d goes.
+    """
+
+    a: Scale | None = None
+    b: Scale | None = None
+    d: Scale | None = None
+    amax: Scale | None = None
+
+    @property
+    def block(self) -> bool:
+        """Whether they are block scales in float32."""
+        return self.a is not None and self.a.form == "block"
+
+    @property
+    def swizzled(self) -> bool:
+        """Whether they are the block scales of fp4."""
+        return self.a is not None and self.a.form == "swizzled"
+
+
+NO_SCALES = Scales()
+
+
+def scale_forms(what: GemmProblem, a: MatrixSpec | None, b: MatrixSpec | None) -> tuple[str, str]:
+    """What scale arrays of these shapes are: `tensor`, `vector` or `block`.
+
+    Args:
+        what: the problem.
+        a: shape and strides of scale_a: one element, (..., M, 1), or with block scales (M, ceil(K / 128)).
+        b: of scale_b: one element, (..., 1, N), or with block scales (ceil(K / 128), ceil(N / 128)).
+
+    Raises:
+        InvalidOperandError: another shape, or block scales of one operand only.
+    """
+    k_blocks, n_blocks = -(-what.k // BLOCK), -(-what.n // BLOCK)
+
+    def form(spec: MatrixSpec | None, vector: tuple[int, int], block: tuple[int, int]) -> str:
+        if spec is None or math.prod(spec.shape) == 1:
+            return "tensor"
+        if spec.shape[-2:] == vector:
+            return "vector"
+        return "block" if spec.shape[-2:] == block else ""
+
+    found = (
+        form(a, (what.m, 1), (what.m, k_blocks)),
+        form(b, (1, what.n), (k_blocks, n_blocks)),
+    )
+    for name, spec, one, vector, block in (
+        ("scale_a", a, found[0], (what.m, 1), (what.m, k_blocks)),
+        ("scale_b", b, found[1], (1, what.n), (k_blocks, n_blocks)),
+    ):
+        if not one and spec is not None:
+            raise InvalidOperandError(
+                f"{name} has shape {spec.shape}; expected one element, {vector} or, for blocks of {BLOCK}, {block}"
+            )
+    if "block" not in found:
+        return found
+    # One block of K: a column of scales of A serves as either.
+    shapes = (a.shape[-2:] if a else (), b.shape[-2:] if b else ())
+    if shapes != ((what.m, k_blocks), (k_blocks, n_blocks)):
+        raise InvalidOperandError(
+            f"scale_a has shape {shapes[0]} and scale_b {shapes[1]}; block scales are {(what.m, k_blocks)} and "
+            f"{(k_blocks, n_blocks)}, both or neither"
+        )
+    return ("block", "block")
+
+
+def problem_of(what: GemmProblem, scales: Scales) -> GemmProblem:
+    """The problem with the epilogue or the block scales that these scales need."""
+    if scales == NO_SCALES or is_gated(what.epilogue):
+        return what
+    if scales.swizzled and scales.a is not None:
+        return fp4.with_scales(what, fp4.scale_type(scales.a.dtype, "scale_a"))
+    if not scales.block:
+        return dataclasses.replace(what, epilogue="scaled")
+    epilogue = "lc" if scales.d is None and scales.amax is None else "scaled"
+    return dataclasses.replace(
+        what, epilogue=epilogue, scale_granularity=(1, BLOCK, BLOCK), scale_type=ScaleType.F32.value
+    )
+
+
+def ways(what: GemmProblem, scales: Scales = NO_SCALES, fusion: Fusion | None = None) -> list[GemmProblem]:
+    """The problem with scales and a tree, in the ways in which a kernel may be asked for it, better ones first."""
+    scaled = problem_of(what, scales)
+    return [scaled] if fusion is None else fused.problem_of(scaled, fusion, scaled.epilogue)
+
+
+def refuse(what: GemmProblem) -> None:
+    """Refuses what there is nothing to scale of, or for a tree to follow.
+
+    Raises:
+        UnsupportedError: an empty result, or no products.
+    """
+    if 0 in (what.m, what.n, what.batch):
+        raise UnsupportedError(f"a result of shape {what.d.shape} is empty: there is nothing to plan")
+    if what.k == 0 and what.a.dtype is fp4.FP4:
+        raise UnsupportedError("K is 0: fp4 kernels have nothing to multiply; the result is beta * C")
+    if what.k == 0:
+        raise UnsupportedError(
+            "K is 0: there is nothing for scales to multiply or an epilogue to follow; leave them out"
+        )
+
+
+def make(
+    what: GemmProblem,
+    scales: Scales = NO_SCALES,
+    fusion: Fusion | None = None,
+    *,
+    result: MatrixSpec | None = None,
+    arch: SmArch | None = None,
+    alpha: float = 1.0,
+    beta: float = 0.0,
+    like: Any = None,
+    backend: str = "auto",
+    jit: str | None = None,
+    stream: int | None = None,
+) -> OpPlan:
+    """The plan for a GEMM with scales or an epilogue tree.
+
+    Its slots are a, b and, where there are such, c, scale_a, scale_b, scale_d, amax, the tree's inputs and outputs,
+    then out. Arguments and errors are those of `plan.make`, but for `result`: of a gated epilogue, D as it lies, half
+    as wide as `what` has it, with half the strides.
+    """
+    refuse(what)
+    device = devices.get(what.device)
+    for name, one, along in (("scale_a", scales.a, -2), ("scale_b", scales.b, -1)):
+        if one is not None and one.form == "vector" and one.shape[along] > 1 and one.strides[along] != 1:
+            raise UnsupportedError(f"{name} has strides {one.strides}: its elements must be contiguous; copy it")
+    way, choice = choose_way(ways(what, scales, fusion), device, arch, backend, jit)
+    return from_choice(way, choice, scales, fusion, result=result, alpha=alpha, beta=beta, like=like, stream=stream)
+
+
+def from_choice(
+    way: GemmProblem,
+    choice: Choice,
+    scales: Scales = NO_SCALES,
+    fusion: Fusion | None = None,
+    *,
+    result: MatrixSpec | None = None,
+    alpha: float = 1.0,
+    beta: float = 0.0,
+    like: Any = None,
+    stream: int | None = None,
+) -> OpPlan:
+    """The plan for one of the problem's `ways` with this kernel, which need not be the best one; see `make`."""
+    device = devices.get(way.device)
+    picked = Picked(choice.key, choice.info, choice.seconds)
+    refuse_capture(picked, way.device, stream)
+    checked = True
+    if fusion is not None:
+        from ...epilogue import validate as first_use  # loads the reference, which only trees need here
+
+        launch = functools.partial(_launch_once, choice, device)
+        checked = first_use.require(picked, device, launch, stream=stream)
+    made = _plan(way, scales, fusion, choice, picked, device, result=result, alpha=alpha, beta=beta, like=like)
+    made.checked = checked
+    return made
+
+
+def _launch_once(
+    choice: Choice, device: Device, what: GemmProblem, fusion: Fusion, views: Mapping[str, _core.Operand]
+) -> None:
+    """Launches a choice's kernel for a product of `a` and `b` to `out`, on the default stream."""
+    problem = fused.problem_for(what, fusion, choice.key.epilogue)
+    own = choice_of(choice.key, problem, device)
+    picked = Picked(choice.key, choice.info, own.seconds)
+    made = _plan(problem, NO_SCALES, fusion, own, picked, device, alpha=1.0, beta=0.0, like=None)
+    made(*(views[name] for name in ("a", "b", *(one.name for one in fusion.arrays), "out")), stream=0)
+
+
+def choose_way(
+    ways: list[GemmProblem], device: Device, arch: SmArch | None, backend: str, jit: str | None
+) -> tuple[GemmProblem, Choice]:
+    """The first of a problem's ways that some kernel serves, and the kernel; errors are those of `plan.choose`.
+
+    With `backend` `auto`, no kernel is compiled for one way where the table serves another.
+    """
+    *better, last = table_first(ways, device, arch) if backend == "auto" else ways
+    for way in better:
+        with contextlib.suppress(UnsupportedError, KernelNotFoundError):
+            return way, choose(way, device, arch, backend, jit)
+    return last, choose(last, device, arch, backend, jit)
+
+
+def table_first(ways: list[GemmProblem], device: Device, arch: SmArch | None) -> list[GemmProblem]:
+    """A problem's ways, those that the table serves before those whose kernel would have to be compiled."""
+
+    def lacks(way: GemmProblem) -> bool:
+        try:
+            return not rank(way, device, arch)
+        except UnsupportedError:
+            return True
+
+    return sorted(ways, key=lacks) if len(ways) > 1 else ways
+
+
+def _plan(
+    what: GemmProblem,
+    scales: Scales,
+    fusion: Fusion | None,
+    choice: Choice,
+    picked: Picked,
+    device: Device,
+    *,
+    result: MatrixSpec | None = None,
+    alpha: float,
+    beta: float,
+    like: Any,
+) -> OpPlan:
+    key, variant = choice.key, choice.variant
+    steps = Steps(device.index)
+    narrower = 1 if result is None else PER_PAIR
+
+    def operand(name: str, spec: MatrixSpec, align: int, role: str = "input") -> tuple[str, int, int]:
+        shape, strides, dtype = spec.shape, spec.strides, spec.dtype.dlpack
+        if spec.dtype is fp4.FP4:
+            (shape, strides), dtype = fp4.packed(spec, name), BYTE
+        return steps.slot(name, shape, strides, dtype, alignment=align * spec.dtype.bits // 8, role=role)
+
+    def scale(name: str, one: Scale | None, role: str = "input") -> tuple[str, int, int] | None:
+        if one is None:
+            return None
+        alignment = fp4.SCALE_ALIGNMENT if one.form == "swizzled" else 4
+        return steps.slot(name, one.shape, one.strides, one.dtype, alignment=alignment, role=role)
+
+    align_a, align_b = (key.align_b, key.align_a) if variant.exchanged else (key.align_a, key.align_b)
+    a = operand("a", what.a, align_a)
+    b = operand("b", what.b, align_b)
+    source = what.c is not None and fused.reads_source(what.epilogue)
+    c = operand("c", what.c, key.align_d, "source") if what.c is not None and not source else None
+    at_a, at_b, at_d = scale("scale_a", scales.a), scale("scale_b", scales.b), scale("scale_d", scales.d)
+    amax = scale("amax", scales.amax, "output")
+    clear_masks = key.generation in ("sm80", "sm100", "sm120")
+    others = FusedOperands(steps, fusion, what.epilogue, align=key.align_d, clear_masks=clear_masks)
+    if source:
+        c = others.source
+    out = operand("out", result or what.d, key.align_d, "output")
+    if amax is not None:
+        steps.clear(amax, 4)
+
+    common = {
+        "m": variant.m, "n": variant.n, "k": what.k, "lda": variant.lda, "ldb": variant.ldb, "ldc": variant.ldc,
+        "ldd": variant.ldd // narrower, "split_k": choice.split_k, "swizzle": choice.swizzle, "raster": choice.raster,
+        "alpha": "alpha", "beta": "beta", "scale_d": at_d, "amax": amax,
+    }  # fmt: skip
+    for batch in _batches(what, scales, choice):
+        first = (a, batch.a, what.a, at_a, batch.scale_a, scales.a)
+        second = (b, batch.b, what.b, at_b, batch.scale_b, scales.b)
+        if variant.exchanged:
+            first, second = second, first
+        args = dict(common)
+        for letter, (array, offset, spec, place, scale_offset, one) in (("a", first), ("b", second)):
+            args[letter] = moved(array, offset, spec.dtype)
+            args[f"scale_{letter}"] = None if place is None or one is None else _moved_scale(place, scale_offset, one)
+            args[f"scale_form_{letter}"] = int(one is not None and one.form == "vector")
+            if one is not None and one.form == "block":
+                along, k_along = (-2, -1) if letter == "a" else (-1, -2)
+                args[f"scale_stride_{letter}"] = one.strides[along]
+                args[f"scale_k_stride_{letter}"] = one.strides[k_along]
+        strides = variant.batch_strides if batch.count > 1 else (0, 0, 0, 0)
+        args |= {
+            "batch": batch.count,
+            "batch_stride_a": strides[0],
+            "batch_stride_b": strides[1],
+            "batch_stride_c": strides[2],
+            "batch_stride_d": strides[3] // narrower,
+            "c": None if c is None or what.c is None else moved(c, batch.c, what.c.dtype),
+            "d": moved(out, batch.d // narrower, what.d.dtype),
+        }
+        args |= others.args(
+            choice.batches.strides[4:] if batch.count > 1 else (0,) * len(batch.operands),
+            batch.operands,
+            exchanged=variant.exchanged,
+        )
+        steps.launch(picked, args)
+    return steps.plan(like=like, alpha=alpha, beta=beta)
+
+
+def _as_matrices(one: Scale) -> MatrixSpec:
+    """Scales with two dimensions after those of batches."""
+    if one.form == "swizzled":
+        return MatrixSpec((*one.shape[:-1], 1, one.shape[-1]), (*one.strides[:-1], 0, 1), FLOAT)
+    return MatrixSpec(one.shape, one.strides, FLOAT)
+
+
+def _moved_scale(place: Address, elements: int, one: Scale) -> Address:
+    kind, index, start = place
+    return (kind, index, start + elements * one.dtype[1] // 8)
+
+
+@dataclass(frozen=True)
+class _Batch:
+    """One launch: offsets in elements from the arrays' beginnings, and how many batches it takes."""
+
+    a: int
+    b: int
+    c: int
+    d: int
+    scale_a: int
+    scale_b: int
+    operands: tuple[int, ...]
+    count: int
+
+
+def _batches(what: GemmProblem, scales: Scales, choice: Choice) -> list[_Batch]:
+    """One launch where all batches share their scales, else one for each batch."""
+    own = any(one is not None and math.prod(_as_matrices(one).shape[:-2]) > 1 for one in (scales.a, scales.b))
+    # Kernels with blocks take one batch, and those of fp4 would look for scales of each.
+    if not own and not ((scales.block or scales.swizzled) and math.prod(what.d.shape[:-2]) > 1):
+        return [
+            _Batch(a, b, c, d, 0, 0, tuple(operands), choice.batches.count)
+            for a, b, c, d, *operands in choice.batches.offsets
+        ]
+    batches = what.d.shape[:-2]
+    if math.prod(batches) > MAX_OUTER:
+        raise UnsupportedError(
+            f"{math.prod(batches)} batches with scales of their own; at most {MAX_OUTER} are launched"
+        )
+
+    def strides(spec: MatrixSpec | None, name: str) -> tuple[int, ...]:
+        return (0,) * len(batches) if spec is None else broadcast_to(spec, batches, name).strides[:-2]
+
+    def scale_strides(one: Scale | None, name: str) -> tuple[int, ...]:
+        if one is None or math.prod(one.shape) == 1:
+            return (0,) * len(batches)
+        return strides(_as_matrices(one), name)
+
+    steps = [
+        strides(what.a, "a"), strides(what.b, "b"), strides(what.c, "c"), strides(what.d, "out"),
+        scale_strides(scales.a, "scale_a"), scale_strides(scales.b, "scale_b"),
+        *(strides(one, "an operand of the epilogue") for one in what.operands),
+    ]  # fmt: skip
+    found = []
+    for number in range(math.prod(batches)):
+        index, rest = [], number
+        for extent in reversed(batches):
+            index.append(rest % extent)
+            rest //= extent
+        a, b, c, d, scale_a, scale_b, *operands = (
+            sum(i * s for i, s in zip(reversed(index), one, strict=True)) for one in steps
+        )
+        found.append(_Batch(a, b, c, d, scale_a, scale_b, tuple(operands), 1))
+    return found

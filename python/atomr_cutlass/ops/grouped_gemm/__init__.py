@@ -1,0 +1,1 @@
+"""Grouped GEMM: several products of different extents in one launch."""

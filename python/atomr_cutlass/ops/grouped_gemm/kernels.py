@@ -1,0 +1,517 @@
+"""Plans of grouped GEMM: which kernel, and its arguments. One launch serves all groups, whatever their sizes."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import itertools
+import struct
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from ... import _core
+from ...arrays.numerics import FAST
+from ...epilogue import validate as first_use
+from ...epilogue.arguments import common
+from ...epilogue.bound import Fusion
+from ...errors import UnsupportedError
+from ...generator.archs import SmArch
+from ...generator.dtypes import CutlassDtype
+from ...generator.epilogue.lower import LINEAR, SCALED, epilogue_id, split
+from ...generator.epilogue.tree import ROW as ROW_KIND
+from ...generator.epilogue.tree import EpilogueVisitorTree
+from ...generator.key import COLUMN, ROW, KernelKey
+from ...generator.matrix import ARCHS, cells, shared_memory, supports, with_epilogue
+from ...generator.rules import FP8_TYPES, HALF_TYPES, supports_grouped_tree, supports_tree
+from ...pipeline import devices, estimate
+from ...pipeline.devices import Device
+from ...pipeline.op_plan import Address, OpPlan, Steps, refuse_capture
+from ...pipeline.pick import Picked, best_cell, pick
+from ...pipeline.problem import GemmProblem, MatrixSpec, Variant
+from ...reference import ACTIVATIONS
+from .problem import (
+    ALONG_K,
+    BLOCK,
+    BLOCKS,
+    CONTIGUOUS,
+    FORMS,
+    GROUP,
+    LIST,
+    MASKED,
+    OP,
+    TENSOR,
+    VECTOR,
+    GroupedFusion,
+    GroupedProblem,
+    GroupOperand,
+    GroupScale,
+    Lie,
+    lie,
+    lie_as_source,
+)
+
+ENTRY = struct.Struct("<6Q4q4i")
+"""atomr_cutlass_group (kernel_abi.h): a, b, c, d, scale_a, scale_b; lda, ldb, ldc, ldd; m, n, k, padding."""
+
+FULL_ACCUMULATION = 1.05
+"""How much longer than with fast accumulation an fp8 kernel takes, by the model."""
+NARROW = 1.5
+"""How much longer than the model thinks a kernel takes that reads single elements: it is for what others cannot."""
+EMPTY_ROWS = 0.05
+
+_SCALE_FORMS = {TENSOR: 0, VECTOR: 1, GROUP: 2, BLOCKS: 0}
+_POINTERS = ("a", "b", "c", "d", "scale_a", "scale_b")
+
+
+def cost(key: KernelKey, what: GroupedProblem, device: Device) -> float | None:
+    """Estimated seconds of a kernel for a problem; None when it cannot serve it."""
+    served = _multiplies(key, what) and _scales(key, what) and _reaches(key, what)
+    if not served or key.epilogue != _epilogue(key, what) or _lies(key, what) is None:
+        return None
+    groups, m, n, k = what.expected
+    variant = Variant(
+        exchanged=False, m=m, n=n, k=k, batch=groups, layout_a=key.layout_a, layout_b=key.layout_b, lda=k, ldb=k,
+        ldc=n, ldd=n, batch_strides=(0, 0, 0, 0), align_a=key.align_a, align_b=key.align_b, align_d=key.align_d,
+    )  # fmt: skip
+    seconds = estimate.seconds(key, variant, device, shared_memory(key))
+    # Where memory is what takes the time all tiles look alike; the fewer rows of one are empty, the better.
+    seconds *= 1.0 + EMPTY_ROWS * (1.0 - m / (key.tile[0] * -(-m // key.tile[0])))
+    seconds *= NARROW if key.mainloop == "twostage" else 1.0
+    return seconds * (FULL_ACCUMULATION if key.a in FP8_TYPES and key.math != FAST else 1.0)
+
+
+def _multiplies(key: KernelKey, what: GroupedProblem) -> bool:
+    """Whether it is a kernel of these element types."""
+    types = (what.a[0].dtype, what.b[0].dtype, what.d[0].dtype)
+    maths = (FAST, "default") if what.math == FAST else (what.math,)
+    return key.op == OP and (key.a, key.b, key.d) == types and key.math in maths
+
+
+def _scales(key: KernelKey, what: GroupedProblem) -> bool:
+    """Whether it reads the scales: all that are there, and none that are not."""
+    if what.block_scales:
+        return key.scale_type == "f32" and key.scale_granularity == (1, BLOCK, BLOCK)
+    arrays = what.scale_a is not None or what.scale_b is not None
+    return not key.scale_type and (split(key.epilogue)[0] == SCALED or not arrays)
+
+
+def _epilogue(key: KernelKey, what: GroupedProblem) -> str:
+    """The epilogue that a problem asks of a kernel, on top of what it does with scales."""
+    base = split(key.epilogue)[0]
+    if key.generation == "sm80":
+        base = SCALED if base == SCALED else LINEAR
+    if what.fusion is None:
+        return base
+    program = what.fusion.tree.program
+    if key.generation == "sm80":
+        known, activation = _bias_and_activation(program, key.d)
+        if known:
+            return f"{base}_{activation}" if activation else base
+    return epilogue_id(base, program)
+
+
+@functools.lru_cache(256)
+def _bias_and_activation(program: str, bias: CutlassDtype) -> tuple[bool, str | None]:
+    """(whether a tree is act(acc), or act(acc + bias) with a bias of this type, the activation if there is one)."""
+    for element in (None, bias):
+        for activation in (None, *ACTIVATIONS):
+            if common(element, activation).tree.program == program:
+                return True, activation
+    return False, None
+
+
+def _derived(key: KernelKey, what: GroupedProblem) -> KernelKey:
+    """What a cell of the matrix becomes for a problem; `supports` says whether it compiles."""
+    epilogue, d = _epilogue(key, what), what.d[0].dtype
+    # A cell has room for results that are no wider than its own.
+    if what.fusion is None or key.generation == "sm80" or d.bits > key.d.bits:
+        return dataclasses.replace(key, epilogue=epilogue)
+    return with_epilogue(key, epilogue, d)
+
+
+def _derive(what: GroupedProblem) -> Callable[[KernelKey], KernelKey] | None:
+    """What makes kernels for a problem of the matrix's cells; None where they are such kernels already."""
+    return None if what.fusion is None else lambda key: _derived(key, what)
+
+
+def refuse_tree(tree: EpilogueVisitorTree, acc: CutlassDtype, d: CutlassDtype) -> None:
+    """Refuses a tree that no grouped kernel evaluates.
+
+    Args:
+        tree: the tree.
+        acc: type of the accumulator.
+        d: of the result.
+
+    Raises:
+        UnsupportedError: says why.
+    """
+    for status in (supports_grouped_tree(epilogue_id(LINEAR, tree.program)), supports_tree(tree.program, acc, d)):
+        if not status:
+            raise UnsupportedError(status.reason)
+
+
+def serves(key: KernelKey, what: GroupedProblem, device: Device) -> bool:
+    """Whether a cell of the matrix, with the problem's epilogue in the place of its own, serves it."""
+    if key.op != OP:
+        return False
+    made = _derived(key, what)
+    return (made == key or bool(supports(made))) and cost(made, what, device) is not None
+
+
+def _in_place_of_c(key: KernelKey, what: GroupedProblem) -> bool:
+    """Whether the kernel reads the bias as C."""
+    return what.fusion is not None and bool(what.fusion.inputs) and key.generation == "sm80"
+
+
+def _reaches(key: KernelKey, what: GroupedProblem) -> bool:
+    """Whether it can read groups that begin anywhere along the rows of A, or along K."""
+    if key.generation == "sm80":
+        # Loads are as wide as the alignment, which the size of a group need not be a multiple of.
+        if what.form == ALONG_K:
+            return not ((key.layout_a == ROW and key.align_a > 1) or (key.layout_b == COLUMN and key.align_b > 1))
+        return what.form == LIST or key.layout_a == ROW or key.align_a == 1
+    # A tensor map begins at a multiple of 16 bytes.
+    if what.form == ALONG_K:
+        return key.layout_a == COLUMN and key.layout_b == ROW
+    return what.form != CONTIGUOUS or key.layout_a == ROW
+
+
+def _lies(key: KernelKey, what: GroupedProblem) -> dict[str, list[Lie]] | None:
+    """How the kernel reads every array; None when one does not lie as it needs it."""
+    operands = (("a", what.a, key.layout_a, key.align_a, key.a), ("b", what.b, key.layout_b, key.align_b, key.b))
+    results = (("c", what.c, ROW, key.align_d, key.d), ("out", what.d, ROW, key.align_d, key.d))
+    found: dict[str, list[Lie]] = {}
+    for name, specs, layout, align, dtype in (*operands, *results):
+        needed = max(1, align * dtype.bits // 8)
+        found[name] = []
+        for spec in specs:
+            one = lie(spec, layout, name)
+            if one is None:
+                return None
+            # Where groups begin and end anywhere, the extent that they divide is no multiple of anything.
+            ragged = what.form == ALONG_K and name in ("a", "b") and (layout == ROW) == (name == "a")
+            # TMA moves 16 bytes at once, beyond the end of a row too: what lies there would be read, or written.
+            bytes_aligned = one.strided if ragged else one.contiguous
+            if bytes_aligned % needed:
+                return None
+            found[name].append(one)
+    if what.fusion is not None and _in_place_of_c(key, what):
+        if what.c:
+            return None
+        for spec in what.fusion.inputs[0].arrays:
+            row = lie_as_source(spec)
+            if row is None or row.contiguous % max(1, key.align_d * key.d.bits // 8):
+                return None
+            found["c"].append(row)
+    return found
+
+
+def best_key(what: GroupedProblem, device: Device, arch: SmArch | None) -> KernelKey:
+    """The key of the matrix's best cell for a problem. Needs no GPU.
+
+    Raises:
+        UnsupportedError: no cell serves it.
+    """
+    best = None if what.empty else best_cell(OP, lambda key: cost(key, what, device), device, arch, _derive(what))
+    if best is None:
+        raise UnsupportedError(refusal(what, arch or device.arch))
+    return best.key
+
+
+def choose(
+    what: GroupedProblem,
+    device: Device,
+    *,
+    arch: SmArch | None = None,
+    backend: str = "auto",
+    jit: str | None = None,
+    record: bool = True,
+) -> Picked:
+    """The kernel for a problem. Arguments and errors are those of `pick.pick`."""
+    return pick(
+        OP,
+        lambda key: cost(key, what, device),
+        device,
+        refusal=refusal(what, arch or device.arch),
+        arch=arch,
+        backend=backend,
+        jit=jit,
+        record=record,
+        derive=_derive(what),
+    )
+
+
+def refusal(what: GroupedProblem, arch: SmArch | None) -> str:
+    """Why no cell of the matrix serves a problem on an arch, and what would cure it."""
+    if what.empty:
+        return "all groups are empty: there is nothing to plan"
+    if arch is not None and arch not in ARCHS[OP]:
+        return (
+            f"grouped GEMM has no kernels for {arch.value}; there are some for {', '.join(a.value for a in ARCHS[OP])}"
+        )
+    a, b, d = what.a[0], what.b[0], what.d[0]
+    text = (
+        f"no kernel of the matrix serves this grouped GEMM ({what.form}): {a.dtype.value} and {b.dtype.value} "
+        f"({what.math}) to {d.dtype.value}, strides {a.strides}, {b.strides} and {d.strides}"
+    )
+    if a.dtype not in (*HALF_TYPES, *FP8_TYPES):
+        return f"{text}: grouped kernels multiply f16, bf16 and fp8"
+    if a.dtype not in FP8_TYPES and (what.scale_a is not None or what.scale_b is not None):
+        return f"{text}: only fp8 kernels take scales as arrays; give numbers, or fold them into alpha"
+    if a.dtype in FP8_TYPES and d.dtype not in (*HALF_TYPES, *(FP8_TYPES if what.fusion is not None else ())):
+        return f"{text}: fp8 kernels give bf16 and f16, and with an epilogue e4m3 and e5m2"
+    if a.dtype in FP8_TYPES and what.form == ALONG_K:
+        return f"{text}: fp8 kernels read A and B contiguous along K, and groups along K begin anywhere; use bf16"
+    notes = []
+    if a.dtype in FP8_TYPES:
+        notes.append("fp8 kernels read A and B contiguous along K (in PyTorch, b.transpose(-1, -2).contiguous()"
+                     ".transpose(-1, -2)), at addresses and strides of 16 bytes")  # fmt: skip
+    elif what.form == ALONG_K:
+        notes.append("along K, kernels read A contiguous along M and B along N, such as the transpose of row-major "
+                     "activations and a row-major gradient, at addresses and strides of 16 bytes")  # fmt: skip
+    else:
+        notes.append("A is read row-major, B in either layout")
+    notes.append("the rows of the result are contiguous")
+    if what.fusion is not None:
+        if arch in (SmArch.SM90A, SmArch.SM100):
+            notes.append("kernels over TMA, which evaluate epilogue trees, read and write at addresses and strides of "
+                         "16 bytes")  # fmt: skip
+        if any(one.kind == ROW_KIND for one in what.fusion.inputs):
+            notes.append("kernels of the sm80 generation, which serve GPUs before sm_90 and unaligned operands, read a "
+                         "bias in the place of c: without c, contiguous and of the result's dtype")  # fmt: skip
+        if arch is not None:
+            notes += _reasons(what.fusion.tree.program, a.dtype, b.dtype, d.dtype, arch)
+    return f"{text}: {'; '.join(notes)}"
+
+
+@functools.lru_cache(256)
+def _reasons(program: str, a: CutlassDtype, b: CutlassDtype, d: CutlassDtype, arch: SmArch) -> tuple[str, ...]:
+    """Why cells of an arch that multiply these types do not take an epilogue tree."""
+    found: dict[str, None] = {}
+    for _, key in cells([arch]):
+        if key.op != OP or (key.a, key.b) != (a, b):
+            continue
+        if key.generation == "sm80" and _bias_and_activation(program, key.d)[0]:
+            continue
+        status = supports(with_epilogue(key, epilogue_id(split(key.epilogue)[0], program), d))
+        if not status:
+            found[status.reason] = None
+    return tuple(found)
+
+
+def make(
+    what: GroupedProblem,
+    *,
+    arch: SmArch | None = None,
+    alpha: float = 1.0,
+    beta: float = 0.0,
+    like: Any = None,
+    backend: str = "auto",
+    jit: str | None = None,
+    stream: int | None = None,
+    picked: Picked | None = None,
+) -> OpPlan:
+    """The plan for a grouped GEMM.
+
+    Its slots are a, b and, where there are such, c, offsets, scale_a, scale_b, what the tree reads, then out; of lists
+    every member in the place of its list. Offsets (or counts) are read on the device at each call, and never by the
+    host; they are clamped to the rows there are. Arguments and errors are those of `plan.make`; `picked` is the kernel
+    where it has been chosen already.
+    """
+    if what.empty:
+        raise UnsupportedError(refusal(what, arch))
+    device = devices.get(what.device)
+    if picked is None:
+        picked = choose(what, device, arch=arch, backend=backend, jit=jit)
+    refuse_capture(picked, what.device, stream)
+    checked = True
+    if split(picked.key.epilogue)[1]:
+        checked = first_use.require(picked, device, functools.partial(_launch_once, picked), stream=stream)
+    made = _plan(what, picked, arch, alpha=alpha, beta=beta, like=like)
+    made.checked = checked
+    return made
+
+
+def _launch_once(picked: Picked, product: GemmProblem, fusion: Fusion, views: Mapping[str, _core.Operand]) -> None:
+    """Launches the kernel for a list of one product."""
+    inputs = tuple(
+        GroupOperand(one.name, one.kind, (MatrixSpec(one.shape, one.strides, one.dtype, one.alignment),))
+        for one in fusion.inputs
+    )
+    alone = GroupedProblem(
+        LIST, 1, (product.a,), (product.b,), (), (product.d,), counted=False, math=product.math, device=product.device,
+        fusion=GroupedFusion(fusion.tree, inputs),
+    )  # fmt: skip
+    made = _plan(alone, picked, picked.key.arch, alpha=1.0, beta=0.0, like=None)
+    made(*(views[name] for name in ("a", "b", *(one.name for one in fusion.inputs), "out")), stream=0)
+
+
+def _plan(what: GroupedProblem, picked: Picked, arch: SmArch | None, *, alpha: float, beta: float, like: Any) -> OpPlan:
+    steps = Steps(what.device)
+    lies = _lies(picked.key, what)
+    if lies is None:
+        raise UnsupportedError(refusal(what, arch or devices.get(what.device).arch))
+    args = (_list_args if what.form == LIST else _array_args)(steps, what, picked.key, lies)
+    form = {"groups": what.groups, "form": FORMS.index(what.form), "alpha": "alpha", "beta": "beta"}
+    steps.launch(picked, form | args, main=True)
+    made = steps.plan(like=like, alpha=alpha, beta=beta)
+    made.result = (what.d[0].shape, what.d[0].dtype)
+    return made
+
+
+def _slot(steps: Steps, name: str, spec: MatrixSpec, align: int, role: str = "input") -> Address:
+    alignment = max(1, align * spec.dtype.bits // 8) if 0 not in spec.shape else 1
+    return steps.slot(name, spec.shape, spec.strides, spec.dtype.dlpack, alignment=alignment, role=role)
+
+
+def _array_args(steps: Steps, what: GroupedProblem, key: KernelKey, lies: dict[str, list[Lie]]) -> dict[str, Any]:
+    """Of the forms whose operands are one array each."""
+    m, n, k = what.extents
+    a = _slot(steps, "a", what.a[0], key.align_a)
+    b = _slot(steps, "b", what.b[0], key.align_b)
+    c = _slot(steps, "c", what.c[0], key.align_d, "source") if what.c else None
+    offsets = MatrixSpec((what.groups,), (1,), CutlassDtype.I32)
+    divides = _slot(steps, "counts" if what.counted else "offsets", offsets, 1)
+    scales = _scale_args(steps, what)
+    fused: dict[str, Any] = {}
+    for number, operand in enumerate(what.fusion.inputs if what.fusion else ()):
+        (array,) = operand.arrays
+        if _in_place_of_c(key, what):
+            c, fused = _slot(steps, operand.name, array, key.align_d), {"beta": 1.0}
+            continue
+        group_stride, stride = operand.strides
+        fused |= {
+            f"operand{number}": _slot(steps, operand.name, array, 1),
+            f"operand{number}_stride_n": stride,
+            f"operand{number}_batch_stride": group_stride,
+        }
+    out = _slot(steps, "out", what.d[0], key.align_d, "output")
+    args: dict[str, Any] = {
+        "m": m, "n": n, "k": k, "rows_are_counts": int(what.counted), "offsets": divides, "c": c, "d": out,
+        # Kernels may want the address of an operand that has no elements to be one.
+        "a": a if 0 not in what.a[0].shape else out, "b": b if 0 not in what.b[0].shape else out,
+    }  # fmt: skip
+    for letter, name in zip("abcd", ("a", "b", "c", "out"), strict=True):
+        one = lies[name][0] if lies[name] else lies["out"][0]
+        args[f"ld{letter}"] = one.leading
+        args[f"group_stride_{letter}"] = one.group
+    return args | scales | fused
+
+
+def _scale_args(steps: Steps, what: GroupedProblem) -> dict[str, Any]:
+    args: dict[str, Any] = {}
+    for letter, scale in (("a", what.scale_a), ("b", what.scale_b)):
+        if scale is None:
+            continue
+        name, spec = f"scale_{letter}", scale.arrays[0]
+        args[name] = _slot(steps, name, spec, 1)
+        args[f"scale_form_{letter}"] = _SCALE_FORMS[scale.form]
+        along, k_along = (-2, -1) if letter == "a" else (-1, -2)
+        if scale.form == GROUP and what.groups > 1 and spec.strides[0] != 1:
+            raise UnsupportedError(f"{name} has strides {spec.strides}: the scales of groups must be contiguous")
+        if scale.form == VECTOR and spec.shape[along] > 1 and spec.strides[along] != 1:
+            raise UnsupportedError(f"{name} has strides {spec.strides}: the scales of a group must be contiguous")
+        if scale.form in (VECTOR, BLOCKS) and len(spec.shape) == 3:
+            args[f"scale_group_stride_{letter}"] = spec.strides[0]
+        if scale.form == BLOCKS:
+            args[f"scale_stride_{letter}"] = spec.strides[along]
+            args[f"scale_k_stride_{letter}"] = spec.strides[k_along]
+    return args
+
+
+def _list_args(steps: Steps, what: GroupedProblem, key: KernelKey, lies: dict[str, list[Lie]]) -> dict[str, Any]:
+    """Of lists: a table of matrices, written to the device at each call."""
+
+    def slots(name: str, specs: tuple[MatrixSpec, ...], align: int, role: str = "input") -> list[Address]:
+        return [_slot(steps, f"{name}[{g}]", spec, align, role) for g, spec in enumerate(specs)]
+
+    args: dict[str, Any] = {}
+    places = {"a": slots("a", what.a, key.align_a), "b": slots("b", what.b, key.align_b)}
+    places["c"] = slots("c", what.c, key.align_d, "source")
+    for letter, scale in (("a", what.scale_a), ("b", what.scale_b)):
+        if scale is None:
+            places[f"scale_{letter}"] = []
+            continue
+        found = slots(f"scale_{letter}", scale.arrays, 1)
+        places[f"scale_{letter}"] = found * what.groups if len(found) == 1 else found
+        args[f"scale_form_{letter}"] = _SCALE_FORMS[scale.form]
+        args |= _common_strides(letter, scale)
+    in_place_of_c = _in_place_of_c(key, what)
+    inputs = what.fusion.inputs if what.fusion else ()
+    tables = []
+    for one in inputs:
+        found = slots(one.name, one.arrays, key.align_d if in_place_of_c else 1)
+        tables.append(found if len(found) == what.groups else found * what.groups)
+    if in_place_of_c:
+        places["c"], tables = tables[0], []
+        args["beta"] = 1.0
+    places["d"] = slots("out", what.d, key.align_d, "output")
+    lies["d"] = lies["out"]
+    table, patches = bytearray(), []
+    for g, (m, n, k) in enumerate(what.members):
+        start = len(table)
+        leading = [(lies[letter] or lies["d"])[g].leading for letter in "abcd"]
+        table += ENTRY.pack(0, 0, 0, 0, 0, 0, *leading, m, n, k, 0)
+        for index, name in enumerate(_POINTERS):
+            if not places[name]:
+                continue
+            # As above, of an operand without elements.
+            nothing = (name == "a" and 0 in what.a[g].shape) or (name == "b" and 0 in what.b[g].shape)
+            patches.append((start + 8 * index, (places["d"] if nothing else places[name])[g]))
+    # Behind the groups, for each operand the addresses of what they read.
+    behind = len(table)
+    patches += [(behind + 8 * place, address) for place, address in enumerate(itertools.chain(*tables))]
+    table += bytes(8 * what.groups * len(tables))
+    where = steps.temporary(len(table))
+    steps.copy(where, bytes(table), patches)
+    kind, index, _ = where
+    for number, one in enumerate(inputs[: len(tables)]):
+        is_row = one.kind == ROW_KIND
+        if is_row and any(spec.shape[-1] > 1 and spec.strides[-1] != 1 for spec in one.arrays):
+            raise UnsupportedError(f"the members of {one.name} must be contiguous")
+        args |= {
+            f"operand{number}": (kind, index, behind + 8 * what.groups * number),
+            f"operand{number}_stride_n": int(is_row),
+        }
+    return args | {"table": where}
+
+
+def _common_strides(letter: str, scale: GroupScale) -> dict[str, int]:
+    """The strides that all scales of a list have in common.
+
+    Raises:
+        UnsupportedError: they have none.
+    """
+    name, (along, k_along) = f"scale_{letter}", (-2, -1) if letter == "a" else (-1, -2)
+    arrays = [spec for spec in scale.arrays if 0 not in spec.shape]
+    if scale.form == VECTOR:
+        if any(spec.shape[along] > 1 and spec.strides[along] != 1 for spec in arrays):
+            raise UnsupportedError(f"the members of {name} must be contiguous")
+        return {}
+    if scale.form != BLOCKS:
+        return {}
+    found = {}
+    for field, dim in ((f"scale_stride_{letter}", along), (f"scale_k_stride_{letter}", k_along)):
+        strides = {spec.strides[dim] for spec in arrays if spec.shape[dim] > 1}
+        if len(strides) > 1:
+            raise UnsupportedError(
+                f"the members of {name} have different strides ({sorted(strides)[:4]}): the block scales of a list "
+                "are read with one stride; cut them from one array"
+            )
+        found[field] = strides.pop() if strides else 1
+    return found
+
+
+__all__ = [
+    "ALONG_K",
+    "CONTIGUOUS",
+    "LIST",
+    "MASKED",
+    "OP",
+    "best_key",
+    "cost",
+    "make",
+    "refusal",
+    "refuse_tree",
+    "serves",
+]

@@ -1,0 +1,296 @@
+"""The problem that grouped GEMM kernels are chosen for: the form, extents, strides, scales."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from ...errors import InvalidOperandError
+from ...generator.dtypes import CutlassDtype
+from ...generator.epilogue.tree import ACCUMULATOR, ROW, EpilogueVisitorTree
+from ...generator.rules import TREE_OUTPUTS
+from ...pipeline.problem import MatrixSpec, View, round_up, views
+
+OP = "grouped_gemm"
+CONTIGUOUS, MASKED, ALONG_K, LIST = "contiguous", "masked", "along_k", "list"
+FORMS = (CONTIGUOUS, MASKED, ALONG_K, LIST)
+"""In the order of their numbers in kernel_abi.h."""
+
+BLOCK = 128
+"""Columns of B, and elements of K, that share a block scale; each row of A has its own."""
+
+TENSOR, GROUP, VECTOR, BLOCKS = "tensor", "group", "vector", "block"
+
+Shape = tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class GroupScale:
+    """The scales of one operand.
+
+    Attributes:
+        arrays: how they lie: one array, or of a list one each.
+        form: `tensor` (one number, or of a list one each), `group` (a number for each group), `vector` (one for each
+            row of A, or column of B) or `block`.
+    """
+
+    arrays: tuple[MatrixSpec, ...]
+    form: str
+
+
+@dataclass(frozen=True)
+class GroupOperand:
+    """What an epilogue tree reads: a row or a scalar.
+
+    Attributes:
+        name: the operand's.
+        kind: `row` or `scalar`.
+        arrays: how they lie: one array, of a row (N,), of a scalar one element, for all groups or with a dimension of
+            groups in front, beside which a row may have one of 1; of a list one for each, or one for all.
+    """
+
+    name: str
+    kind: str
+    arrays: tuple[MatrixSpec, ...]
+
+    @property
+    def strides(self) -> tuple[int, int]:
+        """Elements from one group's to the next one's, 0 where all share one, and from one column to the next."""
+        (one,) = self.arrays
+        least = 2 if self.kind == ROW else 3
+        each = len(one.shape) >= least and one.shape[0] > 1
+        return one.strides[0] if each else 0, one.strides[-1] if self.kind == ROW else 0
+
+
+@dataclass(frozen=True)
+class GroupedFusion:
+    """An epilogue tree and the arrays of what it reads, in its order; it writes D alone."""
+
+    tree: EpilogueVisitorTree
+    inputs: tuple[GroupOperand, ...] = ()
+
+
+def does_nothing(tree: EpilogueVisitorTree, a: CutlassDtype, d: CutlassDtype) -> bool:
+    """Whether a tree gives the accumulator as it is, to a D that products have without a tree too.
+
+    Args:
+        tree: the tree.
+        a: element type of A.
+        d: element type of D.
+    """
+    plain = tree.result.op == ACCUMULATOR and not tree.stores and tree.result_dtype is None
+    return plain and d not in TREE_OUTPUTS.get(a, ())
+
+
+@dataclass(frozen=True)
+class GroupedProblem:
+    """D[g] = epilogue(alpha * scale_a[g] * scale_b[g] * A[g] B[g] + beta * C[g]), as the caller's arrays lie.
+
+    Attributes:
+        form: `contiguous` (A (rows, K), B (G, K, N), D (rows, N)), `masked` ((G, rows, K), (G, K, N), (G, rows, N)),
+            `along_k` ((M, total K), (total K, N), (G, M, N)) or `list` (matrices of their own).
+        groups: how many there are.
+        a, b, d: the arrays: one, or of a list one for each group.
+        c: like d, or empty.
+        counted: whether what divides the rows are counts; they are ends otherwise. Always for the masked form.
+        math: math mode of the kernel key; `fast` allows `default`.
+        device: index of the GPU.
+        scale_a, scale_b: scales that are arrays.
+        fusion: what follows the product; None for nothing.
+    """
+
+    form: str
+    groups: int
+    a: tuple[MatrixSpec, ...]
+    b: tuple[MatrixSpec, ...]
+    c: tuple[MatrixSpec, ...]
+    d: tuple[MatrixSpec, ...]
+    counted: bool
+    math: str
+    device: int
+    scale_a: GroupScale | None = None
+    scale_b: GroupScale | None = None
+    fusion: GroupedFusion | None = None
+
+    @property
+    def extents(self) -> tuple[int, int, int]:
+        """(M, N, K) of the arrays: rows of all groups for the contiguous form, of each for others. Not of a list."""
+        return self.a[0].shape[-2], self.b[0].shape[-1], self.a[0].shape[-1]
+
+    @property
+    def members(self) -> list[tuple[int, int, int]]:
+        """(M, N, K) of the matrices of a list."""
+        return [(a.shape[0], b.shape[1], a.shape[1]) for a, b in zip(self.a, self.b, strict=True)]
+
+    @property
+    def block_scales(self) -> bool:
+        """Whether the scales are those of blocks."""
+        return self.scale_a is not None and self.scale_a.form == BLOCKS
+
+    @property
+    def expected(self) -> tuple[int, int, int, int]:
+        """(groups, M, N, K) of what the groups come to, as far as it can be known: what the model is asked about.
+
+        Masked groups are taken to be half full: if they were always full, there would be no masks.
+        """
+        if self.form == LIST:
+            sums = [sum(extents) for extents in zip(*self.members, strict=True)]
+            m, n, k = (max(1, round(one / self.groups)) for one in sums)
+            return self.groups, m, n, k
+        m, n, k = self.extents
+        if self.form == MASKED:
+            return self.groups, max(1, m // 2), n, k
+        if self.form == ALONG_K:
+            return self.groups, m, n, -(-k // self.groups)
+        busy = max(1, min(self.groups, m))
+        return busy, -(-m // busy), n, k
+
+    @property
+    def empty(self) -> bool:
+        """Whether there is no element that a kernel could write."""
+        return self.groups == 0 or all(0 in one.shape for one in self.d)
+
+
+@dataclass(frozen=True)
+class Lie:
+    """How a kernel reads an array of matrices.
+
+    Attributes:
+        leading: leading dimension in elements.
+        group: elements from one group's matrix to the next; 0 where all are in one.
+        strided: bytes that every row (or column) and every matrix begins at a multiple of, at most 16.
+        contiguous: bytes that a row's (or column's) length is a multiple of too, at most 16.
+    """
+
+    leading: int
+    group: int
+    strided: int
+    contiguous: int
+
+
+def lie(spec: MatrixSpec, layout: str, name: str) -> Lie | None:
+    """How a kernel would read an array with its matrices in this layout; None when it cannot.
+
+    Raises:
+        InvalidOperandError: a negative stride.
+        UnsupportedError: neither rows nor columns are contiguous.
+    """
+    along = spec.shape[-1] if layout == "r" else spec.shape[-2]
+    bits = spec.dtype.bits
+    if 0 in spec.shape:
+        # Nothing is read: any leading dimension will do.
+        view, group = View(layout, round_up(max(along, 1), 128 // bits)), 0
+    else:
+        found = [one for one in views(spec, name) if one.layout == layout]
+        if not found:
+            return None
+        view = found[0]
+        group = spec.strides[0] if len(spec.shape) == 3 and spec.shape[0] > 1 else 0
+    alignment = spec.alignment if 0 not in spec.shape else 16
+    strided = math.gcd(alignment * 8, 128, view.leading * bits, group * bits) // 8
+    return Lie(view.leading, group, _power(strided), _power(math.gcd(strided * 8, along * bits) // 8))
+
+
+def lie_as_source(bias: MatrixSpec) -> Lie | None:
+    """How a kernel would read a bias in the place of C, each row the same one; None where it is not contiguous."""
+    columns, bits = bias.shape[-1], bias.dtype.bits
+    if columns > 1 and bias.strides[-1] != 1:
+        return None
+    group = bias.strides[0] if len(bias.shape) > 1 and bias.shape[0] > 1 else 0
+    strided = math.gcd(bias.alignment * 8, 128, group * bits) // 8
+    return Lie(0, group, _power(strided), _power(math.gcd(strided * 8, columns * bits) // 8))
+
+
+def _power(value: int) -> int:
+    return value & -value
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Scales
+# ----------------------------------------------------------------------------------------------------------------------
+
+_Choices = dict[str, tuple[Shape, ...]]
+
+
+def scale_forms(
+    form: str,
+    groups: int,
+    extents: Sequence[tuple[int, int, int]],
+    a: Sequence[Shape] | None,
+    b: Sequence[Shape] | None,
+) -> tuple[str, str]:
+    """What scale arrays of these shapes are.
+
+    Args:
+        form: of the operands.
+        groups: how many there are.
+        extents: (M, N, K): of the arrays as `GroupedProblem.extents` has them, or of each matrix of a list.
+        a: shapes of scale_a: of one array, or of one for each matrix of a list; None for none.
+        b: shapes of scale_b.
+
+    Returns:
+        The forms of the scales of A and of B (`GroupScale`); `tensor` where there is none.
+
+    Raises:
+        InvalidOperandError: another shape, or block scales of one operand only.
+    """
+    choices = [_choices(form, groups, *one) for one in extents]
+    found_a = _forms(a, [one[0] for one in choices])
+    found_b = _forms(b, [one[1] for one in choices])
+    plain = [next((one for one in (TENSOR, GROUP, VECTOR) if one in found), "") for found in (found_a, found_b)]
+    if all(plain):
+        return plain[0], plain[1]
+    if BLOCKS in found_a and BLOCKS in found_b:
+        return BLOCKS, BLOCKS
+    for name, shapes, found, side in (("scale_a", a, found_a, 0), ("scale_b", b, found_b, 1)):
+        if not found and shapes is not None:
+            # Of a list, name the first that fits nothing.
+            for index, shape in enumerate(shapes):
+                valid = choices[min(index, len(choices) - 1)][side]
+                if math.prod(shape) == 1 or any(shape in one for one in valid.values()):
+                    continue
+                where = f"{name}[{index}]" if form == LIST else name
+                expected = ", ".join(str(one) for shapes_of in valid.values() for one in shapes_of)
+                raise InvalidOperandError(f"{where} has shape {shape}; expected one element or one of {expected}")
+            raise InvalidOperandError(f"the members of {name} are scales of different kinds: {list(shapes)[:4]}")
+    raise InvalidOperandError(
+        f"scale_a has shape {_first(a)} and scale_b {_first(b)}: block scales are for both operands or for neither"
+    )
+
+
+def _first(shapes: Sequence[Shape] | None) -> str:
+    return "none" if not shapes else str(shapes[0])
+
+
+def _forms(shapes: Sequence[Shape] | None, choices: list[_Choices]) -> set[str]:
+    """The forms that all arrays may have."""
+    if shapes is None:
+        return {TENSOR}
+    found = {TENSOR} if all(math.prod(shape) == 1 for shape in shapes) else set()
+    if len(shapes) != len(choices):  # one array for all matrices of a list
+        return found
+    for form in (GROUP, VECTOR, BLOCKS):
+        if all(shape in one.get(form, ()) for shape, one in zip(shapes, choices, strict=True)):
+            found.add(form)
+    return found
+
+
+def _choices(form: str, groups: int, m: int, n: int, k: int) -> tuple[_Choices, _Choices]:
+    """The shapes that scales of A and of B may have, beside one element."""
+    k_blocks, n_blocks = -(-k // BLOCK), -(-n // BLOCK)
+    if form == LIST:
+        return (
+            {VECTOR: ((m, 1),), BLOCKS: ((m, k_blocks),)},
+            {VECTOR: ((1, n),), BLOCKS: ((k_blocks, n_blocks),)},
+        )
+    each: tuple[Shape, ...] = ((groups,), (groups, 1, 1))
+    if form == ALONG_K:
+        return (
+            {GROUP: each, VECTOR: ((m, 1), (groups, m, 1))},
+            {GROUP: each, VECTOR: ((1, n), (groups, 1, n))},
+        )
+    of_b: _Choices = {GROUP: each, VECTOR: ((groups, 1, n),), BLOCKS: ((groups, k_blocks, n_blocks),)}
+    if form == MASKED:
+        return {GROUP: each, VECTOR: ((groups, m, 1),), BLOCKS: ((groups, m, k_blocks),)}, of_b
+    return {GROUP: ((groups,),), VECTOR: ((m, 1),), BLOCKS: ((m, k_blocks),)}, of_b

@@ -1,0 +1,196 @@
+"""Requests for grouped GEMM."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from ...arrays.numerics import default_out_dtype
+from ...checks import check_index, expect, shown
+from ...epilogue.request import check_tree
+from ...errors import InvalidOperandError
+from ...generator.archs import SmArch
+from ...generator.dtypes import CutlassDtype
+from ...generator.epilogue.tree import ROW, EpilogueVisitorTree
+from ...generator.matrix import ARCHS
+from ...generator.render import render
+from ...generator.rules import accumulator
+from ...pipeline import devices
+from ...pipeline.plan_cache import PlanKey
+from ...pipeline.problem import MatrixSpec
+from ...reference.epilogue import check_activation
+from ..gemm.request import GemmEpilogue, GemmLayout, GemmShape
+from ..request_checks import expect_fields, expect_served, math_of
+from . import kernels as grouped_plan
+from .problem import LIST, OP, GroupedFusion, GroupedProblem, GroupOperand, does_nothing
+
+_DTYPES = (CutlassDtype.F16, CutlassDtype.BF16, CutlassDtype.F8E4M3, CutlassDtype.F8E5M2)
+
+
+@dataclass(frozen=True)
+class GroupedGemmShape:
+    """Extents of the groups: one product each, of its own m, n and k.
+
+    Attributes:
+        groups: a GemmShape with batch 1 for each group; any sequence is taken and kept as a tuple.
+
+    Raises:
+        InvalidOperandError: there is no group, or one is not such a shape.
+    """
+
+    groups: tuple[GemmShape, ...]
+
+    def __init__(self, groups: Sequence[GemmShape]) -> None:
+        if not isinstance(groups, Sequence) or not groups:
+            raise InvalidOperandError(f"groups is {shown(groups)}; expected a sequence of at least one GemmShape")
+        for index, group in enumerate(groups):
+            expect(group, GemmShape, f"groups[{index}]")
+            if group.batch != 1:
+                raise InvalidOperandError(f"groups[{index}] has batch {group.batch}; expected 1: give a group for each")
+        object.__setattr__(self, "groups", tuple(groups))
+
+
+@dataclass(frozen=True)
+class GroupedGemmRequest:
+    """Several GEMMs of different extents in one launch: the form whose operands are lists of dense matrices.
+
+    A plan of it is called with all of A, all of B, with beta all of C, with a bias all of these, (n,) of D's dtype
+    where that is F64, F32, F16 or BF16, else F32, with a tree what it reads in its order, of a row one for each group,
+    (n,), of a scalar one for all, (1,), and all of D. (The other forms of `grouped_gemm` leave the sizes of groups to
+    the device: there is nothing that a request could say of them beforehand.)
+
+    Attributes:
+        shape: extents of the groups.
+        dtype: element type of every A and B: F16, BF16, F8E4M3 or F8E5M2.
+        arch: target; None is the arch of the GPU.
+        layout_a, layout_b: layouts of A and B.
+        layout_c: layout of C and D.
+        epilogue: scalars, bias and activation, or a tree of rows and scalars that writes D alone; of every group alike.
+        out_dtype: element type of D (and C); None is what the epilogue's tree decides, else A's, BF16 for fp8.
+        fast_accum: lets fp8 products be added up in the tensor cores alone; without effect on other dtypes.
+        binding: name of an operand B that a plan of this request keeps.
+
+    Raises:
+        UnsupportedError: grouped GEMM is not to be had for this dtype or arch, or does not evaluate such trees.
+        InvalidOperandError: a value is not of its kind; the epilogue's tree decides another element type than
+            out_dtype, or has an operand of a name that one of the product's has.
+    """
+
+    shape: GroupedGemmShape
+    dtype: CutlassDtype = field(kw_only=True)
+    arch: SmArch | None = field(default=None, kw_only=True)
+    layout_a: GemmLayout = field(default=GemmLayout.ROW_MAJOR, kw_only=True)
+    layout_b: GemmLayout = field(default=GemmLayout.ROW_MAJOR, kw_only=True)
+    layout_c: GemmLayout = field(default=GemmLayout.ROW_MAJOR, kw_only=True)
+    epilogue: GemmEpilogue = field(default_factory=GemmEpilogue, kw_only=True)
+    out_dtype: CutlassDtype | None = field(default=None, kw_only=True)
+    fast_accum: bool = field(default=False, kw_only=True)
+    binding: str | None = field(default=None, kw_only=True)
+
+    def __post_init__(self) -> None:
+        expect_fields(
+            self,
+            shape=GroupedGemmShape,
+            dtype=CutlassDtype,
+            arch=SmArch,
+            layout_a=GemmLayout,
+            layout_b=GemmLayout,
+            layout_c=GemmLayout,
+            epilogue=GemmEpilogue,
+            out_dtype=CutlassDtype,
+            fast_accum=bool,
+        )
+        check_activation(self.epilogue.activation)
+        expect_served("grouped GEMM", self.dtype, self.arch, _DTYPES, ARCHS[OP])
+        if self.epilogue.tree is not None:
+            self._check_tree(self.epilogue.tree)
+
+    def _check_tree(self, tree: EpilogueVisitorTree) -> None:
+        check_tree(tree, self.result_dtype, {"a", "b", *(["c"] if self.epilogue.beta != 0 else [])})
+        grouped_plan.refuse_tree(tree, accumulator(self.dtype), self.result_dtype)
+
+    @property
+    def result_dtype(self) -> CutlassDtype:
+        """The element type of D."""
+        tree = self.epilogue.tree
+        return self.out_dtype or (tree.result_dtype if tree else None) or default_out_dtype(self.dtype)
+
+    @property
+    def tree(self) -> EpilogueVisitorTree | None:
+        """What follows the products: the epilogue's tree, or that of its bias and activation; None for nothing."""
+        tree = self.epilogue.tree_for(self.result_dtype)
+        return None if tree is None or does_nothing(tree, self.dtype, self.result_dtype) else tree
+
+    @property
+    def math(self) -> str:
+        """The math mode of the kernel's key."""
+        return math_of(self.dtype, None, fast_accum=self.fast_accum)
+
+    def problem(self, device: int) -> GroupedProblem:
+        """What is to be computed on the GPU of this index: lists of dense matrices."""
+        check_index(device, "device")
+
+        def spec(rows: int, columns: int, layout: GemmLayout, dtype: CutlassDtype) -> MatrixSpec:
+            strides = (columns, 1) if layout is GemmLayout.ROW_MAJOR else (1, rows)
+            return MatrixSpec((rows, columns), strides, dtype)
+
+        groups = self.shape.groups
+        d = tuple(spec(one.m, one.n, self.layout_c, self.result_dtype) for one in groups)
+        return GroupedProblem(
+            form=LIST,
+            groups=len(groups),
+            a=tuple(spec(one.m, one.k, self.layout_a, self.dtype) for one in groups),
+            b=tuple(spec(one.k, one.n, self.layout_b, self.dtype) for one in groups),
+            c=d if self.epilogue.beta != 0 else (),
+            d=d,
+            counted=False,
+            math=self.math,
+            device=device,
+            fusion=self._fusion(),
+        )
+
+    def _fusion(self) -> GroupedFusion | None:
+        tree = self.tree
+        if tree is None:
+            return None
+
+        def arrays(kind: str, dtype: CutlassDtype) -> tuple[MatrixSpec, ...]:
+            extents = [one.n for one in self.shape.groups] if kind == ROW else [1]
+            return tuple(MatrixSpec((extent,), (1,), dtype) for extent in extents)
+
+        return GroupedFusion(
+            tree,
+            tuple(
+                GroupOperand(one.name, one.kind, arrays(one.kind, one.dtype))
+                for one in tree.inputs
+                if one.dtype is not None  # of masks, which grouped kernels do not read
+            ),
+        )
+
+    def plan_key(self) -> PlanKey:
+        """The key of this request's plan. Needs no GPU."""
+        return PlanKey(
+            op=OP,
+            shape=tuple((group.m, group.n, group.k) for group in self.shape.groups),
+            layouts=(self.layout_a.value, self.layout_b.value, self.layout_c.value),
+            dtypes=(self.dtype, self.dtype, self.result_dtype),
+            math=self.math,
+            epilogue=self.epilogue.kind,
+            arch=self.arch,
+            binding=self.binding,
+        )
+
+    def render_cu(self) -> tuple[str, str]:
+        """The source for NVRTC of the matrix's best cell for this request, whether or not it is built in.
+
+        Nothing is compiled, and no GPU is needed where the request names its arch.
+
+        Returns:
+            (source text, name of the kernel).
+
+        Raises:
+            InvalidOperandError: the request names no arch, and there is no GPU to take it from.
+            UnsupportedError: no cell of the matrix serves the request; the reason says what would cure it.
+        """
+        device = devices.for_arch(None) if self.arch is None else devices.imagined(self.arch)
+        return render(grouped_plan.best_key(self.problem(device.index), device, self.arch), flavour="nvrtc")

@@ -1,0 +1,92 @@
+"""Arrays as memory, and column-major matrices in it.
+
+Everything below the requests is row-major, so a matrix is viewed as its transpose: (columns, rows), rows contiguous.
+"""
+
+from __future__ import annotations
+
+import math
+
+from ... import _core
+from ...errors import InvalidOperandError
+
+Shape = tuple[int, ...]
+
+
+def viewed(
+    array: _core.Operand, name: str, columns: int, rows: int, leading: int, *, label: str, swap: bool = False
+) -> _core.Operand:
+    """A matrix in an array's memory.
+
+    Args:
+        array: the array.
+        name: what messages call it.
+        columns: of the matrix.
+        rows: of the matrix.
+        leading: its leading dimension.
+        label: what messages call that.
+        swap: view it as (rows, columns) instead of (columns, rows).
+
+    Raises:
+        InvalidOperandError: the array's elements do not lie together, or are too few.
+    """
+    wanted = f"{rows} x {columns}, column-major with {label} {leading}"
+    if not _holds_pitched(array, columns, rows, leading):
+        reach = (columns - 1) * leading + rows if columns and rows else 0
+        _expect(array, name, reach, f"{wanted}; copy it, or give the {label} that it has")
+    shape, strides = (columns, rows), (leading, 1)
+    return as_operand(array, shape[::-1] if swap else shape, strides[::-1] if swap else strides)
+
+
+def vector(array: _core.Operand, name: str, length: int) -> _core.Operand:
+    """The first elements of an array, (length,).
+
+    Raises:
+        InvalidOperandError: the array's elements do not lie together, or are too few.
+    """
+    _expect(array, name, length, f"{length} elements, one after the other; copy it")
+    return as_operand(array, (length,), (1,))
+
+
+def as_operand(array: _core.Operand, shape: Shape, strides: Shape) -> _core.Operand:
+    """The memory of an array as another one, which keeps it alive."""
+    return _core.Operand(
+        array.pointer, shape, strides, array.dtype, array.device_type, array.device, array.read_only, array
+    )
+
+
+def _expect(array: _core.Operand, name: str, needed: int, wanted: str) -> None:
+    if not _dense(array):
+        raise InvalidOperandError(
+            f"{name} of shape {array.shape} has strides {array.strides}: its elements do not lie together; expected "
+            f"{wanted}"
+        )
+    size = math.prod(array.shape)
+    if size < needed:
+        raise InvalidOperandError(f"{name} has {size} elements; it reaches over {needed}: {wanted.partition(';')[0]}")
+
+
+def _dense(array: _core.Operand) -> bool:
+    """Whether the elements lie together, whatever the order of the dimensions."""
+    if 0 in array.shape:
+        return True
+    contiguous = 1
+    for stride, extent in _dims(array):
+        if stride != contiguous:
+            return False
+        contiguous *= extent
+    return True
+
+
+def _holds_pitched(array: _core.Operand, columns: int, rows: int, leading: int) -> bool:
+    """Whether the matrix lies in a two-dimensional array that has the leading dimension as its pitch."""
+    dims = _dims(array)
+    if len(array.shape) != 2 or not 1 <= len(dims) <= 2 or dims[-1][0] != leading:
+        return False
+    inner = dims[0][1] if len(dims) == 2 else 1
+    return (len(dims) == 1 or dims[0][0] == 1) and rows <= inner and columns <= dims[-1][1]
+
+
+def _dims(array: _core.Operand) -> list[tuple[int, int]]:
+    """(stride, extent) of the dimensions that are more than one element, inner ones first."""
+    return sorted((stride, extent) for extent, stride in zip(array.shape, array.strides, strict=True) if extent != 1)

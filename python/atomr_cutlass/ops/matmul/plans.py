@@ -1,0 +1,209 @@
+"""Plans of matmuls: made once for what the arrays look like, with a kernel that is remembered."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import itertools
+from collections.abc import Hashable, Iterator
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+from ... import _core
+from ...epilogue.bound import Fusion
+from ...errors import KernelNotFoundError, UnsupportedError
+from ...generator.key import KernelKey
+from ...jit import kernels
+from ...pipeline import devices, select, table
+from ...pipeline.devices import Device
+from ...pipeline.op_plan import OpPlan, refuse_capture
+from ...pipeline.pick import Picked
+from ...pipeline.plan import Plan, from_choice, make
+from ...pipeline.plan_cache import PlanCache
+from ...pipeline.problem import GemmProblem, collapse_batches, variants
+from ...pipeline.select import Choice
+from ..gemm import scaled
+from ..gemm.scaled import NO_SCALES, Scales
+from .heuristic import HeuristicKey, heuristics
+
+PLANS_KEPT = 256
+
+AnyPlan: TypeAlias = "Plan | OpPlan"
+
+_plans: PlanCache[AnyPlan] = PlanCache(PLANS_KEPT)
+
+
+@dataclass(frozen=True)
+class Product:
+    """A product, as kernels are chosen for it.
+
+    Attributes:
+        what: the product.
+        scales: those that are arrays.
+        fusion: what follows it.
+    """
+
+    what: GemmProblem
+    scales: Scales = NO_SCALES
+    fusion: Fusion | None = None
+
+    @property
+    def ways(self) -> list[GemmProblem]:
+        """How a kernel may be asked for it, better ways first."""
+        return scaled.ways(self.what, self.scales, self.fusion)
+
+    @property
+    def plain(self) -> bool:
+        """Whether it takes nothing but A, B and C."""
+        return self.fusion is None and self.scales == NO_SCALES
+
+
+@dataclass(frozen=True)
+class Wishes:
+    """What a caller asks of a plan.
+
+    Attributes:
+        backend, jit: as in `plan.make`.
+        workspace_size: bytes of device memory that a call may use; None is no limit.
+    """
+
+    backend: str = "auto"
+    jit: str | None = None
+    workspace_size: int | None = None
+
+
+def plan_of(product: Product, wishes: Wishes, known: HeuristicKey | None, *, like: Any, stream: int) -> AnyPlan:
+    """The plan of a product, from the cache or a new one.
+
+    Args:
+        product: what to compute.
+        wishes: how.
+        known: what its kernel is remembered for; None: it is chosen, and not remembered.
+        like: an array whose framework allocates the workspace.
+        stream: where it will be launched.
+
+    Raises:
+        UnsupportedError, KernelNotFoundError, CompileError: as `plan.make`; or the workspace is too small.
+    """
+    policy = kernels.policy(wishes.jit)
+    key = (product, wishes.backend, policy, wishes.workspace_size, type(like), heuristics.changes)
+    found = _plans.get(key)
+    if found is None:
+        found = _made(product, dataclasses.replace(wishes, jit=policy), known, like, stream)
+        if isinstance(found, Plan) or found.checked:
+            _plans.insert(found, key)
+    return found
+
+
+def _made(product: Product, wishes: Wishes, known: HeuristicKey | None, like: Any, stream: int) -> AnyPlan:
+    what, device = product.what, devices.get(product.what.device)
+    if product.plain and (wishes.jit == "background" or what.k == 0):
+        # The kernel may change while the plan lives; without products any kernel does.
+        made: AnyPlan = make(what, like=like, backend=wishes.backend, jit=wishes.jit, stream=stream)
+        return _allowed(made, wishes)
+    if what.k == 0:
+        raise UnsupportedError("k is 0: without products GPU kernels compute epilogue DEFAULT without scales only")
+    ways, circumstances = product.ways, _circumstances(product, wishes)
+    remembered = heuristics.get(known, circumstances) if known is not None else None
+    chosen = None if remembered is None else _recalled(remembered, ways, device, wishes)
+    recalled = chosen is not None
+    if chosen is None:
+        chosen = _chosen(ways, device, wishes)
+    made, choice = _within(product, chosen, ways, device, wishes, like, stream)
+    if known is not None and not recalled:
+        heuristics.put(known, choice.key, circumstances)
+    return made
+
+
+def _circumstances(product: Product, wishes: Wishes) -> Hashable:
+    """What decides about a kernel beside a HeuristicKey."""
+    what, ways = product.what, product.ways
+    lies = tuple(
+        (one.exchanged, one.layout_a, one.layout_b, one.align_a, one.align_b, one.align_d)
+        for way in ways
+        for one in variants(way, collapse_batches(way))
+    )
+    types = (what.a.dtype, what.b.dtype, what.d.dtype, what.math, *(way.epilogue for way in ways))
+    return types, lies, wishes, what.device, _core.registry_generation()
+
+
+def _recalled(
+    key: KernelKey, ways: list[GemmProblem], device: Device, wishes: Wishes
+) -> tuple[GemmProblem, Choice] | None:
+    """The choice of a kernel that is remembered; None where it cannot serve, or must not be compiled."""
+    rows = [] if wishes.backend == "jit" else [row for row in table.kernels(op=key.op) if row.name == key.name]
+    ways_to_run = (
+        devices.rank_arch(key.arch, device, ptx=one.ptx, cuda_version=one.cuda_version) is not None for one in rows
+    )
+    row = next(itertools.compress(rows, ways_to_run), None)
+    compiled = wishes.backend != "prebuilt" and wishes.jit != "off"
+    if row is None and not (compiled and devices.rank_arch(key.arch, device, ptx=True) is not None):
+        return None
+    for way in ways:
+        with contextlib.suppress(UnsupportedError):
+            return way, dataclasses.replace(select.choice_of(key, way, device), info=row)
+    return None
+
+
+def _chosen(ways: list[GemmProblem], device: Device, wishes: Wishes) -> tuple[GemmProblem, Choice]:
+    try:
+        return scaled.choose_way(ways, device, None, wishes.backend, wishes.jit)
+    except (UnsupportedError, KernelNotFoundError) as error:
+        raise type(error)(
+            f"{error} (a matmul is put as D^T = op(B)^T op(A)^T: what is called A there is op(B)^T, row-major with "
+            "transb=False, and B is op(A)^T, column-major with transa=True)"
+        ) from error
+
+
+def _within(
+    product: Product,
+    chosen: tuple[GemmProblem, Choice],
+    ways: list[GemmProblem],
+    device: Device,
+    wishes: Wishes,
+    like: Any,
+    stream: int,
+) -> tuple[AnyPlan, Choice]:
+    """The plan of a choice, or of the best of the table's that keeps to the workspace."""
+    made = _from_choice(product, *chosen, device, like, stream)
+    if _fits(made, wishes):
+        return made, chosen[1]
+    for way, choice in _others(chosen, ways, device, wishes):
+        other = _from_choice(product, way, choice, device, like, stream)
+        if _fits(other, wishes):
+            return other, choice
+    return _allowed(made, wishes), chosen[1]
+
+
+def _others(
+    chosen: tuple[GemmProblem, Choice], ways: list[GemmProblem], device: Device, wishes: Wishes
+) -> Iterator[tuple[GemmProblem, Choice]]:
+    """Choices that need less workspace, or may: the same kernel without slices of K, then others of the table."""
+    way, choice = chosen
+    if choice.split_k > 1:
+        yield way, dataclasses.replace(choice, split_k=1)
+    if wishes.backend != "jit":
+        for one in ways:
+            for other in select.rank(one, device):
+                if other.key.scheduler != "streamk":
+                    yield one, dataclasses.replace(other, split_k=1)
+
+
+def _from_choice(product: Product, way: GemmProblem, choice: Choice, device: Device, like: Any, stream: int) -> AnyPlan:
+    if not product.plain:
+        return scaled.from_choice(way, choice, product.scales, product.fusion, like=like, stream=stream)
+    refuse_capture(Picked(choice.key, choice.info, choice.seconds), device.index, stream)
+    return from_choice(way, choice, like=like)
+
+
+def _fits(made: AnyPlan, wishes: Wishes) -> bool:
+    return wishes.workspace_size is None or made.workspace_bytes <= wishes.workspace_size
+
+
+def _allowed(made: AnyPlan, wishes: Wishes) -> AnyPlan:
+    if not _fits(made, wishes):
+        raise UnsupportedError(
+            f"{made.kernel_name} needs {made.workspace_bytes} bytes of workspace; workspace_size is "
+            f"{wishes.workspace_size}: give as much, or None"
+        )
+    return made

@@ -1,0 +1,219 @@
+"""MatmulRequest: arrays, extents and what follows, as cuBLASLt's matmul has them."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Hashable
+from dataclasses import dataclass, field
+from typing import Any
+
+from ...arrays.arguments import check_backend
+from ...checks import NUMBERS, check_number, check_options, expect, shown
+from ...errors import InvalidOperandError
+from ...pipeline.plan import BACKENDS as GPU_BACKENDS
+from ..request_checks import expect_extent
+from .epilogues import FORMS, Form, MatmulEpilogue
+
+BACKENDS = (*GPU_BACKENDS, "reference")
+
+
+@dataclass(frozen=True, eq=False)
+class ScaleSet:
+    """Scales of a matmul; None is 1. All multiply.
+
+    Attributes:
+        a: of A: a number, which becomes part of alpha, for any element type. For fp8 also a float32 array on the device
+            of A: one element, or m of them, one for each row of op(A).
+        b: of B, likewise: one element, or n of them, one for each column of op(B).
+        d: of D, after everything else: a number where the epilogue is DEFAULT, BGRADA or BGRADB; for fp8 operands also
+            a float32 array of one element, with any epilogue.
+        amax_d: an array of one element, float32 (float64 for float64 operands), which receives the largest magnitude of
+            D before `d` and before it is rounded; not of an int32 result.
+    """
+
+    a: Any = None
+    b: Any = None
+    d: Any = None
+    amax_d: Any = None
+
+    def __post_init__(self) -> None:
+        for name in ("a", "b", "d"):
+            if isinstance(getattr(self, name), bool):
+                raise InvalidOperandError(f"scales.{name} is a bool; expected a number or an array")
+            if isinstance(getattr(self, name), NUMBERS):
+                check_number(getattr(self, name), f"scales.{name}")
+        if isinstance(self.amax_d, (bool, *NUMBERS)):
+            raise InvalidOperandError("scales.amax_d is a number; expected an array of one element, to be written")
+
+
+@dataclass(frozen=True, eq=False)
+class MatmulRequest:
+    """D = scale_d * epilogue(alpha * scale_a * scale_b * op(A) op(B) + beta * C), in the shape of cuBLASLt's matmul.
+
+    op(A) is m x k, op(B) k x n, C and D m x n. All matrices are column-major: element (i, j) of a matrix with leading
+    dimension ld is element i + j * ld of its memory. An array stands for memory: for the elements from its first to its
+    last. It has any number of dimensions whose elements lie together in any order, or two, one of which is contiguous
+    and the other's stride the matrix's leading dimension; beyond that its shape says nothing. A row-major (n, m) array
+    is a column-major m x n matrix, then, with leading dimension m.
+
+    Attributes:
+        a: A, column-major m x k, or with `transa` k x m: anything with DLPack or `__cuda_array_interface__`, or NumPy.
+        b: B, k x n, or with `transb` n x k; of A's element type, but that e4m3 and e5m2 may be mixed.
+        c: C, m x n, of D's element type. With beta 0 it is not read. Without `d`, D goes there.
+        d: D, m x n. It may be exactly `c`, or exactly the `gelu_aux` that DGELU reads, and else shares no memory with
+            anything. None is `c`; without either, a new row-major (n, m) array of the kind of `a`, which is D with
+            leading dimension m: of A's element type, but bf16 for fp8 and int32 for int8, or float32 where more than a
+            product is made of int8.
+        m, n, k: extents.
+        alpha, beta: scalars; whole numbers where D is int32. With alpha 0 and epilogue DEFAULT, A and B are not read
+            (unless D has a scale or amax on the device).
+        transa, transb: whether A and B are transposed. fp8 on a GPU needs transa=True and transb=False, both operands
+            contiguous along k, as cuBLASLt's does (sm_90a has others with `fast_accum`).
+        lda, ldb, ldc, ldd: leading dimensions in elements, at least the rows of the matrix as it is stored; None is
+            just those.
+        epilogue: a MatmulEpilogue.
+        bias: of length m, of any floating element type, read. With DRELU_BGRAD, DGELU_BGRAD and BGRADA it is written:
+            float32, float64 for float64 operands (BGRADA of int8: int32); with BGRADB likewise, of length n.
+        gelu_aux: the auxiliary matrix of the epilogues that have one. Of gelu m x n, of a floating element type, D's
+            or another. Of relu bits in uint8: that of element (i, j) is bit i % 8, counted from the lowest, of byte
+            (i + j * ldaux) // 8; where bits are written, the rest of a byte is 0, and whole bytes between m and ldaux
+            are left alone or cleared.
+        ldaux: its leading dimension, in elements or bits; of bits a multiple of 8 (cuBLASLt wants one of 128, which
+            serves as well). None is m, for bits the next multiple of 8.
+        scales: a ScaleSet.
+        workspace_size: bytes of device memory that the launch may use beside the operands; None is no limit.
+        precision: for float32 operands: `ieee` (default), `tf32` or `3xtf32`.
+        fast_accum: lets fp8 products be added up in the tensor cores alone.
+        stream: where to launch: an integer handle or a stream object; None is the current stream of A's framework.
+        backend: `auto`, `prebuilt`, `jit` or `reference`, as in `gemm`.
+        jit: `auto`, `background` or `off`, as in `gemm`; None leaves it to ATOMR_CUTLASS_JIT.
+        reply: receives D once the work is done, or the error: a `concurrent.futures.Future`, or anything else with
+            `set_result` and `set_exception`.
+
+    Raises:
+        InvalidOperandError: a value is not of its kind, an extent or a leading dimension is too small, or an array is
+            missing, or given to an epilogue that has none. What is wrong with arrays themselves is said by `matmul`.
+    """
+
+    a: Any = field(repr=False)
+    b: Any = field(repr=False)
+    c: Any = field(default=None, repr=False)
+    d: Any = field(default=None, repr=False)
+    m: int = field(kw_only=True)
+    n: int = field(kw_only=True)
+    k: int = field(kw_only=True)
+    alpha: float = field(default=1.0, kw_only=True)
+    beta: float = field(default=0.0, kw_only=True)
+    transa: bool = field(default=False, kw_only=True)
+    transb: bool = field(default=False, kw_only=True)
+    lda: int | None = field(default=None, kw_only=True)
+    ldb: int | None = field(default=None, kw_only=True)
+    ldc: int | None = field(default=None, kw_only=True)
+    ldd: int | None = field(default=None, kw_only=True)
+    epilogue: MatmulEpilogue = field(default=MatmulEpilogue.DEFAULT, kw_only=True)
+    bias: Any = field(default=None, kw_only=True, repr=False)
+    gelu_aux: Any = field(default=None, kw_only=True, repr=False)
+    ldaux: int | None = field(default=None, kw_only=True)
+    scales: ScaleSet = field(default_factory=ScaleSet, kw_only=True, repr=False)
+    workspace_size: int | None = field(default=None, kw_only=True)
+    precision: str | None = field(default=None, kw_only=True)
+    fast_accum: bool = field(default=False, kw_only=True)
+    stream: Any = field(default=None, kw_only=True, repr=False)
+    backend: str = field(default="auto", kw_only=True)
+    jit: str | None = field(default=None, kw_only=True)
+    reply: Any = field(default=None, kw_only=True, repr=False)
+
+    def __post_init__(self) -> None:
+        for name in ("m", "n", "k"):
+            expect_extent(getattr(self, name), name)
+        for name in ("transa", "transb", "fast_accum"):
+            expect(getattr(self, name), bool, name)
+        expect(self.epilogue, MatmulEpilogue, "epilogue")
+        expect(self.scales, ScaleSet, "scales")
+        check_options(
+            backend=self.backend, jit=self.jit, precision=self.precision, alpha=self.alpha, beta=self.beta
+        )  # fmt: skip
+        check_backend(self.backend, BACKENDS)
+        for name in ("a", "b"):
+            if getattr(self, name) is None:
+                raise InvalidOperandError(f"{name} is None; expected an array")
+        self._check_arrays()
+        self._check_leading()
+        size = self.workspace_size
+        if size is not None and (isinstance(size, bool) or not isinstance(size, int) or not 0 <= size < 2**63):
+            raise InvalidOperandError(f"workspace_size is {shown(size)}; expected bytes, or None for no limit")
+        if self.reply is not None and not all(hasattr(self.reply, name) for name in ("set_result", "set_exception")):
+            raise InvalidOperandError(
+                f"reply is a {type(self.reply).__name__}; expected a concurrent.futures.Future, or None"
+            )
+
+    @property
+    def form(self) -> Form:
+        """The epilogue, taken apart."""
+        return FORMS[self.epilogue]
+
+    @functools.cached_property
+    def constants(self) -> tuple[Hashable, ...]:
+        """What is neither an array nor a scalar, to know requests of one kind by."""
+        names = (
+            "m", "n", "k", "transa", "transb", "lda", "ldb", "ldc", "ldd", "ldaux", "workspace_size", "precision",
+            "fast_accum", "backend", "jit",
+        )  # fmt: skip
+        return (self.epilogue.value, *(getattr(self, name) for name in names))
+
+    @property
+    def rows(self) -> dict[str, int]:
+        """Rows of each matrix as it is stored: the least leading dimensions."""
+        return {
+            "a": self.k if self.transa else self.m,
+            "b": self.n if self.transb else self.k,
+            "c": self.m,
+            "d": self.m,
+            "aux": -(-max(1, self.m) // 8) * 8 if self.form.masked else self.m,
+        }
+
+    @property
+    def columns(self) -> dict[str, int]:
+        """Columns of each matrix as it is stored."""
+        a, b = (self.m if self.transa else self.k), (self.k if self.transb else self.n)
+        return {"a": a, "b": b, "c": self.n, "d": self.n, "aux": self.n}
+
+    def leading(self, name: str) -> int:
+        """The leading dimension of a matrix: `a`, `b`, `c`, `d` or `aux`."""
+        given: int | None = getattr(self, f"ld{name}")
+        return max(1, self.rows[name]) if given is None else given
+
+    def _check_arrays(self) -> None:
+        if self.beta != 0 and self.c is None:
+            raise InvalidOperandError(f"beta is {self.beta}, so c is needed")
+        form, name = self.form, self.epilogue.name
+        for operand, wanted in (("bias", form.takes_bias), ("gelu_aux", bool(form.aux))):
+            given = getattr(self, operand) is not None
+            if wanted and not given:
+                raise InvalidOperandError(f"epilogue {name} needs {operand}")
+            if given and not wanted:
+                raise InvalidOperandError(f"{operand} is given, but epilogue {name} has none: leave it out")
+
+    def _check_leading(self) -> None:
+        for name, least in self.rows.items():
+            given = getattr(self, f"ld{name}")
+            if given is None:
+                continue
+            expect_extent(given, f"ld{name}", 1)
+            if given < least:
+                matrix = {"aux": "the auxiliary matrix"}.get(name, name.upper())
+                raise InvalidOperandError(
+                    f"ld{name} is {given}; {matrix} is stored column-major with {least} rows: it is at least that"
+                )
+        if self.ldaux is not None and not self.form.aux:
+            raise InvalidOperandError(f"ldaux is given, but epilogue {self.epilogue.name} has no auxiliary matrix")
+        if self.form.masked and self.leading("aux") % 8:
+            raise InvalidOperandError(f"ldaux is {self.ldaux}; bits of relu have a multiple of 8: whole bytes")
+        if self.c is None and self.d is None:
+            for name in ("c", "d"):
+                if getattr(self, f"ld{name}") not in (None, max(1, self.m)):
+                    raise InvalidOperandError(f"ld{name} is given, but neither c nor d is: a new D has m")
+        if self.d is None and self.c is not None and self.ldd not in (None, self.leading("c")):
+            raise InvalidOperandError(
+                f"ldd is {self.ldd}, but without d the result goes to c, whose ldc is {self.leading('c')}"
+            )

@@ -1,0 +1,466 @@
+"""Quantization in NumPy: scales and narrow values from wide ones, and the forms in which the GPU reads them.
+
+Everywhere x is about values * scale. A scale comes from the largest magnitude that shares it and is rounded once, from
+float64; so are the values, x / scale. Infinity takes no part in a scale and saturates; NaN is converted as in
+`numerics.saturating_cast`. What is zero throughout has scale 1.
+"""
+
+from __future__ import annotations
+
+from typing import Final, NamedTuple, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from ...arrays.numerics import (
+    SATURATING_FLOATS,
+    AnyArray,
+    FloatArray,
+    finite_max,
+    from_numpy_dtype,
+    numpy_dtype,
+    saturating_cast,
+    scale_type_of,
+    to_float64,
+)
+from ...errors import InvalidOperandError
+from ...generator.dtypes import CutlassDtype, ScaleType
+
+Float32Array: TypeAlias = npt.NDArray[np.float32]
+
+_FLOAT32: Final = np.finfo(np.float32)
+_E8M0_EXPONENTS: Final = (-127, 127)
+_E8M0_NAN: Final = 0xFF
+_E2M1_LARGEST_EXPONENT: Final = 2  # of 4 and 6
+
+NVFP4_VECTOR: Final = 16
+"""Elements that share one scale in nvfp4."""
+
+MXFP4_VECTOR: Final = 32
+"""Elements that share one scale in mxfp4."""
+
+SCALE_TILE: Final = (128, 4)
+"""Rows and columns of scales that lie together in the swizzled form."""
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# One scale for each tensor, row, column or block
+# ----------------------------------------------------------------------------------------------------------------------
+
+
+class Quantized(NamedTuple):
+    """Values in a narrow format, and the scale that they are to be multiplied by."""
+
+    values: AnyArray
+    scale: Float32Array
+
+
+def quantize(x: AnyArray, dtype: CutlassDtype, *, axis: int | tuple[int, ...] | None = None) -> Quantized:
+    """Scales an array so that its largest magnitude meets the largest value of `dtype`, and rounds it.
+
+    Args:
+        x: any shape, any dtype of `CutlassDtype`.
+        dtype: fp8, fp4 or int8.
+        axis: axes that share one scale: None for one scale in all, -1 for a scale a row, -2 for one a column.
+
+    Returns:
+        `values` of x's shape in `dtype`; `scale` in float32, of shape () for axis None, else with the axes kept at
+        length 1.
+
+    Raises:
+        InvalidOperandError: dtype needs no scale.
+    """
+    _check_narrow(dtype)
+    wide = to_float64(x)
+    magnitude = _finite_magnitude(wide)
+    axes = tuple(range(magnitude.ndim)) if axis is None else axis
+    amax = magnitude.max(axis=axes, keepdims=True, initial=0.0)
+    if axis is None:
+        amax = amax.reshape(())
+    scale = _float32_scale(amax, dtype)
+    return Quantized(saturating_cast(wide / scale.astype(np.float64), dtype), scale)
+
+
+def quantize_blockwise(x: AnyArray, dtype: CutlassDtype, *, block: tuple[int, int] = (1, 128)) -> Quantized:
+    """`quantize` with a scale for each block of rows and columns: (1, 128) for A, (128, 128) for B.
+
+    Args:
+        x: (..., rows, columns), any dtype of `CutlassDtype`. Blocks at the far ends may be ragged.
+        dtype: fp8, fp4 or int8.
+        block: rows and columns that share a scale.
+
+    Returns:
+        `values` of x's shape; `scale` in float32, (..., ceil(rows / block[0]), ceil(columns / block[1])): what
+        `reference.gemm` takes as `scale_a` and `scale_b`.
+
+    Raises:
+        InvalidOperandError: x is no matrix, the block is none, or dtype needs no scale.
+    """
+    _check_narrow(dtype)
+    _check_block(x, block)
+    wide = to_float64(x)
+    scale = _float32_scale(_block_amax(wide, block), dtype)
+    return Quantized(saturating_cast(wide / _spread(scale, x.shape, block), dtype), scale)
+
+
+def dequantize(values: AnyArray, scale: npt.ArrayLike) -> Float32Array:
+    """The product of values and scale in float32, rounded once.
+
+    Args:
+        values: any shape, any dtype of `CutlassDtype`.
+        scale: broadcasts against `values`.
+    """
+    with np.errstate(over="ignore", under="ignore", invalid="ignore"):
+        return (to_float64(values) * np.asarray(scale, dtype=np.float64)).astype(np.float32)
+
+
+def dequantize_blockwise(values: AnyArray, scale: AnyArray, *, block: tuple[int, int] = (1, 128)) -> Float32Array:
+    """Undoes `quantize_blockwise` as far as rounding allows.
+
+    Args:
+        values: (..., rows, columns).
+        scale: (..., ceil(rows / block[0]), ceil(columns / block[1])).
+        block: as it was quantized.
+
+    Raises:
+        InvalidOperandError: the shapes do not belong together.
+    """
+    _check_block(values, block)
+    expected = _block_counts(values.shape, block)
+    if scale.shape != expected:
+        raise InvalidOperandError(f"scale has shape {scale.shape}; expected {expected}")
+    return dequantize(values, _spread(scale, values.shape, block))
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# fp4 with block scales
+# ----------------------------------------------------------------------------------------------------------------------
+
+
+class BlockScaled(NamedTuple):
+    """fp4 values and their block scales: x is about values * scale * global_scale.
+
+    Attributes:
+        values: float4_e2m1fn, of x's shape.
+        scale: float8_e4m3fn or float8_e8m0fnu, of x's shape but for the scaled axis, which is 16 or 32 times shorter:
+            the plain form that `reference.gemm` takes; see `swizzle_scales` for the GPU's.
+        global_scale: belongs into a product's alpha. 1 for mxfp4.
+    """
+
+    values: AnyArray
+    scale: AnyArray
+    global_scale: float = 1.0
+
+
+def nvfp4_global_scale(x: AnyArray) -> float:
+    """The second-level scale that lets nvfp4 use all of its range: max |x| / (6 * 448), a float32 number.
+
+    Without one, block scales of small tensors fall below e4m3's smallest, 2**-9.
+
+    Args:
+        x: any shape, any dtype of `CutlassDtype`.
+
+    Returns:
+        A positive number; 1 where x is zero throughout.
+    """
+    amax = float(np.max(_finite_magnitude(to_float64(x)), initial=0.0))
+    largest = finite_max(CutlassDtype.F4E2M1) * finite_max(CutlassDtype.F8E4M3)
+    if amax == 0.0:
+        return 1.0
+    return float(np.float32(np.clip(amax / largest, _FLOAT32.tiny, _FLOAT32.max)))
+
+
+def quantize_nvfp4(x: AnyArray, *, axis: int = -1, global_scale: float = 1.0) -> BlockScaled:
+    """Rounds to e2m1 with an e4m3 scale for each 16 elements.
+
+    A block's scale is its largest magnitude / 6 / global_scale, rounded to nearest even; one that is too large is 448
+    (its values saturate), and one that would round to zero is the smallest there is, 2**-9. With a `global_scale` of 1,
+    float32 divisions give the same bits: no quotient of a float32 and so short a number lies within float32's rounding
+    of a tie without being one.
+
+    Args:
+        x: (..., K, ...), any dtype of `CutlassDtype`.
+        axis: the dimension that K is: -1 for A (M, K), -2 for B (K, N). A multiple of 16 long.
+        global_scale: a second-level scale for everything, such as `nvfp4_global_scale(x)`; rounded to float32.
+
+    Returns:
+        Values, e4m3 scales (none of them negative) and the second-level scale.
+
+    Raises:
+        InvalidOperandError: K is no multiple of 16, or the scale is no positive float32 number.
+    """
+    with np.errstate(over="ignore", under="ignore"):
+        second = float(np.float32(global_scale))
+    if not 0.0 < second < np.inf:
+        raise InvalidOperandError(f"global_scale is {global_scale}; expected a positive number in float32's range")
+    wide = _vectors(x, axis, NVFP4_VECTOR)
+    amax = _finite_magnitude(wide).max(axis=-1, initial=0.0)
+    with np.errstate(over="ignore", under="ignore"):
+        wanted = amax / finite_max(CutlassDtype.F4E2M1) / second
+    smallest = 2.0**-9
+    scale = cast_scale(np.where(amax > 0.0, np.maximum(wanted, smallest), 1.0), ScaleType.UE4M3)
+    return _block_scaled(wide, scale, axis, second)
+
+
+def quantize_mxfp4(x: AnyArray, *, axis: int = -1) -> BlockScaled:
+    """Rounds to e2m1 with an e8m0 scale for each 32 elements.
+
+    The scale is that of the OCP Microscaling Formats specification 1.0, section 6.3: the largest power of two that is
+    not above the block's largest magnitude, divided by the largest power of two in e2m1, which is 4. So values of up
+    to 8 meet a format that ends at 6, and those above it saturate. Exponents are clamped to those of e8m0.
+
+    Args:
+        x: (..., K, ...), any dtype of `CutlassDtype`.
+        axis: the dimension that K is: -1 for A (M, K), -2 for B (K, N). A multiple of 32 long.
+
+    Returns:
+        Values and e8m0 scales.
+
+    Raises:
+        InvalidOperandError: K is no multiple of 32.
+    """
+    wide = _vectors(x, axis, MXFP4_VECTOR)
+    amax = _finite_magnitude(wide).max(axis=-1, initial=0.0)
+    # frexp's fraction is in [0.5, 1), so its exponent is one above that of the leading bit.
+    exponent = np.frexp(amax)[1] - 1 - _E2M1_LARGEST_EXPONENT
+    exponent = np.where(amax > 0.0, np.clip(exponent, *_E8M0_EXPONENTS), 0)
+    return _block_scaled(wide, cast_scale(np.ldexp(1.0, exponent), ScaleType.UE8M0), axis, 1.0)
+
+
+def dequantize_fp4(x: BlockScaled, *, axis: int = -1) -> Float32Array:
+    """The product of values, scale and global_scale in float32, rounded once.
+
+    Args:
+        x: what `quantize_nvfp4` or `quantize_mxfp4` returns.
+        axis: as it was quantized.
+
+    Raises:
+        InvalidOperandError: a wrong dtype, or shapes that do not belong together.
+    """
+    vector = _SCALE_VECTORS.get(scale_type_of(x.scale.dtype) or ScaleType.F32)
+    if vector is None:
+        raise InvalidOperandError(f"scale is {x.scale.dtype}; expected float8_e4m3fn or float8_e8m0fnu")
+    wide = _vectors(x.values, axis, vector)
+    scale = np.moveaxis(to_float64(x.scale), axis, -1)
+    if scale.shape != wide.shape[:-1]:
+        raise InvalidOperandError(
+            f"scale has shape {x.scale.shape} for values of {x.values.shape}; expected one for each {vector} elements"
+        )
+    with np.errstate(over="ignore", under="ignore", invalid="ignore"):
+        product = wide * (scale[..., None] * x.global_scale)
+        return _joined(product, axis).astype(np.float32)
+
+
+_SCALE_VECTORS: Final = {ScaleType.UE4M3: NVFP4_VECTOR, ScaleType.UE8M0: MXFP4_VECTOR}
+
+
+def cast_scale(x: npt.ArrayLike, scale_type: ScaleType) -> AnyArray:
+    """Rounds scales to the nearest of their type, saturating; NaN stays NaN.
+
+    * f32: ties to even; overflow is the largest finite value.
+    * ue4m3: ties to even, from 0 to 448.
+    * ue8m0: to a power of two from 2**-127 to 2**127, halfway (1.5 times one) upwards, as ml_dtypes rounds.
+
+    Args:
+        x: any shape; converted to float64 first. Negative values become the smallest there is (f32: they stay).
+        scale_type: the result's.
+
+    Returns:
+        An array of the type's NumPy dtype.
+    """
+    values = np.asarray(x, dtype=np.float64)
+    if scale_type is ScaleType.F32:
+        limit = float(_FLOAT32.max)
+        with np.errstate(under="ignore"):
+            return np.clip(values, -limit, limit).astype(np.float32)
+    if scale_type is ScaleType.UE4M3:
+        # + 0.0 takes the sign off a zero.
+        return saturating_cast(np.maximum(values, 0.0) + 0.0, CutlassDtype.F8E4M3)
+    fraction, exponent = np.frexp(np.maximum(values, np.ldexp(1.0, _E8M0_EXPONENTS[0])))
+    rounded = np.where(fraction >= 0.75, exponent, exponent - 1)
+    rounded = np.where(np.isposinf(values), _E8M0_EXPONENTS[1], np.clip(rounded, *_E8M0_EXPONENTS))
+    bits = np.where(np.isnan(values), _E8M0_NAN, rounded - _E8M0_EXPONENTS[0]).astype(np.uint8)
+    return bits.view(numpy_dtype(ScaleType.UE8M0))
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Forms that the GPU reads
+# ----------------------------------------------------------------------------------------------------------------------
+
+
+def pack_fp4(values: AnyArray) -> npt.NDArray[np.uint8]:
+    """Packs fp4 two to a byte along the last dimension, the even element in the low four bits.
+
+    Args:
+        values: (..., N) of ml_dtypes.float4_e2m1fn, N even.
+
+    Returns:
+        uint8 of shape (..., N / 2): what the GPU reads.
+
+    Raises:
+        InvalidOperandError: another dtype, a scalar or an odd N.
+    """
+    if from_numpy_dtype(values.dtype) is not CutlassDtype.F4E2M1:
+        raise InvalidOperandError(f"values is {values.dtype}; expected float4_e2m1fn")
+    if values.ndim == 0 or values.shape[-1] % 2:
+        raise InvalidOperandError(f"values has shape {values.shape}; two elements share a byte, so N must be even")
+    nibbles = np.ascontiguousarray(values).view(np.uint8) & np.uint8(0xF)
+    packed: npt.NDArray[np.uint8] = nibbles[..., 0::2] | (nibbles[..., 1::2] << np.uint8(4))
+    return packed
+
+
+def unpack_fp4(packed: npt.NDArray[np.uint8]) -> AnyArray:
+    """Undoes `pack_fp4`.
+
+    Args:
+        packed: uint8 of shape (..., N / 2).
+
+    Returns:
+        ml_dtypes.float4_e2m1fn of shape (..., N).
+
+    Raises:
+        InvalidOperandError: another dtype or a scalar.
+    """
+    if packed.dtype != np.uint8 or packed.ndim == 0:
+        raise InvalidOperandError(f"packed is {packed.dtype} of shape {packed.shape}; expected uint8 (..., N / 2)")
+    out = np.empty((*packed.shape[:-1], 2 * packed.shape[-1]), dtype=np.uint8)
+    out[..., 0::2] = packed & np.uint8(0xF)
+    out[..., 1::2] = packed >> np.uint8(4)
+    return out.view(numpy_dtype(CutlassDtype.F4E2M1))
+
+
+def swizzled_size(rows: int, columns: int) -> int:
+    """How many scales the swizzled form of (rows, columns) has, padding included."""
+    return -(-rows // SCALE_TILE[0]) * -(-columns // SCALE_TILE[1]) * SCALE_TILE[0] * SCALE_TILE[1]
+
+
+def swizzle_scales(plain: AnyArray) -> AnyArray:
+    """Block scales in the order in which sm_100 and sm_120 read them.
+
+    The matrix is padded to tiles of 128 x 4, which follow each other row by row of tiles. Within a tile, row r and
+    column c lie at (r % 32) * 16 + (r // 32) * 4 + c. This is the layout that CUTLASS 4.2 defines in
+    cutlass/detail/sm100_blockscaled_layout.hpp: the atom there, shape ((32, 4), (vector, 4)) with strides
+    ((16, 4), (0, 1)), repeated over (M, K) by `tile_to_shape` with the tiles of K next to each other
+    (`Step<_2, _1, _3>`). cuBLASLt reads the same.
+
+    Args:
+        plain: (..., rows, K / vector) of any dtype of one byte or more. Rows are those of A, or the *columns* of B:
+            for scales (K / vector, N) of B give `scale_b.swapaxes(-1, -2)`.
+
+    Returns:
+        (..., swizzled_size(rows, K / vector)) of the same dtype, one matrix after the other. Padding is zero bits.
+
+    Raises:
+        InvalidOperandError: plain is no matrix.
+    """
+    if plain.ndim < 2:
+        raise InvalidOperandError(f"plain has shape {plain.shape}; expected (..., rows, columns)")
+    batch, (rows, columns) = plain.shape[:-2], plain.shape[-2:]
+    padded = np.zeros((*batch, rows + -rows % SCALE_TILE[0], columns + -columns % SCALE_TILE[1]), plain.dtype)
+    padded[..., :rows, :columns] = plain
+    # (tiles of rows, 4, 32, tiles of columns, 4), which the offset above wants as (tiles, tiles, 32, 4, 4).
+    split = padded.reshape(*batch, padded.shape[-2] // 128, 4, 32, padded.shape[-1] // 4, 4)
+    first = len(batch)
+    order = (*range(first), first, first + 3, first + 2, first + 1, first + 4)
+    flat: AnyArray = split.transpose(order).reshape(*batch, swizzled_size(rows, columns))
+    return flat
+
+
+def unswizzle_scales(flat: AnyArray, rows: int, columns: int) -> AnyArray:
+    """Undoes `swizzle_scales`.
+
+    Args:
+        flat: (..., swizzled_size(rows, columns)).
+        rows: of the plain matrix.
+        columns: of the plain matrix.
+
+    Returns:
+        (..., rows, columns).
+
+    Raises:
+        InvalidOperandError: flat has another length.
+    """
+    if flat.ndim == 0 or flat.shape[-1] != swizzled_size(rows, columns):
+        raise InvalidOperandError(
+            f"flat has shape {flat.shape}; scales of {rows} x {columns} take (..., {swizzled_size(rows, columns)})"
+        )
+    batch = flat.shape[:-1]
+    row_tiles, column_tiles = -(-rows // SCALE_TILE[0]), -(-columns // SCALE_TILE[1])
+    split = flat.reshape(*batch, row_tiles, column_tiles, 32, 4, 4)
+    first = len(batch)
+    order = (*range(first), first, first + 3, first + 2, first + 1, first + 4)
+    padded: AnyArray = split.transpose(order).reshape(*batch, row_tiles * SCALE_TILE[0], column_tiles * SCALE_TILE[1])
+    return padded[..., :rows, :columns]
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Parts
+# ----------------------------------------------------------------------------------------------------------------------
+
+
+def _check_narrow(dtype: CutlassDtype) -> None:
+    if dtype not in SATURATING_FLOATS and dtype is not CutlassDtype.I8:
+        raise InvalidOperandError(f"quantize takes e4m3, e5m2, e2m1 or i8, not {dtype.value}")
+
+
+def _check_block(x: AnyArray, block: tuple[int, int]) -> None:
+    if x.ndim < 2:
+        raise InvalidOperandError(f"shape is {x.shape}; blocks need (..., rows, columns)")
+    if len(block) != 2 or min(block) < 1:
+        raise InvalidOperandError(f"block is {block}; expected two positive extents")
+
+
+def _finite_magnitude(wide: FloatArray) -> FloatArray:
+    return np.abs(np.where(np.isfinite(wide), wide, 0.0))
+
+
+def _float32_scale(amax: FloatArray, dtype: CutlassDtype) -> Float32Array:
+    """Scales that make `amax` the largest value of `dtype`."""
+    with np.errstate(over="ignore", under="ignore"):
+        scale = np.where(amax > 0.0, amax / finite_max(dtype), 1.0).astype(np.float32)
+    # Kernels hold the scale in float32; one that left its range would make every value zero or not a number.
+    return np.asarray(np.clip(scale, _FLOAT32.tiny, _FLOAT32.max))
+
+
+def _block_counts(shape: tuple[int, ...], block: tuple[int, int]) -> tuple[int, ...]:
+    return (*shape[:-2], -(-shape[-2] // block[0]), -(-shape[-1] // block[1]))
+
+
+def _block_amax(wide: FloatArray, block: tuple[int, int]) -> FloatArray:
+    *batch, rows, columns = _block_counts(wide.shape, block)
+    padded = np.zeros((*batch, rows * block[0], columns * block[1]))
+    padded[..., : wide.shape[-2], : wide.shape[-1]] = _finite_magnitude(wide)
+    amax: FloatArray = padded.reshape(*batch, rows, block[0], columns, block[1]).max(axis=(-3, -1), initial=0.0)
+    return amax
+
+
+def _spread(scale: AnyArray, shape: tuple[int, ...], block: tuple[int, int]) -> FloatArray:
+    """Each scale repeated over its block, cut to `shape`."""
+    wide = np.repeat(np.repeat(to_float64(scale), block[0], axis=-2), block[1], axis=-1)
+    return wide[..., : shape[-2], : shape[-1]]
+
+
+def _vectors(x: AnyArray, axis: int, vector: int) -> FloatArray:
+    """The array with `axis` last and divided into vectors: (..., K / vector, vector)."""
+    if not -x.ndim <= axis < x.ndim:
+        raise InvalidOperandError(f"axis is {axis}, but the shape is {x.shape}")
+    if x.shape[axis] % vector:
+        raise InvalidOperandError(
+            f"axis {axis} of {x.shape} is no multiple of {vector}: one scale is for {vector} elements"
+        )
+    last = np.moveaxis(to_float64(x), axis, -1)
+    return last.reshape(*last.shape[:-1], last.shape[-1] // vector, vector)
+
+
+def _joined(vectors: AnyArray, axis: int) -> AnyArray:
+    """Undoes `_vectors`."""
+    joined = vectors.reshape(*vectors.shape[:-2], vectors.shape[-2] * vectors.shape[-1])
+    return np.ascontiguousarray(np.moveaxis(joined, -1, axis))
+
+
+def _block_scaled(wide: FloatArray, scale: AnyArray, axis: int, second: float) -> BlockScaled:
+    """e2m1 of vectors divided by their scales; `scale` has the scaled axis last."""
+    with np.errstate(over="ignore", under="ignore"):
+        quotient = wide / (to_float64(scale) * second)[..., None]
+    values = saturating_cast(quotient, CutlassDtype.F4E2M1)
+    return BlockScaled(_joined(values, axis), np.ascontiguousarray(np.moveaxis(scale, -1, axis)), second)

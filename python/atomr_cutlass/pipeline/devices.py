@@ -1,0 +1,154 @@
+"""The GPUs, asked once."""
+
+from __future__ import annotations
+
+import functools
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+from .. import _core
+from ..errors import DeviceUnavailableError, InvalidOperandError, UnsupportedError
+from ..generator.archs import SmArch
+
+TRANSLATED = 2
+
+
+@dataclass(frozen=True)
+class Device:
+    """A GPU. `l2_bytes`, `memory_bytes` and `shared_memory` (per block, with opt-in) are bytes.
+
+    `cuda_version` is the newest CUDA whose PTX its driver translates: 13000 means 13.0, 0 that no driver says so.
+    """
+
+    index: int
+    name: str
+    capability: tuple[int, int]
+    multiprocessors: int
+    shared_memory: int
+    l2_bytes: int
+    memory_bytes: int
+    cuda_version: int = 0
+
+    @property
+    def arch(self) -> SmArch | None:
+        """The compile target made for this GPU, or None when there is none."""
+        return SmArch.from_capability(*self.capability)
+
+
+def problem() -> str:
+    """Why no GPU can be used; empty when one can."""
+    return _core.driver_problem()
+
+
+def available() -> bool:
+    """Whether there is a GPU with a driver."""
+    return not problem()
+
+
+@functools.cache
+def get(index: int = 0) -> Device:
+    """The GPU of this index.
+
+    Raises:
+        DeviceUnavailableError: there is none.
+    """
+    reason = problem()
+    if reason:
+        raise DeviceUnavailableError(f"{reason}; backend='reference' computes on the CPU")
+    return Device(index=index, cuda_version=_core.driver_version(), **_core.device_properties(index))
+
+
+@functools.cache
+def driver() -> str:
+    """The driver's version as it calls itself, such as `580.95.05`; that of its CUDA where it does not say.
+
+    The CUDA version alone names no translator of PTX: every driver brings one of its own.
+
+    Raises:
+        DeviceUnavailableError: there is no driver.
+    """
+    version = _core.driver_version()  # from here on the library is mapped
+    try:
+        mapped = Path("/proc/self/maps").read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        mapped = ""
+    found = re.search(r"/libcuda\.so\.(\d+\.\d[\d.]*)$", mapped, re.MULTILINE)
+    return found[1] if found else f"CUDA {version // 1000}.{version % 1000 // 10}"
+
+
+def imagined(arch: SmArch) -> Device:
+    """A GPU of this arch, as far as the model needs one: with the multiprocessors of the largest such part."""
+    multiprocessors = {SmArch.SM80: 108, SmArch.SM86: 84, SmArch.SM89: 142, SmArch.SM90A: 132}.get(arch, 148)
+    return Device(
+        index=0,
+        name=f"an imagined {arch.value} GPU",
+        capability=arch.capability,
+        multiprocessors=multiprocessors,
+        shared_memory=arch.shared_memory,
+        l2_bytes=50 << 20,
+        memory_bytes=80 << 30,
+    )
+
+
+def for_arch(arch: SmArch | None) -> Device:
+    """GPU 0 where cells of this arch (None: of its own) could run on it, else an imagined one.
+
+    Raises:
+        InvalidOperandError: there is no GPU, and no arch to imagine one of.
+    """
+    if available():
+        device = get(0)
+        if arch is None or rank_arch(arch, device, ptx=True) is not None:
+            return device
+    if arch is None:
+        raise InvalidOperandError(f"without a GPU ({problem()}) the request must name its arch")
+    return imagined(arch)
+
+
+def rank_arch(arch: SmArch, device: Device, *, ptx: bool, cuda_version: int = 0) -> int | None:
+    """How a cell built for `arch` gets to run on the device.
+
+    0 natively, 1 as machine code of an earlier minor version, TRANSLATED as PTX that the driver translates; None when
+    it cannot.
+
+    Args:
+        arch: the compile target.
+        device: where it is to run.
+        ptx: whether there is PTX.
+        cuda_version: the toolkit that made the PTX; 0 leaves it out of account.
+
+    Source: CUDA C++ Programming Guide, binary and PTX compatibility; CUDA Compatibility, minor version compatibility,
+    which holds for machine code alone.
+    """
+    made_for = arch.capability
+    if made_for == device.capability:
+        return 0
+    if not arch.portable or made_for > device.capability:
+        return None
+    if made_for[0] == device.capability[0]:
+        return 1
+    return TRANSLATED if ptx and translates(device, cuda_version) else None
+
+
+def translates(device: Device, cuda_version: int) -> bool:
+    """Whether the driver knows PTX as a toolkit of this version makes it: 13010 means 13.1."""
+    return device.cuda_version == 0 or cuda_version // 10 <= device.cuda_version // 10
+
+
+def cuda_name(cuda_version: int) -> str:
+    """A version of CUDA as users know it: `CUDA 13.0` for 13000."""
+    return f"CUDA {cuda_version // 1000}.{cuda_version % 1000 // 10}"
+
+
+def require_arch(device: Device) -> SmArch:
+    """The device's own arch.
+
+    Raises:
+        UnsupportedError: the package has no target for such GPUs.
+    """
+    if device.arch is None:
+        major, minor = device.capability
+        valid = ", ".join(a.value for a in SmArch)
+        raise UnsupportedError(f"{device.name} has compute capability {major}.{minor}; the targets are {valid}")
+    return device.arch

@@ -1,0 +1,344 @@
+"""The analytic model: how long a kernel would take for a problem, before anything is launched.
+
+Parts, for either generation:
+
+* quantization: a grid of ceil(m / tile_m) x ceil(n / tile_n) x batch tiles runs in waves over the multiprocessors, and
+  a part-filled tile costs as much as a full one; the persistent scheduler of sm90 rounds the grid up to whole clusters
+  and swizzles (`tile_scheduler`);
+* the time of a tile: the slowest of multiplying (tile_m x tile_n x k at the generation's rate, less for tiles too small
+  to feed the tensor cores), of reading A and B through L2, and of the steps along K one after the other;
+* prologue and epilogue, which pingpong kernels hide behind the other consumer's mainloop but for the first and last;
+* the floor that device memory sets: every operand read and written once.
+
+The constants of the sm90 generation were fitted on an H200 to 50 shapes drawn at random x 8 kernels x their swizzles
+and raster orders; those of the sm80 generation are the vendor's rates, scaled where measured (docs/performance.md).
+Cells of sm100 and sm120 are estimated with sm90's constants and the vendor's rates: nothing was measured there.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from dataclasses import dataclass
+
+from ..generator.dtypes import CutlassDtype
+from ..generator.families import gemm_few_sm90
+from ..generator.key import COLUMN, ROW, KernelKey
+from ..generator.rules import FEW, FP8_TYPES
+from . import tile_scheduler
+from .devices import Device
+from .problem import Variant
+from .tile_scheduler import TileList
+
+CLOCK_HZ = 1.7e9
+LAUNCH_SECONDS = 2.7e-6
+DRAM_BYTES_PER_SECOND = {(8, 0): 1.6e12, (8, 6): 0.8e12, (8, 9): 0.9e12, (9, 0): 3.6e12, (10, 0): 7e12, (12, 0): 1.6e12}
+
+# The sm90 generation.
+TILE_N_EFFICIENCY = {256: 0.91, 192: 0.90, 128: 0.86, 64: 0.88, 32: 0.61, 16: 0.21}
+"""Share of WGMMA's peak rate that a tile of this width sustains; narrow ones read A more often than they multiply."""
+ONE_WARPGROUP_EFFICIENCY = 0.83
+"""What a tile of 64 rows keeps of that."""
+FULL_ACCUMULATION_EFFICIENCY = 0.85
+"""What fp8 keeps of it when the tensor cores' sums are added up in float32 every 128 elements of K."""
+L2_BYTES_PER_CLOCK = 62.0
+"""Bytes that one multiprocessor draws from L2 per clock when all do."""
+LINE_BYTES = 128
+"""Of a cache line."""
+STEP_CLOCKS = 172.0
+"""The shortest step along K: barriers and latencies."""
+BEYOND_CLOCKS = 3.9
+"""Likewise, of each row of a tile that lies beyond the last of A."""
+BEYOND = 0.3
+"""What a tile takes longer of which all rows lie beyond the last of A."""
+COOPERATIVE_TILE_SECONDS = 0.65e-6
+PINGPONG_TILE_SECONDS = 0.15e-6
+PROLOGUE_SECONDS = 0.7e-6
+STORE_BYTES_PER_SECOND = 35e9
+"""At which one multiprocessor stores a finished tile."""
+SHOWN = 0.03
+"""Of reading A and B through L2, what is not hidden behind the products."""
+SHOWN_ALONE = 0.1
+"""Likewise, where neighbours in the list of tiles have tiles of one operand in common only."""
+MISSED = 0.1
+"""Of reading from device memory what L2 does not hold, likewise."""
+L2_SHARE = 0.7
+"""Of L2, what holds A and B until they are read again."""
+LAST_WAVE = 0.33
+"""Of the multiprocessors that the last wave leaves idle, what the others gain."""
+CLUSTER_SECONDS = 0.45e-6
+"""Synchronizing a cluster at the start and the end."""
+NOSMEM_SECONDS = 2.0e-6
+NOSMEM_TILE_SECONDS = 6.0e-6
+"""What storing a tile straight from registers takes longer."""
+STREAM_K_SECONDS = 2e-6
+"""Clearing the barriers of a stream-K launch."""
+FIXUP_SECONDS = 6e-6
+"""Adding up the tiles that it cut."""
+PEER_SECONDS = 2e-6
+"""Each part of a tile but the first waits for its turn, reads, adds and writes."""
+
+# Kernels of the sm90 generation for few rows.
+FEW_LAUNCH_SECONDS = 3.6e-6
+FEW_DRAM_BYTES_PER_SECOND = 3.86e12
+FEW_STRADDLED = 0.16
+"""Of what rows of weights that straddle cache lines cost, what is not hidden; a third where K is contiguous."""
+FEW_READ_BYTES_PER_SECOND = 60e9
+"""At which one multiprocessor takes in weights and the few rows."""
+FEW_BOX_SECONDS = {COLUMN: 125e-9, ROW: 230e-9}
+"""The shortest step along K, 128 bytes of a row, by the layout of B."""
+FEW_ADDED_SECONDS = (0.36e-6, 0.53e-9)
+"""Adding up what the thread blocks of a cluster have summed: once, and for each element of a tile."""
+FEW_SOFTNESS = 4.5
+"""How sharply the slowest of the parts hides the others: the exponent of their norm."""
+
+# The sm80 generation.
+MULTISTAGE_L2_BYTES_PER_CLOCK = 42.0
+MULTISTAGE_TILE_SECONDS = 1.2e-6
+MMA_SYNC_ON_HOPPER = 1.8
+"""How much longer than the rates say kernels over mma.sync take on sm_90 (the median of 100 timings)."""
+TURN_SECONDS = 1.5e-6
+"""One turn of serial split-K: wait for the semaphore, read, add and write a tile."""
+
+
+@dataclass(frozen=True)
+class Launch:
+    """How a kernel is launched, and the estimated time of it.
+
+    Attributes:
+        seconds: the estimate.
+        split_k: slices of K (sm80 generation).
+        swizzle, raster: what the persistent scheduler is asked for (sm90 generation); see `tile_scheduler`.
+    """
+
+    seconds: float
+    split_k: int = 1
+    swizzle: int = 1
+    raster: int = tile_scheduler.HEURISTIC
+
+
+def seconds(key: KernelKey, variant: Variant, device: Device, shared_bytes: int, split_k: int = 1) -> float:
+    """The estimated time of one launch, with the options that are best for it.
+
+    Args:
+        key: the kernel.
+        variant: the problem as the kernel sees it.
+        device: where it runs.
+        shared_bytes: dynamic shared memory of one of its thread blocks.
+        split_k: slices of K (sm80 generation).
+    """
+    return launch(key, variant, device, shared_bytes, split_k).seconds
+
+
+def launch(key: KernelKey, variant: Variant, device: Device, shared_bytes: int, split_k: int = 1) -> Launch:
+    """The launch options that are best for a kernel and a problem. Arguments are those of `seconds`."""
+    if key.mainloop == FEW:
+        return Launch(_few(key, variant, device))
+    if key.generation == "sm80":
+        busy, swizzle, raster = _multistage(key, variant, device, shared_bytes, split_k), 1, tile_scheduler.HEURISTIC
+        if device.capability == (9, 0):
+            busy *= MMA_SYNC_ON_HOPPER
+    else:
+        busy, swizzle, raster = _warp_specialized(key, variant, device)
+    moved = (variant.m * variant.k + variant.k * variant.n) * key.a.bits + variant.m * variant.n * key.d.bits
+    floor = variant.batch * moved / 8 / _dram(device)
+    return Launch(max(busy, floor) + LAUNCH_SECONDS, split_k, swizzle, raster)
+
+
+def least(key: KernelKey, variant: Variant, device: Device) -> float:
+    """A time that no kernel of these types is estimated to stay below, whatever its tile and generation."""
+    arch = device.arch or key.arch
+    kinds = [dataclasses.replace(key, arch=arch, generation=generation) for generation in ("sm80", "sm90", "sm100")]
+    rate = max(_peak(kind) for kind in kinds if arch.capability >= (9, 0) or kind.generation == "sm80")
+    products = variant.batch * variant.m * variant.n * variant.k / rate / device.multiprocessors
+    moved = (variant.m * variant.k + variant.k * variant.n) * key.a.bits + variant.m * variant.n * key.d.bits
+    return max(products / CLOCK_HZ, variant.batch * moved / 8 / _dram(device)) + LAUNCH_SECONDS
+
+
+def _dram(device: Device) -> float:
+    return DRAM_BYTES_PER_SECOND.get(device.capability, 1e12)
+
+
+def _warp_specialized(key: KernelKey, variant: Variant, device: Device) -> tuple[float, int, int]:
+    """Busy seconds with the best swizzle and raster order, and those."""
+    tile_m, tile_n, tile_k = key.tile
+    cluster_m, cluster_n, _ = key.cluster
+    if key.mainloop == "2sm":
+        tile_m //= 2  # two thread blocks of a cluster share the tile that a key of sm100 names
+    # Kernels that exchange their operands tile D^T (GemmSm90::kSwapped).
+    swapped = key.generation == "sm90" and key.a.bits != 16 and key.layout_a == key.layout_b == ROW
+    m, n = (variant.n, variant.m) if swapped else (variant.m, variant.n)
+    blocks = (math.ceil(m / tile_m), math.ceil(n / tile_n), variant.batch)
+    steps = max(1, math.ceil(variant.k / tile_k))
+    efficiency = TILE_N_EFFICIENCY.get(tile_n, 0.8) * (1.0 if tile_m >= 128 else ONE_WARPGROUP_EFFICIENCY)
+    if key.a in FP8_TYPES and key.math == "default":
+        efficiency *= FULL_ACCUMULATION_EFFICIENCY
+    multiply = tile_m * tile_n * tile_k * steps / (_peak(key) * efficiency)
+    # A cluster loads what its thread blocks share once; a GPU that is not full leaves each a larger share of L2.
+    rows_a, rows_b = tile_m / cluster_n * _lines(variant.lda, key.a), tile_n / cluster_m * _lines(variant.ldb, key.b)
+    read = (rows_a + rows_b) * tile_k * steps * key.a.bits / 8 / L2_BYTES_PER_CLOCK
+    beyond = max(0, tile_m - m)
+    step, longer = STEP_CLOCKS + BEYOND_CLOCKS * beyond, 1 + BEYOND * beyond / tile_m
+    store = tile_m * tile_n * key.d.bits / 8 / STORE_BYTES_PER_SECOND
+    extra = CLUSTER_SECONDS if cluster_m * cluster_n > 1 else 0.0
+    widths = (tile_m * variant.k * key.a.bits / 8, tile_n * variant.k * key.b.bits / 8)
+
+    def busy(tiles: TileList) -> float:
+        waves = tiles.tiles / tiles.blocks
+        full = min(1.0, tiles.tiles / device.multiprocessors)
+        reading = read * max(full, 0.2)
+        across = tiles.swizzle * (cluster_n if tiles.raster == tile_scheduler.ALONG_M else cluster_m)
+        shown = (SHOWN if across > 1 else SHOWN_ALONE) * reading
+        tile = (max(multiply, reading, steps * step) * longer + shown) / CLOCK_HZ
+        missed = MISSED * l2_misses(tiles, widths, device.l2_bytes * L2_SHARE) / _dram(device)
+        after = missed + extra
+        if key.epilogue_schedule == "nosmem":
+            after += NOSMEM_SECONDS + waves * NOSMEM_TILE_SECONDS
+        whole = COOPERATIVE_TILE_SECONDS + store
+        if key.scheduler == "streamk":
+            return _stream_k(tiles, steps, tile, whole) + after
+        if key.mainloop == "pingpong":
+            return _waves(tiles) * (tile + PINGPONG_TILE_SECONDS) + PROLOGUE_SECONDS + store + after
+        return _waves(tiles) * (tile + whole) + after
+
+    scheduled = [(1, tile_scheduler.HEURISTIC)]
+    if key.generation == "sm90" and key.op == "gemm":
+        scheduled = list(tile_scheduler.orders(blocks, (cluster_m, cluster_n)))
+    truncate = key.scheduler != "streamk"
+    best = (math.inf, 1, tile_scheduler.HEURISTIC)
+    for swizzle, raster in scheduled:
+        tiles = tile_scheduler.tile_list(
+            blocks, (cluster_m, cluster_n), device.multiprocessors, swizzle, raster, truncate=truncate
+        )
+        taken = busy(tiles)
+        if taken < best[0]:
+            best = (taken, swizzle, raster)
+    return best
+
+
+def _few(key: KernelKey, variant: Variant, device: Device) -> float:
+    """Seconds of a kernel for few rows: fitted to 680 shapes drawn at random x clusters of 1, 2 and 4 on an H200."""
+    turned = gemm_few_sm90.turned(key, variant.m, variant.n)
+    rows, few = (variant.m, variant.n) if turned else (variant.n, variant.m)
+    few = 8 * math.ceil(few / 8)
+    ranks = key.cluster[2]
+    clusters = max(1, device.multiprocessors // ranks - (ranks if ranks > 2 else 0))
+    unit = 8 if key.layout_b == COLUMN else 64
+
+    def busiest(height: int) -> int:
+        return math.ceil(variant.batch * math.ceil(rows / height) / clusters)
+
+    # The kernel's own choice (GemmFewSm90::params).
+    height = min(range(key.tile[0], 0, -unit), key=lambda one: busiest(one) * (one + few))
+    read = busiest(height) * (height + few) * variant.k * key.a.bits / 8 / ranks / FEW_READ_BYTES_PER_SECOND
+    boxes = busiest(height) * variant.k / key.tile[2] / ranks * FEW_BOX_SECONDS[key.layout_b]
+    moved = (variant.m * variant.k + variant.k * variant.n) * key.a.bits + variant.m * variant.n * key.d.bits
+    straddled = FEW_STRADDLED * (_lines(variant.lda if turned else variant.ldb, key.a) - 1)
+    longer = 1 + (straddled / 3 if key.layout_b == COLUMN else straddled)
+    loaded = variant.batch * moved * longer / 8 / FEW_DRAM_BYTES_PER_SECOND
+    parts = math.pow(sum(math.pow(part, FEW_SOFTNESS) for part in (loaded, read, boxes)), 1 / FEW_SOFTNESS)
+    once, each = FEW_ADDED_SECONDS
+    return FEW_LAUNCH_SECONDS + parts + (once + each * height * few if ranks > 1 else 0.0)
+
+
+def _lines(leading: int, dtype: CutlassDtype) -> float:
+    """Cache lines that TMA touches for each 128 bytes of an operand: rows that do not begin on one straddle two."""
+    return 2.0 - math.gcd(leading * dtype.bits // 8, LINE_BYTES) / LINE_BYTES
+
+
+def _waves(tiles: TileList) -> float:
+    """Waves of whole tiles; the last one, if not the only one, is faster the fewer multiprocessors it keeps busy."""
+    waves = tiles.tiles / tiles.blocks
+    full = math.ceil(waves)
+    return full - LAST_WAVE * (full - waves) if waves > 1 else full
+
+
+def _stream_k(tiles: TileList, steps: int, tile: float, whole: float) -> float:
+    """Busy seconds of a stream-K launch: whole tiles in waves, then parts of the others, which are added up."""
+    cut = tile_scheduler.decompose(tiles, steps)
+    if not cut.units:
+        return _waves(tiles) * (tile + whole) + STREAM_K_SECONDS
+    parts = math.ceil(cut.units / tiles.blocks) * (tile * cut.cut / cut.units + whole)
+    added = FIXUP_SECONDS + max(0.0, cut.units / cut.cut - 1.0) * PEER_SECONDS
+    return math.ceil(cut.whole / tiles.blocks) * (tile + whole) + parts + added + STREAM_K_SECONDS
+
+
+def l2_misses(tiles: TileList, widths: tuple[float, float], held: float) -> float:
+    """Bytes of A and B that are read from device memory, by the order in which tiles are taken.
+
+    Tiles are taken in panels: `swizzle` clusters across the raster order, all along it. One operand stays with a panel;
+    the other is read through with each, again if L2 cannot hold it until the next one.
+
+    Args:
+        tiles: the order.
+        widths: bytes of A that a row of tiles reads, and bytes of B that a column of them does.
+        held: bytes that L2 holds.
+    """
+    across, along = (tiles.rows, tiles.columns), (tiles.cluster[0], tiles.cluster[1])
+    of_across, of_along = widths
+    if tiles.raster == tile_scheduler.ALONG_M:
+        across, along, of_across, of_along = across[::-1], along[::-1], of_along, of_across
+    panel = tiles.swizzle * along[0]
+    panels = across[0] / panel
+    # Panels that are shorter than a wave are read through side by side.
+    passes = max(1.0, min(panels, tiles.tiles / tiles.batch / tiles.blocks))
+    through = of_along * across[1]
+    if through + of_across * panel <= held:
+        passes = 1.0
+    window = min(across[1], tiles.blocks / panel)
+    # A panel too large for L2 beside what is read through with it is read again in each wave.
+    waves = max(1.0, across[1] / window) if of_across * panel + of_along * window > held else 1.0
+    return tiles.batch * (of_across * across[0] * waves + through * passes)
+
+
+def _multistage(key: KernelKey, variant: Variant, device: Device, shared_bytes: int, split_k: int) -> float:
+    tile_m, tile_n, tile_k = key.tile
+    k = max(1, math.ceil(variant.k / tile_k / split_k)) * tile_k
+    residents = max(1, min(device.shared_memory // max(1, shared_bytes), 4))
+    multiply = tile_m * tile_n * k / (_peak(key) * _multistage_efficiency(key))
+    tiles = math.ceil(variant.m / tile_m) * math.ceil(variant.n / tile_n) * variant.batch * split_k
+    per_wave = device.multiprocessors * residents
+    busy = min(1.0, tiles / per_wave)
+    read = (tile_m + tile_n) * k * key.a.bits / 8 / (MULTISTAGE_L2_BYTES_PER_CLOCK / max(busy, 0.25))
+    read *= _narrow_load_penalty(key)
+    # Resident blocks share one multiprocessor's units, and hide each other's prologues.
+    wave = max(multiply, read) * (residents if tiles >= per_wave else max(1.0, residents * busy))
+    waves = math.ceil(tiles / per_wave) * (wave / CLOCK_HZ + MULTISTAGE_TILE_SECONDS)
+    # The slices of a tile take turns: each but the first reads what the one before it has written.
+    return waves + (split_k - 1) * TURN_SECONDS
+
+
+def _peak(key: KernelKey) -> float:
+    """Multiply-adds per clock and multiprocessor.
+
+    Source: the vendor's peak rates per compute capability; on sm_90 mma.sync reaches about 0.6 of WGMMA's (measured).
+    """
+    hopper = key.arch.capability == (9, 0)
+    if key.math == "ieee":
+        return 128.0 if hopper else 64.0
+    if key.math == "3xtf32":
+        return 200.0 if hopper else 160.0
+    if key.a is CutlassDtype.F64:
+        return 128.0 if hopper else 64.0
+    if key.a.bits == 8 and key.a is not CutlassDtype.I8 and hopper and key.generation == "sm80":
+        return 1000.0  # mma.sync of fp8 becomes conversions and HMMA there
+    base = {32: 1024.0, 16: 2048.0, 8: 4096.0, 4: 8192.0}[key.a.bits]
+    if key.generation == "sm90":
+        return base
+    if key.generation == "sm120":
+        return base / 4  # not measured: mma.sync of fp4 by the vendor's figures
+    if key.generation != "sm80":
+        return 2 * base  # not measured: UMMA's rate by the vendor's figures
+    return base * 0.6 if hopper else base / 2
+
+
+def _multistage_efficiency(key: KernelKey) -> float:
+    """How much of the peak rate an sm80-generation tile sustains when its operands are at hand."""
+    area = key.tile[0] * key.tile[1]
+    return min(1.0, 0.55 + 0.45 * area / (128 * 128)) * (0.5 if key.mainloop == "twostage" else 1.0)
+
+
+def _narrow_load_penalty(key: KernelKey) -> float:
+    """Loads of less than 16 bytes issue more instructions for the same data."""
+    narrow = min(key.align_a * key.a.bits, key.align_b * key.b.bits) // 8
+    return {16: 1.0, 8: 1.3, 4: 2.0}.get(narrow, 4.0)

@@ -1,0 +1,189 @@
+"""Plans of ops other than plain dense GEMM: the launches, clears and copies that one call makes."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from .. import _core
+from ..arrays.operands import CUDA
+from ..errors import UnsupportedError
+from ..generator.dtypes import CutlassDtype
+from ..generator.render import render
+from ..jit import kernels
+from . import devices
+from .pick import Picked
+from .plan_cache import PlanKey
+from .table import KernelInfo
+
+Address = tuple[str, int, int]
+
+
+class OpPlan(_core.LaunchPlan):
+    """Kernels and one problem; `plan(*arrays, out=None, alpha=None, beta=None, stream=None)` launches.
+
+    Arrays are given in the order of `slots`, and must have the shape, strides, dtype, device and address alignment that
+    the plan was made for; without `out`, the last slot, the result comes from the framework of the first array. A call
+    enqueues `launches` kernels, clears and copies on `stream`, or on the framework's current stream, and does not
+    synchronize; it may be captured into a CUDA graph, and a workspace that a graph uses is never freed.
+
+    Attributes:
+        request: what the plan was made from, where that was a request.
+        key: the request's PlanKey, likewise.
+        picked: the kernels, in the order of their launches.
+        rewrite: how the problem was put to kernels that do not compute it as it stands; empty for one that does.
+        result: extents and element type of the result, for functions that allocate it.
+        kernel_name: of the kernel that does the products.
+        checked: whether nothing is left to be checked of an epilogue at its first use. A plan made while its stream is
+            captured may not be: it is not kept for later calls.
+
+    Raises:
+        InvalidOperandError: an operand differs from what the plan was made for, or a result overlaps an input.
+        LibraryError, ContextPoisonedError: CUDA refused the launch.
+    """
+
+    request: Any
+    key: PlanKey | None
+    picked: tuple[Picked, ...]
+    rewrite: str
+    result: tuple[tuple[int, ...], CutlassDtype]
+    checked: bool
+    _main: int
+
+    @property
+    def main(self) -> Picked:
+        """The kernel that does the products."""
+        return self.picked[self._main]
+
+    @property
+    def kernel(self) -> KernelInfo | None:
+        """Its row of the table; None when it was compiled at run time."""
+        return self.main.info
+
+    @property
+    def source(self) -> str:
+        """Its source, as it is compiled at run time."""
+        return render(self.main.key, flavour="nvrtc")[0]
+
+    @property
+    def origin(self) -> str:
+        """Where it comes from: `prebuilt`, `pack NAME` or `jit`."""
+        return self.main.origin
+
+
+class Steps:
+    """A plan in the making: slots for the caller's arrays, memory of its own, and what is done with them."""
+
+    def __init__(self, device: int) -> None:
+        """A plan on the GPU of this index, so far without steps."""
+        self.device = device
+        self._slots: list[tuple[str, _core.Operand, int, str]] = []
+        self._temporaries: list[int] = []
+        self._steps: list[tuple[Any, ...]] = []
+        self._picked: list[Picked] = []
+        self._main = (0, 0)
+
+    def slot(
+        self,
+        name: str,
+        shape: Sequence[int],
+        strides: Sequence[int] | None,
+        dtype: tuple[int, int],
+        *,
+        alignment: int = 1,
+        role: str = "input",
+    ) -> Address:
+        """An array of the caller's, the next in the order of a call.
+
+        Args:
+            name: for messages.
+            shape: extents.
+            strides: in elements; None is row-major.
+            dtype: DLPack's (type code, bits).
+            alignment: bytes that its address must be a multiple of.
+            role: `input`, `source` (an input that a result may overwrite in place) or `output`.
+        """
+        layout = _core.Operand(0, shape, strides, dtype, CUDA, self.device)
+        self._slots.append((name, layout, max(1, alignment), role))
+        return ("operand", len(self._slots) - 1, 0)
+
+    def temporary(self, size: int) -> Address:
+        """Device memory of the plan's own, aligned to 256 bytes, undefined when a call begins."""
+        self._temporaries.append(size)
+        return ("temporary", len(self._temporaries) - 1, 0)
+
+    def launch(self, picked: Picked, args: Mapping[str, Any], *, main: bool = False) -> None:
+        """Launches a kernel.
+
+        Args:
+            picked: the kernel.
+            args: fields of its op's arguments (kernel_abi.h) by name: numbers, addresses for pointers, `"alpha"` or
+                `"beta"` for scalars that the call gives. What is left out is 0.
+            main: whether this is the kernel that the plan is named after.
+        """
+        if main or not self._picked:
+            self._main = (len(self._steps), len(self._picked))
+        device = devices.get(self.device)
+        kernel = picked.info.name if picked.info else kernels.kernel(picked.key, device)
+        self._steps.append(("launch", kernel, picked.key.op, {"sm_count": device.multiprocessors, **args}))
+        self._picked.append(picked)
+
+    def clear(self, address: Address, size: int, value: int = 0) -> None:
+        """Sets bytes to a value."""
+        self._steps.append(("clear", address, size, value))
+
+    def copy(self, address: Address, table: bytes, patches: Sequence[tuple[int, Address]]) -> None:
+        """Writes host bytes to device memory, with addresses put in at the offsets of the patches."""
+        self._steps.append(("copy", address, table, list(patches)))
+
+    def plan(
+        self,
+        *,
+        like: Any = None,
+        alpha: float = 1.0,
+        beta: float = 0.0,
+        integral: bool = False,
+        rewrite: str = "",
+    ) -> OpPlan:
+        """The plan. `like` is an array whose framework allocates the memory; scalars are those of calls that give none.
+
+        Raises:
+            UnsupportedError: a kernel cannot implement its step.
+        """
+        step, index = self._main
+        options = {
+            "device": self.device, "integral": integral, "alpha": float(alpha), "beta": float(beta), "main": step
+        }  # fmt: skip
+        made = OpPlan(self._slots, self._temporaries, self._steps, options, like)
+        made.request = None
+        made.key = None
+        made.picked = tuple(self._picked)
+        made.rewrite = rewrite
+        made.checked = True
+        made._main = index  # noqa: SLF001 - this module's own
+        return made
+
+
+def moved(address: Address, elements: int, dtype: CutlassDtype) -> Address:
+    """The address of a later element."""
+    kind, index, start = address
+    return (kind, index, start + elements * dtype.bits // 8)
+
+
+def bytes_of(shape: Sequence[int], dtype: CutlassDtype) -> int:
+    """Bytes of a dense array."""
+    return -(-math.prod(shape) * dtype.bits // 8)
+
+
+def refuse_capture(picked: Picked, device: int, stream: int | None) -> None:
+    """Refuses to make a plan of a kernel compiled at run time while its stream is captured.
+
+    Raises:
+        UnsupportedError: it is.
+    """
+    if picked.info is None and stream is not None and _core.capturing(device, stream):
+        raise UnsupportedError(
+            f"{picked.key.name} is compiled at run time, and such plans cannot be made while a CUDA graph is captured: "
+            "make the plan before, with ac.plan or by one call outside the capture"
+        )

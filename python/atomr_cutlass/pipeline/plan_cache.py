@@ -1,0 +1,235 @@
+"""Plan keys and the cache of plans: the plans used most recently, up to a capacity."""
+
+from __future__ import annotations
+
+import collections
+import os
+import threading
+import weakref
+from collections.abc import Hashable
+from dataclasses import dataclass, field
+from typing import Any, Generic, Protocol, TypeAlias, TypeVar
+
+from ..checks import expect, shown
+from ..errors import InvalidOperandError
+from ..generator.archs import SmArch
+from ..generator.dtypes import CutlassDtype
+
+Extents: TypeAlias = "tuple[int | tuple[int, ...], ...]"
+
+
+@dataclass(frozen=True, repr=False, eq=False)
+class PlanKey:
+    """The identity of a plan: everything of what is launched except pointers and the values of scalars.
+
+    Two requests that differ in alpha alone have one key, and so one plan; what the epilogue *does* (whether C is read,
+    a bias, an activation) is another matter and part of it. Which kernel serves the plan is not: that is chosen.
+
+    Attributes:
+        op: `gemm`, `grouped_gemm`, `conv2d_fprop`, `conv2d_dgrad` or `conv2d_wgrad`.
+        shape: the operation's extents: (m, n, k, batch), a tuple of such for groups, or a convolution's.
+        layouts: of the operands and the result, in that order. Requests have dense operands, whose strides follow.
+        dtypes: element types of the operands and the result, in that order.
+        math: math mode of the kernel's key.
+        epilogue: what happens to the accumulator, such as `linear` or `linear+c+bias+relu`; a tree by its id.
+        arch: the target that was asked for; None is the GPU's own, whichever that is.
+        binding: name of the operand that the plan keeps, or None.
+    """
+
+    op: str
+    shape: Extents
+    layouts: tuple[str, ...]
+    dtypes: tuple[CutlassDtype, ...]
+    math: str
+    epilogue: str
+    arch: SmArch | None
+    binding: str | None = None
+    _values: tuple[Any, ...] = field(init=False)
+    _hash: int = field(init=False)
+
+    def __post_init__(self) -> None:
+        for name in ("op", "math", "epilogue"):
+            expect(getattr(self, name), str, name, "a name")
+        for name, kind in (("shape", (int, tuple)), ("layouts", str), ("dtypes", CutlassDtype)):
+            _expect_tuple(getattr(self, name), kind, name)
+        expect(self.arch, (SmArch, type(None)), "arch", "an SmArch, or None")
+        expect(self.binding, (str, type(None)), "binding", "a name, or None")
+        # Once, not at every look-up: the hash of an enumeration's member is computed by Python code.
+        values = (self.op, self.shape, self.layouts, self.dtypes, self.math, self.epilogue, self.arch, self.binding)
+        object.__setattr__(self, "_values", values)
+        object.__setattr__(self, "_hash", hash(values))
+
+    def __eq__(self, other: object) -> bool:
+        return self._values == other._values if isinstance(other, PlanKey) else NotImplemented
+
+    def __hash__(self) -> int:
+        return self._hash
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # A process's hashes of strings are its own: a copy made elsewhere has to compute them again.
+        return PlanKey, self._values
+
+    def __repr__(self) -> str:
+        shape = ",".join("x".join(map(str, e)) if isinstance(e, tuple) else str(e) for e in self.shape)
+        words = [self.op, f"({shape})", "/".join(self.layouts), "/".join(d.value for d in self.dtypes)]
+        words += [self.math, self.epilogue, self.arch.value if self.arch else "any-arch"]
+        words += [f"binding={self.binding!r}"] if self.binding is not None else []
+        return f"PlanKey({' '.join(words)})"
+
+
+def _expect_tuple(values: Any, kind: type | tuple[type, ...], name: str) -> None:
+    expect(values, tuple, name)
+    for one in values:
+        expect(one, kind, name)
+        if isinstance(one, tuple):
+            _expect_tuple(one, int, name)
+
+
+def _no_key(key: Any) -> InvalidOperandError:
+    """The error for what has no hash, such as an array or a list."""
+    return InvalidOperandError(f"key is {shown(key)}; expected a PlanKey, or something else that has a hash")
+
+
+class Cacheable(Protocol):
+    """What a plan cache holds."""
+
+    @property
+    def key(self) -> PlanKey | None:
+        """What is launched; None where no request says so."""
+
+    @property
+    def source(self) -> str:
+        """The kernel's source text, or empty."""
+
+    @property
+    def kernel_name(self) -> str:
+        """The kernel's name."""
+
+    @property
+    def kernel_handle(self) -> object:
+        """The loaded kernel, or None where none is."""
+
+
+@dataclass(frozen=True)
+class CachedPlan:
+    """What is known of a plan without a GPU: it cannot be launched.
+
+    Attributes:
+        key: what would be launched.
+        source: the kernel's source, for NVRTC.
+        kernel_name: the kernel's name.
+        kernel_handle: None; plans that can be launched have one.
+    """
+
+    key: PlanKey
+    source: str = field(repr=False)
+    kernel_name: str
+    kernel_handle: object = None
+
+
+PlanT = TypeVar("PlanT", bound=Cacheable)
+
+
+class PlanCache(Generic[PlanT]):
+    """The plans used most recently, at most `capacity` of them. Safe for use by several threads.
+
+    Dropping a plan gives up this reference and no more: callers that hold the plan may go on launching it, memory that
+    a captured graph uses stays, and a workspace is freed once the launches in flight have ended (`_core.GemmPlan`).
+
+    Attributes:
+        capacity: how many plans are kept.
+        hits, misses: look-ups by `get` that found a plan, or none.
+        evictions: plans dropped because others were used more recently.
+
+    Raises:
+        InvalidOperandError: `capacity` is no integer above 0.
+    """
+
+    def __init__(self, capacity: int) -> None:
+        if isinstance(capacity, bool) or not isinstance(capacity, int) or not 1 <= capacity < 2**63:
+            raise InvalidOperandError(f"capacity is {shown(capacity)}; expected an integer from 1, the plans to keep")
+        self.capacity = capacity
+        self.hits = 0
+        self.misses = 0
+        self.evictions = 0
+        self._plans: collections.OrderedDict[Hashable, PlanT] = collections.OrderedDict()  # oldest use first
+        # Reentrant, since the collector may run a finalizer that looks something up while this thread holds it.
+        self._lock = threading.RLock()
+        _caches.add(self)
+
+    def get(self, key: Hashable) -> PlanT | None:
+        """The plan of this key, which is now the one used last, or None. Counted as a hit or a miss."""
+        with self._lock:
+            try:
+                plan = self._plans.get(key)
+            except TypeError:
+                raise _no_key(key) from None
+            if plan is None:
+                self.misses += 1
+                return None
+            self.hits += 1
+            self._plans.move_to_end(key)
+            return plan
+
+    def peek(self, key: Hashable) -> PlanT | None:
+        """The plan of this key or None, neither counted nor a use."""
+        try:
+            return self._plans.get(key)
+        except TypeError:
+            raise _no_key(key) from None
+
+    def insert(self, plan: PlanT, key: Hashable = None) -> None:
+        """Keeps a plan as the one used last, in place of any other of its key.
+
+        Args:
+            plan: the plan.
+            key: what to find it by; None is `plan.key`.
+
+        Raises:
+            InvalidOperandError: there is neither.
+        """
+        # Destroying a plan can wait for the GPU, with the GIL released. Nobody else may have to wait meanwhile: what
+        # is dropped lives in this variable until the lock has been released.
+        dropped: list[PlanT] = []
+        key = getattr(plan, "key", None) if key is None else key
+        if key is None:
+            raise InvalidOperandError("the plan was made from no request, so that it has no key: give one")
+        with self._lock:
+            if key in self:  # which refuses what has no hash
+                dropped.append(self._plans.pop(key))
+            self._plans[key] = plan
+            while len(self._plans) > self.capacity:
+                dropped.append(self._plans.popitem(last=False)[1])
+                self.evictions += 1
+
+    def clear(self) -> None:
+        """Drops every plan; the counters go on."""
+        with self._lock:
+            dropped, self._plans = self._plans, collections.OrderedDict()
+        del dropped  # after the lock, as in `insert`
+
+    def __len__(self) -> int:
+        return len(self._plans)
+
+    def __contains__(self, key: Hashable) -> bool:
+        """Whether there is a plan of this key; neither counted nor a use."""
+        try:
+            return key in self._plans
+        except TypeError:
+            raise _no_key(key) from None
+
+    def __repr__(self) -> str:
+        counts = f"{self.hits} hits, {self.misses} misses, {self.evictions} evictions"
+        return f"<PlanCache: {len(self)} of {self.capacity} plans, {counts}>"
+
+
+_caches: weakref.WeakSet[PlanCache[Any]] = weakref.WeakSet()
+
+
+def _renew_locks() -> None:
+    for cache in _caches:
+        cache._lock = threading.RLock()  # noqa: SLF001 - this module's own
+
+
+# A lock that another thread holds during fork would stay locked in the child for ever.
+os.register_at_fork(after_in_child=_renew_locks)

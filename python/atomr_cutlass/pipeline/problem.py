@@ -1,0 +1,273 @@
+"""The problem that kernels are chosen for: extents, layouts, strides, alignments."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from ..errors import InvalidOperandError, UnsupportedError
+from ..generator.dtypes import CutlassDtype
+from ..generator.key import COLUMN, ROW, Triple
+from ..generator.rules import accumulator
+
+MAX_OUTER = 4096
+
+
+@dataclass(frozen=True)
+class MatrixSpec:
+    """An array of matrices: shape and strides in elements, and the bytes that its address is a multiple of."""
+
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+    dtype: CutlassDtype
+    alignment: int = 16
+
+
+@dataclass(frozen=True)
+class View:
+    """One way to read a matrix of a spec: a layout and its leading dimension in elements."""
+
+    layout: str
+    leading: int
+
+
+@dataclass(frozen=True)
+class GemmProblem:
+    """D = alpha A B + beta C over batches, as the caller's arrays lie.
+
+    Attributes:
+        a, b, c, d: the caller's arrays; batch dimensions of a, b and c broadcast to those of d. `c` is None where there
+            is none.
+        math: math mode of the kernel key.
+        device: index of the GPU.
+        epilogue: id of the kernel key's epilogue.
+        scale_granularity: rows of A, columns of B and elements of K that share a block scale; zeros without any.
+        scale_type: of block scales, as in the kernel key.
+        operands: what an epilogue tree reads and writes beside C and D, as matrices over D: dimensions along which one
+            does not vary have stride 0.
+    """
+
+    a: MatrixSpec
+    b: MatrixSpec
+    c: MatrixSpec | None
+    d: MatrixSpec
+    math: str
+    device: int
+    epilogue: str = "lc"
+    scale_granularity: Triple = (0, 0, 0)
+    scale_type: str = ""
+    operands: tuple[MatrixSpec, ...] = ()
+
+    @property
+    def m(self) -> int:
+        """Rows of D."""
+        return self.d.shape[-2]
+
+    @property
+    def n(self) -> int:
+        """Columns of D."""
+        return self.d.shape[-1]
+
+    @property
+    def k(self) -> int:
+        """Columns of A, rows of B."""
+        return self.a.shape[-1]
+
+    @property
+    def batch(self) -> int:
+        """How many products."""
+        return math.prod(self.d.shape[:-2])
+
+    @property
+    def acc(self) -> CutlassDtype:
+        """The accumulator's element type."""
+        return accumulator(self.a.dtype)
+
+
+@dataclass(frozen=True)
+class Variant:
+    """A problem as one kernel would see it: A row or column, B row or column, D row-major.
+
+    `exchanged` says that it computes D^T = B^T A^T, so that the kernel's A is the caller's B, transposed.
+    Alignments are in elements; strides and leading dimensions too.
+    """
+
+    exchanged: bool
+    m: int
+    n: int
+    k: int
+    batch: int
+    layout_a: str
+    layout_b: str
+    lda: int
+    ldb: int
+    ldc: int
+    ldd: int
+    batch_strides: tuple[int, int, int, int]
+    align_a: int
+    align_b: int
+    align_d: int
+
+
+def broadcast_batches(a: Sequence[int], b: Sequence[int]) -> tuple[int, ...]:
+    """The batch dimensions of the result, as NumPy broadcasts them.
+
+    Raises:
+        InvalidOperandError: they do not broadcast.
+    """
+    result = []
+    for x, y in itertools.zip_longest(reversed(a), reversed(b), fillvalue=1):
+        if x != y and 1 not in (x, y):
+            raise InvalidOperandError(f"batch dimensions {tuple(a)} of a and {tuple(b)} of b do not broadcast")
+        result.append(y if x == 1 else x)
+    return tuple(reversed(result))
+
+
+def broadcast_to(spec: MatrixSpec, batches: tuple[int, ...], name: str) -> MatrixSpec:
+    """The spec with these batch dimensions; broadcast ones get stride 0.
+
+    Raises:
+        InvalidOperandError: its batch dimensions do not broadcast to them.
+    """
+    own = spec.shape[:-2]
+    missing = len(batches) - len(own)
+    if missing < 0 or any(x not in (1, y) for x, y in zip(own, batches[missing:], strict=True)):
+        raise InvalidOperandError(f"batch dimensions {own} of {name} do not broadcast to {batches}")
+    strides = (0,) * missing + tuple(0 if x == 1 else s for x, s in zip(own, spec.strides[:-2], strict=True))
+    return MatrixSpec(batches + spec.shape[-2:], strides + spec.strides[-2:], spec.dtype, spec.alignment)
+
+
+def views(spec: MatrixSpec, name: str) -> list[View]:
+    """The ways to read the matrices of a spec: usually one, more where an extent of 1 leaves a stride open.
+
+    Raises:
+        InvalidOperandError: a negative stride.
+        UnsupportedError: no dimension is contiguous.
+    """
+    (rows, columns), (row_stride, column_stride) = spec.shape[-2:], spec.strides[-2:]
+    for extent, stride in zip(spec.shape, spec.strides, strict=True):
+        if stride < 0 and extent > 1:
+            raise InvalidOperandError(f"{name} has a negative stride ({spec.strides}): copy it")
+    wide = 16 * 8 // spec.dtype.bits
+    found = []
+    if columns <= 1 or column_stride == 1:
+        leading = row_stride if rows > 1 else round_up(max(columns, 1), wide)
+        if leading >= columns:
+            found.append(View(ROW, leading))
+    if rows <= 1 or row_stride == 1:
+        leading = column_stride if columns > 1 else round_up(max(rows, 1), wide)
+        if leading >= rows:
+            found.append(View(COLUMN, leading))
+    if not found:
+        raise UnsupportedError(
+            f"{name} of shape {spec.shape} has strides {spec.strides}: its rows or its columns must be contiguous and "
+            "must not overlap; make it contiguous"
+        )
+    return found
+
+
+@dataclass(frozen=True)
+class Batches:
+    """Batch dimensions as one loop of a single stride per operand, repeated for outer offsets (in elements).
+
+    Operands are A, B, C, D, then those of an epilogue tree.
+    """
+
+    count: int
+    strides: tuple[int, ...]
+    offsets: tuple[tuple[int, ...], ...]
+
+
+def collapse_batches(problem: GemmProblem) -> Batches:
+    """Merges batch dimensions as far as one stride per operand reaches; what is left becomes outer launches.
+
+    Raises:
+        UnsupportedError: that would take more than MAX_OUTER launches.
+    """
+    batches = problem.d.shape[:-2]
+    named = [(problem.a, "a"), (problem.b, "b"), (problem.c or problem.d, "c"), (problem.d, "out")]
+    named += [(spec, "an operand of the epilogue") for spec in problem.operands]
+    specs = [broadcast_to(spec, batches, name) for spec, name in named]
+    dims = [
+        (extent, tuple(spec.strides[i] for spec in specs))
+        for i, extent in enumerate(problem.d.shape[:-2])
+        if extent != 1
+    ]
+    count, strides = 1, (0,) * len(specs)
+    while dims:
+        extent, outer = dims[-1]
+        if count != 1 and any(o != s * count for o, s in zip(outer, strides, strict=True)):
+            break
+        if count == 1:
+            strides = outer
+        count *= extent
+        dims.pop()
+    launches = math.prod(extent for extent, _ in dims)
+    if launches > MAX_OUTER:
+        raise UnsupportedError(
+            f"batch strides {[spec.strides[:-2] for spec in specs]} of a, b, c and out cannot be collapsed into one: "
+            f"{launches} launches would be needed, at most {MAX_OUTER} are made; make the operands contiguous"
+        )
+    offsets = [
+        tuple(sum(i * steps[x] for i, (_, steps) in zip(index, dims, strict=True)) for x in range(len(specs)))
+        for index in itertools.product(*(range(extent) for extent, _ in dims))
+    ]
+    return Batches(count, strides, tuple(offsets))
+
+
+def variants(problem: GemmProblem, batches: Batches) -> Iterator[Variant]:
+    """Every way in which a kernel with row-major D could serve the problem.
+
+    Raises:
+        InvalidOperandError, UnsupportedError: an operand no kernel can read.
+    """
+    views_c = views(problem.c, "c") if problem.c is not None else None
+    stride_a, stride_b, stride_c, stride_d = batches.strides[:4]
+    for view_d, view_a, view_b in itertools.product(
+        views(problem.d, "out"), views(problem.a, "a"), views(problem.b, "b")
+    ):
+        matching = [v for v in views_c if v.layout == view_d.layout] if views_c is not None else [view_d]
+        for view_c in matching[:1]:
+            align_a = _alignment(problem.a, view_a, batches, 0)
+            align_b = _alignment(problem.b, view_b, batches, 1)
+            align_d = _alignment(problem.d, view_d, batches, 3)
+            if problem.c is not None:
+                align_d = min(align_d, _alignment(problem.c, view_c, batches, 2))
+            common = {"k": problem.k, "batch": batches.count, "ldc": view_c.leading, "ldd": view_d.leading}
+            if view_d.layout == ROW:
+                yield Variant(
+                    exchanged=False, m=problem.m, n=problem.n,
+                    layout_a=view_a.layout, layout_b=view_b.layout, lda=view_a.leading, ldb=view_b.leading,
+                    batch_strides=(stride_a, stride_b, stride_c, stride_d),
+                    align_a=align_a, align_b=align_b, align_d=align_d, **common,
+                )  # fmt: skip
+            else:
+                yield Variant(
+                    exchanged=True, m=problem.n, n=problem.m,
+                    layout_a=_flipped(view_b.layout), layout_b=_flipped(view_a.layout),
+                    lda=view_b.leading, ldb=view_a.leading,
+                    batch_strides=(stride_b, stride_a, stride_c, stride_d),
+                    align_a=align_b, align_b=align_a, align_d=align_d, **common,
+                )  # fmt: skip
+
+
+def _alignment(spec: MatrixSpec, view: View, batches: Batches, index: int) -> int:
+    """Elements that every vector access of the matrix may span: what address, strides and extent allow."""
+    contiguous = spec.shape[-1] if view.layout == ROW else spec.shape[-2]
+    elements = [view.leading, contiguous]
+    if batches.count > 1:
+        elements.append(batches.strides[index])
+    elements.extend(offset[index] for offset in batches.offsets)
+    value = math.gcd(spec.alignment * 8, 128, *(e * spec.dtype.bits for e in elements))
+    return max(1, (value & -value) // spec.dtype.bits)
+
+
+def _flipped(layout: str) -> str:
+    return COLUMN if layout == ROW else ROW
+
+
+def round_up(value: int, multiple: int) -> int:
+    """The least multiple of `multiple` that is not below `value`."""
+    return -(-value // multiple) * multiple

@@ -1,0 +1,212 @@
+"""The kernel table: what is compiled into the extension, and what packs add."""
+
+from __future__ import annotations
+
+import functools
+import json
+import os
+import threading
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from .. import _core
+from ..checks import check_options, expect, shown
+from ..errors import CutlassError, InvalidOperandError, LibraryError
+from ..generator.archs import SmArch
+from ..generator.dtypes import CutlassDtype
+from ..generator.key import KernelKey
+from ..generator.selection import pattern_matcher
+
+PACKS_VARIABLE = "ATOMR_CUTLASS_PACKS"
+PACKS_GROUP = "atomr_cutlass.packs"
+
+
+@dataclass(frozen=True)
+class KernelInfo:
+    """A row of the table.
+
+    Attributes:
+        name: CUTLASS's procedural name with the key's digest.
+        key: what was compiled.
+        pack: name of the pack that it came from; empty for the extension's own.
+        ptx: whether it carries PTX, which newer GPUs translate.
+        shared_bytes: dynamic shared memory of a thread block.
+        threads: threads of a thread block.
+        cuda_version: the toolkit that compiled it; 13000 means 13.0.
+        content: what it was compiled from and by: the digests of its source and of CUTLASS, and the compiler.
+    """
+
+    name: str
+    key: KernelKey
+    pack: str
+    ptx: bool
+    shared_bytes: int
+    threads: int
+    cuda_version: int
+    content: str
+
+    @property
+    def origin(self) -> str:
+        """`prebuilt`, or `pack NAME`."""
+        return f"pack {self.pack}" if self.pack else "prebuilt"
+
+    def to_dict(self) -> dict[str, Any]:
+        """The row as JSON-ready values, the key's fields among them."""
+        return {
+            "name": self.name,
+            **self.key.to_dict(),
+            "pack": self.pack,
+            "ptx": self.ptx,
+            "shared_bytes": self.shared_bytes,
+            "threads": self.threads,
+            "cuda_version": self.cuda_version,
+            "content": self.content,
+        }
+
+
+def kernels(
+    op: str | None = None,
+    dtype: CutlassDtype | None = None,
+    arch: SmArch | None = None,
+    filter: str | None = None,  # noqa: A002 - the design's name
+) -> list[KernelInfo]:
+    """The table as it stands, packs included, in its own order.
+
+    Args:
+        op: keep this operation, such as `gemm`.
+        dtype: keep kernels with this element type of A; TF32 keeps those that multiply float32 in TF32.
+        arch: keep kernels compiled for this arch.
+        filter: keep names that match this pattern (`*` between ordered substrings, alternatives comma-separated).
+
+    Raises:
+        InvalidOperandError: an argument of the wrong kind.
+    """
+    check_options(op=op, arch=arch, filter=filter)
+    if dtype is not None:
+        check_options(dtype=dtype)
+    load_packs()
+    rows = _rows(_core.registry_generation())
+    matches = pattern_matcher(filter) if filter else None
+    return [
+        info
+        for info in rows
+        if (op is None or info.key.op == op)
+        and (arch is None or info.key.arch is arch)
+        and (dtype is None or _has_dtype(info.key, dtype))
+        and (matches is None or matches(info.name))
+    ]
+
+
+def _has_dtype(key: KernelKey, dtype: CutlassDtype) -> bool:
+    return key.math == "tf32" if dtype is CutlassDtype.TF32 else key.a is dtype
+
+
+@functools.lru_cache(maxsize=1)
+def _rows(_generation: int) -> tuple[KernelInfo, ...]:
+    return tuple(KernelInfo(**{**row, "key": _key_of(row)}) for row in _core.rows())
+
+
+def _key_of(row: dict[str, Any]) -> KernelKey:
+    return _read_key(row["name"], row["key"], f"pack {row['pack']}" if row["pack"] else "this installation")
+
+
+def _read_key(name: str, key: str, where: str) -> KernelKey:
+    try:
+        return KernelKey.from_dict(json.loads(key))
+    except (TypeError, ValueError) as error:
+        raise LibraryError("pack", f"{where} has kernel {name}, whose key cannot be read: {error}") from error
+
+
+_packs_lock = threading.Lock()
+_packs_loaded = threading.Event()
+_pack_problems: list[str] = []
+
+
+def load_packs() -> None:
+    """Loads, once, the packs of ATOMR_CUTLASS_PACKS (paths, separated like PATH) and of installed distributions.
+
+    One that cannot be loaded is left out, and a warning names it: what others installed is not to stop this process.
+    """
+    if _packs_loaded.is_set():
+        return
+    # A third of what importing the package would cost, and not needed for it.
+    from importlib import metadata
+
+    with _packs_lock:
+        if _packs_loaded.is_set():
+            return
+        for path in filter(None, os.environ.get(PACKS_VARIABLE, "").split(os.pathsep)):
+            _load_or_note(f"{PACKS_VARIABLE} names {path}", functools.partial(Path, path))
+        for entry in metadata.entry_points(group=PACKS_GROUP):
+            whose = entry.dist.name if entry.dist else "a distribution"
+            _load_or_note(f"entry point {entry.name} of {whose}, {entry.value}", functools.partial(_announced, entry))
+        _packs_loaded.set()
+    # Once all are loaded: where warnings are errors, the table is whole all the same.
+    for problem in _pack_problems:
+        warnings.warn(f"a pack is left out: {problem}", RuntimeWarning, stacklevel=3)
+
+
+def pack_problems() -> tuple[str, ...]:
+    """Why packs of the environment and of installed distributions were left out, each with where it is named."""
+    load_packs()
+    return tuple(_pack_problems)
+
+
+def _announced(entry: Any) -> Any:
+    return entry.load()()
+
+
+def _load_or_note(where: str, find: Callable[[], Any]) -> None:
+    try:
+        load_pack(find())
+    except Exception as error:  # noqa: BLE001 - an entry point is somebody else's code
+        said = str(error) if isinstance(error, CutlassError) else f"{type(error).__name__}: {error}"
+        _pack_problems.append(f"{where}: {said}")
+
+
+def load_pack(path: str | os.PathLike[str]) -> int:
+    """Adds a pack's kernels to the table: all of them or, if one of its keys cannot be read, none.
+
+    Args:
+        path: the shared library. Loading it runs its code, so neither it nor its folder may be writable by other
+            users, and it must belong to this user or to root.
+
+    Returns:
+        How many kernels are new; 0 when it was loaded before.
+
+    Raises:
+        InvalidOperandError: `path` is no path.
+        LibraryError: it is missing, unsafe, no pack, built for another ABI or a newer CUDA than the driver's, or has
+            the key of no kernel.
+    """
+    expect(path, (str, os.PathLike), "path", "the path of a shared library")
+    try:
+        resolved = Path(path).resolve()
+    # A path of bytes, with characters that no path has, or of links that lead to themselves.
+    except (TypeError, ValueError, OSError, RuntimeError) as error:
+        raise InvalidOperandError(f"path is {shown(path)}, which is none: {error}") from error
+    for place in (resolved, resolved.parent):
+        try:
+            status = place.stat()
+        except OSError as error:
+            raise LibraryError("pack", f"cannot read {place}: {error.strerror}") from error
+        shared_and_sticky = place.is_dir() and status.st_mode & 0o1000
+        if status.st_mode & 0o022 and not shared_and_sticky:
+            raise LibraryError("pack", f"{place} is writable by other users: chmod go-w it, or move the pack")
+        if status.st_uid not in (0, os.geteuid()):
+            raise LibraryError("pack", f"{place} belongs to another user (uid {status.st_uid}): copy the pack")
+
+    def check(name: str, key: str) -> None:
+        try:
+            own = _read_key(name, key, str(resolved)).name
+        except LibraryError:
+            raise
+        except Exception as error:  # values of any kind, of which a name is put together
+            raise LibraryError("pack", f"{resolved} has kernel {name}, whose key is no kernel's: {error}") from error
+        if own != name:
+            raise LibraryError("pack", f"{resolved} has kernel {name}, whose key is that of {own}: rebuild the pack")
+
+    return _core.load_pack(str(resolved), check)

@@ -1,0 +1,272 @@
+"""How kernels have been verified: what the passes over GPUs and over machine code recorded, kernel by kernel.
+
+A record tells what was compiled, by what, and what was found right. It says nothing any more about a kernel whose
+source or headers, of ours or of CUTLASS, are others by now. `tools/verified.py` collects the records of such passes in
+`verified.jsonl`, beside this module.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, fields, replace
+from pathlib import Path
+from typing import Any, Final
+
+from ..generator import content
+from ..generator.dtypes import CutlassDtype
+from ..generator.headers import HeadersError
+from ..generator.key import KernelKey
+from ..jit import toolchain
+from .table import KernelInfo
+
+RUNS: Final = "runs"
+RUNS_AS_PTX: Final = "runs as PTX"
+AUDITED: Final = "compiled and audited"
+
+MEANINGS: Final = {
+    RUNS: "the machine code was launched on a GPU that it is made for, and its results compared with the reference's",
+    RUNS_AS_PTX: "a newer GPU launched it from the PTX of its arch, which the driver translates: this proves the "
+    "numbers, not the instruction or the speed",
+    AUDITED: "it was compiled, and its machine code has the expected instruction and spills no registers",
+}
+"""What a record can say, and what that proves."""
+
+CHANGED: Final = "changed since"
+NOT_VERIFIED: Final = "not verified"
+
+FILE: Final = Path(__file__).parents[1] / "verified.jsonl"
+
+
+@dataclass(frozen=True)
+class Record:
+    """What one pass found out about one kernel.
+
+    Attributes:
+        kernel: its name.
+        how: one of `MEANINGS`.
+        source: `content.source_digest` of its key.
+        cutlass: `content.cutlass_digest` of the headers.
+        compiler: what compiled it, such as `nvrtc 13.0.88`.
+        on: the GPU that ran it; of an audit, the arch of the machine code.
+        driver: the driver's version; empty for an audit.
+        date: when the pass began, ISO 8601 in UTC, such as 2026-11-22T07:30Z.
+        checked: what was compared or looked for.
+        image: the beginning of the SHA-256 of the code that NVRTC made; empty for nvcc's.
+    """
+
+    kernel: str
+    how: str
+    source: str
+    cutlass: str
+    compiler: str
+    on: str
+    driver: str
+    date: str
+    checked: str
+    image: str = ""
+
+    @property
+    def day(self) -> str:
+        """The date without the time."""
+        return self.date.partition("T")[0]
+
+    @property
+    def circumstances(self) -> str:
+        """Where, when and by what, for readers."""
+        driver = f"driver {self.driver}" if self.driver else ""
+        return ", ".join(filter(None, (self.on, driver, self.compiler, self.day)))
+
+
+_SHARED = ("how", "cutlass", "compiler", "on", "driver", "date", "checked")
+"""Fields that the kernels of a pass have in common."""
+
+
+@dataclass(frozen=True)
+class Verification:
+    """How a kernel was verified.
+
+    Attributes:
+        records: what was recorded of the kernel as it is.
+        changed: what was recorded before its source or headers changed, where nothing of that kind was since.
+    """
+
+    records: tuple[Record, ...] = ()
+    changed: tuple[Record, ...] = ()
+
+    def __str__(self) -> str:
+        said = [f"{one.how} ({one.circumstances})" for one in self.records]
+        said += [f"{CHANGED} {one.day} ({one.how} then: {one.circumstances})" for one in self.changed]
+        return "; ".join(said) or NOT_VERIFIED
+
+    @property
+    def short(self) -> str:
+        """In a few words: each way with its day."""
+        said = [f"{one.how} {one.day}" for one in self.records]
+        said += [f"{CHANGED} {one.day}" for one in self.changed]
+        return ", ".join(dict.fromkeys(said)) or NOT_VERIFIED
+
+    def to_dict(self) -> list[dict[str, Any]]:
+        """The records as JSON-ready values."""
+        return [
+            {"how": one.how, "on": one.on, "driver": one.driver, "compiler": one.compiler, "cutlass": one.cutlass,
+             "date": one.date, "checked": one.checked, "changed": one in self.changed}
+            for one in (*self.records, *self.changed)
+        ]  # fmt: skip
+
+
+def verification(
+    key: KernelKey, info: KernelInfo | None = None, known: Mapping[str, Sequence[Record]] | None = None
+) -> Verification:
+    """How a kernel has been verified.
+
+    Args:
+        key: the kernel's.
+        info: its row of the table, which knows what it was compiled from; None for one compiled at run time.
+        known: the records; None: those of this installation.
+    """
+    those = (records() if known is None else known).get(key.name, ())
+    if not those:
+        return Verification()
+    now = identity(key, info)
+    same = tuple(one for one in those if (one.source, one.cutlass) == now)
+    covered = {one.how for one in same}
+    return Verification(same, tuple(one for one in those if one not in same and one.how not in covered))
+
+
+def tally(keys: Iterable[KernelKey], known: Mapping[str, Sequence[Record]] | None = None) -> dict[str, tuple[int, str]]:
+    """Of how many kernels each of `MEANINGS` is recorded as they are, with the latest day; none that is of none.
+
+    `CHANGED` counts those that something is recorded of which has changed since, `NOT_VERIFIED` those of which nothing
+    that counts is.
+    """
+    found = dict.fromkeys((*MEANINGS, CHANGED, NOT_VERIFIED), (0, ""))
+    for key in keys:
+        told = verification(key, known=known)
+        said = {one.how: one.day for one in told.records}
+        if told.changed:
+            said[CHANGED] = max(one.day for one in told.changed)
+        if not told.records:
+            said[NOT_VERIFIED] = ""
+        for what, day in said.items():
+            count, latest = found[what]
+            found[what] = (count + 1, max(day, latest))
+    return {what: (count, day) for what, (count, day) in found.items() if count}
+
+
+def identity(key: KernelKey, info: KernelInfo | None = None) -> tuple[str, str]:
+    """What a kernel is compiled from: the digest of its source, and CUTLASS's; empty strings where headers lack."""
+    if info is not None and info.content:
+        source, cutlass, _ = info.content.split(" ", 2)
+        return source, cutlass
+    try:
+        return content.source_digest(key, toolchain.OURS), cutlass_identity()
+    except (OSError, HeadersError):
+        return "", ""
+
+
+@functools.cache
+def cutlass_identity() -> str:
+    """That of the CUTLASS headers which kernels are compiled with at run time."""
+    return content.cutlass_digest(toolchain.CUTLASS, toolchain.OURS, toolchain.cutlass_digest())
+
+
+@functools.cache
+def records() -> Mapping[str, Sequence[Record]]:
+    """The records of this installation, by the names of the kernels; none where there is no file."""
+    return by_kernel(read(FILE)) if FILE.is_file() else {}
+
+
+def by_kernel(found: Iterable[Record]) -> Mapping[str, Sequence[Record]]:
+    """Records by the names of their kernels."""
+    named: dict[str, list[Record]] = {}
+    for record in found:
+        named.setdefault(record.kernel, []).append(record)
+    return named
+
+
+def read(path: Path) -> list[Record]:
+    """The records of a file that `write` wrote.
+
+    Raises:
+        ValueError: it is no such file.
+    """
+    passes: dict[str, dict[str, str]] = {}
+    found = []
+    for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
+        try:
+            entry = json.loads(line)
+            if isinstance(entry, dict):
+                passes[str(entry.pop("pass"))] = {name: str(entry[name]) for name in _SHARED}
+                continue
+            name, *those = entry
+            for which, source, *image in those:
+                found.append(Record(kernel=name, source=source, image="".join(image), **passes[str(which)]))
+        except (ValueError, TypeError, KeyError) as error:
+            raise ValueError(f"{path}:{number}: not a line of verification records: {error}") from error
+    return found
+
+
+def write(path: Path, found: Iterable[Record]) -> None:
+    """Writes records: a line for what those of a pass have in common, then one for each kernel, in order."""
+    ordered = sorted(found, key=lambda one: (one.kernel, one.how, one.compiler, one.date))
+    shared = sorted({tuple(getattr(one, name) for name in _SHARED) for one in ordered})
+    number = {values: index for index, values in enumerate(shared, 1)}
+    lines = [{"pass": number[values], **dict(zip(_SHARED, values, strict=True))} for values in shared]
+    kernels: dict[str, list[list[Any]]] = {}
+    for one in ordered:
+        which = number[tuple(getattr(one, name) for name in _SHARED)]
+        kernels.setdefault(one.kernel, []).append([which, one.source, *filter(None, [one.image])])
+    text = "".join(_line(line) for line in lines) + "".join(_line([name, *those]) for name, those in kernels.items())
+    partial = path.with_suffix(path.suffix + ".partial")
+    partial.write_text(text, encoding="utf-8")
+    partial.replace(path)
+
+
+def _line(value: object) -> str:
+    return json.dumps(value, separators=(",", ":")) + "\n"
+
+
+def merged(*several: Iterable[Record]) -> list[Record]:
+    """The latest record of each kernel, way of verifying and compiler.
+
+    A GPU's record of code that has been compiled again since, from another source into the same image, is one of that
+    source too: what ran is what would run now.
+    """
+    latest: dict[tuple[str, str, str], Record] = {}
+    images: dict[tuple[str, str], Record] = {}
+    for record in sorted((one for those in several for one in those), key=lambda one: one.date):
+        latest[record.kernel, record.how, record.compiler] = record
+        if record.image:
+            images[record.kernel, record.image] = record
+    carried = []
+    for record in latest.values():
+        again = images.get((record.kernel, record.image)) if record.image else None
+        same = again is not None and again.date > record.date and again.compiler == record.compiler
+        carried.append(replace(record, source=again.source, cutlass=again.cutlass) if again and same else record)
+    return carried
+
+
+def raw(record: Record) -> dict[str, Any]:
+    """A record as the line that a pass writes."""
+    return asdict(record)
+
+
+def of_raw(values: Mapping[str, Any]) -> Record:
+    """The inverse of `raw`; ValueError names what is missing."""
+    names = [field.name for field in fields(Record)]
+    missing = [name for name in names if name not in values and name != "image"]
+    if missing:
+        raise ValueError(f"not a verification record: {', '.join(missing)} missing")
+    return Record(**{name: str(values.get(name, "")) for name in names})
+
+
+def operands_of(key: KernelKey) -> str:
+    """The operands of a key's row on the coverage page: their types and how they are multiplied."""
+    types = key.a.value if key.a is key.b else f"{key.a.value} x {key.b.value}"
+    if key.scale_type in ("ue4m3", "ue8m0"):
+        return f"{types} ({'nvfp4' if key.scale_type == 'ue4m3' else 'mxfp4'})"
+    if key.a in (CutlassDtype.F8E4M3, CutlassDtype.F8E5M2):
+        return f"{types} (blocks)" if key.scale_type else types
+    return types if key.math == "default" else f"{types} ({key.math})"

@@ -1,0 +1,392 @@
+"""CutlassActor: requests as messages, served by plans that it keeps."""
+
+from __future__ import annotations
+
+import os
+import threading
+import warnings
+import weakref
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from .. import _core
+from ..arrays import operands
+from ..checks import check_index, check_options, shown
+from ..epilogue.arguments import reduce_nothing
+from ..errors import ContextPoisonedError, InvalidOperandError, LibraryError, UnsupportedError
+from ..jit.keyed_locks import KeyedLocks
+from ..ops.gemm.request import GemmRequest
+from ..ops.matmul.function import Call, settled
+from ..pipeline.bindings import Binding
+from ..pipeline.operand_table import plain
+from ..pipeline.plan_cache import CachedPlan, PlanCache, PlanKey
+from ..pipeline.planner import Request, plan
+from .messages import Compute, CutlassMsg, Launch, MatmulMsg, RefitMessage, RefitMsg, refuse_binding
+
+if TYPE_CHECKING:  # Pykka is imported when a mailbox is started
+    import pykka
+
+CompileSink = Callable[[str, str], object]
+"""Gets the source and the kernel's name of every request that is rendered."""
+
+Planner = Callable[[Any, int], Any]
+"""Makes the plan of a request on the GPU of an index."""
+
+
+class CutlassActor:
+    """Serves messages on one GPU: synchronously by `handle`, or through the mailbox that `start` gives.
+
+    * `Gemm`, `GroupedGemm` and `Conv` without operands render the kernel's source, show it to the compile sink, and
+      cache that as a plan that cannot be launched. No GPU is needed.
+    * With operands they take the plan from the cache, or make one (prebuilt kernels first, then compilation), launch it
+      on the message's stream, and answer with the result once that work has completed. The operands stay alive until
+      then.
+    * `Matmul` computes its request as `matmul` does, with that function's plans, waits, and answers with D; the
+      request's reply, if it has one, is told too, errors included. Host arrays are served as `matmul` serves them.
+    * `Refit` writes new values into the operand that a plan binds: nothing is planned or compiled anew.
+
+    A GEMM's request with a `binding` binds the `b` of the first message that brings one: the array itself, which later
+    messages may leave out. Bindings are kept apart from the plan cache: a plan that was dropped there is made again,
+    and the operand stays bound until `unbind`.
+
+    An error that costs the process its CUDA context (ContextPoisonedError) is the answer to the message that met it;
+    from then on every message is refused, with that reason. Nothing within the process cures it: see `supervise`.
+
+    `handle` may be called by any number of threads, the mailbox's among them; messages with one binding take turns.
+
+    Attributes:
+        plan_cache: the plans, by `request.plan_key()`.
+        mock: whether this is the actor without a GPU.
+        device: index of the GPU.
+        rendered: in mock mode, (source, kernel name) of what was rendered, in order.
+    """
+
+    def __init__(
+        self,
+        plan_cache_capacity: int,
+        *,
+        mock: bool = False,
+        compile_sink: CompileSink | None = None,
+        on_poisoned: Callable[[ContextPoisonedError], object] | None = None,
+        device: int = 0,
+        planner: Planner = plan,
+    ) -> None:
+        """Makes an actor; nothing of CUDA is touched before the first operands come.
+
+        Args:
+            plan_cache_capacity: how many plans are kept.
+            mock: serves no operands (LibraryError), only renders; for tests where there is no GPU.
+            compile_sink: called with (source, kernel name) of what messages without operands render. When it raises,
+                that is warned about, and the plan is cached all the same.
+            on_poisoned: called once, with the error, when the CUDA context is lost. What it raises is warned about.
+            device: index of the GPU that operands have to be on.
+            planner: makes plans, instead of `atomr_cutlass.plan`: for policies of one's own.
+
+        Raises:
+            InvalidOperandError: the capacity is no integer above 0, or another argument of the wrong kind.
+        """
+        check_options(mock=mock)
+        check_index(device, "device")
+        for name, hook in (("compile_sink", compile_sink), ("on_poisoned", on_poisoned), ("planner", planner)):
+            if not (callable(hook) or (hook is None and name != "planner")):
+                raise InvalidOperandError(f"{name} is {shown(hook)}; expected a function")
+        self.plan_cache: PlanCache[Any] = PlanCache(plan_cache_capacity)
+        self.mock = mock
+        self.device = device
+        self.rendered: list[tuple[str, str]] = []
+        self._compile_sink = compile_sink
+        self._on_poisoned = on_poisoned
+        self._planner = planner
+        self._bindings: dict[PlanKey, Binding] = {}
+        self._poisoned: ContextPoisonedError | None = None
+        self._dispatched = 0
+        self._mailbox: pykka.ActorRef[Any] | None = None
+        self._lock = threading.Lock()
+        self._keys = KeyedLocks()
+        _actors.add(self)
+
+    @staticmethod
+    def prebuilt_active() -> bool:
+        """Whether kernels were compiled into this installation; packs do not count."""
+        return any(not row["pack"] for row in _core.rows())
+
+    @property
+    def dispatched(self) -> int:
+        """How many messages came, those that failed included."""
+        return self._dispatched
+
+    @property
+    def poisoned(self) -> ContextPoisonedError | None:
+        """Why every message is refused, or None."""
+        return self._poisoned
+
+    def handle(self, msg: CutlassMsg) -> Any:
+        """Serves a message and waits until that is done.
+
+        Returns:
+            The result, in `out` or an array of the kind of the first operand (a list for `GroupedGemm`); without
+            operands the cached plan. For `Refit` None.
+
+        Raises:
+            InvalidOperandError: no message, operands or weights that are not what the request or the binding says, an
+                unknown plan key, or a stream that is being captured.
+            UnsupportedError: there is no kernel for this.
+            LibraryError: operands in mock mode, or CUDA refused something.
+            ContextPoisonedError: the CUDA context is lost, by this message or an earlier one.
+            KernelNotFoundError, CompileError, DeviceUnavailableError: see `atomr_cutlass.plan`.
+        """
+        if not isinstance(msg, CutlassMsg):
+            raise InvalidOperandError(f"msg is a {type(msg).__name__}; expected a CutlassMsg, such as CutlassMsg.Gemm")
+        with self._lock:
+            self._dispatched += 1
+        reply = msg.request.reply if isinstance(msg, MatmulMsg) else None
+        return settled(reply, lambda: self._answer(msg))
+
+    def _answer(self, msg: CutlassMsg) -> Any:
+        if self._poisoned is not None:
+            raise ContextPoisonedError(
+                f"refused, since this process has lost its CUDA context: {self._poisoned}; work goes on in a fresh "
+                "process only (ac.supervise)"
+            )
+        try:
+            return self._serve(msg)
+        except ContextPoisonedError as error:
+            self._poison(error)
+            raise
+
+    def start(self) -> pykka.ActorRef[Any]:
+        """Starts the mailbox: a thread that serves one message after the other. Started again, it is the same one.
+
+        Returns:
+            Its reference: `ask(msg, block=False)` gives a future, whose `get()` returns the answer or raises the
+            error; `tell(msg)` wants no answer; `stop()` ends it after what was sent before, as the interpreter's exit
+            does.
+        """
+        from . import mailbox
+
+        with self._lock:
+            if self._mailbox is None or not self._mailbox.is_alive():
+                self._mailbox = mailbox.start(self.handle)
+            return self._mailbox
+
+    def unbind(self, key: PlanKey) -> None:
+        """Forgets the operand that is bound under this key, if there is one; the next message has to bring `b`."""
+        with self._keys.hold(key):
+            self._bindings.pop(key, None)
+
+    def _serve(self, msg: CutlassMsg) -> Any:
+        if isinstance(msg, RefitMessage):
+            return self._refit(msg.msg)
+        if isinstance(msg, Compute):
+            refuse_binding(msg.request)
+            if msg.operands is None:
+                return self._render(msg.request)
+            self._refuse_if_mock()
+            return self._compute(msg.request, msg.launch)
+        if isinstance(msg, MatmulMsg):
+            self._refuse_if_mock()
+            return self._matmul(msg.call)
+        raise InvalidOperandError(f"msg is a {type(msg).__name__}, which is no message: send CutlassMsg.Gemm, ...")
+
+    def _refuse_if_mock(self) -> None:
+        if self.mock:
+            raise LibraryError("mock", "operands need a GPU, which this actor does without: leave them out")
+
+    # Without operands
+
+    def _render(self, request: Request) -> Any:
+        key = request.plan_key()
+        found = self.plan_cache.get(key)
+        if found is not None:
+            return found
+        with self._keys.hold(key):
+            found = self.plan_cache.peek(key)
+            if found is not None:
+                return found
+            source, name = request.render_cu()
+            if self.mock:
+                self.rendered.append((source, name))
+            if self._compile_sink is not None:
+                try:
+                    self._compile_sink(source, name)
+                except Exception as error:  # noqa: BLE001 - whatever the caller's sink does
+                    _warn(f"the compile sink failed on {name}: {error!r}")
+            made = CachedPlan(key, source, name)
+            self.plan_cache.insert(made)
+            return made
+
+    # With operands
+
+    def _compute(self, request: Request, launch: Launch) -> Any:
+        self._check_device(launch.device)
+        if launch.empty:
+            return _of_nothing(request, launch)
+        _refuse_captured(launch.device, launch.stream, "a plan (ac.plan)")
+        key = request.plan_key()
+        if isinstance(request, GemmRequest) and "b" not in launch.arrays and key not in self._bindings:
+            raise _unbound(request)  # before a plan is made, which can take a compilation
+        made = self._plan(request, key)
+        if isinstance(request, GemmRequest) and request.binding is not None:
+            return self._compute_bound(made, request, key, launch)
+        return _run(made, request, launch)
+
+    def _plan(self, request: Request, key: PlanKey) -> Any:
+        found = self.plan_cache.get(key)
+        if found is not None and not isinstance(found, CachedPlan):
+            return found
+        with self._keys.hold(key):
+            found = self.plan_cache.peek(key)
+            if found is None or isinstance(found, CachedPlan):
+                found = self._planner(request, self.device)
+                self.plan_cache.insert(found, key)
+            return found
+
+    def _matmul(self, call: Call) -> Any:
+        if call.on_gpu:
+            self._check_device(call.device)
+            _refuse_captured(call.device, call.stream, "ac.matmul")
+        result = call.run()
+        call.wait()
+        return result
+
+    def _check_device(self, device: int) -> None:
+        if device != self.device:
+            raise InvalidOperandError(f"the operands are on cuda:{device}; this actor works on cuda:{self.device}")
+
+    def _compute_bound(self, made: Any, request: GemmRequest, key: PlanKey, launch: Launch) -> Any:
+        bound = self._bindings.get(key)
+        if bound is None:
+            with self._keys.hold(key):
+                bound = self._bindings.get(key)
+                if bound is None:
+                    return self._bind(made, request, key, launch)
+        given = launch.arrays.get("b")
+        if given is not None and given.pointer != bound.operand.pointer:
+            raise InvalidOperandError(
+                f"binding {request.binding!r} has another b: leave b out, send a Refit with its values, unbind it, or "
+                "give the request a binding of its own"
+            )
+        with bound.lock:
+            return _run(made, request, launch, bound.operand)
+
+    def _bind(self, made: Any, request: GemmRequest, key: PlanKey, launch: Launch) -> Any:
+        if "b" not in launch.arrays:
+            raise _unbound(request)
+        binding = Binding(request, launch.arrays["b"], launch.device)
+        result = _run(made, request, launch, binding.operand)
+        # After the plan has taken the operand: what it refuses is not to be bound.
+        self._bindings[key] = binding
+        return result
+
+    # Refit
+
+    def _refit(self, msg: RefitMsg) -> None:
+        key = msg.plan_key
+        bound = self._bindings.get(key)
+        if bound is None:
+            if key not in self.plan_cache:
+                raise InvalidOperandError(f"no plan of {key} is known: send its Gemm first")
+            if self.mock:
+                return
+            if key.op != "gemm":
+                raise UnsupportedError(f"the plan of {key} keeps no operand: operands are bound to plain GEMM only")
+            raise InvalidOperandError(
+                f"the plan of {key} keeps no operand: "
+                + ("give the request binding='a name', and send" if key.binding is None else "send")
+                + " a Gemm message with b first"
+            )
+        weights = msg.staged
+        with bound.lock:
+            bound.refit(weights)
+            # The next message may be on another stream, and the weights live until here.
+            _core.synchronize(self.device, weights.stream)
+
+    def _poison(self, error: ContextPoisonedError) -> None:
+        with self._lock:
+            if self._poisoned is not None:
+                return
+            self._poisoned = error
+        if self._on_poisoned is not None:
+            try:
+                self._on_poisoned(error)
+            except Exception as failure:  # noqa: BLE001 - whatever the caller's hook does
+                _warn(f"on_poisoned failed: {failure!r}")
+
+    def _renew_locks(self) -> None:
+        self._lock = threading.Lock()
+        for binding in self._bindings.values():
+            binding.lock = threading.Lock()
+
+
+@dataclass(frozen=True)
+class CutlassProps:
+    """How to make actors.
+
+    Attributes:
+        plan_cache_capacity: how many plans each keeps.
+    """
+
+    plan_cache_capacity: int
+
+    def create(self, *, mock: bool = False, **options: Any) -> CutlassActor:
+        """A new actor; `options` are further arguments of CutlassActor."""
+        return CutlassActor(self.plan_cache_capacity, mock=mock, **options)
+
+
+def props(plan_cache_capacity: int) -> CutlassProps:
+    """How to make actors that keep this many plans each."""
+    return CutlassProps(plan_cache_capacity)
+
+
+def _run(made: Any, request: Request, launch: Launch, b: _core.Operand | None = None) -> Any:
+    """Launches a plan, waits for it without the GIL, and returns the result. `b`: of a GEMM, the operand bound."""
+    # A plan serves every request of its key, whose scalars may differ.
+    how = {"alpha": request.epilogue.alpha, "beta": request.epilogue.beta, "stream": launch.stream}
+    arrays = launch.arrays
+    if plain(request):
+        made(arrays["a"], arrays["b"] if b is None else b, arrays.get("c"), out=arrays["out"], **how)
+    else:
+        made(*arrays.values(), **how)
+    _core.synchronize(launch.device, launch.stream)
+    return launch.finished()
+
+
+def _of_nothing(request: Request, launch: Launch) -> Any:
+    """The result without elements; reductions of it are written, and awaited."""
+    if isinstance(request, GemmRequest) and (request.tree is not None or request.quantized):
+        _refuse_captured(launch.device, launch.stream, "ac.gemm")
+        if request.tree is not None:
+            reduce_nothing(request.tree.outputs, launch.arrays, launch.stream)
+        if request.quantized:
+            operands.clear_async(launch.arrays["amax"], launch.stream)
+        _core.synchronize(launch.device, launch.stream)
+    return launch.finished()
+
+
+def _refuse_captured(device: int, stream: int, instead: str) -> None:
+    if _core.capturing(device, stream):
+        raise InvalidOperandError(
+            "the message's stream is being captured into a CUDA graph, and an actor waits for its work: capture "
+            f"{instead} instead"
+        )
+
+
+def _unbound(request: GemmRequest) -> InvalidOperandError:
+    return InvalidOperandError(f"binding {request.binding!r} has no operand yet: the first message has to bring b")
+
+
+def _warn(text: str) -> None:
+    warnings.warn(text, RuntimeWarning, stacklevel=3)
+
+
+_actors: weakref.WeakSet[CutlassActor] = weakref.WeakSet()
+
+
+def _renew_locks() -> None:
+    for actor in _actors:
+        actor._renew_locks()  # noqa: SLF001 - this module's own
+
+
+# A lock that another thread holds during fork would stay locked in the child for ever.
+os.register_at_fork(after_in_child=_renew_locks)

@@ -1,0 +1,422 @@
+"""What is sent to a CutlassActor."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, Generic, TypeVar
+
+from .. import _core
+from ..arrays import operands
+from ..errors import CutlassError, InvalidOperandError, UnsupportedError
+from ..ops.conv2d.fusion import named
+from ..ops.conv2d.request import ConvDgradRequest, ConvFwdRequest, ConvLayout, ConvWgradRequest
+from ..ops.gemm.request import GemmLayout, GemmRequest
+from ..ops.grouped_gemm.request import GroupedGemmRequest
+from ..ops.matmul.function import Call, call_of
+from ..ops.matmul.request import MatmulRequest
+from ..pipeline.bindings import Weights, check_operand, take_up
+from ..pipeline.operand_table import Slot, names_of, plain, slots_of
+from ..pipeline.plan_cache import PlanKey
+from ..pipeline.planner import Request
+from ..pipeline.problem import MatrixSpec
+
+
+class CutlassMsg:
+    """A message to a CutlassActor; what there is are its attributes.
+
+    * `CutlassMsg.Gemm(request, operands=None, *, out=None, stream=None)`
+    * `CutlassMsg.GroupedGemm(request, operands=None, *, out=None, stream=None)`
+    * `CutlassMsg.Conv(request, operands=None, *, out=None, stream=None)`
+    * `CutlassMsg.Matmul(request)`
+    * `CutlassMsg.Refit(msg)`
+
+    Operands are taken up where the message is made: in that thread their framework says what its current stream is, and
+    allocates the result for it. They have to stay as they are until the answer comes. What is wrong with them is said
+    in the answer.
+    """
+
+    Gemm: ClassVar[type[GemmMsg]]
+    GroupedGemm: ClassVar[type[GroupedGemmMsg]]
+    Conv: ClassVar[type[ConvMsg]]
+    Matmul: ClassVar[type[MatmulMsg]]
+    Refit: ClassVar[type[RefitMessage]]
+
+
+@dataclass(frozen=True)
+class Result:
+    """Where a result goes.
+
+    Attributes:
+        array: what the sender gets, or None for JAX (see `operands.finished`).
+        view: its memory, dimensions as they lie in it.
+        layout: the order in which the sender names them, where that is another.
+    """
+
+    array: Any
+    view: _core.Operand
+    layout: str = "nhwc"
+
+    def finished(self, stream: int) -> Any:
+        """What the sender gets, once the stream has been awaited."""
+        return named(operands.finished(self.array, self.view, stream), self.layout)
+
+
+@dataclass(frozen=True)
+class Launch:
+    """A request's operands, checked against it.
+
+    Attributes:
+        device: index of their GPU.
+        stream: where to launch.
+        arrays: views that keep the arrays alive, by name (`a`, `x`, `scale_a`, ... and `out`; of lists `a[0]`, ...), in
+            the order of a plan's call; no `b` where the plan has one bound.
+        results: behind the last of them.
+        listed: whether the sender gets a list.
+    """
+
+    device: int
+    stream: int
+    arrays: dict[str, _core.Operand]
+    results: tuple[Result, ...]
+    listed: bool = False
+
+    @property
+    def empty(self) -> bool:
+        """Whether there is nothing to compute."""
+        return all(0 in one.view.shape for one in self.results)
+
+    def finished(self) -> Any:
+        """What the sender gets, once the stream has been awaited."""
+        done = [one.finished(self.stream) for one in self.results]
+        return done if self.listed else done[0]
+
+
+RequestT = TypeVar("RequestT", bound="Request")
+
+
+@dataclass(frozen=True, eq=False)
+class Compute(CutlassMsg, Generic[RequestT]):
+    """What messages that compute something have in common; without operands they render and cache the kernel.
+
+    Operands, `out` and `stream` are taken up where the message is made; what is wrong with them is kept for the answer.
+
+    Attributes:
+        request: what to compute.
+        operands: None; or a mapping of arrays by name; or a tuple of them in this order, without what the request has
+            not. Of a GEMM `a`, `b`, `c` (exactly where beta is not 0), `scale_a`, `scale_b`, `scale_d`, `amax`, and
+            `bias`, or the operands of the epilogue's tree by their names: those that it reads, and those that it writes
+            beside the result; of a grouped GEMM the lists `a`, `b`, `c`; of convolutions `x`, `w` (dgrad: `dy`, `w`;
+            wgrad: `dy`, `x`), `c` and `bias`. GPU arrays, dense as the request says, which stay alive until the work
+            has completed. Of a plain GEMM, `b` may be left out once the request's binding has it.
+        out: where to write the result (a list of arrays for a grouped GEMM); None has it allocated by the framework of
+            the first operand, here and now.
+        stream: where to launch: a handle or a stream object; None is the current stream, here and now, of the framework
+            of the first operand.
+
+    Raises:
+        InvalidOperandError: `request` is of another kind.
+    """
+
+    _requests: ClassVar[tuple[type, ...]]
+
+    request: RequestT
+    operands: Any = field(default=None, repr=False)
+    out: Any = field(default=None, kw_only=True, repr=False)
+    stream: Any = field(default=None, kw_only=True)
+    _launch: Launch | CutlassError | None = field(init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.request, self._requests):
+            expected = " or ".join(kind.__name__ for kind in self._requests)
+            raise InvalidOperandError(f"request is a {type(self.request).__name__}; expected a {expected}")
+        object.__setattr__(self, "_launch", self._take_up())
+
+    @property
+    def launch(self) -> Launch:
+        """The operands. There are some where the message has any.
+
+        Raises:
+            InvalidOperandError: they are not what the request says.
+            UnsupportedError: the request has a binding, and is no plain GEMM.
+        """
+        if isinstance(self._launch, Launch):
+            return self._launch
+        raise self._launch or InvalidOperandError("the message has no operands")
+
+    def _take_up(self) -> Launch | CutlassError | None:
+        if self.operands is None:
+            return None
+        try:
+            return _launch(self.request, self.operands, self.out, self.stream)
+        except CutlassError as error:
+            # Kept without the frames that led here, which hold the operands.
+            return error.with_traceback(None)
+
+
+class GemmMsg(Compute[GemmRequest]):
+    """Computes a GEMM."""
+
+    _requests = (GemmRequest,)
+
+
+class GroupedGemmMsg(Compute[GroupedGemmRequest]):
+    """Computes a grouped GEMM of lists of matrices."""
+
+    _requests = (GroupedGemmRequest,)
+
+
+class ConvMsg(Compute["ConvFwdRequest | ConvDgradRequest | ConvWgradRequest"]):
+    """Computes a convolution or a gradient of one."""
+
+    _requests = (ConvFwdRequest, ConvDgradRequest, ConvWgradRequest)
+
+
+@dataclass(frozen=True, eq=False)
+class MatmulMsg(CutlassMsg):
+    """Computes a matmul; its request has the arrays, and may have a reply, which gets the answer too.
+
+    Attributes:
+        request: what to compute. Its stream, where it names none, is the current one here and now.
+
+    Raises:
+        InvalidOperandError: `request` is no MatmulRequest.
+    """
+
+    request: MatmulRequest
+    _call: Call | CutlassError = field(init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.request, MatmulRequest):
+            raise InvalidOperandError(f"request is a {type(self.request).__name__}; expected a MatmulRequest")
+        object.__setattr__(self, "_call", self._take_up())
+
+    @property
+    def call(self) -> Call:
+        """The request with its arrays checked.
+
+        Raises:
+            InvalidOperandError, UnsupportedError: what is wrong with them.
+        """
+        if isinstance(self._call, Call):
+            return self._call
+        raise self._call
+
+    def _take_up(self) -> Call | CutlassError:
+        try:
+            return call_of(self.request)
+        except CutlassError as error:
+            return error.with_traceback(None)
+
+
+@dataclass(frozen=True, eq=False)
+class RefitMsg:
+    """New values for the operand that a plan binds.
+
+    Attributes:
+        plan_key: the plan's key: `request.plan_key()` of the request with the binding.
+        weights: an array of the operand's dtype and shape, or its bytes; see `bindings.Weights`.
+        stream: where weights in GPU memory are ready: a handle or a stream object; None is the current stream, here and
+            now, of their framework.
+
+    Raises:
+        InvalidOperandError: `plan_key` is no PlanKey.
+    """
+
+    plan_key: PlanKey
+    weights: Any = field(repr=False)
+    stream: Any = None
+    _staged: Weights | CutlassError = field(init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.plan_key, PlanKey):
+            raise InvalidOperandError(
+                f"plan_key is a {type(self.plan_key).__name__}; expected a PlanKey, from request.plan_key()"
+            )
+        object.__setattr__(self, "_staged", self._stage())
+
+    @property
+    def staged(self) -> Weights:
+        """The values, ready to be copied.
+
+        Raises:
+            InvalidOperandError: they are neither bytes nor an array.
+        """
+        if isinstance(self._staged, Weights):
+            return self._staged
+        raise self._staged
+
+    def _stage(self) -> Weights | CutlassError:
+        try:
+            return Weights(self.weights, self.stream)
+        except CutlassError as error:
+            return error.with_traceback(None)
+
+
+@dataclass(frozen=True, eq=False)
+class RefitMessage(CutlassMsg):
+    """Writes new values into the operand that a plan binds.
+
+    Attributes:
+        msg: which plan, and the values.
+
+    Raises:
+        InvalidOperandError: `msg` is no RefitMsg.
+    """
+
+    msg: RefitMsg
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.msg, RefitMsg):
+            raise InvalidOperandError(f"msg is a {type(self.msg).__name__}; expected a RefitMsg")
+
+
+for _name, _kind in (
+    ("Gemm", GemmMsg), ("GroupedGemm", GroupedGemmMsg), ("Conv", ConvMsg), ("Matmul", MatmulMsg),
+    ("Refit", RefitMessage),
+):  # fmt: skip
+    # Known by the names under which they are sent, in messages and tracebacks too.
+    _kind.__name__, _kind.__qualname__ = _name, f"CutlassMsg.{_name}"
+    setattr(CutlassMsg, _name, _kind)
+
+
+def refuse_binding(request: Request) -> None:
+    """Refuses to bind an operand of anything but a plain GEMM.
+
+    Raises:
+        UnsupportedError: the request has a binding, and is something else.
+    """
+    if request.binding is not None and not plain(request):
+        kind = request.plan_key().op
+        if isinstance(request, GemmRequest):
+            kind = "GEMM with " + ("an epilogue" if request.scales() is None else "scales")
+        raise UnsupportedError(
+            f"binding {request.binding!r}: operands are bound to plain GEMM only, not to {kind}; send them with each "
+            "message"
+        )
+
+
+def _launch(request: Request, given: Any, out: Any, stream: Any) -> Launch:
+    refuse_binding(request)
+    *slots, result = slots_of(request)
+    arrays = _arrays(request, given)
+    _check_names(request, slots, arrays)
+    views: dict[str, _core.Operand] = {}
+    first = None
+    for slot in slots:
+        for label, array, spec in _members(slot, arrays):
+            view = operands.as_operand(array, label) if slot.written else take_up(array, label)
+            first = (array, view, label) if first is None else first
+            _check_view(view, spec, label, first, slot.element)
+            if slot.written:
+                _check_written(array, view, label)
+            views[label] = _laid_out(view, spec)
+    assert first is not None  # noqa: S101 - `_check_names` has seen to it
+    like, view, _ = first
+    handle = operands.current_stream(like, view) if stream is None else operands.stream_handle(stream)
+    results = _allocated(request, result, first) if out is None else []
+    for label, array, spec in [] if out is None else _members(result, {"out": out}):
+        view = operands.as_operand(array, label)
+        _check_written(array, view, label)
+        _check_view(view, spec, label, first)
+        results.append(Result(array, _laid_out(view, spec)))
+    for label, one in zip(result.labels, results, strict=True):
+        views[label] = named(one.view, one.layout)
+    return Launch(first[1].device, handle, views, tuple(results), result.listed)
+
+
+First = tuple[Any, _core.Operand, str]
+"""The first operand, its view and its name: its framework and its device are those of the message."""
+
+
+def _arrays(request: Request, given: Any) -> dict[str, Any]:
+    names = names_of(request)
+    usual = ("a", "b", "c") if plain(request) else names
+    if isinstance(given, Mapping):
+        unknown = [name for name in given if name not in names]
+        if unknown:
+            raise InvalidOperandError(f"operands has {', '.join(map(repr, unknown))}; expected {_listing(usual)}")
+        return {name: array for name, array in given.items() if array is not None}
+    if isinstance(given, Sequence) and not isinstance(given, (str, bytes)) and 1 <= len(given) <= len(names):
+        return {name: array for name, array in zip(names, given, strict=False) if array is not None}
+    raise InvalidOperandError(
+        f"operands is a {type(given).__name__}; expected a mapping of {_listing(usual)}, or a tuple in this order"
+    )
+
+
+def _listing(names: Sequence[str]) -> str:
+    return f"{', '.join(names[:-1])} and {names[-1]}"
+
+
+def _check_names(request: Request, slots: Sequence[Slot], arrays: dict[str, Any]) -> None:
+    beta, own = request.epilogue.beta, [slot.name for slot in slots]
+    for name in own:
+        if name in arrays:
+            continue
+        if name == "c" and beta != 0:
+            raise InvalidOperandError(f"the request's beta is {beta}, so operands needs c")
+        if not (name == "b" and plain(request)):
+            raise InvalidOperandError(f"operands has no {name}")
+        if request.binding is None:
+            raise InvalidOperandError("operands has no b: it may be left out once a request's binding has it")
+    for name in arrays:
+        if name not in own:
+            why = "the request's beta is 0, so that it would not be read" if name == "c" else "the request has none"
+            raise InvalidOperandError(f"operands has {name}, but {why}")
+
+
+def _members(slot: Slot, arrays: dict[str, Any]) -> list[tuple[str, Any, MatrixSpec]]:
+    """(name, array, how it should lie) of every array of a slot; nothing where it has been left out."""
+    if slot.name not in arrays:
+        return []
+    given = arrays[slot.name]
+    if not slot.listed:
+        return [(slot.name, given, slot.specs[0])]
+    if not isinstance(given, Sequence) or isinstance(given, (str, bytes)):
+        raise InvalidOperandError(f"{slot.name} is a {type(given).__name__}; expected a list, an array for each group")
+    if len(given) != len(slot.specs):
+        raise InvalidOperandError(f"{slot.name} has {len(given)} arrays; the request has {len(slot.specs)} groups")
+    return list(zip(slot.labels, given, slot.specs, strict=True))
+
+
+def _allocated(request: Request, result: Slot, first: First) -> list[Result]:
+    """New arrays for the results, of the framework of the first operand."""
+    array, view, _ = first
+    layout = getattr(request, "layout", ConvLayout.NHWC)
+    if getattr(request, "layout_c", GemmLayout.ROW_MAJOR) is not GemmLayout.ROW_MAJOR:
+        raise InvalidOperandError("out is needed: results are allocated row-major, and layout_c is COL_MAJOR")
+    made = []
+    for spec in result.specs:
+        shape = spec.shape
+        if layout is ConvLayout.NCHW:
+            shape = tuple(shape[i] for i in (0, 2, 3, 1))
+        made.append(Result(*operands.empty(shape, spec.dtype, view.device, array), layout.value))
+    return made
+
+
+def _laid_out(view: _core.Operand, spec: MatrixSpec) -> _core.Operand:
+    """The view, with strides that say something where there are no elements: plans compare them."""
+    if 0 not in view.shape:
+        return view
+    return _core.Operand(
+        view.pointer, view.shape, spec.strides, view.dtype, view.device_type, view.device, view.read_only, view
+    )
+
+
+def _check_written(array: Any, view: _core.Operand, name: str) -> None:
+    if operands.is_jax(array):
+        cure = "leave out away" if name.startswith("out") else "give an array that may be written"
+        raise InvalidOperandError(f"{name} is a JAX array, which cannot be written: {cure}")
+    if view.read_only:
+        raise InvalidOperandError(f"{name} is read-only: give an array that may be written")
+
+
+def _check_view(
+    view: _core.Operand, spec: MatrixSpec, name: str, first: First, element: tuple[int, int] | None = None
+) -> None:
+    check_operand(view, spec, name, element)
+    _, other, label = first
+    if view.device != other.device:
+        raise InvalidOperandError(
+            f"{label} is on cuda:{other.device} and {name} on cuda:{view.device}: both must be on one GPU"
+        )

@@ -13,7 +13,7 @@ import pytest
 import atomr_cutlass as ac
 from atomr_cutlass.generator.dtypes import CutlassDtype as D
 from atomr_cutlass.pipeline import verify as trial
-from atomr_cutlass.pipeline.operand_table import slots_of
+from atomr_cutlass.pipeline.operation import operation_of
 
 pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("torch")]
 
@@ -114,7 +114,7 @@ def test_an_actor_computes_what_a_plan_does(request_: Any) -> None:
         made.copy_(torch.rand(spec.shape, device="cuda", generator=generator) + 0.5)
         return made.to(kinds[spec.dtype])
 
-    *slots, result = slots_of(request_)
+    *slots, result = operation_of(request_).operands(request_)
     given = {slot.name: [array(spec, slot.element) for spec in slot.specs] for slot in slots}
     written = [given[slot.name][0] for slot in slots if slot.written]
     out = [array(spec) for spec in result.specs]

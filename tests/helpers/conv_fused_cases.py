@@ -18,7 +18,7 @@ from atomr_cutlass.epilogue import validate as first_use
 from atomr_cutlass.ops.conv2d import function as conv_module
 from atomr_cutlass.ops.conv2d import kernels as conv_plan
 from atomr_cutlass.pipeline import verify as trial
-from atomr_cutlass.pipeline.operand_table import slots_of
+from atomr_cutlass.pipeline.operation import operation_of
 from fake_fused import BLOCK
 
 TF32 = ac.CutlassDtype.TF32
@@ -41,7 +41,7 @@ def operand(array: Array) -> _core.Operand:
 def arrays_of(request: Any) -> dict[str, Array]:
     """Small whole numbers for what a plan reads, garbage for what it writes; channels last in memory."""
     made = {}
-    for slot in slots_of(request):
+    for slot in operation_of(request).operands(request):
         (spec,) = slot.specs
         order = sorted(range(len(spec.shape)), key=lambda i, spec=spec: -spec.strides[i])  # type: ignore[misc]
         kind = np.uint8 if slot.element else np.float32

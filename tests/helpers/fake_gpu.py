@@ -16,7 +16,8 @@ from atomr_cutlass.arrays import numerics, operands
 from atomr_cutlass.generator.dtypes import CutlassDtype
 from atomr_cutlass.ops.conv2d.problem import DGRAD, FPROP
 from atomr_cutlass.ops.conv2d.request import ConvLayout
-from atomr_cutlass.pipeline.operand_table import plain, slots_of
+from atomr_cutlass.ops.gemm.operation import plain
+from atomr_cutlass.pipeline.operation import operation_of
 
 Array = np.ndarray[Any, Any]
 
@@ -80,7 +81,7 @@ def arrays_of(request: Any, seed: int = 0) -> dict[str, Any]:
     """Operands of any request by name, small whole numbers (scales: powers of 2), lists for those of groups."""
     random = np.random.default_rng(seed)
     made: dict[str, Any] = {}
-    for slot in slots_of(request)[:-1]:
+    for slot in operation_of(request).operands(request)[:-1]:
         views = []
         for spec in slot.specs:
             values = random.integers(-2, 3, spec.shape)
@@ -155,7 +156,7 @@ class FakeOpPlan:
         self.gpu.enter(self, stream)
         assert (alpha, beta) == (self.request.epilogue.alpha, self.request.epilogue.beta)
         left, given, views = list(arrays), {}, {}
-        for slot in slots_of(self.request):
+        for slot in operation_of(self.request).operands(self.request):
             views[slot.name] = [left.pop(0) for _ in slot.specs]
             for view, spec in zip(views[slot.name], slot.specs, strict=True):
                 assert (view.shape, view.dtype) == (spec.shape, slot.element or spec.dtype.dlpack)

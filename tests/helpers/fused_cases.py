@@ -20,7 +20,7 @@ from atomr_cutlass.epilogue import validate as first_use
 from atomr_cutlass.ops.gemm import fused as fused_gemm
 from atomr_cutlass.ops.gemm import scaled
 from atomr_cutlass.pipeline import verify as trial
-from atomr_cutlass.pipeline.operand_table import slots_of
+from atomr_cutlass.pipeline.operation import operation_of
 from fake_fused import BLOCK, tree_named
 
 TF32 = ac.CutlassDtype.TF32
@@ -60,7 +60,7 @@ def operand(array: Array) -> _core.Operand:
 def arrays_of(request: ac.GemmRequest) -> dict[str, Array]:
     """Small whole numbers for what a plan reads, and garbage for what it writes."""
     made = {}
-    for slot in slots_of(request):
+    for slot in operation_of(request).operands(request):
         (spec,) = slot.specs
         array = laid_out(spec.shape, spec.strides, np.uint8 if slot.element else np.float32)
         array[...] = 0x5A if slot.written else random.integers(-4, 5, spec.shape)
@@ -139,8 +139,8 @@ def case_a_matrix_by_the_way_of_c_must_be_aligned_as_c() -> None:
 def case_names_are_the_trees_own() -> None:
     tree = tree_named(bias="c", residual="shortcut", bits="positive")
     request = ac.GemmRequest(SHAPE, dtype=TF32, epilogue=ac.GemmEpilogue(tree=tree))
-    assert [slot.name for slot in slots_of(request)] == ["a", "b", *(one.name for one in tree.inputs), *(
-        one.name for one in tree.outputs), "out"]  # fmt: skip
+    names = [slot.name for slot in operation_of(request).operands(request)]
+    assert names == ["a", "b", *(one.name for one in tree.inputs), *(one.name for one in tree.outputs), "out"]
     same = ac.plan(dataclasses.replace(request, epilogue=ac.GemmEpilogue(tree=BLOCK)))
     assert ac.plan(request).kernel_name == same.kernel_name
     assert request.plan_key() != same.key

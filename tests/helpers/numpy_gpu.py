@@ -11,7 +11,7 @@ import pytest
 
 from atomr_cutlass.pipeline import devices
 from atomr_cutlass.pipeline import verify as trial
-from atomr_cutlass.pipeline.operand_table import Slot
+from atomr_cutlass.pipeline.operand_table import OperandSlot
 
 Array = np.ndarray[Any, Any]
 Compute = Callable[[Any, dict[str, Array]], None]
@@ -35,7 +35,9 @@ def install(
         asked.append(how)
         return SimpleNamespace(request=request, device=0, kernel_name=name, kernel=SimpleNamespace(name="a_kernel"))
 
-    def computed(made: Any, slots: Sequence[Slot], arrays: dict[str, Array]) -> tuple[dict[str, Array], int, float]:
+    def computed(
+        made: Any, slots: Sequence[OperandSlot], arrays: dict[str, Array]
+    ) -> tuple[dict[str, Array], int, float]:
         written = {label for slot in slots if slot.written for label in slot.labels}
         own = {label: one.copy(order="K") if label in written else one for label, one in arrays.items()}
         work = trial._work(made.request, own)

@@ -40,7 +40,7 @@ from atomr_cutlass.jit.toolchain import Toolchain
 from atomr_cutlass.ops.quantize import reference as quantization
 from atomr_cutlass.pipeline import devices, table
 from atomr_cutlass.pipeline import verify as trial
-from atomr_cutlass.pipeline.operand_table import slots_of
+from atomr_cutlass.pipeline.operation import operation_of
 from dlpack_arrays import CudaArray
 
 D = ac.CutlassDtype
@@ -920,7 +920,7 @@ def conv_request(op: str, **changes: Any) -> Any:
 def conv_arrays(request: Any) -> dict[str, np.ndarray[Any, Any]]:
     """Operands and a result of a request, as it names their dimensions; channels last in memory."""
     made = {}
-    for slot in slots_of(request):
+    for slot in operation_of(request).operands(request):
         (spec,) = slot.specs
         order = sorted(range(len(spec.shape)), key=lambda i, spec=spec: -spec.strides[i])  # type: ignore[misc]
         made[slot.name] = matrix(*(spec.shape[i] for i in order)).transpose(np.argsort(order))

@@ -36,7 +36,7 @@ from atomr_cutlass.ops.conv2d import fusion as conv_fusion
 from atomr_cutlass.ops.conv2d import kernels as conv_plan
 from atomr_cutlass.pipeline import devices, pick
 from atomr_cutlass.pipeline import verify as trial
-from atomr_cutlass.pipeline.operand_table import slots_of
+from atomr_cutlass.pipeline.operation import operation_of
 from atomr_cutlass.pipeline.pick import Picked
 
 RANDOM = np.random.default_rng(3)
@@ -323,7 +323,7 @@ def test_slots_of_requests(layout: ConvLayout) -> None:
     tree = trace(function, kinds, out_dtype=D.BF16).tree
     request = ConvFwdRequest(SHAPE, dtype=D.BF16, layout=layout, epilogue=GemmEpilogue(tree=tree, beta=1.0))
     nchw = layout is ConvLayout.NCHW
-    found = {slot.name: (slot.specs[0].shape, slot.written) for slot in slots_of(request)}
+    found = {slot.name: (slot.specs[0].shape, slot.written) for slot in operation_of(request).operands(request)}
     image = (2, 96, 14, 14) if nchw else (2, 14, 14, 96)
     assert found.pop("x") == ((2, 64, 14, 14) if nchw else (2, 14, 14, 64), False)
     assert found.pop("w") == ((96, 64, 3, 3) if nchw else (96, 3, 3, 64), False)
@@ -342,7 +342,7 @@ def test_bias_and_c_together_are_a_tree() -> None:
         SHAPE, dtype=D.F16, arch=SmArch.SM90A, epilogue=GemmEpilogue(bias=True, beta=1.0, activation="gelu")
     )
     assert conv_plan.choose(request.problem(0), H100, record=False).picked.key.epilogue == common.bias(D.F16, "gelu")
-    assert [slot.name for slot in slots_of(request)] == ["x", "w", "c", "bias", "out"]
+    assert [slot.name for slot in operation_of(request).operands(request)] == ["x", "w", "c", "bias", "out"]
     alone = dataclasses.replace(request, epilogue=GemmEpilogue(bias=True, activation="gelu"))
     assert alone.tree is None
     assert request.plan_key() != alone.plan_key()

@@ -39,7 +39,7 @@ from atomr_cutlass.ops.quantize.reference import (
     unswizzle_scales,
 )
 from atomr_cutlass.pipeline import devices, select
-from atomr_cutlass.pipeline.operand_table import slots_of
+from atomr_cutlass.pipeline.operation import operation_of
 from dlpack_arrays import Array, CudaArray
 
 Values = np.ndarray[Any, Any]
@@ -299,7 +299,8 @@ def test_problem_and_scales_of_a_request(scaling: str) -> None:
     assert (what.epilogue, what.scale_type, what.scale_granularity) == ("lc", kind, FP4_SCALES[kind])
     assert scales.a is not None
     assert scales.a.shape == (swizzled_size(256, 1024 // vector),)
-    found = {slot.name: (slot.specs[0].shape, slot.specs[0].strides, slot.element) for slot in slots_of(request)}
+    slots = operation_of(request).operands(request)
+    found = {slot.name: (slot.specs[0].shape, slot.specs[0].strides, slot.element) for slot in slots}
     of_scales = None if scaling == "nvfp4" else operands.BYTE
     assert found == {
         "a": ((256, 512), (512, 1), operands.BYTE),

@@ -42,7 +42,7 @@ from atomr_cutlass.ops.grouped_gemm.problem import (
 )
 from atomr_cutlass.pipeline import devices, pick
 from atomr_cutlass.pipeline import verify as trial
-from atomr_cutlass.pipeline.operand_table import slots_of
+from atomr_cutlass.pipeline.operation import operation_of
 from atomr_cutlass.pipeline.problem import MatrixSpec
 from dlpack_arrays import Array
 
@@ -768,7 +768,7 @@ def test_requests_with_trees(monkeypatch: pytest.MonkeyPatch) -> None:
     assert one.plan_key() != REQUEST.plan_key()
     assert "ops::silu" in one.render_cu()[0]
     assert "_e4m3_e4m3_" in one.render_cu()[1]
-    slots = [(slot.name, slot.listed) for slot in slots_of(one)]
+    slots = [(slot.name, slot.listed) for slot in operation_of(one).operands(one)]
     assert sorted(slots[2:-1]) == [("bias", True), ("factor", False)]
     assert [slots[i] for i in (0, 1, -1)] == [("a", True), ("b", True), ("out", True)]
     by_name = dataclasses.replace(REQUEST, epilogue=ac.GemmEpilogue(bias=True, activation="silu"))

@@ -13,9 +13,10 @@ from atomr_cutlass.arrays.numerics import default_out_dtype, math_mode
 from atomr_cutlass.errors import InvalidOperandError, UnsupportedError
 from atomr_cutlass.generator.matrix import ARCHS, GEMM_ARCHS, cells, is_fp8_supported, is_supported_for
 from atomr_cutlass.ops.conv2d.request import ConvDgradRequest, ConvFwdRequest, ConvLayout, ConvShape, ConvWgradRequest
+from atomr_cutlass.ops.gemm.operation import plain
 from atomr_cutlass.ops.grouped_gemm.request import GroupedGemmRequest, GroupedGemmShape
 from atomr_cutlass.pipeline import devices
-from atomr_cutlass.pipeline.operand_table import names_of, plain, slots_of
+from atomr_cutlass.pipeline.operation import operation_of
 
 SHAPE = GemmShape(8, 16, 32)
 BIASED = GemmEpilogue(bias=True, activation="gelu")
@@ -306,7 +307,7 @@ def test_bias_and_activation_are_a_tree(epilogue: GemmEpilogue, program: str) ->
     assert request.tree.program == program
     assert not plain(request)
     names = ["a", "b", *(["c"] if epilogue.beta else []), *(["bias"] if epilogue.bias else []), "out"]
-    assert [slot.name for slot in slots_of(request)] == names
+    assert [slot.name for slot in operation_of(request).operands(request)] == names
 
 
 @pytest.mark.parametrize(
@@ -368,11 +369,11 @@ def test_operands_of_trees_are_dense(batch: int, layout: GemmLayout) -> None:
         "of_rows": ((*lead, 8), (*((8,) if batch > 1 else ()), 1), D.F32),
         "top": ((1,), (1,), D.F32),
     }
-    slots = {slot.name: slot for slot in slots_of(request)}
+    slots = {slot.name: slot for slot in operation_of(request).operands(request)}
     assert list(slots) == ["a", "b", *(one.name for one in fusion.arrays), "out"]
     assert {name for name, slot in slots.items() if slot.written} == {"out", *(one.name for one in fusion.outputs)}
     assert {name for name, slot in slots.items() if slot.element == (1, 8)} == {"kept", "positive"}
-    assert names_of(request) == (*list(slots)[:-1], "c")
+    assert operation_of(request).names(request) == (*list(slots)[:-1], "c")
 
 
 def test_operands_of_trees_come_after_scales() -> None:
@@ -381,7 +382,7 @@ def test_operands_of_trees_come_after_scales() -> None:
         epilogue=GemmEpilogue(beta=1.0, bias=True),
     )  # fmt: skip
     names = ["a", "b", "c", "scale_a", "scale_b", "scale_d", "amax", "bias", "out"]
-    assert [slot.name for slot in slots_of(request)] == names
+    assert [slot.name for slot in operation_of(request).operands(request)] == names
     assert "TreeEpilogue<atomr_cutlass::Tree, true" in request.render_cu()[0]
 
 
@@ -435,7 +436,7 @@ def test_names_of_a_trees_operands_are_their_own(name: str, changes: dict[str, A
         with pytest.raises(InvalidOperandError, match=f"has an operand '{name}', which is the name of one of the prod"):
             make()
     else:
-        assert name in [slot.name for slot in slots_of(make())]
+        assert name in [slot.name for slot in operation_of(make()).operands(make())]
 
 
 def test_trees_that_no_kernel_computes_are_refused() -> None:

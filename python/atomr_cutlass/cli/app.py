@@ -34,12 +34,10 @@ from ..jit.store import KernelStore
 from ..ops.conv2d.request import ConvFwdRequest, ConvShape
 from ..ops.gemm.function import BACKENDS
 from ..ops.gemm.request import GemmLayout, GemmRequest, GemmShape
-from ..ops.grouped_gemm.request import GroupedGemmRequest
 from ..pipeline import devices, table
 from ..pipeline import verify as trial
 from ..pipeline.explanation import Explanation, explain
-from ..pipeline.operand_table import products_of
-from ..pipeline.planner import Request
+from ..pipeline.operation import Request, operation_of
 from ..pipeline.table import KernelInfo
 from ..pipeline.verification import verification
 from ..pipeline.verify import Arrays, Trial
@@ -294,7 +292,7 @@ def demo_command(*, as_json: AsJson = False) -> None:
         _heading(f"Some of its {len(kernels)} kernels (atomr-cutlass list)")
         for info in kernels[:: max(1, len(kernels) // 4)][:4]:
             _line(info.name)
-        _heading(f"Which of them multiplies {_shape(request)} bf16 (atomr-cutlass explain)")
+        _heading(f"Which of them multiplies {operation_of(request).describe(request)} bf16 (atomr-cutlass explain)")
         if explained is not request:
             _line(f"Asked for {SmArch.SM90A.value}, since there is no GPU here:")
         _print_explanation(explanation)
@@ -456,7 +454,7 @@ def _parsed(parse: Callable[[str], T], text: str, option: str) -> T:
 @contextlib.contextmanager
 def _tracker(request: Request) -> Iterator[trial.Track | None]:
     """A progress bar on a terminal, for what takes more than about two seconds."""
-    if products_of(request) < 1e10 or not sys.stderr.isatty():
+    if operation_of(request).products(request) < 1e10 or not sys.stderr.isatty():
         yield None
         return
     with Progress(console=Console(stderr=True), transient=True) as progress:
@@ -574,9 +572,9 @@ def _print_trial(result: Trial) -> None:
     request = result.request
     types = f"{request.dtype.value} -> {request.result_dtype.value}"
     if result.backend == "reference":
-        _line(f"{_shape(request)} {types}: computed by the NumPy reference ({result.reason})")
+        _line(f"{operation_of(request).describe(request)} {types}: computed by the NumPy reference ({result.reason})")
     else:
-        _line(f"{_shape(request)} {types}: computed by {result.device}")
+        _line(f"{operation_of(request).describe(request)} {types}: computed by {result.device}")
         _line(f"kernel {result.kernel} ({result.backend}, ready in {result.plan_seconds:.2f} s)")
     if result.rewrite:
         _line(f"a rewrite: {result.rewrite}")
@@ -595,15 +593,3 @@ def _print_trial(result: Trial) -> None:
             f"than rounding; largest difference {result.max_error:.3g}",
             "bold red",
         )
-
-
-def _shape(request: Request) -> str:
-    if isinstance(request, GemmRequest):
-        shape = request.shape
-        return f"{shape.m}x{shape.n}x{shape.k}" + (f", {shape.batch} times," if shape.batch > 1 else "")
-    if isinstance(request, GroupedGemmRequest):
-        groups = [f"{one.m}x{one.n}x{one.k}" for one in request.shape.groups]
-        shown = ", ".join(groups[:3]) + (", ..." if len(groups) > 3 else "")
-        return f"{len(groups)} groups ({shown})"
-    g = request.shape
-    return f"{request.op} of {g.n}x{g.h}x{g.w}x{g.c} with {g.k} filters of {g.r}x{g.s}"

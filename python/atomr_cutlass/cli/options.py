@@ -14,7 +14,7 @@ from ..ops.conv2d.problem import DGRAD, FPROP, WGRAD
 from ..ops.conv2d.request import ConvDgradRequest, ConvFwdRequest, ConvLayout, ConvShape, ConvWgradRequest
 from ..ops.gemm.request import GemmEpilogue, GemmLayout, GemmRequest, GemmShape
 from ..ops.grouped_gemm.request import GroupedGemmRequest, GroupedGemmShape
-from ..pipeline.planner import Request
+from ..pipeline.operation import Request
 
 GEMM, GROUPED = "gemm", "grouped_gemm"
 CONV: dict[str, type[ConvFwdRequest | ConvDgradRequest | ConvWgradRequest]] = {

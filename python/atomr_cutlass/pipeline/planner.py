@@ -2,28 +2,23 @@
 
 from __future__ import annotations
 
-from typing import Any, TypeAlias, overload
+from typing import TYPE_CHECKING, Any, overload
 
 from ..checks import check_index, check_options
-from ..errors import InvalidOperandError, UnsupportedError
-from ..ops.conv2d import kernels as conv_plan
-from ..ops.conv2d.request import ConvDgradRequest, ConvFwdRequest, ConvWgradRequest
-from ..ops.gemm import scaled
-from ..ops.gemm.request import GemmRequest
-from ..ops.grouped_gemm import kernels as grouped_plan
-from ..ops.grouped_gemm.request import GroupedGemmRequest
+from ..errors import UnsupportedError
+from ..ops.gemm.operation import plain
 from . import devices
 from .bindings import BoundPlan
 from .op_plan import OpPlan
-from .operand_table import plain
-from .plan import Plan, make
+from .operation import Request, operation_of
+from .plan import Plan
 
-ConvRequest: TypeAlias = "ConvFwdRequest | ConvDgradRequest | ConvWgradRequest"
-Request: TypeAlias = "GemmRequest | GroupedGemmRequest | ConvRequest"
+if TYPE_CHECKING:
+    from ..ops.gemm.request import GemmRequest
 
 
 @overload
-def plan(
+def plan(  # type: ignore[overload-overlap]
     request: GemmRequest, device: int | None = None, *, b: None = None, backend: str = "auto", jit: str | None = None
 ) -> Plan: ...
 
@@ -36,7 +31,7 @@ def plan(
 
 @overload
 def plan(
-    request: GroupedGemmRequest | ConvRequest,
+    request: Request,
     device: int | None = None,
     *,
     b: None = None,
@@ -73,46 +68,21 @@ def plan(
         CompileError: its source does not compile.
         DeviceUnavailableError: there is no GPU, or NVRTC is needed and missing.
     """
-    expect_request(request)
+    operation = operation_of(request)
     if b is not None and not plain(request):
         raise UnsupportedError("b= binds the operand of a plain GEMM: this plan takes all its arrays at every call")
-    made: Plan | OpPlan
     check_options(backend=backend, jit=jit)
     if device is not None:
         check_index(device, "device")
-    target = devices.get(int(device or 0)).index
-    how = _how(request, backend, jit)
-    if isinstance(request, GemmRequest):
-        if plain(request):
-            made = make(request.problem(target), **how)
-        else:
-            scales = request.scales() or scaled.NO_SCALES
-            made = scaled.make(request.problem(target), scales, request.fusion(), **how)
-    elif isinstance(request, GroupedGemmRequest):
-        made = grouped_plan.make(request.problem(target), **how)
-    else:
-        made = conv_plan.make(request.problem(target), layout=request.layout.value, **how)
+    made = operation.plan(
+        request,
+        devices.get(int(device or 0)).index,
+        arch=request.arch,
+        alpha=request.epilogue.alpha,
+        beta=request.epilogue.beta,
+        backend=backend,
+        jit=jit,
+    )
     made.request = request
     made.key = request.plan_key()
     return made if b is None else BoundPlan(made, b)
-
-
-REQUESTS = (GemmRequest, GroupedGemmRequest, ConvFwdRequest, ConvDgradRequest, ConvWgradRequest)
-
-
-def expect_request(request: Any) -> None:
-    """Refuses what is no request.
-
-    Raises:
-        InvalidOperandError: it is none.
-    """
-    if not isinstance(request, REQUESTS):
-        *names, last = (kind.__name__ for kind in REQUESTS)
-        raise InvalidOperandError(f"request is a {type(request).__name__}; expected a {', '.join(names)} or {last}")
-
-
-def _how(request: Request, backend: str, jit: str | None) -> dict[str, Any]:
-    return {
-        "arch": request.arch, "alpha": request.epilogue.alpha, "beta": request.epilogue.beta, "backend": backend,
-        "jit": jit,
-    }  # fmt: skip

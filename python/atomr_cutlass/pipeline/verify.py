@@ -25,6 +25,7 @@ from ..ops.conv2d.fusion import as_matrix, matrix_shape
 from ..ops.conv2d.problem import DGRAD, FPROP, OPERANDS
 from ..ops.conv2d.request import ConvLayout
 from ..ops.gemm.function import gemm
+from ..ops.gemm.operation import plain
 from ..ops.gemm.request import GemmRequest
 from ..ops.gemm.scaled import BLOCK
 from ..ops.grouped_gemm.function import grouped_gemm
@@ -32,14 +33,15 @@ from ..ops.grouped_gemm.request import GroupedGemmRequest
 from ..ops.quantize import reference as quantization
 from . import devices
 from .op_plan import OpPlan
-from .operand_table import Slot, plain, products_of, shape_of, slots_of
+from .operand_table import OperandSlot
+from .operation import Request, operation_of
 from .plan import Plan
-from .planner import Request, expect_request, plan
+from .planner import plan
 from .problem import MatrixSpec
 
 Array = np.ndarray[Any, Any]
 Arrays = dict[str, Array]
-"""By name, as `Slot.labels` has them."""
+"""By name, as `OperandSlot.labels` has them."""
 Track = Callable[[Iterable[Arrays], int], Iterable[Arrays]]
 """Shows how far a loop has come: (what it runs over, how many) -> the same."""
 Progress = Callable[[], AbstractContextManager["Track | None"]]
@@ -96,13 +98,15 @@ class Trial:
     @property
     def tflops(self) -> float | None:
         """Floating-point (or integer) operations per second, in 10^12."""
-        return None if self.seconds is None else 2e-12 * products_of(self.request) / self.seconds
+        return (
+            None if self.seconds is None else 2e-12 * operation_of(self.request).products(self.request) / self.seconds
+        )
 
     def to_dict(self) -> dict[str, Any]:
         """JSON-ready values; `shape` has the extents of the operation."""
         return {
             "op": self.request.plan_key().op,
-            "shape": shape_of(self.request),
+            "shape": operation_of(self.request).extents(self.request),
             "dtype": self.request.dtype.value,
             "out_dtype": self.request.result_dtype.value,
             "math": self.request.math,
@@ -145,7 +149,7 @@ def run(
         InvalidOperandError: `request` is no request.
         UnsupportedError, KernelNotFoundError, CompileError, DeviceUnavailableError: as for `plan`.
     """
-    expect_request(request)
+    operation_of(request)  # refuses what is no request
     on_gpu = backend != "reference" and (backend != "auto" or devices.available())
     start = time.perf_counter()
     made = plan(request, backend=backend, jit=jit) if on_gpu else None
@@ -159,7 +163,7 @@ def _run(
     track: Track | None,
 ) -> Trial:  # fmt: skip
     generator = np.random.default_rng(seed)
-    slots = slots_of(request)
+    slots = operation_of(request).operands(request)
     arrays = {
         label: _poison(slot, spec) if slot.written else _random(generator, slot, spec)
         for slot in slots
@@ -225,7 +229,7 @@ def _memory_order(spec: MatrixSpec) -> list[int]:
     return sorted(range(len(spec.shape)), key=lambda i: -spec.strides[i])
 
 
-def _random(generator: np.random.Generator, slot: Slot, spec: MatrixSpec) -> Array:
+def _random(generator: np.random.Generator, slot: OperandSlot, spec: MatrixSpec) -> Array:
     if slot.element == BYTE:
         return _laid_out(spec, lambda shape: generator.integers(0, 256, shape, np.uint8))
     kind = numerics.numpy_dtype(spec.dtype)
@@ -252,7 +256,7 @@ def _random_fp4(generator: np.random.Generator, request: GemmRequest) -> Arrays:
     return found
 
 
-def _poison(slot: Slot, spec: MatrixSpec) -> Array:
+def _poison(slot: OperandSlot, spec: MatrixSpec) -> Array:
     """A result before it is computed, so that an element that nobody writes cannot be right by chance."""
     if slot.element == BYTE:
         return _laid_out(spec, lambda shape: np.full(shape, 0xFF, np.uint8))
@@ -261,7 +265,7 @@ def _poison(slot: Slot, spec: MatrixSpec) -> Array:
     return made
 
 
-def _on_gpu(made: Plan | OpPlan, slots: Sequence[Slot], arrays: Arrays) -> tuple[Arrays, int, float]:
+def _on_gpu(made: Plan | OpPlan, slots: Sequence[OperandSlot], arrays: Arrays) -> tuple[Arrays, int, float]:
     """(the results, how many calls were timed, seconds of one)."""
     specs = {label: spec for slot in slots for label, spec in zip(slot.labels, slot.specs, strict=True)}
     sent = fp4.gpu_forms(arrays) if slots[0].element is not None else arrays
@@ -671,7 +675,7 @@ class _Grouped(_Near):
         return reference.tolerance(request.dtype, rounded, depth, math)
 
     def parts(self) -> Iterator[Arrays]:
-        slots = slots_of(self.request)
+        slots = operation_of(self.request).operands(self.request)
         for g in range(len(self.request.shape.groups)):
             yield {slot.name: self.arrays[slot.labels[g if slot.listed else 0]] for slot in slots}
 

@@ -16,12 +16,13 @@ from ..checks import check_index, check_options, shown
 from ..epilogue.arguments import reduce_nothing
 from ..errors import ContextPoisonedError, InvalidOperandError, LibraryError, UnsupportedError
 from ..jit.keyed_locks import KeyedLocks
+from ..ops.gemm.operation import plain
 from ..ops.gemm.request import GemmRequest
 from ..ops.matmul.function import Call, settled
 from ..pipeline.bindings import Binding
-from ..pipeline.operand_table import plain
+from ..pipeline.operation import Request
 from ..pipeline.plan_cache import CachedPlan, PlanCache, PlanKey
-from ..pipeline.planner import Request, plan
+from ..pipeline.planner import plan
 from .messages import Compute, CutlassMsg, Launch, MatmulMsg, RefitMessage, RefitMsg, refuse_binding
 
 if TYPE_CHECKING:  # Pykka is imported when a mailbox is started

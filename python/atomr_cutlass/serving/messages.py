@@ -11,14 +11,15 @@ from ..arrays import operands
 from ..errors import CutlassError, InvalidOperandError, UnsupportedError
 from ..ops.conv2d.fusion import named
 from ..ops.conv2d.request import ConvDgradRequest, ConvFwdRequest, ConvLayout, ConvWgradRequest
+from ..ops.gemm.operation import plain
 from ..ops.gemm.request import GemmLayout, GemmRequest
 from ..ops.grouped_gemm.request import GroupedGemmRequest
 from ..ops.matmul.function import Call, call_of
 from ..ops.matmul.request import MatmulRequest
 from ..pipeline.bindings import Weights, check_operand, take_up
-from ..pipeline.operand_table import Slot, names_of, plain, slots_of
+from ..pipeline.operand_table import OperandSlot
+from ..pipeline.operation import Request, operation_of
 from ..pipeline.plan_cache import PlanKey
-from ..pipeline.planner import Request
 from ..pipeline.problem import MatrixSpec
 
 
@@ -298,7 +299,7 @@ def refuse_binding(request: Request) -> None:
 
 def _launch(request: Request, given: Any, out: Any, stream: Any) -> Launch:
     refuse_binding(request)
-    *slots, result = slots_of(request)
+    *slots, result = operation_of(request).operands(request)
     arrays = _arrays(request, given)
     _check_names(request, slots, arrays)
     views: dict[str, _core.Operand] = {}
@@ -330,7 +331,7 @@ First = tuple[Any, _core.Operand, str]
 
 
 def _arrays(request: Request, given: Any) -> dict[str, Any]:
-    names = names_of(request)
+    names = operation_of(request).names(request)
     usual = ("a", "b", "c") if plain(request) else names
     if isinstance(given, Mapping):
         unknown = [name for name in given if name not in names]
@@ -348,7 +349,7 @@ def _listing(names: Sequence[str]) -> str:
     return f"{', '.join(names[:-1])} and {names[-1]}"
 
 
-def _check_names(request: Request, slots: Sequence[Slot], arrays: dict[str, Any]) -> None:
+def _check_names(request: Request, slots: Sequence[OperandSlot], arrays: dict[str, Any]) -> None:
     beta, own = request.epilogue.beta, [slot.name for slot in slots]
     for name in own:
         if name in arrays:
@@ -365,7 +366,7 @@ def _check_names(request: Request, slots: Sequence[Slot], arrays: dict[str, Any]
             raise InvalidOperandError(f"operands has {name}, but {why}")
 
 
-def _members(slot: Slot, arrays: dict[str, Any]) -> list[tuple[str, Any, MatrixSpec]]:
+def _members(slot: OperandSlot, arrays: dict[str, Any]) -> list[tuple[str, Any, MatrixSpec]]:
     """(name, array, how it should lie) of every array of a slot; nothing where it has been left out."""
     if slot.name not in arrays:
         return []
@@ -379,7 +380,7 @@ def _members(slot: Slot, arrays: dict[str, Any]) -> list[tuple[str, Any, MatrixS
     return list(zip(slot.labels, given, slot.specs, strict=True))
 
 
-def _allocated(request: Request, result: Slot, first: First) -> list[Result]:
+def _allocated(request: Request, result: OperandSlot, first: First) -> list[Result]:
     """New arrays for the results, of the framework of the first operand."""
     array, view, _ = first
     layout = getattr(request, "layout", ConvLayout.NHWC)

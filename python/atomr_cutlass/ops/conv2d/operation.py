@@ -1,0 +1,103 @@
+"""The three convolutions as operations."""
+
+from __future__ import annotations
+
+from typing import Any, TypeAlias
+
+from ...generator.archs import SmArch
+from ...generator.key import KernelKey
+from ...pipeline import pick
+from ...pipeline.devices import Device
+from ...pipeline.op_plan import OpPlan
+from ...pipeline.operand_table import OperandSlot, epilogue_slots
+from ...pipeline.operation import Found, Operation, Search
+from ...pipeline.problem import MatrixSpec
+from . import kernels
+from .fusion import in_layout
+from .problem import OPERANDS, WGRAD
+from .request import ConvDgradRequest, ConvFwdRequest, ConvLayout, ConvWgradRequest
+
+ConvRequest: TypeAlias = "ConvFwdRequest | ConvDgradRequest | ConvWgradRequest"
+
+
+class ConvOperation(Operation[ConvRequest]):
+    """A convolution, or a gradient of one."""
+
+    def __init__(self, request_type: type[ConvRequest]) -> None:
+        """The operation of a kind of requests."""
+        self.name = request_type.op
+        self.request_type = request_type
+
+    def operands(self, request: ConvRequest) -> tuple[OperandSlot, ...]:
+        conv = request.problem(0)
+        first, second = OPERANDS[self.name]
+        arrays = ((first, conv.a), (second, conv.b), ("c", conv.c), ("bias", conv.bias))
+        slots = [OperandSlot(name, (_ordered(spec, request.layout),)) for name, spec in arrays if spec is not None]
+        out = OperandSlot("out", (_ordered(conv.d, request.layout),), written=True)
+        return (*slots, *epilogue_slots(conv.fusion), out)
+
+    def optional_names(self, request: ConvRequest) -> tuple[str, ...]:
+        del request
+        return (*OPERANDS[self.name], "c", *(("bias",) if self.name != WGRAD else ()))
+
+    def extents(self, request: ConvRequest) -> dict[str, Any]:
+        shape = request.shape
+        return {name: getattr(shape, name) for name in ("n", "h", "w", "c", "k", "r", "s", "p", "q")} | {
+            "stride": list(shape.stride),
+            "padding": [list(pads) for pads in shape.pads],
+            "dilation": list(shape.dilation),
+            "groups": shape.groups,
+        }
+
+    def products(self, request: ConvRequest) -> int:
+        shape = request.shape
+        return shape.n * shape.p * shape.q * shape.k * shape.r * shape.s * (shape.c // shape.groups)
+
+    def describe(self, request: ConvRequest) -> str:
+        shape = request.shape
+        return f"{self.name} of {shape.n}x{shape.h}x{shape.w}x{shape.c} with {shape.k} filters of {shape.r}x{shape.s}"
+
+    def plan(self, request: ConvRequest, device: int, **options: Any) -> OpPlan:
+        return kernels.make(request.problem(device), layout=request.layout.value, **options)
+
+    def search(self, request: ConvRequest, device: Device) -> Search:
+        return _Search(request, device)
+
+
+class _Search(Search):
+    """What no kernel computes as it stands is rewritten."""
+
+    def __init__(self, request: ConvRequest, device: Device) -> None:
+        super().__init__(request, device)
+        self._problem = request.problem(device.index)
+        self._solved: tuple[Any, int] = (self._problem, 1)
+        self._chosen: KernelKey | None = None
+
+    def find(self, policy: str) -> Found:
+        arch = self.request.arch
+        chosen = kernels.choose(self._problem, self.device, arch=arch, jit=policy, record=False)
+        self._solved, self._chosen = (chosen.solved, chosen.split_k), chosen.picked.key
+        ranked = pick.rank(self._problem.op, self._cost, self.device, arch)
+        return Found(ranked, chosen.picked, (f"a rewrite: {chosen.rewrite}",) if chosen.rewrite else ())
+
+    def wanted(self, arch: SmArch) -> KernelKey | None:
+        return self._chosen or kernels.best_key(self._problem, self.device, arch)
+
+    def serves(self, key: KernelKey) -> bool:
+        if key.op != self._problem.op:
+            return False
+        # As it stands too: where slices of K are faster, kernels are not what is missing.
+        return self._cost(key) is not None or kernels.cost(key, self._problem, self.device) is not None
+
+    def _cost(self, key: KernelKey) -> float | None:
+        solved, split_k = self._solved
+        return kernels.cost(key, solved, self.device, split_k)
+
+
+def _ordered(spec: MatrixSpec, layout: ConvLayout) -> MatrixSpec:
+    """A spec in the order of NHWC as calls name its dimensions."""
+    shape, strides = (in_layout(values, layout.value) for values in (spec.shape, spec.strides))
+    return MatrixSpec(shape, strides, spec.dtype, spec.alignment)
+
+
+OPERATIONS = tuple(ConvOperation(kind) for kind in (ConvFwdRequest, ConvDgradRequest, ConvWgradRequest))

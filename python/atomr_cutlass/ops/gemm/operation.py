@@ -1,0 +1,152 @@
+"""GEMM as an operation."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterable
+from typing import Any
+
+from ...arrays import fp4
+from ...arrays.operands import BYTE
+from ...errors import KernelNotFoundError, UnsupportedError
+from ...generator.archs import SmArch
+from ...generator.dtypes import CutlassDtype
+from ...generator.key import KernelKey
+from ...generator.matrix import preset_of
+from ...pipeline import problem, select
+from ...pipeline.devices import Device
+from ...pipeline.op_plan import OpPlan
+from ...pipeline.operand_table import OperandSlot, epilogue_slots
+from ...pipeline.operation import Found, Operation, Search
+from ...pipeline.plan import FAR, WORTHWHILE, Plan, better_cell, make
+from ...pipeline.problem import GemmProblem, MatrixSpec
+from ...pipeline.select import Choice
+from . import scaled
+from .request import GemmRequest
+from .scaled import Scale
+
+SCALES = ("scale_a", "scale_b", "scale_d", "amax")
+
+
+def plain(request: Any) -> bool:
+    """Whether the request is a GEMM without scales, bias, activation and tree: that has a `Plan`, not an `OpPlan`."""
+    return isinstance(request, GemmRequest) and request.scales() is None and request.tree is None
+
+
+class GemmOperation(Operation[GemmRequest]):
+    """D = epilogue(A B)."""
+
+    name = "gemm"
+    request_type = GemmRequest
+
+    def operands(self, request: GemmRequest) -> tuple[OperandSlot, ...]:
+        what, scales = request.problem(0), request.scales()
+        if what.a.dtype is fp4.FP4:
+            slots = [_packed("a", what.a), _packed("b", what.b)]
+        else:
+            slots = [OperandSlot("a", (what.a,)), OperandSlot("b", (what.b,))]
+        slots += [OperandSlot("c", (what.c,))] if what.c is not None else []
+        if scales is not None:
+            for name, scale in zip(SCALES, (scales.a, scales.b, scales.d, scales.amax), strict=True):
+                if scale is not None:
+                    element = BYTE if scale.dtype == BYTE else None
+                    slots.append(OperandSlot(name, (_scale_spec(scale),), written=name == "amax", element=element))
+        return (*slots, *epilogue_slots(request.fusion()), OperandSlot("out", (what.d,), written=True))
+
+    def optional_names(self, request: GemmRequest) -> tuple[str, ...]:
+        return ("a", "b", "c", *(SCALES if request.scales() is not None else ()))
+
+    def extents(self, request: GemmRequest) -> dict[str, Any]:
+        shape = request.shape
+        return {"m": shape.m, "n": shape.n, "k": shape.k, "batch": shape.batch}
+
+    def products(self, request: GemmRequest) -> int:
+        shape = request.shape
+        return shape.batch * shape.m * shape.n * shape.k
+
+    def describe(self, request: GemmRequest) -> str:
+        shape = request.shape
+        return f"{shape.m}x{shape.n}x{shape.k}" + (f", {shape.batch} times," if shape.batch > 1 else "")
+
+    def plan(self, request: GemmRequest, device: int, **options: Any) -> Plan | OpPlan:
+        what = request.problem(device)
+        if plain(request):
+            return make(what, **options)
+        return scaled.make(what, request.scales() or scaled.NO_SCALES, request.fusion(), **options)
+
+    def search(self, request: GemmRequest, device: Device) -> Search:
+        return _Search(request, device)
+
+
+class _Search(Search):
+    """Kernels are chosen together with how the problem is put to them."""
+
+    request: GemmRequest
+
+    def __init__(self, request: GemmRequest, device: Device) -> None:
+        super().__init__(request, device, empty=0 in (request.shape.m, request.shape.n, request.shape.batch))
+        self._formulations = scaled.ways(
+            request.problem(device.index), request.scales() or scaled.NO_SCALES, request.fusion()
+        )
+        self._problem = self._formulations[-1]
+        self._best: Choice | None = None
+
+    def find(self, policy: str) -> Found:
+        if not plain(self.request):
+            scaled.refuse(self._problem)
+        *better, last = scaled.table_first(self._formulations, self.device, self.request.arch)
+        for formulation in better:
+            with contextlib.suppress(UnsupportedError, KernelNotFoundError):
+                return self._find(formulation, policy)
+        return self._find(last, policy)
+
+    def _find(self, formulation: GemmProblem, policy: str) -> Found:
+        arch = self.request.arch
+        ranked = select.rank(formulation, self.device, arch)
+        best = (
+            ranked[0]
+            if ranked
+            else select.choose(formulation, self.device, arch, backend="auto", compiling=policy != "off")
+        )
+        self._problem, self._best, notes = formulation, best, []
+        if best.variant.exchanged:
+            notes.append("D is column-major: computed as D^T = B^T A^T, which costs nothing")
+        if self.request.tree is not None and best.info is None and preset_of(best.key) is None:
+            notes.append(
+                f"the epilogue is a tree ({self.request.tree.id}) whose kernel is in no preset: it is compiled at run "
+                "time, unless a pack has it"
+            )
+        return Found(ranked, best, tuple(notes))
+
+    def wanted(self, arch: SmArch) -> KernelKey | None:
+        return select.nearest_key(self._problem, self._variants(), arch, self.device)
+
+    def serving(self, arch: SmArch) -> Iterable[KernelKey]:
+        return select.serving(self._problem, self._variants(), arch)
+
+    def serves(self, key: KernelKey) -> bool:
+        return any(select.eligible(key, self._problem, variant) for variant in self._variants())
+
+    def replacement(self, policy: str) -> KernelKey | None:
+        if policy == "off" or self._best is None or not plain(self.request):
+            return None
+        part = WORTHWHILE if policy == "background" else FAR
+        better = better_cell(self._best, self._problem, self.device, self.request.arch, part)
+        return None if better is None else better.key
+
+    def _variants(self) -> list[problem.Variant]:
+        return list(problem.variants(self._problem, problem.collapse_batches(self._problem)))
+
+
+def _scale_spec(scale: Scale) -> MatrixSpec:
+    if scale.form == "swizzled":
+        dtype = CutlassDtype.from_dlpack(*scale.dtype) or CutlassDtype.I8
+        return MatrixSpec(scale.shape, scale.strides, dtype, fp4.SCALE_ALIGNMENT)
+    return MatrixSpec(scale.shape, scale.strides, CutlassDtype.F32, 4)
+
+
+def _packed(name: str, spec: MatrixSpec) -> OperandSlot:
+    return OperandSlot(name, (MatrixSpec(*fp4.packed(spec, name), CutlassDtype.I8),), element=BYTE)
+
+
+OPERATIONS = (GemmOperation(),)

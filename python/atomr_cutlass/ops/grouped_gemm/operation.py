@@ -1,0 +1,77 @@
+"""Grouped GEMM as an operation."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ...generator.archs import SmArch
+from ...generator.epilogue.tree import ROW
+from ...generator.key import KernelKey
+from ...pipeline import pick
+from ...pipeline.devices import Device
+from ...pipeline.op_plan import OpPlan
+from ...pipeline.operand_table import OperandSlot
+from ...pipeline.operation import Found, Operation, Search
+from . import kernels
+from .request import GroupedGemmRequest
+
+
+class GroupedGemmOperation(Operation[GroupedGemmRequest]):
+    """A product for each group, of matrices in lists."""
+
+    name = kernels.OP
+    request_type = GroupedGemmRequest
+
+    def operands(self, request: GroupedGemmRequest) -> tuple[OperandSlot, ...]:
+        grouped = request.problem(0)
+        product = (("a", grouped.a), ("b", grouped.b), ("c", grouped.c))
+        inputs = grouped.fusion.inputs if grouped.fusion else ()
+        return (
+            *(OperandSlot(name, specs, listed=True) for name, specs in product if specs),
+            *(OperandSlot(operand.name, operand.arrays, listed=operand.kind == ROW) for operand in inputs),
+            OperandSlot("out", grouped.d, listed=True, written=True),
+        )
+
+    def optional_names(self, request: GroupedGemmRequest) -> tuple[str, ...]:
+        del request
+        return ("a", "b", "c", "bias")
+
+    def extents(self, request: GroupedGemmRequest) -> dict[str, Any]:
+        return {"groups": [[group.m, group.n, group.k] for group in request.shape.groups]}
+
+    def products(self, request: GroupedGemmRequest) -> int:
+        return sum(group.m * group.n * group.k for group in request.shape.groups)
+
+    def describe(self, request: GroupedGemmRequest) -> str:
+        groups = [f"{group.m}x{group.n}x{group.k}" for group in request.shape.groups]
+        shown = ", ".join(groups[:3]) + (", ..." if len(groups) > 3 else "")
+        return f"{len(groups)} groups ({shown})"
+
+    def plan(self, request: GroupedGemmRequest, device: int, **options: Any) -> OpPlan:
+        return kernels.make(request.problem(device), **options)
+
+    def search(self, request: GroupedGemmRequest, device: Device) -> Search:
+        return _Search(request, device)
+
+
+class _Search(Search):
+    def __init__(self, request: GroupedGemmRequest, device: Device) -> None:
+        self._problem = request.problem(device.index)
+        super().__init__(request, device, empty=self._problem.empty)
+
+    def find(self, policy: str) -> Found:
+        arch = self.request.arch
+        best = kernels.choose(self._problem, self.device, arch=arch, jit=policy, record=False)
+        return Found(pick.rank(kernels.OP, self._cost, self.device, arch), best)
+
+    def wanted(self, arch: SmArch) -> KernelKey | None:
+        return kernels.best_key(self._problem, self.device, arch)
+
+    def serves(self, key: KernelKey) -> bool:
+        return kernels.serves(key, self._problem, self.device)
+
+    def _cost(self, key: KernelKey) -> float | None:
+        return kernels.cost(key, self._problem, self.device)
+
+
+OPERATIONS = (GroupedGemmOperation(),)

@@ -1,0 +1,199 @@
+"""Operations: the protocol that each implements once, and the registry through which everything else reaches them."""
+
+from __future__ import annotations
+
+import abc
+import functools
+import importlib
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Generic, Protocol, TypeAlias, TypeVar
+
+from ..errors import InvalidOperandError
+from ..generator.archs import SmArch
+from ..generator.dtypes import CutlassDtype
+from ..generator.epilogue.tree import EpilogueVisitorTree
+from ..generator.key import KernelKey
+from ..generator.matrix import cells
+from .devices import Device
+from .op_plan import OpPlan
+from .operand_table import OperandSlot
+from .pick import Picked
+from .plan import Plan
+from .plan_cache import PlanKey
+from .select import Choice
+
+Cell: TypeAlias = "Choice | Picked"
+
+FOLDERS = ("gemm", "grouped_gemm", "conv2d")
+"""Folders of `ops`: the module `operation` of each has OPERATIONS, those that it implements."""
+
+
+class Epilogue(Protocol):
+    """What a request says of the epilogue."""
+
+    @property
+    def alpha(self) -> float:
+        """Factor of the product."""
+
+    @property
+    def beta(self) -> float:
+        """Factor of C."""
+
+
+class Request(Protocol):
+    """What a plan is made from: extents, element types and layouts, without arrays."""
+
+    @property
+    def dtype(self) -> CutlassDtype:
+        """The element type of the operands."""
+
+    @property
+    def arch(self) -> SmArch | None:
+        """The target; None is the GPU's own."""
+
+    @property
+    def epilogue(self) -> Epilogue:
+        """The scalars, and what else follows the product."""
+
+    @property
+    def binding(self) -> str | None:
+        """The name of the operand that a plan keeps, or None."""
+
+    @property
+    def math(self) -> str:
+        """The math mode of the kernel's key."""
+
+    @property
+    def result_dtype(self) -> CutlassDtype:
+        """The element type of the result."""
+
+    @property
+    def tree(self) -> EpilogueVisitorTree | None:
+        """What is computed of the product; None for nothing that needs a tree."""
+
+    def plan_key(self) -> PlanKey:
+        """The key of this request's plan."""
+
+    def render_cu(self) -> tuple[str, str]:
+        """(source, name) of the best kernel of the matrix."""
+
+
+RequestT = TypeVar("RequestT", bound=Request)
+
+
+@dataclass(frozen=True)
+class Found:
+    """The table's cells that serve a request, the one that a plan takes, and how the request is put to it."""
+
+    ranked: Sequence[Cell]
+    best: Cell
+    notes: tuple[str, ...] = ()
+
+
+class Search(abc.ABC):
+    """The kernels of one request.
+
+    Attributes:
+        request: the request.
+        device: the GPU, or the one that stands for its arch.
+        empty: whether the result has no elements, so that nothing is launched.
+    """
+
+    def __init__(self, request: Request, device: Device, *, empty: bool = False) -> None:
+        """The kernels of a request on a GPU."""
+        self.request = request
+        self.device = device
+        self.empty = empty
+
+    @abc.abstractmethod
+    def find(self, policy: str) -> Found:
+        """The kernel that a plan takes, under a policy of compilation. Raises what making a plan would."""
+
+    @abc.abstractmethod
+    def wanted(self, arch: SmArch) -> KernelKey | None:
+        """The matrix's best cell."""
+
+    @abc.abstractmethod
+    def serves(self, key: KernelKey) -> bool:
+        """Whether a kernel serves the request, whatever it is compiled for."""
+
+    def serving(self, arch: SmArch) -> Iterable[KernelKey]:
+        """The matrix's cells that serve the request."""
+        return (key for _, key in cells([arch]) if self.serves(key))
+
+    def replacement(self, policy: str) -> KernelKey | None:
+        """The kernel that is compiled in the background and takes over from the one that was found, if there is one."""
+        del policy
+        return None
+
+
+class Operation(abc.ABC, Generic[RequestT]):
+    """One operation.
+
+    Attributes:
+        name: as the keys of its plans and the command line have it.
+        request_type: what its plans are made from.
+    """
+
+    name: str
+    request_type: type[RequestT]
+
+    @abc.abstractmethod
+    def operands(self, request: RequestT) -> tuple[OperandSlot, ...]:
+        """The operands that a plan of this request is called with, in order; the result is the last."""
+
+    @abc.abstractmethod
+    def optional_names(self, request: RequestT) -> tuple[str, ...]:
+        """The operands that requests of this kind may have, without those of an epilogue's tree and the result."""
+
+    def names(self, request: RequestT) -> tuple[str, ...]:
+        """The operands that requests of this kind may have, those of this one first; without the result."""
+        own = tuple(slot.name for slot in self.operands(request)[:-1])
+        return own + tuple(name for name in self.optional_names(request) if name not in own)
+
+    @abc.abstractmethod
+    def extents(self, request: RequestT) -> dict[str, Any]:
+        """The request's extents, as JSON-ready values."""
+
+    @abc.abstractmethod
+    def products(self, request: RequestT) -> int:
+        """The number of pairs of elements that the request multiplies and adds."""
+
+    @abc.abstractmethod
+    def describe(self, request: RequestT) -> str:
+        """The request's extents in words."""
+
+    @abc.abstractmethod
+    def plan(self, request: RequestT, device: int, **options: Any) -> Plan | OpPlan:
+        """A plan on the GPU of an index. `options` are those that every operation's plans take."""
+
+    @abc.abstractmethod
+    def search(self, request: RequestT, device: Device) -> Search:
+        """The kernels of a request, as `explain` shows them."""
+
+
+@functools.cache
+def operations() -> Mapping[str, Operation[Any]]:
+    """Every operation by its name. The first call imports them."""
+    modules = (importlib.import_module(f"..ops.{folder}.operation", __package__) for folder in FOLDERS)
+    return {operation.name: operation for module in modules for operation in module.OPERATIONS}
+
+
+@functools.cache
+def _by_request_type() -> dict[type, Operation[Any]]:
+    return {operation.request_type: operation for operation in operations().values()}
+
+
+def operation_of(request: Any) -> Operation[Any]:
+    """The operation of a request.
+
+    Raises:
+        InvalidOperandError: it is no request.
+    """
+    known = _by_request_type()
+    for kind in type(request).__mro__:
+        if kind in known:
+            return known[kind]
+    *names, last = (kind.__name__ for kind in known)
+    raise InvalidOperandError(f"request is a {type(request).__name__}; expected a {', '.join(names)} or {last}")

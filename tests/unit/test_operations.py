@@ -1,0 +1,75 @@
+"""Operations: the registry knows each, and each says the same of its requests as they do."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from atomr_cutlass import (
+    ConvDgradRequest,
+    ConvFwdRequest,
+    ConvShape,
+    ConvWgradRequest,
+    CutlassDtype,
+    GemmRequest,
+    GemmShape,
+    GroupedGemmRequest,
+    GroupedGemmShape,
+    InvalidOperandError,
+    ops,
+)
+from atomr_cutlass.pipeline.operation import FOLDERS, operation_of, operations
+
+SHAPE = ConvShape.nhwc(2, 8, 8, 16, 32, 3, 3, padding=1)
+REQUESTS: dict[str, Any] = {
+    "gemm": GemmRequest(GemmShape(8, 16, 32, 2), dtype=CutlassDtype.F16),
+    "grouped_gemm": GroupedGemmRequest(
+        GroupedGemmShape([GemmShape(8, 16, 32), GemmShape(0, 16, 32)]), dtype=CutlassDtype.F16
+    ),
+    "conv2d_fprop": ConvFwdRequest(SHAPE, dtype=CutlassDtype.F16),
+    "conv2d_dgrad": ConvDgradRequest(SHAPE, dtype=CutlassDtype.F16),
+    "conv2d_wgrad": ConvWgradRequest(SHAPE, dtype=CutlassDtype.F16),
+}
+
+
+def test_every_folder_that_has_an_operation_is_registered() -> None:
+    found = {path.parent.name for path in Path(ops.__path__[0]).glob("*/operation.py")}
+    assert found == set(FOLDERS)
+    assert {name: operation.name for name, operation in operations().items()} == {name: name for name in REQUESTS}
+
+
+@pytest.mark.parametrize("name", REQUESTS)
+def test_the_operation_of_a_request_has_the_name_of_its_plans(name: str) -> None:
+    request = REQUESTS[name]
+    operation = operation_of(request)
+    assert operation is operations()[name]
+    assert request.plan_key().op == name
+
+    class Derived(type(request)):  # type: ignore[misc]
+        pass
+
+    assert operation_of(Derived(request.shape, dtype=request.dtype)) is operation
+
+
+@pytest.mark.parametrize("name", REQUESTS)
+def test_the_operand_table_ends_with_the_result(name: str) -> None:
+    operation, request = operation_of(REQUESTS[name]), REQUESTS[name]
+    *inputs, result = operation.operands(request)
+    assert (result.name, result.written) == ("out", True)
+    assert [slot.name for slot in inputs] == list(operation.names(request))[: len(inputs)]
+    assert not any(slot.written for slot in inputs)
+
+
+def test_products_are_those_of_the_definition() -> None:
+    taps = 2 * 8 * 8 * 32 * 3 * 3 * 16
+    products = {"gemm": 2 * 8 * 16 * 32, "grouped_gemm": 8 * 16 * 32}
+    for name, request in REQUESTS.items():
+        assert operation_of(request).products(request) == products.get(name, taps)
+
+
+@pytest.mark.parametrize("value", [None, "gemm", GemmShape(8, 16, 32), GemmRequest])
+def test_what_is_no_request_is_refused(value: Any) -> None:
+    with pytest.raises(InvalidOperandError, match=r"expected a GemmRequest, GroupedGemmRequest, .* or ConvWgradRequest$"):
+        operation_of(value)

@@ -10,6 +10,7 @@ set(ATOMR_CUTLASS_DTYPES "" CACHE STRING "Only these operand types, such as f16;
 set(ATOMR_CUTLASS_KERNELS "" CACHE STRING "Only kernels whose names match: comma-separated, * between substrings")
 set(ATOMR_CUTLASS_KERNEL_FILTER_FILE "" CACHE FILEPATH "Only kernels that match this file's regular expressions")
 set(ATOMR_CUTLASS_EXCLUDE_KERNELS "" CACHE STRING "No kernels whose names match: comma-separated, * as above")
+set(ATOMR_CUTLASS_KEYS "" CACHE FILEPATH "Exactly the kernels of this file: a key as JSON a line")
 
 # Runs a module of the generator and stops the build with its complaint if it has one.
 function(atomr_cutlass_ask output)
@@ -29,8 +30,12 @@ function(atomr_cutlass_ask output)
 endfunction()
 
 # --- which cells ---
+set(_keys "${ATOMR_CUTLASS_KEYS}")
+if(_keys)
+  get_filename_component(_keys "${_keys}" ABSOLUTE BASE_DIR "${PROJECT_SOURCE_DIR}")
+endif()
 set(_archs "${ATOMR_CUTLASS_ARCHS}")
-if(_archs STREQUAL "")
+if(_archs STREQUAL "" AND NOT _keys)
   atomr_cutlass_ask(_archs generator.toolchain --archs)
 endif()
 set(_filter "${ATOMR_CUTLASS_KERNEL_FILTER_FILE}")
@@ -41,17 +46,21 @@ set(_emitted "${PROJECT_BINARY_DIR}/cells")
 atomr_cutlass_ask(_said generator "--emit=${_emitted}" "--preset=${ATOMR_CUTLASS_PRESET}" "--archs=${_archs}"
                   "--ptx=${ATOMR_CUTLASS_PTX}" "--ops=${ATOMR_CUTLASS_OPS}" "--dtypes=${ATOMR_CUTLASS_DTYPES}"
                   "--kernels=${ATOMR_CUTLASS_KERNELS}" "--filter-file=${_filter}"
-                  "--exclude=${ATOMR_CUTLASS_EXCLUDE_KERNELS}")
+                  "--exclude=${ATOMR_CUTLASS_EXCLUDE_KERNELS}" "--keys=${_keys}")
 
 # Emission is part of configuring, so whatever it reads makes the build configure again. Of the headers each row has a
 # digest.
 file(GLOB_RECURSE _generator CONFIGURE_DEPENDS "${PROJECT_SOURCE_DIR}/generator/*.py"
      "${PROJECT_SOURCE_DIR}/generator/templates/*" "${PROJECT_SOURCE_DIR}/cpp/include/*")
-set_property(DIRECTORY APPEND PROPERTY CMAKE_CONFIGURE_DEPENDS ${_generator} ${_filter})
+set_property(DIRECTORY APPEND PROPERTY CMAKE_CONFIGURE_DEPENDS ${_generator} ${_filter} ${_keys})
 
 include("${_emitted}/kernels.cmake")
 set(ATOMR_CUTLASS_TABLE "${_emitted}/table.cpp")
-message(STATUS "Kernels: ${ATOMR_CUTLASS_CELL_COUNT} (preset ${ATOMR_CUTLASS_PRESET}, archs ${_archs})")
+if(_keys)
+  message(STATUS "Kernels: ${ATOMR_CUTLASS_CELL_COUNT} (keys of ${_keys})")
+else()
+  message(STATUS "Kernels: ${ATOMR_CUTLASS_CELL_COUNT} (preset ${ATOMR_CUTLASS_PRESET}, archs ${_archs})")
+endif()
 if(NOT ATOMR_CUTLASS_CELL_ARCHS)
   return() # no kernels, so no toolkit
 endif()

@@ -30,6 +30,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--kernels", default="", help="name patterns, comma-separated, * between ordered substrings")
     parser.add_argument("--filter-file", default="", help="file of regular expressions, one a line")
     parser.add_argument("--exclude", default="", help="name patterns to leave out, comma-separated")
+    parser.add_argument("--keys", default="", help="file of keys, a JSON object a line: exactly those")
     arguments = parser.parse_args(argv)
     selection = Selection(
         preset=arguments.preset,
@@ -40,8 +41,11 @@ def main(argv: list[str] | None = None) -> int:
         kernels=arguments.kernels,
         filter_file=arguments.filter_file,
         exclude=arguments.exclude,
+        keys_file=arguments.keys,
     )
     try:
+        for key in selection.skipped():
+            print(f"generator: {key.name} is of {key.arch.target}, and left out", file=sys.stderr)
         if arguments.emit:
             keys = emit(selection, arguments.emit)
         else:
@@ -54,7 +58,8 @@ def main(argv: list[str] | None = None) -> int:
     except ValueError as error:
         print(f"generator: {error}", file=sys.stderr)
         return 2
-    print(f"{len(keys)} cells (preset {selection.preset}, archs {selection.archs})")
+    chosen = f"keys of {selection.keys_file}" if selection.keys_file else f"preset {selection.preset}"
+    print(f"{len(keys)} cells ({chosen}, archs {selection.archs or 'of the keys'})")
     return 0
 
 

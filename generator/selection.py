@@ -10,6 +10,7 @@ from pathlib import Path
 from .archs import SmArch
 from .dtypes import CutlassDtype
 from .key import KernelKey, check_unique
+from .key_file import read
 from .matrix import OPS, PRESETS, expand
 
 
@@ -26,6 +27,8 @@ class Selection:
         kernels: CUTLASS_LIBRARY_KERNELS syntax: `*` stands between ordered substrings; empty for all.
         filter_file: a file of regular expressions, one a line, any of which a name must match; empty for none.
         exclude: patterns of names to leave out.
+        keys_file: a file of keys (`key_file`): exactly those of the archs, which are by default all that it has. It
+            takes the place of the preset and of every filter; empty for none.
     """
 
     preset: str = "default"
@@ -36,9 +39,12 @@ class Selection:
     kernels: str = ""
     filter_file: str = ""
     exclude: str = ""
+    keys_file: str = ""
 
     def arch_list(self) -> list[SmArch]:
         """The archs, in order, once each."""
+        if self.keys_file and not split(self.archs, ";"):
+            return list(dict.fromkeys(key.arch for key in read(Path(self.keys_file))))
         found = list(dict.fromkeys(SmArch.parse(text) for text in split(self.archs, ";")))
         if not found:
             raise ValueError(f"no arch given; valid: {', '.join(a.target for a in SmArch)}")
@@ -62,6 +68,8 @@ class Selection:
             ValueError: an unknown value, or filters that leave nothing, naming the valid choices.
         """
         self.ptx_list()
+        if self.keys_file:
+            return self._of_file()[0]
         keys = expand(self.preset, self.arch_list())
         if self.preset == "none":
             return []
@@ -79,6 +87,27 @@ class Selection:
         if not names:
             raise ValueError(self._nothing("no kernel is left", expand(self.preset, self.arch_list())))
         return list(names.values())
+
+    def skipped(self) -> list[KernelKey]:
+        """The keys of the file of keys that are of other archs."""
+        return self._of_file()[1] if self.keys_file else []
+
+    def _of_file(self) -> tuple[list[KernelKey], list[KernelKey]]:
+        """(the keys of the file that are of the archs, the others)."""
+        filters = {
+            "OPS": self.ops, "DTYPES": self.dtypes, "KERNELS": self.kernels, "EXCLUDE_KERNELS": self.exclude,
+            "KERNEL_FILTER_FILE": self.filter_file,
+        }  # fmt: skip
+        given = ", ".join(f"ATOMR_CUTLASS_{name}={value!r}" for name, value in filters.items() if value)
+        if given:
+            raise ValueError(f"ATOMR_CUTLASS_KEYS={self.keys_file!r} says exactly which kernels: leave out {given}")
+        everything, archs = read(Path(self.keys_file)), self.arch_list()
+        kept = [key for key in everything if key.arch in archs]
+        if not kept:
+            there = ", ".join(sorted({key.arch.target for key in everything}))
+            raise ValueError(f"ATOMR_CUTLASS_KEYS={self.keys_file!r} has keys of {there}, and none of {self.archs}")
+        check_unique(kept)
+        return kept, [key for key in everything if key.arch not in archs]
 
     def _name_filters(self) -> Iterable[tuple[str, Callable[[str], bool]]]:
         if self.kernels:

@@ -135,7 +135,7 @@ def find_nvcc(stage: Path, environ: Mapping[str, str] = os.environ) -> Path:
 def build_requirements(environ: Mapping[str, str] = os.environ) -> list[str]:
     """What the build needs from PyPI: a toolkit where kernels are to be compiled and no compiler is there."""
     defined = cmake_defines(environ.get("CMAKE_ARGS", ""))
-    if defined.get("ATOMR_CUTLASS_PRESET") == "none":
+    if defined.get("ATOMR_CUTLASS_PRESET") == "none" and not defined.get("ATOMR_CUTLASS_KEYS"):
         return []
     # A compiler that was named is used or complained about by CMake, never silently replaced.
     if environ.get("CUDACXX") or "CMAKE_CUDA_COMPILER" in defined or system_nvcc(environ):

@@ -10,6 +10,9 @@ import pytest
 
 from atomr_cutlass import _core
 from cmake_build import ROOT, Build, output, path_without, run, tool
+from generator.archs import SmArch
+from generator.key_file import line
+from generator.matrix import expand
 
 
 def archs(cells: list[str]) -> set[str]:
@@ -30,6 +33,7 @@ def archs(cells: list[str]) -> set[str]:
         ("ATOMR_CUTLASS_KERNELS", "no*such*kernel", ["no*such*kernel"]),
         ("ATOMR_CUTLASS_KERNEL_FILTER_FILE", "/nonexistent/filter", ["/nonexistent/filter"]),
         ("ATOMR_CUTLASS_EXCLUDE_KERNELS", "*", []),
+        ("ATOMR_CUTLASS_KEYS", "/nonexistent/keys", ["/nonexistent/keys"]),
     ],
 )
 def test_wrong_value_stops_and_names_the_valid_ones(build: Build, knob: str, value: str, valid: list[str]) -> None:
@@ -231,3 +235,13 @@ def test_only_what_changed_is_compiled(build: Build, tmp_path: Path) -> None:
         assert compiled() == [first]
     finally:
         build.configure(CMAKE_CUDA_COMPILER_LAUNCHER="")
+
+
+def test_keys_are_exactly_what_is_built(build: Build, tmp_path: Path) -> None:
+    # Of a preset that is not the build's: the file says all.
+    keys = [key for key in expand("full", [SmArch.SM89]) if key.op == "gemm"][-2:]
+    recorded = tmp_path / "keys.jsonl"
+    recorded.write_text("".join(f"{line(key)}\n" for key in keys))
+    chosen = build.configure(ATOMR_CUTLASS_ARCHS="", ATOMR_CUTLASS_KEYS=str(recorded))
+    assert set(chosen) == {f"sm_89/{key.name}" for key in keys}
+    assert "none of 80" in build.refuse(ATOMR_CUTLASS_ARCHS="80", ATOMR_CUTLASS_KEYS=str(recorded))

@@ -66,8 +66,8 @@ GENERATOR_LAYERS = (
     ("audit",),
     ("families",),
     ("matrix",),
-    ("headers", "render", "selection"),
-    ("content",),
+    ("headers", "key_file", "render"),
+    ("content", "selection"),
     ("emit",),
     ("__main__",),
 )

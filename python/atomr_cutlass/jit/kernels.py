@@ -19,6 +19,7 @@ from .. import _core
 from ..errors import DeviceUnavailableError, InvalidOperandError, UnsupportedError
 from ..generator import machine
 from ..generator.key import KernelKey
+from ..generator.key_file import line
 from ..pipeline import devices
 from ..pipeline.devices import Device
 from .keyed_locks import KeyedLocks
@@ -253,7 +254,7 @@ atexit.register(_close)
 def record_miss(key: KernelKey) -> None:
     """Notes in ATOMR_CUTLASS_MISS_LOG, if it is set, that the table lacks a key.
 
-    The file can be given to a build as ATOMR_CUTLASS_KERNEL_FILTER_FILE: it has the name of a kernel on each line.
+    The file is one of keys, which a build takes as ATOMR_CUTLASS_KEYS.
     """
     path = os.environ.get(MISS_LOG_VARIABLE)
     if not path or key.name in _missed:
@@ -264,7 +265,7 @@ def record_miss(key: KernelKey) -> None:
         flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_NONBLOCK
         handle = os.open(path, flags, 0o644)
         try:
-            os.write(handle, f"{key.name}\n".encode())
+            os.write(handle, f"{line(key)}\n".encode())
             _missed.add(key.name)
         finally:
             os.close(handle)

@@ -17,6 +17,7 @@ from atomr_cutlass.ops.gated_gemm import function as gated
 from atomr_cutlass.ops.gated_gemm.function import GATES
 from atomr_cutlass.ops.gemm import scaled
 from atomr_cutlass.ops.gemm.scaled import Scales
+from atomr_cutlass.pipeline.call import Call, CallOptions
 from atomr_cutlass.pipeline.problem import GemmProblem, MatrixSpec
 from atomr_cutlass.reference import ACTIVATIONS
 
@@ -77,10 +78,11 @@ def test_refusals(arguments: dict, error: type[Exception], says: str) -> None:
 def _asked(monkeypatch: pytest.MonkeyPatch, **scales: np.ndarray) -> tuple[GemmProblem, Scales, MatrixSpec]:
     """What a kernel would be asked for; of fp8 (3, 256) by (256, 10)."""
     x, w = (np.ones((rows, 256), np.float32).astype(ml_dtypes.float8_e4m3fn) for rows in (3, 10))
-    arrays = {"a": x, "b": w.T, "out": np.zeros((3, 8), np.float16)[:, :5], **scales}
-    views = {name: operands.as_operand(array) for name, array in arrays.items()}
+    out = np.zeros((3, 8), np.float16)[:, :5]
     monkeypatch.setattr(scaled, "make", lambda what, scales, *, result, **_: (what, scales, result))
-    return gated._plan(views, "silu", "default", None, 0, "auto", None)  # type: ignore[return-value]
+    given = Call({"a": x, "b": w.T, **scales}, {}, out, None, CallOptions(activation="silu"), ())
+    views = {name: operands.as_operand(array) for name, array in {**given.arrays, "out": out}.items()}
+    return gated._parse(given).plan(views, like=None, stream=0)  # type: ignore[return-value]
 
 
 def _forms(scales: Scales) -> list[tuple[tuple[int, ...], str] | None]:

@@ -37,7 +37,7 @@ LAYERS = (
     ("jit",),
     ("pipeline.pick", "pipeline.verification"),
     ("pipeline.plan", "pipeline.op_plan", "arrays.arguments"),
-    ("epilogue.bound",),
+    ("epilogue.bound", "pipeline.call"),
     ("ops.conv2d.problem", "pipeline.operand_table"),
     ("ops.conv2d.fusion", "epilogue.validate", "epilogue.arguments", "pipeline.operation"),
     ("ops.gemm.scaled", "ops.conv2d.kernels", "ops.grouped_gemm.kernels", "pipeline.explanation"),

@@ -8,7 +8,7 @@ import threading
 import weakref
 from collections.abc import Hashable
 from dataclasses import dataclass, field
-from typing import Any, Generic, Protocol, TypeAlias, TypeVar
+from typing import Any, Generic, TypeAlias, TypeVar
 
 from ..checks import expect, shown
 from ..errors import InvalidOperandError
@@ -90,26 +90,6 @@ def _no_key(key: Any) -> InvalidOperandError:
     return InvalidOperandError(f"key is {shown(key)}; expected a PlanKey, or something else that has a hash")
 
 
-class Cacheable(Protocol):
-    """What a plan cache holds."""
-
-    @property
-    def key(self) -> PlanKey | None:
-        """What is launched; None where no request says so."""
-
-    @property
-    def source(self) -> str:
-        """The kernel's source text, or empty."""
-
-    @property
-    def kernel_name(self) -> str:
-        """The kernel's name."""
-
-    @property
-    def kernel_handle(self) -> object:
-        """The loaded kernel, or None where none is."""
-
-
 @dataclass(frozen=True)
 class CachedPlan:
     """What is known of a plan without a GPU: it cannot be launched.
@@ -127,7 +107,7 @@ class CachedPlan:
     kernel_handle: object = None
 
 
-PlanT = TypeVar("PlanT", bound=Cacheable)
+PlanT = TypeVar("PlanT")
 
 
 class PlanCache(Generic[PlanT]):

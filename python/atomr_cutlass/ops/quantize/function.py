@@ -3,30 +3,29 @@
 from __future__ import annotations
 
 import math
-import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from ... import _core
 from ...arrays import operands
-from ...arrays.arguments import check_backend, check_devices
-from ...arrays.numerics import numpy_dtype, saturating_cast
+from ...arrays.arguments import check_devices
+from ...arrays.numerics import AnyArray, numpy_dtype, saturating_cast
 from ...arrays.operands import BYTE, CPU
-from ...checks import NUMBERS, check_options
+from ...checks import NUMBERS
 from ...errors import InvalidOperandError, UnsupportedError
-from ...generator.archs import SmArch
 from ...generator.dtypes import CutlassDtype, ScaleType
+from ...generator.epilogue.tree import RESULT
 from ...generator.families.quantize import FORMS, WIDE_TYPES, scale_type
 from ...generator.families.quantize import dequantize as dequantize_key
 from ...generator.families.quantize import quantize as quantize_key
 from ...generator.rules import FP8_TYPES
-from ...jit import kernels
 from ...pipeline import devices
+from ...pipeline.call import Call, Invocation, Result, documented, run
 from ...pipeline.op_plan import OpPlan, Steps
 from ...pipeline.pick import pick_exactly
-from ...pipeline.plan import BACKENDS as GPU_BACKENDS
-from ...pipeline.plan_cache import PlanCache
 from . import reference as quantization
 from .reference import swizzled_size
 
@@ -35,16 +34,12 @@ D = CutlassDtype
 SCALINGS = tuple(form for form in FORMS if form != "amax")
 """What may share a scale: all (`tensor`), a `row`, a `block` of 1 x 128, a `tile` of 128 x 128, and fp4's vectors."""
 
-BACKENDS = (*GPU_BACKENDS, "reference")
-
 _SCALE_ELEMENTS = {
     ScaleType.F32: ("f32", (D.F32.dlpack,)),
     ScaleType.UE4M3: ("e4m3", (D.F8E4M3.dlpack,)),
     ScaleType.UE8M0: ("e8m0, or its bytes (uint8)", (BYTE, ScaleType.UE8M0.dlpack)),
 }
 """What arrays of scales have for elements: in words, and as DLPack's (type code, bits)."""
-
-_plans: PlanCache[OpPlan] = PlanCache(128)
 
 
 class QuantizedArray(NamedTuple):
@@ -62,6 +57,7 @@ class QuantizedArray(NamedTuple):
     global_scale: float = 1.0
 
 
+@documented
 def quantize(
     x: Any,
     dtype: CutlassDtype = D.F8E4M3,
@@ -84,9 +80,9 @@ def quantize(
         scaling: one of SCALINGS.
         global_scale: nvfp4's second-level scale, such as `quantization.nvfp4_global_scale`: a positive number, rounded
             to float32. Other formats have none.
-        stream: where to launch; defaults to the current stream of the framework of `x`.
-        backend: `auto`, `prebuilt`, `jit` or `reference`; of host arrays, which NumPy quantizes, `auto` or `reference`.
-        jit: as for `gemm`.
+        stream: {stream}
+        backend: {backend} Of host arrays, which NumPy quantizes, `auto` or `reference`.
+        jit: {jit}
 
     Returns:
         Values and scales, of the kind of `x`. What has no elements has scales of 1.
@@ -97,48 +93,13 @@ def quantize(
         UnsupportedError: a kernel is asked for, and `x` is in host memory.
         KernelNotFoundError, CompileError, DeviceUnavailableError: as for `gemm`.
     """
-    check_options(dtype=dtype, scaling=scaling, backend=backend, jit=jit)
-    if scaling not in SCALINGS:
-        raise InvalidOperandError(f"unknown scaling {scaling!r}; valid: {', '.join(SCALINGS)}")
-    global_scale = _second_level(global_scale, scaling)
-    check_backend(backend, BACKENDS)
-    kernels.policy(jit)
-    scales = scale_type(scaling)
-    fp4 = scales is not ScaleType.F32
-    narrow = D.F4E2M1 if fp4 else dtype
-    if narrow not in (*FP8_TYPES, D.F4E2M1):
-        raise InvalidOperandError(f"dtype is {dtype!r}; expected F8E4M3 or F8E5M2")
-    view = operands.as_operand(x, "x")
-    _check(view, "x", WIDE_TYPES)
-    rows, columns = view.shape
-    if fp4 and columns % FORMS[scaling][1][1]:
-        raise InvalidOperandError(f"x has {columns} columns; {scaling} shares a scale among {FORMS[scaling][1][1]}")
-    _check_place(view, "quantize", backend)
-    if view.device_type == CPU or backend == "reference":
-        on_gpu = view.device_type != CPU
-        host = operands.download(view) if on_gpu else operands.to_numpy(view)
-        values, made = _in_numpy(host, narrow, scaling, global_scale)
-        if on_gpu:
-            return QuantizedArray(_on_device(values, x, view), _on_device(made, x, view), global_scale)
-        return QuantizedArray(operands.host_result(values, x), operands.host_result(made, x), global_scale)
-    if rows > 0 and columns > 1 and view.strides[1] != 1:
-        raise InvalidOperandError(f"x has strides {view.strides}; expected contiguous rows: quantize x.T for B")
-    handle = operands.current_stream(x, view) if stream is None else operands.stream_handle(stream)
-    shape, kind = _scales_of(view.shape, scaling)
-    values, values_view = _empty(x, view, (rows, columns // 2) if fp4 else (rows, columns), narrow)
-    made, made_view = _empty(
-        x, view, shape, D.F8E4M3 if kind is ScaleType.UE4M3 else D.F32, byte=kind is ScaleType.UE8M0
-    )
-    if 0 not in view.shape:
-        plan = _plan(view, narrow, scaling, x, backend, jit)
-        plan(view, made_view, values_view, alpha=global_scale, stream=handle)
-    elif kind is ScaleType.F32:
-        operands.write_async(np.ones(shape, np.float32), made_view, handle)
-    return QuantizedArray(
-        operands.finished(values, values_view, handle), operands.finished(made, made_view, handle), global_scale
-    )
+    second = _second_level(global_scale, scaling)
+    options = (None, None, None, False, backend, jit)
+    made: QuantizedArray = run(_parse, {"x": x}, None, options, second, stream=stream, own=(dtype, scaling, second))
+    return made
 
 
+@documented
 def dequantize(
     values: Any,
     scales: Any,
@@ -158,9 +119,9 @@ def dequantize(
         scaling: as it was quantized.
         global_scale: likewise; of nvfp4 alone.
         out_dtype: f32, f16 or bf16.
-        stream: where to launch; defaults to the current stream of the framework of `values`.
-        backend: as for `quantize`.
-        jit: as for `gemm`.
+        stream: {stream}
+        backend: {backend} Of host arrays, which NumPy scales, `auto` or `reference`.
+        jit: {jit}
 
     Returns:
         (M, K), a new array of the kind of `values`.
@@ -170,46 +131,184 @@ def dequantize(
         UnsupportedError: as `quantize`.
         KernelNotFoundError, CompileError, DeviceUnavailableError: as for `gemm`.
     """
-    check_options(scaling=scaling, out_dtype=out_dtype, backend=backend, jit=jit)
-    if scaling not in SCALINGS:
-        raise InvalidOperandError(f"unknown scaling {scaling!r}; valid: {', '.join(SCALINGS)}")
-    if out_dtype not in WIDE_TYPES:
-        raise InvalidOperandError(f"out_dtype is {out_dtype!r}; expected F32, F16 or BF16")
-    global_scale = _second_level(global_scale, scaling)
-    check_backend(backend, BACKENDS)
-    kernels.policy(jit)
+    second = _second_level(global_scale, scaling)
+    options = (None, out_dtype, None, False, backend, jit)
+    arrays = {"values": values, "scales": scales}
+    return run(_parse_inverse, arrays, None, options, second, stream=stream, own=(scaling,))
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Quantize(Invocation):
+    """`quantize`, parsed.
+
+    Attributes:
+        scaling: what shares a scale.
+        narrow: element type of the values.
+    """
+
+    scaling: str
+    narrow: CutlassDtype
+    numpy_on_host = True
+
+    @property
+    def empty(self) -> bool:
+        return 0 in self.inputs["x"].shape
+
+    def check_kernels(self) -> None:
+        (rows, columns), strides = self.inputs["x"].shape, self.inputs["x"].strides
+        if self.on_gpu and rows > 0 and columns > 1 and strides[1] != 1:
+            raise InvalidOperandError(f"x has strides {strides}; expected contiguous rows: quantize x.T for B")
+
+    def plan(self, views: dict[str, _core.Operand], *, like: Any, stream: int) -> OpPlan:  # noqa: ARG002
+        x, options, scaling = views["x"], self.call.options, self.scaling
+        source, device = operands.dtype_of(x, "x"), devices.get(x.device)
+        rows, columns = x.shape
+
+        def key(form: str) -> Any:
+            narrow = D.F8E4M3 if form == "amax" else self.narrow
+            return pick_exactly(
+                lambda arch: quantize_key(arch, source, narrow, form), device, backend=options.backend, jit=options.jit
+            )
+
+        steps = Steps(x.device)
+        lda = x.strides[0] if rows > 1 else columns
+        args: dict[str, Any] = {"rows": rows, "columns": columns, "lda": lda, "alpha": "alpha"}
+        args["a"] = steps.slot("x", x.shape, x.strides, source.dlpack)
+        args |= {
+            field: steps.slot(name, self.results[name].shape, None, self.results[name].element, role="output")
+            for field, name in (("scales", "scales"), ("d", "values"))
+        }
+        if scaling == "tensor":
+            amax = steps.temporary(4)
+            steps.clear(amax, 4)
+            steps.launch(key("amax"), args | {"amax": amax})
+            steps.launch(key("tensor"), args | {"amax": amax}, main=True)
+        else:
+            if self.narrow is D.F4E2M1:
+                # What pads the swizzled layout is zero.
+                steps.clear(args["scales"], math.prod(self.results["scales"].shape))
+            steps.launch(key(scaling), args, main=True)
+        return steps.plan(like=like)
+
+    def write_nothing(self, views: Mapping[str, _core.Operand], stream: int) -> None:
+        if views["scales"].dtype == D.F32.dlpack:
+            operands.write_async(np.ones(views["scales"].shape, np.float32), views["scales"], stream)
+
+    def reference(self, host: dict[str, AnyArray]) -> dict[str, AnyArray]:
+        values, scales = _in_numpy(host["x"], self.narrow, self.scaling, self.call.options.alpha)
+        return {"values": values, "scales": scales}
+
+
+def _parse(call: Call) -> _Quantize:
+    dtype, scaling, second = call.own
+    _check("quantize", call, scaling, dtype=dtype)
     kind = scale_type(scaling)
     fp4 = kind is not ScaleType.F32
-    view, scales_view = operands.as_operand(values, "values"), operands.as_operand(scales, "scales")
-    if fp4:
+    narrow = D.F4E2M1 if fp4 else dtype
+    if narrow not in (*FP8_TYPES, D.F4E2M1):
+        raise InvalidOperandError(f"dtype is {dtype!r}; expected F8E4M3 or F8E5M2")
+    view = operands.as_operand(call.arrays["x"], "x")
+    _check_matrix(view, "x", WIDE_TYPES)
+    rows, columns = view.shape
+    if fp4 and columns % FORMS[scaling][1][1]:
+        raise InvalidOperandError(f"x has {columns} columns; {scaling} shares a scale among {FORMS[scaling][1][1]}")
+    _check_place(view, "quantize", call.options.backend)
+    element = {ScaleType.F32: D.F32.dlpack, ScaleType.UE4M3: D.F8E4M3.dlpack, ScaleType.UE8M0: BYTE}[kind]
+    # fp4 and e8m0 are bytes to every framework.
+    values = Result((rows, columns // 2), BYTE) if fp4 else Result((rows, columns), narrow.dlpack)
+    return _Quantize(
+        call=call,
+        inputs={"x": view},
+        results={"values": values, "scales": Result(_scales_shape(view.shape, scaling), element)},
+        arrange=lambda made: QuantizedArray(made["values"], made["scales"], second),
+        scaling=scaling,
+        narrow=narrow,
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Dequantize(Invocation):
+    """`dequantize`, parsed.
+
+    Attributes:
+        scaling: what shares a scale.
+    """
+
+    scaling: str
+    numpy_on_host = True
+
+    def plan(self, views: dict[str, _core.Operand], *, like: Any, stream: int) -> OpPlan:  # noqa: ARG002
+        values, scales, options = views["values"], views["scales"], self.call.options
+        kind, wide, shape = scale_type(self.scaling), options.out_dtype or D.F32, self.results[RESULT].shape
+        narrow = D.F4E2M1 if kind is not ScaleType.F32 else operands.dtype_of(values, "values")
+        block_rows, block_columns = FORMS[self.scaling][1]
+        picked = pick_exactly(
+            lambda arch: dequantize_key(arch, narrow, wide, kind), devices.get(values.device), backend=options.backend,
+            jit=options.jit,
+        )  # fmt: skip
+        steps = Steps(values.device)
+        rows, columns = shape
+        args = {
+            "rows": rows,
+            "columns": columns,
+            "lda": columns,
+            "a": steps.slot("values", values.shape, None, values.dtype),
+            "scales": steps.slot("scales", scales.shape, None, scales.dtype),
+            "d": steps.slot(RESULT, shape, None, wide.dlpack, role="output"),
+            "alpha": "alpha",
+            "block_rows": block_rows or rows,
+            "block_columns": block_columns or columns,
+        }
+        steps.launch(picked, args)
+        return steps.plan(like=like)
+
+    def reference(self, host: dict[str, AnyArray]) -> dict[str, AnyArray]:
+        wide, shape = self.call.options.out_dtype or D.F32, self.results[RESULT].shape
+        return {
+            RESULT: _wide_in_numpy(host["values"], host["scales"], shape, self.scaling, self.call.options.alpha, wide)
+        }
+
+
+def _parse_inverse(call: Call) -> _Dequantize:
+    (scaling,) = call.own
+    wide = call.options.out_dtype
+    _check("dequantize", call, scaling)
+    if wide not in WIDE_TYPES:
+        raise InvalidOperandError(f"out_dtype is {wide!r}; expected F32, F16 or BF16")
+    kind = scale_type(scaling)
+    views = {name: operands.as_operand(array, name) for name, array in call.arrays.items()}
+    view, scales = views["values"], views["scales"]
+    if kind is not ScaleType.F32:
         if view.dtype != BYTE or len(view.shape) != 2:
             raise InvalidOperandError(f"values has shape {view.shape}; expected packed fp4, uint8 (M, K / 2)")
         shape: tuple[int, ...] = (view.shape[0], view.shape[1] * 2)
     else:
-        _check(view, "values", FP8_TYPES)
+        _check_matrix(view, "values", FP8_TYPES)
         shape = view.shape
-    expected, _ = _scales_of(shape, scaling)
-    if scales_view.shape != expected:
-        raise InvalidOperandError(f"scales has shape {scales_view.shape}; expected {expected}")
+    expected = _scales_shape(shape, scaling)
+    if scales.shape != expected:
+        raise InvalidOperandError(f"scales has shape {scales.shape}; expected {expected}")
     known, elements = _SCALE_ELEMENTS[kind]
-    if scales_view.dtype not in elements:
-        raise InvalidOperandError(f"scales has elements of {_named(scales_view)}; expected {known}")
-    check_devices({"values": view, "scales": scales_view})
-    _check_place(view, "dequantize", backend)
-    if view.device_type == CPU or backend == "reference":
-        on_gpu = view.device_type != CPU
-        fetch = operands.download if on_gpu else operands.to_numpy
-        wide = _wide_in_numpy(fetch(view), fetch(scales_view), shape, scaling, global_scale, out_dtype)
-        return _on_device(wide, values, view) if on_gpu else operands.host_result(wide, values)
-    handle = operands.current_stream(values, view) if stream is None else operands.stream_handle(stream)
-    result, result_view = _empty(values, view, shape, out_dtype)
-    if 0 not in shape:
-        plan = _inverse_plan(view, scales_view, shape, scaling, out_dtype, values, backend, jit)
-        plan(view, scales_view, result_view, alpha=global_scale, stream=handle)
-    return operands.finished(result, result_view, handle)
+    if scales.dtype not in elements:
+        raise InvalidOperandError(f"scales has elements of {_named(scales)}; expected {known}")
+    check_devices(views)
+    _check_place(view, "dequantize", call.options.backend)
+    return _Dequantize(
+        call=call,
+        inputs=views,
+        results={RESULT: Result(shape, wide.dlpack)},
+        scaling=scaling,
+    )
 
 
-def _check(view: _core.Operand, name: str, dtypes: tuple[CutlassDtype, ...]) -> None:
+def _check(function: str, call: Call, scaling: str, **more: Any) -> None:
+    """Checks what both functions take."""
+    call.check(function, scaling=scaling, **more)
+    if scaling not in SCALINGS:
+        raise InvalidOperandError(f"unknown scaling {scaling!r}; valid: {', '.join(SCALINGS)}")
+
+
+def _check_matrix(view: _core.Operand, name: str, dtypes: tuple[CutlassDtype, ...]) -> None:
     if len(view.shape) != 2:
         raise InvalidOperandError(f"{name} has shape {view.shape}; expected 2 dimensions")
     dtype = operands.dtype_of(view, name)
@@ -233,6 +332,8 @@ def _second_level(global_scale: float, scaling: str) -> float:
     """
     if isinstance(global_scale, bool) or not isinstance(global_scale, NUMBERS):
         raise InvalidOperandError(f"global_scale is a {type(global_scale).__name__}; expected a number")
+    if global_scale == 1:
+        return 1.0
     try:
         wide = float(global_scale)
     except OverflowError:  # of a Python integer
@@ -255,121 +356,17 @@ def _check_place(view: _core.Operand, function: str, backend: str) -> None:
         )
 
 
-def _scales_of(shape: tuple[int, ...], scaling: str) -> tuple[tuple[int, ...], ScaleType]:
-    """Shape and type of the scales of a matrix."""
+def _scales_shape(shape: tuple[int, ...], scaling: str) -> tuple[int, ...]:
+    """Shape of the scales of a matrix."""
     rows, columns = shape
-    kind = scale_type(scaling)
-    if kind is not ScaleType.F32:
-        return (swizzled_size(rows, columns // FORMS[scaling][1][1]),), kind
-    found = {
+    if scale_type(scaling) is not ScaleType.F32:
+        return (swizzled_size(rows, columns // FORMS[scaling][1][1]),)
+    return {
         "tensor": (1,),
         "row": (rows, 1),
         "block": (rows, -(-columns // 128)),
         "tile": (-(-rows // 128), -(-columns // 128)),
-    }
-    return found[scaling], kind
-
-
-def _empty(
-    like: Any, view: _core.Operand, shape: tuple[int, ...], dtype: CutlassDtype, *, byte: bool = False
-) -> tuple[Any, _core.Operand]:
-    """A result from the framework of `like`; fp4 and e8m0 are bytes to every framework."""
-    if dtype is not D.F4E2M1 and not byte:
-        return operands.empty(shape, dtype, view.device, like)
-    array, made = operands.empty(shape, D.I8, view.device, like)
-    plain = _core.Operand(made.pointer, shape, None, BYTE, made.device_type, made.device, False, made)
-    if array is None or isinstance(array, _core.Operand):
-        return (plain if array is not None else None), plain
-    importer = getattr(array, "view", None)
-    if importer is not None and type(array).__module__.partition(".")[0] == "torch":
-        return array.view(sys.modules["torch"].uint8), plain
-    return array.view("uint8"), plain
-
-
-def _plan(view: _core.Operand, narrow: CutlassDtype, scaling: str, like: Any, backend: str, jit: str | None) -> OpPlan:
-    source = operands.dtype_of(view, "x")
-    shape, kind = _scales_of(view.shape, scaling)
-    identity = ("quantize", view.shape, view.strides, view.device, source, narrow, scaling, backend, jit)
-    found = _plans.get(identity)
-    if found is not None:
-        return found
-    device = devices.get(view.device)
-    rows, columns = view.shape
-    lda = view.strides[0] if rows > 1 else columns
-
-    def key(form: str) -> Any:
-        wanted = D.F8E4M3 if form == "amax" else narrow
-        return pick_exactly(lambda arch: quantize_key(arch, source, wanted, form), device, backend=backend, jit=jit)
-
-    steps = Steps(view.device)
-    a = steps.slot("x", view.shape, view.strides, source.dlpack)
-    scales_dtype = {ScaleType.F32: D.F32.dlpack, ScaleType.UE4M3: D.F8E4M3.dlpack, ScaleType.UE8M0: BYTE}[kind]
-    scales = steps.slot("scales", shape, None, scales_dtype, role="output")
-    packed = narrow is D.F4E2M1
-    out = steps.slot(
-        "values", (rows, columns // 2) if packed else (rows, columns), None, BYTE if packed else narrow.dlpack,
-        role="output",
-    )  # fmt: skip
-    args = {"rows": rows, "columns": columns, "lda": lda, "a": a, "d": out, "scales": scales, "alpha": "alpha"}
-    if scaling == "tensor":
-        amax = steps.temporary(4)
-        steps.clear(amax, 4)
-        steps.launch(key("amax"), args | {"amax": amax})
-        steps.launch(key("tensor"), args | {"amax": amax}, main=True)
-    else:
-        if packed:
-            steps.clear(scales, math.prod(shape))  # what pads the swizzled layout is zero
-        steps.launch(key(scaling), args, main=True)
-    made = steps.plan(like=like)
-    _plans.insert(made, identity)
-    return made
-
-
-def _inverse_plan(
-    view: _core.Operand,
-    scales_view: _core.Operand,
-    shape: tuple[int, ...],
-    scaling: str,
-    wide: CutlassDtype,
-    like: Any,
-    backend: str,
-    jit: str | None,
-) -> OpPlan:
-    kind = scale_type(scaling)
-    narrow = D.F4E2M1 if kind is not ScaleType.F32 else operands.dtype_of(view, "values")
-    identity = ("dequantize", shape, view.device, narrow, scaling, wide, scales_view.strides, backend, jit)
-    found = _plans.get(identity)
-    if found is not None:
-        return found
-    device = devices.get(view.device)
-    rows, columns = shape
-    block_rows, block_columns = FORMS[scaling][1]
-
-    def make(arch: SmArch) -> Any:
-        return dequantize_key(arch, narrow, wide, kind)
-
-    picked = pick_exactly(make, device, backend=backend, jit=jit)
-    steps = Steps(view.device)
-    a = steps.slot("values", view.shape, None, view.dtype)
-    scales = steps.slot("scales", scales_view.shape, None, scales_view.dtype)
-    out = steps.slot("out", shape, None, wide.dlpack, role="output")
-    steps.launch(
-        picked,
-        {
-            "rows": rows,
-            "columns": columns,
-            "lda": columns,
-            "a": a,
-            "d": out,
-            "scales": scales,
-            "alpha": "alpha",
-            "block_rows": block_rows or rows,
-            "block_columns": block_columns or columns,
-        },
-    )
-    made = steps.plan(like=like)
-    _plans.insert(made, identity)
-    return made
+    }[scaling]
 
 
 def _in_numpy(
@@ -384,7 +381,7 @@ def _in_numpy(
             values, scale = quantization.quantize_blockwise(x, narrow, block=FORMS[scaling][1])
         else:
             values, scale = quantization.quantize(x, narrow, axis=None if scaling == "tensor" else -1)
-        return values, scale.reshape(_scales_of(x.shape, scaling)[0])
+        return values, scale.reshape(_scales_shape(x.shape, scaling))
     swizzled = quantization.swizzle_scales(made.scale)
     return quantization.pack_fp4(made.values), swizzled.view(np.uint8) if scaling == "mxfp4" else swizzled
 
@@ -406,12 +403,3 @@ def _wide_in_numpy(
     if scaling in ("block", "tile"):
         return saturating_cast(quantization.dequantize_blockwise(values, scales, block=FORMS[scaling][1]), wide)
     return saturating_cast(quantization.dequantize(values, scales), wide)
-
-
-def _on_device(host: np.ndarray[Any, Any], like: Any, view: _core.Operand) -> Any:
-    """A host result as a new array on the GPU, of the kind of `like`."""
-    source = operands.as_operand(host)
-    dtype = D.F4E2M1 if source.dtype == BYTE else operands.dtype_of(source, "the result")
-    array, made = _empty(like, view, host.shape, dtype)
-    operands.copy_in(host, made)
-    return operands.finished(array, made, 0)

@@ -1,0 +1,133 @@
+"""What `test_call.py` runs in a process whose GPU only takes notes: which calls find the plan of an earlier one."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import atomr_cutlass as ac
+import fake_cases
+import golden_gpu
+from atomr_cutlass import CutlassDtype as D
+from atomr_cutlass import SmArch, _core
+from atomr_cutlass.arrays import numerics
+from atomr_cutlass.pipeline import call as call_module
+
+ARCH = SmArch.SM90A
+GPU: Any = None
+_places = 0
+
+
+def operand(dtype: str, *shape: int, columns: bool = False, read_only: bool = False) -> _core.Operand:
+    """An array that C++ reads itself."""
+    numpy_type, element = golden_gpu.DTYPES[dtype]
+    dtype_found = numerics.from_numpy_dtype(np.dtype(numpy_type))
+    element = dtype_found.dlpack if dtype_found else element
+    strides = [1, shape[0]] if columns else None
+    return _core.Operand(_place() << 38, shape, strides, element, 2, 0, read_only, None)
+
+
+def foreign(dtype: str, *shape: int) -> golden_gpu.Array:
+    """An array that has to be asked with Python, as those of CuPy and JAX."""
+    dense = [int(np.prod(shape[i + 1 :])) for i in range(len(shape))]
+    return golden_gpu.Array(_place() - 1, dtype, shape, dense)
+
+
+def _place() -> int:
+    global _places  # noqa: PLW0603
+    _places = _places % 60 + 1
+    return _places
+
+
+@contextmanager
+def parsed() -> Iterator[list[Any]]:
+    """The calls that are parsed meanwhile: those that no kept plan serves."""
+    calls: list[Any] = []
+    served = call_module._served
+
+    def noted(invocation: Any, key: Any) -> Any:
+        calls.append(invocation.call)
+        return served(invocation, key)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(call_module, "_served", noted)
+        yield calls
+
+
+def launched(call: Callable[[], Any]) -> list[str]:
+    """The kernels that a call launches, and what it returns."""
+    GPU._library.golden_notes()
+    shown = golden_gpu._shown(call())
+    return [*(step.partition(" ")[0] for step in GPU._steps(())), str(shown)]
+
+
+def kept(*calls: Callable[[], Any]) -> None:
+    """Asserts that the first of calls makes a plan, that the others use it, and launch the same."""
+    call_module.kept_plans.clear()
+    with parsed() as made:
+        first = launched(calls[0])
+        assert len(made) == 1
+        assert len(call_module.kept_plans) == 1
+        for again in calls[1:] or calls:
+            assert launched(again) == first
+        assert len(made) == 1
+
+
+def refused(error: type[Exception], says: str, call: Callable[[], Any]) -> None:
+    """Asserts that a call raises, and launches nothing."""
+    GPU._library.golden_notes()
+    with pytest.raises(error, match=says):
+        call()
+    assert GPU._steps(()) == []
+
+
+def scalars(function: Callable[..., Any], **given: Any) -> None:
+    """Asserts that a kept plan takes NumPy's scalars and numeric scales, and refuses what is no number."""
+    kept(*(lambda alpha=alpha: function(alpha=alpha, **given) for alpha in (2.0, 3, np.float32(2), np.int64(3))))
+    kept(*(lambda scale=scale: function(scale_a=scale, **given) for scale in (2.0, 3, np.float32(2))))
+    for wrong in (True, "2", None, np.ones(1), 10**400, [1.0]):
+        refused(ac.InvalidOperandError, "alpha is", lambda wrong=wrong: function(alpha=wrong, **given))
+    for wrong in (True, 10**400):
+        refused(ac.InvalidOperandError, "scale_a is", lambda wrong=wrong: function(scale_a=wrong, **given))
+
+
+def frameworks(function: Callable[..., Any], arrays: Sequence[tuple[str, tuple[int, ...]]], **options: Any) -> None:
+    """Asserts that plans are kept for arrays of every framework, with `out_dtype` too."""
+    for make in (operand, foreign):
+        kept(*(lambda make=make: function(*(make(*one) for one in arrays), **options) for _ in range(3)))
+
+
+def case_gated_gemm() -> None:
+    a, b, out = operand("bf16", 64, 128), operand("bf16", 128, 256), operand("bf16", 64, 128)
+    scalars(lambda **more: ac.gated_gemm(a, b, **more), out=out)
+    scalars(lambda **more: ac.gated_gemm(a, b, **more))
+    shapes = [("bf16", (64, 128)), ("bf16", (128, 256))]
+    frameworks(ac.gated_gemm, [(one, *two) for one, two in shapes])
+    kept(lambda: ac.gated_gemm(a, b, out=out, out_dtype=D.BF16), lambda: ac.gated_gemm(a, b, out=out, out_dtype=D.BF16))
+    refused(ac.InvalidOperandError, "fast_accum", lambda: ac.gated_gemm(a, b, out=out, fast_accum=1))
+
+
+def case_quantize() -> None:
+    for scaling in ("tensor", "row", "block", "tile", "mxfp4"):
+        frameworks(lambda x, s=scaling: ac.quantize(x, scaling=s), [("f32", 128, 256)])
+    kept(*(lambda: ac.quantize(operand("f32", 128, 256), scaling="nvfp4", global_scale=0.5) for _ in range(2)))
+    x = operand("f32", 128, 256)
+    assert ac.quantize(x, scaling="nvfp4", global_scale=0.25).global_scale == 0.25
+    assert ac.quantize(x, scaling="nvfp4", global_scale=0.5).global_scale == 0.5
+
+
+def case_dequantize() -> None:
+    arrays = [("e4m3", 128, 256), ("f32", 128, 1)]
+    frameworks(lambda *given: ac.dequantize(*given, scaling="row", out_dtype=D.BF16), arrays)
+
+
+if __name__ == "__main__":
+    GPU = golden_gpu.Gpu(Path(sys.argv[1]), ARCH)
+    GPU._table = "full"
+    fake_cases.run(globals())

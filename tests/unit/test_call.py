@@ -1,0 +1,56 @@
+"""Calls of functions: which find the plan of an earlier one, whatever the function; and the texts of shared options."""
+
+import json
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import atomr_cutlass as ac
+import call_cases
+import fake_cases
+import golden_gpu
+from atomr_cutlass.pipeline.call import CallOptions, documented
+
+
+@pytest.fixture(scope="module")
+def outcome(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """What each case raised, as text."""
+    if not any(map(shutil.which, ("cc", "gcc", "clang"))):
+        pytest.skip("there is no C compiler to make the fake GPU with")
+    folder = tmp_path_factory.mktemp("gpu")
+    library = golden_gpu.make_library(folder)
+    process = subprocess.run(
+        [sys.executable, str(fake_cases.HELPERS / "call_cases.py"), str(library)],
+        env=golden_gpu.environment(library, call_cases.ARCH, Path(folder)),
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=120,
+    )
+    assert process.returncode == 0, process.stderr
+    found: dict[str, str] = json.loads(process.stdout.splitlines()[-1])
+    return found
+
+
+@pytest.mark.parametrize("case", fake_cases.names("call_cases.py"))
+def test_kept_plans(case: str, outcome: dict[str, str]) -> None:
+    assert outcome[case] == ""
+
+
+@pytest.mark.parametrize("function", [ac.gated_gemm, ac.quantize, ac.dequantize], ids=lambda one: one.__name__)
+def test_shared_options_have_one_text(function: object) -> None:
+    assert "{" not in str(function.__doc__)
+    assert "stream: where to launch: an integer handle or a stream object; defaults to the" in str(function.__doc__)
+
+
+def test_texts_are_those_of_call_options() -> None:
+    @documented
+    def function() -> None:
+        """Args:
+        jit: {jit}
+        """
+
+    assert str(CallOptions.__doc__).count("ATOMR_CUTLASS_JIT") == str(function.__doc__).count("ATOMR_CUTLASS_JIT") == 1

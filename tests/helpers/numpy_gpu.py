@@ -12,6 +12,7 @@ import pytest
 from atomr_cutlass.pipeline import devices
 from atomr_cutlass.pipeline import verify as trial
 from atomr_cutlass.pipeline.operand_table import OperandSlot
+from atomr_cutlass.pipeline.operation import operation_of
 
 Array = np.ndarray[Any, Any]
 Compute = Callable[[Any, dict[str, Array]], None]
@@ -40,7 +41,7 @@ def install(
     ) -> tuple[dict[str, Array], int, float]:
         written = {label for slot in slots if slot.written for label in slot.labels}
         own = {label: one.copy(order="K") if label in written else one for label, one in arrays.items()}
-        work = trial._work(made.request, own)
+        work = operation_of(made.request).probe(made.request, own)
         for part in work.parts():
             (type(work).compute if compute is None else compute)(work, part)
         return {label: own[label] for label in written}, 5, 1e-3

@@ -615,7 +615,7 @@ def test_demo_computes_on_the_reference_when_the_kernel_is_not_to_be_had(
 ) -> None:
     real = trial.run
 
-    def run(request: object, *, backend: str = "auto", jit: str | None = None) -> trial.Trial:
+    def run(request: object, *, backend: str = "auto", jit: str | None = None) -> trial.RunResult:
         assert jit in (None, "off")
         if backend == "auto":
             raise error("it is in preset default")

@@ -71,5 +71,5 @@ def test_products_are_those_of_the_definition() -> None:
 
 @pytest.mark.parametrize("value", [None, "gemm", GemmShape(8, 16, 32), GemmRequest])
 def test_what_is_no_request_is_refused(value: Any) -> None:
-    with pytest.raises(InvalidOperandError, match=r"expected a GemmRequest, GroupedGemmRequest, .* or ConvWgradRequest$"):
+    with pytest.raises(InvalidOperandError, match=r"expected a GemmRequest, Grouped.* or ConvWgradRequest$"):
         operation_of(value)

@@ -38,9 +38,10 @@ from ..pipeline import devices, table
 from ..pipeline import verify as trial
 from ..pipeline.explanation import Explanation, explain
 from ..pipeline.operation import Request, operation_of
+from ..pipeline.probe import Arrays
 from ..pipeline.table import KernelInfo
 from ..pipeline.verification import verification
-from ..pipeline.verify import Arrays, Trial
+from ..pipeline.verify import RunResult
 from ..reference import ACTIVATIONS
 from . import info as installation
 from . import options as asked
@@ -310,7 +311,7 @@ def demo_command(*, as_json: AsJson = False) -> None:
         raise typer.Exit(1)
 
 
-def _tried(request: Request, jit: str | None = None) -> tuple[Trial, str]:
+def _tried(request: Request, jit: str | None = None) -> tuple[RunResult, str]:
     """(what came of a request, why on the reference where a GPU was to be had)."""
     try:
         return trial.run(request, jit=jit), ""
@@ -568,7 +569,7 @@ def _print_explanation(explanation: Explanation) -> None:
             _line(f"{microseconds:>12.1f} us  {name}")
 
 
-def _print_trial(result: Trial) -> None:
+def _print_trial(result: RunResult) -> None:
     request = result.request
     types = f"{request.dtype.value} -> {request.result_dtype.value}"
     if result.backend == "reference":

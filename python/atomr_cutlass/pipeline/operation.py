@@ -9,6 +9,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, Protocol, TypeAlias, TypeVar
 
+import numpy as np
+
 from ..errors import InvalidOperandError
 from ..generator.archs import SmArch
 from ..generator.dtypes import CutlassDtype
@@ -21,6 +23,7 @@ from .operand_table import OperandSlot
 from .pick import Picked
 from .plan import Plan
 from .plan_cache import PlanKey
+from .probe import Arrays, Probe, random_arrays
 from .select import Choice
 
 Cell: TypeAlias = "Choice | Picked"
@@ -168,9 +171,26 @@ class Operation(abc.ABC, Generic[RequestT]):
     def plan(self, request: RequestT, device: int, **options: Any) -> Plan | OpPlan:
         """A plan on the GPU of an index. `options` are those that every operation's plans take."""
 
+    def launch(self, plan: Any, arrays: Mapping[str, Any], **options: Any) -> None:
+        """Launches a plan with its operands, in the order of the operand table. `options`: alpha, beta and stream."""
+        plan(*arrays.values(), **options)
+
     @abc.abstractmethod
     def search(self, request: RequestT, device: Device) -> Search:
         """The kernels of a request, as `explain` shows them."""
+
+    def random_arrays(self, request: RequestT, generator: np.random.Generator) -> Arrays:
+        """Random operands on the host, in the forms that the reference takes; results hold what no kernel computes."""
+        return random_arrays(generator, self.operands(request))
+
+    def gpu_forms(self, request: RequestT, arrays: Arrays) -> Arrays:
+        """The operands of `random_arrays` in the forms that plans take."""
+        del request
+        return arrays
+
+    @abc.abstractmethod
+    def probe(self, request: RequestT, arrays: Arrays) -> Probe[RequestT]:
+        """The request on arrays of the host: computed by the reference, or checked with it."""
 
 
 @functools.cache

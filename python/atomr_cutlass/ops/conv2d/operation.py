@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, TypeAlias
+from typing import Any
 
 from ...generator.archs import SmArch
 from ...generator.key import KernelKey
@@ -11,13 +11,12 @@ from ...pipeline.devices import Device
 from ...pipeline.op_plan import OpPlan
 from ...pipeline.operand_table import OperandSlot, epilogue_slots
 from ...pipeline.operation import Found, Operation, Search
+from ...pipeline.probe import Arrays, Probe
 from ...pipeline.problem import MatrixSpec
 from . import kernels
 from .fusion import in_layout
 from .problem import OPERANDS, WGRAD
-from .request import ConvDgradRequest, ConvFwdRequest, ConvLayout, ConvWgradRequest
-
-ConvRequest: TypeAlias = "ConvFwdRequest | ConvDgradRequest | ConvWgradRequest"
+from .request import ConvDgradRequest, ConvFwdRequest, ConvLayout, ConvRequest, ConvWgradRequest
 
 
 class ConvOperation(Operation[ConvRequest]):
@@ -62,6 +61,11 @@ class ConvOperation(Operation[ConvRequest]):
 
     def search(self, request: ConvRequest, device: Device) -> Search:
         return _Search(request, device)
+
+    def probe(self, request: ConvRequest, arrays: Arrays) -> Probe[ConvRequest]:
+        from .probe import ConvProbe, FusedConvProbe
+
+        return (ConvProbe if request.tree is None else FusedConvProbe)(request, arrays)
 
 
 class _Search(Search):

@@ -139,7 +139,7 @@ class ConvShape:
 
 
 @dataclass(frozen=True)
-class _ConvRequest:
+class ConvRequest:
     """What the three convolutions have in common: everything but the operation.
 
     Attributes:
@@ -275,19 +275,19 @@ class _ConvRequest:
         return render(conv_plan.best_key(self.problem(device.index), device, self.arch), flavour="nvrtc")
 
 
-class ConvFwdRequest(_ConvRequest):
+class ConvFwdRequest(ConvRequest):
     """y = epilogue(x * w)."""
 
     op = FPROP
 
 
-class ConvDgradRequest(_ConvRequest):
+class ConvDgradRequest(ConvRequest):
     """The gradient of a convolution by x, from dy and w."""
 
     op = DGRAD
 
 
-class ConvWgradRequest(_ConvRequest):
+class ConvWgradRequest(ConvRequest):
     """The gradient of a convolution by w, from dy and x."""
 
     op = WGRAD

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
+
+import numpy as np
 
 from ...arrays import fp4
 from ...arrays.operands import BYTE
@@ -19,6 +21,7 @@ from ...pipeline.op_plan import OpPlan
 from ...pipeline.operand_table import OperandSlot, epilogue_slots
 from ...pipeline.operation import Found, Operation, Search
 from ...pipeline.plan import FAR, WORTHWHILE, Plan, better_cell, make
+from ...pipeline.probe import Arrays, Probe
 from ...pipeline.problem import GemmProblem, MatrixSpec
 from ...pipeline.select import Choice
 from . import scaled
@@ -74,8 +77,28 @@ class GemmOperation(Operation[GemmRequest]):
             return make(what, **options)
         return scaled.make(what, request.scales() or scaled.NO_SCALES, request.fusion(), **options)
 
+    def launch(self, plan: Any, arrays: Mapping[str, Any], **options: Any) -> None:
+        if plain(plan.request):
+            plan(arrays["a"], arrays["b"], arrays.get("c"), out=arrays["out"], **options)
+        else:
+            plan(*arrays.values(), **options)
+
     def search(self, request: GemmRequest, device: Device) -> Search:
         return _Search(request, device)
+
+    def random_arrays(self, request: GemmRequest, generator: np.random.Generator) -> Arrays:
+        from .probe import random_fp4
+
+        arrays = super().random_arrays(request, generator)
+        return arrays | (random_fp4(generator, request) if request.operand_dtype is fp4.FP4 else {})
+
+    def gpu_forms(self, request: GemmRequest, arrays: Arrays) -> Arrays:
+        return fp4.gpu_forms(arrays) if request.operand_dtype is fp4.FP4 else arrays
+
+    def probe(self, request: GemmRequest, arrays: Arrays) -> Probe[GemmRequest]:
+        from .probe import FusedGemmProbe, GemmProbe
+
+        return (GemmProbe if request.tree is None else FusedGemmProbe)(request, arrays)
 
 
 class _Search(Search):

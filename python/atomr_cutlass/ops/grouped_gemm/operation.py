@@ -12,6 +12,7 @@ from ...pipeline.devices import Device
 from ...pipeline.op_plan import OpPlan
 from ...pipeline.operand_table import OperandSlot
 from ...pipeline.operation import Found, Operation, Search
+from ...pipeline.probe import Arrays, Probe
 from . import kernels
 from .request import GroupedGemmRequest
 
@@ -52,6 +53,11 @@ class GroupedGemmOperation(Operation[GroupedGemmRequest]):
 
     def search(self, request: GroupedGemmRequest, device: Device) -> Search:
         return _Search(request, device)
+
+    def probe(self, request: GroupedGemmRequest, arrays: Arrays) -> Probe[GroupedGemmRequest]:
+        from .probe import GroupedGemmProbe
+
+        return GroupedGemmProbe(request, arrays, self.operands(request))
 
 
 class _Search(Search):

@@ -1,0 +1,121 @@
+"""Random convolutions, checked with the reference."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+
+from ... import reference
+from ...generator.dtypes import CutlassDtype
+from ...generator.epilogue.tree import EpilogueVisitorTree
+from ...pipeline.probe import Array, Arrays, Check, Probe, compare_tree, slices
+from .function import conv2d, conv2d_dgrad, conv2d_wgrad
+from .fusion import as_matrix, matrix_shape
+from .problem import DGRAD, FPROP, OPERANDS
+from .request import ConvLayout, ConvRequest
+
+_CONVOLUTIONS = (reference.conv2d, reference.conv2d_dgrad, reference.conv2d_wgrad)
+_MAGNITUDES = (reference.absolute_conv2d, reference.absolute_conv2d_dgrad, reference.absolute_conv2d_wgrad)
+
+
+class ConvProbe(Probe[ConvRequest]):
+    """Without a tree."""
+
+    def __init__(self, request: ConvRequest, arrays: Arrays) -> None:
+        super().__init__(request, arrays)
+        g, epilogue = request.shape.geometry, request.epilogue
+        self.how: dict[str, Any] = {
+            "stride": g.stride, "padding": g.padding, "dilation": g.dilation, "groups": g.groups,
+            "alpha": epilogue.alpha, "beta": epilogue.beta,
+        }  # fmt: skip
+        self.activation = {} if epilogue.activation is None else {"activation": epilogue.activation}
+        if self.request.layout is ConvLayout.NCHW:
+            nhwc = (0, 2, 3, 1)
+            self.arrays = {name: a.transpose(nhwc) if a.ndim == 4 else a for name, a in self.arrays.items()}
+
+    def limits(self, math: str) -> reference.Tolerance:
+        g, request = self.request.shape.geometry, self.request
+        taps = g.r * g.s
+        depth = {FPROP: taps * g.c // g.groups, DGRAD: taps * g.k // g.groups}.get(request.op, g.n * g.p * g.q)
+        return reference.tolerance(request.dtype.storage, request.result_dtype, depth, math)
+
+    def parts(self) -> Iterator[Arrays]:
+        g = self.request.shape.geometry
+        if self.request.op in (FPROP, DGRAD):
+            first = "x" if self.request.op == FPROP else "dy"
+            for part in slices(g.n):
+                yield {name: a[part] if name in (first, "c", "out") else a for name, a in self.arrays.items()}
+            return
+        for part in slices(g.k) if g.groups == 1 else (slice(None),):
+            sliced = {name: a[part] if name in ("c", "out") else a for name, a in self.arrays.items()}
+            yield sliced | {"dy": self.arrays["dy"][..., part]}
+
+    def compute(self, part: Arrays) -> None:
+        precision = None if self.request.math == "default" else self.request.math
+        how = {"out_dtype": self.request.result_dtype, "precision": precision, "backend": "reference"}
+        functions = (conv2d, conv2d_dgrad, conv2d_wgrad)
+        part["out"][...] = self._called(functions, part, **how, **self.activation)
+
+    def expected(self, part: Arrays) -> tuple[Array, Array]:
+        how = {"out_dtype": self.request.result_dtype, "math": self.request.math}
+        return self._called(_CONVOLUTIONS, part, **how, **self.activation), self._called(_MAGNITUDES, part)
+
+    def _called(self, functions: tuple[Any, Any, Any], part: Arrays, **how: Any) -> Array:
+        """One of three functions that take the same: for fprop, dgrad and wgrad."""
+        of_fprop, of_dgrad, of_wgrad = functions
+        how |= self.how
+        if "bias" in part:
+            how["bias"] = part["bias"]
+        if self.request.op == FPROP:
+            done = of_fprop(part["x"], part["w"], part.get("c"), **how)
+        elif self.request.op == DGRAD:
+            done = of_dgrad(part["dy"], part["w"], part["out"].shape, part.get("c"), **how)
+        else:
+            done = of_wgrad(part["dy"], part["x"], part["out"].shape, part.get("c"), **how)
+        made: Array = done
+        return made
+
+
+class FusedConvProbe(ConvProbe):
+    """With a tree over the pixels and channels of the result."""
+
+    @property
+    def tree(self) -> EpilogueVisitorTree:
+        """What follows the convolution."""
+        tree = self.request.tree
+        assert tree is not None  # noqa: S101 - a request without one has the other probe
+        return tree
+
+    def parts(self) -> Iterator[Arrays]:
+        yield self.arrays
+
+    def compute(self, part: Arrays) -> None:
+        acc, matrices = self._accumulated(part, _CONVOLUTIONS), self._matrices(part)
+        read = {one.name: matrices[one.name] for one in self.tree.inputs}
+        for name, values in reference.evaluate(self.tree, acc, read, out_dtype=self.request.result_dtype).items():
+            part[name][...] = values.reshape(part[name].shape)
+
+    def compare(self, part: Arrays, check: Check) -> None:
+        acc, absolute = (self._accumulated(part, one) for one in (_CONVOLUTIONS, _MAGNITUDES))
+        error = check.limits.atol_factor * absolute + check.limits.rtol * np.abs(acc)
+        compare_tree(check, self.tree, self._matrices(part), acc, error, out_dtype=self.request.result_dtype)
+
+    def _accumulated(self, part: Arrays, functions: Any) -> Array:
+        """A convolution without what follows it, as a matrix."""
+        how = {"out_dtype": CutlassDtype.F64, "math": self.request.math} if functions is _CONVOLUTIONS else {}
+        names = (*OPERANDS[self.request.op], "out", *(["c"] if self.request.epilogue.beta != 0 else []))
+        own = {name: part[name] for name in names}
+        made = self._called(functions, own, **how)
+        return made.reshape(matrix_shape(made.shape))
+
+    def _matrices(self, part: Arrays) -> Arrays:
+        image = part["out"].shape
+        found = {}
+        for name in (*(one.name for one in self.tree.inputs), *(one.name for one in self.tree.outputs), "out"):
+            array = part[name]
+            dense = tuple(math.prod(array.shape[axis + 1 :]) for axis in range(array.ndim))
+            found[name] = array.reshape(as_matrix(name, array.shape, dense, image)[0])
+        return found

@@ -1,0 +1,195 @@
+"""Random GEMMs, checked with the reference."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+
+from ... import reference
+from ...arrays import fp4, numerics
+from ...generator.dtypes import CutlassDtype
+from ...generator.epilogue.tree import COLUMN, MASK, MATRIX, RESULT, ROW, SCALAR, EpilogueVisitorTree
+from ...generator.rules import accumulator, epilogue_compute
+from ...pipeline.probe import Array, Arrays, Check, Probe, compare_tree, slices
+from ..quantize import reference as quantization
+from .function import gemm
+from .request import GemmRequest
+from .scaled import BLOCK
+
+
+def random_fp4(generator: np.random.Generator, request: GemmRequest) -> Arrays:
+    """A, B and their scales in plain forms, as the reference takes them: normally distributed values, quantized."""
+    shape = request.shape
+    batch = () if shape.batch == 1 else (shape.batch,)
+    arrays: Arrays = {}
+    for name, extents in (("a", (shape.m, shape.k)), ("b", (shape.k, shape.n))):
+        wide = generator.standard_normal((*batch, *extents))
+        if request.scaling is None:
+            arrays[name] = numerics.saturating_cast(wide, fp4.FP4)
+            continue
+        quantize = quantization.quantize_nvfp4 if request.scaling == "nvfp4" else quantization.quantize_mxfp4
+        made = quantize(wide, axis=fp4.ALONG[name])
+        arrays |= {name: made.values, f"scale_{name}": made.scale}
+    return arrays
+
+
+class GemmProbe(Probe[GemmRequest]):
+    """Without bias, activation and tree."""
+
+    def __init__(self, request: GemmRequest, arrays: Arrays) -> None:
+        super().__init__(request, arrays)
+        self.amax = self.amax_error = 0.0
+        epilogue = request.epilogue
+        self.how: dict[str, Any] = {"alpha": epilogue.alpha, "beta": epilogue.beta}
+
+    def limits(self, math: str) -> reference.Tolerance:
+        request = self.request
+        blocks = BLOCK if request.scaling == "block" else 0
+        if request.scaling in fp4.SCALINGS:
+            blocks = fp4.VECTOR[fp4.SCALINGS[request.scaling]]
+        return reference.tolerance(request.operand_dtype, self.rounded, request.shape.k, math, scale_block=blocks)
+
+    @property
+    def rounded(self) -> CutlassDtype:
+        """What tolerances expect the product to be rounded to."""
+        return self.request.result_dtype
+
+    @property
+    def batched(self) -> bool:
+        """Whether parts are batches; else they are rows of D."""
+        return self.arrays["a"].ndim == 3
+
+    def follows(self) -> set[str]:
+        """The arrays that parts are parts of; the others they share."""
+        found = {"a", "out"} | ({"b"} if self.batched else set())
+        found |= {"c"} if self.request.epilogue.beta != 0 else set()
+        if self.request.scaling in (fp4.SCALINGS if self.batched else ("vector", "block", *fp4.SCALINGS)):
+            found |= {"scale_a", "scale_b"} if self.batched else {"scale_a"}
+        return found
+
+    def parts(self) -> Iterator[Arrays]:
+        follows = self.follows()
+        for part in slices(self.request.shape.batch if self.batched else self.request.shape.m):
+            yield {name: array[part] if name in follows else array for name, array in self.arrays.items()}
+
+    def compute(self, part: Arrays) -> None:
+        self._compute(part)
+
+    def _compute(self, part: Arrays, **epilogue: Any) -> None:
+        amax = np.zeros(1, np.float32) if "amax" in part else None
+        scales: dict[str, Any] = {name: part[name] for name in ("scale_a", "scale_b", "scale_d") if name in part}
+        part["out"][...] = gemm(
+            part["a"],
+            part["b"],
+            part.get("c"),
+            **self.how,
+            **scales,
+            **epilogue,
+            amax=amax,
+            out_dtype=self.request.result_dtype,
+            precision=None if self.request.math in ("default", numerics.FAST) else self.request.math,
+            backend="reference",
+        )
+        if amax is not None:
+            # Not a number at first.
+            np.fmax(self.arrays["amax"], amax, out=self.arrays["amax"])
+
+    def expected(self, part: Arrays) -> tuple[Array, Array]:
+        scales: dict[str, Any] = {name: part[name] for name in ("scale_a", "scale_b") if name in part}
+        scale_d = float(part["scale_d"][0]) if "scale_d" in part else None
+        operands = (part["a"], part["b"], part.get("c"))
+        how: dict[str, Any] = {**self.how, **scales}
+        magnitudes = reference.absolute_product(*operands, **how)
+        how |= {"scale_d": scale_d, "out_dtype": self.request.result_dtype, "math": self.request.math}
+        if self.request.scales() is None:
+            return reference.gemm(*operands, **how), magnitudes
+        expected, amax = reference.gemm_with_amax(*operands, **how)
+        self.amax = max(self.amax, float(amax.reshape(())))
+        factor = self.limits(self.request.math).atol_factor
+        self.amax_error = max(self.amax_error, factor * float(np.max(magnitudes, initial=0.0)))
+        return expected, magnitudes * (1.0 if scale_d is None else scale_d)
+
+    def finish(self, check: Check) -> None:
+        if "amax" in self.arrays:
+            error = abs(float(self.arrays["amax"][0]) - self.amax)
+            # Written as float32; NaN is no agreement either.
+            allowed = self.amax_error + 2.0**-23 * self.amax
+            check.mismatches += int(not error <= allowed)
+
+
+class FusedGemmProbe(GemmProbe):
+    """With a bias, an activation or a tree, whose evaluation by the reference says how far a kernel may be off."""
+
+    @property
+    def tree(self) -> EpilogueVisitorTree:
+        """What follows the product."""
+        tree = self.request.tree
+        assert tree is not None  # noqa: S101 - a request without one has the other probe
+        return tree
+
+    @property
+    def of_d(self) -> EpilogueVisitorTree:
+        """The tree of D alone, which says nothing of its element type."""
+        return EpilogueVisitorTree(self.tree.result)
+
+    @property
+    def rounded(self) -> CutlassDtype:
+        return epilogue_compute(accumulator(self.request.operand_dtype), tree=True)
+
+    def follows(self) -> set[str]:
+        kinds = {MATRIX, MASK} if self.batched else {MATRIX, MASK, COLUMN}
+        return super().follows() | {
+            *(one.name for one in self.tree.inputs if one.kind in kinds),
+            *(one.name for one in self.tree.outputs),
+        }
+
+    def parts(self) -> Iterator[Arrays]:
+        across = {SCALAR} if self.batched else {SCALAR, ROW}
+        whole = any(one.reduction and one.kind in across for one in self.tree.outputs)
+        yield from (self.arrays,) if whole else super().parts()
+
+    def compute(self, part: Arrays) -> None:
+        epilogue = self.request.epilogue
+        if epilogue.tree is None:
+            self._compute(part, bias=part.get("bias"), activation=epilogue.activation)
+            return
+        acc = self._accumulator(part)
+        computed = reference.evaluate(self.tree, acc, self._read(part, self.tree), **self._rounding(part))
+        for name, values in computed.items():
+            part[name][...] = values
+        if "amax" in part:
+            values = reference.evaluate(self.of_d, acc, self._read(part, self.of_d), out_dtype=self.rounded)[RESULT]
+            np.fmax(self.arrays["amax"], np.max(np.abs(values), initial=0.0), out=self.arrays["amax"])
+
+    def compare(self, part: Arrays, check: Check) -> None:
+        tree, limits, acc = self.tree, check.limits, self._accumulator(part)
+        error = limits.atol_factor * reference.absolute_product(*self._operands(part), **self._scaled(part))
+        error += limits.rtol * np.abs(acc)
+        compare_tree(check, tree, part, acc, error, **self._rounding(part))
+        if "amax" in part:
+            read = self._read(part, self.of_d)
+            values = reference.evaluate(self.of_d, acc, read, out_dtype=self.rounded)[RESULT]
+            bound = reference.tolerances(self.of_d, acc, error, read, out_dtype=self.rounded)[RESULT]
+            self.amax = max(self.amax, float(np.max(np.abs(values), initial=0.0)))
+            self.amax_error = max(self.amax_error, float(np.max(bound, initial=0.0)))
+
+    def _operands(self, part: Arrays) -> tuple[Array, Array, Array | None]:
+        return part["a"], part["b"], part["c"] if self.request.epilogue.beta != 0 else None
+
+    def _scaled(self, part: Arrays) -> dict[str, Any]:
+        return self.how | {name: part[name] for name in ("scale_a", "scale_b") if name in part}
+
+    def _accumulator(self, part: Arrays) -> Array:
+        """What the tree starts from."""
+        how = self._scaled(part) | {"out_dtype": CutlassDtype.F64, "math": self.request.math}
+        made: Array = reference.gemm(*self._operands(part), **how)
+        return made
+
+    def _read(self, part: Arrays, tree: EpilogueVisitorTree) -> Arrays:
+        return {one.name: part[one.name] for one in tree.inputs}
+
+    def _rounding(self, part: Arrays) -> dict[str, Any]:
+        scale_d = float(part["scale_d"][0]) if self.request.quantized else None
+        return {"out_dtype": self.request.result_dtype, "scale_d": scale_d}

@@ -1,0 +1,156 @@
+"""Probes: one request on arrays of the host, computed by the package's function and checked with the reference."""
+
+from __future__ import annotations
+
+import abc
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, Generic, TypeVar
+
+import numpy as np
+
+from .. import reference
+from ..arrays import numerics
+from ..arrays.operands import BYTE
+from ..generator.dtypes import CutlassDtype
+from ..generator.epilogue.tree import MASK, RESULT, EpilogueVisitorTree
+from .operand_table import OperandSlot
+from .problem import MatrixSpec
+
+Array = np.ndarray[Any, Any]
+Arrays = dict[str, Array]
+"""By name, as `OperandSlot.labels` has them."""
+
+_PARTS = 32
+
+RequestT = TypeVar("RequestT")
+
+
+@dataclass
+class Check:
+    """Counts what lies outside the tolerance, part by part."""
+
+    result: CutlassDtype
+    limits: reference.Tolerance
+    mismatches: int = 0
+    max_error: float = 0.0
+
+    def add(self, part: Arrays, expected: Array, magnitudes: Array) -> None:
+        """Compares a part of the result with the reference of the operands that it comes from."""
+        got = part["out"]
+        right = reference.within_tolerance(got, expected, magnitudes, self.limits, self.result)
+        self.mismatches += int(right.size - np.count_nonzero(right))
+        self.see(got, expected)
+
+    def see(self, got: Array, expected: Array) -> None:
+        """Takes note of the largest difference."""
+        with np.errstate(invalid="ignore"):
+            difference = np.abs(numerics.to_float64(got) - numerics.to_float64(expected))
+        self.max_error = max(self.max_error, float(np.max(difference, initial=0.0)))
+
+
+class Probe(abc.ABC, Generic[RequestT]):
+    """A request on arrays. A part is what some elements of the result, `out`, come from.
+
+    Attributes:
+        request: what is computed.
+        arrays: the operands and the results by name.
+    """
+
+    def __init__(self, request: RequestT, arrays: Arrays) -> None:
+        """A request on arrays."""
+        self.request = request
+        self.arrays = arrays
+
+    @abc.abstractmethod
+    def limits(self, math: str) -> reference.Tolerance:
+        """The bounds, in the math mode of the kernel that computes."""
+
+    @abc.abstractmethod
+    def parts(self) -> Iterator[Arrays]:
+        """The result piece by piece, so that progress can be shown and memory stays small."""
+
+    @abc.abstractmethod
+    def compute(self, part: Arrays) -> None:
+        """Writes a part of the result, by the package's own function on the reference backend."""
+
+    @abc.abstractmethod
+    def expected(self, part: Arrays) -> tuple[Array, Array]:
+        """(the reference's result, the magnitudes that tolerances are measured with)."""
+
+    def compare(self, part: Arrays, check: Check) -> None:
+        """Checks a part against the reference of the operands that it comes from."""
+        check.add(part, *self.expected(part))
+
+    def finish(self, check: Check) -> None:
+        """Checks what has no parts."""
+
+
+def random_arrays(generator: np.random.Generator, slots: Sequence[OperandSlot]) -> Arrays:
+    """Random operands; results are filled with what no kernel computes."""
+    return {
+        label: poison(slot, spec) if slot.written else random_values(generator, slot, spec)
+        for slot in slots
+        for label, spec in zip(slot.labels, slot.specs, strict=True)
+    }
+
+
+def laid_out(spec: MatrixSpec, make: Callable[[tuple[int, ...]], Array]) -> Array:
+    """A dense array that lies as the spec says. `make` gets its extents in the order of memory."""
+    order = memory_order(spec)
+    made: Array = make(tuple(spec.shape[i] for i in order)).transpose(np.argsort(order))
+    return made
+
+
+def memory_order(spec: MatrixSpec) -> list[int]:
+    """Dimensions from the outermost in memory to the innermost."""
+    return sorted(range(len(spec.shape)), key=lambda i: -spec.strides[i])
+
+
+def random_values(generator: np.random.Generator, slot: OperandSlot, spec: MatrixSpec) -> Array:
+    """An operand: normally distributed; int8 and bytes uniform; scales around 1."""
+    if slot.element == BYTE:
+        return laid_out(spec, lambda shape: generator.integers(0, 256, shape, np.uint8))
+    kind = numerics.numpy_dtype(spec.dtype)
+    if spec.dtype in numerics.INTEGER_DTYPES:
+        return laid_out(spec, lambda shape: generator.integers(-127, 128, shape, kind))
+    if slot.name.startswith("scale"):
+        return laid_out(spec, lambda shape: np.exp2(generator.uniform(-1, 1, shape)).astype(kind))
+    return laid_out(spec, lambda shape: numerics.saturating_cast(generator.standard_normal(shape), spec.dtype))
+
+
+def poison(slot: OperandSlot, spec: MatrixSpec) -> Array:
+    """A result before it is computed, so that an element that nobody writes cannot be right by chance."""
+    if slot.element == BYTE:
+        return laid_out(spec, lambda shape: np.full(shape, 0xFF, np.uint8))
+    made = laid_out(spec, lambda shape: np.empty(shape, numerics.numpy_dtype(spec.dtype)))
+    made[...] = np.iinfo(made.dtype).min if spec.dtype in numerics.INTEGER_DTYPES else np.nan
+    return made
+
+
+def slices(extent: int) -> Iterator[slice]:
+    """A dimension in parts, at most 32 of them."""
+    step = max(1, -(-extent // _PARTS))
+    return (slice(start, start + step) for start in range(0, extent, step))
+
+
+def compare_tree(check: Check, tree: EpilogueVisitorTree, part: Arrays, acc: Array, error: Array, **how: Any) -> None:
+    """Counts what a tree has made of accumulators that differs from the reference by more than it may."""
+    read = {one.name: part[one.name] for one in tree.inputs}
+    wanted = reference.evaluate(tree, acc, read, **how)
+    got = {name: part[name] for name in wanted}
+    check.see(got[RESULT], wanted[RESULT])
+    if reference.mismatches(tree, got, acc, error, read, **how):
+        bounds = reference.tolerances(tree, acc, error, read, **how)
+        masks = {one.name for one in tree.outputs if one.kind == MASK}
+        counts = (_beyond(got[name], wanted[name], bounds[name], bits=name in masks) for name in got)
+        check.mismatches += max(1, sum(counts))
+
+
+def _beyond(got: Array, wanted: Array, bound: Array, *, bits: bool) -> int:
+    """How many elements are further off than they may be."""
+    if bits:
+        got, wanted = (np.unpackbits(one, -1, count=bound.shape[-1], bitorder="little") for one in (got, wanted))
+    with np.errstate(invalid="ignore"):
+        right = np.abs(numerics.to_float64(got) - numerics.to_float64(wanted)) <= bound
+    return int(right.size - np.count_nonzero(right))

@@ -18,10 +18,10 @@ from atomr_cutlass import epilogue as evt
 from atomr_cutlass.arrays import numerics
 from atomr_cutlass.arrays.numerics import FloatArray
 from atomr_cutlass.arrays.operands import CUDA
+from atomr_cutlass.epilogue.results import ImageResult
 from atomr_cutlass.generator.dtypes import CutlassDtype as D
 from atomr_cutlass.generator.epilogue.tree import MATRIX, ROW, SCALAR, EpilogueVisitorTree, Input, Output
 from atomr_cutlass.generator.key import KernelKey
-from atomr_cutlass.ops.conv2d import fusion as conv_fusion
 from atomr_cutlass.ops.conv2d import kernels as conv_plan
 from atomr_cutlass.ops.conv2d.problem import DGRAD, FPROP, OPERANDS, ConvProblem
 from atomr_cutlass.pipeline.devices import Device
@@ -112,7 +112,7 @@ class ConvCase:
             if name not in specs
         }
         # What calls with bias and activation ask for is no tree, but with C.
-        fusion = conv_fusion.fusion(self.tree, views, self.image, self.layout)
+        fusion = ImageResult(self.image, self.layout).fusion(self.tree, views)
         math = numerics.FAST if self.a is D.F8E4M3 else self.math
         return ConvProblem(
             self.op, self.geometry, specs["a"], specs["b"], specs.get("c"), specs["out"], None, None, math, 0, fusion
@@ -139,7 +139,7 @@ class ConvCase:
         found = {}
         for name, array in values.items():
             dense = tuple(math.prod(array.shape[axis + 1 :]) for axis in range(array.ndim))
-            found[name] = array.reshape(conv_fusion.as_matrix(name, array.shape, dense, self.image)[0])
+            found[name] = array.reshape(ImageResult(self.image).as_matrix(name, array.shape, dense)[0])
         return found
 
     def accumulators(self, values: Mapping[str, Array]) -> tuple[FloatArray, FloatArray]:
@@ -153,7 +153,7 @@ class ConvCase:
         depth = self.w[1] * self.w[2] * (self.x[3] if self.op == FPROP else self.w[0])
         math = numerics.FAST if self.a.bits == 8 else self.math
         limits = reference.tolerance(self.a, D.F32, depth, math, exact_operands=self.math == "tf32")
-        shape = conv_fusion.matrix_shape(self.image)
+        shape = ImageResult(self.image).matrix
         return acc.reshape(shape), (limits.atol_factor * absolute(*arrays, **how)).reshape(shape)
 
     @property
@@ -244,12 +244,12 @@ def _lie_of_input(one: Input, image: Shape, dice: Dice) -> Lie:
     if one.kind == ROW:
         return Lie((image[-1],), one.dtype, "r", dice.choose((0, 0, 1)), dice.choose((0, 1)))
     pads = (0, 0, 16, 3) if one.kind == MATRIX else (0, 1)
-    return Lie(conv_fusion.image_shape(one, image), one.dtype, "r", dice.choose(pads), dice.choose((0, 0, 1)))
+    return Lie(image.output_shape(one), one.dtype, "r", dice.choose(pads), dice.choose((0, 0, 1)))
 
 
 def _lie_of_output(one: Output, image: Shape, dice: Dice) -> Lie:
     pad = dice.choose((0, 0, 8, 1)) if one.kind == MATRIX and not one.reduction else 0
-    return Lie(conv_fusion.image_shape(one, image), one.dtype, "r", pad, dice.choose((0, 1)))
+    return Lie(image.output_shape(one), one.dtype, "r", pad, dice.choose((0, 1)))
 
 
 def block(acc: Any, scale: Any, bias: Any, residual: Any) -> Any:
@@ -297,14 +297,14 @@ def _traced(
     op: str = FPROP,
     layout: str = "nhwc",
 ) -> ConvCase:
-    image = ConvCase("", evt.EvtBuilder().build(), op, a, a, x, w, 1, 1).image
+    image = ImageResult(ConvCase("", evt.EvtBuilder().build(), op, a, a, x, w, 1, 1).image)
     kinds = {}
     for key, lie in operands.items():
-        shape, _ = conv_fusion.as_matrix(key, lie.shape, lie.strides, image)
-        kinds[key] = evt.operand_of(shape, *conv_fusion.matrix_shape(image), lie.dtype or (1, 8), key)
+        shape, _ = image.as_matrix(key, lie.shape, lie.strides)
+        kinds[key] = evt.operand_of(shape, *image.matrix, lie.dtype or (1, 8), key)
     tree = evt.trace(function, kinds, out_dtype=d or a, compute_dtype=D.F32).tree
     inputs = {one.name: operands[one.name] for one in tree.inputs}
-    outputs = {one.name: Lie(conv_fusion.image_shape(one, image), one.dtype) for one in tree.outputs}
+    outputs = {one.name: Lie(image.output_shape(one), one.dtype) for one in tree.outputs}
     alpha = 1.0 / math.sqrt(w[1] * w[2] * x[3])
     return ConvCase(
         name, tree, op, a, d or a, x, w, 1, 1, inputs, outputs, function=function, layout=layout, alpha=alpha

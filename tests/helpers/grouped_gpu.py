@@ -17,7 +17,7 @@ from atomr_cutlass import SmArch
 from atomr_cutlass import epilogue as evt
 from atomr_cutlass.arrays import numerics
 from atomr_cutlass.arrays.numerics import FAST
-from atomr_cutlass.epilogue.arguments import common
+from atomr_cutlass.epilogue.bind import common
 from atomr_cutlass.generator.dtypes import CutlassDtype as D
 from atomr_cutlass.generator.epilogue.lower import epilogue_id
 from atomr_cutlass.generator.epilogue.tree import EpilogueVisitorTree

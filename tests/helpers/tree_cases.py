@@ -20,7 +20,7 @@ from atomr_cutlass import reference
 from atomr_cutlass.arrays import numerics
 from atomr_cutlass.arrays.numerics import FloatArray
 from atomr_cutlass.arrays.operands import BYTE
-from atomr_cutlass.epilogue import arguments as fused_arguments
+from atomr_cutlass.epilogue import bind as binding
 from atomr_cutlass.epilogue import bound as fused
 from atomr_cutlass.epilogue.bound import Fusion, TreeArray
 from atomr_cutlass.errors import UnsupportedError
@@ -470,7 +470,7 @@ def common() -> Mapping[str, Case]:
 
 def _plain(name: str, a: D, d: D, activation: str | None, bias: D | None, **how: Any) -> Case:
     m, n, k = USUAL
-    tree = fused_arguments.common(bias, activation).tree
+    tree = binding.common(bias, activation).tree
     operands = {} if bias is None else {"bias": Lie((n,), bias)}
     return Case(name, tree, a, d, m, n, k, operands, {}, activation=activation, plain=True, alpha=_alpha(a, k), **how)
 

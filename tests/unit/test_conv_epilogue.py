@@ -32,8 +32,8 @@ from atomr_cutlass.generator.epilogue.lower import LINEAR, epilogue_id
 from atomr_cutlass.generator.families.conv_sm90 import conv_sm90
 from atomr_cutlass.generator.matrix import supports
 from atomr_cutlass.generator.render import render
-from atomr_cutlass.ops.conv2d import fusion as conv_fusion
 from atomr_cutlass.ops.conv2d import kernels as conv_plan
+from atomr_cutlass.ops.conv2d.problem import formulations
 from atomr_cutlass.pipeline import devices, pick
 from atomr_cutlass.pipeline import verify as trial
 from atomr_cutlass.pipeline.operation import operation_of
@@ -212,7 +212,7 @@ def test_kernels_that_the_table_lacks_are_recorded(monkeypatch: pytest.MonkeyPat
     what = ConvFwdRequest(SHAPE, dtype=D.BF16, arch=SmArch.SM90A, epilogue=GemmEpilogue(tree=BLOCK)).problem(0)
     with pytest.raises(KernelNotFoundError, match="it is in no preset: let it be compiled at run time"):
         conv_plan.choose(what, H100, arch=SmArch.SM90A, jit="off")
-    assert {key.epilogue for key in missed} == {way.epilogue for way in conv_fusion.ways(what)}
+    assert {key.epilogue for key in missed} == {way.epilogue for way in formulations(what)}
 
 
 @pytest.mark.parametrize(("known", "checked"), [(None, False), ("", True)])
@@ -302,13 +302,13 @@ def test_rules_of_trees() -> None:
 def test_a_matrix_like_the_result_comes_by_the_way_of_c(layout: ConvLayout) -> None:
     request = ConvFwdRequest(SHAPE, dtype=D.BF16, arch=SmArch.SM90A, layout=layout, epilogue=GemmEpilogue(tree=BLOCK))
     what = request.problem(0)
-    best, plain = conv_fusion.ways(what)
+    best, plain = formulations(what)
     assert [one.name for one in what.fusion.inputs][best.source] == "residual"
     assert plain.source is None
     assert conv_plan.choose(what, H100, record=False).picked.key.epilogue == best.epilogue
     assert "input:source:bf16" in best.epilogue
     with_c = dataclasses.replace(request, epilogue=GemmEpilogue(tree=BLOCK, beta=1.0)).problem(0)
-    assert conv_fusion.ways(with_c) == [with_c]
+    assert formulations(with_c) == [with_c]
 
 
 @pytest.mark.parametrize("layout", list(ConvLayout))

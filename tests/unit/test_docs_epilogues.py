@@ -14,15 +14,16 @@ import pytest
 
 import atomr_cutlass as ac
 from atomr_cutlass.arrays import operands
-from atomr_cutlass.epilogue import arguments as fused_arguments
+from atomr_cutlass.arrays.numerics import numpy_dtype
 from atomr_cutlass.epilogue import bound as fused
 from atomr_cutlass.epilogue import functions
+from atomr_cutlass.epilogue.bind import BoundEpilogue, bias_and_activation, bind
+from atomr_cutlass.epilogue.results import ImageResult, MatrixResult
 from atomr_cutlass.generator.archs import SmArch
 from atomr_cutlass.generator.dtypes import CutlassDtype
 from atomr_cutlass.generator.epilogue.ops import OPS
 from atomr_cutlass.generator.epilogue.tree import MAX_NODES, MAX_OPERANDS
 from atomr_cutlass.generator.rules import FP8_TYPES, accumulator
-from atomr_cutlass.ops.conv2d import fused as fused_conv
 from atomr_cutlass.pipeline import devices, select
 from atomr_cutlass.pipeline.problem import GemmProblem, MatrixSpec
 
@@ -129,14 +130,16 @@ def assert_served(arch: SmArch, **call: Any) -> None:
     for name in ("scale_a", "scale_b", "out_dtype"):
         call.pop(name, None)
     if tree is None:
-        asked = fused_arguments.with_bias(call.get("bias"), call.get("activation"), shape)
-    else:
-        asked = fused_arguments.asked(tree, call, shape, out_dtype=d, acc=accumulator(dtype))
+        tree, call = bias_and_activation(call.get("bias"), call.pop("activation", None)), {"bias": call.get("bias")}
+        call = {name: array for name, array in call.items() if array is not None}
+    epilogue = bound(tree, call, MatrixResult(shape), views, d)
     written = {
-        one.name: operands.as_operand(np.empty(fused.output_shape(one, shape), fused_arguments.numpy_element(one)))
-        for one in asked.tree.outputs
+        one.name: operands.as_operand(
+            np.empty(fused.output_shape(one, shape), numpy_dtype(one.dtype) if one.dtype else np.uint8)
+        )
+        for one in epilogue.tree.outputs
     }
-    fusion = fused.fusion_of(asked.tree, {**asked.inputs, **written})
+    fusion = fused.fusion_of(epilogue.tree, {**epilogue.inputs, **written})
 
     def spec(view: Any) -> MatrixSpec:
         # As a framework allocates it.
@@ -149,12 +152,19 @@ def assert_served(arch: SmArch, **call: Any) -> None:
     assert select.choose(fused.problem_of(what, fusion, base)[-1], devices.imagined(arch), arch, backend="jit")
 
 
+def bound(
+    epilogue: Any, arrays: dict[str, Any], result: MatrixResult, views: dict[str, Any], d: CutlassDtype
+) -> BoundEpilogue:
+    acc = accumulator(operands.dtype_of(views["a"], "a"))
+    return bind(epilogue, arrays, result, views, taken=views, out=None, out_dtype=d, fixed=False, acc=acc)
+
+
 def assert_convolution_served(x: Any, w: Any, *, returned: Any, epilogue: Any, padding: int = 0, **arrays: Any) -> None:
     """Some cell of sm_90a computes a call of `conv2d`."""
     dtype = operands.dtype_of(operands.as_operand(x), "x")
     d = operands.dtype_of(operands.as_operand(returned), "out")
     shape = ac.ConvShape.nhwc(*x.shape, *w.shape[:3], padding=padding)
-    asked = fused_conv.asked(epilogue, arrays, returned.shape, "nhwc", out_dtype=d, acc=accumulator(dtype))
-    how = ac.GemmEpilogue(tree=asked.tree)
+    views = {"a": operands.as_operand(x), "b": operands.as_operand(w)}
+    how = ac.GemmEpilogue(tree=bound(epilogue, arrays, ImageResult(returned.shape), views, d).tree)
     source, _ = ac.ConvFwdRequest(shape, dtype=dtype, arch=SmArch.SM90A, out_dtype=d, epilogue=how).render_cu()
     assert "struct Tree" in source

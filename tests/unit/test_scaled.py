@@ -14,7 +14,7 @@ import atomr_cutlass as ac
 import fake_table
 from atomr_cutlass import EvtBuilder
 from atomr_cutlass.arrays.numerics import numpy_dtype
-from atomr_cutlass.epilogue.request import dense
+from atomr_cutlass.epilogue.results import MatrixResult
 from atomr_cutlass.errors import InvalidOperandError, UnsupportedError
 from atomr_cutlass.generator.dtypes import CutlassDtype as D
 from atomr_cutlass.jit import kernels
@@ -174,7 +174,7 @@ def test_ways_of_a_tree() -> None:
     """A matrix like D goes first by the way of C."""
     tree = EvtBuilder().add_bias("bias").add_matrix("residual", D.BF16).build()
     what = _problem(64, 128, 96)
-    fusion = dense(tree, what.d)
+    fusion = MatrixResult(what.d.shape).dense(tree, what.d)
     scales = Scales(a=_scale((64, 1), "vector"))
     for given, base in ((scaled.NO_SCALES, "lc"), (scales, "scaled")):
         source, plain = scaled.ways(what, given, fusion)
@@ -192,7 +192,7 @@ def test_ways_of_a_tree() -> None:
 def test_a_way_that_the_table_serves_goes_before_one_to_be_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
     tree = EvtBuilder().add_bias("bias").add_matrix("residual", D.BF16).build()
     what = _problem(64, 128, 96)
-    source, plain = ways = scaled.ways(what, scaled.NO_SCALES, dense(tree, what.d))
+    source, plain = ways = scaled.ways(what, scaled.NO_SCALES, MatrixResult(what.d.shape).dense(tree, what.d))
     monkeypatch.setattr(kernels, "record_miss", lambda _key: None)
 
     def chosen(backend: str = "auto") -> tuple[GemmProblem, str]:

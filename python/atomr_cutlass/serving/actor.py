@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from .. import _core
 from ..arrays import operands
 from ..checks import check_index, check_options, shown
-from ..epilogue.arguments import reduce_nothing
+from ..epilogue.bind import reduce_nothing
 from ..errors import ContextPoisonedError, InvalidOperandError, LibraryError, UnsupportedError
 from ..jit.keyed_locks import KeyedLocks
 from ..ops.gemm.operation import plain

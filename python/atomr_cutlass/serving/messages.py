@@ -8,8 +8,8 @@ from typing import Any, ClassVar, Generic, TypeVar
 
 from .. import _core
 from ..arrays import operands
+from ..arrays.layouts import from_nhwc
 from ..errors import CutlassError, InvalidOperandError, UnsupportedError
-from ..ops.conv2d.fusion import named
 from ..ops.conv2d.request import ConvDgradRequest, ConvFwdRequest, ConvLayout, ConvWgradRequest
 from ..ops.gemm.operation import plain
 from ..ops.gemm.request import GemmLayout, GemmRequest
@@ -60,7 +60,7 @@ class Result:
 
     def finished(self, stream: int) -> Any:
         """What the sender gets, once the stream has been awaited."""
-        return named(operands.finished(self.array, self.view, stream), self.layout)
+        return from_nhwc(operands.finished(self.array, self.view, stream), self.layout)
 
 
 @dataclass(frozen=True)
@@ -322,7 +322,7 @@ def _launch(request: Request, given: Any, out: Any, stream: Any) -> Launch:
         _check_view(view, spec, label, first)
         results.append(Result(array, _laid_out(view, spec)))
     for label, one in zip(result.labels, results, strict=True):
-        views[label] = named(one.view, one.layout)
+        views[label] = from_nhwc(one.view, one.layout)
     return Launch(first[1].device, handle, views, tuple(results), result.listed)
 
 

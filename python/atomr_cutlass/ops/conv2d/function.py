@@ -6,8 +6,6 @@ import dataclasses
 from collections.abc import Iterable
 from typing import Any, NamedTuple
 
-import numpy as np
-
 from ... import _core, reference
 from ...arrays import operands
 from ...arrays.arguments import (
@@ -21,11 +19,20 @@ from ...arrays.arguments import (
     result_dtype,
     views_of,
 )
+from ...arrays.layouts import LAYOUTS, TO_NHWC, from_nhwc, in_nhwc
 from ...arrays.numerics import math_mode
 from ...arrays.operands import CPU, CUDA
 from ...checks import NUMBERS, check_number, check_options, shown
 from ...epilogue import EpilogueVisitorTree, Traced
-from ...epilogue import arguments as fused_arguments
+from ...epilogue.bind import (
+    BoundEpilogue,
+    bias_and_activation,
+    bind,
+    empty,
+    reduce_nothing,
+    refuse_scale_d,
+)
+from ...epilogue.results import ImageResult, operand_names
 from ...errors import InvalidOperandError, UnsupportedError
 from ...generator.dtypes import CutlassDtype
 from ...generator.epilogue.tree import RESULT
@@ -35,15 +42,10 @@ from ...pipeline.plan import BACKENDS as GPU_BACKENDS
 from ...pipeline.plan_cache import PlanCache
 from ...pipeline.problem import MatrixSpec
 from ...reference import ConvGeometry
-from . import fused as fused_conv
-from . import fusion as conv_fusion
-from .fused import OverPixels
-from .fusion import TO_NHWC, in_nhwc, named
 from .kernels import make
-from .problem import DGRAD, FPROP, OPERANDS, WGRAD, ConvProblem, check_channels
+from .problem import DGRAD, FPROP, OPERANDS, WGRAD, ConvProblem, check_channels, result_shape
 
 BACKENDS = (*GPU_BACKENDS, "reference")
-LAYOUTS = ("nhwc", "nchw")
 PLANS_KEPT = 512
 
 _SCALARS = frozenset({int, float})
@@ -318,14 +320,14 @@ class _Kept(NamedTuple):
 
     Attributes:
         plan: what is launched.
-        image: the result's shape in the order of NHWC.
-        result: its element type.
+        result: the result in the order of NHWC.
+        dtype: its element type.
         traced: the epilogue; None without one.
     """
 
     plan: OpPlan
-    image: tuple[int, ...]
-    result: CutlassDtype
+    result: ImageResult
+    dtype: CutlassDtype
     traced: Traced | None
 
     # What a PlanCache knows a plan by.
@@ -336,9 +338,11 @@ class _Kept(NamedTuple):
 
     def launch(self, arrays: dict[str, Any], others: dict[str, Any], options: _Options) -> Any:
         """Launches the plan."""
-        first, out, layout, device = arrays["a"], arrays["out"], options.layout, self.plan.device
+        first, out, device = arrays["a"], arrays["out"], self.plan.device
         if out is None:
-            out = named(_core.framework_empty(first, self.image, self.result.dlpack, device), layout)
+            out = self.result.returned(
+                _core.framework_empty(first, self.result.shape, self.dtype.dlpack, device)
+            )  # fmt: skip
         how = {"alpha": options.alpha, "beta": options.beta, "stream": options.stream}
         if self.traced is None:
             return self.plan(*(arrays[name] for name in _READ if arrays[name] is not None), out=out, **how)
@@ -348,7 +352,7 @@ class _Kept(NamedTuple):
         for output in self.traced.tree.outputs:
             array = given.get(output.name)
             if array is None:
-                array = named(fused_conv.empty(output, self.image, device, first)[0], layout)
+                array = self.result.returned(empty(output, self.result, device, first)[0])
             made[output.name] = array
         taken = [given[one.name] for one in self.traced.tree.inputs]
         made[RESULT] = self.plan(*product, *taken, *made.values(), out=out, **how)
@@ -397,12 +401,12 @@ class _Call(NamedTuple):
         views = views_of(given, ("a", "b"), called)
         check_devices(views)
         views = {name: view if name == "bias" else in_nhwc(view, options.layout) for name, view in views.items()}
-        what = _operation(views, options)
+        what = _operation(views, options, self.arrays["out"])
         if "out" in views:
             check_out(views, _READ)
         first = views["a"]
         if options.epilogue is not None:
-            what = self._followed(what)
+            what = self._with_epilogue(what)
         if on_reference(options.backend, first, stacklevel=5):
             return self._on_reference(what)
         self._check_epilogue(what)
@@ -413,32 +417,22 @@ class _Call(NamedTuple):
             return self._on_reference(what)
         return self._on_host(what) if first.device_type == CPU else self._on_gpu(what)
 
-    def _followed(self, what: _Operation) -> _Operation:
+    def _with_epilogue(self, what: _Operation) -> _Operation:
         """The operation with its epilogue."""
         options = self.options
         if options.op == WGRAD:
             raise UnsupportedError("the gradient of a filter has no epilogue")
-        fused_arguments.refuse_scale_d(options.scales[2])
-        arrays = {**self.others, **({} if self.arrays["bias"] is None else {"bias": self.arrays["bias"]})}
-        acc = accumulator(operands.dtype_of(what.views["a"], "a"))
-        asked = fused_conv.asked(
-            options.epilogue, arrays, what.shape, options.layout, out_dtype=what.result, acc=acc
-        )  # fmt: skip
-        for name in asked.names:
-            if name in ("a", "b", "c"):
-                raise InvalidOperandError(f"the epilogue calls an operand {name!r}, as the convolution does: rename it")
-        check_devices({**what.views, **asked.views})
-        fused_arguments.check_results(asked.tree, what.views, asked.views)
-        told = options.out_dtype is not None or "out" in what.views or "c" in what.views
-        result = fused_arguments.decided(asked.tree, what.result, told=told)
-        return what._replace(result=result, asked=asked)
+        refuse_scale_d(options.scales[2])
+        bias = self.arrays["bias"]
+        given = self.others if bias is None else {**self.others, "bias": bias}
+        return what.followed_by(options.epilogue, given, self.arrays["out"], fixed=options.out_dtype is not None)
 
     def _with_bias_tree(self, what: _Operation) -> _Operation:
         """act(conv + C + bias) as a tree: kernels without one read either C or a bias."""
-        bias = what.views["bias"]
-        own = fused_arguments.with_bias(self.arrays["bias"], self.options.activation, (1, what.shape[-1]))
-        asked = OverPixels(**vars(own), views={"bias": bias}, image=what.shape)
-        return what._replace(views={name: view for name, view in what.views.items() if name != "bias"}, asked=asked)
+        bias = self.arrays["bias"]
+        traced = bias_and_activation(bias, self.options.activation)
+        what = what._replace(views={name: view for name, view in what.views.items() if name != "bias"})
+        return what.followed_by(traced, {"bias": bias}, self.arrays["out"], fixed=True)
 
     def _check_epilogue(self, what: _Operation) -> None:
         """Refuses what the reference computes and no kernel does."""
@@ -452,62 +446,48 @@ class _Call(NamedTuple):
             raise UnsupportedError(f"bias has stride {views['bias'].strides[0]}: kernels read contiguous ones; copy it")
 
     def _on_gpu(self, what: _Operation) -> Any:
-        first, options, asked = self.arrays["a"], self.options, what.asked
-        views, device = dict(what.views), what.views["a"].device
-        stream = operands.current_stream(first, views["a"]) if options.stream is None else operands.stream_handle(
+        first, options, epilogue = self.arrays["a"], self.options, what.epilogue
+        device = what.views["a"].device
+        stream = operands.current_stream(first, what.views["a"]) if options.stream is None else operands.stream_handle(
             options.stream
         )  # fmt: skip
-        results, given = {}, {}
-        if self.arrays["out"] is None:
-            results[RESULT], views[RESULT] = operands.empty(what.shape, what.result, device, first)
-        else:
-            given[RESULT] = self.arrays["out"]
-        if asked is not None:
-            views |= asked.views
-            given |= asked.given
-            for output in asked.missing:
-                results[output.name], views[output.name] = fused_conv.empty(output, what.shape, device, first)
+        arrays, results = epilogue.allocate(device, first)
+        views = {**what.views, **epilogue.inputs, **results}
         if 0 not in what.shape:
             made = self._launch(what, views, first, stream, options.layout)
             if self.key is not None and made.checked:
-                kept = _Kept(made, what.shape, what.result, None if asked is None else asked.traced)
+                result = ImageResult(what.shape, options.layout)
+                kept = _Kept(made, result, epilogue.dtype, epilogue.traced if what.fused else None)
                 _plans.insert(kept, self.key)
-        elif asked is not None:
-            fused_arguments.reduce_nothing(asked.tree.outputs, views, stream)
-        for name, array in results.items():
-            given[name] = named(operands.finished(array, views[name], stream), options.layout)
-        return given[RESULT] if asked is None else asked.arrange(given)
+        else:
+            reduce_nothing(epilogue.tree.outputs, views, stream)
+        return epilogue.finish(arrays, results, stream)
 
     def _on_host(self, what: _Operation) -> Any:
         """Host operands: copied to GPU 0, computed there, and the results copied back."""
-        asked = what.asked
-        outputs = () if asked is None else asked.tree.outputs
-        read = {name: view for name, view in what.views.items() if name != RESULT}
-        if asked is not None:
-            read |= {one.name: asked.views[one.name] for one in asked.tree.inputs}
+        read = {**what.views, **what.epilogue.inputs}
+        read.pop(RESULT, None)
         views = {name: operands.upload(operands.to_numpy(view), 0) for name, view in read.items()}
-        _, views[RESULT] = operands.empty(what.shape, what.result, 0, None)
-        for output in outputs:
-            _, views[output.name] = fused_conv.empty(output, what.shape, 0, None)
-        self._launch(what, views, None, 0, "nhwc")
-        names = (*(output.name for output in outputs), RESULT)
-        return self._deliver({name: operands.download(views[name]) for name in names}, what)
+        results = what.epilogue.temporaries(0)
+        self._launch(what, views | results, None, 0, "nhwc")
+        return what.epilogue.deliver(
+            {name: operands.download(view) for name, view in results.items()}, self.arrays["a"]
+        )  # fmt: skip
 
     def _launch(self, what: _Operation, views: dict[str, _core.Operand], like: Any, stream: int, layout: str) -> OpPlan:
         """Makes a plan, whose calls name dimensions in the order of `layout`, and launches it on NHWC views."""
-        options, asked = self.options, what.asked
+        options, epilogue = self.options, what.epilogue
         problem = what.problem(views, options)
         order: tuple[str, ...] = _READ
-        if asked is not None:
-            taken = {name: views[name] for name in asked.names}
-            fusion = conv_fusion.fusion(asked.tree, taken, what.shape, layout)
-            problem, order = dataclasses.replace(problem, fusion=fusion), ("a", "b", "c", *taken)
+        if what.fused:
+            fusion = ImageResult(what.shape, layout).fusion(epilogue.tree, epilogue.of_tree(views))
+            problem, order = dataclasses.replace(problem, fusion=fusion), ("a", "b", "c", *operand_names(epilogue.tree))
         made = make(problem, like=like, backend=options.backend, jit=options.jit, stream=stream, layout=layout)
         factor = 1.0
         for scale in options.scales:
             factor *= 1.0 if scale is None else float(scale)
         beta = options.beta * (1.0 if options.scales[2] is None else float(options.scales[2]))
-        arrays = [named(views[name], layout) for name in (*order, RESULT) if name in views]
+        arrays = [from_nhwc(views[name], layout) for name in (*order, RESULT) if name in views]
         made(*arrays, alpha=options.alpha * factor, beta=beta, stream=stream)
         return made
 
@@ -516,11 +496,11 @@ class _Call(NamedTuple):
         on_gpu = what.views["a"].device_type == CUDA
         fetch = operands.download if on_gpu else operands.to_numpy
         host = {name: fetch(view) for name, view in what.views.items() if name != RESULT}
-        g, asked = what.geometry, what.asked
+        g, epilogue = what.geometry, what.epilogue
         common: dict[str, Any] = {
             "stride": g.stride, "padding": g.padding, "dilation": g.dilation, "groups": g.groups,
             "alpha": options.alpha, "beta": options.beta, "scale_a": options.scales[0], "scale_b": options.scales[1],
-            "scale_d": options.scales[2], "out_dtype": what.result if asked is None else CutlassDtype.F64,
+            "scale_d": options.scales[2], "out_dtype": CutlassDtype.F64 if what.fused else epilogue.dtype,
             "math": what.math,
         }  # fmt: skip
         a, b, c = host["a"], host["b"], host.get("c")
@@ -532,63 +512,38 @@ class _Call(NamedTuple):
                 computed = reference.conv2d(a, b, c, **common)
             else:
                 computed = reference.conv2d_dgrad(a, b, g.x_shape, c, **common)
-        results = {RESULT: computed}
-        if asked is not None:
-            results = asked.evaluated(computed, fetch, out_dtype=what.result)
+        results = epilogue.evaluate(computed, fetch) if what.fused else {RESULT: computed}
         if not on_gpu:
-            return self._deliver(results, what)
-        device, given = what.views["a"].device, {}
-        for name, result in results.items():
-            array, view = self._owned(name, what)
-            fresh = view is None
-            if view is None:
-                array, view = self._made(name, what, device)
-            operands.copy_in(result, view)
-            array = operands.finished(array, view, 0)
-            given[name] = named(array, options.layout) if fresh else array
-        return given[RESULT] if asked is None else asked.arrange(given)
-
-    def _made(self, name: str, what: _Operation, device: int) -> tuple[Any, _core.Operand]:
-        """New memory for a result, in the order of NHWC."""
-        for output in () if what.asked is None else what.asked.tree.outputs:
-            if output.name == name:
-                return fused_conv.empty(output, what.shape, device, self.arrays["a"])
-        return operands.empty(what.shape, what.result, device, self.arrays["a"])
-
-    def _owned(self, name: str, what: _Operation) -> tuple[Any, _core.Operand | None]:
-        """The caller's array for a result and its view in the order of NHWC, if there is one."""
-        if name == RESULT:
-            return self.arrays["out"], what.views.get(RESULT)
-        given = {} if what.asked is None else what.asked.given
-        return given.get(name), what.asked.views[name] if what.asked is not None and name in given else None
-
-    def _deliver(self, computed: dict[str, np.ndarray[Any, Any]], what: _Operation) -> Any:
-        """Host results, in the caller's arrays or as new ones of the kind of the first operand."""
-        given = {}
-        for name, result in computed.items():
-            array, view = self._owned(name, what)
-            if view is None:
-                array = named(operands.host_result(result, self.arrays["a"]), self.options.layout)
-            else:
-                np.copyto(operands.to_numpy(view), result, casting="no")
-            given[name] = array
-        return given[RESULT] if what.asked is None else what.asked.arrange(given)
+            return epilogue.deliver(results, self.arrays["a"])
+        return epilogue.copy_in(results, what.views["a"].device, self.arrays["a"])
 
 
 class _Operation(NamedTuple):
-    """What the operands say: their views in the order of NHWC, the extents, and the epilogue if there is one."""
+    """What the operands say: their views in the order of NHWC, the extents, and the epilogue.
+
+    `fused` tells whether that is a tree, and not what kernels without one do.
+    """
 
     op: str
     views: dict[str, _core.Operand]
     geometry: ConvGeometry
-    result: CutlassDtype
     math: str
-    asked: OverPixels | None = None
+    epilogue: BoundEpilogue
+    fused: bool = False
 
     @property
     def shape(self) -> tuple[int, int, int, int]:
-        g = self.geometry
-        return {FPROP: g.y_shape, DGRAD: g.x_shape, WGRAD: g.w_shape}[self.op]
+        return result_shape(self.op, self.geometry)
+
+    def followed_by(self, epilogue: Any, given: dict[str, Any], out: Any, *, fixed: bool) -> _Operation:
+        """The operation with an epilogue and the arrays for it; `fixed` tells whether the caller names a dtype."""
+        views = self.views
+        bound = bind(
+            epilogue, given, self.epilogue.result, views, taken=("a", "b", "c"), out=out,
+            out_dtype=self.epilogue.dtype, fixed=fixed or RESULT in views or "c" in views,
+            acc=accumulator(operands.dtype_of(views["a"], "a")),
+        )  # fmt: skip
+        return self._replace(epilogue=bound, fused=True)
 
     def problem(self, views: dict[str, _core.Operand], options: _Options) -> ConvProblem:
         def spec(name: str) -> MatrixSpec:
@@ -600,10 +555,10 @@ class _Operation(NamedTuple):
 
         # A tree's operand may be called bias too.
         bias = "bias" in self.views
-        if bias and operands.dtype_of(views["bias"], "bias") is not self.result:
+        if bias and operands.dtype_of(views["bias"], "bias") is not self.epilogue.dtype:
             raise UnsupportedError(
                 f"bias is {operands.dtype_of(views['bias'], 'bias').value}; kernels read it as the result's dtype, "
-                f"{self.result.value}"
+                f"{self.epilogue.dtype.value}"
             )
         return ConvProblem(
             op=self.op,
@@ -613,13 +568,13 @@ class _Operation(NamedTuple):
             c=spec("c") if "c" in views else None,
             d=spec("out"),
             bias=spec("bias") if bias else None,
-            activation=options.activation if self.asked is None else None,
+            activation=None if self.fused else options.activation,
             math=self.math,
             device=views["a"].device,
         )
 
 
-def _operation(views: dict[str, _core.Operand], options: _Options) -> _Operation:
+def _operation(views: dict[str, _core.Operand], options: _Options, out: Any) -> _Operation:
     for name, label in zip(("a", "b"), OPERANDS[options.op], strict=True):
         if len(views[name].shape) != 4:
             raise InvalidOperandError(f"{label} has shape {views[name].shape}; expected 4 dimensions")
@@ -639,16 +594,17 @@ def _operation(views: dict[str, _core.Operand], options: _Options) -> _Operation
     if dtype is not other:
         raise InvalidOperandError(f"{first} is {dtype.value} and {second} is {other.value}: both must have one dtype")
     result = result_dtype(views, options.out_dtype, dtype)
-    what = _Operation(options.op, views, geometry, result, math_mode(dtype, options.precision))
+    math, extents = math_mode(dtype, options.precision), result_shape(options.op, geometry)
     for name in ("c", "out"):
-        if name in views and views[name].shape != what.shape:
-            raise InvalidOperandError(f"{name} has shape {views[name].shape} (NHWC order); the result has {what.shape}")
-    if "bias" in views and views["bias"].shape != what.shape[-1:]:
-        raise InvalidOperandError(f"bias has shape {views['bias'].shape}; expected ({what.shape[-1]},)")
+        if name in views and views[name].shape != extents:
+            raise InvalidOperandError(f"{name} has shape {views[name].shape} (NHWC order); the result has {extents}")
+    if "bias" in views and views["bias"].shape != extents[-1:]:
+        raise InvalidOperandError(f"bias has shape {views['bias'].shape}; expected ({extents[-1]},)")
     if options.activation is not None and options.activation not in reference.ACTIVATIONS:
         valid = ", ".join(reference.ACTIVATIONS)
         raise InvalidOperandError(f"activation is {options.activation!r}; expected None or one of {valid}")
-    return what
+    unchanged = BoundEpilogue.unchanged(ImageResult(extents, options.layout), result, views.get(RESULT), out)
+    return _Operation(options.op, views, geometry, math, unchanged)
 
 
 def _four(name: str, shape: Any) -> tuple[int, ...]:

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from ... import _core
+from ...arrays.layouts import collapses, in_layout, pixel_strides, rows_collapse
 from ...arrays.numerics import FAST
 from ...epilogue import validate as first_use
 from ...epilogue.bound import FusedOperands, Fusion, source_number
@@ -28,20 +29,16 @@ from ...pipeline.pick import Cost, Derive, Picked, best_cell, pick
 from ...pipeline.plan import product_args
 from ...pipeline.problem import GemmProblem, MatrixSpec, Variant, round_up
 from ...pipeline.select import Choice
-from . import fusion as conv_fusion
-from .fusion import in_layout
 from .problem import (
     DGRAD,
     FPROP,
     WGRAD,
     ConvProblem,
     channel_alignment,
-    collapses,
     dense,
+    formulations,
     packed,
-    pixel_strides,
     reach,
-    rows_collapse,
 )
 
 ITERATOR_PENALTY = {"": 1.0, "optimized": 1.0, "fixed_channels": 1.1, "few_channels": 1.2, "analytic": 1.6}
@@ -374,7 +371,7 @@ def choose(
 
     With `backend` `auto`, nothing is compiled where the table serves the convolution in whatever way.
     """
-    *better, last = ways = conv_fusion.ways(what)
+    *better, last = ways = formulations(what)
     if backend == "auto":
         for way in ways:
             with contextlib.suppress(UnsupportedError, KernelNotFoundError):
@@ -512,7 +509,7 @@ def best_key(what: ConvProblem, device: Device, arch: SmArch | None) -> KernelKe
     Raises:
         UnsupportedError: no cell serves it.
     """
-    for way in conv_fusion.ways(what):
+    for way in formulations(what):
         solved, _, _ = _served(way, device, arch)
         best = _best(solved, device, arch)
         if best is not None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from ...arrays.layouts import in_layout
 from ...generator.archs import SmArch
 from ...generator.key import KernelKey
 from ...pipeline import pick
@@ -14,7 +15,6 @@ from ...pipeline.operation import Found, Operation, Search
 from ...pipeline.probe import Arrays, Probe
 from ...pipeline.problem import MatrixSpec
 from . import kernels
-from .fusion import in_layout
 from .problem import OPERANDS, WGRAD
 from .request import ConvDgradRequest, ConvFwdRequest, ConvLayout, ConvRequest, ConvWgradRequest
 

@@ -9,11 +9,11 @@ from typing import Any
 import numpy as np
 
 from ... import reference
+from ...epilogue.results import ImageResult
 from ...generator.dtypes import CutlassDtype
 from ...generator.epilogue.tree import EpilogueVisitorTree
 from ...pipeline.probe import Array, Arrays, Check, Probe, compare_tree, slices
 from .function import conv2d, conv2d_dgrad, conv2d_wgrad
-from .fusion import as_matrix, matrix_shape
 from .problem import DGRAD, FPROP, OPERANDS
 from .request import ConvLayout, ConvRequest
 
@@ -109,13 +109,13 @@ class FusedConvProbe(ConvProbe):
         names = (*OPERANDS[self.request.op], "out", *(["c"] if self.request.epilogue.beta != 0 else []))
         own = {name: part[name] for name in names}
         made = self._called(functions, own, **how)
-        return made.reshape(matrix_shape(made.shape))
+        return made.reshape(ImageResult(made.shape).matrix)
 
     def _matrices(self, part: Arrays) -> Arrays:
-        image = part["out"].shape
+        image = ImageResult(part["out"].shape)
         found = {}
         for name in (*(one.name for one in self.tree.inputs), *(one.name for one in self.tree.outputs), "out"):
             array = part[name]
             dense = tuple(math.prod(array.shape[axis + 1 :]) for axis in range(array.ndim))
-            found[name] = array.reshape(as_matrix(name, array.shape, dense, image)[0])
+            found[name] = array.reshape(image.as_matrix(name, array.shape, dense)[0])
         return found

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from dataclasses import dataclass
 
-from ...epilogue.bound import Fusion
+from ...arrays.layouts import collapses, pixel_strides, rows_collapse
+from ...epilogue.bound import Fusion, source_of
 from ...errors import InvalidOperandError, UnsupportedError
 from ...generator.epilogue.lower import LINEAR, epilogue_id, with_source
 from ...pipeline.problem import MatrixSpec
@@ -84,6 +86,26 @@ class ConvProblem:
         return y_channels, g.r * g.s * x_channels, g.n * g.p * g.q
 
 
+def result_shape(op: str, geometry: ConvGeometry) -> tuple[int, int, int, int]:
+    """The extents of D."""
+    return {FPROP: geometry.y_shape, DGRAD: geometry.x_shape, WGRAD: geometry.w_shape}[op]
+
+
+def formulations(problem: ConvProblem) -> list[ConvProblem]:
+    """The problem with its tree, as it may be put to kernels, better ones first: a matrix loaded as C, or as it is."""
+    if problem.fusion is None or problem.c is not None or not collapses(problem.d):
+        return [problem]
+    # Kernels have one set of strides for C and D.
+    strides = (pixel_strides(problem.d)[0], 1)
+    number = source_of(
+        problem.fusion, lambda array: array.spec.strides == strides and array.dtype is problem.d.dtype
+    )  # fmt: skip
+    if number is None:
+        return [problem]
+    c = dataclasses.replace(problem.d, alignment=problem.fusion.inputs[number].alignment)
+    return [dataclasses.replace(problem, source=number, c=c), problem]
+
+
 def check_channels(name: str, spec: MatrixSpec) -> None:
     """Refuses an array that convolutions cannot read.
 
@@ -100,31 +122,6 @@ def check_channels(name: str, spec: MatrixSpec) -> None:
         )
     if any(stride == 0 and extent > 1 for stride, extent in zip(spec.strides, spec.shape, strict=True)):
         raise UnsupportedError(f"{name} (NHWC order) has strides {spec.strides}: copy what is broadcast")
-
-
-def pixel_strides(spec: MatrixSpec) -> tuple[int, int, int]:
-    """(column, row, outer) strides; of dimensions of one element, what makes the array collapse."""
-    outer, rows, columns, channels = spec.shape
-    stride_outer, stride_row, stride_column, _ = spec.strides
-    if columns == 1:
-        stride_column = stride_row if rows > 1 else (stride_outer if outer > 1 else channels)
-    if rows == 1:
-        stride_row = columns * stride_column
-    if outer == 1:
-        stride_outer = rows * stride_row
-    return stride_column, stride_row, stride_outer
-
-
-def rows_collapse(spec: MatrixSpec) -> bool:
-    """Whether the pixels of one outer index are evenly spaced."""
-    column, row, _ = pixel_strides(spec)
-    return row == spec.shape[2] * column
-
-
-def collapses(spec: MatrixSpec) -> bool:
-    """Whether all pixels are evenly spaced, as a matrix's rows are."""
-    _, row, outer = pixel_strides(spec)
-    return rows_collapse(spec) and outer == spec.shape[1] * row
 
 
 def packed(spec: MatrixSpec) -> bool:

@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 
 from ...arrays.numerics import default_out_dtype
 from ...checks import check_index, shown
-from ...epilogue.request import check_tree, over_pixels
+from ...epilogue.results import ImageResult, check_tree
 from ...errors import InvalidOperandError, UnsupportedError
 from ...generator.archs import SmArch
 from ...generator.dtypes import CutlassDtype
@@ -256,7 +256,7 @@ class ConvRequest:
             activation=self.epilogue.activation if self.tree is None else None,
             math=self.math,
             device=device,
-            fusion=None if self.tree is None else over_pixels(self.tree, dense(d, result), self.layout.value),
+            fusion=None if self.tree is None else ImageResult(d, self.layout.value).dense(self.tree, dense(d, result)),
         )
 
     def render_cu(self) -> tuple[str, str]:

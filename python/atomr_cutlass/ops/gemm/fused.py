@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
@@ -10,15 +9,20 @@ import numpy as np
 
 from ... import _core, reference
 from ...arrays import operands
-from ...arrays.arguments import check_devices, check_scalars
+from ...arrays.arguments import check_scalars
 from ...arrays.numerics import AnyArray
 from ...arrays.operands import CUDA
 from ...checks import NUMBERS
 from ...epilogue import EpilogueVisitorTree, Traced
-from ...epilogue import arguments as fused_arguments
-from ...epilogue.arguments import Asked
-from ...epilogue.bound import fusion_of
-from ...errors import InvalidOperandError
+from ...epilogue.bind import (
+    BoundEpilogue,
+    bias_and_activation,
+    bind,
+    empty,
+    reduce_nothing,
+    refuse_scale_d,
+)
+from ...epilogue.results import MatrixResult, operand_names
 from ...generator.dtypes import CutlassDtype
 from ...generator.epilogue.tree import RESULT
 from ...generator.rules import accumulator
@@ -40,42 +44,32 @@ class FusedCall(NamedTuple):
     Attributes:
         given: its arguments.
         what: what they say, with the epilogue's say in the result's element type.
-        asked: the epilogue's tree with its arrays.
+        epilogue: the epilogue with its arrays.
     """
 
     given: Arguments
     what: Operation
-    asked: Asked
+    epilogue: BoundEpilogue
 
     def on_gpu(self) -> Any:
         """Launches on GPU arrays."""
-        given, what, asked = self
+        given, what, epilogue = self
         device, stream = what.views["a"].device, given.stream_of(what.views["a"])
-        results, views = dict(asked.given), {**what.views, **asked.inputs, **asked.outputs}
-        results[RESULT] = given.out
-        if given.out is None:
-            results[RESULT], views[RESULT] = operands.empty(what.shape, what.result, device, given.a)
-        for output in asked.tree.outputs:
-            if output.name not in views:
-                results[output.name], views[output.name] = fused_arguments.empty(output, what.shape, device, given.a)
-        made = self._launch(views, given.a, stream)
+        arrays, results = epilogue.allocate(device, given.a)
+        made = self._launch({**what.views, **epilogue.inputs, **results}, given.a, stream)
         if made is not None:
-            _keep(given, _Kept(made, asked.traced, what.shape))
-        arrays = {name: operands.finished(array, views[name], stream) for name, array in results.items()}
-        return asked.arrange(arrays)
+            _keep(given, _Kept(made, epilogue.traced, epilogue.result))
+        return epilogue.finish(arrays, results, stream)
 
     def on_host(self) -> Any:
         """Copies host arrays to GPU 0, and the results back."""
-        what, asked = self.what, self.asked
-        views = what.uploaded({name: operands.to_numpy(view) for name, view in asked.inputs.items()})
-        _, views[RESULT] = operands.empty(what.shape, what.result, 0, None)
-        for output in asked.tree.outputs:
-            _, views[output.name] = fused_arguments.empty(output, what.shape, 0, None)
-        self._launch(views, None, 0)
+        what, epilogue = self.what, self.epilogue
+        views = what.uploaded({name: operands.to_numpy(view) for name, view in epilogue.inputs.items()})
+        results = epilogue.temporaries(0)
+        self._launch(views | results, None, 0)
         if "amax" in what.views:
             np.copyto(operands.to_numpy(what.views["amax"]), operands.download(views["amax"]), casting="no")
-        names = (*(output.name for output in asked.tree.outputs), RESULT)
-        return self._delivered({name: operands.download(views[name]) for name in names})
+        return epilogue.deliver({name: operands.download(view) for name, view in results.items()}, self.given.a)
 
     def on_reference(
         self, host: Mapping[str, AnyArray], how: Mapping[str, Any], fetch: Callable[[_core.Operand], AnyArray]
@@ -87,59 +81,34 @@ class FusedCall(NamedTuple):
             how: further arguments of `reference.gemm`.
             fetch: makes a host array of a view.
         """
-        given, what, asked = self
+        given, what, epilogue = self
         # float64 holds the accumulator; alpha = 0 does not make A and B unread here.
         acc = reference.gemm(
             host["a"], host["b"], host.get("c"), **{**how, "scale_d": None, "out_dtype": CutlassDtype.F64}
         )
-        inputs = {name: fetch(view) for name, view in asked.inputs.items()}
-        computed = reference.evaluate(asked.tree, acc, inputs, out_dtype=what.result, scale_d=how["scale_d"])
+        computed = epilogue.evaluate(acc, fetch, scale_d=how["scale_d"])
         if what.views["a"].device_type != CUDA:
-            return self._delivered(computed)
-        results, device = {}, what.views["a"].device
-        for name, result in computed.items():
-            view = what.views.get(RESULT) if name == RESULT else asked.outputs.get(name)
-            array = given.out if name == RESULT else asked.given.get(name)
-            if view is None and name == RESULT:
-                array, view = operands.empty(what.shape, what.result, device, given.a)
-            elif view is None:
-                output = next(one for one in asked.tree.outputs if one.name == name)
-                array, view = fused_arguments.empty(output, what.shape, device, given.a)
-            operands.copy_in(result, view)
-            results[name] = operands.finished(array, view, 0)
-        return asked.arrange(results)
+            return epilogue.deliver(computed, given.a)
+        return epilogue.copy_in(computed, what.views["a"].device, given.a)
 
     def _launch(self, views: dict[str, _core.Operand], like: Any, stream: int) -> OpPlan | None:
         """The plan that was launched; None where there is nothing to launch."""
-        given, asked = self.given, self.asked
+        given, epilogue = self.given, self.epilogue
         if 0 in self.what.shape:
-            fused_arguments.reduce_nothing(asked.tree.outputs, views, stream)
+            reduce_nothing(epilogue.tree.outputs, views, stream)
             if "amax" in self.what.views:
                 operands.clear_async(views["amax"], stream)
             return None
         # A tree's operand may be called c or amax; then the product has none.
         own = {name: views[name] for name in ("a", "b", "c", *SCALES) if name in self.what.views}
         what = problem_of({**own, RESULT: views[RESULT]}, self.what.math)
-        fusion = fusion_of(asked.tree, views)
+        fusion = epilogue.fusion(views)
         how = {"like": like, "backend": given.backend, "jit": given.jit, "stream": stream}
         made = scaled.make(what, scales_of(what, own), fusion, **how)
-        taken = (views[one.name] for one in fusion.arrays)
         alpha, beta = given.folded_scalars
-        made(*own.values(), *taken, views[RESULT], alpha=alpha, beta=beta, stream=stream)
+        others = (views[array.name] for array in fusion.arrays)
+        made(*own.values(), *others, views[RESULT], alpha=alpha, beta=beta, stream=stream)
         return made
-
-    def _delivered(self, computed: Mapping[str, AnyArray]) -> Any:
-        """Host results by name, as the epilogue returns them."""
-        made = {}
-        for name, result in computed.items():
-            if name == RESULT:
-                made[name] = self.given.delivered(result, self.what.views.get(RESULT))
-            elif name in self.asked.outputs:
-                np.copyto(operands.to_numpy(self.asked.outputs[name]), result, casting="no")
-                made[name] = self.asked.given[name]
-            else:
-                made[name] = operands.host_result(result, self.given.a)
-        return self.asked.arrange(made)
 
 
 def fused_call(given: Arguments, what: Operation) -> FusedCall | None:
@@ -153,24 +122,23 @@ def fused_call(given: Arguments, what: Operation) -> FusedCall | None:
     by_itself = given.bias is given.activation is None or given.backend == "reference"
     if given.epilogue is None and by_itself:
         return None
-    fused_arguments.refuse_scale_d(given.scales["scale_d"])
-    if given.epilogue is None:
-        asked = fused_arguments.with_bias(given.bias, given.activation, what.shape)
-    else:
-        named = dict(given.operands_of_epilogue)
-        named |= {"bias": given.bias} if given.bias is not None else {}
-        named |= {"c": given.c} if given.c is not None and given.source is None else {}
-        asked = fused_arguments.asked(
-            given.epilogue, named, what.shape, out_dtype=what.result, acc=accumulator(what.dtype)
-        )
-    for name in _operand_names(asked.tree):
-        if name in _PRODUCT or (name == "c" and "c" in what.views):
-            raise InvalidOperandError(f"the epilogue calls an operand {name!r}, as the product does: rename it")
-    check_devices({**what.views, **asked.inputs, **asked.outputs})
-    fused_arguments.check_results(asked.tree, what.views, {**asked.inputs, **asked.outputs})
-    told = given.out_dtype is not None or "out" in what.views or "c" in what.views
-    result = fused_arguments.decided(asked.tree, what.result, told=told)
-    return FusedCall(given, what._replace(result=result), asked)
+    refuse_scale_d(given.scales["scale_d"])
+    named = dict(given.operands_of_epilogue)
+    named |= {"bias": given.bias} if given.bias is not None else {}
+    if given.epilogue is not None and given.c is not None and given.source is None:
+        named["c"] = given.c
+    epilogue = bind(
+        bias_and_activation(given.bias, given.activation) if given.epilogue is None else given.epilogue,
+        named,
+        MatrixResult(what.shape),
+        what.views,
+        taken=(*_PRODUCT, "c") if "c" in what.views else _PRODUCT,
+        out=given.out,
+        out_dtype=what.result,
+        fixed=given.out_dtype is not None or "out" in what.views or "c" in what.views,
+        acc=accumulator(what.dtype),
+    )
+    return FusedCall(given, what._replace(result=epilogue.dtype), epilogue)
 
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -184,12 +152,12 @@ class _Kept(NamedTuple):
     Attributes:
         plan: what is launched.
         traced: the epilogue.
-        shape: of the result.
+        result: what its tree is computed over.
     """
 
     plan: OpPlan
     traced: Traced
-    shape: tuple[int, ...]
+    result: MatrixResult
 
     # What a PlanCache knows a plan by.
     key: None = None
@@ -207,7 +175,7 @@ class _Kept(NamedTuple):
         for output in tree.outputs:
             array = given.get(output.name)
             if array is None:
-                array, _ = fused_arguments.empty(output, self.shape, self.plan.device, a)
+                array, _ = empty(output, self.result, self.plan.device, a)
             made[output.name] = array
         c = arrays[2] if beta != 0 else None
         taken = (given[one.name] for one in tree.inputs)
@@ -245,7 +213,7 @@ def again(
     """
     c = product[2]
     named = {"bias": bias, "c": c, **others}
-    taken = _operand_names(epilogue)
+    taken = _names(epilogue)
     # What no operand takes is refused by the call in full.
     fits = named.keys() <= {"bias", "c", *taken} and (
         epilogue is None
@@ -283,12 +251,8 @@ def _arrays(
     product: tuple[Any, ...], bias: Any, epilogue: EpilogueVisitorTree | None, named: Mapping[str, Any], out: Any
 ) -> tuple[Any, ...]:
     """Everything whose shape, strides and element type make a plan what it is."""
-    return (*product, bias if epilogue is None else None, *map(named.get, _operand_names(epilogue)), out)
+    return (*product, bias if epilogue is None else None, *map(named.get, _names(epilogue)), out)
 
 
-@functools.lru_cache(64)
-def _operand_names(epilogue: EpilogueVisitorTree | None) -> tuple[str, ...]:
-    """The operands of a tree, inputs first."""
-    if epilogue is None:
-        return ()
-    return (*(one.name for one in epilogue.inputs), *(one.name for one in epilogue.outputs))
+def _names(epilogue: EpilogueVisitorTree | None) -> tuple[str, ...]:
+    return () if epilogue is None else operand_names(epilogue)

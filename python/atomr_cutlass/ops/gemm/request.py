@@ -10,9 +10,9 @@ from ...arrays import fp4
 from ...arrays.numerics import default_out_dtype
 from ...arrays.operands import BYTE
 from ...checks import check_flag, check_index, check_options
-from ...epilogue.arguments import common
+from ...epilogue.bind import common
 from ...epilogue.bound import Fusion
-from ...epilogue.request import check_tree, dense
+from ...epilogue.results import MatrixResult, check_tree
 from ...errors import InvalidOperandError, UnsupportedError
 from ...generator.archs import SmArch
 from ...generator.dtypes import CutlassDtype, ScaleType
@@ -298,7 +298,8 @@ class GemmRequest:
 
     def fusion(self) -> Fusion | None:
         """What follows the product, with the arrays that a plan is called with, dense; None for nothing."""
-        return None if self.tree is None else dense(self.tree, self.problem(0).d)
+        d = self.problem(0).d
+        return None if self.tree is None else MatrixResult(d.shape).dense(self.tree, d)
 
     def _swizzled(self, rows: int, kind: ScaleType) -> Scale:
         size = swizzled_size(rows, -(-self.shape.k // fp4.VECTOR[kind]))

@@ -26,7 +26,7 @@ from ...arrays.numerics import FAST, math_mode
 from ...arrays.operands import CPU, CUDA
 from ...checks import NUMBERS, check_extents, check_number, check_options
 from ...epilogue import EpilogueVisitorTree
-from ...epilogue.arguments import decided
+from ...epilogue.bind import decided
 from ...errors import InvalidOperandError, UnsupportedError
 from ...generator.dtypes import CutlassDtype
 from ...generator.rules import FP8_TYPES
@@ -574,8 +574,8 @@ def _operation(arrays: dict[str, Any], named: Mapping[str, Any], out: Any, optio
         follows = fused_grouped.of_epilogue(
             options.epilogue, others, numbers, taken, groups, dtype=dtype, out_dtype=result
         )
-    told = options.out_dtype is not None or "out" in views or "c" in views
-    result = decided(follows.tree, result, told=told)
+    fixed = options.out_dtype is not None or "out" in views or "c" in views
+    result = decided(follows.tree, result, fixed=fixed)
     for index, one in enumerate(views.get("out", ())):
         inputs = {
             name: given[index if len(given) > 1 else 0]

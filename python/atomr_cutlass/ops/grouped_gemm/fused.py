@@ -16,7 +16,7 @@ from ...arrays import operands
 from ...arrays.numerics import INTEGER_DTYPES, AnyArray
 from ...arrays.operands import BYTE
 from ...epilogue import EpilogueVisitorTree, Operand, Traced, readings
-from ...epilogue.arguments import check_names, common, traced_of
+from ...epilogue.bind import check_names, common, traced_of
 from ...epilogue.bound import check_input
 from ...errors import InvalidOperandError
 from ...generator.dtypes import CutlassDtype

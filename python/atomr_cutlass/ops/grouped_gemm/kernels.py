@@ -12,7 +12,7 @@ from typing import Any
 from ... import _core
 from ...arrays.numerics import FAST
 from ...epilogue import validate as first_use
-from ...epilogue.arguments import common
+from ...epilogue.bind import common
 from ...epilogue.bound import Fusion
 from ...errors import UnsupportedError
 from ...generator.archs import SmArch

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from ...arrays.numerics import default_out_dtype
 from ...checks import check_index, expect, shown
-from ...epilogue.request import check_tree
+from ...epilogue.results import check_tree
 from ...errors import InvalidOperandError
 from ...generator.archs import SmArch
 from ...generator.dtypes import CutlassDtype

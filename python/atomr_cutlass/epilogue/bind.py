@@ -1,0 +1,353 @@
+"""An epilogue bound to a call: its tree, the arrays that it reads and writes, and the result that it makes."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import inspect
+import math
+from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from .. import _core
+from ..arrays import operands
+from ..arrays.arguments import check_apart, check_devices, refuse_jax_out
+from ..arrays.numerics import AnyArray, FloatArray, numpy_dtype
+from ..arrays.operands import BYTE
+from ..checks import NUMBERS
+from ..errors import InvalidOperandError, UnsupportedError
+from ..generator.dtypes import CutlassDtype
+from ..generator.epilogue.tree import MATRIX, RESULT, EpilogueVisitorTree, Output
+from ..reference import ACTIVATIONS
+from ..reference import evaluate as evaluate_tree
+from . import EvtBuilder, Operand, Traced, trace
+from .bound import Fusion
+from .results import MatrixResult, operand_names
+
+SINGLE = "single"
+
+
+@dataclass(frozen=True)
+class BoundEpilogue:
+    """An epilogue with the arrays of a call.
+
+    Attributes:
+        traced: its tree, and how results are returned.
+        result: what the tree is computed over.
+        dtype: element type of D.
+        inputs: views of the tree's inputs, by name.
+        outputs: views of the arrays that are given for results: D, which is `out`, and the tree's outputs.
+        given: those arrays themselves.
+    """
+
+    traced: Traced
+    result: MatrixResult
+    dtype: CutlassDtype
+    inputs: dict[str, _core.Operand]
+    outputs: dict[str, _core.Operand]
+    given: dict[str, Any]
+
+    @property
+    def tree(self) -> EpilogueVisitorTree:
+        """The tree."""
+        return self.traced.tree
+
+    @classmethod
+    def unchanged(
+        cls, result: MatrixResult, dtype: CutlassDtype, out_view: _core.Operand | None, out: Any
+    ) -> BoundEpilogue:
+        """D as the product gives it; `out` is the array for it, if there is one."""
+        outputs, given = ({}, {}) if out_view is None else ({RESULT: out_view}, {RESULT: out})
+        return cls(common(None, None), result, dtype, {}, outputs, given)
+
+    def of_tree(self, views: Mapping[str, _core.Operand]) -> dict[str, _core.Operand]:
+        """Those of the tree's operands, inputs first."""
+        return {name: views[name] for name in operand_names(self.tree)}
+
+    def fusion(self, views: Mapping[str, _core.Operand]) -> Fusion:
+        """The tree as part of a problem; `views` are those of all its operands, by name."""
+        return self.result.fusion(self.tree, self.of_tree(views))
+
+    def allocate(self, device: int, like: Any) -> tuple[dict[str, Any], dict[str, _core.Operand]]:
+        """The arrays and the views of all results by name, new ones where none is given, as `operands.empty` gives."""
+        arrays, views = dict(self.given), dict(self.outputs)
+        if RESULT not in views:
+            arrays[RESULT], views[RESULT] = operands.empty(self.result.shape, self.dtype, device, like)
+        for output in self.tree.outputs:
+            if output.name not in views:
+                arrays[output.name], views[output.name] = empty(output, self.result, device, like)
+        return arrays, views
+
+    def temporaries(self, device: int) -> dict[str, _core.Operand]:
+        """Memory of the GPU for all results, by name, whatever arrays are given."""
+        return dataclasses.replace(self, outputs={}, given={}).allocate(device, None)[1]
+
+    def finish(self, arrays: Mapping[str, Any], views: Mapping[str, _core.Operand], stream: int) -> Any:
+        """The results that `allocate` gave, once their kernels are launched, as the caller wants them."""
+        finished = dict(self.given)
+        for name in arrays.keys() - finished.keys():
+            finished[name] = self.result.returned(operands.finished(arrays[name], views[name], stream))
+        return self.traced.arrange(finished)
+
+    def deliver(self, computed: Mapping[str, AnyArray], like: Any) -> Any:
+        """Host results by name, in the caller's arrays or as new ones like `like`, as the caller wants them."""
+        delivered = dict(self.given)
+        for name, values in computed.items():
+            if name in self.outputs:
+                np.copyto(operands.to_numpy(self.outputs[name]), values, casting="no")
+            else:
+                delivered[name] = self.result.returned(operands.host_result(values, like))
+        return self.traced.arrange(delivered)
+
+    def copy_in(self, computed: Mapping[str, AnyArray], device: int, like: Any) -> Any:
+        """Host results by name, on the GPU in the caller's arrays or in new ones, as the caller wants them."""
+        arrays, views = self.allocate(device, like)
+        for name, values in computed.items():
+            operands.copy_in(values, views[name])
+        return self.finish(arrays, views, 0)
+
+    def evaluate(
+        self, acc: FloatArray, fetch: Callable[[_core.Operand], AnyArray], *, scale_d: float | None = None
+    ) -> dict[str, AnyArray]:
+        """The results by name, computed by the reference.
+
+        Args:
+            acc: what the tree starts from, of the result's shape.
+            fetch: makes a host array of a view.
+            scale_d: multiplies D.
+        """
+        read = {name: fetch(self.result.flat(name, view)) for name, view in self.inputs.items()}
+        found = evaluate_tree(
+            self.tree, acc.reshape(self.result.matrix), read, out_dtype=self.dtype, scale_d=scale_d
+        )  # fmt: skip
+        shapes = {output.name: self.result.output_shape(output) for output in self.tree.outputs}
+        return {name: values.reshape(shapes.get(name, self.result.shape)) for name, values in found.items()}
+
+
+def bind(
+    epilogue: Any,
+    given: Mapping[str, Any],
+    result: MatrixResult,
+    product: Mapping[str, _core.Operand],
+    *,
+    taken: Collection[str],
+    out: Any,
+    out_dtype: CutlassDtype,
+    fixed: bool,
+    acc: CutlassDtype,
+) -> BoundEpilogue:
+    """Binds an epilogue to arrays.
+
+    Args:
+        epilogue: a tree, a function, or what `bias_and_activation` gave.
+        given: arrays by name, and of a function also numbers.
+        result: what the tree is computed over.
+        product: views of the product's operands and, as `out`, of the array for D if there is one.
+        taken: names that the tree's operands cannot have.
+        out: the array for D; None for a new one.
+        out_dtype: of D, unless the epilogue decides it.
+        fixed: whether the caller has said so, and the epilogue may not.
+        acc: type of the accumulator.
+
+    Raises:
+        InvalidOperandError: an operand is missing, unknown, of a wrong shape, dtype or device, has the name of one of
+            the product's or shares memory with a result; or the tree decides another element type than the caller.
+        UnsupportedError: the function cannot be traced, or an array does not lie as kernels read it.
+    """
+    numbers = {name: one for name, one in given.items() if isinstance(one, NUMBERS)}
+    arrays = {name: one for name, one in given.items() if name not in numbers}
+    views = {name: result.view(array, name) for name, array in arrays.items()}
+    traced, counting = traced_of(
+        epilogue, views, numbers, lambda name: result.operand(name, views[name]), out_dtype=out_dtype, acc=acc
+    )
+    tree, views = traced.tree, {name: views[name] for name in counting}
+    check_names(tree, views)
+    for operand in tree.inputs:
+        result.check_input(operand, views[operand.name])
+    written = [output for output in tree.outputs if output.name in views]
+    for output in written:
+        refuse_jax_out(arrays[output.name], output.name)
+        result.check_output(output, views[output.name])
+    for name in operand_names(tree):
+        if name in taken:
+            raise InvalidOperandError(f"the epilogue calls an operand {name!r}, as the product does: rename it")
+    check_devices({**product, **views})
+    _check_apart(tree, product, views)
+    outputs = {output.name: views[output.name] for output in written}
+    own = {output.name: arrays[output.name] for output in written}
+    if RESULT in product:
+        outputs[RESULT], own[RESULT] = product[RESULT], out
+    dtype = decided(tree, out_dtype, fixed=fixed)
+    inputs = {operand.name: views[operand.name] for operand in tree.inputs}
+    return BoundEpilogue(traced, result, dtype, inputs, outputs, own)
+
+
+def traced_of(
+    epilogue: Any,
+    names: Collection[str],
+    numbers: Mapping[str, Any],
+    operand: Callable[[str], Operand],
+    *,
+    out_dtype: CutlassDtype,
+    acc: CutlassDtype,
+) -> tuple[Traced, list[str]]:
+    """The tree of an epilogue, and the names of the arrays that count: not those of parameters that go unused.
+
+    Args:
+        epilogue: a tree, a function, or a tree that is traced.
+        names: of the arrays that are given.
+        numbers: what else is, by name; of a function only.
+        operand: what the array of a name is.
+        out_dtype: of the result, unless the epilogue decides it.
+        acc: type of the accumulator.
+
+    Raises:
+        InvalidOperandError: numbers are given to a tree, or as `operand` does.
+        UnsupportedError: the function cannot be traced.
+    """
+    if isinstance(epilogue, (EpilogueVisitorTree, Traced)):
+        if numbers:
+            raise InvalidOperandError(
+                f"{', '.join(numbers)}: a tree takes arrays; give an array of one element, or a function with numbers"
+            )
+        return epilogue if isinstance(epilogue, Traced) else of_tree(epilogue), list(names)
+    # What is no parameter is an array for a result.
+    parameters = _parameters(epilogue, names)
+    kinds = {name: operand(name) for name in names if name in parameters}
+    compute = CutlassDtype.F64 if acc is CutlassDtype.F64 else CutlassDtype.F32
+    traced = trace(epilogue, {**kinds, **numbers}, out_dtype=out_dtype, compute_dtype=compute)
+    used = {one.name for one in traced.tree.inputs}
+    return traced, [name for name in names if name in used or name not in parameters]
+
+
+def _parameters(epilogue: Any, names: Iterable[str]) -> set[str]:
+    """The names that a function's signature has; all of them where it has none, of which `trace` then says so."""
+    try:
+        return set(inspect.signature(epilogue).parameters)
+    except (TypeError, ValueError):
+        return set(names)
+
+
+def of_tree(tree: EpilogueVisitorTree) -> Traced:
+    """A tree as if a function had returned D, or a dict of D and the tree's outputs."""
+    names = (RESULT, *(one.name for one in tree.outputs))
+    return Traced(tree, "dict" if tree.outputs else SINGLE, names)
+
+
+@functools.cache
+def common(bias: CutlassDtype | None, activation: str | None) -> Traced:
+    """The tree of act(acc + bias).
+
+    Args:
+        bias: element type of the row that is added; None for none.
+        activation: a name of `reference.ACTIVATIONS`, or None.
+
+    Raises:
+        InvalidOperandError: an unknown activation.
+    """
+    if activation is not None and activation not in ACTIVATIONS:
+        raise InvalidOperandError(f"unknown activation {activation!r}; valid: {', '.join(ACTIVATIONS)}")
+    builder = EvtBuilder()
+    if bias is not None:
+        builder.add_bias("bias", dtype=bias)
+    if activation not in (None, "identity"):
+        builder.activation(activation)
+    return of_tree(builder.build())
+
+
+def bias_and_activation(bias: Any, activation: str | None) -> Traced:
+    """The tree of act(acc + bias) for an array, or for no bias.
+
+    Raises:
+        InvalidOperandError: the bias is no array of a known element type, or the activation is unknown.
+    """
+    if activation is not None and not isinstance(activation, str):
+        raise InvalidOperandError(f"activation is {activation!r}; expected None or one of {', '.join(ACTIVATIONS)}")
+    dtype = None if bias is None else operands.dtype_of(operands.as_operand(bias, "bias"), "bias")
+    return common(dtype, activation)
+
+
+def refuse_scale_d(scale_d: Any) -> None:
+    """Refuses a number as scale_d beside an epilogue.
+
+    Raises:
+        UnsupportedError: it is one.
+    """
+    if isinstance(scale_d, NUMBERS):
+        raise UnsupportedError(
+            "scale_d is a number, and what follows the product does not let it be part of alpha: multiply in the "
+            "epilogue, or give it as an array (fp8)"
+        )
+
+
+def empty(output: Output, result: MatrixResult, device: int, like: Any) -> tuple[Any, _core.Operand]:
+    """Memory for an output of a tree, as `operands.empty` gives it."""
+    element = BYTE if output.dtype is None else output.dtype.dlpack
+    return operands.empty_of(result.output_shape(output), element, device, like)
+
+
+def reduce_nothing(outputs: Iterable[Output], views: Mapping[str, _core.Operand], stream: int) -> None:
+    """Writes the reductions of a result without elements in the order of a stream: 0, and of maxima -infinity."""
+    for output in outputs:
+        if output.reduction and output.dtype is not None:
+            view, value = views[output.name], -math.inf if output.reduction == "max" else 0.0
+            operands.write_async(np.full(view.shape, value, numpy_dtype(output.dtype)), view, stream)
+
+
+def _check_apart(
+    tree: EpilogueVisitorTree, product: Mapping[str, _core.Operand], views: Mapping[str, _core.Operand]
+) -> None:
+    """Refuses results that share memory with each other or with an operand, but D in the place of a matrix or of C.
+
+    Args:
+        tree: the tree.
+        product: views of the product's operands and of `out`, if it is given.
+        views: of the tree's inputs, and of the arrays that are given for its outputs.
+
+    Raises:
+        InvalidOperandError: names the two.
+    """
+    outputs = [one.name for one in tree.outputs if one.name in views]
+    written = {name: views[name] for name in outputs}
+    written |= {RESULT: product[RESULT]} if RESULT in product else {}
+    read = {name: view for name, view in {**product, **views}.items() if name not in written}
+    check_apart(written, read, {"c", *(one.name for one in tree.inputs if one.kind == MATRIX)})
+
+
+def check_names(tree: EpilogueVisitorTree, given: Collection[str]) -> None:
+    """Refuses arrays that a tree has no operand for, and inputs without an array.
+
+    Raises:
+        InvalidOperandError: names them.
+    """
+    inputs, outputs = ([one.name for one in some] for some in (tree.inputs, tree.outputs))
+    unknown = [name for name in given if name not in inputs and name not in outputs]
+    missing = [name for name in inputs if name not in given]
+    if unknown:
+        known = ", ".join([*inputs, *outputs]) or "none"
+        raise InvalidOperandError(f"the epilogue has no operand {', '.join(unknown)}; its operands are {known}")
+    if missing:
+        raise InvalidOperandError(f"the epilogue reads {', '.join(missing)}: give an array for each by its name")
+
+
+def decided(tree: EpilogueVisitorTree, result: CutlassDtype, *, fixed: bool) -> CutlassDtype:
+    """The result's element type, which a tree may decide.
+
+    Args:
+        tree: what makes the result.
+        result: what it is otherwise.
+        fixed: whether out, out_dtype or c have said so.
+
+    Raises:
+        InvalidOperandError: they say another than the tree.
+    """
+    if tree.result_dtype is None or tree.result_dtype is result:
+        return result
+    if fixed:
+        raise InvalidOperandError(
+            f"the epilogue casts D to {tree.result_dtype.value}; out, out_dtype or c say {result.value}"
+        )
+    return tree.result_dtype

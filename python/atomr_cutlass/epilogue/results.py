@@ -1,0 +1,280 @@
+"""The results that an epilogue tree is computed over: a matrix, or an image, which to the tree is a matrix too."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import math
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from .. import _core
+from ..arrays import operands
+from ..arrays.arguments import check_writable
+from ..arrays.layouts import collapses, from_nhwc, in_layout, in_nhwc, pixel_strides, relaid
+from ..arrays.operands import BYTE
+from ..errors import InvalidOperandError, UnsupportedError
+from ..generator.dtypes import CutlassDtype
+from ..generator.epilogue.tree import COLUMN, MASK, MATRIX, ROW, SCALAR, EpilogueVisitorTree, Input, Output
+from ..pipeline.problem import MatrixSpec
+from . import Operand, operand_of
+from .bound import Fusion, TreeArray, check_input, fusion_of, output_shape
+
+Shape = tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class MatrixResult:
+    """A matrix, or matrices with dimensions of batches.
+
+    Attributes:
+        shape: (..., M, N).
+    """
+
+    shape: Shape
+
+    @property
+    def matrix(self) -> Shape:
+        """Its extents as the tree sees them."""
+        return self.shape
+
+    def view(self, array: Any, name: str) -> _core.Operand:
+        """The view of an array over the result, as all other methods take it."""
+        return operands.as_operand(array, name)
+
+    def returned(self, array: Any) -> Any:
+        """A new array of the shape that `output_shape` says, as callers get it."""
+        return array
+
+    def flat(self, name: str, view: _core.Operand) -> _core.Operand:
+        """A view as the tree sees it; `name` is for messages."""
+        del name
+        return view
+
+    def output_shape(self, output: Output) -> Shape:
+        """The extents of the array for an output."""
+        return output_shape(output, self.shape)
+
+    def operand(self, name: str, view: _core.Operand) -> Operand:
+        """What an array is to a function.
+
+        Raises:
+            InvalidOperandError: nothing of that shape or element type could be read.
+        """
+        m, n = self.matrix[-2:]
+        return operand_of(self.flat(name, view).shape, m, n, _element(view, name) or BYTE, name)
+
+    def check_input(self, operand: Input, view: _core.Operand) -> None:
+        """Refuses an array that is not what a tree reads.
+
+        Raises:
+            InvalidOperandError: says what was expected.
+        """
+        check_input(operand, self.flat(operand.name, view).shape, _element(view, operand.name), self.matrix)
+
+    def check_output(self, output: Output, view: _core.Operand) -> None:
+        """Refuses an array that a tree cannot write.
+
+        Raises:
+            InvalidOperandError: says why.
+        """
+        wanted = self.output_shape(output)
+        if view.shape != wanted:
+            raise InvalidOperandError(
+                f"{output.name} has shape {view.shape}; the epilogue writes {wanted}{self._order}"
+            )
+        if _element(view, output.name) is not output.dtype:
+            name = "uint8" if output.dtype is None else output.dtype.value
+            raise InvalidOperandError(f"{output.name} has another dtype than the epilogue writes: {name}")
+        check_writable(view, output.name)
+
+    def fusion(self, tree: EpilogueVisitorTree, views: Mapping[str, _core.Operand]) -> Fusion:
+        """A tree with the arrays of a launch: views of all its inputs and outputs, by name."""
+        return fusion_of(tree, views)
+
+    def dense(self, tree: EpilogueVisitorTree, d: MatrixSpec) -> Fusion:
+        """A tree with dense arrays.
+
+        Args:
+            tree: the tree.
+            d: the result, dense too. Matrices lie as it does. Masks lie row by row, batches outermost; rows (N,),
+                columns (M, 1) and scalars (1,) are the same for all batches. Reductions are row-major.
+        """
+        *batches, m, n = d.shape
+        inner = {SCALAR: (1,), ROW: (n,), COLUMN: (m, 1), MATRIX: d.shape, MASK: (*batches, m, -(-n // 8))}
+
+        def array(one: Input | Output, shape: Shape, reduction: str = "") -> TreeArray:
+            strides = d.strides if one.kind == MATRIX else _row_major(shape)
+            return TreeArray(one.name, one.kind, shape, strides, one.dtype or CutlassDtype.I8, reduction)
+
+        return Fusion(
+            tree,
+            tuple(array(one, inner[one.kind]) for one in tree.inputs),
+            tuple(array(one, output_shape(one, d.shape), one.reduction) for one in tree.outputs),
+        )
+
+    @property
+    def _order(self) -> str:
+        """The order that messages name dimensions in, where it need not be the caller's."""
+        return ""
+
+
+@dataclass(frozen=True)
+class ImageResult(MatrixResult):
+    """Images: to a tree, a matrix of pixels by channels. Views have their dimensions in the order of NHWC.
+
+    Arrays with 4 dimensions have all of the result's pixels or one for all; those with 3, (N, P, Q), are sums and
+    maxima of channels. Others, such as (K,), are to the tree what they are.
+
+    Attributes:
+        shape: (N, P, Q, K).
+        layout: the order in which callers name dimensions.
+    """
+
+    layout: str = "nhwc"
+
+    @property
+    def matrix(self) -> Shape:
+        """(pixels, channels)."""
+        return math.prod(self.shape[:-1]), self.shape[-1]
+
+    def view(self, array: Any, name: str) -> _core.Operand:
+        """The view of an array that names its dimensions as `layout` does, in the order of NHWC."""
+        return in_nhwc(super().view(array, name), self.layout)
+
+    def returned(self, array: Any) -> Any:
+        """A new array in the order of NHWC with its dimensions as `layout` names them."""
+        return from_nhwc(array, self.layout)
+
+    def flat(self, name: str, view: _core.Operand) -> _core.Operand:
+        """A view as the tree sees it; see `as_matrix`."""
+        shape, strides = self.as_matrix(name, view.shape, view.strides)
+        return view if shape == view.shape else relaid(view, shape, strides)
+
+    def as_matrix(self, name: str, shape: Shape, strides: Shape) -> tuple[Shape, Shape]:
+        """Extents and strides of an array as the tree sees it; `name` is for messages.
+
+        Raises:
+            InvalidOperandError: other pixels than the result's.
+            UnsupportedError: the pixels are not evenly spaced in memory.
+        """
+        if shape == self.shape[:-1]:
+            shape, strides, last = (*shape, 1), (*strides, 1), False
+        elif len(shape) == len(self.shape):
+            last = True
+        else:
+            return shape, strides
+        pixels = math.prod(shape[:-1])
+        if pixels != 1 and shape[:-1] != self.shape[:-1]:
+            raise InvalidOperandError(
+                f"{name} has shape {shape} and the result {self.shape} (NHWC order): an operand has the result's "
+                f"pixels, or is the same for all of them, ({self.shape[-1]},)"
+            )
+        spec = MatrixSpec(shape, strides, CutlassDtype.I8)
+        if not collapses(spec):
+            raise UnsupportedError(
+                f"{name} has strides {strides} (NHWC order): its pixels are not evenly spaced, as kernels read them; "
+                f"copy it, in PyTorch {name} = {name}.contiguous(memory_format=torch.channels_last)"
+            )
+        step = pixel_strides(spec)[0]
+        return ((pixels, shape[-1]), (step, strides[-1])) if last else ((pixels,), (step,))
+
+    def output_shape(self, output: Output) -> Shape:
+        """The extents of the array for an output, in the order of NHWC."""
+        return self._shape(output)
+
+    def check_input(self, operand: Input, view: _core.Operand) -> None:
+        """Refuses an array that is not what a tree reads, or that the tree alone would take for another."""
+        super().check_input(operand, view)
+        name, shape = operand.name, view.shape
+        *pixels, channels = self.shape
+        if len(shape) != len(self.shape) and (
+            operand.kind not in (ROW, SCALAR) or math.prod(shape) not in (1, channels)
+        ):
+            raise InvalidOperandError(
+                f"{name} has shape {shape}; the epilogue reads a {operand.kind}: {self._shape(operand)} (NHWC order)"
+            )
+        if len(shape) == len(self.shape) - 1:
+            raise InvalidOperandError(
+                f"{name} has shape {shape}; one element for each pixel is {(*pixels, 1)}, and for each channel "
+                f"{(channels,)} (NHWC order)"
+            )
+
+    def fusion(self, tree: EpilogueVisitorTree, views: Mapping[str, _core.Operand]) -> Fusion:
+        """A tree with the arrays of a launch, which calls of its plan give in the order of `layout`."""
+        found = fusion_of(tree, {name: self.flat(name, view) for name, view in views.items()})
+        return self._placed(found, {name: (view.shape, view.strides) for name, view in views.items()})
+
+    def dense(self, tree: EpilogueVisitorTree, d: MatrixSpec) -> Fusion:
+        """A tree with dense arrays.
+
+        Args:
+            tree: the tree.
+            d: the result, dense, in the order of NHWC. Matrices and masks lie as it does, rows are (K,), columns (N, P,
+                Q, 1), and what is reduced for each pixel (N, P, Q).
+        """
+        shapes = {one.name: self._shape(one) for one in tree.inputs}
+        shapes |= {one.name: self._shape(one) for one in tree.outputs}
+        pixels, channels = self.matrix
+        found = super().dense(tree, MatrixSpec((pixels, channels), (channels, 1), d.dtype))
+        return self._placed(found, {name: (shape, _row_major(shape)) for name, shape in shapes.items()})
+
+    def _shape(self, operand: Input | Output) -> Shape:
+        """The extents of an array for an operand of a tree."""
+        *pixels, channels = self.shape
+        if operand.kind == SCALAR:
+            return (1,)
+        if operand.kind == ROW:
+            return (channels,)
+        if operand.kind == COLUMN:
+            return tuple(pixels) if isinstance(operand, Output) else (*pixels, 1)
+        return (*pixels, -(-channels // 8)) if operand.kind == MASK else self.shape
+
+    def _placed(self, fusion: Fusion, layouts: Mapping[str, tuple[Shape, Shape]]) -> Fusion:
+        """The fusion with extents and strides of the arrays in calls, given by name in the order of NHWC."""
+
+        def placed(array: TreeArray) -> TreeArray:
+            shape, strides = layouts[array.name]
+            return dataclasses.replace(array, slot=(in_layout(shape, self.layout), in_layout(strides, self.layout)))
+
+        return Fusion(fusion.tree, tuple(map(placed, fusion.inputs)), tuple(map(placed, fusion.outputs)))
+
+    @property
+    def _order(self) -> str:
+        return " (NHWC order)"
+
+
+@functools.lru_cache(64)
+def operand_names(tree: EpilogueVisitorTree) -> tuple[str, ...]:
+    """The operands of a tree, inputs first."""
+    return (*(one.name for one in tree.inputs), *(one.name for one in tree.outputs))
+
+
+def check_tree(tree: EpilogueVisitorTree, result: CutlassDtype, product: Collection[str]) -> None:
+    """Refuses a tree that does not go with a request.
+
+    Args:
+        tree: the tree.
+        result: element type of D.
+        product: the names of the product's operands.
+
+    Raises:
+        InvalidOperandError: it decides another element type, or has an operand of such a name.
+    """
+    if tree.result_dtype not in (None, result):
+        raise InvalidOperandError(f"the epilogue casts D to {tree.result_dtype.value}; out_dtype says {result.value}")
+    for name in operand_names(tree):
+        if name in product:
+            raise InvalidOperandError(
+                f"the epilogue has an operand {name!r}, which is the name of one of the product's: rename it"
+            )
+
+
+def _element(view: _core.Operand, name: str) -> CutlassDtype | None:
+    """An element type, None for bytes."""
+    return None if view.dtype == BYTE else operands.dtype_of(view, name)
+
+
+def _row_major(shape: Shape) -> Shape:
+    return tuple(math.prod(shape[axis + 1 :]) for axis in range(len(shape)))

@@ -18,6 +18,7 @@ from atomr_cutlass import epilogue as evt
 from atomr_cutlass.arrays import numerics
 from atomr_cutlass.arrays.numerics import FAST
 from atomr_cutlass.epilogue.bind import common
+from atomr_cutlass.epilogue.bound import GroupedFusion, GroupOperand
 from atomr_cutlass.generator.dtypes import CutlassDtype as D
 from atomr_cutlass.generator.epilogue.lower import epilogue_id
 from atomr_cutlass.generator.epilogue.tree import EpilogueVisitorTree
@@ -27,9 +28,7 @@ from atomr_cutlass.generator.rules import FP8_TYPES
 from atomr_cutlass.ops.grouped_gemm import kernels as grouped_plan
 from atomr_cutlass.ops.grouped_gemm.problem import (
     LIST,
-    GroupedFusion,
     GroupedProblem,
-    GroupOperand,
     GroupScale,
     does_nothing,
 )

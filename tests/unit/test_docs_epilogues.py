@@ -154,7 +154,7 @@ def assert_served(arch: SmArch, **call: Any) -> None:
 
 def bound(
     epilogue: Any, arrays: dict[str, Any], result: MatrixResult, views: dict[str, Any], d: CutlassDtype
-) -> BoundEpilogue:
+) -> BoundEpilogue[MatrixResult]:
     acc = accumulator(operands.dtype_of(views["a"], "a"))
     return bind(epilogue, arrays, result, views, taken=views, out=None, out_dtype=d, fixed=False, acc=acc)
 

@@ -26,6 +26,7 @@ from atomr_cutlass import SmArch, reference
 from atomr_cutlass import epilogue as evt
 from atomr_cutlass.arrays import arguments
 from atomr_cutlass.epilogue.bind import common
+from atomr_cutlass.epilogue.bound import GroupedFusion, GroupOperand
 from atomr_cutlass.errors import InvalidOperandError, KernelNotFoundError, UnsupportedError
 from atomr_cutlass.generator.matrix import ARCHS, expand, preset_of, supports
 from atomr_cutlass.ops.grouped_gemm import kernels as grouped_plan
@@ -34,9 +35,7 @@ from atomr_cutlass.ops.grouped_gemm.problem import (
     CONTIGUOUS,
     LIST,
     MASKED,
-    GroupedFusion,
     GroupedProblem,
-    GroupOperand,
     GroupScale,
     scale_forms,
 )

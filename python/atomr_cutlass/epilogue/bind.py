@@ -8,19 +8,19 @@ import inspect
 import math
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Generic, Protocol, TypeVar
 
 import numpy as np
 
 from .. import _core
 from ..arrays import operands
-from ..arrays.arguments import check_apart, check_devices, refuse_jax_out
+from ..arrays.arguments import check_devices, refuse_jax_out
 from ..arrays.numerics import AnyArray, FloatArray, numpy_dtype
 from ..arrays.operands import BYTE
 from ..checks import NUMBERS
 from ..errors import InvalidOperandError, UnsupportedError
 from ..generator.dtypes import CutlassDtype
-from ..generator.epilogue.tree import MATRIX, RESULT, EpilogueVisitorTree, Output
+from ..generator.epilogue.tree import RESULT, EpilogueVisitorTree, Input, Output
 from ..reference import ACTIVATIONS
 from ..reference import evaluate as evaluate_tree
 from . import EvtBuilder, Operand, Traced, trace
@@ -30,21 +30,60 @@ from .results import MatrixResult, operand_names
 SINGLE = "single"
 
 
+class Result(Protocol):
+    """What a tree is computed over. `Any` stands for the views of an operand: one, or those of a list."""
+
+    @property
+    def shapes(self) -> Mapping[str, tuple[int, ...]]:
+        """Extents of D's arrays by label."""
+
+    def view(self, array: Any, name: str) -> Any:
+        """The views of what is given for an operand."""
+
+    def labelled(self, name: str, views: Any) -> Mapping[str, _core.Operand]:
+        """The views of an operand by label, which is the name of each."""
+
+    def returned(self, array: Any) -> Any:
+        """A new array as callers get it."""
+
+    def gathered(self, arrays: Mapping[str, Any]) -> Any:
+        """D as callers get it, of arrays by label."""
+
+    def operand(self, name: str, views: Any) -> Operand:
+        """What arrays are to a function."""
+
+    def check_tree(self, tree: EpilogueVisitorTree, acc: CutlassDtype, d: CutlassDtype) -> None:
+        """Refuses a tree that no kernel evaluates over such a result."""
+
+    def check_input(self, operand: Input, views: Any) -> None:
+        """Refuses arrays that are not what a tree reads."""
+
+    def check_output(self, output: Output, views: Any) -> None:
+        """Refuses arrays that a tree cannot write."""
+
+    def check_apart(self, tree: EpilogueVisitorTree, product: Mapping[str, Any], views: Mapping[str, Any]) -> None:
+        """Refuses results that share memory with each other or with an operand."""
+
+
+ResultT = TypeVar("ResultT", bound=Result)
+ResultT_co = TypeVar("ResultT_co", bound=Result, covariant=True)
+
+
 @dataclass(frozen=True)
-class BoundEpilogue:
+class BoundEpilogue(Generic[ResultT_co]):
     """An epilogue with the arrays of a call.
 
     Attributes:
         traced: its tree, and how results are returned.
         result: what the tree is computed over.
         dtype: element type of D.
-        inputs: views of the tree's inputs, by name.
-        outputs: views of the arrays that are given for results: D, which is `out`, and the tree's outputs.
-        given: those arrays themselves.
+        inputs: views of what the tree reads, by label.
+        outputs: views of the arrays that are given for results, by label: D, which is `out`, and the tree's outputs.
+        given: those arrays themselves, by name.
     """
 
     traced: Traced
-    result: MatrixResult
+    result: ResultT_co
     dtype: CutlassDtype
     inputs: dict[str, _core.Operand]
     outputs: dict[str, _core.Operand]
@@ -55,62 +94,59 @@ class BoundEpilogue:
         """The tree."""
         return self.traced.tree
 
-    @classmethod
-    def unchanged(
-        cls, result: MatrixResult, dtype: CutlassDtype, out_view: _core.Operand | None, out: Any
-    ) -> BoundEpilogue:
-        """D as the product gives it; `out` is the array for it, if there is one."""
-        outputs, given = ({}, {}) if out_view is None else ({RESULT: out_view}, {RESULT: out})
-        return cls(common(None, None), result, dtype, {}, outputs, given)
-
     def of_tree(self, views: Mapping[str, _core.Operand]) -> dict[str, _core.Operand]:
         """Those of the tree's operands, inputs first."""
         return {name: views[name] for name in operand_names(self.tree)}
 
-    def fusion(self, views: Mapping[str, _core.Operand]) -> Fusion:
+    def fusion(self: BoundEpilogue[MatrixResult], views: Mapping[str, _core.Operand]) -> Fusion:
         """The tree as part of a problem; `views` are those of all its operands, by name."""
         return self.result.fusion(self.tree, self.of_tree(views))
 
     def allocate(self, device: int, like: Any) -> tuple[dict[str, Any], dict[str, _core.Operand]]:
-        """The arrays and the views of all results by name, new ones where none is given, as `operands.empty` gives."""
+        """The arrays and the views of all results, new ones where none is given, as `operands.empty` gives them."""
         arrays, views = dict(self.given), dict(self.outputs)
-        if RESULT not in views:
-            arrays[RESULT], views[RESULT] = operands.empty(self.result.shape, self.dtype, device, like)
+        for label, shape in self.result.shapes.items():
+            if label not in views:
+                arrays[label], views[label] = operands.empty(shape, self.dtype, device, like)
         for output in self.tree.outputs:
-            if output.name not in views:
+            if output.name not in views and isinstance(self.result, MatrixResult):
                 arrays[output.name], views[output.name] = empty(output, self.result, device, like)
         return arrays, views
 
     def temporaries(self, device: int) -> dict[str, _core.Operand]:
-        """Memory of the GPU for all results, by name, whatever arrays are given."""
+        """Memory of the GPU for all results, whatever arrays are given."""
         return dataclasses.replace(self, outputs={}, given={}).allocate(device, None)[1]
 
     def finish(self, arrays: Mapping[str, Any], views: Mapping[str, _core.Operand], stream: int) -> Any:
         """The results that `allocate` gave, once their kernels are launched, as the caller wants them."""
-        finished = dict(self.given)
-        for name in arrays.keys() - finished.keys():
-            finished[name] = self.result.returned(operands.finished(arrays[name], views[name], stream))
-        return self.traced.arrange(finished)
+        made = {}
+        for label in views.keys() - self.outputs.keys():
+            made[label] = self.result.returned(operands.finished(arrays[label], views[label], stream))
+        return self._arranged(made)
 
     def deliver(self, computed: Mapping[str, AnyArray], like: Any) -> Any:
-        """Host results by name, in the caller's arrays or as new ones like `like`, as the caller wants them."""
-        delivered = dict(self.given)
-        for name, values in computed.items():
-            if name in self.outputs:
-                np.copyto(operands.to_numpy(self.outputs[name]), values, casting="no")
+        """Host results by label, in the caller's arrays or as new ones like `like`, as the caller wants them."""
+        made = {}
+        for label, values in computed.items():
+            if label in self.outputs:
+                np.copyto(operands.to_numpy(self.outputs[label]), values, casting="no")
             else:
-                delivered[name] = self.result.returned(operands.host_result(values, like))
-        return self.traced.arrange(delivered)
+                made[label] = self.result.returned(operands.host_result(values, like))
+        return self._arranged(made)
 
     def copy_in(self, computed: Mapping[str, AnyArray], device: int, like: Any) -> Any:
-        """Host results by name, on the GPU in the caller's arrays or in new ones, as the caller wants them."""
+        """Host results by label, on the GPU in the caller's arrays or in new ones, as the caller wants them."""
         arrays, views = self.allocate(device, like)
-        for name, values in computed.items():
-            operands.copy_in(values, views[name])
+        for label, values in computed.items():
+            operands.copy_in(values, views[label])
         return self.finish(arrays, views, 0)
 
     def evaluate(
-        self, acc: FloatArray, fetch: Callable[[_core.Operand], AnyArray], *, scale_d: float | None = None
+        self: BoundEpilogue[MatrixResult],
+        acc: FloatArray,
+        fetch: Callable[[_core.Operand], AnyArray],
+        *,
+        scale_d: float | None = None,
     ) -> dict[str, AnyArray]:
         """The results by name, computed by the reference.
 
@@ -126,19 +162,34 @@ class BoundEpilogue:
         shapes = {output.name: self.result.output_shape(output) for output in self.tree.outputs}
         return {name: values.reshape(shapes.get(name, self.result.shape)) for name, values in found.items()}
 
+    def _arranged(self, made: Mapping[str, Any]) -> Any:
+        """The results, of new arrays by label beside those that are given, as the caller wants them."""
+        results = {**self.given, **made}
+        if RESULT not in self.given:
+            results[RESULT] = self.result.gathered(made)
+        return self.traced.arrange(results)
+
+
+def unchanged(
+    result: ResultT, dtype: CutlassDtype, product: Mapping[str, Any], out: Any
+) -> BoundEpilogue[ResultT]:  # fmt: skip
+    """D as the product gives it; see `bind`."""
+    outputs = dict(result.labelled(RESULT, product[RESULT])) if RESULT in product else {}
+    return BoundEpilogue(common(None, None), result, dtype, {}, outputs, {RESULT: out} if outputs else {})
+
 
 def bind(
     epilogue: Any,
     given: Mapping[str, Any],
-    result: MatrixResult,
-    product: Mapping[str, _core.Operand],
+    result: ResultT,
+    product: Mapping[str, Any],
     *,
     taken: Collection[str],
     out: Any,
     out_dtype: CutlassDtype,
     fixed: bool,
     acc: CutlassDtype,
-) -> BoundEpilogue:
+) -> BoundEpilogue[ResultT]:
     """Binds an epilogue to arrays.
 
     Args:
@@ -155,7 +206,8 @@ def bind(
     Raises:
         InvalidOperandError: an operand is missing, unknown, of a wrong shape, dtype or device, has the name of one of
             the product's or shares memory with a result; or the tree decides another element type than the caller.
-        UnsupportedError: the function cannot be traced, or an array does not lie as kernels read it.
+        UnsupportedError: the function cannot be traced, no kernel evaluates the tree, or an array does not lie as
+            kernels read it.
     """
     numbers = {name: one for name, one in given.items() if isinstance(one, NUMBERS)}
     arrays = {name: one for name, one in given.items() if name not in numbers}
@@ -164,6 +216,10 @@ def bind(
         epilogue, views, numbers, lambda name: result.operand(name, views[name]), out_dtype=out_dtype, acc=acc
     )
     tree, views = traced.tree, {name: views[name] for name in counting}
+    result.check_tree(tree, acc, tree.result_dtype or out_dtype)
+    for name in operand_names(tree):
+        if name in taken:
+            raise InvalidOperandError(f"the epilogue calls an operand {name!r}, as the product does: rename it")
     check_names(tree, views)
     for operand in tree.inputs:
         result.check_input(operand, views[operand.name])
@@ -171,18 +227,20 @@ def bind(
     for output in written:
         refuse_jax_out(arrays[output.name], output.name)
         result.check_output(output, views[output.name])
-    for name in operand_names(tree):
-        if name in taken:
-            raise InvalidOperandError(f"the epilogue calls an operand {name!r}, as the product does: rename it")
-    check_devices({**product, **views})
-    _check_apart(tree, product, views)
+    check_devices(_labelled(result, {**product, **views}))
+    result.check_apart(tree, product, views)
     outputs = {output.name: views[output.name] for output in written}
     own = {output.name: arrays[output.name] for output in written}
     if RESULT in product:
-        outputs[RESULT], own[RESULT] = product[RESULT], out
+        outputs |= result.labelled(RESULT, product[RESULT])
+        own[RESULT] = out
     dtype = decided(tree, out_dtype, fixed=fixed)
-    inputs = {operand.name: views[operand.name] for operand in tree.inputs}
+    inputs = _labelled(result, {operand.name: views[operand.name] for operand in tree.inputs})
     return BoundEpilogue(traced, result, dtype, inputs, outputs, own)
+
+
+def _labelled(result: Result, views: Mapping[str, Any]) -> dict[str, _core.Operand]:
+    return {label: view for name, some in views.items() for label, view in result.labelled(name, some).items()}
 
 
 def traced_of(
@@ -295,26 +353,6 @@ def reduce_nothing(outputs: Iterable[Output], views: Mapping[str, _core.Operand]
         if output.reduction and output.dtype is not None:
             view, value = views[output.name], -math.inf if output.reduction == "max" else 0.0
             operands.write_async(np.full(view.shape, value, numpy_dtype(output.dtype)), view, stream)
-
-
-def _check_apart(
-    tree: EpilogueVisitorTree, product: Mapping[str, _core.Operand], views: Mapping[str, _core.Operand]
-) -> None:
-    """Refuses results that share memory with each other or with an operand, but D in the place of a matrix or of C.
-
-    Args:
-        tree: the tree.
-        product: views of the product's operands and of `out`, if it is given.
-        views: of the tree's inputs, and of the arrays that are given for its outputs.
-
-    Raises:
-        InvalidOperandError: names the two.
-    """
-    outputs = [one.name for one in tree.outputs if one.name in views]
-    written = {name: views[name] for name in outputs}
-    written |= {RESULT: product[RESULT]} if RESULT in product else {}
-    read = {name: view for name, view in {**product, **views}.items() if name not in written}
-    check_apart(written, read, {"c", *(one.name for one in tree.inputs if one.kind == MATRIX)})
 
 
 def check_names(tree: EpilogueVisitorTree, given: Collection[str]) -> None:

@@ -96,6 +96,38 @@ class Fusion:
         return self.inputs + self.outputs
 
 
+@dataclass(frozen=True)
+class GroupOperand:
+    """What an epilogue tree reads: a row or a scalar.
+
+    Attributes:
+        name: the operand's.
+        kind: `row` or `scalar`.
+        arrays: how they lie: one array, of a row (N,), of a scalar one element, for all groups or with a dimension of
+            groups in front, beside which a row may have one of 1; of a list one for each, or one for all.
+    """
+
+    name: str
+    kind: str
+    arrays: tuple[MatrixSpec, ...]
+
+    @property
+    def strides(self) -> tuple[int, int]:
+        """Elements from one group's to the next one's, 0 where all share one, and from one column to the next."""
+        (one,) = self.arrays
+        least = 2 if self.kind == ROW else 3
+        each = len(one.shape) >= least and one.shape[0] > 1
+        return one.strides[0] if each else 0, one.strides[-1] if self.kind == ROW else 0
+
+
+@dataclass(frozen=True)
+class GroupedFusion:
+    """An epilogue tree and the arrays of what it reads, in its order; it writes D alone."""
+
+    tree: EpilogueVisitorTree
+    inputs: tuple[GroupOperand, ...] = ()
+
+
 def fusion_of(tree: EpilogueVisitorTree, views: Mapping[str, _core.Operand]) -> Fusion:
     """A tree with the arrays of a launch.
 

@@ -11,12 +11,12 @@ from typing import Any
 
 from .. import _core
 from ..arrays import operands
-from ..arrays.arguments import check_writable
+from ..arrays.arguments import check_apart, check_writable
 from ..arrays.layouts import collapses, from_nhwc, in_layout, in_nhwc, pixel_strides, relaid
 from ..arrays.operands import BYTE
 from ..errors import InvalidOperandError, UnsupportedError
 from ..generator.dtypes import CutlassDtype
-from ..generator.epilogue.tree import COLUMN, MASK, MATRIX, ROW, SCALAR, EpilogueVisitorTree, Input, Output
+from ..generator.epilogue.tree import COLUMN, MASK, MATRIX, RESULT, ROW, SCALAR, EpilogueVisitorTree, Input, Output
 from ..pipeline.problem import MatrixSpec
 from . import Operand, operand_of
 from .bound import Fusion, TreeArray, check_input, fusion_of, output_shape
@@ -38,6 +38,19 @@ class MatrixResult:
     def matrix(self) -> Shape:
         """Its extents as the tree sees them."""
         return self.shape
+
+    @property
+    def shapes(self) -> dict[str, Shape]:
+        """Extents of D's array by label."""
+        return {RESULT: self.shape}
+
+    def gathered(self, arrays: Mapping[str, Any]) -> Any:
+        """D of arrays by name."""
+        return arrays[RESULT]
+
+    def labelled(self, name: str, view: _core.Operand) -> dict[str, _core.Operand]:
+        """The view of an operand by its label, which is its name."""
+        return {name: view}
 
     def view(self, array: Any, name: str) -> _core.Operand:
         """The view of an array over the result, as all other methods take it."""
@@ -65,6 +78,9 @@ class MatrixResult:
         m, n = self.matrix[-2:]
         return operand_of(self.flat(name, view).shape, m, n, _element(view, name) or BYTE, name)
 
+    def check_tree(self, tree: EpilogueVisitorTree, acc: CutlassDtype, d: CutlassDtype) -> None:
+        """Whether kernels evaluate the tree is said where they are looked for."""
+
     def check_input(self, operand: Input, view: _core.Operand) -> None:
         """Refuses an array that is not what a tree reads.
 
@@ -88,6 +104,25 @@ class MatrixResult:
             name = "uint8" if output.dtype is None else output.dtype.value
             raise InvalidOperandError(f"{output.name} has another dtype than the epilogue writes: {name}")
         check_writable(view, output.name)
+
+    def check_apart(
+        self, tree: EpilogueVisitorTree, product: Mapping[str, _core.Operand], views: Mapping[str, _core.Operand]
+    ) -> None:
+        """Refuses results that share memory with each other or with an operand, but D in the place of a matrix or of C.
+
+        Args:
+            tree: the tree.
+            product: views of the product's operands and of `out`, if it is given.
+            views: of the tree's inputs, and of the arrays that are given for its outputs.
+
+        Raises:
+            InvalidOperandError: names the two.
+        """
+        outputs = [output.name for output in tree.outputs if output.name in views]
+        written = {name: views[name] for name in outputs}
+        written |= {RESULT: product[RESULT]} if RESULT in product else {}
+        read = {name: view for name, view in {**product, **views}.items() if name not in written}
+        check_apart(written, read, {"c", *(one.name for one in tree.inputs if one.kind == MATRIX)})
 
     def fusion(self, tree: EpilogueVisitorTree, views: Mapping[str, _core.Operand]) -> Fusion:
         """A tree with the arrays of a launch: views of all its inputs and outputs, by name."""

@@ -31,6 +31,7 @@ from ...epilogue.bind import (
     empty,
     reduce_nothing,
     refuse_scale_d,
+    unchanged,
 )
 from ...epilogue.results import ImageResult, operand_names
 from ...errors import InvalidOperandError, UnsupportedError
@@ -528,7 +529,7 @@ class _Operation(NamedTuple):
     views: dict[str, _core.Operand]
     geometry: ConvGeometry
     math: str
-    epilogue: BoundEpilogue
+    epilogue: BoundEpilogue[ImageResult]
     fused: bool = False
 
     @property
@@ -603,8 +604,8 @@ def _operation(views: dict[str, _core.Operand], options: _Options, out: Any) -> 
     if options.activation is not None and options.activation not in reference.ACTIVATIONS:
         valid = ", ".join(reference.ACTIVATIONS)
         raise InvalidOperandError(f"activation is {options.activation!r}; expected None or one of {valid}")
-    unchanged = BoundEpilogue.unchanged(ImageResult(extents, options.layout), result, views.get(RESULT), out)
-    return _Operation(options.op, views, geometry, math, unchanged)
+    epilogue = unchanged(ImageResult(extents, options.layout), result, views, out)
+    return _Operation(options.op, views, geometry, math, epilogue)
 
 
 def _four(name: str, shape: Any) -> tuple[int, ...]:

@@ -49,7 +49,7 @@ class FusedCall(NamedTuple):
 
     given: Arguments
     what: Operation
-    epilogue: BoundEpilogue
+    epilogue: BoundEpilogue[MatrixResult]
 
     def on_gpu(self) -> Any:
         """Launches on GPU arrays."""

@@ -16,7 +16,6 @@ from ...arrays.arguments import (
     check_backend,
     check_devices,
     check_followers,
-    check_out,
     check_scalars,
     on_reference,
     refuse_jax_out,
@@ -26,17 +25,18 @@ from ...arrays.numerics import FAST, math_mode
 from ...arrays.operands import CPU, CUDA
 from ...checks import NUMBERS, check_extents, check_number, check_options
 from ...epilogue import EpilogueVisitorTree
-from ...epilogue.bind import decided
+from ...epilogue.bind import BoundEpilogue, bind, common
+from ...epilogue.bound import GroupedFusion
+from ...epilogue.groups import GroupedResult, Views, check_bias
 from ...errors import InvalidOperandError, UnsupportedError
 from ...generator.dtypes import CutlassDtype
-from ...generator.rules import FP8_TYPES
+from ...generator.epilogue.tree import RESULT
+from ...generator.rules import FP8_TYPES, accumulator
 from ...pipeline.op_plan import OpPlan
 from ...pipeline.plan import BACKENDS as GPU_BACKENDS
 from ...pipeline.plan_cache import PlanCache
 from ...pipeline.problem import MatrixSpec
 from ...reference.epilogue import check_activation
-from . import fused as fused_grouped
-from .fused import Follows, Groups, Views
 from .kernels import make
 from .problem import ALONG_K, CONTIGUOUS, GROUP, LIST, MASKED, GroupedProblem, GroupScale, does_nothing, scale_forms
 
@@ -310,8 +310,8 @@ class _Call(NamedTuple):
         what = _operation(self.arrays, self.named, out, options)
         first = what.views["a"][0]
         if on_reference(options.backend, first, stacklevel=5):
-            return what.follows.arranged(self._on_reference(what))
-        return what.follows.arranged(self._on_host(what) if first.device_type == CPU else self._on_gpu(what))
+            return self._on_reference(what)
+        return self._on_host(what) if first.device_type == CPU else self._on_gpu(what)
 
     @property
     def _first(self) -> Any:
@@ -320,28 +320,22 @@ class _Call(NamedTuple):
         return a[0] if isinstance(a, (list, tuple)) else a
 
     def _on_gpu(self, what: _Operation) -> Any:
-        options, first, out = self.options, self._first, self.out
+        options, first, epilogue = self.options, self._first, what.epilogue
         device = what.views["a"][0].device
         stream = operands.current_stream(first, what.views["a"][0]) if options.stream is None else (
             operands.stream_handle(options.stream)
         )  # fmt: skip
         if options.checked:
             self._check(what, device, stream)
-        if out is not None:
-            views, made = what.every, None
-        else:
-            made = [operands.empty(shape, what.result, device, first) for shape in what.shapes]
-            views = {**what.every, "out": tuple(view for _, view in made)}
+        arrays, results = epilogue.allocate(device, first)
+        views = {**what.every, RESULT: tuple(results.values())}
         problem = what.problem(views)
         if not problem.empty:
             kept = None if self.key is None else _plans.get(self.key)
             plan = self._launch(what, problem, views, first, stream, kept)
             if self.key is not None and kept is None and plan.checked:
                 _plans.insert(plan, self.key)
-        if made is None:
-            return out
-        done = [operands.finished(array, view, stream) for array, view in made]
-        return done if what.form == LIST else done[0]
+        return epilogue.finish(arrays, results, stream)
 
     def _check(self, what: _Operation, device: int, stream: int) -> None:
         """The debug switch."""
@@ -366,13 +360,15 @@ class _Call(NamedTuple):
             name: tuple(operands.upload(operands.to_numpy(one), 0, columns=name in columns) for one in given)
             for name, given in what.every.items()
         }
-        if "out" not in views:
-            dtype = numerics.numpy_dtype(what.result)
-            views["out"] = tuple(operands.upload(np.zeros(shape, dtype), 0) for shape in what.shapes)
+        if RESULT not in views:
+            dtype = numerics.numpy_dtype(what.epilogue.dtype)
+            shapes = what.epilogue.result.members
+            views[RESULT] = tuple(operands.upload(np.zeros(shape, dtype), 0) for shape in shapes)
         problem = what.problem(views)
         if not problem.empty:
             self._launch(what, problem, views, None, 0, None)
-        return self._deliver([operands.download(one) for one in views["out"]], what)
+        computed = [operands.download(view) for view in views[RESULT]]
+        return what.epilogue.deliver(what.labelled(computed), self._first)
 
     def _launch(
         self,
@@ -386,12 +382,16 @@ class _Call(NamedTuple):
         options = self.options
         if plan is None:
             plan = make(problem, like=like, backend=options.backend, jit=options.jit, stream=stream)
-        given = [one for name in (*_PRODUCT, *what.follows.inputs, "out") for one in views.get(name, ())]
+        given = [
+            one
+            for name in (*_PRODUCT, *(operand.name for operand in what.epilogue.tree.inputs), RESULT)
+            for one in views.get(name, ())
+        ]
         plan(*given, alpha=options.alpha * options.factor, beta=options.beta, stream=stream)
         return plan
 
     def _on_reference(self, what: _Operation) -> Any:
-        options, out = self.options, self.out
+        options, epilogue = self.options, what.epilogue
         _refuse_shared(what)
         on_gpu = what.views["a"][0].device_type == CUDA
         fetch = operands.download if on_gpu else operands.to_numpy
@@ -402,46 +402,24 @@ class _Call(NamedTuple):
             if form == GROUP:
                 host[name] = [_spread(name, host[name][0], what, host)]
         chosen = {name: given if name in what.listed else given[0] for name, given in host.items()}
-        follows = what.follows
-        read = {name: [fetch(one) for one in given] for name, given in follows.inputs.items()}
+        tree = epilogue.tree
+        read = {label: fetch(view) for label, view in epilogue.inputs.items()}
         computed: Any = reference.grouped_gemm(
             chosen.pop("a"),
             chosen.pop("b"),
             chosen.pop("c", None),
             alpha=options.alpha * options.factor,
             beta=options.beta,
-            tree=None
-            if does_nothing(follows.tree, operands.dtype_of(what.views["a"][0], "a"), what.result)
-            else follows.tree,
-            operands=follows.of_groups(read, what.groups),
-            out_dtype=what.result,
+            tree=None if does_nothing(tree, operands.dtype_of(what.views["a"][0], "a"), epilogue.dtype) else tree,
+            operands=epilogue.result.of_groups(tree, read),
+            out_dtype=epilogue.dtype,
             math=what.math,
             **chosen,
         )
-        results = computed if what.form == LIST else [computed]
+        results = what.labelled(computed if what.form == LIST else [computed])
         if not on_gpu:
-            return self._deliver(results, what)
-        device, made = what.views["a"][0].device, None
-        targets = what.views.get("out")
-        if targets is None:
-            made = [operands.empty(shape, what.result, device, self._first) for shape in what.shapes]
-            targets = tuple(view for _, view in made)
-        for one, target in zip(results, targets, strict=True):
-            operands.copy_in(one, target)
-        if made is None:
-            return out
-        done = [operands.finished(array, view, 0) for array, view in made]
-        return done if what.form == LIST else done[0]
-
-    def _deliver(self, computed: Sequence[Values], what: _Operation) -> Any:
-        """Host results, in `out` or as new arrays of the kind of `a`."""
-        out = self.out
-        if out is None:
-            done = [operands.host_result(one, self._first) for one in computed]
-            return done if what.form == LIST else done[0]
-        for one, target in zip(computed, what.views["out"], strict=True):
-            np.copyto(operands.to_numpy(target), one, casting="no")
-        return out
+            return epilogue.deliver(results, self._first)
+        return epilogue.copy_in(results, what.views["a"][0].device, self._first)
 
 
 def _spread(name: str, scale: Values, what: _Operation, host: dict[str, Any]) -> Values:
@@ -474,11 +452,9 @@ class _Operation(NamedTuple):
         groups: how many there are.
         extents: (M, N, K), of a list for each.
         views: of the product and the result, by name: one array, or those of a list.
-        shapes: of the results.
         divided: `offsets` or `counts`, whichever is given; None for lists.
-        result: element type of the results.
         math: math mode of the kernel key.
-        follows: what follows the products.
+        epilogue: what follows the products, with its arrays.
         scale_forms: what the scales of A and B are.
         listed: the names of what is given as lists.
     """
@@ -487,18 +463,31 @@ class _Operation(NamedTuple):
     groups: int
     extents: list[tuple[int, int, int]]
     views: dict[str, Views]
-    shapes: list[tuple[int, ...]]
     divided: str | None
-    result: CutlassDtype
     math: str
-    follows: Follows
+    epilogue: BoundEpilogue[GroupedResult]
     scale_forms: tuple[str, str]
     listed: frozenset[str]
 
     @property
     def every(self) -> dict[str, Views]:
         """What is read and written, by name."""
-        return {**self.views, **self.follows.inputs}
+        result, inputs = self.epilogue.result, self.epilogue.inputs
+        return self.views | {one.name: result.of_operand(one.name, inputs) for one in self.epilogue.tree.inputs}
+
+    def labelled(self, results: Sequence[Values]) -> dict[str, Values]:
+        """Results by label."""
+        return dict(zip(self.epilogue.result.shapes, results, strict=True))
+
+    def fusion(self, views: Mapping[str, Views]) -> GroupedFusion | None:
+        """What follows the product, of arrays on the GPU by name; None where the result is the product."""
+        result, tree = self.epilogue.result, self.epilogue.tree
+        if does_nothing(tree, *(operands.dtype_of(views[name][0], name) for name in ("a", RESULT))):
+            return None
+        found: dict[str, _core.Operand] = {}
+        for operand in tree.inputs:
+            found |= result.labelled(operand.name, views[operand.name])
+        return result.fusion(tree, found)
 
     def check(self, values: Values) -> None:
         """Refuses offsets or counts that go back, are negative or lie beyond the rows; names the first."""
@@ -536,7 +525,7 @@ class _Operation(NamedTuple):
             counted=self.divided == "counts",
             math=self.math,
             device=views["a"][0].device,
-            fusion=self.follows.fusion(views),
+            fusion=self.fusion(views),
             **scales,
         )
 
@@ -566,23 +555,16 @@ def _operation(arrays: dict[str, Any], named: Mapping[str, Any], out: Any, optio
             f"a is {dtype.value} and b is {other.value}: both must have one dtype, but for two of fp8"
         )
     result = _result(views, options.out_dtype, dtype)
-    groups = Groups(form, count, extents)
-    if options.epilogue is None:
-        follows = fused_grouped.of_bias(others.get("bias", ()), options.activation, groups)
-    else:
-        taken = {*fused_grouped.PRODUCT, *(["c"] if "c" in views else [])}
-        follows = fused_grouped.of_epilogue(
-            options.epilogue, others, numbers, taken, groups, dtype=dtype, out_dtype=result
-        )
-    fixed = options.out_dtype is not None or "out" in views or "c" in views
-    result = decided(follows.tree, result, fixed=fixed)
-    for index, one in enumerate(views.get("out", ())):
-        inputs = {
-            name: given[index if len(given) > 1 else 0]
-            for name, given in {**views, **follows.inputs}.items()
-            if name != "out"
-        }
-        check_out({"out": one, **inputs}, inputs)
+    over = GroupedResult(count, [(m, n) for m, n, _ in extents], shapes, listed)
+    follows = options.epilogue
+    if follows is None:
+        bias = others.get("bias", ())
+        follows = common(check_bias(bias, over) if bias else None, options.activation)
+    epilogue = bind(
+        follows, {**others, **numbers}, over, views,
+        taken={*_PRODUCT} - ({"c"} if "c" not in views else set()), out=out, out_dtype=result,
+        fixed=options.out_dtype is not None or "out" in views or "c" in views, acc=accumulator(dtype),
+    )  # fmt: skip
     for name in ("scale_a", "scale_b"):
         for index, one in enumerate(views.get(name, ())):
             if operands.dtype_of(one, name) is not CutlassDtype.F32:
@@ -597,7 +579,7 @@ def _operation(arrays: dict[str, Any], named: Mapping[str, Any], out: Any, optio
     )
     math = FAST if options.fast_accum and dtype in FP8_TYPES else math_mode(dtype, None)
     members = frozenset(name for name, given in {**arrays, "out": out}.items() if isinstance(given, (list, tuple)))
-    return _Operation(form, count, extents, views, shapes, divided, result, math, follows, forms, members)
+    return _Operation(form, count, extents, views, divided, math, epilogue, forms, members)
 
 
 def _member(name: str, index: int, listed: bool) -> str:

@@ -13,16 +13,15 @@ from ... import _core
 from ...arrays.numerics import FAST
 from ...epilogue import validate as first_use
 from ...epilogue.bind import common
-from ...epilogue.bound import Fusion
+from ...epilogue.bound import Fusion, GroupedFusion, GroupOperand
 from ...errors import UnsupportedError
 from ...generator.archs import SmArch
 from ...generator.dtypes import CutlassDtype
 from ...generator.epilogue.lower import LINEAR, SCALED, epilogue_id, split
 from ...generator.epilogue.tree import ROW as ROW_KIND
-from ...generator.epilogue.tree import EpilogueVisitorTree
 from ...generator.key import COLUMN, ROW, KernelKey
 from ...generator.matrix import ARCHS, cells, shared_memory, supports, with_epilogue
-from ...generator.rules import FP8_TYPES, HALF_TYPES, supports_grouped_tree, supports_tree
+from ...generator.rules import FP8_TYPES, HALF_TYPES
 from ...pipeline import devices, estimate
 from ...pipeline.devices import Device
 from ...pipeline.op_plan import Address, OpPlan, Steps, refuse_capture
@@ -41,9 +40,7 @@ from .problem import (
     OP,
     TENSOR,
     VECTOR,
-    GroupedFusion,
     GroupedProblem,
-    GroupOperand,
     GroupScale,
     Lie,
     lie,
@@ -132,22 +129,6 @@ def _derived(key: KernelKey, what: GroupedProblem) -> KernelKey:
 def _derive(what: GroupedProblem) -> Callable[[KernelKey], KernelKey] | None:
     """What makes kernels for a problem of the matrix's cells; None where they are such kernels already."""
     return None if what.fusion is None else lambda key: _derived(key, what)
-
-
-def refuse_tree(tree: EpilogueVisitorTree, acc: CutlassDtype, d: CutlassDtype) -> None:
-    """Refuses a tree that no grouped kernel evaluates.
-
-    Args:
-        tree: the tree.
-        acc: type of the accumulator.
-        d: of the result.
-
-    Raises:
-        UnsupportedError: says why.
-    """
-    for status in (supports_grouped_tree(epilogue_id(LINEAR, tree.program)), supports_tree(tree.program, acc, d)):
-        if not status:
-            raise UnsupportedError(status.reason)
 
 
 def serves(key: KernelKey, what: GroupedProblem, device: Device) -> bool:
@@ -512,6 +493,5 @@ __all__ = [
     "cost",
     "make",
     "refusal",
-    "refuse_tree",
     "serves",
 ]

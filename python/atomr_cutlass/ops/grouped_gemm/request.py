@@ -7,6 +7,8 @@ from dataclasses import dataclass, field
 
 from ...arrays.numerics import default_out_dtype
 from ...checks import check_index, expect, shown
+from ...epilogue.bound import GroupedFusion, GroupOperand
+from ...epilogue.groups import refuse_tree
 from ...epilogue.results import check_tree
 from ...errors import InvalidOperandError
 from ...generator.archs import SmArch
@@ -22,7 +24,7 @@ from ...reference.epilogue import check_activation
 from ..gemm.request import GemmEpilogue, GemmLayout, GemmShape
 from ..request_checks import expect_fields, expect_served, math_of
 from . import kernels as grouped_plan
-from .problem import LIST, OP, GroupedFusion, GroupedProblem, GroupOperand, does_nothing
+from .problem import LIST, OP, GroupedProblem, does_nothing
 
 _DTYPES = (CutlassDtype.F16, CutlassDtype.BF16, CutlassDtype.F8E4M3, CutlassDtype.F8E5M2)
 
@@ -107,7 +109,7 @@ class GroupedGemmRequest:
 
     def _check_tree(self, tree: EpilogueVisitorTree) -> None:
         check_tree(tree, self.result_dtype, {"a", "b", *(["c"] if self.epilogue.beta != 0 else [])})
-        grouped_plan.refuse_tree(tree, accumulator(self.dtype), self.result_dtype)
+        refuse_tree(tree, accumulator(self.dtype), self.result_dtype)
 
     @property
     def result_dtype(self) -> CutlassDtype:

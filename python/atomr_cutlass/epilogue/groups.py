@@ -1,0 +1,222 @@
+"""The results of groups that an epilogue tree is computed over: each group's with rows and scalars.
+
+A row (N,) or a scalar may be the same for all groups, or each group may have its own: (groups, N), (groups, 1, N) and
+(groups, 1, 1), of lists a list. Where the rows of a group begin is known on the device only, which leaves matrices and
+columns without a place.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from .. import _core
+from ..arrays import operands
+from ..arrays.arguments import check_out
+from ..arrays.numerics import INTEGER_DTYPES, AnyArray
+from ..arrays.operands import BYTE
+from ..errors import InvalidOperandError, UnsupportedError
+from ..generator.dtypes import CutlassDtype
+from ..generator.epilogue.lower import LINEAR, epilogue_id
+from ..generator.epilogue.tree import MASK, RESULT, ROW, SCALAR, EpilogueVisitorTree, Input, Output
+from ..generator.rules import supports_grouped_tree, supports_tree
+from ..pipeline.problem import MatrixSpec
+from . import Operand, readings
+from .bound import GroupedFusion, GroupOperand, check_input
+
+Shape = tuple[int, ...]
+Views = tuple[_core.Operand, ...]
+"""One array, or of a list its members."""
+
+
+@dataclass(frozen=True)
+class GroupedResult:
+    """The results of groups.
+
+    Attributes:
+        number: how many groups there are.
+        extents: (M, N) of the results, of a list of each member.
+        members: extents of the arrays: one, or of a list one for each group.
+        listed: whether each operand is a list, with a member for each group.
+    """
+
+    number: int
+    extents: Sequence[tuple[int, int]]
+    members: Sequence[Shape]
+    listed: bool
+
+    @property
+    def shapes(self) -> dict[str, Shape]:
+        """Extents of D's arrays by label."""
+        return {self.label(RESULT, index, len(self.members)): shape for index, shape in enumerate(self.members)}
+
+    def view(self, array: Any, name: str) -> Views:
+        """The views of what is given for an operand, which grouped GEMM makes itself."""
+        del name
+        views: Views = array
+        return views
+
+    def returned(self, array: Any) -> Any:
+        """A new array as callers get it."""
+        return array
+
+    def gathered(self, arrays: Mapping[str, Any]) -> Any:
+        """D of arrays by label: an array, or a list of them."""
+        found = [arrays[label] for label in self.shapes]
+        return found if self.listed else found[0]
+
+    def labelled(self, name: str, views: Views) -> dict[str, _core.Operand]:
+        """The views of an operand by label."""
+        return {self.label(name, index, len(views)): view for index, view in enumerate(views)}
+
+    def label(self, name: str, index: int, given: int) -> str:
+        """The name of an operand's array, of which there are so many."""
+        return f"{name}[{index}]" if self.listed and given == self.number else name
+
+    def operand(self, name: str, views: Views) -> Operand:
+        """What arrays are to a function; also what grouped kernels do not read, for the rule to say why.
+
+        Raises:
+            InvalidOperandError: nothing of that shape or element type could be read.
+        """
+        first = views[0]
+        bits = first.dtype == BYTE
+        for kind in () if bits else (SCALAR, ROW):
+            if all(self._fits(view.shape, kind, index) for index, view in enumerate(views)):
+                return Operand(kind, operands.dtype_of(first, name))
+        for index, view in enumerate(views):
+            for kind in readings(view.shape, *self._matrix(index), bits=bits)[:1]:
+                if kind not in (SCALAR, ROW):
+                    return Operand(kind, None if kind == MASK else operands.dtype_of(view, name))
+        index = next((i for i, view in enumerate(views) if not self._fits(view.shape, ROW, i)), 0)
+        operands.dtype_of(views[index], name)  # or that is what is wrong
+        expected = " or ".join(self._expected(kind, index) for kind in (SCALAR, ROW))
+        raise InvalidOperandError(
+            f"{self.label(name, index, len(views))} has shape {views[index].shape}; expected {expected}"
+        )
+
+    def check_tree(self, tree: EpilogueVisitorTree, acc: CutlassDtype, d: CutlassDtype) -> None:
+        """Refuses a tree that no grouped kernel evaluates; see `refuse_tree`."""
+        refuse_tree(tree, acc, d)
+
+    def check_input(self, operand: Input, views: Views) -> None:
+        """Refuses arrays that are not what a tree reads.
+
+        Raises:
+            InvalidOperandError: says what was expected.
+        """
+        if self.listed and len(views) != self.number and operand.kind == ROW:
+            raise InvalidOperandError(f"{operand.name} is one array; expected a list, one for each group")
+        for index, view in enumerate(views):
+            name = self.label(operand.name, index, len(views))
+            if not self._fits(view.shape, operand.kind, index):
+                raise InvalidOperandError(
+                    f"{name} has shape {view.shape}; expected {self._expected(operand.kind, index)}"
+                )
+            matrix = self._matrix(index)
+            dtype = None if view.dtype == BYTE else operands.dtype_of(view, name)
+            shape = matrix[1:] if operand.kind == ROW else (1,)
+            check_input(Input(name, operand.kind, operand.dtype), shape, dtype, matrix)
+
+    def check_output(self, output: Output, views: Views) -> None:
+        """There is no output but D: see `refuse_tree`."""
+
+    def check_apart(
+        self, tree: EpilogueVisitorTree, product: Mapping[str, Views], views: Mapping[str, Views]
+    ) -> None:  # fmt: skip
+        """Refuses a result that shares memory with an operand of its group.
+
+        Raises:
+            InvalidOperandError: names the two.
+        """
+        del tree
+        for index, out in enumerate(product.get(RESULT, ())):
+            read = {
+                name: given[index if len(given) > 1 else 0]
+                for name, given in {**product, **views}.items()
+                if name != RESULT
+            }
+            check_out({RESULT: out, **read}, read)
+
+    def of_operand(self, name: str, views: Mapping[str, _core.Operand]) -> Views:
+        """An operand's arrays, of views by label."""
+        if name in views:
+            return (views[name],)
+        return tuple(views[f"{name}[{index}]"] for index in range(self.number))
+
+    def fusion(self, tree: EpilogueVisitorTree, views: Mapping[str, _core.Operand]) -> GroupedFusion:
+        """A tree with the arrays of a launch: views of what it reads, by label."""
+
+        def operand(one: Input) -> GroupOperand:
+            arrays = (
+                MatrixSpec(view.shape, view.strides, operands.dtype_of(view, one.name), view.alignment)
+                for view in self.of_operand(one.name, views)
+            )
+            return GroupOperand(one.name, one.kind, tuple(arrays))
+
+        return GroupedFusion(tree, tuple(map(operand, tree.inputs)))
+
+    def of_groups(self, tree: EpilogueVisitorTree, host: Mapping[str, AnyArray]) -> dict[str, list[AnyArray]]:
+        """What each group reads, of host arrays by label: (N,), or one element."""
+        found = {}
+        for operand in tree.inputs:
+            if operand.name not in host:
+                arrays = [host[f"{operand.name}[{index}]"] for index in range(self.number)]
+            else:
+                array = host[operand.name]
+                least = 2 if operand.kind == ROW else 3
+                each = array.ndim >= least and array.shape[0] == self.number
+                arrays = list(array) if each else [array] * self.number
+            found[operand.name] = [array.reshape(-1) for array in arrays]
+        return found
+
+    def _fits(self, shape: Shape, kind: str, index: int) -> bool:
+        """Whether an array, of a list the one of this index, is a row, or a scalar, for all groups or for each."""
+        count = 1 if self.listed else self.number
+        if kind == SCALAR:
+            return math.prod(shape) == 1 or (not self.listed and shape == (count, 1, 1))
+        n = self._matrix(index)[1]
+        return kind == ROW and (shape in ((n,), (1, n), (1, 1, n), (count, n), (count, 1, n)))
+
+    def _expected(self, kind: str, index: int) -> str:
+        n = self._matrix(index)[1]
+        if self.listed:
+            return "one element" if kind == SCALAR else f"({n},)"
+        return f"one element or ({self.number}, 1, 1)" if kind == SCALAR else f"({n},) or ({self.number}, {n})"
+
+    def _matrix(self, index: int) -> tuple[int, int]:
+        return self.extents[min(index, len(self.extents) - 1)]
+
+
+def check_bias(bias: Views, result: GroupedResult) -> CutlassDtype:
+    """The element type of a bias.
+
+    Raises:
+        InvalidOperandError: it is not of one floating type.
+    """
+    first = operands.dtype_of(bias[0], "bias")
+    for label, view in result.labelled("bias", bias).items():
+        dtype = operands.dtype_of(view, label)
+        if dtype in INTEGER_DTYPES:
+            raise InvalidOperandError(f"{label} is {dtype.value}; expected a floating dtype")
+        if dtype is not first:
+            raise InvalidOperandError(f"{label} is {dtype.value}, and bias[0] {first.value}: give one dtype")
+    return first
+
+
+def refuse_tree(tree: EpilogueVisitorTree, acc: CutlassDtype, d: CutlassDtype) -> None:
+    """Refuses a tree that no grouped kernel evaluates.
+
+    Args:
+        tree: the tree.
+        acc: type of the accumulator.
+        d: of the result.
+
+    Raises:
+        UnsupportedError: says why.
+    """
+    for status in (supports_grouped_tree(epilogue_id(LINEAR, tree.program)), supports_tree(tree.program, acc, d)):
+        if not status:
+            raise UnsupportedError(status.reason)

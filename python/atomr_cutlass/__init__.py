@@ -31,6 +31,8 @@ from .pipeline.table import KernelInfo, kernels, load_pack
 if TYPE_CHECKING:  # the names of _DEFERRED, for type checkers and editors
     from . import epilogue
     from .epilogue import EvtBuilder
+    from .jit.kernels import freeze
+    from .jit.record import record
     from .ops.conv2d.function import conv2d, conv2d_dgrad, conv2d_wgrad
     from .ops.conv2d.request import ConvDgradRequest, ConvFwdRequest, ConvLayout, ConvShape, ConvWgradRequest
     from .ops.gated_gemm.function import gated_gemm, interleave
@@ -99,6 +101,7 @@ __all__ = [
     "epilogue",
     "exit_for_restart",
     "explain",
+    "freeze",
     "gated_gemm",
     "gemm",
     "grouped_gemm",
@@ -112,11 +115,14 @@ __all__ = [
     "plan",
     "props",
     "quantize",
+    "record",
     "supervise",
     "version",
 ]
 
 _DEFERRED = {
+    "jit.kernels": ("freeze",),
+    "jit.record": ("record",),
     "serving.actor": ("CutlassActor", "CutlassProps", "props"),
     "pipeline.bindings": ("BoundPlan",),
     "ops.conv2d.function": ("conv2d", "conv2d_dgrad", "conv2d_wgrad"),

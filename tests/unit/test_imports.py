@@ -80,7 +80,7 @@ JIT_LAYERS = (
     ("__init__", "keyed_locks"),
     ("files", "frames", "libraries", "limits", "locks", "worker"),
     ("failures", "folder", "toolchain"),
-    ("store", "turns", "verdicts"),
+    ("record", "store", "turns", "verdicts"),
     ("compiler",),
     ("kernels",),
 )

@@ -13,10 +13,11 @@ import sys
 import threading
 import warnings
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from .. import _core
-from ..errors import DeviceUnavailableError, InvalidOperandError, UnsupportedError
+from ..errors import DeviceUnavailableError, InvalidOperandError, KernelNotFoundError, UnsupportedError
 from ..generator import machine
 from ..generator.key import KernelKey
 from ..generator.key_file import line
@@ -30,6 +31,9 @@ if TYPE_CHECKING:
     from .store import KernelStore
 
 POLICIES = ("auto", "background", "off")
+WARN = "warn"
+"""What ATOMR_CUTLASS_JIT may say besides: the process is frozen from its beginning, as by `freeze("warn")`."""
+FREEZES = ("error", WARN)
 POLICY_VARIABLE = "ATOMR_CUTLASS_JIT"
 MISS_LOG_VARIABLE = "ATOMR_CUTLASS_MISS_LOG"
 
@@ -42,6 +46,8 @@ _missed: set[str] = set()
 _background: dict[tuple[str, str], tuple[threading.Thread, list[Callable[[], None]]]] = {}
 _background_lock = threading.Lock()
 _closing = threading.Event()
+_frozen = ""
+_PACKAGE = f"{Path(__file__).parents[1]}{os.sep}"
 
 
 def policy(asked: str | None = None) -> str:
@@ -53,11 +59,70 @@ def policy(asked: str | None = None) -> str:
     Raises:
         InvalidOperandError: an unknown policy.
     """
-    chosen = asked or os.environ.get(POLICY_VARIABLE) or "auto"
-    if chosen not in POLICIES:
+    said = os.environ.get(POLICY_VARIABLE) or "auto"
+    chosen = asked or said
+    if chosen not in (POLICIES if asked else (*POLICIES, WARN)):
         where = "jit" if asked else POLICY_VARIABLE
-        raise InvalidOperandError(f"{where} is {chosen!r}; valid: {', '.join(POLICIES)}")
-    return chosen
+        raise InvalidOperandError(
+            f"{where} is {chosen!r}; valid: {', '.join(POLICIES)}" + ("" if asked else f", {WARN}")
+        )
+    return "auto" if chosen != "off" and frozen() else chosen
+
+
+def freeze(policy: str = "error") -> None:
+    """From now on, what is compiled is an error, or a warning: for processes that serve, once they are warm.
+
+    Kernels of the table, of packs, and those that this process has loaded serve as before. Where another would be
+    compiled in the background, a slow kernel of the table is used; compilations that are under way there are waited
+    for. With `error`, neither a compiler nor the disk cache is looked at.
+
+    Args:
+        policy: `error` raises KernelNotFoundError with the key, the call that wants it, and the commands that add it;
+            `warn` warns of each and goes on. The latter of several calls holds.
+
+    Raises:
+        InvalidOperandError: an unknown policy.
+    """
+    global _frozen  # noqa: PLW0603
+    if policy not in FREEZES:
+        raise InvalidOperandError(f"policy is {policy!r}; valid: {', '.join(FREEZES)}")
+    _frozen = policy
+    with _background_lock:
+        threads = [thread for thread, _ in _background.values()]
+    for thread in threads:
+        thread.join()
+
+
+def frozen() -> str:
+    """`error` or `warn`, as the process is frozen; empty: it is not."""
+    return _frozen or (WARN if os.environ.get(POLICY_VARIABLE) == WARN else "")
+
+
+def _refuse_if_frozen(key: KernelKey, doing: str) -> None:
+    """Says that a kernel is missing from a frozen process.
+
+    Raises:
+        KernelNotFoundError: the policy is `error`.
+    """
+    how = frozen()
+    if not how:
+        return
+    said = (
+        f"{key.name} {doing}, and this process is frozen (ac.freeze, or {POLICY_VARIABLE}={WARN}); asked for by "
+        f"{_call_site()}. To have it from the start: record a run (ATOMR_CUTLASS_RECORD=keys.jsonl), `atomr-cutlass "
+        f"build keys.jsonl --arch {key.arch.target} -o model.pack`, and ATOMR_CUTLASS_PACKS=model.pack"
+    )
+    if how == "error":
+        raise KernelNotFoundError(said)
+    warnings.warn(said, RuntimeWarning, stacklevel=2)
+
+
+def _call_site() -> str:
+    """Where the code that uses the package is: file and line of the innermost frame outside of it."""
+    frame = sys._getframe()  # noqa: SLF001 - the call stack, without reading sources
+    while frame.f_back is not None and frame.f_code.co_filename.startswith(_PACKAGE):
+        frame = frame.f_back
+    return f"{frame.f_code.co_filename}:{frame.f_lineno}"
 
 
 def target_for(key: KernelKey, device: Device) -> Target:
@@ -97,6 +162,7 @@ def kernel(key: KernelKey, device: Device) -> _core.JitKernel:
         CompileError: the source does not compile.
         DeviceUnavailableError: NVRTC or CUDA's headers are missing.
         LibraryError: the driver refuses the code.
+        KernelNotFoundError: the process is frozen, and has not loaded the kernel yet.
     """
     target = target_for(key, device)
     identity = (key.name, target.arch)
@@ -106,6 +172,8 @@ def kernel(key: KernelKey, device: Device) -> _core.JitKernel:
     with _locks.hold(identity):
         known = _kernels.get(identity)
         if known is None:
+            if frozen() == "error":
+                _refuse_if_frozen(key, "would be compiled")
             images = load(key, target)[0]
             known = _core.JitKernel(key.name, key.to_json(), images.kernel, images.companion)
             _images[identity] = images.digest
@@ -133,6 +201,7 @@ def load(key: KernelKey, target: Target) -> tuple[Images, str]:
     digest = unit.digest(tools)
 
     def make() -> bytes:
+        _refuse_if_frozen(key, "is compiled")
         with _progress(unit.name):
             return unit.compile().pack()
 
@@ -168,7 +237,9 @@ def where(key: KernelKey, target: Target) -> str | None:
 
 
 def problem() -> str:
-    """Why nothing can be compiled; empty when something can."""
+    """Why nothing can be compiled besides what a call needs; empty when something can."""
+    if frozen():
+        return "the process is frozen"
     try:
         toolchain()
     except DeviceUnavailableError as error:
@@ -177,8 +248,10 @@ def problem() -> str:
 
 
 def ready(key: KernelKey, device: Device) -> bool:
-    """Whether a key's kernel can be had without compiling."""
+    """Whether a key's kernel can be had without compiling; of a frozen process, in its memory."""
     try:
+        if frozen():
+            return (key.name, target_for(key, device).arch) in _kernels
         return where(key, target_for(key, device)) is not None
     # Without a compiler it cannot be told from others of its name; what cannot run here is not ready either.
     except (DeviceUnavailableError, UnsupportedError):

@@ -11,7 +11,7 @@ from ..arrays.operands import CUDA
 from ..errors import UnsupportedError
 from ..generator.dtypes import CutlassDtype
 from ..generator.render import render
-from ..jit import kernels
+from ..jit import kernels, record
 from . import devices
 from .pick import Picked
 from .plan_cache import PlanKey
@@ -162,6 +162,8 @@ class Steps:
         made.rewrite = rewrite
         made.checked = True
         made._main = index  # noqa: SLF001 - this module's own
+        launches = [step[3] for step in self._steps if step[0] == "launch"]
+        record.note(made, [(picked.key, args) for picked, args in zip(self._picked, launches, strict=True)])
         return made
 
 

@@ -15,7 +15,7 @@ from ..generator.dtypes import CutlassDtype
 from ..generator.key import ROW
 from ..generator.matrix import preset_of
 from ..generator.render import render
-from ..jit import kernels
+from ..jit import kernels, record
 from . import devices, estimate, problem, select
 from .devices import Device
 from .plan_cache import PlanKey
@@ -272,6 +272,7 @@ def from_choice(what: GemmProblem, choice: Choice, *, alpha: float = 1.0, beta: 
     made.request = None
     made.key = None
     made._choice, made._next = choice, None  # noqa: SLF001 - this module's own
+    record.note(made, [(key, {**product_args(choice, what.k), "batch": variant.batch})])
     return made
 
 

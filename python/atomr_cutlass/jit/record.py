@@ -1,0 +1,216 @@
+"""Which kernels a process uses, whatever made them, and files of them: what `atomr-cutlass build` reads.
+
+Every plan is noted with the kernels that it launches. Calls of one plan are not counted: they run in C++.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import json
+import os
+import threading
+import warnings
+import weakref
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from ..errors import CutlassError, InvalidOperandError
+from ..generator import key_file
+from ..generator.errors import shown
+from ..generator.key import KernelKey
+from . import locks
+
+VARIABLE = "ATOMR_CUTLASS_RECORD"
+
+EXTENTS = ("m", "n", "k", "batch", "groups", "h", "w", "c", "r", "s", "p", "q", "count", "rows", "columns")
+"""The arguments of kernels (kernel_abi.h) that say how large a problem is."""
+
+_LOCK_SECONDS = 60.0
+
+Launches = Sequence[tuple[KernelKey, Mapping[str, Any]]]
+"""The kernels of a plan, each with its arguments by name."""
+
+
+class Recording:
+    """A file of keys in the making. Threads may note side by side, and processes may write to one file."""
+
+    def __init__(self, path: Path) -> None:
+        """Begins a recording; what the file holds by now stays in it.
+
+        Raises:
+            InvalidOperandError: the file is none of keys, or cannot be written.
+        """
+        self.path = path
+        self._lock = threading.Lock()
+        self._known: set[tuple[KernelKey, str]] = set()
+        self._noted: dict[KernelKey, dict[str, int]] = {}
+        self.flush()
+
+    def note(self, launches: Launches) -> None:
+        """Notes a plan. What has not been seen is written at once: a process may be killed."""
+        with self._lock:
+            new = False
+            for key, args in launches:
+                shape = json.dumps({name: args[name] for name in EXTENTS if isinstance(args.get(name), int)})
+                counts = self._noted.setdefault(key, {})
+                counts[shape] = counts.get(shape, 0) + 1
+                new |= (key, shape) not in self._known
+                self._known.add((key, shape))
+        if new:
+            self.flush()
+
+    def flush(self) -> None:
+        """Writes what was noted into the file, beside what others wrote meanwhile.
+
+        Raises:
+            InvalidOperandError: the file is none of keys, or cannot be written.
+        """
+        with self._lock:
+            try:
+                with locks.hold(self.path.with_name(f"{self.path.name}.lock"), _LOCK_SECONDS):
+                    merged = _merged(_lines(self.path), self._noted)
+                    if self._noted or not self.path.exists():
+                        _write(self.path, merged)
+            except OSError as error:
+                raise InvalidOperandError(f"cannot record kernels in {self.path}: {error.strerror or error}") from error
+            except ValueError as error:
+                raise InvalidOperandError(f"cannot record kernels in {self.path}, no file of keys: {error}") from error
+            self._noted = {}
+
+    def forget(self) -> None:
+        """In a forked child: what the parent noted is the parent's to write."""
+        self._lock = threading.Lock()
+        self._noted = {}
+
+
+@contextlib.contextmanager
+def record(path: str | os.PathLike[str]) -> Iterator[None]:
+    """Records the kernels of the plans that exist within the block, of all threads, in a file of keys.
+
+    Each line has the key of a kernel, `shapes`, the problems that it was planned for, and `count`, how many plans there
+    were. Plans that were made before are among them as long as they live, since their calls cannot be told from those
+    of others. A file that exists is added to; several processes may record in one.
+
+    Args:
+        path: the file, such as `keys.jsonl`. `atomr-cutlass build` makes a pack of it.
+
+    Raises:
+        InvalidOperandError: `path` is no path, or that of a file that is none of keys or cannot be written.
+    """
+    try:
+        recording = Recording(Path(path).absolute())
+    except TypeError:
+        raise InvalidOperandError(f"path is {shown(path)}; expected the path of a file of keys") from None
+    with _lock:
+        _recordings.append(recording)
+        alive = list(_plans.items())
+    try:
+        for _, launches in alive:
+            recording.note(launches)
+        yield
+    finally:
+        with _lock:
+            _recordings.remove(recording)
+        recording.flush()
+
+
+def note(plan: object, launches: Launches) -> None:
+    """Notes a plan that was made, and the kernels that it launches, wherever something is being recorded."""
+    _start_from_environment()
+    with _lock:
+        _plans[plan] = launches
+        recordings = list(_recordings)
+    for recording in recordings:
+        try:
+            recording.note(launches)
+        except CutlassError as error:  # noqa: PERF203 - no reason for the call that made the plan to fail
+            warnings.warn(str(error), RuntimeWarning, stacklevel=3)
+
+
+_lock = threading.RLock()
+_plans: weakref.WeakKeyDictionary[object, Launches] = weakref.WeakKeyDictionary()
+_recordings: list[Recording] = []
+_started = False
+
+
+def _start_from_environment() -> None:
+    global _started  # noqa: PLW0603
+    if _started:
+        return
+    with _lock:
+        if _started:
+            return
+        _started = True
+        path = os.environ.get(VARIABLE)
+        if not path:
+            return
+        try:
+            recording = Recording(Path(path).absolute())
+        except CutlassError as error:
+            warnings.warn(f"{VARIABLE}: {error}", RuntimeWarning, stacklevel=4)
+            return
+        _recordings.append(recording)
+
+    def finish() -> None:
+        # Nobody is left to be told.
+        with contextlib.suppress(CutlassError):
+            recording.flush()
+
+    atexit.register(finish)
+
+
+def _forget() -> None:
+    global _lock  # noqa: PLW0603
+    _lock = threading.RLock()
+    for recording in _recordings:
+        recording.forget()
+
+
+os.register_at_fork(after_in_child=_forget)
+
+
+def _lines(path: Path) -> dict[KernelKey, dict[str, Any]]:
+    """What a file of keys says of each, besides the key."""
+    found: dict[KernelKey, dict[str, Any]] = {}
+    try:
+        text = path.read_text(encoding="utf-8")
+    except FileNotFoundError:
+        return found
+    for line in filter(str.strip, text.splitlines()):
+        values = json.loads(line)
+        key = key_file.parse(values)
+        more = found.setdefault(key, {"shapes": [], "count": 0})
+        shapes, count = values.get("shapes", []), values.get("count", 0)
+        if not isinstance(shapes, list) or not isinstance(count, int):
+            raise ValueError(f"shapes and count of {key.name} are no list and no integer")  # noqa: TRY004
+        more["shapes"] += [shape for shape in shapes if shape not in more["shapes"]]
+        more["count"] += count
+    return found
+
+
+def _merged(
+    lines: dict[KernelKey, dict[str, Any]], noted: Mapping[KernelKey, Mapping[str, int]]
+) -> dict[KernelKey, dict[str, Any]]:
+    for key, counts in noted.items():
+        more = lines.setdefault(key, {"shapes": [], "count": 0})
+        shapes = [json.loads(shape) for shape in counts]
+        more["shapes"] += [shape for shape in shapes if shape not in more["shapes"]]
+        more["count"] += sum(counts.values())
+    return lines
+
+
+def _write(path: Path, lines: Mapping[KernelKey, Mapping[str, Any]]) -> None:
+    """Writes a file of which readers see all or nothing."""
+    import tempfile  # slow to import, and needed by few
+
+    descriptor, partial = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    try:
+        with os.fdopen(descriptor, "w", encoding="utf-8") as file:
+            file.writelines(f"{key_file.line(key, **more)}\n" for key, more in lines.items())
+        Path(partial).chmod(0o644)
+        Path(partial).replace(path)
+    except BaseException:
+        Path(partial).unlink(missing_ok=True)
+        raise

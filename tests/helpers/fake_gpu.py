@@ -235,7 +235,7 @@ class FakeGpu:
 
     def plan(self, request: Any, device: int) -> Any:
         """A planner for actors."""
-        made = (FakePlan if plain(request) else FakeOpPlan)(request, device, self)
+        made = (FakePlan if isinstance(request, GemmRequest) and plain(request) else FakeOpPlan)(request, device, self)
         self.plans.append(made)
         return made
 

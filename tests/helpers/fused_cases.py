@@ -160,7 +160,18 @@ def case_a_plan_refuses_what_no_kernel_does() -> None:
         refused(error, says, lambda request=request: ac.plan(request))
         assert says in ac.explain(request, jit="off").reason or "is empty" in says
     bound = ac.GemmRequest(SHAPE, dtype=TF32, epilogue=BIASED)
-    refused(ac.UnsupportedError, "binds the operand of a plain GEMM", lambda: ac.plan(bound, b=object()))
+    refused(ac.InvalidOperandError, "a object is not an array", lambda: ac.plan(bound, b=object()))
+
+
+def case_a_bound_plan_launches() -> None:
+    for request in REQUESTS:
+        given = arrays_of(request)
+        wanted = {name: array.copy(order="K") for name, array in given.items()}
+        ac.plan(request)(*map(operand, wanted.values()))
+        bound = ac.plan(request, b=operand(np.zeros_like(given["b"])))
+        bound.refit(operand(given["b"]))
+        bound(*(operand(array) for name, array in given.items() if name != "b"))
+        assert_written(given, wanted)
 
 
 def case_the_first_use_is_checked() -> None:

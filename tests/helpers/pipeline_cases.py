@@ -968,7 +968,26 @@ def case_plans_of_convolutions_launch() -> None:
         ac.plan(with_bias)(*map(operand, given.values()))
         np.testing.assert_array_equal(given["out"], convolved(with_bias, given))
         refused(ac.InvalidOperandError, "this plan takes", lambda: made(operand(given["x"])))
-        refused(ac.UnsupportedError, "b= binds the operand of a plain GEMM", lambda: ac.plan(request, b=given["w"]))
+
+
+def case_bound_plans_of_convolutions_launch() -> None:
+    with compiler():
+        for op in CONV_OPS:
+            for changes in CONV_CHANGES:
+                request = conv_request(op, **changes)
+                given = conv_arrays(request)
+                kept = operation_of(request).bound
+                weights = np.zeros_like(given[kept])
+                bound = ac.plan(request, b=operand(weights))
+                bound.refit(given[kept])
+                np.testing.assert_array_equal(weights, given[kept])
+                bound(*(operand(array) for name, array in given.items() if name != kept))
+                np.testing.assert_array_equal(given["out"], convolved(request, given))
+                refused(
+                    ac.InvalidOperandError,
+                    f"{kept} has shape",
+                    lambda request=request: ac.plan(request, b=operand(matrix(3, 5))),
+                )
 
 
 def case_an_actor_computes_convolutions() -> None:

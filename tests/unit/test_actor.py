@@ -50,6 +50,7 @@ from atomr_cutlass.errors import (
     LibraryError,
     UnsupportedError,
 )
+from atomr_cutlass.pipeline.operation import operation_of
 from fake_gpu import FakeGpu, arrays_of, expected, fetch, fused, operands_of, place, product
 
 REQUEST = GemmRequest(GemmShape(8, 16, 32), dtype=D.F16, arch=SmArch.SM80)
@@ -210,28 +211,6 @@ def test_a_mock_serves_no_operands_of_any_kind(kind: str) -> None:
         CutlassActor(8, mock=True).handle(type(message)(message.request, (object(), object())))
 
 
-@pytest.mark.parametrize("mock", [True, False])
-@pytest.mark.parametrize(
-    ("kind", "named"),
-    [
-        ("fprop", "conv2d_fprop"),
-        ("grouped", "grouped_gemm"),
-        ("vectors", "GEMM with scales"),
-        ("bias", "GEMM with an epilogue"),
-    ],
-)
-def test_bindings_are_plain_gemms(kind: str, named: str, mock: bool) -> None:
-    message = OTHERS[kind]
-    request = dataclasses.replace(message.request, binding="w")
-    actor = CutlassActor(8, mock=mock)
-    for attempt in (type(message)(request), type(message)(request, arrays_of(request))):
-        with pytest.raises(
-            UnsupportedError, match=f"binding 'w': operands are bound to plain GEMM only, not to {named}"
-        ):
-            actor.handle(attempt)
-    assert (actor.dispatched, len(actor.plan_cache)) == (2, 0)
-
-
 @pytest.mark.parametrize("message", [None, REQUEST, CutlassMsg(), RefitMsg(REQUEST.plan_key(), b"")])
 def test_what_is_no_message_is_refused(message: Any) -> None:
     with pytest.raises(InvalidOperandError, match="msg is a"):
@@ -359,8 +338,31 @@ def test_groups_without_elements_launch_nothing(actor: CutlassActor, gpu: FakeGp
 
 def test_a_refit_of_what_binds_nothing_is_refused(actor: CutlassActor) -> None:
     actor.handle(OTHERS["fprop"])
-    with pytest.raises(UnsupportedError, match="operands are bound to plain GEMM only"):
+    with pytest.raises(InvalidOperandError, match="give the request binding='a name', and send a Conv message with w"):
         actor.handle(CutlassMsg.Refit(RefitMsg(CONV.plan_key(), b"")))
+
+
+@pytest.mark.parametrize("kind", OTHERS)
+def test_every_kind_binds_its_second_operand(actor: CutlassActor, gpu: FakeGpu, kind: str) -> None:
+    send, plain = type(OTHERS[kind]), OTHERS[kind].request
+    request = dataclasses.replace(plain, binding="w")
+    given, other = arrays_of(request), arrays_of(request, seed=1)
+    kept = operation_of(request).bound
+    rest = {name: array for name, array in given.items() if name != kept}
+
+    def values(answer: Any) -> Any:
+        return [fetch(array) for array in answer] if isinstance(answer, list) else [fetch(answer)]
+
+    with pytest.raises(InvalidOperandError, match=f"has no operand yet: the first message has to bring {kept}"):
+        actor.handle(send(request, rest))
+    first = values(actor.handle(send(request, given)))
+    np.testing.assert_equal(values(actor.handle(send(request, rest))), first)
+    with pytest.raises(InvalidOperandError, match=f"another {kept}: leave {kept} out"):
+        actor.handle(send(request, {**given, kept: other[kept]}))
+    assert actor.handle(CutlassMsg.Refit(RefitMsg(request.plan_key(), other[kept]))) is None
+    assert len(gpu.plans) == 1
+    changed = values(actor.handle(send(request, rest)))
+    np.testing.assert_equal(changed, values(actor.handle(send(plain, {**given, kept: other[kept]}))))
 
 
 def test_one_plan_serves_every_scalar(actor: CutlassActor, gpu: FakeGpu) -> None:

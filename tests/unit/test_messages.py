@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
 import gc
 import weakref
 from typing import Any
@@ -28,8 +29,9 @@ from atomr_cutlass import (
 )
 from atomr_cutlass import CutlassDtype as D
 from atomr_cutlass.arrays import operands
-from atomr_cutlass.errors import CutlassError, InvalidOperandError, UnsupportedError
-from atomr_cutlass.serving.messages import GemmMsg
+from atomr_cutlass.errors import CutlassError, InvalidOperandError
+from atomr_cutlass.pipeline.operation import operation_of
+from atomr_cutlass.serving.messages import Compute
 from fake_gpu import FakeGpu, arrays_of, fetch, operands_of, place
 
 REQUEST = GemmRequest(GemmShape(8, 16, 32), dtype=D.F16)
@@ -75,7 +77,10 @@ def test_messages_are_messages() -> None:
         assert isinstance(message, CutlassMsg)
         assert repr(message).startswith(f"CutlassMsg.{type(message).__name__}(")
         assert copy.copy(message) is not message
-    assert CutlassMsg.Gemm is GemmMsg
+    assert issubclass(CutlassMsg.Gemm, Compute)
+    assert {"Gemm", "GroupedGemm", "Conv", "Matmul", "Refit"} <= set(dir(CutlassMsg))
+    with pytest.raises(AttributeError, match="no attribute 'Sort'"):
+        _ = CutlassMsg.Sort
 
 
 @pytest.mark.parametrize(
@@ -364,15 +369,18 @@ def test_a_tree_may_call_an_operand_c() -> None:
     assert refusal(CutlassMsg.Gemm(request, {**given, "c": None})) == "operands has no c"
 
 
-def test_operands_are_bound_to_plain_gemm_only() -> None:
-    request = ConvFwdRequest(CONV.shape, dtype=D.F16, binding="layer 1")
-    message = CutlassMsg.Conv(request, arrays_of(request))
-    with pytest.raises(UnsupportedError, match="binding 'layer 1': operands are bound to plain GEMM only"):
-        _ = message.launch
-    fused = GemmRequest(FUSED.shape, dtype=D.F16, epilogue=FUSED.epilogue, binding="layer 2")
-    assert "operands are bound to plain GEMM only, not to GEMM with an epilogue" in refusal(
-        CutlassMsg.Gemm(fused, arrays_of(fused))
-    )
+@pytest.mark.parametrize("request_", [REQUEST, FUSED, GROUPED, CONV], ids=["gemm", "fused", "grouped", "conv"])
+def test_the_operand_that_a_binding_has_may_be_left_out(request_: Any) -> None:
+    operation = operation_of(request_)
+    kind = getattr(CutlassMsg, str(operation.message))
+    given = arrays_of(request_)
+    labels = operation.bound_slot(request_).labels
+    rest = {name: array for name, array in given.items() if name != operation.bound}
+    named = dataclasses.replace(request_, binding="layer 1")
+    sent = list(kind(named, given).launch.arrays)
+    assert list(kind(named, rest).launch.arrays) == [label for label in sent if label not in labels]
+    says = f"operands has no {operation.bound}: it may be left out once a request's binding has it"
+    assert refusal(kind(request_, rest)) == says
 
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -382,12 +390,19 @@ def test_operands_are_bound_to_plain_gemm_only() -> None:
 WEIGHTS = np.arange(32 * 16).reshape(32, 16).astype(np.float16)
 
 
+def write(message: RefitMsg, target: Any) -> None:
+    (values,) = message.staged
+    values.check(target, "b")
+    values.copy_to(target)
+
+
 @pytest.mark.parametrize("kind", [bytes, bytearray, memoryview, lambda raw: np.frombuffer(raw, np.uint8)])
 def test_bytes_in_the_operands_own_order(kind: Any) -> None:
     target = filled(np.float16, 32, 16, columns=True)
-    staged = RefitMsg(REQUEST.plan_key(), kind(np.ascontiguousarray(WEIGHTS.T).tobytes())).staged
+    message = RefitMsg(REQUEST.plan_key(), kind(np.ascontiguousarray(WEIGHTS.T).tobytes()))
+    (staged,) = message.staged
     assert (staged.size, staged.stream) == (1024, 0)
-    staged.copy_to(target)
+    write(message, target)
     np.testing.assert_array_equal(fetch(target), WEIGHTS)
 
 
@@ -395,22 +410,22 @@ def test_bytes_in_the_operands_own_order(kind: Any) -> None:
 @pytest.mark.parametrize("host", [WEIGHTS, np.asfortranarray(WEIGHTS), np.repeat(WEIGHTS, 2, 1)[:, ::2]])
 def test_host_arrays_of_any_strides(host: Any, columns: bool) -> None:
     target = filled(np.float16, 32, 16, columns=columns)
-    RefitMsg(REQUEST.plan_key(), host).staged.copy_to(target)
+    write(RefitMsg(REQUEST.plan_key(), host), target)
     np.testing.assert_array_equal(fetch(target), WEIGHTS)
 
 
 def test_arrays_of_the_gpu_are_copied_on_their_stream(gpu: FakeGpu) -> None:
     target, source = filled(np.float16, 32, 16), place(WEIGHTS)
     gpu.current.stream = 9
-    RefitMsg(REQUEST.plan_key(), source).staged.copy_to(target)
-    RefitMsg(REQUEST.plan_key(), source, stream=4).staged.copy_to(target)
+    write(RefitMsg(REQUEST.plan_key(), source), target)
+    write(RefitMsg(REQUEST.plan_key(), source, stream=4), target)
     np.testing.assert_array_equal(fetch(target), WEIGHTS)
     assert [(copy[2], copy[4]) for copy in gpu.copies] == [(1024, 9), (1024, 4)]
 
 
 def test_the_operand_itself_needs_no_copy(gpu: FakeGpu) -> None:
     target = place(WEIGHTS)
-    RefitMsg(REQUEST.plan_key(), target).staged.copy_to(target)
+    write(RefitMsg(REQUEST.plan_key(), target), target)
     assert gpu.copies == []
 
 
@@ -421,7 +436,7 @@ def _overlapping(target: Any) -> Any:
 @pytest.mark.parametrize(
     ("weights", "says"),
     [
-        (b"123", "weights has 3 bytes; the bound operand has 1024: (32, 16) of f16"),
+        (b"123", "weights has 3 bytes; the bound operand b has 1024: (32, 16) of f16"),
         (b"", "weights has 0 bytes"),
         (WEIGHTS.astype(np.float32), "weights is f32; the bound operand is f16"),
         (WEIGHTS.T, "weights has shape (16, 32); the bound operand has (32, 16)"),
@@ -438,7 +453,7 @@ def test_weights_that_are_not_the_operands_are_refused(gpu: FakeGpu, weights: An
     target = fake_gpu.place(WEIGHTS)
     message = RefitMsg(REQUEST.plan_key(), weights(target) if weights is _overlapping else weights)
     with pytest.raises(InvalidOperandError) as caught:
-        message.staged.copy_to(target)
+        write(message, target)
     assert says in str(caught.value)
     assert gpu.copies == []
     np.testing.assert_array_equal(fetch(target), WEIGHTS)

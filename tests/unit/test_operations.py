@@ -20,7 +20,7 @@ from atomr_cutlass import (
     InvalidOperandError,
     ops,
 )
-from atomr_cutlass.pipeline.operation import FOLDERS, operation_of, operations
+from atomr_cutlass.pipeline.operation import FOLDERS, operation_of, operations, planned_operations
 
 SHAPE = ConvShape.nhwc(2, 8, 8, 16, 32, 3, 3, padding=1)
 REQUESTS: dict[str, Any] = {
@@ -37,7 +37,8 @@ REQUESTS: dict[str, Any] = {
 def test_every_folder_that_has_an_operation_is_registered() -> None:
     found = {path.parent.name for path in Path(ops.__path__[0]).glob("*/operation.py")}
     assert found == set(FOLDERS)
-    assert {name: operation.name for name, operation in operations().items()} == {name: name for name in REQUESTS}
+    assert [operation.name for operation in operations().values()] == [*REQUESTS, "matmul"]
+    assert list(planned_operations()) == list(REQUESTS)
 
 
 @pytest.mark.parametrize("name", REQUESTS)

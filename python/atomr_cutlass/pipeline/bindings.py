@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import math
 import threading
+from collections.abc import Sequence
 from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
 from .. import _core
-from ..arrays import numerics, operands
-from ..arrays.operands import CPU, CUDA
+from ..arrays import operands
+from ..arrays.operands import BYTE, CPU, CUDA
 from ..errors import InvalidOperandError
-from ..ops.gemm.request import GemmRequest
+from .operand_table import OperandSlot
+from .operation import Request, operation_of
 from .plan_cache import PlanKey
 from .problem import MatrixSpec
 
@@ -44,7 +46,7 @@ def check_operand(view: _core.Operand, spec: MatrixSpec, name: str, element: tup
         )
 
 
-def take_up(array: Any, name: str) -> _core.Operand:
+def import_operand(array: Any, name: str) -> _core.Operand:
     """A view of an array, read-only where the framework's rules say so and DLPack does not: JAX's are immutable.
 
     Arguments and errors are those of `operands.as_operand`.
@@ -86,30 +88,34 @@ class Weights:
             self.size, current = _size(view), operands.current_stream(weights, view)
         self.stream = current if stream is None else operands.stream_handle(stream)
 
-    def copy_to(self, target: _core.Operand) -> None:
-        """Writes the values into an operand of dense memory; see `Binding.refit`."""
-        if isinstance(self._source, _core.Operand):
-            self._copy_array(self._source, target)
-            return
-        if self.size != _size(target):
-            dtype = operands.dtype_of(target, "the bound operand").value
-            raise InvalidOperandError(
-                f"weights has {self.size} bytes; the bound operand has {_size(target)}: {target.shape} of {dtype}"
-            )
-        _upload(self._source, target)
+    def check(self, target: _core.Operand, name: str) -> None:
+        """Refuses values that the operand of this name cannot hold.
 
-    def _copy_array(self, view: _core.Operand, target: _core.Operand) -> None:
-        self._check_array(view, target)
-        if view.device_type == CPU:
-            _upload(_in_memory_order(operands.to_numpy(view), target), target)
-        elif view.pointer != target.pointer and self.size:
-            _core.copy_async(target.pointer, view.pointer, self.size, target.device, self.stream)
+        Raises:
+            InvalidOperandError: a size, dtype, shape, device or stride that is not the operand's.
+        """
+        if isinstance(self._source, _core.Operand):
+            self._check_array(self._source, target)
+        elif self.size != _size(target):
+            raise InvalidOperandError(
+                f"weights has {self.size} bytes; the bound operand {name} has {_size(target)}: {target.shape} of "
+                f"{_dtype_name(target)}"
+            )
+
+    def copy_to(self, target: _core.Operand) -> None:
+        """Writes the values into an operand of dense memory that `check` has let through; see `Binding.refit`."""
+        source = self._source
+        if not isinstance(source, _core.Operand):
+            _upload(source, target)
+        elif source.device_type == CPU:
+            _upload(_in_memory_order(operands.to_numpy(source), target), target)
+        elif source.pointer != target.pointer and self.size:
+            _core.copy_async(target.pointer, source.pointer, self.size, target.device, self.stream)
 
     @staticmethod
     def _check_array(view: _core.Operand, target: _core.Operand) -> None:
-        dtype, wanted = operands.dtype_of(view, "weights"), operands.dtype_of(target, "the bound operand")
-        if dtype is not wanted:
-            raise InvalidOperandError(f"weights is {dtype.value}; the bound operand is {wanted.value}")
+        if view.dtype != target.dtype:
+            raise InvalidOperandError(f"weights is {_dtype_name(view)}; the bound operand is {_dtype_name(target)}")
         if view.shape != target.shape:
             raise InvalidOperandError(f"weights has shape {view.shape}; the bound operand has {target.shape}")
         if view.device_type == CPU:
@@ -128,52 +134,75 @@ class Weights:
             raise InvalidOperandError("weights overlaps the bound operand: give separate memory, or the operand itself")
 
 
+def import_weights(weights: Any, stream: Any = None) -> tuple[Weights, ...]:
+    """New values for a bound operand, or for each array of a list. Arguments and errors are those of `Weights`."""
+    each = weights if isinstance(weights, (list, tuple)) and weights else (weights,)
+    return tuple(Weights(values, stream) for values in each)
+
+
 class Binding:
-    """An operand B that a plan keeps: the caller's own array, which stays alive with the binding.
+    """An operand that a plan keeps: the caller's own array, or list of arrays, which stays alive with the binding.
 
     What the caller writes into the array is what the next launch reads, and so is what `refit` writes.
 
     Attributes:
         name: of the binding; empty where a plan was bound without one.
-        operand: the view of the array that launches get; it keeps the array alive.
+        operands: the views of the arrays that launches get, by the operand's labels; they keep the arrays alive.
         lock: held by the actor while work that uses the operand is in flight.
     """
 
-    def __init__(self, request: GemmRequest, array: Any, device: int) -> None:
+    def __init__(self, request: Request, array: Any, device: int) -> None:
         """Binds an array.
 
         Args:
             request: what the plan is of.
-            array: B, (K, N) or (batch, K, N), of the request's dtype, and dense in its layout, on the GPU.
+            array: the operand that plans of the operation keep, such as B of a GEMM, as the request has it: of its
+                dtype and shape, dense in its layout, on the GPU. Of a grouped GEMM a list.
             device: index of the plan's GPU.
 
         Raises:
-            InvalidOperandError: the array is not the request's B.
+            InvalidOperandError: the array is not that operand of the request.
         """
+        operation = operation_of(request)
+        slot = operation.bound_slot(request)
         self.name = request.binding or ""
-        self.operand = take_up(array, "b")
         self.lock = threading.Lock()
-        check_operand(self.operand, request.problem(device).b, "b")
-        if self.operand.device != device:
-            raise InvalidOperandError(f"b is on cuda:{self.operand.device}; the plan is for cuda:{device}")
+        self.operands = {label: import_operand(given, label) for label, given in arrays_of(slot, array)}
+        for (label, view), spec in zip(self.operands.items(), slot.specs, strict=True):
+            check_operand(view, spec, label, slot.element)
+            if view.device != device:
+                raise InvalidOperandError(f"{label} is on cuda:{view.device}; the plan is for cuda:{device}")
+        labels = [label for each in operation.operands(request) for label in each.labels]
+        self._first = labels.index(slot.labels[0]) if slot.labels else 0
 
-    def refit(self, weights: Weights) -> None:
+    def insert(self, arrays: Sequence[Any]) -> list[Any]:
+        """The arrays of a plan's call: those of a call without the operand, with the operand in its place."""
+        return [*arrays[: self._first], *self.operands.values(), *arrays[self._first :]]
+
+    def refit(self, weights: Sequence[Weights]) -> None:
         """Writes new values into the operand; plans of it stay as they are, captured graphs included.
 
         Values in GPU memory are copied in the order of `weights.stream`, without waiting: launches on other streams
         have to be ordered by the caller. Values in host memory are copied at once, after all work of the GPU.
 
         Raises:
-            InvalidOperandError: a size, dtype, shape, device or stride that is not the operand's, or the operand is
-                read-only, as JAX arrays are.
+            InvalidOperandError: a size, dtype, shape, device or stride that is not the operand's, another number of
+                arrays, or the operand is read-only, as JAX arrays are. Nothing has been written then.
         """
-        if self.operand.read_only:
+        if len(weights) != len(self.operands):
+            raise InvalidOperandError(f"weights has {len(weights)} arrays; the bound operand has {len(self.operands)}")
+        if any(view.read_only for view in self.operands.values()):
             raise InvalidOperandError("the bound operand is read-only: bind an array that may be written")
-        weights.copy_to(self.operand)
+        for (label, view), values in zip(self.operands.items(), weights, strict=True):
+            values.check(view, label)
+        for view, values in zip(self.operands.values(), weights, strict=True):
+            values.copy_to(view)
 
 
 class BoundPlan:
-    """A plan with its operand B bound: `bound(a, c=None, *, out=None, alpha=None, beta=None, stream=None)` launches.
+    """A plan with an operand bound: `bound(*arrays, out=None, alpha=None, beta=None, stream=None)` launches.
+
+    Of a plain GEMM that is `bound(a, c=None, ...)`; other plans take the rest of the arrays of their operand table.
 
     Attributes:
         plan: the plan, with which `key`, `source`, `kernel_name` and `kernel_handle` are shared.
@@ -184,33 +213,24 @@ class BoundPlan:
         """Binds an operand to a plan.
 
         Args:
-            plan: a Plan made from a request.
-            b: B as the request has it; see `Binding`.
+            plan: a plan made from a request.
+            b: the operand as the request has it; see `Binding`.
 
         Raises:
-            InvalidOperandError: `b` is not the request's B, or the plan was made from no request.
+            InvalidOperandError: `b` is not that operand, or the plan was made from no request.
         """
         if getattr(plan, "request", None) is None:
             raise InvalidOperandError("the plan was made from no request: there is nothing to check b against")
         self.plan = plan
         self.binding = Binding(plan.request, b, plan.device)
 
-    def __call__(
-        self,
-        a: Any,
-        c: Any = None,
-        *,
-        out: Any = None,
-        alpha: float | None = None,
-        beta: float | None = None,
-        stream: Any = None,
-    ) -> Any:
-        """Launches the plan with the bound operand; see `Plan`."""
-        return self.plan(a, self.binding.operand, c, out=out, alpha=alpha, beta=beta, stream=stream)
+    def __call__(self, *arrays: Any, **options: Any) -> Any:
+        """Launches the plan with the bound operand; see the plan."""
+        return self.plan(*self.binding.insert(arrays), **options)
 
     def refit(self, weights: Any, stream: Any = None) -> None:
-        """Writes new values into the bound operand; see `Weights` and `Binding.refit`."""
-        self.binding.refit(Weights(weights, stream))
+        """Writes new values into the bound operand; see `Weights` and `Binding.refit`. Of a list, a list of values."""
+        self.binding.refit(import_weights(weights, stream))
 
     @property
     def key(self) -> PlanKey:
@@ -242,8 +262,27 @@ def _alike(view: _core.Operand, strides: tuple[int, ...]) -> bool:
     return all(extent == 1 or own == wanted for extent, own, wanted in pairs)
 
 
+def arrays_of(slot: OperandSlot, given: Any) -> list[tuple[str, Any]]:
+    """(label, array) of every array of an operand.
+
+    Raises:
+        InvalidOperandError: not a list where there has to be one, or of another length.
+    """
+    if not slot.listed:
+        return [(slot.name, given)]
+    if not isinstance(given, Sequence) or isinstance(given, (str, bytes)):
+        raise InvalidOperandError(f"{slot.name} is a {type(given).__name__}; expected a list, an array for each group")
+    if len(given) != len(slot.specs):
+        raise InvalidOperandError(f"{slot.name} has {len(given)} arrays; the request has {len(slot.specs)} groups")
+    return list(zip(slot.labels, given, strict=True))
+
+
 def _size(view: _core.Operand) -> int:
-    return math.prod(view.shape) * operands.dtype_of(view, "weights").bits // 8
+    return math.prod(view.shape) * view.dtype[1] // 8
+
+
+def _dtype_name(view: _core.Operand) -> str:
+    return "uint8" if view.dtype == BYTE else operands.dtype_of(view, "weights").value
 
 
 def _bytes_of(weights: Any) -> _Bytes | None:
@@ -258,14 +297,13 @@ def _bytes_of(weights: Any) -> _Bytes | None:
 
 def _in_memory_order(host: np.ndarray[Any, Any], target: _core.Operand) -> _Bytes:
     """The bytes of a host array, in the order in which a dense operand has its elements."""
-    dtype = numerics.numpy_dtype(operands.dtype_of(target, "the bound operand"))
     memory = np.empty(_size(target), np.uint8)
     if memory.size:
         strides = [
-            0 if extent == 1 else stride * dtype.itemsize
+            0 if extent == 1 else stride * host.itemsize
             for extent, stride in zip(target.shape, target.strides, strict=True)
         ]
-        laid: np.ndarray[Any, Any] = np.ndarray(target.shape, dtype, memory, 0, strides)
+        laid: np.ndarray[Any, Any] = np.ndarray(target.shape, host.dtype, memory, 0, strides)
         np.copyto(laid, host, casting="no")
     return memory
 

@@ -11,6 +11,7 @@ from typing import Any, Generic, Protocol, TypeAlias, TypeVar
 
 import numpy as np
 
+from ..epilogue.bind import reduce_nothing
 from ..errors import InvalidOperandError
 from ..generator.archs import SmArch
 from ..generator.dtypes import CutlassDtype
@@ -28,7 +29,7 @@ from .select import Choice
 
 Cell: TypeAlias = "Choice | Picked"
 
-FOLDERS = ("gemm", "grouped_gemm", "conv2d")
+FOLDERS = ("gemm", "grouped_gemm", "conv2d", "matmul")
 """Folders of `ops`: the module `operation` of each has OPERATIONS, those that it implements."""
 
 
@@ -131,16 +132,59 @@ class Search(abc.ABC):
         return None
 
 
-class Operation(abc.ABC, Generic[RequestT]):
+class Operation:
     """One operation.
 
     Attributes:
-        name: as the keys of its plans and the command line have it.
-        request_type: what its plans are made from.
+        name: as kernels and the command line have it.
+        request_type: what describes one call, if anything does.
+        message: the name under which actors get such requests, as in `CutlassMsg.Gemm`.
     """
 
     name: str
+    request_type: type | None = None
+    message: str | None = None
+
+
+class Call(Protocol):
+    """A request with its arrays checked, before it is computed."""
+
+    @property
+    def on_gpu(self) -> bool:
+        """Whether the arrays are on a GPU."""
+
+    @property
+    def device(self) -> int:
+        """Index of the GPU."""
+
+    @property
+    def stream(self) -> int:
+        """Where the work goes."""
+
+    def run(self) -> Any:
+        """Computes; returns the result."""
+
+    def wait(self) -> None:
+        """Returns when the work is done."""
+
+
+class CallOperation(Operation, abc.ABC):
+    """An operation whose requests have their arrays, and may have a `reply`."""
+
+    @abc.abstractmethod
+    def call(self, request: Any) -> Call:
+        """Checks the arrays of a request."""
+
+
+class PlannedOperation(Operation, abc.ABC, Generic[RequestT]):
+    """An operation whose requests have no arrays: plans are made from them, explained, run on random operands and sent.
+
+    Attributes:
+        bound: the operand that a plan can keep.
+    """
+
     request_type: type[RequestT]
+    bound: str
 
     @abc.abstractmethod
     def operands(self, request: RequestT) -> tuple[OperandSlot, ...]:
@@ -171,9 +215,28 @@ class Operation(abc.ABC, Generic[RequestT]):
     def plan(self, request: RequestT, device: int, **options: Any) -> Plan | OpPlan:
         """A plan on the GPU of an index. `options` are those that every operation's plans take."""
 
-    def launch(self, plan: Any, arrays: Mapping[str, Any], **options: Any) -> None:
+    def bound_slot(self, request: RequestT) -> OperandSlot:
+        """The operand that a plan of this request can keep."""
+        return next(slot for slot in self.operands(request) if slot.name == self.bound)
+
+    def launch(self, plan: Any, request: RequestT, arrays: Mapping[str, Any], **options: Any) -> None:
         """Launches a plan with its operands, in the order of the operand table. `options`: alpha, beta and stream."""
+        del request
         plan(*arrays.values(), **options)
+
+    def write_empty(self, request: RequestT, arrays: Mapping[str, Any], stream: int) -> None:
+        """Writes the outputs beside a result without elements: reductions of nothing."""
+        if request.tree is not None:
+            reduce_nothing(request.tree.outputs, dict(arrays), stream)
+
+    def result_layout(self, request: RequestT) -> str:
+        """How callers name the dimensions of a result that is allocated for them, `nhwc` or `nchw`.
+
+        Raises:
+            InvalidOperandError: such a result cannot be allocated.
+        """
+        del request
+        return "nhwc"
 
     @abc.abstractmethod
     def search(self, request: RequestT, device: Device) -> Search:
@@ -194,22 +257,28 @@ class Operation(abc.ABC, Generic[RequestT]):
 
 
 @functools.cache
-def operations() -> Mapping[str, Operation[Any]]:
+def operations() -> Mapping[str, Operation]:
     """Every operation by its name. The first call imports them."""
     modules = (importlib.import_module(f"..ops.{folder}.operation", __package__) for folder in FOLDERS)
     return {operation.name: operation for module in modules for operation in module.OPERATIONS}
 
 
 @functools.cache
-def _by_request_type() -> dict[type, Operation[Any]]:
-    return {operation.request_type: operation for operation in operations().values()}
+def planned_operations() -> Mapping[str, PlannedOperation[Any]]:
+    """The operations that plans are made of, by name."""
+    return {name: found for name, found in operations().items() if isinstance(found, PlannedOperation)}
 
 
-def operation_of(request: Any) -> Operation[Any]:
-    """The operation of a request.
+@functools.cache
+def _by_request_type() -> dict[type, PlannedOperation[Any]]:
+    return {operation.request_type: operation for operation in planned_operations().values()}
+
+
+def operation_of(request: Any) -> PlannedOperation[Any]:
+    """The operation of a request that plans are made from.
 
     Raises:
-        InvalidOperandError: it is no request.
+        InvalidOperandError: it is no such request.
     """
     known = _by_request_type()
     for kind in type(request).__mro__:

@@ -5,8 +5,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, overload
 
 from ..checks import check_index, check_options
-from ..errors import UnsupportedError
-from ..ops.gemm.operation import plain
 from . import devices
 from .bindings import BoundPlan
 from .op_plan import OpPlan
@@ -25,7 +23,7 @@ def plan(  # type: ignore[overload-overlap]
 
 @overload
 def plan(
-    request: GemmRequest, device: int | None = None, *, b: Any, backend: str = "auto", jit: str | None = None
+    request: Request, device: int | None = None, *, b: Any, backend: str = "auto", jit: str | None = None
 ) -> BoundPlan: ...
 
 
@@ -50,8 +48,8 @@ def plan(
     Args:
         request: what to compute; its operands are dense, batches and images outermost.
         device: index of the GPU; None is GPU 0.
-        b: of a GEMM, operand B, on that GPU, to be bound: the plan is then called without it, and `refit` gives it new
-            values.
+        b: the second operand (of convolutions `w`, of the gradient by w `x`; of a grouped GEMM a list), on that GPU, to
+            be bound: the plan is then called without it, and `refit` gives it new values.
         backend: `auto` (the table, then compilation), `prebuilt` or `jit`.
         jit: `auto`, `background` or `off`; None leaves it to ATOMR_CUTLASS_JIT. See `plan.make`.
 
@@ -69,8 +67,6 @@ def plan(
         DeviceUnavailableError: there is no GPU, or NVRTC is needed and missing.
     """
     operation = operation_of(request)
-    if b is not None and not plain(request):
-        raise UnsupportedError("b= binds the operand of a plain GEMM: this plan takes all its arrays at every call")
     check_options(backend=backend, jit=jit)
     if device is not None:
         check_index(device, "device")

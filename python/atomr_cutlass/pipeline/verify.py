@@ -195,7 +195,7 @@ def _on_gpu(made: Plan | OpPlan, slots: Sequence[OperandSlot], arrays: Arrays) -
     def launch(times: int) -> float:
         start = time.perf_counter()
         for _ in range(times):
-            operation.launch(made, views, stream=0)
+            operation.launch(made, made.request, views, stream=0)
         _core.synchronize(made.device, 0)
         return time.perf_counter() - start
 

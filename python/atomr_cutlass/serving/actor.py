@@ -6,24 +6,20 @@ import os
 import threading
 import warnings
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from .. import _core
-from ..arrays import operands
 from ..checks import check_index, check_options, shown
-from ..epilogue.bind import reduce_nothing
-from ..errors import ContextPoisonedError, InvalidOperandError, LibraryError, UnsupportedError
+from ..errors import ContextPoisonedError, InvalidOperandError, LibraryError
 from ..jit.keyed_locks import KeyedLocks
-from ..ops.gemm.operation import plain
-from ..ops.gemm.request import GemmRequest
-from ..ops.matmul.function import Call, settled
+from ..ops.matmul.function import settled
 from ..pipeline.bindings import Binding
-from ..pipeline.operation import Request
+from ..pipeline.operation import Request, operation_of, planned_operations
 from ..pipeline.plan_cache import CachedPlan, PlanCache, PlanKey
 from ..pipeline.planner import plan
-from .messages import Compute, CutlassMsg, Launch, MatmulMsg, RefitMessage, RefitMsg, refuse_binding
+from .messages import Compute, CutlassMsg, Launch, RefitMessage, RefitMsg, Run
 
 if TYPE_CHECKING:  # Pykka is imported when a mailbox is started
     import pykka
@@ -43,13 +39,13 @@ class CutlassActor:
     * With operands they take the plan from the cache, or make one (prebuilt kernels first, then compilation), launch it
       on the message's stream, and answer with the result once that work has completed. The operands stay alive until
       then.
-    * `Matmul` computes its request as `matmul` does, with that function's plans, waits, and answers with D; the
-      request's reply, if it has one, is told too, errors included. Host arrays are served as `matmul` serves them.
+    * `Matmul`, whose requests have their arrays, computes as `matmul` does, with that function's plans, waits, and
+      answers with D; the request's reply, if it has one, is told too, errors included. Host arrays are served likewise.
     * `Refit` writes new values into the operand that a plan binds: nothing is planned or compiled anew.
 
-    A GEMM's request with a `binding` binds the `b` of the first message that brings one: the array itself, which later
-    messages may leave out. Bindings are kept apart from the plan cache: a plan that was dropped there is made again,
-    and the operand stays bound until `unbind`.
+    A request with a `binding` binds the second operand (`b`; of convolutions `w`, of the gradient by w `x`) of the
+    first message that brings one: the array itself, or the list, which later messages may leave out. Bindings are kept
+    apart from the plan cache: a plan that was dropped there is made again, and the operand stays bound until `unbind`.
 
     An error that costs the process its CUDA context (ContextPoisonedError) is the answer to the message that met it;
     from then on every message is refused, with that reason. Nothing within the process cures it: see `supervise`.
@@ -141,7 +137,7 @@ class CutlassActor:
             raise InvalidOperandError(f"msg is a {type(msg).__name__}; expected a CutlassMsg, such as CutlassMsg.Gemm")
         with self._lock:
             self._dispatched += 1
-        reply = msg.request.reply if isinstance(msg, MatmulMsg) else None
+        reply = msg.request.reply if isinstance(msg, Run) else None
         return settled(reply, lambda: self._answer(msg))
 
     def _answer(self, msg: CutlassMsg) -> Any:
@@ -172,7 +168,7 @@ class CutlassActor:
             return self._mailbox
 
     def unbind(self, key: PlanKey) -> None:
-        """Forgets the operand that is bound under this key, if there is one; the next message has to bring `b`."""
+        """Forgets the operand that is bound under this key, if there is one; the next message has to bring it."""
         with self._keys.hold(key):
             self._bindings.pop(key, None)
 
@@ -180,14 +176,13 @@ class CutlassActor:
         if isinstance(msg, RefitMessage):
             return self._refit(msg.msg)
         if isinstance(msg, Compute):
-            refuse_binding(msg.request)
             if msg.operands is None:
                 return self._render(msg.request)
             self._refuse_if_mock()
             return self._compute(msg.request, msg.launch)
-        if isinstance(msg, MatmulMsg):
+        if isinstance(msg, Run):
             self._refuse_if_mock()
-            return self._matmul(msg.call)
+            return self._call(msg)
         raise InvalidOperandError(f"msg is a {type(msg).__name__}, which is no message: send CutlassMsg.Gemm, ...")
 
     def _refuse_if_mock(self) -> None:
@@ -225,10 +220,10 @@ class CutlassActor:
             return _of_nothing(request, launch)
         _refuse_captured(launch.device, launch.stream, "a plan (ac.plan)")
         key = request.plan_key()
-        if isinstance(request, GemmRequest) and "b" not in launch.arrays and key not in self._bindings:
+        if request.binding is not None and key not in self._bindings and not _bound_operand(request, launch):
             raise _unbound(request)  # before a plan is made, which can take a compilation
         made = self._plan(request, key)
-        if isinstance(request, GemmRequest) and request.binding is not None:
+        if request.binding is not None:
             return self._compute_bound(made, request, key, launch)
         return _run(made, request, launch)
 
@@ -243,10 +238,11 @@ class CutlassActor:
                 self.plan_cache.insert(found, key)
             return found
 
-    def _matmul(self, call: Call) -> Any:
+    def _call(self, msg: Run) -> Any:
+        call = msg.call
         if call.on_gpu:
             self._check_device(call.device)
-            _refuse_captured(call.device, call.stream, "ac.matmul")
+            _refuse_captured(call.device, call.stream, f"ac.{msg.operation.name}")
         result = call.run()
         call.wait()
         return result
@@ -255,27 +251,30 @@ class CutlassActor:
         if device != self.device:
             raise InvalidOperandError(f"the operands are on cuda:{device}; this actor works on cuda:{self.device}")
 
-    def _compute_bound(self, made: Any, request: GemmRequest, key: PlanKey, launch: Launch) -> Any:
+    def _compute_bound(self, made: Any, request: Request, key: PlanKey, launch: Launch) -> Any:
         bound = self._bindings.get(key)
         if bound is None:
             with self._keys.hold(key):
                 bound = self._bindings.get(key)
                 if bound is None:
                     return self._bind(made, request, key, launch)
-        given = launch.arrays.get("b")
-        if given is not None and given.pointer != bound.operand.pointer:
+        given = _bound_operand(request, launch)
+        if any(view.pointer != bound.operands[label].pointer for label, view in given.items()):
+            name = operation_of(request).bound
             raise InvalidOperandError(
-                f"binding {request.binding!r} has another b: leave b out, send a Refit with its values, unbind it, or "
-                "give the request a binding of its own"
+                f"binding {request.binding!r} has another {name}: leave {name} out, send a Refit with its values, "
+                "unbind it, or give the request a binding of its own"
             )
         with bound.lock:
-            return _run(made, request, launch, bound.operand)
+            return _run(made, request, launch, bound.operands)
 
-    def _bind(self, made: Any, request: GemmRequest, key: PlanKey, launch: Launch) -> Any:
-        if "b" not in launch.arrays:
+    def _bind(self, made: Any, request: Request, key: PlanKey, launch: Launch) -> Any:
+        views = _bound_operand(request, launch)
+        if not views:
             raise _unbound(request)
-        binding = Binding(request, launch.arrays["b"], launch.device)
-        result = _run(made, request, launch, binding.operand)
+        listed = operation_of(request).bound_slot(request).listed
+        binding = Binding(request, list(views.values()) if listed else next(iter(views.values())), launch.device)
+        result = _run(made, request, launch, binding.operands)
         # After the plan has taken the operand: what it refuses is not to be bound.
         self._bindings[key] = binding
         return result
@@ -287,21 +286,20 @@ class CutlassActor:
         bound = self._bindings.get(key)
         if bound is None:
             if key not in self.plan_cache:
-                raise InvalidOperandError(f"no plan of {key} is known: send its Gemm first")
+                raise InvalidOperandError(f"no plan of {key} is known: send its {_message_of(key)} first")
             if self.mock:
                 return
-            if key.op != "gemm":
-                raise UnsupportedError(f"the plan of {key} keeps no operand: operands are bound to plain GEMM only")
             raise InvalidOperandError(
                 f"the plan of {key} keeps no operand: "
                 + ("give the request binding='a name', and send" if key.binding is None else "send")
-                + " a Gemm message with b first"
+                + f" a {_message_of(key)} message with {planned_operations()[key.op].bound} first"
             )
         weights = msg.staged
         with bound.lock:
             bound.refit(weights)
             # The next message may be on another stream, and the weights live until here.
-            _core.synchronize(self.device, weights.stream)
+            for values in weights:
+                _core.synchronize(self.device, values.stream)
 
     def _poison(self, error: ContextPoisonedError) -> None:
         with self._lock:
@@ -340,29 +338,40 @@ def props(plan_cache_capacity: int) -> CutlassProps:
     return CutlassProps(plan_cache_capacity)
 
 
-def _run(made: Any, request: Request, launch: Launch, b: _core.Operand | None = None) -> Any:
-    """Launches a plan, waits for it without the GIL, and returns the result. `b`: of a GEMM, the operand bound."""
+def _run(made: Any, request: Request, launch: Launch, bound: Mapping[str, _core.Operand] | None = None) -> Any:
+    """Launches a plan, waits for it without the GIL, and returns the result. `bound`: the operand that is kept."""
+    operation, arrays = operation_of(request), launch.arrays
+    if bound is not None:
+        known = {**arrays, **bound}
+        arrays = {label: known[label] for slot in operation.operands(request) for label in slot.labels}
     # A plan serves every request of its key, whose scalars may differ.
-    how = {"alpha": request.epilogue.alpha, "beta": request.epilogue.beta, "stream": launch.stream}
-    arrays = launch.arrays
-    if plain(request):
-        made(arrays["a"], arrays["b"] if b is None else b, arrays.get("c"), out=arrays["out"], **how)
-    else:
-        made(*arrays.values(), **how)
+    operation.launch(
+        made,
+        request,
+        arrays,
+        alpha=request.epilogue.alpha,
+        beta=request.epilogue.beta,
+        stream=launch.stream,
+    )
     _core.synchronize(launch.device, launch.stream)
     return launch.finished()
 
 
 def _of_nothing(request: Request, launch: Launch) -> Any:
     """The result without elements; reductions of it are written, and awaited."""
-    if isinstance(request, GemmRequest) and (request.tree is not None or request.quantized):
-        _refuse_captured(launch.device, launch.stream, "ac.gemm")
-        if request.tree is not None:
-            reduce_nothing(request.tree.outputs, launch.arrays, launch.stream)
-        if request.quantized:
-            operands.clear_async(launch.arrays["amax"], launch.stream)
+    operation = operation_of(request)
+    *slots, _ = operation.operands(request)
+    if any(slot.written for slot in slots):
+        _refuse_captured(launch.device, launch.stream, f"ac.{operation.name}")
+        operation.write_empty(request, launch.arrays, launch.stream)
         _core.synchronize(launch.device, launch.stream)
     return launch.finished()
+
+
+def _bound_operand(request: Request, launch: Launch) -> dict[str, _core.Operand]:
+    """The operand that a plan can keep, where the message has it; by label."""
+    labels = operation_of(request).bound_slot(request).labels
+    return {label: launch.arrays[label] for label in labels if label in launch.arrays}
 
 
 def _refuse_captured(device: int, stream: int, instead: str) -> None:
@@ -373,8 +382,15 @@ def _refuse_captured(device: int, stream: int, instead: str) -> None:
         )
 
 
-def _unbound(request: GemmRequest) -> InvalidOperandError:
-    return InvalidOperandError(f"binding {request.binding!r} has no operand yet: the first message has to bring b")
+def _message_of(key: PlanKey) -> str:
+    """The name of the messages that make plans of this key."""
+    operation = planned_operations().get(key.op)
+    return "request" if operation is None else str(operation.message)
+
+
+def _unbound(request: Request) -> InvalidOperandError:
+    name = operation_of(request).bound
+    return InvalidOperandError(f"binding {request.binding!r} has no operand yet: the first message has to bring {name}")
 
 
 def _warn(text: str) -> None:

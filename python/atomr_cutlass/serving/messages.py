@@ -2,28 +2,37 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Generic, TypeVar
+from typing import Any, ClassVar
 
 from .. import _core
 from ..arrays import operands
-from ..arrays.layouts import from_nhwc
-from ..errors import CutlassError, InvalidOperandError, UnsupportedError
-from ..ops.conv2d.request import ConvDgradRequest, ConvFwdRequest, ConvLayout, ConvWgradRequest
-from ..ops.gemm.operation import plain
-from ..ops.gemm.request import GemmLayout, GemmRequest
-from ..ops.grouped_gemm.request import GroupedGemmRequest
-from ..ops.matmul.function import Call, call_of
-from ..ops.matmul.request import MatmulRequest
-from ..pipeline.bindings import Weights, check_operand, take_up
+from ..arrays.layouts import TO_NHWC, from_nhwc
+from ..checks import expect
+from ..errors import CutlassError, InvalidOperandError
+from ..pipeline.bindings import Weights, arrays_of, check_operand, import_operand, import_weights
 from ..pipeline.operand_table import OperandSlot
-from ..pipeline.operation import Request, operation_of
+from ..pipeline.operation import Call, CallOperation, PlannedOperation, Request, operation_of, operations
 from ..pipeline.plan_cache import PlanKey
 from ..pipeline.problem import MatrixSpec
 
 
-class CutlassMsg:
+class _ByName(type):
+    """Has the messages of operations as attributes, by the names under which they are sent."""
+
+    def __getattr__(cls, name: str) -> Any:
+        message = _messages().get(name) if name[:1].isupper() else None
+        if message is None:
+            raise AttributeError(f"type object {cls.__name__!r} has no attribute {name!r}")
+        return message
+
+    def __dir__(cls) -> list[str]:
+        return sorted({*super().__dir__(), *_messages()})
+
+
+class CutlassMsg(metaclass=_ByName):
     """A message to a CutlassActor; what there is are its attributes.
 
     * `CutlassMsg.Gemm(request, operands=None, *, out=None, stream=None)`
@@ -32,15 +41,11 @@ class CutlassMsg:
     * `CutlassMsg.Matmul(request)`
     * `CutlassMsg.Refit(msg)`
 
-    Operands are taken up where the message is made: in that thread their framework says what its current stream is, and
+    Operands are imported where the message is made: in that thread their framework says what its current stream is, and
     allocates the result for it. They have to stay as they are until the answer comes. What is wrong with them is said
     in the answer.
     """
 
-    Gemm: ClassVar[type[GemmMsg]]
-    GroupedGemm: ClassVar[type[GroupedGemmMsg]]
-    Conv: ClassVar[type[ConvMsg]]
-    Matmul: ClassVar[type[MatmulMsg]]
     Refit: ClassVar[type[RefitMessage]]
 
 
@@ -93,14 +98,11 @@ class Launch:
         return done if self.listed else done[0]
 
 
-RequestT = TypeVar("RequestT", bound="Request")
-
-
 @dataclass(frozen=True, eq=False)
-class Compute(CutlassMsg, Generic[RequestT]):
-    """What messages that compute something have in common; without operands they render and cache the kernel.
+class Compute(CutlassMsg):
+    """A message that computes a request; without operands it renders and caches the kernel.
 
-    Operands, `out` and `stream` are taken up where the message is made; what is wrong with them is kept for the answer.
+    Operands, `out` and `stream` are imported where the message is made; what is wrong with them is kept for the answer.
 
     Attributes:
         request: what to compute.
@@ -109,7 +111,8 @@ class Compute(CutlassMsg, Generic[RequestT]):
             `bias`, or the operands of the epilogue's tree by their names: those that it reads, and those that it writes
             beside the result; of a grouped GEMM the lists `a`, `b`, `c`; of convolutions `x`, `w` (dgrad: `dy`, `w`;
             wgrad: `dy`, `x`), `c` and `bias`. GPU arrays, dense as the request says, which stay alive until the work
-            has completed. Of a plain GEMM, `b` may be left out once the request's binding has it.
+            has completed. The second operand (of convolutions `w`, of the gradient by w `x`) may be left out once the
+            request's binding has it.
         out: where to write the result (a list of arrays for a grouped GEMM); None has it allocated by the framework of
             the first operand, here and now.
         stream: where to launch: a handle or a stream object; None is the current stream, here and now, of the framework
@@ -119,19 +122,20 @@ class Compute(CutlassMsg, Generic[RequestT]):
         InvalidOperandError: `request` is of another kind.
     """
 
-    _requests: ClassVar[tuple[type, ...]]
+    _operations: ClassVar[tuple[PlannedOperation[Any], ...]]
 
-    request: RequestT
+    request: Any
     operands: Any = field(default=None, repr=False)
     out: Any = field(default=None, kw_only=True, repr=False)
     stream: Any = field(default=None, kw_only=True)
     _launch: Launch | CutlassError | None = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
-        if not isinstance(self.request, self._requests):
-            expected = " or ".join(kind.__name__ for kind in self._requests)
+        kinds = tuple(operation.request_type for operation in self._operations)
+        if not isinstance(self.request, kinds):
+            expected = " or ".join(kind.__name__ for kind in kinds)
             raise InvalidOperandError(f"request is a {type(self.request).__name__}; expected a {expected}")
-        object.__setattr__(self, "_launch", self._take_up())
+        object.__setattr__(self, "_launch", self._imported())
 
     @property
     def launch(self) -> Launch:
@@ -139,13 +143,12 @@ class Compute(CutlassMsg, Generic[RequestT]):
 
         Raises:
             InvalidOperandError: they are not what the request says.
-            UnsupportedError: the request has a binding, and is no plain GEMM.
         """
         if isinstance(self._launch, Launch):
             return self._launch
         raise self._launch or InvalidOperandError("the message has no operands")
 
-    def _take_up(self) -> Launch | CutlassError | None:
+    def _imported(self) -> Launch | CutlassError | None:
         if self.operands is None:
             return None
         try:
@@ -155,42 +158,26 @@ class Compute(CutlassMsg, Generic[RequestT]):
             return error.with_traceback(None)
 
 
-class GemmMsg(Compute[GemmRequest]):
-    """Computes a GEMM."""
-
-    _requests = (GemmRequest,)
-
-
-class GroupedGemmMsg(Compute[GroupedGemmRequest]):
-    """Computes a grouped GEMM of lists of matrices."""
-
-    _requests = (GroupedGemmRequest,)
-
-
-class ConvMsg(Compute["ConvFwdRequest | ConvDgradRequest | ConvWgradRequest"]):
-    """Computes a convolution or a gradient of one."""
-
-    _requests = (ConvFwdRequest, ConvDgradRequest, ConvWgradRequest)
-
-
 @dataclass(frozen=True, eq=False)
-class MatmulMsg(CutlassMsg):
-    """Computes a matmul; its request has the arrays, and may have a reply, which gets the answer too.
+class Run(CutlassMsg):
+    """A message that computes a request which has its arrays, and may have a reply, which gets the answer too.
 
     Attributes:
+        operation: of such requests.
         request: what to compute. Its stream, where it names none, is the current one here and now.
 
     Raises:
-        InvalidOperandError: `request` is no MatmulRequest.
+        InvalidOperandError: `request` is of another kind.
     """
 
-    request: MatmulRequest
+    operation: ClassVar[CallOperation]
+
+    request: Any
     _call: Call | CutlassError = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
-        if not isinstance(self.request, MatmulRequest):
-            raise InvalidOperandError(f"request is a {type(self.request).__name__}; expected a MatmulRequest")
-        object.__setattr__(self, "_call", self._take_up())
+        expect(self.request, self.operation.request_type or object, "request")
+        object.__setattr__(self, "_call", self._imported())
 
     @property
     def call(self) -> Call:
@@ -199,15 +186,35 @@ class MatmulMsg(CutlassMsg):
         Raises:
             InvalidOperandError, UnsupportedError: what is wrong with them.
         """
-        if isinstance(self._call, Call):
-            return self._call
-        raise self._call
+        if isinstance(self._call, CutlassError):
+            raise self._call
+        return self._call
 
-    def _take_up(self) -> Call | CutlassError:
+    def _imported(self) -> Call | CutlassError:
         try:
-            return call_of(self.request)
+            return self.operation.call(self.request)
         except CutlassError as error:
             return error.with_traceback(None)
+
+
+@functools.cache
+def _messages() -> dict[str, type[CutlassMsg]]:
+    """The messages of every operation, by name."""
+    planned: dict[str, list[PlannedOperation[Any]]] = {}
+    kinds: dict[str, type[CutlassMsg]] = {}
+    for operation in operations().values():
+        name = operation.message
+        if name is not None and isinstance(operation, PlannedOperation):
+            planned.setdefault(name, []).append(operation)
+        elif name is not None and isinstance(operation, CallOperation):
+            kinds[name] = _message(name, Run, operation=operation)
+    return kinds | {name: _message(name, Compute, _operations=tuple(found)) for name, found in planned.items()}
+
+
+def _message(name: str, base: type[CutlassMsg], **members: Any) -> type[CutlassMsg]:
+    """A kind of messages, known by the name under which it is sent, in pickles and tracebacks too."""
+    known_as = {"__module__": __name__, "__qualname__": f"CutlassMsg.{name}", "__doc__": base.__doc__}
+    return type(name, (base,), known_as | members)
 
 
 @dataclass(frozen=True, eq=False)
@@ -216,7 +223,7 @@ class RefitMsg:
 
     Attributes:
         plan_key: the plan's key: `request.plan_key()` of the request with the binding.
-        weights: an array of the operand's dtype and shape, or its bytes; see `bindings.Weights`.
+        weights: an array of the operand's dtype and shape, or its bytes; see `bindings.Weights`. Of a list, a list.
         stream: where weights in GPU memory are ready: a handle or a stream object; None is the current stream, here and
             now, of their framework.
 
@@ -227,7 +234,7 @@ class RefitMsg:
     plan_key: PlanKey
     weights: Any = field(repr=False)
     stream: Any = None
-    _staged: Weights | CutlassError = field(init=False, repr=False)
+    _staged: tuple[Weights, ...] | CutlassError = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
         if not isinstance(self.plan_key, PlanKey):
@@ -237,19 +244,19 @@ class RefitMsg:
         object.__setattr__(self, "_staged", self._stage())
 
     @property
-    def staged(self) -> Weights:
+    def staged(self) -> tuple[Weights, ...]:
         """The values, ready to be copied.
 
         Raises:
             InvalidOperandError: they are neither bytes nor an array.
         """
-        if isinstance(self._staged, Weights):
-            return self._staged
-        raise self._staged
+        if isinstance(self._staged, CutlassError):
+            raise self._staged
+        return self._staged
 
-    def _stage(self) -> Weights | CutlassError:
+    def _stage(self) -> tuple[Weights, ...] | CutlassError:
         try:
-            return Weights(self.weights, self.stream)
+            return import_weights(self.weights, self.stream)
         except CutlassError as error:
             return error.with_traceback(None)
 
@@ -272,41 +279,20 @@ class RefitMessage(CutlassMsg):
             raise InvalidOperandError(f"msg is a {type(self.msg).__name__}; expected a RefitMsg")
 
 
-for _name, _kind in (
-    ("Gemm", GemmMsg), ("GroupedGemm", GroupedGemmMsg), ("Conv", ConvMsg), ("Matmul", MatmulMsg),
-    ("Refit", RefitMessage),
-):  # fmt: skip
-    # Known by the names under which they are sent, in messages and tracebacks too.
-    _kind.__name__, _kind.__qualname__ = _name, f"CutlassMsg.{_name}"
-    setattr(CutlassMsg, _name, _kind)
-
-
-def refuse_binding(request: Request) -> None:
-    """Refuses to bind an operand of anything but a plain GEMM.
-
-    Raises:
-        UnsupportedError: the request has a binding, and is something else.
-    """
-    if request.binding is not None and not plain(request):
-        kind = request.plan_key().op
-        if isinstance(request, GemmRequest):
-            kind = "GEMM with " + ("an epilogue" if request.scales() is None else "scales")
-        raise UnsupportedError(
-            f"binding {request.binding!r}: operands are bound to plain GEMM only, not to {kind}; send them with each "
-            "message"
-        )
+RefitMessage.__name__, RefitMessage.__qualname__ = "Refit", "CutlassMsg.Refit"
+CutlassMsg.Refit = RefitMessage
 
 
 def _launch(request: Request, given: Any, out: Any, stream: Any) -> Launch:
-    refuse_binding(request)
-    *slots, result = operation_of(request).operands(request)
-    arrays = _arrays(request, given)
-    _check_names(request, slots, arrays)
+    operation = operation_of(request)
+    *slots, result = operation.operands(request)
+    arrays = _arrays(operation.names(request), given)
+    _check_names(request, operation.bound, slots, arrays)
     views: dict[str, _core.Operand] = {}
     first = None
     for slot in slots:
         for label, array, spec in _members(slot, arrays):
-            view = operands.as_operand(array, label) if slot.written else take_up(array, label)
+            view = operands.as_operand(array, label) if slot.written else import_operand(array, label)
             first = (array, view, label) if first is None else first
             _check_view(view, spec, label, first, slot.element)
             if slot.written:
@@ -315,7 +301,7 @@ def _launch(request: Request, given: Any, out: Any, stream: Any) -> Launch:
     assert first is not None  # noqa: S101 - `_check_names` has seen to it
     like, view, _ = first
     handle = operands.current_stream(like, view) if stream is None else operands.stream_handle(stream)
-    results = _allocated(request, result, first) if out is None else []
+    results = _allocated(operation.result_layout(request), result, first) if out is None else []
     for label, array, spec in [] if out is None else _members(result, {"out": out}):
         view = operands.as_operand(array, label)
         _check_written(array, view, label)
@@ -330,18 +316,16 @@ First = tuple[Any, _core.Operand, str]
 """The first operand, its view and its name: its framework and its device are those of the message."""
 
 
-def _arrays(request: Request, given: Any) -> dict[str, Any]:
-    names = operation_of(request).names(request)
-    usual = ("a", "b", "c") if plain(request) else names
+def _arrays(names: Sequence[str], given: Any) -> dict[str, Any]:
     if isinstance(given, Mapping):
         unknown = [name for name in given if name not in names]
         if unknown:
-            raise InvalidOperandError(f"operands has {', '.join(map(repr, unknown))}; expected {_listing(usual)}")
+            raise InvalidOperandError(f"operands has {', '.join(map(repr, unknown))}; expected {_listing(names)}")
         return {name: array for name, array in given.items() if array is not None}
     if isinstance(given, Sequence) and not isinstance(given, (str, bytes)) and 1 <= len(given) <= len(names):
         return {name: array for name, array in zip(names, given, strict=False) if array is not None}
     raise InvalidOperandError(
-        f"operands is a {type(given).__name__}; expected a mapping of {_listing(usual)}, or a tuple in this order"
+        f"operands is a {type(given).__name__}; expected a mapping of {_listing(names)}, or a tuple in this order"
     )
 
 
@@ -349,17 +333,17 @@ def _listing(names: Sequence[str]) -> str:
     return f"{', '.join(names[:-1])} and {names[-1]}"
 
 
-def _check_names(request: Request, slots: Sequence[OperandSlot], arrays: dict[str, Any]) -> None:
+def _check_names(request: Request, bound: str, slots: Sequence[OperandSlot], arrays: dict[str, Any]) -> None:
     beta, own = request.epilogue.beta, [slot.name for slot in slots]
     for name in own:
         if name in arrays:
             continue
         if name == "c" and beta != 0:
             raise InvalidOperandError(f"the request's beta is {beta}, so operands needs c")
-        if not (name == "b" and plain(request)):
+        if name != bound:
             raise InvalidOperandError(f"operands has no {name}")
         if request.binding is None:
-            raise InvalidOperandError("operands has no b: it may be left out once a request's binding has it")
+            raise InvalidOperandError(f"operands has no {name}: it may be left out once a request's binding has it")
     for name in arrays:
         if name not in own:
             why = "the request's beta is 0, so that it would not be read" if name == "c" else "the request has none"
@@ -367,31 +351,22 @@ def _check_names(request: Request, slots: Sequence[OperandSlot], arrays: dict[st
 
 
 def _members(slot: OperandSlot, arrays: dict[str, Any]) -> list[tuple[str, Any, MatrixSpec]]:
-    """(name, array, how it should lie) of every array of a slot; nothing where it has been left out."""
+    """(name, array, its layout) of every array of an operand; nothing where it has been left out."""
     if slot.name not in arrays:
         return []
-    given = arrays[slot.name]
-    if not slot.listed:
-        return [(slot.name, given, slot.specs[0])]
-    if not isinstance(given, Sequence) or isinstance(given, (str, bytes)):
-        raise InvalidOperandError(f"{slot.name} is a {type(given).__name__}; expected a list, an array for each group")
-    if len(given) != len(slot.specs):
-        raise InvalidOperandError(f"{slot.name} has {len(given)} arrays; the request has {len(slot.specs)} groups")
-    return list(zip(slot.labels, given, slot.specs, strict=True))
+    given = arrays_of(slot, arrays[slot.name])
+    return [(label, array, spec) for (label, array), spec in zip(given, slot.specs, strict=True)]
 
 
-def _allocated(request: Request, result: OperandSlot, first: First) -> list[Result]:
+def _allocated(layout: str, result: OperandSlot, first: First) -> list[Result]:
     """New arrays for the results, of the framework of the first operand."""
     array, view, _ = first
-    layout = getattr(request, "layout", ConvLayout.NHWC)
-    if getattr(request, "layout_c", GemmLayout.ROW_MAJOR) is not GemmLayout.ROW_MAJOR:
-        raise InvalidOperandError("out is needed: results are allocated row-major, and layout_c is COL_MAJOR")
     made = []
     for spec in result.specs:
         shape = spec.shape
-        if layout is ConvLayout.NCHW:
-            shape = tuple(shape[i] for i in (0, 2, 3, 1))
-        made.append(Result(*operands.empty(shape, spec.dtype, view.device, array), layout.value))
+        if layout == "nchw":
+            shape = tuple(shape[i] for i in TO_NHWC)
+        made.append(Result(*operands.empty(shape, spec.dtype, view.device, array), layout))
     return made
 
 

@@ -11,7 +11,7 @@ from ...pipeline import pick
 from ...pipeline.devices import Device
 from ...pipeline.op_plan import OpPlan
 from ...pipeline.operand_table import OperandSlot, epilogue_slots
-from ...pipeline.operation import Found, Operation, Search
+from ...pipeline.operation import Found, PlannedOperation, Search
 from ...pipeline.probe import Arrays, Probe
 from ...pipeline.problem import MatrixSpec
 from . import kernels
@@ -19,13 +19,16 @@ from .problem import OPERANDS, WGRAD
 from .request import ConvDgradRequest, ConvFwdRequest, ConvLayout, ConvRequest, ConvWgradRequest
 
 
-class ConvOperation(Operation[ConvRequest]):
+class ConvOperation(PlannedOperation[ConvRequest]):
     """A convolution, or a gradient of one."""
+
+    message = "Conv"
 
     def __init__(self, request_type: type[ConvRequest]) -> None:
         """The operation of a kind of requests."""
         self.name = request_type.op
         self.request_type = request_type
+        self.bound = OPERANDS[self.name][1]
 
     def operands(self, request: ConvRequest) -> tuple[OperandSlot, ...]:
         conv = request.problem(0)
@@ -58,6 +61,9 @@ class ConvOperation(Operation[ConvRequest]):
 
     def plan(self, request: ConvRequest, device: int, **options: Any) -> OpPlan:
         return kernels.make(request.problem(device), layout=request.layout.value, **options)
+
+    def result_layout(self, request: ConvRequest) -> str:
+        return request.layout.value
 
     def search(self, request: ConvRequest, device: Device) -> Search:
         return _Search(request, device)

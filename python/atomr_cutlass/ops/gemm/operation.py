@@ -8,9 +8,9 @@ from typing import Any
 
 import numpy as np
 
-from ...arrays import fp4
+from ...arrays import fp4, operands
 from ...arrays.operands import BYTE
-from ...errors import KernelNotFoundError, UnsupportedError
+from ...errors import InvalidOperandError, KernelNotFoundError, UnsupportedError
 from ...generator.archs import SmArch
 from ...generator.dtypes import CutlassDtype
 from ...generator.key import KernelKey
@@ -19,28 +19,40 @@ from ...pipeline import problem, select
 from ...pipeline.devices import Device
 from ...pipeline.op_plan import OpPlan
 from ...pipeline.operand_table import OperandSlot, epilogue_slots
-from ...pipeline.operation import Found, Operation, Search
+from ...pipeline.operation import Found, PlannedOperation, Search
 from ...pipeline.plan import FAR, WORTHWHILE, Plan, better_cell, make
 from ...pipeline.probe import Arrays, Probe
 from ...pipeline.problem import GemmProblem, MatrixSpec
 from ...pipeline.select import Choice
 from . import scaled
-from .request import GemmRequest
+from .request import GemmLayout, GemmRequest
 from .scaled import Scale
 
 SCALES = ("scale_a", "scale_b", "scale_d", "amax")
 
 
-def plain(request: Any) -> bool:
-    """Whether the request is a GEMM without scales, bias, activation and tree: that has a `Plan`, not an `OpPlan`."""
-    return isinstance(request, GemmRequest) and request.scales() is None and request.tree is None
+def plain(request: GemmRequest) -> bool:
+    """Whether the request has no scales, bias, activation and tree: then it has a `Plan`, not an `OpPlan`."""
+    return request.scales() is None and request.tree is None
 
 
-class GemmOperation(Operation[GemmRequest]):
+def refuse_columns(layout: GemmLayout) -> None:
+    """Refuses to allocate a column-major result.
+
+    Raises:
+        InvalidOperandError: the layout is that.
+    """
+    if layout is not GemmLayout.ROW_MAJOR:
+        raise InvalidOperandError("out is needed: results are allocated row-major, and layout_c is COL_MAJOR")
+
+
+class GemmOperation(PlannedOperation[GemmRequest]):
     """D = epilogue(A B)."""
 
     name = "gemm"
     request_type = GemmRequest
+    message = "Gemm"
+    bound = "b"
 
     def operands(self, request: GemmRequest) -> tuple[OperandSlot, ...]:
         what, scales = request.problem(0), request.scales()
@@ -77,11 +89,20 @@ class GemmOperation(Operation[GemmRequest]):
             return make(what, **options)
         return scaled.make(what, request.scales() or scaled.NO_SCALES, request.fusion(), **options)
 
-    def launch(self, plan: Any, arrays: Mapping[str, Any], **options: Any) -> None:
-        if plain(plan.request):
+    def launch(self, plan: Any, request: GemmRequest, arrays: Mapping[str, Any], **options: Any) -> None:
+        if plain(request):
             plan(arrays["a"], arrays["b"], arrays.get("c"), out=arrays["out"], **options)
         else:
             plan(*arrays.values(), **options)
+
+    def write_empty(self, request: GemmRequest, arrays: Mapping[str, Any], stream: int) -> None:
+        super().write_empty(request, arrays, stream)
+        if request.quantized:
+            operands.clear_async(arrays["amax"], stream)
+
+    def result_layout(self, request: GemmRequest) -> str:
+        refuse_columns(request.layout_c)
+        return super().result_layout(request)
 
     def search(self, request: GemmRequest, device: Device) -> Search:
         return _Search(request, device)

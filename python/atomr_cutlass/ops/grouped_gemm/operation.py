@@ -11,17 +11,20 @@ from ...pipeline import pick
 from ...pipeline.devices import Device
 from ...pipeline.op_plan import OpPlan
 from ...pipeline.operand_table import OperandSlot
-from ...pipeline.operation import Found, Operation, Search
+from ...pipeline.operation import Found, PlannedOperation, Search
 from ...pipeline.probe import Arrays, Probe
+from ..gemm.operation import refuse_columns
 from . import kernels
 from .request import GroupedGemmRequest
 
 
-class GroupedGemmOperation(Operation[GroupedGemmRequest]):
+class GroupedGemmOperation(PlannedOperation[GroupedGemmRequest]):
     """A product for each group, of matrices in lists."""
 
     name = kernels.OP
     request_type = GroupedGemmRequest
+    message = "GroupedGemm"
+    bound = "b"
 
     def operands(self, request: GroupedGemmRequest) -> tuple[OperandSlot, ...]:
         grouped = request.problem(0)
@@ -50,6 +53,10 @@ class GroupedGemmOperation(Operation[GroupedGemmRequest]):
 
     def plan(self, request: GroupedGemmRequest, device: int, **options: Any) -> OpPlan:
         return kernels.make(request.problem(device), **options)
+
+    def result_layout(self, request: GroupedGemmRequest) -> str:
+        refuse_columns(request.layout_c)
+        return super().result_layout(request)
 
     def search(self, request: GroupedGemmRequest, device: Device) -> Search:
         return _Search(request, device)

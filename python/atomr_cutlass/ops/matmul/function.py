@@ -16,7 +16,7 @@ from ...arrays.arguments import check_devices, on_reference
 from ...arrays.fp4 import FP4
 from ...arrays.numerics import FAST, AnyArray, default_out_dtype, math_mode
 from ...arrays.operands import BYTE, CUDA
-from ...checks import NUMBERS
+from ...checks import NUMBERS, expect
 from ...epilogue import EpilogueVisitorTree
 from ...errors import InvalidOperandError, UnsupportedError
 from ...generator.dtypes import CutlassDtype
@@ -58,8 +58,7 @@ def matmul(request: MatmulRequest) -> Any:
         CompileError: the kernel's source does not compile.
         DeviceUnavailableError: `prebuilt`, `jit` or GPU arrays without a usable GPU; NVRTC is needed and missing.
     """
-    if not isinstance(request, MatmulRequest):
-        raise InvalidOperandError(f"request is a {type(request).__name__}; expected a MatmulRequest")
+    expect(request, MatmulRequest, "request")
     return settled(request.reply, lambda: _computed(request))
 
 

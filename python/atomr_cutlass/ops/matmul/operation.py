@@ -1,0 +1,21 @@
+"""Matmul, in the shape of cuBLASLt's, as an operation."""
+
+from __future__ import annotations
+
+from ...pipeline.operation import Call, CallOperation
+from .function import call_of
+from .request import MatmulRequest
+
+
+class MatmulOperation(CallOperation):
+    """D = epilogue(op(A) op(B)), column-major."""
+
+    name = "matmul"
+    request_type = MatmulRequest
+    message = "Matmul"
+
+    def call(self, request: MatmulRequest) -> Call:
+        return call_of(request)
+
+
+OPERATIONS = (MatmulOperation(),)

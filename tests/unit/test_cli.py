@@ -15,8 +15,7 @@ from typer.testing import CliRunner
 import fake_table
 import numpy_gpu
 from atomr_cutlass import SmArch, _core
-from atomr_cutlass.cli import app as cli
-from atomr_cutlass.cli import info
+from atomr_cutlass.cli import info, installed
 from atomr_cutlass.cli.app import app
 from atomr_cutlass.errors import DeviceUnavailableError, KernelNotFoundError
 from atomr_cutlass.generator.matrix import GEMM_ARCHS
@@ -279,7 +278,7 @@ def test_list_says_how_kernels_were_verified(
     assert [(one["how"], one["on"], one["changed"]) for one in first] == [("runs", "NVIDIA H200", False)]
     assert [one["changed"] for one in second] == [True]
     monkeypatch.setenv("COLUMNS", "400")
-    cli._print_kernels(rows)
+    installed.print_kernels(rows)
     verification.records.cache_clear()
     shown = capsys.readouterr().out.splitlines()
     assert [next(words for words in (line.split("  ")) if "2026" in words).strip() for line in shown[1:3]] == [

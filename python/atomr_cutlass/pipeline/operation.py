@@ -25,6 +25,7 @@ from .pick import Picked
 from .plan import Plan
 from .plan_cache import PlanKey
 from .probe import Arrays, Probe, random_arrays
+from .request_options import Option, RequestOptions
 from .select import Choice
 
 Cell: TypeAlias = "Choice | Picked"
@@ -181,10 +182,12 @@ class PlannedOperation(Operation, abc.ABC, Generic[RequestT]):
 
     Attributes:
         bound: the operand that a plan can keep.
+        options: of the command line, beside those of every operation.
     """
 
     request_type: type[RequestT]
     bound: str
+    options: tuple[Option, ...] = ()
 
     @abc.abstractmethod
     def operands(self, request: RequestT) -> tuple[OperandSlot, ...]:
@@ -210,6 +213,15 @@ class PlannedOperation(Operation, abc.ABC, Generic[RequestT]):
     @abc.abstractmethod
     def describe(self, request: RequestT) -> str:
         """The request's extents in words."""
+
+    @abc.abstractmethod
+    def request(self, options: RequestOptions) -> RequestT:
+        """The request that options of the command line describe.
+
+        Raises:
+            InvalidOperandError: an option that is no such thing; names it and what is valid.
+            UnsupportedError: no kernel could ever serve it.
+        """
 
     @abc.abstractmethod
     def plan(self, request: RequestT, device: int, **options: Any) -> Plan | OpPlan:
@@ -286,3 +298,27 @@ def operation_of(request: Any) -> PlannedOperation[Any]:
             return known[kind]
     *names, last = (kind.__name__ for kind in known)
     raise InvalidOperandError(f"request is a {type(request).__name__}; expected a {', '.join(names)} or {last}")
+
+
+def request_from(name: str, options: RequestOptions) -> Request:
+    """The request that options of the command line describe.
+
+    Args:
+        name: of the operation.
+        options: what was given.
+
+    Raises:
+        InvalidOperandError: no such operation, or an option that is no such thing, or not for this operation; names it
+            and what is valid.
+        UnsupportedError: no kernel could ever serve it.
+    """
+    known = planned_operations()
+    if name not in known:
+        raise InvalidOperandError(f"--op is {name!r}; valid: {', '.join(known)}")
+    named = {other: {option.name: option for option in operation.options} for other, operation in known.items()}
+    for option in sorted({option for options in named.values() for option in options} - set(named[name])):
+        if options.given(option) is not None:
+            fits = ", ".join(other for other, others in named.items() if option in others)
+            raise InvalidOperandError(f"--{option.replace('_', '-')} is not for {name}; it is for {fits}")
+    request: Request = known[name].request(options)
+    return request

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from ...arrays.layouts import in_layout
+from ...errors import InvalidOperandError
 from ...generator.archs import SmArch
 from ...generator.key import KernelKey
 from ...pipeline import pick
@@ -14,15 +15,26 @@ from ...pipeline.operand_table import OperandSlot, epilogue_slots
 from ...pipeline.operation import Found, PlannedOperation, Search
 from ...pipeline.probe import Arrays, Probe
 from ...pipeline.problem import MatrixSpec
+from ...pipeline.request_options import Option, RequestOptions
+from ..gemm.operation import PRECISION, epilogue_from
 from . import kernels
 from .problem import OPERANDS, WGRAD
-from .request import ConvDgradRequest, ConvFwdRequest, ConvLayout, ConvRequest, ConvWgradRequest
+from .request import ConvDgradRequest, ConvFwdRequest, ConvLayout, ConvRequest, ConvShape, ConvWgradRequest
 
 
 class ConvOperation(PlannedOperation[ConvRequest]):
     """A convolution, or a gradient of one."""
 
     message = "Conv"
+    options = (
+        Option("conv", "Extents: n,h,w,c,k,r,s."),
+        Option("stride", "One number, or rows,columns."),
+        Option("padding", "One number; rows,columns; or top,bottom,left,right."),
+        Option("dilation", "One number, or rows,columns."),
+        Option("groups", "Parts that channels are divided into."),
+        Option("layout", "nhwc or nchw."),
+        PRECISION,
+    )
 
     def __init__(self, request_type: type[ConvRequest]) -> None:
         """The operation of a kind of requests."""
@@ -58,6 +70,31 @@ class ConvOperation(PlannedOperation[ConvRequest]):
     def describe(self, request: ConvRequest) -> str:
         shape = request.shape
         return f"{self.name} of {shape.n}x{shape.h}x{shape.w}x{shape.c} with {shape.k} filters of {shape.r}x{shape.s}"
+
+    def request(self, options: RequestOptions) -> ConvRequest:
+        side = max(4, options.extent // 64)
+        n, h, w, c, k, r, s = options.numbers("conv", f"8,{side},{side},64,64,3,3", (7,))
+        padding = options.numbers("padding", "0", (1, 2, 4))
+        pads = (_pair(padding[:2]), _pair(padding[2:])) if len(padding) == 4 else _pair(padding)
+        layout = options.given("layout") or ConvLayout.NHWC.value
+        if layout not in [known.value for known in ConvLayout]:
+            raise InvalidOperandError(f"--layout is {layout!r}; convolutions have nhwc and nchw")
+        (groups,) = options.numbers("groups", "1", (1,))
+        return self.request_type(
+            ConvShape.nhwc(
+                n, h, w, c, k, r, s,
+                stride=_pair(options.numbers("stride", "1", (1, 2))),
+                padding=pads,
+                dilation=_pair(options.numbers("dilation", "1", (1, 2))),
+                groups=groups,
+            ),
+            dtype=options.dtype,
+            arch=options.arch,
+            layout=ConvLayout(layout),
+            epilogue=epilogue_from(options),
+            out_dtype=options.element_type("out_dtype"),
+            precision=options.given("precision"),
+        )  # fmt: skip
 
     def plan(self, request: ConvRequest, device: int, **options: Any) -> OpPlan:
         return kernels.make(request.problem(device), layout=request.layout.value, **options)
@@ -108,6 +145,10 @@ def _ordered(spec: MatrixSpec, layout: ConvLayout) -> MatrixSpec:
     """A spec in the order of NHWC as calls name its dimensions."""
     shape, strides = (in_layout(values, layout.value) for values in (spec.shape, spec.strides))
     return MatrixSpec(shape, strides, spec.dtype, spec.alignment)
+
+
+def _pair(numbers: tuple[int, ...]) -> tuple[int, int]:
+    return (numbers[0], numbers[-1])
 
 
 OPERATIONS = tuple(ConvOperation(kind) for kind in (ConvFwdRequest, ConvDgradRequest, ConvWgradRequest))

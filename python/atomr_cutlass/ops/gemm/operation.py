@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from ...arrays import fp4, operands
+from ...arrays.numerics import PRECISIONS
 from ...arrays.operands import BYTE
 from ...errors import InvalidOperandError, KernelNotFoundError, UnsupportedError
 from ...generator.archs import SmArch
@@ -23,9 +24,10 @@ from ...pipeline.operation import Found, PlannedOperation, Search
 from ...pipeline.plan import FAR, WORTHWHILE, Plan, better_cell, make
 from ...pipeline.probe import Arrays, Probe
 from ...pipeline.problem import GemmProblem, MatrixSpec
+from ...pipeline.request_options import Option, RequestOptions
 from ...pipeline.select import Choice
 from . import scaled
-from .request import GemmLayout, GemmRequest
+from .request import GemmEpilogue, GemmLayout, GemmRequest, GemmShape
 from .scaled import Scale
 
 SCALES = ("scale_a", "scale_b", "scale_d", "amax")
@@ -46,6 +48,38 @@ def refuse_columns(layout: GemmLayout) -> None:
         raise InvalidOperandError("out is needed: results are allocated row-major, and layout_c is COL_MAJOR")
 
 
+MATRIX_LAYOUT = Option(
+    "layout", "Layouts of A, B and D: r (row-major) or c (column-major) each; empty: rrr, for 8 bits and less rcr."
+)
+FAST_ACCUM = Option("fast_accum", "Let fp8 products be added up in the tensor cores alone.", default=False)
+PRECISION = Option("precision", f"For f32 operands: {', '.join(PRECISIONS)}.")
+
+_LETTERS = {"r": GemmLayout.ROW_MAJOR, "c": GemmLayout.COL_MAJOR}
+
+
+def layouts_from(options: RequestOptions) -> tuple[GemmLayout, ...]:
+    """The layouts of A, B and D.
+
+    Raises:
+        InvalidOperandError: other letters, or not three.
+    """
+    # Kernels want narrow operands contiguous along K.
+    letters = options.given("layout") or ("rcr" if options.dtype.bits <= 8 else "rrr")
+    if len(letters) != 3 or not set(letters) <= set(_LETTERS):
+        raise InvalidOperandError(f"--layout is {letters!r}; expected three letters r or c, such as rcr")
+    return tuple(_LETTERS[letter] for letter in letters)
+
+
+def epilogue_from(options: RequestOptions) -> GemmEpilogue:
+    """The scalars, bias and activation."""
+    return GemmEpilogue(
+        alpha=options.number("alpha", 1.0),
+        beta=options.number("beta", 0.0),
+        bias=options.flag("bias"),
+        activation=options.given("activation"),
+    )
+
+
 class GemmOperation(PlannedOperation[GemmRequest]):
     """D = epilogue(A B)."""
 
@@ -53,6 +87,18 @@ class GemmOperation(PlannedOperation[GemmRequest]):
     request_type = GemmRequest
     message = "Gemm"
     bound = "b"
+    options = (
+        Option("m", "Rows of A and D.", None),
+        Option("n", "Columns of B and D.", None),
+        Option("k", "Columns of A, rows of B.", None),
+        Option("batch", "How many products.", None),
+        MATRIX_LAYOUT,
+        Option("dtype_b", "Element type of B where it is another: fp8 may be mixed."),
+        PRECISION,
+        FAST_ACCUM,
+        Option("scaling", "fp8 scales: tensor, vector or block; fp4's: nvfp4, mxfp4."),
+        Option("quantized", "scale_d and amax as arrays.", default=False),
+    )
 
     def operands(self, request: GemmRequest) -> tuple[OperandSlot, ...]:
         what, scales = request.problem(0), request.scales()
@@ -82,6 +128,25 @@ class GemmOperation(PlannedOperation[GemmRequest]):
     def describe(self, request: GemmRequest) -> str:
         shape = request.shape
         return f"{shape.m}x{shape.n}x{shape.k}" + (f", {shape.batch} times," if shape.batch > 1 else "")
+
+    def request(self, options: RequestOptions) -> GemmRequest:
+        layout_a, layout_b, layout_c = layouts_from(options)
+        batch = options.given("batch")
+        return GemmRequest(
+            GemmShape(options.size("m"), options.size("n"), options.size("k"), 1 if batch is None else batch),
+            dtype=options.dtype,
+            dtype_b=options.element_type("dtype_b"),
+            arch=options.arch,
+            layout_a=layout_a,
+            layout_b=layout_b,
+            layout_c=layout_c,
+            epilogue=epilogue_from(options),
+            out_dtype=options.element_type("out_dtype"),
+            precision=options.given("precision"),
+            fast_accum=options.flag("fast_accum"),
+            scaling=options.given("scaling"),
+            quantized=options.flag("quantized"),
+        )
 
     def plan(self, request: GemmRequest, device: int, **options: Any) -> Plan | OpPlan:
         what = request.problem(device)

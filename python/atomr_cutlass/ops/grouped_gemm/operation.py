@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
+from ...errors import InvalidOperandError
 from ...generator.archs import SmArch
 from ...generator.epilogue.tree import ROW
 from ...generator.key import KernelKey
@@ -13,9 +15,11 @@ from ...pipeline.op_plan import OpPlan
 from ...pipeline.operand_table import OperandSlot
 from ...pipeline.operation import Found, PlannedOperation, Search
 from ...pipeline.probe import Arrays, Probe
-from ..gemm.operation import refuse_columns
+from ...pipeline.request_options import Option, RequestOptions
+from ..gemm.operation import FAST_ACCUM, MATRIX_LAYOUT, epilogue_from, layouts_from, refuse_columns
+from ..gemm.request import GemmShape
 from . import kernels
-from .request import GroupedGemmRequest
+from .request import GroupedGemmRequest, GroupedGemmShape
 
 
 class GroupedGemmOperation(PlannedOperation[GroupedGemmRequest]):
@@ -25,6 +29,11 @@ class GroupedGemmOperation(PlannedOperation[GroupedGemmRequest]):
     request_type = GroupedGemmRequest
     message = "GroupedGemm"
     bound = "b"
+    options = (
+        Option("groups", "MxNxK of each group, such as 128x512x256,0x512x256."),
+        MATRIX_LAYOUT,
+        FAST_ACCUM,
+    )
 
     def operands(self, request: GroupedGemmRequest) -> tuple[OperandSlot, ...]:
         grouped = request.problem(0)
@@ -50,6 +59,27 @@ class GroupedGemmOperation(PlannedOperation[GroupedGemmRequest]):
         groups = [f"{group.m}x{group.n}x{group.k}" for group in request.shape.groups]
         shown = ", ".join(groups[:3]) + (", ..." if len(groups) > 3 else "")
         return f"{len(groups)} groups ({shown})"
+
+    def request(self, options: RequestOptions) -> GroupedGemmRequest:
+        e = options.extent
+        text = options.given("groups") or f"{e}x{e}x{e},0x{e}x{e},{e // 4}x{e}x{e}"
+        groups = []
+        for group in text.split(","):
+            if not re.fullmatch(r"\d+x\d+x\d+", group.strip()):
+                raise InvalidOperandError(f"--groups has {group!r}; expected MxNxK of each group, such as 128x512x256")
+            groups.append(GemmShape(*map(int, group.split("x"))))
+        layout_a, layout_b, layout_c = layouts_from(options)
+        return GroupedGemmRequest(
+            GroupedGemmShape(groups),
+            dtype=options.dtype,
+            arch=options.arch,
+            layout_a=layout_a,
+            layout_b=layout_b,
+            layout_c=layout_c,
+            epilogue=epilogue_from(options),
+            out_dtype=options.element_type("out_dtype"),
+            fast_accum=options.flag("fast_accum"),
+        )
 
     def plan(self, request: GroupedGemmRequest, device: int, **options: Any) -> OpPlan:
         return kernels.make(request.problem(device), **options)

@@ -1,0 +1,124 @@
+"""`cache`: the kernels that were compiled at run time and are kept on disk."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+import sys
+import time
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.progress import track as rich_track
+from rich.table import Table
+from rich.text import Text
+
+from ..jit.store import KernelStore
+from .options import AsJson
+from .output import complain, duration_text, line, print_json, size_text
+
+cache_app = typer.Typer(no_args_is_help=True, rich_markup_mode=None)
+
+
+@cache_app.command("list")
+def cache_list_command(*, as_json: AsJson = False) -> None:
+    """What is in the cache: name, target, size, age, seconds to compile; tab-separated where there is no terminal."""
+    store = KernelStore()
+    entries = store.entries()
+    now = time.time()
+    if as_json:
+        rows = [
+            {
+                **entry.info,
+                "digest": entry.digest,
+                "bytes": entry.size,
+                "age_seconds": max(0.0, now - entry.made),
+                "compile_seconds": entry.seconds,
+                "path": str(entry.path),
+            }
+            for entry in entries
+        ]
+        print_json({"folder": str(store.folder), "max_bytes": store.max_bytes, "entries": rows})
+        return
+    shown = Table("name", "target", "size", "age", "compiled in", box=None, pad_edge=False)
+    shown.columns[0].overflow = "fold"
+    for entry in entries:
+        name, target = str(entry.info.get("name", entry.digest)), str(entry.info.get("target", ""))
+        row = (name, target, size_text(entry.size), duration_text(now - entry.made), f"{entry.seconds:.1f} s")
+        if sys.stdout.isatty():
+            shown.add_row(*map(Text, row))
+        else:
+            print("\t".join(row))
+    total = f"{len(entries)} kernels, {size_text(sum(entry.size for entry in entries))} in {store.folder}"
+    if not entries:
+        complain(f"there is no kernel in {store.folder}")
+    elif sys.stdout.isatty():
+        Console().print(shown)
+        line(total)
+
+
+@cache_app.command("verify")
+def cache_verify_command(*, as_json: AsJson = False) -> None:
+    """Checks every checksum, moves what is damaged or unsafe to the quarantine, and ends with 1 if there was any."""
+    store = KernelStore()
+    found = store.verify(_track_files)
+    if as_json:
+        damaged = [
+            {
+                "path": str(damage.path),
+                "reason": damage.reason,
+                "moved_to": str(damage.moved_to) if damage.moved_to else None,
+            }
+            for damage in found.damaged
+        ]
+        print_json({"folder": str(store.folder), "checked": found.checked, "damaged": damaged})
+    else:
+        for damage in found.damaged:
+            where = f"moved to {damage.moved_to}" if damage.moved_to else "it could not be moved; remove it"
+            line(f"{damage.path} {damage.reason}: {where}")
+        line(f"{found.checked} kernels in {store.folder}, {len(found.damaged)} of them damaged")
+    if found.damaged:
+        raise typer.Exit(1)
+
+
+@cache_app.command("prune")
+def cache_prune_command(
+    *,
+    max_size: Annotated[str, typer.Option(help="So much may stay, such as 500M or 2G; the unread go first.")] = "",
+    older_than: Annotated[str, typer.Option(help="What has not been read for so long goes: 12h, 30d, 8w.")] = "",
+    everything: Annotated[bool, typer.Option("--all", help="Every kernel goes.")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Removes kernels; without options those above the cache's limit. Leftovers of dead processes go in any case."""
+    sizes = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
+    times = {"s": 1, "m": 60, "h": 3600, "d": 86400, "w": 7 * 86400}
+    limit = _amount(max_size, sizes, "--max-size", "a size such as 500M or 2G (units K, M, G, T)")
+    age = _amount(older_than, times, "--older-than", "a time such as 12h or 30d (units s, m, h, d, w)")
+    store = KernelStore()
+    done = store.prune(max_bytes=None if limit is None else int(limit), older_than=age, everything=everything)
+    if as_json:
+        print_json({"folder": str(store.folder), **dataclasses.asdict(done)})
+    else:
+        line(
+            f"{done.removed} kernels removed ({size_text(done.removed_bytes)}), "
+            f"{done.kept} kept ({size_text(done.kept_bytes)}) in {store.folder}"
+        )
+
+
+def _amount(text: str, units: dict[str, int], option: str, expected: str) -> float | None:
+    if not text:
+        return None
+    number = re.fullmatch(r"(\d+(?:\.\d+)?)([A-Za-z]?)", text)
+    if number is None or number[2] not in units:
+        raise typer.BadParameter(f"{text!r} is not {expected}", param_hint=option)
+    return float(number[1]) * units[number[2]]
+
+
+def _track_files(paths: list[Path]) -> Iterable[Path]:
+    # A thousand kernels are a gigabyte, which takes seconds.
+    if len(paths) < 500 or not sys.stderr.isatty():
+        return paths
+    return rich_track(paths, "Checking", console=Console(stderr=True), transient=True)

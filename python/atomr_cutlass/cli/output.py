@@ -1,0 +1,45 @@
+"""What commands print."""
+
+from __future__ import annotations
+
+import json
+import sys
+from typing import Any
+
+from rich.console import Console
+from rich.text import Text
+
+
+def complain(message: str) -> None:
+    """A line on standard error."""
+    print(f"atomr-cutlass: {message}", file=sys.stderr)
+
+
+def print_json(value: dict[str, Any]) -> None:
+    """JSON on standard output."""
+    print(json.dumps(value, indent=1))
+
+
+def line(text: str, style: str = "") -> None:
+    """A line on standard output."""
+    # Names and commands are to be copied: no wrapping, and brackets are no markup.
+    Console().print(Text(text, style), soft_wrap=True)
+
+
+def heading(text: str) -> None:
+    """A line in bold after an empty one."""
+    print()
+    line(text, "bold")
+
+
+def size_text(count: int) -> str:
+    """Bytes in a unit."""
+    return f"{count / 2**20:.1f} MiB" if count >= 1 << 20 else f"{count / 2**10:.1f} KiB"
+
+
+def duration_text(seconds: float) -> str:
+    """Seconds in a unit."""
+    for unit, length in (("d", 86400), ("h", 3600), ("min", 60)):
+        if seconds >= length:
+            return f"{seconds / length:.0f} {unit}"
+    return f"{max(0.0, seconds):.0f} s"

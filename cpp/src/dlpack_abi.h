@@ -35,6 +35,8 @@ struct DlVersion {
   uint32_t minor;
 };
 
+constexpr DlVersion kDlVersion{1, 0};  // of what is exported
+
 struct DlManaged {  // the unversioned form, capsule "dltensor"
   DlTensor tensor;
   void* manager;

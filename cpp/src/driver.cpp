@@ -22,6 +22,7 @@ constexpr int kAttributeMinor = 76;
 constexpr int kAttributeSharedOptin = 97;
 constexpr int kCaptureRelaxed = 2;
 constexpr int kCaptureActive = 1;
+constexpr int kPointerDeviceOrdinal = 9;
 constexpr unsigned kEventWithoutTiming = 2;
 constexpr unsigned kStreamNonBlocking = 1;
 constexpr int kFunctionMaxSharedBytes = 8;
@@ -75,6 +76,7 @@ struct Driver {
   int (*stream_wait)(void*, void*, unsigned) = nullptr;
   int (*stream_id)(void*, unsigned long long*) = nullptr;  // from CUDA 12.0 on
   int (*event_destroy)(void*) = nullptr;
+  int (*pointer_attribute)(void*, int, DevicePointer) = nullptr;
   int (*error_name)(int, char const**) = nullptr;
   int (*error_string)(int, char const**) = nullptr;
   std::string problem;  // why it can't be used; empty when it can
@@ -124,6 +126,7 @@ Driver load() {
   resolve(library, driver, driver.stream_wait, "cuStreamWaitEvent");
   driver.stream_id = reinterpret_cast<decltype(driver.stream_id)>(dlsym(library, "cuStreamGetId"));
   resolve(library, driver, driver.event_destroy, "cuEventDestroy_v2");
+  resolve(library, driver, driver.pointer_attribute, "cuPointerGetAttribute");
   resolve(library, driver, driver.error_name, "cuGetErrorName");
   resolve(library, driver, driver.error_string, "cuGetErrorString");
   if (!driver.problem.empty()) return driver;
@@ -531,6 +534,12 @@ uint64_t stream_id(void* stream) {
 
 bool process_forked() noexcept { return forked; }
 
+namespace {
+
+constexpr uint64_t kNoWork = ~uint64_t(0);  // the capture of a stream that takes no work now
+
+}  // namespace
+
 uint64_t capture_id(void* stream) {
   // What the legacy default stream answers while a stream that waits for it is captured
   // (CUDA_ERROR_STREAM_CAPTURE_IMPLICIT).
@@ -538,9 +547,36 @@ uint64_t capture_id(void* stream) {
   int state = 0;
   uint64_t id = 0;
   int const status = driver().capture_info(stream, &state, &id);
-  if (status == kCaptureImplicit) return ~uint64_t(0);
+  if (status == kCaptureImplicit) return kNoWork;
   check(status, "asking whether a stream is capturing");
   return state == kCaptureActive ? id : 0;
+}
+
+void order_streams(void* before, void* after, bool fork) {
+  // The legacy default stream has two handles.
+  auto const same = [](void* stream) { return stream == nullptr ? reinterpret_cast<void*>(uintptr_t(1)) : stream; };
+  if (same(before) == same(after)) return;
+  uint64_t const from = capture_id(before), to = capture_id(after);
+  if (from == kNoWork || (from != to && !(fork && to == 0))) return;
+  Event reached;
+  reached.record(before);
+  reached.hold(after);
+}
+
+int pointer_device(DevicePointer pointer) {
+  constexpr int kInvalidValue = 1, kInvalidContext = 201;
+  int device = 0;
+  int status = driver().pointer_attribute(&device, kPointerDeviceOrdinal, pointer);
+  if (status == kInvalidContext) {  // no framework has made one current in this thread
+    DeviceGuard guard(0);
+    status = driver().pointer_attribute(&device, kPointerDeviceOrdinal, pointer);
+  }
+  if (status == kInvalidValue) {
+    throw InvalidOperand("there is no GPU memory at address " + std::to_string(pointer) +
+                         ": give an array that is on a GPU and has not been freed");
+  }
+  check(status, "asking which GPU memory is of");
+  return device;
 }
 
 }  // namespace atomr_cutlass

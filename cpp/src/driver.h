@@ -65,6 +65,7 @@ void clear_async(DevicePointer pointer, size_t bytes, void* stream, unsigned cha
 void synchronize(void* stream);
 void synchronize_device();
 uint64_t capture_id(void* stream);  // 0: the stream is not capturing
+int pointer_device(DevicePointer pointer);  // index of the GPU that the memory is of; throws InvalidOperand for none
 // Handles are used again, and one of them is another stream in every thread. Not of a stream that is being captured.
 uint64_t stream_id(void* stream);
 bool process_forked() noexcept;  // CUDA cannot be used any more: it was, before the fork
@@ -86,6 +87,11 @@ class Event {
  private:
   void* event_ = nullptr;
 };
+
+// What is launched on `after` from now on waits for what `before` has now. Work outside a capture cannot wait for work
+// inside one, nor that for work outside: of two such streams neither waits, unless `fork` has `after` join the capture
+// that `before` is in.
+void order_streams(void* before, void* after, bool fork);
 
 // Code compiled at run time. Libraries belong to no context; their kernels are loaded on a device at first use.
 struct LaunchShape {

@@ -127,6 +127,7 @@ inline Symbols driver() {
        })},
       {"cuStreamWaitEvent", symbol(+[](void*, void*, unsigned) { return ++device().waits, device().wait_status; })},
       {"cuEventDestroy_v2", symbol(+[](void*) { return --device().events, 0; })},
+      {"cuPointerGetAttribute", symbol(+[](void* value, int, Pointer) { return *static_cast<int*>(value) = 0, 0; })},
       {"cuGetErrorName", symbol(+[](int, char const** text) { return *text = "SOME_ERROR", 0; })},
       {"cuGetErrorString", symbol(+[](int, char const** text) { return *text = "what the driver says", 0; })},
   };

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 
 from atomr_cutlass.arrays import numerics
+from atomr_cutlass.generator.dtypes import CutlassDtype
 
 _CREATED: list[Any] = []  # capsules and callbacks that C code may still call
 
@@ -87,7 +88,7 @@ class Array:
         element = numerics.from_numpy_dtype(memory.dtype)
         self.memory = memory
         self.versioned = versioned
-        self.device = device
+        self.place = device
         self.read_only = read_only
         self.strides = strides
         self.lanes = lanes
@@ -101,7 +102,7 @@ class Array:
         self.asked: list[dict[str, Any]] = []
 
     def __dlpack_device__(self) -> tuple[int, int]:
-        return self.device
+        return self.place
 
     def __dlpack__(self, **arguments: Any) -> object:
         if "max_version" in arguments and not self.knows_versions:
@@ -114,7 +115,7 @@ class Array:
         strides = (ctypes.c_int64 * max(rank, 1))(*steps) if self.strides else None
         tensor = _Tensor(
             data=self.pointer - self.byte_offset,
-            device=_Device(*self.device),
+            device=_Device(*self.place),
             ndim=rank,
             dtype=_DataType(*self.dtype, self.lanes),
             shape=shape,
@@ -145,6 +146,7 @@ _Allocate = ctypes.CFUNCTYPE(
     ctypes.c_void_p,
 )
 _View = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.py_object, ctypes.POINTER(_Tensor))
+_ObjectFromManaged = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.POINTER(_ManagedVersioned), ctypes.POINTER(ctypes.c_void_p))
 _CurrentStream = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_int32, ctypes.c_int32, ctypes.POINTER(ctypes.c_void_p))
 
 
@@ -155,7 +157,7 @@ class _ExchangeApi(ctypes.Structure):
         ("previous", ctypes.c_void_p),
         ("allocate", _Allocate),
         ("managed_from_object", ctypes.c_void_p),
-        ("object_from_managed", ctypes.c_void_p),
+        ("object_from_managed", _ObjectFromManaged),
         ("view_of_object", _View),
         ("current_stream", _CurrentStream),
     )
@@ -186,14 +188,32 @@ def _view_of(array: Any, out: Any) -> int:
     return 0
 
 
+CURRENT_STREAM = [0]
+"""The stream that the exchange API says is current."""
+
+
 @_CurrentStream
 def _current_stream(_kind: int, _device: int, out: Any) -> int:
-    out[0] = None
+    out[0] = CURRENT_STREAM[0] or None
+    return 0
+
+
+@_ObjectFromManaged
+def _object_from_managed(managed: Any, out: Any) -> int:
+    tensor = managed.contents.tensor
+    element = CutlassDtype.from_dlpack(tensor.dtype.code, tensor.dtype.bits)
+    assert element is not None
+    shape = tensor.shape[: tensor.ndim]
+    size = int(np.prod(shape, initial=1)) * tensor.dtype.bits // 8
+    memory = np.ctypeslib.as_array((ctypes.c_uint8 * size).from_address(tensor.data))
+    made = Tensor(memory.view(numerics.numpy_dtype(element)).reshape(shape), device=(tensor.device.type, 0))
+    ctypes.pythonapi.Py_IncRef(ctypes.py_object(made))  # the caller's reference
+    out[0] = id(made)
     return 0
 
 
 _API_NAME = b"dlpack_exchange_api"  # which a capsule refers to
-_API = _ExchangeApi(1, 3, None, _allocate, None, None, _view_of, _current_stream)
+_API = _ExchangeApi(1, 3, None, _allocate, None, _object_from_managed, _view_of, _current_stream)
 
 
 class Tensor:

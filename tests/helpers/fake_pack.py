@@ -174,14 +174,30 @@ int cuMemcpyDtoDAsync_v2(Pointer to, Pointer from, size_t n, void* stream) {
 int cuStreamCreate(void** stream, unsigned flags) { (void)flags; *stream = &context_value; return 0; }
 int cuCtxGetDevice(int* device) { *device = 0; return 0; }
 int cuEventCreate(void** event, unsigned flags) { (void)flags; *event = &context_value; return 0; }
-int cuEventRecord(void* event, void* stream) { (void)event, (void)stream; return 0; }
+/* (stream that an event was recorded on, stream that waited for it), in turn; of the latest event. */
+uint64_t fake_orders[256][2];
+int fake_order_count;
+static _Thread_local void* recorded_on;
+int cuEventRecord(void* event, void* stream) { (void)event; recorded_on = stream; return 0; }
 int cuEventQuery(void* event) { (void)event; return 0; }
 int cuStreamGetId(void* stream, unsigned long long* id) {
   *id = (Pointer)stream;
   return stream == (void*)777 ? 900 : 0;
 }
-int cuStreamWaitEvent(void* stream, void* event, unsigned flags) { (void)stream, (void)event, (void)flags; return 0; }
+int cuStreamWaitEvent(void* stream, void* event, unsigned flags) {
+  (void)event, (void)flags;
+  uint64_t* order = fake_orders[fake_order_count++ % 256];
+  order[0] = (uint64_t)recorded_on;
+  order[1] = (uint64_t)stream;
+  return 0;
+}
 int cuEventDestroy_v2(void* event) { (void)event; return 0; }
+/* What is at no address has no device. */
+int cuPointerGetAttribute(void* value, int which, Pointer pointer) {
+  if (which != 9 || pointer == 0) return 1;
+  *(int*)value = 0;
+  return 0;
+}
 /* An image is the path of a shared library, whose functions are the kernels: they are given pointers to arguments. */
 int cuLibraryLoadData(void** library, const void* image, int* a, void** b, unsigned c, int* d, void** e, unsigned f) {
   (void)a, (void)b, (void)c, (void)d, (void)e, (void)f;

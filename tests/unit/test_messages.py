@@ -1,4 +1,4 @@
-"""Messages: what they take, what they take up where they are made, and what they leave to the answer."""
+"""Messages: what they take, what they import where they are made, and what they leave to the answer."""
 
 from __future__ import annotations
 
@@ -32,6 +32,7 @@ from atomr_cutlass.arrays import operands
 from atomr_cutlass.errors import CutlassError, InvalidOperandError
 from atomr_cutlass.pipeline.operation import operation_of
 from atomr_cutlass.serving.messages import Compute
+from dlpack_arrays import Array
 from fake_gpu import FakeGpu, arrays_of, fetch, operands_of, place
 
 REQUEST = GemmRequest(GemmShape(8, 16, 32), dtype=D.F16)
@@ -229,13 +230,14 @@ def test_strides_of_single_elements_say_nothing() -> None:
     ].shape == (1, 32)
 
 
-def test_arrays_of_jax_are_read_only(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_arrays_of_jax_are_read_only() -> None:
     given = operands_of(REQUEST)
     assert not CutlassMsg.Gemm(REQUEST, given).launch.arrays["a"].read_only
-    monkeypatch.setattr(operands, "is_jax", lambda array: array is given["a"])
-    launch = CutlassMsg.Gemm(REQUEST, given).launch
+    kind = type("ArrayImpl", (Array,), {"__module__": "jaxlib._jax"})
+    array = kind(fetch(given["a"]), device=(operands.CUDA, 0))
+    launch = CutlassMsg.Gemm(REQUEST, given | {"a": array}).launch
     a = launch.arrays["a"]
-    assert (a.read_only, a.pointer, a.shape) == (True, given["a"].pointer, (8, 32))
+    assert (a.read_only, a.pointer, a.shape) == (True, array.pointer, (8, 32))
 
 
 def test_an_answer_may_be_had_twice() -> None:

@@ -312,14 +312,20 @@ def test_cuda_arrays_that_no_kernel_can_read_are_refused(arguments: dict[str, An
         operands.as_operand(CudaArray(ADDRESS, **({"shape": (2, 3)} | arguments)))
 
 
-@pytest.mark.parametrize(("stream", "waited"), [(None, []), (1, []), (2, [(0, 2)]), (0x55AA, [(0, 0x55AA)])])
-def test_the_stream_of_a_cuda_array_is_waited_for(
-    stream: int | None, waited: list[tuple[int, int]], monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("stream", "ordered"), [(None, []), (1, []), (2, [(0, 2, 0, False)]), (0x55AA, [(0, 0x55AA, 0, False)])]
+)
+def test_launches_wait_for_the_stream_of_a_cuda_array(
+    stream: int | None, ordered: list[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    calls: list[tuple[int, int]] = []
-    monkeypatch.setattr(_core, "synchronize", lambda device, handle: calls.append((device, handle)))
+    calls: list[Any] = []
+
+    def order(device: int, before: int, after: int, *, fork: bool) -> None:
+        calls.append((device, before, after, fork))
+
+    monkeypatch.setattr(_core, "order_streams", order)
     operands.as_operand(CudaArray(ADDRESS, (2, 3), stream=stream))
-    assert calls == waited
+    assert calls == ordered
 
 
 # ----------------------------------------------------------------------------------------------------------------------

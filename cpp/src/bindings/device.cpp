@@ -88,6 +88,16 @@ void bind_device(py::module_& module) {
       },
       py::arg("device"), py::arg("stream"));
   module.def(
+      "order_streams",
+      [](int device, uint64_t before, uint64_t after, bool fork) {
+        py::gil_scoped_release release_gil;
+        DeviceGuard guard(device);
+        order_streams(reinterpret_cast<void*>(before), reinterpret_cast<void*>(after), fork);
+      },
+      py::arg("device"), py::arg("before"), py::arg("after"), py::arg("fork") = false,
+      "Has what follows on `after` wait for what `before` has now, where captures allow it.");
+  module.def("pointer_device", &pointer_device, py::arg("pointer"), "The index of the GPU that memory is of.");
+  module.def(
       "copy_async",
       [](uint64_t to, uint64_t from, size_t size, int device, uint64_t stream) {
         py::gil_scoped_release release_gil;

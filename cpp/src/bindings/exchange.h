@@ -4,6 +4,10 @@
 
 #include <pybind11/pybind11.h>
 
+#include <memory>
+#include <vector>
+
+#include "../driver.h"
 #include "../operand.h"
 
 namespace atomr_cutlass {
@@ -12,13 +16,71 @@ namespace atomr_cutlass {
 struct OwnedOperand {
   Operand operand;
   pybind11::object owner;
+  std::shared_ptr<Event const> written;  // the end of the launch that wrote it last; null where none is known of
 };
+
+// Notes that a launch on the stream writes the operand: whoever imports it waits for that. What is captured is left to
+// the graph.
+void note_written(OwnedOperand& operand, void* stream);
+
+// Has the stream wait for the launch that wrote the operand last.
+void await_written(OwnedOperand const& operand, void* stream);
 
 // The exchange API of the array's type, or null.
 DlExchangeApi const* exchange_api(pybind11::handle array);
 
-// A view of the array, which errors call `name`. `keep` receives whatever must stay alive while the view is used.
-// Throws InvalidOperandError for a tensor that requires a gradient while gradients are recorded.
-Operand view(pybind11::handle array, pybind11::object& keep, char const* name);
+// A view of an array whose type has the API, as it is.
+Operand view_through(DlExchangeApi const* api, pybind11::handle array);
+
+// Throws InvalidOperandError for a tensor that requires a gradient while gradients are recorded; errors call it `name`.
+void refuse_gradient(pybind11::handle array, char const* name);
+
+// The arrays of one call, on the stream that it launches on: that is settled before any of them is imported.
+//
+// The stream waits for what the arrays' frameworks have under way on streams of their own, and those wait for what the
+// call launches. Frameworks are left alone where the caller names the stream, but for memory that comes from them.
+class CallArrays {
+ public:
+  // `stream` is the caller's, or None for the current one of the framework of `first`, which errors call `name`.
+  CallArrays(pybind11::object const& stream, pybind11::handle first, char const* name);
+
+  // A view, which lives as long as this; of `first` too. Throws as `refuse_gradient` does.
+  Operand import(pybind11::handle array, char const* name);
+
+  // A row-major result from the framework of the first array, uninitialised; null where that has no exchange API.
+  pybind11::object allocate(Operand const& layout);
+
+  // Calls `launch` with the stream, without the GIL. `out` is what it writes.
+  template <class Launch>
+  void run(pybind11::handle out, Launch&& launch) {
+    {
+      pybind11::gil_scoped_release release_gil;
+      if (!others_.empty()) acquire();
+      launch(stream_);
+      if (!others_.empty()) release();
+    }
+    finish(out);
+  }
+
+ private:
+  struct Other {
+    void* stream;
+    bool fork;
+  };
+
+  void acquire() const;
+  void release() const;
+  void finish(pybind11::handle out);
+
+  pybind11::handle first_;
+  Operand view_;  // of the first array, where that has an exchange API
+  DlExchangeApi const* api_;
+  bool named_;
+  void* stream_ = nullptr;
+  int device_ = 0;
+  std::vector<Other> others_;
+  std::vector<pybind11::object> keep_;
+  pybind11::object launch_stream_;  // the package's `LaunchStream`, once an array is imported by Python
+};
 
 }  // namespace atomr_cutlass

@@ -128,33 +128,25 @@ py::object call(LaunchPlan& self, py::args const& arrays, py::object out, py::ob
     out = py::object(arrays[count - 1]);
   }
   std::vector<Operand> operands(count);
-  std::vector<py::object> keep(count);
-  auto const first = py::object(arrays[0]);
+  CallArrays imports(stream, arrays[0], slots[0].name.c_str());
   for (size_t i = 0; i + 1 < count; ++i) {
-    keep[i] = py::none();
     if (arrays[i].is_none()) throw InvalidOperand(slots[i].name + " is needed");
-    operands[i] = view(arrays[i], keep[i], slots[i].name.c_str());
+    operands[i] = imports.import(arrays[i], slots[i].name.c_str());
   }
   OperandSpec const& result = slots[count - 1].spec;
   if (out.is_none()) {
     // A wrong operand must be refused before memory is asked for.
     for (size_t i = 0; i + 1 < count; ++i) self.check(i, operands[i]);
-    DlExchangeApi const* api = exchange_api(first);
-    if (api == nullptr) {
+    if (exchange_api(arrays[0]) == nullptr) {
       throw InvalidOperand("out is needed: arrays of this type come from an allocator that plans cannot call");
     }
     if (!row_major(result.layout)) {
       throw InvalidOperand("out is needed: this plan's result is not row-major contiguous");
     }
-    out = framework_array(api, result.layout);
+    out = imports.allocate(result.layout);
   }
-  keep[count - 1] = py::none();
-  operands[count - 1] = view(out, keep[count - 1], slots[count - 1].name.c_str());
-  void* const queue = stream_of(stream, first, operands[0]);
-  {
-    py::gil_scoped_release release_gil;
-    self.launch(operands, factor, source_factor, queue);
-  }
+  operands[count - 1] = imports.import(out, slots[count - 1].name.c_str());
+  imports.run(out, [&](void* queue) { self.launch(operands, factor, source_factor, queue); });
   return out;
 }
 

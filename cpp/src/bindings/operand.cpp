@@ -1,5 +1,9 @@
 #include <cstring>
+#include <type_traits>
 #include <unordered_map>
+#include <utility>
+
+#include <pybind11/stl.h>
 
 #include "../errors.h"
 #include "../registry.h"
@@ -45,13 +49,17 @@ bool gradients_recorded() {
   return torch && torch.attr("is_grad_enabled")().cast<bool>();
 }
 
+}  // namespace
+
+DlExchangeApi const* exchange_api(py::handle array) { return type_of(array).api; }
+
 Operand view_through(DlExchangeApi const* api, py::handle array) {
   DlTensor tensor{};
   if (api->view_of_object(array.ptr(), &tensor) != 0) throw py::error_already_set();
   return operand_from_view(tensor);
 }
 
-// Refuses a tensor that requires a gradient while gradients are recorded: looks itself, and has Python say so.
+// Looks itself, and has Python say so.
 void refuse_gradient(py::handle array, char const* name) {
   PyObject* const descriptor = type_of(array).requires_grad;
   if (descriptor == nullptr) return;
@@ -59,23 +67,7 @@ void refuse_gradient(py::handle array, char const* name) {
       Py_TYPE(descriptor)->tp_descr_get(descriptor, array.ptr(), reinterpret_cast<PyObject*>(Py_TYPE(array.ptr()))));
   if (!required) throw py::error_already_set();
   if (required.ptr() != Py_True || !gradients_recorded()) return;
-  py::module_::import("atomr_cutlass.arrays.operands").attr("refuse_gradient")(array, name);
-}
-
-}  // namespace
-
-DlExchangeApi const* exchange_api(py::handle array) { return type_of(array).api; }
-
-Operand view(py::handle array, py::object& keep, char const* name) {
-  if (DlExchangeApi const* api = exchange_api(array)) {
-    refuse_gradient(array, name);
-    return view_through(api, array);
-  }
-  if (!py::isinstance<OwnedOperand>(array)) {
-    keep = py::module_::import("atomr_cutlass.arrays.operands").attr("as_operand")(array, name);
-    return keep.cast<OwnedOperand const&>().operand;
-  }
-  return array.cast<OwnedOperand const&>().operand;
+  py::module_::import("atomr_cutlass.arrays.frameworks").attr("refuse_gradient")(array, name);
 }
 
 namespace {
@@ -99,7 +91,7 @@ OwnedOperand make_operand(uint64_t pointer, py::sequence const& shape, py::objec
                         dimensions,
                         strides.is_none() ? nullptr : steps,
                         0};
-  OwnedOperand result{operand_from_view(tensor), std::move(owner)};
+  OwnedOperand result{operand_from_view(tensor), std::move(owner), {}};
   result.operand.read_only = read_only;
   return result;
 }
@@ -133,14 +125,18 @@ OwnedOperand from_capsule(py::capsule capsule) {
   return result;
 }
 
-// The operand as a DLPack capsule, for frameworks that import one.
-py::capsule to_capsule(OwnedOperand const& self) {
-  struct Export {
-    DlManaged managed;
-    int64_t shape[kMaxRank], strides[kMaxRank];
-    PyObject* owner;
-  };
-  auto* made = new Export();
+// Memory as it is given to another framework, with what keeps it alive.
+template <class Managed>
+struct Export {
+  Managed managed;
+  int64_t shape[kMaxRank], strides[kMaxRank];
+  PyObject* owner;
+};
+
+// The operand as a DLPack capsule of this form.
+template <class Managed>
+py::capsule capsule_of(OwnedOperand const& self, uint64_t flags) {
+  auto* made = new Export<Managed>();
   std::memcpy(made->shape, self.operand.shape, sizeof(made->shape));
   int64_t contiguous = 1;
   for (int i = self.operand.rank - 1; i >= 0; --i) {
@@ -151,17 +147,92 @@ py::capsule to_capsule(OwnedOperand const& self) {
   made->managed.tensor = {
       self.operand.data, self.operand.device, self.operand.rank, self.operand.dtype, made->shape, made->strides, 0};
   made->managed.manager = made;
-  made->managed.deleter = [](DlManaged* managed) {
-    auto* held = static_cast<Export*>(managed->manager);
+  made->managed.deleter = [](Managed* managed) {
+    auto* held = static_cast<Export<Managed>*>(managed->manager);
     py::gil_scoped_acquire gil;
     Py_XDECREF(held->owner);
     delete held;
   };
-  return py::capsule(&made->managed, "dltensor", [](PyObject* capsule) {
-    if (PyCapsule_IsValid(capsule, "dltensor") == 0) return;  // someone took it over
-    auto* managed = static_cast<DlManaged*>(PyCapsule_GetPointer(capsule, "dltensor"));
+  constexpr bool versioned = std::is_same<Managed, DlManagedVersioned>::value;
+  if constexpr (versioned) {
+    made->managed.version = kDlVersion;
+    made->managed.flags = flags;
+  }
+  static constexpr char const* name = versioned ? "dltensor_versioned" : "dltensor";
+  return py::capsule(&made->managed, name, [](PyObject* capsule) {
+    if (PyCapsule_IsValid(capsule, name) == 0) return;  // someone took it over
+    auto* managed = static_cast<Managed*>(PyCapsule_GetPointer(capsule, name));
     managed->deleter(managed);
   });
+}
+
+// The operand's bytes, from its first to its last, in memory of their own.
+OwnedOperand copy_of(OwnedOperand const& self, void* stream) {
+  ByteRange const range = byte_range(self.operand);
+  size_t const bytes = range.end - range.begin, offset = reinterpret_cast<uintptr_t>(self.operand.data) - range.begin;
+  OwnedOperand made{self.operand, {}, {}};
+  made.operand.read_only = false;
+  if (self.operand.device.type != kDlCuda) {
+    py::bytearray memory(nullptr, bytes);
+    if (bytes != 0) {
+      std::memcpy(PyByteArray_AS_STRING(memory.ptr()), reinterpret_cast<void const*>(range.begin), bytes);
+      made.operand.data = PyByteArray_AS_STRING(memory.ptr()) + offset;
+    }
+    made.owner = memory;
+    return made;
+  }
+  py::object const memory =
+      py::module_::import("atomr_cutlass._core").attr("Buffer")(self.operand.device.id, bytes != 0 ? bytes : 1);
+  auto const to = memory.attr("pointer").cast<DevicePointer>();
+  made.operand.data = reinterpret_cast<void*>(to + offset);
+  made.owner = py::make_tuple(memory, self.owner);  // the source, until the copy is not needed any more
+  py::gil_scoped_release release_gil;
+  DeviceGuard guard(self.operand.device.id);
+  if (bytes != 0) copy_on_device(to, range.begin, bytes, stream);
+  return made;
+}
+
+// The consumer's stream, as the array API spells it; null for the legacy default stream.
+void* consumer_stream(py::object const& given) {
+  if (given.is_none()) return nullptr;
+  auto const handle = given.cast<int64_t>();
+  if (handle == 0 || handle < -1) {
+    throw InvalidOperand("stream is " + std::to_string(handle) +
+                         "; DLPack has 1 for the legacy default stream, 2 for each thread's, -1 for no order");
+  }
+  return handle == 1 ? nullptr : reinterpret_cast<void*>(handle);
+}
+
+// The operand as a DLPack capsule, for frameworks that import one: what wrote it last comes before what follows on the
+// consumer's stream.
+py::capsule to_capsule(OwnedOperand const& self, py::object const& stream, py::object const& max_version,
+                       py::object const& dl_device, py::object const& copy) {
+  DlDevice const own = self.operand.device;
+  if (!dl_device.is_none()) {
+    auto const wanted = dl_device.cast<std::pair<int, int>>();
+    if (wanted != std::make_pair(int(own.type), int(own.id))) {
+      throw py::buffer_error("the operand is on device (" + std::to_string(own.type) + ", " + std::to_string(own.id) +
+                             "), and exports no copy on another");
+    }
+  }
+  bool const versioned = !max_version.is_none() && max_version.cast<std::pair<int, int>>().first >= 1;
+  bool const copied = !copy.is_none() && copy.cast<bool>();
+  bool const read_only = self.operand.read_only && !copied;
+  if (read_only && !versioned) {
+    throw py::buffer_error("the operand is read-only, which only DLPack 1.0 can say: ask with max_version=(1, 0)");
+  }
+  void* queue = nullptr;
+  if (own.type == kDlCuda) {
+    queue = consumer_stream(stream);
+    bool const unordered = queue == reinterpret_cast<void*>(int64_t(-1));
+    if (unordered) queue = nullptr;  // of a copy
+    if (!unordered || copied) await_written(self, queue);
+  } else if (!stream.is_none()) {
+    throw InvalidOperand("stream is given, but the operand is in host memory, which has none");
+  }
+  OwnedOperand const exported = copied ? copy_of(self, queue) : self;
+  uint64_t const flags = (read_only ? kDlReadOnly : 0) | (copied ? kDlCopied : 0);
+  return versioned ? capsule_of<DlManagedVersioned>(exported, flags) : capsule_of<DlManaged>(exported, flags);
 }
 
 py::tuple int_tuple(int64_t const* values, int count) {
@@ -211,14 +282,17 @@ void bind_operand(py::module_& module) {
       .def_static(
           "of",
           [](py::object const& array, std::string const& name) {
-            py::object keep;
-            OwnedOperand result;
-            result.operand = view(array, keep, name.c_str());
-            result.owner = keep.is_none() ? array : keep;
-            return result;
+            if (py::isinstance<OwnedOperand>(array)) return array.cast<OwnedOperand>();
+            if (DlExchangeApi const* api = exchange_api(array)) {
+              refuse_gradient(array, name.c_str());
+              return OwnedOperand{view_through(api, array), array, {}};
+            }
+            auto const imported = py::module_::import("atomr_cutlass.arrays.operands").attr("as_operand")(array, name);
+            return imported.cast<OwnedOperand>();
           },
           py::arg("array"), py::arg("name") = "an array", "A view of any array; the array stays alive with it.")
-      .def("__dlpack__", [](OwnedOperand const& self, py::kwargs const&) { return to_capsule(self); })
+      .def("__dlpack__", &to_capsule, py::kw_only(), py::arg("stream") = py::none(),
+           py::arg("max_version") = py::none(), py::arg("dl_device") = py::none(), py::arg("copy") = py::none())
       .def("__dlpack_device__",
            [](OwnedOperand const& self) { return py::make_tuple(self.operand.device.type, self.operand.device.id); })
       .def_property_readonly("pointer",
@@ -235,6 +309,14 @@ void bind_operand(py::module_& module) {
       .def_property_readonly("read_only", [](OwnedOperand const& self) { return self.operand.read_only; })
       .def_property_readonly("alignment", [](OwnedOperand const& self) { return address_alignment(self.operand.data); })
       .def("__repr__", [](OwnedOperand const& self) { return "<Operand " + describe(self.operand) + ">"; });
+  module.def(
+      "note_written",
+      [](OwnedOperand& operand, uint64_t stream) { note_written(operand, reinterpret_cast<void*>(stream)); },
+      py::arg("operand"), py::arg("stream"), "Notes that a launch on the stream writes the operand.");
+  module.def(
+      "await_written",
+      [](OwnedOperand const& operand, uint64_t stream) { await_written(operand, reinterpret_cast<void*>(stream)); },
+      py::arg("operand"), py::arg("stream"), "Has the stream wait for the launch that wrote the operand last.");
   module.def("overlap", [](OwnedOperand const& a, OwnedOperand const& b) { return overlap(a.operand, b.operand); });
   module.def("has_exchange_api", [](py::object const& array) { return exchange_api(array) != nullptr; });
   module.def("signature", &signature);

@@ -3,6 +3,7 @@
 #include <pybind11/stl.h>
 
 #include <cstring>
+#include <optional>
 
 #include "../driver.h"
 #include "../errors.h"
@@ -84,14 +85,11 @@ py::object framework_empty(py::object const& like, std::vector<int64_t> const& s
 
 py::object call(GemmPlan& self, py::object const& a, py::object const& b, py::object const& c, py::object out,
                 py::object const& alpha, py::object const& beta, py::object const& stream) {
-  py::object keep[4];
-  Operand const view_a = view(a, keep[0], "a");
-  Operand const view_b = view(b, keep[1], "b");
+  CallArrays arrays(stream, a, "a");
+  Operand const view_a = arrays.import(a, "a");
+  Operand const view_b = arrays.import(b, "b");
   Operand view_c;
-  if (!c.is_none()) view_c = view(c, keep[2], "c");
-  DlExchangeApi const* api = exchange_api(a);
-
-  void* const queue = stream_of(stream, a, view_a);
+  if (!c.is_none()) view_c = arrays.import(c, "c");
   double const factor = scalar_of(alpha, "alpha", self.options().alpha);
   double const source_factor = scalar_of(beta, "beta", self.options().beta);
 
@@ -99,17 +97,16 @@ py::object call(GemmPlan& self, py::object const& a, py::object const& b, py::ob
     // A wrong operand must be refused before memory is asked for.
     check_operand("a", view_a, self.input_a());
     check_operand("b", view_b, self.input_b());
-    if (api == nullptr) {
+    if (exchange_api(a) == nullptr) {
       throw InvalidOperand("out is needed: arrays of this type come from an allocator that plans cannot call");
     }
     if (!self.row_major_output()) throw InvalidOperand("out is needed: this plan's result is not row-major contiguous");
-    out = framework_array(api, self.output().layout);
+    out = arrays.allocate(self.output().layout);
   }
-  Operand const view_out = view(out, keep[3], "out");
-  {
-    py::gil_scoped_release release_gil;
+  Operand const view_out = arrays.import(out, "out");
+  arrays.run(out, [&](void* queue) {
     self.launch(view_a, view_b, c.is_none() ? nullptr : &view_c, view_out, factor, source_factor, queue);
-  }
+  });
   return out;
 }
 
@@ -126,12 +123,14 @@ void bind_plan(py::module_& module) {
       .def_property_readonly("name", &JitKernel::name);
   module.def(
       "framework_stream",
-      [](py::object const& like, int device) {
+      [](py::object const& like, std::optional<int> device) {
         DlExchangeApi const* api = exchange_api(like);
         if (api == nullptr) throw InvalidOperand("the framework of this array does not tell its current stream");
-        return reinterpret_cast<uint64_t>(framework_stream(api, {kDlCuda, device}));
+        DlDevice const on = device ? DlDevice{kDlCuda, *device} : view_through(api, like).device;
+        return reinterpret_cast<uint64_t>(on.type == kDlCuda ? framework_stream(api, on) : nullptr);
       },
-      py::arg("like"), py::arg("device"), "The stream that the framework of `like` works on in this thread.");
+      py::arg("like"), py::arg("device") = py::none(),
+      "The stream that the framework of `like` works on in this thread, on the array's device or another.");
   module.def("framework_empty", &framework_empty, py::arg("like"), py::arg("shape"), py::arg("dtype"),
              py::arg("device"), "A row-major array from the allocator of the framework of `like`.");
   py::class_<GemmPlan, std::unique_ptr<GemmPlan, WithoutGil<GemmPlan>>>(

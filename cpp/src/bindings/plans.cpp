@@ -45,24 +45,6 @@ void* framework_stream(DlExchangeApi const* api, DlDevice device) {
   return stream;
 }
 
-void* stream_of(py::object const& given, py::object const& array, Operand const& view) {
-  if (!given.is_none()) {
-    // Handles that are none, such as negative ones, are refused there too.
-    if (PyLong_CheckExact(given.ptr()) != 0) {
-      unsigned long long const handle = PyLong_AsUnsignedLongLong(given.ptr());
-      if (PyErr_Occurred() == nullptr) return reinterpret_cast<void*>(uint64_t(handle));
-      PyErr_Clear();
-    }
-    return reinterpret_cast<void*>(
-        py::module_::import("atomr_cutlass.arrays.operands").attr("stream_handle")(given).cast<uint64_t>());
-  }
-  if (DlExchangeApi const* api = exchange_api(array)) {
-    return view.device.type == kDlCuda ? framework_stream(api, view.device) : nullptr;
-  }
-  return reinterpret_cast<void*>(
-      py::module_::import("atomr_cutlass.arrays.operands").attr("current_stream")(array).cast<uint64_t>());
-}
-
 double scalar_of(py::object const& given, char const* name, double own) {
   if (given.is_none()) return own;
   // Arrays of one element convert too, but would have to be waited for.

@@ -23,9 +23,6 @@ pybind11::object framework_array(DlExchangeApi const* api, Operand const& layout
 // The stream that an array's framework works on in this thread. The framework must have the exchange API.
 void* framework_stream(DlExchangeApi const* api, DlDevice device);
 
-// The stream of a call: the one given, or None for the current one of the framework of `array`.
-void* stream_of(pybind11::object const& given, pybind11::object const& array, Operand const& view);
-
 // A scalar of a call: the one given, or None for the plan's own.
 double scalar_of(pybind11::object const& given, char const* name, double own);
 

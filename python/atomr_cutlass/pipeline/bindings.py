@@ -46,21 +46,8 @@ def check_operand(view: _core.Operand, spec: MatrixSpec, name: str, element: tup
         )
 
 
-def import_operand(array: Any, name: str) -> _core.Operand:
-    """A view of an array, read-only where the framework's rules say so and DLPack does not: JAX's are immutable.
-
-    Arguments and errors are those of `operands.as_operand`.
-    """
-    view = operands.as_operand(array, name)
-    if view.read_only or not operands.is_jax(array):
-        return view
-    return _core.Operand(
-        view.pointer, view.shape, view.strides, view.dtype, view.device_type, view.device, read_only=True, owner=view
-    )
-
-
 class Weights:
-    """New values for a bound operand, taken up in the thread of whoever has them.
+    """New values for a bound operand, imported in the thread of whoever has them.
 
     Attributes:
         size: in bytes.
@@ -68,7 +55,7 @@ class Weights:
     """
 
     def __init__(self, weights: Any, stream: Any = None) -> None:
-        """Takes values up without reading them.
+        """Imports values without reading them.
 
         Args:
             weights: an array of any framework, on the GPU or the host; or bytes in the operand's own memory order
@@ -81,12 +68,13 @@ class Weights:
         """
         raw = _bytes_of(weights)
         self._source: _Bytes | _core.Operand
-        if raw is not None:
-            self._source, self.size, current = raw, raw.nbytes, 0
-        else:
-            self._source = view = operands.as_operand(weights, "weights")
-            self.size, current = _size(view), operands.current_stream(weights, view)
-        self.stream = current if stream is None else operands.stream_handle(stream)
+        with operands.launching(stream, None if raw is not None else weights, awaited=True) as launch:
+            self.stream = launch.handle
+            if raw is None:
+                self._source = view = operands.as_operand(weights, "weights")
+                self.size = _size(view)
+            else:
+                self._source, self.size = raw, raw.nbytes
 
     def check(self, target: _core.Operand, name: str) -> None:
         """Refuses values that the operand of this name cannot hold.
@@ -167,7 +155,7 @@ class Binding:
         slot = operation.bound_slot(request)
         self.name = request.binding or ""
         self.lock = threading.Lock()
-        self.operands = {label: import_operand(given, label) for label, given in arrays_of(slot, array)}
+        self.operands = {label: operands.as_operand(given, label) for label, given in arrays_of(slot, array)}
         for (label, view), spec in zip(self.operands.items(), slot.specs, strict=True):
             check_operand(view, spec, label, slot.element)
             if view.device != device:

@@ -274,13 +274,12 @@ class _Kept:
         if self._simple and like is None:
             taken = [arrays[name] for name in self._taken]
             return self._plan(*taken, out=out, alpha=alpha, beta=beta, stream=stream)
-        first = next(iter(arrays.values()))
         if like is None:
-            like = first
-        if stream is not None:
-            stream = operands.stream_handle(stream)
-        elif first is not like:
-            stream = operands.current_stream(like, first)
+            like = next(iter(arrays.values()))
+        with operands.launching(stream, like) as launch:
+            return self._launch(arrays, out, alpha, beta, launch.handle, like)
+
+    def _launch(self, arrays: dict[str, Any], out: Any, alpha: float, beta: float, stream: int, like: Any) -> Any:
         given = {**arrays, RESULT: out}
         made = {}
         for name, (shape, element, _, _) in self._results.items():
@@ -290,7 +289,7 @@ class _Kept:
         taken = [given[name] for name in self._taken]
         self._plan(*taken, out=given[self._last], alpha=alpha, beta=beta, stream=stream)
         for name, (array, view) in made.items():
-            given[name] = self._present(operands.finished(array, view, stream or 0))
+            given[name] = self._present(operands.finished(array, view, stream))
         return self._arrange(given)
 
 
@@ -325,34 +324,53 @@ def run(
         own: see there.
     """
     key: Hashable = None
+    like = next(iter(arrays.values()))
     given = arrays if not others else {**arrays, **others}
-    if (
+    keyed = (
         (epilogue is None or type(epilogue) is EpilogueVisitorTree)  # a function may compute something else next time
         and (options[3] is False or options[3] is True)  # 1 == True
         and isinstance(alpha, NUMBERS) and isinstance(beta, NUMBERS)
-    ):  # fmt: skip
+    )  # fmt: skip
+    if keyed:
         taken: _Taken = (given, out, alpha, beta, _NO_NUMBERS, None)
         layouts = _core.signature(*given.values(), out)
-        if layouts is None and (adapted := _adapted(given, out, alpha, beta)) is not None:
-            taken = adapted
-            layouts = _core.signature(*taken[0].values(), taken[1])
+        decided = (parse, options, epilogue, own, *(others or ()))
         if layouts is not None:
-            views, target, first, second, numbers, like = taken
-            key = (parse, layouts, options, epilogue, first == 0, second == 0, own, *(others or ()), *numbers)
-            try:
-                kept = kept_plans.get(key)
-            except InvalidOperandError:  # no hash: an option that is no option
-                kept = key = None
+            key, kept = _lookup(layouts, taken, decided)
             if kept is not None:
-                if type(alpha) not in _PLAIN_NUMBERS or type(beta) not in _PLAIN_NUMBERS or numbers:
-                    for name, scale in numbers.items():
-                        check_number(scale, name)
-                    c = None if epilogue is not None and beta == 0 else given.get("c")
-                    check_scalars(alpha, beta, c, numbers.get("scale_d"))
-                    first, second = float(first), float(second)
-                return kept.launch(views, target, first, second, stream, like)
-    call = Call(arrays, others or {}, out, epilogue, CallOptions(*options, alpha, beta, stream), own)
-    return _served(parse(call), key)
+                return _again(kept, taken, call=(given, alpha, beta, stream, epilogue))
+    with operands.launching(stream, like):
+        if keyed and layouts is None and (adapted := _adapted(given, out, alpha, beta)) is not None:
+            layouts = _core.signature(*adapted[0].values(), adapted[1])
+            if layouts is not None:
+                key, kept = _lookup(layouts, adapted, decided)
+                if kept is not None:
+                    return _again(kept, adapted, call=(given, alpha, beta, stream, epilogue))
+        call = Call(arrays, others or {}, out, epilogue, CallOptions(*options, alpha, beta, stream), own)
+        return _served(parse(call), key)
+
+
+def _lookup(layouts: bytes, taken: _Taken, decided: tuple[Any, ...]) -> tuple[Hashable, _Kept | None]:
+    """The key of a call, and the plan that is kept by it; no key where an option is no option."""
+    _, _, alpha, beta, numbers, _ = taken
+    key = (layouts, alpha == 0, beta == 0, *decided, *numbers)
+    try:
+        return key, kept_plans.get(key)
+    except InvalidOperandError:  # no hash
+        return None, None
+
+
+def _again(kept: _Kept, taken: _Taken, *, call: tuple[dict[str, Any], float, float, Any, Any]) -> Any:
+    """Launches a kept plan; `call` has the arrays, scalars, stream and epilogue as they were given."""
+    views, target, first, second, numbers, like = taken
+    given, alpha, beta, stream, epilogue = call
+    if type(alpha) not in _PLAIN_NUMBERS or type(beta) not in _PLAIN_NUMBERS or numbers:
+        for name, scale in numbers.items():
+            check_number(scale, name)
+        c = None if epilogue is not None and beta == 0 else given.get("c")
+        check_scalars(alpha, beta, c, numbers.get("scale_d"))
+        first, second = float(first), float(second)
+    return kept.launch(views, target, first, second, stream, like)
 
 
 def _served(invocation: Invocation, key: Hashable) -> Any:
@@ -369,8 +387,8 @@ def _served(invocation: Invocation, key: Hashable) -> Any:
 
 def _on_gpu(invocation: Invocation, key: Hashable) -> Any:
     call, views = invocation.call, dict(invocation.inputs)
-    first, like, stream = next(iter(views.values())), next(iter(call.arrays.values())), call.options.stream
-    stream = operands.current_stream(like, first) if stream is None else operands.stream_handle(stream)
+    first, like = next(iter(views.values())), next(iter(call.arrays.values()))
+    stream = operands.launch_stream().handle
     arrays, made = {}, {}
     for name, result in invocation.results.items():
         arrays[name] = result.array

@@ -12,7 +12,7 @@ from ..arrays import operands
 from ..arrays.layouts import TO_NHWC, from_nhwc
 from ..checks import expect
 from ..errors import CutlassError, InvalidOperandError
-from ..pipeline.bindings import Weights, arrays_of, check_operand, import_operand, import_weights
+from ..pipeline.bindings import Weights, arrays_of, check_operand, import_weights
 from ..pipeline.operand_table import OperandSlot
 from ..pipeline.operation import Call, CallOperation, PlannedOperation, Request, operation_of, operations
 from ..pipeline.plan_cache import PlanKey
@@ -288,20 +288,26 @@ def _launch(request: Request, given: Any, out: Any, stream: Any) -> Launch:
     *slots, result = operation.operands(request)
     arrays = _arrays(operation.names(request), given)
     _check_names(request, operation.bound, slots, arrays)
+    first = next((arrays[slot.name] for slot in slots if slot.name in arrays), None)
+    with operands.launching(stream, first, awaited=True):
+        return _imported(request, slots, result, arrays, out)
+
+
+def _imported(
+    request: Request, slots: Sequence[OperandSlot], result: OperandSlot, arrays: dict[str, Any], out: Any
+) -> Launch:
     views: dict[str, _core.Operand] = {}
     first = None
     for slot in slots:
         for label, array, spec in _members(slot, arrays):
-            view = operands.as_operand(array, label) if slot.written else import_operand(array, label)
+            view = operands.as_operand(array, label)
             first = (array, view, label) if first is None else first
             _check_view(view, spec, label, first, slot.element)
             if slot.written:
                 _check_written(array, view, label)
             views[label] = _laid_out(view, spec)
     assert first is not None  # noqa: S101 - `_check_names` has seen to it
-    like, view, _ = first
-    handle = operands.current_stream(like, view) if stream is None else operands.stream_handle(stream)
-    results = _allocated(operation.result_layout(request), result, first) if out is None else []
+    results = _allocated(operation_of(request).result_layout(request), result, first) if out is None else []
     for label, array, spec in [] if out is None else _members(result, {"out": out}):
         view = operands.as_operand(array, label)
         _check_written(array, view, label)
@@ -309,7 +315,7 @@ def _launch(request: Request, given: Any, out: Any, stream: Any) -> Launch:
         results.append(Result(array, _laid_out(view, spec)))
     for label, one in zip(result.labels, results, strict=True):
         views[label] = from_nhwc(one.view, one.layout)
-    return Launch(first[1].device, handle, views, tuple(results), result.listed)
+    return Launch(first[1].device, operands.launch_stream().handle, views, tuple(results), result.listed)
 
 
 First = tuple[Any, _core.Operand, str]

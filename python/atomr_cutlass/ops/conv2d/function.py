@@ -339,11 +339,15 @@ class _Kept(NamedTuple):
 
     def launch(self, arrays: dict[str, Any], others: dict[str, Any], options: _Options) -> Any:
         """Launches the plan."""
+        if options.stream is None:  # memory is allocated on the stream that the plan launches on
+            return self._launch(arrays, others, options)
+        with operands.launching(options.stream, arrays["a"]):
+            return self._launch(arrays, others, options)
+
+    def _launch(self, arrays: dict[str, Any], others: dict[str, Any], options: _Options) -> Any:
         first, out, device = arrays["a"], arrays["out"], self.plan.device
         if out is None:
-            out = self.result.returned(
-                _core.framework_empty(first, self.result.shape, self.dtype.dlpack, device)
-            )  # fmt: skip
+            out = self.result.returned(operands.empty(self.result.shape, self.dtype, device, first)[0])
         how = {"alpha": options.alpha, "beta": options.beta, "stream": options.stream}
         if self.traced is None:
             return self.plan(*(arrays[name] for name in _READ if arrays[name] is not None), out=out, **how)
@@ -366,7 +370,8 @@ def _convolve(arrays: dict[str, Any], options: _Options, others: dict[str, Any])
     if found is not None:
         check_scalars(options.alpha, options.beta, arrays["c"])
         return found.launch(arrays, others, options)
-    return _Call(arrays, options, others, key).run()
+    with operands.launching(options.stream, arrays["a"]):
+        return _Call(arrays, options, others, key).run()
 
 
 class _Call(NamedTuple):
@@ -448,10 +453,7 @@ class _Call(NamedTuple):
 
     def _on_gpu(self, what: _Operation) -> Any:
         first, options, epilogue = self.arrays["a"], self.options, what.epilogue
-        device = what.views["a"].device
-        stream = operands.current_stream(first, what.views["a"]) if options.stream is None else operands.stream_handle(
-            options.stream
-        )  # fmt: skip
+        device, stream = what.views["a"].device, operands.launch_stream().handle
         arrays, results = epilogue.allocate(device, first)
         views = {**what.views, **epilogue.inputs, **results}
         if 0 not in what.shape:

@@ -57,10 +57,6 @@ class Arguments(NamedTuple):
         scale_a, scale_b, scale_d = (float(v) if isinstance(v, NUMBERS) else 1.0 for v in self.scales.values())
         return self.alpha * scale_a * scale_b * scale_d, self.beta * scale_d
 
-    def stream_of(self, view: _core.Operand) -> int:
-        """Where to launch; `view` is that of `a`."""
-        return operands.current_stream(self.a, view) if self.stream is None else operands.stream_handle(self.stream)
-
     def delivered(self, computed: AnyArray, out: _core.Operand | None) -> Any:
         """A host result, in `out` or as a new array of the kind of `a`."""
         if out is None:

@@ -166,7 +166,7 @@ def gemm(
         )  # fmt: skip
         if results is not None:
             return results
-    return _Call(
+    call = _Call(
         a=a,
         b=b,
         c=c,
@@ -185,7 +185,9 @@ def gemm(
         stream=stream,
         backend=backend,
         jit=jit,
-    ).run()
+    )
+    with operands.launching(stream, a):
+        return call.run()
 
 
 @functools.cache
@@ -248,7 +250,7 @@ class _Call(Arguments):
         return self._on_host(what) if on_host else self._on_gpu(what)
 
     def _on_gpu(self, what: Operation) -> Any:
-        views, stream = dict(what.views), self.stream_of(what.views["a"])
+        views, stream = dict(what.views), operands.launch_stream().handle
         array = self.out
         if array is None:
             array, views["out"] = operands.empty(what.shape, what.result, views["a"].device, self.a)

@@ -54,7 +54,7 @@ class FusedCall(NamedTuple):
     def on_gpu(self) -> Any:
         """Launches on GPU arrays."""
         given, what, epilogue = self
-        device, stream = what.views["a"].device, given.stream_of(what.views["a"])
+        device, stream = what.views["a"].device, operands.launch_stream().handle
         arrays, results = epilogue.allocate(device, given.a)
         made = self._launch({**what.views, **epilogue.inputs, **results}, given.a, stream)
         if made is not None:

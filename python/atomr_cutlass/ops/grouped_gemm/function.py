@@ -166,7 +166,8 @@ def grouped_gemm(
     if found is not None:
         check_scalars(alpha, beta, c)
         return _repeat(found, arrays, named, out, options)
-    return _Call(arrays, named, out, options, key).run()
+    with operands.launching(stream, a):
+        return _Call(arrays, named, out, options, key).run()
 
 
 class _Options(NamedTuple):
@@ -266,7 +267,10 @@ def _repeat(plan: OpPlan, arrays: Mapping[str, Any], named: Mapping[str, Any], o
     if results is None:
         dtype = plan.result[1].dlpack
         shapes = [(int(one.shape[0]), int(other.shape[1])) for one, other in zip(a, b, strict=True)]
-        results = [_core.framework_empty(a[0], shape, dtype, plan.device) for shape in shapes]
+        with operands.launching(options.stream, a):
+            results = [operands.empty_of(shape, dtype, plan.device, a[0])[0] for shape in shapes]
+            plan(*_flat(given), *results, **how)
+        return results
     plan(*_flat(given), *results, **how)
     return results
 
@@ -322,9 +326,7 @@ class _Call(NamedTuple):
     def _on_gpu(self, what: _Operation) -> Any:
         options, first, epilogue = self.options, self._first, what.epilogue
         device = what.views["a"][0].device
-        stream = operands.current_stream(first, what.views["a"][0]) if options.stream is None else (
-            operands.stream_handle(options.stream)
-        )  # fmt: skip
+        stream = operands.launch_stream().handle
         if options.checked:
             self._check(what, device, stream)
         arrays, results = epilogue.allocate(device, first)

@@ -80,17 +80,18 @@ def settled(reply: Any, work: Callable[[], T]) -> T:
 
 
 def _computed(request: MatmulRequest) -> Any:
-    key = signature(request)
-    recipe = None if key is None else recipes.get(key)
-    if recipe is not None:
-        # What a plan refuses, it refuses before it launches: what follows says it in the request's words.
-        with contextlib.suppress(InvalidOperandError):
-            return recipe.run(request)
-    call = call_of(request)
-    result = call.run(key)
-    if request.reply is not None:
-        call.wait()
-    return result
+    with operands.launching(request.stream, request.a):
+        key = signature(request)
+        recipe = None if key is None else recipes.get(key)
+        if recipe is not None:
+            # What a plan refuses, it refuses before it launches: what follows says it in the request's words.
+            with contextlib.suppress(InvalidOperandError):
+                return recipe.run(request)
+        call = call_of(request)
+        result = call.run(key)
+        if request.reply is not None:
+            call.wait()
+        return result
 
 
 @dataclass(frozen=True)
@@ -317,9 +318,6 @@ def call_of(request: MatmulRequest) -> Call:
         bias = types[BIAS] if form.bias == ADDED else None
         tree = tree_of(form, bias, types.get(AUX), compute, amax=AMAX in found)
     alpha, beta = scalars_of(request)
-    stream = operands.current_stream(request.a, views["a"])
-    if request.stream is not None:
-        stream = operands.stream_handle(request.stream)
     array = arrays.get("d")
     if "d" not in found and views["a"].device_type == CUDA:
         array, found["d"] = operands.empty((request.n, request.m), result, views["a"].device, request.a)
@@ -333,7 +331,7 @@ def call_of(request: MatmulRequest) -> Call:
         tree=tree,
         alpha=alpha,
         beta=beta,
-        stream=stream,
+        stream=operands.launch_stream().handle,
     )
 
 

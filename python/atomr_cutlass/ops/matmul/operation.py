@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from ...arrays import operands
 from ...pipeline.operation import Call, CallOperation
 from .function import call_of
 from .request import MatmulRequest
@@ -15,7 +16,8 @@ class MatmulOperation(CallOperation):
     message = "Matmul"
 
     def call(self, request: MatmulRequest) -> Call:
-        return call_of(request)
+        with operands.launching(request.stream, request.a, awaited=True):
+            return call_of(request)
 
 
 OPERATIONS = (MatmulOperation(),)

@@ -45,9 +45,7 @@ class Recipe:
         arrays = arrays_of(request)
         views = {name: _core.Operand.of(array) for name, array in arrays.items()}
         first = views["a"]
-        stream = operands.current_stream(request.a, first)
-        if request.stream is not None:
-            stream = operands.stream_handle(request.stream)
+        stream = operands.launch_stream().handle
         array = arrays.get("d")
         if array is None:
             array, views["d"] = operands.empty((request.n, request.m), self.dtype, first.device, request.a)

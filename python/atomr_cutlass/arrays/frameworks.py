@@ -1,0 +1,435 @@
+"""Array frameworks: which stream each works on, and how its arrays are imported, allocated and exported.
+
+What a framework needs is one class; `FRAMEWORKS` lists them, and adding one is adding that class. A call settles its
+`LaunchStream` first: imports, allocations and exports are ordered by it.
+"""
+
+from __future__ import annotations
+
+import math
+import sys
+from contextvars import ContextVar, Token
+from typing import Any
+
+import numpy as np
+
+from .. import _core
+from ..errors import InvalidOperandError, UnsupportedError
+from ..generator.dtypes import CutlassDtype
+from . import cuda_array_interface, numerics
+
+CPU = 1  # DLDeviceType
+CUDA = 2
+PINNED = 3
+MANAGED = 13
+
+BYTE = (1, 8)
+"""DLPack's (type code, bits) of plain bytes: packed fp4, and e8m0 scales where a framework does not know them."""
+
+LEGACY_STREAM = 1  # how the array protocols spell the legacy default stream
+UNORDERED = -1  # and how they spell that no order is needed
+
+
+class LaunchStream:
+    """The stream that a call launches on, and the frameworks' own streams that are ordered with it.
+
+    A stream that is acquired is waited for by what is launched; released, it waits for what was launched. As a context
+    manager this is the launch stream of everything inside, and releases at the end.
+
+    Attributes:
+        handle: the CUstream; 0 is the legacy default stream.
+        named: whether the caller named it. Then arrays are the caller's to order, but for those whose protocol orders
+            them, and for memory that a framework allocates.
+        awaited: whether the caller waits for what is launched before anybody gets the result: nothing is released then.
+    """
+
+    __slots__ = ("_others", "_streams", "_synchronized", "_token", "awaited", "handle", "named")
+
+    def __init__(self, handle: int, *, named: bool, awaited: bool = False) -> None:
+        """No stream is acquired yet."""
+        self.handle = handle
+        self.named = named
+        self.awaited = awaited
+        self._others: dict[int, int] = {}
+        self._streams: dict[tuple[Framework, int], int | None] = {}
+        self._synchronized: int | None = None
+        self._token: Token[LaunchStream | None] | None = None
+
+    def __enter__(self) -> LaunchStream:  # noqa: PYI034 - it has no subclass
+        self._token = _current.set(self)
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        assert self._token is not None  # noqa: S101 - of `__enter__`
+        _current.reset(self._token)
+        if kind is None and not self.awaited:
+            self.release()
+
+    def import_array(self, array: Any, name: str) -> _core.Operand:
+        """A view of an array, ordered before what is launched; arguments and errors are those of `as_operand`."""
+        framework = framework_of(array)
+        if framework is None:
+            raise InvalidOperandError(
+                f"a {type(array).__name__} is not an array: expected NumPy, or anything with __dlpack__ or "
+                "__cuda_array_interface__ (PyTorch, CuPy, JAX)"
+            )
+        return framework.import_array(array, name, self)
+
+    def allocate(
+        self, shape: tuple[int, ...], element: tuple[int, int], device: int, like: Any
+    ) -> tuple[Any, _core.Operand]:
+        """(array of the kind of `like`, its operand) for a result, ordered behind the memory's former use."""
+        framework = framework_of(like) or OWN
+        allocated = framework.allocate(shape, element, device, like)
+        self.acquire(device, self.stream_of(framework, like, device), allocated=True)
+        return allocated
+
+    def stream_of(self, framework: Framework, array: Any, device: int) -> int | None:
+        """The stream that the framework works on, asked for once in a call."""
+        if (framework, device) not in self._streams:
+            self._streams[framework, device] = framework.current_stream(array, device)
+        return self._streams[framework, device]
+
+    def acquire(self, device: int, stream: int | None, *, allocated: bool = False) -> None:
+        """Has launches wait for a framework's stream.
+
+        Args:
+            device: index of the GPU of both.
+            stream: the framework's; None where it has none of its own.
+            allocated: whether memory from there is used. A capture of that stream then takes the launch in.
+        """
+        if stream is None or stream == self.handle:
+            return
+        _core.order_streams(device, stream, self.handle, fork=allocated)
+        if allocated or not self.named:
+            self._others[stream] = device
+
+    def follow(self, device: int, stream: int | None) -> None:
+        """Releases a stream at the end that its framework has ordered before the launch stream."""
+        if stream is not None and not self.named:
+            self._others[stream] = device
+
+    def synchronize(self, device: int) -> None:
+        """Has the call wait at its end for what was launched: for a framework without streams that can be ordered."""
+        self._synchronized = device
+
+    def release(self) -> None:
+        """Has every stream that was acquired wait for what was launched."""
+        for stream, device in self._others.items():
+            _core.order_streams(device, self.handle, stream)
+        self._others.clear()
+        if self._synchronized is not None and not _core.capturing(self._synchronized, self.handle):
+            _core.synchronize(self._synchronized, self.handle)
+        self._synchronized = None
+
+
+_current: ContextVar[LaunchStream | None] = ContextVar("launch stream", default=None)
+
+
+def launch_stream() -> LaunchStream:
+    """That of the call in progress; outside one, the legacy default stream."""
+    return _current.get() or LaunchStream(0, named=True)
+
+
+class Framework:
+    """What the package needs of an array framework. What a class leaves out is as for memory of the package's own."""
+
+    def recognizes(self, array: Any) -> bool:
+        """Whether the array is the framework's."""
+        raise NotImplementedError
+
+    def current_stream(self, array: Any, device: int | None) -> int | None:
+        """The stream that the framework works on in this thread.
+
+        None where it has none that a caller can order. `device` is None where it is not known yet.
+        """
+        return None
+
+    def import_array(self, array: Any, name: str, launch: LaunchStream) -> _core.Operand:
+        """A view that keeps the array alive, ordered before what is launched."""
+        raise NotImplementedError
+
+    def allocate(
+        self, shape: tuple[int, ...], element: tuple[int, int], device: int, like: Any
+    ) -> tuple[Any, _core.Operand]:  # fmt: skip
+        """An uninitialised row-major result of DLPack's (type code, bits), and its operand."""
+        operand = _allocated(shape, element, device)
+        return operand, operand
+
+    def export(self, array: Any, operand: _core.Operand, stream: int) -> Any:
+        """The result as the caller gets it, behind the launch on the stream."""
+        return array
+
+    def from_host(self, result: np.ndarray[Any, Any], like: Any) -> Any:
+        """A host result as an array of the kind of `like`: through its namespace's `from_dlpack`, if there is one."""
+        for kind in type(like).__mro__:  # a subclass may live in a module of its own
+            namespace = sys.modules.get(kind.__module__.partition(".")[0].replace("jaxlib", "jax"))
+            importer = getattr(namespace, "from_dlpack", None) or getattr(
+                getattr(namespace, "dlpack", None), "from_dlpack", None
+            )
+            if importer is not None:
+                return importer(NUMPY.import_array(result, "the result", launch_stream()))
+        return result
+
+
+class Own(Framework):
+    """Operands of the package's own: each knows the launch that wrote it last."""
+
+    def recognizes(self, array: Any) -> bool:
+        return isinstance(array, _core.Operand)
+
+    def import_array(self, array: Any, name: str, launch: LaunchStream) -> _core.Operand:
+        operand: _core.Operand = array
+        _core.await_written(operand, launch.handle)
+        return operand
+
+    def export(self, array: Any, operand: _core.Operand, stream: int) -> Any:
+        _core.note_written(array, stream)
+        return array
+
+    def from_host(self, result: np.ndarray[Any, Any], like: Any) -> Any:
+        return result
+
+
+class NumPy(Framework):
+    """NumPy's arrays, in host memory."""
+
+    def recognizes(self, array: Any) -> bool:
+        return isinstance(array, np.ndarray)
+
+    def import_array(self, array: Any, name: str, launch: LaunchStream) -> _core.Operand:
+        element = element_of(array.dtype)
+        if any(stride % array.itemsize for stride in array.strides):
+            raise InvalidOperandError(f"strides {array.strides} are no multiples of the element size: copy the array")
+        strides = [stride // array.itemsize for stride in array.strides]
+        return _core.Operand(array.ctypes.data, array.shape, strides, element, CPU, 0, not array.flags.writeable, array)
+
+    def from_host(self, result: np.ndarray[Any, Any], like: Any) -> Any:
+        return result
+
+
+class ExchangeApi(Framework):
+    """PyTorch from 2.10 on, and whatever else has DLPack's exchange API: arrays are read in C++."""
+
+    def recognizes(self, array: Any) -> bool:
+        return _core.has_exchange_api(array)
+
+    def current_stream(self, array: Any, device: int | None) -> int:
+        return _core.framework_stream(array, device)
+
+    def import_array(self, array: Any, name: str, launch: LaunchStream) -> _core.Operand:
+        operand = _core.Operand.of(array, name)
+        if operand.device_type == CUDA and not launch.named:
+            launch.acquire(operand.device, launch.stream_of(self, array, operand.device))
+        return operand
+
+    def allocate(
+        self, shape: tuple[int, ...], element: tuple[int, int], device: int, like: Any
+    ) -> tuple[Any, _core.Operand]:
+        array = _core.framework_empty(like, shape, element, device)
+        return array, _core.Operand.of(array)
+
+
+class OutdatedPyTorch(Framework):
+    """PyTorch before 2.10: without the exchange API neither its stream nor its allocator can be had."""
+
+    def recognizes(self, array: Any) -> bool:
+        tensor = getattr(sys.modules.get("torch"), "Tensor", None)
+        return isinstance(tensor, type) and isinstance(array, tensor) and not _core.has_exchange_api(array)
+
+    def import_array(self, array: Any, name: str, launch: LaunchStream) -> _core.Operand:
+        version = getattr(sys.modules["torch"], "__version__", "of an unknown version")
+        raise UnsupportedError(
+            f"{name} is a tensor of PyTorch {version}, which lacks DLPack's exchange API: PyTorch 2.10 is the oldest "
+            "that is supported; pip install 'torch>=2.10'"
+        )
+
+
+class DlpackProducer(Framework):
+    """Whatever has `__dlpack__`: the producer itself orders its work before the launch stream."""
+
+    def recognizes(self, array: Any) -> bool:
+        return hasattr(array, "__dlpack__") and hasattr(array, "__dlpack_device__")
+
+    def order(self, array: Any, device: int, launch: LaunchStream) -> int:
+        """The `stream` that `__dlpack__` is given for an array on this GPU."""
+        return launch.handle or LEGACY_STREAM
+
+    def import_array(self, array: Any, name: str, launch: LaunchStream) -> _core.Operand:
+        refuse_gradient(array, name)
+        kind, device = _dlpack_device(array)
+        arguments = {"stream": self.order(array, device, launch)} if kind in (CUDA, MANAGED) else {}
+        try:
+            try:
+                capsule = array.__dlpack__(max_version=(1, 0), copy=False, **arguments)
+            except TypeError:  # producers from before DLPack 1.0 know neither
+                capsule = array.__dlpack__(**arguments)
+        except (BufferError, TypeError, ValueError, RuntimeError) as error:
+            raise InvalidOperandError(f"{type(array).__name__} does not export itself: {error}") from error
+        if type(capsule).__name__ != "PyCapsule":
+            raise InvalidOperandError(
+                f"{type(array).__name__}.__dlpack__ returns a {type(capsule).__name__}; expected a DLPack capsule"
+            )
+        operand = _core.Operand.from_capsule(capsule)
+        if operand.dtype == CutlassDtype.F4E2M1.dlpack:
+            # Producers do not agree on whether such an element has a byte of its own.
+            raise InvalidOperandError(
+                f"{type(array).__name__} exports single elements of 4 bits: give fp4 as bytes of two (uint8, or "
+                "PyTorch's float4_e2m1fn_x2), or in NumPy as ml_dtypes.float4_e2m1fn"
+            )
+        if operand.device_type in (MANAGED, PINNED):
+            return _changed(operand, kind=CUDA if operand.device_type == MANAGED else CPU)
+        return operand
+
+
+class CuPy(DlpackProducer):
+    """CuPy, whose current stream and memory pool can be had from Python."""
+
+    def recognizes(self, array: Any) -> bool:
+        return _is_of(array, "cupy")
+
+    def current_stream(self, array: Any, device: int | None) -> int:
+        cuda = sys.modules["cupy"].cuda
+        with cuda.Device(array.device.id if device is None else device):
+            return int(cuda.get_current_stream().ptr)
+
+    def order(self, array: Any, device: int, launch: LaunchStream) -> int:
+        own = launch.stream_of(self, array, device)
+        if own == launch.handle:  # which may be captured: nothing is to be recorded on any stream
+            return UNORDERED
+        launch.follow(device, own)
+        return super().order(array, device, launch)
+
+    def allocate(
+        self, shape: tuple[int, ...], element: tuple[int, int], device: int, like: Any
+    ) -> tuple[Any, _core.Operand]:  # fmt: skip
+        cupy = sys.modules["cupy"]
+        with cupy.cuda.Device(device):
+            memory = cupy.cuda.alloc(_size(shape, element))
+        operand = _core.Operand(memory.ptr, shape, None, element, CUDA, device, False, memory)
+        return cupy.from_dlpack(operand), operand
+
+
+class Jax(DlpackProducer):
+    """JAX: its arrays are immutable, and on streams that no caller can name, so a call waits for its launch."""
+
+    def recognizes(self, array: Any) -> bool:
+        return _is_of(array, "jax", "jaxlib")
+
+    def import_array(self, array: Any, name: str, launch: LaunchStream) -> _core.Operand:
+        operand = super().import_array(array, name, launch)
+        if operand.device_type == CUDA:
+            launch.synchronize(operand.device)  # JAX may give the memory to another array as soon as it is let go
+        return operand if operand.read_only else _changed(operand, read_only=True)
+
+    def allocate(
+        self, shape: tuple[int, ...], element: tuple[int, int], device: int, like: Any
+    ) -> tuple[Any, _core.Operand]:  # fmt: skip
+        return None, _allocated(shape, element, device)  # JAX imports finished results only
+
+    def export(self, array: Any, operand: _core.Operand, stream: int) -> Any:
+        _core.synchronize(operand.device, stream)
+        return sys.modules["jax"].dlpack.from_dlpack(operand)
+
+
+class CudaArray(Framework):
+    """Numba, and whatever else has `__cuda_array_interface__`, which names the stream to wait for."""
+
+    def recognizes(self, array: Any) -> bool:
+        return getattr(array, "__cuda_array_interface__", None) is not None
+
+    def import_array(self, array: Any, name: str, launch: LaunchStream) -> _core.Operand:
+        refuse_gradient(array, name)
+        interface = array.__cuda_array_interface__
+        cuda_array_interface.check(array, interface)
+        element, shape = np.dtype(interface["typestr"]), interface["shape"]
+        dtype = element_of(element)
+        pointer, read_only = interface["data"]
+        if interface.get("mask") is not None:
+            raise InvalidOperandError("the array has a mask, which no kernel reads: fill what is masked")
+        strides = interface.get("strides")
+        if strides is not None:
+            if len(strides) != len(shape):
+                raise InvalidOperandError(f"shape {shape} has strides {strides}: one is needed per dimension")
+            if any(stride % element.itemsize for stride in strides):
+                raise InvalidOperandError(f"strides {strides} are no multiples of the element size: copy the array")
+            strides = [stride // element.itemsize for stride in strides]
+        device = getattr(getattr(array, "device", None), "id", None)
+        if device is None:
+            known = 0 not in shape and not _core.driver_problem()
+            device = _core.pointer_device(pointer) if known else 0
+        stream = interface.get("stream")
+        launch.acquire(int(device), 0 if stream == LEGACY_STREAM else stream)
+        return _core.Operand(pointer, shape, strides, dtype, CUDA, int(device), bool(read_only), array)
+
+
+OWN, NUMPY, JAX, DLPACK = Own(), NumPy(), Jax(), DlpackProducer()
+
+FRAMEWORKS: tuple[Framework, ...] = (
+    OWN, NUMPY, ExchangeApi(), OutdatedPyTorch(), CuPy(), JAX, DLPACK, CudaArray()
+)  # fmt: skip
+"""Every framework; an array is the first one's that recognizes it."""
+
+
+def framework_of(array: Any) -> Framework | None:
+    """The framework of an array; None for what is no array."""
+    return next((framework for framework in FRAMEWORKS if framework.recognizes(array)), None)
+
+
+def refuse_gradient(array: Any, name: str) -> None:
+    """Refuses a tensor that requires a gradient, if PyTorch records gradients in this thread and now.
+
+    Raises:
+        InvalidOperandError: says how to compute without one.
+    """
+    torch = sys.modules.get("torch")  # a tensor has loaded it
+    if getattr(array, "requires_grad", False) is True and torch is not None and torch.is_grad_enabled():
+        raise InvalidOperandError(
+            f"{name} requires a gradient, which would be lost, since no backward pass is recorded here: call under "
+            "`with torch.no_grad():`, or give the tensor's .detach()"
+        )
+
+
+def element_of(dtype: np.dtype[Any]) -> tuple[int, int]:
+    """DLPack's (type code, bits) of a NumPy dtype.
+
+    Raises:
+        InvalidOperandError: no kernel knows such elements.
+    """
+    if dtype == np.uint8:
+        return BYTE
+    known = numerics.from_numpy_dtype(dtype) or numerics.scale_type_of(dtype)
+    if known is None:
+        raise InvalidOperandError(f"no kernel knows elements of type {dtype}")
+    return known.dlpack
+
+
+def _is_of(array: Any, *packages: str) -> bool:
+    """Whether the array's type, or one that it derives from, is of one of these packages."""
+    return any(base.__module__.partition(".")[0] in packages for base in type(array).__mro__)
+
+
+def _size(shape: tuple[int, ...], element: tuple[int, int]) -> int:
+    return max(1, math.prod(shape) * element[1] // 8)
+
+
+def _allocated(shape: tuple[int, ...], element: tuple[int, int], device: int) -> _core.Operand:
+    buffer = _core.Buffer(device, _size(shape, element))
+    return _core.Operand(buffer.pointer, shape, None, element, CUDA, device, False, buffer)
+
+
+def _changed(view: _core.Operand, *, kind: int | None = None, read_only: bool | None = None) -> _core.Operand:
+    return _core.Operand(
+        view.pointer, view.shape, view.strides, view.dtype, view.device_type if kind is None else kind, view.device,
+        view.read_only if read_only is None else read_only, view,
+    )  # fmt: skip
+
+
+def _dlpack_device(array: Any) -> tuple[int, int]:
+    """The kind and index of the device that a producer names."""
+    try:
+        kind, index = array.__dlpack_device__()
+    except (TypeError, ValueError) as error:
+        raise InvalidOperandError(f"{type(array).__name__} does not say which device it is on: {error}") from error
+    # What is no number, no device has.
+    return int(kind) if isinstance(kind, (int, np.integer)) else -1, index

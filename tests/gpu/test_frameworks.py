@@ -217,6 +217,56 @@ def test_cupy_streams(cupy: Any, torch: Any) -> None:
         np.testing.assert_array_equal(cupy.asnumpy(d), expected(host_a, host_b))
 
 
+@pytest.mark.parametrize("how", ["gemm", "gemm, new result", "plan"])
+def test_cupy_graph(cupy: Any, how: str) -> None:
+    """Calls of CuPy arrays are captured from CuPy's current stream."""
+    a, b = cupy.asarray(numbers((136, 64), D.F32, 1)), cupy.asarray(numbers((64, 80), D.F32, 2))
+    out = cupy.zeros((136, 80), cupy.float32)
+    request = ac.GemmRequest(ac.GemmShape(136, 80, 64), dtype=D.F32, precision="ieee")
+    call: Any = ac.plan(request) if how == "plan" else ac.gemm
+    arguments = {} if how.endswith("new result") else {"out": out}
+    stream = cupy.cuda.Stream(non_blocking=True)
+    cupy.cuda.Device().synchronize()
+    with stream:
+        call(a, b, **arguments)
+        call(a, b, **arguments)
+        stream.synchronize()
+        stream.begin_capture()
+        d = call(a, b, **arguments)
+        graph = stream.end_capture()
+        for seed in (11, 12):
+            host_a = numbers((136, 64), D.F32, seed)
+            a.set(host_a, stream)
+            d.fill(cupy.nan)
+            graph.launch(stream)
+            stream.synchronize()
+            np.testing.assert_array_equal(cupy.asnumpy(d), expected(host_a, cupy.asnumpy(b)))
+
+
+def test_cupy_new_result_on_another_stream(cupy: Any, torch: Any) -> None:
+    """CuPy's pool gives the memory out for its current stream, which waits for the launch, and the launch for it."""
+    host_a, host_b = numbers((136, 64), D.F32, 1), numbers((64, 80), D.F32, 2)
+    a, b = cupy.asarray(host_a), cupy.asarray(host_b)
+    side, current = torch.cuda.Stream(), cupy.cuda.Stream(non_blocking=True)
+    ac.gemm(a, b)
+    cupy.cuda.Device().synchronize()
+    with current:
+        torch_current = torch.cuda.ExternalStream(current.ptr)
+        for _ in range(3):
+            former = cupy.empty((136, 80), cupy.float32)
+            with torch.cuda.stream(torch_current):
+                torch.cuda._sleep(20_000_000)
+            former.fill(7)
+            del former
+            d = ac.gemm(a, b, stream=side.cuda_stream)
+            with torch.cuda.stream(side):
+                torch.cuda._sleep(20_000_000)
+            d = ac.gemm(a, b, stream=side.cuda_stream)
+            seen = d.copy()
+            current.synchronize()
+            np.testing.assert_array_equal(cupy.asnumpy(seen), expected(host_a, host_b))
+
+
 def test_cupy_negative_strides(cupy: Any) -> None:
     a = cupy.ones((40, 48), cupy.float32)
     out = cupy.full((40, 48), 7, cupy.float32)
@@ -258,6 +308,29 @@ def test_jax_c(jax: Any) -> None:
     a, b, c = jax.numpy.asarray(host_a), jax.numpy.asarray(host_b), jax.numpy.ones((40, 24), jax.numpy.float32)
     d = ac.gemm(a, b, c, alpha=2.0, beta=3.0)
     np.testing.assert_array_equal(np.asarray(d), expected(host_a, host_b, np.asarray(c), alpha=2.0, beta=3.0))
+
+
+def test_jax_producers_are_awaited_on_the_stream_of_the_launch(jax: Any, torch: Any) -> None:
+    """JAX computes on streams of its own, and returns before it is done; its memory is reused once let go of."""
+    start, b = jax.numpy.ones((512, 512), jax.numpy.float32), jax.numpy.ones((512, 80), jax.numpy.float32)
+
+    @jax.jit
+    def late(x: Any, value: Any) -> Any:
+        for _ in range(40):
+            x = x @ x / 512
+        return x * value
+
+    late(start, 1.0).block_until_ready()
+    ac.gemm(start, b)
+    side = torch.cuda.Stream()
+    for how in ({}, {"stream": side}, {"stream": side.cuda_stream}):
+        results = [ac.gemm(late(start, float(value)), b, **how) for value in range(1, 9)]
+        for value, d in enumerate(results, 1):
+            assert isinstance(d, jax.Array)
+            np.testing.assert_array_equal(np.asarray(d), np.full((512, 80), 512.0 * value, np.float32))
+    ones = torch.ones((80, 512), device="cuda")
+    d = ac.gemm(ones, late(start, 2.0))
+    np.testing.assert_array_equal(d.cpu().numpy(), np.full((80, 512), 1024.0, np.float32))
 
 
 def test_jax_arrays_are_no_out(jax: Any) -> None:
@@ -343,6 +416,80 @@ def test_mixed_frameworks(torch: Any, cupy: Any) -> None:
     assert isinstance(other, cupy.ndarray)
     cupy.cuda.Device().synchronize()
     assert_product(torch.from_dlpack(other), a, b)
+
+
+def test_mixed_frameworks_are_ordered(torch: Any, cupy: Any) -> None:
+    """Each works on a stream of its own: the launch waits for what the other produces, that for what is launched."""
+    a, b = placed((136, 64), D.F32, 1), placed((64, 80), D.F32, 2)
+    own, current = torch.cuda.Stream(), cupy.cuda.Stream(non_blocking=True)
+    other = torch.cuda.ExternalStream(current.ptr)
+    source = cupy.from_dlpack(b)
+    ac.gemm(a, b)
+    torch.cuda.synchronize()
+    with torch.cuda.stream(own), current:
+        late_b = cupy.full((64, 80), cupy.nan, cupy.float32)
+        out = cupy.full((136, 80), cupy.nan, cupy.float32)
+        current.synchronize()
+        with torch.cuda.stream(other):
+            torch.cuda._sleep(20_000_000)
+        late_b[...] = source
+        assert_product(ac.gemm(a, late_b), a, b)  # CuPy's late operand
+        torch.cuda._sleep(20_000_000)
+        ac.gemm(a, late_b, out=out)
+        seen = out.copy()  # CuPy reads what PyTorch's stream writes late
+        current.synchronize()
+        assert_product(torch.from_dlpack(seen), a, b)
+        late_a = torch.full_like(a, float("nan"))
+        own.synchronize()
+        torch.cuda._sleep(20_000_000)
+        late_a.copy_(a)
+        d = ac.gemm(source.T, late_a.T)  # on CuPy's stream
+        current.synchronize()
+        assert_product(torch.from_dlpack(d), b.T, a.T)
+
+
+def test_results_of_our_own_are_awaited_by_whoever_imports_them(torch: Any) -> None:
+    """An array that only has `__cuda_array_interface__`, without a device, and whose result is an operand."""
+
+    class Wrapped:
+        def __init__(self, tensor: Any) -> None:
+            self.__cuda_array_interface__ = {**tensor.__cuda_array_interface__, "stream": None}
+            self.owner = tensor
+
+    a, b = placed((40, 48), D.F16, 1), placed((48, 24), D.F16, 2)
+    for index in range(torch.cuda.device_count()):
+        far_a, far_b = a.to(f"cuda:{index}"), b.to(f"cuda:{index}")
+        assert operands.as_operand(Wrapped(far_a)).device == index
+        assert _core.pointer_device(far_a.data_ptr()) == index
+        with torch.cuda.device(index):
+            side = torch.cuda.Stream()
+            ac.gemm(Wrapped(far_a), Wrapped(far_b))
+            torch.cuda.synchronize()
+            with torch.cuda.stream(side):
+                torch.cuda._sleep(20_000_000)
+            d = ac.gemm(Wrapped(far_a), Wrapped(far_b), stream=side)
+            seen = torch.from_dlpack(d).clone()
+            torch.cuda.synchronize()
+            assert_product(seen.to("cuda:0"), a, b)
+            copy = torch.from_dlpack(d, copy=True)
+            assert copy.data_ptr() != d.pointer
+            assert torch.equal(copy, seen)
+    host = a.cpu()
+    with pytest.raises(ac.InvalidOperandError, match="there is no GPU memory at address"):
+        operands.as_operand(Wrapped(Described(host)))
+
+
+class Described:
+    """What a tensor in host memory would say if it were on a GPU."""
+
+    def __init__(self, tensor: Any) -> None:
+        self.tensor = tensor
+        self.__cuda_array_interface__ = {
+            "shape": tuple(tensor.shape),
+            "typestr": "<f2",
+            "data": (tensor.data_ptr(), False),
+            "version": 3,
+        }
 
 
 def test_managed_memory(cupy: Any) -> None:

@@ -71,6 +71,80 @@ def test_new_result_on_a_side_stream(torch: Any, operands: tuple[Any, Any], how:
     assert_product(d, a, b)
 
 
+def busy(torch: Any, stream: Any) -> None:
+    """Keeps a stream busy for a while."""
+    with torch.cuda.stream(stream):
+        torch.cuda._sleep(SLEEP_CYCLES)
+
+
+@pytest.fixture(params=["plan", "gemm", "gemm again", "conv2d", "grouped_gemm"])
+def producer(request: pytest.FixtureRequest, torch: Any) -> tuple[Any, Any]:
+    """(function of a stream that makes a new result there, the result)."""
+    a, b = placed((136, 200), D.BF16, 1), placed((200, 80), D.BF16, 2)
+    calls: dict[str, Any] = {
+        "plan": lambda **how: made(a, b, **how),
+        "gemm": lambda **how: ac.gemm(a, b, **how),
+        "conv2d": lambda **how: ac.conv2d(x, w, **how),
+        "grouped_gemm": lambda **how: ac.grouped_gemm([a], [b], **how)[0],
+    }
+    x, w = placed((2, 8, 8, 64), D.BF16, 3), placed((64, 1, 1, 64), D.BF16, 4)
+    made = make(problem_of(a, b, torch.empty(136, 80, dtype=torch.bfloat16, device="cuda")), like=a)
+    call = calls[request.param.removesuffix(" again")]
+    want = call()
+    if request.param == "gemm again":
+        call(stream=torch.cuda.Stream())
+    torch.cuda.synchronize()
+    return call, want
+
+
+def test_new_result_waits_for_the_former_use_of_its_memory(torch: Any, producer: tuple[Any, Any]) -> None:
+    """PyTorch's allocator reuses memory on its current stream without waiting; the launch is on another."""
+    call, want = producer
+    side, former = torch.cuda.Stream(), torch.empty_like(want)
+    address = former.data_ptr()
+    torch.cuda.synchronize()
+    busy(torch, torch.cuda.current_stream())
+    former.fill_(7)
+    del former
+    d = call(stream=side)
+    torch.cuda.synchronize()
+    assert torch.equal(d, want)
+    if d.data_ptr() != address:
+        pytest.skip("PyTorch's allocator gave out other memory")
+
+
+def test_new_result_is_read_and_reused_behind_its_launch(torch: Any, producer: tuple[Any, Any]) -> None:
+    call, want = producer
+    side = torch.cuda.Stream()
+    torch.cuda.synchronize()
+    busy(torch, side)
+    d = call(stream=side)
+    seen, address = d.clone(), d.data_ptr()
+    del d
+    torch.cuda.synchronize()
+    assert torch.equal(seen, want)
+    busy(torch, side)
+    call(stream=side)
+    following = torch.empty_like(want)
+    following.fill_(7)
+    torch.cuda.synchronize()
+    assert bool((following == 7).all())
+    if following.data_ptr() != address:
+        pytest.skip("PyTorch's allocator gave out other memory")
+
+
+def test_graph_takes_in_a_new_result_on_another_stream(torch: Any) -> None:
+    a, b = placed((136, 200), D.BF16, 1), placed((200, 80), D.BF16, 2)
+    side = torch.cuda.Stream()
+    ac.gemm(a, b, stream=side)
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        d = ac.gemm(a, b, stream=side)
+        seen = d.clone()
+    replayed(graph, torch, a, b, seen)
+
+
 def test_caller_waits_for_nothing(torch: Any, operands: tuple[Any, Any]) -> None:
     """A launch returns while the stream is still busy with what came before."""
     a, b = operands

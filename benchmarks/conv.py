@@ -31,15 +31,15 @@ from facts import machine, now
 from gemm import SETS_AT_MOST, Burst, Operands, alternated, timed, write
 
 import atomr_cutlass as ac
-from atomr_cutlass import reference
 from atomr_cutlass.arrays import operands
 from atomr_cutlass.arrays.numerics import math_mode
 from atomr_cutlass.generator.dtypes import CutlassDtype
 from atomr_cutlass.ops.conv2d import kernels as conv_plan
+from atomr_cutlass.ops.conv2d import reference as conv_reference
 from atomr_cutlass.ops.conv2d.problem import DGRAD, FPROP, WGRAD, ConvProblem
+from atomr_cutlass.ops.conv2d.reference import ConvGeometry
 from atomr_cutlass.pipeline import devices
 from atomr_cutlass.pipeline.problem import MatrixSpec
-from atomr_cutlass.reference import ConvGeometry
 from conv_layers import CONVNEXT_TINY, MOBILENET_V2, RESNET50, Layer
 
 D = CutlassDtype
@@ -72,7 +72,7 @@ class Case:
         """All extents."""
         layer = self.layer
         filter_shape = (layer.k, layer.taps, layer.taps, layer.c // layer.groups)
-        return reference.conv_geometry(
+        return conv_reference.conv_geometry(
             (self.images, *layer.x_shape),
             filter_shape,
             stride=layer.stride,

@@ -13,6 +13,7 @@ import pytest
 import atomr_cutlass as ac
 from atomr_cutlass import reference
 from atomr_cutlass.generator.dtypes import CutlassDtype as D
+from atomr_cutlass.ops.gemm import reference as gemm_reference
 from atomr_cutlass.ops.quantize import reference as quantization
 from fp8_matrices import (
     BLOCK,
@@ -478,9 +479,9 @@ def test_host_operands(form: str) -> None:
     scale_a, scale_b = (np.array(np.exp(rng.normal(size=shape)), np.float32) for shape in shapes)
     got = call(a, b, scale_a=scale_a, scale_b=scale_b)
     both = {"scale_a": scale_a, "scale_b": scale_b}
-    want = reference.gemm(a, b, **both, out_dtype=D.BF16)
+    want = gemm_reference.gemm(a, b, **both, out_dtype=D.BF16)
     limits = reference.tolerance(E4M3, D.BF16, 256, scale_block=BLOCK if form == "block" else 0)
-    assert reference.within_tolerance(got, want, reference.absolute_product(a, b, **both), limits, D.BF16).all()
+    assert reference.within_tolerance(got, want, gemm_reference.absolute_product(a, b, **both), limits, D.BF16).all()
 
 
 def test_host_amax() -> None:
@@ -488,10 +489,12 @@ def test_host_amax() -> None:
     a, b = (rng.normal(size=(32, 32)).astype(np.float32).astype(ml_dtypes.float8_e4m3fn) for _ in range(2))
     amax, scale_d = np.full(1, np.nan, np.float32), np.full(1, 0.5, np.float32)
     got = call(a, b, out_dtype=E4M3, scale_d=scale_d, amax=amax)
-    want = reference.gemm_with_amax(a, b, scale_d=0.5, out_dtype=E4M3)
+    want = gemm_reference.gemm_with_amax(a, b, scale_d=0.5, out_dtype=E4M3)
     assert amax == pytest.approx(want.amax, rel=2.0**-8)
     limits = reference.tolerance(E4M3, E4M3, 32)
-    assert reference.within_tolerance(got, want.d, reference.absolute_product(a, b, scale_d=0.5), limits, E4M3).all()
+    assert reference.within_tolerance(
+        got, want.d, gemm_reference.absolute_product(a, b, scale_d=0.5), limits, E4M3
+    ).all()
 
 
 def replayed(torch: Any, graph: Any, out: Any, arrays: dict[str, Any], how: Scaling, amax: Any) -> None:

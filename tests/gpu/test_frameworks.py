@@ -7,9 +7,10 @@ import numpy as np
 import pytest
 
 import atomr_cutlass as ac
-from atomr_cutlass import _core, reference
+from atomr_cutlass import _core
 from atomr_cutlass.arrays import numerics, operands
 from atomr_cutlass.generator.dtypes import CutlassDtype as D
+from atomr_cutlass.ops.gemm import reference as gemm_reference
 from gpu_matrices import KINDS, Guarded, Kind, assert_product, host, placed, result_of
 
 pytestmark = pytest.mark.gpu
@@ -26,7 +27,7 @@ def numbers(shape: tuple[int, ...], dtype: D, seed: int) -> np.ndarray:
 def expected(a: np.ndarray, b: np.ndarray, c: np.ndarray | None = None, **scalars: float) -> np.ndarray:
     dtype = numerics.from_numpy_dtype(a.dtype)
     assert dtype is not None
-    return reference.gemm(a, b, c, out_dtype=D.I32 if dtype is D.I8 else dtype, **scalars)
+    return gemm_reference.gemm(a, b, c, out_dtype=D.I32 if dtype is D.I8 else dtype, **scalars)
 
 
 # ----------------------------------------------------------------------------------------------------------------------

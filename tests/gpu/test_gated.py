@@ -8,6 +8,7 @@ from atomr_cutlass import reference
 from atomr_cutlass.arrays import operands
 from atomr_cutlass.errors import UnsupportedError
 from atomr_cutlass.generator.dtypes import CutlassDtype as D
+from atomr_cutlass.ops.gemm import reference as gemm_reference
 from atomr_cutlass.pipeline import devices
 from gpu_matrices import Guarded, placed
 
@@ -43,9 +44,9 @@ def _host(tensor) -> np.ndarray:
 def _check(got: np.ndarray, a, b, activation: str, result: D, operand: D, **scales) -> None:
     k = a.shape[-1]
     first, second = _host(a), _host(b)
-    product = reference.gemm(first, second, out_dtype=D.F64, **scales)
+    product = gemm_reference.gemm(first, second, out_dtype=D.F64, **scales)
     limits = reference.tolerance(operand, D.F32, k)
-    error = limits.atol_factor * reference.absolute_product(first, second, **scales)
+    error = limits.atol_factor * gemm_reference.absolute_product(first, second, **scales)
     function = reference.ACTIVATIONS[activation]
     with np.errstate(all="ignore"):
         gate, other = product[..., 0::2], product[..., 1::2]

@@ -24,8 +24,10 @@ from atomr_cutlass.arrays import numerics, operands
 from atomr_cutlass.generator.dtypes import CutlassDtype as D
 from atomr_cutlass.generator.key import KernelKey
 from atomr_cutlass.generator.rules import FP8_TYPES
+from atomr_cutlass.ops.gemm import reference as gemm_reference
 from atomr_cutlass.ops.grouped_gemm import function as grouped_module
 from atomr_cutlass.ops.grouped_gemm import kernels as grouped_plan
+from atomr_cutlass.ops.grouped_gemm import reference as grouped_reference
 from atomr_cutlass.pipeline import devices
 from atomr_cutlass.pipeline.pick import Picked
 from fp8_matrices import guarded, host, placed, scales
@@ -292,10 +294,10 @@ def _check_by_numpy(case: Case, one: Given, d: Any) -> None:
         "bias": None if one.bias is None else host(one.bias),
     }  # fmt: skip
     got: Any = host(d)
-    want: Any = reference.grouped_gemm(
+    want: Any = grouped_reference.grouped_gemm(
         *arrays, out=got.copy(), out_dtype=case.result, activation=case.activation, **common
     )
-    magnitude: Any = reference.absolute_grouped_product(*arrays, **common)
+    magnitude: Any = grouped_reference.absolute_grouped_product(*arrays, **common)
     right = reference.within_tolerance(got, want, magnitude, limits(case), case.result)
     assert right.all(), f"{(~right).sum()} of {right.size} elements are wrong, the first at {np.argwhere(~right)[0]}"
 
@@ -839,8 +841,10 @@ def _lists(
             scaled = {name: _member(value, g) for name, value in found.items()}
             given_c = None if before[g] is None else host(before[g])
             common: dict[str, Any] = {"beta": beta, "bias": None if rows is None else host(rows[g]), **scaled}
-            want = reference.gemm(host(a[g]), host(b[g]), given_c, out_dtype=result, activation=activation, **common)
-            magnitude = reference.absolute_product(host(a[g]), host(b[g]), given_c, **common)
+            want = gemm_reference.gemm(
+                host(a[g]), host(b[g]), given_c, out_dtype=result, activation=activation, **common
+            )
+            magnitude = gemm_reference.absolute_product(host(a[g]), host(b[g]), given_c, **common)
             limit = reference.tolerance(dtype, result, max(1, k), scale_block=block)
             limit = limit._replace(atol_factor=limit.atol_factor * (2 if activation else 1))
             right = reference.within_tolerance(host(views[g]), want, magnitude, limit, result)
@@ -985,9 +989,9 @@ def test_host_operands(case: Case) -> None:
     }  # fmt: skip
     act: dict[str, Any] = {"activation": case.activation}
     out = np.full(case.shapes[2], 2.0**15, numerics.numpy_dtype(case.result))
-    want: Any = reference.grouped_gemm(*arrays, out=out.copy(), out_dtype=case.result, **common, **act)
+    want: Any = grouped_reference.grouped_gemm(*arrays, out=out.copy(), out_dtype=case.result, **common, **act)
     assert ac.grouped_gemm(*arrays, out=out, backend=BACKEND, **common, **act) is out
-    magnitude: Any = reference.absolute_grouped_product(*arrays, **common)
+    magnitude: Any = grouped_reference.absolute_grouped_product(*arrays, **common)
     assert reference.within_tolerance(out, want, magnitude, limits(case), case.result).all()
     made = ac.grouped_gemm(*arrays, backend=BACKEND, **common, **act)
     covered = want.astype(np.float32) != 2.0**15

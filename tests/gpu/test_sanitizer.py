@@ -8,9 +8,10 @@ import numpy as np
 import pytest
 
 import atomr_cutlass as ac
-from atomr_cutlass import _core, reference
+from atomr_cutlass import _core
 from atomr_cutlass.arrays import numerics, operands
 from atomr_cutlass.generator.dtypes import CutlassDtype as D
+from atomr_cutlass.ops.gemm import reference as gemm_reference
 from atomr_cutlass.pipeline import devices, select
 from atomr_cutlass.pipeline.plan import from_choice
 from atomr_cutlass.pipeline.problem import GemmProblem, MatrixSpec
@@ -74,7 +75,7 @@ def test_family(info: ac.KernelInfo) -> None:
     ranked = select.rank(what, device, key.arch)
     choice = next(choice for choice in ranked if choice.info.name == info.name)
     splits = key.scheduler == "streamk" or (key.generation == "sm80" and key.d.bits >= key.acc.bits)
-    want = reference.gemm(host["a"], host["b"], host["c"], alpha=2.0, beta=-1.0, out_dtype=key.d, math=key.math)
+    want = gemm_reference.gemm(host["a"], host["b"], host["c"], alpha=2.0, beta=-1.0, out_dtype=key.d, math=key.math)
     for split_k in (1, 2) if splits else (1,):
         made = from_choice(what, replace(choice, split_k=split_k))
         made(views["a"], views["b"], views["c"], out=views["out"], alpha=2.0, beta=-1.0, stream=0)
@@ -89,6 +90,6 @@ def test_misaligned_batches(dtype: D) -> None:
     b = numerics.saturating_cast(generator.integers(-3, 4, (1, 3, 29, 47)), dtype).swapaxes(-1, -2)
     d = ac.gemm(a, b, backend="prebuilt")
     result = D.I32 if dtype is D.I8 else dtype
-    np.testing.assert_array_equal(d, reference.gemm(a, b, out_dtype=result))
+    np.testing.assert_array_equal(d, gemm_reference.gemm(a, b, out_dtype=result))
     null = ac.gemm(a, b, alpha=0, backend="prebuilt")
     np.testing.assert_array_equal(null, np.zeros_like(null))

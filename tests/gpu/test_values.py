@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 import atomr_cutlass as ac
-from atomr_cutlass import reference
 from atomr_cutlass.generator.dtypes import CutlassDtype as D
+from atomr_cutlass.ops.gemm import reference as gemm_reference
 from gpu_matrices import (
     KINDS,
     Guarded,
@@ -59,7 +59,7 @@ def test_operands(kind: Kind, shape: tuple[int, int, int], value: float) -> None
         got = host(out.view)
         assert not np.isfinite(got[~finite]).any()
         a[5, 7] = b[3, 9] = 0.0
-        want = reference.gemm(host(a), host(b), out_dtype=D.F32)
+        want = gemm_reference.gemm(host(a), host(b), out_dtype=D.F32)
         np.testing.assert_array_equal(got[finite], want[finite])
         out.assert_guards()
         return
@@ -109,7 +109,7 @@ def test_scalars_that_are_not_finite(kind: Kind, shape: tuple[int, int, int], al
     if math.isnan(alpha) or math.isnan(beta):
         assert np.isnan(got).all()
     else:
-        want = reference.gemm(
+        want = gemm_reference.gemm(
             host(a), host(b), None if c is None else host(c), alpha=alpha, beta=beta, out_dtype=result_of(kind)
         )
         np.testing.assert_array_equal(got.astype(np.float64), want.astype(np.float64))
@@ -188,7 +188,7 @@ def test_integers_at_their_limits() -> None:
     assert (ac.gemm(a, b) == 128 * 128 * 1024).all()
     c = torch.full((65, 33), 2**31 - 1, dtype=torch.int32, device="cuda")
     d = ac.gemm(a, b, c, alpha=1024, beta=2)
-    want = reference.gemm(host(a), host(b), host(c), alpha=1024, beta=2, out_dtype=D.I32)
+    want = gemm_reference.gemm(host(a), host(b), host(c), alpha=1024, beta=2, out_dtype=D.I32)
     np.testing.assert_array_equal(host(d), want)
 
 

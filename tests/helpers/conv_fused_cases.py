@@ -12,11 +12,12 @@ import pytest
 
 import atomr_cutlass as ac
 import fake_cases
-from atomr_cutlass import _core, reference
+from atomr_cutlass import _core
 from atomr_cutlass.arrays import operands
 from atomr_cutlass.epilogue import validate as first_use
 from atomr_cutlass.ops.conv2d import function as conv_module
 from atomr_cutlass.ops.conv2d import kernels as conv_plan
+from atomr_cutlass.ops.conv2d import reference as conv_reference
 from atomr_cutlass.pipeline import verify as trial
 from atomr_cutlass.pipeline.operation import operation_of
 from fake_fused import BLOCK
@@ -63,9 +64,9 @@ def wanted(request: Any, given: dict[str, Array], alpha: float, beta: float) -> 
     a, b = (nhwc(request, one) for one in list(given.values())[:2])
     how: dict[str, Any] = {"padding": 1, "alpha": alpha, "out_dtype": ac.CutlassDtype.F64}
     if isinstance(request, ac.ConvFwdRequest):
-        acc = reference.conv2d(a, b, **how)
+        acc = conv_reference.conv2d(a, b, **how)
     else:
-        acc = reference.conv2d_dgrad(a, b, nhwc(request, given["out"]).shape, **how)
+        acc = conv_reference.conv2d_dgrad(a, b, nhwc(request, given["out"]).shape, **how)
     if beta != 0:
         acc = acc + beta * nhwc(request, given["c"])
     x = np.maximum(acc + given["bias"], 0)

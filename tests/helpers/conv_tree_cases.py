@@ -23,9 +23,10 @@ from atomr_cutlass.generator.dtypes import CutlassDtype as D
 from atomr_cutlass.generator.epilogue.tree import MATRIX, ROW, SCALAR, EpilogueVisitorTree, Input, Output
 from atomr_cutlass.generator.key import KernelKey
 from atomr_cutlass.ops.conv2d import kernels as conv_plan
+from atomr_cutlass.ops.conv2d import reference as conv_reference
 from atomr_cutlass.ops.conv2d.problem import DGRAD, FPROP, OPERANDS, ConvProblem
+from atomr_cutlass.ops.conv2d.reference import ConvGeometry
 from atomr_cutlass.pipeline.devices import Device
-from atomr_cutlass.reference import ConvGeometry
 from random_trees import Dice, operands_like, random_tree, random_values
 from tree_cases import Array, Lie, Shape
 
@@ -79,7 +80,7 @@ class ConvCase:
 
     @property
     def geometry(self) -> ConvGeometry:
-        return reference.conv_geometry(
+        return conv_reference.conv_geometry(
             self.x, (*self.w, self.x[3]), stride=self.stride, padding=self.padding, dilation=1, groups=1
         )
 
@@ -144,8 +145,8 @@ class ConvCase:
 
     def accumulators(self, values: Mapping[str, Array]) -> tuple[FloatArray, FloatArray]:
         """What the tree starts from, and how far a kernel's may be from it."""
-        forward = (reference.conv2d, reference.absolute_conv2d)
-        backward = (reference.conv2d_dgrad, reference.absolute_conv2d_dgrad)
+        forward = (conv_reference.conv2d, conv_reference.absolute_conv2d)
+        backward = (conv_reference.conv2d_dgrad, conv_reference.absolute_conv2d_dgrad)
         exact, absolute = forward if self.op == FPROP else backward
         arrays: list[Any] = [values["a"], values["b"], *([] if self.op == FPROP else [self.image]), values.get("c")]
         how = {"stride": self.stride, "padding": self.padding, "alpha": self.alpha, "beta": self.beta}
@@ -244,12 +245,12 @@ def _lie_of_input(one: Input, image: Shape, dice: Dice) -> Lie:
     if one.kind == ROW:
         return Lie((image[-1],), one.dtype, "r", dice.choose((0, 0, 1)), dice.choose((0, 1)))
     pads = (0, 0, 16, 3) if one.kind == MATRIX else (0, 1)
-    return Lie(image.output_shape(one), one.dtype, "r", dice.choose(pads), dice.choose((0, 0, 1)))
+    return Lie(ImageResult(image)._shape(one), one.dtype, "r", dice.choose(pads), dice.choose((0, 0, 1)))
 
 
 def _lie_of_output(one: Output, image: Shape, dice: Dice) -> Lie:
     pad = dice.choose((0, 0, 8, 1)) if one.kind == MATRIX and not one.reduction else 0
-    return Lie(image.output_shape(one), one.dtype, "r", pad, dice.choose((0, 1)))
+    return Lie(ImageResult(image)._shape(one), one.dtype, "r", pad, dice.choose((0, 1)))
 
 
 def block(acc: Any, scale: Any, bias: Any, residual: Any) -> Any:

@@ -19,18 +19,19 @@ from typing import Any
 
 import pytest
 
-from atomr_cutlass import SmArch, reference
+from atomr_cutlass import SmArch
 from atomr_cutlass.generator.key import COLUMN, ROW, KernelKey
 from atomr_cutlass.generator.matrix import expand
 from atomr_cutlass.generator.rules import FEW, FP8_TYPES
 from atomr_cutlass.jit import kernels
+from atomr_cutlass.ops.conv2d import reference as conv_reference
 from atomr_cutlass.ops.conv2d.kernels import cost
 from atomr_cutlass.ops.conv2d.problem import FPROP, WGRAD, ConvProblem
+from atomr_cutlass.ops.conv2d.reference import ConvGeometry
 from atomr_cutlass.pipeline import devices, table, verification
 from atomr_cutlass.pipeline.devices import Device
 from atomr_cutlass.pipeline.problem import MatrixSpec
 from atomr_cutlass.pipeline.table import KernelInfo
-from atomr_cutlass.reference import ConvGeometry
 
 COMPILED = "ATOMR_CUTLASS_TEST_JIT" in os.environ
 RECORDS = "ATOMR_CUTLASS_TEST_RECORDS"
@@ -156,7 +157,7 @@ def _geometries(key: KernelKey) -> Iterator[ConvGeometry]:
                 for one in how:
                     x, w = (2, 13, 11, c * (groups if groups != c or groups == 1 else 1)), (wide, taps, taps)
                     channels = x[3] // groups
-                    yield reference.conv_geometry(x, (*w, channels), groups=groups, **one)
+                    yield conv_reference.conv_geometry(x, (*w, channels), groups=groups, **one)
 
 
 def _conv_problem(key: KernelKey, g: ConvGeometry) -> ConvProblem:
@@ -177,9 +178,9 @@ def conv_expected(problem: ConvProblem, a: Any, b: Any) -> tuple[Any, Any]:
     """What the reference computes from host arrays, and the sum of magnitudes."""
     g = problem.geometry
     compute, magnitudes = {
-        "conv2d_fprop": (reference.conv2d, reference.absolute_conv2d),
-        "conv2d_dgrad": (reference.conv2d_dgrad, reference.absolute_conv2d_dgrad),
-    }.get(problem.op, (reference.conv2d_wgrad, reference.absolute_conv2d_wgrad))
+        "conv2d_fprop": (conv_reference.conv2d, conv_reference.absolute_conv2d),
+        "conv2d_dgrad": (conv_reference.conv2d_dgrad, conv_reference.absolute_conv2d_dgrad),
+    }.get(problem.op, (conv_reference.conv2d_wgrad, conv_reference.absolute_conv2d_wgrad))
     arrays = [a, b] if problem.op == FPROP else [a, b, g.w_shape if problem.op == WGRAD else g.x_shape]
     options: dict[str, Any] = {
         "stride": g.stride, "padding": g.padding, "dilation": g.dilation, "groups": g.groups

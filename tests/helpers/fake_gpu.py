@@ -14,9 +14,12 @@ import pytest
 from atomr_cutlass import GemmLayout, GemmRequest, GroupedGemmRequest, PlanKey, _core, reference
 from atomr_cutlass.arrays import numerics, operands
 from atomr_cutlass.generator.dtypes import CutlassDtype
+from atomr_cutlass.ops.conv2d import reference as conv_reference
 from atomr_cutlass.ops.conv2d.problem import DGRAD, FPROP
 from atomr_cutlass.ops.conv2d.request import ConvLayout
+from atomr_cutlass.ops.gemm import reference as gemm_reference
 from atomr_cutlass.ops.gemm.operation import plain
+from atomr_cutlass.ops.grouped_gemm import reference as grouped_reference
 from atomr_cutlass.pipeline.operation import operation_of
 
 Array = np.ndarray[Any, Any]
@@ -106,21 +109,21 @@ def expected(request: Any, given: dict[str, Any]) -> Any:
     a, b, *_ = given.values()
     if isinstance(request, GroupedGemmRequest):
         how |= {"bias": given.get("bias"), "activation": request.epilogue.activation}
-        return reference.grouped_gemm(given["a"], given["b"], given.get("c"), **how)
+        return grouped_reference.grouped_gemm(given["a"], given["b"], given.get("c"), **how)
     if isinstance(request, GemmRequest):
         scale_d = float(given["scale_d"][0]) if "scale_d" in given else None
         scales = {name: given[name] for name in ("scale_a", "scale_b") if name in given}
-        return reference.gemm_with_amax(a, b, given.get("c"), **how, **scales, scale_d=scale_d)
+        return gemm_reference.gemm_with_amax(a, b, given.get("c"), **how, **scales, scale_d=scale_d)
     g = request.shape.geometry
     how |= {"stride": g.stride, "padding": g.padding, "dilation": g.dilation, "groups": g.groups}
     nchw = request.layout is ConvLayout.NCHW
     a, b, c = (x if x is None or not nchw else x.transpose(0, 2, 3, 1) for x in (a, b, given.get("c")))
     if request.op == FPROP:
-        d = reference.conv2d(a, b, c, bias=given.get("bias"), activation=request.epilogue.activation, **how)
+        d = conv_reference.conv2d(a, b, c, bias=given.get("bias"), activation=request.epilogue.activation, **how)
     elif request.op == DGRAD:
-        d = reference.conv2d_dgrad(a, b, g.x_shape, c, bias=given.get("bias"), **how)
+        d = conv_reference.conv2d_dgrad(a, b, g.x_shape, c, bias=given.get("bias"), **how)
     else:
-        d = reference.conv2d_wgrad(a, b, g.w_shape, c, **how)
+        d = conv_reference.conv2d_wgrad(a, b, g.w_shape, c, **how)
     return d.transpose(0, 3, 1, 2) if nchw else d
 
 
@@ -129,7 +132,7 @@ def fused(request: GemmRequest, given: dict[str, Any]) -> dict[str, Array]:
     assert request.tree is not None
     scales = {name: given[name] for name in ("scale_a", "scale_b") if request.scaling}
     c = given["c"] if request.epilogue.beta != 0 else None
-    acc = reference.gemm(
+    acc = gemm_reference.gemm(
         given["a"], given["b"], c, alpha=request.epilogue.alpha, beta=request.epilogue.beta, **scales,
         out_dtype=CutlassDtype.F64, math=request.math,
     )  # fmt: skip

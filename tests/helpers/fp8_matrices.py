@@ -19,6 +19,7 @@ from atomr_cutlass import reference
 from atomr_cutlass.arrays import numerics, operands
 from atomr_cutlass.generator.dtypes import CutlassDtype as D
 from atomr_cutlass.generator.rules import FP8_TYPES
+from atomr_cutlass.ops.gemm import reference as gemm_reference
 from atomr_cutlass.ops.gemm import scaled
 from atomr_cutlass.pipeline import devices
 from atomr_cutlass.pipeline.op_plan import OpPlan
@@ -187,14 +188,14 @@ def assert_scaled(
         return
     limits, result = limits_of(a, b, d, how, fast=fast), element_type(d)
     arrays = host(a), host(b), None if c is None else host(c)
-    want = reference.gemm_with_amax(*arrays, **how.on_host, out_dtype=result)
-    magnitude = reference.absolute_product(*arrays, **how.on_host)
+    want = gemm_reference.gemm_with_amax(*arrays, **how.on_host, out_dtype=result)
+    magnitude = gemm_reference.absolute_product(*arrays, **how.on_host)
     got = host(d)
     right = reference.within_tolerance(got, want.d, magnitude, limits, result)
     if not right.all():
         raise AssertionError(gpu_matrices._mismatch(got, want.d, ~right))
     if amax is not None:
-        before = reference.absolute_product(*arrays, **{**how.on_host, "scale_d": None})
+        before = gemm_reference.absolute_product(*arrays, **{**how.on_host, "scale_d": None})
         _assert_amax(float(amax), float(want.amax[0]), limits.atol_factor * float(np.max(before, initial=0.0)))
 
 

@@ -22,6 +22,7 @@ from atomr_cutlass.generator.archs import SmArch
 from atomr_cutlass.generator.dtypes import CutlassDtype
 from atomr_cutlass.generator.families import gemm_few_sm90
 from atomr_cutlass.generator.rules import FEW
+from atomr_cutlass.ops.gemm import reference as gemm_reference
 from atomr_cutlass.pipeline import devices, table
 from atomr_cutlass.pipeline.problem import GemmProblem, MatrixSpec
 
@@ -223,9 +224,9 @@ def assert_product(
     if work <= NUMPY_LIMIT:
         host_a, host_b, host_c = host(a), host(b), None if c is None else host(c)
         scalars = {"alpha": alpha, "beta": beta}
-        want = reference.gemm(host_a, host_b, host_c, **scalars, out_dtype=result, math=math_mode)
+        want = gemm_reference.gemm(host_a, host_b, host_c, **scalars, out_dtype=result, math=math_mode)
         got = host(d)
-        scale = reference.absolute_product(host_a, host_b, host_c, **scalars)
+        scale = gemm_reference.absolute_product(host_a, host_b, host_c, **scalars)
         right = reference.within_tolerance(got, want, scale, limits, result)
         assert right.all(), _mismatch(got, want, ~right)
         return

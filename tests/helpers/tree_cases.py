@@ -29,6 +29,7 @@ from atomr_cutlass.generator.dtypes import CutlassDtype as D
 from atomr_cutlass.generator.epilogue.tree import MASK, MATRIX, ROW, EpilogueVisitorTree, Output
 from atomr_cutlass.generator.key import KernelKey
 from atomr_cutlass.generator.rules import accumulator
+from atomr_cutlass.ops.gemm import reference as gemm_reference
 from atomr_cutlass.ops.gemm import scaled
 from atomr_cutlass.pipeline import devices, select
 from atomr_cutlass.pipeline.devices import Device
@@ -240,10 +241,10 @@ class Case:
         """What the tree starts from, and how far a kernel's may be from it."""
         arrays = values["a"], values["b"], values.get("c")
         scalars = {"alpha": self.alpha, "beta": self.beta}
-        acc = reference.gemm(*arrays, **scalars, out_dtype=D.F64, math=self.math)
+        acc = gemm_reference.gemm(*arrays, **scalars, out_dtype=D.F64, math=self.math)
         wide = D.F64 if self.a is D.F64 else D.F32
         limits = reference.tolerance(self.a, wide, self.k, self.math, exact_operands=self.math == "tf32")
-        return acc, limits.atol_factor * reference.absolute_product(*arrays, **scalars)
+        return acc, limits.atol_factor * gemm_reference.absolute_product(*arrays, **scalars)
 
 
 # ----------------------------------------------------------------------------------------------------------------------

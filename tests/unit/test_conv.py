@@ -18,8 +18,9 @@ from atomr_cutlass.epilogue import EvtBuilder, Traced
 from atomr_cutlass.epilogue.bind import of_tree
 from atomr_cutlass.errors import InvalidOperandError, UnsupportedError
 from atomr_cutlass.ops.conv2d import function as conv_module
+from atomr_cutlass.ops.conv2d import reference as conv_reference
+from atomr_cutlass.ops.conv2d.reference import ConvGeometry
 from atomr_cutlass.pipeline import devices
-from atomr_cutlass.reference import ConvGeometry
 from dlpack_arrays import Array, CudaArray
 
 Values = np.ndarray[Any, Any]
@@ -64,10 +65,10 @@ def _reference(op: str, a: Values, b: Values, g: ConvGeometry, c: Values | None 
         "stride": g.stride, "padding": g.padding, "dilation": g.dilation, "groups": g.groups, "out_dtype": D.F64,
     } | arguments  # fmt: skip
     if op == "fprop":
-        return reference.conv2d(a, b, c, **given)
+        return conv_reference.conv2d(a, b, c, **given)
     if op == "dgrad":
-        return reference.conv2d_dgrad(a, b, g.x_shape, c, **given)
-    return reference.conv2d_wgrad(a, b, g.w_shape, c, **given)
+        return conv_reference.conv2d_dgrad(a, b, g.x_shape, c, **given)
+    return conv_reference.conv2d_wgrad(a, b, g.w_shape, c, **given)
 
 
 def _operands(op: str, g: ConvGeometry, dtype: Any = np.float32) -> tuple[Values, Values]:
@@ -76,7 +77,7 @@ def _operands(op: str, g: ConvGeometry, dtype: Any = np.float32) -> tuple[Values
 
 
 def _geometry(x: tuple[int, int, int, int], w: tuple[int, int, int, int], **how: Any) -> ConvGeometry:
-    return reference.conv_geometry(x, w, **how)
+    return conv_reference.conv_geometry(x, w, **how)
 
 
 GEOMETRIES = {

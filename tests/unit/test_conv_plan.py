@@ -20,6 +20,7 @@ from atomr_cutlass.generator.families.conv_sm80 import depthwise
 from atomr_cutlass.generator.key import ROW, KernelKey
 from atomr_cutlass.generator.matrix import cells, supports
 from atomr_cutlass.ops.conv2d import kernels as conv_plan
+from atomr_cutlass.ops.conv2d import reference as conv_reference
 from atomr_cutlass.ops.conv2d.kernels import CAST_ALIGNMENT, _picked, _served, best_key, choose, cost, make
 from atomr_cutlass.ops.conv2d.problem import (
     DGRAD,
@@ -68,7 +69,7 @@ def _problem(
     **how: Any,
 ) -> ConvProblem:
     """`w` is (K, R, S); alignments and pitches are those of a, b, c, d and bias."""
-    g = reference.conv_geometry(x, (*w, x[3] // groups), groups=groups, **how)
+    g = conv_reference.conv_geometry(x, (*w, x[3] // groups), groups=groups, **how)
     shapes = {
         FPROP: (g.x_shape, g.w_shape, g.y_shape),
         DGRAD: (g.y_shape, g.w_shape, g.x_shape),

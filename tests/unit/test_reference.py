@@ -16,6 +16,7 @@ from atomr_cutlass.arrays import numerics
 from atomr_cutlass.errors import InvalidOperandError
 from atomr_cutlass.generator.dtypes import CutlassDtype as D
 from atomr_cutlass.generator.dtypes import ScaleType
+from atomr_cutlass.ops.gemm import reference as gemm_reference
 from atomr_cutlass.ops.quantize import reference as quantization
 
 quick = settings(max_examples=150, deadline=None)
@@ -97,7 +98,7 @@ def test_activation(name: str) -> None:
 
 @pytest.mark.parametrize("name", sorted(DEFINITIONS))
 def test_activation_at_the_ends(name: str) -> None:
-    d = reference.gemm(
+    d = gemm_reference.gemm(
         np.array([[np.nan], [np.inf], [-np.inf], [1e300], [-1e300]]),
         np.ones((1, 1)),
         activation=name,
@@ -126,7 +127,7 @@ def test_result_is_the_exact_sum_rounded_once(dtype: D, out_dtype: D) -> None:
     rng = np.random.default_rng(FLOATS.index(dtype))
     a, b = _random(rng, (3, 5), dtype), _random(rng, (5, 4), dtype)
     c = _random(rng, (3, 4), D.F16)
-    got = reference.gemm(a, b, c, alpha=0.5, beta=-2.0, out_dtype=out_dtype)
+    got = gemm_reference.gemm(a, b, c, alpha=0.5, beta=-2.0, out_dtype=out_dtype)
     for i in range(3):
         for j in range(4):
             exact = -2 * Fraction(float(c[i, j])) + Fraction(1, 2) * sum(
@@ -141,7 +142,7 @@ def test_result_is_the_exact_sum_rounded_once(dtype: D, out_dtype: D) -> None:
 def test_the_order_of_scales_bias_activation_and_rounding() -> None:
     a, b = np.array([[2.0, -1.0]]), np.array([[3.0, -8.0], [1.0, 4.0]])
     c, bias = np.array([[1.0, 1.0]]), np.array([0.5, -0.25])
-    got = reference.gemm(
+    got = gemm_reference.gemm(
         a, b, c, alpha=2.0, beta=3.0, bias=bias, activation="relu", scale_a=0.5, scale_b=4.0, scale_d=100.0,
         out_dtype=D.F8E4M3,
     )  # fmt: skip
@@ -153,7 +154,7 @@ def test_row_and_column_scales() -> None:
     rng = np.random.default_rng(0)
     a, b = rng.normal(size=(2, 3, 5)), rng.normal(size=(5, 4))
     rows, columns = rng.normal(size=(3, 1)), rng.normal(size=(2, 1, 4))
-    got = reference.gemm(a, b, scale_a=rows, scale_b=columns, out_dtype=D.F64)
+    got = gemm_reference.gemm(a, b, scale_a=rows, scale_b=columns, out_dtype=D.F64)
     np.testing.assert_allclose(got, (a * rows) @ (b * columns), rtol=1e-13)
 
 
@@ -174,7 +175,7 @@ def test_shapes_broadcast_and_may_be_empty(
     shape = (*np.broadcast_shapes(*batch), m, n)
     c = rng.normal(size=(m, n)) if with_c else None
     bias = rng.normal(size=n) if with_bias else None
-    got = reference.gemm(a, b, c, alpha=2.0, beta=0.5 if with_c else 0.0, bias=bias, out_dtype=D.F64)
+    got = gemm_reference.gemm(a, b, c, alpha=2.0, beta=0.5 if with_c else 0.0, bias=bias, out_dtype=D.F64)
     assert got.shape == shape
     want = 2.0 * np.einsum("...mk,...kn->...mn", a, b)
     want = want + (0.5 * c if c is not None else 0.0) + (bias if bias is not None else 0.0)
@@ -186,7 +187,7 @@ def test_operands_may_be_views_and_are_left_alone() -> None:
     base = rng.normal(size=(8, 12))
     a, b, c = base[::2, 1:7], base.T[:6, ::-1], base[:4, :8]
     keep = base.copy()
-    got = reference.gemm(a, b, c, alpha=1.5, beta=1.0, activation="identity", out_dtype=D.F64)
+    got = gemm_reference.gemm(a, b, c, alpha=1.5, beta=1.0, activation="identity", out_dtype=D.F64)
     np.testing.assert_allclose(got, 1.5 * (a @ b) + c, rtol=1e-13)
     np.testing.assert_array_equal(base, keep)
     assert not np.shares_memory(got, base)
@@ -196,9 +197,9 @@ def test_tf32_rounds_operands_and_the_other_modes_do_not() -> None:
     a = np.array([[1.0 + 2.0**-12, 1.0 + 2.0**-11]], dtype=np.float32)
     b = np.ones((2, 1), dtype=np.float32)
     for mode in ("default", "ieee", "3xtf32"):
-        assert reference.gemm(a, b, out_dtype=D.F32, math=mode)[0, 0] == np.float32(2.0 + 2.0**-12 + 2.0**-11)
-    assert reference.gemm(a, b, out_dtype=D.F32, math="tf32")[0, 0] == np.float32(2.0 + 2.0**-10)
-    assert reference.gemm(a, b, out_dtype=D.TF32, math="tf32").dtype == np.float32
+        assert gemm_reference.gemm(a, b, out_dtype=D.F32, math=mode)[0, 0] == np.float32(2.0 + 2.0**-12 + 2.0**-11)
+    assert gemm_reference.gemm(a, b, out_dtype=D.F32, math="tf32")[0, 0] == np.float32(2.0 + 2.0**-10)
+    assert gemm_reference.gemm(a, b, out_dtype=D.TF32, math="tf32").dtype == np.float32
 
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -213,7 +214,7 @@ def test_one_scale_in_all_its_forms(one: Any) -> None:
     rng = np.random.default_rng(8)
     a, b = _random(rng, (2, 3, 5), D.F8E4M3), _random(rng, (5, 4), D.F8E5M2)
     want = 9.0 * np.matmul(a.astype(np.float64), b.astype(np.float64))
-    _same(reference.gemm(a, b, scale_a=one, scale_b=one, out_dtype=D.BF16), numerics.saturating_cast(want, D.BF16))
+    _same(gemm_reference.gemm(a, b, scale_a=one, scale_b=one, out_dtype=D.BF16), numerics.saturating_cast(want, D.BF16))
 
 
 @pytest.mark.parametrize("pair", [(D.F8E4M3, D.F8E5M2), (D.F8E5M2, D.F8E4M3)])
@@ -221,7 +222,7 @@ def test_one_scale_in_all_its_forms(one: Any) -> None:
 def test_mixed_fp8(pair: tuple[D, D], out_dtype: D) -> None:
     rng = np.random.default_rng(9)
     a, b = _random(rng, (4, 33), pair[0]), _random(rng, (33, 6), pair[1])
-    got = reference.gemm(a, b, scale_a=0.5, scale_d=4.0, out_dtype=out_dtype, math="fast")
+    got = gemm_reference.gemm(a, b, scale_a=0.5, scale_d=4.0, out_dtype=out_dtype, math="fast")
     want = 2.0 * (a.astype(np.float64) @ b.astype(np.float64))
     _same(got, numerics.saturating_cast(want, out_dtype))
 
@@ -244,14 +245,14 @@ def test_scales_in_blocks_of_128(m: int, n: int, k: int) -> None:
     sa = rng.normal(size=(m, blocks)).astype(np.float32)
     sb = rng.normal(size=(blocks, -(-n // 128))).astype(np.float32)
     want = _block_loops(a, b, sa, sb)
-    np.testing.assert_allclose(reference.gemm(a, b, scale_a=sa, scale_b=sb, out_dtype=D.F64), want, rtol=1e-9)
-    limits = reference.absolute_product(a, b, alpha=-2.0, scale_a=sa, scale_b=sb)
+    np.testing.assert_allclose(gemm_reference.gemm(a, b, scale_a=sa, scale_b=sb, out_dtype=D.F64), want, rtol=1e-9)
+    limits = gemm_reference.absolute_product(a, b, alpha=-2.0, scale_a=sa, scale_b=sb)
     np.testing.assert_allclose(limits, 2 * _block_loops(abs(a), abs(b), abs(sa), abs(sb)), rtol=1e-9)
     # One of the two may be of another form.
-    got = reference.gemm(a, b, scale_a=sa, scale_b=2.0, out_dtype=D.F64)
+    got = gemm_reference.gemm(a, b, scale_a=sa, scale_b=2.0, out_dtype=D.F64)
     np.testing.assert_allclose(got, _block_loops(a, b, sa, np.full_like(sb, 2.0)), rtol=1e-9)
     column = rng.normal(size=(1, n)).astype(np.float32)
-    got = reference.gemm(a, b, scale_a=np.ones((m, 1), np.float32), scale_b=column, out_dtype=D.F64)
+    got = gemm_reference.gemm(a, b, scale_a=np.ones((m, 1), np.float32), scale_b=column, out_dtype=D.F64)
     np.testing.assert_allclose(got, (a.astype(np.float64) @ b.astype(np.float64)) * column, rtol=1e-9)
 
 
@@ -260,7 +261,7 @@ def test_scales_in_blocks_broadcast_over_batches() -> None:
     a, b = _random(rng, (2, 1, 3, 200), D.F8E5M2), _random(rng, (4, 200, 5), D.F8E4M3)
     sa = rng.normal(size=(4, 3, 2)).astype(np.float32)
     sb = rng.normal(size=(2, 1, 2, 1)).astype(np.float32)
-    got = reference.gemm(a, b, scale_a=sa, scale_b=sb, out_dtype=D.F64)
+    got = gemm_reference.gemm(a, b, scale_a=sa, scale_b=sb, out_dtype=D.F64)
     assert got.shape == (2, 4, 3, 5)
     for i, j in np.ndindex(2, 4):
         np.testing.assert_allclose(got[i, j], _block_loops(a[i, 0], b[j], sa[j], sb[i, 0]), rtol=1e-9)
@@ -270,11 +271,11 @@ def test_scales_in_blocks_broadcast_over_batches() -> None:
 def test_fp4_with_its_scales_is_the_product_of_what_was_quantized(quantized: Any) -> None:
     rng = np.random.default_rng(4)
     a, b = quantized(rng.normal(size=(2, 5, 64))), quantized(rng.normal(size=(64, 3)), axis=-2)
-    got = reference.gemm(a.values, b.values, scale_a=a.scale, scale_b=b.scale, alpha=2.0, out_dtype=D.F32)
+    got = gemm_reference.gemm(a.values, b.values, scale_a=a.scale, scale_b=b.scale, alpha=2.0, out_dtype=D.F32)
     wide_a = quantization.dequantize_fp4(a).astype(np.float64)
     wide_b = quantization.dequantize_fp4(b, axis=-2).astype(np.float64)
     np.testing.assert_allclose(got, 2.0 * wide_a @ wide_b, rtol=1e-6)
-    scale = reference.absolute_product(a.values, b.values, scale_a=a.scale, scale_b=b.scale)
+    scale = gemm_reference.absolute_product(a.values, b.values, scale_a=a.scale, scale_b=b.scale)
     np.testing.assert_allclose(scale, np.abs(wide_a) @ np.abs(wide_b), rtol=1e-12)
 
 
@@ -282,25 +283,25 @@ def test_infinite_and_nan_scales() -> None:
     a, b = np.ones((2, 256), np.float32), np.ones((256, 2), np.float32)
     a[1, 128] = -127.0  # the second block of this row sums up to zero
     sa, sb = np.array([[1.0, np.inf], [1.0, np.inf]], np.float32), np.ones((2, 1), np.float32)
-    got = reference.gemm(a, b, scale_a=sa, scale_b=sb, out_dtype=D.F32)
+    got = gemm_reference.gemm(a, b, scale_a=sa, scale_b=sb, out_dtype=D.F32)
     np.testing.assert_array_equal(got[:, 0], [np.inf, np.nan])
-    np.testing.assert_array_equal(reference.gemm(a, b, scale_a=sa, scale_b=sb, alpha=0.0, out_dtype=D.F32), 0.0)
+    np.testing.assert_array_equal(gemm_reference.gemm(a, b, scale_a=sa, scale_b=sb, alpha=0.0, out_dtype=D.F32), 0.0)
     # Infinity in an operand and zero in the other block: nothing leaks from block to block.
     a[:] = 0.0
     a[0, 0] = np.inf
-    got = reference.gemm(a, b, scale_a=np.ones_like(sa), scale_b=sb, out_dtype=D.F8E4M3)
+    got = gemm_reference.gemm(a, b, scale_a=np.ones_like(sa), scale_b=sb, out_dtype=D.F8E4M3)
     np.testing.assert_array_equal(got.astype(np.float32)[:, 0], [448.0, 0.0])
     zeros = numerics.saturating_cast(np.zeros((1, 32)), D.F4E2M1)
     scale = np.array([[np.nan]]).astype(numerics.numpy_dtype(ScaleType.UE8M0))
     good = quantization.cast_scale([[1.0]], ScaleType.UE8M0)
-    assert np.isnan(reference.gemm(zeros, zeros.T, scale_a=scale, scale_b=good, out_dtype=D.F32)).all()
+    assert np.isnan(gemm_reference.gemm(zeros, zeros.T, scale_a=scale, scale_b=good, out_dtype=D.F32)).all()
 
 
 def test_block_scales_of_nothing() -> None:
     a, b = np.zeros((3, 0), np.float32), np.zeros((0, 200), np.float32)
     none, few = np.zeros((3, 0), np.float32), np.zeros((0, 2), np.float32)
-    np.testing.assert_array_equal(reference.gemm(a, b, scale_a=none, scale_b=few, out_dtype=D.F32), 0.0)
-    empty = reference.gemm(a[:0], b, scale_a=none[:0], scale_b=few, out_dtype=D.F32)
+    np.testing.assert_array_equal(gemm_reference.gemm(a, b, scale_a=none, scale_b=few, out_dtype=D.F32), 0.0)
+    empty = gemm_reference.gemm(a[:0], b, scale_a=none[:0], scale_b=few, out_dtype=D.F32)
     assert empty.shape == (0, 200)
 
 
@@ -344,8 +345,8 @@ def test_wrong_scales_are_refused(arguments: dict[str, Any], message: str) -> No
     call = {"a": np.ones((4, 300), np.float32), "b": np.ones((300, 200), np.float32)} | arguments
     a, b = call.pop("a"), call.pop("b")
     for function in (
-        lambda **kw: reference.gemm(a, b, out_dtype=D.F32, **kw),
-        lambda **kw: reference.absolute_product(a, b, **kw),
+        lambda **kw: gemm_reference.gemm(a, b, out_dtype=D.F32, **kw),
+        lambda **kw: gemm_reference.absolute_product(a, b, **kw),
     ):
         with pytest.raises(InvalidOperandError, match=message):
             function(**call)
@@ -365,9 +366,9 @@ def test_amax_is_taken_after_the_activation_and_before_scale_d(
     a, b = _random(rng, (*shape, 3, 8), D.F8E4M3), _random(rng, (8, 4), D.F8E4M3)
     bias = rng.normal(size=4)
     settings_: dict[str, Any] = {"alpha": -3.0, "bias": bias, "activation": "leaky_relu", "scale_b": 2.0}
-    d, amax = reference.gemm_with_amax(a, b, scale_d=scale_d, out_dtype=D.F8E4M3, **settings_)
-    _same(d, reference.gemm(a, b, scale_d=scale_d, out_dtype=D.F8E4M3, **settings_))
-    wide = reference.gemm(a, b, out_dtype=D.F64, **settings_)
+    d, amax = gemm_reference.gemm_with_amax(a, b, scale_d=scale_d, out_dtype=D.F8E4M3, **settings_)
+    _same(d, gemm_reference.gemm(a, b, scale_d=scale_d, out_dtype=D.F8E4M3, **settings_))
+    wide = gemm_reference.gemm(a, b, out_dtype=D.F64, **settings_)
     assert amax.dtype == np.float32
     assert amax.shape == (1,)
     assert amax[0] == np.float32(np.abs(wide).max(initial=0.0))
@@ -375,12 +376,12 @@ def test_amax_is_taken_after_the_activation_and_before_scale_d(
 
 def test_amax_of_special_values() -> None:
     a, b = np.array([[1.0], [np.nan], [np.inf]], np.float32), np.ones((1, 2), np.float32)
-    assert np.isnan(reference.gemm_with_amax(a, b, out_dtype=D.F16).amax[0])
-    assert reference.gemm_with_amax(a[::2], b, out_dtype=D.F16).amax[0] == np.inf
+    assert np.isnan(gemm_reference.gemm_with_amax(a, b, out_dtype=D.F16).amax[0])
+    assert gemm_reference.gemm_with_amax(a[::2], b, out_dtype=D.F16).amax[0] == np.inf
     # Saturation happens after it.
-    assert reference.gemm_with_amax(a[:1], 1e4 * b, out_dtype=D.F8E4M3).amax[0] == 1e4
+    assert gemm_reference.gemm_with_amax(a[:1], 1e4 * b, out_dtype=D.F8E4M3).amax[0] == 1e4
     with pytest.raises(InvalidOperandError, match="int32"):
-        reference.gemm_with_amax(np.ones((2, 2), np.int8), np.ones((2, 2), np.int8), out_dtype=D.I32)
+        gemm_reference.gemm_with_amax(np.ones((2, 2), np.int8), np.ones((2, 2), np.int8), out_dtype=D.I32)
 
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -399,44 +400,44 @@ def test_special_values_propagate_through_every_product(shape: tuple[int, int, i
     a, b = rng.choice(pool, (m, k), p=weights), rng.choice(pool, (k, n), p=weights)
     with np.errstate(invalid="ignore"):
         want = (a[:, :, None] * b[None, :, :]).sum(axis=1)
-    np.testing.assert_array_equal(reference.gemm(a, b, out_dtype=D.F64), want)
-    got = reference.gemm(a.astype(np.float16), b.astype(np.float16), out_dtype=D.F16)
+    np.testing.assert_array_equal(gemm_reference.gemm(a, b, out_dtype=D.F64), want)
+    got = gemm_reference.gemm(a.astype(np.float16), b.astype(np.float16), out_dtype=D.F16)
     np.testing.assert_array_equal(got, want.astype(np.float16))
 
 
 def test_c_is_not_read_when_beta_is_zero() -> None:
     a, b, c = np.eye(2), np.ones((2, 2)), np.full((2, 2), np.nan)
-    np.testing.assert_array_equal(reference.gemm(a, b, c, beta=0.0, out_dtype=D.F64), 1.0)
-    np.testing.assert_array_equal(reference.gemm(a, b, c, beta=-0.0, out_dtype=D.F64), 1.0)
-    assert np.isnan(reference.gemm(a, b, c, beta=1e-30, out_dtype=D.F64)).all()
+    np.testing.assert_array_equal(gemm_reference.gemm(a, b, c, beta=0.0, out_dtype=D.F64), 1.0)
+    np.testing.assert_array_equal(gemm_reference.gemm(a, b, c, beta=-0.0, out_dtype=D.F64), 1.0)
+    assert np.isnan(gemm_reference.gemm(a, b, c, beta=1e-30, out_dtype=D.F64)).all()
 
 
 def test_a_and_b_are_not_read_when_alpha_is_zero() -> None:
     bad, c = np.full((2, 2), np.nan), np.ones((2, 2))
-    np.testing.assert_array_equal(reference.gemm(bad, bad, c, alpha=0.0, beta=3.0, out_dtype=D.F64), 3.0)
-    np.testing.assert_array_equal(reference.gemm(bad, bad, alpha=0.0, scale_a=np.nan, out_dtype=D.F64), 0.0)
+    np.testing.assert_array_equal(gemm_reference.gemm(bad, bad, c, alpha=0.0, beta=3.0, out_dtype=D.F64), 3.0)
+    np.testing.assert_array_equal(gemm_reference.gemm(bad, bad, alpha=0.0, scale_a=np.nan, out_dtype=D.F64), 0.0)
 
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
 def test_alpha_and_beta_propagate(bad: float) -> None:
     a, b = np.array([[1.0], [0.0]]), np.array([[2.0]])
-    got = reference.gemm(a, b, alpha=bad, out_dtype=D.F32)
+    got = gemm_reference.gemm(a, b, alpha=bad, out_dtype=D.F32)
     np.testing.assert_array_equal(got[:, 0], [bad, np.nan])
-    got = reference.gemm(a, b, np.array([[3.0], [0.0]]), beta=bad, out_dtype=D.F32)
+    got = gemm_reference.gemm(a, b, np.array([[3.0], [0.0]]), beta=bad, out_dtype=D.F32)
     np.testing.assert_array_equal(got[:, 0], [bad, np.nan])
 
 
 def test_without_products_only_c_and_bias_are_left() -> None:
     a, b, c = np.zeros((2, 0)), np.zeros((0, 3)), np.arange(6.0).reshape(2, 3) - 3
-    got = reference.gemm(a, b, c, alpha=np.nan, beta=2.0, bias=np.ones(3), activation="relu", out_dtype=D.F16)
+    got = gemm_reference.gemm(a, b, c, alpha=np.nan, beta=2.0, bias=np.ones(3), activation="relu", out_dtype=D.F16)
     np.testing.assert_array_equal(got, np.maximum(2 * c + 1, 0).astype(np.float16))
-    np.testing.assert_array_equal(reference.gemm(a, b, out_dtype=D.BF16).astype(np.float32), 0.0)
+    np.testing.assert_array_equal(gemm_reference.gemm(a, b, out_dtype=D.BF16).astype(np.float32), 0.0)
 
 
 def test_overflow_goes_to_infinity_or_saturates() -> None:
     a, b = np.full((1, 1), 3e38, dtype=np.float32), np.full((1, 1), -2.0, dtype=np.float32)
     for out_dtype, want in [(D.F32, -np.inf), (D.BF16, -np.inf), (D.F8E5M2, -57344.0), (D.I32, -(2.0**31))]:
-        assert float(reference.gemm(a, b, out_dtype=out_dtype)[0, 0]) == want
+        assert float(gemm_reference.gemm(a, b, out_dtype=out_dtype)[0, 0]) == want
 
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -457,7 +458,7 @@ def test_int8_to_int32_wraps_like_int32_arithmetic(seed: int, alpha: int, beta: 
     b = rng.integers(-128, 128, (6, 2), dtype=np.int8)
     c = rng.integers(-(2**31), 2**31, (3, 2), dtype=np.int32)
     bias = rng.integers(-(2**31), 2**31, 2, dtype=np.int32)
-    got = reference.gemm(
+    got = gemm_reference.gemm(
         a, b, c, alpha=alpha, beta=beta, bias=bias, activation="relu" if relu else None, out_dtype=D.I32
     )
     assert got.dtype == np.int32
@@ -472,7 +473,7 @@ def test_int8_to_int32_wraps_like_int32_arithmetic(seed: int, alpha: int, beta: 
 def test_int8_sums_are_exact_and_wrap_when_long() -> None:
     k = 2**17 + 3
     a = np.full((1, k), -128, dtype=np.int8)
-    got = reference.gemm(a, a.T, out_dtype=D.I32)
+    got = gemm_reference.gemm(a, a.T, out_dtype=D.I32)
     assert int(got[0, 0]) == (k * 2**14 + 2**31) % 2**32 - 2**31
 
 
@@ -480,7 +481,7 @@ def test_int8_to_other_types() -> None:
     a = np.array([[100, 27]], dtype=np.int8)
     b = np.array([[100], [-1]], dtype=np.int8)
     for out_dtype, want in [(D.F32, 997.3), (D.I8, 127.0), (D.BF16, 996.0)]:
-        got = reference.gemm(a, b, alpha=0.1, out_dtype=out_dtype)
+        got = gemm_reference.gemm(a, b, alpha=0.1, out_dtype=out_dtype)
         assert float(got[0, 0]) == pytest.approx(want, rel=1e-6)
 
 
@@ -500,7 +501,7 @@ def test_int8_to_other_types() -> None:
 def test_int8_to_int32_refuses_what_is_not_whole(arguments: dict[str, Any], message: str) -> None:
     x = np.ones((2, 2), dtype=np.int8)
     with pytest.raises(InvalidOperandError, match=message):
-        reference.gemm(x, x, out_dtype=D.I32, **arguments)
+        gemm_reference.gemm(x, x, out_dtype=D.I32, **arguments)
 
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -541,7 +542,7 @@ A, B = np.ones((2, 3), np.float32), np.ones((3, 4), np.float32)
 def test_gemm_refuses(arguments: dict[str, Any], message: str) -> None:
     call: dict[str, Any] = {"a": A, "b": B, "out_dtype": D.F32, **arguments}
     with pytest.raises(InvalidOperandError, match=message):
-        reference.gemm(call.pop("a"), call.pop("b"), **call)
+        gemm_reference.gemm(call.pop("a"), call.pop("b"), **call)
 
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -553,14 +554,14 @@ def test_absolute_product() -> None:
     rng = np.random.default_rng(5)
     a, b, c, bias = (rng.normal(size=s) for s in [(2, 3, 5), (5, 4), (3, 4), (4,)])
     rows = rng.normal(size=(3, 1))
-    got = reference.absolute_product(
+    got = gemm_reference.absolute_product(
         a, b, c, alpha=-2.0, beta=-0.5, bias=bias, scale_a=rows, scale_b=-3.0, scale_d=-7.0
     )
     want = 7 * (6 * np.abs(rows) * (np.abs(a) @ np.abs(b)) + 0.5 * np.abs(c) + np.abs(bias))
     np.testing.assert_allclose(got, want, rtol=1e-13)
     c[:] = np.nan
-    assert np.isfinite(reference.absolute_product(a, b, c)).all()
-    np.testing.assert_array_equal(reference.absolute_product(np.zeros((2, 0)), np.zeros((0, 3))), np.zeros((2, 3)))
+    assert np.isfinite(gemm_reference.absolute_product(a, b, c)).all()
+    np.testing.assert_array_equal(gemm_reference.absolute_product(np.zeros((2, 0)), np.zeros((0, 3))), np.zeros((2, 3)))
 
 
 def _float32_kernel(a: np.ndarray[Any, Any], b: np.ndarray[Any, Any], accumulator: Any) -> np.ndarray[Any, Any]:
@@ -588,10 +589,10 @@ def test_a_right_kernel_is_within_tolerance(dtype: D, out_dtype: D, mode: str, k
         a, b = abs(a), abs(b)
     ka, kb = (numerics.round_to_tf32(a), numerics.round_to_tf32(b)) if mode == "tf32" else (a, b)
     d = numerics.saturating_cast(_float32_kernel(ka, kb, np.float32), out_dtype)
-    scale = reference.absolute_product(a, b)
+    scale = gemm_reference.absolute_product(a, b)
     limits = reference.tolerance(dtype, out_dtype, k, mode)
     # Right by either oracle: the rounded reference, or float64 on operands as they came (large cases on a GPU).
-    rounded = reference.gemm(a, b, out_dtype=out_dtype, math=mode)
+    rounded = gemm_reference.gemm(a, b, out_dtype=out_dtype, math=mode)
     assert reference.within_tolerance(d, rounded, scale, limits, out_dtype).all()
     if out_dtype is not D.F8E4M3:
         unrounded = numerics.to_float64(a) @ numerics.to_float64(b)
@@ -602,7 +603,7 @@ def test_wrong_kernels_are_not() -> None:
     rng = np.random.default_rng(0)
     k = 512
     a, b = _random(rng, (64, k), D.F16), _random(rng, (k, 64), D.F16)
-    scale, ref = reference.absolute_product(a, b), reference.gemm(a, b, out_dtype=D.F32)
+    scale, ref = gemm_reference.absolute_product(a, b), gemm_reference.gemm(a, b, out_dtype=D.F32)
     limits = reference.tolerance(D.F16, D.F32, k)
     narrow = _float32_kernel(a, b, np.float16).astype(np.float32)
     assert not reference.within_tolerance(narrow, ref, scale, limits, D.F32).all()
@@ -610,8 +611,8 @@ def test_wrong_kernels_are_not() -> None:
     assert reference.within_tolerance(short, ref, scale, limits, D.F32).mean() < 0.1
 
     x, y = _random(rng, (64, k), D.F32), _random(rng, (k, 64), D.F32)
-    scale, ref = reference.absolute_product(x, y), reference.gemm(x, y, out_dtype=D.F32)
-    tf32 = reference.gemm(x, y, out_dtype=D.F32, math="tf32")
+    scale, ref = gemm_reference.absolute_product(x, y), gemm_reference.gemm(x, y, out_dtype=D.F32)
+    tf32 = gemm_reference.gemm(x, y, out_dtype=D.F32, math="tf32")
     for mode in ("ieee", "3xtf32"):
         limits = reference.tolerance(D.F32, D.F32, k, mode)
         assert not reference.within_tolerance(tf32, ref, scale, limits, D.F32).all()
@@ -628,7 +629,7 @@ def test_3xtf32_split_is_within_its_operand_error() -> None:
 
     (xb, xs), (yb, ys) = split(x), split(y)
     error = np.abs(xb @ yb + xb @ ys + xs @ yb - x.astype(np.float64) @ y.astype(np.float64))
-    assert (error <= 2.0**-19 * reference.absolute_product(x, y)).all()
+    assert (error <= 2.0**-19 * gemm_reference.absolute_product(x, y)).all()
 
 
 def test_tolerance_numbers() -> None:
@@ -676,11 +677,11 @@ def test_a_right_blockwise_kernel_is_within_tolerance_and_one_with_wrong_scales_
         partial = _float32_kernel(qa.values[:, part], qb.values[part], np.float32)
         total += partial * (qa.scale[:, block, None] * qb.scale[block, 0])
     scales = {"scale_a": qa.scale, "scale_b": qb.scale}
-    want = reference.gemm(qa.values, qb.values, out_dtype=D.F32, **scales)
-    magnitude = reference.absolute_product(qa.values, qb.values, **scales)
+    want = gemm_reference.gemm(qa.values, qb.values, out_dtype=D.F32, **scales)
+    magnitude = gemm_reference.absolute_product(qa.values, qb.values, **scales)
     limits = reference.tolerance(D.F8E4M3, D.F32, k, scale_block=128)
     assert reference.within_tolerance(total, want, magnitude, limits, D.F32).all()
-    wrong = reference.gemm(
+    wrong = gemm_reference.gemm(
         qa.values, qb.values, scale_a=np.roll(qa.scale, 1, axis=0), scale_b=qb.scale, out_dtype=D.F32
     )
     assert reference.within_tolerance(wrong, want, magnitude, limits, D.F32).mean() < 0.5
@@ -698,10 +699,10 @@ def test_a_right_nvfp4_kernel_is_within_tolerance() -> None:
         partial = _float32_kernel(a.values[:, part], b.values[part], np.float32)
         total += partial * (a.scale[:, block, None].astype(np.float32) * b.scale[block].astype(np.float32))
     scales = {"scale_a": a.scale, "scale_b": b.scale}
-    want = reference.gemm(a.values, b.values, out_dtype=D.BF16, **scales)
+    want = gemm_reference.gemm(a.values, b.values, out_dtype=D.BF16, **scales)
     got = numerics.saturating_cast(total, D.BF16)
     limits = reference.tolerance(D.F4E2M1, D.BF16, 256, scale_block=16)
-    magnitude = reference.absolute_product(a.values, b.values, **scales)
+    magnitude = gemm_reference.absolute_product(a.values, b.values, **scales)
     assert reference.within_tolerance(got, want, magnitude, limits, D.BF16).all()
 
 

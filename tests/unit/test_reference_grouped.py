@@ -1,4 +1,4 @@
-"""The reference's grouped GEMM against one `reference.gemm` for each group."""
+"""The reference's grouped GEMM against one `gemm_reference.gemm` for each group."""
 
 from __future__ import annotations
 
@@ -9,10 +9,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from atomr_cutlass import reference
 from atomr_cutlass.arrays import numerics
 from atomr_cutlass.errors import InvalidOperandError
 from atomr_cutlass.generator.dtypes import CutlassDtype as D
+from atomr_cutlass.ops.gemm import reference as gemm_reference
+from atomr_cutlass.ops.grouped_gemm import reference as grouped_reference
 from atomr_cutlass.ops.quantize import reference as quantization
 
 quick = settings(max_examples=60, deadline=None)
@@ -58,7 +59,7 @@ def test_contiguous_groups(
     terms: dict[str, Any] = {"alpha": 2.0, "beta": data.draw(st.sampled_from([0.0, -1.0])), "activation": "relu"}
     where: dict[str, Any] = {"counts": np.array(sizes, np.int32)} if by_counts else {"offsets": _ends(sizes)}
     kept = out.copy()
-    got = reference.grouped_gemm(
+    got = grouped_reference.grouped_gemm(
         a, b, c, out=out if with_out else None, bias=bias, scale_d=3.0, out_dtype=D.BF16, **where, **terms, **scales
     )
     want = kept if with_out else np.zeros_like(out)
@@ -71,11 +72,11 @@ def test_contiguous_groups(
         if scales:
             one["scale_a"] = rows[part] if scales["scale_a"] is rows else 0.5
             one["scale_b"] = columns[g] if scales["scale_b"] is columns else 4.0
-        want[part] = reference.gemm(a[part], b[g], c[part], activation="relu", out_dtype=D.BF16, **one)
-        magnitude[part] = reference.absolute_product(a[part], b[g], c[part], **one)
+        want[part] = gemm_reference.gemm(a[part], b[g], c[part], activation="relu", out_dtype=D.BF16, **one)
+        magnitude[part] = gemm_reference.absolute_product(a[part], b[g], c[part], **one)
     _same(got, want)
     assert (got is out) == with_out
-    limits = reference.absolute_grouped_product(a, b, c, bias=bias, scale_d=3.0, **where, **terms, **scales)
+    limits = grouped_reference.absolute_grouped_product(a, b, c, bias=bias, scale_d=3.0, **where, **terms, **scales)
     np.testing.assert_array_equal(limits, magnitude)
 
 
@@ -94,12 +95,12 @@ def test_masked_groups(counts: list[int], with_out: bool, seed: int) -> None:
         a[g, count:] = np.nan
         operands = (a[g, :count], b[g], c[g, :count])
         terms: dict[str, Any] = {"beta": 0.5, "scale_a": scale[g, :count], "scale_b": each[g]}
-        want[g, :count] = reference.gemm(*operands, out_dtype=D.BF16, **terms)
-        magnitude[g, :count] = reference.absolute_product(*operands, **terms)
+        want[g, :count] = gemm_reference.gemm(*operands, out_dtype=D.BF16, **terms)
+        magnitude[g, :count] = gemm_reference.absolute_product(*operands, **terms)
     call: dict[str, Any] = {"counts": np.array(counts, np.int32), "beta": 0.5, "scale_a": scale, "scale_b": each}
-    got = reference.grouped_gemm(a, b, c, out=out if with_out else None, out_dtype=D.BF16, **call)
+    got = grouped_reference.grouped_gemm(a, b, c, out=out if with_out else None, out_dtype=D.BF16, **call)
     _same(got, want)
-    np.testing.assert_array_equal(reference.absolute_grouped_product(a, b, c, **call), magnitude)
+    np.testing.assert_array_equal(grouped_reference.absolute_grouped_product(a, b, c, **call), magnitude)
 
 
 @quick
@@ -119,17 +120,17 @@ def test_groups_along_k(sizes: list[int], by_counts: bool, each: bool, seed: int
     columns = rng.normal(size=(groups, 1, n) if each else (1, n)).astype(np.float32)
     where: dict[str, Any] = {"counts": np.array(sizes, np.int32)} if by_counts else {"offsets": _ends(sizes)}
     call: dict[str, Any] = {**where, "beta": 2.0, "scale_a": rows, "scale_b": columns}
-    got = reference.grouped_gemm(a, b, c, out_dtype=D.F32, **call)
-    limits = reference.absolute_grouped_product(a, b, c, **call)
+    got = grouped_reference.grouped_gemm(a, b, c, out_dtype=D.F32, **call)
+    limits = grouped_reference.absolute_grouped_product(a, b, c, **call)
     assert got.shape == limits.shape == (groups, m, n)
     start = 0
     for g, size in enumerate(sizes):
         part = slice(start, start := start + size)
         terms = {"beta": 2.0, "scale_a": rows[g] if each else rows, "scale_b": columns[g] if each else columns}
-        _same(got[g], reference.gemm(a[:, part], b[part], c[g], out_dtype=D.F32, **terms))
+        _same(got[g], gemm_reference.gemm(a[:, part], b[part], c[g], out_dtype=D.F32, **terms))
         if size == 0:
             _same(got[g], numerics.saturating_cast(2.0 * c[g].astype(np.float64), D.F32))
-        np.testing.assert_array_equal(limits[g], reference.absolute_product(a[:, part], b[part], c[g], **terms))
+        np.testing.assert_array_equal(limits[g], gemm_reference.absolute_product(a[:, part], b[part], c[g], **terms))
 
 
 @quick
@@ -147,14 +148,16 @@ def test_lists_of_matrices(shapes: list[tuple[int, int, int]], full: bool) -> No
     terms: dict[str, Any] = {"alpha": -1.0, "scale_b": 3.0}
     if full:
         terms |= {"beta": 0.5, "bias": bias, "scale_a": scale_a}
-    got = reference.grouped_gemm(a, tuple(b), c if full else None, out=out if full else None, out_dtype=D.F32, **terms)
-    limits = reference.absolute_grouped_product(a, b, c if full else None, **terms)
+    got = grouped_reference.grouped_gemm(
+        a, tuple(b), c if full else None, out=out if full else None, out_dtype=D.F32, **terms
+    )
+    limits = grouped_reference.absolute_grouped_product(a, b, c if full else None, **terms)
     assert len(got) == len(limits) == len(shapes)
     for g in range(len(shapes)):
         one = terms | ({"bias": bias[g], "scale_a": scale_a[g]} if full else {})
         operands = (a[g], b[g], c[g] if full else None)
-        _same(got[g], reference.gemm(*operands, out_dtype=D.F32, **one))
-        np.testing.assert_array_equal(limits[g], reference.absolute_product(*operands, **one))
+        _same(got[g], gemm_reference.gemm(*operands, out_dtype=D.F32, **one))
+        np.testing.assert_array_equal(limits[g], gemm_reference.absolute_product(*operands, **one))
         assert (got[g] is out[g]) == full
 
 
@@ -162,9 +165,9 @@ def test_out_may_be_c() -> None:
     rng = np.random.default_rng(0)
     a, b, c = rng.normal(size=(4, 3)), rng.normal(size=(2, 3, 5)), rng.normal(size=(4, 5))
     offsets = np.array([1, 3], np.int32)
-    want = reference.grouped_gemm(a, b, c, offsets=offsets, out=c.copy(), beta=1.0, out_dtype=D.F64)
+    want = grouped_reference.grouped_gemm(a, b, c, offsets=offsets, out=c.copy(), beta=1.0, out_dtype=D.F64)
     np.testing.assert_array_equal(want[3], c[3])
-    got = reference.grouped_gemm(a, b, c, offsets=offsets, out=c, beta=1.0, out_dtype=D.F64)
+    got = grouped_reference.grouped_gemm(a, b, c, offsets=offsets, out=c, beta=1.0, out_dtype=D.F64)
     assert got is c
     np.testing.assert_array_equal(got, want)
 
@@ -176,12 +179,12 @@ def test_blockwise_fp8_groups(form: str) -> None:
     qa = [quantization.quantize_blockwise(rng.normal(size=(size, k)), D.F8E4M3) for size in sizes]
     qb = [quantization.quantize_blockwise(rng.normal(size=(k, n)), D.F8E4M3, block=(128, 128)) for _ in sizes]
     want = [
-        reference.gemm(x.values, y.values, scale_a=x.scale, scale_b=y.scale, out_dtype=D.BF16)
+        gemm_reference.gemm(x.values, y.values, scale_a=x.scale, scale_b=y.scale, out_dtype=D.BF16)
         for x, y in zip(qa, qb, strict=True)
     ]
     if form == "lists":
         parts = ([q.values for q in qa], [q.values for q in qb])
-        got = reference.grouped_gemm(
+        got = grouped_reference.grouped_gemm(
             *parts, scale_a=[q.scale for q in qa], scale_b=[q.scale for q in qb], out_dtype=D.BF16
         )
     else:
@@ -193,8 +196,8 @@ def test_blockwise_fp8_groups(form: str) -> None:
             a, scale_a = np.zeros((3, 4, k), qa[0].values.dtype), np.full((3, 4, 2), np.nan, np.float32)
             for g, q in enumerate(qa):
                 a[g, : sizes[g]], scale_a[g, : sizes[g]] = q.values, q.scale
-        whole = reference.grouped_gemm(a, b, counts=counts, scale_a=scale_a, scale_b=scale_b, out_dtype=D.BF16)
-        bounds = reference.group_bounds(3, len(a), counts=counts) if form == "contiguous" else []
+        whole = grouped_reference.grouped_gemm(a, b, counts=counts, scale_a=scale_a, scale_b=scale_b, out_dtype=D.BF16)
+        bounds = grouped_reference.group_bounds(3, len(a), counts=counts) if form == "contiguous" else []
         got = [whole[slice(*bounds[g])] if bounds else whole[g, :size] for g, size in enumerate(sizes)]
     for d, e in zip(got, want, strict=True):
         _same(d, e)
@@ -204,7 +207,7 @@ def test_a_failed_call_leaves_out_alone() -> None:
     a, b = [np.ones((2, 3)), np.ones((2, 4))], [np.ones((3, 2)), np.ones((3, 2))]
     out = [np.full((2, 2), 7.0), np.full((2, 2), 7.0)]
     with pytest.raises(InvalidOperandError, match=r"group 1: a has K = 4"):
-        reference.grouped_gemm(a, b, out=out, out_dtype=D.F64)
+        grouped_reference.grouped_gemm(a, b, out=out, out_dtype=D.F64)
     assert all((one == 7.0).all() for one in out)
 
 
@@ -275,4 +278,4 @@ GOOD = {"offsets": _int32(1, 1, 6)}
 def test_grouped_gemm_refuses(arguments: dict[str, Any], message: str) -> None:
     call: dict[str, Any] = {"a": A, "b": B, "out_dtype": D.F32, **arguments}
     with pytest.raises(InvalidOperandError, match=message):
-        reference.grouped_gemm(call.pop("a"), call.pop("b"), **call)
+        grouped_reference.grouped_gemm(call.pop("a"), call.pop("b"), **call)

@@ -25,7 +25,9 @@ from ..generator.key import ROW as ROW_MAJOR
 from ..generator.key import KernelKey
 from ..jit import kernels, verdicts
 from ..jit.keyed_locks import KeyedLocks
+from ..ops.conv2d import reference as conv_reference
 from ..ops.conv2d.problem import DGRAD, FPROP, ConvProblem
+from ..ops.gemm import reference as gemm_reference
 from ..pipeline import devices
 from ..pipeline.devices import Device
 from ..pipeline.pick import Picked
@@ -151,8 +153,8 @@ def _product(key: KernelKey, random: np.random.Generator, device: int) -> _Made:
         RESULT: operands.empty((m, n), key.d, device, None)[1],
     }
     what = GemmProblem(_spec(views["a"]), _spec(views["b"]), None, _spec(views[RESULT]), key.math, device)
-    acc = reference.gemm(a, b, out_dtype=CutlassDtype.F64, math=_math(key))
-    return _Made(what, views, acc, _error(key, k, acc, reference.absolute_product(a, b)))
+    acc = gemm_reference.gemm(a, b, out_dtype=CutlassDtype.F64, math=_math(key))
+    return _Made(what, views, acc, _error(key, k, acc, gemm_reference.absolute_product(a, b)))
 
 
 def _convolution(key: KernelKey, random: np.random.Generator, device: int) -> _Made:
@@ -166,13 +168,13 @@ def _convolution(key: KernelKey, random: np.random.Generator, device: int) -> _M
     views = {"a": operands.upload(a, device), "b": operands.upload(b, device)}
     views[RESULT] = operands.empty(image, key.d, device, None)[1]
     if forward:
-        acc = reference.conv2d(a, b, padding=1, out_dtype=CutlassDtype.F64, math=_math(key))
-        absolute = reference.absolute_conv2d(a, b, padding=1)
+        acc = conv_reference.conv2d(a, b, padding=1, out_dtype=CutlassDtype.F64, math=_math(key))
+        absolute = conv_reference.absolute_conv2d(a, b, padding=1)
     else:
-        acc = reference.conv2d_dgrad(a, b, image, padding=1, out_dtype=CutlassDtype.F64, math=_math(key))
-        absolute = reference.absolute_conv2d_dgrad(a, b, image, padding=1)
+        acc = conv_reference.conv2d_dgrad(a, b, image, padding=1, out_dtype=CutlassDtype.F64, math=_math(key))
+        absolute = conv_reference.absolute_conv2d_dgrad(a, b, image, padding=1)
     x, w = (a.shape, b.shape) if forward else (image, b.shape)
-    geometry = reference.conv_geometry(x, w, stride=1, padding=1, dilation=1, groups=1)
+    geometry = conv_reference.conv_geometry(x, w, stride=1, padding=1, dilation=1, groups=1)
     specs = {name: _spec(view) for name, view in views.items()}
     what = ConvProblem(key.op, geometry, specs["a"], specs["b"], None, specs[RESULT], None, None, key.math, device)
     flat = (rows * columns, written)

@@ -42,9 +42,10 @@ from ...pipeline.op_plan import OpPlan
 from ...pipeline.plan import BACKENDS as GPU_BACKENDS
 from ...pipeline.plan_cache import PlanCache
 from ...pipeline.problem import MatrixSpec
-from ...reference import ConvGeometry
+from . import reference as conv_reference
 from .kernels import make
 from .problem import DGRAD, FPROP, OPERANDS, WGRAD, ConvProblem, check_channels, result_shape
+from .reference import ConvGeometry
 
 BACKENDS = (*GPU_BACKENDS, "reference")
 PLANS_KEPT = 512
@@ -508,13 +509,13 @@ class _Call(NamedTuple):
         }  # fmt: skip
         a, b, c = host["a"], host["b"], host.get("c")
         if options.op == WGRAD:
-            computed = reference.conv2d_wgrad(a, b, g.w_shape, c, **common)
+            computed = conv_reference.conv2d_wgrad(a, b, g.w_shape, c, **common)
         else:
             common |= {"bias": host.get("bias"), "activation": options.activation}
             if options.op == FPROP:
-                computed = reference.conv2d(a, b, c, **common)
+                computed = conv_reference.conv2d(a, b, c, **common)
             else:
-                computed = reference.conv2d_dgrad(a, b, g.x_shape, c, **common)
+                computed = conv_reference.conv2d_dgrad(a, b, g.x_shape, c, **common)
         results = epilogue.evaluate(computed, fetch) if what.fused else {RESULT: computed}
         if not on_gpu:
             return epilogue.deliver(results, self.arrays["a"])
@@ -587,7 +588,7 @@ def _operation(views: dict[str, _core.Operand], options: _Options, out: Any) -> 
         shape = tuple(shape[i] for i in TO_NHWC) if options.layout == "nchw" else shape
     given = shape or ()
     x, w = {FPROP: (a, b), DGRAD: (given, b), WGRAD: (b, given)}[options.op]
-    geometry = reference.conv_geometry(
+    geometry = conv_reference.conv_geometry(
         x, w, stride=options.stride, padding=options.padding, dilation=options.dilation, groups=options.groups
     )
     if options.op != FPROP and a != geometry.y_shape:

@@ -13,12 +13,17 @@ from ...epilogue.results import ImageResult
 from ...generator.dtypes import CutlassDtype
 from ...generator.epilogue.tree import EpilogueVisitorTree
 from ...pipeline.probe import Array, Arrays, Check, Probe, compare_tree, slices
+from . import reference as conv_reference
 from .function import conv2d, conv2d_dgrad, conv2d_wgrad
 from .problem import DGRAD, FPROP, OPERANDS
 from .request import ConvLayout, ConvRequest
 
-_CONVOLUTIONS = (reference.conv2d, reference.conv2d_dgrad, reference.conv2d_wgrad)
-_MAGNITUDES = (reference.absolute_conv2d, reference.absolute_conv2d_dgrad, reference.absolute_conv2d_wgrad)
+_CONVOLUTIONS = (conv_reference.conv2d, conv_reference.conv2d_dgrad, conv_reference.conv2d_wgrad)
+_MAGNITUDES = (
+    conv_reference.absolute_conv2d,
+    conv_reference.absolute_conv2d_dgrad,
+    conv_reference.absolute_conv2d_wgrad,
+)
 
 
 class ConvProbe(Probe[ConvRequest]):

@@ -11,7 +11,7 @@ from ...epilogue.bound import Fusion, source_of
 from ...errors import InvalidOperandError, UnsupportedError
 from ...generator.epilogue.lower import LINEAR, epilogue_id, with_source
 from ...pipeline.problem import MatrixSpec
-from ...reference import ConvGeometry
+from .reference import ConvGeometry
 
 FPROP, DGRAD, WGRAD = "conv2d_fprop", "conv2d_dgrad", "conv2d_wgrad"
 

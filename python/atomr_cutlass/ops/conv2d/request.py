@@ -22,11 +22,12 @@ from ...generator.rules import accumulator, supports_tree
 from ...pipeline import devices
 from ...pipeline.plan_cache import PlanKey
 from ...pipeline.problem import MatrixSpec
-from ...reference import ACTIVATIONS, ConvGeometry
+from ...reference import ACTIVATIONS
 from ..gemm.request import GemmEpilogue
 from ..request_checks import expect_extent, expect_fields, expect_served, math_of
 from . import kernels as conv_plan
 from .problem import DGRAD, FPROP, OPERANDS, WGRAD, ConvProblem
+from .reference import ConvGeometry
 
 _DTYPES = (
     CutlassDtype.F16, CutlassDtype.BF16, CutlassDtype.F32, CutlassDtype.TF32, CutlassDtype.F8E4M3, CutlassDtype.F8E5M2,

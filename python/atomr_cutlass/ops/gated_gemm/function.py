@@ -23,6 +23,7 @@ from ...generator.rules import FP8_TYPES, HALF_TYPES, gemm_types
 from ...pipeline.call import Call, Invocation, Result, documented, run
 from ...pipeline.op_plan import OpPlan
 from ...pipeline.problem import MatrixSpec, broadcast_batches
+from ..gemm import reference as gemm_reference
 from ..gemm import scaled
 from ..gemm.arguments import check_single, problem_of, scales_of
 
@@ -161,7 +162,7 @@ class _GatedGemm(Invocation):
         return {name: operands.upload(array, 0, columns=name == "b") for name, array in arrays.items()}
 
     def reference(self, host: dict[str, AnyArray]) -> dict[str, AnyArray]:
-        product = reference.gemm(
+        product = gemm_reference.gemm(
             host["a"],
             host["b"],
             alpha=self.call.scalars[0],

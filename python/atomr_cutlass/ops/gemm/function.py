@@ -308,7 +308,7 @@ class _Call(Arguments):
         return scaled_plan
 
     def _on_reference(self, what: Operation, fused: FusedCall | None) -> Any:
-        from ... import reference  # all of it, which no GPU call needs
+        from . import reference as gemm_reference  # which no GPU call needs
 
         on_gpu = what.views["a"].device_type == CUDA
         fetch = operands.download if on_gpu else operands.to_numpy
@@ -330,9 +330,9 @@ class _Call(Arguments):
         if fused is not None and self.epilogue is not None:
             return fused.on_reference(host, how, fetch)
         if self.amax is None:
-            computed = reference.gemm(host["a"], host["b"], host.get("c"), **how)
+            computed = gemm_reference.gemm(host["a"], host["b"], host.get("c"), **how)
         else:
-            computed, amax = reference.gemm_with_amax(host["a"], host["b"], host.get("c"), **how)
+            computed, amax = gemm_reference.gemm_with_amax(host["a"], host["b"], host.get("c"), **how)
             if on_gpu:
                 operands.copy_in(amax.reshape(what.views["amax"].shape), what.views["amax"])
             else:

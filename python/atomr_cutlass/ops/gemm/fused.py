@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ... import _core, reference
+from ... import _core
 from ...arrays import operands
 from ...arrays.arguments import check_scalars
 from ...arrays.numerics import AnyArray
@@ -28,6 +28,7 @@ from ...generator.epilogue.tree import RESULT
 from ...generator.rules import accumulator
 from ...pipeline.op_plan import OpPlan
 from ...pipeline.plan_cache import PlanCache
+from . import reference as gemm_reference
 from . import scaled
 from .arguments import SCALES, Arguments, Operation, problem_of, scales_of
 
@@ -78,12 +79,12 @@ class FusedCall(NamedTuple):
 
         Args:
             host: what is read of the product, on the host.
-            how: further arguments of `reference.gemm`.
+            how: further arguments of `gemm_reference.gemm`.
             fetch: makes a host array of a view.
         """
         given, what, epilogue = self
         # float64 holds the accumulator; alpha = 0 does not make A and B unread here.
-        acc = reference.gemm(
+        acc = gemm_reference.gemm(
             host["a"], host["b"], host.get("c"), **{**how, "scale_d": None, "out_dtype": CutlassDtype.F64}
         )
         computed = epilogue.evaluate(acc, fetch, scale_d=how["scale_d"])

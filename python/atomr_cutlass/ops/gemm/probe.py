@@ -14,6 +14,7 @@ from ...generator.epilogue.tree import COLUMN, MASK, MATRIX, RESULT, ROW, SCALAR
 from ...generator.rules import accumulator, epilogue_compute
 from ...pipeline.probe import Array, Arrays, Check, Probe, compare_tree, slices
 from ..quantize import reference as quantization
+from . import reference as gemm_reference
 from .function import gemm
 from .request import GemmRequest
 from .scaled import BLOCK
@@ -101,11 +102,11 @@ class GemmProbe(Probe[GemmRequest]):
         scale_d = float(part["scale_d"][0]) if "scale_d" in part else None
         operands = (part["a"], part["b"], part.get("c"))
         how: dict[str, Any] = {**self.how, **scales}
-        magnitudes = reference.absolute_product(*operands, **how)
+        magnitudes = gemm_reference.absolute_product(*operands, **how)
         how |= {"scale_d": scale_d, "out_dtype": self.request.result_dtype, "math": self.request.math}
         if self.request.scales() is None:
-            return reference.gemm(*operands, **how), magnitudes
-        expected, amax = reference.gemm_with_amax(*operands, **how)
+            return gemm_reference.gemm(*operands, **how), magnitudes
+        expected, amax = gemm_reference.gemm_with_amax(*operands, **how)
         self.amax = max(self.amax, float(amax.reshape(())))
         factor = self.limits(self.request.math).atol_factor
         self.amax_error = max(self.amax_error, factor * float(np.max(magnitudes, initial=0.0)))
@@ -165,7 +166,7 @@ class FusedGemmProbe(GemmProbe):
 
     def compare(self, part: Arrays, check: Check) -> None:
         tree, limits, acc = self.tree, check.limits, self._accumulator(part)
-        error = limits.atol_factor * reference.absolute_product(*self._operands(part), **self._scaled(part))
+        error = limits.atol_factor * gemm_reference.absolute_product(*self._operands(part), **self._scaled(part))
         error += limits.rtol * np.abs(acc)
         compare_tree(check, tree, part, acc, error, **self._rounding(part))
         if "amax" in part:
@@ -184,7 +185,7 @@ class FusedGemmProbe(GemmProbe):
     def _accumulator(self, part: Arrays) -> Array:
         """What the tree starts from."""
         how = self._scaled(part) | {"out_dtype": CutlassDtype.F64, "math": self.request.math}
-        made: Array = reference.gemm(*self._operands(part), **how)
+        made: Array = gemm_reference.gemm(*self._operands(part), **how)
         return made
 
     def _read(self, part: Arrays, tree: EpilogueVisitorTree) -> Arrays:

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ... import _core, reference
+from ... import _core
 from ...arrays import numerics, operands
 from ...arrays.arguments import (
     check_backend,
@@ -37,6 +37,7 @@ from ...pipeline.plan import BACKENDS as GPU_BACKENDS
 from ...pipeline.plan_cache import PlanCache
 from ...pipeline.problem import MatrixSpec
 from ...reference.epilogue import check_activation
+from . import reference as grouped_reference
 from .kernels import make
 from .problem import ALONG_K, CONTIGUOUS, GROUP, LIST, MASKED, GroupedProblem, GroupScale, does_nothing, scale_forms
 
@@ -406,7 +407,7 @@ class _Call(NamedTuple):
         chosen = {name: given if name in what.listed else given[0] for name, given in host.items()}
         tree = epilogue.tree
         read = {label: fetch(view) for label, view in epilogue.inputs.items()}
-        computed: Any = reference.grouped_gemm(
+        computed: Any = grouped_reference.grouped_gemm(
             chosen.pop("a"),
             chosen.pop("b"),
             chosen.pop("c", None),
@@ -434,7 +435,7 @@ def _spread(name: str, scale: Values, what: _Operation, host: dict[str, Any]) ->
         return np.broadcast_to(each, (what.groups, a.shape[-2], 1))
     rows = np.ones((a.shape[0], 1), np.float32)
     given = {name: host[name][0] for name in ("offsets", "counts") if name in host}
-    for one, (start, end) in zip(scale, reference.group_bounds(what.groups, a.shape[0], **given), strict=True):
+    for one, (start, end) in zip(scale, grouped_reference.group_bounds(what.groups, a.shape[0], **given), strict=True):
         rows[start:end] = one
     return rows
 
@@ -496,7 +497,7 @@ class _Operation(NamedTuple):
         m, _, k = self.extents[0]
         if self.form != MASKED:
             given = {str(self.divided): values}
-            reference.group_bounds(self.groups, k if self.form == ALONG_K else m, **given)
+            grouped_reference.group_bounds(self.groups, k if self.form == ALONG_K else m, **given)
             return
         for index, number in enumerate(values.tolist()):
             if not 0 <= number <= m:

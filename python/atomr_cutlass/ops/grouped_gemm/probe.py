@@ -11,6 +11,7 @@ from ... import reference
 from ...generator.dtypes import CutlassDtype
 from ...pipeline.operand_table import OperandSlot
 from ...pipeline.probe import Array, Arrays, Check, Probe, compare_tree
+from ..gemm import reference as gemm_reference
 from .function import grouped_gemm
 from .request import GroupedGemmRequest
 
@@ -54,10 +55,10 @@ class GroupedGemmProbe(Probe[GroupedGemmRequest]):
 
     def _product(self, part: Arrays, dtype: CutlassDtype) -> Array:
         c = part["c"] if self.request.epilogue.beta != 0 else None
-        made: Array = reference.gemm(part["a"], part["b"], c, **self.how, out_dtype=dtype, math=self.request.math)
+        made: Array = gemm_reference.gemm(part["a"], part["b"], c, **self.how, out_dtype=dtype, math=self.request.math)
         return made
 
     def _magnitude(self, part: Arrays) -> Array:
         c = part["c"] if self.request.epilogue.beta != 0 else None
-        made: Array = reference.absolute_product(part["a"], part["b"], c, **self.how)
+        made: Array = gemm_reference.absolute_product(part["a"], part["b"], c, **self.how)
         return made

@@ -24,6 +24,7 @@ from ...generator.epilogue.tree import RESULT
 from ...generator.key import ROW
 from ...generator.rules import FP8_TYPES, accumulator, gemm_types, supports_layouts
 from ...pipeline import devices
+from ..gemm import reference as gemm_reference
 from .epilogues import ADDED, AMAX, AUX, BIAS, READ, WRITTEN, tree_of
 from .heuristic import HeuristicKey
 from .launch import Launch, Views, number, product_of, sums_of, with_gaps
@@ -226,15 +227,15 @@ class Call:
         }
         scale_d = float(host["scale_d"].reshape(())) if "scale_d" in host else None
         if self.tree is not None:
-            acc = reference.gemm(b, a, c, **how, out_dtype=CutlassDtype.F64)
+            acc = gemm_reference.gemm(b, a, c, **how, out_dtype=CutlassDtype.F64)
             inputs = {one.name: host[one.name] for one in self.tree.inputs}
             computed = reference.evaluate(self.tree, acc, inputs, out_dtype=self.dtype, scale_d=scale_d)
             computed["d"] = computed.pop(RESULT)
         elif AMAX in self.views:
-            made = reference.gemm_with_amax(b, a, c, **how, scale_d=scale_d, out_dtype=self.dtype)
+            made = gemm_reference.gemm_with_amax(b, a, c, **how, scale_d=scale_d, out_dtype=self.dtype)
             computed = {"d": made.d, AMAX: made.amax}
         else:
-            computed = {"d": reference.gemm(b, a, c, **how, scale_d=scale_d, out_dtype=self.dtype)}
+            computed = {"d": gemm_reference.gemm(b, a, c, **how, scale_d=scale_d, out_dtype=self.dtype)}
         if self.request.form.summed:
             computed[BIAS] = self._summed(host)
         return self._delivered(computed)

@@ -34,11 +34,12 @@ import atomr_cutlass as ac
 from atomr_cutlass.arrays import operands
 from atomr_cutlass.arrays.numerics import math_mode
 from atomr_cutlass.generator.dtypes import CutlassDtype
-from atomr_cutlass.ops.conv2d import kernels as conv_plan
+from atomr_cutlass.ops.conv2d import plans as conv_plan
 from atomr_cutlass.ops.conv2d import reference as conv_reference
+from atomr_cutlass.ops.conv2d.kernels import ConvSearch
 from atomr_cutlass.ops.conv2d.problem import DGRAD, FPROP, WGRAD, ConvProblem
 from atomr_cutlass.ops.conv2d.reference import ConvGeometry
-from atomr_cutlass.pipeline import devices
+from atomr_cutlass.pipeline import devices, select
 from atomr_cutlass.pipeline.problem import MatrixSpec
 from conv_layers import CONVNEXT_TINY, MOBILENET_V2, RESNET50, Layer
 
@@ -248,10 +249,10 @@ def all_cells(case: Case, device: devices.Device, near: float) -> list[dict[str,
     """Times the eligible cells that the model does not put beyond `near` times the best of them."""
     sets = operand_sets(case, device)
     what = our_problem(case, sets[0])
-    choices = conv_plan.choices(what, device, devices.require_arch(device))
+    candidates = select.rank_cells(ConvSearch(what, device, devices.require_arch(device)))
     rows: list[dict[str, Any]] = []
-    for rank, chosen in enumerate(choices):
-        key = chosen.picked.key
+    for rank, candidate in enumerate(candidates):
+        key = candidate.key
         row: dict[str, Any] = {
             **_facts(case),
             "kernel": key.name,
@@ -261,17 +262,17 @@ def all_cells(case: Case, device: devices.Device, near: float) -> list[dict[str,
             "group_mode": key.group_mode,
             "tile": key.tile,
             "align": [key.align_a, key.align_b, key.align_d],
-            "split_k": chosen.split_k,
-            "rewrite": chosen.rewrite,
-            "wide": chosen.wide,
+            "split_k": candidate.split_k,
+            "rewrite": candidate.formulation.rewrite,
+            "wide": candidate.formulation.wide,
             "rank": rank,
-            "model_us": round(chosen.picked.seconds * 1e6, 2),
+            "model_us": round(candidate.seconds * 1e6, 2),
         }
-        if chosen.picked.seconds > near * choices[0].picked.seconds:
+        if candidate.seconds > near * candidates[0].seconds:
             continue
         rows.append(row)
         try:
-            plan = conv_plan.make(what, like=sets[0].a, chosen=chosen)
+            plan = conv_plan.make(what, like=sets[0].a, candidate=candidate)
             elapsed = timed(lambda one, plan=plan: plan(one.a, one.b, out=one.out), sets, CELL_SECONDS)  # type: ignore[misc]
         except ac.CutlassError as error:
             row["us"], row["problem"] = None, f"{type(error).__name__}: {error}"

@@ -39,11 +39,10 @@ from atomr_cutlass.generator.dtypes import CutlassDtype
 from atomr_cutlass.generator.key import KernelKey
 from atomr_cutlass.jit import kernels
 from atomr_cutlass.ops.gemm import scaled
+from atomr_cutlass.ops.gemm.kernels import GemmCandidate, GemmSearch, from_candidate
 from atomr_cutlass.ops.gemm.scaled import Scale, Scales, scale_forms
 from atomr_cutlass.pipeline import devices, select
-from atomr_cutlass.pipeline.plan import choose, from_choice
 from atomr_cutlass.pipeline.problem import GemmProblem, MatrixSpec
-from atomr_cutlass.pipeline.select import Choice
 
 D = CutlassDtype
 E4M3 = D.F8E4M3
@@ -177,16 +176,16 @@ def problem_of(case: Case, one: Operands) -> tuple[GemmProblem, Scales | None]:
 Call = Callable[[Any], object]
 
 
-def our_call(what: GemmProblem, scales: Scales | None, choice: Choice, like: torch.Tensor) -> Call:
+def our_call(what: GemmProblem, scales: Scales | None, choice: GemmCandidate, like: torch.Tensor) -> Call:
     """What launches a kernel on a set of operands.
 
     Raises:
         UnsupportedError: the kernel cannot implement the problem.
     """
     if scales is None:
-        plan = from_choice(what, choice, like=like)
+        plan = from_candidate(what, choice, like=like)
         return lambda one: plan(one.a, one.b, out=one.out)
-    made = scaled.from_choice(what, choice, scales, like=like)
+    made = scaled.from_candidate(choice, scales, like=like)
     return lambda one: made(one.a, one.b, one.scale_a, one.scale_b, one.out)
 
 
@@ -251,7 +250,7 @@ def compare(case: Case, device: devices.Device, rounds: int, backend: str) -> di
     """Times both sides, one after the other in every round."""
     sets = operand_sets(case, device)
     what, scales = problem_of(case, sets[0])
-    choice = choose(what, device, None, backend, None)
+    choice = select.choose(GemmSearch(what, device), backend=backend)
     calls = {"ours": our_call(what, scales, choice, sets[0].a)}
     row: dict[str, Any] = {
         "shape": [case.m, case.n, case.k],
@@ -315,7 +314,7 @@ def means(rows: Sequence[dict[str, Any]]) -> dict[str, float]:
 # Every cell
 
 
-def eligible(what: GemmProblem, device: devices.Device) -> list[Choice]:
+def eligible(what: GemmProblem, device: devices.Device) -> list[GemmCandidate]:
     """Every cell of the matrix that serves a problem natively, with its row of the table where it has one."""
     arch = devices.require_arch(device)
     built = {info.key: info for info in ac.kernels(op="gemm")}
@@ -323,7 +322,7 @@ def eligible(what: GemmProblem, device: devices.Device) -> list[Choice]:
     for key in matrix.expand("full", [arch]):
         if key.op == "gemm" and key.a is E4M3:
             try:
-                choice = select.choice_of(key, what, device)
+                choice = select.candidate_of(GemmSearch(what, device), key)
             except ac.UnsupportedError:
                 continue
             found.append(dataclasses.replace(choice, info=built.get(key)))
@@ -358,7 +357,7 @@ def measure_all(case: Case, device: devices.Device, near: float, seconds: float)
     what, scales = problem_of(case, sets[0])
     rows: list[dict[str, Any]] = []
 
-    def measure(choice: Choice, rank: int) -> float:
+    def measure(choice: GemmCandidate, rank: int) -> float:
         key = choice.key
         row: dict[str, Any] = {
             "shape": [case.m, case.n, case.k],

@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from atomr_cutlass import _core
     from atomr_cutlass.generator.key import KernelKey
+    from atomr_cutlass.ops.gemm.kernels import GemmCandidate, GemmSearch
     from atomr_cutlass.pipeline.problem import GemmProblem, MatrixSpec
-    from atomr_cutlass.pipeline.select import Choice
 
 EXTENT = 256
 """Of the products that are launched: so small that the GPU never makes the host wait."""
@@ -52,13 +52,13 @@ def problem_of(key: KernelKey) -> GemmProblem:
     )  # fmt: skip
 
 
-def choice_of(key: KernelKey, backend: str) -> Choice:
+def choice_of(key: KernelKey, backend: str) -> GemmCandidate:
     """This very kernel, `prebuilt` or `jit`, for that product."""
     import dataclasses
 
     from atomr_cutlass.pipeline import devices, select, table
 
-    choice = select.choice_of(key, problem_of(key), devices.get(0))
+    choice = select.candidate_of(GemmSearch(problem_of(key), devices.get(0)), key)
     if backend == "prebuilt":
         choice = dataclasses.replace(choice, info=next(info for info in table.kernels() if info.key == key))
     return choice
@@ -127,8 +127,8 @@ def launch(key: KernelKey, mode: str, steps: Steps) -> None:
     """From nothing on the GPU to the end of the first launch."""
     from atomr_cutlass import _core
     from atomr_cutlass.jit import kernels
+    from atomr_cutlass.ops.gemm.kernels import from_candidate
     from atomr_cutlass.pipeline import devices
-    from atomr_cutlass.pipeline.plan import from_choice
 
     a, b, out = operands_of(key)
     steps.done("CUDA context, operands")
@@ -137,7 +137,7 @@ def launch(key: KernelKey, mode: str, steps: Steps) -> None:
         steps.done("lookup, loading in the driver")
     what, choice = problem_of(key), choice_of(key, mode)
     steps.done("choice")
-    plan = from_choice(what, choice)
+    plan = from_candidate(what, choice)
     steps.done("plan")
     plan(a, b, out=out, stream=0)
     _core.synchronize(0, 0)

@@ -34,10 +34,9 @@ import atomr_cutlass as ac
 from atomr_cutlass.arrays import operands
 from atomr_cutlass.arrays.numerics import default_out_dtype, math_mode
 from atomr_cutlass.generator.dtypes import CutlassDtype
+from atomr_cutlass.ops.gemm.kernels import GemmCandidate, GemmSearch, from_candidate, make, split_choices
 from atomr_cutlass.pipeline import devices, estimate, select
-from atomr_cutlass.pipeline.plan import from_choice, make
 from atomr_cutlass.pipeline.problem import GemmProblem, MatrixSpec
-from atomr_cutlass.pipeline.select import Choice
 
 D = CutlassDtype
 
@@ -278,14 +277,14 @@ def compare(case: Case, device: devices.Device, rounds: int) -> dict[str, Any]:
         "dtype": case.kind,
         "layout": case.layouts.upper() + "R",
         "kernel": plan.kernel_name,
-        "split_k": plan.choice.split_k,
-        "swizzle": plan.choice.swizzle,
+        "split_k": plan.candidate.split_k,
+        "swizzle": plan.candidate.swizzle,
         "us": round(ours * 1e6, 2),
         "torch_us": round(theirs * 1e6, 2),
         "ratio": round(theirs / ours, 4),
         "tflops": round(case.flops / ours / 1e12, 1),
         "torch_tflops": round(case.flops / theirs / 1e12, 1),
-        "model_us": round(plan.choice.seconds * 1e6, 2),
+        "model_us": round(plan.candidate.seconds * 1e6, 2),
         "spread": round((max(times["ours"]) - min(times["ours"])) / ours, 3),
         "sets": len(sets),
         "calls": sides["ours"].calls,
@@ -351,14 +350,14 @@ def timed(call: Call, sets: Sequence[Operands], seconds: float) -> float:
     return statistics.median(times)
 
 
-def splits(choice: Choice) -> tuple[int, ...]:
+def splits(choice: GemmCandidate) -> tuple[int, ...]:
     """The slices of K worth a timing."""
     if choice.info.key.scheduler == "streamk":
         return (1, 2, 4, 8)
-    return tuple(s for s in select.split_choices(choice.info.key, choice.variant) if s <= 8)
+    return tuple(s for s in split_choices(choice.info.key, choice.formulation) if s <= 8)
 
 
-def schedules(choice: Choice) -> Iterator[tuple[int, int]]:
+def schedules(choice: GemmCandidate) -> Iterator[tuple[int, int]]:
     """Swizzles and raster orders of the persistent scheduler."""
     if choice.info.key.generation != "sm90":
         return
@@ -367,9 +366,9 @@ def schedules(choice: Choice) -> Iterator[tuple[int, int]]:
             yield swizzle, raster
 
 
-def tiles(choice: Choice) -> int:
+def tiles(choice: GemmCandidate) -> int:
     """Tiles of the result."""
-    key, variant = choice.info.key, choice.variant
+    key, variant = choice.info.key, choice.formulation
     return math.ceil(variant.m / key.tile[0]) * math.ceil(variant.n / key.tile[1]) * variant.batch
 
 
@@ -378,10 +377,10 @@ def sweep(case: Case, device: devices.Device, near: float, seconds: float) -> li
     sets = operand_sets(case, device)
     what = our_problem(case, sets[0])
     # Cells of other archs are here for older GPUs; the driver would have to translate them.
-    ranked = [c for c in select.rank(what, device) if c.info.key.arch is device.arch]
+    ranked = [c for c in select.rank(GemmSearch(what, device)) if c.info.key.arch is device.arch]
     rows: list[dict[str, Any]] = []
 
-    def measure(choice: Choice, rank: int) -> float:
+    def measure(choice: GemmCandidate, rank: int) -> float:
         row: dict[str, Any] = {
             "shape": [case.m, case.n, case.k],
             "dtype": case.kind,
@@ -394,7 +393,7 @@ def sweep(case: Case, device: devices.Device, near: float, seconds: float) -> li
             "scheduler": choice.info.key.scheduler,
             "epilogue": choice.info.key.epilogue_schedule,
             "align": [choice.info.key.align_a, choice.info.key.align_b, choice.info.key.align_d],
-            "exchanged": choice.variant.exchanged,
+            "exchanged": choice.formulation.swapped,
             "split_k": choice.split_k,
             "swizzle": choice.swizzle,
             "raster": choice.raster,
@@ -403,7 +402,7 @@ def sweep(case: Case, device: devices.Device, near: float, seconds: float) -> li
         }
         rows.append(row)
         try:
-            plan = from_choice(what, choice, like=sets[0].a)
+            plan = from_candidate(what, choice, like=sets[0].a)
             elapsed = timed(lambda one: plan(one.a, one.b, out=one.out), sets, seconds)
         except ac.UnsupportedError as error:
             row["us"], row["problem"] = None, str(error)
@@ -412,7 +411,7 @@ def sweep(case: Case, device: devices.Device, near: float, seconds: float) -> li
         row["tflops"] = round(case.flops / elapsed / 1e12, 1)
         return elapsed
 
-    best: dict[int, tuple[float, Choice]] = {}
+    best: dict[int, tuple[float, GemmCandidate]] = {}
     for rank, choice in enumerate(ranked):
         # As chosen, and then every other number of slices.
         tried = [choice] + [dataclasses.replace(choice, split_k=s) for s in splits(choice) if s != choice.split_k]
@@ -427,8 +426,8 @@ def sweep(case: Case, device: devices.Device, near: float, seconds: float) -> li
     return rows
 
 
-def _model_seconds(choice: Choice, device: devices.Device) -> float:
-    return estimate.seconds(choice.info.key, choice.variant, device, choice.info.shared_bytes, choice.split_k)
+def _model_seconds(choice: GemmCandidate, device: devices.Device) -> float:
+    return estimate.seconds(choice.info.key, choice.formulation, device, choice.info.shared_bytes, choice.split_k)
 
 
 def report_sweep(case: Case, rows: list[dict[str, Any]]) -> dict[str, Any]:

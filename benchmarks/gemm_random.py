@@ -32,8 +32,8 @@ from gemm import Burst, Case, Operands, alternated, our_problem, schedules, spli
 from shapes import CLASSES, MODELS, Shape, draw, suite
 
 import atomr_cutlass as ac
+from atomr_cutlass.ops.gemm.kernels import GemmSearch, from_candidate, make
 from atomr_cutlass.pipeline import devices, select
-from atomr_cutlass.pipeline.plan import from_choice, make
 
 ALIGNMENT = 256
 """Bytes at which every operand begins, as allocations do."""
@@ -147,14 +147,14 @@ def compare(
         "dtype": case.kind,
         "layout": case.layouts.upper() + "R",
         "kernel": plan.kernel_name,
-        "split_k": plan.choice.split_k,
-        "swizzle": plan.choice.swizzle,
-        "raster": plan.choice.raster,
+        "split_k": plan.candidate.split_k,
+        "swizzle": plan.candidate.swizzle,
+        "raster": plan.candidate.raster,
         "us": round(ours * 1e6, 2),
         **{f"{side}_us": round(median * 1e6, 2) for side, median in medians.items() if side != "ours"},
         **{f"{side}_ratio": round(median / ours, 4) for side, median in medians.items() if side != "ours"},
         "of_bound": round(bound / ours, 4) if bound else None,
-        "model_us": round(plan.choice.seconds * 1e6, 2),
+        "model_us": round(plan.candidate.seconds * 1e6, 2),
         "spread": round((max(times["ours"]) - min(times["ours"])) / ours, 3),
         "difference": difference,
         "sets": len(sets),
@@ -183,7 +183,7 @@ def regret(case: Case, sets: Sequence[Operands], device: devices.Device, seconds
     """Every eligible kernel of the table with each of its options, beside the one that is chosen."""
     what = our_problem(case, sets[0])
     tried = []
-    for rank, ranked in enumerate(c for c in select.rank(what, device) if c.info.key.arch is device.arch):
+    for rank, ranked in enumerate(c for c in select.rank(GemmSearch(what, device)) if c.info.key.arch is device.arch):
         options = [ranked]
         options += [dataclasses.replace(ranked, split_k=s) for s in splits(ranked) if s != ranked.split_k]
         options += [
@@ -193,7 +193,7 @@ def regret(case: Case, sets: Sequence[Operands], device: devices.Device, seconds
         ]
         for choice in options:
             with contextlib.suppress(ac.UnsupportedError):
-                plan = from_choice(what, choice, like=sets[0].a)
+                plan = from_candidate(what, choice, like=sets[0].a)
                 elapsed = timed(lambda one, plan=plan: plan(one.a, one.b, out=one.out), sets, seconds)  # type: ignore[misc]
                 tried.append((elapsed, rank, choice))
     if not tried:

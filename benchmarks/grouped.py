@@ -39,14 +39,13 @@ from facts import machine, now
 
 import atomr_cutlass as ac
 from atomr_cutlass.arrays import operands
-from atomr_cutlass.generator import matrix
 from atomr_cutlass.generator.dtypes import CutlassDtype
 from atomr_cutlass.jit import kernels
 from atomr_cutlass.ops.grouped_gemm import kernels as grouped_plan
 from atomr_cutlass.ops.grouped_gemm.problem import ALONG_K, CONTIGUOUS, GroupedProblem, GroupScale, scale_forms
-from atomr_cutlass.pipeline import devices
+from atomr_cutlass.pipeline import devices, select
+from atomr_cutlass.pipeline.candidate import Candidate
 from atomr_cutlass.pipeline.op_plan import OpPlan
-from atomr_cutlass.pipeline.pick import Picked
 from atomr_cutlass.pipeline.problem import MatrixSpec
 
 BLOCK = 128
@@ -405,16 +404,11 @@ def host_cost(runs: int) -> dict[str, float]:
 # Every cell
 
 
-def eligible(what: GroupedProblem, device: devices.Device) -> list[Picked]:
+def eligible(what: GroupedProblem, device: devices.Device) -> list[Candidate[GroupedProblem]]:
     """Every cell of the matrix that serves a problem natively, by the model's estimate."""
-    arch = devices.require_arch(device)
     built = {info.key: info for info in ac.kernels(op="grouped_gemm")}
-    found = []
-    for key in matrix.expand("full", [arch]):
-        seconds = grouped_plan.cost(key, what, device) if key.op == "grouped_gemm" else None
-        if seconds is not None:
-            found.append(Picked(key, built.get(key), seconds))
-    return sorted(found, key=lambda picked: (picked.seconds, picked.key.name))
+    ranked = select.rank_cells(grouped_plan.GroupedSearch(what, device, devices.require_arch(device)))
+    return [dataclasses.replace(candidate, info=built.get(candidate.key)) for candidate in ranked]
 
 
 def compile_ahead(cases: Sequence[Case], device: devices.Device, jobs: int, backend: str, *, every: bool) -> None:
@@ -469,8 +463,8 @@ def measure_all(case: Case, device: devices.Device, seconds: float) -> list[dict
     sets = operand_sets(case, device)
     what = problem_of(case, sets[0])
     rows: list[dict[str, Any]] = []
-    for rank, picked in enumerate(eligible(what, device)):
-        key = picked.key
+    for rank, candidate in enumerate(eligible(what, device)):
+        key = candidate.key
         row: dict[str, Any] = {
             "kind": case.kind,
             "case": case.name,
@@ -482,12 +476,12 @@ def measure_all(case: Case, device: devices.Device, seconds: float) -> list[dict
             "mainloop": key.mainloop,
             "align": [key.align_a, key.align_b, key.align_d],
             "rank": rank,
-            "model_us": round(picked.seconds * 1e6, 2),
+            "model_us": round(candidate.seconds * 1e6, 2),
             "us": None,
         }
         rows.append(row)
         try:
-            plan = grouped_plan.make(what, like=sets[0].a, picked=picked)
+            plan = grouped_plan.make(what, like=sets[0].a, candidate=candidate)
             elapsed = dense.timed(our_call(plan), sets, seconds)
         except ac.CutlassError as error:
             row["problem"] = f"{type(error).__name__}: {error}"[:400]

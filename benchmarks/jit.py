@@ -33,8 +33,8 @@ from atomr_cutlass.generator.matrix import cells
 from atomr_cutlass.jit import kernels
 from atomr_cutlass.jit.compiler import Target
 from atomr_cutlass.jit.toolchain import toolchain
+from atomr_cutlass.ops.gemm.kernels import from_candidate
 from atomr_cutlass.pipeline import devices, table
-from atomr_cutlass.pipeline.plan import from_choice
 
 HERE = Path(__file__).resolve().parent
 PAUSE_SECONDS = 0.02
@@ -186,11 +186,11 @@ def plans(key: KernelKey, rounds: int) -> dict[str, float]:
     """Seconds to make a plan whose kernel has been used before."""
     what, choices = problem_of(key), {backend: choice_of(key, backend) for backend in BACKENDS}
     for choice in choices.values():
-        from_choice(what, choice)
+        from_candidate(what, choice)
     times: dict[str, list[float]] = {backend: [] for backend in BACKENDS}
     for number in range(10 * rounds):
         for backend in alternating(number):
-            times[backend].append(timed(lambda choice=choices[backend]: from_choice(what, choice)))
+            times[backend].append(timed(lambda choice=choices[backend]: from_candidate(what, choice)))
     return {backend: median(values) for backend, values in times.items()}
 
 
@@ -201,7 +201,7 @@ def alternating(number: int) -> tuple[str, ...]:
 
 def launches(key: KernelKey, rounds: int) -> dict[str, dict[str, float]]:
     """Host seconds of a launch through a kept plan, with what changes from one launch to the next."""
-    sides = {backend: from_choice(problem_of(key), choice_of(key, backend)) for backend in BACKENDS}
+    sides = {backend: from_candidate(problem_of(key), choice_of(key, backend)) for backend in BACKENDS}
     sets = [operands_of(key) for _ in range(2)]
     results = {}
     for changing in ("nothing", "pointers", "scalars", "pointers and scalars"):

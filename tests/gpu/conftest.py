@@ -16,22 +16,21 @@ from typing import Any
 import pytest
 
 import atomr_cutlass as ac
+from atomr_cutlass.ops.gemm.kernels import GemmCandidate
 from atomr_cutlass.pipeline.problem import GemmProblem
-from atomr_cutlass.pipeline.select import Choice
 
 COMPILED = "ATOMR_CUTLASS_TEST_JIT" in os.environ
 
 if COMPILED:
-    # The package's function of this name hides the module.
-    module: Any = sys.modules["atomr_cutlass.pipeline.plan"]
-    module.prebuilt_from_choice = module.from_choice
+    module: Any = sys.modules["atomr_cutlass.ops.gemm.kernels"]
+    module.prebuilt_from_candidate = module.from_candidate
 
-    def compiled(what: GemmProblem, choice: Choice, **options: Any) -> ac.Plan:
+    def compiled(what: GemmProblem, choice: GemmCandidate, **options: Any) -> ac.Plan:
         """The plan of a choice, its kernel compiled."""
-        made: ac.Plan = module.prebuilt_from_choice(what, dataclasses.replace(choice, info=None), **options)
+        made: ac.Plan = module.prebuilt_from_candidate(what, dataclasses.replace(choice, info=None), **options)
         return made
 
-    module.from_choice = compiled  # before the tests import it
+    module.from_candidate = compiled  # before the tests import it
 
 # What CUDA says once a kernel has faulted: every later call on the context fails, whatever test makes it.
 _FATAL = ("illegal memory access", "misaligned address", "illegal instruction", "unspecified launch failure")

@@ -23,12 +23,13 @@ from atomr_cutlass.generator.key import KernelKey
 from atomr_cutlass.generator.matrix import cells
 from atomr_cutlass.generator.rules import FP8_TYPES
 from atomr_cutlass.ops.conv2d import function as conv_module
-from atomr_cutlass.ops.conv2d import kernels as conv_plan
+from atomr_cutlass.ops.conv2d import plans as conv_plan
 from atomr_cutlass.ops.conv2d import reference as conv_reference
+from atomr_cutlass.ops.conv2d.kernels import ConvFormulation
 from atomr_cutlass.ops.conv2d.problem import DGRAD, FPROP, WGRAD, ConvProblem
 from atomr_cutlass.ops.conv2d.reference import ConvGeometry
 from atomr_cutlass.pipeline import devices
-from atomr_cutlass.pipeline.pick import Picked
+from atomr_cutlass.pipeline.candidate import Candidate
 from atomr_cutlass.reference import Tolerance
 from conv_layers import LAYERS, RESNET50, Layer
 from fp8_matrices import GuardedFp8, guarded, host
@@ -365,8 +366,7 @@ def test_every_cell(key: KernelKey, torch: Any) -> None:
         ))  # fmt: skip
         out = poisoned(problem.d.shape, key.d)
         what = replace(problem, a=spec(a), b=spec(b), d=spec(out.view))
-        chosen = conv_plan.Chosen(Picked(key, info, 0.0), what, 1, casts=False, wide=False, rewrite="")
-        plan = conv_plan.make(what, chosen=chosen, like=a)
+        plan = conv_plan.make(what, candidate=Candidate(key, info, 0.0, ConvFormulation(what)), like=a)
         assert plan.kernel_name == key.name
         plan(a, b, out.view)
         torch.cuda.synchronize()
@@ -822,7 +822,7 @@ def test_cells_of_other_archs(case: Case, arch: SmArch) -> None:
     bias = fill(shape[-1:], case.result, 4) if case.bias else None
     what = problem_of(case.op, a, b, out.view, g, kind, bias=bias, activation=case.activation)
     plan = made(what, arch=arch, like=a)
-    assert all(picked.key.arch is arch for picked in plan.picked)
+    assert all(picked.key.arch is arch for picked in plan.candidates)
     assert plan(*(one for one in (a, b, bias) if one is not None), out=out.view) is out.view
     out.assert_guards()
     check(case, out.view, a, b, bias=bias, exact=True)

@@ -24,7 +24,7 @@ from atomr_cutlass.generator.epilogue.lower import split
 from atomr_cutlass.generator.key import KernelKey
 from atomr_cutlass.ops.gemm import scaled
 from atomr_cutlass.pipeline import devices
-from atomr_cutlass.pipeline.pick import Picked
+from atomr_cutlass.pipeline.candidate import Candidate
 from gpu_matrices import assert_same_bits
 from gpu_trees import Arrays, assert_as_unfused, assert_right, call, host, plan_of, results_of
 from random_trees import is_special, to_torch
@@ -77,7 +77,7 @@ def test_every_cell(key: KernelKey) -> None:
     """Each kernel of the table with a tree; with ATOMR_CUTLASS_TEST_JIT those of the matrix, compiled."""
     info = every_cell.row_of(key)
     device = devices.get(0)
-    launch = functools.partial(scaled._launch_once, Picked(key, info, 0.0), device)
+    launch = functools.partial(scaled._launch_once, Candidate(key, info, 0.0, None), device)
     assert first_use._differences(key, device.index, launch) == []
     every_cell.right(key, info, "a product and its tree")
 

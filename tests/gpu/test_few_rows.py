@@ -8,13 +8,13 @@ from __future__ import annotations
 import dataclasses
 import os
 import random
-import sys
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from atomr_cutlass import SmArch
 from atomr_cutlass.generator.families import gemm_few_sm90
+from atomr_cutlass.ops.gemm.kernels import GemmSearch, from_candidate
 from atomr_cutlass.pipeline import devices, select, table
 from fp8_matrices import Scaling, assert_scaled, cell_plan, guarded, scales
 from fp8_matrices import placed as fp8_placed
@@ -25,7 +25,6 @@ if TYPE_CHECKING:
 
 pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("torch")]
 
-plan: Any = sys.modules["atomr_cutlass.pipeline.plan"]  # the package's function of this name hides the module
 COMPILED = "ATOMR_CUTLASS_TEST_JIT" in os.environ
 ALL = [key for _, key in gemm_few_sm90.cells(SmArch.SM90A)]
 CELLS = [key for key in ALL if key.epilogue == "lc"]
@@ -70,7 +69,7 @@ def choice_of(key: KernelKey, what: Any) -> Any:
     info = next((one for one in table.kernels(op="gemm") if one.key == key), None)
     if info is None and not COMPILED:
         pytest.skip(f"{key.name} is not in the table; with ATOMR_CUTLASS_TEST_JIT set it is compiled")
-    return dataclasses.replace(select.choice_of(key, what, device), info=None if COMPILED else info)
+    return dataclasses.replace(select.candidate_of(GemmSearch(what, device), key), info=None if COMPILED else info)
 
 
 def check(key: KernelKey, problem: Problem, *, alpha: float = 1.0, beta: float = 0.0, pad: int = 0) -> None:
@@ -81,7 +80,7 @@ def check(key: KernelKey, problem: Problem, *, alpha: float = 1.0, beta: float =
     c = placed((*batch, m, n), key.d, 3) if beta else None
     out, again = (Guarded((*batch, m, n), key.d, pad=pad) for _ in range(2))
     what = problem_of(a, b, out.view, c, math_mode=key.math)
-    made = plan.from_choice(what, choice_of(key, what), like=a)
+    made = from_candidate(what, choice_of(key, what), like=a)
     assert made.kernel_name == key.name
     for one in (out, again):
         made(a, b, c, out=one.view, alpha=alpha, beta=beta)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any
@@ -20,6 +19,7 @@ from atomr_cutlass.generator.key import KernelKey
 from atomr_cutlass.generator.rules import FP8_TYPES, GEMM_OUTPUTS
 from atomr_cutlass.jit import kernels
 from atomr_cutlass.ops.gemm import reference as gemm_reference
+from atomr_cutlass.ops.gemm.kernels import GemmSearch, from_candidate
 from atomr_cutlass.pipeline import devices, select
 from fp8_matrices import (
     BACKEND,
@@ -40,7 +40,6 @@ from gpu_matrices import broadcast, fill, pairs, problem_of, torch_dtype
 
 pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("torch")]
 
-plan: Any = sys.modules["atomr_cutlass.pipeline.plan"]  # the package's function of this name hides the module
 
 E4M3, E5M2 = D.F8E4M3, D.F8E5M2
 PAIRS = pairs(FP8_TYPES, FP8_TYPES)
@@ -136,8 +135,8 @@ def test_every_cell(key: KernelKey, torch: Any) -> None:
         out = guarded((m, n), key.d)
         if key.epilogue == "lc" and not key.scale_type:
             what = problem_of(a, b, out.view, math_mode=key.math)
-            choice = replace(select.choice_of(key, what, device), info=info)
-            plan.from_choice(what, choice, like=a)(a, b, out=out.view)
+            choice = replace(select.candidate_of(GemmSearch(what, device), key), info=info)
+            from_candidate(what, choice, like=a)(a, b, out=out.view)
             torch.cuda.synchronize()
             out.assert_guards()
             assert_scaled(out.view, a, b, fast=key.math == "fast")
@@ -464,7 +463,7 @@ def test_full_accumulation_is_closer(torch: Any) -> None:
             ac.GemmShape(m, n, k), dtype=E4M3, out_dtype=D.F32, layout_b=ac.GemmLayout.COL_MAJOR, fast_accum=fast
         )
         made = planned(request)
-        if fast and made.choice.key.math != "fast":
+        if fast and made.candidate.key.math != "fast":
             pytest.skip(f"the kernel that is taken for {request.shape} has full accumulation")
         error.append(float((wide(made(a, b.t())) - want).abs().max()))
     assert error[0] < error[1]
@@ -549,7 +548,7 @@ def run_plan(made: ac.Plan, request: ac.GemmRequest) -> None:
 @pytest.mark.parametrize("request_", REQUESTS, ids=lambda request: f"{request.dtype.value}-{request.shape.batch}")
 def test_plans(request_: ac.GemmRequest) -> None:
     made = planned(request_)
-    assert made.choice.key.a in FP8_TYPES
+    assert made.candidate.key.a in FP8_TYPES
     run_plan(made, request_)
 
 
@@ -569,7 +568,7 @@ def test_cells_of_sm_89(fields: dict[str, Any], shape: tuple[int, int, int]) -> 
         ac.GemmShape(*shape), arch=ac.SmArch.SM89, layout_b=ac.GemmLayout.COL_MAJOR, **fields
     )  # fmt: skip
     made = planned(request)
-    key = made.choice.key
+    key = made.candidate.key
     assert (key.arch, key.generation) == (ac.SmArch.SM89, "sm80")
     run_plan(made, request)
 

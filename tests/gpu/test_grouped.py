@@ -29,7 +29,7 @@ from atomr_cutlass.ops.grouped_gemm import function as grouped_module
 from atomr_cutlass.ops.grouped_gemm import kernels as grouped_plan
 from atomr_cutlass.ops.grouped_gemm import reference as grouped_reference
 from atomr_cutlass.pipeline import devices
-from atomr_cutlass.pipeline.pick import Picked
+from atomr_cutlass.pipeline.candidate import Candidate
 from fp8_matrices import guarded, host, placed, scales
 from gpu_matrices import _POISON, NUMPY_LIMIT, Guarded, assert_same_bits, bits_dtype, element_type, pairs
 from grouped_gpu import (
@@ -1190,7 +1190,7 @@ def cases_of(key: KernelKey) -> list[Case]:
 def test_every_cell(key: KernelKey, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each kernel of the table by itself; with ATOMR_CUTLASS_TEST_JIT those of the matrix, compiled."""
     info = every_cell.row_of(key)
-    made = functools.partial(grouped_plan.make, picked=Picked(key, info, 0.0), arch=key.arch)
+    made = functools.partial(grouped_plan.make, candidate=Candidate(key, info, 0.0, None), arch=key.arch)
     monkeypatch.setattr(grouped_module, "make", made)
     _without_kept(monkeypatch)
     cases = cases_of(key)
@@ -1204,8 +1204,8 @@ def test_every_cell(key: KernelKey, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_every_cell_with_bias_and_activation(key: KernelKey, monkeypatch: pytest.MonkeyPatch) -> None:
     if devices.get(0).arch is not key.arch:
         pytest.skip(f"{key.arch.value} cells need such a GPU")
-    picked = Picked(with_gelu(key), None, 0.0)
-    monkeypatch.setattr(grouped_module, "make", functools.partial(grouped_plan.make, picked=picked))
+    candidate = Candidate(with_gelu(key), None, 0.0, None)
+    monkeypatch.setattr(grouped_module, "make", functools.partial(grouped_plan.make, candidate=candidate))
     _without_kept(monkeypatch)
     for case in cases_of(key):
         if key.generation != "sm80" or case.beta == 0:

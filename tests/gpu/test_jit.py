@@ -17,15 +17,15 @@ import pytest
 import atomr_cutlass as ac
 from atomr_cutlass.jit import kernels
 from atomr_cutlass.jit.store import KernelStore
+from atomr_cutlass.ops.gemm.kernels import GemmCandidate, GemmSearch
 from atomr_cutlass.pipeline import devices, select, table
 from atomr_cutlass.pipeline.plan import Plan
-from atomr_cutlass.pipeline.select import Choice
 from gpu_matrices import D, Guarded, assert_product, fill, placed, problem_of, rows_for
 
 pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("torch")]
 
-plan: Any = sys.modules["atomr_cutlass.pipeline.plan"]  # the package's function of this name hides the module
-from_choice = getattr(plan, "prebuilt_from_choice", plan.from_choice)
+gemm_kernels: Any = sys.modules["atomr_cutlass.ops.gemm.kernels"]
+from_candidate = getattr(gemm_kernels, "prebuilt_from_candidate", gemm_kernels.from_candidate)
 
 TABLE = ac.kernels(op="gemm")
 SMALL = ac.GemmRequest(ac.GemmShape(256, 320, 512), dtype=D.F32, precision="ieee")
@@ -35,10 +35,10 @@ SMALL = ac.GemmRequest(ac.GemmShape(256, 320, 512), dtype=D.F32, precision="ieee
 def chosen(a: Any, b: Any, out: Any, info: ac.KernelInfo, **changes: Any) -> tuple[Plan, Plan]:
     """Plans of one choice: its kernel from the table, and compiled."""
     what = problem_of(a, b, out, math_mode=info.key.math)
-    ranked = select.rank(what, devices.get(0), info.key.arch)
-    own = next(one for one in ranked if one.key == info.key and not one.variant.exchanged)
+    ranked = select.rank(GemmSearch(what, devices.get(0), info.key.arch))
+    own = next(one for one in ranked if one.key == info.key and not one.formulation.swapped)
     own = dataclasses.replace(own, **changes)
-    return from_choice(what, own, like=a), from_choice(what, dataclasses.replace(own, info=None), like=a)
+    return from_candidate(what, own, like=a), from_candidate(what, dataclasses.replace(own, info=None), like=a)
 
 
 def same_bits(torch: Any, x: Any, y: Any) -> bool:
@@ -163,14 +163,14 @@ def test_a_better_kernel_takes_over_in_the_background(
     if built is None:
         pytest.skip("the table is empty")
     best = ac.plan(SMALL, backend="jit")
-    if best.choice.key == built.choice.key:
-        few = [info for info in TABLE if info.key != built.choice.key]
+    if best.candidate.key == built.candidate.key:
+        few = [info for info in TABLE if info.key != built.candidate.key]
         monkeypatch.setattr(table, "kernels", lambda *_given, **_named: few)
     # Nowhere to be found, it has to be compiled.
     kernels._kernels.clear()
     empty = KernelStore(tmp_path / "cache")
     monkeypatch.setattr(kernels, "store", lambda: empty)
-    monkeypatch.setattr(plan, "WORTHWHILE", 1e9)
+    monkeypatch.setattr(select, "WORTHWHILE", 1e9)
     try:
         made = ac.plan(SMALL, jit="background")
     except ac.KernelNotFoundError as error:
@@ -289,8 +289,8 @@ def test_choices_of_keys_outside_the_matrix(torch: Any) -> None:
     b = placed((70, 50), D.F32, 2, layout=key.layout_b)
     out = Guarded((100, 50), key.d)
     what = problem_of(a, b, out.view, math_mode="ieee")
-    choice: Choice = select.choice_of(key, what, devices.get(0))
-    made = from_choice(what, choice, like=a)
+    choice: GemmCandidate = select.candidate_of(GemmSearch(what, devices.get(0)), key)
+    made = from_candidate(what, choice, like=a)
     made(a, b, out=out.view)
     torch.cuda.synchronize()
     out.assert_guards()

@@ -15,8 +15,9 @@ from atomr_cutlass.arrays import numerics, operands
 from atomr_cutlass.generator.key import KernelKey
 from atomr_cutlass.ops.quantize import function as quantized
 from atomr_cutlass.ops.quantize import reference as quantization
+from atomr_cutlass.pipeline import select
+from atomr_cutlass.pipeline.candidate import Candidate
 from atomr_cutlass.pipeline.op_plan import Steps
-from atomr_cutlass.pipeline.pick import Picked
 from gpu_matrices import torch_dtype
 
 pytestmark = pytest.mark.gpu
@@ -127,7 +128,7 @@ def test_every_cast(torch: ModuleType, key: KernelKey) -> None:
     a = steps.slot("x", (slices, count), None, key.a.dlpack)
     d = steps.slot("out", (count,), None, key.d.dlpack, role="output")
     args = {"count": count, "slices": slices, "slice_stride": count, "a": a, "d": d, "alpha": 1.0}
-    steps.launch(Picked(key, info, 0.0), args)
+    steps.launch(Candidate(key, info, 0.0, None), args)
     steps.plan(like=x)(x, out)
     expected = numerics.saturating_cast(numerics.to_float64(_host(x)).sum(0), key.d)
     np.testing.assert_array_equal(numerics.to_float64(_host(out)), numerics.to_float64(expected))
@@ -144,14 +145,14 @@ def test_every_cell(
     torch: ModuleType, arch: ac.SmArch, narrow: D, scaling: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Each kernel of the table; with ATOMR_CUTLASS_TEST_JIT those of the matrix, compiled."""
-    launched: list[Picked] = []
+    launched: list[Candidate[None]] = []
 
-    def exactly(make: Any, *_given: Any, **_named: Any) -> Picked:
-        key = make(arch)
-        launched.append(Picked(key, every_cell.row_of(key), 0.0))
+    def exactly(search: select.ExactSearch, **_named: Any) -> Candidate[None]:
+        key = search.make(arch)
+        launched.append(Candidate(key, every_cell.row_of(key), 0.0, None))
         return launched[-1]
 
-    monkeypatch.setattr(quantized, "pick_exactly", exactly)
+    monkeypatch.setattr(quantized.select, "choose", exactly)
     monkeypatch.setattr(quantized, "_plans", ac.PlanCache(8))
     x = _matrix(torch, (130, 416), "bfloat16", 3)
     made = ac.quantize(x, narrow, scaling=scaling)

@@ -11,8 +11,9 @@ import pytest
 
 import atomr_cutlass as ac
 from atomr_cutlass.generator.dtypes import CutlassDtype as D
+from atomr_cutlass.ops.gemm.kernels import GemmSearch, from_candidate, make, split_choices
 from atomr_cutlass.pipeline import devices, select
-from atomr_cutlass.pipeline.plan import Plan, from_choice, make
+from atomr_cutlass.pipeline.plan import Plan
 from gpu_matrices import Guarded, assert_product, element_type, placed, problem_of
 
 pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("torch")]
@@ -170,10 +171,10 @@ def splitting_plan(torch: Any, split_k: int = 4, scheduler: str = "identity") ->
         a, b = placed((96, 4096), dtype, 1), placed((4096, 80), dtype, 2, layout="c")
         out = torch.empty(96, 80, dtype=a.dtype, device="cuda")
         what = problem_of(a, b, out, math_mode=math_mode)
-        for choice in select.rank(what, devices.get(0)):
+        for choice in select.rank(GemmSearch(what, devices.get(0))):
             key = choice.info.key
-            if key.scheduler == scheduler and (streamk or split_k in select.split_choices(key, choice.variant)):
-                plan = from_choice(what, dataclasses.replace(choice, split_k=split_k), like=a)
+            if key.scheduler == scheduler and (streamk or split_k in split_choices(key, choice.formulation)):
+                plan = from_candidate(what, dataclasses.replace(choice, split_k=split_k), like=a)
                 assert plan.workspace_bytes > 0
                 return plan, a, b, out
     pytest.skip(f"the table has no kernel with the {scheduler} scheduler that splits K here")
@@ -476,5 +477,5 @@ def test_plans_default_to_their_scalars() -> None:
     assert_product(plan(a, b, c), a, b, c, alpha=2.0, beta=-1.0)
     assert_product(plan(a, b, c, alpha=0.5), a, b, c, alpha=0.5, beta=-1.0)
     assert_product(plan(a, b, c, beta=4.0), a, b, c, alpha=2.0, beta=4.0)
-    assert plan.kernel_name == plan.choice.key.name
+    assert plan.kernel_name == plan.candidate.key.name
     assert all(extent > 0 for extent in plan.grid)

@@ -13,9 +13,9 @@ import every_cell
 from atomr_cutlass.arrays import fp4
 from atomr_cutlass.generator.key import KernelKey
 from atomr_cutlass.generator.rules import FP8_TYPES
+from atomr_cutlass.ops.gemm.kernels import GemmCandidate, GemmSearch, from_candidate
 from atomr_cutlass.pipeline import devices, select
-from atomr_cutlass.pipeline.plan import Plan, from_choice
-from atomr_cutlass.pipeline.select import Choice
+from atomr_cutlass.pipeline.plan import Plan
 from gpu_matrices import KINDS, Guarded, Kind, assert_product, lacking, pairs, placed, problem_of, rows_for
 
 pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("torch")]
@@ -53,13 +53,13 @@ class Launch:
         self.c = placed((m, n), key.d, 3)
         self.out = Guarded((m, n), key.d)
 
-    def choice(self) -> Choice:
+    def choice(self) -> GemmCandidate:
         what = problem_of(self.a, self.b, self.out.view, math_mode=self.key.math)
-        return replace(select.choice_of(self.key, what, devices.get(0)), info=self.info)
+        return replace(select.candidate_of(GemmSearch(what, devices.get(0)), self.key), info=self.info)
 
-    def check(self, choice: Choice, *, alpha: float = 1.0, beta: float = 0.0) -> Plan:
+    def check(self, choice: GemmCandidate, *, alpha: float = 1.0, beta: float = 0.0) -> Plan:
         what = problem_of(self.a, self.b, self.out.view, math_mode=self.key.math)
-        made = from_choice(what, choice, like=self.a)
+        made = from_candidate(what, choice, like=self.a)
         assert made.kernel_name == self.key.name
         out = Guarded(tuple(self.out.view.shape), self.key.d)
         c = self.c if beta else None
@@ -166,7 +166,7 @@ def test_requests(kind: Kind, layouts: str, shape: ac.GemmShape, arch: ac.SmArch
             pytest.skip(str(error))
         lacking(error, kind, layouts, asked.result_dtype)
     if arch is not None:
-        assert made.choice.key.arch is arch
+        assert made.candidate.key.arch is arch
     assert made.request is asked
     batch = () if shape.batch == 1 else (shape.batch,)
     exact = kind.precision == "tf32"

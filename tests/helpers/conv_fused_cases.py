@@ -16,7 +16,7 @@ from atomr_cutlass import _core
 from atomr_cutlass.arrays import operands
 from atomr_cutlass.epilogue import validate as first_use
 from atomr_cutlass.ops.conv2d import function as conv_module
-from atomr_cutlass.ops.conv2d import kernels as conv_plan
+from atomr_cutlass.ops.conv2d import plans as conv_plan
 from atomr_cutlass.ops.conv2d import reference as conv_reference
 from atomr_cutlass.pipeline import verify as trial
 from atomr_cutlass.pipeline.operation import operation_of

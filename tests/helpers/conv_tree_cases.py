@@ -22,10 +22,11 @@ from atomr_cutlass.epilogue.results import ImageResult
 from atomr_cutlass.generator.dtypes import CutlassDtype as D
 from atomr_cutlass.generator.epilogue.tree import MATRIX, ROW, SCALAR, EpilogueVisitorTree, Input, Output
 from atomr_cutlass.generator.key import KernelKey
-from atomr_cutlass.ops.conv2d import kernels as conv_plan
 from atomr_cutlass.ops.conv2d import reference as conv_reference
+from atomr_cutlass.ops.conv2d.kernels import ConvSearch
 from atomr_cutlass.ops.conv2d.problem import DGRAD, FPROP, OPERANDS, ConvProblem
 from atomr_cutlass.ops.conv2d.reference import ConvGeometry
+from atomr_cutlass.pipeline import select
 from atomr_cutlass.pipeline.devices import Device
 from random_trees import Dice, operands_like, random_tree, random_values
 from tree_cases import Array, Lie, Shape
@@ -121,7 +122,7 @@ class ConvCase:
 
     def key(self, device: Device) -> KernelKey:
         """The kernel."""
-        return conv_plan.choose(self.problem, device, record=False).picked.key
+        return select.choose(ConvSearch(self.problem, device), record=False).key
 
     def values(self) -> dict[str, Array]:
         """The operands, C and what the tree reads, on the host."""

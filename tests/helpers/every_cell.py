@@ -25,7 +25,7 @@ from atomr_cutlass.generator.matrix import expand
 from atomr_cutlass.generator.rules import FEW, FP8_TYPES
 from atomr_cutlass.jit import kernels
 from atomr_cutlass.ops.conv2d import reference as conv_reference
-from atomr_cutlass.ops.conv2d.kernels import cost
+from atomr_cutlass.ops.conv2d.kernels import ConvFormulation, ConvSearch
 from atomr_cutlass.ops.conv2d.problem import FPROP, WGRAD, ConvProblem
 from atomr_cutlass.ops.conv2d.reference import ConvGeometry
 from atomr_cutlass.pipeline import devices, table, verification
@@ -138,7 +138,7 @@ def conv_problems(key: KernelKey, device: Device, most: int = 3) -> list[ConvPro
     found = []
     for geometry in _geometries(key):
         problem = _conv_problem(key, geometry)
-        if cost(key, problem, device) is not None:
+        if ConvSearch(problem, device, formulations=[[ConvFormulation(problem)]]).serves(key):
             found.append(problem)
             if len(found) == most:
                 break

@@ -21,6 +21,7 @@ from atomr_cutlass.generator.dtypes import CutlassDtype as D
 from atomr_cutlass.generator.rules import FP8_TYPES
 from atomr_cutlass.ops.gemm import reference as gemm_reference
 from atomr_cutlass.ops.gemm import scaled
+from atomr_cutlass.ops.gemm.kernels import GemmSearch
 from atomr_cutlass.pipeline import devices
 from atomr_cutlass.pipeline.op_plan import OpPlan
 from gpu_matrices import NUMPY_LIMIT, Guarded, element_type, fill, has_default_preset, problem_of, torch_dtype
@@ -307,7 +308,7 @@ def cell_plan(
         scale_granularity=key.scale_granularity,
         scale_type=key.scale_type,
     )
-    choice = replace(select.choice_of(key, what, devices.get(0)), info=info)
-    made = scaled.from_choice(what, choice, scales_of(what, how, amax), alpha=how.alpha, beta=how.beta, like=a)
+    choice = replace(select.candidate_of(GemmSearch(what, devices.get(0)), key), info=info)
+    made = scaled.from_candidate(choice, scales_of(what, how, amax), alpha=how.alpha, beta=how.beta, like=a)
     slots = [a, b, how.scale_a, how.scale_b, how.scale_d, amax, d]
     return made, [array for array in slots if array is not None]

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
-from unittest import mock
 
 import numpy as np
 
@@ -155,10 +154,8 @@ def results_of(case: Case, returned: Any) -> dict[str, Any]:
 
 def plan_of(case: Case, like: Any = None) -> OpPlan:
     """A plan of the case's kernel; it takes `Arrays.in_order`."""
-    chosen = case.choice(devices.get(0))
-    how = {"arch": case.arch, "alpha": case.alpha, "beta": case.beta, "like": like}
-    with mock.patch.object(scaled, "choose_way", return_value=chosen):
-        return scaled.make(case.problem, fusion=case.fusion, **how)
+    candidate = case.candidate(devices.get(0))
+    return scaled.from_candidate(candidate, fusion=case.fusion, alpha=case.alpha, beta=case.beta, like=like)
 
 
 def assert_right(case: Case, values: Mapping[str, Array], results: Mapping[str, Array]) -> None:

@@ -25,13 +25,14 @@ from atomr_cutlass.generator.epilogue.tree import EpilogueVisitorTree
 from atomr_cutlass.generator.key import KernelKey
 from atomr_cutlass.generator.matrix import cells
 from atomr_cutlass.generator.rules import FP8_TYPES
-from atomr_cutlass.ops.grouped_gemm import kernels as grouped_plan
+from atomr_cutlass.ops.grouped_gemm.kernels import GroupedSearch
 from atomr_cutlass.ops.grouped_gemm.problem import (
     LIST,
     GroupedProblem,
     GroupScale,
     does_nothing,
 )
+from atomr_cutlass.pipeline import select
 from atomr_cutlass.pipeline.devices import Device
 from atomr_cutlass.pipeline.problem import MatrixSpec
 from tree_cases import Lie
@@ -428,10 +429,10 @@ def needed(device: Device) -> Iterator[KernelKey]:
         *trees_of_lists(),
     ):
         if what.fusion is not None:
-            yield grouped_plan.best_key(what, device, None)
+            yield select.best_key(GroupedSearch(what, device))
     for arch, case in OLDER:
         if case.problem.fusion is not None:
-            yield grouped_plan.best_key(case.problem, device, arch)
+            yield select.best_key(GroupedSearch(case.problem, device, arch))
     if device.arch is SmArch.SM90A:
         yield from map(with_gelu, CELLS)
 

@@ -18,11 +18,11 @@ from atomr_cutlass import MatmulEpilogue as E
 from atomr_cutlass import MatmulRequest, ScaleSet, _core, matmul
 from atomr_cutlass.arrays import numerics, operands
 from atomr_cutlass.generator.key import KernelKey
-from atomr_cutlass.ops.gemm import scaled
 from atomr_cutlass.ops.matmul import launch
 from atomr_cutlass.ops.matmul.epilogues import AUX, WRITTEN
 from atomr_cutlass.ops.matmul.function import call_of
 from atomr_cutlass.ops.matmul.launch import product_of, with_gaps
+from atomr_cutlass.pipeline import select
 from atomr_cutlass.pipeline.devices import Device
 from matmul_formulas import Array, Case
 
@@ -125,7 +125,7 @@ def _keys_of(request: MatmulRequest, device: Device) -> list[KernelKey]:
         with mock.patch.dict(launch._made_ones, {(dtype, 0): ones}):
             sums = launch.sums_of(views, request.form.summed, request.k, 0)
         products.append(product_of(sums, None, call.math)[0])
-    return [scaled.choose_way(product.ways, device, None, "auto", "auto")[1].key for product in products]
+    return [select.choose(product.search(device)).key for product in products]
 
 
 _places = itertools.count(1)

@@ -47,7 +47,7 @@ from dlpack_arrays import CudaArray
 D = ac.CutlassDtype
 E4M3 = ml_dtypes.float8_e4m3fn
 gemm_module = sys.modules["atomr_cutlass.ops.gemm.function"]
-plan_module = sys.modules["atomr_cutlass.pipeline.plan"]
+select_module = sys.modules["atomr_cutlass.pipeline.select"]
 random = np.random.default_rng(7)
 
 
@@ -736,7 +736,7 @@ def case_a_better_kernel_is_compiled_in_the_background() -> None:
             few = [k for k in every if k.key.tile == (256, 128, 8)]
             patch.setattr(table, "kernels", lambda *_g, few=few, **_n: few)
             worth = seconds < 1
-            patch.setattr(plan_module, "WORTHWHILE", 1e9 if worth else 0.0)
+            patch.setattr(select_module, "WORTHWHILE", 1e9 if worth else 0.0)
             gate.clear()
             gemm_module._plans.clear()
             a, b = Tensor(matrix(64, 64)), Tensor(matrix(64, 64))
@@ -766,7 +766,7 @@ def slow_table() -> Iterator[tuple[pytest.MonkeyPatch, tuple[Tensor, Tensor, Ten
     with pytest.MonkeyPatch.context() as patch:
         few = [k for k in table.kernels() if k.key.tile == (256, 128, 8)]
         patch.setattr(table, "kernels", lambda *_g, **_n: few)
-        patch.setattr(plan_module, "_warned", set())
+        patch.setattr(select_module, "_warned", set())
         gemm_module._plans.clear()
         yield patch, (Tensor(matrix(8, 4096)), Tensor(matrix(4096, 8)), Tensor(matrix(8, 8)))
         gemm_module._plans.clear()
@@ -805,7 +805,7 @@ def case_a_kernel_that_serves_well_enough_is_kept() -> None:
 def case_a_kernel_that_serves_slowly_and_must_stay_is_said_once() -> None:
     with compiler(built=True) as compiled, slow_table() as (patch, (a, b, out)):
         for given, reason in (({"jit": "off"}, "off forbids"), ({}, "there is no NVRTC")):
-            patch.setattr(plan_module, "_warned", set())
+            patch.setattr(select_module, "_warned", set())
             patch.setattr(kernels, "problem", lambda: "there is no NVRTC")
             gemm_module._plans.clear()
             with warnings.catch_warnings(record=True) as said:

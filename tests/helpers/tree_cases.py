@@ -5,7 +5,6 @@ Everything here is decided without a GPU, so that tools/compile_table.py compile
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import itertools
 import math
@@ -23,18 +22,16 @@ from atomr_cutlass.arrays.operands import BYTE
 from atomr_cutlass.epilogue import bind as binding
 from atomr_cutlass.epilogue import bound as fused
 from atomr_cutlass.epilogue.bound import Fusion, TreeArray
-from atomr_cutlass.errors import UnsupportedError
 from atomr_cutlass.generator.archs import SmArch
 from atomr_cutlass.generator.dtypes import CutlassDtype as D
 from atomr_cutlass.generator.epilogue.tree import MASK, MATRIX, ROW, EpilogueVisitorTree, Output
 from atomr_cutlass.generator.key import KernelKey
 from atomr_cutlass.generator.rules import accumulator
 from atomr_cutlass.ops.gemm import reference as gemm_reference
-from atomr_cutlass.ops.gemm import scaled
+from atomr_cutlass.ops.gemm.kernels import GemmCandidate, GemmSearch
 from atomr_cutlass.pipeline import devices, select
 from atomr_cutlass.pipeline.devices import Device
 from atomr_cutlass.pipeline.problem import GemmProblem, MatrixSpec
-from atomr_cutlass.pipeline.select import Choice
 from random_trees import Dice, operand_shapes, operands_like, random_tree, random_values
 
 Array = np.ndarray[Any, Any]
@@ -200,17 +197,17 @@ class Case:
             tuple(array(one.name, one.kind, self.outputs[one.name], one.reduction) for one in self.tree.outputs),
         )
 
-    def choice(self, device: Device) -> tuple[GemmProblem, Choice]:
-        """The problem as it is put to the kernel, and the kernel."""
+    def candidate(self, device: Device) -> GemmCandidate:
+        """The kernel."""
         what = self.problem
         ways = fused.problem_of(what, self.fusion, what.epilogue)
         if not self.cell:
-            return scaled.choose_way(ways, device, self.arch, "auto", "auto")
+            return select.choose(GemmSearch(ways, device, self.arch))
         for way in ways:
-            for key in select._candidates(self.arch or devices.require_arch(device), way):
+            search = GemmSearch(way, device)
+            for key in select.serving(search, self.arch or devices.require_arch(device)):
                 if self._is_wanted(key):
-                    with contextlib.suppress(UnsupportedError):
-                        return way, select.choice_of(key, way, device)
+                    return select.candidate_of(search, key)
         raise LookupError(f"no cell of the matrix is that of {self.name}")
 
     def _is_wanted(self, key: KernelKey) -> bool:
@@ -572,4 +569,4 @@ def needed() -> Iterator[Case]:
 
 def keys(device: Device) -> list[KernelKey]:
     """The kernels of all cases on a GPU, once each."""
-    return list(dict.fromkeys(case.choice(device)[1].key for case in needed()))
+    return list(dict.fromkeys(case.candidate(device).key for case in needed()))

@@ -31,13 +31,13 @@ from atomr_cutlass.generator.epilogue.lower import LINEAR, epilogue_id
 from atomr_cutlass.generator.families.conv_sm90 import conv_sm90
 from atomr_cutlass.generator.matrix import supports
 from atomr_cutlass.generator.render import render
-from atomr_cutlass.ops.conv2d import kernels as conv_plan
 from atomr_cutlass.ops.conv2d import reference as conv_reference
+from atomr_cutlass.ops.conv2d.kernels import ConvSearch
 from atomr_cutlass.ops.conv2d.problem import formulations
-from atomr_cutlass.pipeline import devices, pick
+from atomr_cutlass.pipeline import devices, select
 from atomr_cutlass.pipeline import verify as trial
+from atomr_cutlass.pipeline.candidate import Candidate
 from atomr_cutlass.pipeline.operation import operation_of
-from atomr_cutlass.pipeline.pick import Picked
 
 RANDOM = np.random.default_rng(3)
 X = RANDOM.standard_normal((2, 6, 5, 8)).astype(np.float32)
@@ -208,11 +208,11 @@ def test_activations_that_are_no_names() -> None:
 
 def test_kernels_that_the_table_lacks_are_recorded(monkeypatch: pytest.MonkeyPatch) -> None:
     missed: list[Any] = []
-    monkeypatch.setattr(pick.kernels, "record_miss", missed.append)
+    monkeypatch.setattr(select.kernels, "record_miss", missed.append)
     what = ConvFwdRequest(SHAPE, dtype=D.BF16, arch=SmArch.SM90A, epilogue=GemmEpilogue(tree=BLOCK)).problem(0)
     with pytest.raises(KernelNotFoundError, match="it is in no preset: let it be compiled at run time"):
-        conv_plan.choose(what, H100, arch=SmArch.SM90A, jit="off")
-    assert {key.epilogue for key in missed} == {way.epilogue for way in formulations(what)}
+        select.choose(ConvSearch(what, H100, SmArch.SM90A), jit="off")
+    assert [key.epilogue for key in missed] == [formulations(what)[0].epilogue]
 
 
 @pytest.mark.parametrize(("known", "checked"), [(None, False), ("", True)])
@@ -224,7 +224,7 @@ def test_under_capture_only_what_is_known_is_looked_at(
     monkeypatch.setattr(first_use._core, "capturing", lambda _device, _stream: True)
     monkeypatch.setattr(devices, "driver", lambda: "580.1")
     key = conv_sm90("conv2d_fprop", D.BF16, D.BF16, (128, 128), epilogue=common.bias(D.BF16, "gelu"))
-    picked = Picked(key, fake_table.row(key), 0.0)
+    picked = Candidate(key, fake_table.row(key), 0.0, None)
     assert first_use.require(picked, H100, _never, stream=5) is checked
     monkeypatch.setattr(first_use.verdicts, "recall", lambda _identity: "out[0, 0] is 1, expected 2")
     monkeypatch.setattr(first_use, "_verdicts", {})
@@ -244,9 +244,9 @@ def test_a_validation_is_of_one_code_and_one_driver(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(first_use.kernels, "image_digest", lambda _key, _device: circumstances["image"])
     key = conv_sm90("conv2d_fprop", D.BF16, D.BF16, (128, 128), epilogue=common.bias(D.BF16, "gelu"))
     rows = [replace(fake_table.row(key), content=f"01 4.2-23 nvcc {version}") for version in ("13.0.88", "13.1.5")]
-    compiled, built, rebuilt = (Picked(key, info, 0.0) for info in (None, *rows))
+    compiled, built, rebuilt = (Candidate(key, info, 0.0, None) for info in (None, *rows))
 
-    def validations(picked: Picked) -> int:
+    def validations(picked: Candidate[None]) -> int:
         assert first_use.require(picked, H100, _never)
         return len(known)
 
@@ -305,7 +305,7 @@ def test_a_matrix_like_the_result_comes_by_the_way_of_c(layout: ConvLayout) -> N
     best, plain = formulations(what)
     assert [one.name for one in what.fusion.inputs][best.source] == "residual"
     assert plain.source is None
-    assert conv_plan.choose(what, H100, record=False).picked.key.epilogue == best.epilogue
+    assert select.choose(ConvSearch(what, H100), record=False).key.epilogue == best.epilogue
     assert "input:source:bf16" in best.epilogue
     with_c = dataclasses.replace(request, epilogue=GemmEpilogue(tree=BLOCK, beta=1.0)).problem(0)
     assert formulations(with_c) == [with_c]
@@ -341,7 +341,7 @@ def test_bias_and_c_together_are_a_tree() -> None:
     request = ConvFwdRequest(
         SHAPE, dtype=D.F16, arch=SmArch.SM90A, epilogue=GemmEpilogue(bias=True, beta=1.0, activation="gelu")
     )
-    assert conv_plan.choose(request.problem(0), H100, record=False).picked.key.epilogue == common.bias(D.F16, "gelu")
+    assert select.choose(ConvSearch(request.problem(0), H100), record=False).key.epilogue == common.bias(D.F16, "gelu")
     assert [slot.name for slot in operation_of(request).operands(request)] == ["x", "w", "c", "bias", "out"]
     alone = dataclasses.replace(request, epilogue=GemmEpilogue(bias=True, activation="gelu"))
     assert alone.tree is None

@@ -18,10 +18,11 @@ from atomr_cutlass.generator.families.cast import cast
 from atomr_cutlass.generator.families.conv import LAYOUTS
 from atomr_cutlass.generator.families.conv_sm80 import depthwise
 from atomr_cutlass.generator.key import ROW, KernelKey
-from atomr_cutlass.generator.matrix import cells, supports
-from atomr_cutlass.ops.conv2d import kernels as conv_plan
+from atomr_cutlass.generator.matrix import cells, shared_memory, supports
+from atomr_cutlass.ops.conv2d import plans
 from atomr_cutlass.ops.conv2d import reference as conv_reference
-from atomr_cutlass.ops.conv2d.kernels import CAST_ALIGNMENT, _picked, _served, best_key, choose, cost, make
+from atomr_cutlass.ops.conv2d.kernels import CAST_ALIGNMENT, ConvFormulation, ConvSearch
+from atomr_cutlass.ops.conv2d.plans import make
 from atomr_cutlass.ops.conv2d.problem import (
     DGRAD,
     FPROP,
@@ -35,7 +36,7 @@ from atomr_cutlass.ops.conv2d.problem import (
     pixel_strides,
     reach,
 )
-from atomr_cutlass.pipeline import devices, pick
+from atomr_cutlass.pipeline import devices, select
 from atomr_cutlass.pipeline.op_plan import Steps
 from atomr_cutlass.pipeline.problem import MatrixSpec
 from fake_table import A100, ADA, H200
@@ -131,16 +132,45 @@ def _tma(op: str = FPROP, **fields: Any) -> KernelKey:
 @pytest.fixture
 def only(monkeypatch: pytest.MonkeyPatch) -> Any:
     """Makes cells of our own the matrix, and the table empty."""
-    monkeypatch.setattr(pick.kernels, "record_miss", lambda _key: None)
+    monkeypatch.setattr(select.kernels, "record_miss", lambda _key: None)
     fake_table.install(monkeypatch, [])
+    gemms = select.matrix
 
     def install(*keys: KernelKey) -> None:
-        monkeypatch.setattr(pick, "_matrix", lambda op, arch: [k for k in keys if (k.op, k.arch) == (op, arch)])
+        def listed(op: str, arch: SmArch) -> Any:
+            return gemms(op, arch) if op == "gemm" else [k for k in keys if (k.op, k.arch) == (op, arch)]
+
+        monkeypatch.setattr(select, "matrix", listed)
 
     return install
 
 
 HOW: dict[str, Any] = {"arch": None, "backend": "auto", "jit": "auto"}
+
+
+def choose(what: ConvProblem, device: devices.Device = A100, *, arch: Any = None, **how: Any) -> Any:
+    return select.choose(ConvSearch(what, device, arch), **how)
+
+
+def best_key(what: ConvProblem, device: devices.Device, arch: Any) -> KernelKey:
+    return select.best_key(ConvSearch(what, device, arch))
+
+
+def serves(key: KernelKey, what: ConvProblem, device: devices.Device, split_k: int = 1) -> bool:
+    put = ConvFormulation(what, split_k)
+    return bool(ConvSearch(what, device, formulations=[[put]]).supports(key, put))
+
+
+def _picked(what: ConvProblem, device: devices.Device, **how: Any) -> tuple[Any, int, ConvProblem | None]:
+    """The candidate, its slices of K, and the problem with a float32 result where it is computed in one and cast."""
+    found = choose(what, device, **how)
+    return found, found.split_k, found.formulation.problem if found.formulation.wide else None
+
+
+def _served(what: ConvProblem, device: devices.Device, arch: Any) -> tuple[ConvProblem, str, bool]:
+    """The problem as it is put to kernels, what was done to it, and whether its operands are cast."""
+    put = ConvSearch(what, device, arch).formulations[-1][0]
+    return put.problem, put.rewrite, put.casts
 
 
 def _chosen(what: ConvProblem, device: devices.Device = A100, **how: Any) -> KernelKey:
@@ -240,7 +270,7 @@ def test_the_implicit_gemm(op: str, how: dict[str, Any], want: tuple[int, int, i
 
 
 def _serves(key: KernelKey, what: ConvProblem, split_k: int = 1) -> bool:
-    return cost(key, what, devices.imagined(key.arch), split_k) is not None
+    return serves(key, what, devices.imagined(key.arch), split_k)
 
 
 @pytest.mark.parametrize("op", OPS)
@@ -423,9 +453,11 @@ def test_padded_tiles_of_channels_are_paid_for() -> None:
     device = devices.imagined(SmArch.SM90A)
 
     def seconds(op: str, c: int, k: int) -> float:
-        found = cost(_tma(op), _problem(op, (32, 56, 56, c), (k, 3, 3), padding=1), device)
-        assert found is not None
-        return found
+        what = _problem(op, (32, 56, 56, c), (k, 3, 3), padding=1)
+        put = ConvFormulation(what)
+        search = ConvSearch(what, device, formulations=[[put]])
+        assert search.supports(_tma(op), put)
+        return search.cost(_tma(op), put, shared_memory(_tma(op))).seconds
 
     assert seconds(FPROP, 8, 128) == pytest.approx(seconds(FPROP, 64, 128), rel=0.3)
     assert seconds(DGRAD, 128, 8) == pytest.approx(seconds(DGRAD, 128, 64), rel=0.3)
@@ -446,7 +478,9 @@ def test_what_the_table_lacks_is_compiled_or_refused(only: Any) -> None:
     only(_cell())
     assert _picked(_problem(), A100, **HOW)[0].origin == "jit"
     for how in ({"backend": "prebuilt"}, {"jit": "off"}):
-        with pytest.raises(KernelNotFoundError, match=f"no kernel in the table serves this {FPROP}; .* would: build"):
+        with pytest.raises(
+            KernelNotFoundError, match=f"no kernel in the table serves this {FPROP}; .* would: .*build with"
+        ):
             _chosen(_problem(), **how)
 
 
@@ -559,10 +593,12 @@ def test_a_rewrite_that_the_table_lacks_is_no_refusal(only: Any, monkeypatch: py
     product, helper = _cell(WGRAD, d=D.F32), cast(SmArch.SM80, D.F32, D.BF16)
     only(product, helper)
     odd = _problem(WGRAD, (1, 8, 8, 3), (5, 3, 3))
-    for there, op in (((), "cast"), ((product,), "cast"), ((helper,), WGRAD)):
+    for there, op in (((), WGRAD), ((product,), "cast"), ((helper,), WGRAD)):
         fake_table.install(monkeypatch, [fake_table.row(key) for key in there])
         for how in ({"backend": "prebuilt"}, {"jit": "off"}):
-            with pytest.raises(KernelNotFoundError, match=f"no kernel in the table serves this {op}; .* would: build"):
+            with pytest.raises(
+                KernelNotFoundError, match=f"no kernel in the table serves this {op}; .* would: .*build with"
+            ):
                 _chosen(odd, **how)
     fake_table.install(monkeypatch, [fake_table.row(key) for key in (product, helper)])
     assert _chosen(odd, jit="off") == product
@@ -576,7 +612,7 @@ def test_a_gemm_that_the_table_lacks_is_no_refusal(only: Any) -> None:
     """A filter of one tap that only kernels of GEMM serve."""
     only()
     what = _problem(FPROP, (2, 8, 8, 5), (7, 1, 1))
-    assert choose(what, A100).product is not None
+    assert choose(what, A100).formulation.product is not None
     with pytest.raises(KernelNotFoundError, match=r"no kernel in the table serves bf16 .* would: it is in preset"):
         choose(what, A100, jit="off")
     with pytest.raises(UnsupportedError, match="no kernel of the matrix serves this"):
@@ -595,14 +631,15 @@ def test_a_filter_of_one_tap_is_compiled_for_only_where_the_table_has_neither_ke
     for there, is_gemm in ((slow_gemm, True), (slow_conv, False)):
         fake_table.install(monkeypatch, [fake_table.row(there)])
         chosen = choose(what, A100)
-        assert (chosen.picked.key, chosen.picked.origin) == (there, "prebuilt")
-        assert (chosen.product is not None) is is_gemm
-        assert choose(what, A100, backend="jit").picked.seconds < chosen.picked.seconds
+        assert (chosen.key, chosen.origin) == (there, "prebuilt")
+        assert (chosen.formulation.product is not None) is is_gemm
+        assert choose(what, A100, backend="jit").seconds < chosen.seconds
     # Of two that are there, the faster one.
     fake_table.install(monkeypatch, [fake_table.row(slow_gemm), fake_table.row(conv)])
-    assert choose(what, A100).picked.key == conv
+    assert choose(what, A100).key == conv
 
 
+@pytest.mark.filterwarnings("ignore:.* is used, which by the model takes")
 def test_a_table_that_cannot_slice_computes_in_one_piece(only: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """Neither the slices nor the cast may keep a kernel that is there from serving."""
     plain, sliced, helper = _wgrad_cells()
@@ -737,7 +774,7 @@ class Recorded(Steps):
 
 @pytest.fixture
 def recorded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(conv_plan, "Steps", Recorded)
+    monkeypatch.setattr(plans, "Steps", Recorded)
     monkeypatch.setattr(devices, "get", lambda _index=0: A100)
 
 
@@ -940,7 +977,7 @@ def test_every_cell_serves_something() -> None:
     for arch in ARCHS:
         device = _device(arch)
         for _, key in cells([arch]):
-            if key.op in OPS and not any(cost(key, what, device) is not None for what in problems if what.op == key.op):
+            if key.op in OPS and not any(serves(key, what, device) for what in problems if what.op == key.op):
                 idle.append(key.name)
     assert not idle
 
@@ -949,9 +986,8 @@ def test_every_cell_serves_something() -> None:
 def test_all_choices_begin_with_the_one_that_is_taken(op: str) -> None:
     for how in ({}, {"stride": 2}, {"x": (2, 14, 14, 3)}, {"groups": 64}, {"dtype": D.F8E4M3}):
         what = _problem(op, **how)
-        found = conv_plan.choices(what, _device(SmArch.SM90A), SmArch.SM90A)
+        found = select.rank_cells(ConvSearch(what, _device(SmArch.SM90A), SmArch.SM90A))
         assert found
-        taken = conv_plan.choose(what, H200, backend="jit", jit="auto", record=False)
-        assert taken.picked.key == found[0].picked.key
-        assert (taken.split_k, taken.casts, taken.wide) == (found[0].split_k, found[0].casts, found[0].wide)
-        assert [one.picked.seconds for one in found] == sorted(one.picked.seconds for one in found)
+        taken = choose(what, H200, backend="jit", jit="auto", record=False)
+        assert (taken.key, taken.formulation) == (found[0].key, found[0].formulation)
+        assert [one.seconds for one in found] == sorted(one.seconds for one in found)

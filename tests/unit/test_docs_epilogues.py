@@ -24,6 +24,7 @@ from atomr_cutlass.generator.dtypes import CutlassDtype
 from atomr_cutlass.generator.epilogue.ops import OPS
 from atomr_cutlass.generator.epilogue.tree import MAX_NODES, MAX_OPERANDS
 from atomr_cutlass.generator.rules import FP8_TYPES, accumulator
+from atomr_cutlass.ops.gemm.kernels import GemmSearch
 from atomr_cutlass.pipeline import devices, select
 from atomr_cutlass.pipeline.problem import GemmProblem, MatrixSpec
 
@@ -149,7 +150,8 @@ def assert_served(arch: SmArch, **call: Any) -> None:
     what = GemmProblem(spec(views["a"]), spec(views["b"]), None, spec(dense), "default", 0)
     base = "scaled" if dtype in FP8_TYPES else "lc"
     # The last way is the one that asks least of the kernel.
-    assert select.choose(fused.problem_of(what, fusion, base)[-1], devices.imagined(arch), arch, backend="jit")
+    search = GemmSearch(fused.problem_of(what, fusion, base)[-1], devices.imagined(arch), arch)
+    assert select.choose(search, backend="jit")
 
 
 def bound(

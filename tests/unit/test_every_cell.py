@@ -16,6 +16,7 @@ from atomr_cutlass.generator.epilogue.lower import split
 from atomr_cutlass.generator.key import KernelKey
 from atomr_cutlass.generator.matrix import expand
 from atomr_cutlass.ops.conv2d.problem import DGRAD, FPROP, WGRAD
+from atomr_cutlass.ops.gemm.kernels import GemmSearch
 from atomr_cutlass.pipeline import devices, select, verification
 from atomr_cutlass.pipeline.problem import GemmProblem, MatrixSpec
 
@@ -47,7 +48,7 @@ def test_every_gemm_cell_serves_the_shapes_it_is_launched_on() -> None:
                 a, b, None, _matrix(m, n, key.d, "r"), key.math, 0, epilogue=key.epilogue,
                 scale_granularity=key.scale_granularity, scale_type=key.scale_type,
             )  # fmt: skip
-            assert select.choice_of(key, problem, H200).key is key
+            assert select.candidate_of(GemmSearch(problem, H200), key).key is key
 
 
 def _key(arch: SmArch) -> KernelKey:

@@ -15,8 +15,9 @@ from atomr_cutlass.generator.families.gemm_few_sm90 import MOST, RANKS, cell
 from atomr_cutlass.generator.matrix import cells, family, preset_of, shared_memory, supports
 from atomr_cutlass.generator.render import render
 from atomr_cutlass.generator.rules import FEW
+from atomr_cutlass.ops.gemm.kernels import GemmSearch
 from atomr_cutlass.pipeline import estimate, select
-from atomr_cutlass.pipeline.problem import GemmProblem, MatrixSpec, collapse_batches, variants
+from atomr_cutlass.pipeline.problem import GemmProblem, MatrixSpec, formulations
 from fake_table import H200
 
 CELLS = [key for _, key in gemm_few_sm90.cells(SmArch.SM90A)]
@@ -90,9 +91,8 @@ def test_keys_without_a_kernel_are_refused_with_the_reason(changes: dict[str, An
 )
 def test_d_must_be_short(layouts: str, m: int, n: int, *, served: bool) -> None:
     what = problem(m, n, 512, layouts)
-    possible = list(variants(what, collapse_batches(what)))
     keys = {ranks: cell(D.BF16, layouts if layouts in ("rc", "rr") else "rr", ranks) for ranks in RANKS}
-    assert {any(select.eligible(key, what, one) for one in possible) for key in keys.values()} == {served}
+    assert {GemmSearch(what, H200).serves(key) for key in keys.values()} == {served}
 
 
 @pytest.mark.usefixtures("full_table")
@@ -110,7 +110,7 @@ def test_d_must_be_short(layouts: str, m: int, n: int, *, served: bool) -> None:
 )
 def test_few_rows_are_served_by_kernels_made_for_them(m: int, n: int, k: int, layouts: str) -> None:
     for dtype in (D.BF16, D.F16):
-        chosen = select.choose(problem(m, n, k, layouts, dtype), H200)
+        chosen = select.choose(GemmSearch(problem(m, n, k, layouts, dtype), H200), backend="prebuilt")
         assert chosen.key.mainloop == FEW
         assert chosen.key.layout_a + chosen.key.layout_b == layouts
 
@@ -118,7 +118,7 @@ def test_few_rows_are_served_by_kernels_made_for_them(m: int, n: int, k: int, la
 @pytest.mark.usefixtures("full_table")
 @pytest.mark.parametrize("shape", [(129, 4096, 4096), (4096, 4096, 4096), (512, 512, 512)])
 def test_other_shapes_are_not(shape: tuple[int, int, int]) -> None:
-    ranked = select.rank(problem(*shape), H200)
+    ranked = select.rank(GemmSearch(problem(*shape), H200))
     assert ranked
     assert FEW not in {choice.key.mainloop for choice in ranked}
 
@@ -143,6 +143,6 @@ def test_estimates_are_near_what_was_measured(
     layouts: str, ranks: int, shape: tuple[int, int, int], measured: float
 ) -> None:
     key, what = cell(D.BF16, layouts, ranks), problem(*shape, layouts)
-    served = [one for one in variants(what, collapse_batches(what)) if select.eligible(key, what, one)]
+    served = [one for one in formulations(what) if GemmSearch(what, H200).supports(key, one)]
     seconds = min(estimate.seconds(key, variant, H200, shared_memory(key)) for variant in served)
     assert seconds * 1e6 == pytest.approx(measured, rel=0.15)

@@ -26,6 +26,7 @@ from atomr_cutlass.errors import InvalidOperandError, KernelNotFoundError, Unsup
 from atomr_cutlass.generator.dtypes import ScaleType
 from atomr_cutlass.generator.families.gemm_sm100 import FP4_SCALES
 from atomr_cutlass.generator.matrix import expand
+from atomr_cutlass.ops.gemm.kernels import GemmSearch
 from atomr_cutlass.ops.gemm.scaled import problem_of
 from atomr_cutlass.ops.quantize.reference import (
     BlockScaled,
@@ -342,7 +343,7 @@ def test_large_problems_get_large_tiles() -> None:
         request = _request(m, 8192, 8192)
         scales = request.scales()
         assert scales is not None
-        best = select.best_cell(problem_of(request.problem(0), scales), devices.imagined(SmArch.SM100))
+        best = select.best_cell(GemmSearch(problem_of(request.problem(0), scales), devices.imagined(SmArch.SM100)))
         assert best is not None
         return best.key.tile
 
@@ -396,7 +397,7 @@ def test_older_gpus_are_told_what_serves_them(monkeypatch: pytest.MonkeyPatch) -
     what = problem_of(request.problem(0), scales)
     for device, arch in ((fake_table.H200, "sm_90a"), (fake_table.A100, "sm_80"), (fake_table.ADA, "sm_89")):
         with pytest.raises(UnsupportedError, match=f"no kernel multiplies fp4 on {arch}: .*dequantize"):
-            select.choose(what, device, backend="auto")
+            select.choose(GemmSearch(what, device), backend="auto")
 
 
 def test_a_table_without_the_kernel_names_the_knob(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -409,7 +410,7 @@ def test_a_table_without_the_kernel_names_the_knob(monkeypatch: pytest.MonkeyPat
         assert scales is not None
         what = problem_of(request.problem(0), scales)
         if built:
-            assert select.choose(what, device, backend="prebuilt").key.scale_type == ScaleType.UE4M3.value
+            assert select.choose(GemmSearch(what, device), backend="prebuilt").key.scale_type == ScaleType.UE4M3.value
         else:
             with pytest.raises(KernelNotFoundError, match="PRESET=full -DATOMR_CUTLASS_ARCHS=100a"):
-                select.choose(what, device, backend="prebuilt")
+                select.choose(GemmSearch(what, device), backend="prebuilt")

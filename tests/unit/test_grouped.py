@@ -29,8 +29,8 @@ from atomr_cutlass.epilogue.bind import common
 from atomr_cutlass.epilogue.bound import GroupedFusion, GroupOperand
 from atomr_cutlass.errors import InvalidOperandError, KernelNotFoundError, UnsupportedError
 from atomr_cutlass.generator.matrix import ARCHS, expand, preset_of, supports
-from atomr_cutlass.ops.grouped_gemm import kernels as grouped_plan
 from atomr_cutlass.ops.grouped_gemm import reference as grouped_reference
+from atomr_cutlass.ops.grouped_gemm.kernels import GroupedSearch
 from atomr_cutlass.ops.grouped_gemm.problem import (
     ALONG_K,
     CONTIGUOUS,
@@ -40,7 +40,7 @@ from atomr_cutlass.ops.grouped_gemm.problem import (
     GroupScale,
     scale_forms,
 )
-from atomr_cutlass.pipeline import devices, pick
+from atomr_cutlass.pipeline import devices, select
 from atomr_cutlass.pipeline import verify as trial
 from atomr_cutlass.pipeline.operation import operation_of
 from atomr_cutlass.pipeline.problem import MatrixSpec
@@ -504,7 +504,7 @@ def _problem(form: str = CONTIGUOUS, dtype: D = D.BF16, layouts: str = "rr", **c
 
 
 def _best(what: GroupedProblem, arch: SmArch = SmArch.SM90A) -> Any:
-    return grouped_plan.best_key(what, devices.imagined(arch), arch)
+    return select.best_key(GroupedSearch(what, devices.imagined(arch), arch))
 
 
 SERVED: dict[str, tuple[GroupedProblem, str, str]] = {
@@ -629,10 +629,10 @@ def test_kernels_with_other_epilogues_are_not_taken() -> None:
     alike, others = _problem(bias=BIASES, activation="relu"), (_problem(), _problem(bias=BIAS, activation="silu"))
     for arch in (SmArch.SM80, SmArch.SM90A):
         device = devices.imagined(arch)
-        assert grouped_plan.cost(_best(fused, arch), alike, device) is not None
+        assert GroupedSearch(alike, device).serves(_best(fused, arch))
         for other in others:
-            assert grouped_plan.cost(_best(fused, arch), other, device) is None
-            assert grouped_plan.cost(_best(other, arch), fused, device) is None
+            assert not GroupedSearch(other, device).serves(_best(fused, arch))
+            assert not GroupedSearch(fused, device).serves(_best(other, arch))
 
 
 REFUSED: dict[str, tuple[GroupedProblem, str]] = {
@@ -667,21 +667,19 @@ def test_kernels_of_the_gpu_tests() -> None:
     device = devices.imagined(SmArch.SM90A)
     keys = grouped_gpu.keys(device)
     assert {key.name: supports(key).reason for key in keys if not supports(key)} == {}
-    of_trees = {grouped_plan.best_key(case.problem, device, None) for case in grouped_gpu.TREE_CASES}
+    of_trees = {select.best_key(GroupedSearch(case.problem, device)) for case in grouped_gpu.TREE_CASES}
     assert len(of_trees) <= 8
-    lists = (grouped_plan.best_key(what, device, None) for what in grouped_gpu.trees_of_lists())
+    lists = (select.best_key(GroupedSearch(what, device)) for what in grouped_gpu.trees_of_lists())
     assert of_trees.issuperset(lists)
     assert of_trees <= set(keys)
 
 
+@pytest.mark.filterwarnings("ignore:.* is used, which by the model takes")
 def test_the_table_comes_first_and_what_it_lacks_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     what = _problem()
 
     def chosen(backend: str) -> Any:
-        return pick.pick(
-            "grouped_gemm", lambda key: grouped_plan.cost(key, what, fake_table.H200), fake_table.H200, refusal="none",
-            backend=backend, jit="off",
-        )  # fmt: skip
+        return select.choose(GroupedSearch(what, fake_table.H200), backend=backend, jit="off")
 
     narrow = [k for k in expand("full", [SmArch.SM90A]) if k.op == "grouped_gemm" and k.generation == "sm80"]
     fake_table.install(monkeypatch, [fake_table.row(key) for key in narrow])
@@ -689,7 +687,7 @@ def test_the_table_comes_first_and_what_it_lacks_is_named(monkeypatch: pytest.Mo
     fake_table.install(monkeypatch, fake_table.rows_of("full", [SmArch.SM90A]))
     assert chosen("prebuilt").key.generation == "sm90"
     fake_table.install(monkeypatch, [])
-    with pytest.raises(KernelNotFoundError, match=r"serves this grouped_gemm; .*: build with"):
+    with pytest.raises(KernelNotFoundError, match=r"serves this grouped_gemm; .*; build with"):
         chosen("prebuilt")
 
 
@@ -698,11 +696,11 @@ def test_the_table_has_kernels_with_bias_and_activation_where_they_were_built(mo
     keys = [key for key in expand("full", [SmArch.SM90A]) if key.op == "grouped_gemm"]
     fake_table.install(monkeypatch, [fake_table.row(key) for key in keys])
     with pytest.raises(KernelNotFoundError, match="it is in no preset: let it be compiled at run time"):
-        grouped_plan.choose(what, fake_table.H200, backend="prebuilt")
-    picked = grouped_plan.choose(what, fake_table.H200, record=False)
+        select.choose(GroupedSearch(what, fake_table.H200), backend="prebuilt")
+    picked = select.choose(GroupedSearch(what, fake_table.H200), record=False)
     assert picked.info is None
     fake_table.install(monkeypatch, [fake_table.row(key) for key in (*keys, picked.key)])
-    assert grouped_plan.choose(what, fake_table.H200, backend="prebuilt").info is not None
+    assert select.choose(GroupedSearch(what, fake_table.H200), backend="prebuilt").info is not None
 
 
 def test_few_rows_in_each_group_take_small_tiles() -> None:
@@ -752,7 +750,7 @@ def test_trees_that_do_nothing() -> None:
         )
         assert request.tree == wanted, out
         device = devices.imagined(SmArch.SM90A)
-        assert grouped_plan.choose(request.problem(0), device, arch=SmArch.SM90A).key.d is out
+        assert select.choose(GroupedSearch(request.problem(0), device, SmArch.SM90A)).key.d is out
 
 
 def test_requests_with_trees(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -791,7 +789,7 @@ def test_requests_with_bias_and_activation() -> None:
 def test_requests_render_their_best_cell() -> None:
     source, name = REQUEST.render_cu()
     assert name in source
-    assert name == grouped_plan.best_key(REQUEST.problem(0), devices.imagined(SmArch.SM90A), SmArch.SM90A).name
+    assert name == select.best_key(GroupedSearch(REQUEST.problem(0), devices.imagined(SmArch.SM90A), SmArch.SM90A)).name
     old = dataclasses.replace(REQUEST, arch=SmArch.SM80)
     assert "grouped" in old.render_cu()[1]
     fp8 = dataclasses.replace(

@@ -30,7 +30,7 @@ from atomr_cutlass.generator.key import KernelKey
 from atomr_cutlass.generator.matrix import expand
 from atomr_cutlass.ops.matmul.epilogues import FORMS
 from atomr_cutlass.ops.matmul.heuristic import heuristics
-from atomr_cutlass.ops.matmul.plans import Product, Wishes, _chosen, _circumstances, _recalled
+from atomr_cutlass.ops.matmul.plans import Product, Wishes, _chosen, _fingerprint, _recalled
 from atomr_cutlass.ops.matmul.recipe import signature
 from atomr_cutlass.pipeline import devices, select
 from atomr_cutlass.pipeline.problem import GemmProblem, MatrixSpec
@@ -631,7 +631,7 @@ def test_what_no_cache_holds_is_refused() -> None:
         HeuristicCache(0)
 
 
-def test_what_was_chosen_serves_in_its_circumstances() -> None:
+def test_what_was_chosen_serves_in_its_fingerprint() -> None:
     cache = HeuristicCache()
     kernel = fake_table.rows_of("full", [ac.SmArch.SM90A])[0].key
     cache.put(_key(), kernel, ("aligned",))
@@ -669,40 +669,40 @@ def test_threads_share_a_cache() -> None:
 
 
 def test_a_remembered_kernel_is_the_one_that_was_chosen(hopper: Any) -> None:
-    ways = Product(_problem()).ways
-    way, choice = _chosen(ways, hopper, Wishes("prebuilt", "off"))
-    recalled = _recalled(choice.key, ways, hopper, Wishes("prebuilt", "off"))
-    assert recalled is not None
-    assert recalled[0] == way
-    assert (recalled[1].key, recalled[1].info, recalled[1].seconds) == (choice.key, choice.info, choice.seconds)
+    search = Product(_problem()).search(hopper)
+    chosen = _chosen(search, Wishes("prebuilt", "off"))
+    assert _recalled(chosen.key, search, Wishes("prebuilt", "off")) == chosen
 
 
 def test_a_kernel_that_cannot_serve_is_passed_over(hopper: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    ways = Product(_problem()).ways
-    _, choice = _chosen(ways, hopper, Wishes("prebuilt", "off"))
-    assert _recalled(choice.key, Product(_problem(2)).ways, hopper, Wishes("prebuilt", "off")) is None
+    search = Product(_problem()).search(hopper)
+    chosen = _chosen(search, Wishes("prebuilt", "off"))
+    assert _recalled(chosen.key, Product(_problem(2)).search(hopper), Wishes("prebuilt", "off")) is None
     other_type = next(info.key for info in table_of(hopper) if info.key.a is D.F64)
-    assert _recalled(other_type, ways, hopper, Wishes("auto", "auto")) is None
-    older = dataclasses.replace(choice.key, arch=ac.SmArch.SM100)
-    assert _recalled(older, ways, hopper, Wishes("auto", "auto")) is None
+    assert _recalled(other_type, search, Wishes("auto", "auto")) is None
+    older = dataclasses.replace(chosen.key, arch=ac.SmArch.SM100)
+    assert _recalled(older, search, Wishes("auto", "auto")) is None
     fake_table.install(monkeypatch, [])
-    assert _recalled(choice.key, ways, hopper, Wishes("prebuilt", "auto")) is None
-    assert _recalled(choice.key, ways, hopper, Wishes("auto", "off")) is None
-    compiled = _recalled(choice.key, ways, hopper, Wishes("auto", "auto"))
+    assert _recalled(chosen.key, search, Wishes("prebuilt", "auto")) is None
+    assert _recalled(chosen.key, search, Wishes("auto", "off")) is None
+    compiled = _recalled(chosen.key, search, Wishes("auto", "auto"))
     assert compiled is not None
-    assert compiled[1].info is None
+    assert compiled.info is None
 
 
 def table_of(_device: Any) -> Any:
     return select.table.kernels()
 
 
-def test_alignments_are_part_of_the_circumstances(hopper: Any) -> None:
+def test_alignments_are_part_of_the_fingerprint(hopper: Any) -> None:
+    def fingerprint(alignment: int, wishes: Wishes) -> Any:
+        product = Product(_problem(alignment))
+        return _fingerprint(product, product.search(hopper), wishes)
+
     wishes = Wishes("prebuilt", "off")
-    aligned, not_aligned = (_circumstances(Product(_problem(alignment)), wishes) for alignment in (16, 2))
-    assert aligned != not_aligned
-    assert aligned == _circumstances(Product(_problem()), wishes)
-    assert aligned != _circumstances(Product(_problem()), Wishes("jit", "auto"))
+    assert fingerprint(16, wishes) != fingerprint(2, wishes)
+    assert fingerprint(16, wishes) == fingerprint(16, wishes)
+    assert fingerprint(16, wishes) != fingerprint(16, Wishes("jit", "auto"))
     assert hopper.arch is ac.SmArch.SM90A
 
 

@@ -16,7 +16,7 @@ from atomr_cutlass import CutlassDtype as D
 from atomr_cutlass import GemmEpilogue, GemmLayout, GemmRequest, GemmShape
 from atomr_cutlass.errors import InvalidOperandError, UnsupportedError
 from atomr_cutlass.pipeline import problem
-from atomr_cutlass.pipeline.problem import GemmProblem, MatrixSpec, View, collapse_batches, variants, views
+from atomr_cutlass.pipeline.problem import GemmProblem, MatrixSpec, View, collapse_batches, formulations, views
 
 quick = settings(max_examples=250, deadline=None)
 
@@ -254,7 +254,7 @@ def _read(layout: str, leading: int, rows: int, columns: int) -> np.ndarray[Any,
 @quick
 def test_every_variant_reads_and_writes_the_callers_elements(what: GemmProblem) -> None:
     batches = collapse_batches(what)
-    found = list(variants(what, batches))
+    found = formulations(what)
     # D and C in different layouts are the one case without a variant.
     if what.c is None:
         assert found
@@ -264,7 +264,7 @@ def test_every_variant_reads_and_writes_the_callers_elements(what: GemmProblem) 
         read_c, write_d = (_read("r", leading, v.m, v.n) for leading in (v.ldc, v.ldd))
         a, b, d = _addresses(what.a), _addresses(what.b), _addresses(what.d)
         strides = batches.strides
-        if v.exchanged:
+        if v.swapped:
             a, b, d = b.T, a.T, d.T
             strides = (strides[1], strides[0], *strides[2:])
         np.testing.assert_array_equal(read_a, a)
@@ -272,7 +272,7 @@ def test_every_variant_reads_and_writes_the_callers_elements(what: GemmProblem) 
         np.testing.assert_array_equal(write_d, d)
         if what.c is not None:
             c = _addresses(what.c)
-            np.testing.assert_array_equal(read_c, c.T if v.exchanged else c)
+            np.testing.assert_array_equal(read_c, c.T if v.swapped else c)
         assert v.batch_strides == strides
         assert v.batch == batches.count
 
@@ -291,36 +291,32 @@ def _alignment(spec: MatrixSpec, layout: str, batches: tuple[int, ...]) -> int:
 def test_alignments_are_exactly_what_every_line_has(what: GemmProblem) -> None:
     batches = what.d.shape[:-2]
     flipped = {"r": "c", "c": "r"}
-    for v in variants(what, collapse_batches(what)):
-        layouts = (flipped[v.layout_b], flipped[v.layout_a], "c") if v.exchanged else (v.layout_a, v.layout_b, "r")
+    for v in formulations(what):
+        layouts = (flipped[v.layout_b], flipped[v.layout_a], "c") if v.swapped else (v.layout_a, v.layout_b, "r")
         want_a, want_b, want_d = (
             _alignment(spec, layout, batches) for spec, layout in zip((what.a, what.b, what.d), layouts, strict=True)
         )
         if what.c is not None:
             want_d = min(want_d, _alignment(what.c, layouts[2], batches))
-        got_a, got_b = (v.align_b, v.align_a) if v.exchanged else (v.align_a, v.align_b)
+        got_a, got_b = (v.align_b, v.align_a) if v.swapped else (v.align_a, v.align_b)
         assert (got_a, got_b, v.align_d) == (want_a, want_b, want_d)
 
 
 def test_a_single_row_or_column_is_served_in_either_layout() -> None:
     row = MatrixSpec((1, 64), (0, 1), D.F16)
     b = MatrixSpec((64, 64), (64, 1), D.F16)
-    found = list(variants(GemmProblem(row, b, None, row, "default", 0), collapse_batches_of(row, b)))
-    assert {(v.exchanged, v.layout_a, v.layout_b) for v in found} == {
+    found = formulations(GemmProblem(row, b, None, row, "default", 0))
+    assert {(v.swapped, v.layout_a, v.layout_b) for v in found} == {
         (False, "r", "r"),
         (False, "c", "r"),
         (True, "c", "c"),
         (True, "c", "r"),
     }
     # Rows of a single-row A hold 64 elements in one line; read by columns each element is a line of its own.
-    aligned = next(v for v in found if (v.exchanged, v.layout_a) == (False, "r"))
+    aligned = next(v for v in found if (v.swapped, v.layout_a) == (False, "r"))
     assert aligned.align_a == 8
-
-
-def collapse_batches_of(a: MatrixSpec, b: MatrixSpec) -> problem.Batches:
-    return collapse_batches(GemmProblem(a, b, None, a, "default", 0))
 
 
 def test_c_in_another_layout_than_out_has_no_variant() -> None:
     row, column = (MatrixSpec((8, 8), strides, D.F16) for strides in ((8, 1), (1, 8)))
-    assert list(variants(GemmProblem(row, row, column, row, "default", 0), collapse_batches_of(row, row))) == []
+    assert formulations(GemmProblem(row, row, column, row, "default", 0)) == []

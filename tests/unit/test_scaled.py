@@ -19,6 +19,7 @@ from atomr_cutlass.errors import InvalidOperandError, UnsupportedError
 from atomr_cutlass.generator.dtypes import CutlassDtype as D
 from atomr_cutlass.jit import kernels
 from atomr_cutlass.ops.gemm import scaled
+from atomr_cutlass.ops.gemm.kernels import GemmSearch
 from atomr_cutlass.ops.gemm.scaled import Scale, Scales, scale_forms
 from atomr_cutlass.pipeline import select
 from atomr_cutlass.pipeline.problem import GemmProblem, MatrixSpec, collapse_batches
@@ -177,31 +178,31 @@ def test_ways_of_a_tree() -> None:
     fusion = MatrixResult(what.d.shape).dense(tree, what.d)
     scales = Scales(a=_scale((64, 1), "vector"))
     for given, base in ((scaled.NO_SCALES, "lc"), (scales, "scaled")):
-        source, plain = scaled.ways(what, given, fusion)
+        source, plain = scaled.rewritten(what, given, fusion)
         assert plain.epilogue == f"{base}+{tree.program}"
         assert source.epilogue == plain.epilogue.replace("input:matrix:bf16", "input:source:bf16")
         residual = next(one for one in fusion.inputs if one.name == "residual")
         assert (plain.c, source.c) == (None, residual.spec)
         assert source.operands == plain.operands == tuple(one.spec for one in fusion.arrays)
     with_c = dataclasses.replace(what, c=what.d)
-    (only,) = scaled.ways(with_c, scales, fusion)
+    (only,) = scaled.rewritten(with_c, scales, fusion)
     assert (only.c, only.epilogue) == (what.d, f"scaled+{tree.program}")
-    assert scaled.ways(what, scales) == [scaled.problem_of(what, scales)]
+    assert scaled.rewritten(what, scales) == [scaled.problem_of(what, scales)]
 
 
 def test_a_way_that_the_table_serves_goes_before_one_to_be_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
     tree = EvtBuilder().add_bias("bias").add_matrix("residual", D.BF16).build()
     what = _problem(64, 128, 96)
-    source, plain = ways = scaled.ways(what, scaled.NO_SCALES, MatrixResult(what.d.shape).dense(tree, what.d))
+    source, plain = ways = scaled.rewritten(what, scaled.NO_SCALES, MatrixResult(what.d.shape).dense(tree, what.d))
     monkeypatch.setattr(kernels, "record_miss", lambda _key: None)
 
     def chosen(backend: str = "auto") -> tuple[GemmProblem, str]:
-        way, choice = scaled.choose_way(ways, H200, None, backend, "auto")
-        return way, "jit" if choice.info is None else choice.info.origin
+        found = select.choose(GemmSearch(ways, H200), backend=backend)
+        return found.formulation.problem, found.origin
 
     keys = {}
     for way in ways:
-        best = select.best_cell(way, H200)
+        best = select.best_cell(GemmSearch(way, H200))
         assert best is not None
         keys[way.epilogue] = best.key
     fake_table.install(monkeypatch, [])
@@ -219,7 +220,7 @@ def test_a_way_that_the_table_serves_goes_before_one_to_be_compiled(monkeypatch:
 
 
 def _launches(what: GemmProblem, scales: Scales) -> list[Any]:
-    return scaled._batches(what, scales, SimpleNamespace(batches=collapse_batches(what)))  # type: ignore[arg-type]
+    return scaled._batches(scales, SimpleNamespace(problem=what, batches=collapse_batches(what)))  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("shape", [(), (1,), (1, 1), (65, 1), (1, 65, 1)])

@@ -29,8 +29,8 @@ from ..ops.conv2d import reference as conv_reference
 from ..ops.conv2d.problem import DGRAD, FPROP, ConvProblem
 from ..ops.gemm import reference as gemm_reference
 from ..pipeline import devices
+from ..pipeline.candidate import Candidate
 from ..pipeline.devices import Device
-from ..pipeline.pick import Picked
 from ..pipeline.problem import GemmProblem, MatrixSpec
 from .bound import Fusion, fusion_of, output_shape
 
@@ -57,7 +57,7 @@ def enabled() -> bool:
     return wanted == "on"
 
 
-def require(picked: Picked, device: Device, launch: Launch, *, stream: int | None = None) -> bool:
+def require(candidate: Candidate[Any], device: Device, launch: Launch, *, stream: int | None = None) -> bool:
     """Checks a kernel's epilogue, unless that has been done before on this architecture.
 
     What is remembered is about the code that was launched and the driver that ran it: another compiler or header gives
@@ -66,7 +66,7 @@ def require(picked: Picked, device: Device, launch: Launch, *, stream: int | Non
     Block-scaled kernels are checked without it: their operands come quantized, which tests do.
 
     Args:
-        picked: the kernel, whose epilogue is a tree.
+        candidate: the kernel, whose epilogue is a tree.
         device: where it runs.
         launch: see `Launch`.
         stream: where the plan will be launched first. The check works on streams of its own, which the capture of a
@@ -79,10 +79,10 @@ def require(picked: Picked, device: Device, launch: Launch, *, stream: int | Non
         UnsupportedError: the kernel's results differ from the reference's; says where. It says so again, without a
             launch, wherever the verdict is remembered.
     """
-    key = picked.key
+    key = candidate.key
     if key.scale_type or not enabled():
         return True
-    code = kernels.image_digest(key, device) if picked.info is None else picked.info.content
+    code = kernels.image_digest(key, device) if candidate.info is None else candidate.info.content
     identity = "\0".join([key.to_json(), str(device.capability), devices.driver(), code])
     with _locks.hold(identity):
         wrong = _verdicts.get(identity)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -11,7 +12,9 @@ from ..generator.archs import SmArch
 from ..generator.matrix import family, preset_of
 from ..jit import kernels
 from . import devices, select
-from .operation import Cell, Found, Request, Search, operation_of
+from .candidate import Candidate
+from .operation import Request, operation_of
+from .select import FAR, WORTHWHILE, KernelSearch, better_cell
 from .verification import verification
 
 TMA_CAPABILITY = (9, 0)
@@ -107,52 +110,66 @@ def explain(request: Request, *, jit: str | None = None) -> Explanation:
     check_options(jit=jit)
     device = devices.for_arch(request.arch)
     arch = request.arch or devices.require_arch(device)
-    search = operation.search(request, device)
-    if search.empty:
-        return _without(request, arch, "the result is empty: nothing is launched")
-    policy = kernels.policy(jit)
+    search = None
     try:
-        found = search.find(policy)
+        search = operation.search(request, device)
+        if search is None:
+            return _without(request, arch, "the result is empty: nothing is launched")
+        policy = kernels.policy(jit)
+        best = select.choose(search, jit=policy, record=False)
     except KernelNotFoundError as error:
-        return _missing(search, arch, str(error))
+        return _without(request, arch, str(error)) if search is None else _missing(request, search, arch, str(error))
     except CutlassError as error:
         return _without(request, arch, str(error))
-    notes = (*found.notes, *_cell_notes(search, found, arch))
-    if found.best.info is None:
-        return _compiled(search, arch, found.best, notes)
-    better = search.replacement(policy)
-    if better is not None:
-        notes += (f"{better.name} is compiled in the background and takes over when it is ready",)
+    ranked = select.rank(search)
+    ranked = [one for number, one in enumerate(ranked) if one.key not in {other.key for other in ranked[:number]}]
+    notes = tuple(_notes(request, search, best, ranked, arch))
+    if best.info is None:
+        return _compiled(request, search, arch, best, notes)
+    if policy != "off" and search.background:
+        better = better_cell(search, best, WORTHWHILE if policy == "background" else FAR)
+        if better is not None:
+            notes += (f"{better.key.name} is compiled in the background and takes over when it is ready",)
     return Explanation(
         request=request,
         arch=arch,
-        kernel=found.best.key.name,
-        source=found.best.info.origin,
-        reason=f"the best estimate of {len(found.ranked)} cells that match types, layouts and alignment",
-        estimate_us=found.best.seconds * 1e6,
-        candidates=tuple((cell.key.name, cell.seconds * 1e6) for cell in found.ranked[:5]),
-        verified=str(verification(found.best.key, found.best.info)),
+        kernel=best.key.name,
+        source=best.origin,
+        reason=f"the best estimate of {len(ranked)} cells that match types, layouts and alignment",
+        estimate_us=best.seconds * 1e6,
+        candidates=tuple((one.key.name, one.seconds * 1e6) for one in ranked[:5]),
+        verified=str(verification(best.key, best.info)),
         notes=notes,
     )
 
 
-def _cell_notes(search: Search, found: Found, arch: SmArch) -> tuple[str, ...]:
-    key, notes = found.best.key, []
-    if key.arch is not arch:
-        notes.append(f"a {key.arch.value} cell, running on {search.device.name}")
-    if key.generation == "sm80" and arch.capability >= TMA_CAPABILITY:
-        built = found.best.info is not None
-        others = [one.key for one in found.ranked] if built else search.serving(arch)
-        if all(one.generation == "sm80" for one in others):
+def _notes(
+    request: Request, search: KernelSearch[Any], best: Candidate[Any], ranked: Sequence[Candidate[Any]], arch: SmArch
+) -> Iterator[str]:
+    """Rewrites and limits that apply."""
+    if note := search.note(best.formulation):
+        yield note
+    if request.tree is not None and best.info is None and preset_of(best.key) is None:
+        yield (
+            f"the epilogue is a tree ({request.tree.id}) whose kernel is in no preset: it is compiled at run time, "
+            "unless a pack has it"
+        )
+    if best.key.arch is not arch:
+        yield f"a {best.key.arch.value} cell, running on {search.device.name}"
+    if best.key.generation == "sm80" and arch.capability >= TMA_CAPABILITY:
+        built = best.info is not None
+        others = (one.key for one in ranked) if built else select.serving(search, arch)
+        if all(key.generation == "sm80" for key in others):
             where = "the table" if built else "the matrix"
-            notes.append(f"an sm80-generation cell: {where} has none with TMA that serves this request")
-    return tuple(notes)
+            yield f"an sm80-generation cell: {where} has none with TMA that serves this request"
 
 
-def _compiled(search: Search, arch: SmArch, best: Cell, notes: tuple[str, ...]) -> Explanation:
+def _compiled(
+    request: Request, search: KernelSearch[Any], arch: SmArch, best: Candidate[Any], notes: tuple[str, ...]
+) -> Explanation:
     """Of a kernel that the table lacks and that is compiled at run time."""
-    absent = _missing(search, arch, "")
-    passed_over = select.too_new(search.device, search.request.arch, search.serves)
+    absent = _missing(request, search, arch, "", best)
+    passed_over = select.too_new(search)
     notes += (passed_over,) if passed_over else ()
     try:
         cached = kernels.where(best.key, kernels.target_for(best.key, search.device))
@@ -173,16 +190,18 @@ def _compiled(search: Search, arch: SmArch, best: Cell, notes: tuple[str, ...]) 
     )
 
 
-def _missing(search: Search, arch: SmArch, reason: str) -> Explanation:
+def _missing(
+    request: Request, search: KernelSearch[Any], arch: SmArch, reason: str, best: Candidate[Any] | None = None
+) -> Explanation:
     try:
-        wanted = search.wanted(arch)
+        wanted = search.nearest(arch, best)
     except UnsupportedError:
         wanted = None
     if wanted is None:
-        return _without(search.request, arch, reason)
+        return _without(request, arch, reason)
     nearest = select.nearest_built(wanted)
     return replace(
-        _without(search.request, arch, reason),
+        _without(request, arch, reason),
         verified=str(verification(wanted)),
         nearest=wanted.name,
         axes=nearest[1] if nearest else (),

@@ -13,7 +13,7 @@ from ..generator.dtypes import CutlassDtype
 from ..generator.render import render
 from ..jit import kernels, record
 from . import devices
-from .pick import Picked
+from .candidate import Candidate
 from .plan_cache import PlanKey
 from .table import KernelInfo
 
@@ -31,7 +31,7 @@ class OpPlan(_core.LaunchPlan):
     Attributes:
         request: what the plan was made from, where that was a request.
         key: the request's PlanKey, likewise.
-        picked: the kernels, in the order of their launches.
+        candidates: the kernels, in the order of their launches.
         rewrite: how the problem was put to kernels that do not compute it as it stands; empty for one that does.
         result: extents and element type of the result, for functions that allocate it.
         kernel_name: of the kernel that does the products.
@@ -45,16 +45,16 @@ class OpPlan(_core.LaunchPlan):
 
     request: Any
     key: PlanKey | None
-    picked: tuple[Picked, ...]
+    candidates: tuple[Candidate[Any], ...]
     rewrite: str
     result: tuple[tuple[int, ...], CutlassDtype]
     checked: bool
     _main: int
 
     @property
-    def main(self) -> Picked:
+    def main(self) -> Candidate[Any]:
         """The kernel that does the products."""
-        return self.picked[self._main]
+        return self.candidates[self._main]
 
     @property
     def kernel(self) -> KernelInfo | None:
@@ -81,7 +81,7 @@ class Steps:
         self._slots: list[tuple[str, _core.Operand, int, str]] = []
         self._temporaries: list[int] = []
         self._steps: list[tuple[Any, ...]] = []
-        self._picked: list[Picked] = []
+        self._candidates: list[Candidate[Any]] = []
         self._main = (0, 0)
 
     def slot(
@@ -113,21 +113,21 @@ class Steps:
         self._temporaries.append(size)
         return ("temporary", len(self._temporaries) - 1, 0)
 
-    def launch(self, picked: Picked, args: Mapping[str, Any], *, main: bool = False) -> None:
+    def launch(self, candidate: Candidate[Any], args: Mapping[str, Any], *, main: bool = False) -> None:
         """Launches a kernel.
 
         Args:
-            picked: the kernel.
+            candidate: the kernel.
             args: fields of its op's arguments (kernel_abi.h) by name: numbers, addresses for pointers, `"alpha"` or
                 `"beta"` for scalars that the call gives. What is left out is 0.
             main: whether this is the kernel that the plan is named after.
         """
-        if main or not self._picked:
-            self._main = (len(self._steps), len(self._picked))
+        if main or not self._candidates:
+            self._main = (len(self._steps), len(self._candidates))
         device = devices.get(self.device)
-        kernel = picked.info.name if picked.info else kernels.kernel(picked.key, device)
-        self._steps.append(("launch", kernel, picked.key.op, {"sm_count": device.multiprocessors, **args}))
-        self._picked.append(picked)
+        kernel = candidate.info.name if candidate.info else kernels.kernel(candidate.key, device)
+        self._steps.append(("launch", kernel, candidate.key.op, {"sm_count": device.multiprocessors, **args}))
+        self._candidates.append(candidate)
 
     def clear(self, address: Address, size: int, value: int = 0) -> None:
         """Sets bytes to a value."""
@@ -158,12 +158,12 @@ class Steps:
         made = OpPlan(self._slots, self._temporaries, self._steps, options, like)
         made.request = None
         made.key = None
-        made.picked = tuple(self._picked)
+        made.candidates = tuple(self._candidates)
         made.rewrite = rewrite
         made.checked = True
         made._main = index  # noqa: SLF001 - this module's own
         launches = [step[3] for step in self._steps if step[0] == "launch"]
-        record.note(made, [(picked.key, args) for picked, args in zip(self._picked, launches, strict=True)])
+        record.note(made, [(one.key, args) for one, args in zip(self._candidates, launches, strict=True)])
         return made
 
 
@@ -178,14 +178,14 @@ def bytes_of(shape: Sequence[int], dtype: CutlassDtype) -> int:
     return -(-math.prod(shape) * dtype.bits // 8)
 
 
-def refuse_capture(picked: Picked, device: int, stream: int | None) -> None:
+def refuse_capture(candidate: Candidate[Any], device: int, stream: int | None) -> None:
     """Refuses to make a plan of a kernel compiled at run time while its stream is captured.
 
     Raises:
         UnsupportedError: it is.
     """
-    if picked.info is None and stream is not None and _core.capturing(device, stream):
+    if candidate.info is None and stream is not None and _core.capturing(device, stream):
         raise UnsupportedError(
-            f"{picked.key.name} is compiled at run time, and such plans cannot be made while a CUDA graph is captured: "
-            "make the plan before, with ac.plan or by one call outside the capture"
+            f"{candidate.key.name} is compiled at run time, and such plans cannot be made while a CUDA graph is "
+            "captured: make the plan before, with ac.plan or by one call outside the capture"
         )

@@ -5,9 +5,8 @@ from __future__ import annotations
 import abc
 import functools
 import importlib
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, Generic, Protocol, TypeAlias, TypeVar
+from collections.abc import Mapping
+from typing import Any, Generic, Protocol, TypeVar
 
 import numpy as np
 
@@ -16,19 +15,14 @@ from ..errors import InvalidOperandError
 from ..generator.archs import SmArch
 from ..generator.dtypes import CutlassDtype
 from ..generator.epilogue.tree import EpilogueVisitorTree
-from ..generator.key import KernelKey
-from ..generator.matrix import cells
 from .devices import Device
 from .op_plan import OpPlan
 from .operand_table import OperandSlot
-from .pick import Picked
 from .plan import Plan
 from .plan_cache import PlanKey
 from .probe import Arrays, Probe, random_arrays
 from .request_options import Option, RequestOptions
-from .select import Choice
-
-Cell: TypeAlias = "Choice | Picked"
+from .select import KernelSearch
 
 FOLDERS = ("gemm", "grouped_gemm", "conv2d", "matmul")
 """Folders of `ops`: the module `operation` of each has OPERATIONS, those that it implements."""
@@ -85,52 +79,6 @@ class Request(Protocol):
 
 
 RequestT = TypeVar("RequestT", bound=Request)
-
-
-@dataclass(frozen=True)
-class Found:
-    """The table's cells that serve a request, the one that a plan takes, and how the request is put to it."""
-
-    ranked: Sequence[Cell]
-    best: Cell
-    notes: tuple[str, ...] = ()
-
-
-class Search(abc.ABC):
-    """The kernels of one request.
-
-    Attributes:
-        request: the request.
-        device: the GPU, or the one that stands for its arch.
-        empty: whether the result has no elements, so that nothing is launched.
-    """
-
-    def __init__(self, request: Request, device: Device, *, empty: bool = False) -> None:
-        """The kernels of a request on a GPU."""
-        self.request = request
-        self.device = device
-        self.empty = empty
-
-    @abc.abstractmethod
-    def find(self, policy: str) -> Found:
-        """The kernel that a plan takes, under a policy of compilation. Raises what making a plan would."""
-
-    @abc.abstractmethod
-    def wanted(self, arch: SmArch) -> KernelKey | None:
-        """The matrix's best cell."""
-
-    @abc.abstractmethod
-    def serves(self, key: KernelKey) -> bool:
-        """Whether a kernel serves the request, whatever it is compiled for."""
-
-    def serving(self, arch: SmArch) -> Iterable[KernelKey]:
-        """The matrix's cells that serve the request."""
-        return (key for _, key in cells([arch]) if self.serves(key))
-
-    def replacement(self, policy: str) -> KernelKey | None:
-        """The kernel that is compiled in the background and takes over from the one that was found, if there is one."""
-        del policy
-        return None
 
 
 class Operation:
@@ -251,8 +199,12 @@ class PlannedOperation(Operation, abc.ABC, Generic[RequestT]):
         return "nhwc"
 
     @abc.abstractmethod
-    def search(self, request: RequestT, device: Device) -> Search:
-        """The kernels of a request, as `explain` shows them."""
+    def search(self, request: RequestT, device: Device) -> KernelSearch[Any] | None:
+        """The kernels of a request; None where the result has no elements, so that nothing is launched.
+
+        Raises:
+            CutlassError: no kernel ever serves it; says why.
+        """
 
     def random_arrays(self, request: RequestT, generator: np.random.Generator) -> Arrays:
         """Random operands on the host, in the forms that the reference takes; results hold what no kernel computes."""

@@ -51,7 +51,7 @@ def plan(
         b: the second operand (of convolutions `w`, of the gradient by w `x`; of a grouped GEMM a list), on that GPU, to
             be bound: the plan is then called without it, and `refit` gives it new values.
         backend: `auto` (the table, then compilation), `prebuilt` or `jit`.
-        jit: `auto`, `background` or `off`; None leaves it to ATOMR_CUTLASS_JIT. See `plan.make`.
+        jit: `auto`, `background` or `off`; None leaves it to ATOMR_CUTLASS_JIT. See `gemm.kernels.make`.
 
     Returns:
         A `Plan` of a GEMM without scales, bias, activation and tree, called with (a, b, c=None, *, out=None, ...); of

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from ..errors import InvalidOperandError, UnsupportedError
 from ..generator.dtypes import CutlassDtype
@@ -90,11 +91,11 @@ class GemmProblem:
 class Variant:
     """A problem as one kernel would see it: A row or column, B row or column, D row-major.
 
-    `exchanged` says that it computes D^T = B^T A^T, so that the kernel's A is the caller's B, transposed.
+    `swapped` says that it computes D^T = B^T A^T, so that the kernel's A is the caller's B, transposed.
     Alignments are in elements; strides and leading dimensions too.
     """
 
-    exchanged: bool
+    swapped: bool
     m: int
     n: int
     k: int
@@ -217,12 +218,27 @@ def collapse_batches(problem: GemmProblem) -> Batches:
     return Batches(count, strides, tuple(offsets))
 
 
-def variants(problem: GemmProblem, batches: Batches) -> Iterator[Variant]:
+@dataclass(frozen=True)
+class GemmFormulation(Variant):
+    """How a GEMM is put to a kernel.
+
+    Attributes:
+        problem: the GEMM, its epilogue as the kernel's key has it.
+        batches: its batch dimensions.
+    """
+
+    problem: GemmProblem
+    batches: Batches
+
+
+def formulations(problem: GemmProblem) -> list[GemmFormulation]:
     """Every way in which a kernel with row-major D could serve the problem.
 
     Raises:
         InvalidOperandError, UnsupportedError: an operand no kernel can read.
     """
+    found = []
+    batches = collapse_batches(problem)
     views_c = views(problem.c, "c") if problem.c is not None else None
     stride_a, stride_b, stride_c, stride_d = batches.strides[:4]
     for view_d, view_a, view_b in itertools.product(
@@ -235,22 +251,27 @@ def variants(problem: GemmProblem, batches: Batches) -> Iterator[Variant]:
             align_d = _alignment(problem.d, view_d, batches, 3)
             if problem.c is not None:
                 align_d = min(align_d, _alignment(problem.c, view_c, batches, 2))
-            common = {"k": problem.k, "batch": batches.count, "ldc": view_c.leading, "ldd": view_d.leading}
+            common: dict[str, Any] = {
+                "k": problem.k, "batch": batches.count, "ldc": view_c.leading, "ldd": view_d.leading,
+                "problem": problem, "batches": batches,
+            }  # fmt: skip
             if view_d.layout == ROW:
-                yield Variant(
-                    exchanged=False, m=problem.m, n=problem.n,
+                formulation = GemmFormulation(
+                    swapped=False, m=problem.m, n=problem.n,
                     layout_a=view_a.layout, layout_b=view_b.layout, lda=view_a.leading, ldb=view_b.leading,
                     batch_strides=(stride_a, stride_b, stride_c, stride_d),
                     align_a=align_a, align_b=align_b, align_d=align_d, **common,
                 )  # fmt: skip
             else:
-                yield Variant(
-                    exchanged=True, m=problem.n, n=problem.m,
+                formulation = GemmFormulation(
+                    swapped=True, m=problem.n, n=problem.m,
                     layout_a=_flipped(view_b.layout), layout_b=_flipped(view_a.layout),
                     lda=view_b.leading, ldb=view_a.leading,
                     batch_strides=(stride_b, stride_a, stride_c, stride_d),
                     align_a=align_b, align_b=align_a, align_d=align_d, **common,
                 )  # fmt: skip
+            found.append(formulation)
+    return found
 
 
 def _alignment(spec: MatrixSpec, view: View, batches: Batches, index: int) -> int:

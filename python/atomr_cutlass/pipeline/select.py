@@ -2,308 +2,373 @@
 
 from __future__ import annotations
 
+import abc
 import dataclasses
 import functools
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any, Generic, TypeVar
 
-from ..arrays import fp4
-from ..errors import KernelNotFoundError, UnsupportedError
+from .. import _core
+from ..errors import CutlassError, KernelNotFoundError, UnsupportedError
 from ..generator.archs import SmArch
-from ..generator.dtypes import CutlassDtype
-from ..generator.epilogue import lower
-from ..generator.families import gemm_few_sm90
-from ..generator.families.base import DEFAULT
 from ..generator.key import KernelKey
-from ..generator.matrix import cells, preset_of, shared_memory, supports, with_epilogue
-from ..generator.rules import FEW, gemm_types, supports_layouts, supports_tree
-from . import devices, estimate, table
+from ..generator.matrix import cells, preset_of, shared_memory, supports
+from ..generator.rules import OK, Status, no
+from ..jit import kernels
+from . import devices, table
+from .candidate import Candidate
 from .devices import Device
-from .problem import Batches, GemmProblem, Variant, collapse_batches, variants
+from .estimate import LAUNCH_SECONDS, Launch
 from .table import KernelInfo
 
+F = TypeVar("F")
 
-@dataclass(frozen=True)
-class Choice:
-    """A kernel for a problem, how the problem is put to it, and the launch options.
+WORTHWHILE = 0.95
+"""The part of a prebuilt kernel's time, by the model, that a compiled one must keep to: the model is no better."""
 
-    `info` is the kernel's row of the table, or None where it has to be compiled at run time.
+FAR = 0.5
+"""The part for one that is compiled whether or not `background` was asked for: the table has what serves anything."""
+
+
+class KernelSearch(abc.ABC, Generic[F]):
+    """The kernels that an operation has for one problem.
+
+    Attributes:
+        op: operation of the kernels' keys.
+        device: where the problem is computed.
+        arch: keep to cells of this arch; None takes cells of any arch that run on the device, native ones before
+            others.
+        background: whether plans that begin with a slow kernel switch to a better one when that is compiled.
+        formulations: how the problem can be put to kernels, in groups. A group is passed over where an earlier one is
+            served; within a group the estimated time decides.
     """
 
-    key: KernelKey
-    info: KernelInfo | None
-    variant: Variant
-    batches: Batches
-    seconds: float
-    split_k: int
-    swizzle: int
-    raster: int
+    op: str
+    device: Device
+    arch: SmArch | None
+    background = False
+    formulations: Sequence[Sequence[F]]
+
+    @abc.abstractmethod
+    def supports(self, key: KernelKey, formulation: F) -> Status:
+        """Whether a kernel serves the problem as it is put here; the reason says why not."""
+
+    @abc.abstractmethod
+    def cost(self, key: KernelKey, formulation: F, shared_bytes: int) -> Launch:
+        """Estimated seconds of a kernel that serves it, with the launch options that are best for it."""
+
+    @abc.abstractmethod
+    def reason(self) -> str:
+        """Why no cell of the matrix serves the problem, and what would cure it."""
+
+    def op_of(self, formulation: F) -> str:
+        """The operation whose kernels take a formulation."""
+        del formulation
+        return self.op
+
+    def cells(self, arch: SmArch, group: Sequence[F]) -> Iterable[Iterable[KernelKey]]:
+        """Keys that can be compiled for an arch, in sets: one is looked at where those before it serve nothing."""
+        del group
+        yield matrix(self.op, arch)
+
+    def helpers(self, formulation: F) -> Sequence[KernelSearch[Any]]:
+        """Kernels that are launched beside the one of a formulation, such as casts."""
+        del formulation
+        return ()
+
+    def least(self, candidate: Candidate[F]) -> float:
+        """A time that no kernel is estimated to stay below, whatever its tile and generation."""
+        del candidate
+        return LAUNCH_SECONDS
+
+    def note(self, formulation: F) -> str:
+        """What `explain` says of a formulation; empty of a problem that is computed as it stands."""
+        del formulation
+        return ""
+
+    def serves(self, key: KernelKey) -> bool:
+        """Whether a kernel serves the problem in any formulation, whatever it is compiled for."""
+        return any(
+            self.op_of(formulation) == key.op and self.supports(key, formulation)
+            for group in self.formulations
+            for formulation in group
+        )
+
+    def nearest(self, arch: SmArch, best: Candidate[F] | None = None) -> KernelKey | None:
+        """The key that an installation without a kernel for the problem is told of.
+
+        Args:
+            arch: the compile target.
+            best: the candidate that is compiled instead, where there is one.
+        """
+        del arch
+        best = best or best_cell(self)
+        return None if best is None else best.key
+
+    def refusal(self, best: Candidate[F] | None) -> CutlassError:
+        """The error where the table has no kernel and none may be compiled; `best` is the matrix's best cell."""
+        if best is None:
+            return UnsupportedError(self.reason())
+        passed_over = too_new(self)
+        passed_over = f"; {passed_over}" if passed_over else ""
+        return KernelNotFoundError(
+            f"no kernel in the table serves this {best.key.op}; {best.key.name} would: {cure(best.key)}"
+            f"{differences(best.key)}{passed_over}"
+        )
 
 
-def eligible(key: KernelKey, problem: GemmProblem, variant: Variant) -> bool:
-    """Whether a kernel computes this variant of the problem: types, layouts and alignments."""
-    first, second = (problem.b, problem.a) if variant.exchanged else (problem.a, problem.b)
-    return (
-        key.op == "gemm"
-        and key.a is first.dtype
-        and key.b is second.dtype
-        and key.d is problem.d.dtype
-        # Fast accumulation is allowed, not asked for.
-        and (key.math == problem.math or (problem.math == "fast" and key.math == "default"))
-        and key.epilogue in _epilogues(problem.epilogue, exchanged=variant.exchanged)
-        and key.scale_granularity == problem.scale_granularity
-        and key.scale_type == problem.scale_type
-        # Blocks of fp8 are not alike for A and B: they cannot change places.
-        and not (variant.exchanged and problem.scale_granularity[0] != problem.scale_granularity[1])
-        and key.layout_a == variant.layout_a
-        and key.layout_b == variant.layout_b
-        and variant.align_a % key.align_a == 0
-        and variant.align_b % key.align_b == 0
-        and variant.align_d % key.align_d == 0
-        and (key.mainloop != FEW or gemm_few_sm90.serves(key, variant.m, variant.n))
-    )
+class ExactSearch(KernelSearch[None]):
+    """A kernel whose key is known but for its arch: helpers, of which there is one for each task."""
+
+    formulations = ((None,),)
+    arch = None
+
+    def __init__(self, make: Callable[[SmArch], KernelKey], device: Device) -> None:
+        """The kernel of the key that `make` gives for a compile target."""
+        self.device = device
+        self.make = make
+        self._wanted = make(devices.require_arch(device))
+        self.op = self._wanted.op
+
+    def supports(self, key: KernelKey, formulation: None) -> Status:
+        """Whether it is the key, whatever its arch."""
+        del formulation
+        return OK if key == self.make(key.arch) else no("it does another task")
+
+    def cost(self, key: KernelKey, formulation: None, shared_bytes: int) -> Launch:
+        """Nothing: there is no other."""
+        del key, formulation, shared_bytes
+        return Launch(0.0)
+
+    def cells(self, arch: SmArch, group: Sequence[None]) -> Iterable[Iterable[KernelKey]]:
+        """The key alone."""
+        del group
+        yield (self.make(arch),)
+
+    def reason(self) -> str:
+        """Why there is none."""
+        return f"{self._wanted.name} does not run on {self.device.name}"
+
+    def refusal(self, best: Candidate[None] | None) -> CutlassError:
+        """The error where the table lacks it and it must not be compiled."""
+        if best is None:
+            return UnsupportedError(self.reason())
+        return KernelNotFoundError(f"the table lacks {best.key.name}, and it must not be compiled")
 
 
-def _epilogues(epilogue: str, *, exchanged: bool) -> tuple[str, ...]:
-    """The ids of kernels' epilogues that serve a problem's."""
-    base, program = lower.split(epilogue)
-    if program and exchanged:
-        turned = None if lower.is_gated(epilogue) else _exchanged(program)
-        return () if turned is None else (lower.epilogue_id(base, turned),)
-    # Without scales a scaled epilogue is the linear one.
-    return (epilogue, lower.SCALED) if epilogue == lower.LINEAR else (epilogue,)
-
-
-@functools.cache
-def _exchanged(program: str) -> str | None:
-    """The tree of D^T, None where it cannot be had."""
-    try:
-        return lower.exchanged(program)
-    except ValueError:
-        return None
-
-
-def split_choices(key: KernelKey, variant: Variant) -> tuple[int, ...]:
-    """The slices of K that a kernel may be run with.
-
-    The sm80 generation adds the slices up in D itself, one after the other: with a D narrower than the accumulator that
-    would round at every step, and batches already use the grid dimension that the slices would need.
-    """
-    if key.generation != "sm80" or variant.batch > 1 or key.d.bits < key.acc.bits or key.epilogue != "lc":
-        return (1,)
-    return tuple(s for s in (1, 2, 4, 8, 16) if s == 1 or variant.k >= s * 8 * key.tile[2])
-
-
-def rank(problem: GemmProblem, device: Device, arch: SmArch | None = None) -> list[Choice]:
-    """Every kernel of the table that can serve the problem on the device, best first.
+def rank(search: KernelSearch[F], *, built_helpers: bool = True) -> list[Candidate[F]]:
+    """Every kernel of the table that serves the problem on the device, best first.
 
     Args:
-        problem: what to compute.
-        device: where.
-        arch: keep to cells of this arch; None takes cells of any arch that run there, native ones before others.
+        search: the problem's kernels.
+        built_helpers: whether the table must have the helpers of a formulation too.
+    """
+    for group in search.formulations:
+        possible = group
+        if built_helpers:
+            possible = [one for one in group if all(rank(helper) for helper in search.helpers(one))]
+        found: list[tuple[int, Candidate[F]]] = []
+        for op in dict.fromkeys(map(search.op_of, possible)):
+            of_op = [one for one in possible if search.op_of(one) == op]
+            for info in table.kernels(op=op):
+                if search.arch is not None and info.key.arch is not search.arch:
+                    continue
+                suitability = devices.rank_arch(
+                    info.key.arch, search.device, ptx=info.ptx, cuda_version=info.cuda_version
+                )
+                if suitability is not None:
+                    found += [
+                        (suitability, candidate)
+                        for candidate in _candidates(search, info.key, info, info.shared_bytes, of_op)
+                    ]
+        if found:
+            # Native cells first: a translated cell costs a compilation in the driver at its first launch.
+            found.sort(key=lambda pair: (pair[0], pair[1].seconds, pair[1].key.name))
+            return [candidate for _, candidate in found]
+    return []
+
+
+def rank_cells(search: KernelSearch[F]) -> list[Candidate[F]]:
+    """The matrix's cells that serve the problem, whether or not they are built, best first.
 
     Raises:
-        InvalidOperandError, UnsupportedError: an operand no kernel can read.
+        UnsupportedError: the GPU has no compile target.
     """
-    batches = collapse_batches(problem)
-    possible = list(variants(problem, batches))
-    found = []
-    for info in table.kernels():
-        if arch is not None and info.key.arch is not arch:
-            continue
-        way = devices.rank_arch(info.key.arch, device, ptx=info.ptx, cuda_version=info.cuda_version)
-        if way is None:
-            continue
-        found += [
-            (way, dataclasses.replace(choice, info=info))
-            for choice in _choices(info.key, info.shared_bytes, possible, batches, problem, device)
-        ]
-    # Native cells first: a translated cell costs a compilation in the driver at its first launch.
-    found.sort(key=lambda pair: (pair[0], pair[1].seconds, pair[1].key.name))
-    return [choice for _, choice in found]
+    target = require_target(search)
+    if devices.rank_arch(target, search.device, ptx=True) is None:
+        return []
+    for group in search.formulations:
+        for keys in search.cells(target, group):
+            found: list[Candidate[F]] = []
+            for key in keys:
+                of_op = [one for one in group if search.op_of(one) == key.op]
+                found += _candidates(search, key, None, shared_memory(key), of_op)
+            if found:
+                return sorted(found, key=lambda candidate: (candidate.seconds, candidate.key.name))
+    return []
 
 
-def _choices(
-    key: KernelKey,
-    shared_bytes: int,
-    possible: Sequence[Variant],
-    batches: Batches,
-    problem: GemmProblem,
-    device: Device,
-) -> Iterator[Choice]:
-    """The ways in which a kernel can serve a problem."""
-    if shared_bytes > device.shared_memory:
-        return
-    for variant in possible:
-        if eligible(key, problem, variant):
-            best = min(
-                (estimate.launch(key, variant, device, shared_bytes, slices) for slices in split_choices(key, variant)),
-                key=lambda one: (one.seconds, one.split_k),
-            )
-            yield Choice(key, None, variant, batches, best.seconds, best.split_k, best.swizzle, best.raster)
+def best_cell(search: KernelSearch[F]) -> Candidate[F] | None:
+    """The first of `rank_cells`; None when no cell serves the problem."""
+    return next(iter(rank_cells(search)), None)
 
 
-def best_cell(problem: GemmProblem, device: Device, arch: SmArch | None = None) -> Choice | None:
-    """The matrix's best cell for a problem, whether or not it is built; None when no cell serves it.
+def serving(search: KernelSearch[Any], arch: SmArch) -> Iterator[KernelKey]:
+    """The keys for an arch that serve the problem, whether or not they are built."""
+    for group in search.formulations:
+        for keys in search.cells(arch, group):
+            yield from (key for key in keys if search.serves(key))
 
-    Args:
-        problem: what to compute.
-        device: where.
-        arch: the compile target; None is the device's own.
+
+def best_key(search: KernelSearch[Any]) -> KernelKey:
+    """The key of the matrix's best cell.
 
     Raises:
-        InvalidOperandError, UnsupportedError: an operand no kernel can read, or a GPU that has no target.
+        UnsupportedError, KernelNotFoundError: there is none.
     """
-    batches = collapse_batches(problem)
-    possible = list(variants(problem, batches))
-    target = require_target(device, arch, lambda key: any(eligible(key, problem, variant) for variant in possible))
-    if devices.rank_arch(target, device, ptx=True) is None:
-        return None
-    found = [
-        choice
-        for key in _candidates(target, problem)
-        for choice in _choices(key, shared_memory(key), possible, batches, problem, device)
-    ]
-    return min(found, key=lambda choice: (choice.seconds, choice.key.name), default=None)
+    best = best_cell(search)
+    if best is None:
+        raise search.refusal(None)
+    return best.key
 
 
-def serving(problem: GemmProblem, possible: Sequence[Variant], arch: SmArch) -> Iterator[KernelKey]:
-    """The matrix's keys for an arch that serve the problem, whether or not they are built."""
-    return (key for key in _candidates(arch, problem) if any(eligible(key, problem, variant) for variant in possible))
-
-
-def choice_of(key: KernelKey, problem: GemmProblem, device: Device) -> Choice:
-    """The choice of one key, of the matrix or not, for a problem.
+def candidate_of(search: KernelSearch[F], key: KernelKey) -> Candidate[F]:
+    """The candidate of one key, of the matrix or not.
 
     Raises:
         UnsupportedError: the key is no kernel's, or cannot serve the problem.
-        InvalidOperandError: an operand no kernel can read.
     """
     status = supports(key)
     if not status:
         raise UnsupportedError(status.reason)
-    batches = collapse_batches(problem)
-    found = list(_choices(key, shared_memory(key), list(variants(problem, batches)), batches, problem, device))
-    if not found:
-        raise UnsupportedError(f"{key.name} cannot serve this problem: types, layouts or alignments differ")
-    return min(found, key=lambda choice: choice.seconds)
+    for group in search.formulations:
+        found = list(_candidates(search, key, None, shared_memory(key), group))
+        if found:
+            return min(found, key=lambda candidate: candidate.seconds)
+    raise UnsupportedError(f"{key.name} cannot serve this problem: types, layouts or alignments differ")
 
 
-@functools.cache
-def _matrix(arch: SmArch) -> tuple[KernelKey, ...]:
-    return tuple(key for _, key in cells([arch]) if supports(key))
-
-
-def _candidates(arch: SmArch, problem: GemmProblem) -> tuple[KernelKey, ...]:
-    """The matrix's keys for a problem: its cells, which take over the problem's epilogue where that is a tree."""
-    _, program = lower.split(problem.epilogue)
-    if not program:
-        return _matrix(arch)
-    return _with_tree(arch, problem.epilogue, problem.a.dtype, problem.b.dtype, problem.d.dtype)
-
-
-@functools.lru_cache(256)
-def _with_tree(arch: SmArch, epilogue: str, a: CutlassDtype, b: CutlassDtype, d: CutlassDtype) -> tuple[KernelKey, ...]:
-    epilogues = {*_epilogues(epilogue, exchanged=False), *_epilogues(epilogue, exchanged=True)}
-    made = dict.fromkeys(
-        with_epilogue(key, one, d)
-        for key in _matrix(arch)
-        if key.op == "gemm" and {key.a, key.b} == {a, b}
-        for one in sorted(epilogues)
-    )
-    return tuple(key for key in made if supports(key))
+def _candidates(
+    search: KernelSearch[F], key: KernelKey, info: KernelInfo | None, shared_bytes: int, formulations: Iterable[F]
+) -> Iterator[Candidate[F]]:
+    """A kernel in the formulations that it serves."""
+    if shared_bytes > search.device.shared_memory:
+        return
+    for formulation in formulations:
+        if search.supports(key, formulation):
+            launch = search.cost(key, formulation, shared_bytes)
+            yield Candidate(key, info, launch.seconds, formulation, launch.split_k, launch.swizzle, launch.raster)
 
 
 def choose(
-    problem: GemmProblem,
-    device: Device,
-    arch: SmArch | None = None,
-    *,
-    backend: str = "prebuilt",
-    compiling: bool = True,
-) -> Choice:
-    """The kernel for the problem.
+    search: KernelSearch[F], *, backend: str = "auto", jit: str | None = None, record: bool = True
+) -> Candidate[F]:
+    """The kernel for a problem.
 
     Args:
-        problem: what to compute.
-        device: where.
-        arch: keep to cells of this arch.
+        search: the problem's kernels.
         backend: `prebuilt`: the table's best; `jit`: the matrix's best; `auto`: the table's best, or the matrix's best
             where the table has none.
-        compiling: whether a kernel may be compiled at all.
+        jit: `auto`, `background` (which is `auto` here) or `off`; None leaves it to ATOMR_CUTLASS_JIT.
+        record: whether a kernel that the table lacks goes into the log of misses, and a slow one is warned of.
 
     Raises:
-        UnsupportedError: no kernel of the matrix could ever serve it; the reason says what would cure it.
-        KernelNotFoundError: one could, but this installation lacks it; names the cell and the knob that adds it.
-        InvalidOperandError: an operand no kernel can read.
+        UnsupportedError: no kernel of the matrix serves it; the reason says what would cure it.
+        KernelNotFoundError: one does, but the table lacks it and it must not be compiled; names the knob that adds it.
     """
-    ranked = [] if backend == "jit" else rank(problem, device, arch)
-    if ranked:
-        return ranked[0]
-    best = best_cell(problem, device, arch) if compiling and backend != "prebuilt" else None
+    compiling = backend != "prebuilt" and kernels.policy(jit) != "off"
+    if backend != "jit":
+        ranked = rank(search) or (rank(search, built_helpers=False) if compiling else [])
+        if ranked:
+            if record and backend == "auto" and not compiling and (better := better_cell(search, ranked[0], FAR)):
+                forbidden = f"jit='off' or {kernels.POLICY_VARIABLE}=off forbids to compile that"
+                _warn_of_slow(ranked[0], better, forbidden)
+            return ranked[0]
+    best = best_cell(search)
     if best is None:
-        raise missing(problem, device, arch)
-    return best
+        raise search.refusal(None)
+    if backend != "jit" and record:
+        kernels.record_miss(best.key)
+    if compiling:
+        return best
+    if backend != "jit" and (unaided := rank(search, built_helpers=False)):
+        lacking = next(helper for helper in search.helpers(unaided[0].formulation) if not rank(helper))
+        raise lacking.refusal(best_cell(lacking))
+    if backend == "jit":
+        nearest = nearest_built(best.key)
+        raise KernelNotFoundError(
+            f"backend='jit' asks for {best.key.name} to be compiled, which jit='off' or "
+            f"{kernels.POLICY_VARIABLE}=off forbids: {cure(best.key)}"
+            + (f"; the nearest in the table is {nearest[0]}" if nearest else "")
+        )
+    raise search.refusal(best)
 
 
-def missing(problem: GemmProblem, device: Device, arch: SmArch | None) -> UnsupportedError | KernelNotFoundError:
-    """The error that explains why the table has no kernel for the problem."""
-    base, program = lower.split(problem.epilogue)
-    types = gemm_types(problem.a.dtype, problem.b.dtype, problem.d.dtype, problem.math, tree=bool(program))
-    if not types:
-        return UnsupportedError(types.reason)
-    target = arch or devices.require_arch(device)
-    possible = list(variants(problem, collapse_batches(problem)))
-    if not possible:
-        return UnsupportedError(
-            "c and out have different layouts, and kernels read one as they write the other: copy c"
-        )
-    for variant in possible:
-        layouts = supports_layouts("sm80", problem.a.dtype, variant.layout_a, variant.layout_b)
-        if layouts:
-            break
-    wanted = nearest_key(problem, possible, target, device)
-    if wanted is None:
-        of_fp4 = fp4.refusal(problem, possible, target) if problem.a.dtype is fp4.FP4 else ""
-        reason = (
-            of_fp4
-            or _tree_refusal(problem, possible)
-            or layouts.reason
-            or (
-                "its alignment or layout is in no cell"
-                if base == lower.LINEAR and not problem.scale_type
-                else "no cell has scales on the device for these types, layouts and alignments"
-            )
-        )
-        return UnsupportedError(f"no kernel of the matrix serves this problem on {target.value}: {reason}")
-    nearest = nearest_built(wanted)
-    differs = f"; the nearest there is {nearest[0]}, which differs in {', '.join(nearest[1])}" if nearest else ""
-    passed_over = too_new(device, arch, lambda key: any(eligible(key, problem, variant) for variant in possible))
-    passed_over = f"; {passed_over}" if passed_over else ""
-    return KernelNotFoundError(
-        f"no kernel in the table serves {problem.a.dtype.value} ({problem.math}) -> {problem.d.dtype.value}, layouts "
-        f"{wanted.layout_a}{wanted.layout_b}{wanted.layout_d}, on {target.value}; {wanted.name} would: {cure(wanted)}"
-        f"{differs}{passed_over}"
+def decide(
+    search: KernelSearch[F], *, backend: str = "auto", jit: str | None = None, stream: int | None = None
+) -> tuple[Candidate[F], Candidate[F] | None]:
+    """The kernel that a plan begins with, and a better one to be compiled in the background, if there is one.
+
+    Arguments and errors are those of `choose`; while `stream` is captured, nothing is compiled in the background.
+    """
+    policy = kernels.policy(jit)
+    candidate = choose(search, backend=backend, jit=policy)
+    capturing = stream is not None and _core.capturing(search.device.index, stream)
+    if backend != "auto" or policy == "off" or capturing:
+        return candidate, None
+    better = better_cell(search, candidate, WORTHWHILE if policy == "background" else FAR)
+    if better is None:
+        return candidate, None
+    if kernels.ready(better.key, search.device):
+        return better, None
+    if reason := kernels.problem():
+        _warn_of_slow(candidate, better, reason)
+        return candidate, None
+    return candidate, better
+
+
+def better_cell(search: KernelSearch[F], candidate: Candidate[F], part: float = WORTHWHILE) -> Candidate[F] | None:
+    """The matrix's best cell, if it promises enough over a prebuilt one: at most `part` of its time."""
+    if candidate.info is None or search.least(candidate) > part * candidate.seconds:
+        return None
+    try:
+        best = best_cell(search)
+    except UnsupportedError:  # a GPU that no target is made for, and that older cells serve all the same
+        return None
+    worthwhile = best is not None and best.key != candidate.key and best.seconds <= part * candidate.seconds
+    return best if worthwhile else None
+
+
+_warned: set[tuple[str, str]] = set()
+
+
+def _warn_of_slow(candidate: Candidate[Any], better: Candidate[Any], reason: str) -> None:
+    """Says once that a kernel is used which another would leave far behind, why, and what cures it."""
+    if (candidate.key.name, better.key.name) in _warned:
+        return
+    _warned.add((candidate.key.name, better.key.name))
+    remedy = cure(better.key) if preset_of(better.key) else "it is in no preset, and compiled at run time only"
+    warnings.warn(
+        f"{candidate.key.name} is used, which by the model takes {candidate.seconds / better.seconds:.1f} times as "
+        f"long as {better.key.name}: {reason}; {remedy}",
+        RuntimeWarning,
+        stacklevel=3,
     )
 
 
-def too_new(device: Device, arch: SmArch | None, serves: Callable[[KernelKey], bool]) -> str:
-    """Which kernels of the table only the driver's age keeps from serving; empty where there are none.
-
-    Args:
-        device: where.
-        arch: of cells of this arch; None of any.
-        serves: whether a kernel computes what is asked for.
-    """
+def too_new(search: KernelSearch[Any]) -> str:
+    """Which kernels of the table only the driver's age keeps from serving; empty where there are none."""
+    device = search.device
     found = [
         info
         for info in table.kernels()
         if info.ptx
         and not devices.translates(device, info.cuda_version)
-        and (arch is None or info.key.arch is arch)
+        and (search.arch is None or info.key.arch is search.arch)
         and devices.rank_arch(info.key.arch, device, ptx=True) == devices.TRANSLATED
         and info.shared_bytes <= device.shared_memory
-        and serves(info.key)
+        and search.serves(info.key)
     ]
     if not found:
         return ""
@@ -313,33 +378,20 @@ def too_new(device: Device, arch: SmArch | None, serves: Callable[[KernelKey], b
     )
 
 
-def require_target(device: Device, arch: SmArch | None, serves: Callable[[KernelKey], bool]) -> SmArch:
-    """The compile target: the one that is asked for, else the device's own. Arguments are those of `too_new`.
+def require_target(search: KernelSearch[Any]) -> SmArch:
+    """The compile target: the one that is asked for, else the device's own.
 
     Raises:
         UnsupportedError: the package has no target for such GPUs; says so too where only the driver's age keeps PTX
             from serving.
     """
-    if arch is not None:
-        return arch
+    if search.arch is not None:
+        return search.arch
     try:
-        return devices.require_arch(device)
+        return devices.require_arch(search.device)
     except UnsupportedError as error:
-        passed_over = too_new(device, arch, serves)
+        passed_over = too_new(search)
         raise UnsupportedError(f"{error}; {passed_over}" if passed_over else str(error)) from None
-
-
-def _tree_refusal(problem: GemmProblem, possible: Sequence[Variant]) -> str:
-    """Why no kernel takes the problem's tree, wherever A, B and D lie as it wants them; empty if that is not known."""
-    program = lower.split(problem.epilogue)[1]
-    if not program:
-        return ""
-    if all(variant.exchanged for variant in possible):
-        try:
-            lower.exchanged(program)
-        except ValueError as error:
-            return str(error)
-    return supports_tree(program, problem.acc, problem.d.dtype).reason
 
 
 def cure(key: KernelKey) -> str:
@@ -362,17 +414,16 @@ def nearest_built(wanted: KernelKey) -> tuple[str, tuple[str, ...]] | None:
         (info.name, tuple(name for name in names if getattr(wanted, name) != getattr(info.key, name)))
         for info in table.kernels(op=wanted.op)
     ]
-    return min(found, key=lambda one: (len(one[1]), one[0]), default=None)
+    return min(found, key=lambda pair: (len(pair[1]), pair[0]), default=None)
 
 
-def nearest_key(problem: GemmProblem, possible: Sequence[Variant], arch: SmArch, device: Device) -> KernelKey | None:
-    """The matrix's best cell for the problem on an arch, whether or not it is built; `default` goes before `full`."""
-    of_tree = bool(lower.split(problem.epilogue)[1])
-    keys = ((DEFAULT, key) for key in _candidates(arch, problem)) if of_tree else cells([arch])
-    found = [
-        (max(tier, DEFAULT), estimate.seconds(key, variant, device, shared_memory(key)), key.name, key)
-        for tier, key in keys
-        for variant in possible
-        if eligible(key, problem, variant)
-    ]
-    return min(found)[3] if found else None
+def differences(wanted: KernelKey) -> str:
+    """The nearest kernel of the table, and the fields in which it differs from a key, to end a message with."""
+    nearest = nearest_built(wanted)
+    return f"; the nearest there is {nearest[0]}, which differs in {', '.join(nearest[1])}" if nearest else ""
+
+
+@functools.cache
+def matrix(op: str, arch: SmArch) -> tuple[KernelKey, ...]:
+    """The matrix's keys of an operation for an arch."""
+    return tuple(key for _, key in cells([arch]) if key.op == op and supports(key))

@@ -43,7 +43,7 @@ from ...pipeline.plan import BACKENDS as GPU_BACKENDS
 from ...pipeline.plan_cache import PlanCache
 from ...pipeline.problem import MatrixSpec
 from . import reference as conv_reference
-from .kernels import make
+from .plans import make
 from .problem import DGRAD, FPROP, OPERANDS, WGRAD, ConvProblem, check_channels, result_shape
 from .reference import ConvGeometry
 

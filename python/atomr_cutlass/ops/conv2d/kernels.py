@@ -1,34 +1,33 @@
-"""Plans of convolutions: which kernel, how many slices of K, and the rewrites onto kernels that exist."""
+"""Kernels of convolutions: how a convolution is put to them, which serve it, and at what cost."""
 
 from __future__ import annotations
 
 import contextlib
 import dataclasses
-import functools
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
-from ... import _core
-from ...arrays.layouts import collapses, in_layout, pixel_strides, rows_collapse
+from ...arrays.layouts import collapses, pixel_strides, rows_collapse
 from ...arrays.numerics import FAST
-from ...epilogue import validate as first_use
-from ...epilogue.bound import FusedOperands, Fusion, source_number
-from ...errors import KernelNotFoundError, UnsupportedError
+from ...errors import CutlassError, UnsupportedError
 from ...generator.archs import SmArch
 from ...generator.dtypes import CutlassDtype
 from ...generator.epilogue.lower import LINEAR, split
 from ...generator.key import KernelKey
-from ...generator.matrix import cells, shared_memory, with_epilogue
-from ...generator.rules import FP8_TYPES, accumulator, conv_types, supports_tree
-from ...jit import kernels
-from ...pipeline import devices, estimate, select
+from ...generator.matrix import shared_memory, supports, with_epilogue
+from ...generator.rules import FP8_TYPES, OK, Status, accumulator, conv_types, no, supports_tree
+from ...pipeline import estimate, select
+from ...pipeline.candidate import Candidate
 from ...pipeline.devices import Device
-from ...pipeline.op_plan import Address, OpPlan, Steps, bytes_of, refuse_capture
-from ...pipeline.pick import Cost, Derive, Picked, best_cell, pick
-from ...pipeline.plan import product_args
-from ...pipeline.problem import GemmProblem, MatrixSpec, Variant, round_up
-from ...pipeline.select import Choice
+from ...pipeline.estimate import Launch
+from ...pipeline.op_plan import bytes_of
+from ...pipeline.problem import GemmFormulation, GemmProblem, MatrixSpec, Variant, round_up
+from ...pipeline.select import KernelSearch
+from ..gemm.kernels import OP as GEMM
+from ..gemm.kernels import GemmSearch
+from . import problem as conv_problem
 from .problem import (
     DGRAD,
     FPROP,
@@ -36,7 +35,6 @@ from .problem import (
     ConvProblem,
     channel_alignment,
     dense,
-    formulations,
     packed,
     reach,
 )
@@ -76,31 +74,289 @@ CAST_ALIGNMENT = 16
 """Bytes that the addresses of what is cast are multiples of."""
 
 
-def cost(key: KernelKey, what: ConvProblem, device: Device, split_k: int = 1) -> float | None:
-    """Estimated seconds of a kernel for a problem; None when it cannot serve it."""
-    g = what.geometry
-    if (
-        key.a is not what.a.dtype
-        or key.b is not what.b.dtype
-        or key.d is not what.d.dtype
-        or key.math != what.math
-        or key.epilogue != what.epilogue
-        or (g.groups > 1) != (key.group_mode != "")
-        or not _aligned(key, what)
-    ):
-        return None
+_OTHER_TYPES = no("its element types or math mode differ")
+_OTHER_EPILOGUE = no("its epilogue differs")
+_OTHER_GROUPS = no("its groups of channels differ")
+_NOT_ALIGNED = no("an array is aligned to fewer bytes than it needs")
+_NOT_DEPTHWISE = no("it convolves single channels")
+_OUT_OF_REACH = no("its iterator does not read these extents, strides or dilations")
+_NOT_TMA = no("TMA's im2col mode has one group of channels, and dgrad no stride")
+_NOT_SPLIT = no("its slices of K cannot be computed side by side")
+
+
+@dataclass(frozen=True)
+class ConvFormulation:
+    """How a convolution is put to a kernel.
+
+    Attributes:
+        problem: what the kernel computes.
+        split_k: slices of K.
+        casts: whether the operands are cast before.
+        wide: whether the result is computed in float32 and cast.
+        product: the GEMM that the convolution comes to, as a kernel of GEMM takes it; None for an implicit GEMM.
+    """
+
+    problem: ConvProblem
+    split_k: int = 1
+    casts: bool = False
+    wide: bool = False
+    product: GemmFormulation | None = None
+
+    @property
+    def apart(self) -> bool:
+        """Whether the slices are computed side by side and added up by another kernel."""
+        return self.split_k > 1 and self.problem.geometry.groups == 1
+
+    @property
+    def rewrite(self) -> str:
+        """What is done to a convolution that no kernel computes as it stands; empty for one that does."""
+        if self.product is not None:
+            return ONE_TAP
+        rewrites = []
+        if self.casts:
+            rewrites.append(f"fp8 operands cast to {self.problem.a.dtype.value}, which holds them exactly")
+        if self.split_k > 1:
+            rewrites.append(f"{self.split_k} slices of K added up in float32" + (", then cast" if self.wide else ""))
+        elif self.wide:
+            rewrites.append("in float32, then cast")
+        return "; ".join(rewrites)
+
+
+class CastSearch(KernelSearch[None]):
+    """Kernels that cast one element type to another, and add up slices."""
+
+    op = "cast"
+    formulations = ((None,),)
+
+    def __init__(self, dtype: CutlassDtype, wanted: CutlassDtype, device: Device, arch: SmArch | None) -> None:
+        """Kernels that cast `dtype` to `wanted`."""
+        self.device, self.arch = device, arch
+        self._types = (dtype, wanted)
+
+    def supports(self, key: KernelKey, formulation: None) -> Status:
+        """Whether a kernel casts these types."""
+        del formulation
+        return OK if (key.a, key.d) == self._types else _OTHER_TYPES
+
+    def cost(self, key: KernelKey, formulation: None, shared_bytes: int) -> Launch:
+        """The same for all."""
+        del key, formulation, shared_bytes
+        return Launch(CAST_SECONDS)
+
+    def reason(self) -> str:
+        """Why there is none."""
+        return f"no kernel casts {self._types[0].value} to {self._types[1].value}"
+
+
+class ConvSearch(KernelSearch[ConvFormulation]):
+    """Kernels for a convolution.
+
+    One that no kernel computes as it stands is rewritten:
+
+    * fp8 where no kernel multiplies it: both operands are cast to bf16 or fp16, exactly, in memory of the plan's own
+      (kernels that do multiply it accumulate in the tensor cores alone, as fast accumulation does);
+    * wgrad with few results and many pixels, or with no kernel for its result's type: slices of K, or all of it, are
+      added up in float32, then cast;
+    * a filter of one tap: a GEMM, where that is faster.
+    """
+
+    def __init__(
+        self,
+        problem: ConvProblem,
+        device: Device,
+        arch: SmArch | None = None,
+        *,
+        formulations: Sequence[Sequence[ConvFormulation]] | None = None,
+    ) -> None:
+        """Kernels for a problem.
+
+        Args:
+            problem: what is computed.
+            device: where.
+            arch: keep to cells of this arch.
+            formulations: how it may be put to kernels; None stands for all that there are.
+
+        Raises:
+            UnsupportedError: no kernel ever serves it; says why.
+        """
+        self.problem, self.device, self.arch, self.op = problem, device, arch, problem.op
+        self._product: GemmSearch | None = None
+        self.formulations = self._all() if formulations is None else formulations
+
+    def _all(self) -> list[list[ConvFormulation]]:
+        _check(self.problem)
+        return [self._of(problem) for problem in conv_problem.formulations(self.problem)]
+
+    def _of(self, problem: ConvProblem) -> list[ConvFormulation]:
+        solved, casts = self._multiplied(problem)
+        found = [ConvFormulation(solved, casts=casts)]
+        if problem.op == WGRAD:
+            slices = [s for s in SLICES if s == 1 or problem.implicit_gemm[2] >= s * 256]
+            if solved.d.dtype is CutlassDtype.F32 or _unwidened(solved):
+                found += [ConvFormulation(solved, s, casts) for s in slices[1:]]
+            else:
+                result = dataclasses.replace(solved.d, dtype=CutlassDtype.F32)
+                widened = dataclasses.replace(solved, c=None, d=result)
+                found += [ConvFormulation(widened, s, casts, wide=True) for s in slices]
+        product = None if casts else _as_gemm(solved)
+        if product is not None:
+            with contextlib.suppress(UnsupportedError):
+                self._product = GemmSearch(product, self.device, self.arch)
+                found += [ConvFormulation(solved, product=one) for one in self._product.formulations[0]]
+        return found
+
+    def _multiplied(self, problem: ConvProblem) -> tuple[ConvProblem, bool]:
+        """The problem that a kernel computes, and whether its operands have to be cast."""
+        if problem.a.dtype not in FP8_TYPES:
+            return problem, False
+        native = dataclasses.replace(problem, math=FAST)
+        as_it_stands = ConvSearch(native, self.device, self.arch, formulations=[[ConvFormulation(native)]])
+        if select.best_cell(as_it_stands) is not None:
+            return native, False
+        wide = problem.d.dtype if problem.d.dtype in (CutlassDtype.F16, CutlassDtype.BF16) else CutlassDtype.BF16
+
+        def cast(spec: MatrixSpec) -> MatrixSpec:
+            if not dense(spec) or spec.alignment % CAST_ALIGNMENT:
+                raise UnsupportedError(
+                    f"no kernel multiplies these {problem.a.dtype.value} operands, and what is cast instead must be "
+                    f"dense in NHWC order and aligned to {CAST_ALIGNMENT} bytes: copy it"
+                )
+            strides = [math.prod(spec.shape[i + 1 :]) for i in range(4)]
+            return MatrixSpec(spec.shape, tuple(strides), wide)
+
+        return dataclasses.replace(problem, a=cast(problem.a), b=cast(problem.b), math="default"), True
+
+    def op_of(self, formulation: ConvFormulation) -> str:
+        """The convolution's own, or that of GEMM."""
+        return self.op if formulation.product is None else GEMM
+
+    def supports(self, key: KernelKey, formulation: ConvFormulation) -> Status:
+        """Whether a kernel serves the convolution as it is put here."""
+        if formulation.product is not None and self._product is not None:
+            return self._product.supports(key, formulation.product)
+        problem, split_k = formulation.problem, formulation.split_k
+        g = problem.geometry
+        status = OK
+        if (key.a, key.b, key.d, key.math) != (problem.a.dtype, problem.b.dtype, problem.d.dtype, problem.math):
+            status = _OTHER_TYPES
+        elif key.epilogue != problem.epilogue:
+            status = _OTHER_EPILOGUE
+        elif (g.groups > 1) != (key.group_mode != ""):
+            status = _OTHER_GROUPS
+        elif not _aligned(key, problem):
+            status = _NOT_ALIGNED
+        elif key.group_mode == "depthwise":
+            if not _direct_serves(problem):
+                status = _NOT_DEPTHWISE
+            elif split_k > 1 and problem.op != WGRAD:
+                status = _NOT_SPLIT
+        elif key.generation == "sm80" and not _iterator_serves(key, problem):
+            status = _OUT_OF_REACH
+        elif key.generation != "sm80" and not _tma_serves(problem):
+            status = _NOT_TMA
+        elif split_k > 1 and (problem.op != WGRAD or key.d is not CutlassDtype.F32 or not _slices_apart(key, problem)):
+            status = _NOT_SPLIT
+        return status
+
+    def cost(self, key: KernelKey, formulation: ConvFormulation, shared_bytes: int) -> Launch:
+        """Estimated seconds, with casts of the result and adding up slices, but without casts of the operands."""
+        if formulation.product is not None and self._product is not None:
+            return self._product.cost(key, formulation.product, shared_bytes)
+        problem, split_k = formulation.problem, formulation.split_k
+        seconds = _seconds(key, problem, self.device, split_k)
+        return Launch(seconds + (CAST_SECONDS if formulation.wide and split_k == 1 else 0.0), split_k)
+
+    def cells(self, arch: SmArch, group: Sequence[ConvFormulation]) -> Iterable[Iterable[KernelKey]]:
+        """The matrix's cells; where none serves, kernels that differ from one in what every cell compiles with.
+
+        The matrix lists what is worth building ahead of time.
+        """
+        keys = select.matrix(self.op, arch)
+        yield keys if self._product is None else (*keys, *select.matrix(GEMM, arch))
+        problem = group[0].problem
+
+        def varied(key: KernelKey) -> KernelKey:
+            if key.epilogue == LINEAR:
+                key = with_epilogue(key, problem.epilogue, problem.d.dtype if problem.fusion else key.d)
+            unity = key.stride_support == "strided" and problem.geometry.stride == (1, 1)
+            return dataclasses.replace(key, stride_support="unity") if unity else key
+
+        yield (key for key in dict.fromkeys(map(varied, keys)) if supports(key))
+
+    def helpers(self, formulation: ConvFormulation) -> Sequence[KernelSearch[Any]]:
+        """Casts of the operands and of the result."""
+        solved, casts = formulation.problem, []
+        if formulation.casts:
+            casts = [(self.problem.a.dtype, solved.a.dtype), (self.problem.b.dtype, solved.b.dtype)]
+        if formulation.wide or formulation.apart:
+            casts.append((CutlassDtype.F32, self.problem.d.dtype))
+        return [CastSearch(*types, self.device, self.arch) for types in dict.fromkeys(casts)]
+
+    def note(self, formulation: ConvFormulation) -> str:
+        """The rewrite."""
+        return f"a rewrite: {formulation.rewrite}" if formulation.rewrite else ""
+
+    def reason(self) -> str:
+        """Why no cell of the matrix serves the problem."""
+        solved = self.formulations[-1][0].problem
+        text = _refusal(solved)
+        unwidened = _unwidened(solved) if self.op == WGRAD else ""
+        return f"{text}; nor is it computed in float32: {unwidened}" if unwidened else text
+
+    def nearest(self, arch: SmArch, best: Candidate[ConvFormulation] | None = None) -> KernelKey | None:
+        """The key of the best candidate; without one, of the best that computes the convolution as it stands."""
+        best = best or self._plainest()
+        return super().nearest(arch, best)
+
+    def refusal(self, best: Candidate[ConvFormulation] | None) -> CutlassError:
+        """The error where the table has no kernel and none may be compiled."""
+        plainest = None if best is None else self._plainest()
+        if best is not None and plainest is None and self._product is not None:
+            return self._product.refusal(None)
+        return super().refusal(plainest)
+
+    def _plainest(self) -> Candidate[ConvFormulation] | None:
+        """The best of the matrix's convolutions, those of all of K in one with the result's own type if there are."""
+        found = [one for one in select.rank_cells(self) if one.key.op == self.op]
+        as_it_stands = (one for one in found if one.formulation.split_k == 1 and not one.formulation.wide)
+        return next(as_it_stands, next(iter(found), None))
+
+
+def _check(problem: ConvProblem) -> None:
+    """Refuses what no kernel ever computes.
+
+    Raises:
+        UnsupportedError: an empty result, element types that nothing multiplies, or a C with strides of its own.
+    """
+    g = problem.geometry
+    if 0 in problem.d.shape or g.n == 0:
+        raise UnsupportedError(
+            f"a convolution of {g.n} images to shape {problem.d.shape} is empty: there is nothing to plan"
+        )
+    # fp8 whatever the operation: those that have no kernels are rewritten.
+    op, math_mode = (FPROP, FAST) if problem.a.dtype in FP8_TYPES else (problem.op, problem.math)
+    tree = problem.fusion is not None
+    types = conv_types(op, problem.a.dtype, problem.b.dtype, problem.d.dtype, math_mode, tree=tree)
+    if not types:
+        raise UnsupportedError(types.reason)
+    # Kernels have one set of strides for C and D.
+    if problem.c is not None and pixel_strides(problem.c) != pixel_strides(problem.d):
+        raise UnsupportedError(
+            f"c has strides {problem.c.strides} and the result {problem.d.strides} (NHWC order): kernels read c as "
+            "they write the result; copy c"
+        )
+
+
+def _seconds(key: KernelKey, what: ConvProblem, device: Device, split_k: int) -> float:
+    """Estimated seconds of a kernel that serves a problem."""
     if key.group_mode == "depthwise":
-        return _direct_seconds(key, what, device, split_k) if _direct_serves(what) else None
-    if not (_iterator_serves(key, what) if key.generation == "sm80" else _tma_serves(what)):
-        return None
-    if split_k > 1 and (what.op != WGRAD or key.d is not CutlassDtype.F32 or not _slices_apart(key, what)):
-        return None
+        return _direct_seconds(key, what, device, split_k)
     m, n, k = _tiled_gemm(key, what)
     if key.generation == "sm90":
         moved = sum(bytes_of(spec.shape, spec.dtype) for spec in (what.a, what.b, what.d))
         return _tma_seconds(key, (m, n, k), moved, device)
     variant = Variant(
-        exchanged=False, m=m, n=n, k=-(-k // split_k), batch=g.groups * split_k,
+        swapped=False, m=m, n=n, k=-(-k // split_k), batch=what.geometry.groups * split_k,
         layout_a=key.layout_a, layout_b=key.layout_b, lda=k, ldb=k, ldc=n, ldd=n, batch_strides=(0, 0, 0, 0),
         align_a=key.align_a, align_b=key.align_b, align_d=key.align_d,
     )  # fmt: skip
@@ -163,11 +419,9 @@ def _direct_serves(what: ConvProblem) -> bool:
     return g.groups == g.c == g.k and g.r * g.s <= 128
 
 
-def _direct_seconds(key: KernelKey, what: ConvProblem, device: Device, split_k: int) -> float | None:
+def _direct_seconds(key: KernelKey, what: ConvProblem, device: Device, split_k: int) -> float:
     """Estimated seconds of a depthwise convolution: of its taps, or of reading and writing every array once."""
     g = what.geometry
-    if split_k > 1 and what.op != WGRAD:
-        return None
     pixels = g.n * (g.h * g.w if what.op == DGRAD else g.p * g.q)
     tiles = -(-g.c // key.tile[1])
     blocks = g.r * g.s * tiles * split_k if what.op == WGRAD else -(-pixels // key.tile[0]) * tiles
@@ -215,220 +469,6 @@ def _tma_serves(what: ConvProblem) -> bool:
     return max(g.stride) <= 8 and max(*g.padding[0], *g.padding[1], *spans) <= 127
 
 
-def make(
-    what: ConvProblem,
-    *,
-    arch: SmArch | None = None,
-    alpha: float = 1.0,
-    beta: float = 0.0,
-    like: Any = None,
-    backend: str = "auto",
-    jit: str | None = None,
-    stream: int | None = None,
-    layout: str = "nhwc",
-    chosen: Chosen | None = None,
-) -> OpPlan:
-    """The plan for a convolution.
-
-    Its slots are a, b and, where there are such, c, bias, the inputs and the outputs of an epilogue tree, then out.
-    `layout` is the order in which calls name the dimensions of their arrays; the problem has NHWC's. `chosen`, one of
-    `choices`, is how it is computed; without it, that is `choose`'s business.
-
-    A convolution that no kernel computes as it stands is rewritten, and the plan's `rewrite` says how:
-
-    * fp8 where no kernel multiplies it: both operands are cast to bf16 or fp16, exactly, in memory of the plan's own
-      (kernels that do multiply it accumulate in the tensor cores alone, as fast accumulation does);
-    * wgrad with few results and many pixels, or with no kernel for its result's type: slices of K, or all of it, are
-      added up in float32, then cast.
-
-    Arguments and errors are those of `plan.make`.
-    """
-    device = devices.get(what.device)
-    how: dict[str, Any] = {"arch": arch, "backend": backend, "jit": jit}
-    chosen = chosen or choose(what, device, **how)
-    refuse_capture(chosen.picked, what.device, stream)
-    checked = True
-    if what.fusion is not None:
-        launch = functools.partial(_launch_once, chosen.picked, device)
-        checked = first_use.require(chosen.picked, device, launch, stream=stream)
-    made = _plan(what, chosen, device, how, alpha=alpha, beta=beta, like=like, layout=layout)
-    made.checked = checked
-    return made
-
-
-def _launch_once(
-    picked: Picked, device: Device, what: ConvProblem, fusion: Fusion, views: Mapping[str, _core.Operand]
-) -> None:
-    """Launches a kernel for a convolution of `a` and `b` to `out`, on the default stream."""
-    number = source_number(picked.key.epilogue)
-    way = dataclasses.replace(what, fusion=fusion, source=number, c=None if number is None else what.d)
-    chosen = Chosen(picked, way, 1, casts=False, wide=False, rewrite="")
-    made = _plan(way, chosen, device, {}, alpha=1.0, beta=0.0, like=None, layout="nhwc")
-    made(*(views[name] for name in ("a", "b", *(one.name for one in fusion.arrays), "out")), stream=0)
-
-
-def _plan(
-    what: ConvProblem,
-    chosen: Chosen,
-    device: Device,
-    how: dict[str, Any],
-    *,
-    alpha: float,
-    beta: float,
-    like: Any,
-    layout: str,
-) -> OpPlan:
-    picked, solved, casts, wide = chosen.picked, chosen.solved, chosen.casts, chosen.wide
-    steps = Steps(what.device)
-
-    def slot(name: str, spec: MatrixSpec, alignment: int, role: str = "input") -> Address:
-        shape, strides = (in_layout(values, layout) for values in (spec.shape, spec.strides))
-        return steps.slot(name, shape, strides, spec.dtype.dlpack, alignment=alignment, role=role)
-
-    key = picked.key
-    align_a, align_b = (key.align_a, key.align_b)
-    if chosen.product is not None and chosen.product[1].variant.exchanged:
-        align_a, align_b = align_b, align_a
-    reduced = wide or chosen.apart
-    a = slot("a", what.a, CAST_ALIGNMENT if casts else key_bytes(align_a, what.a))
-    b = slot("b", what.b, CAST_ALIGNMENT if casts else key_bytes(align_b, what.b))
-    of_d = CAST_ALIGNMENT if reduced else key_bytes(key.align_d, what.d)
-    source = solved.source is not None
-    c = None if what.c is None or source else slot("c", what.c, of_d, "source")
-    bias = None if what.bias is None else slot("bias", what.bias, key_bytes(key.align_d, what.bias))
-    others = FusedOperands(steps, what.fusion, solved.epilogue, align=key.align_d, clear_masks=False)
-    if source:
-        c = others.source
-    out = slot("out", what.d, of_d, "output")
-    if casts:
-        a = _cast(steps, a, what.a, solved.a, how, device)
-        b = _cast(steps, b, what.b, solved.b, how, device)
-    if chosen.product is not None:
-        product, choice = chosen.product
-        first, second = (b, a) if choice.variant.exchanged else (a, b)
-        args = {"batch": 1, "a": first, "b": second, "c": c, "d": out, "alpha": "alpha", "beta": "beta"}
-        steps.launch(picked, product_args(choice, product.k) | args, main=True)
-    elif not reduced:
-        none = (0,) * (0 if what.fusion is None else len(what.fusion.arrays))
-        args = _args(solved, a, b, c, bias, out, chosen.split_k) | others.args(none, none, exchanged=False)
-        steps.launch(picked, args, main=True)
-    else:
-        # alpha, beta and C are for whoever adds up.
-        slices = chosen.split_k if chosen.apart else 1
-        count = math.prod(what.d.shape)
-        target = steps.temporary(slices * bytes_of(what.d.shape, CutlassDtype.F32))
-        args = _args(solved, a, b, None, bias, target, chosen.split_k)
-        steps.launch(picked, args | {"alpha": 1.0, "beta": 0.0, "split_parallel": int(chosen.apart)}, main=True)
-        cast = _pick_cast(CutlassDtype.F32, what.d.dtype, device, **how)
-        steps.launch(
-            cast,
-            {
-                "count": count, "slices": slices, "slice_stride": count, "a": target, "c": c, "d": out,
-                "alpha": "alpha", "beta": "beta" if c is not None else 0.0,
-            },
-        )  # fmt: skip
-    return steps.plan(like=like, alpha=alpha, beta=beta, rewrite=chosen.rewrite)
-
-
-@dataclasses.dataclass(frozen=True)
-class Chosen:
-    """How a convolution is computed.
-
-    Attributes:
-        picked: the kernel of the products.
-        solved: the problem that it is given.
-        split_k: slices of K.
-        casts: whether the operands are cast before.
-        wide: whether the result is computed in float32 and cast.
-        rewrite: both, in words; empty for a problem that is computed as it stands.
-        product: the GEMM that it comes to, and how that is put to the kernel; None for an implicit GEMM.
-    """
-
-    picked: Picked
-    solved: ConvProblem
-    split_k: int
-    casts: bool
-    wide: bool
-    rewrite: str
-    product: tuple[GemmProblem, Choice] | None = None
-
-    @property
-    def apart(self) -> bool:
-        """Whether the slices are computed side by side and added up by another kernel."""
-        return self.split_k > 1 and self.product is None and self.picked.key.group_mode != "depthwise"
-
-
-def choose(
-    what: ConvProblem,
-    device: Device,
-    *,
-    arch: SmArch | None = None,
-    backend: str = "auto",
-    jit: str | None = None,
-    record: bool = True,
-) -> Chosen:
-    """The kernel for a convolution, after rewrites. Needs no GPU; arguments and errors are those of `pick.pick`.
-
-    With `backend` `auto`, nothing is compiled where the table serves the convolution in whatever way.
-    """
-    *better, last = ways = formulations(what)
-    if backend == "auto":
-        for way in ways:
-            with contextlib.suppress(UnsupportedError, KernelNotFoundError):
-                return _choose(way, device, arch=arch, backend="prebuilt", jit=jit, record=False)
-    how: dict[str, Any] = {"arch": arch, "backend": backend, "jit": jit, "record": record}
-    for way in better:
-        with contextlib.suppress(UnsupportedError, KernelNotFoundError):
-            return _choose(way, device, **how)
-    return _choose(last, device, **how)
-
-
-def _choose(
-    what: ConvProblem, device: Device, *, arch: SmArch | None, backend: str, jit: str | None, record: bool
-) -> Chosen:
-    g = what.geometry
-    if 0 in what.d.shape or g.n == 0:
-        raise UnsupportedError(
-            f"a convolution of {g.n} images to shape {what.d.shape} is empty: there is nothing to plan"
-        )
-    tree = what.fusion is not None
-    types = conv_types(what.op, what.a.dtype, what.b.dtype, what.d.dtype, what.math, tree=tree)
-    if what.a.dtype in FP8_TYPES:
-        # Whatever the operation: those that have no kernels are rewritten.
-        types = conv_types(FPROP, what.a.dtype, what.b.dtype, what.d.dtype, FAST, tree=tree)
-    if not types:
-        raise UnsupportedError(types.reason)
-    _check_results(what)
-    how: dict[str, Any] = {"arch": arch, "backend": backend, "jit": jit, "record": record}
-    solved, rewrite, casts = _served(what, device, arch)
-    if casts:  # before a kernel is compiled that waits for one that must not be
-        _pick_cast(what.a.dtype, solved.a.dtype, device, **how)
-        _pick_cast(what.b.dtype, solved.b.dtype, device, **how)
-    product = None if casts else _as_gemm(solved)
-    choice = None if product is None else _gemm_choice(product, device, arch, backend, jit)
-    try:
-        picked, split_k, wide = _picked(solved, device, **how)
-        seconds = picked.seconds
-    except (UnsupportedError, KernelNotFoundError) as error:
-        if choice is None:
-            refused = isinstance(error, UnsupportedError)
-            if refused and product is not None and select.best_cell(product, device, arch) is not None:
-                raise select.missing(product, device, arch) from error
-            raise
-        seconds = math.inf
-    if product is not None and choice is not None and choice.seconds < seconds:
-        if choice.info is None and record:
-            kernels.record_miss(choice.key)
-        made = Picked(choice.key, choice.info, choice.seconds)
-        return Chosen(made, solved, choice.split_k, casts, False, ONE_TAP, (product, choice))
-    if wide is not None or split_k > 1:
-        in_float = "in float32, then cast"
-        if split_k > 1:
-            in_float = f"{split_k} slices of K added up in float32" + ("" if wide is None else ", then cast")
-        rewrite = "; ".join(filter(None, (rewrite, in_float)))
-    return Chosen(picked, solved if wide is None else wide, split_k, casts, wide is not None, rewrite)
-
-
 def _as_gemm(what: ConvProblem) -> GemmProblem | None:
     """The GEMM that a convolution with a filter of one tap is; None for any other, and where pixels have gaps."""
     g = what.geometry
@@ -446,101 +486,16 @@ def _as_gemm(what: ConvProblem) -> GemmProblem | None:
         leading = outermost if spec is what.w or (what.op == WGRAD and spec is what.c) else column
         return MatrixSpec((outer * rows * columns, channels), (leading, 1), spec.dtype, spec.alignment)
 
-    def turned(spec: MatrixSpec) -> MatrixSpec:
+    def transposed(spec: MatrixSpec) -> MatrixSpec:
         return MatrixSpec(spec.shape[::-1], spec.strides[::-1], spec.dtype, spec.alignment)
 
     a, b, d = matrix(what.a), matrix(what.b), matrix(what.d)
     if what.op == FPROP:
-        b = turned(b)
+        b = transposed(b)
     elif what.op == WGRAD:
-        a = turned(a)
+        a = transposed(a)
     c = None if what.c is None else matrix(what.c)
     return GemmProblem(a, b, c, d, what.math, what.device)
-
-
-def _gemm_choice(
-    what: GemmProblem, device: Device, arch: SmArch | None, backend: str, jit: str | None
-) -> Choice | None:
-    compiling = backend == "jit" or kernels.policy(jit) != "off"
-    try:
-        found = select.choose(what, device, arch, backend=backend, compiling=compiling)
-    except (UnsupportedError, KernelNotFoundError):
-        return None
-    return None if found.info is None and not compiling else found
-
-
-def choices(what: ConvProblem, device: Device, arch: SmArch) -> list[Chosen]:
-    """Every way in which cells of the matrix for an arch compute a convolution, best first by the model."""
-    solved, rewrite, casts = _served(what, device, arch)
-    problems = [solved]
-    if what.op == WGRAD and solved.d.dtype is not CutlassDtype.F32 and not _unwidened(solved):
-        problems.append(_widened(solved))
-    found = []
-    product = None if casts else _as_gemm(solved)
-    choice = None if product is None else select.best_cell(product, device, arch)
-    if product is not None and choice is not None:
-        made = Picked(choice.key, None, choice.seconds)
-        found.append(
-            Chosen(made, solved, choice.split_k, casts, False, "a filter of one tap: a GEMM", (product, choice))
-        )
-    for problem in problems:
-        for _, key in cells([arch]):
-            for split_k in SLICES if what.op == WGRAD and key.op == WGRAD else (1,):
-                seconds = cost(key, problem, device, split_k) if key.op == what.op else None
-                if seconds is not None and (split_k == 1 or what.implicit_gemm[2] >= split_k * 256):
-                    extra = CAST_SECONDS if problem is not solved and split_k == 1 else 0.0
-                    picked = Picked(key, None, seconds + extra)
-                    found.append(Chosen(picked, problem, split_k, casts, problem is not solved, rewrite))
-    return sorted(found, key=lambda one: (one.picked.seconds, one.picked.key.name))
-
-
-def _check_results(what: ConvProblem) -> None:
-    """Refuses a C that does not lie like D: kernels have one set of strides for both."""
-    if what.c is not None and pixel_strides(what.c) != pixel_strides(what.d):
-        raise UnsupportedError(
-            f"c has strides {what.c.strides} and the result {what.d.strides} (NHWC order): kernels read c as they "
-            "write the result; copy c"
-        )
-
-
-def best_key(what: ConvProblem, device: Device, arch: SmArch | None) -> KernelKey:
-    """The key of the matrix's best cell for the products of a problem, after rewrites. Needs no GPU.
-
-    Raises:
-        UnsupportedError: no cell serves it.
-    """
-    for way in formulations(what):
-        solved, _, _ = _served(way, device, arch)
-        best = _best(solved, device, arch)
-        if best is not None:
-            return best.key
-    if best is None and what.op == WGRAD and not _unwidened(solved):
-        best = _best(_widened(solved), device, arch)
-    if best is None:
-        raise UnsupportedError(_refusal(solved))
-    return best.key
-
-
-def _served(what: ConvProblem, device: Device, arch: SmArch | None) -> tuple[ConvProblem, str, bool]:
-    """The problem that a kernel computes, what was done to it, and whether its operands have to be cast."""
-    if what.a.dtype not in FP8_TYPES:
-        return what, "", False
-    native = dataclasses.replace(what, math=FAST)
-    if _best(native, device, arch) is not None:
-        return native, "", False
-    wide = what.d.dtype if what.d.dtype in (CutlassDtype.F16, CutlassDtype.BF16) else CutlassDtype.BF16
-
-    def cast(spec: MatrixSpec) -> MatrixSpec:
-        if not dense(spec) or spec.alignment % CAST_ALIGNMENT:
-            raise UnsupportedError(
-                f"no kernel multiplies these {what.a.dtype.value} operands, and what is cast instead must be dense in "
-                f"NHWC order and aligned to {CAST_ALIGNMENT} bytes: copy it"
-            )
-        strides = [math.prod(spec.shape[i + 1 :]) for i in range(4)]
-        return MatrixSpec(spec.shape, tuple(strides), wide)
-
-    solved = dataclasses.replace(what, a=cast(what.a), b=cast(what.b), math="default")
-    return solved, f"fp8 operands cast to {wide.value}, which holds them exactly", True
 
 
 def _refusal(what: ConvProblem) -> str:
@@ -561,51 +516,6 @@ def _refusal(what: ConvProblem) -> str:
     return refusal
 
 
-def _best(what: ConvProblem, device: Device, arch: SmArch | None, split_k: int = 1) -> Picked | None:
-    """The best cell of the matrix, or the best kernel that differs from one in what every cell compiles with."""
-    price, varied = _priced(what, device, split_k)
-    return best_cell(what.op, price, device, arch) or best_cell(what.op, price, device, arch, varied)
-
-
-def _priced(what: ConvProblem, device: Device, split_k: int) -> tuple[Cost, Derive]:
-    """What kernels cost, and what is made of the matrix's cells where none serves as it is.
-
-    The matrix lists what is worth building ahead of time.
-    """
-
-    def price(key: KernelKey) -> float | None:
-        return cost(key, what, device, split_k)
-
-    def varied(key: KernelKey) -> KernelKey:
-        if key.epilogue == LINEAR:
-            key = with_epilogue(key, what.epilogue, what.d.dtype if what.fusion else key.d)
-        unity = key.stride_support == "strided" and what.geometry.stride == (1, 1)
-        return dataclasses.replace(key, stride_support="unity") if unity else key
-
-    return price, varied
-
-
-def _pick(
-    what: ConvProblem,
-    device: Device,
-    split_k: int = 1,
-    *,
-    arch: SmArch | None,
-    backend: str,
-    jit: str | None,
-    record: bool = True,
-) -> Picked:
-    """`pick.pick` with the kernels of `_best`."""
-    price, varied = _priced(what, device, split_k)
-    how: dict[str, Any] = {
-        "refusal": _refusal(what), "arch": arch, "backend": backend, "jit": jit, "record": record
-    }  # fmt: skip
-    try:
-        return pick(what.op, price, device, **how)
-    except UnsupportedError:
-        return pick(what.op, price, device, **how, derive=varied)
-
-
 def _unwidened(what: ConvProblem) -> str:
     """Why a wgrad cannot be computed in float32 and cast; empty where it can, or is in float32 anyway."""
     if what.d.dtype is CutlassDtype.F32:
@@ -617,121 +527,9 @@ def _unwidened(what: ConvProblem) -> str:
     return ""
 
 
-def _widened(what: ConvProblem) -> ConvProblem:
-    """The wgrad with a float32 result, dense in memory of the plan's own; `what` itself where it has one already."""
-    if what.d.dtype is CutlassDtype.F32:
-        return what
-    return dataclasses.replace(what, c=None, d=dataclasses.replace(what.d, dtype=CutlassDtype.F32))
-
-
-def _picked(
-    what: ConvProblem, device: Device, *, arch: SmArch | None, backend: str, jit: str | None, record: bool = True
-) -> tuple[Picked, int, ConvProblem | None]:
-    """(kernel, slices of K, the problem with a float32 result where it is computed in one and cast)."""
-    how: dict[str, Any] = {"arch": arch, "backend": backend, "jit": jit, "record": record}
-    if what.op != WGRAD:
-        return _pick(what, device, **how), 1, None
-    best: Picked | None = None
-    failure: Exception = UnsupportedError(_refusal(what))
-    missing: KernelNotFoundError | None = None  # why a way that the matrix has is not open
-    try:
-        best = _pick(what, device, **how)
-    except (UnsupportedError, KernelNotFoundError) as error:
-        failure = error
-    reason = _unwidened(what)
-    wide = what if reason else _widened(what)
-    slices, through, seconds = 1, what, math.inf if best is None else best.seconds
-    try:
-        if wide is not what:
-            _pick_cast(CutlassDtype.F32, what.d.dtype, device, **how)
-    except (UnsupportedError, KernelNotFoundError) as error:
-        if isinstance(error, KernelNotFoundError) and _best(wide, device, arch) is not None:
-            missing = error
-        wide = what
-    for count in SLICES:
-        if count > 1 and what.implicit_gemm[2] < count * 256:
-            break
-        # The cost of slices has that of adding them up.
-        for problem, extra in ((what, 0.0), (wide, CAST_SECONDS if count == 1 else 0.0)):
-            if problem is what and (count == 1 or wide is not what):
-                continue
-            try:
-                sliced = _pick(problem, device, count, **how)
-            except (UnsupportedError, KernelNotFoundError) as error:
-                missing = error if isinstance(error, KernelNotFoundError) else missing
-                continue
-            if sliced.seconds + extra < seconds:
-                best, slices, through, seconds = sliced, count, problem, sliced.seconds + extra
-    if best is None:
-        if missing is not None and isinstance(failure, UnsupportedError):
-            raise missing
-        if reason and isinstance(failure, UnsupportedError):
-            raise UnsupportedError(f"{failure}; nor is it computed in float32: {reason}")
-        raise failure
-    return best, slices, (None if through is what else through)
-
-
 def key_bytes(align: int, spec: MatrixSpec) -> int:
     """Bytes of an alignment in elements."""
     return max(1, align * spec.dtype.bits // 8)
 
 
-def _cast(
-    steps: Steps, source: Address, spec: MatrixSpec, wide: MatrixSpec, how: dict[str, Any], device: Device
-) -> Address:
-    target = steps.temporary(bytes_of(wide.shape, wide.dtype))
-    _launch_cast(steps, source, spec.dtype, target, wide.dtype, math.prod(spec.shape), how, device)
-    return target
-
-
-def _launch_cast(
-    steps: Steps,
-    source: Address,
-    dtype: CutlassDtype,
-    target: Address,
-    wanted: CutlassDtype,
-    count: int,
-    how: dict[str, Any],
-    device: Device,
-) -> None:
-    picked = _pick_cast(dtype, wanted, device, **how)
-    steps.launch(picked, {"count": count, "slices": 1, "a": source, "d": target, "alpha": 1.0})
-
-
-def _pick_cast(
-    dtype: CutlassDtype,
-    wanted: CutlassDtype,
-    device: Device,
-    *,
-    arch: SmArch | None,
-    backend: str,
-    jit: str | None,
-    record: bool = True,
-) -> Picked:
-    def serves(key: KernelKey) -> float | None:
-        return CAST_SECONDS if key.a is dtype and key.d is wanted else None
-
-    refusal = f"no kernel casts {dtype.value} to {wanted.value}"
-    return pick("cast", serves, device, refusal=refusal, arch=arch, backend=backend, jit=jit, record=record)
-
-
-def _args(
-    what: ConvProblem, a: Address, b: Address, c: Address | None, bias: Address | None, d: Address, split_k: int
-) -> dict[str, Any]:
-    g = what.geometry
-    x, w, y = (pixel_strides(spec) for spec in (what.x, what.w, what.y))
-    (top, bottom), (left, right) = g.padding
-    return {
-        "n": g.n, "h": g.h, "w": g.w, "c": g.c, "k": g.k, "r": g.r, "s": g.s, "p": g.p, "q": g.q,
-        "pad_h": top, "pad_w": left, "pad_h_end": bottom, "pad_w_end": right,
-        "stride_h": g.stride[0], "stride_w": g.stride[1], "dilation_h": g.dilation[0], "dilation_w": g.dilation[1],
-        "groups": g.groups, "split_k": split_k, "swizzle": 1,
-        "a": a, "b": b, "c_source": c, "d": d, "bias": bias,
-        "x_stride_w": x[0], "x_stride_h": x[1], "x_stride_n": x[2],
-        "w_stride_s": w[0], "w_stride_r": w[1], "w_stride_k": w[2],
-        "y_stride_q": y[0], "y_stride_p": y[1], "y_stride_n": y[2],
-        "alpha": "alpha", "beta": "beta",
-    }  # fmt: skip
-
-
-__all__ = ["DGRAD", "FPROP", "WGRAD", "Chosen", "choose", "cost", "make"]
+__all__ = ["DGRAD", "FPROP", "WGRAD", "ConvFormulation", "ConvSearch"]

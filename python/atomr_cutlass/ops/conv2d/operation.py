@@ -6,18 +6,16 @@ from typing import Any
 
 from ...arrays.layouts import in_layout
 from ...errors import InvalidOperandError
-from ...generator.archs import SmArch
-from ...generator.key import KernelKey
-from ...pipeline import pick
 from ...pipeline.devices import Device
 from ...pipeline.op_plan import OpPlan
 from ...pipeline.operand_table import OperandSlot, epilogue_slots
-from ...pipeline.operation import Found, PlannedOperation, Search
+from ...pipeline.operation import PlannedOperation
 from ...pipeline.probe import Arrays, Probe
 from ...pipeline.problem import MatrixSpec
 from ...pipeline.request_options import Option, RequestOptions
 from ..gemm.operation import PRECISION, epilogue_from
-from . import kernels
+from . import plans
+from .kernels import ConvSearch
 from .problem import OPERANDS, WGRAD
 from .request import ConvDgradRequest, ConvFwdRequest, ConvLayout, ConvRequest, ConvShape, ConvWgradRequest
 
@@ -97,48 +95,18 @@ class ConvOperation(PlannedOperation[ConvRequest]):
         )  # fmt: skip
 
     def plan(self, request: ConvRequest, device: int, **options: Any) -> OpPlan:
-        return kernels.make(request.problem(device), layout=request.layout.value, **options)
+        return plans.make(request.problem(device), layout=request.layout.value, **options)
 
     def result_layout(self, request: ConvRequest) -> str:
         return request.layout.value
 
-    def search(self, request: ConvRequest, device: Device) -> Search:
-        return _Search(request, device)
+    def search(self, request: ConvRequest, device: Device) -> ConvSearch:
+        return ConvSearch(request.problem(device.index), device, request.arch)
 
     def probe(self, request: ConvRequest, arrays: Arrays) -> Probe[ConvRequest]:
         from .probe import ConvProbe, FusedConvProbe
 
         return (ConvProbe if request.tree is None else FusedConvProbe)(request, arrays)
-
-
-class _Search(Search):
-    """What no kernel computes as it stands is rewritten."""
-
-    def __init__(self, request: ConvRequest, device: Device) -> None:
-        super().__init__(request, device)
-        self._problem = request.problem(device.index)
-        self._solved: tuple[Any, int] = (self._problem, 1)
-        self._chosen: KernelKey | None = None
-
-    def find(self, policy: str) -> Found:
-        arch = self.request.arch
-        chosen = kernels.choose(self._problem, self.device, arch=arch, jit=policy, record=False)
-        self._solved, self._chosen = (chosen.solved, chosen.split_k), chosen.picked.key
-        ranked = pick.rank(self._problem.op, self._cost, self.device, arch)
-        return Found(ranked, chosen.picked, (f"a rewrite: {chosen.rewrite}",) if chosen.rewrite else ())
-
-    def wanted(self, arch: SmArch) -> KernelKey | None:
-        return self._chosen or kernels.best_key(self._problem, self.device, arch)
-
-    def serves(self, key: KernelKey) -> bool:
-        if key.op != self._problem.op:
-            return False
-        # As it stands too: where slices of K are faster, kernels are not what is missing.
-        return self._cost(key) is not None or kernels.cost(key, self._problem, self.device) is not None
-
-    def _cost(self, key: KernelKey) -> float | None:
-        solved, split_k = self._solved
-        return kernels.cost(key, solved, self.device, split_k)
 
 
 def _ordered(spec: MatrixSpec, layout: ConvLayout) -> MatrixSpec:

@@ -19,13 +19,13 @@ from ...generator.matrix import ARCHS
 from ...generator.members import Members
 from ...generator.render import render
 from ...generator.rules import accumulator, supports_tree
-from ...pipeline import devices
+from ...pipeline import devices, select
 from ...pipeline.plan_cache import PlanKey
 from ...pipeline.problem import MatrixSpec
 from ...reference import ACTIVATIONS
 from ..gemm.request import GemmEpilogue
 from ..request_checks import expect_extent, expect_fields, expect_served, math_of
-from . import kernels as conv_plan
+from .kernels import ConvSearch
 from .problem import DGRAD, FPROP, OPERANDS, WGRAD, ConvProblem
 from .reference import ConvGeometry
 
@@ -273,7 +273,8 @@ class ConvRequest:
             UnsupportedError: no cell of the matrix serves the request; the reason says what would cure it.
         """
         device = devices.for_arch(None) if self.arch is None else devices.imagined(self.arch)
-        return render(conv_plan.best_key(self.problem(device.index), device, self.arch), flavour="nvrtc")
+        search = ConvSearch(self.problem(device.index), device, self.arch)
+        return render(select.best_key(search), flavour="nvrtc")
 
 
 class ConvFwdRequest(ConvRequest):

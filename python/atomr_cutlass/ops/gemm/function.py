@@ -28,10 +28,11 @@ from ...generator.rules import gemm_types
 from ...pipeline import devices
 from ...pipeline.op_plan import OpPlan
 from ...pipeline.plan import BACKENDS as GPU_BACKENDS
-from ...pipeline.plan import Plan, make
+from ...pipeline.plan import Plan
 from ...pipeline.plan_cache import PlanCache
 from . import scaled
 from .arguments import SCALES, Arguments, Operation, check_single, operation_of, problem_of, scales_of
+from .kernels import make
 
 if TYPE_CHECKING:
     from .fused import FusedCall

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -11,22 +10,18 @@ import numpy as np
 from ...arrays import fp4, operands
 from ...arrays.numerics import PRECISIONS
 from ...arrays.operands import BYTE
-from ...errors import InvalidOperandError, KernelNotFoundError, UnsupportedError
-from ...generator.archs import SmArch
+from ...errors import InvalidOperandError
 from ...generator.dtypes import CutlassDtype
-from ...generator.key import KernelKey
-from ...generator.matrix import preset_of
-from ...pipeline import problem, select
 from ...pipeline.devices import Device
 from ...pipeline.op_plan import OpPlan
 from ...pipeline.operand_table import OperandSlot, epilogue_slots
-from ...pipeline.operation import Found, PlannedOperation, Search
-from ...pipeline.plan import FAR, WORTHWHILE, Plan, better_cell, make
+from ...pipeline.operation import PlannedOperation
+from ...pipeline.plan import Plan
 from ...pipeline.probe import Arrays, Probe
-from ...pipeline.problem import GemmProblem, MatrixSpec
+from ...pipeline.problem import MatrixSpec
 from ...pipeline.request_options import Option, RequestOptions
-from ...pipeline.select import Choice
 from . import scaled
+from .kernels import GemmSearch, make
 from .request import GemmEpilogue, GemmLayout, GemmRequest, GemmShape
 from .scaled import Scale
 
@@ -169,8 +164,14 @@ class GemmOperation(PlannedOperation[GemmRequest]):
         refuse_columns(request.layout_c)
         return super().result_layout(request)
 
-    def search(self, request: GemmRequest, device: Device) -> Search:
-        return _Search(request, device)
+    def search(self, request: GemmRequest, device: Device) -> GemmSearch | None:
+        if 0 in (request.shape.m, request.shape.n, request.shape.batch):
+            return None
+        gemm = request.problem(device.index)
+        if not plain(request):
+            scaled.refuse(gemm)
+        scales = request.scales() or scaled.NO_SCALES
+        return GemmSearch(scaled.rewritten(gemm, scales, request.fusion()), device, request.arch)
 
     def random_arrays(self, request: GemmRequest, generator: np.random.Generator) -> Arrays:
         from .probe import random_fp4
@@ -185,66 +186,6 @@ class GemmOperation(PlannedOperation[GemmRequest]):
         from .probe import FusedGemmProbe, GemmProbe
 
         return (GemmProbe if request.tree is None else FusedGemmProbe)(request, arrays)
-
-
-class _Search(Search):
-    """Kernels are chosen together with how the problem is put to them."""
-
-    request: GemmRequest
-
-    def __init__(self, request: GemmRequest, device: Device) -> None:
-        super().__init__(request, device, empty=0 in (request.shape.m, request.shape.n, request.shape.batch))
-        self._formulations = scaled.ways(
-            request.problem(device.index), request.scales() or scaled.NO_SCALES, request.fusion()
-        )
-        self._problem = self._formulations[-1]
-        self._best: Choice | None = None
-
-    def find(self, policy: str) -> Found:
-        if not plain(self.request):
-            scaled.refuse(self._problem)
-        *better, last = scaled.table_first(self._formulations, self.device, self.request.arch)
-        for formulation in better:
-            with contextlib.suppress(UnsupportedError, KernelNotFoundError):
-                return self._find(formulation, policy)
-        return self._find(last, policy)
-
-    def _find(self, formulation: GemmProblem, policy: str) -> Found:
-        arch = self.request.arch
-        ranked = select.rank(formulation, self.device, arch)
-        best = (
-            ranked[0]
-            if ranked
-            else select.choose(formulation, self.device, arch, backend="auto", compiling=policy != "off")
-        )
-        self._problem, self._best, notes = formulation, best, []
-        if best.variant.exchanged:
-            notes.append("D is column-major: computed as D^T = B^T A^T, which costs nothing")
-        if self.request.tree is not None and best.info is None and preset_of(best.key) is None:
-            notes.append(
-                f"the epilogue is a tree ({self.request.tree.id}) whose kernel is in no preset: it is compiled at run "
-                "time, unless a pack has it"
-            )
-        return Found(ranked, best, tuple(notes))
-
-    def wanted(self, arch: SmArch) -> KernelKey | None:
-        return select.nearest_key(self._problem, self._variants(), arch, self.device)
-
-    def serving(self, arch: SmArch) -> Iterable[KernelKey]:
-        return select.serving(self._problem, self._variants(), arch)
-
-    def serves(self, key: KernelKey) -> bool:
-        return any(select.eligible(key, self._problem, variant) for variant in self._variants())
-
-    def replacement(self, policy: str) -> KernelKey | None:
-        if policy == "off" or self._best is None or not plain(self.request):
-            return None
-        part = WORTHWHILE if policy == "background" else FAR
-        better = better_cell(self._best, self._problem, self.device, self.request.arch, part)
-        return None if better is None else better.key
-
-    def _variants(self) -> list[problem.Variant]:
-        return list(problem.variants(self._problem, problem.collapse_batches(self._problem)))
 
 
 def _scale_spec(scale: Scale) -> MatrixSpec:

@@ -26,7 +26,8 @@ from ...pipeline.plan_cache import PlanKey
 from ...pipeline.problem import GemmProblem, MatrixSpec
 from ..quantize.reference import swizzled_size
 from ..request_checks import expect_extent, expect_fields, math_of
-from .scaled import BLOCK, NO_SCALES, Scale, Scales, refuse, ways
+from .kernels import GemmSearch
+from .scaled import BLOCK, NO_SCALES, Scale, Scales, refuse, rewritten
 
 SCALINGS = (None, "tensor", "vector", "block", *fp4.SCALINGS)
 """Forms of scales on the device: fp8's, then fp4's."""
@@ -352,8 +353,5 @@ class GemmRequest:
             refuse(what)
         if 0 in (what.m, what.n, what.batch):
             raise UnsupportedError(f"a result of shape {what.d.shape} is empty: there is nothing to render")
-        for way in ways(what, scales or NO_SCALES, fusion):
-            best = select.best_cell(way, device, arch)
-            if best is not None:
-                return render(best.key, flavour="nvrtc")
-        raise select.missing(way, device, self.arch)
+        search = GemmSearch(rewritten(what, scales or NO_SCALES, fusion), device, arch)
+        return render(select.best_key(search), flavour="nvrtc")

@@ -6,7 +6,6 @@ epilogue tree.
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import functools
 import math
@@ -19,17 +18,15 @@ from ...arrays import fp4
 from ...arrays.operands import BYTE
 from ...epilogue import bound as fused
 from ...epilogue.bound import FusedOperands, Fusion
-from ...errors import InvalidOperandError, KernelNotFoundError, UnsupportedError
+from ...errors import InvalidOperandError, UnsupportedError
 from ...generator.archs import SmArch
 from ...generator.dtypes import CutlassDtype, ScaleType
 from ...generator.epilogue.lower import is_gated
-from ...pipeline import devices
+from ...pipeline import devices, select
 from ...pipeline.devices import Device
 from ...pipeline.op_plan import Address, OpPlan, Steps, moved, refuse_capture
-from ...pipeline.pick import Picked
-from ...pipeline.plan import choose
-from ...pipeline.problem import MAX_OUTER, GemmProblem, MatrixSpec, broadcast_to
-from ...pipeline.select import Choice, choice_of, rank
+from ...pipeline.problem import MAX_OUTER, GemmFormulation, GemmProblem, MatrixSpec, broadcast_to
+from .kernels import GemmCandidate, GemmSearch, product_args
 
 BLOCK = 128
 """Rows of B's columns, and elements of K, that share a block scale of fp8; each row of A has its own."""
@@ -144,8 +141,8 @@ def problem_of(what: GemmProblem, scales: Scales) -> GemmProblem:
     )
 
 
-def ways(what: GemmProblem, scales: Scales = NO_SCALES, fusion: Fusion | None = None) -> list[GemmProblem]:
-    """The problem with scales and a tree, in the ways in which a kernel may be asked for it, better ones first."""
+def rewritten(what: GemmProblem, scales: Scales = NO_SCALES, fusion: Fusion | None = None) -> list[GemmProblem]:
+    """The problem with scales and a tree, as kernels may be asked for it, preferred ones first."""
     scaled = problem_of(what, scales)
     return [scaled] if fusion is None else fused.problem_of(scaled, fusion, scaled.epilogue)
 
@@ -191,13 +188,13 @@ def make(
     for name, one, along in (("scale_a", scales.a, -2), ("scale_b", scales.b, -1)):
         if one is not None and one.form == "vector" and one.shape[along] > 1 and one.strides[along] != 1:
             raise UnsupportedError(f"{name} has strides {one.strides}: its elements must be contiguous; copy it")
-    way, choice = choose_way(ways(what, scales, fusion), device, arch, backend, jit)
-    return from_choice(way, choice, scales, fusion, result=result, alpha=alpha, beta=beta, like=like, stream=stream)
+    search = GemmSearch(rewritten(what, scales, fusion), device, arch)
+    candidate = select.choose(search, backend=backend, jit=jit)
+    return from_candidate(candidate, scales, fusion, result=result, alpha=alpha, beta=beta, like=like, stream=stream)
 
 
-def from_choice(
-    way: GemmProblem,
-    choice: Choice,
+def from_candidate(
+    candidate: GemmCandidate,
     scales: Scales = NO_SCALES,
     fusion: Fusion | None = None,
     *,
@@ -207,73 +204,43 @@ def from_choice(
     like: Any = None,
     stream: int | None = None,
 ) -> OpPlan:
-    """The plan for one of the problem's `ways` with this kernel, which need not be the best one; see `make`."""
-    device = devices.get(way.device)
-    picked = Picked(choice.key, choice.info, choice.seconds)
-    refuse_capture(picked, way.device, stream)
+    """The plan with this kernel, which need not be the best one; see `make`."""
+    device = devices.get(candidate.formulation.problem.device)
+    refuse_capture(candidate, device.index, stream)
     checked = True
     if fusion is not None:
         from ...epilogue import validate as first_use  # loads the reference, which only trees need here
 
-        launch = functools.partial(_launch_once, choice, device)
-        checked = first_use.require(picked, device, launch, stream=stream)
-    made = _plan(way, scales, fusion, choice, picked, device, result=result, alpha=alpha, beta=beta, like=like)
+        launch = functools.partial(_launch_once, candidate, device)
+        checked = first_use.require(candidate, device, launch, stream=stream)
+    made = _plan(candidate, scales, fusion, result=result, alpha=alpha, beta=beta, like=like)
     made.checked = checked
     return made
 
 
 def _launch_once(
-    choice: Choice, device: Device, what: GemmProblem, fusion: Fusion, views: Mapping[str, _core.Operand]
+    candidate: GemmCandidate, device: Device, what: GemmProblem, fusion: Fusion, views: Mapping[str, _core.Operand]
 ) -> None:
-    """Launches a choice's kernel for a product of `a` and `b` to `out`, on the default stream."""
-    problem = fused.problem_for(what, fusion, choice.key.epilogue)
-    own = choice_of(choice.key, problem, device)
-    picked = Picked(choice.key, choice.info, own.seconds)
-    made = _plan(problem, NO_SCALES, fusion, own, picked, device, alpha=1.0, beta=0.0, like=None)
+    """Launches a candidate's kernel for a product of `a` and `b` to `out`, on the default stream."""
+    problem = fused.problem_for(what, fusion, candidate.key.epilogue)
+    own = select.candidate_of(GemmSearch(problem, device), candidate.key)
+    own = dataclasses.replace(own, info=candidate.info)
+    made = _plan(own, NO_SCALES, fusion, alpha=1.0, beta=0.0, like=None)
     made(*(views[name] for name in ("a", "b", *(one.name for one in fusion.arrays), "out")), stream=0)
 
 
-def choose_way(
-    ways: list[GemmProblem], device: Device, arch: SmArch | None, backend: str, jit: str | None
-) -> tuple[GemmProblem, Choice]:
-    """The first of a problem's ways that some kernel serves, and the kernel; errors are those of `plan.choose`.
-
-    With `backend` `auto`, no kernel is compiled for one way where the table serves another.
-    """
-    *better, last = table_first(ways, device, arch) if backend == "auto" else ways
-    for way in better:
-        with contextlib.suppress(UnsupportedError, KernelNotFoundError):
-            return way, choose(way, device, arch, backend, jit)
-    return last, choose(last, device, arch, backend, jit)
-
-
-def table_first(ways: list[GemmProblem], device: Device, arch: SmArch | None) -> list[GemmProblem]:
-    """A problem's ways, those that the table serves before those whose kernel would have to be compiled."""
-
-    def lacks(way: GemmProblem) -> bool:
-        try:
-            return not rank(way, device, arch)
-        except UnsupportedError:
-            return True
-
-    return sorted(ways, key=lacks) if len(ways) > 1 else ways
-
-
 def _plan(
-    what: GemmProblem,
+    candidate: GemmCandidate,
     scales: Scales,
     fusion: Fusion | None,
-    choice: Choice,
-    picked: Picked,
-    device: Device,
     *,
     result: MatrixSpec | None = None,
     alpha: float,
     beta: float,
     like: Any,
 ) -> OpPlan:
-    key, variant = choice.key, choice.variant
-    steps = Steps(device.index)
+    key, formulation, what = candidate.key, candidate.formulation, candidate.formulation.problem
+    steps = Steps(what.device)
     narrower = 1 if result is None else PER_PAIR
 
     def operand(name: str, spec: MatrixSpec, align: int, role: str = "input") -> tuple[str, int, int]:
@@ -288,7 +255,7 @@ def _plan(
         alignment = fp4.SCALE_ALIGNMENT if one.form == "swizzled" else 4
         return steps.slot(name, one.shape, one.strides, one.dtype, alignment=alignment, role=role)
 
-    align_a, align_b = (key.align_b, key.align_a) if variant.exchanged else (key.align_a, key.align_b)
+    align_a, align_b = (key.align_b, key.align_a) if formulation.swapped else (key.align_a, key.align_b)
     a = operand("a", what.a, align_a)
     b = operand("b", what.b, align_b)
     source = what.c is not None and fused.reads_source(what.epilogue)
@@ -303,15 +270,13 @@ def _plan(
     if amax is not None:
         steps.clear(amax, 4)
 
-    common = {
-        "m": variant.m, "n": variant.n, "k": what.k, "lda": variant.lda, "ldb": variant.ldb, "ldc": variant.ldc,
-        "ldd": variant.ldd // narrower, "split_k": choice.split_k, "swizzle": choice.swizzle, "raster": choice.raster,
-        "alpha": "alpha", "beta": "beta", "scale_d": at_d, "amax": amax,
+    common = product_args(formulation, candidate) | {
+        "ldd": formulation.ldd // narrower, "alpha": "alpha", "beta": "beta", "scale_d": at_d, "amax": amax,
     }  # fmt: skip
-    for batch in _batches(what, scales, choice):
+    for batch in _batches(scales, formulation):
         first = (a, batch.a, what.a, at_a, batch.scale_a, scales.a)
         second = (b, batch.b, what.b, at_b, batch.scale_b, scales.b)
-        if variant.exchanged:
+        if formulation.swapped:
             first, second = second, first
         args = dict(common)
         for letter, (array, offset, spec, place, scale_offset, one) in (("a", first), ("b", second)):
@@ -322,7 +287,7 @@ def _plan(
                 along, k_along = (-2, -1) if letter == "a" else (-1, -2)
                 args[f"scale_stride_{letter}"] = one.strides[along]
                 args[f"scale_k_stride_{letter}"] = one.strides[k_along]
-        strides = variant.batch_strides if batch.count > 1 else (0, 0, 0, 0)
+        strides = formulation.batch_strides if batch.count > 1 else (0, 0, 0, 0)
         args |= {
             "batch": batch.count,
             "batch_stride_a": strides[0],
@@ -333,11 +298,11 @@ def _plan(
             "d": moved(out, batch.d // narrower, what.d.dtype),
         }
         args |= others.args(
-            choice.batches.strides[4:] if batch.count > 1 else (0,) * len(batch.operands),
+            formulation.batches.strides[4:] if batch.count > 1 else (0,) * len(batch.operands),
             batch.operands,
-            exchanged=variant.exchanged,
+            exchanged=formulation.swapped,
         )
-        steps.launch(picked, args)
+        steps.launch(candidate, args)
     return steps.plan(like=like, alpha=alpha, beta=beta)
 
 
@@ -367,14 +332,15 @@ class _Batch:
     count: int
 
 
-def _batches(what: GemmProblem, scales: Scales, choice: Choice) -> list[_Batch]:
+def _batches(scales: Scales, formulation: GemmFormulation) -> list[_Batch]:
     """One launch where all batches share their scales, else one for each batch."""
+    what = formulation.problem
     own = any(one is not None and math.prod(_as_matrices(one).shape[:-2]) > 1 for one in (scales.a, scales.b))
     # Kernels with blocks take one batch, and those of fp4 would look for scales of each.
     if not own and not ((scales.block or scales.swizzled) and math.prod(what.d.shape[:-2]) > 1):
         return [
-            _Batch(a, b, c, d, 0, 0, tuple(operands), choice.batches.count)
-            for a, b, c, d, *operands in choice.batches.offsets
+            _Batch(a, b, c, d, 0, 0, tuple(operands), formulation.batches.count)
+            for a, b, c, d, *operands in formulation.batches.offsets
         ]
     batches = what.d.shape[:-2]
     if math.prod(batches) > MAX_OUTER:

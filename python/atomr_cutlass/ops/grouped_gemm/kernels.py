@@ -6,7 +6,7 @@ import dataclasses
 import functools
 import itertools
 import struct
-from collections.abc import Callable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from ... import _core
@@ -20,13 +20,15 @@ from ...generator.dtypes import CutlassDtype
 from ...generator.epilogue.lower import LINEAR, SCALED, epilogue_id, split
 from ...generator.epilogue.tree import ROW as ROW_KIND
 from ...generator.key import COLUMN, ROW, KernelKey
-from ...generator.matrix import ARCHS, cells, shared_memory, supports, with_epilogue
-from ...generator.rules import FP8_TYPES, HALF_TYPES
-from ...pipeline import devices, estimate
+from ...generator.matrix import ARCHS, cells, supports, with_epilogue
+from ...generator.rules import FP8_TYPES, HALF_TYPES, OK, Status, no
+from ...pipeline import devices, estimate, select
+from ...pipeline.candidate import Candidate
 from ...pipeline.devices import Device
+from ...pipeline.estimate import Launch
 from ...pipeline.op_plan import Address, OpPlan, Steps, refuse_capture
-from ...pipeline.pick import Picked, best_cell, pick
 from ...pipeline.problem import GemmProblem, MatrixSpec, Variant
+from ...pipeline.select import KernelSearch
 from ...reference import ACTIVATIONS
 from .problem import (
     ALONG_K,
@@ -60,21 +62,60 @@ _SCALE_FORMS = {TENSOR: 0, VECTOR: 1, GROUP: 2, BLOCKS: 0}
 _POINTERS = ("a", "b", "c", "d", "scale_a", "scale_b")
 
 
-def cost(key: KernelKey, what: GroupedProblem, device: Device) -> float | None:
-    """Estimated seconds of a kernel for a problem; None when it cannot serve it."""
-    served = _multiplies(key, what) and _scales(key, what) and _reaches(key, what)
-    if not served or key.epilogue != _epilogue(key, what) or _lies(key, what) is None:
-        return None
-    groups, m, n, k = what.expected
-    variant = Variant(
-        exchanged=False, m=m, n=n, k=k, batch=groups, layout_a=key.layout_a, layout_b=key.layout_b, lda=k, ldb=k,
-        ldc=n, ldd=n, batch_strides=(0, 0, 0, 0), align_a=key.align_a, align_b=key.align_b, align_d=key.align_d,
-    )  # fmt: skip
-    seconds = estimate.seconds(key, variant, device, shared_memory(key))
-    # Where memory is what takes the time all tiles look alike; the fewer rows of one are empty, the better.
-    seconds *= 1.0 + EMPTY_ROWS * (1.0 - m / (key.tile[0] * -(-m // key.tile[0])))
-    seconds *= NARROW if key.mainloop == "twostage" else 1.0
-    return seconds * (FULL_ACCUMULATION if key.a in FP8_TYPES and key.math != FAST else 1.0)
+_OTHER_TYPES = no("its element types or math mode differ")
+_OTHER_SCALES = no("its scales differ")
+_OUT_OF_REACH = no("it does not read groups that begin anywhere, in these layouts")
+_OTHER_EPILOGUE = no("its epilogue differs")
+_OTHER_LAYOUT = no("an array has another layout, or is aligned to fewer bytes than it needs")
+
+
+class GroupedSearch(KernelSearch[GroupedProblem]):
+    """Kernels for a grouped GEMM, which all take it as it stands."""
+
+    op = OP
+
+    def __init__(self, problem: GroupedProblem, device: Device, arch: SmArch | None = None) -> None:
+        """Kernels for a problem on a device; of one arch where that is given."""
+        self.problem, self.device, self.arch = problem, device, arch
+        self.formulations = () if problem.empty else ((problem,),)
+
+    def supports(self, key: KernelKey, formulation: GroupedProblem) -> Status:
+        """Whether a kernel serves the problem."""
+        if not _multiplies(key, formulation):
+            return _OTHER_TYPES
+        if not _scales(key, formulation):
+            return _OTHER_SCALES
+        if not _reaches(key, formulation):
+            return _OUT_OF_REACH
+        if key.epilogue != _epilogue(key, formulation):
+            return _OTHER_EPILOGUE
+        return OK if _lies(key, formulation) is not None else _OTHER_LAYOUT
+
+    def cost(self, key: KernelKey, formulation: GroupedProblem, shared_bytes: int) -> Launch:
+        """Estimated seconds of one launch, for all groups."""
+        groups, m, n, k = formulation.expected
+        variant = Variant(
+            swapped=False, m=m, n=n, k=k, batch=groups, layout_a=key.layout_a, layout_b=key.layout_b, lda=k, ldb=k,
+            ldc=n, ldd=n, batch_strides=(0, 0, 0, 0), align_a=key.align_a, align_b=key.align_b, align_d=key.align_d,
+        )  # fmt: skip
+        seconds = estimate.seconds(key, variant, self.device, shared_bytes)
+        # Where memory is what takes the time all tiles look alike; the fewer rows of one are empty, the better.
+        seconds *= 1.0 + EMPTY_ROWS * (1.0 - m / (key.tile[0] * -(-m // key.tile[0])))
+        seconds *= NARROW if key.mainloop == "twostage" else 1.0
+        return Launch(seconds * (FULL_ACCUMULATION if key.a in FP8_TYPES and key.math != FAST else 1.0))
+
+    def cells(self, arch: SmArch, group: Sequence[GroupedProblem]) -> Iterable[Iterable[KernelKey]]:
+        """The matrix's cells, with the problem's epilogue in the place of their own where it has a tree."""
+        keys = select.matrix(OP, arch)
+        for problem in group:
+            if problem.fusion is None:
+                yield keys
+            else:
+                yield (key for key in dict.fromkeys(_derived(key, problem) for key in keys) if supports(key))
+
+    def reason(self) -> str:
+        """Why no cell of the matrix serves the problem on its arch, and what would cure it."""
+        return refusal(self.problem, self.arch or self.device.arch)
 
 
 def _multiplies(key: KernelKey, what: GroupedProblem) -> bool:
@@ -126,19 +167,6 @@ def _derived(key: KernelKey, what: GroupedProblem) -> KernelKey:
     return with_epilogue(key, epilogue, d)
 
 
-def _derive(what: GroupedProblem) -> Callable[[KernelKey], KernelKey] | None:
-    """What makes kernels for a problem of the matrix's cells; None where they are such kernels already."""
-    return None if what.fusion is None else lambda key: _derived(key, what)
-
-
-def serves(key: KernelKey, what: GroupedProblem, device: Device) -> bool:
-    """Whether a cell of the matrix, with the problem's epilogue in the place of its own, serves it."""
-    if key.op != OP:
-        return False
-    made = _derived(key, what)
-    return (made == key or bool(supports(made))) and cost(made, what, device) is not None
-
-
 def _in_place_of_c(key: KernelKey, what: GroupedProblem) -> bool:
     """Whether the kernel reads the bias as C."""
     return what.fusion is not None and bool(what.fusion.inputs) and key.generation == "sm80"
@@ -185,41 +213,6 @@ def _lies(key: KernelKey, what: GroupedProblem) -> dict[str, list[Lie]] | None:
                 return None
             found["c"].append(row)
     return found
-
-
-def best_key(what: GroupedProblem, device: Device, arch: SmArch | None) -> KernelKey:
-    """The key of the matrix's best cell for a problem. Needs no GPU.
-
-    Raises:
-        UnsupportedError: no cell serves it.
-    """
-    best = None if what.empty else best_cell(OP, lambda key: cost(key, what, device), device, arch, _derive(what))
-    if best is None:
-        raise UnsupportedError(refusal(what, arch or device.arch))
-    return best.key
-
-
-def choose(
-    what: GroupedProblem,
-    device: Device,
-    *,
-    arch: SmArch | None = None,
-    backend: str = "auto",
-    jit: str | None = None,
-    record: bool = True,
-) -> Picked:
-    """The kernel for a problem. Arguments and errors are those of `pick.pick`."""
-    return pick(
-        OP,
-        lambda key: cost(key, what, device),
-        device,
-        refusal=refusal(what, arch or device.arch),
-        arch=arch,
-        backend=backend,
-        jit=jit,
-        record=record,
-        derive=_derive(what),
-    )
 
 
 def refusal(what: GroupedProblem, arch: SmArch | None) -> str:
@@ -290,30 +283,32 @@ def make(
     backend: str = "auto",
     jit: str | None = None,
     stream: int | None = None,
-    picked: Picked | None = None,
+    candidate: Candidate[GroupedProblem] | None = None,
 ) -> OpPlan:
     """The plan for a grouped GEMM.
 
     Its slots are a, b and, where there are such, c, offsets, scale_a, scale_b, what the tree reads, then out; of lists
     every member in the place of its list. Offsets (or counts) are read on the device at each call, and never by the
-    host; they are clamped to the rows there are. Arguments and errors are those of `plan.make`; `picked` is the kernel
-    where it has been chosen already.
+    host; they are clamped to the rows there are. Arguments and errors are those of `gemm.kernels.make`;
+    `candidate` is the kernel where it has been chosen already.
     """
     if what.empty:
         raise UnsupportedError(refusal(what, arch))
     device = devices.get(what.device)
-    if picked is None:
-        picked = choose(what, device, arch=arch, backend=backend, jit=jit)
-    refuse_capture(picked, what.device, stream)
+    if candidate is None:
+        candidate = select.choose(GroupedSearch(what, device, arch), backend=backend, jit=jit)
+    refuse_capture(candidate, what.device, stream)
     checked = True
-    if split(picked.key.epilogue)[1]:
-        checked = first_use.require(picked, device, functools.partial(_launch_once, picked), stream=stream)
-    made = _plan(what, picked, arch, alpha=alpha, beta=beta, like=like)
+    if split(candidate.key.epilogue)[1]:
+        checked = first_use.require(candidate, device, functools.partial(_launch_once, candidate), stream=stream)
+    made = _plan(what, candidate, arch, alpha=alpha, beta=beta, like=like)
     made.checked = checked
     return made
 
 
-def _launch_once(picked: Picked, product: GemmProblem, fusion: Fusion, views: Mapping[str, _core.Operand]) -> None:
+def _launch_once(
+    candidate: Candidate[GroupedProblem], product: GemmProblem, fusion: Fusion, views: Mapping[str, _core.Operand]
+) -> None:
     """Launches the kernel for a list of one product."""
     inputs = tuple(
         GroupOperand(one.name, one.kind, (MatrixSpec(one.shape, one.strides, one.dtype, one.alignment),))
@@ -323,18 +318,26 @@ def _launch_once(picked: Picked, product: GemmProblem, fusion: Fusion, views: Ma
         LIST, 1, (product.a,), (product.b,), (), (product.d,), counted=False, math=product.math, device=product.device,
         fusion=GroupedFusion(fusion.tree, inputs),
     )  # fmt: skip
-    made = _plan(alone, picked, picked.key.arch, alpha=1.0, beta=0.0, like=None)
+    made = _plan(alone, candidate, candidate.key.arch, alpha=1.0, beta=0.0, like=None)
     made(*(views[name] for name in ("a", "b", *(one.name for one in fusion.inputs), "out")), stream=0)
 
 
-def _plan(what: GroupedProblem, picked: Picked, arch: SmArch | None, *, alpha: float, beta: float, like: Any) -> OpPlan:
+def _plan(
+    what: GroupedProblem,
+    candidate: Candidate[GroupedProblem],
+    arch: SmArch | None,
+    *,
+    alpha: float,
+    beta: float,
+    like: Any,
+) -> OpPlan:
     steps = Steps(what.device)
-    lies = _lies(picked.key, what)
+    lies = _lies(candidate.key, what)
     if lies is None:
         raise UnsupportedError(refusal(what, arch or devices.get(what.device).arch))
-    args = (_list_args if what.form == LIST else _array_args)(steps, what, picked.key, lies)
+    args = (_list_args if what.form == LIST else _array_args)(steps, what, candidate.key, lies)
     form = {"groups": what.groups, "form": FORMS.index(what.form), "alpha": "alpha", "beta": "beta"}
-    steps.launch(picked, form | args, main=True)
+    steps.launch(candidate, form | args, main=True)
     made = steps.plan(like=like, alpha=alpha, beta=beta)
     made.result = (what.d[0].shape, what.d[0].dtype)
     return made
@@ -489,9 +492,7 @@ __all__ = [
     "LIST",
     "MASKED",
     "OP",
-    "best_key",
-    "cost",
+    "GroupedSearch",
     "make",
     "refusal",
-    "serves",
 ]

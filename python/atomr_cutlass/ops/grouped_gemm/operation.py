@@ -6,14 +6,11 @@ import re
 from typing import Any
 
 from ...errors import InvalidOperandError
-from ...generator.archs import SmArch
 from ...generator.epilogue.tree import ROW
-from ...generator.key import KernelKey
-from ...pipeline import pick
 from ...pipeline.devices import Device
 from ...pipeline.op_plan import OpPlan
 from ...pipeline.operand_table import OperandSlot
-from ...pipeline.operation import Found, PlannedOperation, Search
+from ...pipeline.operation import PlannedOperation
 from ...pipeline.probe import Arrays, Probe
 from ...pipeline.request_options import Option, RequestOptions
 from ..gemm.operation import FAST_ACCUM, MATRIX_LAYOUT, epilogue_from, layouts_from, refuse_columns
@@ -88,33 +85,14 @@ class GroupedGemmOperation(PlannedOperation[GroupedGemmRequest]):
         refuse_columns(request.layout_c)
         return super().result_layout(request)
 
-    def search(self, request: GroupedGemmRequest, device: Device) -> Search:
-        return _Search(request, device)
+    def search(self, request: GroupedGemmRequest, device: Device) -> kernels.GroupedSearch | None:
+        problem = request.problem(device.index)
+        return None if problem.empty else kernels.GroupedSearch(problem, device, request.arch)
 
     def probe(self, request: GroupedGemmRequest, arrays: Arrays) -> Probe[GroupedGemmRequest]:
         from .probe import GroupedGemmProbe
 
         return GroupedGemmProbe(request, arrays, self.operands(request))
-
-
-class _Search(Search):
-    def __init__(self, request: GroupedGemmRequest, device: Device) -> None:
-        self._problem = request.problem(device.index)
-        super().__init__(request, device, empty=self._problem.empty)
-
-    def find(self, policy: str) -> Found:
-        arch = self.request.arch
-        best = kernels.choose(self._problem, self.device, arch=arch, jit=policy, record=False)
-        return Found(pick.rank(kernels.OP, self._cost, self.device, arch), best)
-
-    def wanted(self, arch: SmArch) -> KernelKey | None:
-        return kernels.best_key(self._problem, self.device, arch)
-
-    def serves(self, key: KernelKey) -> bool:
-        return kernels.serves(key, self._problem, self.device)
-
-    def _cost(self, key: KernelKey) -> float | None:
-        return kernels.cost(key, self._problem, self.device)
 
 
 OPERATIONS = (GroupedGemmOperation(),)

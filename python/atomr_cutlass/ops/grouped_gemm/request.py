@@ -17,7 +17,7 @@ from ...generator.epilogue.tree import ROW, EpilogueVisitorTree
 from ...generator.matrix import ARCHS
 from ...generator.render import render
 from ...generator.rules import accumulator
-from ...pipeline import devices
+from ...pipeline import devices, select
 from ...pipeline.plan_cache import PlanKey
 from ...pipeline.problem import MatrixSpec
 from ...reference.epilogue import check_activation
@@ -195,4 +195,5 @@ class GroupedGemmRequest:
             UnsupportedError: no cell of the matrix serves the request; the reason says what would cure it.
         """
         device = devices.for_arch(None) if self.arch is None else devices.imagined(self.arch)
-        return render(grouped_plan.best_key(self.problem(device.index), device, self.arch), flavour="nvrtc")
+        search = grouped_plan.GroupedSearch(self.problem(device.index), device, self.arch)
+        return render(select.best_key(search), flavour="nvrtc")

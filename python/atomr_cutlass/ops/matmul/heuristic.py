@@ -52,7 +52,7 @@ class HeuristicKey:
 
 class _Known(NamedTuple):
     kernel: KernelKey
-    circumstances: Hashable
+    fingerprint: Hashable
 
 
 class HeuristicCache:
@@ -63,8 +63,8 @@ class HeuristicCache:
     the same strides, alignments and element types has run before) do not come here at all.
 
     The key does not say everything that decides about a kernel: leading dimensions and addresses decide what it may
-    read at once, for one. What `matmul` stores is therefore used again only under the circumstances that it was chosen
-    in. What a user stores is used whenever the kernel can serve the request, and else passed over.
+    read at once, for one. What `matmul` stores is therefore used again only for problems and options of the fingerprint
+    that it was chosen for. What a user stores is used whenever the kernel can serve the request, and else passed over.
 
     Attributes:
         capacity: how many kernels are kept.
@@ -87,26 +87,26 @@ class HeuristicCache:
         """How often a user has stored something or cleared all: plans from before are not used any more."""
         return self._changes
 
-    def get(self, key: HeuristicKey, circumstances: Hashable = None) -> KernelKey | None:
+    def get(self, key: HeuristicKey, fingerprint: Hashable = None) -> KernelKey | None:
         """The kernel that is known for a key, or None.
 
         Args:
             key: of a matmul.
-            circumstances: those of now; with None the kernel is returned whatever it was chosen in.
+            fingerprint: of the problem and its options now; None stands for any.
         """
         known: _Known | None = self._kernels.get(key)
         if known is None:
             return None
-        fits = circumstances is None or known.circumstances in (None, circumstances)
+        fits = fingerprint is None or known.fingerprint in (None, fingerprint)
         return known.kernel if fits else None
 
-    def put(self, key: HeuristicKey, kernel: KernelKey, circumstances: Hashable = None) -> None:
+    def put(self, key: HeuristicKey, kernel: KernelKey, fingerprint: Hashable = None) -> None:
         """Stores a kernel, in place of any other of its key.
 
         Args:
             key: of a matmul.
             kernel: what serves it, such as `ac.kernels()[0].key`.
-            circumstances: in which it was chosen; None: it is to be used wherever it can serve.
+            fingerprint: of the problem and the options that it was chosen for; None: it is used wherever it can serve.
 
         Raises:
             InvalidOperandError: an argument of another kind.
@@ -114,8 +114,8 @@ class HeuristicCache:
         expect(key, HeuristicKey, "key")
         if not isinstance(kernel, KernelKey):
             raise InvalidOperandError(f"kernel is {shown(kernel)}; expected a KernelKey, such as ac.kernels()[0].key")
-        self._kernels.insert(_Known(kernel, circumstances), key)
-        if circumstances is None:
+        self._kernels.insert(_Known(kernel, fingerprint), key)
+        if fingerprint is None:
             self._changes += 1
 
     def clear(self) -> None:

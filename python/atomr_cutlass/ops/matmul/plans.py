@@ -17,12 +17,11 @@ from ...jit import kernels
 from ...pipeline import devices, select, table
 from ...pipeline.devices import Device
 from ...pipeline.op_plan import OpPlan, refuse_capture
-from ...pipeline.pick import Picked
-from ...pipeline.plan import Plan, from_choice, make
+from ...pipeline.plan import Plan
 from ...pipeline.plan_cache import PlanCache
-from ...pipeline.problem import GemmProblem, collapse_batches, variants
-from ...pipeline.select import Choice
+from ...pipeline.problem import GemmProblem
 from ..gemm import scaled
+from ..gemm.kernels import GemmCandidate, GemmSearch, from_candidate, make
 from ..gemm.scaled import NO_SCALES, Scales
 from .heuristic import HeuristicKey, heuristics
 
@@ -47,10 +46,9 @@ class Product:
     scales: Scales = NO_SCALES
     fusion: Fusion | None = None
 
-    @property
-    def ways(self) -> list[GemmProblem]:
-        """How a kernel may be asked for it, better ways first."""
-        return scaled.ways(self.what, self.scales, self.fusion)
+    def search(self, device: Device) -> GemmSearch:
+        """Its kernels."""
+        return GemmSearch(scaled.rewritten(self.what, self.scales, self.fusion), device)
 
     @property
     def plain(self) -> bool:
@@ -103,51 +101,48 @@ def _made(product: Product, wishes: Wishes, known: HeuristicKey | None, like: An
         return _allowed(made, wishes)
     if what.k == 0:
         raise UnsupportedError("k is 0: without products GPU kernels compute epilogue DEFAULT without scales only")
-    ways, circumstances = product.ways, _circumstances(product, wishes)
-    remembered = heuristics.get(known, circumstances) if known is not None else None
-    chosen = None if remembered is None else _recalled(remembered, ways, device, wishes)
-    recalled = chosen is not None
-    if chosen is None:
-        chosen = _chosen(ways, device, wishes)
-    made, choice = _within(product, chosen, ways, device, wishes, like, stream)
+    search = product.search(device)
+    fingerprint = _fingerprint(product, search, wishes)
+    remembered = heuristics.get(known, fingerprint) if known is not None else None
+    candidate = None if remembered is None else _recalled(remembered, search, wishes)
+    recalled = candidate is not None
+    if candidate is None:
+        candidate = _chosen(search, wishes)
+    made, candidate = _within(product, candidate, search, wishes, like, stream)
     if known is not None and not recalled:
-        heuristics.put(known, choice.key, circumstances)
+        heuristics.put(known, candidate.key, fingerprint)
     return made
 
 
-def _circumstances(product: Product, wishes: Wishes) -> Hashable:
+def _fingerprint(product: Product, search: GemmSearch, wishes: Wishes) -> Hashable:
     """What decides about a kernel beside a HeuristicKey."""
-    what, ways = product.what, product.ways
-    lies = tuple(
-        (one.exchanged, one.layout_a, one.layout_b, one.align_a, one.align_b, one.align_d)
-        for way in ways
-        for one in variants(way, collapse_batches(way))
+    what = product.what
+    layouts = tuple(
+        (one.problem.epilogue, one.swapped, one.layout_a, one.layout_b, one.align_a, one.align_b, one.align_d)
+        for group in search.formulations
+        for one in group
     )
-    types = (what.a.dtype, what.b.dtype, what.d.dtype, what.math, *(way.epilogue for way in ways))
-    return types, lies, wishes, what.device, _core.registry_generation()
+    types = (what.a.dtype, what.b.dtype, what.d.dtype, what.math)
+    return types, layouts, wishes, what.device, _core.registry_generation()
 
 
-def _recalled(
-    key: KernelKey, ways: list[GemmProblem], device: Device, wishes: Wishes
-) -> tuple[GemmProblem, Choice] | None:
-    """The choice of a kernel that is remembered; None where it cannot serve, or must not be compiled."""
+def _recalled(key: KernelKey, search: GemmSearch, wishes: Wishes) -> GemmCandidate | None:
+    """The candidate of a kernel that is remembered; None where it cannot serve, or must not be compiled."""
+    device = search.device
     rows = [] if wishes.backend == "jit" else [row for row in table.kernels(op=key.op) if row.name == key.name]
-    ways_to_run = (
-        devices.rank_arch(key.arch, device, ptx=one.ptx, cuda_version=one.cuda_version) is not None for one in rows
-    )
-    row = next(itertools.compress(rows, ways_to_run), None)
+    runs = (devices.rank_arch(key.arch, device, ptx=one.ptx, cuda_version=one.cuda_version) is not None for one in rows)
+    row = next(itertools.compress(rows, runs), None)
     compiled = wishes.backend != "prebuilt" and wishes.jit != "off"
     if row is None and not (compiled and devices.rank_arch(key.arch, device, ptx=True) is not None):
         return None
-    for way in ways:
-        with contextlib.suppress(UnsupportedError):
-            return way, dataclasses.replace(select.choice_of(key, way, device), info=row)
+    with contextlib.suppress(UnsupportedError):
+        return dataclasses.replace(select.candidate_of(search, key), info=row)
     return None
 
 
-def _chosen(ways: list[GemmProblem], device: Device, wishes: Wishes) -> tuple[GemmProblem, Choice]:
+def _chosen(search: GemmSearch, wishes: Wishes) -> GemmCandidate:
     try:
-        return scaled.choose_way(ways, device, None, wishes.backend, wishes.jit)
+        return select.choose(search, backend=wishes.backend, jit=wishes.jit)
     except (UnsupportedError, KernelNotFoundError) as error:
         raise type(error)(
             f"{error} (a matmul is put as D^T = op(B)^T op(A)^T: what is called A there is op(B)^T, row-major with "
@@ -156,44 +151,34 @@ def _chosen(ways: list[GemmProblem], device: Device, wishes: Wishes) -> tuple[Ge
 
 
 def _within(
-    product: Product,
-    chosen: tuple[GemmProblem, Choice],
-    ways: list[GemmProblem],
-    device: Device,
-    wishes: Wishes,
-    like: Any,
-    stream: int,
-) -> tuple[AnyPlan, Choice]:
-    """The plan of a choice, or of the best of the table's that keeps to the workspace."""
-    made = _from_choice(product, *chosen, device, like, stream)
+    product: Product, candidate: GemmCandidate, search: GemmSearch, wishes: Wishes, like: Any, stream: int
+) -> tuple[AnyPlan, GemmCandidate]:
+    """The plan of a candidate, or of the best of the table's that keeps to the workspace."""
+    made = _from_candidate(product, candidate, like, stream)
     if _fits(made, wishes):
-        return made, chosen[1]
-    for way, choice in _others(chosen, ways, device, wishes):
-        other = _from_choice(product, way, choice, device, like, stream)
-        if _fits(other, wishes):
-            return other, choice
-    return _allowed(made, wishes), chosen[1]
+        return made, candidate
+    for other in _others(candidate, search, wishes):
+        smaller = _from_candidate(product, other, like, stream)
+        if _fits(smaller, wishes):
+            return smaller, other
+    return _allowed(made, wishes), candidate
 
 
-def _others(
-    chosen: tuple[GemmProblem, Choice], ways: list[GemmProblem], device: Device, wishes: Wishes
-) -> Iterator[tuple[GemmProblem, Choice]]:
-    """Choices that need less workspace, or may: the same kernel without slices of K, then others of the table."""
-    way, choice = chosen
-    if choice.split_k > 1:
-        yield way, dataclasses.replace(choice, split_k=1)
+def _others(candidate: GemmCandidate, search: GemmSearch, wishes: Wishes) -> Iterator[GemmCandidate]:
+    """Candidates that need less workspace, or may: the same kernel without slices of K, then others of the table."""
+    if candidate.split_k > 1:
+        yield dataclasses.replace(candidate, split_k=1)
     if wishes.backend != "jit":
-        for one in ways:
-            for other in select.rank(one, device):
-                if other.key.scheduler != "streamk":
-                    yield one, dataclasses.replace(other, split_k=1)
+        for other in select.rank(search):
+            if other.key.scheduler != "streamk":
+                yield dataclasses.replace(other, split_k=1)
 
 
-def _from_choice(product: Product, way: GemmProblem, choice: Choice, device: Device, like: Any, stream: int) -> AnyPlan:
+def _from_candidate(product: Product, candidate: GemmCandidate, like: Any, stream: int) -> AnyPlan:
     if not product.plain:
-        return scaled.from_choice(way, choice, product.scales, product.fusion, like=like, stream=stream)
-    refuse_capture(Picked(choice.key, choice.info, choice.seconds), device.index, stream)
-    return from_choice(way, choice, like=like)
+        return scaled.from_candidate(candidate, product.scales, product.fusion, like=like, stream=stream)
+    refuse_capture(candidate, product.what.device, stream)
+    return from_candidate(product.what, candidate, like=like)
 
 
 def _fits(made: AnyPlan, wishes: Wishes) -> bool:

@@ -22,10 +22,11 @@ from ...generator.families.quantize import FORMS, WIDE_TYPES, scale_type
 from ...generator.families.quantize import dequantize as dequantize_key
 from ...generator.families.quantize import quantize as quantize_key
 from ...generator.rules import FP8_TYPES
-from ...pipeline import devices
+from ...pipeline import devices, select
 from ...pipeline.call import Call, Invocation, Result, documented, run
+from ...pipeline.candidate import Candidate
 from ...pipeline.op_plan import OpPlan, Steps
-from ...pipeline.pick import pick_exactly
+from ...pipeline.select import ExactSearch
 from . import reference as quantization
 from .reference import swizzled_size
 
@@ -164,11 +165,10 @@ class _Quantize(Invocation):
         source, device = operands.dtype_of(x, "x"), devices.get(x.device)
         rows, columns = x.shape
 
-        def key(form: str) -> Any:
+        def kernel(form: str) -> Candidate[None]:
             narrow = D.F8E4M3 if form == "amax" else self.narrow
-            return pick_exactly(
-                lambda arch: quantize_key(arch, source, narrow, form), device, backend=options.backend, jit=options.jit
-            )
+            search = ExactSearch(lambda arch: quantize_key(arch, source, narrow, form), device)
+            return select.choose(search, backend=options.backend, jit=options.jit)
 
         steps = Steps(x.device)
         lda = x.strides[0] if rows > 1 else columns
@@ -181,13 +181,13 @@ class _Quantize(Invocation):
         if scaling == "tensor":
             amax = steps.temporary(4)
             steps.clear(amax, 4)
-            steps.launch(key("amax"), args | {"amax": amax})
-            steps.launch(key("tensor"), args | {"amax": amax}, main=True)
+            steps.launch(kernel("amax"), args | {"amax": amax})
+            steps.launch(kernel("tensor"), args | {"amax": amax}, main=True)
         else:
             if self.narrow is D.F4E2M1:
                 # What pads the swizzled layout is zero.
                 steps.clear(args["scales"], math.prod(self.results["scales"].shape))
-            steps.launch(key(scaling), args, main=True)
+            steps.launch(kernel(scaling), args, main=True)
         return steps.plan(like=like)
 
     def write_nothing(self, views: Mapping[str, _core.Operand], stream: int) -> None:
@@ -242,10 +242,8 @@ class _Dequantize(Invocation):
         kind, wide, shape = scale_type(self.scaling), options.out_dtype or D.F32, self.results[RESULT].shape
         narrow = D.F4E2M1 if kind is not ScaleType.F32 else operands.dtype_of(values, "values")
         block_rows, block_columns = FORMS[self.scaling][1]
-        picked = pick_exactly(
-            lambda arch: dequantize_key(arch, narrow, wide, kind), devices.get(values.device), backend=options.backend,
-            jit=options.jit,
-        )  # fmt: skip
+        search = ExactSearch(lambda arch: dequantize_key(arch, narrow, wide, kind), devices.get(values.device))
+        kernel = select.choose(search, backend=options.backend, jit=options.jit)
         steps = Steps(values.device)
         rows, columns = shape
         args = {
@@ -259,7 +257,7 @@ class _Dequantize(Invocation):
             "block_rows": block_rows or rows,
             "block_columns": block_columns or columns,
         }
-        steps.launch(picked, args)
+        steps.launch(kernel, args)
         return steps.plan(like=like)
 
     def reference(self, host: dict[str, AnyArray]) -> dict[str, AnyArray]:

@@ -1,0 +1,171 @@
+"""Plans of convolutions: the launches that one takes, casts and sums of slices among them."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import math
+from collections.abc import Mapping
+from typing import Any, TypeAlias
+
+from ... import _core
+from ...arrays.layouts import in_layout, pixel_strides
+from ...epilogue import validate as first_use
+from ...epilogue.bound import FusedOperands, Fusion, source_number
+from ...generator.archs import SmArch
+from ...generator.dtypes import CutlassDtype
+from ...pipeline import devices, select
+from ...pipeline.candidate import Candidate
+from ...pipeline.devices import Device
+from ...pipeline.op_plan import Address, OpPlan, Steps, bytes_of, refuse_capture
+from ...pipeline.problem import MatrixSpec
+from ..gemm.kernels import product_args
+from .kernels import CAST_ALIGNMENT, CastSearch, ConvFormulation, ConvSearch, key_bytes
+from .problem import ConvProblem
+
+ConvCandidate: TypeAlias = "Candidate[ConvFormulation]"
+
+
+def make(
+    what: ConvProblem,
+    *,
+    arch: SmArch | None = None,
+    alpha: float = 1.0,
+    beta: float = 0.0,
+    like: Any = None,
+    backend: str = "auto",
+    jit: str | None = None,
+    stream: int | None = None,
+    layout: str = "nhwc",
+    candidate: ConvCandidate | None = None,
+) -> OpPlan:
+    """The plan for a convolution.
+
+    Its slots are a, b and, where there are such, c, bias, the inputs and the outputs of an epilogue tree, then out.
+    `layout` is the order in which calls name the dimensions of their arrays; the problem has NHWC's. `candidate` is the
+    kernel where it has been chosen already. A convolution that no kernel computes as it stands is rewritten, and the
+    plan's `rewrite` says how; see `ConvSearch`.
+
+    Arguments and errors are those of `gemm.kernels.make`.
+    """
+    device = devices.get(what.device)
+    search = ConvSearch(what, device, arch)
+    how: dict[str, Any] = {"backend": backend, "jit": jit}
+    if candidate is None:
+        candidate = select.choose(search, **how)
+    refuse_capture(candidate, what.device, stream)
+    checked = True
+    if what.fusion is not None:
+        launch = functools.partial(_launch_once, candidate, device)
+        checked = first_use.require(candidate, device, launch, stream=stream)
+    made = _plan(what, candidate, search, how, alpha=alpha, beta=beta, like=like, layout=layout)
+    made.checked = checked
+    return made
+
+
+def _launch_once(
+    candidate: ConvCandidate, device: Device, what: ConvProblem, fusion: Fusion, views: Mapping[str, _core.Operand]
+) -> None:
+    """Launches a kernel for a convolution of `a` and `b` to `out`, on the default stream."""
+    number = source_number(candidate.key.epilogue)
+    problem = dataclasses.replace(what, fusion=fusion, source=number, c=None if number is None else what.d)
+    alone = dataclasses.replace(candidate, formulation=ConvFormulation(problem), split_k=1)
+    search = ConvSearch(problem, device, formulations=[[alone.formulation]])
+    made = _plan(problem, alone, search, {}, alpha=1.0, beta=0.0, like=None, layout="nhwc")
+    made(*(views[name] for name in ("a", "b", *(one.name for one in fusion.arrays), "out")), stream=0)
+
+
+def _plan(
+    what: ConvProblem,
+    candidate: ConvCandidate,
+    search: ConvSearch,
+    how: dict[str, Any],
+    *,
+    alpha: float,
+    beta: float,
+    like: Any,
+    layout: str,
+) -> OpPlan:
+    formulation, key = candidate.formulation, candidate.key
+    solved, casts, product = formulation.problem, formulation.casts, formulation.product
+    steps = Steps(what.device)
+
+    def slot(name: str, spec: MatrixSpec, alignment: int, role: str = "input") -> Address:
+        shape, strides = (in_layout(values, layout) for values in (spec.shape, spec.strides))
+        return steps.slot(name, shape, strides, spec.dtype.dlpack, alignment=alignment, role=role)
+
+    align_a, align_b = (key.align_a, key.align_b)
+    if product is not None and product.swapped:
+        align_a, align_b = align_b, align_a
+    reduced = formulation.wide or formulation.apart
+    a = slot("a", what.a, CAST_ALIGNMENT if casts else key_bytes(align_a, what.a))
+    b = slot("b", what.b, CAST_ALIGNMENT if casts else key_bytes(align_b, what.b))
+    of_d = CAST_ALIGNMENT if reduced else key_bytes(key.align_d, what.d)
+    source = solved.source is not None
+    c = None if what.c is None or source else slot("c", what.c, of_d, "source")
+    bias = None if what.bias is None else slot("bias", what.bias, key_bytes(key.align_d, what.bias))
+    others = FusedOperands(steps, what.fusion, solved.epilogue, align=key.align_d, clear_masks=False)
+    if source:
+        c = others.source
+    out = slot("out", what.d, of_d, "output")
+    if casts:
+        a = _cast(steps, a, what.a, solved.a, search, how)
+        b = _cast(steps, b, what.b, solved.b, search, how)
+    if product is not None:
+        first, second = (b, a) if product.swapped else (a, b)
+        args = {"batch": 1, "a": first, "b": second, "c": c, "d": out, "alpha": "alpha", "beta": "beta"}
+        steps.launch(candidate, product_args(product, candidate) | args, main=True)
+    elif not reduced:
+        none = (0,) * (0 if what.fusion is None else len(what.fusion.arrays))
+        args = _args(solved, a, b, c, bias, out, formulation.split_k) | others.args(none, none, exchanged=False)
+        steps.launch(candidate, args, main=True)
+    else:
+        # alpha, beta and C are for whoever adds up.
+        slices = formulation.split_k if formulation.apart else 1
+        count = math.prod(what.d.shape)
+        target = steps.temporary(slices * bytes_of(what.d.shape, CutlassDtype.F32))
+        args = _args(solved, a, b, None, bias, target, formulation.split_k)
+        steps.launch(candidate, args | {"alpha": 1.0, "beta": 0.0, "split_parallel": int(formulation.apart)}, main=True)
+        cast = _cast_kernel(CutlassDtype.F32, what.d.dtype, search, how)
+        steps.launch(
+            cast,
+            {
+                "count": count, "slices": slices, "slice_stride": count, "a": target, "c": c, "d": out,
+                "alpha": "alpha", "beta": "beta" if c is not None else 0.0,
+            },
+        )  # fmt: skip
+    return steps.plan(like=like, alpha=alpha, beta=beta, rewrite=formulation.rewrite)
+
+
+def _cast_kernel(
+    dtype: CutlassDtype, wanted: CutlassDtype, search: ConvSearch, how: Mapping[str, Any]
+) -> Candidate[None]:
+    return select.choose(CastSearch(dtype, wanted, search.device, search.arch), **how)
+
+
+def _cast(
+    steps: Steps, source: Address, spec: MatrixSpec, wide: MatrixSpec, search: ConvSearch, how: Mapping[str, Any]
+) -> Address:
+    target = steps.temporary(bytes_of(wide.shape, wide.dtype))
+    kernel = _cast_kernel(spec.dtype, wide.dtype, search, how)
+    steps.launch(kernel, {"count": math.prod(spec.shape), "slices": 1, "a": source, "d": target, "alpha": 1.0})
+    return target
+
+
+def _args(
+    what: ConvProblem, a: Address, b: Address, c: Address | None, bias: Address | None, d: Address, split_k: int
+) -> dict[str, Any]:
+    g = what.geometry
+    x, w, y = (pixel_strides(spec) for spec in (what.x, what.w, what.y))
+    (top, bottom), (left, right) = g.padding
+    return {
+        "n": g.n, "h": g.h, "w": g.w, "c": g.c, "k": g.k, "r": g.r, "s": g.s, "p": g.p, "q": g.q,
+        "pad_h": top, "pad_w": left, "pad_h_end": bottom, "pad_w_end": right,
+        "stride_h": g.stride[0], "stride_w": g.stride[1], "dilation_h": g.dilation[0], "dilation_w": g.dilation[1],
+        "groups": g.groups, "split_k": split_k, "swizzle": 1,
+        "a": a, "b": b, "c_source": c, "d": d, "bias": bias,
+        "x_stride_w": x[0], "x_stride_h": x[1], "x_stride_n": x[2],
+        "w_stride_s": w[0], "w_stride_r": w[1], "w_stride_k": w[2],
+        "y_stride_q": y[0], "y_stride_p": y[1], "y_stride_n": y[2],
+        "alpha": "alpha", "beta": "beta",
+    }  # fmt: skip

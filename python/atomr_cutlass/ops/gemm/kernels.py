@@ -1,0 +1,403 @@
+"""Kernels of GEMM: which serve a problem, at what cost, and plans of plain ones."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import functools
+import weakref
+from collections.abc import Iterable, Sequence
+from typing import Any, TypeAlias
+
+from ... import _core
+from ...arrays import fp4
+from ...arrays.operands import CUDA
+from ...errors import CutlassError, InvalidOperandError, KernelNotFoundError, UnsupportedError
+from ...generator.archs import SmArch
+from ...generator.dtypes import CutlassDtype
+from ...generator.epilogue import lower
+from ...generator.families import gemm_few_sm90
+from ...generator.families.base import DEFAULT
+from ...generator.key import ROW, KernelKey
+from ...generator.matrix import cells, shared_memory, supports, with_epilogue
+from ...generator.rules import FEW, OK, Status, gemm_types, no, supports_layouts, supports_tree
+from ...jit import kernels, record
+from ...pipeline import devices, estimate, select
+from ...pipeline.candidate import Candidate
+from ...pipeline.devices import Device
+from ...pipeline.estimate import Launch
+from ...pipeline.op_plan import refuse_capture
+from ...pipeline.plan import BACKENDS, Plan
+from ...pipeline.problem import GemmFormulation, GemmProblem, MatrixSpec, Variant, formulations, round_up
+from ...pipeline.select import KernelSearch
+
+OP = "gemm"
+
+GemmCandidate: TypeAlias = "Candidate[GemmFormulation]"
+
+GRID_BATCHES = 65535
+"""Batches that one launch of the sm80 generation takes: the z extent of a CUDA grid."""
+
+_OTHER_OP = no("it is a kernel of another operation")
+_OTHER_TYPES = no("its element types differ")
+_OTHER_MATH = no("its math mode differs")
+_OTHER_EPILOGUE = no("its epilogue differs")
+_OTHER_SCALES = no("its scales differ")
+_BLOCKS_SWAPPED = no("blocks of scales are not alike for A and B, which cannot change places then")
+_OTHER_LAYOUTS = no("its layouts differ")
+_OTHER_ALIGNMENT = no("its alignment is wider than that of the operands")
+_MANY_ROWS = no("it is for few rows or columns of D")
+
+
+class GemmSearch(KernelSearch[GemmFormulation]):
+    """Kernels for a GEMM.
+
+    Attributes:
+        problem: the GEMM, its epilogue as the kernel's key has it.
+    """
+
+    op = OP
+
+    def __init__(
+        self, problems: GemmProblem | Sequence[GemmProblem], device: Device, arch: SmArch | None = None
+    ) -> None:
+        """Kernels for a problem.
+
+        Args:
+            problems: the problem, or several that come to the same, such as with an input of a tree loaded as C;
+                preferred ones first.
+            device: where.
+            arch: keep to cells of this arch.
+
+        Raises:
+            InvalidOperandError, UnsupportedError: an operand no kernel can read.
+        """
+        self.device, self.arch = device, arch
+        *preferred, self.problem = [problems] if isinstance(problems, GemmProblem) else problems
+        groups = []
+        for problem in preferred:
+            with contextlib.suppress(UnsupportedError):
+                groups.append(formulations(problem))
+        self.formulations = [*groups, formulations(self.problem)]
+        self.background = self.problem.epilogue == lower.LINEAR and not self.problem.scale_type
+
+    def supports(self, key: KernelKey, formulation: GemmFormulation) -> Status:
+        """Whether a kernel computes the problem as it is put here: types, layouts and alignments."""
+        problem, swapped = formulation.problem, formulation.swapped
+        first, second = (problem.b, problem.a) if swapped else (problem.a, problem.b)
+        if key.op != OP:
+            return _OTHER_OP
+        if key.a is not first.dtype or key.b is not second.dtype or key.d is not problem.d.dtype:
+            return _OTHER_TYPES
+        # Fast accumulation is allowed, not asked for.
+        if key.math != problem.math and (problem.math != "fast" or key.math != "default"):
+            return _OTHER_MATH
+        if key.epilogue not in _epilogues(problem.epilogue, swapped=swapped):
+            return _OTHER_EPILOGUE
+        if key.scale_granularity != problem.scale_granularity or key.scale_type != problem.scale_type:
+            return _OTHER_SCALES
+        if swapped and problem.scale_granularity[0] != problem.scale_granularity[1]:
+            return _BLOCKS_SWAPPED
+        if key.layout_a != formulation.layout_a or key.layout_b != formulation.layout_b:
+            return _OTHER_LAYOUTS
+        if formulation.align_a % key.align_a or formulation.align_b % key.align_b or formulation.align_d % key.align_d:
+            return _OTHER_ALIGNMENT
+        if key.mainloop == FEW and not gemm_few_sm90.serves(key, formulation.m, formulation.n):
+            return _MANY_ROWS
+        return OK
+
+    def cost(self, key: KernelKey, formulation: GemmFormulation, shared_bytes: int) -> Launch:
+        """The fastest launch, with as many slices of K as are best."""
+        launches = (
+            estimate.launch(key, formulation, self.device, shared_bytes, slices)
+            for slices in split_choices(key, formulation)
+        )
+        return min(launches, key=lambda launch: (launch.seconds, launch.split_k))
+
+    def cells(self, arch: SmArch, group: Sequence[GemmFormulation]) -> Iterable[Iterable[KernelKey]]:
+        """The matrix's cells, which take over the problem's epilogue where that is a tree."""
+        if group:
+            yield _cells(arch, group[0].problem)
+
+    def least(self, candidate: GemmCandidate) -> float:
+        """A time that no kernel of these types is estimated to stay below."""
+        return estimate.least(candidate.key, candidate.formulation, self.device)
+
+    def note(self, formulation: GemmFormulation) -> str:
+        """Whether the operands are swapped."""
+        return "D is column-major: computed as D^T = B^T A^T, which costs nothing" if formulation.swapped else ""
+
+    def reason(self) -> str:
+        """Why no cell of the matrix serves the problem."""
+        return str(self.refusal(None))
+
+    def refusal(self, best: GemmCandidate | None) -> CutlassError:
+        """The error that explains why the table has no kernel for the problem."""
+        del best
+        problem, possible = self.problem, self.formulations[-1]
+        base, program = lower.split(problem.epilogue)
+        types = gemm_types(problem.a.dtype, problem.b.dtype, problem.d.dtype, problem.math, tree=bool(program))
+        if not types:
+            return UnsupportedError(types.reason)
+        target = self.arch or devices.require_arch(self.device)
+        if not possible:
+            return UnsupportedError(
+                "c and out have different layouts, and kernels read one as they write the other: copy c"
+            )
+        for formulation in possible:
+            layouts = supports_layouts("sm80", problem.a.dtype, formulation.layout_a, formulation.layout_b)
+            if layouts:
+                break
+        wanted = self.nearest(target)
+        if wanted is None:
+            of_fp4 = fp4.refusal(problem, possible, target) if problem.a.dtype is fp4.FP4 else ""
+            reason = (
+                of_fp4
+                or _tree_refusal(problem, possible)
+                or layouts.reason
+                or (
+                    "its alignment or layout is in no cell"
+                    if base == lower.LINEAR and not problem.scale_type
+                    else "no cell has scales on the device for these types, layouts and alignments"
+                )
+            )
+            return UnsupportedError(f"no kernel of the matrix serves this problem on {target.value}: {reason}")
+        passed_over = select.too_new(self)
+        passed_over = f"; {passed_over}" if passed_over else ""
+        return KernelNotFoundError(
+            f"no kernel in the table serves {problem.a.dtype.value} ({problem.math}) -> {problem.d.dtype.value}, "
+            f"layouts {wanted.layout_a}{wanted.layout_b}{wanted.layout_d}, on {target.value}; {wanted.name} would: "
+            f"{select.cure(wanted)}{select.differences(wanted)}{passed_over}"
+        )
+
+    def nearest(self, arch: SmArch, best: GemmCandidate | None = None) -> KernelKey | None:
+        """The matrix's best cell for the problem on an arch, whether or not it is built; `default` before `full`."""
+        problem = self.problem if best is None else best.formulation.problem
+        group = next((one for one in self.formulations if one and one[0].problem == problem), ())
+        of_tree = bool(lower.split(problem.epilogue)[1])
+        keys = ((DEFAULT, key) for key in _cells(arch, problem)) if of_tree else cells([arch])
+        found = [
+            (max(tier, DEFAULT), estimate.seconds(key, one, self.device, shared_memory(key)), key.name, key)
+            for tier, key in keys
+            for one in group
+            if self.supports(key, one)
+        ]
+        return min(found)[3] if found else None
+
+
+def _epilogues(epilogue: str, *, swapped: bool) -> tuple[str, ...]:
+    """The ids of kernels' epilogues that serve a problem's."""
+    base, program = lower.split(epilogue)
+    if program and swapped:
+        turned = None if lower.is_gated(epilogue) else _swapped(program)
+        return () if turned is None else (lower.epilogue_id(base, turned),)
+    # Without scales a scaled epilogue is the linear one.
+    return (epilogue, lower.SCALED) if epilogue == lower.LINEAR else (epilogue,)
+
+
+@functools.cache
+def _swapped(program: str) -> str | None:
+    """The tree of D^T, None where it cannot be had."""
+    try:
+        return lower.exchanged(program)
+    except ValueError:
+        return None
+
+
+def _cells(arch: SmArch, problem: GemmProblem) -> tuple[KernelKey, ...]:
+    """The matrix's keys for a problem: its cells, which take over the problem's epilogue where that is a tree."""
+    _, program = lower.split(problem.epilogue)
+    if not program:
+        return select.matrix(OP, arch)
+    return _with_tree(arch, problem.epilogue, problem.a.dtype, problem.b.dtype, problem.d.dtype)
+
+
+@functools.lru_cache(256)
+def _with_tree(arch: SmArch, epilogue: str, a: CutlassDtype, b: CutlassDtype, d: CutlassDtype) -> tuple[KernelKey, ...]:
+    epilogues = {*_epilogues(epilogue, swapped=False), *_epilogues(epilogue, swapped=True)}
+    made = dict.fromkeys(
+        with_epilogue(key, one, d)
+        for key in select.matrix(OP, arch)
+        if {key.a, key.b} == {a, b}
+        for one in sorted(epilogues)
+    )
+    return tuple(key for key in made if supports(key))
+
+
+def _tree_refusal(problem: GemmProblem, possible: Sequence[Variant]) -> str:
+    """Why no kernel takes the problem's tree, whatever the layouts of A, B and D; empty if that is not known."""
+    program = lower.split(problem.epilogue)[1]
+    if not program:
+        return ""
+    if all(one.swapped for one in possible):
+        try:
+            lower.exchanged(program)
+        except ValueError as error:
+            return str(error)
+    return supports_tree(program, problem.acc, problem.d.dtype).reason
+
+
+def split_choices(key: KernelKey, variant: Variant) -> tuple[int, ...]:
+    """The slices of K that a kernel may be run with.
+
+    The sm80 generation adds the slices up in D itself, one after the other: with a D narrower than the accumulator that
+    would round at every step, and batches already use the grid dimension that the slices would need.
+    """
+    if key.generation != "sm80" or variant.batch > 1 or key.d.bits < key.acc.bits or key.epilogue != "lc":
+        return (1,)
+    return tuple(s for s in (1, 2, 4, 8, 16) if s == 1 or variant.k >= s * 8 * key.tile[2])
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Plans of plain GEMM
+# ----------------------------------------------------------------------------------------------------------------------
+
+
+def make(
+    problem: GemmProblem,
+    *,
+    arch: SmArch | None = None,
+    alpha: float = 1.0,
+    beta: float = 0.0,
+    like: Any = None,
+    backend: str = "auto",
+    jit: str | None = None,
+    stream: int | None = None,
+) -> Plan:
+    """The plan for a problem.
+
+    Args:
+        problem: what is computed.
+        arch: keep to cells of this arch.
+        alpha: of calls that give none.
+        beta: of calls that give none.
+        like: an array whose framework allocates the workspace, where it can.
+        backend: `auto`: the best kernel of the table; where it has none, the matrix's best one, compiled. `prebuilt`:
+            the table only. `jit`: the matrix's best one, compiled.
+        jit: `background` starts with the best kernel of the table and compiles the matrix's best one meanwhile, if the
+            model expects more of that: launches switch to it when it is ready. With nothing to start with, it is
+            compiled first. `auto` does the same where the model expects twice the speed; `off` compiles nothing, and
+            warns there, once. None leaves it to ATOMR_CUTLASS_JIT.
+        stream: where the first launch will be, where that is known.
+
+    Raises:
+        UnsupportedError: no kernel of the matrix serves it, or one must be compiled and the stream is being captured.
+    """
+    if 0 in (problem.m, problem.n, problem.batch):
+        raise UnsupportedError(f"a result of shape {problem.d.shape} is empty: there is nothing to plan")
+    if backend not in BACKENDS:
+        raise InvalidOperandError(f"a plan's backend is {backend!r}; valid: {', '.join(BACKENDS)}")
+    search = GemmSearch(_nonempty(problem), devices.get(problem.device), arch)
+    candidate, better = select.decide(search, backend=backend, jit=jit, stream=stream)
+    refuse_capture(candidate, problem.device, stream)
+    made = from_candidate(problem, candidate, alpha=alpha, beta=beta, like=like)
+    if better is not None:
+        _improve(made, problem, better, like)
+    return made
+
+
+def _improve(made: Plan, problem: GemmProblem, better: GemmCandidate, like: Any) -> None:
+    """Compiles a better kernel in the background, and has the plan launch it from then on."""
+    kernels.record_miss(better.key)
+    waiting = weakref.ref(made)
+    # The array itself may be large, and is the caller's to drop.
+    if like is not None and _core.has_exchange_api(like):
+        like = _core.framework_empty(like, (1,), problem.d.dtype.dlpack, problem.device)
+
+    def swap() -> None:
+        plan = waiting()
+        if plan is not None:
+            plan.replace(from_candidate(problem, better, like=like))
+
+    kernels.in_background(better.key, devices.get(problem.device), swap)
+
+
+def _nonempty(problem: GemmProblem) -> GemmProblem:
+    """The problem itself, or with K = 0 one that any kernel of its types can read: its operands are never touched."""
+    if problem.k != 0:
+        return problem
+    wide = 128 // problem.a.dtype.bits
+    a = MatrixSpec((problem.m, wide), (wide, 1), problem.a.dtype)
+    b = MatrixSpec((wide, problem.n), (1, wide), problem.b.dtype)
+    return dataclasses.replace(problem, a=a, b=b)
+
+
+def from_candidate(
+    problem: GemmProblem, candidate: GemmCandidate, *, alpha: float = 1.0, beta: float = 0.0, like: Any = None
+) -> Plan:
+    """The plan for a problem with this kernel, which need not be the best one."""
+    device = devices.get(problem.device)
+    key, formulation = candidate.key, candidate.formulation
+    null_k = 128 // key.a.bits
+    null_lda = null_k if key.layout_a == ROW else _padded(formulation.m, key.a)
+    null_ldb = _padded(formulation.n, key.b) if key.layout_b == ROW else null_k
+    zeros_a = null_lda * (formulation.m if key.layout_a == ROW else null_k)
+    zeros_b = null_ldb * (null_k if key.layout_b == ROW else formulation.n)
+    per_launch = min(formulation.batch, GRID_BATCHES) if key.generation == "sm80" else formulation.batch
+    made = Plan(
+        candidate.info.name if candidate.info else kernels.kernel(key, device),
+        {
+            **product_args(formulation, candidate),
+            "k": problem.k,
+            "batch": per_launch,
+            "sm_count": device.multiprocessors,
+        },
+        _spec(problem.a, key.align_b if formulation.swapped else key.align_a, problem.device),
+        _spec(problem.b, key.align_a if formulation.swapped else key.align_b, problem.device),
+        _spec(problem.c or problem.d, key.align_d, problem.device),
+        _spec(problem.d, key.align_d, problem.device),
+        _launches(problem, candidate, per_launch),
+        {
+            "device": problem.device,
+            "exchanged": formulation.swapped,
+            "integral": key.acc is CutlassDtype.I32,
+            "alpha": float(alpha),
+            "beta": float(beta),
+            "null_k": null_k,
+            "null_lda": null_lda,
+            "null_ldb": null_ldb,
+            "null_bytes": max(zeros_a, zeros_b) * key.a.bits // 8,
+        },
+        like,
+    )
+    made.request = None
+    made.key = None
+    made._candidate, made._next = candidate, None  # noqa: SLF001 - the plan's module has no other builder
+    record.note(made, [(key, {**product_args(formulation, candidate), "k": problem.k, "batch": formulation.batch})])
+    return made
+
+
+def product_args(formulation: GemmFormulation, candidate: Candidate[Any]) -> dict[str, int]:
+    """What a kernel's arguments say of a product besides pointers, scalars and how many batches: fields by name."""
+    strides = formulation.batch_strides
+    return {
+        "m": formulation.m, "n": formulation.n, "k": formulation.k, "lda": formulation.lda, "ldb": formulation.ldb,
+        "ldc": formulation.ldc, "ldd": formulation.ldd, "batch_stride_a": strides[0], "batch_stride_b": strides[1],
+        "batch_stride_c": strides[2], "batch_stride_d": strides[3], "split_k": candidate.split_k,
+        "swizzle": candidate.swizzle, "raster": candidate.raster,
+    }  # fmt: skip
+
+
+def _launches(problem: GemmProblem, candidate: GemmCandidate, per_launch: int) -> list[tuple[int, int, int, int, int]]:
+    """Where each launch's operands lie, in bytes from the caller's pointers, and its batches."""
+    bits = (problem.a.dtype.bits, problem.b.dtype.bits, problem.d.dtype.bits, problem.d.dtype.bits)
+    launches = []
+    batches = candidate.formulation.batches
+    for outer in batches.offsets:
+        for start in range(0, batches.count, per_launch):
+            a, b, c, d = (
+                (offset + start * stride) * width // 8
+                for offset, stride, width in zip(outer, batches.strides, bits, strict=True)
+            )
+            launches.append((a, b, c, d, min(per_launch, batches.count - start)))
+    return launches
+
+
+def _padded(extent: int, dtype: CutlassDtype) -> int:
+    return round_up(extent, 128 // dtype.bits)
+
+
+def _spec(spec: MatrixSpec, align: int, device: int) -> tuple[_core.Operand, int]:
+    """What C++ compares a caller's operand with, and the bytes that its address must be a multiple of."""
+    layout = _core.Operand(0, spec.shape, spec.strides, spec.dtype.dlpack, CUDA, device)
+    return layout, max(1, align * spec.dtype.bits // 8)

@@ -178,7 +178,7 @@ void LaunchPlan::launch(std::vector<Operand> const& operands, double alpha, doub
         break;
     }
   }
-  turn.launched();
+  turn.release();
 }
 
 }  // namespace atomr_cutlass

@@ -153,8 +153,8 @@ void GemmPlan::launch(Operand const& a, Operand const& b, Operand const* c, Oper
     args.d = static_cast<char*>(d.data) + offset.d;
     kernel_.launch(&args, args.workspace, stream);
   }
-  workspace.launched();
-  if (zeros) zeros->launched();
+  workspace.release();
+  if (zeros) zeros->release();
 }
 
 }  // namespace atomr_cutlass

@@ -50,7 +50,7 @@ DeviceBlock::~DeviceBlock() {
   }
 }
 
-void bury(StreamBlock block, int device) noexcept {
+void retire(StreamBlock block, int device) noexcept {
   using Waiting = std::list<std::pair<int, StreamBlock>>;
   static std::mutex mutex;
   static auto& waiting = *new Waiting();  // at exit the driver may be gone
@@ -81,8 +81,8 @@ void bury(StreamBlock block, int device) noexcept {
 StreamMemory::StreamMemory(int device, DlExchangeApi const* allocator) : device_(device), allocator_(allocator) {}
 
 StreamMemory::~StreamMemory() {
-  bury(std::move(spare_), device_);
-  for (auto& one : pieces_) bury(std::move(one.second), device_);
+  retire(std::move(spare_), device_);
+  for (auto& one : pieces_) retire(std::move(one.second), device_);
 }
 
 void StreamMemory::reserve(size_t bytes, bool now) {
@@ -129,13 +129,13 @@ StreamMemory::Pieces::iterator StreamMemory::left_over(void* stream) {
 }
 
 // Frees idle pieces until there are `most` for streams, or no idle one is left.
-void StreamMemory::retire(size_t most) {
+void StreamMemory::trim(size_t most) {
   auto const of_stream = [](auto const& one) { return one.first.second == 0; };
   auto count = size_t(std::count_if(pieces_.begin(), pieces_.end(), of_stream));
   if (count <= most) return;
   for (auto const& one : idle()) {
     if (count-- <= most) return;
-    bury(std::move(one->second), device_);
+    retire(std::move(one->second), device_);
     pieces_.erase(one);
   }
 }
@@ -153,7 +153,7 @@ StreamMemory::Piece& StreamMemory::place(void* stream, uint64_t capture) {
   return pieces_.insert(std::move(node)).position->second;
 }
 
-StreamMemory::Piece& StreamMemory::take(void* stream) {
+StreamMemory::Piece& StreamMemory::acquire(void* stream) {
   std::lock_guard<std::mutex> lock(mutex_);
   uint64_t const capture = capture_id(stream);
   Piece& piece = place(stream, capture);
@@ -167,14 +167,14 @@ StreamMemory::Piece& StreamMemory::take(void* stream) {
     } else if (spare_.block != nullptr) {
       static_cast<StreamBlock&>(piece) = std::move(spare_);  // made with the plan, for the first stream
     } else {
-      bury({}, device_);
+      retire({}, device_);
       static_cast<StreamBlock&>(piece) = make();
     }
   }
   ++piece.calls;
   if (piece.ordered) return piece;
   try {
-    if (capture == 0) retire(kStreams);
+    if (capture == 0) trim(kStreams);
     piece.used.hold(stream);
   } catch (...) {
     --piece.calls;
@@ -184,7 +184,7 @@ StreamMemory::Piece& StreamMemory::take(void* stream) {
   return piece;
 }
 
-void StreamMemory::launched(Piece& piece, void* stream) {
+void StreamMemory::release(Piece& piece, void* stream) {
   bool const captured = capture_id(stream) != 0;
   std::lock_guard<std::mutex> lock(mutex_);
   if (!captured) piece.used.record(stream);
@@ -193,13 +193,13 @@ void StreamMemory::launched(Piece& piece, void* stream) {
 
 StreamTurn::StreamTurn(StreamMemory& memory, void* stream) : memory_(memory), stream_(stream) {
   if (memory.bytes() == 0) return;
-  piece_ = &memory.take(stream);
+  piece_ = &memory.acquire(stream);
   lock_ = std::unique_lock<std::mutex>(piece_->turn);
 }
 
 StreamTurn::~StreamTurn() {
   try {
-    launched();
+    release();
   } catch (std::exception const&) {
     // What has failed already is being reported.
   }
@@ -209,12 +209,12 @@ unsigned char* StreamTurn::data() const {
   return piece_ != nullptr ? static_cast<unsigned char*>(piece_->block->data()) : nullptr;
 }
 
-void StreamTurn::launched() {
+void StreamTurn::release() {
   if (piece_ == nullptr) return;
   StreamMemory::Piece& piece = *piece_;
   piece_ = nullptr;
   lock_.unlock();  // before others may free the piece, which the lock is part of
-  memory_.launched(piece, stream_);
+  memory_.release(piece, stream_);
 }
 
 }  // namespace atomr_cutlass

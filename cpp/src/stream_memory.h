@@ -19,7 +19,7 @@ DlManagedVersioned* framework_allocate(DlExchangeApi const* allocator, DlTensor&
 
 // A block of device memory, from the driver or from a framework's allocator.
 //
-// Freeing one waits for nothing: give a block that a launch may still use to `bury`.
+// Freeing one waits for nothing: give a block that a launch may still use to `retire`.
 class DeviceBlock {
  public:
   explicit DeviceBlock(size_t bytes);                 // cuMemAlloc on the current device
@@ -41,9 +41,9 @@ struct StreamBlock {
   Event used;
 };
 
-// Frees the block once its last launch has ended: now, or when a later block is buried or asked for. Legal while
+// Frees the block once its last launch has ended: now, or when a later block is retired or asked for. Legal while
 // streams are captured.
-void bury(StreamBlock block, int device) noexcept;
+void retire(StreamBlock block, int device) noexcept;
 
 // Launches on different streams may run at once, and a graph may replay beside them: each stream, and each stream of
 // each capture, has memory of its own. What a captured graph uses is never freed: nothing tells when the graph dies,
@@ -70,14 +70,14 @@ class StreamMemory {
     std::mutex turn;  // of the launches of one call
     void* stream = nullptr;
     bool ordered = false;  // the stream waits for the piece's former use
-    int calls = 0;  // that have taken the piece and not yet said that they have launched
+    int calls = 0;  // that have acquired the piece and not yet released it
     uint64_t latest = 0;  // place of the latest call in the order of all
   };
 
-  // The piece for launches that follow on this stream. The device must be current. Thread-safe, as `launched` is.
-  Piece& take(void* stream);
-  // To be called when they have been launched, once for each `take`.
-  void launched(Piece& piece, void* stream);
+  // The piece for launches that follow on this stream. The device must be current. Thread-safe, as `release` is.
+  Piece& acquire(void* stream);
+  // To be called when they have been launched, once for each `acquire`.
+  void release(Piece& piece, void* stream);
 
  private:
   using Pieces = std::map<std::pair<uint64_t, uint64_t>, Piece>;  // by stream and capture
@@ -86,7 +86,7 @@ class StreamMemory {
   Piece& place(void* stream, uint64_t capture);
   Pieces::iterator left_over(void* stream);
   std::vector<Pieces::iterator> idle();
-  void retire(size_t most);
+  void trim(size_t most);
 
   int device_;
   DlExchangeApi const* allocator_;
@@ -109,7 +109,7 @@ class StreamTurn {
 
   unsigned char* data() const;
   // To be called when all has been launched.
-  void launched();
+  void release();
 
  private:
   StreamMemory& memory_;

@@ -538,7 +538,7 @@ void test_failures_leave_a_plan_usable() {
   }
   CHECK_EQUAL(fake::device().frees, frees + 1);
   fake::device().busy = false;
-  bury({}, 0);
+  retire({}, 0);
   CHECK_EQUAL(fake::device().frees, frees + 2);
   CHECK_EQUAL(fake::device().events, 0);
 }
@@ -555,10 +555,10 @@ void test_a_plan_may_go_while_its_launches_run() {
     plan->launch(problem.operands(), 1.0, 0.0, stream_at(5));
     fake::device().busy = true;
   }
-  bury({}, 0);
+  retire({}, 0);
   CHECK_EQUAL(fake::device().frees, frees);
   fake::device().busy = false;
-  bury({}, 0);
+  retire({}, 0);
   CHECK_EQUAL(fake::device().frees, frees + 2);
   CHECK_EQUAL(fake::device().events, 0);
 }

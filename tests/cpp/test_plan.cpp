@@ -204,10 +204,10 @@ void test_a_plan_may_go_while_its_launches_run() {
     fake::device().busy = true;
   }
   CHECK_EQUAL(fake::device().frees, frees);
-  bury({}, 0);
+  retire({}, 0);
   CHECK_EQUAL(fake::device().frees, frees);
   fake::device().busy = false;
-  bury({}, 0);
+  retire({}, 0);
   CHECK_EQUAL(fake::device().frees, frees + 1);
   CHECK_EQUAL(fake::device().events, 0);
 }

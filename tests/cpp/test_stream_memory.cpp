@@ -35,8 +35,8 @@ struct Fixture {
 
   // One call on a stream; where its memory was.
   void* call(void* stream) {
-    StreamMemory::Piece& piece = memory.take(stream);
-    memory.launched(piece, stream);
+    StreamMemory::Piece& piece = memory.acquire(stream);
+    memory.release(piece, stream);
     return piece.block->data();
   }
 };
@@ -97,14 +97,14 @@ void test_streams_at_work_share_nothing_and_their_memory_is_freed_later() {
 
 void test_memory_of_a_call_under_way_is_not_given_to_another() {
   Fixture fixture;
-  StreamMemory::Piece& piece = fixture.memory.take(handle(64));
+  StreamMemory::Piece& piece = fixture.memory.acquire(handle(64));
   void* const mine = piece.block->data();
   fake::device().incarnation = 1;
   CHECK(fixture.call(handle(64)) != mine);
   for (uintptr_t stream = 2; stream <= 60; ++stream) CHECK(fixture.call(handle(64 * stream)) != mine);
   CHECK_EQUAL(piece.block->data(), mine);
   fake::device().incarnation = 0;
-  fixture.memory.launched(piece, handle(64));
+  fixture.memory.release(piece, handle(64));
   CHECK_EQUAL(fixture.call(handle(64)), mine);
 }
 
@@ -149,12 +149,22 @@ void test_a_stream_that_could_not_wait_tries_again() {
 
 void test_a_turn_leaves_its_memory_before_others_may_free_it() {
   Fixture fixture;
-  StreamMemory::Piece& piece = fixture.memory.take(handle(64));
+  StreamMemory::Piece& piece = fixture.memory.acquire(handle(64));
   StreamTurn turn(fixture.memory, handle(64));
-  turn.launched();
+  turn.release();
   CHECK(piece.turn.try_lock());
   piece.turn.unlock();
-  fixture.memory.launched(piece, handle(64));
+  fixture.memory.release(piece, handle(64));
+}
+
+void test_streams_are_ordered_by_one_event_that_goes() {
+  int const waited = fake::device().waits, events = fake::device().events;
+  order_streams(handle(64), handle(128), false);
+  CHECK_EQUAL(fake::device().waits, waited + 1);
+  order_streams(handle(64), handle(64), false);
+  order_streams(nullptr, handle(1), false);  // the legacy default stream has two handles
+  CHECK_EQUAL(fake::device().waits, waited + 1);
+  CHECK_EQUAL(fake::device().events, events);
 }
 
 }  // namespace
@@ -171,5 +181,6 @@ int main() {
   test_the_default_streams_of_threads_share_nothing();
   test_a_stream_that_could_not_wait_tries_again();
   test_a_turn_leaves_its_memory_before_others_may_free_it();
+  test_streams_are_ordered_by_one_event_that_goes();
   return check::result();
 }

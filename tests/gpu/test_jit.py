@@ -19,6 +19,7 @@ from atomr_cutlass.jit import kernels
 from atomr_cutlass.jit.store import KernelStore
 from atomr_cutlass.ops.gemm.kernels import GemmCandidate, GemmSearch
 from atomr_cutlass.pipeline import devices, select, table
+from atomr_cutlass.pipeline.call import kept_plans
 from atomr_cutlass.pipeline.plan import Plan
 from gpu_matrices import D, Guarded, assert_product, fill, placed, problem_of, rows_for
 
@@ -78,7 +79,7 @@ def test_a_compiled_kernel_gives_the_bits_of_the_prebuilt_one(info: ac.KernelInf
 def empty_table(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing is built in."""
     monkeypatch.setattr(table, "kernels", lambda *_given, **_named: [])
-    sys.modules["atomr_cutlass.ops.gemm.function"]._plans.clear()
+    kept_plans.clear()
 
 
 @pytest.fixture
@@ -86,7 +87,7 @@ def compiling(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Compilation is allowed."""
     monkeypatch.setenv(kernels.POLICY_VARIABLE, "auto")
     yield
-    sys.modules["atomr_cutlass.ops.gemm.function"]._plans.clear()
+    kept_plans.clear()
 
 
 @pytest.mark.usefixtures("empty_table", "compiling")

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import sys
+import types
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -111,6 +113,68 @@ def case_gated_gemm() -> None:
     frameworks(ac.gated_gemm, [(one, *two) for one, two in shapes])
     kept(lambda: ac.gated_gemm(a, b, out=out, out_dtype=D.BF16), lambda: ac.gated_gemm(a, b, out=out, out_dtype=D.BF16))
     refused(ac.InvalidOperandError, "fast_accum", lambda: ac.gated_gemm(a, b, out=out, fast_accum=1))
+
+
+def case_gemm() -> None:
+    a, b, out = operand("bf16", 64, 128), operand("bf16", 128, 256), operand("bf16", 64, 256)
+    for more in ({}, {"out": out}):
+        scalars(lambda more=more, **scalar: ac.gemm(a, b, **more, **scalar))
+        for c in (operand("bf16", 64, 256), out):
+            betas = (1.0, 2, np.float32(3))
+            kept(*(lambda beta=beta, c=c, more=more: ac.gemm(a, b, c, beta=beta, **more) for beta in betas))
+        kept(lambda more=more: ac.gemm(a, b, out_dtype=D.BF16, **more))
+    shapes = [("f16", 64, 128), ("f16", 128, 256)]
+    frameworks(ac.gemm, shapes)
+    frameworks(lambda a, b, bias: ac.gemm(a, b, bias=bias, activation="relu"), [*shapes, ("f16", 256)])
+    refused(ac.InvalidOperandError, "fast_accum", lambda: ac.gemm(a, b, out=out, fast_accum=1))
+    refused(ac.InvalidOperandError, "c is given", lambda: ac.gemm(a, b, operand("bf16", 64, 256), out=out))
+    refused(ac.InvalidOperandError, "so c is needed", lambda: ac.gemm(a, b, out=out, beta=1.0))
+
+
+def case_gemm_with_scales() -> None:
+    a, b, out = operand("e4m3", 64, 128), operand("e4m3", 128, 256, columns=True), operand("bf16", 64, 256)
+    rows, columns = operand("f32", 64, 1), operand("f32", 1, 256)
+    kept(
+        *(lambda alpha=alpha: ac.gemm(a, b, out=out, scale_a=rows, scale_b=columns, alpha=alpha) for alpha in (1, 2.0))
+    )
+    kept(*(lambda scale=scale: ac.gemm(a, b, out=out, scale_a=rows, scale_b=scale) for scale in (2.0, 3)))
+    amax = operand("f32", 1)
+    kept(lambda: ac.gemm(a, b, amax=amax, scale_d=operand("f32", 1)))
+
+
+def case_gemm_with_trees() -> None:
+    a, b, bias = operand("bf16", 64, 128), operand("bf16", 128, 256), operand("bf16", 256)
+    tree = ac.EvtBuilder().add_bias("bias", dtype=D.BF16).activation("silu").build()
+    kept(lambda: ac.gemm(a, b, bias=bias, epilogue=tree))
+    kept(*(lambda alpha=alpha: ac.gemm(a, b, bias=bias, epilogue=tree, alpha=alpha) for alpha in (1, np.float64(2))))
+    refused(ac.InvalidOperandError, "no operand other", lambda: ac.gemm(a, b, bias=bias, epilogue=tree, other=bias))
+
+
+def case_functions_may_compute_something_else_next_time() -> None:
+    a, b, bias = operand("bf16", 64, 128), operand("bf16", 128, 256), operand("bf16", 256)
+    call_module.kept_plans.clear()
+    with parsed() as made:
+        for _ in range(2):
+            ac.gemm(a, b, bias=bias, epilogue=lambda acc, bias: acc + bias)
+    assert (len(made), len(call_module.kept_plans)) == (2, 0)
+
+
+def case_a_plan_keeps_no_array_alive() -> None:
+    call_module.kept_plans.clear()
+    bias, tree = (
+        operand("bf16", 256),
+        ac.EvtBuilder().add_bias("bias", dtype=D.BF16).aux_store("sums", dtype=D.BF16).build(),
+    )
+    ac.gemm(operand("bf16", 64, 128), operand("bf16", 128, 256), bias=bias, epilogue=tree)
+    assert len(call_module.kept_plans) == 1
+    (kept_plan,) = call_module.kept_plans._plans.values()
+    seen, reached = set(), [kept_plan]
+    while reached:
+        found = reached.pop()
+        if id(found) not in seen and not isinstance(found, (type, types.ModuleType, types.FunctionType)):
+            seen.add(id(found))
+            reached += gc.get_referents(found)
+    assert id(bias) not in seen
 
 
 def case_quantize() -> None:

@@ -6,7 +6,6 @@ Every function named `case_...` is a test; the process prints what each of them 
 import ctypes
 import os
 import re
-import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -20,8 +19,8 @@ from atomr_cutlass import _core
 from atomr_cutlass.arrays import fp4, operands
 from atomr_cutlass.ops.quantize import reference as quantization
 from atomr_cutlass.pipeline import verify as trial
+from atomr_cutlass.pipeline.call import kept_plans
 
-gemm_module = sys.modules["atomr_cutlass.ops.gemm.function"]
 Values = np.ndarray[Any, Any]
 F32 = ac.CutlassDtype.F32
 FP4 = ac.CutlassDtype.F4E2M1
@@ -190,13 +189,13 @@ def case_one_row() -> None:
 
 
 def case_plans_are_kept() -> None:
-    gemm_module._plans.clear()
+    kept_plans.clear()
     out = operand(aligned(np.zeros((32, 16), np.float32)))
     for _ in range(3):
         (x, xs, wide_x), (w, ws, wide_w) = quantized(32, 64, "nvfp4"), quantized(16, 64, "nvfp4")
         (a, sa), (b, sb) = on_gpu(x, xs), on_gpu(w, ws)
         agrees(ac.gemm(a, transposed(b), scale_a=sa, scale_b=sb, out=out), wide_x @ wide_w.T)
-    assert len(gemm_module._plans) == 1
+    assert len(kept_plans) == 1
 
 
 def case_host_arrays() -> None:

@@ -17,9 +17,9 @@ import fake_cases
 from atomr_cutlass import _core
 from atomr_cutlass.arrays import operands
 from atomr_cutlass.epilogue import validate as first_use
-from atomr_cutlass.ops.gemm import fused as fused_gemm
 from atomr_cutlass.ops.gemm import scaled
 from atomr_cutlass.pipeline import verify as trial
+from atomr_cutlass.pipeline.call import kept_plans
 from atomr_cutlass.pipeline.operation import operation_of
 from fake_fused import BLOCK, tree_named
 
@@ -245,9 +245,7 @@ def case_gemm_takes_kept_plans() -> None:
     how: dict[str, Any] = {"precision": "tf32", "stream": 0}
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(scaled, "make", lambda *given, **options: made.append(0) or make(*given, **options))
-        # Plans are kept for frameworks that give their arrays without Python.
-        patch.setattr(_core, "has_exchange_api", lambda _array: True)
-        fused_gemm._plans.clear()
+        kept_plans.clear()
         for alpha in (1.0, 2.0, 2):
             given = arrays_of(REQUESTS[2])
             views = {name: operand(array) for name, array in given.items()}
@@ -262,7 +260,7 @@ def case_gemm_takes_kept_plans() -> None:
             acc = alpha * (given["a"] @ given["b"]) + given["c"]
             assert_written(given, {"out": np.maximum(acc + given["bias"], 0)})
         refused(ac.InvalidOperandError, "no operand", lambda: ac.gemm(a, b, epilogue=BLOCK, other=a, **how))
-    assert (len(made), len(fused_gemm._plans)) == (2, 2)
+    assert (len(made), len(kept_plans)) == (2, 2)
 
 
 def case_gemm_serves_host_arrays() -> None:

@@ -41,12 +41,12 @@ from atomr_cutlass.jit.toolchain import Toolchain
 from atomr_cutlass.ops.quantize import reference as quantization
 from atomr_cutlass.pipeline import devices, table
 from atomr_cutlass.pipeline import verify as trial
+from atomr_cutlass.pipeline.call import PLANS_KEPT, kept_plans
 from atomr_cutlass.pipeline.operation import operation_of
 from dlpack_arrays import CudaArray
 
 D = ac.CutlassDtype
 E4M3 = ml_dtypes.float8_e4m3fn
-gemm_module = sys.modules["atomr_cutlass.ops.gemm.function"]
 select_module = sys.modules["atomr_cutlass.pipeline.select"]
 random = np.random.default_rng(7)
 
@@ -211,19 +211,19 @@ def case_the_largest_magnitude_of_an_empty_result_is_0() -> None:
 
 
 def case_plans_are_kept_and_used_again() -> None:
-    gemm_module._plans.clear()
+    kept_plans.clear()
     a, b, out = matrix(5, 7), matrix(7, 3), matrix(5, 3)
     for alpha in (1, 2, 3):
         ac.gemm(operand(a), operand(b), out=operand(out), alpha=alpha)
         np.testing.assert_array_equal(out, alpha * (a @ b))
-    assert len(gemm_module._plans) == 1
+    assert len(kept_plans) == 1
     x, y, z = matrix(5, 7), matrix(7, 3), matrix(5, 3)
     ac.gemm(operand(x), operand(y), out=operand(z))
     np.testing.assert_array_equal(z, x @ y)
-    assert len(gemm_module._plans) == 1
+    assert len(kept_plans) == 1
     ac.gemm(operand(x), operand(y), operand(out), beta=1, out=operand(z))
     np.testing.assert_array_equal(z, x @ y + out)
-    assert len(gemm_module._plans) == 2
+    assert len(kept_plans) == 2
 
 
 def case_gradients_are_refused_by_kept_plans_too() -> None:
@@ -258,14 +258,14 @@ def case_gradients_are_refused_by_kept_plans_too() -> None:
 
 
 def case_few_plans_are_kept() -> None:
-    gemm_module._plans.clear()
-    for n in range(1, gemm_module.PLANS_KEPT + 20):
+    kept_plans.clear()
+    for n in range(1, PLANS_KEPT + 20):
         ac.gemm(operand(matrix(1, 2)), operand(matrix(2, n)), out=operand(matrix(1, n)))
-    assert len(gemm_module._plans) == gemm_module.PLANS_KEPT
+    assert len(kept_plans) == PLANS_KEPT
 
 
 def case_a_kept_plan_refuses_what_the_first_call_would_have() -> None:
-    gemm_module._plans.clear()
+    kept_plans.clear()
     buffer = matrix(3, 4, 4)
     a, b, c = matrix(3, 4, 4), matrix(4, 4), matrix(4, 4)
     ac.gemm(operand(a), operand(b), out=operand(buffer))
@@ -611,7 +611,7 @@ def compiler(
         return Images(image, image)
 
     kernels._kernels.clear()
-    gemm_module._plans.clear()
+    kept_plans.clear()
     with tempfile.TemporaryDirectory() as name, pytest.MonkeyPatch.context() as patch:
         folder = Path(name)
         store = KernelStore(folder / "cache")
@@ -625,7 +625,7 @@ def compiler(
             patch.setattr(table, "kernels", lambda *_given, **_named: [])
         yield compiled
     kernels._kernels.clear()
-    gemm_module._plans.clear()
+    kept_plans.clear()
 
 
 def case_a_missing_kernel_is_compiled_once() -> None:
@@ -738,7 +738,7 @@ def case_a_better_kernel_is_compiled_in_the_background() -> None:
             worth = seconds < 1
             patch.setattr(select_module, "WORTHWHILE", 1e9 if worth else 0.0)
             gate.clear()
-            gemm_module._plans.clear()
+            kept_plans.clear()
             a, b = Tensor(matrix(64, 64)), Tensor(matrix(64, 64))
             out = Tensor(matrix(64, 64))
             made = ac.plan(ac.GemmRequest(ac.GemmShape(64, 64, 64), dtype=ac.CutlassDtype.F32), jit="background")
@@ -767,9 +767,9 @@ def slow_table() -> Iterator[tuple[pytest.MonkeyPatch, tuple[Tensor, Tensor, Ten
         few = [k for k in table.kernels() if k.key.tile == (256, 128, 8)]
         patch.setattr(table, "kernels", lambda *_g, **_n: few)
         patch.setattr(select_module, "_warned", set())
-        gemm_module._plans.clear()
+        kept_plans.clear()
         yield patch, (Tensor(matrix(8, 4096)), Tensor(matrix(4096, 8)), Tensor(matrix(8, 8)))
-        gemm_module._plans.clear()
+        kept_plans.clear()
 
 
 def case_a_kernel_that_serves_slowly_gives_way_unasked() -> None:
@@ -796,7 +796,7 @@ def case_a_kernel_that_serves_slowly_gives_way_unasked() -> None:
 
 def case_a_kernel_that_serves_well_enough_is_kept() -> None:
     with compiler(built=True) as compiled:
-        gemm_module._plans.clear()
+        kept_plans.clear()
         a, b = matrix(64, 64), matrix(64, 64)
         np.testing.assert_array_equal(ac.gemm(a, b), a @ b)
         assert (compiled, kernels._background) == ([], {})
@@ -807,11 +807,11 @@ def case_a_kernel_that_serves_slowly_and_must_stay_is_said_once() -> None:
         for given, reason in (({"jit": "off"}, "off forbids"), ({}, "there is no NVRTC")):
             patch.setattr(select_module, "_warned", set())
             patch.setattr(kernels, "problem", lambda: "there is no NVRTC")
-            gemm_module._plans.clear()
+            kept_plans.clear()
             with warnings.catch_warnings(record=True) as said:
                 warnings.simplefilter("always")
                 ac.gemm(a, b, out=out, **given)
-                gemm_module._plans.clear()
+                kept_plans.clear()
                 ac.gemm(a, b, out=out, **given)
             np.testing.assert_array_equal(out.array, a.array @ b.array)
             (one,) = [str(w.message) for w in said if issubclass(w.category, RuntimeWarning)]

@@ -40,7 +40,7 @@ def test_kept_plans(case: str, outcome: dict[str, str]) -> None:
     assert outcome[case] == ""
 
 
-@pytest.mark.parametrize("function", [ac.gated_gemm, ac.quantize, ac.dequantize], ids=lambda one: one.__name__)
+@pytest.mark.parametrize("function", [ac.gemm, ac.gated_gemm, ac.quantize, ac.dequantize], ids=lambda one: one.__name__)
 def test_shared_options_have_one_text(function: object) -> None:
     assert "{" not in str(function.__doc__)
     assert "stream: where to launch: an integer handle or a stream object; defaults to the" in str(function.__doc__)

@@ -45,7 +45,7 @@ LAYERS = (
     ("ops.gemm.request", "ops.conv2d.plans"),
     ("ops.conv2d.request", "ops.grouped_gemm.request", "ops.gemm.operation"),
     ("pipeline.bindings", "ops.gemm.arguments", "ops.conv2d.operation", "ops.grouped_gemm.operation"),
-    ("ops.gemm.fused", "pipeline.planner"),
+    ("pipeline.planner",),
     ("ops.gated_gemm", "ops.gemm.function", "ops.conv2d.function", "ops.grouped_gemm.function", "ops.matmul",
      "ops.quantize.function"),
     ("ops.gemm.probe", "ops.conv2d.probe", "ops.grouped_gemm.probe"),
@@ -312,7 +312,7 @@ def test_importing_loads_no_framework_and_starts_no_cuda() -> None:
 
 
 DEFERRED = {
-    "epilogue.validate", "ops.conv2d.function", "ops.gated_gemm.function", "ops.gemm.fused",
+    "epilogue.validate", "ops.conv2d.function", "ops.gated_gemm.function",
     "ops.grouped_gemm.function", "ops.matmul.function", "ops.quantize.function", "ops.gemm.request",
     "ops.conv2d.request", "ops.grouped_gemm.request", "pipeline.bindings", "pipeline.explanation", "pipeline.planner",
     "reference", "serving.actor", "serving.messages", "serving.supervisor",

@@ -21,6 +21,7 @@ from ..checks import NUMBERS
 from ..errors import InvalidOperandError, UnsupportedError
 from ..generator.dtypes import CutlassDtype
 from ..generator.epilogue.tree import RESULT, EpilogueVisitorTree, Input, Output
+from ..pipeline import call
 from ..reference import ACTIVATIONS
 from ..reference import evaluate as evaluate_tree
 from . import EvtBuilder, Operand, Traced, trace
@@ -93,6 +94,18 @@ class BoundEpilogue(Generic[ResultT_co]):
     def tree(self) -> EpilogueVisitorTree:
         """The tree."""
         return self.traced.tree
+
+    def results(self: BoundEpilogue[MatrixResult]) -> dict[str, call.Result]:
+        """What is written, by name; D comes last."""
+        written = {
+            output.name: (self.result.output_shape(output), BYTE if output.dtype is None else output.dtype.dlpack)
+            for output in self.tree.outputs
+        }
+        written[RESULT] = (self.result.shape, self.dtype.dlpack)
+        return {
+            name: call.Result(shape, element, self.given.get(name), self.outputs.get(name))
+            for name, (shape, element) in written.items()
+        }
 
     def of_tree(self, views: Mapping[str, _core.Operand]) -> dict[str, _core.Operand]:
         """Those of the tree's operands, inputs first."""

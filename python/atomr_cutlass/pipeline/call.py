@@ -7,10 +7,10 @@ views of what is read and written, and how that is planned and what its referenc
 from __future__ import annotations
 
 import abc
+import contextlib
 import re
 from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass
-from types import MappingProxyType
 from typing import Any, ClassVar, NamedTuple, TypeVar
 
 import numpy as np
@@ -31,8 +31,7 @@ from .plan_cache import PlanCache
 BACKENDS = (*GPU_BACKENDS, "reference")
 PLANS_KEPT = 2048
 
-_PLAIN_NUMBERS = frozenset({int, float})
-_NO_NUMBERS: Mapping[str, float] = MappingProxyType({})
+_NUMBER_TYPES = frozenset({int, float, np.float16, np.float32, np.float64, np.int8, np.int16, np.int32, np.int64})
 _SCALES = ("scale_a", "scale_b", "scale_d")
 
 FunctionT = TypeVar("FunctionT", bound=Callable[..., Any])
@@ -68,8 +67,6 @@ class CallOptions(NamedTuple):
     beta: float = 0.0
     stream: Any = None
 
-
-_Taken = tuple["dict[str, Any]", Any, float, float, "Mapping[str, float]", Any]
 
 Options = tuple["str | None", "CutlassDtype | None", "str | None", bool, str, "str | None"]
 """The fields of `CallOptions` up to `jit`: those that decide about a plan."""
@@ -230,19 +227,22 @@ class Invocation(abc.ABC):
     def write_nothing(self, views: Mapping[str, _core.Operand], stream: int) -> None:  # noqa: B027 - likewise
         """Writes the results that have elements where there is nothing to launch, in the order of a stream."""
 
-    def fetched(self) -> dict[str, AnyArray]:
-        """What is read, on the host."""
-        fetch = operands.download if self.on_gpu else operands.to_numpy
-        return {name: fetch(view) for name, view in self.inputs.items()}
+    def fetch(self, view: _core.Operand) -> AnyArray:
+        """A host array of a view."""
+        return operands.download(view) if self.on_gpu else operands.to_numpy(view)
 
 
 class _Kept:
-    """A plan that calls whose operands have the same layouts use again."""
+    """A plan that calls whose operands have the same layouts use again.
 
-    __slots__ = ("_arrange", "_last", "_plan", "_present", "_results", "_simple", "_taken")
+    Attributes:
+        plan: what is launched.
+        taken: the names of its operands but the last, which is its result.
+        simple: whether that is all that the call writes, and is given or made by the plan.
+        used: `kept_plans.evictions` at its last use.
+    """
 
-    # By which a PlanCache knows a plan.
-    key = None
+    __slots__ = ("_arrange", "_last", "_present", "_results", "plan", "simple", "taken", "used")
 
     def __init__(self, made: Any, invocation: Invocation, order: tuple[str, ...], *, allocates: bool) -> None:
         """Keeps a plan.
@@ -253,41 +253,37 @@ class _Kept:
             order: the names of its operands.
             allocates: whether the plan may make the result.
         """
-        self._plan = made
-        self._taken = order[:-1]
+        self.plan = made
+        self.taken = order[:-1]
         self._last = order[-1]
-        self._results = {name: Result(one.shape, one.element) for name, one in invocation.results.items()}
+        self._results = {name: (result.shape, result.element) for name, result in invocation.results.items()}
         self._arrange, self._present = invocation.arrange, invocation.present
-        self._simple = allocates and len(self._results) == 1
+        self.simple = allocates and len(self._results) == 1
+        self.used = -1
 
-    def launch(self, arrays: dict[str, Any], out: Any, alpha: float, beta: float, stream: Any, like: Any = None) -> Any:
+    def launch(self, arrays: dict[str, Any], out: Any, alpha: float, beta: float, stream: Any, like: Any) -> Any:
         """Launches the plan.
 
         Args:
-            arrays: of the call, by name.
-            out: of the call.
+            arrays: of the call, by name, or views of them.
+            out: of the call, or a view of it.
             alpha: scalar.
             beta: scalar.
             stream: of the call.
-            like: the array that `arrays` has a view of, where it has views.
+            like: the call's first array.
         """
-        if self._simple and like is None:
-            taken = [arrays[name] for name in self._taken]
-            return self._plan(*taken, out=out, alpha=alpha, beta=beta, stream=stream)
-        if like is None:
-            like = next(iter(arrays.values()))
         with operands.launching(stream, like) as launch:
             return self._launch(arrays, out, alpha, beta, launch.handle, like)
 
     def _launch(self, arrays: dict[str, Any], out: Any, alpha: float, beta: float, stream: int, like: Any) -> Any:
         given = {**arrays, RESULT: out}
         made = {}
-        for name, (shape, element, _, _) in self._results.items():
+        for name, (shape, element) in self._results.items():
             if given.get(name) is None:
-                made[name] = operands.empty_of(shape, element, self._plan.device, like)
+                made[name] = operands.empty_of(shape, element, self.plan.device, like)
                 given[name] = self._present(made[name][1])
-        taken = [given[name] for name in self._taken]
-        self._plan(*taken, out=given[self._last], alpha=alpha, beta=beta, stream=stream)
+        taken = [given[name] for name in self.taken]
+        self.plan(*taken, out=given[self._last], alpha=alpha, beta=beta, stream=stream)
         for name, (array, view) in made.items():
             given[name] = self._present(operands.finished(array, view, stream))
         return self._arrange(given)
@@ -324,53 +320,48 @@ def run(
         own: see there.
     """
     key: Hashable = None
-    like = next(iter(arrays.values()))
+    layouts = None
     given = arrays if not others else {**arrays, **others}
     keyed = (
         (epilogue is None or type(epilogue) is EpilogueVisitorTree)  # a function may compute something else next time
         and (options[3] is False or options[3] is True)  # 1 == True
-        and isinstance(alpha, NUMBERS) and isinstance(beta, NUMBERS)
+        and type(alpha) in _NUMBER_TYPES and type(beta) in _NUMBER_TYPES
     )  # fmt: skip
+    names = tuple(others) if others else None
     if keyed:
-        taken: _Taken = (given, out, alpha, beta, _NO_NUMBERS, None)
         layouts = _core.signature(*given.values(), out)
-        decided = (parse, options, epilogue, own, *(others or ()))
         if layouts is not None:
-            key, kept = _lookup(layouts, taken, decided)
+            key = (parse, layouts, options, epilogue, alpha == 0, beta == 0, own, names, None)
+            kept = _kept(key)
             if kept is not None:
-                return _again(kept, taken, call=(given, alpha, beta, stream, epilogue))
+                if kept.simple:
+                    taken = [given[name] for name in kept.taken]
+                    return kept.plan(*taken, out=out, alpha=alpha, beta=beta, stream=stream)
+                return kept.launch(given, out, alpha, beta, stream, next(iter(arrays.values())))
+    like = next(iter(arrays.values()))
     with operands.launching(stream, like):
         if keyed and layouts is None and (adapted := _adapted(given, out, alpha, beta)) is not None:
-            layouts = _core.signature(*adapted[0].values(), adapted[1])
+            views, target, first, second, numbers = adapted
+            layouts = _core.signature(*views.values(), target)
             if layouts is not None:
-                key, kept = _lookup(layouts, adapted, decided)
+                key = (parse, layouts, options, epilogue, first == 0, second == 0, own, names, numbers)
+                kept = _kept(key)
                 if kept is not None:
-                    return _again(kept, adapted, call=(given, alpha, beta, stream, epilogue))
+                    return kept.launch(views, target, first, second, stream, like)
         call = Call(arrays, others or {}, out, epilogue, CallOptions(*options, alpha, beta, stream), own)
         return _served(parse(call), key)
 
 
-def _lookup(layouts: bytes, taken: _Taken, decided: tuple[Any, ...]) -> tuple[Hashable, _Kept | None]:
-    """The key of a call, and the plan that is kept by it; no key where an option is no option."""
-    _, _, alpha, beta, numbers, _ = taken
-    key = (layouts, alpha == 0, beta == 0, *decided, *numbers)
+def _kept(key: Hashable) -> _Kept | None:
+    """The plan that is kept by a key."""
     try:
-        return key, kept_plans.get(key)
-    except InvalidOperandError:  # no hash
-        return None, None
-
-
-def _again(kept: _Kept, taken: _Taken, *, call: tuple[dict[str, Any], float, float, Any, Any]) -> Any:
-    """Launches a kept plan; `call` has the arrays, scalars, stream and epilogue as they were given."""
-    views, target, first, second, numbers, like = taken
-    given, alpha, beta, stream, epilogue = call
-    if type(alpha) not in _PLAIN_NUMBERS or type(beta) not in _PLAIN_NUMBERS or numbers:
-        for name, scale in numbers.items():
-            check_number(scale, name)
-        c = None if epilogue is not None and beta == 0 else given.get("c")
-        check_scalars(alpha, beta, c, numbers.get("scale_d"))
-        first, second = float(first), float(second)
-    return kept.launch(views, target, first, second, stream, like)
+        found = kept_plans.peek(key)
+    except InvalidOperandError:  # no hash: an option that is no option
+        return None
+    if found is not None and found.used != kept_plans.evictions:  # plans were dropped since its last use
+        found.used = kept_plans.evictions
+        kept_plans.get(key)
+    return found
 
 
 def _served(invocation: Invocation, key: Hashable) -> Any:
@@ -423,11 +414,14 @@ def _launch(invocation: Invocation, views: dict[str, _core.Operand], like: Any, 
     if key is not None and getattr(made, "checked", True):
         in_order = invocation.present is _as_it_is
         allocates = invocation.results[order[-1]].array is not None or (in_order and _core.has_exchange_api(like))
-        kept_plans.insert(_Kept(made, invocation, order, allocates=allocates), key)
+        with contextlib.suppress(InvalidOperandError):  # an option without a hash, such as a list of strides
+            kept_plans.insert(_Kept(made, invocation, order, allocates=allocates), key)
 
 
 def _on_reference(invocation: Invocation) -> Any:
-    return _delivered(invocation, invocation.reference(invocation.fetched()))
+    return _delivered(
+        invocation, invocation.reference({name: invocation.fetch(view) for name, view in invocation.inputs.items()})
+    )
 
 
 def _delivered(invocation: Invocation, computed: Mapping[str, AnyArray]) -> Any:
@@ -452,37 +446,49 @@ def _delivered(invocation: Invocation, computed: Mapping[str, AnyArray]) -> Any:
     return invocation.arrange(arrays)
 
 
-def _adapted(given: dict[str, Any], out: Any, alpha: float, beta: float) -> _Taken | None:
+def _adapted(
+    given: dict[str, Any], out: Any, alpha: float, beta: float
+) -> tuple[dict[str, Any], Any, float, float, tuple[str, ...]] | None:
     """The arguments of calls whose scales are numbers, or with arrays that C++ does not read, as it reads them.
 
     Returns:
         (arrays by name without those scales, and `out`, both as views for arrays that C++ does not read; the scalars
-        multiplied by those scales; those scales; the first array, where views are given). None for host arrays, and for
-        arguments that only parsing can refuse.
+        multiplied by those scales; the names of those scales). None for arguments that only parsing can refuse.
     """
     like = next(iter(given.values()))
-    if isinstance(like, np.ndarray) or operands.is_jax(out):
+    if _in_host_memory(like) or operands.is_jax(out):
         return None
     numbers = _numbers(given)
+    if bool in map(type, numbers.values()):
+        return None
     arrays = {name: None if name in numbers else array for name, array in given.items()}
     try:
         factors = _folded(alpha, beta, numbers)
-        if _core.has_exchange_api(like) or isinstance(like, _core.Operand):
-            return arrays, out, *factors, numbers, None
-        views = {name: None if one is None else operands.as_operand(one, name) for name, one in arrays.items()}
-        return views, None if out is None else operands.as_operand(out, "out"), *factors, numbers, like
+        if not _core.has_exchange_api(like) and not isinstance(like, _core.Operand):
+            arrays = {name: None if one is None else operands.as_operand(one, name) for name, one in arrays.items()}
+            out = None if out is None else operands.as_operand(out, RESULT)
     except (InvalidOperandError, OverflowError):
         return None
+    return arrays, out, *factors, tuple(numbers)
+
+
+def _in_host_memory(array: Any) -> bool:
+    """Whether an array says that it is in host memory, or does not say where."""
+    try:
+        return isinstance(array, np.ndarray) or array.__dlpack_device__()[0] == CPU
+    except AttributeError:
+        return False
+    except (TypeError, ValueError):
+        return True
 
 
 def _numbers(arrays: Mapping[str, Any]) -> dict[str, float]:
     """The scales that are numbers."""
-    return {name: arrays[name] for name in _SCALES if name in arrays and isinstance(arrays[name], NUMBERS)}
+    return {name: arrays[name] for name in _SCALES if isinstance(arrays.get(name), NUMBERS)}
 
 
 def _folded(alpha: float, beta: float, numbers: Mapping[str, float]) -> tuple[float, float]:
-    """The scalars as Python's numbers, multiplied by the scales that are numbers."""
-    alpha, beta = (one if type(one) in _PLAIN_NUMBERS else float(one) for one in (alpha, beta))
+    """The scalars, multiplied by the scales that are numbers."""
     for scale in numbers.values():
-        alpha *= float(scale)
+        alpha = alpha * float(scale)
     return alpha, beta * float(numbers["scale_d"]) if "scale_d" in numbers else beta

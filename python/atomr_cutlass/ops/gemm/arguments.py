@@ -3,66 +3,21 @@
 from __future__ import annotations
 
 import math
-from typing import Any, NamedTuple
-
-import numpy as np
+from typing import NamedTuple
 
 from ... import _core
 from ...arrays import fp4, operands
 from ...arrays.arguments import check_devices, check_out, result_dtype
-from ...arrays.numerics import FAST, AnyArray, math_mode
-from ...checks import NUMBERS
+from ...arrays.numerics import FAST, math_mode
 from ...errors import InvalidOperandError, UnsupportedError
 from ...generator.dtypes import CutlassDtype
-from ...generator.key import ROW
-from ...generator.rules import FP8_TYPES, supports_layouts
+from ...generator.rules import FP8_TYPES
 from ...pipeline import problem
 from ...pipeline.problem import GemmProblem, MatrixSpec
 from . import scaled
 
 SCALES = ("scale_a", "scale_b", "scale_d", "amax")
 """Scale arrays in the order in which plans take them."""
-
-
-class Arguments(NamedTuple):
-    """Those of a call, as `gemm` has them; `scales` are scale_a, scale_b and scale_d by name."""
-
-    a: Any
-    b: Any
-    c: Any
-    out: Any
-    alpha: float
-    beta: float
-    bias: Any
-    activation: str | None
-    epilogue: Any
-    operands_of_epilogue: dict[str, Any]
-    scales: dict[str, Any]
-    amax: Any
-    out_dtype: CutlassDtype | None
-    precision: str | None
-    fast_accum: bool
-    stream: Any
-    backend: str
-    jit: str | None
-
-    @property
-    def source(self) -> Any:
-        """C, unless it is an operand of the epilogue: then there is no beta."""
-        return None if self.epilogue is not None and self.beta == 0 else self.c
-
-    @property
-    def folded_scalars(self) -> tuple[float, float]:
-        """The scalars with the scale factors that are numbers; scale_d is none where something follows the product."""
-        scale_a, scale_b, scale_d = (float(v) if isinstance(v, NUMBERS) else 1.0 for v in self.scales.values())
-        return self.alpha * scale_a * scale_b * scale_d, self.beta * scale_d
-
-    def delivered(self, computed: AnyArray, out: _core.Operand | None) -> Any:
-        """A host result, in `out` or as a new array of the kind of `a`."""
-        if out is None:
-            return operands.host_result(computed, self.a)
-        np.copyto(operands.to_numpy(out), computed, casting="no")
-        return self.out
 
 
 class Operation(NamedTuple):
@@ -74,21 +29,6 @@ class Operation(NamedTuple):
     dtype_b: CutlassDtype
     result: CutlassDtype
     math: str
-
-    @property
-    def inputs(self) -> list[str]:
-        """The arrays that are read."""
-        return [name for name in self.views if name not in ("amax", "out")]
-
-    def uploaded(self, others: dict[str, AnyArray]) -> dict[str, _core.Operand]:
-        """Copies on GPU 0 of what is read, of amax and of other host arrays; A and B lie as kernels like them."""
-        # 8-bit kernels want B contiguous along K.
-        columns = {"b"} if not supports_layouts("sm80", self.dtype, ROW, ROW) else set()
-        names = (*self.inputs, *(["amax"] if "amax" in self.views else []))
-        arrays = {name: operands.to_numpy(self.views[name]) for name in names} | others
-        if self.dtype is fp4.FP4:
-            arrays, columns = fp4.gpu_forms(arrays), {"b"}
-        return {name: operands.upload(array, 0, columns=name in columns) for name, array in arrays.items()}
 
 
 def operation_of(

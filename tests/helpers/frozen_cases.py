@@ -23,7 +23,8 @@ import fake_cases
 from atomr_cutlass.generator import key_file
 from atomr_cutlass.jit import kernels
 from atomr_cutlass.jit import record as recording
-from pipeline_cases import Tensor, compiler, gemm_module, matrix, operand, refused
+from atomr_cutlass.pipeline.call import kept_plans
+from pipeline_cases import Tensor, compiler, matrix, operand, refused
 
 
 @contextlib.contextmanager
@@ -59,7 +60,7 @@ def case_what_would_be_compiled_is_an_error_once_frozen() -> None:
             assert part in said, (part, said)
         np.testing.assert_array_equal(out, before)
         # What is loaded serves, other problems of it too, in whichever way they are asked for.
-        gemm_module._plans.clear()
+        kept_plans.clear()
         for given in ({}, {"backend": "jit"}, {"jit": "background"}):
             np.testing.assert_array_equal(ac.gemm(*(pair := (matrix(6, 7), matrix(7, 3))), **given), pair[0] @ pair[1])
         refused(ac.KernelNotFoundError, "frozen", lambda: ac.gemm(Tensor(a), Tensor(b), backend="jit"))
@@ -91,11 +92,11 @@ def case_what_is_compiled_is_a_warning_where_that_is_asked_for() -> None:
             np.testing.assert_array_equal(got, a @ b)
             with warnings.catch_warnings():
                 warnings.simplefilter("error")
-                gemm_module._plans.clear()
+                kept_plans.clear()
                 ac.gemm(matrix(6, 7), b)
                 # From the disk: that is no compilation.
                 kernels._kernels.clear()
-                gemm_module._plans.clear()
+                kept_plans.clear()
                 ac.gemm(a, b)
             assert len(compiled) == 1
 
@@ -105,7 +106,7 @@ def case_a_slow_row_serves_a_frozen_process_and_nothing_compiles_behind_it() -> 
         with compiler(built=True) as compiled, thawed(), pytest.MonkeyPatch.context() as patch:
             patch.setattr(kernels, "in_background", lambda *_: pytest.fail("compiles in the background"))
             ac.freeze(policy)
-            gemm_module._plans.clear()
+            kept_plans.clear()
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")
                 a, b = matrix(64, 64), matrix(64, 64)
@@ -143,7 +144,7 @@ def lines(path: Path) -> list[dict]:
 
 def fresh() -> None:
     """Lets go of the plans of earlier cases: those alive count as used."""
-    gemm_module._plans.clear()
+    kept_plans.clear()
     recording._plans.clear()
     gc.collect()
 

@@ -141,7 +141,7 @@ C = np.ones((4, 4), np.float32)
         (lambda: ac.SmArch.parse(90), "arch is 90; expected a name such as '90a'"),
         (lambda: ac.PlanCache(4).get([1]), r"key is \[1\]; expected a PlanKey"),
         (lambda: ac.GemmEpilogue(alpha="2"), "alpha is a str; expected a number"),
-        (lambda: ac.load_pack(5), "path is 5; expected the path of a shared library"),
+        (lambda: ac.load_pack(5), "path is 5; expected the path of a pack"),
         (lambda: ac.kernels(filter=5), "filter is 5; expected a name"),
     ],
 )  # fmt: skip

@@ -207,7 +207,7 @@ def test_packs_that_cannot_be_loaded_are_named_once_and_the_others_serve(tmp_pat
         f"ATOMR_CUTLASS_PACKS names {later}: pack: {later} was built for ABI 999",
         "entry point kernels of raises, raises:path: KeyError: 'its own mistake'",
         "entry point kernels of imports, imports:path: ModuleNotFoundError: No module named 'a_module",
-        "entry point kernels of returns, returns:path: path is None; expected the path of a shared library",
+        "entry point kernels of returns, returns:path: path is None; expected the path of a pack",
         "entry point kernels of is_gone, is_gone:path: pack: cannot read",
     ]
     assert len(problems) == len(told)
@@ -275,7 +275,7 @@ def test_a_file_that_is_no_library_is_refused(tmp_path: Path) -> None:
 def test_a_folder_is_refused(tmp_path: Path) -> None:
     folder = tmp_path / "folder"
     folder.mkdir(mode=0o755)
-    assert f"cannot open {folder}" in _refusal(folder)
+    assert f"cannot read {folder}" in _refusal(folder)
 
 
 def test_a_library_that_is_no_pack_is_refused(tmp_path: Path) -> None:
@@ -438,5 +438,5 @@ def test_a_failed_pack_can_be_mended_and_loaded(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("path", [None, 3, b"pack.so", ["pack.so"], "pack\0.so"])
 def test_what_is_no_path_is_refused(path: object) -> None:
-    with pytest.raises(InvalidOperandError, match=r"^path is .*(expected the path of a shared library|which is none)"):
+    with pytest.raises(InvalidOperandError, match=r"^path is .*(expected the path of a pack|which is none)"):
         load_pack(path)  # type: ignore[arg-type]

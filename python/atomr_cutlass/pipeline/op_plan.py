@@ -12,7 +12,7 @@ from ..errors import UnsupportedError
 from ..generator.dtypes import CutlassDtype
 from ..generator.render import render
 from ..jit import kernels, record
-from . import devices
+from . import devices, table
 from .candidate import Candidate
 from .plan_cache import PlanKey
 from .table import KernelInfo
@@ -125,7 +125,7 @@ class Steps:
         if main or not self._candidates:
             self._main = (len(self._steps), len(self._candidates))
         device = devices.get(self.device)
-        kernel = candidate.info.name if candidate.info else kernels.kernel(candidate.key, device)
+        kernel = table.launchable(candidate.info) if candidate.info else kernels.kernel(candidate.key, device)
         self._steps.append(("launch", kernel, candidate.key.op, {"sm_count": device.multiprocessors, **args}))
         self._candidates.append(candidate)
 

@@ -10,7 +10,7 @@ import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from .. import _core
 from ..checks import check_options, expect, shown
@@ -19,6 +19,7 @@ from ..generator.archs import SmArch
 from ..generator.dtypes import CutlassDtype
 from ..generator.key import KernelKey
 from ..generator.selection import pattern_matcher
+from . import pack
 
 PACKS_VARIABLE = "ATOMR_CUTLASS_PACKS"
 PACKS_GROUP = "atomr_cutlass.packs"
@@ -88,7 +89,7 @@ def kernels(
     if dtype is not None:
         check_options(dtype=dtype)
     load_packs()
-    rows = _rows(_core.registry_generation())
+    rows = _rows(_core.registry_generation(), len(_cubins))
     matches = pattern_matcher(filter) if filter else None
     return [
         info
@@ -105,8 +106,39 @@ def _has_dtype(key: KernelKey, dtype: CutlassDtype) -> bool:
 
 
 @functools.lru_cache(maxsize=1)
-def _rows(_generation: int) -> tuple[KernelInfo, ...]:
-    return tuple(KernelInfo(**{**row, "key": _key_of(row)}) for row in _core.rows())
+def _rows(_generation: int, _cubins_loaded: int) -> tuple[KernelInfo, ...]:
+    linked = {row["name"]: KernelInfo(**{**row, "key": _key_of(row)}) for row in _core.rows()}
+    return (*linked.values(), *(info for info, _ in list(_cubins.values()) if info.name not in linked))
+
+
+_cubins: dict[str, tuple[KernelInfo, pack.Cubin]] = {}
+_loaded: dict[str, _core.JitKernel] = {}
+_cubins_lock = threading.Lock()
+
+
+def launchable(info: KernelInfo) -> str | _core.JitKernel:
+    """What a plan launches of a row: its name or, where it is of a pack of cubins, its code in the driver.
+
+    Raises:
+        LibraryError: the driver refuses the code.
+    """
+    own, cubin = _cubins.get(info.name, (None, None))
+    if cubin is None or info is not own:  # a pack that was loaded later may have linked in one of its name
+        return info.name
+    with _cubins_lock:
+        if info.name not in _loaded:
+            _loaded[info.name] = _core.JitKernel(info.name, info.key.to_json(), cubin.kernel, cubin.companion)
+        return _loaded[info.name]
+
+
+def _forget() -> None:
+    """After a fork: what the parent has loaded belongs to its context."""
+    global _cubins_lock  # noqa: PLW0603
+    _cubins_lock = threading.Lock()
+    _loaded.clear()
+
+
+os.register_at_fork(after_in_child=_forget)
 
 
 def _key_of(row: dict[str, Any]) -> KernelKey:
@@ -171,18 +203,18 @@ def load_pack(path: str | os.PathLike[str]) -> int:
     """Adds a pack's kernels to the table: all of them or, if one of its keys cannot be read, none.
 
     Args:
-        path: the shared library. Loading it runs its code, so neither it nor its folder may be writable by other
-            users, and it must belong to this user or to root.
+        path: the pack: an archive of cubins, or a shared library. Loading it runs its code, so neither it nor its
+            folder may be writable by other users, and it must belong to this user or to root.
 
     Returns:
         How many kernels are new; 0 when it was loaded before.
 
     Raises:
         InvalidOperandError: `path` is no path.
-        LibraryError: it is missing, unsafe, no pack, built for another ABI or a newer CUDA than the driver's, or has
-            the key of no kernel.
+        LibraryError: it is missing, unsafe, damaged, no pack, built for another ABI, for other GPUs or a newer CUDA
+            than the driver's, or has the key of no kernel.
     """
-    expect(path, (str, os.PathLike), "path", "the path of a shared library")
+    expect(path, (str, os.PathLike), "path", "the path of a pack")
     try:
         resolved = Path(path).resolve()
     # A path of bytes, with characters that no path has, or of links that lead to themselves.
@@ -199,6 +231,11 @@ def load_pack(path: str | os.PathLike[str]) -> int:
         if status.st_uid not in (0, os.geteuid()):
             raise LibraryError("pack", f"{place} belongs to another user (uid {status.st_uid}): copy the pack")
 
+    with _opened(resolved) as file:
+        head = file.read(len(pack.MAGIC))
+        if pack.is_pack(head):
+            return _add_cubins(pack.decode(head + file.read(), str(resolved)), resolved)
+
     def check(name: str, key: str) -> None:
         try:
             own = _read_key(name, key, str(resolved)).name
@@ -210,3 +247,47 @@ def load_pack(path: str | os.PathLike[str]) -> int:
             raise LibraryError("pack", f"{resolved} has kernel {name}, whose key is that of {own}: rebuild the pack")
 
     return _core.load_pack(str(resolved), check)
+
+
+def _opened(path: Path) -> BinaryIO:
+    try:
+        return path.open("rb")
+    except OSError as error:
+        raise LibraryError("pack", f"cannot read {path}: {error.strerror}") from error
+
+
+def _add_cubins(loaded: pack.Pack, path: Path) -> int:
+    """Adds the kernels of a pack of cubins, all of whose bytes have been checked; how many are new."""
+    if not _core.driver_problem():
+        built, known = loaded.built.cuda_version // 1000, _core.driver_version() // 1000
+        if built > known:
+            raise LibraryError(
+                "pack",
+                f"{path} was built with CUDA {built}; the driver knows CUDA up to {known}: update the driver or build "
+                "the pack with an older toolkit",
+            )
+        gpus = [_core.device_properties(index)["capability"] for index in range(_core.device_count())]
+        archs = sorted({cubin.key.arch for cubin in loaded.cubins}, key=lambda arch: arch.capability)
+        if not any(_runs(arch, capability) for arch in archs for capability in gpus):
+            made_for = ", ".join(arch.value for arch in archs)
+            raise LibraryError(
+                "pack",
+                f"{path} has code for {made_for}; GPUs here have compute capability "
+                f"{', '.join(f'{major}.{minor}' for major, minor in sorted(set(gpus)))}: build the pack for their arch",
+            )
+    with _cubins_lock:
+        there = {info.name for info in _rows(_core.registry_generation(), len(_cubins))}
+        new = [cubin for cubin in loaded.cubins if cubin.key.name not in there]
+        for cubin in new:
+            info = KernelInfo(
+                cubin.key.name, cubin.key, loaded.name, ptx=False, shared_bytes=cubin.shared_bytes,
+                threads=cubin.threads, cuda_version=loaded.built.cuda_version, content=cubin.content,
+            )  # fmt: skip
+            _cubins[info.name] = (info, cubin)
+    return len(new)
+
+
+def _runs(arch: SmArch, capability: tuple[int, int]) -> bool:
+    made_for = arch.capability
+    same_major = arch.portable and made_for[0] == capability[0] and made_for <= capability
+    return made_for == capability or same_major

@@ -22,7 +22,7 @@ from ...generator.key import ROW, KernelKey
 from ...generator.matrix import cells, shared_memory, supports, with_epilogue
 from ...generator.rules import FEW, OK, Status, gemm_types, no, supports_layouts, supports_tree
 from ...jit import kernels, record
-from ...pipeline import devices, estimate, select
+from ...pipeline import devices, estimate, select, table
 from ...pipeline.candidate import Candidate
 from ...pipeline.devices import Device
 from ...pipeline.estimate import Launch
@@ -335,7 +335,7 @@ def from_candidate(
     zeros_b = null_ldb * (null_k if key.layout_b == ROW else formulation.n)
     per_launch = min(formulation.batch, GRID_BATCHES) if key.generation == "sm80" else formulation.batch
     made = Plan(
-        candidate.info.name if candidate.info else kernels.kernel(key, device),
+        table.launchable(candidate.info) if candidate.info else kernels.kernel(key, device),
         {
             **product_args(formulation, candidate),
             "k": problem.k,

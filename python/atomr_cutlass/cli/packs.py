@@ -1,0 +1,160 @@
+"""`build` and `pack`: packs of cubins, made from files of keys, looked at and put together."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.progress import MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+from ..errors import InvalidOperandError, LibraryError
+from ..generator.key import KernelKey
+from ..generator.selection import Selection
+from ..pipeline import pack, pack_build
+from ..pipeline.pack import Pack
+from .options import AsJson
+from .output import complain, line, print_json, size_text
+
+pack_app = typer.Typer(no_args_is_help=True, rich_markup_mode=None)
+
+Output = Annotated[Path, typer.Option("--output", "-o", help="The pack to write.")]
+One = Annotated[Path, typer.Argument(help="A pack of cubins.")]
+Several = Annotated[list[Path], typer.Argument(help="Packs of cubins.")]
+
+
+def build_command(
+    keys: Annotated[Path, typer.Argument(help="A file of keys: what ac.record or ATOMR_CUTLASS_MISS_LOG wrote.")],
+    *,
+    output: Output,
+    arch: Annotated[str, typer.Option(help="Targets, ;-separated, such as 90a; empty: those of the keys.")] = "",
+    as_json: AsJson = False,
+) -> None:
+    """Builds a pack of exactly the kernels of a file of keys, by NVRTC alone: no nvcc, no host compiler, no GPU."""
+    try:
+        selection = Selection(archs=arch, keys_file=str(keys))
+        chosen, skipped = selection.keys(), selection.skipped()
+    except ValueError as error:
+        raise InvalidOperandError(str(error)) from error
+    for key in skipped:
+        complain(f"{key.name} is of {key.arch.target}, and left out")
+    with _progress(len(chosen)) as finished:
+        made = pack_build.build(chosen, output.stem, finished=finished)
+    size = _write(output, made)
+    if as_json:
+        print_json({"path": str(output), "bytes": size, "skipped": [key.name for key in skipped], **made.summary()})
+    else:
+        line(f"{output}: {len(made.cubins)} kernels, {size_text(size)}")
+
+
+@pack_app.command("list")
+def list_command(path: One, *, as_json: AsJson = False) -> None:
+    """What a pack holds and what it was built with."""
+    found = pack.read(path)
+    if as_json:
+        print_json({"path": str(path), **found.summary()})
+        return
+    built = found.built
+    line(
+        f"{found.name}: {len(found.cubins)} kernels by {built.compiler} of CUDA {built.cuda_version / 1000:.1f}, ABI "
+        f"{built.abi_version} ({built.layout}), package {built.package}"
+    )
+    for cubin in found.cubins:
+        line(f"{cubin.key.arch.value}  {size_text(len(cubin.kernel) + len(cubin.companion)):>10}  {cubin.key.name}")
+
+
+@pack_app.command("verify")
+def verify_command(paths: Several, *, as_json: AsJson = False) -> None:
+    """Checks every byte of packs and whether this package can load them; ends with 1 if one cannot be used."""
+    problems = {str(path): _problem(path) for path in paths}
+    if as_json:
+        print_json({"packs": [{"path": path, "ok": not why, "reason": why} for path, why in problems.items()]})
+    else:
+        for path, why in problems.items():
+            line(why or f"{path}: every checksum is right")
+    if any(problems.values()):
+        raise typer.Exit(1)
+
+
+def _problem(path: Path) -> str:
+    try:
+        pack.read(path)
+    except LibraryError as error:
+        return str(error)
+    return ""
+
+
+@pack_app.command("diff")
+def diff_command(first: One, second: One, *, as_json: AsJson = False) -> None:
+    """Kernels that only one of two packs has, and those whose code differs; ends with 1 if there are any."""
+    ours, theirs = ({cubin.key: cubin for cubin in pack.read(path).cubins} for path in (first, second))
+    found = {
+        "only_first": [key.name for key in ours if key not in theirs],
+        "only_second": [key.name for key in theirs if key not in ours],
+        "different": [
+            key.name
+            for key in ours
+            if key in theirs and (ours[key].kernel, ours[key].companion) != (theirs[key].kernel, theirs[key].companion)
+        ],
+    }
+    if as_json:
+        print_json(found)
+    else:
+        for sign, names in zip("-+!", found.values(), strict=True):
+            for name in names:
+                line(f"{sign} {name}")
+    if any(found.values()):
+        raise typer.Exit(1)
+
+
+@pack_app.command("merge")
+def merge_command(paths: Several, *, output: Output, as_json: AsJson = False) -> None:
+    """One pack of the kernels of several that were built alike."""
+    made = pack.merge([pack.read(path) for path in paths], output.stem)
+    size = _write(output, made)
+    if as_json:
+        print_json({"path": str(output), "bytes": size, **made.summary()})
+    else:
+        line(f"{output}: {len(made.cubins)} kernels, {size_text(size)}")
+
+
+def _write(path: Path, made: Pack) -> int:
+    """Writes a pack, of which readers see all or nothing; its size."""
+    data = pack.encode(made)
+    try:
+        descriptor, partial = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+        try:
+            with os.fdopen(descriptor, "wb") as file:
+                file.write(data)
+            Path(partial).chmod(0o644)
+            Path(partial).replace(path)
+        except BaseException:
+            Path(partial).unlink(missing_ok=True)
+            raise
+    except OSError as error:
+        raise InvalidOperandError(f"cannot write {path}: {error.strerror or error}") from error
+    return len(data)
+
+
+@contextlib.contextmanager
+def _progress(count: int) -> Iterator[Callable[[KernelKey], None]]:
+    """A bar on a terminal, elsewhere a line for each kernel, on the standard error."""
+    if not sys.stderr.isatty():
+        done: list[Any] = []
+
+        def tell(key: KernelKey) -> None:
+            done.append(key)
+            complain(f"{len(done)} of {count}: {key.name}")
+
+        yield tell
+        return
+    columns = (TextColumn("compiling"), MofNCompleteColumn(), TimeElapsedColumn(), TextColumn("{task.description}"))
+    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task("", total=count)
+        yield lambda key: bar.update(task, advance=1, description=key.name)

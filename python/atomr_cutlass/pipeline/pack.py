@@ -1,0 +1,248 @@
+"""Packs of cubins: kernels compiled by NVRTC in one file, of which every byte is under a checksum.
+
+    magic, length of the manifest (8 bytes, little-endian), manifest (JSON), SHA-256 of all that; images, one after the
+    other, whose lengths and SHA-256 the manifest has
+
+A pack is read whole and checked before anything of it is used: what reaches the driver is what was checked, whatever
+becomes of the file meanwhile. Neither a GPU nor a compiler is needed to read, list or write one.
+"""
+
+from __future__ import annotations
+
+import json
+import struct
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from .. import _core
+from ..errors import LibraryError
+from ..generator import key_file
+from ..generator.key import KernelKey
+
+MAGIC = b"atomr_cutlass cubins 1\n"
+
+_LENGTH = struct.Struct("<Q")
+_DIGEST_BYTES = 32
+_MOST_MANIFEST = 256 << 20
+
+LAYOUT = f"{_core.LAYOUT_DIGEST:016x}"
+"""The digest of the ABI's layout, as manifests have it."""
+
+
+@dataclass(frozen=True)
+class Built:
+    """What the kernels of a pack were built with and for.
+
+    Attributes:
+        package: version of this package.
+        abi_version: of the C ABI.
+        layout: digest of the ABI's layout, in hexadecimal digits.
+        compiler: such as `nvrtc 13.0.88`.
+        cuda_version: of the compiler; 13000 means 13.0.
+        headers: digests of the headers, by whose they are.
+        licenses: the texts that hold for the kernels, by what they are of.
+    """
+
+    package: str
+    abi_version: int
+    layout: str
+    compiler: str
+    cuda_version: int
+    headers: Mapping[str, str]
+    licenses: Mapping[str, str]
+
+
+@dataclass(frozen=True)
+class Cubin:
+    """A kernel of a pack.
+
+    Attributes:
+        key: what was compiled.
+        kernel: machine code of the kernel.
+        companion: that of what evaluates its parameters (jit_abi.h).
+        content: what it was compiled from and by, as `KernelInfo` has it.
+        shared_bytes: dynamic shared memory of a thread block.
+        threads: threads of a thread block.
+        verified: what is recorded of its verification, as `Verification.to_dict` gives it.
+    """
+
+    key: KernelKey
+    kernel: bytes = field(repr=False)
+    companion: bytes = field(repr=False)
+    content: str
+    shared_bytes: int
+    threads: int
+    verified: Sequence[Mapping[str, Any]] = ()
+
+
+@dataclass(frozen=True)
+class Pack:
+    """What a pack holds. Two packs of one name are told apart by their files."""
+
+    name: str
+    built: Built
+    cubins: tuple[Cubin, ...]
+
+    def summary(self) -> dict[str, Any]:
+        """The manifest without texts and keys, and the name and size of each kernel, as JSON-ready values."""
+        built = {**asdict(self.built), "licenses": sorted(self.built.licenses)}
+        kernels = [
+            {"name": c.key.name, "arch": c.key.arch.value, "bytes": len(c.kernel) + len(c.companion),
+             "sha256": [_sha256(c.kernel), _sha256(c.companion)], "content": c.content, "verified": list(c.verified)}
+            for c in self.cubins
+        ]  # fmt: skip
+        return {"name": self.name, **built, "kernels": kernels}
+
+
+def is_pack(data: bytes) -> bool:
+    """Whether a file that begins like this claims to be a pack of cubins."""
+    return data.startswith(MAGIC)
+
+
+def encode(pack: Pack) -> bytes:
+    """The file of a pack: the same bytes for the same pack."""
+    images = [image for cubin in pack.cubins for image in (cubin.kernel, cubin.companion)]
+    kernels = [
+        {
+            "key": cubin.key.to_dict(), "name": cubin.key.name, "content": cubin.content,
+            "shared_bytes": cubin.shared_bytes, "threads": cubin.threads, "verified": list(cubin.verified),
+            "images": [{"bytes": len(i), "sha256": _sha256(i)} for i in (cubin.kernel, cubin.companion)],
+        }
+        for cubin in pack.cubins
+    ]  # fmt: skip
+    manifest = {"name": pack.name, "built": asdict(pack.built), "kernels": kernels}
+    text = json.dumps(manifest, sort_keys=True, separators=(",", ":")).encode()
+    head = MAGIC + _LENGTH.pack(len(text)) + text
+    return b"".join((head, bytes.fromhex(_sha256(head)), *images))
+
+
+def decode(data: bytes, where: str) -> Pack:
+    """The inverse of `encode`, once every byte has been checked.
+
+    Args:
+        data: the file.
+        where: what to call it in messages.
+
+    Raises:
+        LibraryError: it is not as it was written, or no pack that this package can read; says which.
+    """
+    manifest, start = _manifest(data, where)
+    view = memoryview(data)
+    try:
+        built = Built(**manifest["built"])
+        # First of all, for what follows may mean something else in another version.
+        require_fit(built, where)
+        cubins = []
+        for entry in manifest["kernels"]:
+            images = []
+            for image in entry["images"]:
+                end = start + image["bytes"]
+                if end > len(data):
+                    raise _damaged(where, f"it ends within the code of {entry['name']}")
+                images.append(bytes(view[start:end]))
+                start = end
+                if _sha256(images[-1]) != image["sha256"]:
+                    raise _damaged(where, f"the code of {entry['name']} does not match its checksum")
+            kernel, companion = images
+            key = key_file.parse({**entry["key"], "name": entry["name"]})
+            cubins.append(
+                Cubin(
+                    key,
+                    kernel,
+                    companion,
+                    entry["content"],
+                    entry["shared_bytes"],
+                    entry["threads"],
+                    tuple(entry["verified"]),
+                )
+            )
+        if start != len(data):
+            raise _damaged(where, f"{len(data) - start} bytes follow its last image")
+        return Pack(manifest["name"], built, tuple(cubins))
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise LibraryError("pack", f"{where} has a manifest that cannot be used ({error}): rebuild the pack") from error
+
+
+def require_fit(built: Built, where: str) -> None:
+    """Refuses what was built for another ABI than this package's.
+
+    Raises:
+        LibraryError: it was.
+    """
+    if built.abi_version != _core.ABI_VERSION:
+        raise LibraryError(
+            "pack",
+            f"{where} was built for ABI {built.abi_version}; this package speaks ABI {_core.ABI_VERSION}: rebuild the "
+            "pack",
+        )
+    if built.layout != LAYOUT:
+        raise LibraryError(
+            "pack",
+            f"{where} was built for another layout of the ABI's structs ({built.layout}; this package has {LAYOUT}): "
+            "rebuild the pack",
+        )
+
+
+def read(path: Path) -> Pack:
+    """The pack in a file. Errors are those of `decode`, and LibraryError for a file that cannot be read."""
+    try:
+        data = path.read_bytes()
+    except OSError as error:
+        raise LibraryError("pack", f"cannot read {path}: {error.strerror}") from error
+    if not is_pack(data):
+        raise LibraryError("pack", f"{path} is no pack of cubins: it does not begin like one")
+    return decode(data, str(path))
+
+
+def merge(packs: Sequence[Pack], name: str) -> Pack:
+    """One pack of the kernels of several.
+
+    Raises:
+        LibraryError: they were built in different ways, or have different code for one kernel.
+    """
+    first = packs[0]
+    cubins: dict[KernelKey, Cubin] = {}
+    for pack in packs:
+        for attribute in ("abi_version", "layout", "compiler", "cuda_version", "headers"):
+            ours, theirs = getattr(first.built, attribute), getattr(pack.built, attribute)
+            if ours != theirs:
+                raise LibraryError(
+                    "pack", f"{first.name} and {pack.name} cannot be merged: {attribute} is {ours} and {theirs}"
+                )
+        for cubin in pack.cubins:
+            other = cubins.setdefault(cubin.key, cubin)
+            if (other.kernel, other.companion) != (cubin.kernel, cubin.companion):
+                raise LibraryError("pack", f"the packs have different code for {cubin.key.name}: rebuild one of them")
+    return Pack(name, first.built, tuple(cubins.values()))
+
+
+def _manifest(data: bytes, where: str) -> tuple[dict[str, Any], int]:
+    """The manifest of a pack, and where its images begin."""
+    start = len(MAGIC) + _LENGTH.size
+    if len(data) < start or not is_pack(data):
+        raise _damaged(where, "it has no head of a pack")
+    length = _LENGTH.unpack_from(data, len(MAGIC))[0]
+    end = start + length
+    if length > _MOST_MANIFEST or len(data) < end + _DIGEST_BYTES:
+        raise _damaged(where, "it ends within its manifest")
+    if bytes.fromhex(_sha256(data[:end])) != data[end : end + _DIGEST_BYTES]:
+        raise _damaged(where, "its manifest does not match its checksum")
+    try:
+        manifest = json.loads(data[start:end])
+    except (ValueError, RecursionError) as error:
+        raise _damaged(where, f"its manifest is no JSON: {error}") from error
+    if not isinstance(manifest, dict):
+        raise _damaged(where, "its manifest is no object")
+    return manifest, end + _DIGEST_BYTES
+
+
+def _damaged(where: str, why: str) -> LibraryError:
+    return LibraryError("pack", f"{where} is damaged: {why}; copy or build it again")
+
+
+def _sha256(data: bytes) -> str:
+    import hashlib  # loads OpenSSL, which importing the package need not
+
+    return hashlib.sha256(data).hexdigest()

@@ -1,0 +1,133 @@
+"""`atomr-cutlass build`: packs of cubins out of files of keys, by NVRTC, without a GPU."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from concurrent.futures import Future, ProcessPoolExecutor
+from multiprocessing import get_context
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from atomr_cutlass import CutlassDtype as D
+from atomr_cutlass import DeviceUnavailableError, LibraryError, SmArch, _core
+from atomr_cutlass.generator import key_file
+from atomr_cutlass.generator.matrix import expand
+from atomr_cutlass.jit import kernels
+from atomr_cutlass.jit.folder import FOLDER_VARIABLE
+from atomr_cutlass.jit.store import KernelStore
+from atomr_cutlass.jit.toolchain import toolchain
+from atomr_cutlass.pipeline import pack, pack_build
+
+# The quickest to compile.
+CASTS = [k for k in expand("full", [SmArch.SM80, SmArch.SM89]) if k.op == "cast" and k.d is D.F16]
+KEYS = [k for k in CASTS if k.arch is SmArch.SM80][:2]
+
+
+@pytest.fixture(autouse=True)
+def _needs_nvrtc() -> None:
+    try:
+        toolchain()
+    except DeviceUnavailableError as error:
+        pytest.skip(str(error))
+
+
+@pytest.fixture(scope="module")
+def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A cache that the tests share: what one has compiled, the next one has."""
+    folder = tmp_path_factory.mktemp("cache")
+    folder.chmod(0o700)
+    return folder
+
+
+def _build(folder: Path, cache: Path, keys: list[Any], *options: str) -> subprocess.CompletedProcess[str]:
+    recorded = folder / "keys.jsonl"
+    recorded.write_text("".join(f"{key_file.line(key, shapes=[], count=1)}\n" for key in keys))
+    code = "from atomr_cutlass.cli.app import app; app()"
+    return subprocess.run(
+        [sys.executable, "-c", code, "build", str(recorded), *options],
+        env=os.environ | {FOLDER_VARIABLE: str(cache)}, capture_output=True, text=True, check=False, timeout=300,
+    )  # fmt: skip
+
+
+def test_a_pack_is_built_of_keys_and_those_of_other_archs_are_named(tmp_path: Path, cache: Path) -> None:
+    made = tmp_path / "model.pack"
+    other = next(key for key in CASTS if key.arch is SmArch.SM89)
+    done = _build(tmp_path, cache, [*KEYS, other], "--arch", "80", "-o", str(made), "--json")
+    assert done.returncode == 0, done.stderr
+    assert f"{other.name} is of 89, and left out" in done.stderr
+    assert "2 of 2: " in done.stderr
+    said = json.loads(done.stdout)
+    assert (said["skipped"], [k["name"] for k in said["kernels"]]) == ([other.name], [key.name for key in KEYS])
+    built = pack.read(made)
+    assert [cubin.key for cubin in built.cubins] == KEYS
+    assert built.built.abi_version == _core.ABI_VERSION
+    assert set(built.built.headers) == {"cutlass", "atomr_cutlass", "cccl", "cuda"}
+    assert "Redistribution" in built.built.licenses["CUTLASS"]
+    for cubin in built.cubins:
+        assert cubin.kernel.startswith(b"\x7fELF")
+        assert cubin.key.name.encode() in cubin.kernel
+        assert 0 < cubin.threads <= 1024
+        assert cubin.content.count(" ") == 3
+    code = f"import atomr_cutlass as ac; print(ac.load_pack({str(made)!r}), len(ac.kernels(filter='cast')))"
+    # Where there is a GPU, it may be one that this code is not for.
+    listed = subprocess.run(
+        [sys.executable, "-c", code],
+        env=os.environ | {"CUDA_VISIBLE_DEVICES": ""}, capture_output=True, text=True, check=True, timeout=60,
+    )  # fmt: skip
+    new, there = map(int, listed.stdout.split())
+    assert (new in (0, 2), there >= 2) == (True, True)
+
+    # Again: from the cache, and the same bytes.
+    again = tmp_path / "model" / "model.pack"
+    again.parent.mkdir()
+    entries = {entry.digest: entry.made for entry in KernelStore(cache).entries()}
+    assert _build(tmp_path, cache, KEYS, "-o", str(again)).returncode == 0
+    assert again.read_bytes() == made.read_bytes()
+    assert {entry.digest: entry.made for entry in KernelStore(cache).entries()} == entries
+
+
+def test_no_key_left_and_bad_files_are_errors_of_usage(tmp_path: Path, cache: Path) -> None:
+    done = _build(tmp_path, cache, KEYS, "--arch", "90a", "-o", str(tmp_path / "model.pack"))
+    assert (done.returncode, "has keys of 80, and none of 90a" in done.stderr) == (2, True)
+    done = _build(tmp_path, cache, [], "-o", str(tmp_path / "model.pack"))
+    assert (done.returncode, "holds no key" in done.stderr) == (2, True)
+    assert not (tmp_path / "model.pack").exists()
+
+
+def test_any_executor_compiles_and_makes_the_same_pack(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(FOLDER_VARIABLE, str(cache))
+    monkeypatch.setattr(kernels, "store", lambda: KernelStore(cache))
+    done: list[str] = []
+    by_threads = pack_build.build(KEYS, "model", finished=lambda key: done.append(key.name))
+    with ProcessPoolExecutor(2, mp_context=get_context("spawn")) as pool:
+        by_processes = pack_build.build(KEYS, "model", executor=pool)
+    assert by_threads == by_processes
+    assert sorted(done) == sorted(key.name for key in KEYS)
+
+
+class _Dying(ProcessPoolExecutor):
+    """Whose processes die of what they are given."""
+
+    def submit(self, *_given: Any, **_named: Any) -> Future[Any]:
+        return super().submit(os._exit, 9)
+
+
+def test_a_worker_that_dies_is_an_error_that_says_what_to_do() -> None:
+    with _Dying(1, mp_context=get_context("spawn")) as pool, pytest.raises(LibraryError, match=r"died.*build again"):
+        pack_build.build(KEYS, "model", executor=pool)
+
+
+def test_another_toolchain_is_refused() -> None:
+    with pytest.raises(LibraryError, match=r"the toolchain here is nvrtc .*, and nvrtc 1\.0 0 is to compile"):
+        pack_build.compile_key(key_file.line(KEYS[0]), "nvrtc 1.0 0")
+
+
+def test_what_is_no_elf_file_has_no_constants() -> None:
+    for text in (b"", b"\x7fELF" + bytes(60), b"x" * 4096):
+        with pytest.raises(LibraryError, match="has no thing"):
+            pack_build.constant(text, "thing", 8)

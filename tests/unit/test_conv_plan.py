@@ -21,7 +21,7 @@ from atomr_cutlass.generator.key import ROW, KernelKey
 from atomr_cutlass.generator.matrix import cells, shared_memory, supports
 from atomr_cutlass.ops.conv2d import plans
 from atomr_cutlass.ops.conv2d import reference as conv_reference
-from atomr_cutlass.ops.conv2d.kernels import CAST_ALIGNMENT, ConvFormulation, ConvSearch
+from atomr_cutlass.ops.conv2d.kernels import ConvFormulation, ConvSearch
 from atomr_cutlass.ops.conv2d.plans import make
 from atomr_cutlass.ops.conv2d.problem import (
     DGRAD,
@@ -36,6 +36,7 @@ from atomr_cutlass.ops.conv2d.problem import (
     pixel_strides,
     reach,
 )
+from atomr_cutlass.ops.conv2d.support import CAST_ALIGNMENT
 from atomr_cutlass.pipeline import devices, select
 from atomr_cutlass.pipeline.op_plan import Steps
 from atomr_cutlass.pipeline.problem import MatrixSpec

@@ -40,7 +40,7 @@ LAYERS = (
     ("ops.conv2d.problem", "ops.grouped_gemm.problem", "pipeline.operand_table", "epilogue.results", "epilogue.groups"),
     ("pipeline.probe",),
     ("epilogue.validate", "epilogue.bind"),
-    ("ops.gemm.kernels", "ops.grouped_gemm.kernels", "pipeline.operation"),
+    ("ops.gemm.kernels", "ops.grouped_gemm.kernels", "ops.conv2d.support", "pipeline.operation"),
     ("ops.gemm.scaled", "ops.conv2d.kernels", "ops.request_checks", "pipeline.explanation"),
     ("ops.gemm.request", "ops.conv2d.plans"),
     ("ops.conv2d.request", "ops.grouped_gemm.request", "ops.gemm.operation"),

@@ -20,8 +20,9 @@ from ...pipeline.devices import Device
 from ...pipeline.op_plan import Address, OpPlan, Steps, bytes_of, refuse_capture
 from ...pipeline.problem import MatrixSpec
 from ..gemm.kernels import product_args
-from .kernels import CAST_ALIGNMENT, CastSearch, ConvFormulation, ConvSearch, key_bytes
+from .kernels import CastSearch, ConvFormulation, ConvSearch
 from .problem import ConvProblem
+from .support import CAST_ALIGNMENT, key_bytes
 
 ConvCandidate: TypeAlias = "Candidate[ConvFormulation]"
 

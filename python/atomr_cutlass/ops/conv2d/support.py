@@ -1,0 +1,205 @@
+"""Kernels of convolutions: which compute a convolution as it stands, and how long they take by the model."""
+
+from __future__ import annotations
+
+import math
+
+from ...arrays.layouts import collapses, rows_collapse
+from ...generator.dtypes import CutlassDtype
+from ...generator.key import KernelKey
+from ...generator.matrix import shared_memory
+from ...generator.rules import OK, Status, no
+from ...pipeline import estimate
+from ...pipeline.devices import Device
+from ...pipeline.op_plan import bytes_of
+from ...pipeline.problem import MatrixSpec, Variant, round_up
+from .problem import DGRAD, FPROP, WGRAD, ConvProblem, channel_alignment, dense, packed, reach
+
+ITERATOR_PENALTY = {"": 1.0, "optimized": 1.0, "fixed_channels": 1.1, "few_channels": 1.2, "analytic": 1.6}
+"""How much longer than the optimized one an iterator takes, by the model."""
+STRIDE_PENALTY = {"": 1.0, "unity": 1.0, "strided": 1.1}
+"""Likewise, for dgrad's support of strides."""
+
+TILE_SECONDS = 4.5e-6
+"""What a thread block of a TMA convolution takes beside its products: it starts, stores one tile and ends."""
+TILES_AT_ONCE = {64: 2}
+"""Thread blocks of it on a multiprocessor, by the width of its tile; 1 for any other."""
+
+DIRECT_TAPS_PER_CLOCK = 48.0
+"""Taps of single channels that one multiprocessor sums in a depthwise convolution; in wgrad it reads two arrays."""
+DIRECT_WGRAD_TAPS_PER_CLOCK = 12.0
+DIRECT_BLOCKS = 4
+"""Thread blocks of a depthwise convolution that a multiprocessor is busy with."""
+SLICE_SECONDS = 2e-8
+"""Adding up one slice of a depthwise wgrad."""
+
+REDUCED_BYTES_PER_SECOND = 2.5e12
+"""At which slices that were computed side by side are added up."""
+CAST_SECONDS = 4e-6
+"""One launch that casts a small result."""
+SLICE_VECTOR = 4
+"""Elements that slices are added up by at once."""
+CAST_ALIGNMENT = 16
+"""Bytes that the addresses of what is cast are multiples of."""
+
+_OTHER_TYPES = no("its element types or math mode differ")
+_OTHER_EPILOGUE = no("its epilogue differs")
+_OTHER_GROUPS = no("its groups of channels differ")
+_NOT_ALIGNED = no("an array is aligned to fewer bytes than it needs")
+_NOT_DEPTHWISE = no("it convolves single channels")
+_OUT_OF_REACH = no("its iterator does not read these extents, strides or dilations")
+_NOT_TMA = no("TMA's im2col mode has one group of channels, and dgrad no stride")
+_NOT_SPLIT = no("its slices of K cannot be computed side by side")
+
+
+def convolves(key: KernelKey, problem: ConvProblem, split_k: int = 1) -> Status:
+    """Whether a kernel computes a convolution as it stands, with so many slices of K."""
+    g = problem.geometry
+    status = OK
+    if (key.a, key.b, key.d, key.math) != (problem.a.dtype, problem.b.dtype, problem.d.dtype, problem.math):
+        status = _OTHER_TYPES
+    elif key.epilogue != problem.epilogue:
+        status = _OTHER_EPILOGUE
+    elif (g.groups > 1) != (key.group_mode != ""):
+        status = _OTHER_GROUPS
+    elif not _aligned(key, problem):
+        status = _NOT_ALIGNED
+    elif key.group_mode == "depthwise":
+        if not _direct_serves(problem):
+            status = _NOT_DEPTHWISE
+        elif split_k > 1 and problem.op != WGRAD:
+            status = _NOT_SPLIT
+    elif key.generation == "sm80" and not _iterator_serves(key, problem):
+        status = _OUT_OF_REACH
+    elif key.generation != "sm80" and not _tma_serves(problem):
+        status = _NOT_TMA
+    elif split_k > 1 and (problem.op != WGRAD or key.d is not CutlassDtype.F32 or not _slices_apart(key, problem)):
+        status = _NOT_SPLIT
+    return status
+
+
+def seconds(key: KernelKey, what: ConvProblem, device: Device, split_k: int) -> float:
+    """Estimated seconds of a kernel that serves a problem."""
+    if key.group_mode == "depthwise":
+        return _direct_seconds(key, what, device, split_k)
+    m, n, k = _tiled_gemm(key, what)
+    if key.generation == "sm90":
+        moved = sum(bytes_of(spec.shape, spec.dtype) for spec in (what.a, what.b, what.d))
+        return _tma_seconds(key, (m, n, k), moved, device)
+    variant = Variant(
+        swapped=False, m=m, n=n, k=-(-k // split_k), batch=what.geometry.groups * split_k,
+        layout_a=key.layout_a, layout_b=key.layout_b, lda=k, ldb=k, ldc=n, ldd=n, batch_strides=(0, 0, 0, 0),
+        align_a=key.align_a, align_b=key.align_b, align_d=key.align_d,
+    )  # fmt: skip
+    taken = estimate.seconds(key, variant, device, shared_memory(key))
+    if split_k > 1:
+        taken += CAST_SECONDS + (split_k + 1) * m * n * key.d.bits / 8 / REDUCED_BYTES_PER_SECOND
+    # Of kernels that are as fast, the one that loads more at once.
+    return taken * ITERATOR_PENALTY[key.iterator] * STRIDE_PENALTY[key.stride_support] * (1 + 1e-3 / key.align_a)
+
+
+def _tma_seconds(key: KernelKey, implicit_gemm: tuple[int, int, int], moved: int, device: Device) -> float:
+    """Estimated seconds of a convolution over TMA, a tile for each thread block; `moved` bytes are read and written."""
+    m, n, k = implicit_gemm
+    tile_m, tile_n, tile_k = key.tile
+    steps = -(-k // tile_k)
+    residents = TILES_AT_ONCE.get(tile_n, 1)
+    rate = 16384.0 / key.a.bits * 2  # multiply-adds per clock and multiprocessor: WGMMA's
+    multiply = residents * tile_m * tile_n * tile_k * steps / (rate * estimate.TILE_N_EFFICIENCY[128])
+    clocks = max(multiply, steps * estimate.STEP_CLOCKS)
+    waves = -(-(-(-m // tile_m) * -(-n // tile_n)) // (device.multiprocessors * residents))
+    floor = moved / estimate.DRAM_BYTES_PER_SECOND.get(device.capability, 1e12)
+    seconds = max(waves * (clocks / estimate.CLOCK_HZ + TILE_SECONDS), floor) + estimate.LAUNCH_SECONDS
+    return seconds * (1 + 1e-3 / key.align_a)
+
+
+def _slices_apart(key: KernelKey, what: ConvProblem) -> bool:
+    """Whether slices of K can be computed side by side, each to memory of its own (ConvSm80, Cast)."""
+    results = [what.d] if what.c is None else [what.d, what.c]
+    lies = all(dense(spec) and spec.alignment % CAST_ALIGNMENT == 0 for spec in results)
+    return lies and key.generation == "sm80" and not key.group_mode and math.prod(what.d.shape) % SLICE_VECTOR == 0
+
+
+def _aligned(key: KernelKey, what: ConvProblem) -> bool:
+    """Whether all arrays lie as the kernel's vectors need them to."""
+    groups = 1 if key.group_mode == "depthwise" else what.geometry.groups
+    of_b, of_d = (groups, 1) if what.op == WGRAD else (1, groups)
+    arrays = ((what.a, groups, key.align_a), (what.b, of_b, key.align_b), (what.d, of_d, key.align_d))
+    if any(channel_alignment(spec, parts) % align for spec, parts, align in arrays):
+        return False
+    if what.c is not None and channel_alignment(what.c, of_d) % key.align_d:
+        return False
+    return what.bias is None or what.bias.alignment % key_bytes(key.align_d, what.bias) == 0
+
+
+def _tiled_gemm(key: KernelKey, what: ConvProblem) -> tuple[int, int, int]:
+    """The implicit GEMM as the kernel computes it: TMA loads whole tiles of channels, for each tap of the filter."""
+    m, n, k = what.implicit_gemm
+    if key.generation == "sm80":
+        return m, n, k
+    g = what.geometry
+    if what.op == WGRAD:
+        return m, n // g.c * round_up(g.c, key.tile[1]), k
+    channels = g.c if what.op == FPROP else g.k
+    return m, n, k // channels * round_up(channels, key.tile[2])
+
+
+def _direct_serves(what: ConvProblem) -> bool:
+    """What the kernels of depthwise convolutions compute (ConvDepthwise::can_implement)."""
+    g = what.geometry
+    return g.groups == g.c == g.k and g.r * g.s <= 128
+
+
+def _direct_seconds(key: KernelKey, what: ConvProblem, device: Device, split_k: int) -> float:
+    """Estimated seconds of a depthwise convolution: of its taps, or of reading and writing every array once."""
+    g = what.geometry
+    pixels = g.n * (g.h * g.w if what.op == DGRAD else g.p * g.q)
+    tiles = -(-g.c // key.tile[1])
+    blocks = g.r * g.s * tiles * split_k if what.op == WGRAD else -(-pixels // key.tile[0]) * tiles
+    rate = DIRECT_WGRAD_TAPS_PER_CLOCK if what.op == WGRAD else DIRECT_TAPS_PER_CLOCK
+    rate *= device.multiprocessors * min(1.0, blocks / (DIRECT_BLOCKS * device.multiprocessors))
+    summing = pixels * g.c * g.r * g.s / (rate * estimate.CLOCK_HZ) + (split_k - 1) * SLICE_SECONDS
+    moved = sum(bytes_of(spec.shape, spec.dtype) for spec in (what.a, what.b, what.d))
+    return max(summing, moved / estimate.DRAM_BYTES_PER_SECOND.get(device.capability, 1e12)) + estimate.LAUNCH_SECONDS
+
+
+def _iterator_serves(key: KernelKey, what: ConvProblem) -> bool:
+    """What the kernels of the sm80 generation read and write (ConvSm80::can_implement)."""
+    g = what.geometry
+    if what.op == DGRAD:
+        strided = g.stride != (1, 1)
+        if strided and (key.stride_support != "strided" or g.dilation != (1, 1)):
+            return False
+        if key.stride_support == "strided" and g.dilation != (1, 1):
+            return False
+    if not (packed(what.d) if what.op == WGRAD else collapses(what.d)):
+        return False
+    bits = 8 if key.iterator in ("fixed_channels", "few_channels") else 1  # those count in bits
+    if max(bits * reach(what.a), bits * reach(what.b), reach(what.d)) >= 2**31:
+        return False
+    channels = g.c // g.groups
+    if key.iterator == "fixed_channels":
+        return channels == key.align_a and g.dilation == (1, 1)
+    if key.iterator == "few_channels":
+        return g.dilation == (1, 1)
+    if key.iterator == "optimized":
+        # A bit mask holds which taps of the filter are inside.
+        return g.r <= 32 and g.s <= 32 and (collapses(what.a) if what.op == WGRAD else rows_collapse(what.b))
+    return True
+
+
+def _tma_serves(what: ConvProblem) -> bool:
+    """What TMA's im2col mode and CUTLASS's kernels over it can do."""
+    g = what.geometry
+    if g.groups != 1 or (what.op == DGRAD and g.stride != (1, 1)):
+        return False
+    if what.op == WGRAD and not (dense(what.a) and dense(what.d)):
+        return False
+    spans = ((g.r - 1) * g.dilation[0], (g.s - 1) * g.dilation[1])
+    # The corners of the box that an im2col map reads are signed numbers of 8 bits.
+    return max(g.stride) <= 8 and max(*g.padding[0], *g.padding[1], *spans) <= 127
+
+
+def key_bytes(align: int, spec: MatrixSpec) -> int:
+    """Bytes of an alignment in elements."""
+    return max(1, align * spec.dtype.bits // 8)

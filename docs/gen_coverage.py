@@ -14,6 +14,7 @@ from atomr_cutlass.generator.archs import SmArch
 from atomr_cutlass.generator.key import KernelKey
 from atomr_cutlass.generator.matrix import OPS, PRESETS, cells, preset_of
 from atomr_cutlass.pipeline import verification
+from atomr_cutlass.pipeline.operation import CALL_OPTIONS, Operation, PlannedOperation, operations
 from atomr_cutlass.pipeline.verification import AUDITED, MEANINGS, RUNS, RUNS_AS_PTX, operands_of
 
 PAGE = Path(__file__).with_name("coverage.md")
@@ -60,6 +61,13 @@ CELLS = """
 
 One row for all cells that share an operation, a generation and operands. Layouts are those of A and B: `r` row-major,
 `c` column-major. The alignments are the least that a cell of the row asks of A and B and of D, in elements.
+"""
+
+OPTIONS = """
+## Options
+
+What each operation's function takes, or why not:
+
 """
 
 LETTERS = {RUNS: "R", RUNS_AS_PTX: "P", AUDITED: "A"}
@@ -207,10 +215,29 @@ def _cells(keys: list[tuple[int, KernelKey]]) -> str:
     return _table(head, rows)
 
 
+def _options() -> str:
+    """Option x operation: taken, under what name where it is another, or the reason why not."""
+    known = operations()
+    rows = [["`plan`, `explain`, messages, binding", *(_served(operation) for operation in known.values())]]
+    for option in CALL_OPTIONS:
+        cells = []
+        for operation in known.values():
+            spelled = operation.spelled.get(option)
+            cells.append(operation.refuses.get(option, f"as `{spelled}`" if spelled else "yes"))
+        rows.append([f"`{option}`", *cells])
+    return _table(["option", *known], rows)
+
+
+def _served(operation: Operation) -> str:
+    if isinstance(operation, PlannedOperation):
+        return "yes"
+    return "messages: a request has its arrays" if operation.message else "no request describes it: call the function"
+
+
 def pages() -> dict[Path, str]:
     """The texts of the page and its picture."""
     matrix = {arch: [(tier, key) for tier, key in cells([arch]) if preset_of(key)] for arch in SmArch}
-    text = f"{HEAD}{_overview(matrix)}{_legend()}{LIMITS}{CELLS}{_sections(matrix)}"
+    text = f"{HEAD}{_overview(matrix)}{_legend()}{LIMITS}{CELLS}{_sections(matrix)}{OPTIONS}{_options()}"
     return {PAGE: text, PICTURE: picture(matrix)}
 
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import inspect
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+import atomr_cutlass as ac
 from atomr_cutlass import (
     ConvDgradRequest,
     ConvFwdRequest,
@@ -20,7 +22,7 @@ from atomr_cutlass import (
     InvalidOperandError,
     ops,
 )
-from atomr_cutlass.pipeline.operation import FOLDERS, operation_of, operations, planned_operations
+from atomr_cutlass.pipeline.operation import CALL_OPTIONS, FOLDERS, operation_of, operations, planned_operations
 
 SHAPE = ConvShape.nhwc(2, 8, 8, 16, 32, 3, 3, padding=1)
 REQUESTS: dict[str, Any] = {
@@ -34,10 +36,15 @@ REQUESTS: dict[str, Any] = {
 }
 
 
+CALLED = ("gated_gemm", "quantize", "dequantize")
+"""Operations without requests."""
+
+
 def test_every_folder_that_has_an_operation_is_registered() -> None:
     found = {path.parent.name for path in Path(ops.__path__[0]).glob("*/operation.py")}
     assert found == set(FOLDERS)
-    assert [operation.name for operation in operations().values()] == [*REQUESTS, "matmul"]
+    assert {operation.name for operation in operations().values()} == {*REQUESTS, "matmul", *CALLED}
+    assert all(name == operation.name for name, operation in operations().items())
     assert list(planned_operations()) == list(REQUESTS)
 
 
@@ -74,3 +81,14 @@ def test_products_are_those_of_the_definition() -> None:
 def test_what_is_no_request_is_refused(value: Any) -> None:
     with pytest.raises(InvalidOperandError, match=r"expected a GemmRequest, Grouped.* or ConvWgradRequest$"):
         operation_of(value)
+
+
+@pytest.mark.parametrize("name", [*REQUESTS, "matmul", *CALLED])
+def test_a_function_takes_an_option_or_the_operation_says_why_not(name: str) -> None:
+    operation = operations()[name]
+    function = {"conv2d_fprop": "conv2d", "matmul": "MatmulRequest"}.get(name, name)
+    takes = inspect.signature(getattr(ac, function)).parameters
+    for option in CALL_OPTIONS:
+        assert (operation.spelled.get(option, option) in takes) is not (option in operation.refuses), option
+    assert set(operation.refuses) | set(operation.spelled) <= set(CALL_OPTIONS)
+    assert all(operation.refuses.values())

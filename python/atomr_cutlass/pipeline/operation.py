@@ -24,8 +24,15 @@ from .probe import Arrays, Probe, random_arrays
 from .request_options import Option, RequestOptions
 from .select import KernelSearch
 
-FOLDERS = ("gemm", "grouped_gemm", "conv2d", "matmul")
+FOLDERS = ("gemm", "gated_gemm", "grouped_gemm", "conv2d", "matmul", "quantize")
 """Folders of `ops`: the module `operation` of each has OPERATIONS, those that it implements."""
+
+
+CALL_OPTIONS = (
+    "c", "out", "alpha", "beta", "bias", "activation", "epilogue", "scale_a", "scale_b", "scale_d", "amax", "out_dtype",
+    "precision", "fast_accum", "stream", "backend", "jit",
+)  # fmt: skip
+"""Options of a call. Each operation's function takes them, or the operation says why not."""
 
 
 class Epilogue(Protocol):
@@ -88,9 +95,13 @@ class Operation:
         name: as kernels and the command line have it.
         request_type: what describes one call, if anything does.
         message: the name under which actors get such requests, as in `CutlassMsg.Gemm`.
+        refuses: of CALL_OPTIONS, those that its function does not take, each with the reason.
+        spelled: of CALL_OPTIONS, those that its function takes under another name.
     """
 
     name: str
+    refuses: Mapping[str, str] = {}
+    spelled: Mapping[str, str] = {}
     request_type: type | None = None
     message: str | None = None
 

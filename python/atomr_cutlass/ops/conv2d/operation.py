@@ -39,6 +39,13 @@ class ConvOperation(PlannedOperation[ConvRequest]):
         self.name = request_type.op
         self.request_type = request_type
         self.bound = OPERANDS[self.name][1]
+        self.refuses = {
+            "amax": "of fprop and dgrad an epilogue reduces it",
+            "fast_accum": "fp8 kernels accumulate fast; where there is none, operands are cast",
+        }
+        if self.name == WGRAD:
+            nothing = dict.fromkeys(("bias", "activation", "epilogue"), "the gradient of a filter has no epilogue")
+            self.refuses |= nothing
 
     def operands(self, request: ConvRequest) -> tuple[OperandSlot, ...]:
         conv = request.problem(0)

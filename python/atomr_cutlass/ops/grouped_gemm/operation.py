@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from types import MappingProxyType
 from typing import Any
 
 from ...errors import InvalidOperandError
@@ -26,6 +27,13 @@ class GroupedGemmOperation(PlannedOperation[GroupedGemmRequest]):
     request_type = GroupedGemmRequest
     message = "GroupedGemm"
     bound = "b"
+    refuses = MappingProxyType(
+        {
+            "scale_d": "the kernels have no scale of D: fold it into alpha",
+            "amax": "the kernels write D alone",
+            "precision": "the operands have 16 or 8 bits: there is no choice of precision",
+        }
+    )
     options = (
         Option("groups", "MxNxK of each group, such as 128x512x256,0x512x256."),
         MATRIX_LAYOUT,

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from types import MappingProxyType
+
 from ...arrays import operands
 from ...pipeline.operation import Call, CallOperation
 from .function import call_of
@@ -14,6 +16,17 @@ class MatmulOperation(CallOperation):
     name = "matmul"
     request_type = MatmulRequest
     message = "Matmul"
+    refuses = MappingProxyType({"out_dtype": "the array `d` has it; a new one has A's, bf16 of fp8, int32 of int8"})
+    spelled = MappingProxyType(
+        {
+            "out": "d",
+            "activation": "epilogue",
+            "scale_a": "scales",
+            "scale_b": "scales",
+            "scale_d": "scales",
+            "amax": "scales",
+        }
+    )
 
     def call(self, request: MatmulRequest) -> Call:
         with operands.launching(request.stream, request.a, awaited=True):

@@ -21,6 +21,7 @@ from atomr_cutlass.ops.gemm import reference as gemm_reference
 from atomr_cutlass.ops.gemm.operation import plain
 from atomr_cutlass.ops.grouped_gemm import reference as grouped_reference
 from atomr_cutlass.pipeline.operation import operation_of
+from atomr_cutlass.pipeline.probe import poison
 
 Array = np.ndarray[Any, Any]
 
@@ -158,26 +159,20 @@ class FakeOpPlan:
     def __call__(self, *arrays: _core.Operand, alpha: float, beta: float, stream: int) -> None:
         self.gpu.enter(self, stream)
         assert (alpha, beta) == (self.request.epilogue.alpha, self.request.epilogue.beta)
-        left, given, views = list(arrays), {}, {}
-        for slot in operation_of(self.request).operands(self.request):
-            views[slot.name] = [left.pop(0) for _ in slot.specs]
-            for view, spec in zip(views[slot.name], slot.specs, strict=True):
+        operation, host, views = operation_of(self.request), {}, {}
+        left = list(arrays)
+        for slot in operation.operands(self.request):
+            for label, spec in zip(slot.labels, slot.specs, strict=True):
+                view = views[label] = left.pop(0)
                 assert (view.shape, view.dtype) == (spec.shape, slot.element or spec.dtype.dlpack)
-            fetched = [fetch(view) for view in views[slot.name]]
-            given[slot.name] = fetched if slot.listed else fetched[0]
+                host[label] = poison(slot, spec) if slot.written else fetch(view)
         assert left == []
-        given.pop("out")
-        if isinstance(self.request, GemmRequest) and self.request.tree is not None:
-            for name, values in fused(self.request, given).items():
-                store(views[name][0], values)
-            return
-        done = expected(self.request, given)
-        if isinstance(self.request, GemmRequest):
-            done, amax = done
-            if "amax" in views:
-                store(views["amax"][0], amax)
-        for view, values in zip(views["out"], done if isinstance(done, list) else [done], strict=True):
-            store(view, values)
+        probe = operation.probe(self.request, dict(host))
+        for part in probe.parts():
+            probe.compute(part)
+        for slot in operation.operands(self.request):
+            for label in slot.labels if slot.written else ():
+                store(views[label], host[label])
 
 
 @dataclass

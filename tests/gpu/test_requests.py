@@ -96,15 +96,15 @@ def test_what_is_explained_is_what_is_planned(request_: Any) -> None:
     assert (f"a rewrite: {rewrite}" in told.notes) == bool(rewrite)
 
 
-def test_an_actor_computes_what_a_plan_does(request_: Any) -> None:
-    """Bit by bit, into memory of the sender's and into new arrays; amax too."""
+def arrays_of(request: Any, seed: int = 5) -> tuple[dict[str, list[Any]], list[Any]]:
+    """(random operands by name, arrays for the results) of a request."""
     import torch
 
     kinds = {
         D.F32: torch.float32, D.F16: torch.float16, D.BF16: torch.bfloat16, D.F8E4M3: torch.float8_e4m3fn,
         D.F8E5M2: torch.float8_e5m2, D.I8: torch.int8,
     }  # fmt: skip
-    generator = torch.Generator("cuda").manual_seed(5)
+    generator = torch.Generator("cuda").manual_seed(seed)
 
     def array(spec: Any, element: Any = None) -> Any:
         if element is not None:
@@ -114,19 +114,50 @@ def test_an_actor_computes_what_a_plan_does(request_: Any) -> None:
         made.copy_(torch.rand(spec.shape, device="cuda", generator=generator) + 0.5)
         return made.to(kinds[spec.dtype])
 
-    *slots, result = operation_of(request_).operands(request_)
+    *slots, result = operation_of(request).operands(request)
     given = {slot.name: [array(spec, slot.element) for spec in slot.specs] for slot in slots}
-    written = [given[slot.name][0] for slot in slots if slot.written]
-    out = [array(spec) for spec in result.specs]
-    made = ac.plan(request_)
-    operands = (one for arrays in given.values() for one in arrays)
-    if isinstance(made, ac.Plan):  # whose third argument is C, wanted or not
+    return given, [array(spec) for spec in result.specs]
+
+
+def launch(made: Any, given: dict[str, list[Any]], out: list[Any]) -> None:
+    """Launches a plan, or a bound one with the rest of its operands."""
+    operands = [one for arrays in given.values() for one in arrays]
+    if isinstance(getattr(made, "plan", made), ac.Plan):  # whose third argument is C, wanted or not
         made(*operands, out=out[0])
     else:
         made(*operands, *out)
+
+
+def test_a_bound_plan_computes_what_a_plan_does(request_: Any) -> None:
+    """Bit by bit, after a refit with other values than those that it was bound with."""
+    import torch
+
+    operation = operation_of(request_)
+    given, out = arrays_of(request_)
+    launch(ac.plan(request_), given, out)
+    want = [one.clone() for one in out]
+    other = arrays_of(request_, seed=6)[0][operation.bound]
+    listed = operation.bound_slot(request_).listed
+    bound = ac.plan(request_, b=other if listed else other[0])
+    bound.refit(given[operation.bound] if listed else given[operation.bound][0])
+    for one in out:
+        one.fill_(0)
+    launch(bound, {name: arrays for name, arrays in given.items() if name != operation.bound}, out)
+    for got, right in zip(out, want, strict=True):
+        assert torch.equal(got.float(), right.float())
+
+
+def test_an_actor_computes_what_a_plan_does(request_: Any) -> None:
+    """Bit by bit, into memory of the sender's and into new arrays; amax too."""
+    import torch
+
+    *slots, result = operation_of(request_).operands(request_)
+    given, out = arrays_of(request_)
+    written = [given[slot.name][0] for slot in slots if slot.written]
+    made = ac.plan(request_)
+    launch(made, given, out)
     kept = [one.clone() for one in written]
-    kinds_of = {"gemm": ac.CutlassMsg.Gemm, "grouped_gemm": ac.CutlassMsg.GroupedGemm}
-    message = kinds_of.get(request_.plan_key().op, ac.CutlassMsg.Conv)
+    message = getattr(ac.CutlassMsg, str(operation_of(request_).message))
     sent = {slot.name: given[slot.name] if slot.listed else given[slot.name][0] for slot in slots}
     actor = ac.CutlassActor(4)
     for target in (None, [torch.full_like(one.float(), torch.nan).to(one.dtype) for one in out]):

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from ..arrays.operands import BYTE
-from ..epilogue.bound import Fusion
 from ..generator.epilogue.tree import MASK
 from .problem import MatrixSpec
+
+if TYPE_CHECKING:
+    from ..epilogue.bound import Fusion
 
 
 @dataclass(frozen=True)

@@ -3,26 +3,28 @@
 from __future__ import annotations
 
 import abc
+import contextlib
 import functools
 import importlib
-from collections.abc import Mapping
-from typing import Any, Generic, Protocol, TypeVar
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 
-import numpy as np
-
-from ..epilogue.bind import reduce_nothing
 from ..errors import InvalidOperandError
 from ..generator.archs import SmArch
 from ..generator.dtypes import CutlassDtype
 from ..generator.epilogue.tree import EpilogueVisitorTree
-from .devices import Device
-from .op_plan import OpPlan
 from .operand_table import OperandSlot
-from .plan import Plan
 from .plan_cache import PlanKey
 from .probe import Arrays, Probe, random_arrays
 from .request_options import Option, RequestOptions
-from .select import KernelSearch
+
+if TYPE_CHECKING:  # the protocol names what operations make, and makes none of it
+    import numpy as np
+
+    from .devices import Device
+    from .op_plan import OpPlan
+    from .plan import Plan
+    from .select import KernelSearch
 
 FOLDERS = ("gemm", "gated_gemm", "grouped_gemm", "conv2d", "matmul", "quantize")
 """Folders of `ops`: the module `operation` of each has OPERATIONS, those that it implements."""
@@ -85,6 +87,7 @@ class Request(Protocol):
         """(source, name) of the best kernel of the matrix."""
 
 
+T = TypeVar("T")
 RequestT = TypeVar("RequestT", bound=Request)
 
 
@@ -134,6 +137,23 @@ class CallOperation(Operation, abc.ABC):
     @abc.abstractmethod
     def call(self, request: Any) -> Call:
         """Checks the arrays of a request."""
+
+
+def settled(reply: Any, work: Callable[[], T]) -> T:
+    """Does work and tells a reply, if there is one, how it ended. One that was cancelled is not told."""
+    if reply is None:
+        return work()
+    from concurrent.futures import InvalidStateError  # which a process with a reply has loaded
+
+    try:
+        result = work()
+    except BaseException as error:
+        with contextlib.suppress(InvalidStateError):
+            reply.set_exception(error)
+        raise
+    with contextlib.suppress(InvalidStateError):
+        reply.set_result(result)
+    return result
 
 
 class PlannedOperation(Operation, abc.ABC, Generic[RequestT]):
@@ -196,9 +216,7 @@ class PlannedOperation(Operation, abc.ABC, Generic[RequestT]):
         plan(*arrays.values(), **options)
 
     def write_empty(self, request: RequestT, arrays: Mapping[str, Any], stream: int) -> None:
-        """Writes the outputs beside a result without elements: reductions of nothing."""
-        if request.tree is not None:
-            reduce_nothing(request.tree.outputs, dict(arrays), stream)
+        """Writes the outputs beside a result without elements: where an operation has such, reductions of nothing."""
 
     def result_layout(self, request: RequestT) -> str:
         """How callers name the dimensions of a result that is allocated for them, `nhwc` or `nchw`.

@@ -14,9 +14,8 @@ from .. import _core
 from ..checks import check_index, check_options, shown
 from ..errors import ContextPoisonedError, InvalidOperandError, LibraryError
 from ..jit.keyed_locks import KeyedLocks
-from ..ops.matmul.function import settled
 from ..pipeline.bindings import Binding
-from ..pipeline.operation import Request, operation_of, planned_operations
+from ..pipeline.operation import Request, operation_of, planned_operations, settled
 from ..pipeline.plan_cache import CachedPlan, PlanCache, PlanKey
 from ..pipeline.planner import plan
 from .messages import Compute, CutlassMsg, Launch, RefitMessage, RefitMsg, Run

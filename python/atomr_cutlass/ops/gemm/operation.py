@@ -10,6 +10,7 @@ import numpy as np
 from ...arrays import fp4, operands
 from ...arrays.numerics import PRECISIONS
 from ...arrays.operands import BYTE
+from ...epilogue.bind import reduce_nothing
 from ...errors import InvalidOperandError
 from ...generator.dtypes import CutlassDtype
 from ...pipeline.devices import Device
@@ -156,7 +157,8 @@ class GemmOperation(PlannedOperation[GemmRequest]):
             plan(*arrays.values(), **options)
 
     def write_empty(self, request: GemmRequest, arrays: Mapping[str, Any], stream: int) -> None:
-        super().write_empty(request, arrays, stream)
+        if request.tree is not None:
+            reduce_nothing(request.tree.outputs, dict(arrays), stream)
         if request.quantized:
             operands.clear_async(arrays["amax"], stream)
 

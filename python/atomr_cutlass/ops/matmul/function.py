@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Callable, Hashable
+from collections.abc import Hashable
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -24,6 +24,7 @@ from ...generator.epilogue.tree import RESULT
 from ...generator.key import ROW
 from ...generator.rules import FP8_TYPES, accumulator, gemm_types, supports_layouts
 from ...pipeline import devices
+from ...pipeline.operation import settled
 from ..gemm import reference as gemm_reference
 from .epilogues import ADDED, AMAX, AUX, BIAS, READ, WRITTEN, tree_of
 from .heuristic import HeuristicKey
@@ -61,23 +62,6 @@ def matmul(request: MatmulRequest) -> Any:
     """
     expect(request, MatmulRequest, "request")
     return settled(request.reply, lambda: _computed(request))
-
-
-def settled(reply: Any, work: Callable[[], T]) -> T:
-    """Does work and tells a reply, if there is one, how it ended. One that was cancelled is not told."""
-    if reply is None:
-        return work()
-    from concurrent.futures import InvalidStateError  # which a process with a reply has loaded
-
-    try:
-        result = work()
-    except BaseException as error:
-        with contextlib.suppress(InvalidStateError):
-            reply.set_exception(error)
-        raise
-    with contextlib.suppress(InvalidStateError):
-        reply.set_result(result)
-    return result
 
 
 def _computed(request: MatmulRequest) -> Any:

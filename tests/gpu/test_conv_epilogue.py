@@ -20,7 +20,7 @@ from atomr_cutlass.epilogue import validate as first_use
 from atomr_cutlass.generator.dtypes import CutlassDtype as D
 from atomr_cutlass.generator.epilogue.tree import MASK, RESULT
 from atomr_cutlass.ops.conv2d.problem import FPROP
-from atomr_cutlass.pipeline import verify as trial
+from atomr_cutlass.pipeline import verify
 from conv_tree_cases import ConvCase
 from gpu_matrices import assert_same_bits
 from gpu_trees import Held, host
@@ -175,7 +175,7 @@ def test_requests(name: str) -> None:
     names = ["a", "b", *case.operands, *case.outputs]
     plan(*(arrays[key] for key in names), out=arrays[RESULT])
     arrays.assert_right()
-    assert trial.run(request).ok
+    assert verify.run(request).ok
 
 
 def test_graph(torch: Any) -> None:

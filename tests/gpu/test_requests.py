@@ -12,7 +12,7 @@ import pytest
 
 import atomr_cutlass as ac
 from atomr_cutlass.generator.dtypes import CutlassDtype as D
-from atomr_cutlass.pipeline import verify as trial
+from atomr_cutlass.pipeline import verify
 from atomr_cutlass.pipeline.operation import operation_of
 
 pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("torch")]
@@ -82,7 +82,7 @@ def request_(request: pytest.FixtureRequest) -> Any:
 
 
 def test_a_request_is_tried(request_: Any) -> None:
-    tried = trial.run(request_)
+    tried = verify.run(request_)
     assert tried.ok, tried
     assert tried.launches > 0
     made = ac.plan(request_)

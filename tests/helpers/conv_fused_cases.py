@@ -18,7 +18,7 @@ from atomr_cutlass.epilogue import validate as first_use
 from atomr_cutlass.ops.conv2d import function as conv_module
 from atomr_cutlass.ops.conv2d import plans as conv_plan
 from atomr_cutlass.ops.conv2d import reference as conv_reference
-from atomr_cutlass.pipeline import verify as trial
+from atomr_cutlass.pipeline import verify
 from atomr_cutlass.pipeline.operation import operation_of
 from fake_fused import BLOCK
 
@@ -195,7 +195,7 @@ def case_host_arrays() -> None:
 def case_trials_and_actors() -> None:
     actor = ac.CutlassActor(16)
     for request in requests():
-        result = trial.run(request)
+        result = verify.run(request)
         assert (result.backend, result.ok, result.launches > 0) == ("prebuilt", True, True), result
         given = arrays_of(request)
         out = operand(given["out"])

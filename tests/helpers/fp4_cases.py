@@ -18,7 +18,7 @@ import fake_cases
 from atomr_cutlass import _core
 from atomr_cutlass.arrays import fp4, operands
 from atomr_cutlass.ops.quantize import reference as quantization
-from atomr_cutlass.pipeline import verify as trial
+from atomr_cutlass.pipeline import verify
 from atomr_cutlass.pipeline.call import kept_plans
 
 Values = np.ndarray[Any, Any]
@@ -235,7 +235,7 @@ def case_batches() -> None:
         wide = quantization.dequantize_fp4(quantization.BlockScaled(values, plain)).astype(np.float64)
         agrees(ac.gemm(a, transposed(b), scale_a=sa, scale_b=sb), np.broadcast_to(wide @ wide_w.T, (4, 32, 16)))
         request = ac.GemmRequest(ac.GemmShape(32, 16, 64, 3), dtype=FP4, scaling=scaling, layout_b=COLUMNS)
-        assert trial.run(request).ok
+        assert verify.run(request).ok
 
 
 def case_the_reference_takes_gpu_arrays() -> None:
@@ -255,11 +255,11 @@ def case_requests_are_tried() -> None:
                 ac.GemmShape(130, 48, 96), dtype=FP4, scaling=scaling, layout_b=COLUMNS, out_dtype=out_dtype,
                 epilogue=ac.GemmEpilogue(0.5, 2.0),
             )  # fmt: skip
-            tried = trial.run(request)
+            tried = verify.run(request)
             assert tried.ok, tried
             assert tried.backend == "prebuilt"
             assert tried.launches > 0
-            assert trial.run(request, backend="reference").ok is None
+            assert verify.run(request, backend="reference").ok is None
 
 
 def case_an_actor_multiplies() -> None:

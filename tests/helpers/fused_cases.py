@@ -18,7 +18,7 @@ from atomr_cutlass import _core
 from atomr_cutlass.arrays import operands
 from atomr_cutlass.epilogue import validate as first_use
 from atomr_cutlass.ops.gemm import scaled
-from atomr_cutlass.pipeline import verify as trial
+from atomr_cutlass.pipeline import verify
 from atomr_cutlass.pipeline.call import kept_plans
 from atomr_cutlass.pipeline.operation import operation_of
 from fake_fused import BLOCK, tree_named
@@ -195,14 +195,14 @@ REQUESTS = (
 
 def case_trials_are_right() -> None:
     for request in REQUESTS:
-        result = trial.run(request)
+        result = verify.run(request)
         assert (result.backend, result.ok, result.launches > 0) == ("prebuilt", True, True), result
         assert result.kernel == ac.plan(request).kernel_name
 
 
 def case_trials_count_what_is_wrong() -> None:
     def run(request: ac.GemmRequest, spoil: Callable[[dict[str, Any]], None]) -> int:
-        on_gpu = trial._on_gpu
+        on_gpu = verify._on_gpu
 
         def spoilt(*arguments: Any) -> Any:
             got, launches, seconds = on_gpu(*arguments)
@@ -210,8 +210,8 @@ def case_trials_count_what_is_wrong() -> None:
             return got, launches, seconds
 
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(trial, "_on_gpu", spoilt)
-            return trial.run(request).mismatches
+            patch.setattr(verify, "_on_gpu", spoilt)
+            return verify.run(request).mismatches
 
     def add(name: str) -> Callable[[dict[str, Any]], None]:
         return lambda got: got[name].__setitem__((0, 0), got[name][0, 0] + 100)

@@ -9,8 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from atomr_cutlass.pipeline import devices
-from atomr_cutlass.pipeline import verify as trial
+from atomr_cutlass.pipeline import devices, verify
 from atomr_cutlass.pipeline.operand_table import OperandSlot
 from atomr_cutlass.pipeline.operation import operation_of
 
@@ -48,8 +47,8 @@ def install(
 
     monkeypatch.setattr(devices, "problem", lambda: "")
     monkeypatch.setattr(devices, "get", lambda _: SimpleNamespace(name="a GPU"))
-    monkeypatch.setattr(trial, "plan", planned)
-    monkeypatch.setattr(trial, "_on_gpu", computed)
+    monkeypatch.setattr(verify, "plan", planned)
+    monkeypatch.setattr(verify, "_on_gpu", computed)
     return asked
 
 

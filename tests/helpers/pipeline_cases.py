@@ -39,8 +39,7 @@ from atomr_cutlass.jit.compiler import Images, Unit
 from atomr_cutlass.jit.store import KernelStore
 from atomr_cutlass.jit.toolchain import Toolchain
 from atomr_cutlass.ops.quantize import reference as quantization
-from atomr_cutlass.pipeline import devices, table
-from atomr_cutlass.pipeline import verify as trial
+from atomr_cutlass.pipeline import devices, table, verify
 from atomr_cutlass.pipeline.call import PLANS_KEPT, kept_plans
 from atomr_cutlass.pipeline.operation import operation_of
 from dlpack_arrays import CudaArray
@@ -1009,7 +1008,7 @@ def case_an_actor_computes_convolutions() -> None:
 
 def case_requests_are_tried_on_the_gpu() -> None:
     with compiler(), pytest.MonkeyPatch.context() as patch:
-        patch.setattr(trial, "_BATCH_SECONDS", 0.001)  # the times are not looked at
+        patch.setattr(verify, "_BATCH_SECONDS", 0.001)  # the times are not looked at
         f32 = ac.CutlassDtype.F32
         gemms = [
             ac.GemmRequest(ac.GemmShape(13, 9, 7, 2), dtype=f32, epilogue=ac.GemmEpilogue(2.0, 3.0)),
@@ -1017,7 +1016,7 @@ def case_requests_are_tried_on_the_gpu() -> None:
         ]
         convs = [conv_request(op, **changes) for op in CONV_OPS for changes in CONV_CHANGES]
         for request in (*gemms, *convs):
-            tried = trial.run(request)
+            tried = verify.run(request)
             assert tried.ok, tried
             assert (tried.backend, tried.device, tried.rewrite) == ("jit", "a fake GPU", "")
             assert tried.launches > 0

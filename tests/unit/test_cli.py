@@ -21,8 +21,7 @@ from atomr_cutlass.errors import DeviceUnavailableError, KernelNotFoundError
 from atomr_cutlass.generator.matrix import GEMM_ARCHS
 from atomr_cutlass.jit import toolchain as jit_toolchain
 from atomr_cutlass.jit.store import KernelStore
-from atomr_cutlass.pipeline import devices, table, verification
-from atomr_cutlass.pipeline import verify as trial
+from atomr_cutlass.pipeline import devices, table, verification, verify
 from store_process import digest, kernel
 
 NO_GPU = "no GPU in this test"
@@ -498,7 +497,7 @@ def test_run_with_a_gpu_asked_for_and_none_there(monkeypatch: pytest.MonkeyPatch
     def no_memory(*_: object, **__: object) -> None:
         raise MemoryError
 
-    monkeypatch.setattr(trial, "run", no_memory)
+    monkeypatch.setattr(verify, "run", no_memory)
     assert "do not fit" in call("run", *SMALL, status=1)[1]
 
 
@@ -612,15 +611,15 @@ def test_demo_without_a_gpu() -> None:
 def test_demo_computes_on_the_reference_when_the_kernel_is_not_to_be_had(
     monkeypatch: pytest.MonkeyPatch, error: type[Exception]
 ) -> None:
-    real = trial.run
+    real = verify.run
 
-    def run(request: object, *, backend: str = "auto", jit: str | None = None) -> trial.RunResult:
+    def run(request: object, *, backend: str = "auto", jit: str | None = None) -> verify.RunResult:
         assert jit in (None, "off")
         if backend == "auto":
             raise error("it is in preset default")
         return real(request, backend=backend)
 
-    monkeypatch.setattr(trial, "run", run)
+    monkeypatch.setattr(verify, "run", run)
     said, _ = call("demo")
     assert "it is in preset default" in said
     assert "computed by the NumPy reference (as asked)" in said

@@ -34,8 +34,7 @@ from atomr_cutlass.generator.render import render
 from atomr_cutlass.ops.conv2d import reference as conv_reference
 from atomr_cutlass.ops.conv2d.kernels import ConvSearch
 from atomr_cutlass.ops.conv2d.problem import formulations
-from atomr_cutlass.pipeline import devices, select
-from atomr_cutlass.pipeline import verify as trial
+from atomr_cutlass.pipeline import devices, select, verify
 from atomr_cutlass.pipeline.candidate import Candidate
 from atomr_cutlass.pipeline.operation import operation_of
 
@@ -373,8 +372,8 @@ def test_a_request_is_tried_and_compared(kind: Any, layout: ConvLayout, monkeypa
     shape = ConvShape.nhwc(2, 6, 5, 8, 16, 3, 3, padding=1)
     request = kind(shape, dtype=D.BF16, layout=layout, epilogue=GemmEpilogue(tree=tree, alpha=0.25))
     numpy_gpu.install(monkeypatch)
-    assert trial.run(request).ok
+    assert verify.run(request).ok
     named = kind(shape, dtype=D.BF16, epilogue=GemmEpilogue(tree=EvtBuilder().add_bias("c", dtype=D.F32).build()))
-    assert trial.run(named).ok
+    assert verify.run(named).ok
     both = kind(shape, dtype=D.BF16, layout=layout, epilogue=GemmEpilogue(bias=True, beta=0.5, activation="relu"))
-    assert trial.run(both).ok
+    assert verify.run(both).ok

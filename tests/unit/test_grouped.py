@@ -40,8 +40,7 @@ from atomr_cutlass.ops.grouped_gemm.problem import (
     GroupScale,
     scale_forms,
 )
-from atomr_cutlass.pipeline import devices, select
-from atomr_cutlass.pipeline import verify as trial
+from atomr_cutlass.pipeline import devices, select, verify
 from atomr_cutlass.pipeline.operation import operation_of
 from atomr_cutlass.pipeline.problem import MatrixSpec
 from dlpack_arrays import Array
@@ -773,8 +772,8 @@ def test_requests_with_trees(monkeypatch: pytest.MonkeyPatch) -> None:
     as_tree = ac.GemmEpilogue(tree=common(D.BF16, "silu").tree)
     assert dataclasses.replace(REQUEST, epilogue=as_tree).problem(0) == by_name.problem(0)
     numpy_gpu.install(monkeypatch)
-    assert trial.run(one).ok
-    assert trial.run(by_name).ok
+    assert verify.run(one).ok
+    assert verify.run(by_name).ok
 
 
 def test_requests_with_bias_and_activation() -> None:

@@ -27,12 +27,14 @@ constexpr unsigned kEventWithoutTiming = 2;
 constexpr unsigned kStreamNonBlocking = 1;
 constexpr int kFunctionMaxSharedBytes = 8;
 constexpr unsigned kLaunchClusterDimension = 4;
+constexpr unsigned kLaunchProgrammaticSerialization = 6;
 
 struct LaunchAttribute {  // CUlaunchAttribute
   unsigned id;
   unsigned pad;
   union {
     unsigned cluster[3];
+    int allowed;
     char bytes[64];
   } value;
 };
@@ -461,18 +463,27 @@ void allow_shared_memory(void* function, uint32_t bytes) {
 
 namespace {
 
-LaunchConfig launch_config(LaunchShape const& shape, LaunchAttribute& attribute, void* stream) {
-  attribute = {};
-  attribute.id = kLaunchClusterDimension;
-  for (int i = 0; i < 3; ++i) attribute.value.cluster[i] = shape.cluster[i];
+using LaunchAttributes = LaunchAttribute[2];
+
+LaunchConfig launch_config(LaunchShape const& shape, LaunchAttributes& attributes, void* stream) {
+  unsigned count = 0;
   // GPUs before sm_90 know no clusters and refuse the attribute.
-  unsigned const clusters = shape.cluster[0] * shape.cluster[1] * shape.cluster[2] > 1 ? 1 : 0;
+  if (shape.cluster[0] * shape.cluster[1] * shape.cluster[2] > 1) {
+    LaunchAttribute& attribute = attributes[count++] = {};
+    attribute.id = kLaunchClusterDimension;
+    for (int i = 0; i < 3; ++i) attribute.value.cluster[i] = shape.cluster[i];
+  }
+  if (shape.dependent) {
+    LaunchAttribute& attribute = attributes[count++] = {};
+    attribute.id = kLaunchProgrammaticSerialization;
+    attribute.value.allowed = 1;
+  }
   return {{shape.grid[0], shape.grid[1], shape.grid[2]},
           {shape.block, 1, 1},
           shape.shared_bytes,
           stream,
-          &attribute,
-          clusters};
+          attributes,
+          count};
 }
 
 }  // namespace
@@ -481,8 +492,8 @@ int max_active_clusters(void* function, LaunchShape const& shape) {
   LibraryDriver const& api = library_driver();
   int count = 0;
   if (shape.cluster[0] * shape.cluster[1] * shape.cluster[2] > 1) {
-    LaunchAttribute attribute;
-    LaunchConfig const config = launch_config(shape, attribute, nullptr);
+    LaunchAttributes attributes;
+    LaunchConfig const config = launch_config(shape, attributes, nullptr);
     check(api.active_clusters(&count, function, &config), "asking how many clusters fit");
   } else {
     check(api.active_blocks(&count, function, int(shape.block), shape.shared_bytes), "asking how many blocks fit");
@@ -493,8 +504,8 @@ int max_active_clusters(void* function, LaunchShape const& shape) {
 
 int launch_function(void* function, LaunchShape const& shape, void** arguments, void* stream) noexcept {
   static LibraryDriver const& api = library_driver();
-  LaunchAttribute attribute;
-  LaunchConfig const config = launch_config(shape, attribute, stream);
+  LaunchAttributes attributes;
+  LaunchConfig const config = launch_config(shape, attributes, stream);
   return api.launch(&config, function, arguments, nullptr);
 }
 

@@ -99,6 +99,7 @@ struct LaunchShape {
   uint32_t block;
   uint32_t cluster[3];
   uint32_t shared_bytes;
+  bool dependent = false;  // may start before the launch before it has ended: the kernel itself waits for that
 };
 
 // What to do where a kernel was compiled with headers that lay out the ABI's structs in another way.

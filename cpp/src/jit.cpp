@@ -331,7 +331,7 @@ class JitRow {
                {self.shape_.cluster[0], self.shape_.cluster[1], self.shape_.cluster[2]},
                self.shape_.shared_bytes,
                {answer.setup_grid[0], answer.setup_grid[1], answer.setup_grid[2]},
-               0,
+               answer.padding,
                answer.clear_offset,
                answer.clear_bytes};
     return ATOMR_CUTLASS_OK;
@@ -342,6 +342,7 @@ class JitRow {
     JitRow const& self = of(row);
     LaunchShape shape = self.shape_;
     for (int i = 0; i < 3; ++i) shape.grid[i] = launch->grid[i];
+    shape.dependent = (launch->padding & ATOMR_CUTLASS_LAUNCH_DEPENDENT) != 0;
     void* arguments[] = {const_cast<void*>(params)};
     if (self.setup_ != nullptr) {
       LaunchShape setup = self.setup_shape_;

@@ -1,6 +1,8 @@
 #include "kernel_launch.h"
 
 #include <algorithm>
+#include <atomic>
+#include <cstdlib>
 #include <cstring>
 #include <string>
 
@@ -18,7 +20,26 @@ void check_row(int status, atomr_cutlass_row const* row, char const* doing) {
   throw_cuda(status, std::string(doing) + " " + row->name);
 }
 
+std::atomic<bool>& dependent_launch_state() {
+  static std::atomic<bool> enabled{[] {
+    char const* const text = std::getenv("ATOMR_CUTLASS_DEPENDENT_LAUNCH");
+    return text == nullptr || std::string(text) != "off";
+  }()};
+  return enabled;
+}
+
+// Graphs have edges for such launches since CUDA 12.3: a driver before it refuses to capture them.
+bool capturable() {
+  constexpr int kSince = 12030;
+  static bool const known = driver_version() >= kSince;
+  return known;
+}
+
 }  // namespace
+
+bool dependent_launch() { return dependent_launch_state().load(std::memory_order_relaxed); }
+
+void set_dependent_launch(bool enabled) { dependent_launch_state().store(enabled, std::memory_order_relaxed); }
 
 KernelLaunch::KernelLaunch(std::shared_ptr<atomr_cutlass_row const> row, size_t args_bytes)
     : row_(std::move(row)),
@@ -53,10 +74,15 @@ void KernelLaunch::prepare(void const* args, unsigned char* params, atomr_cutlas
   geometry = prepared_.geometry;
 }
 
-void KernelLaunch::launch(void const* args, void* workspace, void* stream) {
+void KernelLaunch::launch(void const* args, void* workspace, void* stream, bool serialized) {
   alignas(128) unsigned char params[kParamsBytes];
   atomr_cutlass_launch geometry;
   prepare(args, params, geometry);
+  if ((geometry.padding & ATOMR_CUTLASS_LAUNCH_DEPENDENT) != 0 &&
+      (serialized || geometry.clear_bytes != 0 || geometry.setup_grid[0] != 0 || !dependent_launch() ||
+       (!capturable() && capture_id(stream) != 0))) {
+    geometry.padding &= ~uint32_t(ATOMR_CUTLASS_LAUNCH_DEPENDENT);
+  }
   // Two threads on one stream share its workspace: one's clearing or setup must not fall between the other's and its
   // launch.
   std::unique_lock<std::mutex> lock(launch_mutex_, std::defer_lock);

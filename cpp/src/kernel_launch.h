@@ -14,6 +14,11 @@ namespace atomr_cutlass {
 // Room for a kernel's parameters: CUDA's limit before it grew to 32764 bytes; no cell comes near.
 constexpr size_t kParamsBytes = 4096;
 
+// Whether kernels that wait for the launch before them themselves may start before that has ended (programmatic
+// dependent launch). On, unless ATOMR_CUTLASS_DEPENDENT_LAUNCH is "off" when the first kernel is launched.
+bool dependent_launch();
+void set_dependent_launch(bool enabled);
+
 // Any aligned address will do to ask whether a kernel can implement a shape and strides.
 void* const kProbe = reinterpret_cast<void*>(uintptr_t(4096));
 
@@ -28,8 +33,12 @@ class KernelLaunch {
   // while this thread captures a stream. Remembers the largest workspace asked for.
   void open(void const* args);
 
-  // Launches, clearing of the workspace before it included. Thread-safe. Legal under stream capture.
-  void launch(void const* args, void* workspace, void* stream);
+  // Launches, clearing of the workspace before it included. Thread-safe. Legal under stream capture. With `serialized`
+  // the kernel starts after all that is before it on the stream, although it could wait for that itself.
+  void launch(void const* args, void* workspace, void* stream, bool serialized = false);
+
+  // Whether the kernel itself waits for the launch before it, so that it may start before that has ended.
+  bool dependent() const { return (geometry_.padding & ATOMR_CUTLASS_LAUNCH_DEPENDENT) != 0; }
 
   atomr_cutlass_row const* row() const { return row_.get(); }
   uint64_t workspace_bytes() const { return workspace_bytes_; }

@@ -161,19 +161,25 @@ void LaunchPlan::launch(std::vector<Operand> const& operands, double alpha, doub
   unsigned char* const memory = turn.data();
   size_t kernel = 0;
   std::vector<unsigned char> args;
+  bool written = false;  // by a clear or a copy since the last launch
   for (Step const& step : steps_) {
     switch (step.kind) {
       case Step::Kind::kClear:
         clear_async(resolve(step.target, operands, memory), step.bytes, stream, step.value);
+        written = true;
         break;
-      case Step::Kind::kCopy: copy(step, operands, memory, stream); break;
+      case Step::Kind::kCopy:
+        copy(step, operands, memory, stream);
+        written = true;
+        break;
       case Step::Kind::kLaunch:
         args = step.data;
         for (Patch const& patch : step.patches) store(args, patch.offset, resolve(patch.address, operands, memory));
         for (ScalarPatch const& scalar : step.scalars) store(args, scalar.offset, scalar.beta ? beta : alpha);
         unsigned char* const own = memory != nullptr ? memory + workspace_ : nullptr;
         store(args, step.layout->workspace, kernels_[kernel].workspace_bytes() != 0 ? own : nullptr);
-        kernels_[kernel].launch(args.data(), own, stream);
+        kernels_[kernel].launch(args.data(), own, stream, written);
+        written = false;
         ++kernel;
         break;
     }

@@ -18,6 +18,7 @@ struct Operand {
   int64_t shape[kMaxRank] = {};
   int64_t strides[kMaxRank] = {};  // in elements; 0 for dimensions of size 1, where they mean nothing
   bool read_only = false;
+  bool settled = false;  // no launch writes it that may still be running when one that reads it starts
 };
 
 // Copies a DLPack view; throws InvalidOperand for more than kMaxRank dimensions or vector elements.

@@ -48,6 +48,9 @@ GemmPlan::GemmPlan(std::shared_ptr<atomr_cutlass_row const> row, atomr_cutlass_g
         }
         problem.a = problem.b = problem.d = problem.workspace = kProbe;
         kernel_.open(&problem);
+        if (!kernel_.dependent() || null_product) continue;
+        problem.padding = settled_bit();
+        kernel_.open(&problem);
       }
     }
   }
@@ -140,6 +143,7 @@ void GemmPlan::launch(Operand const& a, Operand const& b, Operand const* c, Oper
     clear_async(reinterpret_cast<DevicePointer>(zero), size_t(options_.null_bytes), stream);
     set_null_product(args);
   }
+  if (b.settled && kernel_.dependent() && !null_product) args.padding = settled_bit();
   Operand const& first = options_.exchanged ? b : a;
   Operand const& second = options_.exchanged ? a : b;
 
@@ -151,7 +155,7 @@ void GemmPlan::launch(Operand const& a, Operand const& b, Operand const* c, Oper
     args.b = null_product ? zero : static_cast<char const*>(second.data) + second_offset;
     args.c = c != nullptr ? static_cast<char const*>(c->data) + offset.c : nullptr;
     args.d = static_cast<char*>(d.data) + offset.d;
-    kernel_.launch(&args, args.workspace, stream);
+    kernel_.launch(&args, args.workspace, stream, null_product);
   }
   workspace.release();
   if (zeros) zeros->release();

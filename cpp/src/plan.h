@@ -67,6 +67,8 @@ class GemmPlan {
  private:
   GemmPlan* turn_to(Operand const& a, Operand const& b, Operand const* c, Operand const& d, void* stream);
   void check_operands(Operand const& a, Operand const& b, Operand const* c, Operand const& d) const;
+  // What the kernel is told where the caller's B is settled.
+  int32_t settled_bit() const { return options_.exchanged ? ATOMR_CUTLASS_A_SETTLED : ATOMR_CUTLASS_B_SETTLED; }
   void set_null_product(atomr_cutlass_gemm_args& args) const;
 
   KernelLaunch kernel_;

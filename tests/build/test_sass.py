@@ -14,6 +14,7 @@ import pytest
 from atomr_cutlass.generator import audit
 from atomr_cutlass.generator.archs import SmArch
 from atomr_cutlass.generator.dtypes import CutlassDtype
+from atomr_cutlass.generator.families import gemm_few_sm90
 from atomr_cutlass.generator.matrix import ARCHS, cells
 from atomr_cutlass.pipeline import table
 
@@ -122,6 +123,17 @@ def test_faults_are_found() -> None:
     simt = next(key for key in keys if key.math == "ieee")
     assert "no FFMA among its instructions" in audit.faults(simt, first, {})
     assert "its resources are not listed" in audit.faults(simt, first, {})
+
+
+def test_kernels_for_few_rows_wait_for_the_launch_before() -> None:
+    key = gemm_few_sm90.cell(CutlassDtype.BF16, "rc", 2)
+    code = audit.Function("few", "sm_90a", Counter({"HGMMA.64x16x16.F32.BF16": 64, "ACQBULK": 3, "UTMALDG.3D": 8}))
+    assert audit.faults(key, code, {"STACK": 0}) == []
+    code.mnemonics["BRA.U.ANY"] = 2
+    (fault,) = audit.faults(key, code, {"STACK": 0})
+    assert "uniform registers" in fault
+    del code.mnemonics["ACQBULK"], code.mnemonics["BRA.U.ANY"]
+    assert audit.faults(key, code, {"STACK": 0}) == ["no ACQBULK: it does not wait for the launch before"]
 
 
 @pytest.mark.parametrize("arch", ARCHS["gemm"], ids=lambda arch: arch.value)

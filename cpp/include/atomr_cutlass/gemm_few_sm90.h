@@ -4,9 +4,13 @@
 //
 // The weights' rows lie along WGMMA's M (64 for each of two warp groups), the few rows along its N. Thread blocks stay
 // and take tiles of equal height, which follows from the problem: any multiple of 8 rows up to 128, so that the last
-// wave is as full as the others. K is divided among the thread blocks of a cluster. Each leaves its sums in its shared
-// memory; all of them read a part of the tile from there, add it up in the order of the ranks, and store it: no
-// workspace, and the same bits every time.
+// wave is as full as the others. The thread blocks of a cluster divide K, or they share the few rows, of which each
+// loads some and sends them to all (multicast), or both. Those that divide K leave their sums in their shared memory;
+// all of them read a part of the tile from there, add it up in the order of the ranks, and store it: no workspace, and
+// the same bits every time. Tiles of at most 64 rows are multiplied by both warp groups, each taking half of K.
+//
+// The launch before may still run when a kernel starts: nothing in global memory is touched before `griddepcontrol`
+// has waited for it, but for weights that are known not to be written (`bound`).
 //
 // Functions without an annotation run on the host when nvcc compiles them, and on the device under NVRTC, whose
 // -default-device makes them device functions.
@@ -38,9 +42,10 @@ struct GemmFewSm90 {
   static constexpr int kRows = 128;              // the tallest tile
   static constexpr int kUnit = kAlongK ? 8 : 64; // heights of tiles are multiples of it
   static constexpr int kConsumers = 256;
-  static constexpr int kThreads = kConsumers + 32;
+  static constexpr int kThreads = kConsumers + 64;  // a warp loads the weights, another the few rows
   static constexpr int kMinBlocks = 1;
   static constexpr int kClusterM = 1, kClusterN = 1, kClusterK = kRanks;
+  static constexpr bool kDependent = true;
   static_assert(kAlongK || sizeof(Element) == 2, "WGMMA reads elements of other widths contiguous along K only");
 
   // Shared memory: barriers, the ranks' sums, and the stages. An instruction reads 64 rows of weights and as many of
@@ -48,7 +53,14 @@ struct GemmFewSm90 {
   static constexpr int kSharedBytes = 227 * 1024;
   static constexpr int kBarrierBytes = 1024;
   static constexpr int kOverrun = 8192;
-  static constexpr int kMaxStages = 32;
+  static constexpr int kMaxStages = 32, kMaxSteps = 64;
+  static constexpr int kStageBytes = 64 * 1024;
+
+  // Of the model that divides a problem.
+  static constexpr int64_t kDramBytesPer10Ps = 48, kL2BytesPer10Ps = 120, kReadBytesPerNs = 120;
+  static constexpr int64_t kBoxPicoseconds = kAlongK ? 64000 : 113000, kWidePicoseconds = 380;
+  static constexpr int64_t kStoredPicoseconds = 350, kExchangedPicoseconds = 230, kAddedPicoseconds = 880000;
+  static constexpr int64_t kExposedPercent = 20;
 
   struct Params {
     cute::TmaDescriptor weights, few;
@@ -58,11 +70,21 @@ struct GemmFewSm90 {
     int64_t d_row, d_few, d_batch;
     int32_t rows, few_rows, turned;
     int32_t height, tiles, batch_tiles, clusters;
-    int32_t few_height;  // the few rows that are loaded: a multiple of 8
-    int32_t group;       // boxes that are multiplied at once: stages are of whole groups
-    int32_t groups, stage_boxes, stages, stages_offset;
+    // Thread blocks that divide K, and that share the few rows, as powers of 2: kRanks together.
+    int32_t split_bits, share_bits;
+    int32_t halved;        // both warp groups multiply the same rows
+    int32_t few_height;    // the few rows that are loaded: a multiple of 8
+    int32_t group;         // boxes that a warp group multiplies at once
+    int32_t step;          // boxes of K that are waited for at once: a group for each half
+    int32_t steps, stage_steps, stages, stages_offset;
     int32_t weights_batched, few_batched;
+    int32_t bound;  // no launch that may be running writes the weights
     ScaledParams scaled;
+  };
+
+  // How a cluster divides the work: thread blocks that share the few rows, and the height of each one's tile.
+  struct Division {
+    int share, height;
   };
 
   CUTLASS_HOST_DEVICE static constexpr int ceil_div(int a, int b) { return (a + b - 1) / b; }
@@ -102,7 +124,54 @@ struct GemmFewSm90 {
     return map;
   }
 
-  static Params params(Args const& args) {
+  static int available(Args const& args) {
+    int const clusters = args.max_active_clusters > 0 ? args.max_active_clusters : args.sm_count / kRanks;
+    return clusters < 1 ? 1 : clusters;
+  }
+
+  // Picoseconds by a model that was fitted to measurements (docs/selection.md); estimate.py has the same in Python.
+  static int64_t cost(Args const& args, Division const& division) {
+    bool const turn = turned(args);
+    int64_t const rows = turn ? args.m : args.n, few = ceil_div(turn ? args.n : args.m, 8) * 8;
+    int64_t const share = division.share, height = division.height, split = kRanks / share;
+    int64_t const tiles = args.batch * ((rows + height * share - 1) / (height * share));
+    int64_t const clusters = available(args), waves = (tiles + clusters - 1) / clusters;
+    int64_t const boxes = ceil_div(args.k, kBox), wide = few <= 16 ? 16 : few <= 32 ? 32 : ceil_div(few, 32) * 32;
+    // Out of device memory, out of L2, into the busiest multiprocessor, and its products.
+    int64_t const parts[] = {
+        args.batch * rows * boxes * kBoxBytes * 10 / kDramBytesPer10Ps,
+        tiles * (height * share + few) * boxes * kBoxBytes * 10 / kL2BytesPer10Ps,
+        waves * (height + few) * boxes * kBoxBytes * 1000 / (split * kReadBytesPerNs),
+        waves * boxes * (kBoxPicoseconds + kWidePicoseconds * wide * ((height + 63) / 64)) / split};
+    int64_t most = 0, sum = 0;
+    for (int64_t const part : parts) {
+      sum += part;
+      if (part > most) most = part;
+    }
+    int64_t taken = most + (sum - most) * kExposedPercent / 100 + waves * height * few * kStoredPicoseconds / split;
+    if (split > 1) taken += waves * (height * few * kExchangedPicoseconds + kAddedPicoseconds);
+    return taken;
+  }
+
+  static Division divide(Args const& args) {
+    Division best{1, kRows};
+    int64_t least = INT64_MAX;
+    for (int share = 1; share <= kRanks; share *= 2) {
+      for (int height = kRows; height > 0; height -= kUnit) {
+        Division const division{share, height};
+        int64_t const taken = cost(args, division);
+        if (taken < least) {
+          least = taken;
+          best = division;
+        }
+      }
+    }
+    return best;
+  }
+
+  static Params params(Args const& args) { return params(args, divide(args)); }
+
+  static Params params(Args const& args, Division const& division) {
     Params result{};
     bool const turn = turned(args);
     int const rows = turn ? args.m : args.n, few = turn ? args.n : args.m;
@@ -110,33 +179,28 @@ struct GemmFewSm90 {
     result.rows = rows;
     result.few_rows = few;
     result.few_height = ceil_div(few, 8) * 8;
-    int clusters = args.max_active_clusters > 0 ? args.max_active_clusters : args.sm_count / kRanks;
-    if (clusters < 1) clusters = 1;
-    // What the busiest cluster reads: its rows of weights, and the few rows once a tile.
-    int64_t least = INT64_MAX;
-    for (int height = kRows; height > 0; height -= kUnit) {
-      int64_t const tiles = int64_t(args.batch) * ceil_div(rows, height);
-      int64_t const read = (tiles + clusters - 1) / clusters * (height + result.few_height);
-      if (read < least) {
-        least = read;
-        result.height = height;
-      }
-    }
-    result.batch_tiles = ceil_div(rows, result.height);
+    while (1 << result.share_bits < division.share) ++result.share_bits;
+    while (1 << (result.share_bits + result.split_bits) < kRanks) ++result.split_bits;
+    result.height = division.height;
+    result.halved = result.height <= 64;
+    result.batch_tiles = ceil_div(rows, result.height << result.share_bits);
     result.tiles = result.batch_tiles * args.batch;
+    int const clusters = available(args);
     result.clusters = result.tiles < clusters ? result.tiles : clusters;
-    int const sums_bytes = result.few_height * pitch(result.height) * 4;
+    int const sums_bytes = (result.halved ? 2 : 1) * result.few_height * pitch(result.height) * 4;
     result.stages_offset = ceil_div(kBarrierBytes + sums_bytes, 1024) * 1024;
     int const box_bytes = (result.height + result.few_height) * kBoxBytes;
     int const stages_bytes = kSharedBytes - kOverrun - result.stages_offset;
-    // Narrow instructions are soon done: as many of them are issued at once as make a wait worth its time.
-    result.group = result.few_height > 64 ? 1 : (result.few_height > 32 || box_bytes > 64 * kBoxBytes ? 2 : 4);
-    result.groups = ceil_div(ceil_div(args.k, kBox), result.group);
-    int const most = clamp(ceil_div(result.groups, kRanks), 1, kStageBoxes / result.group);
+    // Narrow instructions are soon done: two boxes of them are issued at once.
+    result.group = result.few_height > (result.halved ? 32 : 64) ? 1 : 2;
+    result.step = result.group * (result.halved ? 2 : 1);
+    result.steps = ceil_div(ceil_div(args.k, kBox), result.step);
+    int const most = clamp(ceil_div(result.steps, 1 << result.split_bits), 1, kStageBoxes / result.step);
     // Long pieces of each row suit device memory; three stages keep it busy.
-    int const stage_bytes = clamp(stages_bytes / 3, 0, kStageBytes);
-    result.stage_boxes = result.group * clamp(stage_bytes / (box_bytes * result.group), 1, most);
-    result.stages = clamp(stages_bytes / (box_bytes * result.stage_boxes), 1, kMaxStages);
+    int const stage_bytes = clamp(stages_bytes / 3, 0, kStageBytes), step_bytes = box_bytes * result.step;
+    result.stage_steps = clamp(stage_bytes / step_bytes, 1, most);
+    result.stages = clamp(stages_bytes / (step_bytes * result.stage_steps), 1, kMaxSteps / result.stage_steps);
+    if (result.stages > kMaxStages) result.stages = kMaxStages;
 
     int const weights_batches = turn ? batches(args, args.batch_stride_a) : batches(args, args.batch_stride_b);
     int const few_batches = turn ? batches(args, args.batch_stride_b) : batches(args, args.batch_stride_a);
@@ -161,6 +225,7 @@ struct GemmFewSm90 {
     result.d_row = turn ? args.ldd : 1;
     result.d_few = turn ? 1 : args.ldd;
     result.d_batch = args.batch_stride_d;
+    result.bound = (args.padding & (turn ? ATOMR_CUTLASS_A_SETTLED : ATOMR_CUTLASS_B_SETTLED)) != 0;
     result.scaled = ScaledParams::of(args);
     return result;
   }
@@ -172,57 +237,64 @@ struct GemmFewSm90 {
     place.barriers = reinterpret_cast<Barriers*>(shared);
     place.sums = shared + kBarrierBytes;
     place.stages = shared + params.stages_offset;
-    place.rank = int(blockIdx.z);
+    int const rank = int(blockIdx.z), split = 1 << params.split_bits, share = 1 << params.share_bits;
+    place.part = rank >> params.share_bits;
+    place.member = rank & (share - 1);
+    place.first_member = rank - place.member;
     // A rank without any K takes boxes beyond the end, which are zeros.
-    int const first = params.groups * place.rank / kRanks, end = params.groups * (place.rank + 1) / kRanks;
-    place.first_box = (first < end ? first : params.groups) * params.group;
-    place.end_box = (first < end ? end : params.groups + 1) * params.group;
+    int const first = params.steps * place.part >> params.split_bits;
+    int const end = params.steps * (place.part + 1) >> params.split_bits;
+    place.first_step = first < end ? first : params.steps;
+    place.end_step = first < end ? end : params.steps + 1;
     place.weights_bytes = params.height * kBoxBytes;
     place.few_bytes = params.few_height * kBoxBytes;
-    place.stage_bytes = (place.weights_bytes + place.few_bytes) * params.stage_boxes;
+    place.step_bytes = (place.weights_bytes + place.few_bytes) * params.step;
     int const warp = cutlass::canonical_warp_idx_sync();
-    bool const producer = warp == kConsumers / 32 && cute::elect_one_sync();
-    Cursor cursor(params, place);
-    if (producer) {
-      cute::prefetch_tma_descriptor(&params.weights);
-      cute::prefetch_tma_descriptor(&params.few);
-      int const warps = params.height > 64 ? 8 : 4;
-      for (int i = 0; i < params.stages; ++i) {
-        Full::init(&place.barriers->full[i], 1);
-        Empty::init(&place.barriers->empty[i], warps);
+    if (warp == kWeightsWarp) {
+      if (cute::elect_one_sync()) {
+        cute::prefetch_tma_descriptor(&params.weights);
+        cute::prefetch_tma_descriptor(&params.few);
+        int const warps = (params.halved || params.height > 64 ? 8 : 4) << params.share_bits;
+        for (int i = 0; i < params.stages * params.stage_steps; ++i) Full::init(&place.barriers->full[i], 1);
+        for (int i = 0; i < params.stages; ++i) Empty::init(&place.barriers->empty[i], warps);
+        Empty::init(&place.barriers->sums_full, split);
+        Empty::init(&place.barriers->sums_empty, split * kConsumers / 32);
+        cutlass::arch::fence_barrier_init();
+        cutlass::arch::fence_view_async_shared();
       }
-      Empty::init(&place.barriers->sums_full, kRanks);
-      Empty::init(&place.barriers->sums_empty, kRanks * kConsumers / 32);
-      cutlass::arch::fence_barrier_init();
-      cutlass::arch::fence_view_async_shared();
-      // The first loads wait for nobody.
-      for (int i = 0; i < params.stages && cursor.tile < params.tiles; ++i) load(params, place, cursor);
+      __syncwarp();
     }
-    // No thread block speaks to another before that one has its barriers.
     __syncthreads();
     if constexpr (kRanks > 1) cute::cluster_arrive_relaxed();
-    if (warp == kConsumers / 32) {
-      while (producer && cursor.tile < params.tiles) {
-        Empty::wait(&place.barriers->empty[cursor.stage], cursor.phase);
-        load(params, place, cursor);
+    // A branch for each warp that loads, of one thread and all of its work: only then do its values stay in uniform
+    // registers, which TMA takes. A loop that finds them out otherwise takes 100 ns a load.
+    if (warp == kWeightsWarp) {
+      if (cute::elect_one_sync()) {
+        if (!params.bound) asm volatile("griddepcontrol.wait;" ::: "memory");
+        load<true>(params, place);
       }
       __syncwarp();
       if constexpr (kRanks > 1) cute::cluster_wait();
-    } else {
-      if (params.group == 4) {
-        consume<16, 4>(params, place, warp);
-      } else {
-        consume<16, 2>(params, place, warp);
+    } else if (warp == kFewWarp) {
+      // No thread block writes into another before that one has its barriers.
+      if constexpr (kRanks > 1) cute::cluster_wait();
+      if (cute::elect_one_sync()) {
+        asm volatile("griddepcontrol.wait;\ngriddepcontrol.launch_dependents;" ::: "memory");
+        load<false>(params, place);
       }
+      __syncwarp();
+    } else {
+      asm volatile("griddepcontrol.wait;" ::: "memory");
+      multiply_and_store(params, place, warp);
     }
   }
 
  private:
   static constexpr int kStageBoxes = 16;
-  static constexpr int kStageBytes = 64 * 1024;
+  static constexpr int kWeightsWarp = kConsumers / 32, kFewWarp = kWeightsWarp + 1;
 
   struct Barriers {
-    uint64_t full[kMaxStages], empty[kMaxStages];
+    uint64_t full[kMaxSteps], empty[kMaxStages];
     uint64_t sums_full, sums_empty;
   };
   static_assert(sizeof(Barriers) <= kBarrierBytes);
@@ -234,8 +306,9 @@ struct GemmFewSm90 {
     Barriers* barriers;
     char* sums;
     char* stages;
-    int rank, first_box, end_box;
-    int weights_bytes, few_bytes, stage_bytes;  // of a box, and of a stage
+    int part, member, first_member;  // of K, among those that share the few rows, and the rank of their first
+    int first_step, end_step;
+    int weights_bytes, few_bytes, step_bytes;  // of a box, and of a step
   };
 
   // Floats from one of the few rows to the next in a tile's sums: the rows that the lanes of a warp write differ by
@@ -246,58 +319,152 @@ struct GemmFewSm90 {
 
   static int batches(Args const& args, int64_t stride) { return stride != 0 ? args.batch : 1; }
 
-  // What is loaded next, and the stage that it goes to.
-  struct Cursor {
-    int tile, box, stage = 0;
-    uint32_t phase = 1;
+  // A thread block's tiles, one after the other: counted without divisions, whose results leave uniform registers.
+  struct Tile {
+    int index, batch = 0, in_batch;
 
-    CUTLASS_DEVICE Cursor(Params const& params, Place const& place) : tile(int(blockIdx.x)), box(place.first_box) {}
+    CUTLASS_DEVICE explicit Tile(Params const& params) : index(int(blockIdx.x)), in_batch(int(blockIdx.x)) {
+      settle(params);
+    }
+    CUTLASS_DEVICE void next(Params const& params) {
+      index += params.clusters;
+      in_batch += params.clusters;
+      settle(params);
+    }
+    CUTLASS_DEVICE int row(Params const& params, Place const& place) const {
+      return ((in_batch << params.share_bits) + place.member) * params.height;
+    }
+
+   private:
+    CUTLASS_DEVICE void settle(Params const& params) {
+      for (; in_batch >= params.batch_tiles; in_batch -= params.batch_tiles) ++batch;
+    }
   };
 
-  CUTLASS_DEVICE static void load(Params const& params, Place const& place, Cursor& cursor) {
+  // All loads of the weights, or of the few rows. Stages are taken back as a whole, so that long pieces of each row are
+  // read at once, but each step of a stage has a barrier of its own: the first is used before the last has come.
+  template <bool kWeights>
+  CUTLASS_DEVICE static void load(Params const& params, Place const& place) {
     auto const weights_hint = uint64_t(cute::TMA::CacheHintSm90::EVICT_FIRST);
     auto const few_hint = uint64_t(cute::TMA::CacheHintSm90::EVICT_LAST);
-    int const batch = cursor.tile / params.batch_tiles, row = cursor.tile % params.batch_tiles * params.height;
-    int const weights_batch = params.weights_batched ? batch : 0, few_batch = params.few_batched ? batch : 0;
-    int const count = min(params.stage_boxes, place.end_box - cursor.box);
-    uint64_t* const full = &place.barriers->full[cursor.stage];
-    Full::arrive_and_expect_tx(full, uint32_t(count * (place.weights_bytes + place.few_bytes)));
-    char* to = place.stages + cursor.stage * place.stage_bytes;
-    for (int i = 0; i < count; ++i, to += place.weights_bytes) {
-      int const k = (cursor.box + i) * kBox;
-      if constexpr (kAlongK) {
-        cute::SM90_TMA_LOAD_3D::copy(&params.weights, full, weights_hint, to, k, row, weights_batch);
-      } else {
-        for (int at = 0; at < params.height; at += 64) {
-          cute::SM90_TMA_LOAD_3D::copy(&params.weights, full, weights_hint, to + at * kBoxBytes, row + at, k,
-                                       weights_batch);
+    int const share = 1 << params.share_bits;
+    auto const members = uint16_t(((1 << share) - 1) << place.first_member);
+    int stage = 0;
+    uint32_t phase = 1;
+    for (Tile tile(params); tile.index < params.tiles; tile.next(params)) {
+      int const row = tile.row(params, place);
+      int const batch = (kWeights ? params.weights_batched : params.few_batched) ? tile.batch : 0;
+      for (int begin = place.first_step; begin < place.end_step; begin += params.stage_steps) {
+        Empty::wait(&place.barriers->empty[stage], phase);
+        int const steps = min(params.stage_steps, place.end_step - begin);
+        uint64_t* full = &place.barriers->full[stage * params.stage_steps];
+        if constexpr (kWeights) {
+          // Barriers that this round does not need take part in it, before others can end it: all of a stage are in one
+          // phase.
+          for (int step = steps; step < params.stage_steps; ++step) Full::arrive(full + step);
+        }
+        char* to = place.stages + stage * params.stage_steps * place.step_bytes;
+        if constexpr (!kWeights) to += params.step * place.weights_bytes;
+        for (int step = 0; step < steps; ++step, ++full, to += place.step_bytes) {
+          int const box = (begin + step) * params.step;
+          if constexpr (kWeights) Full::arrive_and_expect_tx(full, uint32_t(place.step_bytes));
+          for (int i = 0; i < params.step; ++i) {
+            int const k = (box + i) * kBox;
+            if constexpr (!kWeights) {
+              if (kRanks == 1 || share == 1) {
+                cute::SM90_TMA_LOAD_3D::copy(&params.few, full, few_hint, to + i * place.few_bytes, k, 0, batch);
+              } else if (((box + i) & (share - 1)) == place.member) {
+                cute::SM90_TMA_LOAD_MULTICAST_3D::copy(&params.few, full, members, few_hint, to + i * place.few_bytes,
+                                                       k, 0, batch);
+              }
+            } else if constexpr (kAlongK) {
+              cute::SM90_TMA_LOAD_3D::copy(&params.weights, full, weights_hint, to + i * place.weights_bytes, k, row,
+                                           batch);
+            } else {
+              for (int piece = 0; piece < params.height; piece += 64) {
+                cute::SM90_TMA_LOAD_3D::copy(&params.weights, full, weights_hint,
+                                             to + i * place.weights_bytes + piece * kBoxBytes, row + piece, k, batch);
+              }
+            }
+          }
+        }
+        if (++stage == params.stages) {
+          stage = 0;
+          phase ^= 1;
         }
       }
     }
-    to = place.stages + cursor.stage * place.stage_bytes + params.stage_boxes * place.weights_bytes;
-    for (int i = 0; i < count; ++i, to += place.few_bytes) {
-      cute::SM90_TMA_LOAD_3D::copy(&params.few, full, few_hint, to, (cursor.box + i) * kBox, 0, few_batch);
-    }
-    cursor.box += params.stage_boxes;
-    if (cursor.box >= place.end_box) {
-      cursor.box = place.first_box;
-      cursor.tile += params.clusters;
-    }
-    if (++cursor.stage == params.stages) {
-      cursor.stage = 0;
-      cursor.phase ^= 1;
+    if constexpr (kWeights && kRanks > 1) {
+      // Shared memory stays until all have used what this thread block sent them, and their signals have come.
+      for (int i = 0; i < params.stages; ++i) {
+        Empty::wait(&place.barriers->empty[stage], phase);
+        if (++stage == params.stages) {
+          stage = 0;
+          phase ^= 1;
+        }
+      }
     }
   }
 
-  // With instructions as narrow as the few rows, kGroup boxes at once.
-  template <int kWide, int kGroup>
-  CUTLASS_DEVICE static void consume(Params const& params, Place const& place, int warp) {
-    if constexpr (kWide < kFew) {
-      if (params.few_height > kWide) {
-        consume<2 * kWide, kWide >= 64 ? 1 : (kWide >= 32 ? 2 : kGroup)>(params, place, warp);
-        return;
+  CUTLASS_DEVICE static void multiply_and_store(Params const& params, Place const& place, int warp) {
+    int const lane = int(threadIdx.x) % 32, split = 1 << params.split_bits;
+    Turn turn;
+    for (Tile tile(params); tile.index < params.tiles; tile.next(params)) {
+      if (params.few_height <= 16) {
+        multiply<16, 2>(params, place, warp, turn);
+      } else if (params.few_height <= 32) {
+        multiply<32, 2>(params, place, warp, turn);
+      } else if (params.few_height <= 64) {
+        params.group == 2 ? multiply<64, 2>(params, place, warp, turn) : multiply<64, 1>(params, place, warp, turn);
+      } else if (params.few_height <= 96) {
+        multiply<96, 1>(params, place, warp, turn);
+      } else {
+        multiply<128, 1>(params, place, warp, turn);
       }
+      cutlass::arch::NamedBarrier::sync(kConsumers, 0);
+      if constexpr (kRanks > 1) {
+        if (turn.first) cute::cluster_wait();
+        if (split > 1) {
+          // One thread speaks for the thread block: this fence is dear.
+          if (warp == 0 && lane < split) {
+            asm volatile("fence.acq_rel.cluster;" ::: "memory");
+            Empty::arrive(&place.barriers->sums_full, uint32_t((lane << params.share_bits) + place.member), 1u);
+          }
+          wait_for_cluster(&place.barriers->sums_full, turn.tile_phase);
+        }
+      }
+      if (params.halved) {
+        store_parts<2>(params, place, tile);
+      } else {
+        store_parts<1>(params, place, tile);
+      }
+      if constexpr (kRanks > 1) {
+        if (split > 1) {
+          // What was read has been used.
+          asm volatile("" ::: "memory");
+          __syncwarp();
+          if (lane < split) {
+            Empty::arrive(&place.barriers->sums_empty, uint32_t((lane << params.share_bits) + place.member), 1u);
+          }
+        }
+      }
+      turn.first = false;
+      turn.tile_phase ^= 1;
     }
+    // Shared memory that others read stays until they have.
+    if (split > 1) empty_sums(params, place, turn.tile_phase ^ 1);
+  }
+
+  // Where a warp is in the stages, and in the tiles.
+  struct Turn {
+    int stage = 0;
+    uint32_t phase = 0, tile_phase = 0;
+    bool first = true;
+  };
+
+  // Leaves a tile's sums in shared memory. With instructions as narrow as the few rows, kGroup boxes at once.
+  template <int kWide, int kGroup>
+  CUTLASS_DEVICE static void multiply(Params const& params, Place const& place, int warp, Turn& turn) {
     using namespace cute;
     constexpr auto kMajor = kAlongK ? GMMA::Major::K : GMMA::Major::MN;
     using Atom = decltype(GMMA::ss_op_selector<Element, Element, float, Shape<_64, Int<kWide>, Int<kBox>>, kMajor,
@@ -306,113 +473,94 @@ struct GemmFewSm90 {
     using WeightsLayout = decltype(tile_to_shape(WeightsAtom{}, Shape<_64, Int<kBox>>{}));
     using FewLayout = decltype(tile_to_shape(GMMA::Layout_K_SW128_Atom<Element>{}, Shape<Int<kWide>, Int<kBox>>{}));
 
-    int const first_row = warp / 4 * 64, lane = int(threadIdx.x) % 32;
+    int const half = params.halved ? warp / 4 : 0, lane = int(threadIdx.x) % 32;
+    int const first_row = params.halved ? 0 : warp / 4 * 64;
     bool const multiplies = first_row < params.height;
     auto mma = make_tiled_mma(Atom{});
     auto const slice = mma.get_thread_slice(int(threadIdx.x) % 128);
     Tensor sums = partition_fragment_C(mma, Shape<_64, Int<kWide>>{});
     Tensor const places = slice.partition_C(make_identity_tensor(Shape<_64, Int<kWide>>{}));
     auto const release = [&](int stage) {
-      if (lane == 0) Empty::arrive(&place.barriers->empty[stage]);
+      if constexpr (kRanks == 1) {
+        if (lane == 0) Empty::arrive(&place.barriers->empty[stage]);
+      } else {
+        if (lane < 1 << params.share_bits) {
+          Empty::arrive(&place.barriers->empty[stage], uint32_t(place.first_member + lane), 1u);
+        }
+      }
     };
-    int stage = 0;
-    uint32_t phase = 0, tile_phase = 0;
-    bool begun = false;
-    for (int tile = int(blockIdx.x); tile < params.tiles; tile += params.clusters) {
-      if (multiplies) {
-        if constexpr (kPromoted) clear(sums);
-        mma.accumulate_ = GMMA::ScaleOut::Zero;
-        int in_stage = 0, before = -1;  // boxes, and the stage of which the last ones are being multiplied
-        for (int box = place.first_box; box < place.end_box; box += kGroup) {
-          if (in_stage == 0) Full::wait(&place.barriers->full[stage], phase);
-          char* const first = place.stages + stage * place.stage_bytes;
-          char* const weights = first + in_stage * place.weights_bytes + first_row * kBoxBytes;
-          char* const few = first + params.stage_boxes * place.weights_bytes + in_stage * place.few_bytes;
-          Tensor const a = slice.make_fragment_A(
-              slice.partition_A(make_tensor(make_smem_ptr(reinterpret_cast<Element*>(weights)), WeightsLayout{})));
-          Tensor const b = slice.make_fragment_B(
-              slice.partition_B(make_tensor(make_smem_ptr(reinterpret_cast<Element*>(few)), FewLayout{})));
-          if constexpr (kPromoted) {
-            CUTLASS_PRAGMA_UNROLL
-            for (int i = 0; i < kGroup; ++i) {
-              Tensor part = make_fragment_like(sums);
-              mma.accumulate_ = GMMA::ScaleOut::Zero;
-              warpgroup_fence_operand(part);
-              warpgroup_arrive();
-              multiply(mma, a, b, part, i * place.weights_bytes, i * place.few_bytes);
-              warpgroup_commit_batch();
-              warpgroup_wait<0>();
-              warpgroup_fence_operand(part);
-              CUTLASS_PRAGMA_UNROLL
-              for (int j = 0; j < size(sums); ++j) sums(j) += part(j);
-            }
-          } else {
-            warpgroup_fence_operand(sums);
+    if (multiplies) {
+      if constexpr (kPromoted) clear(sums);
+      mma.accumulate_ = GMMA::ScaleOut::Zero;
+      int in_stage = 0, before = -1;  // steps, and the stage of which the last ones are being multiplied
+      for (int step = place.first_step; step < place.end_step; ++step) {
+        int const at = turn.stage * params.stage_steps + in_stage;
+        Full::wait(&place.barriers->full[at], turn.phase);
+        char* const first = place.stages + at * place.step_bytes;
+        char* const weights = first + half * kGroup * place.weights_bytes + first_row * kBoxBytes;
+        char* const few = first + params.step * place.weights_bytes + half * kGroup * place.few_bytes;
+        Tensor const a = slice.make_fragment_A(
+            slice.partition_A(make_tensor(make_smem_ptr(reinterpret_cast<Element*>(weights)), WeightsLayout{})));
+        Tensor const b = slice.make_fragment_B(
+            slice.partition_B(make_tensor(make_smem_ptr(reinterpret_cast<Element*>(few)), FewLayout{})));
+        if constexpr (kPromoted) {
+          CUTLASS_PRAGMA_UNROLL
+          for (int i = 0; i < kGroup; ++i) {
+            Tensor part = make_fragment_like(sums);
+            mma.accumulate_ = GMMA::ScaleOut::Zero;
+            warpgroup_fence_operand(part);
             warpgroup_arrive();
-            CUTLASS_PRAGMA_UNROLL
-            for (int i = 0; i < kGroup; ++i) {
-              multiply(mma, a, b, sums, i * place.weights_bytes, i * place.few_bytes);
-            }
+            box_product(mma, a, b, part, i * place.weights_bytes, i * place.few_bytes);
             warpgroup_commit_batch();
-            warpgroup_wait<1>();
-            warpgroup_fence_operand(sums);
+            warpgroup_wait<0>();
+            warpgroup_fence_operand(part);
+            CUTLASS_PRAGMA_UNROLL
+            for (int j = 0; j < size(sums); ++j) sums(j) += part(j);
           }
-          if (before >= 0) {
-            release(before);
-            before = -1;
+        } else {
+          warpgroup_fence_operand(sums);
+          warpgroup_arrive();
+          CUTLASS_PRAGMA_UNROLL
+          for (int i = 0; i < kGroup; ++i) {
+            box_product(mma, a, b, sums, i * place.weights_bytes, i * place.few_bytes);
           }
-          in_stage += kGroup;
-          if (in_stage == params.stage_boxes || box + kGroup == place.end_box) {
-            in_stage = 0;
-            before = stage;
-            if (++stage == params.stages) {
-              stage = 0;
-              phase ^= 1;
-            }
+          warpgroup_commit_batch();
+          warpgroup_wait<1>();
+          warpgroup_fence_operand(sums);
+        }
+        if (before >= 0) {
+          release(before);
+          before = -1;
+        }
+        if (++in_stage == params.stage_steps || step + 1 == place.end_step) {
+          in_stage = 0;
+          before = turn.stage;
+          if (++turn.stage == params.stages) {
+            turn.stage = 0;
+            turn.phase ^= 1;
           }
         }
-        warpgroup_wait<0>();
-        warpgroup_fence_operand(sums);
-        release(before);
       }
-      // The sums before these have been read.
-      if (begun) empty_sums(place, tile_phase ^ 1);
-      if (multiplies) {
-        float* const to = reinterpret_cast<float*>(place.sums) + first_row;
-        int const rows = params.height - first_row, wide = pitch(params.height);
-        CUTLASS_PRAGMA_UNROLL
-        for (int i = 0; i < size(sums); ++i) {
-          int const row = int(get<0>(places(i))), other = int(get<1>(places(i)));
-          if (row < rows && other < params.few_height) to[other * wide + row] = sums(i);
-        }
-      }
-      cutlass::arch::NamedBarrier::sync(kConsumers, 0);
-      if constexpr (kRanks > 1) {
-        if (!begun) cluster_wait();
-        // One thread speaks for the thread block: this fence is dear.
-        if (warp == 0 && lane < kRanks) {
-          asm volatile("fence.acq_rel.cluster;" ::: "memory");
-          Empty::arrive(&place.barriers->sums_full, uint32_t(lane), 1u);
-        }
-        wait_for_cluster(&place.barriers->sums_full, tile_phase);
-      }
-      store(params, place, tile);
-      if constexpr (kRanks > 1) {
-        // What was read has been used.
-        asm volatile("" ::: "memory");
-        __syncwarp();
-        if (lane < kRanks) Empty::arrive(&place.barriers->sums_empty, uint32_t(lane), 1u);
-      }
-      begun = true;
-      tile_phase ^= 1;
+      warpgroup_wait<0>();
+      warpgroup_fence_operand(sums);
+      release(before);
     }
-    // Shared memory that others read stays until they have.
-    if constexpr (kRanks > 1) empty_sums(place, tile_phase ^ 1);
+    // The sums before these have been read.
+    if (!turn.first) empty_sums(params, place, turn.tile_phase ^ 1);
+    if (multiplies) {
+      int const rows = params.height - first_row, wide = pitch(params.height);
+      float* const to = reinterpret_cast<float*>(place.sums) + half * params.few_height * wide + first_row;
+      CUTLASS_PRAGMA_UNROLL
+      for (int i = 0; i < size(sums); ++i) {
+        int const row = int(get<0>(places(i))), other = int(get<1>(places(i)));
+        if (row < rows && other < params.few_height) to[other * wide + row] = sums(i);
+      }
+    }
   }
 
   // The box of K that lies so many bytes behind the one of the descriptors.
   template <class Mma, class A, class B, class C>
-  CUTLASS_DEVICE static void multiply(Mma& mma, A const& a, B const& b, C& c, int weights_bytes, int few_bytes) {
+  CUTLASS_DEVICE static void box_product(Mma& mma, A const& a, B const& b, C& c, int weights_bytes, int few_bytes) {
     cute::Tensor const weights = cute::make_tensor(a.data() + weights_bytes / 16, a.layout());
     cute::Tensor const few = cute::make_tensor(b.data() + few_bytes / 16, b.layout());
     CUTLASS_PRAGMA_UNROLL
@@ -436,17 +584,18 @@ struct GemmFewSm90 {
     }
   }
 
-  CUTLASS_DEVICE static void empty_sums(Place const& place, uint32_t phase) {
-    if constexpr (kRanks > 1) {
+  CUTLASS_DEVICE static void empty_sums(Params const& params, Place const& place, uint32_t phase) {
+    if (kRanks > 1 && params.split_bits > 0) {
       Empty::wait(&place.barriers->sums_empty, phase);
     } else {
       cutlass::arch::NamedBarrier::sync(kConsumers, 0);
     }
   }
 
-  // Four sums of a rank.
+  // Four sums of a rank, or of this one.
+  template <bool kRemote>
   CUTLASS_DEVICE static float4 sums_of(float const* sums, int rank) {
-    if constexpr (kRanks == 1) return *reinterpret_cast<float4 const*>(sums);
+    if constexpr (!kRemote) return *reinterpret_cast<float4 const*>(sums);
     float4 read;
     asm volatile("ld.shared::cluster.v4.f32 {%0, %1, %2, %3}, [%4];"
                  : "=f"(read.x), "=f"(read.y), "=f"(read.z), "=f"(read.w)
@@ -454,25 +603,58 @@ struct GemmFewSm90 {
     return read;
   }
 
+  template <int kHalves>
+  CUTLASS_DEVICE static void store_parts(Params const& params, Place const& place, Tile const& tile) {
+    switch (params.split_bits) {
+      case 0: store<1, kHalves>(params, place, tile); break;
+      case 1:
+        if constexpr (kRanks >= 2) store<2, kHalves>(params, place, tile);
+        break;
+      case 2:
+        if constexpr (kRanks >= 4) store<4, kHalves>(params, place, tile);
+        break;
+      default:
+        if constexpr (kRanks >= 8) store<8, kHalves>(params, place, tile);
+    }
+  }
+
   // Adds up and stores this rank's part of a tile, four rows of weights at a time.
-  CUTLASS_DEVICE static void store(Params const& params, Place const& place, int tile) {
+  template <int kSplit, int kHalves>
+  CUTLASS_DEVICE static void store(Params const& params, Place const& place, Tile const& tile) {
     constexpr int kRun = 4;
-    int const batch = tile / params.batch_tiles, tile_row = tile % params.batch_tiles * params.height;
+    int const batch = tile.batch, tile_row = tile.row(params, place);
     int const runs = params.height / kRun, count = runs * params.few_rows, wide = pitch(params.height);
-    int const first = count * place.rank / kRanks, end = count * (place.rank + 1) / kRanks;
+    int const end = count * (place.part + 1) / kSplit;
+    int const half = params.few_height * wide;
     ScaledParams const& scaled = params.scaled;
     float const scale_d = kScaled ? scaled.output() : 1.0f;
     LargestAbsolute largest;
     auto const* const sums = reinterpret_cast<float const*>(place.sums);
-    for (int i = first + int(threadIdx.x); i < end; i += kConsumers) {
-      // Neighbours store next to one another.
-      int const other = params.turned ? i % params.few_rows : i / runs;
-      int const run = params.turned ? i / params.few_rows : i % runs;
-      float4 sum = sums_of(sums + other * wide + run * kRun, 0);
+    // Neighbours store next to one another: the faster index is that of the runs, or of the few rows where D has them
+    // as its columns. Divided once, then counted.
+    int const first = count * place.part / kSplit + int(threadIdx.x), fast = params.turned ? params.few_rows : runs;
+    int slow_at = first / fast, fast_at = first % fast;
+    int const slow_step = kConsumers / fast, fast_step = kConsumers % fast;
+#pragma unroll 2
+    for (int i = first; i < end; i += kConsumers) {
+      int const other = params.turned ? fast_at : slow_at, run = params.turned ? slow_at : fast_at;
+      slow_at += slow_step;
+      fast_at += fast_step;
+      if (fast_at >= fast) {
+        fast_at -= fast;
+        ++slow_at;
+      }
+      float4 parts[kSplit * kHalves];
       CUTLASS_PRAGMA_UNROLL
-      for (int rank = 1; rank < kRanks; ++rank) {
-        float4 const part = sums_of(sums + other * wide + run * kRun, rank);
-        sum = {sum.x + part.x, sum.y + part.y, sum.z + part.z, sum.w + part.w};
+      for (int part = 0; part < kSplit * kHalves; ++part) {
+        parts[part] = sums_of<(kSplit > 1)>(sums + part % kHalves * half + other * wide + run * kRun,
+                                            (part / kHalves << params.share_bits) + place.member);
+      }
+      float4 sum = parts[0];
+      CUTLASS_PRAGMA_UNROLL
+      for (int part = 1; part < kSplit * kHalves; ++part) {
+        float4 const next = parts[part];
+        sum = {sum.x + next.x, sum.y + next.y, sum.z + next.z, sum.w + next.w};
       }
       float const values[kRun] = {sum.x, sum.y, sum.z, sum.w};
       int const row = tile_row + kRun * run;

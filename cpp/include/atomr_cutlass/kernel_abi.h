@@ -21,6 +21,16 @@ enum {
   ATOMR_CUTLASS_FLAG_PTX = 1u,  /* the image carries PTX as well, which newer GPUs translate */
 };
 
+/* Bits of atomr_cutlass_gemm_args.padding, which is named from when it had none (names are part of the layout's
+ * digest): an operand that no launch writes that may still be running, so that a kernel which starts before the launch
+ * before it has ended may read it at once. */
+enum { ATOMR_CUTLASS_A_SETTLED = 1, ATOMR_CUTLASS_B_SETTLED = 2 };
+
+/* Bits of atomr_cutlass_launch.padding and atomr_cutlass_jit_evaluation.padding. `prepare` says DEPENDENT of a kernel
+ * that waits for the launch before it (griddepcontrol.wait) ahead of all that it reads and writes, but for settled
+ * operands; whoever launches clears the bit where the kernel is to start after that one all the same. */
+enum { ATOMR_CUTLASS_LAUNCH_DEPENDENT = 1 };
+
 /* What an epilogue tree reads or writes beside C and D: element (m, n) of a batch is `m * stride_m + n * stride_n +
  * batch * batch_stride` elements from the pointer, m and n being those of the kernel's D. Strides along which an
  * operand does not vary are 0; of a mask, stride_n is 1 and counts bytes. */

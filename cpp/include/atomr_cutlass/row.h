@@ -92,7 +92,7 @@ struct Row {
                {uint32_t(Cell::kClusterM), uint32_t(Cell::kClusterN), uint32_t(Cell::kClusterK)},
                uint32_t(Cell::kSharedBytes),
                {0, 0, 0},
-               0,
+               kLaunchBitsOf<Cell>,
                0,
                0};
     if constexpr (kSetupThreadsOf<Cell> > 0) {
@@ -106,15 +106,22 @@ struct Row {
   }
 
   static int launch(atomr_cutlass_row const*, void const* params, atomr_cutlass_launch const* launch, void* stream) {
-    cudaLaunchAttribute attribute = cluster_attribute();
+    cudaLaunchAttribute attributes[2] = {};
     cudaLaunchConfig_t config{};
     config.gridDim = dim3(launch->grid[0], launch->grid[1], launch->grid[2]);
     config.blockDim = dim3(Cell::kThreads);
     config.dynamicSmemBytes = Cell::kSharedBytes;
     config.stream = static_cast<cudaStream_t>(stream);
-    config.attrs = &attribute;
+    config.attrs = attributes;
     // GPUs before sm_90 know no clusters and refuse the attribute.
-    config.numAttrs = Cell::kClusterM * Cell::kClusterN * Cell::kClusterK > 1 ? 1 : 0;
+    if constexpr (Cell::kClusterM * Cell::kClusterN * Cell::kClusterK > 1) {
+      attributes[config.numAttrs++] = cluster_attribute();
+    }
+    if (kLaunchBitsOf<Cell> != 0 && (launch->padding & ATOMR_CUTLASS_LAUNCH_DEPENDENT) != 0) {
+      cudaLaunchAttribute& attribute = attributes[config.numAttrs++];
+      attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+      attribute.val.programmaticStreamSerializationAllowed = 1;
+    }
     void* arguments[] = {const_cast<void*>(params)};
     if constexpr (kSetupThreadsOf<Cell> > 0) {
       dim3 const setup_grid(launch->setup_grid[0], launch->setup_grid[1], launch->setup_grid[2]);

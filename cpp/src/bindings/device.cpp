@@ -4,6 +4,7 @@
 #include <pybind11/stl.h>
 
 #include "../errors.h"
+#include "../kernel_launch.h"
 #include "bindings.h"
 #include "plans.h"
 
@@ -79,6 +80,9 @@ void bind_device(py::module_& module) {
       "Why no GPU can be used; empty when one can.");
   module.def("driver_version", &driver_version);
   module.def("device_count", &device_count);
+  module.def("dependent_launch", &dependent_launch,
+             "Whether kernels that wait for the launch before them themselves may start before that has ended.");
+  module.def("set_dependent_launch", &set_dependent_launch, py::arg("enabled"));
   module.def(
       "synchronize",
       [](int device, uint64_t stream) {

@@ -73,7 +73,8 @@ void refuse_gradient(py::handle array, char const* name) {
 namespace {
 
 OwnedOperand make_operand(uint64_t pointer, py::sequence const& shape, py::object const& strides,
-                          py::tuple const& dtype, int device_type, int device, bool read_only, py::object owner) {
+                          py::tuple const& dtype, int device_type, int device, bool read_only, py::object owner,
+                          bool settled) {
   if (shape.size() > size_t(kMaxRank)) {
     throw InvalidOperand("an operand has " + std::to_string(shape.size()) + " dimensions; at most 8 are taken");
   }
@@ -93,6 +94,7 @@ OwnedOperand make_operand(uint64_t pointer, py::sequence const& shape, py::objec
                         0};
   OwnedOperand result{operand_from_view(tensor), std::move(owner), {}};
   result.operand.read_only = read_only;
+  result.operand.settled = settled;
   return result;
 }
 
@@ -277,7 +279,8 @@ py::object signature(py::args const& arrays) {
 void bind_operand(py::module_& module) {
   py::class_<OwnedOperand>(module, "Operand", "An array as the kernels see it, keeping alive what it points into.")
       .def(py::init(&make_operand), py::arg("pointer"), py::arg("shape"), py::arg("strides"), py::arg("dtype"),
-           py::arg("device_type"), py::arg("device"), py::arg("read_only") = false, py::arg("owner") = py::none())
+           py::arg("device_type"), py::arg("device"), py::arg("read_only") = false, py::arg("owner") = py::none(),
+           py::arg("settled") = false)
       .def_static("from_capsule", &from_capsule, py::arg("capsule"))
       .def_static(
           "of",
@@ -307,6 +310,7 @@ void bind_operand(py::module_& module) {
       .def_property_readonly("device_type", [](OwnedOperand const& self) { return self.operand.device.type; })
       .def_property_readonly("device", [](OwnedOperand const& self) { return self.operand.device.id; })
       .def_property_readonly("read_only", [](OwnedOperand const& self) { return self.operand.read_only; })
+      .def_property_readonly("settled", [](OwnedOperand const& self) { return self.operand.settled; })
       .def_property_readonly("alignment", [](OwnedOperand const& self) { return address_alignment(self.operand.data); })
       .def("__repr__", [](OwnedOperand const& self) { return "<Operand " + describe(self.operand) + ">"; });
   module.def(

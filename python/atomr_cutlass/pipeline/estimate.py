@@ -79,18 +79,26 @@ PEER_SECONDS = 2e-6
 """Each part of a tile but the first waits for its turn, reads, adds and writes."""
 
 # Kernels of the sm90 generation for few rows.
-FEW_LAUNCH_SECONDS = 3.6e-6
-FEW_DRAM_BYTES_PER_SECOND = 3.86e12
+FEW_LAUNCH_SECONDS = 2.19e-6
+FEW_CLUSTER_SECONDS = 0.17e-6
+"""How much longer clusters of several thread blocks take."""
 FEW_STRADDLED = 0.16
 """Of what rows of weights that straddle cache lines cost, what is not hidden; a third where K is contiguous."""
-FEW_READ_BYTES_PER_SECOND = 60e9
+# What follows is GemmFewSm90's, in its units: bytes, picoseconds.
+FEW_DRAM_BYTES_PER_10_PS = 48
+FEW_L2_BYTES_PER_10_PS = 120
+FEW_READ_BYTES_PER_NS = 120
 """At which one multiprocessor takes in weights and the few rows."""
-FEW_BOX_SECONDS = {COLUMN: 125e-9, ROW: 230e-9}
-"""The shortest step along K, 128 bytes of a row, by the layout of B."""
-FEW_ADDED_SECONDS = (0.36e-6, 0.53e-9)
-"""Adding up what the thread blocks of a cluster have summed: once, and for each element of a tile."""
-FEW_SOFTNESS = 4.5
-"""How sharply the slowest of the parts hides the others: the exponent of their norm."""
+FEW_BOX_PS = {COLUMN: 64000, ROW: 113000}
+FEW_WIDE_PS = 380
+"""128 bytes of K: a step, and in it each of the few rows, as wide as the instruction is."""
+FEW_STORED_PS = 350
+FEW_EXCHANGED_PS = 230
+"""An element of a tile: storing it, and before that reading what the thread blocks of a cluster have summed."""
+FEW_ADDED_PS = 880000
+"""Adding up a tile's sums, besides."""
+FEW_EXPOSED_PERCENT = 20
+"""Of all parts but the longest, what that does not hide."""
 
 # The sm80 generation.
 MULTISTAGE_L2_BYTES_PER_CLOCK = 42.0
@@ -217,28 +225,43 @@ def _warp_specialized(key: KernelKey, variant: Variant, device: Device) -> tuple
 
 
 def _few(key: KernelKey, variant: Variant, device: Device) -> float:
-    """Seconds of a kernel for few rows: fitted to 680 shapes drawn at random x clusters of 1, 2 and 4 on an H200."""
+    """Seconds of a kernel for few rows, as it divides the problem itself (GemmFewSm90::divide)."""
+    ranks = key.cluster[2]
+    heights = range(key.tile[0], 0, -8 if key.layout_b == COLUMN else -64)
+    shares = [1 << bits for bits in range(ranks.bit_length())]
+    busy = min(_few_cost(key, variant, device, share, height) for share in shares for height in heights) * 1e-12
+    turned = gemm_few_sm90.turned(key, variant.m, variant.n)
+    straddled = FEW_STRADDLED * (_lines(variant.lda if turned else variant.ldb, key.a) - 1)
+    launch = FEW_LAUNCH_SECONDS + (FEW_CLUSTER_SECONDS if ranks > 1 else 0.0)
+    return launch + busy * (1 + (straddled / 3 if key.layout_b == COLUMN else straddled))
+
+
+def _few_cost(key: KernelKey, variant: Variant, device: Device, share: int, height: int) -> int:
+    """Picoseconds of one way to divide a problem (GemmFewSm90::cost).
+
+    Fitted on an H200 to shapes drawn at random x clusters of 1, 2 and 4 x the ways to divide them.
+    """
     turned = gemm_few_sm90.turned(key, variant.m, variant.n)
     rows, few = (variant.m, variant.n) if turned else (variant.n, variant.m)
-    few = 8 * math.ceil(few / 8)
+    few = -(-few // 8) * 8
     ranks = key.cluster[2]
-    clusters = max(1, device.multiprocessors // ranks - (ranks if ranks > 2 else 0))
-    unit = 8 if key.layout_b == COLUMN else 64
-
-    def busiest(height: int) -> int:
-        return math.ceil(variant.batch * math.ceil(rows / height) / clusters)
-
-    # The kernel's own choice (GemmFewSm90::params).
-    height = min(range(key.tile[0], 0, -unit), key=lambda one: busiest(one) * (one + few))
-    read = busiest(height) * (height + few) * variant.k * key.a.bits / 8 / ranks / FEW_READ_BYTES_PER_SECOND
-    boxes = busiest(height) * variant.k / key.tile[2] / ranks * FEW_BOX_SECONDS[key.layout_b]
-    moved = (variant.m * variant.k + variant.k * variant.n) * key.a.bits + variant.m * variant.n * key.d.bits
-    straddled = FEW_STRADDLED * (_lines(variant.lda if turned else variant.ldb, key.a) - 1)
-    longer = 1 + (straddled / 3 if key.layout_b == COLUMN else straddled)
-    loaded = variant.batch * moved * longer / 8 / FEW_DRAM_BYTES_PER_SECOND
-    parts = math.pow(sum(math.pow(part, FEW_SOFTNESS) for part in (loaded, read, boxes)), 1 / FEW_SOFTNESS)
-    once, each = FEW_ADDED_SECONDS
-    return FEW_LAUNCH_SECONDS + parts + (once + each * height * few if ranks > 1 else 0.0)
+    split = ranks // share
+    clusters = max(1, device.multiprocessors // ranks - (ranks - 1 if ranks > 2 else 0))
+    tiles = variant.batch * -(-rows // (height * share))
+    waves = -(-tiles // clusters)
+    boxes = -(-variant.k // key.tile[2])
+    box_bytes = key.tile[2] * key.a.bits // 8
+    wide = 16 if few <= 16 else -(-few // 32) * 32
+    parts = (
+        variant.batch * rows * boxes * box_bytes * 10 // FEW_DRAM_BYTES_PER_10_PS,
+        tiles * (height * share + few) * boxes * box_bytes * 10 // FEW_L2_BYTES_PER_10_PS,
+        waves * (height + few) * boxes * box_bytes * 1000 // (split * FEW_READ_BYTES_PER_NS),
+        waves * boxes * (FEW_BOX_PS[key.layout_b] + FEW_WIDE_PS * wide * -(-height // 64)) // split,
+    )
+    longest = max(parts)
+    taken = longest + (sum(parts) - longest) * FEW_EXPOSED_PERCENT // 100
+    taken += waves * height * few * FEW_STORED_PS // split
+    return taken + (waves * (height * few * FEW_EXCHANGED_PS + FEW_ADDED_PS) if split > 1 else 0)
 
 
 def _lines(leading: int, dtype: CutlassDtype) -> float:

@@ -37,6 +37,7 @@ __device__ void evaluate(typename Cell::Args const* problems, unsigned char* res
     result.setup_grid[1] = setup_grid.y;
     result.setup_grid[2] = setup_grid.z;
   }
+  result.padding = kLaunchBitsOf<Cell>;
   result.workspace_bytes = Cell::workspace_size(args);
   Cell::clear_range(args, result.clear_offset, result.clear_bytes);
 }

@@ -1,0 +1,227 @@
+"""Kernels that wait themselves for the launch before: they read what it stored last, and overwrite nothing early.
+
+The launch before is a kernel that lets its successor start at once and stores only then (`late`): without the wait the
+successor would read, or overwrite, what is not yet there. No sanitizer sees this.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+import atomr_cutlass as ac
+from atomr_cutlass import CutlassDtype as D
+from atomr_cutlass import GemmLayout, GemmRequest, GemmShape, _core
+from gpu_matrices import bits_dtype, placed
+
+pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("torch")]
+
+CLOCKS = 200_000
+"""Of a multiprocessor, that `late` takes before it stores: some 100 us."""
+
+LATE = """
+extern "C" __global__ void late(unsigned short* to, unsigned short const* from, long long count, long long clocks) {
+  asm volatile("griddepcontrol.launch_dependents;");
+  long long const start = clock64();
+  while (clock64() - start < clocks) {}
+  long long const step = (long long)(gridDim.x) * blockDim.x;
+  for (long long i = (long long)(blockIdx.x) * blockDim.x + threadIdx.x; i < count; i += step) to[i] = from[i];
+}
+"""
+
+Late = Callable[[Any, Any], None]
+
+PROBLEMS = ((8, 4096, 4096, "c"), (5, 1032, 8200, "c"), (64, 2048, 2048, "r"), (120, 1024, 4096, "c"))
+"""M, N and K, and the layout of B."""
+
+
+@pytest.fixture(autouse=True)
+def _dependent() -> Iterator[None]:
+    before = _core.dependent_launch()
+    _core.set_dependent_launch(True)
+    yield
+    _core.set_dependent_launch(before)
+
+
+@pytest.fixture(scope="module")
+def late() -> Late:
+    cupy = pytest.importorskip("cupy")
+    torch = pytest.importorskip("torch")
+    if torch.cuda.get_device_capability() < (9, 0):
+        pytest.skip("GPUs before sm_90 know no dependent launch")
+    kernel = cupy.RawKernel(LATE, "late")
+
+    def copy(to: Any, source: Any) -> None:
+        """Copies a tensor, on the current stream."""
+        with cupy.cuda.ExternalStream(torch.cuda.current_stream().cuda_stream):
+            kernel((16,), (256,), (to.data_ptr(), source.data_ptr(), to.numel(), CLOCKS))
+
+    return copy
+
+
+def request_of(m: int, n: int, k: int, layout: str) -> GemmRequest:
+    columns = GemmLayout.COL_MAJOR if layout == "c" else GemmLayout.ROW_MAJOR
+    return GemmRequest(GemmShape(m, n, k), dtype=D.BF16, layout_b=columns)
+
+
+def plan_of(m: int, n: int, k: int, layout: str) -> ac.Plan:
+    made: ac.Plan = ac.plan(request_of(m, n, k, layout))
+    if "_few_" not in made.kernel_name:
+        pytest.skip(f"{made.kernel_name} serves this, which is launched as ever")
+    return made
+
+
+def same(one: Any, other: Any) -> bool:
+    return bool((one.view(bits_dtype(D.BF16)) == other.view(bits_dtype(D.BF16))).all())
+
+
+@pytest.mark.parametrize("captured", [False, True])
+@pytest.mark.parametrize("problem", PROBLEMS, ids=str)
+def test_operands_stored_late_are_waited_for(
+    problem: tuple[int, int, int, str], late: Late, torch: Any, *, captured: bool
+) -> None:
+    m, n, k, layout = problem
+    plan = plan_of(*problem)
+    a, new_a = placed((m, k), D.BF16, 1), placed((m, k), D.BF16, 2)
+    b, new_b = placed((k, n), D.BF16, 3, layout=layout), placed((k, n), D.BF16, 4, layout=layout)
+    c, new_c = placed((m, n), D.BF16, 5), placed((m, n), D.BF16, 6)
+    out = torch.empty_like(c)
+    old = [one.clone() for one in (a, b, c)]
+    wanted = plan(new_a, new_b, new_c, alpha=0.5, beta=2.0)
+    # Columns lie behind one another: what is copied is the memory.
+    flat_b, flat_new_b = (one.T if layout == "c" else one for one in (b, new_b))
+
+    stores = ((a, new_a), (flat_b, flat_new_b), (c, new_c))
+    for last in range(3):
+
+        def work(last: int = last) -> None:
+            for index in (last + 1, last + 2, last):
+                late(*stores[index % 3])
+            plan(a, b, c, out=out, alpha=0.5, beta=2.0)
+
+        run = replayed(work, torch) if captured else work
+        for _ in range(3):
+            for one, values in zip((a, b, c), old, strict=True):
+                one.copy_(values)
+            out.fill_(float("nan"))
+            torch.cuda.synchronize()
+            run()
+            torch.cuda.synchronize()
+            assert same(out, wanted), f"operand {last} was stored last"
+
+
+def test_what_is_read_late_is_not_overwritten_early(late: Late, torch: Any) -> None:
+    m, n, k, layout = PROBLEMS[0]
+    plan = plan_of(*PROBLEMS[0])
+    a, b = placed((m, k), D.BF16, 1), placed((k, n), D.BF16, 2, layout=layout)
+    old = placed((m, n), D.BF16, 3)
+    out, kept = torch.empty_like(old), torch.empty_like(old)
+    for _ in range(5):
+        out.copy_(old)
+        torch.cuda.synchronize()
+        late(kept, out)
+        plan(a, b, out=out)
+        torch.cuda.synchronize()
+        assert same(kept, old)
+
+
+def replayed(work: Callable[[], None], torch: Any) -> Callable[[], None]:
+    """The same as a graph."""
+    stream, graph = torch.cuda.Stream(), torch.cuda.CUDAGraph()
+    torch.cuda.synchronize()
+    with torch.cuda.stream(stream):
+        work()
+        stream.synchronize()
+        graph.capture_begin()
+        work()
+        graph.capture_end()
+    run: Callable[[], None] = graph.replay
+    return run
+
+
+@pytest.mark.parametrize("captured", [False, True])
+def test_chains_have_the_bits_of_serialized_launches(torch: Any, *, captured: bool) -> None:
+    """Layers that read one another's results, two buffers in turn, and weights that all are bound."""
+    layers, m, width = 12, 6, 2048
+    plans, weights = [], []
+    for layer in range(layers):
+        plans.append(plan_of(m, width, width, "c" if layer % 3 else "r"))
+        weights.append(placed((width, width), D.BF16, 10 + layer, layout="c" if layer % 3 else "r") / width**0.5)
+    bound = [ac.BoundPlan(plan, one) for plan, one in zip(plans, weights, strict=True)]
+    start = placed((m, width), D.BF16, 1)
+    buffers = [torch.empty_like(start) for _ in range(2)]
+
+    def chain(calls: list[Any]) -> None:
+        buffers[0].copy_(start)
+        for index, call in enumerate(calls):
+            call(buffers[index % 2], out=buffers[(index + 1) % 2])
+
+    def serialized() -> Any:
+        _core.set_dependent_launch(False)
+        calls = [lambda x, out, p=p, w=w: p(x, w, out=out) for p, w in zip(plans, weights, strict=True)]
+        chain(calls)
+        torch.cuda.synchronize()
+        _core.set_dependent_launch(True)
+        return buffers[layers % 2].clone()
+
+    wanted = serialized()
+    chain(list(bound))  # from now on the weights are settled
+    run = replayed(lambda: chain(list(bound)), torch) if captured else lambda: chain(list(bound))
+    for turn in range(30):
+        if turn % 5 == 4:
+            # New weights in between, in the order of the stream: the next launch of them reads those.
+            layer = turn % layers
+            values = placed((width, width), D.BF16, 100 + turn, layout="c" if layer % 3 else "r")
+            bound[layer].refit(values / width**0.5)
+            wanted = serialized()
+        run()
+        torch.cuda.synchronize()
+        assert same(buffers[layers % 2], wanted), turn
+
+
+def test_new_weights_are_read_by_the_next_launch(late: Late, torch: Any) -> None:
+    """A refit right before it, and memory that was written otherwise and is then refitted with itself."""
+    m, n, k, layout = PROBLEMS[0]
+    plan = plan_of(*PROBLEMS[0])
+    a = placed((m, k), D.BF16, 1)
+    old, new = (placed((k, n), D.BF16, seed, layout=layout) for seed in (2, 3))
+    b = old.T.clone().T
+    bound = ac.BoundPlan(plan, b)
+    wanted_old, wanted_new = plan(a, old), plan(a, new)
+    out = torch.empty_like(wanted_old)
+    for _ in range(5):
+        bound(a, out=out)
+        bound(a, out=out)
+        assert same(out, wanted_old)
+        bound.refit(new)
+        bound(a, out=out)
+        assert same(out, wanted_new)
+        late(b.T, old.T)
+        bound.refit(b)
+        bound(a, out=out)
+        torch.cuda.synchronize()
+        assert same(out, wanted_old)
+
+
+def test_streams_are_apart(late: Late, torch: Any) -> None:
+    plan = plan_of(*PROBLEMS[0])
+    m, n, k, layout = PROBLEMS[0]
+    b = placed((k, n), D.BF16, 2, layout=layout)
+    inputs = [placed((m, k), D.BF16, 10 + i) for i in range(4)]
+    wanted = [plan(one, b) for one in inputs]
+    places = [torch.zeros_like(one) for one in inputs]
+    outs = [torch.empty_like(one) for one in wanted]
+    streams = [torch.cuda.Stream() for _ in inputs]
+    torch.cuda.synchronize()
+    for _ in range(5):
+        for one in places:
+            one.zero_()
+        torch.cuda.synchronize()
+        for stream, place, one, out in zip(streams, places, inputs, outs, strict=True):
+            with torch.cuda.stream(stream):
+                late(place, one)
+                plan(place, b, out=out)
+        torch.cuda.synchronize()
+        assert all(same(out, one) for out, one in zip(outs, wanted, strict=True))

@@ -12,7 +12,7 @@ import atomr_cutlass as ac
 import call_cases
 import fake_cases
 import golden_gpu
-from atomr_cutlass.pipeline.call import CallOptions, documented
+from atomr_cutlass.pipeline.invocation import CallOptions, documented
 
 
 @pytest.fixture(scope="module")

@@ -17,7 +17,7 @@ from atomr_cutlass.ops.gated_gemm import function as gated
 from atomr_cutlass.ops.gated_gemm.function import GATES
 from atomr_cutlass.ops.gemm import scaled
 from atomr_cutlass.ops.gemm.scaled import Scales
-from atomr_cutlass.pipeline.call import Call, CallOptions
+from atomr_cutlass.pipeline.invocation import Call, CallOptions
 from atomr_cutlass.pipeline.problem import GemmProblem, MatrixSpec
 from atomr_cutlass.reference import ACTIVATIONS
 

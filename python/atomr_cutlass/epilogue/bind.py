@@ -21,7 +21,7 @@ from ..checks import NUMBERS
 from ..errors import InvalidOperandError, UnsupportedError
 from ..generator.dtypes import CutlassDtype
 from ..generator.epilogue.tree import RESULT, EpilogueVisitorTree, Input, Output
-from ..pipeline import call
+from ..pipeline import invocation
 from ..reference import ACTIVATIONS
 from ..reference import evaluate as evaluate_tree
 from . import EvtBuilder, Operand, Traced, trace
@@ -95,7 +95,7 @@ class BoundEpilogue(Generic[ResultT_co]):
         """The tree."""
         return self.traced.tree
 
-    def results(self: BoundEpilogue[MatrixResult]) -> dict[str, call.Result]:
+    def results(self: BoundEpilogue[MatrixResult]) -> dict[str, invocation.Result]:
         """What is written, by name; D comes last."""
         written = {
             output.name: (self.result.output_shape(output), BYTE if output.dtype is None else output.dtype.dlpack)
@@ -103,7 +103,7 @@ class BoundEpilogue(Generic[ResultT_co]):
         }
         written[RESULT] = (self.result.shape, self.dtype.dlpack)
         return {
-            name: call.Result(shape, element, self.given.get(name), self.outputs.get(name))
+            name: invocation.Result(shape, element, self.given.get(name), self.outputs.get(name))
             for name, (shape, element) in written.items()
         }
 

@@ -20,7 +20,8 @@ from ...generator.dtypes import CutlassDtype
 from ...generator.epilogue.lower import GATED, GATED_SCALED, epilogue_id
 from ...generator.epilogue.tree import RESULT
 from ...generator.rules import FP8_TYPES, HALF_TYPES, gemm_types
-from ...pipeline.call import Call, Invocation, Result, documented, run
+from ...pipeline.call import run
+from ...pipeline.invocation import Call, Invocation, Result, documented
 from ...pipeline.op_plan import OpPlan
 from ...pipeline.problem import MatrixSpec, broadcast_batches
 from ..gemm import reference as gemm_reference

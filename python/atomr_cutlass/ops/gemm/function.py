@@ -20,7 +20,8 @@ from ...generator.epilogue.tree import RESULT
 from ...generator.key import ROW
 from ...generator.rules import accumulator, gemm_types, supports_layouts
 from ...pipeline import devices
-from ...pipeline.call import Call, Invocation, Result, documented, run
+from ...pipeline.call import run
+from ...pipeline.invocation import Call, Invocation, Result, documented
 from ...pipeline.op_plan import OpPlan
 from ...pipeline.plan import Plan
 from . import scaled

@@ -23,8 +23,9 @@ from ...generator.families.quantize import dequantize as dequantize_key
 from ...generator.families.quantize import quantize as quantize_key
 from ...generator.rules import FP8_TYPES
 from ...pipeline import devices, select
-from ...pipeline.call import Call, Invocation, Result, documented, run
+from ...pipeline.call import run
 from ...pipeline.candidate import Candidate
+from ...pipeline.invocation import Call, Invocation, Result, documented
 from ...pipeline.op_plan import OpPlan, Steps
 from ...pipeline.select import ExactSearch
 from . import reference as quantization

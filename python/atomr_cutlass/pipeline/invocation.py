@@ -1,0 +1,234 @@
+"""What a function's call is: its arguments, its options, and what parsing makes of it for `call.run`."""
+
+from __future__ import annotations
+
+import abc
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar, NamedTuple, TypeVar
+
+from .. import _core
+from ..arrays import operands
+from ..arrays.arguments import check_backend, check_followers, check_scalars, refuse_jax_out
+from ..arrays.numerics import AnyArray
+from ..arrays.operands import CUDA
+from ..checks import NUMBERS, check_number, check_options
+from ..generator.dtypes import CutlassDtype
+from ..generator.epilogue.tree import RESULT
+from ..jit import kernels
+from .plan import BACKENDS as GPU_BACKENDS
+
+BACKENDS = (*GPU_BACKENDS, "reference")
+
+_SCALES = ("scale_a", "scale_b", "scale_d")
+
+FunctionT = TypeVar("FunctionT", bound=Callable[..., Any])
+
+
+class CallOptions(NamedTuple):
+    """The options that functions share. Each function has those that mean something to it.
+
+    Attributes:
+        activation: a name of `reference.ACTIVATIONS`.
+        out_dtype: element type of the result; defaults to that of the first operand, bf16 for fp8 and fp4.
+        precision: for float32 operands: `ieee` (default), `tf32` or `3xtf32`.
+        fast_accum: lets fp8 products be added up in the tensor cores alone, which is faster and keeps about 14 bits;
+            ignored for other dtypes.
+        backend: `auto` (a GPU kernel, prebuilt or compiled; without a GPU the reference, warning once), `prebuilt`,
+            `jit` or `reference`.
+        jit: what to do where the table lacks the kernel: `auto` compiles it, `off` raises, `background` starts with the
+            best kernel of the table and turns to the compiled one when it is ready; None leaves it to
+            ATOMR_CUTLASS_JIT.
+        alpha: scalar.
+        beta: scalar. With 0, there is no C.
+        stream: where to launch: an integer handle or a stream object; defaults to the current stream of the framework
+            of the first operand.
+    """
+
+    activation: str | None = None
+    out_dtype: CutlassDtype | None = None
+    precision: str | None = None
+    fast_accum: bool = False
+    backend: str = "auto"
+    jit: str | None = None
+    alpha: float = 1.0
+    beta: float = 0.0
+    stream: Any = None
+
+
+Options = tuple["str | None", "CutlassDtype | None", "str | None", bool, str, "str | None"]
+"""The fields of `CallOptions` up to `jit`: those that decide about a plan."""
+
+
+def documented(function: FunctionT) -> FunctionT:
+    """Puts the texts of `CallOptions` into a function's docstring, in the place of `{name}`."""
+    if function.__doc__ and CallOptions.__doc__:
+        texts = dict(re.findall(r"^ {8}(\w+): (.*(?:\n {12}.*)*)", CallOptions.__doc__, re.MULTILINE))
+        function.__doc__ = re.sub(r"\{(\w+)\}", lambda found: texts[found[1]], function.__doc__)
+    return function
+
+
+class Result(NamedTuple):
+    """An array that a call writes.
+
+    Attributes:
+        shape: its extents, as kernels have them.
+        element: DLPack's (type code, bits).
+        array: the caller's; None where a new one is made.
+        view: of the caller's.
+    """
+
+    shape: tuple[int, ...]
+    element: tuple[int, int]
+    array: Any = None
+    view: _core.Operand | None = None
+
+
+@dataclass(frozen=True)
+class Call:
+    """The arguments of a function.
+
+    Attributes:
+        arrays: of the operation by name, None for those that are not given; scales may be numbers.
+        others: the arguments for the epilogue by name.
+        out: where the result is to be written, or None.
+        epilogue: a tree or a function, or None.
+        options: those that functions share.
+        own: those of the function alone.
+    """
+
+    arrays: dict[str, Any]
+    others: dict[str, Any]
+    out: Any
+    epilogue: Any
+    options: CallOptions
+    own: tuple[Any, ...]
+
+    @property
+    def c(self) -> Any:
+        """C, unless it is an operand of the epilogue: then there is no beta."""
+        return None if self.epilogue is not None and self.options.beta == 0 else self.arrays.get("c")
+
+    @property
+    def scalars(self) -> tuple[float, float]:
+        """Alpha and beta, with the scale factors that are numbers."""
+        return folded(self.options.alpha, self.options.beta, numbers_of(self.arrays))
+
+    def check(self, function: str, **more: Any) -> None:
+        """Checks what no array is needed for.
+
+        Args:
+            function: its name.
+            more: options of the function's own by name; see `check_options`.
+
+        Raises:
+            InvalidOperandError: names the argument.
+        """
+        options = self.options
+        check_options(
+            backend=options.backend, jit=options.jit, precision=options.precision, fast_accum=options.fast_accum,
+            activation=options.activation, out_dtype=options.out_dtype, alpha=options.alpha, beta=options.beta, **more,
+        )  # fmt: skip
+        numbers = numbers_of(self.arrays)
+        for name, scale in numbers.items():
+            check_number(scale, name)
+        check_backend(options.backend, BACKENDS)
+        if options.jit is not None:
+            kernels.policy(options.jit)
+        check_followers(function, self.epilogue, options.activation, self.others)
+        check_scalars(options.alpha, options.beta, self.c, numbers.get("scale_d"))
+        refuse_jax_out(self.out)
+
+
+def _the_result(results: Mapping[str, Any]) -> Any:
+    return results[RESULT]
+
+
+def as_it_is(array: Any) -> Any:
+    """The array: callers name its dimensions in the order that kernels do."""
+    return array
+
+
+@dataclass(frozen=True, kw_only=True)
+class Invocation(abc.ABC):
+    """A call that has been parsed: what it reads and writes, how that is planned, and what its reference is.
+
+    Attributes:
+        call: the arguments.
+        inputs: views of what is read, by name; the operands that decide about the device come first.
+        results: what is written, by name, the caller's arrays and those to be made.
+        arrange: makes of results by name what the caller gets. It outlives the call, as `present` does.
+        present: makes of an array or a view one with its dimensions in the caller's order.
+        numpy_on_host: whether NumPy serves host arrays, with or without a GPU.
+    """
+
+    call: Call
+    inputs: dict[str, _core.Operand]
+    results: dict[str, Result]
+    arrange: Callable[[Mapping[str, Any]], Any] = _the_result
+    present: Callable[[Any], Any] = as_it_is
+    numpy_on_host: ClassVar[bool] = False
+
+    @property
+    def on_gpu(self) -> bool:
+        """Whether the operands are on a GPU."""
+        return next(iter(self.inputs.values())).device_type == CUDA
+
+    @property
+    def empty(self) -> bool:
+        """Whether there is nothing to launch."""
+        return 0 in self.results[RESULT].shape
+
+    @property
+    def by_reference(self) -> bool:
+        """Whether the reference serves the call although kernels are asked for: host arrays without elements."""
+        return self.empty and not self.on_gpu
+
+    def check_kernels(self) -> None:  # noqa: B027 - most have nothing to refuse
+        """Refuses what the reference computes and no kernel does.
+
+        Raises:
+            UnsupportedError: says why.
+        """
+
+    @abc.abstractmethod
+    def plan(self, views: dict[str, _core.Operand], *, like: Any, stream: int) -> Any:
+        """The plan of views on a GPU.
+
+        Args:
+            views: inputs and results by name.
+            like: an array whose framework allocates the workspace, where it can.
+            stream: where the first launch will be.
+        """
+
+    @abc.abstractmethod
+    def reference(self, host: dict[str, AnyArray]) -> Mapping[str, AnyArray]:
+        """The results by name, of host arrays by name."""
+
+    def order(self, made: Any) -> tuple[str, ...]:
+        """The names of what a plan takes, in its order; the last is its result."""
+        return tuple(made.slots)
+
+    def uploaded(self) -> dict[str, _core.Operand]:
+        """Copies on GPU 0 of what is read."""
+        return {name: operands.upload(operands.to_numpy(view), 0) for name, view in self.inputs.items()}
+
+    def write_nothing(self, views: Mapping[str, _core.Operand], stream: int) -> None:  # noqa: B027 - likewise
+        """Writes the results that have elements where there is nothing to launch, in the order of a stream."""
+
+    def fetch(self, view: _core.Operand) -> AnyArray:
+        """A host array of a view."""
+        return operands.download(view) if self.on_gpu else operands.to_numpy(view)
+
+
+def numbers_of(arrays: Mapping[str, Any]) -> dict[str, float]:
+    """The scales that are numbers."""
+    return {name: arrays[name] for name in _SCALES if isinstance(arrays.get(name), NUMBERS)}
+
+
+def folded(alpha: float, beta: float, numbers: Mapping[str, float]) -> tuple[float, float]:
+    """The scalars, multiplied by the scales that are numbers."""
+    for scale in numbers.values():
+        alpha = alpha * float(scale)
+    return alpha, beta * float(numbers["scale_d"]) if "scale_d" in numbers else beta

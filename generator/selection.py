@@ -75,6 +75,8 @@ class Selection:
             return []
         if self.ops:
             wanted = {_valid(op, OPS, "op") for op in split(self.ops, ";")}
+            for op in sorted(wanted - {k.op for k in keys}):
+                raise ValueError(self._without(op))
             keys = [k for k in keys if k.op in wanted]
         if self.dtypes:
             types = {CutlassDtype.parse(text) for text in split(self.dtypes, ";")}
@@ -117,6 +119,12 @@ class Selection:
         if self.exclude:
             excluded = pattern_matcher(self.exclude)
             yield f"ATOMR_CUTLASS_EXCLUDE_KERNELS={self.exclude!r}", lambda name: not excluded(name)
+
+    def _without(self, op: str) -> str:
+        archs = self.arch_list()
+        having = [preset for preset in PRESETS if any(key.op == op for key in expand(preset, archs))]
+        cure = f"preset {having[0]} has" if having else "no preset has any, they are compiled at run time"
+        return f"preset {self.preset} has no kernel of {op} for archs {self.archs}: {cure}"
 
     def _nothing(self, what: str, available: Sequence[KernelKey]) -> str:
         dtypes = ", ".join(sorted({_dtype_of(k).value for k in available})) or "none"

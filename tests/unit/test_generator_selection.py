@@ -152,3 +152,12 @@ def test_the_none_preset_still_checks_its_knobs() -> None:
 def test_ptx_is_listed_for_portable_archs_only() -> None:
     assert Selection(archs="80;89;90a", ptx="89;80;89").ptx_list() == [SmArch.SM89, SmArch.SM80]
     assert Selection().ptx_list() == []
+
+
+def test_an_op_that_the_preset_has_not_stops_and_names_the_preset_that_has_it() -> None:
+    lacking = {key.op for key in expand("full", [SmArch.SM90A])} - {key.op for key in expand("smoke", [SmArch.SM90A])}
+    assert lacking
+    for op in lacking:
+        having = next(p for p in ("default", "full") if any(k.op == op for k in expand(p, [SmArch.SM90A])))
+        with pytest.raises(ValueError, match=f"preset smoke has no kernel of {op} for archs 90a: preset {having} has"):
+            Selection(preset="smoke", archs="90a", ops=f"gemm;{op}").keys()

@@ -16,7 +16,7 @@ import atomr_cutlass as ac
 import conv_tree_cases
 from atomr_cutlass import ConvDgradRequest, ConvFwdRequest, ConvLayout, ConvShape, GemmEpilogue, reference
 from atomr_cutlass.arrays.numerics import to_float64
-from atomr_cutlass.epilogue import validate as first_use
+from atomr_cutlass.epilogue import validate
 from atomr_cutlass.generator.dtypes import CutlassDtype as D
 from atomr_cutlass.generator.epilogue.tree import MASK, RESULT
 from atomr_cutlass.ops.conv2d.problem import FPROP
@@ -36,7 +36,7 @@ UNFUSED_EVERY = 2
 def _policy(monkeypatch: pytest.MonkeyPatch) -> None:
     """No table has kernels of trees; and what is wrong with one shall be seen here, not at its first use."""
     monkeypatch.setenv("ATOMR_CUTLASS_JIT", "auto")
-    monkeypatch.setenv(first_use.VARIABLE, "off")
+    monkeypatch.setenv(validate.VARIABLE, "off")
 
 
 class Arrays:
@@ -194,13 +194,13 @@ def test_graph(torch: Any) -> None:
     arrays.assert_right()
 
 
-def test_the_first_use_is_checked(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_epilogues_are_validated(monkeypatch: pytest.MonkeyPatch) -> None:
     """Every kernel of the common cases passes the check, and one that lies is refused."""
-    monkeypatch.setenv(first_use.VARIABLE, "on")
-    monkeypatch.setattr(first_use, "_verdicts", {})
-    monkeypatch.setattr(first_use.verdicts, "recall", lambda _: None)
+    monkeypatch.setenv(validate.VARIABLE, "on")
+    monkeypatch.setattr(validate, "_known", {})
+    monkeypatch.setattr(validate.validations, "recall", lambda _: None)
     seen: dict[str, str] = {}
-    monkeypatch.setattr(first_use.verdicts, "remember", seen.__setitem__)
+    monkeypatch.setattr(validate.validations, "remember", seen.__setitem__)
     for name, case in COMMON.items():
         arrays = Arrays(case)
         # A scalar of another value makes the plan anew: it is not among the kept ones.

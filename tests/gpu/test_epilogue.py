@@ -18,11 +18,12 @@ import every_cell
 import tree_cases
 from atomr_cutlass.arrays import numerics
 from atomr_cutlass.epilogue import functions as evt
-from atomr_cutlass.epilogue import validate as first_use
+from atomr_cutlass.epilogue import validate
 from atomr_cutlass.generator.dtypes import CutlassDtype as D
 from atomr_cutlass.generator.epilogue.lower import split
 from atomr_cutlass.generator.key import KernelKey
 from atomr_cutlass.ops.gemm import scaled
+from atomr_cutlass.ops.gemm.validation import make_probe
 from atomr_cutlass.pipeline import devices
 from atomr_cutlass.pipeline.candidate import Candidate
 from gpu_matrices import assert_same_bits
@@ -45,7 +46,7 @@ SLEEP_CYCLES = 40_000_000
 def _policy(monkeypatch: pytest.MonkeyPatch) -> None:
     """No table has kernels of trees; and what is wrong with one shall be seen here, not at its first use."""
     monkeypatch.setenv("ATOMR_CUTLASS_JIT", "auto")
-    monkeypatch.setenv(first_use.VARIABLE, "off")
+    monkeypatch.setenv(validate.VARIABLE, "off")
 
 
 def as_tree(case: Case) -> Case:
@@ -78,7 +79,7 @@ def test_every_cell(key: KernelKey) -> None:
     info = every_cell.row_of(key)
     device = devices.get(0)
     launch = functools.partial(scaled._launch_once, Candidate(key, info, 0.0, None), device)
-    assert first_use._differences(key, device.index, launch) == []
+    assert validate._differences(key, device.index, launch, make_probe) == []
     every_cell.right(key, info, "a product and its tree")
 
 
@@ -105,7 +106,7 @@ def test_every_kind_of_kernel(case: Case, few: bool, monkeypatch: pytest.MonkeyP
 @pytest.mark.parametrize("case", COMMON.values(), ids=str)
 def test_common(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
     """Checked at its first use, a kernel is not refused."""
-    monkeypatch.setenv(first_use.VARIABLE, "on")
+    monkeypatch.setenv(validate.VARIABLE, "on")
     arrays = Arrays(case)
     returned = call(arrays, out=None)
     assert type(returned) is type(case_result(case))

@@ -15,7 +15,7 @@ import atomr_cutlass as ac
 from atomr_cutlass import HeuristicKey, MatmulRequest
 from atomr_cutlass import MatmulEpilogue as E
 from atomr_cutlass.arrays.numerics import saturating_cast
-from atomr_cutlass.epilogue import validate as first_use
+from atomr_cutlass.epilogue import validate
 from atomr_cutlass.generator.dtypes import CutlassDtype as D
 from atomr_cutlass.ops.matmul.epilogues import FORMS
 from atomr_cutlass.ops.matmul.heuristic import heuristics
@@ -33,7 +33,7 @@ SLEEP_CYCLES = 40_000_000
 def _policy(monkeypatch: pytest.MonkeyPatch) -> None:
     """No table has kernels of trees; and what is wrong with one shall be seen here, not at its first use."""
     monkeypatch.setenv("ATOMR_CUTLASS_JIT", "auto")
-    monkeypatch.setenv(first_use.VARIABLE, "off")
+    monkeypatch.setenv(validate.VARIABLE, "off")
 
 
 def multiplies_fp8(torch: Any) -> bool:

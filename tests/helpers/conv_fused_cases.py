@@ -14,7 +14,7 @@ import atomr_cutlass as ac
 import fake_cases
 from atomr_cutlass import _core
 from atomr_cutlass.arrays import operands
-from atomr_cutlass.epilogue import validate as first_use
+from atomr_cutlass.epilogue import validate
 from atomr_cutlass.ops.conv2d import function as conv_module
 from atomr_cutlass.ops.conv2d import plans as conv_plan
 from atomr_cutlass.ops.conv2d import reference as conv_reference
@@ -103,17 +103,17 @@ def case_plans_take_their_operands_in_order() -> None:
             assert_written(request, given, wanted(request, given, alpha, beta))
 
 
-def case_the_first_use_is_checked() -> None:
+def case_epilogues_are_validated() -> None:
     for request in requests():
-        first_use._verdicts.clear()
+        validate._known.clear()
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(first_use.verdicts, "recall", lambda _identity: None)
+            patch.setattr(validate.validations, "recall", lambda _identity: None)
             ac.plan(request)
-        assert list(first_use._verdicts.values()) == [""]
+        assert list(validate._known.values()) == [""]
 
 
 def case_a_wrong_kernel_is_refused() -> None:
-    first_use._verdicts.clear()
+    validate._known.clear()
     launch = conv_plan._launch_once
 
     def spoilt(*given: Any) -> None:
@@ -122,12 +122,12 @@ def case_a_wrong_kernel_is_refused() -> None:
         np.asarray(operands.to_numpy(host(out)))[0, 3, 3, 5] += 1.0
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(first_use.verdicts, "recall", lambda _identity: None)
-        patch.setattr(first_use.verdicts, "remember", lambda *_: None)
+        patch.setattr(validate.validations, "recall", lambda _identity: None)
+        patch.setattr(validate.validations, "remember", lambda *_: None)
         patch.setattr(conv_plan, "_launch_once", spoilt)
         with pytest.warns(RuntimeWarning, match="wrong"), pytest.raises(ac.UnsupportedError, match="wrongly"):
             ac.plan(requests()[0])
-    first_use._verdicts.clear()
+    validate._known.clear()
 
 
 def host(view: _core.Operand) -> _core.Operand:

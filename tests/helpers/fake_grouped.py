@@ -11,7 +11,7 @@ from typing import Any
 from atomr_cutlass import CutlassDtype as D
 from atomr_cutlass import SmArch
 from atomr_cutlass import epilogue as evt
-from atomr_cutlass.epilogue.bind import common
+from atomr_cutlass.epilogue.common import common
 from atomr_cutlass.generator.epilogue.lower import epilogue_id
 from atomr_cutlass.generator.key import KernelKey
 from fake_pack import CONTENT, compile_library, exported

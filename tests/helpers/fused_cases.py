@@ -16,7 +16,7 @@ import atomr_cutlass as ac
 import fake_cases
 from atomr_cutlass import _core
 from atomr_cutlass.arrays import operands
-from atomr_cutlass.epilogue import validate as first_use
+from atomr_cutlass.epilogue import validate
 from atomr_cutlass.ops.gemm import scaled
 from atomr_cutlass.pipeline import verify
 from atomr_cutlass.pipeline.call import kept_plans
@@ -174,11 +174,11 @@ def case_a_bound_plan_launches() -> None:
         assert_written(given, wanted)
 
 
-def case_the_first_use_is_checked() -> None:
-    verdicts = first_use._verdicts
-    verdicts.clear()
+def case_epilogues_are_validated() -> None:
+    known = validate._known
+    known.clear()
     ac.plan(ac.GemmRequest(SHAPE, dtype=TF32, epilogue=BIASED))
-    assert list(verdicts.values()) == [""]
+    assert list(known.values()) == [""]
 
 
 # ----------------------------------------------------------------------------------------------------------------------

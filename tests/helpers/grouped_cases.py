@@ -19,7 +19,7 @@ import fake_cases
 from atomr_cutlass import _core
 from atomr_cutlass import epilogue as evt
 from atomr_cutlass.arrays import operands
-from atomr_cutlass.epilogue import validate as first_use
+from atomr_cutlass.epilogue import validate
 from atomr_cutlass.ops.grouped_gemm import function as grouped_module
 from atomr_cutlass.ops.grouped_gemm import kernels as grouped_plan
 from atomr_cutlass.ops.grouped_gemm.kernels import ENTRY
@@ -415,17 +415,17 @@ def case_plans_with_bias_and_activation_are_kept() -> None:
     assert (len(plans), plans.hits) == (4, hits + 8)
 
 
-def case_an_epilogue_is_checked_at_its_first_use() -> None:
+def case_epilogues_are_validated() -> None:
     a, b, ends = operand(matrix(6, 4)), operand(matrix(3, 4, 8)), operand(i32(1, 2, 6))
     with kernels_of("sm90"), pytest.MonkeyPatch.context() as patch:
-        patch.setattr(first_use, "_verdicts", {})
-        patch.setattr(first_use.verdicts, "recall", lambda _identity: None)
+        patch.setattr(validate, "_known", {})
+        patch.setattr(validate.validations, "recall", lambda _identity: None)
         out = blank(6, 8)
         ac.grouped_gemm(a, b, offsets=ends, bias=operand(matrix(1, 8)[0]), activation="relu", out=operand(out))
-        assert list(first_use._verdicts.values()) == [""]
+        assert list(validate._known.values()) == [""]
         # A kernel that computes something else than its key says.
-        first_use._verdicts.clear()
-        patch.setattr(first_use.reference, "mismatches", lambda *_given, **_named: ["out differs"])
+        validate._known.clear()
+        patch.setattr(validate.reference, "mismatches", lambda *_given, **_named: ["out differs"])
         grouped_module._plans.clear()
         out[...] = POISON
         with pytest.warns(RuntimeWarning, match="wrong results"):

@@ -17,8 +17,8 @@ from atomr_cutlass import SmArch
 from atomr_cutlass import epilogue as evt
 from atomr_cutlass.arrays import numerics
 from atomr_cutlass.arrays.numerics import FAST
-from atomr_cutlass.epilogue.bind import common
 from atomr_cutlass.epilogue.bound import GroupedFusion, GroupOperand
+from atomr_cutlass.epilogue.common import common
 from atomr_cutlass.generator.dtypes import CutlassDtype as D
 from atomr_cutlass.generator.epilogue.lower import epilogue_id
 from atomr_cutlass.generator.epilogue.tree import EpilogueVisitorTree

@@ -26,7 +26,7 @@ import fake_pack
 from atomr_cutlass import MatmulEpilogue as E
 from atomr_cutlass import MatmulRequest, ScaleSet, _core
 from atomr_cutlass.arrays import operands
-from atomr_cutlass.epilogue import validate as first_use
+from atomr_cutlass.epilogue import validate
 from atomr_cutlass.generator.dtypes import CutlassDtype as D
 from atomr_cutlass.generator.epilogue.lower import SOURCE, operand_kinds, split
 from atomr_cutlass.generator.epilogue.tree import MASK, PREFIX
@@ -414,24 +414,24 @@ def case_gradients_replace_what_they_are_taken_at() -> None:
                 np.testing.assert_allclose(read(aux, 11, 6, 11 + pad), want, rtol=1e-5, atol=1e-6)
 
 
-def case_an_epilogue_is_checked_at_its_first_use() -> None:
+def case_epilogues_are_validated() -> None:
     with compiler(), pytest.MonkeyPatch.context() as patch:
         asked: list[str] = []
-        patch.setattr(first_use, "require", lambda picked, *_, **__: asked.append(picked.key.epilogue) is None)
+        patch.setattr(validate, "require", lambda picked, *_, **__: asked.append(picked.key.epilogue) is None)
         for epilogue in (E.DEFAULT, E.BGRADA, E.RELU_BIAS):
             ac.matmul(Case(epilogue, np.float32, np.float32).request(Tensor))
         assert len(asked) == 1
         ac.matmul(Case(E.RELU_BIAS, np.float32, np.float32, pad=1).request(Tensor))
-        assert len(asked) == 2  # it keeps its verdicts itself
+        assert len(asked) == 2  # it keeps what it found itself
     with compiler(), pytest.MonkeyPatch.context() as patch:
-        patch.setattr(first_use.verdicts, "recall", lambda _identity: None)
-        patch.setattr(first_use.verdicts, "remember", lambda _identity, _wrong: None)
-        patch.setenv(first_use.VARIABLE, "on")
-        first_use._verdicts.clear()
+        patch.setattr(validate.validations, "recall", lambda _identity: None)
+        patch.setattr(validate.validations, "remember", lambda _identity, _wrong: None)
+        patch.setenv(validate.VARIABLE, "on")
+        validate._known.clear()
         case = Case(E.DGELU_BGRAD, np.float32, np.float32)
         ac.matmul(case.request(Tensor))
         case.check()
-        assert set(first_use._verdicts.values()) == {""}
+        assert set(validate._known.values()) == {""}
 
 
 def case_a_kernel_that_may_change_is_not_remembered() -> None:

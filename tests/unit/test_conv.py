@@ -15,7 +15,7 @@ from atomr_cutlass import CutlassDtype as D
 from atomr_cutlass import _core, reference
 from atomr_cutlass.arrays import arguments, operands
 from atomr_cutlass.epilogue import EvtBuilder, Traced
-from atomr_cutlass.epilogue.bind import of_tree
+from atomr_cutlass.epilogue.common import of_tree
 from atomr_cutlass.errors import InvalidOperandError, UnsupportedError
 from atomr_cutlass.ops.conv2d import function as conv_module
 from atomr_cutlass.ops.conv2d import reference as conv_reference

@@ -23,8 +23,7 @@ from atomr_cutlass import (
     SmArch,
 )
 from atomr_cutlass import CutlassDtype as D
-from atomr_cutlass.epilogue import Operand, cast, column_sum, relu, row_sum, total_amax, trace, where
-from atomr_cutlass.epilogue import validate as first_use
+from atomr_cutlass.epilogue import Operand, cast, column_sum, relu, row_sum, total_amax, trace, validate, where
 from atomr_cutlass.errors import InvalidOperandError, KernelNotFoundError, UnsupportedError
 from atomr_cutlass.generator.epilogue import common
 from atomr_cutlass.generator.epilogue.lower import LINEAR, epilogue_id
@@ -34,6 +33,7 @@ from atomr_cutlass.generator.render import render
 from atomr_cutlass.ops.conv2d import reference as conv_reference
 from atomr_cutlass.ops.conv2d.kernels import ConvSearch
 from atomr_cutlass.ops.conv2d.problem import formulations
+from atomr_cutlass.ops.conv2d.validation import make_probe
 from atomr_cutlass.pipeline import devices, select, verify
 from atomr_cutlass.pipeline.candidate import Candidate
 from atomr_cutlass.pipeline.operation import operation_of
@@ -218,35 +218,35 @@ def test_kernels_that_the_table_lacks_are_recorded(monkeypatch: pytest.MonkeyPat
 def test_under_capture_only_what_is_known_is_looked_at(
     monkeypatch: pytest.MonkeyPatch, known: str | None, checked: bool
 ) -> None:
-    monkeypatch.setattr(first_use, "_verdicts", {})
-    monkeypatch.setattr(first_use.verdicts, "recall", lambda _identity: known)
-    monkeypatch.setattr(first_use._core, "capturing", lambda _device, _stream: True)
+    monkeypatch.setattr(validate, "_known", {})
+    monkeypatch.setattr(validate.validations, "recall", lambda _identity: known)
+    monkeypatch.setattr(validate._core, "capturing", lambda _device, _stream: True)
     monkeypatch.setattr(devices, "driver", lambda: "580.1")
     key = conv_sm90("conv2d_fprop", D.BF16, D.BF16, (128, 128), epilogue=common.bias(D.BF16, "gelu"))
     picked = Candidate(key, fake_table.row(key), 0.0, None)
-    assert first_use.require(picked, H100, _never, stream=5) is checked
-    monkeypatch.setattr(first_use.verdicts, "recall", lambda _identity: "out[0, 0] is 1, expected 2")
-    monkeypatch.setattr(first_use, "_verdicts", {})
+    assert validate.require(picked, H100, _never, make_probe, stream=5) is checked
+    monkeypatch.setattr(validate.validations, "recall", lambda _identity: "out[0, 0] is 1, expected 2")
+    monkeypatch.setattr(validate, "_known", {})
     with pytest.raises(UnsupportedError, match="computes its epilogue wrongly"):
-        first_use.require(picked, H100, _never, stream=5)
+        validate.require(picked, H100, _never, make_probe, stream=5)
 
 
 def test_a_validation_is_of_one_code_and_one_driver(monkeypatch: pytest.MonkeyPatch) -> None:
     """Another compiler, header or driver may compute something else: it is validated again."""
     known: dict[str, str] = {}
     circumstances = {"driver": "580.1", "image": "ab"}
-    monkeypatch.setattr(first_use, "_verdicts", {})
-    monkeypatch.setattr(first_use.verdicts, "recall", known.get)
-    monkeypatch.setattr(first_use.verdicts, "remember", known.__setitem__)
-    monkeypatch.setattr(first_use, "_differences", lambda *_: [])
+    monkeypatch.setattr(validate, "_known", {})
+    monkeypatch.setattr(validate.validations, "recall", known.get)
+    monkeypatch.setattr(validate.validations, "remember", known.__setitem__)
+    monkeypatch.setattr(validate, "_differences", lambda *_: [])
     monkeypatch.setattr(devices, "driver", lambda: circumstances["driver"])
-    monkeypatch.setattr(first_use.kernels, "image_digest", lambda _key, _device: circumstances["image"])
+    monkeypatch.setattr(validate.kernels, "image_digest", lambda _key, _device: circumstances["image"])
     key = conv_sm90("conv2d_fprop", D.BF16, D.BF16, (128, 128), epilogue=common.bias(D.BF16, "gelu"))
     rows = [replace(fake_table.row(key), content=f"01 4.2-23 nvcc {version}") for version in ("13.0.88", "13.1.5")]
     compiled, built, rebuilt = (Candidate(key, info, 0.0, None) for info in (None, *rows))
 
     def validations(picked: Candidate[None]) -> int:
-        assert first_use.require(picked, H100, _never)
+        assert validate.require(picked, H100, _never, make_probe)
         return len(known)
 
     assert [validations(one) for one in (compiled, built, rebuilt, compiled, built)] == [1, 2, 3, 3, 3]

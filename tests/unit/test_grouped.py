@@ -25,8 +25,8 @@ from atomr_cutlass import CutlassDtype as D
 from atomr_cutlass import SmArch
 from atomr_cutlass import epilogue as evt
 from atomr_cutlass.arrays import arguments
-from atomr_cutlass.epilogue.bind import common
 from atomr_cutlass.epilogue.bound import GroupedFusion, GroupOperand
+from atomr_cutlass.epilogue.common import common
 from atomr_cutlass.errors import InvalidOperandError, KernelNotFoundError, UnsupportedError
 from atomr_cutlass.generator.matrix import ARCHS, expand, preset_of, supports
 from atomr_cutlass.ops.grouped_gemm import reference as grouped_reference

@@ -41,6 +41,7 @@ LAYERS = (
      "pipeline.call"),
     ("pipeline.probe",),
     ("epilogue.validate", "epilogue.bind"),
+    ("ops.gemm.validation", "ops.conv2d.validation"),
     ("ops.gemm.kernels", "ops.grouped_gemm.kernels", "ops.conv2d.support", "pipeline.operation"),
     ("ops.gemm.scaled", "ops.conv2d.kernels", "ops.request_checks", "pipeline.explanation"),
     ("ops.gemm.request", "ops.conv2d.plans"),
@@ -83,7 +84,7 @@ JIT_LAYERS = (
     ("__init__", "keyed_locks"),
     ("files", "frames", "libraries", "limits", "locks", "worker"),
     ("failures", "folder", "toolchain"),
-    ("record", "store", "turns", "verdicts"),
+    ("record", "store", "turns", "validations"),
     ("compiler",),
     ("kernels",),
 )

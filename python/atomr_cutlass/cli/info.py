@@ -336,14 +336,14 @@ def _missing_driver(problem: str) -> Missing:
 
 
 def _missing_kernels(kernels: list[KernelInfo], gpus: tuple[Gpu, ...], *, compiling: bool) -> list[Missing]:
-    first_use = " without compiling at the first use" if compiling else ""
+    compiled = " without compiling at the first use" if compiling else ""
     if not kernels and not gpus:
-        what_for = f"computing on a GPU{first_use}"
+        what_for = f"computing on a GPU{compiled}"
         return [Missing("the kernel table is empty", what_for, build_command("default", "80;90a"))]
     unserved = {g.device.arch.target: g.device.name for g in gpus if g.device.arch is not None and not g.kernels}
     return [
         Missing(
-            f"no kernel in the table runs on {name}", f"computing there{first_use}", build_command("default", target)
+            f"no kernel in the table runs on {name}", f"computing there{compiled}", build_command("default", target)
         )
         for target, name in unserved.items()
     ]

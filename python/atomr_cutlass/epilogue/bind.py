@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
 import inspect
 import math
 from collections.abc import Callable, Collection, Iterable, Mapping
@@ -24,11 +23,10 @@ from ..generator.epilogue.tree import RESULT, EpilogueVisitorTree, Input, Output
 from ..pipeline import invocation
 from ..reference import ACTIVATIONS
 from ..reference import evaluate as evaluate_tree
-from . import EvtBuilder, Operand, Traced, trace
+from . import Operand, Traced, trace
 from .bound import Fusion
+from .common import common, of_tree
 from .results import MatrixResult, operand_names
-
-SINGLE = "single"
 
 
 class Result(Protocol):
@@ -300,33 +298,6 @@ def _parameters(epilogue: Any, names: Iterable[str]) -> set[str]:
         return set(inspect.signature(epilogue).parameters)
     except (TypeError, ValueError):
         return set(names)
-
-
-def of_tree(tree: EpilogueVisitorTree) -> Traced:
-    """A tree as if a function had returned D, or a dict of D and the tree's outputs."""
-    names = (RESULT, *(one.name for one in tree.outputs))
-    return Traced(tree, "dict" if tree.outputs else SINGLE, names)
-
-
-@functools.cache
-def common(bias: CutlassDtype | None, activation: str | None) -> Traced:
-    """The tree of act(acc + bias).
-
-    Args:
-        bias: element type of the row that is added; None for none.
-        activation: a name of `reference.ACTIVATIONS`, or None.
-
-    Raises:
-        InvalidOperandError: an unknown activation.
-    """
-    if activation is not None and activation not in ACTIVATIONS:
-        raise InvalidOperandError(f"unknown activation {activation!r}; valid: {', '.join(ACTIVATIONS)}")
-    builder = EvtBuilder()
-    if bias is not None:
-        builder.add_bias("bias", dtype=bias)
-    if activation not in (None, "identity"):
-        builder.activation(activation)
-    return of_tree(builder.build())
 
 
 def bias_and_activation(bias: Any, activation: str | None) -> Traced:

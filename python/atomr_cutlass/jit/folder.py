@@ -13,7 +13,7 @@ from ..errors import CacheError
 from .files import inside, objection
 
 FOLDER_VARIABLE = "ATOMR_CUTLASS_CACHE_DIR"
-SUBFOLDERS = ("entries", "tmp", "locks", "failures", "verdicts", "quarantine")
+SUBFOLDERS = ("entries", "tmp", "locks", "failures", "validations", "quarantine")
 
 
 def default_folder() -> Path:

@@ -5,7 +5,7 @@ What lies in its folder (ATOMR_CUTLASS_CACHE_DIR, else the platform's cache fold
     entries/, tmp/   kernels, each in a frame with a checksum; cuda-core's FileStreamProgramCache writes and evicts them
     locks/           a file for each kernel that is being compiled
     failures/        sources that lately did not compile (NAME.cu), with the compiler's log (NAME)
-    verdicts/        what the first uses of epilogues found
+    validations/     what validations of epilogues found
     quarantine/      the latest damaged entries, for a look at what happened to them
 
 Loading a kernel runs it, so nothing is taken from a folder or file that another user owns or could have written. A
@@ -352,7 +352,7 @@ class KernelStore:
         for path in inside(self.folder / "quarantine"):
             remove(path)
         self._failures.sweep(everything=everything)
-        for path in inside(self.folder / "verdicts") if everything else ():
+        for path in inside(self.folder / "validations") if everything else ():
             remove(path)
         for path in inside(self.folder / "locks"):
             if path.is_file() and not path.is_symlink():

@@ -24,15 +24,7 @@ from ...arrays.numerics import math_mode
 from ...arrays.operands import CPU, CUDA
 from ...checks import NUMBERS, check_number, check_options, shown
 from ...epilogue import EpilogueVisitorTree, Traced
-from ...epilogue.bind import (
-    BoundEpilogue,
-    bias_and_activation,
-    bind,
-    empty,
-    reduce_nothing,
-    refuse_scale_d,
-    unchanged,
-)
+from ...epilogue.bind import BoundEpilogue, bias_and_activation, bind, empty, reduce_nothing, refuse_scale_d, unchanged
 from ...epilogue.results import ImageResult, operand_names
 from ...errors import InvalidOperandError, UnsupportedError
 from ...generator.dtypes import CutlassDtype

@@ -10,7 +10,7 @@ from typing import Any, TypeAlias
 
 from ... import _core
 from ...arrays.layouts import in_layout, pixel_strides
-from ...epilogue import validate as first_use
+from ...epilogue import validate
 from ...epilogue.bound import FusedOperands, Fusion, source_number
 from ...generator.archs import SmArch
 from ...generator.dtypes import CutlassDtype
@@ -23,6 +23,7 @@ from ..gemm.kernels import product_args
 from .kernels import CastSearch, ConvFormulation, ConvSearch
 from .problem import ConvProblem
 from .support import CAST_ALIGNMENT, key_bytes
+from .validation import make_probe
 
 ConvCandidate: TypeAlias = "Candidate[ConvFormulation]"
 
@@ -58,7 +59,7 @@ def make(
     checked = True
     if what.fusion is not None:
         launch = functools.partial(_launch_once, candidate, device)
-        checked = first_use.require(candidate, device, launch, stream=stream)
+        checked = validate.require(candidate, device, launch, make_probe, stream=stream)
     made = _plan(what, candidate, search, how, alpha=alpha, beta=beta, like=like, layout=layout)
     made.checked = checked
     return made

@@ -14,7 +14,7 @@ from ...arrays import numerics, operands
 from ...arrays.arguments import check_devices, check_out, result_dtype, views_of
 from ...arrays.numerics import FAST, AnyArray
 from ...checks import NUMBERS, shown
-from ...epilogue.bind import common
+from ...epilogue.common import common
 from ...errors import InvalidOperandError, UnsupportedError
 from ...generator.dtypes import CutlassDtype
 from ...generator.epilogue.lower import GATED, GATED_SCALED, epilogue_id

@@ -10,8 +10,8 @@ from ...arrays import fp4
 from ...arrays.numerics import default_out_dtype
 from ...arrays.operands import BYTE
 from ...checks import check_flag, check_index, check_options
-from ...epilogue.bind import common
 from ...epilogue.bound import Fusion
+from ...epilogue.common import common
 from ...epilogue.results import MatrixResult, check_tree
 from ...errors import InvalidOperandError, UnsupportedError
 from ...generator.archs import SmArch

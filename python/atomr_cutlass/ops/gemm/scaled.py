@@ -209,10 +209,11 @@ def from_candidate(
     refuse_capture(candidate, device.index, stream)
     checked = True
     if fusion is not None:
-        from ...epilogue import validate as first_use  # loads the reference, which only trees need here
+        from ...epilogue import validate  # loads the reference, which only trees need here
+        from .validation import make_probe
 
         launch = functools.partial(_launch_once, candidate, device)
-        checked = first_use.require(candidate, device, launch, stream=stream)
+        checked = validate.require(candidate, device, launch, make_probe, stream=stream)
     made = _plan(candidate, scales, fusion, result=result, alpha=alpha, beta=beta, like=like)
     made.checked = checked
     return made

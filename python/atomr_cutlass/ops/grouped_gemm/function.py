@@ -25,8 +25,9 @@ from ...arrays.numerics import FAST, math_mode
 from ...arrays.operands import CPU, CUDA
 from ...checks import NUMBERS, check_extents, check_number, check_options
 from ...epilogue import EpilogueVisitorTree
-from ...epilogue.bind import BoundEpilogue, bind, common
+from ...epilogue.bind import BoundEpilogue, bind
 from ...epilogue.bound import GroupedFusion
+from ...epilogue.common import common
 from ...epilogue.groups import GroupedResult, Views, check_bias
 from ...errors import InvalidOperandError, UnsupportedError
 from ...generator.dtypes import CutlassDtype

@@ -11,9 +11,9 @@ from typing import Any
 
 from ... import _core
 from ...arrays.numerics import FAST
-from ...epilogue import validate as first_use
-from ...epilogue.bind import common
+from ...epilogue import validate
 from ...epilogue.bound import Fusion, GroupedFusion, GroupOperand
+from ...epilogue.common import common
 from ...errors import UnsupportedError
 from ...generator.archs import SmArch
 from ...generator.dtypes import CutlassDtype
@@ -30,6 +30,7 @@ from ...pipeline.op_plan import Address, OpPlan, Steps, refuse_capture
 from ...pipeline.problem import GemmProblem, MatrixSpec, Variant
 from ...pipeline.select import KernelSearch
 from ...reference import ACTIVATIONS
+from ..gemm.validation import make_probe
 from .problem import (
     ALONG_K,
     BLOCK,
@@ -300,7 +301,9 @@ def make(
     refuse_capture(candidate, what.device, stream)
     checked = True
     if split(candidate.key.epilogue)[1]:
-        checked = first_use.require(candidate, device, functools.partial(_launch_once, candidate), stream=stream)
+        checked = validate.require(
+            candidate, device, functools.partial(_launch_once, candidate), make_probe, stream=stream
+        )
     made = _plan(what, candidate, arch, alpha=alpha, beta=beta, like=like)
     made.checked = checked
     return made

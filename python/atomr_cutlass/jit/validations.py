@@ -1,4 +1,4 @@
-"""What the first use of an epilogue found: in the cache's folder, verdicts/NAME, one small record for each."""
+"""The validation cache: what epilogue validations found, a small file for each in the folder validations/."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from ..errors import CacheError
 from .files import is_safe, read_quietly, write
 from .folder import default_folder, is_there, prepare
 
-FOLDER = "verdicts"
+FOLDER = "validations"
 
 _MOST_BYTES = 1 << 16
 
@@ -34,7 +34,7 @@ def recall(identity: str) -> str | None:
 
 
 def remember(identity: str, wrong: str) -> None:
-    """Keeps a verdict where the disk has room for it; where it has none, the next process looks again."""
+    """Keeps what a validation found where the disk has room for it; where it has none, the next process looks again."""
     record = json.dumps({"identity": identity, "wrong": wrong[: _MOST_BYTES // 4]}).encode()
     with contextlib.suppress(OSError, CacheError):
         folder = default_folder()

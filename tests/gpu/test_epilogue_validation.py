@@ -3,8 +3,7 @@
 import pytest
 
 import atomr_cutlass as ac
-from atomr_cutlass.epilogue import absolute, relu
-from atomr_cutlass.epilogue import validate as first_use
+from atomr_cutlass.epilogue import absolute, relu, validate
 from atomr_cutlass.errors import UnsupportedError
 from atomr_cutlass.generator.epilogue import lower
 from atomr_cutlass.generator.families import base
@@ -15,8 +14,8 @@ pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("torch")]
 @pytest.fixture(autouse=True)
 def _own_cache(monkeypatch: pytest.MonkeyPatch, tmp_path) -> None:
     monkeypatch.setenv("ATOMR_CUTLASS_CACHE_DIR", str(tmp_path))
-    monkeypatch.setattr(first_use, "_verdicts", {})
-    monkeypatch.delenv(first_use.VARIABLE, raising=False)
+    monkeypatch.setattr(validate, "_known", {})
+    monkeypatch.delenv(validate.VARIABLE, raising=False)
     monkeypatch.setenv("ATOMR_CUTLASS_JIT", "auto")
 
 
@@ -48,23 +47,23 @@ def test_a_wrong_kernel_is_refused_and_remembered(monkeypatch: pytest.MonkeyPatc
     with pytest.raises(UnsupportedError, match="computes its epilogue wrongly"):
         call()
     # Another process: what is known comes from the disk.
-    monkeypatch.setattr(first_use, "_verdicts", {})
-    monkeypatch.setattr(first_use, "_differences", lambda *_: pytest.fail("looked again"))
+    monkeypatch.setattr(validate, "_known", {})
+    monkeypatch.setattr(validate, "_differences", lambda *_: pytest.fail("looked again"))
     with pytest.raises(UnsupportedError, match="computes its epilogue wrongly"):
         call()
-    monkeypatch.setenv(first_use.VARIABLE, "off")
+    monkeypatch.setenv(validate.VARIABLE, "off")
     torch.testing.assert_close(call(), (a.float() @ b.float()).abs().half() + 0.015625, rtol=1e-2, atol=1e-2)
 
 
 def test_a_right_kernel_is_looked_at_once(monkeypatch: pytest.MonkeyPatch, torch) -> None:
     a, b = _operands(torch)
     looked = []
-    right = first_use._differences
-    monkeypatch.setattr(first_use, "_differences", lambda *given: looked.append(1) or right(*given))
+    right = validate._differences
+    monkeypatch.setattr(validate, "_differences", lambda *given: looked.append(1) or right(*given))
     for factor in (1.0, 2.0):
         got = ac.gemm(a * factor, b, epilogue=lambda acc: absolute(acc) - 0.03125)
         torch.testing.assert_close(got, (a * factor @ b).abs() - 0.03125, rtol=1e-2, atol=1e-2)
-    monkeypatch.setattr(first_use, "_verdicts", {})
+    monkeypatch.setattr(validate, "_known", {})
     ac.gemm(a[:32], b, epilogue=lambda acc: absolute(acc) - 0.03125)
     assert looked == [1]
 

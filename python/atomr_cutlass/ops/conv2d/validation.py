@@ -1,0 +1,37 @@
+"""The small convolution that an epilogue is validated with."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from ...arrays import operands
+from ...epilogue.validate import Probe, error_of, math_of, normal, spec_of
+from ...generator.dtypes import CutlassDtype
+from ...generator.epilogue.tree import RESULT
+from ...generator.key import KernelKey
+from . import reference
+from .problem import FPROP, ConvProblem
+
+
+def make_probe(key: KernelKey, random: np.random.Generator, device: int) -> Probe:
+    """A convolution with a filter of nine taps over an image with a border; as `gemm.validation` makes a product."""
+    rows, columns, taps = key.tile[0] // 8 + 2, 8, 3
+    read, written = 2 * key.tile[2], key.tile[1] + 16
+    forward = key.op == FPROP
+    image = (1, rows, columns, written)
+    a = normal(random, (1, rows, columns, read), key.a)
+    b = normal(random, (written, taps, taps, read) if forward else (read, taps, taps, written), key.b)
+    views = {"a": operands.upload(a, device), "b": operands.upload(b, device)}
+    views[RESULT] = operands.empty(image, key.d, device, None)[1]
+    if forward:
+        acc = reference.conv2d(a, b, padding=1, out_dtype=CutlassDtype.F64, math=math_of(key))
+        absolute = reference.absolute_conv2d(a, b, padding=1)
+    else:
+        acc = reference.conv2d_dgrad(a, b, image, padding=1, out_dtype=CutlassDtype.F64, math=math_of(key))
+        absolute = reference.absolute_conv2d_dgrad(a, b, image, padding=1)
+    x, w = (a.shape, b.shape) if forward else (image, b.shape)
+    geometry = reference.conv_geometry(x, w, stride=1, padding=1, dilation=1, groups=1)
+    specs = {name: spec_of(view) for name, view in views.items()}
+    problem = ConvProblem(key.op, geometry, specs["a"], specs["b"], None, specs[RESULT], None, None, key.math, device)
+    flat = (rows * columns, written)
+    return Probe(problem, views, acc.reshape(flat), error_of(key, taps * taps * read, acc, absolute).reshape(flat))

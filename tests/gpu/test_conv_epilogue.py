@@ -209,6 +209,28 @@ def test_epilogues_are_validated(monkeypatch: pytest.MonkeyPatch) -> None:
     assert len(seen) == len({case.tree.id for case in COMMON.values()})
 
 
+@pytest.mark.parametrize("groups", [1, 4])
+@pytest.mark.parametrize("layout", ["nhwc", "nchw"])
+def test_bias_and_activation_as_a_tree_of_other_kernels(torch: Any, layout: str, groups: int) -> None:
+    """With groups, and for strided dgrad, which have no trees: as with `bias=` and `activation=`, to the bit."""
+    random = np.random.default_rng(7)
+
+    def array(*shape: int) -> Any:
+        made = torch.from_numpy(random.standard_normal(shape).astype(np.float32)).to("cuda", torch.float16)
+        return made.permute(0, 3, 1, 2) if layout == "nchw" and made.ndim == 4 else made
+
+    x, w, bias = array(2, 15, 15, 64), array(96, 3, 3, 64 // groups), array(96)
+    tree = ac.EvtBuilder().add_bias("row", dtype=D.F16).activation("gelu").build()
+    how: dict[str, Any] = {"padding": 1, "stride": 2, "groups": groups, "layout": layout, "alpha": 0.125}
+    y = ac.conv2d(x, w, epilogue=tree, row=bias, **how)
+    assert_same_bits(y, ac.conv2d(x, w, bias=bias, activation="gelu", **how))
+    back = {**how, "groups": 1}
+    wide, bias = array(96, 3, 3, 64), array(64)
+    x_shape = tuple(x.shape)
+    dx = ac.conv2d_dgrad(y, wide, x_shape, epilogue=tree, row=bias, **back)
+    assert_same_bits(dx, ac.conv2d_dgrad(y, wide, x_shape, bias=bias, activation="gelu", **back))
+
+
 def test_operands_whose_pixels_have_gaps(torch: Any) -> None:
     case = COMMON["block-nhwc"]
     arrays = Arrays(case)

@@ -267,15 +267,59 @@ def test_trees_of_other_kernels_are_refused() -> None:
     grouped = dataclasses.replace(request, arch=SmArch.SM90A, shape=dataclasses.replace(SHAPE, groups=2))
     with pytest.raises(UnsupportedError, match="convolve one group"):
         grouped.render_cu()
-    strided = ConvShape.nhwc(2, 15, 15, 64, 96, 3, 3, stride=2, padding=1)
     with pytest.raises(UnsupportedError, match="dgrad without a stride"):
-        ConvDgradRequest(
-            strided, dtype=D.F16, arch=SmArch.SM90A, epilogue=GemmEpilogue(tree=tree_of("f16"))
-        ).render_cu()
+        ConvDgradRequest(STRIDED, dtype=D.BF16, arch=SmArch.SM90A, epilogue=GemmEpilogue(tree=BLOCK)).render_cu()
 
 
-def tree_of(dtype: str) -> Any:
-    return EvtBuilder().add_bias("bias", dtype=D(dtype)).build()
+STRIDED = ConvShape.nhwc(2, 15, 15, 64, 96, 3, 3, stride=2, padding=1)
+GROUPED = ConvShape.nhwc(2, 14, 14, 64, 96, 3, 3, padding=1, groups=2)
+PLAIN_TREES = {
+    "nothing": (EvtBuilder().build(), GemmEpilogue()),
+    "activation": (EvtBuilder().activation("silu").build(), GemmEpilogue(activation="silu")),
+    "bias": (EvtBuilder().add_bias("row", dtype=D.BF16).build(), GemmEpilogue(bias=True)),
+    "both": (
+        EvtBuilder().add_bias("row", dtype=D.BF16).activation("gelu").build(),
+        GemmEpilogue(bias=True, activation="gelu"),
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", PLAIN_TREES)
+@pytest.mark.parametrize(
+    ("kind", "shape", "arch"),
+    [
+        (ConvFwdRequest, SHAPE, SmArch.SM80),
+        (ConvFwdRequest, SHAPE, SmArch.SM90A),
+        (ConvFwdRequest, GROUPED, SmArch.SM90A),
+        (ConvDgradRequest, STRIDED, SmArch.SM90A),
+    ],
+    ids=["sm_80", "sm_90a", "groups", "strided dgrad"],
+)
+def test_trees_of_bias_and_activation_run_on_kernels_without_trees(
+    kind: Any, shape: ConvShape, arch: SmArch, name: str
+) -> None:
+    tree, plain = PLAIN_TREES[name]
+    with_tree, without = (
+        kind(shape, dtype=D.BF16, arch=arch, epilogue=how) for how in (GemmEpilogue(tree=tree), plain)
+    )
+    assert with_tree.render_cu() == without.render_cu()
+    best = select.choose(ConvSearch(with_tree.problem(0), devices.imagined(arch), arch), backend="jit")
+    assert best.formulation.problem.bias == without.problem(0).bias
+
+
+def test_a_bias_that_kernels_without_trees_do_not_load_remains_a_tree() -> None:
+    tree = EvtBuilder().add_bias("row", dtype=D.F32).activation("relu").build()
+    other = ConvFwdRequest(SHAPE, dtype=D.BF16, arch=SmArch.SM90A, epilogue=GemmEpilogue(tree=tree)).problem(0)
+    assert formulations(other) == [other]
+    tree, _ = PLAIN_TREES["both"]
+    how = GemmEpilogue(tree=tree, beta=1.0)
+    with_c = ConvFwdRequest(SHAPE, dtype=D.BF16, arch=SmArch.SM90A, epilogue=how).problem(0)
+    assert formulations(with_c) == [with_c]
+    scattered = ConvFwdRequest(SHAPE, dtype=D.BF16, arch=SmArch.SM90A, epilogue=GemmEpilogue(tree=tree)).problem(0)
+    (row,) = scattered.fusion.inputs
+    row = dataclasses.replace(row, strides=(2,))
+    scattered = dataclasses.replace(scattered, fusion=dataclasses.replace(scattered.fusion, inputs=(row,)))
+    assert formulations(scattered) == [scattered]
 
 
 def test_rules_of_trees() -> None:
@@ -355,7 +399,7 @@ def test_requests_that_are_refused() -> None:
             SHAPE, dtype=D.F16, out_dtype=D.F32, epilogue=GemmEpilogue(tree=EvtBuilder().cast(D.F16).build())
         )
     with pytest.raises(UnsupportedError, match="the gradient of a filter has no epilogue"):
-        ConvWgradRequest(SHAPE, dtype=D.F16, epilogue=GemmEpilogue(tree=tree_of("f16")))
+        ConvWgradRequest(SHAPE, dtype=D.F16, epilogue=GemmEpilogue(tree=PLAIN_TREES["both"][0]))
 
 
 @pytest.mark.parametrize("layout", list(ConvLayout))

@@ -225,7 +225,7 @@ class KernelStore:
         Args:
             max_bytes: how much may stay; None: the store's own limit.
             older_than: entries that have not been read for this many seconds go.
-            everything: every entry goes, and every remembered failure and verdict.
+            everything: every entry goes, and every remembered failure and validation.
 
         Raises:
             CacheError: the folder is unsafe or cannot be read or written.

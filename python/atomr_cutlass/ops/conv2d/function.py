@@ -95,7 +95,8 @@ def conv2d(
         activation: a name of `reference.ACTIVATIONS`.
         epilogue: what is made of alpha * scale_a * scale_b * conv(x, w) + beta * C instead of `activation`: an
             `EpilogueVisitorTree`, or a function of it and of arrays that is traced, as for `gemm`. A row has an element
-            for each channel, (K,); a column one for each pixel, (N, P, Q, 1); matrices are like the result. On sm_90a.
+            for each channel, (K,); a column one for each pixel, (N, P, Q, 1); matrices are like the result. On
+            sm_90a; what is only bias and activation, where `bias` and `activation` are served.
         scale_a: factor of x, a number.
         scale_b: factor of w, a number.
         scale_d: factor of the result, a number. On a GPU neither after an activation nor together with `bias`.

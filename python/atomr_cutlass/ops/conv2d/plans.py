@@ -57,7 +57,7 @@ def make(
         candidate = select.choose(search, **how)
     refuse_capture(candidate, what.device, stream)
     checked = True
-    if what.fusion is not None:
+    if candidate.formulation.problem.fusion is not None:
         launch = functools.partial(_launch_once, candidate, device)
         checked = validate.require(candidate, device, launch, make_probe, stream=stream)
     made = _plan(what, candidate, search, how, alpha=alpha, beta=beta, like=like, layout=layout)
@@ -105,8 +105,14 @@ def _plan(
     of_d = CAST_ALIGNMENT if reduced else key_bytes(key.align_d, what.d)
     source = solved.source is not None
     c = None if what.c is None or source else slot("c", what.c, of_d, "source")
-    bias = None if what.bias is None else slot("bias", what.bias, key_bytes(key.align_d, what.bias))
-    others = FusedOperands(steps, what.fusion, solved.epilogue, align=key.align_d, clear_masks=False)
+    fusion, bias = solved.fusion, None
+    if solved.bias is not None:
+        # That of a tree has the tree's name for it.
+        of_tree = what.fusion.inputs[0] if what.fusion is not None else None
+        name, alignment = "bias" if of_tree is None else of_tree.name, key_bytes(key.align_d, solved.bias)
+        shape, strides = (of_tree and of_tree.slot) or (solved.bias.shape, solved.bias.strides)
+        bias = steps.slot(name, shape, strides, solved.bias.dtype.dlpack, alignment=alignment)
+    others = FusedOperands(steps, fusion, solved.epilogue, align=key.align_d, clear_masks=False)
     if source:
         c = others.source
     out = slot("out", what.d, of_d, "output")
@@ -118,7 +124,7 @@ def _plan(
         args = {"batch": 1, "a": first, "b": second, "c": c, "d": out, "alpha": "alpha", "beta": "beta"}
         steps.launch(candidate, product_args(product, candidate) | args, main=True)
     elif not reduced:
-        none = (0,) * (0 if what.fusion is None else len(what.fusion.arrays))
+        none = (0,) * (0 if fusion is None else len(fusion.arrays))
         args = _args(solved, a, b, c, bias, out, formulation.split_k) | others.args(none, none, exchanged=False)
         steps.launch(candidate, args, main=True)
     else:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from ...arrays.layouts import collapses, pixel_strides, rows_collapse
 from ...epilogue.bound import Fusion, source_of
+from ...epilogue.common import as_bias_and_activation
 from ...errors import InvalidOperandError, UnsupportedError
 from ...generator.epilogue.lower import LINEAR, epilogue_id, with_source
 from ...pipeline.problem import MatrixSpec
@@ -92,18 +93,47 @@ def result_shape(op: str, geometry: ConvGeometry) -> tuple[int, int, int, int]:
 
 
 def formulations(problem: ConvProblem) -> list[ConvProblem]:
-    """The problem with its tree, as it may be put to kernels, better ones first: a matrix loaded as C, or as it is."""
-    if problem.fusion is None or problem.c is not None or not collapses(problem.d):
+    """The problem as it may be put to kernels, better ones first.
+
+    A tree that is bias and activation is put to kernels that have just those, any other with a matrix loaded as C where
+    one can be, and then as it is.
+    """
+    if problem.fusion is None:
         return [problem]
+    found = [_without_tree(problem), _with_source(problem), problem]
+    return [one for one in found if one is not None]
+
+
+def _without_tree(problem: ConvProblem) -> ConvProblem | None:
+    """The problem with bias and activation in the place of its tree, if that is what the tree is."""
+    if problem.fusion is None:
+        return None
+    plain = as_bias_and_activation(problem.fusion.tree.program)
+    if plain is None or plain.bias not in (None, problem.d.dtype):
+        return None
+    bias = None
+    if plain.bias is not None:
+        spec = problem.fusion.inputs[0].spec
+        # Kernels without a tree load either C or the bias, whose elements are contiguous.
+        if problem.c is not None or (spec.shape[-1] > 1 and spec.strides[-1] != 1):
+            return None
+        bias = MatrixSpec(spec.shape[-1:], (1,), spec.dtype, spec.alignment)
+    return dataclasses.replace(problem, fusion=None, bias=bias, activation=plain.activation)
+
+
+def _with_source(problem: ConvProblem) -> ConvProblem | None:
+    """The problem with a matrix of its tree loaded as C, if one can be."""
+    if problem.fusion is None or problem.c is not None or not collapses(problem.d):
+        return None
     # Kernels have one set of strides for C and D.
     strides = (pixel_strides(problem.d)[0], 1)
     number = source_of(
         problem.fusion, lambda array: array.spec.strides == strides and array.dtype is problem.d.dtype
     )  # fmt: skip
     if number is None:
-        return [problem]
+        return None
     c = dataclasses.replace(problem.d, alignment=problem.fusion.inputs[number].alignment)
-    return [dataclasses.replace(problem, source=number, c=c), problem]
+    return dataclasses.replace(problem, source=number, c=c)
 
 
 def check_channels(name: str, spec: MatrixSpec) -> None:

@@ -13,7 +13,7 @@ from ... import _core
 from ...arrays.numerics import FAST
 from ...epilogue import validate
 from ...epilogue.bound import Fusion, GroupedFusion, GroupOperand
-from ...epilogue.common import common
+from ...epilogue.common import as_bias_and_activation
 from ...errors import UnsupportedError
 from ...generator.archs import SmArch
 from ...generator.dtypes import CutlassDtype
@@ -29,7 +29,6 @@ from ...pipeline.estimate import Launch
 from ...pipeline.op_plan import Address, OpPlan, Steps, refuse_capture
 from ...pipeline.problem import GemmProblem, MatrixSpec, Variant
 from ...pipeline.select import KernelSearch
-from ...reference import ACTIVATIONS
 from ..gemm.validation import make_probe
 from .problem import (
     ALONG_K,
@@ -143,20 +142,10 @@ def _epilogue(key: KernelKey, what: GroupedProblem) -> str:
         return base
     program = what.fusion.tree.program
     if key.generation == "sm80":
-        known, activation = _bias_and_activation(program, key.d)
-        if known:
-            return f"{base}_{activation}" if activation else base
+        plain = as_bias_and_activation(program)
+        if plain is not None and plain.bias in (None, key.d):
+            return f"{base}_{plain.activation}" if plain.activation else base
     return epilogue_id(base, program)
-
-
-@functools.lru_cache(256)
-def _bias_and_activation(program: str, bias: CutlassDtype) -> tuple[bool, str | None]:
-    """(whether a tree is act(acc), or act(acc + bias) with a bias of this type, the activation if there is one)."""
-    for element in (None, bias):
-        for activation in (None, *ACTIVATIONS):
-            if common(element, activation).tree.program == program:
-                return True, activation
-    return False, None
 
 
 def _derived(key: KernelKey, what: GroupedProblem) -> KernelKey:
@@ -266,7 +255,8 @@ def _reasons(program: str, a: CutlassDtype, b: CutlassDtype, d: CutlassDtype, ar
     for _, key in cells([arch]):
         if key.op != OP or (key.a, key.b) != (a, b):
             continue
-        if key.generation == "sm80" and _bias_and_activation(program, key.d)[0]:
+        plain = as_bias_and_activation(program)
+        if key.generation == "sm80" and plain is not None and plain.bias in (None, key.d):
             continue
         status = supports(with_epilogue(key, epilogue_id(split(key.epilogue)[0], program), d))
         if not status:

@@ -15,7 +15,7 @@ from atomr_cutlass.arrays import numerics, operands
 from atomr_cutlass.generator.key import KernelKey
 from atomr_cutlass.ops.quantize import function as quantized
 from atomr_cutlass.ops.quantize import reference as quantization
-from atomr_cutlass.pipeline import select
+from atomr_cutlass.pipeline import call, select
 from atomr_cutlass.pipeline.candidate import Candidate
 from atomr_cutlass.pipeline.op_plan import Steps
 from gpu_matrices import torch_dtype
@@ -153,7 +153,7 @@ def test_every_cell(
         return launched[-1]
 
     monkeypatch.setattr(quantized.select, "choose", exactly)
-    monkeypatch.setattr(quantized, "_plans", ac.PlanCache(8))
+    monkeypatch.setattr(call, "kept_plans", ac.PlanCache(8))
     x = _matrix(torch, (130, 416), "bfloat16", 3)
     made = ac.quantize(x, narrow, scaling=scaling)
     values, scales = quantized._in_numpy(_host(x), narrow, scaling, 1.0)

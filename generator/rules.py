@@ -22,6 +22,9 @@ FP8_TYPES = (D.F8E4M3, D.F8E5M2)
 FEW = "few"
 """The mainloop of kernels that serve few rows or columns of D, and no others."""
 
+SPLIT = "split"
+"""The mainloop of kernels whose thread blocks share out K as well as D."""
+
 
 @dataclass(frozen=True)
 class Status:
@@ -185,7 +188,7 @@ def serves_usual_case(key: KernelKey, fallback: KernelKey) -> bool:
     alike = ("op", "arch", "a", "b", "d", "math", "layout_a", "layout_b", "layout_d", "group_mode", "scale_type")
     return (
         not is_fallback(key)
-        and key.mainloop != FEW
+        and key.mainloop not in (FEW, SPLIT)
         and all(getattr(key, name) == getattr(fallback, name) for name in alike)
         and key.epilogue in (fallback.epilogue, SCALED if fallback.epilogue == LINEAR else fallback.epilogue)
         # A kernel for strides serves strides of one as well.

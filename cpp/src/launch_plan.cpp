@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstring>
+#include <map>
 
 #include "driver.h"
 #include "errors.h"
@@ -35,11 +36,13 @@ LaunchPlan::LaunchPlan(std::vector<Slot> slots, std::vector<size_t> const& tempo
     workspace_ += round_up(bytes);
   }
   DeviceGuard guard(options_.device);
-  uint64_t needed = 0;
+  std::map<std::string, size_t> needed;
+  std::vector<std::string> rows;
   for (size_t i = 0; i < steps_.size(); ++i) {
     Step& step = steps_[i];
     if (step.kind != Step::Kind::kLaunch) continue;
     if (i == options_.main) main_kernel_ = kernels_.size();
+    rows.emplace_back(step.row->name);
     kernels_.emplace_back(std::move(step.row), step.layout->bytes);
     std::vector<unsigned char> probe = step.data;
     for (Patch const& patch : step.patches) store(probe, patch.offset, kProbe);
@@ -48,9 +51,16 @@ LaunchPlan::LaunchPlan(std::vector<Slot> slots, std::vector<size_t> const& tempo
       store(probe, scalar.offset, scalar.beta ? options_.beta : options_.alpha);
     }
     kernels_.back().open(probe.data());
-    needed = std::max(needed, kernels_.back().workspace_bytes());
+    size_t& most = needed[rows.back()];
+    most = std::max(most, size_t(kernels_.back().workspace_bytes()));
   }
-  memory_.reserve(workspace_ + size_t(needed), true);
+  size_t end = workspace_;
+  std::map<std::string, size_t> places;
+  for (std::string const& row : rows) {
+    if (needed[row] != 0 && places.emplace(row, round_up(end)).second) end = round_up(end) + needed[row];
+    own_.push_back(places[row]);
+  }
+  memory_.reserve(end, true, workspace_);
 }
 
 void LaunchPlan::check_steps(std::vector<size_t> const& temporaries) const {
@@ -176,7 +186,7 @@ void LaunchPlan::launch(std::vector<Operand> const& operands, double alpha, doub
         args = step.data;
         for (Patch const& patch : step.patches) store(args, patch.offset, resolve(patch.address, operands, memory));
         for (ScalarPatch const& scalar : step.scalars) store(args, scalar.offset, scalar.beta ? beta : alpha);
-        unsigned char* const own = memory != nullptr ? memory + workspace_ : nullptr;
+        unsigned char* const own = memory != nullptr ? memory + own_[kernel] : nullptr;
         store(args, step.layout->workspace, kernels_[kernel].workspace_bytes() != 0 ? own : nullptr);
         kernels_[kernel].launch(args.data(), own, stream, written);
         written = false;

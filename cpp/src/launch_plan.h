@@ -109,6 +109,7 @@ class LaunchPlan {
   size_t main_kernel_ = 0;
   std::vector<size_t> temporaries_;  // where each begins
   size_t workspace_ = 0;  // where the kernels' own begins
+  std::vector<size_t> own_;  // where that of each kernel does: launches of one kernel share it, others find it as left
   StreamMemory memory_;
 };
 

@@ -54,8 +54,8 @@ GemmPlan::GemmPlan(std::shared_ptr<atomr_cutlass_row const> row, atomr_cutlass_g
       }
     }
   }
-  workspaces_.reserve(size_t(kernel_.workspace_bytes()), true);
-  zeros_.reserve(size_t(options_.null_bytes), false);
+  workspaces_.reserve(size_t(kernel_.workspace_bytes()), true, 0);
+  zeros_.reserve(size_t(options_.null_bytes), false, size_t(options_.null_bytes));
 }
 
 void GemmPlan::set_null_product(atomr_cutlass_gemm_args& args) const {

@@ -18,6 +18,16 @@ void keep_for_graph(std::shared_ptr<DeviceBlock> const& block) {
   kept.insert(block);
 }
 
+// The stream of a device on which new memory is cleared.
+void* clearing_stream() {
+  static std::mutex mutex;
+  static auto& streams = *new std::map<int, void*>();
+  std::lock_guard<std::mutex> lock(mutex);
+  void*& stream = streams[current_device()];
+  if (stream == nullptr) stream = create_stream();
+  return stream;
+}
+
 // Called from inside the framework's C code, which no exception may cross.
 void keep_error(void* context, char const* kind, char const* message) {
   *static_cast<std::string*>(context) = std::string(kind) + ": " + message;
@@ -85,13 +95,30 @@ StreamMemory::~StreamMemory() {
   for (auto& one : pieces_) retire(std::move(one.second), device_);
 }
 
-void StreamMemory::reserve(size_t bytes, bool now) {
+void StreamMemory::reserve(size_t bytes, bool now, size_t zeroed) {
   bytes_ = bytes;
+  zeroed_ = zeroed;
   if (now && bytes != 0) spare_ = make();
 }
 
+// Memory of the driver, cleared. Legal during capture: no graph does the clearing, whose replays are to find what the
+// launches before have left.
+std::shared_ptr<DeviceBlock> StreamMemory::cleared() const {
+  auto block = std::make_shared<DeviceBlock>(bytes_);
+  if (zeroed_ < bytes_) {
+    CaptureRelaxed relaxed;
+    clear(*block, clearing_stream());
+    synchronize(clearing_stream());
+  }
+  return block;
+}
+
+void StreamMemory::clear(DeviceBlock const& block, void* stream) const {
+  clear_async(reinterpret_cast<DevicePointer>(block.data()) + zeroed_, bytes_ - zeroed_, stream);
+}
+
 StreamBlock StreamMemory::make() const {
-  if (allocator_ == nullptr) return {std::make_shared<DeviceBlock>(bytes_), {}};
+  if (allocator_ == nullptr) return {cleared(), {}};
   int64_t shape = int64_t(bytes_);
   int64_t stride = 1;
   DlTensor prototype{nullptr, {kDlCuda, device_}, 1, {1, 8, 1}, &shape, &stride, 0};
@@ -99,6 +126,11 @@ StreamBlock StreamMemory::make() const {
   // The framework orders the block's former use on the stream that is its current one in this thread, no other.
   void* stream = nullptr;
   if (allocator_->current_stream(kDlCuda, device_, &stream) == 0) made.used.record(stream);
+  if (zeroed_ < bytes_) {
+    made.used.hold(clearing_stream());
+    clear(*made.block, clearing_stream());
+    made.used.record(clearing_stream());
+  }
   return made;
 }
 
@@ -162,7 +194,7 @@ StreamMemory::Piece& StreamMemory::acquire(void* stream) {
   if (piece.block == nullptr) {
     if (capture != 0) {
       // Not from the framework: its allocator may give the memory to a later tensor of the same graph.
-      piece.block = std::make_shared<DeviceBlock>(bytes_);
+      piece.block = cleared();
       keep_for_graph(piece.block);
     } else if (spare_.block != nullptr) {
       static_cast<StreamBlock&>(piece) = std::move(spare_);  // made with the plan, for the first stream

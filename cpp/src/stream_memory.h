@@ -62,8 +62,10 @@ class StreamMemory {
   StreamMemory(StreamMemory const&) = delete;
   StreamMemory& operator=(StreamMemory const&) = delete;
 
-  // Sets the size of every piece, before the first is taken, and allocates the first stream's if `now`.
-  void reserve(size_t bytes, bool now);
+  // Sets the size of every piece, before the first is taken, and allocates the first stream's if `now`. A piece is
+  // zeros from `zeroed` on when it is first taken; whoever relies on that later leaves zeros. The device must be
+  // current.
+  void reserve(size_t bytes, bool now, size_t zeroed);
   size_t bytes() const { return bytes_; }
 
   struct Piece : StreamBlock {
@@ -83,6 +85,8 @@ class StreamMemory {
   using Pieces = std::map<std::pair<uint64_t, uint64_t>, Piece>;  // by stream and capture
 
   StreamBlock make() const;
+  std::shared_ptr<DeviceBlock> cleared() const;
+  void clear(DeviceBlock const& block, void* stream) const;
   Piece& place(void* stream, uint64_t capture);
   Pieces::iterator left_over(void* stream);
   std::vector<Pieces::iterator> idle();
@@ -90,7 +94,7 @@ class StreamMemory {
 
   int device_;
   DlExchangeApi const* allocator_;
-  size_t bytes_ = 0;
+  size_t bytes_ = 0, zeroed_ = 0;
   std::mutex mutex_;
   Pieces pieces_;
   uint64_t calls_ = 0;

@@ -54,6 +54,7 @@ struct Device {
   std::atomic<int> events{0};
   std::mutex mutex;
   std::vector<Work> work;  // in order
+  void* created = nullptr;  // the stream that was made last
   int launches = 0, tensor_maps = 0;
   // What a launch does: (function, arguments).
   void (*launch)(void*, void**) = nullptr;
@@ -67,6 +68,15 @@ inline Device& device() {
 inline void note(Work const& one) {
   std::lock_guard<std::mutex> lock(device().mutex);
   device().work.push_back(one);
+}
+
+// Work on the callers' streams: new workspaces are cleared on one that the runtime makes.
+inline std::vector<Work> called() {
+  std::vector<Work> found;
+  for (Work const& one : device().work) {
+    if (device().created == nullptr || one.stream != device().created) found.push_back(one);
+  }
+  return found;
 }
 
 inline Symbols driver() {
@@ -116,7 +126,7 @@ inline Symbols driver() {
       {"cuMemcpyDtoDAsync_v2", symbol(+[](Pointer to, Pointer from, size_t bytes, void*) {
          return std::memcpy(reinterpret_cast<void*>(to), reinterpret_cast<void*>(from), bytes), 0;
        })},
-      {"cuStreamCreate", symbol(+[](void** made, unsigned) { return *made = &context, 0; })},
+      {"cuStreamCreate", symbol(+[](void** made, unsigned) { return *made = device().created = &context, 0; })},
       {"cuCtxGetDevice", symbol(+[](int* index) { return *index = 0, 0; })},
       {"cuEventCreate", symbol(+[](void** made, unsigned) { return *made = &context, ++device().events, 0; })},
       {"cuEventRecord", symbol(+[](void*, void*) { return 0; })},

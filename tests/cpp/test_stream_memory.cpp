@@ -15,7 +15,7 @@ using namespace atomr_cutlass;
 
 namespace {
 
-constexpr size_t kBytes = 512;
+constexpr size_t kBytes = 512, kZeroed = 128;
 
 void* handle(uintptr_t value) { return reinterpret_cast<void*>(value); }
 
@@ -25,7 +25,7 @@ struct Fixture {
   StreamMemory memory{0, nullptr};
 
   Fixture() {
-    memory.reserve(kBytes, true);
+    memory.reserve(kBytes, true, kZeroed);
     fake::device().incarnation = 0;
   }
 
@@ -121,6 +121,42 @@ void test_memory_of_a_captured_graph_stays_the_graphs() {
   fake::device().capturing = false;
 }
 
+// Clears since some of the work, of so many bytes each.
+int clears(size_t begin, size_t bytes) {
+  int count = 0;
+  for (size_t i = begin; i < fake::device().work.size(); ++i) {
+    fake::Work const& one = fake::device().work[i];
+    count += one.kind == fake::Work::Kind::kClear && one.bytes == bytes;
+  }
+  return count;
+}
+
+void test_memory_is_zeros_when_it_is_first_taken() {
+  size_t const begin = fake::device().work.size();
+  Fixture fixture;
+  auto* const first = static_cast<unsigned char*>(fixture.call(handle(64)));
+  for (size_t i = kZeroed; i < kBytes; ++i) CHECK_EQUAL(int(first[i]), 0);
+  CHECK_EQUAL(clears(begin, kBytes - kZeroed), 1);
+  // Later calls find what the first has left, those of a stream that takes it over too.
+  first[kZeroed] = 7;
+  fixture.call(handle(64));
+  fake::device().incarnation = 1;
+  CHECK_EQUAL(fixture.call(handle(64)), static_cast<void*>(first));
+  CHECK_EQUAL(int(first[kZeroed]), 7);
+  CHECK_EQUAL(clears(begin, kBytes - kZeroed), 1);
+}
+
+void test_a_graphs_memory_is_cleared_at_once_and_not_by_the_graph() {
+  Fixture fixture;
+  size_t const begin = fake::device().work.size();
+  fake::device().capturing = true;
+  fixture.call(handle(64));
+  fixture.call(handle(64));
+  fake::device().capturing = false;
+  CHECK_EQUAL(clears(begin, kBytes - kZeroed), 1);
+  for (size_t i = begin; i < fake::device().work.size(); ++i) CHECK(fake::device().work[i].stream != handle(64));
+}
+
 void test_the_default_streams_of_threads_share_nothing() {
   Fixture fixture;
   void* const per_thread = handle(2);
@@ -178,6 +214,8 @@ int main() {
   test_streams_at_work_share_nothing_and_their_memory_is_freed_later();
   test_memory_of_a_call_under_way_is_not_given_to_another();
   test_memory_of_a_captured_graph_stays_the_graphs();
+  test_memory_is_zeros_when_it_is_first_taken();
+  test_a_graphs_memory_is_cleared_at_once_and_not_by_the_graph();
   test_the_default_streams_of_threads_share_nothing();
   test_a_stream_that_could_not_wait_tries_again();
   test_a_turn_leaves_its_memory_before_others_may_free_it();

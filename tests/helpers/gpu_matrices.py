@@ -5,9 +5,11 @@ Import it after a test has its `torch` fixture: nothing here imports PyTorch bef
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import itertools
 import math
+import os
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -23,7 +25,8 @@ from atomr_cutlass.generator.dtypes import CutlassDtype
 from atomr_cutlass.generator.families import gemm_few_sm90
 from atomr_cutlass.generator.rules import FEW
 from atomr_cutlass.ops.gemm import reference as gemm_reference
-from atomr_cutlass.pipeline import devices, table
+from atomr_cutlass.ops.gemm.kernels import GemmSearch
+from atomr_cutlass.pipeline import devices, select, table
 from atomr_cutlass.pipeline.problem import GemmProblem, MatrixSpec
 
 if TYPE_CHECKING:
@@ -304,6 +307,18 @@ def problem_of(
         math=math_mode,
         device=a.device.index or 0,
     )
+
+
+def candidate_of(key: KernelKey, what: GemmProblem) -> Any:
+    """The kernel of a key for a problem: the table's, or, where ATOMR_CUTLASS_TEST_JIT is set, one that is compiled."""
+    device = devices.get(0)
+    if devices.rank_arch(key.arch, device, ptx=False) is None:
+        pytest.skip(f"code for {key.arch.value} does not run on {device.name}")
+    compiled = "ATOMR_CUTLASS_TEST_JIT" in os.environ
+    info = next((one for one in table.kernels(op="gemm") if one.key == key), None)
+    if info is None and not compiled:
+        pytest.skip(f"{key.name} is not in the table; with ATOMR_CUTLASS_TEST_JIT set it is compiled")
+    return dataclasses.replace(select.candidate_of(GemmSearch(what, device), key), info=None if compiled else info)
 
 
 def rows_for(key: KernelKey, m: int) -> int:

@@ -11,10 +11,11 @@ from generator import content, headers
 from generator.archs import SmArch
 from generator.key import KernelKey
 from generator.matrix import expand
-from generator.rules import FEW
+from generator.rules import FEW, SPLIT
 
 OURS = Path(__file__).resolve().parents[2] / "cpp" / "include" / "atomr_cutlass"
-KEYS = {key.generation: key for key in expand("full", [SmArch.SM90A]) if key.op == "gemm" and key.mainloop != FEW}
+OWN = (FEW, SPLIT)  # kernels without CUTLASS's collectives
+KEYS = {key.generation: key for key in expand("full", [SmArch.SM90A]) if key.op == "gemm" and key.mainloop not in OWN}
 SM80, SM90 = KEYS["sm80"], KEYS["sm90"]
 
 

@@ -32,7 +32,7 @@ LAYERS = (
     ("reference.tree_error", "ops.gemm.reference"),
     ("reference", "ops.conv2d.reference", "ops.grouped_gemm.reference", "ops.quantize.reference", "arrays.frameworks"),
     ("arrays.operands", "arrays.layouts", "pipeline.problem"),
-    ("epilogue", "arrays.fp4", "pipeline.tile_scheduler"),
+    ("epilogue", "arrays.fp4", "pipeline.tile_scheduler", "pipeline.split_k"),
     ("pipeline.estimate",),
     ("jit", "pipeline.candidate"),
     ("pipeline.select", "pipeline.verification", "pipeline.plan", "pipeline.op_plan", "arrays.arguments"),

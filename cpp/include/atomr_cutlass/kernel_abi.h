@@ -200,7 +200,10 @@ typedef struct atomr_cutlass_launch {
 
 typedef struct atomr_cutlass_row atomr_cutlass_row;
 
-/* `args` is the struct of the row's op (atomr_cutlass_gemm_args for gemm, and so on). All functions expect the target
+/* A workspace is zeros before the first launch that uses it; later launches of the row find what those before left, and
+ * no other row's kernels write to it.
+ *
+ * `args` is the struct of the row's op (atomr_cutlass_gemm_args for gemm, and so on). All functions expect the target
  * device to be current on the calling thread, and none of them synchronizes. */
 struct atomr_cutlass_row {
   const char* name;

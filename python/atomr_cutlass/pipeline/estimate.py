@@ -22,10 +22,10 @@ import math
 from dataclasses import dataclass
 
 from ..generator.dtypes import CutlassDtype
-from ..generator.families import gemm_few_sm90
+from ..generator.families import gemm_few_sm90, gemm_split_sm90
 from ..generator.key import COLUMN, ROW, KernelKey
-from ..generator.rules import FEW, FP8_TYPES
-from . import tile_scheduler
+from ..generator.rules import FEW, FP8_TYPES, SPLIT
+from . import split_k, tile_scheduler
 from .devices import Device
 from .problem import Variant
 from .tile_scheduler import TileList
@@ -73,6 +73,8 @@ NOSMEM_TILE_SECONDS = 6.0e-6
 """What storing a tile straight from registers takes longer."""
 STREAM_K_SECONDS = 2e-6
 """Clearing the barriers of a stream-K launch."""
+STREAM_K_SPLIT = 1.45
+"""How much longer parts of tiles take where no tile is whole (an H200, three shapes)."""
 FIXUP_SECONDS = 6e-6
 """Adding up the tiles that it cut."""
 PEER_SECONDS = 2e-6
@@ -99,6 +101,20 @@ FEW_ADDED_PS = 880000
 """Adding up a tile's sums, besides."""
 FEW_EXPOSED_PERCENT = 20
 """Of all parts but the longest, what that does not hide."""
+
+# Kernels of the sm90 generation that share out K; see also `split_k`.
+SPLIT_LAUNCH_SECONDS = 6.5e-6
+SPLIT_DRAM_BYTES_PER_SECOND = 4.3e12
+SPLIT_SOFTNESS = 4.9
+"""As FEW_SOFTNESS."""
+SPLIT_STEP = 1.4
+"""Steps along K take so many times as long as `split_k` says."""
+SPLIT_ELEMENT_SECONDS = 0.33e-9
+"""Of storing a tile, for each of its elements."""
+SPLIT_PART_SECONDS = 1.4e-6
+"""Leaving a part of a tile and finding out whether it is the last."""
+SPLIT_BYTES_PER_SECOND = 25e9
+"""At which one multiprocessor writes and reads parts."""
 
 # The sm80 generation.
 MULTISTAGE_L2_BYTES_PER_CLOCK = 42.0
@@ -142,6 +158,8 @@ def launch(key: KernelKey, variant: Variant, device: Device, shared_bytes: int, 
     """The launch options that are best for a kernel and a problem. Arguments are those of `seconds`."""
     if key.mainloop == FEW:
         return Launch(_few(key, variant, device))
+    if key.mainloop == SPLIT:
+        return Launch(_split(key, variant, device))
     if key.generation == "sm80":
         busy, swizzle, raster = _multistage(key, variant, device, shared_bytes, split_k), 1, tile_scheduler.HEURISTIC
         if device.capability == (9, 0):
@@ -264,6 +282,20 @@ def _few_cost(key: KernelKey, variant: Variant, device: Device, share: int, heig
     return taken + (waves * (height * few * FEW_EXCHANGED_PS + FEW_ADDED_PS) if split > 1 else 0)
 
 
+def _split(key: KernelKey, variant: Variant, device: Device) -> float:
+    """Seconds of a kernel that shares out K: fitted to 20 shapes, 13 of them drawn at random with small results."""
+    size = key.cluster[0] * key.cluster[2]
+    clusters = max(1, tile_scheduler.blocks_at_once(device.multiprocessors, size) // size)
+    one = split_k.division(key, variant, clusters)
+    busy = SPLIT_STEP * one.steps * one.step_clocks / CLOCK_HZ
+    moved = (variant.m * variant.k + variant.k * variant.n) * key.a.bits + variant.m * variant.n * key.d.bits
+    loaded = variant.batch * moved / 8 / SPLIT_DRAM_BYTES_PER_SECOND
+    mainloop = math.pow(math.pow(busy, SPLIT_SOFTNESS) + math.pow(loaded, SPLIT_SOFTNESS), 1 / SPLIT_SOFTNESS)
+    stored = (one.tiles + one.segments) * gemm_split_sm90.ROWS * one.wide * SPLIT_ELEMENT_SECONDS
+    added = one.segments * SPLIT_PART_SECONDS + one.part_bytes * (one.segments + one.peers) / SPLIT_BYTES_PER_SECOND
+    return SPLIT_LAUNCH_SECONDS + mainloop + stored + added
+
+
 def _lines(leading: int, dtype: CutlassDtype) -> float:
     """Cache lines that TMA touches for each 128 bytes of an operand: rows that do not begin on one straddle two."""
     return 2.0 - math.gcd(leading * dtype.bits // 8, LINE_BYTES) / LINE_BYTES
@@ -281,7 +313,8 @@ def _stream_k(tiles: TileList, steps: int, tile: float, whole: float) -> float:
     cut = tile_scheduler.decompose(tiles, steps)
     if not cut.units:
         return _waves(tiles) * (tile + whole) + STREAM_K_SECONDS
-    parts = math.ceil(cut.units / tiles.blocks) * (tile * cut.cut / cut.units + whole)
+    longer = 1.0 if cut.whole else STREAM_K_SPLIT
+    parts = math.ceil(cut.units / tiles.blocks) * (longer * tile * cut.cut / cut.units + whole)
     added = FIXUP_SECONDS + max(0.0, cut.units / cut.cut - 1.0) * PEER_SECONDS
     return math.ceil(cut.whole / tiles.blocks) * (tile + whole) + parts + added + STREAM_K_SECONDS
 

@@ -1,0 +1,105 @@
+"""Dense GEMM of the sm90 generation whose thread blocks share out K: kernels of our own over CuTe's TMA and WGMMA."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from ..archs import SmArch
+from ..dtypes import CutlassDtype
+from ..epilogue.lower import LINEAR, split
+from ..key import ROW, KernelKey
+from ..rules import COMMON_LAYOUTS, HALF_TYPES, OK, SPLIT, Status, accumulator, no, supports_gemm
+from .base import FULL, Cell, Family
+
+D = CutlassDtype
+
+ROWS = 128
+"""Of the tallest tile."""
+
+WIDEST = {(2, 1): 256, (4, 1): 256, (1, 4): 128, (2, 2): 128}
+"""Columns of the widest tile, by the thread blocks of a cluster along M or N and along K: the sums of several along K
+take shared memory."""
+
+CLUSTERS = ((1, 4),)
+"""Those of the cells: what the others gain was measured too (performance log)."""
+
+
+def supports(key: KernelKey) -> Status:
+    """Whether a key of this family compiles without spilling."""
+    common = supports_gemm(key, (LINEAR,))
+    if not common:
+        return common
+    if split(key.epilogue)[1]:
+        return no("kernels that share out K have no epilogue trees")
+    if key.a not in HALF_TYPES or key.a is not key.b:
+        return no(f"kernels that share out K multiply f16 and bf16 of one type, not {key.a.value} by {key.b.value}")
+    if (key.align_a, key.align_b, key.align_d) != (8, 8, 1):
+        return no("kernels that share out K ask A and B to be aligned to 8 elements, and nothing of D")
+    pair, _, ranks = key.cluster
+    if key.cluster != (pair, 1, ranks) or key.tile != (ROWS, WIDEST.get((pair, ranks)), 64):
+        return no(
+            "kernels that share out K have tiles of 128x128x64 in clusters 1x1x4 and 2x1x2, of 128x256x64 in 2x1x1 "
+            "and 4x1x1"
+        )
+    if (key.epilogue_schedule, key.scheduler, key.stages) != ("dsmem", "persistent", 0):
+        return no("kernels that share out K have the epilogue dsmem, the scheduler persistent and 0 stages")
+    if key.warps != (0, 0, 0) or key.swizzle:
+        return no("kernels that share out K take neither warps nor a swizzle")
+    return OK
+
+
+def values(key: KernelKey) -> dict[str, str]:
+    """What the template is filled with."""
+    pair, _, ranks = key.cluster
+    return {"widest": str(key.tile[1]), "pair": str(pair), "ranks": str(ranks)}
+
+
+def cell(a: D, layouts: str, pair: int, ranks: int, *, d: D | None = None) -> KernelKey:
+    """A key of the family."""
+    return KernelKey(
+        op="gemm",
+        generation="sm90",
+        arch=SmArch.SM90A,
+        a=a,
+        b=a,
+        d=d or a,
+        acc=accumulator(a),
+        layout_a=layouts[0],
+        layout_b=layouts[1],
+        layout_d=ROW,
+        align_a=8,
+        align_b=8,
+        align_d=1,
+        tile=(ROWS, WIDEST[pair, ranks], 64),
+        cluster=(pair, 1, ranks),
+        warps=(0, 0, 0),
+        stages=0,
+        mainloop=SPLIT,
+        epilogue_schedule="dsmem",
+        scheduler="persistent",
+        swizzle=0,
+    )
+
+
+def cells(arch: SmArch) -> Iterator[Cell]:
+    """The cells for one arch."""
+    if arch is not SmArch.SM90A:
+        return
+    for a in HALF_TYPES:
+        for layouts in COMMON_LAYOUTS:
+            for pair, ranks in CLUSTERS:
+                yield FULL, cell(a, layouts, pair, ranks)
+
+
+FAMILY = Family(
+    op="gemm",
+    generation="sm90",
+    archs=(SmArch.SM90A,),
+    template="gemm_split_sm90",
+    supports=supports,
+    cells=cells,
+    values=values,
+    compile_seconds=9.0,
+    compile_mb=1200,
+    mainloops=(SPLIT,),
+)

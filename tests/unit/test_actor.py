@@ -631,6 +631,29 @@ def test_a_bound_plan_launches_and_is_refitted(gpu: FakeGpu) -> None:
         ac.BoundPlan(gpu.plan(REQUEST, 1), w)
 
 
+def test_bound_weights_are_settled_but_for_the_launch_after_they_were_written(gpu: FakeGpu) -> None:
+    """A settled operand may be read before what precedes the launch on the stream has ended."""
+    a, w = operands_of(REQUEST).values()
+    plan = ac.BoundPlan(gpu.plan(REQUEST, 0), w)
+    launch, settled = plan.plan, []
+
+    def noted(a: Any, b: Any, *rest: Any, **options: Any) -> Any:
+        settled.append(b.settled)
+        return launch(a, b, *rest, **options)
+
+    plan.plan = noted
+    out = place(np.zeros((8, 16), np.float16))
+    for values in (None, None, bytes(1024), None, w):
+        if values is not None:
+            plan.refit(values)
+        plan(a, out=out, alpha=1.0, beta=0.0, stream=2)
+    with pytest.raises(TypeError):
+        plan(a, unknown=1)
+    plan(a, out=out, alpha=1.0, beta=0.0, stream=2)
+    assert settled == [False, True, False, True, False, True, False]
+    assert not any(view.settled for view in plan.binding.operands.values())
+
+
 # ----------------------------------------------------------------------------------------------------------------------
 # The mailbox
 # ----------------------------------------------------------------------------------------------------------------------

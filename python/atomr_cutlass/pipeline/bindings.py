@@ -131,7 +131,9 @@ def import_weights(weights: Any, stream: Any = None) -> tuple[Weights, ...]:
 class Binding:
     """An operand that a plan keeps: the caller's own array, or list of arrays, which stays alive with the binding.
 
-    What the caller writes into the array is what the next launch reads, and so is what `refit` writes.
+    What `refit` writes is what the next launch reads. Kernels may read the operand before what precedes them on the
+    stream has ended: whoever writes into the array otherwise calls `refit` with the array itself, which copies nothing,
+    before the next launch.
 
     Attributes:
         name: of the binding; empty where a plan was bound without one.
@@ -162,10 +164,22 @@ class Binding:
                 raise InvalidOperandError(f"{label} is on cuda:{view.device}; the plan is for cuda:{device}")
         labels = [label for each in operation.operands(request) for label in each.labels]
         self._first = labels.index(slot.labels[0]) if slot.labels else 0
+        self._settled = [_settled(view) for view in self.operands.values()]
+        self._changed = True
 
     def insert(self, arrays: Sequence[Any]) -> list[Any]:
-        """The arrays of a plan's call: those of a call without the operand, with the operand in its place."""
-        return [*arrays[: self._first], *self.operands.values(), *arrays[self._first :]]
+        """The arrays of a plan's call: those of a call without the operand, with the operand in its place.
+
+        It is settled, but for the first launch after its values were written, which waits for what precedes it on its
+        stream before it reads them.
+        """
+        views = self.operands.values() if self._changed else self._settled
+        self._changed = False
+        return [*arrays[: self._first], *views, *arrays[self._first :]]
+
+    def unsettle(self) -> None:
+        """Has the next launch wait for what precedes it before it reads the operand."""
+        self._changed = True
 
     def refit(self, weights: Sequence[Weights]) -> None:
         """Writes new values into the operand; plans of it stay as they are, captured graphs included.
@@ -185,6 +199,7 @@ class Binding:
             values.check(view, label)
         for view, values in zip(self.operands.values(), weights, strict=True):
             values.copy_to(view)
+        self.unsettle()
 
 
 class BoundPlan:
@@ -214,7 +229,12 @@ class BoundPlan:
 
     def __call__(self, *arrays: Any, **options: Any) -> Any:
         """Launches the plan with the bound operand; see the plan."""
-        return self.plan(*self.binding.insert(arrays), **options)
+        given = self.binding.insert(arrays)
+        try:
+            return self.plan(*given, **options)
+        except BaseException:
+            self.binding.unsettle()  # what was to be waited for may not have been
+            raise
 
     def refit(self, weights: Any, stream: Any = None) -> None:
         """Writes new values into the bound operand; see `Weights` and `Binding.refit`. Of a list, a list of values."""
@@ -248,6 +268,21 @@ def _alike(view: _core.Operand, strides: tuple[int, ...]) -> bool:
         return True
     pairs = zip(view.shape, view.strides, strides, strict=True)
     return all(extent == 1 or own == wanted for extent, own, wanted in pairs)
+
+
+def _settled(view: _core.Operand) -> _core.Operand:
+    """The same operand, said not to be written by launches that may still be running."""
+    return _core.Operand(
+        view.pointer,
+        view.shape,
+        view.strides,
+        view.dtype,
+        view.device_type,
+        view.device,
+        read_only=view.read_only,
+        owner=view,
+        settled=True,
+    )
 
 
 def arrays_of(slot: OperandSlot, given: Any) -> list[tuple[str, Any]]:

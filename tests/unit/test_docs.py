@@ -64,7 +64,14 @@ def test_files_exist(page: str) -> None:
 def test_variables_and_knobs_are_read_by_something() -> None:
     sources = [
         path.read_text(encoding="utf-8")
-        for pattern in ("python/**/*.py", "generator/**/*.py", "cmake/*.cmake", "CMakeLists.txt", "pyproject.toml")
+        for pattern in (
+            "python/**/*.py",
+            "generator/**/*.py",
+            "cpp/src/*.cpp",
+            "cmake/*.cmake",
+            "CMakeLists.txt",
+            "pyproject.toml",
+        )
         for path in ROOT.glob(pattern)
     ]
     for page, text in PAGES.items():

@@ -267,9 +267,10 @@ def case_the_stream_of_a_cuda_array_is_waited_for() -> None:
     for call in (ac.gemm, plan_of(4, 5, 5)):
         orders()
         call(array(A, 5), array(B, 42), out=array(out, 1), stream=42)
-        assert orders() == [(5, 42), (0, 42)]
+        # A function's first call imports such arrays twice, for its key and for its views.
+        assert list(dict.fromkeys(orders())) == [(5, 42), (0, 42)]
         call(array(A, None), array(B, 5), out=array(out, 1))
-        assert orders() == [(5, 0), (0, 5)]
+        assert list(dict.fromkeys(orders())) == [(5, 0), (0, 5)]
     np.testing.assert_array_equal(out, A @ B)
 
 

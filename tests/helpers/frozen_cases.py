@@ -231,6 +231,7 @@ def case_a_file_that_is_none_of_keys_is_left_as_it_is() -> None:
         refused(ac.InvalidOperandError, "no file of keys", lambda: enter(path))
         refused(ac.InvalidOperandError, "cannot record kernels", lambda: enter(Path(name) / "nowhere" / "keys.jsonl"))
         refused(ac.InvalidOperandError, "path is 7", lambda: enter(7))
+        refused(ac.InvalidOperandError, "cannot record", lambda: enter("a\0b"))
         assert path.read_text() == "buy milk\n"
 
 

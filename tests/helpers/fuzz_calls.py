@@ -28,6 +28,7 @@ from atomr_cutlass import CutlassDtype as D
 from atomr_cutlass import _core, epilogue
 from atomr_cutlass.arrays import operands
 from atomr_cutlass.generator.epilogue.tree import Node, Output
+from atomr_cutlass.jit import kernels
 from atomr_cutlass.pipeline import table
 
 Arguments = dict[str, Any]
@@ -674,6 +675,15 @@ def _actor_calls() -> Iterable[Call]:
     yield Call("supervise", ac.supervise, lambda: refused, leave=frozenset({"pause"}))
 
 
+def _freeze(policy: Any) -> None:
+    """Freezes the process for a moment."""
+    before = kernels._frozen
+    try:
+        ac.freeze(policy)
+    finally:
+        kernels._frozen = before
+
+
 def _other_calls() -> Iterable[Call]:
     for scaling in ("tensor", "tile", "nvfp4"):
         how: Arguments = {"x": random(8, 32), "scaling": scaling, "backend": "auto"}
@@ -687,6 +697,7 @@ def _other_calls() -> Iterable[Call]:
     yield Call("is_fp4_supported", ac.is_fp4_supported, lambda: {"arch": ac.SmArch.SM80})
     yield Call("kernels", ac.kernels, lambda: {"op": "gemm", "dtype": D.F32, "arch": ac.SmArch.SM80, "filter": "*"})
     yield Call("load_pack", ac.load_pack, lambda: {"path": "/nonexistent/pack.so"})
+    yield Call("freeze", _freeze, lambda: {"policy": "warn"})
     yield Call("version", ac.version)
     for kind in (ac.CutlassDtype, ac.SmArch, ac.GemmLayout, ac.ConvLayout, ac.MatmulEpilogue):
         yield Call(kind.__name__, _of_value(kind), lambda kind=kind: {"value": next(iter(kind)).value})

@@ -36,8 +36,8 @@ PLACES = [(call, name) for call in CALLS for name in call.parameters]
 
 MADE = {"Explanation", "KernelInfo", "OpPlan", "Plan"}
 """What functions return, and nobody makes."""
-ELSEWHERE = {"exit_for_restart"}
-"""What ends the process."""
+ELSEWHERE = {"exit_for_restart", "record"}
+"""What ends the process, or writes files: test_frozen.py has the paths that `record` refuses."""
 REFUSED = {"BoundPlan", "CutlassMsg.Refit", "RefitMsg", "load_pack", "supervise"}
 """What takes a GPU, a pack or another process to be valid; so do messages with operands."""
 

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING
 from .. import _core
 from ..errors import DeviceUnavailableError, InvalidOperandError, KernelNotFoundError, UnsupportedError
 from ..generator import machine
+from ..generator.errors import shown
 from ..generator.key import KernelKey
 from ..generator.key_file import line
 from ..pipeline import devices
@@ -84,8 +85,8 @@ def freeze(policy: str = "error") -> None:
         InvalidOperandError: an unknown policy.
     """
     global _frozen  # noqa: PLW0603
-    if policy not in FREEZES:
-        raise InvalidOperandError(f"policy is {policy!r}; valid: {', '.join(FREEZES)}")
+    if not isinstance(policy, str) or policy not in FREEZES:
+        raise InvalidOperandError(f"policy is {shown(policy)}; valid: {', '.join(FREEZES)}")
     _frozen = policy
     with _background_lock:
         threads = [thread for thread, _ in _background.values()]

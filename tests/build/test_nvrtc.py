@@ -36,6 +36,7 @@ CELLS = {
     "sm90 stream-k": _cell("cutlass3x_sm90_tensorop_gemm_f16_f16_f32_f16", "stream_k"),
     "sm90 scales of rows": _cell("cutlass3x_sm90_tensorop_gemm_e4m3", "_scaled"),
     "sm90 few rows": _cell("cutlass3x_sm90_tensorop_gemm_bf16_bf16_f32_bf16", "_tnt_", "_few_"),
+    "sm90 split K": _cell("cutlass3x_sm90_tensorop_gemm_bf16_bf16_f32_bf16", "_tnt_", "_split_"),
     "sm90 scales of blocks": _cell("cutlass3x_sm90_tensorop_block_scaled_gemm_f32_1x128x128_e4m3"),
     "grouped sm80": _cell("gemm_grouped_bf16", "_tt_align8"),
     "grouped sm90": _cell("cutlass3x_sm90_tensorop_gemm_grouped_bf16"),

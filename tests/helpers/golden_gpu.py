@@ -51,6 +51,7 @@ _REAL = 1 << 44  # from here on an address is the host's
 LIBRARY = r"""
 #include <stdarg.h>
 #include <stdio.h>
+#include <sys/mman.h>
 #include "atomr_cutlass/kernel_abi.h"
 #include "atomr_cutlass/jit_abi.h"
 
@@ -211,10 +212,15 @@ int cuLaunchKernelEx(const void* config, void* function, void** arguments, void*
 int cuMemAlloc_v2(Pointer* pointer, size_t bytes) {
   static Pointer next = 40ull << 38;
   if (bytes <= 1 << 16) {
-    void* memory = 0;
-    if (posix_memalign(&memory, 256, bytes + (bytes == 0)) != 0) return 2;
-    memset(memory, 0, bytes);
-    *pointer = (Pointer)memory;
+    /* Mapped, and so above the addresses of operands: the heap of an executable at a fixed address lies below them. */
+    static char *piece = 0, *end = 0;
+    if (end - piece < 1 << 17) {
+      piece = mmap(0, 1 << 28, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+      if (piece == MAP_FAILED) return 2;
+      end = piece + (1 << 28);
+    }
+    *pointer = (Pointer)piece;
+    piece += (bytes + 256) / 256 * 256;
     return 0;
   }
   if ((next + bytes) >> 44 != 0) next = 40ull << 38;

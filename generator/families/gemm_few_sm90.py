@@ -8,7 +8,8 @@ from ..archs import SmArch
 from ..dtypes import CutlassDtype
 from ..epilogue.lower import LINEAR, SCALED, split
 from ..key import COLUMN, ROW, KernelKey
-from ..rules import COMMON_LAYOUTS, FEW, FP8_TYPES, HALF_TYPES, OK, Status, accumulator, along_k, no, supports_gemm
+from ..rules import COMMON_LAYOUTS, FEW, FP8_TYPES, HALF_TYPES, Status, along_k, no, supports_gemm
+from . import dsmem_sm90
 from .base import DEFAULT, FULL, Cell, Family, epilogue_cpp
 
 D = CutlassDtype
@@ -40,11 +41,7 @@ def supports(key: KernelKey) -> Status:
         return no(f"kernels for few rows ask A and B to be aligned to {wide} elements, and nothing of D")
     if key.tile != (MOST, MOST, 8 * wide) or key.cluster not in [(1, 1, ranks) for ranks in RANKS]:
         return no(f"tiles of kernels for few rows are {MOST}x{MOST}x{8 * wide}, clusters 1x1x1, 1x1x2 and 1x1x4")
-    if (key.epilogue_schedule, key.scheduler, key.stages) != ("dsmem", "persistent", 0):
-        return no("kernels for few rows have the epilogue dsmem, the scheduler persistent and 0 stages")
-    if key.warps != (0, 0, 0) or key.swizzle:
-        return no("kernels for few rows take neither warps nor a swizzle")
-    return OK
+    return dsmem_sm90.supports_schedule(key, "kernels for few rows")
 
 
 def turned(key: KernelKey, m: int, n: int) -> bool:
@@ -72,32 +69,8 @@ def cell(
     a: D, layouts: str, ranks: int, *, d: D | None = None, math: str = "default", epilogue: str = LINEAR
 ) -> KernelKey:
     """A key of the family."""
-    wide = 128 // a.bits
-    return KernelKey(
-        op="gemm",
-        generation="sm90",
-        arch=SmArch.SM90A,
-        a=a,
-        b=a,
-        d=d or a,
-        acc=accumulator(a),
-        layout_a=layouts[0],
-        layout_b=layouts[1],
-        layout_d=ROW,
-        align_a=wide,
-        align_b=wide,
-        align_d=1,
-        tile=(MOST, MOST, 8 * wide),
-        cluster=(1, 1, ranks),
-        warps=(0, 0, 0),
-        stages=0,
-        mainloop=FEW,
-        epilogue_schedule="dsmem",
-        scheduler="persistent",
-        swizzle=0,
-        math=math,
-        epilogue=epilogue,
-    )
+    tile = (MOST, MOST, 8 * (128 // a.bits))
+    return dsmem_sm90.cell(a, layouts, FEW, tile, (1, 1, ranks), d=d, math=math, epilogue=epilogue)
 
 
 def cells(arch: SmArch) -> Iterator[Cell]:

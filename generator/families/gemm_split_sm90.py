@@ -7,8 +7,9 @@ from collections.abc import Iterator
 from ..archs import SmArch
 from ..dtypes import CutlassDtype
 from ..epilogue.lower import LINEAR, split
-from ..key import ROW, KernelKey
-from ..rules import COMMON_LAYOUTS, HALF_TYPES, OK, SPLIT, Status, accumulator, no, supports_gemm
+from ..key import KernelKey
+from ..rules import COMMON_LAYOUTS, HALF_TYPES, SPLIT, Status, no, supports_gemm
+from . import dsmem_sm90
 from .base import FULL, Cell, Family
 
 D = CutlassDtype
@@ -41,11 +42,7 @@ def supports(key: KernelKey) -> Status:
             "kernels that share out K have tiles of 128x128x64 in clusters 1x1x4 and 2x1x2, of 128x256x64 in 2x1x1 "
             "and 4x1x1"
         )
-    if (key.epilogue_schedule, key.scheduler, key.stages) != ("dsmem", "persistent", 0):
-        return no("kernels that share out K have the epilogue dsmem, the scheduler persistent and 0 stages")
-    if key.warps != (0, 0, 0) or key.swizzle:
-        return no("kernels that share out K take neither warps nor a swizzle")
-    return OK
+    return dsmem_sm90.supports_schedule(key, "kernels that share out K")
 
 
 def values(key: KernelKey) -> dict[str, str]:
@@ -56,29 +53,7 @@ def values(key: KernelKey) -> dict[str, str]:
 
 def cell(a: D, layouts: str, pair: int, ranks: int, *, d: D | None = None) -> KernelKey:
     """A key of the family."""
-    return KernelKey(
-        op="gemm",
-        generation="sm90",
-        arch=SmArch.SM90A,
-        a=a,
-        b=a,
-        d=d or a,
-        acc=accumulator(a),
-        layout_a=layouts[0],
-        layout_b=layouts[1],
-        layout_d=ROW,
-        align_a=8,
-        align_b=8,
-        align_d=1,
-        tile=(ROWS, WIDEST[pair, ranks], 64),
-        cluster=(pair, 1, ranks),
-        warps=(0, 0, 0),
-        stages=0,
-        mainloop=SPLIT,
-        epilogue_schedule="dsmem",
-        scheduler="persistent",
-        swizzle=0,
-    )
+    return dsmem_sm90.cell(a, layouts, SPLIT, (ROWS, WIDEST[pair, ranks], 64), (pair, 1, ranks), d=d)
 
 
 def cells(arch: SmArch) -> Iterator[Cell]:

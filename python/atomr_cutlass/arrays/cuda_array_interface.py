@@ -1,4 +1,4 @@
-"""What `__cuda_array_interface__` may hold."""
+"""Checks of `__cuda_array_interface__`."""
 
 from __future__ import annotations
 

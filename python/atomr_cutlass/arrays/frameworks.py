@@ -6,6 +6,7 @@ What a framework needs is one class; `FRAMEWORKS` lists them, and adding one is 
 
 from __future__ import annotations
 
+import abc
 import math
 import sys
 from contextvars import ContextVar, Token
@@ -131,12 +132,12 @@ def launch_stream() -> LaunchStream:
     return _current.get() or LaunchStream(0, named=True)
 
 
-class Framework:
-    """What the package needs of an array framework. What a class leaves out is as for memory of the package's own."""
+class Framework(abc.ABC):
+    """An array framework. A method that a class leaves out does as for memory of the package's own."""
 
+    @abc.abstractmethod
     def recognizes(self, array: Any) -> bool:
         """Whether the array is the framework's."""
-        raise NotImplementedError
 
     def current_stream(self, array: Any, device: int | None) -> int | None:
         """The stream that the framework works on in this thread.
@@ -145,9 +146,9 @@ class Framework:
         """
         return None
 
+    @abc.abstractmethod
     def import_array(self, array: Any, name: str, launch: LaunchStream) -> _core.Operand:
         """A view that keeps the array alive, ordered before what is launched."""
-        raise NotImplementedError
 
     def allocate(
         self, shape: tuple[int, ...], element: tuple[int, int], device: int, like: Any

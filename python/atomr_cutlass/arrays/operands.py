@@ -132,7 +132,7 @@ def stream_handle(stream: Any) -> int:
 
 
 def _handle_of(stream: Any) -> Any:
-    """What a stream object says its handle is; None where it says nothing."""
+    """The handle that a stream object names; None where it names none."""
     protocol = getattr(stream, "__cuda_stream__", None)
     if protocol is not None:
         version_and_handle = protocol() if callable(protocol) else protocol

@@ -1,4 +1,4 @@
-"""What commands print."""
+"""Output of the commands."""
 
 from __future__ import annotations
 

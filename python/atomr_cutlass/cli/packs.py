@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import sys
-import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Annotated, Any
@@ -17,6 +15,7 @@ from rich.progress import MofNCompleteColumn, Progress, TextColumn, TimeElapsedC
 from ..errors import InvalidOperandError, LibraryError
 from ..generator.key import KernelKey
 from ..generator.selection import Selection
+from ..jit import files
 from ..pipeline import pack, pack_build
 from ..pipeline.pack import Pack
 from .options import AsJson
@@ -128,15 +127,7 @@ def _write(path: Path, made: Pack) -> int:
     """Writes a pack, of which readers see all or nothing; its size."""
     data = pack.encode(made)
     try:
-        descriptor, partial = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-        try:
-            with os.fdopen(descriptor, "wb") as file:
-                file.write(data)
-            Path(partial).chmod(0o644)
-            Path(partial).replace(path)
-        except BaseException:
-            Path(partial).unlink(missing_ok=True)
-            raise
+        files.write(path, data, path.parent, mode=0o644)
     except OSError as error:
         raise InvalidOperandError(f"cannot write {path}: {error.strerror or error}") from error
     return len(data)

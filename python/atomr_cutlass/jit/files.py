@@ -64,13 +64,14 @@ def read_quietly(path: Path, most: int = -1) -> bytes:
         return file.read(most)
 
 
-def write(path: Path, content: bytes, temporary: Path) -> None:
-    """Writes a file, of mode 0600, of which readers see all or nothing. A link is replaced, not followed.
+def write(path: Path, content: bytes, temporary: Path, *, mode: int = 0o600) -> None:
+    """Writes a file of which readers see all or nothing. A link is replaced, not followed.
 
     Args:
         path: the file.
         content: what is to be in it.
         temporary: a folder of the same file system.
+        mode: the file's permissions.
 
     Raises:
         OSError: it cannot be written; then nothing is left of it.
@@ -79,6 +80,7 @@ def write(path: Path, content: bytes, temporary: Path) -> None:
     try:
         with os.fdopen(descriptor, "wb") as file:
             file.write(content)
+        Path(name).chmod(mode)
         Path(name).replace(path)
     except BaseException:
         Path(name).unlink(missing_ok=True)

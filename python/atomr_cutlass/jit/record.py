@@ -67,12 +67,15 @@ class Recording:
         Raises:
             InvalidOperandError: the file is none of keys, or cannot be written.
         """
+        from . import files  # tempfile, which it imports, is slow to import and needed by few
+
         with self._lock:
             try:
                 with locks.hold(self.path.with_name(f"{self.path.name}.lock"), _LOCK_SECONDS):
                     merged = _merged(_lines(self.path), self._noted)
                     if self._noted or not self.path.exists():
-                        _write(self.path, merged)
+                        text = "".join(f"{key_file.line(key, **more)}\n" for key, more in merged.items())
+                        files.write(self.path, text.encode(), self.path.parent, mode=0o644)
             except OSError as error:
                 raise InvalidOperandError(f"cannot record kernels in {self.path}: {error.strerror or error}") from error
             except ValueError as error:
@@ -199,18 +202,3 @@ def _merged(
         more["shapes"] += [shape for shape in shapes if shape not in more["shapes"]]
         more["count"] += sum(counts.values())
     return lines
-
-
-def _write(path: Path, lines: Mapping[KernelKey, Mapping[str, Any]]) -> None:
-    """Writes a file of which readers see all or nothing."""
-    import tempfile  # slow to import, and needed by few
-
-    descriptor, partial = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-    try:
-        with os.fdopen(descriptor, "w", encoding="utf-8") as file:
-            file.writelines(f"{key_file.line(key, **more)}\n" for key, more in lines.items())
-        Path(partial).chmod(0o644)
-        Path(partial).replace(path)
-    except BaseException:
-        Path(partial).unlink(missing_ok=True)
-        raise

@@ -1,0 +1,74 @@
+"""The parts that families of our own GEMM kernels of the sm90 generation share: keys, and their schedules."""
+
+from __future__ import annotations
+
+from ..archs import SmArch
+from ..dtypes import CutlassDtype
+from ..epilogue.lower import LINEAR
+from ..key import ROW, KernelKey, Triple
+from ..rules import OK, Status, accumulator, no
+
+
+def supports_schedule(key: KernelKey, kernels: str) -> Status:
+    """Whether a key has the schedule of such kernels: sums are added up through distributed shared memory.
+
+    Args:
+        key: the key.
+        kernels: the kernels of the family, as the reason names them.
+    """
+    if (key.epilogue_schedule, key.scheduler, key.stages) != ("dsmem", "persistent", 0):
+        return no(f"{kernels} have the epilogue dsmem, the scheduler persistent and 0 stages")
+    if key.warps != (0, 0, 0) or key.swizzle:
+        return no(f"{kernels} take neither warps nor a swizzle")
+    return OK
+
+
+def cell(
+    a: CutlassDtype,
+    layouts: str,
+    mainloop: str,
+    tile: Triple,
+    cluster: Triple,
+    *,
+    d: CutlassDtype | None = None,
+    math: str = "default",
+    epilogue: str = LINEAR,
+) -> KernelKey:
+    """A key of such a kernel, which loads 16 bytes of A and B at once and asks no alignment of D.
+
+    Args:
+        a: the element type of A and B.
+        layouts: of A and B.
+        mainloop: that of the family.
+        tile: extents of a thread block's tile.
+        cluster: thread blocks of a cluster along M or N, and along K.
+        d: the element type of D; None is that of A.
+        math: the math mode.
+        epilogue: the epilogue's id.
+    """
+    wide = 128 // a.bits
+    return KernelKey(
+        op="gemm",
+        generation="sm90",
+        arch=SmArch.SM90A,
+        a=a,
+        b=a,
+        d=d or a,
+        acc=accumulator(a),
+        layout_a=layouts[0],
+        layout_b=layouts[1],
+        layout_d=ROW,
+        align_a=wide,
+        align_b=wide,
+        align_d=1,
+        tile=tile,
+        cluster=cluster,
+        warps=(0, 0, 0),
+        stages=0,
+        mainloop=mainloop,
+        epilogue_schedule="dsmem",
+        scheduler="persistent",
+        swizzle=0,
+        math=math,
+        epilogue=epilogue,
+    )

@@ -12,7 +12,7 @@ import os
 import sys
 import threading
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -22,9 +22,11 @@ from ..generator import machine
 from ..generator.errors import shown
 from ..generator.key import KernelKey
 from ..generator.key_file import line
+from ..generator.matrix import family
 from ..pipeline import devices
 from ..pipeline.devices import Device
 from .keyed_locks import KeyedLocks
+from .progress import announced
 from .toolchain import Toolchain, toolchain
 
 if TYPE_CHECKING:
@@ -37,8 +39,6 @@ WARN = "warn"
 FREEZES = ("error", WARN)
 POLICY_VARIABLE = "ATOMR_CUTLASS_JIT"
 MISS_LOG_VARIABLE = "ATOMR_CUTLASS_MISS_LOG"
-
-_PROGRESS_AFTER = 2.0  # seconds
 
 _kernels: dict[tuple[str, str], _core.JitKernel] = {}
 _images: dict[tuple[str, str], str] = {}
@@ -175,7 +175,8 @@ def kernel(key: KernelKey, device: Device) -> _core.JitKernel:
         if known is None:
             if frozen() == "error":
                 _refuse_if_frozen(key, "would be compiled")
-            images = load(key, target)[0]
+            with announced(key.name, family(key).compile_seconds, lambda: store().folder):
+                images = load(key, target)[0]
             known = _core.JitKernel(key.name, key.to_json(), images.kernel, images.companion)
             _images[identity] = images.digest
             _kernels[identity] = known
@@ -203,8 +204,7 @@ def load(key: KernelKey, target: Target) -> tuple[Images, str]:
 
     def make() -> bytes:
         _refuse_if_frozen(key, "is compiled")
-        with _progress(unit.name):
-            return unit.compile().pack()
+        return unit.compile().pack()
 
     info = {"name": unit.name, "target": target.arch, "nvrtc": ".".join(map(str, tools.version))}
     data, origin = store().obtain(digest, make, info, circumstances=_circumstances(tools))
@@ -357,31 +357,6 @@ def store() -> KernelStore:
 def _turns() -> threading.BoundedSemaphore:
     # A compilation is two processes. More that wait for their turns would only keep calls from their kernels' locks.
     return threading.BoundedSemaphore(max(1, machine.cpus() // 2))
-
-
-@contextlib.contextmanager
-def _progress(name: str) -> Iterator[None]:
-    """Says on a terminal what takes longer than two seconds."""
-    if sys.stderr is None or not sys.stderr.isatty():
-        yield
-        return
-    done = threading.Event()
-
-    def show() -> None:
-        if done.wait(_PROGRESS_AFTER):
-            return
-        from rich.console import Console
-
-        with Console(stderr=True).status(f"compiling {name}"):
-            done.wait()
-
-    shower = threading.Thread(target=show, name="atomr-cutlass-progress", daemon=True)
-    shower.start()
-    try:
-        yield
-    finally:
-        done.set()
-        shower.join()
 
 
 def _forget() -> None:

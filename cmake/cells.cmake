@@ -29,14 +29,36 @@ function(atomr_cutlass_ask output)
   set(${output} "${answer}" PARENT_SCOPE)
 endfunction()
 
+# --- knobs that are none ---
+get_cmake_property(_given CACHE_VARIABLES)
+list(FILTER _given INCLUDE REGEX "^ATOMR_CUTLASS_")
+execute_process(
+  COMMAND "${Python_EXECUTABLE}" -B -m generator.variables check ${_given}
+  WORKING_DIRECTORY "${PROJECT_SOURCE_DIR}" RESULT_VARIABLE _wrong ERROR_VARIABLE _said)
+if(_wrong)
+  # The build folder remembers what it was given: the next build is not to stop at what is corrected by then.
+  foreach(_name IN LISTS _given)
+    get_property(_help CACHE ${_name} PROPERTY HELPSTRING)
+    if(_help STREQUAL "No help, variable specified on the command line.")
+      unset(${_name} CACHE)
+    endif()
+  endforeach()
+  message(FATAL_ERROR "${_said}")
+elseif(_said)
+  message(WARNING "${_said}")
+endif()
+
 # --- which cells ---
 set(_keys "${ATOMR_CUTLASS_KEYS}")
 if(_keys)
   get_filename_component(_keys "${_keys}" ABSOLUTE BASE_DIR "${PROJECT_SOURCE_DIR}")
 endif()
 set(_archs "${ATOMR_CUTLASS_ARCHS}")
-if(_archs STREQUAL "" AND NOT _keys)
-  atomr_cutlass_ask(_archs generator.toolchain --archs)
+if(NOT DEFINED CMAKE_CUDA_ARCHITECTURES AND DEFINED ENV{CUDAARCHS})
+  set(CMAKE_CUDA_ARCHITECTURES "$ENV{CUDAARCHS}") # as CMake does, once CUDA is enabled
+endif()
+if(CMAKE_CUDA_ARCHITECTURES OR NOT (_archs OR _keys))
+  atomr_cutlass_ask(_archs generator.toolchain "--archs=${_archs}" "--cmake-archs=${CMAKE_CUDA_ARCHITECTURES}")
 endif()
 set(_filter "${ATOMR_CUTLASS_KERNEL_FILTER_FILE}")
 if(_filter)

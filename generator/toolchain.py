@@ -177,8 +177,38 @@ def native_archs() -> list[SmArch]:
 
 
 def default_archs() -> str:
-    """`ATOMR_CUTLASS_ARCHS` where it is not given: the GPUs present, else the fallback."""
+    """`ATOMR_CUTLASS_ARCHS` where nothing says which: the GPUs present, else the fallback."""
     return ";".join(arch.target for arch in native_archs() or FALLBACK_ARCHS)
+
+
+def archs_of_cmake(said: str, archs: str = "") -> str:
+    """The archs that CMAKE_CUDA_ARCHITECTURES asks for, in the words of ATOMR_CUTLASS_ARCHS.
+
+    Args:
+        said: its value: `native`, or targets such as `80;90a-real`; where nothing (`OFF`) is said, `default_archs`.
+        archs: ATOMR_CUTLASS_ARCHS, where that is given too.
+
+    Raises:
+        ToolchainError: it asks for what ATOMR_CUTLASS_ARCHS cannot say, or for something else than that does.
+    """
+    given = f"CMAKE_CUDA_ARCHITECTURES={said!r}"
+    try:
+        asked = [SmArch.parse(word.strip().removesuffix("-real")) for word in said.split(";") if word.strip()]
+    except ValueError as error:
+        if said.upper() in ("OFF", "FALSE", "NO", "0"):
+            return archs or default_archs()
+        if said != "native":
+            raise ToolchainError(
+                f"{given} cannot be honoured ({error}): leave it out, and say ATOMR_CUTLASS_ARCHS and ATOMR_CUTLASS_PTX"
+            ) from error
+        asked = native_archs()
+        if not asked:
+            raise ToolchainError(f"{given}, and there is no GPU here: say ATOMR_CUTLASS_ARCHS") from error
+    if not asked:
+        return archs or default_archs()
+    if archs and {SmArch.parse(word) for word in archs.split(";") if word.strip()} != set(asked):
+        raise ToolchainError(f"{given} and ATOMR_CUTLASS_ARCHS={archs!r} differ: leave one of them out")
+    return archs or ";".join(arch.target for arch in dict.fromkeys(asked))
 
 
 def parallel_jobs(job_mb: int) -> int:
@@ -200,21 +230,22 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Answers one question of the build on standard output."""
     parser = argparse.ArgumentParser(prog="python -m generator.toolchain", description=main.__doc__)
     question = parser.add_mutually_exclusive_group(required=True)
-    question.add_argument("--archs", action="store_true", help="archs to build for when none are given")
+    question.add_argument("--archs", metavar="ARCHS", help="archs to build for: these, when there are any")
+    parser.add_argument("--cmake-archs", default="", help="with --archs: CMAKE_CUDA_ARCHITECTURES")
     question.add_argument("--nvcc", metavar="STAGE", type=Path, help="nvcc to use; PyPI's is laid out in STAGE")
     question.add_argument("--jobs", metavar="MB", type=int, help="how many compiles of MB each fit at once")
     question.add_argument("--requires", action="store_true", help="further build requirements, one a line")
     asked = parser.parse_args(arguments)
     try:
-        if asked.archs:
-            print(default_archs())
+        if asked.archs is not None:
+            print(archs_of_cmake(asked.cmake_archs, asked.archs))
         elif asked.nvcc:
             print(find_nvcc(asked.nvcc))
         elif asked.jobs:
             print(parallel_jobs(asked.jobs))
         else:
             print("\n".join(build_requirements()))
-    except ToolchainError as error:
+    except (ToolchainError, ValueError) as error:
         print(error, file=sys.stderr)
         return 1
     return 0

@@ -5,6 +5,8 @@ when it is first asked for.
 """
 
 import importlib
+import os
+import warnings
 from typing import TYPE_CHECKING, Any
 
 from .errors import (
@@ -22,6 +24,7 @@ from .generator.archs import SmArch
 from .generator.dtypes import CutlassDtype
 from .generator.epilogue.tree import EpilogueVisitorTree
 from .generator.matrix import is_fp4_supported, is_fp8_supported, is_supported_for
+from .generator.variables import objections
 from .ops.gemm.function import gemm
 from .pipeline.op_plan import OpPlan
 from .pipeline.plan import Plan
@@ -154,6 +157,10 @@ if not TYPE_CHECKING:  # a type checker would believe that this has every name
         value = module if name == _MODULES[name] else getattr(module, name)
         globals()[name] = value
         return value
+
+
+for _objection in objections(os.environ):
+    warnings.warn(_objection, RuntimeWarning, stacklevel=2)
 
 
 def __dir__() -> list[str]:

@@ -64,6 +64,41 @@ def test_archs_default_without_a_gpu(new_build: Build, script) -> None:
     assert "archs 80;90a)" in output(said)
 
 
+def test_cmake_cuda_architectures_is_honoured_or_refused(new_build: Build) -> None:
+    for said, archs_knob, wanted in (("89;90a-real", "", "89;90a"), ("80", "80", "80"), ("OFF", "86", "86")):
+        process = new_build.try_configure(
+            ATOMR_CUTLASS_ARCHS=archs_knob, ATOMR_CUTLASS_PRESET="none", CMAKE_CUDA_ARCHITECTURES=said
+        )
+        assert f"archs {wanted})" in output(process), said
+    for said, archs_knob, why in (
+        ("90", "", "say '90a'"),
+        ("80-virtual", "", "say ATOMR_CUTLASS_ARCHS and ATOMR_CUTLASS_PTX"),
+        ("all-major", "", "cannot be honoured"),
+        ("89", "80;90a", "CMAKE_CUDA_ARCHITECTURES='89' and ATOMR_CUTLASS_ARCHS='80;90a' differ"),
+    ):
+        complaint = new_build.refuse(ATOMR_CUTLASS_ARCHS=archs_knob, CMAKE_CUDA_ARCHITECTURES=said)
+        assert why in complaint, complaint
+
+
+def test_cudaarchs_of_the_environment_is_honoured(new_build: Build) -> None:
+    environment = {"CUDAARCHS": "86-real"}
+    said = new_build.try_configure(ATOMR_CUTLASS_ARCHS="", ATOMR_CUTLASS_PRESET="none", env=environment)
+    assert "archs 86)" in output(said)
+
+
+def test_knobs_that_are_none_stop_once_and_name_the_nearest(new_build: Build) -> None:
+    for wrong, nearest in (
+        ("ATOMR_CUTLASS_PRESTE", "did you mean ATOMR_CUTLASS_PRESET?"),
+        ("ATOMR_CUTLASS_ARCH", "did you mean ATOMR_CUTLASS_ARCHS?"),
+        ("ATOMR_CUTLASS_JIT", "is a variable of the environment"),
+    ):
+        said = new_build.refuse(ATOMR_CUTLASS_PRESET="none", **{wrong: "full"})
+        assert nearest in said, said
+        assert new_build.try_configure(ATOMR_CUTLASS_PRESET="none").returncode == 0
+    said = output(new_build.try_configure(ATOMR_CUTLASS_PRESET="none", env={"ATOMR_CUTLASS_OPS": "gemm"}))
+    assert "ATOMR_CUTLASS_OPS is a knob of the build, and not read from the environment" in said
+
+
 def test_preset_none_needs_no_toolkit(new_build: Build) -> None:
     # An nvcc that is not there would stop any build that asks for one.
     said = new_build.try_configure(ATOMR_CUTLASS_PRESET="none", env={"CUDACXX": "/nonexistent/nvcc"})

@@ -16,7 +16,7 @@ from atomr_cutlass.arrays import operands
 from fake_gpu import place
 from fuzz_calls import SPOILS, Arguments, Call
 
-DRAWN = max(1, int(os.environ.get("ATOMR_CUTLASS_FUZZ", "0"))) * 1500
+DRAWN = max(1, int(os.environ.get("ATOMR_CUTLASS_TEST_FUZZ", "0"))) * 1500
 
 
 def _unaligned() -> _core.Operand:

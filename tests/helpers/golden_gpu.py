@@ -44,7 +44,7 @@ DTYPES: dict[str, tuple[Any, tuple[int, int] | None]] = {
 """NumPy's type, and where the package has no name for it DLPack's."""
 
 _SUFFIX = "@noted"  # of the rows' names: kernels that are linked in have the names without it
-_CONFIGURATION = "ATOMR_CUTLASS_GOLDEN_GPU"
+_CONFIGURATION = "ATOMR_CUTLASS_TEST_GOLDEN_GPU"
 _OPERAND_BITS = 38  # addresses of operands are this far apart
 _REAL = 1 << 44  # from here on an address is the host's
 
@@ -137,7 +137,7 @@ static atomr_cutlass_pack pack = {
     .abi_version = ATOMR_CUTLASS_ABI_VERSION, .layout_digest = LAYOUT_DIGEST, .name = "noted"};
 const atomr_cutlass_pack* atomr_cutlass_pack_v1(void);
 const atomr_cutlass_pack* atomr_cutlass_pack_v1(void) {
-  FILE* file = fopen(getenv("ATOMR_CUTLASS_GOLDEN_ROWS"), "r");
+  FILE* file = fopen(getenv("ATOMR_CUTLASS_TEST_GOLDEN_ROWS"), "r");
   const atomr_cutlass_row** rows = 0;
   char* line = 0;
   size_t size = 0;
@@ -258,7 +258,7 @@ int cuMemcpyDtoDAsync_v2(Pointer to, Pointer from, size_t n, void* stream) {
 int cuDeviceGetAttribute(int* value, int which, int device) {
   int major = 0, minor = 0, count = 0, shared = 0, l2 = 0;
   (void)device;
-  sscanf(getenv("ATOMR_CUTLASS_GOLDEN_GPU"), "%d %d %d %d %d", &major, &minor, &count, &shared, &l2);
+  sscanf(getenv("ATOMR_CUTLASS_TEST_GOLDEN_GPU"), "%d %d %d %d %d", &major, &minor, &count, &shared, &l2);
   *value = which == 75 ? major : which == 76 ? minor : which == 16 ? count : which == 97 ? shared : l2;
   return 0;
 }
@@ -294,7 +294,7 @@ def environment(library: Path, arch: SmArch, folder: Path) -> dict[str, str]:
         "LD_LIBRARY_PATH": os.pathsep.join(filter(None, (str(library.parent), os.environ.get("LD_LIBRARY_PATH", "")))),
         "ATOMR_CUTLASS_CACHE_DIR": str(folder / f"cache_{arch.value}"),
         "ATOMR_CUTLASS_CHECK_EPILOGUES": "off",
-        "ATOMR_CUTLASS_GOLDEN_ROWS": str(file),
+        "ATOMR_CUTLASS_TEST_GOLDEN_ROWS": str(file),
         _CONFIGURATION: " ".join(map(str, shown)),
     }
 

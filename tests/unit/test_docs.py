@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import subprocess
 import sys
@@ -10,6 +11,7 @@ from pathlib import Path
 import pytest
 
 import atomr_cutlass as ac
+from atomr_cutlass.generator import variables
 from atomr_cutlass.generator.archs import SmArch
 from atomr_cutlass.generator.dtypes import CutlassDtype
 from atomr_cutlass.generator.matrix import ARCHS, OPS, PRESETS, cells
@@ -19,6 +21,7 @@ ROOT = Path(__file__).resolve().parents[2]
 PAGES = {path.name: path.read_text(encoding="utf-8") for path in (ROOT / "README.md", *sorted(ROOT.glob("docs/*.md")))}
 PORTABLE = [arch.target for arch in SmArch if arch.portable]
 TARGETS = [arch.target for arch in SmArch]
+CMAKE = [ROOT / "CMakeLists.txt", ROOT / "cmake" / "cells.cmake", ROOT / "third_party" / "cutlass" / "cutlass.cmake"]
 SUFFIXES = ("py", "md", "h", "cpp", "json", "toml", "svg", "ipynb")
 
 
@@ -90,6 +93,52 @@ def test_knobs_name_their_values(page: str) -> None:
     ):
         row = re.split(r"[`;,|\s]+", _row(page, knob))
         assert [value for value in values if value not in row] == []
+
+
+@pytest.mark.parametrize("page", ["README.md", "install.md"])
+def test_the_tables_of_variables_are_those_of_the_code(page: str) -> None:
+    """`python -m generator.variables` prints them."""
+    knobs = variables.table(variables.KNOBS, "knob")
+    if page == "install.md":
+        assert knobs in PAGES[page]
+        assert variables.table(variables.ENVIRONMENT, "variable") in PAGES[page]
+    else:
+        assert re.sub(r"\]\((?=\w+\.md)", "](docs/", knobs).replace("(#", "(docs/install.md#") in PAGES[page]
+
+
+def test_the_code_reads_the_variables_and_no_others() -> None:
+    sources = [*ROOT.glob("python/**/*.py"), *ROOT.glob("generator/**/*.py"), *ROOT.glob("cpp/src/*.cpp")]
+    # What is an environment variable has its name in a string, alone.
+    names = {
+        name
+        for path in sources
+        if path.name != "variables.py"
+        for name in re.findall(r'"(ATOMR_CUTLASS_[A-Z_]+)"', path.read_text(encoding="utf-8"))
+    }
+    listed = {variable.name for variable in (*variables.ENVIRONMENT, *variables.KNOBS)}
+    assert {variable.name for variable in variables.ENVIRONMENT} <= names
+    assert names <= listed
+    knobs = set(re.findall(r"^set\((\w+) .*CACHE", "".join(map(Path.read_text, CMAKE)), re.MULTILINE))
+    assert {variable.name for variable in variables.KNOBS} == knobs - set(variables._OWN_KNOBS)
+
+
+def test_variables_that_nothing_reads_are_reported_with_the_nearest() -> None:
+    said = variables.objections(["ATOMR_CUTLASS_JITT", "ATOMR_CUTLASS_TEST_JIT", "ATOMR_CUTLASS_JIT", "HOME"])
+    assert len(said) == 1
+    assert said[0].startswith("nothing reads ATOMR_CUTLASS_JITT: did you mean ATOMR_CUTLASS_JIT? Valid: ATOMR_")
+    (said,) = variables.objections(["ATOMR_CUTLASS_PRESET"])
+    assert 'CMAKE_ARGS="-DATOMR_CUTLASS_PRESET=..."' in said
+    ran = subprocess.run(
+        [sys.executable, "-c", "import atomr_cutlass"],
+        env=os.environ | {"ATOMR_CUTLASS_PACK_S": "a.pack"}, capture_output=True, text=True, check=True,
+    )  # fmt: skip
+    assert ran.stderr.count("did you mean ATOMR_CUTLASS_PACKS?") == 1
+
+
+def test_the_help_names_every_variable() -> None:
+    code = "from atomr_cutlass.cli.app import app; app()"
+    text = subprocess.run([sys.executable, "-c", code, "--help"], capture_output=True, text=True, check=True).stdout
+    assert [variable.name for variable in variables.ENVIRONMENT if f"  {variable.name}: " not in text] == []
 
 
 def test_helps_name_every_target() -> None:

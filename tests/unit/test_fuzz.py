@@ -1,6 +1,6 @@
 """Whatever the arguments of a public name are, nothing but a CutlassError comes out.
 
-The calls and the values that spoil them are in `tests/helpers/fuzz_calls.py`. ATOMR_CUTLASS_FUZZ=N makes N times
+The calls and the values that spoil them are in `tests/helpers/fuzz_calls.py`. ATOMR_CUTLASS_TEST_FUZZ=N makes N times
 as many calls, others at each run, and tries every value in the place of every argument.
 """
 
@@ -27,7 +27,7 @@ from atomr_cutlass.errors import CutlassError, DeviceUnavailableError, InvalidOp
 from atomr_cutlass.generator.matrix import expand
 from fuzz_calls import SPOILS, Call
 
-MORE = int(os.environ.get("ATOMR_CUTLASS_FUZZ", "0"))
+MORE = int(os.environ.get("ATOMR_CUTLASS_TEST_FUZZ", "0"))
 
 CALLS = fuzz_calls.calls()
 NAMES = sorted({call.name for call in CALLS})
@@ -70,7 +70,7 @@ def test_nothing_but_a_cutlass_error_comes_out(drawn: tuple[Call, dict[str, str]
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(not MORE, reason="a quarter of a million calls: ATOMR_CUTLASS_FUZZ=1 has them made")
+@pytest.mark.skipif(not MORE, reason="a quarter of a million calls: ATOMR_CUTLASS_TEST_FUZZ=1 has them made")
 @pytest.mark.parametrize("name", NAMES)
 def test_every_value_in_the_place_of_every_argument(name: str) -> None:
     raised = {

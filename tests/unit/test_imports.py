@@ -72,7 +72,7 @@ GENERATOR_LAYERS = (
     ("audit",),
     ("families",),
     ("matrix",),
-    ("headers", "key_file", "render"),
+    ("headers", "key_file", "render", "variables"),
     ("content", "selection"),
     ("emit",),
     ("__main__",),

@@ -11,6 +11,7 @@ import typer
 import typer.core
 
 from ..errors import CutlassError, InvalidOperandError
+from ..generator.variables import ENVIRONMENT, plain
 from .cache import cache_app
 from .installed import info_command, list_command
 from .output import complain
@@ -35,6 +36,9 @@ class _Commands(typer.core.TyperGroup):
 app = typer.Typer(
     cls=_Commands,
     help="CUTLASS kernels as a Python package.",
+    # \b: lines stay as they are.
+    epilog="\b\nVariables of the environment:\n"
+    + "\n".join(f"  {variable.name}: {plain(variable.meaning)}" for variable in ENVIRONMENT),
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,

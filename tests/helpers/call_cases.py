@@ -177,6 +177,18 @@ def case_a_plan_keeps_no_array_alive() -> None:
     assert id(bias) not in seen
 
 
+def case_results_are_the_callers_arrays() -> None:
+    tree = ac.EvtBuilder().add_bias("bias", dtype=D.BF16).aux_store("sums", dtype=D.BF16).build()
+    for make in (operand, foreign):
+        a, b, out = make("bf16", 64, 128), make("bf16", 128, 256), make("bf16", 64, 256)
+        given = {"bias": make("bf16", 256), "sums": make("bf16", 64, 256)}
+        for _ in range(3):
+            assert ac.gemm(a, b, out=out) is out
+            made = ac.gemm(a, b, out=out, epilogue=tree, **given)
+            assert made["out"] is out
+            assert made["sums"] is given["sums"]
+
+
 def case_quantize() -> None:
     for scaling in ("tensor", "row", "block", "tile", "mxfp4"):
         frameworks(lambda x, s=scaling: ac.quantize(x, scaling=s), [("f32", 128, 256)])

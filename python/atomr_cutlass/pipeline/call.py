@@ -56,22 +56,25 @@ class _Kept:
         self.simple = allocates and len(self._results) == 1
         self.used = -1
 
-    def launch(self, arrays: dict[str, Any], out: Any, alpha: float, beta: float, stream: Any, like: Any) -> Any:
+    def launch(
+        self, arrays: dict[str, Any], views: dict[str, Any], alpha: float, beta: float, stream: Any, like: Any
+    ) -> Any:
         """Launches the plan.
 
         Args:
-            arrays: of the call, by name, or views of them.
-            out: of the call, or a view of it.
+            arrays: of the call, by name, `out` among them.
+            views: the same, or views of them.
             alpha: scalar.
             beta: scalar.
             stream: of the call.
             like: the call's first array.
         """
         with operands.launching(stream, like) as launch:
-            return self._launch(arrays, out, alpha, beta, launch.handle, like)
+            return self._launch(arrays, dict(views), alpha, beta, launch.handle, like)
 
-    def _launch(self, arrays: dict[str, Any], out: Any, alpha: float, beta: float, stream: int, like: Any) -> Any:
-        given = {**arrays, RESULT: out}
+    def _launch(
+        self, arrays: dict[str, Any], given: dict[str, Any], alpha: float, beta: float, stream: int, like: Any
+    ) -> Any:
         made = {}
         for name, (shape, element) in self._results.items():
             if given.get(name) is None:
@@ -79,9 +82,8 @@ class _Kept:
                 given[name] = self._present(made[name][1])
         taken = [given[name] for name in self.taken]
         self.plan(*taken, out=given[self._last], alpha=alpha, beta=beta, stream=stream)
-        for name, (array, view) in made.items():
-            given[name] = self._present(operands.finished(array, view, stream))
-        return self._arrange(given)
+        new = {name: self._present(operands.finished(array, view, stream)) for name, (array, view) in made.items()}
+        return self._arrange({**arrays, **new})
 
 
 kept_plans: PlanCache[_Kept] = PlanCache(PLANS_KEPT)
@@ -132,7 +134,8 @@ def run(
                 if kept.simple:
                     taken = [given[name] for name in kept.taken]
                     return kept.plan(*taken, out=out, alpha=alpha, beta=beta, stream=stream)
-                return kept.launch(given, out, alpha, beta, stream, next(iter(arrays.values())))
+                written = {**given, RESULT: out}
+                return kept.launch(written, written, alpha, beta, stream, next(iter(arrays.values())))
     like = next(iter(arrays.values()))
     with operands.launching(stream, like):
         if keyed and layouts is None and (adapted := _adapted(given, out, alpha, beta)) is not None:
@@ -142,7 +145,8 @@ def run(
                 key = (parse, layouts, options, epilogue, first == 0, second == 0, own, names, numbers)
                 kept = _kept(key)
                 if kept is not None:
-                    return kept.launch(views, target, first, second, stream, like)
+                    written = {**given, RESULT: out}
+                    return kept.launch(written, {**views, RESULT: target}, first, second, stream, like)
         call = Call(arrays, others or {}, out, epilogue, CallOptions(*options, alpha, beta, stream), own)
         return _served(parse(call), key)
 

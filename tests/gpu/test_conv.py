@@ -29,6 +29,7 @@ from atomr_cutlass.ops.conv2d.kernels import ConvFormulation
 from atomr_cutlass.ops.conv2d.problem import DGRAD, FPROP, WGRAD, ConvProblem
 from atomr_cutlass.ops.conv2d.reference import ConvGeometry
 from atomr_cutlass.pipeline import devices
+from atomr_cutlass.pipeline.call import kept_plans
 from atomr_cutlass.pipeline.candidate import Candidate
 from atomr_cutlass.reference import Tolerance
 from conv_layers import LAYERS, RESNET50, Layer
@@ -848,7 +849,7 @@ def kept(monkeypatch: pytest.MonkeyPatch) -> list[ConvProblem]:
         return conv_plan.make(what, **options)
 
     monkeypatch.setattr(conv_module, "make", make)
-    monkeypatch.setattr(conv_module, "_plans", type(conv_module._plans)(16))
+    kept_plans.clear()
     return problems
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import gc
 import sys
 import types
@@ -18,7 +19,7 @@ import fake_cases
 import golden_gpu
 from atomr_cutlass import CutlassDtype as D
 from atomr_cutlass import SmArch, _core
-from atomr_cutlass.arrays import numerics
+from atomr_cutlass.arrays import layouts, numerics
 from atomr_cutlass.pipeline import call as call_module
 
 ARCH = SmArch.SM90A
@@ -201,6 +202,91 @@ def case_quantize() -> None:
 def case_dequantize() -> None:
     arrays = [("e4m3", 128, 256), ("f32", 128, 1)]
     frameworks(lambda *given: ac.dequantize(*given, scaling="row", out_dtype=D.BF16), arrays)
+
+
+def nchw(make: Callable[..., Any], dtype: str, n: int, h: int, w: int, c: int) -> Any:
+    """An image or a filter whose dimensions are named in the order of NCHW, channels last in memory."""
+    if make is operand:
+        return layouts.from_nhwc(operand(dtype, n, h, w, c), "nchw")
+    return golden_gpu.Array(_place() - 1, dtype, (n, c, h, w), (h * w * c, 1, w * c, c))
+
+
+CONVOLUTIONS: dict[str, Callable[..., Any]] = {
+    "nhwc": lambda a, b, *rest, **more: ac.conv2d(a, b, *rest, padding=1, **more),
+    "nchw": lambda a, b, *rest, **more: ac.conv2d(a, b, *rest, padding=1, layout="nchw", **more),
+    "dgrad": lambda a, b, *rest, **more: ac.conv2d_dgrad(a, b, [2, 9, 9, 64], *rest, padding=1, **more),
+    "wgrad": lambda a, b, *rest, **more: ac.conv2d_wgrad(a, b, (64, 3, 3, 64), *rest, padding=1, **more),
+}
+
+
+def case_convolutions() -> None:
+    image, taps = (2, 9, 9, 64), (64, 3, 3, 64)
+    for name, convolve in CONVOLUTIONS.items():
+        shapes = (image, image, taps) if name == "wgrad" else (image, taps, image)
+        for make in (operand, foreign):
+            placed = functools.partial(nchw, make) if name == "nchw" else make
+            a, b, out = (placed("bf16", *shape) for shape in shapes)
+            for more in ({}, {"out": out}):
+                scalars(lambda _a=a, _b=b, _convolve=convolve, **given: _convolve(_a, _b, **given), **more)
+                kept(lambda a=a, b=b, more=more, convolve=convolve: convolve(a, b, out_dtype=D.BF16, **more))
+                for c in (placed("bf16", *shapes[2]), out):
+                    kept(
+                        *(
+                            lambda a=a, b=b, c=c, beta=beta, more=more, convolve=convolve: convolve(
+                                a, b, c, beta=beta, **more
+                            )
+                            for beta in (1.0, 2, np.float32(3))
+                        )
+                    )
+        refused(ac.InvalidOperandError, "c is given", lambda a=a, b=b, c=c, convolve=convolve: convolve(a, b, c))
+
+
+def case_convolutions_with_epilogues() -> None:
+    tree = ac.EvtBuilder().add_bias("bias", dtype=D.BF16).activation("silu").reduce("sums", "row").build()
+    for name in ("nhwc", "nchw", "dgrad"):
+        convolve = CONVOLUTIONS[name]
+        for make in (operand, foreign):
+            placed = functools.partial(nchw, make) if name == "nchw" else make
+            a, b, c = placed("bf16", 2, 9, 9, 64), placed("bf16", 64, 3, 3, 64), placed("bf16", 2, 9, 9, 64)
+            given: dict[str, Any] = {"bias": make("bf16", 64)}
+            for changes in ({"activation": "relu"}, {"activation": "relu", "c": c, "beta": 2.0}, {"epilogue": tree}):
+                kept(lambda a=a, b=b, more=given | changes, convolve=convolve: convolve(a, b, **more))
+
+
+def case_plans_of_convolutions_belong_to_all_that_they_depend_on() -> None:
+    x, w, bias = operand("f32", 2, 9, 9, 64), operand("f32", 64, 3, 3, 64), operand("f32", 64)
+    tree = ac.EvtBuilder().activation("relu").build()
+    changes: list[dict[str, Any]] = [
+        {}, {"stride": 2}, {"padding": (1, 1)}, {"dilation": 2}, {"c": operand("f32", 2, 7, 7, 64), "beta": 1.0},
+        {"activation": "relu"}, {"precision": "tf32"}, {"backend": "jit"}, {"jit": "off"}, {"bias": bias},
+        {"epilogue": tree, "precision": "tf32"}, {"out": operand("f32", 2, 7, 7, 64)},
+    ]  # fmt: skip
+    with parsed() as made:
+        call_module.kept_plans.clear()
+        for _ in range(2):
+            for change in changes:
+                ac.conv2d(x, w, **change)
+            ac.conv2d_dgrad(operand("f32", 2, 5, 5, 64), w, (2, 9, 9, 64), stride=2, padding=1)
+            ac.conv2d_dgrad(operand("f32", 2, 5, 5, 64), w, (2, 10, 9, 64), stride=2, padding=1)
+    assert len(made) == len(changes) + 2
+
+
+def case_a_kept_plan_gets_the_callers_own_arrays() -> None:
+    """It reads their framework's stream from them, which views of them in another order would not tell."""
+    x, w, out = (nchw(operand, "bf16", *shape) for shape in ((2, 9, 9, 64), (64, 3, 3, 64), (2, 7, 7, 64)))
+    bias = operand("bf16", 64)
+
+    def call() -> Any:
+        return ac.conv2d(x, w, out=out, bias=bias, layout="nchw", alpha=2.0, stream=3)
+
+    call_module.kept_plans.clear()
+    call()
+    (found,) = call_module.kept_plans._plans.values()
+    found.plan = lambda *given, **how: (given, how)
+    given, how = call()
+    assert all(one is two for one, two in zip(given, (x, w, bias), strict=True))
+    assert how.pop("out") is out
+    assert how == {"alpha": 2.0, "beta": 0.0, "stream": 3}
 
 
 if __name__ == "__main__":

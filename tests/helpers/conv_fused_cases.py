@@ -19,6 +19,7 @@ from atomr_cutlass.ops.conv2d import function as conv_module
 from atomr_cutlass.ops.conv2d import plans as conv_plan
 from atomr_cutlass.ops.conv2d import reference as conv_reference
 from atomr_cutlass.pipeline import verify
+from atomr_cutlass.pipeline.call import kept_plans
 from atomr_cutlass.pipeline.operation import operation_of
 from fake_fused import BLOCK
 
@@ -155,9 +156,7 @@ def case_calls_take_kept_plans() -> None:
     make = conv_module.make
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(conv_module, "make", lambda *given, **options: made.append(0) or make(*given, **options))
-        # Plans are kept for frameworks that give their arrays without Python.
-        patch.setattr(_core, "has_exchange_api", lambda _array: True)
-        conv_module._plans.clear()
+        kept_plans.clear()
         for request in requests():
             for alpha in (1.0, 2.0):
                 given = arrays_of(request)
@@ -165,7 +164,7 @@ def case_calls_take_kept_plans() -> None:
                 results = called(request, views, alpha=alpha, stream=0)
                 assert (results["out"] if isinstance(results, dict) else results) is views["out"]
                 assert_written(request, given, wanted(request, given, alpha, request.epilogue.beta))
-    assert (len(made), len(conv_module._plans)) == (12, 12)
+    assert (len(made), len(kept_plans)) == (12, 12)
 
 
 def case_operands_elsewhere_have_plans_of_their_own() -> None:

@@ -40,7 +40,12 @@ def test_kept_plans(case: str, outcome: dict[str, str]) -> None:
     assert outcome[case] == ""
 
 
-@pytest.mark.parametrize("function", [ac.gemm, ac.gated_gemm, ac.quantize, ac.dequantize], ids=lambda one: one.__name__)
+FUNCTIONS = (
+    ac.gemm, ac.gated_gemm, ac.conv2d, ac.conv2d_dgrad, ac.conv2d_wgrad, ac.quantize, ac.dequantize,
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("function", FUNCTIONS, ids=lambda one: one.__name__)
 def test_shared_options_have_one_text(function: object) -> None:
     assert "{" not in str(function.__doc__)
     assert "stream: where to launch: an integer handle or a stream object; defaults to the" in str(function.__doc__)

@@ -12,12 +12,9 @@ import pytest
 
 import atomr_cutlass as ac
 from atomr_cutlass import CutlassDtype as D
-from atomr_cutlass import _core, reference
-from atomr_cutlass.arrays import arguments, operands
-from atomr_cutlass.epilogue import EvtBuilder, Traced
-from atomr_cutlass.epilogue.common import of_tree
+from atomr_cutlass import reference
+from atomr_cutlass.arrays import arguments
 from atomr_cutlass.errors import InvalidOperandError, UnsupportedError
-from atomr_cutlass.ops.conv2d import function as conv_module
 from atomr_cutlass.ops.conv2d import reference as conv_reference
 from atomr_cutlass.ops.conv2d.reference import ConvGeometry
 from atomr_cutlass.pipeline import devices
@@ -480,116 +477,3 @@ def test_kernels_refuse_by_name_what_the_reference_computes(arguments: dict[str,
     assert ac.conv2d(X, W, backend="reference", **arguments).shape == Y.shape
     with pytest.raises(UnsupportedError, match=says):
         ac.conv2d(X, W, backend=backend, **arguments)
-
-
-# ----------------------------------------------------------------------------------------------------------------------
-# Kept plans
-# ----------------------------------------------------------------------------------------------------------------------
-
-
-def _on_gpu(shape: tuple[int, ...], pointer: int = 0x7F00_0000_0000) -> _core.Operand:
-    return _core.Operand(pointer, shape, None, D.F32.dlpack, operands.CUDA, 0)
-
-
-def _signature(**changes: Any) -> Any:
-    options: dict[str, Any] = {
-        "op": "conv2d_fprop", "stride": 1, "padding": 0, "dilation": 1, "groups": 1, "layout": "nhwc", "alpha": 1.0,
-        "beta": 0.0, "activation": None, "scales": (None, None, None), "out_dtype": None, "precision": None,
-        "stream": None, "backend": "auto", "jit": None, "shape": None, "epilogue": None,
-    }  # fmt: skip
-    arrays: dict[str, Any] = {
-        "a": _on_gpu((2, 5, 6, 4)), "b": _on_gpu((8, 3, 3, 4), 0x7F10_0000_0000), "c": None, "bias": None,
-        "out": _on_gpu((2, 3, 4, 8), 0x7F20_0000_0000),
-    }  # fmt: skip
-    arrays |= {name: changes.pop(name) for name in tuple(changes) if name in arrays}
-    others = changes.pop("others", {})
-    return conv_module._Options(**(options | changes)).signature(arrays, others)
-
-
-def test_kept_plans_are_found_by_all_that_they_depend_on() -> None:
-    plain = _signature()
-    assert plain is not None
-    assert _signature() == plain
-    assert _signature(alpha=2.0) == plain  # of the launch
-    assert _signature(a=_on_gpu((2, 5, 6, 4), 0x7F30_0000_0000)) == plain
-    tree = EvtBuilder().activation("relu").build()
-    assert _signature(epilogue=tree) == _signature(epilogue=EvtBuilder().activation("relu").build())
-    changes: list[dict[str, Any]] = [
-        {"op": "conv2d_dgrad"},
-        {"epilogue": tree},
-        {"epilogue": EvtBuilder().activation("gelu").build()},
-        {"others": {"scale": _on_gpu((1,), 0x7F50_0000_0000)}},
-        {"others": {"other": _on_gpu((1,), 0x7F50_0000_0000)}},
-        {"stride": 2},
-        {"padding": (1, 1)},
-        {"dilation": 2},
-        {"groups": 2},
-        {"layout": "nchw"},
-        {"beta": 1.0},
-        {"activation": "relu"},
-        {"precision": "tf32"},
-        {"backend": "jit"},
-        {"jit": "off"},
-        {"shape": (2, 5, 6, 4)},
-        {"a": _on_gpu((2, 6, 5, 4))},
-        {"a": _on_gpu((2, 5, 6, 4), 0x7F00_0000_0004)},
-        {"bias": _on_gpu((8,), 0x7F40_0000_0000)},
-    ]
-    found = [_signature(**change) for change in changes]
-    assert None not in found
-    assert len({plain, *found}) == len(found) + 1
-
-
-@pytest.mark.parametrize(
-    "changes",
-    [
-        {"scales": (2.0, None, None)},
-        {"scales": (np.ones((2, 2)), None, None)},
-        {"out_dtype": D.F32},
-        {"backend": "reference"},
-        {"alpha": np.float64(1.0)},
-        {"out": None},
-        {"stride": [1, 1]},
-        {"a": X},
-        {"epilogue": lambda acc: acc},
-        {"others": {"factor": 2.0}},
-    ],
-)
-def test_other_calls_are_planned_anew(changes: dict[str, Any]) -> None:
-    assert _signature(**changes) is None
-
-
-@pytest.mark.parametrize("layout", ["nhwc", "nchw"])
-def test_a_kept_plan_gets_the_callers_own_arrays(monkeypatch: pytest.MonkeyPatch, layout: str) -> None:
-    """It reads their framework's stream from them, which views of them in another order would not tell."""
-    calls: list[tuple[Any, ...]] = []
-
-    class Plan:
-        device = 0
-
-        def __call__(self, *given: Any, out: Any, **how: Any) -> Any:
-            calls.append((*given, out, how))
-            return out
-
-    traced: Traced | None = None
-
-    class Plans:
-        def get(self, _key: Any) -> Any:
-            return conv_module._Kept(Plan(), (2, 3, 4, 8), D.F32, traced)  # type: ignore[arg-type]
-
-    x, w, out = _on_gpu((2, 4, 5, 6)), _on_gpu((8, 4, 3, 3), 0x7F10_0000_0000), _on_gpu((2, 8, 3, 4), 0x7F20_0000_0000)
-    bias = _on_gpu((8,), 0x7F30_0000_0000)
-    monkeypatch.setattr(conv_module, "_plans", Plans())
-    assert ac.conv2d(x, w, out=out, bias=bias, layout=layout, alpha=2.0, stream=3) is out
-    how = {"alpha": 2.0, "beta": 0.0, "stream": 3}
-    assert calls == [(x, w, bias, out, how)]
-    tree = EvtBuilder().add_bias("bias", dtype=D.F32).reduce("sums", "row").build()
-    traced = of_tree(tree)
-    sums = _on_gpu((8,), 0x7F60_0000_0000)
-    made = ac.conv2d(x, w, out=out, layout=layout, epilogue=tree, bias=bias, sums=sums, alpha=2.0, stream=3)
-    assert made == {"out": out, "sums": sums}
-    assert calls[1:] == [(x, w, bias, sums, out, how)]
-    with pytest.raises(InvalidOperandError, match="alpha is a"):
-        ac.conv2d(x, w, out=out, layout=layout, alpha=True)
-    with pytest.raises(InvalidOperandError, match="c is given but beta is 0"):
-        ac.conv2d(x, w, out, out=out, layout=layout)

@@ -61,10 +61,17 @@ Options = tuple["str | None", "CutlassDtype | None", "str | None", bool, str, "s
 """The fields of `CallOptions` up to `jit`: those that decide about a plan."""
 
 
-def documented(function: FunctionT) -> FunctionT:
-    """Puts the texts of `CallOptions` into a function's docstring, in the place of `{name}`."""
-    if function.__doc__ and CallOptions.__doc__:
-        texts = dict(re.findall(r"^ {8}(\w+): (.*(?:\n {12}.*)*)", CallOptions.__doc__, re.MULTILINE))
+def documented(function: FunctionT, own: type | None = None) -> FunctionT:
+    """Puts the texts of options into a function's docstring, in the place of `{name}`.
+
+    Args:
+        function: with the docstring.
+        own: the class of options that only functions of this kind have, beside `CallOptions`; its docstring has their
+            texts as Attributes.
+    """
+    if function.__doc__:
+        sources = "\n".join(source.__doc__ or "" for source in (CallOptions, own) if source)
+        texts = dict(re.findall(r"^ {8}(\w+): (.*(?:\n {12}.*)*)", sources, re.MULTILINE))
         function.__doc__ = re.sub(r"\{(\w+)\}", lambda found: texts[found[1]], function.__doc__)
     return function
 

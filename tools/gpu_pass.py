@@ -79,6 +79,15 @@ COMPILED = {
 
 FIRST = ("test_conv", "test_table", "test_gemm", "test_grouped", "test_jit", "test_fp8")
 """Files that take long: one of them started last would be waited for."""
+WORKERS = {
+    "test_grouped": 6,
+    "test_epilogue": 6,
+    "test_matmul": 3,
+    "test_conv_epilogue": 3,
+    "test_gated": 2,
+    "test_quantize": 2,
+}
+"""Processes that share the tests of a file that compiles kernels one by one, with pytest-xdist."""
 ALONE = ("test_streams",)
 """Files whose tests ask what runs beside what on the GPU."""
 OWN = {"jit": ("test_jit",), "trees": ("test_conv_epilogue", "test_epilogue", "test_matmul")}
@@ -352,6 +361,8 @@ def run_file(name: str, words: Sequence[str], folder: Path, deadline: float, env
     made, start = FileRun(name), time.monotonic()
     path = f"tests/gpu/{name}.py"
     wanted = [path]
+    if name in WORKERS and importlib.util.find_spec("xdist"):
+        words = [*words, "-n", str(WORKERS[name]), "--dist=worksteal"]
     for attempt in range(PROCESSES_A_FILE):
         last = attempt == PROCESSES_A_FILE - 1
         found, in_time = _pytest_process([*words, *wanted], folder / f"{name}.log", deadline, made.suites, environment)

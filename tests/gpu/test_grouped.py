@@ -19,6 +19,7 @@ import pytest
 
 import atomr_cutlass as ac
 import every_cell
+import fake_cases
 from atomr_cutlass import SmArch, reference
 from atomr_cutlass.arrays import numerics, operands
 from atomr_cutlass.generator.dtypes import CutlassDtype as D
@@ -28,7 +29,9 @@ from atomr_cutlass.ops.gemm import reference as gemm_reference
 from atomr_cutlass.ops.grouped_gemm import function as grouped_module
 from atomr_cutlass.ops.grouped_gemm import kernels as grouped_plan
 from atomr_cutlass.ops.grouped_gemm import reference as grouped_reference
+from atomr_cutlass.pipeline import call as call_module
 from atomr_cutlass.pipeline import devices
+from atomr_cutlass.pipeline.call import kept_plans
 from atomr_cutlass.pipeline.candidate import Candidate
 from fp8_matrices import guarded, host, placed, scales
 from gpu_matrices import _POISON, NUMPY_LIMIT, Guarded, assert_same_bits, bits_dtype, element_type, pairs
@@ -647,13 +650,12 @@ def test_trees_of_lists(tree: str, shared: bool) -> None:
 def test_functions_and_trees_give_the_same_bits() -> None:
     case = next(case for case in TREE_CASES if case.tree == "quantized")
     one = run(case)
-    want, plans = one.out.view.clone(), grouped_module._plans
-    kept = len(plans)
+    want, kept = one.out.view.clone(), len(kept_plans)
     one.out.view.view(bits_dtype(case.result)).fill_(-1)
     assert one.call(case, epilogue=TREES[case.tree]) is one.out.view
     assert_same_bits(one.out.view[: sum(case.sizes)], want[: sum(case.sizes)])
     check(case, one)
-    assert len(plans) == kept
+    assert len(kept_plans) == kept
     # D's element type is the tree's own.
     d = one.call(case, out=None)
     assert_same_bits(d[: sum(case.sizes)], want[: sum(case.sizes)])
@@ -662,15 +664,15 @@ def test_functions_and_trees_give_the_same_bits() -> None:
 def test_plans_with_trees_are_kept() -> None:
     """The next call's operands may be other arrays, and so may their values."""
     case = next(case for case in TREE_CASES if case.tree == "clamped" and case.bias == "groups")
-    plans = grouped_module._plans
-    plans.clear()  # a full cache would not grow
+    kept_plans.clear()  # a full cache would not grow
     one = run(case)
-    kept, hits = len(plans), plans.hits
-    for seed in range(3):
-        one.bias, one.factor = bias_of(case, seed), factor_of(case, seed + 10)
-        one.call(case)
-        check(case, one)
-    assert (len(plans), plans.hits) == (kept, hits + 3)
+    kept = len(kept_plans)
+    with fake_cases.parsed() as calls:
+        for seed in range(3):
+            one.bias, one.factor = bias_of(case, seed), factor_of(case, seed + 10)
+            one.call(case)
+            check(case, one)
+    assert (len(kept_plans), calls) == (kept, [])
 
 
 def test_unaligned_groups_have_no_trees(torch: Any) -> None:
@@ -703,17 +705,17 @@ def test_k_of_zero_leaves_bias(form: str) -> None:
 def test_plans_with_bias_are_kept() -> None:
     """The next call's bias may be another array, and so may its values."""
     case = replace(ROWS, bias="groups", activation="gelu")
-    plans = grouped_module._plans
-    plans.clear()  # a full cache would not grow
+    kept_plans.clear()  # a full cache would not grow
     one = run(case)
-    kept, hits = len(plans), plans.hits
-    for seed in range(3):
-        one.bias = bias_of(case, seed)
-        one.call(case)
-        check(case, one)
-    assert (len(plans), plans.hits) == (kept, hits + 3)
+    kept = len(kept_plans)
+    with fake_cases.parsed() as calls:
+        for seed in range(3):
+            one.bias = bias_of(case, seed)
+            one.call(case)
+            check(case, one)
+    assert (len(kept_plans), calls) == (kept, [])
     one.call(case, activation=None)
-    assert len(plans) == kept + 1
+    assert len(kept_plans) == kept + 1
 
 
 @pytest.mark.parametrize("form", [CONTIGUOUS, MASKED])
@@ -736,14 +738,14 @@ def test_new_results_and_kept_plans(torch: Any) -> None:
     """Without `out`: rows of no group are unspecified, the others right; the plan is made once."""
     case = Case(CONTIGUOUS, UNEVEN, 136, 72, rest=7)
     one = given(case)
-    plans = grouped_module._plans
     one.call(case, out=None)
-    kept, hits = len(plans), plans.hits
-    for _ in range(3):
-        d = one.call(case, out=None)
-        assert (d.shape, d.dtype, d.device) == ((case.shapes[2]), torch.bfloat16, one.a.device)
-        check(case, one, d)
-    assert (len(plans), plans.hits) == (kept, hits + 3)
+    kept = len(kept_plans)
+    with fake_cases.parsed() as calls:
+        for _ in range(3):
+            d = one.call(case, out=None)
+            assert (d.shape, d.dtype, d.device) == ((case.shapes[2]), torch.bfloat16, one.a.device)
+            check(case, one, d)
+    assert (len(kept_plans), calls) == (kept, [])
 
 
 def test_results_of_torch_loops(torch: Any) -> None:
@@ -1223,7 +1225,7 @@ def test_kernels_of_older_archs_as_ptx(arch: SmArch, case: Case, monkeypatch: py
 
 def _without_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     """Plans that other tests have made are not found, and those of this one are not kept."""
-    monkeypatch.setattr(grouped_module, "_plans", ac.PlanCache(8))
+    monkeypatch.setattr(call_module, "kept_plans", ac.PlanCache(8))
 
 
 def test_a_plan_of_a_request(torch: Any) -> None:

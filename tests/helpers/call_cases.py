@@ -6,8 +6,7 @@ import functools
 import gc
 import sys
 import types
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -48,21 +47,6 @@ def _place() -> int:
     return _places
 
 
-@contextmanager
-def parsed() -> Iterator[list[Any]]:
-    """The calls that are parsed meanwhile: those that no kept plan serves."""
-    calls: list[Any] = []
-    served = call_module._served
-
-    def noted(invocation: Any, key: Any) -> Any:
-        calls.append(invocation.call)
-        return served(invocation, key)
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(call_module, "_served", noted)
-        yield calls
-
-
 def launched(call: Callable[[], Any]) -> list[str]:
     """The kernels that a call launches, and what it returns."""
     GPU._library.golden_notes()
@@ -73,7 +57,7 @@ def launched(call: Callable[[], Any]) -> list[str]:
 def kept(*calls: Callable[[], Any]) -> None:
     """Asserts that the first of calls makes a plan, that the others use it, and launch the same."""
     call_module.kept_plans.clear()
-    with parsed() as made:
+    with fake_cases.parsed() as made:
         first = launched(calls[0])
         assert len(made) == 1
         assert len(call_module.kept_plans) == 1
@@ -171,7 +155,7 @@ def case_gemm_with_trees() -> None:
 def case_functions_may_compute_something_else_next_time() -> None:
     a, b, bias = operand("bf16", 64, 128), operand("bf16", 128, 256), operand("bf16", 256)
     call_module.kept_plans.clear()
-    with parsed() as made:
+    with fake_cases.parsed() as made:
         for _ in range(2):
             ac.gemm(a, b, bias=bias, epilogue=lambda acc, bias: acc + bias)
     assert (len(made), len(call_module.kept_plans)) == (2, 0)

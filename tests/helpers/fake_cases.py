@@ -19,6 +19,7 @@ from typing import Any
 import pytest
 
 from atomr_cutlass import _core
+from atomr_cutlass.pipeline import call as call_module
 from atomr_cutlass.pipeline import table
 
 HELPERS = Path(__file__).parent
@@ -84,6 +85,21 @@ def no_waiting() -> Iterator[None]:
         patch.setattr(_core, "upload", waits)
         patch.setattr(_core, "download", waits)
         yield
+
+
+@contextlib.contextmanager
+def parsed() -> Iterator[list[Any]]:
+    """The calls that are parsed meanwhile: those that no kept plan serves."""
+    calls: list[Any] = []
+    served = call_module._served
+
+    def noted(invocation: Any, key: Any) -> Any:
+        calls.append(invocation.call)
+        return served(invocation, key)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(call_module, "_served", noted)
+        yield calls
 
 
 def of_packs_alone() -> None:

@@ -20,10 +20,10 @@ from atomr_cutlass import _core
 from atomr_cutlass import epilogue as evt
 from atomr_cutlass.arrays import operands
 from atomr_cutlass.epilogue import validate
-from atomr_cutlass.ops.grouped_gemm import function as grouped_module
 from atomr_cutlass.ops.grouped_gemm import kernels as grouped_plan
 from atomr_cutlass.ops.grouped_gemm.kernels import ENTRY
 from atomr_cutlass.pipeline import table
+from atomr_cutlass.pipeline.call import kept_plans
 from atomr_cutlass.pipeline.problem import MatrixSpec
 from fake_grouped import AFFINE, affine
 
@@ -144,13 +144,12 @@ def case_lists() -> None:
 def case_a_list_takes_the_widest_cell_that_all_of_it_allows() -> None:
     a, b = [matrix(4, 8), matrix(8, 16)], [matrix(8, 12), matrix(16, 4)]
     out = [blank(4, 12), blank(8, 4)]
-    plans = grouped_module._plans
-    plans.clear()
+    kept_plans.clear()
     ac.grouped_gemm(on_gpu(a), on_gpu(b), out=on_gpu(out))
-    assert [plan.main.key.align_a for plan in plans._plans.values()] == [4]
+    assert [kept.plan.main.key.align_a for kept in kept_plans._plans.values()] == [4]
     out[0] = blank(4, 12, pad=1)
     ac.grouped_gemm(on_gpu(a), on_gpu(b), out=on_gpu(out))
-    assert [plan.main.key.align_a for plan in plans._plans.values()] == [4, 1]
+    assert [kept.plan.main.key.align_a for kept in kept_plans._plans.values()] == [4, 1]
 
 
 def case_scales_of_arrays() -> None:
@@ -217,13 +216,13 @@ def case_scales_of_lists() -> None:
 def kernels_of(generation: str) -> Iterator[None]:
     """The table has no others."""
     every = table.kernels
-    grouped_module._plans.clear()
+    kept_plans.clear()
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(table, "kernels", lambda *args, **named: [
             one for one in every(*args, **named) if one.key.generation == generation
         ])  # fmt: skip
         yield
-    grouped_module._plans.clear()
+    kept_plans.clear()
 
 
 def biases(groups: int, n: int) -> list[Values]:
@@ -364,26 +363,24 @@ def case_trees_of_host_operands() -> None:
 
 
 def case_plans_with_trees_are_kept() -> None:
-    plans = grouped_module._plans
-    plans.clear()
-    hits = plans.hits
+    kept_plans.clear()
     a, b, out, ends = operand(matrix(6, 4)), operand(matrix(3, 4, 8)), operand(blank(6, 8)), operand(i32(1, 2, 3))
 
     def call(epilogue: Any, row: Values, factor: Values, **more: Any) -> None:
         how = {"offsets": ends, "out": out, "epilogue": epilogue, "row": operand(row), "factor": operand(factor)}
         ac.grouped_gemm(a, b, **how, **more)
 
-    for _ in range(3):
-        for row, factor in itertools.product((matrix(1, 8)[0], matrix(3, 8)), (powers(1), powers(3, 1, 1))):
-            call(AFFINE, row, factor)
-    assert (len(plans), plans.hits) == (4, hits + 8)
-    same = ac.EpilogueVisitorTree(AFFINE.result)
-    call(same, matrix(1, 8)[0], powers(1), alpha=3.0)
-    assert (len(plans), plans.hits) == (4, hits + 9)
-    # Functions are traced at each call.
-    call(affine, matrix(1, 8)[0], powers(1))
-    call(affine, matrix(1, 8)[0], powers(1))
-    assert (len(plans), plans.hits) == (4, hits + 9)
+    with fake_cases.parsed() as calls:
+        for _ in range(3):
+            for row, factor in itertools.product((matrix(1, 8)[0], matrix(3, 8)), (powers(1), powers(3, 1, 1))):
+                call(AFFINE, row, factor)
+        same = ac.EpilogueVisitorTree(AFFINE.result)
+        call(same, matrix(1, 8)[0], powers(1), alpha=3.0)
+        assert (len(kept_plans), len(calls)) == (4, 4)
+        # Functions are traced at each call.
+        call(affine, matrix(1, 8)[0], powers(1))
+        call(affine, matrix(1, 8)[0], powers(1))
+        assert (len(kept_plans), len(calls)) == (4, 6)
     # What a kept plan is not for is refused all the same.
     strays = (({"x": operand(powers(1))}, "has no operand x"), ({"activation": "relu"}, "apply the activation"))
     for more, says in strays:
@@ -396,23 +393,22 @@ def case_plans_with_trees_are_kept() -> None:
         "a": [operand(matrix(6, 4)), operand(matrix(2, 8))], "b": [operand(matrix(4, 4)), operand(matrix(8, 4))],
         "row": [operand(matrix(1, 4)[0]), operand(matrix(1, 4)[0])], "epilogue": AFFINE,
     }  # fmt: skip
-    hits = plans.hits
-    for factor in (operand(powers(1)), [operand(powers(1)), operand(powers(1))]):
-        for _ in range(2):
-            ac.grouped_gemm(**listed, factor=factor, out=[operand(blank(6, 4)), operand(blank(2, 4))])
-    assert (len(plans), plans.hits) == (6, hits + 2)
+    with fake_cases.parsed() as calls:
+        for factor in (operand(powers(1)), [operand(powers(1)), operand(powers(1))]):
+            for _ in range(2):
+                ac.grouped_gemm(**listed, factor=factor, out=[operand(blank(6, 4)), operand(blank(2, 4))])
+        assert (len(kept_plans), len(calls)) == (6, 2)
 
 
 def case_plans_with_bias_and_activation_are_kept() -> None:
-    plans = grouped_module._plans
-    plans.clear()
-    hits = plans.hits
+    kept_plans.clear()
     a, b, out, ends = operand(matrix(6, 4)), operand(matrix(3, 4, 8)), operand(blank(6, 8)), operand(i32(1, 2, 3))
-    for _ in range(3):
-        for bias in (matrix(1, 8)[0], matrix(3, 8)):
-            for activation in (None, "relu"):
-                ac.grouped_gemm(a, b, offsets=ends, bias=operand(bias), activation=activation, out=out)
-    assert (len(plans), plans.hits) == (4, hits + 8)
+    with fake_cases.parsed() as calls:
+        for _ in range(3):
+            for bias in (matrix(1, 8)[0], matrix(3, 8)):
+                for activation in (None, "relu"):
+                    ac.grouped_gemm(a, b, offsets=ends, bias=operand(bias), activation=activation, out=out)
+        assert (len(kept_plans), len(calls)) == (4, 4)
 
 
 def case_epilogues_are_validated() -> None:
@@ -426,7 +422,7 @@ def case_epilogues_are_validated() -> None:
         # A kernel that computes something else than its key says.
         validate._known.clear()
         patch.setattr(validate.reference, "mismatches", lambda *_given, **_named: ["out differs"])
-        grouped_module._plans.clear()
+        kept_plans.clear()
         out[...] = POISON
         with pytest.warns(RuntimeWarning, match="wrong results"):
             refused(
@@ -536,28 +532,45 @@ def case_the_debug_switch_and_graphs() -> None:
         del os.environ["ATOMR_CUTLASS_CHECK"]
 
 
-def case_plans_are_kept_by_what_can_be_seen() -> None:
-    plans = grouped_module._plans
-    plans.clear()
-    hits = plans.hits
+def case_plans_are_kept_by_layouts_and_options() -> None:
+    kept_plans.clear()
     a, b, out = operand(matrix(6, 4)), operand(matrix(3, 4, 8)), operand(blank(6, 8))
-    for ends in (i32(1, 2, 3), i32(0, 0, 6)):
-        for alpha in (1.0, 2.0):
-            ac.grouped_gemm(a, b, offsets=operand(ends), out=out, alpha=alpha, scale_a=3.0)
-    assert (len(plans), plans.hits) == (1, hits + 3)
-    ac.grouped_gemm(a, b, counts=operand(i32(1, 2, 3)), out=out)
-    assert len(plans) == 2
-    ac.grouped_gemm(a, b, counts=operand(i32(1, 2, 3)), out=out, fast_accum=True)
-    assert len(plans) == 3
-    refused(
-        ac.InvalidOperandError, "give beta", lambda: ac.grouped_gemm(a, b, out, counts=operand(i32(1, 2, 3)), out=out)
-    )
-    listed = [operand(matrix(6, 4)), operand(matrix(2, 8))], [operand(matrix(4, 4)), operand(matrix(8, 4))]
-    targets = [operand(blank(6, 4)), operand(blank(2, 4))]
-    hits = plans.hits
-    for _ in range(3):
-        assert ac.grouped_gemm(*listed, out=targets) is targets
-    assert (len(plans), plans.hits) == (4, hits + 2)
+    with fake_cases.parsed() as calls:
+        for ends in (i32(1, 2, 3), i32(0, 0, 6)):
+            for scalar in (1.0, 2, np.float32(0.5)):
+                ac.grouped_gemm(a, b, offsets=operand(ends), out=out, alpha=scalar, scale_a=3.0)
+                ac.grouped_gemm(a, b, offsets=operand(ends), out=out, scale_a=scalar)
+        assert (len(kept_plans), len(calls)) == (1, 1)
+        counts = operand(i32(1, 2, 3))
+        for number, more in enumerate(({}, {"fast_accum": True}, {"out_dtype": ac.CutlassDtype.F32}), 2):
+            ac.grouped_gemm(a, b, counts=counts, out=out, **more)
+            ac.grouped_gemm(a, b, counts=counts, out=out, **more)
+            assert (len(kept_plans), len(calls)) == (number, number)
+    refused(ac.InvalidOperandError, "give beta", lambda: ac.grouped_gemm(a, b, out, counts=counts, out=out))
+
+
+def case_plans_of_lists_are_kept() -> None:
+    """Those whose members are asked for the same layouts, whether or not results are given."""
+    kept_plans.clear()
+    a, b = [matrix(6, 4), matrix(2, 8)], [matrix(4, 4), matrix(8, 4)]
+    c = [matrix(6, 4), matrix(2, 4)]
+    with fake_cases.parsed() as calls:
+        for number, more in enumerate(({}, {"beta": 2.0, "c": c}), 1):
+            want = [more.get("beta", 0) * z + x @ y for x, y, z in zip(a, b, c, strict=True)]
+            for _ in range(3):
+                targets = on_gpu([blank(6, 4), blank(2, 4)])
+                given = {name: on_gpu(value) for name, value in more.items()}
+                assert ac.grouped_gemm(on_gpu(a), on_gpu(b), out=targets, **given) is targets
+                made = ac.grouped_gemm(on_gpu(a), on_gpu(b), **given)
+                for got in (targets, made):
+                    assert isinstance(got, list)
+                    for d, right in zip(got, want, strict=True):
+                        np.testing.assert_array_equal(operands.download(d), right)
+            assert (len(kept_plans), len(calls)) == (2 * number, 2 * number)
+        # One of them, and one more, are other lists.
+        ac.grouped_gemm(on_gpu(a[:1]), on_gpu(b[:1]), out=on_gpu([blank(6, 4)]))
+        ac.grouped_gemm(on_gpu([*a, a[0]]), on_gpu([*b, b[0]]), out=on_gpu([blank(6, 4), blank(2, 4), blank(6, 4)]))
+        assert len(calls) == 6
 
 
 def case_out_may_be_c() -> None:

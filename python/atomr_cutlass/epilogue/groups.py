@@ -8,7 +8,7 @@ columns without a place.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -39,18 +39,23 @@ class GroupedResult:
         number: how many groups there are.
         extents: (M, N) of the results, of a list of each member.
         members: extents of the arrays: one, or of a list one for each group.
-        listed: whether each operand is a list, with a member for each group.
+        lists: the names of the operands that are lists, with a member for each group.
     """
 
     number: int
     extents: Sequence[tuple[int, int]]
     members: Sequence[Shape]
-    listed: bool
+    lists: Collection[str]
+
+    @property
+    def listed(self) -> bool:
+        """Whether D is a list, and other operands are too."""
+        return RESULT in self.lists
 
     @property
     def shapes(self) -> dict[str, Shape]:
         """Extents of D's arrays by label."""
-        return {self.label(RESULT, index, len(self.members)): shape for index, shape in enumerate(self.members)}
+        return {self.label(RESULT, index): shape for index, shape in enumerate(self.members)}
 
     def view(self, array: Any, name: str) -> Views:
         """The views of what is given for an operand, which grouped GEMM makes itself."""
@@ -69,11 +74,11 @@ class GroupedResult:
 
     def labelled(self, name: str, views: Views) -> dict[str, _core.Operand]:
         """The views of an operand by label."""
-        return {self.label(name, index, len(views)): view for index, view in enumerate(views)}
+        return {self.label(name, index): view for index, view in enumerate(views)}
 
-    def label(self, name: str, index: int, given: int) -> str:
-        """The name of an operand's array, of which there are so many."""
-        return f"{name}[{index}]" if self.listed and given == self.number else name
+    def label(self, name: str, index: int) -> str:
+        """The name of an operand's array."""
+        return f"{name}[{index}]" if name in self.lists else name
 
     def operand(self, name: str, views: Views) -> Operand:
         """What arrays are to a function; also what grouped kernels do not read, for the rule to say why.
@@ -93,9 +98,7 @@ class GroupedResult:
         index = next((i for i, view in enumerate(views) if not self._fits(view.shape, ROW, i)), 0)
         operands.dtype_of(views[index], name)  # or that is what is wrong
         expected = " or ".join(self._expected(kind, index) for kind in (SCALAR, ROW))
-        raise InvalidOperandError(
-            f"{self.label(name, index, len(views))} has shape {views[index].shape}; expected {expected}"
-        )
+        raise InvalidOperandError(f"{self.label(name, index)} has shape {views[index].shape}; expected {expected}")
 
     def check_tree(self, tree: EpilogueVisitorTree, acc: CutlassDtype, d: CutlassDtype) -> None:
         """Refuses a tree that no grouped kernel evaluates; see `refuse_tree`."""
@@ -107,10 +110,10 @@ class GroupedResult:
         Raises:
             InvalidOperandError: says what was expected.
         """
-        if self.listed and len(views) != self.number and operand.kind == ROW:
+        if self.listed and operand.name not in self.lists and operand.kind == ROW:
             raise InvalidOperandError(f"{operand.name} is one array; expected a list, one for each group")
         for index, view in enumerate(views):
-            name = self.label(operand.name, index, len(views))
+            name = self.label(operand.name, index)
             if not self._fits(view.shape, operand.kind, index):
                 raise InvalidOperandError(
                     f"{name} has shape {view.shape}; expected {self._expected(operand.kind, index)}"
@@ -142,9 +145,7 @@ class GroupedResult:
 
     def of_operand(self, name: str, views: Mapping[str, _core.Operand]) -> Views:
         """An operand's arrays, of views by label."""
-        if name in views:
-            return (views[name],)
-        return tuple(views[f"{name}[{index}]"] for index in range(self.number))
+        return tuple(views[self.label(name, index)] for index in range(self.number if name in self.lists else 1))
 
     def fusion(self, tree: EpilogueVisitorTree, views: Mapping[str, _core.Operand]) -> GroupedFusion:
         """A tree with the arrays of a launch: views of what it reads, by label."""
@@ -162,8 +163,8 @@ class GroupedResult:
         """What each group reads, of host arrays by label: (N,), or one element."""
         found = {}
         for operand in tree.inputs:
-            if operand.name not in host:
-                arrays = [host[f"{operand.name}[{index}]"] for index in range(self.number)]
+            if operand.name in self.lists:
+                arrays = [host[self.label(operand.name, index)] for index in range(self.number)]
             else:
                 array = host[operand.name]
                 least = 2 if operand.kind == ROW else 3

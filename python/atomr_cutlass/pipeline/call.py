@@ -19,7 +19,7 @@ from ..arrays.numerics import AnyArray
 from ..arrays.operands import CPU
 from ..errors import InvalidOperandError
 from ..generator.epilogue.tree import RESULT, EpilogueVisitorTree
-from .invocation import Call, CallOptions, Invocation, Options, as_it_is, folded, numbers_of
+from .invocation import Call, CallOptions, Invocation, Options, as_it_is, folded, labelled, numbers_of
 from .plan_cache import PlanCache
 
 PLANS_KEPT = 2048
@@ -53,7 +53,7 @@ class _Kept:
         self._last = order[-1]
         self._results = {name: (result.shape, result.element) for name, result in invocation.results.items()}
         self._arrange, self._present = invocation.arrange, invocation.present
-        self.simple = allocates and len(self._results) == 1
+        self.simple = allocates and tuple(self._results) == (RESULT,)
         self.used = -1
 
     def launch(
@@ -101,6 +101,7 @@ def run(
     epilogue: Any = None,
     others: dict[str, Any] | None = None,
     own: tuple[Any, ...] = (),
+    parsed: bool = False,
 ) -> Any:
     """Serves a call of a function: with a kept plan, else by parsing it.
 
@@ -115,35 +116,40 @@ def run(
         epilogue: see `Call`.
         others: see there.
         own: see there.
+        parsed: whether the call is parsed although a plan is kept for it.
     """
     key: Hashable = None
     layouts = None
+    like = next(iter(arrays.values()))
     given = arrays if not others else {**arrays, **others}
+    target = out
+    names = tuple(others) if others else None
+    if isinstance(like, (list, tuple)):
+        given, target = labelled({**given, RESULT: out}), None
+        like, names = next(iter(given.values())), tuple(given)
     keyed = (
         (epilogue is None or type(epilogue) is EpilogueVisitorTree)  # a function may compute something else next time
         and (options[3] is False or options[3] is True)  # 1 == True
         and type(alpha) in _NUMBER_TYPES and type(beta) in _NUMBER_TYPES
     )  # fmt: skip
-    names = tuple(others) if others else None
     if keyed:
-        layouts = _core.signature(*given.values(), out)
+        layouts = _core.signature(*given.values(), target)
         if layouts is not None:
             key = (parse, layouts, options, epilogue, alpha == 0, beta == 0, own, names, None)
-            kept = _kept(key)
+            kept = None if parsed else _kept(key)
             if kept is not None:
                 if kept.simple:
                     taken = [given[name] for name in kept.taken]
-                    return kept.plan(*taken, out=out, alpha=alpha, beta=beta, stream=stream)
+                    return kept.plan(*taken, out=target, alpha=alpha, beta=beta, stream=stream)
                 written = {**given, RESULT: out}
-                return kept.launch(written, written, alpha, beta, stream, next(iter(arrays.values())))
-    like = next(iter(arrays.values()))
+                return kept.launch(written, {**given, RESULT: target}, alpha, beta, stream, like)
     with operands.launching(stream, like):
-        if keyed and layouts is None and (adapted := _adapted(given, out, alpha, beta)) is not None:
+        if keyed and layouts is None and (adapted := _adapted(given, target, alpha, beta)) is not None:
             views, target, first, second, numbers = adapted
             layouts = _core.signature(*views.values(), target)
             if layouts is not None:
                 key = (parse, layouts, options, epilogue, first == 0, second == 0, own, names, numbers)
-                kept = _kept(key)
+                kept = None if parsed else _kept(key)
                 if kept is not None:
                     written = {**given, RESULT: out}
                     return kept.launch(written, {**views, RESULT: target}, first, second, stream, like)
@@ -152,7 +158,7 @@ def run(
 
 
 def _kept(key: Hashable) -> _Kept | None:
-    """The plan that is kept by a key."""
+    """The plan that is kept by a key, if any is."""
     try:
         found = kept_plans.peek(key)
     except InvalidOperandError:  # no hash: an option that is no option
@@ -177,9 +183,9 @@ def _served(invocation: Invocation, key: Hashable) -> Any:
 
 def _on_gpu(invocation: Invocation, key: Hashable) -> Any:
     call, views = invocation.call, dict(invocation.inputs)
-    first, like = next(iter(views.values())), next(iter(call.arrays.values()))
+    first, like = next(iter(views.values())), call.like
     stream = operands.launch_stream().handle
-    arrays, made = {}, {}
+    arrays, made = {RESULT: call.out}, {}
     for name, result in invocation.results.items():
         arrays[name] = result.array
         if result.view is None:
@@ -199,18 +205,20 @@ def _on_host(invocation: Invocation) -> Any:
     """Copies host operands to GPU 0, computes there, and copies the results back."""
     views = invocation.uploaded()
     for name, result in invocation.results.items():
-        _, views[name] = operands.empty_of(result.shape, result.element, 0, None)
+        if name not in views:
+            _, views[name] = operands.empty_of(result.shape, result.element, 0, None)
     _launch(invocation, views, None, 0, None)
     return _delivered(invocation, {name: operands.download(views[name]) for name in invocation.results})
 
 
 def _launch(invocation: Invocation, views: dict[str, _core.Operand], like: Any, stream: int, key: Hashable) -> None:
-    made = invocation.plan(views, like=like, stream=stream)
+    kept = _kept(key)
+    made = invocation.plan(views, like=like, stream=stream) if kept is None else kept.plan
     order = invocation.order(made)
     taken = [invocation.present(views[name]) for name in order]
     alpha, beta = invocation.call.scalars
     made(*taken[:-1], out=taken[-1], alpha=alpha, beta=beta, stream=stream)
-    if key is not None and getattr(made, "checked", True):
+    if key is not None and kept is None and getattr(made, "checked", True):
         in_order = invocation.present is as_it_is
         allocates = invocation.results[order[-1]].array is not None or (in_order and _core.has_exchange_api(like))
         with contextlib.suppress(InvalidOperandError):  # an option without a hash, such as a list of strides
@@ -225,9 +233,9 @@ def _on_reference(invocation: Invocation) -> Any:
 
 def _delivered(invocation: Invocation, computed: Mapping[str, AnyArray]) -> Any:
     """Host results, in the caller's arrays or in new ones of the kind of the first operand."""
-    like = next(iter(invocation.call.arrays.values()))
+    call = invocation.call
     device = next(iter(invocation.inputs.values())).device
-    arrays = {}
+    arrays = {RESULT: call.out}
     for name, values in computed.items():
         shape, element, array, view = invocation.results[name]
         if view is not None:
@@ -236,11 +244,11 @@ def _delivered(invocation: Invocation, computed: Mapping[str, AnyArray]) -> Any:
             else:
                 np.copyto(operands.to_numpy(view), values.reshape(shape), casting="no")
         elif invocation.on_gpu:
-            array, view = operands.empty_of(shape, element, device, like)
+            array, view = operands.empty_of(shape, element, device, call.like)
             operands.copy_in(values, view)
             array = invocation.present(operands.finished(array, view, 0))
         else:
-            array = invocation.present(operands.host_result(values, like))
+            array = invocation.present(operands.host_result(values, call.like))
         arrays[name] = array
     return invocation.arrange(arrays)
 

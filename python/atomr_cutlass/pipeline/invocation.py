@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import abc
+import functools
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -97,9 +98,10 @@ class Call:
     """The arguments of a function.
 
     Attributes:
-        arrays: of the operation by name, None for those that are not given; scales may be numbers.
-        others: the arguments for the epilogue by name.
-        out: where the result is to be written, or None.
+        arrays: of the operation by name, None for those that are not given; scales may be numbers. Where the first is a
+            list, others may be too.
+        others: the arguments for the epilogue by name, which then may be lists too.
+        out: where the result is to be written, or None; then a list.
         epilogue: a tree or a function, or None.
         options: those that functions share.
         own: those of the function alone.
@@ -111,6 +113,12 @@ class Call:
     epilogue: Any
     options: CallOptions
     own: tuple[Any, ...]
+
+    @property
+    def like(self) -> Any:
+        """The first array, whose kind results are of."""
+        first = next(iter(self.arrays.values()))
+        return first[0] if isinstance(first, (list, tuple)) else first
 
     @property
     def c(self) -> Any:
@@ -218,7 +226,7 @@ class Invocation(abc.ABC):
         return tuple(made.slots)
 
     def uploaded(self) -> dict[str, _core.Operand]:
-        """Copies on GPU 0 of what is read."""
+        """Copies on GPU 0 of what is read, and of results whose elements need not all be written."""
         return {name: operands.upload(operands.to_numpy(view), 0) for name, view in self.inputs.items()}
 
     def write_nothing(self, views: Mapping[str, _core.Operand], stream: int) -> None:  # noqa: B027 - likewise
@@ -227,6 +235,22 @@ class Invocation(abc.ABC):
     def fetch(self, view: _core.Operand) -> AnyArray:
         """A host array of a view."""
         return operands.download(view) if self.on_gpu else operands.to_numpy(view)
+
+
+def labelled(arrays: Mapping[str, Any]) -> dict[str, Any]:
+    """Arrays by label: the members of a list each by its own, such as `a[0]`, others by their names."""
+    found: dict[str, Any] = {}
+    for name, given in arrays.items():
+        if isinstance(given, (list, tuple)):
+            found |= zip(_labels(name, len(given)), given, strict=True)
+        else:
+            found[name] = given
+    return found
+
+
+@functools.lru_cache(256)
+def _labels(name: str, count: int) -> tuple[str, ...]:
+    return tuple(f"{name}[{index}]" for index in range(count))
 
 
 def numbers_of(arrays: Mapping[str, Any]) -> dict[str, float]:

@@ -5,57 +5,47 @@ from __future__ import annotations
 import functools
 import itertools
 import os
-from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from ... import _core
-from ...arrays import numerics, operands
-from ...arrays.arguments import (
-    check_backend,
-    check_devices,
-    check_followers,
-    check_scalars,
-    on_reference,
-    refuse_jax_out,
-    result_dtype,
-)
-from ...arrays.numerics import FAST, math_mode
-from ...arrays.operands import CPU, CUDA
-from ...checks import NUMBERS, check_extents, check_number, check_options
-from ...epilogue import EpilogueVisitorTree
-from ...epilogue.bind import BoundEpilogue, bind
-from ...epilogue.bound import GroupedFusion
+from ...arrays import operands
+from ...arrays.arguments import check_devices, refuse_jax_out, result_dtype
+from ...arrays.numerics import FAST, AnyArray, math_mode, numpy_dtype
+from ...checks import NUMBERS, check_extents, check_options
+from ...epilogue import Traced
+from ...epilogue.bind import bind
 from ...epilogue.common import common
 from ...epilogue.groups import GroupedResult, Views, check_bias
 from ...errors import InvalidOperandError, UnsupportedError
 from ...generator.dtypes import CutlassDtype
 from ...generator.epilogue.tree import RESULT
 from ...generator.rules import FP8_TYPES, accumulator
+from ...pipeline.call import run
+from ...pipeline.invocation import Call, CallOptions, Invocation, Result, documented, labelled
 from ...pipeline.op_plan import OpPlan
-from ...pipeline.plan import BACKENDS as GPU_BACKENDS
-from ...pipeline.plan_cache import PlanCache
 from ...pipeline.problem import MatrixSpec
 from ...reference.epilogue import check_activation
 from . import reference as grouped_reference
 from .kernels import make
 from .problem import ALONG_K, CONTIGUOUS, GROUP, LIST, MASKED, GroupedProblem, GroupScale, does_nothing, scale_forms
 
-BACKENDS = (*GPU_BACKENDS, "reference")
-PLANS_KEPT = 512
+if TYPE_CHECKING:
+    from ...epilogue.bind import BoundEpilogue
+
 CHECK = "ATOMR_CUTLASS_CHECK"
 
-_SCALARS = frozenset({int, float})
-_WORDS = frozenset({str, type(None)})
+ALWAYS, UNLESS_CAPTURED = "always", "unless captured"
+"""When offsets and counts on a GPU are copied to the host and checked."""
+
 _PRODUCT = ("a", "b", "c", "offsets", "counts", "scale_a", "scale_b")
-"""As the slots of a plan are; what the epilogue reads comes then, and the result."""
-
-_plans: PlanCache[OpPlan] = PlanCache(PLANS_KEPT)
-
-Values = np.ndarray[Any, Any]
+"""Operands in the order of a plan's call; those of the epilogue follow, and the result."""
 
 
+@documented
 def grouped_gemm(
     a: Any,
     b: Any,
@@ -108,12 +98,12 @@ def grouped_gemm(
         offsets: (G,) int32: cumulative ends of the groups. Not for the masked form and lists.
         counts: (G,) int32: sizes of the groups, instead of offsets; needed for the masked form.
         out: written in place and returned, its rows contiguous; may be `c` itself. A list for lists. Not for JAX.
-        alpha: factor of every product.
-        beta: factor of c. With 0, there is no C.
+        alpha: {alpha}
+        beta: {beta}
         bias: added to every row: (N,) for all groups or (G, N), a list of (N,) for lists; of a floating dtype. Kernels
             of the sm80 generation, which serve GPUs before sm_90 and operands that are not aligned to 16 bytes, read
             it in the place of `c`: of the result's dtype, contiguous, and without a `c`.
-        activation: a name of `reference.ACTIVATIONS`.
+        activation: {activation}
         epilogue: what follows the products, in the place of bias and activation: an `EpilogueVisitorTree`, or a Python
             function such as `lambda acc, bias, scale: silu(acc + bias) * scale`, which is traced at every call, as for
             `gemm`. `acc` is alpha * scale_a[g] * scale_b[g] * A[g] B[g] + beta * C[g]. It reads rows and scalars and
@@ -124,11 +114,11 @@ def grouped_gemm(
             fp8.
         scale_b: factors of b: a number, one element, (G,), (G, 1, N), with block scales
             (G, ceil(K / 128), ceil(N / 128)); along K (1, N) or (G, 1, N). A list for lists, or one for all.
-        out_dtype: element type of the result; defaults to a's (bf16 for fp8).
-        fast_accum: lets fp8 products be added up in the tensor cores alone: faster, and less exact for long sums.
-        stream: where to launch; defaults to the current stream of the framework of `a`.
-        backend: as for `gemm`.
-        jit: as for `gemm`.
+        out_dtype: {out_dtype}
+        fast_accum: {fast_accum}
+        stream: {stream}
+        backend: {backend}
+        jit: {jit}
         check: whether to copy offsets or counts to the host, which waits for the GPU, and refuse those that are
             negative, go back or lie beyond the rows. For debugging; not while a CUDA graph is captured. None leaves it
             to the environment variable ATOMR_CUTLASS_CHECK (1 is yes, but for calls that are captured).
@@ -146,354 +136,90 @@ def grouped_gemm(
         UnsupportedError: no kernel can serve the call, with the reason.
         KernelNotFoundError, CompileError, DeviceUnavailableError: as for `gemm`.
     """
+    arrays = {
+        "a": a, "b": b, "c": c, "offsets": offsets, "counts": counts, "scale_a": _one_number(scale_a),
+        "scale_b": _one_number(scale_b), "bias": bias,
+    }  # fmt: skip
+    options = (activation, out_dtype, None, fast_accum, backend, jit)
     if check is not None:
         check_options(check=check)
-    factor = 1.0
-    if scale_a is not None or scale_b is not None:
-        scale_a, number_a = _number(scale_a, "scale_a")
-        scale_b, number_b = _number(scale_b, "scale_b")
-        factor = number_a * number_b
-    options = _Options(
-        alpha, beta, factor, activation, epilogue, out_dtype, fast_accum, stream, backend, jit, check,
-        bool(check) if check is not None else os.environ.get(CHECK) == "1",
-    )  # fmt: skip
-    named = operands_of_epilogue
-    if bias is not None:
-        named = {**named, "bias": bias}
-    if epilogue is not None and c is not None and beta == 0:
-        named, c = {**named, "c": c}, None
-    arrays = {"a": a, "b": b, "c": c, "offsets": offsets, "counts": counts, "scale_a": scale_a, "scale_b": scale_b}
-    key = options.key(arrays, named, out)
-    found = None if key is None or options.checked else _plans.get(key)
-    if found is not None:
-        check_scalars(alpha, beta, c)
-        return _repeat(found, arrays, named, out, options)
-    with operands.launching(stream, a):
-        return _Call(arrays, named, out, options, key).run()
-
-
-class _Options(NamedTuple):
-    """Everything of a call but its arrays. `factor` is the product of the scales that are numbers."""
-
-    alpha: float
-    beta: float
-    factor: float
-    activation: str | None
-    epilogue: Any
-    out_dtype: CutlassDtype | None
-    fast_accum: bool
-    stream: Any
-    backend: str
-    jit: str | None
-    check: bool | None
-    checked: bool
-
-    @property
-    def reads(self) -> tuple[str, ...]:
-        """What follows the products reads, in its order; of a function that is not known before it has been called."""
-        return _inputs_of(self.epilogue) if type(self.epilogue) is EpilogueVisitorTree else ("bias",)
-
-    def key(self, arrays: Mapping[str, Any], named: Mapping[str, Any], out: Any) -> Any:
-        """What a kept plan is found by, without a look at what the arguments mean; None for calls that are not kept.
-
-        Functions are not: they may compute something else next time.
-        """
-        if self.epilogue is not None and (
-            type(self.epilogue) is not EpilogueVisitorTree or self.activation is not None
-        ):
-            return None
-        if (
-            self.out_dtype is not None or type(self.backend) is not str or self.backend not in GPU_BACKENDS
-            or not (self.fast_accum is False or self.fast_accum is True)
-            or type(self.jit) not in _WORDS or type(self.activation) not in _WORDS
-            or type(self.alpha) not in _SCALARS or type(self.beta) not in _SCALARS
-        ):  # fmt: skip
-            return None
-        reads = self.reads
-        if not named.keys() <= set(reads):
-            return None
-        first = arrays["a"]
-        lengths: tuple[int, ...] = ()
-        flat = [*arrays.values(), *map(named.get, reads), out]
-        if type(first) in (list, tuple):
-            lengths = tuple(len(one) if type(one) in (list, tuple) else -1 for one in flat)
-            flat = _flat(flat)
-            if not first:
-                return None
-            first = first[0]
-        if out is None and not _core.has_exchange_api(first):
-            return None
-        seen = _core.signature(*flat)
-        if seen is None:
-            return None
-        what = self.activation if self.epilogue is None else self.epilogue
-        return (seen, lengths, what, bool(self.fast_accum), self.beta == 0, self.backend, self.jit)
-
-
-@functools.lru_cache(64)
-def _inputs_of(tree: EpilogueVisitorTree) -> tuple[str, ...]:
-    return tuple(one.name for one in tree.inputs)
-
-
-def _flat(arrays: Sequence[Any]) -> list[Any]:
-    found: list[Any] = []
-    for one in arrays:
-        if type(one) in (list, tuple):
-            found += one
-        else:
-            found.append(one)
-    return found
-
-
-def _number(scale: Any, name: str) -> tuple[Any, float]:
-    """(the scale where it is an array, the factor where it is a number, or a list of the same number)."""
-    if isinstance(scale, NUMBERS):
-        check_number(scale, name)
-        return None, float(scale)
-    if type(scale) in (list, tuple) and scale and isinstance(scale[0], NUMBERS):
-        if all(isinstance(one, NUMBERS) and one == scale[0] for one in scale):
-            check_number(scale[0], name)
-            return None, float(scale[0])
-        raise UnsupportedError("scales of a list that are numbers must be the same: give different ones as arrays")
-    return scale, 1.0
-
-
-def _repeat(plan: OpPlan, arrays: Mapping[str, Any], named: Mapping[str, Any], out: Any, options: _Options) -> Any:
-    """Launches a kept plan."""
-    given = [array for array in (*arrays.values(), *map(named.get, options.reads)) if array is not None]
-    how = {"alpha": options.alpha * options.factor, "beta": options.beta, "stream": options.stream}
-    a, b = arrays["a"], arrays["b"]
-    if type(a) not in (list, tuple):
-        return plan(*given, out=out, **how)
-    results = out
-    if results is None:
-        dtype = plan.result[1].dlpack
-        shapes = [(int(one.shape[0]), int(other.shape[1])) for one, other in zip(a, b, strict=True)]
-        with operands.launching(options.stream, a):
-            results = [operands.empty_of(shape, dtype, plan.device, a[0])[0] for shape in shapes]
-            plan(*_flat(given), *results, **how)
-        return results
-    plan(*_flat(given), *results, **how)
-    return results
-
-
-class _Call(NamedTuple):
-    """One call that no kept plan serves: checked in full before anything is allocated or launched.
-
-    Attributes:
-        arrays: of the product, by name.
-        named: what is for the epilogue, by name.
-        out: of the call.
-        options: everything else of it.
-        key: what its plan is kept by, if it is.
-    """
-
-    arrays: dict[str, Any]
-    named: Mapping[str, Any]
-    out: Any
-    options: _Options
-    key: Any
-
-    def run(self) -> Any:
-        options, out = self.options, self.out
-        check_options(
-            backend=options.backend, jit=options.jit, activation=options.activation, out_dtype=options.out_dtype,
-            fast_accum=options.fast_accum, alpha=options.alpha, beta=options.beta,
-        )  # fmt: skip
-        check_backend(options.backend, BACKENDS)
-        for name in ("a", "b"):
-            if self.arrays[name] is None:
-                raise InvalidOperandError(f"{name} is None; expected an array, or a list of them")
-        strays = (name for name in self.named if name != "bias")
-        check_followers("grouped_gemm", options.epilogue, options.activation, strays)
-        check_activation(options.activation)
-        check_scalars(options.alpha, options.beta, self.arrays["c"])
-        for one in out if isinstance(out, (list, tuple)) else (out,):
-            refuse_jax_out(one)
-        a, b = self.arrays["a"], self.arrays["b"]
-        if isinstance(a, (list, tuple)) and isinstance(b, (list, tuple)) and not a and not b:
-            return [] if out is None else out
-        what = _operation(self.arrays, self.named, out, options)
-        first = what.views["a"][0]
-        if on_reference(options.backend, first, stacklevel=5):
-            return self._on_reference(what)
-        return self._on_host(what) if first.device_type == CPU else self._on_gpu(what)
-
-    @property
-    def _first(self) -> Any:
-        """The array that results are made like."""
-        a = self.arrays["a"]
-        return a[0] if isinstance(a, (list, tuple)) else a
-
-    def _on_gpu(self, what: _Operation) -> Any:
-        options, first, epilogue = self.options, self._first, what.epilogue
-        device = what.views["a"][0].device
-        stream = operands.launch_stream().handle
-        if options.checked:
-            self._check(what, device, stream)
-        arrays, results = epilogue.allocate(device, first)
-        views = {**what.every, RESULT: tuple(results.values())}
-        problem = what.problem(views)
-        if not problem.empty:
-            kept = None if self.key is None else _plans.get(self.key)
-            plan = self._launch(what, problem, views, first, stream, kept)
-            if self.key is not None and kept is None and plan.checked:
-                _plans.insert(plan, self.key)
-        return epilogue.finish(arrays, results, stream)
-
-    def _check(self, what: _Operation, device: int, stream: int) -> None:
-        """The debug switch."""
-        if what.divided is None:
-            return
-        if _core.capturing(device, stream):
-            if self.options.check:
-                raise UnsupportedError("check copies to the host, which a stream that is captured cannot: leave it out")
-            return
-        what.check(operands.download(what.views[what.divided][0]))
-
-    def _on_host(self, what: _Operation) -> Any:
-        """Host operands: copied to GPU 0, computed there, and the result copied back."""
-        if what.divided is not None:
-            what.check(operands.to_numpy(what.views[what.divided][0]))
-        _refuse_shared(what)
-        # The copies may lie as kernels like them.
-        columns = {"a"} if what.form == ALONG_K else set()
-        if operands.dtype_of(what.views["b"][0], "b") in FP8_TYPES:
-            columns = {"b"}
-        views = {
-            name: tuple(operands.upload(operands.to_numpy(one), 0, columns=name in columns) for one in given)
-            for name, given in what.every.items()
-        }
-        if RESULT not in views:
-            dtype = numerics.numpy_dtype(what.epilogue.dtype)
-            shapes = what.epilogue.result.members
-            views[RESULT] = tuple(operands.upload(np.zeros(shape, dtype), 0) for shape in shapes)
-        problem = what.problem(views)
-        if not problem.empty:
-            self._launch(what, problem, views, None, 0, None)
-        computed = [operands.download(view) for view in views[RESULT]]
-        return what.epilogue.deliver(what.labelled(computed), self._first)
-
-    def _launch(
-        self,
-        what: _Operation,
-        problem: GroupedProblem,
-        views: Mapping[str, Views],
-        like: Any,
-        stream: int,
-        plan: OpPlan | None,
-    ) -> OpPlan:
-        options = self.options
-        if plan is None:
-            plan = make(problem, like=like, backend=options.backend, jit=options.jit, stream=stream)
-        given = [
-            one
-            for name in (*_PRODUCT, *(operand.name for operand in what.epilogue.tree.inputs), RESULT)
-            for one in views.get(name, ())
-        ]
-        plan(*given, alpha=options.alpha * options.factor, beta=options.beta, stream=stream)
-        return plan
-
-    def _on_reference(self, what: _Operation) -> Any:
-        options, epilogue = self.options, what.epilogue
-        _refuse_shared(what)
-        on_gpu = what.views["a"][0].device_type == CUDA
-        fetch = operands.download if on_gpu else operands.to_numpy
-        host: dict[str, Any] = {name: [fetch(one) for one in given] for name, given in what.views.items()}
-        if what.divided is not None:
-            what.check(host[what.divided][0])
-        for name, form in zip(("scale_a", "scale_b"), what.scale_forms, strict=True):
-            if form == GROUP:
-                host[name] = [_spread(name, host[name][0], what, host)]
-        chosen = {name: given if name in what.listed else given[0] for name, given in host.items()}
-        tree = epilogue.tree
-        read = {label: fetch(view) for label, view in epilogue.inputs.items()}
-        computed: Any = grouped_reference.grouped_gemm(
-            chosen.pop("a"),
-            chosen.pop("b"),
-            chosen.pop("c", None),
-            alpha=options.alpha * options.factor,
-            beta=options.beta,
-            tree=None if does_nothing(tree, operands.dtype_of(what.views["a"][0], "a"), epilogue.dtype) else tree,
-            operands=epilogue.result.of_groups(tree, read),
-            out_dtype=epilogue.dtype,
-            math=what.math,
-            **chosen,
+        checked = ALWAYS if check else None
+    else:
+        checked = UNLESS_CAPTURED if os.environ.get(CHECK) == "1" else None
+    if isinstance(a, (list, tuple)) and isinstance(b, (list, tuple)) and not a and not b:
+        Call(arrays, operands_of_epilogue, out, epilogue, CallOptions(*options, alpha, beta, stream), (checked,)).check(
+            "grouped_gemm"
         )
-        results = what.labelled(computed if what.form == LIST else [computed])
-        if not on_gpu:
-            return epilogue.deliver(results, self._first)
-        return epilogue.copy_in(results, what.views["a"][0].device, self._first)
+        return [] if out is None else out
+    return run(
+        _parse, arrays, out, options, alpha, beta, stream, epilogue, operands_of_epilogue, (checked,),
+        parsed=checked is not None,
+    )  # fmt: skip
 
 
-def _spread(name: str, scale: Values, what: _Operation, host: dict[str, Any]) -> Values:
-    """Scales of groups as the reference takes them: for each row of A, or of a shape that broadcasts along B."""
-    each = scale.reshape(-1, 1, 1)
-    a, b = host["a"][0], host["b"][0]
-    if name == "scale_b":
-        return np.broadcast_to(each, (what.groups, 1, b.shape[-1])) if what.form == ALONG_K else each
-    if what.form != CONTIGUOUS:
-        return np.broadcast_to(each, (what.groups, a.shape[-2], 1))
-    rows = np.ones((a.shape[0], 1), np.float32)
-    given = {name: host[name][0] for name in ("offsets", "counts") if name in host}
-    for one, (start, end) in zip(scale, grouped_reference.group_bounds(what.groups, a.shape[0], **given), strict=True):
-        rows[start:end] = one
-    return rows
+def _one_number(scale: Any) -> Any:
+    """A scale as it is, or of a list of the same number that number.
+
+    Raises:
+        UnsupportedError: a list of different numbers.
+    """
+    if type(scale) not in (list, tuple) or not scale or not isinstance(scale[0], NUMBERS):
+        return scale
+    if all(isinstance(one, NUMBERS) and one == scale[0] for one in scale):
+        return scale[0]
+    raise UnsupportedError("scales of a list that are numbers must be the same: give different ones as arrays")
 
 
-def _refuse_shared(what: _Operation) -> None:
-    """Refuses results of a list that share memory, which plans do themselves."""
-    for (i, one), (j, other) in itertools.combinations(enumerate(what.views.get("out", ())), 2):
-        if _core.overlap(one, other):
-            raise InvalidOperandError(f"out[{i}] overlaps out[{j}]: give separate memory")
-
-
-class _Operation(NamedTuple):
-    """What the operands say.
+@dataclass(frozen=True, kw_only=True)
+class _GroupedGemm(Invocation):
+    """Products of groups, parsed.
 
     Attributes:
         form: contiguous, masked, along K or lists.
         groups: how many there are.
         extents: (M, N, K), of a list for each.
-        views: of the product and the result, by name: one array, or those of a list.
+        labels: of the arrays of each of the product's operands by its name, in the order of a plan's call.
         divided: `offsets` or `counts`, whichever is given; None for lists.
         math: math mode of the kernel key.
         epilogue: what follows the products, with its arrays.
         scale_forms: what the scales of A and B are.
-        listed: the names of what is given as lists.
     """
 
     form: str
     groups: int
     extents: list[tuple[int, int, int]]
-    views: dict[str, Views]
+    labels: dict[str, tuple[str, ...]]
     divided: str | None
     math: str
     epilogue: BoundEpilogue[GroupedResult]
     scale_forms: tuple[str, str]
-    listed: frozenset[str]
 
     @property
-    def every(self) -> dict[str, Views]:
-        """What is read and written, by name."""
-        result, inputs = self.epilogue.result, self.epilogue.inputs
-        return self.views | {one.name: result.of_operand(one.name, inputs) for one in self.epilogue.tree.inputs}
+    def empty(self) -> bool:
+        return self.groups == 0 or all(0 in result.shape for result in self.results.values())
 
-    def labelled(self, results: Sequence[Values]) -> dict[str, Values]:
-        """Results by label."""
-        return dict(zip(self.epilogue.result.shapes, results, strict=True))
+    @property
+    def _dtype(self) -> CutlassDtype:
+        """The element type of A."""
+        return operands.dtype_of(self.inputs[self.labels["a"][0]], "a")
 
-    def fusion(self, views: Mapping[str, Views]) -> GroupedFusion | None:
-        """What follows the product, of arrays on the GPU by name; None where the result is the product."""
-        result, tree = self.epilogue.result, self.epilogue.tree
-        if does_nothing(tree, *(operands.dtype_of(views[name][0], name) for name in ("a", RESULT))):
-            return None
-        found: dict[str, _core.Operand] = {}
-        for operand in tree.inputs:
-            found |= result.labelled(operand.name, views[operand.name])
-        return result.fusion(tree, found)
+    def check_kernels(self) -> None:
+        """Refuses offsets or counts of host arrays, and where that is asked for of GPU arrays."""
+        if self.divided is None:
+            return
+        (when,), view = self.call.own, self.inputs[self.divided]
+        if self.on_gpu:
+            if when is None:
+                return
+            if _core.capturing(view.device, operands.launch_stream().handle):
+                if when == ALWAYS:
+                    raise UnsupportedError(
+                        "check copies to the host, which a stream that is captured cannot: leave it out"
+                    )
+                return
+        self._check(self.fetch(view))
 
-    def check(self, values: Values) -> None:
+    def _check(self, values: AnyArray) -> None:
         """Refuses offsets or counts that go back, are negative or lie beyond the rows; names the first."""
         m, _, k = self.extents[0]
         if self.form != MASKED:
@@ -504,96 +230,177 @@ class _Operation(NamedTuple):
             if not 0 <= number <= m:
                 raise InvalidOperandError(f"counts[{index}] is {number}; a group has 0 to {m} rows")
 
-    def problem(self, views: Mapping[str, Views]) -> GroupedProblem:
-        """What kernels are chosen for, of these views."""
+    def plan(self, views: dict[str, _core.Operand], *, like: Any, stream: int) -> OpPlan:
+        options = self.call.options
+        return make(self.problem(views), like=like, backend=options.backend, jit=options.jit, stream=stream)
 
-        def specs(name: str) -> tuple[MatrixSpec, ...]:
-            return tuple(
-                MatrixSpec(one.shape, one.strides, operands.dtype_of(one, name), one.alignment)
-                for one in views.get(name, ())
-            )
+    def problem(self, views: Mapping[str, _core.Operand]) -> GroupedProblem:
+        """What kernels are chosen for, of views on a GPU."""
+        labels = self.labels
 
-        if self.divided is not None and self.groups > 1 and views[self.divided][0].strides != (1,):
-            raise UnsupportedError(f"{self.divided} has strides {views[self.divided][0].strides}: make it contiguous")
-        scales = {
-            name: GroupScale(specs(name), form) if name in views else None
+        def specs(labels: Iterable[str]) -> tuple[MatrixSpec, ...]:
+            arrays = ((views[label], operands.dtype_of(views[label], label)) for label in labels)
+            return tuple(MatrixSpec(view.shape, view.strides, dtype, view.alignment) for view, dtype in arrays)
+
+        if self.divided is not None and self.groups > 1 and views[self.divided].strides != (1,):
+            raise UnsupportedError(f"{self.divided} has strides {views[self.divided].strides}: make it contiguous")
+        scale_a, scale_b = (
+            GroupScale(specs(labels[name]), form) if name in labels else None
             for name, form in zip(("scale_a", "scale_b"), self.scale_forms, strict=True)
-        }
-        return GroupedProblem(
-            form=self.form,
-            groups=self.groups,
-            a=specs("a"),
-            b=specs("b"),
-            c=specs("c"),
-            d=specs("out"),
-            counted=self.divided == "counts",
-            math=self.math,
-            device=views["a"][0].device,
-            fusion=self.fusion(views),
-            **scales,
         )
+        epilogue, fusion = self.epilogue, None
+        if not does_nothing(epilogue.tree, self._dtype, epilogue.dtype):
+            fusion = epilogue.result.fusion(epilogue.tree, views)
+        return GroupedProblem(
+            form=self.form, groups=self.groups, a=specs(labels["a"]), b=specs(labels["b"]),
+            c=specs(labels.get("c", ())), d=specs(self.results), counted=self.divided == "counts", math=self.math,
+            device=views[labels["a"][0]].device, scale_a=scale_a, scale_b=scale_b, fusion=fusion,
+        )  # fmt: skip
+
+    def order(self, made: Any) -> tuple[str, ...]:
+        del made
+        return (*itertools.chain(*self.labels.values()), *self.epilogue.inputs, *self.results)
+
+    def uploaded(self) -> dict[str, _core.Operand]:
+        self._refuse_shared()
+        # Kernels read the copies of one operand by columns.
+        columns = self.labels["b"] if self._dtype in FP8_TYPES else self.labels["a"] if self.form == ALONG_K else ()
+        host = {label: operands.to_numpy(view) for label, view in self.inputs.items()}
+        for label, result in self.results.items():
+            made = np.zeros(result.shape, numpy_dtype(self.epilogue.dtype))
+            host[label] = made if result.view is None else operands.to_numpy(result.view)
+        return {label: operands.upload(array, 0, columns=label in columns) for label, array in host.items()}
+
+    def reference(self, host: dict[str, AnyArray]) -> Mapping[str, AnyArray]:
+        self._refuse_shared()
+        if self.divided is not None:
+            self._check(host[self.divided])
+        outs = [self.fetch(result.view) for result in self.results.values() if result.view is not None]
+        arrays = {name: [host[label] for label in labels] for name, labels in self.labels.items()}
+        arrays |= {RESULT: outs} if outs else {}
+        given: dict[str, Any] = {
+            name: some if name in self.epilogue.result.lists else some[0] for name, some in arrays.items()
+        }
+        for name, form in zip(("scale_a", "scale_b"), self.scale_forms, strict=True):
+            if form == GROUP:
+                given[name] = self._spread(name, given)
+        tree = self.epilogue.tree
+        alpha, beta = self.call.scalars
+        computed: Any = grouped_reference.grouped_gemm(
+            **given,
+            alpha=alpha,
+            beta=beta,
+            tree=None if does_nothing(tree, self._dtype, self.epilogue.dtype) else tree,
+            operands=self.epilogue.result.of_groups(tree, host),
+            out_dtype=self.epilogue.dtype,
+            math=self.math,
+        )
+        return dict(zip(self.results, computed if self.form == LIST else [computed], strict=True))
+
+    def _spread(self, name: str, given: Mapping[str, Any]) -> AnyArray:
+        """Scales of groups as the reference takes them: for each row of A, or of a shape that broadcasts along B."""
+        each = given[name].reshape(-1, 1, 1)
+        a, b = given["a"], given["b"]
+        if name == "scale_b":
+            return np.broadcast_to(each, (self.groups, 1, b.shape[-1])) if self.form == ALONG_K else each
+        if self.form != CONTIGUOUS:
+            return np.broadcast_to(each, (self.groups, a.shape[-2], 1))
+        rows = np.ones((a.shape[0], 1), np.float32)
+        divided = str(self.divided)
+        bounds = grouped_reference.group_bounds(self.groups, a.shape[0], **{divided: given[divided]})
+        for scale, (start, end) in zip(given[name], bounds, strict=True):
+            rows[start:end] = scale
+        return rows
+
+    def _refuse_shared(self) -> None:
+        """Refuses results of a list that share memory, which plans do themselves."""
+        views = ((label, result.view) for label, result in self.results.items() if result.view is not None)
+        for (label, view), (other, its) in itertools.combinations(views, 2):
+            if _core.overlap(view, its):
+                raise InvalidOperandError(f"{label} overlaps {other}: give separate memory")
 
 
-def _operation(arrays: dict[str, Any], named: Mapping[str, Any], out: Any, options: _Options) -> _Operation:
-    views, listed = _views({**arrays, "out": out})
-    numbers = {name: one for name, one in named.items() if isinstance(one, NUMBERS)}
-    others = _views_of_epilogue({name: one for name, one in named.items() if name not in numbers}, arrays["a"], options)
-    names = {
-        f"{name}[{index}]" if listed else name: one
-        for some in (views, others)
-        for name, given in some.items()
-        for index, one in enumerate(given)
-    }
-    for name, view in names.items():
-        check_extents(view.shape, name)
-    check_devices(names)
-    form, count, extents, shapes = _list_form(views) if listed else _array_form(views)
-    for name in ("c", "out"):
-        for index, (one, shape) in enumerate(zip(views.get(name, ()), shapes, strict=False)):
-            if one.shape != shape:
-                raise InvalidOperandError(f"{_member(name, index, listed)} has shape {one.shape}; expected {shape}")
-    divided = None if listed else _divided(views, count, form)
-    dtype, other = (_common_dtype(name, views[name], listed) for name in "ab")
+def _parse(call: Call) -> Invocation:
+    call.check("grouped_gemm")
+    options, arrays = call.options, call.arrays
+    check_activation(options.activation)
+    for label, array in labelled({RESULT: call.out}).items():
+        refuse_jax_out(array, label)
+    given = {name: None if isinstance(arrays[name], NUMBERS) else arrays[name] for name in _PRODUCT}
+    views = _views({**given, "c": call.c, RESULT: call.out})
+    named = dict(call.others)
+    if arrays["bias"] is not None:
+        named["bias"] = arrays["bias"]
+    if call.epilogue is not None and arrays["c"] is not None and call.c is None:
+        named["c"] = arrays["c"]
+    numbers = {name: number for name, number in named.items() if isinstance(number, NUMBERS)}
+    others = {name: _epilogue_views(name, array, call) for name, array in named.items() if name not in numbers}
+    listed = _is_list(arrays["a"])
+    lists = {name for name, array in {**given, **named}.items() if _is_list(array)} | ({RESULT} if listed else set())
+    form, groups, extents, shapes = _list_form(views) if listed else _array_form(views)
+    over = GroupedResult(groups, [(m, n) for m, n, _ in extents], shapes, lists)
+    every = {label: view for name, of in (views | others).items() for label, view in over.labelled(name, of).items()}
+    for label, view in every.items():
+        check_extents(view.shape, label)
+    check_devices(every)
+    for name in ("c", RESULT):
+        for (label, view), shape in zip(over.labelled(name, views.get(name, ())).items(), shapes, strict=False):
+            if view.shape != shape:
+                raise InvalidOperandError(f"{label} has shape {view.shape}; expected {shape}")
+    divided = None if listed else _divided(views, groups, form)
+    dtype, other = (_common_dtype(over.labelled(name, views[name])) for name in "ab")
     if dtype is not other and not {dtype, other} <= set(FP8_TYPES):
         raise InvalidOperandError(
             f"a is {dtype.value} and b is {other.value}: both must have one dtype, but for two of fp8"
         )
-    result = _result(views, options.out_dtype, dtype)
-    over = GroupedResult(count, [(m, n) for m, n, _ in extents], shapes, listed)
-    follows = options.epilogue
+    follows = call.epilogue
     if follows is None:
-        bias = others.get("bias", ())
-        follows = common(check_bias(bias, over) if bias else None, options.activation)
+        follows = common(check_bias(others["bias"], over) if "bias" in others else None, options.activation)
     epilogue = bind(
-        follows, {**others, **numbers}, over, views,
-        taken={*_PRODUCT} - ({"c"} if "c" not in views else set()), out=out, out_dtype=result,
-        fixed=options.out_dtype is not None or "out" in views or "c" in views, acc=accumulator(dtype),
+        follows, {**others, **numbers}, over, views, taken={*_PRODUCT} - ({"c"} if "c" not in views else set()),
+        out=call.out, out_dtype=_result_dtype(views, options.out_dtype, dtype),
+        fixed=options.out_dtype is not None or RESULT in views or "c" in views, acc=accumulator(dtype),
     )  # fmt: skip
-    for name in ("scale_a", "scale_b"):
-        for index, one in enumerate(views.get(name, ())):
-            if operands.dtype_of(one, name) is not CutlassDtype.F32:
-                found = operands.dtype_of(one, name).value
-                raise InvalidOperandError(f"{_member(name, index, listed)} is {found}; expected float32")
-    forms = scale_forms(
-        form,
-        count,
-        extents,
-        [one.shape for one in views["scale_a"]] if "scale_a" in views else None,
-        [one.shape for one in views["scale_b"]] if "scale_b" in views else None,
-    )
-    math = FAST if options.fast_accum and dtype in FP8_TYPES else math_mode(dtype, None)
-    members = frozenset(name for name, given in {**arrays, "out": out}.items() if isinstance(given, (list, tuple)))
-    return _Operation(form, count, extents, views, divided, math, epilogue, forms, members)
+    traced, outs = epilogue.traced, labelled({RESULT: call.out})
+    return _GroupedGemm(
+        call=call,
+        inputs={
+            label: view for name in _PRODUCT for label, view in over.labelled(name, views.get(name, ())).items()
+        } | epilogue.inputs,
+        results={
+            label: Result(shape, epilogue.dtype.dlpack, outs.get(label), epilogue.outputs.get(label))
+            for label, shape in over.shapes.items()
+        },
+        arrange=functools.partial(_arranged, traced, tuple(over.shapes)) if listed else traced.arrange,
+        form=form,
+        groups=groups,
+        extents=extents,
+        labels={name: tuple(over.labelled(name, views[name])) for name in _PRODUCT if name in views},
+        divided=divided,
+        math=FAST if options.fast_accum and dtype in FP8_TYPES else math_mode(dtype, None),
+        epilogue=epilogue,
+        scale_forms=_scale_forms(over, form, extents, views),
+    )  # fmt: skip
 
 
-def _member(name: str, index: int, listed: bool) -> str:
-    return f"{name}[{index}]" if listed else name
+def _arranged(traced: Traced, labels: Sequence[str], results: Mapping[str, Any]) -> Any:
+    """The results as the epilogue returns them, of arrays by label; D is the caller's list where there is one."""
+    if results[RESULT] is None:
+        results = {**results, RESULT: [results[label] for label in labels]}
+    return traced.arrange(results)
 
 
-def _views(arrays: dict[str, Any]) -> tuple[dict[str, Views], bool]:
-    """(the arrays of the product and the result by name, whether a and b are lists)."""
-    listed = isinstance(arrays["a"], (list, tuple))
-    if listed != isinstance(arrays["b"], (list, tuple)):
+def _is_list(array: Any) -> bool:
+    return isinstance(array, (list, tuple))
+
+
+def _views(arrays: dict[str, Any]) -> dict[str, Views]:
+    """The arrays of the product and the result by name."""
+    for name in "ab":
+        if arrays[name] is None:
+            raise InvalidOperandError(f"{name} is None; expected an array, or a list of them")
+    listed = _is_list(arrays["a"])
+    if listed != _is_list(arrays["b"]):
         one, other = ("a", "b") if listed else ("b", "a")
         raise InvalidOperandError(
             f"{one} is a list and {other} is a {type(arrays[other]).__name__}: give two of a kind"
@@ -602,46 +409,38 @@ def _views(arrays: dict[str, Any]) -> tuple[dict[str, Views], bool]:
     for name, given in arrays.items():
         if given is None:
             continue
-        if not isinstance(given, (list, tuple)):
-            if listed and name in ("offsets", "counts"):
-                raise InvalidOperandError(f"{name} divides arrays; lists of matrices are divided already")
-            if listed and name not in ("scale_a", "scale_b"):
-                raise InvalidOperandError(f"{name} is a {type(given).__name__}; expected a list, one for each group")
-            _refuse_wide(name, given)
-            views[name] = (operands.as_operand(given, name),)
+        divides = name in ("offsets", "counts")
+        if listed and divides and not _is_list(given):
+            raise InvalidOperandError(f"{name} divides arrays; lists of matrices are divided already")
+        if _is_list(given) and not divides:
+            views[name] = _members(name, given, arrays["a"])
             continue
-        if name in ("offsets", "counts"):
-            raise InvalidOperandError(f"{name} is a {type(given).__name__}; expected an array")
-        views[name] = _members(name, given, arrays["a"])
-    return views, listed
-
-
-def _views_of_epilogue(named: Mapping[str, Any], a: Any, options: _Options) -> dict[str, Views]:
-    """The arrays for the epilogue by name. Of lists, a scalar may be one for all; a bias is a list."""
-    views: dict[str, Views] = {}
-    for name, given in named.items():
-        if isinstance(given, (list, tuple)):
-            views[name] = _members(name, given, a)
-            continue
-        if isinstance(a, (list, tuple)) and options.epilogue is None:
-            raise InvalidOperandError(f"{name} is a {type(given).__name__}; expected a list, one for each group")
+        if _is_list(given) or (listed and name not in ("scale_a", "scale_b")):
+            expected = "an array" if divides else "a list, one for each group"
+            raise InvalidOperandError(f"{name} is a {type(given).__name__}; expected {expected}")
+        # The integers that NumPy makes unasked are none that kernels know.
+        if divides and isinstance(given, np.ndarray) and given.dtype != np.int32:
+            raise InvalidOperandError(f"{name} has elements of {given.dtype}; expected int32")
         views[name] = (operands.as_operand(given, name),)
     return views
 
 
+def _epilogue_views(name: str, given: Any, call: Call) -> Views:
+    """The arrays for an operand of the epilogue. Of lists, a scalar may be one for all; a bias is a list."""
+    if _is_list(given):
+        return _members(name, given, call.arrays["a"])
+    if _is_list(call.arrays["a"]) and call.epilogue is None:
+        raise InvalidOperandError(f"{name} is a {type(given).__name__}; expected a list, one for each group")
+    return (operands.as_operand(given, name),)
+
+
 def _members(name: str, given: Sequence[Any], a: Any) -> Views:
     """The members of a list, as many as `a` has."""
-    if not isinstance(a, (list, tuple)):
+    if not _is_list(a):
         raise InvalidOperandError(f"{name} is a {type(given).__name__}; expected an array")
     if len(given) != len(a):
         raise InvalidOperandError(f"{name} has {len(given)} members; a has {len(a)}")
-    return tuple(operands.as_operand(one, f"{name}[{i}]") for i, one in enumerate(given))
-
-
-def _refuse_wide(name: str, given: Any) -> None:
-    """The integers that NumPy makes unasked are none that kernels know: says what was expected."""
-    if name in ("offsets", "counts") and isinstance(given, np.ndarray) and given.dtype != np.int32:
-        raise InvalidOperandError(f"{name} has elements of {given.dtype}; expected int32")
+    return tuple(operands.as_operand(array, f"{name}[{index}]") for index, array in enumerate(given))
 
 
 def _list_form(
@@ -703,20 +502,35 @@ def _divided(views: dict[str, Views], groups: int, form: str) -> str:
     return name
 
 
-def _common_dtype(name: str, views: Views, listed: bool) -> CutlassDtype:
-    found = [operands.dtype_of(one, _member(name, index, listed)) for index, one in enumerate(views)]
-    for index, one in enumerate(found):
-        if one is not found[0]:
-            raise InvalidOperandError(f"{name}[{index}] is {one.value}, and {name}[0] {found[0].value}: give one dtype")
-    return found[0]
+def _common_dtype(views: Mapping[str, _core.Operand]) -> CutlassDtype:
+    """The element type of an operand's arrays, given by label."""
+    found = {label: operands.dtype_of(view, label) for label, view in views.items()}
+    first, dtype = next(iter(found.items()))
+    for label, other in found.items():
+        if other is not dtype:
+            raise InvalidOperandError(f"{label} is {other.value}, and {first} {dtype.value}: give one dtype")
+    return dtype
 
 
-def _result(views: dict[str, Views], asked: CutlassDtype | None, dtype: CutlassDtype) -> CutlassDtype:
+def _result_dtype(views: Mapping[str, Views], asked: CutlassDtype | None, dtype: CutlassDtype) -> CutlassDtype:
     members = max(len(views.get("out", ())), len(views.get("c", ())), 1)
     found = [
         result_dtype({name: views[name][index] for name in ("out", "c") if name in views}, asked, dtype)
         for index in range(members)
     ]
-    if any(one is not found[0] for one in found):
+    if any(member is not found[0] for member in found):
         raise InvalidOperandError("the members of out have different element types: give them one")
     return found[0]
+
+
+def _scale_forms(
+    result: GroupedResult, form: str, extents: list[tuple[int, int, int]], views: Mapping[str, Views]
+) -> tuple[str, str]:
+    """What the scales of A and B are; see `scale_forms`."""
+    scales = {name: result.labelled(name, views[name]) for name in ("scale_a", "scale_b") if name in views}
+    for label, view in (pair for arrays in scales.values() for pair in arrays.items()):
+        dtype = operands.dtype_of(view, label)
+        if dtype is not CutlassDtype.F32:
+            raise InvalidOperandError(f"{label} is {dtype.value}; expected float32")
+    shapes = {name: [view.shape for view in arrays.values()] for name, arrays in scales.items()}
+    return scale_forms(form, result.number, extents, shapes.get("scale_a"), shapes.get("scale_b"))

@@ -331,9 +331,7 @@ def _plan(
     args = (_list_args if what.form == LIST else _array_args)(steps, what, candidate.key, lies)
     form = {"groups": what.groups, "form": FORMS.index(what.form), "alpha": "alpha", "beta": "beta"}
     steps.launch(candidate, form | args, main=True)
-    made = steps.plan(like=like, alpha=alpha, beta=beta)
-    made.result = (what.d[0].shape, what.d[0].dtype)
-    return made
+    return steps.plan(like=like, alpha=alpha, beta=beta)
 
 
 def _slot(steps: Steps, name: str, spec: MatrixSpec, align: int, role: str = "input") -> Address:

@@ -101,7 +101,7 @@ def case_a_call_returns_its_own_out() -> None:
         lambda: ac.gemm(x, y, out=d, scale_a=rows, scale_b=2.0) is d,
         lambda: ac.gated_gemm(a, b, out=out) is out,
     ):
-        with parsed() as made:
+        with fake_cases.parsed() as made:
             assert call()
             assert call()
         assert len(made) == 1
@@ -142,6 +142,39 @@ def case_gemm_with_scales() -> None:
     kept(*(lambda scale=scale: ac.gemm(a, b, out=out, scale_a=rows, scale_b=scale) for scale in (2.0, 3)))
     amax = operand("f32", 1)
     kept(lambda: ac.gemm(a, b, amax=amax, scale_d=operand("f32", 1)))
+
+
+def case_grouped_gemm() -> None:
+    a, b, out, ends = (
+        operand("bf16", 64, 128),
+        operand("bf16", 4, 128, 256),
+        operand("bf16", 64, 256),
+        operand("i32", 4),
+    )
+    bias = operand("bf16", 256)
+    for more in ({}, {"out": out}):
+        scalars(lambda more=more, **scalar: ac.grouped_gemm(a, b, offsets=ends, **more, **scalar))
+        biased = {"bias": bias, "activation": "relu", "out_dtype": D.BF16, **more}
+        kept(lambda how=biased: ac.grouped_gemm(a, b, counts=ends, **how))
+    groups = [("f16", 64, 128), ("f16", 4, 128, 256), ("i32", 4)]
+    frameworks(lambda a, b, ends: ac.grouped_gemm(a, b, offsets=ends, out_dtype=D.F16), groups)
+    refused(ac.InvalidOperandError, "fast_accum", lambda: ac.grouped_gemm(a, b, offsets=ends, out=out, fast_accum=1))
+    refused(ac.InvalidOperandError, "so c is needed", lambda: ac.grouped_gemm(a, b, offsets=ends, out=out, beta=1.0))
+
+
+def case_grouped_gemm_of_lists() -> None:
+    for make in (operand, foreign):
+        shapes = ((64, 128), (128, 256), (64, 256))
+        a, b, out = ([make("bf16", *shape) for _ in range(3)] for shape in shapes)
+        call = functools.partial(ac.grouped_gemm, a, b)
+        kept(call, functools.partial(ac.grouped_gemm, tuple(a), tuple(b)))
+        kept(*(functools.partial(call, alpha=alpha) for alpha in (2.0, np.float32(3))))
+        kept(*(functools.partial(call, out=out, scale_a=scale) for scale in ([2.0] * 3, 3)))
+        call_module.kept_plans.clear()
+        with fake_cases.parsed() as made:
+            for _ in range(2):
+                assert call(out=out) is out
+            assert len(made) == 1
 
 
 def case_gemm_with_trees() -> None:
@@ -262,7 +295,7 @@ def case_plans_of_convolutions_belong_to_all_that_they_depend_on() -> None:
         {"activation": "relu"}, {"precision": "tf32"}, {"backend": "jit"}, {"jit": "off"}, {"bias": bias},
         {"epilogue": tree, "precision": "tf32"}, {"out": operand("f32", 2, 7, 7, 64)},
     ]  # fmt: skip
-    with parsed() as made:
+    with fake_cases.parsed() as made:
         call_module.kept_plans.clear()
         for _ in range(2):
             for change in changes:

@@ -1059,8 +1059,11 @@ def test_what_kernels_cannot_do_is_refused_by_name() -> None:
     unsupported = ac.UnsupportedError
     refused(unsupported, "scale_d together with bias", ac.conv2d, x, w, bias=bias, scale_d=2.0, out=out)
     refused(unsupported, "scale_d after an activation", ac.conv2d, x, w, activation="relu", scale_d=2.0, out=out)
-    refused(unsupported, "bias has stride 2", ac.conv2d, x, w, bias=fill((48,), D.BF16, 4)[::2], out=out)
-    refused(unsupported, "bias is f32", ac.conv2d, x, w, bias=bias.float(), out=out)
+    halves = {"w": placed((24, 3, 3, 8), D.BF16, 2), "groups": 2, "out": out}  # groups have no trees
+    plainly = "and kernels without trees read"
+    strided_bias = fill((48,), D.BF16, 4)[::2]
+    refused(unsupported, f"bias has stride 2, {plainly}", ac.conv2d, x, bias=strided_bias, **halves)
+    refused(unsupported, f"bias is f32, {plainly}", ac.conv2d, x, bias=bias.float(), **halves)
     refused(unsupported, "kernels read c as they write", ac.conv2d, x, w, placed(g.y_shape, D.BF16, 3, pad=8), beta=1.0,
             out=out)  # fmt: skip
     planes = nchw(x).contiguous()

@@ -179,6 +179,21 @@ def case_operands_elsewhere_have_plans_of_their_own() -> None:
     assert_written(request, given, wanted(request, given, 1.0, 0.0))
 
 
+def case_a_bias_with_gaps_is_read_by_a_tree() -> None:
+    for request in (one for one in requests() if one.epilogue is BIASED):
+        given = arrays_of(request)
+        wide = np.zeros((given["bias"].size, 2), np.float32)
+        wide[:, 0] = given["bias"]
+        given["bias"] = wide[:, 0]
+        called(request, {name: operand(array) for name, array in given.items()}, stream=0)
+        assert_written(request, given, wanted(request, given, 1.0, 2.0))
+    grouped = [operand(np.zeros(shape, np.float32)) for shape in ((1, 3, 3, 8), (8, 3, 3, 4))]
+    for bias, says in ((wide[:8, 0], "bias has stride 2"), (wide[:4].reshape(8).view(np.int32), "bias is i32")):
+        view = operand(bias) if bias.dtype == np.float32 else _core.Operand(bias.ctypes.data, (8,), None, (0, 32), 2, 0)
+        with pytest.raises(ac.UnsupportedError, match=f"{says}, and kernels without trees"):
+            ac.conv2d(*grouped, groups=2, bias=view, precision="tf32")
+
+
 def case_host_arrays() -> None:
     for request in requests():
         given = arrays_of(request)

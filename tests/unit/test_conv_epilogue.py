@@ -117,6 +117,13 @@ def test_gradients_and_arrays_for_results() -> None:
     np.testing.assert_allclose(sums, kept.sum((0, 1, 2)), rtol=1e-5, atol=1e-4)
 
 
+def test_an_operand_may_be_called_c_where_there_is_no_c() -> None:
+    made = _call(epilogue=lambda acc, c: acc * c, c=OTHER)
+    np.testing.assert_array_equal(made, _call(epilogue=lambda acc, other: acc * other, other=OTHER))
+    with pytest.raises(InvalidOperandError, match="calls an operand 'c', as the product does"):
+        _call(epilogue=EvtBuilder().add_matrix("c", dtype=D.F32).build(), c=OTHER, beta=1.0)
+
+
 def test_c_and_scalars_come_before_the_tree() -> None:
     made = _call(epilogue=lambda acc, factor: relu(acc) * factor, factor=0.5, alpha=2.0, beta=-1.0, c=OTHER)
     np.testing.assert_allclose(made, np.maximum(2.0 * PLAIN - OTHER, 0.0) * 0.5, rtol=1e-5, atol=1e-5)

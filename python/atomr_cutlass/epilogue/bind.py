@@ -250,6 +250,49 @@ def bind(
     return BoundEpilogue(traced, result, dtype, inputs, outputs, own)
 
 
+def bind_call(
+    call: invocation.Call,
+    result: ResultT,
+    product: Mapping[str, Any],
+    *,
+    taken: Collection[str],
+    out_dtype: CutlassDtype,
+    acc: CutlassDtype,
+) -> BoundEpilogue[ResultT]:
+    """Binds the epilogue of a call, or its bias and activation as a tree, to the call's arrays.
+
+    Args:
+        call: the arguments. Without a beta its `c` is an operand of the epilogue.
+        result: what the tree is computed over.
+        product: views of the product's operands, `c` only if it is one, and of `out` if there is one.
+        taken: names that the tree's operands cannot have, besides that `c`.
+        out_dtype: of D, unless the epilogue decides it.
+        acc: type of the accumulator.
+
+    Raises:
+        InvalidOperandError, UnsupportedError: as `bind`.
+    """
+    arrays, epilogue, own_c = call.arrays, call.epilogue, "c" in product
+    given = dict(call.others)
+    if arrays["bias"] is not None:
+        given["bias"] = arrays["bias"]
+    if epilogue is None:
+        epilogue = bias_and_activation(arrays["bias"], call.options.activation)
+    elif arrays["c"] is not None and not own_c:
+        given["c"] = arrays["c"]
+    return bind(
+        epilogue,
+        given,
+        result,
+        product,
+        taken=(*taken, "c") if own_c else taken,
+        out=call.out,
+        out_dtype=out_dtype,
+        fixed=call.options.out_dtype is not None or RESULT in product or own_c,
+        acc=acc,
+    )
+
+
 def _labelled(result: Result, views: Mapping[str, Any]) -> dict[str, _core.Operand]:
     return {label: view for name, some in views.items() for label, view in result.labelled(name, some).items()}
 

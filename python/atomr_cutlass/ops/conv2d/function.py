@@ -8,13 +8,13 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from ... import _core, reference
+from ... import _core
 from ...arrays import operands
 from ...arrays.arguments import check_devices, check_out, result_dtype, views_of
 from ...arrays.layouts import LAYOUTS, TO_NHWC, from_nhwc, in_nhwc
 from ...arrays.numerics import AnyArray, math_mode
 from ...checks import NUMBERS, shown
-from ...epilogue.bind import BoundEpilogue, bias_and_activation, bind, reduce_nothing, refuse_scale_d
+from ...epilogue.bind import BoundEpilogue, bind_call, reduce_nothing, refuse_scale_d
 from ...epilogue.results import ImageResult
 from ...errors import InvalidOperandError, UnsupportedError
 from ...generator.dtypes import CutlassDtype
@@ -30,8 +30,6 @@ from .problem import DGRAD, FPROP, OPERANDS, WGRAD, ConvProblem, check_channels,
 from .reference import ConvGeometry
 
 _SCALES = ("scale_a", "scale_b", "scale_d")
-_PRODUCT = ("a", "b", "c")
-"""What operands of an epilogue cannot be called."""
 
 
 class ConvOptions(NamedTuple):
@@ -104,7 +102,7 @@ def conv2d(
         out: (N, P, Q, K), or (N, K, P, Q): written in place and returned; may be `c` itself. Not for JAX.
         alpha: {alpha}
         beta: {beta}
-        bias: (K,) of the result's dtype, contiguous.
+        bias: (K,). On a GPU other than sm_90a contiguous and of the result's dtype.
         activation: {activation}
         epilogue: what follows alpha * scale_a * scale_b * conv(x, w) + beta * C, in the place of `activation`: an
             `EpilogueVisitorTree`, or a function of it and of arrays that is traced, as for `gemm`. A row has an element
@@ -118,13 +116,13 @@ def conv2d(
         stream: {stream}
         backend: {backend}
         jit: {jit}
-        operands_of_epilogue: the arrays that `epilogue` reads, and those that it writes beside the result if they
-            exist, by their names; to a function also numbers. Of a mask, (N, P, Q, ceil(K / 8)) of uint8; of what is
-            reduced (1,), for each channel (K,), for each pixel (N, P, Q). Channels last in memory.
+        operands_of_epilogue: the arrays that `epilogue` reads, and, where the caller has them, those that it writes
+            beside the result, by their names; to a function also numbers. A mask is uint8 (N, P, Q, ceil(K / 8)); a
+            reduction is (1,), (K,) for each channel, or (N, P, Q) for each pixel. Channels last in memory.
 
     Returns:
-        `out`, or a new array of the kind of `x`, channels last in memory; with an epilogue that has other outputs what
-        it returns, as for `gemm`.
+        `out`, or a new array of the kind of `x`, channels last in memory; with an epilogue that has other outputs, all
+        of them, as for `gemm`.
 
     Raises:
         InvalidOperandError: an operand of the wrong rank, shape, dtype, strides, device or overlap, channels that
@@ -282,7 +280,7 @@ class _Convolution(Invocation):
         geometry: extents.
         math: math mode of the kernel's key.
         result: element type of D.
-        epilogue: the tree that follows. None: nothing, or what kernels without trees have, a bias and an activation.
+        epilogue: what follows. None: nothing, or a bias and an activation for the reference.
     """
 
     own: ConvOptions
@@ -297,41 +295,31 @@ class _Convolution(Invocation):
         return self.geometry.n == 0 and (self.own.op == WGRAD or not self.on_gpu)
 
     def check_kernels(self) -> None:
-        call, bias = self.call, self.inputs.get("bias")
-        if call.epilogue is not None:
-            return
-        if call.arrays["scale_d"] not in (None, 1):
+        call = self.call
+        if call.epilogue is None and call.arrays["scale_d"] not in (None, 1):
             if call.options.activation not in (None, "identity"):
                 raise UnsupportedError("scale_d after an activation: fold it into what reads the result")
-            if bias is not None:
+            if "bias" in self.inputs:
                 raise UnsupportedError("scale_d together with bias: scale the bias, and give scale_d as part of alpha")
-        if bias is not None and bias.shape[0] > 1 and bias.strides[0] != 1:
-            raise UnsupportedError(f"bias has stride {bias.strides[0]}: kernels read contiguous ones; copy it")
 
     def plan(self, views: dict[str, _core.Operand], *, like: Any, stream: int) -> OpPlan:
-        options, fused = self.call.options, self.epilogue is not None
+        options = self.call.options
 
         def spec(name: str) -> MatrixSpec:
             view = views[name]
             found = MatrixSpec(view.shape, view.strides, operands.dtype_of(view, name), view.alignment)
-            if name != "bias":
-                check_channels(name, found)
+            check_channels(name, found)
             return found
 
-        bias = None if fused or "bias" not in views else spec("bias")
-        if bias is not None and bias.dtype is not self.result:
-            raise UnsupportedError(
-                f"bias is {bias.dtype.value}; kernels read it as the result's dtype, {self.result.value}"
-            )
         problem = ConvProblem(
             op=self.own.op,
             geometry=self.geometry,
             a=spec("a"),
             b=spec("b"),
-            c=spec("c") if "c" in views else None,
+            c=spec("c") if self.call.c is not None else None,
             d=spec(RESULT),
-            bias=bias,
-            activation=None if fused else options.activation,
+            bias=None,
+            activation=None,
             math=self.math,
             device=views["a"].device,
             fusion=None if self.epilogue is None else self.epilogue.fusion(views),
@@ -346,25 +334,24 @@ class _Convolution(Invocation):
 
     def reference(self, host: dict[str, AnyArray]) -> Mapping[str, AnyArray]:
         options, g = self.call.options, self.geometry
-        followed = self.call.epilogue is not None
-        common: dict[str, Any] = {
+        how: dict[str, Any] = {
             "stride": g.stride, "padding": g.padding, "dilation": g.dilation, "groups": g.groups,
-            "alpha": options.alpha, "beta": options.beta, "math": self.math,
-            "out_dtype": CutlassDtype.F64 if followed else self.result,
+            "alpha": options.alpha, "beta": options.beta, "math": self.math, "out_dtype": self.result,
         }  # fmt: skip
-        common |= {name: self.call.arrays[name] for name in _SCALES}
-        a, b, c = host["a"], host["b"], host.get("c")
+        how |= {name: self.call.arrays[name] for name in _SCALES}
+        a, b, c = host["a"], host["b"], host.get("c") if self.call.c is not None else None
         if self.own.op == WGRAD:
-            return {RESULT: conv_reference.conv2d_wgrad(a, b, g.w_shape, c, **common)}
-        if not followed:
-            common |= {"bias": host.get("bias"), "activation": options.activation}
-        if self.own.op == FPROP:
-            computed = conv_reference.conv2d(a, b, c, **common)
+            return {RESULT: conv_reference.conv2d_wgrad(a, b, g.w_shape, c, **how)}
+        epilogue = self.epilogue if self.call.epilogue is not None else None
+        if epilogue is None:
+            how |= {"bias": host.get("bias"), "activation": options.activation}
         else:
-            computed = conv_reference.conv2d_dgrad(a, b, g.x_shape, c, **common)
-        if self.epilogue is None or not followed:
-            return {RESULT: computed}
-        return self.epilogue.evaluate(computed, self.fetch)
+            how["out_dtype"] = CutlassDtype.F64
+        if self.own.op == FPROP:
+            computed = conv_reference.conv2d(a, b, c, **how)
+        else:
+            computed = conv_reference.conv2d_dgrad(a, b, g.x_shape, c, **how)
+        return {RESULT: computed} if epilogue is None else epilogue.evaluate(computed, self.fetch)
 
 
 def _parse(call: Call) -> _Convolution:
@@ -385,10 +372,11 @@ def _parse(call: Call) -> _Convolution:
     result = result_dtype(views, options.out_dtype, dtype)
     math = math_mode(dtype, options.precision)
     shape = result_shape(own.op, geometry)
-    _check_shapes(views, shape)
-    if options.activation not in (None, *reference.ACTIVATIONS):
-        valid = ", ".join(reference.ACTIVATIONS)
-        raise InvalidOperandError(f"activation is {options.activation!r}; expected None or one of {valid}")
+    for name in ("c", RESULT):
+        if name in views and views[name].shape != shape:
+            raise InvalidOperandError(f"{name} has shape {views[name].shape} (NHWC order); the result has {shape}")
+    if "bias" in views and views["bias"].shape != shape[-1:]:
+        raise InvalidOperandError(f"bias has shape {views['bias'].shape}; expected ({shape[-1]},)")
     if RESULT in views:
         check_out(views, ("a", "b", "c", "bias"))
     parsed = _Convolution(
@@ -402,35 +390,13 @@ def _parse(call: Call) -> _Convolution:
         result=result,
         epilogue=None,
     )
-    # Kernels without a tree have an activation, and read either C or a bias.
-    both = "bias" in views and "c" in views and options.backend != "reference"
-    return _with_epilogue(parsed, views, dtype) if both or call.epilogue is not None else parsed
-
-
-def _with_epilogue(parsed: _Convolution, views: dict[str, _core.Operand], dtype: CutlassDtype) -> _Convolution:
-    """The convolution with a tree and its arrays; `views` are those of the product and of `out`."""
-    call, arrays, epilogue = parsed.call, parsed.call.arrays, parsed.call.epilogue
-    named = dict(call.others)
-    if arrays["bias"] is not None:
-        named["bias"] = arrays["bias"]
-    if epilogue is None:
-        epilogue = bias_and_activation(arrays["bias"], call.options.activation)
-        views = {name: view for name, view in views.items() if name != "bias"}
-    else:
+    if call.epilogue is not None:
         refuse_scale_d(arrays["scale_d"])
-        if arrays["c"] is not None and call.c is None:
-            named["c"] = arrays["c"]
-    bound = bind(
-        epilogue,
-        named,
-        ImageResult(parsed.results[RESULT].shape, parsed.own.layout),
-        views,
-        taken=_PRODUCT if "c" in views else _PRODUCT[:2],
-        out=call.out,
-        out_dtype=parsed.result,
-        fixed=call.options.out_dtype is not None or RESULT in views or "c" in views,
-        acc=accumulator(dtype),
-    )
+    elif (arrays["bias"] is options.activation is None) or options.backend == "reference":
+        return parsed  # the reference has bias and activation itself
+    bound = bind_call(
+        call, ImageResult(shape, own.layout), views, taken=("a", "b"), out_dtype=result, acc=accumulator(dtype)
+    )  # fmt: skip
     return dataclasses.replace(
         parsed,
         inputs=parsed.inputs | bound.inputs,
@@ -469,15 +435,6 @@ def _operand_dtype(own: ConvOptions, views: Mapping[str, _core.Operand]) -> Cutl
     if dtype is not other:
         raise InvalidOperandError(f"{first} is {dtype.value} and {second} is {other.value}: both must have one dtype")
     return dtype
-
-
-def _check_shapes(views: Mapping[str, _core.Operand], shape: tuple[int, ...]) -> None:
-    """Refuses arrays that do not go with a result of these extents."""
-    for name in ("c", RESULT):
-        if name in views and views[name].shape != shape:
-            raise InvalidOperandError(f"{name} has shape {views[name].shape} (NHWC order); the result has {shape}")
-    if "bias" in views and views["bias"].shape != shape[-1:]:
-        raise InvalidOperandError(f"bias has shape {views['bias'].shape}; expected ({shape[-1]},)")
 
 
 def _four(name: str, shape: Any) -> tuple[int, ...]:

@@ -11,6 +11,8 @@ from typing import Any
 
 from ...arrays.layouts import collapses, pixel_strides
 from ...arrays.numerics import FAST
+from ...epilogue.bound import Fusion
+from ...epilogue.common import as_bias_and_activation
 from ...errors import CutlassError, UnsupportedError
 from ...generator.archs import SmArch
 from ...generator.dtypes import CutlassDtype
@@ -241,9 +243,9 @@ class ConvSearch(KernelSearch[ConvFormulation]):
 
     def reason(self) -> str:
         """Why no cell of the matrix serves the problem."""
-        solved = self.formulations[-1][0].problem
-        text = _refusal(solved)
-        unwidened = _unwidened(solved) if self.op == WGRAD else ""
+        first, last = (group[0].problem for group in (self.formulations[0], self.formulations[-1]))
+        text = _refusal(last if first.fusion else first)  # bias and activation in the caller's terms, not as a tree
+        unwidened = _unwidened(last) if self.op == WGRAD else ""
         return f"{text}; nor is it computed in float32: {unwidened}" if unwidened else text
 
     def nearest(self, arch: SmArch, best: Candidate[ConvFormulation] | None = None) -> KernelKey | None:
@@ -332,9 +334,25 @@ def _refusal(what: ConvProblem) -> str:
     elif not (packed(what.d) if what.op == WGRAD else collapses(what.d)):
         refusal += f": the pixels of the result, of strides {what.d.strides} (NHWC order), are not evenly spaced"
     elif what.fusion is not None:
-        lowered = supports_tree(split(what.epilogue)[1], accumulator(what.a.dtype), what.d.dtype)
-        refusal += ": " + (lowered.reason or TREES)
+        program = split(what.epilogue)[1]
+        lowered = supports_tree(program, accumulator(what.a.dtype), what.d.dtype)
+        unlike = _unlike_a_bias(what.fusion, what.d.dtype) if what.c is None else ""
+        refusal += f": {unlike}{lowered.reason or TREES}"
     return refusal
+
+
+def _unlike_a_bias(fusion: Fusion, d: CutlassDtype) -> str:
+    """What keeps kernels without trees from adding a bias, if that and an activation is what a tree is."""
+    plain = as_bias_and_activation(fusion.tree.program)
+    if plain is None or plain.bias is None:
+        return ""
+    bias = fusion.inputs[0]
+    if plain.bias is not d:
+        return (
+            f"{bias.name} is {plain.bias.value}, and kernels without trees read it as the result's dtype, {d.value}; "
+        )
+    stride = bias.spec.strides[-1]
+    return f"{bias.name} has stride {stride}, and kernels without trees read a contiguous one; " if stride != 1 else ""
 
 
 def _unwidened(what: ConvProblem) -> str:

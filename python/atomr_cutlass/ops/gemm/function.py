@@ -256,24 +256,12 @@ def _bound(call: Call, operation: Operation) -> BoundEpilogue[MatrixResult]:
     """The epilogue of a call with its arrays."""
     from ...epilogue import bind, results  # trees and the tracer
 
-    arrays, options, views = call.arrays, call.options, operation.views
-    bind.refuse_scale_d(arrays["scale_d"])
-    named = dict(call.others)
-    if arrays["bias"] is not None:
-        named["bias"] = arrays["bias"]
-    if call.epilogue is not None and arrays["c"] is not None and call.c is None:
-        named["c"] = arrays["c"]
-    epilogue = call.epilogue
-    if epilogue is None:
-        epilogue = bind.bias_and_activation(arrays["bias"], options.activation)
-    return bind.bind(
-        epilogue,
-        named,
+    bind.refuse_scale_d(call.arrays["scale_d"])
+    return bind.bind_call(
+        call,
         results.MatrixResult(operation.shape),
-        views,
-        taken=(*_PRODUCT, "c") if "c" in views else _PRODUCT,
-        out=call.out,
+        operation.views,
+        taken=_PRODUCT,
         out_dtype=operation.result,
-        fixed=options.out_dtype is not None or RESULT in views or "c" in views,
         acc=accumulator(operation.dtype),
     )

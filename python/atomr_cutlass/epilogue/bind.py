@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import inspect
 import math
 from collections.abc import Callable, Collection, Iterable, Mapping
@@ -32,21 +31,11 @@ from .results import MatrixResult, operand_names
 class Result(Protocol):
     """What a tree is computed over. `Any` stands for the views of an operand: one, or those of a list."""
 
-    @property
-    def shapes(self) -> Mapping[str, tuple[int, ...]]:
-        """Extents of D's arrays by label."""
-
     def view(self, array: Any, name: str) -> Any:
         """The views of what is given for an operand."""
 
     def labelled(self, name: str, views: Any) -> Mapping[str, _core.Operand]:
         """The views of an operand by label, which is the name of each."""
-
-    def returned(self, array: Any) -> Any:
-        """A new array as callers get it."""
-
-    def gathered(self, arrays: Mapping[str, Any]) -> Any:
-        """D as callers get it, of arrays by label."""
 
     def operand(self, name: str, views: Any) -> Operand:
         """What arrays are to a function."""
@@ -113,45 +102,6 @@ class BoundEpilogue(Generic[ResultT_co]):
         """The tree as part of a problem; `views` are those of all its operands, by name."""
         return self.result.fusion(self.tree, self.of_tree(views))
 
-    def allocate(self, device: int, like: Any) -> tuple[dict[str, Any], dict[str, _core.Operand]]:
-        """The arrays and the views of all results, new ones where none is given, as `operands.empty` gives them."""
-        arrays, views = dict(self.given), dict(self.outputs)
-        for label, shape in self.result.shapes.items():
-            if label not in views:
-                arrays[label], views[label] = operands.empty(shape, self.dtype, device, like)
-        for output in self.tree.outputs:
-            if output.name not in views and isinstance(self.result, MatrixResult):
-                arrays[output.name], views[output.name] = empty(output, self.result, device, like)
-        return arrays, views
-
-    def temporaries(self, device: int) -> dict[str, _core.Operand]:
-        """Memory of the GPU for all results, whatever arrays are given."""
-        return dataclasses.replace(self, outputs={}, given={}).allocate(device, None)[1]
-
-    def finish(self, arrays: Mapping[str, Any], views: Mapping[str, _core.Operand], stream: int) -> Any:
-        """The results that `allocate` gave, once their kernels are launched, as the caller wants them."""
-        made = {}
-        for label in views.keys() - self.outputs.keys():
-            made[label] = self.result.returned(operands.finished(arrays[label], views[label], stream))
-        return self._arranged(made)
-
-    def deliver(self, computed: Mapping[str, AnyArray], like: Any) -> Any:
-        """Host results by label, in the caller's arrays or as new ones like `like`, as the caller wants them."""
-        made = {}
-        for label, values in computed.items():
-            if label in self.outputs:
-                np.copyto(operands.to_numpy(self.outputs[label]), values, casting="no")
-            else:
-                made[label] = self.result.returned(operands.host_result(values, like))
-        return self._arranged(made)
-
-    def copy_in(self, computed: Mapping[str, AnyArray], device: int, like: Any) -> Any:
-        """Host results by label, on the GPU in the caller's arrays or in new ones, as the caller wants them."""
-        arrays, views = self.allocate(device, like)
-        for label, values in computed.items():
-            operands.copy_in(values, views[label])
-        return self.finish(arrays, views, 0)
-
     def evaluate(
         self: BoundEpilogue[MatrixResult],
         acc: FloatArray,
@@ -172,21 +122,6 @@ class BoundEpilogue(Generic[ResultT_co]):
         )  # fmt: skip
         shapes = {output.name: self.result.output_shape(output) for output in self.tree.outputs}
         return {name: values.reshape(shapes.get(name, self.result.shape)) for name, values in found.items()}
-
-    def _arranged(self, made: Mapping[str, Any]) -> Any:
-        """The results, of new arrays by label beside those that are given, as the caller wants them."""
-        results = {**self.given, **made}
-        if RESULT not in self.given:
-            results[RESULT] = self.result.gathered(made)
-        return self.traced.arrange(results)
-
-
-def unchanged(
-    result: ResultT, dtype: CutlassDtype, product: Mapping[str, Any], out: Any
-) -> BoundEpilogue[ResultT]:  # fmt: skip
-    """D as the product gives it; see `bind`."""
-    outputs = dict(result.labelled(RESULT, product[RESULT])) if RESULT in product else {}
-    return BoundEpilogue(common(None, None), result, dtype, {}, outputs, {RESULT: out} if outputs else {})
 
 
 def bind(
@@ -366,12 +301,6 @@ def refuse_scale_d(scale_d: Any) -> None:
             "scale_d is a number, and what follows the product does not let it be part of alpha: multiply in the "
             "epilogue, or give it as an array (fp8)"
         )
-
-
-def empty(output: Output, result: MatrixResult, device: int, like: Any) -> tuple[Any, _core.Operand]:
-    """Memory for an output of a tree, as `operands.empty` gives it."""
-    element = BYTE if output.dtype is None else output.dtype.dlpack
-    return operands.empty_of(result.output_shape(output), element, device, like)
 
 
 def reduce_nothing(outputs: Iterable[Output], views: Mapping[str, _core.Operand], stream: int) -> None:

@@ -63,15 +63,6 @@ class GroupedResult:
         views: Views = array
         return views
 
-    def returned(self, array: Any) -> Any:
-        """A new array as callers get it."""
-        return array
-
-    def gathered(self, arrays: Mapping[str, Any]) -> Any:
-        """D of arrays by label: an array, or a list of them."""
-        found = [arrays[label] for label in self.shapes]
-        return found if self.listed else found[0]
-
     def labelled(self, name: str, views: Views) -> dict[str, _core.Operand]:
         """The views of an operand by label."""
         return {self.label(name, index): view for index, view in enumerate(views)}

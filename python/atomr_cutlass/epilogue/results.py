@@ -12,7 +12,7 @@ from typing import Any
 from .. import _core
 from ..arrays import operands
 from ..arrays.arguments import check_apart, check_writable
-from ..arrays.layouts import collapses, from_nhwc, in_layout, in_nhwc, pixel_strides, relaid
+from ..arrays.layouts import collapses, in_layout, in_nhwc, pixel_strides, relaid
 from ..arrays.operands import BYTE
 from ..errors import InvalidOperandError, UnsupportedError
 from ..generator.dtypes import CutlassDtype
@@ -39,15 +39,6 @@ class MatrixResult:
         """Its extents as the tree sees them."""
         return self.shape
 
-    @property
-    def shapes(self) -> dict[str, Shape]:
-        """Extents of D's array by label."""
-        return {RESULT: self.shape}
-
-    def gathered(self, arrays: Mapping[str, Any]) -> Any:
-        """D of arrays by name."""
-        return arrays[RESULT]
-
     def labelled(self, name: str, view: _core.Operand) -> dict[str, _core.Operand]:
         """The view of an operand by its label, which is its name."""
         return {name: view}
@@ -55,10 +46,6 @@ class MatrixResult:
     def view(self, array: Any, name: str) -> _core.Operand:
         """The view of an array over the result, as all other methods take it."""
         return operands.as_operand(array, name)
-
-    def returned(self, array: Any) -> Any:
-        """A new array of the shape that `output_shape` says, as callers get it."""
-        return array
 
     def flat(self, name: str, view: _core.Operand) -> _core.Operand:
         """A view as the tree sees it; `name` is for messages."""
@@ -177,10 +164,6 @@ class ImageResult(MatrixResult):
     def view(self, array: Any, name: str) -> _core.Operand:
         """The view of an array that names its dimensions as `layout` does, in the order of NHWC."""
         return in_nhwc(super().view(array, name), self.layout)
-
-    def returned(self, array: Any) -> Any:
-        """A new array in the order of NHWC with its dimensions as `layout` names them."""
-        return from_nhwc(array, self.layout)
 
     def flat(self, name: str, view: _core.Operand) -> _core.Operand:
         """A view as the tree sees it; see `as_matrix`."""

@@ -33,7 +33,6 @@ class OpPlan(_core.LaunchPlan):
         key: the request's PlanKey, likewise.
         candidates: the kernels, in the order of their launches.
         rewrite: how the problem was put to kernels that do not compute it as it stands; empty for one that does.
-        result: extents and element type of the result, for functions that allocate it.
         kernel_name: of the kernel that does the products.
         checked: whether nothing is left to be checked of an epilogue at its first use. A plan made while its stream is
             captured may not be: it is not kept for later calls.
@@ -47,7 +46,6 @@ class OpPlan(_core.LaunchPlan):
     key: PlanKey | None
     candidates: tuple[Candidate[Any], ...]
     rewrite: str
-    result: tuple[tuple[int, ...], CutlassDtype]
     checked: bool
     _main: int
 

@@ -91,9 +91,6 @@ def main() -> None:
     key = KernelKey.from_dict(json.loads(text))
     steps.done("import atomr_cutlass")
     if mode != "prebuilt":
-        import cuda.core.utils  # noqa: F401
-
-        steps.done("import cuda.core")
         toolchain()
         steps.done("find NVRTC")
     if mode in ("kernel", "companion"):
@@ -118,7 +115,7 @@ def compile_half(key: KernelKey, half: str) -> None:
     options = [f"--gpu-architecture={unit.target.arch}", *compiler.OPTIONS]
     options += [f"-I{folder}" for folder in toolchain().include]
     options += [compiler.COMPANION] if half == "companion" else []
-    made, log = worker.compile_source(unit.name, unit.source, options, unit.target.image)
+    made, log = worker.compile_source(str(toolchain().nvrtc), unit.name, unit.source, options, unit.target.image)
     if made is None:
         sys.exit(log)
 

@@ -69,7 +69,8 @@ KNOBS = (
     Variable(
         f"{PREFIX}KEYS",
         "a [file of keys](jit.md#keys-as-data): exactly those kernels, whatever the preset; without "
-        f"`{PREFIX}ARCHS` for the archs of the keys, with it those of other archs are named and left out; no other filter beside it",
+        f"`{PREFIX}ARCHS` for the archs of the keys, with it those of other archs are named and left out; no other "
+        "filter beside it",
         "none",
     ),
     Variable(f"{PREFIX}PACK", "a name: builds a [pack](#packs) of it, without Python bindings", "the bindings"),

@@ -12,7 +12,6 @@ package's records; what has faults is recorded in the file alone.
 from __future__ import annotations
 
 import argparse
-import ctypes
 import datetime as dt
 import hashlib
 import importlib.metadata
@@ -153,7 +152,6 @@ class Audit:
         from atomr_cutlass.jit import worker
 
         request = {
-            "path": [os.fspath(path) for path in sys.path if path],
             "worker": worker.__file__,
             "library": str(self._tools.nvrtc),
             "name": key.name,
@@ -162,10 +160,8 @@ class Audit:
         }
         asked = image.with_name("request.json")
         asked.write_text(json.dumps(request), encoding="utf-8")
-        folders = [str(self._tools.nvrtc.parent), *filter(None, [os.environ.get("LD_LIBRARY_PATH")])]
         process = subprocess.run(
             [sys.executable, "-I", __file__, "--compile", str(asked), str(image)],
-            env={**os.environ, "LD_LIBRARY_PATH": os.pathsep.join(folders)},
             capture_output=True, text=True, check=False, timeout=LONGEST_SECONDS,
         )  # fmt: skip
         if process.returncode == 0 and image.is_file():
@@ -195,14 +191,14 @@ class Audit:
 def compile_one(asked: str, image: str) -> int:
     """In a process of its own, since NVRTC keeps its memory: the image of a request."""
     request = json.loads(Path(asked).read_text(encoding="utf-8"))
-    sys.path[:] = request["path"]
-    ctypes.CDLL(request["library"], mode=ctypes.RTLD_GLOBAL)
     spec = importlib.util.spec_from_file_location("worker", request["worker"])
     if spec is None or spec.loader is None:
         raise ImportError(request["worker"])
     worker = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(worker)
-    made, log = worker.compile_source(request["name"], request["source"], request["options"], "cubin")
+    made, log = worker.compile_source(
+        request["library"], request["name"], request["source"], request["options"], "cubin"
+    )
     print(log, file=sys.stderr)
     if made is None:
         return 1

@@ -704,8 +704,7 @@ def packages() -> dict[str, str]:
     found = {}
     for name in (
         "torch",
-        "cuda-core",
-        "cuda-bindings",
+        "cuda-pathfinder",
         "nvidia-cuda-nvrtc",
         "nvidia-cublas",
         "nvidia-cudnn-cu13",

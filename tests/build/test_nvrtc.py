@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -102,6 +103,38 @@ def test_the_toolchain_says_which_build_it_is() -> None:
     major, minor = tools.version
     assert f"V{major}.{minor}." in tools.build
     assert all(folder.is_absolute() for folder in tools.include)
+
+
+def test_an_installed_toolkit_compiles_without_the_extra(tmp_path: Path) -> None:
+    """Its folder has links to what is here; nothing of CUDA's Python wheels is found."""
+    tools = toolchain()
+    root = tmp_path / "cuda"
+    for folder in ("bin", "lib64", "include"):
+        (root / folder).mkdir(parents=True)
+    for library in tools.nvrtc.parent.glob("libnvrtc*"):
+        shutil.copy(library, root / "lib64")
+    for header in tools.include[-1].iterdir():
+        (root / "include" / header.name).symlink_to(header)
+    if not (root / "include" / "cccl").exists():
+        (root / "include" / "cccl").symlink_to(tools.include[-3])
+    (root / "bin" / "nvcc").write_text("#!/bin/sh\nexit 1\n")
+    (root / "bin" / "nvcc").chmod(0o755)
+    code = (
+        "import sys; sys.modules.update({'cuda.bindings': None, 'cuda.core': None})\n"
+        "from cuda import pathfinder\n"
+        "def nothing(name): raise pathfinder.DynamicLibNotFoundError(name)\n"
+        "pathfinder.load_nvidia_dynamic_lib, pathfinder.find_nvidia_header_directory = nothing, lambda _: None\n"
+        "from atomr_cutlass.jit import kernels; from atomr_cutlass.jit.compiler import Target\n"
+        "from atomr_cutlass.generator.matrix import expand; from atomr_cutlass import SmArch\n"
+        "key = next(k for k in expand('full', [SmArch.SM80]) if k.op == 'cast')\n"
+        "print(kernels.load(key, Target('sm_80'))[1], kernels.toolchain().nvrtc)"
+    )
+    environment = os.environ | {"PATH": str(root / "bin"), "ATOMR_CUTLASS_CACHE_DIR": str(tmp_path / "cache")}
+    for origin in ("compiled", "disk"):
+        ran = subprocess.run(
+            [sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=False, timeout=300
+        )
+        assert ran.stdout.split() == [origin, str(root / "lib64" / tools.nvrtc.name)], ran.stderr
 
 
 @pytest.mark.slow

@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from atomr_cutlass.generator import headers
-from atomr_cutlass.jit import libraries
 from atomr_cutlass.jit.compiler import OPTIONS
 from atomr_cutlass.jit.toolchain import CUTLASS, OURS, toolchain
+from atomr_cutlass.jit.worker import Nvrtc
 
 CASES = Path(__file__).resolve().parents[1] / "cpp"
 CAPACITY = 16384
@@ -128,25 +128,14 @@ def include_options(folder: Path, compiler: str, *, shadowed: bool) -> list[str]
 
 def compile_with_nvrtc(source: str, folder: Path, arch: str, *, shadowed: bool) -> bytes:
     """A program for the device as PTX (`compute_90`) or as machine code (`sm_90`)."""
-    nvrtc = libraries.load("cuda.bindings.nvrtc")
     cuda = [
         f"-I{path}" for path in toolchain().include if path not in headers.includes(CUTLASS, "nvrtc", ours=OURS).folders
     ]
     options = [f"--gpu-architecture={arch}", *OPTIONS, *include_options(folder, "nvrtc", shadowed=shadowed), *cuda]
-    _, program = nvrtc.nvrtcCreateProgram(source.encode(), b"shadows.cu", 0, [], [])
-    try:
-        status, *_ = nvrtc.nvrtcCompileProgram(program, len(options), [option.encode() for option in options])
-        _, size = nvrtc.nvrtcGetProgramLogSize(program)
-        log = bytearray(size)
-        nvrtc.nvrtcGetProgramLog(program, log)
-        assert int(status) == 0, log.decode(errors="replace")[:4000]
-        image = "PTX" if arch.startswith("compute") else "CUBIN"
-        _, size = getattr(nvrtc, f"nvrtcGet{image}Size")(program)
-        made = bytearray(size)
-        getattr(nvrtc, f"nvrtcGet{image}")(program, made)
-    finally:
-        nvrtc.nvrtcDestroyProgram(program)
-    return bytes(made)
+    image = "ptx" if arch.startswith("compute") else "cubin"
+    made, log = Nvrtc(str(toolchain().nvrtc)).compile("shadows.cu", source, options, image)
+    assert made is not None, log[:4000]
+    return made
 
 
 def constants(ptx: str, name: str) -> list[list[int]]:

@@ -82,7 +82,7 @@ GENERATOR_LAYER = {module: depth for depth, modules in enumerate(GENERATOR_LAYER
 # Within the folder `jit`, whose modules take only this from below it:
 JIT_LAYERS = (
     ("__init__", "keyed_locks", "progress"),
-    ("files", "frames", "libraries", "limits", "locks", "worker"),
+    ("files", "frames", "limits", "locks", "worker"),
     ("failures", "folder", "toolchain"),
     ("record", "store", "turns", "validations"),
     ("compiler",),

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import importlib
 import json
 import os
 import re
@@ -25,6 +24,7 @@ from typing import Any
 
 import platformdirs
 import pytest
+from cuda import pathfinder
 
 from atomr_cutlass import CacheError, CompileError, DeviceUnavailableError, LibraryError, SmArch, UnsupportedError
 from atomr_cutlass.generator import headers
@@ -69,7 +69,6 @@ def test_a_digest_is_the_same_in_another_process() -> None:
 
 
 def test_threads_that_ask_first_all_get_the_digest() -> None:
-    """Importing cuda.core in several threads at once gave some of them half of it."""
     code = (
         "import sys; sys.path[:0] = sys.argv[1:]; import test_jit_compiler as t\n"
         "from concurrent.futures import ThreadPoolExecutor\n"
@@ -210,7 +209,6 @@ def _full(folder: str, kind: str) -> None:
     large.write_text(
         f"import ctypes, sys; sys.path.append({str(Path(worker.__file__).parent)!r}); import worker\n"
         "worker.compile_source = lambda **_: (bytes(3 << 20), '')\n"
-        "worker.ctypes.CDLL = lambda *_, **__: None\n"
         "sys.exit(worker.main(*sys.argv[1:]))"
     )
     compiler._WORKER = large
@@ -368,49 +366,49 @@ def test_the_worker_is_told_everything_and_the_environment_decides_nothing(
         "import json, os, sys\n"
         "asked = json.load(open(sys.argv[1]))\n"
         "print('somebody else says something')\n"
-        "asked['libraries'] = os.environ['LD_LIBRARY_PATH'].split(os.pathsep)[0]\n"
         "asked['isolated'] = sys.flags.isolated\n"
         f"sys.path.append({str(Path(worker.__file__).parent)!r}); import worker\n"
         "open(sys.argv[2], 'wb').write(worker.answer(json.dumps(asked).encode(), ''))",
     )
     images = Unit.of(KEY, Target("compute_80")).compile()
     kernel, companion = json.loads(images.kernel), json.loads(images.companion)
-    assert (kernel["image"], kernel["isolated"], kernel["libraries"]) == ("ptx", 1, "/a")
+    assert (kernel["image"], kernel["isolated"], kernel["library"]) == ("ptx", 1, str(TOOLS.nvrtc))
     assert kernel["name"] == KEY.name
     assert KEY.name in kernel["source"]
     assert set(companion["options"]) - set(kernel["options"]) == {compiler.COMPANION}
     assert "-I/a/include" in kernel["options"]
-    assert all(Path(folder).is_absolute() for folder in kernel["path"])
 
 
 # ----------------------------------------------------------------------------------------------------------------------
 # What is missing
 
 
-def _find(monkeypatch: pytest.MonkeyPatch, **parts: Any) -> None:
-    """Has `toolchain` find these parts of cuda-python."""
+class _NoNvrtc:
+    """Of CUDA 13.0, without a compiler."""
 
-    class NotFoundError(Exception):
-        pass
+    def __init__(self, library: str) -> None:
+        self.library = library
 
-    def load(name: str) -> Any:
-        if parts.get("library") is None:
-            raise NotFoundError(name)
-        return types.SimpleNamespace(abs_path=parts["library"])
+    def version(self) -> tuple[int, int]:
+        return 13, 0
 
-    pathfinder = types.SimpleNamespace(
-        load_nvidia_dynamic_lib=load,
-        find_nvidia_header_directory=parts.get("folders", {}).get,
-        DynamicLibNotFoundError=NotFoundError,
-    )
-    modules = {"cuda.pathfinder": pathfinder, "cuda.bindings.nvrtc": parts.get("nvrtc")}
+    def compile(self, *_: object) -> tuple[bytes, str]:
+        return b"// nothing", ""
 
-    def importing(name: str) -> Any:
-        if modules[name] is None:
-            raise ImportError(name)
-        return modules[name]
 
-    monkeypatch.setattr(importlib, "import_module", importing)
+def _find(monkeypatch: pytest.MonkeyPatch, library: str | None = None, **folders: str) -> None:
+    """Has `toolchain` find these and nothing else."""
+
+    def load(_: str) -> Any:
+        if library is None:
+            raise pathfinder.DynamicLibNotFoundError
+        return types.SimpleNamespace(abs_path=library)
+
+    monkeypatch.setattr(pathfinder, "load_nvidia_dynamic_lib", load)
+    monkeypatch.setattr(pathfinder, "find_nvidia_header_directory", folders.get)
+    monkeypatch.setattr(toolchain, "DEFAULT_ROOTS", ())
+    monkeypatch.setattr(toolchain, "Nvrtc", _NoNvrtc)
+    monkeypatch.setenv("PATH", "")
 
 
 @pytest.fixture(autouse=True)
@@ -420,19 +418,46 @@ def _found_anew() -> Any:
     toolchain.toolchain.cache_clear()
 
 
-def test_what_is_missing_is_named_with_the_extra_that_brings_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    nvrtc = types.SimpleNamespace(nvrtcVersion=lambda: (0, 13, 0))
-    for parts, what in (
-        ({}, "cuda.bindings.nvrtc"),
-        ({"nvrtc": nvrtc}, "NVRTC"),
-        ({"nvrtc": nvrtc, "library": "/a/libnvrtc.so"}, "CUDA's headers"),
-        ({"nvrtc": nvrtc, "library": "/a/libnvrtc.so", "folders": {"cccl": "/a/cccl"}}, "CUDA's headers"),
+def test_what_is_missing_is_named_with_both_cures(monkeypatch: pytest.MonkeyPatch) -> None:
+    for found, component in (
+        ({}, "NVRTC"),
+        ({"library": "/a/libnvrtc.so"}, "The folder of CUDA's headers"),
+        ({"library": "/a/libnvrtc.so", "cccl": "/a/cccl"}, "The folder of CUDA's headers"),
     ):
         with monkeypatch.context() as patch:
-            _find(patch, **parts)
-            with pytest.raises(DeviceUnavailableError, match=r"pip install 'atomr-cutlass\[cu13\]'") as caught:
+            _find(patch, **found)
+            with pytest.raises(
+                DeviceUnavailableError,
+                match=r"pip install 'atomr-cutlass\[cu13\]'.* by a preset .* as a pack \(atomr-cutlass build\)",
+            ) as caught:
                 kernels.load(KEY, Target("sm_80"))
-            assert str(caught.value).startswith(f"{what} is missing")
+            assert str(caught.value).startswith(f"{component} is missing")
+
+
+def _toolkit(root: Path, libraries: str = "lib64") -> Path:
+    """A toolkit's folder, of which only the layout is right."""
+    for name in (f"{libraries}/libnvrtc.so.13", "bin/nvcc", "include/cuda.h", "include/cccl/cuda/std/__cccl/version.h"):
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        (root / name).write_text("#define CUDA_VERSION 13000\n#define CCCL_VERSION 3000000\n")
+    (root / "bin" / "nvcc").chmod(0o755)
+    return root
+
+
+@pytest.mark.parametrize("libraries", ["lib64", "targets/x86_64-linux/lib"])
+@pytest.mark.parametrize("by", ["path", "installer"])
+def test_an_installed_toolkit_is_found(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, by: str, libraries: str
+) -> None:
+    root = _toolkit(tmp_path / "cuda", libraries)
+    _find(monkeypatch, cccl="/another/cccl", cudart="/another/include")
+    if by == "path":
+        monkeypatch.setenv("PATH", str(root / "bin"))
+    else:
+        monkeypatch.setattr(toolchain, "DEFAULT_ROOTS", (root,))
+    found = toolchain.toolchain()
+    assert found.nvrtc == root / libraries / "libnvrtc.so.13"
+    # Its own headers, not those that are somewhere else.
+    assert found.include[-3:] == (root / "include" / "cccl", root / "include", root / "include")
 
 
 def test_headers_that_cutlass_does_not_compile_with_are_refused(
@@ -441,7 +466,6 @@ def test_headers_that_cutlass_does_not_compile_with_are_refused(
     version = tmp_path / "cuda" / "std" / "__cccl" / "version.h"
     version.parent.mkdir(parents=True)
     version.write_text("#define CCCL_VERSION 3002000\n")
-    nvrtc = types.SimpleNamespace(nvrtcVersion=lambda: (0, 13, 2))
-    _find(monkeypatch, nvrtc=nvrtc, library="/a/libnvrtc.so", folders={"cccl": str(tmp_path), "cudart": str(tmp_path)})
+    _find(monkeypatch, library="/a/libnvrtc.so", cccl=str(tmp_path), cudart=str(tmp_path))
     with pytest.raises(DeviceUnavailableError, match=r"CCCL 3\.2\) are newer than CUTLASS 4\.2 compiles with"):
         toolchain.toolchain()

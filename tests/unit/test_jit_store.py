@@ -190,11 +190,6 @@ def test_a_limit_that_is_none_is_refused(folder: Path) -> None:
         KernelStore(folder, max_bytes=0)
 
 
-def test_entries_lie_where_cuda_core_puts_them(store: KernelStore) -> None:
-    """On that depends the look at an entry's owner and permissions."""
-    assert put(store, "a") == store._path(digest("a"))
-
-
 def test_2_mb_are_read_in_less_than_20_ms(store: KernelStore) -> None:
     put(store, "a", 2 << 20)
     best = 1.0
@@ -203,16 +198,6 @@ def test_2_mb_are_read_in_less_than_20_ms(store: KernelStore) -> None:
         assert store.get(digest("a")) is not None
         best = min(best, time.perf_counter() - start)
     assert best < 0.02
-
-
-def test_without_cuda_core_the_cure_is_named(
-    monkeypatch: pytest.MonkeyPatch, folder: Path, store: KernelStore, log: Path
-) -> None:
-    monkeypatch.setitem(sys.modules, "cuda.core.utils", None)
-    with pytest.raises(DeviceUnavailableError, match=r"pip install 'atomr-cutlass\[cu13\]'"):
-        store.obtain(digest("a"), maker("a", log), {})
-    assert compiled(log) == []
-    assert not folder.exists()
 
 
 # ----------------------------------------------------------------------------------------------------------------------

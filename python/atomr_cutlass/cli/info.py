@@ -108,7 +108,7 @@ class Info:
         python: version of the interpreter.
         driver: versions of the NVIDIA driver and of the CUDA that it knows, or why it cannot be used.
         gpus: every visible GPU.
-        nvcc, cuda_core, nvrtc: compilers and what drives them, None where there is none that can be used.
+        nvcc, nvrtc: compilers, None where there is none that can be used.
         headers: the CUTLASS headers in the package.
         cuda_headers: CUDA's, with the version of CCCL; None where NVRTC is.
         jit: compilation at run time.
@@ -122,7 +122,6 @@ class Info:
     driver: str
     gpus: tuple[Gpu, ...]
     nvcc: Tool | None
-    cuda_core: Tool | None
     nvrtc: Tool | None
     headers: Tool | None
     cuda_headers: Tool | None
@@ -142,7 +141,6 @@ class Info:
                 name: None if tool is None else asdict(tool)
                 for name, tool in (
                     ("nvcc", self.nvcc),
-                    ("cuda_core", self.cuda_core),
                     ("nvrtc", self.nvrtc),
                     ("headers", self.headers),
                     ("cuda_headers", self.cuda_headers),
@@ -170,7 +168,6 @@ def gather() -> Info:
     cache = _cache()
     facts: dict[str, Any] = {
         "nvcc": nvcc,
-        "cuda_core": _distribution("cuda-core"),
         "nvrtc": _nvrtc(tools),
         "headers": _headers(),
         "cuda_headers": _cuda_headers(tools),
@@ -248,13 +245,6 @@ def _nvcc() -> tuple[Tool | None, str]:
     return (Tool(".".join(map(str, version)), str(nvcc)) if version else None), ""
 
 
-def _distribution(name: str) -> Tool | None:
-    try:
-        return Tool(metadata.version(name), name)
-    except metadata.PackageNotFoundError:
-        return None
-
-
 def _jit_tools(driver: int) -> tuple[Toolchain | None, str]:
     """(what kernels are compiled with at run time, why they cannot be).
 
@@ -265,7 +255,7 @@ def _jit_tools(driver: int) -> tuple[Toolchain | None, str]:
         tools = jit_toolchain.toolchain()
     except CutlassError as error:
         return None, str(error)
-    # Bindings of another CUDA, or a library that is half installed: they fail in more ways than the package foresees.
+    # What is half installed fails in more ways than the package foresees.
     except Exception as error:  # noqa: BLE001
         return None, f"NVRTC cannot be used: {error}"
     if 0 < driver < tools.version[0]:
@@ -360,8 +350,6 @@ def _missing_tools(facts: dict[str, Tool | None], jit_problem: str, extra: str) 
     if facts["nvcc"] is None:
         what_for = "building kernels; a build that finds none fetches it for itself"
         missing.append(Missing("nvcc", what_for, f"pip install '{toolchain.PYPI_TOOLKIT}'"))
-    if facts["cuda_core"] is None:
-        missing.append(Missing("cuda-core", RUN_TIME, extra))
     if jit_problem and facts["headers"] is not None:
         # The error names either extra; here the driver has been asked which one it is.
         missing.append(Missing(jit_problem.partition(": pip install")[0], RUN_TIME, extra))

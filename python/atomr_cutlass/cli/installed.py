@@ -75,7 +75,7 @@ def print_facts(facts: Info) -> None:
         arch = device.arch.value if device.arch else f"compute capability {device.capability}, no target for it"
         size = f"{device.multiprocessors} multiprocessors, {device.memory_bytes / 2**30:.0f} GiB"
         lines.append((f"GPU {device.index}", f"{device.name} ({arch}), {size}; {gpu.kernels} kernels run on it"))
-    for name, tool in (("nvcc", facts.nvcc), ("cuda-core", facts.cuda_core), ("NVRTC", facts.nvrtc)):
+    for name, tool in (("nvcc", facts.nvcc), ("NVRTC", facts.nvrtc)):
         lines.append((name, f"{tool.version} ({tool.where})" if tool else "none"))
     for name, tool in (("CUTLASS", facts.headers), ("CCCL", facts.cuda_headers)):
         lines.append(("headers", f"{name} {tool.version} ({tool.where})" if tool else f"{name}: none"))

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
-import os
 import shutil
 import struct
 import subprocess
@@ -21,7 +20,7 @@ from typing import Any
 from ..errors import CompileError, LibraryError
 from ..generator.key import KernelKey
 from ..generator.render import render
-from . import libraries, turns, worker
+from . import turns, worker
 from .limits import COMPILE_SECONDS
 from .toolchain import Toolchain, toolchain
 from .turns import Turn
@@ -105,18 +104,8 @@ class Unit:
 
         Source, options, exact arch, NVRTC's build and the contents of CUTLASS's headers and ours.
         """
-        options = libraries.load("cuda.core").ProgramOptions(
-            arch=self.target.arch, define_macro=[o[2:] for o in OPTIONS if o.startswith("-D")]
-        )
-        rest = [*(o for o in OPTIONS if not o.startswith("-D")), COMPANION, tools.build, *tools.headers.values()]
-        key: bytes = libraries.load("cuda.core.utils").make_program_cache_key(
-            code=self.source,
-            code_type="c++",
-            options=options,
-            target_type=self.target.image,
-            extra_digest="\0".join(rest).encode(),
-        )
-        return key
+        parts = [self.source, self.target.arch, *OPTIONS, COMPANION, tools.build, *tools.headers.values()]
+        return hashlib.sha256("\0".join(parts).encode()).digest()
 
     def compile(self) -> Images:
         """Compiles the kernel and its companion side by side, each in a process of its own.
@@ -129,11 +118,17 @@ class Unit:
         tools = toolchain()
         options = [f"--gpu-architecture={self.target.arch}", *OPTIONS, *(f"-I{folder}" for folder in tools.include)]
         requests = [
-            {"name": self.name, "source": self.source, "options": given, "image": self.target.image}
+            {
+                "library": str(tools.nvrtc),
+                "name": self.name,
+                "source": self.source,
+                "options": given,
+                "image": self.target.image,
+            }
             for given in (options, [*options, COMPANION])
         ]
         made = []
-        for request, (image, log) in zip(requests, _compiled(requests, tools), strict=True):
+        for request, (image, log) in zip(requests, _compiled(requests), strict=True):
             if image is None:
                 raise CompileError(
                     f"{self.name} does not compile for {self.target.arch}: {first_error(log)}",
@@ -158,7 +153,7 @@ def stop_all() -> None:
         process.kill()
 
 
-def _compiled(requests: list[dict[str, Any]], tools: Toolchain) -> list[tuple[bytes | None, str]]:
+def _compiled(requests: list[dict[str, Any]]) -> list[tuple[bytes | None, str]]:
     """What `worker.compile_source` returns for each request."""
     if not sys.executable or getattr(sys, "frozen", False):
         # Inside another program, what would be started is that program, not Python.
@@ -176,7 +171,7 @@ def _compiled(requests: list[dict[str, Any]], tools: Toolchain) -> list[tuple[by
 
         for number, request in enumerate(requests):
             turn = turns.wait(check)
-            half = _Half(Path(name) / str(number), request, tools, turn)
+            half = _Half(Path(name) / str(number), request, turn)
             started.callback(half.stop)  # on any way out, an interrupt too
             halves.append(half)
         return [half.wait() for half in halves]
@@ -216,11 +211,11 @@ _stopped = threading.Event()
 class _Half:
     """A worker process. It talks through files, so that nobody has to read while it works."""
 
-    def __init__(self, folder: Path, request: dict[str, Any], tools: Toolchain, turn: Turn | None) -> None:
+    def __init__(self, folder: Path, request: dict[str, Any], turn: Turn | None) -> None:
         self._folder = folder
         self._turn = turn
         try:
-            self._process = self._start(request, tools)
+            self._process = self._start(request)
         except OSError as error:
             raise LibraryError("nvrtc", f"the compiler's process cannot be started: {error}") from error
         finally:
@@ -233,20 +228,16 @@ class _Half:
         # From the start: the two run side by side, and are waited for one after the other.
         self._deadline = time.monotonic() + COMPILE_SECONDS
 
-    def _start(self, request: dict[str, Any], tools: Toolchain) -> subprocess.Popen[bytes]:
+    def _start(self, request: dict[str, Any]) -> subprocess.Popen[bytes]:
         folder = self._folder
         asked, self._answer, self._said = (folder / name for name in ("request", "answer", "said"))
-        paths = [os.fspath(path) for path in sys.path if path and Path(path).exists()]
         with _writing_to_temporary_files():
             folder.mkdir()
-            asked.write_text(json.dumps({"path": paths, "library": str(tools.nvrtc), **request}), encoding="utf-8")
-        # Where NVRTC looks for its own second half.
-        folders = [str(tools.nvrtc.parent), *filter(None, [os.environ.get("LD_LIBRARY_PATH")])]
+            asked.write_text(json.dumps(request), encoding="utf-8")
         with self._said.open("wb") as said:
             return subprocess.Popen(
-                # -I: the environment does not decide what Python runs; the paths are this process's own.
+                # -I: the environment does not decide what Python runs.
                 [sys.executable, "-I", str(_WORKER), str(asked), str(self._answer)],
-                env={**os.environ, "LD_LIBRARY_PATH": os.pathsep.join(folders)},
                 stdin=subprocess.DEVNULL,
                 stdout=said,
                 stderr=said,

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import os
-import stat
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
 from ..errors import CacheError
-from .files import inside, objection
+from .files import objection
 
 FOLDER_VARIABLE = "ATOMR_CUTLASS_CACHE_DIR"
 SUBFOLDERS = ("entries", "tmp", "locks", "failures", "validations", "quarantine")
@@ -74,15 +73,6 @@ def prepare(folder: Path) -> None:
                 if not below.exists():
                     below.mkdir(mode=0o700)
             _require_safe(below, below.lstat())
-
-
-def close_to_others(folder: Path) -> None:
-    """Mends the folders below, which cuda-core makes with the permissions that the umask leaves."""
-    for below in inside(folder):
-        with contextlib.suppress(OSError):
-            mode = below.lstat().st_mode
-            if stat.S_ISDIR(mode) and mode & 0o077:
-                below.chmod(0o700)
 
 
 @contextlib.contextmanager

@@ -2,7 +2,8 @@
 
 What lies in its folder (ATOMR_CUTLASS_CACHE_DIR, else the platform's cache folder):
 
-    entries/, tmp/   kernels, each in a frame with a checksum; cuda-core's FileStreamProgramCache writes and evicts them
+    entries/         kernels, each in a frame with a checksum
+    tmp/             kernels that are being written
     locks/           a file for each kernel that is being compiled
     failures/        sources that lately did not compile (NAME.cu), with the compiler's log (NAME)
     validations/     what validations of epilogues found
@@ -23,22 +24,19 @@ import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from ..errors import CacheError, CompileError, InvalidOperandError
-from . import frames, libraries, locks
+from . import frames, locks
 from .failures import Failures
-from .files import inside, is_same, objection, read_quietly, remove
-from .folder import close_to_others, default_folder, failing, is_there, prepare
+from .files import inside, is_same, objection, read_quietly, remove, touch, write
+from .folder import default_folder, failing, is_there, prepare
 from .limits import LOCK_SECONDS
-
-_LIBRARY = "cuda.core.utils"
 
 # A kernel is 50 KB to 2 MB.
 MAX_BYTES = 1 << 30
 
 _QUARANTINED = 16
-_STALE_SECONDS = 3600.0  # of temporary files: cuda-core's own limit
+_STALE_SECONDS = 3600.0  # of temporary files
 _SKEW_SECONDS = 3600.0
 
 Track = Callable[[list[Path]], Iterable[Path]]
@@ -117,15 +115,9 @@ class KernelStore:
         self.folder = (folder or default_folder()).absolute()
         self.max_bytes = max_bytes
         self._failures = Failures(self.folder)
-        # The process that opened it, and cuda-core's cache.
-        self._opened: tuple[int, Any] | None = None
 
     def get(self, digest: bytes) -> bytes | None:
-        """The kernel of this key, or None; an entry that is damaged or unsafe counts as absent.
-
-        Raises:
-            DeviceUnavailableError: cuda-core cannot be imported.
-        """
+        """The kernel of this key, or None; an entry that is damaged or unsafe counts as absent."""
         try:
             return self._read(digest)
         except CacheError as error:
@@ -158,10 +150,7 @@ class KernelStore:
         Raises:
             CompileError: `make` raised it, now or within the last ten minutes; in that case with the attributes (the
                 log, the source) that it had then. `source_path` names a copy of the source, if one could be left.
-            DeviceUnavailableError: cuda-core cannot be imported.
         """
-        # Ahead of a compile whose result could not be kept.
-        libraries.load(_LIBRARY)
         kernel = self.get(digest)
         if kernel is not None:
             return kernel, "disk"
@@ -234,26 +223,12 @@ class KernelStore:
             return Pruning(0, 0, 0, 0)
         # Refuses links: what they lead to is not to be pruned.
         prepare(self.folder)
-        self._forget_future_reads()
         limit = self.max_bytes if max_bytes is None else max_bytes
-        now = time.time()
-        found = []
-        for path in self._paths():
-            with contextlib.suppress(FileNotFoundError):
-                status = path.lstat()
-                found.append((path, status))
-        found.sort(key=lambda item: item[1].st_atime)
-        kept, kept_bytes = len(found), sum(status.st_size for _, status in found)
-        removed = removed_bytes = 0
+        oldest = 0.0 if older_than is None else time.time() - older_than
         with failing(self.folder, "written"):
-            for path, status in found:
-                too_old = older_than is not None and now - status.st_atime > older_than
-                if (everything or too_old or kept_bytes > limit) and is_same(path, status):
-                    remove(path)
-                    removed, removed_bytes = removed + 1, removed_bytes + status.st_size
-                    kept, kept_bytes = kept - 1, kept_bytes - status.st_size
+            pruning = self._evict(0 if everything else limit, oldest)
             self._tidy(everything=everything)
-        return Pruning(removed, removed_bytes, kept, kept_bytes)
+        return pruning
 
     # ------------------------------------------------------------------------------------------------------------------
     # Entries
@@ -262,43 +237,42 @@ class KernelStore:
     def _read(self, digest: bytes) -> bytes | None:
         if not is_there(self.folder):
             return None
+        prepare(self.folder)
         path = self._path(digest)
         with failing(self.folder, "read"):
             try:
                 status = path.lstat()
+                if not stat.S_ISREG(status.st_mode):
+                    # A link, a pipe, a folder: reading could end up elsewhere or never, and it is in the way.
+                    self._quarantine(path, status)
+                    return None
+                if objection(status):
+                    return None
+                frame = read_quietly(path)
+                touch(path, status)
             except FileNotFoundError:
-                status = None
-            if status is not None and not stat.S_ISREG(status.st_mode):
-                # A link, a pipe, a folder: reading could end up elsewhere or never, and it is in the way of writing.
-                self._quarantine(path, status)
                 return None
-            if status is not None and objection(status):
-                return None
-            frame = self._cache().get(digest)
-        if frame is None:
-            return None
         try:
             return frames.unpack(frame, digest)
         except frames.DamagedError:
-            if status is not None:
-                self._quarantine(path, status)
+            self._quarantine(path, status)
             return None
 
     def _publish(self, digest: bytes, kernel: bytes, info: Mapping[str, str | float | int], seconds: float) -> None:
         header = frames.Header(digest.hex(), dict(info), seconds=round(seconds, 3), made=time.time())
-        frame = frames.pack(header, kernel)
+        path = self._path(digest)
         try:
             prepare(self.folder)
-            self._forget_future_reads()
             with failing(self.folder, "written"):
-                self._cache()[digest] = frame
-            close_to_others(self.folder / "entries")
+                path.parent.mkdir(mode=0o700, exist_ok=True)
+                write(path, frames.pack(header, kernel), self.folder / "tmp")
+                with contextlib.suppress(FileNotFoundError):
+                    touch(path, path.lstat())
+                self._evict(self.max_bytes)
         except CacheError as error:
             self._warn(error)
 
     def _path(self, digest: bytes) -> Path:
-        # As cuda-core lays it out. Should that change, entries are still found, by cuda-core, and still checked against
-        # their checksum and key; only the look at the file's owner and permissions would miss. A test tells.
         name = _name(digest)
         return self.folder / "entries" / name[:2] / name[2:]
 
@@ -308,27 +282,26 @@ class KernelStore:
         with failing(self.folder, "read"):
             return [Path(folder, name) for folder, _, names in os.walk(self.folder / "entries") for name in names]
 
-    def _forget_future_reads(self) -> None:
-        """Makes entries that were read when the clock was ahead the first to go.
+    def _evict(self, limit: int, oldest: float = 0.0) -> Pruning:
+        """Removes the entries that were read before `oldest`, and others until no more than `limit` bytes are left.
 
-        As the last to go they could fill the cache for years, and each new entry would be evicted at once.
+        Those that were read when the clock was ahead go first: as the last ones they could fill the cache for years,
+        and each new entry would be evicted at once.
         """
         latest = time.time() + _SKEW_SECONDS
+        found = []
         for path in self._paths():
-            with contextlib.suppress(OSError):
+            with contextlib.suppress(FileNotFoundError):
                 status = path.lstat()
-                if status.st_atime > latest:
-                    os.utime(path, ns=(0, status.st_mtime_ns), follow_symlinks=False)
-
-    def _cache(self) -> Any:
-        opened = self._opened
-        # A forked child has its own: a thread of the parent may have held the lock within the parent's.
-        if opened is None or opened[0] != os.getpid():
-            # Before cuda-core does, which would leave the permissions to the umask.
-            prepare(self.folder)
-            cache = libraries.load(_LIBRARY).FileStreamProgramCache(self.folder, max_size_bytes=self.max_bytes)
-            opened = self._opened = (os.getpid(), cache)
-        return opened[1]
+                found.append((0 if status.st_atime > latest else status.st_atime_ns, path, status))
+        kept, kept_bytes = len(found), sum(status.st_size for *_, status in found)
+        removed = removed_bytes = 0
+        for read, path, status in sorted(found, key=lambda item: item[0]):
+            if (kept_bytes > limit or read < 1e9 * oldest) and is_same(path, status):
+                remove(path)
+                removed, removed_bytes = removed + 1, removed_bytes + status.st_size
+                kept, kept_bytes = kept - 1, kept_bytes - status.st_size
+        return Pruning(removed, removed_bytes, kept, kept_bytes)
 
     def _quarantine(self, path: Path, status: os.stat_result) -> Path | None:
         """Moves what is damaged out of the way, unless somebody has replaced it since; where to, or None."""

@@ -4,22 +4,26 @@ from __future__ import annotations
 
 import functools
 import re
+import shutil
 import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from .. import _core
 from ..errors import DeviceUnavailableError
 from ..generator import headers
-from . import libraries
+from ..generator.toolchain import DEFAULT_ROOTS
+from .worker import Nvrtc
 
 # In an editable installation the headers lie beside the extension, not beside the Python files.
 INCLUDE = Path(_core.__file__).parent / "include"
 OURS = INCLUDE / "atomr_cutlass"
 CUTLASS = INCLUDE / "cutlass_headers"
 CUTLASS_DIGEST = CUTLASS / "DIGEST"
+
+CURE = "pip install 'atomr-cutlass[cu13]' (or [cu12], the driver's major version)"
+ELSE = "or have the kernels built before: by a preset that holds them, or as a pack (atomr-cutlass build)"
 
 # Of CUDA 13.2: it declares std::tuple_size otherwise than CUTLASS 4.2 does.
 TOO_NEW_CCCL = (3, 2)
@@ -52,38 +56,76 @@ class Toolchain:
 
 @functools.cache
 def toolchain() -> Toolchain:
-    """The toolchain of this process, found at the first call.
+    """The toolchain of this process, found at the first call: of Python's wheels, conda, or an installed CUDA toolkit.
 
     Raises:
-        DeviceUnavailableError: NVRTC or CUDA's headers are missing; names the extra that brings them.
+        DeviceUnavailableError: NVRTC or CUDA's headers are missing, or do not suit; names what brings them.
     """
-    pathfinder, nvrtc = libraries.load("cuda.pathfinder"), libraries.load("cuda.bindings.nvrtc")
+    library = _library()
+    cccl, cudart = _cuda_headers(library)
     try:
-        library = pathfinder.load_nvidia_dynamic_lib("nvrtc").abs_path
-    except pathfinder.DynamicLibNotFoundError as error:
-        raise libraries.missing("NVRTC") from error
-    cccl, cudart = (pathfinder.find_nvidia_header_directory(name) for name in ("cccl", "cudart"))
-    if cccl is None or cudart is None:
-        raise libraries.missing("CUDA's headers")
-    status, major, minor = nvrtc.nvrtcVersion()
-    if int(status) != 0:
-        raise DeviceUnavailableError(f"NVRTC ({library}) does not start: {status}")
-    _check_headers(Path(cccl), Path(cudart), major)
-    searched = cutlass_includes()
+        nvrtc = Nvrtc(str(library))
+        version, build = nvrtc.version(), _build(nvrtc)
+    except (OSError, AttributeError, RuntimeError) as error:
+        raise DeviceUnavailableError(f"NVRTC ({library}) does not start: {error}") from error
+    _check_headers(cccl, cudart, version[0])
     return Toolchain(
-        nvrtc=Path(library),
-        version=(major, minor),
-        build=_build(nvrtc),
+        nvrtc=library,
+        version=version,
+        build=build,
         # From CUDA 13 on, CUTLASS asks for <cccl/cuda/...>.
-        include=(*searched, Path(cccl), Path(cccl).parent, Path(cudart)),
+        include=(*cutlass_includes(), cccl, cccl.parent, cudart),
         headers={
             "cutlass": cutlass_digest(),
             "atomr_cutlass": headers.digest(OURS),
             # Of CCCL's thousands, the one that holds the version stands for all.
-            "cccl": headers.digest(Path(cccl) / "cuda" / "std" / "__cccl"),
-            "cuda": headers.digest(Path(cudart), below=False),
+            "cccl": headers.digest(cccl / "cuda" / "std" / "__cccl"),
+            "cuda": headers.digest(cudart, below=False),
         },
     )
+
+
+def missing(component: str) -> DeviceUnavailableError:
+    """The error for a part of the toolchain that is nowhere to be found."""
+    return DeviceUnavailableError(f"{component} is missing, so kernels cannot be compiled at run time: {CURE}; {ELSE}")
+
+
+def _library() -> Path:
+    from cuda import pathfinder
+
+    try:
+        return Path(pathfinder.load_nvidia_dynamic_lib("nvrtc").abs_path)
+    except pathfinder.DynamicLibNotFoundError as error:
+        # A toolkit that the loader and CUDA_HOME do not know of.
+        for root in _toolkits():
+            for pattern in ("lib64", "lib", "targets/*/lib"):
+                found = sorted(root.glob(f"{pattern}/libnvrtc.so.1[23]"))
+                if found:
+                    return found[-1]
+        raise missing("NVRTC") from error
+
+
+def _toolkits() -> list[Path]:
+    """Where toolkits are installed: that of the nvcc on the PATH, and installers' own folders."""
+    nvcc = shutil.which("nvcc")
+    return [*([Path(nvcc).resolve().parents[1]] if nvcc else []), *DEFAULT_ROOTS]
+
+
+def _cuda_headers(library: Path) -> tuple[Path, Path]:
+    """The folders of CUDA's C++ headers and of its own: those beside NVRTC, else what pathfinder finds."""
+    from cuda import pathfinder
+
+    for root in library.resolve().parents:
+        cudart = root / "include"
+        if (cudart / "cuda.h").is_file():
+            for cccl in (cudart / "cccl", cudart):
+                if (cccl / "cuda" / "std").is_dir():
+                    return cccl, cudart
+    found = [pathfinder.find_nvidia_header_directory(name) for name in ("cccl", "cudart")]
+    if None in found:
+        raise missing("The folder of CUDA's headers")
+    cccl, cudart = map(Path, found)
+    return cccl, cudart
 
 
 def cutlass_includes() -> tuple[Path, ...]:
@@ -108,7 +150,7 @@ def header_version(cccl: Path) -> tuple[int, int] | None:
 
 
 def _check_headers(cccl: Path, cudart: Path, major: int) -> None:
-    cure = f"{libraries.CURE} brings the right ones"
+    cure = f"{CURE} brings the right ones; {ELSE}"
     version = header_version(cccl)
     if version is not None and version >= TOO_NEW_CCCL:
         raise DeviceUnavailableError(
@@ -140,17 +182,11 @@ def cutlass_digest() -> str:
     return headers.digest(CUTLASS)
 
 
-def _build(nvrtc: Any) -> str:
+def _build(nvrtc: Nvrtc) -> str:
     """NVRTC tells its build number in the PTX that it makes, and nowhere else."""
-    options = [b"--gpu-architecture=compute_80"]
-    source = b'extern "C" __global__ void nothing() {}'
-    _, program = nvrtc.nvrtcCreateProgram(source, b"build", 0, [], [])
-    try:
-        nvrtc.nvrtcCompileProgram(program, len(options), options)
-        _, size = nvrtc.nvrtcGetPTXSize(program)
-        text = bytearray(size)
-        nvrtc.nvrtcGetPTX(program, text)
-    finally:
-        nvrtc.nvrtcDestroyProgram(program)
-    lines = text.decode("ascii", "replace").splitlines()
+    source = 'extern "C" __global__ void nothing() {}'
+    made, log = nvrtc.compile("build", source, ["--gpu-architecture=compute_80"], "ptx")
+    if made is None:
+        raise RuntimeError(log)
+    lines = made.decode("ascii", "replace").splitlines()
     return " ".join(line.strip("/ ") for line in lines if line.startswith("//") and line.strip("/ "))

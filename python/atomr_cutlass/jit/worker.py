@@ -3,7 +3,7 @@
 NVRTC compiles one source at a time in a process and takes up to 1.7 GB, which it keeps. A process for each compilation
 runs side by side with others, gives its memory back, and leaves the caller alive if the compiler dies.
 
-REQUEST is {"path": sys.path, "library": NVRTC's path, "name":, "source":, "options": [...], "image": "cubin" or
+REQUEST is {"library": NVRTC's path, "name":, "source":, "options": [...], "image": "cubin" or
 "ptx"}. ANSWER gets a line of JSON, {"ok":, "log":, "length":, "sha256":}, and after it the image, of that length and
 digest. It is written beside and renamed, so it is there whole or not at all. The exit status is 0 when it is there,
 and CANNOT_WRITE when the file could not be written: then there may be no room for a message either.
@@ -22,11 +22,70 @@ from typing import Any
 
 CANNOT_WRITE = os.EX_IOERR
 
+_DOES_NOT_COMPILE = 6  # NVRTC_ERROR_COMPILATION
 
-def compile_source(name: str, source: str, options: list[str], image: str) -> tuple[bytes | None, str]:
+
+class Nvrtc:
+    """NVRTC through its C interface, which is the same in every release of CUDA 12 and 13.
+
+    cuda-python has it too, in a wheel of 30 MB for each major version of CUDA, which a toolkit does not bring.
+    """
+
+    def __init__(self, library: str) -> None:
+        """Loads the library of this path; OSError if it cannot be loaded."""
+        # Its second half, which it asks the loader for by name, and the loader need not know the folder.
+        for builtins in Path(library).parent.glob("libnvrtc-builtins.so.*"):
+            ctypes.CDLL(str(builtins))
+        self._library = ctypes.CDLL(library)
+        self._library.nvrtcGetErrorString.restype = ctypes.c_char_p
+
+    def version(self) -> tuple[int, int]:
+        """Such as (13, 0)."""
+        major, minor = ctypes.c_int(), ctypes.c_int()
+        self._call("nvrtcVersion", ctypes.byref(major), ctypes.byref(minor))
+        return major.value, minor.value
+
+    def compile(self, name: str, source: str, options: list[str], image: str) -> tuple[bytes | None, str]:
+        """The image (`cubin` or `ptx`), None when the source does not compile, and the compiler's log.
+
+        Raises:
+            RuntimeError: the compiler failed otherwise.
+        """
+        program = ctypes.c_void_p()
+        self._call("nvrtcCreateProgram", ctypes.byref(program), source.encode(), name.encode(), 0, None, None)
+        try:
+            given = (ctypes.c_char_p * len(options))(*(option.encode() for option in options))
+            status = self._library.nvrtcCompileProgram(program, len(options), given)
+            log = self._bytes(program, "ProgramLog").rstrip(b"\0").decode("utf-8", "replace")
+            if status == _DOES_NOT_COMPILE:
+                return None, log or self._error(status)
+            if status != 0:
+                raise RuntimeError(f"NVRTC: {self._error(status)} {log}")
+            return self._bytes(program, image.upper()), log
+        finally:
+            self._library.nvrtcDestroyProgram(ctypes.byref(program))
+
+    def _bytes(self, program: ctypes.c_void_p, what: str) -> bytes:
+        size = ctypes.c_size_t()
+        self._call(f"nvrtcGet{what}Size", program, ctypes.byref(size))
+        buffer = ctypes.create_string_buffer(size.value)
+        self._call(f"nvrtcGet{what}", program, buffer)
+        return buffer.raw
+
+    def _call(self, function: str, *arguments: Any) -> None:
+        status = getattr(self._library, function)(*arguments)
+        if status != 0:
+            raise RuntimeError(f"NVRTC: {function}: {self._error(status)}")
+
+    def _error(self, status: int) -> str:
+        return str(self._library.nvrtcGetErrorString(status), "ascii", "replace")
+
+
+def compile_source(library: str, name: str, source: str, options: list[str], image: str) -> tuple[bytes | None, str]:
     """Compiles with NVRTC.
 
     Args:
+        library: path of NVRTC.
         name: what the compiler calls the source in its messages.
         source: CUDA C++.
         options: NVRTC's.
@@ -35,32 +94,7 @@ def compile_source(name: str, source: str, options: list[str], image: str) -> tu
     Returns:
         The image, None when the source does not compile, and the compiler's log.
     """
-    # Nothing but this in the package's process too: it is costly to import.
-    from cuda.bindings import nvrtc
-
-    def checked(result: tuple[Any, ...]) -> Any:
-        if int(result[0]) != 0:
-            raise RuntimeError(f"NVRTC: {result[0]}")
-        return result[1] if len(result) == 2 else result[1:]
-
-    def text(size: Any, get: Any) -> bytes:
-        buffer = bytearray(checked(size(program)))
-        checked(get(program, buffer))
-        return bytes(buffer)
-
-    program = checked(nvrtc.nvrtcCreateProgram(source.encode(), name.encode(), 0, [], []))
-    try:
-        status = nvrtc.nvrtcCompileProgram(program, len(options), [option.encode() for option in options])[0]
-        log = text(nvrtc.nvrtcGetProgramLogSize, nvrtc.nvrtcGetProgramLog).rstrip(b"\0").decode("utf-8", "replace")
-        if status == nvrtc.nvrtcResult.NVRTC_ERROR_COMPILATION:
-            return None, log or str(status)
-        if int(status) != 0:
-            raise RuntimeError(f"NVRTC: {status} {log}")
-        if image == "ptx":
-            return text(nvrtc.nvrtcGetPTXSize, nvrtc.nvrtcGetPTX), log
-        return text(nvrtc.nvrtcGetCUBINSize, nvrtc.nvrtcGetCUBIN), log
-    finally:
-        nvrtc.nvrtcDestroyProgram(program)
+    return Nvrtc(library).compile(name, source, options, image)
 
 
 def answer(image: bytes | None, log: str) -> bytes:
@@ -92,9 +126,6 @@ def parse(content: bytes) -> tuple[bytes | None, str]:
 def main(request_file: str, answer_file: str) -> int:
     """Serves one request; returns the exit status."""
     request = json.loads(Path(request_file).read_text(encoding="utf-8"))
-    sys.path[:] = request.pop("path")
-    # Found loaded, it is not searched for: the kernel's key in the cache is that of this very library.
-    ctypes.CDLL(request.pop("library"), mode=ctypes.RTLD_GLOBAL)
     content = answer(*compile_source(**request))
     partial = Path(f"{answer_file}.partial")
     try:

@@ -35,10 +35,9 @@ from atomr_cutlass.arrays import operands
 from atomr_cutlass.arrays.numerics import math_mode
 from atomr_cutlass.generator.dtypes import CutlassDtype
 from atomr_cutlass.ops.conv2d import plans as conv_plan
-from atomr_cutlass.ops.conv2d import reference as conv_reference
+from atomr_cutlass.ops.conv2d.geometry import DGRAD, FPROP, WGRAD, ConvGeometry, conv_geometry
 from atomr_cutlass.ops.conv2d.kernels import ConvSearch
-from atomr_cutlass.ops.conv2d.problem import DGRAD, FPROP, WGRAD, ConvProblem
-from atomr_cutlass.ops.conv2d.reference import ConvGeometry
+from atomr_cutlass.ops.conv2d.problem import ConvProblem
 from atomr_cutlass.pipeline import devices, select
 from atomr_cutlass.pipeline.problem import MatrixSpec
 from conv_layers import CONVNEXT_TINY, MOBILENET_V2, RESNET50, Layer
@@ -73,7 +72,7 @@ class Case:
         """All extents."""
         layer = self.layer
         filter_shape = (layer.k, layer.taps, layer.taps, layer.c // layer.groups)
-        return conv_reference.conv_geometry(
+        return conv_geometry(
             (self.images, *layer.x_shape),
             filter_shape,
             stride=layer.stride,

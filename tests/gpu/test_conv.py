@@ -25,9 +25,9 @@ from atomr_cutlass.generator.rules import FP8_TYPES
 from atomr_cutlass.ops.conv2d import function as conv_module
 from atomr_cutlass.ops.conv2d import plans as conv_plan
 from atomr_cutlass.ops.conv2d import reference as conv_reference
+from atomr_cutlass.ops.conv2d.geometry import DGRAD, FPROP, WGRAD, ConvGeometry, conv_geometry
 from atomr_cutlass.ops.conv2d.kernels import ConvFormulation
-from atomr_cutlass.ops.conv2d.problem import DGRAD, FPROP, WGRAD, ConvProblem
-from atomr_cutlass.ops.conv2d.reference import ConvGeometry
+from atomr_cutlass.ops.conv2d.problem import ConvProblem
 from atomr_cutlass.pipeline import devices
 from atomr_cutlass.pipeline.call import kept_plans
 from atomr_cutlass.pipeline.candidate import Candidate
@@ -106,7 +106,7 @@ class Case:
 
     @property
     def geometry(self) -> ConvGeometry:
-        return conv_reference.conv_geometry(
+        return conv_geometry(
             self.x,
             (*self.w, self.x[3] // self.groups),
             stride=self.stride,
@@ -588,7 +588,7 @@ def test_results_between_other_data(case: Case) -> None:
 @pytest.mark.parametrize("op", OPS)
 def test_rows_of_a_wider_image(op: str) -> None:
     """A window of an image that is read where it lies, its rows further apart than they are long."""
-    g = conv_reference.conv_geometry((2, 10, 9, 32), (24, 3, 3, 32), padding=1)
+    g = conv_geometry((2, 10, 9, 32), (24, 3, 3, 32), padding=1)
     case = Case(op, BF16, g.x_shape, (24, 3, 3), padding=g.padding)
     first, second, shape = shapes_of(op, g)
 
@@ -690,7 +690,7 @@ def test_precisions_differ(op: str) -> None:
     """ieee is closer to the truth than tf32: the modes really are different ones."""
     import torch
 
-    g = conv_reference.conv_geometry((2, 12, 12, 64), (64, 3, 3, 64), padding=1)
+    g = conv_geometry((2, 12, 12, 64), (64, 3, 3, 64), padding=1)
     first, second, _ = shapes_of(op, g)
     a, b = placed(first, D.F32, 1), placed(second, D.F32, 2)
     want = torch_conv(op, a.to(torch.float64), b.to(torch.float64), g)
@@ -705,7 +705,7 @@ def test_an_infinity_stays_in_its_group() -> None:
     """Neither another group's zeros nor pixels beyond the filter may meet it."""
     import torch
 
-    g = conv_reference.conv_geometry((1, 8, 8, 16), (16, 3, 3, 8), groups=2)
+    g = conv_geometry((1, 8, 8, 16), (16, 3, 3, 8), groups=2)
     x, w = placed(g.x_shape, D.BF16, 1), placed(g.w_shape, D.BF16, 2)
     x[..., 3] = float("inf")
     y = call("fprop", x, w, g)
@@ -879,7 +879,7 @@ def test_calls_that_are_alike_share_a_plan(case: Case, with_out: bool, kept: lis
 
 
 def test_calls_that_are_not_alike_have_plans_of_their_own(kept: list[ConvProblem]) -> None:
-    g = conv_reference.conv_geometry((2, 14, 14, 32), (32, 3, 3, 32), padding=1)
+    g = conv_geometry((2, 14, 14, 32), (32, 3, 3, 32), padding=1)
     x, w = placed(g.x_shape, D.BF16, 1), placed(g.w_shape, D.BF16, 2)
     out = poisoned(g.y_shape, D.BF16)
     c, bias = placed(g.y_shape, D.BF16, 3), fill((32,), D.BF16, 4)
@@ -1052,7 +1052,7 @@ def refused(error: type[Exception], says: str, function: Any, *given: Any, out: 
 
 
 def test_what_kernels_cannot_do_is_refused_by_name() -> None:
-    g = conv_reference.conv_geometry((2, 9, 8, 16), (24, 3, 3, 16))
+    g = conv_geometry((2, 9, 8, 16), (24, 3, 3, 16))
     x, w = placed(g.x_shape, D.BF16, 1), placed(g.w_shape, D.BF16, 2)
     bias = fill((24,), D.BF16, 4)
     out = poisoned(g.y_shape, D.BF16)
@@ -1072,7 +1072,7 @@ def test_what_kernels_cannot_do_is_refused_by_name() -> None:
         ac.conv2d(planes, nchw(w), layout="nchw", out=nchw(turned.view), backend=BACKEND)
     turned.assert_untouched()
     refused(unsupported, "copy what is broadcast", ac.conv2d, x[:1].expand(2, 9, 8, 16), w, out=out)
-    strided = conv_reference.conv_geometry((2, 18, 16, 16), (24, 3, 3, 16), stride=2, dilation=2)
+    strided = conv_geometry((2, 18, 16, 16), (24, 3, 3, 16), stride=2, dilation=2)
     dy = placed(strided.y_shape, D.BF16, 1)
     refused(unsupported, "kernels of strided dgrad have no dilation", ac.conv2d_dgrad, dy, w, strided.x_shape, stride=2,
             dilation=2, out=poisoned(strided.x_shape, D.BF16))  # fmt: skip
@@ -1085,7 +1085,7 @@ def test_what_kernels_cannot_do_is_refused_by_name() -> None:
 
 
 def test_bad_input_is_refused() -> None:
-    g = conv_reference.conv_geometry((2, 9, 8, 16), (24, 3, 3, 16))
+    g = conv_geometry((2, 9, 8, 16), (24, 3, 3, 16))
     x, w = placed(g.x_shape, D.BF16, 1), placed(g.w_shape, D.BF16, 2)
     out = poisoned(g.y_shape, D.BF16)
     invalid = ac.InvalidOperandError

@@ -25,9 +25,9 @@ from atomr_cutlass.generator.matrix import expand
 from atomr_cutlass.generator.rules import FEW, FP8_TYPES
 from atomr_cutlass.jit import kernels
 from atomr_cutlass.ops.conv2d import reference as conv_reference
+from atomr_cutlass.ops.conv2d.geometry import FPROP, WGRAD, ConvGeometry, conv_geometry
 from atomr_cutlass.ops.conv2d.kernels import ConvFormulation, ConvSearch
-from atomr_cutlass.ops.conv2d.problem import FPROP, WGRAD, ConvProblem
-from atomr_cutlass.ops.conv2d.reference import ConvGeometry
+from atomr_cutlass.ops.conv2d.problem import ConvProblem
 from atomr_cutlass.pipeline import devices, table, verification
 from atomr_cutlass.pipeline.devices import Device
 from atomr_cutlass.pipeline.problem import MatrixSpec
@@ -157,7 +157,7 @@ def _geometries(key: KernelKey) -> Iterator[ConvGeometry]:
                 for one in how:
                     x, w = (2, 13, 11, c * (groups if groups != c or groups == 1 else 1)), (wide, taps, taps)
                     channels = x[3] // groups
-                    yield conv_reference.conv_geometry(x, (*w, channels), groups=groups, **one)
+                    yield conv_geometry(x, (*w, channels), groups=groups, **one)
 
 
 def _conv_problem(key: KernelKey, g: ConvGeometry) -> ConvProblem:

@@ -9,7 +9,7 @@ from atomr_cutlass.generator.dtypes import CutlassDtype as D
 from atomr_cutlass.generator.epilogue.lower import LINEAR, epilogue_id, with_source
 from atomr_cutlass.generator.families.conv_sm90 import conv_sm90
 from atomr_cutlass.generator.key import KernelKey
-from atomr_cutlass.ops.conv2d.problem import DGRAD, FPROP
+from atomr_cutlass.ops.conv2d.geometry import DGRAD, FPROP
 from fake_fused import BIASED, BLOCK, source_of, table_of
 from fake_pack import compile_library
 

@@ -15,7 +15,7 @@ from atomr_cutlass import GemmLayout, GemmRequest, GroupedGemmRequest, PlanKey, 
 from atomr_cutlass.arrays import numerics, operands
 from atomr_cutlass.generator.dtypes import CutlassDtype
 from atomr_cutlass.ops.conv2d import reference as conv_reference
-from atomr_cutlass.ops.conv2d.problem import DGRAD, FPROP
+from atomr_cutlass.ops.conv2d.geometry import DGRAD, FPROP
 from atomr_cutlass.ops.conv2d.request import ConvLayout
 from atomr_cutlass.ops.gemm import reference as gemm_reference
 from atomr_cutlass.ops.gemm.operation import plain

@@ -16,7 +16,7 @@ from atomr_cutlass import reference
 from atomr_cutlass.arrays import arguments
 from atomr_cutlass.errors import InvalidOperandError, UnsupportedError
 from atomr_cutlass.ops.conv2d import reference as conv_reference
-from atomr_cutlass.ops.conv2d.reference import ConvGeometry
+from atomr_cutlass.ops.conv2d.geometry import ConvGeometry, conv_geometry
 from atomr_cutlass.pipeline import devices
 from dlpack_arrays import Array, CudaArray
 
@@ -74,7 +74,7 @@ def _operands(op: str, g: ConvGeometry, dtype: Any = np.float32) -> tuple[Values
 
 
 def _geometry(x: tuple[int, int, int, int], w: tuple[int, int, int, int], **how: Any) -> ConvGeometry:
-    return conv_reference.conv_geometry(x, w, **how)
+    return conv_geometry(x, w, **how)
 
 
 GEOMETRIES = {

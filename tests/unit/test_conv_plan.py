@@ -20,13 +20,10 @@ from atomr_cutlass.generator.families.conv_sm80 import depthwise
 from atomr_cutlass.generator.key import ROW, KernelKey
 from atomr_cutlass.generator.matrix import cells, shared_memory, supports
 from atomr_cutlass.ops.conv2d import plans
-from atomr_cutlass.ops.conv2d import reference as conv_reference
+from atomr_cutlass.ops.conv2d.geometry import DGRAD, FPROP, WGRAD, conv_geometry
 from atomr_cutlass.ops.conv2d.kernels import ConvFormulation, ConvSearch
 from atomr_cutlass.ops.conv2d.plans import make
 from atomr_cutlass.ops.conv2d.problem import (
-    DGRAD,
-    FPROP,
-    WGRAD,
     ConvProblem,
     channel_alignment,
     check_channels,
@@ -71,7 +68,7 @@ def _problem(
     **how: Any,
 ) -> ConvProblem:
     """`w` is (K, R, S); alignments and pitches are those of a, b, c, d and bias."""
-    g = conv_reference.conv_geometry(x, (*w, x[3] // groups), groups=groups, **how)
+    g = conv_geometry(x, (*w, x[3] // groups), groups=groups, **how)
     shapes = {
         FPROP: (g.x_shape, g.w_shape, g.y_shape),
         DGRAD: (g.y_shape, g.w_shape, g.x_shape),

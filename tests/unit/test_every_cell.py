@@ -15,7 +15,7 @@ from atomr_cutlass.generator.dtypes import CutlassDtype
 from atomr_cutlass.generator.epilogue.lower import split
 from atomr_cutlass.generator.key import KernelKey
 from atomr_cutlass.generator.matrix import expand
-from atomr_cutlass.ops.conv2d.problem import DGRAD, FPROP, WGRAD
+from atomr_cutlass.ops.conv2d.geometry import DGRAD, FPROP, WGRAD
 from atomr_cutlass.ops.gemm.kernels import GemmSearch
 from atomr_cutlass.pipeline import devices, select, verification
 from atomr_cutlass.pipeline.problem import GemmProblem, MatrixSpec

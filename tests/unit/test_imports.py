@@ -24,7 +24,7 @@ LAYERS = (
     ("errors",),
     ("checks", "pipeline.pack"),
     ("arrays.numerics", "pipeline.devices", "pipeline.table", "pipeline.plan_cache", "serving.mailbox",
-     "serving.supervisor", "jit.keyed_locks"),
+     "serving.supervisor", "jit.keyed_locks", "ops.conv2d.geometry"),
     ("reference.checks", "reference.activations"),
     ("pipeline.request_options", "reference.epilogue", "reference.scales", "reference.tolerance",
      "arrays.cuda_array_interface"),

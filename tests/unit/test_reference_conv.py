@@ -16,6 +16,7 @@ from atomr_cutlass.arrays import numerics
 from atomr_cutlass.errors import InvalidOperandError
 from atomr_cutlass.generator.dtypes import CutlassDtype as D
 from atomr_cutlass.ops.conv2d import reference as conv_reference
+from atomr_cutlass.ops.conv2d.geometry import conv_geometry
 from atomr_cutlass.ops.gemm import reference as gemm_reference
 
 quick = settings(max_examples=100, deadline=None)
@@ -85,7 +86,7 @@ def test_convolutions_are_what_loops_give(
     rng = np.random.default_rng(seed)
     x, w = _values(rng, (n, *extents, groups * depth)), _values(rng, (groups * width, *filters, depth))
     how: dict[str, Any] = {"stride": stride, "padding": padding, "dilation": dilation, "groups": groups}
-    geometry = conv_reference.conv_geometry(x.shape, w.shape, **how)
+    geometry = conv_geometry(x.shape, w.shape, **how)
     dy = _values(rng, geometry.y_shape)
     y, dx, dw = _loops(x, w, dy, **how)
     np.testing.assert_array_equal(conv_reference.conv2d(x, w, out_dtype=D.F64, **how), y)
@@ -210,7 +211,7 @@ def test_operands_may_be_views_and_are_left_alone() -> None:
     ],
 )
 def test_forms_of_padding(given: Any, meant: Any) -> None:
-    geometry = conv_reference.conv_geometry((1, 8, 8, 3), (4, 3, 3, 3), padding=given)
+    geometry = conv_geometry((1, 8, 8, 3), (4, 3, 3, 3), padding=given)
     assert geometry.padding == meant
     assert geometry.y_shape == (1, 6 + sum(meant[0]), 6 + sum(meant[1]), 4)
     assert (geometry.x_shape, geometry.w_shape) == ((1, 8, 8, 3), (4, 3, 3, 3))
@@ -303,7 +304,7 @@ def test_sums_in_float32_are_within_tolerance_and_a_missing_tap_is_not(dtype: D)
     rng = np.random.default_rng(6)
     x = numerics.saturating_cast(rng.normal(size=(2, 9, 9, 16)), dtype)
     w = numerics.saturating_cast(rng.normal(size=(8, 3, 3, 16)), dtype)
-    geometry = conv_reference.conv_geometry(x.shape, w.shape, padding=1)
+    geometry = conv_geometry(x.shape, w.shape, padding=1)
     padded = np.pad(x.astype(np.float32), ((0, 0), (1, 1), (1, 1), (0, 0)))
     sums = np.zeros((10, *geometry.y_shape), np.float32)
     for tap, (r, s) in enumerate(product(range(3), range(3))):

@@ -637,9 +637,9 @@ def test_plans_name_dimensions_as_their_request_does() -> None:
         ({"stride": 0}, r"ConvShape\.stride is 0; expected an integer from 1"),
         ({"padding": -1}, r"ConvShape\.padding is -1; expected an integer from 0"),
         ({"dilation": (1, 2, 3)}, r"ConvShape\.dilation is \(1, 2, 3\); expected two integers"),
-        ({"groups": 3}, r"ConvShape\.c is 16, no multiple of the 3 groups"),
-        ({"r": 11}, "the result would be empty: a filter of 11 with dilation 1 is longer than 8 with padding 0"),
-        ({"s": 5, "dilation": 3}, "a filter of 5 with dilation 3 is longer than 9"),
+        ({"groups": 3}, "x has C = 16, no multiple of the 3 groups"),
+        ({"r": 11}, "the result has no rows: 11 taps of w with dilation 1 are longer than 8 with padding 0 and 0"),
+        ({"s": 5, "dilation": 3}, "the result has no columns: 5 taps of w with dilation 3 are longer than 9"),
     ],
 )
 def test_convolutions_without_sense_are_refused(changes: dict[str, Any], says: str) -> None:

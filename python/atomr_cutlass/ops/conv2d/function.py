@@ -25,9 +25,9 @@ from ...pipeline.invocation import Call, Invocation, Result, as_it_is, documente
 from ...pipeline.op_plan import OpPlan
 from ...pipeline.problem import MatrixSpec
 from . import reference as conv_reference
+from .geometry import DGRAD, FPROP, OPERANDS, WGRAD, ConvGeometry, conv_geometry, result_shape
 from .plans import make
-from .problem import DGRAD, FPROP, OPERANDS, WGRAD, ConvProblem, check_channels, result_shape
-from .reference import ConvGeometry
+from .problem import ConvProblem, check_channels
 
 _SCALES = ("scale_a", "scale_b", "scale_d")
 
@@ -420,9 +420,7 @@ def _geometry(own: ConvOptions, views: Mapping[str, _core.Operand]) -> ConvGeome
     if shape and own.layout == "nchw":
         shape = tuple(shape[axis] for axis in TO_NHWC)
     x, w = {FPROP: (a, b), DGRAD: (shape, b), WGRAD: (b, shape)}[own.op]
-    geometry = conv_reference.conv_geometry(
-        x, w, stride=own.stride, padding=own.padding, dilation=own.dilation, groups=own.groups
-    )
+    geometry = conv_geometry(x, w, stride=own.stride, padding=own.padding, dilation=own.dilation, groups=own.groups)
     if own.op != FPROP and a != geometry.y_shape:
         raise InvalidOperandError(f"dy has shape {a} (NHWC order); the convolution's result has {geometry.y_shape}")
     return geometry

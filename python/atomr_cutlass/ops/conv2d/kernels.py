@@ -29,14 +29,8 @@ from ...pipeline.select import KernelSearch
 from ..gemm.kernels import OP as GEMM
 from ..gemm.kernels import GemmSearch
 from . import problem as conv_problem
-from .problem import (
-    DGRAD,
-    FPROP,
-    WGRAD,
-    ConvProblem,
-    dense,
-    packed,
-)
+from .geometry import DGRAD, FPROP, WGRAD
+from .problem import ConvProblem, dense, packed
 from .support import CAST_ALIGNMENT, CAST_SECONDS, convolves, seconds
 
 SLICES = (1, 2, 4, 8, 16, 32, 64, 128, 256)
@@ -364,6 +358,3 @@ def _unwidened(what: ConvProblem) -> str:
     if not dense(what.d) or what.d.alignment % CAST_ALIGNMENT:
         return f"a cast writes what is dense and aligned to {CAST_ALIGNMENT} bytes"
     return ""
-
-
-__all__ = ["DGRAD", "FPROP", "WGRAD", "ConvFormulation", "ConvSearch"]

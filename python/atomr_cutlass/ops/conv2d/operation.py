@@ -15,8 +15,8 @@ from ...pipeline.problem import MatrixSpec
 from ...pipeline.request_options import Option, RequestOptions
 from ..gemm.operation import PRECISION, epilogue_from
 from . import plans
+from .geometry import OPERANDS, WGRAD
 from .kernels import ConvSearch
-from .problem import OPERANDS, WGRAD
 from .request import ConvDgradRequest, ConvFwdRequest, ConvLayout, ConvRequest, ConvShape, ConvWgradRequest
 
 

@@ -15,7 +15,7 @@ from ...generator.epilogue.tree import EpilogueVisitorTree
 from ...pipeline.probe import Array, Arrays, Check, Probe, compare_tree, slices
 from . import reference as conv_reference
 from .function import conv2d, conv2d_dgrad, conv2d_wgrad
-from .problem import DGRAD, FPROP, OPERANDS
+from .geometry import DGRAD, FPROP, OPERANDS
 from .request import ConvLayout, ConvRequest
 
 _CONVOLUTIONS = (conv_reference.conv2d, conv_reference.conv2d_dgrad, conv_reference.conv2d_wgrad)

@@ -12,12 +12,7 @@ from ...epilogue.common import as_bias_and_activation
 from ...errors import InvalidOperandError, UnsupportedError
 from ...generator.epilogue.lower import LINEAR, epilogue_id, with_source
 from ...pipeline.problem import MatrixSpec
-from .reference import ConvGeometry
-
-FPROP, DGRAD, WGRAD = "conv2d_fprop", "conv2d_dgrad", "conv2d_wgrad"
-
-OPERANDS = {FPROP: ("x", "w"), DGRAD: ("dy", "w"), WGRAD: ("dy", "x")}
-"""A and B as callers call them."""
+from .geometry import DGRAD, FPROP, WGRAD, ConvGeometry
 
 
 @dataclass(frozen=True)
@@ -85,11 +80,6 @@ class ConvProblem:
             taps = -(-g.r // g.stride[0]) * -(-g.s // g.stride[1])
             return g.n * g.h * g.w, x_channels, taps * y_channels
         return y_channels, g.r * g.s * x_channels, g.n * g.p * g.q
-
-
-def result_shape(op: str, geometry: ConvGeometry) -> tuple[int, int, int, int]:
-    """The extents of D."""
-    return {FPROP: geometry.y_shape, DGRAD: geometry.x_shape, WGRAD: geometry.w_shape}[op]
 
 
 def formulations(problem: ConvProblem) -> list[ConvProblem]:

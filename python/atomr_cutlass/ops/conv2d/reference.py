@@ -3,107 +3,47 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import Any, NamedTuple, TypeAlias
+from dataclasses import dataclass
+from typing import Any, TypeAlias
 
 import numpy as np
 
 from ...arrays.numerics import INTEGER_DTYPES, AnyArray, FloatArray, round_to_tf32, to_float64
-from ...checks import MOST, shown
 from ...errors import InvalidOperandError
 from ...generator.dtypes import CutlassDtype
 from ...reference.checks import check_math, element_type
 from ...reference.epilogue import activated, add_magnitudes, add_terms, check_activation, check_bias, stored
 from ...reference.scales import Scale, read_number
-
-Pair: TypeAlias = "int | tuple[int, int]"
-Padding: TypeAlias = "int | tuple[int, int] | tuple[tuple[int, int], tuple[int, int]]"
-"""One number, (rows, columns) on both sides, or ((top, bottom), (left, right))."""
-
-Shape4: TypeAlias = tuple[int, int, int, int]
+from .geometry import DGRAD, FPROP, OPERANDS, WGRAD, ConvGeometry, Padding, Pair, Shape4, conv_geometry, result_shape
 
 
-class ConvGeometry(NamedTuple):
-    """Extents of x (n, h, w, c), filter (k, r, s, c / groups) and y (n, p, q, k)."""
+@dataclass(frozen=True)
+class ConvTerms:
+    """What convolutions take beside operands and types.
 
-    n: int
-    h: int
-    w: int
-    c: int
-    k: int
-    r: int
-    s: int
-    p: int
-    q: int
-    stride: tuple[int, int]
-    padding: tuple[tuple[int, int], tuple[int, int]]
-    dilation: tuple[int, int]
-    groups: int
-
-    @property
-    def x_shape(self) -> Shape4:
-        """The shape of x and of its gradient."""
-        return (self.n, self.h, self.w, self.c)
-
-    @property
-    def w_shape(self) -> Shape4:
-        """The shape of the filter and of its gradient."""
-        return (self.k, self.r, self.s, self.c // self.groups)
-
-    @property
-    def y_shape(self) -> Shape4:
-        """The shape of y."""
-        return (self.n, self.p, self.q, self.k)
-
-
-def conv_geometry(
-    x_shape: tuple[int, ...],
-    w_shape: tuple[int, ...],
-    *,
-    stride: Pair = 1,
-    padding: Padding = 0,
-    dilation: Pair = 1,
-    groups: int = 1,
-) -> ConvGeometry:
-    """All extents of a convolution.
-
-    Args:
-        x_shape: (n, h, w, c).
-        w_shape: (k, r, s, c / groups).
-        stride: one number, or for rows and for columns.
-        padding: see `Padding`; not negative.
-        dilation: distance of the filter's taps, as stride.
-        groups: parts that channels are divided into, each convolved by itself.
-
-    Raises:
-        InvalidOperandError: something is no extent, channels do not divide or agree, or y would be empty.
+    Attributes:
+        stride: step of the filter: one number, or for rows and for columns.
+        padding: see `Padding`.
+        dilation: distance between the filter's taps, as stride.
+        groups: parts that channels are divided into, each convolved by itself; C of them for a depthwise convolution.
+        alpha: factor of the sum; with 0 the operands are not read.
+        beta: factor of c; with 0 it is not read.
+        bias: one value for each channel of the result, its last extent.
+        scale_a: multiplies: a number, or an array of one element.
+        scale_b: as scale_a.
+        scale_d: a number, applied after the activation.
     """
-    n, h, width, c = _extents("x", x_shape, "(N, H, W, C)", least=(0, 1, 1, 1))
-    k, r, s, depth = _extents("w", w_shape, "(K, R, S, C / groups)", least=(1, 1, 1, 1))
-    strides, dilations = _pair("stride", stride, 1), _pair("dilation", dilation, 1)
-    pads = _padding(padding)
-    if isinstance(groups, bool) or not isinstance(groups, int) or not 1 <= groups <= MOST:
-        raise InvalidOperandError(f"groups is {shown(groups)}; expected a positive integer")
-    for name, operand, channels in (("C", "x", c), ("K", "w", k)):
-        if channels % groups:
-            raise InvalidOperandError(f"{operand} has {name} = {channels}, no multiple of the {groups} groups")
-    if depth != c // groups:
-        raise InvalidOperandError(
-            f"w has shape {tuple(w_shape)}; its last extent must be {c // groups}: {c} channels in {groups} groups"
-        )
-    out = []
-    for what, extent, taps, step, reach, (before, after) in zip(
-        ("rows", "columns"), (h, width), (r, s), strides, dilations, pads, strict=True
-    ):
-        room = extent + before + after - reach * (taps - 1) - 1
-        if room < 0:
-            raise InvalidOperandError(
-                f"the result has no {what}: {taps} taps of w with dilation {reach} are longer than {extent} with "
-                f"padding {before} and {after}"
-            )
-        out.append(room // step + 1)
-        if out[-1] > MOST:
-            raise InvalidOperandError(f"the result has {out[-1]} {what}: kernels count to 2^31 - 1")
-    return ConvGeometry(n, h, width, c, k, r, s, out[0], out[1], strides, pads, dilations, groups)
+
+    stride: Pair = 1
+    padding: Padding = 0
+    dilation: Pair = 1
+    groups: int = 1
+    alpha: float = 1.0
+    beta: float = 0.0
+    bias: AnyArray | None = None
+    scale_a: Scale | None = None
+    scale_b: Scale | None = None
+    scale_d: float | None = None
 
 
 def conv2d(
@@ -111,19 +51,10 @@ def conv2d(
     w: AnyArray,
     c: AnyArray | None = None,
     *,
-    stride: Pair = 1,
-    padding: Padding = 0,
-    dilation: Pair = 1,
-    groups: int = 1,
-    alpha: float = 1.0,
-    beta: float = 0.0,
-    bias: AnyArray | None = None,
-    activation: str | None = None,
-    scale_a: Scale | None = None,
-    scale_b: Scale | None = None,
-    scale_d: float | None = None,
     out_dtype: CutlassDtype,
+    activation: str | None = None,
     math: str = "default",
+    **terms: Any,
 ) -> AnyArray:
     """Y = saturating_cast(scale_d * act(alpha * scale_a * scale_b * conv(x, w) + beta * C + bias)).
 
@@ -137,20 +68,11 @@ def conv2d(
     Args:
         x: (N, H, W, C) of any floating dtype; N may be 0.
         w: (K, R, S, C / groups).
-        c: (N, P, Q, K); not read when beta is 0.
-        stride: one number, or for rows and for columns.
-        padding: one number, (rows, columns), or ((top, bottom), (left, right)).
-        dilation: distance of the filter's taps.
-        groups: parts that channels are divided into; C of them for a depthwise convolution.
-        alpha: factor of the convolution; with 0, x and w are not read.
-        beta: factor of c.
-        bias: one value for each channel of the result, its last extent.
-        activation: a name in ACTIVATIONS.
-        scale_a: a number, or an array of one element; multiplies.
-        scale_b: likewise.
-        scale_d: a number, applied after the activation.
+        c: (N, P, Q, K); needed exactly when beta is not 0.
         out_dtype: the element type of the result.
+        activation: a name in ACTIVATIONS.
         math: as in `gemm`: `tf32` rounds float32 operands first.
+        terms: see `ConvTerms`.
 
     Returns:
         A new array (N, P, Q, K).
@@ -158,10 +80,7 @@ def conv2d(
     Raises:
         InvalidOperandError: a wrong rank, shape, dtype, name or combination; the message names the argument.
     """
-    _check_operands(x=x, w=w)
-    geometry = conv_geometry(x.shape, w.shape, stride=stride, padding=padding, dilation=dilation, groups=groups)
-    terms = _Terms(geometry.y_shape, c, alpha, beta, bias, scale_a, scale_b, scale_d)
-    return _run(_fprop, (x, w), geometry, terms, activation, out_dtype, math)
+    return _run(FPROP, (x, w), None, c, ConvTerms(**terms), activation, out_dtype, math)
 
 
 def conv2d_dgrad(
@@ -170,40 +89,22 @@ def conv2d_dgrad(
     x_shape: Shape4,
     c: AnyArray | None = None,
     *,
-    stride: Pair = 1,
-    padding: Padding = 0,
-    dilation: Pair = 1,
-    groups: int = 1,
-    alpha: float = 1.0,
-    beta: float = 0.0,
-    bias: AnyArray | None = None,
-    activation: str | None = None,
-    scale_a: Scale | None = None,
-    scale_b: Scale | None = None,
-    scale_d: float | None = None,
     out_dtype: CutlassDtype,
+    activation: str | None = None,
     math: str = "default",
+    **terms: Any,
 ) -> AnyArray:
     """The gradient of `conv2d` by x, with the epilogue of `conv2d`.
 
     Args:
         dy: (N, P, Q, K), the gradient by y.
         w: (K, R, S, C / groups).
-        x_shape: (N, H, W, C). Several x give the same y where the stride does not divide, so it has to be said.
+        x_shape: (N, H, W, C). Several x have the same y where the stride does not divide.
         c: (N, H, W, C).
-        stride: as in `conv2d`, like the rest.
-        padding: see there.
-        dilation: see there.
-        groups: see there.
-        alpha: factor of the gradient.
-        beta: factor of c.
-        bias: (C,).
-        activation: a name in ACTIVATIONS.
-        scale_a: of dy.
-        scale_b: of w.
-        scale_d: a number.
         out_dtype: the element type of the result.
+        activation: a name in ACTIVATIONS.
         math: as in `gemm`.
+        terms: see `ConvTerms`; of them scale_a is of dy.
 
     Returns:
         A new array (N, H, W, C).
@@ -211,11 +112,7 @@ def conv2d_dgrad(
     Raises:
         InvalidOperandError: as `conv2d`; also when dy's extents are not those of a y of `x_shape` and w.
     """
-    _check_operands(dy=dy, w=w)
-    geometry = conv_geometry(x_shape, w.shape, stride=stride, padding=padding, dilation=dilation, groups=groups)
-    _check_gradient(dy, geometry, "x_shape and w")
-    terms = _Terms(geometry.x_shape, c, alpha, beta, bias, scale_a, scale_b, scale_d)
-    return _run(_dgrad, (dy, w), geometry, terms, activation, out_dtype, math)
+    return _run(DGRAD, (dy, w), x_shape, c, ConvTerms(**terms), activation, out_dtype, math)
 
 
 def conv2d_wgrad(
@@ -224,19 +121,10 @@ def conv2d_wgrad(
     w_shape: Shape4,
     c: AnyArray | None = None,
     *,
-    stride: Pair = 1,
-    padding: Padding = 0,
-    dilation: Pair = 1,
-    groups: int = 1,
-    alpha: float = 1.0,
-    beta: float = 0.0,
-    bias: AnyArray | None = None,
-    activation: str | None = None,
-    scale_a: Scale | None = None,
-    scale_b: Scale | None = None,
-    scale_d: float | None = None,
     out_dtype: CutlassDtype,
+    activation: str | None = None,
     math: str = "default",
+    **terms: Any,
 ) -> AnyArray:
     """The gradient of `conv2d` by w, with the epilogue of `conv2d`.
 
@@ -245,19 +133,10 @@ def conv2d_wgrad(
         x: (N, H, W, C).
         w_shape: (K, R, S, C / groups).
         c: (K, R, S, C / groups).
-        stride: as in `conv2d`, like the rest.
-        padding: see there.
-        dilation: see there.
-        groups: see there.
-        alpha: factor of the gradient.
-        beta: factor of c.
-        bias: (C / groups,).
-        activation: a name in ACTIVATIONS.
-        scale_a: of dy.
-        scale_b: of x.
-        scale_d: a number.
         out_dtype: the element type of the result.
+        activation: a name in ACTIVATIONS.
         math: as in `gemm`.
+        terms: see `ConvTerms`; of them scale_a is of dy and scale_b of x.
 
     Returns:
         A new array (K, R, S, C / groups).
@@ -265,159 +144,36 @@ def conv2d_wgrad(
     Raises:
         InvalidOperandError: as `conv2d`; also when dy's extents are not those of a y of x and `w_shape`.
     """
-    _check_operands(dy=dy, x=x)
-    geometry = conv_geometry(x.shape, w_shape, stride=stride, padding=padding, dilation=dilation, groups=groups)
-    _check_gradient(dy, geometry, "x and w_shape")
-    terms = _Terms(geometry.w_shape, c, alpha, beta, bias, scale_a, scale_b, scale_d)
-    return _run(_wgrad, (dy, x), geometry, terms, activation, out_dtype, math)
+    return _run(WGRAD, (dy, x), w_shape, c, ConvTerms(**terms), activation, out_dtype, math)
 
 
 def absolute_conv2d(
-    x: AnyArray,
-    w: AnyArray,
-    c: AnyArray | None = None,
-    *,
-    stride: Pair = 1,
-    padding: Padding = 0,
-    dilation: Pair = 1,
-    groups: int = 1,
-    alpha: float = 1.0,
-    beta: float = 0.0,
-    bias: AnyArray | None = None,
-    scale_a: Scale | None = None,
-    scale_b: Scale | None = None,
-    scale_d: float | None = None,
-) -> FloatArray:
-    """`conv2d` of magnitudes, as `absolute_product` is of a product: what `within_tolerance` measures against.
+    x: AnyArray, w: AnyArray, c: AnyArray | None = None, **terms: Any
+) -> FloatArray:  # fmt: skip
+    """`conv2d` of magnitudes in float64: what `within_tolerance` measures errors against, as `absolute_product`.
 
-    Args:
-        x: as in `conv2d`, like the rest.
-        w: (K, R, S, C / groups).
-        c: (N, P, Q, K).
-        stride: see there.
-        padding: see there.
-        dilation: see there.
-        groups: see there.
-        alpha: factor of the convolution.
-        beta: factor of c.
-        bias: (K,).
-        scale_a: of x.
-        scale_b: of w.
-        scale_d: a number.
-
-    Returns:
-        float64 (N, P, Q, K).
-
-    Raises:
-        InvalidOperandError: as `conv2d` does.
+    Arguments and errors are those of `conv2d`.
     """
-    _check_operands(x=x, w=w)
-    geometry = conv_geometry(x.shape, w.shape, stride=stride, padding=padding, dilation=dilation, groups=groups)
-    terms = _Terms(geometry.y_shape, c, alpha, beta, bias, scale_a, scale_b, scale_d)
-    return _run_absolute(_fprop, (x, w), geometry, terms)
+    return _run_absolute(FPROP, (x, w), None, c, ConvTerms(**terms))
 
 
 def absolute_conv2d_dgrad(
-    dy: AnyArray,
-    w: AnyArray,
-    x_shape: Shape4,
-    c: AnyArray | None = None,
-    *,
-    stride: Pair = 1,
-    padding: Padding = 0,
-    dilation: Pair = 1,
-    groups: int = 1,
-    alpha: float = 1.0,
-    beta: float = 0.0,
-    bias: AnyArray | None = None,
-    scale_a: Scale | None = None,
-    scale_b: Scale | None = None,
-    scale_d: float | None = None,
+    dy: AnyArray, w: AnyArray, x_shape: Shape4, c: AnyArray | None = None, **terms: Any
 ) -> FloatArray:
-    """`conv2d_dgrad` of magnitudes; see `absolute_conv2d`.
-
-    Args:
-        dy: as in `conv2d_dgrad`, like the rest.
-        w: (K, R, S, C / groups).
-        x_shape: (N, H, W, C).
-        c: (N, H, W, C).
-        stride: see there.
-        padding: see there.
-        dilation: see there.
-        groups: see there.
-        alpha: factor of the gradient.
-        beta: factor of c.
-        bias: (C,).
-        scale_a: of dy.
-        scale_b: of w.
-        scale_d: a number.
-
-    Returns:
-        float64 (N, H, W, C).
-
-    Raises:
-        InvalidOperandError: as `conv2d_dgrad` does.
-    """
-    _check_operands(dy=dy, w=w)
-    geometry = conv_geometry(x_shape, w.shape, stride=stride, padding=padding, dilation=dilation, groups=groups)
-    _check_gradient(dy, geometry, "x_shape and w")
-    terms = _Terms(geometry.x_shape, c, alpha, beta, bias, scale_a, scale_b, scale_d)
-    return _run_absolute(_dgrad, (dy, w), geometry, terms)
+    """`conv2d_dgrad` of magnitudes; see `absolute_conv2d`."""
+    return _run_absolute(DGRAD, (dy, w), x_shape, c, ConvTerms(**terms))
 
 
 def absolute_conv2d_wgrad(
-    dy: AnyArray,
-    x: AnyArray,
-    w_shape: Shape4,
-    c: AnyArray | None = None,
-    *,
-    stride: Pair = 1,
-    padding: Padding = 0,
-    dilation: Pair = 1,
-    groups: int = 1,
-    alpha: float = 1.0,
-    beta: float = 0.0,
-    bias: AnyArray | None = None,
-    scale_a: Scale | None = None,
-    scale_b: Scale | None = None,
-    scale_d: float | None = None,
+    dy: AnyArray, x: AnyArray, w_shape: Shape4, c: AnyArray | None = None, **terms: Any
 ) -> FloatArray:
-    """`conv2d_wgrad` of magnitudes; see `absolute_conv2d`.
-
-    Args:
-        dy: as in `conv2d_wgrad`, like the rest.
-        x: (N, H, W, C).
-        w_shape: (K, R, S, C / groups).
-        c: (K, R, S, C / groups).
-        stride: see there.
-        padding: see there.
-        dilation: see there.
-        groups: see there.
-        alpha: factor of the gradient.
-        beta: factor of c.
-        bias: (C / groups,).
-        scale_a: of dy.
-        scale_b: of x.
-        scale_d: a number.
-
-    Returns:
-        float64 (K, R, S, C / groups).
-
-    Raises:
-        InvalidOperandError: as `conv2d_wgrad` does.
-    """
-    _check_operands(dy=dy, x=x)
-    geometry = conv_geometry(x.shape, w_shape, stride=stride, padding=padding, dilation=dilation, groups=groups)
-    _check_gradient(dy, geometry, "x and w_shape")
-    terms = _Terms(geometry.w_shape, c, alpha, beta, bias, scale_a, scale_b, scale_d)
-    return _run_absolute(_wgrad, (dy, x), geometry, terms)
+    """`conv2d_wgrad` of magnitudes; see `absolute_conv2d`."""
+    return _run_absolute(WGRAD, (dy, x), w_shape, c, ConvTerms(**terms))
 
 
 # ----------------------------------------------------------------------------------------------------------------------
 # The three sums
 # ----------------------------------------------------------------------------------------------------------------------
-
-_Sum: TypeAlias = Callable[[FloatArray, FloatArray, ConvGeometry], FloatArray]
 
 
 def _fprop(x: FloatArray, w: FloatArray, g: ConvGeometry) -> FloatArray:
@@ -493,117 +249,85 @@ def _taps(g: ConvGeometry) -> Iterator[tuple[int, int, slice, slice]]:
 # ----------------------------------------------------------------------------------------------------------------------
 
 
-class _Terms(NamedTuple):
-    """Everything but the operands: the result's shape, and what is multiplied and added."""
+_SUMS: dict[str, Callable[[FloatArray, FloatArray, ConvGeometry], FloatArray]] = {
+    FPROP: _fprop, DGRAD: _dgrad, WGRAD: _wgrad
+}  # fmt: skip
 
-    shape: Shape4
-    c: AnyArray | None
-    alpha: float
-    beta: float
-    bias: AnyArray | None
-    scale_a: Scale | None
-    scale_b: Scale | None
-    scale_d: float | None
+Operands: TypeAlias = "tuple[AnyArray, AnyArray]"
 
 
 def _run(
-    summed: _Sum,
-    operands: tuple[AnyArray, AnyArray],
-    geometry: ConvGeometry,
-    terms: _Terms,
+    op: str,
+    operands: Operands,
+    shape: Shape4 | None,
+    c: AnyArray | None,
+    terms: ConvTerms,
     activation: str | None,
     out_dtype: CutlassDtype,
     math: str,
 ) -> AnyArray:
+    """A convolution. `shape` is that of x or w, whichever is not an operand."""
+    geometry, factor = _parsed(op, operands, shape, c, terms)
     check_activation(activation)
     check_math(math, *(element_type("operand", operand) for operand in operands))
-    factor = _checked_factor(terms)
     if math == "tf32":
         operands = (round_to_tf32(operands[0]), round_to_tf32(operands[1]))
     with np.errstate(all="ignore"):
-        values = np.zeros(terms.shape)
+        values = np.zeros(result_shape(op, geometry))
         if factor is not None:
-            values += factor * summed(to_float64(operands[0]), to_float64(operands[1]), geometry)
-        values = activated(add_terms(values, terms.c, float(terms.beta), terms.bias), activation)
-        return stored(values, terms.scale_d, out_dtype)
+            values += factor * _SUMS[op](to_float64(operands[0]), to_float64(operands[1]), geometry)
+        values = add_terms(values, c, float(terms.beta), terms.bias)
+        return stored(activated(values, activation), terms.scale_d, out_dtype)
 
 
 def _run_absolute(
-    summed: _Sum, operands: tuple[AnyArray, AnyArray], geometry: ConvGeometry, terms: _Terms
+    op: str, operands: Operands, shape: Shape4 | None, c: AnyArray | None, terms: ConvTerms
 ) -> FloatArray:
-    factor = _checked_factor(terms)
+    """A convolution of magnitudes; see `_run`."""
+    geometry, factor = _parsed(op, operands, shape, c, terms)
+    scale_d = terms.scale_d
     with np.errstate(all="ignore"):
-        values = np.zeros(terms.shape)
+        values = np.zeros(result_shape(op, geometry))
         if factor is not None:
             first, second = (np.abs(to_float64(operand)) for operand in operands)
-            values += abs(factor) * summed(first, second, geometry)
-        values = add_magnitudes(values, terms.c, float(terms.beta), terms.bias)
-        return values if terms.scale_d is None else values * abs(float(terms.scale_d))
+            values += abs(factor) * _SUMS[op](first, second, geometry)
+        values = add_magnitudes(values, c, float(terms.beta), terms.bias)
+        return values if scale_d is None else values * abs(float(scale_d))
 
 
-def _checked_factor(terms: _Terms) -> float | None:
-    """Checks the terms; returns alpha * scale_a * scale_b, or None where alpha is 0 and nothing is read."""
-    if terms.c is None:
-        if terms.beta != 0.0:
-            raise InvalidOperandError(f"beta is {terms.beta}, but c is not given")
-    else:
-        element_type("c", terms.c)
-        if terms.c.shape != terms.shape:
-            raise InvalidOperandError(f"c has shape {terms.c.shape}; expected {terms.shape}")
-    check_bias(terms.bias, terms.shape[-1], "channel of the result")
-    factor = float(terms.alpha)
-    for name, scale in (("scale_a", terms.scale_a), ("scale_b", terms.scale_b)):
-        number = read_number(name, scale)
-        with np.errstate(all="ignore"):
-            factor *= number
-    return None if terms.alpha == 0.0 else factor
-
-
-def _check_operands(**operands: AnyArray) -> None:
-    for name, operand in operands.items():
+def _parsed(
+    op: str, operands: Operands, shape: Shape4 | None, c: AnyArray | None, terms: ConvTerms
+) -> tuple[ConvGeometry, float | None]:
+    """Checks all arguments; returns the extents, and alpha * scale_a * scale_b, None where alpha is 0."""
+    shapes = {name: operand.shape for name, operand in zip(OPERANDS[op], operands, strict=True)}
+    for name, operand in zip(OPERANDS[op], operands, strict=True):
         if operand.ndim != 4:
             raise InvalidOperandError(f"{name} has shape {operand.shape}; expected four dimensions, channels last")
         if element_type(name, operand) in INTEGER_DTYPES:
             raise InvalidOperandError(f"{name} is {operand.dtype}; convolutions take floating-point operands")
-
-
-def _check_gradient(dy: AnyArray, geometry: ConvGeometry, given: str) -> None:
-    if dy.shape != geometry.y_shape:
-        raise InvalidOperandError(f"dy has shape {dy.shape}; {given} give {geometry.y_shape}")
-
-
-def _extents(name: str, shape: tuple[int, ...], expected: str, least: Shape4) -> Shape4:
-    if len(shape) != 4 or any(
-        isinstance(extent, bool) or not isinstance(extent, int) or extent < low
-        for extent, low in zip(shape, least, strict=True)
-    ):
-        raise InvalidOperandError(f"{name} has shape {tuple(shape)}; expected {expected}, of which only N may be 0")
-    return (shape[0], shape[1], shape[2], shape[3])
-
-
-def _pair(name: str, given: Any, least: int) -> tuple[int, int]:
-    pair = (given, given) if isinstance(given, int) else given
-    if not isinstance(pair, (tuple, list)) or len(pair) != 2 or not all(_is_extent(value, least) for value in pair):
-        raise InvalidOperandError(
-            f"{name} is {shown(given)}; expected an integer from {least}, or one each for rows and columns"
-        )
-    return (pair[0], pair[1])
-
-
-def _padding(given: Any) -> tuple[tuple[int, int], tuple[int, int]]:
-    pair = (given, given) if isinstance(given, int) else given
-    if isinstance(pair, (tuple, list)) and len(pair) == 2:
-        sides = tuple((one, one) if isinstance(one, int) else one for one in pair)
-        if all(
-            isinstance(side, (tuple, list)) and len(side) == 2 and all(_is_extent(value, 0) for value in side)
-            for side in sides
-        ):
-            (top, bottom), (left, right) = sides
-            return ((top, bottom), (left, right))
-    raise InvalidOperandError(
-        f"padding is {shown(given)}; expected an integer from 0, (rows, columns) or ((top, bottom), (left, right))"
+    geometry = conv_geometry(
+        shapes.get("x", shape or ()),
+        shapes.get("w", shape or ()),
+        stride=terms.stride,
+        padding=terms.padding,
+        dilation=terms.dilation,
+        groups=terms.groups,
     )
-
-
-def _is_extent(value: Any, least: int) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and least <= value <= MOST
+    if "dy" in shapes and shapes["dy"] != geometry.y_shape:
+        given = "x_shape and w" if "w" in shapes else "x and w_shape"
+        raise InvalidOperandError(f"dy has shape {shapes['dy']}; {given} give {geometry.y_shape}")
+    result, alpha, beta = result_shape(op, geometry), terms.alpha, terms.beta
+    if c is None:
+        if beta != 0.0:
+            raise InvalidOperandError(f"beta is {beta}, but c is not given")
+    else:
+        element_type("c", c)
+        if c.shape != result:
+            raise InvalidOperandError(f"c has shape {c.shape}; expected {result}")
+    check_bias(terms.bias, result[-1], "channel of the result")
+    factor = float(alpha)
+    for name, scale in (("scale_a", terms.scale_a), ("scale_b", terms.scale_b)):
+        number = read_number(name, scale)
+        with np.errstate(all="ignore"):
+            factor *= number
+    return geometry, None if alpha == 0.0 else factor

@@ -25,9 +25,9 @@ from ...pipeline.problem import MatrixSpec
 from ...reference import ACTIVATIONS
 from ..gemm.request import GemmEpilogue
 from ..request_checks import expect_extent, expect_fields, expect_served, math_of
+from .geometry import DGRAD, FPROP, OPERANDS, WGRAD, ConvGeometry, conv_geometry
 from .kernels import ConvSearch
-from .problem import DGRAD, FPROP, OPERANDS, WGRAD, ConvProblem
-from .reference import ConvGeometry
+from .problem import ConvProblem
 
 _DTYPES = (
     CutlassDtype.F16, CutlassDtype.BF16, CutlassDtype.F32, CutlassDtype.TF32, CutlassDtype.F8E4M3, CutlassDtype.F8E5M2,
@@ -83,17 +83,7 @@ class ConvShape:
             for value in pair:
                 for one in value if name == "padding" and isinstance(value, tuple) else (value,):
                     expect_extent(one, f"ConvShape.{name}", least)
-        for name in ("c", "k"):
-            if getattr(self, name) % self.groups:
-                raise InvalidOperandError(
-                    f"ConvShape.{name} is {getattr(self, name)}, no multiple of the {self.groups} groups"
-                )
-        for name, extent, taps, axis in (("p", self.h, self.r, 0), ("q", self.w, self.s, 1)):
-            if getattr(self, name) < 1:
-                raise InvalidOperandError(
-                    f"the result would be empty: a filter of {taps} with dilation {self.dilation[axis]} is longer than "
-                    f"{extent} with padding {self.pads[axis][0]} and {self.pads[axis][1]}"
-                )
+        _ = self.geometry  # refuses channels that groups do not divide, and a y without pixels
 
     @classmethod
     def nhwc(
@@ -117,26 +107,29 @@ class ConvShape:
     @property
     def pads(self) -> tuple[tuple[int, int], tuple[int, int]]:
         """Padding as ((top, bottom), (left, right))."""
-        rows, columns = (one if isinstance(one, tuple) else (one, one) for one in self.padding)
-        return rows, columns
+        return self.geometry.padding
 
     @property
     def p(self) -> int:
         """Rows of y."""
-        return (self.h + sum(self.pads[0]) - self.dilation[0] * (self.r - 1) - 1) // self.stride[0] + 1
+        return self.geometry.p
 
     @property
     def q(self) -> int:
         """Columns of y."""
-        return (self.w + sum(self.pads[1]) - self.dilation[1] * (self.s - 1) - 1) // self.stride[1] + 1
+        return self.geometry.q
 
-    @property
+    @functools.cached_property
     def geometry(self) -> ConvGeometry:
         """All extents."""
-        return ConvGeometry(
-            self.n, self.h, self.w, self.c, self.k, self.r, self.s, self.p, self.q, self.stride, self.pads,
-            self.dilation, self.groups,
-        )  # fmt: skip
+        return conv_geometry(
+            (self.n, self.h, self.w, self.c),
+            (self.k, self.r, self.s, self.c // self.groups),
+            stride=self.stride,
+            padding=self.padding,
+            dilation=self.dilation,
+            groups=self.groups,
+        )
 
 
 @dataclass(frozen=True)

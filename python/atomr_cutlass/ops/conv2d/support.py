@@ -13,7 +13,8 @@ from ...pipeline import estimate
 from ...pipeline.devices import Device
 from ...pipeline.op_plan import bytes_of
 from ...pipeline.problem import MatrixSpec, Variant, round_up
-from .problem import DGRAD, FPROP, WGRAD, ConvProblem, channel_alignment, dense, packed, reach
+from .geometry import DGRAD, FPROP, WGRAD
+from .problem import ConvProblem, channel_alignment, dense, packed, reach
 
 ITERATOR_PENALTY = {"": 1.0, "optimized": 1.0, "fixed_channels": 1.1, "few_channels": 1.2, "analytic": 1.6}
 """How much longer than the optimized one an iterator takes, by the model."""

@@ -10,7 +10,8 @@ from ...generator.dtypes import CutlassDtype
 from ...generator.epilogue.tree import RESULT
 from ...generator.key import KernelKey
 from . import reference
-from .problem import FPROP, ConvProblem
+from .geometry import FPROP, conv_geometry
+from .problem import ConvProblem
 
 
 def make_probe(key: KernelKey, random: np.random.Generator, device: int) -> Probe:
@@ -30,7 +31,7 @@ def make_probe(key: KernelKey, random: np.random.Generator, device: int) -> Prob
         acc = reference.conv2d_dgrad(a, b, image, padding=1, out_dtype=CutlassDtype.F64, math=math_of(key))
         absolute = reference.absolute_conv2d_dgrad(a, b, image, padding=1)
     x, w = (a.shape, b.shape) if forward else (image, b.shape)
-    geometry = reference.conv_geometry(x, w, stride=1, padding=1, dilation=1, groups=1)
+    geometry = conv_geometry(x, w, stride=1, padding=1, dilation=1, groups=1)
     specs = {name: spec_of(view) for name, view in views.items()}
     problem = ConvProblem(key.op, geometry, specs["a"], specs["b"], None, specs[RESULT], None, None, key.math, device)
     flat = (rows * columns, written)

@@ -79,6 +79,15 @@ def case_a_frozen_process_looks_at_no_compiler_and_no_disk() -> None:
         refused(ac.KernelNotFoundError, "frozen", lambda: ac.gemm(matrix(5, 7), matrix(7, 3)))
 
 
+def case_explain_loads_no_compiler_in_a_frozen_process() -> None:
+    with compiler(), thawed(), pytest.MonkeyPatch.context() as patch:
+        ac.freeze()
+        patch.setattr(kernels, "toolchain", lambda: pytest.fail("looks for a compiler"))
+        explained = ac.explain(ac.GemmRequest(ac.GemmShape(5, 3, 7), dtype=ac.CutlassDtype.F32))
+        assert explained.kernel is None
+        assert explained.reason == "the table has no kernel for it, and the process is frozen"
+
+
 def case_what_is_compiled_is_a_warning_where_that_is_asked_for() -> None:
     for by_variable in (False, True):
         with compiler() as compiled, thawed(), pytest.MonkeyPatch.context() as patch:

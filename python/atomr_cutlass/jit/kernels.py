@@ -141,7 +141,7 @@ def target_for(key: KernelKey, device: Device) -> Target:
         raise UnsupportedError(f"code for {key.arch.value} does not run on {device.name}")
     if way != devices.TRANSLATED:
         return Target(key.arch.value)
-    if device.cuda_version:
+    if device.cuda_version and frozen() != "error":  # else nothing is compiled, and NVRTC is not to be loaded
         major, minor = toolchain().version
         made = 1000 * major + 10 * minor
         if not devices.translates(device, made):

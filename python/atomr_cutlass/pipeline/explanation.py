@@ -171,6 +171,8 @@ def _compiled(
     absent = _missing(request, search, arch, "", best)
     passed_over = select.too_new(search)
     notes += (passed_over,) if passed_over else ()
+    if kernels.frozen() == "error" and not kernels.ready(best.key, search.device):
+        return replace(absent, reason=f"the table has no kernel for it, and {kernels.problem()}", notes=notes)
     try:
         cached = kernels.where(best.key, kernels.target_for(best.key, search.device))
     except CutlassError as error:

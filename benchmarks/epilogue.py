@@ -43,7 +43,7 @@ from atomr_cutlass.generator.epilogue.tree import COLUMN, MASK, MATRIX, ROW, SCA
 from atomr_cutlass.ops.gemm import scaled
 from atomr_cutlass.ops.gemm.scaled import Scale, Scales, scale_forms
 from atomr_cutlass.pipeline import devices
-from atomr_cutlass.pipeline.op_plan import OpPlan
+from atomr_cutlass.pipeline.plan import Plan
 from atomr_cutlass.pipeline.problem import GemmProblem
 
 D = CutlassDtype
@@ -316,7 +316,7 @@ def torch_call(side: str, function: Callable[..., Any]) -> Call:
     return call
 
 
-def plan_of(case: Case, one: Operands) -> OpPlan:
+def plan_of(case: Case, one: Operands) -> Plan:
     """The plan that `gemm` makes: it tells which kernel that is, which is compiled by then."""
     what = GemmProblem(a=fp8.spec(one.a), b=fp8.spec(one.b), c=None, d=fp8.spec(one.out), math="default", device=0)
     scales = scaled.NO_SCALES

@@ -45,7 +45,7 @@ from atomr_cutlass.ops.grouped_gemm import kernels as grouped_plan
 from atomr_cutlass.ops.grouped_gemm.problem import ALONG_K, CONTIGUOUS, GroupedProblem, GroupScale, scale_forms
 from atomr_cutlass.pipeline import devices, select
 from atomr_cutlass.pipeline.candidate import Candidate
-from atomr_cutlass.pipeline.op_plan import OpPlan
+from atomr_cutlass.pipeline.plan import Plan
 from atomr_cutlass.pipeline.problem import MatrixSpec
 
 BLOCK = 128
@@ -229,7 +229,7 @@ def problem_of(case: Case, one: Operands) -> GroupedProblem:
     return dataclasses.replace(what, scale_a=scales[0], scale_b=scales[1])
 
 
-def our_call(plan: OpPlan) -> Call:
+def our_call(plan: Plan) -> Call:
     """What launches a plan on a set of operands."""
     return lambda one: plan(*one.given)
 

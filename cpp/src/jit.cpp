@@ -7,14 +7,10 @@
 #include "atomr_cutlass/abi_layout.h"
 #include "driver.h"
 #include "errors.h"
+#include "relocation.h"
 
 namespace atomr_cutlass {
 namespace {
-
-// Two sets of pointers, of which any two differ by distances that no other two do.
-constexpr uint64_t page(size_t index) { return 0x7a0000000000 + (uint64_t(0x2000) << index) - 0x1000; }
-constexpr uint64_t shift(size_t index) { return (uint64_t(index) + 1) * 0x8000000000 + page(index) % 0x1000000000; }
-constexpr double kScalars[][2] = {{3.0, 5.0}, {7.0, 11.0}, {13.0, 17.0}, {19.0, 23.0}};
 
 template <class Value>
 Value load(void const* from) {
@@ -28,142 +24,7 @@ void store(void* to, Value value) {
   std::memcpy(to, &value, sizeof(value));
 }
 
-using Bytes = std::vector<unsigned char>;
-
-// What of the arguments the evaluation depends on: all but pointers and scalars, and which pointers are there.
-Bytes problem_of(ArgsLayout const& layout, void const* args) {
-  auto const* const bytes = static_cast<unsigned char const*>(args);
-  Bytes problem(bytes, bytes + layout.bytes);
-  for (auto const& pointer : layout.pointers) {
-    bool const there = !pointer.optional || load<uint64_t>(bytes + pointer.offset) != 0;
-    store(problem.data() + pointer.offset, uint64_t(there));
-  }
-  for (size_t const scalar : layout.scalars) store(problem.data() + scalar, 0.0);
-  return problem;
-}
-
-Bytes sentinel(ArgsLayout const& layout, Bytes const& problem, bool second) {
-  Bytes args = problem;
-  for (size_t i = 0; i < layout.pointers.size(); ++i) {
-    unsigned char* const place = args.data() + layout.pointers[i].offset;
-    if (load<uint64_t>(place) != 0) store(place, page(i) + (second ? shift(i) : 0));
-  }
-  for (size_t i = 0; i < layout.scalars.size(); ++i) store(args.data() + layout.scalars[i], kScalars[i][second]);
-  return args;
-}
-
-// The two sets of arguments, and what explains values that differ with them.
-struct Pair {
-  ArgsLayout const& layout;
-  unsigned char const* first;
-  unsigned char const* second;
-
-  // The pointer from which both values are the same distance away.
-  bool pointer(uint64_t x, uint64_t y, Relocation& found) const {
-    for (auto const& one : layout.pointers) {
-      uint64_t const from = load<uint64_t>(first + one.offset), to = load<uint64_t>(second + one.offset);
-      if (from != 0 && x - from == y - to) {
-        found.form = Relocation::Form::kPointer;
-        found.source = one.offset;
-        found.addend = int64_t(x - from);
-        return true;
-      }
-    }
-    return false;
-  }
-
-  // The scalar that both values are, in their type.
-  template <class Value>
-  bool scalar(unsigned char const* x, unsigned char const* y, Relocation::Form form, Relocation& found) const {
-    auto const same = [](unsigned char const* bytes, double value) {
-      auto const converted = Value(value);
-      return std::memcmp(bytes, &converted, sizeof(converted)) == 0;
-    };
-    for (size_t const offset : layout.scalars) {
-      if (same(x, load<double>(first + offset)) && same(y, load<double>(second + offset))) {
-        found.form = form;
-        found.source = offset;
-        found.addend = 0;
-        return true;
-      }
-    }
-    return false;
-  }
-};
-
-[[noreturn]] void unexplained(size_t offset) {
-  throw LibraryFailure("jit", "the kernel's parameters depend on its pointers and scalars in an unknown way, at byte " +
-                                  std::to_string(offset) + "; please report this");
-}
-
 }  // namespace
-
-std::vector<Relocation> find_relocations(ArgsLayout const& layout, void const* first, void const* second,
-                                         unsigned char* first_params, unsigned char const* second_params,
-                                         size_t bytes) {
-  constexpr size_t kMapBytes = 128, kMapAlignment = 64;
-  Pair const pair{layout, static_cast<unsigned char const*>(first), static_cast<unsigned char const*>(second)};
-  std::vector<Relocation> found;
-  size_t offset = 0;
-  while (offset < bytes) {
-    Relocation relocation{uint32_t(offset), {}, 0, 0};
-    unsigned char* const x = first_params + offset;
-    unsigned char const* const y = second_params + offset;
-    if (offset % kMapAlignment == 0 && offset + kMapBytes <= bytes &&
-        load<uint64_t>(x) == ATOMR_CUTLASS_TENSOR_MAP_MAGIC) {
-      auto request = load<atomr_cutlass_tensor_map_request>(x);
-      auto other = load<atomr_cutlass_tensor_map_request>(y);
-      if (!pair.pointer(request.address, other.address, relocation)) unexplained(offset);
-      other.address = request.address;
-      if (std::memcmp(&request, &other, sizeof(request)) != 0) unexplained(offset);
-      relocation.form = Relocation::Form::kTensorMap;
-      alignas(kMapAlignment) unsigned char map[kMapBytes];
-      encode_tensor_map(map, request);
-      std::memcpy(x, map, kMapBytes);
-      found.push_back(relocation);
-      offset += kMapBytes;
-      continue;
-    }
-    size_t step = sizeof(uint32_t);
-    size_t const left = bytes - offset;
-    if (offset % sizeof(uint64_t) == 0 && left >= sizeof(uint64_t)) {
-      bool const differs = std::memcmp(x, y, sizeof(uint64_t)) != 0;
-      if (differs && (pair.pointer(load<uint64_t>(x), load<uint64_t>(y), relocation) ||
-                      pair.scalar<double>(x, y, Relocation::Form::kDouble, relocation))) {
-        found.push_back(relocation);
-        step = sizeof(uint64_t);
-      }
-      if (!differs) step = sizeof(uint64_t);
-    }
-    if (step == sizeof(uint32_t)) {
-      size_t const width = std::min(left, sizeof(uint32_t));
-      if (std::memcmp(x, y, width) != 0) {
-        if (width < sizeof(uint32_t) || !(pair.scalar<float>(x, y, Relocation::Form::kFloat, relocation) ||
-                                          pair.scalar<int32_t>(x, y, Relocation::Form::kInt32, relocation))) {
-          unexplained(offset);
-        }
-        found.push_back(relocation);
-      }
-    }
-    offset += step;
-  }
-  return found;
-}
-
-void relocate(std::vector<Relocation> const& relocations, void const* args, unsigned char* params) {
-  auto const* const bytes = static_cast<unsigned char const*>(args);
-  for (Relocation const& one : relocations) {
-    unsigned char* const place = params + one.offset;
-    unsigned char const* const source = bytes + one.source;
-    switch (one.form) {
-      case Relocation::Form::kPointer: store(place, load<uint64_t>(source) + uint64_t(one.addend)); break;
-      case Relocation::Form::kTensorMap: move_tensor_map(place, load<uint64_t>(source) + uint64_t(one.addend)); break;
-      case Relocation::Form::kDouble: store(place, load<double>(source)); break;
-      case Relocation::Form::kFloat: store(place, float(load<double>(source))); break;
-      case Relocation::Form::kInt32: store(place, int32_t(load<double>(source))); break;
-    }
-  }
-}
 
 JitKernel::JitKernel(std::string name, std::string key, std::string const& kernel_image,
                      std::string const& companion_image)
@@ -230,7 +91,7 @@ struct Evaluated {
   Bytes problem;
   atomr_cutlass_jit_evaluation answer;
   Bytes params;
-  std::vector<Relocation> relocations;
+  Relocations relocations;
 };
 
 class JitRow {
@@ -269,7 +130,8 @@ class JitRow {
 
   // Entries are never removed: the reference stays good. There are as many as the plan has kinds of launches.
   Evaluated const& evaluated(void const* args) {
-    Bytes problem = problem_of(layout_, args);
+    Bytes problem(layout_.bytes);
+    write_problem(layout_, args, problem.data());
     std::lock_guard<std::mutex> lock(mutex_);
     for (auto const& known : known_) {
       if (known->problem == problem) return *known;
@@ -280,7 +142,7 @@ class JitRow {
 
   Evaluated evaluate(Bytes problem) const {
     JitKernel::OnDevice& place = kernel_->on_device();
-    Bytes both[] = {sentinel(layout_, problem, false), sentinel(layout_, problem, true)};
+    Bytes both[] = {sentinel_args(layout_, problem, false), sentinel_args(layout_, problem, true)};
     for (Bytes& args : both) store(args.data() + layout_.max_active_clusters, int32_t(place.max_active_clusters));
     size_t const stride = place.answer_bytes;
     Bytes answers(2 * stride);
@@ -303,8 +165,15 @@ class JitRow {
     made.answer = load<atomr_cutlass_jit_evaluation>(answers.data());
     if (made.answer.implementable == 0) return made;
     unsigned char* const first = answers.data() + ATOMR_CUTLASS_JIT_PARAMS_OFFSET;
-    made.relocations =
-        find_relocations(layout_, both[0].data(), both[1].data(), first, first + stride, place.info.params_bytes);
+    size_t unexplained = 0;
+    auto relocations = find_relocations(layout_, both[0].data(), both[1].data(), first, first + stride,
+                                        place.info.params_bytes, &unexplained);
+    if (!relocations) {
+      throw LibraryFailure("jit",
+                           "the kernel's parameters depend on its pointers and scalars in an unknown way, at byte " +
+                               std::to_string(unexplained) + "; please report this");
+    }
+    made.relocations = std::move(*relocations);
     made.params.assign(first, first + place.info.params_bytes);
     return made;
   }

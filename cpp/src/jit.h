@@ -50,24 +50,6 @@ class JitKernel {
   std::array<std::unique_ptr<OnDevice>, kMaxDevices> devices_;
 };
 
-// Where a kernel's parameters depend on what may change from launch to launch.
-struct Relocation {
-  enum class Form : uint8_t { kPointer, kTensorMap, kDouble, kFloat, kInt32 };
-  uint32_t offset;
-  Form form;
-  size_t source;  // offset of the pointer or scalar in the arguments
-  int64_t addend;  // of pointers
-};
-
-// Compares two evaluations of a kernel's parameters, made for the arguments `first` and `second`, which differ in every
-// pointer and scalar, and says how the differences follow from them. Tensor map requests in `first_params` are encoded
-// in place. Throws LibraryFailure for a difference that nothing explains.
-std::vector<Relocation> find_relocations(ArgsLayout const& layout, void const* first, void const* second,
-                                         unsigned char* first_params, unsigned char const* second_params, size_t bytes);
-
-// Rewrites parameters for the pointers and scalars of `args`.
-void relocate(std::vector<Relocation> const& relocations, void const* args, unsigned char* params);
-
 // The row of one plan. Its `supports`, `workspace_size` and `prepare` ask the companion the first time they see a
 // problem (shape, strides, slices, whether there is a C), which launches a kernel and waits for it; a problem seen
 // before costs neither.

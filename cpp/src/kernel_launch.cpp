@@ -41,9 +41,9 @@ bool dependent_launch() { return dependent_launch_state().load(std::memory_order
 
 void set_dependent_launch(bool enabled) { dependent_launch_state().store(enabled, std::memory_order_relaxed); }
 
-KernelLaunch::KernelLaunch(std::shared_ptr<atomr_cutlass_row const> row, size_t args_bytes)
+KernelLaunch::KernelLaunch(std::shared_ptr<atomr_cutlass_row const> row, ArgsLayout const& layout)
     : row_(std::move(row)),
-      args_bytes_(args_bytes) {
+      layout_(layout) {
   if (row_->params_bytes > kParamsBytes || row_->params_align > 128) {
     throw Unsupported(std::string(row_->name) + " has larger parameters than this package can launch");
   }
@@ -59,19 +59,72 @@ void KernelLaunch::open(void const* args) {
   check_row(row->prepare(row, args, params, &geometry_), row, "preparing");
 }
 
+void KernelLaunch::evaluate(Prepared& prepared, void const* args) const {
+  check_row(row_->prepare(row_.get(), args, prepared.params, &prepared.geometry), row_.get(), "preparing");
+}
+
+// None unless they give what the row evaluated for this launch too.
+std::optional<Relocations> KernelLaunch::relocations(Prepared const& prepared) const {
+  Bytes args[2];
+  alignas(128) unsigned char params[2][kParamsBytes] = {};
+  try {
+    for (int i = 0; i < 2; ++i) {
+      atomr_cutlass_launch geometry{};
+      args[i] = sentinel_args(layout_, prepared.problem, i == 1);
+      if (row_->prepare(row_.get(), args[i].data(), params[i], &geometry) != ATOMR_CUTLASS_OK) return std::nullopt;
+      if (std::memcmp(&geometry, &prepared.geometry, sizeof(geometry)) != 0) return std::nullopt;
+    }
+    auto found =
+        find_relocations(layout_, args[0].data(), args[1].data(), params[0], params[1], size_t(row_->params_bytes));
+    if (!found) return std::nullopt;
+    relocate(*found, prepared.args.data(), params[0]);
+    return std::memcmp(params[0], prepared.params, row_->params_bytes) == 0 ? found : std::nullopt;
+  } catch (std::exception const&) {
+    return std::nullopt;  // the row goes on evaluating, and says itself what is wrong
+  }
+}
+
+KernelLaunch::Prepared& KernelLaunch::prepared(void const* args) {
+  auto const* const bytes = static_cast<unsigned char const*>(args);
+  unsigned char problem[kMaxArgsBytes];
+  write_problem(layout_, args, problem);
+  auto const same = [&](auto const& known) { return std::memcmp(known->problem.data(), problem, layout_.bytes) == 0; };
+  auto const known = std::find_if(prepared_.begin(), prepared_.end(), same);
+  if (known == prepared_.end()) {
+    auto made = std::make_unique<Prepared>();
+    made->problem.assign(problem, problem + layout_.bytes);
+    evaluate(*made, args);
+    made->args.assign(bytes, bytes + layout_.bytes);
+    made->valid = true;
+    prepared_.push_back(std::move(made));
+    return *prepared_.back();
+  }
+  Prepared& found = **known;
+  if (found.valid && std::memcmp(found.args.data(), args, layout_.bytes) == 0) return found;
+  found.valid = false;
+  if (found.relocations) {
+    relocate(*found.relocations, args, found.params);
+  } else {
+    evaluate(found, args);
+  }
+  found.args.assign(bytes, bytes + layout_.bytes);
+  found.valid = true;
+  if (!found.asked) {
+    found.asked = true;
+    found.relocations = relocations(found);
+  }
+  return found;
+}
+
 void KernelLaunch::prepare(void const* args, unsigned char* params, atomr_cutlass_launch& geometry) {
   std::lock_guard<std::mutex> lock(prepared_mutex_);
-  // Both sides were zeroed before they were filled, so that padding compares equal.
-  if (!prepared_.valid || std::memcmp(prepared_.args.data(), args, args_bytes_) != 0) {
-    prepared_.valid = false;
-    check_row(row_->prepare(row_.get(), args, prepared_.params, &prepared_.geometry), row_.get(), "preparing");
-    auto const* const bytes = static_cast<unsigned char const*>(args);
-    prepared_.args.assign(bytes, bytes + args_bytes_);
-    prepared_.valid = true;
-  }
+  // Arguments were zeroed before they were filled, so that padding compares equal.
+  bool const again =
+      latest_ != nullptr && latest_->valid && std::memcmp(latest_->args.data(), args, layout_.bytes) == 0;
+  if (!again) latest_ = &prepared(args);
   // The caller's copy lives on its stack: the driver has read it when a launch returns, and no lock is held meanwhile.
-  std::memcpy(params, prepared_.params, row_->params_bytes);
-  geometry = prepared_.geometry;
+  std::memcpy(params, latest_->params, row_->params_bytes);
+  geometry = latest_->geometry;
 }
 
 void KernelLaunch::launch(void const* args, void* workspace, void* stream, bool serialized) {

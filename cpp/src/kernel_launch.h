@@ -5,9 +5,12 @@
 #include <cstdint>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <vector>
 
 #include "atomr_cutlass/kernel_abi.h"
+#include "op_args.h"
+#include "relocation.h"
 
 namespace atomr_cutlass {
 
@@ -24,9 +27,8 @@ void* const kProbe = reinterpret_cast<void*>(uintptr_t(4096));
 
 class KernelLaunch {
  public:
-  // `args_bytes`: the size of the arguments of the row's op. Throws Unsupported for a kernel that this package is too
-  // old to launch.
-  KernelLaunch(std::shared_ptr<atomr_cutlass_row const> row, size_t args_bytes);
+  // `layout`: of the arguments of the row's op. Throws Unsupported for a kernel that this package is too old to launch.
+  KernelLaunch(std::shared_ptr<atomr_cutlass_row const> row, ArgsLayout const& layout);
 
   // Asks the kernel about a problem, whose pointers may be probes, before the first launch of it: throws Unsupported
   // when it cannot implement it. The row of a kernel compiled at run time launches its companion and waits for it: not
@@ -45,24 +47,31 @@ class KernelLaunch {
   atomr_cutlass_launch const& geometry() const { return geometry_; }
 
  private:
-  // What the last launch evaluated: callers that come back with the same pointers and scalars, as a serving loop does,
-  // are spared the encoding of tensor maps.
+  // The parameters of the latest launch of a problem: callers that come back with the same pointers and scalars, as a
+  // serving loop does, get them as they are. For others the row evaluates them anew or, from the third set of arguments
+  // on, they are relocated: that spares the encoding of tensor maps.
   struct Prepared {
-    std::vector<unsigned char> args;
-    atomr_cutlass_launch geometry;
-    alignas(128) unsigned char params[kParamsBytes];
-    bool valid = false;
+    Bytes problem, args;
+    bool valid = false;  // of these arguments
+    bool asked = false;  // how the parameters follow from the arguments
+    std::optional<Relocations> relocations;
+    atomr_cutlass_launch geometry{};
+    alignas(128) unsigned char params[kParamsBytes] = {};
   };
 
   void prepare(void const* args, unsigned char* params, atomr_cutlass_launch& geometry);
+  Prepared& prepared(void const* args);
+  void evaluate(Prepared& prepared, void const* args) const;
+  std::optional<Relocations> relocations(Prepared const& prepared) const;
 
   std::shared_ptr<atomr_cutlass_row const> row_;
-  size_t args_bytes_;
+  ArgsLayout const& layout_;
   uint64_t workspace_bytes_ = 0;
   atomr_cutlass_launch geometry_{};
   std::mutex launch_mutex_;
   std::mutex prepared_mutex_;
-  Prepared prepared_;
+  std::vector<std::unique_ptr<Prepared>> prepared_;  // as many as a plan has kinds of launches
+  Prepared* latest_ = nullptr;
 };
 
 }  // namespace atomr_cutlass

@@ -4,6 +4,7 @@
 #include <cmath>
 #include <cstring>
 #include <map>
+#include <optional>
 
 #include "driver.h"
 #include "errors.h"
@@ -18,8 +19,25 @@ size_t round_up(size_t bytes) { return (bytes + kAlignment - 1) / kAlignment * k
 bool whole(double value) { return value == std::floor(value) && value >= -2147483648.0 && value <= 2147483647.0; }
 
 template <class Value>
-void store(std::vector<unsigned char>& bytes, size_t offset, Value value) {
-  std::memcpy(bytes.data() + offset, &value, sizeof(value));
+void store(unsigned char* bytes, size_t offset, Value value) {
+  std::memcpy(bytes + offset, &value, sizeof(value));
+}
+
+template <class Visit>
+void visit_addresses(Step const& step, Visit&& visit) {
+  if (step.kind != Step::Kind::kLaunch) visit(step.target);
+  for (Patch const& patch : step.patches) visit(patch.address);
+}
+
+// Whether a step reads zeros.
+bool reads_zeros(Step const& step) {
+  bool found = false;
+  visit_addresses(step, [&](Address const& address) { found |= address.base == Address::Base::kZeros; });
+  return found;
+}
+
+bool taken(Step const& step, double alpha) {
+  return step.when == Step::When::kAlways || (step.when == Step::When::kProduct) == (alpha != 0.0);
 }
 
 }  // namespace
@@ -29,8 +47,12 @@ LaunchPlan::LaunchPlan(std::vector<Slot> slots, std::vector<size_t> const& tempo
     : slots_(std::move(slots)),
       steps_(std::move(steps)),
       options_(options),
-      memory_(options.device, allocator) {
+      memory_(options.device, allocator),
+      zeros_(options.device, allocator) {
   check_steps(temporaries);
+  for (size_t i = 0; i < slots_.size(); ++i) {
+    if (slots_[i].role == Slot::Role::kOutput) outputs_.push_back(i);
+  }
   for (size_t const bytes : temporaries) {
     temporaries_.push_back(workspace_);
     workspace_ += round_up(bytes);
@@ -43,14 +65,8 @@ LaunchPlan::LaunchPlan(std::vector<Slot> slots, std::vector<size_t> const& tempo
     if (step.kind != Step::Kind::kLaunch) continue;
     if (i == options_.main) main_kernel_ = kernels_.size();
     rows.emplace_back(step.row->name);
-    kernels_.emplace_back(std::move(step.row), step.layout->bytes);
-    std::vector<unsigned char> probe = step.data;
-    for (Patch const& patch : step.patches) store(probe, patch.offset, kProbe);
-    store(probe, step.layout->workspace, kProbe);
-    for (ScalarPatch const& scalar : step.scalars) {
-      store(probe, scalar.offset, scalar.beta ? options_.beta : options_.alpha);
-    }
-    kernels_.back().open(probe.data());
+    kernels_.emplace_back(std::move(step.row), *step.layout);
+    open(kernels_.back(), step);
     size_t& most = needed[rows.back()];
     most = std::max(most, size_t(kernels_.back().workspace_bytes()));
   }
@@ -61,14 +77,44 @@ LaunchPlan::LaunchPlan(std::vector<Slot> slots, std::vector<size_t> const& tempo
     own_.push_back(places[row]);
   }
   memory_.reserve(end, true, workspace_);
+  zeros_.reserve(options_.zeros, false, options_.zeros);
+}
+
+// Asks about every problem that a call may turn the step into, so that no call meets one that has not been asked about.
+void LaunchPlan::open(KernelLaunch& kernel, Step const& step) {
+  std::vector<unsigned char> probe = step.data;
+  store(probe.data(), step.layout->workspace, kProbe);
+  for (ScalarPatch const& scalar : step.scalars) {
+    store(probe.data(), scalar.offset, scalar.beta ? options_.beta : options_.alpha);
+  }
+  bool optional = false;
+  for (bool const given : {false, true}) {
+    for (Patch const& patch : step.patches) {
+      Address const& address = patch.address;
+      bool const absent =
+          address.base == Address::Base::kOperand && slots_[size_t(address.index)].optional && !given;
+      optional |= absent;
+      store(probe.data(), patch.offset, absent ? nullptr : kProbe);
+    }
+    if (given && !optional) return;
+    kernel.open(probe.data());
+    if (!kernel.dependent()) continue;
+    for (SettledPatch const& patch : step.settled) {
+      std::vector<unsigned char> settled = probe;
+      store(settled.data(), patch.offset, patch.bits);
+      kernel.open(settled.data());
+    }
+  }
 }
 
 void LaunchPlan::check_steps(std::vector<size_t> const& temporaries) const {
   auto const check_address = [&](Address const& address, size_t bytes) {
-    size_t const count = address.temporary ? temporaries.size() : slots_.size();
-    std::string const name = (address.temporary ? "temporary " : "operand ") + std::to_string(address.index);
+    if (address.base == Address::Base::kZeros) return;
+    bool const temporary = address.base == Address::Base::kTemporary;
+    size_t const count = temporary ? temporaries.size() : slots_.size();
+    std::string const name = (temporary ? "temporary " : "operand ") + std::to_string(address.index);
     if (address.index < 0 || size_t(address.index) >= count) throw InvalidOperand("there is no " + name);
-    if (!address.temporary) return;
+    if (!temporary) return;
     size_t const size = temporaries[size_t(address.index)];
     if (address.bytes < 0 || size_t(address.bytes) > size || bytes > size - size_t(address.bytes)) {
       throw InvalidOperand("a step reaches beyond its end in " + name);
@@ -92,28 +138,98 @@ void LaunchPlan::check_steps(std::vector<size_t> const& temporaries) const {
 
 std::vector<std::string> LaunchPlan::kernel_names() const {
   std::vector<std::string> names;
-  for (KernelLaunch const& one : kernels_) names.emplace_back(one.row()->name);
+  size_t kernel = 0;
+  for (Step const& step : steps_) {
+    if (step.kind != Step::Kind::kLaunch) continue;
+    if (step.when != Step::When::kNoProduct) names.emplace_back(kernels_[kernel].row()->name);
+    ++kernel;
+  }
   return names;
+}
+
+size_t LaunchPlan::steps() const {
+  return size_t(std::count_if(steps_.begin(), steps_.end(), [](Step const& step) { return taken(step, 1.0); }));
+}
+
+void LaunchPlan::replace(LaunchPlan* next) {
+  bool same = next->slots_.size() == slots_.size();
+  for (size_t i = 0; same && i < slots_.size(); ++i) {
+    Slot const& mine = slots_[i];
+    Slot const& other = next->slots_[i];
+    same = mine.name == other.name && mine.role == other.role && mine.optional == other.optional &&
+           matches(mine.spec.layout, other.spec.layout);
+  }
+  if (!same) throw InvalidOperand("a plan is replaced by one of other operands");
+  next_.store(next, std::memory_order_release);
+}
+
+LaunchPlan* LaunchPlan::switch_to_next(std::vector<Operand> const& operands, void* stream) {
+  LaunchPlan* const next = next_.load(std::memory_order_acquire);
+  if (next == nullptr || operands.size() != slots_.size()) return nullptr;
+  // Checked by the needs of the other kernels, which may be stricter.
+  for (size_t i = 0; i < operands.size(); ++i) {
+    if (reinterpret_cast<uintptr_t>(operands[i].data) % uintptr_t(next->slots_[i].spec.alignment) != 0) return nullptr;
+  }
+  DeviceGuard guard(options_.device);
+  uint64_t const capture = capture_id(stream);
+  if (capture == 0) {
+    replaced_ = true;
+  } else if (!replaced_ || capture == capture_) {
+    capture_ = capture;  // a graph that began with these kernels goes on with them
+    return nullptr;
+  }
+  return next;
 }
 
 void LaunchPlan::check(size_t slot, Operand const& operand) const {
   check_operand(slots_[slot].name.c_str(), operand, slots_[slot].spec);
 }
 
+void LaunchPlan::check_operands(std::vector<Operand> const& operands, double alpha, double beta) const {
+  if (operands.size() != slots_.size()) {
+    throw InvalidOperand("this plan takes " + std::to_string(slots_.size()) + " operands, not " +
+                         std::to_string(operands.size()));
+  }
+  for (size_t i = 0; i < slots_.size(); ++i) {
+    if (operands[i].given()) {
+      check(i, operands[i]);
+    } else if (!slots_[i].optional) {
+      throw InvalidOperand(slots_[i].name + " is needed");
+    }
+    if (!slots_[i].optional) continue;
+    if (!operands[i].given() && beta != 0.0) {
+      throw InvalidOperand("beta is not 0, so " + slots_[i].name + " is needed");
+    }
+    if (operands[i].given() && beta == 0.0) {
+      throw InvalidOperand(slots_[i].name +
+                           " is given but beta is 0, so it would not be read: give beta, or leave " + slots_[i].name + " out");
+    }
+  }
+  check_overlap(operands);
+  if (options_.integral && !(whole(alpha) && whole(beta))) {
+    throw InvalidOperand("alpha and beta must be whole numbers of 32 bits where the result is an integer");
+  }
+}
+
 void LaunchPlan::check_overlap(std::vector<Operand> const& operands) const {
+  for (size_t const output : outputs_) {
+    if (operands[output].read_only) {
+      throw InvalidOperand(slots_[output].name + " is read-only: give an array that may be written");
+    }
+  }
+  if (outputs_.size() == 1) {
+    for (size_t i = 0; i < slots_.size(); ++i) {
+      if (i != outputs_[0]) check_pair(operands, outputs_[0], i);
+    }
+    return;
+  }
   struct Place {
     ByteRange range;
     size_t slot;
   };
   std::vector<Place> places;
   places.reserve(slots_.size());
-  for (size_t i = 0; i < slots_.size(); ++i) {
-    bool const result = slots_[i].role == Slot::Role::kOutput;
-    if (result && operands[i].read_only) {
-      throw InvalidOperand(slots_[i].name + " is read-only: give an array that may be written");
-    }
-    places.push_back({byte_range(operands[i]), i});
-  }
+  for (size_t i = 0; i < slots_.size(); ++i) places.push_back({byte_range(operands[i]), i});
   // In the order of their addresses only neighbours can meet: lists have a result for each of many groups.
   std::sort(places.begin(), places.end(), [](Place const& x, Place const& y) { return x.range.begin < y.range.begin; });
   for (size_t i = 0; i < places.size(); ++i) {
@@ -129,50 +245,63 @@ void LaunchPlan::check_pair(std::vector<Operand> const& operands, size_t first, 
   Operand const& out = operands[first];
   Operand const& other = operands[second];
   Slot::Role const role = slots_[second].role;
+  // One C for all batches is read after the first batch has been written: the same address is not yet the same operand.
   bool const in_place = role == Slot::Role::kSource && other.data == out.data && other.rank == out.rank &&
                         other.dtype.bits == out.dtype.bits &&
                         std::equal(other.strides, other.strides + other.rank, out.strides);
   if (in_place) return;
-  char const* const why = role == Slot::Role::kSource   ? " without being it: give it itself or separate memory"
+  std::string const why = role == Slot::Role::kSource
+                              ? " without being " + slots_[second].name + ": give " + slots_[second].name +
+                                    " itself or separate memory"
                           : role == Slot::Role::kOutput ? ": results need memory of their own"
                                                         : ": the kernel would read what it has written";
   throw InvalidOperand(slots_[first].name + " overlaps " + slots_[second].name + why);
 }
 
-uint64_t LaunchPlan::resolve(Address const& address, std::vector<Operand> const& operands,
-                             unsigned char* memory) const {
-  void const* from =
-      address.temporary ? memory + temporaries_[size_t(address.index)] : operands[size_t(address.index)].data;
-  // An array without elements may have no address; to a kernel that would be an operand that is not given.
-  if (from == nullptr) from = kProbe;
+uint64_t LaunchPlan::resolve(Address const& address, std::vector<Operand> const& operands, Memory const& memory) const {
+  void const* from = nullptr;
+  switch (address.base) {
+    case Address::Base::kTemporary: from = memory.temporaries + temporaries_[size_t(address.index)]; break;
+    case Address::Base::kZeros: from = memory.zeros; break;
+    case Address::Base::kOperand: {
+      Operand const& operand = operands[size_t(address.index)];
+      if (!operand.given()) return 0;
+      // An array without elements may have no address; to a kernel that would be an operand that is not given.
+      from = operand.data != nullptr ? operand.data : kProbe;
+      break;
+    }
+  }
   return reinterpret_cast<uint64_t>(from) + uint64_t(address.bytes);
 }
 
-void LaunchPlan::copy(Step const& step, std::vector<Operand> const& operands, unsigned char* memory,
+void LaunchPlan::copy(Step const& step, std::vector<Operand> const& operands, Memory const& memory,
                       void* stream) const {
   std::vector<unsigned char> table = step.data;
-  for (Patch const& patch : step.patches) store(table, patch.offset, resolve(patch.address, operands, memory));
+  for (Patch const& patch : step.patches) store(table.data(), patch.offset, resolve(patch.address, operands, memory));
   uint64_t const target = resolve(step.target, operands, memory);
   copy_bytes(target, std::move(table), stream);
 }
 
 void LaunchPlan::launch(std::vector<Operand> const& operands, double alpha, double beta, void* stream) {
-  if (operands.size() != slots_.size()) {
-    throw InvalidOperand("this plan takes " + std::to_string(slots_.size()) + " operands, not " +
-                         std::to_string(operands.size()));
-  }
-  for (size_t i = 0; i < slots_.size(); ++i) check(i, operands[i]);
-  check_overlap(operands);
-  if (options_.integral && !(whole(alpha) && whole(beta))) {
-    throw InvalidOperand("alpha and beta must be whole numbers of 32 bits where the result is an integer");
-  }
+  if (LaunchPlan* const next = switch_to_next(operands, stream)) return next->launch(operands, alpha, beta, stream);
+  check_operands(operands, alpha, beta);
   DeviceGuard guard(options_.device);
   StreamTurn turn(memory_, stream);
-  unsigned char* const memory = turn.data();
+  std::optional<StreamTurn> zeros;
+  Memory memory{turn.data(), nullptr};
   size_t kernel = 0;
-  std::vector<unsigned char> args;
+  unsigned char args[kMaxArgsBytes];
   bool written = false;  // by a clear or a copy since the last launch
   for (Step const& step : steps_) {
+    size_t const own_kernel = kernel;
+    if (step.kind == Step::Kind::kLaunch) ++kernel;
+    if (!taken(step, alpha)) continue;
+    if (!zeros && reads_zeros(step)) {
+      memory.zeros = zeros.emplace(zeros_, stream).data();
+      // At every use, so that it is part of a graph that captures it.
+      clear_async(reinterpret_cast<DevicePointer>(memory.zeros), options_.zeros, stream);
+      written = true;
+    }
     switch (step.kind) {
       case Step::Kind::kClear:
         clear_async(resolve(step.target, operands, memory), step.bytes, stream, step.value);
@@ -183,18 +312,24 @@ void LaunchPlan::launch(std::vector<Operand> const& operands, double alpha, doub
         written = true;
         break;
       case Step::Kind::kLaunch:
-        args = step.data;
+        KernelLaunch& launched = kernels_[own_kernel];
+        std::memcpy(args, step.data.data(), step.layout->bytes);
         for (Patch const& patch : step.patches) store(args, patch.offset, resolve(patch.address, operands, memory));
         for (ScalarPatch const& scalar : step.scalars) store(args, scalar.offset, scalar.beta ? beta : alpha);
-        unsigned char* const own = memory != nullptr ? memory + own_[kernel] : nullptr;
-        store(args, step.layout->workspace, kernels_[kernel].workspace_bytes() != 0 ? own : nullptr);
-        kernels_[kernel].launch(args.data(), own, stream, written);
+        if (launched.dependent()) {
+          for (SettledPatch const& patch : step.settled) {
+            if (operands[size_t(patch.operand)].settled) store(args, patch.offset, patch.bits);
+          }
+        }
+        unsigned char* const own = memory.temporaries != nullptr ? memory.temporaries + own_[own_kernel] : nullptr;
+        store(args, step.layout->workspace, launched.workspace_bytes() != 0 ? own : nullptr);
+        launched.launch(args, own, stream, written);
         written = false;
-        ++kernel;
         break;
     }
   }
   turn.release();
+  if (zeros) zeros->release();
 }
 
 }  // namespace atomr_cutlass

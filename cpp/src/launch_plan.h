@@ -1,6 +1,8 @@
-// A plan of any op: operands by position, and the steps that a call launches with their addresses.
+// A plan of any operation: one problem with everything decided and allocated, so that calling it only launches. It has
+// operands by position, and the steps that a call takes with their addresses.
 #pragma once
 
+#include <atomic>
 #include <cstddef>
 #include <cstdint>
 #include <deque>
@@ -26,11 +28,17 @@ struct Slot {
   std::string name;
   OperandSpec spec;
   Role role = Role::kInput;
+  bool optional = false;  // of a source: given where beta is not 0, and only there
 };
 
-// An address that is known at a call: an operand's or a temporary's, and bytes from there.
+// An address that is known at a call, and bytes from there.
 struct Address {
-  bool temporary = false;
+  enum class Base : uint8_t {
+    kOperand,    // null where an optional one is not given
+    kTemporary,  // the plan's memory
+    kZeros,      // memory that holds zeros, which few calls need: it is allocated at the first
+  };
+  Base base = Base::kOperand;
   int index = 0;
   int64_t bytes = 0;
 };
@@ -47,7 +55,16 @@ struct ScalarPatch {
   bool beta;
 };
 
+// Bits that are set in an int32_t of the arguments where an operand is settled.
+struct SettledPatch {
+  size_t offset;
+  int operand;
+  int32_t bits;
+};
+
 struct Step {
+  // Which calls take it. BLAS: with alpha = 0, A and B are not read, so that a NaN in them does not reach D.
+  enum class When : uint8_t { kAlways, kProduct, kNoProduct };
   enum class Kind : uint8_t {
     kLaunch,  // a kernel
     kClear,   // `bytes` times `value` at `target`
@@ -58,6 +75,7 @@ struct Step {
   std::shared_ptr<atomr_cutlass_row const> row;
   ArgsLayout const* layout = nullptr;
   std::vector<ScalarPatch> scalars;
+  std::vector<SettledPatch> settled;
   // kLaunch: the arguments. kCopy: the table.
   std::vector<unsigned char> data;
   std::vector<Patch> patches;
@@ -65,6 +83,7 @@ struct Step {
   Address target;
   size_t bytes = 0;
   unsigned char value = 0;
+  When when = When::kAlways;
 };
 
 struct LaunchPlanOptions {
@@ -72,6 +91,7 @@ struct LaunchPlanOptions {
   bool integral = false;           // alpha and beta must be whole numbers
   double alpha = 1.0, beta = 0.0;  // of calls that give none
   size_t main = 0;                 // the step whose kernel names the plan
+  size_t zeros = 0;                // bytes of them
 };
 
 class LaunchPlan {
@@ -82,8 +102,17 @@ class LaunchPlan {
   LaunchPlan(std::vector<Slot> slots, std::vector<size_t> const& temporaries, std::vector<Step> steps,
              LaunchPlanOptions options, DlExchangeApi const* allocator);
 
+  LaunchPlan(LaunchPlan const&) = delete;
+  LaunchPlan& operator=(LaunchPlan const&) = delete;
+
   // Checks the operands, one for each slot, and launches. Thread-safe. Legal under stream capture.
   void launch(std::vector<Operand> const& operands, double alpha, double beta, void* stream);
+
+  // From now on launches go to `next`, a plan of the same operands, which must outlive this one: but for streams that
+  // are being captured before the first launch outside a capture has, and for operands that only this plan's kernels
+  // can read. Throws InvalidOperand for a plan of other operands. Thread-safe, also while others launch.
+  void replace(LaunchPlan* next);
+  LaunchPlan const& serving() const { return replaced_ ? *next_.load(std::memory_order_acquire) : *this; }
 
   // Throws InvalidOperand unless the operand fits its slot.
   void check(size_t slot, Operand const& operand) const;
@@ -93,14 +122,22 @@ class LaunchPlan {
   size_t workspace_bytes() const { return memory_.bytes(); }
   KernelLaunch const& main() const { return kernels_[main_kernel_]; }
   std::vector<std::string> kernel_names() const;
-  size_t steps() const { return steps_.size(); }
+  size_t steps() const;  // of a call whose alpha is not 0
 
  private:
+  struct Memory {
+    unsigned char* temporaries;
+    unsigned char* zeros;
+  };
+
   void check_steps(std::vector<size_t> const& temporaries) const;
-  uint64_t resolve(Address const& address, std::vector<Operand> const& operands, unsigned char* memory) const;
+  void open(KernelLaunch& kernel, Step const& step);
+  LaunchPlan* switch_to_next(std::vector<Operand> const& operands, void* stream);
+  void check_operands(std::vector<Operand> const& operands, double alpha, double beta) const;
   void check_overlap(std::vector<Operand> const& operands) const;
   void check_pair(std::vector<Operand> const& operands, size_t first, size_t second) const;
-  void copy(Step const& step, std::vector<Operand> const& operands, unsigned char* memory, void* stream) const;
+  uint64_t resolve(Address const& address, std::vector<Operand> const& operands, Memory const& memory) const;
+  void copy(Step const& step, std::vector<Operand> const& operands, Memory const& memory, void* stream) const;
 
   std::vector<Slot> slots_;
   std::vector<Step> steps_;
@@ -110,7 +147,11 @@ class LaunchPlan {
   std::vector<size_t> temporaries_;  // where each begins
   size_t workspace_ = 0;  // where the kernels' own begins
   std::vector<size_t> own_;  // where that of each kernel does: launches of one kernel share it, others find it as left
-  StreamMemory memory_;
+  std::vector<size_t> outputs_;  // slots
+  StreamMemory memory_, zeros_;
+  std::atomic<LaunchPlan*> next_{nullptr};
+  std::atomic<bool> replaced_{false};
+  std::atomic<uint64_t> capture_{0};  // the latest that this plan's own kernels served, though there was another plan
 };
 
 }  // namespace atomr_cutlass

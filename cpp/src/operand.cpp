@@ -141,14 +141,17 @@ bool overlap(Operand const& a, Operand const& b) {
   return offset < width_a || offset + width_b > pitch;
 }
 
+bool matches(Operand const& operand, Operand const& expected) {
+  return operand.rank == expected.rank && operand.device.type == expected.device.type &&
+         operand.device.id == expected.device.id && operand.dtype.code == expected.dtype.code &&
+         operand.dtype.bits == expected.dtype.bits &&
+         std::equal(operand.shape, operand.shape + operand.rank, expected.shape) &&
+         std::equal(operand.strides, operand.strides + operand.rank, expected.strides);
+}
+
 void check_operand(char const* name, Operand const& operand, OperandSpec const& spec) {
   Operand const& expected = spec.layout;
-  bool const same = operand.rank == expected.rank && operand.device.type == expected.device.type &&
-                    operand.device.id == expected.device.id && operand.dtype.code == expected.dtype.code &&
-                    operand.dtype.bits == expected.dtype.bits &&
-                    std::equal(operand.shape, operand.shape + operand.rank, expected.shape) &&
-                    std::equal(operand.strides, operand.strides + operand.rank, expected.strides);
-  if (!same) {
+  if (!matches(operand, expected)) {
     throw InvalidOperand(std::string(name) + " is " + describe(operand) + "; this plan was made for " +
                          describe(expected));
   }

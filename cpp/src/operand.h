@@ -19,6 +19,8 @@ struct Operand {
   int64_t strides[kMaxRank] = {};  // in elements; 0 for dimensions of size 1, where they mean nothing
   bool read_only = false;
   bool settled = false;  // no launch writes it that may still be running when one that reads it starts
+
+  bool given() const { return device.type != 0; }
 };
 
 // Copies a DLPack view; throws InvalidOperand for more than kMaxRank dimensions or vector elements.
@@ -44,8 +46,10 @@ bool overlap(Operand const& a, Operand const& b);
 struct OperandSpec {
   Operand layout;      // its data pointer is not used
   int alignment = 1;   // bytes that the address must be a multiple of
-  bool batched = true;
 };
+
+// Whether an operand lies like another: rank, extents, strides, element type and device.
+bool matches(Operand const& operand, Operand const& expected);
 
 // Throws InvalidOperand, naming the argument, unless the operand matches.
 void check_operand(char const* name, Operand const& operand, OperandSpec const& spec);

@@ -8,6 +8,7 @@
 
 #include "driver.h"
 #include "errors.h"
+#include "op_args.h"
 
 namespace atomr_cutlass {
 namespace {
@@ -20,7 +21,7 @@ bool whole(double value) { return value == std::floor(value) && value >= -214748
 GemmPlan::GemmPlan(std::shared_ptr<atomr_cutlass_row const> row, atomr_cutlass_gemm_args const& args, OperandSpec a,
                    OperandSpec b, OperandSpec c, OperandSpec d, std::vector<BatchLaunch> launches,
                    GemmPlanOptions options, DlExchangeApi const* allocator)
-    : kernel_(std::move(row), sizeof(args)),
+    : kernel_(std::move(row), kGemmArgs),
       a_(a),
       b_(b),
       c_(c),

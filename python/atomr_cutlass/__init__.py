@@ -26,8 +26,8 @@ from .generator.epilogue.tree import EpilogueVisitorTree
 from .generator.matrix import is_fp4_supported, is_fp8_supported, is_supported_for
 from .generator.variables import objections
 from .ops.gemm.function import gemm
-from .pipeline.op_plan import OpPlan
 from .pipeline.plan import Plan
+from .pipeline.plan import Plan as OpPlan
 from .pipeline.plan_cache import CachedPlan, PlanCache, PlanKey
 from .pipeline.table import KernelInfo, kernels, load_pack
 

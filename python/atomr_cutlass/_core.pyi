@@ -64,44 +64,8 @@ class JitKernel:
     @property
     def name(self) -> str: ...
 
-class GemmPlan:
-    def __init__(
-        self,
-        kernel: str | JitKernel,
-        problem: dict[str, int],
-        a: tuple[Operand, int],
-        b: tuple[Operand, int],
-        c: tuple[Operand, int],
-        d: tuple[Operand, int],
-        launches: Sequence[tuple[int, int, int, int, int]],
-        options: dict[str, int | bool | float],
-        like: object = None,
-    ) -> None: ...
-    def __call__(
-        self,
-        a: object,
-        b: object,
-        c: object = None,
-        *,
-        out: object = None,
-        alpha: float | None = None,
-        beta: float | None = None,
-        stream: object = None,
-    ) -> Any: ...
-    def replace(self, next: GemmPlan) -> None: ...  # noqa: A002
-    @property
-    def kernel_name(self) -> str: ...
-    @property
-    def kernel_handle(self) -> int: ...
-    @property
-    def workspace_bytes(self) -> int: ...
-    @property
-    def device(self) -> int: ...
-    @property
-    def grid(self) -> tuple[int, int, int]: ...
-
 Address: TypeAlias = tuple[str, int, int]
-"""("operand" or "temporary", index, bytes from there)."""
+"""("operand", "temporary" or "zeros", index, bytes from there)."""
 
 class LaunchPlan:
     def __init__(
@@ -119,7 +83,11 @@ class LaunchPlan:
         alpha: float | None = None,
         beta: float | None = None,
         stream: object = None,
+        **named: object,
     ) -> Any: ...
+    def replace(self, next: LaunchPlan) -> None: ...  # noqa: A002
+    @property
+    def replaced(self) -> bool: ...
     @property
     def slots(self) -> list[str]: ...
     @property
@@ -132,6 +100,8 @@ class LaunchPlan:
     def workspace_bytes(self) -> int: ...
     @property
     def launches(self) -> int: ...
+    @property
+    def grid(self) -> tuple[int, int, int]: ...
     @property
     def device(self) -> int: ...
 

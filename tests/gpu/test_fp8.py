@@ -463,7 +463,7 @@ def test_full_accumulation_is_closer(torch: Any) -> None:
             ac.GemmShape(m, n, k), dtype=E4M3, out_dtype=D.F32, layout_b=ac.GemmLayout.COL_MAJOR, fast_accum=fast
         )
         made = planned(request)
-        if fast and made.candidate.key.math != "fast":
+        if fast and made.main.key.math != "fast":
             pytest.skip(f"the kernel that is taken for {request.shape} has full accumulation")
         error.append(float((wide(made(a, b.t())) - want).abs().max()))
     assert error[0] < error[1]
@@ -548,7 +548,7 @@ def run_plan(made: ac.Plan, request: ac.GemmRequest) -> None:
 @pytest.mark.parametrize("request_", REQUESTS, ids=lambda request: f"{request.dtype.value}-{request.shape.batch}")
 def test_plans(request_: ac.GemmRequest) -> None:
     made = planned(request_)
-    assert made.candidate.key.a in FP8_TYPES
+    assert made.main.key.a in FP8_TYPES
     run_plan(made, request_)
 
 
@@ -568,7 +568,7 @@ def test_cells_of_sm_89(fields: dict[str, Any], shape: tuple[int, int, int]) -> 
         ac.GemmShape(*shape), arch=ac.SmArch.SM89, layout_b=ac.GemmLayout.COL_MAJOR, **fields
     )  # fmt: skip
     made = planned(request)
-    key = made.candidate.key
+    key = made.main.key
     assert (key.arch, key.generation) == (ac.SmArch.SM89, "sm80")
     run_plan(made, request)
 

@@ -17,7 +17,7 @@ from atomr_cutlass.ops.quantize import function as quantized
 from atomr_cutlass.ops.quantize import reference as quantization
 from atomr_cutlass.pipeline import call, select
 from atomr_cutlass.pipeline.candidate import Candidate
-from atomr_cutlass.pipeline.op_plan import Steps
+from atomr_cutlass.pipeline.plan import Steps
 from gpu_matrices import torch_dtype
 
 pytestmark = pytest.mark.gpu

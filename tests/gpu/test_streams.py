@@ -477,5 +477,5 @@ def test_plans_default_to_their_scalars() -> None:
     assert_product(plan(a, b, c), a, b, c, alpha=2.0, beta=-1.0)
     assert_product(plan(a, b, c, alpha=0.5), a, b, c, alpha=0.5, beta=-1.0)
     assert_product(plan(a, b, c, beta=4.0), a, b, c, alpha=2.0, beta=4.0)
-    assert plan.kernel_name == plan.candidate.key.name
+    assert plan.kernel_name == plan.main.key.name
     assert all(extent > 0 for extent in plan.grid)

@@ -166,7 +166,7 @@ def test_requests(kind: Kind, layouts: str, shape: ac.GemmShape, arch: ac.SmArch
             pytest.skip(str(error))
         lacking(error, kind, layouts, asked.result_dtype)
     if arch is not None:
-        assert made.candidate.key.arch is arch
+        assert made.main.key.arch is arch
     assert made.request is asked
     batch = () if shape.batch == 1 else (shape.batch,)
     exact = kind.precision == "tf32"

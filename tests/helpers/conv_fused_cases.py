@@ -94,7 +94,7 @@ def requests() -> list[Any]:
 def case_plans_take_their_operands_in_order() -> None:
     for request in requests():
         made, given, beta = ac.plan(request), arrays_of(request), request.epilogue.beta
-        assert isinstance(made, ac.OpPlan)
+        assert isinstance(made, ac.Plan)
         assert (made.key, made.origin, made.slots) == (request.plan_key(), "pack fake", ["a", "b", *list(given)[2:]])
         # Without C, the matrix like the result comes by its way.
         assert ("source" in made.main.key.epilogue) == (beta == 0)

@@ -23,7 +23,7 @@ from atomr_cutlass.ops.gemm import reference as gemm_reference
 from atomr_cutlass.ops.gemm import scaled
 from atomr_cutlass.ops.gemm.kernels import GemmSearch
 from atomr_cutlass.pipeline import devices
-from atomr_cutlass.pipeline.op_plan import OpPlan
+from atomr_cutlass.pipeline.plan import Plan
 from gpu_matrices import NUMPY_LIMIT, Guarded, element_type, fill, has_default_preset, problem_of, torch_dtype
 
 if TYPE_CHECKING:
@@ -283,7 +283,7 @@ def scaled_plan(
     fast: bool = False,
     amax: torch.Tensor | None = None,
     arch: ac.SmArch | None = None,
-) -> tuple[OpPlan, list[Any]]:
+) -> tuple[Plan, list[Any]]:
     """A plan of its own, and the arrays that it is called with."""
     how = how or Scaling()
     what = problem_of(a, b, d, c, "fast" if fast else "default")
@@ -298,7 +298,7 @@ def scaled_plan(
 
 def cell_plan(
     key: Any, info: Any, d: torch.Tensor, a: torch.Tensor, b: torch.Tensor, how: Scaling, amax: Any
-) -> tuple[OpPlan, list[Any]]:
+) -> tuple[Plan, list[Any]]:
     """`scaled_plan` of one cell, whichever is the best one."""
     from atomr_cutlass.pipeline import select
 

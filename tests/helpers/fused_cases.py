@@ -97,7 +97,7 @@ def case_plans_add_the_bias_and_apply_the_activation() -> None:
                 layout_c=layouts[2], epilogue=dataclasses.replace(BIASED, alpha=0.5, beta=beta),
             )  # fmt: skip
             made, given = ac.plan(request), arrays_of(request)
-            assert isinstance(made, ac.OpPlan)
+            assert isinstance(made, ac.Plan)
             assert (made.key, made.origin, made.request) == (request.plan_key(), "pack fake", request)
             assert ac.explain(request).kernel == made.kernel_name
             for _ in range(2):

@@ -18,7 +18,7 @@ from atomr_cutlass.arrays.numerics import to_float64
 from atomr_cutlass.generator.epilogue.tree import MASK, RESULT
 from atomr_cutlass.ops.gemm import scaled
 from atomr_cutlass.pipeline import devices
-from atomr_cutlass.pipeline.op_plan import OpPlan
+from atomr_cutlass.pipeline.plan import Plan
 from random_trees import evaluate_torch, to_torch
 from tree_cases import Array, Case, Lie
 
@@ -152,7 +152,7 @@ def results_of(case: Case, returned: Any) -> dict[str, Any]:
     return {RESULT: returned}
 
 
-def plan_of(case: Case, like: Any = None) -> OpPlan:
+def plan_of(case: Case, like: Any = None) -> Plan:
     """A plan of the case's kernel; it takes `Arrays.in_order`."""
     candidate = case.candidate(devices.get(0))
     return scaled.from_candidate(candidate, fusion=case.fusion, alpha=case.alpha, beta=case.beta, like=like)

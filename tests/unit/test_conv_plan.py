@@ -35,7 +35,7 @@ from atomr_cutlass.ops.conv2d.problem import (
 )
 from atomr_cutlass.ops.conv2d.support import CAST_ALIGNMENT
 from atomr_cutlass.pipeline import devices, select
-from atomr_cutlass.pipeline.op_plan import Steps
+from atomr_cutlass.pipeline.plan import Steps
 from atomr_cutlass.pipeline.problem import MatrixSpec
 from fake_table import A100, ADA, H200
 

@@ -34,7 +34,7 @@ NAMES = sorted({call.name for call in CALLS})
 SPOILED = sorted({call.name for call in CALLS if call.parameters})
 PLACES = [(call, name) for call in CALLS for name in call.parameters]
 
-MADE = {"Explanation", "KernelInfo", "OpPlan", "Plan"}
+MADE = {"Explanation", "KernelInfo", "Plan"}
 """What functions return, and nobody makes."""
 ELSEWHERE = {"exit_for_restart", "record"}
 """What ends the process, or writes files: test_frozen.py has the paths that `record` refuses."""

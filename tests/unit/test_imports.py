@@ -35,7 +35,7 @@ LAYERS = (
     ("epilogue", "arrays.fp4", "pipeline.tile_scheduler", "pipeline.split_k"),
     ("pipeline.estimate",),
     ("jit", "pipeline.candidate"),
-    ("pipeline.select", "pipeline.verification", "pipeline.plan", "pipeline.op_plan", "arrays.arguments"),
+    ("pipeline.select", "pipeline.verification", "pipeline.plan", "pipeline.plan", "arrays.arguments"),
     ("epilogue.bound", "pipeline.invocation", "pipeline.pack_build"),
     ("ops.conv2d.problem", "ops.grouped_gemm.problem", "pipeline.operand_table", "epilogue.results", "epilogue.groups",
      "pipeline.call"),

@@ -43,7 +43,7 @@ void await_written(OwnedOperand const& operand, void* stream) {
   if (capture_id(stream) == 0) written->hold(stream);
 }
 
-CallArrays::CallArrays(py::object const& stream, py::handle first, char const* name)
+CallArrays::CallArrays(py::handle stream, py::handle first, char const* name)
     : first_(first),
       api_(exchange_api(first)),
       named_(!stream.is_none()) {

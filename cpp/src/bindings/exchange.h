@@ -42,7 +42,7 @@ void refuse_gradient(pybind11::handle array, char const* name);
 class CallArrays {
  public:
   // `stream` is the caller's, or None for the current one of the framework of `first`, which errors call `name`.
-  CallArrays(pybind11::object const& stream, pybind11::handle first, char const* name);
+  CallArrays(pybind11::handle stream, pybind11::handle first, char const* name);
 
   // A view, which lives as long as this; of `first` too. Throws as `refuse_gradient` does.
   Operand import(pybind11::handle array, char const* name);

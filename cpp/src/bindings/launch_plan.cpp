@@ -3,6 +3,7 @@
 #include <pybind11/stl.h>
 
 #include <cstring>
+#include <map>
 
 #include "../errors.h"
 #include "../jit.h"
@@ -14,10 +15,14 @@ namespace py = pybind11;
 namespace atomr_cutlass {
 namespace {
 
-// ("operand" or "temporary", index, bytes)
+// (base, index, bytes)
 Address address_of(py::handle value) {
   auto const parts = value.cast<py::tuple>();
-  return {parts[0].cast<std::string>() == "temporary", parts[1].cast<int>(), parts[2].cast<int64_t>()};
+  auto const base = parts[0].cast<std::string>();
+  Address made{Address::Base::kOperand, parts[1].cast<int>(), parts[2].cast<int64_t>()};
+  if (base == "temporary") made.base = Address::Base::kTemporary;
+  if (base == "zeros") made.base = Address::Base::kZeros;
+  return made;
 }
 
 template <class Value>
@@ -25,19 +30,38 @@ void store(Step& step, size_t offset, Value value) {
   std::memcpy(step.data.data() + offset, &value, sizeof(value));
 }
 
-// ("launch", kernel, op, {field: value}): numbers, None or an address for pointers, "alpha" or "beta" for scalars.
-Step launch_step(py::tuple const& given) {
+Step::When when_of(std::string const& when) {
+  return when == "product"      ? Step::When::kProduct
+         : when == "no product" ? Step::When::kNoProduct
+                                : Step::When::kAlways;
+}
+
+// ("launch", kernel, op, {field: value}, when): numbers, ("settled", operand, bits) for an int32, None or an address for
+// pointers, "alpha" or "beta" for scalars. Launches of a kernel share its row.
+Step launch_step(py::tuple const& given, std::map<PyObject*, std::shared_ptr<atomr_cutlass_row const>>& rows) {
   auto const op = given[2].cast<std::string>();
-  Step step{Step::Kind::kLaunch, nullptr, args_of(op), {}, {}, {}, {}, 0};
+  Step step{};
+  step.kind = Step::Kind::kLaunch;
+  step.layout = args_of(op);
   if (step.layout == nullptr) throw Unsupported("there are no plans of op " + op);
-  step.row = row_of(py::object(given[1]), *step.layout);
+  auto& row = rows[py::object(given[1]).ptr()];
+  if (row == nullptr) row = row_of(py::object(given[1]), *step.layout);
+  step.row = row;
+  if (given.size() > 4) step.when = when_of(given[4].cast<std::string>());
   step.data.assign(step.layout->bytes, 0);
   for (auto const& [name, value] : given[3].cast<py::dict>()) {
     auto const field_name = name.cast<std::string>();
     ArgsField const* field = step.layout->field(field_name);
     if (field == nullptr) throw InvalidOperand("the arguments of " + op + " have no field " + field_name);
     switch (field->kind) {
-      case ArgsField::Kind::kInt32: store(step, field->offset, value.cast<int32_t>()); break;
+      case ArgsField::Kind::kInt32:
+        if (py::isinstance<py::tuple>(value)) {
+          auto const settled = value.cast<py::tuple>();
+          step.settled.push_back({field->offset, settled[1].cast<int>(), settled[2].cast<int32_t>()});
+        } else {
+          store(step, field->offset, value.cast<int32_t>());
+        }
+        break;
       case ArgsField::Kind::kInt64: store(step, field->offset, value.cast<int64_t>()); break;
       case ArgsField::Kind::kDouble:
         if (py::isinstance<py::str>(value)) {
@@ -54,11 +78,13 @@ Step launch_step(py::tuple const& given) {
   return step;
 }
 
-Step step_of(py::tuple const& given) {
+Step step_of(py::tuple const& given, std::map<PyObject*, std::shared_ptr<atomr_cutlass_row const>>& rows) {
   auto const kind = given[0].cast<std::string>();
-  if (kind == "launch") return launch_step(given);
-  Step step{Step::Kind::kClear, nullptr, nullptr, {}, {}, {}, address_of(given[1]), 0};
+  if (kind == "launch") return launch_step(given, rows);
+  Step step{};
+  step.target = address_of(given[1]);
   if (kind == "clear") {  // ("clear", address, bytes, value)
+    step.kind = Step::Kind::kClear;
     step.bytes = given[2].cast<size_t>();
     step.value = given[3].cast<unsigned char>();
     return step;
@@ -78,28 +104,99 @@ Step step_of(py::tuple const& given) {
 
 using Owned = std::unique_ptr<LaunchPlan, WithoutGil<LaunchPlan>>;
 
+// (name, array, alignment, role)
+Slot slot_of(py::tuple const& given) {
+  auto const role = given[3].cast<std::string>();
+  Slot made{given[0].cast<std::string>(), spec_of(py::make_tuple(given[1], given[2]))};
+  made.optional = role == "optional source";
+  if (role == "source" || made.optional) made.role = Slot::Role::kSource;
+  if (role == "output") made.role = Slot::Role::kOutput;
+  return made;
+}
+
 Owned make(py::list const& slots, std::vector<size_t> const& temporaries, py::list const& steps,
            py::dict const& options, py::object const& like) {
   std::vector<Slot> made_slots;
-  for (py::handle const one : slots) {  // (name, array, alignment, role)
-    auto const given = one.cast<py::tuple>();
-    auto const role = given[3].cast<std::string>();
-    made_slots.push_back(
-        {given[0].cast<std::string>(), spec_of(py::make_tuple(given[1], given[2])),
-         role == "output" ? Slot::Role::kOutput : (role == "source" ? Slot::Role::kSource : Slot::Role::kInput)});
-  }
+  for (py::handle const slot : slots) made_slots.push_back(slot_of(slot.cast<py::tuple>()));
   LaunchPlanOptions made_options;
   made_options.device = options["device"].cast<int>();
   made_options.integral = options["integral"].cast<bool>();
   made_options.alpha = options["alpha"].cast<double>();
   made_options.beta = options["beta"].cast<double>();
   made_options.main = options["main"].cast<size_t>();
+  if (options.contains("zeros")) made_options.zeros = options["zeros"].cast<size_t>();
   DlExchangeApi const* allocator = like.is_none() ? nullptr : exchange_api(like);
   DeviceGuard guard(made_options.device);
   std::vector<Step> made_steps;
-  for (py::handle const one : steps) made_steps.push_back(step_of(one.cast<py::tuple>()));
+  std::map<PyObject*, std::shared_ptr<atomr_cutlass_row const>> rows;
+  for (py::handle const step : steps) made_steps.push_back(step_of(step.cast<py::tuple>(), rows));
   py::gil_scoped_release release_gil;  // the first use of a kernel loads its module
   return Owned(new LaunchPlan(std::move(made_slots), temporaries, std::move(made_steps), made_options, allocator));
+}
+
+// What instances have behind pybind11's part: Python calls the first of these with arguments as they lie on its stack.
+struct Callable {
+  vectorcallfunc call;
+  LaunchPlan* plan;  // once it has been called
+};
+Py_ssize_t callable_offset;
+newfunc base_new;
+
+Callable& callable_of(PyObject* self) {
+  return *reinterpret_cast<Callable*>(reinterpret_cast<char*>(self) + callable_offset);
+}
+
+// Names of arguments, interned, as those of calls nearly always are.
+struct Names {
+  PyObject* out = PyUnicode_InternFromString("out");
+  PyObject* alpha = PyUnicode_InternFromString("alpha");
+  PyObject* beta = PyUnicode_InternFromString("beta");
+  PyObject* stream = PyUnicode_InternFromString("stream");
+};
+
+struct Given {
+  std::vector<PyObject*> arrays;  // one for each slot, the result last; null for what is not given
+  PyObject* alpha = Py_None;
+  PyObject* beta = Py_None;
+  PyObject* stream = Py_None;
+};
+
+void give(Given& given, size_t slot, std::string const& name, PyObject* value) {
+  if (value == Py_None) return;
+  if (given.arrays[slot] != nullptr) throw InvalidOperand(name + " is given twice");
+  given.arrays[slot] = value;
+}
+
+Given arguments_of(std::vector<Slot> const& slots, PyObject* const* values, size_t count, PyObject* names) {
+  static Names const& known = *new Names();
+  Given given;
+  given.arrays.resize(slots.size());
+  if (count > slots.size()) {
+    throw InvalidOperand("this plan takes " + std::to_string(slots.size() - 1) + " operands and a result, not " +
+                         std::to_string(count));
+  }
+  for (size_t i = 0; i < count; ++i) give(given, i, slots[i].name, values[i]);
+  Py_ssize_t const named = names == nullptr ? 0 : PyTuple_GET_SIZE(names);
+  for (Py_ssize_t i = 0; i < named; ++i) {
+    PyObject* const name = PyTuple_GET_ITEM(names, i);
+    PyObject* const value = values[count + size_t(i)];
+    auto const is = [name](PyObject* other) { return name == other || PyUnicode_Compare(name, other) == 0; };
+    if (is(known.out)) {
+      give(given, slots.size() - 1, "out", value);
+    } else if (is(known.stream)) {
+      given.stream = value;
+    } else if (is(known.alpha)) {
+      given.alpha = value;
+    } else if (is(known.beta)) {
+      given.beta = value;
+    } else {
+      size_t slot = 0;
+      while (slot < slots.size() && PyUnicode_CompareWithASCIIString(name, slots[slot].name.c_str()) != 0) ++slot;
+      if (slot == slots.size()) throw py::type_error("this plan has no argument " + py::cast<std::string>(name));
+      give(given, slot, slots[slot].name, value);
+    }
+  }
+  return given;
 }
 
 bool row_major(Operand const& layout) {
@@ -111,68 +208,106 @@ bool row_major(Operand const& layout) {
   return true;
 }
 
-// One array for each slot. The last, a result, may be given by name, or as None: it comes from the framework of the
-// first array then.
-py::object call(LaunchPlan& self, py::args const& arrays, py::object out, py::object const& alpha,
-                py::object const& beta, py::object const& stream) {
+// The last operand, a result, comes from the framework of the first array where it is not given.
+py::object call(LaunchPlan& self, Given const& given) {
   std::vector<Slot> const& slots = self.slots();
-  size_t const count = slots.size();
-  if (arrays.size() != count && arrays.size() != count - 1) {
-    throw InvalidOperand("this plan takes " + std::to_string(count - 1) + " operands and a result, not " +
-                         std::to_string(arrays.size()));
+  size_t const last = slots.size() - 1;
+  double const alpha = scalar_of(given.alpha, "alpha", self.options().alpha);
+  double const beta = scalar_of(given.beta, "beta", self.options().beta);
+  std::vector<Operand> operands(slots.size());
+  if (given.arrays[0] == nullptr) throw InvalidOperand(slots[0].name + " is needed");
+  CallArrays arrays(given.stream, given.arrays[0], slots[0].name.c_str());
+  for (size_t i = 0; i < last; ++i) {
+    if (given.arrays[i] != nullptr) {
+      operands[i] = arrays.import(given.arrays[i], slots[i].name.c_str());
+    } else if (!slots[i].optional) {
+      throw InvalidOperand(slots[i].name + " is needed");
+    }
   }
-  double const factor = scalar_of(alpha, "alpha", self.options().alpha);
-  double const source_factor = scalar_of(beta, "beta", self.options().beta);
-  if (arrays.size() == count) {
-    if (!out.is_none()) throw InvalidOperand("out is given twice");
-    out = py::object(arrays[count - 1]);
-  }
-  std::vector<Operand> operands(count);
-  CallArrays imports(stream, arrays[0], slots[0].name.c_str());
-  for (size_t i = 0; i + 1 < count; ++i) {
-    if (arrays[i].is_none()) throw InvalidOperand(slots[i].name + " is needed");
-    operands[i] = imports.import(arrays[i], slots[i].name.c_str());
-  }
-  OperandSpec const& result = slots[count - 1].spec;
-  if (out.is_none()) {
+  auto out = py::reinterpret_borrow<py::object>(given.arrays[last]);
+  if (!out) {
+    OperandSpec const& result = slots[last].spec;
     // A wrong operand must be refused before memory is asked for.
-    for (size_t i = 0; i + 1 < count; ++i) self.check(i, operands[i]);
-    if (exchange_api(arrays[0]) == nullptr) {
+    for (size_t i = 0; i < last; ++i) {
+      if (operands[i].given()) self.check(i, operands[i]);
+    }
+    if (exchange_api(given.arrays[0]) == nullptr) {
       throw InvalidOperand("out is needed: arrays of this type come from an allocator that plans cannot call");
     }
     if (!row_major(result.layout)) {
       throw InvalidOperand("out is needed: this plan's result is not row-major contiguous");
     }
-    out = imports.allocate(result.layout);
+    out = arrays.allocate(result.layout);
   }
-  operands[count - 1] = imports.import(out, slots[count - 1].name.c_str());
-  imports.run(out, [&](void* queue) { self.launch(operands, factor, source_factor, queue); });
+  operands[last] = arrays.import(out, slots[last].name.c_str());
+  arrays.run(out, [&](void* queue) { self.launch(operands, alpha, beta, queue); });
   return out;
+}
+
+PyObject* vectorcall(PyObject* self, PyObject* const* values, size_t count, PyObject* names) {
+  try {
+    Callable& callable = callable_of(self);
+    if (callable.plan == nullptr) callable.plan = py::handle(self).cast<LaunchPlan*>();
+    LaunchPlan& plan = *callable.plan;
+    return call(plan, arguments_of(plan.slots(), values, size_t(PyVectorcall_NARGS(count)), names)).release().ptr();
+  } catch (py::error_already_set& error) {
+    error.restore();
+  } catch (...) {
+    py::detail::try_translate_exceptions();
+  }
+  return nullptr;
+}
+
+// Python's way of calling objects without a tuple and a dictionary of arguments, which pybind11's types do not have.
+void make_callable(PyHeapTypeObject* heap_type) {
+  PyTypeObject& type = heap_type->ht_type;
+  callable_offset = type.tp_basicsize;
+  type.tp_basicsize += Py_ssize_t(sizeof(Callable));
+  type.tp_vectorcall_offset = callable_offset + Py_ssize_t(offsetof(Callable, call));
+  type.tp_call = PyVectorcall_Call;
+  type.tp_flags |= Py_TPFLAGS_HAVE_VECTORCALL;
+  base_new = type.tp_base->tp_new;
+  type.tp_new = [](PyTypeObject* made, PyObject* args, PyObject* kwargs) {
+    PyObject* const self = base_new(made, args, kwargs);
+    if (self != nullptr) callable_of(self) = {&vectorcall, nullptr};
+    return self;
+  };
 }
 
 }  // namespace
 
 void bind_launch_plan(py::module_& module) {
-  py::class_<LaunchPlan, Owned>(module, "LaunchPlan", py::dynamic_attr(),
+  py::class_<LaunchPlan, Owned>(module, "LaunchPlan", py::dynamic_attr(), py::custom_type_setup(&make_callable),
                                 "Kernels and one problem with everything decided; calling it only launches.")
       .def(py::init(&make), py::arg("slots"), py::arg("temporaries"), py::arg("steps"), py::arg("options"),
            py::arg("like") = py::none())
-      .def("__call__", &call, py::kw_only(), py::arg("out") = py::none(), py::arg("alpha") = py::none(),
-           py::arg("beta") = py::none(), py::arg("stream") = py::none())
+      .def("replace", &LaunchPlan::replace, py::arg("next"), py::keep_alive<1, 2>(),
+           "Has launches go to another plan of the same operands, but never during the capture of a graph.")
+      .def_property_readonly(
+          "replaced", [](LaunchPlan const& self) { return &self.serving() != &self; },
+          "Whether launches go to another plan by now.")
       .def_property_readonly("slots",
                              [](LaunchPlan const& self) {
                                py::list names;
                                for (Slot const& slot : self.slots()) names.append(slot.name);
                                return names;
                              })
-      .def_property_readonly("kernel_names", &LaunchPlan::kernel_names)
-      .def_property_readonly("kernel_name", [](LaunchPlan const& self) { return std::string(self.main().row()->name); })
+      .def_property_readonly("kernel_names", [](LaunchPlan const& self) { return self.serving().kernel_names(); })
+      .def_property_readonly("kernel_name",
+                             [](LaunchPlan const& self) { return std::string(self.serving().main().row()->name); })
       .def_property_readonly(
           "kernel_handle",
-          [](LaunchPlan const& self) { return reinterpret_cast<uintptr_t>(kernel_handle(self.main().row())); },
+          [](LaunchPlan const& self) { return reinterpret_cast<uintptr_t>(kernel_handle(self.serving().main().row())); },
           "What identifies the loaded kernel in this process.")
-      .def_property_readonly("workspace_bytes", &LaunchPlan::workspace_bytes)
-      .def_property_readonly("launches", &LaunchPlan::steps, "Kernels, clears and copies that a call enqueues.")
+      .def_property_readonly("workspace_bytes", [](LaunchPlan const& self) { return self.serving().workspace_bytes(); })
+      .def_property_readonly(
+          "launches", [](LaunchPlan const& self) { return self.serving().steps(); },
+          "Kernels, clears and copies that a call enqueues.")
+      .def_property_readonly("grid",
+                             [](LaunchPlan const& self) {
+                               auto const& grid = self.serving().main().geometry().grid;
+                               return py::make_tuple(grid[0], grid[1], grid[2]);
+                             })
       .def_property_readonly("device", [](LaunchPlan const& self) { return self.options().device; });
 }
 

@@ -45,7 +45,7 @@ void* framework_stream(DlExchangeApi const* api, DlDevice device) {
   return stream;
 }
 
-double scalar_of(py::object const& given, char const* name, double own) {
+double scalar_of(py::handle given, char const* name, double own) {
   if (given.is_none()) return own;
   // Arrays of one element convert too, but would have to be waited for.
   if (PyBool_Check(given.ptr()) == 0 && PySequence_Check(given.ptr()) == 0) {

@@ -24,7 +24,7 @@ pybind11::object framework_array(DlExchangeApi const* api, Operand const& layout
 void* framework_stream(DlExchangeApi const* api, DlDevice device);
 
 // A scalar of a call: the one given, or None for the plan's own.
-double scalar_of(pybind11::object const& given, char const* name, double own);
+double scalar_of(pybind11::handle given, char const* name, double own);
 
 bool finalizing();
 

@@ -14,7 +14,7 @@ from ..errors import InvalidOperandError, UnsupportedError
 from ..generator.dtypes import CutlassDtype
 from ..generator.epilogue.lower import SOURCE, epilogue_id, operand_kinds, split, with_source
 from ..generator.epilogue.tree import COLUMN, MASK, MATRIX, ROW, SCALAR, EpilogueVisitorTree, Input, Output
-from ..pipeline.op_plan import Address, Steps
+from ..pipeline.plan import Address, Steps
 from ..pipeline.problem import GemmProblem, MatrixSpec
 
 Shape = tuple[int, ...]

@@ -223,7 +223,7 @@ class Invocation(abc.ABC):
 
     def order(self, made: Any) -> tuple[str, ...]:
         """The names of what a plan takes, in its order; the last is its result."""
-        return tuple(made.slots)
+        return tuple(name for name in made.slots if name in self.inputs or name in self.results)
 
     def uploaded(self) -> dict[str, _core.Operand]:
         """Copies on GPU 0 of what is read, and of results whose elements need not all be written."""

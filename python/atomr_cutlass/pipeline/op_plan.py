@@ -20,7 +20,7 @@ from .table import KernelInfo
 Address = tuple[str, int, int]
 
 
-class OpPlan(_core.LaunchPlan):
+class Plan(_core.LaunchPlan):
     """Kernels and one problem; `plan(*arrays, out=None, alpha=None, beta=None, stream=None)` launches.
 
     Arrays are given in the order of `slots`, and must have the shape, strides, dtype, device and address alignment that
@@ -143,7 +143,7 @@ class Steps:
         beta: float = 0.0,
         integral: bool = False,
         rewrite: str = "",
-    ) -> OpPlan:
+    ) -> Plan:
         """The plan. `like` is an array whose framework allocates the memory; scalars are those of calls that give none.
 
         Raises:
@@ -153,7 +153,7 @@ class Steps:
         options = {
             "device": self.device, "integral": integral, "alpha": float(alpha), "beta": float(beta), "main": step
         }  # fmt: skip
-        made = OpPlan(self._slots, self._temporaries, self._steps, options, like)
+        made = Plan(self._slots, self._temporaries, self._steps, options, like)
         made.request = None
         made.key = None
         made.candidates = tuple(self._candidates)

@@ -22,7 +22,6 @@ if TYPE_CHECKING:  # the protocol names what operations make, and makes none of 
     import numpy as np
 
     from .devices import Device
-    from .op_plan import OpPlan
     from .plan import Plan
     from .select import KernelSearch
 
@@ -203,7 +202,7 @@ class PlannedOperation(Operation, abc.ABC, Generic[RequestT]):
         """
 
     @abc.abstractmethod
-    def plan(self, request: RequestT, device: int, **options: Any) -> Plan | OpPlan:
+    def plan(self, request: RequestT, device: int, **options: Any) -> Plan:
         """A plan on the GPU of an index. `options` are those that every operation's plans take."""
 
     def bound_slot(self, request: RequestT) -> OperandSlot:
@@ -213,7 +212,8 @@ class PlannedOperation(Operation, abc.ABC, Generic[RequestT]):
     def launch(self, plan: Any, request: RequestT, arrays: Mapping[str, Any], **options: Any) -> None:
         """Launches a plan with its operands, in the order of the operand table. `options`: alpha, beta and stream."""
         del request
-        plan(*arrays.values(), **options)
+        *given, out = arrays.values()
+        plan(*given, out=out, **options)
 
     def write_empty(self, request: RequestT, arrays: Mapping[str, Any], stream: int) -> None:
         """Writes the outputs beside a result without elements: where an operation has such, reductions of nothing."""

@@ -1,70 +1,232 @@
-"""Plans: a problem with its kernel chosen and everything allocated, so that calling it only launches."""
+"""Plans: a problem with its kernels chosen and everything allocated, so that calling it only launches."""
 
 from __future__ import annotations
 
+import math
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from .. import _core
+from ..arrays.operands import CUDA
+from ..errors import UnsupportedError
+from ..generator.dtypes import CutlassDtype
 from ..generator.render import render
+from ..jit import kernels, record
+from . import devices, table
 from .candidate import Candidate
 from .plan_cache import PlanKey
-from .problem import GemmFormulation
 from .table import KernelInfo
 
 BACKENDS = ("auto", "prebuilt", "jit")
 
+Address = tuple[str, int, int]
+"""(`operand`, `temporary` or `zeros`, index, bytes from there)."""
 
-class Plan(_core.GemmPlan):
-    """One kernel and one problem; `plan(a, b, c=None, *, out=None, alpha=None, beta=None, stream=None)` launches.
+ALWAYS, PRODUCT, NO_PRODUCT = "always", "product", "no product"
+"""Which calls take a step: with `product` those whose alpha is not 0, with `no product` the others."""
 
-    Operands must have the shape, strides, dtype, device and address alignment that the plan was made for, and may be
-    other arrays at every call. `alpha` and `beta` default to the request's. Without `out` the result comes from the
-    framework of `a`. A call launches one kernel (stream-K and split-K: a memory clear before it; batches that no single
-    stride reaches or a grid cannot hold: several kernels) on `stream`, or on the framework's current stream; it does
-    not synchronize, and may be captured into a CUDA graph; a workspace that a graph uses is never freed.
+
+class Plan(_core.LaunchPlan):
+    """Kernels and one problem; `plan(*arrays, out=None, alpha=None, beta=None, stream=None)` launches.
+
+    Arrays are given in the order of `slots`, or by name, and must have the shape, strides, dtype, device and address
+    alignment that the plan was made for; they may be other arrays at every call. C of a plain GEMM is left out where
+    beta is 0. Scalars default to the request's. Without `out`, the last slot, the result comes from the framework of
+    the first array. A call enqueues `launches` kernels, clears and copies on `stream`, or on the framework's current
+    stream, and does not synchronize; it may be captured into a CUDA graph, and a workspace that a graph uses is never
+    freed.
 
     Attributes:
         request: what the plan was made from, where that was a request.
         key: the request's PlanKey, likewise.
-        kernel_name: of the kernel that calls launch.
-        kernel_handle: what identifies the loaded kernel in this process.
+        candidates: the kernels, in the order of their launches.
+        rewrite: how the problem was put to kernels that do not compute it as it stands; empty for one that does.
+        checked: whether nothing is left to be checked of an epilogue at its first use. A plan made while its stream is
+            captured may not be: it is not kept for later calls.
+        kernel_name: of the kernel that does the products.
+        kernel_handle: what identifies that kernel in this process, once loaded.
 
     Raises:
-        InvalidOperandError: an operand differs from what the plan was made for, or `out` overlaps an input.
+        InvalidOperandError: an operand differs from what the plan was made for, or a result overlaps an input.
         LibraryError, ContextPoisonedError: CUDA refused the launch.
     """
 
     request: Any
     key: PlanKey | None
-    _candidate: Candidate[GemmFormulation]
+    candidates: tuple[Candidate[Any], ...]
+    rewrite: str
+    result: tuple[tuple[int, ...], CutlassDtype]
+    checked: bool
+    _main: int
     _next: Plan | None
 
     def replace(self, next: Plan) -> None:  # type: ignore[override] # noqa: A002
-        """Has launches go to another plan of the same problem, but never during the capture of a graph.
+        """Has launches go to another plan of the same operands, but never during the capture of a graph.
 
-        A graph that begins with this plan's kernel stays with it. Operands that the other plan's kernel cannot read,
-        for want of alignment, are served by this one's.
+        A graph that begins with this plan's kernels stays with them. Operands that the other plan's kernels cannot
+        read, for want of alignment, are served by this one's.
+
+        Raises:
+            InvalidOperandError: the other plan has other operands.
         """
         super().replace(next)
         self._next = next
 
     @property
-    def candidate(self) -> Candidate[GemmFormulation]:
-        """The kernel that calls launch, with its launch options and estimated time."""
-        other = self._next
-        return other.candidate if other is not None and other.kernel_handle == self.kernel_handle else self._candidate
+    def main(self) -> Candidate[Any]:
+        """The kernel that does the products, with its launch options and estimated time."""
+        if self.replaced and self._next is not None:
+            return self._next.main
+        return self.candidates[self._main]
 
     @property
     def kernel(self) -> KernelInfo | None:
-        """The kernel's row of the table; None when it was compiled at run time."""
-        return self.candidate.info
+        """Its row of the table; None when it was compiled at run time."""
+        return self.main.info
 
     @property
     def source(self) -> str:
-        """The kernel's source, as it is compiled at run time."""
-        return render(self.candidate.key, flavour="nvrtc")[0]
+        """Its source, as it is compiled at run time."""
+        return render(self.main.key, flavour="nvrtc")[0]
 
     @property
     def origin(self) -> str:
-        """Where the kernel comes from: `prebuilt`, `pack NAME` or `jit`."""
-        return self.candidate.origin
+        """Where it comes from: `prebuilt`, `pack NAME` or `jit`."""
+        return self.main.origin
+
+
+class Steps:
+    """A plan in the making: slots for the caller's arrays, memory of its own, and what is done with them."""
+
+    def __init__(self, device: int) -> None:
+        """A plan on the GPU of this index, so far without steps."""
+        self.device = device
+        self._slots: list[tuple[str, _core.Operand, int, str]] = []
+        self._temporaries: list[int] = []
+        self._steps: list[tuple[Any, ...]] = []
+        self._candidates: list[Candidate[Any]] = []
+        self._main = (0, 0)
+        self._zeros = 0
+
+    def slot(
+        self,
+        name: str,
+        shape: Sequence[int],
+        strides: Sequence[int] | None,
+        dtype: tuple[int, int],
+        *,
+        alignment: int = 1,
+        role: str = "input",
+    ) -> Address:
+        """An array of the caller's, the next in the order of a call.
+
+        Args:
+            name: for messages.
+            shape: extents.
+            strides: in elements; None is row-major.
+            dtype: DLPack's (type code, bits).
+            alignment: bytes that its address must be a multiple of.
+            role: `input`, `source` (an input that a result may overwrite in place), `optional source` (one that is
+                given where beta is not 0, and only there) or `output`.
+        """
+        layout = _core.Operand(0, shape, strides, dtype, CUDA, self.device)
+        self._slots.append((name, layout, max(1, alignment), role))
+        return ("operand", len(self._slots) - 1, 0)
+
+    def temporary(self, size: int) -> Address:
+        """Device memory of the plan's own, aligned to 256 bytes, undefined when a call begins."""
+        self._temporaries.append(size)
+        return ("temporary", len(self._temporaries) - 1, 0)
+
+    def zeros(self, size: int) -> Address:
+        """Device memory that holds zeros. It is allocated at the first call that needs it."""
+        self._zeros = max(self._zeros, size)
+        return ("zeros", 0, 0)
+
+    def launch(
+        self, candidate: Candidate[Any], args: Mapping[str, Any], *, main: bool = False, when: str = ALWAYS
+    ) -> None:
+        """Launches a kernel.
+
+        Args:
+            candidate: the kernel.
+            args: fields of its op's arguments (kernel_abi.h) by name: numbers, addresses for pointers, `"alpha"` or
+                `"beta"` for scalars that the call gives, `settled` for bits. What is left out is 0.
+            main: whether this is the kernel that the plan is named after.
+            when: which calls launch it; see ALWAYS.
+        """
+        if main or not self._candidates:
+            self._main = (len(self._steps), len(self._candidates))
+        device = devices.get(self.device)
+        kernel = table.launchable(candidate.info) if candidate.info else kernels.kernel(candidate.key, device)
+        self._steps.append(("launch", kernel, candidate.key.op, {"sm_count": device.multiprocessors, **args}, when))
+        self._candidates.append(candidate)
+
+    def clear(self, address: Address, size: int, value: int = 0) -> None:
+        """Sets bytes to a value."""
+        self._steps.append(("clear", address, size, value))
+
+    def copy(self, address: Address, table: bytes, patches: Sequence[tuple[int, Address]]) -> None:
+        """Writes host bytes to device memory, with addresses put in at the offsets of the patches."""
+        self._steps.append(("copy", address, table, list(patches)))
+
+    def plan(
+        self,
+        *,
+        like: Any = None,
+        alpha: float = 1.0,
+        beta: float = 0.0,
+        integral: bool = False,
+        rewrite: str = "",
+    ) -> Plan:
+        """The plan. `like` is an array whose framework allocates the memory; scalars are those of calls that give none.
+
+        Raises:
+            UnsupportedError: a kernel cannot implement its step.
+        """
+        step, index = self._main
+        options = {
+            "device": self.device, "integral": integral, "alpha": float(alpha), "beta": float(beta), "main": step,
+            "zeros": self._zeros,
+        }  # fmt: skip
+        made = Plan(self._slots, self._temporaries, self._steps, options, like)
+        made.request = None
+        made.key = None
+        made.candidates = tuple(self._candidates)
+        made.rewrite = rewrite
+        made.checked = True
+        made._main = index  # noqa: SLF001 - this module's own
+        made._next = None  # noqa: SLF001 - likewise
+        launches = [(step[3], step[4]) for step in self._steps if step[0] == "launch"]
+        pairs = zip(self._candidates, launches, strict=True)
+        record.note(made, [(candidate.key, args) for candidate, (args, when) in pairs if when != NO_PRODUCT])
+        return made
+
+
+def settled(address: Address, bits: int) -> tuple[str, int, int]:
+    """Bits of an argument that are set where an operand is settled."""
+    return ("settled", address[1], bits)
+
+
+def moved(address: Address, elements: int, dtype: CutlassDtype) -> Address:
+    """The address of a later element."""
+    kind, index, start = address
+    return (kind, index, start + elements * dtype.bits // 8)
+
+
+def bytes_of(shape: Sequence[int], dtype: CutlassDtype) -> int:
+    """Bytes of a dense array."""
+    return -(-math.prod(shape) * dtype.bits // 8)
+
+
+def refuse_capture(candidate: Candidate[Any], device: int, stream: int | None) -> None:
+    """Refuses to make a plan of a kernel compiled at run time while its stream is captured.
+
+    Raises:
+        UnsupportedError: it is.
+    """
+    if candidate.info is None and stream is not None and _core.capturing(device, stream):
+        raise UnsupportedError(
+            f"{candidate.key.name} is compiled at run time, and such plans cannot be made while a CUDA graph is "
+            "captured: make the plan before, with ac.plan or by one call outside the capture"
+        )

@@ -2,22 +2,18 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, overload
+from typing import Any, overload
 
 from ..checks import check_index, check_options
 from . import devices
 from .bindings import BoundPlan
-from .op_plan import OpPlan
 from .operation import Request, operation_of
 from .plan import Plan
 
-if TYPE_CHECKING:
-    from ..ops.gemm.request import GemmRequest
-
 
 @overload
-def plan(  # type: ignore[overload-overlap]
-    request: GemmRequest, device: int | None = None, *, b: None = None, backend: str = "auto", jit: str | None = None
+def plan(
+    request: Request, device: int | None = None, *, b: None = None, backend: str = "auto", jit: str | None = None
 ) -> Plan: ...
 
 
@@ -27,20 +23,9 @@ def plan(
 ) -> BoundPlan: ...
 
 
-@overload
-def plan(
-    request: Request,
-    device: int | None = None,
-    *,
-    b: None = None,
-    backend: str = "auto",
-    jit: str | None = None,
-) -> OpPlan: ...
-
-
 def plan(
     request: Request, device: int | None = None, *, b: Any = None, backend: str = "auto", jit: str | None = None
-) -> Plan | BoundPlan | OpPlan:
+) -> Plan | BoundPlan:
     """Chooses a kernel for a request and allocates what it needs; compiles the kernel where the table lacks it.
 
     Not while a CUDA graph is captured: a plan whose kernel was compiled at run time asks the GPU for its parameters.
@@ -54,8 +39,8 @@ def plan(
         jit: `auto`, `background` or `off`; None leaves it to ATOMR_CUTLASS_JIT. See `gemm.kernels.make`.
 
     Returns:
-        A `Plan` of a GEMM without scales, bias, activation and tree, called with (a, b, c=None, *, out=None, ...); of
-        other requests an `OpPlan`, called with the arrays that its `slots` name, in that order.
+        The plan, called with the arrays that its `slots` name, in that order: of a GEMM without scales, bias,
+        activation and tree (a, b, c=None, *, out=None, ...).
 
     Raises:
         InvalidOperandError: `request` is no request.

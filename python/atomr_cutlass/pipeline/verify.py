@@ -14,7 +14,6 @@ import numpy as np
 from .. import _core, reference
 from ..arrays import numerics, operands
 from . import devices
-from .op_plan import OpPlan
 from .operand_table import OperandSlot
 from .operation import Request, operation_of
 from .plan import Plan
@@ -136,7 +135,7 @@ def run(
 
 
 def _run(
-    request: Request, made: Plan | OpPlan | None, plan_seconds: float | None, backend: str, seed: int,
+    request: Request, made: Plan | None, plan_seconds: float | None, backend: str, seed: int,
     track: Track | None,
 ) -> RunResult:  # fmt: skip
     generator = np.random.default_rng(seed)
@@ -162,7 +161,7 @@ def _run(
         backend="reference" if made is None else _served_by(made),
         reason=("as asked" if backend == "reference" else devices.problem()) if made is None else "there is a GPU",
         kernel=None if made is None else made.kernel_name,
-        rewrite=made.rewrite if isinstance(made, OpPlan) else "",
+        rewrite="" if made is None else made.rewrite,
         device="the CPU, in NumPy" if made is None else devices.get(made.device).name,
         elements=sum(arrays[label].size for label in slots[-1].labels),
         mismatches=None if check is None else check.mismatches,
@@ -174,17 +173,17 @@ def _run(
     )
 
 
-def _served_by(made: Plan | OpPlan) -> str:
+def _served_by(made: Plan) -> str:
     """`prebuilt` or `jit`: the kernel that the plan launches by now, which the background may have replaced."""
     return "prebuilt" if made.kernel is not None and made.kernel.name == made.kernel_name else "jit"
 
 
-def _math(request: Request, made: Plan | OpPlan | None) -> str:
+def _math(request: Request, made: Plan | None) -> str:
     """The math mode of what computes: fp8 convolutions that do not cast accumulate as fast accumulation does."""
-    return made.main.key.math if isinstance(made, OpPlan) and made.main.key.math == numerics.FAST else request.math
+    return request.math if made is None or made.main.key.math != numerics.FAST else numerics.FAST
 
 
-def _on_gpu(made: Plan | OpPlan, slots: Sequence[OperandSlot], arrays: Arrays) -> tuple[Arrays, int, float]:
+def _on_gpu(made: Plan, slots: Sequence[OperandSlot], arrays: Arrays) -> tuple[Arrays, int, float]:
     """(the results, how many calls were timed, seconds of one)."""
     specs = {label: spec for slot in slots for label, spec in zip(slot.labels, slot.specs, strict=True)}
     operation = operation_of(made.request)

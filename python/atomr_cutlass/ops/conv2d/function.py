@@ -22,7 +22,7 @@ from ...generator.epilogue.tree import RESULT
 from ...generator.rules import accumulator
 from ...pipeline.call import run
 from ...pipeline.invocation import Call, Invocation, Result, as_it_is, documented
-from ...pipeline.op_plan import OpPlan
+from ...pipeline.plan import Plan
 from ...pipeline.problem import MatrixSpec
 from . import reference as conv_reference
 from .geometry import DGRAD, FPROP, OPERANDS, WGRAD, ConvGeometry, conv_geometry, result_shape
@@ -302,7 +302,7 @@ class _Convolution(Invocation):
             if "bias" in self.inputs:
                 raise UnsupportedError("scale_d together with bias: scale the bias, and give scale_d as part of alpha")
 
-    def plan(self, views: dict[str, _core.Operand], *, like: Any, stream: int) -> OpPlan:
+    def plan(self, views: dict[str, _core.Operand], *, like: Any, stream: int) -> Plan:
         options = self.call.options
 
         def spec(name: str) -> MatrixSpec:

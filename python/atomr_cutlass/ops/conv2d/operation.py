@@ -7,9 +7,9 @@ from typing import Any
 from ...arrays.layouts import in_layout
 from ...errors import InvalidOperandError
 from ...pipeline.devices import Device
-from ...pipeline.op_plan import OpPlan
 from ...pipeline.operand_table import OperandSlot, epilogue_slots
 from ...pipeline.operation import PlannedOperation
+from ...pipeline.plan import Plan
 from ...pipeline.probe import Arrays, Probe
 from ...pipeline.problem import MatrixSpec
 from ...pipeline.request_options import Option, RequestOptions
@@ -101,7 +101,7 @@ class ConvOperation(PlannedOperation[ConvRequest]):
             precision=options.given("precision"),
         )  # fmt: skip
 
-    def plan(self, request: ConvRequest, device: int, **options: Any) -> OpPlan:
+    def plan(self, request: ConvRequest, device: int, **options: Any) -> Plan:
         return plans.make(request.problem(device), layout=request.layout.value, **options)
 
     def result_layout(self, request: ConvRequest) -> str:

@@ -17,7 +17,7 @@ from ...generator.dtypes import CutlassDtype
 from ...pipeline import devices, select
 from ...pipeline.candidate import Candidate
 from ...pipeline.devices import Device
-from ...pipeline.op_plan import Address, OpPlan, Steps, bytes_of, refuse_capture
+from ...pipeline.plan import Address, Plan, Steps, bytes_of, refuse_capture
 from ...pipeline.problem import MatrixSpec
 from ..gemm.kernels import product_args
 from .kernels import CastSearch, ConvFormulation, ConvSearch
@@ -40,7 +40,7 @@ def make(
     stream: int | None = None,
     layout: str = "nhwc",
     candidate: ConvCandidate | None = None,
-) -> OpPlan:
+) -> Plan:
     """The plan for a convolution.
 
     Its slots are a, b and, where there are such, c, bias, the inputs and the outputs of an epilogue tree, then out.
@@ -87,7 +87,7 @@ def _plan(
     beta: float,
     like: Any,
     layout: str,
-) -> OpPlan:
+) -> Plan:
     formulation, key = candidate.formulation, candidate.key
     solved, casts, product = formulation.problem, formulation.casts, formulation.product
     steps = Steps(what.device)

@@ -11,7 +11,7 @@ from ...generator.matrix import shared_memory
 from ...generator.rules import OK, Status, no
 from ...pipeline import estimate
 from ...pipeline.devices import Device
-from ...pipeline.op_plan import bytes_of
+from ...pipeline.plan import bytes_of
 from ...pipeline.problem import MatrixSpec, Variant, round_up
 from .geometry import DGRAD, FPROP, WGRAD
 from .problem import ConvProblem, channel_alignment, dense, packed, reach

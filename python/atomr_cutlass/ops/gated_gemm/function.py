@@ -22,7 +22,7 @@ from ...generator.epilogue.tree import RESULT
 from ...generator.rules import FP8_TYPES, HALF_TYPES, gemm_types
 from ...pipeline.call import run
 from ...pipeline.invocation import Call, Invocation, Result, documented
-from ...pipeline.op_plan import OpPlan
+from ...pipeline.plan import Plan
 from ...pipeline.problem import MatrixSpec, broadcast_batches
 from ..gemm import reference as gemm_reference
 from ..gemm import scaled
@@ -138,7 +138,7 @@ class _GatedGemm(Invocation):
     result: CutlassDtype
     math: str
 
-    def plan(self, views: dict[str, _core.Operand], *, like: Any, stream: int) -> OpPlan:
+    def plan(self, views: dict[str, _core.Operand], *, like: Any, stream: int) -> Plan:
         problem = problem_of(views, self.math)
         d = problem.d
         if d.strides[-1] != 1 and d.shape[-1] > 1:

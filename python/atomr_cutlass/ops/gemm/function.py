@@ -22,7 +22,6 @@ from ...generator.rules import accumulator, gemm_types, supports_layouts
 from ...pipeline import devices
 from ...pipeline.call import run
 from ...pipeline.invocation import Call, Invocation, Result, documented
-from ...pipeline.op_plan import OpPlan
 from ...pipeline.plan import Plan
 from . import scaled
 from .arguments import SCALES, Operation, check_single, operation_of, problem_of, scales_of
@@ -147,7 +146,7 @@ class _Gemm(Invocation):
             fp4.check_arch(devices.require_arch(devices.get(view.device if view.device_type == CUDA else 0)))
             fp4.check_given(operation.views)
 
-    def plan(self, views: dict[str, _core.Operand], *, like: Any, stream: int) -> Plan | OpPlan:
+    def plan(self, views: dict[str, _core.Operand], *, like: Any, stream: int) -> Plan:
         options = self.call.options
         # A tree's operand may be called c or amax; then the product has none.
         own = {name: views[name] for name in ("a", "b", "c", *SCALES) if name in self.operation.views}
@@ -165,11 +164,6 @@ class _Gemm(Invocation):
         if {"scale_d", "amax"} & set(own) or self.operation.dtype is fp4.FP4:
             return own
         return {name: view for name, view in own.items() if name not in SCALES}
-
-    def order(self, made: Any) -> tuple[str, ...]:
-        if isinstance(made, Plan):
-            return tuple(name for name in ("a", "b", "c", RESULT) if name in self.inputs or name == RESULT)
-        return super().order(made)
 
     def uploaded(self) -> dict[str, _core.Operand]:
         # 8-bit kernels want B contiguous along K.

@@ -11,7 +11,6 @@ from typing import Any, TypeAlias
 
 from ... import _core
 from ...arrays import fp4
-from ...arrays.operands import CUDA
 from ...errors import CutlassError, InvalidOperandError, KernelNotFoundError, UnsupportedError
 from ...generator.archs import SmArch
 from ...generator.dtypes import CutlassDtype
@@ -21,19 +20,31 @@ from ...generator.families.base import DEFAULT
 from ...generator.key import ROW, KernelKey
 from ...generator.matrix import cells, shared_memory, supports, with_epilogue
 from ...generator.rules import FEW, OK, Status, gemm_types, no, supports_layouts, supports_tree
-from ...jit import kernels, record
-from ...pipeline import devices, estimate, select, table
+from ...jit import kernels
+from ...pipeline import devices, estimate, select
 from ...pipeline.candidate import Candidate
 from ...pipeline.devices import Device
 from ...pipeline.estimate import Launch
-from ...pipeline.op_plan import refuse_capture
-from ...pipeline.plan import BACKENDS, Plan
+from ...pipeline.plan import (
+    ALWAYS,
+    BACKENDS,
+    NO_PRODUCT,
+    PRODUCT,
+    Address,
+    Plan,
+    Steps,
+    moved,
+    refuse_capture,
+    settled,
+)  # fmt: skip
 from ...pipeline.problem import GemmFormulation, GemmProblem, MatrixSpec, Variant, formulations, round_up
 from ...pipeline.select import KernelSearch
 
 OP = "gemm"
 
 GemmCandidate: TypeAlias = "Candidate[GemmFormulation]"
+
+A_SETTLED, B_SETTLED = 1, 2  # kernel_abi.h
 
 GRID_BATCHES = 65535
 """Batches that one launch of the sm80 generation takes: the z extent of a CUDA grid."""
@@ -326,45 +337,46 @@ def from_candidate(
     problem: GemmProblem, candidate: GemmCandidate, *, alpha: float = 1.0, beta: float = 0.0, like: Any = None
 ) -> Plan:
     """The plan for a problem with this kernel, which need not be the best one."""
-    device = devices.get(problem.device)
     key, formulation = candidate.key, candidate.formulation
-    null_k = 128 // key.a.bits
-    null_lda = null_k if key.layout_a == ROW else _padded(formulation.m, key.a)
-    null_ldb = _padded(formulation.n, key.b) if key.layout_b == ROW else null_k
-    zeros_a = null_lda * (formulation.m if key.layout_a == ROW else null_k)
-    zeros_b = null_ldb * (null_k if key.layout_b == ROW else formulation.n)
+    align_a, align_b = (key.align_b, key.align_a) if formulation.swapped else (key.align_a, key.align_b)
+    steps = Steps(problem.device)
+    a = _slot(steps, "a", problem.a, align_a)
+    b = _slot(steps, "b", problem.b, align_b)
+    c = _slot(steps, "c", problem.c or problem.d, key.align_d, "optional source")
+    d = _slot(steps, "out", problem.d, key.align_d, "output")
     per_launch = min(formulation.batch, GRID_BATCHES) if key.generation == "sm80" else formulation.batch
-    made = Plan(
-        table.launchable(candidate.info) if candidate.info else kernels.kernel(key, device),
-        {
-            **product_args(formulation, candidate),
-            "k": problem.k,
-            "batch": per_launch,
-            "sm_count": device.multiprocessors,
-        },
-        _spec(problem.a, key.align_b if formulation.swapped else key.align_a, problem.device),
-        _spec(problem.b, key.align_a if formulation.swapped else key.align_b, problem.device),
-        _spec(problem.c or problem.d, key.align_d, problem.device),
-        _spec(problem.d, key.align_d, problem.device),
-        _launches(problem, candidate, per_launch),
-        {
-            "device": problem.device,
-            "exchanged": formulation.swapped,
-            "integral": key.acc is CutlassDtype.I32,
-            "alpha": float(alpha),
-            "beta": float(beta),
-            "null_k": null_k,
-            "null_lda": null_lda,
-            "null_ldb": null_ldb,
-            "null_bytes": max(zeros_a, zeros_b) * key.a.bits // 8,
-        },
-        like,
+    launches = [
+        (count, (moved(a, at_a, problem.a.dtype), moved(b, at_b, problem.b.dtype)),
+         {"c": moved(c, at_c, problem.d.dtype), "d": moved(d, at_d, problem.d.dtype)})
+        for at_a, at_b, at_c, at_d, count in _launches(candidate, per_launch)
+    ]  # fmt: skip
+    common = product_args(formulation, candidate) | {"alpha": "alpha", "beta": "beta"}
+    if problem.k != 0:
+        bit = A_SETTLED if formulation.swapped else B_SETTLED
+        for count, (first, second), others in launches:
+            if formulation.swapped:
+                first, second = second, first  # noqa: PLW2901 - operands change places
+            args = common | others | {"batch": count, "a": first, "b": second, "padding": settled(b, bit)}
+            steps.launch(candidate, args, when=PRODUCT)
+    nothing, size = _null_product(candidate)
+    zeros = steps.zeros(size)
+    for count, _, others in launches:
+        args = common | nothing | others | {"batch": count, "a": zeros, "b": zeros}
+        steps.launch(candidate, args, when=NO_PRODUCT if problem.k != 0 else ALWAYS)
+    return steps.plan(like=like, alpha=alpha, beta=beta, integral=key.acc is CutlassDtype.I32)
+
+
+def _null_product(candidate: GemmCandidate) -> tuple[dict[str, Any], int]:
+    """The arguments of a product of zeros, which stands in for one that is not to be read, and the bytes of them."""
+    key, formulation = candidate.key, candidate.formulation
+    k = 128 // key.a.bits
+    lda = k if key.layout_a == ROW else _padded(formulation.m, key.a)
+    ldb = _padded(formulation.n, key.b) if key.layout_b == ROW else k
+    elements = max(
+        lda * (formulation.m if key.layout_a == ROW else k), ldb * (k if key.layout_b == ROW else formulation.n)
     )
-    made.request = None
-    made.key = None
-    made._candidate, made._next = candidate, None  # noqa: SLF001 - the plan's module has no other builder
-    record.note(made, [(key, {**product_args(formulation, candidate), "k": problem.k, "batch": formulation.batch})])
-    return made
+    args = {"alpha": 0.0, "k": k, "lda": lda, "ldb": ldb, "batch_stride_a": 0, "batch_stride_b": 0}
+    return args, elements * key.a.bits // 8
 
 
 def product_args(formulation: GemmFormulation, candidate: Candidate[Any]) -> dict[str, int]:
@@ -378,26 +390,24 @@ def product_args(formulation: GemmFormulation, candidate: Candidate[Any]) -> dic
     }  # fmt: skip
 
 
-def _launches(problem: GemmProblem, candidate: GemmCandidate, per_launch: int) -> list[tuple[int, int, int, int, int]]:
-    """Where each launch's operands lie, in bytes from the caller's pointers, and its batches."""
-    bits = (problem.a.dtype.bits, problem.b.dtype.bits, problem.d.dtype.bits, problem.d.dtype.bits)
-    launches = []
+def _launches(candidate: GemmCandidate, per_launch: int) -> list[tuple[int, ...]]:
+    """Where each launch's operands lie, in elements from the caller's, and how many batches it takes."""
     batches = candidate.formulation.batches
-    for outer in batches.offsets:
-        for start in range(0, batches.count, per_launch):
-            a, b, c, d = (
-                (offset + start * stride) * width // 8
-                for offset, stride, width in zip(outer, batches.strides, bits, strict=True)
-            )
-            launches.append((a, b, c, d, min(per_launch, batches.count - start)))
-    return launches
+    return [
+        (
+            *(offset + start * stride for offset, stride in zip(outer, batches.strides, strict=True)),
+            min(per_launch, batches.count - start),
+        )
+        for outer in batches.offsets
+        for start in range(0, batches.count, per_launch)
+    ]
 
 
 def _padded(extent: int, dtype: CutlassDtype) -> int:
     return round_up(extent, 128 // dtype.bits)
 
 
-def _spec(spec: MatrixSpec, align: int, device: int) -> tuple[_core.Operand, int]:
-    """What C++ compares a caller's operand with, and the bytes that its address must be a multiple of."""
-    layout = _core.Operand(0, spec.shape, spec.strides, spec.dtype.dlpack, CUDA, device)
-    return layout, max(1, align * spec.dtype.bits // 8)
+def _slot(steps: Steps, name: str, spec: MatrixSpec, align: int, role: str = "input") -> Address:
+    return steps.slot(
+        name, spec.shape, spec.strides, spec.dtype.dlpack, alignment=align * spec.dtype.bits // 8, role=role
+    )

@@ -14,7 +14,6 @@ from ...epilogue.bind import reduce_nothing
 from ...errors import InvalidOperandError
 from ...generator.dtypes import CutlassDtype
 from ...pipeline.devices import Device
-from ...pipeline.op_plan import OpPlan
 from ...pipeline.operand_table import OperandSlot, epilogue_slots
 from ...pipeline.operation import PlannedOperation
 from ...pipeline.plan import Plan
@@ -30,7 +29,7 @@ SCALES = ("scale_a", "scale_b", "scale_d", "amax")
 
 
 def plain(request: GemmRequest) -> bool:
-    """Whether the request has no scales, bias, activation and tree: then it has a `Plan`, not an `OpPlan`."""
+    """Whether the request has no scales, bias, activation and tree."""
     return request.scales() is None and request.tree is None
 
 
@@ -144,17 +143,11 @@ class GemmOperation(PlannedOperation[GemmRequest]):
             quantized=options.flag("quantized"),
         )
 
-    def plan(self, request: GemmRequest, device: int, **options: Any) -> Plan | OpPlan:
+    def plan(self, request: GemmRequest, device: int, **options: Any) -> Plan:
         what = request.problem(device)
         if plain(request):
             return make(what, **options)
         return scaled.make(what, request.scales() or scaled.NO_SCALES, request.fusion(), **options)
-
-    def launch(self, plan: Any, request: GemmRequest, arrays: Mapping[str, Any], **options: Any) -> None:
-        if plain(request):
-            plan(arrays["a"], arrays["b"], arrays.get("c"), out=arrays["out"], **options)
-        else:
-            plan(*arrays.values(), **options)
 
     def write_empty(self, request: GemmRequest, arrays: Mapping[str, Any], stream: int) -> None:
         if request.tree is not None:

@@ -24,7 +24,7 @@ from ...generator.dtypes import CutlassDtype, ScaleType
 from ...generator.epilogue.lower import is_gated
 from ...pipeline import devices, select
 from ...pipeline.devices import Device
-from ...pipeline.op_plan import Address, OpPlan, Steps, moved, refuse_capture
+from ...pipeline.plan import Address, Plan, Steps, moved, refuse_capture
 from ...pipeline.problem import MAX_OUTER, GemmFormulation, GemmProblem, MatrixSpec, broadcast_to
 from .kernels import GemmCandidate, GemmSearch, product_args
 
@@ -176,7 +176,7 @@ def make(
     backend: str = "auto",
     jit: str | None = None,
     stream: int | None = None,
-) -> OpPlan:
+) -> Plan:
     """The plan for a GEMM with scales or an epilogue tree.
 
     Its slots are a, b and, where there are such, c, scale_a, scale_b, scale_d, amax, the tree's inputs and outputs,
@@ -203,7 +203,7 @@ def from_candidate(
     beta: float = 0.0,
     like: Any = None,
     stream: int | None = None,
-) -> OpPlan:
+) -> Plan:
     """The plan with this kernel, which need not be the best one; see `make`."""
     device = devices.get(candidate.formulation.problem.device)
     refuse_capture(candidate, device.index, stream)
@@ -239,7 +239,7 @@ def _plan(
     alpha: float,
     beta: float,
     like: Any,
-) -> OpPlan:
+) -> Plan:
     key, formulation, what = candidate.key, candidate.formulation, candidate.formulation.problem
     steps = Steps(what.device)
     narrower = 1 if result is None else PER_PAIR

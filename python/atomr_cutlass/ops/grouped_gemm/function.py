@@ -26,7 +26,7 @@ from ...generator.epilogue.tree import RESULT
 from ...generator.rules import FP8_TYPES, accumulator
 from ...pipeline.call import run
 from ...pipeline.invocation import Call, CallOptions, Invocation, Result, documented, labelled
-from ...pipeline.op_plan import OpPlan
+from ...pipeline.plan import Plan
 from ...pipeline.problem import MatrixSpec
 from ...reference.epilogue import check_activation
 from . import reference as grouped_reference
@@ -230,7 +230,7 @@ class _GroupedGemm(Invocation):
             if not 0 <= number <= m:
                 raise InvalidOperandError(f"counts[{index}] is {number}; a group has 0 to {m} rows")
 
-    def plan(self, views: dict[str, _core.Operand], *, like: Any, stream: int) -> OpPlan:
+    def plan(self, views: dict[str, _core.Operand], *, like: Any, stream: int) -> Plan:
         options = self.call.options
         return make(self.problem(views), like=like, backend=options.backend, jit=options.jit, stream=stream)
 

@@ -26,7 +26,7 @@ from ...pipeline import devices, estimate, select
 from ...pipeline.candidate import Candidate
 from ...pipeline.devices import Device
 from ...pipeline.estimate import Launch
-from ...pipeline.op_plan import Address, OpPlan, Steps, refuse_capture
+from ...pipeline.plan import Address, Plan, Steps, refuse_capture
 from ...pipeline.problem import GemmProblem, MatrixSpec, Variant
 from ...pipeline.select import KernelSearch
 from ..gemm.validation import make_probe
@@ -275,7 +275,7 @@ def make(
     jit: str | None = None,
     stream: int | None = None,
     candidate: Candidate[GroupedProblem] | None = None,
-) -> OpPlan:
+) -> Plan:
     """The plan for a grouped GEMM.
 
     Its slots are a, b and, where there are such, c, offsets, scale_a, scale_b, what the tree reads, then out; of lists
@@ -323,7 +323,7 @@ def _plan(
     alpha: float,
     beta: float,
     like: Any,
-) -> OpPlan:
+) -> Plan:
     steps = Steps(what.device)
     lies = _lies(candidate.key, what)
     if lies is None:

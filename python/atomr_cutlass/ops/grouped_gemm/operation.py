@@ -9,9 +9,9 @@ from typing import Any
 from ...errors import InvalidOperandError
 from ...generator.epilogue.tree import ROW
 from ...pipeline.devices import Device
-from ...pipeline.op_plan import OpPlan
 from ...pipeline.operand_table import OperandSlot
 from ...pipeline.operation import PlannedOperation
+from ...pipeline.plan import Plan
 from ...pipeline.probe import Arrays, Probe
 from ...pipeline.request_options import Option, RequestOptions
 from ..gemm.operation import FAST_ACCUM, MATRIX_LAYOUT, epilogue_from, layouts_from, refuse_columns
@@ -86,7 +86,7 @@ class GroupedGemmOperation(PlannedOperation[GroupedGemmRequest]):
             fast_accum=options.flag("fast_accum"),
         )
 
-    def plan(self, request: GroupedGemmRequest, device: int, **options: Any) -> OpPlan:
+    def plan(self, request: GroupedGemmRequest, device: int, **options: Any) -> Plan:
         return kernels.make(request.problem(device), **options)
 
     def result_layout(self, request: GroupedGemmRequest) -> str:

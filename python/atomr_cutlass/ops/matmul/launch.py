@@ -21,7 +21,7 @@ from ...pipeline.problem import GemmProblem, MatrixSpec
 from ..gemm import scaled
 from .epilogues import AMAX, BIAS
 from .memory import as_operand
-from .plans import AnyPlan, Product
+from .plans import Product
 
 Views = dict[str, _core.Operand]
 """Arrays by the request's names, matrices as their transposes; see `call.Call`."""
@@ -31,22 +31,18 @@ Views = dict[str, _core.Operand]
 class Launch:
     """A plan and the names of what it is called with, in its order; the result, `d`, comes last."""
 
-    made: AnyPlan
+    made: Plan
     names: tuple[str, ...]
 
     @property
     def checked(self) -> bool:
-        """Whether nothing is left to be checked at the plan's first use; see `OpPlan`."""
-        return isinstance(self.made, Plan) or self.made.checked
+        """Whether nothing is left to be checked at the plan's first use; see `Plan`."""
+        return self.made.checked
 
     def __call__(self, views: Views, alpha: float, beta: float, stream: int) -> None:
         """Launches the plan on arrays."""
         arrays = [views[name] for name in self.names]
-        made: Any = self.made
-        if isinstance(made, Plan):
-            made(*arrays, out=views["d"], alpha=alpha, beta=beta, stream=stream)
-        else:
-            made(*arrays, views["d"], alpha=alpha, beta=beta, stream=stream)
+        self.made(*arrays, out=views["d"], alpha=alpha, beta=beta, stream=stream)
 
 
 def number(scale: Any) -> float:

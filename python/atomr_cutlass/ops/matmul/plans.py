@@ -7,7 +7,7 @@ import dataclasses
 import itertools
 from collections.abc import Hashable, Iterator
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import Any
 
 from ... import _core
 from ...epilogue.bound import Fusion
@@ -16,8 +16,7 @@ from ...generator.key import KernelKey
 from ...jit import kernels
 from ...pipeline import devices, select, table
 from ...pipeline.devices import Device
-from ...pipeline.op_plan import OpPlan, refuse_capture
-from ...pipeline.plan import Plan
+from ...pipeline.plan import Plan, refuse_capture
 from ...pipeline.plan_cache import PlanCache
 from ...pipeline.problem import GemmProblem
 from ..gemm import scaled
@@ -27,9 +26,7 @@ from .heuristic import HeuristicKey, heuristics
 
 PLANS_KEPT = 256
 
-AnyPlan: TypeAlias = "Plan | OpPlan"
-
-_plans: PlanCache[AnyPlan] = PlanCache(PLANS_KEPT)
+_plans: PlanCache[Plan] = PlanCache(PLANS_KEPT)
 
 
 @dataclass(frozen=True)
@@ -70,7 +67,7 @@ class Wishes:
     workspace_size: int | None = None
 
 
-def plan_of(product: Product, wishes: Wishes, known: HeuristicKey | None, *, like: Any, stream: int) -> AnyPlan:
+def plan_of(product: Product, wishes: Wishes, known: HeuristicKey | None, *, like: Any, stream: int) -> Plan:
     """The plan of a product, from the cache or a new one.
 
     Args:
@@ -88,16 +85,16 @@ def plan_of(product: Product, wishes: Wishes, known: HeuristicKey | None, *, lik
     found = _plans.get(key)
     if found is None:
         found = _made(product, dataclasses.replace(wishes, jit=policy), known, like, stream)
-        if isinstance(found, Plan) or found.checked:
+        if found.checked:
             _plans.insert(found, key)
     return found
 
 
-def _made(product: Product, wishes: Wishes, known: HeuristicKey | None, like: Any, stream: int) -> AnyPlan:
+def _made(product: Product, wishes: Wishes, known: HeuristicKey | None, like: Any, stream: int) -> Plan:
     what, device = product.what, devices.get(product.what.device)
     if product.plain and (wishes.jit == "background" or what.k == 0):
         # The kernel may change while the plan lives; without products any kernel does.
-        made: AnyPlan = make(what, like=like, backend=wishes.backend, jit=wishes.jit, stream=stream)
+        made: Plan = make(what, like=like, backend=wishes.backend, jit=wishes.jit, stream=stream)
         return _allowed(made, wishes)
     if what.k == 0:
         raise UnsupportedError("k is 0: without products GPU kernels compute epilogue DEFAULT without scales only")
@@ -152,7 +149,7 @@ def _chosen(search: GemmSearch, wishes: Wishes) -> GemmCandidate:
 
 def _within(
     product: Product, candidate: GemmCandidate, search: GemmSearch, wishes: Wishes, like: Any, stream: int
-) -> tuple[AnyPlan, GemmCandidate]:
+) -> tuple[Plan, GemmCandidate]:
     """The plan of a candidate, or of the best of the table's that keeps to the workspace."""
     made = _from_candidate(product, candidate, like, stream)
     if _fits(made, wishes):
@@ -174,18 +171,18 @@ def _others(candidate: GemmCandidate, search: GemmSearch, wishes: Wishes) -> Ite
                 yield dataclasses.replace(other, split_k=1)
 
 
-def _from_candidate(product: Product, candidate: GemmCandidate, like: Any, stream: int) -> AnyPlan:
+def _from_candidate(product: Product, candidate: GemmCandidate, like: Any, stream: int) -> Plan:
     if not product.plain:
         return scaled.from_candidate(candidate, product.scales, product.fusion, like=like, stream=stream)
     refuse_capture(candidate, product.what.device, stream)
     return from_candidate(product.what, candidate, like=like)
 
 
-def _fits(made: AnyPlan, wishes: Wishes) -> bool:
+def _fits(made: Plan, wishes: Wishes) -> bool:
     return wishes.workspace_size is None or made.workspace_bytes <= wishes.workspace_size
 
 
-def _allowed(made: AnyPlan, wishes: Wishes) -> AnyPlan:
+def _allowed(made: Plan, wishes: Wishes) -> Plan:
     if not _fits(made, wishes):
         raise UnsupportedError(
             f"{made.kernel_name} needs {made.workspace_bytes} bytes of workspace; workspace_size is "

@@ -57,8 +57,6 @@ LaunchPlan::LaunchPlan(std::vector<Slot> slots, std::vector<size_t> const& tempo
     temporaries_.push_back(workspace_);
     workspace_ += round_up(bytes);
   }
-  DeviceGuard guard(options_.device);
-  std::map<std::string, size_t> needed;
   std::vector<std::string> rows;
   for (size_t i = 0; i < steps_.size(); ++i) {
     Step& step = steps_[i];
@@ -66,9 +64,16 @@ LaunchPlan::LaunchPlan(std::vector<Slot> slots, std::vector<size_t> const& tempo
     if (i == options_.main) main_kernel_ = kernels_.size();
     rows.emplace_back(step.row->name);
     kernels_.emplace_back(std::move(step.row), *step.layout);
-    open(kernels_.back(), step);
-    size_t& most = needed[rows.back()];
-    most = std::max(most, size_t(kernels_.back().workspace_bytes()));
+  }
+  DeviceGuard guard(options_.device);
+  std::map<std::string, size_t> needed;
+  size_t kernel = 0;
+  for (Step const& step : steps_) {
+    if (step.kind != Step::Kind::kLaunch) continue;
+    open(kernels_[kernel], step);
+    size_t& most = needed[rows[kernel]];
+    most = std::max(most, size_t(kernels_[kernel].workspace_bytes()));
+    ++kernel;
   }
   size_t end = workspace_;
   std::map<std::string, size_t> places;
@@ -91,8 +96,7 @@ void LaunchPlan::open(KernelLaunch& kernel, Step const& step) {
   for (bool const given : {false, true}) {
     for (Patch const& patch : step.patches) {
       Address const& address = patch.address;
-      bool const absent =
-          address.base == Address::Base::kOperand && slots_[size_t(address.index)].optional && !given;
+      bool const absent = address.base == Address::Base::kOperand && slots_[size_t(address.index)].optional && !given;
       optional |= absent;
       store(probe.data(), patch.offset, absent ? nullptr : kProbe);
     }
@@ -201,8 +205,8 @@ void LaunchPlan::check_operands(std::vector<Operand> const& operands, double alp
       throw InvalidOperand("beta is not 0, so " + slots_[i].name + " is needed");
     }
     if (operands[i].given() && beta == 0.0) {
-      throw InvalidOperand(slots_[i].name +
-                           " is given but beta is 0, so it would not be read: give beta, or leave " + slots_[i].name + " out");
+      throw InvalidOperand(slots_[i].name + " is given but beta is 0, so it would not be read: give beta, or leave " +
+                           slots_[i].name + " out");
     }
   }
   check_overlap(operands);
@@ -250,9 +254,8 @@ void LaunchPlan::check_pair(std::vector<Operand> const& operands, size_t first, 
                         other.dtype.bits == out.dtype.bits &&
                         std::equal(other.strides, other.strides + other.rank, out.strides);
   if (in_place) return;
-  std::string const why = role == Slot::Role::kSource
-                              ? " without being " + slots_[second].name + ": give " + slots_[second].name +
-                                    " itself or separate memory"
+  std::string const why = role == Slot::Role::kSource ? " without being " + slots_[second].name + ": give " +
+                                                            slots_[second].name + " itself or separate memory"
                           : role == Slot::Role::kOutput ? ": results need memory of their own"
                                                         : ": the kernel would read what it has written";
   throw InvalidOperand(slots_[first].name + " overlaps " + slots_[second].name + why);

@@ -75,7 +75,6 @@ struct Step {
   std::shared_ptr<atomr_cutlass_row const> row;
   ArgsLayout const* layout = nullptr;
   std::vector<ScalarPatch> scalars;
-  std::vector<SettledPatch> settled;
   // kLaunch: the arguments. kCopy: the table.
   std::vector<unsigned char> data;
   std::vector<Patch> patches;
@@ -83,6 +82,7 @@ struct Step {
   Address target;
   size_t bytes = 0;
   unsigned char value = 0;
+  std::vector<SettledPatch> settled;  // kLaunch
   When when = When::kAlways;
 };
 

@@ -6,6 +6,6 @@ PYBIND11_MODULE(_core, module) {
   atomr_cutlass::bind_device(module);
   atomr_cutlass::bind_table(module);
   atomr_cutlass::bind_operand(module);
-  atomr_cutlass::bind_plan(module);
+  atomr_cutlass::bind_jit(module);
   atomr_cutlass::bind_launch_plan(module);
 }

@@ -91,8 +91,8 @@ class Kernel {
   atomr_cutlass_row row_{};
 };
 
-Address operand_at(int index, int64_t bytes = 0) { return {false, index, bytes}; }
-Address temporary_at(int index, int64_t bytes = 0) { return {true, index, bytes}; }
+Address operand_at(int index, int64_t bytes = 0) { return {Address::Base::kOperand, index, bytes}; }
+Address temporary_at(int index, int64_t bytes = 0) { return {Address::Base::kTemporary, index, bytes}; }
 
 // A launching step in the making.
 struct Launch {
@@ -384,7 +384,7 @@ void test_wrong_operands_launch_nothing() {
   CHECK_THROWS(InvalidOperand, "out is read-only", launch([](Operands o) { o[3].read_only = true; }));
   CHECK_THROWS(InvalidOperand, "out overlaps a", launch([](Operands o) { o[3].data = a_memory + 8; }));
   CHECK_THROWS(InvalidOperand, "out overlaps b", launch([](Operands o) { o[1].data = d_memory + 23; }));
-  CHECK_THROWS(InvalidOperand, "out overlaps c without being it", launch([](Operands o) { o[3].data = c_memory + 1; }));
+  CHECK_THROWS(InvalidOperand, "out overlaps c without being c", launch([](Operands o) { o[3].data = c_memory + 1; }));
   CHECK_EQUAL(fake::called().size(), 0u);
   launch([](Operands o) { o[3].data = o[2].data; });
   CHECK_EQUAL(kernel.launches.size(), 1u);
@@ -400,7 +400,7 @@ void test_a_source_of_another_type_is_not_in_place() {
   problem.steps = {gemm(kernel)};
   auto const plan = problem.plan();
   problem.d.data = c_memory;
-  CHECK_THROWS(InvalidOperand, "out overlaps c without being it", plan->launch(problem.operands(), 1, 1, nullptr));
+  CHECK_THROWS(InvalidOperand, "out overlaps c without being c", plan->launch(problem.operands(), 1, 1, nullptr));
 }
 
 void test_results_share_no_memory() {

@@ -4,7 +4,7 @@
 #include "check.h"
 #include "driver.h"
 #include "errors.h"
-#include "plan.h"
+#include "gemm_plan.h"
 #include "registry.h"
 
 using namespace atomr_cutlass;
@@ -24,7 +24,8 @@ atomr_cutlass_row row_with(uint32_t params_bytes, uint32_t params_align) {
 }
 
 void make_plan(atomr_cutlass_row const& row) {
-  GemmPlan({&row, [](atomr_cutlass_row const*) {}}, atomr_cutlass_gemm_args{}, {}, {}, {}, {}, {}, {}, nullptr);
+  LaunchPlan(gemm_slots({}, {}, {}, {}), {},
+             gemm_steps({&row, [](atomr_cutlass_row const*) {}}, atomr_cutlass_gemm_args{}, {}), {}, nullptr);
 }
 
 }  // namespace

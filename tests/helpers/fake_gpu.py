@@ -156,11 +156,11 @@ class FakeOpPlan:
     def key(self) -> PlanKey:
         return self.request.plan_key()
 
-    def __call__(self, *arrays: _core.Operand, alpha: float, beta: float, stream: int) -> None:
+    def __call__(self, *arrays: _core.Operand, out: _core.Operand, alpha: float, beta: float, stream: int) -> None:
         self.gpu.enter(self, stream)
         assert (alpha, beta) == (self.request.epilogue.alpha, self.request.epilogue.beta)
         operation, host, views = operation_of(self.request), {}, {}
-        left = list(arrays)
+        left = [*arrays, out]
         for slot in operation.operands(self.request):
             for label, spec in zip(slot.labels, slot.specs, strict=True):
                 view = views[label] = left.pop(0)

@@ -9,7 +9,7 @@ void bind_errors(pybind11::module_& module);
 void bind_device(pybind11::module_& module);
 void bind_table(pybind11::module_& module);
 void bind_operand(pybind11::module_& module);
-void bind_plan(pybind11::module_& module);
+void bind_jit(pybind11::module_& module);
 void bind_launch_plan(pybind11::module_& module);
 
 }  // namespace atomr_cutlass

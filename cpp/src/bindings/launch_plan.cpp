@@ -31,13 +31,11 @@ void store(Step& step, size_t offset, Value value) {
 }
 
 Step::When when_of(std::string const& when) {
-  return when == "product"      ? Step::When::kProduct
-         : when == "no product" ? Step::When::kNoProduct
-                                : Step::When::kAlways;
+  return when == "product" ? Step::When::kProduct : when == "no product" ? Step::When::kNoProduct : Step::When::kAlways;
 }
 
-// ("launch", kernel, op, {field: value}, when): numbers, ("settled", operand, bits) for an int32, None or an address for
-// pointers, "alpha" or "beta" for scalars. Launches of a kernel share its row.
+// ("launch", kernel, op, {field: value}, when): numbers, ("settled", operand, bits) for an int32, None or an address
+// for pointers, "alpha" or "beta" for scalars. Launches of a kernel share its row.
 Step launch_step(py::tuple const& given, std::map<PyObject*, std::shared_ptr<atomr_cutlass_row const>>& rows) {
   auto const op = given[2].cast<std::string>();
   Step step{};
@@ -297,7 +295,9 @@ void bind_launch_plan(py::module_& module) {
                              [](LaunchPlan const& self) { return std::string(self.serving().main().row()->name); })
       .def_property_readonly(
           "kernel_handle",
-          [](LaunchPlan const& self) { return reinterpret_cast<uintptr_t>(kernel_handle(self.serving().main().row())); },
+          [](LaunchPlan const& self) {
+            return reinterpret_cast<uintptr_t>(kernel_handle(self.serving().main().row()));
+          },
           "What identifies the loaded kernel in this process.")
       .def_property_readonly("workspace_bytes", [](LaunchPlan const& self) { return self.serving().workspace_bytes(); })
       .def_property_readonly(

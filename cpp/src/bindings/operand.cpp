@@ -1,4 +1,5 @@
 #include <cstring>
+#include <optional>
 #include <type_traits>
 #include <unordered_map>
 #include <utility>
@@ -9,6 +10,7 @@
 #include "../registry.h"
 #include "bindings.h"
 #include "exchange.h"
+#include "plans.h"
 
 namespace py = pybind11;
 
@@ -274,6 +276,19 @@ py::object signature(py::args const& arrays) {
   return py::bytes(bytes);
 }
 
+py::object framework_empty(py::object const& like, std::vector<int64_t> const& shape, py::tuple const& dtype,
+                           int device) {
+  DlExchangeApi const* api = exchange_api(like);
+  if (api == nullptr) throw InvalidOperand("the framework of this array has no allocator that can be called");
+  Operand layout;
+  layout.device = {kDlCuda, device};
+  layout.dtype = {dtype[0].cast<uint8_t>(), dtype[1].cast<uint8_t>(), 1};
+  layout.rank = int32_t(shape.size());
+  if (layout.rank > kMaxRank) throw InvalidOperand("a result has more dimensions than are taken");
+  std::copy(shape.begin(), shape.end(), layout.shape);
+  return framework_array(api, layout);
+}
+
 }  // namespace
 
 void bind_operand(py::module_& module) {
@@ -324,6 +339,18 @@ void bind_operand(py::module_& module) {
   module.def("overlap", [](OwnedOperand const& a, OwnedOperand const& b) { return overlap(a.operand, b.operand); });
   module.def("has_exchange_api", [](py::object const& array) { return exchange_api(array) != nullptr; });
   module.def("signature", &signature);
+  module.def(
+      "framework_stream",
+      [](py::object const& like, std::optional<int> device) {
+        DlExchangeApi const* api = exchange_api(like);
+        if (api == nullptr) throw InvalidOperand("the framework of this array does not tell its current stream");
+        DlDevice const on = device ? DlDevice{kDlCuda, *device} : view_through(api, like).device;
+        return reinterpret_cast<uint64_t>(on.type == kDlCuda ? framework_stream(api, on) : nullptr);
+      },
+      py::arg("like"), py::arg("device") = py::none(),
+      "The stream that the framework of `like` works on in this thread, on the array's device or another.");
+  module.def("framework_empty", &framework_empty, py::arg("like"), py::arg("shape"), py::arg("dtype"),
+             py::arg("device"), "A row-major array from the allocator of the framework of `like`.");
 }
 
 }  // namespace atomr_cutlass

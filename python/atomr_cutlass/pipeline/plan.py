@@ -55,7 +55,6 @@ class Plan(_core.LaunchPlan):
     key: PlanKey | None
     candidates: tuple[Candidate[Any], ...]
     rewrite: str
-    result: tuple[tuple[int, ...], CutlassDtype]
     checked: bool
     _main: int
     _next: Plan | None

@@ -114,7 +114,7 @@ class PlanCache(Generic[PlanT]):
     """The plans used most recently, at most `capacity` of them. Safe for use by several threads.
 
     Dropping a plan gives up this reference and no more: callers that hold the plan may go on launching it, memory that
-    a captured graph uses stays, and a workspace is freed once the launches in flight have ended (`_core.GemmPlan`).
+    a captured graph uses stays, and a workspace is freed once the launches in flight have ended (`_core.LaunchPlan`).
 
     Attributes:
         capacity: how many plans are kept.

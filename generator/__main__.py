@@ -5,9 +5,11 @@ from __future__ import annotations
 import argparse
 import json
 import sys
+from dataclasses import asdict
 from pathlib import Path
 
 from .archs import SmArch
+from .costs import costs, total
 from .emit import emit
 from .matrix import OPS, PRESETS
 from .selection import Selection
@@ -17,7 +19,7 @@ def main(argv: list[str] | None = None) -> int:
     """Runs the command line; 0 on success, 2 when the selection is wrong."""
     parser = argparse.ArgumentParser(prog="python -m generator", description=__doc__)
     action = parser.add_mutually_exclusive_group(required=True)
-    action.add_argument("--list", action="store_true", help="print each cell's name, and the total")
+    action.add_argument("--list", action="store_true", help="print each cell and what it costs, and the total")
     action.add_argument("--emit", type=Path, metavar="DIR", help="write sources, table and kernels.cmake below DIR")
     parser.add_argument("--json", action="store_true", help="with --list: print JSON with every field of the keys")
     parser.add_argument("--preset", default="default", help=", ".join(PRESETS))
@@ -51,15 +53,17 @@ def main(argv: list[str] | None = None) -> int:
         else:
             keys = selection.keys()
             if arguments.json:
-                print(json.dumps({"kernels": [{"name": key.name, **key.to_dict()} for key in keys]}, indent=1))
+                known = {key.name: asdict(costs()[key.name]) for key in keys if key.name in costs()}
+                kernels = [{"name": key.name, **key.to_dict()} for key in keys]
+                print(json.dumps({"kernels": kernels, "costs": known}, indent=1))
                 return 0
             for key in keys:
-                print(key.name)
+                print(f"{key.name}  {costs().get(key.name, 'not measured')}")
     except ValueError as error:
         print(f"generator: {error}", file=sys.stderr)
         return 2
     chosen = f"keys of {selection.keys_file}" if selection.keys_file else f"preset {selection.preset}"
-    print(f"{len(keys)} cells ({chosen}, archs {selection.archs or 'of the keys'})")
+    print(f"{len(keys)} cells ({chosen}, archs {selection.archs or 'of the keys'}): {total(key.name for key in keys)}")
     return 0
 
 

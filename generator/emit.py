@@ -1,8 +1,14 @@
-"""Writes sources, the row table and kernels.cmake into a folder: only what changed, removing what is stale."""
+"""Writes sources, the row table and kernels.cmake into a folder: only what changed, removing what is stale.
+
+Each cell has a source, `src/ARCH/NAME.cu`. Several cells of a family are compiled as one unit, `units/ARCH/*.cu`, which
+includes their sources: much of a compilation is reading CUTLASS's headers, on the host and for the device.
+"""
 
 from __future__ import annotations
 
+import re
 from collections import defaultdict
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from .archs import SmArch
@@ -14,6 +20,13 @@ from .selection import Selection
 
 OURS = Path(__file__).resolve().parents[1] / "cpp" / "include" / "atomr_cutlass"
 """The headers that a build compiles kernels with."""
+
+UNIT_CELLS = 8
+UNIT_SECONDS = 44.0
+"""How many cells make a unit at most, and how many seconds NVRTC would take for them by themselves: more save little,
+and would leave processors idle at the end of a build."""
+
+_MEMBER = re.compile(r'^#include "\.\./\.\./src/\w+/(\w+)\.cu"$', re.MULTILINE)
 
 
 def emit(selection: Selection, folder: Path) -> list[KernelKey]:
@@ -30,20 +43,29 @@ def emit(selection: Selection, folder: Path) -> list[KernelKey]:
     folder = folder.resolve()
     by_arch: dict[SmArch, list[KernelKey]] = defaultdict(list)
     wanted: dict[Path, str] = {}
-    sources: dict[SmArch, list[Path]] = defaultdict(list)
+    units: dict[SmArch, list[Path]] = {}
     for key in keys:
         by_arch[key.arch].append(key)
         path = folder / "src" / key.arch.value / f"{key.name}.cu"
         wanted[path] = render(key, ptx=key.arch in ptx, content=source_digest(key, OURS))[0]
-        sources[key.arch].append(path)
+    for arch, cells in by_arch.items():
+        present = folder / "units" / arch.value
+        texts = [_unit(unit) for unit in _units(cells, present)]
+        units[arch] = [present / f"{name}.cu" for name, _ in texts]
+        wanted |= zip(units[arch], (text for _, text in texts), strict=True)
     wanted[folder / "table.cpp"] = _table(keys)
-    wanted[folder / "kernels.cmake"] = _cmake(by_arch, sources, ptx)
+    wanted[folder / "kernels.cmake"] = _cmake(by_arch, units, ptx)
 
-    for stale in set((folder / "src").glob("*/*.cu")) - set(wanted):
+    for stale in {*(folder / "src").glob("*/*.cu"), *(folder / "units").glob("*/*.cu")} - set(wanted):
         stale.unlink()
     for path, text in wanted.items():
         _write_if_changed(path, text)
     return keys
+
+
+def members(unit: Path) -> list[str]:
+    """The names of the cells that are compiled in a unit, a source that `emit` wrote."""
+    return _MEMBER.findall(unit.read_text(encoding="utf-8"))
 
 
 def _write_if_changed(path: Path, text: str) -> None:
@@ -53,6 +75,49 @@ def _write_if_changed(path: Path, text: str) -> None:
     partial = path.with_suffix(path.suffix + ".partial")
     partial.write_text(text, encoding="utf-8")
     partial.replace(path)
+
+
+def _units(cells: Sequence[KernelKey], present: Path) -> list[list[KernelKey]]:
+    """The cells of one arch that are compiled together, those first that take longest.
+
+    Units that are in the folder stay as they are while all their cells are wanted: one more cell compiles nothing else.
+    """
+    left = {key.name: key for key in cells}
+    units = []
+    for path in sorted(present.glob("*.cu")):
+        names = members(path)
+        if names and all(name in left for name in names):
+            units.append([left.pop(name) for name in names])
+    by_template: dict[str, list[KernelKey]] = defaultdict(list)
+    for key in left.values():
+        by_template[family(key).template].append(key)
+    for alike in by_template.values():
+        most = min(UNIT_CELLS, max(1, int(UNIT_SECONDS / family(alike[0]).compile_seconds)))
+        count = -(-len(alike) // most)
+        units += [alike[len(alike) * i // count : len(alike) * (i + 1) // count] for i in range(count)]
+    return sorted(units, key=lambda unit: -sum(family(key).compile_seconds for key in unit))
+
+
+def _unit(cells: Sequence[KernelKey]) -> tuple[str, str]:
+    """The name of a unit, which is that of its family and cells, and its text."""
+    import hashlib  # loads OpenSSL, which importing the package need not
+
+    names = [key.name for key in cells]
+    digest = hashlib.sha256("\n".join(names).encode()).hexdigest()[:10]
+    # All headers come before the names that cells share are redefined.
+    headers = dict.fromkeys(line for key in cells for line in _include_lines(render(key)[0]))
+    parts = [f"{line}\n" for line in headers]
+    for number, key in enumerate(cells):
+        parts.append(
+            f"\n#define Cell Cell{number}\n#define Tree Tree{number}\n"
+            f'#include "../../src/{key.arch.value}/{key.name}.cu"\n'
+            "#undef Cell\n#undef Tree\n#undef ATOMR_CUTLASS_SETUP\n#undef ATOMR_CUTLASS_KERNELS\n"
+        )
+    return f"{family(cells[0]).template}_{digest}", "".join(parts)
+
+
+def _include_lines(text: str) -> Iterable[str]:
+    return (line for line in text.splitlines() if line.startswith("#include "))
 
 
 def _table(keys: list[KernelKey]) -> str:
@@ -71,7 +136,7 @@ def _table(keys: list[KernelKey]) -> str:
     )
 
 
-def _cmake(by_arch: dict[SmArch, list[KernelKey]], sources: dict[SmArch, list[Path]], ptx: set[SmArch]) -> str:
+def _cmake(by_arch: dict[SmArch, list[KernelKey]], units: dict[SmArch, list[Path]], ptx: set[SmArch]) -> str:
     lines = [
         f'set(ATOMR_CUTLASS_CELL_ARCHS "{";".join(arch.value for arch in by_arch)}")',
         f"set(ATOMR_CUTLASS_CELL_COUNT {sum(map(len, by_arch.values()))})",
@@ -80,7 +145,7 @@ def _cmake(by_arch: dict[SmArch, list[KernelKey]], sources: dict[SmArch, list[Pa
         targets = f"{arch.target}-real" + (f";{arch.target}-virtual" if arch in ptx else "")
         lines.append(f'set(ATOMR_CUTLASS_CUDA_ARCHITECTURES_{arch.value} "{targets}")')
         lines.append(f"set(ATOMR_CUTLASS_JOB_MB_{arch.value} {max(family(key).compile_mb for key in keys)})")
-        lines.append(f"set(ATOMR_CUTLASS_CELLS_{arch.value}")
-        lines.extend(f'  "{path.as_posix()}"' for path in sources[arch])
+        lines.append(f"set(ATOMR_CUTLASS_UNITS_{arch.value}")
+        lines.extend(f'  "{path.as_posix()}"' for path in units[arch])
         lines.append(")")
     return "\n".join(lines) + "\n"

@@ -2,6 +2,10 @@
 
     python tools/build_pack.py --arch 90a --out results            # every kernel for sm_90a, in results/full90a.so
     python tools/build_pack.py --arch 90a --out results --limit 550   # stops in time; the next run goes on from there
+    python tools/build_pack.py --arch '80;90a' --preset default --out results --jobs 2 --costs generator/costs.json
+
+The last takes what each cell cost into the data that `python -m generator --list` shows: the seconds that processors
+worked and the bytes of GPU code as it is linked, each an even share of the unit that the cell is compiled in.
 
 Needs CMake, Ninja, nvcc and a host compiler. Those of PyPI are found too, wherever this Python finds their packages.
 Exit status: 0 the pack is there, 1 the build failed, 3 it was stopped at the limit.
@@ -27,9 +31,11 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT))
+
+from generator import emit  # noqa: E402
 
 FAILED, STOPPED = 1, 3
-LARGEST = 15
 
 
 def main() -> int:
@@ -45,12 +51,14 @@ def main() -> int:
     parser.add_argument("--cutlass-dir", type=Path, help="CUTLASS headers to use instead of the pinned ones")
     parser.add_argument("--cxx", default="", help="host compiler, such as /usr/bin/g++")
     parser.add_argument("--path", default="", help="folders to find CMake, Ninja and nvcc in first")
+    parser.add_argument("--costs", type=Path, help="file of costs to take in what was compiled")
     parser.add_argument("--fresh", action="store_true", help="start again instead of going on")
     arguments = parser.parse_args()
     name = arguments.name or f"{arguments.preset}{arguments.arch.replace(';', '_')}"
     out: Path = arguments.out.resolve()
     folder = out / f"{name}.build"
     report_path = out / f"{name}.json"
+    spent = folder / "spent.jsonl"
     if arguments.fresh:
         shutil.rmtree(folder, ignore_errors=True)
         report_path.unlink(missing_ok=True)
@@ -72,6 +80,7 @@ def main() -> int:
         "ATOMR_CUTLASS_KERNELS": arguments.kernels,
         # A cache would answer instead of the compiler, whose time is asked for.
         "ATOMR_CUTLASS_COMPILER_CACHE": "",
+        "CMAKE_CUDA_COMPILER_LAUNCHER": ";".join((sys.executable, str(ROOT / "tools" / "measured.py"), str(spent))),
         "CUTLASS_DIR": str(arguments.cutlass_dir.resolve()) if arguments.cutlass_dir else "",
         "CMAKE_MAKE_PROGRAM": ninja,
         "Python_EXECUTABLE": sys.executable,
@@ -116,7 +125,7 @@ def main() -> int:
         # Of all runs.
         "seconds": round(sum(one["configure_seconds"] + one["build_seconds"] for one in runs), 1),
         "processor_seconds": round(sum(one["processor_seconds"] for one in runs), 1),
-        **cells(folder, environment),
+        **units(folder, spent, environment),
         **({"bytes": pack.stat().st_size, "zipped_bytes": zipped(pack)} if complete else {}),
         "runs": runs,
     }
@@ -125,6 +134,8 @@ def main() -> int:
         f"{name}: {report['compiled']} of {report['cells']} cells in {report['seconds']} s"
         + (f", {report['bytes'] / 2**20:.1f} MiB, zipped {report['zipped_bytes'] / 2**20:.1f} MiB" if complete else "")
     )
+    if arguments.costs:
+        take_costs(arguments.costs, report)
     if complete:
         return 0
     return status if status == STOPPED else FAILED
@@ -211,40 +222,64 @@ def processor_seconds() -> float:
 # What was built
 
 
-def cells(folder: Path, environment: Mapping[str, str]) -> dict[str, Any]:
-    """The cells of the build, counted, timed and weighed by operation and generation, and the largest and slowest."""
-    chosen = {path.stem: path for path in (folder / "cells" / "src").glob("*/*.cu")}
+def units(folder: Path, spent: Path, environment: Mapping[str, str]) -> dict[str, Any]:
+    """What was compiled, as units of several cells: in all, by operation, generation and arch, and each."""
+    wanted = {path.stem: path for path in (folder / "cells" / "units").glob("*/*.cu")}
     objects = {path.name.partition(".cu")[0]: path for path in folder.rglob("*.cu.o")}
-    objects = {name: path for name, path in objects.items() if name in chosen}
+    objects = {name: path for name, path in objects.items() if name in wanted}
     seconds = compile_seconds(folder)
     sizes = fatbin_bytes(list(objects.values()), environment)
+    work = {}
+    if spent.is_file():
+        # The last line of a unit that was compiled twice counts.
+        for line in spent.read_text(encoding="utf-8").splitlines():
+            found = json.loads(line)
+            work[found["object"].partition(".cu")[0]] = found
     keys = listed(folder)
     groups: dict[str, dict[str, Any]] = defaultdict(
-        lambda: {"cells": 0, "compiled": 0, "bytes": 0, "compile_seconds": 0.0}
+        lambda: {"cells": 0, "compiled": 0, "bytes": 0, "compile_seconds": 0.0, "processor_seconds": 0.0}
     )
     each = []
-    for name, source in sorted(chosen.items()):
-        key = keys.get(name, {})
+    for name, source in sorted(wanted.items()):
+        members = emit.members(source)
+        key = keys.get(members[0], {})
         group = groups[" ".join((key.get("op", "?"), key.get("generation", "?"), source.parent.name))]
-        group["cells"] += 1
+        group["cells"] += len(members)
         if name in objects:
-            one: dict[str, Any] = {
-                "name": name,
+            unit: dict[str, Any] = {
+                "unit": name,
                 "arch": source.parent.name,
                 "bytes": sizes.get(objects[name], 0),
                 "seconds": seconds.get(objects[name].name, 0.0),
+                "processor_seconds": work.get(name, {}).get("processor_seconds", 0.0),
+                "peak_mb": work.get(name, {}).get("peak_mb", 0),
+                "cells": members,
             }
-            each.append(one)
-            group["compiled"] += 1
-            group["bytes"] += one["bytes"]
-            group["compile_seconds"] = round(group["compile_seconds"] + one["seconds"], 1)
+            each.append(unit)
+            group["compiled"] += len(members)
+            group["bytes"] += unit["bytes"]
+            group["compile_seconds"] = round(group["compile_seconds"] + unit["seconds"], 1)
+            group["processor_seconds"] = round(group["processor_seconds"] + unit["processor_seconds"], 1)
     return {
-        "cells": len(chosen),
-        "compiled": len(each),
+        "cells": sum(group["cells"] for group in groups.values()),
+        "compiled": sum(group["compiled"] for group in groups.values()),
         "groups": dict(sorted(groups.items())),
-        "largest": sorted(each, key=lambda one: -one["bytes"])[:LARGEST],
-        "slowest": sorted(each, key=lambda one: -one["seconds"])[:LARGEST],
+        "units": sorted(each, key=lambda unit: -unit["seconds"]),
     }
+
+
+def take_costs(path: Path, report: Mapping[str, Any]) -> None:
+    """Takes what each cell of a report cost into a file of costs."""
+    known = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {"cells": {}}
+    for unit in report["units"]:
+        share = len(unit["cells"])
+        for name in unit["cells"]:
+            known["cells"][name] = [round(unit["processor_seconds"] / share, 1), unit["bytes"] // share]
+    how = {name: report[name] for name in ("date", "commit", "cores", "jobs", "compilers", "preset", "archs")}
+    known["measured"] = [*known.get("measured", []), how]
+    cells = ",\n".join(f"  {json.dumps(name)}: {json.dumps(cost)}" for name, cost in sorted(known["cells"].items()))
+    builds = ",\n".join(f"  {json.dumps(build)}" for build in known["measured"])
+    path.write_text(f'{{\n "measured": [\n{builds}\n ],\n "cells": {{\n{cells}\n }}\n}}\n', encoding="utf-8")
 
 
 def compile_seconds(folder: Path) -> dict[str, float]:

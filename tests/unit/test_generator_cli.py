@@ -5,10 +5,12 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from generator import costs
 from generator.__main__ import main
 from generator.key import KernelKey
 from generator.selection import Selection
@@ -28,7 +30,42 @@ def test_the_list_names_each_cell_and_the_total() -> None:
     process = _run("--preset", "smoke", "--archs", "80;90a", "--list")
     assert process.returncode == 0, process.stderr
     names = [key.name for key in Selection(preset="smoke").keys()]  # noqa: SIM118 - not a dict
-    assert process.stdout.splitlines() == [*names, f"{len(names)} cells (preset smoke, archs 80;90a)"]
+    *cells, sum_of_all = process.stdout.splitlines()
+    assert [line.partition("  ")[0] for line in cells] == names
+    assert sum_of_all.startswith(f"{len(names)} cells (preset smoke, archs 80;90a): ")
+
+
+@pytest.fixture
+def costs_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A file that is read in place of the costs that are kept."""
+    path = tmp_path / "costs.json"
+    monkeypatch.setattr(costs, "FILE", path)
+    costs.costs.cache_clear()
+    yield path
+    costs.costs.cache_clear()
+
+
+def test_the_list_shows_what_cells_cost(costs_file: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    first, second, *others = (key.name for key in Selection(preset="smoke", archs="80").keys())  # noqa: SIM118
+    measured = {first: [12.25, 34000], second: [3, 1500], "gone": [100, 1]}
+    costs_file.write_text(json.dumps({"measured": [], "cells": measured}))
+    arguments = ["--list", "--preset", "smoke", "--archs", "80"]
+    assert main(arguments) == 0
+    said = capsys.readouterr().out.splitlines()
+    assert said[:2] == [f"{first}  12.2 s, 34.0 kB", f"{second}  3.0 s, 1.5 kB"]
+    assert said[2:-1] == [f"{name}  not measured" for name in others]
+    assert said[-1].endswith(f": 15.2 s, 35.5 kB, without {len(others)} that were not measured")
+    assert main([*arguments, "--json"]) == 0
+    shown = json.loads(capsys.readouterr().out)["costs"]
+    assert shown == {first: {"seconds": 12.25, "size": 34000}, second: {"seconds": 3.0, "size": 1500}}
+
+
+def test_the_costs_that_are_kept_say_where_they_were_measured() -> None:
+    kept = json.loads(costs.FILE.read_text(encoding="utf-8"))
+    assert kept["measured"]
+    assert all({"date", "cores", "compilers", "preset", "archs"} <= build.keys() for build in kept["measured"])
+    assert all(cost.seconds > 0 and cost.size > 0 for cost in costs.costs().values())
+    assert costs.costs()
 
 
 def test_the_json_list_holds_every_field() -> None:
@@ -45,7 +82,7 @@ def test_emission_from_the_command_line(tmp_path: Path) -> None:
     assert process.returncode == 0, process.stderr
     (cell,) = Selection(preset="smoke", archs="86", dtypes="f32").keys()
     assert [p.stem for p in tmp_path.glob("src/sm_86/*.cu")] == [cell.name]
-    assert process.stdout == "1 cells (preset smoke, archs 86)\n"
+    assert process.stdout.startswith("1 cells (preset smoke, archs 86): ")
 
 
 @pytest.mark.parametrize(

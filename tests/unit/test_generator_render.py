@@ -12,9 +12,9 @@ import pytest
 from generator.archs import SmArch
 from generator.content import source_digest
 from generator.dtypes import CutlassDtype as D
-from generator.emit import OURS, emit
+from generator.emit import OURS, UNIT_CELLS, UNIT_SECONDS, emit, members
 from generator.key import KernelKey
-from generator.matrix import GEMM_ARCHS, expand
+from generator.matrix import GEMM_ARCHS, expand, family
 from generator.render import render
 from generator.selection import Selection
 
@@ -124,7 +124,8 @@ def _written(folder: Path) -> set[str]:
 def test_emission_writes_sources_table_and_cmake(tmp_path: Path) -> None:
     keys = emit(SMOKE, tmp_path)
     sources = {f"src/{key.arch.value}/{key.name}.cu" for key in keys}
-    assert _written(tmp_path) == sources | {"table.cpp", "kernels.cmake"}
+    units = {path for path in _written(tmp_path) if path.startswith("units/")}
+    assert _written(tmp_path) == sources | units | {"table.cpp", "kernels.cmake"}
     for key in keys:
         text = (tmp_path / "src" / key.arch.value / f"{key.name}.cu").read_text()
         assert text == render(key, ptx=key.arch is SmArch.SM80, content=source_digest(key, OURS))[0]
@@ -133,14 +134,49 @@ def test_emission_writes_sources_table_and_cmake(tmp_path: Path) -> None:
     assert f"kRowCount = {len(keys)};" in table
 
 
-def test_the_cmake_file_lists_the_cells_of_each_arch(tmp_path: Path) -> None:
+def _units(folder: Path) -> dict[str, list[str]]:
+    """The cells of each unit, by its path."""
+    return {str(path.relative_to(folder)): members(path) for path in sorted(folder.glob("units/*/*.cu"))}
+
+
+@pytest.mark.parametrize("preset", ["default", "full"])
+def test_each_cell_is_compiled_in_one_unit_with_others_of_its_template(preset: str, tmp_path: Path) -> None:
+    keys = {key.name: key for key in emit(Selection(preset=preset, archs="80;90a"), tmp_path)}
+    units = _units(tmp_path)
+    assert sorted(name for cells in units.values() for name in cells) == sorted(keys)
+    assert len(units) < len(keys) / 3
+    for path, cells in units.items():
+        unit = [keys[name] for name in cells]
+        assert {f"units/{key.arch.value}" for key in unit} == {path.rpartition("/")[0]}
+        assert len({family(key).template for key in unit}) == 1
+        assert len(unit) <= UNIT_CELLS
+        assert len(unit) == 1 or sum(family(key).compile_seconds for key in unit) <= UNIT_SECONDS
+
+
+def test_a_unit_includes_headers_before_it_names_what_its_cells_share(tmp_path: Path) -> None:
+    emit(Selection(archs="80"), tmp_path)
+    for path in tmp_path.glob("units/*/*.cu"):
+        lines = path.read_text().splitlines()
+        shared = {name for line in lines for name in re.findall(r"^#define (\w+)", line)}
+        assert shared == {"Cell", "Tree"}
+        first = next(number for number, line in enumerate(lines) if line.startswith("#define"))
+        headers = {line for line in lines[:first] if line}
+        for name in members(path):
+            source = (tmp_path / "src" / path.parent.name / f"{name}.cu").read_text()
+            assert set(re.findall(r"^#include .*$", source, re.MULTILINE)) <= headers
+            # What one cell defines besides is undefined before the next.
+            defined = set(re.findall(r"^#define (\w+)", source, re.MULTILINE))
+            assert defined <= set(re.findall(r"^#undef (\w+)", path.read_text(), re.MULTILINE))
+
+
+def test_the_cmake_file_lists_the_units_of_each_arch(tmp_path: Path) -> None:
     keys = emit(SMOKE, tmp_path)
     text = (tmp_path / "kernels.cmake").read_text()
     assert 'set(ATOMR_CUTLASS_CELL_ARCHS "sm_80;sm_90a")' in text
     assert f"set(ATOMR_CUTLASS_CELL_COUNT {len(keys)})" in text
     assert 'set(ATOMR_CUTLASS_CUDA_ARCHITECTURES_sm_80 "80-real;80-virtual")' in text
     assert 'set(ATOMR_CUTLASS_CUDA_ARCHITECTURES_sm_90a "90a-real")' in text
-    assert all(f'"{tmp_path.as_posix()}/src/{key.arch.value}/{key.name}.cu"' in text for key in keys)
+    assert all(f'"{tmp_path.as_posix()}/{path}"' in text for path in _units(tmp_path))
     memory = {arch: int(mb) for arch, mb in re.findall(r"JOB_MB_(\w+) (\d+)", text)}
     assert memory["sm_90a"] > memory["sm_80"] > 0
 
@@ -153,12 +189,26 @@ def test_an_unchanged_selection_writes_nothing(tmp_path: Path) -> None:
     assert {str(p.relative_to(tmp_path)) for p in tmp_path.rglob("*") if p.is_file()} == set(before)
 
 
-def test_one_more_cell_changes_one_source_the_table_and_the_cmake_file(tmp_path: Path) -> None:
+def test_one_more_cell_compiles_one_unit_more_and_no_other(tmp_path: Path) -> None:
     keys = SMOKE.keys()
     emit(Selection(preset="smoke", archs="80;90a", ptx="80", exclude=keys[0].name), tmp_path)
+    before = _units(tmp_path)
     _times(tmp_path)
     emit(SMOKE, tmp_path)
-    assert _written(tmp_path) == {f"src/{keys[0].arch.value}/{keys[0].name}.cu", "table.cpp", "kernels.cmake"}
+    (unit,) = _units(tmp_path).keys() - before.keys()
+    assert _units(tmp_path) == before | {unit: [keys[0].name]}
+    assert _written(tmp_path) == {f"src/{keys[0].arch.value}/{keys[0].name}.cu", unit, "table.cpp", "kernels.cmake"}
+
+
+def test_one_cell_less_compiles_the_others_of_its_unit(tmp_path: Path) -> None:
+    keys = emit(SMOKE, tmp_path)
+    before = _units(tmp_path)
+    (unit,) = (path for path, cells in before.items() if keys[0].name in cells)
+    emit(Selection(preset="smoke", archs="80;90a", ptx="80", exclude=keys[0].name), tmp_path)
+    after = _units(tmp_path)
+    others = [name for path, cells in after.items() if path not in before for name in cells]
+    assert unit not in after
+    assert others == [name for name in before[unit] if name != keys[0].name]
 
 
 def test_stale_sources_are_removed_and_other_files_stay(tmp_path: Path) -> None:
@@ -166,6 +216,7 @@ def test_stale_sources_are_removed_and_other_files_stay(tmp_path: Path) -> None:
     (tmp_path / "src" / "notes.txt").write_text("mine")
     keys = emit(Selection(preset="smoke", archs="80", kernels="simt"), tmp_path)
     assert sorted(p.stem for p in tmp_path.glob("src/*/*.cu")) == sorted(key.name for key in keys)
+    assert sorted(name for cells in _units(tmp_path).values() for name in cells) == sorted(key.name for key in keys)
     assert (tmp_path / "src" / "notes.txt").read_text() == "mine"
 
 
@@ -174,7 +225,11 @@ def test_a_source_that_was_edited_or_lost_is_written_again(tmp_path: Path) -> No
     first, second = (tmp_path / "src" / k.arch.value / f"{k.name}.cu" for k in keys[:2])
     first.write_text("broken")
     second.unlink()
+    unit = tmp_path / next(path for path, cells in _units(tmp_path).items() if keys[0].name in cells)
+    text = unit.read_text()
+    unit.write_text(text.replace("#undef Tree", "", 1))
     emit(SMOKE, tmp_path)
+    assert unit.read_text() == text
     assert first.read_text() == render(keys[0], ptx=True, content=source_digest(keys[0], OURS))[0]
     assert second.is_file()
 
@@ -191,6 +246,6 @@ def test_a_wrong_selection_writes_and_removes_nothing(tmp_path: Path) -> None:
 def test_the_empty_preset_gives_an_empty_table(tmp_path: Path) -> None:
     emit(SMOKE, tmp_path)
     assert emit(Selection(preset="none"), tmp_path) == []
-    assert list(tmp_path.glob("src/*/*.cu")) == []
+    assert list(tmp_path.glob("*/*/*.cu")) == []
     assert "kRowCount = 0;" in (tmp_path / "table.cpp").read_text()
     assert 'set(ATOMR_CUTLASS_CELL_ARCHS "")' in (tmp_path / "kernels.cmake").read_text()

@@ -74,7 +74,7 @@ GENERATOR_LAYERS = (
     ("matrix",),
     ("headers", "key_file", "render", "variables"),
     ("content", "selection"),
-    ("emit",),
+    ("costs", "emit"),
     ("__main__",),
 )
 GENERATOR_LAYER = {module: depth for depth, modules in enumerate(GENERATOR_LAYERS) for module in modules}

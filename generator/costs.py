@@ -1,0 +1,46 @@
+"""What it costs to build a cell, as measured by builds: `costs.json`, which `tools/build_pack.py --costs` writes.
+
+A cell is compiled in a unit with others (`emit`), and has an even share of what the unit took.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+FILE = Path(__file__).parent / "costs.json"
+
+
+@dataclass(frozen=True)
+class Cost:
+    """What one cell costs.
+
+    Attributes:
+        seconds: that one processor worked, of the machine that `costs.json` describes.
+        size: bytes of GPU code, compressed as it is linked.
+    """
+
+    seconds: float
+    size: int
+
+    def __str__(self) -> str:
+        return f"{self.seconds:.1f} s, {self.size / 1e3:.1f} kB"
+
+
+@functools.cache
+def costs() -> dict[str, Cost]:
+    """The costs of the cells that were measured, by their names."""
+    measured = json.loads(FILE.read_text(encoding="utf-8"))["cells"]
+    return {name: Cost(float(seconds), size) for name, (seconds, size) in measured.items()}
+
+
+def total(names: Iterable[str]) -> str:
+    """What cells cost together, and how many of them were not measured."""
+    wanted = list(names)
+    found = [costs()[name] for name in wanted if name in costs()]
+    sums = Cost(sum(cost.seconds for cost in found), sum(cost.size for cost in found))
+    unknown = len(wanted) - len(found)
+    return f"{sums}" + (f", without {unknown} that were not measured" if unknown else "")

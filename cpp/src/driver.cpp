@@ -4,6 +4,7 @@
 #include <pthread.h>
 
 #include <atomic>
+#include <chrono>
 #include <list>
 #include <mutex>
 #include <utility>
@@ -23,7 +24,8 @@ constexpr int kAttributeSharedOptin = 97;
 constexpr int kCaptureRelaxed = 2;
 constexpr int kCaptureActive = 1;
 constexpr int kPointerDeviceOrdinal = 9;
-constexpr unsigned kEventWithoutTiming = 2;
+constexpr unsigned kEventFlags = 1 | 2;  // who waits sleeps; no timing
+constexpr std::chrono::microseconds kAskingInsteadOfSleeping{50};
 constexpr unsigned kStreamNonBlocking = 1;
 constexpr int kFunctionMaxSharedBytes = 8;
 constexpr unsigned kLaunchClusterDimension = 4;
@@ -75,6 +77,7 @@ struct Driver {
   int (*event_create)(void**, unsigned) = nullptr;
   int (*event_record)(void*, void*) = nullptr;
   int (*event_query)(void*) = nullptr;
+  int (*event_synchronize)(void*) = nullptr;
   int (*stream_wait)(void*, void*, unsigned) = nullptr;
   int (*stream_id)(void*, unsigned long long*) = nullptr;  // from CUDA 12.0 on
   int (*event_destroy)(void*) = nullptr;
@@ -125,6 +128,7 @@ Driver load() {
   resolve(library, driver, driver.event_create, "cuEventCreate");
   resolve(library, driver, driver.event_record, "cuEventRecord");
   resolve(library, driver, driver.event_query, "cuEventQuery");
+  resolve(library, driver, driver.event_synchronize, "cuEventSynchronize");
   resolve(library, driver, driver.stream_wait, "cuStreamWaitEvent");
   driver.stream_id = reinterpret_cast<decltype(driver.stream_id)>(dlsym(library, "cuStreamGetId"));
   resolve(library, driver, driver.event_destroy, "cuEventDestroy_v2");
@@ -405,7 +409,7 @@ Event& Event::operator=(Event&& other) noexcept {
 void Event::record(void* stream) {
   if (event_ == nullptr) {
     CaptureRelaxed relaxed;
-    check(driver().event_create(&event_, kEventWithoutTiming), "creating an event");
+    check(driver().event_create(&event_, kEventFlags), "creating an event");
   }
   check(driver().event_record(event_, stream), "recording an event");
 }
@@ -415,6 +419,17 @@ bool Event::done() const noexcept {
   CaptureRelaxed relaxed;
   int const status = driver_state().event_query(event_);
   return status == 0 || sticky(status);
+}
+
+void Event::wait() const {
+  if (event_ == nullptr) return;
+  CaptureRelaxed relaxed;
+  auto const begin = std::chrono::steady_clock::now();
+  // Being woken takes longer than most small kernels: the first of the time is spent asking.
+  while (std::chrono::steady_clock::now() - begin < kAskingInsteadOfSleeping) {
+    if (done()) break;
+  }
+  check(driver().event_synchronize(event_), "waiting for an event");
 }
 
 void Event::hold(void* stream) const {

@@ -82,6 +82,7 @@ class Event {
   Event& operator=(Event&& other) noexcept;
   void record(void* stream);
   bool done() const noexcept;  // true too when nothing was recorded, or the context is lost
+  void wait() const;
   void hold(void* stream) const;  // what is launched on the stream from now on waits for it
 
  private:

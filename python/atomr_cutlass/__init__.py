@@ -50,7 +50,7 @@ if TYPE_CHECKING:  # the names of _DEFERRED, for type checkers and editors
     from .pipeline.bindings import BoundPlan
     from .pipeline.explanation import Explanation, explain
     from .pipeline.planner import plan
-    from .serving.actor import CutlassActor, CutlassProps, props
+    from .serving.actor import CutlassActor, CutlassProps, mock_props, props
     from .serving.messages import CutlassMsg, RefitMsg
     from .serving.supervisor import exit_for_restart, supervise
 
@@ -115,6 +115,7 @@ __all__ = [
     "kernels",
     "load_pack",
     "matmul",
+    "mock_props",
     "plan",
     "props",
     "quantize",
@@ -126,7 +127,7 @@ __all__ = [
 _DEFERRED = {
     "jit.kernels": ("freeze",),
     "jit.record": ("record",),
-    "serving.actor": ("CutlassActor", "CutlassProps", "props"),
+    "serving.actor": ("CutlassActor", "CutlassProps", "mock_props", "props"),
     "pipeline.bindings": ("BoundPlan",),
     "ops.conv2d.function": ("conv2d", "conv2d_dgrad", "conv2d_wgrad"),
     "epilogue": ("EvtBuilder", "epilogue"),

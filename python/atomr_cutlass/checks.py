@@ -88,6 +88,16 @@ def check_index(value: Any, name: str) -> None:
         raise InvalidOperandError(f"{name} is {shown(value)}; expected the index of a GPU")
 
 
+def check_count(value: Any, name: str, counted: str) -> None:
+    """Refuses what is no integer from 1 to 2^63 - 1.
+
+    Raises:
+        InvalidOperandError: names the argument, and what it counts.
+    """
+    if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value < 2**63:
+        raise InvalidOperandError(f"{name} is {shown(value)}; expected an integer from 1, {counted}")
+
+
 def _check_dtype(value: Any, name: str) -> None:
     expect(value, CutlassDtype, name)
 

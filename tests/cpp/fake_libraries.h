@@ -131,6 +131,7 @@ inline Symbols driver() {
       {"cuEventCreate", symbol(+[](void** made, unsigned) { return *made = &context, ++device().events, 0; })},
       {"cuEventRecord", symbol(+[](void*, void*) { return 0; })},
       {"cuEventQuery", symbol(+[](void*) { return device().busy ? 600 : 0; })},
+      {"cuEventSynchronize", symbol(+[](void*) { return 0; })},
       {"cuStreamGetId", symbol(+[](void* stream, unsigned long long* id) {
          *id = reinterpret_cast<uint64_t>(stream) + 1000 + 1000000 * device().incarnation;
          return device().capturing ? 900 : 0;

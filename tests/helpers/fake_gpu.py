@@ -209,6 +209,27 @@ class FakePlan:
         ctypes.memmove(out.pointer, result.ctypes.data, result.nbytes)
 
 
+class FakeEvent:
+    """A point in a fake stream's work."""
+
+    def __init__(self, gpu: FakeGpu, device: int, stream: int) -> None:
+        gpu.fail_recording()
+        self._gpu, self._where = gpu, (device, stream)
+        self._busy = gpu.busy.get(stream)
+
+    @property
+    def done(self) -> bool:
+        return self._busy is None or self._busy.is_set()
+
+    def wait(self) -> None:
+        assert self._busy is None or self._busy.wait(30)
+        self._gpu.fail_waiting()
+        self._gpu.synchronized.append(self._where)
+
+    def hold(self, stream: int) -> None:
+        self._gpu.orders.append((self._where[1], stream))
+
+
 @dataclass
 class FakeGpu:
     """What was asked of the fake GPU.
@@ -217,9 +238,13 @@ class FakeGpu:
         plans: plans made, in order.
         launches: (plan, stream) of each launch.
         synchronized: (device, stream) of each wait.
+        orders: (stream before, stream after) of each wait of a stream for another.
+        busy: by stream, what is set when the work launched on it from now on is done; without one it is done at once.
         copies: (to, source, size, device, stream) of copies within the GPU.
         capturing: streams that are being captured.
         fail: called at each launch; raises what the launch is to raise.
+        fail_recording: called where an event is recorded; likewise.
+        fail_waiting: called when an event has been reached; likewise.
         current: the stream that is current in this thread.
     """
 
@@ -227,8 +252,12 @@ class FakeGpu:
     launches: list[tuple[FakePlan | FakeOpPlan, int]] = field(default_factory=list)
     synchronized: list[tuple[int, int]] = field(default_factory=list)
     copies: list[tuple[int, int, int, int, int]] = field(default_factory=list)
+    orders: list[tuple[int, int]] = field(default_factory=list)
+    busy: dict[int, threading.Event] = field(default_factory=dict)
     capturing: set[int] = field(default_factory=set)
     fail: Callable[[], None] = lambda: None
+    fail_recording: Callable[[], None] = lambda: None
+    fail_waiting: Callable[[], None] = lambda: None
     current: threading.local = field(default_factory=threading.local)
 
     def plan(self, request: Any, device: int) -> Any:
@@ -254,6 +283,9 @@ class FakeGpu:
             self.copies.append((to, source, size, device, stream))
             ctypes.memmove(to, source, size)
 
+        def order(_device: int, before: int, after: int, **_options: Any) -> None:
+            self.orders.append((before, after))
+
         def upload(pointer: int, _device: int, source: Array) -> None:
             ctypes.memmove(pointer, source.ctypes.data, source.nbytes)
 
@@ -268,6 +300,8 @@ class FakeGpu:
         monkeypatch.setattr(_core, "upload", upload)
         monkeypatch.setattr(_core, "upload_async", upload_async)
         monkeypatch.setattr(_core, "download", download)
+        monkeypatch.setattr(_core, "Event", lambda device, stream: FakeEvent(self, device, stream), raising=False)
+        monkeypatch.setattr(_core, "order_streams", order)
         monkeypatch.setattr(_core, "synchronize", lambda *where: self.synchronized.append(where))
         monkeypatch.setattr(_core, "copy_async", copy_async, raising=False)
         monkeypatch.setattr(_core, "capturing", lambda _device, stream: stream in self.capturing, raising=False)

@@ -180,6 +180,7 @@ int fake_order_count;
 static _Thread_local void* recorded_on;
 int cuEventRecord(void* event, void* stream) { (void)event; recorded_on = stream; return 0; }
 int cuEventQuery(void* event) { (void)event; return 0; }
+int cuEventSynchronize(void* event) { (void)event; return 0; }
 int cuStreamGetId(void* stream, unsigned long long* id) {
   *id = (Pointer)stream;
   return stream == (void*)777 ? 900 : 0;

@@ -244,6 +244,12 @@ def test_props_make_actors() -> None:
     assert first.plan_cache is not second.plan_cache
     with pytest.raises(InvalidOperandError, match="capacity is 0"):
         ac.props(0).create()
+    mock = ac.mock_props().create()
+    assert mock.mock
+    assert not ac.mock_props().create(mock=False).mock
+    mock.handle(GEMM)
+    with pytest.raises(LibraryError, match="mock: operands need a GPU"):
+        mock.handle(CutlassMsg.Gemm(REQUEST, (object(), object())))
 
 
 def test_prebuilt_kernels_are_the_installations_own(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -337,7 +343,7 @@ def test_groups_without_elements_launch_nothing(actor: CutlassActor, gpu: FakeGp
 
 
 def test_a_refit_of_what_binds_nothing_is_refused(actor: CutlassActor) -> None:
-    actor.handle(OTHERS["fprop"])
+    actor.handle(CutlassMsg.Conv(CONV, arrays_of(CONV)))
     with pytest.raises(InvalidOperandError, match="give the request binding='a name', and send a Conv message with w"):
         actor.handle(CutlassMsg.Refit(RefitMsg(CONV.plan_key(), b"")))
 
@@ -549,9 +555,25 @@ def test_a_binding_without_an_operand_asks_for_one(actor: CutlassActor, gpu: Fak
     with pytest.raises(InvalidOperandError, match="binding 'w' has no operand yet: the first message has to bring b"):
         send(actor, request, operands_of(request)["a"])
     assert gpu.plans == []  # nothing was compiled for it
-    actor.handle(CutlassMsg.Gemm(request))
+    send(actor, request, *operands_of(request).values())
+    actor.unbind(request.plan_key())
     with pytest.raises(InvalidOperandError, match="keeps no operand: send a Gemm message with b first"):
         actor.handle(CutlassMsg.Refit(RefitMsg(request.plan_key(), b"")))
+
+
+@pytest.mark.parametrize("mock", [True, False])
+@pytest.mark.parametrize("kind", OTHERS)
+def test_a_refit_of_what_was_only_rendered_succeeds(kind: str, mock: bool) -> None:
+    """There is no operand yet: the message that brings it brings its values."""
+    actor = CutlassActor(8, mock=mock)
+    for binding in (None, "w"):
+        request = dataclasses.replace(OTHERS[kind].request, binding=binding)
+        actor.handle(type(OTHERS[kind])(request))
+        assert actor.handle(CutlassMsg.Refit(RefitMsg(request.plan_key(), bytes(16)))) is None
+    other = dataclasses.replace(request, binding="other")
+    with pytest.raises(InvalidOperandError, match="no plan of PlanKey"):
+        actor.handle(CutlassMsg.Refit(RefitMsg(other.plan_key(), b"")))
+    assert actor.dispatched == 5
 
 
 def test_a_refit_of_a_plan_that_binds_nothing_says_how_to(actor: CutlassActor) -> None:
@@ -864,11 +886,11 @@ def test_a_lost_context_is_the_answer_and_then_every_answer(gpu: FakeGpu) -> Non
     assert (actor.dispatched, len(gpu.launches)) == (6, 1)
 
 
-def test_a_wait_that_fails_poisons_too(actor: CutlassActor, monkeypatch: pytest.MonkeyPatch) -> None:
-    def synchronize(_device: int, _stream: int) -> None:
+def test_a_wait_that_fails_poisons_too(actor: CutlassActor, gpu: FakeGpu) -> None:
+    def fail() -> None:
         raise ContextPoisonedError("unspecified launch failure")
 
-    monkeypatch.setattr(_core, "synchronize", synchronize)
+    gpu.fail_waiting = fail
     with pytest.raises(ContextPoisonedError, match="unspecified launch failure"):
         compute(actor)
     assert actor.poisoned is not None

@@ -42,6 +42,31 @@ class Buffer {
   DevicePointer pointer_ = 0;
 };
 
+// A point in the work of a device's stream.
+class StreamEvent {
+ public:
+  StreamEvent(int device, uint64_t stream) : device_(device) {
+    DeviceGuard guard(device_);
+    event_.record(reinterpret_cast<void*>(stream));
+  }
+  bool done() const {
+    DeviceGuard guard(device_);
+    return event_.done();
+  }
+  void wait() const {
+    DeviceGuard guard(device_);
+    event_.wait();
+  }
+  void hold(uint64_t stream) const {
+    DeviceGuard guard(device_);
+    event_.hold(reinterpret_cast<void*>(stream));
+  }
+
+ private:
+  int device_;
+  Event event_;
+};
+
 py::buffer_info contiguous(py::buffer const& buffer, bool writable) {
   py::buffer_info info = buffer.request(writable);
   if (PyBuffer_IsContiguous(info.view(), 'C') == 0) throw InvalidOperand("a host copy needs a C-contiguous buffer");
@@ -145,6 +170,12 @@ void bind_device(py::module_& module) {
       py::arg("device"));
   module.def("upload", &upload, py::arg("pointer"), py::arg("device"), py::arg("source"));
   module.def("download", &download, py::arg("pointer"), py::arg("device"), py::arg("target"));
+  py::class_<StreamEvent>(module, "Event", "A point in the work of a stream: what was launched on it before.")
+      .def(py::init<int, uint64_t>(), py::arg("device"), py::arg("stream"), py::call_guard<py::gil_scoped_release>())
+      .def_property_readonly("done", &StreamEvent::done, "Whether it has been reached, or the context is lost.")
+      .def("wait", &StreamEvent::wait, py::call_guard<py::gil_scoped_release>(), "Returns when it has been reached.")
+      .def("hold", &StreamEvent::hold, py::arg("stream"), py::call_guard<py::gil_scoped_release>(),
+           "Has what is launched on a stream from now on wait for it.");
   // Freeing device memory waits for the device.
   py::class_<Buffer, std::unique_ptr<Buffer, WithoutGil<Buffer>>>(module, "Buffer", "Device memory of our own.")
       .def(py::init([](int device, size_t size) {

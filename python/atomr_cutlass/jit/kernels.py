@@ -13,6 +13,7 @@ import sys
 import threading
 import warnings
 from collections.abc import Callable
+from contextvars import ContextVar, copy_context
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -39,6 +40,9 @@ WARN = "warn"
 FREEZES = ("error", WARN)
 POLICY_VARIABLE = "ATOMR_CUTLASS_JIT"
 MISS_LOG_VARIABLE = "ATOMR_CUTLASS_MISS_LOG"
+
+compile_sink: ContextVar[Callable[[str, str], object] | None] = ContextVar("compile sink", default=None)
+"""Gets the source and the name of each kernel before it is compiled for this thread, in the background too."""
 
 _kernels: dict[tuple[str, str], _core.JitKernel] = {}
 _images: dict[tuple[str, str], str] = {}
@@ -204,6 +208,9 @@ def load(key: KernelKey, target: Target) -> tuple[Images, str]:
 
     def make() -> bytes:
         _refuse_if_frozen(key, "is compiled")
+        sink = compile_sink.get()
+        if sink is not None:
+            sink(unit.source, unit.name)
         return unit.compile().pack()
 
     info = {"name": unit.name, "target": target.arch, "nvrtc": ".".join(map(str, tools.version))}
@@ -276,7 +283,10 @@ def in_background(key: KernelKey, device: Device, then: Callable[[], None]) -> N
         waiting = [then]
         # A daemon, or the process would not end before it: see `_close`.
         thread = threading.Thread(
-            target=_in_background, args=(key, device, identity), name="atomr-cutlass-jit", daemon=True
+            target=copy_context().run,
+            args=(_in_background, key, device, identity),
+            name="atomr-cutlass-jit",
+            daemon=True,
         )
         _background[identity] = (thread, waiting)
         thread.start()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import threading
 from collections.abc import Sequence
 from typing import Any, TypeAlias
 
@@ -138,7 +137,6 @@ class Binding:
     Attributes:
         name: of the binding; empty where a plan was bound without one.
         operands: the views of the arrays that launches get, by the operand's labels; they keep the arrays alive.
-        lock: held by the actor while work that uses the operand is in flight.
     """
 
     def __init__(self, request: Request, array: Any, device: int) -> None:
@@ -156,7 +154,6 @@ class Binding:
         operation = operation_of(request)
         slot = operation.bound_slot(request)
         self.name = request.binding or ""
-        self.lock = threading.Lock()
         self.operands = {label: operands.as_operand(given, label) for label, given in arrays_of(slot, array)}
         for (label, view), spec in zip(self.operands.items(), slot.specs, strict=True):
             check_operand(view, spec, label, slot.element)

@@ -123,11 +123,11 @@ class Call(Protocol):
     def stream(self) -> int:
         """Where the work goes."""
 
-    def run(self) -> Any:
-        """Computes; returns the result."""
+    def on(self, stream: int) -> Call:
+        """The same on another stream."""
 
-    def wait(self) -> None:
-        """Returns when the work is done."""
+    def run(self) -> Any:
+        """Computes; returns the result, which on a GPU is in flight on the stream."""
 
 
 class CallOperation(Operation, abc.ABC):

@@ -10,7 +10,7 @@ from collections.abc import Hashable
 from dataclasses import dataclass, field
 from typing import Any, Generic, TypeAlias, TypeVar
 
-from ..checks import expect, shown
+from ..checks import check_count, expect, shown
 from ..errors import InvalidOperandError
 from ..generator.archs import SmArch
 from ..generator.dtypes import CutlassDtype
@@ -126,8 +126,7 @@ class PlanCache(Generic[PlanT]):
     """
 
     def __init__(self, capacity: int) -> None:
-        if isinstance(capacity, bool) or not isinstance(capacity, int) or not 1 <= capacity < 2**63:
-            raise InvalidOperandError(f"capacity is {shown(capacity)}; expected an integer from 1, the plans to keep")
+        check_count(capacity, "capacity", "the plans to keep")
         self.capacity = capacity
         self.hits = 0
         self.misses = 0

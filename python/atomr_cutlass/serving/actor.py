@@ -2,45 +2,57 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import threading
 import warnings
 import weakref
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from .. import _core
-from ..checks import check_index, check_options, shown
+from ..arrays import operands
+from ..checks import check_count, check_index, check_options, shown
 from ..errors import ContextPoisonedError, InvalidOperandError, LibraryError
+from ..jit import kernels
 from ..jit.keyed_locks import KeyedLocks
 from ..pipeline.bindings import Binding
-from ..pipeline.operation import Request, operation_of, planned_operations, settled
+from ..pipeline.operation import Call, Request, operation_of, planned_operations, settled
 from ..pipeline.plan_cache import CachedPlan, PlanCache, PlanKey
 from ..pipeline.planner import plan
+from .in_flight import BoundOperand, Work, launched
 from .messages import Compute, CutlassMsg, Launch, RefitMessage, RefitMsg, Run
 
 if TYPE_CHECKING:  # Pykka is imported when a mailbox is started
     import pykka
 
 CompileSink = Callable[[str, str], object]
-"""Gets the source and the kernel's name of every request that is rendered."""
+"""Gets the source and the kernel's name of whatever is rendered, or compiled at run time."""
 
 Planner = Callable[[Any, int], Any]
 """Makes the plan of a request on the GPU of an index."""
 
 
+IN_FLIGHT = 64
+"""How many messages' works of a mailbox are in flight at most, unless an actor is told otherwise."""
+
+
 class CutlassActor:
     """Serves messages on one GPU: synchronously by `handle`, or through the mailbox that `start` gives.
+
+    The mailbox launches one message's work after the other without waiting for the GPU. Each is answered when its own
+    work is done, in the order of its stream. `handle` waits for the work of its message alone.
 
     * `Gemm`, `GroupedGemm` and `Conv` without operands render the kernel's source, show it to the compile sink, and
       cache that as a plan that cannot be launched. No GPU is needed.
     * With operands they take the plan from the cache, or make one (prebuilt kernels first, then compilation), launch it
       on the message's stream, and answer with the result once that work has completed. The operands stay alive until
       then.
-    * `Matmul`, whose requests have their arrays, computes as `matmul` does, with that function's plans, waits, and
-      answers with D; the request's reply, if it has one, is told too, errors included. Host arrays are served likewise.
-    * `Refit` writes new values into the operand that a plan binds: nothing is planned or compiled anew.
+    * `Matmul`, whose requests have their arrays, computes as `matmul` does, with that function's plans, and answers
+      with D; the request's reply, if it has one, is told too, errors included. Host arrays are served likewise.
+    * `Refit` writes new values into the operand that a plan binds: nothing is planned or compiled anew. Of a plan that
+      was only rendered there is no operand yet, and nothing to do.
 
     A request with a `binding` binds the second operand (`b`; of convolutions `w`, of the gradient by w `x`) of the
     first message that brings one: the array itself, or the list, which later messages may leave out. Bindings are kept
@@ -49,7 +61,8 @@ class CutlassActor:
     An error that costs the process its CUDA context (ContextPoisonedError) is the answer to the message that met it;
     from then on every message is refused, with that reason. Nothing within the process cures it: see `supervise`.
 
-    `handle` may be called by any number of threads, the mailbox's among them; messages with one binding take turns.
+    `handle` may be called by any number of threads, the mailbox's among them; launches and refits of one binding take
+    turns on the GPU.
 
     Attributes:
         plan_cache: the plans, by `request.plan_key()`.
@@ -67,23 +80,32 @@ class CutlassActor:
         on_poisoned: Callable[[ContextPoisonedError], object] | None = None,
         device: int = 0,
         planner: Planner = plan,
+        stream: Any = None,
+        in_flight: int = IN_FLIGHT,
     ) -> None:
         """Makes an actor; nothing of CUDA is touched before the first operands come.
 
         Args:
             plan_cache_capacity: how many plans are kept.
             mock: serves no operands (LibraryError), only renders; for tests where there is no GPU.
-            compile_sink: called with (source, kernel name) of what messages without operands render. When it raises,
-                that is warned about, and the plan is cached all the same.
+            compile_sink: called with (source, kernel name) of what messages without operands render, and of what is
+                compiled at run time for others, before it is. When it raises, that is warned about, and the work goes
+                on.
             on_poisoned: called once, with the error, when the CUDA context is lost. What it raises is warned about.
             device: index of the GPU that operands have to be on.
             planner: makes plans, instead of `atomr_cutlass.plan`: for policies of one's own.
+            stream: where the work of messages that name no stream is launched, behind what their own stream has by
+                then: a handle or a stream object. None is the message's own.
+            in_flight: how many messages' works are in flight in the mailbox at most. As many messages may wait in it;
+                then sending waits, but not in a thread that runs an event loop.
 
         Raises:
-            InvalidOperandError: the capacity is no integer above 0, or another argument of the wrong kind.
+            InvalidOperandError: the capacity or `in_flight` is no integer above 0, or another argument of the wrong
+                kind.
         """
         check_options(mock=mock)
         check_index(device, "device")
+        check_count(in_flight, "in_flight", "the works in flight at most")
         for name, hook in (("compile_sink", compile_sink), ("on_poisoned", on_poisoned), ("planner", planner)):
             if not (callable(hook) or (hook is None and name != "planner")):
                 raise InvalidOperandError(f"{name} is {shown(hook)}; expected a function")
@@ -94,7 +116,9 @@ class CutlassActor:
         self._compile_sink = compile_sink
         self._on_poisoned = on_poisoned
         self._planner = planner
-        self._bindings: dict[PlanKey, Binding] = {}
+        self._stream = None if stream is None else operands.stream_handle(stream)
+        self._in_flight = in_flight
+        self._bindings: dict[PlanKey, BoundOperand] = {}
         self._poisoned: ContextPoisonedError | None = None
         self._dispatched = 0
         self._mailbox: pykka.ActorRef[Any] | None = None
@@ -132,38 +156,44 @@ class CutlassActor:
             ContextPoisonedError: the CUDA context is lost, by this message or an earlier one.
             KernelNotFoundError, CompileError, DeviceUnavailableError: see `atomr_cutlass.plan`.
         """
-        if not isinstance(msg, CutlassMsg):
-            raise InvalidOperandError(f"msg is a {type(msg).__name__}; expected a CutlassMsg, such as CutlassMsg.Gemm")
+        return self._begin(msg).result()
+
+    def _begin(self, msg: Any) -> Work:
+        """Launches what a message asks for. Its errors, and what it answers, are the work's result."""
         with self._lock:
             self._dispatched += 1
         reply = msg.request.reply if isinstance(msg, Run) else None
-        return settled(reply, lambda: self._answer(msg))
-
-    def _answer(self, msg: CutlassMsg) -> Any:
-        if self._poisoned is not None:
-            raise ContextPoisonedError(
-                f"refused, since this process has lost its CUDA context: {self._poisoned}; work goes on in a fresh "
-                "process only (ac.supervise)"
-            )
         try:
-            return self._serve(msg)
-        except ContextPoisonedError as error:
-            self._poison(error)
-            raise
+            work = Work(lambda: None) if self._poisoned else self._serve(msg)
+        except BaseException as error:  # noqa: BLE001 - the answer
+            work = _failed(error)
+        return Work(lambda: settled(reply, lambda: self._answer(work)), work.stream)
+
+    def _answer(self, work: Work) -> Any:
+        if self._poisoned is None:
+            try:
+                return work.result()
+            except ContextPoisonedError as error:
+                if self._poison(error):
+                    raise
+        raise ContextPoisonedError(
+            f"refused, since this process has lost its CUDA context: {self._poisoned}; work goes on in a fresh process "
+            "only (ac.supervise)"
+        )
 
     def start(self) -> pykka.ActorRef[Any]:
-        """Starts the mailbox: a thread that serves one message after the other. Started again, it is the same one.
+        """Starts the mailbox: a thread that launches one message's work after the other. Started again, it is the same.
 
         Returns:
             Its reference: `ask(msg, block=False)` gives a future, whose `get()` returns the answer or raises the
-            error; `tell(msg)` wants no answer; `stop()` ends it after what was sent before, as the interpreter's exit
-            does.
+            error, as `await` does without blocking the event loop; `tell(msg)` wants no answer; `stop()` ends it when
+            what was sent before is answered, as the interpreter's exit does.
         """
         from . import mailbox
 
         with self._lock:
             if self._mailbox is None or not self._mailbox.is_alive():
-                self._mailbox = mailbox.start(self.handle)
+                self._mailbox = mailbox.start(self._begin, self._in_flight)
             return self._mailbox
 
     def unbind(self, key: PlanKey) -> None:
@@ -171,18 +201,39 @@ class CutlassActor:
         with self._keys.hold(key):
             self._bindings.pop(key, None)
 
-    def _serve(self, msg: CutlassMsg) -> Any:
-        if isinstance(msg, RefitMessage):
-            return self._refit(msg.msg)
-        if isinstance(msg, Compute):
-            if msg.operands is None:
-                return self._render(msg.request)
-            self._refuse_if_mock()
-            return self._compute(msg.request, msg.launch)
-        if isinstance(msg, Run):
-            self._refuse_if_mock()
-            return self._call(msg)
-        raise InvalidOperandError(f"msg is a {type(msg).__name__}, which is no message: send CutlassMsg.Gemm, ...")
+    def _serve(self, msg: Any) -> Work:
+        with self._seen_by_the_sink():
+            if isinstance(msg, RefitMessage):
+                return self._refit(msg.msg)
+            if isinstance(msg, Compute):
+                if msg.operands is None:
+                    made = self._render(msg.request)
+                    return Work(lambda: made)
+                self._refuse_if_mock()
+                return self._compute(msg.request, msg.launch)
+            if isinstance(msg, Run):
+                self._refuse_if_mock()
+                return self._call(msg)
+        raise InvalidOperandError(f"msg is a {type(msg).__name__}; expected a CutlassMsg, such as CutlassMsg.Gemm")
+
+    @contextlib.contextmanager
+    def _seen_by_the_sink(self) -> Iterator[None]:
+        """Shows the compile sink what the block compiles."""
+        if self._compile_sink is None:
+            yield
+            return
+        token = kernels.compile_sink.set(self._show)
+        try:
+            yield
+        finally:
+            kernels.compile_sink.reset(token)
+
+    def _show(self, source: str, name: str) -> None:
+        if self._compile_sink is not None:
+            try:
+                self._compile_sink(source, name)
+            except Exception as error:  # noqa: BLE001 - whatever the caller's sink does
+                _warn(f"the compile sink failed on {name}: {error!r}")
 
     def _refuse_if_mock(self) -> None:
         if self.mock:
@@ -202,29 +253,33 @@ class CutlassActor:
             source, name = request.render_cu()
             if self.mock:
                 self.rendered.append((source, name))
-            if self._compile_sink is not None:
-                try:
-                    self._compile_sink(source, name)
-                except Exception as error:  # noqa: BLE001 - whatever the caller's sink does
-                    _warn(f"the compile sink failed on {name}: {error!r}")
+            self._show(source, name)
             made = CachedPlan(key, source, name)
             self.plan_cache.insert(made)
             return made
 
     # With operands
 
-    def _compute(self, request: Request, launch: Launch) -> Any:
+    def _compute(self, request: Request, launch: Launch) -> Work:
         self._check_device(launch.device)
         if launch.empty:
             return _of_nothing(request, launch)
-        _refuse_captured(launch.device, launch.stream, "a plan (ac.plan)")
+        launch = replace(launch, stream=self._placed(launch, "a plan (ac.plan)", named=launch.named))
         key = request.plan_key()
         if request.binding is not None and key not in self._bindings and not _bound_operand(request, launch):
             raise _unbound(request)  # before a plan is made, which can take a compilation
         made = self._plan(request, key)
-        if request.binding is not None:
-            return self._compute_bound(made, request, key, launch)
-        return _run(made, request, launch)
+        reached = self._launch(made, request, key, launch)
+        return Work(launch.finished, launch.stream, (reached,))
+
+    def _placed(self, work: Launch | Call, instead: str, *, named: bool) -> int:
+        """The stream of work: the message's or, where the sender has named none, the actor's, behind the message's."""
+        _refuse_captured(work.device, work.stream, instead)
+        if named or self._stream is None:
+            return work.stream
+        _refuse_captured(work.device, self._stream, instead)
+        _core.order_streams(work.device, work.stream, self._stream)
+        return self._stream
 
     def _plan(self, request: Request, key: PlanKey) -> Any:
         found = self.plan_cache.get(key)
@@ -237,26 +292,34 @@ class CutlassActor:
                 self.plan_cache.insert(found, key)
             return found
 
-    def _call(self, msg: Run) -> Any:
+    def _call(self, msg: Run) -> Work:
         call = msg.call
-        if call.on_gpu:
-            self._check_device(call.device)
-            _refuse_captured(call.device, call.stream, f"ac.{msg.operation.name}")
-        result = call.run()
-        call.wait()
-        return result
+        if not call.on_gpu:
+            result = call.run()
+            return Work(lambda: result)
+        self._check_device(call.device)
+        call = call.on(self._placed(call, f"ac.{msg.operation.name}", named=msg.request.stream is not None))
+        answer: list[Any] = []
+        reached = launched(call.device, call.stream, lambda: answer.append(call.run()))
+        return Work(answer.pop, call.stream, (reached,), kept=call)
 
     def _check_device(self, device: int) -> None:
         if device != self.device:
             raise InvalidOperandError(f"the operands are on cuda:{device}; this actor works on cuda:{self.device}")
 
-    def _compute_bound(self, made: Any, request: Request, key: PlanKey, launch: Launch) -> Any:
+    def _launch(self, made: Any, request: Request, key: PlanKey, launch: Launch) -> _core.Event:
+        if request.binding is None:
+            return launched(launch.device, launch.stream, lambda: _run(made, request, launch, launch.arrays))
         bound = self._bindings.get(key)
         if bound is None:
             with self._keys.hold(key):
                 bound = self._bindings.get(key)
                 if bound is None:
-                    return self._bind(made, request, key, launch)
+                    bound = _binding_of(request, launch)
+                    reached = _launch_bound(made, request, launch, bound)
+                    # After the plan has taken the operand: what it refuses is not to be bound.
+                    self._bindings[key] = bound
+                    return reached
         given = _bound_operand(request, launch)
         if any(view.pointer != bound.operands[label].pointer for label, view in given.items()):
             name = operation_of(request).bound
@@ -264,57 +327,45 @@ class CutlassActor:
                 f"binding {request.binding!r} has another {name}: leave {name} out, send a Refit with its values, "
                 "unbind it, or give the request a binding of its own"
             )
-        with bound.lock:
-            return _run(made, request, launch, bound.operands)
-
-    def _bind(self, made: Any, request: Request, key: PlanKey, launch: Launch) -> Any:
-        views = _bound_operand(request, launch)
-        if not views:
-            raise _unbound(request)
-        listed = operation_of(request).bound_slot(request).listed
-        binding = Binding(request, list(views.values()) if listed else next(iter(views.values())), launch.device)
-        result = _run(made, request, launch, binding.operands)
-        # After the plan has taken the operand: what it refuses is not to be bound.
-        self._bindings[key] = binding
-        return result
+        return _launch_bound(made, request, launch, bound)
 
     # Refit
 
-    def _refit(self, msg: RefitMsg) -> None:
+    def _refit(self, msg: RefitMsg) -> Work:
         key = msg.plan_key
         bound = self._bindings.get(key)
         if bound is None:
-            if key not in self.plan_cache:
+            known = self.plan_cache.peek(key)
+            if known is None:
                 raise InvalidOperandError(f"no plan of {key} is known: send its {_message_of(key)} first")
-            if self.mock:
-                return
+            if isinstance(known, CachedPlan):
+                return Work(lambda: None)
             raise InvalidOperandError(
                 f"the plan of {key} keeps no operand: "
                 + ("give the request binding='a name', and send" if key.binding is None else "send")
                 + f" a {_message_of(key)} message with {planned_operations()[key.op].bound} first"
             )
         weights = msg.staged
-        with bound.lock:
-            bound.refit(weights)
-            # The next message may be on another stream, and the weights live until here.
-            for values in weights:
-                _core.synchronize(self.device, values.stream)
+        reached = bound.refit(weights)
+        return Work(lambda: None, weights[0].stream, reached, kept=weights)
 
-    def _poison(self, error: ContextPoisonedError) -> None:
+    def _poison(self, error: ContextPoisonedError) -> bool:
+        """Whether this is the error that lost the context, or the first that said so."""
         with self._lock:
             if self._poisoned is not None:
-                return
+                return False
             self._poisoned = error
         if self._on_poisoned is not None:
             try:
                 self._on_poisoned(error)
             except Exception as failure:  # noqa: BLE001 - whatever the caller's hook does
                 _warn(f"on_poisoned failed: {failure!r}")
+        return True
 
     def _renew_locks(self) -> None:
         self._lock = threading.Lock()
-        for binding in self._bindings.values():
-            binding.lock = threading.Lock()
+        for bound in self._bindings.values():
+            bound.renew_lock()
 
 
 @dataclass(frozen=True)
@@ -323,48 +374,70 @@ class CutlassProps:
 
     Attributes:
         plan_cache_capacity: how many plans each keeps.
+        stream: where the work of messages that name no stream goes, or None; see `CutlassActor`.
+        mock: whether they do without a GPU.
     """
 
     plan_cache_capacity: int
+    stream: Any = None
+    mock: bool = False
 
-    def create(self, *, mock: bool = False, **options: Any) -> CutlassActor:
-        """A new actor; `options` are further arguments of CutlassActor."""
-        return CutlassActor(self.plan_cache_capacity, mock=mock, **options)
-
-
-def props(plan_cache_capacity: int) -> CutlassProps:
-    """How to make actors that keep this many plans each."""
-    return CutlassProps(plan_cache_capacity)
+    def create(self, *, mock: bool | None = None, **options: Any) -> CutlassActor:
+        """A new actor; `mock`, where it is given, overrides, and `options` are further arguments of CutlassActor."""
+        chosen = {"mock": self.mock if mock is None else mock, "stream": self.stream}
+        return CutlassActor(self.plan_cache_capacity, **{**chosen, **options})
 
 
-def _run(made: Any, request: Request, launch: Launch, bound: Mapping[str, _core.Operand] | None = None) -> Any:
-    """Launches a plan, waits for it without the GIL, and returns the result. `bound`: the operand that is kept."""
-    operation, arrays = operation_of(request), launch.arrays
-    if bound is not None:
-        known = {**arrays, **bound}
-        arrays = {label: known[label] for slot in operation.operands(request) for label in slot.labels}
+def props(plan_cache_capacity: int, *, stream: Any = None) -> CutlassProps:
+    """How to make actors that keep this many plans each, and launch on this stream; see `CutlassActor`."""
+    return CutlassProps(plan_cache_capacity, stream)
+
+
+def mock_props(plan_cache_capacity: int = 64) -> CutlassProps:
+    """How to make actors for tests where there is no GPU: they only render, and refuse operands (LibraryError)."""
+    return CutlassProps(plan_cache_capacity, mock=True)
+
+
+def _failed(error: BaseException) -> Work:
+    def fail() -> None:
+        raise error
+
+    return Work(fail)
+
+
+def _launch_bound(made: Any, request: Request, launch: Launch, bound: BoundOperand) -> _core.Event:
+    known = {**launch.arrays, **bound.operands}
+    arrays = {label: known[label] for slot in operation_of(request).operands(request) for label in slot.labels}
+    return bound.launch(launch.stream, lambda: _run(made, request, launch, arrays))
+
+
+def _run(made: Any, request: Request, launch: Launch, arrays: dict[str, _core.Operand]) -> None:
     # A plan serves every request of its key, whose scalars may differ.
-    operation.launch(
-        made,
-        request,
-        arrays,
-        alpha=request.epilogue.alpha,
-        beta=request.epilogue.beta,
-        stream=launch.stream,
+    operation_of(request).launch(
+        made, request, arrays, alpha=request.epilogue.alpha, beta=request.epilogue.beta, stream=launch.stream
     )
-    _core.synchronize(launch.device, launch.stream)
-    return launch.finished()
 
 
-def _of_nothing(request: Request, launch: Launch) -> Any:
-    """The result without elements; reductions of it are written, and awaited."""
+def _of_nothing(request: Request, launch: Launch) -> Work:
+    """The result without elements; reductions of it are written."""
     operation = operation_of(request)
     *slots, _ = operation.operands(request)
-    if any(slot.written for slot in slots):
-        _refuse_captured(launch.device, launch.stream, f"ac.{operation.name}")
-        operation.write_empty(request, launch.arrays, launch.stream)
-        _core.synchronize(launch.device, launch.stream)
-    return launch.finished()
+    if not any(slot.written for slot in slots):
+        return Work(launch.finished)
+    _refuse_captured(launch.device, launch.stream, f"ac.{operation.name}")
+    reached = launched(
+        launch.device, launch.stream, lambda: operation.write_empty(request, launch.arrays, launch.stream)
+    )
+    return Work(launch.finished, launch.stream, (reached,))
+
+
+def _binding_of(request: Request, launch: Launch) -> BoundOperand:
+    views = _bound_operand(request, launch)
+    if not views:
+        raise _unbound(request)
+    listed = operation_of(request).bound_slot(request).listed
+    array = list(views.values()) if listed else next(iter(views.values()))
+    return BoundOperand(Binding(request, array, launch.device), launch.device)
 
 
 def _bound_operand(request: Request, launch: Launch) -> dict[str, _core.Operand]:

@@ -1,58 +1,112 @@
-"""A Pykka mailbox around a function that handles messages one by one. Imported only where one is started."""
+"""A Pykka mailbox that launches one message's work after the other, and answers when each is done.
+
+Imported only where a mailbox is started.
+"""
 
 from __future__ import annotations
 
+import asyncio
 import atexit
+import concurrent.futures
 import logging
 import os
 import queue
+import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Generator
 from typing import Any
 
 import pykka
 
+from .in_flight import Work
+from .messages import CutlassMsg
+
 logger = logging.getLogger("atomr_cutlass")
 
+_IDLE_SECONDS = 10.0
 
-def start(handle: Callable[[Any], Any]) -> pykka.ActorRef[Any]:
-    """Starts a thread that hands messages to `handle` in the order in which they were sent.
+
+def start(begin: Callable[[Any], Work], in_flight: int) -> pykka.ActorRef[Any]:
+    """Starts a thread that hands messages to `begin` in the order in which they were sent.
+
+    Args:
+        begin: launches what a message asks for; whatever it raises ends the mailbox, so errors are the work's result.
+        in_flight: how many works are in flight at most. As many messages may wait in the mailbox; then sending waits,
+            but not in threads that run an event loop.
 
     Returns:
-        The mailbox: `ask(message, block=False)` gives a future, whose `get()` returns what `handle` did, or raises what
-        it raised; `tell(message)` wants no answer, and errors are logged; `stop()` ends the thread after what was sent
-        before. The interpreter's exit does too, so that work in flight is not cut off.
+        The mailbox: `ask(message, block=False)` gives a future, for `get()` or `await`, of the work's result; `tell`
+        wants no answer, and errors are logged; `stop()` ends the thread after what was sent before, when all of it is
+        answered. The interpreter's exit does too, so that work in flight is not cut off.
     """
-    return _Mailbox.start(handle)
+    return _Mailbox.start(begin, in_flight)
 
 
 class _Mailbox(pykka.ThreadingActor):
     # Others are joined before exit handlers run: a mailbox that nobody stops would keep the process from ending.
     use_daemon_thread = True
+    actor_inbox: _Inbox
 
-    def __init__(self, handle: Callable[[Any], Any]) -> None:
+    def __init__(self, begin: Callable[[Any], Work], in_flight: int) -> None:
         super().__init__()
-        self._handle = handle
+        self._begin = begin
+        self._answers = _Answers(in_flight)
+        self.actor_inbox.answers, self.actor_inbox.bound = self._answers, in_flight
         _running.add(self.actor_ref)
 
-    def on_receive(self, message: Any) -> Any:
-        return self._handle(message)
+    def on_start(self) -> None:
+        _own_threads.add(threading.get_ident())
+
+    def on_receive(self, message: Any) -> Work:
+        self._answers.reserve()
+        return self._begin(message)
 
     def on_stop(self) -> None:
+        self.actor_inbox.close()
+        self._answers.close()
+        _own_threads.discard(threading.get_ident())
         _running.discard(self.actor_ref)
 
     @staticmethod
     def _create_actor_inbox() -> _Inbox:
         return _Inbox()
 
+    @staticmethod
+    def _create_future() -> Reply:
+        return Reply()
 
-class _Inbox(queue.Queue[Any]):
-    """Gives each message a place for its answer: Pykka stops an actor whose error nobody awaits."""
 
-    def put(self, item: Any, block: bool = True, timeout: float | None = None) -> None:
-        if item.reply_to is None:
-            item.reply_to = _Unawaited()
-        super().put(item, block, timeout)
+class Reply(pykka.Future[Any]):
+    """The answer to a message, to come. `await` leaves the event loop free, unlike that of Pykka's own futures."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._answer: concurrent.futures.Future[Any] = concurrent.futures.Future()
+        self._answer.set_running_or_notify_cancel()  # whoever stops awaiting it does not cancel the work
+
+    def get(self, *, timeout: float | None = None) -> Any:
+        """See `pykka.Future.get`."""
+        if self._get_hook is not None:
+            return super().get(timeout=timeout)
+        try:
+            return self._answer.result(timeout)
+        except concurrent.futures.TimeoutError:
+            if self._answer.done():
+                raise
+            raise pykka.Timeout(f"no answer came in {timeout} seconds") from None
+
+    def set(self, value: Any = None) -> None:
+        """See `pykka.Future.set`."""
+        self._answer.set_result(value)
+
+    def set_exception(self, exc_info: Any = None) -> None:
+        """See `pykka.Future.set_exception`."""
+        self._answer.set_exception((exc_info or sys.exc_info())[1])
+
+    def __await__(self) -> Generator[Any, None, Any]:
+        if self._get_hook is not None:  # of a future made from another, by map and the like: only `get` computes it
+            return asyncio.get_running_loop().run_in_executor(None, self.get).__await__()
+        return asyncio.wrap_future(self._answer).__await__()
 
 
 class _Unawaited:
@@ -64,6 +118,151 @@ class _Unawaited:
     def set_exception(self, exc_info: Any = None) -> None:
         """Logs the error."""
         logger.error("a message that wanted no answer failed", exc_info=exc_info or True)
+
+
+class _Inbox(queue.Queue[Any]):
+    """What has been sent and not been taken up; has each message answered when its work is done.
+
+    Attributes:
+        answers: where work goes.
+        bound: how many messages wait at most.
+    """
+
+    answers: _Answers
+    bound: int
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._closed = False
+
+    def put(self, item: Any, block: bool = True, timeout: float | None = None) -> None:
+        """Takes a message, when there is room; once the mailbox has stopped, the answer is that error."""
+        del block, timeout  # Pykka gives neither
+        item.reply_to = delivery = _Delivery(item, self.answers)
+        waits = isinstance(item.message, CutlassMsg) and not _must_go_on()
+        with self.mutex:
+            while waits and not self._closed and self._qsize() >= self.bound:
+                self.not_full.wait()
+            if not self._closed:
+                self._put(item)
+                self.not_empty.notify()
+                return
+        stopped = pykka.ActorDeadError("the mailbox has stopped")
+        delivery.set_exception((type(stopped), stopped, None))
+
+    def close(self) -> None:
+        """Answers whatever is sent from now on, or waits for room, with the error that the mailbox has stopped."""
+        with self.mutex:
+            self._closed = True
+            self.not_full.notify_all()
+
+
+class _Delivery:
+    """Where the mailbox's thread puts what a message led to, once."""
+
+    def __init__(self, envelope: Any, answers: _Answers) -> None:
+        self._envelope = envelope
+        self._reply = envelope.reply_to or _Unawaited()  # Pykka stops an actor whose error nobody awaits
+        self._answers = answers
+
+    def set(self, value: Any = None) -> None:
+        """Has work answered when it is done; whatever else there is, is the answer."""
+        reply = self._released()
+        if isinstance(value, Work):
+            self._answers.add(value, reply)
+        else:
+            reply.set(value)
+
+    def set_exception(self, exc_info: Any = None) -> None:
+        """Answers with an error."""
+        self._released().set_exception(exc_info)
+
+    def _released(self) -> Any:
+        # The thread of an idle mailbox still has the last envelope: neither operands nor results are to live as long.
+        self._envelope.message = self._envelope.reply_to = None
+        return self._reply
+
+
+class _Answers:
+    """Waits for work, in the order of each stream, in a thread for each stream that is in use."""
+
+    def __init__(self, bound: int) -> None:
+        self._bound = bound
+        self._slots = threading.Semaphore(bound)
+        self._lock = threading.Lock()
+        self._streams: dict[int, queue.SimpleQueue[tuple[Work, Reply | _Unawaited] | None]] = {}
+
+    def reserve(self) -> None:
+        """Waits until there is room for more work, which has to be added."""
+        self._slots.acquire()
+
+    def add(self, work: Work, reply: Reply | _Unawaited) -> None:
+        """Has work answered when it is done: at once, if nothing is in flight."""
+        if work.stream is None:
+            self._answer(work, reply)
+            return
+        with self._lock:
+            waiting = self._streams.get(work.stream)
+            if waiting is None:
+                waiting = self._streams[work.stream] = queue.SimpleQueue()
+                name = f"atomr-cutlass-stream-{work.stream:x}"
+                threading.Thread(target=self._serve, args=(work.stream, waiting), name=name, daemon=True).start()
+            waiting.put((work, reply))
+
+    def close(self) -> None:
+        """Waits until everything is answered, and ends the threads."""
+        for _ in range(self._bound):
+            self._slots.acquire()
+        with self._lock:
+            for waiting in self._streams.values():
+                waiting.put(None)
+
+    def _serve(self, stream: int, waiting: queue.SimpleQueue[tuple[Work, Reply | _Unawaited] | None]) -> None:
+        _own_threads.add(threading.get_ident())
+        while self._serve_next(stream, waiting):
+            pass
+        _own_threads.discard(threading.get_ident())
+
+    def _serve_next(self, stream: int, waiting: queue.SimpleQueue[tuple[Work, Reply | _Unawaited] | None]) -> bool:
+        """Whether there may be more. Operands live no longer than this call's variables."""
+        try:
+            found = waiting.get(timeout=_IDLE_SECONDS)
+        except queue.Empty:
+            with self._lock:
+                if waiting.empty():
+                    del self._streams[stream]
+                    return False
+            return True
+        if found is None:
+            return False
+        self._answer(*found)
+        return True
+
+    def _answer(self, work: Work, reply: Reply | _Unawaited) -> None:
+        try:
+            answer = work.result()
+        except BaseException as error:  # noqa: BLE001 - it is the answer
+            reply.set_exception((type(error), error, error.__traceback__))
+        else:
+            reply.set(answer)
+        finally:
+            del reply  # an error's traceback has this frame
+            self._slots.release()
+
+
+_own_threads: set[int] = set()
+"""The threads that others wait for: none of them may wait for room in a mailbox."""
+
+
+def _must_go_on() -> bool:
+    """Whether this thread must not wait: it serves, or runs an event loop."""
+    if threading.get_ident() in _own_threads:
+        return True
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return False
+    return True
 
 
 _running: set[pykka.ActorRef[Any]] = set()
@@ -82,6 +281,7 @@ def _bury_in_child() -> None:
         mailbox.actor_stopped = threading.Event()
         mailbox.actor_stopped.set()
     _running.clear()
+    _own_threads.clear()
 
 
 os.register_at_fork(after_in_child=_bury_in_child)

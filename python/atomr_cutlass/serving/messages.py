@@ -75,6 +75,7 @@ class Launch:
     Attributes:
         device: index of their GPU.
         stream: where to launch.
+        named: whether the sender named it.
         arrays: views that keep the arrays alive, by name (`a`, `x`, `scale_a`, ... and `out`; of lists `a[0]`, ...), in
             the order of a plan's call; no `b` where the plan has one bound.
         results: behind the last of them.
@@ -83,6 +84,7 @@ class Launch:
 
     device: int
     stream: int
+    named: bool
     arrays: dict[str, _core.Operand]
     results: tuple[Result, ...]
     listed: bool = False
@@ -290,11 +292,17 @@ def _launch(request: Request, given: Any, out: Any, stream: Any) -> Launch:
     _check_names(request, operation.bound, slots, arrays)
     first = next((arrays[slot.name] for slot in slots if slot.name in arrays), None)
     with operands.launching(stream, first, awaited=True):
-        return _imported(request, slots, result, arrays, out)
+        return _imported(request, slots, result, arrays, out, named=stream is not None)
 
 
 def _imported(
-    request: Request, slots: Sequence[OperandSlot], result: OperandSlot, arrays: dict[str, Any], out: Any
+    request: Request,
+    slots: Sequence[OperandSlot],
+    result: OperandSlot,
+    arrays: dict[str, Any],
+    out: Any,
+    *,
+    named: bool,
 ) -> Launch:
     views: dict[str, _core.Operand] = {}
     first = None
@@ -315,7 +323,7 @@ def _imported(
         results.append(Result(array, _laid_out(view, spec)))
     for label, one in zip(result.labels, results, strict=True):
         views[label] = from_nhwc(one.view, one.layout)
-    return Launch(first[1].device, operands.launch_stream().handle, views, tuple(results), result.listed)
+    return Launch(first[1].device, operands.launch_stream().handle, named, views, tuple(results), result.listed)
 
 
 First = tuple[Any, _core.Operand, str]

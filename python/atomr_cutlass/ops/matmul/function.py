@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import math
 from collections.abc import Hashable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 import numpy as np
@@ -115,6 +115,10 @@ class Call:
     def device(self) -> int:
         """Index of the GPU, of that which serves host arrays for these."""
         return self.views["a"].device if self.on_gpu else 0
+
+    def on(self, stream: int) -> Call:
+        """The same on another stream."""
+        return replace(self, stream=stream)
 
     def run(self, key: Hashable = None) -> Any:
         """Computes. Results and errors are those of `matmul`.

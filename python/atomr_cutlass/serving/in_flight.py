@@ -1,0 +1,133 @@
+"""Work in flight: launched, and not known to be done."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Callable
+from typing import Any
+
+from .. import _core
+from ..errors import CutlassError, InvalidOperandError
+from ..pipeline.bindings import Binding, Weights
+
+_READS_KEPT = 64
+
+
+class Work:
+    """What serving a message has launched, or else its answer.
+
+    What the work reads and writes stays alive with it until `result`.
+
+    Attributes:
+        stream: where it was launched; None where nothing is in flight.
+    """
+
+    def __init__(
+        self,
+        finish: Callable[[], Any],
+        stream: int | None = None,
+        events: tuple[_core.Event, ...] = (),
+        kept: object = None,
+    ) -> None:
+        """Holds work.
+
+        Args:
+            finish: makes the answer, or raises it.
+            stream: where the work was launched.
+            events: when they have been reached, it is done.
+            kept: what the work uses and `finish` does not.
+        """
+        self.stream = stream
+        self._finish: Callable[[], Any] | None = finish
+        self._events = events
+        self._kept = kept
+
+    def result(self) -> Any:
+        """Waits for the work, lets go of its operands, and returns the answer, once.
+
+        Raises:
+            ContextPoisonedError: the context is lost.
+        """
+        finish, self._finish = self._finish, None
+        assert finish is not None  # noqa: S101 - each answer has one receiver
+        for event in self._events:
+            event.wait()
+        self._kept = None
+        return finish()
+
+
+def launched(device: int, stream: int, launch: Callable[[], object]) -> _core.Event:
+    """Launches work on a stream; the event is reached when it is done.
+
+    When launching fails, what had been launched by then is waited for: the operands may be let go with the error.
+    """
+    try:
+        launch()
+        return _core.Event(device, stream)
+    except InvalidOperandError:  # raised before anything is launched
+        raise
+    except BaseException:
+        with contextlib.suppress(CutlassError):
+            _core.synchronize(device, stream)
+        raise
+
+
+class BoundOperand:
+    """A binding whose launches and refits take turns on the GPU, whatever their streams and threads.
+
+    A refit waits there for the launches before it, and the launches after it for the refit; launches overlap. Nobody on
+    the host waits, but for values that come from host memory: they are copied when all work of the GPU is done.
+
+    Attributes:
+        operands: the views that launches get, by the operand's labels.
+    """
+
+    def __init__(self, binding: Binding, device: int) -> None:
+        """Nothing has been launched yet."""
+        self.operands = binding.operands
+        self._binding = binding
+        self._device = device
+        self._reads: list[_core.Event] = []
+        self._writes: list[_core.Event] = []
+        self.renew_lock()
+
+    def renew_lock(self) -> None:
+        """Frees the lock, whoever holds it: for a forked child."""
+        self._lock = threading.Lock()
+
+    def launch(self, stream: int, launch: Callable[[], object]) -> _core.Event:
+        """Launches work that reads the operand; see `launched`."""
+        with self._lock:
+            self._writes = [event for event in self._writes if not event.done]
+            for event in self._writes:
+                event.hold(stream)
+            reached = launched(self._device, stream, launch)
+            if len(self._reads) >= _READS_KEPT:
+                self._reads = [event for event in self._reads if not event.done]
+            self._reads.append(reached)
+            return reached
+
+    def refit(self, weights: tuple[Weights, ...]) -> tuple[_core.Event, ...]:
+        """Writes new values, each in the order of its own stream; the events are reached when they are there.
+
+        Raises:
+            InvalidOperandError: see `Binding.refit`.
+        """
+        streams = {values.stream for values in weights}
+        with self._lock:
+            for stream in streams:
+                for event in (*self._reads, *self._writes):
+                    event.hold(stream)
+            try:
+                self._binding.refit(weights)
+                self._writes = [_core.Event(self._device, stream) for stream in streams]
+            except InvalidOperandError:  # nothing has been written
+                raise
+            except BaseException:
+                for stream in streams:
+                    with contextlib.suppress(CutlassError):
+                        _core.synchronize(self._device, stream)
+                raise
+            self._reads = []
+            return tuple(self._writes)

@@ -51,6 +51,9 @@ class Epilogue(Protocol):
 class Request(Protocol):
     """What a plan is made from: extents, element types and layouts, without arrays."""
 
+    def __hash__(self) -> int:
+        """Of its values."""
+
     @property
     def dtype(self) -> CutlassDtype:
         """The element type of the operands."""
@@ -279,6 +282,16 @@ def operation_of(request: Any) -> PlannedOperation[Any]:
             return known[kind]
     *names, last = (kind.__name__ for kind in known)
     raise InvalidOperandError(f"request is a {type(request).__name__}; expected a {', '.join(names)} or {last}")
+
+
+@functools.lru_cache(maxsize=1024)
+def operands_of(request: Request) -> tuple[OperandSlot, ...]:
+    """The operand table of a request; whoever serves equal requests makes it once.
+
+    Raises:
+        InvalidOperandError: it is no such request.
+    """
+    return operation_of(request).operands(request)
 
 
 def request_from(name: str, options: RequestOptions) -> Request:

@@ -18,7 +18,7 @@ from ..errors import ContextPoisonedError, InvalidOperandError, LibraryError
 from ..jit import kernels
 from ..jit.keyed_locks import KeyedLocks
 from ..pipeline.bindings import Binding
-from ..pipeline.operation import Call, Request, operation_of, planned_operations, settled
+from ..pipeline.operation import Call, Request, operands_of, operation_of, planned_operations, settled
 from ..pipeline.plan_cache import CachedPlan, PlanCache, PlanKey
 from ..pipeline.planner import plan
 from .in_flight import BoundOperand, Work, launched
@@ -407,7 +407,7 @@ def _failed(error: BaseException) -> Work:
 
 def _launch_bound(made: Any, request: Request, launch: Launch, bound: BoundOperand) -> _core.Event:
     known = {**launch.arrays, **bound.operands}
-    arrays = {label: known[label] for slot in operation_of(request).operands(request) for label in slot.labels}
+    arrays = {label: known[label] for slot in operands_of(request) for label in slot.labels}
     return bound.launch(launch.stream, lambda: _run(made, request, launch, arrays))
 
 
@@ -421,7 +421,7 @@ def _run(made: Any, request: Request, launch: Launch, arrays: dict[str, _core.Op
 def _of_nothing(request: Request, launch: Launch) -> Work:
     """The result without elements; reductions of it are written."""
     operation = operation_of(request)
-    *slots, _ = operation.operands(request)
+    *slots, _ = operands_of(request)
     if not any(slot.written for slot in slots):
         return Work(launch.finished)
     _refuse_captured(launch.device, launch.stream, f"ac.{operation.name}")

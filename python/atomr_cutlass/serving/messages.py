@@ -14,7 +14,7 @@ from ..checks import expect
 from ..errors import CutlassError, InvalidOperandError
 from ..pipeline.bindings import Weights, arrays_of, check_operand, import_weights
 from ..pipeline.operand_table import OperandSlot
-from ..pipeline.operation import Call, CallOperation, PlannedOperation, Request, operation_of, operations
+from ..pipeline.operation import Call, CallOperation, PlannedOperation, Request, operands_of, operation_of, operations
 from ..pipeline.plan_cache import PlanKey
 from ..pipeline.problem import MatrixSpec
 
@@ -287,8 +287,8 @@ CutlassMsg.Refit = RefitMessage
 
 def _launch(request: Request, given: Any, out: Any, stream: Any) -> Launch:
     operation = operation_of(request)
-    *slots, result = operation.operands(request)
-    arrays = _arrays(operation.names(request), given)
+    *slots, result = operands_of(request)
+    arrays = _arrays(request, given)
     _check_names(request, operation.bound, slots, arrays)
     first = next((arrays[slot.name] for slot in slots if slot.name in arrays), None)
     with operands.launching(stream, first, awaited=True):
@@ -330,7 +330,11 @@ First = tuple[Any, _core.Operand, str]
 """The first operand, its view and its name: its framework and its device are those of the message."""
 
 
-def _arrays(names: Sequence[str], given: Any) -> dict[str, Any]:
+def _arrays(request: Request, given: Any) -> dict[str, Any]:
+    own = {slot.name for slot in operands_of(request)[:-1]}
+    if isinstance(given, Mapping) and own.issuperset(given):
+        return {name: array for name, array in given.items() if array is not None}
+    names = operation_of(request).names(request)
     if isinstance(given, Mapping):
         unknown = [name for name in given if name not in names]
         if unknown:

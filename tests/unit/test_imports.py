@@ -23,7 +23,7 @@ LAYERS = (
     ("generator", "_core"),
     ("errors",),
     ("checks", "pipeline.pack"),
-    ("arrays.numerics", "pipeline.devices", "pipeline.table", "pipeline.plan_cache", "serving.mailbox",
+    ("arrays.numerics", "pipeline.devices", "pipeline.table", "pipeline.plan_cache",
      "serving.supervisor", "jit.keyed_locks", "ops.conv2d.geometry"),
     ("reference.checks", "reference.activations"),
     ("pipeline.request_options", "reference.epilogue", "reference.scales", "reference.tolerance",
@@ -52,7 +52,8 @@ LAYERS = (
     ("ops.gated_gemm", "ops.gemm.function", "ops.conv2d.function", "ops.grouped_gemm.function", "ops.matmul",
      "ops.quantize.function"),
     ("ops.gemm.probe", "ops.conv2d.probe", "ops.grouped_gemm.probe"),
-    ("serving.messages",),
+    ("serving.messages", "serving.in_flight"),
+    ("serving.mailbox",),
     ("serving.actor",),
     ("",),
     ("cli.info", "pipeline.verify", "cli.options", "cli.output"),
@@ -318,7 +319,7 @@ DEFERRED = {
     "epilogue.validate", "ops.conv2d.function", "ops.gated_gemm.function",
     "ops.grouped_gemm.function", "ops.matmul.function", "ops.quantize.function", "ops.gemm.request",
     "ops.conv2d.request", "ops.grouped_gemm.request", "pipeline.bindings", "pipeline.explanation", "pipeline.planner",
-    "reference", "serving.actor", "serving.messages", "serving.supervisor",
+    "reference", "serving.actor", "serving.in_flight", "serving.mailbox", "serving.messages", "serving.supervisor",
 }  # fmt: skip
 
 

@@ -44,11 +44,11 @@ if TYPE_CHECKING:  # the names of _DEFERRED, for type checkers and editors
     from .ops.grouped_gemm.request import GroupedGemmRequest, GroupedGemmShape
     from .ops.matmul.epilogues import MatmulEpilogue
     from .ops.matmul.function import matmul
-    from .ops.matmul.heuristic import HeuristicCache, HeuristicKey
-    from .ops.matmul.request import MatmulRequest, ScaleSet
+    from .ops.matmul.request import HeuristicKey, MatmulRequest, ScaleSet
     from .ops.quantize.function import QuantizedArray, dequantize, quantize
     from .pipeline.bindings import BoundPlan
     from .pipeline.explanation import Explanation, explain
+    from .pipeline.heuristic import HeuristicCache
     from .pipeline.planner import plan
     from .serving.actor import CutlassActor, CutlassProps, mock_props, props
     from .serving.messages import CutlassMsg, RefitMsg
@@ -136,8 +136,8 @@ _DEFERRED = {
     "ops.grouped_gemm.function": ("grouped_gemm",),
     "ops.matmul.epilogues": ("MatmulEpilogue",),
     "ops.matmul.function": ("matmul",),
-    "ops.matmul.heuristic": ("HeuristicCache", "HeuristicKey"),
-    "ops.matmul.request": ("MatmulRequest", "ScaleSet"),
+    "ops.matmul.request": ("HeuristicKey", "MatmulRequest", "ScaleSet"),
+    "pipeline.heuristic": ("HeuristicCache",),
     "serving.messages": ("CutlassMsg", "RefitMsg"),
     "pipeline.planner": ("plan",),
     "ops.quantize.function": ("QuantizedArray", "dequantize", "quantize"),

@@ -18,8 +18,8 @@ from atomr_cutlass.arrays.numerics import saturating_cast
 from atomr_cutlass.epilogue import validate
 from atomr_cutlass.generator.dtypes import CutlassDtype as D
 from atomr_cutlass.ops.matmul.epilogues import FORMS
-from atomr_cutlass.ops.matmul.heuristic import heuristics
 from atomr_cutlass.pipeline import devices
+from atomr_cutlass.pipeline.heuristic import heuristics
 from gpu_matrices import pairs
 from matmul_formulas import Case, bits_of, formula, read, wide
 from matmul_gpu import ALIGNED, BF16, KINDS, LARGE, OF_OTHERS, OTHERS, PAD, SCALED, SOME, Kind, OnGpu, Placed, scales_of

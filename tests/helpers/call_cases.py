@@ -177,6 +177,43 @@ def case_grouped_gemm_of_lists() -> None:
             assert len(made) == 1
 
 
+def case_matmul() -> None:
+    for make in (operand, foreign):
+        a, b, d, aux = make("bf16", 128, 64), make("bf16", 256, 128), make("bf16", 256, 64), make("bf16", 256, 64)
+
+        def call(a: Any = a, b: Any = b, **more: Any) -> Any:
+            return ac.matmul(ac.MatmulRequest(a, b, **({"m": 64, "n": 256, "k": 128} | more)))
+
+        for more in ({}, {"d": d}, {"d": d, "epilogue": ac.MatmulEpilogue.GELU_AUX, "gelu_aux": aux}):
+            kept(*(functools.partial(call, alpha=alpha, **more) for alpha in (2.0, 3, np.float32(2))))
+            kept(*(functools.partial(call, scales=ac.ScaleSet(scale), **more) for scale in (2.0, 3, np.float32(2))))
+        for c in (d, make("bf16", 256, 64)):
+            kept(*(functools.partial(call, c=c, d=d, beta=beta) for beta in (1.0, 2)))
+        call_module.kept_plans.clear()
+        with fake_cases.parsed() as made:
+            calls = [{}, {"d": d}, {"c": d}, {"d": d, "workspace_size": 1 << 20}, {"d": d, "jit": "off"}]
+            calls += [{"d": d, "a": make("bf16", 64, 128), "transa": True}, {"d": d, "scales": ac.ScaleSet(d=2.0)}]
+            for more in (*calls, *calls):
+                assert call(**more) is more.get("d", more.get("c")) or not more
+            assert len(made) == len(calls)
+
+
+def case_matmuls_that_read_no_operand_have_plans_of_their_own() -> None:
+    """Without a product scales on the device are left out of the plan."""
+    a, b, rows = operand("e4m3", 64, 128), operand("e4m3", 256, 128), operand("f32", 256)
+    call_module.kept_plans.clear()
+
+    def call(**more: Any) -> list[str]:
+        given = {"m": 64, "n": 256, "k": 128, "transa": True, "scales": ac.ScaleSet(b=rows)} | more
+        return launched(lambda: ac.matmul(ac.MatmulRequest(a, b, **given)))
+
+    want = call()
+    for nothing in ({"alpha": 0.0}, {"scales": ac.ScaleSet(0.0, rows)}, {"scales": ac.ScaleSet(b=rows, d=0)}):
+        assert call(**nothing) != want
+        assert call(**nothing) != want
+        assert call() == want
+
+
 def case_gemm_with_trees() -> None:
     a, b, bias = operand("bf16", 64, 128), operand("bf16", 128, 256), operand("bf16", 256)
     tree = ac.EvtBuilder().add_bias("bias", dtype=D.BF16).activation("silu").build()

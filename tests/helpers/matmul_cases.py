@@ -32,9 +32,11 @@ from atomr_cutlass.generator.epilogue.lower import SOURCE, operand_kinds, split
 from atomr_cutlass.generator.epilogue.tree import MASK, PREFIX
 from atomr_cutlass.generator.key import KernelKey
 from atomr_cutlass.jit import kernels
-from atomr_cutlass.ops.matmul import launch, plans, recipe
-from atomr_cutlass.ops.matmul.heuristic import HeuristicKey, heuristics
+from atomr_cutlass.ops.matmul import sums
+from atomr_cutlass.ops.matmul.request import HeuristicKey
 from atomr_cutlass.pipeline import select, table
+from atomr_cutlass.pipeline.call import kept_plans
+from atomr_cutlass.pipeline.heuristic import heuristics
 from matmul_formulas import FORMS, GUARD, Array, Case, memory, numbers, read, wide
 from pipeline_cases import Tensor, matrix, refused
 
@@ -172,8 +174,7 @@ def compiler() -> Iterator[list[KernelKey]]:
 
 def forget() -> None:
     """Drops plans and what is known of kernels."""
-    plans._plans.clear()
-    recipe.recipes.clear()
+    kept_plans.clear()
     heuristics.clear()
 
 
@@ -282,18 +283,14 @@ def case_plans_are_kept_and_used_again() -> None:
                 case = Case(epilogue, np.float32, np.float32, beta=1.0 + turn)
                 ac.matmul(case.request(Tensor))
                 case.check()
-            assert len(plans._plans) == (2 if epilogue is E.BGRADA else 1)
+            assert len(kept_plans) == 1
         assert len(compiled) == 1
 
 
 def case_requests_that_lie_alike_are_launched_without_another_look() -> None:
-    with compiler(), pytest.MonkeyPatch.context() as patch:
-        looked: list[MatmulRequest] = []
-        call_module = sys.modules["atomr_cutlass.ops.matmul.function"]
-        look = call_module.call_of
-        patch.setattr(call_module, "call_of", lambda request: looked.append(request) or look(request))
+    with compiler(), fake_cases.parsed() as calls:
         for epilogue in E:
-            looked.clear()
+            calls.clear()
             for turn in range(3):
                 case = Case(epilogue, np.float32, np.float32, turn > 5, pad=2, beta=2.0 - turn)
                 case.alpha *= 2**turn
@@ -301,8 +298,8 @@ def case_requests_that_lie_alike_are_launched_without_another_look() -> None:
                 request = case.request(held, reply=reply)
                 assert ac.matmul(request) is request.d is reply.result(0)
                 case.check(cleared=True)
-            # Sums have two plans, and with beta = 0, as in the last turn, there is no C.
-            assert len(looked) == (3 if FORMS[epilogue].summed else 2), epilogue
+            # With beta = 0, as in the last turn, there is no C.
+            assert len(calls) == 2, epilogue
         for _ in range(2):
             case = Case(E.RELU, np.float32, np.float32)
             made = ac.matmul(case.request(held, d=None, ldd=None, ldc=None))
@@ -454,14 +451,14 @@ def case_a_user_says_which_kernel() -> None:
     other = next(one for one in wanted if one != usual and one.align_d == 1)
     heuristics.put(key, other)
     ac.matmul(request)
-    (made,) = list(plans._plans._plans.values())[-1:]
+    made = list(kept_plans._plans.values())[-1].plan
     assert made.kernel_name == other.name
     assert heuristics.get(key) == other
     np.testing.assert_array_equal(d.reshape(6, 4), b.reshape(6, 5) @ a.reshape(5, 4))
     # One that cannot serve is passed over.
     heuristics.put(key, next(info.key for info in table.kernels() if info.key.layout_a == "c"))
     ac.matmul(request)
-    (made,) = list(plans._plans._plans.values())[-1:]
+    made = list(kept_plans._plans.values())[-1].plan
     assert made.kernel_name == usual.name
 
 
@@ -475,7 +472,7 @@ def case_the_workspace_is_bounded() -> None:
         given = {"workspace_size": workspace_size, "backend": backend, "d": Tensor(d)}
         product(Tensor(memory(a)), Tensor(memory(b)), m=4, n=6, k=5, **given)
         np.testing.assert_array_equal(d, memory(a @ b))
-        (made,) = plans._plans._plans.values()
+        (made,) = (kept.plan for kept in kept_plans._plans.values())
         assert workspace_size is None or made.workspace_bytes <= workspace_size
         assert [one.kernel.name for one in heuristics._kernels._plans.values()] == [made.kernel_name]
         return str(made.kernel.origin)
@@ -518,7 +515,7 @@ def case_what_no_kernel_serves_is_refused_in_words() -> None:
 def case_captures_are_served_once_all_is_there() -> None:
     with compiler():
         for epilogue in (E.RELU, E.BGRADB):
-            launch._made_ones.clear()
+            sums._made_ones.clear()
             case = Case(epilogue, np.float32, np.float32)
             refused(ac.UnsupportedError, "is captured", lambda case=case: ac.matmul(case.request(Tensor, stream=777)))  # type: ignore[misc]
             assert (case.arrays["d"] == GUARD).all()
@@ -529,13 +526,13 @@ def case_captures_are_served_once_all_is_there() -> None:
 
 
 def case_ones_are_shared_and_grow() -> None:
-    launch._made_ones.clear()
-    before = len(launch._kept)
+    sums._made_ones.clear()
+    before = len(sums._kept)
     for k in (3, 4096, 4097, 5):
         ones, bias = np.ones(k, np.float32), np.zeros(1, np.float32)
         product(Tensor(ones), Tensor(ones), m=1, n=1, k=k, epilogue=E.BGRADA, bias=Tensor(bias))
         assert bias == k
-    assert [one.shape for one in launch._kept[before:]] == [(4096,), (8192,)]
+    assert [one.shape for one in sums._kept[before:]] == [(4096,), (8192,)]
 
 
 def case_a_lost_context_is_told() -> None:

@@ -17,11 +17,12 @@ import numpy as np
 from atomr_cutlass import MatmulEpilogue as E
 from atomr_cutlass import MatmulRequest, ScaleSet, _core, matmul
 from atomr_cutlass.arrays import numerics, operands
+from atomr_cutlass.epilogue import EpilogueVisitorTree
+from atomr_cutlass.epilogue.bound import fusion_of
 from atomr_cutlass.generator.key import KernelKey
-from atomr_cutlass.ops.matmul import launch
-from atomr_cutlass.ops.matmul.epilogues import AUX, WRITTEN
-from atomr_cutlass.ops.matmul.function import call_of
-from atomr_cutlass.ops.matmul.launch import product_of, with_gaps
+from atomr_cutlass.ops.gemm import scaled
+from atomr_cutlass.ops.gemm.kernels import GemmSearch
+from atomr_cutlass.ops.matmul import function, sums
 from atomr_cutlass.pipeline import select
 from atomr_cutlass.pipeline.devices import Device
 from matmul_formulas import Array, Case
@@ -114,18 +115,21 @@ def keys(device: Device) -> list[KernelKey]:
 
 
 def _keys_of(request: MatmulRequest, device: Device) -> list[KernelKey]:
-    call = call_of(request)
-    views = dict(call.views)
-    if request.form.masked and request.form.aux == WRITTEN:
-        views[AUX] = with_gaps(views[AUX])
-    products = [product_of(views, call.tree, call.math)[0]]
-    if request.form.summed:
+    call: Any = function.parsed(request).invocation
+    views = call.inputs | {name: result.view for name, result in call.results.items()}
+
+    def key(views: dict[str, _core.Operand], tree: EpilogueVisitorTree | None) -> KernelKey:
+        fusion = None if tree is None else fusion_of(tree, views)
+        problems = scaled.rewritten(function.problem_of(views, call.math), function.scales_of(views, tree), fusion)
+        return select.choose(GemmSearch(problems, device)).key
+
+    keys = [key(views, call.tree)]
+    if summed := request.matrices.form.summed:
         dtype = operands.dtype_of(views["a"], "a")
         ones = _held(np.ones(4096, numerics.numpy_dtype(dtype)))
-        with mock.patch.dict(launch._made_ones, {(dtype, 0): ones}):
-            sums = launch.sums_of(views, request.form.summed, request.k, 0)
-        products.append(product_of(sums, None, call.math)[0])
-    return [select.choose(product.search(device)).key for product in products]
+        with mock.patch.dict(sums._made_ones, {(dtype, 0): ones}):
+            keys.append(key(sums.sums_of(views, summed, request.k, 0), None))
+    return keys
 
 
 _places = itertools.count(1)

@@ -28,11 +28,11 @@ from atomr_cutlass.arrays.numerics import numpy_dtype, saturating_cast
 from atomr_cutlass.errors import InvalidOperandError, LibraryError, UnsupportedError
 from atomr_cutlass.generator.key import KernelKey
 from atomr_cutlass.generator.matrix import expand
+from atomr_cutlass.ops.gemm.kernels import GemmSearch
 from atomr_cutlass.ops.matmul.epilogues import FORMS
-from atomr_cutlass.ops.matmul.heuristic import heuristics
-from atomr_cutlass.ops.matmul.plans import Product, Wishes, _chosen, _fingerprint, _recalled
-from atomr_cutlass.ops.matmul.recipe import signature
 from atomr_cutlass.pipeline import devices, select
+from atomr_cutlass.pipeline.heuristic import heuristics
+from atomr_cutlass.pipeline.planning import _recalled
 from atomr_cutlass.pipeline.problem import GemmProblem, MatrixSpec
 from dlpack_arrays import Array as DlpackArray
 from dlpack_arrays import CudaArray
@@ -77,22 +77,6 @@ def test_int8() -> None:
     made = ac.matmul(relu.request(d=None, ldc=None, ldd=None, backend="reference"))
     assert made.dtype == np.float32
     np.testing.assert_array_equal(made.T, relu.want.d)
-
-
-def test_a_request_that_reads_no_operand_is_no_pattern_for_others() -> None:
-    """Without a product the scales on the device are left out of the plan, which so serves no other request."""
-    a, b = (matmul_gpu._held(np.zeros(64, E4M3)) for _ in "ab")
-    scale = matmul_gpu._held(np.ones(1, np.float32))
-
-    def pattern(**changes: Any) -> Any:
-        given: dict[str, Any] = {"m": 8, "n": 8, "k": 8, "transa": True, "scales": ScaleSet(b=scale)} | changes
-        return signature(MatmulRequest(a, b, **given))
-
-    assert pattern() == pattern(alpha=2.0) is not None
-    assert pattern(scales=ScaleSet(2.0, scale)) == pattern(scales=ScaleSet(3, scale))
-    assert pattern(scales=ScaleSet(d=2.0)) != pattern(scales=ScaleSet())
-    for nothing in ({"alpha": 0.0}, {"scales": ScaleSet(0.0, scale)}, {"scales": ScaleSet(b=scale, d=0)}):
-        assert pattern(**nothing) is None
 
 
 def test_mixed_fp8() -> None:
@@ -623,7 +607,7 @@ def test_a_cache_keeps_what_was_used_last() -> None:
 def test_what_no_cache_holds_is_refused() -> None:
     cache, anything = HeuristicCache(), fake_table.rows_of("smoke", [ac.SmArch.SM80])[0]
     wrong: Any = ("a key", "a kernel")
-    with pytest.raises(InvalidOperandError, match="key is 'a key'; expected a HeuristicKey"):
+    with pytest.raises(InvalidOperandError, match="key is 'a key'; expected a HeuristicKey, or a request's PlanKey"):
         cache.put(wrong[0], anything.key)
     with pytest.raises(InvalidOperandError, match="kernel is 'a kernel'; expected a KernelKey"):
         cache.put(_key(), wrong[1])
@@ -669,41 +653,31 @@ def test_threads_share_a_cache() -> None:
 
 
 def test_a_remembered_kernel_is_the_one_that_was_chosen(hopper: Any) -> None:
-    search = Product(_problem()).search(hopper)
-    chosen = _chosen(search, Wishes("prebuilt", "off"))
-    assert _recalled(chosen.key, search, Wishes("prebuilt", "off")) == chosen
+    search = GemmSearch(_problem(), hopper)
+    chosen = select.choose(search, backend="prebuilt", jit="off")
+    assert _recalled(chosen.key, search, "prebuilt", "off") == chosen
 
 
 def test_a_kernel_that_cannot_serve_is_passed_over(hopper: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    search = Product(_problem()).search(hopper)
-    chosen = _chosen(search, Wishes("prebuilt", "off"))
-    assert _recalled(chosen.key, Product(_problem(2)).search(hopper), Wishes("prebuilt", "off")) is None
-    other_type = next(info.key for info in table_of(hopper) if info.key.a is D.F64)
-    assert _recalled(other_type, search, Wishes("auto", "auto")) is None
+    search = GemmSearch(_problem(), hopper)
+    chosen = select.choose(search, backend="prebuilt", jit="off")
+    assert _recalled(chosen.key, GemmSearch(_problem(2), hopper), "prebuilt", "off") is None
+    assert _recalled(chosen.key, GemmSearch(_problem(), hopper, ac.SmArch.SM80), "prebuilt", "off") is None
+    other_type = next(info.key for info in select.table.kernels() if info.key.a is D.F64)
+    assert _recalled(other_type, search, "auto", "auto") is None
     older = dataclasses.replace(chosen.key, arch=ac.SmArch.SM100)
-    assert _recalled(older, search, Wishes("auto", "auto")) is None
+    assert _recalled(older, search, "auto", "auto") is None
     fake_table.install(monkeypatch, [])
-    assert _recalled(chosen.key, search, Wishes("prebuilt", "auto")) is None
-    assert _recalled(chosen.key, search, Wishes("auto", "off")) is None
-    compiled = _recalled(chosen.key, search, Wishes("auto", "auto"))
+    assert _recalled(chosen.key, search, "prebuilt", "auto") is None
+    assert _recalled(chosen.key, search, "auto", "off") is None
+    compiled = _recalled(chosen.key, search, "auto", "auto")
     assert compiled is not None
     assert compiled.info is None
 
 
-def table_of(_device: Any) -> Any:
-    return select.table.kernels()
-
-
 def test_alignments_are_part_of_the_fingerprint(hopper: Any) -> None:
-    def fingerprint(alignment: int, wishes: Wishes) -> Any:
-        product = Product(_problem(alignment))
-        return _fingerprint(product, product.search(hopper), wishes)
-
-    wishes = Wishes("prebuilt", "off")
-    assert fingerprint(16, wishes) != fingerprint(2, wishes)
-    assert fingerprint(16, wishes) == fingerprint(16, wishes)
-    assert fingerprint(16, wishes) != fingerprint(16, Wishes("jit", "auto"))
-    assert hopper.arch is ac.SmArch.SM90A
+    wide, narrow, again = (GemmSearch(_problem(alignment), hopper).fingerprint() for alignment in (16, 2, 16))
+    assert wide == again != narrow
 
 
 def test_the_kernels_of_the_gpu_tests_are_known_without_a_gpu() -> None:

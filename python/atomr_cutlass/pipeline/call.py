@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Hashable, Mapping
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -15,11 +16,12 @@ import numpy as np
 from .. import _core
 from ..arrays import operands
 from ..arrays.arguments import on_reference
+from ..arrays.layouts import relaid
 from ..arrays.numerics import AnyArray
 from ..arrays.operands import CPU
 from ..errors import InvalidOperandError
 from ..generator.epilogue.tree import RESULT, EpilogueVisitorTree
-from .invocation import Call, CallOptions, Invocation, Options, as_it_is, folded, labelled, numbers_of
+from .invocation import Call, CallOptions, Invocation, Options, Result, as_it_is, folded, labelled, numbers_of
 from .plan_cache import PlanCache
 
 PLANS_KEPT = 2048
@@ -37,23 +39,29 @@ class _Kept:
         used: `kept_plans.evictions` at its last use.
     """
 
-    __slots__ = ("_arrange", "_last", "_present", "_results", "plan", "simple", "taken", "used")
+    __slots__ = ("_arrange", "_last", "_layouts", "_present", "_results", "plan", "simple", "taken", "used")
 
-    def __init__(self, made: Any, invocation: Invocation, order: tuple[str, ...], *, allocates: bool) -> None:
+    def __init__(
+        self, made: Any, invocation: Invocation, taken: Mapping[str, _core.Operand], *, allocates: bool
+    ) -> None:
         """Keeps a plan.
 
         Args:
             made: the plan.
             invocation: that it was made for; nothing of its arrays is kept.
-            order: the names of its operands.
+            taken: views of its operands by name, in its order.
             allocates: whether the plan may make the result.
         """
+        order = tuple(taken)
         self.plan = made
         self.taken = order[:-1]
         self._last = order[-1]
         self._results = {name: (result.shape, result.element) for name, result in invocation.results.items()}
         self._arrange, self._present = invocation.arrange, invocation.present
-        self.simple = allocates and tuple(self._results) == (RESULT,)
+        self._layouts = (
+            {name: (view.shape, view.strides) for name, view in taken.items()} if invocation.memory else None
+        )
+        self.simple = allocates and tuple(self._results) == (RESULT,) and self._layouts is None
         self.used = -1
 
     def launch(
@@ -80,6 +88,10 @@ class _Kept:
             if given.get(name) is None:
                 made[name] = operands.empty_of(shape, element, self.plan.device, like)
                 given[name] = self._present(made[name][1])
+        if self._layouts is not None:
+            given = {
+                name: relaid(_core.Operand.of(given[name], name), *layout) for name, layout in self._layouts.items()
+            }
         taken = [given[name] for name in self.taken]
         self.plan(*taken, out=given[self._last], alpha=alpha, beta=beta, stream=stream)
         new = {name: self._present(operands.finished(array, view, stream)) for name, (array, view) in made.items()}
@@ -142,7 +154,9 @@ def run(
                     taken = [given[name] for name in kept.taken]
                     return kept.plan(*taken, out=target, alpha=alpha, beta=beta, stream=stream)
                 written = {**given, RESULT: out}
-                return kept.launch(written, {**given, RESULT: target}, alpha, beta, stream, like)
+                # What a plan refuses, it refuses before it launches: parsing says it in the caller's words.
+                with contextlib.suppress(InvalidOperandError):
+                    return kept.launch(written, {**given, RESULT: target}, alpha, beta, stream, like)
     with operands.launching(stream, like):
         if keyed and layouts is None and (adapted := _adapted(given, target, alpha, beta)) is not None:
             views, target, first, second, numbers = adapted
@@ -152,7 +166,8 @@ def run(
                 kept = None if parsed else _kept(key)
                 if kept is not None:
                     written = {**given, RESULT: out}
-                    return kept.launch(written, {**views, RESULT: target}, first, second, stream, like)
+                    with contextlib.suppress(InvalidOperandError):
+                        return kept.launch(written, {**views, RESULT: target}, first, second, stream, like)
         call = Call(arrays, others or {}, out, epilogue, CallOptions(*options, alpha, beta, stream), own)
         return _served(parse(call), key)
 
@@ -167,6 +182,49 @@ def _kept(key: Hashable) -> _Kept | None:
         found.used = kept_plans.evictions
         kept_plans.get(key)
     return found
+
+
+@dataclass(frozen=True)
+class ParsedCall:
+    """A call that one thread has parsed, for another to run.
+
+    Attributes:
+        invocation: what it is.
+        stream: where it is launched.
+    """
+
+    invocation: Invocation
+    stream: int
+
+    @classmethod
+    def of(cls, invocation: Invocation) -> ParsedCall:
+        """A call with its results allocated, from where the caller works, for the launch stream that is current."""
+        results = {
+            name: Result(result.shape, result.element, *operands.empty_of(
+                result.shape, result.element, next(iter(invocation.inputs.values())).device, invocation.call.like
+            )) if invocation.on_gpu and result.view is None else result
+            for name, result in invocation.results.items()
+        }  # fmt: skip
+        return cls(replace(invocation, results=results), operands.launch_stream().handle)
+
+    @property
+    def on_gpu(self) -> bool:
+        """Whether the arrays are on a GPU."""
+        return self.invocation.on_gpu
+
+    @property
+    def device(self) -> int:
+        """Index of the GPU, of that which serves host arrays for these."""
+        return next(iter(self.invocation.inputs.values())).device if self.on_gpu else 0
+
+    def on(self, stream: int) -> ParsedCall:
+        """The same on another stream."""
+        return replace(self, stream=stream)
+
+    def run(self) -> Any:
+        """Computes; what the function returns, which on a GPU is in flight on the stream."""
+        with operands.launching(self.stream, None, awaited=True):
+            return _served(self.invocation, None)
 
 
 def _served(invocation: Invocation, key: Hashable) -> Any:
@@ -192,6 +250,8 @@ def _on_gpu(invocation: Invocation, key: Hashable) -> Any:
             made[name], views[name] = operands.empty_of(result.shape, result.element, first.device, like)
         else:
             views[name] = result.view
+            if result.array is None:  # of JAX, which imports finished results only
+                made[name] = None
     if invocation.empty:
         invocation.write_nothing(views, stream)
     else:
@@ -214,15 +274,17 @@ def _on_host(invocation: Invocation) -> Any:
 def _launch(invocation: Invocation, views: dict[str, _core.Operand], like: Any, stream: int, key: Hashable) -> None:
     kept = _kept(key)
     made = invocation.plan(views, like=like, stream=stream) if kept is None else kept.plan
-    order = invocation.order(made)
-    taken = [invocation.present(views[name]) for name in order]
+    taken = {name: views[name] for name in invocation.order(made)}
+    *given, result = map(invocation.present, taken.values())
     alpha, beta = invocation.call.scalars
-    made(*taken[:-1], out=taken[-1], alpha=alpha, beta=beta, stream=stream)
+    made(*given, out=result, alpha=alpha, beta=beta, stream=stream)
     if key is not None and kept is None and getattr(made, "checked", True):
         in_order = invocation.present is as_it_is
-        allocates = invocation.results[order[-1]].array is not None or (in_order and _core.has_exchange_api(like))
+        allocates = invocation.results[next(reversed(taken))].array is not None or (
+            in_order and _core.has_exchange_api(like)
+        )
         with contextlib.suppress(InvalidOperandError):  # an option without a hash, such as a list of strides
-            kept_plans.insert(_Kept(made, invocation, order, allocates=allocates), key)
+            kept_plans.insert(_Kept(made, invocation, taken, allocates=allocates), key)
 
 
 def _on_reference(invocation: Invocation) -> Any:

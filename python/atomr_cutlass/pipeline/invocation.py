@@ -175,6 +175,7 @@ class Invocation(abc.ABC):
         results: what is written, by name, the caller's arrays and those to be made.
         arrange: makes of results by name what the caller gets. It outlives the call, as `present` does.
         present: makes of an array or a view one with its dimensions in the caller's order.
+        memory: whether arrays stand for memory: views have other extents and strides than the caller's arrays.
         numpy_on_host: whether NumPy serves host arrays, with or without a GPU.
     """
 
@@ -183,6 +184,7 @@ class Invocation(abc.ABC):
     results: dict[str, Result]
     arrange: Callable[[Mapping[str, Any]], Any] = _the_result
     present: Callable[[Any], Any] = as_it_is
+    memory: bool = False
     numpy_on_host: ClassVar[bool] = False
 
     @property

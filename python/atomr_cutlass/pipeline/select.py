@@ -6,7 +6,7 @@ import abc
 import dataclasses
 import functools
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from typing import Any, Generic, TypeVar
 
 from .. import _core
@@ -86,6 +86,10 @@ class KernelSearch(abc.ABC, Generic[F]):
         """What `explain` says of a formulation; empty of a problem that is computed as it stands."""
         del formulation
         return ""
+
+    def fingerprint(self) -> Hashable:
+        """What decides about the kernel, of the problem: problems that have the same are served by the same one."""
+        return tuple(map(tuple, self.formulations))
 
     def serves(self, key: KernelKey) -> bool:
         """Whether a kernel serves the problem in any formulation, whatever it is compiled for."""

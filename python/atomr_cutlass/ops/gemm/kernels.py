@@ -6,7 +6,7 @@ import contextlib
 import dataclasses
 import functools
 import weakref
-from collections.abc import Iterable, Sequence
+from collections.abc import Hashable, Iterable, Sequence
 from typing import Any, TypeAlias
 
 from ... import _core
@@ -25,6 +25,7 @@ from ...pipeline import devices, estimate, select
 from ...pipeline.candidate import Candidate
 from ...pipeline.devices import Device
 from ...pipeline.estimate import Launch
+from ...pipeline.heuristic import Use
 from ...pipeline.plan import (
     ALWAYS,
     BACKENDS,
@@ -37,6 +38,7 @@ from ...pipeline.plan import (
     refuse_capture,
     settled,
 )  # fmt: skip
+from ...pipeline.planning import planned
 from ...pipeline.problem import GemmFormulation, GemmProblem, MatrixSpec, Variant, formulations, round_up
 from ...pipeline.select import KernelSearch
 
@@ -133,6 +135,17 @@ class GemmSearch(KernelSearch[GemmFormulation]):
     def least(self, candidate: GemmCandidate) -> float:
         """A time that no kernel of these types is estimated to stay below."""
         return estimate.least(candidate.key, candidate.formulation, self.device)
+
+    def fingerprint(self) -> Hashable:
+        """Extents, element types, and layouts and alignments as kernels read them, whatever the strides."""
+        problem = self.problem
+        read = tuple(
+            (one.problem.epilogue, one.swapped, one.layout_a, one.layout_b, one.align_a, one.align_b, one.align_d)
+            for group in self.formulations
+            for one in group
+        )
+        types = (problem.a.dtype, problem.b.dtype, problem.d.dtype, problem.math, problem.scale_type)
+        return (problem.m, problem.n, problem.k, problem.batch), types, problem.scale_granularity, read
 
     def note(self, formulation: GemmFormulation) -> str:
         """Whether the operands are swapped."""
@@ -274,6 +287,8 @@ def make(
     backend: str = "auto",
     jit: str | None = None,
     stream: int | None = None,
+    workspace_size: int | None = None,
+    use: Use | None = None,
 ) -> Plan:
     """The plan for a problem.
 
@@ -290,25 +305,35 @@ def make(
             compiled first. `auto` does the same where the model expects twice the speed; `off` compiles nothing, and
             warns there, once. None leaves it to ATOMR_CUTLASS_JIT.
         stream: where the first launch will be, where that is known.
+        workspace_size: bytes of device memory that a launch may use beside its operands; None is no limit.
+        use: what the kernel is remembered for; see `planning.planned`.
 
     Raises:
-        UnsupportedError: no kernel of the matrix serves it, or one must be compiled and the stream is being captured.
+        UnsupportedError: no kernel of the matrix serves it, or every one needs more workspace, or one must be compiled
+            and the stream is being captured.
     """
     if 0 in (problem.m, problem.n, problem.batch):
         raise UnsupportedError(f"a result of shape {problem.d.shape} is empty: there is nothing to plan")
     if backend not in BACKENDS:
         raise InvalidOperandError(f"a plan's backend is {backend!r}; valid: {', '.join(BACKENDS)}")
     search = GemmSearch(_nonempty(problem), devices.get(problem.device), arch)
-    candidate, better = select.decide(search, backend=backend, jit=jit, stream=stream)
-    refuse_capture(candidate, problem.device, stream)
-    made = from_candidate(problem, candidate, alpha=alpha, beta=beta, like=like)
+
+    def build(candidate: GemmCandidate) -> Plan:
+        refuse_capture(candidate, problem.device, stream)
+        return from_candidate(problem, candidate, alpha=alpha, beta=beta, like=like)
+
+    made, better = planned(
+        search, build, backend=backend, jit=jit, stream=stream, workspace_size=workspace_size, use=use
+    )  # fmt: skip
     if better is not None:
-        _improve(made, problem, better, like)
+        _improve(made, problem, better, like, workspace_size)
     return made
 
 
-def _improve(made: Plan, problem: GemmProblem, better: GemmCandidate, like: Any) -> None:
-    """Compiles a better kernel in the background, and has the plan launch it from then on."""
+def _improve(
+    made: Plan, problem: GemmProblem, better: GemmCandidate, like: Any, workspace_size: int | None
+) -> None:  # fmt: skip
+    """Compiles a better kernel in the background, and has the plan launch it from then on if it has the workspace."""
     kernels.record_miss(better.key)
     waiting = weakref.ref(made)
     # The array itself may be large, and is the caller's to drop.
@@ -318,7 +343,9 @@ def _improve(made: Plan, problem: GemmProblem, better: GemmCandidate, like: Any)
     def swap() -> None:
         plan = waiting()
         if plan is not None:
-            plan.replace(from_candidate(problem, better, like=like))
+            other = from_candidate(problem, better, like=like)
+            if workspace_size is None or other.workspace_bytes <= workspace_size:
+                plan.replace(other)
 
     kernels.in_background(better.key, devices.get(problem.device), swap)
 

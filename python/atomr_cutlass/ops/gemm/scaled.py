@@ -24,7 +24,9 @@ from ...generator.dtypes import CutlassDtype, ScaleType
 from ...generator.epilogue.lower import is_gated
 from ...pipeline import devices, select
 from ...pipeline.devices import Device
+from ...pipeline.heuristic import Use
 from ...pipeline.plan import Address, Plan, Steps, moved, refuse_capture
+from ...pipeline.planning import planned
 from ...pipeline.problem import MAX_OUTER, GemmFormulation, GemmProblem, MatrixSpec, broadcast_to
 from .kernels import GemmCandidate, GemmSearch, product_args
 
@@ -176,6 +178,8 @@ def make(
     backend: str = "auto",
     jit: str | None = None,
     stream: int | None = None,
+    workspace_size: int | None = None,
+    use: Use | None = None,
 ) -> Plan:
     """The plan for a GEMM with scales or an epilogue tree.
 
@@ -189,8 +193,11 @@ def make(
         if one is not None and one.form == "vector" and one.shape[along] > 1 and one.strides[along] != 1:
             raise UnsupportedError(f"{name} has strides {one.strides}: its elements must be contiguous; copy it")
     search = GemmSearch(rewritten(what, scales, fusion), device, arch)
-    candidate = select.choose(search, backend=backend, jit=jit)
-    return from_candidate(candidate, scales, fusion, result=result, alpha=alpha, beta=beta, like=like, stream=stream)
+    build = functools.partial(
+        from_candidate, scales=scales, fusion=fusion, result=result, alpha=alpha, beta=beta, like=like, stream=stream
+    )
+    how: dict[str, Any] = {"backend": backend, "jit": jit, "stream": stream}
+    return planned(search, build, **how, workspace_size=workspace_size, use=use)[0]
 
 
 def from_candidate(

@@ -1,40 +1,47 @@
-"""One matmul: its arrays checked, then computed by kernels or by the reference."""
+"""`matmul`: requests in cuBLASLt's shape, computed as D^T = op(B)^T op(A)^T, which is row-major, by kernels of GEMM."""
 
 from __future__ import annotations
 
-import contextlib
 import math
-from collections.abc import Hashable
-from dataclasses import dataclass, replace
-from typing import Any, TypeVar
-
-import numpy as np
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
 
 from ... import _core, reference
 from ...arrays import numerics, operands
-from ...arrays.arguments import check_devices, on_reference
+from ...arrays.arguments import check_devices
 from ...arrays.fp4 import FP4
+from ...arrays.layouts import relaid
 from ...arrays.numerics import FAST, AnyArray, default_out_dtype, math_mode
 from ...arrays.operands import BYTE, CUDA
 from ...checks import NUMBERS, expect
 from ...epilogue import EpilogueVisitorTree
-from ...errors import InvalidOperandError, UnsupportedError
+from ...epilogue.bound import fusion_of
+from ...errors import InvalidOperandError, KernelNotFoundError, UnsupportedError
 from ...generator.dtypes import CutlassDtype
 from ...generator.epilogue.tree import RESULT
 from ...generator.key import ROW
 from ...generator.rules import FP8_TYPES, accumulator, gemm_types, supports_layouts
 from ...pipeline import devices
+from ...pipeline.call import ParsedCall, run
+from ...pipeline.heuristic import heuristics
+from ...pipeline.invocation import Call, CallOptions, Invocation, Result, numbers_of
 from ...pipeline.operation import settled
+from ...pipeline.plan import Plan
+from ...pipeline.problem import GemmProblem, MatrixSpec
 from ..gemm import reference as gemm_reference
-from .epilogues import ADDED, AMAX, AUX, BIAS, READ, WRITTEN, tree_of
-from .heuristic import HeuristicKey
-from .launch import Launch, Views, number, product_of, sums_of, with_gaps
-from .memory import as_operand, vector, viewed
-from .plans import Wishes, plan_of
-from .recipe import Recipe, arrays_of, recipes, scalars_of, signature
-from .request import MatmulRequest
+from ..gemm import scaled
+from ..gemm.kernels import make
+from .epilogues import ADDED, AMAX, AUX, BIAS, READ, WRITTEN, Form, MatmulEpilogue, tree_of
+from .memory import Views, vector, viewed
+from .request import HeuristicKey, MatmulRequest, Matrices
+from .sums import WithSums, sums_of
 
-T = TypeVar("T")
+_SCALES = {"a": "scale_b", "b": "scale_a", "d": "scale_d", "amax": AMAX}
+"""The names of the scales that the product of the transposes has."""
+
+_SLOTS = {"a": "b", "b": "a", "scale_a": "scale_b", "scale_b": "scale_a", "amax": AMAX}
+"""Names of a plan's slots whose arrays have others."""
 
 
 def matmul(request: MatmulRequest) -> Any:
@@ -43,7 +50,7 @@ def matmul(request: MatmulRequest) -> Any:
     A kernel of the table, else one that is compiled, computes D^T = op(B)^T op(A)^T, which is row-major, with the
     epilogue fused. BGRADA and BGRADB launch a second one, which multiplies the operand by a vector of ones; it reads
     the operand as the product does (with precision `tf32` rounded to TF32, times its scale). Plans are kept: a request
-    whose arrays lie as an earlier one's did only launches.
+    whose arrays have the layouts of an earlier one's only launches.
 
     Args:
         request: what to compute; see `MatmulRequest`.
@@ -53,228 +60,235 @@ def matmul(request: MatmulRequest) -> Any:
         on the stream when a GPU array returns, unless the request has a reply: then it is done.
 
     Raises:
-        InvalidOperandError: an array of a wrong element type, device or size, that does not lie as memory, that cannot
-            be written, or that shares memory with a result.
+        InvalidOperandError: an array of a wrong element type, device or size, whose elements do not lie together, that
+            cannot be written, or that shares memory with a result.
         UnsupportedError: no kernel serves the request, or it needs more workspace; the reason says what would cure it.
         KernelNotFoundError: the table lacks the kernel and it must not be compiled; names it and the knob that adds it.
         CompileError: the kernel's source does not compile.
         DeviceUnavailableError: `prebuilt`, `jit` or GPU arrays without a usable GPU; NVRTC is needed and missing.
     """
     expect(request, MatmulRequest, "request")
-    return settled(request.reply, lambda: _computed(request))
-
-
-def _computed(request: MatmulRequest) -> Any:
-    with operands.launching(request.stream, request.a):
-        key = signature(request)
-        recipe = None if key is None else recipes.get(key)
-        if recipe is not None:
-            # What a plan refuses, it refuses before it launches: what follows says it in the request's words.
-            with contextlib.suppress(InvalidOperandError):
-                return recipe.run(request)
+    if request.reply is None:
         call = call_of(request)
-        result = call.run(key)
-        if request.reply is not None:
-            call.wait()
-        return result
+        options = call.options
+        return run(
+            _parse, call.arrays, call.out, options[:6], options.alpha, options.beta, options.stream, own=call.own
+        )
+    return settled(request.reply, lambda: _awaited(request))
 
 
-@dataclass(frozen=True)
-class Call:
-    """A request with its arrays checked, and D allocated for GPU arrays.
-
-    Attributes:
-        request: what to compute.
-        views: the arrays by the request's names, matrices transposed: `a` (k, m), `b` (n, k), `c` and `d` (n, m),
-            `gelu_aux` (n, m), or (n, ceil(m / 8)) of bits; scales `scale_a` (1, m) or (1,), `scale_b` (n, 1) or (1,),
-            `scale_d`, `amax_d`. No `d` where host memory for it is to be made.
-        array: what is returned; None where that is made later.
-        dtype: element type of D.
-        math: math mode of the kernel key.
-        tree: what follows the product; None for nothing.
-        alpha, beta: the scalars, with the scales that are numbers.
-        stream: where to launch.
-    """
-
-    request: MatmulRequest
-    views: Views
-    array: Any
-    dtype: CutlassDtype
-    math: str
-    tree: EpilogueVisitorTree | None
-    alpha: float
-    beta: float
-    stream: int
-
-    @property
-    def on_gpu(self) -> bool:
-        """Whether the arrays are on a GPU."""
-        return self.views["a"].device_type == CUDA
-
-    @property
-    def device(self) -> int:
-        """Index of the GPU, of that which serves host arrays for these."""
-        return self.views["a"].device if self.on_gpu else 0
-
-    def on(self, stream: int) -> Call:
-        """The same on another stream."""
-        return replace(self, stream=stream)
-
-    def run(self, key: Hashable = None) -> Any:
-        """Computes. Results and errors are those of `matmul`.
-
-        Args:
-            key: what a recipe for requests like this one is kept by; None: it is not kept.
-        """
-        if on_reference(self.request.backend, self.views["a"], stacklevel=7):
-            return self._by_reference()
-        first, second = (operands.dtype_of(self.views[name], name) for name in "ba")
-        types = gemm_types(first, second, self.dtype, self.math, tree=self.tree is not None)
-        if not types:
-            raise UnsupportedError(types.reason)
-        if 0 in (self.request.m, self.request.n):
-            # Sums of an operand are not sums of nothing.
-            return self._of_nothing() if self.on_gpu and not self.request.form.summed else self._by_reference()
-        return self._on_gpu(key) if self.on_gpu else self._on_host()
-
-    def wait(self) -> None:
-        """Returns when what was launched on the GPU is done."""
-        if self.on_gpu:
-            _core.synchronize(self.device, self.stream)
-
-    # By kernels
-
-    def _on_gpu(self, key: Hashable) -> Any:
-        launch, views = self._launch(self.views, self.request.a, self.stream)
-        if key is not None and not self.request.form.summed and self.array is not None and launch.checked:
-            lies = tuple((name, view.shape, view.strides) for name, view in views.items())
-            recipes.insert(Recipe(launch, lies, self.dtype), key)
-        return operands.finished(self.array, self.views["d"], self.stream)
-
-    def _of_nothing(self) -> Any:
-        """The sums, and the largest magnitude, of a D without elements: 0, in the order of the stream."""
-        for name in (BIAS, AMAX):
-            if name in self._written:
-                operands.clear_async(self.views[name], self.stream)
-        return operands.finished(self.array, self.views["d"], self.stream)
-
-    def _on_host(self) -> Any:
-        """Copies the arrays to GPU 0, and the results back."""
-        request = self.request
-        transposed = {name for name in "ab" if getattr(request, f"trans{name}")}
-        if not supports_layouts("sm80", operands.dtype_of(self.views["a"], "a"), ROW, ROW):
-            transposed = {"a"}  # the copies may lie as kernels like them: contiguous along k
-        written = self._written
-        views = {
-            name: operands.upload(operands.to_numpy(view), 0, columns=name in transposed)
-            for name, view in self.views.items()
-            if name not in written
-        }
-        for name, (shape, element) in written.items():
-            views[name] = operands.empty_of(shape, element, 0, None)[1]
-        self._launch(views, None, 0)
-        return self._delivered({name: operands.download(views[name]) for name in written})
-
-    def _launch(self, views: Views, like: Any, stream: int) -> tuple[Launch, Views]:
-        """Launches kernels on GPU arrays; how, and with which views."""
-        request, form, views = self.request, self.request.form, dict(views)
-        if form.masked and form.aux == WRITTEN:
-            views[AUX] = with_gaps(views[AUX])
-        device = views["a"].device
-        wishes = Wishes(request.backend, request.jit, request.workspace_size)
-        known = HeuristicKey(
-            request.m, request.n, request.k, operands.dtype_of(views["a"], "a"), request.transa, request.transb,
-            request.epilogue, devices.get(device).arch,
-        )  # fmt: skip
-        product, names = product_of(views, self.tree, self.math, alpha=self.alpha)
-        sums = None
-        if form.summed:
-            sums = sums_of(views, form.summed, request.k, stream)
-            sum_product, sum_names = product_of(sums, None, self.math)
-        launch = Launch(plan_of(product, wishes, known, like=like, stream=stream), names)
-        if sums is not None:
-            sum_launch = Launch(plan_of(sum_product, wishes, None, like=like, stream=stream), sum_names)
-        launch(views, self.alpha, self.beta, stream)
-        if sums is not None:
-            sum_launch(sums, number(getattr(request.scales, form.summed)), 0.0, stream)
-        return launch, views
-
-    # By the reference
-
-    def _by_reference(self) -> Any:
-        written = self._written
-        fetch = operands.download if self.on_gpu else operands.to_numpy
-        host = {name: fetch(view) for name, view in self.views.items() if name not in written}
-        a, b, c = host["a"], host["b"], host.get("c")
-        how: dict[str, Any] = {
-            "alpha": self.alpha,
-            "beta": self.beta,
-            "scale_a": host.get("scale_b"),
-            "scale_b": host.get("scale_a"),
-            "math": self.math,
-        }
-        scale_d = float(host["scale_d"].reshape(())) if "scale_d" in host else None
-        if self.tree is not None:
-            acc = gemm_reference.gemm(b, a, c, **how, out_dtype=CutlassDtype.F64)
-            inputs = {one.name: host[one.name] for one in self.tree.inputs}
-            computed = reference.evaluate(self.tree, acc, inputs, out_dtype=self.dtype, scale_d=scale_d)
-            computed["d"] = computed.pop(RESULT)
-        elif AMAX in self.views:
-            made = gemm_reference.gemm_with_amax(b, a, c, **how, scale_d=scale_d, out_dtype=self.dtype)
-            computed = {"d": made.d, AMAX: made.amax}
-        else:
-            computed = {"d": gemm_reference.gemm(b, a, c, **how, scale_d=scale_d, out_dtype=self.dtype)}
-        if self.request.form.summed:
-            computed[BIAS] = self._summed(host)
-        return self._delivered(computed)
-
-    def _summed(self, host: dict[str, AnyArray]) -> AnyArray:
-        name = self.request.form.summed
-        one = host[name]
-        if self.math == "tf32":
-            one = numerics.round_to_tf32(one)
-        sums = numerics.to_float64(one).sum(axis=0 if name == "a" else 1) * number(getattr(self.request.scales, name))
-        scale = host.get(f"scale_{name}")
-        if scale is not None:
-            sums = sums * numerics.to_float64(scale).reshape(-1)
-        return numerics.saturating_cast(sums, accumulator(operands.dtype_of(self.views[name], name)))
-
-    # Results
-
-    @property
-    def _written(self) -> dict[str, tuple[tuple[int, ...], tuple[int, int]]]:
-        """Shape and element of everything that is written, by name."""
-        request = self.request
-        found = {"d": ((request.n, request.m), self.dtype.dlpack)}
-        names = [BIAS] if request.form.writes_bias else []
-        names += [AUX] if request.form.aux == WRITTEN else []
-        names += [AMAX] if AMAX in self.views else []
-        return found | {name: (self.views[name].shape, self.views[name].dtype) for name in names}
-
-    def _delivered(self, computed: dict[str, AnyArray]) -> Any:
-        """Results of the host, written where they belong; D as it is returned."""
-        for name, values in computed.items():
-            if name not in self.views:
-                continue
-            if self.on_gpu:
-                operands.copy_in(values.reshape(self.views[name].shape), self.views[name])
-            else:
-                np.copyto(operands.to_numpy(self.views[name]), values.reshape(self.views[name].shape), casting="no")
-        if self.on_gpu:
-            return operands.finished(self.array, self.views["d"], self.stream)
-        return operands.host_result(computed["d"], self.request.a) if self.array is None else self.array
+def _awaited(request: MatmulRequest) -> Any:
+    """Computes, and waits for the GPU."""
+    call = call_of(request)
+    options = call.options
+    result = run(_parse, call.arrays, call.out, options[:6], options.alpha, options.beta, options.stream, own=call.own)
+    with operands.launching(request.stream, request.a) as launch:
+        view = operands.as_operand(request.a, "a")
+        if view.device_type == CUDA:
+            _core.synchronize(view.device, launch.handle)
+    return result
 
 
 def call_of(request: MatmulRequest) -> Call:
-    """Checks the arrays of a request, here and now, and notes which stream is current.
+    """The arguments of a request."""
+    scales = request.scales
+    arrays = {
+        "a": request.a, "b": request.b, "c": request.c if request.beta != 0 else None, BIAS: request.bias,
+        AUX: request.gelu_aux, "scale_a": scales.a, "scale_b": scales.b, "scale_d": scales.d, AMAX: scales.amax_d,
+    }  # fmt: skip
+    options = CallOptions(
+        precision=request.precision, fast_accum=request.fast_accum, backend=request.backend, jit=request.jit,
+        alpha=request.alpha, beta=request.beta, stream=request.stream,
+    )  # fmt: skip
+    out = request.c if request.d is None else request.d
+    matrices = request.matrices
+    # The plan for the sums of an operand has its scale as a constant.
+    summed = matrices.form.summed
+    factor = _number(getattr(scales, summed)) if summed else 1.0
+    return Call(arrays, {}, out, None, options, (matrices, factor, heuristics.changes))
+
+
+def parsed(request: MatmulRequest) -> ParsedCall:
+    """A request with its arrays checked, for the launch stream that is current, to be computed later.
 
     Raises:
-        InvalidOperandError, UnsupportedError: as `matmul`; nothing has been launched or written.
+        InvalidOperandError, UnsupportedError: as `matmul`.
     """
-    arrays = arrays_of(request)
+    return ParsedCall.of(_parse(call_of(request)))
+
+
+def _number(scale: Any) -> float:
+    """A scale that is a number; else 1."""
+    return float(scale) if isinstance(scale, NUMBERS) else 1.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Matmul(Invocation):
+    """A request, parsed.
+
+    Attributes:
+        matrices: extents, leading dimensions and the epilogue.
+        dtype: element type of D.
+        math: math mode of the kernel key.
+        tree: what follows the product; None for nothing.
+    """
+
+    matrices: Matrices
+    dtype: CutlassDtype
+    math: str
+    tree: EpilogueVisitorTree | None
+
+    @property
+    def _form(self) -> Form:
+        return self.matrices.form
+
+    @property
+    def by_reference(self) -> bool:
+        """Sums of an operand are not sums of nothing."""
+        return self.empty and (not self.on_gpu or bool(self._form.summed))
+
+    def check_kernels(self) -> None:
+        first, second = (operands.dtype_of(self.inputs[name], name) for name in "ba")
+        types = gemm_types(first, second, self.dtype, self.math, tree=self.tree is not None)
+        if not types:
+            raise UnsupportedError(types.reason)
+
+    def plan(self, views: Views, *, like: Any, stream: int) -> Plan | WithSums:
+        matrices, summed = self.matrices, self._form.summed
+        use = HeuristicKey(
+            matrices.m, matrices.n, matrices.k, operands.dtype_of(views["a"], "a"), matrices.transa, matrices.transb,
+            MatmulEpilogue(matrices.epilogue), devices.get(views["a"].device).arch,
+        )  # fmt: skip
+        product = self._product(views, self.tree, alpha=self.call.scalars[0], use=use, like=like, stream=stream)
+        if not summed:
+            return product
+        of_sums = sums_of(views, summed, matrices.k, stream)
+        sums = self._product(of_sums, None, alpha=1.0, use=None, like=like, stream=stream)
+        return WithSums(product, sums, summed, self.call.own[1], self._names(product), of_sums)
+
+    def _product(
+        self,
+        views: Views,
+        tree: EpilogueVisitorTree | None,
+        *,
+        alpha: float,
+        use: HeuristicKey | None,
+        like: Any,
+        stream: int,
+    ) -> Plan:
+        """The plan of D^T = op(B)^T op(A)^T for views."""
+        problem, scales = problem_of(views, self.math), scales_of(views, tree)
+        if alpha == 0 and tree is None and scales.d is None and scales.amax is None:
+            scales = scaled.NO_SCALES  # A and B are not read then, and so neither are their scales
+        options = self.call.options
+        how: dict[str, Any] = {
+            "like": like, "backend": options.backend, "jit": options.jit, "stream": stream,
+            "workspace_size": self.matrices.workspace_size, "use": use,
+        }  # fmt: skip
+        plain = tree is None and scales == scaled.NO_SCALES
+        if problem.k == 0 and not plain:
+            raise UnsupportedError("k is 0: without products GPU kernels compute epilogue DEFAULT without scales only")
+        try:
+            if plain:
+                return make(problem, **how)
+            return scaled.make(problem, scales, None if tree is None else fusion_of(tree, views), **how)
+        except (UnsupportedError, KernelNotFoundError) as error:
+            raise type(error)(
+                f"{error} (a matmul is put as D^T = op(B)^T op(A)^T: what is called A there is op(B)^T, row-major with "
+                "transb=False, and B is op(A)^T, column-major with transa=True)"
+            ) from error
+
+    def order(self, made: Any) -> tuple[str, ...]:
+        return (*(made.names if isinstance(made, WithSums) else self._names(made)), RESULT)
+
+    def _names(self, made: Plan) -> tuple[str, ...]:
+        """The names of what a plan of the product takes before its result."""
+        names = (_SLOTS.get(slot, slot) for slot in made.slots[:-1])
+        return tuple(name for name in names if name in self.inputs or name in self.results)
+
+    def uploaded(self) -> Views:
+        transposed = {name for name in "ab" if getattr(self.matrices, f"trans{name}")}
+        if not supports_layouts("sm80", operands.dtype_of(self.inputs["a"], "a"), ROW, ROW):
+            transposed = {"a"}  # kernels read the copies of both contiguous along k
+        return {
+            name: operands.upload(operands.to_numpy(view), 0, columns=name in transposed)
+            for name, view in self.inputs.items()
+        }
+
+    def write_nothing(self, views: Mapping[str, _core.Operand], stream: int) -> None:
+        for name in (BIAS, AMAX):
+            if name in self.results:
+                operands.clear_async(views[name], stream)
+
+    def reference(self, host: dict[str, AnyArray]) -> Mapping[str, AnyArray]:
+        a, b, c = host["a"], host["b"], host.get("c")
+        alpha, beta = self.call.scalars
+        how: dict[str, Any] = {
+            "alpha": alpha, "beta": beta, "scale_a": host.get("scale_b"), "scale_b": host.get("scale_a"),
+            "math": self.math,
+        }  # fmt: skip
+        scale_d = float(host["scale_d"].reshape(())) if "scale_d" in host else None
+        computed: dict[str, AnyArray]
+        if self.tree is not None:
+            acc = gemm_reference.gemm(b, a, c, **how, out_dtype=CutlassDtype.F64)
+            inputs = {one.name: host[one.name] for one in self.tree.inputs}
+            computed = dict(reference.evaluate(self.tree, acc, inputs, out_dtype=self.dtype, scale_d=scale_d))
+        elif AMAX in self.results:
+            made = gemm_reference.gemm_with_amax(b, a, c, **how, scale_d=scale_d, out_dtype=self.dtype)
+            computed = {AMAX: made.amax, RESULT: made.d}
+        else:
+            computed = {RESULT: gemm_reference.gemm(b, a, c, **how, scale_d=scale_d, out_dtype=self.dtype)}
+        if self._form.summed:
+            computed[BIAS] = self._summed(host)
+        return computed
+
+    def _summed(self, host: dict[str, AnyArray]) -> AnyArray:
+        name = self._form.summed
+        values = numerics.round_to_tf32(host[name]) if self.math == "tf32" else host[name]
+        sums = numerics.to_float64(values).sum(axis=0 if name == "a" else 1) * self.call.own[1]
+        scale = host.get(f"scale_{name}")
+        if scale is not None:
+            sums = sums * numerics.to_float64(scale).reshape(-1)
+        return numerics.saturating_cast(sums, accumulator(operands.dtype_of(self.inputs[name], name)))
+
+
+def problem_of(views: Mapping[str, _core.Operand], math: str) -> GemmProblem:
+    """The product of the transposes."""
+
+    def spec(name: str) -> MatrixSpec:
+        view = views[name]
+        return MatrixSpec(view.shape, view.strides, operands.dtype_of(view, name), view.alignment)
+
+    c = spec("c") if "c" in views else None
+    return GemmProblem(a=spec("b"), b=spec("a"), c=c, d=spec(RESULT), math=math, device=views["a"].device)
+
+
+def scales_of(views: Mapping[str, _core.Operand], tree: EpilogueVisitorTree | None) -> scaled.Scales:
+    """The scales of that product; a tree has the largest magnitude as an output of its own."""
+    return scaled.Scales(
+        **{
+            field: scaled.Scale(view.shape, view.strides, "tensor" if len(view.shape) == 1 else "vector")
+            for field, name in _SCALES.items()
+            if (view := views.get(name)) is not None and (name != AMAX or tree is None)
+        }
+    )
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Arrays
+# ----------------------------------------------------------------------------------------------------------------------
+
+
+def _parse(call: Call) -> _Matmul:
+    """Checks the arrays."""
+    options, (matrices, *_) = call.options, call.own
+    numbers = numbers_of(call.arrays)
+    arrays = {name: array for name, array in call.arrays.items() if array is not None and name not in numbers}
+    if call.out is not None:
+        arrays["d"] = call.out
     views = {name: operands.as_operand(array, name) for name, array in arrays.items()}
     check_devices(views)
-    form, scales = request.form, request.scales
+    form = matrices.form
     types = {name: operands.dtype_of(views[name], name) for name in views if not (name == AUX and form.masked)}
     dtype, other = types["a"], types["b"]
     if FP4 in (dtype, other):
@@ -283,19 +297,19 @@ def call_of(request: MatmulRequest) -> Call:
         raise InvalidOperandError(
             f"a is {dtype.value} and b is {other.value}: both must have one element type, but for two of fp8"
         )
-    result = _result_dtype(request, views, dtype)
-    mode = math_mode(dtype, request.precision)
-    if request.fast_accum and dtype in FP8_TYPES:
+    result = _result_dtype(types, dtype, fused=not form.linear)
+    mode = math_mode(dtype, options.precision)
+    if options.fast_accum and dtype in FP8_TYPES:
         mode = FAST
-    found = _matrices(request, views)
-    _check_vectors(request, types, found, dtype)
+    found = _matrices(matrices, views)
+    _check_vectors(form, types, found, dtype)
     fused = not form.linear or (AMAX in found and dtype not in FP8_TYPES)
-    if fused and isinstance(scales.d, NUMBERS):
+    if fused and "scale_d" in numbers:
         raise UnsupportedError(
             "scales.d is a number, and what follows the product does not let it be part of alpha: give it as an array "
             "of one float32 (fp8), or scale the result"
         )
-    if AMAX in found and isinstance(scales.d, NUMBERS):
+    if AMAX in found and "scale_d" in numbers:
         raise UnsupportedError(
             "amax_d is taken before scales.d, and a number would be part of alpha: give it as an array of one float32"
         )
@@ -306,53 +320,54 @@ def call_of(request: MatmulRequest) -> Call:
         compute = CutlassDtype.F64 if dtype is CutlassDtype.F64 else CutlassDtype.F32
         bias = types[BIAS] if form.bias == ADDED else None
         tree = tree_of(form, bias, types.get(AUX), compute, amax=AMAX in found)
-    alpha, beta = scalars_of(request)
-    array = arrays.get("d")
-    if "d" not in found and views["a"].device_type == CUDA:
-        array, found["d"] = operands.empty((request.n, request.m), result, views["a"].device, request.a)
-    _check_written(request, arrays, found)
-    return Call(
-        request=request,
-        views=found,
-        array=array,
-        dtype=result,
-        math=mode,
-        tree=tree,
-        alpha=alpha,
-        beta=beta,
-        stream=operands.launch_stream().handle,
+    written = [BIAS] if form.writes_bias else []
+    written += [AUX] if form.aux == WRITTEN else []
+    written += [AMAX] if AMAX in found else []
+    _check_written(form, written, arrays, found)
+    if form.masked and AUX in written and found["a"].device_type == CUDA and options.backend != "reference":
+        found[AUX] = _with_gaps(found[AUX])
+    results = {name: Result(found[name].shape, found[name].dtype, arrays[name], found[name]) for name in written}
+    results[RESULT] = Result((matrices.n, matrices.m), result.dlpack, call.out, found.get("d"))
+    inputs = {name: view for name, view in found.items() if name not in (*written, "d")}
+    return _Matmul(
+        call=call, inputs=inputs, results=results, memory=True, matrices=matrices, dtype=result, math=mode, tree=tree
     )
 
 
-def _result_dtype(request: MatmulRequest, views: Views, dtype: CutlassDtype) -> CutlassDtype:
-    if "d" not in views:
-        return default_out_dtype(dtype, fused=not request.form.linear)
-    result = operands.dtype_of(views["d"], "d")
-    if "c" in views and operands.dtype_of(views["c"], "c") is not result:
-        raise InvalidOperandError(
-            f"c is {operands.dtype_of(views['c'], 'c').value}; it must have D's element type, {result.value}"
-        )
-    return result
+def _with_gaps(mask: _core.Operand) -> _core.Operand:
+    """Bits with the bytes between their columns: some kernels clear them first, which must be dense memory."""
+    columns, width = mask.shape
+    if columns > 1:
+        width = max(width, mask.strides[0])
+    return relaid(mask, (columns, width), (width, 1))
 
 
-def _matrices(request: MatmulRequest, views: Views) -> Views:
-    """The arrays as what they stand for; see `Call.views`."""
+def _result_dtype(types: Mapping[str, CutlassDtype], dtype: CutlassDtype, *, fused: bool) -> CutlassDtype:
+    if "d" not in types:
+        return default_out_dtype(dtype, fused=fused)
+    if types.get("c", types["d"]) is not types["d"]:
+        raise InvalidOperandError(f"c is {types['c'].value}; it must have D's element type, {types['d'].value}")
+    return types["d"]
+
+
+def _matrices(matrices: Matrices, views: Views) -> Views:
+    """The arrays as what they stand for; see `Views`."""
     found = {}
-    rows, columns = request.rows, request.columns
+    rows, columns, form = matrices.rows, matrices.columns, matrices.form
     for name in "abcd":
         if name not in views:
             continue
-        into_c = name == "d" and request.d is None
-        leading = request.leading("c" if into_c else name)
-        swap = getattr(request, f"trans{name}", False)
+        into_c = name == "d" and matrices.into_c
+        leading = matrices.leading("c" if into_c else name)
+        swap = getattr(matrices, f"trans{name}", False)
         found[name] = viewed(
             views[name], "c" if into_c else name, columns[name], rows[name], leading, label=f"ld{name}", swap=swap
         )
     if AUX in views:
-        found[AUX] = _auxiliary(request, views[AUX])
+        found[AUX] = _auxiliary(matrices, views[AUX])
     if BIAS in views:
-        found[BIAS] = vector(views[BIAS], BIAS, request.n if request.form.summed == "b" else request.m)
-    for name, length, shape in (("scale_a", request.m, (1, request.m)), ("scale_b", request.n, (request.n, 1))):
+        found[BIAS] = vector(views[BIAS], BIAS, matrices.n if form.summed == "b" else matrices.m)
+    for name, length, shape in (("scale_a", matrices.m, (1, matrices.m)), ("scale_b", matrices.n, (matrices.n, 1))):
         if name not in views:
             continue
         size = math.prod(views[name].shape)
@@ -360,29 +375,29 @@ def _matrices(request: MatmulRequest, views: Views) -> Views:
             raise InvalidOperandError(f"{name} has {size} elements; expected one, or {length}")
         found[name] = vector(views[name], name, size)
         if size > 1:
-            found[name] = as_operand(found[name], shape, (shape[1], 1))
+            found[name] = relaid(found[name], shape, (shape[1], 1))
     for name in ("scale_d", AMAX):
         if name in views:
             if math.prod(views[name].shape) != 1:
                 raise InvalidOperandError(f"{name} has shape {views[name].shape}; expected one element")
-            found[name] = as_operand(views[name], (1,), (1,))
+            found[name] = relaid(views[name], (1,), (1,))
     return found
 
 
-def _auxiliary(request: MatmulRequest, view: _core.Operand) -> _core.Operand:
-    leading = request.leading("aux")
-    if not request.form.masked:
-        return viewed(view, AUX, request.n, request.m, leading, label="ldaux")
+def _auxiliary(matrices: Matrices, view: _core.Operand) -> _core.Operand:
+    leading = matrices.leading("aux")
+    if not matrices.form.masked:
+        return viewed(view, AUX, matrices.n, matrices.m, leading, label="ldaux")
     if view.dtype != BYTE:
         raise InvalidOperandError(f"{AUX} is no array of bytes; the bits of relu are uint8")
     width = leading // 8
-    whole = viewed(view, AUX, request.n, width if request.m else 0, width, label="ldaux / 8 =")
-    return as_operand(whole, (request.n, -(-request.m // 8)), (width, 1))
+    whole = viewed(view, AUX, matrices.n, width if matrices.m else 0, width, label="ldaux / 8 =")
+    return relaid(whole, (matrices.n, -(-matrices.m // 8)), (width, 1))
 
 
-def _check_vectors(request: MatmulRequest, types: dict[str, CutlassDtype], found: Views, dtype: CutlassDtype) -> None:
+def _check_vectors(form: Form, types: dict[str, CutlassDtype], found: Views, dtype: CutlassDtype) -> None:
     """Refuses vectors and scales of a wrong element type."""
-    form, acc = request.form, accumulator(dtype)
+    acc = accumulator(dtype)
     floating = CutlassDtype.F64 if dtype is CutlassDtype.F64 else CutlassDtype.F32
     wanted = dict.fromkeys(("scale_a", "scale_b", "scale_d"), CutlassDtype.F32) | {AMAX: floating}
     if form.writes_bias:
@@ -401,12 +416,10 @@ def _check_vectors(request: MatmulRequest, types: dict[str, CutlassDtype], found
             raise InvalidOperandError(f"{name} is {types[name].value}; expected a floating element type")
 
 
-def _check_written(request: MatmulRequest, arrays: dict[str, Any], found: Views) -> None:
+def _check_written(form: Form, written: list[str], arrays: dict[str, Any], found: Views) -> None:
     """Refuses results that cannot be written, or that share memory with anything but a matrix that D replaces."""
-    form = request.form
     replaced = ["c", *([AUX] if form.aux == READ and not form.masked else [])]
-    results = ["d", *([BIAS] if form.writes_bias else []), *([AUX] if form.aux == WRITTEN else []), AMAX]
-    results = [name for name in results if name in found]
+    results = [*(["d"] if "d" in found else []), *written]
     for name in results:
         if name in arrays and operands.is_jax(arrays[name]):
             cure = "leave it out" if name == "d" else "give an array that may be written"

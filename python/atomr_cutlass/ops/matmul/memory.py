@@ -8,9 +8,15 @@ from __future__ import annotations
 import math
 
 from ... import _core
+from ...arrays.layouts import relaid
 from ...errors import InvalidOperandError
 
-Shape = tuple[int, ...]
+Views = dict[str, _core.Operand]
+"""Arrays by a request's names, D as `d` or, once it is there in any case, `out`.
+
+Matrices are their transposes: `a` (k, m), `b` (n, k), `c` and D (n, m), `gelu_aux` (n, m), or (n, ceil(m / 8)) of bits;
+scales are `scale_a` (1, m) or (1,), `scale_b` (n, 1) or (1,), `scale_d` and `amax_d` (1,).
+"""
 
 
 def viewed(
@@ -35,7 +41,7 @@ def viewed(
         reach = (columns - 1) * leading + rows if columns and rows else 0
         _expect(array, name, reach, f"{wanted}; copy it, or give the {label} that it has")
     shape, strides = (columns, rows), (leading, 1)
-    return as_operand(array, shape[::-1] if swap else shape, strides[::-1] if swap else strides)
+    return relaid(array, shape[::-1] if swap else shape, strides[::-1] if swap else strides)
 
 
 def vector(array: _core.Operand, name: str, length: int) -> _core.Operand:
@@ -45,14 +51,7 @@ def vector(array: _core.Operand, name: str, length: int) -> _core.Operand:
         InvalidOperandError: the array's elements do not lie together, or are too few.
     """
     _expect(array, name, length, f"{length} elements, one after the other; copy it")
-    return as_operand(array, (length,), (1,))
-
-
-def as_operand(array: _core.Operand, shape: Shape, strides: Shape) -> _core.Operand:
-    """The memory of an array as another one, which keeps it alive."""
-    return _core.Operand(
-        array.pointer, shape, strides, array.dtype, array.device_type, array.device, array.read_only, array
-    )
+    return relaid(array, (length,), (1,))
 
 
 def _expect(array: _core.Operand, name: str, needed: int, wanted: str) -> None:

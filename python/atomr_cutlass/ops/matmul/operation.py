@@ -6,7 +6,7 @@ from types import MappingProxyType
 
 from ...arrays import operands
 from ...pipeline.operation import Call, CallOperation
-from .function import call_of
+from .function import parsed
 from .request import MatmulRequest
 
 
@@ -30,7 +30,7 @@ class MatmulOperation(CallOperation):
 
     def call(self, request: MatmulRequest) -> Call:
         with operands.launching(request.stream, request.a, awaited=True):
-            return call_of(request)
+            return parsed(request)
 
 
 OPERATIONS = (MatmulOperation(),)

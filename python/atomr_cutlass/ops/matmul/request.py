@@ -3,18 +3,52 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Hashable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 from ...arrays.arguments import check_backend
 from ...checks import NUMBERS, check_number, check_options, expect, shown
 from ...errors import InvalidOperandError
+from ...generator.archs import SmArch
+from ...generator.dtypes import CutlassDtype
+from ...pipeline.heuristic import KernelUse
 from ...pipeline.plan import BACKENDS as GPU_BACKENDS
 from ..request_checks import expect_extent
 from .epilogues import FORMS, Form, MatmulEpilogue
 
 BACKENDS = (*GPU_BACKENDS, "reference")
+
+
+@dataclass(frozen=True)
+class HeuristicKey(KernelUse):
+    """What the kernel of a matmul is remembered for.
+
+    Attributes:
+        m, n, k: extents.
+        dtype: element type of A.
+        transa, transb: whether A and B are transposed.
+        epilogue: what follows the product.
+        arch: of the GPU; None for one that no target is made for.
+
+    Raises:
+        InvalidOperandError: a value is not of its kind.
+    """
+
+    m: int
+    n: int
+    k: int
+    dtype: CutlassDtype
+    transa: bool
+    transb: bool
+    epilogue: MatmulEpilogue
+    arch: SmArch | None
+
+    def __post_init__(self) -> None:
+        for name in ("m", "n", "k"):
+            expect_extent(getattr(self, name), name)
+        for name, kind in (("dtype", CutlassDtype), ("transa", bool), ("transb", bool), ("epilogue", MatmulEpilogue)):
+            expect(getattr(self, name), kind, name)
+        check_options(arch=self.arch)
 
 
 @dataclass(frozen=True, eq=False)
@@ -44,6 +78,57 @@ class ScaleSet:
                 check_number(getattr(self, name), f"scales.{name}")
         if isinstance(self.amax_d, (bool, *NUMBERS)):
             raise InvalidOperandError("scales.amax_d is a number; expected an array of one element, to be written")
+
+
+class Matrices(NamedTuple):
+    """What a request says of its arrays, without the arrays: calls for which it is the same may share a plan.
+
+    Attributes:
+        epilogue: value of the MatmulEpilogue.
+        m, n, k, transa, transb, lda, ldb, ldc, ldd, ldaux, workspace_size: as in the request.
+        into_c: whether D goes where C is, if there is one.
+    """
+
+    epilogue: str
+    m: int
+    n: int
+    k: int
+    transa: bool
+    transb: bool
+    lda: int | None
+    ldb: int | None
+    ldc: int | None
+    ldd: int | None
+    ldaux: int | None
+    into_c: bool
+    workspace_size: int | None
+
+    @property
+    def form(self) -> Form:
+        """The epilogue, taken apart."""
+        return FORMS[MatmulEpilogue(self.epilogue)]
+
+    @property
+    def rows(self) -> dict[str, int]:
+        """Rows of each matrix as it is stored: the least leading dimensions."""
+        return {
+            "a": self.k if self.transa else self.m,
+            "b": self.n if self.transb else self.k,
+            "c": self.m,
+            "d": self.m,
+            "aux": -(-max(1, self.m) // 8) * 8 if self.form.masked else self.m,
+        }
+
+    @property
+    def columns(self) -> dict[str, int]:
+        """Columns of each matrix as it is stored."""
+        a, b = (self.m if self.transa else self.k), (self.k if self.transb else self.n)
+        return {"a": a, "b": b, "c": self.n, "d": self.n, "aux": self.n}
+
+    def leading(self, name: str) -> int:
+        """The leading dimension of a matrix: `a`, `b`, `c`, `d` or `aux`."""
+        given: int | None = getattr(self, f"ld{name}")
+        return max(1, self.rows[name]) if given is None else given
 
 
 @dataclass(frozen=True, eq=False)
@@ -147,46 +232,18 @@ class MatmulRequest:
                 f"reply is a {type(self.reply).__name__}; expected a concurrent.futures.Future, or None"
             )
 
-    @property
-    def form(self) -> Form:
-        """The epilogue, taken apart."""
-        return FORMS[self.epilogue]
-
     @functools.cached_property
-    def constants(self) -> tuple[Hashable, ...]:
-        """What is neither an array nor a scalar, to know requests of one kind by."""
-        names = (
-            "m", "n", "k", "transa", "transb", "lda", "ldb", "ldc", "ldd", "ldaux", "workspace_size", "precision",
-            "fast_accum", "backend", "jit",
+    def matrices(self) -> Matrices:
+        """Extents, leading dimensions and what else is said of the arrays."""
+        return Matrices(
+            self.epilogue.value, self.m, self.n, self.k, self.transa, self.transb, self.lda, self.ldb, self.ldc,
+            self.ldd, self.ldaux, self.d is None, self.workspace_size,
         )  # fmt: skip
-        return (self.epilogue.value, *(getattr(self, name) for name in names))
-
-    @property
-    def rows(self) -> dict[str, int]:
-        """Rows of each matrix as it is stored: the least leading dimensions."""
-        return {
-            "a": self.k if self.transa else self.m,
-            "b": self.n if self.transb else self.k,
-            "c": self.m,
-            "d": self.m,
-            "aux": -(-max(1, self.m) // 8) * 8 if self.form.masked else self.m,
-        }
-
-    @property
-    def columns(self) -> dict[str, int]:
-        """Columns of each matrix as it is stored."""
-        a, b = (self.m if self.transa else self.k), (self.k if self.transb else self.n)
-        return {"a": a, "b": b, "c": self.n, "d": self.n, "aux": self.n}
-
-    def leading(self, name: str) -> int:
-        """The leading dimension of a matrix: `a`, `b`, `c`, `d` or `aux`."""
-        given: int | None = getattr(self, f"ld{name}")
-        return max(1, self.rows[name]) if given is None else given
 
     def _check_arrays(self) -> None:
         if self.beta != 0 and self.c is None:
             raise InvalidOperandError(f"beta is {self.beta}, so c is needed")
-        form, name = self.form, self.epilogue.name
+        form, name = FORMS[self.epilogue], self.epilogue.name
         for operand, wanted in (("bias", form.takes_bias), ("gelu_aux", bool(form.aux))):
             given = getattr(self, operand) is not None
             if wanted and not given:
@@ -195,7 +252,9 @@ class MatmulRequest:
                 raise InvalidOperandError(f"{operand} is given, but epilogue {name} has none: leave it out")
 
     def _check_leading(self) -> None:
-        for name, least in self.rows.items():
+        matrices = self.matrices
+        form = matrices.form
+        for name, least in matrices.rows.items():
             given = getattr(self, f"ld{name}")
             if given is None:
                 continue
@@ -205,15 +264,15 @@ class MatmulRequest:
                 raise InvalidOperandError(
                     f"ld{name} is {given}; {matrix} is stored column-major with {least} rows: it is at least that"
                 )
-        if self.ldaux is not None and not self.form.aux:
+        if self.ldaux is not None and not form.aux:
             raise InvalidOperandError(f"ldaux is given, but epilogue {self.epilogue.name} has no auxiliary matrix")
-        if self.form.masked and self.leading("aux") % 8:
+        if form.masked and matrices.leading("aux") % 8:
             raise InvalidOperandError(f"ldaux is {self.ldaux}; bits of relu have a multiple of 8: whole bytes")
         if self.c is None and self.d is None:
             for name in ("c", "d"):
                 if getattr(self, f"ld{name}") not in (None, max(1, self.m)):
                     raise InvalidOperandError(f"ld{name} is given, but neither c nor d is: a new D has m")
-        if self.d is None and self.c is not None and self.ldd not in (None, self.leading("c")):
+        if self.d is None and self.c is not None and self.ldd not in (None, matrices.leading("c")):
             raise InvalidOperandError(
-                f"ldd is {self.ldd}, but without d the result goes to c, whose ldc is {self.leading('c')}"
+                f"ldd is {self.ldd}, but without d the result goes to c, whose ldc is {matrices.leading('c')}"
             )

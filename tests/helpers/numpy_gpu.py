@@ -33,7 +33,11 @@ def install(
 
     def planned(request: Any, **how: Any) -> SimpleNamespace:
         asked.append(how)
-        return SimpleNamespace(request=request, device=0, kernel_name=name, kernel=SimpleNamespace(name="a_kernel"))
+        main = SimpleNamespace(key=SimpleNamespace(math=request.math))
+        kernel = SimpleNamespace(name="a_kernel")
+        return SimpleNamespace(
+            request=request, device=0, kernel_name=name, kernel=kernel, main=main, rewrite=""
+        )  # fmt: skip
 
     def computed(
         made: Any, slots: Sequence[OperandSlot], arrays: dict[str, Array]

@@ -18,7 +18,8 @@ from atomr_cutlass.epilogue import validate
 from atomr_cutlass.ops.conv2d import function as conv_module
 from atomr_cutlass.ops.conv2d import plans as conv_plan
 from atomr_cutlass.ops.conv2d import reference as conv_reference
-from atomr_cutlass.pipeline import verify
+from atomr_cutlass.ops.conv2d.kernels import ConvSearch
+from atomr_cutlass.pipeline import devices, select, verify
 from atomr_cutlass.pipeline.call import kept_plans
 from atomr_cutlass.pipeline.operation import operation_of
 from fake_fused import BLOCK
@@ -63,7 +64,7 @@ def nhwc(request: Any, array: Array) -> Array:
 def wanted(request: Any, given: dict[str, Array], alpha: float, beta: float) -> dict[str, Array]:
     """What the request's tree writes, in the order of NHWC."""
     a, b = (nhwc(request, one) for one in list(given.values())[:2])
-    how: dict[str, Any] = {"padding": 1, "alpha": alpha, "out_dtype": ac.CutlassDtype.F64}
+    how: dict[str, Any] = {"padding": request.shape.pads, "alpha": alpha, "out_dtype": ac.CutlassDtype.F64}
     if isinstance(request, ac.ConvFwdRequest):
         acc = conv_reference.conv2d(a, b, **how)
     else:
@@ -82,9 +83,9 @@ def assert_written(request: Any, given: dict[str, Array], values: dict[str, Arra
         np.testing.assert_array_equal(nhwc(request, given[name]), one, err_msg=name)
 
 
-def requests() -> list[Any]:
+def requests(shape: ac.ConvShape = SHAPE) -> list[Any]:
     return [
-        kind(SHAPE, dtype=TF32, layout=layout, epilogue=epilogue)
+        kind(shape, dtype=TF32, layout=layout, epilogue=epilogue)
         for kind in KINDS
         for layout in ac.ConvLayout
         for epilogue in (ac.GemmEpilogue(tree=BLOCK), ac.GemmEpilogue(tree=BLOCK, beta=-1.0), BIASED)
@@ -102,6 +103,26 @@ def case_plans_take_their_operands_in_order() -> None:
         for alpha in (1.0, 3.0):
             made(*map(operand, given.values()), alpha=alpha, beta=beta)
             assert_written(request, given, wanted(request, given, alpha, beta))
+
+
+def case_filters_of_one_tap_are_products() -> None:
+    for request in requests(ac.ConvShape.nhwc(2, 5, 6, 8, 12, 1, 1)):
+        problem, beta, layout = request.problem(0), request.epilogue.beta, request.layout.value
+        ranked = select.rank(ConvSearch(problem, devices.get(0)))
+        products = [one for one in ranked if one.formulation.product is not None]
+        assert {one.key.op for one in products} == {"gemm"}
+        assert {one.formulation.product.swapped for one in products} == {False}
+        for candidate in (ranked[0], products[0]):
+            validate._known.clear()
+            with pytest.MonkeyPatch.context() as patch:
+                patch.setattr(validate.validations, "recall", lambda _identity: None)
+                made = conv_plan.make(problem, candidate=candidate, layout=layout)
+            assert list(validate._known.values()) == [""]
+            given = arrays_of(request)
+            assert made.slots == ["a", "b", *list(given)[2:]]
+            made(*map(operand, given.values()), alpha=3.0, beta=beta)
+            assert_written(request, given, wanted(request, given, 3.0, beta))
+        assert made.rewrite == "a filter of one tap: a GEMM"
 
 
 def case_epilogues_are_validated() -> None:

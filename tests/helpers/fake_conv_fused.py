@@ -5,10 +5,13 @@ They read and write the operands of their tree where the arguments say that thes
 
 from pathlib import Path
 
+import fake_fused
+from atomr_cutlass import SmArch
 from atomr_cutlass.generator.dtypes import CutlassDtype as D
 from atomr_cutlass.generator.epilogue.lower import LINEAR, epilogue_id, with_source
 from atomr_cutlass.generator.families.conv_sm90 import conv_sm90
 from atomr_cutlass.generator.key import KernelKey
+from atomr_cutlass.generator.matrix import expand
 from atomr_cutlass.ops.conv2d.geometry import DGRAD, FPROP
 from fake_fused import BIASED, BLOCK, source_of, table_of
 from fake_pack import compile_library
@@ -84,3 +87,13 @@ def keys() -> list[tuple[KernelKey, str]]:
 def make_pack(library: Path) -> Path:
     """A pack of these kernels."""
     return compile_library(source_of("atomr_cutlass_conv_args", KERNEL) + table_of(keys()), library)
+
+
+def make_gemm_pack(library: Path) -> Path:
+    """A pack of GEMM kernels with the same trees, for filters of one tap."""
+    cells = {
+        key.layout_a + key.layout_b: key
+        for key in expand("full", [SmArch.SM90A])
+        if (key.op, key.generation, key.math, key.d, key.align_a, key.align_d) == ("gemm", "sm80", "tf32", D.F32, 4, 4)
+    }
+    return fake_fused.make_pack(library, list(cells.values()))

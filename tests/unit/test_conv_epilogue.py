@@ -26,7 +26,7 @@ from atomr_cutlass import CutlassDtype as D
 from atomr_cutlass.epilogue import Operand, cast, column_sum, relu, row_sum, total_amax, trace, validate, where
 from atomr_cutlass.errors import InvalidOperandError, KernelNotFoundError, UnsupportedError
 from atomr_cutlass.generator.epilogue import common
-from atomr_cutlass.generator.epilogue.lower import LINEAR, epilogue_id
+from atomr_cutlass.generator.epilogue.lower import LINEAR, epilogue_id, split
 from atomr_cutlass.generator.families.conv_sm90 import conv_sm90
 from atomr_cutlass.generator.matrix import supports
 from atomr_cutlass.generator.render import render
@@ -312,6 +312,26 @@ def test_trees_of_bias_and_activation_run_on_kernels_without_trees(
     assert with_tree.render_cu() == without.render_cu()
     best = select.choose(ConvSearch(with_tree.problem(0), devices.imagined(arch), arch), backend="jit")
     assert best.formulation.problem.bias == without.problem(0).bias
+
+
+@pytest.mark.parametrize("arch", [SmArch.SM80, SmArch.SM90A])
+@pytest.mark.parametrize("kind", [ConvFwdRequest, ConvDgradRequest])
+def test_filters_of_one_tap_have_the_trees_of_gemm(kind: Any, arch: SmArch) -> None:
+    tree = EvtBuilder().add_bias("row", dtype=D.F32).activation("silu").reduce("sums", "row").build()
+    device, shape = devices.imagined(arch), ConvShape.nhwc(8, 28, 28, 64, 256, 1, 1)
+    problem = kind(shape, dtype=D.BF16, arch=arch, epilogue=GemmEpilogue(tree=tree)).problem(0)
+    found = select.rank_cells(ConvSearch(problem, device, arch))
+    convolutions = [one for one in found if one.formulation.product is None]
+    assert len(found) > len(convolutions)
+    assert bool(convolutions) is (arch is SmArch.SM90A)  # which has convolutions with trees too
+    # What does nothing is a plain GEMM.
+    problem = kind(shape, dtype=D.BF16, arch=arch, epilogue=GemmEpilogue(tree=EvtBuilder().build())).problem(0)
+    products = [one for one in select.rank_cells(ConvSearch(problem, device, arch)) if one.formulation.product]
+    assert {split(one.key.epilogue)[1] for one in products} == {""}
+    taps = dataclasses.replace(shape, r=3, s=3, padding=(1, 1))
+    problem = kind(taps, dtype=D.BF16, arch=SmArch.SM90A, epilogue=GemmEpilogue(tree=tree)).problem(0)
+    search = ConvSearch(problem, devices.imagined(SmArch.SM90A), SmArch.SM90A)
+    assert not any(one.formulation.product for one in select.rank_cells(search))
 
 
 def test_a_bias_that_kernels_without_trees_do_not_load_remains_a_tree() -> None:

@@ -20,8 +20,9 @@ CASES = fake_cases.names(CASES_FILE)
 def outcome(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     """What each case raised, as text; empty where it passed."""
     folder = tmp_path_factory.mktemp("fake")
-    driver, pack = fake_pack.make_driver(folder / "driver", major=9), fake_conv_fused.make_pack(folder / "pack.so")
-    return fake_cases.outcome(CASES_FILE, driver, [pack], ATOMR_CUTLASS_CACHE_DIR=str(folder / "cache"))
+    driver = fake_pack.make_driver(folder / "driver", major=9)
+    packs = [fake_conv_fused.make_pack(folder / "pack.so"), fake_conv_fused.make_gemm_pack(folder / "gemm.so")]
+    return fake_cases.outcome(CASES_FILE, driver, packs, ATOMR_CUTLASS_CACHE_DIR=str(folder / "cache"))
 
 
 @pytest.mark.parametrize("case", CASES)

@@ -11,6 +11,7 @@ from typing import Any
 
 from ...arrays.layouts import collapses, pixel_strides
 from ...arrays.numerics import FAST
+from ...epilogue import bound as fused
 from ...epilogue.bound import Fusion
 from ...epilogue.common import as_bias_and_activation
 from ...errors import CutlassError, UnsupportedError
@@ -37,7 +38,7 @@ SLICES = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 ONE_TAP = "a filter of one tap: a GEMM"
 TREES = (
     "epilogue trees, and bias together with C, are those of sm_90a's TMA kernels, which convolve one group of channels "
-    "aligned to 16 bytes, dgrad without a stride; other kernels have bias and activation"
+    "aligned to 16 bytes, dgrad without a stride, and of filters of one tap; other kernels have bias and activation"
 )
 """Why a convolution with a tree has no kernel."""
 
@@ -118,7 +119,7 @@ class ConvSearch(KernelSearch[ConvFormulation]):
       (kernels that do multiply it accumulate in the tensor cores alone, as fast accumulation does);
     * wgrad with few results and many pixels, or with no kernel for its result's type: slices of K, or all of it, are
       added up in float32, then cast;
-    * a filter of one tap: a GEMM, where that is faster.
+    * a filter of one tap: a GEMM with the same epilogue, where that is faster.
     """
 
     def __init__(
@@ -141,8 +142,21 @@ class ConvSearch(KernelSearch[ConvFormulation]):
             UnsupportedError: no kernel ever serves it; says why.
         """
         self.problem, self.device, self.arch, self.op = problem, device, arch, problem.op
-        self._product: GemmSearch | None = None
+        self._product = None if formulations is not None else self._as_gemm()
         self.formulations = self._all() if formulations is None else formulations
+
+    def _as_gemm(self) -> GemmSearch | None:
+        """Kernels of the GEMM that the convolution is; None where it is no GEMM."""
+        product, fusion = _as_gemm(self.problem), self.problem.fusion
+        if product is None:
+            return None
+        if product.a.dtype in FP8_TYPES:
+            product = dataclasses.replace(product, math=FAST)
+        with contextlib.suppress(UnsupportedError):
+            if fusion is None or as_bias_and_activation(fusion.tree.program) == (None, None):
+                return GemmSearch(product, self.device, self.arch)
+            return GemmSearch(fused.problem_of(product, fusion, LINEAR), self.device, self.arch)
+        return None
 
     def _all(self) -> list[list[ConvFormulation]]:
         _check(self.problem)
@@ -159,11 +173,10 @@ class ConvSearch(KernelSearch[ConvFormulation]):
                 result = dataclasses.replace(solved.d, dtype=CutlassDtype.F32)
                 widened = dataclasses.replace(solved, c=None, d=result)
                 found += [ConvFormulation(widened, s, casts, wide=True) for s in slices]
-        product = None if casts else _as_gemm(solved)
-        if product is not None:
-            with contextlib.suppress(UnsupportedError):
-                self._product = GemmSearch(product, self.device, self.arch)
-                found += [ConvFormulation(solved, product=one) for one in self._product.formulations[0]]
+        if self._product is not None and not casts:
+            # A matrix that a convolution's kernel loads as C is preferably loaded so by the GEMM's.
+            groups = self._product.formulations[:1] if problem.source is not None else self._product.formulations
+            found += [ConvFormulation(solved, product=product) for group in groups for product in group]
         return found
 
     def _multiplied(self, problem: ConvProblem) -> tuple[ConvProblem, bool]:
@@ -210,9 +223,7 @@ class ConvSearch(KernelSearch[ConvFormulation]):
 
         The matrix lists what is worth building ahead of time.
         """
-        keys = select.matrix(self.op, arch)
-        yield keys if self._product is None else (*keys, *select.matrix(GEMM, arch))
-        problem = group[0].problem
+        keys, problem = select.matrix(self.op, arch), group[0].problem
 
         def varied(key: KernelKey) -> KernelKey:
             if key.epilogue == LINEAR:
@@ -220,7 +231,16 @@ class ConvSearch(KernelSearch[ConvFormulation]):
             unity = key.stride_support == "strided" and problem.geometry.stride == (1, 1)
             return dataclasses.replace(key, stride_support="unity") if unity else key
 
-        yield (key for key in dict.fromkeys(map(varied, keys)) if supports(key))
+        others = [key for key in dict.fromkeys(map(varied, keys)) if supports(key)]
+        products = {one.product.problem: one.product for one in group if one.product is not None}
+        of_gemm: list[KernelKey] = []
+        if self._product is not None:
+            for product in products.values():
+                of_gemm += next(iter(self._product.cells(arch, [product])))
+        # Cells with trees are none of the matrix's: where the GEMM has one, the time decides between all.
+        of_tree = bool(of_gemm) and self.problem.fusion is not None
+        yield (*keys, *others, *of_gemm) if of_tree else (*keys, *of_gemm)
+        yield others
 
     def helpers(self, formulation: ConvFormulation) -> Sequence[KernelSearch[Any]]:
         """Casts of the operands and of the result."""
@@ -287,10 +307,13 @@ def _check(problem: ConvProblem) -> None:
 
 
 def _as_gemm(what: ConvProblem) -> GemmProblem | None:
-    """The GEMM that a convolution with a filter of one tap is; None for any other, and where pixels have gaps."""
+    """The GEMM that a convolution with a filter of one tap is, without its tree.
+
+    None for any other convolution, and where pixels have gaps.
+    """
     g = what.geometry
     one_tap = g.r == g.s == g.groups == 1 and g.stride == (1, 1) and g.padding == ((0, 0), (0, 0))
-    if not one_tap or what.bias is not None or what.epilogue != "lc":
+    if not one_tap or what.bias is not None or (what.fusion is None and what.epilogue != LINEAR):
         return None
     images = [what.x, what.y] if what.c is None or what.op == WGRAD else [what.x, what.y, what.c]
     if not all(collapses(spec) for spec in images):

@@ -11,15 +11,17 @@ from typing import Any, TypeAlias
 from ... import _core
 from ...arrays.layouts import in_layout, pixel_strides
 from ...epilogue import validate
-from ...epilogue.bound import FusedOperands, Fusion, source_number
+from ...epilogue.bound import FusedOperands, Fusion, reads_source, source_number
 from ...generator.archs import SmArch
 from ...generator.dtypes import CutlassDtype
+from ...generator.epilogue.lower import split
 from ...pipeline import devices, select
 from ...pipeline.candidate import Candidate
 from ...pipeline.devices import Device
 from ...pipeline.plan import Address, Plan, Steps, bytes_of, refuse_capture
 from ...pipeline.problem import MatrixSpec
 from ..gemm.kernels import product_args
+from ..gemm.scaled import clears_masks, validated
 from .kernels import CastSearch, ConvFormulation, ConvSearch
 from .problem import ConvProblem
 from .support import CAST_ALIGNMENT, key_bytes
@@ -57,9 +59,12 @@ def make(
         candidate = select.choose(search, **how)
     refuse_capture(candidate, what.device, stream)
     checked = True
-    if candidate.formulation.problem.fusion is not None:
-        launch = functools.partial(_launch_once, candidate, device)
-        checked = validate.require(candidate, device, launch, make_probe, stream=stream)
+    if split(candidate.key.epilogue)[1]:
+        if candidate.formulation.product is not None:
+            checked = validated(candidate, device, stream)
+        else:
+            launch = functools.partial(_launch_once, candidate, device)
+            checked = validate.require(candidate, device, launch, make_probe, stream=stream)
     made = _plan(what, candidate, search, how, alpha=alpha, beta=beta, like=like, layout=layout)
     made.checked = checked
     return made
@@ -103,29 +108,33 @@ def _plan(
     a = slot("a", what.a, CAST_ALIGNMENT if casts else key_bytes(align_a, what.a))
     b = slot("b", what.b, CAST_ALIGNMENT if casts else key_bytes(align_b, what.b))
     of_d = CAST_ALIGNMENT if reduced else key_bytes(key.align_d, what.d)
-    source = solved.source is not None
+    fusion, epilogue, bias = solved.fusion, solved.epilogue, None
+    if product is not None:
+        fusion, epilogue = what.fusion, product.problem.epilogue
+    source = reads_source(epilogue)
     c = None if what.c is None or source else slot("c", what.c, of_d, "source")
-    fusion, bias = solved.fusion, None
-    if solved.bias is not None:
+    if solved.bias is not None and product is None:
         # That of a tree has the tree's name for it.
         of_tree = what.fusion.inputs[0] if what.fusion is not None else None
         name, alignment = "bias" if of_tree is None else of_tree.name, key_bytes(key.align_d, solved.bias)
         shape, strides = (of_tree and of_tree.slot) or (solved.bias.shape, solved.bias.strides)
         bias = steps.slot(name, shape, strides, solved.bias.dtype.dlpack, alignment=alignment)
-    others = FusedOperands(steps, fusion, solved.epilogue, align=key.align_d, clear_masks=False)
+    clear_masks = product is not None and clears_masks(key)
+    others = FusedOperands(steps, fusion, epilogue, align=key.align_d, clear_masks=clear_masks)
     if source:
         c = others.source
     out = slot("out", what.d, of_d, "output")
     if casts:
         a = _cast(steps, a, what.a, solved.a, search, how)
         b = _cast(steps, b, what.b, solved.b, search, how)
+    zeros = (0,) * (0 if fusion is None else len(fusion.arrays))
     if product is not None:
         first, second = (b, a) if product.swapped else (a, b)
         args = {"batch": 1, "a": first, "b": second, "c": c, "d": out, "alpha": "alpha", "beta": "beta"}
+        args |= others.args(zeros, zeros, exchanged=product.swapped)
         steps.launch(candidate, product_args(product, candidate) | args, main=True)
     elif not reduced:
-        none = (0,) * (0 if fusion is None else len(fusion.arrays))
-        args = _args(solved, a, b, c, bias, out, formulation.split_k) | others.args(none, none, exchanged=False)
+        args = _args(solved, a, b, c, bias, out, formulation.split_k) | others.args(zeros, zeros, exchanged=False)
         steps.launch(candidate, args, main=True)
     else:
         # alpha, beta and C are for whoever adds up.

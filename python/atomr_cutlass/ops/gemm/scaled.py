@@ -22,7 +22,9 @@ from ...errors import InvalidOperandError, UnsupportedError
 from ...generator.archs import SmArch
 from ...generator.dtypes import CutlassDtype, ScaleType
 from ...generator.epilogue.lower import is_gated
+from ...generator.key import KernelKey
 from ...pipeline import devices, select
+from ...pipeline.candidate import Candidate
 from ...pipeline.devices import Device
 from ...pipeline.heuristic import Use
 from ...pipeline.plan import Address, Plan, Steps, moved, refuse_capture
@@ -214,20 +216,23 @@ def from_candidate(
     """The plan with this kernel, which need not be the best one; see `make`."""
     device = devices.get(candidate.formulation.problem.device)
     refuse_capture(candidate, device.index, stream)
-    checked = True
-    if fusion is not None:
-        from ...epilogue import validate  # loads the reference, which only trees need here
-        from .validation import make_probe
-
-        launch = functools.partial(_launch_once, candidate, device)
-        checked = validate.require(candidate, device, launch, make_probe, stream=stream)
+    checked = fusion is None or validated(candidate, device, stream)
     made = _plan(candidate, scales, fusion, result=result, alpha=alpha, beta=beta, like=like)
     made.checked = checked
     return made
 
 
+def validated(candidate: Candidate[Any], device: Device, stream: int | None) -> bool:
+    """Validates the tree of a GEMM kernel at its first use, whatever it is a candidate for; see `validate.require`."""
+    from ...epilogue import validate  # loads the reference, which only trees need here
+    from .validation import make_probe
+
+    launch = functools.partial(_launch_once, candidate, device)
+    return validate.require(candidate, device, launch, make_probe, stream=stream)
+
+
 def _launch_once(
-    candidate: GemmCandidate, device: Device, what: GemmProblem, fusion: Fusion, views: Mapping[str, _core.Operand]
+    candidate: Candidate[Any], device: Device, what: GemmProblem, fusion: Fusion, views: Mapping[str, _core.Operand]
 ) -> None:
     """Launches a candidate's kernel for a product of `a` and `b` to `out`, on the default stream."""
     problem = fused.problem_for(what, fusion, candidate.key.epilogue)
@@ -270,8 +275,7 @@ def _plan(
     c = operand("c", what.c, key.align_d, "source") if what.c is not None and not source else None
     at_a, at_b, at_d = scale("scale_a", scales.a), scale("scale_b", scales.b), scale("scale_d", scales.d)
     amax = scale("amax", scales.amax, "output")
-    clear_masks = key.generation in ("sm80", "sm100", "sm120")
-    others = FusedOperands(steps, fusion, what.epilogue, align=key.align_d, clear_masks=clear_masks)
+    others = FusedOperands(steps, fusion, what.epilogue, align=key.align_d, clear_masks=clears_masks(key))
     if source:
         c = others.source
     out = operand("out", result or what.d, key.align_d, "output")
@@ -312,6 +316,11 @@ def _plan(
         )
         steps.launch(candidate, args)
     return steps.plan(like=like, alpha=alpha, beta=beta)
+
+
+def clears_masks(key: KernelKey) -> bool:
+    """Whether a kernel adds bits to a mask, which is cleared before."""
+    return key.generation in ("sm80", "sm100", "sm120")
 
 
 def _as_matrices(one: Scale) -> MatrixSpec:

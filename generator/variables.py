@@ -91,6 +91,9 @@ ENVIRONMENT = (
     Variable(f"{PREFIX}CACHE_DIR", "folder of the kernels that were compiled at run time", "`~/.cache/atomr_cutlass`"),
     Variable(f"{PREFIX}PACKS", "[packs](#packs) to load, separated like `PATH`", "none"),
     Variable(f"{PREFIX}RECORD", "file of keys that notes every kernel the process uses", "none"),
+    Variable(
+        f"{PREFIX}TUNED", "files of [tuned choices](selection.md#tuning) to follow, separated like `PATH`", "none"
+    ),
     Variable(f"{PREFIX}MISS_LOG", "file of keys that notes what the table lacked", "none"),
     Variable(f"{PREFIX}QUIET", "`1`: compilations are not announced", "`0`"),
     Variable(f"{PREFIX}CHECK", "`1`: grouped GEMM looks at offsets and counts before each launch", "`0`"),

@@ -50,6 +50,8 @@ if TYPE_CHECKING:  # the names of _DEFERRED, for type checkers and editors
     from .pipeline.explanation import Explanation, explain
     from .pipeline.heuristic import HeuristicCache
     from .pipeline.planner import plan
+    from .pipeline.tune import load_tuning, tune
+    from .pipeline.tuning import TuneRecord
     from .serving.actor import CutlassActor, CutlassProps, mock_props, props
     from .serving.messages import CutlassMsg, RefitMsg
     from .serving.supervisor import exit_for_restart, supervise
@@ -96,6 +98,7 @@ __all__ = [
     "RefitMsg",
     "ScaleSet",
     "SmArch",
+    "TuneRecord",
     "UnsupportedError",
     "conv2d",
     "conv2d_dgrad",
@@ -114,6 +117,7 @@ __all__ = [
     "is_supported_for",
     "kernels",
     "load_pack",
+    "load_tuning",
     "matmul",
     "mock_props",
     "plan",
@@ -121,6 +125,7 @@ __all__ = [
     "quantize",
     "record",
     "supervise",
+    "tune",
     "version",
 ]
 
@@ -140,6 +145,8 @@ _DEFERRED = {
     "pipeline.heuristic": ("HeuristicCache",),
     "serving.messages": ("CutlassMsg", "RefitMsg"),
     "pipeline.planner": ("plan",),
+    "pipeline.tune": ("load_tuning", "tune"),
+    "pipeline.tuning": ("TuneRecord",),
     "ops.quantize.function": ("QuantizedArray", "dequantize", "quantize"),
     "ops.conv2d.request": ("ConvDgradRequest", "ConvFwdRequest", "ConvLayout", "ConvShape", "ConvWgradRequest"),
     "ops.gemm.request": ("GemmEpilogue", "GemmLayout", "GemmRequest", "GemmShape"),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 
 from atomr_cutlass.pipeline import devices, verify
-from atomr_cutlass.pipeline.operand_table import OperandSlot
 from atomr_cutlass.pipeline.operation import operation_of
 
 Array = np.ndarray[Any, Any]
@@ -39,20 +38,21 @@ def install(
             request=request, device=0, kernel_name=name, kernel=kernel, main=main, rewrite=""
         )  # fmt: skip
 
-    def computed(
-        made: Any, slots: Sequence[OperandSlot], arrays: dict[str, Array]
-    ) -> tuple[dict[str, Array], int, float]:
-        written = {label for slot in slots if slot.written for label in slot.labels}
-        own = {label: one.copy(order="K") if label in written else one for label, one in arrays.items()}
-        work = operation_of(made.request).probe(made.request, own)
+    def written(made: Any, arrays: dict[str, Array], _views: dict[str, Any]) -> dict[str, Array]:
+        operation = operation_of(made.request)
+        labels = {label for slot in operation.operands(made.request) if slot.written for label in slot.labels}
+        own = {label: one.copy(order="K") if label in labels else one for label, one in arrays.items()}
+        work = operation.probe(made.request, own)
         for part in work.parts():
             (type(work).compute if compute is None else compute)(work, part)
-        return {label: own[label] for label in written}, 5, 1e-3
+        return {label: own[label] for label in labels}
 
     monkeypatch.setattr(devices, "problem", lambda: "")
     monkeypatch.setattr(devices, "get", lambda _: SimpleNamespace(name="a GPU"))
     monkeypatch.setattr(verify, "plan", planned)
-    monkeypatch.setattr(verify, "_on_gpu", computed)
+    monkeypatch.setattr(verify, "uploaded", lambda *_: {})
+    monkeypatch.setattr(verify, "_timed", lambda *_: (5, 1e-3))
+    monkeypatch.setattr(verify, "_written", written)
     return asked
 
 

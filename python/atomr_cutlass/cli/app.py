@@ -17,6 +17,7 @@ from .installed import info_command, list_command
 from .output import complain
 from .packs import build_command, pack_app
 from .requests import demo_command, explain_command, run_command
+from .tune import tune_command
 
 
 class _Commands(typer.core.TyperGroup):
@@ -49,6 +50,7 @@ app.command("list")(list_command)
 app.command("explain")(explain_command)
 app.command("run")(run_command)
 app.command("demo")(demo_command)
+app.command("tune")(tune_command)
 app.command("build")(build_command)
 app.add_typer(pack_app, name="pack", help="Packs of cubins: list, verify, diff, merge.")
 app.add_typer(cache_app, name="cache", help="The kernels that were compiled at run time and are kept on disk.")

@@ -24,6 +24,7 @@ class Candidate(Generic[F]):
             convolution as a GEMM. None for kernels of one task, such as casts.
         split_k: slices of K.
         swizzle, raster: for the persistent scheduler (sm90 generation); see `tile_scheduler`.
+        tuned: whether a record of `tuning` says so, and not the model.
     """
 
     key: KernelKey
@@ -33,6 +34,7 @@ class Candidate(Generic[F]):
     split_k: int = 1
     swizzle: int = 1
     raster: int = HEURISTIC
+    tuned: bool = False
 
     @property
     def origin(self) -> str:

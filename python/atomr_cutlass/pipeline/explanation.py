@@ -126,7 +126,7 @@ def explain(request: Request, *, jit: str | None = None) -> Explanation:
     notes = tuple(_notes(request, search, best, ranked, arch))
     if best.info is None:
         return _compiled(request, search, arch, best, notes)
-    if policy != "off" and search.background:
+    if policy != "off" and search.background and not best.tuned:
         better = better_cell(search, best, WORTHWHILE if policy == "background" else FAR)
         if better is not None:
             notes += (f"{better.key.name} is compiled in the background and takes over when it is ready",)
@@ -147,6 +147,8 @@ def _notes(
     request: Request, search: KernelSearch[Any], best: Candidate[Any], ranked: Sequence[Candidate[Any]], arch: SmArch
 ) -> Iterator[str]:
     """Rewrites and limits that apply."""
+    if best.tuned:
+        yield f"tuned: this kernel was measured to be the fastest on {search.device.name}, in that time"
     if note := search.note(best.formulation):
         yield note
     if request.tree is not None and best.info is None and preset_of(best.key) is None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import abc
 import dataclasses
 import functools
+import itertools
 import warnings
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from typing import Any, Generic, TypeVar
@@ -16,11 +17,12 @@ from ..generator.key import KernelKey
 from ..generator.matrix import cells, preset_of, shared_memory, supports
 from ..generator.rules import OK, Status, no
 from ..jit import kernels
-from . import devices, table
+from . import devices, table, tuning
 from .candidate import Candidate
 from .devices import Device
 from .estimate import LAUNCH_SECONDS, Launch
 from .table import KernelInfo
+from .tile_scheduler import ALONG_M, ALONG_N, HEURISTIC, SWIZZLES
 
 F = TypeVar("F")
 
@@ -39,6 +41,7 @@ class KernelSearch(abc.ABC, Generic[F]):
         device: where the problem is computed.
         arch: keep to cells of this arch; None takes cells of any arch that run on the device, native ones before
             others.
+        problem: all that decides about kernels, as a dataclass, by which tuned choices are found; None has no such.
         background: whether plans that begin with a slow kernel switch to a better one when that is compiled.
         formulations: how the problem can be put to kernels, in groups. A group is passed over where an earlier one is
             served; within a group the estimated time decides.
@@ -47,6 +50,7 @@ class KernelSearch(abc.ABC, Generic[F]):
     op: str
     device: Device
     arch: SmArch | None
+    problem: Any = None
     background = False
     formulations: Sequence[Sequence[F]]
 
@@ -71,6 +75,13 @@ class KernelSearch(abc.ABC, Generic[F]):
         """Keys that can be compiled for an arch, in sets: one is looked at where those before it serve nothing."""
         del group
         yield matrix(self.op, arch)
+
+    def launches(self, candidate: Candidate[F]) -> Iterable[Candidate[F]]:
+        """A candidate with each of its launch options: for the persistent scheduler its swizzles and raster orders."""
+        if candidate.raster == HEURISTIC:
+            return (candidate,)
+        options = itertools.product(SWIZZLES, (ALONG_M, ALONG_N))
+        return (dataclasses.replace(candidate, swizzle=swizzle, raster=raster) for swizzle, raster in options)
 
     def helpers(self, formulation: F) -> Sequence[KernelSearch[Any]]:
         """Kernels that are launched beside the one of a formulation, such as casts."""
@@ -282,6 +293,8 @@ def choose(
         KernelNotFoundError: one does, but the table lacks it and it must not be compiled; names the knob that adds it.
     """
     compiling = backend != "prebuilt" and kernels.policy(jit) != "off"
+    if tuned := _tuned(search, built=backend != "jit", compiling=compiling):
+        return tuned
     if backend != "jit":
         ranked = rank(search) or (rank(search, built_helpers=False) if compiling else [])
         if ranked:
@@ -309,6 +322,28 @@ def choose(
     raise search.refusal(best)
 
 
+def _tuned(search: KernelSearch[F], *, built: bool, compiling: bool) -> Candidate[F] | None:
+    """The candidate of the record for the problem; None where there is no record, or its kernel cannot be had."""
+    record = None if search.problem is None else tuning.find(search.device.name, search.problem)
+    if record is None or search.arch not in (None, record.key.arch):
+        return None
+    formulations = list(itertools.chain.from_iterable(search.formulations))
+    if not 0 <= record.formulation < len(formulations):
+        return None
+    formulation = formulations[record.formulation]
+    rows = (info for info in table.kernels(op=search.op_of(formulation)) if built and info.key == record.key)
+    info = next(rows, None)
+    portable = info is None or info.ptx
+    if not (info or compiling) or devices.rank_arch(record.key.arch, search.device, ptx=portable) is None:
+        return None
+    shared_bytes = info.shared_bytes if info else shared_memory(record.key)
+    for candidate in _candidates(search, record.key, info, shared_bytes, (formulation,)):
+        for launch in search.launches(candidate):
+            if (launch.split_k, launch.swizzle, launch.raster) == (record.split_k, record.swizzle, record.raster):
+                return dataclasses.replace(launch, seconds=record.microseconds / 1e6, tuned=True)
+    return None
+
+
 def decide(
     search: KernelSearch[F], *, backend: str = "auto", jit: str | None = None, stream: int | None = None
 ) -> tuple[Candidate[F], Candidate[F] | None]:
@@ -319,7 +354,7 @@ def decide(
     policy = kernels.policy(jit)
     candidate = choose(search, backend=backend, jit=policy)
     capturing = stream is not None and _core.capturing(search.device.index, stream)
-    if backend != "auto" or policy == "off" or capturing:
+    if candidate.tuned or backend != "auto" or policy == "off" or capturing:
         return candidate, None
     better = better_cell(search, candidate, WORTHWHILE if policy == "background" else FAR)
     if better is None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any
@@ -14,8 +14,7 @@ import numpy as np
 from .. import _core, reference
 from ..arrays import numerics, operands
 from . import devices
-from .operand_table import OperandSlot
-from .operation import Request, operation_of
+from .operation import PlannedOperation, Request, operation_of
 from .plan import Plan
 from .planner import plan
 from .probe import Array, Arrays, Check, memory_order
@@ -138,24 +137,19 @@ def _run(
     request: Request, made: Plan | None, plan_seconds: float | None, backend: str, seed: int,
     track: Track | None,
 ) -> RunResult:  # fmt: skip
-    generator = np.random.default_rng(seed)
     operation = operation_of(request)
     slots = operation.operands(request)
-    arrays = operation.random_arrays(request, generator)
-    launches, seconds = 0, None
-    if made is not None:
-        results, launches, seconds = _on_gpu(made, slots, arrays)
-        arrays |= results
-    probe = operation.probe(request, arrays)
-    check = None if made is None else Check(request.result_dtype, probe.limits(_math(request, made)))
-    parts = list(probe.parts())
-    for part in parts if track is None else track(parts, len(parts)):
-        if check is None:
+    arrays = operation.random_arrays(request, np.random.default_rng(seed))
+    launches, seconds, check = 0, None, None
+    if made is None:
+        probe = operation.probe(request, arrays)
+        parts = list(probe.parts())
+        for part in parts if track is None else track(parts, len(parts)):
             probe.compute(part)
-        else:
-            probe.compare(part, check)
-    if check is not None:
-        probe.finish(check)
+    else:
+        views = uploaded(operation, request, arrays, made.device)
+        launches, seconds = _timed(made, operation, views)
+        check = checked(made, arrays, views, track=track)
     return RunResult(
         request=request,
         backend="reference" if made is None else _served_by(made),
@@ -173,6 +167,41 @@ def _run(
     )
 
 
+def checked(
+    made: Any, arrays: Arrays, views: Mapping[str, Any], *, track: Track | None = None, parts: int | None = None
+) -> Check:
+    """Launches a plan of a request and compares what it writes with the reference.
+
+    Args:
+        made: the plan.
+        arrays: the operands, results as they are before the launch.
+        views: the same on the GPU (see `uploaded`).
+        track: shows how far the reference has come.
+        parts: of how many parts of the result, the last among them; None compares it all.
+    """
+    request = made.request
+    probe = operation_of(request).probe(request, arrays | _written(made, arrays, views))
+    check = Check(request.result_dtype, probe.limits(_math(request, made)))
+    compared = list(probe.parts())
+    if parts is not None and parts < len(compared):
+        compared = [compared[len(compared) * (number + 1) // parts - 1] for number in range(parts)]
+    for part in compared if track is None else track(compared, len(compared)):
+        probe.compare(part, check)
+    probe.finish(check)
+    return check
+
+
+def _written(made: Any, arrays: Arrays, views: Mapping[str, Any]) -> Arrays:
+    """What a launch of a plan writes."""
+    operation = operation_of(made.request)
+    sent = operation.gpu_forms(made.request, arrays)
+    labels = [label for slot in operation.operands(made.request) if slot.written for label in slot.labels]
+    for label in labels:  # an earlier launch may have been right
+        operands.copy_in(sent[label], views[label])
+    operation.launch(made, made.request, views, stream=0)
+    return {label: operands.download(views[label]) for label in labels}
+
+
 def _served_by(made: Plan) -> str:
     """`prebuilt` or `jit`: the kernel that the plan launches by now, which the background may have replaced."""
     return "prebuilt" if made.kernel is not None and made.kernel.name == made.kernel_name else "jit"
@@ -183,13 +212,8 @@ def _math(request: Request, made: Plan | None) -> str:
     return request.math if made is None or made.main.key.math != numerics.FAST else numerics.FAST
 
 
-def _on_gpu(made: Plan, slots: Sequence[OperandSlot], arrays: Arrays) -> tuple[Arrays, int, float]:
-    """(the results, how many calls were timed, seconds of one)."""
-    specs = {label: spec for slot in slots for label, spec in zip(slot.labels, slot.specs, strict=True)}
-    operation = operation_of(made.request)
-    sent = operation.gpu_forms(made.request, arrays)
-    views = {label: _upload(sent[label], spec, made.device) for label, spec in specs.items()}
-    written = [label for slot in slots if slot.written for label in slot.labels]
+def _timed(made: Plan, operation: PlannedOperation[Any], views: Mapping[str, Any]) -> tuple[int, float]:
+    """(how many calls were timed, seconds of one)."""
 
     def launch(times: int) -> float:
         start = time.perf_counter()
@@ -199,10 +223,20 @@ def _on_gpu(made: Plan, slots: Sequence[OperandSlot], arrays: Arrays) -> tuple[A
         return time.perf_counter() - start
 
     launch(1)
-    got = {label: operands.download(views[label]) for label in written}
     times = int(min(1000, max(3, _BATCH_SECONDS / (launch(3) / 3))))
-    seconds = statistics.median(launch(times) / times for _ in range(_REPEATS))
-    return got, times * _REPEATS, seconds
+    return times * _REPEATS, statistics.median(launch(times) / times for _ in range(_REPEATS))
+
+
+def uploaded(
+    operation: PlannedOperation[Any], request: Request, arrays: Arrays, device: int
+) -> dict[str, _core.Operand]:
+    """The operands of a request on the GPU, by name, in the forms that its plans take."""
+    sent = operation.gpu_forms(request, arrays)
+    return {
+        label: _upload(sent[label], spec, device)
+        for slot in operation.operands(request)
+        for label, spec in zip(slot.labels, slot.specs, strict=True)
+    }
 
 
 def _upload(array: Array, spec: MatrixSpec, device: int) -> _core.Operand:

@@ -51,6 +51,8 @@ A_SETTLED, B_SETTLED = 1, 2  # kernel_abi.h
 GRID_BATCHES = 65535
 """Batches that one launch of the sm80 generation takes: the z extent of a CUDA grid."""
 
+STREAM_K_SLICES = (1, 2, 4, 8)
+
 _OTHER_OP = no("it is a kernel of another operation")
 _OTHER_TYPES = no("its element types differ")
 _OTHER_MATH = no("its math mode differs")
@@ -131,6 +133,13 @@ class GemmSearch(KernelSearch[GemmFormulation]):
         """The matrix's cells, which take over the problem's epilogue where that is a tree."""
         if group:
             yield _cells(arch, group[0].problem)
+
+    def launches(self, candidate: GemmCandidate) -> Iterable[GemmCandidate]:
+        """Its swizzles and raster orders, with each number of slices of K."""
+        stream_k = candidate.key.scheduler == "streamk"
+        slices = STREAM_K_SLICES if stream_k else split_choices(candidate.key, candidate.formulation)
+        made = super().launches(candidate)
+        return (dataclasses.replace(launch, split_k=count) for launch in made for count in slices)
 
     def least(self, candidate: GemmCandidate) -> float:
         """A time that no kernel of these types is estimated to stay below."""

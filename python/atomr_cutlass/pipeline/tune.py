@@ -1,0 +1,374 @@
+"""`tune`: measures which kernel and launch options are fastest for requests, for the selection to follow."""
+
+from __future__ import annotations
+
+import ctypes
+import dataclasses
+import itertools
+import math
+import os
+import statistics
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, TypeVar
+
+import numpy as np
+
+from ..checks import check_index, expect, shown
+from ..errors import CutlassError, DeviceUnavailableError, InvalidOperandError, UnsupportedError
+from ..jit import files, locks
+from . import devices, select, table, tuning, verify
+from .call import kept_plans
+from .candidate import Candidate
+from .devices import Device
+from .operation import PlannedOperation, Request, operation_of
+from .select import KernelSearch
+from .tuning import TuneRecord
+
+T = TypeVar("T")
+Progress = Callable[[Iterable[T], int], Iterable[T]]
+"""Shows how far a loop over so many has come, such as `rich.progress.track`."""
+
+L2_TIMES = 4
+"""As much as all sets of operands together: what a launch reads has left L2 since that set's last one."""
+SETS = range(3, 65)
+NEAR = 1.1
+"""Candidates within this factor of the fastest so far are timed again."""
+FINALISTS = 4
+ROUNDS = 7
+PARTS_CHECKED = 3
+_LOCK_SECONDS = 60.0
+
+
+def tune(
+    requests: Iterable[Request],
+    path: str | os.PathLike[str] | None = None,
+    *,
+    device: int = 0,
+    seconds: float = 5.0,
+    compiled: int = 0,
+    again: bool = False,
+    seed: int = 0,
+    progress: Progress[Any] | None = None,
+) -> list[TuneRecord]:
+    """Times every kernel that could serve each request, checks the fastest against the reference, and remembers it.
+
+    Operands are random, dense and not in L2 when a launch begins; launches are those of a CUDA graph, timed by events.
+    Every kernel is tried as the model would launch it; those near the fastest with each of their launch options; the
+    best few in alternation. Nothing else should use the GPU meanwhile. Plans made later, of this process or of one that
+    reads the file (`load_tuning`, ATOMR_CUTLASS_TUNED), take the kernel that was fastest.
+
+    Args:
+        requests: what to tune; arrays of such extents, dense and aligned to 16 bytes, are then served alike.
+        path: file that the records are added to; a request that it has a record of is passed over. None keeps them in
+            this process.
+        device: index of the GPU.
+        seconds: how long kernels of one request are timed, about; what comes last by the model is left out then.
+        compiled: how many kernels that the table lacks, the best of the matrix by the model, are compiled and tried
+            too; one where the table has none.
+        again: whether to tune requests that the file has a record of.
+        seed: of the operands.
+        progress: shows how far it has come.
+
+    Returns:
+        The record of each request, in order; without those whose results are empty.
+
+    Raises:
+        InvalidOperandError: no request among requests, an option of another kind, or a file of something else.
+        UnsupportedError: no kernel serves a request, or the fastest is wrong; nothing is remembered of that.
+        DeviceUnavailableError: there is no GPU, or it fails.
+    """
+    asked = list(_checked(requests))
+    check_index(device, "device")
+    for name, value, kind in (("seconds", seconds, (int, float)), ("compiled", compiled, int), ("again", again, bool)):
+        expect(value, kind, name)
+    file = None if path is None else _path(path)
+    gpu = devices.get(device)
+    known: dict[tuple[str, str], TuneRecord] = {}
+    if file is not None and file.exists():
+        known = {(record.gpu, record.problem): record for record in tuning.read(file)}
+    clock = _Clock(gpu)
+    made = []
+    try:
+        for request in asked if progress is None else progress(asked, len(asked)):
+            operation = operation_of(request)
+            search = operation.search(request, gpu)
+            if search is None:
+                continue
+            record = None if again else known.get((gpu.name, tuning.identity(search.problem)))
+            if record is None:
+                record = _tuned(operation, request, search, clock, seconds, compiled, seed)
+                if file is not None:
+                    _append(file, record)
+            tuning.add([record])
+            made.append(record)
+    finally:
+        clock.close()
+        kept_plans.clear()
+    return made
+
+
+def load_tuning(path: str | os.PathLike[str]) -> int:
+    """Reads tuned choices, which plans made from now on follow. Plans that exist stay as they are.
+
+    Of several records for one problem and GPU the fastest counts, in whatever order files are read: processes with the
+    same files choose the same kernels. A record whose kernel is neither in the table nor may be compiled, or does not
+    serve the problem (any more), is passed over. ATOMR_CUTLASS_TUNED names files to read at the first plan.
+
+    Args:
+        path: a file that `tune` has written, or several of them one after the other.
+
+    Returns:
+        How many records the file has.
+
+    Raises:
+        InvalidOperandError: `path` is no path, the file cannot be read, or is none of tuned choices; names the line.
+    """
+    records = tuning.read(_path(path))
+    tuning.add(records)
+    kept_plans.clear()
+    return len(records)
+
+
+def _checked(requests: Iterable[Request]) -> Iterator[Request]:
+    try:
+        listed = iter(requests)
+    except TypeError:
+        raise InvalidOperandError(f"requests is a {type(requests).__name__}; expected a list of requests") from None
+    for request in listed:
+        operation_of(request)  # refuses what is no request
+        yield request
+
+
+def _path(path: str | os.PathLike[str]) -> Path:
+    try:
+        return Path(path).absolute()
+    except TypeError:
+        raise InvalidOperandError(f"path is {shown(path)}; expected the path of a file of tuned choices") from None
+
+
+def _append(path: Path, record: TuneRecord) -> None:
+    """Adds a record to a file; whole lines only, whoever else writes to it or dies meanwhile."""
+    try:
+        with locks.hold(path.with_name(f"{path.name}.lock"), _LOCK_SECONDS):
+            before = path.read_text(encoding="utf-8") if path.exists() else ""
+            files.write(path, f"{before}{record.line()}\n".encode(), path.parent, mode=0o644)
+    except OSError as error:
+        raise InvalidOperandError(f"cannot add tuned choices to {path}: {error.strerror or error}") from error
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# One request
+
+
+@dataclass
+class _Timed:
+    """A candidate with its plan, as a graph of launches."""
+
+    record: TuneRecord
+    candidate: Candidate[Any]
+    replay: Any
+    seconds: list[float] = field(default_factory=list)
+
+    @property
+    def median(self) -> float:
+        return statistics.median(self.seconds)
+
+
+def _tuned(
+    operation: PlannedOperation[Any], request: Request, search: KernelSearch[Any], clock: Any, seconds: float,
+    compiled: int, seed: int,
+) -> TuneRecord:  # fmt: skip
+    """The record of one request."""
+    device = search.device
+    arrays = operation.random_arrays(request, np.random.default_rng(seed))
+    sets = _sets(operation, request, arrays, device)
+    deadline = time.monotonic() + seconds
+    timed: list[_Timed] = []
+    failures: list[CutlassError] = []
+
+    def race(candidates: Iterable[Candidate[Any]]) -> None:
+        for candidate in candidates:
+            if timed and time.monotonic() > deadline:
+                return
+            try:
+                timed.append(_timed(operation, request, search, candidate, sets, clock))
+            except CutlassError as error:  # one that does not run is no reason not to try others
+                failures.append(error)
+
+    race(_candidates(search, compiled))
+    if not timed:
+        raise failures[0] if failures else search.refusal(select.best_cell(search))
+    chosen = next((one for one in timed if one.candidate.key == _choice(search).key), timed[0])
+    best = min(one.median for one in timed)
+    near = sorted((one for one in timed if one.median <= NEAR * best), key=lambda one: one.median)
+    options = ([launch for launch in search.launches(one.candidate) if launch != one.candidate] for one in near)
+    race(itertools.chain.from_iterable(itertools.zip_longest(*options)) if near else ())
+    finalists = sorted(timed, key=lambda one: one.median)[:FINALISTS]
+    finalists += [chosen] if chosen not in finalists else []
+    for _ in range(ROUNDS):
+        for one in finalists:
+            one.seconds.append(one.replay.seconds())
+    for winner in sorted(finalists, key=lambda one: one.median):
+        problem = _check(operation, request, search, winner, arrays, sets[0])
+        if not problem:
+            return dataclasses.replace(
+                winner.record,
+                microseconds=round(winner.median * 1e6, 3),
+                chosen=chosen.candidate.key.name,
+                chosen_microseconds=round(chosen.median * 1e6, 3),
+                tried=len(timed),
+            )
+        failures.append(UnsupportedError(problem))
+    raise failures[-1]
+
+
+def _choice(search: KernelSearch[Any]) -> Candidate[Any]:
+    """What the model chooses, whatever has been tuned."""
+    return (select.rank(search) or select.rank_cells(search))[0]
+
+
+def _candidates(search: KernelSearch[Any], compiled: int) -> list[Candidate[Any]]:
+    """The table's kernels made for this GPU, or all that run on it where there is none; then some of the matrix's."""
+    ranked = select.rank(search)
+    native = [candidate for candidate in ranked if candidate.key.arch is search.device.arch] or ranked
+    built = {info.key for info in table.kernels()}
+    count = max(compiled, 0 if native else 1)
+    cells = select.rank_cells(search) if count else []
+    return native + [candidate for candidate in cells if candidate.key not in built][:count]
+
+
+def _timed(
+    operation: PlannedOperation[Any], request: Request, search: KernelSearch[Any], candidate: Candidate[Any],
+    sets: Sequence[dict[str, Any]], clock: Any,
+) -> _Timed:  # fmt: skip
+    formulations = list(itertools.chain.from_iterable(search.formulations))
+    record = TuneRecord(
+        search.device.name, tuning.identity(search.problem), candidate.key, formulations.index(candidate.formulation),
+        candidate.split_k, candidate.swizzle, candidate.raster, 0.0, "", 0.0, 0,
+    )  # fmt: skip
+    plan = _plan(operation, request, search, record, candidate)
+    replay = clock.replay(lambda views, stream: operation.launch(plan, request, views, stream=stream), sets)
+    return _Timed(record, candidate, replay, [replay.seconds()])
+
+
+def _plan(
+    operation: PlannedOperation[Any], request: Request, search: KernelSearch[Any], record: TuneRecord,
+    candidate: Candidate[Any],
+) -> Any:  # fmt: skip
+    """A plan of a request that launches a candidate, which the record says."""
+    with tuning.trying(search.problem, record):
+        plan = operation.plan(
+            request, search.device.index, arch=request.arch, alpha=request.epilogue.alpha, beta=request.epilogue.beta
+        )
+    plan.request, plan.key = request, request.plan_key()
+    name = candidate.key.name if candidate.info is None else candidate.info.name
+    if plan.kernel_name != name:
+        raise UnsupportedError(f"a plan of this request takes {plan.kernel_name}, and not {name}")
+    return plan
+
+
+def _check(
+    operation: PlannedOperation[Any], request: Request, search: KernelSearch[Any], winner: _Timed, arrays: Any,
+    views: dict[str, Any],
+) -> str:  # fmt: skip
+    """What is wrong with the results of a kernel, by the reference; empty: nothing."""
+    plan = _plan(operation, request, search, winner.record, winner.candidate)
+    checked = verify.checked(plan, arrays, views, parts=PARTS_CHECKED)
+    if checked.mismatches == 0:
+        return ""
+    return f"{winner.record.key.name} is wrong in {checked.mismatches} elements by the reference: it was not kept"
+
+
+def _sets(operation: PlannedOperation[Any], request: Request, arrays: Any, device: Device) -> list[dict[str, Any]]:
+    """As many copies of the operands on the GPU as exceed L2 several times over."""
+    size = sum(array.nbytes for array in arrays.values())
+    count = min(max(math.ceil(L2_TIMES * device.l2_bytes / size), SETS[0]), SETS[-1])
+    count = max(1, min(count, device.memory_bytes // 4 // size))
+    return [verify.uploaded(operation, request, arrays, device.index) for _ in range(count)]
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Time
+
+
+class _Clock:
+    """Times launches on a stream of its own, as CUDA graphs, between two events."""
+
+    def __init__(self, device: Device) -> None:
+        self._driver = ctypes.CDLL("libcuda.so.1")  # which is loaded by now: there is a GPU
+        self._device = device.index
+        context = self._made("cuDevicePrimaryCtxRetain", device.index)
+        self._call("cuCtxPushCurrent_v2", context)
+        self.stream = self._made("cuStreamCreate", _NON_BLOCKING)
+        self._begin, self._end = (self._made("cuEventCreate", 0) for _ in range(2))
+
+    def replay(self, launch: Callable[[dict[str, Any], int], None], sets: Sequence[dict[str, Any]]) -> _Replay:
+        """A graph of one launch on each set of operands."""
+        stream = int(self.stream.value or 0)
+        launch(sets[0], stream)  # a first launch loads and asks for things, which no capture takes
+        self._call("cuStreamSynchronize", self.stream)
+        self._call("cuStreamBeginCapture_v2", self.stream, _RELAXED)
+        graph = ctypes.c_void_p()
+        try:
+            for views in sets:
+                launch(views, stream)
+        finally:
+            self._call("cuStreamEndCapture", self.stream, ctypes.byref(graph))
+        made = ctypes.c_void_p()
+        self._call("cuGraphInstantiateWithFlags", ctypes.byref(made), graph, ctypes.c_ulonglong(0))
+        self._call("cuGraphDestroy", graph)
+        self._call("cuGraphLaunch", made, self.stream)
+        return _Replay(self, made, len(sets), launch)
+
+    def milliseconds(self, graph: ctypes.c_void_p) -> float:
+        """How long a graph takes."""
+        self._call("cuEventRecord", self._begin, self.stream)
+        self._call("cuGraphLaunch", graph, self.stream)
+        self._call("cuEventRecord", self._end, self.stream)
+        self._call("cuEventSynchronize", self._end)
+        elapsed = ctypes.c_float()
+        self._call("cuEventElapsedTime", ctypes.byref(elapsed), self._begin, self._end)
+        return elapsed.value
+
+    def drop(self, graph: ctypes.c_void_p) -> None:
+        """Gives a graph back."""
+        self._driver.cuGraphExecDestroy(graph)
+
+    def close(self) -> None:
+        """Gives back everything else."""
+        for event in (self._begin, self._end):
+            self._call("cuEventDestroy_v2", event)
+        self._call("cuStreamDestroy_v2", self.stream)
+        self._call("cuCtxPopCurrent_v2", ctypes.byref(ctypes.c_void_p()))
+        self._call("cuDevicePrimaryCtxRelease_v2", self._device)
+
+    def _made(self, function: str, argument: int) -> ctypes.c_void_p:
+        handle = ctypes.c_void_p()
+        self._call(function, ctypes.byref(handle), argument)
+        return handle
+
+    def _call(self, function: str, *arguments: Any) -> None:
+        status = getattr(self._driver, function)(*arguments)
+        if status != 0:
+            raise DeviceUnavailableError(f"{function} of the driver failed with CUDA error {status} while tuning")
+
+
+_NON_BLOCKING = 1  # CU_STREAM_NON_BLOCKING
+_RELAXED = 2  # CU_STREAM_CAPTURE_MODE_RELAXED
+
+
+class _Replay:
+    """A graph of launches, and what they need: the plan has the workspace that they write to."""
+
+    def __init__(self, clock: _Clock, graph: ctypes.c_void_p, launches: int, launch: object) -> None:
+        self._clock, self._graph, self._launches, self._launch = clock, graph, launches, launch
+
+    def seconds(self) -> float:
+        """Of one launch."""
+        return self._clock.milliseconds(self._graph) / 1e3 / self._launches
+
+    def __del__(self) -> None:
+        self._clock.drop(self._graph)

@@ -1,0 +1,214 @@
+"""Tuned choices: the kernels that were measured to be fastest, which the selection takes before it asks the model.
+
+A file of them is a file of keys (`generator.key_file`), so that a build can take its kernels too; each line's `tuned`
+says for which problem and GPU the kernel was the fastest, and with which launch options. `tune` writes such files.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import enum
+import json
+import os
+import threading
+import warnings
+from collections.abc import Iterable, Iterator, Mapping
+from contextvars import ContextVar
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ..errors import CutlassError, InvalidOperandError
+from ..generator import key_file
+from ..generator.epilogue.tree import EpilogueVisitorTree
+from ..generator.key import KernelKey
+
+VARIABLE = "ATOMR_CUTLASS_TUNED"
+VERSION = 1
+
+
+@dataclass(frozen=True)
+class TuneRecord:
+    """The fastest kernel for a problem on one model of GPU, as it was measured.
+
+    Attributes:
+        gpu: the model, as its driver names it.
+        problem: extents, element types, layouts, strides and alignments, as JSON (see `identity`).
+        key: of the kernel.
+        formulation: how the problem is put to the kernel: the position among the formulations of the problem.
+        split_k, swizzle, raster: launch options (see `Candidate`).
+        microseconds: median of one launch, its operands not in L2.
+        chosen: name of the kernel that the model chooses.
+        chosen_microseconds: the same of that kernel.
+        tried: how many kernels and launch options were timed.
+    """
+
+    gpu: str
+    problem: str
+    key: KernelKey
+    formulation: int
+    split_k: int
+    swizzle: int
+    raster: int
+    microseconds: float
+    chosen: str
+    chosen_microseconds: float
+    tried: int
+
+    def line(self) -> str:
+        """The record as one line of a file, without its end."""
+        values = {field.name: getattr(self, field.name) for field in dataclasses.fields(self) if field.name != "key"}
+        return key_file.line(self.key, tuned={"version": VERSION, **values, "problem": json.loads(self.problem)})
+
+    def precedes(self, other: TuneRecord) -> bool:
+        """Whether this one is kept of two for the same problem and GPU, whichever was read first: the faster one."""
+        return self._rank < other._rank
+
+    @property
+    def _rank(self) -> tuple[float, str, int, int, int, int]:
+        return (self.microseconds, self.key.name, self.formulation, self.split_k, self.swizzle, self.raster)
+
+
+def identity(problem: Any) -> str:
+    """A problem as JSON: all of it but the index of the GPU."""
+    return json.dumps(_plain(problem), sort_keys=True, separators=(",", ":"))
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, EpilogueVisitorTree):
+        return value.id
+    if dataclasses.is_dataclass(value):
+        named = ((field.name, getattr(value, field.name)) for field in dataclasses.fields(value))
+        return {name: _plain(held) for name, held in named if name != "device"}
+    if isinstance(value, enum.Enum):
+        return value.value
+    if isinstance(value, (tuple, list)):
+        return [_plain(item) for item in value]
+    return value
+
+
+def parse(values: Any) -> TuneRecord:
+    """The record of an object of a file.
+
+    Raises:
+        ValueError: it is none, or of another version.
+    """
+    key = key_file.parse(values)
+    tuned = values.get("tuned")
+    if not isinstance(tuned, Mapping):
+        raise ValueError(f"{key.name} has no object `tuned`: this is a file of keys, and none of tuned choices")  # noqa: TRY004
+    if tuned.get("version") != VERSION:
+        raise ValueError(f"version is {tuned.get('version')!r}; expected {VERSION}: tune again")
+    read: dict[str, Any] = {"key": key, "problem": identity(tuned.get("problem"))}
+    for name, kind in _KINDS.items():
+        value = tuned.get(name)
+        if not isinstance(value, kind) or isinstance(value, bool):
+            raise ValueError(f"{name} is {json.dumps(value)[:60]}; expected {_SAID[kind]}")  # noqa: TRY004
+        read[name] = value
+    return TuneRecord(**read)
+
+
+_NUMBER = (int, float)
+_KINDS: dict[str, Any] = {
+    "gpu": str, "formulation": int, "split_k": int, "swizzle": int, "raster": int, "microseconds": _NUMBER,
+    "chosen": str, "chosen_microseconds": _NUMBER, "tried": int,
+}  # fmt: skip
+_SAID = {str: "a string", int: "an integer", _NUMBER: "a number"}
+
+
+def read(path: Path) -> list[TuneRecord]:
+    """The records of a file. Blank lines are passed over.
+
+    Raises:
+        InvalidOperandError: the file cannot be read, or a line is no record; names the line.
+    """
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise InvalidOperandError(f"cannot read the tuned choices of {path}: {reason}") from error
+    found = []
+    for number, text in enumerate(lines, 1):
+        if text.strip():
+            try:
+                found.append(parse(json.loads(text)))
+            except (ValueError, RecursionError) as error:
+                raise InvalidOperandError(f"{path}:{number}: {error}") from error
+    return found
+
+
+class _Records:
+    """Records by GPU and problem. Threads may add and ask side by side."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._known: dict[tuple[str, str], TuneRecord] = {}
+        self._gpus: frozenset[str] = frozenset()
+
+    def add(self, records: Iterable[TuneRecord]) -> None:
+        with self._lock:
+            for record in records:
+                place = (record.gpu, record.problem)
+                known = self._known.get(place)
+                if known is None or record.precedes(known):
+                    self._known[place] = record
+            self._gpus = frozenset(gpu for gpu, _ in self._known)
+
+    def clear(self) -> None:
+        with self._lock:
+            self._known, self._gpus = {}, frozenset()
+
+    def find(self, gpu: str, problem: Any) -> TuneRecord | None:
+        # Most processes have no records: to describe a problem takes longer than to see that.
+        return self._known.get((gpu, identity(problem))) if gpu in self._gpus else None
+
+
+_records = _Records()
+_tried: ContextVar[tuple[str, TuneRecord] | None] = ContextVar("tried", default=None)
+_lock = threading.Lock()
+_started = False
+
+
+def add(records: Iterable[TuneRecord]) -> None:
+    """Adds records to those that the selection knows; the faster of two for one problem stays."""
+    _records.add(records)
+
+
+def clear() -> None:
+    """Forgets all records, those of ATOMR_CUTLASS_TUNED too."""
+    _start_from_environment()
+    _records.clear()
+
+
+def find(gpu: str, problem: Any) -> TuneRecord | None:
+    """The record of a problem on a model of GPU."""
+    tried = _tried.get()
+    if tried is not None:
+        return tried[1] if tried[0] == identity(problem) else None
+    if not _started:
+        _start_from_environment()
+    return _records.find(gpu, problem)
+
+
+@contextlib.contextmanager
+def trying(problem: Any, record: TuneRecord) -> Iterator[None]:
+    """Has the selection take this record for a problem, and no other record, in this thread."""
+    token = _tried.set((identity(problem), record))
+    try:
+        yield
+    finally:
+        _tried.reset(token)
+
+
+def _start_from_environment() -> None:
+    global _started  # noqa: PLW0603
+    with _lock:
+        if _started:
+            return
+        for path in filter(None, os.environ.get(VARIABLE, "").split(os.pathsep)):
+            try:
+                _records.add(read(Path(path)))
+            except CutlassError as error:  # noqa: PERF203 - the other files may be in order
+                warnings.warn(f"{VARIABLE}: {error}", RuntimeWarning, stacklevel=5)
+        _started = True

@@ -1,0 +1,70 @@
+"""Tuning on the GPU: the fastest kernel is found, is right, and is what later plans and calls take."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import atomr_cutlass as ac
+from atomr_cutlass.generator.dtypes import CutlassDtype as D
+from atomr_cutlass.pipeline import tuning, verify
+from atomr_cutlass.pipeline.operation import operation_of
+from atomr_cutlass.pipeline.select import rank
+
+pytestmark = [pytest.mark.gpu]
+
+COLUMN = ac.GemmLayout.COL_MAJOR
+SHAPE = ac.ConvShape.nhwc(8, 28, 28, 64, 128, 3, 3, padding=1)
+REQUESTS: dict[str, Any] = {
+    "gemm": ac.GemmRequest(ac.GemmShape(777, 1000, 1032), dtype=D.BF16, layout_b=COLUMN),
+    "few rows": ac.GemmRequest(ac.GemmShape(5, 4096, 2048), dtype=D.BF16, layout_b=COLUMN),
+    "long k": ac.GemmRequest(ac.GemmShape(256, 264, 32768), dtype=D.BF16, layout_b=COLUMN),
+    "fp8": ac.GemmRequest(ac.GemmShape(512, 1024, 768), dtype=D.F8E4M3, scaling="vector", layout_b=COLUMN),
+    "grouped": ac.GroupedGemmRequest(
+        ac.GroupedGemmShape([ac.GemmShape(m, 256, 512) for m in (96, 0, 300)]), dtype=D.BF16
+    ),
+    "fprop": ac.ConvFwdRequest(SHAPE, dtype=D.BF16),
+    "wgrad": ac.ConvWgradRequest(SHAPE, dtype=D.BF16),
+}
+
+
+@pytest.fixture(autouse=True)
+def _forgotten() -> Any:
+    tuning.clear()
+    yield
+    tuning.clear()
+
+
+@pytest.mark.parametrize("name", REQUESTS)
+def test_tune(name: str, tmp_path: Path) -> None:
+    request = REQUESTS[name]
+    from atomr_cutlass.pipeline import devices
+
+    search = operation_of(request).search(request, devices.get(0))
+    if search is None or not rank(search):
+        pytest.skip("the table has no kernel for it")
+    path = tmp_path / "tuned.jsonl"
+    (record,) = ac.tune([request], path, seconds=2.0)
+    print(f"{name}: {record.microseconds} us of {record.tried}, the model's choice {record.chosen_microseconds} us")
+    assert 0 < record.microseconds <= record.chosen_microseconds
+    assert record.tried >= 1
+    result = verify.run(request, jit="off")
+    assert result.ok
+    assert result.kernel == record.key.name
+    tuning.clear()
+    assert ac.load_tuning(path) == 1
+    assert ac.plan(request, jit="off").kernel_name == record.key.name
+    assert ac.tune([request], path) == [record]  # which is not measured again
+
+
+def test_calls_of_arrays_follow(torch: Any) -> None:
+    request = REQUESTS["gemm"]
+    (record,) = ac.tune([request], seconds=2.0)
+    a = torch.randn(777, 1032, device="cuda", dtype=torch.bfloat16)
+    b = torch.randn(1000, 1032, device="cuda", dtype=torch.bfloat16).T
+    out = ac.gemm(a, b)
+    torch.testing.assert_close(out.float(), a.float() @ b.float(), rtol=2e-2, atol=2e-1)
+    plan = ac.plan(request)
+    assert plan.kernel_name == record.key.name

@@ -1,0 +1,200 @@
+"""What `test_tune.py` runs in a process whose GPU only takes notes: which kernels tuned choices lead to.
+
+Kernels take as long here as `Clock` says. Every function named `case_...` is a test.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+import sys
+import tempfile
+import types
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import atomr_cutlass as ac
+import fake_cases
+import golden_gpu
+from atomr_cutlass import CutlassDtype as D
+from atomr_cutlass import SmArch, _core
+from atomr_cutlass.pipeline import devices, planner, select, tune, tuning
+from atomr_cutlass.pipeline.operation import operation_of
+
+ARCH = SmArch.SM90A
+GPU: Any = None
+
+BIASED = ac.GemmEpilogue(bias=True, activation="relu")
+REQUESTS = {
+    "gemm": ac.GemmRequest(ac.GemmShape(512, 1024, 768), dtype=D.BF16, layout_b=ac.GemmLayout.COL_MAJOR),
+    "tree": ac.GemmRequest(ac.GemmShape(512, 1024, 768), dtype=D.BF16, epilogue=BIASED),
+    "scaled": ac.GemmRequest(
+        ac.GemmShape(512, 1024, 768), dtype=D.F8E4M3, scaling="vector", layout_b=ac.GemmLayout.COL_MAJOR
+    ),
+    "grouped": ac.GroupedGemmRequest(ac.GroupedGemmShape([ac.GemmShape(96, 256, 512)] * 3), dtype=D.BF16),
+    "fprop": ac.ConvFwdRequest(ac.ConvShape.nhwc(4, 28, 28, 64, 128, 3, 3, padding=1), dtype=D.BF16),
+    "dgrad": ac.ConvDgradRequest(ac.ConvShape.nhwc(4, 28, 28, 64, 128, 3, 3, padding=1), dtype=D.BF16),
+    "wgrad": ac.ConvWgradRequest(ac.ConvShape.nhwc(4, 28, 28, 64, 128, 3, 3, padding=1), dtype=D.BF16),
+}
+
+
+class Clock:
+    """Seconds of launches, by what `seconds` makes of the arguments that the fake kernels note."""
+
+    seconds: Callable[[str], float]
+    timed = 0
+
+    def __init__(self, _device: Any) -> None: ...
+
+    def replay(self, launch: Callable[[Any, int], None], sets: Sequence[Any]) -> Any:
+        GPU._library.golden_notes()
+        launch(sets[0], 0)
+        steps = [step for step in GPU._steps(()) if not step.startswith(("copy", "set"))]
+        Clock.timed += 1
+        return types.SimpleNamespace(seconds=lambda: Clock.seconds(steps[-1]))
+
+    def close(self) -> None: ...
+
+
+def drawn(step: str) -> float:
+    """The same for the same kernel and launch options."""
+    name, *arguments = step.split()
+    options = [word for word in arguments if word.startswith(("split_k", "swizzle", "raster"))]
+    return random.Random(f"{name} {options}").uniform(1e-5, 2e-5)
+
+
+@contextmanager
+def measured(seconds: Callable[[str], float] = drawn, mismatches: Callable[[str], int] = lambda _: 0) -> Iterator[None]:
+    """Timings by a clock that says what it is told; kernels that are as wrong as they are told to be."""
+    tuning.clear()
+    Clock.seconds, Clock.timed = staticmethod(seconds), 0
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(tune, "_Clock", Clock)
+        wrong = lambda plan, *_, **__: types.SimpleNamespace(mismatches=mismatches(plan.kernel_name))  # noqa: E731
+        patch.setattr(tune.verify, "checked", wrong)
+        yield
+    tuning.clear()
+
+
+def launched(request: Any) -> str:
+    """The kernel and launch options of a new plan of a request."""
+    plan = planner.plan(request)
+    operation = operation_of(request)
+    arrays = {
+        label: _core.Operand((place + 1) << 38, spec.shape, spec.strides, spec.dtype.dlpack, 2, 0, False, None)
+        for place, (label, spec) in enumerate(
+            (label, spec)
+            for slot in operation.operands(request)
+            for label, spec in zip(slot.labels, slot.specs, strict=True)
+        )
+    }
+    GPU._library.golden_notes()
+    operation.launch(plan, request, arrays, stream=0)
+    return next(step for step in reversed(GPU._steps(())) if not step.startswith(("copy", "set")))
+
+
+def case_every_operation_takes_what_was_fastest() -> None:
+    for name, request in REQUESTS.items():
+        seconds: dict[str, float] = {}
+
+        def noted(step: str, seconds: dict[str, float] = seconds) -> float:
+            name = step.partition(" ")[0]
+            seconds[name] = min(drawn(step), seconds.get(name, 1.0))
+            return drawn(step)
+
+        with measured(noted):
+            (record,) = ac.tune([request], compiled=3 if name == "tree" else 0)
+            assert record.tried >= len(seconds) > 1, name
+            assert record.microseconds == round(min(seconds.values()) * 1e6, 3), name
+            assert round(drawn(launched(request)) * 1e6, 3) == record.microseconds, name
+            explained = ac.explain(request)
+            assert explained.kernel == record.key.name
+            assert "measured" in " ".join(explained.notes)
+            search = operation_of(request).search(request, devices.get(0))
+            assert select.decide(search)[0].tuned
+            if name != "tree":
+                assert select.choose(search, backend="prebuilt").key == record.key
+
+
+def case_calls_of_arrays_follow_requests() -> None:
+    request = REQUESTS["gemm"]
+    a = _core.Operand(1 << 38, (512, 768), None, D.BF16.dlpack, 2, 0, False, None)
+    b = _core.Operand(2 << 38, (768, 1024), [1, 768], D.BF16.dlpack, 2, 0, False, None)
+    with measured():
+        ac.gemm(a, b)
+        ac.tune([request])
+        GPU._library.golden_notes()
+        ac.gemm(a, b)
+        (step,) = GPU._steps(())
+        assert step.split()[0] == launched(request).split()[0]
+
+
+def case_a_wrong_kernel_is_not_kept() -> None:
+    request = REQUESTS["gemm"]
+    with measured():
+        (fastest,) = ac.tune([request])
+    with measured(mismatches=lambda name: name.startswith(fastest.key.name)):
+        (record,) = ac.tune([request])
+        assert record.key != fastest.key
+    with measured(mismatches=lambda _: 7), pytest.raises(ac.UnsupportedError, match="wrong in 7 elements"):
+        ac.tune([request])
+    with measured():
+        assert tuning.find(devices.get(0).name, operation_of(request).search(request, devices.get(0)).problem) is None
+
+
+def case_files() -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "tuned.jsonl"
+        requests = [REQUESTS["gemm"], REQUESTS["fprop"]]
+        with measured():
+            first = ac.tune(requests[:1], path)
+            timed = Clock.timed
+            assert ac.tune(requests, path)[0] == first[0]
+            both = ac.tune(requests, path)
+            assert Clock.timed > timed
+            assert [json.loads(line)["name"] for line in path.read_text().splitlines()] == [
+                one.key.name for one in both
+            ]
+        steps = [launched(request) for request in requests]
+        with measured():
+            assert ac.load_tuning(path) == 2
+            assert [launched(request) for request in requests] != steps or all(
+                record.chosen == record.key.name for record in both
+            )
+            assert [round(drawn(launched(one)) * 1e6, 3) for one in requests] == [one.microseconds for one in both]
+
+
+def case_a_kernel_that_cannot_be_had_is_passed_over() -> None:
+    request = REQUESTS["gemm"]
+    with measured():
+        (record,) = ac.tune([request])
+        GPU._table = "smoke"
+        try:
+            search = operation_of(request).search(request, devices.get(0))
+            built = {info.key for info in select.table.kernels()}
+            found = select.choose(search, jit="off")
+            assert found.tuned == (record.key in built)
+            assert select.choose(search, backend="jit").key == record.key
+        finally:
+            GPU._table = "full"
+
+
+def case_options_that_no_launch_has_are_passed_over() -> None:
+    request = REQUESTS["gemm"]
+    search = operation_of(request).search(request, devices.get(0))
+    with measured():
+        (record,) = ac.tune([request])
+        for change in ({"swizzle": 3}, {"split_k": 1 << 20}, {"raster": 9}, {"formulation": 99}, {"formulation": -1}):
+            tuning.clear()
+            tuning.add([tuning.dataclasses.replace(record, **change)])
+            assert not select.choose(search).tuned
+
+
+if __name__ == "__main__":
+    GPU = golden_gpu.Gpu(Path(sys.argv[1]), ARCH)
+    GPU._table = "full"
+    fake_cases.run(globals())

@@ -1,0 +1,153 @@
+"""Tuned choices: records, their files, and which kernels they lead to."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import json
+import shutil
+import subprocess
+import sys
+import warnings
+from pathlib import Path
+
+import pytest
+
+import atomr_cutlass as ac
+import fake_cases
+import golden_gpu
+import tune_cases
+from atomr_cutlass.generator import key_file
+from atomr_cutlass.generator.matrix import expand
+from atomr_cutlass.pipeline import tuning
+from atomr_cutlass.pipeline.problem import GemmProblem, MatrixSpec
+
+KEYS = expand("smoke", [ac.SmArch.SM90A])
+SPEC = MatrixSpec((64, 64), (64, 1), ac.CutlassDtype.BF16)
+PROBLEM = GemmProblem(SPEC, SPEC, None, SPEC, "default", 0)
+
+
+def record(number: int = 0, microseconds: float = 5.0, gpu: str = "a GPU") -> tuning.TuneRecord:
+    return tuning.TuneRecord(
+        gpu, tuning.identity(PROBLEM), KEYS[number], 0, 1, 2, 1, microseconds, KEYS[0].name, 6.5, 12
+    )
+
+
+@pytest.fixture(autouse=True)
+def _forgotten() -> object:
+    tuning.clear()
+    yield
+    tuning.clear()
+
+
+@pytest.fixture(scope="module")
+def outcome(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """What each case raised, as text."""
+    if not any(map(shutil.which, ("cc", "gcc", "clang"))):
+        pytest.skip("there is no C compiler to make the fake GPU with")
+    folder = tmp_path_factory.mktemp("gpu")
+    library = golden_gpu.make_library(folder)
+    process = subprocess.run(
+        [sys.executable, str(fake_cases.HELPERS / "tune_cases.py"), str(library)],
+        env=golden_gpu.environment(library, tune_cases.ARCH, Path(folder)),
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=300,
+    )
+    assert process.returncode == 0, process.stderr
+    found: dict[str, str] = json.loads(process.stdout.splitlines()[-1])
+    return found
+
+
+@pytest.mark.parametrize("case", fake_cases.names("tune_cases.py"))
+def test_on_a_gpu_that_takes_notes(case: str, outcome: dict[str, str]) -> None:
+    assert outcome[case] == ""
+
+
+def test_a_line_says_what_the_record_says() -> None:
+    line = record().line()
+    assert tuning.parse(json.loads(line)) == record()
+    assert key_file.parse(json.loads(line)) == KEYS[0]  # a build takes the file as one of keys
+
+
+def test_problems_differ_but_for_the_gpu_they_are_on() -> None:
+    assert tuning.identity(dataclasses.replace(PROBLEM, device=1)) == tuning.identity(PROBLEM)
+    for change in ({"math": "fast"}, {"c": SPEC}, {"epilogue": "relu"}, {"b": dataclasses.replace(SPEC, alignment=8)}):
+        assert tuning.identity(dataclasses.replace(PROBLEM, **change)) != tuning.identity(PROBLEM)
+
+
+def test_the_fastest_counts_in_any_order(tmp_path: Path) -> None:
+    records = [record(0, 5.0), record(1, 4.0), record(2, 4.0), record(3, 9.0)]
+    found = set()
+    for order in itertools.permutations(records):
+        tuning.clear()
+        for one in order:
+            tuning.add([one])
+        found.add(tuning.find("a GPU", PROBLEM))
+    (kept,) = found
+    assert kept in records[1:3]
+    assert tuning.find("another GPU", PROBLEM) is None
+    path = tmp_path / "tuned.jsonl"
+    path.write_text("\n\n".join(one.line() for one in records))
+    tuning.clear()
+    assert ac.load_tuning(path) == len(records)
+    assert tuning.find("a GPU", PROBLEM) == kept
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        ({"version": 2}, "version is 2; expected 1"),
+        ({"gpu": 3}, "gpu is 3; expected a string"),
+        ({"swizzle": "1"}, 'swizzle is "1"; expected an integer'),
+        ({"swizzle": True}, "swizzle is true; expected an integer"),
+        ({"microseconds": None}, "microseconds is null; expected a number"),
+    ],
+)
+def test_lines_that_are_no_records(change: dict[str, object], says: str, tmp_path: Path) -> None:
+    values = json.loads(record().line())
+    path = tmp_path / "tuned.jsonl"
+    path.write_text(record().line() + "\n" + json.dumps(values | {"tuned": values["tuned"] | change}) + "\n")
+    with pytest.raises(ac.InvalidOperandError, match=f"tuned.jsonl:2: {says}"):
+        ac.load_tuning(path)
+    assert tuning.find("a GPU", PROBLEM) is None
+
+
+def test_files_of_something_else(tmp_path: Path) -> None:
+    path = tmp_path / "keys.jsonl"
+    path.write_text(key_file.line(KEYS[0]))
+    with pytest.raises(ac.InvalidOperandError, match="a file of keys, and none of tuned choices"):
+        ac.load_tuning(path)
+    with pytest.raises(ac.InvalidOperandError, match="cannot read"):
+        ac.load_tuning(tmp_path / "absent")
+    with pytest.raises(ac.InvalidOperandError, match="path is 3"):
+        ac.load_tuning(3)  # type: ignore[arg-type]
+
+
+def test_files_of_the_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "tuned.jsonl"
+    path.write_text(record().line())
+    monkeypatch.setenv(tuning.VARIABLE, f"{tmp_path / 'absent'}:{path}")
+    monkeypatch.setattr(tuning, "_started", False)
+    with pytest.warns(RuntimeWarning, match="ATOMR_CUTLASS_TUNED: cannot read"):
+        assert tuning.find("a GPU", PROBLEM) == record()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert tuning.find("a GPU", PROBLEM) == record()
+
+
+@pytest.mark.parametrize(
+    ("requests", "options", "says"),
+    [
+        (3, {}, "requests is a int"),
+        (["a"], {}, "request is a str"),
+        ([], {"device": "0"}, "device is"),
+        ([], {"seconds": "1"}, "seconds is"),
+        ([], {"compiled": 1.5}, "compiled is"),
+        ([], {"path": 3}, "path is 3"),
+    ],
+)
+def test_tune_refuses(requests: object, options: dict[str, object], says: str) -> None:
+    with pytest.raises(ac.InvalidOperandError, match=says):
+        ac.tune(requests, **options)  # type: ignore[arg-type]

@@ -58,10 +58,18 @@ class GroupedResult:
         return {self.label(RESULT, index): shape for index, shape in enumerate(self.members)}
 
     def view(self, array: Any, name: str) -> Views:
-        """The views of what is given for an operand, which grouped GEMM makes itself."""
-        del name
-        views: Views = array
-        return views
+        """The views of what is given for an operand.
+
+        Raises:
+            InvalidOperandError: a list that has not a member for each group, or where operands are no lists.
+        """
+        if not isinstance(array, (list, tuple)):
+            return (operands.as_operand(array, name),)
+        if not self.listed:
+            raise InvalidOperandError(f"{name} is a {type(array).__name__}; expected an array")
+        if len(array) != self.number:
+            raise InvalidOperandError(f"{name} has {len(array)} members; a has {self.number}")
+        return tuple(operands.as_operand(member, f"{name}[{index}]") for index, member in enumerate(array))
 
     def labelled(self, name: str, views: Views) -> dict[str, _core.Operand]:
         """The views of an operand by label."""

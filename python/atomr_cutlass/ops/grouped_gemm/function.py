@@ -6,7 +6,7 @@ import functools
 import itertools
 import os
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -31,7 +31,7 @@ from ...pipeline.problem import MatrixSpec
 from ...reference.epilogue import check_activation
 from . import reference as grouped_reference
 from .kernels import make
-from .problem import ALONG_K, CONTIGUOUS, GROUP, LIST, MASKED, GroupedProblem, GroupScale, does_nothing, scale_forms
+from .problem import ALONG_K, CONTIGUOUS, LIST, MASKED, GroupedProblem, GroupScale, does_nothing, scale_forms
 
 if TYPE_CHECKING:
     from ...epilogue.bind import BoundEpilogue
@@ -217,18 +217,9 @@ class _GroupedGemm(Invocation):
                         "check copies to the host, which a stream that is captured cannot: leave it out"
                     )
                 return
-        self._check(self.fetch(view))
-
-    def _check(self, values: AnyArray) -> None:
-        """Refuses offsets or counts that go back, are negative or lie beyond the rows; names the first."""
         m, _, k = self.extents[0]
-        if self.form != MASKED:
-            given = {str(self.divided): values}
-            grouped_reference.group_bounds(self.groups, k if self.form == ALONG_K else m, **given)
-            return
-        for index, number in enumerate(values.tolist()):
-            if not 0 <= number <= m:
-                raise InvalidOperandError(f"counts[{index}] is {number}; a group has 0 to {m} rows")
+        extent = k if self.form == ALONG_K else m
+        grouped_reference.check_division(str(self.divided), self.fetch(view), self.groups, extent, self.form == MASKED)
 
     def plan(self, views: dict[str, _core.Operand], *, like: Any, stream: int) -> Plan:
         options = self.call.options
@@ -273,17 +264,12 @@ class _GroupedGemm(Invocation):
 
     def reference(self, host: dict[str, AnyArray]) -> Mapping[str, AnyArray]:
         self._refuse_shared()
-        if self.divided is not None:
-            self._check(host[self.divided])
         outs = [self.fetch(result.view) for result in self.results.values() if result.view is not None]
         arrays = {name: [host[label] for label in labels] for name, labels in self.labels.items()}
         arrays |= {RESULT: outs} if outs else {}
         given: dict[str, Any] = {
             name: some if name in self.epilogue.result.lists else some[0] for name, some in arrays.items()
         }
-        for name, form in zip(("scale_a", "scale_b"), self.scale_forms, strict=True):
-            if form == GROUP:
-                given[name] = self._spread(name, given)
         tree = self.epilogue.tree
         alpha, beta = self.call.scalars
         computed: Any = grouped_reference.grouped_gemm(
@@ -296,21 +282,6 @@ class _GroupedGemm(Invocation):
             math=self.math,
         )
         return dict(zip(self.results, computed if self.form == LIST else [computed], strict=True))
-
-    def _spread(self, name: str, given: Mapping[str, Any]) -> AnyArray:
-        """Scales of groups as the reference takes them: for each row of A, or of a shape that broadcasts along B."""
-        each = given[name].reshape(-1, 1, 1)
-        a, b = given["a"], given["b"]
-        if name == "scale_b":
-            return np.broadcast_to(each, (self.groups, 1, b.shape[-1])) if self.form == ALONG_K else each
-        if self.form != CONTIGUOUS:
-            return np.broadcast_to(each, (self.groups, a.shape[-2], 1))
-        rows = np.ones((a.shape[0], 1), np.float32)
-        divided = str(self.divided)
-        bounds = grouped_reference.group_bounds(self.groups, a.shape[0], **{divided: given[divided]})
-        for scale, (start, end) in zip(given[name], bounds, strict=True):
-            rows[start:end] = scale
-        return rows
 
     def _refuse_shared(self) -> None:
         """Refuses results of a list that share memory, which plans do themselves."""
@@ -326,20 +297,17 @@ def _parse(call: Call) -> Invocation:
     check_activation(options.activation)
     for label, array in labelled({RESULT: call.out}).items():
         refuse_jax_out(array, label)
-    given = {name: None if isinstance(arrays[name], NUMBERS) else arrays[name] for name in _PRODUCT}
-    views = _views({**given, "c": call.c, RESULT: call.out})
     named = dict(call.others)
     if arrays["bias"] is not None:
         named["bias"] = arrays["bias"]
     if call.epilogue is not None and arrays["c"] is not None and call.c is None:
         named["c"] = arrays["c"]
-    numbers = {name: number for name, number in named.items() if isinstance(number, NUMBERS)}
-    others = {name: _epilogue_views(name, array, call) for name, array in named.items() if name not in numbers}
-    listed = _is_list(arrays["a"])
-    lists = {name for name, array in {**given, **named}.items() if _is_list(array)} | ({RESULT} if listed else set())
-    form, groups, extents, shapes = _list_form(views) if listed else _array_form(views)
-    over = GroupedResult(groups, [(m, n) for m, n, _ in extents], shapes, lists)
-    every = {label: view for name, of in (views | others).items() for label, view in over.labelled(name, of).items()}
+    given = {name: arrays[name] for name in _PRODUCT if not isinstance(arrays[name], NUMBERS)}
+    given |= {"c": call.c, RESULT: call.out}
+    _check_kinds(given, named if call.epilogue is None else {})
+    views, form, over, extents = _groups({name: array for name, array in given.items() if array is not None}, named)
+    listed, shapes = over.listed, over.members
+    every = {label: view for name, of in views.items() for label, view in over.labelled(name, of).items()}
     for label, view in every.items():
         check_extents(view.shape, label)
     check_devices(every)
@@ -347,7 +315,7 @@ def _parse(call: Call) -> Invocation:
         for (label, view), shape in zip(over.labelled(name, views.get(name, ())).items(), shapes, strict=False):
             if view.shape != shape:
                 raise InvalidOperandError(f"{label} has shape {view.shape}; expected {shape}")
-    divided = None if listed else _divided(views, groups, form)
+    divided = None if listed else _divided(views, over.number, form)
     dtype, other = (_common_dtype(over.labelled(name, views[name])) for name in "ab")
     if dtype is not other and not {dtype, other} <= set(FP8_TYPES):
         raise InvalidOperandError(
@@ -355,9 +323,10 @@ def _parse(call: Call) -> Invocation:
         )
     follows = call.epilogue
     if follows is None:
-        follows = common(check_bias(others["bias"], over) if "bias" in others else None, options.activation)
+        bias = check_bias(over.view(named["bias"], "bias"), over) if "bias" in named else None
+        follows = common(bias, options.activation)
     epilogue = bind(
-        follows, {**others, **numbers}, over, views, taken={*_PRODUCT} - ({"c"} if "c" not in views else set()),
+        follows, named, over, views, taken={*_PRODUCT} - ({"c"} if "c" not in views else set()),
         out=call.out, out_dtype=_result_dtype(views, options.out_dtype, dtype),
         fixed=options.out_dtype is not None or RESULT in views or "c" in views, acc=accumulator(dtype),
     )  # fmt: skip
@@ -373,7 +342,7 @@ def _parse(call: Call) -> Invocation:
         },
         arrange=functools.partial(_arranged, traced, tuple(over.shapes)) if listed else traced.arrange,
         form=form,
-        groups=groups,
+        groups=over.number,
         extents=extents,
         labels={name: tuple(over.labelled(name, views[name])) for name in _PRODUCT if name in views},
         divided=divided,
@@ -394,8 +363,8 @@ def _is_list(array: Any) -> bool:
     return isinstance(array, (list, tuple))
 
 
-def _views(arrays: dict[str, Any]) -> dict[str, Views]:
-    """The arrays of the product and the result by name."""
+def _check_kinds(arrays: Mapping[str, Any], bias: Mapping[str, Any]) -> None:
+    """Refuses lists beside arrays, and arrays beside lists."""
     for name in "ab":
         if arrays[name] is None:
             raise InvalidOperandError(f"{name} is None; expected an array, or a list of them")
@@ -405,61 +374,51 @@ def _views(arrays: dict[str, Any]) -> dict[str, Views]:
         raise InvalidOperandError(
             f"{one} is a list and {other} is a {type(arrays[other]).__name__}: give two of a kind"
         )
-    views: dict[str, Views] = {}
-    for name, given in arrays.items():
-        if given is None:
+    for name, array in {**arrays, **bias}.items():
+        if array is None:
             continue
         divides = name in ("offsets", "counts")
-        if listed and divides and not _is_list(given):
+        if divides and listed and not _is_list(array):
             raise InvalidOperandError(f"{name} divides arrays; lists of matrices are divided already")
-        if _is_list(given) and not divides:
-            views[name] = _members(name, given, arrays["a"])
-            continue
-        if _is_list(given) or (listed and name not in ("scale_a", "scale_b")):
-            expected = "an array" if divides else "a list, one for each group"
-            raise InvalidOperandError(f"{name} is a {type(given).__name__}; expected {expected}")
+        if divides and _is_list(array):
+            raise InvalidOperandError(f"{name} is a {type(array).__name__}; expected an array")
+        if listed and not _is_list(array) and name not in ("scale_a", "scale_b"):
+            raise InvalidOperandError(f"{name} is a {type(array).__name__}; expected a list, one for each group")
         # The integers that NumPy makes unasked are none that kernels know.
-        if divides and isinstance(given, np.ndarray) and given.dtype != np.int32:
-            raise InvalidOperandError(f"{name} has elements of {given.dtype}; expected int32")
-        views[name] = (operands.as_operand(given, name),)
-    return views
+        if divides and isinstance(array, np.ndarray) and array.dtype != np.int32:
+            raise InvalidOperandError(f"{name} has elements of {array.dtype}; expected int32")
 
 
-def _epilogue_views(name: str, given: Any, call: Call) -> Views:
-    """The arrays for an operand of the epilogue. Of lists, a scalar may be one for all; a bias is a list."""
-    if _is_list(given):
-        return _members(name, given, call.arrays["a"])
-    if _is_list(call.arrays["a"]) and call.epilogue is None:
-        raise InvalidOperandError(f"{name} is a {type(given).__name__}; expected a list, one for each group")
-    return (operands.as_operand(given, name),)
+def _groups(
+    arrays: Mapping[str, Any], named: Mapping[str, Any]
+) -> tuple[dict[str, Views], str, GroupedResult, list[tuple[int, int, int]]]:
+    """(views of the product's arrays and of D's, the form, the results of the groups, (M, N, K), of a list of each).
 
-
-def _members(name: str, given: Sequence[Any], a: Any) -> Views:
-    """The members of a list, as many as `a` has."""
-    if not _is_list(a):
-        raise InvalidOperandError(f"{name} is a {type(given).__name__}; expected an array")
-    if len(given) != len(a):
-        raise InvalidOperandError(f"{name} has {len(given)} members; a has {len(a)}")
-    return tuple(operands.as_operand(array, f"{name}[{index}]") for index, array in enumerate(given))
-
-
-def _list_form(
-    views: dict[str, Views],
-) -> tuple[str, int, list[tuple[int, int, int]], list[tuple[int, ...]]]:
-    extents: list[tuple[int, int, int]] = []
+    Args:
+        arrays: of the product, and for D.
+        named: those of the epilogue.
+    """
+    lists = {name for name, array in {**arrays, **named}.items() if _is_list(array)}
+    if "a" not in lists:
+        views = {name: GroupedResult(0, (), (), lists).view(array, name) for name, array in arrays.items()}
+        form, groups, extents, shape = _array_form(views)
+        return views, form, GroupedResult(groups, [extents[:2]], [shape], lists), [extents]
+    over = GroupedResult(len(arrays["a"]), (), (), lists | {RESULT})
+    views = {name: over.view(array, name) for name, array in arrays.items()}
+    every = []
     for index, (a, b) in enumerate(zip(views["a"], views["b"], strict=True)):
-        for name, one in (("a", a), ("b", b)):
-            if len(one.shape) != 2:
-                raise InvalidOperandError(f"{name}[{index}] has shape {one.shape}; expected a matrix")
+        for name, view in (("a", a), ("b", b)):
+            if len(view.shape) != 2:
+                raise InvalidOperandError(f"{name}[{index}] has shape {view.shape}; expected a matrix")
         if a.shape[1] != b.shape[0]:
             raise InvalidOperandError(f"a[{index}] has K = {a.shape[1]} (shape {a.shape}), b[{index}] has {b.shape[0]}")
-        extents.append((a.shape[0], b.shape[1], a.shape[1]))
-    return LIST, len(extents), extents, [(m, n) for m, n, _ in extents]
+        every.append((a.shape[0], b.shape[1], a.shape[1]))
+    matrices = [(m, n) for m, n, _ in every]
+    return views, LIST, replace(over, extents=matrices, members=matrices), every
 
 
-def _array_form(
-    views: dict[str, Views],
-) -> tuple[str, int, list[tuple[int, int, int]], list[tuple[int, ...]]]:
+def _array_form(views: dict[str, Views]) -> tuple[str, int, tuple[int, int, int], tuple[int, ...]]:
+    """(the form, how many groups, (M, N, K), extents of D) of arrays."""
     a, b = views["a"][0].shape, views["b"][0].shape
     form = {(2, 3): CONTIGUOUS, (3, 3): MASKED, (2, 2): ALONG_K}.get((len(a), len(b)))
     if form is None:
@@ -469,14 +428,14 @@ def _array_form(
         )
     if a[-1] != b[-2]:
         raise InvalidOperandError(f"a has K = {a[-1]} (shape {a}), b has K = {b[-2]} ({b})")
-    extents = [(a[-2], b[-1], a[-1])]
+    extents = (a[-2], b[-1], a[-1])
     if form == ALONG_K:
         divider = views.get("offsets") or views.get("counts")
         groups = divider[0].shape[0] if divider and len(divider[0].shape) == 1 else 0
-        return form, groups, extents, [(groups, a[0], b[1])]
+        return form, groups, extents, (groups, a[0], b[1])
     if form == MASKED and a[0] != b[0]:
         raise InvalidOperandError(f"a has {a[0]} groups (shape {a}), b has {b[0]}")
-    return form, b[0], extents, [(*a[:-1], b[2])]
+    return form, b[0], extents, (*a[:-1], b[2])
 
 
 def _divided(views: dict[str, Views], groups: int, form: str) -> str:

@@ -65,10 +65,10 @@ def grouped_gemm(
         beta: factor of c.
         bias: (N,) for all groups, or (G, N); a list for lists.
         activation: a name in ACTIVATIONS.
-        scale_a: a number for all groups, or what follows a's rows: (rows, 1) or in blocks (rows, ceil(K / 128)); the
-            masked form has (G, rows, 1) and so on; along K (M, 1) is for all groups and (G, M, 1) for each, and there
-            are no blocks. A list for lists, each as in `gemm`.
-        scale_b: a number for all groups, or for each group (G, 1, 1), (G, 1, N) or in blocks
+        scale_a: a number for all groups, (G,) or (G, 1, 1), or what follows a's rows: (rows, 1) or in blocks
+            (rows, ceil(K / 128)); the masked form has (G, rows, 1) and so on; along K (M, 1) is for all groups and
+            (G, M, 1) for each, and there are no blocks. A list for lists, each as in `gemm`.
+        scale_b: a number for all groups, or for each group (G,), (G, 1, 1), (G, 1, N) or in blocks
             (G, ceil(K / 128), ceil(N / 128)); along K (1, N) or (G, 1, N). A list for lists.
         scale_d: a number.
         tree: what makes D of alpha * scale_a[g] * scale_b[g] * A[g] B[g] + beta * C[g], as in `evaluate`; in the place
@@ -210,6 +210,34 @@ def group_bounds(
     return bounds
 
 
+def check_division(name: str, values: AnyArray, groups: int, extent: int, masked: bool) -> None:
+    """Refuses offsets or counts that go back, are negative or lie beyond the rows.
+
+    Args:
+        name: `offsets` or `counts`.
+        values: (G,) int32.
+        groups: how many there are.
+        extent: what they divide; of the masked form the rows of each group.
+        masked: whether it is that form.
+
+    Raises:
+        InvalidOperandError: names the first.
+    """
+    if masked:
+        _sizes(values, groups, extent)
+    else:
+        group_bounds(groups, extent, **{name: values})
+
+
+def _sizes(counts: Any, groups: int, rows: int) -> AnyArray:
+    """The rows of each masked group that count."""
+    numbers = _int32_vector("counts", counts, groups)
+    for index, number in enumerate(numbers):
+        if not 0 <= number <= rows:
+            raise InvalidOperandError(f"counts[{index}] is {number}; a group has 0 to {rows} rows")
+    return numbers
+
+
 def _int32_vector(name: str, given: Any, groups: int) -> AnyArray:
     if not isinstance(given, np.ndarray) or given.dtype != np.int32 or given.shape != (groups,):
         what = f"{given.dtype} of shape {given.shape}" if isinstance(given, np.ndarray) else repr(given)
@@ -261,7 +289,8 @@ def _split(a: Any, b: Any, c: Any, offsets: Any, counts: Any, bias: Any, scale_a
         wheres = list(enumerate(_masks(a, groups, offsets, counts)))
     biases = _shared_or_each("bias", bias, groups, (b.shape[2],))
     scales_b = _each("scale_b", scale_b, groups)
-    scale_rows = _follows_rows(scale_a, a)
+    numbers_a = _numbers(scale_a, groups)
+    scale_rows = numbers_a is None and _follows_rows(scale_a, a)
     parts = [
         _Group(
             where,
@@ -269,7 +298,7 @@ def _split(a: Any, b: Any, c: Any, offsets: Any, counts: Any, bias: Any, scale_a
             b[g],
             None if c is None else c[where],
             biases[g],
-            scale_a[where] if scale_rows else scale_a,
+            scale_a[where] if scale_rows else scale_a if numbers_a is None else numbers_a[g],
             scales_b[g],
         )
         for g, where in enumerate(wheres)
@@ -315,11 +344,7 @@ def _masks(a: AnyArray, groups: int, offsets: Any, counts: Any) -> list[slice]:
         raise InvalidOperandError("offsets are for the contiguous form; a 3-D a takes counts")
     if a.shape[0] != groups:
         raise InvalidOperandError(f"a has {a.shape[0]} groups (shape {a.shape}), b has {groups}")
-    numbers = _int32_vector("counts", counts, groups)
-    for index, number in enumerate(numbers):
-        if not 0 <= number <= a.shape[1]:
-            raise InvalidOperandError(f"counts[{index}] is {number}; a group has 0 to {a.shape[1]} rows")
-    return [slice(0, int(number)) for number in numbers]
+    return [slice(0, int(number)) for number in _sizes(counts, groups, a.shape[1])]
 
 
 def _check_c(c: Any, shape: tuple[int, ...]) -> None:
@@ -368,19 +393,30 @@ def _follows_rows(scale: Any, a: AnyArray) -> bool:
     return True
 
 
+def _numbers(scale: Any, groups: int) -> list[AnyArray] | None:
+    """The scale of each group, of (G,) or (G, 1, 1); None for others."""
+    if not isinstance(scale, np.ndarray) or scale.shape not in ((groups,), (groups, 1, 1)):
+        return None
+    return list(scale.reshape(groups, 1, 1))
+
+
 def _each(name: str, scale: Any, groups: int) -> list[Any]:
-    """One scale for all groups, or the parts of an array (G, ..., ...)."""
+    """One scale for all groups, or the parts of an array (G,) or (G, ..., ...)."""
     if _one_for_all(scale):
         return [scale] * groups
+    if (numbers := _numbers(scale, groups)) is not None:
+        return list(numbers)
     if not isinstance(scale, np.ndarray) or scale.ndim != 3 or scale.shape[0] != groups:
         raise InvalidOperandError(f"{name} {_what(scale)}; expected a number or ({groups}, ..., ...)")
     return list(scale)
 
 
 def _shared_or_each(name: str, given: Any, groups: int, shape: tuple[int, ...]) -> list[Any]:
-    """One array of `shape` for all groups, or the parts of (G, *shape); scales may also be one for all."""
+    """One array of `shape` for all groups, or the parts of (G, *shape); scales may also be numbers."""
     if given is None or (len(shape) == 2 and _one_for_all(given)):
         return [given] * groups
+    if len(shape) == 2 and (numbers := _numbers(given, groups)) is not None:
+        return list(numbers)
     if isinstance(given, np.ndarray):
         if given.shape == shape:
             return [given] * groups

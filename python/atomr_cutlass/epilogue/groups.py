@@ -190,20 +190,31 @@ class GroupedResult:
         return self.extents[min(index, len(self.extents) - 1)]
 
 
+def common_dtype(views: Mapping[str, _core.Operand]) -> CutlassDtype:
+    """The element type that arrays, given by label, have in common.
+
+    Raises:
+        InvalidOperandError: they have none.
+    """
+    found = {label: operands.dtype_of(view, label) for label, view in views.items()}
+    first, dtype = next(iter(found.items()))
+    for label, other in found.items():
+        if other is not dtype:
+            raise InvalidOperandError(f"{label} is {other.value}, and {first} {dtype.value}: give one dtype")
+    return dtype
+
+
 def check_bias(bias: Views, result: GroupedResult) -> CutlassDtype:
     """The element type of a bias.
 
     Raises:
         InvalidOperandError: it is not of one floating type.
     """
-    first = operands.dtype_of(bias[0], "bias")
-    for label, view in result.labelled("bias", bias).items():
-        dtype = operands.dtype_of(view, label)
-        if dtype in INTEGER_DTYPES:
-            raise InvalidOperandError(f"{label} is {dtype.value}; expected a floating dtype")
-        if dtype is not first:
-            raise InvalidOperandError(f"{label} is {dtype.value}, and bias[0] {first.value}: give one dtype")
-    return first
+    views = result.labelled("bias", bias)
+    dtype = common_dtype(views)
+    if dtype in INTEGER_DTYPES:
+        raise InvalidOperandError(f"{next(iter(views))} is {dtype.value}; expected a floating dtype")
+    return dtype
 
 
 def refuse_tree(tree: EpilogueVisitorTree, acc: CutlassDtype, d: CutlassDtype) -> None:

@@ -19,7 +19,7 @@ from ...checks import NUMBERS, check_extents, check_options
 from ...epilogue import Traced
 from ...epilogue.bind import bind
 from ...epilogue.common import common
-from ...epilogue.groups import GroupedResult, Views, check_bias
+from ...epilogue.groups import GroupedResult, Views, check_bias, common_dtype
 from ...errors import InvalidOperandError, UnsupportedError
 from ...generator.dtypes import CutlassDtype
 from ...generator.epilogue.tree import RESULT
@@ -146,10 +146,9 @@ def grouped_gemm(
         checked = ALWAYS if check else None
     else:
         checked = UNLESS_CAPTURED if os.environ.get(CHECK) == "1" else None
-    if isinstance(a, (list, tuple)) and isinstance(b, (list, tuple)) and not a and not b:
-        Call(arrays, operands_of_epilogue, out, epilogue, CallOptions(*options, alpha, beta, stream), (checked,)).check(
-            "grouped_gemm"
-        )
+    if _is_list(a) and _is_list(b) and not a and not b:
+        call = Call(arrays, operands_of_epilogue, out, epilogue, CallOptions(*options, alpha, beta, stream), ())
+        call.check("grouped_gemm")
         return [] if out is None else out
     return run(
         _parse, arrays, out, options, alpha, beta, stream, epilogue, operands_of_epilogue, (checked,),
@@ -176,7 +175,6 @@ class _GroupedGemm(Invocation):
 
     Attributes:
         form: contiguous, masked, along K or lists.
-        groups: how many there are.
         extents: (M, N, K), of a list for each.
         labels: of the arrays of each of the product's operands by its name, in the order of a plan's call.
         divided: `offsets` or `counts`, whichever is given; None for lists.
@@ -186,7 +184,6 @@ class _GroupedGemm(Invocation):
     """
 
     form: str
-    groups: int
     extents: list[tuple[int, int, int]]
     labels: dict[str, tuple[str, ...]]
     divided: str | None
@@ -196,7 +193,7 @@ class _GroupedGemm(Invocation):
 
     @property
     def empty(self) -> bool:
-        return self.groups == 0 or all(0 in result.shape for result in self.results.values())
+        return self.epilogue.result.number == 0 or all(0 in result.shape for result in self.results.values())
 
     @property
     def _dtype(self) -> CutlassDtype:
@@ -219,7 +216,9 @@ class _GroupedGemm(Invocation):
                 return
         m, _, k = self.extents[0]
         extent = k if self.form == ALONG_K else m
-        grouped_reference.check_division(str(self.divided), self.fetch(view), self.groups, extent, self.form == MASKED)
+        grouped_reference.check_division(
+            str(self.divided), self.fetch(view), self.epilogue.result.number, extent, self.form == MASKED
+        )
 
     def plan(self, views: dict[str, _core.Operand], *, like: Any, stream: int) -> Plan:
         options = self.call.options
@@ -233,7 +232,7 @@ class _GroupedGemm(Invocation):
             arrays = ((views[label], operands.dtype_of(views[label], label)) for label in labels)
             return tuple(MatrixSpec(view.shape, view.strides, dtype, view.alignment) for view, dtype in arrays)
 
-        if self.divided is not None and self.groups > 1 and views[self.divided].strides != (1,):
+        if self.divided is not None and self.epilogue.result.number > 1 and views[self.divided].strides != (1,):
             raise UnsupportedError(f"{self.divided} has strides {views[self.divided].strides}: make it contiguous")
         scale_a, scale_b = (
             GroupScale(specs(labels[name]), form) if name in labels else None
@@ -243,7 +242,7 @@ class _GroupedGemm(Invocation):
         if not does_nothing(epilogue.tree, self._dtype, epilogue.dtype):
             fusion = epilogue.result.fusion(epilogue.tree, views)
         return GroupedProblem(
-            form=self.form, groups=self.groups, a=specs(labels["a"]), b=specs(labels["b"]),
+            form=self.form, groups=self.epilogue.result.number, a=specs(labels["a"]), b=specs(labels["b"]),
             c=specs(labels.get("c", ())), d=specs(self.results), counted=self.divided == "counts", math=self.math,
             device=views[labels["a"][0]].device, scale_a=scale_a, scale_b=scale_b, fusion=fusion,
         )  # fmt: skip
@@ -316,7 +315,7 @@ def _parse(call: Call) -> Invocation:
             if view.shape != shape:
                 raise InvalidOperandError(f"{label} has shape {view.shape}; expected {shape}")
     divided = None if listed else _divided(views, over.number, form)
-    dtype, other = (_common_dtype(over.labelled(name, views[name])) for name in "ab")
+    dtype, other = (common_dtype(over.labelled(name, views[name])) for name in "ab")
     if dtype is not other and not {dtype, other} <= set(FP8_TYPES):
         raise InvalidOperandError(
             f"a is {dtype.value} and b is {other.value}: both must have one dtype, but for two of fp8"
@@ -342,7 +341,6 @@ def _parse(call: Call) -> Invocation:
         },
         arrange=functools.partial(_arranged, traced, tuple(over.shapes)) if listed else traced.arrange,
         form=form,
-        groups=over.number,
         extents=extents,
         labels={name: tuple(over.labelled(name, views[name])) for name in _PRODUCT if name in views},
         divided=divided,
@@ -459,16 +457,6 @@ def _divided(views: dict[str, Views], groups: int, form: str) -> str:
         expected = "(G,)" if form == ALONG_K else f"({groups},)"
         raise InvalidOperandError(f"{name} has shape {view.shape}; expected {expected}, one for each group")
     return name
-
-
-def _common_dtype(views: Mapping[str, _core.Operand]) -> CutlassDtype:
-    """The element type of an operand's arrays, given by label."""
-    found = {label: operands.dtype_of(view, label) for label, view in views.items()}
-    first, dtype = next(iter(found.items()))
-    for label, other in found.items():
-        if other is not dtype:
-            raise InvalidOperandError(f"{label} is {other.value}, and {first} {dtype.value}: give one dtype")
-    return dtype
 
 
 def _result_dtype(views: Mapping[str, Views], asked: CutlassDtype | None, dtype: CutlassDtype) -> CutlassDtype:

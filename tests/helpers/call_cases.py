@@ -19,6 +19,7 @@ import golden_gpu
 from atomr_cutlass import CutlassDtype as D
 from atomr_cutlass import SmArch, _core
 from atomr_cutlass.arrays import layouts, numerics
+from atomr_cutlass.ops.conv2d import plans as conv_plans
 from atomr_cutlass.pipeline import call as call_module
 
 ARCH = SmArch.SM90A
@@ -358,6 +359,18 @@ def case_a_kept_plan_gets_the_callers_own_arrays() -> None:
     assert all(one is two for one, two in zip(given, (x, w, bias), strict=True))
     assert how.pop("out") is out
     assert how == {"alpha": 2.0, "beta": 0.0, "stream": 3}
+
+
+def case_plans_of_convolutions_keep_to_their_workspace() -> None:
+    shape = ac.ConvShape.nhwc(32, 56, 56, 64, 64, 3, 3, padding=1)
+    problem = ac.ConvWgradRequest(shape, dtype=D.BF16, out_dtype=D.F32).problem(0)
+    needed = conv_plans.make(problem).workspace_bytes
+    assert needed > 0
+    assert conv_plans.make(problem, workspace_size=needed).workspace_bytes == needed
+    assert conv_plans.make(problem, workspace_size=needed - 1).workspace_bytes < needed
+    narrow = ac.ConvWgradRequest(shape, dtype=D.F8E4M3).problem(0)  # operands are cast, whatever the kernel
+    refused(ac.UnsupportedError, "bytes of workspace", lambda: conv_plans.make(narrow, workspace_size=0))
+    refused(ac.InvalidOperandError, "a plan's backend is 'cpu'", lambda: conv_plans.make(problem, backend="cpu"))
 
 
 if __name__ == "__main__":

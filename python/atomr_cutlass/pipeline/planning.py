@@ -6,15 +6,18 @@ import contextlib
 import dataclasses
 import itertools
 from collections.abc import Callable, Iterator
-from typing import Protocol, TypeVar
+from dataclasses import dataclass
+from typing import Any, Protocol, TypeVar
 
 from .. import _core
-from ..errors import UnsupportedError
+from ..errors import InvalidOperandError, UnsupportedError
+from ..generator.archs import SmArch
 from ..generator.key import KernelKey
 from ..jit import kernels
 from . import devices, select, table
 from .candidate import Candidate
 from .heuristic import Use, heuristics
+from .plan import BACKENDS
 from .select import KernelSearch
 
 
@@ -30,26 +33,53 @@ F = TypeVar("F")
 PlanT = TypeVar("PlanT", bound=_Plan)
 
 
+@dataclass(frozen=True)
+class PlanOptions:
+    """How a plan is made, whatever it is of.
+
+    Attributes:
+        arch: keep to cells of this arch.
+        alpha: of calls that give none.
+        beta: of calls that give none.
+        like: an array whose framework allocates the workspace, where it can.
+        backend: `auto`: the best kernel of the table; where it has none, the matrix's best one, compiled. `prebuilt`:
+            the table only. `jit`: the matrix's best one, compiled.
+        jit: `background` starts with the best kernel of the table and compiles the matrix's best one meanwhile, if the
+            model expects more of that: launches switch to it when it is ready. With nothing to start with, it is
+            compiled first. `auto` does the same where the model expects twice the speed; `off` compiles nothing, and
+            warns there, once. None leaves it to ATOMR_CUTLASS_JIT.
+        stream: where the first launch will be, where that is known.
+        workspace_size: bytes of device memory that a launch may use beside its operands; None is no limit.
+        use: what the kernel is remembered for; None: it is chosen anew, and not remembered.
+
+    Raises:
+        InvalidOperandError: `backend` is not one of BACKENDS.
+    """
+
+    arch: SmArch | None = None
+    alpha: float = 1.0
+    beta: float = 0.0
+    like: Any = None
+    backend: str = "auto"
+    jit: str | None = None
+    stream: int | None = None
+    workspace_size: int | None = None
+    use: Use | None = None
+
+    def __post_init__(self) -> None:
+        if self.backend not in BACKENDS:
+            raise InvalidOperandError(f"a plan's backend is {self.backend!r}; valid: {', '.join(BACKENDS)}")
+
+
 def planned(
-    search: KernelSearch[F],
-    build: Callable[[Candidate[F]], PlanT],
-    *,
-    backend: str,
-    jit: str | None,
-    stream: int | None,
-    workspace_size: int | None = None,
-    use: Use | None = None,
+    search: KernelSearch[F], build: Callable[[Candidate[F]], PlanT], options: PlanOptions
 ) -> tuple[PlanT, Candidate[F] | None]:
     """A plan with a kernel of a search.
 
     Args:
         search: the kernels of a problem.
         build: makes the plan of a candidate.
-        backend: see `select.choose`.
-        jit: see `select.decide`.
-        stream: where the first launch will be, where that is known.
-        workspace_size: bytes of device memory that a launch may use beside its operands; None is no limit.
-        use: what the kernel is remembered for; None: it is chosen anew, and not remembered.
+        options: of the plan.
 
     Returns:
         (the plan, a better kernel that is to be compiled in the background, if there is one).
@@ -57,7 +87,8 @@ def planned(
     Raises:
         UnsupportedError, KernelNotFoundError: as `select.choose`; or every kernel needs more workspace.
     """
-    policy = kernels.policy(jit)
+    backend, workspace_size, use = options.backend, options.workspace_size, options.use
+    policy = kernels.policy(options.jit)
     if search.background and policy == "background":
         use = None  # the kernel may change while the plan lives
     fingerprint = (search.fingerprint(), backend, policy, workspace_size, search.device.index, search.arch,
@@ -66,7 +97,7 @@ def planned(
     candidate = None if known is None else _recalled(known, search, backend, policy)
     better, recalled = None, candidate is not None
     if candidate is None and search.background:
-        candidate, better = select.decide(search, backend=backend, jit=policy, stream=stream)
+        candidate, better = select.decide(search, backend=backend, jit=policy, stream=options.stream)
     elif candidate is None:
         candidate = select.choose(search, backend=backend, jit=policy)
     made = build(candidate)

@@ -12,13 +12,13 @@ from ... import _core
 from ...arrays.layouts import in_layout, pixel_strides
 from ...epilogue import validate
 from ...epilogue.bound import FusedOperands, Fusion, reads_source, source_number
-from ...generator.archs import SmArch
 from ...generator.dtypes import CutlassDtype
 from ...generator.epilogue.lower import split
 from ...pipeline import devices, select
 from ...pipeline.candidate import Candidate
 from ...pipeline.devices import Device
 from ...pipeline.plan import Address, Plan, Steps, bytes_of, refuse_capture
+from ...pipeline.planning import PlanOptions, planned
 from ...pipeline.problem import MatrixSpec
 from ..gemm.kernels import product_args
 from ..gemm.scaled import clears_masks, validated
@@ -31,43 +31,40 @@ ConvCandidate: TypeAlias = "Candidate[ConvFormulation]"
 
 
 def make(
-    what: ConvProblem,
-    *,
-    arch: SmArch | None = None,
-    alpha: float = 1.0,
-    beta: float = 0.0,
-    like: Any = None,
-    backend: str = "auto",
-    jit: str | None = None,
-    stream: int | None = None,
-    layout: str = "nhwc",
-    candidate: ConvCandidate | None = None,
-) -> Plan:
+    what: ConvProblem, *, layout: str = "nhwc", candidate: ConvCandidate | None = None, **options: Any
+) -> Plan:  # fmt: skip
     """The plan for a convolution.
 
-    Its slots are a, b and, where there are such, c, bias, the inputs and the outputs of an epilogue tree, then out.
-    `layout` is the order in which calls name the dimensions of their arrays; the problem has NHWC's. `candidate` is the
-    kernel where it has been chosen already. A convolution that no kernel computes as it stands is rewritten, and the
-    plan's `rewrite` says how; see `ConvSearch`.
+    Its slots are a, b and, where there are such, c, bias, the inputs and the outputs of an epilogue tree, then out. A
+    convolution that no kernel computes as it stands is rewritten, and the plan's `rewrite` says how; see `ConvSearch`.
 
-    Arguments and errors are those of `gemm.kernels.make`.
+    Args:
+        what: the convolution, dimensions in the order of NHWC.
+        layout: the order in which calls name the dimensions of their arrays.
+        candidate: the kernel where it has been chosen already.
+        options: those of `PlanOptions`.
+
+    Raises:
+        UnsupportedError, KernelNotFoundError: as `gemm.kernels.make`.
     """
+    how = PlanOptions(**options)
     device = devices.get(what.device)
-    search = ConvSearch(what, device, arch)
-    how: dict[str, Any] = {"backend": backend, "jit": jit}
-    if candidate is None:
-        candidate = select.choose(search, **how)
-    refuse_capture(candidate, what.device, stream)
-    checked = True
-    if split(candidate.key.epilogue)[1]:
-        if candidate.formulation.product is not None:
-            checked = validated(candidate, device, stream)
-        else:
-            launch = functools.partial(_launch_once, candidate, device)
-            checked = validate.require(candidate, device, launch, make_probe, stream=stream)
-    made = _plan(what, candidate, search, how, alpha=alpha, beta=beta, like=like, layout=layout)
-    made.checked = checked
-    return made
+    search = ConvSearch(what, device, how.arch)
+
+    def build(candidate: ConvCandidate) -> Plan:
+        refuse_capture(candidate, what.device, how.stream)
+        checked = True
+        if split(candidate.key.epilogue)[1]:
+            if candidate.formulation.product is not None:
+                checked = validated(candidate, device, how.stream)
+            else:
+                launch = functools.partial(_launch_once, candidate, device)
+                checked = validate.require(candidate, device, launch, make_probe, stream=how.stream)
+        made = _plan(what, candidate, search, how, layout=layout)
+        made.checked = checked
+        return made
+
+    return planned(search, build, how)[0] if candidate is None else build(candidate)
 
 
 def _launch_once(
@@ -78,7 +75,7 @@ def _launch_once(
     problem = dataclasses.replace(what, fusion=fusion, source=number, c=None if number is None else what.d)
     alone = dataclasses.replace(candidate, formulation=ConvFormulation(problem), split_k=1)
     search = ConvSearch(problem, device, formulations=[[alone.formulation]])
-    made = _plan(problem, alone, search, {}, alpha=1.0, beta=0.0, like=None, layout="nhwc")
+    made = _plan(problem, alone, search, PlanOptions(), layout="nhwc")
     made(*(views[name] for name in ("a", "b", *(one.name for one in fusion.arrays), "out")), stream=0)
 
 
@@ -86,11 +83,8 @@ def _plan(
     what: ConvProblem,
     candidate: ConvCandidate,
     search: ConvSearch,
-    how: dict[str, Any],
+    how: PlanOptions,
     *,
-    alpha: float,
-    beta: float,
-    like: Any,
     layout: str,
 ) -> Plan:
     formulation, key = candidate.formulation, candidate.key
@@ -151,17 +145,15 @@ def _plan(
                 "alpha": "alpha", "beta": "beta" if c is not None else 0.0,
             },
         )  # fmt: skip
-    return steps.plan(like=like, alpha=alpha, beta=beta, rewrite=formulation.rewrite)
+    return steps.plan(like=how.like, alpha=how.alpha, beta=how.beta, rewrite=formulation.rewrite)
 
 
-def _cast_kernel(
-    dtype: CutlassDtype, wanted: CutlassDtype, search: ConvSearch, how: Mapping[str, Any]
-) -> Candidate[None]:
-    return select.choose(CastSearch(dtype, wanted, search.device, search.arch), **how)
+def _cast_kernel(dtype: CutlassDtype, wanted: CutlassDtype, search: ConvSearch, how: PlanOptions) -> Candidate[None]:
+    return select.choose(CastSearch(dtype, wanted, search.device, search.arch), backend=how.backend, jit=how.jit)
 
 
 def _cast(
-    steps: Steps, source: Address, spec: MatrixSpec, wide: MatrixSpec, search: ConvSearch, how: Mapping[str, Any]
+    steps: Steps, source: Address, spec: MatrixSpec, wide: MatrixSpec, search: ConvSearch, how: PlanOptions
 ) -> Address:
     target = steps.temporary(bytes_of(wide.shape, wide.dtype))
     kernel = _cast_kernel(spec.dtype, wide.dtype, search, how)

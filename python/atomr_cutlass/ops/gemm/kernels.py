@@ -11,7 +11,7 @@ from typing import Any, TypeAlias
 
 from ... import _core
 from ...arrays import fp4
-from ...errors import CutlassError, InvalidOperandError, KernelNotFoundError, UnsupportedError
+from ...errors import CutlassError, KernelNotFoundError, UnsupportedError
 from ...generator.archs import SmArch
 from ...generator.dtypes import CutlassDtype
 from ...generator.epilogue import lower
@@ -25,10 +25,8 @@ from ...pipeline import devices, estimate, select
 from ...pipeline.candidate import Candidate
 from ...pipeline.devices import Device
 from ...pipeline.estimate import Launch
-from ...pipeline.heuristic import Use
 from ...pipeline.plan import (
     ALWAYS,
-    BACKENDS,
     NO_PRODUCT,
     PRODUCT,
     Address,
@@ -38,7 +36,7 @@ from ...pipeline.plan import (
     refuse_capture,
     settled,
 )  # fmt: skip
-from ...pipeline.planning import planned
+from ...pipeline.planning import PlanOptions, planned
 from ...pipeline.problem import GemmFormulation, GemmProblem, MatrixSpec, Variant, formulations, round_up
 from ...pipeline.select import KernelSearch
 
@@ -286,56 +284,30 @@ def split_choices(key: KernelKey, variant: Variant) -> tuple[int, ...]:
 # ----------------------------------------------------------------------------------------------------------------------
 
 
-def make(
-    problem: GemmProblem,
-    *,
-    arch: SmArch | None = None,
-    alpha: float = 1.0,
-    beta: float = 0.0,
-    like: Any = None,
-    backend: str = "auto",
-    jit: str | None = None,
-    stream: int | None = None,
-    workspace_size: int | None = None,
-    use: Use | None = None,
-) -> Plan:
+def make(problem: GemmProblem, **options: Any) -> Plan:
     """The plan for a problem.
 
     Args:
         problem: what is computed.
-        arch: keep to cells of this arch.
-        alpha: of calls that give none.
-        beta: of calls that give none.
-        like: an array whose framework allocates the workspace, where it can.
-        backend: `auto`: the best kernel of the table; where it has none, the matrix's best one, compiled. `prebuilt`:
-            the table only. `jit`: the matrix's best one, compiled.
-        jit: `background` starts with the best kernel of the table and compiles the matrix's best one meanwhile, if the
-            model expects more of that: launches switch to it when it is ready. With nothing to start with, it is
-            compiled first. `auto` does the same where the model expects twice the speed; `off` compiles nothing, and
-            warns there, once. None leaves it to ATOMR_CUTLASS_JIT.
-        stream: where the first launch will be, where that is known.
-        workspace_size: bytes of device memory that a launch may use beside its operands; None is no limit.
-        use: what the kernel is remembered for; see `planning.planned`.
+        options: those of `PlanOptions`.
 
     Raises:
         UnsupportedError: no kernel of the matrix serves it, or every one needs more workspace, or one must be compiled
             and the stream is being captured.
+        KernelNotFoundError: one serves it, but the table lacks it and it must not be compiled.
     """
+    how = PlanOptions(**options)
     if 0 in (problem.m, problem.n, problem.batch):
         raise UnsupportedError(f"a result of shape {problem.d.shape} is empty: there is nothing to plan")
-    if backend not in BACKENDS:
-        raise InvalidOperandError(f"a plan's backend is {backend!r}; valid: {', '.join(BACKENDS)}")
-    search = GemmSearch(_nonempty(problem), devices.get(problem.device), arch)
+    search = GemmSearch(_nonempty(problem), devices.get(problem.device), how.arch)
 
     def build(candidate: GemmCandidate) -> Plan:
-        refuse_capture(candidate, problem.device, stream)
-        return from_candidate(problem, candidate, alpha=alpha, beta=beta, like=like)
+        refuse_capture(candidate, problem.device, how.stream)
+        return from_candidate(problem, candidate, alpha=how.alpha, beta=how.beta, like=how.like)
 
-    made, better = planned(
-        search, build, backend=backend, jit=jit, stream=stream, workspace_size=workspace_size, use=use
-    )  # fmt: skip
+    made, better = planned(search, build, how)
     if better is not None:
-        _improve(made, problem, better, like, workspace_size)
+        _improve(made, problem, better, how.like, how.workspace_size)
     return made
 
 

@@ -19,16 +19,14 @@ from ...arrays.operands import BYTE
 from ...epilogue import bound as fused
 from ...epilogue.bound import FusedOperands, Fusion
 from ...errors import InvalidOperandError, UnsupportedError
-from ...generator.archs import SmArch
 from ...generator.dtypes import CutlassDtype, ScaleType
 from ...generator.epilogue.lower import is_gated
 from ...generator.key import KernelKey
 from ...pipeline import devices, select
 from ...pipeline.candidate import Candidate
 from ...pipeline.devices import Device
-from ...pipeline.heuristic import Use
 from ...pipeline.plan import Address, Plan, Steps, moved, refuse_capture
-from ...pipeline.planning import planned
+from ...pipeline.planning import PlanOptions, planned
 from ...pipeline.problem import MAX_OUTER, GemmFormulation, GemmProblem, MatrixSpec, broadcast_to
 from .kernels import GemmCandidate, GemmSearch, product_args
 
@@ -173,33 +171,35 @@ def make(
     fusion: Fusion | None = None,
     *,
     result: MatrixSpec | None = None,
-    arch: SmArch | None = None,
-    alpha: float = 1.0,
-    beta: float = 0.0,
-    like: Any = None,
-    backend: str = "auto",
-    jit: str | None = None,
-    stream: int | None = None,
-    workspace_size: int | None = None,
-    use: Use | None = None,
+    **options: Any,
 ) -> Plan:
     """The plan for a GEMM with scales or an epilogue tree.
 
     Its slots are a, b and, where there are such, c, scale_a, scale_b, scale_d, amax, the tree's inputs and outputs,
-    then out. Arguments and errors are those of `plan.make`, but for `result`: of a gated epilogue, D as it lies, half
-    as wide as `what` has it, with half the strides.
+    then out.
+
+    Args:
+        what: the product.
+        scales: the scales that are arrays.
+        fusion: the tree that follows.
+        result: of a gated epilogue, D in memory: half as wide as `what` has it, with half the strides.
+        options: those of `PlanOptions`.
+
+    Raises:
+        UnsupportedError, KernelNotFoundError: as `gemm.kernels.make`; or scales that are not contiguous.
     """
+    how = PlanOptions(**options)
     refuse(what)
     device = devices.get(what.device)
     for name, one, along in (("scale_a", scales.a, -2), ("scale_b", scales.b, -1)):
         if one is not None and one.form == "vector" and one.shape[along] > 1 and one.strides[along] != 1:
             raise UnsupportedError(f"{name} has strides {one.strides}: its elements must be contiguous; copy it")
-    search = GemmSearch(rewritten(what, scales, fusion), device, arch)
+    search = GemmSearch(rewritten(what, scales, fusion), device, how.arch)
     build = functools.partial(
-        from_candidate, scales=scales, fusion=fusion, result=result, alpha=alpha, beta=beta, like=like, stream=stream
-    )
-    how: dict[str, Any] = {"backend": backend, "jit": jit, "stream": stream}
-    return planned(search, build, **how, workspace_size=workspace_size, use=use)[0]
+        from_candidate, scales=scales, fusion=fusion, result=result, alpha=how.alpha, beta=how.beta, like=how.like,
+        stream=how.stream,
+    )  # fmt: skip
+    return planned(search, build, how)[0]
 
 
 def from_candidate(

@@ -27,6 +27,7 @@ from ...pipeline.candidate import Candidate
 from ...pipeline.devices import Device
 from ...pipeline.estimate import Launch
 from ...pipeline.plan import Address, Plan, Steps, refuse_capture
+from ...pipeline.planning import PlanOptions, planned
 from ...pipeline.problem import GemmProblem, MatrixSpec, Variant
 from ...pipeline.select import KernelSearch
 from ..gemm.validation import make_probe
@@ -264,39 +265,37 @@ def _reasons(program: str, a: CutlassDtype, b: CutlassDtype, d: CutlassDtype, ar
     return tuple(found)
 
 
-def make(
-    what: GroupedProblem,
-    *,
-    arch: SmArch | None = None,
-    alpha: float = 1.0,
-    beta: float = 0.0,
-    like: Any = None,
-    backend: str = "auto",
-    jit: str | None = None,
-    stream: int | None = None,
-    candidate: Candidate[GroupedProblem] | None = None,
-) -> Plan:
+def make(what: GroupedProblem, *, candidate: Candidate[GroupedProblem] | None = None, **options: Any) -> Plan:
     """The plan for a grouped GEMM.
 
     Its slots are a, b and, where there are such, c, offsets, scale_a, scale_b, what the tree reads, then out; of lists
     every member in the place of its list. Offsets (or counts) are read on the device at each call, and never by the
-    host; they are clamped to the rows there are. Arguments and errors are those of `gemm.kernels.make`;
-    `candidate` is the kernel where it has been chosen already.
+    host; they are clamped to the rows there are.
+
+    Args:
+        what: the products.
+        candidate: the kernel where it has been chosen already.
+        options: those of `PlanOptions`.
+
+    Raises:
+        UnsupportedError, KernelNotFoundError: as `gemm.kernels.make`.
     """
+    how = PlanOptions(**options)
     if what.empty:
-        raise UnsupportedError(refusal(what, arch))
+        raise UnsupportedError(refusal(what, how.arch))
     device = devices.get(what.device)
-    if candidate is None:
-        candidate = select.choose(GroupedSearch(what, device, arch), backend=backend, jit=jit)
-    refuse_capture(candidate, what.device, stream)
-    checked = True
-    if split(candidate.key.epilogue)[1]:
-        checked = validate.require(
-            candidate, device, functools.partial(_launch_once, candidate), make_probe, stream=stream
-        )
-    made = _plan(what, candidate, arch, alpha=alpha, beta=beta, like=like)
-    made.checked = checked
-    return made
+
+    def build(candidate: Candidate[GroupedProblem]) -> Plan:
+        refuse_capture(candidate, what.device, how.stream)
+        checked = True
+        if split(candidate.key.epilogue)[1]:
+            launch = functools.partial(_launch_once, candidate)
+            checked = validate.require(candidate, device, launch, make_probe, stream=how.stream)
+        made = _plan(what, candidate, how.arch, alpha=how.alpha, beta=how.beta, like=how.like)
+        made.checked = checked
+        return made
+
+    return planned(GroupedSearch(what, device, how.arch), build, how)[0] if candidate is None else build(candidate)
 
 
 def _launch_once(

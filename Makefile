@@ -9,7 +9,7 @@ export CMAKE_ARGS
 BIN := $(VENV)/bin
 CPP_SOURCES := $(shell find cpp tests/cpp benchmarks -name '*.h' -o -name '*.cpp' -o -name '*.cu' 2>/dev/null)
 
-.PHONY: demo test lint format docs wheel clean
+.PHONY: demo test lint format docs wheel wheels test-wheels clean
 
 demo: $(BIN)/pip
 	$(BIN)/pip install .
@@ -42,6 +42,15 @@ docs: $(BIN)/pip
 
 wheel: $(BIN)/pip
 	$(BIN)/pip wheel --no-deps --wheel-dir dist .
+
+# The package without kernels, and a wheel of kernels for each arch: make wheels ARCHS="80;90a" PRESET=default
+ARCHS ?= 80;90a
+wheels: $(BIN)/pip
+	$(BIN)/python tools/build_wheels.py --archs "$(ARCHS)" --preset "$(PRESET)" --out dist
+
+test-wheels: $(BIN)/pip
+	$(BIN)/pip install --quiet '.[test]'
+	$(BIN)/python -m pytest tests/build/test_wheels.py
 
 clean:
 	rm -rf build dist site

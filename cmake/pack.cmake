@@ -18,3 +18,5 @@ target_compile_definitions(atomr_cutlass_pack PRIVATE ATOMR_CUTLASS_PACK_NAME="$
 atomr_cutlass_link_kernels(atomr_cutlass_pack)
 target_link_options(atomr_cutlass_pack PRIVATE "-Wl,--version-script=${_exports}" -Wl,-z,defs)
 install(TARGETS atomr_cutlass_pack DESTINATION .)
+# Its kernels are CUTLASS's, and go where wheels of packs go.
+install(FILES ${ATOMR_CUTLASS_HEADERS_LICENSE} DESTINATION . RENAME CUTLASS-LICENSE.txt)

@@ -19,12 +19,13 @@ from pathlib import Path
 from atomr_cutlass.epilogue import EpilogueVisitorTree
 from atomr_cutlass.generator.archs import SmArch
 from atomr_cutlass.generator.dtypes import CutlassDtype
-from atomr_cutlass.generator.epilogue.lower import SOURCE, split
+from atomr_cutlass.generator.epilogue.common import COMMON_ACTIVATIONS
+from atomr_cutlass.generator.epilogue.lower import SOURCE, has_tree, is_common, is_gated, split
 from atomr_cutlass.generator.epilogue.tree import MATRIX, SCALAR
 from atomr_cutlass.generator.families import FAMILIES
-from atomr_cutlass.generator.families.base import Family
+from atomr_cutlass.generator.families.base import DEFAULT, FULL, Family
 from atomr_cutlass.generator.key import KernelKey
-from atomr_cutlass.generator.matrix import PRESETS, cells, families, supports, with_epilogue
+from atomr_cutlass.generator.matrix import cells, families, supports, with_epilogue
 from atomr_cutlass.generator.rules import LAYOUTS
 from atomr_cutlass.pipeline.verification import NOT_VERIFIED, operands_of, tally
 
@@ -112,21 +113,39 @@ def by_type() -> str:
 
 
 def by_preset() -> str:
-    """What trees of the matrix's cells compute -> the smallest preset that has them, by the operands of GEMM."""
-    found: dict[str, dict[str, tuple[int, dict[SmArch, None]]]] = {}
+    """What the trees of cells compute, and the smallest preset that has them, by operation: the operands and archs."""
+    found: dict[tuple[str, str], dict[int, dict[str, None]]] = {}
+    archs: dict[tuple[str, str], dict[SmArch, None]] = {}
     for arch in SmArch:
+        least: dict[tuple[str, str, str], int] = {}
         for tier, key in cells([arch]):
-            program = split(key.epilogue)[1]
-            if program and key.op == "gemm":
-                least, archs = found.setdefault(expression(program), {}).setdefault(operands_of(key), (tier, {}))
-                found[expression(program)][operands_of(key)] = (min(least, tier), archs | {arch: None})
-    columns = list(dict.fromkeys(name for presets in found.values() for name in presets))
+            if has_tree(key.epilogue):
+                layouts = "" if key.op.startswith("conv2d") else f" {key.layout_a}{key.layout_b}"
+                place = (computed(key.epilogue), key.op, f"{operands_of(key)}{layouts}")
+                least[place] = min(tier, least.get(place, tier))
+        for (what, op, operands), tier in least.items():
+            archs.setdefault((what, op), {})[arch] = None
+            # Smoke tests have one here and there.
+            found.setdefault((what, op), {}).setdefault(max(tier, DEFAULT), {})[operands] = None
 
-    def shown(cell: tuple[int, dict[SmArch, None]] | None) -> str:
-        return "-" if cell is None else f"{PRESETS[cell[0]]}: {_archs(cell[1])}"
+    def shown(place: tuple[str, str], tier: int) -> str:
+        named = found[place].get(tier, {})
+        return ", ".join(one for one in named if tier == DEFAULT or one not in found[place].get(DEFAULT, {})) or "-"
 
-    rows = ((f"`{what}`", *(shown(presets.get(name)) for name in columns)) for what, presets in found.items())
-    return _table(("D, and what is beside it", *columns), rows)
+    rows = (
+        (f"`{what}`", op, shown((what, op), DEFAULT), shown((what, op), FULL), _archs(archs[what, op]))
+        for what, op in found
+    )
+    return _table(("D, and what is beside it", "operation", "default", "full besides", "cells for"), rows)
+
+
+def computed(epilogue: str) -> str:
+    """What the epilogue of a cell with a tree computes."""
+    if is_common(epilogue):
+        names = " \\| ".join(name or "identity" for name in COMMON_ACTIVATIONS)
+        return f"({names})(acc + row? + C?)"
+    text = expression(split(epilogue)[1])
+    return f"{text.replace('acc', 'even columns')} * odd columns" if is_gated(epilogue) else text
 
 
 def expression(program: str) -> str:
@@ -154,7 +173,7 @@ def by_arch() -> str:
     """How the cells with a tree have been verified, for each arch."""
     said = []
     for arch in SmArch:
-        keys = {key for _, key in cells([arch]) if split(key.epilogue)[1]}
+        keys = {key for _, key in cells([arch]) if has_tree(key.epilogue)}
         counts = {what: count for what, (count, _) in tally(keys).items()} or {NOT_VERIFIED: 0}
         said.append(f"{arch.value}: " + ", ".join(f"{count} {what}" for what, count in counts.items()))
     return f"Of the cells with a tree, by what is recorded ([Coverage](coverage.md)): {'; '.join(said)}.\n"

@@ -7,6 +7,7 @@ import functools
 import itertools
 from collections.abc import Iterable, Iterator
 
+from . import trees
 from .archs import SmArch
 from .dtypes import CutlassDtype
 from .epilogue.lower import is_gated
@@ -121,7 +122,8 @@ def cells(archs: Iterable[SmArch]) -> Iterator[Cell]:
     serve everything slowly. Its tier is that of the first such cell, or none, if that is larger than its family's.
     """
     for arch in archs:
-        found = [cell for one in families() if arch in one.archs for cell in one.cells(arch)]
+        plain = [cell for one in families() if arch in one.archs for cell in one.cells(arch)]
+        found = [*plain, *_fused(plain)]
         usual: dict[tuple[object, ...], list[Cell]] = {}
         for cell in found:
             if not is_fallback(cell[1]):
@@ -132,6 +134,15 @@ def cells(archs: Iterable[SmArch]) -> Iterator[Cell]:
                 yield max(tier, min(beside, default=ON_DEMAND)), key
             else:
                 yield tier, key
+
+
+def _fused(plain: list[Cell]) -> Iterator[Cell]:
+    """The cells with trees, of a list of those without."""
+    found: dict[KernelKey, int] = {}
+    for tier, base, (epilogue, d) in trees.cells(plain):
+        key = with_epilogue(base, epilogue, d)
+        found[key] = min(tier, found.get(key, tier))
+    yield from ((tier, key) for key, tier in found.items() if supports(key))
 
 
 def _kind(key: KernelKey) -> tuple[object, ...]:

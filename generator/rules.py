@@ -6,7 +6,7 @@ import functools
 from dataclasses import dataclass
 
 from .dtypes import CutlassDtype
-from .epilogue.lower import LINEAR, SCALED, SOURCE, is_gated, operand_kinds, split
+from .epilogue.lower import LINEAR, SCALED, SOURCE, has_tree, is_common, is_gated, operand_kinds, split
 from .epilogue.tree import MATRIX, SCALAR, EpilogueVisitorTree
 from .epilogue.tree import ROW as ROW_KIND
 from .key import COLUMN, ROW, KernelKey
@@ -216,7 +216,7 @@ def supports_gemm(key: KernelKey, epilogues: tuple[str, ...]) -> Status:
     base, program = split(key.epilogue)
     if base not in epilogues:
         return no(f"unknown epilogue {key.epilogue!r}; valid: {', '.join(epilogues)}")
-    types = gemm_types(key.a, key.b, key.d, key.math, tree=bool(program))
+    types = gemm_types(key.a, key.b, key.d, key.math, tree=has_tree(key.epilogue))
     if not types:
         return types
     if program:
@@ -225,6 +225,8 @@ def supports_gemm(key: KernelKey, epilogues: tuple[str, ...]) -> Status:
         tree = supports_tree(program, key.acc, key.d)
         if not tree:
             return tree
+    if is_common(key.epilogue) and (key.acc is not D.F32 or key.scale_type):
+        return no("the common epilogue is for products in f32 without block scales")
     if key.acc is not accumulator(key.a):
         return no(f"{key.a.value} operands accumulate in {accumulator(key.a).value}, not {key.acc.value}")
     if key.layout_d != ROW:
@@ -271,7 +273,7 @@ def supports_conv_tree(key: KernelKey) -> Status:
             "epilogue trees of convolutions are those of sm_90a's TMA kernels: implicit GEMM of CUTLASS 2.x has no "
             "visitors, but bias and activation"
         )
-    return supports_tree(split(key.epilogue)[1], key.acc, key.d)
+    return OK if is_common(key.epilogue) else supports_tree(split(key.epilogue)[1], key.acc, key.d)
 
 
 def supports_grouped_tree(epilogue: str) -> Status:

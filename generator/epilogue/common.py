@@ -1,15 +1,94 @@
-"""The trees that prebuilt kernels have: what most layers put behind a product."""
+"""The trees that prebuilt kernels have: what most layers put behind a product.
+
+Kernels whose epilogue is COMMON compute several of them, each of which `form_of` tells how to ask for.
+"""
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator
+from typing import NamedTuple
 
 from ..dtypes import CutlassDtype
-from .lower import LINEAR, epilogue_id, with_source
-from .tree import ACCUMULATOR, MATRIX, ROW, SCALAR, EpilogueVisitorTree, Node, Output
+from .lower import COMMON, LINEAR, SCALED, SCALED_COMMON, SOURCE, epilogue_id, split, with_source
+from .tree import ACCUMULATOR, COLUMN, MATRIX, PREFIX, ROW, SCALAR, EpilogueVisitorTree, Node, Output
 
-BIAS_ACTIVATIONS = ("", "relu", "gelu", "silu")
+COMMON_ACTIVATIONS = ("", "relu", "gelu", "gelu_tanh", "silu")
+"""Those of COMMON kernels, in the order of epilogue_common.h."""
+
+COMMON_ROWS = {None: 0, CutlassDtype.F32: 1, CutlassDtype.F16: 2, CutlassDtype.BF16: 3}
+"""Element types of the row that they add, with the numbers by which epilogue_tree.h knows them."""
+
+_ROW_BITS = 2
+
+
+class CommonForm(NamedTuple):
+    """A tree as a COMMON kernel computes it: activation(acc + row), the source being C.
+
+    Attributes:
+        row: the number of the input that is the row; None where there is none.
+        source: of the one that comes by the way of C, likewise.
+        told: what the arguments say of it: the row's element type and the activation.
+    """
+
+    row: int | None
+    source: int | None
+    told: int
+
+
+def told(row: CutlassDtype | None, activation: str) -> int:
+    """What the arguments of a COMMON kernel say of a tree.
+
+    Args:
+        row: element type of the row that is added, one of COMMON_ROWS.
+        activation: one of COMMON_ACTIVATIONS.
+    """
+    return COMMON_ROWS[row] | COMMON_ACTIVATIONS.index(activation) << _ROW_BITS
+
+
+@functools.lru_cache(256)
+def form_of(epilogue: str) -> CommonForm | None:
+    """How a COMMON kernel computes the tree of an epilogue; None where it does not."""
+    base, program = split(epilogue)
+    if base not in (LINEAR, SCALED) or not program:
+        return None
+    inputs: list[tuple[str, str]] = []
+    values: list[tuple[str, ...]] = []  # of each value the terms of its sum, once each and in any order
+    activation = ""
+    for line in program.removeprefix(PREFIX).split(";"):
+        op, *rest = line.split(":")
+        if op == "out" and int(rest[0]) == len(values) - 1:
+            continue
+        if activation:
+            return None
+        if op == ACCUMULATOR:
+            values.append((op,))
+        elif op == "input":
+            values.append((f"input{len(inputs)}",))
+            inputs.append((rest[0], rest[1]))
+        elif op == "add":
+            values.append((*values[int(rest[0])], *values[int(rest[1])]))
+        elif op in COMMON_ACTIVATIONS:
+            activation = op
+            values.append(values[int(rest[0])])
+        else:
+            return None
+    terms = values[-1]
+    kinds = [kind for kind, _ in inputs]
+    once = sorted(terms) == sorted([ACCUMULATOR, *(f"input{number}" for number in range(len(inputs)))])
+    if not once or sorted(kinds) not in ([], [ROW], [SOURCE], [ROW, SOURCE]):
+        return None
+    row = kinds.index(ROW) if ROW in kinds else None
+    dtype = None if row is None else CutlassDtype(inputs[row][1])
+    if dtype not in COMMON_ROWS:
+        return None
+    return CommonForm(row, kinds.index(SOURCE) if SOURCE in kinds else None, told(dtype, activation))
+
+
+def common_of(epilogue: str) -> str | None:
+    """The epilogue of the COMMON kernels that serve one; None where none do."""
+    if epilogue in (LINEAR, SCALED) or form_of(epilogue) is not None:
+        return SCALED_COMMON if split(epilogue)[0] == SCALED else COMMON
+    return None
 
 
 @functools.cache
@@ -35,9 +114,28 @@ def quantize() -> str:
     return epilogue_id(LINEAR, EpilogueVisitorTree(scaled, [largest]).program)
 
 
-def cells(a: CutlassDtype) -> Iterator[tuple[str, CutlassDtype]]:
-    """(epilogue, element type of D) of the prebuilt kernels whose operands are of type `a`."""
-    for activation in BIAS_ACTIVATIONS:
-        yield bias(a, activation), a
-    yield residual(a), a
-    yield quantize(), CutlassDtype.F8E4M3
+@functools.cache
+def activated(activation: str) -> str:
+    """Epilogue of act(acc)."""
+    return epilogue_id(LINEAR, EpilogueVisitorTree(Node(activation, (Node(ACCUMULATOR),))).program)
+
+
+@functools.cache
+def scaled(*, column: bool) -> str:
+    """Epilogue of acc * row, or of acc * column * row, in float32: scales of columns of B, and of rows of A."""
+    made = Node(ACCUMULATOR)
+    for kind in (COLUMN, ROW) if column else (ROW,):
+        made = Node("multiply", (made, Node("input", (), (f"{kind}_scale", kind, CutlassDtype.F32.value))))
+    return epilogue_id(LINEAR, EpilogueVisitorTree(made).program)
+
+
+@functools.cache
+def narrowed() -> str:
+    """Epilogue of acc * scale, for a narrow D."""
+    scale = Node("input", (), ("scale", SCALAR, CutlassDtype.F32.value))
+    return epilogue_id(LINEAR, EpilogueVisitorTree(Node("multiply", (Node(ACCUMULATOR), scale))).program)
+
+
+def on(base: str, epilogue: str) -> str:
+    """An epilogue's tree on another base, `lc` or `scaled`."""
+    return epilogue_id(base, split(epilogue)[1])

@@ -11,6 +11,8 @@ from .tree import ACCUMULATOR, COLUMN, MASK, MATRIX, PREFIX, ROW, SCALAR
 LINEAR, SCALED = "lc", "scaled"
 GATED, GATED_SCALED = "gated", "gated_scaled"
 """What a tree may be put on. Gated D is half as wide as A B: f(column 2j) * column 2j + 1, f being the tree."""
+COMMON, SCALED_COMMON = "common", "scaled_common"
+"""The trees that most programs ask for, in one kernel: see `common`."""
 SOURCE = "source"
 
 _LIES = {
@@ -39,6 +41,22 @@ def split(epilogue: str) -> tuple[str, str]:
 def is_gated(epilogue: str) -> bool:
     """Whether D is half as wide as A B."""
     return split(epilogue)[0] in (GATED, GATED_SCALED)
+
+
+def is_common(epilogue: str) -> bool:
+    """Whether a kernel's epilogue is told at launch which of several trees it is."""
+    return epilogue in (COMMON, SCALED_COMMON)
+
+
+def base_of(epilogue: str) -> str:
+    """What a tree is put on where a kernel has this epilogue: `lc`, `scaled` or one of the others."""
+    base = split(epilogue)[0]
+    return {COMMON: LINEAR, SCALED_COMMON: SCALED}.get(base, base)
+
+
+def has_tree(epilogue: str) -> bool:
+    """Whether a kernel's epilogue computes a tree: one that its key says, or the arguments."""
+    return is_common(epilogue) or bool(split(epilogue)[1])
 
 
 def with_source(program: str, number: int) -> str:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from ..archs import SmArch
-from ..epilogue.lower import GATED, GATED_SCALED, SCALED, is_narrow, lower, split
+from ..epilogue.lower import GATED, GATED_SCALED, SCALED, SCALED_COMMON, is_common, is_narrow, lower, split
 from ..key import ROW, KernelKey, Triple
 from ..rules import Status, epilogue_compute
 
@@ -70,12 +70,16 @@ def epilogue_cpp(key: KernelKey, lanes: str = "AnyLanes") -> dict[str, str]:
         lanes: how the accumulators lie over a warp, a type of epilogue_tree.h.
     """
     base, program = split(key.epilogue)
+    scaled = "true" if base in (SCALED, SCALED_COMMON, GATED_SCALED) else "false"
+    if is_common(key.epilogue):
+        common = f"CommonTree<{'true' if key.d.bits <= 16 else 'false'}>"
+        epilogue = f"TreeEpilogue<atomr_cutlass::{common}, {scaled}, atomr_cutlass::{lanes}>"
+        return {"tree": '#include "atomr_cutlass/epilogue_common.h"\n', "epilogue": epilogue}
     if not program:
         return {"tree": "", "epilogue": "ScaledEpilogue" if base == SCALED else "LinearEpilogue"}
     definition = lower(program, epilogue_compute(key.acc, tree=True), narrow=is_narrow(program, key.d))
     # In the package's namespace, so that the tree finds the operations by their names.
     tree = f"namespace atomr_cutlass {{\nnamespace {{\n{definition}\n}}  // namespace\n}}  // namespace atomr_cutlass\n"
-    scaled = "true" if base in (SCALED, GATED_SCALED) else "false"
     if base in (GATED, GATED_SCALED):
         return {"tree": tree, "epilogue": f"GatedEpilogue<atomr_cutlass::Tree, {scaled}>"}
     return {"tree": tree, "epilogue": f"TreeEpilogue<atomr_cutlass::Tree, {scaled}, atomr_cutlass::{lanes}>"}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ..epilogue.lower import LINEAR, split
+from ..epilogue.lower import COMMON, LINEAR, split
 from ..key import COLUMN, ROW, KernelKey
 from ..rules import OK, Status, accumulator, conv_types, no, supports_conv_tree
 
@@ -36,9 +36,9 @@ def activation_cpp(key: KernelKey) -> str:
 def supports_conv(key: KernelKey) -> Status:
     """What every family of convolutions asks of a key."""
     base, program = split(key.epilogue)
-    if base not in ((LINEAR,) if program else EPILOGUES):
-        return no(f"unknown epilogue {key.epilogue!r}; valid: {', '.join(EPILOGUES)}, and trees on {LINEAR}")
-    if program:
+    if base not in ((LINEAR,) if program else (*EPILOGUES, COMMON)):
+        return no(f"unknown epilogue {key.epilogue!r}; valid: {', '.join(EPILOGUES)}, {COMMON}, and trees on {LINEAR}")
+    if program or base == COMMON:
         tree = supports_conv_tree(key)
         if not tree:
             return tree

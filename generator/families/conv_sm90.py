@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from ..archs import SmArch
 from ..dtypes import CutlassDtype
-from ..epilogue.lower import split
+from ..epilogue.lower import has_tree
 from ..key import ROW, KernelKey, Triple
 from ..rules import FP8_TYPES, HALF_TYPES, OK, Status, accumulator, no
 from .base import FULL, SMOKE, Cell, Family, epilogue_cpp, numbers, static_ints
@@ -48,7 +48,7 @@ def supports(key: KernelKey) -> Status:
 
 def values(key: KernelKey) -> dict[str, str]:
     """What the template is filled with."""
-    if split(key.epilogue)[1]:
+    if has_tree(key.epilogue):
         epilogue = epilogue_cpp(key, "QuadLanes")
     else:
         epilogue = {"tree": "", "epilogue": f"BiasEpilogue<{activation_cpp(key)}>"}

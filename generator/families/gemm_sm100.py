@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from ..archs import SmArch
 from ..dtypes import CutlassDtype, ScaleType
-from ..epilogue.lower import LINEAR, SCALED, split
+from ..epilogue.lower import COMMON, LINEAR, SCALED, SCALED_COMMON, split
 from ..key import COLUMN, ROW, KernelKey, Triple
 from ..rules import COMMON_LAYOUTS, FP8_TYPES, HALF_TYPES, LAYOUTS, OK, Status, accumulator, no, supports_gemm
 from .base import DEFAULT, FULL, Cell, Family, epilogue_cpp, numbers, static_ints
@@ -23,7 +23,7 @@ FP4_SCALES = {"ue4m3": (1, 1, 16), "ue8m0": (1, 1, 32)}
 
 def supports(key: KernelKey) -> Status:
     """Whether a key of this family compiles without spilling."""
-    common = supports_gemm(key, ("lc", "scaled"))
+    common = supports_gemm(key, (LINEAR, SCALED, COMMON, SCALED_COMMON))
     if not common:
         return common
     if key.a not in (*HALF_TYPES, *FP8_TYPES, D.I8, D.F4E2M1) and key.math != "tf32":

@@ -6,8 +6,7 @@ from collections.abc import Iterator
 
 from ..archs import SmArch
 from ..dtypes import CutlassDtype
-from ..epilogue import common
-from ..epilogue.lower import LINEAR, SCALED, split
+from ..epilogue.lower import COMMON, LINEAR, SCALED, SCALED_COMMON, has_tree, split
 from ..key import ROW, KernelKey, Triple, instruction_shape, opcode_class
 from ..rules import (
     COMMON_LAYOUTS,
@@ -31,14 +30,14 @@ FP8_ARCHS = (SmArch.SM89, SmArch.SM90A, SmArch.SM100, SmArch.SM120)
 
 def supports(key: KernelKey) -> Status:
     """Whether a key of this family compiles without spilling."""
-    common = supports_gemm(key, ("lc", "scaled"))
+    common = supports_gemm(key, (LINEAR, SCALED, COMMON, SCALED_COMMON))
     if not common:
         return common
     if key.a in FP8_TYPES and key.arch not in FP8_ARCHS:
         return no(f"{key.arch.value} has no instruction that multiplies fp8: it needs sm_89 or later")
     if key.scale_type or key.scale_granularity != (0, 0, 0):
         return no("the sm80 generation has no block scales")
-    if split(key.epilogue)[0] == SCALED and (opcode_class(key) == "simt" or key.acc is not D.F32):
+    if split(key.epilogue)[0] in (SCALED, SCALED_COMMON) and (opcode_class(key) == "simt" or key.acc is not D.F32):
         return no("the scaled epilogue is for products of tensor cores in f32")
     if key.mainloop not in ("multistage", "twostage"):
         return no(f"sm80 mainloops are multistage and twostage, not {key.mainloop!r}")
@@ -87,9 +86,9 @@ def shared_memory(key: KernelKey) -> int:
 def values(key: KernelKey) -> dict[str, str]:
     """What the template is filled with."""
     m, n, k = (t // w for t, w in zip(key.tile, key.warps, strict=True))
-    base, program = split(key.epilogue)
+    header = "gemm_sm80_scaled" if split(key.epilogue)[0] == SCALED else "gemm_sm80"
     return {
-        "header": "gemm_sm80_tree" if program else ("gemm_sm80_scaled" if base == SCALED else "gemm_sm80"),
+        "header": "gemm_sm80_tree" if has_tree(key.epilogue) else header,
         **epilogue_cpp(key),
         "opcode_class": "OpClassSimt" if opcode_class(key) == "simt" else "OpClassTensorOp",
         "mma_arch": "Sm89" if key.a in FP8_TYPES else "Sm80",
@@ -166,8 +165,6 @@ def cells(arch: SmArch) -> Iterator[Cell]:
         )
         if common and not fallback:
             yield FULL, _gemm_sm80(arch, D.F64, D.F64, layouts, (1, 1, 1), (128, 128, 16), (4, 2, 1), 3)
-    if not fallback:
-        yield from _tree_cells(arch)
     integer_tier = FULL if fallback else DEFAULT
     yield integer_tier, _gemm_sm80(arch, D.I8, D.I32, "rc", (16, 16, 4), (128, 128, 64), (2, 2, 1), 4)
     if not fallback:
@@ -176,14 +173,6 @@ def cells(arch: SmArch) -> Iterator[Cell]:
     yield SMOKE, _gemm_sm80(arch, D.I8, D.I32, "rc", (1, 1, 1), (64, 64, 64), (2, 2, 1), 2)
     if arch in FP8_ARCHS:
         yield from _fp8_cells(arch, fallback)
-
-
-def _tree_cells(arch: SmArch) -> Iterator[Cell]:
-    """What most layers put behind a product; other trees are compiled at run time."""
-    a = D.BF16
-    for epilogue, d in common.cells(a):
-        tier = SMOKE if epilogue == common.bias(a, "relu") else DEFAULT
-        yield tier, _gemm_sm80(arch, a, d, "rc", (8, 8, 8), (128, 128, 32), (2, 2, 1), 4, epilogue=epilogue)
 
 
 def _half_cells(arch: SmArch, fallback: bool) -> Iterator[Cell]:

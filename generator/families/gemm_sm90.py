@@ -6,8 +6,7 @@ from collections.abc import Iterator
 
 from ..archs import SmArch
 from ..dtypes import CutlassDtype
-from ..epilogue import common
-from ..epilogue.lower import GATED, GATED_SCALED, LINEAR, SCALED, is_gated, split
+from ..epilogue.lower import COMMON, GATED, GATED_SCALED, LINEAR, SCALED, SCALED_COMMON, has_tree, is_gated
 from ..key import COLUMN, ROW, KernelKey, Triple
 from ..rules import (
     COMMON_LAYOUTS,
@@ -38,7 +37,7 @@ _MAINLOOP_SCHEDULE = {
 
 def supports(key: KernelKey) -> Status:
     """Whether a key of this family compiles without spilling."""
-    common = supports_gemm(key, (LINEAR, SCALED, GATED, GATED_SCALED))
+    common = supports_gemm(key, (LINEAR, SCALED, COMMON, SCALED_COMMON, GATED, GATED_SCALED))
     if not common:
         return common
     if is_gated(key.epilogue) and (key.epilogue_schedule != "nosmem" or key.acc is not D.F32):
@@ -64,7 +63,7 @@ def supports(key: KernelKey) -> Status:
     swapped = (key.layout_a, key.layout_b) == (ROW, ROW) and key.a.bits != 16
     if swapped and key.epilogue_schedule != "nosmem":
         return no("with A and B row-major the builder exchanges the operands, which its TMA epilogue ignores")
-    if swapped and split(key.epilogue)[1]:
+    if swapped and has_tree(key.epilogue):
         return no("kernels that exchange their operands have no epilogue trees: make A or B contiguous along K")
     m, n, k = key.tile
     groups = 2 if key.mainloop == "cooperative" else 1
@@ -210,13 +209,6 @@ def cells(arch: SmArch) -> Iterator[Cell]:
         )
         yield FULL, _gemm_sm90(D.I8, D.I32, layouts, tile, cluster, "cooperative", epilogue_schedule=store)
     yield from _fp8_cells()
-    yield from _tree_cells()
-
-
-def _tree_cells() -> Iterator[Cell]:
-    """What most layers put behind a product; other trees are compiled at run time."""
-    for epilogue, d in common.cells(D.BF16):
-        yield DEFAULT, _gemm_sm90(D.BF16, d, "rc", (128, 256), (2, 1), "cooperative", epilogue=epilogue)
 
 
 def _half_cells(a: D, layouts: str) -> Iterator[Cell]:

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 from ..archs import SmArch
 from ..dtypes import CutlassDtype
-from ..epilogue.lower import SCALED, split
+from ..epilogue.lower import COMMON, LINEAR, SCALED, SCALED_COMMON, split
 from ..key import ROW, KernelKey, Triple
 from ..rules import FP8_TYPES, HALF_TYPES, Status, accumulator, no, supports_gemm, supports_grouped_tree
 from .base import FULL, Cell, Family, epilogue_cpp, numbers, static_ints
@@ -22,7 +22,7 @@ _NO_SCALES = (0, 0, 0)
 
 def supports(key: KernelKey) -> Status:
     """Whether a key of this family compiles without spilling."""
-    common = supports_gemm(key, ("lc", "scaled"))
+    common = supports_gemm(key, (LINEAR, SCALED, COMMON, SCALED_COMMON))
     if not common:
         return common
     tree = supports_grouped_tree(key.epilogue)
@@ -40,7 +40,7 @@ def supports(key: KernelKey) -> Status:
     umma = supports_umma(key, ("grouped",))
     if not umma:
         return umma
-    if split(key.epilogue)[0] == SCALED and key.scale_type:
+    if split(key.epilogue)[0] in (SCALED, SCALED_COMMON) and key.scale_type:
         return no("grouped kernels with block scales have no scaled epilogue: fold a scale into alpha")
     return supports_scales(key)
 

@@ -14,7 +14,7 @@ from collections.abc import Iterator
 
 from ..archs import SmArch
 from ..dtypes import CutlassDtype
-from ..epilogue.lower import SCALED, split
+from ..epilogue.lower import COMMON, LINEAR, SCALED, SCALED_COMMON, split
 from ..key import COLUMN, ROW, KernelKey, Triple
 from ..rules import (
     FP8_TYPES,
@@ -40,7 +40,7 @@ _QUANTIZED = (D.F8E4M3, D.F8E5M2, D.I8)
 
 def supports(key: KernelKey) -> Status:
     """Whether a key of this family compiles without spilling."""
-    common = supports_gemm(key, ("lc", "scaled"))
+    common = supports_gemm(key, (LINEAR, SCALED, COMMON, SCALED_COMMON))
     if not common:
         return common
     tree = supports_grouped_tree(key.epilogue)
@@ -67,7 +67,7 @@ def supports(key: KernelKey) -> Status:
     block_scales = _block_scales(key)
     if not block_scales:
         return block_scales
-    if split(key.epilogue)[0] == SCALED and key.scale_type:
+    if split(key.epilogue)[0] in (SCALED, SCALED_COMMON) and key.scale_type:
         return no("kernels with block scales have no scaled epilogue: fold a scale into alpha")
     m, n, k = key.tile
     groups = 2 if key.mainloop == "cooperative" else 1

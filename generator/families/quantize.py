@@ -8,7 +8,7 @@ from ..archs import SmArch
 from ..dtypes import CutlassDtype, ScaleType
 from ..key import ROW, KernelKey, Triple
 from ..rules import FP8_TYPES, HALF_TYPES, OK, Status, no
-from .base import FULL, Cell, Family
+from .base import DEFAULT, FULL, Cell, Family
 
 D = CutlassDtype
 
@@ -99,7 +99,8 @@ def _quantizing(arch: SmArch) -> Iterator[tuple[KernelKey, int]]:
         for form in FORMS:
             # The largest magnitude does not depend on the narrow type.
             for d in _narrow(form) if form != "amax" else (D.F8E4M3,):
-                yield quantize(arch, a, d, form), FULL
+                usual = a is D.BF16 and (d, form) == (D.F8E4M3, "row") and arch is SmArch.SM90A
+                yield quantize(arch, a, d, form), DEFAULT if usual else FULL
 
 
 def _dequantizing(arch: SmArch) -> Iterator[tuple[KernelKey, int]]:

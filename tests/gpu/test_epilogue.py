@@ -5,7 +5,6 @@ compiles them side by side before.
 """
 
 import dataclasses
-import functools
 import math
 from collections.abc import Mapping
 from typing import Any
@@ -14,18 +13,12 @@ import numpy as np
 import pytest
 
 import atomr_cutlass as ac
-import every_cell
 import tree_cases
 from atomr_cutlass.arrays import numerics
 from atomr_cutlass.epilogue import functions as evt
 from atomr_cutlass.epilogue import validate
 from atomr_cutlass.generator.dtypes import CutlassDtype as D
-from atomr_cutlass.generator.epilogue.lower import split
-from atomr_cutlass.generator.key import KernelKey
-from atomr_cutlass.ops.gemm import scaled
-from atomr_cutlass.ops.gemm.validation import make_probe
 from atomr_cutlass.pipeline import devices
-from atomr_cutlass.pipeline.candidate import Candidate
 from gpu_matrices import assert_same_bits
 from gpu_trees import Arrays, assert_as_unfused, assert_right, call, host, plan_of, results_of
 from random_trees import is_special, to_torch
@@ -69,18 +62,6 @@ def test_random_tree(case: Case) -> None:
     arrays.assert_right()
     if case.seed % UNFUSED_EVERY == 0 and not is_special(case.seed) and not case.in_place:
         assert_as_unfused(arrays)
-
-
-@pytest.mark.parametrize(
-    "key", every_cell.keys("gemm", want=lambda key: bool(split(key.epilogue)[1])), ids=lambda key: key.name
-)
-def test_every_cell(key: KernelKey) -> None:
-    """Each kernel of the table with a tree; with ATOMR_CUTLASS_TEST_JIT those of the matrix, compiled."""
-    info = every_cell.row_of(key)
-    device = devices.get(0)
-    launch = functools.partial(scaled._launch_once, Candidate(key, info, 0.0, None), device)
-    assert validate._differences(key, device.index, launch, make_probe) == []
-    every_cell.right(key, info, "a product and its tree")
 
 
 @pytest.mark.parametrize("few", [False, True], ids=["all", "few"])

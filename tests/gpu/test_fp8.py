@@ -109,7 +109,7 @@ def run(case: Case) -> None:
 # Every cell
 
 
-CELLS = every_cell.keys("gemm", want=lambda key: key.a in FP8_TYPES)
+CELLS = every_cell.keys("gemm", want=lambda key: key.a in FP8_TYPES and every_cell.is_plain(key))
 
 
 @pytest.fixture(scope="session")

@@ -4,6 +4,7 @@ Every function named `case_...` is a test; the process prints what each of them 
 """
 
 import dataclasses
+import itertools
 import re
 from typing import Any
 
@@ -125,6 +126,38 @@ def case_filters_of_one_tap_are_products() -> None:
         assert made.rewrite == "a filter of one tap: a GEMM"
 
 
+def case_common_kernels_are_told_their_tree() -> None:
+    f32 = ac.CutlassDtype.F32
+    whole = ac.EvtBuilder().add_bias("bias", dtype=f32).add_matrix("rest", dtype=f32).activation("relu").build()
+    for kind, layout, (epilogue, activation) in itertools.product(
+        KINDS,
+        ac.ConvLayout,
+        (
+            (ac.GemmEpilogue(), None),
+            (ac.GemmEpilogue(beta=-1.0), None),
+            (ac.GemmEpilogue(activation="relu"), "relu"),
+            (ac.GemmEpilogue(bias=True), None),
+            (ac.GemmEpilogue(tree=whole), "relu"),
+        ),
+    ):
+        request = kind(SHAPE, dtype=TF32, layout=layout, epilogue=epilogue)
+        made, given = ac.plan(request), arrays_of(request)
+        assert made.main.key.epilogue == "common"
+        made(*map(operand, given.values()), alpha=2.0, beta=epilogue.beta)
+        plain = {**given, "bias": given.get("bias", np.zeros(1)) + nhwc(request, given.get("rest", np.zeros(1)))}
+        summed = dataclasses.replace(request, epilogue=dataclasses.replace(BIASED, beta=epilogue.beta))
+        if activation is None:
+            # What is below 0 too: of the negated operand.
+            less = wanted(summed, _negated(plain), 2.0, epilogue.beta)["out"]
+            assert_written(request, given, {"out": wanted(summed, plain, 2.0, epilogue.beta)["out"] - less})
+        else:
+            assert_written(request, given, wanted(summed, plain, 2.0, epilogue.beta))
+
+
+def _negated(given: dict[str, Array]) -> dict[str, Array]:
+    return {name: array if name == next(iter(given)) else -array for name, array in given.items()}
+
+
 def case_epilogues_are_validated() -> None:
     for request in requests():
         validate._known.clear()
@@ -136,7 +169,7 @@ def case_epilogues_are_validated() -> None:
 
 def case_a_wrong_kernel_is_refused() -> None:
     validate._known.clear()
-    launch = conv_plan._launch_once
+    launch = conv_plan.launch_once
 
     def spoilt(*given: Any) -> None:
         launch(*given)
@@ -146,7 +179,7 @@ def case_a_wrong_kernel_is_refused() -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(validate.validations, "recall", lambda _identity: None)
         patch.setattr(validate.validations, "remember", lambda *_: None)
-        patch.setattr(conv_plan, "_launch_once", spoilt)
+        patch.setattr(conv_plan, "launch_once", spoilt)
         with pytest.warns(RuntimeWarning, match="wrong"), pytest.raises(ac.UnsupportedError, match="wrongly"):
             ac.plan(requests()[0])
     validate._known.clear()
@@ -245,7 +278,7 @@ def case_what_no_kernel_serves() -> None:
     with pytest.raises(ac.UnsupportedError, match=re.escape("sm_90a's TMA kernels")):
         ac.plan(grouped)
     other = dataclasses.replace(
-        requests()[0], epilogue=ac.GemmEpilogue(tree=ac.EvtBuilder().activation("silu").build())
+        requests()[0], epilogue=ac.GemmEpilogue(tree=ac.EvtBuilder().activation("hardswish").build())
     )
     with pytest.raises(ac.KernelNotFoundError, match="it is in no preset: let it be compiled at run time"):
         ac.plan(other)

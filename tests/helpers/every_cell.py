@@ -20,6 +20,9 @@ from typing import Any
 import pytest
 
 from atomr_cutlass import SmArch
+from atomr_cutlass.generator.epilogue import common
+from atomr_cutlass.generator.epilogue.common import COMMON_ACTIVATIONS, COMMON_ROWS
+from atomr_cutlass.generator.epilogue.lower import LINEAR, SCALED, base_of, is_common
 from atomr_cutlass.generator.key import COLUMN, ROW, KernelKey
 from atomr_cutlass.generator.matrix import expand
 from atomr_cutlass.generator.rules import FEW, FP8_TYPES
@@ -45,6 +48,24 @@ def keys(*ops: str, want: Callable[[KernelKey], bool] = lambda _: True) -> list[
     """The cells of these operations: of `full`, and what the table has besides."""
     found = dict.fromkeys([*expand("full", ARCHS), *(info.key for info in table.kernels())])
     return [key for key in found if key.op in ops and want(key)]
+
+
+def is_plain(key: KernelKey) -> bool:
+    """Whether a cell has no epilogue tree, and no activation."""
+    return key.epilogue in (LINEAR, SCALED)
+
+
+def epilogues(key: KernelKey) -> list[str]:
+    """The epilogues of problems that a cell with a tree, an activation or a gate is launched for."""
+    if not is_common(key.epilogue):
+        return [key.epilogue]
+    base = base_of(key.epilogue)
+    rows = [row for row in COMMON_ROWS if row]
+    found = [common.bias(row, activation) for row, activation in zip(rows * 2, COMMON_ACTIVATIONS, strict=False)]
+    found += [common.activated(activation) for activation in COMMON_ACTIVATIONS if activation]
+    if key.op != "grouped_gemm":
+        found.append(common.residual(key.d))
+    return [common.on(base, one) for one in found]
 
 
 def row_of(key: KernelKey) -> KernelInfo | None:

@@ -8,7 +8,7 @@ from pathlib import Path
 import fake_fused
 from atomr_cutlass import SmArch
 from atomr_cutlass.generator.dtypes import CutlassDtype as D
-from atomr_cutlass.generator.epilogue.lower import LINEAR, epilogue_id, with_source
+from atomr_cutlass.generator.epilogue.lower import COMMON, LINEAR, epilogue_id, with_source
 from atomr_cutlass.generator.families.conv_sm90 import conv_sm90
 from atomr_cutlass.generator.key import KernelKey
 from atomr_cutlass.generator.matrix import expand
@@ -38,7 +38,8 @@ static double sum_at(const Args* g, int fprop, int64_t n, int64_t row, int64_t c
   }
   return g->alpha * sum;
 }
-/* context: f or d, then 0 for bias and relu alone, 1 for the block, 2 for it with C as the residual */
+/* context: f or d, then 0 for bias and relu alone, 1 for the block, 2 for it with C as the residual, and 3 for what the
+   arguments say: in the first operand's stride_m 1 for a bias, 4 for relu */
 static int launch(const atomr_cutlass_row* row, const void* params, const atomr_cutlass_launch* how, void* stream) {
   const Args* g = params;
   const char* kind = row->context;
@@ -56,9 +57,15 @@ static int launch(const atomr_cutlass_row* row, const void* params, const atomr_
     for (int64_t j = 0; j < channels; ++j) {
       double value = sum_at(g, fprop, n, y, x, j);
       if (kind[1] != '2' && g->beta != 0) value += g->beta * (double)c[place + j];
-      value += (double)*at(kind[1] == '0' ? &g->operands[0] : bias, i, j);
-      if (value < 0) value = 0;
-      if (kind[1] != '0') {
+      if (kind[1] == '3') {
+        const Operand told = {g->operands[0].pointer, 0, g->operands[0].stride_n, 0};
+        if (g->operands[0].stride_m & 1) value += (double)*at(&told, 0, j);
+        if (value < 0 && g->operands[0].stride_m >> 2 == 1) value = 0;
+      } else {
+        value += (double)*at(kind[1] == '0' ? &g->operands[0] : bias, i, j);
+        if (value < 0) value = 0;
+      }
+      if (kind[1] != '0' && kind[1] != '3') {
         uint8_t* bytes = (uint8_t*)bits->pointer + i * bits->stride_m;
         if (j % 8 == 0) bytes[j / 8 * bits->stride_n] = 0;
         bytes[j / 8 * bits->stride_n] |= (uint8_t)((value != 0) << j % 8);
@@ -77,10 +84,11 @@ def keys() -> list[tuple[KernelKey, str]]:
     """The keys, each with what its kernel computes."""
     residual = [one.name for one in BLOCK.inputs].index("residual")
     programs = {BIASED.program: "0", BLOCK.program: "1", with_source(BLOCK.program, residual): "2"}
+    ids = {**{epilogue_id(LINEAR, program): kind for program, kind in programs.items()}, COMMON: "3"}
     return [
-        (conv_sm90(op, D.F32, D.F32, (128, 128), epilogue=epilogue_id(LINEAR, program)), letter + kind)
+        (conv_sm90(op, D.F32, D.F32, (128, 128), epilogue=epilogue), letter + kind)
         for op, letter in ((FPROP, "f"), (DGRAD, "d"))
-        for program, kind in programs.items()
+        for epilogue, kind in ids.items()
     ]
 
 

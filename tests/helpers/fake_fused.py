@@ -9,7 +9,7 @@ from pathlib import Path
 
 from atomr_cutlass.epilogue import EpilogueVisitorTree, EvtBuilder
 from atomr_cutlass.generator.dtypes import CutlassDtype as D
-from atomr_cutlass.generator.epilogue.lower import LINEAR, epilogue_id, exchanged, with_source
+from atomr_cutlass.generator.epilogue.lower import COMMON, LINEAR, epilogue_id, exchanged, with_source
 from atomr_cutlass.generator.key import KernelKey
 from atomr_cutlass.generator.matrix import with_epilogue
 from fake_pack import CONTENT, compile_library, exported
@@ -59,7 +59,8 @@ KERNEL = """
 static float* at(const Operand* one, int64_t l, int64_t i, int64_t j) {
   return (float*)one->pointer + l * one->batch_stride + i * one->stride_m + j * one->stride_n;
 }
-/* context: layouts of A and B, then 0 for the bias and relu alone, 1 for the block, 2 for it with C as the residual */
+/* context: layouts of A and B, then 0 for the bias and relu alone, 1 for the block, 2 for it with C as the residual,
+   and 3 for what the arguments say: in the first operand's stride_m 1 for a bias, 4 for relu */
 static int launch(const atomr_cutlass_row* row, const void* params, const atomr_cutlass_launch* how, void* stream) {
   const Args* g = params;
   const char* kind = row->context;
@@ -80,9 +81,15 @@ static int launch(const atomr_cutlass_row* row, const void* params, const atomr_
         }
         double value = g->alpha * sum;
         if (kind[2] != '2' && g->beta != 0) value += g->beta * (double)c[i * g->ldc + j];
-        value += (double)*at(kind[2] == '0' ? &g->operands[0] : bias, l, i, j);
-        if (value < 0) value = 0;
-        if (kind[2] != '0') {
+        if (kind[2] == '3') {
+          const Operand row = {g->operands[0].pointer, 0, g->operands[0].stride_n, g->operands[0].batch_stride};
+          if (g->operands[0].stride_m & 1) value += (double)*at(&row, l, i, j);
+          if (value < 0 && g->operands[0].stride_m >> 2 == 1) value = 0;
+        } else {
+          value += (double)*at(kind[2] == '0' ? &g->operands[0] : bias, l, i, j);
+          if (value < 0) value = 0;
+        }
+        if (kind[2] != '0' && kind[2] != '3') {
           uint8_t* bytes = (uint8_t*)bits->pointer + l * bits->batch_stride + i * bits->stride_m;
           bytes[j / 8 * bits->stride_n] |= (uint8_t)((value != 0) << j % 8);
           *at(sums, l, i, j) += (float)value;
@@ -106,10 +113,11 @@ def keys_of(cells: Sequence[KernelKey]) -> list[tuple[KernelKey, str]]:
         BLOCK.program: "1",
         with_source(BLOCK.program, residual): "2",
     }
+    ids = {**{epilogue_id(LINEAR, program): kind for program, kind in epilogues.items()}, COMMON: "3"}
     return [
-        (with_epilogue(cell, epilogue_id(LINEAR, program), D.F32), cell.layout_a + cell.layout_b + kind)
+        (with_epilogue(cell, epilogue, D.F32), cell.layout_a + cell.layout_b + kind)
         for cell in cells
-        for program, kind in epilogues.items()
+        for epilogue, kind in ids.items()
     ]
 
 

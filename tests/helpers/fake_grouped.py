@@ -12,7 +12,7 @@ from atomr_cutlass import CutlassDtype as D
 from atomr_cutlass import SmArch
 from atomr_cutlass import epilogue as evt
 from atomr_cutlass.epilogue.common import common
-from atomr_cutlass.generator.epilogue.lower import epilogue_id
+from atomr_cutlass.generator.epilogue.lower import COMMON, SCALED_COMMON, epilogue_id
 from atomr_cutlass.generator.key import KernelKey
 from fake_pack import CONTENT, compile_library, exported
 
@@ -31,7 +31,7 @@ static const float* moved(const void* from, int64_t elements) {
 }
 
 /* layouts of A and B; what is done with scales: "-" none, "s" scaled, "b" blocks; the tree: "-" none, "+" a bias, "t"
- * without one, "q" AFFINE below; "r" is relu */
+ * without one, "q" AFFINE below, "m" what the arguments say; "r" is relu */
 static Group find(const Args* p, const char* how, int g, int64_t* before) {
   Group group;
   if (p->form == ATOMR_CUTLASS_GROUPED_LIST) return p->table[g];
@@ -99,6 +99,9 @@ static void multiply(const Args* p, const char* how, const Group* g, int number)
         if (scale_b != NULL) sum *= scale_b[p->scale_form_b == 1 ? j : 0];
       }
       sum = p->alpha * sum + (p->beta != 0 ? p->beta * c[i * g->ldc + j] : 0);
+      int64_t const told = how[3] == 'm' ? p->operands[0].stride_m : 0; /* 1 for a bias, 4 for relu */
+      if (told & 1) sum += operand(p, 0, number, j);
+      if (told >> 2 == 1 && sum < 0) sum = 0;
       if (how[3] == '+') sum += operand(p, 0, number, j);
       if (how[3] == 'q') sum = sum * operand(p, SCALAR, number, j) + operand(p, ROW, number, j);
       ((float*)g->d)[i * g->ldd + j] = (float)(how[4] == 'r' && sum < 0 ? 0 : sum);
@@ -158,18 +161,20 @@ _PLACES = {one.kind: number for number, one in enumerate(AFFINE.inputs)}
 def key(layouts: str, kind: str, align: int, tree: str = "-", activation: str = "-") -> KernelKey:
     """A cell in float32, which no real one multiplies. `kind`, `tree` and `activation` are as in the C text.
 
-    Those with trees are called sm90's, whose kernels have such, the others sm80's.
+    Those with trees are called sm90's, whose kernels have such, those that are told theirs sm100's, the others sm80's.
     """
     epilogue = "scaled" if kind == "s" else "lc"
     named = "relu" if activation == "r" else None
-    if tree == "q":
+    if tree == "m":
+        epilogue = SCALED_COMMON if kind == "s" else COMMON
+    elif tree == "q":
         epilogue = epilogue_id(epilogue, AFFINE.program)
     elif tree != "-":
         epilogue = epilogue_id(epilogue, common(D.F32 if tree == "+" else None, named).tree.program)
     elif named:
         epilogue += f"_{named}"
     return KernelKey(
-        op="grouped_gemm", generation="sm80" if tree == "-" else "sm90", arch=SmArch.SM80,
+        op="grouped_gemm", generation={"-": "sm80", "m": "sm100"}.get(tree, "sm90"), arch=SmArch.SM80,
         a=D.F32, b=D.F32, d=D.F32, acc=D.F32,
         layout_a=layouts[0], layout_b=layouts[1], layout_d="r", align_a=align, align_b=align, align_d=align,
         tile=(64, 64, 32), cluster=(1, 1, 1), warps=(2, 2, 1), stages=2 if align == 1 else 4,
@@ -191,7 +196,7 @@ _WAYS = {
         *(
             (layouts, kind, 1, *fused)
             for layouts, kind in (*((one, "-") for one in ("rr", "rc", "cr")), *_SCALED)
-            for fused in (("+", "-"), ("+", "r"), ("t", "r"), ("q", "-"))
+            for fused in (("+", "-"), ("+", "r"), ("t", "r"), ("q", "-"), *([("m", "-")] if kind != "b" else []))
         ),
     ]
 }

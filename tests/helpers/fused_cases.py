@@ -119,6 +119,30 @@ def case_plans_of_trees_take_their_operands_in_order() -> None:
             assert_written(given, block(given, alpha, beta))
 
 
+def case_common_kernels_are_told_their_tree() -> None:
+    f32 = ac.CutlassDtype.F32
+    relu = ac.EvtBuilder().activation("relu").build()
+    biased = ac.EvtBuilder().add_bias("row", dtype=f32).build()
+    whole = ac.EvtBuilder().add_bias("row", dtype=f32).add_matrix("rest", dtype=f32).activation("relu").build()
+    for tree, batch, beta in itertools.product((relu, biased, whole), (1, 3), (0.0, -1.0)):
+        if tree is whole and beta:
+            continue  # C cannot come beside the matrix
+        request = ac.GemmRequest(
+            dataclasses.replace(SHAPE, batch=batch), dtype=TF32, epilogue=ac.GemmEpilogue(beta=beta, tree=tree)
+        )
+        made, given = ac.plan(request), arrays_of(request)
+        assert made.main.key.epilogue == "common"
+        made(*map(operand, given.values()), alpha=2.0, beta=beta)
+        acc = 2.0 * (given["a"] @ given["b"]) + (beta * given["c"] if beta else 0)
+        acc = acc + given.get("row", 0) + given.get("rest", 0)
+        assert_written(given, {"out": acc if tree is biased else np.maximum(acc, 0)})
+    # A row is a column of D^T.
+    columns = ac.GemmRequest(SHAPE, dtype=TF32, layout_c=COLUMNS, epilogue=ac.GemmEpilogue(tree=relu))
+    assert ac.plan(columns).main.key.epilogue == "common"
+    turned = dataclasses.replace(columns, epilogue=ac.GemmEpilogue(tree=biased))
+    refused(ac.KernelNotFoundError, "in no preset", lambda: ac.plan(turned))
+
+
 def case_a_matrix_by_the_way_of_c_must_be_aligned_as_c() -> None:
     request = ac.GemmRequest(SHAPE, dtype=TF32, epilogue=ac.GemmEpilogue(tree=BLOCK))
     made, given = ac.plan(request), arrays_of(request)
@@ -147,7 +171,7 @@ def case_names_are_the_trees_own() -> None:
 
 
 def case_a_plan_refuses_what_no_kernel_does() -> None:
-    f32, tree = ac.CutlassDtype.F32, ac.EvtBuilder().activation("silu").build()
+    f32, tree = ac.CutlassDtype.F32, ac.EvtBuilder().activation("hardswish").build()
     for request, error, says in (
         (ac.GemmRequest(ac.GemmShape(0, 6, 5), dtype=f32, epilogue=BIASED), ac.UnsupportedError, "is empty"),
         (ac.GemmRequest(ac.GemmShape(4, 6, 0), dtype=f32, epilogue=BIASED), ac.UnsupportedError, "K is 0"),

@@ -231,12 +231,12 @@ def biases(groups: int, n: int) -> list[Values]:
     return [matrix(1, n)[0], matrix(groups, n), padded, wide[:, ::2], wide[0, ::2], matrix(1, n)[0, ::-1]]
 
 
-FUSED = ("sm80", "sm90")
-"""Bias in the place of C and activations; epilogue trees."""
+FUSED = ("sm80", "sm90", "sm100")
+"""Bias in the place of C and activations; epilogue trees; kernels that are told which."""
 
 
 def _readable(generation: str, bias: Values) -> bool:
-    return generation == "sm90" or bias.strides[-1] == bias.itemsize
+    return generation != "sm80" or bias.strides[-1] == bias.itemsize
 
 
 def case_bias_and_activation_of_contiguous_groups() -> None:

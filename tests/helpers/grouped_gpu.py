@@ -20,7 +20,7 @@ from atomr_cutlass.arrays.numerics import FAST
 from atomr_cutlass.epilogue.bound import GroupedFusion, GroupOperand
 from atomr_cutlass.epilogue.common import common
 from atomr_cutlass.generator.dtypes import CutlassDtype as D
-from atomr_cutlass.generator.epilogue.lower import epilogue_id
+from atomr_cutlass.generator.epilogue.lower import LINEAR, SCALED, epilogue_id
 from atomr_cutlass.generator.epilogue.tree import EpilogueVisitorTree
 from atomr_cutlass.generator.key import KernelKey
 from atomr_cutlass.generator.matrix import cells
@@ -364,7 +364,7 @@ OLDER = (
     (SmArch.SM89, Case(CONTIGUOUS, UNEVEN, 136, 272, a=E4M3, layouts="rc", scale="numbers", bias="row")),
 )
 
-CELLS = [key for _, key in cells([SmArch.SM90A]) if key.op == "grouped_gemm"]
+CELLS = [key for _, key in cells([SmArch.SM90A]) if key.op == "grouped_gemm" and key.epilogue in (LINEAR, SCALED)]
 
 
 def of_lists(shapes: tuple[tuple[int, int, int], ...], options: Mapping[str, Any]) -> GroupedProblem:

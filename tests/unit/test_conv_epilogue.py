@@ -216,7 +216,7 @@ def test_kernels_that_the_table_lacks_are_recorded(monkeypatch: pytest.MonkeyPat
     missed: list[Any] = []
     monkeypatch.setattr(select.kernels, "record_miss", missed.append)
     what = ConvFwdRequest(SHAPE, dtype=D.BF16, arch=SmArch.SM90A, epilogue=GemmEpilogue(tree=BLOCK)).problem(0)
-    with pytest.raises(KernelNotFoundError, match="it is in no preset: let it be compiled at run time"):
+    with pytest.raises(KernelNotFoundError, match=r"_common_.* does too; it is in preset full"):
         select.choose(ConvSearch(what, H100, SmArch.SM90A), jit="off")
     assert [key.epilogue for key in missed] == [formulations(what)[0].epilogue]
 
@@ -231,11 +231,11 @@ def test_under_capture_only_what_is_known_is_looked_at(
     monkeypatch.setattr(devices, "driver", lambda: "580.1")
     key = conv_sm90("conv2d_fprop", D.BF16, D.BF16, (128, 128), epilogue=common.bias(D.BF16, "gelu"))
     picked = Candidate(key, fake_table.row(key), 0.0, None)
-    assert validate.require(picked, H100, _never, make_probe, stream=5) is checked
+    assert validate.require(picked, picked.key.epilogue, H100, _never, make_probe, stream=5) is checked
     monkeypatch.setattr(validate.validations, "recall", lambda _identity: "out[0, 0] is 1, expected 2")
     monkeypatch.setattr(validate, "_known", {})
     with pytest.raises(UnsupportedError, match="computes its epilogue wrongly"):
-        validate.require(picked, H100, _never, make_probe, stream=5)
+        validate.require(picked, picked.key.epilogue, H100, _never, make_probe, stream=5)
 
 
 def test_a_validation_is_of_one_code_and_one_driver(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -253,7 +253,7 @@ def test_a_validation_is_of_one_code_and_one_driver(monkeypatch: pytest.MonkeyPa
     compiled, built, rebuilt = (Candidate(key, info, 0.0, None) for info in (None, *rows))
 
     def validations(picked: Candidate[None]) -> int:
-        assert validate.require(picked, H100, _never, make_probe)
+        assert validate.require(picked, picked.key.epilogue, H100, _never, make_probe)
         return len(known)
 
     assert [validations(one) for one in (compiled, built, rebuilt, compiled, built)] == [1, 2, 3, 3, 3]

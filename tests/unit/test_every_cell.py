@@ -12,7 +12,8 @@ import every_cell
 import fake_table
 from atomr_cutlass import SmArch
 from atomr_cutlass.generator.dtypes import CutlassDtype
-from atomr_cutlass.generator.epilogue.lower import split
+from atomr_cutlass.generator.epilogue.common import COMMON_ACTIVATIONS, COMMON_ROWS, form_of
+from atomr_cutlass.generator.epilogue.lower import is_common
 from atomr_cutlass.generator.key import KernelKey
 from atomr_cutlass.generator.matrix import expand
 from atomr_cutlass.ops.conv2d.geometry import DGRAD, FPROP, WGRAD
@@ -30,8 +31,21 @@ def test_they_go_over_every_cell_that_a_hopper_gpu_runs() -> None:
 
 
 def test_every_convolution_has_problems() -> None:
-    for key in every_cell.keys(FPROP, DGRAD, WGRAD):
+    for key in every_cell.keys(FPROP, DGRAD, WGRAD, want=every_cell.is_plain):
         assert len(every_cell.conv_problems(key, H200)) == 3, key.name
+
+
+def test_every_tree_is_launched() -> None:
+    """Each of a common kernel's activations, and what else it may be told."""
+    found = [key for key in every_cell.keys("gemm", "grouped_gemm", FPROP, DGRAD) if not every_cell.is_plain(key)]
+    for key in found:
+        told = every_cell.epilogues(key)
+        assert told, key.name
+        if is_common(key.epilogue):
+            forms = [form_of(one) for one in told]
+            assert {form.told // 4 for form in forms if form} == set(range(len(COMMON_ACTIVATIONS)))
+            assert {form.told % 4 for form in forms if form} == set(COMMON_ROWS.values())
+            assert any(form.source is not None for form in forms if form) == (key.op != "grouped_gemm")
 
 
 def _matrix(rows: int, columns: int, dtype: CutlassDtype, layout: str) -> MatrixSpec:
@@ -39,7 +53,7 @@ def _matrix(rows: int, columns: int, dtype: CutlassDtype, layout: str) -> Matrix
 
 
 def test_every_gemm_cell_serves_the_shapes_it_is_launched_on() -> None:
-    for key in every_cell.keys("gemm", want=lambda key: not split(key.epilogue)[1]):
+    for key in every_cell.keys("gemm", want=every_cell.is_plain):
         shapes = every_cell.gemm_shapes(key)
         assert len({*shapes}) == 3, key.name
         for m, n, k in shapes:

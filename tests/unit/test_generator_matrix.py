@@ -13,7 +13,6 @@ from hypothesis import strategies as st
 
 from generator import matrix, rules
 from generator.archs import SmArch
-from generator.audit import HELPERS
 from generator.dtypes import CutlassDtype as D
 from generator.families.base import FULL as FULL_TIER
 from generator.families.base import ON_DEMAND
@@ -46,8 +45,7 @@ def test_presets_are_nested(arch: SmArch) -> None:
 def test_presets_stay_small_enough_to_build(arch: SmArch) -> None:
     assert len(expand("smoke", [arch])) <= 8
     assert len(expand("default", [arch])) <= 60
-    # Helpers compile in two seconds.
-    assert sum(key.op not in HELPERS for key in expand("full", [arch])) <= 320
+    assert len(expand("full", [arch])) <= 420
 
 
 @pytest.mark.parametrize("preset", PRESETS[1:])

@@ -691,7 +691,7 @@ def test_the_table_comes_first_and_what_it_lacks_is_named(monkeypatch: pytest.Mo
 
 
 def test_the_table_has_kernels_with_bias_and_activation_where_they_were_built(monkeypatch: pytest.MonkeyPatch) -> None:
-    what = _problem(bias=BIAS, activation="relu")
+    what = _problem(bias=BIAS, activation="hardswish")
     keys = [key for key in expand("full", [SmArch.SM90A]) if key.op == "grouped_gemm"]
     fake_table.install(monkeypatch, [fake_table.row(key) for key in keys])
     with pytest.raises(KernelNotFoundError, match="it is in no preset: let it be compiled at run time"):

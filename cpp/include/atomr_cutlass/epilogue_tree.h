@@ -5,6 +5,9 @@
 //   Value            float, or double where the accumulator is one
 //   Inputs, Outputs  Operands<TreeInput<...>...> and Operands<TreeOutput<...>...>, in the order of the tree's program
 //   evaluate(acc, in, out)  D's value from the accumulator's, and the values of the outputs from those of the inputs.
+//
+// A tree of epilogue_common.h is several: instead of `evaluate` it has
+//   chosen(number, f)  f(a type that has `evaluate`), of the tree that the arguments ask for.
 #pragma once
 
 #include "atomr_cutlass/epilogue_ops.h"
@@ -27,6 +30,14 @@ struct TreeInput {
   static constexpr Lies kLies = lies;
   using Element = Element_;
 };
+
+// In the place of a row's element type: the arguments say which it is, or that there is no row, which stands for zeros.
+// They say it in the row's stride along M, which no address needs, below kToldBits; the tree's number is above.
+struct Told {};
+enum { kToldNothing = 0, kToldFloat = 1, kToldHalf = 2, kToldBfloat = 3, kToldBits = 2 };
+
+template <class Tree>
+inline constexpr bool kIsChosen = false;
 
 template <Lies lies, class Element_, Reduction reduction = Reduction::kNone>
 struct TreeOutput {
@@ -294,8 +305,7 @@ struct TreeThread {
         if constexpr (Input::kLies == Lies::kRow) {
           constexpr int kTileN = int(sizeof(staged->rows[0]) / sizeof(Value));
           for (int i = thread; i < kTileN; i += threads) {
-            staged->rows[kPlace][i] =
-                tile_n + i < count_n ? widened<Value>(*at<Element const>(kIndex, 0, tile_n + i)) : Value(0);
+            staged->rows[kPlace][i] = tile_n + i < count_n ? of_row<kIndex>(tile_n + i) : Value(0);
           }
         } else if constexpr (Input::kLies == Lies::kColumn) {
           constexpr int kTileM = int(sizeof(staged->columns[0]) / sizeof(Value));
@@ -342,14 +352,12 @@ struct TreeThread {
       read<kIndex, kCount>(in[kIndex], places, source);
     });
     Value out[kOutputs + 1][kCount];
-    CUTLASS_PRAGMA_UNROLL
-    for (int j = 0; j < kCount; ++j) {
-      Value x[kInputs + 1], y[kOutputs + 1];
-      CUTLASS_PRAGMA_UNROLL
-      for (int i = 0; i < kInputs; ++i) x[i] = in[i][j];
-      values[j] = Tree::evaluate(values[j], x, y);
-      CUTLASS_PRAGMA_UNROLL
-      for (int i = 0; i < kOutputs; ++i) out[i][j] = y[i];
+    if constexpr (kIsChosen<Tree>) {
+      // The same for all threads: one branch for all the elements.
+      Tree::chosen(int(params.operands[0].stride_m) >> kToldBits,
+                   [&](auto tree) { evaluate<decltype(tree), kCount>(values, in, out); });
+    } else {
+      evaluate<Tree, kCount>(values, in, out);
     }
     unrolled<kOutputs>([&](auto index) {
       constexpr int kIndex = decltype(index)::value;
@@ -390,6 +398,36 @@ struct TreeThread {
     int m, n;
     bool inside;
   };
+
+  template <class Evaluated, int kCount>
+  CUTLASS_DEVICE static void evaluate(cutlass::Array<Value, kCount>& values, Value const (&in)[kInputs + 1][kCount],
+                                      Value (&out)[kOutputs + 1][kCount]) {
+    CUTLASS_PRAGMA_UNROLL
+    for (int j = 0; j < kCount; ++j) {
+      Value x[kInputs + 1], y[kOutputs + 1];
+      CUTLASS_PRAGMA_UNROLL
+      for (int i = 0; i < kInputs; ++i) x[i] = in[i][j];
+      values[j] = Evaluated::evaluate(values[j], x, y);
+      CUTLASS_PRAGMA_UNROLL
+      for (int i = 0; i < kOutputs; ++i) out[i][j] = y[i];
+    }
+  }
+
+  // Element n of a row.
+  template <int kIndex>
+  CUTLASS_DEVICE Value of_row(int n) const {
+    using Element = typename InputOf<Tree, kIndex>::Element;
+    if constexpr (cutlass::platform::is_same<Element, Told>::value) {
+      switch (params.operands[kIndex].stride_m & ((1 << kToldBits) - 1)) {
+        case kToldFloat: return widened<Value>(*at<float const>(kIndex, 0, n));
+        case kToldHalf: return widened<Value>(*at<cutlass::half_t const>(kIndex, 0, n));
+        case kToldBfloat: return widened<Value>(*at<cutlass::bfloat16_t const>(kIndex, 0, n));
+        default: return Value(0);
+      }
+    } else {
+      return widened<Value>(*at<Element const>(kIndex, 0, n));
+    }
+  }
 
   template <class Places>
   CUTLASS_DEVICE Place place(Places const& places, int j) const {
@@ -613,7 +651,7 @@ struct TreeThread {
             to[j] = staged->rows[staged_before<Tree, Lies::kRow, kIndex>()][first_n + relative.n];
           } else {
             Place const here = place(places, j);
-            to[j] = here.n < count_n ? widened<Value>(*at<Element const>(kIndex, 0, here.n)) : Value(0);
+            to[j] = here.n < count_n ? of_row<kIndex>(here.n) : Value(0);
           }
         } else {
           if constexpr (kIsStaged) {

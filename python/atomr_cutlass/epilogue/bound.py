@@ -6,15 +6,18 @@ import dataclasses
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from .. import _core
 from ..arrays import operands
 from ..arrays.operands import BYTE
 from ..errors import InvalidOperandError, UnsupportedError
 from ..generator.dtypes import CutlassDtype
-from ..generator.epilogue.lower import SOURCE, epilogue_id, operand_kinds, split, with_source
+from ..generator.epilogue.common import form_of
+from ..generator.epilogue.lower import SOURCE, epilogue_id, is_common, operand_kinds, split, with_source
 from ..generator.epilogue.tree import COLUMN, MASK, MATRIX, ROW, SCALAR, EpilogueVisitorTree, Input, Output
-from ..pipeline.plan import Address, Steps
+from ..generator.key import KernelKey
+from ..pipeline.plan import Address, Steps, moved
 from ..pipeline.problem import GemmProblem, MatrixSpec
 
 Shape = tuple[int, ...]
@@ -254,14 +257,16 @@ def source_number(epilogue: str) -> int | None:
 class FusedOperands:
     """The operands of a tree as slots of a plan."""
 
-    def __init__(self, steps: Steps, fusion: Fusion | None, epilogue: str, *, align: int, clear_masks: bool) -> None:
+    def __init__(
+        self, steps: Steps, fusion: Fusion | None, epilogue: str, key: KernelKey, *, clear_masks: bool
+    ) -> None:
         """Adds the slots, and clears what is accumulated.
 
         Args:
             steps: the plan in the making.
             fusion: the tree's arrays; None without a tree.
             epilogue: of the problem; it says which operand comes by the way of C.
-            align: elements of C that the kernel reads at once.
+            key: the kernel's.
             clear_masks: whether the kernel adds bits to what is there.
 
         Raises:
@@ -270,6 +275,7 @@ class FusedOperands:
         self._arrays = fusion.arrays if fusion else ()
         self._places: list[Address] = []
         self._source = source_number(epilogue)
+        self._common = form_of(epilogue) if is_common(key.epilogue) else None
         for number, one in enumerate(self._arrays):
             written = fusion is not None and one in fusion.outputs
             size = one.dtype.bits // 8
@@ -279,7 +285,7 @@ class FusedOperands:
                 shape,
                 strides,
                 one.element,
-                alignment=size * align if number == self._source else size,
+                alignment=size * key.align_d if number == self._source else size,
                 role=_role(one, written=written),
             )
             self._places.append(place)
@@ -297,7 +303,7 @@ class FusedOperands:
             raise ValueError("no operand comes by the way of C")
         return self._places[self._source]
 
-    def args(self, strides: Shape, offsets: Shape, *, exchanged: bool) -> dict[str, Address | int]:
+    def args(self, strides: Shape, offsets: Shape, *, exchanged: bool) -> dict[str, Any]:
         """Fields of a kernel's arguments.
 
         Args:
@@ -305,16 +311,24 @@ class FusedOperands:
             offsets: of each operand, likewise.
             exchanged: whether the kernel computes D^T.
         """
-        found: dict[str, Address | int] = {}
+        found: dict[str, Any] = {}
+        if self._common is not None:
+            found["operand0_stride_m"] = self._common.told
+            if self._source is not None:
+                found["beta"] = 1.0
         for number, (one, place, batch_stride, offset) in enumerate(
             zip(self._arrays, self._places, strides, offsets, strict=True)
         ):
             stride_m, stride_n = one.spec.strides[-2:]
+            if self._common is not None:
+                if number == self._common.row:
+                    found["operand0"] = moved(place, offset, one.dtype)
+                    found |= {"operand0_stride_n": stride_n, "operand0_batch_stride": batch_stride}
+                continue
             if exchanged:
                 stride_m, stride_n = stride_n, stride_m
-            kind, index, start = place
             found |= {
-                f"operand{number}": (kind, index, start + offset * one.dtype.bits // 8),
+                f"operand{number}": moved(place, offset, one.dtype),
                 f"operand{number}_stride_m": stride_m,
                 f"operand{number}_stride_n": stride_n,
                 f"operand{number}_batch_stride": batch_stride,

@@ -20,7 +20,7 @@ from .. import _core, reference
 from ..arrays import numerics, operands
 from ..errors import InvalidOperandError, UnsupportedError
 from ..generator.dtypes import CutlassDtype
-from ..generator.epilogue.lower import SOURCE, split
+from ..generator.epilogue.lower import SOURCE, is_common, split
 from ..generator.epilogue.tree import COLUMN, MATRIX, RESULT, ROW, SCALAR, EpilogueVisitorTree
 from ..generator.key import KernelKey
 from ..jit import kernels, validations
@@ -75,7 +75,13 @@ def enabled() -> bool:
 
 
 def require(
-    candidate: Candidate[Any], device: Device, launch: Launch, make_probe: MakeProbe, *, stream: int | None = None
+    candidate: Candidate[Any],
+    epilogue: str,
+    device: Device,
+    launch: Launch,
+    make_probe: MakeProbe,
+    *,
+    stream: int | None = None,
 ) -> bool:
     """Checks a kernel's epilogue, unless that has been done before on this architecture.
 
@@ -86,6 +92,7 @@ def require(
 
     Args:
         candidate: the kernel, whose epilogue is a tree.
+        epilogue: the problem's, which a kernel is told that computes several.
         device: where it runs.
         launch: see `Launch`.
         make_probe: makes the small problem.
@@ -103,7 +110,10 @@ def require(
     if key.scale_type or not enabled():
         return True
     code = kernels.image_digest(key, device) if candidate.info is None else candidate.info.content
-    identity = "\0".join([key.to_json(), str(device.capability), devices.driver(), code])
+    asked = epilogue if is_common(key.epilogue) else key.epilogue
+    identity = "\0".join(
+        [key.to_json(), *([asked] if asked != key.epilogue else []), str(device.capability), devices.driver(), code]
+    )
     with _locks.hold(identity):
         wrong = _known.get(identity)
         if wrong is None:
@@ -111,7 +121,7 @@ def require(
         if wrong is None and stream is not None and _core.capturing(device.index, stream):
             return False
         if wrong is None:
-            wrong = "; ".join(_differences(key, device.index, launch, make_probe))
+            wrong = "; ".join(_differences(key, asked, device.index, launch, make_probe))
             validations.remember(identity, wrong)
             if wrong:
                 warnings.warn(f"the first use of an epilogue gave wrong results: {wrong}", RuntimeWarning, stacklevel=2)
@@ -124,9 +134,9 @@ def require(
     return True
 
 
-def _differences(key: KernelKey, device: int, launch: Launch, make_probe: MakeProbe) -> list[str]:
+def _differences(key: KernelKey, epilogue: str, device: int, launch: Launch, make_probe: MakeProbe) -> list[str]:
     """What a small problem has that the reference does not."""
-    program = split(key.epilogue)[1].replace(f"input:{SOURCE}:", f"input:{MATRIX}:")
+    program = split(epilogue)[1].replace(f"input:{SOURCE}:", f"input:{MATRIX}:")
     tree = EpilogueVisitorTree.parse(program)
     random = np.random.default_rng(20)
     made = make_probe(key, random, device)

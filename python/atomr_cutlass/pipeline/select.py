@@ -13,6 +13,8 @@ from typing import Any, Generic, TypeVar
 from .. import _core
 from ..errors import CutlassError, KernelNotFoundError, UnsupportedError
 from ..generator.archs import SmArch
+from ..generator.epilogue.common import common_of
+from ..generator.epilogue.lower import has_tree, is_common
 from ..generator.key import KernelKey
 from ..generator.matrix import cells, preset_of, shared_memory, supports
 from ..generator.rules import OK, Status, no
@@ -31,6 +33,10 @@ WORTHWHILE = 0.95
 
 FAR = 0.5
 """The part for one that is compiled whether or not `background` was asked for: the table has what serves anything."""
+
+
+COMMON_PART = 1.01
+"""How much longer a common kernel takes, by the model, than one of a single tree, which serves where both are there."""
 
 
 class KernelSearch(abc.ABC, Generic[F]):
@@ -217,6 +223,8 @@ def rank_cells(search: KernelSearch[F]) -> list[Candidate[F]]:
         for keys in search.cells(target, group):
             found: list[Candidate[F]] = []
             for key in keys:
+                if is_common(key.epilogue):
+                    continue  # what is compiled for one problem has its tree
                 of_op = [one for one in group if search.op_of(one) == key.op]
                 found += _candidates(search, key, None, shared_memory(key), of_op)
             if found:
@@ -273,7 +281,8 @@ def _candidates(
     for formulation in formulations:
         if search.supports(key, formulation):
             launch = search.cost(key, formulation, shared_bytes)
-            yield Candidate(key, info, launch.seconds, formulation, launch.split_k, launch.swizzle, launch.raster)
+            seconds = launch.seconds * (COMMON_PART if is_common(key.epilogue) else 1.0)
+            yield Candidate(key, info, seconds, formulation, launch.split_k, launch.swizzle, launch.raster)
 
 
 def choose(
@@ -437,8 +446,27 @@ def cure(key: KernelKey) -> str:
     """How a kernel that the table lacks is had."""
     preset = preset_of(key)
     if preset is None:
+        common = _common(key)
+        if common is not None:
+            return f"{common.name} does too; it is in preset {preset_of(common)}: build with {knob(common)}"
         return "it is in no preset: let it be compiled at run time (jit='auto')"
     return f"it is in preset {preset}; build with {knob(key)}"
+
+
+def _common(key: KernelKey) -> KernelKey | None:
+    """A kernel of some preset that computes what one with a tree does, and others."""
+    asked = common_of(key.epilogue) if has_tree(key.epilogue) else None
+    if asked is None:
+        return None
+    alike = ("a", "b", "d", "math", "layout_a", "layout_b")
+    return next(
+        (
+            one
+            for one in matrix(key.op, key.arch)
+            if one.epilogue == asked and all(getattr(one, name) == getattr(key, name) for name in alike)
+        ),
+        None,
+    )
 
 
 def knob(key: KernelKey) -> str:

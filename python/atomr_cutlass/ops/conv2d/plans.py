@@ -13,7 +13,8 @@ from ...arrays.layouts import in_layout, pixel_strides
 from ...epilogue import validate
 from ...epilogue.bound import FusedOperands, Fusion, reads_source, source_number
 from ...generator.dtypes import CutlassDtype
-from ...generator.epilogue.lower import split
+from ...generator.epilogue.common import told
+from ...generator.epilogue.lower import has_tree, is_common
 from ...pipeline import devices, select
 from ...pipeline.candidate import Candidate
 from ...pipeline.devices import Device
@@ -54,12 +55,12 @@ def make(
     def build(candidate: ConvCandidate) -> Plan:
         refuse_capture(candidate, what.device, how.stream)
         checked = True
-        if split(candidate.key.epilogue)[1]:
-            if candidate.formulation.product is not None:
-                checked = validated(candidate, device, how.stream)
-            else:
-                launch = functools.partial(_launch_once, candidate, device)
-                checked = validate.require(candidate, device, launch, make_probe, stream=how.stream)
+        solved, product = candidate.formulation.problem, candidate.formulation.product
+        if has_tree(candidate.key.epilogue) and product is not None:
+            checked = validated(candidate, product.problem.epilogue, device, how.stream)
+        elif has_tree(candidate.key.epilogue) and solved.fusion is not None:
+            launch = functools.partial(launch_once, candidate, solved.epilogue, device)
+            checked = validate.require(candidate, solved.epilogue, device, launch, make_probe, stream=how.stream)
         made = _plan(what, candidate, search, how, layout=layout)
         made.checked = checked
         return made
@@ -67,11 +68,17 @@ def make(
     return planned(search, build, how)[0] if candidate is None else build(candidate)
 
 
-def _launch_once(
-    candidate: ConvCandidate, device: Device, what: ConvProblem, fusion: Fusion, views: Mapping[str, _core.Operand]
+def launch_once(
+    candidate: Candidate[Any],
+    epilogue: str,
+    device: Device,
+    what: ConvProblem,
+    fusion: Fusion,
+    views: Mapping[str, _core.Operand],
 ) -> None:
-    """Launches a kernel for a convolution of `a` and `b` to `out`, on the default stream."""
-    number = source_number(candidate.key.epilogue)
+    """Launches a kernel for a convolution of `a` and `b` to `out`; arguments as of `gemm.scaled.launch_once`."""
+    key = candidate.key
+    number = source_number(epilogue if is_common(key.epilogue) else key.epilogue)
     problem = dataclasses.replace(what, fusion=fusion, source=number, c=None if number is None else what.d)
     alone = dataclasses.replace(candidate, formulation=ConvFormulation(problem), split_k=1)
     search = ConvSearch(problem, device, formulations=[[alone.formulation]])
@@ -114,7 +121,7 @@ def _plan(
         shape, strides = (of_tree and of_tree.slot) or (solved.bias.shape, solved.bias.strides)
         bias = steps.slot(name, shape, strides, solved.bias.dtype.dlpack, alignment=alignment)
     clear_masks = product is not None and clears_masks(key)
-    others = FusedOperands(steps, fusion, epilogue, align=key.align_d, clear_masks=clear_masks)
+    others = FusedOperands(steps, fusion, epilogue, key, clear_masks=clear_masks)
     if source:
         c = others.source
     out = slot("out", what.d, of_d, "output")
@@ -128,7 +135,16 @@ def _plan(
         args |= others.args(zeros, zeros, exchanged=product.swapped)
         steps.launch(candidate, product_args(product, candidate) | args, main=True)
     elif not reduced:
-        args = _args(solved, a, b, c, bias, out, formulation.split_k) | others.args(zeros, zeros, exchanged=False)
+        own = others.args(zeros, zeros, exchanged=False)
+        if is_common(key.epilogue) and fusion is None:
+            row = None if solved.bias is None else solved.bias.dtype
+            own = {
+                "operand0": bias,
+                "operand0_stride_m": told(row, solved.epilogue.removeprefix("lc").removeprefix("_")),
+                "operand0_stride_n": 1,
+            }
+            bias = None
+        args = _args(solved, a, b, c, bias, out, formulation.split_k) | own
         steps.launch(candidate, args, main=True)
     else:
         # alpha, beta and C are for whoever adds up.

@@ -10,7 +10,8 @@ from ...arrays.layouts import collapses, pixel_strides, rows_collapse
 from ...epilogue.bound import Fusion, source_of
 from ...epilogue.common import as_bias_and_activation
 from ...errors import InvalidOperandError, UnsupportedError
-from ...generator.epilogue.lower import LINEAR, epilogue_id, with_source
+from ...generator.epilogue.common import COMMON_ACTIVATIONS, common_of
+from ...generator.epilogue.lower import COMMON, LINEAR, epilogue_id, with_source
 from ...pipeline.problem import MatrixSpec
 from .geometry import DGRAD, FPROP, WGRAD, ConvGeometry
 
@@ -67,6 +68,15 @@ class ConvProblem:
             program = self.fusion.tree.program
             return epilogue_id(LINEAR, program if self.source is None else with_source(program, self.source))
         return LINEAR if self.activation in (None, "identity") else f"{LINEAR}_{self.activation}"
+
+    @property
+    def common(self) -> str | None:
+        """Id of the epilogue of kernels that are told their tree; None where those do not serve."""
+        if self.op == WGRAD:
+            return None
+        if self.fusion is None:
+            return COMMON if self.activation in (None, "identity", *COMMON_ACTIVATIONS) else None
+        return common_of(self.epilogue)
 
     @property
     def implicit_gemm(self) -> tuple[int, int, int]:

@@ -59,7 +59,7 @@ def convolves(key: KernelKey, problem: ConvProblem, split_k: int = 1) -> Status:
     status = OK
     if (key.a, key.b, key.d, key.math) != (problem.a.dtype, problem.b.dtype, problem.d.dtype, problem.math):
         status = _OTHER_TYPES
-    elif key.epilogue != problem.epilogue:
+    elif key.epilogue not in (problem.epilogue, problem.common):
         status = _OTHER_EPILOGUE
     elif (g.groups > 1) != (key.group_mode != ""):
         status = _OTHER_GROUPS

@@ -15,6 +15,7 @@ from ...errors import CutlassError, KernelNotFoundError, UnsupportedError
 from ...generator.archs import SmArch
 from ...generator.dtypes import CutlassDtype
 from ...generator.epilogue import lower
+from ...generator.epilogue.common import common_of, form_of
 from ...generator.families import gemm_few_sm90
 from ...generator.families.base import DEFAULT
 from ...generator.key import ROW, KernelKey
@@ -105,7 +106,8 @@ class GemmSearch(KernelSearch[GemmFormulation]):
         # Fast accumulation is allowed, not asked for.
         if key.math != problem.math and (problem.math != "fast" or key.math != "default"):
             return _OTHER_MATH
-        if key.epilogue not in _epilogues(problem.epilogue, swapped=swapped):
+        epilogues = _common if lower.is_common(key.epilogue) else _epilogues
+        if key.epilogue not in epilogues(problem.epilogue, swapped=swapped):
             return _OTHER_EPILOGUE
         if key.scale_granularity != problem.scale_granularity or key.scale_type != problem.scale_type:
             return _OTHER_SCALES
@@ -224,6 +226,13 @@ def _epilogues(epilogue: str, *, swapped: bool) -> tuple[str, ...]:
         return () if turned is None else (lower.epilogue_id(base, turned),)
     # Without scales a scaled epilogue is the linear one.
     return (epilogue, lower.SCALED) if epilogue == lower.LINEAR else (epilogue,)
+
+
+def _common(epilogue: str, *, swapped: bool) -> tuple[str, ...]:
+    """The same of kernels that are told their tree."""
+    form, found = form_of(epilogue), common_of(epilogue)
+    # Of D^T a row is a column.
+    return () if form is None or found is None or (swapped and form.row is not None) else (found,)
 
 
 @functools.cache

@@ -20,7 +20,7 @@ from ...epilogue import bound as fused
 from ...epilogue.bound import FusedOperands, Fusion
 from ...errors import InvalidOperandError, UnsupportedError
 from ...generator.dtypes import CutlassDtype, ScaleType
-from ...generator.epilogue.lower import is_gated
+from ...generator.epilogue.lower import is_common, is_gated
 from ...generator.key import KernelKey
 from ...pipeline import devices, select
 from ...pipeline.candidate import Candidate
@@ -216,27 +216,42 @@ def from_candidate(
     """The plan with this kernel, which need not be the best one; see `make`."""
     device = devices.get(candidate.formulation.problem.device)
     refuse_capture(candidate, device.index, stream)
-    checked = fusion is None or validated(candidate, device, stream)
+    checked = fusion is None or validated(candidate, candidate.formulation.problem.epilogue, device, stream)
     made = _plan(candidate, scales, fusion, result=result, alpha=alpha, beta=beta, like=like)
     made.checked = checked
     return made
 
 
-def validated(candidate: Candidate[Any], device: Device, stream: int | None) -> bool:
+def validated(candidate: Candidate[Any], epilogue: str, device: Device, stream: int | None) -> bool:
     """Validates the tree of a GEMM kernel at its first use, whatever it is a candidate for; see `validate.require`."""
     from ...epilogue import validate  # loads the reference, which only trees need here
     from .validation import make_probe
 
-    launch = functools.partial(_launch_once, candidate, device)
-    return validate.require(candidate, device, launch, make_probe, stream=stream)
+    launch = functools.partial(launch_once, candidate, epilogue, device)
+    return validate.require(candidate, epilogue, device, launch, make_probe, stream=stream)
 
 
-def _launch_once(
-    candidate: Candidate[Any], device: Device, what: GemmProblem, fusion: Fusion, views: Mapping[str, _core.Operand]
+def launch_once(
+    candidate: Candidate[Any],
+    epilogue: str,
+    device: Device,
+    what: GemmProblem,
+    fusion: Fusion,
+    views: Mapping[str, _core.Operand],
 ) -> None:
-    """Launches a candidate's kernel for a product of `a` and `b` to `out`, on the default stream."""
-    problem = fused.problem_for(what, fusion, candidate.key.epilogue)
-    own = select.candidate_of(GemmSearch(problem, device), candidate.key)
+    """Launches a candidate's kernel for a product of `a` and `b` to `out`, on the default stream.
+
+    Args:
+        candidate: the kernel.
+        epilogue: which of a common kernel's trees follows; others have one.
+        device: where.
+        what: the product.
+        fusion: the arrays of the tree.
+        views: all arrays by name.
+    """
+    key = candidate.key
+    problem = fused.problem_for(what, fusion, epilogue if is_common(key.epilogue) else key.epilogue)
+    own = select.candidate_of(GemmSearch(problem, device), key)
     own = dataclasses.replace(own, info=candidate.info)
     made = _plan(own, NO_SCALES, fusion, alpha=1.0, beta=0.0, like=None)
     made(*(views[name] for name in ("a", "b", *(one.name for one in fusion.arrays), "out")), stream=0)
@@ -275,7 +290,7 @@ def _plan(
     c = operand("c", what.c, key.align_d, "source") if what.c is not None and not source else None
     at_a, at_b, at_d = scale("scale_a", scales.a), scale("scale_b", scales.b), scale("scale_d", scales.d)
     amax = scale("amax", scales.amax, "output")
-    others = FusedOperands(steps, fusion, what.epilogue, align=key.align_d, clear_masks=clears_masks(key))
+    others = FusedOperands(steps, fusion, what.epilogue, key, clear_masks=clears_masks(key))
     if source:
         c = others.source
     out = operand("out", result or what.d, key.align_d, "output")

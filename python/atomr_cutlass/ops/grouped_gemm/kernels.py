@@ -17,7 +17,8 @@ from ...epilogue.common import as_bias_and_activation
 from ...errors import UnsupportedError
 from ...generator.archs import SmArch
 from ...generator.dtypes import CutlassDtype
-from ...generator.epilogue.lower import LINEAR, SCALED, epilogue_id, split
+from ...generator.epilogue.common import common_of, form_of
+from ...generator.epilogue.lower import LINEAR, SCALED, base_of, epilogue_id, has_tree, is_common
 from ...generator.epilogue.tree import ROW as ROW_KIND
 from ...generator.key import COLUMN, ROW, KernelKey
 from ...generator.matrix import ARCHS, cells, supports, with_epilogue
@@ -88,7 +89,8 @@ class GroupedSearch(KernelSearch[GroupedProblem]):
             return _OTHER_SCALES
         if not _reaches(key, formulation):
             return _OUT_OF_REACH
-        if key.epilogue != _epilogue(key, formulation):
+        asked = _epilogue(key, formulation)
+        if key.epilogue != (common_of(asked) if is_common(key.epilogue) else asked):
             return _OTHER_EPILOGUE
         return OK if _lies(key, formulation) is not None else _OTHER_LAYOUT
 
@@ -131,12 +133,12 @@ def _scales(key: KernelKey, what: GroupedProblem) -> bool:
     if what.block_scales:
         return key.scale_type == "f32" and key.scale_granularity == (1, BLOCK, BLOCK)
     arrays = what.scale_a is not None or what.scale_b is not None
-    return not key.scale_type and (split(key.epilogue)[0] == SCALED or not arrays)
+    return not key.scale_type and (base_of(key.epilogue) == SCALED or not arrays)
 
 
 def _epilogue(key: KernelKey, what: GroupedProblem) -> str:
     """The epilogue that a problem asks of a kernel, on top of what it does with scales."""
-    base = split(key.epilogue)[0]
+    base = base_of(key.epilogue)
     if key.generation == "sm80":
         base = SCALED if base == SCALED else LINEAR
     if what.fusion is None:
@@ -259,7 +261,7 @@ def _reasons(program: str, a: CutlassDtype, b: CutlassDtype, d: CutlassDtype, ar
         plain = as_bias_and_activation(program)
         if key.generation == "sm80" and plain is not None and plain.bias in (None, key.d):
             continue
-        status = supports(with_epilogue(key, epilogue_id(split(key.epilogue)[0], program), d))
+        status = supports(with_epilogue(key, epilogue_id(base_of(key.epilogue), program), d))
         if not status:
             found[status.reason] = None
     return tuple(found)
@@ -288,9 +290,10 @@ def make(what: GroupedProblem, *, candidate: Candidate[GroupedProblem] | None = 
     def build(candidate: Candidate[GroupedProblem]) -> Plan:
         refuse_capture(candidate, what.device, how.stream)
         checked = True
-        if split(candidate.key.epilogue)[1]:
+        if what.fusion is not None and has_tree(candidate.key.epilogue):
             launch = functools.partial(_launch_once, candidate)
-            checked = validate.require(candidate, device, launch, make_probe, stream=how.stream)
+            asked = _epilogue(candidate.key, what)
+            checked = validate.require(candidate, asked, device, launch, make_probe, stream=how.stream)
         made = _plan(what, candidate, how.arch, alpha=how.alpha, beta=how.beta, like=how.like)
         made.checked = checked
         return made
@@ -327,10 +330,18 @@ def _plan(
     lies = _lies(candidate.key, what)
     if lies is None:
         raise UnsupportedError(refusal(what, arch or devices.get(what.device).arch))
-    args = (_list_args if what.form == LIST else _array_args)(steps, what, candidate.key, lies)
+    args = _told(candidate.key, what) | (_list_args if what.form == LIST else _array_args)(
+        steps, what, candidate.key, lies
+    )
     form = {"groups": what.groups, "form": FORMS.index(what.form), "alpha": "alpha", "beta": "beta"}
     steps.launch(candidate, form | args, main=True)
     return steps.plan(like=like, alpha=alpha, beta=beta)
+
+
+def _told(key: KernelKey, what: GroupedProblem) -> dict[str, Any]:
+    """What a kernel that computes several trees is told of the problem's."""
+    form = form_of(_epilogue(key, what)) if is_common(key.epilogue) else None
+    return {} if form is None else {"operand0_stride_m": form.told}
 
 
 def _slot(steps: Steps, name: str, spec: MatrixSpec, align: int, role: str = "input") -> Address:

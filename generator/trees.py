@@ -1,0 +1,159 @@
+"""Cells with epilogue trees: which trees have names, what kernels they are put on, and in which presets.
+
+A tree is put on the usual kernel of its operands: the first cell of a family that takes aligned operands of a type and
+of layouts as they come. What a table of presets cannot know, a build asks for by name or by a file of trees.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any
+
+from .dtypes import CutlassDtype
+from .epilogue import common
+from .epilogue.lower import COMMON, GATED, GATED_SCALED, LINEAR, SCALED, SCALED_COMMON, epilogue_id, split
+from .families.base import DEFAULT, FULL, SMOKE, Cell
+from .key import COLUMN, KernelKey
+from .rules import COMMON_LAYOUTS, FEW, FP8_TYPES, HALF_TYPES, SPLIT, is_fallback
+
+D = CutlassDtype
+
+Tree = tuple[str, D]
+"""The epilogue of a key, and the element type of its D."""
+
+OPS = ("gemm", "grouped_gemm", "conv2d_fprop", "conv2d_dgrad")
+
+
+def _common(base: KernelKey) -> Tree:
+    return SCALED_COMMON if base.epilogue == SCALED else COMMON, base.d
+
+
+def _biased(activation: str) -> Callable[[KernelKey], Tree]:
+    def of(base: KernelKey) -> Tree:
+        if base.generation == "sm80" and base.op != "gemm":
+            # Such kernels have the bias as an argument, or in the place of C.
+            return f"{LINEAR}_{activation}" if activation else LINEAR, base.d
+        return common.on(base.epilogue, common.bias(base.d, activation)), base.d
+
+    return of
+
+
+def _activated(activation: str) -> Callable[[KernelKey], Tree]:
+    def of(base: KernelKey) -> Tree:
+        return common.on(base.epilogue, common.activated(activation)), base.d
+
+    return of
+
+
+def _gated(activation: str) -> Callable[[KernelKey], Tree]:
+    def of(base: KernelKey) -> Tree:
+        on = GATED_SCALED if base.epilogue == SCALED else GATED
+        return epilogue_id(on, split(common.activated(activation))[1]), base.d
+
+    return of
+
+
+def _residual(base: KernelKey) -> Tree:
+    return common.on(base.epilogue, common.residual(base.d)), base.d
+
+
+def _row_scale(base: KernelKey) -> Tree:
+    return common.on(base.epilogue, common.scaled(column=False)), _wide(base)
+
+
+def _row_column_scale(base: KernelKey) -> Tree:
+    return common.on(base.epilogue, common.scaled(column=True)), _wide(base)
+
+
+def _quantize(base: KernelKey) -> Tree:
+    made = common.narrowed() if base.op == "grouped_gemm" else common.quantize()
+    return common.on(base.epilogue, made), D.F8E4M3
+
+
+def _wide(base: KernelKey) -> D:
+    return D.BF16 if base.d is D.I32 else base.d
+
+
+NAMED: dict[str, Callable[[KernelKey], Tree]] = {
+    "common": _common,
+    "bias": _biased(""),
+    **{f"bias_{name}": _biased(name) for name in common.COMMON_ACTIVATIONS if name},
+    **{name: _activated(name) for name in common.COMMON_ACTIVATIONS if name},
+    "residual": _residual,
+    **{f"gated_{name}": _gated(name) for name in ("silu", "gelu", "gelu_tanh")},
+    "row_scale": _row_scale,
+    "row_column_scale": _row_column_scale,
+    "quantize": _quantize,
+}
+"""Trees by name. `common` is bias and activations in one kernel, each of the others one tree alone."""
+
+
+def bases(plain: Iterable[Cell]) -> list[KernelKey]:
+    """The cells that trees are put on, of those that an arch has without any: the first of each kind."""
+    found: dict[tuple[Any, ...], KernelKey] = {}
+    for _, key in plain:
+        if _is_usual(key):
+            layouts = key.layout_a + key.layout_b
+            kind = (key.op, key.generation, key.a, key.b, key.math, layouts, key.epilogue)
+            found.setdefault(kind, key)
+    return list(found.values())
+
+
+def _is_usual(key: KernelKey) -> bool:
+    """Whether a kernel takes aligned operands in a common layout as they come, and gives the usual type of them."""
+    narrow = min(key.align_a * key.a.bits, key.align_b * key.b.bits)
+    result = {D.I8: D.I32, D.F8E4M3: D.BF16, D.F8E5M2: D.BF16}.get(key.a, key.a)
+    layouts = key.op.startswith("conv2d") or key.layout_a + key.layout_b in COMMON_LAYOUTS
+    common = key.op in OPS and key.a is key.b and layouts and key.d is result and narrow == 128
+    special = key.scale_type or key.group_mode or key.mainloop in (FEW, SPLIT) or is_fallback(key)
+    scheduled = key.epilogue_schedule != "nosmem" and key.scheduler != "streamk"
+    return common and scheduled and not special and key.epilogue in (LINEAR, SCALED)
+
+
+_PRESETS: tuple[tuple[int, str, str, tuple[D, ...], tuple[str, ...]], ...] = (
+    (DEFAULT, "gemm", "common", HALF_TYPES, COMMON_LAYOUTS),
+    (DEFAULT, "gemm", "quantize", (D.BF16,), ("rc",)),
+    (DEFAULT, "grouped_gemm", "common", (D.BF16,), COMMON_LAYOUTS),
+    (DEFAULT, "conv2d_fprop", "common", (D.F16,), ("rc",)),
+    *((FULL, "gemm", name, (D.BF16,), ("rc",)) for name in ("bias", "bias_relu", "bias_gelu", "bias_silu", "residual")),
+    (FULL, "gemm", "common", (D.F8E4M3, D.F32), COMMON_LAYOUTS),
+    *((FULL, "gemm", f"gated_{name}", (*HALF_TYPES, D.F8E4M3), COMMON_LAYOUTS) for name in ("silu", "gelu")),
+    (FULL, "gemm", "gated_gelu_tanh", (D.BF16,), COMMON_LAYOUTS),
+    (FULL, "gemm", "row_scale", HALF_TYPES, COMMON_LAYOUTS),
+    (FULL, "gemm", "row_column_scale", (*HALF_TYPES, D.I8), COMMON_LAYOUTS),
+    (FULL, "gemm", "quantize", (*HALF_TYPES, D.F8E4M3), COMMON_LAYOUTS),
+    (FULL, "grouped_gemm", "common", (*HALF_TYPES, D.F8E4M3), COMMON_LAYOUTS),
+    *((FULL, "grouped_gemm", f"bias_{name}", HALF_TYPES, COMMON_LAYOUTS) for name in ("relu", "gelu", "silu")),
+    (FULL, "grouped_gemm", "row_scale", HALF_TYPES, COMMON_LAYOUTS),
+    (FULL, "grouped_gemm", "quantize", HALF_TYPES, COMMON_LAYOUTS),
+    (FULL, "conv2d_fprop", "common", (*HALF_TYPES, D.F8E4M3), ("rc",)),
+    *((FULL, "conv2d_fprop", f"bias_{name}", HALF_TYPES, ("rc",)) for name in ("relu", "silu")),
+    (FULL, "conv2d_fprop", "quantize", HALF_TYPES, ("rc",)),
+)
+"""The first preset of a tree: its tier, operation, name, element types of A, and layouts."""
+
+
+def cells(plain: Sequence[Cell]) -> Iterator[tuple[int, KernelKey, Tree]]:
+    """The trees that presets have: the first preset as its tier, what the tree is put on, and the tree.
+
+    Args:
+        plain: the cells of an arch without trees.
+    """
+    found = bases(plain)
+    for base in found:
+        for tier, op, name, types, layouts in _PRESETS:
+            if base.op != op or base.a not in types or base.layout_a + base.layout_b not in layouts:
+                continue
+            # Scales that are left out are 1.
+            if base.a in FP8_TYPES and base.epilogue != SCALED:
+                continue
+            # What kernels without trees have; others have `common` for it.
+            if op != "gemm" and name.startswith("bias") and base.generation != "sm80":
+                continue
+            tree = NAMED[name](base)
+            smoke = base.generation == "sm80" and base.a is D.BF16 and tree[0] == COMMON and layouts == COMMON_LAYOUTS
+            yield SMOKE if smoke and base.layout_b == COLUMN else tier, base, tree
+    for tier, key in plain:
+        # Other tiles.
+        if tier <= DEFAULT and key not in found and key.a in HALF_TYPES and key.op == "gemm" and _is_usual(key):
+            yield FULL, key, NAMED["common"](key)

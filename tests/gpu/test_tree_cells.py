@@ -1,0 +1,103 @@
+"""Every cell of the table that has an epilogue tree, an activation or a gate, against the reference."""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+import atomr_cutlass as ac
+import every_cell
+from atomr_cutlass import reference
+from atomr_cutlass.arrays import numerics, operands
+from atomr_cutlass.epilogue import validate
+from atomr_cutlass.generator.epilogue.lower import has_tree, is_gated, split
+from atomr_cutlass.generator.key import ROW, KernelKey
+from atomr_cutlass.ops.conv2d import plans as conv_plans
+from atomr_cutlass.ops.conv2d import validation as conv_validation
+from atomr_cutlass.ops.conv2d.kernels import ConvFormulation
+from atomr_cutlass.ops.gemm import scaled
+from atomr_cutlass.ops.gemm import validation as gemm_validation
+from atomr_cutlass.ops.grouped_gemm import kernels as grouped_kernels
+from atomr_cutlass.pipeline import devices
+from atomr_cutlass.pipeline.candidate import Candidate
+
+pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("torch")]
+
+
+def _cells(*ops: str) -> list[KernelKey]:
+    return every_cell.keys(*ops, want=lambda key: has_tree(key.epilogue) and not is_gated(key.epilogue))
+
+
+@pytest.mark.parametrize("key", _cells("gemm"), ids=lambda key: key.name)
+def test_gemm(key: KernelKey) -> None:
+    info, device = every_cell.row_of(key), devices.get(0)
+    for epilogue in every_cell.epilogues(key):
+        launch = functools.partial(scaled.launch_once, Candidate(key, info, 0.0, None), epilogue, device)
+        assert validate._differences(key, epilogue, 0, launch, gemm_validation.make_probe) == [], epilogue
+    every_cell.right(key, info, "a product and its trees")
+
+
+@pytest.mark.parametrize("key", _cells("grouped_gemm"), ids=lambda key: key.name)
+def test_grouped_gemm(key: KernelKey) -> None:
+    info = every_cell.row_of(key)
+    for epilogue in every_cell.epilogues(key):
+        launch = functools.partial(grouped_kernels._launch_once, Candidate(key, info, 0.0, None))
+        assert validate._differences(key, epilogue, 0, launch, gemm_validation.make_probe) == [], epilogue
+    every_cell.right(key, info, "a list of one product, and its trees")
+
+
+@pytest.mark.parametrize("key", _cells("conv2d_fprop", "conv2d_dgrad"), ids=lambda key: key.name)
+def test_convolution(key: KernelKey) -> None:
+    info, device = every_cell.row_of(key), devices.get(0)
+    for epilogue in every_cell.epilogues(key):
+        launch = functools.partial(conv_plans.launch_once, Candidate(key, info, 0.0, None), epilogue, device)
+        assert validate._differences(key, epilogue, 0, launch, conv_validation.make_probe) == [], epilogue
+    every_cell.right(key, info, "a convolution and its trees")
+
+
+@pytest.mark.parametrize(
+    "key",
+    every_cell.keys("conv2d_fprop", want=lambda key: not (every_cell.is_plain(key) or has_tree(key.epilogue))),
+    ids=lambda key: key.name,
+)
+def test_activation_of_a_convolution(key: KernelKey) -> None:
+    """With a bias."""
+    info, random = every_cell.row_of(key), np.random.default_rng(4)
+    probe = conv_validation.make_probe(key, random, 0)
+    activation = key.epilogue.removeprefix("lc_")
+    bias = validate.normal(random, (probe.acc.shape[1],), key.d)
+    views = {**probe.views, "bias": operands.upload(bias, 0)}
+    what = replace(probe.problem, bias=validate.spec_of(views["bias"]), activation=activation)
+    made = conv_plans.make(what, candidate=Candidate(key, info, 0.0, ConvFormulation(what)))
+    made(*(views[name] for name in ("a", "b", "bias", "out")), stream=0)
+    tree = ac.EvtBuilder().add_bias("bias", dtype=key.d).activation(activation).build()
+    got = {"out": operands.download(views["out"]).reshape(probe.acc.shape)}
+    assert reference.mismatches(tree, got, probe.acc, probe.error, {"bias": bias}, out_dtype=key.d) == []
+    every_cell.right(key, info, "a convolution with bias and activation")
+
+
+@pytest.mark.parametrize(
+    "key", every_cell.keys("gemm", want=lambda key: is_gated(key.epilogue)), ids=lambda key: key.name
+)
+def test_gated_gemm(key: KernelKey, torch: Any) -> None:
+    """Of the table, or compiled, whatever was chosen: there is one for each kind of operands."""
+    info = every_cell.row_of(key)
+    random = np.random.default_rng(5)
+    activation = split(key.epilogue)[1].split(";")[1].split(":")[0]
+    a = numerics.saturating_cast(random.standard_normal((144, 128)), key.a)
+    rows = numerics.saturating_cast(random.standard_normal((128, 272) if key.layout_b == ROW else (272, 128)), key.b)
+    b = rows if key.layout_b == ROW else rows.T
+    want = ac.gated_gemm(a, b, activation=activation, backend="reference", out_dtype=key.d)
+    on_gpu = [operands.upload(a, 0), operands.upload(b, 0, columns=key.layout_b != ROW)]
+    got = ac.gated_gemm(
+        *on_gpu, activation=activation, out_dtype=key.d, fast_accum=key.math == "fast",
+        backend="auto" if info is None else "prebuilt",
+    )  # fmt: skip
+    torch.cuda.synchronize()
+    found = torch.from_dlpack(got).float().cpu().numpy()
+    np.testing.assert_allclose(found, want.astype(np.float32), rtol=0.03, atol=0.03)
+    every_cell.right(key, info, "a gated product")

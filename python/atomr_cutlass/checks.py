@@ -98,6 +98,11 @@ def check_count(value: Any, name: str, counted: str) -> None:
         raise InvalidOperandError(f"{name} is {shown(value)}; expected an integer from 1, {counted}")
 
 
+def _check_bytes(value: Any, name: str) -> None:
+    if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value < 2**63:
+        raise InvalidOperandError(f"{name} is {shown(value)}; expected bytes, or None for no limit")
+
+
 def _check_dtype(value: Any, name: str) -> None:
     expect(value, CutlassDtype, name)
 
@@ -118,6 +123,7 @@ _REQUIRED: Final[Mapping[str, Callable[[Any, str], None]]] = {
 }
 _OPTIONAL: Final[Mapping[str, Callable[[Any, str], None]]] = {
     "activation": check_name,
+    "workspace_size": _check_bytes,
     "arch": _check_arch,
     "check": check_flag,
     "filter": check_name,

@@ -215,6 +215,27 @@ def case_matmuls_that_read_no_operand_have_plans_of_their_own() -> None:
         assert call() == want
 
 
+def case_a_limit_of_workspace_makes_other_plans() -> None:
+    x, w = operand("bf16", 2, 8, 8, 64), operand("bf16", 64, 3, 3, 64)
+    a, b, ends = operand("bf16", 64, 128), operand("bf16", 128, 256), operand("i32", 4)
+    calls: list[Callable[..., Any]] = [
+        functools.partial(ac.gemm, a, b),
+        functools.partial(ac.gemm, a, b, bias=operand("bf16", 256)),
+        functools.partial(ac.gated_gemm, a, b),
+        functools.partial(ac.grouped_gemm, a, operand("bf16", 4, 128, 256), counts=ends),
+        functools.partial(ac.conv2d, x, w, padding=1),
+        functools.partial(ac.conv2d_dgrad, x, w, (2, 8, 8, 64), padding=1),
+        functools.partial(ac.conv2d_wgrad, x, x, (64, 3, 3, 64), padding=1),
+    ]
+    for call in calls:
+        kept(functools.partial(call, workspace_size=1 << 40))
+        with fake_cases.parsed() as made:
+            call()
+            assert len(made) == 1
+        for wrong in (-1, 1.5, True, "1"):
+            refused(ac.InvalidOperandError, "workspace_size is", functools.partial(call, workspace_size=wrong))
+
+
 def case_gemm_with_trees() -> None:
     a, b, bias = operand("bf16", 64, 128), operand("bf16", 128, 256), operand("bf16", 256)
     tree = ac.EvtBuilder().add_bias("bias", dtype=D.BF16).activation("silu").build()

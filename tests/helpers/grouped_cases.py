@@ -549,6 +549,25 @@ def case_plans_are_kept_by_layouts_and_options() -> None:
     refused(ac.InvalidOperandError, "give beta", lambda: ac.grouped_gemm(a, b, out, counts=counts, out=out))
 
 
+def case_the_workspace_is_bounded() -> None:
+    """Every kernel here asks for 64 bytes; lists have a table besides."""
+    a, b, out, ends = operand(matrix(6, 4)), operand(matrix(3, 4, 8)), operand(blank(6, 8)), operand(i32(1, 2, 3))
+    for workspace_size in (64, 1 << 20):
+        ac.grouped_gemm(a, b, offsets=ends, out=out, workspace_size=workspace_size)
+        (last,) = list(kept_plans._plans.values())[-1:]
+        assert last.plan.workspace_bytes <= workspace_size
+    says = "bytes of workspace; workspace_size is 63: give as much, or None"
+    refused(ac.UnsupportedError, says, lambda: ac.grouped_gemm(a, b, offsets=ends, out=out, workspace_size=63))
+    lists = [operand(matrix(6, 4))], [operand(matrix(4, 8))]
+    refused(
+        ac.UnsupportedError, "workspace_size is 64", lambda: ac.grouped_gemm(*lists, workspace_size=64)
+    )  # fmt: skip
+    refused(
+        ac.InvalidOperandError, "workspace_size is -1; expected bytes",
+        lambda: ac.grouped_gemm(a, b, offsets=ends, workspace_size=-1),
+    )  # fmt: skip
+
+
 def case_plans_of_lists_are_kept() -> None:
     """Those whose members are asked for the same layouts, whether or not results are given."""
     kept_plans.clear()

@@ -478,6 +478,14 @@ def case_the_workspace_is_bounded() -> None:
         return str(made.kernel.origin)
 
     assert (kernel(None), kernel(64), kernel(63)) == ("pack greedy", "pack greedy", "pack modest")
+    left, right = Tensor(memory(a).reshape(5, 4)), Tensor(memory(b).reshape(6, 5))
+    request = ac.GemmRequest(ac.GemmShape(6, 4, 5), dtype=D.F32)
+    for workspace_size, origin in ((None, "greedy"), (64, "greedy"), (63, "modest")):
+        kept_plans.clear()
+        ac.gemm(right, left, workspace_size=workspace_size)
+        (kept,) = kept_plans._plans.values()
+        assert kept.plan.origin == f"pack {origin}"
+        assert ac.plan(request, workspace_size=workspace_size).origin == f"pack {origin}"
     rows = [info for info in table.kernels() if info.pack == "greedy"]
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(table, "kernels", lambda *_given, **_named: rows)

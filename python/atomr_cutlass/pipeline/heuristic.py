@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Hashable
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple
 
 from ..checks import shown
 from ..errors import InvalidOperandError
 from ..generator.key import KernelKey
-from .plan_cache import PlanCache, PlanKey
+from .plan_cache import PlanCache
 
 CAPACITY = 1024
 
@@ -22,16 +22,12 @@ class _Known(NamedTuple):
     fingerprint: Hashable
 
 
-Use: TypeAlias = "KernelUse | PlanKey"
-
-
 class HeuristicCache:
     """The kernels that were chosen, those used most recently. Safe for use by several threads.
 
-    Plans of requests are asked for by their PlanKey, matmuls by a HeuristicKey. A hit saves the ranking of all kernels
-    that could serve, of the table and, where a kernel is compiled, of the whole matrix: most of what a new plan costs
-    whose kernel is loaded already. Calls that find their plan kept (one of the same strides, alignments and element
-    types has run before) do not come here at all.
+    A hit saves the ranking of all kernels that could serve, of the table and, where a kernel is compiled, of the whole
+    matrix: most of what a new plan costs whose kernel is loaded already. Calls that find their plan kept (one of the
+    same strides, alignments and element types has run before) do not come here at all.
 
     The key does not say everything that decides about a kernel: the pack that was loaded last, for one, and of matmuls
     leading dimensions and addresses, which decide what it may read at once. What the package stores is therefore used
@@ -59,7 +55,7 @@ class HeuristicCache:
         """How often a user has stored something or cleared all: plans from before are not used any more."""
         return self._changes
 
-    def get(self, key: Use, fingerprint: Hashable = None) -> KernelKey | None:
+    def get(self, key: KernelUse, fingerprint: Hashable = None) -> KernelKey | None:
         """The kernel that is known for a key, or None.
 
         Args:
@@ -72,19 +68,19 @@ class HeuristicCache:
         fits = fingerprint is None or known.fingerprint in (None, fingerprint)
         return known.kernel if fits else None
 
-    def put(self, key: Use, kernel: KernelKey, fingerprint: Hashable = None) -> None:
+    def put(self, key: KernelUse, kernel: KernelKey, fingerprint: Hashable = None) -> None:
         """Stores a kernel, in place of any other of its key.
 
         Args:
-            key: a HeuristicKey, or of requests the PlanKey.
+            key: what it serves, a HeuristicKey.
             kernel: what serves it, such as `ac.kernels()[0].key`.
             fingerprint: of the problem and the options that it was chosen for; None: it is used wherever it can serve.
 
         Raises:
             InvalidOperandError: an argument of another kind.
         """
-        if not isinstance(key, (KernelUse, PlanKey)):
-            raise InvalidOperandError(f"key is {shown(key)}; expected a HeuristicKey, or a request's PlanKey")
+        if not isinstance(key, KernelUse):
+            raise InvalidOperandError(f"key is {shown(key)}; expected a HeuristicKey")
         if not isinstance(kernel, KernelKey):
             raise InvalidOperandError(f"kernel is {shown(kernel)}; expected a KernelKey, such as ac.kernels()[0].key")
         self._kernels.insert(_Known(kernel, fingerprint), key)

@@ -41,6 +41,8 @@ class CallOptions(NamedTuple):
         jit: what to do where the table lacks the kernel: `auto` compiles it, `off` raises, `background` starts with the
             best kernel of the table and turns to the compiled one when it is ready; None leaves it to
             ATOMR_CUTLASS_JIT.
+        workspace_size: bytes of device memory that a call may use beside its arrays; a kernel that needs more gives way
+            to another of the table, or is refused with what it needs. None is no limit.
         alpha: scalar.
         beta: scalar. With 0, there is no C.
         stream: where to launch: an integer handle or a stream object; defaults to the current stream of the framework
@@ -53,13 +55,14 @@ class CallOptions(NamedTuple):
     fast_accum: bool = False
     backend: str = "auto"
     jit: str | None = None
+    workspace_size: int | None = None
     alpha: float = 1.0
     beta: float = 0.0
     stream: Any = None
 
 
-Options = tuple["str | None", "CutlassDtype | None", "str | None", bool, str, "str | None"]
-"""The fields of `CallOptions` up to `jit`: those that decide about a plan."""
+Options = tuple["str | None", "CutlassDtype | None", "str | None", bool, str, "str | None", "int | None"]
+"""The fields of `CallOptions` up to `workspace_size`: those that decide about a plan."""
 
 
 def documented(function: FunctionT, own: type | None = None) -> FunctionT:
@@ -126,6 +129,12 @@ class Call:
         return None if self.epilogue is not None and self.options.beta == 0 else self.arrays.get("c")
 
     @property
+    def planning(self) -> dict[str, Any]:
+        """The options that plans of every operation take."""
+        options = self.options
+        return {"backend": options.backend, "jit": options.jit, "workspace_size": options.workspace_size}
+
+    @property
     def scalars(self) -> tuple[float, float]:
         """Alpha and beta, with the scale factors that are numbers."""
         return folded(self.options.alpha, self.options.beta, numbers_of(self.arrays))
@@ -143,7 +152,8 @@ class Call:
         options = self.options
         check_options(
             backend=options.backend, jit=options.jit, precision=options.precision, fast_accum=options.fast_accum,
-            activation=options.activation, out_dtype=options.out_dtype, alpha=options.alpha, beta=options.beta, **more,
+            activation=options.activation, out_dtype=options.out_dtype, alpha=options.alpha, beta=options.beta,
+            workspace_size=options.workspace_size, **more,
         )  # fmt: skip
         numbers = numbers_of(self.arrays)
         for name, scale in numbers.items():

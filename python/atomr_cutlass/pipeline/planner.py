@@ -13,18 +13,36 @@ from .plan import Plan
 
 @overload
 def plan(
-    request: Request, device: int | None = None, *, b: None = None, backend: str = "auto", jit: str | None = None
+    request: Request,
+    device: int | None = None,
+    *,
+    b: None = None,
+    backend: str = "auto",
+    jit: str | None = None,
+    workspace_size: int | None = None,
 ) -> Plan: ...
 
 
 @overload
 def plan(
-    request: Request, device: int | None = None, *, b: Any, backend: str = "auto", jit: str | None = None
+    request: Request,
+    device: int | None = None,
+    *,
+    b: Any,
+    backend: str = "auto",
+    jit: str | None = None,
+    workspace_size: int | None = None,
 ) -> BoundPlan: ...
 
 
 def plan(
-    request: Request, device: int | None = None, *, b: Any = None, backend: str = "auto", jit: str | None = None
+    request: Request,
+    device: int | None = None,
+    *,
+    b: Any = None,
+    backend: str = "auto",
+    jit: str | None = None,
+    workspace_size: int | None = None,
 ) -> Plan | BoundPlan:
     """Chooses a kernel for a request and allocates what it needs; compiles the kernel where the table lacks it.
 
@@ -37,6 +55,7 @@ def plan(
             be bound: the plan is then called without it, and `refit` gives it new values.
         backend: `auto` (the table, then compilation), `prebuilt` or `jit`.
         jit: `auto`, `background` or `off`; None leaves it to ATOMR_CUTLASS_JIT. See `gemm.kernels.make`.
+        workspace_size: bytes of device memory that a call may use beside its arrays; None is no limit.
 
     Returns:
         The plan, called with the arrays that its `slots` name, in that order: of a GEMM without scales, bias,
@@ -52,7 +71,7 @@ def plan(
         DeviceUnavailableError: there is no GPU, or NVRTC is needed and missing.
     """
     operation = operation_of(request)
-    check_options(backend=backend, jit=jit)
+    check_options(backend=backend, jit=jit, workspace_size=workspace_size)
     if device is not None:
         check_index(device, "device")
     made = operation.plan(
@@ -63,6 +82,7 @@ def plan(
         beta=request.epilogue.beta,
         backend=backend,
         jit=jit,
+        workspace_size=workspace_size,
     )
     made.request = request
     made.key = request.plan_key()

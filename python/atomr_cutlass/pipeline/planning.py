@@ -14,9 +14,9 @@ from ..errors import InvalidOperandError, UnsupportedError
 from ..generator.archs import SmArch
 from ..generator.key import KernelKey
 from ..jit import kernels
-from . import devices, select, table
+from . import devices, select, table, tuning
 from .candidate import Candidate
-from .heuristic import Use, heuristics
+from .heuristic import KernelUse, heuristics
 from .plan import BACKENDS
 from .select import KernelSearch
 
@@ -64,7 +64,7 @@ class PlanOptions:
     jit: str | None = None
     stream: int | None = None
     workspace_size: int | None = None
-    use: Use | None = None
+    use: KernelUse | None = None
 
     def __post_init__(self) -> None:
         if self.backend not in BACKENDS:
@@ -91,8 +91,10 @@ def planned(
     policy = kernels.policy(options.jit)
     if search.background and policy == "background":
         use = None  # the kernel may change while the plan lives
-    fingerprint = (search.fingerprint(), backend, policy, workspace_size, search.device.index, search.arch,
-                   _core.registry_generation())  # fmt: skip
+    fingerprint = None if use is None else (
+        search.fingerprint(), backend, policy, workspace_size, search.device.index, search.arch,
+        _core.registry_generation(), tuning.find(search.device.name, search.problem),
+    )  # fmt: skip
     known = None if use is None else heuristics.get(use, fingerprint)
     candidate = None if known is None else _recalled(known, search, backend, policy)
     better, recalled = None, candidate is not None

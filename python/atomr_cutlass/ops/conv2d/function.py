@@ -83,6 +83,7 @@ def conv2d(
     stream: Any = None,
     backend: str = "auto",
     jit: str | None = None,
+    workspace_size: int | None = None,
     **operands_of_epilogue: Any,
 ) -> Any:
     """Y = saturating_cast(scale_d * act(alpha * scale_a * scale_b * conv(x, w) + beta * C + bias)), cross-correlation.
@@ -116,6 +117,7 @@ def conv2d(
         stream: {stream}
         backend: {backend}
         jit: {jit}
+        workspace_size: {workspace_size}
         operands_of_epilogue: the arrays that `epilogue` reads, and, where the caller has them, those that it writes
             beside the result, by their names; to a function also numbers. A mask is uint8 (N, P, Q, ceil(K / 8)); a
             reduction is (1,), (K,) for each channel, or (N, P, Q) for each pixel. Channels last in memory.
@@ -131,7 +133,7 @@ def conv2d(
         KernelNotFoundError, CompileError, DeviceUnavailableError: as for `gemm`.
     """
     arrays = {"a": x, "b": w, "c": c, "bias": bias, "scale_a": scale_a, "scale_b": scale_b, "scale_d": scale_d}
-    options = (activation, out_dtype, precision, False, backend, jit)
+    options = (activation, out_dtype, precision, False, backend, jit, workspace_size)
     own = (FPROP, None, stride, padding, dilation, groups, layout)
     return run(_parse, arrays, out, options, alpha, beta, stream, epilogue, operands_of_epilogue, own)
 
@@ -162,6 +164,7 @@ def conv2d_dgrad(
     stream: Any = None,
     backend: str = "auto",
     jit: str | None = None,
+    workspace_size: int | None = None,
     **operands_of_epilogue: Any,
 ) -> Any:
     """The gradient of `conv2d` by x, from the gradient by its result; the transposed convolution.
@@ -191,6 +194,7 @@ def conv2d_dgrad(
         stream: {stream}
         backend: {backend}
         jit: {jit}
+        workspace_size: {workspace_size}
         operands_of_epilogue: as for `conv2d`.
 
     Returns:
@@ -202,7 +206,7 @@ def conv2d_dgrad(
         KernelNotFoundError, CompileError, DeviceUnavailableError: as for `gemm`.
     """
     arrays = {"a": dy, "b": w, "c": c, "bias": bias, "scale_a": scale_a, "scale_b": scale_b, "scale_d": scale_d}
-    options = (activation, out_dtype, precision, False, backend, jit)
+    options = (activation, out_dtype, precision, False, backend, jit, workspace_size)
     own = (DGRAD, _four("x_shape", x_shape), stride, padding, dilation, groups, layout)
     return run(_parse, arrays, out, options, alpha, beta, stream, epilogue, operands_of_epilogue, own)
 
@@ -230,6 +234,7 @@ def conv2d_wgrad(
     stream: Any = None,
     backend: str = "auto",
     jit: str | None = None,
+    workspace_size: int | None = None,
 ) -> Any:
     """The gradient of `conv2d` by w, from the gradient by its result.
 
@@ -256,6 +261,7 @@ def conv2d_wgrad(
         stream: {stream}
         backend: {backend}
         jit: {jit}
+        workspace_size: {workspace_size}
 
     Returns:
         `out`, or a new array like w of the kind of `dy`.
@@ -266,7 +272,7 @@ def conv2d_wgrad(
         KernelNotFoundError, CompileError, DeviceUnavailableError: as for `gemm`.
     """
     arrays = {"a": dy, "b": x, "c": c, "bias": None, "scale_a": scale_a, "scale_b": scale_b, "scale_d": scale_d}
-    options = (None, out_dtype, precision, False, backend, jit)
+    options = (None, out_dtype, precision, False, backend, jit, workspace_size)
     own = (WGRAD, _four("w_shape", w_shape), stride, padding, dilation, groups, layout)
     return run(_parse, arrays, out, options, alpha, beta, stream, own=own)
 
@@ -303,8 +309,6 @@ class _Convolution(Invocation):
                 raise UnsupportedError("scale_d together with bias: scale the bias, and give scale_d as part of alpha")
 
     def plan(self, views: dict[str, _core.Operand], *, like: Any, stream: int) -> Plan:
-        options = self.call.options
-
         def spec(name: str) -> MatrixSpec:
             view = views[name]
             found = MatrixSpec(view.shape, view.strides, operands.dtype_of(view, name), view.alignment)
@@ -325,7 +329,7 @@ class _Convolution(Invocation):
             fusion=None if self.epilogue is None else self.epilogue.fusion(views),
         )
         return make(
-            problem, like=like, backend=options.backend, jit=options.jit, stream=stream, layout=self.own.layout
+            problem, like=like, stream=stream, **self.call.planning, layout=self.own.layout
         )  # fmt: skip
 
     def write_nothing(self, views: Mapping[str, _core.Operand], stream: int) -> None:

@@ -86,6 +86,7 @@ def gated_gemm(
     stream: Any = None,
     backend: str = "auto",
     jit: str | None = None,
+    workspace_size: int | None = None,
 ) -> Any:
     """D[..., j] = saturating_cast(scale_d * f(P[..., 2 j]) * P[..., 2 j + 1]), P = alpha * scale_a * scale_b * A B.
 
@@ -106,6 +107,7 @@ def gated_gemm(
         stream: {stream}
         backend: {backend}
         jit: {jit}
+        workspace_size: {workspace_size}
 
     Returns:
         `out`, or a new row-major array of the kind of `a`.
@@ -119,7 +121,7 @@ def gated_gemm(
         _parse,
         {"a": a, "b": b, "scale_a": scale_a, "scale_b": scale_b, "scale_d": scale_d},
         out,
-        (activation, out_dtype, None, fast_accum, backend, jit),
+        (activation, out_dtype, None, fast_accum, backend, jit, workspace_size),
         alpha,
         0.0,
         stream,
@@ -154,8 +156,8 @@ class _GatedGemm(Invocation):
         base = GATED if scales == scaled.NO_SCALES else GATED_SCALED
         epilogue = epilogue_id(base, common(None, options.activation).tree.program)
         return scaled.make(
-            dataclasses.replace(problem, epilogue=epilogue), scales, result=d, like=like, backend=options.backend,
-            jit=options.jit, stream=stream,
+            dataclasses.replace(problem, epilogue=epilogue), scales, result=d, like=like, stream=stream,
+            **self.call.planning,
         )  # fmt: skip
 
     def uploaded(self) -> dict[str, _core.Operand]:

@@ -57,6 +57,7 @@ def gemm(
     stream: Any = None,
     backend: str = "auto",
     jit: str | None = None,
+    workspace_size: int | None = None,
     **operands_of_epilogue: Any,
 ) -> Any:
     """D = saturating_cast(scale_d * act(alpha * scale_a * scale_b * A B + beta * C + bias)), or what `epilogue` makes.
@@ -94,6 +95,7 @@ def gemm(
         stream: {stream}
         backend: {backend}
         jit: {jit}
+        workspace_size: {workspace_size}
         operands_of_epilogue: the operands of `epilogue` by their names: arrays on the device of `a`, of one element,
             (N,) or (..., 1, N) for a row, (..., M, 1) for a column, (..., M, N), or bits in uint8
             (..., M, ceil(N / 8)), the first in the lowest bit. Of a function also numbers, which become constants of
@@ -119,7 +121,7 @@ def gemm(
     arrays = {
         "a": a, "b": b, "c": c, "scale_a": scale_a, "scale_b": scale_b, "scale_d": scale_d, "amax": amax, "bias": bias
     }  # fmt: skip
-    options = (activation, out_dtype, precision, fast_accum, backend, jit)
+    options = (activation, out_dtype, precision, fast_accum, backend, jit, workspace_size)
     return run(_parse, arrays, out, options, alpha, beta, stream, epilogue, others)
 
 
@@ -147,14 +149,13 @@ class _Gemm(Invocation):
             fp4.check_given(operation.views)
 
     def plan(self, views: dict[str, _core.Operand], *, like: Any, stream: int) -> Plan:
-        options = self.call.options
         # A tree's operand may be called c or amax; then the product has none.
         own = {name: views[name] for name in ("a", "b", "c", *SCALES) if name in self.operation.views}
         problem = problem_of({**own, RESULT: views[RESULT]}, self.operation.math)
         if self.epilogue is None and self.call.scalars[0] == 0:
             own = self._unscaled(own)
         scales = scales_of(problem, own)
-        how: dict[str, Any] = {"like": like, "backend": options.backend, "jit": options.jit, "stream": stream}
+        how: dict[str, Any] = {"like": like, "stream": stream, **self.call.planning}
         if self.epilogue is not None:
             return scaled.make(problem, scales, self.epilogue.fusion(views), **how)
         return make(problem, **how) if scales == scaled.NO_SCALES else scaled.make(problem, scales, **how)

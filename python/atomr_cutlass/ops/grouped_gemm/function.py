@@ -66,6 +66,7 @@ def grouped_gemm(
     stream: Any = None,
     backend: str = "auto",
     jit: str | None = None,
+    workspace_size: int | None = None,
     check: bool | None = None,
     **operands_of_epilogue: Any,
 ) -> Any:
@@ -119,6 +120,7 @@ def grouped_gemm(
         stream: {stream}
         backend: {backend}
         jit: {jit}
+        workspace_size: {workspace_size}
         check: whether to copy offsets or counts to the host, which waits for the GPU, and refuse those that are
             negative, go back or lie beyond the rows. For debugging; not while a CUDA graph is captured. None leaves it
             to the environment variable ATOMR_CUTLASS_CHECK (1 is yes, but for calls that are captured).
@@ -140,7 +142,7 @@ def grouped_gemm(
         "a": a, "b": b, "c": c, "offsets": offsets, "counts": counts, "scale_a": _one_number(scale_a),
         "scale_b": _one_number(scale_b), "bias": bias,
     }  # fmt: skip
-    options = (activation, out_dtype, None, fast_accum, backend, jit)
+    options = (activation, out_dtype, None, fast_accum, backend, jit, workspace_size)
     if check is not None:
         check_options(check=check)
         checked = ALWAYS if check else None
@@ -221,8 +223,7 @@ class _GroupedGemm(Invocation):
         )
 
     def plan(self, views: dict[str, _core.Operand], *, like: Any, stream: int) -> Plan:
-        options = self.call.options
-        return make(self.problem(views), like=like, backend=options.backend, jit=options.jit, stream=stream)
+        return make(self.problem(views), like=like, stream=stream, **self.call.planning)
 
     def problem(self, views: Mapping[str, _core.Operand]) -> GroupedProblem:
         """What kernels are chosen for, of views on a GPU."""

@@ -72,7 +72,7 @@ def matmul(request: MatmulRequest) -> Any:
         call = call_of(request)
         options = call.options
         return run(
-            _parse, call.arrays, call.out, options[:6], options.alpha, options.beta, options.stream, own=call.own
+            _parse, call.arrays, call.out, options[:7], options.alpha, options.beta, options.stream, own=call.own
         )
     return settled(request.reply, lambda: _awaited(request))
 
@@ -81,7 +81,7 @@ def _awaited(request: MatmulRequest) -> Any:
     """Computes, and waits for the GPU."""
     call = call_of(request)
     options = call.options
-    result = run(_parse, call.arrays, call.out, options[:6], options.alpha, options.beta, options.stream, own=call.own)
+    result = run(_parse, call.arrays, call.out, options[:7], options.alpha, options.beta, options.stream, own=call.own)
     with operands.launching(request.stream, request.a) as launch:
         view = operands.as_operand(request.a, "a")
         if view.device_type == CUDA:
@@ -98,7 +98,7 @@ def call_of(request: MatmulRequest) -> Call:
     }  # fmt: skip
     options = CallOptions(
         precision=request.precision, fast_accum=request.fast_accum, backend=request.backend, jit=request.jit,
-        alpha=request.alpha, beta=request.beta, stream=request.stream,
+        workspace_size=request.workspace_size, alpha=request.alpha, beta=request.beta, stream=request.stream,
     )  # fmt: skip
     out = request.c if request.d is None else request.d
     matrices = request.matrices
@@ -180,10 +180,8 @@ class _Matmul(Invocation):
         problem, scales = problem_of(views, self.math), scales_of(views, tree)
         if alpha == 0 and tree is None and scales.d is None and scales.amax is None:
             scales = scaled.NO_SCALES  # A and B are not read then, and so neither are their scales
-        options = self.call.options
         how: dict[str, Any] = {
-            "like": like, "backend": options.backend, "jit": options.jit, "stream": stream,
-            "workspace_size": self.matrices.workspace_size, "use": use,
+            "like": like, "stream": stream, "use": use, **self.call.planning
         }  # fmt: skip
         plain = tree is None and scales == scaled.NO_SCALES
         if problem.k == 0 and not plain:

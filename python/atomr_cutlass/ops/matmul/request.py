@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from ...arrays.arguments import check_backend
-from ...checks import NUMBERS, check_number, check_options, expect, shown
+from ...checks import NUMBERS, check_number, check_options, expect
 from ...errors import InvalidOperandError
 from ...generator.archs import SmArch
 from ...generator.dtypes import CutlassDtype
@@ -85,7 +85,7 @@ class Matrices(NamedTuple):
 
     Attributes:
         epilogue: value of the MatmulEpilogue.
-        m, n, k, transa, transb, lda, ldb, ldc, ldd, ldaux, workspace_size: as in the request.
+        m, n, k, transa, transb, lda, ldb, ldc, ldd, ldaux: as in the request.
         into_c: whether D goes where C is, if there is one.
     """
 
@@ -101,7 +101,6 @@ class Matrices(NamedTuple):
     ldd: int | None
     ldaux: int | None
     into_c: bool
-    workspace_size: int | None
 
     @property
     def form(self) -> Form:
@@ -216,7 +215,8 @@ class MatmulRequest:
         expect(self.epilogue, MatmulEpilogue, "epilogue")
         expect(self.scales, ScaleSet, "scales")
         check_options(
-            backend=self.backend, jit=self.jit, precision=self.precision, alpha=self.alpha, beta=self.beta
+            backend=self.backend, jit=self.jit, precision=self.precision, alpha=self.alpha, beta=self.beta,
+            workspace_size=self.workspace_size,
         )  # fmt: skip
         check_backend(self.backend, BACKENDS)
         for name in ("a", "b"):
@@ -224,9 +224,6 @@ class MatmulRequest:
                 raise InvalidOperandError(f"{name} is None; expected an array")
         self._check_arrays()
         self._check_leading()
-        size = self.workspace_size
-        if size is not None and (isinstance(size, bool) or not isinstance(size, int) or not 0 <= size < 2**63):
-            raise InvalidOperandError(f"workspace_size is {shown(size)}; expected bytes, or None for no limit")
         if self.reply is not None and not all(hasattr(self.reply, name) for name in ("set_result", "set_exception")):
             raise InvalidOperandError(
                 f"reply is a {type(self.reply).__name__}; expected a concurrent.futures.Future, or None"
@@ -237,7 +234,7 @@ class MatmulRequest:
         """Extents, leading dimensions and what else is said of the arrays."""
         return Matrices(
             self.epilogue.value, self.m, self.n, self.k, self.transa, self.transb, self.lda, self.ldb, self.ldc,
-            self.ldd, self.ldaux, self.d is None, self.workspace_size,
+            self.ldd, self.ldaux, self.d is None,
         )  # fmt: skip
 
     def _check_arrays(self) -> None:

@@ -96,7 +96,7 @@ def quantize(
         KernelNotFoundError, CompileError, DeviceUnavailableError: as for `gemm`.
     """
     second = _second_level(global_scale, scaling)
-    options = (None, None, None, False, backend, jit)
+    options = (None, None, None, False, backend, jit, None)
     made: QuantizedArray = run(_parse, {"x": x}, None, options, second, stream=stream, own=(dtype, scaling, second))
     return made
 
@@ -134,7 +134,7 @@ def dequantize(
         KernelNotFoundError, CompileError, DeviceUnavailableError: as for `gemm`.
     """
     second = _second_level(global_scale, scaling)
-    options = (None, out_dtype, None, False, backend, jit)
+    options = (None, out_dtype, None, False, backend, jit, None)
     arrays = {"values": values, "scales": scales}
     return run(_parse_inverse, arrays, None, options, second, stream=stream, own=(scaling,))
 

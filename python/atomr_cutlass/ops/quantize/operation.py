@@ -10,7 +10,7 @@ _NO_PRODUCT = dict.fromkeys(
     ("c", "alpha", "beta", "bias", "activation", "epilogue", "scale_a", "scale_b", "scale_d", "amax", "precision",
      "fast_accum"),
     "nothing is multiplied",
-)  # fmt: skip
+) | {"workspace_size": "there is one kernel for each form, whose workspace is 4 bytes at most"}  # fmt: skip
 
 
 class QuantizeOperation(Operation):

@@ -10,6 +10,7 @@ set(ATOMR_CUTLASS_DTYPES "" CACHE STRING "Only these operand types, such as f16;
 set(ATOMR_CUTLASS_KERNELS "" CACHE STRING "Only kernels whose names match: comma-separated, * between substrings")
 set(ATOMR_CUTLASS_KERNEL_FILTER_FILE "" CACHE FILEPATH "Only kernels that match this file's regular expressions")
 set(ATOMR_CUTLASS_EXCLUDE_KERNELS "" CACHE STRING "No kernels whose names match: comma-separated, * as above")
+set(ATOMR_CUTLASS_EPILOGUES "" CACHE STRING "Epilogue trees to build kernels of too: names, and files of trees as JSON")
 set(ATOMR_CUTLASS_KEYS "" CACHE FILEPATH "Exactly the kernels of this file: a key as JSON a line")
 
 # Runs a module of the generator and stops the build with its complaint if it has one.
@@ -64,17 +65,26 @@ set(_filter "${ATOMR_CUTLASS_KERNEL_FILTER_FILE}")
 if(_filter)
   get_filename_component(_filter "${_filter}" ABSOLUTE BASE_DIR "${PROJECT_SOURCE_DIR}")
 endif()
+set(_epilogues "")
+set(_trees "")
+foreach(_epilogue IN LISTS ATOMR_CUTLASS_EPILOGUES)
+  if(_epilogue MATCHES "[./]")
+    get_filename_component(_epilogue "${_epilogue}" ABSOLUTE BASE_DIR "${PROJECT_SOURCE_DIR}")
+    list(APPEND _trees "${_epilogue}")
+  endif()
+  list(APPEND _epilogues "${_epilogue}")
+endforeach()
 set(_emitted "${PROJECT_BINARY_DIR}/cells")
 atomr_cutlass_ask(_said generator "--emit=${_emitted}" "--preset=${ATOMR_CUTLASS_PRESET}" "--archs=${_archs}"
                   "--ptx=${ATOMR_CUTLASS_PTX}" "--ops=${ATOMR_CUTLASS_OPS}" "--dtypes=${ATOMR_CUTLASS_DTYPES}"
                   "--kernels=${ATOMR_CUTLASS_KERNELS}" "--filter-file=${_filter}"
-                  "--exclude=${ATOMR_CUTLASS_EXCLUDE_KERNELS}" "--keys=${_keys}")
+                  "--exclude=${ATOMR_CUTLASS_EXCLUDE_KERNELS}" "--keys=${_keys}" "--epilogues=${_epilogues}")
 
 # Emission is part of configuring, so whatever it reads makes the build configure again. Of the headers each row has a
 # digest.
 file(GLOB_RECURSE _generator CONFIGURE_DEPENDS "${PROJECT_SOURCE_DIR}/generator/*.py"
      "${PROJECT_SOURCE_DIR}/generator/templates/*" "${PROJECT_SOURCE_DIR}/cpp/include/*")
-set_property(DIRECTORY APPEND PROPERTY CMAKE_CONFIGURE_DEPENDS ${_generator} ${_filter} ${_keys})
+set_property(DIRECTORY APPEND PROPERTY CMAKE_CONFIGURE_DEPENDS ${_generator} ${_filter} ${_keys} ${_trees})
 
 include("${_emitted}/kernels.cmake")
 set(ATOMR_CUTLASS_TABLE "${_emitted}/table.cpp")

@@ -13,6 +13,7 @@ from .costs import costs, total
 from .emit import emit
 from .matrix import OPS, PRESETS
 from .selection import Selection
+from .trees import NAMED
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -32,6 +33,9 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--kernels", default="", help="name patterns, comma-separated, * between ordered substrings")
     parser.add_argument("--filter-file", default="", help="file of regular expressions, one a line")
     parser.add_argument("--exclude", default="", help="name patterns to leave out, comma-separated")
+    parser.add_argument(
+        "--epilogues", default="", help=f"trees to add, ;-separated: {', '.join(NAMED)}, or files of trees"
+    )
     parser.add_argument("--keys", default="", help="file of keys, a JSON object a line: exactly those")
     arguments = parser.parse_args(argv)
     selection = Selection(
@@ -44,6 +48,7 @@ def main(argv: list[str] | None = None) -> int:
         filter_file=arguments.filter_file,
         exclude=arguments.exclude,
         keys_file=arguments.keys,
+        epilogues=arguments.epilogues,
     )
     try:
         for key in selection.skipped():

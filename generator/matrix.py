@@ -145,6 +145,38 @@ def _fused(plain: list[Cell]) -> Iterator[Cell]:
     yield from ((tier, key) for key, tier in found.items() if supports(key))
 
 
+def with_trees(archs: Iterable[SmArch], names: Iterable[str]) -> list[KernelKey]:
+    """The cells of trees that a build asks for, whatever its preset.
+
+    Args:
+        archs: compile targets.
+        names: of `trees.NAMED`, or paths of files of trees.
+
+    Raises:
+        ValueError: a name is neither, or no kernel of these archs takes such a tree; says why.
+    """
+    archs = list(archs)
+    plain = {arch: [cell for one in families() if arch in one.archs for cell in one.cells(arch)] for arch in archs}
+    found: dict[KernelKey, None] = {}
+    for name in names:
+        reasons: dict[str, None] = {}
+        before = len(found)
+        for tree_on in trees.wanted([name]):
+            for base in (base for arch in archs for base in trees.bases(plain[arch])):
+                tree = tree_on(base)
+                if tree is not None:
+                    key = with_epilogue(base, *tree)
+                    status = supports(key)
+                    if status:
+                        found.setdefault(key)
+                    else:
+                        reasons.setdefault(status.reason)
+        if len(found) == before:
+            why = f": {next(iter(reasons))}" if reasons else ""
+            raise ValueError(f"no kernel for {', '.join(arch.target for arch in archs)} has the epilogue {name}{why}")
+    return list(found)
+
+
 def _kind(key: KernelKey) -> tuple[object, ...]:
     return (key.op, key.a, key.b, key.d, key.math, key.layout_a, key.layout_b)
 

@@ -11,7 +11,7 @@ from .archs import SmArch
 from .dtypes import CutlassDtype
 from .key import KernelKey, check_unique
 from .key_file import read
-from .matrix import OPS, PRESETS, expand
+from .matrix import OPS, PRESETS, expand, with_trees
 
 
 @dataclass(frozen=True)
@@ -27,6 +27,7 @@ class Selection:
         kernels: CUTLASS_LIBRARY_KERNELS syntax: `*` stands between ordered substrings; empty for all.
         filter_file: a file of regular expressions, one a line, any of which a name must match; empty for none.
         exclude: patterns of names to leave out.
+        epilogues: names of trees, and files of trees (`trees`), `;`-separated, whose kernels are built too.
         keys_file: a file of keys (`key_file`): exactly those of the archs, which are by default all that it has. It
             takes the place of the preset and of every filter; empty for none.
     """
@@ -40,6 +41,7 @@ class Selection:
     filter_file: str = ""
     exclude: str = ""
     keys_file: str = ""
+    epilogues: str = ""
 
     def arch_list(self) -> list[SmArch]:
         """The archs, in order, once each."""
@@ -71,7 +73,9 @@ class Selection:
         if self.keys_file:
             return self._of_file()[0]
         keys = expand(self.preset, self.arch_list())
-        if self.preset == "none":
+        if self.epilogues:
+            keys = list(dict.fromkeys([*keys, *with_trees(self.arch_list(), split(self.epilogues, ";"))]))
+        elif self.preset == "none":
             return []
         if self.ops:
             wanted = {_valid(op, OPS, "op") for op in split(self.ops, ";")}
@@ -99,6 +103,7 @@ class Selection:
         filters = {
             "OPS": self.ops, "DTYPES": self.dtypes, "KERNELS": self.kernels, "EXCLUDE_KERNELS": self.exclude,
             "KERNEL_FILTER_FILE": self.filter_file,
+            "EPILOGUES": self.epilogues,
         }  # fmt: skip
         given = ", ".join(f"ATOMR_CUTLASS_{name}={value!r}" for name, value in filters.items() if value)
         if given:

@@ -6,12 +6,29 @@ of layouts as they come. What a table of presets cannot know, a build asks for b
 
 from __future__ import annotations
 
+import functools
+import json
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any
+from pathlib import Path
+from typing import Any, NamedTuple
 
 from .dtypes import CutlassDtype
 from .epilogue import common
-from .epilogue.lower import COMMON, GATED, GATED_SCALED, LINEAR, SCALED, SCALED_COMMON, epilogue_id, split
+from .epilogue.lower import (
+    COMMON,
+    GATED,
+    GATED_SCALED,
+    LINEAR,
+    SCALED,
+    SCALED_COMMON,
+    SOURCE,
+    epilogue_id,
+    is_gated,
+    operand_kinds,
+    split,
+    with_source,
+)
+from .epilogue.tree import MATRIX, EpilogueVisitorTree
 from .families.base import DEFAULT, FULL, SMOKE, Cell
 from .key import COLUMN, KernelKey
 from .rules import COMMON_LAYOUTS, FEW, FP8_TYPES, HALF_TYPES, SPLIT, is_fallback
@@ -157,3 +174,106 @@ def cells(plain: Sequence[Cell]) -> Iterator[tuple[int, KernelKey, Tree]]:
         # Other tiles.
         if tier <= DEFAULT and key not in found and key.a in HALF_TYPES and key.op == "gemm" and _is_usual(key):
             yield FULL, key, NAMED["common"](key)
+
+
+class Asked(NamedTuple):
+    """A tree that a build asks for.
+
+    Attributes:
+        epilogue: of a key: the tree on `lc`, or on what a recorded kernel has it on.
+        d: element type of D; None leaves it as the kernel has it.
+        types: element types of A.
+    """
+
+    epilogue: str
+    d: D | None
+    types: tuple[D, ...]
+
+
+def asked_for(base: KernelKey, *, asked: Asked) -> Tree | None:
+    """A tree on one of `bases`; None where it is not for such operands."""
+    on, program = split(asked.epilogue)
+    d = asked.d or (D.F32 if base.d is D.I32 else base.d)
+    if base.a not in asked.types or (on not in (LINEAR, base.epilogue) and not is_gated(asked.epilogue)):
+        return None
+    if is_gated(asked.epilogue):
+        return epilogue_id(GATED_SCALED if base.epilogue == SCALED else GATED, program), d
+    if SOURCE not in (kind for kind, _ in operand_kinds(program)[0]):
+        # What kernels are asked for first: a matrix like D comes by the way of C.
+        kinds = operand_kinds(program)[0]
+        if base.op != "grouped_gemm" and (MATRIX, d.value) in kinds:
+            program = with_source(program, kinds.index((MATRIX, d.value)))
+    return epilogue_id(base.epilogue, program), d
+
+
+def read(path: Path) -> list[Asked]:
+    """The trees of a file: one object, as `atomr-cutlass epilogue` writes it, or an object a line, such as keys.
+
+    Of an object `program` is the tree, `out_dtype` the element type of D, `dtypes` those of A (without it f16 and
+    bf16); of a key its epilogue, D and A.
+
+    Raises:
+        ValueError: it cannot be read or holds no tree; says where.
+    """
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ValueError(
+            f"cannot read the file of trees {path}: {getattr(error, 'strerror', None) or error}"
+        ) from error
+    try:
+        objects = [(1, json.loads(text))]
+    except ValueError:
+        objects = []
+        for number, line in enumerate(text.splitlines(), 1):
+            if line.strip():
+                try:
+                    objects.append((number, json.loads(line)))
+                except (ValueError, RecursionError) as error:
+                    raise ValueError(f"{path}:{number}: {error}") from error
+    found: dict[Asked, None] = {}
+    for number, one in objects:
+        try:
+            asked = _parsed(one)
+        except (ValueError, KeyError, TypeError) as error:
+            raise ValueError(f"{path}:{number}: no epilogue tree: {error}") from error
+        if asked is not None:
+            found[asked] = None
+    if not found:
+        raise ValueError(f"{path} holds no epilogue tree: `atomr-cutlass epilogue` writes such files")
+    return list(found)
+
+
+def _parsed(values: Any) -> Asked | None:
+    if not isinstance(values, dict):
+        raise ValueError(f"{json.dumps(values)[:60]} is no JSON object")  # noqa: TRY004
+    if "program" in values:
+        dtype, types = values.get("out_dtype"), values.get("dtypes", [one.value for one in HALF_TYPES])
+        epilogue, program = epilogue_id(LINEAR, values["program"]), values["program"]
+    else:
+        dtype, types, epilogue = values["d"], [values["a"]], values["epilogue"]
+        program = split(epilogue)[1]
+        if not program:
+            return None  # the key of another kernel
+    EpilogueVisitorTree.parse(program.replace(f"input:{SOURCE}:", f"input:{MATRIX}:"))
+    return Asked(epilogue, None if dtype is None else D(dtype), tuple(D(one) for one in types))
+
+
+def wanted(names: Iterable[str]) -> Iterator[Callable[[KernelKey], Tree | None]]:
+    """What a build puts on each of `bases`.
+
+    Args:
+        names: of NAMED, or paths of files of trees.
+
+    Raises:
+        ValueError: neither; names the valid ones.
+    """
+    for name in names:
+        if name in NAMED:
+            yield NAMED[name]
+        elif Path(name).suffix or "/" in name:
+            yield from (functools.partial(asked_for, asked=asked) for asked in read(Path(name)))
+        else:
+            raise ValueError(
+                f"unknown epilogue {name!r}; valid: {', '.join(NAMED)}, or a file of trees, such as x.json"
+            )

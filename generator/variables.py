@@ -15,6 +15,7 @@ from typing import NamedTuple
 from .archs import SmArch
 from .dtypes import CutlassDtype
 from .matrix import OPS, PRESETS
+from .trees import NAMED
 
 PREFIX = "ATOMR_CUTLASS_"
 TEST_PREFIX = f"{PREFIX}TEST_"
@@ -66,6 +67,12 @@ KNOBS = (
     ),
     Variable(f"{PREFIX}KERNEL_FILTER_FILE", "a file of regular expressions, one a line; a name must match one", "none"),
     Variable(f"{PREFIX}EXCLUDE_KERNELS", f"names to leave out, as in `{PREFIX}KERNELS`", "none"),
+    Variable(
+        f"{PREFIX}EPILOGUES",
+        f"[trees](epilogues.md#kernels) whose kernels are built beside the preset's: {_list(NAMED)}, and files of "
+        "trees, as `atomr-cutlass epilogue` and `ac.record` write them",
+        "those of the preset",
+    ),
     Variable(
         f"{PREFIX}KEYS",
         "a [file of keys](jit.md#keys-as-data): exactly those kernels, whatever the preset; without "

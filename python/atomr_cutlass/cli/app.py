@@ -13,6 +13,7 @@ import typer.core
 from ..errors import CutlassError, InvalidOperandError
 from ..generator.variables import ENVIRONMENT, plain
 from .cache import cache_app
+from .epilogue import epilogue_command
 from .installed import info_command, list_command
 from .output import complain
 from .packs import build_command, pack_app
@@ -52,5 +53,6 @@ app.command("run")(run_command)
 app.command("demo")(demo_command)
 app.command("tune")(tune_command)
 app.command("build")(build_command)
+app.command("epilogue")(epilogue_command)
 app.add_typer(pack_app, name="pack", help="Packs of cubins: list, verify, diff, merge.")
 app.add_typer(cache_app, name="cache", help="The kernels that were compiled at run time and are kept on disk.")

@@ -120,6 +120,16 @@ def plan_of(m: int, n: int, k: int) -> Any:
 # Results
 
 
+def case_events() -> None:
+    """What another stream is to wait for; what has been reached is done."""
+    orders()
+    event = _core.Event(0, 5)
+    event.hold(6)
+    assert orders() == [(5, 6)]
+    assert event.done
+    event.wait()
+
+
 def case_new_results_on_another_stream_are_ordered_both_ways() -> None:
     a, b = tensor(4, 5), tensor(5, 6)
     made = plan_of(4, 6, 5)

@@ -17,7 +17,7 @@ from pathlib import Path
 from .archs import SmArch
 from .dtypes import CutlassDtype
 from .key import KernelKey, opcode_class
-from .rules import FEW, FP8_TYPES
+from .rules import FEW, FP8_TYPES, SPLIT
 
 
 @dataclass(frozen=True)
@@ -180,12 +180,12 @@ def faults(key: KernelKey, function: Function, resources: Mapping[str, int]) -> 
         products = key.tile[0] * key.tile[1] * key.tile[2] // (key.warps[0] * key.warps[1] * key.warps[2] * 32)
         if function.count("FFMA") < products:
             wrong.append(f"{function.count('FFMA')} FFMA, fewer than the {products} products of a thread and K tile")
-    if key.mainloop == FEW:
-        # They are launched while the launch before still runs (GemmFewSm90::kDependent).
-        if not function.count("ACQBULK"):
-            wrong.append("no ACQBULK: it does not wait for the launch before")
-        if function.mnemonics["BRA.U.ANY"]:
-            wrong.append("BRA.U.ANY: loops around TMA loads look for values that should be in uniform registers")
+    # They are launched while the launch before still runs (kDependent).
+    dependent = key.op == "gemm" and key.generation == "sm90" and key.mainloop != SPLIT
+    if dependent and not function.count("ACQBULK"):
+        wrong.append("no ACQBULK: it does not wait for the launch before")
+    if key.mainloop == FEW and function.mnemonics["BRA.U.ANY"]:
+        wrong.append("BRA.U.ANY: loops around TMA loads look for values that should be in uniform registers")
     wrong += [
         f"{function.count(opcode)} {opcode}: registers are spilled to local memory"
         for opcode in ("LDL", "STL")

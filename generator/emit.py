@@ -88,10 +88,12 @@ def _units(cells: Sequence[KernelKey], present: Path) -> list[list[KernelKey]]:
         names = members(path)
         if names and all(name in left for name in names):
             units.append([left.pop(name) for name in names])
-    by_template: dict[str, list[KernelKey]] = defaultdict(list)
+    # Cells of a template that begin with another header would come too late for it behind the others.
+    by_headers: dict[tuple[str, ...], list[KernelKey]] = defaultdict(list)
     for key in left.values():
-        by_template[family(key).template].append(key)
-    for alike in by_template.values():
+        begins_with = (family(key).template, *_include_lines(render(key)[0]))
+        by_headers[begins_with].append(key)
+    for alike in by_headers.values():
         most = min(UNIT_CELLS, max(1, int(UNIT_SECONDS / family(alike[0]).compile_seconds)))
         count = -(-len(alike) // most)
         units += [alike[len(alike) * i // count : len(alike) * (i + 1) // count] for i in range(count)]

@@ -206,12 +206,13 @@ def along_k(who: str, layout_a: str, layout_b: str) -> Status:
     )
 
 
-def supports_gemm(key: KernelKey, epilogues: tuple[str, ...]) -> Status:
+def supports_gemm(key: KernelKey, epilogues: tuple[str, ...], layouts_d: tuple[str, ...] = (ROW,)) -> Status:
     """What every family of dense GEMM asks of a key.
 
     Args:
         key: the key.
         epilogues: ids of the family's epilogues.
+        layouts_d: of D, those of the family.
     """
     base, program = split(key.epilogue)
     if base not in epilogues:
@@ -229,8 +230,8 @@ def supports_gemm(key: KernelKey, epilogues: tuple[str, ...]) -> Status:
         return no("the common epilogue is for products in f32 without block scales")
     if key.acc is not accumulator(key.a):
         return no(f"{key.a.value} operands accumulate in {accumulator(key.a).value}, not {key.acc.value}")
-    if key.layout_d != ROW:
-        return no("D is row-major in every cell; a column-major D is computed as D^T = B^T A^T")
+    if key.layout_d not in layouts_d:
+        return no("D is row-major in cells of this family; a column-major D is computed as D^T = B^T A^T")
     return supports_layouts(key.generation, key.a, key.layout_a, key.layout_b)
 
 

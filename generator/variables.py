@@ -110,7 +110,9 @@ ENVIRONMENT = (
         "`on`",
     ),
     Variable(
-        f"{PREFIX}DEPENDENT_LAUNCH", "`off`: kernels for few rows start after the launch before them has ended", "`on`"
+        f"{PREFIX}DEPENDENT_LAUNCH",
+        "`off`: GEMM kernels of sm_90a start after the launch before them has ended",
+        "`on`",
     ),
     Variable(f"{PREFIX}NVCC", "`pypi`: a build compiles with nvcc from PyPI, whatever is installed", "`system`"),
 )

@@ -37,9 +37,11 @@ _MAINLOOP_SCHEDULE = {
 
 def supports(key: KernelKey) -> Status:
     """Whether a key of this family compiles without spilling."""
-    common = supports_gemm(key, (LINEAR, SCALED, COMMON, SCALED_COMMON, GATED, GATED_SCALED))
+    common = supports_gemm(key, (LINEAR, SCALED, COMMON, SCALED_COMMON, GATED, GATED_SCALED), layouts_d=(ROW, COLUMN))
     if not common:
         return common
+    if key.layout_d == COLUMN and (key.a.bits != 16 or key.epilogue != LINEAR or key.epilogue_schedule != "tma"):
+        return no("cells with a column-major D multiply f16 and bf16, store by TMA, and have the linear epilogue")
     if is_gated(key.epilogue) and (key.epilogue_schedule != "nosmem" or key.acc is not D.F32):
         return no("gated epilogues store f32 accumulators from registers: their epilogue schedule is nosmem")
     if key.a not in (*HALF_TYPES, *FP8_TYPES, D.I8) and key.math != "tf32":
@@ -69,13 +71,17 @@ def supports(key: KernelKey) -> Status:
     groups = 2 if key.mainloop == "cooperative" else 1
     if m % (64 * groups) or n % 8 or n > 256:
         return no(f"{key.mainloop} tiles are multiples of {64 * groups} along M and of 8 up to 256 along N")
+    if key.layout_d == COLUMN and n % 16:
+        return no("tiles of a column-major D are multiples of 16 along N")
     if k * key.a.bits != 1024:
         return no("the K tile is 128 bytes, the widest swizzle")
-    # 255 registers a thread; the accumulators of a consumer warp group may take 128 of them. Full accumulation of fp8
-    # has them twice: those of the tensor cores, of which 14 bits count, are added to others every 128 elements of K.
-    # (What is added to needs fewer registers beside it: 192 in all were compiled without a spill.)
+    # 255 registers a thread; the accumulators of a consumer warp group may take 128 of them, 192 where only alpha and
+    # beta C follow. Full accumulation of fp8 has them twice: those of the tensor cores, of which 14 bits count, are
+    # added to others every 128 elements of K. (What is added to needs fewer registers beside it: 192 in all were
+    # compiled without a spill.)
     copies = 2 if key.a in FP8_TYPES and key.math == "default" else 1
-    limit = 192 if copies == 2 and not key.scale_type else 128
+    plain = key.a.bits == 16 and key.epilogue == LINEAR and key.epilogue_schedule == "tma"
+    limit = 192 if plain or (copies == 2 and not key.scale_type) else 128
     if copies * m * n // (128 * groups) > limit:
         return no(f"the accumulators would spill: at most {limit} registers a thread")
     scales = _supports_block_scales(key)
@@ -109,6 +115,8 @@ def values(key: KernelKey) -> dict[str, str]:
     else:
         epilogue = "TmaWarpSpecializedCooperative" if key.mainloop == "cooperative" else "TmaWarpSpecialized"
     return {
+        # Else a tile of another width would be multiplied by the widest of these instructions that divides it.
+        "instructions": "" if key.tile[1] in _WIDTHS else '#include "atomr_cutlass/wgmma_widths.h"\n',
         "cute_tile": static_ints(key.tile),
         "cute_cluster": static_ints(key.cluster),
         "stage_count": f"cutlass::gemm::collective::StageCount<{key.stages}>" if key.stages else "void",
@@ -127,18 +135,40 @@ def _schedule_suffix(key: KernelKey) -> str:
     return "FP8FastAccum" if key.math == "fast" and key.layout_a + key.layout_b == ROW + COLUMN else ""
 
 
+_WIDTHS = (8, 16, 32, 64, 96, 128, 192, 256)
+"""Columns of the WGMMA instructions that CuTe's headers have without those of all other multiples of 8."""
+
 # Tile, cluster and mainloop of the sm90 generation, for elements of 2 bytes; narrower and wider elements keep the K
 # tile at 128 bytes. The tier is that of f16 and bf16 in the common layouts.
 _SM90_TILES: tuple[tuple[int, tuple[int, int], tuple[int, int], str], ...] = (
     (DEFAULT, (128, 256), (2, 1), "cooperative"),
     (SMOKE, (128, 128), (2, 1), "pingpong"),
     (DEFAULT, (64, 64), (1, 1), "pingpong"),
-    (FULL, (256, 128), (2, 1), "cooperative"),
     (FULL, (128, 192), (2, 1), "cooperative"),
-    (FULL, (128, 128), (1, 1), "pingpong"),
-    (FULL, (64, 128), (1, 1), "pingpong"),
-    (FULL, (64, 32), (1, 1), "pingpong"),
 )
+
+# Of f16 and bf16, by the layouts of A and B: tiles of D^T = B^T A^T, which have the rows of D along the side that comes
+# in steps of 16 and is loaded once for two or four thread blocks. Taken by a greedy cover of what random shapes lose
+# without them (docs/performance-log.md, 2026-11-22).
+_TURNED_TILES: dict[str, tuple[tuple[tuple[int, int], tuple[int, int], str], ...]] = {
+    "rc": (
+        ((64, 64), (4, 1), "pingpong"),
+        ((64, 80), (4, 2), "pingpong"),
+        ((64, 96), (4, 1), "pingpong"),
+        ((64, 128), (4, 1), "pingpong"),
+        ((64, 192), (4, 1), "pingpong"),
+        ((128, 144), (2, 1), "cooperative"),
+        ((128, 192), (2, 1), "cooperative"),
+        ((128, 208), (2, 1), "cooperative"),
+    ),
+    "rr": (
+        ((64, 96), (4, 1), "pingpong"),
+        ((64, 112), (4, 1), "pingpong"),
+        ((64, 192), (4, 1), "pingpong"),
+        ((128, 144), (2, 1), "cooperative"),
+        ((128, 192), (2, 1), "cooperative"),
+    ),
+}
 
 
 def _gemm_sm90(
@@ -155,6 +185,7 @@ def _gemm_sm90(
     epilogue_schedule: str = "tma",
     epilogue: str = "lc",
     scale_granularity: Triple = (0, 0, 0),
+    layout_d: str = ROW,
 ) -> KernelKey:
     wide = 128 // a.bits
     return KernelKey(
@@ -167,7 +198,7 @@ def _gemm_sm90(
         acc=accumulator(a),
         layout_a=layouts[0],
         layout_b=layouts[1],
-        layout_d=ROW,
+        layout_d=layout_d,
         align_a=wide,
         align_b=wide,
         align_d=128 // d.bits if epilogue_schedule == "tma" else 1,
@@ -221,6 +252,12 @@ def _half_cells(a: D, layouts: str) -> Iterator[Cell]:
         if tile == (128, 192) and a is D.BF16:
             tier = DEFAULT
         yield tier, _gemm_sm90(a, a, layouts, tile, cluster, mainloop)
+    # The layouts of B^T and A^T.
+    turned = {"rc": "rc", "rr": "cc"}.get(layouts, "")
+    for tile, cluster, mainloop in _TURNED_TILES.get(layouts, ()):
+        yield FULL, _gemm_sm90(a, a, turned, tile, cluster, mainloop, layout_d=COLUMN)
+    if layouts == "rc":
+        yield FULL, _gemm_sm90(a, a, layouts, (256, 144), (2, 1), "cooperative")
     yield FULL, _gemm_sm90(a, a, layouts, (128, 128), (2, 1), "cooperative", scheduler="streamk")
     yield DEFAULT if common else FULL, _gemm_sm90(a, D.F32, layouts, (128, 128), (2, 1), "pingpong")
     other = D.F16 if a is D.BF16 else D.BF16

@@ -520,10 +520,9 @@ def _alpha(a: D, k: int) -> float:
 
 _CELLS: tuple[tuple[D, str | None, D, SmArch | None, dict[str, Any]], ...] = (
     (D.BF16, None, D.BF16, None, {"tile": (128, 256), "mainloop": "cooperative"}),
-    (D.BF16, None, D.BF16, None, {"tile": (256, 128), "mainloop": "cooperative"}),
     (D.BF16, None, D.BF16, None, {"tile": (128, 192), "mainloop": "cooperative"}),
     (D.F16, None, D.BF16, None, {"tile": (128, 128), "mainloop": "pingpong", "epilogue_schedule": "tma"}),
-    (D.F16, None, D.F16, None, {"tile": (64, 128), "mainloop": "pingpong"}),
+    (D.F16, None, D.F16, None, {"tile": (64, 64), "mainloop": "pingpong"}),
     (D.BF16, None, D.F32, None, {"tile": (64, 64), "mainloop": "pingpong"}),
     (D.BF16, None, D.BF16, None, {"tile": (128, 128), "scheduler": "streamk"}),
     (D.BF16, None, D.BF16, None, {"tile": (128, 128), "epilogue_schedule": "nosmem"}),

@@ -124,11 +124,24 @@ def test_hopper_has_tiles_from_small_to_large(dtype: D) -> None:
     full = _schedules("full", dtype)
     tiles = {tile[:2] for tile, *_ in full}
     assert len(full) >= 9
-    assert tiles & {(64, 16), (64, 32)}
-    assert {(128, 256), (256, 128)} <= tiles
+    assert {(64, 64), (128, 128), (128, 256), (256, 144)} <= tiles
     assert {mainloop for _, _, mainloop, _ in full} >= {"pingpong", "cooperative"}
     assert "streamk" in {scheduler for *_, scheduler in full}
     assert len(_schedules("default", dtype)) >= 3
+    # Tiles of D^T, for few to some hundred rows of D: in steps of 16, and loaded once for several thread blocks.
+    turned = {k for k in expand("full", [SmArch.SM90A]) if k.layout_d == "c" and k.a is dtype}
+    assert {k.tile[1] for k in turned} >= {64, 80, 96, 112, 128, 144, 192, 208}
+    assert {k.layout_a + k.layout_b for k in turned} == {"rc", "cc"}
+    assert all(k.cluster[0] > 1 for k in turned)
+
+
+def test_tiles_of_other_widths_than_the_common_ones_have_instructions_as_wide() -> None:
+    """Without the header CuTe multiplies a tile of 144 columns by nine instructions of 16."""
+    header = '#include "atomr_cutlass/wgmma_widths.h"'
+    for key in expand("full", [SmArch.SM90A]):
+        if key.generation == "sm90" and key.op == "gemm" and key.mainloop in ("pingpong", "cooperative"):
+            needed = key.tile[1] not in (8, 16, 32, 64, 96, 128, 192, 256)
+            assert render(key)[0].startswith(header) == needed, key.name
 
 
 @pytest.mark.parametrize("arch", GEMM_ARCHS)

@@ -149,6 +149,7 @@ def test_each_cell_is_compiled_in_one_unit_with_others_of_its_template(preset: s
         unit = [keys[name] for name in cells]
         assert {f"units/{key.arch.value}" for key in unit} == {path.rpartition("/")[0]}
         assert len({family(key).template for key in unit}) == 1
+        assert len({render(key)[0].partition("\n")[0] for key in unit}) == 1  # the header that must come first
         assert len(unit) <= UNIT_CELLS
         assert len(unit) == 1 or sum(family(key).compile_seconds for key in unit) <= UNIT_SECONDS
 

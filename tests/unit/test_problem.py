@@ -261,7 +261,7 @@ def test_every_variant_reads_and_writes_the_callers_elements(what: GemmProblem) 
     for v in found:
         read_a = _read(v.layout_a, v.lda, v.m, v.k)
         read_b = _read(v.layout_b, v.ldb, v.k, v.n)
-        read_c, write_d = (_read("r", leading, v.m, v.n) for leading in (v.ldc, v.ldd))
+        read_c, write_d = (_read(v.layout_d, leading, v.m, v.n) for leading in (v.ldc, v.ldd))
         a, b, d = _addresses(what.a), _addresses(what.b), _addresses(what.d)
         strides = batches.strides
         if v.swapped:
@@ -292,7 +292,9 @@ def test_alignments_are_exactly_what_every_line_has(what: GemmProblem) -> None:
     batches = what.d.shape[:-2]
     flipped = {"r": "c", "c": "r"}
     for v in formulations(what):
-        layouts = (flipped[v.layout_b], flipped[v.layout_a], "c") if v.swapped else (v.layout_a, v.layout_b, "r")
+        layouts = (v.layout_a, v.layout_b, v.layout_d)
+        if v.swapped:
+            layouts = (flipped[v.layout_b], flipped[v.layout_a], flipped[v.layout_d])
         want_a, want_b, want_d = (
             _alignment(spec, layout, batches) for spec, layout in zip((what.a, what.b, what.d), layouts, strict=True)
         )
@@ -306,11 +308,11 @@ def test_a_single_row_or_column_is_served_in_either_layout() -> None:
     row = MatrixSpec((1, 64), (0, 1), D.F16)
     b = MatrixSpec((64, 64), (64, 1), D.F16)
     found = formulations(GemmProblem(row, b, None, row, "default", 0))
-    assert {(v.swapped, v.layout_a, v.layout_b) for v in found} == {
-        (False, "r", "r"),
-        (False, "c", "r"),
-        (True, "c", "c"),
-        (True, "c", "r"),
+    assert {(v.swapped, v.layout_a, v.layout_b, v.layout_d) for v in found} == {
+        (swapped, *layouts, layout_d)
+        for swapped, of_kind in ((False, ("rr", "cr")), (True, ("cc", "cr")))
+        for layouts in of_kind
+        for layout_d in "rc"
     }
     # Rows of a single-row A hold 64 elements in one line; read by columns each element is a line of its own.
     aligned = next(v for v in found if (v.swapped, v.layout_a) == (False, "r"))

@@ -88,6 +88,29 @@ struct StoreOf<GatedEpilogue<Tree, kScaled>, ElementD, Stride, kSwapped> {
   using Type = GatedStore<GatedEpilogue<Tree, kScaled>, ElementD, Stride>;
 };
 
+// A mainloop that waits for the launch before: CUTLASS's kernels have all threads call `load_init` after they have set
+// up their barriers, and before any of them touches global memory. The next launch may then start beside this one; it
+// waits for the end of this one in the same way, so that a launch starts when the last but one has ended.
+template <class Mainloop>
+struct DependentMainloop : Mainloop {
+  using Mainloop::Mainloop;
+  template <class Shape, class Params>
+  CUTLASS_DEVICE auto load_init(Shape const& shape, Params const& params) const {
+    asm volatile("griddepcontrol.wait;\ngriddepcontrol.launch_dependents;" ::: "memory");
+    return Mainloop::load_init(shape, params);
+  }
+};
+
+// What is stored at once of a tile whose width is no multiple of 32: CUTLASS takes 16 columns, and waits after each.
+template <class Tile, bool kCooperative>
+struct StoredAtOnce {
+  static constexpr int kM = kCooperative ? 128 : 64, kN = cute::size<1>(Tile{});
+  static constexpr int kColumns = kN % 48 == 0 ? 48 : kCooperative ? 0 : kN;
+  using Type = cute::conditional_t<kN % 32 == 0 || kN % 16 != 0 || kColumns == 0,
+                                   cutlass::epilogue::collective::EpilogueTileAuto,
+                                   cute::Shape<cute::Int<kM>, cute::Int<kColumns>>>;
+};
+
 template <class ElementA, class LayoutA, int kAlignA, class ElementB, class LayoutB, int kAlignB, class ElementD,
           class LayoutD, int kAlignD, class ElementAccumulator, class ElementCompute, class Tile, class Cluster,
           class StageCount, class MainloopSchedule, class EpilogueSchedule, class TileScheduler,
@@ -108,6 +131,8 @@ struct GemmSm90 {
   static constexpr bool kTree = kIsTree<Epilogue>, kGated = kIsGated<Epilogue>;
   static constexpr bool kScaled = cute::is_same_v<Epilogue, ScaledEpilogue>;
   static constexpr bool kDirect = cute::is_same_v<EpilogueSchedule, cutlass::epilogue::NoSmemWarpSpecialized>;
+  static constexpr bool kCooperative =
+      cute::is_same_v<EpilogueSchedule, cutlass::epilogue::TmaWarpSpecializedCooperative>;
   static constexpr int kTileM = cute::size<0>(Tile{}), kTileN = cute::size<1>(Tile{});
   static_assert(!((kTree || kGated) && kSwapped), "a tree's operands would have to change places with the operands");
 
@@ -115,7 +140,7 @@ struct GemmSm90 {
   using Fusion = typename FusionOf<Epilogue, kTileM, kTileN, ElementD, kDirect, Linear>::Type;
   using BuiltEpilogue = typename cutlass::epilogue::collective::CollectiveBuilder<
       cutlass::arch::Sm90, cutlass::arch::OpClassTensorOp, Tile, Cluster,
-      cutlass::epilogue::collective::EpilogueTileAuto, ElementAccumulator, ElementCompute, ElementD, EpilogueLayout,
+      typename StoredAtOnce<Tile, kCooperative>::Type, ElementAccumulator, ElementCompute, ElementD, EpilogueLayout,
       kAlignD, ElementD, EpilogueLayout, kAlignD, EpilogueSchedule, Fusion>::CollectiveOp;
   using Store = typename StoreOf<Epilogue, ElementD, typename BuiltEpilogue::StrideD, kSwapped>::Type;
   using CollectiveEpilogue =
@@ -128,10 +153,14 @@ struct GemmSm90 {
       cutlass::gemm::collective::StageCountAutoCarveout<int(sizeof(typename CollectiveEpilogue::SharedStorage))>,
       StageCount>;
 
-  using CollectiveMainloop = typename cutlass::gemm::collective::CollectiveBuilder<
+  using CollectiveMainloop = DependentMainloop<typename cutlass::gemm::collective::CollectiveBuilder<
       cutlass::arch::Sm90, cutlass::arch::OpClassTensorOp, ElementA, typename Scales::template A<LayoutA>, kAlignA,
       ElementB, typename Scales::template B<LayoutB>, kAlignB, ElementAccumulator, Tile, Cluster, Stages,
-      MainloopSchedule>::CollectiveOp;
+      MainloopSchedule>::CollectiveOp>;
+  static constexpr bool kDependent = true;
+  static_assert(cute::sizeof_bits_v<ElementA> != 16 ||
+                    cute::size<1>(typename CollectiveMainloop::TiledMma::AtomShape_MNK{}) == kTileN,
+                "a tile is as wide as the instruction that multiplies it: see wgmma_widths.h");
 
   using Kernel = cutlass::gemm::kernel::GemmUniversal<cute::Shape<int, int, int, int>, CollectiveMainloop,
                                                       CollectiveEpilogue, TileScheduler>;

@@ -10,8 +10,9 @@ Parts, for either generation:
 * prologue and epilogue, which pingpong kernels hide behind the other consumer's mainloop but for the first and last;
 * the floor that device memory sets: every operand read and written once.
 
-The constants of the sm90 generation were fitted on an H200 to 50 shapes drawn at random x 8 kernels x their swizzles
-and raster orders; those of the sm80 generation are the vendor's rates, scaled where measured (docs/performance.md).
+The constants of the sm90 generation were fitted on an H200 to 194 shapes drawn at random x up to 16 kernels, each
+launched before the last has ended (benchmarks/fit_estimate.py); those of the sm80 generation are the vendor's rates,
+scaled where measured (docs/performance.md).
 Cells of sm100 and sm120 are estimated with sm90's constants and the vendor's rates: nothing was measured there.
 """
 
@@ -31,42 +32,49 @@ from .problem import Variant
 from .tile_scheduler import TileList
 
 CLOCK_HZ = 1.7e9
-LAUNCH_SECONDS = 2.7e-6
-DRAM_BYTES_PER_SECOND = {(8, 0): 1.6e12, (8, 6): 0.8e12, (8, 9): 0.9e12, (9, 0): 3.6e12, (10, 0): 7e12, (12, 0): 1.6e12}
+LAUNCH_SECONDS = 1.95e-6
+DRAM_BYTES_PER_SECOND = {
+    (8, 0): 1.6e12,
+    (8, 6): 0.8e12,
+    (8, 9): 0.9e12,
+    (9, 0): 3.09e12,
+    (10, 0): 7e12,
+    (12, 0): 1.6e12,
+}
 
 # The sm90 generation.
-TILE_N_EFFICIENCY = {256: 0.91, 192: 0.90, 128: 0.86, 64: 0.88, 32: 0.61, 16: 0.21}
+TILE_N_EFFICIENCY = {256: 0.929, 192: 0.899, 160: 0.899, 128: 0.86, 96: 0.891, 64: 0.882, 32: 0.61, 16: 0.21}
 """Share of WGMMA's peak rate that a tile of this width sustains; narrow ones read A more often than they multiply."""
-ONE_WARPGROUP_EFFICIENCY = 0.83
+ONE_WARPGROUP_EFFICIENCY = 0.97
 """What a tile of 64 rows keeps of that."""
 FULL_ACCUMULATION_EFFICIENCY = 0.85
 """What fp8 keeps of it when the tensor cores' sums are added up in float32 every 128 elements of K."""
-L2_BYTES_PER_CLOCK = 62.0
+L2_BYTES_PER_CLOCK = 61.8
 """Bytes that one multiprocessor draws from L2 per clock when all do."""
 LINE_BYTES = 128
 """Of a cache line."""
-STEP_CLOCKS = 172.0
+STEP_CLOCKS = 222.0
 """The shortest step along K: barriers and latencies."""
 BEYOND_CLOCKS = 3.9
 """Likewise, of each row of a tile that lies beyond the last of A."""
-BEYOND = 0.3
+BEYOND = 0.278
 """What a tile takes longer of which all rows lie beyond the last of A."""
-COOPERATIVE_TILE_SECONDS = 0.65e-6
-PINGPONG_TILE_SECONDS = 0.15e-6
-PROLOGUE_SECONDS = 0.7e-6
-STORE_BYTES_PER_SECOND = 35e9
+COOPERATIVE_TILE_SECONDS = 0.495e-6
+PINGPONG_TILE_SECONDS = 0.145e-6
+PROLOGUE_SECONDS = 0.812e-6
+STORE_BYTES_PER_SECOND = 36.2e9
 """At which one multiprocessor stores a finished tile."""
-SHOWN = 0.03
+SHOWN = 0.0303
 """Of reading A and B through L2, what is not hidden behind the products."""
-SHOWN_ALONE = 0.1
+SHOWN_ALONE = 0.0817
 """Likewise, where neighbours in the list of tiles have tiles of one operand in common only."""
-MISSED = 0.1
+MISSED = 0.103
 """Of reading from device memory what L2 does not hold, likewise."""
 L2_SHARE = 0.7
 """Of L2, what holds A and B until they are read again."""
-LAST_WAVE = 0.33
+LAST_WAVE = 0.433
 """Of the multiprocessors that the last wave leaves idle, what the others gain."""
-CLUSTER_SECONDS = 0.45e-6
+CLUSTER_SECONDS = 0.378e-6
 """Synchronizing a cluster at the start and the end."""
 NOSMEM_SECONDS = 2.0e-6
 NOSMEM_TILE_SECONDS = 6.0e-6
@@ -81,7 +89,7 @@ PEER_SECONDS = 2e-6
 """Each part of a tile but the first waits for its turn, reads, adds and writes."""
 
 # Kernels of the sm90 generation for few rows.
-FEW_LAUNCH_SECONDS = 2.19e-6
+FEW_LAUNCH_SECONDS = 1.98e-6
 FEW_CLUSTER_SECONDS = 0.17e-6
 """How much longer clusters of several thread blocks take."""
 FEW_STRADDLED = 0.16
@@ -196,7 +204,7 @@ def _warp_specialized(key: KernelKey, variant: Variant, device: Device) -> tuple
     m, n = (variant.n, variant.m) if swapped else (variant.m, variant.n)
     blocks = (math.ceil(m / tile_m), math.ceil(n / tile_n), variant.batch)
     steps = max(1, math.ceil(variant.k / tile_k))
-    efficiency = TILE_N_EFFICIENCY.get(tile_n, 0.8) * (1.0 if tile_m >= 128 else ONE_WARPGROUP_EFFICIENCY)
+    efficiency = _width_efficiency(tile_n) * (1.0 if tile_m >= 128 else ONE_WARPGROUP_EFFICIENCY)
     if key.a in FP8_TYPES and key.math == "default":
         efficiency *= FULL_ACCUMULATION_EFFICIENCY
     multiply = tile_m * tile_n * tile_k * steps / (_peak(key) * efficiency)
@@ -240,6 +248,14 @@ def _warp_specialized(key: KernelKey, variant: Variant, device: Device) -> tuple
         if taken < best[0]:
             best = (taken, swizzle, raster)
     return best
+
+
+def _width_efficiency(tile_n: int) -> float:
+    """TILE_N_EFFICIENCY of a width, on the line between its neighbours there."""
+    below = max((width for width in TILE_N_EFFICIENCY if width <= tile_n), default=min(TILE_N_EFFICIENCY))
+    above = min((width for width in TILE_N_EFFICIENCY if width >= tile_n), default=max(TILE_N_EFFICIENCY))
+    part = (tile_n - below) / (above - below) if above > below else 0.0
+    return TILE_N_EFFICIENCY[below] * (1 - part) + TILE_N_EFFICIENCY[above] * part
 
 
 def _few(key: KernelKey, variant: Variant, device: Device) -> float:

@@ -89,7 +89,7 @@ class GemmProblem:
 
 @dataclass(frozen=True)
 class Variant:
-    """A problem as one kernel would see it: A row or column, B row or column, D row-major.
+    """A problem as one kernel would see it: each of A, B and D row- or column-major.
 
     `swapped` says that it computes D^T = B^T A^T, so that the kernel's A is the caller's B, transposed.
     Alignments are in elements; strides and leading dimensions too.
@@ -110,6 +110,7 @@ class Variant:
     align_a: int
     align_b: int
     align_d: int
+    layout_d: str
 
 
 def broadcast_batches(a: Sequence[int], b: Sequence[int]) -> tuple[int, ...]:
@@ -232,7 +233,7 @@ class GemmFormulation(Variant):
 
 
 def formulations(problem: GemmProblem) -> list[GemmFormulation]:
-    """Every way in which a kernel with row-major D could serve the problem.
+    """Every way in which a kernel could serve the problem, those with a row-major D first.
 
     Raises:
         InvalidOperandError, UnsupportedError: an operand no kernel can read.
@@ -253,25 +254,21 @@ def formulations(problem: GemmProblem) -> list[GemmFormulation]:
                 align_d = min(align_d, _alignment(problem.c, view_c, batches, 2))
             common: dict[str, Any] = {
                 "k": problem.k, "batch": batches.count, "ldc": view_c.leading, "ldd": view_d.leading,
-                "problem": problem, "batches": batches,
+                "problem": problem, "batches": batches, "align_d": align_d,
             }  # fmt: skip
-            if view_d.layout == ROW:
-                formulation = GemmFormulation(
-                    swapped=False, m=problem.m, n=problem.n,
-                    layout_a=view_a.layout, layout_b=view_b.layout, lda=view_a.leading, ldb=view_b.leading,
-                    batch_strides=(stride_a, stride_b, stride_c, stride_d),
-                    align_a=align_a, align_b=align_b, align_d=align_d, **common,
-                )  # fmt: skip
-            else:
-                formulation = GemmFormulation(
-                    swapped=True, m=problem.n, n=problem.m,
-                    layout_a=_flipped(view_b.layout), layout_b=_flipped(view_a.layout),
-                    lda=view_b.leading, ldb=view_a.leading,
-                    batch_strides=(stride_b, stride_a, stride_c, stride_d),
-                    align_a=align_b, align_b=align_a, align_d=align_d, **common,
-                )  # fmt: skip
-            found.append(formulation)
-    return found
+            as_it_is = GemmFormulation(
+                swapped=False, m=problem.m, n=problem.n, layout_d=view_d.layout,
+                layout_a=view_a.layout, layout_b=view_b.layout, lda=view_a.leading, ldb=view_b.leading,
+                batch_strides=(stride_a, stride_b, stride_c, stride_d), align_a=align_a, align_b=align_b, **common,
+            )  # fmt: skip
+            swapped = GemmFormulation(
+                swapped=True, m=problem.n, n=problem.m, layout_d=_flipped(view_d.layout),
+                layout_a=_flipped(view_b.layout), layout_b=_flipped(view_a.layout),
+                lda=view_b.leading, ldb=view_a.leading,
+                batch_strides=(stride_b, stride_a, stride_c, stride_d), align_a=align_b, align_b=align_a, **common,
+            )  # fmt: skip
+            found += [as_it_is, swapped]
+    return sorted(found, key=lambda one: one.layout_d != ROW)
 
 
 def _alignment(spec: MatrixSpec, view: View, batches: Batches, index: int) -> int:

@@ -90,7 +90,7 @@ def seconds(key: KernelKey, what: ConvProblem, device: Device, split_k: int) -> 
     variant = Variant(
         swapped=False, m=m, n=n, k=-(-k // split_k), batch=what.geometry.groups * split_k,
         layout_a=key.layout_a, layout_b=key.layout_b, lda=k, ldb=k, ldc=n, ldd=n, batch_strides=(0, 0, 0, 0),
-        align_a=key.align_a, align_b=key.align_b, align_d=key.align_d,
+        align_a=key.align_a, align_b=key.align_b, align_d=key.align_d, layout_d=key.layout_d,
     )  # fmt: skip
     taken = estimate.seconds(key, variant, device, shared_memory(key))
     if split_k > 1:

@@ -113,7 +113,11 @@ class GemmSearch(KernelSearch[GemmFormulation]):
             return _OTHER_SCALES
         if swapped and problem.scale_granularity[0] != problem.scale_granularity[1]:
             return _BLOCKS_SWAPPED
-        if key.layout_a != formulation.layout_a or key.layout_b != formulation.layout_b:
+        if (key.layout_a, key.layout_b, key.layout_d) != (
+            formulation.layout_a,
+            formulation.layout_b,
+            formulation.layout_d,
+        ):
             return _OTHER_LAYOUTS
         if formulation.align_a % key.align_a or formulation.align_b % key.align_b or formulation.align_d % key.align_d:
             return _OTHER_ALIGNMENT
@@ -158,7 +162,9 @@ class GemmSearch(KernelSearch[GemmFormulation]):
 
     def note(self, formulation: GemmFormulation) -> str:
         """Whether the operands are swapped."""
-        return "D is column-major: computed as D^T = B^T A^T, which costs nothing" if formulation.swapped else ""
+        if formulation.swapped and formulation.layout_d == ROW:
+            return "D is column-major: computed as D^T = B^T A^T, which costs nothing"
+        return "computed as D^T = B^T A^T, whose tiles fit better" if formulation.swapped else ""
 
     def reason(self) -> str:
         """Why no cell of the matrix serves the problem."""
@@ -167,7 +173,7 @@ class GemmSearch(KernelSearch[GemmFormulation]):
     def refusal(self, best: GemmCandidate | None) -> CutlassError:
         """The error that explains why the table has no kernel for the problem."""
         del best
-        problem, possible = self.problem, self.formulations[-1]
+        problem, possible = self.problem, [one for one in self.formulations[-1] if one.layout_d == ROW]
         base, program = lower.split(problem.epilogue)
         types = gemm_types(problem.a.dtype, problem.b.dtype, problem.d.dtype, problem.math, tree=bool(program))
         if not types:

@@ -100,6 +100,7 @@ class GroupedSearch(KernelSearch[GroupedProblem]):
         variant = Variant(
             swapped=False, m=m, n=n, k=k, batch=groups, layout_a=key.layout_a, layout_b=key.layout_b, lda=k, ldb=k,
             ldc=n, ldd=n, batch_strides=(0, 0, 0, 0), align_a=key.align_a, align_b=key.align_b, align_d=key.align_d,
+            layout_d=key.layout_d,
         )  # fmt: skip
         seconds = estimate.seconds(key, variant, self.device, shared_bytes)
         # Where memory is what takes the time all tiles look alike; the fewer rows of one are empty, the better.

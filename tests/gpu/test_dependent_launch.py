@@ -159,7 +159,8 @@ def test_a_bias_stored_late_is_waited_for(late: Late, torch: Any) -> None:
 
 def test_scales_stored_late_are_waited_for(late: Late, torch: Any) -> None:
     m, n, k = 512, 1024, 2048
-    a, b = placed((m, k), D.F8E4M3, 1), placed((k, n), D.F8E4M3, 2, layout="c")
+    a, columns = (torch.randn(rows, k, device="cuda").to(torch.float8_e4m3fn) for rows in (m, n))
+    b = columns.T
     old, new = (torch.full((2,), value, dtype=torch.float32, device="cuda") for value in (1.0, 0.5))
     wanted = ac.gemm(a, b, scale_a=new[:1], out_dtype=D.BF16)
     scale, out = torch.empty_like(old), torch.empty_like(wanted)

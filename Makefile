@@ -17,8 +17,9 @@ demo: $(BIN)/pip
 
 test: $(BIN)/pip
 	$(BIN)/pip install '.[test]'
+	$(BIN)/python -m generator.toolchain --requires | xargs -r $(BIN)/pip install --quiet
 	$(BIN)/cmake -S . -B build/tests -G Ninja -DCMAKE_MAKE_PROGRAM="$(abspath $(BIN))/ninja" \
-	    -DPython_EXECUTABLE="$(abspath $(BIN))/python" -DATOMR_CUTLASS_TESTS=ON -DATOMR_CUTLASS_PRESET=none
+	    -DPython_EXECUTABLE="$(abspath $(BIN))/python" -DATOMR_CUTLASS_TESTS=ON $(CMAKE_ARGS)
 	$(BIN)/cmake --build build/tests
 	$(BIN)/ctest --test-dir build/tests --output-on-failure --no-tests=error
 	$(BIN)/python -m pytest

@@ -12,6 +12,7 @@ set(ATOMR_CUTLASS_KERNEL_FILTER_FILE "" CACHE FILEPATH "Only kernels that match 
 set(ATOMR_CUTLASS_EXCLUDE_KERNELS "" CACHE STRING "No kernels whose names match: comma-separated, * as above")
 set(ATOMR_CUTLASS_EPILOGUES "" CACHE STRING "Epilogue trees to build kernels of too: names, and files of trees as JSON")
 set(ATOMR_CUTLASS_KEYS "" CACHE FILEPATH "Exactly the kernels of this file: a key as JSON a line")
+set(ATOMR_CUTLASS_OBJECTS "build/objects" CACHE PATH "Folder that keeps compiled kernels for other builds (empty: none)")
 
 # Runs a module of the generator and stops the build with its complaint if it has one.
 function(atomr_cutlass_ask output)
@@ -115,6 +116,11 @@ if(NOT CMAKE_CUDA_COMPILER)
 endif()
 if(NOT CMAKE_CUDA_HOST_COMPILER)
   set(CMAKE_CUDA_HOST_COMPILER "${CMAKE_CXX_COMPILER}")
+endif()
+# Where no compiler cache does it, objects are kept by what they are made of.
+if(ATOMR_CUTLASS_OBJECTS AND NOT DEFINED CMAKE_CUDA_COMPILER_LAUNCHER)
+  get_filename_component(_objects "${ATOMR_CUTLASS_OBJECTS}" ABSOLUTE BASE_DIR "${PROJECT_SOURCE_DIR}")
+  set(CMAKE_CUDA_COMPILER_LAUNCHER "${Python_EXECUTABLE}" -B "${PROJECT_SOURCE_DIR}/generator/objects.py" "${_objects}")
 endif()
 # Each cell says what it is compiled for; CMake's own checks need no architecture.
 set(CMAKE_CUDA_ARCHITECTURES OFF)

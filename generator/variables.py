@@ -80,6 +80,12 @@ KNOBS = (
         "filter beside it",
         "none",
     ),
+    Variable(
+        f"{PREFIX}OBJECTS",
+        "a folder that keeps compiled kernels, for the bindings of another Python and for new build folders; empty: "
+        "none. Not used with ccache or sccache, which do the same",
+        "`build/objects`",
+    ),
     Variable(f"{PREFIX}PACK", "a name: builds a [pack](#packs) of it, without Python bindings", "the bindings"),
     Variable("CUTLASS_DIR", "a checkout of a CUTLASS 4.x, or its include folder", "the pinned headers (4.2.0)"),
 )

@@ -80,6 +80,7 @@ def main() -> int:
         "ATOMR_CUTLASS_KERNELS": arguments.kernels,
         # A cache would answer instead of the compiler, whose time is asked for.
         "ATOMR_CUTLASS_COMPILER_CACHE": "",
+        "ATOMR_CUTLASS_OBJECTS": "",
         "CMAKE_CUDA_COMPILER_LAUNCHER": ";".join((sys.executable, str(ROOT / "tools" / "measured.py"), str(spent))),
         "CUTLASS_DIR": str(arguments.cutlass_dir.resolve()) if arguments.cutlass_dir else "",
         "CMAKE_MAKE_PROGRAM": ninja,

@@ -77,7 +77,7 @@ GENERATOR_LAYERS = (
     ("matrix",),
     ("headers", "key_file", "render", "variables"),
     ("content", "selection"),
-    ("costs", "emit"),
+    ("costs", "emit", "objects"),
     ("__main__",),
 )
 GENERATOR_LAYER = {module: depth for depth, modules in enumerate(GENERATOR_LAYERS) for module in modules}

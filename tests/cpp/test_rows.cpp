@@ -1,5 +1,5 @@
 // The rows that this build compiled, as a pack shows them: what they say of themselves, and which problems they refuse.
-// No GPU is needed for any of it.
+// No GPU is needed for any of it, but without a driver CUTLASS says that it can make no tensor map.
 #define ATOMR_CUTLASS_PACK_NAME "rows"
 #include "atomr_cutlass/table.h"
 

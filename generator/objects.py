@@ -61,7 +61,9 @@ def _identity(command: Sequence[str], sources: Sequence[Path]) -> str:
         total.update(path.read_bytes() + b"\0")
     host = next((word.partition("=")[2] for word in command if word.startswith("-ccbin=")), "c++")
     for compiler in (command[0], host):
-        total.update(subprocess.run([compiler, "--version"], capture_output=True, check=True).stdout)
+        said = subprocess.run([compiler, "--version"], capture_output=True, check=True).stdout
+        # It begins with the name that it was called by: c++ here, g++ there.
+        total.update(said.partition(b" ")[2])
     for text in (*_options(command), os.environ.get("NVCC_PREPEND_FLAGS", ""), os.environ.get("NVCC_APPEND_FLAGS", "")):
         total.update(f"{text}\0".encode())
     return total.hexdigest()

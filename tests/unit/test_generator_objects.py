@@ -15,7 +15,7 @@ from generator.selection import Selection
 COMPILER = """#!{python}
 import pathlib, sys
 if "--version" in sys.argv:
-    print(pathlib.Path({version!r}).read_text())
+    print(pathlib.Path(sys.argv[0]).name, pathlib.Path({version!r}).read_text())
     raise SystemExit
 follows = dict(zip(sys.argv, sys.argv[1:]))
 with open({log!r}, "a") as log:
@@ -43,12 +43,12 @@ class Builds:
         emit(Selection(preset=preset, archs="80", ops="gemm"), self.folder / build)
         return max((self.folder / build).glob("units/*/*.cu"), key=lambda path: len(members(path)))
 
-    def compile(self, unit: Path, *options: str, status: int = 0) -> tuple[bool, Path]:
+    def compile(self, unit: Path, *options: str, status: int = 0, host: Path | None = None) -> tuple[bool, Path]:
         """Whether the compiler was asked, and the object."""
         made = unit.with_suffix(".o")
         made.unlink(missing_ok=True)
         self.log.unlink(missing_ok=True)
-        command = [str(self.compiler), f"-ccbin={self.compiler}", "-O3", *options, f"-I{unit.parent}", "-MD"]
+        command = [str(self.compiler), f"-ccbin={host or self.compiler}", "-O3", *options, f"-I{unit.parent}", "-MD"]
         command += ["-MT", str(made), "-MF", f"{made}.d", "-x", "cu", "-c", str(unit), "-o", str(made)]
         assert objects.main([str(self.kept), *command]) == status
         return self.log.exists(), made
@@ -65,7 +65,9 @@ def test_another_build_folder_compiles_nothing_again(builds: Builds) -> None:
     assert len(members(first)) > 1
     asked, made = builds.compile(first)
     assert asked
-    asked, copied = builds.compile(second)
+    renamed = builds.compiler.with_name("g++")
+    renamed.symlink_to(builds.compiler)
+    asked, copied = builds.compile(second, host=renamed)
     assert not asked
     assert copied.read_bytes() == made.read_bytes()
     # What Ninja compiles again where it changes: the unit and its cells, of this folder.

@@ -2,6 +2,7 @@
 // is refused before anything is, and who owns memory meanwhile.
 #include "launch_plan.h"
 
+#include <atomic>
 #include <cmath>
 #include <condition_variable>
 #include <cstring>
@@ -649,6 +650,51 @@ void test_threads_on_streams_of_their_own() {
   CHECK_EQUAL(fake::device().allocations, allocations + 2);
 }
 
+void test_a_plan_is_replaced_while_threads_launch() {
+  Kernel slow("gemm", "cutlass_slow"), fast("gemm", "cutlass_fast");
+  for (Kernel* kernel : {&slow, &fast}) kernel->workspace = 512;
+  Problem problem;
+  problem.steps = {gemm(slow)};
+  auto const plan = problem.plan();
+  problem.steps = {gemm(fast)};
+  auto const next = problem.plan();
+  size_t const rounds = 500;
+  std::atomic<bool> under_way{false};
+  std::vector<std::thread> threads;
+  for (uintptr_t t = 1; t <= 2; ++t) {
+    threads.emplace_back([&, t] {
+      for (size_t i = 0; i < rounds; ++i) {
+        plan->launch(problem.operands(), double(t), 0.0, stream_at(t));
+        under_way = true;
+      }
+    });
+  }
+  while (!under_way) std::this_thread::yield();
+  plan->replace(next.get());
+  for (std::thread& thread : threads) thread.join();
+  CHECK_EQUAL(slow.launches.size() + fast.launches.size(), 2 * rounds);
+  plan->launch(problem.operands(), 1.0, 0.0, stream_at(1));
+  CHECK_EQUAL(slow.launches.size() + fast.launches.size(), 2 * rounds + 1);
+  CHECK(&plan->serving() == next.get());
+  // A graph that is captured from now on has the better kernel; one that began with the other goes on with it.
+  size_t const before = slow.launches.size();
+  fake::device().capturing = true;
+  plan->launch(problem.operands(), 1.0, 0.0, stream_at(1));
+  fake::device().capturing = false;
+  CHECK_EQUAL(slow.launches.size(), before);
+}
+
+void test_a_plan_is_replaced_by_one_of_the_same_operands() {
+  Kernel kernel("gemm");
+  Problem problem, other;
+  problem.steps = other.steps = {gemm(kernel)};
+  other.b = operand(b_memory, {5, 6}, {1, 5});
+  auto const plan = problem.plan(), transposed = other.plan();
+  CHECK_THROWS(InvalidOperand, "a plan is replaced by one of other operands", plan->replace(transposed.get()));
+  plan->launch(problem.operands(), 1.0, 0.0, nullptr);
+  CHECK(&plan->serving() == plan.get());
+}
+
 }  // namespace
 
 int main() {
@@ -670,5 +716,7 @@ int main() {
   test_frameworks_allocate();
   test_threads_on_one_stream();
   test_threads_on_streams_of_their_own();
+  test_a_plan_is_replaced_while_threads_launch();
+  test_a_plan_is_replaced_by_one_of_the_same_operands();
   return check::result();
 }

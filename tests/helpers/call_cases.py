@@ -6,7 +6,8 @@ import functools
 import gc
 import sys
 import types
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -19,8 +20,11 @@ import golden_gpu
 from atomr_cutlass import CutlassDtype as D
 from atomr_cutlass import SmArch, _core
 from atomr_cutlass.arrays import layouts, numerics
+from atomr_cutlass.epilogue import validate
+from atomr_cutlass.jit import kernels
 from atomr_cutlass.ops.conv2d import plans as conv_plans
 from atomr_cutlass.pipeline import call as call_module
+from atomr_cutlass.pipeline import select, table
 
 ARCH = SmArch.SM90A
 GPU: Any = None
@@ -283,6 +287,74 @@ def case_results_are_the_callers_arrays() -> None:
             assert made["sums"] is given["sums"]
 
 
+@contextmanager
+def without_the_best(call: Callable[[], Any]) -> Iterator[tuple[str, list[Callable[[], None]]]]:
+    """A table without the matrix's best kernel for a call: its name, and what is to be done once it is compiled."""
+    best = launched(functools.partial(call, backend="jit"))[0]
+    call_module.kept_plans.clear()
+    every = table.kernels
+    compiled: list[Callable[[], None]] = []
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(
+            table, "kernels", lambda *given, **named: [k for k in every(*given, **named) if k.key.name != best]
+        )
+        patch.setattr(select, "WORTHWHILE", 1e9)
+        patch.setattr(kernels, "in_background", lambda _key, _device, then: compiled.append(then))
+        yield best, compiled
+    call_module.kept_plans.clear()
+
+
+def background_calls() -> list[Callable[..., Any]]:
+    """A call of each operation whose plans switch to better kernels."""
+    a, b, bias = operand("bf16", 512, 256), operand("bf16", 256, 512), operand("bf16", 512)
+    wide = operand("bf16", 256, 512, columns=True)
+    narrow, columns, scale = operand("e4m3", 512, 256), operand("e4m3", 256, 512, columns=True), operand("f32", 1)
+    x, w = operand("bf16", 4, 32, 32, 64), operand("bf16", 64, 3, 3, 64)
+    rows, matrices, ends = operand("bf16", 512, 256), operand("bf16", 4, 256, 512), operand("i32", 4)
+    return [
+        lambda **how: ac.gemm(a, b, **how),
+        lambda **how: ac.gemm(a, wide, bias=bias, activation="gelu", **how),
+        lambda **how: ac.gemm(narrow, columns, scale_a=scale, **how),
+        lambda **how: ac.conv2d(x, w, padding=1, **how),
+        lambda **how: ac.grouped_gemm(rows, matrices, offsets=ends, **how),
+    ]
+
+
+def case_better_kernels_take_over() -> None:
+    for call in background_calls():
+        again = functools.partial(call, jit="background")
+        with without_the_best(call) as (best, compiled), fake_cases.parsed() as made:
+            before = launched(again)
+            assert best not in before[0], (best, before)
+            assert len(compiled) == 1
+            assert launched(again)[0] == before[0]
+            compiled[0]()
+            assert launched(again)[0] == best
+            assert len(made) == 1
+
+
+def case_epilogues_are_not_validated_in_the_background() -> None:
+    def require(*_: Any, in_background: bool, **__: Any) -> bool:
+        return not in_background
+
+    trees = [call for number, call in enumerate(background_calls()) if number == 1]
+    for call in trees:
+        again = functools.partial(call, jit="background")
+        with (
+            without_the_best(call) as (best, compiled),
+            fake_cases.parsed() as made,
+            pytest.MonkeyPatch.context() as patch,
+        ):
+            patch.setattr(validate, "require", require)
+            before = launched(again)[0]
+            compiled[0]()
+            patch.setattr(kernels, "ready", lambda _key, _device: True)
+            assert launched(again)[0] == best != before  # planned anew, in the thread of the call
+            assert len(made) == 2
+            assert launched(again)[0] == best
+            assert len(made) == 2
+
+
 def case_quantize() -> None:
     for scaling in ("tensor", "row", "block", "tile", "mxfp4"):
         frameworks(lambda x, s=scaling: ac.quantize(x, scaling=s), [("f32", 128, 256)])
@@ -372,10 +444,16 @@ def case_a_kept_plan_gets_the_callers_own_arrays() -> None:
     def call() -> Any:
         return ac.conv2d(x, w, out=out, bias=bias, layout="nchw", alpha=2.0, stream=3)
 
+    class Noting:
+        superseded = False
+
+        def __call__(self, *given: Any, **how: Any) -> tuple[Any, dict[str, Any]]:
+            return given, how
+
     call_module.kept_plans.clear()
     call()
     (found,) = call_module.kept_plans._plans.values()
-    found.plan = lambda *given, **how: (given, how)
+    found.plan = Noting()
     given, how = call()
     assert all(one is two for one, two in zip(given, (x, w, bias), strict=True))
     assert how.pop("out") is out

@@ -82,6 +82,7 @@ def require(
     make_probe: MakeProbe,
     *,
     stream: int | None = None,
+    in_background: bool = False,
 ) -> bool:
     """Checks a kernel's epilogue, unless that has been done before on this architecture.
 
@@ -98,6 +99,7 @@ def require(
         make_probe: makes the small problem.
         stream: where the plan will be launched first. The check works on streams of its own, which the capture of a
             graph would not allow: while this one is captured, nothing but what is remembered is looked at.
+        in_background: whether the caller's streams, any of which may be captured, go on meanwhile: the same then.
 
     Returns:
         False where the kernel is yet to be checked: such a plan must not be kept.
@@ -118,7 +120,7 @@ def require(
         wrong = _known.get(identity)
         if wrong is None:
             wrong = validations.recall(identity)
-        if wrong is None and stream is not None and _core.capturing(device.index, stream):
+        if wrong is None and (in_background or (stream is not None and _core.capturing(device.index, stream))):
             return False
         if wrong is None:
             wrong = "; ".join(_differences(key, asked, device.index, launch, make_probe))

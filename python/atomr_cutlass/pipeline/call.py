@@ -178,6 +178,8 @@ def _kept(key: Hashable) -> _Kept | None:
         found = kept_plans.peek(key)
     except InvalidOperandError:  # no hash: an option that is no option
         return None
+    if found is not None and found.plan.superseded:
+        return None
     if found is not None and found.used != kept_plans.evictions:  # plans were dropped since its last use
         found.used = kept_plans.evictions
         kept_plans.get(key)

@@ -126,7 +126,7 @@ def explain(request: Request, *, jit: str | None = None) -> Explanation:
     notes = tuple(_notes(request, search, best, ranked, arch))
     if best.info is None:
         return _compiled(request, search, arch, best, notes)
-    if policy != "off" and search.background and not best.tuned:
+    if policy != "off" and not best.tuned:
         better = better_cell(search, best, WORTHWHILE if policy == "background" else FAR)
         if better is not None:
             notes += (f"{better.key.name} is compiled in the background and takes over when it is ready",)

@@ -1,36 +1,32 @@
-"""The plan of a problem: with the kernel that is remembered or the best one, within a limit of workspace."""
+"""The plan of a problem: with the kernel that is remembered or the best one, within a limit of workspace.
+
+A plan that begins with a slow kernel of the table switches to a better one when that has been compiled.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import dataclasses
 import itertools
+import weakref
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 from .. import _core
+from ..arrays.operands import BYTE
 from ..errors import InvalidOperandError, UnsupportedError
 from ..generator.archs import SmArch
 from ..generator.key import KernelKey
 from ..jit import kernels
 from . import devices, select, table, tuning
 from .candidate import Candidate
+from .devices import Device
 from .heuristic import KernelUse, heuristics
-from .plan import BACKENDS
+from .plan import BACKENDS, Plan, refuse_capture
 from .select import KernelSearch
 
-
-class _Plan(Protocol):
-    @property
-    def workspace_bytes(self) -> int: ...
-
-    @property
-    def kernel_name(self) -> str: ...
-
-
 F = TypeVar("F")
-PlanT = TypeVar("PlanT", bound=_Plan)
 
 
 @dataclass(frozen=True)
@@ -51,6 +47,8 @@ class PlanOptions:
         stream: where the first launch will be, where that is known.
         workspace_size: bytes of device memory that a launch may use beside its operands; None is no limit.
         use: what the kernel is remembered for; None: it is chosen anew, and not remembered.
+        in_background: whether another thread than the call's makes the plan, beside which streams may be captured: an
+            epilogue is not validated there, and the plan says so; see `Plan.checked`.
 
     Raises:
         InvalidOperandError: `backend` is not one of BACKENDS.
@@ -65,31 +63,35 @@ class PlanOptions:
     stream: int | None = None
     workspace_size: int | None = None
     use: KernelUse | None = None
+    in_background: bool = False
 
     def __post_init__(self) -> None:
         if self.backend not in BACKENDS:
             raise InvalidOperandError(f"a plan's backend is {self.backend!r}; valid: {', '.join(BACKENDS)}")
 
 
-def planned(
-    search: KernelSearch[F], build: Callable[[Candidate[F]], PlanT], options: PlanOptions
-) -> tuple[PlanT, Candidate[F] | None]:
+Build = Callable[[Candidate[F], PlanOptions], Plan]
+"""Makes the plan of a problem with one of its kernels."""
+
+
+def planned(search: KernelSearch[F], build: Build[F], options: PlanOptions) -> Plan:
     """A plan with a kernel of a search.
+
+    Where that is one of the table and a much better one is being compiled, launches switch to that when it is ready. If
+    its epilogue has to be validated first, or its plan has other operands, the plan stays as it is and is `superseded`.
 
     Args:
         search: the kernels of a problem.
-        build: makes the plan of a candidate.
+        build: makes the plan of a candidate. It outlives the call where a kernel is compiled in the background.
         options: of the plan.
 
-    Returns:
-        (the plan, a better kernel that is to be compiled in the background, if there is one).
-
     Raises:
-        UnsupportedError, KernelNotFoundError: as `select.choose`; or every kernel needs more workspace.
+        UnsupportedError, KernelNotFoundError: as `select.choose`; or every kernel needs more workspace, or one must be
+            compiled and the stream is being captured.
     """
     backend, workspace_size, use = options.backend, options.workspace_size, options.use
     policy = kernels.policy(options.jit)
-    if search.background and policy == "background":
+    if policy == "background":
         use = None  # the kernel may change while the plan lives
     fingerprint = None if use is None else (
         search.fingerprint(), backend, policy, workspace_size, search.device.index, search.arch,
@@ -98,24 +100,56 @@ def planned(
     known = None if use is None else heuristics.get(use, fingerprint)
     candidate = None if known is None else _recalled(known, search, backend, policy)
     better, recalled = None, candidate is not None
-    if candidate is None and search.background:
+    if candidate is None:
         candidate, better = select.decide(search, backend=backend, jit=policy, stream=options.stream)
-    elif candidate is None:
-        candidate = select.choose(search, backend=backend, jit=policy)
-    made = build(candidate)
+
+    def plan_of(candidate: Candidate[F]) -> Plan:
+        refuse_capture(candidate, search.device.index, options.stream)
+        return build(candidate, options)
+
+    made = plan_of(candidate)
     if workspace_size is not None and made.workspace_bytes > workspace_size:
         for other in _others(search, candidate, backend):
-            smaller = build(other)
+            smaller = plan_of(other)
             if smaller.workspace_bytes <= workspace_size:
                 made, candidate = smaller, other
                 break
     refuse_workspace(made, workspace_size)
     if use is not None and not recalled and better is None:
         heuristics.put(use, candidate.key, fingerprint)
-    return made, better
+    if better is not None:
+        _improve(made, better, build, search.device, options)
+    return made
 
 
-def refuse_workspace(made: _Plan, workspace_size: int | None) -> None:
+def _improve(made: Plan, better: Candidate[F], build: Build[F], device: Device, options: PlanOptions) -> None:
+    """Compiles a better kernel in the background, and has the plan launch it from then on if it has the workspace."""
+    kernels.record_miss(better.key)
+    waiting, like, workspace_size = weakref.ref(made), options.like, options.workspace_size
+    # The array itself may be large, and is the caller's to drop.
+    if like is not None:
+        like = _core.framework_empty(like, (1,), BYTE, device.index) if _core.has_exchange_api(like) else None
+    options = dataclasses.replace(options, like=like, stream=None, in_background=True)
+
+    def switch() -> None:
+        plan = waiting()
+        if plan is None:
+            return
+        following = build(better, options)
+        if workspace_size is not None and following.workspace_bytes > workspace_size:
+            return
+        if not following.checked:
+            plan.superseded = True
+            return
+        try:
+            plan.replace(following)
+        except InvalidOperandError:
+            plan.superseded = True
+
+    kernels.in_background(better.key, device, switch)
+
+
+def refuse_workspace(made: Plan, workspace_size: int | None) -> None:
     """Refuses a plan that needs more workspace than there may be.
 
     Raises:

@@ -48,7 +48,6 @@ class KernelSearch(abc.ABC, Generic[F]):
         arch: keep to cells of this arch; None takes cells of any arch that run on the device, native ones before
             others.
         problem: all that decides about kernels, as a dataclass, by which tuned choices are found; None has no such.
-        background: whether plans that begin with a slow kernel switch to a better one when that is compiled.
         formulations: how the problem can be put to kernels, in groups. A group is passed over where an earlier one is
             served; within a group the estimated time decides.
     """
@@ -57,7 +56,6 @@ class KernelSearch(abc.ABC, Generic[F]):
     device: Device
     arch: SmArch | None
     problem: Any = None
-    background = False
     formulations: Sequence[Sequence[F]]
 
     @abc.abstractmethod

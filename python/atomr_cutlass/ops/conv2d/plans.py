@@ -52,20 +52,27 @@ def make(
     device = devices.get(what.device)
     search = ConvSearch(what, device, how.arch)
 
-    def build(candidate: ConvCandidate) -> Plan:
-        refuse_capture(candidate, what.device, how.stream)
+    def build(candidate: ConvCandidate, how: PlanOptions) -> Plan:
         checked = True
         solved, product = candidate.formulation.problem, candidate.formulation.product
         if has_tree(candidate.key.epilogue) and product is not None:
-            checked = validated(candidate, product.problem.epilogue, device, how.stream)
+            checked = validated(
+                candidate, product.problem.epilogue, device, how.stream, in_background=how.in_background
+            )
         elif has_tree(candidate.key.epilogue) and solved.fusion is not None:
             launch = functools.partial(launch_once, candidate, solved.epilogue, device)
-            checked = validate.require(candidate, solved.epilogue, device, launch, make_probe, stream=how.stream)
+            checked = validate.require(
+                candidate, solved.epilogue, device, launch, make_probe, stream=how.stream,
+                in_background=how.in_background,
+            )  # fmt: skip
         made = _plan(what, candidate, search, how, layout=layout)
         made.checked = checked
         return made
 
-    return planned(search, build, how)[0] if candidate is None else build(candidate)
+    if candidate is None:
+        return planned(search, build, how)
+    refuse_capture(candidate, what.device, how.stream)
+    return build(candidate, how)
 
 
 def launch_once(

@@ -5,11 +5,9 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
-import weakref
 from collections.abc import Hashable, Iterable, Sequence
 from typing import Any, TypeAlias
 
-from ... import _core
 from ...arrays import fp4
 from ...errors import CutlassError, KernelNotFoundError, UnsupportedError
 from ...generator.archs import SmArch
@@ -21,7 +19,6 @@ from ...generator.families.base import DEFAULT
 from ...generator.key import ROW, KernelKey
 from ...generator.matrix import cells, shared_memory, supports, with_epilogue
 from ...generator.rules import FEW, OK, Status, gemm_types, no, supports_layouts, supports_tree
-from ...jit import kernels
 from ...pipeline import devices, estimate, select
 from ...pipeline.candidate import Candidate
 from ...pipeline.devices import Device
@@ -34,7 +31,6 @@ from ...pipeline.plan import (
     Plan,
     Steps,
     moved,
-    refuse_capture,
     settled,
 )  # fmt: skip
 from ...pipeline.planning import PlanOptions, planned
@@ -93,7 +89,6 @@ class GemmSearch(KernelSearch[GemmFormulation]):
             with contextlib.suppress(UnsupportedError):
                 groups.append(formulations(problem))
         self.formulations = [*groups, formulations(self.problem)]
-        self.background = self.problem.epilogue == lower.LINEAR and not self.problem.scale_type
 
     def supports(self, key: KernelKey, formulation: GemmFormulation) -> Status:
         """Whether a kernel computes the problem as it is put here: types, layouts and alignments."""
@@ -316,34 +311,10 @@ def make(problem: GemmProblem, **options: Any) -> Plan:
         raise UnsupportedError(f"a result of shape {problem.d.shape} is empty: there is nothing to plan")
     search = GemmSearch(_nonempty(problem), devices.get(problem.device), how.arch)
 
-    def build(candidate: GemmCandidate) -> Plan:
-        refuse_capture(candidate, problem.device, how.stream)
+    def build(candidate: GemmCandidate, how: PlanOptions) -> Plan:
         return from_candidate(problem, candidate, alpha=how.alpha, beta=how.beta, like=how.like)
 
-    made, better = planned(search, build, how)
-    if better is not None:
-        _improve(made, problem, better, how.like, how.workspace_size)
-    return made
-
-
-def _improve(
-    made: Plan, problem: GemmProblem, better: GemmCandidate, like: Any, workspace_size: int | None
-) -> None:  # fmt: skip
-    """Compiles a better kernel in the background, and has the plan launch it from then on if it has the workspace."""
-    kernels.record_miss(better.key)
-    waiting = weakref.ref(made)
-    # The array itself may be large, and is the caller's to drop.
-    if like is not None and _core.has_exchange_api(like):
-        like = _core.framework_empty(like, (1,), problem.d.dtype.dlpack, problem.device)
-
-    def swap() -> None:
-        plan = waiting()
-        if plan is not None:
-            other = from_candidate(problem, better, like=like)
-            if workspace_size is None or other.workspace_bytes <= workspace_size:
-                plan.replace(other)
-
-    kernels.in_background(better.key, devices.get(problem.device), swap)
+    return planned(search, build, how)
 
 
 def _nonempty(problem: GemmProblem) -> GemmProblem:

@@ -195,11 +195,14 @@ def make(
         if one is not None and one.form == "vector" and one.shape[along] > 1 and one.strides[along] != 1:
             raise UnsupportedError(f"{name} has strides {one.strides}: its elements must be contiguous; copy it")
     search = GemmSearch(rewritten(what, scales, fusion), device, how.arch)
-    build = functools.partial(
-        from_candidate, scales=scales, fusion=fusion, result=result, alpha=how.alpha, beta=how.beta, like=how.like,
-        stream=how.stream,
-    )  # fmt: skip
-    return planned(search, build, how)[0]
+
+    def build(candidate: GemmCandidate, how: PlanOptions) -> Plan:
+        return from_candidate(
+            candidate, scales, fusion, result=result, alpha=how.alpha, beta=how.beta, like=how.like,
+            stream=how.stream, in_background=how.in_background,
+        )  # fmt: skip
+
+    return planned(search, build, how)
 
 
 def from_candidate(
@@ -212,23 +215,27 @@ def from_candidate(
     beta: float = 0.0,
     like: Any = None,
     stream: int | None = None,
+    in_background: bool = False,
 ) -> Plan:
-    """The plan with this kernel, which need not be the best one; see `make`."""
+    """The plan with this kernel, which need not be the best one; see `make` and `PlanOptions`."""
     device = devices.get(candidate.formulation.problem.device)
     refuse_capture(candidate, device.index, stream)
-    checked = fusion is None or validated(candidate, candidate.formulation.problem.epilogue, device, stream)
+    epilogue = candidate.formulation.problem.epilogue
+    checked = fusion is None or validated(candidate, epilogue, device, stream, in_background=in_background)
     made = _plan(candidate, scales, fusion, result=result, alpha=alpha, beta=beta, like=like)
     made.checked = checked
     return made
 
 
-def validated(candidate: Candidate[Any], epilogue: str, device: Device, stream: int | None) -> bool:
+def validated(
+    candidate: Candidate[Any], epilogue: str, device: Device, stream: int | None, *, in_background: bool = False
+) -> bool:
     """Validates the tree of a GEMM kernel at its first use, whatever it is a candidate for; see `validate.require`."""
     from ...epilogue import validate  # loads the reference, which only trees need here
     from .validation import make_probe
 
     launch = functools.partial(launch_once, candidate, epilogue, device)
-    return validate.require(candidate, epilogue, device, launch, make_probe, stream=stream)
+    return validate.require(candidate, epilogue, device, launch, make_probe, stream=stream, in_background=in_background)
 
 
 def launch_once(

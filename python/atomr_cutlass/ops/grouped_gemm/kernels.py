@@ -288,18 +288,22 @@ def make(what: GroupedProblem, *, candidate: Candidate[GroupedProblem] | None = 
         raise UnsupportedError(refusal(what, how.arch))
     device = devices.get(what.device)
 
-    def build(candidate: Candidate[GroupedProblem]) -> Plan:
-        refuse_capture(candidate, what.device, how.stream)
+    def build(candidate: Candidate[GroupedProblem], how: PlanOptions) -> Plan:
         checked = True
         if what.fusion is not None and has_tree(candidate.key.epilogue):
             launch = functools.partial(_launch_once, candidate)
             asked = _epilogue(candidate.key, what)
-            checked = validate.require(candidate, asked, device, launch, make_probe, stream=how.stream)
+            checked = validate.require(
+                candidate, asked, device, launch, make_probe, stream=how.stream, in_background=how.in_background
+            )
         made = _plan(what, candidate, how.arch, alpha=how.alpha, beta=how.beta, like=how.like)
         made.checked = checked
         return made
 
-    return planned(GroupedSearch(what, device, how.arch), build, how)[0] if candidate is None else build(candidate)
+    if candidate is None:
+        return planned(GroupedSearch(what, device, how.arch), build, how)
+    refuse_capture(candidate, what.device, how.stream)
+    return build(candidate, how)
 
 
 def _launch_once(

@@ -49,6 +49,11 @@ class WithSums:
         self._scales = [name for name in (f"scale_{operand}",) if name in views]
         self.names = tuple(dict.fromkeys((*taken, *self._scales, BIAS)))
 
+    @property
+    def superseded(self) -> bool:
+        """Whether the product's plan is; see `Plan`."""
+        return self._plans[0].superseded
+
     def __call__(self, *arrays: _core.Operand, out: _core.Operand, alpha: float, beta: float, stream: int) -> None:
         """Launches both."""
         given = dict(zip(self.names, arrays, strict=True))

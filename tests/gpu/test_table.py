@@ -50,8 +50,8 @@ class Launch:
         self.exact = key.math == "tf32"
         self.a = placed((m, k), key.a, 1, layout=key.layout_a, tf32=self.exact)
         self.b = placed((k, n), key.b, 2, layout=key.layout_b, tf32=self.exact)
-        self.c = placed((m, n), key.d, 3)
-        self.out = Guarded((m, n), key.d)
+        self.c = placed((m, n), key.d, 3, layout=key.layout_d)
+        self.out = Guarded((m, n), key.d, layout=key.layout_d)
 
     def choice(self) -> GemmCandidate:
         what = problem_of(self.a, self.b, self.out.view, math_mode=self.key.math)
@@ -61,7 +61,7 @@ class Launch:
         what = problem_of(self.a, self.b, self.out.view, math_mode=self.key.math)
         made = from_candidate(what, choice, like=self.a)
         assert made.kernel_name == self.key.name
-        out = Guarded(tuple(self.out.view.shape), self.key.d)
+        out = Guarded(tuple(self.out.view.shape), self.key.d, layout=self.key.layout_d)
         c = self.c if beta else None
         made(self.a, self.b, c, out=out.view, alpha=alpha, beta=beta)
         out.assert_guards()

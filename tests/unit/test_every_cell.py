@@ -59,7 +59,7 @@ def test_every_gemm_cell_serves_the_shapes_it_is_launched_on() -> None:
         for m, n, k in shapes:
             a, b = _matrix(m, k, key.a, key.layout_a), _matrix(k, n, key.b, key.layout_b)
             problem = GemmProblem(
-                a, b, None, _matrix(m, n, key.d, "r"), key.math, 0, epilogue=key.epilogue,
+                a, b, None, _matrix(m, n, key.d, key.layout_d), key.math, 0, epilogue=key.epilogue,
                 scale_granularity=key.scale_granularity, scale_type=key.scale_type,
             )  # fmt: skip
             assert select.candidate_of(GemmSearch(problem, H200), key).key is key

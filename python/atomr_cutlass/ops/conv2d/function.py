@@ -93,8 +93,8 @@ def conv2d(
             NumPy (copied to the GPU and back). Channels are contiguous in memory in either order (PyTorch's
             channels_last).
         w: (K, R, S, C / groups), or (K, C / groups, R, S); of x's dtype and device.
-        c: like the result; needed exactly when `beta` is not 0. On a GPU with the result's strides, and together with
-            `bias` on sm_90a only.
+        c: like the result; needed exactly when `beta` is not 0. On a GPU with the result's strides; together with
+            `bias` as an epilogue is.
         stride: {stride}
         padding: {padding}
         dilation: {dilation}
@@ -103,12 +103,12 @@ def conv2d(
         out: (N, P, Q, K), or (N, K, P, Q): written in place and returned; may be `c` itself. Not for JAX.
         alpha: {alpha}
         beta: {beta}
-        bias: (K,). On a GPU other than sm_90a contiguous and of the result's dtype.
+        bias: (K,). Where epilogues are not served, contiguous and of the result's dtype.
         activation: {activation}
         epilogue: what follows alpha * scale_a * scale_b * conv(x, w) + beta * C, in the place of `activation`: an
             `EpilogueVisitorTree`, or a function of it and of arrays that is traced, as for `gemm`. A row has an element
-            for each channel, (K,); a column one for each pixel, (N, P, Q, 1); matrices are like the result. On
-            sm_90a; what is only bias and activation, where `bias` and `activation` are served.
+            for each channel, (K,); a column one for each pixel, (N, P, Q, 1); matrices are like the result. On sm_90a;
+            filters of one tap, and trees of a bias and an activation, on every GPU.
         scale_a: factor of x, a number.
         scale_b: factor of w, a number.
         scale_d: factor of the result, a number. On a GPU neither after an activation nor together with `bias`.

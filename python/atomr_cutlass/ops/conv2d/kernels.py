@@ -1,4 +1,4 @@
-"""Kernels of convolutions: how a convolution is put to them, which serve it, and at what cost."""
+"""Kernels of convolutions: formulations of a convolution, which kernels serve them, and at what cost."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ TREES = (
 
 @dataclass(frozen=True)
 class ConvFormulation:
-    """How a convolution is put to a kernel.
+    """The form in which a kernel computes a convolution.
 
     Attributes:
         problem: what the kernel computes.
@@ -68,7 +68,7 @@ class ConvFormulation:
 
     @property
     def rewrite(self) -> str:
-        """What is done to a convolution that no kernel computes as it stands; empty for one that does."""
+        """How a convolution that no kernel computes as it stands is rewritten; empty for one that is not."""
         if self.product is not None:
             return ONE_TAP
         rewrites = []
@@ -205,7 +205,7 @@ class ConvSearch(KernelSearch[ConvFormulation]):
         return self.op if formulation.product is None else GEMM
 
     def supports(self, key: KernelKey, formulation: ConvFormulation) -> Status:
-        """Whether a kernel serves the convolution as it is put here."""
+        """Whether a kernel serves a formulation."""
         if formulation.product is not None and self._product is not None:
             return self._product.supports(key, formulation.product)
         return convolves(key, formulation.problem, formulation.split_k)
@@ -219,9 +219,9 @@ class ConvSearch(KernelSearch[ConvFormulation]):
         return Launch(taken + (CAST_SECONDS if formulation.wide and split_k == 1 else 0.0), split_k)
 
     def cells(self, arch: SmArch, group: Sequence[ConvFormulation]) -> Iterable[Iterable[KernelKey]]:
-        """The matrix's cells; where none serves, kernels that differ from one in what every cell compiles with.
+        """The matrix's cells; where none serves, keys that differ from one in an option that every cell compiles with.
 
-        The matrix lists what is worth building ahead of time.
+        The matrix lists the kernels that are worth building ahead of time.
         """
         keys, problem = select.matrix(self.op, arch), group[0].problem
 
@@ -237,7 +237,7 @@ class ConvSearch(KernelSearch[ConvFormulation]):
         if self._product is not None:
             for product in products.values():
                 of_gemm += next(iter(self._product.cells(arch, [product])))
-        # Cells with trees are none of the matrix's: where the GEMM has one, the time decides between all.
+        # The matrix has no cells with trees: where the GEMM has one, the time decides among all.
         of_tree = bool(of_gemm) and self.problem.fusion is not None
         yield (*keys, *others, *of_gemm) if of_tree else (*keys, *of_gemm)
         yield others
@@ -275,7 +275,7 @@ class ConvSearch(KernelSearch[ConvFormulation]):
         return super().refusal(plainest)
 
     def _plainest(self) -> Candidate[ConvFormulation] | None:
-        """The best of the matrix's convolutions, those of all of K in one with the result's own type if there are."""
+        """The best of the matrix's convolutions; without slices of K and in the result's own type if there is one."""
         found = [one for one in select.rank_cells(self) if one.key.op == self.op]
         as_it_stands = (one for one in found if one.formulation.split_k == 1 and not one.formulation.wide)
         return next(as_it_stands, next(iter(found), None))
@@ -306,16 +306,16 @@ def _check(problem: ConvProblem) -> None:
         )
 
 
-def _as_gemm(what: ConvProblem) -> GemmProblem | None:
+def _as_gemm(problem: ConvProblem) -> GemmProblem | None:
     """The GEMM that a convolution with a filter of one tap is, without its tree.
 
     None for any other convolution, and where pixels have gaps.
     """
-    g = what.geometry
+    g = problem.geometry
     one_tap = g.r == g.s == g.groups == 1 and g.stride == (1, 1) and g.padding == ((0, 0), (0, 0))
-    if not one_tap or what.bias is not None or (what.fusion is None and what.epilogue != LINEAR):
+    if not one_tap or problem.bias is not None or (problem.fusion is None and problem.epilogue != LINEAR):
         return None
-    images = [what.x, what.y] if what.c is None or what.op == WGRAD else [what.x, what.y, what.c]
+    images = [problem.x, problem.y] if problem.c is None or problem.op == WGRAD else [problem.x, problem.y, problem.c]
     if not all(collapses(spec) for spec in images):
         return None
 
@@ -323,43 +323,43 @@ def _as_gemm(what: ConvProblem) -> GemmProblem | None:
         """Pixels (or filters) by channels."""
         outer, rows, columns, channels = spec.shape
         column, _, outermost = pixel_strides(spec)
-        leading = outermost if spec is what.w or (what.op == WGRAD and spec is what.c) else column
+        leading = outermost if spec is problem.w or (problem.op == WGRAD and spec is problem.c) else column
         return MatrixSpec((outer * rows * columns, channels), (leading, 1), spec.dtype, spec.alignment)
 
     def transposed(spec: MatrixSpec) -> MatrixSpec:
         return MatrixSpec(spec.shape[::-1], spec.strides[::-1], spec.dtype, spec.alignment)
 
-    a, b, d = matrix(what.a), matrix(what.b), matrix(what.d)
-    if what.op == FPROP:
+    a, b, d = matrix(problem.a), matrix(problem.b), matrix(problem.d)
+    if problem.op == FPROP:
         b = transposed(b)
-    elif what.op == WGRAD:
+    elif problem.op == WGRAD:
         a = transposed(a)
-    c = None if what.c is None else matrix(what.c)
-    return GemmProblem(a, b, c, d, what.math, what.device)
+    c = None if problem.c is None else matrix(problem.c)
+    return GemmProblem(a, b, c, d, problem.math, problem.device)
 
 
-def _refusal(what: ConvProblem) -> str:
-    """What to say when no cell of the matrix serves a problem."""
-    g = what.geometry
+def _refusal(problem: ConvProblem) -> str:
+    """Why no cell of the matrix serves a problem."""
+    g, types = problem.geometry, f"{problem.a.dtype.value} ({problem.math}) to {problem.d.dtype.value}"
     refusal = (
-        f"no kernel of the matrix serves this {what.op}: {what.a.dtype.value} ({what.math}) to {what.d.dtype.value}, "
-        f"epilogue {what.epilogue}, {g.groups} groups of {g.c // g.groups} to {g.k // g.groups} channels, stride "
+        f"no kernel of the matrix serves this {problem.op}: {types}, "
+        f"epilogue {problem.epilogue}, {g.groups} groups of {g.c // g.groups} to {g.k // g.groups} channels, stride "
         f"{g.stride}, dilation {g.dilation}"
     )
-    if what.op == DGRAD and g.stride != (1, 1) and g.dilation != (1, 1):
+    if problem.op == DGRAD and g.stride != (1, 1) and g.dilation != (1, 1):
         refusal += ": kernels of strided dgrad have no dilation"
-    elif not (packed(what.d) if what.op == WGRAD else collapses(what.d)):
-        refusal += f": the pixels of the result, of strides {what.d.strides} (NHWC order), are not evenly spaced"
-    elif what.fusion is not None:
-        program = split(what.epilogue)[1]
-        lowered = supports_tree(program, accumulator(what.a.dtype), what.d.dtype)
-        unlike = _unlike_a_bias(what.fusion, what.d.dtype) if what.c is None else ""
+    elif not (packed(problem.d) if problem.op == WGRAD else collapses(problem.d)):
+        refusal += f": the pixels of the result, of strides {problem.d.strides} (NHWC order), are not evenly spaced"
+    elif problem.fusion is not None:
+        program = split(problem.epilogue)[1]
+        lowered = supports_tree(program, accumulator(problem.a.dtype), problem.d.dtype)
+        unlike = _unlike_a_bias(problem.fusion, problem.d.dtype) if problem.c is None else ""
         refusal += f": {unlike}{lowered.reason or TREES}"
     return refusal
 
 
 def _unlike_a_bias(fusion: Fusion, d: CutlassDtype) -> str:
-    """What keeps kernels without trees from adding a bias, if that and an activation is what a tree is."""
+    """Why kernels without trees do not add the bias of a tree that is a bias and an activation; else empty."""
     plain = as_bias_and_activation(fusion.tree.program)
     if plain is None or plain.bias is None:
         return ""
@@ -372,12 +372,12 @@ def _unlike_a_bias(fusion: Fusion, d: CutlassDtype) -> str:
     return f"{bias.name} has stride {stride}, and kernels without trees read a contiguous one; " if stride != 1 else ""
 
 
-def _unwidened(what: ConvProblem) -> str:
+def _unwidened(problem: ConvProblem) -> str:
     """Why a wgrad cannot be computed in float32 and cast; empty where it can, or is in float32 anyway."""
-    if what.d.dtype is CutlassDtype.F32:
+    if problem.d.dtype is CutlassDtype.F32:
         return ""
-    if what.c is not None and (not dense(what.c) or what.c.alignment % CAST_ALIGNMENT):
+    if problem.c is not None and (not dense(problem.c) or problem.c.alignment % CAST_ALIGNMENT):
         return f"a cast adds a c that is dense and aligned to {CAST_ALIGNMENT} bytes"
-    if not dense(what.d) or what.d.alignment % CAST_ALIGNMENT:
+    if not dense(problem.d) or problem.d.alignment % CAST_ALIGNMENT:
         return f"a cast writes what is dense and aligned to {CAST_ALIGNMENT} bytes"
     return ""

@@ -18,7 +18,7 @@ from .geometry import DGRAD, FPROP, WGRAD, ConvGeometry
 
 @dataclass(frozen=True)
 class ConvProblem:
-    """D = act(alpha * conv(A, B) + beta * C + bias) as the caller's arrays lie, dimensions in the order of NHWC.
+    """D = act(alpha * conv(A, B) + beta * C + bias) of the caller's arrays, dimensions in the order of NHWC.
 
     Attributes:
         op: `conv2d_fprop` (A = x, B = w, D = y), `conv2d_dgrad` (dy, w, dx) or `conv2d_wgrad` (dy, x, dw).
@@ -30,7 +30,7 @@ class ConvProblem:
         math: math mode of the kernel key.
         device: index of the GPU.
         fusion: the tree that follows, with its arrays, in the place of bias and activation; or None.
-        source: number of the tree's input that comes by the way of C, which is then what `c` is; or None.
+        source: number of the tree's input that is loaded as the C operand, and described by `c`; or None.
     """
 
     op: str
@@ -80,7 +80,7 @@ class ConvProblem:
 
     @property
     def implicit_gemm(self) -> tuple[int, int, int]:
-        """M, N and K of the product that one group comes to (source: CUTLASS's documentation of implicit GEMM)."""
+        """M, N and K of the product of one group (source: CUTLASS's documentation of implicit GEMM)."""
         g = self.geometry
         x_channels, y_channels = g.c // g.groups, g.k // g.groups
         if self.op == FPROP:
@@ -93,7 +93,7 @@ class ConvProblem:
 
 
 def formulations(problem: ConvProblem) -> list[ConvProblem]:
-    """The problem as it may be put to kernels, better ones first.
+    """The formulations of a problem for kernels, better ones first.
 
     A tree that is bias and activation is put to kernels that have just those, any other with a matrix loaded as C where
     one can be, and then as it is.
@@ -105,7 +105,7 @@ def formulations(problem: ConvProblem) -> list[ConvProblem]:
 
 
 def _without_tree(problem: ConvProblem) -> ConvProblem | None:
-    """The problem with bias and activation in the place of its tree, if that is what the tree is."""
+    """The problem with bias and activation in the place of its tree; None for any other tree."""
     if problem.fusion is None:
         return None
     plain = as_bias_and_activation(problem.fusion.tree.program)

@@ -134,24 +134,24 @@ class ConvShape:
 
 @dataclass(frozen=True)
 class ConvRequest:
-    """What the three convolutions have in common: everything but the operation.
+    """A request for one of the three convolutions.
 
     Attributes:
         shape: extents.
         dtype: element type of the operands. TF32 means float32 operands multiplied in TF32.
         arch: target; None is the arch of the GPU.
         layout: the order in which operands name their dimensions.
-        epilogue: scalars, bias (one a channel of the result) and activation, or a tree. A plan is called with a tree's
-            operands by their names, inputs before outputs: a scalar (1,), a row (k,), a column (n, p, q, 1), a matrix
-            like the result, a mask uint8 (n, p, q, ceil(k / 8)); what is reduced (1,), (k,) or (n, p, q). Those of 4
-            dimensions name them as the operands do. Trees, and bias together with beta, are of sm_90a.
+        epilogue: scalars, bias (one for each channel of the result) and activation, or a tree. A plan is called with a
+            tree's operands by their names, inputs before outputs: a scalar (1,), a row (k,), a column (n, p, q, 1), a
+            matrix like the result, a mask uint8 (n, p, q, ceil(k / 8)); what is reduced (1,), (k,) or (n, p, q). Those
+            of 4 dimensions name them as the operands do.
         out_dtype: element type of the result; None is what the epilogue's tree decides, else the operands', or BF16
             for fp8.
         precision: for float32 operands: `ieee` (default) or `tf32`; for filters of one tap also `3xtf32`.
         binding: name of a second operand that a plan of this request keeps.
 
     Raises:
-        UnsupportedError: convolutions are not to be had for this dtype or arch.
+        UnsupportedError: there are no convolutions of this dtype or for this arch.
         InvalidOperandError: a value is not of its kind; the epilogue's tree decides another element type than
             out_dtype, or has an operand of a name that one of the convolution's has.
     """

@@ -19,12 +19,12 @@ from .problem import ConvProblem, channel_alignment, dense, packed, reach
 ITERATOR_PENALTY = {"": 1.0, "optimized": 1.0, "fixed_channels": 1.1, "few_channels": 1.2, "analytic": 1.6}
 """How much longer than the optimized one an iterator takes, by the model."""
 STRIDE_PENALTY = {"": 1.0, "unity": 1.0, "strided": 1.1}
-"""Likewise, for dgrad's support of strides."""
+"""How much longer dgrad takes than with unit strides alone, by its support of strides."""
 
 TILE_SECONDS = 4.5e-6
-"""What a thread block of a TMA convolution takes beside its products: it starts, stores one tile and ends."""
+"""Time of a thread block of a TMA convolution beside its products: to start, to store one tile and to end."""
 TILES_AT_ONCE = {64: 2}
-"""Thread blocks of it on a multiprocessor, by the width of its tile; 1 for any other."""
+"""Thread blocks of a TMA convolution on a multiprocessor, by the width of its tile; 1 for any other."""
 
 DIRECT_TAPS_PER_CLOCK = 48.0
 """Taps of single channels that one multiprocessor sums in a depthwise convolution; in wgrad it reads two arrays."""
@@ -41,7 +41,7 @@ CAST_SECONDS = 4e-6
 SLICE_VECTOR = 4
 """Elements that slices are added up by at once."""
 CAST_ALIGNMENT = 16
-"""Bytes that the addresses of what is cast are multiples of."""
+"""Bytes that the addresses of cast operands and results are multiples of."""
 
 _OTHER_TYPES = no("its element types or math mode differ")
 _OTHER_EPILOGUE = no("its epilogue differs")
@@ -79,16 +79,16 @@ def convolves(key: KernelKey, problem: ConvProblem, split_k: int = 1) -> Status:
     return status
 
 
-def seconds(key: KernelKey, what: ConvProblem, device: Device, split_k: int) -> float:
+def seconds(key: KernelKey, problem: ConvProblem, device: Device, split_k: int) -> float:
     """Estimated seconds of a kernel that serves a problem."""
     if key.group_mode == "depthwise":
-        return _direct_seconds(key, what, device, split_k)
-    m, n, k = _tiled_gemm(key, what)
+        return _direct_seconds(key, problem, device, split_k)
+    m, n, k = _tiled_gemm(key, problem)
     if key.generation == "sm90":
-        moved = sum(bytes_of(spec.shape, spec.dtype) for spec in (what.a, what.b, what.d))
+        moved = sum(bytes_of(spec.shape, spec.dtype) for spec in (problem.a, problem.b, problem.d))
         return _tma_seconds(key, (m, n, k), moved, device)
     variant = Variant(
-        swapped=False, m=m, n=n, k=-(-k // split_k), batch=what.geometry.groups * split_k,
+        swapped=False, m=m, n=n, k=-(-k // split_k), batch=problem.geometry.groups * split_k,
         layout_a=key.layout_a, layout_b=key.layout_b, lda=k, ldb=k, ldc=n, ldd=n, batch_strides=(0, 0, 0, 0),
         align_a=key.align_a, align_b=key.align_b, align_d=key.align_d, layout_d=key.layout_d,
     )  # fmt: skip
@@ -114,69 +114,71 @@ def _tma_seconds(key: KernelKey, implicit_gemm: tuple[int, int, int], moved: int
     return seconds * (1 + 1e-3 / key.align_a)
 
 
-def _slices_apart(key: KernelKey, what: ConvProblem) -> bool:
+def _slices_apart(key: KernelKey, problem: ConvProblem) -> bool:
     """Whether slices of K can be computed side by side, each to memory of its own (ConvSm80, Cast)."""
-    results = [what.d] if what.c is None else [what.d, what.c]
-    lies = all(dense(spec) and spec.alignment % CAST_ALIGNMENT == 0 for spec in results)
-    return lies and key.generation == "sm80" and not key.group_mode and math.prod(what.d.shape) % SLICE_VECTOR == 0
+    results = [problem.d] if problem.c is None else [problem.d, problem.c]
+    writable = all(dense(spec) and spec.alignment % CAST_ALIGNMENT == 0 for spec in results)
+    return (
+        writable and key.generation == "sm80" and not key.group_mode and math.prod(problem.d.shape) % SLICE_VECTOR == 0
+    )
 
 
-def _aligned(key: KernelKey, what: ConvProblem) -> bool:
-    """Whether all arrays lie as the kernel's vectors need them to."""
-    groups = 1 if key.group_mode == "depthwise" else what.geometry.groups
-    of_b, of_d = (groups, 1) if what.op == WGRAD else (1, groups)
-    arrays = ((what.a, groups, key.align_a), (what.b, of_b, key.align_b), (what.d, of_d, key.align_d))
+def _aligned(key: KernelKey, problem: ConvProblem) -> bool:
+    """Whether all arrays have the alignment that the kernel's vector accesses need."""
+    groups = 1 if key.group_mode == "depthwise" else problem.geometry.groups
+    of_b, of_d = (groups, 1) if problem.op == WGRAD else (1, groups)
+    arrays = ((problem.a, groups, key.align_a), (problem.b, of_b, key.align_b), (problem.d, of_d, key.align_d))
     if any(channel_alignment(spec, parts) % align for spec, parts, align in arrays):
         return False
-    if what.c is not None and channel_alignment(what.c, of_d) % key.align_d:
+    if problem.c is not None and channel_alignment(problem.c, of_d) % key.align_d:
         return False
-    return what.bias is None or what.bias.alignment % key_bytes(key.align_d, what.bias) == 0
+    return problem.bias is None or problem.bias.alignment % key_bytes(key.align_d, problem.bias) == 0
 
 
-def _tiled_gemm(key: KernelKey, what: ConvProblem) -> tuple[int, int, int]:
+def _tiled_gemm(key: KernelKey, problem: ConvProblem) -> tuple[int, int, int]:
     """The implicit GEMM as the kernel computes it: TMA loads whole tiles of channels, for each tap of the filter."""
-    m, n, k = what.implicit_gemm
+    m, n, k = problem.implicit_gemm
     if key.generation == "sm80":
         return m, n, k
-    g = what.geometry
-    if what.op == WGRAD:
+    g = problem.geometry
+    if problem.op == WGRAD:
         return m, n // g.c * round_up(g.c, key.tile[1]), k
-    channels = g.c if what.op == FPROP else g.k
+    channels = g.c if problem.op == FPROP else g.k
     return m, n, k // channels * round_up(channels, key.tile[2])
 
 
-def _direct_serves(what: ConvProblem) -> bool:
-    """What the kernels of depthwise convolutions compute (ConvDepthwise::can_implement)."""
-    g = what.geometry
+def _direct_serves(problem: ConvProblem) -> bool:
+    """Whether the kernels of depthwise convolutions compute it (ConvDepthwise::can_implement)."""
+    g = problem.geometry
     return g.groups == g.c == g.k and g.r * g.s <= 128
 
 
-def _direct_seconds(key: KernelKey, what: ConvProblem, device: Device, split_k: int) -> float:
+def _direct_seconds(key: KernelKey, problem: ConvProblem, device: Device, split_k: int) -> float:
     """Estimated seconds of a depthwise convolution: of its taps, or of reading and writing every array once."""
-    g = what.geometry
-    pixels = g.n * (g.h * g.w if what.op == DGRAD else g.p * g.q)
+    g = problem.geometry
+    pixels = g.n * (g.h * g.w if problem.op == DGRAD else g.p * g.q)
     tiles = -(-g.c // key.tile[1])
-    blocks = g.r * g.s * tiles * split_k if what.op == WGRAD else -(-pixels // key.tile[0]) * tiles
-    rate = DIRECT_WGRAD_TAPS_PER_CLOCK if what.op == WGRAD else DIRECT_TAPS_PER_CLOCK
+    blocks = g.r * g.s * tiles * split_k if problem.op == WGRAD else -(-pixels // key.tile[0]) * tiles
+    rate = DIRECT_WGRAD_TAPS_PER_CLOCK if problem.op == WGRAD else DIRECT_TAPS_PER_CLOCK
     rate *= device.multiprocessors * min(1.0, blocks / (DIRECT_BLOCKS * device.multiprocessors))
     summing = pixels * g.c * g.r * g.s / (rate * estimate.CLOCK_HZ) + (split_k - 1) * SLICE_SECONDS
-    moved = sum(bytes_of(spec.shape, spec.dtype) for spec in (what.a, what.b, what.d))
+    moved = sum(bytes_of(spec.shape, spec.dtype) for spec in (problem.a, problem.b, problem.d))
     return max(summing, moved / estimate.DRAM_BYTES_PER_SECOND.get(device.capability, 1e12)) + estimate.LAUNCH_SECONDS
 
 
-def _iterator_serves(key: KernelKey, what: ConvProblem) -> bool:
-    """What the kernels of the sm80 generation read and write (ConvSm80::can_implement)."""
-    g = what.geometry
-    if what.op == DGRAD:
+def _iterator_serves(key: KernelKey, problem: ConvProblem) -> bool:
+    """Whether a kernel of the sm80 generation reads and writes these arrays (ConvSm80::can_implement)."""
+    g = problem.geometry
+    if problem.op == DGRAD:
         strided = g.stride != (1, 1)
         if strided and (key.stride_support != "strided" or g.dilation != (1, 1)):
             return False
         if key.stride_support == "strided" and g.dilation != (1, 1):
             return False
-    if not (packed(what.d) if what.op == WGRAD else collapses(what.d)):
+    if not (packed(problem.d) if problem.op == WGRAD else collapses(problem.d)):
         return False
     bits = 8 if key.iterator in ("fixed_channels", "few_channels") else 1  # those count in bits
-    if max(bits * reach(what.a), bits * reach(what.b), reach(what.d)) >= 2**31:
+    if max(bits * reach(problem.a), bits * reach(problem.b), reach(problem.d)) >= 2**31:
         return False
     channels = g.c // g.groups
     if key.iterator == "fixed_channels":
@@ -185,16 +187,16 @@ def _iterator_serves(key: KernelKey, what: ConvProblem) -> bool:
         return g.dilation == (1, 1)
     if key.iterator == "optimized":
         # A bit mask holds which taps of the filter are inside.
-        return g.r <= 32 and g.s <= 32 and (collapses(what.a) if what.op == WGRAD else rows_collapse(what.b))
+        return g.r <= 32 and g.s <= 32 and (collapses(problem.a) if problem.op == WGRAD else rows_collapse(problem.b))
     return True
 
 
-def _tma_serves(what: ConvProblem) -> bool:
-    """What TMA's im2col mode and CUTLASS's kernels over it can do."""
-    g = what.geometry
-    if g.groups != 1 or (what.op == DGRAD and g.stride != (1, 1)):
+def _tma_serves(problem: ConvProblem) -> bool:
+    """Whether TMA's im2col mode and CUTLASS's kernels over it compute it."""
+    g = problem.geometry
+    if g.groups != 1 or (problem.op == DGRAD and g.stride != (1, 1)):
         return False
-    if what.op == WGRAD and not (dense(what.a) and dense(what.d)):
+    if problem.op == WGRAD and not (dense(problem.a) and dense(problem.d)):
         return False
     spans = ((g.r - 1) * g.dilation[0], (g.s - 1) * g.dilation[1])
     # The corners of the box that an im2col map reads are signed numbers of 8 bits.

@@ -9,6 +9,7 @@ from typing import Any
 from ..checks import check_options
 from ..errors import CutlassError, KernelNotFoundError, UnsupportedError
 from ..generator.archs import SmArch
+from ..generator.epilogue.lower import split
 from ..generator.matrix import family, preset_of
 from ..jit import kernels
 from . import devices, select
@@ -151,7 +152,8 @@ def _notes(
         yield f"tuned: this kernel was measured to be the fastest on {search.device.name}, in that time"
     if note := search.note(best.formulation):
         yield note
-    if request.tree is not None and best.info is None and preset_of(best.key) is None:
+    of_tree = bool(split(best.key.epilogue)[1])  # a tree of a bias and an activation may need no kernel of its own
+    if request.tree is not None and of_tree and best.info is None and preset_of(best.key) is None:
         yield (
             f"the epilogue is a tree ({request.tree.id}) whose kernel is in no preset: it is compiled at run time, "
             "unless a pack has it"

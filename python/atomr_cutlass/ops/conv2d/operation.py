@@ -50,7 +50,7 @@ class ConvOperation(PlannedOperation[ConvRequest]):
     def operands(self, request: ConvRequest) -> tuple[OperandSlot, ...]:
         conv = request.problem(0)
         first, second = OPERANDS[self.name]
-        arrays = ((first, conv.a), (second, conv.b), ("c", conv.c), ("bias", conv.bias))
+        arrays = ((first, conv.a), (second, conv.b), ("c", conv.c))
         slots = [OperandSlot(name, (_ordered(spec, request.layout),)) for name, spec in arrays if spec is not None]
         out = OperandSlot("out", (_ordered(conv.d, request.layout),), written=True)
         return (*slots, *epilogue_slots(conv.fusion), out)

@@ -27,7 +27,7 @@ _MAGNITUDES = (
 
 
 class ConvProbe(Probe[ConvRequest]):
-    """Without a tree."""
+    """With nothing after the convolution but the sum with C."""
 
     def __init__(self, request: ConvRequest, arrays: Arrays) -> None:
         super().__init__(request, arrays)
@@ -36,7 +36,6 @@ class ConvProbe(Probe[ConvRequest]):
             "stride": g.stride, "padding": g.padding, "dilation": g.dilation, "groups": g.groups,
             "alpha": epilogue.alpha, "beta": epilogue.beta,
         }  # fmt: skip
-        self.activation = {} if epilogue.activation is None else {"activation": epilogue.activation}
         if self.request.layout is ConvLayout.NCHW:
             nhwc = (0, 2, 3, 1)
             self.arrays = {name: a.transpose(nhwc) if a.ndim == 4 else a for name, a in self.arrays.items()}
@@ -62,18 +61,16 @@ class ConvProbe(Probe[ConvRequest]):
         precision = None if self.request.math == "default" else self.request.math
         how = {"out_dtype": self.request.result_dtype, "precision": precision, "backend": "reference"}
         functions = (conv2d, conv2d_dgrad, conv2d_wgrad)
-        part["out"][...] = self._called(functions, part, **how, **self.activation)
+        part["out"][...] = self._called(functions, part, **how)
 
     def expected(self, part: Arrays) -> tuple[Array, Array]:
         how = {"out_dtype": self.request.result_dtype, "math": self.request.math}
-        return self._called(_CONVOLUTIONS, part, **how, **self.activation), self._called(_MAGNITUDES, part)
+        return self._called(_CONVOLUTIONS, part, **how), self._called(_MAGNITUDES, part)
 
     def _called(self, functions: tuple[Any, Any, Any], part: Arrays, **how: Any) -> Array:
         """One of three functions that take the same: for fprop, dgrad and wgrad."""
         of_fprop, of_dgrad, of_wgrad = functions
         how |= self.how
-        if "bias" in part:
-            how["bias"] = part["bias"]
         if self.request.op == FPROP:
             done = of_fprop(part["x"], part["w"], part.get("c"), **how)
         elif self.request.op == DGRAD:

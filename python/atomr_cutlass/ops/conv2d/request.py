@@ -195,10 +195,8 @@ class ConvRequest:
 
     @functools.cached_property
     def tree(self) -> EpilogueVisitorTree | None:
-        """The epilogue's tree, or that of a bias together with C; None where CUTLASS's own epilogues serve."""
-        epilogue = self.epilogue
-        both = epilogue.bias and epilogue.beta != 0
-        return epilogue.tree_for(self.result_dtype) if epilogue.tree is not None or both else None
+        """What follows the convolution; None for nothing."""
+        return self.epilogue.tree_for(self.result_dtype)
 
     @property
     def result_dtype(self) -> CutlassDtype:
@@ -246,8 +244,8 @@ class ConvRequest:
             b=dense(b, operand),
             c=dense(d, result) if self.epilogue.beta != 0 else None,
             d=dense(d, result),
-            bias=dense(d[-1:], result) if self.epilogue.bias and self.tree is None else None,
-            activation=self.epilogue.activation if self.tree is None else None,
+            bias=None,
+            activation=None,
             math=self.math,
             device=device,
             fusion=None if self.tree is None else ImageResult(d, self.layout.value).dense(self.tree, dense(d, result)),

@@ -52,7 +52,7 @@ def run_pages(library: str) -> None:
     for name, blocks in page_examples.programs().items():
         notes.launches()
         try:
-            page_examples.run(name, blocks, checked=False)
+            page_examples.run(name, blocks)
         except Exception as error:
             raise RuntimeError(name) from error
         launched[name] = notes.launches()

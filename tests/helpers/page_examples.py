@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import io
+import json
 import re
 import sys
 import types
@@ -17,6 +18,7 @@ import numpy as np
 
 from atomr_cutlass import _core
 from atomr_cutlass.arrays import operands
+from atomr_cutlass.jit import kernels
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -85,13 +87,10 @@ def _before(page: str, block: str) -> str:
     return next((code + "\n" for (of, start), code in _BEFORE.items() if of == page and block.startswith(start)), "")
 
 
-def run(name: str, blocks: list[str], *, checked: bool) -> dict[str, np.ndarray[Any, Any]]:
+def run(name: str, blocks: list[str]) -> dict[str, np.ndarray[Any, Any]]:
     """Runs a program, and returns every array that it holds after one of its blocks.
 
-    Args:
-        name: of the program.
-        blocks: its code.
-        checked: whether it checks its results by itself, with `assert` and NumPy's `assert_allclose`.
+    Its own checks (`assert`, NumPy's `assert_allclose`) are left out: on a GPU that takes notes nothing is computed.
     """
     module = types.ModuleType("__main__" if name.startswith("examples/") else "a_page")
     results: dict[str, np.ndarray[Any, Any]] = {}
@@ -104,10 +103,9 @@ def run(name: str, blocks: list[str], *, checked: bool) -> dict[str, np.ndarray[
         sys.modules[module.__name__] = module
         stack.callback(sys.modules.__setitem__, module.__name__, before)
         warnings.simplefilter("ignore")
-        if not checked:
-            stack.enter_context(mock.patch.object(np.testing, "assert_allclose"))
+        stack.enter_context(mock.patch.object(np.testing, "assert_allclose"))
         for number, block in enumerate(blocks):
-            exec(compile(block, f"{name}, block {number}", "exec", optimize=0 if checked else 1), vars(module))
+            exec(compile(block, f"{name}, block {number}", "exec", optimize=1), vars(module))
             for label, array in _arrays(vars(module)).items():
                 results[f"{number} {label}"] = array.copy()
     return results
@@ -130,3 +128,28 @@ def _arrays(values: Mapping[str, Any]) -> dict[str, np.ndarray[Any, Any]]:
         elif hasattr(value, "values") and hasattr(value, "scales"):
             found |= _arrays({f"{label}.values": value.values, f"{label}.scales": value.scales})
     return found
+
+
+def main(path: str, *how: str) -> None:
+    """Runs the programs on a real GPU and writes their arrays; `freeze`: frozen from the beginning; `torch`: all."""
+    import atomr_cutlass as ac
+
+    if "freeze" in how:
+        ac.freeze()
+    compiled: list[str] = []
+    load = kernels.load
+    kernels.load = lambda key, target: (compiled.append(key.name), load(key, target))[1]
+    results = {}
+    for name, blocks in programs(torch="torch" in how).items():
+        for label, array in run(name, blocks).items():
+            if array.dtype.kind in "biuf":
+                results[f"{name} {label}"] = array
+            elif array.dtype.kind == "V":  # element types that NumPy does not store
+                results[f"{name} {label}"] = array.astype(np.float32)
+    np.savez(path, **{label.replace("/", " "): array for label, array in results.items()})
+    print(json.dumps({"compiled": compiled, "looked": kernels.toolchain.cache_info().misses}), flush=True)
+    sys.stdin.readline()
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

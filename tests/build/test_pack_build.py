@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 from concurrent.futures import Future, ProcessPoolExecutor
@@ -16,6 +17,7 @@ import pytest
 from atomr_cutlass import CutlassDtype as D
 from atomr_cutlass import DeviceUnavailableError, LibraryError, SmArch, _core
 from atomr_cutlass.generator import key_file
+from atomr_cutlass.generator.key import KernelKey
 from atomr_cutlass.generator.matrix import expand
 from atomr_cutlass.jit import kernels
 from atomr_cutlass.jit.folder import FOLDER_VARIABLE
@@ -118,8 +120,50 @@ class _Dying(ProcessPoolExecutor):
 
 
 def test_a_worker_that_dies_is_an_error_that_says_what_to_do() -> None:
-    with _Dying(1, mp_context=get_context("spawn")) as pool, pytest.raises(LibraryError, match=r"died.*build again"):
+    with _Dying(1, mp_context=get_context("spawn")) as pool, pytest.raises(LibraryError, match=r"died.*Build again"):
         pack_build.build(KEYS, "model", executor=pool)
+
+
+def test_a_dask_cluster_compiles_and_survives_the_death_of_a_worker(
+    cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    distributed = pytest.importorskip("distributed")
+    tmp_path.chmod(0o700)
+    monkeypatch.setenv(FOLDER_VARIABLE, str(tmp_path))  # which the workers inherit: empty, so that they compile
+    keys = [k for k in CASTS if k.arch is SmArch.SM80][:4]
+    seen: list[str] = []
+    with distributed.LocalCluster(n_workers=2, threads_per_worker=1, dashboard_address=None) as cluster:
+        with distributed.Client(cluster.scheduler_address, set_as_default=False) as client:
+            workers = client.run(os.getpid)
+            assert len(workers) == 2
+
+            def finished(key: KernelKey) -> None:
+                if not seen:
+                    # One that is compiling.
+                    busy = [worker for worker, tasks in client.processing().items() if tasks]
+                    os.kill(workers[busy[0]], signal.SIGKILL)
+                seen.append(key.name)
+
+            with pack_build.dask_cluster(cluster.scheduler_address) as executor:
+                made = pack_build.build(keys, "model", executor=executor, finished=finished)
+            assert set(client.run(os.getpid).values()) != set(workers.values())
+    assert sorted(seen) == sorted(key.name for key in keys)
+    monkeypatch.setenv(FOLDER_VARIABLE, str(cache))
+    monkeypatch.setattr(kernels, "store", lambda: KernelStore(cache))
+    assert pack_build.build(keys, "model") == made
+
+
+def test_a_scheduler_that_is_not_there_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("distributed")
+    monkeypatch.setattr(pack_build, "_CONNECT_SECONDS", 1.0)
+    with (
+        pytest.raises(LibraryError, match=r"no scheduler answers at tcp://127\.0\.0\.1:9"),
+        pack_build.dask_cluster("tcp://127.0.0.1:9"),
+    ):
+        pytest.fail("entered")
+    monkeypatch.setitem(sys.modules, "distributed", None)
+    with pytest.raises(DeviceUnavailableError, match=r"atomr-cutlass\[dask\]"), pack_build.dask_cluster("tcp://x:1"):
+        pytest.fail("entered")
 
 
 def test_another_toolchain_is_refused() -> None:

@@ -33,6 +33,9 @@ def build_command(
     *,
     output: Output,
     arch: Annotated[str, typer.Option(help="Targets, ;-separated, such as 90a; empty: those of the keys.")] = "",
+    dask: Annotated[
+        str, typer.Option(metavar="ADDRESS", help="Scheduler of a Dask cluster whose workers compile (extra dask).")
+    ] = "",
     as_json: AsJson = False,
 ) -> None:
     """Builds a pack of exactly the kernels of a file of keys, by NVRTC alone: no nvcc, no host compiler, no GPU."""
@@ -43,8 +46,11 @@ def build_command(
         raise InvalidOperandError(str(error)) from error
     for key in skipped:
         complain(f"{key.name} is of {key.arch.target}, and left out")
-    with _progress(len(chosen)) as finished:
-        made = pack_build.build(chosen, output.stem, finished=finished)
+    with (
+        pack_build.dask_cluster(dask) if dask else contextlib.nullcontext() as executor,
+        _progress(len(chosen)) as finished,
+    ):
+        made = pack_build.build(chosen, output.stem, executor=executor, finished=finished)
     size = _write(output, made)
     if as_json:
         print_json({"path": str(output), "bytes": size, "skipped": [key.name for key in skipped], **made.summary()})

@@ -5,12 +5,12 @@ from __future__ import annotations
 import contextlib
 import json
 import struct
-from collections.abc import Callable, Sequence
-from concurrent.futures import BrokenExecutor, Executor, ThreadPoolExecutor, as_completed
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Executor, ThreadPoolExecutor, as_completed
 from importlib import metadata
 
 from .. import _core
-from ..errors import CompileError, LibraryError
+from ..errors import CompileError, CutlassError, DeviceUnavailableError, LibraryError
 from ..generator import key_file, machine
 from ..generator.key import KernelKey
 from ..jit import kernels
@@ -26,6 +26,7 @@ _SYMBOL = struct.Struct("<IBBHQQ")
 _SYMBOLS, _WITHOUT_BYTES = 2, 8  # types of sections
 _INFO = struct.Struct("<QIIII3II")
 """atomr_cutlass_jit_info (jit_abi.h)."""
+_CONNECT_SECONDS = 20.0
 
 
 def build(
@@ -46,25 +47,52 @@ def build(
     Raises:
         CompileError: some kernels do not compile; names them. Those that do are in the cache.
         DeviceUnavailableError: NVRTC or CUDA's headers are missing.
-        LibraryError: a compiler died.
+        LibraryError: a compiler died, or the executor.
     """
     tools = toolchain()
-    images, failed = {}, []
+    made = compiled(compile_key, keys, tools_digest(tools), executor, finished)
+    return Pack(name, _built(tools), tuple(_cubin(key, Images.unpack(made[key]), tools) for key in keys))
+
+
+def compiled(
+    compile_one: Callable[[str, str], bytes],
+    keys: Sequence[KernelKey],
+    digest: str,
+    executor: Executor | None,
+    finished: Callable[[KernelKey], None],
+) -> dict[KernelKey, bytes]:
+    """What an executor makes of each key.
+
+    Args:
+        compile_one: of a line of a file of keys and the toolchain's digest, on whichever machine.
+        keys: what to compile.
+        digest: of the toolchain.
+        executor: None: threads, as many as CPUs allow for compilers of two processes.
+        finished: is told of each kernel that is done.
+
+    Raises:
+        CompileError: some do not compile; names them.
+        LibraryError: the executor failed.
+    """
+    made, failed = {}, []
     with contextlib.ExitStack() as stack:
         pool = executor or stack.enter_context(ThreadPoolExecutor(max(1, machine.cpus() // 2)))
-        waiting = {pool.submit(compile_key, key_file.line(key), tools_digest(tools)): key for key in keys}
+        waiting = {pool.submit(compile_one, key_file.line(key), digest): key for key in keys}
         try:
             for future in as_completed(waiting):
                 key = waiting[future]
                 try:
-                    images[key] = Images.unpack(future.result())
-                except BrokenExecutor as error:
-                    raise LibraryError(
-                        "nvrtc",
-                        f"a process that compiles died ({error}): build again, what is compiled is in the cache",
-                    ) from error
+                    made[key] = future.result()
                 except CompileError as error:
                     failed.append(f"{key.name}: {error}")
+                except CutlassError:
+                    raise
+                except Exception as error:  # each executor has errors of its own for workers that died
+                    raise LibraryError(
+                        "executor",
+                        f"{key.name} was not compiled: a worker died, or cannot be reached ({type(error).__name__}: "
+                        f"{error}). Build again: what is compiled is in the cache",
+                    ) from error
                 finished(key)
         except BaseException:
             for future in waiting:
@@ -72,7 +100,32 @@ def build(
             raise
     if failed:
         raise CompileError(f"{len(failed)} of {len(keys)} kernels do not compile: " + "; ".join(sorted(failed)))
-    return Pack(name, _built(tools), tuple(_cubin(key, images[key], tools) for key in keys))
+    return made
+
+
+@contextlib.contextmanager
+def dask_cluster(address: str) -> Iterator[Executor]:
+    """The workers of a Dask cluster as an executor. Each needs this package and NVRTC, and keeps a cache of its own.
+
+    What a worker that dies has not finished is compiled by another one.
+
+    Args:
+        address: of the scheduler, such as `tcp://10.0.0.1:8786`.
+
+    Raises:
+        DeviceUnavailableError: Dask is not installed.
+        LibraryError: there is no scheduler at the address.
+    """
+    try:
+        from distributed import Client
+    except ImportError as error:
+        raise DeviceUnavailableError(f"Dask is missing ({error}): pip install 'atomr-cutlass[dask]'") from error
+    try:
+        client = Client(address, set_as_default=False, timeout=_CONNECT_SECONDS)
+    except (OSError, ValueError) as error:
+        raise LibraryError("dask", f"no scheduler answers at {address}: {error}") from error
+    with client:
+        yield client.get_executor()
 
 
 def compile_key(line: str, digest: str) -> bytes:

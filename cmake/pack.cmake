@@ -17,6 +17,13 @@ set_target_properties(atomr_cutlass_pack PROPERTIES PREFIX "" SUFFIX ".so" OUTPU
 target_compile_definitions(atomr_cutlass_pack PRIVATE ATOMR_CUTLASS_PACK_NAME="${ATOMR_CUTLASS_PACK}")
 atomr_cutlass_link_kernels(atomr_cutlass_pack)
 target_link_options(atomr_cutlass_pack PRIVATE "-Wl,--version-script=${_exports}" -Wl,-z,defs)
+# What is loaded was built whole: the checksum is looked at before the file is opened as a library.
+add_custom_command(
+  TARGET atomr_cutlass_pack POST_BUILD
+  COMMAND "${Python_EXECUTABLE}" -B -m generator.seal "$<TARGET_FILE:atomr_cutlass_pack>" "${_emitted}/pack.json"
+          "name=${ATOMR_CUTLASS_PACK}" "compiler=nvcc ${CMAKE_CUDA_COMPILER_VERSION}"
+          "cutlass=${ATOMR_CUTLASS_HEADERS_DIGEST}" "package=${PROJECT_VERSION}"
+  WORKING_DIRECTORY "${PROJECT_SOURCE_DIR}" VERBATIM)
 install(TARGETS atomr_cutlass_pack DESTINATION .)
 # Its kernels are CUTLASS's, and go where wheels of packs go.
 install(FILES ${ATOMR_CUTLASS_HEADERS_LICENSE} DESTINATION . RENAME CUTLASS-LICENSE.txt)

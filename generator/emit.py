@@ -6,10 +6,12 @@ includes their sources: much of a compilation is reading CUTLASS's headers, on t
 
 from __future__ import annotations
 
+import json
 import re
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from pathlib import Path
+from typing import Any
 
 from .archs import SmArch
 from .content import source_digest
@@ -53,7 +55,8 @@ def emit(selection: Selection, folder: Path) -> list[KernelKey]:
         texts = [_unit(unit) for unit in _units(cells, present)]
         units[arch] = [present / f"{name}.cu" for name, _ in texts]
         wanted |= zip(units[arch], (text for _, text in texts), strict=True)
-    wanted[folder / "table.cpp"] = _table(keys)
+    wanted[folder / "table.cpp"] = table(keys)
+    wanted[folder / "pack.json"] = json.dumps(manifest(keys, OURS), indent=0)
     wanted[folder / "kernels.cmake"] = _cmake(by_arch, units, ptx)
 
     for stale in {*(folder / "src").glob("*/*.cu"), *(folder / "units").glob("*/*.cu")} - set(wanted):
@@ -61,6 +64,11 @@ def emit(selection: Selection, folder: Path) -> list[KernelKey]:
     for path, text in wanted.items():
         _write_if_changed(path, text)
     return keys
+
+
+def manifest(keys: Sequence[KernelKey], ours: Path) -> dict[str, Any]:
+    """What a pack that is a shared library says of its kernels: the fields of each key, and its source's digest."""
+    return {"kernels": [{"name": key.name, **key.to_dict(), "source": source_digest(key, ours)} for key in keys]}
 
 
 def members(unit: Path) -> list[str]:
@@ -122,7 +130,8 @@ def _include_lines(text: str) -> Iterable[str]:
     return (line for line in text.splitlines() if line.startswith("#include "))
 
 
-def _table(keys: list[KernelKey]) -> str:
+def table(keys: Sequence[KernelKey]) -> str:
+    """The C++ source of the table of some keys' rows."""
     declarations = "".join(f"extern const atomr_cutlass_row atomr_cutlass_row_{key.name};\n" for key in keys)
     entries = "".join(f"    &atomr_cutlass_row_{key.name},\n" for key in keys)
     # A C++ array cannot be empty: a null entry closes the table and is not counted.

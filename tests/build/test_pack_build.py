@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -19,6 +21,7 @@ from atomr_cutlass import DeviceUnavailableError, LibraryError, SmArch, _core
 from atomr_cutlass.generator import key_file
 from atomr_cutlass.generator.key import KernelKey
 from atomr_cutlass.generator.matrix import expand
+from atomr_cutlass.generator.toolchain import system_nvcc
 from atomr_cutlass.jit import kernels
 from atomr_cutlass.jit.folder import FOLDER_VARIABLE
 from atomr_cutlass.jit.store import KernelStore
@@ -93,6 +96,35 @@ def test_a_pack_is_built_of_keys_and_those_of_other_archs_are_named(tmp_path: Pa
     assert {entry.digest: entry.made for entry in KernelStore(cache).entries()} == entries
 
 
+@pytest.mark.slow
+def test_nvcc_builds_a_shared_library_that_is_sealed(tmp_path: Path, cache: Path) -> None:
+    if shutil.which("c++") is None or system_nvcc() is None:
+        pytest.skip("there is no nvcc, or no host compiler")
+    made = [tmp_path / "first" / "model.so", tmp_path / "second" / "model.so"]
+    for path in made:
+        path.parent.mkdir()
+        done = _build(tmp_path, cache, KEYS, "--compiler", "nvcc", "-o", str(path), "--json")
+        assert done.returncode == 0, done.stderr
+        entries = {entry.digest: entry.made for entry in KernelStore(cache).entries()}
+    # The second time from the cache, and the same bytes.
+    assert {entry.digest: entry.made for entry in KernelStore(cache).entries()} == entries
+    assert made[0].read_bytes() == made[1].read_bytes()
+    said = json.loads(done.stdout)
+    assert (said["form"], [kernel["name"] for kernel in said["kernels"]]) == ("library", [key.name for key in KEYS])
+    assert re.fullmatch(r"nvcc \d+\.\d+\.\d+", said["compiler"])
+    assert re.fullmatch(r"2\.\d+", said["glibc"])
+    code = (
+        f"import atomr_cutlass as ac; ac.load_pack({str(made[0])!r}); print(*[k.name for k in ac.kernels() if k.pack])"
+    )
+    listed = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
+    assert set(listed.stdout.split()) <= {key.name for key in KEYS}
+
+
+def test_another_compiler_is_refused(tmp_path: Path, cache: Path) -> None:
+    done = _build(tmp_path, cache, KEYS, "--compiler", "gcc", "-o", str(tmp_path / "model.so"))
+    assert (done.returncode, "valid: nvrtc, nvcc" in done.stderr) == (2, True)
+
+
 def test_no_key_left_and_bad_files_are_errors_of_usage(tmp_path: Path, cache: Path) -> None:
     done = _build(tmp_path, cache, KEYS, "--arch", "90a", "-o", str(tmp_path / "model.pack"))
     assert (done.returncode, "has keys of 80, and none of 90a" in done.stderr) == (2, True)
@@ -132,21 +164,23 @@ def test_a_dask_cluster_compiles_and_survives_the_death_of_a_worker(
     monkeypatch.setenv(FOLDER_VARIABLE, str(tmp_path))  # which the workers inherit: empty, so that they compile
     keys = [k for k in CASTS if k.arch is SmArch.SM80][:4]
     seen: list[str] = []
-    with distributed.LocalCluster(n_workers=2, threads_per_worker=1, dashboard_address=None) as cluster:
-        with distributed.Client(cluster.scheduler_address, set_as_default=False) as client:
-            workers = client.run(os.getpid)
-            assert len(workers) == 2
+    with (
+        distributed.LocalCluster(n_workers=2, threads_per_worker=1, dashboard_address=None) as cluster,
+        distributed.Client(cluster.scheduler_address, set_as_default=False) as client,
+    ):
+        workers = client.run(os.getpid)
+        assert len(workers) == 2
 
-            def finished(key: KernelKey) -> None:
-                if not seen:
-                    # One that is compiling.
-                    busy = [worker for worker, tasks in client.processing().items() if tasks]
-                    os.kill(workers[busy[0]], signal.SIGKILL)
-                seen.append(key.name)
+        def finished(key: KernelKey) -> None:
+            if not seen:
+                # One that is compiling.
+                busy = [worker for worker, tasks in client.processing().items() if tasks]
+                os.kill(workers[busy[0]], signal.SIGKILL)
+            seen.append(key.name)
 
-            with pack_build.dask_cluster(cluster.scheduler_address) as executor:
-                made = pack_build.build(keys, "model", executor=executor, finished=finished)
-            assert set(client.run(os.getpid).values()) != set(workers.values())
+        with pack_build.dask_cluster(cluster.scheduler_address) as executor:
+            made = pack_build.build(keys, "model", executor=executor, finished=finished)
+        assert set(client.run(os.getpid).values()) != set(workers.values())
     assert sorted(seen) == sorted(key.name for key in keys)
     monkeypatch.setenv(FOLDER_VARIABLE, str(cache))
     monkeypatch.setattr(kernels, "store", lambda: KernelStore(cache))

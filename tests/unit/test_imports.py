@@ -67,7 +67,7 @@ LAYERS = (
 LAYER = {module: depth for depth, modules in enumerate(LAYERS) for module in modules}
 
 GENERATOR_LAYERS = (
-    ("__init__", "errors", "machine"),
+    ("__init__", "errors", "machine", "seal"),
     ("members",),
     ("archs", "dtypes"),
     ("epilogue", "key", "toolchain"),

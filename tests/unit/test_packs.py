@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import random
 import re
 import shutil
 import subprocess
@@ -13,11 +14,15 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
 from atomr_cutlass import CutlassDtype as D
 from atomr_cutlass import SmArch, _core, kernels, load_pack
+from atomr_cutlass.cli.app import app
 from atomr_cutlass.errors import InvalidOperandError, LibraryError
+from atomr_cutlass.generator import emit, key_file
 from atomr_cutlass.generator.matrix import expand
+from atomr_cutlass.generator.seal import MAGIC, glibc, seal, unseal
 from atomr_cutlass.ops.grouped_gemm.kernels import ENTRY
 from fake_pack import CONTENT, ROOT, compile_library, make_pack
 
@@ -269,7 +274,83 @@ def test_a_file_that_is_no_library_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "text.so"
     path.write_text("not a library")
     path.chmod(0o644)
+    assert f"{path} is damaged: it has no checksum at its end" in _refusal(path)
+    path.write_bytes(seal(b"not a library", {"name": "text", "kernels": []}))
     assert f"cannot open {path}" in _refusal(path)
+
+
+SPEAKS = """
+#include <stdio.h>
+__attribute__((constructor)) static void speak(void) {
+  FILE* file = fopen("%s", "w");
+  if (file != 0) fclose(file);
+}
+"""
+
+
+def test_a_damaged_library_is_refused_before_it_is_loaded(tmp_path: Path) -> None:
+    """Of a library that is loaded, functions run: this one leaves a file."""
+    loaded = tmp_path / "loaded"
+    path = compile_library(SPEAKS % loaded, tmp_path / "pack.so")
+    good = path.read_bytes()
+    chance = random.Random(3)
+    damaged = [good[:length] for length in (0, 1, len(MAGIC), len(good) // 2, len(good) - 1)]
+    damaged += [good + b"x", good + good, good[:-400] + good[-300:]]
+    for _ in range(300):
+        flipped = bytearray(good)
+        flipped[chance.randrange(len(good))] ^= 1 << chance.randrange(8)
+        damaged.append(bytes(flipped))
+    for data in damaged:
+        path.write_bytes(data)
+        assert f"{path} is damaged: it " in _refusal(path)
+    assert not loaded.exists()
+    path.write_bytes(good)
+    assert "does not export atomr_cutlass_pack_v1" in _refusal(path)
+    assert loaded.exists()
+
+
+def test_a_library_for_a_newer_c_library_is_refused_by_name(tmp_path: Path) -> None:
+    path = make_pack(tmp_path / "pack.so", KEYS)
+    library = path.read_bytes()[: unseal(path.read_bytes())["bytes"]]
+    manifest = {"name": "newer", "kernels": [{"name": key.name} for key in KEYS]}
+    # As a string of its symbols' versions would be; the loader does not read what follows the file's own bytes.
+    path.write_bytes(seal(library + b"\0GLIBC_2.999\0", manifest))
+    here = os.confstr("CS_GNU_LIBC_VERSION").split()[1]
+    said = _refusal(path)
+    assert (
+        f"{path} (3 kernels) needs GLIBC_2.999, and this system has {here}: build it on a system that is as old" in said
+    )
+    path.write_bytes(seal(library, {**manifest, "layout": "0" * 16}))
+    assert "was built for another layout of the ABI's structs" in _refusal(path)
+    path.write_bytes(seal(library, {"name": "none"}))
+    assert "has a manifest that cannot be used ('kernels'): rebuild the pack" in _refusal(path)
+
+
+def test_versions_of_the_c_library_are_compared_as_numbers() -> None:
+    assert glibc(b"x\0GLIBC_2.4\0GLIBC_2.34\0GLIBC_2.2.5\0GLIBCXX_3.4.99\0") == "2.34"
+    assert glibc(b"nothing") == ""
+
+
+def test_a_library_is_listed_and_verified_without_being_loaded(tmp_path: Path) -> None:
+    loaded = tmp_path / "loaded"
+    path = compile_library(SPEAKS % loaded, tmp_path / "pack.so")
+    library = path.read_bytes()[: unseal(path.read_bytes())["bytes"]]
+    manifest = emit.manifest(KEYS, emit.OURS)
+    path.write_bytes(seal(library, {**manifest, "name": "mine", "compiler": "nvcc 13.0.88", "package": "0.1.0"}))
+    run = CliRunner().invoke
+    listed = json.loads(run(app, ["pack", "list", str(path), "--json"]).stdout)
+    assert (listed["form"], listed["name"], listed["compiler"]) == ("library", "mine", "nvcc 13.0.88")
+    assert [key_file.parse(kernel) for kernel in listed["kernels"]] == KEYS
+    assert all(key.name in run(app, ["pack", "list", str(path)]).stdout for key in KEYS)
+    assert run(app, ["pack", "verify", str(path)]).exit_code == 0
+    other = tmp_path / "other.so"
+    changed = [{**manifest["kernels"][0], "source": "0"}, *manifest["kernels"][1:2]]
+    other.write_bytes(seal(library, {"kernels": changed, "name": "other"}))
+    found = json.loads(run(app, ["pack", "diff", str(path), str(other), "--json"]).stdout)
+    assert found == {"only_first": [KEYS[2].name], "only_second": [], "different": [KEYS[0].name]}
+    refused = run(app, ["pack", "merge", str(path), str(other), "-o", str(tmp_path / "both.pack")])
+    assert (refused.exit_code, "is no pack of cubins" in refused.output) == (1, True)
+    assert not loaded.exists()
 
 
 def test_a_folder_is_refused(tmp_path: Path) -> None:
@@ -326,6 +407,8 @@ def _compile_empty_pack(headers: Path, library: Path) -> str:
         [compiler, *flags, "-o", str(library), str(source)], capture_output=True, text=True, check=False, timeout=60
     )
     assert library.exists() == (process.returncode == 0)
+    if process.returncode == 0:
+        library.write_bytes(seal(library.read_bytes(), {"name": "empty", "kernels": []}))
     return process.stderr
 
 

@@ -16,16 +16,15 @@ from ..errors import InvalidOperandError, LibraryError
 from ..generator.key import KernelKey
 from ..generator.selection import Selection
 from ..jit import files
-from ..pipeline import pack, pack_build
-from ..pipeline.pack import Pack
+from ..pipeline import pack, pack_build, pack_nvcc
 from .options import AsJson
 from .output import complain, line, print_json, size_text
 
 pack_app = typer.Typer(no_args_is_help=True, rich_markup_mode=None)
 
 Output = Annotated[Path, typer.Option("--output", "-o", help="The pack to write.")]
-One = Annotated[Path, typer.Argument(help="A pack of cubins.")]
-Several = Annotated[list[Path], typer.Argument(help="Packs of cubins.")]
+One = Annotated[Path, typer.Argument(help="A pack.")]
+Several = Annotated[list[Path], typer.Argument(help="Packs.")]
 
 
 def build_command(
@@ -36,9 +35,17 @@ def build_command(
     dask: Annotated[
         str, typer.Option(metavar="ADDRESS", help="Scheduler of a Dask cluster whose workers compile (extra dask).")
     ] = "",
+    compiler: Annotated[
+        str,
+        typer.Option(
+            help="nvrtc: a pack of cubins, without nvcc and host compiler; nvcc: a shared library, with both."
+        ),
+    ] = "nvrtc",
     as_json: AsJson = False,
 ) -> None:
-    """Builds a pack of exactly the kernels of a file of keys, by NVRTC alone: no nvcc, no host compiler, no GPU."""
+    """Builds a pack of exactly the kernels of a file of keys, without a GPU."""
+    if compiler not in COMPILERS:
+        raise typer.BadParameter(f"{compiler!r}; valid: {', '.join(COMPILERS)}", param_hint="--compiler")
     try:
         selection = Selection(archs=arch, keys_file=str(keys))
         chosen, skipped = selection.keys(), selection.skipped()
@@ -50,28 +57,36 @@ def build_command(
         pack_build.dask_cluster(dask) if dask else contextlib.nullcontext() as executor,
         _progress(len(chosen)) as finished,
     ):
-        made = pack_build.build(chosen, output.stem, executor=executor, finished=finished)
-    size = _write(output, made)
+        data = COMPILERS[compiler](chosen, output.stem, executor=executor, finished=finished)
+    _write(output, data)
     if as_json:
-        print_json({"path": str(output), "bytes": size, "skipped": [key.name for key in skipped], **made.summary()})
+        left = [key.name for key in skipped]
+        print_json({"path": str(output), "bytes": len(data), "skipped": left, **pack.read_manifest(output)})
     else:
-        line(f"{output}: {len(made.cubins)} kernels, {size_text(size)}")
+        line(f"{output}: {len(chosen)} kernels, {size_text(len(data))}")
+
+
+def _cubins(*given: Any, **named: Any) -> bytes:
+    return pack.encode(pack_build.build(*given, **named))
+
+
+COMPILERS: dict[str, Callable[..., bytes]] = {"nvrtc": _cubins, "nvcc": pack_nvcc.build}
 
 
 @pack_app.command("list")
 def list_command(path: One, *, as_json: AsJson = False) -> None:
-    """What a pack holds and what it was built with."""
-    found = pack.read(path)
+    """What a pack of either form holds and what it was built with; nothing of it is loaded."""
+    found = pack.read_manifest(path)
     if as_json:
-        print_json({"path": str(path), **found.summary()})
+        print_json({"path": str(path), **found})
         return
-    built = found.built
-    line(
-        f"{found.name}: {len(found.cubins)} kernels by {built.compiler} of CUDA {built.cuda_version / 1000:.1f}, ABI "
-        f"{built.abi_version} ({built.layout}), package {built.package}"
-    )
-    for cubin in found.cubins:
-        line(f"{cubin.key.arch.value}  {size_text(len(cubin.kernel) + len(cubin.companion)):>10}  {cubin.key.name}")
+    kernels = found["kernels"]
+    by = f"by {found.get('compiler', 'an unknown compiler')}, package {found.get('package', 'unknown')}"
+    needs = f", needs GLIBC_{found['glibc']}" if found.get("glibc") else ""
+    line(f"{found['name']}: {len(kernels)} kernels, {found['form']} {by}{needs}")
+    for kernel in kernels:
+        size = size_text(kernel["bytes"]) if "bytes" in kernel else ""
+        line(f"{kernel['arch']}  {size:>10}  {kernel['name']}")
 
 
 @pack_app.command("verify")
@@ -89,7 +104,7 @@ def verify_command(paths: Several, *, as_json: AsJson = False) -> None:
 
 def _problem(path: Path) -> str:
     try:
-        pack.read(path)
+        pack.read_manifest(path)
     except LibraryError as error:
         return str(error)
     return ""
@@ -98,14 +113,13 @@ def _problem(path: Path) -> str:
 @pack_app.command("diff")
 def diff_command(first: One, second: One, *, as_json: AsJson = False) -> None:
     """Kernels that only one of two packs has, and those whose code differs; ends with 1 if there are any."""
-    ours, theirs = ({cubin.key: cubin for cubin in pack.read(path).cubins} for path in (first, second))
+    ours, theirs = ({one["name"]: one for one in pack.read_manifest(path)["kernels"]} for path in (first, second))
+    same = ("sha256", "source")  # of cubins and of libraries
     found = {
-        "only_first": [key.name for key in ours if key not in theirs],
-        "only_second": [key.name for key in theirs if key not in ours],
+        "only_first": [name for name in ours if name not in theirs],
+        "only_second": [name for name in theirs if name not in ours],
         "different": [
-            key.name
-            for key in ours
-            if key in theirs and (ours[key].kernel, ours[key].companion) != (theirs[key].kernel, theirs[key].companion)
+            name for name in ours if name in theirs and any(ours[name].get(i) != theirs[name].get(i) for i in same)
         ],
     }
     if as_json:
@@ -120,23 +134,22 @@ def diff_command(first: One, second: One, *, as_json: AsJson = False) -> None:
 
 @pack_app.command("merge")
 def merge_command(paths: Several, *, output: Output, as_json: AsJson = False) -> None:
-    """One pack of the kernels of several that were built alike."""
+    """One pack of the kernels of several packs of cubins that were built alike."""
     made = pack.merge([pack.read(path) for path in paths], output.stem)
-    size = _write(output, made)
-    if as_json:
-        print_json({"path": str(output), "bytes": size, **made.summary()})
-    else:
-        line(f"{output}: {len(made.cubins)} kernels, {size_text(size)}")
-
-
-def _write(path: Path, made: Pack) -> int:
-    """Writes a pack, of which readers see all or nothing; its size."""
     data = pack.encode(made)
+    _write(output, data)
+    if as_json:
+        print_json({"path": str(output), "bytes": len(data), **made.summary()})
+    else:
+        line(f"{output}: {len(made.cubins)} kernels, {size_text(len(data))}")
+
+
+def _write(path: Path, data: bytes) -> None:
+    """Writes a pack, of which readers see all or nothing."""
     try:
         files.write(path, data, path.parent, mode=0o644)
     except OSError as error:
         raise InvalidOperandError(f"cannot write {path}: {error.strerror or error}") from error
-    return len(data)
 
 
 @contextlib.contextmanager

@@ -1,15 +1,19 @@
-"""Packs of cubins: kernels compiled by NVRTC in one file, of which every byte is under a checksum.
+"""Packs: kernels in one file, of which every byte is under a checksum.
+
+Those of cubins, compiled by NVRTC, are
 
     magic, length of the manifest (8 bytes, little-endian), manifest (JSON), SHA-256 of all that; images, one after the
     other, whose lengths and SHA-256 the manifest has
 
 A pack is read whole and checked before anything of it is used: what reaches the driver is what was checked, whatever
-becomes of the file meanwhile. Neither a GPU nor a compiler is needed to read, list or write one.
+becomes of the file meanwhile. Neither a GPU nor a compiler is needed to read, list or write one. The other form is a
+shared library by nvcc, sealed (`generator.seal`): that is checked before the library is loaded.
 """
 
 from __future__ import annotations
 
 import json
+import os
 import struct
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
@@ -20,6 +24,7 @@ from .. import _core
 from ..errors import LibraryError
 from ..generator import key_file
 from ..generator.key import KernelKey
+from ..generator.seal import unseal
 
 MAGIC = b"atomr_cutlass cubins 1\n"
 
@@ -186,14 +191,72 @@ def require_fit(built: Built, where: str) -> None:
 
 
 def read(path: Path) -> Pack:
-    """The pack in a file. Errors are those of `decode`, and LibraryError for a file that cannot be read."""
-    try:
-        data = path.read_bytes()
-    except OSError as error:
-        raise LibraryError("pack", f"cannot read {path}: {error.strerror}") from error
+    """The pack of cubins in a file. Errors are those of `decode`, and LibraryError for a file that cannot be read."""
+    data = content(path)
     if not is_pack(data):
         raise LibraryError("pack", f"{path} is no pack of cubins: it does not begin like one")
     return decode(data, str(path))
+
+
+def read_manifest(path: Path) -> dict[str, Any]:
+    """What a pack of either form says of itself, as JSON-ready values, once every byte of it has been checked.
+
+    Raises:
+        LibraryError: the file cannot be read, is damaged, or is no pack that this package can load.
+    """
+    data = content(path)
+    if is_pack(data):
+        return {"form": "cubins", **decode(data, str(path)).summary()}
+    manifest = check_library(data, str(path))
+    kernels = [{"source": "", **kernel} for kernel in manifest["kernels"]]
+    return {"form": "library", **manifest, "kernels": kernels, "licenses": sorted(manifest.get("licenses", ()))}
+
+
+def check_library(data: bytes, where: str) -> dict[str, Any]:
+    """The manifest of a pack that is a shared library, of which nothing is loaded for that.
+
+    Args:
+        data: the file.
+        where: what to call it in messages.
+
+    Raises:
+        LibraryError: it is not as it was built, or this system's C library is older than it needs.
+    """
+    try:
+        manifest = unseal(data)
+        needed, names = str(manifest["glibc"]), [str(kernel["name"]) for kernel in manifest["kernels"]]
+    except (ValueError, RecursionError) as error:
+        raise _damaged(where, str(error)) from error
+    except (KeyError, TypeError) as error:
+        raise LibraryError("pack", f"{where} has a manifest that cannot be used ({error}): rebuild the pack") from error
+    if manifest.get("layout", LAYOUT) != LAYOUT:  # where it is not said, the library itself says it once it is loaded
+        raise LibraryError("pack", f"{where} was built for another layout of the ABI's structs: rebuild the pack")
+    here = _glibc()
+    if needed and here and _numbers(needed) > _numbers(here):
+        raise LibraryError(
+            "pack",
+            f"{where} ({len(names)} kernels) needs GLIBC_{needed}, and this system has {here}: build it on a system "
+            "that is as old, or as cubins (`atomr-cutlass build`), which need none",
+        )
+    return manifest
+
+
+def content(path: Path) -> bytes:
+    """The bytes of a file; LibraryError where it cannot be read."""
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise LibraryError("pack", f"cannot read {path}: {error.strerror}") from error
+
+
+def _glibc() -> str:
+    """The version of this system's C library, where it is glibc; else empty."""
+    name, _, version = (os.confstr("CS_GNU_LIBC_VERSION") or "").partition(" ")
+    return version if name == "glibc" else ""
+
+
+def _numbers(version: str) -> list[int]:
+    return [int(part) for part in version.split(".")]
 
 
 def merge(packs: Sequence[Pack], name: str) -> Pack:

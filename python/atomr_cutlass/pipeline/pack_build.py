@@ -8,6 +8,7 @@ import struct
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor, as_completed
 from importlib import metadata
+from typing import Any
 
 from .. import _core
 from ..errors import CompileError, CutlassError, DeviceUnavailableError, LibraryError
@@ -156,21 +157,28 @@ def tools_digest(tools: Toolchain) -> str:
     return f"{tools.compiler} {hashlib.sha256(parts.encode()).hexdigest()[:16]}"
 
 
-def _built(tools: Toolchain) -> Built:
+def package_facts() -> dict[str, Any]:
+    """What every pack says of the package that built it."""
     own = metadata.distribution("atomr-cutlass")
     ours = own.read_text("licenses/LICENSE") or "BSD-3-Clause"
     theirs = "BSD-3-Clause"
     with contextlib.suppress(OSError):
         theirs = (jit_toolchain.CUTLASS / "LICENSE.txt").read_text(encoding="utf-8")
+    return {
+        "package": own.version,
+        "abi_version": _core.ABI_VERSION,
+        "layout": LAYOUT,
+        "licenses": {"atomr_cutlass": ours, "CUTLASS": theirs},
+    }
+
+
+def _built(tools: Toolchain) -> Built:
     major, minor = tools.version
     return Built(
-        package=own.version,
-        abi_version=_core.ABI_VERSION,
-        layout=LAYOUT,
+        **package_facts(),
         compiler=tools.compiler,
         cuda_version=1000 * major + 10 * minor,
         headers=dict(tools.headers),
-        licenses={"atomr_cutlass": ours, "CUTLASS": theirs},
     )
 
 

@@ -10,7 +10,7 @@ import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 from .. import _core
 from ..checks import check_options, expect, shown
@@ -231,10 +231,10 @@ def load_pack(path: str | os.PathLike[str]) -> int:
         if status.st_uid not in (0, os.geteuid()):
             raise LibraryError("pack", f"{place} belongs to another user (uid {status.st_uid}): copy the pack")
 
-    with _opened(resolved) as file:
-        head = file.read(len(pack.MAGIC))
-        if pack.is_pack(head):
-            return _add_cubins(pack.decode(head + file.read(), str(resolved)), resolved)
+    data = pack.content(resolved)
+    if pack.is_pack(data):
+        return _add_cubins(pack.decode(data, str(resolved)), resolved)
+    pack.check_library(data, str(resolved))
 
     def check(name: str, key: str) -> None:
         try:
@@ -247,13 +247,6 @@ def load_pack(path: str | os.PathLike[str]) -> int:
             raise LibraryError("pack", f"{resolved} has kernel {name}, whose key is that of {own}: rebuild the pack")
 
     return _core.load_pack(str(resolved), check)
-
-
-def _opened(path: Path) -> BinaryIO:
-    try:
-        return path.open("rb")
-    except OSError as error:
-        raise LibraryError("pack", f"cannot read {path}: {error.strerror}") from error
 
 
 def _add_cubins(loaded: pack.Pack, path: Path) -> int:

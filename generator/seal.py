@@ -1,0 +1,89 @@
+"""Packs that are shared libraries, sealed: behind the library's own bytes lies what it holds, and a checksum of all.
+
+    library, manifest (JSON), length of the manifest (8 bytes, little-endian), SHA-256 of all that, MAGIC
+
+The loader of the system passes over what follows an ELF file. `python -m generator.seal LIBRARY MANIFEST NAME=VALUE...`
+seals a file, which is how CMake ends the build of a pack.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import struct
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+MAGIC = b"atomr_cutlass library 1\n"
+
+_LENGTH = struct.Struct("<Q")
+_DIGEST_BYTES = 32
+_END_BYTES = _LENGTH.size + _DIGEST_BYTES + len(MAGIC)
+
+
+def seal(library: bytes, manifest: Mapping[str, Any]) -> bytes:
+    """The file of a pack.
+
+    Args:
+        library: a shared library.
+        manifest: what is said of it besides its `glibc` and `bytes`, which are added.
+    """
+    told = {**manifest, "bytes": len(library), "glibc": glibc(library)}
+    text = json.dumps(told, sort_keys=True, separators=(",", ":")).encode()
+    content = library + text + _LENGTH.pack(len(text))
+    return content + _sha256(content) + MAGIC
+
+
+def is_sealed(data: bytes) -> bool:
+    """Whether a file that ends like this claims to be sealed."""
+    return data.endswith(MAGIC)
+
+
+def unseal(data: bytes) -> dict[str, Any]:
+    """The manifest of a file, once every byte has been checked.
+
+    Raises:
+        ValueError: the file is not as it was sealed; says how.
+    """
+    if not is_sealed(data):
+        raise ValueError("it has no checksum at its end: it was cut off, or is no pack that this version has built")
+    end = len(data) - _DIGEST_BYTES - len(MAGIC)
+    if len(data) < _END_BYTES or _sha256(data[:end]) != data[end : end + _DIGEST_BYTES]:
+        raise ValueError("it does not match its checksum")
+    length = _LENGTH.unpack_from(data, end - _LENGTH.size)[0]
+    start = end - _LENGTH.size - length
+    manifest = json.loads(data[max(start, 0) : end - _LENGTH.size])
+    if not isinstance(manifest, dict) or manifest.get("bytes") != start:
+        raise ValueError("its manifest is of another library")
+    return manifest
+
+
+def glibc(library: bytes) -> str:
+    """The newest version of the C library whose symbols a library asks for, such as `2.34`; empty: none."""
+    found = {(int(major), int(minor)) for major, minor in re.findall(rb"\0GLIBC_(\d+)\.(\d+)(?=[.\0])", library)}
+    return ".".join(map(str, max(found))) if found else ""
+
+
+def _sha256(data: bytes) -> bytes:
+    import hashlib  # loads OpenSSL, which importing the package need not
+
+    return hashlib.sha256(data).digest()
+
+
+def main(library: str, manifest: str, *more: str) -> None:
+    """Seals a file.
+
+    Args:
+        library: the file.
+        manifest: a file of JSON.
+        more: what else its manifest is to say, each as NAME=VALUE.
+    """
+    path = Path(library)
+    told = json.loads(Path(manifest).read_text(encoding="utf-8")) | dict(text.split("=", 1) for text in more)
+    path.write_bytes(seal(path.read_bytes(), told))
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -37,6 +37,7 @@ LAYERS = (
     ("jit", "pipeline.candidate", "pipeline.tuning"),
     ("pipeline.select", "pipeline.verification", "pipeline.plan", "arrays.arguments"),
     ("epilogue.bound", "pipeline.invocation", "pipeline.planning", "pipeline.pack_build"),
+    ("pipeline.pack_nvcc",),
     ("ops.conv2d.problem", "ops.grouped_gemm.problem", "pipeline.operand_table", "epilogue.results", "epilogue.groups",
      "pipeline.call"),
     ("pipeline.probe",),

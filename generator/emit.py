@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import re
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -43,20 +43,21 @@ def emit(selection: Selection, folder: Path) -> list[KernelKey]:
     keys = selection.keys()
     ptx = set(selection.ptx_list())
     folder = folder.resolve()
+    digests = {key: source_digest(key, OURS) for key in keys}
     by_arch: dict[SmArch, list[KernelKey]] = defaultdict(list)
     wanted: dict[Path, str] = {}
     units: dict[SmArch, list[Path]] = {}
     for key in keys:
         by_arch[key.arch].append(key)
         path = folder / "src" / key.arch.value / f"{key.name}.cu"
-        wanted[path] = render(key, ptx=key.arch in ptx, content=source_digest(key, OURS))[0]
+        wanted[path] = render(key, ptx=key.arch in ptx, content=digests[key])[0]
     for arch, cells in by_arch.items():
         present = folder / "units" / arch.value
         texts = [_unit(unit) for unit in _units(cells, present)]
         units[arch] = [present / f"{name}.cu" for name, _ in texts]
         wanted |= zip(units[arch], (text for _, text in texts), strict=True)
     wanted[folder / "table.cpp"] = table(keys)
-    wanted[folder / "pack.json"] = json.dumps(manifest(keys, OURS), indent=0)
+    wanted[folder / "pack.json"] = json.dumps(manifest(digests), indent=0)
     wanted[folder / "kernels.cmake"] = _cmake(by_arch, units, ptx)
 
     for stale in {*(folder / "src").glob("*/*.cu"), *(folder / "units").glob("*/*.cu")} - set(wanted):
@@ -66,9 +67,9 @@ def emit(selection: Selection, folder: Path) -> list[KernelKey]:
     return keys
 
 
-def manifest(keys: Sequence[KernelKey], ours: Path) -> dict[str, Any]:
-    """What a pack that is a shared library says of its kernels: the fields of each key, and its source's digest."""
-    return {"kernels": [{"name": key.name, **key.to_dict(), "source": source_digest(key, ours)} for key in keys]}
+def manifest(digests: Mapping[KernelKey, str]) -> dict[str, Any]:
+    """What a pack that is a shared library says of its kernels, each with the digest of its source."""
+    return {"kernels": [{"name": key.name, **key.to_dict(), "source": digest} for key, digest in digests.items()]}
 
 
 def members(unit: Path) -> list[str]:

@@ -131,7 +131,7 @@ def build(
         if status != 0:
             raise LibraryError("nvcc", f"the pack cannot be linked: {log.strip()[-2000:]}")
         library = (folder / "pack.so").read_bytes()
-    manifest = emit.manifest(keys, jit_toolchain.OURS)
+    manifest = emit.manifest({key: source_digest(key, jit_toolchain.OURS) for key in keys})
     return seal(
         library, {**manifest, **package_facts(), "name": name, "compiler": tools.name, "cutlass": tools.cutlass}
     )

@@ -24,6 +24,7 @@ add_custom_command(
           "name=${ATOMR_CUTLASS_PACK}" "compiler=nvcc ${CMAKE_CUDA_COMPILER_VERSION}"
           "cutlass=${ATOMR_CUTLASS_HEADERS_DIGEST}" "package=${PROJECT_VERSION}"
   WORKING_DIRECTORY "${PROJECT_SOURCE_DIR}" VERBATIM)
-install(TARGETS atomr_cutlass_pack DESTINATION .)
+# As a file: as a target it would be stripped where that is asked for, and with that lose its manifest.
+install(FILES "$<TARGET_FILE:atomr_cutlass_pack>" DESTINATION .)
 # Its kernels are CUTLASS's, and go where wheels of packs go.
 install(FILES ${ATOMR_CUTLASS_HEADERS_LICENSE} DESTINATION . RENAME CUTLASS-LICENSE.txt)

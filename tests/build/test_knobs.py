@@ -14,6 +14,7 @@ from generator import emit
 from generator.archs import SmArch
 from generator.key_file import line
 from generator.matrix import expand
+from generator.seal import unseal
 
 
 def archs(cells: list[str]) -> set[str]:
@@ -188,7 +189,7 @@ def test_pack_names(build: Build) -> None:
 
 
 @pytest.mark.slow
-def test_pack_exports_one_function(new_build: Build) -> None:
+def test_pack_exports_one_function(new_build: Build, tmp_path: Path) -> None:
     pack = {"ATOMR_CUTLASS_PACK": "mine", "ATOMR_CUTLASS_ARCHS": "80", "ATOMR_CUTLASS_KERNELS": "simt*align1"}
     assert len(new_build.configure(CUTLASS_DIR="", **pack)) == 1
     new_build.make("atomr_cutlass_pack")
@@ -200,6 +201,13 @@ def test_pack_exports_one_function(new_build: Build) -> None:
     loaded.atomr_cutlass_pack_v1.restype = ctypes.POINTER(ctypes.c_uint32)
     assert loaded.atomr_cutlass_pack_v1()[0] == abi_version()
     assert ctypes.cast(loaded.atomr_cutlass_pack_v1(), ctypes.POINTER(ctypes.c_uint64))[1] == _core.LAYOUT_DIGEST
+    # It is sealed, and an installation that strips leaves it so.
+    installed = run(tool("cmake"), "--install", new_build.folder, "--strip", "--prefix", tmp_path)
+    assert installed.returncode == 0, installed.stderr
+    assert (tmp_path / "mine.so").read_bytes() == library.read_bytes()
+    manifest = unseal(library.read_bytes())
+    assert [f"sm_80/{kernel['name']}" for kernel in manifest["kernels"]] == new_build.cells()
+    assert (manifest["name"], manifest["compiler"].split()[0]) == ("mine", "nvcc")
 
 
 def abi_version() -> int:

@@ -75,6 +75,7 @@ GENERATOR_LAYERS = (
     ("rules",),
     ("audit",),
     ("families",),
+    ("trees",),
     ("matrix",),
     ("headers", "key_file", "render", "variables"),
     ("content", "selection"),

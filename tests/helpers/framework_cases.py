@@ -120,6 +120,15 @@ def plan_of(m: int, n: int, k: int) -> Any:
 # Results
 
 
+def case_an_array_is_asked_once_in_a_call() -> None:
+    a, b = (Array(numbers(*shape), device=CUDA) for shape in ((8, 16), (16, 8)))
+    for _ in range(2):  # the call that is parsed, and one with its plan
+        for array in (a, b):
+            array.asked.clear()
+        ac.gemm(a, b)
+        assert (len(a.asked), len(b.asked)) == (1, 1)
+
+
 def case_events() -> None:
     """What another stream is to wait for; what has been reached is done."""
     orders()

@@ -44,13 +44,14 @@ class LaunchStream:
         awaited: whether the caller waits for what is launched before anybody gets the result: nothing is released then.
     """
 
-    __slots__ = ("_others", "_streams", "_synchronized", "_token", "awaited", "handle", "named")
+    __slots__ = ("_imported", "_others", "_streams", "_synchronized", "_token", "awaited", "handle", "named")
 
     def __init__(self, handle: int, *, named: bool, awaited: bool = False) -> None:
         """No stream is acquired yet."""
         self.handle = handle
         self.named = named
         self.awaited = awaited
+        self._imported: dict[int, tuple[Any, _core.Operand]] = {}
         self._others: dict[int, int] = {}
         self._streams: dict[tuple[Framework, int], int | None] = {}
         self._synchronized: int | None = None
@@ -67,14 +68,21 @@ class LaunchStream:
             self.release()
 
     def import_array(self, array: Any, name: str) -> _core.Operand:
-        """A view of an array, ordered before what is launched; arguments and errors are those of `as_operand`."""
+        """A view of an array, ordered before what is launched; arguments and errors are those of `as_operand`.
+
+        An array is asked once in a call, however often it is imported: a producer may have work to do.
+        """
+        if known := self._imported.get(id(array)):
+            return known[1]
         framework = framework_of(array)
         if framework is None:
             raise InvalidOperandError(
                 f"a {type(array).__name__} is not an array: expected NumPy, or anything with __dlpack__ or "
                 "__cuda_array_interface__ (PyTorch, CuPy, JAX)"
             )
-        return framework.import_array(array, name, self)
+        imported = framework.import_array(array, name, self)
+        self._imported[id(array)] = array, imported  # which keeps the array: no other can have its id
+        return imported
 
     def allocate(
         self, shape: tuple[int, ...], element: tuple[int, int], device: int, like: Any

@@ -147,7 +147,7 @@ def run(
     if keyed:
         layouts = _core.signature(*given.values(), target)
         if layouts is not None:
-            key = (parse, layouts, options, epilogue, alpha == 0, beta == 0, own, names, None)
+            key = (parse, layouts, options, epilogue, _is_zero(alpha), _is_zero(beta), own, names, None)
             kept = None if parsed else _kept(key)
             if kept is not None:
                 if kept.simple:
@@ -170,6 +170,11 @@ def run(
                         return kept.launch(written, {**views, RESULT: target}, first, second, stream, like)
         call = Call(arrays, others or {}, out, epilogue, CallOptions(*options, alpha, beta, stream), own)
         return _served(parse(call), key)
+
+
+def _is_zero(scalar: float) -> bool:
+    """Whether it is 0. NumPy takes microseconds to compare its own scalars."""
+    return scalar == 0 if type(scalar) is float or type(scalar) is int else float(scalar) == 0
 
 
 def _kept(key: Hashable) -> _Kept | None:

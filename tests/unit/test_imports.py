@@ -60,7 +60,7 @@ LAYERS = (
     ("serving.actor",),
     ("",),
     ("cli.info", "cli.options", "cli.output"),
-    ("cli.cache", "cli.installed", "cli.packs"),
+    ("cli.cache", "cli.epilogue", "cli.installed", "cli.packs"),
     ("cli.requests", "cli.tune"),
     ("cli.app",),
     ("__main__",),

@@ -366,9 +366,8 @@ def _parse(call: Call) -> _Convolution:
     for name in _SCALES:
         if arrays[name] is not None and not isinstance(arrays[name], NUMBERS):
             raise UnsupportedError(f"{name} is a {type(arrays[name]).__name__}: convolutions take numbers only")
-    given = {"a": arrays["a"], "b": arrays["b"], "c": call.c, "bias": arrays["bias"], RESULT: call.out}
-    if call.epilogue is not None:
-        del given["bias"]  # an operand of the epilogue's
+    bias = arrays["bias"] if call.epilogue is None else None  # else it is an operand of the epilogue
+    given = {"a": arrays["a"], "b": arrays["b"], "c": call.c, "bias": bias, RESULT: call.out}
     views = views_of(given, ("a", "b"), dict(zip("ab", OPERANDS[own.op], strict=True)))
     check_devices(views)
     views = {name: view if name == "bias" else in_nhwc(view, own.layout) for name, view in views.items()}
@@ -396,7 +395,7 @@ def _parse(call: Call) -> _Convolution:
     )
     if call.epilogue is not None:
         refuse_scale_d(arrays["scale_d"])
-    elif (arrays["bias"] is options.activation is None) or options.backend == "reference":
+    elif (bias is options.activation is None) or options.backend == "reference":
         return parsed  # the reference has bias and activation itself
     bound = bind_call(
         call, ImageResult(shape, own.layout), views, taken=("a", "b"), out_dtype=result, acc=accumulator(dtype)

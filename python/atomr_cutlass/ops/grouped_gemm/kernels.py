@@ -40,15 +40,14 @@ from .problem import (
     FORMS,
     GROUP,
     LIST,
-    MASKED,
     OP,
     TENSOR,
     VECTOR,
     GroupedProblem,
     GroupScale,
-    Lie,
-    lie,
-    lie_as_source,
+    ReadLayout,
+    read_layout,
+    source_layout,
 )
 
 ENTRY = struct.Struct("<6Q4q4i")
@@ -92,7 +91,7 @@ class GroupedSearch(KernelSearch[GroupedProblem]):
         asked = _epilogue(key, formulation)
         if key.epilogue != (common_of(asked) if is_common(key.epilogue) else asked):
             return _OTHER_EPILOGUE
-        return OK if _lies(key, formulation) is not None else _OTHER_LAYOUT
+        return OK if _layouts(key, formulation) is not None else _OTHER_LAYOUT
 
     def cost(self, key: KernelKey, formulation: GroupedProblem, shared_bytes: int) -> Launch:
         """Estimated seconds of one launch, for all groups."""
@@ -122,29 +121,29 @@ class GroupedSearch(KernelSearch[GroupedProblem]):
         return refusal(self.problem, self.arch or self.device.arch)
 
 
-def _multiplies(key: KernelKey, what: GroupedProblem) -> bool:
+def _multiplies(key: KernelKey, problem: GroupedProblem) -> bool:
     """Whether it is a kernel of these element types."""
-    types = (what.a[0].dtype, what.b[0].dtype, what.d[0].dtype)
-    maths = (FAST, "default") if what.math == FAST else (what.math,)
+    types = (problem.a[0].dtype, problem.b[0].dtype, problem.d[0].dtype)
+    maths = (FAST, "default") if problem.math == FAST else (problem.math,)
     return key.op == OP and (key.a, key.b, key.d) == types and key.math in maths
 
 
-def _scales(key: KernelKey, what: GroupedProblem) -> bool:
+def _scales(key: KernelKey, problem: GroupedProblem) -> bool:
     """Whether it reads the scales: all that are there, and none that are not."""
-    if what.block_scales:
+    if problem.block_scales:
         return key.scale_type == "f32" and key.scale_granularity == (1, BLOCK, BLOCK)
-    arrays = what.scale_a is not None or what.scale_b is not None
+    arrays = problem.scale_a is not None or problem.scale_b is not None
     return not key.scale_type and (base_of(key.epilogue) == SCALED or not arrays)
 
 
-def _epilogue(key: KernelKey, what: GroupedProblem) -> str:
+def _epilogue(key: KernelKey, problem: GroupedProblem) -> str:
     """The epilogue that a problem asks of a kernel, on top of what it does with scales."""
     base = base_of(key.epilogue)
     if key.generation == "sm80":
         base = SCALED if base == SCALED else LINEAR
-    if what.fusion is None:
+    if problem.fusion is None:
         return base
-    program = what.fusion.tree.program
+    program = problem.fusion.tree.program
     if key.generation == "sm80":
         plain = as_bias_and_activation(program)
         if plain is not None and plain.bias in (None, key.d):
@@ -152,103 +151,103 @@ def _epilogue(key: KernelKey, what: GroupedProblem) -> str:
     return epilogue_id(base, program)
 
 
-def _derived(key: KernelKey, what: GroupedProblem) -> KernelKey:
+def _derived(key: KernelKey, problem: GroupedProblem) -> KernelKey:
     """What a cell of the matrix becomes for a problem; `supports` says whether it compiles."""
-    epilogue, d = _epilogue(key, what), what.d[0].dtype
+    epilogue, d = _epilogue(key, problem), problem.d[0].dtype
     # A cell has room for results that are no wider than its own.
-    if what.fusion is None or key.generation == "sm80" or d.bits > key.d.bits:
+    if problem.fusion is None or key.generation == "sm80" or d.bits > key.d.bits:
         return dataclasses.replace(key, epilogue=epilogue)
     return with_epilogue(key, epilogue, d)
 
 
-def _in_place_of_c(key: KernelKey, what: GroupedProblem) -> bool:
+def _in_place_of_c(key: KernelKey, problem: GroupedProblem) -> bool:
     """Whether the kernel reads the bias as C."""
-    return what.fusion is not None and bool(what.fusion.inputs) and key.generation == "sm80"
+    return problem.fusion is not None and bool(problem.fusion.inputs) and key.generation == "sm80"
 
 
-def _reaches(key: KernelKey, what: GroupedProblem) -> bool:
+def _reaches(key: KernelKey, problem: GroupedProblem) -> bool:
     """Whether it can read groups that begin anywhere along the rows of A, or along K."""
     if key.generation == "sm80":
         # Loads are as wide as the alignment, which the size of a group need not be a multiple of.
-        if what.form == ALONG_K:
+        if problem.form == ALONG_K:
             return not ((key.layout_a == ROW and key.align_a > 1) or (key.layout_b == COLUMN and key.align_b > 1))
-        return what.form == LIST or key.layout_a == ROW or key.align_a == 1
+        return problem.form == LIST or key.layout_a == ROW or key.align_a == 1
     # A tensor map begins at a multiple of 16 bytes.
-    if what.form == ALONG_K:
+    if problem.form == ALONG_K:
         return key.layout_a == COLUMN and key.layout_b == ROW
-    return what.form != CONTIGUOUS or key.layout_a == ROW
+    return problem.form != CONTIGUOUS or key.layout_a == ROW
 
 
-def _lies(key: KernelKey, what: GroupedProblem) -> dict[str, list[Lie]] | None:
-    """How the kernel reads every array; None when one does not lie as it needs it."""
-    operands = (("a", what.a, key.layout_a, key.align_a, key.a), ("b", what.b, key.layout_b, key.align_b, key.b))
-    results = (("c", what.c, ROW, key.align_d, key.d), ("out", what.d, ROW, key.align_d, key.d))
-    found: dict[str, list[Lie]] = {}
+def _layouts(key: KernelKey, problem: GroupedProblem) -> dict[str, list[ReadLayout]] | None:
+    """How the kernel reads every array; None when one has a layout that it does not read."""
+    operands = (("a", problem.a, key.layout_a, key.align_a, key.a), ("b", problem.b, key.layout_b, key.align_b, key.b))
+    results = (("c", problem.c, ROW, key.align_d, key.d), ("out", problem.d, ROW, key.align_d, key.d))
+    found: dict[str, list[ReadLayout]] = {}
     for name, specs, layout, align, dtype in (*operands, *results):
         needed = max(1, align * dtype.bits // 8)
         found[name] = []
         for spec in specs:
-            one = lie(spec, layout, name)
+            one = read_layout(spec, layout, name)
             if one is None:
                 return None
             # Where groups begin and end anywhere, the extent that they divide is no multiple of anything.
-            ragged = what.form == ALONG_K and name in ("a", "b") and (layout == ROW) == (name == "a")
+            ragged = problem.form == ALONG_K and name in ("a", "b") and (layout == ROW) == (name == "a")
             # TMA moves 16 bytes at once, beyond the end of a row too: what lies there would be read, or written.
             bytes_aligned = one.strided if ragged else one.contiguous
             if bytes_aligned % needed:
                 return None
             found[name].append(one)
-    if what.fusion is not None and _in_place_of_c(key, what):
-        if what.c:
+    if problem.fusion is not None and _in_place_of_c(key, problem):
+        if problem.c:
             return None
-        for spec in what.fusion.inputs[0].arrays:
-            row = lie_as_source(spec)
+        for spec in problem.fusion.inputs[0].arrays:
+            row = source_layout(spec)
             if row is None or row.contiguous % max(1, key.align_d * key.d.bits // 8):
                 return None
             found["c"].append(row)
     return found
 
 
-def refusal(what: GroupedProblem, arch: SmArch | None) -> str:
+def refusal(problem: GroupedProblem, arch: SmArch | None) -> str:
     """Why no cell of the matrix serves a problem on an arch, and what would cure it."""
-    if what.empty:
+    if problem.empty:
         return "all groups are empty: there is nothing to plan"
     if arch is not None and arch not in ARCHS[OP]:
         return (
             f"grouped GEMM has no kernels for {arch.value}; there are some for {', '.join(a.value for a in ARCHS[OP])}"
         )
-    a, b, d = what.a[0], what.b[0], what.d[0]
+    a, b, d = problem.a[0], problem.b[0], problem.d[0]
     text = (
-        f"no kernel of the matrix serves this grouped GEMM ({what.form}): {a.dtype.value} and {b.dtype.value} "
-        f"({what.math}) to {d.dtype.value}, strides {a.strides}, {b.strides} and {d.strides}"
+        f"no kernel of the matrix serves this grouped GEMM ({problem.form}): {a.dtype.value} and {b.dtype.value} "
+        f"({problem.math}) to {d.dtype.value}, strides {a.strides}, {b.strides} and {d.strides}"
     )
     if a.dtype not in (*HALF_TYPES, *FP8_TYPES):
         return f"{text}: grouped kernels multiply f16, bf16 and fp8"
-    if a.dtype not in FP8_TYPES and (what.scale_a is not None or what.scale_b is not None):
+    if a.dtype not in FP8_TYPES and (problem.scale_a is not None or problem.scale_b is not None):
         return f"{text}: only fp8 kernels take scales as arrays; give numbers, or fold them into alpha"
-    if a.dtype in FP8_TYPES and d.dtype not in (*HALF_TYPES, *(FP8_TYPES if what.fusion is not None else ())):
+    if a.dtype in FP8_TYPES and d.dtype not in (*HALF_TYPES, *(FP8_TYPES if problem.fusion is not None else ())):
         return f"{text}: fp8 kernels give bf16 and f16, and with an epilogue e4m3 and e5m2"
-    if a.dtype in FP8_TYPES and what.form == ALONG_K:
+    if a.dtype in FP8_TYPES and problem.form == ALONG_K:
         return f"{text}: fp8 kernels read A and B contiguous along K, and groups along K begin anywhere; use bf16"
     notes = []
     if a.dtype in FP8_TYPES:
         notes.append("fp8 kernels read A and B contiguous along K (in PyTorch, b.transpose(-1, -2).contiguous()"
                      ".transpose(-1, -2)), at addresses and strides of 16 bytes")  # fmt: skip
-    elif what.form == ALONG_K:
+    elif problem.form == ALONG_K:
         notes.append("along K, kernels read A contiguous along M and B along N, such as the transpose of row-major "
                      "activations and a row-major gradient, at addresses and strides of 16 bytes")  # fmt: skip
     else:
         notes.append("A is read row-major, B in either layout")
     notes.append("the rows of the result are contiguous")
-    if what.fusion is not None:
+    if problem.fusion is not None:
         if arch in (SmArch.SM90A, SmArch.SM100):
             notes.append("kernels over TMA, which evaluate epilogue trees, read and write at addresses and strides of "
                          "16 bytes")  # fmt: skip
-        if any(one.kind == ROW_KIND for one in what.fusion.inputs):
+        if any(one.kind == ROW_KIND for one in problem.fusion.inputs):
             notes.append("kernels of the sm80 generation, which serve GPUs before sm_90 and unaligned operands, read a "
                          "bias in the place of c: without c, contiguous and of the result's dtype")  # fmt: skip
         if arch is not None:
-            notes += _reasons(what.fusion.tree.program, a.dtype, b.dtype, d.dtype, arch)
+            notes += _reasons(problem.fusion.tree.program, a.dtype, b.dtype, d.dtype, arch)
     return f"{text}: {'; '.join(notes)}"
 
 
@@ -268,7 +267,7 @@ def _reasons(program: str, a: CutlassDtype, b: CutlassDtype, d: CutlassDtype, ar
     return tuple(found)
 
 
-def make(what: GroupedProblem, *, candidate: Candidate[GroupedProblem] | None = None, **options: Any) -> Plan:
+def make(problem: GroupedProblem, *, candidate: Candidate[GroupedProblem] | None = None, **options: Any) -> Plan:
     """The plan for a grouped GEMM.
 
     Its slots are a, b and, where there are such, c, offsets, scale_a, scale_b, what the tree reads, then out; of lists
@@ -276,7 +275,7 @@ def make(what: GroupedProblem, *, candidate: Candidate[GroupedProblem] | None = 
     host; they are clamped to the rows there are.
 
     Args:
-        what: the products.
+        problem: the products.
         candidate: the kernel where it has been chosen already.
         options: those of `PlanOptions`.
 
@@ -284,25 +283,25 @@ def make(what: GroupedProblem, *, candidate: Candidate[GroupedProblem] | None = 
         UnsupportedError, KernelNotFoundError: as `gemm.kernels.make`.
     """
     how = PlanOptions(**options)
-    if what.empty:
-        raise UnsupportedError(refusal(what, how.arch))
-    device = devices.get(what.device)
+    if problem.empty:
+        raise UnsupportedError(refusal(problem, how.arch))
+    device = devices.get(problem.device)
 
     def build(candidate: Candidate[GroupedProblem], how: PlanOptions) -> Plan:
         checked = True
-        if what.fusion is not None and has_tree(candidate.key.epilogue):
+        if problem.fusion is not None and has_tree(candidate.key.epilogue):
             launch = functools.partial(_launch_once, candidate)
-            asked = _epilogue(candidate.key, what)
+            asked = _epilogue(candidate.key, problem)
             checked = validate.require(
                 candidate, asked, device, launch, make_probe, stream=how.stream, in_background=how.in_background
             )
-        made = _plan(what, candidate, how.arch, alpha=how.alpha, beta=how.beta, like=how.like)
+        made = _plan(problem, candidate, how.arch, alpha=how.alpha, beta=how.beta, like=how.like)
         made.checked = checked
         return made
 
     if candidate is None:
-        return planned(GroupedSearch(what, device, how.arch), build, how)
-    refuse_capture(candidate, what.device, how.stream)
+        return planned(GroupedSearch(problem, device, how.arch), build, how)
+    refuse_capture(candidate, problem.device, how.stream)
     return build(candidate, how)
 
 
@@ -323,7 +322,7 @@ def _launch_once(
 
 
 def _plan(
-    what: GroupedProblem,
+    problem: GroupedProblem,
     candidate: Candidate[GroupedProblem],
     arch: SmArch | None,
     *,
@@ -331,21 +330,21 @@ def _plan(
     beta: float,
     like: Any,
 ) -> Plan:
-    steps = Steps(what.device)
-    lies = _lies(candidate.key, what)
-    if lies is None:
-        raise UnsupportedError(refusal(what, arch or devices.get(what.device).arch))
-    args = _told(candidate.key, what) | (_list_args if what.form == LIST else _array_args)(
-        steps, what, candidate.key, lies
+    steps = Steps(problem.device)
+    layouts = _layouts(candidate.key, problem)
+    if layouts is None:
+        raise UnsupportedError(refusal(problem, arch or devices.get(problem.device).arch))
+    args = _told(candidate.key, problem) | (_list_args if problem.form == LIST else _array_args)(
+        steps, problem, candidate.key, layouts
     )
-    form = {"groups": what.groups, "form": FORMS.index(what.form), "alpha": "alpha", "beta": "beta"}
+    form = {"groups": problem.groups, "form": FORMS.index(problem.form), "alpha": "alpha", "beta": "beta"}
     steps.launch(candidate, form | args, main=True)
     return steps.plan(like=like, alpha=alpha, beta=beta)
 
 
-def _told(key: KernelKey, what: GroupedProblem) -> dict[str, Any]:
+def _told(key: KernelKey, problem: GroupedProblem) -> dict[str, Any]:
     """What a kernel that computes several trees is told of the problem's."""
-    form = form_of(_epilogue(key, what)) if is_common(key.epilogue) else None
+    form = form_of(_epilogue(key, problem)) if is_common(key.epilogue) else None
     return {} if form is None else {"operand0_stride_m": form.told}
 
 
@@ -354,19 +353,21 @@ def _slot(steps: Steps, name: str, spec: MatrixSpec, align: int, role: str = "in
     return steps.slot(name, spec.shape, spec.strides, spec.dtype.dlpack, alignment=alignment, role=role)
 
 
-def _array_args(steps: Steps, what: GroupedProblem, key: KernelKey, lies: dict[str, list[Lie]]) -> dict[str, Any]:
+def _array_args(
+    steps: Steps, problem: GroupedProblem, key: KernelKey, layouts: dict[str, list[ReadLayout]]
+) -> dict[str, Any]:
     """Of the forms whose operands are one array each."""
-    m, n, k = what.extents
-    a = _slot(steps, "a", what.a[0], key.align_a)
-    b = _slot(steps, "b", what.b[0], key.align_b)
-    c = _slot(steps, "c", what.c[0], key.align_d, "source") if what.c else None
-    offsets = MatrixSpec((what.groups,), (1,), CutlassDtype.I32)
-    divides = _slot(steps, "counts" if what.counted else "offsets", offsets, 1)
-    scales = _scale_args(steps, what)
+    m, n, k = problem.extents
+    a = _slot(steps, "a", problem.a[0], key.align_a)
+    b = _slot(steps, "b", problem.b[0], key.align_b)
+    c = _slot(steps, "c", problem.c[0], key.align_d, "source") if problem.c else None
+    offsets = MatrixSpec((problem.groups,), (1,), CutlassDtype.I32)
+    divides = _slot(steps, "counts" if problem.counted else "offsets", offsets, 1)
+    scales = _scale_args(steps, problem)
     fused: dict[str, Any] = {}
-    for number, operand in enumerate(what.fusion.inputs if what.fusion else ()):
+    for number, operand in enumerate(problem.fusion.inputs if problem.fusion else ()):
         (array,) = operand.arrays
-        if _in_place_of_c(key, what):
+        if _in_place_of_c(key, problem):
             c, fused = _slot(steps, operand.name, array, key.align_d), {"beta": 1.0}
             continue
         group_stride, stride = operand.strides
@@ -375,29 +376,29 @@ def _array_args(steps: Steps, what: GroupedProblem, key: KernelKey, lies: dict[s
             f"operand{number}_stride_n": stride,
             f"operand{number}_batch_stride": group_stride,
         }
-    out = _slot(steps, "out", what.d[0], key.align_d, "output")
+    out = _slot(steps, "out", problem.d[0], key.align_d, "output")
     args: dict[str, Any] = {
-        "m": m, "n": n, "k": k, "rows_are_counts": int(what.counted), "offsets": divides, "c": c, "d": out,
+        "m": m, "n": n, "k": k, "rows_are_counts": int(problem.counted), "offsets": divides, "c": c, "d": out,
         # Kernels may want the address of an operand that has no elements to be one.
-        "a": a if 0 not in what.a[0].shape else out, "b": b if 0 not in what.b[0].shape else out,
+        "a": a if 0 not in problem.a[0].shape else out, "b": b if 0 not in problem.b[0].shape else out,
     }  # fmt: skip
     for letter, name in zip("abcd", ("a", "b", "c", "out"), strict=True):
-        one = lies[name][0] if lies[name] else lies["out"][0]
+        one = layouts[name][0] if layouts[name] else layouts["out"][0]
         args[f"ld{letter}"] = one.leading
         args[f"group_stride_{letter}"] = one.group
     return args | scales | fused
 
 
-def _scale_args(steps: Steps, what: GroupedProblem) -> dict[str, Any]:
+def _scale_args(steps: Steps, problem: GroupedProblem) -> dict[str, Any]:
     args: dict[str, Any] = {}
-    for letter, scale in (("a", what.scale_a), ("b", what.scale_b)):
+    for letter, scale in (("a", problem.scale_a), ("b", problem.scale_b)):
         if scale is None:
             continue
         name, spec = f"scale_{letter}", scale.arrays[0]
         args[name] = _slot(steps, name, spec, 1)
         args[f"scale_form_{letter}"] = _SCALE_FORMS[scale.form]
         along, k_along = (-2, -1) if letter == "a" else (-1, -2)
-        if scale.form == GROUP and what.groups > 1 and spec.strides[0] != 1:
+        if scale.form == GROUP and problem.groups > 1 and spec.strides[0] != 1:
             raise UnsupportedError(f"{name} has strides {spec.strides}: the scales of groups must be contiguous")
         if scale.form == VECTOR and spec.shape[along] > 1 and spec.strides[along] != 1:
             raise UnsupportedError(f"{name} has strides {spec.strides}: the scales of a group must be contiguous")
@@ -409,49 +410,51 @@ def _scale_args(steps: Steps, what: GroupedProblem) -> dict[str, Any]:
     return args
 
 
-def _list_args(steps: Steps, what: GroupedProblem, key: KernelKey, lies: dict[str, list[Lie]]) -> dict[str, Any]:
+def _list_args(
+    steps: Steps, problem: GroupedProblem, key: KernelKey, layouts: dict[str, list[ReadLayout]]
+) -> dict[str, Any]:
     """Of lists: a table of matrices, written to the device at each call."""
 
     def slots(name: str, specs: tuple[MatrixSpec, ...], align: int, role: str = "input") -> list[Address]:
         return [_slot(steps, f"{name}[{g}]", spec, align, role) for g, spec in enumerate(specs)]
 
     args: dict[str, Any] = {}
-    places = {"a": slots("a", what.a, key.align_a), "b": slots("b", what.b, key.align_b)}
-    places["c"] = slots("c", what.c, key.align_d, "source")
-    for letter, scale in (("a", what.scale_a), ("b", what.scale_b)):
+    places = {"a": slots("a", problem.a, key.align_a), "b": slots("b", problem.b, key.align_b)}
+    places["c"] = slots("c", problem.c, key.align_d, "source")
+    for letter, scale in (("a", problem.scale_a), ("b", problem.scale_b)):
         if scale is None:
             places[f"scale_{letter}"] = []
             continue
         found = slots(f"scale_{letter}", scale.arrays, 1)
-        places[f"scale_{letter}"] = found * what.groups if len(found) == 1 else found
+        places[f"scale_{letter}"] = found * problem.groups if len(found) == 1 else found
         args[f"scale_form_{letter}"] = _SCALE_FORMS[scale.form]
         args |= _common_strides(letter, scale)
-    in_place_of_c = _in_place_of_c(key, what)
-    inputs = what.fusion.inputs if what.fusion else ()
+    in_place_of_c = _in_place_of_c(key, problem)
+    inputs = problem.fusion.inputs if problem.fusion else ()
     tables = []
     for one in inputs:
         found = slots(one.name, one.arrays, key.align_d if in_place_of_c else 1)
-        tables.append(found if len(found) == what.groups else found * what.groups)
+        tables.append(found if len(found) == problem.groups else found * problem.groups)
     if in_place_of_c:
         places["c"], tables = tables[0], []
         args["beta"] = 1.0
-    places["d"] = slots("out", what.d, key.align_d, "output")
-    lies["d"] = lies["out"]
+    places["d"] = slots("out", problem.d, key.align_d, "output")
+    layouts["d"] = layouts["out"]
     table, patches = bytearray(), []
-    for g, (m, n, k) in enumerate(what.members):
+    for g, (m, n, k) in enumerate(problem.members):
         start = len(table)
-        leading = [(lies[letter] or lies["d"])[g].leading for letter in "abcd"]
+        leading = [(layouts[letter] or layouts["d"])[g].leading for letter in "abcd"]
         table += ENTRY.pack(0, 0, 0, 0, 0, 0, *leading, m, n, k, 0)
         for index, name in enumerate(_POINTERS):
             if not places[name]:
                 continue
             # As above, of an operand without elements.
-            nothing = (name == "a" and 0 in what.a[g].shape) or (name == "b" and 0 in what.b[g].shape)
+            nothing = (name == "a" and 0 in problem.a[g].shape) or (name == "b" and 0 in problem.b[g].shape)
             patches.append((start + 8 * index, (places["d"] if nothing else places[name])[g]))
     # Behind the groups, for each operand the addresses of what they read.
     behind = len(table)
     patches += [(behind + 8 * place, address) for place, address in enumerate(itertools.chain(*tables))]
-    table += bytes(8 * what.groups * len(tables))
+    table += bytes(8 * problem.groups * len(tables))
     where = steps.temporary(len(table))
     steps.copy(where, bytes(table), patches)
     kind, index, _ = where
@@ -460,7 +463,7 @@ def _list_args(steps: Steps, what: GroupedProblem, key: KernelKey, lies: dict[st
         if is_row and any(spec.shape[-1] > 1 and spec.strides[-1] != 1 for spec in one.arrays):
             raise UnsupportedError(f"the members of {one.name} must be contiguous")
         args |= {
-            f"operand{number}": (kind, index, behind + 8 * what.groups * number),
+            f"operand{number}": (kind, index, behind + 8 * problem.groups * number),
             f"operand{number}_stride_n": int(is_row),
         }
     return args | {"table": where}
@@ -490,15 +493,3 @@ def _common_strides(letter: str, scale: GroupScale) -> dict[str, int]:
             )
         found[field] = strides.pop() if strides else 1
     return found
-
-
-__all__ = [
-    "ALONG_K",
-    "CONTIGUOUS",
-    "LIST",
-    "MASKED",
-    "OP",
-    "GroupedSearch",
-    "make",
-    "refusal",
-]

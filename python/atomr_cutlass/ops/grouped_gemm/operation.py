@@ -17,13 +17,14 @@ from ...pipeline.request_options import Option, RequestOptions
 from ..gemm.operation import FAST_ACCUM, MATRIX_LAYOUT, epilogue_from, layouts_from, refuse_columns
 from ..gemm.request import GemmShape
 from . import kernels
+from .problem import OP
 from .request import GroupedGemmRequest, GroupedGemmShape
 
 
 class GroupedGemmOperation(PlannedOperation[GroupedGemmRequest]):
     """A product for each group, of matrices in lists."""
 
-    name = kernels.OP
+    name = OP
     request_type = GroupedGemmRequest
     message = "GroupedGemm"
     bound = "b"

@@ -31,7 +31,7 @@ class GroupScale:
     """The scales of one operand.
 
     Attributes:
-        arrays: how they lie: one array, or of a list one each.
+        arrays: their layouts: one array, or of a list one each.
         form: `tensor` (one number, or of a list one each), `group` (a number for each group), `vector` (one for each
             row of A, or column of B) or `block`.
     """
@@ -54,7 +54,7 @@ def does_nothing(tree: EpilogueVisitorTree, a: CutlassDtype, d: CutlassDtype) ->
 
 @dataclass(frozen=True)
 class GroupedProblem:
-    """D[g] = epilogue(alpha * scale_a[g] * scale_b[g] * A[g] B[g] + beta * C[g]), as the caller's arrays lie.
+    """D[g] = epilogue(alpha * scale_a[g] * scale_b[g] * A[g] B[g] + beta * C[g]), in the callers' layouts.
 
     Attributes:
         form: `contiguous` (A (rows, K), B (G, K, N), D (rows, N)), `masked` ((G, rows, K), (G, K, N), (G, rows, N)),
@@ -122,7 +122,7 @@ class GroupedProblem:
 
 
 @dataclass(frozen=True)
-class Lie:
+class ReadLayout:
     """How a kernel reads an array of matrices.
 
     Attributes:
@@ -138,7 +138,7 @@ class Lie:
     contiguous: int
 
 
-def lie(spec: MatrixSpec, layout: str, name: str) -> Lie | None:
+def read_layout(spec: MatrixSpec, layout: str, name: str) -> ReadLayout | None:
     """How a kernel would read an array with its matrices in this layout; None when it cannot.
 
     Raises:
@@ -158,17 +158,17 @@ def lie(spec: MatrixSpec, layout: str, name: str) -> Lie | None:
         group = spec.strides[0] if len(spec.shape) == 3 and spec.shape[0] > 1 else 0
     alignment = spec.alignment if 0 not in spec.shape else 16
     strided = math.gcd(alignment * 8, 128, view.leading * bits, group * bits) // 8
-    return Lie(view.leading, group, _power(strided), _power(math.gcd(strided * 8, along * bits) // 8))
+    return ReadLayout(view.leading, group, _power(strided), _power(math.gcd(strided * 8, along * bits) // 8))
 
 
-def lie_as_source(bias: MatrixSpec) -> Lie | None:
+def source_layout(bias: MatrixSpec) -> ReadLayout | None:
     """How a kernel would read a bias in the place of C, each row the same one; None where it is not contiguous."""
     columns, bits = bias.shape[-1], bias.dtype.bits
     if columns > 1 and bias.strides[-1] != 1:
         return None
     group = bias.strides[0] if len(bias.shape) > 1 and bias.shape[0] > 1 else 0
     strided = math.gcd(bias.alignment * 8, 128, group * bits) // 8
-    return Lie(0, group, _power(strided), _power(math.gcd(strided * 8, columns * bits) // 8))
+    return ReadLayout(0, group, _power(strided), _power(math.gcd(strided * 8, columns * bits) // 8))
 
 
 def _power(value: int) -> int:

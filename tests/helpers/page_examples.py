@@ -22,7 +22,10 @@ from atomr_cutlass.jit import kernels
 
 ROOT = Path(__file__).resolve().parents[2]
 
-ABSENT = {"jit.md": "its first example is what the programs are run by, its second is about a kernel with an error"}
+ABSENT = {
+    "jit.md": "its first example is what the programs are run by, its second is about a kernel with an error",
+    "selection.md": "its example measures kernels",
+}
 """Pages whose examples are left out, and why."""
 
 _ON_GPU = """

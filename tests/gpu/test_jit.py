@@ -164,8 +164,8 @@ def test_a_better_kernel_takes_over_in_the_background(
     if built is None:
         pytest.skip("the table is empty")
     best = ac.plan(SMALL, backend="jit")
-    if best.candidate.key == built.candidate.key:
-        few = [info for info in TABLE if info.key != built.candidate.key]
+    if best.main.key == built.main.key:
+        few = [info for info in TABLE if info.key != built.main.key]
         monkeypatch.setattr(table, "kernels", lambda *_given, **_named: few)
     # Nowhere to be found, it has to be compiled.
     kernels._kernels.clear()

@@ -362,7 +362,7 @@ def run_file(name: str, words: Sequence[str], folder: Path, deadline: float, env
     path = f"tests/gpu/{name}.py"
     wanted = [path]
     if name in WORKERS and importlib.util.find_spec("xdist"):
-        words = [*words, "-n", str(WORKERS[name]), "--dist=worksteal"]
+        words = [*words, "-n", str(WORKERS[name]), "--dist=worksteal", "-p", "no:benchmark"]
     for attempt in range(PROCESSES_A_FILE):
         last = attempt == PROCESSES_A_FILE - 1
         found, in_time = _pytest_process([*words, *wanted], folder / f"{name}.log", deadline, made.suites, environment)

@@ -125,6 +125,7 @@ class Watched:
         assert self.faults_of_children == 0
 
 
+@pytest.mark.timeout(600)
 def test_a_model_of_seven_operations(tmp_path: Path) -> None:
     keys, made, cache = tmp_path / "keys.jsonl", tmp_path / "model.pack", tmp_path / "cache"
     recorded = Watched([MODEL, tmp_path / "recorded.npz"], _environment(cache, ATOMR_CUTLASS_RECORD=keys))
@@ -159,6 +160,7 @@ def test_a_model_of_seven_operations(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(1200)
 def test_every_example_of_the_pages(tmp_path: Path, torch: Any) -> None:
     """What needs compiling is found by a GPU that takes notes, so that it is compiled side by side, not one by one."""
     del torch  # one of the examples imports it, which maps an NVRTC of its own

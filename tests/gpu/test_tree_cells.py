@@ -14,7 +14,7 @@ import every_cell
 from atomr_cutlass import reference
 from atomr_cutlass.arrays import numerics, operands
 from atomr_cutlass.epilogue import validate
-from atomr_cutlass.generator.epilogue.lower import has_tree, is_gated, split
+from atomr_cutlass.generator.epilogue.lower import SCALED, has_tree, is_gated, split
 from atomr_cutlass.generator.key import ROW, KernelKey
 from atomr_cutlass.ops.conv2d import plans as conv_plans
 from atomr_cutlass.ops.conv2d import validation as conv_validation
@@ -91,11 +91,19 @@ def test_gated_gemm(key: KernelKey, torch: Any) -> None:
     a = numerics.saturating_cast(random.standard_normal((144, 128)), key.a)
     rows = numerics.saturating_cast(random.standard_normal((128, 272) if key.layout_b == ROW else (272, 128)), key.b)
     b = rows if key.layout_b == ROW else rows.T
-    want = ac.gated_gemm(a, b, activation=activation, backend="reference", out_dtype=key.d)
+    scales = {}
+    if split(key.epilogue)[0] == SCALED:
+        scales = {
+            "scale_a": np.exp2(random.uniform(-1, 1, (144, 1))),
+            "scale_b": np.exp2(random.uniform(-1, 1, (1, 272))),
+        }
+        scales = {name: scale.astype(np.float32) for name, scale in scales.items()}
+    want = ac.gated_gemm(a, b, activation=activation, backend="reference", out_dtype=key.d, **scales)
+    scales = {name: operands.upload(scale, 0) for name, scale in scales.items()}
     on_gpu = [operands.upload(a, 0), operands.upload(b, 0, columns=key.layout_b != ROW)]
     got = ac.gated_gemm(
         *on_gpu, activation=activation, out_dtype=key.d, fast_accum=key.math == "fast",
-        backend="auto" if info is None else "prebuilt",
+        backend="auto" if info is None else "prebuilt", **scales,
     )  # fmt: skip
     torch.cuda.synchronize()
     found = torch.from_dlpack(got).float().cpu().numpy()

@@ -13,7 +13,10 @@ import dataclasses
 import functools
 import json
 import os
+import shutil
 import struct
+import subprocess
+import sys
 import types
 import warnings
 from collections.abc import Callable, Iterator, Sequence
@@ -22,8 +25,10 @@ from typing import Any
 
 import ml_dtypes
 import numpy as np
+import pytest
 
 import dlpack_arrays
+import fake_cases
 import fake_pack
 import fake_table
 from atomr_cutlass import SmArch, _core
@@ -297,6 +302,24 @@ def environment(library: Path, arch: SmArch, folder: Path) -> dict[str, str]:
         "ATOMR_CUTLASS_TEST_GOLDEN_ROWS": str(file),
         _CONFIGURATION: " ".join(map(str, shown)),
     }
+
+
+def outcome(file: str, folder: Path, arch: SmArch, timeout: float) -> dict[str, str]:
+    """What each case of a file raised in a process with this GPU, as text; skips where there is no C compiler."""
+    if not any(map(shutil.which, ("cc", "gcc", "clang"))):
+        pytest.skip("there is no C compiler to make the fake GPU with")
+    library = make_library(folder)
+    process = subprocess.run(
+        [sys.executable, str(fake_cases.HELPERS / file), str(library)],
+        env=environment(library, arch, folder),
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=timeout,
+    )
+    assert process.returncode == 0, process.stderr
+    found: dict[str, str] = json.loads(process.stdout.splitlines()[-1])
+    return found
 
 
 @functools.cache

@@ -1,11 +1,5 @@
 """Calls of functions: which find the plan of an earlier one, whatever the function; and the texts of shared options."""
 
-import json
-import shutil
-import subprocess
-import sys
-from pathlib import Path
-
 import pytest
 
 import atomr_cutlass as ac
@@ -18,21 +12,7 @@ from atomr_cutlass.pipeline.invocation import CallOptions, documented
 @pytest.fixture(scope="module")
 def outcome(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     """What each case raised, as text."""
-    if not any(map(shutil.which, ("cc", "gcc", "clang"))):
-        pytest.skip("there is no C compiler to make the fake GPU with")
-    folder = tmp_path_factory.mktemp("gpu")
-    library = golden_gpu.make_library(folder)
-    process = subprocess.run(
-        [sys.executable, str(fake_cases.HELPERS / "call_cases.py"), str(library)],
-        env=golden_gpu.environment(library, call_cases.ARCH, Path(folder)),
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=120,
-    )
-    assert process.returncode == 0, process.stderr
-    found: dict[str, str] = json.loads(process.stdout.splitlines()[-1])
-    return found
+    return golden_gpu.outcome("call_cases.py", tmp_path_factory.mktemp("gpu"), call_cases.ARCH, 120)
 
 
 @pytest.mark.parametrize("case", fake_cases.names("call_cases.py"))

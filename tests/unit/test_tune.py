@@ -5,9 +5,6 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import json
-import shutil
-import subprocess
-import sys
 import warnings
 from pathlib import Path
 
@@ -43,21 +40,7 @@ def _forgotten() -> object:
 @pytest.fixture(scope="module")
 def outcome(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     """What each case raised, as text."""
-    if not any(map(shutil.which, ("cc", "gcc", "clang"))):
-        pytest.skip("there is no C compiler to make the fake GPU with")
-    folder = tmp_path_factory.mktemp("gpu")
-    library = golden_gpu.make_library(folder)
-    process = subprocess.run(
-        [sys.executable, str(fake_cases.HELPERS / "tune_cases.py"), str(library)],
-        env=golden_gpu.environment(library, tune_cases.ARCH, Path(folder)),
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=300,
-    )
-    assert process.returncode == 0, process.stderr
-    found: dict[str, str] = json.loads(process.stdout.splitlines()[-1])
-    return found
+    return golden_gpu.outcome("tune_cases.py", tmp_path_factory.mktemp("gpu"), tune_cases.ARCH, 300)
 
 
 @pytest.mark.parametrize("case", fake_cases.names("tune_cases.py"))

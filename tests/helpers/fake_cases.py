@@ -20,7 +20,6 @@ import pytest
 
 from atomr_cutlass import _core
 from atomr_cutlass.pipeline import call as call_module
-from atomr_cutlass.pipeline import table
 
 HELPERS = Path(__file__).parent
 
@@ -104,5 +103,5 @@ def parsed() -> Iterator[list[Any]]:
 
 def of_packs_alone() -> None:
     """Leaves the kernels of packs in the table: those of the installation need a GPU."""
-    every = table.kernels
-    table.kernels = lambda *given, **named: [k for k in every(*given, **named) if k.pack]
+    every = _core.rows
+    _core.rows = lambda: [row for row in every() if row["pack"]]

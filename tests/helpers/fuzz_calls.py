@@ -28,8 +28,8 @@ from atomr_cutlass import CutlassDtype as D
 from atomr_cutlass import _core, epilogue
 from atomr_cutlass.arrays import operands
 from atomr_cutlass.generator.epilogue.tree import Node, Output
+from atomr_cutlass.generator.matrix import expand
 from atomr_cutlass.jit import kernels
-from atomr_cutlass.pipeline import table
 
 Arguments = dict[str, Any]
 Values = np.ndarray[Any, Any]
@@ -635,8 +635,7 @@ def _matmul_calls() -> Iterable[Call]:
     yield Call("HeuristicCache", ac.HeuristicCache, lambda: {"capacity": 4})
     key = {"key": _heuristic_key()}
     yield Call("HeuristicCache.get", _method(ac.HeuristicCache, "get"), lambda: key)
-    kernel = next(iter(table.kernels(op="gemm")), None)
-    put = {**key, "kernel": kernel.key if kernel else None}
+    put = {**key, "kernel": expand("smoke", [ac.SmArch.SM80])[0]}
     yield Call("HeuristicCache.put", _method(ac.HeuristicCache, "put"), lambda: put)
     yield Call("HeuristicCache.__contains__", _method(ac.HeuristicCache, "__contains__"), lambda: key)
 
@@ -647,6 +646,7 @@ def _actor_calls() -> Iterable[Call]:
         ac.CutlassMsg.Gemm(gemm_request())
     ))  # fmt: skip
     yield Call("props", ac.props, lambda: {"plan_cache_capacity": 4}, lambda made: made.create(mock=True))
+    yield Call("mock_props", ac.mock_props, lambda: {"plan_cache_capacity": 4}, lambda made: made.create())
     yield Call("CutlassProps", ac.CutlassProps, lambda: {"plan_cache_capacity": 4}, lambda made: made.create(mock=True))
     yield Call("CutlassProps.create", _method(lambda: ac.props(4), "create"), lambda: {"mock": True})
     yield Call("CutlassActor.handle", _method(_actor, "handle"), lambda: {"msg": ac.CutlassMsg.Gemm(gemm_request())})
@@ -697,6 +697,7 @@ def _other_calls() -> Iterable[Call]:
     yield Call("is_fp4_supported", ac.is_fp4_supported, lambda: {"arch": ac.SmArch.SM80})
     yield Call("kernels", ac.kernels, lambda: {"op": "gemm", "dtype": D.F32, "arch": ac.SmArch.SM80, "filter": "*"})
     yield Call("load_pack", ac.load_pack, lambda: {"path": "/nonexistent/pack.so"})
+    yield Call("load_tuning", ac.load_tuning, lambda: {"path": "/nonexistent/tuned.jsonl"})
     yield Call("freeze", _freeze, lambda: {"policy": "warn"})
     yield Call("version", ac.version)
     for kind in (ac.CutlassDtype, ac.SmArch, ac.GemmLayout, ac.ConvLayout, ac.MatmulEpilogue):

@@ -14,6 +14,7 @@ from atomr_cutlass import CutlassDtype as D
 from atomr_cutlass import SmArch, reference
 from atomr_cutlass.arrays.numerics import math_mode
 from atomr_cutlass.errors import InvalidOperandError, KernelNotFoundError, UnsupportedError
+from atomr_cutlass.generator.epilogue.lower import has_tree
 from atomr_cutlass.generator.families.cast import cast
 from atomr_cutlass.generator.families.conv import LAYOUTS
 from atomr_cutlass.generator.families.conv_sm80 import depthwise
@@ -959,14 +960,14 @@ def test_hopper_convolves_through_tma_where_it_can() -> None:
 
 
 def test_every_cell_serves_something() -> None:
-    """A cell that no geometry reaches would be compiled for nothing."""
+    """A cell that no geometry reaches would be compiled for nothing; those of trees are in test_conv_epilogue.py."""
     problems = [
         _problem(op, dtype=dtype, precision=precision, out=out, activation=activation, **how)
         for op in OPS
         for dtype, precision in ((D.F16, None), (D.BF16, None), (D.F32, None), (D.F32, "tf32"), (D.F32, "3xtf32"),
                                  (D.F8E4M3, None), (D.F8E5M2, None))
         for out in (None, D.F16, D.F32)
-        for activation in ((None, "relu") if op == FPROP else (None,))
+        for activation in ((None, "relu", "silu") if op == FPROP else (None,))
         for how in ({}, {"stride": 2}, {"groups": 4}, {"groups": 64}, {"x": (2, 14, 14, 4)}, {"x": (2, 14, 14, 3)},
                     {"x": (2, 14, 14, 8)}, {"x": (2, 14, 14, 2)})
     ]  # fmt: skip
@@ -975,7 +976,11 @@ def test_every_cell_serves_something() -> None:
     for arch in ARCHS:
         device = _device(arch)
         for _, key in cells([arch]):
-            if key.op in OPS and not any(serves(key, what, device) for what in problems if what.op == key.op):
+            if (
+                key.op in OPS
+                and not has_tree(key.epilogue)
+                and not any(serves(key, what, device) for what in problems if what.op == key.op)
+            ):
                 idle.append(key.name)
     assert not idle
 

@@ -34,11 +34,11 @@ NAMES = sorted({call.name for call in CALLS})
 SPOILED = sorted({call.name for call in CALLS if call.parameters})
 PLACES = [(call, name) for call in CALLS for name in call.parameters]
 
-MADE = {"Explanation", "KernelInfo", "Plan"}
+MADE = {"Explanation", "KernelInfo", "OpPlan", "Plan", "TuneRecord"}
 """What functions return, and nobody makes."""
-ELSEWHERE = {"exit_for_restart", "record"}
-"""What ends the process, or writes files: test_frozen.py has the paths that `record` refuses."""
-REFUSED = {"BoundPlan", "CutlassMsg.Refit", "RefitMsg", "load_pack", "supervise"}
+ELSEWHERE = {"exit_for_restart", "record", "tune"}
+"""What ends the process, or writes files: test_frozen.py and test_tune.py have what `record` and `tune` refuse."""
+REFUSED = {"BoundPlan", "CutlassMsg.Refit", "RefitMsg", "load_pack", "load_tuning", "supervise"}
 """What takes a GPU, a pack or another process to be valid; so do messages with operands."""
 
 budget = settings(

@@ -125,7 +125,7 @@ def test_emission_writes_sources_table_and_cmake(tmp_path: Path) -> None:
     keys = emit(SMOKE, tmp_path)
     sources = {f"src/{key.arch.value}/{key.name}.cu" for key in keys}
     units = {path for path in _written(tmp_path) if path.startswith("units/")}
-    assert _written(tmp_path) == sources | units | {"table.cpp", "kernels.cmake"}
+    assert _written(tmp_path) == sources | units | {"table.cpp", "kernels.cmake", "pack.json"}
     for key in keys:
         text = (tmp_path / "src" / key.arch.value / f"{key.name}.cu").read_text()
         assert text == render(key, ptx=key.arch is SmArch.SM80, content=source_digest(key, OURS))[0]
@@ -198,7 +198,8 @@ def test_one_more_cell_compiles_one_unit_more_and_no_other(tmp_path: Path) -> No
     emit(SMOKE, tmp_path)
     (unit,) = _units(tmp_path).keys() - before.keys()
     assert _units(tmp_path) == before | {unit: [keys[0].name]}
-    assert _written(tmp_path) == {f"src/{keys[0].arch.value}/{keys[0].name}.cu", unit, "table.cpp", "kernels.cmake"}
+    source = f"src/{keys[0].arch.value}/{keys[0].name}.cu"
+    assert _written(tmp_path) == {source, unit, "table.cpp", "kernels.cmake", "pack.json"}
 
 
 def test_one_cell_less_compiles_the_others_of_its_unit(tmp_path: Path) -> None:

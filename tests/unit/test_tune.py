@@ -129,6 +129,7 @@ def test_files_of_the_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         ([], {"seconds": "1"}, "seconds is"),
         ([], {"compiled": 1.5}, "compiled is"),
         ([], {"path": 3}, "path is 3"),
+        ([], {"path": "\ud800"}, "path is "),
     ],
 )
 def test_tune_refuses(requests: object, options: dict[str, object], says: str) -> None:

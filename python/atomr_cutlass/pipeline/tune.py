@@ -144,8 +144,9 @@ def _checked(requests: Iterable[Request]) -> Iterator[Request]:
 
 def _path(path: str | os.PathLike[str]) -> Path:
     try:
+        os.fsencode(path)
         return Path(path).absolute()
-    except TypeError:
+    except (TypeError, ValueError):
         raise InvalidOperandError(f"path is {shown(path)}; expected the path of a file of tuned choices") from None
 
 

@@ -25,7 +25,7 @@ from ...generator.dtypes import CutlassDtype
 from ...generator.epilogue.tree import RESULT
 from ...generator.rules import FP8_TYPES, accumulator
 from ...pipeline.call import run
-from ...pipeline.invocation import Call, CallOptions, Invocation, Result, documented, labelled
+from ...pipeline.invocation import Call, CallOptions, Invocation, Result, documented, labelled, numbers_of
 from ...pipeline.plan import Plan
 from ...pipeline.problem import MatrixSpec
 from ...reference.epilogue import check_activation
@@ -302,7 +302,8 @@ def _parse(call: Call) -> Invocation:
         named["bias"] = arrays["bias"]
     if call.epilogue is not None and arrays["c"] is not None and call.c is None:
         named["c"] = arrays["c"]
-    given = {name: arrays[name] for name in _PRODUCT if not isinstance(arrays[name], NUMBERS)}
+    numbers = numbers_of(arrays)
+    given = {name: arrays[name] for name in _PRODUCT if name not in numbers}
     given |= {"c": call.c, RESULT: call.out}
     _check_kinds(given, named if call.epilogue is None else {})
     views, form, over, extents = _groups({name: array for name, array in given.items() if array is not None}, named)

@@ -1,4 +1,4 @@
-"""What the fields of every request are checked with."""
+"""Checks of the fields that all requests share."""
 
 from __future__ import annotations
 
@@ -35,12 +35,12 @@ def expect_served(op: str, dtype: CutlassDtype, arch: SmArch | None, dtypes: Mem
     """
     for value, served in ((dtype, dtypes), (arch, archs)):
         if value is not None and value not in served:
-            valid = ", ".join(one.name for one in served)
+            valid = ", ".join(member.name for member in served)
             raise UnsupportedError(f"{op} has no kernels for {value.name}; valid: {valid}")
 
 
 def expect_extent(value: Any, name: str, least: int = 0) -> None:
-    """Refuses what is no extent of a dimension.
+    """Refuses a value that is no extent of a dimension.
 
     Raises:
         InvalidOperandError: the value is no integer, below `least`, or too large for kernels to count.
@@ -50,7 +50,7 @@ def expect_extent(value: Any, name: str, least: int = 0) -> None:
 
 
 def expect_name(value: Any, name: str) -> None:
-    """Refuses what is neither a name nor None.
+    """Refuses a value that is neither a name nor None.
 
     Raises:
         InvalidOperandError: the value is something else, or an empty name.

@@ -1,4 +1,4 @@
-"""What the NumPy references of the operations share: activations, scales, epilogue trees and tolerances.
+"""Common parts of the operations' NumPy references: activations, scales, epilogue trees and tolerances.
 
 Each operation's own is `ops.<operation>.reference`: every kernel is tested against it, and it runs where there is no
 GPU. Values are float64 inside and rounded once at the end, so a result differs from a kernel's by the kernel's own

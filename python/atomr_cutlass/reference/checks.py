@@ -1,4 +1,4 @@
-"""What the arguments of every operation are checked with."""
+"""Checks of arguments that all operations share."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What happens to a product before it is a result, whatever operation it is of."""
+"""Bias, C and activation in NumPy, common to all operations."""
 
 from __future__ import annotations
 
@@ -21,16 +21,16 @@ def check_activation(activation: str | None) -> None:
         raise InvalidOperandError(f"activation is {activation!r}; expected None or one of {', '.join(ACTIVATIONS)}")
 
 
-def check_bias(bias: AnyArray | None, extent: int, what: str = "column") -> None:
+def check_bias(bias: AnyArray | None, extent: int, axis: str = "column") -> None:
     """Refuses a bias that is not one value for each column (or channel) of the result.
 
     Raises:
-        InvalidOperandError: says what it is and what was expected.
+        InvalidOperandError: names the given shape or dtype and the expected one.
     """
     if bias is not None:
         element_type("bias", bias)
         if bias.shape != (extent,):
-            raise InvalidOperandError(f"bias has shape {bias.shape}; expected {(extent,)}, one value a {what}")
+            raise InvalidOperandError(f"bias has shape {bias.shape}; expected {(extent,)}, one value a {axis}")
 
 
 def add_terms(product: FloatArray, c: AnyArray | None, beta: float, bias: AnyArray | None) -> FloatArray:

@@ -1,4 +1,4 @@
-"""Scales of a product's operands: what forms they have, and how they enter the product."""
+"""Scales of a product's operands: their forms, and how they enter the product."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class OperandScale(NamedTuple):
     """One operand's scale, in float64.
 
     Attributes:
-        outer: what multiplies the product: a number, (..., M, 1) or (..., 1, N).
+        outer: the factor of the product: a number, (..., M, 1) or (..., 1, N).
         blocks: (..., M, blocks of K) for A, (..., blocks of K, N) for B; None where nothing varies along K.
         step: elements of K in a block; 0 without blocks.
         kind: the type of an fp4 scale; None for any other.
@@ -50,13 +50,13 @@ def read_scales(
     """The scales of A (..., M, K) and B (..., K, N), checked.
 
     Raises:
-        InvalidOperandError: names the scale, what it is and what was expected.
+        InvalidOperandError: names the scale, its shape or dtype and the expected one.
     """
     batch = np.broadcast_shapes(a.shape[:-2], b.shape[:-2])
     first = _read("scale_a", scale_a, a, batch, along=-1)
     second = _read("scale_b", scale_b, b, batch, along=-2)
     if first.kind is not second.kind:
-        kinds = [one.kind.value if one.kind else "none" for one in (first, second)]
+        kinds = [scale.kind.value if scale.kind else "none" for scale in (first, second)]
         raise InvalidOperandError(
             f"fp4 block scales are {kinds[0]} in scale_a and {kinds[1]} in scale_b; expected one type in both"
         )

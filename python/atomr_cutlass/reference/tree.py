@@ -1,4 +1,4 @@
-"""Epilogue trees in float64: what a kernel with an EpilogueVisitorTree writes."""
+"""Epilogue trees in float64, the reference of kernels with an EpilogueVisitorTree."""
 
 from __future__ import annotations
 
@@ -120,15 +120,15 @@ def evaluate(
     out_dtype: CutlassDtype,
     scale_d: float | None = None,
 ) -> dict[str, AnyArray]:
-    """What a tree writes: D = saturating_cast(scale_d * result), and the outputs beside it.
+    """The results of a tree: D = saturating_cast(scale_d * result), and the outputs beside it.
 
-    Values are float64 from end to end; only casts, stores and D round. What a kernel converts to its float32 before it
-    computes anything (constants, numbers of operations, f64 and i32 operands) is rounded to float32 here as well,
+    Values are float64 from end to end; only casts, stores and D round. A value that a kernel converts to float32 before
+    any computation (constants, numbers of operations, f64 and i32 operands) is rounded to float32 here as well,
     except where D is f64: such kernels compute in double. `tolerances` says how far a kernel may be.
 
     Args:
         tree: the tree.
-        acc: (..., M, N), what the tree starts from.
+        acc: (..., M, N), the accumulator from which the tree starts.
         operands: the tree's inputs by name, of their element types. A scalar has one element; a row is (N,) or
             (..., 1, N); a column (M,) or (..., M, 1); a matrix (..., M, N); a mask uint8 (..., M, ceil(N / 8)), with
             eight columns to a byte, the first in the lowest bit. Batch dimensions broadcast to acc's.
@@ -149,7 +149,7 @@ def evaluate(
     values: list[FloatArray] = []
     with np.errstate(all="ignore"):
         for node, leaf in zip(tree.nodes, given, strict=True):
-            inputs = [values[tree.index(one)] for one in node.inputs]
+            inputs = [values[tree.index(child)] for child in node.inputs]
             values.append(apply(node, inputs, double=double) if leaf is None else leaf)
         result = np.broadcast_to(values[tree.index(tree.result)], acc.shape)
         outputs = {RESULT: np.array(stored(result, scale_d, out_dtype))}
@@ -186,7 +186,7 @@ def read_leaves(
     """
     if acc.dtype != np.float64 or acc.ndim < 2:
         raise InvalidOperandError(f"acc is {acc.dtype} of shape {acc.shape}; expected float64 of shape (..., M, N)")
-    known = {one.name: one for one in tree.inputs}
+    known = {slot.name: slot for slot in tree.inputs}
     for name in operands:
         if name not in known:
             raise InvalidOperandError(f"{name} is no input of the tree; its inputs: {', '.join(known) or 'none'}")
@@ -197,10 +197,10 @@ def read_leaves(
         elif node.op == "constant":
             leaves.append(_compute_type(np.full((1, 1), float(node.attributes[0])), double=double))
         elif node.op == "input":
-            one = known[str(node.attributes[0])]
-            if one.name not in operands:
-                raise InvalidOperandError(f"{one.name} is missing: the tree reads it as a {one.kind}")
-            leaves.append(_compute_type(_read(one, np.asarray(operands[one.name]), acc.shape), double=double))
+            slot = known[str(node.attributes[0])]
+            if slot.name not in operands:
+                raise InvalidOperandError(f"{slot.name} is missing: the tree reads it as a {slot.kind}")
+            leaves.append(_compute_type(_read(slot, np.asarray(operands[slot.name]), acc.shape), double=double))
         else:
             leaves.append(None)
     return leaves
@@ -244,27 +244,27 @@ def _compute_type(x: FloatArray, *, double: bool) -> FloatArray:
         return x if double else x.astype(np.float32).astype(np.float64)
 
 
-def _read(one: Input, operand: AnyArray, shape: tuple[int, ...]) -> FloatArray:
+def _read(slot: Input, operand: AnyArray, shape: tuple[int, ...]) -> FloatArray:
     """An operand's values in float64, in a shape that broadcasts to that of the result."""
     *batch, m, n = shape
-    if one.dtype is None:
+    if slot.dtype is None:
         if operand.dtype != np.uint8:
-            raise InvalidOperandError(f"{one.name} is {operand.dtype}; expected uint8, the bits of a mask")
-    elif element_type(one.name, operand) is not one.dtype.storage:
-        raise InvalidOperandError(f"{one.name} is {operand.dtype}; expected {one.dtype.numpy_name}")
-    if one.kind == SCALAR:
+            raise InvalidOperandError(f"{slot.name} is {operand.dtype}; expected uint8, the bits of a mask")
+    elif element_type(slot.name, operand) is not slot.dtype.storage:
+        raise InvalidOperandError(f"{slot.name} is {operand.dtype}; expected {slot.dtype.numpy_name}")
+    if slot.kind == SCALAR:
         if operand.size != 1:
-            raise InvalidOperandError(f"{one.name} has shape {operand.shape}; expected one element, a scalar")
+            raise InvalidOperandError(f"{slot.name} has shape {operand.shape}; expected one element, a scalar")
         return to_float64(operand).reshape(1, 1)
-    least = {ROW: (1, n), COLUMN: (m, 1), MATRIX: (m, n), MASK: (m, -(-n // 8))}[one.kind]
-    vector = one.kind in (ROW, COLUMN) and operand.ndim == 1
-    full = operand.reshape((1, -1) if one.kind == ROW else (-1, 1)) if vector else operand
+    least = {ROW: (1, n), COLUMN: (m, 1), MATRIX: (m, n), MASK: (m, -(-n // 8))}[slot.kind]
+    vector = slot.kind in (ROW, COLUMN) and operand.ndim == 1
+    full = operand.reshape((1, -1) if slot.kind == ROW else (-1, 1)) if vector else operand
     if full.shape[-2:] != least or not broadcasts_to(full.shape[:-2], tuple(batch)):
-        short = {ROW: f"({n},) or ", COLUMN: f"({m},) or "}.get(one.kind, "")
+        short = {ROW: f"({n},) or ", COLUMN: f"({m},) or "}.get(slot.kind, "")
         raise InvalidOperandError(
-            f"{one.name} has shape {operand.shape}; expected {short}(..., {least[0]}, {least[1]}), a {one.kind} whose "
-            f"batch dimensions broadcast to {tuple(batch)}"
+            f"{slot.name} has shape {operand.shape}; expected {short}(..., {least[0]}, {least[1]}), a {slot.kind} "
+            f"whose batch dimensions broadcast to {tuple(batch)}"
         )
-    if one.kind == MASK:
+    if slot.kind == MASK:
         return np.unpackbits(full, axis=-1, count=n, bitorder="little").astype(np.float64)
     return to_float64(full)

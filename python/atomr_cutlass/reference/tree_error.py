@@ -1,6 +1,6 @@
 """How far a kernel with an epilogue tree may be from `evaluate`: a running error analysis over the tree.
 
-Every value has a bound on its error: the largest change that the errors of what it is computed from can make of it,
+Every value has a bound on its error: the largest change that the errors of its inputs can cause,
 and its own rounding. Casts and comparisons need no case of their own in a test: where an error reaches over their
 steps, the bound is the height of the step.
 """
@@ -25,13 +25,13 @@ from .tree import apply, computes_in_double, evaluate, read_leaves, reduced_axes
 
 
 class _Arithmetic(NamedTuple):
-    """What a kernel computes in.
+    """The arithmetic of a kernel.
 
     Attributes:
         double: whether it is double; then the reference is no more exact than the kernel.
         unit: the unit roundoff, for both where both count.
-        tiny: the smallest normal number: kernels may or may not flush what is below it.
-        faint: what functions may be off by where they vanish.
+        tiny: the smallest normal number: kernels may or may not flush smaller ones.
+        faint: the error that functions may have where they vanish.
         largest: the largest finite number.
         whole: integers up to this one are represented.
         narrow: whether activations have their narrow forms.
@@ -73,7 +73,7 @@ class _Accuracy(NamedTuple):
     """How exactly kernels compute a function f(x): as (1 + e) f(x (1 + d)) + t.
 
     Attributes:
-        argument: |d| in units. What is rounded inside, before an exponential, has the effect of an inexact argument.
+        argument: |d| in units. Rounding inside, before an exponential, has the effect of an inexact argument.
         value: |e| in units.
         tail: |t / x| in units, of gradients |t / dy|, for |x| < 8; then next to nothing. Of the distributions in some
             functions, float kernels have fits that are good for the absolute error.
@@ -141,7 +141,7 @@ _TURNS: Final[dict[str, tuple[int, tuple[float, ...]]]] = {
 }
 
 _POLES: Final = frozenset({"reciprocal", "rsqrt", "divide"})
-"""What is infinite at 0, with its sign. That of a 0 that was computed (a sum of products too) is nobody's promise."""
+"""Functions with a pole at 0, of the sign of the 0. A computed 0 (a sum of products too) may have either sign."""
 
 
 def tolerances(
@@ -186,8 +186,8 @@ def tolerances(
                 value = leaf
                 own = _accumulator_error(acc, acc_error, arithmetic) if node.op == ACCUMULATOR else np.zeros((1, 1))
             else:
-                inputs = [values[tree.index(one)] for one in node.inputs]
-                below = [errors[tree.index(one)] for one in node.inputs]
+                inputs = [values[tree.index(child)] for child in node.inputs]
+                below = [errors[tree.index(child)] for child in node.inputs]
                 value = apply(node, inputs, double=arithmetic.double)
                 own = _error(node, value, inputs, below, arithmetic)
             values.append(value)
@@ -223,7 +223,7 @@ def mismatches(
     out_dtype: CutlassDtype,
     scale_d: float | None = None,
 ) -> list[str]:
-    """What is wrong with a kernel's outputs, a line for each output that is; empty where all are right.
+    """The errors in a kernel's outputs, a line for each wrong output; empty where all are right.
 
     NaN agrees with NaN, and infinity with the same infinity, unless anything may come out.
 
@@ -321,10 +321,10 @@ def _error(
             low, high = x - error, x + error
             found = [low, high, *(np.clip(point, low, high) for point in points if at == turning)]
         if op in _POLES and at == len(inputs) - 1 and node.inputs[at].op not in ("input", "constant"):
-            found += [np.where(x == 0.0, -x, one) for one in found]
+            found += [np.where(x == 0.0, -x, end) for end in found]
         ends.append(found)
     change = np.zeros(value.shape)
-    if any(len(one) > 1 for one in ends):
+    if any(len(choices) > 1 for choices in ends):
         for corner in itertools.product(*ends):
             change = np.maximum(change, _distance(apply(node, list(corner), double=arithmetic.double), value))
     total = change + np.where(np.isfinite(value), _rounding(op, value, change, inputs, arithmetic), 0.0)
@@ -334,7 +334,7 @@ def _error(
     if arithmetic.narrow and op in _NARROW_LIMITS:
         total = np.where(inputs[0] == -np.inf, np.inf, total)
     for below in errors:
-        # What may be anything makes anything, NaN at least.
+        # An input without a bound leaves its consumers without one: NaN is possible at least.
         if np.isinf(below).any():
             total = np.where(np.isinf(below), np.inf, total)
     return total
@@ -348,7 +348,7 @@ def _accuracy(op: str, arithmetic: _Arithmetic) -> _Accuracy | None:
 def _rounding(
     op: str, value: FloatArray, change: FloatArray, inputs: list[FloatArray], arithmetic: _Arithmetic
 ) -> FloatArray:
-    """What a kernel's own rounding of a node adds to the change that its inputs' errors make."""
+    """The error that a kernel's own rounding of a node adds to the change that its inputs' errors make."""
     if op in _EXACT:
         return np.zeros((1, 1))
     magnitude = np.abs(value) + change
@@ -396,7 +396,7 @@ def _scaled(
 
 
 def _at_the_ends_of_the_range(value: FloatArray, error: FloatArray, arithmetic: _Arithmetic) -> FloatArray:
-    """The error with what flushing and overflow add to it."""
+    """The error including flushing and overflow."""
     magnitude = np.abs(value)
     flushed = (value != 0.0) & (magnitude - error < 2.0 * arithmetic.tiny)
     error = np.where(flushed, error + 2.0 * arithmetic.tiny, error)

@@ -105,7 +105,7 @@ def conv2d(
         beta: {beta}
         bias: (K,). Where epilogues are not served, contiguous and of the result's dtype.
         activation: {activation}
-        epilogue: what follows alpha * scale_a * scale_b * conv(x, w) + beta * C, in the place of `activation`: an
+        epilogue: function of alpha * scale_a * scale_b * conv(x, w) + beta * C, in the place of `activation`: an
             `EpilogueVisitorTree`, or a function of it and of arrays that is traced, as for `gemm`. A row has an element
             for each channel, (K,); a column one for each pixel, (N, P, Q, 1); matrices are like the result. On sm_90a;
             filters of one tap, and trees of a bias and an activation, on every GPU.
@@ -286,7 +286,7 @@ class _Convolution(Invocation):
         geometry: extents.
         math: math mode of the kernel's key.
         result: element type of D.
-        epilogue: what follows. None: nothing, or a bias and an activation for the reference.
+        epilogue: the epilogue. None: nothing, or a bias and an activation for the reference.
     """
 
     own: ConvOptions

@@ -129,7 +129,7 @@ def _pair(name: str, given: Any, least: int) -> tuple[int, int]:
 def _padding(given: Any) -> tuple[tuple[int, int], tuple[int, int]]:
     pair = (given, given) if isinstance(given, int) else given
     if isinstance(pair, (tuple, list)) and len(pair) == 2:
-        sides = tuple((one, one) if isinstance(one, int) else one for one in pair)
+        sides = tuple((side, side) if isinstance(side, int) else side for side in pair)
         if all(
             isinstance(side, (tuple, list)) and len(side) == 2 and all(_is_extent(value, 0) for value in side)
             for side in sides

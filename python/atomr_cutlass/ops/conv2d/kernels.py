@@ -1,4 +1,4 @@
-"""Kernels of convolutions: formulations of a convolution, which kernels serve them, and at what cost."""
+"""Kernels of convolutions: formulations of a convolution, which kernels serve them, and their cost."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class ConvFormulation:
     """The form in which a kernel computes a convolution.
 
     Attributes:
-        problem: what the kernel computes.
+        problem: the convolution that the kernel computes.
         split_k: slices of K.
         casts: whether the operands are cast before.
         wide: whether the result is computed in float32 and cast.
@@ -133,7 +133,7 @@ class ConvSearch(KernelSearch[ConvFormulation]):
         """Kernels for a problem.
 
         Args:
-            problem: what is computed.
+            problem: the convolution.
             device: where.
             arch: keep to cells of this arch.
             formulations: how it may be put to kernels; None stands for all that there are.
@@ -163,20 +163,20 @@ class ConvSearch(KernelSearch[ConvFormulation]):
         return [self._of(problem) for problem in conv_problem.formulations(self.problem)]
 
     def _of(self, problem: ConvProblem) -> list[ConvFormulation]:
-        solved, casts = self._multiplied(problem)
-        found = [ConvFormulation(solved, casts=casts)]
+        rewritten, casts = self._multiplied(problem)
+        found = [ConvFormulation(rewritten, casts=casts)]
         if problem.op == WGRAD:
             slices = [s for s in SLICES if s == 1 or problem.implicit_gemm[2] >= s * 256]
-            if solved.d.dtype is CutlassDtype.F32 or _unwidened(solved):
-                found += [ConvFormulation(solved, s, casts) for s in slices[1:]]
+            if rewritten.d.dtype is CutlassDtype.F32 or _unwidened(rewritten):
+                found += [ConvFormulation(rewritten, s, casts) for s in slices[1:]]
             else:
-                result = dataclasses.replace(solved.d, dtype=CutlassDtype.F32)
-                widened = dataclasses.replace(solved, c=None, d=result)
+                result = dataclasses.replace(rewritten.d, dtype=CutlassDtype.F32)
+                widened = dataclasses.replace(rewritten, c=None, d=result)
                 found += [ConvFormulation(widened, s, casts, wide=True) for s in slices]
         if self._product is not None and not casts:
             # A matrix that a convolution's kernel loads as C is preferably loaded so by the GEMM's.
             groups = self._product.formulations[:1] if problem.source is not None else self._product.formulations
-            found += [ConvFormulation(solved, product=product) for group in groups for product in group]
+            found += [ConvFormulation(rewritten, product=product) for group in groups for product in group]
         return found
 
     def _multiplied(self, problem: ConvProblem) -> tuple[ConvProblem, bool]:
@@ -232,7 +232,7 @@ class ConvSearch(KernelSearch[ConvFormulation]):
             return dataclasses.replace(key, stride_support="unity") if unity else key
 
         others = [key for key in dict.fromkeys(map(varied, keys)) if supports(key)]
-        products = {one.product.problem: one.product for one in group if one.product is not None}
+        products = {member.product.problem: member.product for member in group if member.product is not None}
         of_gemm: list[KernelKey] = []
         if self._product is not None:
             for product in products.values():
@@ -244,9 +244,9 @@ class ConvSearch(KernelSearch[ConvFormulation]):
 
     def helpers(self, formulation: ConvFormulation) -> Sequence[KernelSearch[Any]]:
         """Casts of the operands and of the result."""
-        solved, casts = formulation.problem, []
+        rewritten, casts = formulation.problem, []
         if formulation.casts:
-            casts = [(self.problem.a.dtype, solved.a.dtype), (self.problem.b.dtype, solved.b.dtype)]
+            casts = [(self.problem.a.dtype, rewritten.a.dtype), (self.problem.b.dtype, rewritten.b.dtype)]
         if formulation.wide or formulation.apart:
             casts.append((CutlassDtype.F32, self.problem.d.dtype))
         return [CastSearch(*types, self.device, self.arch) for types in dict.fromkeys(casts)]
@@ -276,13 +276,13 @@ class ConvSearch(KernelSearch[ConvFormulation]):
 
     def _plainest(self) -> Candidate[ConvFormulation] | None:
         """The best of the matrix's convolutions; without slices of K and in the result's own type if there is one."""
-        found = [one for one in select.rank_cells(self) if one.key.op == self.op]
-        as_it_stands = (one for one in found if one.formulation.split_k == 1 and not one.formulation.wide)
+        found = [cell for cell in select.rank_cells(self) if cell.key.op == self.op]
+        as_it_stands = (cell for cell in found if cell.formulation.split_k == 1 and not cell.formulation.wide)
         return next(as_it_stands, next(iter(found), None))
 
 
 def _check(problem: ConvProblem) -> None:
-    """Refuses what no kernel ever computes.
+    """Refuses convolutions that no kernel computes.
 
     Raises:
         UnsupportedError: an empty result, element types that nothing multiplies, or a C with strides of its own.

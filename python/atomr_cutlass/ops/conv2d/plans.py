@@ -32,7 +32,7 @@ ConvCandidate: TypeAlias = "Candidate[ConvFormulation]"
 
 
 def make(
-    what: ConvProblem, *, layout: str = "nhwc", candidate: ConvCandidate | None = None, **options: Any
+    problem: ConvProblem, *, layout: str = "nhwc", candidate: ConvCandidate | None = None, **options: Any
 ) -> Plan:  # fmt: skip
     """The plan for a convolution.
 
@@ -40,7 +40,7 @@ def make(
     convolution that no kernel computes as it stands is rewritten, and the plan's `rewrite` says how; see `ConvSearch`.
 
     Args:
-        what: the convolution, dimensions in the order of NHWC.
+        problem: the convolution, dimensions in the order of NHWC.
         layout: the order in which calls name the dimensions of their arrays.
         candidate: the kernel where it has been chosen already.
         options: those of `PlanOptions`.
@@ -49,29 +49,29 @@ def make(
         UnsupportedError, KernelNotFoundError: as `gemm.kernels.make`.
     """
     how = PlanOptions(**options)
-    device = devices.get(what.device)
-    search = ConvSearch(what, device, how.arch)
+    device = devices.get(problem.device)
+    search = ConvSearch(problem, device, how.arch)
 
     def build(candidate: ConvCandidate, how: PlanOptions) -> Plan:
         checked = True
-        solved, product = candidate.formulation.problem, candidate.formulation.product
+        rewritten, product = candidate.formulation.problem, candidate.formulation.product
         if has_tree(candidate.key.epilogue) and product is not None:
             checked = validated(
                 candidate, product.problem.epilogue, device, how.stream, in_background=how.in_background
             )
-        elif has_tree(candidate.key.epilogue) and solved.fusion is not None:
-            launch = functools.partial(launch_once, candidate, solved.epilogue, device)
+        elif has_tree(candidate.key.epilogue) and rewritten.fusion is not None:
+            launch = functools.partial(launch_once, candidate, rewritten.epilogue, device)
             checked = validate.require(
-                candidate, solved.epilogue, device, launch, make_probe, stream=how.stream,
+                candidate, rewritten.epilogue, device, launch, make_probe, stream=how.stream,
                 in_background=how.in_background,
             )  # fmt: skip
-        made = _plan(what, candidate, search, how, layout=layout)
+        made = _plan(problem, candidate, search, how, layout=layout)
         made.checked = checked
         return made
 
     if candidate is None:
         return planned(search, build, how)
-    refuse_capture(candidate, what.device, how.stream)
+    refuse_capture(candidate, problem.device, how.stream)
     return build(candidate, how)
 
 
@@ -79,22 +79,23 @@ def launch_once(
     candidate: Candidate[Any],
     epilogue: str,
     device: Device,
-    what: ConvProblem,
+    convolution: ConvProblem,
     fusion: Fusion,
     views: Mapping[str, _core.Operand],
 ) -> None:
     """Launches a kernel for a convolution of `a` and `b` to `out`; arguments as of `gemm.scaled.launch_once`."""
     key = candidate.key
     number = source_number(epilogue if is_common(key.epilogue) else key.epilogue)
-    problem = dataclasses.replace(what, fusion=fusion, source=number, c=None if number is None else what.d)
+    source = None if number is None else convolution.d
+    problem = dataclasses.replace(convolution, fusion=fusion, source=number, c=source)
     alone = dataclasses.replace(candidate, formulation=ConvFormulation(problem), split_k=1)
     search = ConvSearch(problem, device, formulations=[[alone.formulation]])
     made = _plan(problem, alone, search, PlanOptions(), layout="nhwc")
-    made(*(views[name] for name in ("a", "b", *(one.name for one in fusion.arrays), "out")), stream=0)
+    made(*(views[name] for name in ("a", "b", *(array.name for array in fusion.arrays), "out")), stream=0)
 
 
 def _plan(
-    what: ConvProblem,
+    problem: ConvProblem,
     candidate: ConvCandidate,
     search: ConvSearch,
     how: PlanOptions,
@@ -102,8 +103,8 @@ def _plan(
     layout: str,
 ) -> Plan:
     formulation, key = candidate.formulation, candidate.key
-    solved, casts, product = formulation.problem, formulation.casts, formulation.product
-    steps = Steps(what.device)
+    rewritten, casts, product = formulation.problem, formulation.casts, formulation.product
+    steps = Steps(problem.device)
 
     def slot(name: str, spec: MatrixSpec, alignment: int, role: str = "input") -> Address:
         shape, strides = (in_layout(values, layout) for values in (spec.shape, spec.strides))
@@ -113,28 +114,28 @@ def _plan(
     if product is not None and product.swapped:
         align_a, align_b = align_b, align_a
     reduced = formulation.wide or formulation.apart
-    a = slot("a", what.a, CAST_ALIGNMENT if casts else key_bytes(align_a, what.a))
-    b = slot("b", what.b, CAST_ALIGNMENT if casts else key_bytes(align_b, what.b))
-    of_d = CAST_ALIGNMENT if reduced else key_bytes(key.align_d, what.d)
-    fusion, epilogue, bias = solved.fusion, solved.epilogue, None
+    a = slot("a", problem.a, CAST_ALIGNMENT if casts else key_bytes(align_a, problem.a))
+    b = slot("b", problem.b, CAST_ALIGNMENT if casts else key_bytes(align_b, problem.b))
+    of_d = CAST_ALIGNMENT if reduced else key_bytes(key.align_d, problem.d)
+    fusion, epilogue, bias = rewritten.fusion, rewritten.epilogue, None
     if product is not None:
-        fusion, epilogue = what.fusion, product.problem.epilogue
+        fusion, epilogue = problem.fusion, product.problem.epilogue
     source = reads_source(epilogue)
-    c = None if what.c is None or source else slot("c", what.c, of_d, "source")
-    if solved.bias is not None and product is None:
+    c = None if problem.c is None or source else slot("c", problem.c, of_d, "source")
+    if rewritten.bias is not None and product is None:
         # That of a tree has the tree's name for it.
-        of_tree = what.fusion.inputs[0] if what.fusion is not None else None
-        name, alignment = "bias" if of_tree is None else of_tree.name, key_bytes(key.align_d, solved.bias)
-        shape, strides = (of_tree and of_tree.slot) or (solved.bias.shape, solved.bias.strides)
-        bias = steps.slot(name, shape, strides, solved.bias.dtype.dlpack, alignment=alignment)
+        of_tree = problem.fusion.inputs[0] if problem.fusion is not None else None
+        name, alignment = "bias" if of_tree is None else of_tree.name, key_bytes(key.align_d, rewritten.bias)
+        shape, strides = (of_tree and of_tree.slot) or (rewritten.bias.shape, rewritten.bias.strides)
+        bias = steps.slot(name, shape, strides, rewritten.bias.dtype.dlpack, alignment=alignment)
     clear_masks = product is not None and clears_masks(key)
     others = FusedOperands(steps, fusion, epilogue, key, clear_masks=clear_masks)
     if source:
         c = others.source
-    out = slot("out", what.d, of_d, "output")
+    out = slot("out", problem.d, of_d, "output")
     if casts:
-        a = _cast(steps, a, what.a, solved.a, search, how)
-        b = _cast(steps, b, what.b, solved.b, search, how)
+        a = _cast(steps, a, problem.a, rewritten.a, search, how)
+        b = _cast(steps, b, problem.b, rewritten.b, search, how)
     zeros = (0,) * (0 if fusion is None else len(fusion.arrays))
     if product is not None:
         first, second = (b, a) if product.swapped else (a, b)
@@ -144,23 +145,23 @@ def _plan(
     elif not reduced:
         own = others.args(zeros, zeros, exchanged=False)
         if is_common(key.epilogue) and fusion is None:
-            row = None if solved.bias is None else solved.bias.dtype
+            row = None if rewritten.bias is None else rewritten.bias.dtype
             own = {
                 "operand0": bias,
-                "operand0_stride_m": told(row, solved.epilogue.removeprefix("lc").removeprefix("_")),
+                "operand0_stride_m": told(row, rewritten.epilogue.removeprefix("lc").removeprefix("_")),
                 "operand0_stride_n": 1,
             }
             bias = None
-        args = _args(solved, a, b, c, bias, out, formulation.split_k) | own
+        args = _args(rewritten, a, b, c, bias, out, formulation.split_k) | own
         steps.launch(candidate, args, main=True)
     else:
         # alpha, beta and C are for whoever adds up.
         slices = formulation.split_k if formulation.apart else 1
-        count = math.prod(what.d.shape)
-        target = steps.temporary(slices * bytes_of(what.d.shape, CutlassDtype.F32))
-        args = _args(solved, a, b, None, bias, target, formulation.split_k)
+        count = math.prod(problem.d.shape)
+        target = steps.temporary(slices * bytes_of(problem.d.shape, CutlassDtype.F32))
+        args = _args(rewritten, a, b, None, bias, target, formulation.split_k)
         steps.launch(candidate, args | {"alpha": 1.0, "beta": 0.0, "split_parallel": int(formulation.apart)}, main=True)
-        cast = _cast_kernel(CutlassDtype.F32, what.d.dtype, search, how)
+        cast = _cast_kernel(CutlassDtype.F32, problem.d.dtype, search, how)
         steps.launch(
             cast,
             {
@@ -185,10 +186,10 @@ def _cast(
 
 
 def _args(
-    what: ConvProblem, a: Address, b: Address, c: Address | None, bias: Address | None, d: Address, split_k: int
+    problem: ConvProblem, a: Address, b: Address, c: Address | None, bias: Address | None, d: Address, split_k: int
 ) -> dict[str, Any]:
-    g = what.geometry
-    x, w, y = (pixel_strides(spec) for spec in (what.x, what.w, what.y))
+    g = problem.geometry
+    x, w, y = (pixel_strides(spec) for spec in (problem.x, problem.w, problem.y))
     (top, bottom), (left, right) = g.padding
     return {
         "n": g.n, "h": g.h, "w": g.w, "c": g.c, "k": g.k, "r": g.r, "s": g.s, "p": g.p, "q": g.q,

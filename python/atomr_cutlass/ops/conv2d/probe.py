@@ -86,7 +86,7 @@ class FusedConvProbe(ConvProbe):
 
     @property
     def tree(self) -> EpilogueVisitorTree:
-        """What follows the convolution."""
+        """The epilogue tree."""
         tree = self.request.tree
         assert tree is not None  # noqa: S101 - a request without one has the other probe
         return tree
@@ -96,17 +96,17 @@ class FusedConvProbe(ConvProbe):
 
     def compute(self, part: Arrays) -> None:
         acc, matrices = self._accumulated(part, _CONVOLUTIONS), self._matrices(part)
-        read = {one.name: matrices[one.name] for one in self.tree.inputs}
+        read = {operand.name: matrices[operand.name] for operand in self.tree.inputs}
         for name, values in reference.evaluate(self.tree, acc, read, out_dtype=self.request.result_dtype).items():
             part[name][...] = values.reshape(part[name].shape)
 
     def compare(self, part: Arrays, check: Check) -> None:
-        acc, absolute = (self._accumulated(part, one) for one in (_CONVOLUTIONS, _MAGNITUDES))
+        acc, absolute = (self._accumulated(part, functions) for functions in (_CONVOLUTIONS, _MAGNITUDES))
         error = check.limits.atol_factor * absolute + check.limits.rtol * np.abs(acc)
         compare_tree(check, self.tree, self._matrices(part), acc, error, out_dtype=self.request.result_dtype)
 
     def _accumulated(self, part: Arrays, functions: Any) -> Array:
-        """A convolution without what follows it, as a matrix."""
+        """A convolution without its epilogue, as a matrix."""
         how = {"out_dtype": CutlassDtype.F64, "math": self.request.math} if functions is _CONVOLUTIONS else {}
         names = (*OPERANDS[self.request.op], "out", *(["c"] if self.request.epilogue.beta != 0 else []))
         own = {name: part[name] for name in names}
@@ -116,7 +116,7 @@ class FusedConvProbe(ConvProbe):
     def _matrices(self, part: Arrays) -> Arrays:
         image = ImageResult(part["out"].shape)
         found = {}
-        for name in (*(one.name for one in self.tree.inputs), *(one.name for one in self.tree.outputs), "out"):
+        for name in (*(leaf.name for leaf in self.tree.inputs), *(leaf.name for leaf in self.tree.outputs), "out"):
             array = part[name]
             dense = tuple(math.prod(array.shape[axis + 1 :]) for axis in range(array.ndim))
             found[name] = array.reshape(image.as_matrix(name, array.shape, dense)[0])

@@ -101,7 +101,7 @@ def formulations(problem: ConvProblem) -> list[ConvProblem]:
     if problem.fusion is None:
         return [problem]
     found = [_without_tree(problem), _with_source(problem), problem]
-    return [one for one in found if one is not None]
+    return [formulation for formulation in found if formulation is not None]
 
 
 def _without_tree(problem: ConvProblem) -> ConvProblem | None:
@@ -169,7 +169,7 @@ def reach(spec: MatrixSpec) -> int:
 
 
 def channel_alignment(spec: MatrixSpec, groups: int = 1) -> int:
-    """Elements that a vector access of a group's channels may span: what address, strides and extent allow."""
+    """Elements that a vector access of a group's channels may span, by address, strides and extent."""
     elements = [spec.shape[-1] // groups, *pixel_strides(spec)]
     value = math.gcd(spec.alignment * 8, 128, *(e * spec.dtype.bits for e in elements))
     return max(1, (value & -value) // spec.dtype.bits)

@@ -19,7 +19,7 @@ from .geometry import DGRAD, FPROP, OPERANDS, WGRAD, ConvGeometry, Padding, Pair
 
 @dataclass(frozen=True)
 class ConvTerms:
-    """What convolutions take beside operands and types.
+    """Parameters of a convolution beside operands and types.
 
     Attributes:
         stride: step of the filter: one number, or for rows and for columns.
@@ -150,7 +150,7 @@ def conv2d_wgrad(
 def absolute_conv2d(
     x: AnyArray, w: AnyArray, c: AnyArray | None = None, **terms: Any
 ) -> FloatArray:  # fmt: skip
-    """`conv2d` of magnitudes in float64: what `within_tolerance` measures errors against, as `absolute_product`.
+    """`conv2d` of magnitudes in float64, against which `within_tolerance` measures errors, as `absolute_product`.
 
     Arguments and errors are those of `conv2d`.
     """
@@ -188,7 +188,7 @@ def _fprop(x: FloatArray, w: FloatArray, g: ConvGeometry) -> FloatArray:
 def _dgrad(dy: FloatArray, w: FloatArray, g: ConvGeometry) -> FloatArray:
     pixels = dy.reshape(-1, g.k)
     padded = np.zeros((g.n, g.h + sum(g.padding[0]), g.w + sum(g.padding[1]), g.c))
-    # (k, r, s, c / groups) -> for each tap (k / groups, c): what a group's part of dy is multiplied by.
+    # (k, r, s, c / groups) -> for each tap (k / groups, c), the factor of a group's part of dy.
     depth, width = g.c // g.groups, g.k // g.groups
     taps = w.reshape(g.groups, width, g.r, g.s, depth).transpose(2, 3, 1, 0, 4).reshape(g.r, g.s, width, g.c)
     for r, s, rows, columns in _taps(g):
@@ -245,7 +245,7 @@ def _taps(g: ConvGeometry) -> Iterator[tuple[int, int, slice, slice]]:
 
 
 # ----------------------------------------------------------------------------------------------------------------------
-# What is around them
+# Common parts
 # ----------------------------------------------------------------------------------------------------------------------
 
 

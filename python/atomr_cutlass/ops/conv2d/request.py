@@ -81,8 +81,8 @@ class ConvShape:
                     f"ConvShape.{name} is {shown(pair)}; expected two integers, for rows and columns"
                 )
             for value in pair:
-                for one in value if name == "padding" and isinstance(value, tuple) else (value,):
-                    expect_extent(one, f"ConvShape.{name}", least)
+                for extent in value if name == "padding" and isinstance(value, tuple) else (value,):
+                    expect_extent(extent, f"ConvShape.{name}", least)
         _ = self.geometry  # refuses channels that groups do not divide, and a y without pixels
 
     @classmethod
@@ -143,9 +143,9 @@ class ConvRequest:
         layout: the order in which operands name their dimensions.
         epilogue: scalars, bias (one for each channel of the result) and activation, or a tree. A plan is called with a
             tree's operands by their names, inputs before outputs: a scalar (1,), a row (k,), a column (n, p, q, 1), a
-            matrix like the result, a mask uint8 (n, p, q, ceil(k / 8)); what is reduced (1,), (k,) or (n, p, q). Those
+            matrix like the result, a mask uint8 (n, p, q, ceil(k / 8)); a reduction (1,), (k,) or (n, p, q). Those
             of 4 dimensions name them as the operands do.
-        out_dtype: element type of the result; None is what the epilogue's tree decides, else the operands', or BF16
+        out_dtype: element type of the result; None is the choice of the epilogue's tree, else the operands', or BF16
             for fp8.
         precision: for float32 operands: `ieee` (default) or `tf32`; for filters of one tap also `3xtf32`.
         binding: name of a second operand that a plan of this request keeps.
@@ -178,7 +178,7 @@ class ConvRequest:
             out_dtype=CutlassDtype,
         )
         expect_served("convolution", self.dtype, self.arch, _DTYPES, ARCHS[self.op])
-        _ = self.math  # refuses what contradicts the dtype
+        _ = self.math  # refuses options that contradict the dtype
         if self.epilogue.activation not in (None, *ACTIVATIONS):
             valid = ", ".join(ACTIVATIONS)
             raise InvalidOperandError(f"activation is {self.epilogue.activation!r}; expected None or one of {valid}")
@@ -195,7 +195,7 @@ class ConvRequest:
 
     @functools.cached_property
     def tree(self) -> EpilogueVisitorTree | None:
-        """What follows the convolution; None for nothing."""
+        """The epilogue tree; None for none."""
         return self.epilogue.tree_for(self.result_dtype)
 
     @property
@@ -224,7 +224,7 @@ class ConvRequest:
         )
 
     def problem(self, device: int) -> ConvProblem:
-        """What is to be computed on the GPU of this index: dense operands, channels last."""
+        """The problem on the GPU of this index, with dense operands, channels last."""
         check_index(device, "device")
         g, operand, result = self.shape.geometry, self.dtype.storage, self.result_dtype
 
@@ -261,7 +261,7 @@ class ConvRequest:
 
         Raises:
             InvalidOperandError: the request names no arch, and there is no GPU to take it from.
-            UnsupportedError: no cell of the matrix serves the request; the reason says what would cure it.
+            UnsupportedError: no cell of the matrix serves the request; the reason names the cure.
         """
         device = devices.for_arch(None) if self.arch is None else devices.imagined(self.arch)
         search = ConvSearch(self.problem(device.index), device, self.arch)

@@ -145,7 +145,7 @@ class _GatedGemm(Invocation):
         d = problem.d
         if d.strides[-1] != 1 and d.shape[-1] > 1:
             raise UnsupportedError(f"out has strides {d.strides}: gated kernels write rows that are contiguous")
-        # What the kernel's tiles cover: the product, as if D were as wide.
+        # The kernel's tiles cover the product, as if D were as wide.
         strides = (*(scaled.PER_PAIR * stride for stride in d.strides[:-1]), 1)
         product = MatrixSpec((*d.shape[:-1], scaled.PER_PAIR * d.shape[-1]), strides, d.dtype)
         problem = dataclasses.replace(problem, d=product)

@@ -1,4 +1,4 @@
-"""What the arguments of `gemm` mean: the arrays' shapes, element types, scales and math mode."""
+"""Arguments of `gemm`: the arrays' shapes, element types, scales and math mode."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ SCALES = ("scale_a", "scale_b", "scale_d", "amax")
 
 
 class Operation(NamedTuple):
-    """What the arrays say: their views by name, the result's shape and dtype, and the math mode."""
+    """The arrays' views by name, the result's shape and dtype, and the math mode."""
 
     views: dict[str, _core.Operand]
     shape: tuple[int, ...]
@@ -89,8 +89,8 @@ def problem_of(views: dict[str, _core.Operand], math: str) -> GemmProblem:
     )
 
 
-def scales_of(what: GemmProblem, views: dict[str, _core.Operand]) -> scaled.Scales:
-    """The scales that are arrays, as they lie; `NO_SCALES` without any.
+def scales_of(problem: GemmProblem, views: dict[str, _core.Operand]) -> scaled.Scales:
+    """The layouts of the scales that are arrays; `NO_SCALES` without any.
 
     Raises:
         InvalidOperandError: of another element type or shape than kernels take.
@@ -99,16 +99,16 @@ def scales_of(what: GemmProblem, views: dict[str, _core.Operand]) -> scaled.Scal
     given = sorted(set(views) & set(SCALES))
     if not given:
         return scaled.NO_SCALES
-    if what.a.dtype is fp4.FP4:
+    if problem.a.dtype is fp4.FP4:
         vector = fp4.VECTOR[fp4.kind_of(views)]
-        for name, rows in (("scale_a", what.m), ("scale_b", what.n)):
-            fp4.check_swizzled(views[name], name, rows, -(-what.k // vector))
+        for name, rows in (("scale_a", problem.m), ("scale_b", problem.n)):
+            fp4.check_swizzled(views[name], name, rows, -(-problem.k // vector))
         first, second = (
             scaled.Scale(view.shape, view.strides, "swizzled", view.dtype)
             for view in (views["scale_a"], views["scale_b"])
         )
         return scaled.Scales(first, second)
-    if what.a.dtype not in FP8_TYPES:
+    if problem.a.dtype not in FP8_TYPES:
         raise UnsupportedError(
             f"{', '.join(given)}: only fp8 kernels take arrays; give numbers, or fold them into alpha"
         )
@@ -118,7 +118,7 @@ def scales_of(what: GemmProblem, views: dict[str, _core.Operand]) -> scaled.Scal
         if operands.dtype_of(view, name) is not CutlassDtype.F32:
             raise InvalidOperandError(f"{name} is {operands.dtype_of(view, name).value}; expected float32")
         found[name] = MatrixSpec(view.shape, view.strides, CutlassDtype.F32)
-    forms = scaled.scale_forms(what, found.get("scale_a"), found.get("scale_b"))
+    forms = scaled.scale_forms(problem, found.get("scale_a"), found.get("scale_b"))
 
     def scale(name: str, form: str = "tensor") -> scaled.Scale | None:
         spec = found.get(name)

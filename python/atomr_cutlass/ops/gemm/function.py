@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from ...epilogue.results import MatrixResult
 
 _PRODUCT = ("a", "b", "scale_a", "scale_b", "scale_d")
-"""What operands of an epilogue cannot be called."""
+"""Names that operands of an epilogue cannot have."""
 
 
 @documented
@@ -60,7 +60,7 @@ def gemm(
     workspace_size: int | None = None,
     **operands_of_epilogue: Any,
 ) -> Any:
-    """D = saturating_cast(scale_d * act(alpha * scale_a * scale_b * A B + beta * C + bias)), or what `epilogue` makes.
+    """D = saturating_cast(scale_d * act(alpha * scale_a * scale_b * A B + beta * C + bias)), or that of `epilogue`.
 
     Args:
         a: (..., M, K); anything with DLPack or `__cuda_array_interface__`, or NumPy (copied to the GPU and back). fp4
@@ -75,7 +75,7 @@ def gemm(
         beta: scalar, likewise. With 0, there is no C.
         bias: (N,), added to every row, of any floating dtype.
         activation: {activation}
-        epilogue: what follows the product, in the place of bias and activation: an `EpilogueVisitorTree`, or a Python
+        epilogue: function of the product, in the place of bias and activation: an `EpilogueVisitorTree`, or a Python
             function such as `lambda acc, bias: relu(acc + bias)`, which is traced (`atomr_cutlass.epilogue.trace`) at
             every call. `acc` is alpha * scale_a * scale_b * A B + beta * C in float32 (float64 for float64 operands).
         scale_a: factor of A: a number, or for fp8 a float32 array on the device of A: of one element, (..., M, 1) for
@@ -99,8 +99,8 @@ def gemm(
         operands_of_epilogue: the operands of `epilogue` by their names: arrays on the device of `a`, of one element,
             (N,) or (..., 1, N) for a row, (..., M, 1) for a column, (..., M, N), or bits in uint8
             (..., M, ceil(N / 8)), the first in the lowest bit. Of a function also numbers, which become constants of
-            its kernel: give what changes from call to call as arrays. Arrays for what a tree stores beside D may be
-            given by its names too.
+            its kernel: give values that change from call to call as arrays. Arrays for a tree's outputs beside D may
+            be given by name too.
 
     Returns:
         `out`, or a new row-major array of the kind of `a`; with an epilogue that has several results, these as its
@@ -130,8 +130,8 @@ class _Gemm(Invocation):
     """A product, parsed.
 
     Attributes:
-        operation: what the arrays say; its views are those of the product and of `out`.
-        epilogue: what follows the product. None: nothing, or a bias and an activation for the reference.
+        operation: the arrays, as `Operation` has them; its views are those of the product and of `out`.
+        epilogue: the epilogue of the product. None: nothing, or a bias and an activation for the reference.
     """
 
     operation: Operation

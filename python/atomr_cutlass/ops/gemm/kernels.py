@@ -1,4 +1,4 @@
-"""Kernels of GEMM: which serve a problem, at what cost, and plans of plain ones."""
+"""Kernels of GEMM: which serve a problem, their cost, and plans of plain ones."""
 
 from __future__ import annotations
 
@@ -168,7 +168,7 @@ class GemmSearch(KernelSearch[GemmFormulation]):
     def refusal(self, best: GemmCandidate | None) -> CutlassError:
         """The error that explains why the table has no kernel for the problem."""
         del best
-        problem, possible = self.problem, [one for one in self.formulations[-1] if one.layout_d == ROW]
+        problem, possible = self.problem, [variant for variant in self.formulations[-1] if variant.layout_d == ROW]
         base, program = lower.split(problem.epilogue)
         types = gemm_types(problem.a.dtype, problem.b.dtype, problem.d.dtype, problem.math, tree=bool(program))
         if not types:
@@ -207,14 +207,14 @@ class GemmSearch(KernelSearch[GemmFormulation]):
     def nearest(self, arch: SmArch, best: GemmCandidate | None = None) -> KernelKey | None:
         """The matrix's best cell for the problem on an arch, whether or not it is built; `default` before `full`."""
         problem = self.problem if best is None else best.formulation.problem
-        group = next((one for one in self.formulations if one and one[0].problem == problem), ())
+        group = next((variants for variants in self.formulations if variants and variants[0].problem == problem), ())
         of_tree = bool(lower.split(problem.epilogue)[1])
         keys = ((DEFAULT, key) for key in _cells(arch, problem)) if of_tree else cells([arch])
         found = [
-            (max(tier, DEFAULT), estimate.seconds(key, one, self.device, shared_memory(key)), key.name, key)
+            (max(tier, DEFAULT), estimate.seconds(key, variant, self.device, shared_memory(key)), key.name, key)
             for tier, key in keys
-            for one in group
-            if self.supports(key, one)
+            for variant in group
+            if self.supports(key, variant)
         ]
         return min(found)[3] if found else None
 
@@ -257,10 +257,10 @@ def _cells(arch: SmArch, problem: GemmProblem) -> tuple[KernelKey, ...]:
 def _with_tree(arch: SmArch, epilogue: str, a: CutlassDtype, b: CutlassDtype, d: CutlassDtype) -> tuple[KernelKey, ...]:
     epilogues = {*_epilogues(epilogue, swapped=False), *_epilogues(epilogue, swapped=True)}
     made = dict.fromkeys(
-        with_epilogue(key, one, d)
+        with_epilogue(key, name, d)
         for key in select.matrix(OP, arch)
         if {key.a, key.b} == {a, b}
-        for one in sorted(epilogues)
+        for name in sorted(epilogues)
     )
     return tuple(key for key in made if supports(key))
 
@@ -270,7 +270,7 @@ def _tree_refusal(problem: GemmProblem, possible: Sequence[Variant]) -> str:
     program = lower.split(problem.epilogue)[1]
     if not program:
         return ""
-    if all(one.swapped for one in possible):
+    if all(variant.swapped for variant in possible):
         try:
             lower.exchanged(program)
         except ValueError as error:
@@ -298,7 +298,7 @@ def make(problem: GemmProblem, **options: Any) -> Plan:
     """The plan for a problem.
 
     Args:
-        problem: what is computed.
+        problem: the product.
         options: those of `PlanOptions`.
 
     Raises:
@@ -374,7 +374,7 @@ def _null_product(candidate: GemmCandidate) -> tuple[dict[str, Any], int]:
 
 
 def product_args(formulation: GemmFormulation, candidate: Candidate[Any]) -> dict[str, int]:
-    """What a kernel's arguments say of a product besides pointers, scalars and how many batches: fields by name."""
+    """A kernel's arguments for a product, except pointers, scalars and the number of batches: fields by name."""
     strides = formulation.batch_strides
     return {
         "m": formulation.m, "n": formulation.n, "k": formulation.k, "lda": formulation.lda, "ldb": formulation.ldb,
@@ -385,7 +385,7 @@ def product_args(formulation: GemmFormulation, candidate: Candidate[Any]) -> dic
 
 
 def _launches(candidate: GemmCandidate, per_launch: int) -> list[tuple[int, ...]]:
-    """Where each launch's operands lie, in elements from the caller's, and how many batches it takes."""
+    """Offsets of each launch's operands from the caller's, in elements, and its number of batches."""
     batches = candidate.formulation.batches
     return [
         (

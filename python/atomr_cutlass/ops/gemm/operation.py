@@ -96,18 +96,18 @@ class GemmOperation(PlannedOperation[GemmRequest]):
     )
 
     def operands(self, request: GemmRequest) -> tuple[OperandSlot, ...]:
-        what, scales = request.problem(0), request.scales()
-        if what.a.dtype is fp4.FP4:
-            slots = [_packed("a", what.a), _packed("b", what.b)]
+        problem, scales = request.problem(0), request.scales()
+        if problem.a.dtype is fp4.FP4:
+            slots = [_packed("a", problem.a), _packed("b", problem.b)]
         else:
-            slots = [OperandSlot("a", (what.a,)), OperandSlot("b", (what.b,))]
-        slots += [OperandSlot("c", (what.c,))] if what.c is not None else []
+            slots = [OperandSlot("a", (problem.a,)), OperandSlot("b", (problem.b,))]
+        slots += [OperandSlot("c", (problem.c,))] if problem.c is not None else []
         if scales is not None:
             for name, scale in zip(SCALES, (scales.a, scales.b, scales.d, scales.amax), strict=True):
                 if scale is not None:
                     element = BYTE if scale.dtype == BYTE else None
                     slots.append(OperandSlot(name, (_scale_spec(scale),), written=name == "amax", element=element))
-        return (*slots, *epilogue_slots(request.fusion()), OperandSlot("out", (what.d,), written=True))
+        return (*slots, *epilogue_slots(request.fusion()), OperandSlot("out", (problem.d,), written=True))
 
     def optional_names(self, request: GemmRequest) -> tuple[str, ...]:
         return ("a", "b", "c", *(SCALES if request.scales() is not None else ()))
@@ -144,10 +144,10 @@ class GemmOperation(PlannedOperation[GemmRequest]):
         )
 
     def plan(self, request: GemmRequest, device: int, **options: Any) -> Plan:
-        what = request.problem(device)
+        problem = request.problem(device)
         if plain(request):
-            return make(what, **options)
-        return scaled.make(what, request.scales() or scaled.NO_SCALES, request.fusion(), **options)
+            return make(problem, **options)
+        return scaled.make(problem, request.scales() or scaled.NO_SCALES, request.fusion(), **options)
 
     def write_empty(self, request: GemmRequest, arrays: Mapping[str, Any], stream: int) -> None:
         if request.tree is not None:

@@ -54,7 +54,7 @@ class GemmProbe(Probe[GemmRequest]):
 
     @property
     def rounded(self) -> CutlassDtype:
-        """What tolerances expect the product to be rounded to."""
+        """The element type that tolerances expect the product to be rounded to."""
         return self.request.result_dtype
 
     @property
@@ -125,7 +125,7 @@ class FusedGemmProbe(GemmProbe):
 
     @property
     def tree(self) -> EpilogueVisitorTree:
-        """What follows the product."""
+        """The epilogue tree."""
         tree = self.request.tree
         assert tree is not None  # noqa: S101 - a request without one has the other probe
         return tree
@@ -142,13 +142,13 @@ class FusedGemmProbe(GemmProbe):
     def follows(self) -> set[str]:
         kinds = {MATRIX, MASK} if self.batched else {MATRIX, MASK, COLUMN}
         return super().follows() | {
-            *(one.name for one in self.tree.inputs if one.kind in kinds),
-            *(one.name for one in self.tree.outputs),
+            *(operand.name for operand in self.tree.inputs if operand.kind in kinds),
+            *(output.name for output in self.tree.outputs),
         }
 
     def parts(self) -> Iterator[Arrays]:
         across = {SCALAR} if self.batched else {SCALAR, ROW}
-        whole = any(one.reduction and one.kind in across for one in self.tree.outputs)
+        whole = any(output.reduction and output.kind in across for output in self.tree.outputs)
         yield from (self.arrays,) if whole else super().parts()
 
     def compute(self, part: Arrays) -> None:
@@ -183,13 +183,13 @@ class FusedGemmProbe(GemmProbe):
         return self.how | {name: part[name] for name in ("scale_a", "scale_b") if name in part}
 
     def _accumulator(self, part: Arrays) -> Array:
-        """What the tree starts from."""
+        """The accumulator, from which the tree starts."""
         how = self._scaled(part) | {"out_dtype": CutlassDtype.F64, "math": self.request.math}
         made: Array = gemm_reference.gemm(*self._operands(part), **how)
         return made
 
     def _read(self, part: Arrays, tree: EpilogueVisitorTree) -> Arrays:
-        return {one.name: part[one.name] for one in tree.inputs}
+        return {operand.name: part[operand.name] for operand in tree.inputs}
 
     def _rounding(self, part: Arrays) -> dict[str, Any]:
         scale_d = float(part["scale_d"][0]) if self.request.quantized else None

@@ -122,9 +122,9 @@ def gemm_with_amax(
     out_dtype: CutlassDtype,
     math: str = "default",
 ) -> GemmResult:
-    """`gemm`, and amax = max |act(...)| before scale_d: what the next scale is chosen from.
+    """`gemm`, and amax = max |act(...)| before scale_d, from which the next scale is chosen.
 
-    A function of its own, so that what `gemm` returns does not depend on a flag. The largest magnitude of an empty
+    A function of its own, so that the result of `gemm` does not depend on a flag. The largest magnitude of an empty
     result is 0; NaN anywhere makes NaN of it, as in CUTLASS's reduction.
 
     Args:

@@ -37,7 +37,7 @@ _BIAS_TYPES = (CutlassDtype.F64, CutlassDtype.F32, CutlassDtype.F16, CutlassDtyp
 
 
 class GemmLayout(enum.Enum, metaclass=Members):
-    """How a matrix lies in memory; the value is BLAS's word."""
+    """The layout of a matrix in memory; the value is BLAS's word."""
 
     ROW_MAJOR = "row"
     COL_MAJOR = "column"
@@ -63,7 +63,7 @@ class GemmShape:
 
 @dataclass(frozen=True)
 class GemmEpilogue:
-    """What happens to the accumulator: D = act(alpha * AB + beta * C + bias), or what a tree makes of it.
+    """The function of the accumulator: D = act(alpha * AB + beta * C + bias), or an epilogue tree.
 
     Attributes:
         alpha: scalar.
@@ -71,7 +71,7 @@ class GemmEpilogue:
         bias: whether a row is added, one element for each column of D (of a convolution, for each channel). That of a
             GEMM is of D's element type where that is F64, F32, F16 or BF16, else F32.
         activation: a name of `reference.ACTIVATIONS`.
-        tree: in the place of bias and activation, what follows alpha * AB + beta * C in a GEMM or a grouped one: of
+        tree: in the place of bias and activation, the tree after alpha * AB + beta * C in a GEMM or a grouped one: of
             `EvtBuilder`, or that of a traced function (`epilogue.trace(...).tree`).
 
     Raises:
@@ -100,7 +100,7 @@ class GemmEpilogue:
 
     @property
     def kind(self) -> str:
-        """What is done, without the values: `linear` and what follows it, as `linear+c+bias+relu`; a tree by its id."""
+        """The operations without their scalars, as `linear+c+bias+relu`; a tree by its id."""
         words = ["linear"]
         words += ["c"] if self.beta != 0 else []
         words += ["bias"] if self.bias else []
@@ -109,7 +109,7 @@ class GemmEpilogue:
         return "+".join(words)
 
     def tree_for(self, result: CutlassDtype) -> EpilogueVisitorTree | None:
-        """What follows the product: the tree, or that of bias and activation; None for nothing.
+        """The tree after the product: the given one, or that of bias and activation; None for neither.
 
         Args:
             result: element type of the result, which the bias has too, where such a bias may be.
@@ -137,9 +137,9 @@ class GemmRequest:
         layout_c: layout of C and D.
         epilogue: scalars, bias and activation, or a tree. A plan is called with the bias (n,) as `bias`, and with a
             tree's operands by their names, inputs before outputs: a scalar (1,), a row (n,), a column (m, 1), a matrix
-            as D lies, a mask uint8 (m, ceil(n / 8)); what is reduced (1,), (n,) or (m,). Matrices, masks and what a
-            tree writes have a dimension of batches where there are several; what is reduced to a scalar has not.
-        out_dtype: element type of D (and C); None is what the epilogue's tree decides, else A's, BF16 for fp8 and fp4,
+            in D's layout, a mask uint8 (m, ceil(n / 8)); a reduction (1,), (n,) or (m,). Matrices, masks and a tree's
+            outputs have a dimension of batches where there are several; a reduction to a scalar has not.
+        out_dtype: element type of D (and C); None is the choice of the epilogue's tree, else A's, BF16 for fp8 and fp4,
             and for I8 I32, or F32 where more than a product is made of it.
         precision: for float32 operands: `ieee` (default), `tf32` or `3xtf32`.
         fast_accum: lets fp8 products be added up in the tensor cores alone; without effect on other dtypes.
@@ -240,7 +240,7 @@ class GemmRequest:
 
     @functools.cached_property
     def tree(self) -> EpilogueVisitorTree | None:
-        """What follows the product: the epilogue's tree, or that of its bias and activation; None for nothing.
+        """The tree after the product: the epilogue's, or that of its bias and activation; None for neither.
 
         Raises:
             InvalidOperandError: an unknown activation.
@@ -253,7 +253,7 @@ class GemmRequest:
         return math_of(self.dtype, self.precision, fast_accum=self.fast_accum)
 
     def problem(self, device: int) -> GemmProblem:
-        """What is to be computed on the GPU of this index: dense operands, batches outermost."""
+        """The problem on the GPU of this index, with dense operands, batches outermost."""
         check_index(device, "device")
         shape = self.shape
 
@@ -291,14 +291,14 @@ class GemmRequest:
         def dense(extent: tuple[int, ...], form: str) -> Scale:
             return Scale(extent, (extent[-1], 1)[-len(extent) :], form)
 
-        one = dense((1,), "tensor") if self.quantized else None
+        single = dense((1,), "tensor") if self.quantized else None
         if self.scaling is None:
-            return Scales(d=one, amax=one)
+            return Scales(d=single, amax=single)
         a, b = (dense(extent, self.scaling) for extent in extents[self.scaling])
-        return Scales(a, b, one, one)
+        return Scales(a, b, single, single)
 
     def fusion(self) -> Fusion | None:
-        """What follows the product, with the arrays that a plan is called with, dense; None for nothing."""
+        """The epilogue tree with the dense arrays that a plan is called with; None without a tree."""
         d = self.problem(0).d
         return None if self.tree is None else MatrixResult(d.shape).dense(self.tree, d)
 
@@ -344,14 +344,14 @@ class GemmRequest:
 
         Raises:
             InvalidOperandError: the request names no arch, and there is no GPU to take it from.
-            UnsupportedError: no cell of the matrix serves the request; the reason says what would cure it.
+            UnsupportedError: no cell of the matrix serves the request; the reason names the cure.
         """
         device = devices.for_arch(None) if self.arch is None else devices.imagined(self.arch)
         arch = self.arch or devices.require_arch(device)
-        what, scales, fusion = self.problem(device.index), self.scales(), self.fusion()
+        problem, scales, fusion = self.problem(device.index), self.scales(), self.fusion()
         if scales is not None or fusion is not None:
-            refuse(what)
-        if 0 in (what.m, what.n, what.batch):
-            raise UnsupportedError(f"a result of shape {what.d.shape} is empty: there is nothing to render")
-        search = GemmSearch(rewritten(what, scales or NO_SCALES, fusion), device, arch)
+            refuse(problem)
+        if 0 in (problem.m, problem.n, problem.batch):
+            raise UnsupportedError(f"a result of shape {problem.d.shape} is empty: there is nothing to render")
+        search = GemmSearch(rewritten(problem, scales or NO_SCALES, fusion), device, arch)
         return render(select.best_key(search), flavour="nvrtc")

@@ -41,7 +41,7 @@ FLOAT = CutlassDtype.F32
 
 @dataclass(frozen=True)
 class Scale:
-    """A scale array as it lies.
+    """The layout of a scale array.
 
     Attributes:
         shape, strides: in elements.
@@ -85,18 +85,18 @@ class Scales:
 NO_SCALES = Scales()
 
 
-def scale_forms(what: GemmProblem, a: MatrixSpec | None, b: MatrixSpec | None) -> tuple[str, str]:
-    """What scale arrays of these shapes are: `tensor`, `vector` or `block`.
+def scale_forms(problem: GemmProblem, a: MatrixSpec | None, b: MatrixSpec | None) -> tuple[str, str]:
+    """The forms of scale arrays of these shapes: `tensor`, `vector` or `block`.
 
     Args:
-        what: the problem.
+        problem: the product.
         a: shape and strides of scale_a: one element, (..., M, 1), or with block scales (M, ceil(K / 128)).
         b: of scale_b: one element, (..., 1, N), or with block scales (ceil(K / 128), ceil(N / 128)).
 
     Raises:
         InvalidOperandError: another shape, or block scales of one operand only.
     """
-    k_blocks, n_blocks = -(-what.k // BLOCK), -(-what.n // BLOCK)
+    k_blocks, n_blocks = -(-problem.k // BLOCK), -(-problem.n // BLOCK)
 
     def form(spec: MatrixSpec | None, vector: tuple[int, int], block: tuple[int, int]) -> str:
         if spec is None or math.prod(spec.shape) == 1:
@@ -106,14 +106,14 @@ def scale_forms(what: GemmProblem, a: MatrixSpec | None, b: MatrixSpec | None) -
         return "block" if spec.shape[-2:] == block else ""
 
     found = (
-        form(a, (what.m, 1), (what.m, k_blocks)),
-        form(b, (1, what.n), (k_blocks, n_blocks)),
+        form(a, (problem.m, 1), (problem.m, k_blocks)),
+        form(b, (1, problem.n), (k_blocks, n_blocks)),
     )
-    for name, spec, one, vector, block in (
-        ("scale_a", a, found[0], (what.m, 1), (what.m, k_blocks)),
-        ("scale_b", b, found[1], (1, what.n), (k_blocks, n_blocks)),
+    for name, spec, kind, vector, block in (
+        ("scale_a", a, found[0], (problem.m, 1), (problem.m, k_blocks)),
+        ("scale_b", b, found[1], (1, problem.n), (k_blocks, n_blocks)),
     ):
-        if not one and spec is not None:
+        if not kind and spec is not None:
             raise InvalidOperandError(
                 f"{name} has shape {spec.shape}; expected one element, {vector} or, for blocks of {BLOCK}, {block}"
             )
@@ -121,52 +121,52 @@ def scale_forms(what: GemmProblem, a: MatrixSpec | None, b: MatrixSpec | None) -
         return found
     # One block of K: a column of scales of A serves as either.
     shapes = (a.shape[-2:] if a else (), b.shape[-2:] if b else ())
-    if shapes != ((what.m, k_blocks), (k_blocks, n_blocks)):
+    if shapes != ((problem.m, k_blocks), (k_blocks, n_blocks)):
         raise InvalidOperandError(
-            f"scale_a has shape {shapes[0]} and scale_b {shapes[1]}; block scales are {(what.m, k_blocks)} and "
+            f"scale_a has shape {shapes[0]} and scale_b {shapes[1]}; block scales are {(problem.m, k_blocks)} and "
             f"{(k_blocks, n_blocks)}, both or neither"
         )
     return ("block", "block")
 
 
-def problem_of(what: GemmProblem, scales: Scales) -> GemmProblem:
+def problem_of(problem: GemmProblem, scales: Scales) -> GemmProblem:
     """The problem with the epilogue or the block scales that these scales need."""
-    if scales == NO_SCALES or is_gated(what.epilogue):
-        return what
+    if scales == NO_SCALES or is_gated(problem.epilogue):
+        return problem
     if scales.swizzled and scales.a is not None:
-        return fp4.with_scales(what, fp4.scale_type(scales.a.dtype, "scale_a"))
+        return fp4.with_scales(problem, fp4.scale_type(scales.a.dtype, "scale_a"))
     if not scales.block:
-        return dataclasses.replace(what, epilogue="scaled")
+        return dataclasses.replace(problem, epilogue="scaled")
     epilogue = "lc" if scales.d is None and scales.amax is None else "scaled"
     return dataclasses.replace(
-        what, epilogue=epilogue, scale_granularity=(1, BLOCK, BLOCK), scale_type=ScaleType.F32.value
+        problem, epilogue=epilogue, scale_granularity=(1, BLOCK, BLOCK), scale_type=ScaleType.F32.value
     )
 
 
-def rewritten(what: GemmProblem, scales: Scales = NO_SCALES, fusion: Fusion | None = None) -> list[GemmProblem]:
-    """The problem with scales and a tree, as kernels may be asked for it, preferred ones first."""
-    scaled = problem_of(what, scales)
+def rewritten(problem: GemmProblem, scales: Scales = NO_SCALES, fusion: Fusion | None = None) -> list[GemmProblem]:
+    """The formulations of the problem with scales and a tree, preferred ones first."""
+    scaled = problem_of(problem, scales)
     return [scaled] if fusion is None else fused.problem_of(scaled, fusion, scaled.epilogue)
 
 
-def refuse(what: GemmProblem) -> None:
-    """Refuses what there is nothing to scale of, or for a tree to follow.
+def refuse(problem: GemmProblem) -> None:
+    """Refuses a product without elements to scale or to give to a tree.
 
     Raises:
         UnsupportedError: an empty result, or no products.
     """
-    if 0 in (what.m, what.n, what.batch):
-        raise UnsupportedError(f"a result of shape {what.d.shape} is empty: there is nothing to plan")
-    if what.k == 0 and what.a.dtype is fp4.FP4:
+    if 0 in (problem.m, problem.n, problem.batch):
+        raise UnsupportedError(f"a result of shape {problem.d.shape} is empty: there is nothing to plan")
+    if problem.k == 0 and problem.a.dtype is fp4.FP4:
         raise UnsupportedError("K is 0: fp4 kernels have nothing to multiply; the result is beta * C")
-    if what.k == 0:
+    if problem.k == 0:
         raise UnsupportedError(
             "K is 0: there is nothing for scales to multiply or an epilogue to follow; leave them out"
         )
 
 
 def make(
-    what: GemmProblem,
+    problem: GemmProblem,
     scales: Scales = NO_SCALES,
     fusion: Fusion | None = None,
     *,
@@ -179,22 +179,22 @@ def make(
     then out.
 
     Args:
-        what: the product.
+        problem: the product.
         scales: the scales that are arrays.
         fusion: the tree that follows.
-        result: of a gated epilogue, D in memory: half as wide as `what` has it, with half the strides.
+        result: of a gated epilogue, D in memory: half as wide as `problem` has it, with half the strides.
         options: those of `PlanOptions`.
 
     Raises:
         UnsupportedError, KernelNotFoundError: as `gemm.kernels.make`; or scales that are not contiguous.
     """
     how = PlanOptions(**options)
-    refuse(what)
-    device = devices.get(what.device)
-    for name, one, along in (("scale_a", scales.a, -2), ("scale_b", scales.b, -1)):
-        if one is not None and one.form == "vector" and one.shape[along] > 1 and one.strides[along] != 1:
-            raise UnsupportedError(f"{name} has strides {one.strides}: its elements must be contiguous; copy it")
-    search = GemmSearch(rewritten(what, scales, fusion), device, how.arch)
+    refuse(problem)
+    device = devices.get(problem.device)
+    for name, scale, along in (("scale_a", scales.a, -2), ("scale_b", scales.b, -1)):
+        if scale is not None and scale.form == "vector" and scale.shape[along] > 1 and scale.strides[along] != 1:
+            raise UnsupportedError(f"{name} has strides {scale.strides}: its elements must be contiguous; copy it")
+    search = GemmSearch(rewritten(problem, scales, fusion), device, how.arch)
 
     def build(candidate: GemmCandidate, how: PlanOptions) -> Plan:
         return from_candidate(
@@ -242,7 +242,7 @@ def launch_once(
     candidate: Candidate[Any],
     epilogue: str,
     device: Device,
-    what: GemmProblem,
+    product: GemmProblem,
     fusion: Fusion,
     views: Mapping[str, _core.Operand],
 ) -> None:
@@ -252,16 +252,16 @@ def launch_once(
         candidate: the kernel.
         epilogue: which of a common kernel's trees follows; others have one.
         device: where.
-        what: the product.
+        product: shapes, layouts and element types.
         fusion: the arrays of the tree.
         views: all arrays by name.
     """
     key = candidate.key
-    problem = fused.problem_for(what, fusion, epilogue if is_common(key.epilogue) else key.epilogue)
+    problem = fused.problem_for(product, fusion, epilogue if is_common(key.epilogue) else key.epilogue)
     own = select.candidate_of(GemmSearch(problem, device), key)
     own = dataclasses.replace(own, info=candidate.info)
     made = _plan(own, NO_SCALES, fusion, alpha=1.0, beta=0.0, like=None)
-    made(*(views[name] for name in ("a", "b", *(one.name for one in fusion.arrays), "out")), stream=0)
+    made(*(views[name] for name in ("a", "b", *(array.name for array in fusion.arrays), "out")), stream=0)
 
 
 def _plan(
@@ -274,8 +274,8 @@ def _plan(
     beta: float,
     like: Any,
 ) -> Plan:
-    key, formulation, what = candidate.key, candidate.formulation, candidate.formulation.problem
-    steps = Steps(what.device)
+    key, formulation, problem = candidate.key, candidate.formulation, candidate.formulation.problem
+    steps = Steps(problem.device)
     narrower = 1 if result is None else PER_PAIR
 
     def operand(name: str, spec: MatrixSpec, align: int, role: str = "input") -> tuple[str, int, int]:
@@ -284,23 +284,23 @@ def _plan(
             (shape, strides), dtype = fp4.packed(spec, name), BYTE
         return steps.slot(name, shape, strides, dtype, alignment=align * spec.dtype.bits // 8, role=role)
 
-    def scale(name: str, one: Scale | None, role: str = "input") -> tuple[str, int, int] | None:
-        if one is None:
+    def scale(name: str, spec: Scale | None, role: str = "input") -> tuple[str, int, int] | None:
+        if spec is None:
             return None
-        alignment = fp4.SCALE_ALIGNMENT if one.form == "swizzled" else 4
-        return steps.slot(name, one.shape, one.strides, one.dtype, alignment=alignment, role=role)
+        alignment = fp4.SCALE_ALIGNMENT if spec.form == "swizzled" else 4
+        return steps.slot(name, spec.shape, spec.strides, spec.dtype, alignment=alignment, role=role)
 
     align_a, align_b = (key.align_b, key.align_a) if formulation.swapped else (key.align_a, key.align_b)
-    a = operand("a", what.a, align_a)
-    b = operand("b", what.b, align_b)
-    source = what.c is not None and fused.reads_source(what.epilogue)
-    c = operand("c", what.c, key.align_d, "source") if what.c is not None and not source else None
+    a = operand("a", problem.a, align_a)
+    b = operand("b", problem.b, align_b)
+    source = problem.c is not None and fused.reads_source(problem.epilogue)
+    c = operand("c", problem.c, key.align_d, "source") if problem.c is not None and not source else None
     at_a, at_b, at_d = scale("scale_a", scales.a), scale("scale_b", scales.b), scale("scale_d", scales.d)
     amax = scale("amax", scales.amax, "output")
-    others = FusedOperands(steps, fusion, what.epilogue, key, clear_masks=clears_masks(key))
+    others = FusedOperands(steps, fusion, problem.epilogue, key, clear_masks=clears_masks(key))
     if source:
         c = others.source
-    out = operand("out", result or what.d, key.align_d, "output")
+    out = operand("out", result or problem.d, key.align_d, "output")
     if amax is not None:
         steps.clear(amax, 4)
 
@@ -308,19 +308,19 @@ def _plan(
         "ldd": formulation.ldd // narrower, "alpha": "alpha", "beta": "beta", "scale_d": at_d, "amax": amax,
     }  # fmt: skip
     for batch in _batches(scales, formulation):
-        first = (a, batch.a, what.a, at_a, batch.scale_a, scales.a)
-        second = (b, batch.b, what.b, at_b, batch.scale_b, scales.b)
+        first = (a, batch.a, problem.a, at_a, batch.scale_a, scales.a)
+        second = (b, batch.b, problem.b, at_b, batch.scale_b, scales.b)
         if formulation.swapped:
             first, second = second, first
         args = dict(common)
-        for letter, (array, offset, spec, place, scale_offset, one) in (("a", first), ("b", second)):
+        for letter, (array, offset, spec, place, shift, factors) in (("a", first), ("b", second)):
             args[letter] = moved(array, offset, spec.dtype)
-            args[f"scale_{letter}"] = None if place is None or one is None else _moved_scale(place, scale_offset, one)
-            args[f"scale_form_{letter}"] = int(one is not None and one.form == "vector")
-            if one is not None and one.form == "block":
+            args[f"scale_{letter}"] = None if place is None or factors is None else _moved_scale(place, shift, factors)
+            args[f"scale_form_{letter}"] = int(factors is not None and factors.form == "vector")
+            if factors is not None and factors.form == "block":
                 along, k_along = (-2, -1) if letter == "a" else (-1, -2)
-                args[f"scale_stride_{letter}"] = one.strides[along]
-                args[f"scale_k_stride_{letter}"] = one.strides[k_along]
+                args[f"scale_stride_{letter}"] = factors.strides[along]
+                args[f"scale_k_stride_{letter}"] = factors.strides[k_along]
         strides = formulation.batch_strides if batch.count > 1 else (0, 0, 0, 0)
         args |= {
             "batch": batch.count,
@@ -328,8 +328,8 @@ def _plan(
             "batch_stride_b": strides[1],
             "batch_stride_c": strides[2],
             "batch_stride_d": strides[3] // narrower,
-            "c": None if c is None or what.c is None else moved(c, batch.c, what.c.dtype),
-            "d": moved(out, batch.d // narrower, what.d.dtype),
+            "c": None if c is None or problem.c is None else moved(c, batch.c, problem.c.dtype),
+            "d": moved(out, batch.d // narrower, problem.d.dtype),
         }
         args |= others.args(
             formulation.batches.strides[4:] if batch.count > 1 else (0,) * len(batch.operands),
@@ -345,16 +345,16 @@ def clears_masks(key: KernelKey) -> bool:
     return key.generation in ("sm80", "sm100", "sm120")
 
 
-def _as_matrices(one: Scale) -> MatrixSpec:
+def _as_matrices(scale: Scale) -> MatrixSpec:
     """Scales with two dimensions after those of batches."""
-    if one.form == "swizzled":
-        return MatrixSpec((*one.shape[:-1], 1, one.shape[-1]), (*one.strides[:-1], 0, 1), FLOAT)
-    return MatrixSpec(one.shape, one.strides, FLOAT)
+    if scale.form == "swizzled":
+        return MatrixSpec((*scale.shape[:-1], 1, scale.shape[-1]), (*scale.strides[:-1], 0, 1), FLOAT)
+    return MatrixSpec(scale.shape, scale.strides, FLOAT)
 
 
-def _moved_scale(place: Address, elements: int, one: Scale) -> Address:
+def _moved_scale(place: Address, elements: int, scale: Scale) -> Address:
     kind, index, start = place
-    return (kind, index, start + elements * one.dtype[1] // 8)
+    return (kind, index, start + elements * scale.dtype[1] // 8)
 
 
 @dataclass(frozen=True)
@@ -373,15 +373,15 @@ class _Batch:
 
 def _batches(scales: Scales, formulation: GemmFormulation) -> list[_Batch]:
     """One launch where all batches share their scales, else one for each batch."""
-    what = formulation.problem
-    own = any(one is not None and math.prod(_as_matrices(one).shape[:-2]) > 1 for one in (scales.a, scales.b))
+    problem = formulation.problem
+    own = any(scale is not None and math.prod(_as_matrices(scale).shape[:-2]) > 1 for scale in (scales.a, scales.b))
     # Kernels with blocks take one batch, and those of fp4 would look for scales of each.
-    if not own and not ((scales.block or scales.swizzled) and math.prod(what.d.shape[:-2]) > 1):
+    if not own and not ((scales.block or scales.swizzled) and math.prod(problem.d.shape[:-2]) > 1):
         return [
             _Batch(a, b, c, d, 0, 0, tuple(operands), formulation.batches.count)
             for a, b, c, d, *operands in formulation.batches.offsets
         ]
-    batches = what.d.shape[:-2]
+    batches = problem.d.shape[:-2]
     if math.prod(batches) > MAX_OUTER:
         raise UnsupportedError(
             f"{math.prod(batches)} batches with scales of their own; at most {MAX_OUTER} are launched"
@@ -390,15 +390,15 @@ def _batches(scales: Scales, formulation: GemmFormulation) -> list[_Batch]:
     def strides(spec: MatrixSpec | None, name: str) -> tuple[int, ...]:
         return (0,) * len(batches) if spec is None else broadcast_to(spec, batches, name).strides[:-2]
 
-    def scale_strides(one: Scale | None, name: str) -> tuple[int, ...]:
-        if one is None or math.prod(one.shape) == 1:
+    def scale_strides(scale: Scale | None, name: str) -> tuple[int, ...]:
+        if scale is None or math.prod(scale.shape) == 1:
             return (0,) * len(batches)
-        return strides(_as_matrices(one), name)
+        return strides(_as_matrices(scale), name)
 
     steps = [
-        strides(what.a, "a"), strides(what.b, "b"), strides(what.c, "c"), strides(what.d, "out"),
+        strides(problem.a, "a"), strides(problem.b, "b"), strides(problem.c, "c"), strides(problem.d, "out"),
         scale_strides(scales.a, "scale_a"), scale_strides(scales.b, "scale_b"),
-        *(strides(one, "an operand of the epilogue") for one in what.operands),
+        *(strides(operand, "an operand of the epilogue") for operand in problem.operands),
     ]  # fmt: skip
     found = []
     for number in range(math.prod(batches)):
@@ -407,7 +407,7 @@ def _batches(scales: Scales, formulation: GemmFormulation) -> list[_Batch]:
             index.append(rest % extent)
             rest //= extent
         a, b, c, d, scale_a, scale_b, *operands = (
-            sum(i * s for i, s in zip(reversed(index), one, strict=True)) for one in steps
+            sum(i * s for i, s in zip(reversed(index), step, strict=True)) for step in steps
         )
         found.append(_Batch(a, b, c, d, scale_a, scale_b, tuple(operands), 1))
     return found

@@ -72,7 +72,7 @@ def grouped_gemm(
 ) -> Any:
     """D[g] = saturating_cast(act(alpha * scale_a[g] * scale_b[g] * A[g] B[g] + beta * C[g] + bias[g])), in one launch.
 
-    Or what `epilogue` makes of the products.
+    With `epilogue`, D[g] is the result of its tree.
 
     | form | a | b | result | who belongs to group g |
     |---|---|---|---|---|
@@ -81,14 +81,14 @@ def grouped_gemm(
     | along K | (M, total K) | (total K, N) | (G, M, N) | columns of a and rows of b, by offsets |
     | lists | list of (M, K) | list of (K, N) | list of (M, N) | the g-th of each list; extents may differ |
 
-    Groups may be empty, and need not fill the rows. `offsets` and `counts` lie where a and b do: on a GPU they are read
+    Groups may be empty, and need not fill the rows. `offsets` and `counts` are where a and b are: a GPU's are read
     there, when the kernel runs, and never by the host. A call does not synchronize, may be captured into a CUDA graph,
     and replays with the values that are there then. So they cannot be refused either: **on a GPU they are not
-    checked**. Negative sizes, and ends that go back, make a group empty; what lies beyond the rows is cut off; where
-    ends go back, the groups around may overlap and write the same rows. Nothing outside the operands is read or
+    checked**. Negative sizes, and ends that decrease, make a group empty; rows beyond the last are cut off; where
+    ends decrease, the groups around may overlap and write the same rows. Nothing outside the operands is read or
     written. `check=True` looks at them first. Those of host arrays are always checked.
 
-    Rows of the result that no group has keep what `out` holds, and are unspecified in a new result. An empty group
+    Rows of the result that no group has keep the values of `out`, and are unspecified in a new result. An empty group
     along K leaves act(beta * C + bias).
 
     Args:
@@ -105,7 +105,7 @@ def grouped_gemm(
             of the sm80 generation, which serve GPUs before sm_90 and operands that are not aligned to 16 bytes, read
             it in the place of `c`: of the result's dtype, contiguous, and without a `c`.
         activation: {activation}
-        epilogue: what follows the products, in the place of bias and activation: an `EpilogueVisitorTree`, or a Python
+        epilogue: function of the products, in the place of bias and activation: an `EpilogueVisitorTree`, or a Python
             function such as `lambda acc, bias, scale: silu(acc + bias) * scale`, which is traced at every call, as for
             `gemm`. `acc` is alpha * scale_a[g] * scale_b[g] * A[g] B[g] + beta * C[g]. It reads rows and scalars and
             writes D alone, whose element type it may decide. Kernels of the sm80 generation evaluate act(acc + bias).
@@ -122,7 +122,7 @@ def grouped_gemm(
         jit: {jit}
         workspace_size: {workspace_size}
         check: whether to copy offsets or counts to the host, which waits for the GPU, and refuse those that are
-            negative, go back or lie beyond the rows. For debugging; not while a CUDA graph is captured. None leaves it
+            negative, decrease or exceed the rows. For debugging; not while a CUDA graph is captured. None leaves it
             to the environment variable ATOMR_CUTLASS_CHECK (1 is yes, but for calls that are captured).
         operands_of_epilogue: the operands of `epilogue` by their names, on the device of `a`: rows, (N,) for all groups
             or (G, N) or (G, 1, N), and scalars of one element for all groups or (G, 1, 1). For lists, a list with one
@@ -166,7 +166,7 @@ def _one_number(scale: Any) -> Any:
     """
     if type(scale) not in (list, tuple) or not scale or not isinstance(scale[0], NUMBERS):
         return scale
-    if all(isinstance(one, NUMBERS) and one == scale[0] for one in scale):
+    if all(isinstance(value, NUMBERS) and value == scale[0] for value in scale):
         return scale[0]
     raise UnsupportedError("scales of a list that are numbers must be the same: give different ones as arrays")
 
@@ -181,8 +181,8 @@ class _GroupedGemm(Invocation):
         labels: of the arrays of each of the product's operands by its name, in the order of a plan's call.
         divided: `offsets` or `counts`, whichever is given; None for lists.
         math: math mode of the kernel key.
-        epilogue: what follows the products, with its arrays.
-        scale_forms: what the scales of A and B are.
+        epilogue: the epilogue of the products, with its arrays.
+        scale_forms: the forms of the scales of A and B.
     """
 
     form: str
@@ -226,7 +226,7 @@ class _GroupedGemm(Invocation):
         return make(self.problem(views), like=like, stream=stream, **self.call.planning)
 
     def problem(self, views: Mapping[str, _core.Operand]) -> GroupedProblem:
-        """What kernels are chosen for, of views on a GPU."""
+        """The problem that kernels are chosen for, from views on a GPU."""
         labels = self.labels
 
         def specs(labels: Iterable[str]) -> tuple[MatrixSpec, ...]:
@@ -461,10 +461,10 @@ def _divided(views: dict[str, Views], groups: int, form: str) -> str:
     return name
 
 
-def _result_dtype(views: Mapping[str, Views], asked: CutlassDtype | None, dtype: CutlassDtype) -> CutlassDtype:
+def _result_dtype(views: Mapping[str, Views], out_dtype: CutlassDtype | None, dtype: CutlassDtype) -> CutlassDtype:
     members = max(len(views.get("out", ())), len(views.get("c", ())), 1)
     found = [
-        result_dtype({name: views[name][index] for name in ("out", "c") if name in views}, asked, dtype)
+        result_dtype({name: views[name][index] for name in ("out", "c") if name in views}, out_dtype, dtype)
         for index in range(members)
     ]
     if any(member is not found[0] for member in found):
@@ -475,7 +475,7 @@ def _result_dtype(views: Mapping[str, Views], asked: CutlassDtype | None, dtype:
 def _scale_forms(
     result: GroupedResult, form: str, extents: list[tuple[int, int, int]], views: Mapping[str, Views]
 ) -> tuple[str, str]:
-    """What the scales of A and B are; see `scale_forms`."""
+    """The forms of the scales of A and B; see `scale_forms`."""
     scales = {name: result.labelled(name, views[name]) for name in ("scale_a", "scale_b") if name in views}
     for label, view in (pair for arrays in scales.values() for pair in arrays.items()):
         dtype = operands.dtype_of(view, label)

@@ -56,7 +56,7 @@ ENTRY = struct.Struct("<6Q4q4i")
 FULL_ACCUMULATION = 1.05
 """How much longer than with fast accumulation an fp8 kernel takes, by the model."""
 NARROW = 1.5
-"""How much longer than the model thinks a kernel takes that reads single elements: it is for what others cannot."""
+"""Factor on the model's time of a kernel that reads single elements: it serves only layouts that no other reads."""
 EMPTY_ROWS = 0.05
 
 _SCALE_FORMS = {TENSOR: 0, VECTOR: 1, GROUP: 2, BLOCKS: 0}
@@ -88,8 +88,8 @@ class GroupedSearch(KernelSearch[GroupedProblem]):
             return _OTHER_SCALES
         if not _reaches(key, formulation):
             return _OUT_OF_REACH
-        asked = _epilogue(key, formulation)
-        if key.epilogue != (common_of(asked) if is_common(key.epilogue) else asked):
+        epilogue = _epilogue(key, formulation)
+        if key.epilogue != (common_of(epilogue) if is_common(key.epilogue) else epilogue):
             return _OTHER_EPILOGUE
         return OK if _layouts(key, formulation) is not None else _OTHER_LAYOUT
 
@@ -102,7 +102,7 @@ class GroupedSearch(KernelSearch[GroupedProblem]):
             layout_d=key.layout_d,
         )  # fmt: skip
         seconds = estimate.seconds(key, variant, self.device, shared_bytes)
-        # Where memory is what takes the time all tiles look alike; the fewer rows of one are empty, the better.
+        # Where memory bounds the time, all tiles cost the same; the fewer empty rows a tile has, the better.
         seconds *= 1.0 + EMPTY_ROWS * (1.0 - m / (key.tile[0] * -(-m // key.tile[0])))
         seconds *= NARROW if key.mainloop == "twostage" else 1.0
         return Launch(seconds * (FULL_ACCUMULATION if key.a in FP8_TYPES and key.math != FAST else 1.0))
@@ -117,7 +117,7 @@ class GroupedSearch(KernelSearch[GroupedProblem]):
                 yield (key for key in dict.fromkeys(_derived(key, problem) for key in keys) if supports(key))
 
     def reason(self) -> str:
-        """Why no cell of the matrix serves the problem on its arch, and what would cure it."""
+        """Why no cell of the matrix serves the problem on its arch, and the cure."""
         return refusal(self.problem, self.arch or self.device.arch)
 
 
@@ -137,7 +137,7 @@ def _scales(key: KernelKey, problem: GroupedProblem) -> bool:
 
 
 def _epilogue(key: KernelKey, problem: GroupedProblem) -> str:
-    """The epilogue that a problem asks of a kernel, on top of what it does with scales."""
+    """The epilogue that a problem needs of a kernel, on top of the kernel's own scaling."""
     base = base_of(key.epilogue)
     if key.generation == "sm80":
         base = SCALED if base == SCALED else LINEAR
@@ -152,7 +152,7 @@ def _epilogue(key: KernelKey, problem: GroupedProblem) -> str:
 
 
 def _derived(key: KernelKey, problem: GroupedProblem) -> KernelKey:
-    """What a cell of the matrix becomes for a problem; `supports` says whether it compiles."""
+    """The kernel that a cell of the matrix becomes for a problem; `supports` says whether it compiles."""
     epilogue, d = _epilogue(key, problem), problem.d[0].dtype
     # A cell has room for results that are no wider than its own.
     if problem.fusion is None or key.generation == "sm80" or d.bits > key.d.bits:
@@ -187,16 +187,16 @@ def _layouts(key: KernelKey, problem: GroupedProblem) -> dict[str, list[ReadLayo
         needed = max(1, align * dtype.bits // 8)
         found[name] = []
         for spec in specs:
-            one = read_layout(spec, layout, name)
-            if one is None:
+            read = read_layout(spec, layout, name)
+            if read is None:
                 return None
             # Where groups begin and end anywhere, the extent that they divide is no multiple of anything.
             ragged = problem.form == ALONG_K and name in ("a", "b") and (layout == ROW) == (name == "a")
-            # TMA moves 16 bytes at once, beyond the end of a row too: what lies there would be read, or written.
-            bytes_aligned = one.strided if ragged else one.contiguous
+            # TMA moves 16 bytes at once, beyond the end of a row too, so the memory there would be read, or written.
+            bytes_aligned = read.strided if ragged else read.contiguous
             if bytes_aligned % needed:
                 return None
-            found[name].append(one)
+            found[name].append(read)
     if problem.fusion is not None and _in_place_of_c(key, problem):
         if problem.c:
             return None
@@ -209,7 +209,7 @@ def _layouts(key: KernelKey, problem: GroupedProblem) -> dict[str, list[ReadLayo
 
 
 def refusal(problem: GroupedProblem, arch: SmArch | None) -> str:
-    """Why no cell of the matrix serves a problem on an arch, and what would cure it."""
+    """Why no cell of the matrix serves a problem on an arch, and the cure."""
     if problem.empty:
         return "all groups are empty: there is nothing to plan"
     if arch is not None and arch not in ARCHS[OP]:
@@ -243,7 +243,7 @@ def refusal(problem: GroupedProblem, arch: SmArch | None) -> str:
         if arch in (SmArch.SM90A, SmArch.SM100):
             notes.append("kernels over TMA, which evaluate epilogue trees, read and write at addresses and strides of "
                          "16 bytes")  # fmt: skip
-        if any(one.kind == ROW_KIND for one in problem.fusion.inputs):
+        if any(operand.kind == ROW_KIND for operand in problem.fusion.inputs):
             notes.append("kernels of the sm80 generation, which serve GPUs before sm_90 and unaligned operands, read a "
                          "bias in the place of c: without c, contiguous and of the result's dtype")  # fmt: skip
         if arch is not None:
@@ -270,7 +270,7 @@ def _reasons(program: str, a: CutlassDtype, b: CutlassDtype, d: CutlassDtype, ar
 def make(problem: GroupedProblem, *, candidate: Candidate[GroupedProblem] | None = None, **options: Any) -> Plan:
     """The plan for a grouped GEMM.
 
-    Its slots are a, b and, where there are such, c, offsets, scale_a, scale_b, what the tree reads, then out; of lists
+    Its slots are a, b and, where there are such, c, offsets, scale_a, scale_b, the tree's inputs, then out; of lists
     every member in the place of its list. Offsets (or counts) are read on the device at each call, and never by the
     host; they are clamped to the rows there are.
 
@@ -291,9 +291,9 @@ def make(problem: GroupedProblem, *, candidate: Candidate[GroupedProblem] | None
         checked = True
         if problem.fusion is not None and has_tree(candidate.key.epilogue):
             launch = functools.partial(_launch_once, candidate)
-            asked = _epilogue(candidate.key, problem)
+            epilogue = _epilogue(candidate.key, problem)
             checked = validate.require(
-                candidate, asked, device, launch, make_probe, stream=how.stream, in_background=how.in_background
+                candidate, epilogue, device, launch, make_probe, stream=how.stream, in_background=how.in_background
             )
         made = _plan(problem, candidate, how.arch, alpha=how.alpha, beta=how.beta, like=how.like)
         made.checked = checked
@@ -310,15 +310,15 @@ def _launch_once(
 ) -> None:
     """Launches the kernel for a list of one product."""
     inputs = tuple(
-        GroupOperand(one.name, one.kind, (MatrixSpec(one.shape, one.strides, one.dtype, one.alignment),))
-        for one in fusion.inputs
+        GroupOperand(leaf.name, leaf.kind, (MatrixSpec(leaf.shape, leaf.strides, leaf.dtype, leaf.alignment),))
+        for leaf in fusion.inputs
     )
     alone = GroupedProblem(
         LIST, 1, (product.a,), (product.b,), (), (product.d,), counted=False, math=product.math, device=product.device,
         fusion=GroupedFusion(fusion.tree, inputs),
     )  # fmt: skip
     made = _plan(alone, candidate, candidate.key.arch, alpha=1.0, beta=0.0, like=None)
-    made(*(views[name] for name in ("a", "b", *(one.name for one in fusion.inputs), "out")), stream=0)
+    made(*(views[name] for name in ("a", "b", *(leaf.name for leaf in fusion.inputs), "out")), stream=0)
 
 
 def _plan(
@@ -343,7 +343,7 @@ def _plan(
 
 
 def _told(key: KernelKey, problem: GroupedProblem) -> dict[str, Any]:
-    """What a kernel that computes several trees is told of the problem's."""
+    """The arguments that select the problem's tree in a kernel that computes several."""
     form = form_of(_epilogue(key, problem)) if is_common(key.epilogue) else None
     return {} if form is None else {"operand0_stride_m": form.told}
 
@@ -379,13 +379,13 @@ def _array_args(
     out = _slot(steps, "out", problem.d[0], key.align_d, "output")
     args: dict[str, Any] = {
         "m": m, "n": n, "k": k, "rows_are_counts": int(problem.counted), "offsets": divides, "c": c, "d": out,
-        # Kernels may want the address of an operand that has no elements to be one.
+        # Kernels may need a valid address for an operand without elements.
         "a": a if 0 not in problem.a[0].shape else out, "b": b if 0 not in problem.b[0].shape else out,
     }  # fmt: skip
     for letter, name in zip("abcd", ("a", "b", "c", "out"), strict=True):
-        one = layouts[name][0] if layouts[name] else layouts["out"][0]
-        args[f"ld{letter}"] = one.leading
-        args[f"group_stride_{letter}"] = one.group
+        first = layouts[name][0] if layouts[name] else layouts["out"][0]
+        args[f"ld{letter}"] = first.leading
+        args[f"group_stride_{letter}"] = first.group
     return args | scales | fused
 
 
@@ -432,8 +432,8 @@ def _list_args(
     in_place_of_c = _in_place_of_c(key, problem)
     inputs = problem.fusion.inputs if problem.fusion else ()
     tables = []
-    for one in inputs:
-        found = slots(one.name, one.arrays, key.align_d if in_place_of_c else 1)
+    for operand in inputs:
+        found = slots(operand.name, operand.arrays, key.align_d if in_place_of_c else 1)
         tables.append(found if len(found) == problem.groups else found * problem.groups)
     if in_place_of_c:
         places["c"], tables = tables[0], []
@@ -451,17 +451,17 @@ def _list_args(
             # As above, of an operand without elements.
             nothing = (name == "a" and 0 in problem.a[g].shape) or (name == "b" and 0 in problem.b[g].shape)
             patches.append((start + 8 * index, (places["d"] if nothing else places[name])[g]))
-    # Behind the groups, for each operand the addresses of what they read.
+    # After the groups: for each operand of the tree, its address in every group.
     behind = len(table)
     patches += [(behind + 8 * place, address) for place, address in enumerate(itertools.chain(*tables))]
     table += bytes(8 * problem.groups * len(tables))
     where = steps.temporary(len(table))
     steps.copy(where, bytes(table), patches)
     kind, index, _ = where
-    for number, one in enumerate(inputs[: len(tables)]):
-        is_row = one.kind == ROW_KIND
-        if is_row and any(spec.shape[-1] > 1 and spec.strides[-1] != 1 for spec in one.arrays):
-            raise UnsupportedError(f"the members of {one.name} must be contiguous")
+    for number, operand in enumerate(inputs[: len(tables)]):
+        is_row = operand.kind == ROW_KIND
+        if is_row and any(spec.shape[-1] > 1 and spec.strides[-1] != 1 for spec in operand.arrays):
+            raise UnsupportedError(f"the members of {operand.name} must be contiguous")
         args |= {
             f"operand{number}": (kind, index, behind + 8 * problem.groups * number),
             f"operand{number}_stride_n": int(is_row),

@@ -62,11 +62,11 @@ class GroupedProblem:
         groups: how many there are.
         a, b, d: the arrays: one, or of a list one for each group.
         c: like d, or empty.
-        counted: whether what divides the rows are counts; they are ends otherwise. Always for the masked form.
+        counted: whether the rows are divided by counts; by ends otherwise. Always for the masked form.
         math: math mode of the kernel key; `fast` allows `default`.
         device: index of the GPU.
         scale_a, scale_b: scales that are arrays.
-        fusion: what follows the product; None for nothing.
+        fusion: the tree after the product; None for none.
     """
 
     form: str
@@ -99,13 +99,13 @@ class GroupedProblem:
 
     @property
     def expected(self) -> tuple[int, int, int, int]:
-        """(groups, M, N, K) of what the groups come to, as far as it can be known: what the model is asked about.
+        """(groups, M, N, K) that the time model assumes: the groups' extents as far as the host knows them.
 
         Masked groups are taken to be half full: if they were always full, there would be no masks.
         """
         if self.form == LIST:
             sums = [sum(extents) for extents in zip(*self.members, strict=True)]
-            m, n, k = (max(1, round(one / self.groups)) for one in sums)
+            m, n, k = (max(1, round(total / self.groups)) for total in sums)
             return self.groups, m, n, k
         m, n, k = self.extents
         if self.form == MASKED:
@@ -118,7 +118,7 @@ class GroupedProblem:
     @property
     def empty(self) -> bool:
         """Whether there is no element that a kernel could write."""
-        return self.groups == 0 or all(0 in one.shape for one in self.d)
+        return self.groups == 0 or all(0 in spec.shape for spec in self.d)
 
 
 @dataclass(frozen=True)
@@ -151,7 +151,7 @@ def read_layout(spec: MatrixSpec, layout: str, name: str) -> ReadLayout | None:
         # Nothing is read: any leading dimension will do.
         view, group = View(layout, round_up(max(along, 1), 128 // bits)), 0
     else:
-        found = [one for one in views(spec, name) if one.layout == layout]
+        found = [view for view in views(spec, name) if view.layout == layout]
         if not found:
             return None
         view = found[0]
@@ -189,7 +189,7 @@ def scale_forms(
     a: Sequence[Shape] | None,
     b: Sequence[Shape] | None,
 ) -> tuple[str, str]:
-    """What scale arrays of these shapes are.
+    """The forms of scale arrays of these shapes.
 
     Args:
         form: of the operands.
@@ -204,10 +204,10 @@ def scale_forms(
     Raises:
         InvalidOperandError: another shape, or block scales of one operand only.
     """
-    choices = [_choices(form, groups, *one) for one in extents]
-    found_a = _forms(a, [one[0] for one in choices])
-    found_b = _forms(b, [one[1] for one in choices])
-    plain = [next((one for one in (TENSOR, GROUP, VECTOR) if one in found), "") for found in (found_a, found_b)]
+    choices = [_choices(form, groups, *sizes) for sizes in extents]
+    found_a = _forms(a, [pair[0] for pair in choices])
+    found_b = _forms(b, [pair[1] for pair in choices])
+    plain = [next((kind for kind in (TENSOR, GROUP, VECTOR) if kind in found), "") for found in (found_a, found_b)]
     if all(plain):
         return plain[0], plain[1]
     if BLOCKS in found_a and BLOCKS in found_b:
@@ -217,10 +217,10 @@ def scale_forms(
             # Of a list, name the first that fits nothing.
             for index, shape in enumerate(shapes):
                 valid = choices[min(index, len(choices) - 1)][side]
-                if math.prod(shape) == 1 or any(shape in one for one in valid.values()):
+                if math.prod(shape) == 1 or any(shape in accepted for accepted in valid.values()):
                     continue
                 where = f"{name}[{index}]" if form == LIST else name
-                expected = ", ".join(str(one) for shapes_of in valid.values() for one in shapes_of)
+                expected = ", ".join(str(accepted) for shapes_of in valid.values() for accepted in shapes_of)
                 raise InvalidOperandError(f"{where} has shape {shape}; expected one element or one of {expected}")
             raise InvalidOperandError(f"the members of {name} are scales of different kinds: {list(shapes)[:4]}")
     raise InvalidOperandError(
@@ -240,7 +240,7 @@ def _forms(shapes: Sequence[Shape] | None, choices: list[_Choices]) -> set[str]:
     if len(shapes) != len(choices):  # one array for all matrices of a list
         return found
     for form in (GROUP, VECTOR, BLOCKS):
-        if all(shape in one.get(form, ()) for shape, one in zip(shapes, choices, strict=True)):
+        if all(shape in choice.get(form, ()) for shape, choice in zip(shapes, choices, strict=True)):
             found.add(form)
     return found
 

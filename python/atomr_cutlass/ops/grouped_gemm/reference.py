@@ -49,9 +49,9 @@ def grouped_gemm(
     | along K | (M, total K) | (total K, N) | (G, M, N) | columns of a and rows of b, by offsets |
     | lists | list of (M, K) | list of (K, N) | list of (M, N) | the g-th of each list; extents may differ |
 
-    Rows of the contiguous and masked forms that belong to no group are not read, and keep what `out` holds; without
+    Rows of the contiguous and masked forms that belong to no group are not read, and keep the values of `out`; without
     `out` they are zero. (Kernels leave them as they are: in a new result they are unspecified.) An empty group of those
-    forms writes nothing; along K its result is what an empty sum leaves: act(beta * C + bias). Everything else, NaN and
+    forms writes nothing; along K its result is that of an empty sum: act(beta * C + bias). Everything else, NaN and
     infinity included, is as in `gemm`, one group at a time.
 
     Args:
@@ -65,13 +65,13 @@ def grouped_gemm(
         beta: factor of c.
         bias: (N,) for all groups, or (G, N); a list for lists.
         activation: a name in ACTIVATIONS.
-        scale_a: a number for all groups, (G,) or (G, 1, 1), or what follows a's rows: (rows, 1) or in blocks
+        scale_a: a number for all groups, (G,) or (G, 1, 1), or for a's rows: (rows, 1) or in blocks
             (rows, ceil(K / 128)); the masked form has (G, rows, 1) and so on; along K (M, 1) is for all groups and
             (G, M, 1) for each, and there are no blocks. A list for lists, each as in `gemm`.
         scale_b: a number for all groups, or for each group (G,), (G, 1, 1), (G, 1, N) or in blocks
             (G, ceil(K / 128), ceil(N / 128)); along K (1, N) or (G, 1, N). A list for lists.
         scale_d: a number.
-        tree: what makes D of alpha * scale_a[g] * scale_b[g] * A[g] B[g] + beta * C[g], as in `evaluate`; in the place
+        tree: computes D from alpha * scale_a[g] * scale_b[g] * A[g] B[g] + beta * C[g], as in `evaluate`; in the place
             of bias and activation, and without other outputs.
         operands: of the tree by name, one for each group.
         out_dtype: the element type of the result.
@@ -136,7 +136,7 @@ def absolute_grouped_product(
     scale_b: Scale | Sequence[Scale] | None = None,
     scale_d: float | None = None,
 ) -> FloatArray | list[FloatArray]:
-    """`absolute_product` of every group: what `within_tolerance` measures against.
+    """`absolute_product` of every group, against which `within_tolerance` measures.
 
     Args:
         a: as in `grouped_gemm`, like the rest.
@@ -187,7 +187,7 @@ def group_bounds(
 
     Args:
         groups: how many there are.
-        extent: what they divide; they need not fill it.
+        extent: the dimension that they divide; they need not fill it.
         offsets: (G,) int32: cumulative ends.
         counts: (G,) int32: sizes, one after the other.
 
@@ -211,13 +211,13 @@ def group_bounds(
 
 
 def check_division(name: str, values: AnyArray, groups: int, extent: int, masked: bool) -> None:
-    """Refuses offsets or counts that go back, are negative or lie beyond the rows.
+    """Refuses offsets or counts that decrease, are negative or exceed the rows.
 
     Args:
         name: `offsets` or `counts`.
         values: (G,) int32.
         groups: how many there are.
-        extent: what they divide; of the masked form the rows of each group.
+        extent: the dimension that they divide; of the masked form the rows of each group.
         masked: whether it is that form.
 
     Raises:
@@ -240,8 +240,8 @@ def _sizes(counts: Any, groups: int, rows: int) -> AnyArray:
 
 def _int32_vector(name: str, given: Any, groups: int) -> AnyArray:
     if not isinstance(given, np.ndarray) or given.dtype != np.int32 or given.shape != (groups,):
-        what = f"{given.dtype} of shape {given.shape}" if isinstance(given, np.ndarray) else repr(given)
-        raise InvalidOperandError(f"{name} is {what}; expected int32 of shape {(groups,)}, one for each group")
+        described = f"{given.dtype} of shape {given.shape}" if isinstance(given, np.ndarray) else repr(given)
+        raise InvalidOperandError(f"{name} is {described}; expected int32 of shape {(groups,)}, one for each group")
     return given.astype(np.int64)
 
 
@@ -430,6 +430,6 @@ def _listed(name: str, given: Any, groups: int) -> list[Any]:
     if given is None or (name.startswith("scale") and _one_for_all(given)):
         return [given] * groups
     if isinstance(given, np.ndarray) or not isinstance(given, Sequence) or len(given) != groups:
-        what = f"{len(given)} members" if isinstance(given, Sequence) else "no list"
-        raise InvalidOperandError(f"{name} has {what}; expected a list of {groups}, one for each group")
+        described = f"{len(given)} members" if isinstance(given, Sequence) else "no list"
+        raise InvalidOperandError(f"{name} has {described}; expected a list of {groups}, one for each group")
     return list(given)

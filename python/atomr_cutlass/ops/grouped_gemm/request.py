@@ -57,7 +57,7 @@ class GroupedGemmRequest:
     """Several GEMMs of different extents in one launch: the form whose operands are lists of dense matrices.
 
     A plan of it is called with all of A, all of B, with beta all of C, with a bias all of these, (n,) of D's dtype
-    where that is F64, F32, F16 or BF16, else F32, with a tree what it reads in its order, of a row one for each group,
+    where that is F64, F32, F16 or BF16, else F32, with a tree its inputs in its order, of a row one for each group,
     (n,), of a scalar one for all, (1,), and all of D. (The other forms of `grouped_gemm` leave the sizes of groups to
     the device: there is nothing that a request could say of them beforehand.)
 
@@ -68,7 +68,7 @@ class GroupedGemmRequest:
         layout_a, layout_b: layouts of A and B.
         layout_c: layout of C and D.
         epilogue: scalars, bias and activation, or a tree of rows and scalars that writes D alone; of every group alike.
-        out_dtype: element type of D (and C); None is what the epilogue's tree decides, else A's, BF16 for fp8.
+        out_dtype: element type of D (and C); None is the choice of the epilogue's tree, else A's, BF16 for fp8.
         fast_accum: lets fp8 products be added up in the tensor cores alone; without effect on other dtypes.
         binding: name of an operand B that a plan of this request keeps.
 
@@ -119,7 +119,7 @@ class GroupedGemmRequest:
 
     @property
     def tree(self) -> EpilogueVisitorTree | None:
-        """What follows the products: the epilogue's tree, or that of its bias and activation; None for nothing."""
+        """The tree after the products: the epilogue's, or that of its bias and activation; None for neither."""
         tree = self.epilogue.tree_for(self.result_dtype)
         return None if tree is None or does_nothing(tree, self.dtype, self.result_dtype) else tree
 
@@ -129,7 +129,7 @@ class GroupedGemmRequest:
         return math_of(self.dtype, None, fast_accum=self.fast_accum)
 
     def problem(self, device: int) -> GroupedProblem:
-        """What is to be computed on the GPU of this index: lists of dense matrices."""
+        """The problem on the GPU of this index, with lists of dense matrices."""
         check_index(device, "device")
 
         def spec(rows: int, columns: int, layout: GemmLayout, dtype: CutlassDtype) -> MatrixSpec:
@@ -137,12 +137,12 @@ class GroupedGemmRequest:
             return MatrixSpec((rows, columns), strides, dtype)
 
         groups = self.shape.groups
-        d = tuple(spec(one.m, one.n, self.layout_c, self.result_dtype) for one in groups)
+        d = tuple(spec(group.m, group.n, self.layout_c, self.result_dtype) for group in groups)
         return GroupedProblem(
             form=LIST,
             groups=len(groups),
-            a=tuple(spec(one.m, one.k, self.layout_a, self.dtype) for one in groups),
-            b=tuple(spec(one.k, one.n, self.layout_b, self.dtype) for one in groups),
+            a=tuple(spec(group.m, group.k, self.layout_a, self.dtype) for group in groups),
+            b=tuple(spec(group.k, group.n, self.layout_b, self.dtype) for group in groups),
             c=d if self.epilogue.beta != 0 else (),
             d=d,
             counted=False,
@@ -157,15 +157,15 @@ class GroupedGemmRequest:
             return None
 
         def arrays(kind: str, dtype: CutlassDtype) -> tuple[MatrixSpec, ...]:
-            extents = [one.n for one in self.shape.groups] if kind == ROW else [1]
+            extents = [group.n for group in self.shape.groups] if kind == ROW else [1]
             return tuple(MatrixSpec((extent,), (1,), dtype) for extent in extents)
 
         return GroupedFusion(
             tree,
             tuple(
-                GroupOperand(one.name, one.kind, arrays(one.kind, one.dtype))
-                for one in tree.inputs
-                if one.dtype is not None  # of masks, which grouped kernels do not read
+                GroupOperand(operand.name, operand.kind, arrays(operand.kind, operand.dtype))
+                for operand in tree.inputs
+                if operand.dtype is not None  # of masks, which grouped kernels do not read
             ),
         )
 
@@ -192,7 +192,7 @@ class GroupedGemmRequest:
 
         Raises:
             InvalidOperandError: the request names no arch, and there is no GPU to take it from.
-            UnsupportedError: no cell of the matrix serves the request; the reason says what would cure it.
+            UnsupportedError: no cell of the matrix serves the request; the reason names the cure.
         """
         device = devices.for_arch(None) if self.arch is None else devices.imagined(self.arch)
         search = grouped_plan.GroupedSearch(self.problem(device.index), device, self.arch)

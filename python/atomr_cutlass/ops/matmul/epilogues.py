@@ -1,4 +1,4 @@
-"""What may follow the product of a matmul: cuBLASLt's list, and the tree of each."""
+"""Epilogues of a matmul: cuBLASLt's list, and the tree of each."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ WRITTEN, READ = "written", "read"
 
 
 class MatmulEpilogue(enum.Enum, metaclass=Members):
-    """What follows x = alpha * op(A) op(B) + beta * C; cuBLASLt's names. Gelu is the tanh form.
+    """The function of x = alpha * op(A) op(B) + beta * C, with cuBLASLt's names. Gelu is the tanh form.
 
     * DEFAULT: D = x. BIAS: D = x + bias, of length m, the same for all columns.
     * RELU, GELU: D = act(x). RELU_BIAS, GELU_BIAS: D = act(x + bias).
-    * RELU_AUX, RELU_AUX_BIAS: the same, and the auxiliary matrix receives a bit for each element: what relu is given is
-      above 0. (NaN is not: relu keeps a NaN, and its gradient is 0.)
-    * GELU_AUX, GELU_AUX_BIAS: the same, and the auxiliary matrix receives what gelu is given.
+    * RELU_AUX, RELU_AUX_BIAS: the same, and the auxiliary matrix receives a bit for each element: relu's input is above
+      0. (NaN is not: relu keeps a NaN, and its gradient is 0.)
+    * GELU_AUX, GELU_AUX_BIAS: the same, and the auxiliary matrix receives the input of gelu.
     * DRELU, DGELU: D = x times the slope of the activation, which the auxiliary matrix of the forward pass tells.
     * DRELU_BGRAD, DGELU_BGRAD: the same, and bias receives the sum of each row of D, before D is rounded.
     * BGRADA: D = x, and bias, of length m, receives the sum of each row of op(A). BGRADB: of length n, of each column
@@ -57,7 +57,7 @@ class Form:
     Attributes:
         activation: `relu`, `gelu_tanh` or nothing.
         bias: `added`, `gradient` where bias receives the sums of D, or nothing.
-        aux: `written`, `read` or nothing: what becomes of the auxiliary matrix.
+        aux: whether the auxiliary matrix is `written`, `read` or neither (empty).
         summed: `a` or `b` where bias receives the sums of that operand, or nothing.
     """
 

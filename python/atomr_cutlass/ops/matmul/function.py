@@ -53,16 +53,16 @@ def matmul(request: MatmulRequest) -> Any:
     whose arrays have the layouts of an earlier one's only launches.
 
     Args:
-        request: what to compute; see `MatmulRequest`.
+        request: the matmul to compute; see `MatmulRequest`.
 
     Returns:
         The request's `d`, or `c` without one; without either a new (n, m) array of the kind of `a`. Work is in flight
         on the stream when a GPU array returns, unless the request has a reply: then it is done.
 
     Raises:
-        InvalidOperandError: an array of a wrong element type, device or size, whose elements do not lie together, that
+        InvalidOperandError: an array of a wrong element type, device or size, whose elements are not contiguous, that
             cannot be written, or that shares memory with a result.
-        UnsupportedError: no kernel serves the request, or it needs more workspace; the reason says what would cure it.
+        UnsupportedError: no kernel serves the request, or it needs more workspace; the reason names the cure.
         KernelNotFoundError: the table lacks the kernel and it must not be compiled; names it and the knob that adds it.
         CompileError: the kernel's source does not compile.
         DeviceUnavailableError: `prebuilt`, `jit` or GPU arrays without a usable GPU; NVRTC is needed and missing.
@@ -130,7 +130,7 @@ class _Matmul(Invocation):
         matrices: extents, leading dimensions and the epilogue.
         dtype: element type of D.
         math: math mode of the kernel key.
-        tree: what follows the product; None for nothing.
+        tree: the tree after the product; None for none.
     """
 
     matrices: Matrices
@@ -200,7 +200,7 @@ class _Matmul(Invocation):
         return (*(made.names if isinstance(made, WithSums) else self._names(made)), RESULT)
 
     def _names(self, made: Plan) -> tuple[str, ...]:
-        """The names of what a plan of the product takes before its result."""
+        """The names of the arrays that a plan of the product takes before its result."""
         names = (_SLOTS.get(slot, slot) for slot in made.slots[:-1])
         return tuple(name for name in names if name in self.inputs or name in self.results)
 
@@ -229,7 +229,7 @@ class _Matmul(Invocation):
         computed: dict[str, AnyArray]
         if self.tree is not None:
             acc = gemm_reference.gemm(b, a, c, **how, out_dtype=CutlassDtype.F64)
-            inputs = {one.name: host[one.name] for one in self.tree.inputs}
+            inputs = {operand.name: host[operand.name] for operand in self.tree.inputs}
             computed = dict(reference.evaluate(self.tree, acc, inputs, out_dtype=self.dtype, scale_d=scale_d))
         elif AMAX in self.results:
             made = gemm_reference.gemm_with_amax(b, a, c, **how, scale_d=scale_d, out_dtype=self.dtype)
@@ -349,7 +349,7 @@ def _result_dtype(types: Mapping[str, CutlassDtype], dtype: CutlassDtype, *, fus
 
 
 def _matrices(matrices: Matrices, views: Views) -> Views:
-    """The arrays as what they stand for; see `Views`."""
+    """The views of the arrays as the product reads them; see `Views`."""
     found = {}
     rows, columns, form = matrices.rows, matrices.columns, matrices.form
     for name in "abcd":
@@ -400,9 +400,9 @@ def _check_vectors(form: Form, types: dict[str, CutlassDtype], found: Views, dty
     wanted = dict.fromkeys(("scale_a", "scale_b", "scale_d"), CutlassDtype.F32) | {AMAX: floating}
     if form.writes_bias:
         wanted[BIAS] = acc if form.summed else floating
-    for name, one in wanted.items():
-        if name in found and types[name] is not one:
-            raise InvalidOperandError(f"{name} is {types[name].value}; expected {one.value}")
+    for name, expected in wanted.items():
+        if name in found and types[name] is not expected:
+            raise InvalidOperandError(f"{name} is {types[name].value}; expected {expected.value}")
     scaling = [name for name in ("scale_a", "scale_b", "scale_d") if name in found]
     if scaling and dtype not in FP8_TYPES:
         raise UnsupportedError(
@@ -428,7 +428,7 @@ def _check_written(form: Form, written: list[str], arrays: dict[str, Any], found
         for other, view in found.items():
             if other == name or not _core.overlap(found[name], view):
                 continue
-            same = all(getattr(view, one) == getattr(found[name], one) for one in ("pointer", "strides", "dtype"))
+            same = all(getattr(view, field) == getattr(found[name], field) for field in ("pointer", "strides", "dtype"))
             if not (name == "d" and other in replaced and same):
                 allowed = f" (d may be exactly {' or '.join(replaced)})" if name == "d" else ""
                 raise InvalidOperandError(f"{name} overlaps {other}: give separate memory{allowed}")

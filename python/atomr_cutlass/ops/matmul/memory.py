@@ -26,15 +26,15 @@ def viewed(
 
     Args:
         array: the array.
-        name: what messages call it.
+        name: its name in messages.
         columns: of the matrix.
         rows: of the matrix.
         leading: its leading dimension.
-        label: what messages call that.
+        label: the name of the leading dimension in messages.
         swap: view it as (rows, columns) instead of (columns, rows).
 
     Raises:
-        InvalidOperandError: the array's elements do not lie together, or are too few.
+        InvalidOperandError: the array's elements are not contiguous, or are too few.
     """
     wanted = f"{rows} x {columns}, column-major with {label} {leading}"
     if not _holds_pitched(array, columns, rows, leading):
@@ -48,7 +48,7 @@ def vector(array: _core.Operand, name: str, length: int) -> _core.Operand:
     """The first elements of an array, (length,).
 
     Raises:
-        InvalidOperandError: the array's elements do not lie together, or are too few.
+        InvalidOperandError: the array's elements are not contiguous, or are too few.
     """
     _expect(array, name, length, f"{length} elements, one after the other; copy it")
     return relaid(array, (length,), (1,))
@@ -66,7 +66,7 @@ def _expect(array: _core.Operand, name: str, needed: int, wanted: str) -> None:
 
 
 def _dense(array: _core.Operand) -> bool:
-    """Whether the elements lie together, whatever the order of the dimensions."""
+    """Whether the elements are contiguous, whatever the order of the dimensions."""
     if 0 in array.shape:
         return True
     contiguous = 1

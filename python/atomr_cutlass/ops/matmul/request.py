@@ -1,4 +1,4 @@
-"""MatmulRequest: arrays, extents and what follows, as cuBLASLt's matmul has them."""
+"""MatmulRequest: arrays, extents and epilogue, as cuBLASLt's matmul has them."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ BACKENDS = (*GPU_BACKENDS, "reference")
 
 @dataclass(frozen=True)
 class HeuristicKey(KernelUse):
-    """What the kernel of a matmul is remembered for.
+    """The key under which the kernel of a matmul is remembered.
 
     Attributes:
         m, n, k: extents.
         dtype: element type of A.
         transa, transb: whether A and B are transposed.
-        epilogue: what follows the product.
+        epilogue: the function of the product.
         arch: of the GPU; None for one that no target is made for.
 
     Raises:
@@ -81,7 +81,7 @@ class ScaleSet:
 
 
 class Matrices(NamedTuple):
-    """What a request says of its arrays, without the arrays: calls for which it is the same may share a plan.
+    """A request's description of its arrays, without the arrays: calls with equal descriptions may share a plan.
 
     Attributes:
         epilogue: value of the MatmulEpilogue.
@@ -136,7 +136,7 @@ class MatmulRequest:
 
     op(A) is m x k, op(B) k x n, C and D m x n. All matrices are column-major: element (i, j) of a matrix with leading
     dimension ld is element i + j * ld of its memory. An array stands for memory: for the elements from its first to its
-    last. It has any number of dimensions whose elements lie together in any order, or two, one of which is contiguous
+    last. It has any number of dimensions whose elements are contiguous in any order, or two, one of which is contiguous
     and the other's stride the matrix's leading dimension; beyond that its shape says nothing. A row-major (n, m) array
     is a column-major m x n matrix, then, with leading dimension m.
 
@@ -176,7 +176,7 @@ class MatmulRequest:
 
     Raises:
         InvalidOperandError: a value is not of its kind, an extent or a leading dimension is too small, or an array is
-            missing, or given to an epilogue that has none. What is wrong with arrays themselves is said by `matmul`.
+            missing, or given to an epilogue that has none. `matmul` checks the arrays themselves.
     """
 
     a: Any = field(repr=False)
@@ -231,7 +231,7 @@ class MatmulRequest:
 
     @functools.cached_property
     def matrices(self) -> Matrices:
-        """Extents, leading dimensions and what else is said of the arrays."""
+        """Extents, leading dimensions and the rest of the arrays' description."""
         return Matrices(
             self.epilogue.value, self.m, self.n, self.k, self.transa, self.transb, self.lda, self.ldb, self.ldc,
             self.ldd, self.ldaux, self.d is None,

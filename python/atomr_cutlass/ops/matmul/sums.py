@@ -23,7 +23,7 @@ class WithSums:
     """The plans of a product and of the sums of one of its operands, called with the arrays of both.
 
     Attributes:
-        names: of what it takes of the request's arrays, before D.
+        names: of the request's arrays that it takes, before D.
         device: index of the GPU.
         checked: whether nothing is left to be checked of the product at its first use; see `Plan`.
     """
@@ -38,8 +38,8 @@ class WithSums:
             sums: that of the sums.
             operand: `a` or `b`, which is summed.
             scale: the operand's, where it is a number.
-            taken: the names of what the product takes before D.
-            views: what the sums were planned for.
+            taken: the names of the arrays that the product takes before D.
+            views: the arrays that the sums were planned for.
         """
         self.device = views["a"].device
         self.checked = product.checked

@@ -34,14 +34,14 @@ from .reference import swizzled_size
 D = CutlassDtype
 
 SCALINGS = tuple(form for form in FORMS if form != "amax")
-"""What may share a scale: all (`tensor`), a `row`, a `block` of 1 x 128, a `tile` of 128 x 128, and fp4's vectors."""
+"""Scopes of a scale: all (`tensor`), a `row`, a `block` of 1 x 128, a `tile` of 128 x 128, and fp4's vectors."""
 
 _SCALE_ELEMENTS = {
     ScaleType.F32: ("f32", (D.F32.dlpack,)),
     ScaleType.UE4M3: ("e4m3", (D.F8E4M3.dlpack,)),
     ScaleType.UE8M0: ("e8m0, or its bytes (uint8)", (BYTE, ScaleType.UE8M0.dlpack)),
 }
-"""What arrays of scales have for elements: in words, and as DLPack's (type code, bits)."""
+"""Element types of scale arrays: in words, and as DLPack's (type code, bits)."""
 
 
 class QuantizedArray(NamedTuple):
@@ -77,7 +77,7 @@ def quantize(
     as its transpose: `q = quantize(b.T, ...)`, then `q.values.T` is B contiguous along K, and `q.scales.T` its scales.
 
     Args:
-        x: (M, K), row-major (rows may lie further apart); f16, bf16 or f32.
+        x: (M, K), row-major (rows may be further apart); f16, bf16 or f32.
         dtype: e4m3 or e5m2; without meaning for nvfp4 and mxfp4, which are e2m1.
         scaling: one of SCALINGS.
         global_scale: nvfp4's second-level scale, such as `quantization.nvfp4_global_scale`: a positive number, rounded
@@ -87,7 +87,7 @@ def quantize(
         jit: {jit}
 
     Returns:
-        Values and scales, of the kind of `x`. What has no elements has scales of 1.
+        Values and scales, of the kind of `x`. An empty array has scales of 1.
 
     Raises:
         InvalidOperandError: another rank, dtype or strides, an unknown scaling or backend, a K that fp4's vectors do
@@ -144,7 +144,7 @@ class _Quantize(Invocation):
     """`quantize`, parsed.
 
     Attributes:
-        scaling: what shares a scale.
+        scaling: which elements share a scale.
         narrow: element type of the values.
     """
 
@@ -186,7 +186,7 @@ class _Quantize(Invocation):
             steps.launch(kernel("tensor"), args | {"amax": amax}, main=True)
         else:
             if self.narrow is D.F4E2M1:
-                # What pads the swizzled layout is zero.
+                # The swizzled layout is padded with zeros.
                 steps.clear(args["scales"], math.prod(self.results["scales"].shape))
             steps.launch(kernel(scaling), args, main=True)
         return steps.plan(like=like)
@@ -232,7 +232,7 @@ class _Dequantize(Invocation):
     """`dequantize`, parsed.
 
     Attributes:
-        scaling: what shares a scale.
+        scaling: which elements share a scale.
     """
 
     scaling: str
@@ -301,7 +301,7 @@ def _parse_inverse(call: Call) -> _Dequantize:
 
 
 def _check(function: str, call: Call, scaling: str, **more: Any) -> None:
-    """Checks what both functions take."""
+    """Checks the arguments that both functions share."""
     call.check(function, scaling=scaling, **more)
     if scaling not in SCALINGS:
         raise InvalidOperandError(f"unknown scaling {scaling!r}; valid: {', '.join(SCALINGS)}")
@@ -312,7 +312,7 @@ def _check_matrix(view: _core.Operand, name: str, dtypes: tuple[CutlassDtype, ..
         raise InvalidOperandError(f"{name} has shape {view.shape}; expected 2 dimensions")
     dtype = operands.dtype_of(view, name)
     if dtype not in dtypes:
-        raise InvalidOperandError(f"{name} is {dtype.value}; expected {', '.join(one.value for one in dtypes)}")
+        raise InvalidOperandError(f"{name} is {dtype.value}; expected {', '.join(valid.value for valid in dtypes)}")
 
 
 def _named(view: _core.Operand) -> str:

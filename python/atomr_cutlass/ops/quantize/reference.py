@@ -2,7 +2,7 @@
 
 Everywhere x is about values * scale. A scale comes from the largest magnitude that shares it and is rounded once, from
 float64; so are the values, x / scale. Infinity takes no part in a scale and saturates; NaN is converted as in
-`numerics.saturating_cast`. What is zero throughout has scale 1.
+`numerics.saturating_cast`. Elements that are all zero have scale 1.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ MXFP4_VECTOR: Final = 32
 """Elements that share one scale in mxfp4."""
 
 SCALE_TILE: Final = (128, 4)
-"""Rows and columns of scales that lie together in the swizzled form."""
+"""Rows and columns of scales that are contiguous in the swizzled form."""
 
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -90,8 +90,8 @@ def quantize_blockwise(x: AnyArray, dtype: CutlassDtype, *, block: tuple[int, in
         block: rows and columns that share a scale.
 
     Returns:
-        `values` of x's shape; `scale` in float32, (..., ceil(rows / block[0]), ceil(columns / block[1])): what
-        `reference.gemm` takes as `scale_a` and `scale_b`.
+        `values` of x's shape; `scale` in float32, (..., ceil(rows / block[0]), ceil(columns / block[1])), as
+        `scale_a` and `scale_b` of `reference.gemm`.
 
     Raises:
         InvalidOperandError: x is no matrix, the block is none, or dtype needs no scale.
@@ -231,7 +231,7 @@ def dequantize_fp4(x: BlockScaled, *, axis: int = -1) -> Float32Array:
     """The product of values, scale and global_scale in float32, rounded once.
 
     Args:
-        x: what `quantize_nvfp4` or `quantize_mxfp4` returns.
+        x: the result of `quantize_nvfp4` or `quantize_mxfp4`.
         axis: as it was quantized.
 
     Raises:
@@ -295,7 +295,7 @@ def pack_fp4(values: AnyArray) -> npt.NDArray[np.uint8]:
         values: (..., N) of ml_dtypes.float4_e2m1fn, N even.
 
     Returns:
-        uint8 of shape (..., N / 2): what the GPU reads.
+        uint8 of shape (..., N / 2), as the GPU reads them.
 
     Raises:
         InvalidOperandError: another dtype, a scalar or an odd N.

@@ -1,4 +1,4 @@
-"""What the actor costs: many small GEMMs through it, against direct calls of one plan. Prints JSON.
+"""The overhead of the actor: many small GEMMs through it, against direct calls of one plan. Prints JSON.
 
 On a GPU it needs PyTorch. With --fake it needs neither: launches do nothing and events have been reached, so what is
 left is what the host does for a request, the array framework's part but for its allocation excepted.

@@ -209,8 +209,8 @@ def compare(case: Case, device: devices.Device, rounds: int) -> dict[str, Any]:
     """Times both sides, one after the other in every round."""
     sets = operand_sets(case, device)
     torch.backends.cudnn.allow_tf32 = case.kind == "tf32"
-    what = our_problem(case, sets[0])
-    plan = conv_plan.make(what, like=sets[0].a)
+    problem = our_problem(case, sets[0])
+    plan = conv_plan.make(problem, like=sets[0].a)
     sides = {
         "ours": Burst(lambda one: plan(one.a, one.b, out=one.out), sets),
         "torch": Burst(torch_call(case), sets),
@@ -247,8 +247,8 @@ def _facts(case: Case) -> dict[str, Any]:
 def all_cells(case: Case, device: devices.Device, near: float) -> list[dict[str, Any]]:
     """Times the eligible cells that the model does not put beyond `near` times the best of them."""
     sets = operand_sets(case, device)
-    what = our_problem(case, sets[0])
-    candidates = select.rank_cells(ConvSearch(what, device, devices.require_arch(device)))
+    problem = our_problem(case, sets[0])
+    candidates = select.rank_cells(ConvSearch(problem, device, devices.require_arch(device)))
     rows: list[dict[str, Any]] = []
     for rank, candidate in enumerate(candidates):
         key = candidate.key
@@ -271,7 +271,7 @@ def all_cells(case: Case, device: devices.Device, near: float) -> list[dict[str,
             continue
         rows.append(row)
         try:
-            plan = conv_plan.make(what, like=sets[0].a, candidate=candidate)
+            plan = conv_plan.make(problem, like=sets[0].a, candidate=candidate)
             elapsed = timed(lambda one, plan=plan: plan(one.a, one.b, out=one.out), sets, CELL_SECONDS)  # type: ignore[misc]
         except ac.CutlassError as error:
             row["us"], row["problem"] = None, f"{type(error).__name__}: {error}"
@@ -282,7 +282,7 @@ def all_cells(case: Case, device: devices.Device, near: float) -> list[dict[str,
 
 
 def report_cells(case: Case, rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """What was chosen, what is best, and how much slower the choice is."""
+    """The choice, the fastest kernel, and how much slower the choice is."""
     measured = [row for row in rows if row["us"]]
     if not measured:
         return {"case": str(case), "problem": "no kernel"}

@@ -55,7 +55,7 @@ USUAL_AGREEMENT = 1e-2
 
 
 # ----------------------------------------------------------------------------------------------------------------------
-# What follows the product, by both sides
+# Epilogues, by both sides
 
 
 def product(a: torch.Tensor, b: torch.Tensor, **scales: torch.Tensor) -> torch.Tensor:
@@ -113,7 +113,7 @@ def dequantize(a: torch.Tensor, b: torch.Tensor, rows: torch.Tensor, columns: to
 
 @dataclass(frozen=True)
 class Fusion:
-    """What follows a product.
+    """The epilogue of a product.
 
     Attributes:
         unfused: the same in PyTorch, of a, b and operands by name; returns D, or a tuple with D first.
@@ -176,7 +176,7 @@ class Case:
 
     @property
     def tree(self) -> EpilogueVisitorTree:
-        """What follows."""
+        """The epilogue."""
         fusion = FUSIONS[self.fusion]
         if fusion.build is None:
             return EvtBuilder().add_bias("bias", dtype=self.wide).activation(str(fusion.activation)).build()
@@ -205,7 +205,7 @@ def comparison(fusions: Sequence[str], *, quick: bool) -> list[Case]:
 
 @dataclass
 class Operands:
-    """What one call reads and writes.
+    """The operands of one call.
 
     Attributes:
         a, b: A and B.
@@ -262,30 +262,30 @@ def operands_of(case: Case) -> Operands:
         a,
         b.t(),
         scales,
-        {one.name: filled(one, case) for one in tree.inputs},
+        {operand.name: filled(operand, case) for operand in tree.inputs},
         {
-            one.name: torch.empty(fused.output_shape(one, shape), dtype=torch_dtype(one.dtype), device="cuda")
-            for one in tree.outputs
+            output.name: torch.empty(fused.output_shape(output, shape), dtype=torch_dtype(output.dtype), device="cuda")
+            for output in tree.outputs
         },
         torch.empty(shape, dtype=torch_dtype(result), device="cuda"),
         torch.empty(shape, dtype=torch.int32 if case.kind == "i8" else torch_dtype(case.wide), device="cuda"),
     )
 
 
-def filled(one: Input, case: Case) -> torch.Tensor:
+def filled(operand: Input, case: Case) -> torch.Tensor:
     """A random operand of a tree."""
-    if one.kind == MASK:
-        raise ValueError(f"{one.name}: no case reads bits")
-    if one.kind == SCALAR:
-        # What brings products of about 1 near the largest e4m3.
-        return torch.full((1,), 64.0, dtype=torch_dtype(one.dtype), device="cuda")
-    shape = {ROW: (case.n,), COLUMN: (case.m, 1), MATRIX: (case.m, case.n)}[one.kind]
-    if one.name in ("rows", "columns"):
+    if operand.kind == MASK:
+        raise ValueError(f"{operand.name}: no case reads bits")
+    if operand.kind == SCALAR:
+        # This factor brings products of about 1 near the largest e4m3.
+        return torch.full((1,), 64.0, dtype=torch_dtype(operand.dtype), device="cuda")
+    shape = {ROW: (case.n,), COLUMN: (case.m, 1), MATRIX: (case.m, case.n)}[operand.kind]
+    if operand.name in ("rows", "columns"):
         # The scales of both sides bring products of bytes back to about 1.
         values = (torch.rand(shape, device="cuda") + 0.5) / (74 * case.k**0.25)
     else:
         values = torch.randn(shape, device="cuda")
-    return values.to(torch_dtype(one.dtype))
+    return values.to(torch_dtype(operand.dtype))
 
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -318,14 +318,14 @@ def torch_call(side: str, function: Callable[..., Any]) -> Call:
 
 def plan_of(case: Case, one: Operands) -> Plan:
     """The plan that `gemm` makes: it tells which kernel that is, which is compiled by then."""
-    what = GemmProblem(a=fp8.spec(one.a), b=fp8.spec(one.b), c=None, d=fp8.spec(one.out), math="default", device=0)
+    problem = GemmProblem(a=fp8.spec(one.a), b=fp8.spec(one.b), c=None, d=fp8.spec(one.out), math="default", device=0)
     scales = scaled.NO_SCALES
     if one.scales:
         specs = [fp8.spec(scale) for scale in one.scales.values()]
-        forms = scale_forms(what, *specs)
+        forms = scale_forms(problem, *specs)
         scales = Scales(*(Scale(spec.shape, spec.strides, form) for spec, form in zip(specs, forms, strict=True)))
     views = {name: operands.as_operand(array) for name, array in {**one.inputs, **one.outputs}.items()}
-    return scaled.make(what, scales, fused.fusion_of(case.tree, views), like=one.a)
+    return scaled.make(problem, scales, fused.fusion_of(case.tree, views), like=one.a)
 
 
 def compile_ahead(cases: Sequence[Case], device: devices.Device, jobs: int) -> None:

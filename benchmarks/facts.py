@@ -1,4 +1,4 @@
-"""What measured numbers depend on: the machine, the software and the date. Prints them as JSON when run."""
+"""The facts that measured numbers depend on: the machine, the software and the date. Prints them as JSON when run."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def machine() -> dict[str, Any]:
 
 
 def _output(*words: str) -> str:
-    """What a command says; empty where it is missing or fails."""
+    """The output of a command; empty where it is missing or fails."""
     try:
         done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, check=False, timeout=30)
     except (OSError, subprocess.TimeoutExpired):

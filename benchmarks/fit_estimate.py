@@ -98,7 +98,7 @@ def problem(m: int, n: int, k: int, layouts: str) -> GemmProblem:
 
 @dataclass(frozen=True)
 class Score:
-    """What a model is worth on some rows: mean and 95th percentile of the regret, and the estimates' mean error."""
+    """The score of a model on some rows: mean and 95th percentile of the regret, and the estimates' mean error."""
 
     regret: float
     regret_p95: float
@@ -106,12 +106,12 @@ class Score:
 
     @property
     def cost(self) -> float:
-        """What is minimized."""
+        """The objective of the fit, which is minimized."""
         return self.regret + ERROR_SHARE * self.error
 
 
 def score(rows: Sequence[Row]) -> Score:
-    """That of the model as it stands."""
+    """The score of the model as it stands."""
     regrets, errors = [], []
     for row in rows:
         best = min(seconds for *_, seconds in row.kernels)

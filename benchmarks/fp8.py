@@ -106,7 +106,7 @@ def comparison(shapes: Sequence[tuple[int, int, int]], scalings: Sequence[str]) 
 
 @dataclass(frozen=True)
 class Operands:
-    """What one call reads and writes. Scales are as both sides take them: that of A (M, K / 128) has M contiguous, that
+    """The operands of one call. Scales are as both sides take them: that of A (M, K / 128) has M contiguous, that
     of B (K / 128, N / 128) has K contiguous.
     """  # noqa: D205
 
@@ -164,26 +164,26 @@ def spec(tensor: torch.Tensor) -> MatrixSpec:
 def problem_of(case: Case, one: Operands) -> tuple[GemmProblem, Scales | None]:
     """The problem as kernels are chosen for it, and its scales."""
     math_mode = "fast" if case.fast else "default"
-    what = GemmProblem(a=spec(one.a), b=spec(one.b), c=None, d=spec(one.out), math=math_mode, device=0)
+    problem = GemmProblem(a=spec(one.a), b=spec(one.b), c=None, d=spec(one.out), math=math_mode, device=0)
     if one.scale_a is None or one.scale_b is None:
-        return what, None
+        return problem, None
     specs = spec(one.scale_a), spec(one.scale_b)
-    forms = scale_forms(what, *specs)
+    forms = scale_forms(problem, *specs)
     scales = Scales(*(Scale(s.shape, s.strides, form) for s, form in zip(specs, forms, strict=True)))
-    return scaled.problem_of(what, scales), scales
+    return scaled.problem_of(problem, scales), scales
 
 
 Call = Callable[[Any], object]
 
 
-def our_call(what: GemmProblem, scales: Scales | None, choice: GemmCandidate, like: torch.Tensor) -> Call:
-    """What launches a kernel on a set of operands.
+def our_call(problem: GemmProblem, scales: Scales | None, choice: GemmCandidate, like: torch.Tensor) -> Call:
+    """A function that launches a kernel on a set of operands.
 
     Raises:
         UnsupportedError: the kernel cannot implement the problem.
     """
     if scales is None:
-        plan = from_candidate(what, choice, like=like)
+        plan = from_candidate(problem, choice, like=like)
         return lambda one: plan(one.a, one.b, out=one.out)
     made = scaled.from_candidate(choice, scales, like=like)
     return lambda one: made(one.a, one.b, one.scale_a, one.scale_b, one.out)
@@ -249,9 +249,9 @@ def difference(ours: torch.Tensor, theirs: torch.Tensor) -> float:
 def compare(case: Case, device: devices.Device, rounds: int, backend: str) -> dict[str, Any]:
     """Times both sides, one after the other in every round."""
     sets = operand_sets(case, device)
-    what, scales = problem_of(case, sets[0])
-    choice = select.choose(GemmSearch(what, device), backend=backend)
-    calls = {"ours": our_call(what, scales, choice, sets[0].a)}
+    problem, scales = problem_of(case, sets[0])
+    choice = select.choose(GemmSearch(problem, device), backend=backend)
+    calls = {"ours": our_call(problem, scales, choice, sets[0].a)}
     row: dict[str, Any] = {
         "shape": [case.m, case.n, case.k],
         "scaling": case.scaling,
@@ -314,7 +314,7 @@ def means(rows: Sequence[dict[str, Any]]) -> dict[str, float]:
 # Every cell
 
 
-def eligible(what: GemmProblem, device: devices.Device) -> list[GemmCandidate]:
+def eligible(problem: GemmProblem, device: devices.Device) -> list[GemmCandidate]:
     """Every cell of the matrix that serves a problem natively, with its row of the table where it has one."""
     arch = devices.require_arch(device)
     built = {info.key: info for info in ac.kernels(op="gemm")}
@@ -322,7 +322,7 @@ def eligible(what: GemmProblem, device: devices.Device) -> list[GemmCandidate]:
     for key in matrix.expand("full", [arch]):
         if key.op == "gemm" and key.a is E4M3:
             try:
-                choice = select.candidate_of(GemmSearch(what, device), key)
+                choice = select.candidate_of(GemmSearch(problem, device), key)
             except ac.UnsupportedError:
                 continue
             found.append(dataclasses.replace(choice, info=built.get(key)))
@@ -354,7 +354,7 @@ def compile_ahead(cases: Sequence[Case], device: devices.Device, jobs: int) -> N
 def measure_all(case: Case, device: devices.Device, near: float, seconds: float) -> list[dict[str, Any]]:
     """Times every eligible cell, the one that would be chosen first; and options of the scheduler for the best."""
     sets = operand_sets(case, device)
-    what, scales = problem_of(case, sets[0])
+    problem, scales = problem_of(case, sets[0])
     rows: list[dict[str, Any]] = []
 
     def measure(choice: GemmCandidate, rank: int) -> float:
@@ -382,14 +382,14 @@ def measure_all(case: Case, device: devices.Device, near: float, seconds: float)
         }
         rows.append(row)
         try:
-            elapsed = dense.timed(our_call(what, scales, choice, sets[0].a), sets, seconds)
+            elapsed = dense.timed(our_call(problem, scales, choice, sets[0].a), sets, seconds)
         except ac.CutlassError as error:
             row["problem"] = f"{type(error).__name__}: {error}"[:400]
             return math.inf
         row["us"], row["tflops"] = round(elapsed * 1e6, 2), round(case.flops / elapsed / 1e12, 1)
         return elapsed
 
-    ranked = eligible(what, device)
+    ranked = eligible(problem, device)
     times = [measure(choice, rank) for rank, choice in enumerate(ranked)]
     best = min(times, default=math.inf)
     for rank, (choice, elapsed) in enumerate(zip(ranked, times, strict=True)):
@@ -404,7 +404,7 @@ def measure_all(case: Case, device: devices.Device, near: float, seconds: float)
 
 
 def report_all(case: Case, rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """What the model takes, what is best, and how much slower the former is."""
+    """The model's choice, the fastest kernel, and how much slower the former is."""
     measured = [row for row in rows if row["us"]]
     if not measured:
         return {"case": str(case), "problem": "no kernel"}
@@ -425,8 +425,8 @@ def report_all(case: Case, rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
 def parse_shapes(text: str) -> list[tuple[int, int, int]]:
     """`4096x4096x4096,16x4096x4096`."""
     shapes = []
-    for one in text.split(","):
-        m, n, k = (int(part) for part in one.split("x"))
+    for word in text.split(","):
+        m, n, k = (int(part) for part in word.split("x"))
         shapes.append((m, n, k))
     return shapes
 

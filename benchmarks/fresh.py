@@ -1,4 +1,4 @@
-"""What a fresh process pays for a kernel, step by step. Prints JSON: {step: seconds}.
+"""The time from a fresh process to a kernel's result, step by step. Prints JSON: {step: seconds}.
 
     python benchmarks/fresh.py kernel|companion|lookup|jit|prebuilt KEY
 
@@ -69,13 +69,13 @@ def operands_of(key: KernelKey) -> tuple[_core.Operand, ...]:
     from atomr_cutlass import _core
     from atomr_cutlass.arrays.operands import CUDA
 
-    what = problem_of(key)
+    problem = problem_of(key)
 
     def operand(spec: MatrixSpec) -> _core.Operand:
         memory = _core.Buffer(0, EXTENT * EXTENT * spec.dtype.bits // 8)
         return _core.Operand(memory.pointer, spec.shape, spec.strides, spec.dtype.dlpack, CUDA, 0, owner=memory)
 
-    return operand(what.a), operand(what.b), operand(what.d)
+    return operand(problem.a), operand(problem.b), operand(problem.d)
 
 
 def main() -> None:
@@ -132,9 +132,9 @@ def launch(key: KernelKey, mode: str, steps: Steps) -> None:
     if mode == "jit":
         kernels.kernel(key, devices.get(0))
         steps.done("lookup, loading in the driver")
-    what, choice = problem_of(key), choice_of(key, mode)
+    problem, choice = problem_of(key), choice_of(key, mode)
     steps.done("choice")
-    plan = from_candidate(what, choice)
+    plan = from_candidate(problem, choice)
     steps.done("plan")
     plan(a, b, out=out, stream=0)
     _core.synchronize(0, 0)

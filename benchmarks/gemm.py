@@ -313,7 +313,7 @@ def host_cost(runs: int) -> dict[str, float]:
 def host_microseconds(
     calls: Mapping[str, Callable[[], object]], runs: int, count: int, warm: int = 20
 ) -> dict[str, float]:
-    """What a call of each costs the host, the best of several runs.
+    """The host time of a call of each, the best of several runs.
 
     Args:
         calls: by name.
@@ -375,9 +375,9 @@ def tiles(choice: GemmCandidate) -> int:
 def sweep(case: Case, device: devices.Device, near: float, seconds: float) -> list[dict[str, Any]]:
     """Times every eligible kernel; scheduler options for those within `near` of the best."""
     sets = operand_sets(case, device)
-    what = our_problem(case, sets[0])
+    problem = our_problem(case, sets[0])
     # Cells of other archs are here for older GPUs; the driver would have to translate them.
-    ranked = [c for c in select.rank(GemmSearch(what, device)) if c.info.key.arch is device.arch]
+    ranked = [c for c in select.rank(GemmSearch(problem, device)) if c.info.key.arch is device.arch]
     rows: list[dict[str, Any]] = []
 
     def measure(choice: GemmCandidate, rank: int) -> float:
@@ -402,7 +402,7 @@ def sweep(case: Case, device: devices.Device, near: float, seconds: float) -> li
         }
         rows.append(row)
         try:
-            plan = from_candidate(what, choice, like=sets[0].a)
+            plan = from_candidate(problem, choice, like=sets[0].a)
             elapsed = timed(lambda one: plan(one.a, one.b, out=one.out), sets, seconds)
         except ac.UnsupportedError as error:
             row["us"], row["problem"] = None, str(error)
@@ -431,7 +431,7 @@ def _model_seconds(choice: GemmCandidate, device: devices.Device) -> float:
 
 
 def report_sweep(case: Case, rows: list[dict[str, Any]]) -> dict[str, Any]:
-    """What was chosen, what is best, and how much slower the choice is."""
+    """The choice, the fastest kernel, and how much slower the choice is."""
     measured = [row for row in rows if row["us"]]
     if not measured:
         return {"case": str(case), "problem": "no kernel"}

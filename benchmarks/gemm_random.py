@@ -102,7 +102,7 @@ def bound_seconds(shape: Shape, device: devices.Device) -> float | None:
 
 @dataclasses.dataclass
 class Sides:
-    """What is compared.
+    """The compared sides.
 
     Attributes:
         backend: where ours takes its kernels from, as in `gemm`.
@@ -128,7 +128,7 @@ def compare(
     product = None
     if sides.lt is not None:
         product = sides.lt.product(sets[0].a, sets[0].b, sets[0].out)
-        product.tune([(one.a, one.b, one.out) for one in sets])
+        product.tune([(operands.a, operands.b, operands.out) for operands in sets])
         calls["lt"] = lambda one: product(one.a, one.b, one.out)
     if triton:
         compiled = torch.compile(torch.matmul, mode="max-autotune-no-cudagraphs", dynamic=False)
@@ -170,20 +170,22 @@ def state() -> dict[str, float]:
         return {}
 
 
-def relative_difference(calls: dict[str, Any], one: Operands) -> float:
+def relative_difference(calls: dict[str, Any], operands: Operands) -> float:
     """That of our result from PyTorch's, in norm: a check that both compute the same."""
-    calls["torch"](one)
-    theirs = one.out.float()
-    one.out.fill_(math.nan)
-    calls["ours"](one)
-    return float(((one.out.float() - theirs).norm() / theirs.norm()).cpu())
+    calls["torch"](operands)
+    theirs = operands.out.float()
+    operands.out.fill_(math.nan)
+    calls["ours"](operands)
+    return float(((operands.out.float() - theirs).norm() / theirs.norm()).cpu())
 
 
 def regret(case: Case, sets: Sequence[Operands], device: devices.Device, seconds: float) -> dict[str, Any]:
     """Every eligible kernel of the table with each of its options, beside the one that is chosen."""
-    what = our_problem(case, sets[0])
+    problem = our_problem(case, sets[0])
     tried = []
-    for rank, ranked in enumerate(c for c in select.rank(GemmSearch(what, device)) if c.info.key.arch is device.arch):
+    for rank, ranked in enumerate(
+        c for c in select.rank(GemmSearch(problem, device)) if c.info.key.arch is device.arch
+    ):
         options = [ranked]
         options += [dataclasses.replace(ranked, split_k=s) for s in splits(ranked) if s != ranked.split_k]
         options += [
@@ -193,7 +195,7 @@ def regret(case: Case, sets: Sequence[Operands], device: devices.Device, seconds
         ]
         for choice in options:
             with contextlib.suppress(ac.UnsupportedError):
-                plan = from_candidate(what, choice, like=sets[0].a)
+                plan = from_candidate(problem, choice, like=sets[0].a)
                 elapsed = timed(lambda one, plan=plan: plan(one.a, one.b, out=one.out), sets, seconds)  # type: ignore[misc]
                 tried.append((elapsed, rank, choice))
     if not tried:

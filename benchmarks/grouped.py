@@ -7,7 +7,7 @@ bf16 against `torch._grouped_mm`, fp8 with scales of rows and columns against `t
 scales against PyTorch's grouped product if it takes them, else against a loop of `scaled_mm` over the groups, whose
 sizes the host knows then. Weights are contiguous along K, activations row-major; along K (weight gradients) both are
 row-major. Timings are those of benchmarks/gemm.py: CUDA graphs of many calls, the two sides alternating with pauses.
-What PyTorch refuses is kept with its reason.
+Problems that PyTorch refuses are kept with the reason.
 """
 
 from __future__ import annotations
@@ -143,7 +143,7 @@ def comparison(kinds: Sequence[str], *, quick: bool) -> list[Case]:
 
 @dataclass(frozen=True)
 class Operands:
-    """What one call reads and writes. Of block scales, that of A (rows, K / 128) has the rows contiguous, and that of B
+    """The operands of one call. Of block scales, that of A (rows, K / 128) has the rows contiguous, and that of B
     (groups, K / 128, N / 128) K.
     """  # noqa: D205
 
@@ -217,20 +217,20 @@ def spec(tensor: torch.Tensor) -> MatrixSpec:
 
 def problem_of(case: Case, one: Operands) -> GroupedProblem:
     """The problem as kernels are chosen for it."""
-    what = GroupedProblem(
+    problem = GroupedProblem(
         form=case.form, groups=len(case.sizes), a=(spec(one.a),), b=(spec(one.b),), c=(), d=(spec(one.out),),
         counted=False, math="fast" if case.fast else "default", device=0,
     )  # fmt: skip
     if one.scale_a is None or one.scale_b is None:
-        return what
+        return problem
     specs = spec(one.scale_a), spec(one.scale_b)
-    forms = scale_forms(case.form, what.groups, [what.extents], *([tuple(s.shape)] for s in specs))
+    forms = scale_forms(case.form, problem.groups, [problem.extents], *([tuple(s.shape)] for s in specs))
     scales = [GroupScale((s,), form) for s, form in zip(specs, forms, strict=True)]
-    return dataclasses.replace(what, scale_a=scales[0], scale_b=scales[1])
+    return dataclasses.replace(problem, scale_a=scales[0], scale_b=scales[1])
 
 
 def our_call(plan: Plan) -> Call:
-    """What launches a plan on a set of operands."""
+    """A function that launches a plan on a set of operands."""
     return lambda one: plan(*one.given)
 
 
@@ -345,7 +345,7 @@ def compare(case: Case, device: devices.Device, rounds: int, backend: str) -> di
         # With another product than ours there is nothing to compare. (NaN is no agreement either.)
         if row["difference"] <= AGREEMENT:
             calls["torch"] = call
-            for one in sets[1:]:  # what a call prepares at its first time must not be captured
+            for one in sets[1:]:  # the preparations of a first call must not be captured
                 call(one)
         else:
             refused.append(f"{name}: its result differs from ours by {row['difference']} of its norm")
@@ -404,10 +404,10 @@ def host_cost(runs: int) -> dict[str, float]:
 # Every cell
 
 
-def eligible(what: GroupedProblem, device: devices.Device) -> list[Candidate[GroupedProblem]]:
+def eligible(problem: GroupedProblem, device: devices.Device) -> list[Candidate[GroupedProblem]]:
     """Every cell of the matrix that serves a problem natively, by the model's estimate."""
     built = {info.key: info for info in ac.kernels(op="grouped_gemm")}
-    ranked = select.rank_cells(grouped_plan.GroupedSearch(what, device, devices.require_arch(device)))
+    ranked = select.rank_cells(grouped_plan.GroupedSearch(problem, device, devices.require_arch(device)))
     return [dataclasses.replace(candidate, info=built.get(candidate.key)) for candidate in ranked]
 
 
@@ -416,8 +416,8 @@ def compile_ahead(cases: Sequence[Case], device: devices.Device, jobs: int, back
     needed: dict[Any, None] = {}
     for case in cases:
         # Kernels are chosen by extents, so these are the case's own, without its memory.
-        what = _without_memory(case)
-        served = eligible(what, device)
+        problem = _without_memory(case)
+        served = eligible(problem, device)
         built = backend == "auto" and any(one.info is not None for one in served)
         wanted = served if every else ([] if built else served[:1])
         needed.update((one.key, None) for one in wanted if one.info is None)
@@ -461,9 +461,9 @@ def _without_memory(case: Case) -> GroupedProblem:
 def measure_all(case: Case, device: devices.Device, seconds: float) -> list[dict[str, Any]]:
     """Times every eligible cell, the one that would be chosen first."""
     sets = operand_sets(case, device)
-    what = problem_of(case, sets[0])
+    problem = problem_of(case, sets[0])
     rows: list[dict[str, Any]] = []
-    for rank, candidate in enumerate(eligible(what, device)):
+    for rank, candidate in enumerate(eligible(problem, device)):
         key = candidate.key
         row: dict[str, Any] = {
             "kind": case.kind,
@@ -481,7 +481,7 @@ def measure_all(case: Case, device: devices.Device, seconds: float) -> list[dict
         }
         rows.append(row)
         try:
-            plan = grouped_plan.make(what, like=sets[0].a, candidate=candidate)
+            plan = grouped_plan.make(problem, like=sets[0].a, candidate=candidate)
             elapsed = dense.timed(our_call(plan), sets, seconds)
         except ac.CutlassError as error:
             row["problem"] = f"{type(error).__name__}: {error}"[:400]
@@ -491,7 +491,7 @@ def measure_all(case: Case, device: devices.Device, seconds: float) -> list[dict
 
 
 def report_all(case: Case, rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """What the model takes, what is best, and how much slower the former is."""
+    """The model's choice, the fastest kernel, and how much slower the former is."""
     measured = [row for row in rows if row["us"]]
     if not measured:
         return {"case": str(case), "problem": "no kernel"}

@@ -184,13 +184,13 @@ def table_keys(device: devices.Device) -> list[KernelKey]:
 
 def plans(key: KernelKey, rounds: int) -> dict[str, float]:
     """Seconds to make a plan whose kernel has been used before."""
-    what, choices = problem_of(key), {backend: choice_of(key, backend) for backend in BACKENDS}
+    problem, choices = problem_of(key), {backend: choice_of(key, backend) for backend in BACKENDS}
     for choice in choices.values():
-        from_candidate(what, choice)
+        from_candidate(problem, choice)
     times: dict[str, list[float]] = {backend: [] for backend in BACKENDS}
     for number in range(10 * rounds):
         for backend in alternating(number):
-            times[backend].append(timed(lambda choice=choices[backend]: from_candidate(what, choice)))
+            times[backend].append(timed(lambda choice=choices[backend]: from_candidate(problem, choice)))
     return {backend: median(values) for backend, values in times.items()}
 
 
@@ -233,7 +233,7 @@ def launches(key: KernelKey, rounds: int) -> dict[str, dict[str, float]]:
 
 
 def on_gpu(rounds: int) -> list[dict[str, Any]]:
-    """What a GPU is needed for, of a kernel of each generation that is in the table too."""
+    """The measurements that need a GPU, of a kernel of each generation that is in the table too."""
     measured = []
     for key in table_keys(devices.get(0)):
         print(f"on the GPU: {key.name}", flush=True)

@@ -1,4 +1,4 @@
-"""`python -m generator`: list the cells of a selection, or write what the build compiles."""
+"""`python -m generator`: list the cells of a selection, or write the sources that the build compiles."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the machine code of a kernel must hold: the instruction that its key promises, and no spilled registers.
+"""The audit of a kernel's machine code: it has the instruction that its key promises, and no spilled registers.
 
 Reads the listings of `cuobjdump -sass` and `cuobjdump -res-usage`.
 """
@@ -25,9 +25,9 @@ class Instruction:
     """The instruction that multiplies, as SASS spells it: `HMMA` with `BF16` among its modifiers, say.
 
     Attributes:
-        opcode: what stands before the first dot.
+        opcode: the part before the first dot.
         modifier: the parts that must follow it somewhere, one after the other; empty where nothing is asked for.
-        absent: what must not be, in any instruction of this opcode.
+        absent: modifiers that no instruction of this opcode may have.
     """
 
     opcode: str
@@ -58,7 +58,7 @@ def expected_instruction(key: KernelKey) -> Instruction | None:
     if key.op in HELPERS:
         return None
     if key.generation == "sm100":
-        # What UMMA multiplies is said by a descriptor, of which the instruction's name tells the width alone.
+        # The element types of UMMA are in a descriptor; the instruction's name tells their width alone.
         kinds = {CutlassDtype.I8: "I", CutlassDtype.F8E4M3: "Q", CutlassDtype.F8E5M2: "Q", CutlassDtype.F4E2M1: "O"}
         pair = "2CTA" if key.mainloop == "2sm" else ""
         return Instruction(f"UTC{kinds.get(key.a, 'H')}MMA", pair, frozenset({"2CTA"} - {pair}))
@@ -166,7 +166,7 @@ def _missing(instruction: Instruction, function: Function) -> list[str]:
 
 
 def faults(key: KernelKey, function: Function, resources: Mapping[str, int]) -> list[str]:
-    """What is wrong with a kernel's machine code; nothing where it is as it should be.
+    """The faults of a kernel's machine code; an empty list where it has none.
 
     Args:
         key: the kernel's.

@@ -1,4 +1,4 @@
-"""The identity of what a kernel is compiled from: its source in both flavours, the headers of ours, and CUTLASS's.
+"""The identity of a kernel's sources: its source in both flavours, the headers of ours, and CUTLASS's.
 
 Two kernels of the same identity, by the same compiler, are the same code. Comments, blank space, the folder that the
 headers lie in and their dates are no part of it, so that what was found out about a kernel stays true over changes that
@@ -21,7 +21,7 @@ from .render import render
 DIGITS = 16
 """Hexadecimal digits of an identity."""
 
-# What is quoted stays as it is. A digit separator looks like the beginning of a character.
+# Quoted text is kept as it is. A digit separator looks like the beginning of a character.
 _LITERAL = r'R"(?P<mark>[^()\s\\]*)\(.*?\)(?P=mark)"|"(?:\\.|[^"\\\n])*"|(?<![0-9A-Fa-f])\'(?:\\.|[^\'\\\n])+\''
 _COMMENTS = re.compile(rf"(?P<literal>{_LITERAL})|//[^\n]*|/\*.*?\*/", re.DOTALL)
 _SPACES = re.compile(rf"(?P<literal>{_LITERAL})|\s+", re.DOTALL)
@@ -94,7 +94,7 @@ def _reached(text: str, include: Path) -> set[str]:
 
 @functools.cache
 def _header(path: Path) -> tuple[tuple[str, ...], str]:
-    """What a header of ours includes of them, and the digest of its text."""
+    """The headers of ours that one of them includes, and the digest of its text."""
     import hashlib
 
     text = normalized(path.read_text(encoding="utf-8"))

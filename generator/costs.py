@@ -1,4 +1,4 @@
-"""What it costs to build a cell, as measured by builds: `costs.json`, which `tools/build_pack.py --costs` writes.
+"""The cost of building a cell, as builds measured it: `costs.json`, which `tools/build_pack.py --costs` writes.
 
 A cell is compiled in a unit with others (`emit`), and has an even share of what the unit took.
 """
@@ -16,7 +16,7 @@ FILE = Path(__file__).parent / "costs.json"
 
 @dataclass(frozen=True)
 class Cost:
-    """What one cell costs.
+    """The measured cost of compiling one cell.
 
     Attributes:
         seconds: that one processor worked, of the machine that `costs.json` describes.
@@ -38,7 +38,7 @@ def costs() -> dict[str, Cost]:
 
 
 def total(names: Iterable[str]) -> str:
-    """What cells cost together, and how many of them were not measured."""
+    """The summed cost of cells, with the number of those that were not measured."""
     wanted = list(names)
     found = [costs()[name] for name in wanted if name in costs()]
     sums = Cost(sum(cost.seconds for cost in found), sum(cost.size for cost in found))

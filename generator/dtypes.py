@@ -77,7 +77,7 @@ class CutlassDtype(enum.Enum, metaclass=Members):
 
 
 class ScaleType(enum.Enum):
-    """The type of a scale that several elements share. Its value is what a KernelKey's `scale_type` holds.
+    """The type of a scale that several elements share. Its value is that of a KernelKey's `scale_type`.
 
     `UE4M3` is e4m3 whose sign bit is always 0; `UE8M0` is an exponent alone, 2**(byte - 127), with one NaN.
     """

@@ -1,4 +1,4 @@
-"""Writes sources, the row table and kernels.cmake into a folder: only what changed, removing what is stale.
+"""Writes sources, the row table and kernels.cmake into a folder: only the changed files, removing the stale ones.
 
 Each cell has a source, `src/ARCH/NAME.cu`. Several cells of a family are compiled as one unit, `units/ARCH/*.cu`, which
 includes their sources: much of a compilation is reading CUTLASS's headers, on the host and for the device.
@@ -68,7 +68,7 @@ def emit(selection: Selection, folder: Path) -> list[KernelKey]:
 
 
 def manifest(digests: Mapping[KernelKey, str]) -> dict[str, Any]:
-    """What a pack that is a shared library says of its kernels, each with the digest of its source."""
+    """The manifest of a pack that is a shared library: its kernels, each with the digest of its source."""
     return {"kernels": [{"name": key.name, **key.to_dict(), "source": digest} for key, digest in digests.items()]}
 
 

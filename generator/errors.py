@@ -1,4 +1,4 @@
-"""The errors of bad input, which the package shares, and how they show what was given."""
+"""The errors of bad input, which the package shares, and the text by which they show a given value."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class InvalidOperandError(CutlassError, ValueError):
 
 
 def shown(value: Any, _depth: int = 0) -> str:
-    """A value as messages show it: what is short by itself, everything else by its type."""
+    """A value as messages show it: a short value as it is, any other by its type."""
     if isinstance(value, int) and value.bit_length() > _MOST_BITS:
         return f"an integer of {value.bit_length()} bits"
     if type(value) in (tuple, list) and _depth < _DEEPEST:
@@ -40,9 +40,9 @@ def expect(value: Any, kind: type | tuple[type, ...], name: str, wanted: str = "
 
     Args:
         value: the argument.
-        kind: what it must be an instance of; a bool is no number.
+        kind: the type it must be an instance of; a bool is no number.
         name: of the argument.
-        wanted: what was expected, in words; empty for the name of the kind.
+        wanted: the expected value, in words; empty for the name of the kind.
 
     Raises:
         InvalidOperandError: names the argument, the value and the kind.

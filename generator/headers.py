@@ -1,4 +1,4 @@
-"""The headers that kernels are compiled with: which folders a compiler searches, and what identifies their contents.
+"""The headers that kernels are compiled with: which folders a compiler searches, and the identity of their contents.
 
 Both compilers ask here: CMake through the command line below, for nvcc; `jit.toolchain` for NVRTC.
 
@@ -6,8 +6,8 @@ A *shadow* is a header of ours that is found before CUTLASS's of the same name. 
 of CUTLASS that shadows are valid for, `cutlass_4` (every 4.x) or `cutlass_4.2` (that one), and in it a folder for each
 purpose:
 
-- `required`: what the headers of CUTLASS lack and kernels need;
-- `required_nvrtc`: what a compiler without a host needs besides;
+- `required`: the headers that kernels need and those of CUTLASS lack;
+- `required_nvrtc`: the headers that a compiler without a host needs besides;
 - `faster`: the same as CUTLASS's, but compiled in a fraction of the time. They follow the inside of one release.
 """
 
@@ -27,7 +27,7 @@ PARTS = ("MAJOR", "MINOR")
 
 
 class HeadersError(Exception):
-    """Headers that kernels cannot be compiled with; the message says what is expected."""
+    """Headers that kernels cannot be compiled with; the message names the expected ones."""
 
 
 @dataclass(frozen=True)
@@ -36,7 +36,7 @@ class Includes:
 
     Attributes:
         folders: the folders.
-        remark: what is to be said of them; empty where nothing is.
+        remark: a remark for the build's log; may be empty.
     """
 
     folders: tuple[Path, ...]

@@ -1,6 +1,6 @@
 """Keys as data: a JSON object a line with a kernel's name and the fields of its key, as `list --json` prints each one.
 
-What else an object has (shapes and counts of a recorded run, what a table knows of a row) is passed over by readers.
+Readers ignore the other members of an object (shapes and counts of a recorded run, the facts of a table's row).
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ def line(key: KernelKey, **more: Any) -> str:
 
     Args:
         key: the key.
-        more: what else the object is to have.
+        more: further members of the object.
     """
     return json.dumps({"name": key.name, **key.to_dict(), **more}, separators=(",", ":"))
 
@@ -63,7 +63,9 @@ def parse(values: Any) -> KernelKey:
     for name, value in given.items():
         kind, wanted = _KINDS.get(_FIELDS[name], (str, "a string"))
         numbers = value if isinstance(value, list) else [value] if kind is int else []
-        right = isinstance(value, kind) and all(isinstance(one, int) and not isinstance(one, bool) for one in numbers)
+        right = isinstance(value, kind) and all(
+            isinstance(number, int) and not isinstance(number, bool) for number in numbers
+        )
         if not right or (kind is list and len(value) != 3):
             raise ValueError(f"{name} is {json.dumps(value)[:60]}; expected {wanted}")
     key = KernelKey.from_dict(given)

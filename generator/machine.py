@@ -9,7 +9,7 @@ from pathlib import Path
 
 ROOT = Path("/")
 
-# Of cgroups, by version: limits, and beside each what is used and what of that is cache that gives way.
+# Of cgroups, by version: limits, each with the memory in use and the part of it that is reclaimable cache.
 _MEMORY = (
     (("memory.max", "memory.high"), "memory.current", "inactive_file"),
     (("memory.limit_in_bytes",), "memory.usage_in_bytes", "total_inactive_file"),
@@ -59,8 +59,8 @@ def _cgroups(controller: str, root: Path) -> Iterator[Path]:
         _, controllers, path = [*line.split(":", 2), "", ""][:3]
         base = mounts / controller if controller in controllers.split(",") else None if controllers else mounts
         parts = path.strip("/").split("/")
-        # In a container the path may be the host's, which is not mounted: what is missing limits nothing. Nor is what
-        # lies outside of the namespace (..) to be seen.
+        # In a container the path may be the host's, which is not mounted: a missing path limits nothing. Paths
+        # outside of the namespace (..) are invisible.
         if base is not None and ".." not in parts:
             yield from (base.joinpath(*parts[:depth]) for depth in range(1, len(parts) + 1))
 

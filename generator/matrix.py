@@ -110,7 +110,7 @@ def supports(key: KernelKey) -> Status:
 
 
 def shared_memory(key: KernelKey) -> int:
-    """Bytes of shared memory of an sm80-generation mainloop; elsewhere what an sm_90a kernel takes at most."""
+    """Bytes of shared memory of an sm80-generation mainloop; elsewhere the most an sm_90a kernel takes."""
     m, n, k = key.tile
     return key.stages * k * (m * key.a.bits + n * key.b.bits) // 8
 
@@ -122,7 +122,7 @@ def cells(archs: Iterable[SmArch]) -> Iterator[Cell]:
     serve everything slowly. Its tier is that of the first such cell, or none, if that is larger than its family's.
     """
     for arch in archs:
-        plain = [cell for one in families() if arch in one.archs for cell in one.cells(arch)]
+        plain = [cell for family in families() if arch in family.archs for cell in family.cells(arch)]
         found = [*plain, *_fused(plain)]
         usual: dict[tuple[object, ...], list[Cell]] = {}
         for cell in found:
@@ -156,7 +156,9 @@ def with_trees(archs: Iterable[SmArch], names: Iterable[str]) -> list[KernelKey]
         ValueError: a name is neither, or no kernel of these archs takes such a tree; says why.
     """
     archs = list(archs)
-    plain = {arch: [cell for one in families() if arch in one.archs for cell in one.cells(arch)] for arch in archs}
+    plain = {
+        arch: [cell for family in families() if arch in family.archs for cell in family.cells(arch)] for arch in archs
+    }
     found: dict[KernelKey, None] = {}
     for name in names:
         reasons: dict[str, None] = {}
@@ -190,7 +192,7 @@ def expand(preset: str, archs: Iterable[SmArch]) -> list[KernelKey]:
     if preset not in PRESETS:
         raise ValueError(f"unknown preset {preset!r}; valid: {', '.join(PRESETS)}")
     archs = list(archs)
-    with_cells = [arch for arch in SmArch if any(arch in one.archs for one in families())]
+    with_cells = [arch for arch in SmArch if any(arch in family.archs for family in families())]
     for arch in archs:
         if arch not in with_cells:
             valid = ", ".join(a.target for a in with_cells)

@@ -26,4 +26,4 @@ class Members(enum.EnumMeta):
 
     def _valid(cls) -> str:
         members: dict[str, Any] = dict(cls.__members__)
-        return ", ".join(repr(one.value) for one in members.values())
+        return ", ".join(repr(member.value) for member in members.values())

@@ -1,6 +1,6 @@
-"""Keeps the objects that nvcc makes, so that what is built again links them: `objects.py FOLDER NVCC ARGUMENTS...`.
+"""Keeps the objects that nvcc makes, so that a second build links them: `objects.py FOLDER NVCC ARGUMENTS...`.
 
-CMake runs this in place of nvcc. An object is named by what it is made of: the unit and its cells, whose rows have the
+CMake runs this in place of nvcc. Objects are named after their inputs: the unit and its cells, whose rows have the
 digest of our headers, the digest of CUTLASS's, the options and the versions of both compilers. Where a file lies is no
 part of it: the bindings of another Python, the C++ tests and a new build folder compile nothing that was compiled
 before.

@@ -74,7 +74,7 @@ TREE_OUTPUTS: dict[D, tuple[D, ...]] = {
     D.F32: (D.F8E4M3, D.F8E5M2, D.I8),
     D.I8: (D.F32, D.F16, D.BF16, D.I8),
 }
-"""By the type of A: what an epilogue tree makes of the accumulator beyond GEMM_OUTPUTS."""
+"""By the type of A: the element types of D that an epilogue tree allows beyond GEMM_OUTPUTS."""
 
 
 def gemm_types(a: D, b: D, d: D, math: str, *, tree: bool = False) -> Status:
@@ -173,7 +173,7 @@ def supports_layouts(generation: str, a: D, layout_a: str, layout_b: str) -> Sta
 
 
 def is_fallback(key: KernelKey) -> bool:
-    """Whether a kernel serves, slowly, what others cannot read: single elements, in two stages, or any channels.
+    """Whether a kernel is a slow fallback for operands that others cannot read: unaligned ones, or any channels.
 
     Not of kernels that load nothing wider whatever the alignment is: IEEE fp32, fp64, depthwise filters, casts.
     """
@@ -184,7 +184,7 @@ def is_fallback(key: KernelKey) -> bool:
 
 
 def serves_usual_case(key: KernelKey, fallback: KernelKey) -> bool:
-    """Whether a kernel serves, where operands are aligned, what a fallback of its op does."""
+    """Whether a kernel serves the problems of a fallback of its op whose operands are aligned."""
     alike = ("op", "arch", "a", "b", "d", "math", "layout_a", "layout_b", "layout_d", "group_mode", "scale_type")
     return (
         not is_fallback(key)
@@ -207,7 +207,7 @@ def along_k(who: str, layout_a: str, layout_b: str) -> Status:
 
 
 def supports_gemm(key: KernelKey, epilogues: tuple[str, ...], layouts_d: tuple[str, ...] = (ROW,)) -> Status:
-    """What every family of dense GEMM asks of a key.
+    """Whether a key meets the rules that all families of dense GEMM share.
 
     Args:
         key: the key.

@@ -1,8 +1,8 @@
-"""Packs that are shared libraries, sealed: behind the library's own bytes lies what it holds, and a checksum of all.
+"""Packs that are shared libraries, sealed: behind the library's own bytes lie its manifest and a checksum of all.
 
     library, manifest (JSON), length of the manifest (8 bytes, little-endian), SHA-256 of all that, MAGIC
 
-The loader of the system passes over what follows an ELF file. `python -m generator.seal LIBRARY MANIFEST NAME=VALUE...`
+The loader of the system ignores bytes behind an ELF file. `python -m generator.seal LIBRARY MANIFEST NAME=VALUE...`
 seals a file, which is how CMake ends the build of a pack.
 """
 
@@ -28,7 +28,7 @@ def seal(library: bytes, manifest: Mapping[str, Any]) -> bytes:
 
     Args:
         library: a shared library.
-        manifest: what is said of it besides its `glibc` and `bytes`, which are added.
+        manifest: its members besides `glibc` and `bytes`, which are added.
     """
     told = {**manifest, "bytes": len(library), "glibc": glibc(library)}
     text = json.dumps(told, sort_keys=True, separators=(",", ":")).encode()
@@ -78,7 +78,7 @@ def main(library: str, manifest: str, *more: str) -> None:
     Args:
         library: the file.
         manifest: a file of JSON.
-        more: what else its manifest is to say, each as NAME=VALUE.
+        more: further members of its manifest, each as NAME=VALUE.
     """
     path = Path(library)
     told = json.loads(Path(manifest).read_text(encoding="utf-8")) | dict(text.split("=", 1) for text in more)

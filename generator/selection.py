@@ -16,7 +16,7 @@ from .matrix import OPS, PRESETS, expand, with_trees
 
 @dataclass(frozen=True)
 class Selection:
-    """What a build asks for. Lists are `;`-separated, patterns `,`-separated, as the CMake knobs give them.
+    """The kernels that a build selects. Lists are `;`-separated, patterns `,`-separated, as the CMake knobs give them.
 
     Attributes:
         preset: `none`, `smoke`, `default` or `full`.
@@ -131,11 +131,11 @@ class Selection:
         cure = f"preset {having[0]} has" if having else "no preset has any, they are compiled at run time"
         return f"preset {self.preset} has no kernel of {op} for archs {self.archs}: {cure}"
 
-    def _nothing(self, what: str, available: Sequence[KernelKey]) -> str:
+    def _nothing(self, text: str, available: Sequence[KernelKey]) -> str:
         dtypes = ", ".join(sorted({_dtype_of(k).value for k in available})) or "none"
         sample = "; ".join(k.name for k in available[:3]) or "none"
         return (
-            f"{what} (preset {self.preset}, archs {self.archs}); presets: {', '.join(PRESETS)}; ops: {', '.join(OPS)}; "
+            f"{text} (preset {self.preset}, archs {self.archs}); presets: {', '.join(PRESETS)}; ops: {', '.join(OPS)}; "
             f"dtypes here: {dtypes}; names look like: {sample}; `python -m generator --list` prints all"
         )
 
@@ -173,7 +173,7 @@ def _dtype_of(key: KernelKey) -> CutlassDtype:
     return CutlassDtype.TF32 if key.math == "tf32" else key.a
 
 
-def _valid(value: str, choices: Sequence[str], what: str) -> str:
+def _valid(value: str, choices: Sequence[str], noun: str) -> str:
     if value not in choices:
-        raise ValueError(f"unknown {what} {value!r}; valid: {', '.join(choices)}")
+        raise ValueError(f"unknown {noun} {value!r}; valid: {', '.join(choices)}")
     return value

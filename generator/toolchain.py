@@ -34,7 +34,7 @@ MINIMUM_VERSION = (12, 8)
 # Where installers put the toolkit when they leave PATH alone.
 DEFAULT_ROOTS = (Path("/usr/local/cuda"),)
 
-# What to build for where no GPU says so: the most common data-center generations.
+# The archs of a build on a machine without a GPU: the most common data-center generations.
 FALLBACK_ARCHS = (SmArch.SM80, SmArch.SM90A)
 
 NO_NVCC = (
@@ -45,7 +45,7 @@ NO_NVCC = (
 
 
 class ToolchainError(Exception):
-    """No usable compiler; the message says what would supply one."""
+    """No usable compiler; the message names a package that supplies one."""
 
 
 def nvcc_version(nvcc: Path) -> tuple[int, int] | None:
@@ -133,7 +133,7 @@ def find_nvcc(stage: Path, environ: Mapping[str, str] = os.environ) -> Path:
 
 
 def build_requirements(environ: Mapping[str, str] = os.environ) -> list[str]:
-    """What the build needs from PyPI: a toolkit where kernels are to be compiled and no compiler is there."""
+    """The build's requirements from PyPI: a toolkit where kernels are to be compiled and no compiler is there."""
     defined = cmake_defines(environ.get("CMAKE_ARGS", ""))
     if defined.get("ATOMR_CUTLASS_PRESET") == "none" and not defined.get("ATOMR_CUTLASS_KEYS"):
         return []
@@ -189,7 +189,7 @@ def archs_of_cmake(said: str, archs: str = "") -> str:
         archs: ATOMR_CUTLASS_ARCHS, where that is given too.
 
     Raises:
-        ToolchainError: it asks for what ATOMR_CUTLASS_ARCHS cannot say, or for something else than that does.
+        ToolchainError: it asks for archs that ATOMR_CUTLASS_ARCHS cannot name, or for other archs than that does.
     """
     given = f"CMAKE_CUDA_ARCHITECTURES={said!r}"
     try:

@@ -1,7 +1,7 @@
-"""Cells with epilogue trees: which trees have names, what kernels they are put on, and in which presets.
+"""Cells with epilogue trees: which trees have names, which kernels have them, and in which presets.
 
 A tree is put on the usual kernel of its operands: the first cell of a family that takes aligned operands of a type and
-of layouts as they come. What a table of presets cannot know, a build asks for by name or by a file of trees.
+of layouts as they come. A build asks for any other tree by name or by a file of trees.
 """
 
 from __future__ import annotations
@@ -151,7 +151,7 @@ _PRESETS: tuple[tuple[int, str, str, tuple[D, ...], tuple[str, ...]], ...] = (
 
 
 def cells(plain: Sequence[Cell]) -> Iterator[tuple[int, KernelKey, Tree]]:
-    """The trees that presets have: the first preset as its tier, what the tree is put on, and the tree.
+    """The trees that presets have: the first preset as its tier, the key that the tree extends, and the tree.
 
     Args:
         plain: the cells of an arch without trees.
@@ -164,7 +164,7 @@ def cells(plain: Sequence[Cell]) -> Iterator[tuple[int, KernelKey, Tree]]:
             # Scales that are left out are 1.
             if base.a in FP8_TYPES and base.epilogue != SCALED:
                 continue
-            # What kernels without trees have; others have `common` for it.
+            # Kernels without trees add the bias; the others have `common` for it.
             if op != "gemm" and name.startswith("bias") and base.generation != "sm80":
                 continue
             tree = NAMED[name](base)
@@ -180,7 +180,7 @@ class Asked(NamedTuple):
     """A tree that a build asks for.
 
     Attributes:
-        epilogue: of a key: the tree on `lc`, or on what a recorded kernel has it on.
+        epilogue: of a key: the tree on `lc`, or on the base epilogue of a recorded kernel.
         d: element type of D; None leaves it as the kernel has it.
         types: element types of A.
     """
@@ -199,7 +199,7 @@ def asked_for(base: KernelKey, *, asked: Asked) -> Tree | None:
     if is_gated(asked.epilogue):
         return epilogue_id(GATED_SCALED if base.epilogue == SCALED else GATED, program), d
     if SOURCE not in (kind for kind, _ in operand_kinds(program)[0]):
-        # What kernels are asked for first: a matrix like D comes by the way of C.
+        # Kernels are looked up in this form first: a matrix with the type of D is loaded as the C operand.
         kinds = operand_kinds(program)[0]
         if base.op != "grouped_gemm" and (MATRIX, d.value) in kinds:
             program = with_source(program, kinds.index((MATRIX, d.value)))
@@ -248,7 +248,7 @@ def _parsed(values: Any) -> Asked | None:
     if not isinstance(values, dict):
         raise ValueError(f"{json.dumps(values)[:60]} is no JSON object")  # noqa: TRY004
     if "program" in values:
-        dtype, types = values.get("out_dtype"), values.get("dtypes", [one.value for one in HALF_TYPES])
+        dtype, types = values.get("out_dtype"), values.get("dtypes", [element.value for element in HALF_TYPES])
         epilogue, program = epilogue_id(LINEAR, values["program"]), values["program"]
     else:
         dtype, types, epilogue = values["d"], [values["a"]], values["epilogue"]
@@ -256,11 +256,11 @@ def _parsed(values: Any) -> Asked | None:
         if not program:
             return None  # the key of another kernel
     EpilogueVisitorTree.parse(program.replace(f"input:{SOURCE}:", f"input:{MATRIX}:"))
-    return Asked(epilogue, None if dtype is None else D(dtype), tuple(D(one) for one in types))
+    return Asked(epilogue, None if dtype is None else D(dtype), tuple(D(element) for element in types))
 
 
 def wanted(names: Iterable[str]) -> Iterator[Callable[[KernelKey], Tree | None]]:
-    """What a build puts on each of `bases`.
+    """The trees that a build compiles on each of `bases`.
 
     Args:
         names: of NAMED, or paths of files of trees.

@@ -23,12 +23,12 @@ TEST_PREFIX = f"{PREFIX}TEST_"
 
 
 class Variable(NamedTuple):
-    """A name and what it does.
+    """A variable and its meaning.
 
     Attributes:
         name: the whole name.
-        meaning: what its value is and does, as Markdown.
-        default: what holds where it is not set, as Markdown.
+        meaning: the meaning of its value, as Markdown.
+        default: the value used where it is not set, as Markdown.
     """
 
     name: str
@@ -89,7 +89,7 @@ KNOBS = (
     Variable(f"{PREFIX}PACK", "a name: builds a [pack](#packs) of it, without Python bindings", "the bindings"),
     Variable("CUTLASS_DIR", "a checkout of a CUTLASS 4.x, or its include folder", "the pinned headers (4.2.0)"),
 )
-"""What a build takes in CMAKE_ARGS."""
+"""The knobs of a build, given in CMAKE_ARGS."""
 
 _OWN_KNOBS = (f"{PREFIX}TESTS", f"{PREFIX}COMPILER_CACHE")
 """Of CMakeLists.txt, for who works on the project."""
@@ -122,11 +122,11 @@ ENVIRONMENT = (
     ),
     Variable(f"{PREFIX}NVCC", "`pypi`: a build compiles with nvcc from PyPI, whatever is installed", "`system`"),
 )
-"""What is read from the environment: the last one by builds, the others at run time."""
+"""The environment variables: builds read the last one, programs the others."""
 
 
 def objections(names: Iterable[str], *, to_build: bool = False) -> list[str]:
-    """What is wrong with names that somebody has set: a line for each that nothing reads.
+    """The complaints about names that somebody has set: a line for each that nothing reads.
 
     Args:
         names: those of other prefixes are passed over, and those of the package's tests.
@@ -163,7 +163,7 @@ def table(variables: Iterable[Variable], head: str) -> str:
 
 
 def main(arguments: list[str]) -> int:
-    """Prints the tables, or complains of what was given to a build; 1 where a knob is none."""
+    """Prints the tables, or complains of the knobs given to a build; 1 where a knob is none."""
     if arguments[:1] != ["check"]:
         print(table(KNOBS, "knob"), table(ENVIRONMENT, "variable"), sep="\n")
         return 0

@@ -73,13 +73,13 @@ def main() -> int:
     with ThreadPoolExecutor(arguments.jobs) as pool:
         for _ in pool.map(one, left):
             pass
-    said = ", ".join(f"{count} {what}" for what, count in counts.items())
+    said = ", ".join(f"{count} {kind}" for kind, count in counts.items())
     print(f"{said}; {time.monotonic() - began:.0f} s with {arguments.jobs} at once")
     return 1 if counts["wrong"] else 0
 
 
 def done(files: Iterable[Path]) -> set[tuple[str, ...]]:
-    """What the lines of earlier runs are about; one that was cut short is passed over."""
+    """The identities in the lines of earlier runs; a line that was cut short is ignored."""
     found = set()
     for path in files:
         if path.is_file():
@@ -120,7 +120,7 @@ class Audit:
                 target.write(b"\n")
 
     def identity(self, key: Any) -> tuple[str, ...]:
-        """What a record of a key is found by."""
+        """The identity by which the record of a key is found."""
         from atomr_cutlass.generator import content
 
         return key.name, content.source_digest(key, self._ours), self._cutlass, self._compiler

@@ -220,11 +220,11 @@ def processor_seconds() -> float:
 
 
 # ----------------------------------------------------------------------------------------------------------------------
-# What was built
+# The built kernels
 
 
 def units(folder: Path, spent: Path, environment: Mapping[str, str]) -> dict[str, Any]:
-    """What was compiled, as units of several cells: in all, by operation, generation and arch, and each."""
+    """The compile times, of units of several cells: in all, by operation, generation and arch, and each."""
     wanted = {path.stem: path for path in (folder / "cells" / "units").glob("*/*.cu")}
     objects = {path.name.partition(".cu")[0]: path for path in folder.rglob("*.cu.o")}
     objects = {name: path for name, path in objects.items() if name in wanted}
@@ -346,7 +346,7 @@ def zipped(path: Path) -> int:
 
 
 def machine(folder: Path) -> dict[str, Any]:
-    """What the figures depend on."""
+    """The machine and software that the figures depend on."""
     compilers = {}
     for path in (folder / "CMakeFiles").glob("*/CMake*Compiler.cmake"):
         for line in path.read_text(encoding="utf-8").splitlines():
@@ -362,7 +362,7 @@ def machine(folder: Path) -> dict[str, Any]:
 
 
 def output(*words: str) -> str:
-    """What a command says; empty where it is missing or fails."""
+    """The output of a command; empty where it is missing or fails."""
     try:
         done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, check=False, timeout=30)
     except (OSError, subprocess.TimeoutExpired):

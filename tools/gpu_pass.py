@@ -75,7 +75,7 @@ COMPILED = {
     "compile-trees": ("--trees",),
     "compile-cells": ("--matrix=90a", "--matrix=80;89"),
 }
-"""What to compile, as compile_table.py is told."""
+"""The arguments of compile_table.py, by stage."""
 
 FIRST = ("test_conv", "test_table", "test_gemm", "test_grouped", "test_jit", "test_fp8")
 """Files that take long: one of them started last would be waited for."""
@@ -125,7 +125,7 @@ SANITIZER_ERRORS = 99  # its exit status when it has found errors
 
 @dataclass
 class Stage:
-    """What a stage did. Its files and its place in the report have its label."""
+    """The outcome of a stage. Its files and its place in the report have its label."""
 
     name: str
     label: str
@@ -196,7 +196,7 @@ def main() -> int:
     report["packages"] = packages()
     report["packs"] = [Path(path).name for path in packs]
     with contextlib.suppress(OSError, ValueError):
-        # What an earlier call found in stages that this one does not run.
+        # The outcomes of an earlier call, for stages that this one does not run.
         report["stages"] = json.loads((out / "gpu_pass.json").read_text(encoding="utf-8"))["stages"]
     stages = []
     for name in wanted:
@@ -277,10 +277,14 @@ def gpu_tests(stage: Stage, out: Path, options: Options, *, compiled: bool = Fal
     for file in runs:
         suites.extend(file.suites)
     ET.ElementTree(suites).write(out / f"{stage.label}.xml", encoding="utf-8")
-    outcomes = [one for file in runs for one in file.outcomes]
+    outcomes = [outcome for file in runs for outcome in file.outcomes]
     crashed = [text for file in runs for text in file.crashed]
     counts = tally(outcomes)
-    failures = [{"test": f"{one.place}::{one.name}", "message": one.message[:600]} for one in outcomes if one.failed]
+    failures = [
+        {"test": f"{outcome.place}::{outcome.name}", "message": outcome.message[:600]}
+        for outcome in outcomes
+        if outcome.failed
+    ]
     slowest = sorted(outcomes, key=lambda one: -one.seconds)[:10]
     ops = defaultdict(list)
     for one in outcomes:
@@ -291,11 +295,13 @@ def gpu_tests(stage: Stage, out: Path, options: Options, *, compiled: bool = Fal
         "files": {file.name: {**tally(file.outcomes), "seconds": file.seconds} for file in runs},
         "crashed": crashed,
         "failures": failures[:FAILURES_SHOWN],
-        "skipped": dict(Counter(one.message[:200] for one in outcomes if one.outcome == "skipped").most_common(20)),
-        "slowest": [{"test": one.name, "seconds": round(one.seconds, 2)} for one in slowest],
+        "skipped": dict(
+            Counter(outcome.message[:200] for outcome in outcomes if outcome.outcome == "skipped").most_common(20)
+        ),
+        "slowest": [{"test": outcome.name, "seconds": round(outcome.seconds, 2)} for outcome in slowest],
     }
     stage.ok = not crashed and not failures and counts.get("passed", 0) > 0
-    summary = [f"{count} {what}" for what, count in counts.items()]
+    summary = [f"{count} {outcome}" for outcome, count in counts.items()]
     stage.summary = ", ".join([*summary, *crashed]) or "nothing was run"
 
 
@@ -317,7 +323,7 @@ class Outcome:
 
 @dataclass
 class FileRun:
-    """What a file of tests did."""
+    """The outcome of a file of tests."""
 
     name: str
     outcomes: list[Outcome] = field(default_factory=list)
@@ -328,14 +334,18 @@ class FileRun:
     @property
     def line(self) -> str:
         """For the terminal."""
-        said = [f"{count} {what}" for what, count in tally(self.outcomes).items()]
-        failed = [f"\n    {one.name}: {one.message.splitlines()[0][:200]}" for one in self.outcomes if one.failed][:5]
+        said = [f"{count} {outcome}" for outcome, count in tally(self.outcomes).items()]
+        failed = [
+            f"\n    {outcome.name}: {outcome.message.splitlines()[0][:200]}"
+            for outcome in self.outcomes
+            if outcome.failed
+        ][:5]
         return f"{self.name:<18}{self.seconds:>7.1f} s  {', '.join([*said, *self.crashed])}{''.join(failed)}"
 
 
 def tally(outcomes: Iterable[Outcome]) -> dict[str, int]:
     """How many passed, failed and were skipped."""
-    return dict(sorted(Counter(one.outcome for one in outcomes).items()))
+    return dict(sorted(Counter(outcome.outcome for outcome in outcomes).items()))
 
 
 def op_of(test: Outcome) -> str:
@@ -419,7 +429,7 @@ def compile_table(stage: Stage, out: Path, options: Options) -> None:
     for path in (results, log):
         path.unlink(missing_ok=True)
     seconds = options.seconds(stage.name)
-    # What is being compiled then is finished.
+    # Kernels that are being compiled then are finished.
     words = [sys.executable, "tools/compile_table.py", "--out", str(results), f"--seconds={max(1, seconds - 60)}"]
     words += COMPILED[stage.name]
     environment = {name: value for name, value in without_compilers().items() if name == "PATH"}
@@ -436,7 +446,7 @@ def compile_table(stage: Stage, out: Path, options: Options) -> None:
 
 
 def jit_bench(stage: Stage, out: Path, options: Options) -> None:
-    """What compiling, finding and launching a kernel at run time costs."""
+    """The times of compiling, finding and launching a kernel at run time."""
     results, log = out / "jit.json", out / "jit.log"
     for path in (results, log):
         path.unlink(missing_ok=True)
@@ -520,7 +530,7 @@ def _sanitizer(tool: str) -> list[str]:
 
 
 def _sanitized(log: Path, status: int) -> dict[str, Any]:
-    """What compute-sanitizer and the tests under it said; no number of errors where it did not end."""
+    """The outcome of compute-sanitizer and the tests under it; no number of errors where it did not end."""
     text = log.read_text(encoding="utf-8", errors="replace")
     summaries = re.findall(r"ERROR SUMMARY: (\d+) error", text)
     outcome = re.findall(r"^(?:=+ )?(\d+ (?:passed|failed|skipped).*?)(?: =+)?$", text, re.MULTILINE)
@@ -686,7 +696,7 @@ def find_tool(name: str) -> str | None:
 
 
 def machine() -> dict[str, Any]:
-    """What the results depend on, asked in a process of its own so that this one never holds the GPU."""
+    """The facts that the results depend on, asked in a process of its own so that this one never holds the GPU."""
     words = [sys.executable, "benchmarks/facts.py"]
     changed = {**os.environ, **BENCHMARKS}
     try:

@@ -61,12 +61,14 @@ def collect(files: Iterable[Path]) -> tuple[list[Record], list[str]]:
 
 
 def summary(known: Iterable[Record]) -> list[str]:
-    """Of each arch how many kernels of `full` have had what."""
+    """The number of kernels of `full` with each kind of evidence, by arch."""
     lines, named = [], verification.by_kernel(known)
     for arch in SmArch:
         keys = expand("full", [arch])
         counts = verification.tally(keys, named)
-        said = ", ".join(f"{what} {count}" + (f" ({day})" if day else "") for what, (count, day) in counts.items())
+        said = ", ".join(
+            f"{evidence} {count}" + (f" ({day})" if day else "") for evidence, (count, day) in counts.items()
+        )
         lines.append(f"{arch.value:<9}{len(keys):>4} kernels: {said}")
     return lines
 

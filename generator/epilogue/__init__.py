@@ -1,1 +1,1 @@
-"""Epilogue visitor trees: what is computed from an accumulator before it is stored, and its C++."""
+"""Epilogue visitor trees: the operations on an accumulator before it is stored, and their C++."""

@@ -1,4 +1,4 @@
-"""The trees that prebuilt kernels have: what most layers put behind a product.
+"""The epilogue trees that prebuilt kernels have: bias and activation, as most layers apply them to a product.
 
 Kernels whose epilogue is COMMON compute several of them, each of which `form_of` tells how to ask for.
 """
@@ -27,7 +27,7 @@ class CommonForm(NamedTuple):
     Attributes:
         row: the number of the input that is the row; None where there is none.
         source: of the one that comes by the way of C, likewise.
-        told: what the arguments say of it: the row's element type and the activation.
+        told: the tree's encoding in the kernel arguments: the row's element type and the activation.
     """
 
     row: int | None
@@ -36,7 +36,7 @@ class CommonForm(NamedTuple):
 
 
 def told(row: CutlassDtype | None, activation: str) -> int:
-    """What the arguments of a COMMON kernel say of a tree.
+    """The encoding of a tree in the arguments of a COMMON kernel.
 
     Args:
         row: element type of the row that is added, one of COMMON_ROWS.

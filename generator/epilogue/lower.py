@@ -10,7 +10,7 @@ from .tree import ACCUMULATOR, COLUMN, MASK, MATRIX, PREFIX, ROW, SCALAR
 
 LINEAR, SCALED = "lc", "scaled"
 GATED, GATED_SCALED = "gated", "gated_scaled"
-"""What a tree may be put on. Gated D is half as wide as A B: f(column 2j) * column 2j + 1, f being the tree."""
+"""The base epilogues of trees. Gated D is half as wide as A B: f(column 2j) * column 2j + 1, f being the tree."""
 COMMON, SCALED_COMMON = "common", "scaled_common"
 """The trees that most programs ask for, in one kernel: see `common`."""
 SOURCE = "source"
@@ -33,7 +33,7 @@ def epilogue_id(base: str, program: str) -> str:
 
 
 def split(epilogue: str) -> tuple[str, str]:
-    """(what comes before the tree, the tree's program or nothing) of the epilogue of a key."""
+    """The epilogue of a key as (base epilogue, program of the tree or an empty string)."""
     base, _, program = epilogue.partition("+")
     return base, program
 
@@ -49,7 +49,7 @@ def is_common(epilogue: str) -> bool:
 
 
 def base_of(epilogue: str) -> str:
-    """What a tree is put on where a kernel has this epilogue: `lc`, `scaled` or one of the others."""
+    """The base epilogue of a kernel's epilogue, without its tree: `lc`, `scaled` or one of the others."""
     base = split(epilogue)[0]
     return {COMMON: LINEAR, SCALED_COMMON: SCALED}.get(base, base)
 
@@ -101,7 +101,7 @@ def operand_kinds(program: str) -> tuple[list[tuple[str, str]], list[tuple[str, 
 def is_narrow(program: str, d: CutlassDtype) -> bool:
     """Whether D and every stored matrix are at most 16 bits wide, so that activations need not be exact to float32.
 
-    Kernels then compute what `epilogue_ops.h` has a narrow form of in that form, and the reference's tolerances allow
+    Kernels then compute in the narrow forms that `epilogue_ops.h` has, and the reference's tolerances allow
     for it. Reductions do not count.
 
     Args:
@@ -117,8 +117,8 @@ def lower(program: str, value: CutlassDtype, *, narrow: bool = False) -> str:
 
     Args:
         program: of the tree, with a source where there is one.
-        value: what values are computed in, F32 or F64.
-        narrow: what `is_narrow` says.
+        value: the element type that values are computed in, F32 or F64.
+        narrow: the result of `is_narrow`.
     """
     inputs, outputs = operand_kinds(program)
     body = ["namespace ops = atomr_cutlass::ops::narrow;"] if narrow else []
@@ -150,8 +150,8 @@ def lower(program: str, value: CutlassDtype, *, narrow: bool = False) -> str:
         values += 1
     lines = [
         f"using Value = {value.cpp};",
-        f"using Inputs = Operands<{', '.join(_input(*one) for one in inputs)}>;",
-        f"using Outputs = Operands<{', '.join(_output(*one) for one in outputs)}>;",
+        f"using Inputs = Operands<{', '.join(_input(*operand) for operand in inputs)}>;",
+        f"using Outputs = Operands<{', '.join(_output(*output) for output in outputs)}>;",
         "CUTLASS_DEVICE static Value evaluate(Value acc, Value const* in, Value* out) {",
         *(f"  {line}" for line in body),
         "}",

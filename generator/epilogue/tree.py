@@ -52,7 +52,7 @@ class Node:
         op: `acc`, `input`, `constant`, `cast` or a name of OPS.
         inputs: the values that it is computed from.
         attributes: numbers of an op or of a constant; dtype of a cast; name, kind and dtype of an input.
-        label: what messages and drawings call it; no part of what it computes.
+        label: its name in messages and drawings; no part of the computation.
     """
 
     op: str
@@ -71,7 +71,7 @@ class Input:
     """An operand that a tree reads.
 
     Attributes:
-        name: what a call gives it by.
+        name: its name among the operands of a call.
         kind: one of KINDS.
         dtype: its element type; None for a mask.
     """
@@ -83,10 +83,10 @@ class Input:
 
 @dataclass(frozen=True)
 class Output:
-    """What a tree writes beside the result.
+    """An operand that a tree writes beside the result.
 
     Attributes:
-        name: what a call gives it by.
+        name: its name among the operands of a call.
         kind: `matrix` or `mask`; of a reduction `row` (N,), `column` (M,) or `scalar`.
         dtype: its element type; None for a mask; f32 for reductions (f64 where the accumulator is f64).
         reduction: one of REDUCTIONS, or empty.
@@ -99,7 +99,7 @@ class Output:
 
 
 class EpilogueVisitorTree:
-    """A graph of values over the accumulator, with the result and what else is written.
+    """A graph of values over the accumulator, with the result and the other outputs.
 
     Two trees are equal when they compute the same from operands of the same names, whichever way they were put
     together; then their ids are equal too.
@@ -124,7 +124,7 @@ class EpilogueVisitorTree:
 
         Args:
             result: the node of D.
-            stores: what else is written.
+            stores: the other outputs, with their nodes.
             result_dtype: the element type that D must have; None leaves it to the call.
             canonical: the graph comes from a program, whose order is kept whatever its operands are called.
 
@@ -228,7 +228,7 @@ class EpilogueVisitorTree:
 
     @property
     def program(self) -> str:
-        """What a kernel is compiled from: the tree without the names of its operands. `parse` reads it back."""
+        """The program a kernel is compiled from: the tree without the names of its operands. `parse` reads it back."""
         return PREFIX + ";".join(self._lines)
 
     @cached_property
@@ -273,10 +273,12 @@ class EpilogueVisitorTree:
                 text.append(node.label)
             shape = ", shape=ellipse" if not node.inputs else ""
             lines.append(f"  v{number} [label={_quoted(text)}{shape}];")
-            lines += [f"  v{self._index[one]} -> v{number};" for one in node.inputs]
+            lines += [f"  v{self._index[value]} -> v{number};" for value in node.inputs]
         for number, (output, node) in enumerate([(self._result, self.result), *self.stores]):
-            what = " ".join(filter(None, [output.reduction, output.kind, output.dtype.value if output.dtype else ""]))
-            lines.append(f"  o{number} [label={_quoted([output.name, what])}, shape=box, style=filled];")
+            description = " ".join(
+                filter(None, [output.reduction, output.kind, output.dtype.value if output.dtype else ""])
+            )
+            lines.append(f"  o{number} [label={_quoted([output.name, description])}, shape=box, style=filled];")
             lines.append(f"  v{self._index[node]} -> o{number};")
         return "\n".join([*lines, "}", ""])
 
@@ -287,7 +289,7 @@ class EpilogueVisitorTree:
         return hash(self._identity)
 
     def __repr__(self) -> str:
-        names = ", ".join(f"{one.name}: {one.kind}" for one in self.inputs)
+        names = ", ".join(f"{operand.name}: {operand.kind}" for operand in self.inputs)
         written = ", ".join([RESULT, *(output.name for output in self.outputs)])
         return f"<EpilogueVisitorTree {self.id}: {', '.join(filter(None, [ACCUMULATOR, names]))} -> {written}>"
 
@@ -298,7 +300,7 @@ class EpilogueVisitorTree:
     @property
     def _identity(self) -> str:
         dtype = "" if self.result_dtype is None else self.result_dtype.value
-        names = [one.name for one in self.inputs] + [one.name for one in self.outputs]
+        names = [operand.name for operand in self.inputs] + [output.name for output in self.outputs]
         return " ".join([self.program, f"->{dtype}", *names])
 
     def _check_names(self) -> None:
@@ -339,8 +341,8 @@ class EpilogueVisitorTree:
             ordered[node] = inputs
             own = [node.op, *map(_text, _attributes(node))]
             shown = [*own[:1], *own[2:]] if node.op == "input" else own
-            anonymous[node] = _digest([*shown, *(anonymous[one] for one in inputs)])
-            named[node] = _digest([*own, *(named[one] for one in inputs)])
+            anonymous[node] = _digest([*shown, *(anonymous[operand] for operand in inputs)])
+            named[node] = _digest([*own, *(named[operand] for operand in inputs)])
 
         # Depth first from the result and then the stores, which gives one order whatever order the nodes were made in.
         lines: list[str] = []
@@ -378,13 +380,13 @@ class EpilogueVisitorTree:
             elif node.op == "input":
                 kinds[node] = MATRIX if node.attributes[1] == MASK else str(node.attributes[1])
             else:
-                below = {kinds[one] for one in node.inputs} - {SCALAR}
+                below = {kinds[value] for value in node.inputs} - {SCALAR}
                 kinds[node] = SCALAR if not below else (below.pop() if len(below) == 1 else MATRIX)
         return kinds
 
 
 def _listed(given: Any, name: str, of: str) -> list[Any]:
-    """What can be gone through once, as a list."""
+    """The elements of an iterable, as a list."""
     expect(given, Iterable, name, f"a sequence {of}")
     try:
         return list(given)
@@ -406,7 +408,7 @@ def _checked_stores(stores: Any) -> list[tuple[Output, Node]]:
 
 
 def _check_graph(roots: Iterable[Any]) -> None:
-    """Refuses what is no graph of nodes, since nodes are hashed and their fields compared from here on."""
+    """Refuses anything but a graph of nodes, since nodes are hashed and their fields compared from here on."""
     left, seen = list(roots), set()
     while left:
         node = left.pop()
@@ -433,7 +435,7 @@ def _topological(roots: Iterable[Node], inputs: Mapping[Node, tuple[Node, ...]] 
             stack.append((root, iter(inputs[root] if inputs else root.inputs)))
         while stack:
             node, left = stack[-1]
-            following = next((one for one in left if one not in done), None)
+            following = next((value for value in left if value not in done), None)
             if following is None:
                 order.append(node)
                 stack.pop()
@@ -459,8 +461,8 @@ def _check_node(node: Node) -> None:
             raise InvalidOperandError(f"input {name!r}: a name is a Python identifier")
         if kind not in KINDS:
             raise InvalidOperandError(f"input {name!r} is a {kind!r}; valid: {', '.join(KINDS)}")
-        if kind != MASK and dtype not in [one.value for one in INPUT_DTYPES]:
-            valid = ", ".join(one.value for one in INPUT_DTYPES)
+        if kind != MASK and dtype not in [element.value for element in INPUT_DTYPES]:
+            valid = ", ".join(element.value for element in INPUT_DTYPES)
             raise InvalidOperandError(f"input {name!r} has element type {dtype!r}; valid: {valid}")
         return
     if node.op == "constant":
@@ -468,8 +470,8 @@ def _check_node(node: Node) -> None:
             raise InvalidOperandError(f"a constant is {node.attributes[0]!r}; expected a number")
         return
     if node.op == "cast":
-        if node.attributes[0] not in [one.value for one in INPUT_DTYPES]:
-            valid = ", ".join(one.value for one in INPUT_DTYPES)
+        if node.attributes[0] not in [element.value for element in INPUT_DTYPES]:
+            valid = ", ".join(element.value for element in INPUT_DTYPES)
             raise InvalidOperandError(f"{node}: cast to {node.attributes[0]!r}; valid: {valid}")
         arity = 1
     elif node.op == ACCUMULATOR:
@@ -491,7 +493,7 @@ def _check_node(node: Node) -> None:
 
 
 def _attributes(node: Node) -> tuple[str | float, ...]:
-    """Those of a node, as they decide what it computes: a mask has no element type."""
+    """The attributes of a node that decide its value: a mask has no element type."""
     if node.op == "input" and node.attributes[1] == MASK:
         return (*node.attributes[:2], MASK)
     return node.attributes
@@ -504,7 +506,7 @@ def _check_output(output: Output, node: Node) -> None:
         if output.kind not in (MATRIX, MASK):
             raise InvalidOperandError(f"output {output.name!r} is a {output.kind!r}; stored are {MATRIX} and {MASK}")
         if output.kind == MATRIX and output.dtype not in INPUT_DTYPES:
-            valid = ", ".join(one.value for one in INPUT_DTYPES)
+            valid = ", ".join(dtype.value for dtype in INPUT_DTYPES)
             given = output.dtype.value if output.dtype else None
             raise InvalidOperandError(f"output {output.name!r} has element type {given!r}; valid: {valid}")
         return

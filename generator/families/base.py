@@ -1,4 +1,4 @@
-"""What every kernel family is made of, and how its cells are ranked into presets."""
+"""The parts of a kernel family, and the ranking of its cells into presets."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ class Family:
         generation: their generation.
         archs: compile targets that it has cells for.
         template: name of its template, `templates/NAME.cu.in`.
-        supports: why a key of this op and generation compiles, or not. What all keys share has been checked.
+        supports: why a key of this op and generation compiles, or not. The rules of all keys have been checked.
         cells: the cells for one arch.
-        values: what the template is filled with, beyond what all templates share.
+        values: the values of the template, beyond those that all templates share.
         compile_seconds: about how long NVRTC takes for a cell on two cores; benchmarks/jit.py measures it.
         compile_mb: memory that one nvcc process takes (peak resident set, rounded up).
         mainloops: those that are its own, where the op and generation have several families; of one family alone

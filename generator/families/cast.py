@@ -29,7 +29,7 @@ def supports(key: KernelKey) -> Status:
 
 
 def values(_: KernelKey) -> dict[str, str]:
-    """What the template is filled with: the types alone."""
+    """The values of the template: the types alone."""
     return {}
 
 

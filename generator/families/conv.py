@@ -1,4 +1,4 @@
-"""What the convolution families share: operands by operation, activations, and what all keys are asked."""
+"""The shared parts of the convolution families: operands by operation, activations, and the rules of all keys."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def activation_cpp(key: KernelKey) -> str:
 
 
 def supports_conv(key: KernelKey) -> Status:
-    """What every family of convolutions asks of a key."""
+    """Whether a key meets the rules that all families of convolutions share."""
     base, program = split(key.epilogue)
     if base not in ((LINEAR,) if program else (*EPILOGUES, COMMON)):
         return no(f"unknown epilogue {key.epilogue!r}; valid: {', '.join(EPILOGUES)}, {COMMON}, and trees on {LINEAR}")

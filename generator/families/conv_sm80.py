@@ -72,7 +72,7 @@ def _supports_depthwise(key: KernelKey) -> Status:
         return no("the 8 warps of a depthwise convolution share a tile that is a multiple of the vectors wide")
     if m % (256 // (n // key.align_a)):
         return no("each thread of a depthwise convolution has the same number of pixels")
-    # Below what every GPU gives a block without being asked.
+    # Less shared memory than every GPU gives a block by default.
     if 4 * n * max(128, 256 // (n // key.align_a)) > 48 * 1024:
         return no("the filter's taps take more than 48 KiB of shared memory")
     return OK
@@ -130,7 +130,7 @@ def _supports_tile(key: KernelKey) -> Status:
 
 
 def values(key: KernelKey) -> dict[str, str]:
-    """What the template is filled with."""
+    """The values of the template."""
     if key.group_mode == "depthwise":
         m, n, _ = key.tile
         operation = f"cutlass::conv::Operator::k{OPERATIONS[key.op]}"
@@ -236,7 +236,7 @@ _FP8_ONE = ((64, 64, 64), (2, 2, 1), 2)
 
 
 def _fprop(arch: SmArch) -> Iterator[Cell]:
-    # On sm_90a the TMA kernels serve channels aligned to 16 bytes: there these cells keep to what those cannot.
+    # On sm_90a the TMA kernels serve channels aligned to 16 bytes: there these cells serve only the others.
     fallback = arch is SmArch.SM90A
 
     def cell(a: D, d: D, iterator: str, aligns: Triple, shape: Shape, **more: str) -> KernelKey:

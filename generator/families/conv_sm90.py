@@ -47,7 +47,7 @@ def supports(key: KernelKey) -> Status:
 
 
 def values(key: KernelKey) -> dict[str, str]:
-    """What the template is filled with."""
+    """The values of the template."""
     if has_tree(key.epilogue):
         epilogue = epilogue_cpp(key, "QuadLanes")
     else:

@@ -55,7 +55,7 @@ def serves(key: KernelKey, m: int, n: int) -> bool:
 
 
 def values(key: KernelKey) -> dict[str, str]:
-    """What the template is filled with."""
+    """The values of the template."""
     promoted = key.a in FP8_TYPES and key.math == "default"
     return {
         "few": str(MOST),

@@ -67,7 +67,7 @@ def supports_fp4(key: KernelKey) -> Status:
 
 
 def supports_umma(key: KernelKey, schedulers: tuple[str, ...] = ("persistent", "streamk")) -> Status:
-    """What every family over UMMA asks of tile, cluster, schedules and alignments."""
+    """Whether tile, cluster, schedules and alignments meet the rules that all families over UMMA share."""
     if key.mainloop not in ("1sm", "2sm"):
         return no(f"sm100 mainloops are 1sm and 2sm (one MMA over one or two thread blocks), not {key.mainloop!r}")
     if key.epilogue_schedule not in ("tma", "nosmem"):
@@ -107,7 +107,7 @@ def supports_umma(key: KernelKey, schedulers: tuple[str, ...] = ("persistent", "
 
 
 def values(key: KernelKey) -> dict[str, str]:
-    """What the template is filled with."""
+    """The values of the template."""
     units = "2Sm" if key.mainloop == "2sm" else "1Sm"
     store = "NoSmem" if key.epilogue_schedule == "nosmem" else "Tma"
     kind, header = "", "gemm_sm100"
@@ -125,7 +125,7 @@ def values(key: KernelKey) -> dict[str, str]:
 
 
 def common_values(key: KernelKey) -> dict[str, str]:
-    """What the generations of Blackwell fill their template with alike."""
+    """The values that the templates of all Blackwell generations share."""
     scales = "NoScales"
     if key.scale_type == "f32":
         scales = f"FloatScales<{numbers(key.scale_granularity)}>"

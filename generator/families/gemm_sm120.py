@@ -54,7 +54,7 @@ def supports(key: KernelKey) -> Status:
 
 
 def values(key: KernelKey) -> dict[str, str]:
-    """What the template is filled with."""
+    """The values of the template."""
     kind = "Nvf4" if key.scale_type == "ue4m3" else "Mxf4"
     return common_values(key) | {
         "header": "gemm_sm120",

@@ -84,7 +84,7 @@ def shared_memory(key: KernelKey) -> int:
 
 
 def values(key: KernelKey) -> dict[str, str]:
-    """What the template is filled with."""
+    """The values of the template."""
     m, n, k = (t // w for t, w in zip(key.tile, key.warps, strict=True))
     header = "gemm_sm80_scaled" if split(key.epilogue)[0] == SCALED else "gemm_sm80"
     return {
@@ -153,7 +153,7 @@ def _gemm_sm80(
 
 def cells(arch: SmArch) -> Iterator[Cell]:
     """The cells for one arch."""
-    # Where TMA kernels serve every aligned operand, the sm80 generation keeps to what they cannot.
+    # Where TMA kernels serve every aligned operand, the sm80 generation serves only the others.
     fallback = arch in (SmArch.SM90A, SmArch.SM100)
     yield from _half_cells(arch, fallback)
     yield from _single_cells(arch, fallback)

@@ -77,7 +77,7 @@ def supports(key: KernelKey) -> Status:
         return no("the K tile is 128 bytes, the widest swizzle")
     # 255 registers a thread; the accumulators of a consumer warp group may take 128 of them, 192 where only alpha and
     # beta C follow. Full accumulation of fp8 has them twice: those of the tensor cores, of which 14 bits count, are
-    # added to others every 128 elements of K. (What is added to needs fewer registers beside it: 192 in all were
+    # added to others every 128 elements of K. (The sums need fewer registers beside them: 192 in all were
     # compiled without a spill.)
     copies = 2 if key.a in FP8_TYPES and key.math == "default" else 1
     plain = key.a.bits == 16 and key.epilogue == LINEAR and key.epilogue_schedule == "tma"
@@ -109,7 +109,7 @@ def _supports_block_scales(key: KernelKey) -> Status:
 
 
 def values(key: KernelKey) -> dict[str, str]:
-    """What the template is filled with."""
+    """The values of the template."""
     if key.epilogue_schedule == "nosmem":
         epilogue = "NoSmemWarpSpecialized"
     else:

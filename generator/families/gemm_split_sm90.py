@@ -22,7 +22,7 @@ WIDEST = {(2, 1): 256, (4, 1): 256, (1, 4): 128, (2, 2): 128}
 take shared memory."""
 
 CLUSTERS = ((1, 4),)
-"""Those of the cells: what the others gain was measured too (performance log)."""
+"""The clusters of the cells; the performance log has the gains of the others too."""
 
 
 def supports(key: KernelKey) -> Status:
@@ -46,7 +46,7 @@ def supports(key: KernelKey) -> Status:
 
 
 def values(key: KernelKey) -> dict[str, str]:
-    """What the template is filled with."""
+    """The values of the template."""
     pair, _, ranks = key.cluster
     return {"widest": str(key.tile[1]), "pair": str(pair), "ranks": str(ranks)}
 

@@ -1,6 +1,6 @@
 """Grouped GEMM of the sm100 generation: CUTLASS 3.x pointer-array kernels over TMA and UMMA.
 
-What the layouts can do is as on sm_90a: see grouped_sm90.
+The layouts have the bounds of sm_90a: see grouped_sm90.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def supports(key: KernelKey) -> Status:
 
 
 def values(key: KernelKey) -> dict[str, str]:
-    """What the template is filled with."""
+    """The values of the template."""
     units = "2Sm" if key.mainloop == "2sm" else "1Sm"
     blockwise = "Blockwise" if key.scale_type else ""
     return {

@@ -1,8 +1,8 @@
 """Grouped GEMM of the sm80 generation: CUTLASS 2.x grouped kernels over mma.sync.
 
-They serve the archs before sm_90a, and there what TMA cannot: operands aligned to less than 16 bytes. Loads are as wide
-as the alignment, and a group may begin or end anywhere along the rows of A (contiguous) or along K: an operand that is
-contiguous in that direction needs the cells of alignment 1.
+They serve the archs before sm_90a, and there operands aligned to less than 16 bytes, which TMA cannot load. Loads are
+as wide as the alignment, and a group may begin or end anywhere along the rows of A (contiguous) or along K: an operand
+that is contiguous in that direction needs the cells of alignment 1.
 
 The epilogue, which CUTLASS tells no group's number, is alpha * AB + beta * C or an activation of it. A bias comes in
 the place of C, as a matrix whose rows lie on each other.
@@ -74,7 +74,7 @@ def shared_memory(key: KernelKey) -> int:
 
 
 def values(key: KernelKey) -> dict[str, str]:
-    """What the template is filled with."""
+    """The values of the template."""
     m, n, k = (t // w for t, w in zip(key.tile, key.warps, strict=True))
     return {
         "arch_tag": "Sm89" if key.a in FP8_TYPES else "Sm80",

@@ -1,7 +1,7 @@
 """Grouped GEMM of the sm90 generation: CUTLASS 3.x pointer-array kernels over TMA and WGMMA.
 
 One kernel serves contiguous, masked and K-grouped operands and lists; which it is, is a matter of its arguments. TMA
-reads from addresses aligned to 16 bytes, which bounds what a layout can do:
+reads from addresses aligned to 16 bytes, which bounds the layouts:
 
 - contiguous (groups of rows): A is row-major; groups may have any number of rows.
 - along K: with A column-major and B row-major (`cr`, the weight gradient of row-major activations) groups may have any
@@ -35,7 +35,7 @@ D = CutlassDtype
 _NO_SCALES = (0, 0, 0)
 _BLOCKWISE = (1, 128, 128)
 _QUANTIZED = (D.F8E4M3, D.F8E5M2, D.I8)
-"""What epilogue trees make D beyond what other kernels store."""
+"""The element types of D that epilogue trees add to those of other kernels."""
 
 
 def supports(key: KernelKey) -> Status:
@@ -99,7 +99,7 @@ def _block_scales(key: KernelKey) -> Status:
 
 
 def values(key: KernelKey) -> dict[str, str]:
-    """What the template is filled with."""
+    """The values of the template."""
     schedule = key.mainloop.capitalize()
     suffix = "FP8Blockwise" if key.scale_type else ("FP8FastAccum" if key.math == "fast" else "")
     return {

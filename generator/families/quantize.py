@@ -86,7 +86,7 @@ def supports(key: KernelKey) -> Status:
 
 
 def values(key: KernelKey) -> dict[str, str]:
-    """What the templates are filled with."""
+    """The values of the templates."""
     common = {"scale": ScaleType(key.scale_type).cpp}
     if key.op == "dequantize":
         return common

@@ -1,4 +1,4 @@
-"""What `test_call.py` runs in a process whose GPU only takes notes: which calls find the plan of an earlier one."""
+"""Cases that `test_call.py` runs in a process whose GPU only takes notes: calls that find an earlier plan."""
 
 from __future__ import annotations
 

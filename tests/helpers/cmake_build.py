@@ -66,7 +66,7 @@ class Build:
     def try_configure(
         self, *, env: dict[str, str] | None = None, python: Path | str = sys.executable, **knobs: str
     ) -> subprocess.CompletedProcess[str]:
-        """Configures with the given knobs, all others as in KNOBS. The C++ tests are what it builds: no pybind11."""
+        """Configures with the given knobs, all others as in KNOBS. It builds the C++ tests: no pybind11."""
         values = KNOBS | {
             "CUTLASS_DIR": str(self.headers),
             "ATOMR_CUTLASS_TESTS": "ON",
@@ -83,7 +83,7 @@ class Build:
         return self.cells()
 
     def refuse(self, **knobs: str) -> str:
-        """Configures with wrong knobs and returns what was said."""
+        """Configures with wrong knobs and returns CMake's output."""
         process = self.try_configure(**knobs)
         assert process.returncode != 0, process.stdout
         return output(process)
@@ -94,11 +94,11 @@ class Build:
         return [f"{source.parent.name}/{source.stem}" for source in sources]
 
     def make(self, *targets: str) -> str:
-        """Builds the targets and returns what Ninja said."""
+        """Builds the targets and returns Ninja's output."""
         process = run(tool("cmake"), "--build", self.folder, "--target", *targets, env=self.env)
         assert process.returncode == 0, process.stdout + process.stderr
         return process.stdout
 
     def rules(self) -> str:
-        """What Ninja will do."""
+        """The commands that Ninja will run."""
         return (self.folder / "build.ninja").read_text() + (self.folder / "CMakeFiles" / "rules.ninja").read_text()

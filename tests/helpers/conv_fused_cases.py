@@ -1,4 +1,4 @@
-"""What `test_conv_fused.py` runs in a process whose driver and kernels are fakes: device memory is the host's.
+"""Cases that `test_conv_fused.py` runs in a process whose driver and kernels are fakes: device memory is the host's.
 
 Every function named `case_...` is a test; the process prints what each of them raised as JSON.
 """
@@ -63,7 +63,7 @@ def nhwc(request: Any, array: Array) -> Array:
 
 
 def wanted(request: Any, given: dict[str, Array], alpha: float, beta: float) -> dict[str, Array]:
-    """What the request's tree writes, in the order of NHWC."""
+    """The outputs of the request's tree, in the order of NHWC."""
     a, b = (nhwc(request, one) for one in list(given.values())[:2])
     how: dict[str, Any] = {"padding": request.shape.pads, "alpha": alpha, "out_dtype": ac.CutlassDtype.F64}
     if isinstance(request, ac.ConvFwdRequest):
@@ -110,9 +110,9 @@ def case_filters_of_one_tap_are_products() -> None:
     for request in requests(ac.ConvShape.nhwc(2, 5, 6, 8, 12, 1, 1)):
         problem, beta, layout = request.problem(0), request.epilogue.beta, request.layout.value
         ranked = select.rank(ConvSearch(problem, devices.get(0)))
-        products = [one for one in ranked if one.formulation.product is not None]
-        assert {one.key.op for one in products} == {"gemm"}
-        assert {one.formulation.product.swapped for one in products} == {False}
+        products = [candidate for candidate in ranked if candidate.formulation.product is not None]
+        assert {product.key.op for product in products} == {"gemm"}
+        assert {product.formulation.product.swapped for product in products} == {False}
         for candidate in (ranked[0], products[0]):
             validate._known.clear()
             with pytest.MonkeyPatch.context() as patch:
@@ -147,7 +147,7 @@ def case_common_kernels_are_told_their_tree() -> None:
         plain = {**given, "bias": given.get("bias", np.zeros(1)) + nhwc(request, given.get("rest", np.zeros(1)))}
         summed = dataclasses.replace(request, epilogue=dataclasses.replace(BIASED, beta=epilogue.beta))
         if activation is None:
-            # What is below 0 too: of the negated operand.
+            # Values below 0 too: by the negated operand.
             less = wanted(summed, _negated(plain), 2.0, epilogue.beta)["out"]
             assert_written(request, given, {"out": wanted(summed, plain, 2.0, epilogue.beta)["out"] - less})
         else:
@@ -234,7 +234,7 @@ def case_operands_elsewhere_have_plans_of_their_own() -> None:
 
 
 def case_a_bias_with_gaps_is_read_by_a_tree() -> None:
-    for request in (one for one in requests() if one.epilogue is BIASED):
+    for request in (made for made in requests() if made.epilogue is BIASED):
         given = arrays_of(request)
         wide = np.zeros((given["bias"].size, 2), np.float32)
         wide[:, 0] = given["bias"]

@@ -1,4 +1,4 @@
-"""Convolutions with epilogue trees: what tests of them compute on a GPU, and which kernels that takes.
+"""Convolutions with epilogue trees: the cases that tests compute on a GPU, and their kernels.
 
 Decided without a GPU, as `tree_cases`.
 """
@@ -113,7 +113,7 @@ class ConvCase:
             for name, lie in self.lies.items()
             if name not in specs
         }
-        # What calls with bias and activation ask for is no tree, but with C.
+        # Calls with bias and activation ask for no tree, except with C.
         fusion = ImageResult(self.image, self.layout).fusion(self.tree, views)
         math = numerics.FAST if self.a is D.F8E4M3 else self.math
         return ConvProblem(
@@ -125,7 +125,7 @@ class ConvCase:
         return select.choose(ConvSearch(self.problem, device), record=False).key
 
     def values(self) -> dict[str, Array]:
-        """The operands, C and what the tree reads, on the host."""
+        """The operands, C and the tree's inputs, on the host."""
         generator = np.random.default_rng(self.seed)
         made = {
             name: random_values(lie.shape, lie.dtype, generator, whole=4 if name == "c" else 0)
@@ -145,7 +145,7 @@ class ConvCase:
         return found
 
     def accumulators(self, values: Mapping[str, Array]) -> tuple[FloatArray, FloatArray]:
-        """What the tree starts from, and how far a kernel's may be from it."""
+        """The accumulator that the tree starts from, and the tolerance of a kernel's."""
         forward = (conv_reference.conv2d, conv_reference.absolute_conv2d)
         backward = (conv_reference.conv2d_dgrad, conv_reference.absolute_conv2d_dgrad)
         exact, absolute = forward if self.op == FPROP else backward
@@ -160,7 +160,7 @@ class ConvCase:
 
     @property
     def names(self) -> tuple[str, str]:
-        """What callers call the operands."""
+        """The operands' names in a call."""
         return OPERANDS[self.op]
 
 
@@ -229,8 +229,8 @@ def _random_case(seed: int, a: D, precision: str | None, d: D, op: str, way: _Wa
         way.w,
         way.stride,
         way.padding,
-        operands={one.name: _lie_of_input(one, plain.image, dice) for one in tree.inputs},
-        outputs={one.name: _lie_of_output(one, plain.image, dice) for one in tree.outputs},
+        operands={operand.name: _lie_of_input(operand, plain.image, dice) for operand in tree.inputs},
+        outputs={output.name: _lie_of_output(output, plain.image, dice) for output in tree.outputs},
         precision=precision,
         layout=way.layout,
         alpha=dice.choose((1.0, -1.0, 1.5, 0.5)) / math.sqrt(depth),
@@ -240,18 +240,18 @@ def _random_case(seed: int, a: D, precision: str | None, d: D, op: str, way: _Wa
     )
 
 
-def _lie_of_input(one: Input, image: Shape, dice: Dice) -> Lie:
-    if one.kind == SCALAR:
-        return Lie((1,), one.dtype)
-    if one.kind == ROW:
-        return Lie((image[-1],), one.dtype, "r", dice.choose((0, 0, 1)), dice.choose((0, 1)))
-    pads = (0, 0, 16, 3) if one.kind == MATRIX else (0, 1)
-    return Lie(ImageResult(image)._shape(one), one.dtype, "r", dice.choose(pads), dice.choose((0, 0, 1)))
+def _lie_of_input(operand: Input, image: Shape, dice: Dice) -> Lie:
+    if operand.kind == SCALAR:
+        return Lie((1,), operand.dtype)
+    if operand.kind == ROW:
+        return Lie((image[-1],), operand.dtype, "r", dice.choose((0, 0, 1)), dice.choose((0, 1)))
+    pads = (0, 0, 16, 3) if operand.kind == MATRIX else (0, 1)
+    return Lie(ImageResult(image)._shape(operand), operand.dtype, "r", dice.choose(pads), dice.choose((0, 0, 1)))
 
 
-def _lie_of_output(one: Output, image: Shape, dice: Dice) -> Lie:
-    pad = dice.choose((0, 0, 8, 1)) if one.kind == MATRIX and not one.reduction else 0
-    return Lie(ImageResult(image)._shape(one), one.dtype, "r", pad, dice.choose((0, 1)))
+def _lie_of_output(output: Output, image: Shape, dice: Dice) -> Lie:
+    pad = dice.choose((0, 0, 8, 1)) if output.kind == MATRIX and not output.reduction else 0
+    return Lie(ImageResult(image)._shape(output), output.dtype, "r", pad, dice.choose((0, 1)))
 
 
 def block(acc: Any, scale: Any, bias: Any, residual: Any) -> Any:
@@ -273,7 +273,7 @@ def gradient(acc: Any, mask: Any) -> Any:
 
 @functools.cache
 def common() -> dict[str, ConvCase]:
-    """What networks have, as everyone calls it."""
+    """The epilogues of usual networks, by their usual names."""
     x, w = (2, 14, 14, 64), (64, 3, 3)
     image = (2, 14, 14, 64)
     made = {}
@@ -305,8 +305,8 @@ def _traced(
         shape, _ = image.as_matrix(key, lie.shape, lie.strides)
         kinds[key] = evt.operand_of(shape, *image.matrix, lie.dtype or (1, 8), key)
     tree = evt.trace(function, kinds, out_dtype=d or a, compute_dtype=D.F32).tree
-    inputs = {one.name: operands[one.name] for one in tree.inputs}
-    outputs = {one.name: Lie(image.output_shape(one), one.dtype) for one in tree.outputs}
+    inputs = {operand.name: operands[operand.name] for operand in tree.inputs}
+    outputs = {output.name: Lie(image.output_shape(output), output.dtype) for output in tree.outputs}
     alpha = 1.0 / math.sqrt(w[1] * w[2] * x[3])
     return ConvCase(
         name, tree, op, a, d or a, x, w, 1, 1, inputs, outputs, function=function, layout=layout, alpha=alpha

@@ -1,4 +1,4 @@
-"""What `test_cubin_packs.py` runs in a process whose driver is a fake, and whose table has a pack of cubins."""
+"""Cases that `test_cubin_packs.py` runs in a process whose driver is a fake, and whose table has a pack of cubins."""
 
 from pathlib import Path
 

@@ -165,7 +165,7 @@ class _ExchangeApi(ctypes.Structure):
 
 @_Deleter
 def _let_go(_managed: int) -> None:
-    """What was created stays."""
+    """Frees nothing: created objects stay."""
 
 
 @_Allocate
@@ -228,14 +228,16 @@ class Tensor:
         self._requires_grad = requires_grad
         self.memory = memory
         self._shape = (ctypes.c_int64 * max(memory.ndim, 1))(*memory.shape)
-        self._strides = (ctypes.c_int64 * max(memory.ndim, 1))(*(one // memory.itemsize for one in memory.strides))
+        self._strides = (ctypes.c_int64 * max(memory.ndim, 1))(
+            *(stride // memory.itemsize for stride in memory.strides)
+        )
         self.tensor = _Tensor(
             memory.ctypes.data, _Device(*device), memory.ndim, _DataType(*element.dlpack, 1), self._shape, self._strides
         )
 
     @property
     def requires_grad(self) -> bool:
-        """Whether what is computed of it is to be differentiated."""
+        """Whether gradients are recorded for the tensor."""
         return self._requires_grad
 
 

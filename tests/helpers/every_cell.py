@@ -41,11 +41,11 @@ RECORDS = "ATOMR_CUTLASS_TEST_RECORDS"
 """Names the file that gets the records."""
 
 ARCHS = (SmArch.SM90A, SmArch.SM80, SmArch.SM89)
-"""What a Hopper GPU runs: its own, and the portable ones as PTX."""
+"""The archs that a Hopper GPU runs: its own, and the portable ones as PTX."""
 
 
 def keys(*ops: str, want: Callable[[KernelKey], bool] = lambda _: True) -> list[KernelKey]:
-    """The cells of these operations: of `full`, and what the table has besides."""
+    """The cells of these operations: of `full`, and the other rows of the table."""
     found = dict.fromkeys([*expand("full", ARCHS), *(info.key for info in table.kernels())])
     return [key for key in found if key.op in ops and want(key)]
 
@@ -71,7 +71,7 @@ def epilogues(key: KernelKey) -> list[str]:
 def row_of(key: KernelKey) -> KernelInfo | None:
     """The cell's row of the table, or None for one to be compiled; skips what cannot be run here."""
     device = devices.get(0)
-    info = None if COMPILED else next((one for one in table.kernels(op=key.op) if one.key == key), None)
+    info = None if COMPILED else next((row for row in table.kernels(op=key.op) if row.key == key), None)
     if info is None and not COMPILED:
         pytest.skip("the table lacks it; ATOMR_CUTLASS_TEST_JIT=1 compiles it")
     if devices.rank_arch(key.arch, device, ptx=info is None or info.ptx) is None:
@@ -85,12 +85,12 @@ def row_of(key: KernelKey) -> KernelInfo | None:
 
 
 def right(key: KernelKey, info: KernelInfo | None, checked: str) -> None:
-    """Records that what a cell computed was right.
+    """Records that the results of a cell were right.
 
     Args:
         key: the cell, which was launched.
         info: its row of the table, or None where it was compiled.
-        checked: what was compared.
+        checked: the comparison made.
     """
     path = os.environ.get(RECORDS)
     if path:
@@ -196,7 +196,7 @@ def _dense(shape: tuple[int, ...]) -> tuple[int, ...]:
 
 
 def conv_expected(problem: ConvProblem, a: Any, b: Any) -> tuple[Any, Any]:
-    """What the reference computes from host arrays, and the sum of magnitudes."""
+    """The reference's result from host arrays, and the sum of magnitudes."""
     g = problem.geometry
     compute, magnitudes = {
         "conv2d_fprop": (conv_reference.conv2d, conv_reference.absolute_conv2d),

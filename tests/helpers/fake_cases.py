@@ -30,7 +30,7 @@ def names(file: str) -> list[str]:
 
 
 def outcome(file: str, driver: Path, packs: Sequence[Path], timeout: float = 120, **environment: str) -> dict[str, str]:
-    """What each case of a file raised, as text; empty where it passed.
+    """The exception of each case of a file, as text; empty where it passed.
 
     Args:
         file: of this folder.

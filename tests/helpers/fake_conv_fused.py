@@ -82,7 +82,7 @@ static int launch(const atomr_cutlass_row* row, const void* params, const atomr_
 
 def keys() -> list[tuple[KernelKey, str]]:
     """The keys, each with what its kernel computes."""
-    residual = [one.name for one in BLOCK.inputs].index("residual")
+    residual = [operand.name for operand in BLOCK.inputs].index("residual")
     programs = {BIASED.program: "0", BLOCK.program: "1", with_source(BLOCK.program, residual): "2"}
     ids = {**{epilogue_id(LINEAR, program): kind for program, kind in programs.items()}, COMMON: "3"}
     return [

@@ -15,7 +15,7 @@ from atomr_cutlass.generator.matrix import with_epilogue
 from fake_pack import CONTENT, compile_library, exported
 
 BIASED = EvtBuilder().add_bias("bias", dtype=D.F32).activation("relu").build()
-"""What bias and relu are."""
+"""The tree of bias and relu."""
 BLOCK = (
     EvtBuilder()
     .add_bias("bias", dtype=D.F32)
@@ -53,7 +53,7 @@ static int prepare(const atomr_cutlass_row* row, const void* args, void* params,
   return 0;
 }
 """
-"""What precedes the `launch` of kernels that serve every problem of the arguments ARGS and have no workspace."""
+"""The C source before the `launch` of kernels that serve every problem of the arguments ARGS and have no workspace."""
 
 KERNEL = """
 static float* at(const Operand* one, int64_t l, int64_t i, int64_t j) {
@@ -105,8 +105,8 @@ static int launch(const atomr_cutlass_row* row, const void* params, const atomr_
 
 
 def keys_of(cells: Sequence[KernelKey]) -> list[tuple[KernelKey, str]]:
-    """The cells with the trees, each with what its kernel computes."""
-    residual = [one.name for one in BLOCK.inputs].index("residual")
+    """The cells with the trees, each with the C of its kernel."""
+    residual = [operand.name for operand in BLOCK.inputs].index("residual")
     epilogues = {
         BIASED.program: "0",
         exchanged(BIASED.program): "0",
@@ -129,7 +129,7 @@ def make_pack(library: Path, cells: Sequence[KernelKey]) -> Path:
 
 def source_of(args: str, kernel: str) -> str:
     """The source of kernels with these arguments, which know the block's inputs as BIAS and RESIDUAL."""
-    names = [one.name for one in BLOCK.inputs]
+    names = [operand.name for operand in BLOCK.inputs]
     defines = {"ARGS": args, "BIAS": names.index("bias"), "RESIDUAL": names.index("residual")}
     return "".join(f"#define {name} {value}\n" for name, value in defines.items()) + PREAMBLE + kernel
 
@@ -152,5 +152,5 @@ def table_of(rows: Sequence[tuple[KernelKey, str]]) -> str:
 
 def tree_named(**names: str) -> EpilogueVisitorTree:
     """The block with other names for its operands: the same kernels serve it."""
-    own = [one.name for one in (*BLOCK.inputs, *BLOCK.outputs)]
+    own = [operand.name for operand in (*BLOCK.inputs, *BLOCK.outputs)]
     return EpilogueVisitorTree.parse(BLOCK.program, [names.get(name, name) for name in own])

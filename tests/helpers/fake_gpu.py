@@ -43,7 +43,7 @@ def place(array: Array, *, columns: bool = False, device: int = 0, read_only: bo
 
 
 def fetch(operand: _core.Operand) -> Array:
-    """What an operand in the fake GPU's memory holds now."""
+    """The present elements of an operand in the fake GPU's memory."""
     if 0 in operand.shape:
         return operands.to_numpy(operand)
     return operands.to_numpy(
@@ -54,9 +54,9 @@ def fetch(operand: _core.Operand) -> Array:
 def operands_of(request: GemmRequest, seed: int = 0) -> dict[str, _core.Operand]:
     """Small whole numbers for a request: every dtype multiplies and adds them exactly."""
     random = np.random.default_rng(seed)
-    what = request.problem(0)
+    problem = request.problem(0)
     made = {}
-    specs = (("a", what.a, request.layout_a), ("b", what.b, request.layout_b), ("c", what.c, request.layout_c))
+    specs = (("a", problem.a, request.layout_a), ("b", problem.b, request.layout_b), ("c", problem.c, request.layout_c))
     for name, spec, layout in specs:
         if spec is not None:
             values = random.integers(-2, 3, spec.shape).astype(numerics.numpy_dtype(spec.dtype))
@@ -65,7 +65,7 @@ def operands_of(request: GemmRequest, seed: int = 0) -> dict[str, _core.Operand]
 
 
 def product(request: GemmRequest, a: Array, b: Array, c: Array | None = None) -> Array:
-    """What a request computes, for operands of small whole numbers."""
+    """The result of a request, for operands of small whole numbers."""
     wide = a.astype(np.float64) @ b.astype(np.float64) * request.epilogue.alpha
     if c is not None:
         wide = wide + request.epilogue.beta * c.astype(np.float64)
@@ -104,7 +104,7 @@ def arrays_of(request: Any, seed: int = 0) -> dict[str, Any]:
 
 
 def expected(request: Any, given: dict[str, Any]) -> Any:
-    """What a request computes of arrays on the host: the result by the reference; lists for groups."""
+    """The reference's result of a request for arrays on the host; lists for groups."""
     how = {"alpha": request.epilogue.alpha, "beta": request.epilogue.beta, "out_dtype": request.result_dtype}
     how["math"] = request.math
     a, b, *_ = given.values()
@@ -129,7 +129,7 @@ def expected(request: Any, given: dict[str, Any]) -> Any:
 
 
 def fused(request: GemmRequest, given: dict[str, Any]) -> dict[str, Array]:
-    """What a request with an epilogue writes, D as `out`, of arrays on the host."""
+    """The outputs of a request with an epilogue, D as `out`, for arrays on the host."""
     assert request.tree is not None
     scales = {name: given[name] for name in ("scale_a", "scale_b") if request.scaling}
     c = given["c"] if request.epilogue.beta != 0 else None
@@ -137,7 +137,7 @@ def fused(request: GemmRequest, given: dict[str, Any]) -> dict[str, Array]:
         given["a"], given["b"], c, alpha=request.epilogue.alpha, beta=request.epilogue.beta, **scales,
         out_dtype=CutlassDtype.F64, math=request.math,
     )  # fmt: skip
-    read = {one.name: given[one.name] for one in request.tree.inputs}
+    read = {operand.name: given[operand.name] for operand in request.tree.inputs}
     return reference.evaluate(request.tree, acc, read, out_dtype=request.result_dtype)
 
 
@@ -232,7 +232,7 @@ class FakeEvent:
 
 @dataclass
 class FakeGpu:
-    """What was asked of the fake GPU.
+    """The record of the calls to the fake GPU.
 
     Attributes:
         plans: plans made, in order.
@@ -242,7 +242,7 @@ class FakeGpu:
         busy: by stream, what is set when the work launched on it from now on is done; without one it is done at once.
         copies: (to, source, size, device, stream) of copies within the GPU.
         capturing: streams that are being captured.
-        fail: called at each launch; raises what the launch is to raise.
+        fail: called at each launch; raises the exception of the launch.
         fail_recording: called where an event is recorded; likewise.
         fail_waiting: called when an event has been reached; likewise.
         current: the stream that is current in this thread.

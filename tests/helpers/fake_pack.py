@@ -77,9 +77,9 @@ static int launch(const atomr_cutlass_row* row, const void* params, const atomr_
 }
 """
 
-# What a kernel of `MULTIPLY` looks like when it was "compiled at run time": itself, its companion, and a constant.
+# The image of a kernel of `MULTIPLY` that was "compiled at run time": itself, its companion, and a constant.
 CONTENT = '"0123456789abcdef 4.2-0123456789abcdef cc 1"'
-"""What the rows say that they were compiled from and by, as C has it."""
+"""The rows' facts about source and compiler, as C text."""
 
 JIT = """
 #include "atomr_cutlass/jit_abi.h"

@@ -1,4 +1,4 @@
-"""What `test_fp4.py` runs in a process whose driver and kernels are fakes: device memory is the host's.
+"""Cases that `test_fp4.py` runs in a process whose driver and kernels are fakes: device memory is the host's.
 
 Every function named `case_...` is a test; the process prints what each of them raised as JSON.
 """

@@ -1,6 +1,6 @@
 """fp8 matrices on the GPU for tests, and scaled products compared with the reference.
 
-What `gpu_matrices` does for other dtypes, with one more thing to choose: the scales.
+The counterpart of `gpu_matrices`, which has the other dtypes, with scales to choose besides.
 """
 
 from __future__ import annotations
@@ -107,7 +107,7 @@ def scales(shape: tuple[int, ...], seed: int, *, layout: str = "r") -> torch.Ten
 
 @dataclass(frozen=True)
 class Scaling:
-    """What multiplies a product. Arrays are tensors on the GPU."""
+    """The scales of a product. Arrays are tensors on the GPU."""
 
     alpha: float = 1.0
     beta: float = 0.0
@@ -181,7 +181,7 @@ def assert_scaled(
         c: operand C as it was before the call.
         how: scalars and scales.
         fast: fast accumulation was allowed.
-        amax: what the call wrote there.
+        amax: the largest magnitude that the call wrote.
     """
     how = how or Scaling()
     if math.prod(d.shape) * max(1, a.shape[-1]) > NUMPY_LIMIT:
@@ -253,7 +253,7 @@ def _assert_on_gpu(
 # Plans of scaled products
 
 
-def scales_of(what: Any, how: Scaling, amax: Any = None) -> scaled.Scales:
+def scales_of(problem: Any, how: Scaling, amax: Any = None) -> scaled.Scales:
     """The arrays among the scales, as a plan takes them."""
 
     def lie(array: Any) -> Any:
@@ -264,7 +264,7 @@ def scales_of(what: Any, how: Scaling, amax: Any = None) -> scaled.Scales:
 
     found = {name: lie(value) for name, value in (("a", how.scale_a), ("b", how.scale_b), ("d", how.scale_d))}
     found["amax"] = lie(amax)
-    forms = dict(zip("ab", scaled.scale_forms(what, found["a"], found["b"]), strict=True))
+    forms = dict(zip("ab", scaled.scale_forms(problem, found["a"], found["b"]), strict=True))
     return scaled.Scales(
         **{
             name: None if spec is None else scaled.Scale(spec.shape, spec.strides, forms.get(name, "tensor"))
@@ -286,10 +286,10 @@ def scaled_plan(
 ) -> tuple[Plan, list[Any]]:
     """A plan of its own, and the arrays that it is called with."""
     how = how or Scaling()
-    what = problem_of(a, b, d, c, "fast" if fast else "default")
+    problem = problem_of(a, b, d, c, "fast" if fast else "default")
     options = {"arch": arch, "alpha": how.alpha, "beta": how.beta, "like": a, "backend": BACKEND}
     try:
-        made = scaled.make(what, scales_of(what, how, amax), **options)
+        made = scaled.make(problem, scales_of(problem, how, amax), **options)
     except ac.KernelNotFoundError as error:
         lacking(error, arch)
     slots = [a, b, c, how.scale_a, how.scale_b, how.scale_d, amax, d]
@@ -302,13 +302,13 @@ def cell_plan(
     """`scaled_plan` of one cell, whichever is the best one."""
     from atomr_cutlass.pipeline import select
 
-    what = replace(
+    problem = replace(
         problem_of(a, b, d, math_mode=key.math),
         epilogue=key.epilogue,
         scale_granularity=key.scale_granularity,
         scale_type=key.scale_type,
     )
-    choice = replace(select.candidate_of(GemmSearch(what, devices.get(0)), key), info=info)
-    made = scaled.from_candidate(choice, scales_of(what, how, amax), alpha=how.alpha, beta=how.beta, like=a)
+    choice = replace(select.candidate_of(GemmSearch(problem, devices.get(0)), key), info=info)
+    made = scaled.from_candidate(choice, scales_of(problem, how, amax), alpha=how.alpha, beta=how.beta, like=a)
     slots = [a, b, how.scale_a, how.scale_b, how.scale_d, amax, d]
     return made, [array for array in slots if array is not None]

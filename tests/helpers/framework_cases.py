@@ -1,4 +1,4 @@
-"""What `test_frameworks.py` runs over a fake driver, which notes which stream waits for which; memory is the host's.
+"""Cases of `test_frameworks.py`, over a fake driver that notes which stream waits for which; memory is the host's.
 
 Every function named `case_...` is a test; the process prints what each of them raised as JSON.
 """
@@ -93,7 +93,7 @@ def torch_on(stream: int) -> Iterator[None]:
 
 
 def host(operand: _core.Operand) -> np.ndarray[Any, Any]:
-    """What an operand on the fake GPU holds, without a copy."""
+    """The elements of an operand on the fake GPU, without a copy."""
     return operands.to_numpy(
         _core.Operand(operand.pointer, operand.shape, operand.strides, operand.dtype, operands.CPU, 0, False, operand)
     )
@@ -130,7 +130,7 @@ def case_an_array_is_asked_once_in_a_call() -> None:
 
 
 def case_events() -> None:
-    """What another stream is to wait for; what has been reached is done."""
+    """An event that another stream waits for; one that was reached is done."""
     orders()
     event = _core.Event(0, 5)
     event.hold(6)
@@ -195,7 +195,7 @@ def case_a_capture_takes_the_launch_in_where_its_memory_is_used() -> None:
 
 
 def case_operands_know_the_launch_that_wrote_them() -> None:
-    a, b = (CudaArray(one.ctypes.data, one.shape, one.dtype.str, one.strides) for one in (A, B))
+    a, b = (CudaArray(array.ctypes.data, array.shape, array.dtype.str, array.strides) for array in (A, B))
     d = ac.gemm(a, b, stream=42)
     orders()
     d.__dlpack__(stream=9)

@@ -1,4 +1,4 @@
-"""What `test_frozen.py` runs in a process whose driver and kernels are fakes: recording, and freezing.
+"""Cases that `test_frozen.py` runs in a process whose driver and kernels are fakes: recording, and freezing.
 
 Every function named `case_...` is a test; the process prints what each of them raised as JSON.
 """
@@ -59,7 +59,7 @@ def case_what_would_be_compiled_is_an_error_once_frozen() -> None:
         for part in (missing.name, f"{__file__}:{line}", "atomr-cutlass build keys.jsonl --arch 80 -o model.pack"):
             assert part in said, (part, said)
         np.testing.assert_array_equal(out, before)
-        # What is loaded serves, other problems of it too, in whichever way they are asked for.
+        # Loaded kernels serve, other problems of theirs too, whichever function is called.
         kept_plans.clear()
         for given in ({}, {"backend": "jit"}, {"jit": "background"}):
             np.testing.assert_array_equal(ac.gemm(*(pair := (matrix(6, 7), matrix(7, 3))), **given), pair[0] @ pair[1])

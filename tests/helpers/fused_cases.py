@@ -1,4 +1,4 @@
-"""What `test_fused.py` runs in a process whose driver and kernels are fakes: device memory is the host's.
+"""Cases that `test_fused.py` runs in a process whose driver and kernels are fakes: device memory is the host's.
 
 Every function named `case_...` is a test; the process prints what each of them raised as JSON.
 """
@@ -69,7 +69,7 @@ def arrays_of(request: ac.GemmRequest) -> dict[str, Array]:
 
 
 def block(given: dict[str, Array], alpha: float = 1.0, beta: float = 0.0) -> dict[str, Array]:
-    """What `BLOCK` computes."""
+    """The results of `BLOCK`."""
     acc = alpha * (given["a"].astype(np.float64) @ given["b"]) + (beta * given["c"] if beta else 0)
     x = np.maximum(acc + given["bias"], 0)
     return {
@@ -164,7 +164,13 @@ def case_names_are_the_trees_own() -> None:
     tree = tree_named(bias="c", residual="shortcut", bits="positive")
     request = ac.GemmRequest(SHAPE, dtype=TF32, epilogue=ac.GemmEpilogue(tree=tree))
     names = [slot.name for slot in operation_of(request).operands(request)]
-    assert names == ["a", "b", *(one.name for one in tree.inputs), *(one.name for one in tree.outputs), "out"]
+    assert names == [
+        "a",
+        "b",
+        *(operand.name for operand in tree.inputs),
+        *(output.name for output in tree.outputs),
+        "out",
+    ]
     same = ac.plan(dataclasses.replace(request, epilogue=ac.GemmEpilogue(tree=BLOCK)))
     assert ac.plan(request).kernel_name == same.kernel_name
     assert request.plan_key() != same.key

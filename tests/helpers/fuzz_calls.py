@@ -256,7 +256,7 @@ SPOILS: dict[str, Maker] = {
     "ScaleSet": ac.ScaleSet,
     "QuantizedArray": lambda: ac.quantize(np.ones((4, 4), np.float32)),
 }
-"""What arguments are spoiled with, by a name that a failure can be found again with."""
+"""The invalid values of arguments, by the name with which a failure is reproduced."""
 
 # ----------------------------------------------------------------------------------------------------------------------
 # Valid arguments
@@ -360,17 +360,17 @@ class Call:
         keywords = {**self.arguments(), **spoiled}
         positional: list[Any] = []
         parameters = inspect.signature(self.function).parameters.values()
-        rest = next((one.name for one in parameters if one.kind is one.VAR_POSITIONAL), None)
+        rest = next((parameter.name for parameter in parameters if parameter.kind is parameter.VAR_POSITIONAL), None)
         if rest in keywords:
             last = keywords.pop(rest)
-            leading = [one.name for one in parameters if one.kind is one.POSITIONAL_OR_KEYWORD]
+            leading = [parameter.name for parameter in parameters if parameter.kind is parameter.POSITIONAL_OR_KEYWORD]
             positional = [keywords.pop(name) for name in leading if name in keywords]
             positional += last if isinstance(last, tuple) else (last,)
         self.then(self.function(*positional, **keywords))
 
 
 def outcome(call: Call, spoils: Mapping[str, str]) -> str:
-    """What a call raised that it must not raise, with where it came from; empty for a result or a CutlassError.
+    """The forbidden exception of a call, with its traceback; empty for a result or a CutlassError.
 
     Args:
         call: the call.
@@ -384,7 +384,9 @@ def outcome(call: Call, spoils: Mapping[str, str]) -> str:
             return ""
         except Exception as error:  # noqa: BLE001 - whatever it is, it is the outcome
             frames = traceback.extract_tb(error.__traceback__)
-            places = [f"{Path(one.filename).name}:{one.lineno}" for one in frames if "/atomr_cutlass/" in one.filename]
+            places = [
+                f"{Path(frame.filename).name}:{frame.lineno}" for frame in frames if "/atomr_cutlass/" in frame.filename
+            ]
             where = places[-1] if places else "no line of the package"
             return f"{type(error).__name__} at {where}: {re.sub(r'0x[0-9a-f]+', '0x', str(error))[:200]}"
     return ""
@@ -467,18 +469,22 @@ def _heuristic_key() -> ac.HeuristicKey:
 
 def _traced(function: Callable[..., Any], *others: Any) -> Callable[..., Any]:
     """A function of values, called with the accumulator of a trace and these."""
-    names = [one for one in inspect.signature(function).parameters.values() if one.kind is one.POSITIONAL_OR_KEYWORD]
+    names = [
+        parameter
+        for parameter in inspect.signature(function).parameters.values()
+        if parameter.kind is parameter.POSITIONAL_OR_KEYWORD
+    ]
 
     def call(**given: Any) -> Any:
         def body(acc: Any) -> Any:
-            whole = dict(zip([one.name for one in names], (acc, *others), strict=False))
+            whole = dict(zip([parameter.name for parameter in names], (acc, *others), strict=False))
             made = function(**{**whole, **given})
             return (acc, made) if type(made).__name__ == "Stored" else made
 
         return epilogue.trace(body)
 
     call.__signature__ = inspect.Signature([  # type: ignore[attr-defined]
-        one.replace(kind=one.KEYWORD_ONLY, default=None) for one in names
+        parameter.replace(kind=parameter.KEYWORD_ONLY, default=None) for parameter in names
     ])  # fmt: skip
     return call
 

@@ -1,4 +1,4 @@
-"""What `test_fuzz.py` runs in a process whose driver and kernels are fakes: the fuzzed calls, on arrays of a GPU."""
+"""Cases that `test_fuzz.py` runs in a process of fake driver and kernels: fuzzed calls, on arrays of a GPU."""
 
 from __future__ import annotations
 

@@ -109,7 +109,7 @@ def recorded() -> dict[str, list[str]]:
 
 
 def differences(before: Iterable[str], after: Iterable[str]) -> list[str]:
-    """What is different, a text for each case."""
+    """The differences, a text for each case."""
     old, new = ({(one := json.loads(line))["case"]: one for line in given} for given in (before, after))
     told = []
     for name in sorted(old.keys() | new.keys()):
@@ -126,7 +126,7 @@ def differences(before: Iterable[str], after: Iterable[str]) -> list[str]:
 
 def _changed(was: object, now: object) -> str:
     if isinstance(was, str) and isinstance(now, str) and len(now) > MANY_WORDS:
-        lost, gained = ([one for one in a.split() if one not in b.split()] for a, b in ((was, now), (now, was)))
+        lost, gained = ([word for word in a.split() if word not in b.split()] for a, b in ((was, now), (now, was)))
         return f"lost {' '.join(lost) or 'nothing'}, gained {' '.join(gained) or 'nothing'}"
     return f"was {json.dumps(was)}\n  {'':4} is {json.dumps(now)}"
 

@@ -1,4 +1,4 @@
-"""Calls of every operation, drawn with numbers that are the same everywhere: what `golden` records the outcomes of.
+"""Calls of every operation, drawn with numbers that are the same everywhere; `golden` records their outcomes.
 
 They go through public functions and requests alone. How often something is drawn follows from how much code decides
 about it, not from how often users do it.
@@ -43,7 +43,7 @@ def count_of(op: str, arch: SmArch) -> int:
     """How many cases there are of an operation; on sm_90a, whose kernels are of most kinds, twice as many."""
     if arch in FEW.get(op, ()):
         return COUNTS[op] // 10
-    # What differs between sm_80 and sm_86 is the amount of shared memory.
+    # sm_80 and sm_86 differ in the amount of shared memory.
     return COUNTS[op] * 2 if arch is SmArch.SM90A else COUNTS[op] // (3 if arch is SmArch.SM86 else 1)
 
 
@@ -54,7 +54,7 @@ class Draw:
         """Numbers of a name.
 
         Args:
-            name: what they follow from.
+            name: the seed of the draws.
             most: the largest extent.
         """
         self._name = name
@@ -191,7 +191,7 @@ def _case(
     name: str, table: str, function: Callable[..., Any], made: Operands, how: Arguments, *positional: str
 ) -> Case:
     """A call of a function with arrays and other arguments."""
-    given = [made.arrays[one] for one in positional]
+    given = [made.arrays[label] for label in positional]
     rest = {key: value for key, value in made.arrays.items() if key not in positional} | how
     text = ", ".join([*map(_text, given), *(f"{key}={_text(value)}" for key, value in rest.items())])
     return Case(
@@ -236,7 +236,7 @@ _RESULTS = {"i8": "i32", "e4m3": "bf16", "e5m2": "bf16"}
 def _matrices(
     draw: Draw, made: Operands, dtype: str, how: Arguments, *, batched: int = 35, odd: int = 20
 ) -> tuple[int, ...]:
-    """A and B, and what is said of their types; returns the result's shape."""
+    """A and B, and the arguments for their types; returns the result's shape."""
     m, n, k = draw.aligned(), draw.aligned(), draw.aligned()
     batch: tuple[int, ...] = draw.of(((1,), (3,), (8,), (2, 3))) if draw.chance(batched) else ()
     eight = dtype in ("i8", "e4m3", "e5m2")
@@ -334,8 +334,10 @@ def _followed(draw: Draw, made: Operands, shape: tuple[int, ...], result: str, h
         element = "f32"
     how["epilogue"] = tree
     extents = {"row": shape[-1:], "column": (*shape[:-1], 1), "other": shape, "scalar": (1,), "scale": (1,)}
-    for one in reads:
-        made.add(one, "f32" if one == "scale" else element, extents[one], columns=one == "other" and draw.chance(15))
+    for name in reads:
+        made.add(
+            name, "f32" if name == "scale" else element, extents[name], columns=name == "other" and draw.chance(15)
+        )
 
 
 def _gemm_epilogue(draw: Draw, name: str, table: str, _arch: SmArch) -> Case:
@@ -497,7 +499,7 @@ def _convolution(draw: Draw, made: Operands, how: Arguments, op: str, arch: SmAr
     padding = draw.of((0, tap // 2, tap // 2, (1, 0), ((1, 0), (0, 1))))
     strides, dilations = (one if isinstance(one, tuple) else (one, one) for one in (stride, dilation))
     pads = padding if isinstance(padding, tuple) else (padding, padding)
-    pads = tuple(one if isinstance(one, tuple) else (one, one) for one in pads)
+    pads = tuple(pad if isinstance(pad, tuple) else (pad, pad) for pad in pads)
     p, q = (
         (extent + sum(pad) - gap * (taps - 1) - 1) // step + 1
         for extent, pad, gap, taps, step in zip((h, w), pads, dilations, (r, s), strides, strict=True)
@@ -643,13 +645,15 @@ def _host(draw: Draw, name: str, table: str, arch: SmArch) -> Case:
 
 
 def _requests(draw: Draw, name: str, table: str, arch: SmArch) -> Case:
-    """What `explain` says of a request, and what a plan of it is."""
+    """The answer of `explain` to a request, and the attributes of its plan."""
     kind = draw.of(("gemm", "gemm", "grouped", "fprop", "dgrad", "wgrad"))
     dtype = draw.of(
         (D.BF16, D.BF16, D.F16, D.F32, D.TF32, D.F8E4M3) if kind != "grouped" else (D.BF16, D.F16, D.F8E4M3)
     )
     policy = draw.of(("auto", "auto", "off", "background"))
-    layouts = {f"layout_{one}": ac.GemmLayout.COL_MAJOR for one in "abc" if draw.chance(60 if one == "b" else 20)}
+    layouts = {
+        f"layout_{letter}": ac.GemmLayout.COL_MAJOR for letter in "abc" if draw.chance(60 if letter == "b" else 20)
+    }
     how: Arguments = {"alpha": draw.of((1.0, 2.0)), "beta": draw.of((0.0, 0.0, 1.0))}
     if kind != "wgrad" and draw.chance(40):
         how |= {"bias": draw.chance(60), "activation": draw.of((None, *_ACTIVATIONS))}
@@ -695,7 +699,9 @@ def _explained(request: Any, policy: str) -> Any:
     except ac.CutlassError as error:
         return f"{type(error).__name__}: {error}"
     # By its digest: names are long.
-    made["candidates"] = ", ".join(f"{one['name'][-16:]} {one['estimate_us']:.4g}" for one in made["candidates"])
+    made["candidates"] = ", ".join(
+        f"{candidate['name'][-16:]} {candidate['estimate_us']:.4g}" for candidate in made["candidates"]
+    )
     made["estimate_us"] = made["estimate_us"] and f"{made['estimate_us']:.4g}"
     for key in ("shape", "dtype", "op", "verified"):  # the request's own, or what was seen on a GPU
         del made[key]
@@ -703,7 +709,7 @@ def _explained(request: Any, policy: str) -> Any:
 
 
 def _planned(request: Any, policy: str, operands: Operands) -> Any:
-    """What a plan is; it is called where there are operands for it."""
+    """The attributes of a plan; it is called where there are operands for it."""
     try:
         made = ac.plan(request, jit=policy)
         if operands.arrays:

@@ -1,4 +1,4 @@
-"""A GPU that only takes notes, and tables of kernels that were never compiled: what `golden_cases` is run on.
+"""A GPU that only takes notes, and tables of kernels that were never compiled, for `golden_cases`.
 
 Everything from a public call down to the C ABI is the package's own. The driver and the pack of kernels are one C
 library, which writes down each launch with its arguments and each copy; no memory stands behind the addresses of
@@ -305,7 +305,7 @@ def environment(library: Path, arch: SmArch, folder: Path) -> dict[str, str]:
 
 
 def outcome(file: str, folder: Path, arch: SmArch, timeout: float) -> dict[str, str]:
-    """What each case of a file raised in a process with this GPU, as text; skips where there is no C compiler."""
+    """The exception of each case of a file in a process with this GPU, as text; skips where there is no C compiler."""
     if not any(map(shutil.which, ("cc", "gcc", "clang"))):
         pytest.skip("there is no C compiler to make the fake GPU with")
     library = make_library(folder)
@@ -358,7 +358,7 @@ class Gpu:
         return [info for info in _rows(self._table, self.arch) if op is None or info.key.op == op]
 
     def record(self, name: str, call: Callable[[], Any], operands: Sequence[str]) -> dict[str, Any]:
-        """What a call does where the table is that of a name: `launches`, `returns`, `background`, or the `error`.
+        """The outcome of a call with the named table: `launches`, `returns`, `background`, or the `error`.
 
         Args:
             name: of TABLES.
@@ -407,7 +407,7 @@ class Gpu:
                 groups = bytes.fromhex("".join(group_table))
                 size = max(offset + bytes_ for _, offset, bytes_, _ in self._layout["atomr_cutlass_group"])
                 pieces = (groups[start : start + size] for start in range(0, len(groups), size))
-                shown += [f"[{' '.join(self._decoded('atomr_cutlass_group', one, address))}]" for one in pieces]
+                shown += [f"[{' '.join(self._decoded('atomr_cutlass_group', piece, address))}]" for piece in pieces]
                 steps.append(" ".join(shown))
             else:
                 to, size, *more = fields
@@ -428,7 +428,7 @@ class Gpu:
                 pieces = [part[i : i + each] for i in range(0, len(part), each)]
                 while not any(pieces[-1]):
                     pieces.pop()
-                shown = (",".join(self._decoded("atomr_cutlass_tree_operand", one, address)) for one in pieces)
+                shown = (",".join(self._decoded("atomr_cutlass_tree_operand", piece, address)) for piece in pieces)
                 yield f"{field}=({'; '.join(shown)})"
                 continue
             value = struct.unpack(_FORMATS[kind, size], part)[0]
@@ -482,7 +482,10 @@ class Array(dlpack_arrays.Array):
         numpy_type, element = DTYPES[dtype]
         size = np.dtype(numpy_type).itemsize
         memory: Any = types.SimpleNamespace(
-            dtype=np.dtype(numpy_type), itemsize=size, shape=tuple(shape), strides=tuple(one * size for one in strides)
+            dtype=np.dtype(numpy_type),
+            itemsize=size,
+            shape=tuple(shape),
+            strides=tuple(stride * size for stride in strides),
         )
         super().__init__(
             memory, device=(2, 0), dtype=element, shape=shape, pointer=(place + 1 << _OPERAND_BITS) + offset

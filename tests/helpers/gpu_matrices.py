@@ -309,16 +309,16 @@ def problem_of(
     )
 
 
-def candidate_of(key: KernelKey, what: GemmProblem) -> Any:
+def candidate_of(key: KernelKey, problem: GemmProblem) -> Any:
     """The kernel of a key for a problem: the table's, or, where ATOMR_CUTLASS_TEST_JIT is set, one that is compiled."""
     device = devices.get(0)
     if devices.rank_arch(key.arch, device, ptx=False) is None:
         pytest.skip(f"code for {key.arch.value} does not run on {device.name}")
     compiled = "ATOMR_CUTLASS_TEST_JIT" in os.environ
-    info = next((one for one in table.kernels(op="gemm") if one.key == key), None)
+    info = next((row for row in table.kernels(op="gemm") if row.key == key), None)
     if info is None and not compiled:
         pytest.skip(f"{key.name} is not in the table; with ATOMR_CUTLASS_TEST_JIT set it is compiled")
-    return dataclasses.replace(select.candidate_of(GemmSearch(what, device), key), info=None if compiled else info)
+    return dataclasses.replace(select.candidate_of(GemmSearch(problem, device), key), info=None if compiled else info)
 
 
 def rows_for(key: KernelKey, m: int) -> int:

@@ -65,7 +65,7 @@ class Held:
 
 
 class Arrays:
-    """The arrays of a case on the GPU, and what those that are read hold, on the host."""
+    """The arrays of a case on the GPU, and the values of its inputs, on the host."""
 
     def __init__(self, case: Case, values: Mapping[str, Array] | None = None) -> None:
         self.case = case
@@ -76,7 +76,7 @@ class Arrays:
         self.fill(self.values)
 
     def fill(self, values: Mapping[str, Array]) -> None:
-        """Other values for what is read."""
+        """Refills the inputs with other values."""
         self.values |= values
         for name, array in values.items():
             self.held[name].fill(array)
@@ -86,13 +86,13 @@ class Arrays:
 
     @property
     def operands(self) -> dict[str, torch.Tensor]:
-        """What the tree reads."""
-        return {one.name: self[one.name] for one in self.case.tree.inputs}
+        """The tree's inputs."""
+        return {operand.name: self[operand.name] for operand in self.case.tree.inputs}
 
     @property
     def outputs(self) -> dict[str, torch.Tensor]:
-        """What it writes beside D."""
-        return {one.name: self[one.name] for one in self.case.tree.outputs}
+        """The tree's outputs beside D."""
+        return {output.name: self[output.name] for output in self.case.tree.outputs}
 
     @property
     def in_order(self) -> list[torch.Tensor]:
@@ -100,7 +100,7 @@ class Arrays:
         return [self[name] for name in self.case.lies]
 
     def assert_right(self, results: Mapping[str, torch.Tensor] | None = None) -> None:
-        """What was written is right, and nothing else was written.
+        """Asserts that the outputs are right, and that no other memory was written.
 
         Args:
             results: by name, where they are not in the case's own arrays.
@@ -117,7 +117,7 @@ class Arrays:
 
 
 def host(array: Any) -> Array:
-    """A NumPy copy of a tensor, or of what is on the host already."""
+    """A NumPy copy of a tensor or of an array on the host."""
     import torch
 
     if isinstance(array, np.ndarray):
@@ -141,7 +141,7 @@ def call(arrays: Arrays, **changes: Any) -> Any:
 
 
 def results_of(case: Case, returned: Any) -> dict[str, Any]:
-    """What `gemm` returned, by name."""
+    """The results of `gemm`, by name."""
     names = case.returned
     if isinstance(returned, dict):
         assert tuple(returned) == names
@@ -166,12 +166,12 @@ def assert_right(case: Case, values: Mapping[str, Array], results: Mapping[str, 
 
 
 def assert_as_unfused(arrays: Arrays) -> None:
-    """What was written is as far from what PyTorch computes in float64 as two kernels may be from each other."""
+    """Asserts that the outputs are as near to PyTorch's in float64 as two kernels must be to each other."""
     case, values = arrays.case, arrays.values
     acc, error = case.accumulators(values)
     unfused = evaluate_torch(case.tree, to_torch(acc, "cuda"), arrays.operands, out_dtype=case.d)
     bounds = reference.tolerances(case.tree, acc, error, _read(case, values), out_dtype=case.d)
-    kinds = {one.name: one.kind for one in case.tree.outputs}
+    kinds = {output.name: output.kind for output in case.tree.outputs}
     for name, bound in bounds.items():
         got, want = host(arrays[name]), host(unfused[name])
         if kinds.get(name) == MASK:
@@ -182,4 +182,4 @@ def assert_as_unfused(arrays: Arrays) -> None:
 
 
 def _read(case: Case, values: Mapping[str, Array]) -> dict[str, Array]:
-    return {one.name: values[one.name] for one in case.tree.inputs}
+    return {operand.name: values[operand.name] for operand in case.tree.inputs}

@@ -1,4 +1,4 @@
-"""What `test_grouped.py` runs in a process whose driver and kernels are fakes: device memory is the host's.
+"""Cases that `test_grouped.py` runs in a process whose driver and kernels are fakes: device memory is the host's.
 
 Every function named `case_...` is a test; the process prints what each of them raised as JSON.
 """
@@ -381,7 +381,7 @@ def case_plans_with_trees_are_kept() -> None:
         call(affine, matrix(1, 8)[0], powers(1))
         call(affine, matrix(1, 8)[0], powers(1))
         assert (len(kept_plans), len(calls)) == (4, 6)
-    # What a kept plan is not for is refused all the same.
+    # Problems that a kept plan does not serve are refused all the same.
     strays = (({"x": operand(powers(1))}, "has no operand x"), ({"activation": "relu"}, "apply the activation"))
     for more, says in strays:
         refused(
@@ -685,15 +685,15 @@ def case_the_table_of_a_list_is_laid_out_as_kernels_read_it() -> None:
 
 def case_a_request_becomes_a_plan() -> None:
     shapes = ((4, 8, 12), (1, 1, 1), (9, 4, 16))
-    groups = ac.GroupedGemmShape([ac.GemmShape(*one) for one in shapes])
+    groups = ac.GroupedGemmShape([ac.GemmShape(*shape) for shape in shapes])
     request = ac.GroupedGemmRequest(groups, dtype=ac.CutlassDtype.BF16)
-    what = request.problem(0)
-    assert what.members == list(shapes)
-    refused(ac.KernelNotFoundError, "no kernel in the table", lambda: grouped_plan.make(what, backend="prebuilt"))
+    problem = request.problem(0)
+    assert problem.members == list(shapes)
+    refused(ac.KernelNotFoundError, "no kernel in the table", lambda: grouped_plan.make(problem, backend="prebuilt"))
     a, b = [matrix(m, k) for m, n, k in shapes], [matrix(k, n) for m, n, k in shapes]
     out = [blank(m, n) for m, n, k in shapes]
     specs = {name: tuple(_spec(one) for one in given) for name, given in (("a", a), ("b", b), ("d", out))}
-    plan = grouped_plan.make(type(what)(**{**vars(what), **specs, "math": "ieee"}))
+    plan = grouped_plan.make(type(problem)(**{**vars(problem), **specs, "math": "ieee"}))
     assert plan.slots == [f"{name}[{g}]" for name in ("a", "b", "out") for g in range(3)]
     assert plan.launches == 2
     plan(*on_gpu(a), *on_gpu(b), *on_gpu(out), alpha=2.0)

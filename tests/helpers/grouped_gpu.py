@@ -64,7 +64,9 @@ def selected(acc: Any, bias: Any, factor: Any) -> Any:
     return evt.where(acc > bias, evt.gelu(acc), factor * evt.tanh(acc) + bias)
 
 
-TREES: Mapping[str, Callable[..., Any]] = {one.__name__: one for one in (clamped, quantized, whole, selected)}
+TREES: Mapping[str, Callable[..., Any]] = {
+    function.__name__: function for function in (clamped, quantized, whole, selected)
+}
 
 # ----------------------------------------------------------------------------------------------------------------------
 # Cases
@@ -118,8 +120,8 @@ class Case:
     shifts: tuple[int, int, int, int] = (0, 0, 0, 0)
 
     def __str__(self) -> str:
-        names = [one for one in _OPTIONAL if getattr(self, one) != getattr(_PLAIN, one)]
-        changed = [f"{one}{_text(getattr(self, one))}" for one in names]
+        names = [name for name in _OPTIONAL if getattr(self, name) != getattr(_PLAIN, name)]
+        changed = [f"{name}{_text(getattr(self, name))}" for name in names]
         sizes = f"{len(self.sizes)}groups{sum(self.sizes)}"
         return "-".join([self.form, sizes, f"{self.n}x{self.k}", self.a.value, self.layouts, *changed])
 
@@ -151,7 +153,7 @@ class Case:
 
     @property
     def problem(self) -> GroupedProblem:
-        """What kernels are chosen for."""
+        """The problem that kernels are chosen for."""
         shape_a, shape_b, shape_d = self.shapes
         rows = (
             (shape_a, self.a, self.layouts[0]), (shape_b, self.b or self.a, self.layouts[1]),
@@ -178,14 +180,14 @@ class Case:
         if does_nothing(tree, self.a, self.result):
             return None
         found = []
-        for one in tree.inputs:
-            if one.name == "bias":
+        for operand in tree.inputs:
+            if operand.name == "bias":
                 shape = (self.n,) if self.bias == "row" else (groups, self.n)
                 pad, layout = {"padded": (8, "r"), "strided": (3, "c")}.get(self.bias, (0, "r"))
-                lie = Lie(shape, one.dtype, layout, pad)
+                lie = Lie(shape, operand.dtype, layout, pad)
             else:
-                lie = Lie((1,) if self.factor == "one" else (groups, 1, 1), one.dtype)
-            found.append(GroupOperand(one.name, one.kind, (lie.spec,)))
+                lie = Lie((1,) if self.factor == "one" else (groups, 1, 1), operand.dtype)
+            found.append(GroupOperand(operand.name, operand.kind, (lie.spec,)))
         return GroupedFusion(tree, tuple(found))
 
 
@@ -368,7 +370,7 @@ CELLS = [key for _, key in cells([SmArch.SM90A]) if key.op == "grouped_gemm" and
 
 
 def of_lists(shapes: tuple[tuple[int, int, int], ...], options: Mapping[str, Any]) -> GroupedProblem:
-    """What kernels are chosen for, of lists as `_lists` of the tests has them."""
+    """The problem that kernels are chosen for, of lists as `_lists` of the tests has them."""
     dtype, layout, pad = options.get("dtype", BF16), options.get("layout", "r"), options.get("pad", 0)
     result = numerics.default_out_dtype(dtype)
 
@@ -402,13 +404,15 @@ LISTED_SHAPES = tuple((m, 16 * (m % 5 + 1), 16 * (m % 3 + 1)) for m in small(12,
 
 
 def trees_of_lists() -> Iterator[GroupedProblem]:
-    """What kernels are chosen for, of lists with trees: A row-major, B column-major, a row for each and a factor."""
+    """The problem of lists with trees: A row-major, B column-major, a row for each group and a factor."""
     for case in (LISTED, replace(LISTED, tree="quantized")):
         plain = of_lists(LISTED_SHAPES, {"layout": "c"})
         rows = tuple(Lie((n,), BF16).spec for _, n, _ in LISTED_SHAPES)
         arrays = {"bias": rows, "factor": (Lie((1,), F32).spec,)}
-        inputs = tuple(GroupOperand(one.name, one.kind, arrays[one.name]) for one in case.epilogue.inputs)
-        d = tuple(replace(one, dtype=case.result) for one in plain.d)
+        inputs = tuple(
+            GroupOperand(operand.name, operand.kind, arrays[operand.name]) for operand in case.epilogue.inputs
+        )
+        d = tuple(replace(spec, dtype=case.result) for spec in plain.d)
         yield replace(plain, d=d, fusion=GroupedFusion(case.epilogue, inputs))
 
 
@@ -422,14 +426,14 @@ def with_gelu(key: KernelKey) -> KernelKey:
 def needed(device: Device) -> Iterator[KernelKey]:
     """Every kernel that the tests launch with a bias, an activation or a tree."""
     fused = (*FUSED, *BESIDE_SCALES, *UNALIGNED, *TREE_CASES, *LARGE, *(case for case, _ in REPLAYS.values()))
-    for what in (
+    for problem in (
         *(case.problem for case in fused),
-        *(of_lists(*one) for one in LISTS.values()),
+        *(of_lists(*lists) for lists in LISTS.values()),
         *OF_SCALES,
         *trees_of_lists(),
     ):
-        if what.fusion is not None:
-            yield select.best_key(GroupedSearch(what, device))
+        if problem.fusion is not None:
+            yield select.best_key(GroupedSearch(problem, device))
     for arch, case in OLDER:
         if case.problem.fusion is not None:
             yield select.best_key(GroupedSearch(case.problem, device, arch))

@@ -1,4 +1,4 @@
-"""What `test_matmul.py` runs in a process whose driver and kernels are fakes: from `matmul` to the C ABI.
+"""Cases that `test_matmul.py` runs in a process whose driver and kernels are fakes: from `matmul` to the C ABI.
 
 Plain kernels come from a pack; kernels with epilogue trees are "compiled at run time" by the system's C compiler, from
 the program in their key. Every function named `case_...` is a test, as in `pipeline_cases`.
@@ -131,7 +131,7 @@ def body_of(program: str) -> str:
                 made = f"{op}({', '.join(f'v{word}' for word in words)})"
             lines.append(f"const double v{values} = (double)({made});")
             values += 1
-    # What ends with D stores it before what is beside it, as the program has it.
+    # A program that ends with D stores it before the other outputs.
     return " ".join(lines)
 
 
@@ -474,7 +474,7 @@ def case_the_workspace_is_bounded() -> None:
         np.testing.assert_array_equal(d, memory(a @ b))
         (made,) = (kept.plan for kept in kept_plans._plans.values())
         assert workspace_size is None or made.workspace_bytes <= workspace_size
-        assert [one.kernel.name for one in heuristics._kernels._plans.values()] == [made.kernel_name]
+        assert [plan.kernel.name for plan in heuristics._kernels._plans.values()] == [made.kernel_name]
         return str(made.kernel.origin)
 
     assert (kernel(None), kernel(64), kernel(63)) == ("pack greedy", "pack greedy", "pack modest")

@@ -20,7 +20,7 @@ from atomr_cutlass.ops.matmul.epilogues import FORMS
 Array = np.ndarray[Any, Any]
 
 GUARD = 77
-"""What lies between the columns, in any element type but bytes of bits."""
+"""The padding bytes between the columns, in any element type but bytes of bits."""
 GUARD_BITS = 0xA5
 
 
@@ -40,7 +40,7 @@ def read(flat: Array, rows: int, columns: int, leading: int | None = None) -> Ar
 
 
 def guards(flat: Array, rows: int, columns: int, leading: int) -> Array:
-    """What lies between the columns."""
+    """The padding bytes between the columns."""
     return wide(flat.reshape(columns, leading)[:, rows:])
 
 
@@ -73,7 +73,7 @@ def bits_of(mask: Array) -> Array:
 
 @dataclasses.dataclass
 class Want:
-    """What an epilogue makes of x = alpha op(A) op(B) + beta C, in float64; None for what it does not."""
+    """The results of an epilogue on x = alpha op(A) op(B) + beta C, in float64; None for those it does not have."""
 
     d: Array
     aux: Array | None = None
@@ -169,7 +169,7 @@ class Case:
 
     @property
     def want(self) -> Want:
-        """What the formulas say."""
+        """The results by the formulas."""
         x = self.alpha * (wide(self.a) @ wide(self.b)) + self.beta * wide(self.c)
         form = FORMS[self.epilogue]
         bias = wide(self.bias) if form.bias == "added" else None

@@ -1,6 +1,6 @@
 """Matmuls that the GPU tests launch, and which kernels that takes.
 
-What is above `Placed` is decided without a GPU, so that the kernels can be compiled side by side before the tests run.
+The code above `Placed` runs without a GPU, so that the kernels can be compiled side by side before the tests run.
 """
 
 from __future__ import annotations
@@ -95,7 +95,7 @@ SCALED = (E.DEFAULT, E.RELU_BIAS, E.DRELU_BGRAD)
 
 
 def cases() -> list[tuple[Kind, E]]:
-    """What is launched without scales on the device."""
+    """The kinds and epilogues that are launched without scales on the device."""
     found = [(kind, epilogue) for kind in KINDS for epilogue in E]
     found += [(kind, epilogue) for kind in ALIGNED for epilogue in SOME]
     return found + [(kind, epilogue) for kind in OTHERS for epilogue in OF_OTHERS]
@@ -162,7 +162,7 @@ POISON = 0xA5
 
 
 class Placed:
-    """Flat memory on the GPU between bytes of poison, with what a host array holds.
+    """Flat memory on the GPU between bytes of poison, with the elements of a host array.
 
     Attributes:
         view: the memory, as a tensor of the array's element type.
@@ -186,7 +186,7 @@ class Placed:
             self.view = inside.view(getattr(torch, dtype.numpy_name))
 
     def fetch(self) -> None:
-        """Writes what is there now into the host array; nothing around it has changed."""
+        """Copies the memory into the host array; asserts that the bytes around it are unchanged."""
         outside = self._all.clone()
         start = self._inside.storage_offset()
         outside[start : start + self.host.nbytes] = POISON
@@ -211,8 +211,8 @@ class OnGpu:
 
     def fetch(self) -> None:
         """Brings everything back into the case's arrays."""
-        for one in self.held:
-            one.fetch()
+        for placed in self.held:
+            placed.fetch()
 
     def run(self) -> None:
         """Computes, and checks all that was written and that nothing else was."""

@@ -27,7 +27,7 @@ TOOLS = Toolchain(Path("nvrtc"), (13, 0), "nvrtc V13.0.0", (), {"cutlass": "c", 
 
 
 class Notes(golden_gpu.Gpu):
-    """What was launched on the GPU of this process, whose kernels are the package's business."""
+    """The launches on the GPU of this process, whose kernels are the package's business."""
 
     def __init__(self, library: Path) -> None:
         self._library = ctypes.CDLL(str(library))

@@ -60,7 +60,7 @@ torch = types.SimpleNamespace(
         f"{_ON_GPU}\na, b, out = bf16(4096, 4096), bf16(4096, 4096, order=(1, 0)), bf16(4096, 4096)"
     ),
 }
-"""What a block takes for granted, by its page and beginning."""
+"""The code that a block presupposes, by its page and beginning."""
 
 
 _PUT_IN = {"quickstart.md": ("d = plan(a, b)", "d = plan(a, b, out=out)")}

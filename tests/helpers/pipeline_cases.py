@@ -1,4 +1,4 @@
-"""What `test_pipeline.py` runs in a process whose driver and kernels are fakes: device memory is the host's.
+"""Cases that `test_pipeline.py` runs in a process whose driver and kernels are fakes: device memory is the host's.
 
 Every function named `case_...` is a test; the process prints what each of them raised as JSON.
 """
@@ -927,7 +927,7 @@ def conv_arrays(request: Any) -> dict[str, np.ndarray[Any, Any]]:
 
 
 def convolved(request: Any, given: dict[str, np.ndarray[Any, Any]]) -> np.ndarray[Any, Any]:
-    """What the reference makes of a request's operands."""
+    """The reference's result for a request."""
     a, b, *_ = given.values()
     shape = request.shape
     how = {

@@ -1,4 +1,4 @@
-"""Random epilogue trees, operands for them, and what PyTorch makes of both without fusing anything.
+"""Random epilogue trees, operands for them, and PyTorch's unfused results.
 
 A seed gives the same tree on every Python: of `random.Random` only `random()` is used, whose numbers never change.
 """
@@ -42,7 +42,7 @@ Item = TypeVar("Item")
 
 SPECIAL_EVERY = 20
 LARGEST = 24.0
-"""What values are kept below, about: errors grow with them."""
+"""The approximate bound of values: errors grow with them."""
 
 _ACC = Node(ACCUMULATOR)
 _COMPARISONS = ("equal", "not_equal", "less", "less_equal", "greater", "greater_equal")
@@ -52,9 +52,9 @@ _CLAMPS = ((-1.5, 2.0), (0.0, 6.0), (-math.inf, 1.25), (-0.75, math.inf), (-4.0,
 _SLOPES = (0.01, 0.2, 0.5, -0.25)
 _CONSTANTS = (-2.0, -1.0, -0.3, 0.1, 0.5, 1.0, 1.7, 3.0)
 _SCALED = {D.I8: 1 / 32, D.I32: 1 / 256}
-"""What integers of an operand are multiplied by."""
+"""The factor of an operand's integers."""
 _RESULTS = {D.I8: 20.0, D.F8E4M3: 8.0}
-"""What results of narrow types are multiplied by, to use their range and a little more."""
+"""The factor of results of narrow types, to use their range and a little more."""
 _SPECIAL = np.array([math.nan, math.inf, -math.inf, 0.0, -0.0, 1e30, -1e30, 1e-40])
 _RARE = 0.02
 """How many of a special operand's values are such."""
@@ -144,9 +144,9 @@ class _Growing:
 
     def _make(self, op: str, low: float, high: float, *inputs: _Value, numbers: tuple[float | str, ...] = ()) -> _Value:
         self._nodes += 1
-        self._unread = [one for one in self._unread if one not in inputs]
-        varies = any(one.varies for one in inputs)
-        return _Value(Node(op, tuple(one.node for one in inputs), numbers), low, high, varies)
+        self._unread = [value for value in self._unread if value not in inputs]
+        varies = any(operand.varies for operand in inputs)
+        return _Value(Node(op, tuple(operand.node for operand in inputs), numbers), low, high, varies)
 
     def _constant(self, x: float) -> _Value:
         return self._make("constant", x, x, numbers=(x,))
@@ -176,8 +176,8 @@ class _Growing:
         trivial = op in _OF_DIFFERENT and values[0] is values[1]
         if arity > 1 and (trivial or self._dice.often(0.5 if op in _COMPARISONS else 0.2)):
             values[-1] = self._constant(self._dice.choose(_CONSTANTS))
-        if not any(one.varies for one in values):
-            values[0] = self._dice.choose([one for one in self._values if one.varies])
+        if not any(value.varies for value in values):
+            values[0] = self._dice.choose([value for value in self._values if value.varies])
         return self._tame(self._apply(op, values))
 
     def _tame(self, x: _Value) -> _Value:
@@ -215,7 +215,7 @@ class _Growing:
 
     def _apply(self, op: str, values: list[_Value]) -> _Value:
         """An operation, after whatever keeps its values where it is well conditioned."""
-        dice, reach = self._dice, max(one.reach for one in values)
+        dice, reach = self._dice, max(value.reach for value in values)
         x, y = values[0], values[min(1, len(values) - 1)]
         made: _Value
         if op in _STEEP:
@@ -278,15 +278,15 @@ class _Growing:
     def _result(self) -> _Value:
         """D, into which goes all that nothing has read and that is not stored."""
         left = self._unread
-        result = next((one for one in reversed(left) if one.varies), None) or self._values[0]
-        for one in left:
-            if one is result or one.node is _ACC:
+        result = next((value for value in reversed(left) if value.varies), None) or self._values[0]
+        for value in left:
+            if value is result or value.node is _ACC:
                 continue
-            if one.varies and len(self._stores) < 3 and self._dice.often(0.4):
-                self._store(one)
+            if value.varies and len(self._stores) < 3 and self._dice.often(0.4):
+                self._store(value)
             else:
                 op = self._dice.choose(("add", "subtract", "maximum", "minimum", "multiply"))
-                result = self._tame(self._apply(op, [result, one]))
+                result = self._tame(self._apply(op, [result, value]))
         if _ACC in self._unread_nodes():
             result = self._tame(self._apply("add", [result, self._values[0]]))
         factor = _RESULTS.get(self._d)
@@ -297,7 +297,7 @@ class _Growing:
 
     def _unread_nodes(self) -> list[Node]:
         # The accumulator alone is read by nothing, and is the result already.
-        return [one.node for one in self._unread] if len(self._values) > 1 else []
+        return [value.node for value in self._unread] if len(self._values) > 1 else []
 
     def _store(self, value: _Value) -> None:
         dice, name = self._dice, f"y{len(self._stores)}"
@@ -326,18 +326,18 @@ class _Growing:
 def operand_shapes(tree: EpilogueVisitorTree, shape: Shape, seed: int) -> dict[str, Shape]:
     """Extents of operands over a result (..., M, N), with all of its batch dimensions, with few or with none."""
     dice = Dice(seed)
-    return {one.name: _operand_shape(one, shape, dice) for one in tree.inputs}
+    return {operand.name: _operand_shape(operand, shape, dice) for operand in tree.inputs}
 
 
-def _operand_shape(one: Input, shape: Shape, dice: Dice) -> Shape:
+def _operand_shape(operand: Input, shape: Shape, dice: Dice) -> Shape:
     *batch, m, n = shape
-    if one.kind == SCALAR:
+    if operand.kind == SCALAR:
         return dice.choose(((1,), (1,), (1, 1), ()))
     own = batch[dice.below(len(batch) + 1) :] if dice.often(0.5) else batch
     own = [1 if dice.often(0.25) else extent for extent in own]
-    if one.kind == ROW and not own and dice.often(0.7):
+    if operand.kind == ROW and not own and dice.often(0.7):
         return (n,)
-    inner = {ROW: (1, n), COLUMN: (m, 1), MATRIX: (m, n), MASK: (m, -(-n // 8))}[one.kind]
+    inner = {ROW: (1, n), COLUMN: (m, 1), MATRIX: (m, n), MASK: (m, -(-n // 8))}[operand.kind]
     return (*own, *inner)
 
 
@@ -356,7 +356,8 @@ def operands_like(tree: EpilogueVisitorTree, shapes: Mapping[str, Shape], seed: 
     """Operands of these extents. With a seed of `is_special` some values are NaN, infinite, zero, tiny or huge."""
     generator = np.random.default_rng(seed)
     return {
-        one.name: random_values(shapes[one.name], one.dtype, generator, special=is_special(seed)) for one in tree.inputs
+        operand.name: random_values(shapes[operand.name], operand.dtype, generator, special=is_special(seed))
+        for operand in tree.inputs
     }
 
 
@@ -394,7 +395,7 @@ def to_torch(array: Array, device: str = "cpu") -> torch.Tensor:
 def evaluate_torch(
     tree: EpilogueVisitorTree, acc: torch.Tensor, operands: Mapping[str, torch.Tensor], *, out_dtype: D
 ) -> dict[str, torch.Tensor]:
-    """What a tree writes, by name and D as `out`, one PyTorch function for each node.
+    """The outputs of a tree, by name and D as `out`, one PyTorch function for each node.
 
     Args:
         tree: the tree.
@@ -407,7 +408,7 @@ def evaluate_torch(
 
     single = out_dtype is not D.F64
     values: list[torch.Tensor] = []
-    known = {one.name: one for one in tree.inputs}
+    known = {operand.name: operand for operand in tree.inputs}
 
     def computed(x: torch.Tensor) -> torch.Tensor:
         return (x.to(torch.float32) if single else x).to(acc.dtype)
@@ -416,7 +417,7 @@ def evaluate_torch(
         return float(np.float32(x)) if single else float(x)
 
     for node in tree.nodes:
-        inputs = [values[tree.index(one)] for one in node.inputs]
+        inputs = [values[tree.index(value)] for value in node.inputs]
         if node.op == ACCUMULATOR:
             value = acc
         elif node.op == "constant":
@@ -453,13 +454,13 @@ def _torch_dtype(dtype: D | None) -> torch.dtype:
     return found
 
 
-def _read_torch(one: Input, operand: torch.Tensor, columns: int) -> torch.Tensor:
+def _read_torch(entry: Input, operand: torch.Tensor, columns: int) -> torch.Tensor:
     """An operand as matrices that broadcast."""
     import torch
 
-    if one.kind == SCALAR:
+    if entry.kind == SCALAR:
         return operand.reshape(1, 1)
-    if one.kind == MASK:
+    if entry.kind == MASK:
         places = torch.arange(8, device=operand.device)
         bits = operand.unsqueeze(-1).to(torch.int32) >> places & 1
         return bits.flatten(-2)[..., :columns].to(torch.float64)

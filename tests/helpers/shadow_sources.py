@@ -150,7 +150,7 @@ def constants(ptx: str, name: str) -> list[list[int]]:
 
 
 def unpacked(numbers: bytes) -> list[list[int]]:
-    """What a `Numbers` has recorded, case by case: the hash of the type, then the leaves."""
+    """The records of a `Numbers`, case by case: the hash of the type, then the leaves."""
     count, cases = struct.unpack_from("<ii", numbers, CAPACITY * 8)
     assert 0 < count <= CAPACITY, count
     values = struct.unpack_from(f"<{count}Q", numbers)

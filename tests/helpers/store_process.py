@@ -1,4 +1,4 @@
-"""What `test_jit_store.py` runs in processes of its own: `python store_process.py ACTION FOLDER ...` prints JSON."""
+"""Actions for processes of `test_jit_store.py`: `python store_process.py ACTION FOLDER ...` prints JSON."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ from atomr_cutlass.jit.store import KernelStore
 
 
 def kernel(key: str, size: int = 100_000) -> bytes:
-    """What stands for the compiled kernel of a key."""
+    """The stand-in of a key's compiled kernel."""
     return (key.encode() + b"\0") * (size // (len(key) + 1))
 
 
 def digest(key: str) -> bytes:
-    """What stands for the digest of a key."""
+    """The stand-in of a key's digest."""
     return key.encode().ljust(32, b".")
 
 

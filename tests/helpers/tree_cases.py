@@ -1,4 +1,4 @@
-"""GEMMs with epilogue trees: what tests of them compute on a GPU, and which kernels that takes.
+"""GEMMs with epilogue trees: the cases that tests compute on a GPU, and their kernels.
 
 Everything here is decided without a GPU, so that tools/compile_table.py compiles the kernels before the tests run.
 """
@@ -150,7 +150,7 @@ class Case:
     @property
     def returned(self) -> tuple[str, ...]:
         """Names of the results in the order in which `gemm` returns them."""
-        return self.names or ("out", *(one.name for one in self.tree.outputs))
+        return self.names or ("out", *(output.name for output in self.tree.outputs))
 
     @property
     def shape(self) -> Shape:
@@ -178,8 +178,8 @@ class Case:
         out = found.pop("out")
         if self.in_place:
             found["c"] = out
-        inputs = {one.name: self.operands[one.name] for one in self.tree.inputs}
-        return found | inputs | {one.name: self.outputs[one.name] for one in self.tree.outputs} | {"out": out}
+        inputs = {operand.name: self.operands[operand.name] for operand in self.tree.inputs}
+        return found | inputs | {output.name: self.outputs[output.name] for output in self.tree.outputs} | {"out": out}
 
     @property
     def problem(self) -> GemmProblem:
@@ -193,14 +193,17 @@ class Case:
 
         return Fusion(
             self.tree,
-            tuple(array(one.name, one.kind, self.operands[one.name]) for one in self.tree.inputs),
-            tuple(array(one.name, one.kind, self.outputs[one.name], one.reduction) for one in self.tree.outputs),
+            tuple(array(operand.name, operand.kind, self.operands[operand.name]) for operand in self.tree.inputs),
+            tuple(
+                array(output.name, output.kind, self.outputs[output.name], output.reduction)
+                for output in self.tree.outputs
+            ),
         )
 
     def candidate(self, device: Device) -> GemmCandidate:
         """The kernel."""
-        what = self.problem
-        ways = fused.problem_of(what, self.fusion, what.epilogue)
+        problem = self.problem
+        ways = fused.problem_of(problem, self.fusion, problem.epilogue)
         if not self.cell:
             return select.choose(GemmSearch(ways, device, self.arch))
         for way in ways:
@@ -215,7 +218,7 @@ class Case:
         return self.cell == found | ({"tile": key.tile[:2]} if "tile" in found else {})
 
     def arguments(self, operands: Mapping[str, Any]) -> dict[str, Any]:
-        """What `gemm` is told of the epilogue."""
+        """The arguments of `gemm` for the epilogue."""
         if self.plain:
             return {"activation": self.activation, **operands}
         return {"epilogue": self.function or self.tree, **operands}
@@ -231,11 +234,11 @@ class Case:
                 made[name] = random_values(lie.shape, lie.dtype, generator, whole=_WHOLE)
         if self.math == "tf32":  # exact ones leave the tightest tolerance
             made |= {name: numerics.round_to_tf32(made[name]) for name in ("a", "b")}
-        shapes = {one.name: self.operands[one.name].shape for one in self.tree.inputs}
+        shapes = {operand.name: self.operands[operand.name].shape for operand in self.tree.inputs}
         return made | operands_like(self.tree, shapes, self.seed)
 
     def accumulators(self, values: Mapping[str, Array]) -> tuple[FloatArray, FloatArray]:
-        """What the tree starts from, and how far a kernel's may be from it."""
+        """The accumulator that the tree starts from, and the tolerance of a kernel's."""
         arrays = values["a"], values["b"], values.get("c")
         scalars = {"alpha": self.alpha, "beta": self.beta}
         acc = gemm_reference.gemm(*arrays, **scalars, out_dtype=D.F64, math=self.math)
@@ -327,8 +330,11 @@ def _random_case(seed: int, a: D, precision: str | None, d: D, way: _Way, arch: 
     tree = random_tree(seed, d=d, acc=accumulator(a), masks=way.layouts[2] == "r")
     shape = (*np.broadcast_shapes(way.batch_a, way.batch_b), way.m, way.n)
     shapes = operand_shapes(tree, shape, seed)
-    operands = {one.name: _lie_of_input(one.kind, shapes[one.name], one.dtype, way, d, dice) for one in tree.inputs}
-    outputs = {one.name: _lie_of_output(one, fused.output_shape(one, shape), dice) for one in tree.outputs}
+    operands = {
+        operand.name: _lie_of_input(operand.kind, shapes[operand.name], operand.dtype, way, d, dice)
+        for operand in tree.inputs
+    }
+    outputs = {output.name: _lie_of_output(output, fused.output_shape(output, shape), dice) for output in tree.outputs}
     kind = f"{a.value}{f'-{precision}' if precision else ''}-{d.value}"
     extents = "x".join(map(str, (*shape, way.k)))
     return Case(
@@ -368,11 +374,11 @@ def _lie_of_input(kind: str, shape: Shape, dtype: D | None, way: _Way, d: D, dic
     return Lie(shape, dtype, "c" if kind == ROW else "r", dice.choose((0, 0, 1)), dice.choose((0, 1)))
 
 
-def _lie_of_output(one: Output, shape: Shape, dice: Dice) -> Lie:
-    if one.kind == MATRIX:
-        return Lie(shape, one.dtype, dice.choose("rrrc"), dice.choose((0, 0, 8, 1)), dice.choose((0, 0, 1)))
-    # What is cleared first is dense.
-    return Lie(shape, one.dtype, "r", 0, dice.choose((0, 1, 2, 3)))
+def _lie_of_output(output: Output, shape: Shape, dice: Dice) -> Lie:
+    if output.kind == MATRIX:
+        return Lie(shape, output.dtype, dice.choose("rrrc"), dice.choose((0, 0, 8, 1)), dice.choose((0, 0, 1)))
+    # Outputs that are cleared first are dense.
+    return Lie(shape, output.dtype, "r", 0, dice.choose((0, 1, 2, 3)))
 
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -401,7 +407,7 @@ def gated(acc: Any, gate: Any) -> Any:
 
 
 def forward(acc: Any, bias: Any) -> Any:
-    """What the backward pass needs beside the result."""
+    """The result, with the operands of the backward pass beside it."""
     x = acc + bias
     return {"out": evt.gelu(x), "before": x, "positive": evt.mask(x > 0)}
 
@@ -500,7 +506,7 @@ def _traced(
         n,
         k,
         operands,
-        {one.name: Lie(fused.output_shape(one, (m, n)), one.dtype) for one in traced.tree.outputs},
+        {output.name: Lie(fused.output_shape(output, (m, n)), output.dtype) for output in traced.tree.outputs},
         function=function,
         names=traced.names,
         precision=precision,
@@ -546,7 +552,7 @@ def cells() -> Mapping[str, Case]:
     """`everything` on kernels whose tiles, schedules and threads differ, by name."""
     made = {}
     for a, precision, d, arch, cell in _CELLS:
-        # What is stored from registers need not be aligned.
+        # Outputs stored from registers need not be aligned.
         shape = (333, 517 if cell.get("epilogue_schedule") == "nosmem" else 520, 96)
         words = [a.value, precision or "", d.value, arch.value if arch else "", *map(_word, cell.values())]
         name = "-".join(filter(None, words))

@@ -1,4 +1,4 @@
-"""What `test_tune.py` runs in a process whose GPU only takes notes: which kernels tuned choices lead to.
+"""Cases that `test_tune.py` runs in a process whose GPU only takes notes: which kernels tuned choices lead to.
 
 Kernels take as long here as `Clock` says. Every function named `case_...` is a test.
 """

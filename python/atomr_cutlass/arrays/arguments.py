@@ -1,4 +1,4 @@
-"""What the functions on arrays check of their arguments, whatever the op."""
+"""Checks that the functions on arrays make of their arguments, for every op."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def views_of(
     """Views of arrays by name.
 
     Args:
-        given: arrays; what is None has been left out.
+        given: arrays; None stands for one that was left out.
         needed: names of those that must not be.
         called: what the caller knows operands as, by these names, where that is something else.
 
@@ -123,7 +123,7 @@ def result_dtype(
 
     Args:
         views: the arrays by name.
-        asked: what is asked for.
+        asked: the requested type.
         operand: element type of the operands.
         fused: whether something follows the product. Of integers it gives what `c` is, where there is one.
 
@@ -159,7 +159,7 @@ def check_out(views: Mapping[str, _core.Operand], inputs: Iterable[str]) -> None
 
 
 def check_writable(view: _core.Operand, name: str) -> None:
-    """Refuses what cannot be written, or whose elements share memory.
+    """Refuses arrays that cannot be written, or whose elements share memory.
 
     Raises:
         InvalidOperandError: says why.
@@ -176,7 +176,7 @@ def check_writable(view: _core.Operand, name: str) -> None:
 def check_apart(
     written: Mapping[str, _core.Operand], read: Mapping[str, _core.Operand], movable: Container[str]
 ) -> None:
-    """Refuses results that share memory with each other or with what is read.
+    """Refuses results that share memory with each other or with an input.
 
     Args:
         written: the results by name.

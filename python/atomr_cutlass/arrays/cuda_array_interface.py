@@ -15,7 +15,7 @@ EXTENTS = 2**63
 
 
 def check(array: Any, interface: Any) -> None:
-    """Refuses a `__cuda_array_interface__` whose fields are not what the protocol says.
+    """Refuses a `__cuda_array_interface__` whose fields violate the protocol.
 
     Raises:
         InvalidOperandError: names the field.

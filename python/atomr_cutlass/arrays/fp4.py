@@ -1,4 +1,4 @@
-"""fp4 operands and their block scales: what arrays of them hold, and the forms in which kernels read them.
+"""fp4 operands and their block scales: the contents of their arrays, and the forms in which kernels read them.
 
 On the GPU two elements share a byte, along K for A and B alike, and scales are flat, in the order of
 `quantization.swizzle_scales`. Host arrays may have one element a byte (ml_dtypes.float4_e2m1fn) and plain scales too.
@@ -61,9 +61,9 @@ def granularity(kind: ScaleType) -> Triple:
     return (1, 1, VECTOR[kind])
 
 
-def with_scales(what: GemmProblem, kind: ScaleType) -> GemmProblem:
+def with_scales(problem: GemmProblem, kind: ScaleType) -> GemmProblem:
     """The problem with the block scales of a kind."""
-    return dataclasses.replace(what, epilogue="lc", scale_granularity=granularity(kind), scale_type=kind.value)
+    return dataclasses.replace(problem, epilogue="lc", scale_granularity=granularity(kind), scale_type=kind.value)
 
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -108,7 +108,7 @@ def logical(view: _core.Operand, name: str) -> MatrixSpec:
 
 
 def packed(spec: MatrixSpec, name: str) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Shape and strides in bytes of operand `a` or `b`: what `logical` undoes."""
+    """Shape and strides in bytes of operand `a` or `b`: the inverse of `logical`."""
     along = ALONG[name]
     shape, strides = list(spec.shape), [stride // 2 for stride in spec.strides]
     shape[along] //= 2
@@ -226,7 +226,7 @@ def check_given(views: Mapping[str, _core.Operand]) -> None:
 
 def no_kernels(arch: SmArch) -> str:
     """Why a target does not multiply fp4."""
-    valid = " and ".join(one.value for one in SmArch if is_fp4_supported(one))
+    valid = " and ".join(supported.value for supported in SmArch if is_fp4_supported(supported))
     return (
         f"no kernel multiplies fp4 on {arch.value}: block-scaled tensor cores came with {valid}; dequantize "
         "(ac.dequantize) and multiply in bf16 there, or backend='reference'"
@@ -239,19 +239,19 @@ def refusal(problem: GemmProblem, possible: Sequence[Variant], arch: SmArch) -> 
         return no_kernels(arch)
     if not problem.scale_type:
         return "fp4 is multiplied with block scales: scaling is 'nvfp4' or 'mxfp4'"
-    lying = [one for one in possible if (one.layout_a, one.layout_b) == (ROW, COLUMN)]
+    lying = [key for key in possible if (key.layout_a, key.layout_b) == (ROW, COLUMN)]
     if not lying:
         return (
             "fp4 is packed and read along K: A is row-major, bytes (M, K / 2), and B column-major, the transpose of "
             "bytes (N, K / 2)"
         )
-    if not any(one.align_a % ALIGNMENT == 0 and one.align_b % ALIGNMENT == 0 for one in lying):
+    if not any(key.align_a % ALIGNMENT == 0 and key.align_b % ALIGNMENT == 0 for key in lying):
         return (
             f"fp4 kernels read {ALIGNMENT} elements (16 bytes) at once: K (here {problem.k}), the strides of A and B "
             "and their addresses must be multiples of that; pad K with zeros before quantizing"
         )
     wide = 128 // problem.d.dtype.bits
-    if not any(one.align_d % wide == 0 for one in lying):
+    if not any(key.align_d % wide == 0 for key in lying):
         return (
             f"fp4 kernels write 16 bytes at once: rows of D (and C) and their addresses must be multiples of {wide} "
             f"elements of {problem.d.dtype.value}; pad N (here {problem.n})"
@@ -299,7 +299,7 @@ def plain_forms(arrays: Mapping[str, AnyArray]) -> dict[str, AnyArray]:
 
 
 def _plain(scale: AnyArray, name: str, values: AnyArray) -> AnyArray:
-    """Scales in the plain form; what is no scale of fp4's is left as it is."""
+    """Scales in the plain form; other arrays are returned unchanged."""
     if scale.dtype == np.uint8:
         scale = scale.view(numpy_dtype(ScaleType.UE8M0))
     kind = scale_type_of(scale.dtype)
@@ -320,7 +320,7 @@ def _plain(scale: AnyArray, name: str, values: AnyArray) -> AnyArray:
 
 
 def gpu_forms(arrays: Mapping[str, AnyArray]) -> dict[str, AnyArray]:
-    """What `plain_forms` gives, in the forms of the GPU: B is (..., K / 2, N).
+    """Converts the arrays of `plain_forms` to the forms of the GPU: B is (..., K / 2, N).
 
     Raises:
         UnsupportedError: K is odd.

@@ -1,6 +1,6 @@
 """Array frameworks: which stream each works on, and how its arrays are imported, allocated and exported.
 
-What a framework needs is one class; `FRAMEWORKS` lists them, and adding one is adding that class. A call settles its
+A framework is supported by one class; `FRAMEWORKS` lists them, and adding one is adding that class. A call settles its
 `LaunchStream` first: imports, allocations and exports are ordered by it.
 """
 
@@ -119,11 +119,11 @@ class LaunchStream:
             self._others[stream] = device
 
     def synchronize(self, device: int) -> None:
-        """Has the call wait at its end for what was launched: for a framework without streams that can be ordered."""
+        """Has the call wait at its end for its launches: for a framework without streams that can be ordered."""
         self._synchronized = device
 
     def release(self) -> None:
-        """Has every stream that was acquired wait for what was launched."""
+        """Has every stream that was acquired wait for the launches."""
         for stream, device in self._others.items():
             _core.order_streams(device, self.handle, stream)
         self._others.clear()
@@ -156,7 +156,7 @@ class Framework(abc.ABC):
 
     @abc.abstractmethod
     def import_array(self, array: Any, name: str, launch: LaunchStream) -> _core.Operand:
-        """A view that keeps the array alive, ordered before what is launched."""
+        """A view that keeps the array alive, ordered before the launches."""
 
     def allocate(
         self, shape: tuple[int, ...], element: tuple[int, int], device: int, like: Any
@@ -381,7 +381,7 @@ FRAMEWORKS: tuple[Framework, ...] = (
 
 
 def framework_of(array: Any) -> Framework | None:
-    """The framework of an array; None for what is no array."""
+    """The framework of an array; None for any other object."""
     return next((framework for framework in FRAMEWORKS if framework.recognizes(array)), None)
 
 
@@ -440,5 +440,5 @@ def _dlpack_device(array: Any) -> tuple[int, int]:
         kind, index = array.__dlpack_device__()
     except (TypeError, ValueError) as error:
         raise InvalidOperandError(f"{type(array).__name__} does not say which device it is on: {error}") from error
-    # What is no number, no device has.
+    # No device has a number that is not an integer.
     return int(kind) if isinstance(kind, (int, np.integer)) else -1, index

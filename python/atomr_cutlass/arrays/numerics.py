@@ -25,7 +25,7 @@ INTEGER_DTYPES: Final = frozenset({CutlassDtype.I8, CutlassDtype.I32})
 """The integer element types: their products and sums are exact."""
 
 PRECISIONS: Final = ("ieee", "tf32", "3xtf32")
-"""What a caller may ask for float32 operands."""
+"""The precisions that a caller may choose for float32 operands."""
 
 MATH_MODES: Final = ("default", *PRECISIONS)
 """How operands are multiplied: `default` for every dtype but float32, the others for float32 only."""

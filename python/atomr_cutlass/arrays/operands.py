@@ -205,7 +205,7 @@ def download(operand: _core.Operand) -> np.ndarray[Any, Any]:
 
 
 def copy_in(array: np.ndarray[Any, Any], operand: _core.Operand) -> None:
-    """Writes a host array into a GPU operand; what lies between its rows is read and written back."""
+    """Writes a host array into a GPU operand; padding between its rows is read and written back."""
     if 0 in operand.shape:
         return
     start, size, view = _host_range(operand)

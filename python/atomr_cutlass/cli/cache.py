@@ -25,7 +25,7 @@ cache_app = typer.Typer(no_args_is_help=True, rich_markup_mode=None)
 
 @cache_app.command("list")
 def cache_list_command(*, as_json: AsJson = False) -> None:
-    """What is in the cache: name, target, size, age, seconds to compile; tab-separated where there is no terminal."""
+    """Lists the cache: name, target, size, age, seconds to compile; tab-separated where there is no terminal."""
     store = KernelStore()
     entries = store.entries()
     now = time.time()

@@ -31,16 +31,18 @@ def epilogue_command(
     as_json: AsJson = False,
 ) -> None:
     """Writes an epilogue as JSON: ATOMR_CUTLASS_EPILOGUES builds kernels of it ahead of time."""
-    types = [CutlassDtype.parse(one) for one in dtype] or list(HALF_TYPES)
+    types = [CutlassDtype.parse(entry) for entry in dtype] or list(HALF_TYPES)
     tree = _tree(_found(function), dict(map(_operand, operand)))
     decided = CutlassDtype.parse(out_dtype) if out_dtype else tree.result_dtype
     made = {
         "name": function.rpartition(":")[2],
         "program": tree.program,
-        "inputs": {one.name: f"{one.kind}:{one.dtype.value}" if one.dtype else one.kind for one in tree.inputs},
-        "outputs": [one.name for one in tree.outputs],
+        "inputs": {
+            entry.name: f"{entry.kind}:{entry.dtype.value}" if entry.dtype else entry.kind for entry in tree.inputs
+        },
+        "outputs": [entry.name for entry in tree.outputs],
         "out_dtype": decided.value if decided else None,
-        "dtypes": [one.value for one in types],
+        "dtypes": [entry.value for entry in types],
     }
     files.write(output, f"{json.dumps(made, indent=1)}\n".encode(), output.absolute().parent, mode=0o644)
     if as_json:
@@ -50,7 +52,7 @@ def epilogue_command(
 
 
 def _found(place: str) -> Any:
-    """What a file has under a name.
+    """Returns the object that a file defines under a name.
 
     Raises:
         InvalidOperandError: there is no such file or name, or the file does not run.
@@ -63,14 +65,14 @@ def _found(place: str) -> Any:
     except Exception as error:
         raise InvalidOperandError(f"{path} does not run: {type(error).__name__}: {error}") from error
     if name not in names:
-        there = ", ".join(one for one, value in names.items() if callable(value) and not one.startswith("_"))
+        there = ", ".join(symbol for symbol, value in names.items() if callable(value) and not symbol.startswith("_"))
         raise InvalidOperandError(f"{path} has no {name!r}; it has {there or 'no functions'}")
     return names[name]
 
 
 def _operand(text: str) -> tuple[str, Operand]:
-    name, equals, what = text.partition("=")
-    kind, colon, dtype = what.partition(":")
+    name, equals, declaration = text.partition("=")
+    kind, colon, dtype = declaration.partition(":")
     if not equals or not name.isidentifier() or (not colon and kind != MASK):
         raise InvalidOperandError(f"operand is {text!r}; expected NAME=KIND:DTYPE, such as bias=row:f32, or NAME=mask")
     return name, Operand(kind, dtype if colon else None)

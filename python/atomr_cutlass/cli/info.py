@@ -1,4 +1,4 @@
-"""What this installation has: GPUs, compilers, headers, kernels, the kernel cache, and what would supply the rest."""
+"""Facts about this installation: GPUs, compilers, headers, kernels, the kernel cache, and cures for missing parts."""
 
 from __future__ import annotations
 
@@ -255,7 +255,7 @@ def _jit_tools(driver: int) -> tuple[Toolchain | None, str]:
         tools = jit_toolchain.toolchain()
     except CutlassError as error:
         return None, str(error)
-    # What is half installed fails in more ways than the package foresees.
+    # A half-installed part fails in more ways than the package foresees.
     except Exception as error:  # noqa: BLE001
         return None, f"NVRTC cannot be used: {error}"
     if 0 < driver < tools.version[0]:

@@ -68,7 +68,7 @@ def _with_verification(info: KernelInfo) -> dict[str, Any]:
 
 
 def print_facts(facts: Info) -> None:
-    """What is installed, a line each."""
+    """Prints the installed parts, a line each."""
     lines = [("package", f"{facts.version}, Python {facts.python}"), ("driver", facts.driver)]
     for gpu in facts.gpus:
         device = gpu.device
@@ -84,7 +84,9 @@ def print_facts(facts: Info) -> None:
     lines.append(("packs", packs or "none"))
     lines.append(("table", f"{sum(facts.table.values())} kernels"))
     for op in dict.fromkeys(op for op, _, _ in facts.table):
-        found = ((generation, arch, count) for (one, generation, arch), count in facts.table.items() if one == op)
+        found = (
+            (generation, arch, count) for (table_op, generation, arch), count in facts.table.items() if table_op == op
+        )
         lines.append(
             ("", f"{op}: " + ", ".join(f"{count} {generation} for {arch}" for generation, arch, count in found))
         )

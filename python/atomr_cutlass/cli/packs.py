@@ -75,7 +75,7 @@ COMPILERS: dict[str, Callable[..., bytes]] = {"nvrtc": _cubins, "nvcc": pack_nvc
 
 @pack_app.command("list")
 def list_command(path: One, *, as_json: AsJson = False) -> None:
-    """What a pack of either form holds and what it was built with; nothing of it is loaded."""
+    """Lists the contents of a pack of either form and the tools that built it; loads none of it."""
     found = pack.read_manifest(path)
     if as_json:
         print_json({"path": str(path), **found})
@@ -113,7 +113,9 @@ def _problem(path: Path) -> str:
 @pack_app.command("diff")
 def diff_command(first: One, second: One, *, as_json: AsJson = False) -> None:
     """Kernels that only one of two packs has, and those whose code differs; ends with 1 if there are any."""
-    ours, theirs = ({one["name"]: one for one in pack.read_manifest(path)["kernels"]} for path in (first, second))
+    ours, theirs = (
+        {kernel["name"]: kernel for kernel in pack.read_manifest(path)["kernels"]} for path in (first, second)
+    )
     same = ("sha256", "source")  # of cubins and of libraries
     found = {
         "only_first": [name for name in ours if name not in theirs],

@@ -103,7 +103,7 @@ def demo_command(*, as_json: AsJson = False) -> None:
 
 
 def _tried(request: Request, jit: str | None = None) -> tuple[RunResult, str]:
-    """(what came of a request, why on the reference where a GPU was to be had)."""
+    """(the outcome of a request, the reason for using the reference although there is a GPU)."""
     try:
         return verify.run(request, jit=jit), ""
     except (KernelNotFoundError, DeviceUnavailableError, UnsupportedError) as error:
@@ -112,7 +112,7 @@ def _tried(request: Request, jit: str | None = None) -> tuple[RunResult, str]:
 
 @contextlib.contextmanager
 def _tracker(request: Request) -> Iterator[verify.Track | None]:
-    """A progress bar on a terminal, for what takes more than about two seconds."""
+    """A progress bar on a terminal, for loops of more than about two seconds."""
     if operation_of(request).products(request) < 1e10 or not sys.stderr.isatty():
         yield None
         return

@@ -1,4 +1,4 @@
-"""What traced functions and builders put together alike."""
+"""Assembly of trees, shared by traced functions and builders."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from ..generator.epilogue.tree import (
 )
 
 _SAME_ALONG = {ROW: (ROW, SCALAR), COLUMN: (COLUMN, SCALAR), SCALAR: (SCALAR,)}
-"""The kinds of values that do not vary along what a reduction to a kind goes over."""
+"""The kinds of values that do not vary along the dimensions that a reduction to a kind covers."""
 
 
 def input_node(name: str, kind: str, dtype: CutlassDtype | None) -> Node:
@@ -27,7 +27,7 @@ def input_node(name: str, kind: str, dtype: CutlassDtype | None) -> Node:
 
 
 def stored(node: Node, dtype: CutlassDtype | None = None) -> tuple[Node, CutlassDtype | None]:
-    """What is stored, and as which type: an outermost cast is what the store does, unless it asks for another type."""
+    """The node to store and its type: the store performs an outermost cast, unless it asks for another type."""
     if node.op == "cast" and (dtype is None or dtype.value == node.attributes[0]):
         return node.inputs[0], CutlassDtype(node.attributes[0])
     return node, dtype
@@ -40,7 +40,7 @@ def tree(result: Node, stores: Iterable[tuple[Output, Node]], result_dtype: Cutl
         InvalidOperandError: names the node that is wrong, and the cure.
     """
     if result_dtype is not None and result_dtype not in INPUT_DTYPES:
-        valid = ", ".join(one.value for one in INPUT_DTYPES)
+        valid = ", ".join(dtype.value for dtype in INPUT_DTYPES)
         raise InvalidOperandError(f"the result, {result}, is cast to {result_dtype.value!r}; valid: {valid}")
     try:
         made = EpilogueVisitorTree(result, stores, result_dtype=result_dtype)

@@ -29,22 +29,22 @@ from .results import MatrixResult, operand_names
 
 
 class Result(Protocol):
-    """What a tree is computed over. `Any` stands for the views of an operand: one, or those of a list."""
+    """The result that a tree is computed over. `Any` stands for the views of an operand: one, or those of a list."""
 
     def view(self, array: Any, name: str) -> Any:
-        """The views of what is given for an operand."""
+        """The views of the arrays that are given for an operand."""
 
     def labelled(self, name: str, views: Any) -> Mapping[str, _core.Operand]:
         """The views of an operand by label, which is the name of each."""
 
     def operand(self, name: str, views: Any) -> Operand:
-        """What arrays are to a function."""
+        """The operand that arrays are to a function."""
 
     def check_tree(self, tree: EpilogueVisitorTree, acc: CutlassDtype, d: CutlassDtype) -> None:
         """Refuses a tree that no kernel evaluates over such a result."""
 
     def check_input(self, operand: Input, views: Any) -> None:
-        """Refuses arrays that are not what a tree reads."""
+        """Refuses arrays that do not fit a tree's operands."""
 
     def check_output(self, output: Output, views: Any) -> None:
         """Refuses arrays that a tree cannot write."""
@@ -63,9 +63,9 @@ class BoundEpilogue(Generic[ResultT_co]):
 
     Attributes:
         traced: its tree, and how results are returned.
-        result: what the tree is computed over.
+        result: the result that the tree is computed over.
         dtype: element type of D.
-        inputs: views of what the tree reads, by label.
+        inputs: views of the tree's operands, by label.
         outputs: views of the arrays that are given for results, by label: D, which is `out`, and the tree's outputs.
         given: those arrays themselves, by name.
     """
@@ -83,7 +83,7 @@ class BoundEpilogue(Generic[ResultT_co]):
         return self.traced.tree
 
     def results(self: BoundEpilogue[MatrixResult]) -> dict[str, invocation.Result]:
-        """What is written, by name; D comes last."""
+        """The arrays that are written, by name; D comes last."""
         written = {
             output.name: (self.result.output_shape(output), BYTE if output.dtype is None else output.dtype.dlpack)
             for output in self.tree.outputs
@@ -112,7 +112,7 @@ class BoundEpilogue(Generic[ResultT_co]):
         """The results by name, computed by the reference.
 
         Args:
-            acc: what the tree starts from, of the result's shape.
+            acc: the accumulators, of the result's shape.
             fetch: makes a host array of a view.
             scale_d: multiplies D.
         """
@@ -141,7 +141,7 @@ def bind(
     Args:
         epilogue: a tree, a function, or what `bias_and_activation` gave.
         given: arrays by name, and of a function also numbers.
-        result: what the tree is computed over.
+        result: the result that the tree is computed over.
         product: views of the product's operands and, as `out`, of the array for D if there is one.
         taken: names that the tree's operands cannot have.
         out: the array for D; None for a new one.
@@ -155,8 +155,8 @@ def bind(
         UnsupportedError: the function cannot be traced, no kernel evaluates the tree, or an array does not lie as
             kernels read it.
     """
-    numbers = {name: one for name, one in given.items() if isinstance(one, NUMBERS)}
-    arrays = {name: one for name, one in given.items() if name not in numbers}
+    numbers = {name: value for name, value in given.items() if isinstance(value, NUMBERS)}
+    arrays = {name: value for name, value in given.items() if name not in numbers}
     views = {name: result.view(array, name) for name, array in arrays.items()}
     traced, counting = traced_of(
         epilogue, views, numbers, lambda name: result.operand(name, views[name]), out_dtype=out_dtype, acc=acc
@@ -198,7 +198,7 @@ def bind_call(
 
     Args:
         call: the arguments. Without a beta its `c` is an operand of the epilogue.
-        result: what the tree is computed over.
+        result: the result that the tree is computed over.
         product: views of the product's operands, `c` only if it is one, and of `out` if there is one.
         taken: names that the tree's operands cannot have, besides that `c`.
         out_dtype: of D, unless the epilogue decides it.
@@ -261,12 +261,12 @@ def traced_of(
                 f"{', '.join(numbers)}: a tree takes arrays; give an array of one element, or a function with numbers"
             )
         return epilogue if isinstance(epilogue, Traced) else of_tree(epilogue), list(names)
-    # What is no parameter is an array for a result.
+    # A name that is no parameter is an array for a result.
     parameters = _parameters(epilogue, names)
     kinds = {name: operand(name) for name in names if name in parameters}
     compute = CutlassDtype.F64 if acc is CutlassDtype.F64 else CutlassDtype.F32
     traced = trace(epilogue, {**kinds, **numbers}, out_dtype=out_dtype, compute_dtype=compute)
-    used = {one.name for one in traced.tree.inputs}
+    used = {read.name for read in traced.tree.inputs}
     return traced, [name for name in names if name in used or name not in parameters]
 
 
@@ -317,7 +317,7 @@ def check_names(tree: EpilogueVisitorTree, given: Collection[str]) -> None:
     Raises:
         InvalidOperandError: names them.
     """
-    inputs, outputs = ([one.name for one in some] for some in (tree.inputs, tree.outputs))
+    inputs, outputs = ([operand.name for operand in some] for some in (tree.inputs, tree.outputs))
     unknown = [name for name in given if name not in inputs and name not in outputs]
     missing = [name for name in inputs if name not in given]
     if unknown:

@@ -84,9 +84,9 @@ class Fusion:
     """A tree and the arrays of its operands, in its order.
 
     Attributes:
-        tree: what is computed.
-        inputs: what is read.
-        outputs: what is written beside D.
+        tree: the computation.
+        inputs: the arrays that are read.
+        outputs: the arrays that are written beside D.
     """
 
     tree: EpilogueVisitorTree
@@ -101,7 +101,7 @@ class Fusion:
 
 @dataclass(frozen=True)
 class GroupOperand:
-    """What an epilogue tree reads: a row or a scalar.
+    """An operand that an epilogue tree reads: a row or a scalar.
 
     Attributes:
         name: the operand's.
@@ -117,15 +117,15 @@ class GroupOperand:
     @property
     def strides(self) -> tuple[int, int]:
         """Elements from one group's to the next one's, 0 where all share one, and from one column to the next."""
-        (one,) = self.arrays
+        (spec,) = self.arrays
         least = 2 if self.kind == ROW else 3
-        each = len(one.shape) >= least and one.shape[0] > 1
-        return one.strides[0] if each else 0, one.strides[-1] if self.kind == ROW else 0
+        each = len(spec.shape) >= least and spec.shape[0] > 1
+        return spec.strides[0] if each else 0, spec.strides[-1] if self.kind == ROW else 0
 
 
 @dataclass(frozen=True)
 class GroupedFusion:
-    """An epilogue tree and the arrays of what it reads, in its order; it writes D alone."""
+    """An epilogue tree and the arrays of its operands, in its order; it writes D alone."""
 
     tree: EpilogueVisitorTree
     inputs: tuple[GroupOperand, ...] = ()
@@ -146,8 +146,8 @@ def fusion_of(tree: EpilogueVisitorTree, views: Mapping[str, _core.Operand]) -> 
 
     return Fusion(
         tree,
-        tuple(array(one.name, one.kind) for one in tree.inputs),
-        tuple(array(one.name, one.kind, one.reduction) for one in tree.outputs),
+        tuple(array(operand.name, operand.kind) for operand in tree.inputs),
+        tuple(array(operand.name, operand.kind, operand.reduction) for operand in tree.outputs),
     )
 
 
@@ -161,11 +161,11 @@ def output_shape(output: Output, shape: Shape) -> Shape:
     return {SCALAR: (1,), ROW: (*batches, n), COLUMN: (*batches, m)}[output.kind]
 
 
-def check_input(one: Input, shape: Shape, dtype: CutlassDtype | None, result: Shape) -> None:
-    """Refuses an array that is not what a tree reads.
+def check_input(operand: Input, shape: Shape, dtype: CutlassDtype | None, result: Shape) -> None:
+    """Refuses an array that does not fit a tree's operand.
 
     Args:
-        one: the tree's operand.
+        operand: the tree's operand.
         shape: of the array.
         dtype: its element type; None for bytes.
         result: extents of D, (..., M, N).
@@ -174,60 +174,60 @@ def check_input(one: Input, shape: Shape, dtype: CutlassDtype | None, result: Sh
         InvalidOperandError: says what was expected.
     """
     m, n = result[-2:]
-    if dtype is not one.dtype:
+    if dtype is not operand.dtype:
         given = "uint8" if dtype is None else dtype.value
-        wanted = "uint8, bits" if one.dtype is None else one.dtype.value
-        raise InvalidOperandError(f"{one.name} is {given}; the epilogue reads {wanted}")
-    if one.kind != SCALAR:
+        wanted = "uint8, bits" if operand.dtype is None else operand.dtype.value
+        raise InvalidOperandError(f"{operand.name} is {given}; the epilogue reads {wanted}")
+    if operand.kind != SCALAR:
         batches, own = result[:-2], shape[:-2]
         missing = len(batches) - len(own)
         if missing < 0 or any(x not in (1, y) for x, y in zip(own, batches[missing:], strict=True)):
-            raise InvalidOperandError(f"{one.name} has shape {shape}, whose batches do not broadcast to {result}")
-    inner = {SCALAR: (1, 1), ROW: (1, n), COLUMN: (m, 1), MATRIX: (m, n), MASK: (m, -(-n // 8))}[one.kind]
-    fits = shape[-2:] == inner or (one.kind == ROW and shape == (n,))
-    if one.kind == SCALAR:
+            raise InvalidOperandError(f"{operand.name} has shape {shape}, whose batches do not broadcast to {result}")
+    inner = {SCALAR: (1, 1), ROW: (1, n), COLUMN: (m, 1), MATRIX: (m, n), MASK: (m, -(-n // 8))}[operand.kind]
+    fits = shape[-2:] == inner or (operand.kind == ROW and shape == (n,))
+    if operand.kind == SCALAR:
         fits = math.prod(shape) == 1
     if not fits:
         wanted = {SCALAR: "one element", ROW: f"({n},) or (..., 1, {n})"}.get(
-            one.kind, f"(..., {inner[0]}, {inner[1]})"
+            operand.kind, f"(..., {inner[0]}, {inner[1]})"
         )
-        raise InvalidOperandError(f"{one.name} has shape {shape}; the epilogue reads a {one.kind}: {wanted}")
+        raise InvalidOperandError(f"{operand.name} has shape {shape}; the epilogue reads a {operand.kind}: {wanted}")
 
 
-def problem_of(what: GemmProblem, fusion: Fusion, base: str) -> list[GemmProblem]:
+def problem_of(problem: GemmProblem, fusion: Fusion, base: str) -> list[GemmProblem]:
     """The problem with its tree, in the ways in which a kernel may be asked for it, better ones first.
 
     Args:
-        what: the product.
+        problem: the product.
         fusion: what follows it.
         base: `lc`, or `scaled` where scales are arrays.
     """
-    plain = problem_for(what, fusion, epilogue_id(base, fusion.tree.program))
-    number = None if what.c is not None else source_of(
-        fusion, lambda one: one.dtype is what.d.dtype and _like_d(one.spec, what.d)
+    plain = problem_for(problem, fusion, epilogue_id(base, fusion.tree.program))
+    number = None if problem.c is not None else source_of(
+        fusion, lambda operand: operand.dtype is problem.d.dtype and _like_d(operand.spec, problem.d)
     )  # fmt: skip
     if number is None:
         return [plain]
-    return [problem_for(what, fusion, epilogue_id(base, with_source(fusion.tree.program, number))), plain]
+    return [problem_for(problem, fusion, epilogue_id(base, with_source(fusion.tree.program, number))), plain]
 
 
 def source_of(fusion: Fusion, like_d: Callable[[TreeArray], bool]) -> int | None:
-    """The number of the first matrix of a tree that can come by the way of C; None where none can.
+    """The number of the first matrix of a tree that can be loaded as the C operand; None if none can.
 
     Args:
         fusion: the tree.
-        like_d: whether an array has D's element type, and lies so.
+        like_d: whether an array has D's element type and layout.
     """
-    fits = (number for number, one in enumerate(fusion.inputs) if one.kind == MATRIX and like_d(one))
+    fits = (number for number, operand in enumerate(fusion.inputs) if operand.kind == MATRIX and like_d(operand))
     return next(fits, None)
 
 
-def problem_for(what: GemmProblem, fusion: Fusion, epilogue: str) -> GemmProblem:
+def problem_for(problem: GemmProblem, fusion: Fusion, epilogue: str) -> GemmProblem:
     """The problem with its tree as the epilogue of a kernel's key has it."""
-    specs = tuple(one.spec for one in fusion.arrays)
+    specs = tuple(operand.spec for operand in fusion.arrays)
     number = source_number(epilogue)
-    c = what.c if number is None else fusion.inputs[number].spec
-    return dataclasses.replace(what, epilogue=epilogue, operands=specs, c=c)
+    c = problem.c if number is None else fusion.inputs[number].spec
+    return dataclasses.replace(problem, epilogue=epilogue, operands=specs, c=c)
 
 
 def _like_d(spec: MatrixSpec, d: MatrixSpec) -> bool:
@@ -238,9 +238,9 @@ def _like_d(spec: MatrixSpec, d: MatrixSpec) -> bool:
     return contiguous == (d.strides[-1] == 1, d.strides[-2] == 1) and True in contiguous and aligned
 
 
-def _role(one: TreeArray, *, written: bool) -> str:
-    """What a plan checks of an array: D may be where a matrix was, whose elements are read before D's are written."""
-    return "output" if written else ("source" if one.kind == MATRIX else "input")
+def _role(operand: TreeArray, *, written: bool) -> str:
+    """The role of an array in a plan's checks: D may overwrite a matrix, since that is read before D is written."""
+    return "output" if written else ("source" if operand.kind == MATRIX else "input")
 
 
 def reads_source(epilogue: str) -> bool:
@@ -260,14 +260,14 @@ class FusedOperands:
     def __init__(
         self, steps: Steps, fusion: Fusion | None, epilogue: str, key: KernelKey, *, clear_masks: bool
     ) -> None:
-        """Adds the slots, and clears what is accumulated.
+        """Adds the slots, and clears the outputs that accumulate.
 
         Args:
             steps: the plan in the making.
             fusion: the tree's arrays; None without a tree.
             epilogue: of the problem; it says which operand comes by the way of C.
             key: the kernel's.
-            clear_masks: whether the kernel adds bits to what is there.
+            clear_masks: whether the kernel adds bits to the present ones.
 
         Raises:
             UnsupportedError: an output that must be cleared is not dense.
@@ -276,25 +276,25 @@ class FusedOperands:
         self._places: list[Address] = []
         self._source = source_number(epilogue)
         self._common = form_of(epilogue) if is_common(key.epilogue) else None
-        for number, one in enumerate(self._arrays):
-            written = fusion is not None and one in fusion.outputs
-            size = one.dtype.bits // 8
-            shape, strides = one.slot or (one.shape, one.strides)
+        for number, operand in enumerate(self._arrays):
+            written = fusion is not None and operand in fusion.outputs
+            size = operand.dtype.bits // 8
+            shape, strides = operand.slot or (operand.shape, operand.strides)
             place = steps.slot(
-                one.name,
+                operand.name,
                 shape,
                 strides,
-                one.element,
+                operand.element,
                 alignment=size * key.align_d if number == self._source else size,
-                role=_role(one, written=written),
+                role=_role(operand, written=written),
             )
             self._places.append(place)
-            if written and (one.reduction or (one.kind == MASK and clear_masks)):
-                if not one.dense:
+            if written and (operand.reduction or (operand.kind == MASK and clear_masks)):
+                if not operand.dense:
                     raise UnsupportedError(
-                        f"{one.name} has strides {one.strides}: it is cleared first and must be dense"
+                        f"{operand.name} has strides {operand.strides}: it is cleared first and must be dense"
                     )
-                steps.clear(place, math.prod(one.shape) * size, 0xFF if one.reduction == "max" else 0)
+                steps.clear(place, math.prod(operand.shape) * size, 0xFF if operand.reduction == "max" else 0)
 
     @property
     def source(self) -> Address:
@@ -316,19 +316,19 @@ class FusedOperands:
             found["operand0_stride_m"] = self._common.told
             if self._source is not None:
                 found["beta"] = 1.0
-        for number, (one, place, batch_stride, offset) in enumerate(
+        for number, (operand, place, batch_stride, offset) in enumerate(
             zip(self._arrays, self._places, strides, offsets, strict=True)
         ):
-            stride_m, stride_n = one.spec.strides[-2:]
+            stride_m, stride_n = operand.spec.strides[-2:]
             if self._common is not None:
                 if number == self._common.row:
-                    found["operand0"] = moved(place, offset, one.dtype)
+                    found["operand0"] = moved(place, offset, operand.dtype)
                     found |= {"operand0_stride_n": stride_n, "operand0_batch_stride": batch_stride}
                 continue
             if exchanged:
                 stride_m, stride_n = stride_n, stride_m
             found |= {
-                f"operand{number}": moved(place, offset, one.dtype),
+                f"operand{number}": moved(place, offset, operand.dtype),
                 f"operand{number}_stride_m": stride_m,
                 f"operand{number}_stride_n": stride_n,
                 f"operand{number}_batch_stride": batch_stride,

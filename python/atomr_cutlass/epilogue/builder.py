@@ -30,7 +30,7 @@ _DEFAULTS: Final = {"leaky_relu": {"slope": LEAKY_SLOPE}}
 
 
 class _Declared(NamedTuple):
-    """A node by name, and by the names of what it is computed from; a leaf is an input or a constant."""
+    """A node by name, and by the names of its operands; a leaf is an input or a constant."""
 
     name: str
     op: str
@@ -211,10 +211,12 @@ class EvtBuilder:
         nodes = {ACCUMULATOR: Node(ACCUMULATOR)}
         for name in _ordered(declared):
             nodes[name] = self._node(declared[name], nodes)
-        for one in written.values():
-            if one.node not in nodes:
-                raise InvalidOperandError(f"{one.node!r} is stored to {one.name!r}, but not declared: add the node")
-        used = _below(declared, [str(one.node) for one in written.values()])
+        for output in written.values():
+            if output.node not in nodes:
+                raise InvalidOperandError(
+                    f"{output.node!r} is stored to {output.name!r}, but not declared: add the node"
+                )
+        used = _below(declared, [str(output.node) for output in written.values()])
         for name, unread in declared.items():
             if name not in used:
                 raise InvalidOperandError(f"no output uses {unread}: .output({RESULT!r}, ...) stores D; or remove it")
@@ -242,7 +244,7 @@ class EvtBuilder:
         return self
 
     def _name(self) -> str:
-        """A name for what a step of the chain declares next."""
+        """A name for the next declaration of the chain."""
         return f"step {len(self._declared) + 1}"
 
     def _step(self, op: str, *inputs: str, **attributes: Any) -> str:
@@ -258,29 +260,29 @@ class EvtBuilder:
     def _read(
         self,
         reader: str,
-        what: str | float,
+        source: str | float,
         kind: str | None = None,
         dtype: Any = None,
         *,
         default_kind: str | None = None,
     ) -> str:
-        """The name of what a step of the chain reads: of a constant if it is a number."""
-        if not isinstance(what, str):
+        """The name of a step's operand; declares a constant if it is a number."""
+        if not isinstance(source, str):
             name = self._name()
-            self.constant(name, what)
+            self.constant(name, source)
             return name
-        self._reads.append(_Read(what, reader, kind, dtype, default_kind))
-        return what
+        self._reads.append(_Read(source, reader, kind, dtype, default_kind))
+        return source
 
     def _table(self) -> dict[str, _Declared]:
         """All declarations by name, with those of operands that steps of the chain name first."""
         declared: dict[str, _Declared] = {}
-        for one in self._declared:
-            if one.name == ACCUMULATOR:
-                raise InvalidOperandError(f"{one} has the name of the accumulator: choose another name")
-            if one.name in declared:
-                raise InvalidOperandError(f"{one} is declared twice: choose another name for one of them")
-            declared[one.name] = one
+        for node in self._declared:
+            if node.name == ACCUMULATOR:
+                raise InvalidOperandError(f"{node} has the name of the accumulator: choose another name")
+            if node.name in declared:
+                raise InvalidOperandError(f"{node} is declared twice: choose another name for one of them")
+            declared[node.name] = node
         for read in self._reads:
             if read.name == ACCUMULATOR:
                 continue
@@ -317,7 +319,7 @@ class EvtBuilder:
             return assemble.input_node(declared.name, attributes["kind"], self._operand_dtype(declared))
         if declared.leaf:
             return Node("constant", (), (_number(declared, "value", attributes["value"]),), declared.name)
-        inputs = tuple(nodes[one] for one in declared.inputs)
+        inputs = tuple(nodes[operand] for operand in declared.inputs)
         if declared.op == "cast":
             _check_attributes(declared, attributes, ("dtype",))
             return Node("cast", inputs, (element_type(attributes["dtype"], str(declared)).value,), declared.name)
@@ -332,62 +334,66 @@ class EvtBuilder:
         return Node(declared.op, inputs, numbers, declared.name)
 
     def _outputs(self) -> dict[str, _Written]:
-        """What is stored, D among it, each with what its declaration says."""
+        """The stored outputs by name, D included, each merged with its declaration."""
         stored: dict[str, _Written] = {}
-        for one in self._written:
-            if one.node is not None and one.name in stored:
+        for output in self._written:
+            if output.node is not None and output.name in stored:
                 raise InvalidOperandError(
-                    f"{stored[one.name].node!r} and {one.node!r} are both stored to {one.name!r}: choose another name"
+                    f"{stored[output.name].node!r} and {output.node!r} are both stored to {output.name!r}: "
+                    "choose another name"
                 )
-            if one.node is not None:
-                stored[one.name] = one
+            if output.node is not None:
+                stored[output.name] = output
         if RESULT not in stored:
             if self._declared and not self._chained:
                 raise InvalidOperandError(f"nothing is stored to {RESULT!r}, which is D: .output({RESULT!r}, node)")
             stored[RESULT] = _Written(RESULT, self._current, MATRIX, None)
-        for one in self._written:
-            if one.name not in stored:
+        for output in self._written:
+            if output.name not in stored:
                 raise InvalidOperandError(
-                    f"output {one.name!r} is declared, but nothing is stored to it: .output({one.name!r}, node), or "
-                    "remove it"
+                    f"output {output.name!r} is declared, but nothing is stored to it: "
+                    f".output({output.name!r}, node), or remove it"
                 )
-            if one.node is None:
-                stored[one.name] = _merged(one, stored[one.name])
+            if output.node is None:
+                stored[output.name] = _merged(output, stored[output.name])
         return stored
 
     def _tree(self, nodes: Mapping[str, Node], written: Mapping[str, _Written]) -> EpilogueVisitorTree:
-        one = written[RESULT]
-        if one.reduction or one.kind != MATRIX:
-            raise InvalidOperandError(f"{one.node!r} is stored to {RESULT!r} as a {one.kind}; D is a matrix")
-        result, result_dtype = assemble.stored(nodes[str(one.node)], _dtype(one))
-        stores = [self._store(one, nodes[str(one.node)]) for name, one in written.items() if name != RESULT]
+        output = written[RESULT]
+        if output.reduction or output.kind != MATRIX:
+            raise InvalidOperandError(f"{output.node!r} is stored to {RESULT!r} as a {output.kind}; D is a matrix")
+        result, result_dtype = assemble.stored(nodes[str(output.node)], _dtype(output))
+        stores = [self._store(output, nodes[str(output.node)]) for name, output in written.items() if name != RESULT]
         return assemble.tree(result, stores, result_dtype)
 
-    def _store(self, one: _Written, node: Node) -> tuple[Output, Node]:
-        if one.reduction:
-            return Output(one.name, one.kind, self._compute_dtype, one.reduction), node
-        if one.kind == MASK:
-            if one.dtype is not None:
-                raise InvalidOperandError(f"output {one.name!r} is a mask of bits: leave its dtype out")
-            return Output(one.name, MASK, None), node
-        node, dtype = assemble.stored(node, _dtype(one))
-        return Output(one.name, one.kind, dtype or self._compute_dtype), node
+    def _store(self, output: _Written, node: Node) -> tuple[Output, Node]:
+        if output.reduction:
+            return Output(output.name, output.kind, self._compute_dtype, output.reduction), node
+        if output.kind == MASK:
+            if output.dtype is not None:
+                raise InvalidOperandError(f"output {output.name!r} is a mask of bits: leave its dtype out")
+            return Output(output.name, MASK, None), node
+        node, dtype = assemble.stored(node, _dtype(output))
+        return Output(output.name, output.kind, dtype or self._compute_dtype), node
 
 
 def _merged(declared: _Written, stored: _Written) -> _Written:
     """A store with the element type that its output was declared with."""
     differ = declared.dtype is not None and stored.dtype is not None and _dtype(declared) is not _dtype(stored)
     if declared.kind != stored.kind or differ:
-        what = [" ".join(filter(None, [one.reduction, one.kind, str(one.dtype or "")])) for one in (declared, stored)]
+        forms = [
+            " ".join(filter(None, [output.reduction, output.kind, str(output.dtype or "")]))
+            for output in (declared, stored)
+        ]
         raise InvalidOperandError(
-            f"output {stored.name!r} is declared as {what[0]}, but {stored.node!r} is stored to it as {what[1]}: give "
-            "one, or leave the declaration out"
+            f"output {stored.name!r} is declared as {forms[0]}, but {stored.node!r} is stored to it as {forms[1]}: "
+            "give one, or leave the declaration out"
         )
     return stored._replace(dtype=stored.dtype if declared.dtype is None else declared.dtype)
 
 
-def _dtype(one: _Written) -> CutlassDtype | None:
-    return None if one.dtype is None else element_type(one.dtype, f"output {one.name!r}")
+def _dtype(output: _Written) -> CutlassDtype | None:
+    return None if output.dtype is None else element_type(output.dtype, f"output {output.name!r}")
 
 
 def _number(declared: _Declared, name: str, x: object) -> float:
@@ -419,7 +425,7 @@ def _ordered(declared: Mapping[str, _Declared]) -> list[str]:
         entered.add(root)
         while path:
             reader, left = path[-1]
-            name = next((one for one in left if one not in done), None)
+            name = next((other for other in left if other not in done), None)
             if name is None:
                 path.pop()
                 done.add(reader)
@@ -431,7 +437,7 @@ def _ordered(declared: Mapping[str, _Declared]) -> list[str]:
                     ".node, or give the step its kind"
                 )
             if name in entered:
-                names = [one for one, _ in path]
+                names = [other for other, _ in path]
                 circle = " -> ".join(map(repr, [*names[names.index(name) :], name]))
                 raise InvalidOperandError(f"the nodes {circle} are a cycle: have one of them read something else")
             entered.add(name)

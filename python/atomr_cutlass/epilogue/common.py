@@ -16,7 +16,7 @@ SINGLE = "single"
 
 def of_tree(tree: EpilogueVisitorTree) -> Traced:
     """A tree as if a function had returned D, or a dict of D and the tree's outputs."""
-    names = (RESULT, *(one.name for one in tree.outputs))
+    names = (RESULT, *(output.name for output in tree.outputs))
     return Traced(tree, "dict" if tree.outputs else SINGLE, names)
 
 
@@ -55,7 +55,7 @@ class BiasAndActivation(NamedTuple):
 
 @functools.lru_cache(256)
 def as_bias_and_activation(program: str) -> BiasAndActivation | None:
-    """What a tree's program adds and applies, if that is all that it does; None for any other tree."""
+    """The bias and activation of a tree's program, if it has nothing else; None for any other tree."""
     inputs = EpilogueVisitorTree.parse(program).inputs
     dtype = inputs[0].dtype if inputs else None
     for activation in (None, *ACTIVATIONS):

@@ -13,13 +13,13 @@ from ..errors import InvalidOperandError
 from ..generator.dtypes import CutlassDtype
 
 
-def element_type(dtype: Any, what: str) -> CutlassDtype:
+def element_type(dtype: Any, label: str) -> CutlassDtype:
     """The element type that `dtype` names.
 
     Args:
         dtype: a CutlassDtype, a name such as `bf16`, a dtype of NumPy, ml_dtypes or PyTorch, or DLPack's (type code,
             bits).
-        what: what messages say has it.
+        label: the name of its owner in messages.
 
     Raises:
         InvalidOperandError: it names none.
@@ -28,29 +28,29 @@ def element_type(dtype: Any, what: str) -> CutlassDtype:
         return dtype
     found: CutlassDtype | None = None
     if isinstance(dtype, tuple):
-        pair = len(dtype) == 2 and all(isinstance(one, int) for one in dtype)
+        pair = len(dtype) == 2 and all(isinstance(element, int) for element in dtype)
         found = CutlassDtype.from_dlpack(*dtype) if pair else None
     elif isinstance(dtype, str) or _is_torch(dtype):
         try:
             return CutlassDtype.parse(_name(dtype))
         except ValueError as error:
-            raise InvalidOperandError(f"{what}: {error}") from None
+            raise InvalidOperandError(f"{label}: {error}") from None
     elif dtype is not None:  # which NumPy reads as float64
         try:
             found = from_numpy_dtype(np.dtype(dtype))
         except (TypeError, ValueError):
             found = None
     if found is None:
-        valid = ", ".join(one.value for one in CutlassDtype)
+        valid = ", ".join(element.value for element in CutlassDtype)
         given = str(dtype) if isinstance(dtype, np.dtype) else shown(dtype)
-        raise InvalidOperandError(f"{what}: {given} is no element type; valid: {valid}")
+        raise InvalidOperandError(f"{label}: {given} is no element type; valid: {valid}")
     return found
 
 
 def is_byte(dtype: Any) -> bool:
     """Whether `dtype` names plain bytes, which masks lie in."""
     if isinstance(dtype, tuple):
-        return len(dtype) == 2 and all(isinstance(one, int) for one in dtype) and dtype == BYTE
+        return len(dtype) == 2 and all(isinstance(element, int) for element in dtype) and dtype == BYTE
     if isinstance(dtype, str) or _is_torch(dtype):
         return _name(dtype) == "uint8"
     if dtype is None or isinstance(dtype, CutlassDtype):

@@ -1,4 +1,4 @@
-"""What traced functions call: operations on values, casts, and what is returned beside values.
+"""Functions for use in traced functions: operations on values, casts, and results that are returned beside values.
 
 Each takes values and finite numbers, one of them a value, and gives a value. Arithmetic is in float32, in float64 where
 the product is.
@@ -69,7 +69,7 @@ def clamp(x: Operable, low: Operable | None = None, high: Operable | None = None
         return minimum(x, high)
     if high is None:
         return maximum(x, low)
-    if any(isinstance(one, Value) and one.node.op != "constant" for one in (low, high)):
+    if any(isinstance(bound, Value) and bound.node.op != "constant" for bound in (low, high)):
         return minimum(maximum(x, low), high)
     bounds = number(low, "the lower bound of clamp"), number(high, "the upper bound of clamp")
     return apply("clamp", x, attributes=bounds)
@@ -163,7 +163,7 @@ def d_tanh(dy: Operable, x: Operable) -> Value:
 def cast(x: Operable, dtype: Any) -> Value:
     """Rounds x to an element type as stores round: fp8 and integers saturate.
 
-    What a function returns is stored in the type of its outermost cast.
+    The result of a function is stored in the type of its outermost cast.
 
     Args:
         x: a value.
@@ -176,7 +176,7 @@ def cast(x: Operable, dtype: Any) -> Value:
 
 
 # ----------------------------------------------------------------------------------------------------------------------
-# What is returned beside values
+# Results that are returned beside values
 # ----------------------------------------------------------------------------------------------------------------------
 
 

@@ -58,7 +58,7 @@ class GroupedResult:
         return {self.label(RESULT, index): shape for index, shape in enumerate(self.members)}
 
     def view(self, array: Any, name: str) -> Views:
-        """The views of what is given for an operand.
+        """The views of the arrays that are given for an operand.
 
         Raises:
             InvalidOperandError: a list that has not a member for each group, or where operands are no lists.
@@ -80,7 +80,7 @@ class GroupedResult:
         return f"{name}[{index}]" if name in self.lists else name
 
     def operand(self, name: str, views: Views) -> Operand:
-        """What arrays are to a function; also what grouped kernels do not read, for the rule to say why.
+        """The operand that arrays are to a function; also kinds that grouped kernels do not read: a rule refuses them.
 
         Raises:
             InvalidOperandError: nothing of that shape or element type could be read.
@@ -95,7 +95,7 @@ class GroupedResult:
                 if kind not in (SCALAR, ROW):
                     return Operand(kind, None if kind == MASK else operands.dtype_of(view, name))
         index = next((i for i, view in enumerate(views) if not self._fits(view.shape, ROW, i)), 0)
-        operands.dtype_of(views[index], name)  # or that is what is wrong
+        operands.dtype_of(views[index], name)  # refuses other element types
         expected = " or ".join(self._expected(kind, index) for kind in (SCALAR, ROW))
         raise InvalidOperandError(f"{self.label(name, index)} has shape {views[index].shape}; expected {expected}")
 
@@ -104,7 +104,7 @@ class GroupedResult:
         refuse_tree(tree, acc, d)
 
     def check_input(self, operand: Input, views: Views) -> None:
-        """Refuses arrays that are not what a tree reads.
+        """Refuses arrays that do not fit a tree's operands.
 
         Raises:
             InvalidOperandError: says what was expected.
@@ -147,19 +147,19 @@ class GroupedResult:
         return tuple(views[self.label(name, index)] for index in range(self.number if name in self.lists else 1))
 
     def fusion(self, tree: EpilogueVisitorTree, views: Mapping[str, _core.Operand]) -> GroupedFusion:
-        """A tree with the arrays of a launch: views of what it reads, by label."""
+        """A tree with the arrays of a launch: views of its operands, by label."""
 
-        def operand(one: Input) -> GroupOperand:
+        def operand(declared: Input) -> GroupOperand:
             arrays = (
-                MatrixSpec(view.shape, view.strides, operands.dtype_of(view, one.name), view.alignment)
-                for view in self.of_operand(one.name, views)
+                MatrixSpec(view.shape, view.strides, operands.dtype_of(view, declared.name), view.alignment)
+                for view in self.of_operand(declared.name, views)
             )
-            return GroupOperand(one.name, one.kind, tuple(arrays))
+            return GroupOperand(declared.name, declared.kind, tuple(arrays))
 
         return GroupedFusion(tree, tuple(map(operand, tree.inputs)))
 
     def of_groups(self, tree: EpilogueVisitorTree, host: Mapping[str, AnyArray]) -> dict[str, list[AnyArray]]:
-        """What each group reads, of host arrays by label: (N,), or one element."""
+        """The operands of each group, of host arrays by label: (N,), or one element."""
         found = {}
         for operand in tree.inputs:
             if operand.name in self.lists:

@@ -1,4 +1,4 @@
-"""What functions of PyTorch and NumPy, and methods of arrays, are for values; found by name, importing neither."""
+"""Functions of PyTorch and NumPy, and methods of arrays, applied to values; found by name, importing neither."""
 
 from __future__ import annotations
 
@@ -106,7 +106,7 @@ _SAME: Final = {
     "negative": _unary("negate"),
     "where": _where,
 }
-"""What PyTorch and NumPy call alike."""
+"""The functions that have the same name in PyTorch and NumPy."""
 
 TORCH: Final[Mapping[str, Callable[..., Value]]] = _SAME | {
     **{name: _unary(name) for name in ("relu", "rsqrt", "sigmoid", "silu", "hardswish")},
@@ -179,18 +179,18 @@ METHODS: Final[Mapping[str, Callable[..., Value]]] = {
 
 
 def torch_function(function: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Value:
-    """What a function of PyTorch is of these arguments."""
+    """Applies a function of PyTorch to these arguments."""
     name = str(getattr(function, "__name__", function))
     return _call(TORCH, name, f"torch's {name}", args, kwargs)
 
 
 def numpy_function(function: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Value:
-    """What a function of NumPy is of these arguments."""
+    """Applies a function of NumPy to these arguments."""
     return _call(NUMPY, function.__name__, f"numpy.{function.__name__}", args, kwargs)
 
 
 def numpy_ufunc(ufunc: Any, how: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Value:
-    """What a method of a universal function of NumPy, mostly `__call__`, is of these arguments."""
+    """Applies a method of a universal function of NumPy, mostly `__call__`, to these arguments."""
     if how != "__call__":
         return _call({}, how, f"numpy.{ufunc.__name__}.{how}", args, kwargs)
     return _call(NUMPY, ufunc.__name__, f"numpy.{ufunc.__name__}", args, kwargs)

@@ -57,7 +57,7 @@ class MatrixResult:
         return output_shape(output, self.shape)
 
     def operand(self, name: str, view: _core.Operand) -> Operand:
-        """What an array is to a function.
+        """The operand that an array is to a function.
 
         Raises:
             InvalidOperandError: nothing of that shape or element type could be read.
@@ -69,7 +69,7 @@ class MatrixResult:
         """Whether kernels evaluate the tree is said where they are looked for."""
 
     def check_input(self, operand: Input, view: _core.Operand) -> None:
-        """Refuses an array that is not what a tree reads.
+        """Refuses an array that does not fit a tree's operand.
 
         Raises:
             InvalidOperandError: says what was expected.
@@ -109,7 +109,7 @@ class MatrixResult:
         written = {name: views[name] for name in outputs}
         written |= {RESULT: product[RESULT]} if RESULT in product else {}
         read = {name: view for name, view in {**product, **views}.items() if name not in written}
-        check_apart(written, read, {"c", *(one.name for one in tree.inputs if one.kind == MATRIX)})
+        check_apart(written, read, {"c", *(operand.name for operand in tree.inputs if operand.kind == MATRIX)})
 
     def fusion(self, tree: EpilogueVisitorTree, views: Mapping[str, _core.Operand]) -> Fusion:
         """A tree with the arrays of a launch: views of all its inputs and outputs, by name."""
@@ -126,14 +126,14 @@ class MatrixResult:
         *batches, m, n = d.shape
         inner = {SCALAR: (1,), ROW: (n,), COLUMN: (m, 1), MATRIX: d.shape, MASK: (*batches, m, -(-n // 8))}
 
-        def array(one: Input | Output, shape: Shape, reduction: str = "") -> TreeArray:
-            strides = d.strides if one.kind == MATRIX else _row_major(shape)
-            return TreeArray(one.name, one.kind, shape, strides, one.dtype or CutlassDtype.I8, reduction)
+        def array(operand: Input | Output, shape: Shape, reduction: str = "") -> TreeArray:
+            strides = d.strides if operand.kind == MATRIX else _row_major(shape)
+            return TreeArray(operand.name, operand.kind, shape, strides, operand.dtype or CutlassDtype.I8, reduction)
 
         return Fusion(
             tree,
-            tuple(array(one, inner[one.kind]) for one in tree.inputs),
-            tuple(array(one, output_shape(one, d.shape), one.reduction) for one in tree.outputs),
+            tuple(array(operand, inner[operand.kind]) for operand in tree.inputs),
+            tuple(array(operand, output_shape(operand, d.shape), operand.reduction) for operand in tree.outputs),
         )
 
     @property
@@ -203,7 +203,7 @@ class ImageResult(MatrixResult):
         return self._shape(output)
 
     def check_input(self, operand: Input, view: _core.Operand) -> None:
-        """Refuses an array that is not what a tree reads, or that the tree alone would take for another."""
+        """Refuses an array that does not fit a tree's operand, or that the tree alone would take for another."""
         super().check_input(operand, view)
         name, shape = operand.name, view.shape
         *pixels, channels = self.shape
@@ -232,8 +232,8 @@ class ImageResult(MatrixResult):
             d: the result, dense, in the order of NHWC. Matrices and masks lie as it does, rows are (K,), columns (N, P,
                 Q, 1), and what is reduced for each pixel (N, P, Q).
         """
-        shapes = {one.name: self._shape(one) for one in tree.inputs}
-        shapes |= {one.name: self._shape(one) for one in tree.outputs}
+        shapes = {operand.name: self._shape(operand) for operand in tree.inputs}
+        shapes |= {operand.name: self._shape(operand) for operand in tree.outputs}
         pixels, channels = self.matrix
         found = super().dense(tree, MatrixSpec((pixels, channels), (channels, 1), d.dtype))
         return self._placed(found, {name: (shape, _row_major(shape)) for name, shape in shapes.items()})
@@ -266,7 +266,7 @@ class ImageResult(MatrixResult):
 @functools.lru_cache(64)
 def operand_names(tree: EpilogueVisitorTree) -> tuple[str, ...]:
     """The operands of a tree, inputs first."""
-    return (*(one.name for one in tree.inputs), *(one.name for one in tree.outputs))
+    return (*(operand.name for operand in tree.inputs), *(operand.name for operand in tree.outputs))
 
 
 def check_tree(tree: EpilogueVisitorTree, result: CutlassDtype, product: Collection[str]) -> None:

@@ -41,7 +41,7 @@ SINGLE, TUPLE, DICT = "single", "tuple", "dict"
 
 @dataclass(frozen=True)
 class Operand:
-    """What a parameter of a traced function stands for.
+    """The operand that a parameter of a traced function stands for.
 
     Attributes:
         kind: `scalar`, `row`, `column`, `matrix` or `mask`.
@@ -91,14 +91,14 @@ def readings(shape: tuple[int, ...], m: int, n: int, *, bits: bool = False) -> t
 def _checked_shape(shape: Any, m: Any, n: Any) -> tuple[int, ...]:
     """A shape, and the extents of a result, which are numbers from here on."""
     expect(shape, (tuple, list), "shape", "a tuple of extents")
-    for name, one in (("m", m), ("n", n), *(("shape", extent) for extent in shape)):
-        if not isinstance(one, (int, np.integer)) or not 0 <= one <= MOST:
-            raise InvalidOperandError(f"{name} is {shown(one)}; expected an extent")
+    for name, size in (("m", m), ("n", n), *(("shape", extent) for extent in shape)):
+        if not isinstance(size, (int, np.integer)) or not 0 <= size <= MOST:
+            raise InvalidOperandError(f"{name} is {shown(size)}; expected an extent")
     return tuple(shape)
 
 
 def operand_of(shape: tuple[int, ...], m: int, n: int, dtype: Any, name: str) -> Operand:
-    """What an array is over a result (..., M, N); see `readings` for what fits several.
+    """The kind of operand that an array is over a result (..., M, N); see `readings` for shapes that fit several.
 
     Args:
         shape: one element for a scalar, (N,) or (..., 1, N) for a row, (..., M, 1) for a column, (..., M, N) for a
@@ -141,7 +141,7 @@ class Traced:
     """A function as a tree.
 
     Attributes:
-        tree: what it computes.
+        tree: the computation.
         structure: how it returns its results: `single`, `tuple` or `dict`.
         names: of its results in the order in which it returns them; D is `out`.
     """
@@ -173,7 +173,7 @@ def trace(
             tuple or list, D first and then what else is written, which is named `out1`, `out2`, ...; or a dict with D
             as `out`. What is written beside D is a value, or a reduction or bits as the functions of
             `atomr_cutlass.epilogue` make them.
-        operands: what the parameters stand for; a number is a constant. A parameter with a default may be left out.
+        operands: those of the parameters; a number is a constant. A parameter with a default may be left out.
         out_dtype: the element type of values that are stored beside D without a cast; `compute_dtype` if None.
         compute_dtype: f64 where the product is, else f32: the element type of reductions.
 
@@ -203,10 +203,10 @@ def trace(
     finally:
         scope.open = False
     structure, results = _results(returned, title)
-    for name, one in results.items():
-        _check_result(name, one, title, scope)
+    for name, output in results.items():
+        _check_result(name, output, title, scope)
     result, result_dtype = assemble.stored(results[RESULT].node)
-    stores = [_store(name, one, default, computed) for name, one in results.items() if name != RESULT]
+    stores = [_store(name, output, default, computed) for name, output in results.items() if name != RESULT]
     return Traced(assemble.tree(result, stores, result_dtype), structure, tuple(results))
 
 
@@ -234,21 +234,29 @@ def _signature(function: Any, title: str) -> inspect.Signature:
 
 def _check_parameters(signature: inspect.Signature, title: str, given: Mapping[str, Any]) -> str:
     """Refuses operands that do not match the parameters; returns the accumulator's name."""
-    variadic = [str(one) for one in signature.parameters.values() if one.kind in (one.VAR_POSITIONAL, one.VAR_KEYWORD)]
+    variadic = [
+        str(parameter)
+        for parameter in signature.parameters.values()
+        if parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD)
+    ]
     if variadic:
         raise InvalidOperandError(f"{title} takes {' and '.join(variadic)}: name each operand as a parameter")
     accumulator = next(iter(signature.parameters.values()), None)
     if accumulator is None or accumulator.kind is accumulator.KEYWORD_ONLY:
         raise InvalidOperandError(f"{title} has no parameter for the accumulator: give it a first one")
     parameters = list(signature.parameters.values())[1:]
-    names = [one.name for one in parameters]
+    names = [parameter.name for parameter in parameters]
     unknown = [name for name in given if name not in names]
     if unknown:
         raise InvalidOperandError(
             f"{title} has no parameter for {_listed(unknown)}; its operands are {_listed(names) or 'none'} "
             f"({accumulator.name!r} is the accumulator)"
         )
-    missing = [one.name for one in parameters if one.default is one.empty and one.name not in given]
+    missing = [
+        parameter.name
+        for parameter in parameters
+        if parameter.default is parameter.empty and parameter.name not in given
+    ]
     if missing:
         raise InvalidOperandError(f"{title} needs {_listed(missing)}: give an array or a number for each by its name")
     return accumulator.name
@@ -274,29 +282,29 @@ def _results(returned: object, title: str) -> tuple[str, dict[str, Any]]:
             raise InvalidOperandError(f"{title} returns {_listed(map(str, returned)) or 'nothing'}; D is {RESULT!r}")
         return DICT, dict(returned)
     if isinstance(returned, (tuple, list)) and returned:
-        return TUPLE, {RESULT if number == 0 else f"{RESULT}{number}": one for number, one in enumerate(returned)}
+        return TUPLE, {RESULT if number == 0 else f"{RESULT}{number}": value for number, value in enumerate(returned)}
     return SINGLE, {RESULT: returned}
 
 
-def _check_result(name: object, one: object, title: str, scope: Scope) -> None:
+def _check_result(name: object, result: object, title: str, scope: Scope) -> None:
     if not isinstance(name, str):
         raise InvalidOperandError(f"{title} returns a result under {name!r}; expected a name")
-    if isinstance(one, Stored) and name == RESULT:
+    if isinstance(result, Stored) and name == RESULT:
         raise InvalidOperandError(
-            f"{title} returns a {one.reduction or one.kind} as D; D is a value: return it first, or as {RESULT!r}"
+            f"{title} returns a {result.reduction or result.kind} as D; D is a value: return it first, or as {RESULT!r}"
         )
-    if not isinstance(one, (Value, Stored)):
+    if not isinstance(result, (Value, Stored)):
         raise InvalidOperandError(
-            f"{title} returns a {type(one).__name__} as {name!r}; expected what is computed from its parameters"
+            f"{title} returns a {type(result).__name__} as {name!r}; expected what is computed from its parameters"
         )
-    if (one if isinstance(one, Value) else one.value).scope is not scope:
+    if (result if isinstance(result, Value) else result.value).scope is not scope:
         raise UnsupportedError(
             f"{title} returns a value kept from another trace as {name!r}; compute it from its own parameters"
         )
 
 
-def _store(name: str, one: Value | Stored, dtype: CutlassDtype, compute_dtype: CutlassDtype) -> tuple[Output, Node]:
-    if isinstance(one, Value):
-        node, cast_to = assemble.stored(one.node)
+def _store(name: str, result: Value | Stored, dtype: CutlassDtype, compute_dtype: CutlassDtype) -> tuple[Output, Node]:
+    if isinstance(result, Value):
+        node, cast_to = assemble.stored(result.node)
         return Output(name, MATRIX, cast_to or dtype), node
-    return Output(name, one.kind, compute_dtype if one.reduction else None, one.reduction), one.value.node
+    return Output(name, result.kind, compute_dtype if result.reduction else None, result.reduction), result.value.node

@@ -86,7 +86,7 @@ def require(
 ) -> bool:
     """Checks a kernel's epilogue, unless that has been done before on this architecture.
 
-    What is remembered is about the code that was launched and the driver that ran it: another compiler or header gives
+    The cache entry holds for the code that was launched and the driver that ran it: another compiler or header gives
     another image, a row of the table another content, and they are checked again.
 
     Block-scaled kernels are checked without it: their operands come quantized, which tests do.
@@ -137,23 +137,23 @@ def require(
 
 
 def _differences(key: KernelKey, epilogue: str, device: int, launch: Launch, make_probe: MakeProbe) -> list[str]:
-    """What a small problem has that the reference does not."""
+    """Describes how the results of a small problem differ from the reference; empty if they do not."""
     program = split(epilogue)[1].replace(f"input:{SOURCE}:", f"input:{MATRIX}:")
     tree = EpilogueVisitorTree.parse(program)
     random = np.random.default_rng(20)
     made = make_probe(key, random, device)
     m, n = made.acc.shape
-    given = {one.name: _operand(random, one.kind, one.dtype, m, n) for one in tree.inputs}
+    given = {operand.name: _operand(random, operand.kind, operand.dtype, m, n) for operand in tree.inputs}
 
     views = {name: operands.upload(array, device) for name, array in given.items()}
     views |= made.views
     for output in tree.outputs:
         element = operands.BYTE if output.dtype is None else output.dtype.dlpack
         _, views[output.name] = operands.empty_of(output_shape(output, (m, n)), element, device, None)
-    for name in (RESULT, *(one.name for one in tree.outputs)):
+    for name in (RESULT, *(operand.name for operand in tree.outputs)):
         _poison(views[name])
     launch(made.problem, fusion_of(tree, views), views)
-    got = {name: operands.download(views[name]) for name in (RESULT, *(one.name for one in tree.outputs))}
+    got = {name: operands.download(views[name]) for name in (RESULT, *(operand.name for operand in tree.outputs))}
     got[RESULT] = got[RESULT].reshape(m, n)
     return reference.mismatches(tree, got, made.acc, made.error, given, out_dtype=key.d)
 

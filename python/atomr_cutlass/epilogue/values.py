@@ -1,4 +1,4 @@
-"""Values: what the parameters of a function are while it is traced. What is done with them becomes a graph.
+"""Values: the parameters of a function while it is traced. Operations on them build a graph.
 
 A value is every element of the result at once, so only what is done to each element alike can be traced; everything
 else is refused, with the line of the function that asks for it.
@@ -47,9 +47,9 @@ def location() -> str:
     return f"{file}:{line}"
 
 
-def refusal(what: str, cure: str) -> UnsupportedError:
-    """The error for what cannot be traced, with the line of the traced function that it is on."""
-    return UnsupportedError(f"{location()}: {what}: {cure}")
+def refusal(problem: str, cure: str) -> UnsupportedError:
+    """The error for an operation that cannot be traced, with its line in the traced function."""
+    return UnsupportedError(f"{location()}: {problem}: {cure}")
 
 
 def finite(x: object) -> float:
@@ -58,7 +58,7 @@ def finite(x: object) -> float:
     Raises:
         ValueError: it is none, NaN or infinite; says what it is.
     """
-    if isinstance(x, np.ndarray) and x.ndim == 0:  # what NumPy makes of its numbers before it compares them
+    if isinstance(x, np.ndarray) and x.ndim == 0:  # NumPy makes such arrays of its numbers before it compares them
         x = x[()]
     if isinstance(x, bool) or not isinstance(x, (int, float, np.integer, np.floating)):
         raise ValueError(f"a {type(x).__name__}")  # noqa: TRY004 - callers word it as an error of their own
@@ -96,7 +96,7 @@ class Value:
     PyTorch and NumPy that mean the same, as functions or as methods. Comparisons give 1 or 0.
 
     Attributes:
-        node: what it stands for in the graph.
+        node: its node in the graph.
         scope: the run of the function that it belongs to.
     """
 
@@ -173,7 +173,7 @@ class Value:
         raise refusal("a traced value as a key", "keep it in a variable or in a list")
 
     def __getattr__(self, name: str) -> Any:
-        if name.startswith("__"):  # protocols ask for what a class may lack
+        if name.startswith("__"):  # protocols look up attributes that a class may lack
             raise AttributeError(name)
         # `protocols` names the functions, which are written with this class.
         from .protocols import method
@@ -201,10 +201,10 @@ class Value:
 
 @dataclass(frozen=True, eq=False)
 class Stored:
-    """What a traced function returns beside values: a reduction, or bits. Nothing is computed from it.
+    """A result of a traced function beside values: a reduction, or bits. Nothing is computed from it.
 
     Attributes:
-        value: what is reduced, or stored as bits.
+        value: the value that is reduced, or stored as bits.
         kind: `mask`; of a reduction `row`, `column` or `scalar`.
         reduction: one of REDUCTIONS, or empty.
     """
@@ -220,19 +220,19 @@ def apply(op: str, *operands: object, attributes: tuple[str | float, ...] = ()) 
     Raises:
         UnsupportedError: an operand is neither, or of another run of the function.
     """
-    checked = [one if isinstance(one, Value) else _constant(one, op) for one in operands]
-    scope = next((one.scope for one in checked if isinstance(one, Value)), None)
+    checked = [operand if isinstance(operand, Value) else _constant(operand, op) for operand in operands]
+    scope = next((operand.scope for operand in checked if isinstance(operand, Value)), None)
     if scope is None:
         raise refusal(f"{op} takes a traced value, and there is none among its operands", "use math for numbers")
-    if any(isinstance(one, Value) and (one.scope is not scope or not scope.open) for one in checked):
+    if any(isinstance(operand, Value) and (operand.scope is not scope or not scope.open) for operand in checked):
         raise refusal(f"{op} of a value kept from another trace", "compute it from this function's own parameters")
     file, line = _place()
     label = f"{Path(file).name}:{line}"
-    nodes = (one.node if isinstance(one, Value) else Node("constant", (), (one,)) for one in checked)
+    nodes = (operand.node if isinstance(operand, Value) else Node("constant", (), (operand,)) for operand in checked)
     return Value(Node(op, tuple(nodes), attributes, label), scope)
 
 
-def number(x: object, what: str) -> float:
+def number(x: object, label: str) -> float:
     """A number that is part of an operation; a parameter that was given as a number is one too.
 
     Raises:
@@ -243,7 +243,7 @@ def number(x: object, what: str) -> float:
     try:
         return finite(x)
     except ValueError as error:
-        raise refusal(f"{what} is {error}", "give a finite number") from None
+        raise refusal(f"{label} is {error}", "give a finite number") from None
 
 
 def _constant(x: object, op: str) -> float:
@@ -256,12 +256,12 @@ def _constant(x: object, op: str) -> float:
         raise refusal(f"{op} of {error}", cure) from None
 
 
-def _refuse(kind: type, names: str, what: str, cure: str) -> None:
-    """Makes a class refuse these special methods; `{}` in what is said stands for the name."""
+def _refuse(kind: type, names: str, problem: str, cure: str) -> None:
+    """Makes a class refuse these special methods; `{}` in the problem stands for the name."""
     for name in names.split():
 
         def method(*_: object, name: str = name) -> NoReturn:
-            raise refusal(what.format(name), cure)
+            raise refusal(problem.format(name), cure)
 
         setattr(kind, f"__{name}__", method)
 
@@ -280,7 +280,7 @@ _refuse(
     "assignment into a traced value",
     "use where(condition, x, y), and a variable of its own",
 )
-# In PyTorch they write through every name that a tensor has; what is refused cannot mean something else here.
+# In PyTorch they write through every name of a tensor; a refused operation cannot mean something else here.
 _refuse(
     Value,
     "iadd isub imul itruediv ipow ifloordiv imod imatmul iand ior ixor ilshift irshift",

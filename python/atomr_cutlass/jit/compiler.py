@@ -43,7 +43,7 @@ _SIZES = struct.Struct("<QQ")
 
 @dataclass(frozen=True)
 class Target:
-    """What a kernel is compiled into.
+    """The target that a kernel is compiled to.
 
     Attributes:
         arch: NVRTC's name, `sm_90a` for machine code or `compute_80` for PTX.
@@ -154,7 +154,7 @@ def stop_all() -> None:
 
 
 def _compiled(requests: list[dict[str, Any]]) -> list[tuple[bytes | None, str]]:
-    """What `worker.compile_source` returns for each request."""
+    """Compiles the requests; for each, the result of `worker.compile_source`."""
     if not sys.executable or getattr(sys, "frozen", False):
         # Inside another program, what would be started is that program, not Python.
         return [_compiled_here(request) for request in requests]
@@ -193,7 +193,7 @@ def _refuse_if_stopped() -> None:
 
 @contextlib.contextmanager
 def _writing_to_temporary_files() -> Iterator[None]:
-    """Turns an OSError within into what to do about it."""
+    """Turns an OSError within into an error with a cure."""
     try:
         yield
     except OSError as error:
@@ -267,7 +267,7 @@ class _Half:
             raise LibraryError("nvrtc", f"the compiler's process ended well, but {error}") from error
 
     def check(self) -> None:
-        """Raises what `wait` does of a compiler that does not end."""
+        """Raises the error that `wait` raises for a compiler that does not end."""
         if time.monotonic() > self._deadline and self._process.poll() is None:
             raise _too_slow()
 

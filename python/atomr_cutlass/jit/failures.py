@@ -98,7 +98,7 @@ class Failures:
 
 
 def _record(path: Path) -> _Record | None:
-    """What is in a record, if it is one and still to be remembered."""
+    """Reads a record; None if it is none or has expired."""
     if not is_safe(path):
         return None
     try:

@@ -42,7 +42,7 @@ def is_same(path: Path, status: os.stat_result) -> bool:
 
 
 def inside(folder: Path) -> list[Path]:
-    """What is in a folder; nothing if there is none."""
+    """The contents of a folder; empty if there is none."""
     try:
         return list(folder.iterdir())
     except FileNotFoundError:
@@ -77,7 +77,7 @@ def write(path: Path, content: bytes, temporary: Path, *, mode: int = 0o600) -> 
 
     Args:
         path: the file.
-        content: what is to be in it.
+        content: its new content.
         temporary: a folder of the same file system.
         mode: the file's permissions.
 

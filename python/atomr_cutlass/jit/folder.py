@@ -76,12 +76,12 @@ def prepare(folder: Path) -> None:
 
 
 @contextlib.contextmanager
-def failing(folder: Path, what: str) -> Iterator[None]:
-    """Turns what the operating system says into what to do about it.
+def failing(folder: Path, action: str) -> Iterator[None]:
+    """Turns an OSError into a CacheError with a cure.
 
     Args:
         folder: the cache's.
-        what: what is done to it within: "read", "written", "locked".
+        action: how the block uses it: "read", "written", "locked".
 
     Raises:
         CacheError: an OSError within.
@@ -90,7 +90,7 @@ def failing(folder: Path, what: str) -> Iterator[None]:
         yield
     except OSError as error:
         raise CacheError(
-            f"the kernel cache {folder} cannot be {what}: {error.strerror or error}; "
+            f"the kernel cache {folder} cannot be {action}: {error.strerror or error}; "
             f"mend that, or name another folder in {FOLDER_VARIABLE}"
         ) from error
 

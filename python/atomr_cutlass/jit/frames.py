@@ -1,4 +1,4 @@
-"""What an entry of the disk cache is made of: magic, length of the header, header (JSON), kernel, SHA-256 of all that.
+"""The format of a disk cache entry: magic, length of the header, header (JSON), kernel, SHA-256 of all that.
 
 Bytes only; files are the store's business.
 """
@@ -21,7 +21,7 @@ class DamagedError(Exception):
 
 @dataclass(frozen=True)
 class Header:
-    """What an entry says of its kernel.
+    """The description of the kernel in an entry.
 
     Attributes:
         digest: the kernel's key, in hexadecimal digits.

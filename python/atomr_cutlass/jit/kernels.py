@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 POLICIES = ("auto", "background", "off")
 WARN = "warn"
-"""What ATOMR_CUTLASS_JIT may say besides: the process is frozen from its beginning, as by `freeze("warn")`."""
+"""A further value of ATOMR_CUTLASS_JIT: the process is frozen from its beginning, as by `freeze("warn")`."""
 FREEZES = ("error", WARN)
 POLICY_VARIABLE = "ATOMR_CUTLASS_JIT"
 MISS_LOG_VARIABLE = "ATOMR_CUTLASS_MISS_LOG"
@@ -56,7 +56,7 @@ _PACKAGE = f"{Path(__file__).parents[1]}{os.sep}"
 
 
 def policy(asked: str | None = None) -> str:
-    """What happens when the table lacks a kernel: `auto`, `background` or `off`.
+    """The policy for kernels that the table lacks: `auto`, `background` or `off`.
 
     Args:
         asked: of this call; None leaves it to ATOMR_CUTLASS_JIT, and without that to `auto`.
@@ -131,7 +131,7 @@ def _call_site() -> str:
 
 
 def target_for(key: KernelKey, device: Device) -> Target:
-    """What a key is compiled into for a device: machine code, or PTX where the device is of another generation.
+    """The target to compile a key to for a device: machine code, or PTX where the device is of another generation.
 
     Raises:
         UnsupportedError: code for the key's arch does not run on the device, or only as PTX that its driver is too old
@@ -219,7 +219,7 @@ def load(key: KernelKey, target: Target) -> tuple[Images, str]:
 
 
 def _circumstances(tools: Toolchain) -> str:
-    """What a failure to compile depends on besides the kernel's key: which of CUDA's headers are there.
+    """The conditions of a compilation failure besides the kernel's key: which of CUDA's headers are there.
 
     A header that is installed beside others changes its folder's time, not its path.
     """

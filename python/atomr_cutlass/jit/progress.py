@@ -100,7 +100,7 @@ def _log(messages: list[str], _done: int, _total: int) -> None:
 
 
 def _terminal() -> tuple[Callable[[list[str], int, int], None], Callable[[], None]]:
-    """What shows messages and, once several kernels are compiled, a bar; and what removes the bar."""
+    """Two functions: one shows messages and, once several kernels are compiled, a bar; the other removes the bar."""
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 

@@ -37,7 +37,7 @@ class Recording:
     """A file of keys in the making. Threads may note side by side, and processes may write to one file."""
 
     def __init__(self, path: Path) -> None:
-        """Begins a recording; what the file holds by now stays in it.
+        """Begins a recording; the present content of the file stays in it.
 
         Raises:
             InvalidOperandError: the file is none of keys, or cannot be written.
@@ -62,7 +62,7 @@ class Recording:
             self.flush()
 
     def flush(self) -> None:
-        """Writes what was noted into the file, beside what others wrote meanwhile.
+        """Merges the noted keys into the file, which others may have written meanwhile.
 
         Raises:
             InvalidOperandError: the file is none of keys, or cannot be written.
@@ -83,7 +83,7 @@ class Recording:
             self._noted = {}
 
     def forget(self) -> None:
-        """In a forked child: what the parent noted is the parent's to write."""
+        """In a forked child: drops the parent's notes, which the parent writes."""
         self._lock = threading.Lock()
         self._noted = {}
 
@@ -175,7 +175,7 @@ os.register_at_fork(after_in_child=_forget)
 
 
 def _lines(path: Path) -> dict[KernelKey, dict[str, Any]]:
-    """What a file of keys says of each, besides the key."""
+    """Reads a file of keys: the other fields of each line, by key."""
     found: dict[KernelKey, dict[str, Any]] = {}
     try:
         text = path.read_text(encoding="utf-8")

@@ -40,7 +40,7 @@ _STALE_SECONDS = 3600.0  # of temporary files
 _SKEW_SECONDS = 3600.0
 
 Track = Callable[[list[Path]], Iterable[Path]]
-"""Shows how far a loop has come: what it runs over -> the same."""
+"""Shows the progress of a loop: its iterable -> the same items."""
 
 
 @dataclass(frozen=True)
@@ -85,7 +85,7 @@ class Verification:
 
 @dataclass(frozen=True)
 class Pruning:
-    """What `prune` removed, and what it left."""
+    """The entries that `prune` removed, and those that it left."""
 
     removed: int
     removed_bytes: int
@@ -304,7 +304,7 @@ class KernelStore:
         return Pruning(removed, removed_bytes, kept, kept_bytes)
 
     def _quarantine(self, path: Path, status: os.stat_result) -> Path | None:
-        """Moves what is damaged out of the way, unless somebody has replaced it since; where to, or None."""
+        """Moves a damaged entry to the quarantine, unless it has been replaced since; its new path, or None."""
         folder = self.folder / "quarantine"
         target = folder / f"{path.parent.name[:2]}{path.name[:64]}.{time.time_ns()}"
         try:
@@ -393,7 +393,7 @@ def _entry(path: Path) -> Entry:
 
 
 def _damage(path: Path) -> str:
-    """What is wrong with an entry; empty: nothing."""
+    """Describes the damage to an entry; empty if there is none."""
     try:
         frames.unpack(read_quietly(path))
     except frames.DamagedError as error:

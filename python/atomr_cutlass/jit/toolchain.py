@@ -1,4 +1,4 @@
-"""What compiles a kernel at run time: NVRTC, CUDA's headers, CUTLASS's and ours."""
+"""The tools that compile kernels at run time: NVRTC, CUDA's headers, CUTLASS's and ours."""
 
 from __future__ import annotations
 

@@ -104,7 +104,7 @@ def _folders() -> Iterator[Path]:
 
 
 def _identity(path: Path) -> object:
-    """What changes whenever a turn is taken."""
+    """A value that changes whenever a turn is taken."""
     try:
         status = path.lstat()
     except OSError:

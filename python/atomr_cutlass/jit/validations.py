@@ -1,4 +1,4 @@
-"""The validation cache: what epilogue validations found, a small file for each in the folder validations/."""
+"""The validation cache: the findings of epilogue validations, a small file for each in the folder validations/."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _MOST_BYTES = 1 << 16
 
 
 def recall(identity: str) -> str | None:
-    """What was found: empty when all was well, else what was wrong; None when nothing is known."""
+    """The cached finding: empty if the kernel was right, else the differences; None if nothing is known."""
     try:
         folder = default_folder()
         if not is_there(folder):
@@ -34,7 +34,7 @@ def recall(identity: str) -> str | None:
 
 
 def remember(identity: str, wrong: str) -> None:
-    """Keeps what a validation found where the disk has room for it; where it has none, the next process looks again."""
+    """Stores the finding of a validation if the disk has room for it; if not, the next process validates again."""
     record = json.dumps({"identity": identity, "wrong": wrong[: _MOST_BYTES // 4]}).encode()
     with contextlib.suppress(OSError, CacheError):
         folder = default_folder()

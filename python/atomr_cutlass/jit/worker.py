@@ -65,11 +65,11 @@ class Nvrtc:
         finally:
             self._library.nvrtcDestroyProgram(ctypes.byref(program))
 
-    def _bytes(self, program: ctypes.c_void_p, what: str) -> bytes:
+    def _bytes(self, program: ctypes.c_void_p, name: str) -> bytes:
         size = ctypes.c_size_t()
-        self._call(f"nvrtcGet{what}Size", program, ctypes.byref(size))
+        self._call(f"nvrtcGet{name}Size", program, ctypes.byref(size))
         buffer = ctypes.create_string_buffer(size.value)
-        self._call(f"nvrtcGet{what}", program, buffer)
+        self._call(f"nvrtcGet{name}", program, buffer)
         return buffer.raw
 
     def _call(self, function: str, *arguments: Any) -> None:
@@ -86,7 +86,7 @@ def compile_source(library: str, name: str, source: str, options: list[str], ima
 
     Args:
         library: path of NVRTC.
-        name: what the compiler calls the source in its messages.
+        name: the source's name in the compiler's messages.
         source: CUDA C++.
         options: NVRTC's.
         image: `cubin` or `ptx`.
@@ -98,7 +98,7 @@ def compile_source(library: str, name: str, source: str, options: list[str], ima
 
 
 def answer(image: bytes | None, log: str) -> bytes:
-    """What ANSWER holds of a compilation."""
+    """Encodes the result of a compilation for ANSWER."""
     body = image or b""
     head = {"ok": image is not None, "log": log, "length": len(body), "sha256": hashlib.sha256(body).hexdigest()}
     return json.dumps(head).encode() + b"\n" + body

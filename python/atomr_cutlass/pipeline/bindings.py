@@ -130,7 +130,7 @@ def import_weights(weights: Any, stream: Any = None) -> tuple[Weights, ...]:
 class Binding:
     """An operand that a plan keeps: the caller's own array, or list of arrays, which stays alive with the binding.
 
-    What `refit` writes is what the next launch reads. Kernels may read the operand before what precedes them on the
+    The next launch reads the values that `refit` writes. Kernels may read the operand before what precedes them on the
     stream has ended: whoever writes into the array otherwise calls `refit` with the array itself, which copies nothing,
     before the next launch.
 
@@ -143,7 +143,7 @@ class Binding:
         """Binds an array.
 
         Args:
-            request: what the plan is of.
+            request: the plan's request.
             array: the operand that plans of the operation keep, such as B of a GEMM, as the request has it: of its
                 dtype and shape, dense in its layout, on the GPU. Of a grouped GEMM a list.
             device: index of the plan's GPU.

@@ -33,7 +33,7 @@ class _Kept:
     """A plan that calls whose operands have the same layouts use again.
 
     Attributes:
-        plan: what is launched.
+        plan: the plan to launch.
         taken: the names of its operands but the last, which is its result.
         simple: whether that is all that the call writes, and is given or made by the plan.
         used: `kept_plans.evictions` at its last use.
@@ -99,7 +99,7 @@ class _Kept:
 
 
 kept_plans: PlanCache[_Kept] = PlanCache(PLANS_KEPT)
-"""Plans of all functions, by what decides about them: the layouts of all operands, and every option."""
+"""Plans of all functions, by everything that they depend on: the layouts of all operands, and every option."""
 
 
 def run(
@@ -154,7 +154,7 @@ def run(
                     taken = [given[name] for name in kept.taken]
                     return kept.plan(*taken, out=target, alpha=alpha, beta=beta, stream=stream)
                 written = {**given, RESULT: out}
-                # What a plan refuses, it refuses before it launches: parsing says it in the caller's words.
+                # A plan refuses operands before it launches; parsing reports them in the caller's words.
                 with contextlib.suppress(InvalidOperandError):
                     return kept.launch(written, {**given, RESULT: target}, alpha, beta, stream, like)
     with operands.launching(stream, like):
@@ -341,7 +341,9 @@ def _adapted(
     try:
         factors = folded(alpha, beta, numbers)
         if not _core.has_exchange_api(like) and not isinstance(like, _core.Operand):
-            arrays = {name: None if one is None else operands.as_operand(one, name) for name, one in arrays.items()}
+            arrays = {
+                name: None if value is None else operands.as_operand(value, name) for name, value in arrays.items()
+            }
             out = None if out is None else operands.as_operand(out, RESULT)
     except (InvalidOperandError, OverflowError):
         return None

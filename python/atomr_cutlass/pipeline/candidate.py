@@ -17,7 +17,7 @@ class Candidate(Generic[F]):
     """A kernel for a problem, its launch options, and how the problem is put to it.
 
     Attributes:
-        key: what is compiled.
+        key: the kernel's key.
         info: the kernel's row of the table, or None where it has to be compiled at run time.
         seconds: the model's estimate of one launch.
         formulation: how the problem is put to the kernel: operands swapped, an operand of a tree as C, operands cast, a

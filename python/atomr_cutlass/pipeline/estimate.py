@@ -46,9 +46,9 @@ DRAM_BYTES_PER_SECOND = {
 TILE_N_EFFICIENCY = {256: 0.929, 192: 0.899, 160: 0.899, 128: 0.86, 96: 0.891, 64: 0.882, 32: 0.61, 16: 0.21}
 """Share of WGMMA's peak rate that a tile of this width sustains; narrow ones read A more often than they multiply."""
 ONE_WARPGROUP_EFFICIENCY = 0.97
-"""What a tile of 64 rows keeps of that."""
+"""The fraction of that which a tile of 64 rows reaches."""
 FULL_ACCUMULATION_EFFICIENCY = 0.85
-"""What fp8 keeps of it when the tensor cores' sums are added up in float32 every 128 elements of K."""
+"""The fraction of it which fp8 reaches when float32 accumulates the tensor cores' sums every 128 elements of K."""
 L2_BYTES_PER_CLOCK = 61.8
 """Bytes that one multiprocessor draws from L2 per clock when all do."""
 LINE_BYTES = 128
@@ -58,27 +58,27 @@ STEP_CLOCKS = 222.0
 BEYOND_CLOCKS = 3.9
 """Likewise, of each row of a tile that lies beyond the last of A."""
 BEYOND = 0.278
-"""What a tile takes longer of which all rows lie beyond the last of A."""
+"""The relative additional time of a tile whose rows all lie beyond the last of A."""
 COOPERATIVE_TILE_SECONDS = 0.495e-6
 PINGPONG_TILE_SECONDS = 0.145e-6
 PROLOGUE_SECONDS = 0.812e-6
 STORE_BYTES_PER_SECOND = 36.2e9
 """At which one multiprocessor stores a finished tile."""
 SHOWN = 0.0303
-"""Of reading A and B through L2, what is not hidden behind the products."""
+"""The fraction of reading A and B through L2 that is not hidden behind the products."""
 SHOWN_ALONE = 0.0817
 """Likewise, where neighbours in the list of tiles have tiles of one operand in common only."""
 MISSED = 0.103
-"""Of reading from device memory what L2 does not hold, likewise."""
+"""The same fraction of reading from device memory on L2 misses."""
 L2_SHARE = 0.7
-"""Of L2, what holds A and B until they are read again."""
+"""The fraction of L2 that holds A and B until they are read again."""
 LAST_WAVE = 0.433
-"""Of the multiprocessors that the last wave leaves idle, what the others gain."""
+"""The fraction of the last wave's idle multiprocessors that speeds up the others."""
 CLUSTER_SECONDS = 0.378e-6
 """Synchronizing a cluster at the start and the end."""
 NOSMEM_SECONDS = 2.0e-6
 NOSMEM_TILE_SECONDS = 6.0e-6
-"""What storing a tile straight from registers takes longer."""
+"""The additional time of storing a tile straight from registers."""
 STREAM_K_SECONDS = 2e-6
 """Clearing the barriers of a stream-K launch."""
 STREAM_K_SPLIT = 1.45
@@ -93,8 +93,8 @@ FEW_LAUNCH_SECONDS = 1.98e-6
 FEW_CLUSTER_SECONDS = 0.17e-6
 """How much longer clusters of several thread blocks take."""
 FEW_STRADDLED = 0.16
-"""Of what rows of weights that straddle cache lines cost, what is not hidden; a third where K is contiguous."""
-# What follows is GemmFewSm90's, in its units: bytes, picoseconds.
+"""The fraction of the cost of weight rows straddling cache lines that is not hidden; a third if K is contiguous."""
+# The constants below are GemmFewSm90's, in its units: bytes, picoseconds.
 FEW_DRAM_BYTES_PER_10_PS = 48
 FEW_L2_BYTES_PER_10_PS = 120
 FEW_READ_BYTES_PER_NS = 120
@@ -104,11 +104,11 @@ FEW_WIDE_PS = 380
 """128 bytes of K: a step, and in it each of the few rows, as wide as the instruction is."""
 FEW_STORED_PS = 350
 FEW_EXCHANGED_PS = 230
-"""An element of a tile: storing it, and before that reading what the thread blocks of a cluster have summed."""
+"""An element of a tile: reading the sums of a cluster's thread blocks, then storing it."""
 FEW_ADDED_PS = 880000
 """Adding up a tile's sums, besides."""
 FEW_EXPOSED_PERCENT = 20
-"""Of all parts but the longest, what that does not hide."""
+"""The fraction of all parts but the longest that the longest does not hide."""
 
 # Kernels of the sm90 generation that share out K; see also `split_k`.
 SPLIT_LAUNCH_SECONDS = 6.5e-6
@@ -302,13 +302,16 @@ def _split(key: KernelKey, variant: Variant, device: Device) -> float:
     """Seconds of a kernel that shares out K: fitted to 20 shapes, 13 of them drawn at random with small results."""
     size = key.cluster[0] * key.cluster[2]
     clusters = max(1, tile_scheduler.blocks_at_once(device.multiprocessors, size) // size)
-    one = split_k.division(key, variant, clusters)
-    busy = SPLIT_STEP * one.steps * one.step_clocks / CLOCK_HZ
+    division = split_k.division(key, variant, clusters)
+    busy = SPLIT_STEP * division.steps * division.step_clocks / CLOCK_HZ
     moved = (variant.m * variant.k + variant.k * variant.n) * key.a.bits + variant.m * variant.n * key.d.bits
     loaded = variant.batch * moved / 8 / SPLIT_DRAM_BYTES_PER_SECOND
     mainloop = math.pow(math.pow(busy, SPLIT_SOFTNESS) + math.pow(loaded, SPLIT_SOFTNESS), 1 / SPLIT_SOFTNESS)
-    stored = (one.tiles + one.segments) * gemm_split_sm90.ROWS * one.wide * SPLIT_ELEMENT_SECONDS
-    added = one.segments * SPLIT_PART_SECONDS + one.part_bytes * (one.segments + one.peers) / SPLIT_BYTES_PER_SECOND
+    stored = (division.tiles + division.segments) * gemm_split_sm90.ROWS * division.wide * SPLIT_ELEMENT_SECONDS
+    added = (
+        division.segments * SPLIT_PART_SECONDS
+        + division.part_bytes * (division.segments + division.peers) / SPLIT_BYTES_PER_SECOND
+    )
     return SPLIT_LAUNCH_SECONDS + mainloop + stored + added
 
 

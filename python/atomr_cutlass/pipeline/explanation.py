@@ -27,7 +27,7 @@ class Explanation:
     """Why a request gets the kernel it gets.
 
     Attributes:
-        request: what was asked.
+        request: the request that was explained.
         arch: the arch that was looked up.
         kernel: name of the chosen kernel (of a rewrite: of the one that does the products), or None.
         source: where it comes from: `prebuilt`, `pack NAME`, `jit`, or empty.
@@ -101,7 +101,7 @@ def explain(request: Request, *, jit: str | None = None) -> Explanation:
     """Says which cell serves a request and why, without a GPU too: then the request must name its arch.
 
     Args:
-        request: what would be computed.
+        request: the request to explain.
         jit: as for `plan`: with `off`, compilation is not considered.
 
     Raises:
@@ -123,7 +123,11 @@ def explain(request: Request, *, jit: str | None = None) -> Explanation:
     except CutlassError as error:
         return _without(request, arch, str(error))
     ranked = select.rank(search)
-    ranked = [one for number, one in enumerate(ranked) if one.key not in {other.key for other in ranked[:number]}]
+    ranked = [
+        candidate
+        for number, candidate in enumerate(ranked)
+        if candidate.key not in {other.key for other in ranked[:number]}
+    ]
     notes = tuple(_notes(request, search, best, ranked, arch))
     if best.info is None:
         return _compiled(request, search, arch, best, notes)
@@ -138,7 +142,7 @@ def explain(request: Request, *, jit: str | None = None) -> Explanation:
         source=best.origin,
         reason=f"the best estimate of {len(ranked)} cells that match types, layouts and alignment",
         estimate_us=best.seconds * 1e6,
-        candidates=tuple((one.key.name, one.seconds * 1e6) for one in ranked[:5]),
+        candidates=tuple((candidate.key.name, candidate.seconds * 1e6) for candidate in ranked[:5]),
         verified=str(verification(best.key, best.info)),
         notes=notes,
     )
@@ -162,7 +166,7 @@ def _notes(
         yield f"a {best.key.arch.value} cell, running on {search.device.name}"
     if best.key.generation == "sm80" and arch.capability >= TMA_CAPABILITY:
         built = best.info is not None
-        others = (one.key for one in ranked) if built else select.serving(search, arch)
+        others = (candidate.key for candidate in ranked) if built else select.serving(search, arch)
         if all(key.generation == "sm80" for key in others):
             where = "the table" if built else "the matrix"
             yield f"an sm80-generation cell: {where} has none with TMA that serves this request"

@@ -14,7 +14,7 @@ CAPACITY = 1024
 
 
 class KernelUse:
-    """What a kernel is remembered for; an operation's own keys are of this kind."""
+    """A use that a kernel is remembered for; an operation's own keys are of this kind."""
 
 
 class _Known(NamedTuple):
@@ -59,7 +59,7 @@ class HeuristicCache:
         """The kernel that is known for a key, or None.
 
         Args:
-            key: what it serves.
+            key: the use that it serves.
             fingerprint: of the problem and its options now; None stands for any.
         """
         known: _Known | None = self._kernels.get(key)
@@ -72,8 +72,8 @@ class HeuristicCache:
         """Stores a kernel, in place of any other of its key.
 
         Args:
-            key: what it serves, a HeuristicKey.
-            kernel: what serves it, such as `ac.kernels()[0].key`.
+            key: the use that it serves, a HeuristicKey.
+            kernel: the kernel that serves it, such as `ac.kernels()[0].key`.
             fingerprint: of the problem and the options that it was chosen for; None: it is used wherever it can serve.
 
         Raises:
@@ -104,4 +104,4 @@ class HeuristicCache:
 
 
 heuristics = HeuristicCache()
-"""What plans ask and fill."""
+"""The cache that planning reads and fills."""

@@ -1,4 +1,4 @@
-"""What a function's call is: its arguments, its options, and what parsing makes of it for `call.run`."""
+"""The call of a function: its arguments, its options, and the parsed form for `call.run`."""
 
 from __future__ import annotations
 
@@ -140,7 +140,7 @@ class Call:
         return folded(self.options.alpha, self.options.beta, numbers_of(self.arrays))
 
     def check(self, function: str, **more: Any) -> None:
-        """Checks what no array is needed for.
+        """Checks everything that needs no array.
 
         Args:
             function: its name.
@@ -177,12 +177,12 @@ def as_it_is(array: Any) -> Any:
 
 @dataclass(frozen=True, kw_only=True)
 class Invocation(abc.ABC):
-    """A call that has been parsed: what it reads and writes, how that is planned, and what its reference is.
+    """A parsed call: the arrays that it reads and writes, how to plan it, and its reference.
 
     Attributes:
         call: the arguments.
-        inputs: views of what is read, by name; the operands that decide about the device come first.
-        results: what is written, by name, the caller's arrays and those to be made.
+        inputs: views of the arrays that are read, by name; the operands that decide about the device come first.
+        results: the arrays that are written, by name, the caller's and those to be made.
         arrange: makes of results by name what the caller gets. It outlives the call, as `present` does.
         present: makes of an array or a view one with its dimensions in the caller's order.
         memory: whether arrays stand for memory: views have other extents and strides than the caller's arrays.
@@ -234,11 +234,11 @@ class Invocation(abc.ABC):
         """The results by name, of host arrays by name."""
 
     def order(self, made: Any) -> tuple[str, ...]:
-        """The names of what a plan takes, in its order; the last is its result."""
+        """The names of a plan's operands, in its order; the last is its result."""
         return tuple(name for name in made.slots if name in self.inputs or name in self.results)
 
     def uploaded(self) -> dict[str, _core.Operand]:
-        """Copies on GPU 0 of what is read, and of results whose elements need not all be written."""
+        """Copies on GPU 0 of the arrays that are read, and of results whose elements need not all be written."""
         return {name: operands.upload(operands.to_numpy(view), 0) for name, view in self.inputs.items()}
 
     def write_nothing(self, views: Mapping[str, _core.Operand], stream: int) -> None:  # noqa: B027 - likewise

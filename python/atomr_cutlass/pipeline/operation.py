@@ -18,7 +18,7 @@ from .plan_cache import PlanKey
 from .probe import Arrays, Probe, random_arrays
 from .request_options import Option, RequestOptions
 
-if TYPE_CHECKING:  # the protocol names what operations make, and makes none of it
+if TYPE_CHECKING:  # the protocol names types that only operations construct
     import numpy as np
 
     from .devices import Device
@@ -37,7 +37,7 @@ CALL_OPTIONS = (
 
 
 class Epilogue(Protocol):
-    """What a request says of the epilogue."""
+    """The epilogue of a request."""
 
     @property
     def alpha(self) -> float:
@@ -49,7 +49,7 @@ class Epilogue(Protocol):
 
 
 class Request(Protocol):
-    """What a plan is made from: extents, element types and layouts, without arrays."""
+    """The description that a plan is made from: extents, element types and layouts, without arrays."""
 
     def __hash__(self) -> int:
         """Of its values."""
@@ -80,7 +80,7 @@ class Request(Protocol):
 
     @property
     def tree(self) -> EpilogueVisitorTree | None:
-        """What is computed of the product; None for nothing that needs a tree."""
+        """The tree that is applied to the product; None if the epilogue needs none."""
 
     def plan_key(self) -> PlanKey:
         """The key of this request's plan."""
@@ -98,7 +98,7 @@ class Operation:
 
     Attributes:
         name: as kernels and the command line have it.
-        request_type: what describes one call, if anything does.
+        request_type: the class that describes one call, if there is one.
         message: the name under which actors get such requests, as in `CutlassMsg.Gemm`.
         refuses: of CALL_OPTIONS, those that its function does not take, each with the reason.
         spelled: of CALL_OPTIONS, those that its function takes under another name.

@@ -38,7 +38,7 @@ LAYOUT = f"{_core.LAYOUT_DIGEST:016x}"
 
 @dataclass(frozen=True)
 class Built:
-    """What the kernels of a pack were built with and for.
+    """The tools that a pack's kernels were built with, and the versions they were built for.
 
     Attributes:
         package: version of this package.
@@ -64,7 +64,7 @@ class Cubin:
     """A kernel of a pack.
 
     Attributes:
-        key: what was compiled.
+        key: the kernel's key.
         kernel: machine code of the kernel.
         companion: that of what evaluates its parameters (jit_abi.h).
         content: what it was compiled from and by, as `KernelInfo` has it.
@@ -84,7 +84,7 @@ class Cubin:
 
 @dataclass(frozen=True)
 class Pack:
-    """What a pack holds. Two packs of one name are told apart by their files."""
+    """The contents of a pack. Two packs of one name are told apart by their files."""
 
     name: str
     built: Built
@@ -128,7 +128,7 @@ def decode(data: bytes, where: str) -> Pack:
 
     Args:
         data: the file.
-        where: what to call it in messages.
+        where: its name in messages.
 
     Raises:
         LibraryError: it is not as it was written, or no pack that this package can read; says which.
@@ -171,7 +171,7 @@ def decode(data: bytes, where: str) -> Pack:
 
 
 def require_fit(built: Built, where: str) -> None:
-    """Refuses what was built for another ABI than this package's.
+    """Refuses a pack that was built for another ABI than this package's.
 
     Raises:
         LibraryError: it was.
@@ -199,7 +199,7 @@ def read(path: Path) -> Pack:
 
 
 def read_manifest(path: Path) -> dict[str, Any]:
-    """What a pack of either form says of itself, as JSON-ready values, once every byte of it has been checked.
+    """Reads the manifest of a pack of either form as JSON-ready values, after checking every byte of the pack.
 
     Raises:
         LibraryError: the file cannot be read, is damaged, or is no pack that this package can load.
@@ -217,7 +217,7 @@ def check_library(data: bytes, where: str) -> dict[str, Any]:
 
     Args:
         data: the file.
-        where: what to call it in messages.
+        where: its name in messages.
 
     Raises:
         LibraryError: it is not as it was built, or this system's C library is older than it needs.

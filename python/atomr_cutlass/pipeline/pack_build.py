@@ -40,7 +40,7 @@ def build(
     """The pack of some keys. What was compiled before an interruption is taken from the cache by the next build.
 
     Args:
-        keys: what to compile.
+        keys: the kernels to compile.
         name: of the pack.
         executor: runs `compile_key`; None: threads, whose compilers are processes, as many as CPUs and memory allow.
         finished: is told of each kernel that is done.
@@ -62,11 +62,11 @@ def compiled(
     executor: Executor | None,
     finished: Callable[[KernelKey], None],
 ) -> dict[KernelKey, bytes]:
-    """What an executor makes of each key.
+    """Has an executor compile each key.
 
     Args:
         compile_one: of a line of a file of keys and the toolchain's digest, on whichever machine.
-        keys: what to compile.
+        keys: the kernels to compile.
         digest: of the toolchain.
         executor: None: threads, as many as CPUs allow for compilers of two processes.
         finished: is told of each kernel that is done.
@@ -108,7 +108,7 @@ def compiled(
 def dask_cluster(address: str) -> Iterator[Executor]:
     """The workers of a Dask cluster as an executor. Each needs this package and NVRTC, and keeps a cache of its own.
 
-    What a worker that dies has not finished is compiled by another one.
+    Keys that a worker leaves unfinished when it dies are compiled by another worker.
 
     Args:
         address: of the scheduler, such as `tcp://10.0.0.1:8786`.
@@ -150,7 +150,7 @@ def compile_key(line: str, digest: str) -> bytes:
 
 
 def tools_digest(tools: Toolchain) -> str:
-    """What identifies a toolchain and its headers, wherever they lie: the compiler, and a digest of everything."""
+    """Identifies a toolchain and its headers independently of their paths: the compiler, and a digest of everything."""
     import hashlib
 
     parts = "\0".join([tools.build, *(f"{name}={digest}" for name, digest in sorted(tools.headers.items()))])
@@ -158,7 +158,7 @@ def tools_digest(tools: Toolchain) -> str:
 
 
 def package_facts() -> dict[str, Any]:
-    """What every pack says of the package that built it."""
+    """The facts about this package that every pack built by it records."""
     own = metadata.distribution("atomr-cutlass")
     ours = own.read_text("licenses/LICENSE") or "BSD-3-Clause"
     theirs = "BSD-3-Clause"

@@ -61,7 +61,7 @@ class Nvcc:
 
     @property
     def digest(self) -> str:
-        """What identifies it, its headers and how it is called, wherever it lies."""
+        """Identifies the compiler, its headers and its options independently of their paths."""
         parts = [self.version, self.cutlass, headers.digest(jit_toolchain.OURS), *FLAGS]
         return f"{self.name} {hashlib.sha256(chr(0).join(parts).encode()).hexdigest()[:16]}"
 
@@ -99,7 +99,7 @@ def build(
     """The file of a pack: a shared library, sealed. What was compiled before an interruption is taken from the cache.
 
     Args:
-        keys: what to compile.
+        keys: the kernels to compile.
         name: of the pack.
         executor: runs `compile_object`; None: threads, as many as CPUs and memory allow.
         finished: is told of each kernel that is done.

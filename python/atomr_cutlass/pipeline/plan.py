@@ -37,7 +37,7 @@ class Plan(_core.LaunchPlan):
     freed.
 
     Attributes:
-        request: what the plan was made from, where that was a request.
+        request: the request that the plan was made from, if it was made from one.
         key: the request's PlanKey, likewise.
         candidates: the kernels, in the order of their launches.
         rewrite: how the problem was put to kernels that do not compute it as it stands; empty for one that does.
@@ -45,7 +45,7 @@ class Plan(_core.LaunchPlan):
             captured may not be: it is not kept for later calls.
         superseded: whether a plan that is made now would have a better kernel, which this one cannot switch to.
         kernel_name: of the kernel that does the products.
-        kernel_handle: what identifies that kernel in this process, once loaded.
+        kernel_handle: the identity of that kernel in this process, once loaded.
 
     Raises:
         InvalidOperandError: an operand differs from what the plan was made for, or a result overlaps an input.
@@ -97,7 +97,7 @@ class Plan(_core.LaunchPlan):
 
 
 class Steps:
-    """A plan in the making: slots for the caller's arrays, memory of its own, and what is done with them."""
+    """A plan in the making: slots for the caller's arrays, memory of its own, and the steps on them."""
 
     def __init__(self, device: int) -> None:
         """A plan on the GPU of this index, so far without steps."""

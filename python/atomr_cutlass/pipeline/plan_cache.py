@@ -79,23 +79,23 @@ class PlanKey:
 
 def _expect_tuple(values: Any, kind: type | tuple[type, ...], name: str) -> None:
     expect(values, tuple, name)
-    for one in values:
-        expect(one, kind, name)
-        if isinstance(one, tuple):
-            _expect_tuple(one, int, name)
+    for value in values:
+        expect(value, kind, name)
+        if isinstance(value, tuple):
+            _expect_tuple(value, int, name)
 
 
 def _no_key(key: Any) -> InvalidOperandError:
-    """The error for what has no hash, such as an array or a list."""
+    """The error for values without a hash, such as an array or a list."""
     return InvalidOperandError(f"key is {shown(key)}; expected a PlanKey, or something else that has a hash")
 
 
 @dataclass(frozen=True)
 class CachedPlan:
-    """What is known of a plan without a GPU: it cannot be launched.
+    """The description of a plan that is known without a GPU: it cannot be launched.
 
     Attributes:
-        key: what would be launched.
+        key: the identity of the plan.
         source: the kernel's source, for NVRTC.
         kernel_name: the kernel's name.
         kernel_handle: None; plans that can be launched have one.
@@ -162,7 +162,7 @@ class PlanCache(Generic[PlanT]):
 
         Args:
             plan: the plan.
-            key: what to find it by; None is `plan.key`.
+            key: the key to store it under; None is `plan.key`.
 
         Raises:
             InvalidOperandError: there is neither.
@@ -174,7 +174,7 @@ class PlanCache(Generic[PlanT]):
         if key is None:
             raise InvalidOperandError("the plan was made from no request, so that it has no key: give one")
         with self._lock:
-            if key in self:  # which refuses what has no hash
+            if key in self:  # which refuses values without a hash
                 dropped.append(self._plans.pop(key))
             self._plans[key] = plan
             while len(self._plans) > self.capacity:

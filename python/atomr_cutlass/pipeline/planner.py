@@ -49,7 +49,7 @@ def plan(
     Not while a CUDA graph is captured: a plan whose kernel was compiled at run time asks the GPU for its parameters.
 
     Args:
-        request: what to compute; its operands are dense, batches and images outermost.
+        request: the request to compute; its operands are dense, batches and images outermost.
         device: index of the GPU; None is GPU 0.
         b: the second operand (of convolutions `w`, of the gradient by w `x`; of a grouped GEMM a list), on that GPU, to
             be bound: the plan is then called without it, and `refit` gives it new values.

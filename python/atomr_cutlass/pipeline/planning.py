@@ -46,7 +46,7 @@ class PlanOptions:
             warns there, once. None leaves it to ATOMR_CUTLASS_JIT.
         stream: where the first launch will be, where that is known.
         workspace_size: bytes of device memory that a launch may use beside its operands; None is no limit.
-        use: what the kernel is remembered for; None: it is chosen anew, and not remembered.
+        use: the use that the kernel is remembered for; None: it is chosen anew, and not remembered.
         in_background: whether another thread than the call's makes the plan, beside which streams may be captured: an
             epilogue is not validated there, and the plan says so; see `Plan.checked`.
 
@@ -168,7 +168,9 @@ def _recalled(key: KernelKey, search: KernelSearch[F], backend: str, policy: str
     if search.arch not in (None, key.arch):
         return None
     rows = [] if backend == "jit" else [row for row in table.kernels(op=key.op) if row.name == key.name]
-    runs = (devices.rank_arch(key.arch, device, ptx=one.ptx, cuda_version=one.cuda_version) is not None for one in rows)
+    runs = (
+        devices.rank_arch(key.arch, device, ptx=info.ptx, cuda_version=info.cuda_version) is not None for info in rows
+    )
     row = next(itertools.compress(rows, runs), None)
     compiled = backend != "prebuilt" and policy != "off"
     if row is None and not (compiled and devices.rank_arch(key.arch, device, ptx=True) is not None):

@@ -28,7 +28,7 @@ RequestT = TypeVar("RequestT")
 
 @dataclass
 class Check:
-    """Counts what lies outside the tolerance, part by part."""
+    """Counts the elements outside the tolerance, part by part."""
 
     result: CutlassDtype
     limits: reference.Tolerance
@@ -53,7 +53,7 @@ class Probe(abc.ABC, Generic[RequestT]):
     """A request on arrays. A part is what some elements of the result, `out`, come from.
 
     Attributes:
-        request: what is computed.
+        request: the request that is computed.
         arrays: the operands and the results by name.
     """
 
@@ -83,11 +83,11 @@ class Probe(abc.ABC, Generic[RequestT]):
         check.add(part, *self.expected(part))
 
     def finish(self, check: Check) -> None:
-        """Checks what has no parts."""
+        """Checks a result that has no parts."""
 
 
 def random_arrays(generator: np.random.Generator, slots: Sequence[OperandSlot]) -> Arrays:
-    """Random operands; results are filled with what no kernel computes."""
+    """Random operands; results are filled with a value that no kernel computes."""
     return {
         label: poison(slot, spec) if slot.written else random_values(generator, slot, spec)
         for slot in slots
@@ -135,14 +135,14 @@ def slices(extent: int) -> Iterator[slice]:
 
 
 def compare_tree(check: Check, tree: EpilogueVisitorTree, part: Arrays, acc: Array, error: Array, **how: Any) -> None:
-    """Counts what a tree has made of accumulators that differs from the reference by more than it may."""
-    read = {one.name: part[one.name] for one in tree.inputs}
+    """Counts the elements of a tree's results that differ from the reference by more than the tolerance."""
+    read = {operand.name: part[operand.name] for operand in tree.inputs}
     wanted = reference.evaluate(tree, acc, read, **how)
     got = {name: part[name] for name in wanted}
     check.see(got[RESULT], wanted[RESULT])
     if reference.mismatches(tree, got, acc, error, read, **how):
         bounds = reference.tolerances(tree, acc, error, read, **how)
-        masks = {one.name for one in tree.outputs if one.kind == MASK}
+        masks = {operand.name for operand in tree.outputs if operand.kind == MASK}
         counts = (_beyond(got[name], wanted[name], bounds[name], bits=name in masks) for name in got)
         check.mismatches += max(1, sum(counts))
 
@@ -150,7 +150,7 @@ def compare_tree(check: Check, tree: EpilogueVisitorTree, part: Arrays, acc: Arr
 def _beyond(got: Array, wanted: Array, bound: Array, *, bits: bool) -> int:
     """How many elements are further off than they may be."""
     if bits:
-        got, wanted = (np.unpackbits(one, -1, count=bound.shape[-1], bitorder="little") for one in (got, wanted))
+        got, wanted = (np.unpackbits(mask, -1, count=bound.shape[-1], bitorder="little") for mask in (got, wanted))
     with np.errstate(invalid="ignore"):
         right = np.abs(numerics.to_float64(got) - numerics.to_float64(wanted)) <= bound
     return int(right.size - np.count_nonzero(right))

@@ -268,7 +268,7 @@ def formulations(problem: GemmProblem) -> list[GemmFormulation]:
                 batch_strides=(stride_b, stride_a, stride_c, stride_d), align_a=align_b, align_b=align_a, **common,
             )  # fmt: skip
             found += [as_it_is, swapped]
-    return sorted(found, key=lambda one: one.layout_d != ROW)
+    return sorted(found, key=lambda formulation: formulation.layout_d != ROW)
 
 
 def _alignment(spec: MatrixSpec, view: View, batches: Batches, index: int) -> int:

@@ -55,7 +55,7 @@ class RequestOptions:
 
     Attributes:
         extent: of every dimension that is not given.
-        values: by name; what was not given has its default, or is left out.
+        values: by name; options that were not given have their defaults, or are left out.
     """
 
     extent: int

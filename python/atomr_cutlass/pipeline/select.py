@@ -98,12 +98,12 @@ class KernelSearch(abc.ABC, Generic[F]):
         return LAUNCH_SECONDS
 
     def note(self, formulation: F) -> str:
-        """What `explain` says of a formulation; empty of a problem that is computed as it stands."""
+        """The note of `explain` on a formulation; empty if the problem is computed as it stands."""
         del formulation
         return ""
 
     def fingerprint(self) -> Hashable:
-        """What decides about the kernel, of the problem: problems that have the same are served by the same one."""
+        """The properties of the problem that determine its kernel: equal fingerprints get the same kernel."""
         return tuple(map(tuple, self.formulations))
 
     def serves(self, key: KernelKey) -> bool:
@@ -186,10 +186,10 @@ def rank(search: KernelSearch[F], *, built_helpers: bool = True) -> list[Candida
     for group in search.formulations:
         possible = group
         if built_helpers:
-            possible = [one for one in group if all(rank(helper) for helper in search.helpers(one))]
+            possible = [key for key in group if all(rank(helper) for helper in search.helpers(key))]
         found: list[tuple[int, Candidate[F]]] = []
         for op in dict.fromkeys(map(search.op_of, possible)):
-            of_op = [one for one in possible if search.op_of(one) == op]
+            of_op = [key for key in possible if search.op_of(key) == op]
             for info in table.kernels(op=op):
                 if search.arch is not None and info.key.arch is not search.arch:
                     continue
@@ -223,7 +223,7 @@ def rank_cells(search: KernelSearch[F]) -> list[Candidate[F]]:
             for key in keys:
                 if is_common(key.epilogue):
                     continue  # what is compiled for one problem has its tree
-                of_op = [one for one in group if search.op_of(one) == key.op]
+                of_op = [cell for cell in group if search.op_of(cell) == key.op]
                 found += _candidates(search, key, None, shared_memory(key), of_op)
             if found:
                 return sorted(found, key=lambda candidate: (candidate.seconds, candidate.key.name))
@@ -459,9 +459,9 @@ def _common(key: KernelKey) -> KernelKey | None:
     alike = ("a", "b", "d", "math", "layout_a", "layout_b")
     return next(
         (
-            one
-            for one in matrix(key.op, key.arch)
-            if one.epilogue == asked and all(getattr(one, name) == getattr(key, name) for name in alike)
+            cell
+            for cell in matrix(key.op, key.arch)
+            if cell.epilogue == asked and all(getattr(cell, name) == getattr(key, name) for name in alike)
         ),
         None,
     )

@@ -81,7 +81,7 @@ class Division:
 
 def division(key: KernelKey, variant: Variant, clusters: int) -> Division:
     """The division that a kernel takes with so many clusters at once."""
-    return min(_divisions(key, variant, clusters), key=lambda one: one.clocks)
+    return min(_divisions(key, variant, clusters), key=lambda candidate: candidate.clocks)
 
 
 def _divisions(key: KernelKey, variant: Variant, clusters: int) -> Iterator[Division]:

@@ -1,4 +1,4 @@
-"""The kernel table: what is compiled into the extension, and what packs add."""
+"""The kernel table: the kernels that are compiled into the extension, and those that packs add."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class KernelInfo:
 
     Attributes:
         name: CUTLASS's procedural name with the key's digest.
-        key: what was compiled.
+        key: the kernel's key.
         pack: name of the pack that it came from; empty for the extension's own.
         ptx: whether it carries PTX, which newer GPUs translate.
         shared_bytes: dynamic shared memory of a thread block.
@@ -117,7 +117,7 @@ _cubins_lock = threading.Lock()
 
 
 def launchable(info: KernelInfo) -> str | _core.JitKernel:
-    """What a plan launches of a row: its name or, where it is of a pack of cubins, its code in the driver.
+    """Returns the handle by which a plan launches a row: its name or, for a pack of cubins, its code in the driver.
 
     Raises:
         LibraryError: the driver refuses the code.

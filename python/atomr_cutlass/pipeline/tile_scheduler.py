@@ -1,4 +1,4 @@
-"""What CUTLASS's persistent tile schedulers of the sm90 generation make of a problem.
+"""Models how CUTLASS's persistent tile schedulers of the sm90 generation divide a problem into tiles.
 
 A launch has as many thread blocks as run at once, and each takes one tile after the other off a list. The list rounds
 the grid of tiles up to whole clusters and, along both sides, to whole swizzles: what lies outside the result is

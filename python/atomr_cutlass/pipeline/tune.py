@@ -61,7 +61,7 @@ def tune(
     reads the file (`load_tuning`, ATOMR_CUTLASS_TUNED), take the kernel that was fastest.
 
     Args:
-        requests: what to tune; arrays of such extents, dense and aligned to 16 bytes, are then served alike.
+        requests: the requests to tune; arrays of such extents, dense and aligned to 16 bytes, are then served alike.
         path: file that the records are added to; a request that it has a record of is passed over. None keeps them in
             this process.
         device: index of the GPU.
@@ -138,7 +138,7 @@ def _checked(requests: Iterable[Request]) -> Iterator[Request]:
     except TypeError:
         raise InvalidOperandError(f"requests is a {type(requests).__name__}; expected a list of requests") from None
     for request in listed:
-        operation_of(request)  # refuses what is no request
+        operation_of(request)  # refuses anything but a request
         yield request
 
 
@@ -202,17 +202,19 @@ def _tuned(
     race(_candidates(search, compiled))
     if not timed:
         raise failures[0] if failures else search.refusal(select.best_cell(search))
-    chosen = next((one for one in timed if one.candidate.key == _choice(search).key), timed[0])
-    best = min(one.median for one in timed)
-    near = sorted((one for one in timed if one.median <= NEAR * best), key=lambda one: one.median)
-    options = ([launch for launch in search.launches(one.candidate) if launch != one.candidate] for one in near)
+    chosen = next((timing for timing in timed if timing.candidate.key == _choice(search).key), timed[0])
+    best = min(timing.median for timing in timed)
+    near = sorted((timing for timing in timed if timing.median <= NEAR * best), key=lambda timing: timing.median)
+    options = (
+        [launch for launch in search.launches(timing.candidate) if launch != timing.candidate] for timing in near
+    )
     race(itertools.chain.from_iterable(itertools.zip_longest(*options)) if near else ())
-    finalists = sorted(timed, key=lambda one: one.median)[:FINALISTS]
+    finalists = sorted(timed, key=lambda timing: timing.median)[:FINALISTS]
     finalists += [chosen] if chosen not in finalists else []
     for _ in range(ROUNDS):
-        for one in finalists:
-            one.seconds.append(one.replay.seconds())
-    for winner in sorted(finalists, key=lambda one: one.median):
+        for timing in finalists:
+            timing.seconds.append(timing.replay.seconds())
+    for winner in sorted(finalists, key=lambda timing: timing.median):
         problem = _check(operation, request, search, winner, arrays, sets[0])
         if not problem:
             return dataclasses.replace(
@@ -227,7 +229,7 @@ def _tuned(
 
 
 def _choice(search: KernelSearch[Any]) -> Candidate[Any]:
-    """What the model chooses, whatever has been tuned."""
+    """The kernel that the model chooses, regardless of tuning."""
     return (select.rank(search) or select.rank_cells(search))[0]
 
 
@@ -275,7 +277,7 @@ def _check(
     operation: PlannedOperation[Any], request: Request, search: KernelSearch[Any], winner: _Timed, arrays: Any,
     views: dict[str, Any],
 ) -> str:  # fmt: skip
-    """What is wrong with the results of a kernel, by the reference; empty: nothing."""
+    """Describes how a kernel's results differ from the reference; empty if they do not."""
     plan = _plan(operation, request, search, winner.record, winner.candidate)
     checked = verify.checked(plan, arrays, views, parts=PARTS_CHECKED)
     if checked.mismatches == 0:

@@ -125,7 +125,7 @@ def read(path: Path) -> list[TuneRecord]:
     """
     try:
         lines = path.read_text(encoding="utf-8").splitlines()
-    except (OSError, ValueError) as error:  # what is no path, or no text
+    except (OSError, ValueError) as error:  # not a path, or not text
         reason = getattr(error, "strerror", None) or error
         raise InvalidOperandError(f"cannot read the tuned choices of {path}: {reason}") from error
     found = []

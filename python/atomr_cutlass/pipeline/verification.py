@@ -31,7 +31,7 @@ MEANINGS: Final = {
     "numbers, not the instruction or the speed",
     AUDITED: "it was compiled, and its machine code has the expected instruction and spills no registers",
 }
-"""What a record can say, and what that proves."""
+"""The statements that a record can make, and what each proves."""
 
 CHANGED: Final = "changed since"
 NOT_VERIFIED: Final = "not verified"
@@ -41,14 +41,14 @@ FILE: Final = Path(__file__).parents[1] / "verified.jsonl"
 
 @dataclass(frozen=True)
 class Record:
-    """What one pass found out about one kernel.
+    """The findings of one pass about one kernel.
 
     Attributes:
         kernel: its name.
         how: one of `MEANINGS`.
         source: `content.source_digest` of its key.
         cutlass: `content.cutlass_digest` of the headers.
-        compiler: what compiled it, such as `nvrtc 13.0.88`.
+        compiler: the compiler, such as `nvrtc 13.0.88`.
         on: the GPU that ran it; of an audit, the arch of the machine code.
         driver: the driver's version; empty for an audit.
         date: when the pass began, ISO 8601 in UTC, such as 2026-11-22T07:30Z.
@@ -96,23 +96,24 @@ class Verification:
     changed: tuple[Record, ...] = ()
 
     def __str__(self) -> str:
-        said = [f"{one.how} ({one.circumstances})" for one in self.records]
-        said += [f"{CHANGED} {one.day} ({one.how} then: {one.circumstances})" for one in self.changed]
+        said = [f"{record.how} ({record.circumstances})" for record in self.records]
+        said += [f"{CHANGED} {record.day} ({record.how} then: {record.circumstances})" for record in self.changed]
         return "; ".join(said) or NOT_VERIFIED
 
     @property
     def short(self) -> str:
         """In a few words: each way with its day."""
-        said = [f"{one.how} {one.day}" for one in self.records]
-        said += [f"{CHANGED} {one.day}" for one in self.changed]
+        said = [f"{record.how} {record.day}" for record in self.records]
+        said += [f"{CHANGED} {record.day}" for record in self.changed]
         return ", ".join(dict.fromkeys(said)) or NOT_VERIFIED
 
     def to_dict(self) -> list[dict[str, Any]]:
         """The records as JSON-ready values."""
         return [
-            {"how": one.how, "on": one.on, "driver": one.driver, "compiler": one.compiler, "cutlass": one.cutlass,
-             "date": one.date, "checked": one.checked, "changed": one in self.changed}
-            for one in (*self.records, *self.changed)
+            {"how": record.how, "on": record.on, "driver": record.driver, "compiler": record.compiler,
+             "cutlass": record.cutlass, "date": record.date, "checked": record.checked,
+             "changed": record in self.changed}
+            for record in (*self.records, *self.changed)
         ]  # fmt: skip
 
 
@@ -130,9 +131,9 @@ def verification(
     if not those:
         return Verification()
     now = identity(key, info)
-    same = tuple(one for one in those if (one.source, one.cutlass) == now)
-    covered = {one.how for one in same}
-    return Verification(same, tuple(one for one in those if one not in same and one.how not in covered))
+    same = tuple(record for record in those if (record.source, record.cutlass) == now)
+    covered = {record.how for record in same}
+    return Verification(same, tuple(record for record in those if record not in same and record.how not in covered))
 
 
 def tally(keys: Iterable[KernelKey], known: Mapping[str, Sequence[Record]] | None = None) -> dict[str, tuple[int, str]]:
@@ -144,19 +145,19 @@ def tally(keys: Iterable[KernelKey], known: Mapping[str, Sequence[Record]] | Non
     found = dict.fromkeys((*MEANINGS, CHANGED, NOT_VERIFIED), (0, ""))
     for key in keys:
         told = verification(key, known=known)
-        said = {one.how: one.day for one in told.records}
+        said = {record.how: record.day for record in told.records}
         if told.changed:
-            said[CHANGED] = max(one.day for one in told.changed)
+            said[CHANGED] = max(record.day for record in told.changed)
         if not told.records:
             said[NOT_VERIFIED] = ""
-        for what, day in said.items():
-            count, latest = found[what]
-            found[what] = (count + 1, max(day, latest))
-    return {what: (count, day) for what, (count, day) in found.items() if count}
+        for statement, day in said.items():
+            count, latest = found[statement]
+            found[statement] = (count + 1, max(day, latest))
+    return {statement: (count, day) for statement, (count, day) in found.items() if count}
 
 
 def identity(key: KernelKey, info: KernelInfo | None = None) -> tuple[str, str]:
-    """What a kernel is compiled from: the digest of its source, and CUTLASS's; empty strings where headers lack."""
+    """The digests of a kernel's source and of CUTLASS; empty strings if headers are missing."""
     if info is not None and info.content:
         source, cutlass, _ = info.content.split(" ", 2)
         return source, cutlass
@@ -210,14 +211,14 @@ def read(path: Path) -> list[Record]:
 
 def write(path: Path, found: Iterable[Record]) -> None:
     """Writes records: a line for what those of a pass have in common, then one for each kernel, in order."""
-    ordered = sorted(found, key=lambda one: (one.kernel, one.how, one.compiler, one.date))
-    shared = sorted({tuple(getattr(one, name) for name in _SHARED) for one in ordered})
+    ordered = sorted(found, key=lambda record: (record.kernel, record.how, record.compiler, record.date))
+    shared = sorted({tuple(getattr(record, name) for name in _SHARED) for record in ordered})
     number = {values: index for index, values in enumerate(shared, 1)}
     lines = [{"pass": number[values], **dict(zip(_SHARED, values, strict=True))} for values in shared]
     kernels: dict[str, list[list[Any]]] = {}
-    for one in ordered:
-        which = number[tuple(getattr(one, name) for name in _SHARED)]
-        kernels.setdefault(one.kernel, []).append([which, one.source, *filter(None, [one.image])])
+    for record in ordered:
+        which = number[tuple(getattr(record, name) for name in _SHARED)]
+        kernels.setdefault(record.kernel, []).append([which, record.source, *filter(None, [record.image])])
     text = "".join(_line(line) for line in lines) + "".join(_line([name, *those]) for name, those in kernels.items())
     partial = path.with_suffix(path.suffix + ".partial")
     partial.write_text(text, encoding="utf-8")
@@ -236,7 +237,7 @@ def merged(*several: Iterable[Record]) -> list[Record]:
     """
     latest: dict[tuple[str, str, str], Record] = {}
     images: dict[tuple[str, str], Record] = {}
-    for record in sorted((one for those in several for one in those), key=lambda one: one.date):
+    for record in sorted((entry for those in several for entry in those), key=lambda entry: entry.date):
         latest[record.kernel, record.how, record.compiler] = record
         if record.image:
             images[record.kernel, record.image] = record

@@ -21,7 +21,7 @@ from .probe import Array, Arrays, Check, memory_order
 from .problem import MatrixSpec
 
 Track = Callable[[Iterable[Arrays], int], Iterable[Arrays]]
-"""Shows how far a loop has come: (what it runs over, how many) -> the same."""
+"""Shows the progress of a loop: (its iterable, its length) -> the same items."""
 Progress = Callable[[], AbstractContextManager["Track | None"]]
 """Begins to show progress."""
 
@@ -34,7 +34,7 @@ class RunResult:
     """The result of running one request.
 
     Attributes:
-        request: what was computed.
+        request: the request that was computed.
         backend: `prebuilt`, `jit` or `reference`.
         reason: why that backend.
         kernel: name of the kernel (of a rewrite: of the one that does the products), or None.
@@ -113,7 +113,7 @@ def run(
     """Computes one request on random operands, and checks what a GPU computed against the reference.
 
     Args:
-        request: what to compute.
+        request: the request to compute.
         backend: `auto` (a GPU if there is one, the NumPy reference otherwise), `prebuilt`, `jit` or `reference`. The
             request must name no other arch than the GPU's, unless the table has PTX for it.
         jit: as for `plan`.
@@ -124,7 +124,7 @@ def run(
         InvalidOperandError: `request` is no request.
         UnsupportedError, KernelNotFoundError, CompileError, DeviceUnavailableError: as for `plan`.
     """
-    operation_of(request)  # refuses what is no request
+    operation_of(request)  # refuses anything but a request
     on_gpu = backend != "reference" and (backend != "auto" or devices.available())
     start = time.perf_counter()
     made = plan(request, backend=backend, jit=jit) if on_gpu else None
@@ -192,7 +192,7 @@ def checked(
 
 
 def _written(made: Any, arrays: Arrays, views: Mapping[str, Any]) -> Arrays:
-    """What a launch of a plan writes."""
+    """Launches a plan and returns the arrays that it writes."""
     operation = operation_of(made.request)
     sent = operation.gpu_forms(made.request, arrays)
     labels = [label for slot in operation.operands(made.request) if slot.written for label in slot.labels]
@@ -208,7 +208,7 @@ def _served_by(made: Plan) -> str:
 
 
 def _math(request: Request, made: Plan | None) -> str:
-    """The math mode of what computes: fp8 convolutions that do not cast accumulate as fast accumulation does."""
+    """The math mode of the computation: fp8 convolutions that do not cast accumulate as fast accumulation does."""
     return request.math if made is None or made.main.key.math != numerics.FAST else numerics.FAST
 
 

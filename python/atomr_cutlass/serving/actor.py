@@ -159,7 +159,7 @@ class CutlassActor:
         return self._begin(msg).result()
 
     def _begin(self, msg: Any) -> Work:
-        """Launches what a message asks for. Its errors, and what it answers, are the work's result."""
+        """Launches the work of a message. Its errors and its reply are the work's result."""
         with self._lock:
             self._dispatched += 1
         reply = msg.request.reply if isinstance(msg, Run) else None
@@ -218,7 +218,7 @@ class CutlassActor:
 
     @contextlib.contextmanager
     def _seen_by_the_sink(self) -> Iterator[None]:
-        """Shows the compile sink what the block compiles."""
+        """Passes the block's compilations to the compile sink."""
         if self._compile_sink is None:
             yield
             return
@@ -317,7 +317,7 @@ class CutlassActor:
                 if bound is None:
                     bound = _binding_of(request, launch)
                     reached = _launch_bound(made, request, launch, bound)
-                    # After the plan has taken the operand: what it refuses is not to be bound.
+                    # After the plan has accepted the operand: a refused one must not be bound.
                     self._bindings[key] = bound
                     return reached
         given = _bound_operand(request, launch)

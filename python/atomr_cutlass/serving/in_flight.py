@@ -15,9 +15,9 @@ _READS_KEPT = 64
 
 
 class Work:
-    """What serving a message has launched, or else its answer.
+    """The launched work of a message, or else its answer.
 
-    What the work reads and writes stays alive with it until `result`.
+    The arrays that the work reads and writes stay alive with it until `result`.
 
     Attributes:
         stream: where it was launched; None where nothing is in flight.
@@ -36,7 +36,7 @@ class Work:
             finish: makes the answer, or raises it.
             stream: where the work was launched.
             events: when they have been reached, it is done.
-            kept: what the work uses and `finish` does not.
+            kept: objects that the work uses and `finish` does not.
         """
         self.stream = stream
         self._finish: Callable[[], Any] | None = finish

@@ -121,7 +121,7 @@ class _Unawaited:
 
 
 class _Inbox(queue.Queue[Any]):
-    """What has been sent and not been taken up; has each message answered when its work is done.
+    """The messages that were sent and not yet received; has each answered when its work is done.
 
     Attributes:
         answers: where work goes.
@@ -158,7 +158,7 @@ class _Inbox(queue.Queue[Any]):
 
 
 class _Delivery:
-    """Where the mailbox's thread puts what a message led to, once."""
+    """The receiver of a message's result, which the mailbox's thread delivers once."""
 
     def __init__(self, envelope: Any, answers: _Answers) -> None:
         self._envelope = envelope

@@ -1,4 +1,4 @@
-"""What is sent to a CutlassActor."""
+"""The messages to a CutlassActor."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ class Result:
     """Where a result goes.
 
     Attributes:
-        array: what the sender gets, or None for JAX (see `operands.finished`).
+        array: the array that the sender gets, or None for JAX (see `operands.finished`).
         view: its memory, dimensions as they lie in it.
         layout: the order in which the sender names them, where that is another.
     """
@@ -64,7 +64,7 @@ class Result:
     layout: str = "nhwc"
 
     def finished(self, stream: int) -> Any:
-        """What the sender gets, once the stream has been awaited."""
+        """The reply to the sender, once the stream has been awaited."""
         return from_nhwc(operands.finished(self.array, self.view, stream), self.layout)
 
 
@@ -92,11 +92,11 @@ class Launch:
     @property
     def empty(self) -> bool:
         """Whether there is nothing to compute."""
-        return all(0 in one.view.shape for one in self.results)
+        return all(0 in result.view.shape for result in self.results)
 
     def finished(self) -> Any:
-        """What the sender gets, once the stream has been awaited."""
-        done = [one.finished(self.stream) for one in self.results]
+        """The reply to the sender, once the stream has been awaited."""
+        done = [result.finished(self.stream) for result in self.results]
         return done if self.listed else done[0]
 
 
@@ -321,8 +321,8 @@ def _imported(
         _check_written(array, view, label)
         _check_view(view, spec, label, first)
         results.append(Result(array, _laid_out(view, spec)))
-    for label, one in zip(result.labels, results, strict=True):
-        views[label] = from_nhwc(one.view, one.layout)
+    for label, output in zip(result.labels, results, strict=True):
+        views[label] = from_nhwc(output.view, output.layout)
     return Launch(first[1].device, operands.launch_stream().handle, named, views, tuple(results), result.listed)
 
 

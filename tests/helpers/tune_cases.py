@@ -133,6 +133,12 @@ def case_calls_of_arrays_follow_requests() -> None:
         assert step.split()[0] == launched(request).split()[0]
 
 
+def case_kernels_with_different_numbers_of_options_are_near_the_fastest() -> None:
+    with measured(lambda _: 1e-5):
+        (record,) = ac.tune([REQUESTS["gemm"]], seconds=60.0)
+        assert record.tried > 100
+
+
 def case_a_wrong_kernel_is_not_kept() -> None:
     request = REQUESTS["gemm"]
     with measured():

@@ -86,9 +86,9 @@ def tune(
         expect(value, kind, name)
     file = None if path is None else _path(path)
     gpu = devices.get(device)
-    known: dict[tuple[str, str], TuneRecord] = {}
+    known = tuning.Records()
     if file is not None and file.exists():
-        known = {(record.gpu, record.problem): record for record in tuning.read(file)}
+        known.add(tuning.read(file))
     clock = _Clock(gpu)
     made = []
     try:
@@ -97,7 +97,7 @@ def tune(
             search = operation.search(request, gpu)
             if search is None:
                 continue
-            record = None if again else known.get((gpu.name, tuning.identity(search.problem)))
+            record = None if again else known.find(gpu.name, search.problem)
             if record is None:
                 record = _tuned(operation, request, search, clock, seconds, compiled, seed)
                 if file is not None:
@@ -202,13 +202,14 @@ def _tuned(
     race(_candidates(search, compiled))
     if not timed:
         raise failures[0] if failures else search.refusal(select.best_cell(search))
-    chosen = next((timing for timing in timed if timing.candidate.key == _choice(search).key), timed[0])
+    chosen = timed[0]  # candidates begin with the model's choice
     best = min(timing.median for timing in timed)
     near = sorted((timing for timing in timed if timing.median <= NEAR * best), key=lambda timing: timing.median)
     options = (
         [launch for launch in search.launches(timing.candidate) if launch != timing.candidate] for timing in near
     )
-    race(itertools.chain.from_iterable(itertools.zip_longest(*options)) if near else ())
+    in_turns = itertools.chain.from_iterable(itertools.zip_longest(*options))
+    race(launch for launch in in_turns if launch is not None)
     finalists = sorted(timed, key=lambda timing: timing.median)[:FINALISTS]
     finalists += [chosen] if chosen not in finalists else []
     for _ in range(ROUNDS):
@@ -228,13 +229,11 @@ def _tuned(
     raise failures[-1]
 
 
-def _choice(search: KernelSearch[Any]) -> Candidate[Any]:
-    """The kernel that the model chooses, regardless of tuning."""
-    return (select.rank(search) or select.rank_cells(search))[0]
-
-
 def _candidates(search: KernelSearch[Any], compiled: int) -> list[Candidate[Any]]:
-    """The table's kernels made for this GPU, or all that run on it where there is none; then some of the matrix's."""
+    """The table's kernels made for this GPU, or all that run on it where there is none; then some of the matrix's.
+
+    Both are in the order of the model's estimates.
+    """
     ranked = select.rank(search)
     native = [candidate for candidate in ranked if candidate.key.arch is search.device.arch] or ranked
     built = {info.key for info in table.kernels()}

@@ -138,8 +138,8 @@ def read(path: Path) -> list[TuneRecord]:
     return found
 
 
-class _Records:
-    """Records by GPU and problem. Threads may add and ask side by side."""
+class Records:
+    """The fastest record of each GPU and problem. Threads may add and ask side by side."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -147,6 +147,7 @@ class _Records:
         self._gpus: frozenset[str] = frozenset()
 
     def add(self, records: Iterable[TuneRecord]) -> None:
+        """Adds records; the faster of two for one problem stays."""
         with self._lock:
             for record in records:
                 place = (record.gpu, record.problem)
@@ -156,15 +157,17 @@ class _Records:
             self._gpus = frozenset(gpu for gpu, _ in self._known)
 
     def clear(self) -> None:
+        """Forgets all."""
         with self._lock:
             self._known, self._gpus = {}, frozenset()
 
     def find(self, gpu: str, problem: Any) -> TuneRecord | None:
+        """The record of a problem on a model of GPU."""
         # Most processes have no records: to describe a problem takes longer than to see that.
         return self._known.get((gpu, identity(problem))) if gpu in self._gpus else None
 
 
-_records = _Records()
+_records = Records()
 _tried: ContextVar[tuple[str, TuneRecord] | None] = ContextVar("tried", default=None)
 _lock = threading.Lock()
 _started = False

@@ -240,7 +240,7 @@ def supports_tree(program: str, acc: D, d: D) -> Status:
     """Whether a tree can be lowered on top of an accumulator.
 
     Args:
-        program: of the tree; an input may be the source, which comes by the way of C.
+        program: of the tree; an input may be the source, which is loaded as the C operand.
         acc: element type of the accumulator.
         d: element type of C and D.
     """

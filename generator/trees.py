@@ -176,7 +176,7 @@ def cells(plain: Sequence[Cell]) -> Iterator[tuple[int, KernelKey, Tree]]:
             yield FULL, key, NAMED["common"](key)
 
 
-class Asked(NamedTuple):
+class RequestedTree(NamedTuple):
     """A tree that a build asks for.
 
     Attributes:
@@ -190,13 +190,13 @@ class Asked(NamedTuple):
     types: tuple[D, ...]
 
 
-def asked_for(base: KernelKey, *, asked: Asked) -> Tree | None:
+def requested(base: KernelKey, *, tree: RequestedTree) -> Tree | None:
     """A tree on one of `bases`; None where it is not for such operands."""
-    on, program = split(asked.epilogue)
-    d = asked.d or (D.F32 if base.d is D.I32 else base.d)
-    if base.a not in asked.types or (on not in (LINEAR, base.epilogue) and not is_gated(asked.epilogue)):
+    on, program = split(tree.epilogue)
+    d = tree.d or (D.F32 if base.d is D.I32 else base.d)
+    if base.a not in tree.types or (on not in (LINEAR, base.epilogue) and not is_gated(tree.epilogue)):
         return None
-    if is_gated(asked.epilogue):
+    if is_gated(tree.epilogue):
         return epilogue_id(GATED_SCALED if base.epilogue == SCALED else GATED, program), d
     if SOURCE not in (kind for kind, _ in operand_kinds(program)[0]):
         # Kernels are looked up in this form first: a matrix with the type of D is loaded as the C operand.
@@ -206,7 +206,7 @@ def asked_for(base: KernelKey, *, asked: Asked) -> Tree | None:
     return epilogue_id(base.epilogue, program), d
 
 
-def read(path: Path) -> list[Asked]:
+def read(path: Path) -> list[RequestedTree]:
     """The trees of a file: one object, as `atomr-cutlass epilogue` writes it, or an object a line, such as keys.
 
     Of an object `program` is the tree, `out_dtype` the element type of D, `dtypes` those of A (without it f16 and
@@ -231,20 +231,20 @@ def read(path: Path) -> list[Asked]:
                     objects.append((number, json.loads(line)))
                 except (ValueError, RecursionError) as error:
                     raise ValueError(f"{path}:{number}: {error}") from error
-    found: dict[Asked, None] = {}
+    found: dict[RequestedTree, None] = {}
     for number, one in objects:
         try:
-            asked = _parsed(one)
+            tree = _parsed(one)
         except (ValueError, KeyError, TypeError) as error:
             raise ValueError(f"{path}:{number}: no epilogue tree: {error}") from error
-        if asked is not None:
-            found[asked] = None
+        if tree is not None:
+            found[tree] = None
     if not found:
         raise ValueError(f"{path} holds no epilogue tree: `atomr-cutlass epilogue` writes such files")
     return list(found)
 
 
-def _parsed(values: Any) -> Asked | None:
+def _parsed(values: Any) -> RequestedTree | None:
     if not isinstance(values, dict):
         raise ValueError(f"{json.dumps(values)[:60]} is no JSON object")  # noqa: TRY004
     if "program" in values:
@@ -256,7 +256,7 @@ def _parsed(values: Any) -> Asked | None:
         if not program:
             return None  # the key of another kernel
     EpilogueVisitorTree.parse(program.replace(f"input:{SOURCE}:", f"input:{MATRIX}:"))
-    return Asked(epilogue, None if dtype is None else D(dtype), tuple(D(element) for element in types))
+    return RequestedTree(epilogue, None if dtype is None else D(dtype), tuple(D(element) for element in types))
 
 
 def wanted(names: Iterable[str]) -> Iterator[Callable[[KernelKey], Tree | None]]:
@@ -272,7 +272,7 @@ def wanted(names: Iterable[str]) -> Iterator[Callable[[KernelKey], Tree | None]]
         if name in NAMED:
             yield NAMED[name]
         elif Path(name).suffix or "/" in name:
-            yield from (functools.partial(asked_for, asked=asked) for asked in read(Path(name)))
+            yield from (functools.partial(requested, tree=tree) for tree in read(Path(name)))
         else:
             raise ValueError(
                 f"unknown epilogue {name!r}; valid: {', '.join(NAMED)}, or a file of trees, such as x.json"

@@ -26,7 +26,7 @@ class CommonForm(NamedTuple):
 
     Attributes:
         row: the number of the input that is the row; None where there is none.
-        source: of the one that comes by the way of C, likewise.
+        source: of the one that is loaded as the C operand, likewise.
         told: the tree's encoding in the kernel arguments: the row's element type and the activation.
     """
 
@@ -100,7 +100,7 @@ def bias(dtype: CutlassDtype, activation: str = "") -> str:
 
 @functools.cache
 def residual(dtype: CutlassDtype) -> str:
-    """Epilogue of acc + residual, a matrix like D, which comes by the way of C."""
+    """Epilogue of acc + residual, a matrix like D, which is loaded as the C operand."""
     summed = Node("add", (Node(ACCUMULATOR), Node("input", (), ("residual", MATRIX, dtype.value))))
     return epilogue_id(LINEAR, with_source(EpilogueVisitorTree(summed).program, 0))
 

@@ -60,7 +60,7 @@ def has_tree(epilogue: str) -> bool:
 
 
 def with_source(program: str, number: int) -> str:
-    """The program of a tree whose input of this number, a matrix like D, comes by the way of C."""
+    """The program of a tree whose input of this number, a matrix like D, is loaded as the C operand."""
     lines = program.split(";")
     places = [place for place, line in enumerate(lines) if _words(line)[0] == "input"]
     lines[places[number]] = lines[places[number]].replace(f"input:{MATRIX}:", f"input:{SOURCE}:")

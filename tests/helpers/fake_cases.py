@@ -40,15 +40,19 @@ def outcome(file: str, driver: Path, packs: Sequence[Path], timeout: float = 120
         environment: further variables of the process.
     """
     libraries = [str(driver), os.environ.get("LD_LIBRARY_PATH", "")]
+    variables = {
+        "LD_LIBRARY_PATH": os.pathsep.join(filter(None, libraries)),
+        "ATOMR_CUTLASS_PACKS": os.pathsep.join(map(str, packs)),
+        "ATOMR_CUTLASS_JIT": "off",
+    }
+    return process_of("-W", "error", HELPERS / file, environment=os.environ | variables | environment, timeout=timeout)
+
+
+def process_of(*words: str | Path, environment: Mapping[str, str], timeout: float) -> dict[str, str]:
+    """The outcomes that a process of Python with these words prints last: `run`'s."""
     process = subprocess.run(
-        [sys.executable, "-W", "error", str(HELPERS / file)],
-        env=os.environ
-        | {
-            "LD_LIBRARY_PATH": os.pathsep.join(filter(None, libraries)),
-            "ATOMR_CUTLASS_PACKS": os.pathsep.join(map(str, packs)),
-            "ATOMR_CUTLASS_JIT": "off",
-        }
-        | environment,
+        [sys.executable, *map(str, words)],
+        env=environment,
         capture_output=True,
         text=True,
         check=False,

@@ -15,8 +15,6 @@ import json
 import os
 import shutil
 import struct
-import subprocess
-import sys
 import types
 import warnings
 from collections.abc import Callable, Iterator, Sequence
@@ -309,17 +307,8 @@ def outcome(file: str, folder: Path, arch: SmArch, timeout: float) -> dict[str, 
     if not any(map(shutil.which, ("cc", "gcc", "clang"))):
         pytest.skip("there is no C compiler to make the fake GPU with")
     library = make_library(folder)
-    process = subprocess.run(
-        [sys.executable, str(fake_cases.HELPERS / file), str(library)],
-        env=environment(library, arch, folder),
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=timeout,
-    )
-    assert process.returncode == 0, process.stderr
-    found: dict[str, str] = json.loads(process.stdout.splitlines()[-1])
-    return found
+    variables = environment(library, arch, folder)
+    return fake_cases.process_of(fake_cases.HELPERS / file, library, environment=variables, timeout=timeout)
 
 
 @functools.cache

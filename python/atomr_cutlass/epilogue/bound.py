@@ -231,7 +231,7 @@ def problem_for(problem: GemmProblem, fusion: Fusion, epilogue: str) -> GemmProb
 
 
 def _like_d(spec: MatrixSpec, d: MatrixSpec) -> bool:
-    """Whether a matrix can come by the way of C: it lies as D does, and aligned as TMA wants it."""
+    """Whether a matrix can be loaded as the C operand: it has the layout of D, aligned as TMA wants it."""
     contiguous = (spec.strides[-1] == 1, spec.strides[-2] == 1)
     leading = max(spec.strides[-2:])
     aligned = spec.alignment % _TMA_ALIGNMENT == 0 and leading * spec.dtype.bits % (8 * _TMA_ALIGNMENT) == 0
@@ -244,12 +244,12 @@ def _role(operand: TreeArray, *, written: bool) -> str:
 
 
 def reads_source(epilogue: str) -> bool:
-    """Whether an operand of the tree comes by the way of C."""
+    """Whether an operand of the tree is loaded as the C operand."""
     return source_number(epilogue) is not None
 
 
 def source_number(epilogue: str) -> int | None:
-    """The number of the input that comes by the way of C."""
+    """The number of the input that is loaded as the C operand."""
     kinds = [kind for kind, _ in operand_kinds(split(epilogue)[1])[0]]
     return kinds.index(SOURCE) if SOURCE in kinds else None
 
@@ -265,7 +265,7 @@ class FusedOperands:
         Args:
             steps: the plan in the making.
             fusion: the tree's arrays; None without a tree.
-            epilogue: of the problem; it says which operand comes by the way of C.
+            epilogue: of the problem; it says which operand is loaded as the C operand.
             key: the kernel's.
             clear_masks: whether the kernel adds bits to the present ones.
 

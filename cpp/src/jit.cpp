@@ -5,26 +5,12 @@
 #include <cstring>
 
 #include "atomr_cutlass/abi_layout.h"
+#include "bytes.h"
 #include "driver.h"
 #include "errors.h"
 #include "relocation.h"
 
 namespace atomr_cutlass {
-namespace {
-
-template <class Value>
-Value load(void const* from) {
-  Value value;
-  std::memcpy(&value, from, sizeof(value));
-  return value;
-}
-
-template <class Value>
-void store(void* to, Value value) {
-  std::memcpy(to, &value, sizeof(value));
-}
-
-}  // namespace
 
 JitKernel::JitKernel(std::string name, std::string key, std::string const& kernel_image,
                      std::string const& companion_image)

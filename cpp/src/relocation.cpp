@@ -5,6 +5,7 @@
 #include <exception>
 
 #include "atomr_cutlass/jit_abi.h"
+#include "bytes.h"
 #include "driver.h"
 
 namespace atomr_cutlass {
@@ -16,18 +17,6 @@ constexpr size_t kMapBytes = 128, kMapAlignment = 64;
 constexpr uint64_t page(size_t index) { return 0x7a0000000000 + (uint64_t(0x2000) << index) - 0x1000; }
 constexpr uint64_t shift(size_t index) { return (uint64_t(index) + 1) * 0x8000000000 + page(index) % 0x1000000000; }
 constexpr double kScalars[][2] = {{3.0, 5.0}, {7.0, 11.0}, {13.0, 17.0}, {19.0, 23.0}};
-
-template <class Value>
-Value load(void const* from) {
-  Value value;
-  std::memcpy(&value, from, sizeof(value));
-  return value;
-}
-
-template <class Value>
-void store(void* to, Value value) {
-  std::memcpy(to, &value, sizeof(value));
-}
 
 // The two sets of arguments, and what explains values that differ with them.
 struct Pair {

@@ -14,7 +14,7 @@ import every_cell
 from atomr_cutlass import reference
 from atomr_cutlass.arrays import numerics, operands
 from atomr_cutlass.epilogue import validate
-from atomr_cutlass.generator.epilogue.lower import SCALED, has_tree, is_gated, split
+from atomr_cutlass.generator.epilogue.lower import GATED_SCALED, has_tree, is_gated, split
 from atomr_cutlass.generator.key import ROW, KernelKey
 from atomr_cutlass.ops.conv2d import plans as conv_plans
 from atomr_cutlass.ops.conv2d import validation as conv_validation
@@ -92,7 +92,7 @@ def test_gated_gemm(key: KernelKey, torch: Any) -> None:
     rows = numerics.saturating_cast(random.standard_normal((128, 272) if key.layout_b == ROW else (272, 128)), key.b)
     b = rows if key.layout_b == ROW else rows.T
     scales = {}
-    if split(key.epilogue)[0] == SCALED:
+    if split(key.epilogue)[0] == GATED_SCALED:
         scales = {
             "scale_a": np.exp2(random.uniform(-1, 1, (144, 1))),
             "scale_b": np.exp2(random.uniform(-1, 1, (1, 272))),

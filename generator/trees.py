@@ -50,14 +50,14 @@ def _biased(activation: str) -> Callable[[KernelKey], Tree]:
         if base.generation == "sm80" and base.op != "gemm":
             # Such kernels have the bias as an argument, or in the place of C.
             return f"{LINEAR}_{activation}" if activation else LINEAR, base.d
-        return common.on(base.epilogue, common.bias(base.d, activation)), base.d
+        return common.on(base.epilogue, common.bias(base.d, activation or None)), base.d
 
     return of
 
 
 def _activated(activation: str) -> Callable[[KernelKey], Tree]:
     def of(base: KernelKey) -> Tree:
-        return common.on(base.epilogue, common.activated(activation)), base.d
+        return common.on(base.epilogue, common.bias(None, activation)), base.d
 
     return of
 
@@ -65,7 +65,7 @@ def _activated(activation: str) -> Callable[[KernelKey], Tree]:
 def _gated(activation: str) -> Callable[[KernelKey], Tree]:
     def of(base: KernelKey) -> Tree:
         on = GATED_SCALED if base.epilogue == SCALED else GATED
-        return epilogue_id(on, split(common.activated(activation))[1]), base.d
+        return epilogue_id(on, split(common.bias(None, activation))[1]), base.d
 
     return of
 

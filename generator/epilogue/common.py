@@ -9,7 +9,9 @@ import functools
 from typing import NamedTuple
 
 from ..dtypes import CutlassDtype
+from ..errors import InvalidOperandError
 from .lower import COMMON, LINEAR, SCALED, SCALED_COMMON, SOURCE, epilogue_id, split, with_source
+from .ops import ACTIVATIONS, LEAKY_SLOPE
 from .tree import ACCUMULATOR, COLUMN, MATRIX, PREFIX, ROW, SCALAR, EpilogueVisitorTree, Node, Output
 
 COMMON_ACTIVATIONS = ("", "relu", "gelu", "gelu_tanh", "silu")
@@ -91,11 +93,54 @@ def common_of(epilogue: str) -> str | None:
     return None
 
 
+class BiasAndActivation(NamedTuple):
+    """A tree that is act(acc + bias), which kernels compute without a tree too.
+
+    Attributes:
+        bias: element type of the row that is added; None for none.
+        activation: one of ACTIVATIONS, or None.
+    """
+
+    bias: CutlassDtype | None
+    activation: str | None
+
+
 @functools.cache
-def bias(dtype: CutlassDtype, activation: str = "") -> str:
-    """Epilogue of act(acc + bias), the bias a row of this element type."""
-    summed = Node("add", (Node(ACCUMULATOR), Node("input", (), ("bias", ROW, dtype.value))))
-    return epilogue_id(LINEAR, EpilogueVisitorTree(Node(activation, (summed,)) if activation else summed).program)
+def bias_and_activation(dtype: CutlassDtype | None, activation: str | None) -> EpilogueVisitorTree:
+    """The tree of act(acc + bias).
+
+    Args:
+        dtype: element type of the row that is added, `bias`; None for none.
+        activation: one of ACTIVATIONS, or None.
+
+    Raises:
+        InvalidOperandError: an unknown activation.
+    """
+    if activation is not None and activation not in ACTIVATIONS:
+        raise InvalidOperandError(f"unknown activation {activation!r}; valid: {', '.join(ACTIVATIONS)}")
+    node = Node(ACCUMULATOR)
+    if dtype is not None:
+        node = Node("add", (node, Node("input", (), ("bias", ROW, dtype.value))))
+    if activation not in (None, "identity"):
+        node = Node(activation, (node,), (LEAKY_SLOPE,) if activation == "leaky_relu" else ())
+    return EpilogueVisitorTree(node)
+
+
+@functools.lru_cache(256)
+def as_bias_and_activation(program: str) -> BiasAndActivation | None:
+    """The bias and activation of a tree's program, if it has nothing else; None for any other tree."""
+    inputs = EpilogueVisitorTree.parse(program).inputs
+    dtype = inputs[0].dtype if inputs else None
+    for activation in (None, *ACTIVATIONS):
+        if bias_and_activation(dtype, activation).program == program:
+            return BiasAndActivation(dtype, None if activation == "identity" else activation)
+    return None
+
+
+@functools.cache
+def bias(dtype: CutlassDtype | None, activation: str | None = None) -> str:
+    """Epilogue of act(acc + bias); see `bias_and_activation`."""
+    return epilogue_id(LINEAR, bias_and_activation(dtype, activation).program)
 
 
 @functools.cache
@@ -112,12 +157,6 @@ def quantize() -> str:
     scaled = Node("multiply", (acc, Node("input", (), ("scale", SCALAR, CutlassDtype.F32.value))))
     largest = (Output("amax", SCALAR, CutlassDtype.F32, "amax"), acc)
     return epilogue_id(LINEAR, EpilogueVisitorTree(scaled, [largest]).program)
-
-
-@functools.cache
-def activated(activation: str) -> str:
-    """Epilogue of act(acc)."""
-    return epilogue_id(LINEAR, EpilogueVisitorTree(Node(activation, (Node(ACCUMULATOR),))).program)
 
 
 @functools.cache

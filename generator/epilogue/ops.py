@@ -24,6 +24,12 @@ class Op:
 
 ACTIVATION_OPS = ("relu", "gelu", "gelu_tanh", "silu", "sigmoid", "tanh", "hardswish")
 
+LEAKY_SLOPE = 0.01
+"""The slope of leaky_relu where none is given."""
+
+ACTIVATIONS = ("identity", *ACTIVATION_OPS, "leaky_relu")
+"""The activations that calls and requests name."""
+
 _UNARY = ("negate", "absolute", "square", "sqrt", "rsqrt", "reciprocal", "exp", "log", *ACTIVATION_OPS)
 _SYMMETRIC = ("add", "multiply", "maximum", "minimum", "equal", "not_equal")
 _BINARY = ("subtract", "divide", "less", "less_equal", "greater", "greater_equal")

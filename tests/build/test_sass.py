@@ -17,6 +17,7 @@ from atomr_cutlass.generator.dtypes import CutlassDtype
 from atomr_cutlass.generator.families import gemm_few_sm90
 from atomr_cutlass.generator.matrix import ARCHS, cells
 from atomr_cutlass.pipeline import table
+from atomr_cutlass.pipeline.candidate import KernelInfo
 
 TABLE = table.kernels()
 
@@ -63,7 +64,7 @@ def listing() -> Audit:
 
 @pytest.mark.skipif(not TABLE, reason="the installed table is empty (preset none)")
 @pytest.mark.parametrize("info", TABLE, ids=lambda info: f"{info.name}-{info.key.arch.value}")
-def test_kernel(listing: Audit, info: table.KernelInfo) -> None:
+def test_kernel(listing: Audit, info: KernelInfo) -> None:
     place = (info.name, info.key.arch.value)
     assert place in listing.functions, f"no machine code of {info.name} for {info.key.arch.value}"
     assert audit.faults(info.key, listing.functions[place], listing.resources.get(place, {})) == []

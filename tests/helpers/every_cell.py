@@ -32,9 +32,9 @@ from atomr_cutlass.ops.conv2d.geometry import FPROP, WGRAD, ConvGeometry, conv_g
 from atomr_cutlass.ops.conv2d.kernels import ConvFormulation, ConvSearch
 from atomr_cutlass.ops.conv2d.problem import ConvProblem
 from atomr_cutlass.pipeline import devices, table, verification
+from atomr_cutlass.pipeline.candidate import KernelInfo
 from atomr_cutlass.pipeline.devices import Device
 from atomr_cutlass.pipeline.problem import MatrixSpec
-from atomr_cutlass.pipeline.table import KernelInfo
 
 COMPILED = "ATOMR_CUTLASS_TEST_JIT" in os.environ
 RECORDS = "ATOMR_CUTLASS_TEST_RECORDS"
@@ -61,8 +61,9 @@ def epilogues(key: KernelKey) -> list[str]:
         return [key.epilogue]
     base = base_of(key.epilogue)
     rows = [row for row in COMMON_ROWS if row]
-    found = [common.bias(row, activation) for row, activation in zip(rows * 2, COMMON_ACTIVATIONS, strict=False)]
-    found += [common.activated(activation) for activation in COMMON_ACTIVATIONS if activation]
+    activations = [name for name in COMMON_ACTIVATIONS if name]
+    found = [common.bias(row, activation) for row, activation in zip(rows * 2, (None, *activations), strict=False)]
+    found += [common.bias(None, activation) for activation in activations]
     if key.op != "grouped_gemm":
         found.append(common.residual(key.d))
     return [common.on(base, one) for one in found]

@@ -20,8 +20,8 @@ from atomr_cutlass.ops.conv2d.request import ConvLayout
 from atomr_cutlass.ops.gemm import reference as gemm_reference
 from atomr_cutlass.ops.gemm.operation import plain
 from atomr_cutlass.ops.grouped_gemm import reference as grouped_reference
+from atomr_cutlass.pipeline.operand_table import poison
 from atomr_cutlass.pipeline.operation import operation_of
-from atomr_cutlass.pipeline.probe import poison
 
 Array = np.ndarray[Any, Any]
 

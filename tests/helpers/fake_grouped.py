@@ -11,7 +11,7 @@ from typing import Any
 from atomr_cutlass import CutlassDtype as D
 from atomr_cutlass import SmArch
 from atomr_cutlass import epilogue as evt
-from atomr_cutlass.epilogue.common import common
+from atomr_cutlass.generator.epilogue.common import bias_and_activation
 from atomr_cutlass.generator.epilogue.lower import COMMON, SCALED_COMMON, epilogue_id
 from atomr_cutlass.generator.key import KernelKey
 from fake_pack import CONTENT, compile_library, exported
@@ -170,7 +170,7 @@ def key(layouts: str, kind: str, align: int, tree: str = "-", activation: str = 
     elif tree == "q":
         epilogue = epilogue_id(epilogue, AFFINE.program)
     elif tree != "-":
-        epilogue = epilogue_id(epilogue, common(D.F32 if tree == "+" else None, named).tree.program)
+        epilogue = epilogue_id(epilogue, bias_and_activation(D.F32 if tree == "+" else None, named).program)
     elif named:
         epilogue += f"_{named}"
     return KernelKey(

@@ -10,8 +10,8 @@ from atomr_cutlass import SmArch
 from atomr_cutlass.generator.key import KernelKey
 from atomr_cutlass.generator.matrix import GEMM_ARCHS, expand, shared_memory
 from atomr_cutlass.pipeline import table
+from atomr_cutlass.pipeline.candidate import KernelInfo
 from atomr_cutlass.pipeline.devices import Device
-from atomr_cutlass.pipeline.table import KernelInfo
 
 H200 = Device(0, "a Hopper GPU", (9, 0), 132, SmArch.SM90A.shared_memory, 50 << 20, 140 << 30)
 A100 = Device(0, "an Ampere GPU", (8, 0), 108, SmArch.SM80.shared_memory, 40 << 20, 80 << 30)

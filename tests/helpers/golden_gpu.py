@@ -35,6 +35,7 @@ from atomr_cutlass.jit import kernels
 from atomr_cutlass.jit.compiler import Images
 from atomr_cutlass.jit.toolchain import Toolchain
 from atomr_cutlass.pipeline import devices, plan_cache, table
+from atomr_cutlass.pipeline.candidate import KernelInfo
 
 TABLES = ("empty", "smoke", "default", "full", "ptx")
 """Presets of the GPU's own arch; `ptx` is `full` of sm_80 as PTX."""
@@ -312,7 +313,7 @@ def outcome(file: str, folder: Path, arch: SmArch, timeout: float) -> dict[str, 
 
 
 @functools.cache
-def _rows(name: str, arch: SmArch) -> tuple[table.KernelInfo, ...]:
+def _rows(name: str, arch: SmArch) -> tuple[KernelInfo, ...]:
     if name == "empty" or (name == "ptx" and arch is SmArch.SM80):
         return ()
     translated = {SmArch.SM80} if name == "ptx" else set()
@@ -343,7 +344,7 @@ class Gpu:
         kernels.in_background = lambda key, _device, _then: self._background.append(key.name)
         kernels.toolchain = lambda: Toolchain(Path("nvrtc"), (13, 0), "", (), {})
 
-    def _kernels(self, op: str | None = None, **_: Any) -> list[table.KernelInfo]:
+    def _kernels(self, op: str | None = None, **_: Any) -> list[KernelInfo]:
         return [info for info in _rows(self._table, self.arch) if op is None or info.key.op == op]
 
     def record(self, name: str, call: Callable[[], Any], operands: Sequence[str]) -> dict[str, Any]:

@@ -18,8 +18,8 @@ from atomr_cutlass import epilogue as evt
 from atomr_cutlass.arrays import numerics
 from atomr_cutlass.arrays.numerics import FAST
 from atomr_cutlass.epilogue.bound import GroupedFusion, GroupOperand
-from atomr_cutlass.epilogue.common import common
 from atomr_cutlass.generator.dtypes import CutlassDtype as D
+from atomr_cutlass.generator.epilogue.common import bias_and_activation
 from atomr_cutlass.generator.epilogue.lower import LINEAR, SCALED, epilogue_id
 from atomr_cutlass.generator.epilogue.tree import EpilogueVisitorTree
 from atomr_cutlass.generator.key import KernelKey
@@ -135,7 +135,7 @@ class Case:
     def epilogue(self) -> EpilogueVisitorTree:
         """The tree that follows the products."""
         if not self.tree:
-            return common((self.bias_type or self.result) if self.bias else None, self.activation).tree
+            return bias_and_activation((self.bias_type or self.result) if self.bias else None, self.activation)
         # An epilogue that says nothing of D leaves it as wide as A.
         kinds = {"bias": evt.Operand("row", self.bias_type or F32), "factor": evt.Operand("scalar", F32)}
         read = {name: kind for name, kind in kinds.items() if name in inspect.signature(TREES[self.tree]).parameters}
@@ -380,7 +380,7 @@ def of_lists(shapes: tuple[tuple[int, int, int], ...], options: Mapping[str, Any
 
     rows = tuple(Lie((n,), result).spec for _, n, _ in shapes) if options.get("bias") else ()
     inputs = (GroupOperand("bias", "row", rows),) if rows else ()
-    tree = common(result if rows else None, options.get("activation")).tree
+    tree = bias_and_activation(result if rows else None, options.get("activation"))
     d = tuple(spec(m, n, result) for m, n, _ in shapes)
     form = options.get("scale")
     scale = GroupScale((MatrixSpec((1,), (1,), F32),), form) if form else None
@@ -420,7 +420,7 @@ def with_gelu(key: KernelKey) -> KernelKey:
     """A cell with a bias, of D's type, and gelu."""
     if key.generation == "sm80":
         return replace(key, epilogue="lc_gelu")
-    return replace(key, epilogue=epilogue_id(key.epilogue, common(key.d, "gelu").tree.program))
+    return replace(key, epilogue=epilogue_id(key.epilogue, bias_and_activation(key.d, "gelu").program))
 
 
 def needed(device: Device) -> Iterator[KernelKey]:

@@ -19,11 +19,11 @@ from atomr_cutlass import reference
 from atomr_cutlass.arrays import numerics
 from atomr_cutlass.arrays.numerics import FloatArray
 from atomr_cutlass.arrays.operands import BYTE
-from atomr_cutlass.epilogue import bind as binding
 from atomr_cutlass.epilogue import bound as fused
 from atomr_cutlass.epilogue.bound import Fusion, TreeArray
 from atomr_cutlass.generator.archs import SmArch
 from atomr_cutlass.generator.dtypes import CutlassDtype as D
+from atomr_cutlass.generator.epilogue.common import bias_and_activation
 from atomr_cutlass.generator.epilogue.tree import MASK, MATRIX, ROW, EpilogueVisitorTree, Output
 from atomr_cutlass.generator.key import KernelKey
 from atomr_cutlass.generator.rules import accumulator
@@ -474,7 +474,7 @@ def common() -> Mapping[str, Case]:
 
 def _plain(name: str, a: D, d: D, activation: str | None, bias: D | None, **how: Any) -> Case:
     m, n, k = USUAL
-    tree = binding.common(bias, activation).tree
+    tree = bias_and_activation(bias, activation)
     operands = {} if bias is None else {"bias": Lie((n,), bias)}
     return Case(name, tree, a, d, m, n, k, operands, {}, activation=activation, plain=True, alpha=_alpha(a, k), **how)
 

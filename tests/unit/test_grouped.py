@@ -26,8 +26,8 @@ from atomr_cutlass import SmArch
 from atomr_cutlass import epilogue as evt
 from atomr_cutlass.arrays import arguments
 from atomr_cutlass.epilogue.bound import GroupedFusion, GroupOperand
-from atomr_cutlass.epilogue.common import common
 from atomr_cutlass.errors import InvalidOperandError, KernelNotFoundError, UnsupportedError
+from atomr_cutlass.generator.epilogue.common import bias_and_activation
 from atomr_cutlass.generator.matrix import ARCHS, expand, preset_of, supports
 from atomr_cutlass.ops.grouped_gemm import reference as grouped_reference
 from atomr_cutlass.ops.grouped_gemm.kernels import GroupedSearch
@@ -403,7 +403,7 @@ def test_trees_decide_the_result() -> None:
 
 def test_the_same_tree_however_it_is_given() -> None:
     by_name = _call(A, B, offsets=ENDS, bias=EACH, activation="gelu")
-    tree = common(D.F32, "gelu").tree
+    tree = bias_and_activation(D.F32, "gelu")
     for epilogue in (tree, lambda acc, bias: evt.gelu(acc + bias)):
         np.testing.assert_array_equal(_call(A, B, offsets=ENDS, epilogue=epilogue, bias=EACH), by_name)
     # What a function does not use is left alone.
@@ -479,7 +479,7 @@ def _spec(shape: tuple[int, ...], dtype: D, layout: str = "r", pad: int = 0, ali
 def _fused(bias: tuple[MatrixSpec, ...] = (), activation: str | None = None) -> GroupedFusion:
     """act(acc + bias)."""
     inputs = (GroupOperand("bias", "row", bias),) if bias else ()
-    return GroupedFusion(common(bias[0].dtype if bias else None, activation).tree, inputs)
+    return GroupedFusion(bias_and_activation(bias[0].dtype if bias else None, activation), inputs)
 
 
 def _problem(form: str = CONTIGUOUS, dtype: D = D.BF16, layouts: str = "rr", **changes: Any) -> GroupedProblem:
@@ -769,7 +769,7 @@ def test_requests_with_trees(monkeypatch: pytest.MonkeyPatch) -> None:
     assert sorted(slots[2:-1]) == [("bias", True), ("factor", False)]
     assert [slots[i] for i in (0, 1, -1)] == [("a", True), ("b", True), ("out", True)]
     by_name = dataclasses.replace(REQUEST, epilogue=ac.GemmEpilogue(bias=True, activation="silu"))
-    as_tree = ac.GemmEpilogue(tree=common(D.BF16, "silu").tree)
+    as_tree = ac.GemmEpilogue(tree=bias_and_activation(D.BF16, "silu"))
     assert dataclasses.replace(REQUEST, epilogue=as_tree).problem(0) == by_name.problem(0)
     numpy_gpu.install(monkeypatch)
     assert verify.run(one).ok

@@ -6,8 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from atomr_cutlass.pipeline import estimate, tile_scheduler
-from atomr_cutlass.pipeline.tile_scheduler import ALONG_M, ALONG_N, HEURISTIC, decompose, orders, tile_list
+from atomr_cutlass.pipeline import estimate
+from atomr_cutlass.pipeline.candidate import ALONG_M, ALONG_N, HEURISTIC
+from atomr_cutlass.pipeline.tile_scheduler import decompose, orders, tile_list
 
 
 @pytest.mark.parametrize(
@@ -74,7 +75,7 @@ def test_the_list_holds_the_grid_in_whole_clusters(m: int, n: int, cluster: tupl
 
 def test_swizzles_save_what_l2_does_not_hold() -> None:
     def misses(side: int, swizzle: int) -> float:
-        tiles = tile_list((side, side, 1), (1, 1), 132, swizzle, tile_scheduler.ALONG_N)
+        tiles = tile_list((side, side, 1), (1, 1), 132, swizzle, ALONG_N)
         return estimate.l2_misses(tiles, (128.0 * 2 * 128 * side,) * 2, held=40e6)
 
     whole = 2 * 16 * 128.0 * 2 * 128 * 16

@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from ..checks import shown
 from ..errors import InvalidOperandError
+from ..generator.errors import shown
 
 ADDRESSES = 2**64
 EXTENTS = 2**63

@@ -18,14 +18,7 @@ from .. import _core
 from ..errors import InvalidOperandError, UnsupportedError
 from ..generator.dtypes import CutlassDtype
 from . import cuda_array_interface, numerics
-
-CPU = 1  # DLDeviceType
-CUDA = 2
-PINNED = 3
-MANAGED = 13
-
-BYTE = (1, 8)
-"""DLPack's (type code, bits) of plain bytes: packed fp4, and e8m0 scales where a framework does not know them."""
+from .views import BYTE, CPU, CUDA, MANAGED, PINNED
 
 LEGACY_STREAM = 1  # how the array protocols spell the legacy default stream
 UNORDERED = -1  # and how they spell that no order is needed

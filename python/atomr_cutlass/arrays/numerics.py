@@ -239,6 +239,11 @@ def saturating_cast(x: npt.ArrayLike, dtype: CutlassDtype) -> AnyArray:
         return out
 
 
+def stored(values: FloatArray, scale_d: float | None, out_dtype: CutlassDtype) -> AnyArray:
+    """saturating_cast(scale_d * values)."""
+    return saturating_cast(values if scale_d is None else values * float(scale_d), out_dtype)
+
+
 def _round_significand(x: FloatArray, fmt: _Format) -> FloatArray:
     """Rounds to nearest even on `fmt`'s grid, as if its exponents went on upwards without end.
 

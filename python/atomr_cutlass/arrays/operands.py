@@ -14,20 +14,8 @@ from ..errors import InvalidOperandError
 from ..generator.dtypes import CutlassDtype, ScaleType
 from . import numerics
 from .cuda_array_interface import ADDRESSES
-from .frameworks import (
-    BYTE,
-    CPU,
-    CUDA,
-    DLPACK,
-    JAX,
-    MANAGED,
-    OWN,
-    PINNED,
-    LaunchStream,
-    element_of,
-    framework_of,
-    launch_stream,
-)  # fmt: skip
+from .frameworks import DLPACK, JAX, OWN, LaunchStream, element_of, framework_of, launch_stream
+from .views import BYTE, CPU, CUDA, MANAGED, PINNED, dtype_of
 
 __all__ = [
     "BYTE", "CPU", "CUDA", "MANAGED", "PINNED", "as_operand", "clear_async", "copy_in", "current_stream", "download",
@@ -66,20 +54,6 @@ def launching(stream: Any, array: Any, *, awaited: bool = False) -> LaunchStream
         return LaunchStream(stream_handle(stream), named=True, awaited=awaited)
     first = array[0] if isinstance(array, (list, tuple)) and array else array
     return LaunchStream(current_stream(first), named=False, awaited=awaited)
-
-
-def dtype_of(operand: _core.Operand, name: str) -> CutlassDtype:
-    """The operand's element type.
-
-    Raises:
-        InvalidOperandError: no kernel knows it.
-    """
-    dtype = CutlassDtype.from_dlpack(*operand.dtype)
-    if dtype is None:
-        valid = ", ".join(d.numpy_name for d in CutlassDtype if d is not CutlassDtype.TF32)
-        code, bits = operand.dtype
-        raise InvalidOperandError(f"{name} has elements of DLPack type {code} with {bits} bits; kernels know {valid}")
-    return dtype
 
 
 def _numpy_dtype(operand: _core.Operand) -> np.dtype[Any]:

@@ -20,8 +20,8 @@ from ..jit.folder import FOLDER_VARIABLE
 from ..jit.store import MAX_BYTES, KernelStore
 from ..jit.toolchain import Toolchain
 from ..pipeline import devices, table
+from ..pipeline.candidate import KernelInfo
 from ..pipeline.devices import Device
-from ..pipeline.table import KernelInfo
 
 DRIVER_FILE = Path("/proc/driver/nvidia/version")
 PACKAGE = Path(_core.__file__).parent

@@ -12,7 +12,7 @@ from rich.table import Table
 from ..generator.matrix import OPS
 from ..jit import kernels as jit_kernels
 from ..pipeline import table
-from ..pipeline.table import KernelInfo
+from ..pipeline.candidate import KernelInfo
 from ..pipeline.verification import verification
 from . import info as installation
 from .info import Info

@@ -17,8 +17,8 @@ from ..generator.archs import SmArch
 from ..pipeline import devices, table, verify
 from ..pipeline import plan as plans
 from ..pipeline.explanation import Explanation, explain
+from ..pipeline.operand_table import Arrays
 from ..pipeline.operation import Request, operation_of, request_from
-from ..pipeline.probe import Arrays
 from ..pipeline.request_options import RequestOptions
 from ..pipeline.verify import RunResult
 from . import info as installation

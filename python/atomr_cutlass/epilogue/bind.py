@@ -18,14 +18,14 @@ from ..arrays.operands import BYTE
 from ..checks import NUMBERS
 from ..errors import InvalidOperandError, UnsupportedError
 from ..generator.dtypes import CutlassDtype
+from ..generator.epilogue import common
+from ..generator.epilogue.ops import ACTIVATIONS
 from ..generator.epilogue.tree import RESULT, EpilogueVisitorTree, Input, Output
 from ..pipeline import invocation
-from ..reference import ACTIVATIONS
-from ..reference import evaluate as evaluate_tree
-from . import Operand, Traced, trace
+from ..reference.tree import evaluate as evaluate_tree
 from .bound import Fusion
-from .common import common, of_tree
 from .results import MatrixResult, operand_names
+from .trace import Operand, Traced, trace
 
 
 class Result(Protocol):
@@ -260,7 +260,7 @@ def traced_of(
             raise InvalidOperandError(
                 f"{', '.join(numbers)}: a tree takes arrays; give an array of one element, or a function with numbers"
             )
-        return epilogue if isinstance(epilogue, Traced) else of_tree(epilogue), list(names)
+        return epilogue if isinstance(epilogue, Traced) else Traced.of_tree(epilogue), list(names)
     # A name that is no parameter is an array for a result.
     parameters = _parameters(epilogue, names)
     kinds = {name: operand(name) for name in names if name in parameters}
@@ -278,7 +278,7 @@ def _parameters(epilogue: Any, names: Iterable[str]) -> set[str]:
         return set(names)
 
 
-def bias_and_activation(bias: Any, activation: str | None) -> Traced:
+def bias_and_activation(bias: Any, activation: str | None) -> EpilogueVisitorTree:
     """The tree of act(acc + bias) for an array, or for no bias.
 
     Raises:
@@ -287,7 +287,7 @@ def bias_and_activation(bias: Any, activation: str | None) -> Traced:
     if activation is not None and not isinstance(activation, str):
         raise InvalidOperandError(f"activation is {activation!r}; expected None or one of {', '.join(ACTIVATIONS)}")
     dtype = None if bias is None else operands.dtype_of(operands.as_operand(bias, "bias"), "bias")
-    return common(dtype, activation)
+    return common.bias_and_activation(dtype, activation)
 
 
 def refuse_scale_d(scale_d: Any) -> None:

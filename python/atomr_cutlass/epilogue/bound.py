@@ -6,18 +6,13 @@ import dataclasses
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
 
 from .. import _core
-from ..arrays import operands
-from ..arrays.operands import BYTE
-from ..errors import InvalidOperandError, UnsupportedError
+from ..arrays.views import BYTE, dtype_of
+from ..errors import InvalidOperandError
 from ..generator.dtypes import CutlassDtype
-from ..generator.epilogue.common import form_of
-from ..generator.epilogue.lower import SOURCE, epilogue_id, is_common, operand_kinds, split, with_source
+from ..generator.epilogue.lower import SOURCE, epilogue_id, operand_kinds, split, with_source
 from ..generator.epilogue.tree import COLUMN, MASK, MATRIX, ROW, SCALAR, EpilogueVisitorTree, Input, Output
-from ..generator.key import KernelKey
-from ..pipeline.plan import Address, Steps, moved
 from ..pipeline.problem import GemmProblem, MatrixSpec
 
 Shape = tuple[int, ...]
@@ -141,7 +136,7 @@ def fusion_of(tree: EpilogueVisitorTree, views: Mapping[str, _core.Operand]) -> 
 
     def array(name: str, kind: str, reduction: str = "") -> TreeArray:
         view = views[name]
-        dtype = CutlassDtype.I8 if kind == MASK else operands.dtype_of(view, name)
+        dtype = CutlassDtype.I8 if kind == MASK else dtype_of(view, name)
         return TreeArray(name, kind, view.shape, view.strides, dtype, reduction, view.alignment)
 
     return Fusion(
@@ -238,11 +233,6 @@ def _like_d(spec: MatrixSpec, d: MatrixSpec) -> bool:
     return contiguous == (d.strides[-1] == 1, d.strides[-2] == 1) and True in contiguous and aligned
 
 
-def _role(operand: TreeArray, *, written: bool) -> str:
-    """The role of an array in a plan's checks: D may overwrite a matrix, since that is read before D is written."""
-    return "output" if written else ("source" if operand.kind == MATRIX else "input")
-
-
 def reads_source(epilogue: str) -> bool:
     """Whether an operand of the tree is loaded as the C operand."""
     return source_number(epilogue) is not None
@@ -252,85 +242,3 @@ def source_number(epilogue: str) -> int | None:
     """The number of the input that is loaded as the C operand."""
     kinds = [kind for kind, _ in operand_kinds(split(epilogue)[1])[0]]
     return kinds.index(SOURCE) if SOURCE in kinds else None
-
-
-class FusedOperands:
-    """The operands of a tree as slots of a plan."""
-
-    def __init__(
-        self, steps: Steps, fusion: Fusion | None, epilogue: str, key: KernelKey, *, clear_masks: bool
-    ) -> None:
-        """Adds the slots, and clears the outputs that accumulate.
-
-        Args:
-            steps: the plan in the making.
-            fusion: the tree's arrays; None without a tree.
-            epilogue: of the problem; it says which operand is loaded as the C operand.
-            key: the kernel's.
-            clear_masks: whether the kernel adds bits to the present ones.
-
-        Raises:
-            UnsupportedError: an output that must be cleared is not dense.
-        """
-        self._arrays = fusion.arrays if fusion else ()
-        self._places: list[Address] = []
-        self._source = source_number(epilogue)
-        self._common = form_of(epilogue) if is_common(key.epilogue) else None
-        for number, operand in enumerate(self._arrays):
-            written = fusion is not None and operand in fusion.outputs
-            size = operand.dtype.bits // 8
-            shape, strides = operand.slot or (operand.shape, operand.strides)
-            place = steps.slot(
-                operand.name,
-                shape,
-                strides,
-                operand.element,
-                alignment=size * key.align_d if number == self._source else size,
-                role=_role(operand, written=written),
-            )
-            self._places.append(place)
-            if written and (operand.reduction or (operand.kind == MASK and clear_masks)):
-                if not operand.dense:
-                    raise UnsupportedError(
-                        f"{operand.name} has strides {operand.strides}: it is cleared first and must be dense"
-                    )
-                steps.clear(place, math.prod(operand.shape) * size, 0xFF if operand.reduction == "max" else 0)
-
-    @property
-    def source(self) -> Address:
-        """The operand that comes by the way of C; there is one where the epilogue `reads_source`."""
-        if self._source is None:
-            raise ValueError("no operand comes by the way of C")
-        return self._places[self._source]
-
-    def args(self, strides: Shape, offsets: Shape, *, exchanged: bool) -> dict[str, Any]:
-        """Fields of a kernel's arguments.
-
-        Args:
-            strides: from one batch to the next, in elements, for each operand.
-            offsets: of each operand, likewise.
-            exchanged: whether the kernel computes D^T.
-        """
-        found: dict[str, Any] = {}
-        if self._common is not None:
-            found["operand0_stride_m"] = self._common.told
-            if self._source is not None:
-                found["beta"] = 1.0
-        for number, (operand, place, batch_stride, offset) in enumerate(
-            zip(self._arrays, self._places, strides, offsets, strict=True)
-        ):
-            stride_m, stride_n = operand.spec.strides[-2:]
-            if self._common is not None:
-                if number == self._common.row:
-                    found["operand0"] = moved(place, offset, operand.dtype)
-                    found |= {"operand0_stride_n": stride_n, "operand0_batch_stride": batch_stride}
-                continue
-            if exchanged:
-                stride_m, stride_n = stride_n, stride_m
-            found |= {
-                f"operand{number}": moved(place, offset, operand.dtype),
-                f"operand{number}_stride_m": stride_m,
-                f"operand{number}_stride_n": stride_n,
-                f"operand{number}_batch_stride": batch_stride,
-            }
-        return found

@@ -8,7 +8,7 @@ from typing import Any, Final, NamedTuple
 from ..checks import NUMBERS, check_name, shown
 from ..errors import InvalidOperandError
 from ..generator.dtypes import CutlassDtype
-from ..generator.epilogue.ops import OPS
+from ..generator.epilogue.ops import LEAKY_SLOPE, OPS
 from ..generator.epilogue.tree import (
     ACCUMULATOR,
     COLUMN,
@@ -23,7 +23,6 @@ from ..generator.epilogue.tree import (
 )
 from . import assemble
 from .element_types import element_type
-from .functions import LEAKY_SLOPE
 from .values import finite
 
 _DEFAULTS: Final = {"leaky_relu": {"slope": LEAKY_SLOPE}}

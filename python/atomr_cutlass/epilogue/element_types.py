@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from ..arrays.numerics import from_numpy_dtype
-from ..arrays.operands import BYTE
+from ..arrays.views import BYTE
 from ..checks import shown
 from ..errors import InvalidOperandError
 from ..generator.dtypes import CutlassDtype

@@ -6,15 +6,14 @@ the product is.
 
 from __future__ import annotations
 
-from typing import Any, Final, TypeAlias
+from typing import Any, TypeAlias
 
+from ..generator.epilogue.ops import LEAKY_SLOPE
 from ..generator.epilogue.tree import COLUMN, MASK, ROW, SCALAR
 from .element_types import element_type
 from .values import Stored, Value, apply, location, number, refusal
 
 Operable: TypeAlias = Value | float
-
-LEAKY_SLOPE: Final = 0.01
 
 
 def relu(x: Operable) -> Value:

@@ -23,8 +23,8 @@ from ..generator.epilogue.lower import LINEAR, epilogue_id
 from ..generator.epilogue.tree import MASK, RESULT, ROW, SCALAR, EpilogueVisitorTree, Input, Output
 from ..generator.rules import supports_grouped_tree, supports_tree
 from ..pipeline.problem import MatrixSpec
-from . import Operand, readings
 from .bound import GroupedFusion, GroupOperand, check_input
+from .trace import Operand, readings
 
 Shape = tuple[int, ...]
 Views = tuple[_core.Operand, ...]

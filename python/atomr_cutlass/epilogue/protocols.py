@@ -8,8 +8,9 @@ from collections.abc import Callable, Mapping
 from typing import Any, Final
 
 from ..generator.dtypes import CutlassDtype
+from ..generator.epilogue.ops import LEAKY_SLOPE
 from . import functions
-from .functions import LEAKY_SLOPE, cast, clamp, maximum, minimum, where
+from .functions import cast, clamp, maximum, minimum, where
 from .values import Value, apply, number, refusal
 
 _REDUCTIONS: Final = frozenset(

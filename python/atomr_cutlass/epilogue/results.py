@@ -18,8 +18,8 @@ from ..errors import InvalidOperandError, UnsupportedError
 from ..generator.dtypes import CutlassDtype
 from ..generator.epilogue.tree import COLUMN, MASK, MATRIX, RESULT, ROW, SCALAR, EpilogueVisitorTree, Input, Output
 from ..pipeline.problem import MatrixSpec
-from . import Operand, operand_of
 from .bound import Fusion, TreeArray, check_input, fusion_of, output_shape
+from .trace import Operand, operand_of
 
 Shape = tuple[int, ...]
 

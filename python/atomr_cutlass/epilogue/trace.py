@@ -150,6 +150,11 @@ class Traced:
     structure: str
     names: tuple[str, ...]
 
+    @classmethod
+    def of_tree(cls, tree: EpilogueVisitorTree) -> Traced:
+        """A tree as if a function had returned D, or a dict of D and the tree's outputs."""
+        return cls(tree, DICT if tree.outputs else SINGLE, (RESULT, *(output.name for output in tree.outputs)))
+
     def arrange(self, results: Mapping[str, Any]) -> Any:
         """Results by name, D as `out`, as the function returns its own."""
         if self.structure == DICT:

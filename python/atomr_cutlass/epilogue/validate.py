@@ -16,7 +16,7 @@ from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 
-from .. import _core, reference
+from .. import _core
 from ..arrays import numerics, operands
 from ..errors import InvalidOperandError, UnsupportedError
 from ..generator.dtypes import CutlassDtype
@@ -29,6 +29,8 @@ from ..pipeline import devices
 from ..pipeline.candidate import Candidate
 from ..pipeline.devices import Device
 from ..pipeline.problem import MatrixSpec
+from ..reference.tolerance import tolerance
+from ..reference.tree_error import mismatches
 from .bound import Fusion, fusion_of, output_shape
 
 VARIABLE = "ATOMR_CUTLASS_CHECK_EPILOGUES"
@@ -155,7 +157,7 @@ def _differences(key: KernelKey, epilogue: str, device: int, launch: Launch, mak
     launch(made.problem, fusion_of(tree, views), views)
     got = {name: operands.download(views[name]) for name in (RESULT, *(operand.name for operand in tree.outputs))}
     got[RESULT] = got[RESULT].reshape(m, n)
-    return reference.mismatches(tree, got, made.acc, made.error, given, out_dtype=key.d)
+    return mismatches(tree, got, made.acc, made.error, given, out_dtype=key.d)
 
 
 def math_of(key: KernelKey) -> str:
@@ -166,7 +168,7 @@ def math_of(key: KernelKey) -> str:
 def error_of(key: KernelKey, k: int, acc: Array, absolute: Array) -> Array:
     """How far a kernel's accumulators may be from `acc`, sums of `k` products whose magnitudes add up to `absolute`."""
     exact = CutlassDtype.F64 if key.acc is CutlassDtype.F64 else CutlassDtype.F32
-    limits = reference.tolerance(key.a, exact, k, key.math)
+    limits = tolerance(key.a, exact, k, key.math)
     error: Array = limits.atol_factor * absolute + limits.rtol * np.abs(acc)
     return error
 

@@ -1,15 +1,60 @@
-"""Candidates: kernels for a problem, with how the problem is put to them."""
+"""Kernels as the table lists them, and as candidates: with how a problem is put to them."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 from ..generator.key import KernelKey
-from .table import KernelInfo
-from .tile_scheduler import HEURISTIC
 
 F = TypeVar("F")
+
+HEURISTIC, ALONG_M, ALONG_N = range(3)
+"""Raster orders, as kernels' arguments have them: along which side of the result neighbours in the list of tiles lie.
+With the first, CUTLASS chooses."""
+
+
+@dataclass(frozen=True)
+class KernelInfo:
+    """A row of the table.
+
+    Attributes:
+        name: CUTLASS's procedural name with the key's digest.
+        key: the kernel's key.
+        pack: name of the pack that it came from; empty for the extension's own.
+        ptx: whether it carries PTX, which newer GPUs translate.
+        shared_bytes: dynamic shared memory of a thread block.
+        threads: threads of a thread block.
+        cuda_version: the toolkit that compiled it; 13000 means 13.0.
+        content: what it was compiled from and by: the digests of its source and of CUTLASS, and the compiler.
+    """
+
+    name: str
+    key: KernelKey
+    pack: str
+    ptx: bool
+    shared_bytes: int
+    threads: int
+    cuda_version: int
+    content: str
+
+    @property
+    def origin(self) -> str:
+        """`prebuilt`, or `pack NAME`."""
+        return f"pack {self.pack}" if self.pack else "prebuilt"
+
+    def to_dict(self) -> dict[str, Any]:
+        """The row as JSON-ready values, the key's fields among them."""
+        return {
+            "name": self.name,
+            **self.key.to_dict(),
+            "pack": self.pack,
+            "ptx": self.ptx,
+            "shared_bytes": self.shared_bytes,
+            "threads": self.threads,
+            "cuda_version": self.cuda_version,
+            "content": self.content,
+        }
 
 
 @dataclass(frozen=True)

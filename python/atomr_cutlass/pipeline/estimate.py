@@ -27,6 +27,7 @@ from ..generator.families import gemm_few_sm90, gemm_split_sm90
 from ..generator.key import COLUMN, ROW, KernelKey
 from ..generator.rules import FEW, FP8_TYPES, SPLIT
 from . import split_k, tile_scheduler
+from .candidate import ALONG_M, HEURISTIC
 from .devices import Device
 from .problem import Variant
 from .tile_scheduler import TileList
@@ -146,7 +147,7 @@ class Launch:
     seconds: float
     split_k: int = 1
     swizzle: int = 1
-    raster: int = tile_scheduler.HEURISTIC
+    raster: int = HEURISTIC
 
 
 def seconds(key: KernelKey, variant: Variant, device: Device, shared_bytes: int, split_k: int = 1) -> float:
@@ -169,7 +170,7 @@ def launch(key: KernelKey, variant: Variant, device: Device, shared_bytes: int, 
     if key.mainloop == SPLIT:
         return Launch(_split(key, variant, device))
     if key.generation == "sm80":
-        busy, swizzle, raster = _multistage(key, variant, device, shared_bytes, split_k), 1, tile_scheduler.HEURISTIC
+        busy, swizzle, raster = _multistage(key, variant, device, shared_bytes, split_k), 1, HEURISTIC
         if device.capability == (9, 0):
             busy *= MMA_SYNC_ON_HOPPER
     else:
@@ -221,7 +222,7 @@ def _warp_specialized(key: KernelKey, variant: Variant, device: Device) -> tuple
         waves = tiles.tiles / tiles.blocks
         full = min(1.0, tiles.tiles / device.multiprocessors)
         reading = read * max(full, 0.2)
-        across = tiles.swizzle * (cluster_n if tiles.raster == tile_scheduler.ALONG_M else cluster_m)
+        across = tiles.swizzle * (cluster_n if tiles.raster == ALONG_M else cluster_m)
         shown = (SHOWN if across > 1 else SHOWN_ALONE) * reading
         tile = (max(multiply, reading, steps * step) * longer + shown) / CLOCK_HZ
         missed = MISSED * l2_misses(tiles, widths, device.l2_bytes * L2_SHARE) / _dram(device)
@@ -235,11 +236,11 @@ def _warp_specialized(key: KernelKey, variant: Variant, device: Device) -> tuple
             return _waves(tiles) * (tile + PINGPONG_TILE_SECONDS) + PROLOGUE_SECONDS + store + after
         return _waves(tiles) * (tile + whole) + after
 
-    scheduled = [(1, tile_scheduler.HEURISTIC)]
+    scheduled = [(1, HEURISTIC)]
     if key.generation == "sm90" and key.op == "gemm":
         scheduled = list(tile_scheduler.orders(blocks, (cluster_m, cluster_n)))
     truncate = key.scheduler != "streamk"
-    best = (math.inf, 1, tile_scheduler.HEURISTIC)
+    best = (math.inf, 1, HEURISTIC)
     for swizzle, raster in scheduled:
         tiles = tile_scheduler.tile_list(
             blocks, (cluster_m, cluster_n), device.multiprocessors, swizzle, raster, truncate=truncate
@@ -351,7 +352,7 @@ def l2_misses(tiles: TileList, widths: tuple[float, float], held: float) -> floa
     """
     across, along = (tiles.rows, tiles.columns), (tiles.cluster[0], tiles.cluster[1])
     of_across, of_along = widths
-    if tiles.raster == tile_scheduler.ALONG_M:
+    if tiles.raster == ALONG_M:
         across, along, of_across, of_along = across[::-1], along[::-1], of_along, of_across
     panel = tiles.swizzle * along[0]
     panels = across[0] / panel

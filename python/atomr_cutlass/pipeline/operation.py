@@ -13,9 +13,8 @@ from ..errors import InvalidOperandError
 from ..generator.archs import SmArch
 from ..generator.dtypes import CutlassDtype
 from ..generator.epilogue.tree import EpilogueVisitorTree
-from .operand_table import OperandSlot
+from .operand_table import Arrays, OperandSlot, random_arrays
 from .plan_cache import PlanKey
-from .probe import Arrays, Probe, random_arrays
 from .request_options import Option, RequestOptions
 
 if TYPE_CHECKING:  # the protocol names types that only operations construct
@@ -23,6 +22,7 @@ if TYPE_CHECKING:  # the protocol names types that only operations construct
 
     from .devices import Device
     from .plan import Plan
+    from .probe import Probe
     from .select import KernelSearch
 
 FOLDERS = ("gemm", "gated_gemm", "grouped_gemm", "conv2d", "matmul", "quantize")

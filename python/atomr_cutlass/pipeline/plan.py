@@ -7,15 +7,14 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from .. import _core
-from ..arrays.operands import CUDA
+from ..arrays.views import CUDA
 from ..errors import UnsupportedError
 from ..generator.dtypes import CutlassDtype
 from ..generator.render import render
 from ..jit import kernels, record
 from . import devices, table
-from .candidate import Candidate
+from .candidate import Candidate, KernelInfo
 from .plan_cache import PlanKey
-from .table import KernelInfo
 
 BACKENDS = ("auto", "prebuilt", "jit")
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from .. import _core
-from ..arrays.operands import BYTE
+from ..arrays.views import BYTE
 from ..errors import InvalidOperandError, UnsupportedError
 from ..generator.archs import SmArch
 from ..generator.key import KernelKey

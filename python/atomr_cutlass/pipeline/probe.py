@@ -3,23 +3,19 @@
 from __future__ import annotations
 
 import abc
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
 import numpy as np
 
-from .. import reference
 from ..arrays import numerics
-from ..arrays.operands import BYTE
 from ..generator.dtypes import CutlassDtype
 from ..generator.epilogue.tree import MASK, RESULT, EpilogueVisitorTree
-from .operand_table import OperandSlot
-from .problem import MatrixSpec
-
-Array = np.ndarray[Any, Any]
-Arrays = dict[str, Array]
-"""By name, as `OperandSlot.labels` has them."""
+from ..reference.tolerance import Tolerance, within_tolerance
+from ..reference.tree import evaluate
+from ..reference.tree_error import mismatches, tolerances
+from .operand_table import Array, Arrays
 
 _PARTS = 32
 
@@ -31,14 +27,14 @@ class Check:
     """Counts the elements outside the tolerance, part by part."""
 
     result: CutlassDtype
-    limits: reference.Tolerance
+    limits: Tolerance
     mismatches: int = 0
     max_error: float = 0.0
 
     def add(self, part: Arrays, expected: Array, magnitudes: Array) -> None:
         """Compares a part of the result with the reference of the operands that it comes from."""
         got = part["out"]
-        right = reference.within_tolerance(got, expected, magnitudes, self.limits, self.result)
+        right = within_tolerance(got, expected, magnitudes, self.limits, self.result)
         self.mismatches += int(right.size - np.count_nonzero(right))
         self.see(got, expected)
 
@@ -63,7 +59,7 @@ class Probe(abc.ABC, Generic[RequestT]):
         self.arrays = arrays
 
     @abc.abstractmethod
-    def limits(self, math: str) -> reference.Tolerance:
+    def limits(self, math: str) -> Tolerance:
         """The bounds, in the math mode of the kernel that computes."""
 
     @abc.abstractmethod
@@ -86,48 +82,6 @@ class Probe(abc.ABC, Generic[RequestT]):
         """Checks a result that has no parts."""
 
 
-def random_arrays(generator: np.random.Generator, slots: Sequence[OperandSlot]) -> Arrays:
-    """Random operands; results are filled with a value that no kernel computes."""
-    return {
-        label: poison(slot, spec) if slot.written else random_values(generator, slot, spec)
-        for slot in slots
-        for label, spec in zip(slot.labels, slot.specs, strict=True)
-    }
-
-
-def laid_out(spec: MatrixSpec, make: Callable[[tuple[int, ...]], Array]) -> Array:
-    """A dense array that lies as the spec says. `make` gets its extents in the order of memory."""
-    order = memory_order(spec)
-    made: Array = make(tuple(spec.shape[i] for i in order)).transpose(np.argsort(order))
-    return made
-
-
-def memory_order(spec: MatrixSpec) -> list[int]:
-    """Dimensions from the outermost in memory to the innermost."""
-    return sorted(range(len(spec.shape)), key=lambda i: -spec.strides[i])
-
-
-def random_values(generator: np.random.Generator, slot: OperandSlot, spec: MatrixSpec) -> Array:
-    """An operand: normally distributed; int8 and bytes uniform; scales around 1."""
-    if slot.element == BYTE:
-        return laid_out(spec, lambda shape: generator.integers(0, 256, shape, np.uint8))
-    kind = numerics.numpy_dtype(spec.dtype)
-    if spec.dtype in numerics.INTEGER_DTYPES:
-        return laid_out(spec, lambda shape: generator.integers(-127, 128, shape, kind))
-    if slot.name.startswith("scale"):
-        return laid_out(spec, lambda shape: np.exp2(generator.uniform(-1, 1, shape)).astype(kind))
-    return laid_out(spec, lambda shape: numerics.saturating_cast(generator.standard_normal(shape), spec.dtype))
-
-
-def poison(slot: OperandSlot, spec: MatrixSpec) -> Array:
-    """A result before it is computed, so that an element that nobody writes cannot be right by chance."""
-    if slot.element == BYTE:
-        return laid_out(spec, lambda shape: np.full(shape, 0xFF, np.uint8))
-    made = laid_out(spec, lambda shape: np.empty(shape, numerics.numpy_dtype(spec.dtype)))
-    made[...] = np.iinfo(made.dtype).min if spec.dtype in numerics.INTEGER_DTYPES else np.nan
-    return made
-
-
 def slices(extent: int) -> Iterator[slice]:
     """A dimension in parts, at most 32 of them."""
     step = max(1, -(-extent // _PARTS))
@@ -137,11 +91,11 @@ def slices(extent: int) -> Iterator[slice]:
 def compare_tree(check: Check, tree: EpilogueVisitorTree, part: Arrays, acc: Array, error: Array, **how: Any) -> None:
     """Counts the elements of a tree's results that differ from the reference by more than the tolerance."""
     read = {operand.name: part[operand.name] for operand in tree.inputs}
-    wanted = reference.evaluate(tree, acc, read, **how)
+    wanted = evaluate(tree, acc, read, **how)
     got = {name: part[name] for name in wanted}
     check.see(got[RESULT], wanted[RESULT])
-    if reference.mismatches(tree, got, acc, error, read, **how):
-        bounds = reference.tolerances(tree, acc, error, read, **how)
+    if mismatches(tree, got, acc, error, read, **how):
+        bounds = tolerances(tree, acc, error, read, **how)
         masks = {operand.name for operand in tree.outputs if operand.kind == MASK}
         counts = (_beyond(got[name], wanted[name], bounds[name], bits=name in masks) for name in got)
         check.mismatches += max(1, sum(counts))

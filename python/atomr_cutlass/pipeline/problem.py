@@ -12,6 +12,7 @@ from ..errors import InvalidOperandError, UnsupportedError
 from ..generator.dtypes import CutlassDtype
 from ..generator.key import COLUMN, ROW, Triple
 from ..generator.rules import accumulator
+from .rounding import round_up
 
 MAX_OUTER = 4096
 
@@ -284,8 +285,3 @@ def _alignment(spec: MatrixSpec, view: View, batches: Batches, index: int) -> in
 
 def _flipped(layout: str) -> str:
     return COLUMN if layout == ROW else ROW
-
-
-def round_up(value: int, multiple: int) -> int:
-    """The least multiple of `multiple` that is not below `value`."""
-    return -(-value // multiple) * multiple

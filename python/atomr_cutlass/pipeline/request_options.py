@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 from ..errors import InvalidOperandError
 from ..generator.archs import SmArch
 from ..generator.dtypes import CutlassDtype
-from ..reference.activations import ACTIVATIONS
+from ..generator.epilogue.ops import ACTIVATIONS
 
 T = TypeVar("T")
 

@@ -20,11 +20,10 @@ from ..generator.matrix import cells, preset_of, shared_memory, supports
 from ..generator.rules import OK, Status, no
 from ..jit import kernels
 from . import devices, table, tuning
-from .candidate import Candidate
+from .candidate import ALONG_M, ALONG_N, HEURISTIC, Candidate, KernelInfo
 from .devices import Device
 from .estimate import LAUNCH_SECONDS, Launch
-from .table import KernelInfo
-from .tile_scheduler import ALONG_M, ALONG_N, HEURISTIC, SWIZZLES
+from .tile_scheduler import SWIZZLES
 
 F = TypeVar("F")
 

@@ -8,10 +8,14 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from ..generator.families import gemm_split_sm90
 from ..generator.key import COLUMN, ROW, KernelKey
-from .problem import Variant, round_up
+from .rounding import round_up
+
+if TYPE_CHECKING:
+    from .problem import Variant
 
 BOX = 64
 """Elements of a step along K."""

@@ -12,10 +12,8 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from .problem import round_up
-
-HEURISTIC, ALONG_M, ALONG_N = range(3)
-"""Raster orders, as kernels' arguments have them: along which side of the result neighbours in the list lie."""
+from .candidate import ALONG_M, ALONG_N, HEURISTIC
+from .rounding import round_down, round_up
 
 SWIZZLES = (1, 2, 4, 8)
 SHORTEST_SIDE = {1: 1, 2: 2, 4: 3, 8: 6}
@@ -143,8 +141,3 @@ def decompose(tiles: TileList, k_tiles: int) -> Decomposition:
         # All tiles are cut, not only those that were to be.
         return Decomposition(0, tiles.tiles, tiles.tiles * splits, splits)
     return Decomposition(tiles.tiles - cut, cut, units, 1)
-
-
-def round_down(extent: int, multiple: int) -> int:
-    """The largest multiple that is not larger."""
-    return extent // multiple * multiple

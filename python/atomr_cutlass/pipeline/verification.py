@@ -19,7 +19,7 @@ from ..generator.dtypes import CutlassDtype
 from ..generator.headers import HeadersError
 from ..generator.key import KernelKey
 from ..jit import toolchain
-from .table import KernelInfo
+from .candidate import KernelInfo
 
 RUNS: Final = "runs"
 RUNS_AS_PTX: Final = "runs as PTX"

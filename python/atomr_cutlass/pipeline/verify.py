@@ -11,13 +11,15 @@ from typing import Any
 
 import numpy as np
 
-from .. import _core, reference
+from .. import _core
 from ..arrays import numerics, operands
+from ..reference.tolerance import Tolerance
 from . import devices
+from .operand_table import Array, Arrays, memory_order
 from .operation import PlannedOperation, Request, operation_of
 from .plan import Plan
 from .planner import plan
-from .probe import Array, Arrays, Check, memory_order
+from .probe import Check
 from .problem import MatrixSpec
 
 Track = Callable[[Iterable[Arrays], int], Iterable[Arrays]]
@@ -60,7 +62,7 @@ class RunResult:
     elements: int
     mismatches: int | None
     max_error: float | None
-    tolerance: reference.Tolerance | None
+    tolerance: Tolerance | None
     plan_seconds: float | None
     launches: int
     seconds: float | None

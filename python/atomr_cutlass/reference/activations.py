@@ -5,11 +5,12 @@ from __future__ import annotations
 import math as _math
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
-from ..arrays.numerics import FloatArray
+if TYPE_CHECKING:
+    from ..arrays.numerics import FloatArray
 
 # Rational minimax approximations of erf and erfc, highest power first, from W. J. Cody, "Rational Chebyshev
 # approximations for the error function", Mathematics of Computation 23 (1969), pp. 631-637 (tables II and III).

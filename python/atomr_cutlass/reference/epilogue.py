@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from ..arrays.numerics import AnyArray, FloatArray, saturating_cast, to_float64
+from ..arrays.numerics import AnyArray, FloatArray, to_float64
 from ..errors import InvalidOperandError
-from ..generator.dtypes import CutlassDtype
 from .activations import ACTIVATIONS
 from .checks import element_type
 
@@ -54,8 +53,3 @@ def add_magnitudes(product: FloatArray, c: AnyArray | None, beta: float, bias: A
 def activated(values: FloatArray, activation: str | None) -> FloatArray:
     """act(values), which must have been checked."""
     return values if activation is None else ACTIVATIONS[activation](values)
-
-
-def stored(values: FloatArray, scale_d: float | None, out_dtype: CutlassDtype) -> AnyArray:
-    """saturating_cast(scale_d * values)."""
-    return saturating_cast(values if scale_d is None else values * float(scale_d), out_dtype)

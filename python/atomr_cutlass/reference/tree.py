@@ -10,7 +10,7 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-from ..arrays.numerics import AnyArray, FloatArray, saturating_cast, to_float64
+from ..arrays.numerics import AnyArray, FloatArray, saturating_cast, stored, to_float64
 from ..errors import InvalidOperandError
 from ..generator.dtypes import CutlassDtype
 from ..generator.epilogue.ops import ACTIVATION_OPS
@@ -29,7 +29,6 @@ from ..generator.epilogue.tree import (
 )
 from .activations import ACTIVATIONS, erfc
 from .checks import broadcasts_to, element_type
-from .epilogue import stored
 
 _sigmoid: Final = ACTIVATIONS["sigmoid"]
 

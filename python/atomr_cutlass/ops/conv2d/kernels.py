@@ -13,10 +13,10 @@ from ...arrays.layouts import collapses, pixel_strides
 from ...arrays.numerics import FAST
 from ...epilogue import bound as fused
 from ...epilogue.bound import Fusion
-from ...epilogue.common import as_bias_and_activation
 from ...errors import CutlassError, UnsupportedError
 from ...generator.archs import SmArch
 from ...generator.dtypes import CutlassDtype
+from ...generator.epilogue.common import as_bias_and_activation
 from ...generator.epilogue.lower import LINEAR, split
 from ...generator.key import KernelKey
 from ...generator.matrix import supports, with_epilogue

@@ -7,10 +7,10 @@ from typing import Any
 from ...arrays.layouts import in_layout
 from ...errors import InvalidOperandError
 from ...pipeline.devices import Device
-from ...pipeline.operand_table import OperandSlot, epilogue_slots
+from ...pipeline.operand_table import Arrays, OperandSlot, epilogue_slots
 from ...pipeline.operation import PlannedOperation
 from ...pipeline.plan import Plan
-from ...pipeline.probe import Arrays, Probe
+from ...pipeline.probe import Probe
 from ...pipeline.problem import MatrixSpec
 from ...pipeline.request_options import Option, RequestOptions
 from ..gemm.operation import PRECISION, epilogue_from

@@ -11,7 +11,8 @@ from typing import Any, TypeAlias
 from ... import _core
 from ...arrays.layouts import in_layout, pixel_strides
 from ...epilogue import validate
-from ...epilogue.bound import FusedOperands, Fusion, reads_source, source_number
+from ...epilogue.bound import Fusion, reads_source, source_number
+from ...epilogue.fused_operands import FusedOperands
 from ...generator.dtypes import CutlassDtype
 from ...generator.epilogue.common import told
 from ...generator.epilogue.lower import has_tree, is_common

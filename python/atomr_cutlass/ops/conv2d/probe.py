@@ -12,7 +12,8 @@ from ... import reference
 from ...epilogue.results import ImageResult
 from ...generator.dtypes import CutlassDtype
 from ...generator.epilogue.tree import EpilogueVisitorTree
-from ...pipeline.probe import Array, Arrays, Check, Probe, compare_tree, slices
+from ...pipeline.operand_table import Array, Arrays
+from ...pipeline.probe import Check, Probe, compare_tree, slices
 from . import reference as conv_reference
 from .function import conv2d, conv2d_dgrad, conv2d_wgrad
 from .geometry import DGRAD, FPROP, OPERANDS

@@ -8,9 +8,8 @@ from dataclasses import dataclass
 
 from ...arrays.layouts import collapses, pixel_strides, rows_collapse
 from ...epilogue.bound import Fusion, source_of
-from ...epilogue.common import as_bias_and_activation
 from ...errors import InvalidOperandError, UnsupportedError
-from ...generator.epilogue.common import COMMON_ACTIVATIONS, common_of
+from ...generator.epilogue.common import COMMON_ACTIVATIONS, as_bias_and_activation, common_of
 from ...generator.epilogue.lower import COMMON, LINEAR, epilogue_id, with_source
 from ...pipeline.problem import MatrixSpec
 from .geometry import DGRAD, FPROP, WGRAD, ConvGeometry

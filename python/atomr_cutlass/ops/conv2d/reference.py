@@ -8,11 +8,11 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from ...arrays.numerics import INTEGER_DTYPES, AnyArray, FloatArray, round_to_tf32, to_float64
+from ...arrays.numerics import INTEGER_DTYPES, AnyArray, FloatArray, round_to_tf32, stored, to_float64
 from ...errors import InvalidOperandError
 from ...generator.dtypes import CutlassDtype
 from ...reference.checks import check_math, element_type
-from ...reference.epilogue import activated, add_magnitudes, add_terms, check_activation, check_bias, stored
+from ...reference.epilogue import activated, add_magnitudes, add_terms, check_activation, check_bias
 from ...reference.scales import Scale, read_number
 from .geometry import DGRAD, FPROP, OPERANDS, WGRAD, ConvGeometry, Padding, Pair, Shape4, conv_geometry, result_shape
 

@@ -14,6 +14,7 @@ from ...epilogue.results import ImageResult, check_tree
 from ...errors import InvalidOperandError, UnsupportedError
 from ...generator.archs import SmArch
 from ...generator.dtypes import CutlassDtype
+from ...generator.epilogue.ops import ACTIVATIONS
 from ...generator.epilogue.tree import EpilogueVisitorTree
 from ...generator.matrix import ARCHS
 from ...generator.members import Members
@@ -22,7 +23,6 @@ from ...generator.rules import accumulator, supports_tree
 from ...pipeline import devices, select
 from ...pipeline.plan_cache import PlanKey
 from ...pipeline.problem import MatrixSpec
-from ...reference import ACTIVATIONS
 from ..gemm.request import GemmEpilogue
 from ..request_checks import expect_extent, expect_fields, expect_served, math_of
 from .geometry import DGRAD, FPROP, OPERANDS, WGRAD, ConvGeometry, conv_geometry

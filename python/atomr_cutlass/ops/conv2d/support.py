@@ -12,7 +12,8 @@ from ...generator.rules import OK, Status, no
 from ...pipeline import estimate
 from ...pipeline.devices import Device
 from ...pipeline.plan import bytes_of
-from ...pipeline.problem import MatrixSpec, Variant, round_up
+from ...pipeline.problem import MatrixSpec, Variant
+from ...pipeline.rounding import round_up
 from .geometry import DGRAD, FPROP, WGRAD
 from .problem import ConvProblem, channel_alignment, dense, packed, reach
 

@@ -14,9 +14,9 @@ from ...arrays import numerics, operands
 from ...arrays.arguments import check_devices, check_out, result_dtype, views_of
 from ...arrays.numerics import FAST, AnyArray
 from ...checks import NUMBERS, shown
-from ...epilogue.common import common
 from ...errors import InvalidOperandError, UnsupportedError
 from ...generator.dtypes import CutlassDtype
+from ...generator.epilogue.common import bias_and_activation
 from ...generator.epilogue.lower import GATED, GATED_SCALED, epilogue_id
 from ...generator.epilogue.tree import RESULT
 from ...generator.rules import FP8_TYPES, HALF_TYPES, gemm_types
@@ -154,7 +154,7 @@ class _GatedGemm(Invocation):
             raise UnsupportedError("block scales are not taken by gated kernels: give one for all, or one for each row")
         options = self.call.options
         base = GATED if scales == scaled.NO_SCALES else GATED_SCALED
-        epilogue = epilogue_id(base, common(None, options.activation).tree.program)
+        epilogue = epilogue_id(base, bias_and_activation(None, options.activation).program)
         return scaled.make(
             dataclasses.replace(problem, epilogue=epilogue), scales, result=d, like=like, stream=stream,
             **self.call.planning,

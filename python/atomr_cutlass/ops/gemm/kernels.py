@@ -34,7 +34,8 @@ from ...pipeline.plan import (
     settled,
 )  # fmt: skip
 from ...pipeline.planning import PlanOptions, planned
-from ...pipeline.problem import GemmFormulation, GemmProblem, MatrixSpec, Variant, formulations, round_up
+from ...pipeline.problem import GemmFormulation, GemmProblem, MatrixSpec, Variant, formulations
+from ...pipeline.rounding import round_up
 from ...pipeline.select import KernelSearch
 
 OP = "gemm"

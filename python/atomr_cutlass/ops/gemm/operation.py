@@ -14,10 +14,10 @@ from ...epilogue.bind import reduce_nothing
 from ...errors import InvalidOperandError
 from ...generator.dtypes import CutlassDtype
 from ...pipeline.devices import Device
-from ...pipeline.operand_table import OperandSlot, epilogue_slots
+from ...pipeline.operand_table import Arrays, OperandSlot, epilogue_slots
 from ...pipeline.operation import PlannedOperation
 from ...pipeline.plan import Plan
-from ...pipeline.probe import Arrays, Probe
+from ...pipeline.probe import Probe
 from ...pipeline.problem import MatrixSpec
 from ...pipeline.request_options import Option, RequestOptions
 from . import scaled

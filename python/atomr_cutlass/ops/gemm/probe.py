@@ -12,7 +12,8 @@ from ...arrays import fp4, numerics
 from ...generator.dtypes import CutlassDtype
 from ...generator.epilogue.tree import COLUMN, MASK, MATRIX, RESULT, ROW, SCALAR, EpilogueVisitorTree
 from ...generator.rules import accumulator, epilogue_compute
-from ...pipeline.probe import Array, Arrays, Check, Probe, compare_tree, slices
+from ...pipeline.operand_table import Array, Arrays
+from ...pipeline.probe import Check, Probe, compare_tree, slices
 from ..quantize import reference as quantization
 from . import reference as gemm_reference
 from .function import gemm

@@ -7,11 +7,11 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from ...arrays.numerics import INTEGER_DTYPES, AnyArray, FloatArray, from_numpy_dtype, round_to_tf32, to_float64
+from ...arrays.numerics import INTEGER_DTYPES, AnyArray, FloatArray, from_numpy_dtype, round_to_tf32, stored, to_float64
 from ...errors import InvalidOperandError
 from ...generator.dtypes import CutlassDtype
 from ...reference.checks import broadcasts_to, check_math, element_type
-from ...reference.epilogue import activated, add_magnitudes, add_terms, check_activation, check_bias, stored
+from ...reference.epilogue import activated, add_magnitudes, add_terms, check_activation, check_bias
 from ...reference.scales import OperandScale, Scale, read_scales, scaled_product
 
 

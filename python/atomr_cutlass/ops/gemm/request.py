@@ -11,11 +11,11 @@ from ...arrays.numerics import default_out_dtype
 from ...arrays.operands import BYTE
 from ...checks import check_flag, check_index, check_options
 from ...epilogue.bound import Fusion
-from ...epilogue.common import common
 from ...epilogue.results import MatrixResult, check_tree
 from ...errors import InvalidOperandError, UnsupportedError
 from ...generator.archs import SmArch
 from ...generator.dtypes import CutlassDtype, ScaleType
+from ...generator.epilogue.common import bias_and_activation
 from ...generator.epilogue.tree import EpilogueVisitorTree
 from ...generator.matrix import is_supported_for
 from ...generator.members import Members
@@ -120,7 +120,7 @@ class GemmEpilogue:
         if self.tree is not None or not (self.bias or self.activation is not None):
             return self.tree
         element = result if result in _BIAS_TYPES else CutlassDtype.F32
-        return common(element if self.bias else None, self.activation).tree
+        return bias_and_activation(element if self.bias else None, self.activation)
 
 
 @dataclass(frozen=True)

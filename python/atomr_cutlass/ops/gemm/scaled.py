@@ -17,7 +17,8 @@ from ... import _core
 from ...arrays import fp4
 from ...arrays.operands import BYTE
 from ...epilogue import bound as fused
-from ...epilogue.bound import FusedOperands, Fusion
+from ...epilogue.bound import Fusion
+from ...epilogue.fused_operands import FusedOperands
 from ...errors import InvalidOperandError, UnsupportedError
 from ...generator.dtypes import CutlassDtype, ScaleType
 from ...generator.epilogue.lower import is_common, is_gated

@@ -16,12 +16,12 @@ from ...arrays import operands
 from ...arrays.arguments import check_devices, refuse_jax_out, result_dtype
 from ...arrays.numerics import FAST, AnyArray, math_mode, numpy_dtype
 from ...checks import NUMBERS, check_extents, check_options
-from ...epilogue import Traced
 from ...epilogue.bind import bind
-from ...epilogue.common import common
 from ...epilogue.groups import GroupedResult, Views, check_bias, common_dtype
+from ...epilogue.trace import Traced
 from ...errors import InvalidOperandError, UnsupportedError
 from ...generator.dtypes import CutlassDtype
+from ...generator.epilogue.common import bias_and_activation
 from ...generator.epilogue.tree import RESULT
 from ...generator.rules import FP8_TYPES, accumulator
 from ...pipeline.call import run
@@ -325,7 +325,7 @@ def _parse(call: Call) -> Invocation:
     follows = call.epilogue
     if follows is None:
         bias = check_bias(over.view(named["bias"], "bias"), over) if "bias" in named else None
-        follows = common(bias, options.activation)
+        follows = bias_and_activation(bias, options.activation)
     epilogue = bind(
         follows, named, over, views, taken={*_PRODUCT} - ({"c"} if "c" not in views else set()),
         out=call.out, out_dtype=_result_dtype(views, options.out_dtype, dtype),

@@ -13,11 +13,10 @@ from ... import _core
 from ...arrays.numerics import FAST
 from ...epilogue import validate
 from ...epilogue.bound import Fusion, GroupedFusion, GroupOperand
-from ...epilogue.common import as_bias_and_activation
 from ...errors import UnsupportedError
 from ...generator.archs import SmArch
 from ...generator.dtypes import CutlassDtype
-from ...generator.epilogue.common import common_of, form_of
+from ...generator.epilogue.common import as_bias_and_activation, common_of, form_of
 from ...generator.epilogue.lower import LINEAR, SCALED, base_of, epilogue_id, has_tree, is_common
 from ...generator.epilogue.tree import ROW as ROW_KIND
 from ...generator.key import COLUMN, ROW, KernelKey

@@ -9,10 +9,10 @@ from typing import Any
 from ...errors import InvalidOperandError
 from ...generator.epilogue.tree import ROW
 from ...pipeline.devices import Device
-from ...pipeline.operand_table import OperandSlot
+from ...pipeline.operand_table import Arrays, OperandSlot
 from ...pipeline.operation import PlannedOperation
 from ...pipeline.plan import Plan
-from ...pipeline.probe import Arrays, Probe
+from ...pipeline.probe import Probe
 from ...pipeline.request_options import Option, RequestOptions
 from ..gemm.operation import FAST_ACCUM, MATRIX_LAYOUT, epilogue_from, layouts_from, refuse_columns
 from ..gemm.request import GemmShape

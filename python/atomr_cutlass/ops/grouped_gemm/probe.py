@@ -9,8 +9,8 @@ import numpy as np
 
 from ... import reference
 from ...generator.dtypes import CutlassDtype
-from ...pipeline.operand_table import OperandSlot
-from ...pipeline.probe import Array, Arrays, Check, Probe, compare_tree
+from ...pipeline.operand_table import Array, Arrays, OperandSlot
+from ...pipeline.probe import Check, Probe, compare_tree
 from ..gemm import reference as gemm_reference
 from .function import grouped_gemm
 from .request import GroupedGemmRequest

@@ -11,7 +11,8 @@ from ...errors import InvalidOperandError
 from ...generator.dtypes import CutlassDtype
 from ...generator.epilogue.tree import ACCUMULATOR, EpilogueVisitorTree
 from ...generator.rules import TREE_OUTPUTS
-from ...pipeline.problem import MatrixSpec, View, round_up, views
+from ...pipeline.problem import MatrixSpec, View, views
+from ...pipeline.rounding import round_up
 
 OP = "grouped_gemm"
 CONTIGUOUS, MASKED, ALONG_K, LIST = "contiguous", "masked", "along_k", "list"

@@ -6,9 +6,9 @@ import enum
 import functools
 from dataclasses import dataclass
 
-from ...epilogue import EpilogueVisitorTree, EvtBuilder
+from ...epilogue.builder import EvtBuilder
 from ...generator.dtypes import CutlassDtype
-from ...generator.epilogue.tree import ACCUMULATOR, MASK, MATRIX, RESULT, ROW, SCALAR
+from ...generator.epilogue.tree import ACCUMULATOR, MASK, MATRIX, RESULT, ROW, SCALAR, EpilogueVisitorTree
 from ...generator.members import Members
 
 BIAS, AUX, AMAX = "bias", "gelu_aux", "amax_d"

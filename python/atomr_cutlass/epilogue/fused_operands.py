@@ -1,0 +1,101 @@
+"""The operands of an epilogue tree in a plan: its slots, and the fields of the kernel's arguments."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from ..errors import UnsupportedError
+from ..generator.epilogue.common import form_of
+from ..generator.epilogue.lower import is_common
+from ..generator.epilogue.tree import MASK, MATRIX
+from ..generator.key import KernelKey
+from ..pipeline.plan import Address, Steps, moved
+from .bound import Fusion, Shape, TreeArray, source_number
+
+
+class FusedOperands:
+    """The operands of a tree as slots of a plan."""
+
+    def __init__(
+        self, steps: Steps, fusion: Fusion | None, epilogue: str, key: KernelKey, *, clear_masks: bool
+    ) -> None:
+        """Adds the slots, and clears the outputs that accumulate.
+
+        Args:
+            steps: the plan in the making.
+            fusion: the tree's arrays; None without a tree.
+            epilogue: of the problem; it says which operand is loaded as the C operand.
+            key: the kernel's.
+            clear_masks: whether the kernel adds bits to the present ones.
+
+        Raises:
+            UnsupportedError: an output that must be cleared is not dense.
+        """
+        self._arrays = fusion.arrays if fusion else ()
+        self._places: list[Address] = []
+        self._source = source_number(epilogue)
+        self._common = form_of(epilogue) if is_common(key.epilogue) else None
+        for number, operand in enumerate(self._arrays):
+            written = fusion is not None and operand in fusion.outputs
+            size = operand.dtype.bits // 8
+            shape, strides = operand.slot or (operand.shape, operand.strides)
+            place = steps.slot(
+                operand.name,
+                shape,
+                strides,
+                operand.element,
+                alignment=size * key.align_d if number == self._source else size,
+                role=_role(operand, written=written),
+            )
+            self._places.append(place)
+            if written and (operand.reduction or (operand.kind == MASK and clear_masks)):
+                if not operand.dense:
+                    raise UnsupportedError(
+                        f"{operand.name} has strides {operand.strides}: it is cleared first and must be dense"
+                    )
+                steps.clear(place, math.prod(operand.shape) * size, 0xFF if operand.reduction == "max" else 0)
+
+    @property
+    def source(self) -> Address:
+        """The operand that comes by the way of C; there is one where the epilogue `reads_source`."""
+        if self._source is None:
+            raise ValueError("no operand comes by the way of C")
+        return self._places[self._source]
+
+    def args(self, strides: Shape, offsets: Shape, *, exchanged: bool) -> dict[str, Any]:
+        """Fields of a kernel's arguments.
+
+        Args:
+            strides: from one batch to the next, in elements, for each operand.
+            offsets: of each operand, likewise.
+            exchanged: whether the kernel computes D^T.
+        """
+        found: dict[str, Any] = {}
+        if self._common is not None:
+            found["operand0_stride_m"] = self._common.told
+            if self._source is not None:
+                found["beta"] = 1.0
+        for number, (operand, place, batch_stride, offset) in enumerate(
+            zip(self._arrays, self._places, strides, offsets, strict=True)
+        ):
+            stride_m, stride_n = operand.spec.strides[-2:]
+            if self._common is not None:
+                if number == self._common.row:
+                    found["operand0"] = moved(place, offset, operand.dtype)
+                    found |= {"operand0_stride_n": stride_n, "operand0_batch_stride": batch_stride}
+                continue
+            if exchanged:
+                stride_m, stride_n = stride_n, stride_m
+            found |= {
+                f"operand{number}": moved(place, offset, operand.dtype),
+                f"operand{number}_stride_m": stride_m,
+                f"operand{number}_stride_n": stride_n,
+                f"operand{number}_batch_stride": batch_stride,
+            }
+        return found
+
+
+def _role(operand: TreeArray, *, written: bool) -> str:
+    """The role of an array in a plan's checks: D may overwrite a matrix, since that is read before D is written."""
+    return "output" if written else ("source" if operand.kind == MATRIX else "input")

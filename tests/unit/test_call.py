@@ -1,5 +1,9 @@
 """Calls of functions: which find the plan of an earlier one, whatever the function; and the texts of shared options."""
 
+import inspect
+import re
+from collections.abc import Callable
+
 import pytest
 
 import atomr_cutlass as ac
@@ -21,21 +25,39 @@ def test_kept_plans(case: str, outcome: dict[str, str]) -> None:
 
 
 FUNCTIONS = (
-    ac.gemm, ac.gated_gemm, ac.conv2d, ac.conv2d_dgrad, ac.conv2d_wgrad, ac.quantize, ac.dequantize,
+    ac.gemm, ac.gated_gemm, ac.grouped_gemm, ac.conv2d, ac.conv2d_dgrad, ac.conv2d_wgrad, ac.quantize, ac.dequantize,
 )  # fmt: skip
 
 
 @pytest.mark.parametrize("function", FUNCTIONS, ids=lambda one: one.__name__)
-def test_shared_options_have_one_text(function: object) -> None:
-    assert "{" not in str(function.__doc__)
-    assert "stream: where to launch: an integer handle or a stream object; defaults to the" in str(function.__doc__)
+def test_every_parameter_has_its_text_in_the_order_of_the_signature(function: Callable[..., object]) -> None:
+    text = str(function.__doc__)
+    assert "{" not in text
+    assert "    stream: where to launch: an integer handle or a stream object; defaults to the" in text
+    arguments = text.partition("Args:\n")[2].partition("\n\nReturns:")[0]
+    assert re.findall(r"^ {4}(\w+): ", arguments, re.MULTILINE) == list(inspect.signature(function).parameters)
 
 
-def test_texts_are_those_of_call_options() -> None:
-    @documented
-    def function() -> None:
-        """Args:
-        jit: {jit}
+@pytest.mark.parametrize("cleaned", [False, True])  # from Python 3.13 on the compiler takes the indentation off
+def test_texts_are_those_of_call_options(cleaned: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    def function(a: object, *, stream: object = None, jit: object = None) -> None:
+        """Computes.
+
+        Args:
+            a: array.
+            jit: {jit} And more.
+
+        Returns:
+            Nothing.
         """
 
-    assert str(CallOptions.__doc__).count("ATOMR_CUTLASS_JIT") == str(function.__doc__).count("ATOMR_CUTLASS_JIT") == 1
+    options = inspect.getdoc(CallOptions)
+    assert options is not None
+    if cleaned:
+        monkeypatch.setattr(CallOptions, "__doc__", options)
+        function.__doc__ = inspect.getdoc(function)
+    documented(function)
+    own = options.partition("    stream: ")[2].rstrip()
+    jit = options.partition("    jit: ")[2].partition("\n    workspace_size: ")[0]
+    listed = f"    a: array.\n    stream: {own}\n    jit: {jit} And more."
+    assert function.__doc__ == f"Computes.\n\nArgs:\n{listed}\n\nReturns:\n    Nothing."

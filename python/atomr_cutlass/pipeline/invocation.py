@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import abc
 import functools
+import inspect
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -39,7 +40,7 @@ class CallOptions(NamedTuple):
         backend: `auto` (a GPU kernel, prebuilt or compiled; without a GPU the reference, warning once), `prebuilt`,
             `jit` or `reference`.
         jit: what to do where the table lacks the kernel: `auto` compiles it, `off` raises, `background` starts with the
-            best kernel of the table and turns to the compiled one when it is ready; None leaves it to
+            best kernel of the table and switches to the compiled one when it is ready; None leaves it to
             ATOMR_CUTLASS_JIT.
         workspace_size: bytes of device memory that a call may use beside its arrays; a kernel that needs more gives way
             to another of the table, or is refused with what it needs. None is no limit.
@@ -65,8 +66,15 @@ Options = tuple["str | None", "CutlassDtype | None", "str | None", bool, str, "s
 """The fields of `CallOptions` up to `workspace_size`: those that decide about a plan."""
 
 
+_ARGUMENT = re.compile(r"^ {4}(\w+): (.*(?:\n {8}.*)*)", re.MULTILINE)
+"""An entry of a cleaned docstring's section."""
+
+
 def documented(function: FunctionT, own: type | None = None) -> FunctionT:
-    """Puts the texts of options into a function's docstring, in the place of `{name}`.
+    """Completes a function's docstring with the texts of options, so that each has one source.
+
+    Parameters that its section Args leaves out get theirs in the order of the signature; `{name}` stands for a text to
+    which the function adds something.
 
     Args:
         function: with the docstring.
@@ -74,9 +82,13 @@ def documented(function: FunctionT, own: type | None = None) -> FunctionT:
             texts as Attributes.
     """
     if function.__doc__:
-        sources = "\n".join(source.__doc__ or "" for source in (CallOptions, own) if source)
-        texts = dict(re.findall(r"^ {8}(\w+): (.*(?:\n {12}.*)*)", sources, re.MULTILINE))
-        function.__doc__ = re.sub(r"\{(\w+)\}", lambda found: texts[found[1]], function.__doc__)
+        texts = dict(
+            _ARGUMENT.findall("\n".join(inspect.getdoc(source) or "" for source in (CallOptions, own) if source))
+        )
+        head, arguments, tail = re.split(r"(?<=\nArgs:\n)|(?=\n\nReturns:)", inspect.getdoc(function) or "", maxsplit=2)
+        entries = texts | dict(_ARGUMENT.findall(arguments))
+        listed = "\n".join(f"    {name}: {entries[name]}" for name in inspect.signature(function).parameters)
+        function.__doc__ = head + re.sub(r"\{(\w+)\}", lambda found: texts[found[1]], listed) + tail
     return function
 
 

@@ -95,16 +95,8 @@ def conv2d(
         w: (K, R, S, C / groups), or (K, C / groups, R, S); of x's dtype and device.
         c: like the result; needed exactly when `beta` is not 0. On a GPU with the result's strides; together with
             `bias` as an epilogue is.
-        stride: {stride}
-        padding: {padding}
-        dilation: {dilation}
-        groups: {groups}
-        layout: {layout}
         out: (N, P, Q, K), or (N, K, P, Q): written in place and returned; may be `c` itself. Not for JAX.
-        alpha: {alpha}
-        beta: {beta}
         bias: (K,). Where epilogues are not served, contiguous and of the result's dtype.
-        activation: {activation}
         epilogue: function of alpha * scale_a * scale_b * conv(x, w) + beta * C, in the place of `activation`: an
             `EpilogueVisitorTree`, or a function of it and of arrays that is traced, as for `gemm`. A row has an element
             for each channel, (K,); a column one for each pixel, (N, P, Q, 1); matrices are like the result. On sm_90a;
@@ -112,12 +104,7 @@ def conv2d(
         scale_a: factor of x, a number.
         scale_b: factor of w, a number.
         scale_d: factor of the result, a number. On a GPU neither after an activation nor together with `bias`.
-        out_dtype: {out_dtype}
         precision: {precision} `3xtf32` is for filters of one tap.
-        stream: {stream}
-        backend: {backend}
-        jit: {jit}
-        workspace_size: {workspace_size}
         operands_of_epilogue: the arrays that `epilogue` reads, and, where the caller has them, those that it writes
             beside the result, by their names; to a function also numbers. A mask is uint8 (N, P, Q, ceil(K / 8)); a
             reduction is (1,), (K,) for each channel, or (N, P, Q) for each pixel. Channels last in memory.
@@ -175,26 +162,14 @@ def conv2d_dgrad(
         x_shape: the extents of x, in the order of `layout`: several x give a dy of the same extents where there is a
             stride.
         c: like x; needed exactly when `beta` is not 0.
-        stride: {stride}
-        padding: {padding}
         dilation: {dilation} Kernels of strided convolutions have none.
-        groups: {groups}
-        layout: {layout}
         out: like x; written in place and returned.
-        alpha: {alpha}
-        beta: {beta}
         bias: (C,), added to every pixel of the result.
-        activation: {activation}
         epilogue: as for `conv2d`, over the pixels and channels of x.
         scale_a: factor of dy, a number.
         scale_b: factor of w, a number.
         scale_d: factor of the result, a number.
-        out_dtype: {out_dtype}
         precision: {precision} `3xtf32` is for filters of one tap.
-        stream: {stream}
-        backend: {backend}
-        jit: {jit}
-        workspace_size: {workspace_size}
         operands_of_epilogue: as for `conv2d`.
 
     Returns:
@@ -245,23 +220,11 @@ def conv2d_wgrad(
         x: as for `conv2d`.
         w_shape: the extents of w, in the order of `layout`.
         c: like w; needed exactly when `beta` is not 0.
-        stride: {stride}
-        padding: {padding}
-        dilation: {dilation}
-        groups: {groups}
-        layout: {layout}
         out: like w; written in place and returned.
-        alpha: {alpha}
-        beta: {beta}
         scale_a: factor of dy, a number.
         scale_b: factor of x, a number.
         scale_d: factor of the result, a number.
-        out_dtype: {out_dtype}
         precision: {precision} `3xtf32` is for filters of one tap.
-        stream: {stream}
-        backend: {backend}
-        jit: {jit}
-        workspace_size: {workspace_size}
 
     Returns:
         `out`, or a new array like w of the kind of `dy`.

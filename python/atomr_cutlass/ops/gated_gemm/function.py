@@ -102,12 +102,6 @@ def gated_gemm(
         scale_a: factor of A: a number, or for fp8 a float32 array of one element or (..., M, 1).
         scale_b: factor of B: a number, or for fp8 a float32 array of one element or (..., 1, 2 F).
         scale_d: factor of the result: a number of 1, or for fp8 a float32 array of one element.
-        out_dtype: {out_dtype}
-        fast_accum: {fast_accum}
-        stream: {stream}
-        backend: {backend}
-        jit: {jit}
-        workspace_size: {workspace_size}
 
     Returns:
         `out`, or a new row-major array of the kind of `a`.

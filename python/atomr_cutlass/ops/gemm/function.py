@@ -74,7 +74,6 @@ def gemm(
             nvfp4 belong here, multiplied.
         beta: scalar, likewise. With 0, there is no C.
         bias: (N,), added to every row, of any floating dtype.
-        activation: {activation}
         epilogue: function of the product, in the place of bias and activation: an `EpilogueVisitorTree`, or a Python
             function such as `lambda acc, bias: relu(acc + bias)`, which is traced (`atomr_cutlass.epilogue.trace`) at
             every call. `acc` is alpha * scale_a * scale_b * A B + beta * C in float32 (float64 for float64 operands).
@@ -90,12 +89,6 @@ def gemm(
             epilogue it is that tree's operand of this name.
         out_dtype: element type of the result; defaults to A's, bf16 for fp8 and fp4, and for int8 int32, or where
             bias, activation or an epilogue follows C's, and float32 without C: kernels make no int32 of these.
-        precision: {precision}
-        fast_accum: {fast_accum}
-        stream: {stream}
-        backend: {backend}
-        jit: {jit}
-        workspace_size: {workspace_size}
         operands_of_epilogue: the operands of `epilogue` by their names: arrays on the device of `a`, of one element,
             (N,) or (..., 1, N) for a row, (..., M, 1) for a column, (..., M, N), or bits in uint8
             (..., M, ceil(N / 8)), the first in the lowest bit. Of a function also numbers, which become constants of

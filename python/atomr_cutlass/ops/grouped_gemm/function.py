@@ -99,12 +99,9 @@ def grouped_gemm(
         offsets: (G,) int32: cumulative ends of the groups. Not for the masked form and lists.
         counts: (G,) int32: sizes of the groups, instead of offsets; needed for the masked form.
         out: written in place and returned, its rows contiguous; may be `c` itself. A list for lists. Not for JAX.
-        alpha: {alpha}
-        beta: {beta}
         bias: added to every row: (N,) for all groups or (G, N), a list of (N,) for lists; of a floating dtype. Kernels
             of the sm80 generation, which serve GPUs before sm_90 and operands that are not aligned to 16 bytes, read
             it in the place of `c`: of the result's dtype, contiguous, and without a `c`.
-        activation: {activation}
         epilogue: function of the products, in the place of bias and activation: an `EpilogueVisitorTree`, or a Python
             function such as `lambda acc, bias, scale: silu(acc + bias) * scale`, which is traced at every call, as for
             `gemm`. `acc` is alpha * scale_a[g] * scale_b[g] * A[g] B[g] + beta * C[g]. It reads rows and scalars and
@@ -115,12 +112,6 @@ def grouped_gemm(
             fp8.
         scale_b: factors of b: a number, one element, (G,), (G, 1, N), with block scales
             (G, ceil(K / 128), ceil(N / 128)); along K (1, N) or (G, 1, N). A list for lists, or one for all.
-        out_dtype: {out_dtype}
-        fast_accum: {fast_accum}
-        stream: {stream}
-        backend: {backend}
-        jit: {jit}
-        workspace_size: {workspace_size}
         check: whether to copy offsets or counts to the host, which waits for the GPU, and refuse those that are
             negative, decrease or exceed the rows. For debugging; not while a CUDA graph is captured. None leaves it
             to the environment variable ATOMR_CUTLASS_CHECK (1 is yes, but for calls that are captured).

@@ -82,9 +82,7 @@ def quantize(
         scaling: one of SCALINGS.
         global_scale: nvfp4's second-level scale, such as `quantization.nvfp4_global_scale`: a positive number, rounded
             to float32. Other formats have none.
-        stream: {stream}
         backend: {backend} Of host arrays, which NumPy quantizes, `auto` or `reference`.
-        jit: {jit}
 
     Returns:
         Values and scales, of the kind of `x`. An empty array has scales of 1.
@@ -121,9 +119,7 @@ def dequantize(
         scaling: as it was quantized.
         global_scale: likewise; of nvfp4 alone.
         out_dtype: f32, f16 or bf16.
-        stream: {stream}
         backend: {backend} Of host arrays, which NumPy scales, `auto` or `reference`.
-        jit: {jit}
 
     Returns:
         (M, K), a new array of the kind of `values`.

@@ -107,6 +107,12 @@ ENVIRONMENT = (
     Variable(
         f"{PREFIX}TUNED", "files of [tuned choices](selection.md#tuning) to follow, separated like `PATH`", "none"
     ),
+    Variable(
+        f"{PREFIX}BATCH_INVARIANT",
+        "`1`: each row of a product has the same bits [whatever the other rows](selection.md#batch-invariance), unless "
+        "the call says otherwise",
+        "`0`",
+    ),
     Variable(f"{PREFIX}MISS_LOG", "file of keys that notes what the table lacked", "none"),
     Variable(f"{PREFIX}QUIET", "`1`: compilations are not announced", "`0`"),
     Variable(f"{PREFIX}CHECK", "`1`: grouped GEMM looks at offsets and counts before each launch", "`0`"),

@@ -125,6 +125,7 @@ _OPTIONAL: Final[Mapping[str, Callable[[Any, str], None]]] = {
     "activation": check_name,
     "workspace_size": _check_bytes,
     "arch": _check_arch,
+    "batch_invariant": check_flag,
     "check": check_flag,
     "filter": check_name,
     "jit": check_name,

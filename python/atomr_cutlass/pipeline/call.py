@@ -142,6 +142,7 @@ def run(
     keyed = (
         (epilogue is None or type(epilogue) is EpilogueVisitorTree)  # a function may compute something else next time
         and (options[3] is False or options[3] is True)  # 1 == True
+        and (options[7] is None or options[7] is False or options[7] is True)
         and type(alpha) in _NUMBER_TYPES and type(beta) in _NUMBER_TYPES
     )  # fmt: skip
     if keyed:

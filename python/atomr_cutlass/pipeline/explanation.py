@@ -154,6 +154,8 @@ def _notes(
     """Rewrites and limits that apply."""
     if best.tuned:
         yield f"tuned: this kernel was measured to be the fastest on {search.device.name}, in that time"
+    if search.batch_invariant:
+        yield f"batch-invariant: {search.reduction}"
     if note := search.note(best.formulation):
         yield note
     of_tree = bool(split(best.key.epilogue)[1])  # a tree of a bias and an activation may need no kernel of its own

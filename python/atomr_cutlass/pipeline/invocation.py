@@ -20,6 +20,7 @@ from ..generator.dtypes import CutlassDtype
 from ..generator.epilogue.tree import RESULT
 from ..jit import kernels
 from .plan import BACKENDS as GPU_BACKENDS
+from .reduction import is_batch_invariant
 
 BACKENDS = (*GPU_BACKENDS, "reference")
 
@@ -44,6 +45,10 @@ class CallOptions(NamedTuple):
             ATOMR_CUTLASS_JIT.
         workspace_size: bytes of device memory that a call may use beside its arrays; a kernel that needs more gives way
             to another of the table, or is refused with what it needs. None is no limit.
+        batch_invariant: whether each row of the result has the same bits whatever the other rows and their number, for
+            the same N, K, element types, layouts, alignments, epilogue and model of GPU, and the same installed
+            kernels; slower for few rows. Results that are reduced over elements of D are refused. Without effect on the
+            reference. None leaves it to ATOMR_CUTLASS_BATCH_INVARIANT (1 is yes).
         alpha: scalar.
         beta: scalar. With 0, there is no C.
         stream: where to launch: an integer handle or a stream object; defaults to the current stream of the framework
@@ -57,13 +62,14 @@ class CallOptions(NamedTuple):
     backend: str = "auto"
     jit: str | None = None
     workspace_size: int | None = None
+    batch_invariant: bool | None = None
     alpha: float = 1.0
     beta: float = 0.0
     stream: Any = None
 
 
-Options = tuple["str | None", "CutlassDtype | None", "str | None", bool, str, "str | None", "int | None"]
-"""The fields of `CallOptions` up to `workspace_size`: those that decide about a plan."""
+Options = tuple["str | None", "CutlassDtype | None", "str | None", bool, str, "str | None", "int | None", "bool | None"]
+"""The fields of `CallOptions` up to `batch_invariant`: those that decide about a plan."""
 
 
 _ARGUMENT = re.compile(r"^ {4}(\w+): (.*(?:\n {8}.*)*)", re.MULTILINE)
@@ -144,7 +150,10 @@ class Call:
     def planning(self) -> dict[str, Any]:
         """The options that plans of every operation take."""
         options = self.options
-        return {"backend": options.backend, "jit": options.jit, "workspace_size": options.workspace_size}
+        return {
+            "backend": options.backend, "jit": options.jit, "workspace_size": options.workspace_size,
+            "batch_invariant": is_batch_invariant(options.batch_invariant),
+        }  # fmt: skip
 
     @property
     def scalars(self) -> tuple[float, float]:
@@ -165,7 +174,7 @@ class Call:
         check_options(
             backend=options.backend, jit=options.jit, precision=options.precision, fast_accum=options.fast_accum,
             activation=options.activation, out_dtype=options.out_dtype, alpha=options.alpha, beta=options.beta,
-            workspace_size=options.workspace_size, **more,
+            workspace_size=options.workspace_size, batch_invariant=options.batch_invariant, **more,
         )  # fmt: skip
         numbers = numbers_of(self.arrays)
         for name, scale in numbers.items():

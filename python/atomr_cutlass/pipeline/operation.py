@@ -31,7 +31,7 @@ FOLDERS = ("gemm", "gated_gemm", "grouped_gemm", "conv2d", "matmul", "quantize")
 
 CALL_OPTIONS = (
     "c", "out", "alpha", "beta", "bias", "activation", "epilogue", "scale_a", "scale_b", "scale_d", "amax", "out_dtype",
-    "precision", "fast_accum", "stream", "backend", "jit", "workspace_size",
+    "precision", "fast_accum", "stream", "backend", "jit", "workspace_size", "batch_invariant",
 )  # fmt: skip
 """Options of a call. Each operation's function takes them, or the operation says why not."""
 

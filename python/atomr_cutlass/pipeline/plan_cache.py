@@ -34,6 +34,7 @@ class PlanKey:
         epilogue: what happens to the accumulator, such as `linear` or `linear+c+bias+relu`; a tree by its id.
         arch: the target that was asked for; None is the GPU's own, whichever that is.
         binding: name of the operand that the plan keeps, or None.
+        batch_invariant: whether its kernel has the one reduction of these products, whatever the number of rows.
     """
 
     op: str
@@ -44,6 +45,7 @@ class PlanKey:
     epilogue: str
     arch: SmArch | None
     binding: str | None = None
+    batch_invariant: bool = False
     _values: tuple[Any, ...] = field(init=False)
     _hash: int = field(init=False)
 
@@ -54,8 +56,12 @@ class PlanKey:
             _expect_tuple(getattr(self, name), kind, name)
         expect(self.arch, (SmArch, type(None)), "arch", "an SmArch, or None")
         expect(self.binding, (str, type(None)), "binding", "a name, or None")
+        expect(self.batch_invariant, bool, "batch_invariant")
         # Once, not at every look-up: the hash of an enumeration's member is computed by Python code.
-        values = (self.op, self.shape, self.layouts, self.dtypes, self.math, self.epilogue, self.arch, self.binding)
+        values = (
+            self.op, self.shape, self.layouts, self.dtypes, self.math, self.epilogue, self.arch, self.binding,
+            self.batch_invariant,
+        )  # fmt: skip
         object.__setattr__(self, "_values", values)
         object.__setattr__(self, "_hash", hash(values))
 
@@ -74,6 +80,7 @@ class PlanKey:
         words = [self.op, f"({shape})", "/".join(self.layouts), "/".join(d.value for d in self.dtypes)]
         words += [self.math, self.epilogue, self.arch.value if self.arch else "any-arch"]
         words += [f"binding={self.binding!r}"] if self.binding is not None else []
+        words += ["batch-invariant"] if self.batch_invariant else []
         return f"PlanKey({' '.join(words)})"
 
 

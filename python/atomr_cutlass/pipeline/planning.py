@@ -46,6 +46,8 @@ class PlanOptions:
             warns there, once. None leaves it to ATOMR_CUTLASS_JIT.
         stream: where the first launch will be, where that is known.
         workspace_size: bytes of device memory that a launch may use beside its operands; None is no limit.
+        batch_invariant: whether each row of D has the same bits whatever the other rows and their number: kernels are
+            then those of one reduction (see `reduction`).
         use: the use that the kernel is remembered for; None: it is chosen anew, and not remembered.
         in_background: whether another thread than the call's makes the plan, beside which streams may be captured: an
             epilogue is not validated there, and the plan says so; see `Plan.checked`.
@@ -62,6 +64,7 @@ class PlanOptions:
     jit: str | None = None
     stream: int | None = None
     workspace_size: int | None = None
+    batch_invariant: bool = False
     use: KernelUse | None = None
     in_background: bool = False
 
@@ -95,7 +98,7 @@ def planned(search: KernelSearch[F], build: Build[F], options: PlanOptions) -> P
         use = None  # the kernel may change while the plan lives
     fingerprint = None if use is None else (
         search.fingerprint(), backend, policy, workspace_size, search.device.index, search.arch,
-        _core.registry_generation(), tuning.find(search.device.name, search.problem),
+        _core.registry_generation(), tuning.find(search.device.name, search.tuned_problem), options.batch_invariant,
     )  # fmt: skip
     known = None if use is None else heuristics.get(use, fingerprint)
     candidate = None if known is None else _recalled(known, search, backend, policy)

@@ -263,8 +263,8 @@ def formulations(problem: GemmProblem) -> list[GemmFormulation]:
                 batch_strides=(stride_a, stride_b, stride_c, stride_d), align_a=align_a, align_b=align_b, **common,
             )  # fmt: skip
             swapped = GemmFormulation(
-                swapped=True, m=problem.n, n=problem.m, layout_d=_flipped(view_d.layout),
-                layout_a=_flipped(view_b.layout), layout_b=_flipped(view_a.layout),
+                swapped=True, m=problem.n, n=problem.m, layout_d=flipped(view_d.layout),
+                layout_a=flipped(view_b.layout), layout_b=flipped(view_a.layout),
                 lda=view_b.leading, ldb=view_a.leading,
                 batch_strides=(stride_b, stride_a, stride_c, stride_d), align_a=align_b, align_b=align_a, **common,
             )  # fmt: skip
@@ -283,5 +283,6 @@ def _alignment(spec: MatrixSpec, view: View, batches: Batches, index: int) -> in
     return max(1, (value & -value) // spec.dtype.bits)
 
 
-def _flipped(layout: str) -> str:
+def flipped(layout: str) -> str:
+    """The layout of the transposed matrix."""
     return COLUMN if layout == ROW else ROW

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import abc
+import collections
 import dataclasses
 import functools
 import itertools
@@ -23,6 +24,7 @@ from . import devices, table, tuning
 from .candidate import ALONG_M, ALONG_N, HEURISTIC, Candidate, KernelInfo
 from .devices import Device
 from .estimate import LAUNCH_SECONDS, Launch
+from .reduction import BatchInvariant, Reduction, reduction_of
 from .tile_scheduler import SWIZZLES
 
 F = TypeVar("F")
@@ -49,6 +51,7 @@ class KernelSearch(abc.ABC, Generic[F]):
         problem: all that decides about kernels, as a dataclass, by which tuned choices are found; None has no such.
         formulations: how the problem can be put to kernels, in groups. A group is passed over where an earlier one is
             served; within a group the estimated time decides.
+        batch_invariant: whether only kernels of one reduction serve it, the same for every number of rows.
     """
 
     op: str
@@ -56,6 +59,7 @@ class KernelSearch(abc.ABC, Generic[F]):
     arch: SmArch | None
     problem: Any = None
     formulations: Sequence[Sequence[F]]
+    batch_invariant: bool = False
 
     @abc.abstractmethod
     def supports(self, key: KernelKey, formulation: F) -> Status:
@@ -68,6 +72,20 @@ class KernelSearch(abc.ABC, Generic[F]):
     @abc.abstractmethod
     def reason(self) -> str:
         """Why no cell of the matrix serves the problem, and what would cure it."""
+
+    @property
+    def tuned_problem(self) -> Any:
+        """The problem that tuned choices are found by; None has no such."""
+        return BatchInvariant(self.problem) if self.batch_invariant and self.problem is not None else self.problem
+
+    @functools.cached_property
+    def reduction(self) -> Reduction | None:
+        """The reduction that a batch-invariant problem's kernels have; None where no kernel has one."""
+        return _settled(self)
+
+    def of_many_rows(self) -> Sequence[Sequence[F]]:
+        """The formulations that any other number of rows would have too: they settle the reduction."""
+        return self.formulations
 
     def op_of(self, formulation: F) -> str:
         """The operation whose kernels take a formulation."""
@@ -189,22 +207,65 @@ def rank(search: KernelSearch[F], *, built_helpers: bool = True) -> list[Candida
         found: list[tuple[int, Candidate[F]]] = []
         for op in dict.fromkeys(map(search.op_of, possible)):
             of_op = [key for key in possible if search.op_of(key) == op]
-            for info in table.kernels(op=op):
-                if search.arch is not None and info.key.arch is not search.arch:
-                    continue
-                suitability = devices.rank_arch(
-                    info.key.arch, search.device, ptx=info.ptx, cuda_version=info.cuda_version
-                )
-                if suitability is not None:
-                    found += [
-                        (suitability, candidate)
-                        for candidate in _candidates(search, info.key, info, info.shared_bytes, of_op)
-                    ]
+            for suitability, info in _running(search, op):
+                found += [
+                    (suitability, candidate)
+                    for candidate in _candidates(search, info.key, info, info.shared_bytes, of_op)
+                ]
         if found:
             # Native cells first: a translated cell costs a compilation in the driver at its first launch.
             found.sort(key=lambda pair: (pair[0], pair[1].seconds, pair[1].key.name))
             return [candidate for _, candidate in found]
     return []
+
+
+def _running(search: KernelSearch[Any], op: str) -> Iterator[tuple[int, KernelInfo]]:
+    """The table's kernels of an operation that run on the device, each with how well its arch suits (`rank_arch`)."""
+    for info in table.kernels(op=op):
+        if search.arch is not None and info.key.arch is not search.arch:
+            continue
+        suitability = devices.rank_arch(info.key.arch, search.device, ptx=info.ptx, cuda_version=info.cuda_version)
+        if suitability is not None:
+            yield suitability, info
+
+
+def _settled(search: KernelSearch[F]) -> Reduction | None:
+    """The reduction of a batch-invariant problem, by what does not depend on its rows.
+
+    Kernels of the table settle it, without any the matrix's cells: those that suit the device best, of the newest
+    generation, with fast accumulation where that is allowed; then the reduction that most kernels have.
+    """
+    groups = search.of_many_rows()
+    for group in groups:
+        ops = dict.fromkeys(map(search.op_of, group))
+        built = ((suitability, info.key) for op in ops for suitability, info in _running(search, op))
+        if found := _commonest(search, group, built):
+            return found
+    target = require_target(search)
+    for group in groups:
+        for keys in search.cells(target, group):
+            compiled = ((0, key) for key in keys if not is_common(key.epilogue))
+            if found := _commonest(search, group, compiled):
+                return found
+    return None
+
+
+def _commonest(
+    search: KernelSearch[F], group: Sequence[F], ranked: Iterable[tuple[int, KernelKey]]
+) -> Reduction | None:
+    counts = collections.Counter(
+        (suitability, reduction)
+        for suitability, key in ranked
+        if (reduction := reduction_of(key)) is not None
+        and any(search.op_of(formulation) == key.op and search.supports(key, formulation) for formulation in group)
+    )
+
+    def order(found: tuple[int, Reduction]) -> tuple[Any, ...]:
+        suitability, reduction = found
+        older, full = reduction.generation == "sm80", reduction.math != "fast"
+        return (suitability, older, full, -counts[found], -reduction.tile_k, reduction)
+
+    return min(counts, key=order)[1] if counts else None
 
 
 def rank_cells(search: KernelSearch[F]) -> list[Candidate[F]]:
@@ -275,6 +336,8 @@ def _candidates(
     """A kernel in the formulations that it serves."""
     if shared_bytes > search.device.shared_memory:
         return
+    if search.batch_invariant and (search.reduction is None or reduction_of(key) != search.reduction):
+        return
     for formulation in formulations:
         if search.supports(key, formulation):
             launch = search.cost(key, formulation, shared_bytes)
@@ -330,7 +393,8 @@ def choose(
 
 def _tuned(search: KernelSearch[F], *, built: bool, compiling: bool) -> Candidate[F] | None:
     """The candidate of the record for the problem; None where there is no record, or its kernel cannot be had."""
-    record = None if search.problem is None else tuning.find(search.device.name, search.problem)
+    problem = search.tuned_problem
+    record = None if problem is None else tuning.find(search.device.name, problem)
     if record is None or search.arch not in (None, record.key.arch):
         return None
     formulations = list(itertools.chain.from_iterable(search.formulations))

@@ -97,7 +97,7 @@ def tune(
             search = operation.search(request, gpu)
             if search is None:
                 continue
-            record = None if again else known.find(gpu.name, search.problem)
+            record = None if again else known.find(gpu.name, search.tuned_problem)
             if record is None:
                 record = _tuned(operation, request, search, clock, seconds, compiled, seed)
                 if file is not None:
@@ -248,8 +248,9 @@ def _timed(
 ) -> _Timed:  # fmt: skip
     formulations = list(itertools.chain.from_iterable(search.formulations))
     record = TuneRecord(
-        search.device.name, tuning.identity(search.problem), candidate.key, formulations.index(candidate.formulation),
-        candidate.split_k, candidate.swizzle, candidate.raster, 0.0, "", 0.0, 0,
+        search.device.name, tuning.identity(search.tuned_problem), candidate.key,
+        formulations.index(candidate.formulation), candidate.split_k, candidate.swizzle, candidate.raster,
+        0.0, "", 0.0, 0,
     )  # fmt: skip
     plan = _plan(operation, request, search, record, candidate)
     replay = clock.replay(lambda views, stream: operation.launch(plan, request, views, stream=stream), sets)
@@ -261,7 +262,7 @@ def _plan(
     candidate: Candidate[Any],
 ) -> Any:  # fmt: skip
     """A plan of a request that launches a candidate, which the record says."""
-    with tuning.trying(search.problem, record):
+    with tuning.trying(search.tuned_problem, record):
         plan = operation.plan(
             request, search.device.index, arch=request.arch, alpha=request.epilogue.alpha, beta=request.epilogue.beta
         )

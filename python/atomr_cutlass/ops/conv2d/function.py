@@ -120,7 +120,7 @@ def conv2d(
         KernelNotFoundError, CompileError, DeviceUnavailableError: as for `gemm`.
     """
     arrays = {"a": x, "b": w, "c": c, "bias": bias, "scale_a": scale_a, "scale_b": scale_b, "scale_d": scale_d}
-    options = (activation, out_dtype, precision, False, backend, jit, workspace_size)
+    options = (activation, out_dtype, precision, False, backend, jit, workspace_size, False)
     own = (FPROP, None, stride, padding, dilation, groups, layout)
     return run(_parse, arrays, out, options, alpha, beta, stream, epilogue, operands_of_epilogue, own)
 
@@ -181,7 +181,7 @@ def conv2d_dgrad(
         KernelNotFoundError, CompileError, DeviceUnavailableError: as for `gemm`.
     """
     arrays = {"a": dy, "b": w, "c": c, "bias": bias, "scale_a": scale_a, "scale_b": scale_b, "scale_d": scale_d}
-    options = (activation, out_dtype, precision, False, backend, jit, workspace_size)
+    options = (activation, out_dtype, precision, False, backend, jit, workspace_size, False)
     own = (DGRAD, _four("x_shape", x_shape), stride, padding, dilation, groups, layout)
     return run(_parse, arrays, out, options, alpha, beta, stream, epilogue, operands_of_epilogue, own)
 
@@ -235,7 +235,7 @@ def conv2d_wgrad(
         KernelNotFoundError, CompileError, DeviceUnavailableError: as for `gemm`.
     """
     arrays = {"a": dy, "b": x, "c": c, "bias": None, "scale_a": scale_a, "scale_b": scale_b, "scale_d": scale_d}
-    options = (None, out_dtype, precision, False, backend, jit, workspace_size)
+    options = (None, out_dtype, precision, False, backend, jit, workspace_size, False)
     own = (WGRAD, _four("w_shape", w_shape), stride, padding, dilation, groups, layout)
     return run(_parse, arrays, out, options, alpha, beta, stream, own=own)
 

@@ -42,6 +42,7 @@ class ConvOperation(PlannedOperation[ConvRequest]):
         self.refuses = {
             "amax": "of fprop and dgrad an epilogue reduces it",
             "fast_accum": "fp8 kernels accumulate fast; where there is none, operands are cast",
+            "batch_invariant": "kernels and slices of K are chosen for the pixels of all images together",
         }
         if self.name == WGRAD:
             nothing = dict.fromkeys(("bias", "activation", "epilogue"), "the gradient of a filter has no epilogue")

@@ -87,6 +87,7 @@ def gated_gemm(
     backend: str = "auto",
     jit: str | None = None,
     workspace_size: int | None = None,
+    batch_invariant: bool | None = None,
 ) -> Any:
     """D[..., j] = saturating_cast(scale_d * f(P[..., 2 j]) * P[..., 2 j + 1]), P = alpha * scale_a * scale_b * A B.
 
@@ -115,7 +116,7 @@ def gated_gemm(
         _parse,
         {"a": a, "b": b, "scale_a": scale_a, "scale_b": scale_b, "scale_d": scale_d},
         out,
-        (activation, out_dtype, None, fast_accum, backend, jit, workspace_size),
+        (activation, out_dtype, None, fast_accum, backend, jit, workspace_size, batch_invariant),
         alpha,
         0.0,
         stream,

@@ -58,6 +58,7 @@ def gemm(
     backend: str = "auto",
     jit: str | None = None,
     workspace_size: int | None = None,
+    batch_invariant: bool | None = None,
     **operands_of_epilogue: Any,
 ) -> Any:
     """D = saturating_cast(scale_d * act(alpha * scale_a * scale_b * A B + beta * C + bias)), or that of `epilogue`.
@@ -114,7 +115,7 @@ def gemm(
     arrays = {
         "a": a, "b": b, "c": c, "scale_a": scale_a, "scale_b": scale_b, "scale_d": scale_d, "amax": amax, "bias": bias
     }  # fmt: skip
-    options = (activation, out_dtype, precision, fast_accum, backend, jit, workspace_size)
+    options = (activation, out_dtype, precision, fast_accum, backend, jit, workspace_size, batch_invariant)
     return run(_parse, arrays, out, options, alpha, beta, stream, epilogue, others)
 
 

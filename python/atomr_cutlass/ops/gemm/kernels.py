@@ -34,7 +34,7 @@ from ...pipeline.plan import (
     settled,
 )  # fmt: skip
 from ...pipeline.planning import PlanOptions, planned
-from ...pipeline.problem import GemmFormulation, GemmProblem, MatrixSpec, Variant, formulations
+from ...pipeline.problem import GemmFormulation, GemmProblem, MatrixSpec, Variant, flipped, formulations
 from ...pipeline.rounding import round_up
 from ...pipeline.select import KernelSearch
 
@@ -48,6 +48,9 @@ GRID_BATCHES = 65535
 """Batches that one launch of the sm80 generation takes: the z extent of a CUDA grid."""
 
 STREAM_K_SLICES = (1, 2, 4, 8)
+
+_ROWS = 16
+"""Rows that a problem of one row is given to settle its reduction: any vector access of a column fits."""
 
 _OTHER_OP = no("it is a kernel of another operation")
 _OTHER_TYPES = no("its element types differ")
@@ -70,7 +73,12 @@ class GemmSearch(KernelSearch[GemmFormulation]):
     op = OP
 
     def __init__(
-        self, problems: GemmProblem | Sequence[GemmProblem], device: Device, arch: SmArch | None = None
+        self,
+        problems: GemmProblem | Sequence[GemmProblem],
+        device: Device,
+        arch: SmArch | None = None,
+        *,
+        batch_invariant: bool = False,
     ) -> None:
         """Kernels for a problem.
 
@@ -79,17 +87,15 @@ class GemmSearch(KernelSearch[GemmFormulation]):
                 preferred ones first.
             device: where.
             arch: keep to cells of this arch.
+            batch_invariant: see `KernelSearch`.
 
         Raises:
             InvalidOperandError, UnsupportedError: an operand no kernel can read.
         """
-        self.device, self.arch = device, arch
-        *preferred, self.problem = [problems] if isinstance(problems, GemmProblem) else problems
-        groups = []
-        for problem in preferred:
-            with contextlib.suppress(UnsupportedError):
-                groups.append(formulations(problem))
-        self.formulations = [*groups, formulations(self.problem)]
+        self.device, self.arch, self.batch_invariant = device, arch, batch_invariant
+        self._problems = [problems] if isinstance(problems, GemmProblem) else problems
+        self.problem = self._problems[-1]
+        self.formulations = _formulations(self._problems)
 
     def supports(self, key: KernelKey, formulation: GemmFormulation) -> Status:
         """Whether a kernel computes the problem as it is put here: types, layouts and alignments."""
@@ -125,9 +131,30 @@ class GemmSearch(KernelSearch[GemmFormulation]):
         """The fastest launch, with as many slices of K as are best."""
         launches = (
             estimate.launch(key, formulation, self.device, shared_bytes, slices)
-            for slices in split_choices(key, formulation)
+            for slices in self._slices(key, formulation)
         )
         return min(launches, key=lambda launch: (launch.seconds, launch.split_k))
+
+    def _slices(self, key: KernelKey, formulation: GemmFormulation) -> tuple[int, ...]:
+        return (1,) if self.batch_invariant else split_choices(key, formulation)
+
+    def of_many_rows(self) -> Sequence[Sequence[GemmFormulation]]:
+        """The formulations, as if there were at least two rows: a single one leaves layouts and alignments open.
+
+        A matrix of one column, which may be read in either layout, is read row by row, whatever the number of rows.
+        """
+        several = _formulations([_with_rows(problem) if problem.m == 1 else problem for problem in self._problems])
+
+        def layouts(formulation: GemmFormulation) -> tuple[str, str]:
+            if not formulation.swapped:
+                return formulation.layout_d, formulation.layout_a
+            return flipped(formulation.layout_d), flipped(formulation.layout_b)
+
+        groups = []
+        for group in several:
+            preferred = max(map(layouts, group), default=None)  # r after c
+            groups.append([formulation for formulation in group if layouts(formulation) == preferred])
+        return groups
 
     def cells(self, arch: SmArch, group: Sequence[GemmFormulation]) -> Iterable[Iterable[KernelKey]]:
         """The matrix's cells, which take over the problem's epilogue where that is a tree."""
@@ -137,7 +164,7 @@ class GemmSearch(KernelSearch[GemmFormulation]):
     def launches(self, candidate: GemmCandidate) -> Iterable[GemmCandidate]:
         """Its swizzles and raster orders, with each number of slices of K."""
         stream_k = candidate.key.scheduler == "streamk"
-        slices = STREAM_K_SLICES if stream_k else split_choices(candidate.key, candidate.formulation)
+        slices = STREAM_K_SLICES if stream_k else self._slices(candidate.key, candidate.formulation)
         made = super().launches(candidate)
         return (dataclasses.replace(launch, split_k=count) for launch in made for count in slices)
 
@@ -218,6 +245,30 @@ class GemmSearch(KernelSearch[GemmFormulation]):
             if self.supports(key, variant)
         ]
         return min(found)[3] if found else None
+
+
+def _formulations(problems: Sequence[GemmProblem]) -> list[Sequence[GemmFormulation]]:
+    """The formulations of each problem; of preferred ones, those before the last, where kernels can read them."""
+    groups: list[Sequence[GemmFormulation]] = []
+    for problem in problems[:-1]:
+        with contextlib.suppress(UnsupportedError):
+            groups.append(formulations(problem))
+    return [*groups, formulations(problems[-1])]
+
+
+def _with_rows(problem: GemmProblem) -> GemmProblem:
+    """A problem of one row with some more, whose strides are those that the one row tells, and their multiples."""
+
+    def spec(one: MatrixSpec) -> MatrixSpec:
+        columns, (row_stride, column_stride) = one.shape[-1], one.strides[-2:]
+        if columns == 1 or column_stride == 1:
+            strides = (max(row_stride, columns), 1)
+        else:
+            strides = (1, column_stride * -(-_ROWS // column_stride))
+        return dataclasses.replace(one, shape=(*one.shape[:-2], _ROWS, columns), strides=(*one.strides[:-2], *strides))
+
+    c = None if problem.c is None else spec(problem.c)
+    return dataclasses.replace(problem, a=spec(problem.a), c=c, d=spec(problem.d))
 
 
 def _epilogues(epilogue: str, *, swapped: bool) -> tuple[str, ...]:
@@ -310,7 +361,7 @@ def make(problem: GemmProblem, **options: Any) -> Plan:
     how = PlanOptions(**options)
     if 0 in (problem.m, problem.n, problem.batch):
         raise UnsupportedError(f"a result of shape {problem.d.shape} is empty: there is nothing to plan")
-    search = GemmSearch(_nonempty(problem), devices.get(problem.device), how.arch)
+    search = GemmSearch(_nonempty(problem), devices.get(problem.device), how.arch, batch_invariant=how.batch_invariant)
 
     def build(candidate: GemmCandidate, how: PlanOptions) -> Plan:
         return from_candidate(problem, candidate, alpha=how.alpha, beta=how.beta, like=how.like)

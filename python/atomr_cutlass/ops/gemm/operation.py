@@ -19,6 +19,7 @@ from ...pipeline.operation import PlannedOperation
 from ...pipeline.plan import Plan
 from ...pipeline.probe import Probe
 from ...pipeline.problem import MatrixSpec
+from ...pipeline.reduction import is_batch_invariant
 from ...pipeline.request_options import Option, RequestOptions
 from . import scaled
 from .kernels import GemmSearch, make
@@ -47,6 +48,7 @@ MATRIX_LAYOUT = Option(
     "layout", "Layouts of A, B and D: r (row-major) or c (column-major) each; empty: rrr, for 8 bits and less rcr."
 )
 FAST_ACCUM = Option("fast_accum", "Let fp8 products be added up in the tensor cores alone.", default=False)
+BATCH_INVARIANT = Option("batch_invariant", "Rows have the same bits whatever the other rows.", default=False)
 PRECISION = Option("precision", f"For f32 operands: {', '.join(PRECISIONS)}.")
 
 _LETTERS = {"r": GemmLayout.ROW_MAJOR, "c": GemmLayout.COL_MAJOR}
@@ -91,6 +93,7 @@ class GemmOperation(PlannedOperation[GemmRequest]):
         Option("dtype_b", "Element type of B where it is another: fp8 may be mixed."),
         PRECISION,
         FAST_ACCUM,
+        BATCH_INVARIANT,
         Option("scaling", "fp8 scales: tensor, vector or block; fp4's: nvfp4, mxfp4."),
         Option("quantized", "scale_d and amax as arrays.", default=False),
     )
@@ -141,10 +144,12 @@ class GemmOperation(PlannedOperation[GemmRequest]):
             fast_accum=options.flag("fast_accum"),
             scaling=options.given("scaling"),
             quantized=options.flag("quantized"),
+            batch_invariant=options.flag("batch_invariant") or None,
         )
 
     def plan(self, request: GemmRequest, device: int, **options: Any) -> Plan:
         problem = request.problem(device)
+        options["batch_invariant"] = is_batch_invariant(request.batch_invariant)
         if plain(request):
             return make(problem, **options)
         return scaled.make(problem, request.scales() or scaled.NO_SCALES, request.fusion(), **options)
@@ -165,8 +170,11 @@ class GemmOperation(PlannedOperation[GemmRequest]):
         gemm = request.problem(device.index)
         if not plain(request):
             scaled.refuse(gemm)
-        scales = request.scales() or scaled.NO_SCALES
-        return GemmSearch(scaled.rewritten(gemm, scales, request.fusion()), device, request.arch)
+        scales, fusion = request.scales() or scaled.NO_SCALES, request.fusion()
+        invariant = is_batch_invariant(request.batch_invariant)
+        if invariant:
+            scaled.refuse_sums(scales, fusion)
+        return GemmSearch(scaled.rewritten(gemm, scales, fusion), device, request.arch, batch_invariant=invariant)
 
     def random_arrays(self, request: GemmRequest, generator: np.random.Generator) -> Arrays:
         from .probe import random_fp4

@@ -24,6 +24,7 @@ from ...generator.rules import FP8_TYPES, accumulator, gemm_types, supports_tree
 from ...pipeline import devices, select
 from ...pipeline.plan_cache import PlanKey
 from ...pipeline.problem import GemmProblem, MatrixSpec
+from ...pipeline.reduction import is_batch_invariant
 from ..quantize.reference import swizzled_size
 from ..request_checks import expect_extent, expect_fields, math_of
 from .kernels import GemmSearch
@@ -151,6 +152,7 @@ class GemmRequest:
         quantized: whether a plan is called with scale_d and amax too, one float32 each.
         binding: name of an operand B that a plan of this request keeps, such as a layer's weight: requests that differ
             in it alone have plans of their own.
+        batch_invariant: as in `gemm`; None leaves it to ATOMR_CUTLASS_BATCH_INVARIANT.
 
     Raises:
         UnsupportedError: no kernel exists for these element types, or none for this arch.
@@ -172,6 +174,7 @@ class GemmRequest:
     fast_accum: bool = field(default=False, kw_only=True)
     scaling: str | None = field(default=None, kw_only=True)
     quantized: bool = field(default=False, kw_only=True)
+    batch_invariant: bool | None = field(default=None, kw_only=True)
 
     def __post_init__(self) -> None:
         expect_fields(
@@ -188,6 +191,7 @@ class GemmRequest:
             fast_accum=bool,
             quantized=bool,
         )
+        check_options(batch_invariant=self.batch_invariant)
         if self.scaling is not None:
             check_options(scaling=self.scaling)
         if self.scaling not in SCALINGS:
@@ -331,6 +335,7 @@ class GemmRequest:
             ),
             arch=self.arch,
             binding=self.binding,
+            batch_invariant=is_batch_invariant(self.batch_invariant),
         )
 
     def render_cu(self) -> tuple[str, str]:
@@ -353,5 +358,6 @@ class GemmRequest:
             refuse(problem)
         if 0 in (problem.m, problem.n, problem.batch):
             raise UnsupportedError(f"a result of shape {problem.d.shape} is empty: there is nothing to render")
-        search = GemmSearch(rewritten(problem, scales or NO_SCALES, fusion), device, arch)
+        invariant = is_batch_invariant(self.batch_invariant)
+        search = GemmSearch(rewritten(problem, scales or NO_SCALES, fusion), device, arch, batch_invariant=invariant)
         return render(select.best_key(search), flavour="nvrtc")

@@ -23,7 +23,7 @@ from ...errors import InvalidOperandError, UnsupportedError
 from ...generator.dtypes import CutlassDtype, ScaleType
 from ...generator.epilogue.lower import is_common, is_gated
 from ...generator.key import KernelKey
-from ...pipeline import devices, select
+from ...pipeline import devices, reduction, select
 from ...pipeline.candidate import Candidate
 from ...pipeline.devices import Device
 from ...pipeline.plan import Address, Plan, Steps, moved, refuse_capture
@@ -166,6 +166,16 @@ def refuse(problem: GemmProblem) -> None:
         )
 
 
+def refuse_sums(scales: Scales, fusion: Fusion | None) -> None:
+    """Refuses the results of a batch-invariant product that are reduced over elements of D.
+
+    Raises:
+        UnsupportedError: amax, or a reduction of the tree.
+    """
+    reduced = [output.name for output in fusion.tree.outputs if output.reduction] if fusion is not None else []
+    reduction.refuse_sums(["amax"] if scales.amax is not None else reduced)
+
+
 def make(
     problem: GemmProblem,
     scales: Scales = NO_SCALES,
@@ -195,7 +205,9 @@ def make(
     for name, scale, along in (("scale_a", scales.a, -2), ("scale_b", scales.b, -1)):
         if scale is not None and scale.form == "vector" and scale.shape[along] > 1 and scale.strides[along] != 1:
             raise UnsupportedError(f"{name} has strides {scale.strides}: its elements must be contiguous; copy it")
-    search = GemmSearch(rewritten(problem, scales, fusion), device, how.arch)
+    if how.batch_invariant:
+        refuse_sums(scales, fusion)
+    search = GemmSearch(rewritten(problem, scales, fusion), device, how.arch, batch_invariant=how.batch_invariant)
 
     def build(candidate: GemmCandidate, how: PlanOptions) -> Plan:
         return from_candidate(

@@ -67,6 +67,7 @@ def grouped_gemm(
     backend: str = "auto",
     jit: str | None = None,
     workspace_size: int | None = None,
+    batch_invariant: bool | None = None,
     check: bool | None = None,
     **operands_of_epilogue: Any,
 ) -> Any:
@@ -133,7 +134,7 @@ def grouped_gemm(
         "a": a, "b": b, "c": c, "offsets": offsets, "counts": counts, "scale_a": _one_number(scale_a),
         "scale_b": _one_number(scale_b), "bias": bias,
     }  # fmt: skip
-    options = (activation, out_dtype, None, fast_accum, backend, jit, workspace_size)
+    options = (activation, out_dtype, None, fast_accum, backend, jit, workspace_size, batch_invariant)
     if check is not None:
         check_options(check=check)
         checked = ALWAYS if check else None

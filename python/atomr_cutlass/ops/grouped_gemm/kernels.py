@@ -74,9 +74,11 @@ class GroupedSearch(KernelSearch[GroupedProblem]):
 
     op = OP
 
-    def __init__(self, problem: GroupedProblem, device: Device, arch: SmArch | None = None) -> None:
-        """Kernels for a problem on a device; of one arch where that is given."""
-        self.problem, self.device, self.arch = problem, device, arch
+    def __init__(
+        self, problem: GroupedProblem, device: Device, arch: SmArch | None = None, *, batch_invariant: bool = False
+    ) -> None:
+        """Kernels for a problem on a device; of one arch where that is given, of one reduction where it must be."""
+        self.problem, self.device, self.arch, self.batch_invariant = problem, device, arch, batch_invariant
         self.formulations = () if problem.empty else ((problem,),)
 
     def supports(self, key: KernelKey, formulation: GroupedProblem) -> Status:
@@ -299,7 +301,7 @@ def make(problem: GroupedProblem, *, candidate: Candidate[GroupedProblem] | None
         return made
 
     if candidate is None:
-        return planned(GroupedSearch(problem, device, how.arch), build, how)
+        return planned(GroupedSearch(problem, device, how.arch, batch_invariant=how.batch_invariant), build, how)
     refuse_capture(candidate, problem.device, how.stream)
     return build(candidate, how)
 

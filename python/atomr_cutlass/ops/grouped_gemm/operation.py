@@ -13,8 +13,9 @@ from ...pipeline.operand_table import Arrays, OperandSlot
 from ...pipeline.operation import PlannedOperation
 from ...pipeline.plan import Plan
 from ...pipeline.probe import Probe
+from ...pipeline.reduction import is_batch_invariant
 from ...pipeline.request_options import Option, RequestOptions
-from ..gemm.operation import FAST_ACCUM, MATRIX_LAYOUT, epilogue_from, layouts_from, refuse_columns
+from ..gemm.operation import BATCH_INVARIANT, FAST_ACCUM, MATRIX_LAYOUT, epilogue_from, layouts_from, refuse_columns
 from ..gemm.request import GemmShape
 from . import kernels
 from .problem import OP
@@ -39,6 +40,7 @@ class GroupedGemmOperation(PlannedOperation[GroupedGemmRequest]):
         Option("groups", "MxNxK of each group, such as 128x512x256,0x512x256."),
         MATRIX_LAYOUT,
         FAST_ACCUM,
+        BATCH_INVARIANT,
     )
 
     def operands(self, request: GroupedGemmRequest) -> tuple[OperandSlot, ...]:
@@ -85,9 +87,11 @@ class GroupedGemmOperation(PlannedOperation[GroupedGemmRequest]):
             epilogue=epilogue_from(options),
             out_dtype=options.element_type("out_dtype"),
             fast_accum=options.flag("fast_accum"),
+            batch_invariant=options.flag("batch_invariant") or None,
         )
 
     def plan(self, request: GroupedGemmRequest, device: int, **options: Any) -> Plan:
+        options["batch_invariant"] = is_batch_invariant(request.batch_invariant)
         return kernels.make(request.problem(device), **options)
 
     def result_layout(self, request: GroupedGemmRequest) -> str:
@@ -96,7 +100,10 @@ class GroupedGemmOperation(PlannedOperation[GroupedGemmRequest]):
 
     def search(self, request: GroupedGemmRequest, device: Device) -> kernels.GroupedSearch | None:
         problem = request.problem(device.index)
-        return None if problem.empty else kernels.GroupedSearch(problem, device, request.arch)
+        invariant = is_batch_invariant(request.batch_invariant)
+        return (
+            None if problem.empty else kernels.GroupedSearch(problem, device, request.arch, batch_invariant=invariant)
+        )
 
     def probe(self, request: GroupedGemmRequest, arrays: Arrays) -> Probe[GroupedGemmRequest]:
         from .probe import GroupedGemmProbe

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from ...arrays.numerics import default_out_dtype
-from ...checks import check_index, expect, shown
+from ...checks import check_index, check_options, expect, shown
 from ...epilogue.bound import GroupedFusion, GroupOperand
 from ...epilogue.groups import refuse_tree
 from ...epilogue.results import check_tree
@@ -20,6 +20,7 @@ from ...generator.rules import accumulator
 from ...pipeline import devices, select
 from ...pipeline.plan_cache import PlanKey
 from ...pipeline.problem import MatrixSpec
+from ...pipeline.reduction import is_batch_invariant
 from ...reference.epilogue import check_activation
 from ..gemm.request import GemmEpilogue, GemmLayout, GemmShape
 from ..request_checks import expect_fields, expect_served, math_of
@@ -71,6 +72,7 @@ class GroupedGemmRequest:
         out_dtype: element type of D (and C); None is the choice of the epilogue's tree, else A's, BF16 for fp8.
         fast_accum: lets fp8 products be added up in the tensor cores alone; without effect on other dtypes.
         binding: name of an operand B that a plan of this request keeps.
+        batch_invariant: as in `gemm`; None leaves it to ATOMR_CUTLASS_BATCH_INVARIANT.
 
     Raises:
         UnsupportedError: grouped GEMM is not to be had for this dtype or arch, or does not evaluate such trees.
@@ -88,6 +90,7 @@ class GroupedGemmRequest:
     out_dtype: CutlassDtype | None = field(default=None, kw_only=True)
     fast_accum: bool = field(default=False, kw_only=True)
     binding: str | None = field(default=None, kw_only=True)
+    batch_invariant: bool | None = field(default=None, kw_only=True)
 
     def __post_init__(self) -> None:
         expect_fields(
@@ -102,6 +105,7 @@ class GroupedGemmRequest:
             out_dtype=CutlassDtype,
             fast_accum=bool,
         )
+        check_options(batch_invariant=self.batch_invariant)
         check_activation(self.epilogue.activation)
         expect_served("grouped GEMM", self.dtype, self.arch, _DTYPES, ARCHS[OP])
         if self.epilogue.tree is not None:
@@ -180,6 +184,7 @@ class GroupedGemmRequest:
             epilogue=self.epilogue.kind,
             arch=self.arch,
             binding=self.binding,
+            batch_invariant=is_batch_invariant(self.batch_invariant),
         )
 
     def render_cu(self) -> tuple[str, str]:
@@ -195,5 +200,7 @@ class GroupedGemmRequest:
             UnsupportedError: no cell of the matrix serves the request; the reason names the cure.
         """
         device = devices.for_arch(None) if self.arch is None else devices.imagined(self.arch)
-        search = grouped_plan.GroupedSearch(self.problem(device.index), device, self.arch)
+        search = grouped_plan.GroupedSearch(
+            self.problem(device.index), device, self.arch, batch_invariant=is_batch_invariant(self.batch_invariant)
+        )
         return render(select.best_key(search), flavour="nvrtc")

@@ -29,6 +29,7 @@ from ...pipeline.invocation import Call, CallOptions, Invocation, Result, number
 from ...pipeline.operation import settled
 from ...pipeline.plan import Plan
 from ...pipeline.problem import GemmProblem, MatrixSpec
+from ...pipeline.reduction import refuse_sums
 from ..gemm import reference as gemm_reference
 from ..gemm import scaled
 from ..gemm.kernels import make
@@ -72,7 +73,7 @@ def matmul(request: MatmulRequest) -> Any:
         call = call_of(request)
         options = call.options
         return run(
-            _parse, call.arrays, call.out, options[:7], options.alpha, options.beta, options.stream, own=call.own
+            _parse, call.arrays, call.out, options[:8], options.alpha, options.beta, options.stream, own=call.own
         )
     return settled(request.reply, lambda: _awaited(request))
 
@@ -81,7 +82,7 @@ def _awaited(request: MatmulRequest) -> Any:
     """Computes, and waits for the GPU."""
     call = call_of(request)
     options = call.options
-    result = run(_parse, call.arrays, call.out, options[:7], options.alpha, options.beta, options.stream, own=call.own)
+    result = run(_parse, call.arrays, call.out, options[:8], options.alpha, options.beta, options.stream, own=call.own)
     with operands.launching(request.stream, request.a) as launch:
         view = operands.as_operand(request.a, "a")
         if view.device_type == CUDA:
@@ -98,7 +99,8 @@ def call_of(request: MatmulRequest) -> Call:
     }  # fmt: skip
     options = CallOptions(
         precision=request.precision, fast_accum=request.fast_accum, backend=request.backend, jit=request.jit,
-        workspace_size=request.workspace_size, alpha=request.alpha, beta=request.beta, stream=request.stream,
+        workspace_size=request.workspace_size, batch_invariant=request.batch_invariant,
+        alpha=request.alpha, beta=request.beta, stream=request.stream,
     )  # fmt: skip
     out = request.c if request.d is None else request.d
     matrices = request.matrices
@@ -155,6 +157,8 @@ class _Matmul(Invocation):
 
     def plan(self, views: Views, *, like: Any, stream: int) -> Plan | WithSums:
         matrices, summed = self.matrices, self._form.summed
+        if summed and self.call.planning["batch_invariant"]:
+            refuse_sums([BIAS])
         use = HeuristicKey(
             matrices.m, matrices.n, matrices.k, operands.dtype_of(views["a"], "a"), matrices.transa, matrices.transb,
             MatmulEpilogue(matrices.epilogue), devices.get(views["a"].device).arch,

@@ -166,6 +166,7 @@ class MatmulRequest:
             serves as well). None is m, for bits the next multiple of 8.
         scales: a ScaleSet.
         workspace_size: bytes of device memory that the launch may use beside the operands; None is no limit.
+        batch_invariant: as in `gemm`, for each column of D: whatever the other columns and n.
         precision: for float32 operands: `ieee` (default), `tf32` or `3xtf32`.
         fast_accum: lets fp8 products be added up in the tensor cores alone.
         stream: where to launch: an integer handle or a stream object; None is the current stream of A's framework.
@@ -200,6 +201,7 @@ class MatmulRequest:
     ldaux: int | None = field(default=None, kw_only=True)
     scales: ScaleSet = field(default_factory=ScaleSet, kw_only=True, repr=False)
     workspace_size: int | None = field(default=None, kw_only=True)
+    batch_invariant: bool | None = field(default=None, kw_only=True)
     precision: str | None = field(default=None, kw_only=True)
     fast_accum: bool = field(default=False, kw_only=True)
     stream: Any = field(default=None, kw_only=True, repr=False)
@@ -216,7 +218,7 @@ class MatmulRequest:
         expect(self.scales, ScaleSet, "scales")
         check_options(
             backend=self.backend, jit=self.jit, precision=self.precision, alpha=self.alpha, beta=self.beta,
-            workspace_size=self.workspace_size,
+            workspace_size=self.workspace_size, batch_invariant=self.batch_invariant,
         )  # fmt: skip
         check_backend(self.backend, BACKENDS)
         for name in ("a", "b"):

@@ -94,7 +94,7 @@ def quantize(
         KernelNotFoundError, CompileError, DeviceUnavailableError: as for `gemm`.
     """
     second = _second_level(global_scale, scaling)
-    options = (None, None, None, False, backend, jit, None)
+    options = (None, None, None, False, backend, jit, None, False)
     made: QuantizedArray = run(_parse, {"x": x}, None, options, second, stream=stream, own=(dtype, scaling, second))
     return made
 
@@ -130,7 +130,7 @@ def dequantize(
         KernelNotFoundError, CompileError, DeviceUnavailableError: as for `gemm`.
     """
     second = _second_level(global_scale, scaling)
-    options = (None, out_dtype, None, False, backend, jit, None)
+    options = (None, out_dtype, None, False, backend, jit, None, False)
     arrays = {"values": values, "scales": scales}
     return run(_parse_inverse, arrays, None, options, second, stream=stream, own=(scaling,))
 

@@ -10,7 +10,10 @@ _NO_PRODUCT = dict.fromkeys(
     ("c", "alpha", "beta", "bias", "activation", "epilogue", "scale_a", "scale_b", "scale_d", "amax", "precision",
      "fast_accum"),
     "nothing is multiplied",
-) | {"workspace_size": "there is one kernel for each form, whose workspace is 4 bytes at most"}  # fmt: skip
+) | {
+    "workspace_size": "there is one kernel for each form, whose workspace is 4 bytes at most",
+    "batch_invariant": "nothing is added up: elements depend on others through their scale alone",
+}  # fmt: skip
 
 
 class QuantizeOperation(Operation):

@@ -1,0 +1,94 @@
+"""Batch invariance: kernels that add up the products of a row in one order, whatever the other rows and their number.
+
+The order of a kernel is its `Reduction`, a function of its key. Two kernels of one reduction give a row of D the same
+bits, whichever tile, cluster or schedule they have, and with operands swapped or not (tests/gpu/test_batch_invariant.py
+compares them). One reduction serves a problem for every number of rows; `select` settles which.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from ..errors import UnsupportedError
+from ..generator.epilogue.lower import base_of, is_common
+from ..generator.key import KernelKey, instruction_shape
+from ..generator.rules import FEW, SPLIT
+
+VARIABLE = "ATOMR_CUTLASS_BATCH_INVARIANT"
+
+INSTRUCTION_BYTES = 32
+"""Of K in one WGMMA or tcgen05 instruction."""
+
+
+class Reduction(NamedTuple):
+    """The order in which a kernel adds up the products of an element of D, and how it goes on from their sum.
+
+    Attributes:
+        arch: compile target.
+        generation: template family.
+        math: math mode.
+        instruction_k: elements of K in one instruction.
+        tile_k: elements of K in a step of the mainloop: the remainder of K comes first in the sm80 generation.
+        warps_k: warps that divide a step among them.
+        epilogue: the scaling that the epilogue begins with, and whether it is told its operations at launch.
+    """
+
+    arch: str
+    generation: str
+    math: str
+    instruction_k: int
+    tile_k: int
+    warps_k: int
+    epilogue: str
+
+    def __str__(self) -> str:
+        order = f"{self.instruction_k} elements of K at a time in steps of {self.tile_k}"
+        return f"{order}, one after the other ({self.generation} for {self.arch}, {self.math} math, {self.epilogue})"
+
+
+@dataclass(frozen=True)
+class BatchInvariant:
+    """A problem whose kernels have the reduction of all its rows: tuned choices of it are none of the problem's own."""
+
+    problem: Any
+
+
+def reduction_of(key: KernelKey) -> Reduction | None:
+    """The reduction of a kernel that is launched without slices of K; None for one whose order depends on the rows.
+
+    Stream-K and the kernels that share out K cut it where the number of tiles says; those for few rows divide it among
+    warp groups where the tiles that they choose are low.
+    """
+    if key.scheduler == "streamk" or key.mainloop in (FEW, SPLIT):
+        return None
+    sm80 = key.generation == "sm80"
+    instruction_k = instruction_shape(key)[2] if sm80 else INSTRUCTION_BYTES * 8 // key.a.bits
+    epilogue = f"{base_of(key.epilogue)}+common" if is_common(key.epilogue) else base_of(key.epilogue)
+    return Reduction(
+        key.arch.value, key.generation, key.math, instruction_k, key.tile[2], max(1, key.warps[2]), epilogue
+    )
+
+
+def is_batch_invariant(option: bool | None) -> bool:
+    """Whether a call or a request is: what its option says, where that is None the environment."""
+    return os.environ.get(VARIABLE) == "1" if option is None else bool(option)
+
+
+def refuse_sums(names: Iterable[str]) -> None:
+    """Refuses results that are sums or maxima of a batch-invariant product.
+
+    Args:
+        names: of those results.
+
+    Raises:
+        UnsupportedError: there is one.
+    """
+    found = ", ".join(names)
+    if found:
+        raise UnsupportedError(
+            f"{found} cannot be batch-invariant: it is reduced over elements of D, over rows or in the order in which "
+            f"tiles end; leave it out, or leave batch_invariant (or {VARIABLE}) out"
+        )

@@ -1,0 +1,169 @@
+"""Batch invariance: one reduction serves a problem for every number of rows, and is refused where none can."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from typing import Any
+
+import pytest
+
+import atomr_cutlass as ac
+import fake_cases
+import fake_table
+import golden_gpu
+from atomr_cutlass import CutlassDtype as D
+from atomr_cutlass import GemmLayout, GemmRequest, GemmShape, SmArch
+from atomr_cutlass.generator.matrix import expand
+from atomr_cutlass.generator.rules import FEW, SPLIT
+from atomr_cutlass.ops.gemm.kernels import GemmSearch
+from atomr_cutlass.ops.gemm.operation import GemmOperation
+from atomr_cutlass.pipeline import reduction, select
+from atomr_cutlass.pipeline.devices import Device
+from atomr_cutlass.pipeline.problem import GemmProblem, MatrixSpec
+from atomr_cutlass.pipeline.reduction import VARIABLE, reduction_of
+from fake_table import A100, H200
+
+ROWS = (1, 2, 17, 128, 129, 4096)
+COLUMN, ROW = GemmLayout.COL_MAJOR, GemmLayout.ROW_MAJOR
+
+
+@pytest.fixture(autouse=True)
+def _full_table(monkeypatch: pytest.MonkeyPatch) -> None:
+    fake_table.install(monkeypatch, fake_table.rows_of())
+
+
+def search_of(device: Device = H200, **given: Any) -> GemmSearch:
+    request = GemmRequest(batch_invariant=True, **given)
+    search = GemmOperation().search(request, device)
+    assert search is not None
+    return search
+
+
+def reductions(device: Device = H200, **given: Any) -> set[Any]:
+    """Those of the kernels chosen for every number of rows."""
+    found = set()
+    for rows in ROWS:
+        m, n, k = given["shape"]
+        search = search_of(device, **{**given, "shape": GemmShape(rows if m is None else m, n, k)})
+        ranked = select.rank(search)
+        assert ranked
+        assert all(candidate.split_k == 1 for candidate in ranked)
+        found |= {reduction_of(candidate.key) for candidate in ranked}
+    return found
+
+
+@pytest.mark.parametrize("device", [H200, A100])
+@pytest.mark.parametrize("layout_b", [ROW, COLUMN])
+@pytest.mark.parametrize("dtype", [D.BF16, D.F16, D.F32, D.TF32, D.F64, D.I8])
+@pytest.mark.parametrize(("n", "k"), [(4096, 4096), (77, 99), (1, 64)])
+def test_one_reduction_serves_every_number_of_rows(
+    device: Device, layout_b: GemmLayout, dtype: D, n: int, k: int
+) -> None:
+    if dtype is D.I8 and layout_b is ROW:
+        return
+    (found,) = reductions(device, shape=(None, n, k), dtype=dtype, layout_b=layout_b)
+    assert found is not None
+    aligned = n % 8 == k % 8 == 0 and device is H200 and dtype in (D.BF16, D.F16)
+    assert found.generation == "sm90" if aligned else True
+
+
+@pytest.mark.parametrize("fast_accum", [False, True])
+@pytest.mark.parametrize("scaling", [None, "tensor", "vector", "block"])
+def test_fp8(scaling: str | None, fast_accum: bool) -> None:
+    (found,) = reductions(
+        shape=(None, 2048, 1024), dtype=D.F8E4M3, layout_b=COLUMN, scaling=scaling, fast_accum=fast_accum
+    )
+    assert found.math == ("fast" if fast_accum and scaling != "block" else "default")
+
+
+def test_epilogues() -> None:
+    biased = ac.GemmEpilogue(bias=True, activation="relu")
+    for epilogue in (biased, ac.GemmEpilogue(beta=0.5), ac.GemmEpilogue(0.5, activation="silu")):
+        assert len(reductions(shape=(None, 2048, 1024), dtype=D.BF16, layout_b=COLUMN, epilogue=epilogue)) == 1
+
+
+def test_a_row_of_a_padded_matrix_has_the_reduction_of_several() -> None:
+    def chosen(rows: int) -> Any:
+        a = MatrixSpec((rows, 1024), (1028, 1), D.BF16, 8)  # a row alone could be read 16 bytes at a time
+        b, d = MatrixSpec((1024, 512), (512, 1), D.BF16), MatrixSpec((rows, 512), (512, 1), D.BF16)
+        return GemmSearch(GemmProblem(a, b, None, d, "default", 0), H200, batch_invariant=True).reduction
+
+    assert chosen(1) == chosen(2) == chosen(1000)
+    strided = MatrixSpec((1, 1024), (1, 512), D.BF16)
+    search = GemmSearch(
+        GemmProblem(strided, MatrixSpec((1024, 512), (512, 1), D.BF16), None,
+                    MatrixSpec((1, 512), (512, 1), D.BF16), "default", 0), H200, batch_invariant=True
+    )  # fmt: skip
+    assert search.reduction == chosen(2)._replace(generation="sm90", instruction_k=16, tile_k=64, warps_k=1)
+
+
+def test_orders_that_depend_on_the_rows_are_none() -> None:
+    keys = [key for key in expand("full", [SmArch.SM90A]) if key.op == "gemm"]
+    without = {(key.mainloop in (FEW, SPLIT), key.scheduler == "streamk") for key in keys if reduction_of(key) is None}
+    assert without == {(True, False), (False, True)}
+    assert all(reduction_of(key) is not None for key in keys if key.generation == "sm80")
+
+
+def test_the_matrix_settles_it_where_the_table_has_no_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
+    built = {rows: search_of(shape=GemmShape(rows, 4096, 4096), dtype=D.BF16).reduction for rows in (1, 4096)}
+    fake_table.install(monkeypatch, [])
+    for rows, found in built.items():
+        search = search_of(shape=GemmShape(rows, 4096, 4096), dtype=D.BF16)
+        assert search.reduction == found
+        assert {reduction_of(candidate.key) for candidate in select.rank_cells(search)} == {found}
+
+
+def test_plans_and_tuned_choices_are_not_those_of_other_requests() -> None:
+    request = GemmRequest(GemmShape(8, 16, 32), dtype=D.BF16)
+    invariant = dataclasses.replace(request, batch_invariant=True)
+    assert request.plan_key() != invariant.plan_key()
+    assert "batch-invariant" in repr(invariant.plan_key())
+    plain, alike = GemmOperation().search(request, H200), GemmOperation().search(invariant, H200)
+    assert plain is not None
+    assert alike is not None
+    assert plain.tuned_problem != alike.tuned_problem
+    assert plain.problem == alike.problem
+
+
+def test_the_environment_decides_where_nothing_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(VARIABLE, "1")
+    request = functools.partial(GemmRequest, GemmShape(8, 16, 32), dtype=D.BF16)
+    assert request().plan_key().batch_invariant
+    assert not request(batch_invariant=False).plan_key().batch_invariant
+    monkeypatch.setenv(VARIABLE, "0")
+    assert not request().plan_key().batch_invariant
+    grouped = ac.GroupedGemmRequest(ac.GroupedGemmShape([GemmShape(8, 16, 32)]), dtype=D.BF16, batch_invariant=True)
+    assert grouped.plan_key().batch_invariant
+
+
+def test_what_is_reduced_is_refused() -> None:
+    quantized = GemmRequest(
+        GemmShape(64, 64, 64), dtype=D.F8E4M3, layout_b=COLUMN, quantized=True, batch_invariant=True
+    )
+    with pytest.raises(ac.UnsupportedError, match="amax cannot be batch-invariant"):
+        GemmOperation().search(quantized, H200)
+    with pytest.raises(ac.InvalidOperandError, match="batch_invariant is 1; expected True or False"):
+        GemmRequest(GemmShape(64, 64, 64), dtype=D.BF16, batch_invariant=1)  # type: ignore[arg-type]
+    with pytest.raises(ac.UnsupportedError, match="bias, total cannot be batch-invariant"):
+        reduction.refuse_sums(["bias", "total"])
+    reduction.refuse_sums([])
+
+
+def test_explain_says_the_reduction() -> None:
+    request = GemmRequest(GemmShape(8, 4096, 4096), dtype=D.BF16, arch=SmArch.SM90A, batch_invariant=True)
+    notes = " ".join(ac.explain(request, jit="off").notes)
+    assert "batch-invariant: 16 elements of K at a time in steps of 64, one after the other" in notes
+    other = GemmRequest(GemmShape(8, 4096, 4096), dtype=D.BF16, arch=SmArch.SM90A)
+    assert "batch-invariant" not in " ".join(ac.explain(other, jit="off").notes)
+
+
+@pytest.fixture(scope="module")
+def outcome(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """What each case raised, as text."""
+    return golden_gpu.outcome("batch_cases.py", tmp_path_factory.mktemp("gpu"), SmArch.SM90A, 300)
+
+
+@pytest.mark.parametrize("case", fake_cases.names("batch_cases.py"))
+def test_on_a_gpu_that_takes_notes(case: str, outcome: dict[str, str]) -> None:
+    assert outcome[case] == ""

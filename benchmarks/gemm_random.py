@@ -4,6 +4,7 @@
     python benchmarks/gemm_random.py --seed 7 --classes "few rows,mid" --layouts rr --aligned --out some.json
     python benchmarks/gemm_random.py --suites llama-3-8b,deepseek-v3 --lt --out suites.json
     python benchmarks/gemm_random.py --seed 4 --count 20 --regret --out fit.json       # every eligible kernel too
+    python benchmarks/gemm_random.py --seed 7 --count 20 --batch-invariant --out b.json  # what it costs
 
 Ours is the kernel that the selection takes. PyTorch's side is `torch.matmul`; `--lt` adds the best of all candidates of
 cuBLASLt's heuristic, `--triton N` what `torch.compile` makes with max-autotune of the first N shapes of each group. A
@@ -40,6 +41,8 @@ ALIGNMENT = 256
 SETS_AT_LEAST = 3
 L2_TIMES = 4
 BANDWIDTH_BYTES = 4 << 30
+OTHERS = ("torch", "lt", "triton", "invariant")
+"""Sides that ours is compared with; the last is ours with `batch_invariant`."""
 TENSOR_PEAK = {(9, 0): 989e12}
 """Dense bf16 and f16 rates, by the vendor's data sheets."""
 MEMORY_PEAK = {"NVIDIA H200": 4.8e12, "NVIDIA H100 80GB HBM3": 3.35e12}
@@ -108,11 +111,13 @@ class Sides:
         backend: where ours takes its kernels from, as in `gemm`.
         lt: cuBLASLt, or None.
         triton: shapes of each group that Triton compiles.
+        invariant: whether ours is timed with `batch_invariant` too.
     """
 
     backend: str
     lt: CublasLt | None
     triton: int
+    invariant: bool
 
 
 def compare(
@@ -125,6 +130,9 @@ def compare(
         "ours": lambda one: plan(one.a, one.b, out=one.out),
         "torch": lambda one: torch.matmul(one.a, one.b, out=one.out),
     }
+    if sides.invariant:
+        fixed = make(our_problem(case, sets[0]), like=sets[0].a, backend=sides.backend, batch_invariant=True)
+        calls["invariant"] = lambda one: fixed(one.a, one.b, out=one.out)
     product = None
     if sides.lt is not None:
         product = sides.lt.product(sets[0].a, sets[0].b, sets[0].out)
@@ -217,7 +225,7 @@ def summary(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     for group, layout, aligned in sorted({(row["group"], row["layout"], row["aligned"]) for row in rows}):
         of = [r for r in rows if (r["group"], r["layout"], r["aligned"]) == (group, layout, aligned)]
         entry: dict[str, Any] = {"group": group, "layout": layout, "aligned": aligned, "count": len(of)}
-        for side in ("torch", "lt", "triton"):
+        for side in OTHERS:
             ratios = sorted(row[f"{side}_ratio"] for row in of if f"{side}_ratio" in row)
             if ratios:
                 entry[side] = round(statistics.geometric_mean(ratios), 3)
@@ -246,6 +254,7 @@ def main() -> int:
     parser.add_argument(
         "--triton", type=int, default=0, metavar="N", help="the first N shapes of each group by Triton too"
     )
+    parser.add_argument("--batch-invariant", action="store_true", help="ours with batch_invariant too")
     parser.add_argument("--regret", action="store_true", help="time every eligible kernel of the table too")
     parser.add_argument("--backend", default="auto", choices=("auto", "prebuilt", "jit"), help="of our kernels")
     parser.add_argument("--rounds", type=int, default=7)
@@ -279,7 +288,7 @@ def main() -> int:
         "rows": rows,
         "failures": failures,
     }
-    sides = Sides(arguments.backend, CublasLt() if arguments.lt else None, arguments.triton)
+    sides = Sides(arguments.backend, CublasLt() if arguments.lt else None, arguments.triton, arguments.batch_invariant)
     # Large enough for three sets of the largest problem, and for four times L2.
     elements = max(
         [SETS_AT_LEAST * (shape.m * shape.k + shape.k * shape.n + 2 * ALIGNMENT) for shape in shapes]
@@ -304,9 +313,7 @@ def main() -> int:
                 print(f"{case!s:<30} {type(error).__name__}: {error}", flush=True)
                 continue
             rows.append(row)
-            others = "  ".join(
-                f"{side} {row[f'{side}_ratio']:.3f}" for side in ("torch", "lt", "triton") if f"{side}_ratio" in row
-            )
+            others = "  ".join(f"{side} {row[f'{side}_ratio']:.3f}" for side in OTHERS if f"{side}_ratio" in row)
             print(f"{case!s:<30}{row['us']:>9} us  {others}  {row['kernel'][-90:]}", flush=True)
         seen[shape.group] += 1
         results["summary"] = summary(rows)

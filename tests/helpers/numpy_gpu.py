@@ -9,6 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+import atomr_cutlass as ac
+from atomr_cutlass.arrays import numerics
 from atomr_cutlass.pipeline import devices, verify
 from atomr_cutlass.pipeline.operation import operation_of
 
@@ -44,7 +46,7 @@ def install(
         own = {label: one.copy(order="K") if label in labels else one for label, one in arrays.items()}
         work = operation.probe(made.request, own)
         for part in work.parts():
-            (type(work).compute if compute is None else compute)(work, part)
+            (by_function if compute is None else compute)(work, part)
         return {label: own[label] for label in labels}
 
     monkeypatch.setattr(devices, "problem", lambda: "")
@@ -54,6 +56,28 @@ def install(
     monkeypatch.setattr(verify, "_timed", lambda *_: (5, 1e-3))
     monkeypatch.setattr(verify, "_written", written)
     return asked
+
+
+def by_function(work: Any, part: dict[str, Array]) -> None:
+    """Computes with the operation's function on the reference backend; trees of the caller's with the reference."""
+    request, operation = work.request, operation_of(work.request).name
+    how = work.how | {"out_dtype": request.result_dtype, "backend": "reference"}
+    how["precision"] = None if request.math in {"default", numerics.FAST} else request.math
+    if operation == "gemm" and request.epilogue.tree is None:
+        given = ("bias", "scale_a", "scale_b", "scale_d")
+        how |= {name: part[name] for name in given if name in part} | {"activation": request.epilogue.activation}
+        amax = np.zeros(1, np.float32) if "amax" in part else None
+        part["out"][...] = ac.gemm(part["a"], part["b"], part.get("c"), **how, amax=amax)
+        if amax is not None:  # not a number at first
+            np.fmax(work.arrays["amax"], amax, out=work.arrays["amax"])
+    elif operation == "grouped_gemm":
+        lists: dict[str, Any] = {name: [array] for name, array in part.items() if name != "out"}
+        del how["precision"]
+        (part["out"][...],) = ac.grouped_gemm(**lists, **how, epilogue=request.tree)
+    elif operation.startswith("conv2d") and request.tree is None:
+        part["out"][...] = work._called((ac.conv2d, ac.conv2d_dgrad, ac.conv2d_wgrad), part, **how)
+    else:
+        work.compute(part)
 
 
 def write_nothing(_work: Any, _part: dict[str, Array]) -> None:

@@ -20,6 +20,7 @@ from atomr_cutlass.errors import DeviceUnavailableError, KernelNotFoundError
 from atomr_cutlass.generator.matrix import GEMM_ARCHS
 from atomr_cutlass.jit import toolchain as jit_toolchain
 from atomr_cutlass.jit.store import KernelStore
+from atomr_cutlass.ops.gemm.probe import GemmProbe
 from atomr_cutlass.pipeline import devices, table, verification, verify
 from store_process import digest, kernel
 
@@ -535,7 +536,7 @@ def test_run_takes_bias_and_activation_of_gemm(epilogue: tuple[str, ...]) -> Non
 
 
 def test_run_counts_wrong_elements_of_epilogues(monkeypatch: pytest.MonkeyPatch) -> None:
-    numpy_gpu.install(monkeypatch, compute=lambda work, part: work._compute(part))  # without a bias
+    numpy_gpu.install(monkeypatch, compute=GemmProbe.compute)  # without a bias
     assert call_json("run", *SMALL, "--bias", status=1)["mismatches"] > 1000
     numpy_gpu.install(monkeypatch, compute=numpy_gpu.write_nothing)
     assert call_json("run", *SMALL, "--bias", status=1)["mismatches"] == 37 * 29
@@ -584,7 +585,7 @@ def test_run_counts_wrong_elements_of_every_operation(monkeypatch: pytest.Monkey
 
 
 def test_run_checks_amax(monkeypatch: pytest.MonkeyPatch) -> None:
-    numpy_gpu.install(monkeypatch, compute=lambda work, part: np.copyto(part["out"], work.expected(part)[0]))
+    numpy_gpu.install(monkeypatch, compute=lambda work, part: np.copyto(part["out"], work.expected(part)))
     given = ("--dtype", "e4m3", "--quantized", "--m", "32", "--n", "32", "--k", "128")
     assert call_json("run", *given, status=1)["mismatches"] == 1
 

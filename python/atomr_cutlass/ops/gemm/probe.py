@@ -16,7 +16,6 @@ from ...pipeline.operand_table import Array, Arrays
 from ...pipeline.probe import Check, Probe, compare_tree, slices
 from ..quantize import reference as quantization
 from . import reference as gemm_reference
-from .function import gemm
 from .request import GemmRequest
 from .scaled import BLOCK
 
@@ -77,41 +76,26 @@ class GemmProbe(Probe[GemmRequest]):
             yield {name: array[part] if name in follows else array for name, array in self.arrays.items()}
 
     def compute(self, part: Arrays) -> None:
-        self._compute(part)
+        super().compute(part)
+        if "amax" in self.arrays:
+            self.arrays["amax"][0] = self.amax
 
-    def _compute(self, part: Arrays, **epilogue: Any) -> None:
-        amax = np.zeros(1, np.float32) if "amax" in part else None
-        scales: dict[str, Any] = {name: part[name] for name in ("scale_a", "scale_b", "scale_d") if name in part}
-        part["out"][...] = gemm(
-            part["a"],
-            part["b"],
-            part.get("c"),
-            **self.how,
-            **scales,
-            **epilogue,
-            amax=amax,
-            out_dtype=self.request.result_dtype,
-            precision=None if self.request.math in ("default", numerics.FAST) else self.request.math,
-            backend="reference",
-        )
-        if amax is not None:
-            # Not a number at first.
-            np.fmax(self.arrays["amax"], amax, out=self.arrays["amax"])
-
-    def expected(self, part: Arrays) -> tuple[Array, Array]:
-        scales: dict[str, Any] = {name: part[name] for name in ("scale_a", "scale_b") if name in part}
+    def expected(self, part: Arrays) -> Array:
         scale_d = float(part["scale_d"][0]) if "scale_d" in part else None
-        operands = (part["a"], part["b"], part.get("c"))
-        how: dict[str, Any] = {**self.how, **scales}
-        magnitudes = gemm_reference.absolute_product(*operands, **how)
-        how |= {"scale_d": scale_d, "out_dtype": self.request.result_dtype, "math": self.request.math}
+        how = self._scaled(part) | {
+            "scale_d": scale_d, "out_dtype": self.request.result_dtype, "math": self.request.math
+        }  # fmt: skip
         if self.request.scales() is None:
-            return gemm_reference.gemm(*operands, **how), magnitudes
-        expected, amax = gemm_reference.gemm_with_amax(*operands, **how)
+            return gemm_reference.gemm(*self._operands(part), **how)
+        expected, amax = gemm_reference.gemm_with_amax(*self._operands(part), **how)
         self.amax = max(self.amax, float(amax.reshape(())))
+        return expected
+
+    def magnitudes(self, part: Arrays) -> Array:
+        magnitudes = gemm_reference.absolute_product(*self._operands(part), **self._scaled(part))
         factor = self.limits(self.request.math).atol_factor
         self.amax_error = max(self.amax_error, factor * float(np.max(magnitudes, initial=0.0)))
-        return expected, magnitudes * (1.0 if scale_d is None else scale_d)
+        return magnitudes * float(part["scale_d"][0]) if "scale_d" in part else magnitudes
 
     def finish(self, check: Check) -> None:
         if "amax" in self.arrays:
@@ -119,6 +103,12 @@ class GemmProbe(Probe[GemmRequest]):
             # Written as float32; NaN is no agreement either.
             allowed = self.amax_error + 2.0**-23 * self.amax
             check.mismatches += int(not error <= allowed)
+
+    def _operands(self, part: Arrays) -> tuple[Array, Array, Array | None]:
+        return part["a"], part["b"], part["c"] if self.request.epilogue.beta != 0 else None
+
+    def _scaled(self, part: Arrays) -> dict[str, Any]:
+        return self.how | {name: part[name] for name in ("scale_a", "scale_b") if name in part}
 
 
 class FusedGemmProbe(GemmProbe):
@@ -153,10 +143,6 @@ class FusedGemmProbe(GemmProbe):
         yield from (self.arrays,) if whole else super().parts()
 
     def compute(self, part: Arrays) -> None:
-        epilogue = self.request.epilogue
-        if epilogue.tree is None:
-            self._compute(part, bias=part.get("bias"), activation=epilogue.activation)
-            return
         acc = self._accumulator(part)
         computed = reference.evaluate(self.tree, acc, self._read(part, self.tree), **self._rounding(part))
         for name, values in computed.items():
@@ -176,12 +162,6 @@ class FusedGemmProbe(GemmProbe):
             bound = reference.tolerances(self.of_d, acc, error, read, out_dtype=self.rounded)[RESULT]
             self.amax = max(self.amax, float(np.max(np.abs(values), initial=0.0)))
             self.amax_error = max(self.amax_error, float(np.max(bound, initial=0.0)))
-
-    def _operands(self, part: Arrays) -> tuple[Array, Array, Array | None]:
-        return part["a"], part["b"], part["c"] if self.request.epilogue.beta != 0 else None
-
-    def _scaled(self, part: Arrays) -> dict[str, Any]:
-        return self.how | {name: part[name] for name in ("scale_a", "scale_b") if name in part}
 
     def _accumulator(self, part: Arrays) -> Array:
         """The accumulator, from which the tree starts."""

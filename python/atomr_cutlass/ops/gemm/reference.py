@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -92,17 +92,8 @@ def gemm(
         check_math(math, CutlassDtype.I8)
         return _integer_gemm(a, b, c, alpha=alpha, beta=beta, bias=bias, activation=activation)
     values = _values(
-        a,
-        b,
-        c,
-        alpha=alpha,
-        beta=beta,
-        bias=bias,
-        activation=activation,
-        scale_a=scale_a,
-        scale_b=scale_b,
-        math=math,
-    )
+        a, b, c, alpha=alpha, beta=beta, bias=bias, activation=activation, scale_a=scale_a, scale_b=scale_b, math=math
+    )  # fmt: skip
     with np.errstate(all="ignore"):
         return stored(values, scale_d, out_dtype)
 
@@ -112,55 +103,19 @@ def gemm_with_amax(
     b: AnyArray,
     c: AnyArray | None = None,
     *,
-    alpha: float = 1.0,
-    beta: float = 0.0,
-    bias: AnyArray | None = None,
-    activation: str | None = None,
-    scale_a: Scale | None = None,
-    scale_b: Scale | None = None,
     scale_d: float | None = None,
     out_dtype: CutlassDtype,
-    math: str = "default",
+    **terms: Any,
 ) -> GemmResult:
-    """`gemm`, and amax = max |act(...)| before scale_d, from which the next scale is chosen.
+    """`gemm`, and amax = max |act(...)| over all batches before scale_d, from which the next scale is chosen.
 
     A function of its own, so that the result of `gemm` does not depend on a flag. The largest magnitude of an empty
-    result is 0; NaN anywhere makes NaN of it, as in CUTLASS's reduction.
-
-    Args:
-        a: as in `gemm`, like the rest.
-        b: (..., K, N).
-        c: (..., M, N).
-        alpha: factor of the product.
-        beta: factor of c.
-        bias: (N,).
-        activation: a name in ACTIVATIONS.
-        scale_a: scales of a.
-        scale_b: scales of b.
-        scale_d: a number.
-        out_dtype: the element type of the result; not int32.
-        math: as in `gemm`.
-
-    Returns:
-        The result, and its amax over all batches.
-
-    Raises:
-        InvalidOperandError: as `gemm` does.
+    result is 0; NaN anywhere makes NaN of it, as in CUTLASS's reduction. Arguments and errors are those of `gemm`,
+    whose int32 results have none.
     """
     if out_dtype is CutlassDtype.I32:
         raise InvalidOperandError("amax is of floating results; out_dtype is int32")
-    values = _values(
-        a,
-        b,
-        c,
-        alpha=alpha,
-        beta=beta,
-        bias=bias,
-        activation=activation,
-        scale_a=scale_a,
-        scale_b=scale_b,
-        math=math,
-    )
+    values = _values(a, b, c, **terms)
     with np.errstate(all="ignore"):
         amax = np.abs(values).max(initial=0.0).astype(np.float32).reshape(1)
         return GemmResult(stored(values, scale_d, out_dtype), amax)
@@ -182,24 +137,8 @@ def absolute_product(
 
     The scale against which rounding errors of a product are measured: they are small next to the terms that were
     summed, not next to a sum that may have cancelled. An activation multiplies it by its largest slope (1.5 covers
-    all of ACTIVATIONS), since errors before it come out that much larger.
-
-    Args:
-        a: as in `gemm`, like the rest.
-        b: (..., K, N).
-        c: (..., M, N); not read when beta is 0.
-        alpha: factor of the product; when it is 0, A and B are not read.
-        beta: factor of c.
-        bias: (N,).
-        scale_a: scales of a, block scales included.
-        scale_b: scales of b.
-        scale_d: a number.
-
-    Returns:
-        float64 (..., M, N).
-
-    Raises:
-        InvalidOperandError: as `gemm` does.
+    all of ACTIVATIONS), since errors before it come out that much larger. Arguments and errors are those of `gemm`; the
+    result is float64.
     """
     shape = _check_problem(a, b, c, beta=beta, bias=bias)
     first, second = read_scales(a, b, scale_a, scale_b)
@@ -216,13 +155,13 @@ def _values(
     b: AnyArray,
     c: AnyArray | None,
     *,
-    alpha: float,
-    beta: float,
-    bias: AnyArray | None,
-    activation: str | None,
-    scale_a: Scale | None,
-    scale_b: Scale | None,
-    math: str,
+    alpha: float = 1.0,
+    beta: float = 0.0,
+    bias: AnyArray | None = None,
+    activation: str | None = None,
+    scale_a: Scale | None = None,
+    scale_b: Scale | None = None,
+    math: str = "default",
 ) -> FloatArray:
     """act(...) before scale_d and rounding, of arguments that are checked here."""
     shape = _check_problem(a, b, c, beta=beta, bias=bias)

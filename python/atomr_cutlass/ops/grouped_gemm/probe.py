@@ -9,10 +9,10 @@ import numpy as np
 
 from ... import reference
 from ...generator.dtypes import CutlassDtype
+from ...generator.epilogue.tree import RESULT
 from ...pipeline.operand_table import Array, Arrays, OperandSlot
 from ...pipeline.probe import Check, Probe, compare_tree
 from ..gemm import reference as gemm_reference
-from .function import grouped_gemm
 from .request import GroupedGemmRequest
 
 
@@ -36,13 +36,17 @@ class GroupedGemmProbe(Probe[GroupedGemmRequest]):
         for g in range(len(self.request.shape.groups)):
             yield {slot.name: self.arrays[slot.labels[g if slot.listed else 0]] for slot in self._slots}
 
-    def compute(self, part: Arrays) -> None:
-        lists: dict[str, Any] = {name: [array] for name, array in part.items() if name != "out"}
-        how = self.how | {"epilogue": self.request.tree, "out_dtype": self.request.result_dtype}
-        (part["out"][...],) = grouped_gemm(**lists, **how, backend="reference")
+    def expected(self, part: Arrays) -> Array:
+        tree, dtype = self.request.tree, self.request.result_dtype
+        if tree is None:
+            return self._product(part, dtype)
+        read = {operand.name: part[operand.name] for operand in tree.inputs}
+        return reference.evaluate(tree, self._product(part, CutlassDtype.F64), read, out_dtype=dtype)[RESULT]
 
-    def expected(self, part: Arrays) -> tuple[Array, Array]:
-        return self._product(part, self.request.result_dtype), self._magnitude(part)
+    def magnitudes(self, part: Arrays) -> Array:
+        c = part["c"] if self.request.epilogue.beta != 0 else None
+        made: Array = gemm_reference.absolute_product(part["a"], part["b"], c, **self.how)
+        return made
 
     def compare(self, part: Arrays, check: Check) -> None:
         tree = self.request.tree
@@ -50,15 +54,10 @@ class GroupedGemmProbe(Probe[GroupedGemmRequest]):
             super().compare(part, check)
             return
         acc = self._product(part, CutlassDtype.F64)
-        error = check.limits.atol_factor * self._magnitude(part) + check.limits.rtol * np.abs(acc)
+        error = check.limits.atol_factor * self.magnitudes(part) + check.limits.rtol * np.abs(acc)
         compare_tree(check, tree, part, acc, error, out_dtype=self.request.result_dtype)
 
     def _product(self, part: Arrays, dtype: CutlassDtype) -> Array:
         c = part["c"] if self.request.epilogue.beta != 0 else None
         made: Array = gemm_reference.gemm(part["a"], part["b"], c, **self.how, out_dtype=dtype, math=self.request.math)
-        return made
-
-    def _magnitude(self, part: Arrays) -> Array:
-        c = part["c"] if self.request.epilogue.beta != 0 else None
-        made: Array = gemm_reference.absolute_product(part["a"], part["b"], c, **self.how)
         return made

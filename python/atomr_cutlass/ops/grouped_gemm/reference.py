@@ -87,39 +87,28 @@ def grouped_gemm(
     problem = _split(a, b, c, offsets, counts, bias, scale_a, scale_b)
     _check_out(out, problem, out_dtype)
     results = []
+    how: dict[str, Any] = {
+        "alpha": alpha, "beta": beta, "activation": activation, "math": math,
+        "scale_d": scale_d if tree is None else None, "out_dtype": out_dtype if tree is None else CutlassDtype.F64,
+    }  # fmt: skip
     for index, group in enumerate(problem.groups):
         try:
-            d = gemm(
-                group.a,
-                group.b,
-                group.c,
-                alpha=alpha,
-                beta=beta,
-                bias=group.bias,
-                activation=activation,
-                scale_a=group.scale_a,
-                scale_b=group.scale_b,
-                scale_d=scale_d if tree is None else None,
-                out_dtype=out_dtype if tree is None else CutlassDtype.F64,
-                math=math,
-            )
+            d = gemm(group.a, group.b, group.c, **group.terms, **how)
             if tree is not None:
                 read = {name: given[index] for name, given in operands.items()}
                 d = evaluate(tree, d, read, out_dtype=out_dtype, scale_d=scale_d)[RESULT]
         except InvalidOperandError as error:
             raise InvalidOperandError(f"group {index}: {error}") from None
         results.append(d)
-    if problem.shape is None:
-        if out is None:
-            return results
-        targets = list(out)
-        for target, d in zip(targets, results, strict=True):
-            target[...] = d
-        return targets
-    whole = np.zeros(problem.shape, numpy_dtype(out_dtype)) if out is None else np.asarray(out)
-    for group, d in zip(problem.groups, results, strict=True):
-        whole[group.where] = d
-    return whole
+    if problem.shape is not None:
+        whole = np.zeros(problem.shape, numpy_dtype(out_dtype)) if out is None else np.asarray(out)
+        return _placed(problem, results, whole)
+    if out is None:
+        return results
+    targets = list(out)
+    for target, d in zip(targets, results, strict=True):
+        target[...] = d
+    return targets
 
 
 def absolute_grouped_product(
@@ -129,55 +118,26 @@ def absolute_grouped_product(
     *,
     offsets: AnyArray | None = None,
     counts: AnyArray | None = None,
-    alpha: float = 1.0,
-    beta: float = 0.0,
     bias: Matrices | None = None,
     scale_a: Scale | Sequence[Scale] | None = None,
     scale_b: Scale | Sequence[Scale] | None = None,
-    scale_d: float | None = None,
+    **factors: float | None,
 ) -> FloatArray | list[FloatArray]:
-    """`absolute_product` of every group, against which `within_tolerance` measures.
+    """`absolute_product` of every group, against which `within_tolerance` measures; 0 in rows that belong to no group.
 
-    Args:
-        a: as in `grouped_gemm`, like the rest.
-        b: see there.
-        c: of the result's shape.
-        offsets: (G,) int32.
-        counts: (G,) int32.
-        alpha: factor of every product.
-        beta: factor of c.
-        bias: (N,), (G, N) or a list.
-        scale_a: scales of a.
-        scale_b: scales of b.
-        scale_d: a number.
-
-    Returns:
-        float64 of the result's shape, or a list of it. Rows that belong to no group are 0: nothing may change there.
-
-    Raises:
-        InvalidOperandError: as `grouped_gemm` does.
+    Arguments and errors are those of `grouped_gemm`.
     """
     problem = _split(a, b, c, offsets, counts, bias, scale_a, scale_b)
-    results = [
-        absolute_product(
-            group.a,
-            group.b,
-            group.c,
-            alpha=alpha,
-            beta=beta,
-            bias=group.bias,
-            scale_a=group.scale_a,
-            scale_b=group.scale_b,
-            scale_d=scale_d,
-        )
-        for group in problem.groups
-    ]
-    if problem.shape is None:
-        return results
-    target = np.zeros(problem.shape)
+    how: dict[str, Any] = {**factors}
+    results = [absolute_product(group.a, group.b, group.c, **group.terms, **how) for group in problem.groups]
+    return results if problem.shape is None else _placed(problem, results, np.zeros(problem.shape))
+
+
+def _placed(problem: _Problem, results: Sequence[AnyArray], whole: AnyArray) -> AnyArray:
+    """The array that holds the results of all groups."""
     for group, d in zip(problem.groups, results, strict=True):
-        target[group.where] = d
-    return target
+        whole[group.where] = d
+    return whole
 
 
 def group_bounds(
@@ -255,6 +215,11 @@ class _Group(NamedTuple):
     bias: AnyArray | None
     scale_a: Scale | None
     scale_b: Scale | None
+
+    @property
+    def terms(self) -> dict[str, Any]:
+        """What is added and multiplied, by the names of `gemm`."""
+        return {"bias": self.bias, "scale_a": self.scale_a, "scale_b": self.scale_b}
 
 
 class _Problem(NamedTuple):

@@ -21,7 +21,7 @@ from atomr_cutlass.ops.conv2d import validation as conv_validation
 from atomr_cutlass.ops.conv2d.kernels import ConvFormulation
 from atomr_cutlass.ops.gemm import scaled
 from atomr_cutlass.ops.gemm import validation as gemm_validation
-from atomr_cutlass.ops.grouped_gemm import kernels as grouped_kernels
+from atomr_cutlass.ops.grouped_gemm import plans as grouped_plans
 from atomr_cutlass.pipeline import devices
 from atomr_cutlass.pipeline.candidate import Candidate
 
@@ -45,7 +45,7 @@ def test_gemm(key: KernelKey) -> None:
 def test_grouped_gemm(key: KernelKey) -> None:
     info = every_cell.row_of(key)
     for epilogue in every_cell.epilogues(key):
-        launch = functools.partial(grouped_kernels._launch_once, Candidate(key, info, 0.0, None))
+        launch = functools.partial(grouped_plans.launch_once, Candidate(key, info, 0.0, None))
         assert validate._differences(key, epilogue, 0, launch, gemm_validation.make_probe) == [], epilogue
     every_cell.right(key, info, "a list of one product, and its trees")
 

@@ -20,8 +20,8 @@ from atomr_cutlass import _core
 from atomr_cutlass import epilogue as evt
 from atomr_cutlass.arrays import operands
 from atomr_cutlass.epilogue import validate
-from atomr_cutlass.ops.grouped_gemm import kernels as grouped_plan
-from atomr_cutlass.ops.grouped_gemm.kernels import ENTRY
+from atomr_cutlass.ops.grouped_gemm import plans as grouped_plan
+from atomr_cutlass.ops.grouped_gemm.plans import ENTRY
 from atomr_cutlass.pipeline import table
 from atomr_cutlass.pipeline.call import kept_plans
 from atomr_cutlass.pipeline.problem import MatrixSpec

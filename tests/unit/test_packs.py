@@ -23,7 +23,7 @@ from atomr_cutlass.errors import InvalidOperandError, LibraryError
 from atomr_cutlass.generator import emit, key_file
 from atomr_cutlass.generator.matrix import expand
 from atomr_cutlass.generator.seal import MAGIC, glibc, seal, unseal
-from atomr_cutlass.ops.grouped_gemm.kernels import ENTRY
+from atomr_cutlass.ops.grouped_gemm.plans import ENTRY
 from fake_pack import CONTENT, ROOT, compile_library, make_pack
 
 # With a swizzle that no preset has, so that these are not in the table already.

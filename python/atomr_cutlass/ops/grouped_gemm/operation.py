@@ -17,7 +17,8 @@ from ...pipeline.reduction import is_batch_invariant
 from ...pipeline.request_options import Option, RequestOptions
 from ..gemm.operation import BATCH_INVARIANT, FAST_ACCUM, MATRIX_LAYOUT, epilogue_from, layouts_from, refuse_columns
 from ..gemm.request import GemmShape
-from . import kernels
+from . import plans
+from .kernels import GroupedSearch
 from .problem import OP
 from .request import GroupedGemmRequest, GroupedGemmShape
 
@@ -92,18 +93,16 @@ class GroupedGemmOperation(PlannedOperation[GroupedGemmRequest]):
 
     def plan(self, request: GroupedGemmRequest, device: int, **options: Any) -> Plan:
         options["batch_invariant"] = is_batch_invariant(request.batch_invariant)
-        return kernels.make(request.problem(device), **options)
+        return plans.make(request.problem(device), **options)
 
     def result_layout(self, request: GroupedGemmRequest) -> str:
         refuse_columns(request.layout_c)
         return super().result_layout(request)
 
-    def search(self, request: GroupedGemmRequest, device: Device) -> kernels.GroupedSearch | None:
+    def search(self, request: GroupedGemmRequest, device: Device) -> GroupedSearch | None:
         problem = request.problem(device.index)
         invariant = is_batch_invariant(request.batch_invariant)
-        return (
-            None if problem.empty else kernels.GroupedSearch(problem, device, request.arch, batch_invariant=invariant)
-        )
+        return None if problem.empty else GroupedSearch(problem, device, request.arch, batch_invariant=invariant)
 
     def probe(self, request: GroupedGemmRequest, arrays: Arrays) -> Probe[GroupedGemmRequest]:
         from .probe import GroupedGemmProbe

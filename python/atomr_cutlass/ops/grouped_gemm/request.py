@@ -24,7 +24,7 @@ from ...pipeline.reduction import is_batch_invariant
 from ...reference.epilogue import check_activation
 from ..gemm.request import GemmEpilogue, GemmLayout, GemmShape
 from ..request_checks import expect_fields, expect_served, math_of
-from . import kernels as grouped_plan
+from .kernels import GroupedSearch
 from .problem import LIST, OP, GroupedProblem, does_nothing
 
 _DTYPES = (CutlassDtype.F16, CutlassDtype.BF16, CutlassDtype.F8E4M3, CutlassDtype.F8E5M2)
@@ -200,7 +200,7 @@ class GroupedGemmRequest:
             UnsupportedError: no cell of the matrix serves the request; the reason names the cure.
         """
         device = devices.for_arch(None) if self.arch is None else devices.imagined(self.arch)
-        search = grouped_plan.GroupedSearch(
+        search = GroupedSearch(
             self.problem(device.index), device, self.arch, batch_invariant=is_batch_invariant(self.batch_invariant)
         )
         return render(select.best_key(search), flavour="nvrtc")

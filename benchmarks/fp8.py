@@ -39,8 +39,9 @@ from atomr_cutlass.generator.dtypes import CutlassDtype
 from atomr_cutlass.generator.key import KernelKey
 from atomr_cutlass.jit import kernels
 from atomr_cutlass.ops.gemm import scaled
-from atomr_cutlass.ops.gemm.kernels import GemmCandidate, GemmSearch, from_candidate
+from atomr_cutlass.ops.gemm.kernels import GemmSearch, from_candidate
 from atomr_cutlass.ops.gemm.scaled import Scale, Scales, scale_forms
+from atomr_cutlass.ops.gemm.search import GemmCandidate
 from atomr_cutlass.pipeline import devices, select
 from atomr_cutlass.pipeline.problem import GemmProblem, MatrixSpec
 

@@ -16,6 +16,9 @@ Triple = tuple[int, int, int]
 ROW = "r"
 COLUMN = "c"
 
+DIRECT = "direct"
+"""The mainloop of kernels that multiply in FMA instructions, without a pipeline of stages."""
+
 
 @dataclass(frozen=True)
 class KernelKey:
@@ -35,8 +38,8 @@ class KernelKey:
         cluster: thread block cluster.
         warps: warps along M, N, K (sm80 generation; (0, 0, 0) elsewhere).
         stages: mainloop stages; 0 fits as many as shared memory holds (CUTLASS 3.x).
-        mainloop: `multistage` or `twostage` (sm80); `pingpong`, `cooperative` or `warpspecialized` (sm90); `1sm` or
-            `2sm` (sm100).
+        mainloop: `multistage`, `twostage` or `direct` (sm80); `pingpong`, `cooperative` or `warpspecialized` (sm90);
+            `1sm` or `2sm` (sm100).
         epilogue_schedule: `tma` or `nosmem` (CUTLASS 3.x); empty for sm80.
         scheduler: `identity` (sm80); `persistent` or `streamk` (CUTLASS 3.x); `grouped`.
         swizzle: thread block swizzle compiled in (sm80); 0 where the scheduler takes it at run time.
@@ -162,8 +165,8 @@ def layout_letters(layouts: str) -> str:
 
 
 def opcode_class(key: KernelKey) -> str:
-    """The unit that multiplies: `simt` for fp32 ieee and depthwise convolutions, `tensorop` for everything else."""
-    return "simt" if key.math == "ieee" or key.group_mode == "depthwise" else "tensorop"
+    """The unit that multiplies: `simt` for fp32 ieee and direct kernels, `tensorop` for everything else."""
+    return "simt" if key.math == "ieee" or key.mainloop == DIRECT else "tensorop"
 
 
 def instruction_shape(key: KernelKey) -> Triple:

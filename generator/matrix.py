@@ -44,6 +44,11 @@ def family(key: KernelKey) -> Family:
     return next((one for one in others if key.mainloop in one.mainloops), first)
 
 
+def arguments_of(key: KernelKey) -> str:
+    """The operation whose arguments (kernel_abi.h) a kernel takes."""
+    return family(key).arguments or key.op
+
+
 def with_epilogue(key: KernelKey, epilogue: str, d: CutlassDtype) -> KernelKey:
     """The key of a cell with another epilogue, and another element type of D; `supports` says whether it compiles."""
     if is_gated(epilogue) and key.generation == "sm90":

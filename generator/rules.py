@@ -9,7 +9,7 @@ from .dtypes import CutlassDtype
 from .epilogue.lower import LINEAR, SCALED, SOURCE, has_tree, is_common, is_gated, operand_kinds, split
 from .epilogue.tree import MATRIX, SCALAR, EpilogueVisitorTree
 from .epilogue.tree import ROW as ROW_KIND
-from .key import COLUMN, ROW, KernelKey
+from .key import COLUMN, DIRECT, ROW, KernelKey
 
 D = CutlassDtype
 
@@ -175,9 +175,9 @@ def supports_layouts(generation: str, a: D, layout_a: str, layout_b: str) -> Sta
 def is_fallback(key: KernelKey) -> bool:
     """Whether a kernel is a slow fallback for operands that others cannot read: unaligned ones, or any channels.
 
-    Not of kernels that load nothing wider whatever the alignment is: IEEE fp32, fp64, depthwise filters, casts.
+    Not of kernels that load nothing wider whatever the alignment is: IEEE fp32, fp64, direct kernels, casts.
     """
-    if key.op in ("cast", "quantize", "dequantize") or key.mainloop == "direct" or key.math == "ieee":
+    if key.op in ("cast", "quantize", "dequantize") or key.mainloop == DIRECT or key.math == "ieee":
         return False
     single = min(key.align_a, key.align_b) == 1 and key.a is not CutlassDtype.F64
     return single or key.mainloop == "twostage" or key.iterator == "analytic"

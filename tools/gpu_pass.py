@@ -361,9 +361,11 @@ def op_of(test: Outcome) -> str:
     if file == "test_conv":
         found = re.search(r"fprop|dgrad|wgrad", test.name)
         return f"conv2d_{found[0]}" if found else "conv2d"
-    of_files = {"test_grouped": "grouped_gemm", "test_quantize": "quantize", "test_fp8": "gemm fp8",
-                "test_fp8_scaled": "gemm fp8 scaled", "test_requests": "requests", "test_actor": "actor",
-                "test_epilogue": "gemm epilogue trees", "test_matmul": "matmul"}  # fmt: skip
+    own = file.removeprefix("test_")
+    if (ROOT / "python" / "atomr_cutlass" / "ops" / own).is_dir():
+        return own
+    of_files = {"test_grouped": "grouped_gemm", "test_fp8": "gemm fp8", "test_fp8_scaled": "gemm fp8 scaled",
+                "test_requests": "requests", "test_actor": "actor", "test_epilogue": "gemm epilogue trees"}  # fmt: skip
     return of_files.get(file, "gemm")
 
 

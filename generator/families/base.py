@@ -33,6 +33,7 @@ class Family:
         compile_mb: memory that one nvcc process takes (peak resident set, rounded up).
         mainloops: those that are its own, where the op and generation have several families; of one family alone
             it is empty: that has all others.
+        arguments: the operation whose arguments (kernel_abi.h) its kernels take; empty is its own.
     """
 
     op: str
@@ -45,6 +46,7 @@ class Family:
     compile_seconds: float
     compile_mb: int
     mainloops: tuple[str, ...] = ()
+    arguments: str = ""
 
 
 def layout_cpp(letter: str) -> str:

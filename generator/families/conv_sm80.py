@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from ..archs import SmArch
 from ..dtypes import CutlassDtype
-from ..key import ROW, KernelKey, Triple, instruction_shape, opcode_class
+from ..key import DIRECT, ROW, KernelKey, Triple, instruction_shape, opcode_class
 from ..rules import FP8_TYPES, HALF_TYPES, OK, Status, accumulator, epilogue_compute, no
 from .base import FULL, SMOKE, Cell, Family
 from .conv import LAYOUTS, OPERATIONS, activation_cpp, supports_conv
@@ -54,7 +54,7 @@ def supports(key: KernelKey) -> Status:
 
 
 def _supports_depthwise(key: KernelKey) -> Status:
-    if key.mainloop != "direct" or key.stages != 1 or key.iterator or key.stride_support or key.swizzle:
+    if key.mainloop != DIRECT or key.stages != 1 or key.iterator or key.stride_support or key.swizzle:
         return no("depthwise convolutions are direct: one stage, no iterator, stride support or swizzle")
     if key.scheduler != "identity" or key.epilogue_schedule or key.cluster != (1, 1, 1):
         return no("the sm80 generation has the identity scheduler, no epilogue schedule and no clusters")
@@ -190,7 +190,7 @@ def conv_sm80(
         cluster=(1, 1, 1),
         warps=warps,
         stages=stages,
-        mainloop={1: "direct", 2: "twostage"}.get(stages, "multistage"),
+        mainloop={1: DIRECT, 2: "twostage"}.get(stages, "multistage"),
         epilogue_schedule="",
         scheduler="identity",
         swizzle=0 if stages == 1 else (8 if strided and not group_mode else 4),

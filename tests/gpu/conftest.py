@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 import atomr_cutlass as ac
-from atomr_cutlass.ops.gemm.kernels import GemmCandidate
+from atomr_cutlass.ops.gemm.search import GemmCandidate
 from atomr_cutlass.pipeline.problem import GemmProblem
 
 COMPILED = "ATOMR_CUTLASS_TEST_JIT" in os.environ

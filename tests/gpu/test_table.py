@@ -13,7 +13,8 @@ import every_cell
 from atomr_cutlass.arrays import fp4
 from atomr_cutlass.generator.key import KernelKey
 from atomr_cutlass.generator.rules import FP8_TYPES
-from atomr_cutlass.ops.gemm.kernels import GemmCandidate, GemmSearch, from_candidate
+from atomr_cutlass.ops.gemm.kernels import GemmSearch, from_candidate
+from atomr_cutlass.ops.gemm.search import GemmCandidate
 from atomr_cutlass.pipeline import devices, select
 from atomr_cutlass.pipeline.plan import Plan
 from gpu_matrices import KINDS, Guarded, Kind, assert_product, lacking, pairs, placed, problem_of, rows_for

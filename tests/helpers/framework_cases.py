@@ -120,6 +120,16 @@ def plan_of(m: int, n: int, k: int) -> Any:
 # Results
 
 
+def case_a_call_belongs_to_the_first_array_that_is_no_view_of_ours() -> None:
+    """As a bound operand is one."""
+    made, a, b = plan_of(8, 8, 16), tensor(8, 16), tensor(16, 8)
+    with torch_on(5):
+        result = made(operands.as_operand(a, "a"), b)
+    assert isinstance(result, Tensor)
+    assert np.array_equal(result.memory, a.memory @ b.memory)
+    refused(ac.InvalidOperandError, "out is needed", lambda: made(*(operands.as_operand(x, "x") for x in (a, b))))
+
+
 def case_an_array_is_asked_once_in_a_call() -> None:
     a, b = (Array(numbers(*shape), device=CUDA) for shape in ((8, 16), (16, 8)))
     for _ in range(2):  # the call that is parsed, and one with its plan

@@ -31,6 +31,7 @@ import fake_pack
 import fake_table
 from atomr_cutlass import SmArch, _core
 from atomr_cutlass.generator.key import KernelKey
+from atomr_cutlass.generator.matrix import arguments_of
 from atomr_cutlass.jit import kernels
 from atomr_cutlass.jit.compiler import Images
 from atomr_cutlass.jit.toolchain import Toolchain
@@ -286,7 +287,8 @@ def make_library(folder: Path) -> Path:
 def environment(library: Path, arch: SmArch, folder: Path) -> dict[str, str]:
     """The variables of a process that works on a GPU of this arch. The folder receives its table and caches."""
     rows = "".join(
-        "\t".join((key.op, key.name + _SUFFIX, str(info.shared_bytes), str(int(info.ptx)), key.to_json())) + "\n"
+        "\t".join((arguments_of(key), key.name + _SUFFIX, str(info.shared_bytes), str(int(info.ptx)), key.to_json()))
+        + "\n"
         for key, info in {info.key: info for name in TABLES for info in _rows(name, arch)}.items()
     )
     file = folder / f"rows_{arch.value}"
@@ -440,7 +442,7 @@ _STRUCTS = {
 
 
 def _images(key: KernelKey) -> Images:
-    image = f"{key.op} {key.name}".encode() + b"\0"
+    image = f"{arguments_of(key)} {key.name}".encode() + b"\0"
     return Images(image, image)
 
 

@@ -20,7 +20,8 @@ from atomr_cutlass.errors import DeviceUnavailableError, InvalidOperandError, Ke
 from atomr_cutlass.generator.key import KernelKey
 from atomr_cutlass.generator.matrix import GEMM_ARCHS, expand
 from atomr_cutlass.jit import kernels
-from atomr_cutlass.ops.gemm.kernels import GemmCandidate, GemmSearch
+from atomr_cutlass.ops.gemm.kernels import GemmSearch
+from atomr_cutlass.ops.gemm.search import GemmCandidate
 from atomr_cutlass.pipeline import devices, estimate, select, tile_scheduler
 from atomr_cutlass.pipeline.devices import Device
 from atomr_cutlass.pipeline.problem import GemmProblem, MatrixSpec, formulations

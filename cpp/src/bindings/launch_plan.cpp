@@ -206,7 +206,17 @@ bool row_major(Operand const& layout) {
   return true;
 }
 
-// The last operand, a result, comes from the framework of the first array where it is not given.
+// The place of the array whose framework the call belongs to: the first one that is not a view of ours, such as a bound
+// operand is; of views alone the first.
+size_t leading_array(Given const& given) {
+  if (exchange_api(given.arrays[0]) != nullptr) return 0;
+  for (size_t i = 0; i + 1 < given.arrays.size(); ++i) {
+    if (given.arrays[i] != nullptr && !py::isinstance<OwnedOperand>(given.arrays[i])) return i;
+  }
+  return 0;
+}
+
+// The last operand, a result, comes from that framework where it is not given.
 py::object call(LaunchPlan& self, Given const& given) {
   std::vector<Slot> const& slots = self.slots();
   size_t const last = slots.size() - 1;
@@ -214,7 +224,8 @@ py::object call(LaunchPlan& self, Given const& given) {
   double const beta = scalar_of(given.beta, "beta", self.options().beta);
   std::vector<Operand> operands(slots.size());
   if (given.arrays[0] == nullptr) throw InvalidOperand(slots[0].name + " is needed");
-  CallArrays arrays(given.stream, given.arrays[0], slots[0].name.c_str());
+  size_t const leading = leading_array(given);
+  CallArrays arrays(given.stream, given.arrays[leading], slots[leading].name.c_str());
   for (size_t i = 0; i < last; ++i) {
     if (given.arrays[i] != nullptr) {
       operands[i] = arrays.import(given.arrays[i], slots[i].name.c_str());
@@ -229,7 +240,7 @@ py::object call(LaunchPlan& self, Given const& given) {
     for (size_t i = 0; i < last; ++i) {
       if (operands[i].given()) self.check(i, operands[i]);
     }
-    if (exchange_api(given.arrays[0]) == nullptr) {
+    if (exchange_api(given.arrays[leading]) == nullptr) {
       throw InvalidOperand("out is needed: arrays of this type come from an allocator that plans cannot call");
     }
     if (!row_major(result.layout)) {

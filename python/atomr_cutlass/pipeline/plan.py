@@ -10,6 +10,7 @@ from .. import _core
 from ..arrays.views import CUDA
 from ..errors import UnsupportedError
 from ..generator.dtypes import CutlassDtype
+from ..generator.matrix import arguments_of
 from ..generator.render import render
 from ..jit import kernels, record
 from . import devices, table
@@ -31,9 +32,9 @@ class Plan(_core.LaunchPlan):
     Arrays are given in the order of `slots`, or by name, and must have the shape, strides, dtype, device and address
     alignment that the plan was made for; they may be other arrays at every call. C of a plain GEMM is left out where
     beta is 0. Scalars default to the request's. Without `out`, the last slot, the result comes from the framework of
-    the first array. A call enqueues `launches` kernels, clears and copies on `stream`, or on the framework's current
-    stream, and does not synchronize; it may be captured into a CUDA graph, and a workspace that a graph uses is never
-    freed.
+    the first array that is not bound. A call enqueues `launches` kernels, clears and copies on `stream`, or on that
+    framework's current stream, and does not synchronize; it may be captured into a CUDA graph, and a workspace that a
+    graph uses is never freed.
 
     Attributes:
         request: the request that the plan was made from, if it was made from one.
@@ -150,7 +151,7 @@ class Steps:
 
         Args:
             candidate: the kernel.
-            args: fields of its op's arguments (kernel_abi.h) by name: numbers, addresses for pointers, `"alpha"` or
+            args: fields of its arguments (kernel_abi.h) by name: numbers, addresses for pointers, `"alpha"` or
                 `"beta"` for scalars that the call gives, `settled` for bits. What is left out is 0.
             main: whether this is the kernel that the plan is named after.
             when: which calls launch it; see ALWAYS.
@@ -159,7 +160,8 @@ class Steps:
             self._main = (len(self._steps), len(self._candidates))
         device = devices.get(self.device)
         kernel = table.launchable(candidate.info) if candidate.info else kernels.kernel(candidate.key, device)
-        self._steps.append(("launch", kernel, candidate.key.op, {"sm_count": device.multiprocessors, **args}, when))
+        fields = {"sm_count": device.multiprocessors, **args}
+        self._steps.append(("launch", kernel, arguments_of(candidate.key), fields, when))
         self._candidates.append(candidate)
 
     def clear(self, address: Address, size: int, value: int = 0) -> None:

@@ -2,26 +2,21 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
-import functools
-from collections.abc import Hashable, Iterable, Sequence
-from typing import Any, TypeAlias
+from collections.abc import Sequence
+from typing import Any
 
 from ...arrays import fp4
 from ...errors import CutlassError, KernelNotFoundError, UnsupportedError
 from ...generator.archs import SmArch
 from ...generator.dtypes import CutlassDtype
 from ...generator.epilogue import lower
-from ...generator.epilogue.common import common_of, form_of
-from ...generator.families import gemm_few_sm90
 from ...generator.families.base import DEFAULT
 from ...generator.key import ROW, KernelKey
-from ...generator.matrix import cells, shared_memory, supports, with_epilogue
-from ...generator.rules import FEW, OK, Status, gemm_types, no, supports_layouts, supports_tree
+from ...generator.matrix import cells, shared_memory
+from ...generator.rules import gemm_types, supports_layouts, supports_tree
 from ...pipeline import devices, estimate, select
 from ...pipeline.candidate import Candidate
-from ...pipeline.devices import Device
 from ...pipeline.estimate import Launch
 from ...pipeline.plan import (
     ALWAYS,
@@ -34,108 +29,36 @@ from ...pipeline.plan import (
     settled,
 )  # fmt: skip
 from ...pipeline.planning import PlanOptions, planned
-from ...pipeline.problem import GemmFormulation, GemmProblem, MatrixSpec, Variant, flipped, formulations
+from ...pipeline.problem import GemmFormulation, GemmProblem, MatrixSpec, Variant, flipped
 from ...pipeline.rounding import round_up
-from ...pipeline.select import KernelSearch
+from .search import GemmCandidate, ProductSearch, cells_of
 
 OP = "gemm"
-
-GemmCandidate: TypeAlias = "Candidate[GemmFormulation]"
 
 A_SETTLED, B_SETTLED = 1, 2  # kernel_abi.h
 
 GRID_BATCHES = 65535
 """Batches that one launch of the sm80 generation takes: the z extent of a CUDA grid."""
 
-STREAM_K_SLICES = (1, 2, 4, 8)
-
 _ROWS = 16
 """Rows that a problem of one row is given to settle its reduction: any vector access of a column fits."""
 
-_OTHER_OP = no("it is a kernel of another operation")
-_OTHER_TYPES = no("its element types differ")
-_OTHER_MATH = no("its math mode differs")
-_OTHER_EPILOGUE = no("its epilogue differs")
-_OTHER_SCALES = no("its scales differ")
-_BLOCKS_SWAPPED = no("blocks of scales are not alike for A and B, which cannot change places then")
-_OTHER_LAYOUTS = no("its layouts differ")
-_OTHER_ALIGNMENT = no("its alignment is wider than that of the operands")
-_MANY_ROWS = no("it is for few rows or columns of D")
 
-
-class GemmSearch(KernelSearch[GemmFormulation]):
-    """Kernels for a GEMM.
-
-    Attributes:
-        problem: the GEMM, its epilogue as the kernel's key has it.
-    """
+class GemmSearch(ProductSearch):
+    """Kernels for a GEMM."""
 
     op = OP
-
-    def __init__(
-        self,
-        problems: GemmProblem | Sequence[GemmProblem],
-        device: Device,
-        arch: SmArch | None = None,
-        *,
-        batch_invariant: bool = False,
-    ) -> None:
-        """Kernels for a problem.
-
-        Args:
-            problems: the problem, or several that come to the same, such as with an input of a tree loaded as C;
-                preferred ones first.
-            device: where.
-            arch: keep to cells of this arch.
-            batch_invariant: see `KernelSearch`.
-
-        Raises:
-            InvalidOperandError, UnsupportedError: an operand no kernel can read.
-        """
-        self.device, self.arch, self.batch_invariant = device, arch, batch_invariant
-        self._problems = [problems] if isinstance(problems, GemmProblem) else problems
-        self.problem = self._problems[-1]
-        self.formulations = _formulations(self._problems)
-
-    def supports(self, key: KernelKey, formulation: GemmFormulation) -> Status:
-        """Whether a kernel computes the problem as it is put here: types, layouts and alignments."""
-        problem, swapped = formulation.problem, formulation.swapped
-        first, second = (problem.b, problem.a) if swapped else (problem.a, problem.b)
-        if key.op != OP:
-            return _OTHER_OP
-        if key.a is not first.dtype or key.b is not second.dtype or key.d is not problem.d.dtype:
-            return _OTHER_TYPES
-        # Fast accumulation is allowed, not asked for.
-        if key.math != problem.math and (problem.math != "fast" or key.math != "default"):
-            return _OTHER_MATH
-        epilogues = _common if lower.is_common(key.epilogue) else _epilogues
-        if key.epilogue not in epilogues(problem.epilogue, swapped=swapped):
-            return _OTHER_EPILOGUE
-        if key.scale_granularity != problem.scale_granularity or key.scale_type != problem.scale_type:
-            return _OTHER_SCALES
-        if swapped and problem.scale_granularity[0] != problem.scale_granularity[1]:
-            return _BLOCKS_SWAPPED
-        if (key.layout_a, key.layout_b, key.layout_d) != (
-            formulation.layout_a,
-            formulation.layout_b,
-            formulation.layout_d,
-        ):
-            return _OTHER_LAYOUTS
-        if formulation.align_a % key.align_a or formulation.align_b % key.align_b or formulation.align_d % key.align_d:
-            return _OTHER_ALIGNMENT
-        if key.mainloop == FEW and not gemm_few_sm90.serves(key, formulation.m, formulation.n):
-            return _MANY_ROWS
-        return OK
 
     def cost(self, key: KernelKey, formulation: GemmFormulation, shared_bytes: int) -> Launch:
         """The fastest launch, with as many slices of K as are best."""
         launches = (
             estimate.launch(key, formulation, self.device, shared_bytes, slices)
-            for slices in self._slices(key, formulation)
+            for slices in self.slices(key, formulation)
         )
         return min(launches, key=lambda launch: (launch.seconds, launch.split_k))
 
-    def _slices(self, key: KernelKey, formulation: GemmFormulation) -> tuple[int, ...]:
+    def slices(self, key: KernelKey, formulation: GemmFormulation) -> tuple[int, ...]:
+        """As `split_choices`; one where K must not be divided."""
         return (1,) if self.batch_invariant else split_choices(key, formulation)
 
     def of_many_rows(self) -> Sequence[Sequence[GemmFormulation]]:
@@ -143,7 +66,7 @@ class GemmSearch(KernelSearch[GemmFormulation]):
 
         A matrix of one column, which may be read in either layout, is read row by row, whatever the number of rows.
         """
-        several = _formulations([_with_rows(problem) if problem.m == 1 else problem for problem in self._problems])
+        several = self._formulate([_with_rows(problem) if problem.m == 1 else problem for problem in self._problems])
 
         def layouts(formulation: GemmFormulation) -> tuple[str, str]:
             if not formulation.swapped:
@@ -155,33 +78,6 @@ class GemmSearch(KernelSearch[GemmFormulation]):
             preferred = max(map(layouts, group), default=None)  # r after c
             groups.append([formulation for formulation in group if layouts(formulation) == preferred])
         return groups
-
-    def cells(self, arch: SmArch, group: Sequence[GemmFormulation]) -> Iterable[Iterable[KernelKey]]:
-        """The matrix's cells, which take over the problem's epilogue where that is a tree."""
-        if group:
-            yield _cells(arch, group[0].problem)
-
-    def launches(self, candidate: GemmCandidate) -> Iterable[GemmCandidate]:
-        """Its swizzles and raster orders, with each number of slices of K."""
-        stream_k = candidate.key.scheduler == "streamk"
-        slices = STREAM_K_SLICES if stream_k else self._slices(candidate.key, candidate.formulation)
-        made = super().launches(candidate)
-        return (dataclasses.replace(launch, split_k=count) for launch in made for count in slices)
-
-    def least(self, candidate: GemmCandidate) -> float:
-        """A time that no kernel of these types is estimated to stay below."""
-        return estimate.least(candidate.key, candidate.formulation, self.device)
-
-    def fingerprint(self) -> Hashable:
-        """Extents, element types, and layouts and alignments as kernels read them, whatever the strides."""
-        problem = self.problem
-        read = tuple(
-            (one.problem.epilogue, one.swapped, one.layout_a, one.layout_b, one.align_a, one.align_b, one.align_d)
-            for group in self.formulations
-            for one in group
-        )
-        types = (problem.a.dtype, problem.b.dtype, problem.d.dtype, problem.math, problem.scale_type)
-        return (problem.m, problem.n, problem.k, problem.batch), types, problem.scale_granularity, read
 
     def note(self, formulation: GemmFormulation) -> str:
         """Whether the operands are swapped."""
@@ -237,7 +133,7 @@ class GemmSearch(KernelSearch[GemmFormulation]):
         problem = self.problem if best is None else best.formulation.problem
         group = next((variants for variants in self.formulations if variants and variants[0].problem == problem), ())
         of_tree = bool(lower.split(problem.epilogue)[1])
-        keys = ((DEFAULT, key) for key in _cells(arch, problem)) if of_tree else cells([arch])
+        keys = ((DEFAULT, key) for key in cells_of(OP, arch, problem)) if of_tree else cells([arch])
         found = [
             (max(tier, DEFAULT), estimate.seconds(key, variant, self.device, shared_memory(key)), key.name, key)
             for tier, key in keys
@@ -245,15 +141,6 @@ class GemmSearch(KernelSearch[GemmFormulation]):
             if self.supports(key, variant)
         ]
         return min(found)[3] if found else None
-
-
-def _formulations(problems: Sequence[GemmProblem]) -> list[Sequence[GemmFormulation]]:
-    """The formulations of each problem; of preferred ones, those before the last, where kernels can read them."""
-    groups: list[Sequence[GemmFormulation]] = []
-    for problem in problems[:-1]:
-        with contextlib.suppress(UnsupportedError):
-            groups.append(formulations(problem))
-    return [*groups, formulations(problems[-1])]
 
 
 def _with_rows(problem: GemmProblem) -> GemmProblem:
@@ -269,52 +156,6 @@ def _with_rows(problem: GemmProblem) -> GemmProblem:
 
     c = None if problem.c is None else spec(problem.c)
     return dataclasses.replace(problem, a=spec(problem.a), c=c, d=spec(problem.d))
-
-
-def _epilogues(epilogue: str, *, swapped: bool) -> tuple[str, ...]:
-    """The ids of kernels' epilogues that serve a problem's."""
-    base, program = lower.split(epilogue)
-    if program and swapped:
-        turned = None if lower.is_gated(epilogue) else _swapped(program)
-        return () if turned is None else (lower.epilogue_id(base, turned),)
-    # Without scales a scaled epilogue is the linear one.
-    return (epilogue, lower.SCALED) if epilogue == lower.LINEAR else (epilogue,)
-
-
-def _common(epilogue: str, *, swapped: bool) -> tuple[str, ...]:
-    """The same of kernels that are told their tree."""
-    form, found = form_of(epilogue), common_of(epilogue)
-    # Of D^T a row is a column.
-    return () if form is None or found is None or (swapped and form.row is not None) else (found,)
-
-
-@functools.cache
-def _swapped(program: str) -> str | None:
-    """The tree of D^T, None where it cannot be had."""
-    try:
-        return lower.exchanged(program)
-    except ValueError:
-        return None
-
-
-def _cells(arch: SmArch, problem: GemmProblem) -> tuple[KernelKey, ...]:
-    """The matrix's keys for a problem: its cells, which take over the problem's epilogue where that is a tree."""
-    _, program = lower.split(problem.epilogue)
-    if not program:
-        return select.matrix(OP, arch)
-    return _with_tree(arch, problem.epilogue, problem.a.dtype, problem.b.dtype, problem.d.dtype)
-
-
-@functools.lru_cache(256)
-def _with_tree(arch: SmArch, epilogue: str, a: CutlassDtype, b: CutlassDtype, d: CutlassDtype) -> tuple[KernelKey, ...]:
-    epilogues = {*_epilogues(epilogue, swapped=False), *_epilogues(epilogue, swapped=True)}
-    made = dict.fromkeys(
-        with_epilogue(key, name, d)
-        for key in select.matrix(OP, arch)
-        if {key.a, key.b} == {a, b}
-        for name in sorted(epilogues)
-    )
-    return tuple(key for key in made if supports(key))
 
 
 def _tree_refusal(problem: GemmProblem, possible: Sequence[Variant]) -> str:
@@ -361,7 +202,7 @@ def make(problem: GemmProblem, **options: Any) -> Plan:
     how = PlanOptions(**options)
     if 0 in (problem.m, problem.n, problem.batch):
         raise UnsupportedError(f"a result of shape {problem.d.shape} is empty: there is nothing to plan")
-    search = GemmSearch(_nonempty(problem), devices.get(problem.device), how.arch, batch_invariant=how.batch_invariant)
+    search = GemmSearch(nonempty(problem), devices.get(problem.device), how.arch, batch_invariant=how.batch_invariant)
 
     def build(candidate: GemmCandidate, how: PlanOptions) -> Plan:
         return from_candidate(problem, candidate, alpha=how.alpha, beta=how.beta, like=how.like)
@@ -369,7 +210,7 @@ def make(problem: GemmProblem, **options: Any) -> Plan:
     return planned(search, build, how)
 
 
-def _nonempty(problem: GemmProblem) -> GemmProblem:
+def nonempty(problem: GemmProblem) -> GemmProblem:
     """The problem itself, or with K = 0 one that any kernel of its types can read: its operands are never touched."""
     if problem.k != 0:
         return problem

@@ -51,7 +51,7 @@ FAST_ACCUM = Option("fast_accum", "Let fp8 products be added up in the tensor co
 BATCH_INVARIANT = Option("batch_invariant", "Rows have the same bits whatever the other rows.", default=False)
 PRECISION = Option("precision", f"For f32 operands: {', '.join(PRECISIONS)}.")
 
-_LETTERS = {"r": GemmLayout.ROW_MAJOR, "c": GemmLayout.COL_MAJOR}
+LETTERS = {"r": GemmLayout.ROW_MAJOR, "c": GemmLayout.COL_MAJOR}
 
 
 def layouts_from(options: RequestOptions) -> tuple[GemmLayout, ...]:
@@ -62,9 +62,9 @@ def layouts_from(options: RequestOptions) -> tuple[GemmLayout, ...]:
     """
     # Kernels want narrow operands contiguous along K.
     letters = options.given("layout") or ("rcr" if options.dtype.bits <= 8 else "rrr")
-    if len(letters) != 3 or not set(letters) <= set(_LETTERS):
+    if len(letters) != 3 or not set(letters) <= set(LETTERS):
         raise InvalidOperandError(f"--layout is {letters!r}; expected three letters r or c, such as rcr")
-    return tuple(_LETTERS[letter] for letter in letters)
+    return tuple(LETTERS[letter] for letter in letters)
 
 
 def epilogue_from(options: RequestOptions) -> GemmEpilogue:

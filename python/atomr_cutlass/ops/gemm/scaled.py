@@ -29,7 +29,8 @@ from ...pipeline.devices import Device
 from ...pipeline.plan import Address, Plan, Steps, moved, refuse_capture
 from ...pipeline.planning import PlanOptions, planned
 from ...pipeline.problem import MAX_OUTER, GemmFormulation, GemmProblem, MatrixSpec, broadcast_to
-from .kernels import GemmCandidate, GemmSearch, product_args
+from .kernels import GemmSearch, product_args
+from .search import GemmCandidate
 
 BLOCK = 128
 """Rows of B's columns, and elements of K, that share a block scale of fp8; each row of A has its own."""

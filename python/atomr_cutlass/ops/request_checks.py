@@ -1,17 +1,53 @@
-"""Checks of the fields that all requests share."""
+"""What the requests of all operations share: checks of their fields, and rendering."""
 
 from __future__ import annotations
 
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from ..arrays.numerics import FAST, math_mode
 from ..checks import check_name, expect, shown
 from ..errors import InvalidOperandError, UnsupportedError
 from ..generator.archs import SmArch
 from ..generator.dtypes import CutlassDtype
+from ..generator.render import render
 from ..generator.rules import FP8_TYPES
+from ..pipeline import devices, select
+
+if TYPE_CHECKING:
+    from ..pipeline.devices import Device
+    from ..pipeline.select import KernelSearch
 
 Members: TypeAlias = "tuple[CutlassDtype, ...] | tuple[SmArch, ...]"
+
+
+class Rendered:
+    """A request whose kernel can be rendered."""
+
+    arch: SmArch | None
+
+    def search(self, device: Device) -> KernelSearch[Any]:
+        """The kernels for the request on a device.
+
+        Raises:
+            CutlassError: no kernel ever serves it; says why.
+        """
+        raise NotImplementedError
+
+    def render_cu(self) -> tuple[str, str]:
+        """The source for NVRTC of the matrix's best cell for this request, whether or not it is built in.
+
+        Nothing is compiled, and no GPU is needed where the request names its arch: the choice is then made for a GPU
+        of that arch as `devices.imagined` has it, so that it is the same everywhere.
+
+        Returns:
+            (source text, name of the kernel that does the products).
+
+        Raises:
+            InvalidOperandError: the request names no arch, and there is no GPU to take it from.
+            UnsupportedError: no cell of the matrix serves the request; the reason names the cure.
+        """
+        device = devices.for_arch(None) if self.arch is None else devices.imagined(self.arch)
+        return render(select.best_key(self.search(device)), flavour="nvrtc")
 
 
 def expect_fields(request: Any, **kinds: type) -> None:

@@ -109,7 +109,7 @@ class ConvOperation(PlannedOperation[ConvRequest]):
         return request.layout.value
 
     def search(self, request: ConvRequest, device: Device) -> ConvSearch:
-        return ConvSearch(request.problem(device.index), device, request.arch)
+        return request.search(device)
 
     def probe(self, request: ConvRequest, arrays: Arrays) -> Probe[ConvRequest]:
         from .probe import ConvProbe, FusedConvProbe

@@ -18,13 +18,12 @@ from ...generator.epilogue.ops import ACTIVATIONS
 from ...generator.epilogue.tree import EpilogueVisitorTree
 from ...generator.matrix import ARCHS
 from ...generator.members import Members
-from ...generator.render import render
 from ...generator.rules import accumulator, supports_tree
-from ...pipeline import devices, select
+from ...pipeline.devices import Device
 from ...pipeline.plan_cache import PlanKey
 from ...pipeline.problem import MatrixSpec
 from ..gemm.request import GemmEpilogue
-from ..request_checks import expect_extent, expect_fields, expect_served, math_of
+from ..request_checks import Rendered, expect_extent, expect_fields, expect_served, math_of
 from .geometry import DGRAD, FPROP, OPERANDS, WGRAD, ConvGeometry, conv_geometry
 from .kernels import ConvSearch
 from .problem import ConvProblem
@@ -133,7 +132,7 @@ class ConvShape:
 
 
 @dataclass(frozen=True)
-class ConvRequest:
+class ConvRequest(Rendered):
     """A request for one of the three convolutions.
 
     Attributes:
@@ -251,21 +250,9 @@ class ConvRequest:
             fusion=None if self.tree is None else ImageResult(d, self.layout.value).dense(self.tree, dense(d, result)),
         )
 
-    def render_cu(self) -> tuple[str, str]:
-        """The source for NVRTC of the matrix's best cell for this request, whether or not it is built in.
-
-        Nothing is compiled, and no GPU is needed where the request names its arch.
-
-        Returns:
-            (source text, name of the kernel that does the products).
-
-        Raises:
-            InvalidOperandError: the request names no arch, and there is no GPU to take it from.
-            UnsupportedError: no cell of the matrix serves the request; the reason names the cure.
-        """
-        device = devices.for_arch(None) if self.arch is None else devices.imagined(self.arch)
-        search = ConvSearch(self.problem(device.index), device, self.arch)
-        return render(select.best_key(search), flavour="nvrtc")
+    def search(self, device: Device) -> ConvSearch:
+        """The kernels for the request on a device."""
+        return ConvSearch(self.problem(device.index), device, self.arch)
 
 
 class ConvFwdRequest(ConvRequest):

@@ -167,14 +167,7 @@ class GemmOperation(PlannedOperation[GemmRequest]):
     def search(self, request: GemmRequest, device: Device) -> GemmSearch | None:
         if 0 in (request.shape.m, request.shape.n, request.shape.batch):
             return None
-        gemm = request.problem(device.index)
-        if not plain(request):
-            scaled.refuse(gemm)
-        scales, fusion = request.scales() or scaled.NO_SCALES, request.fusion()
-        invariant = is_batch_invariant(request.batch_invariant)
-        if invariant:
-            scaled.refuse_sums(scales, fusion)
-        return GemmSearch(scaled.rewritten(gemm, scales, fusion), device, request.arch, batch_invariant=invariant)
+        return request.search(device)
 
     def random_arrays(self, request: GemmRequest, generator: np.random.Generator) -> Arrays:
         from .probe import random_fp4

@@ -19,16 +19,15 @@ from ...generator.epilogue.common import bias_and_activation
 from ...generator.epilogue.tree import EpilogueVisitorTree
 from ...generator.matrix import is_supported_for
 from ...generator.members import Members
-from ...generator.render import render
 from ...generator.rules import FP8_TYPES, accumulator, gemm_types, supports_tree
-from ...pipeline import devices, select
+from ...pipeline.devices import Device
 from ...pipeline.plan_cache import PlanKey
 from ...pipeline.problem import GemmProblem, MatrixSpec
 from ...pipeline.reduction import is_batch_invariant
 from ..quantize.reference import swizzled_size
-from ..request_checks import expect_extent, expect_fields, math_of
+from ..request_checks import Rendered, expect_extent, expect_fields, math_of
 from .kernels import GemmSearch
-from .scaled import BLOCK, NO_SCALES, Scale, Scales, refuse, rewritten
+from .scaled import BLOCK, NO_SCALES, Scale, Scales, refuse, refuse_sums, rewritten
 
 SCALINGS = (None, "tensor", "vector", "block", *fp4.SCALINGS)
 """Forms of scales on the device: fp8's, then fp4's."""
@@ -125,7 +124,7 @@ class GemmEpilogue:
 
 
 @dataclass(frozen=True)
-class GemmRequest:
+class GemmRequest(Rendered):
     """One GEMM: D = epilogue(A B), dense operands.
 
     Attributes:
@@ -338,26 +337,14 @@ class GemmRequest:
             batch_invariant=is_batch_invariant(self.batch_invariant),
         )
 
-    def render_cu(self) -> tuple[str, str]:
-        """The source for NVRTC of the matrix's best cell for this request, whether or not it is built in.
-
-        Nothing is compiled, and no GPU is needed where the request names its arch: the choice is then made for a GPU
-        of that arch as `devices.imagined` has it, so that it is the same everywhere.
-
-        Returns:
-            (source text, name of the kernel).
-
-        Raises:
-            InvalidOperandError: the request names no arch, and there is no GPU to take it from.
-            UnsupportedError: no cell of the matrix serves the request; the reason names the cure.
-        """
-        device = devices.for_arch(None) if self.arch is None else devices.imagined(self.arch)
-        arch = self.arch or devices.require_arch(device)
+    def search(self, device: Device) -> GemmSearch:
+        """The kernels for the request on a device."""
         problem, scales, fusion = self.problem(device.index), self.scales(), self.fusion()
         if scales is not None or fusion is not None:
             refuse(problem)
         if 0 in (problem.m, problem.n, problem.batch):
             raise UnsupportedError(f"a result of shape {problem.d.shape} is empty: there is nothing to render")
-        invariant = is_batch_invariant(self.batch_invariant)
-        search = GemmSearch(rewritten(problem, scales or NO_SCALES, fusion), device, arch, batch_invariant=invariant)
-        return render(select.best_key(search), flavour="nvrtc")
+        scales, invariant = scales or NO_SCALES, is_batch_invariant(self.batch_invariant)
+        if invariant:
+            refuse_sums(scales, fusion)
+        return GemmSearch(rewritten(problem, scales, fusion), device, self.arch, batch_invariant=invariant)

@@ -100,9 +100,7 @@ class GroupedGemmOperation(PlannedOperation[GroupedGemmRequest]):
         return super().result_layout(request)
 
     def search(self, request: GroupedGemmRequest, device: Device) -> GroupedSearch | None:
-        problem = request.problem(device.index)
-        invariant = is_batch_invariant(request.batch_invariant)
-        return None if problem.empty else GroupedSearch(problem, device, request.arch, batch_invariant=invariant)
+        return None if request.problem(device.index).empty else request.search(device)
 
     def probe(self, request: GroupedGemmRequest, arrays: Arrays) -> Probe[GroupedGemmRequest]:
         from .probe import GroupedGemmProbe

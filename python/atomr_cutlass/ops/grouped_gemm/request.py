@@ -15,15 +15,14 @@ from ...generator.archs import SmArch
 from ...generator.dtypes import CutlassDtype
 from ...generator.epilogue.tree import ROW, EpilogueVisitorTree
 from ...generator.matrix import ARCHS
-from ...generator.render import render
 from ...generator.rules import accumulator
-from ...pipeline import devices, select
+from ...pipeline.devices import Device
 from ...pipeline.plan_cache import PlanKey
 from ...pipeline.problem import MatrixSpec
 from ...pipeline.reduction import is_batch_invariant
 from ...reference.epilogue import check_activation
 from ..gemm.request import GemmEpilogue, GemmLayout, GemmShape
-from ..request_checks import expect_fields, expect_served, math_of
+from ..request_checks import Rendered, expect_fields, expect_served, math_of
 from .kernels import GroupedSearch
 from .problem import LIST, OP, GroupedProblem, does_nothing
 
@@ -54,7 +53,7 @@ class GroupedGemmShape:
 
 
 @dataclass(frozen=True)
-class GroupedGemmRequest:
+class GroupedGemmRequest(Rendered):
     """Several GEMMs of different extents in one launch: the form whose operands are lists of dense matrices.
 
     A plan of it is called with all of A, all of B, with beta all of C, with a bias all of these, (n,) of D's dtype
@@ -187,20 +186,7 @@ class GroupedGemmRequest:
             batch_invariant=is_batch_invariant(self.batch_invariant),
         )
 
-    def render_cu(self) -> tuple[str, str]:
-        """The source for NVRTC of the matrix's best cell for this request, whether or not it is built in.
-
-        Nothing is compiled, and no GPU is needed where the request names its arch.
-
-        Returns:
-            (source text, name of the kernel).
-
-        Raises:
-            InvalidOperandError: the request names no arch, and there is no GPU to take it from.
-            UnsupportedError: no cell of the matrix serves the request; the reason names the cure.
-        """
-        device = devices.for_arch(None) if self.arch is None else devices.imagined(self.arch)
-        search = GroupedSearch(
-            self.problem(device.index), device, self.arch, batch_invariant=is_batch_invariant(self.batch_invariant)
-        )
-        return render(select.best_key(search), flavour="nvrtc")
+    def search(self, device: Device) -> GroupedSearch:
+        """The kernels for the request on a device."""
+        invariant = is_batch_invariant(self.batch_invariant)
+        return GroupedSearch(self.problem(device.index), device, self.arch, batch_invariant=invariant)

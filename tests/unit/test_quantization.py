@@ -104,22 +104,22 @@ def test_quantize_is_ml_dtypes_after_clamping(dtype: D, x: list[float], power: i
 def test_cast_scale_is_ml_dtypes_after_clamping(x: list[float]) -> None:
     values = np.array(x, dtype=np.float32)
     for kind, low, high in ((ScaleType.UE4M3, 0.0, 448.0), (ScaleType.UE8M0, 2.0**-127, 2.0**127)):
-        got = quantization.cast_scale(values, kind)
+        got = numerics.cast_scale(values, kind)
         want = np.clip(values, np.float32(low), np.float32(high)).astype(numerics.numpy_dtype(kind))
         np.testing.assert_array_equal(got.view(np.uint8), want.view(np.uint8))
-    np.testing.assert_array_equal(quantization.cast_scale(values, ScaleType.F32), values)
+    np.testing.assert_array_equal(numerics.cast_scale(values, ScaleType.F32), values)
 
 
 def test_cast_scale_special_values() -> None:
     x = [math.inf, -1.0, -0.0, math.nan, 1e300, 5e-324]
-    assert quantization.cast_scale(x, ScaleType.UE4M3).view(np.uint8).tolist() == [0x7E, 0, 0, 0x7F, 0x7E, 0]
-    assert quantization.cast_scale(x, ScaleType.UE8M0).view(np.uint8).tolist() == [254, 0, 0, 255, 254, 0]
+    assert numerics.cast_scale(x, ScaleType.UE4M3).view(np.uint8).tolist() == [0x7E, 0, 0, 0x7F, 0x7E, 0]
+    assert numerics.cast_scale(x, ScaleType.UE8M0).view(np.uint8).tolist() == [254, 0, 0, 255, 254, 0]
     largest = float(np.finfo(np.float32).max)
     np.testing.assert_array_equal(
-        quantization.cast_scale(x, ScaleType.F32), np.array([largest, -1.0, 0.0, np.nan, largest, 0.0], np.float32)
+        numerics.cast_scale(x, ScaleType.F32), np.array([largest, -1.0, 0.0, np.nan, largest, 0.0], np.float32)
     )
     # float32 cannot hold the last term: rounding there first would make a tie, and then go up.
-    assert quantization.cast_scale(1.5 - 2.0**-40, ScaleType.UE8M0).view(np.uint8) == 127
+    assert numerics.cast_scale(1.5 - 2.0**-40, ScaleType.UE8M0).view(np.uint8) == 127
 
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -209,7 +209,7 @@ def test_nvfp4_in_float32_at_every_tie() -> None:
         np.testing.assert_array_equal(got, want)
     midpoints = 3 * (scales[1:] + scales[:-1])
     for x in (midpoints, np.nextafter(midpoints, np.float32(np.inf)), np.nextafter(midpoints, np.float32(0))):
-        want = quantization.cast_scale(x.astype(np.float64) / 6, ScaleType.UE4M3).view(np.uint8)
+        want = numerics.cast_scale(x.astype(np.float64) / 6, ScaleType.UE4M3).view(np.uint8)
         got = (x / np.float32(6)).astype(ml_dtypes.float8_e4m3fn).view(np.uint8)
         np.testing.assert_array_equal(got, want)
 

@@ -293,7 +293,7 @@ def test_infinite_and_nan_scales() -> None:
     np.testing.assert_array_equal(got.astype(np.float32)[:, 0], [448.0, 0.0])
     zeros = numerics.saturating_cast(np.zeros((1, 32)), D.F4E2M1)
     scale = np.array([[np.nan]]).astype(numerics.numpy_dtype(ScaleType.UE8M0))
-    good = quantization.cast_scale([[1.0]], ScaleType.UE8M0)
+    good = numerics.cast_scale([[1.0]], ScaleType.UE8M0)
     assert np.isnan(gemm_reference.gemm(zeros, zeros.T, scale_a=scale, scale_b=good, out_dtype=D.F32)).all()
 
 

@@ -59,6 +59,10 @@ _FORMATS: Final[dict[CutlassDtype, _Format]] = {
 SATURATING_FLOATS: Final = frozenset({CutlassDtype.F8E4M3, CutlassDtype.F8E5M2, CutlassDtype.F4E2M1})
 """The formats whose conversions saturate, infinity included."""
 
+E8M0_EXPONENTS: Final = (-127, 127)
+"""The exponents of e8m0 scales, which are powers of two."""
+_E8M0_NAN: Final = 0xFF
+
 # The hardware's cvt writes this one NaN in both fp8 formats, whatever the sign or payload of the source.
 _FP8_NAN_BITS: Final = 0x7F
 
@@ -237,6 +241,35 @@ def saturating_cast(x: npt.ArrayLike, dtype: CutlassDtype) -> AnyArray:
             bits = np.where(nan, np.uint8(_FP8_NAN_BITS), out.view(np.uint8))
             out = bits.view(target)
         return out
+
+
+def cast_scale(x: npt.ArrayLike, scale_type: ScaleType) -> AnyArray:
+    """Rounds scales to the nearest of their type, saturating; NaN stays NaN.
+
+    * f32: ties to even; overflow is the largest finite value.
+    * ue4m3: ties to even, from 0 to 448.
+    * ue8m0: to a power of two from 2**-127 to 2**127, halfway (1.5 times one) upwards, as ml_dtypes rounds.
+
+    Args:
+        x: any shape; converted to float64 first. Negative values become the smallest there is (f32: they stay).
+        scale_type: the result's.
+
+    Returns:
+        An array of the type's NumPy dtype.
+    """
+    values = np.asarray(x, dtype=np.float64)
+    if scale_type is ScaleType.F32:
+        limit = float(np.finfo(np.float32).max)
+        with np.errstate(under="ignore"):
+            return np.clip(values, -limit, limit).astype(np.float32)
+    if scale_type is ScaleType.UE4M3:
+        # + 0.0 takes the sign off a zero.
+        return saturating_cast(np.maximum(values, 0.0) + 0.0, CutlassDtype.F8E4M3)
+    fraction, exponent = np.frexp(np.maximum(values, np.ldexp(1.0, E8M0_EXPONENTS[0])))
+    rounded = np.where(fraction >= 0.75, exponent, exponent - 1)
+    rounded = np.where(np.isposinf(values), E8M0_EXPONENTS[1], np.clip(rounded, *E8M0_EXPONENTS))
+    bits = np.where(np.isnan(values), _E8M0_NAN, rounded - E8M0_EXPONENTS[0]).astype(np.uint8)
+    return bits.view(numpy_dtype(ScaleType.UE8M0))
 
 
 def stored(values: FloatArray, scale_d: float | None, out_dtype: CutlassDtype) -> AnyArray:

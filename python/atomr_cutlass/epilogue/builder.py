@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from graphlib import CycleError, TopologicalSorter
 from typing import Any, Final, NamedTuple
 
 from ..checks import NUMBERS, check_name, shown
@@ -416,32 +417,19 @@ def _ordered(declared: Mapping[str, _Declared]) -> list[str]:
     Raises:
         InvalidOperandError: names an input that is not declared, or the path of a cycle.
     """
-    order: list[str] = []
-    entered: set[str] = set()
-    done = {ACCUMULATOR}
-    for root in declared:
-        path = [] if root in done else [(root, iter(declared[root].inputs))]
-        entered.add(root)
-        while path:
-            reader, left = path[-1]
-            name = next((other for other in left if other not in done), None)
-            if name is None:
-                path.pop()
-                done.add(reader)
-                order.append(reader)
-                continue
-            if name not in declared:
+    for node in declared.values():
+        for name in node.inputs:
+            if name != ACCUMULATOR and name not in declared:
                 raise InvalidOperandError(
-                    f"{declared[reader]} reads {name!r}, which is not declared: declare it with .input, .constant or "
-                    ".node, or give the step its kind"
+                    f"{node} reads {name!r}, which is not declared: declare it with .input, .constant or .node, or "
+                    "give the step its kind"
                 )
-            if name in entered:
-                names = [other for other, _ in path]
-                circle = " -> ".join(map(repr, [*names[names.index(name) :], name]))
-                raise InvalidOperandError(f"the nodes {circle} are a cycle: have one of them read something else")
-            entered.add(name)
-            path.append((name, iter(declared[name].inputs)))
-    return order
+    try:
+        order = list(TopologicalSorter({name: node.inputs for name, node in declared.items()}).static_order())
+    except CycleError as error:
+        circle = " -> ".join(map(repr, reversed(error.args[1])))
+        raise InvalidOperandError(f"the nodes {circle} are a cycle: have one of them read something else") from None
+    return [name for name in order if name != ACCUMULATOR]
 
 
 def _below(declared: Mapping[str, _Declared], roots: Iterable[str]) -> set[str]:

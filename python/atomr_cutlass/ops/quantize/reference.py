@@ -13,9 +13,11 @@ import numpy as np
 import numpy.typing as npt
 
 from ...arrays.numerics import (
+    E8M0_EXPONENTS,
     SATURATING_FLOATS,
     AnyArray,
     FloatArray,
+    cast_scale,
     finite_max,
     from_numpy_dtype,
     numpy_dtype,
@@ -29,8 +31,6 @@ from ...generator.dtypes import CutlassDtype, ScaleType
 Float32Array: TypeAlias = npt.NDArray[np.float32]
 
 _FLOAT32: Final = np.finfo(np.float32)
-_E8M0_EXPONENTS: Final = (-127, 127)
-_E8M0_NAN: Final = 0xFF
 _E2M1_LARGEST_EXPONENT: Final = 2  # of 4 and 6
 
 NVFP4_VECTOR: Final = 16
@@ -223,7 +223,7 @@ def quantize_mxfp4(x: AnyArray, *, axis: int = -1) -> BlockScaled:
     amax = _finite_magnitude(wide).max(axis=-1, initial=0.0)
     # frexp's fraction is in [0.5, 1), so its exponent is one above that of the leading bit.
     exponent = np.frexp(amax)[1] - 1 - _E2M1_LARGEST_EXPONENT
-    exponent = np.where(amax > 0.0, np.clip(exponent, *_E8M0_EXPONENTS), 0)
+    exponent = np.where(amax > 0.0, np.clip(exponent, *E8M0_EXPONENTS), 0)
     return _block_scaled(wide, cast_scale(np.ldexp(1.0, exponent), ScaleType.UE8M0), axis, 1.0)
 
 
@@ -252,35 +252,6 @@ def dequantize_fp4(x: BlockScaled, *, axis: int = -1) -> Float32Array:
 
 
 _SCALE_VECTORS: Final = {ScaleType.UE4M3: NVFP4_VECTOR, ScaleType.UE8M0: MXFP4_VECTOR}
-
-
-def cast_scale(x: npt.ArrayLike, scale_type: ScaleType) -> AnyArray:
-    """Rounds scales to the nearest of their type, saturating; NaN stays NaN.
-
-    * f32: ties to even; overflow is the largest finite value.
-    * ue4m3: ties to even, from 0 to 448.
-    * ue8m0: to a power of two from 2**-127 to 2**127, halfway (1.5 times one) upwards, as ml_dtypes rounds.
-
-    Args:
-        x: any shape; converted to float64 first. Negative values become the smallest there is (f32: they stay).
-        scale_type: the result's.
-
-    Returns:
-        An array of the type's NumPy dtype.
-    """
-    values = np.asarray(x, dtype=np.float64)
-    if scale_type is ScaleType.F32:
-        limit = float(_FLOAT32.max)
-        with np.errstate(under="ignore"):
-            return np.clip(values, -limit, limit).astype(np.float32)
-    if scale_type is ScaleType.UE4M3:
-        # + 0.0 takes the sign off a zero.
-        return saturating_cast(np.maximum(values, 0.0) + 0.0, CutlassDtype.F8E4M3)
-    fraction, exponent = np.frexp(np.maximum(values, np.ldexp(1.0, _E8M0_EXPONENTS[0])))
-    rounded = np.where(fraction >= 0.75, exponent, exponent - 1)
-    rounded = np.where(np.isposinf(values), _E8M0_EXPONENTS[1], np.clip(rounded, *_E8M0_EXPONENTS))
-    bits = np.where(np.isnan(values), _E8M0_NAN, rounded - _E8M0_EXPONENTS[0]).astype(np.uint8)
-    return bits.view(numpy_dtype(ScaleType.UE8M0))
 
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -360,9 +331,7 @@ def swizzle_scales(plain: AnyArray) -> AnyArray:
     padded[..., :rows, :columns] = plain
     # (tiles of rows, 4, 32, tiles of columns, 4), which the offset above wants as (tiles, tiles, 32, 4, 4).
     split = padded.reshape(*batch, padded.shape[-2] // 128, 4, 32, padded.shape[-1] // 4, 4)
-    first = len(batch)
-    order = (*range(first), first, first + 3, first + 2, first + 1, first + 4)
-    flat: AnyArray = split.transpose(order).reshape(*batch, swizzled_size(rows, columns))
+    flat: AnyArray = split.swapaxes(-4, -2).reshape(*batch, swizzled_size(rows, columns))
     return flat
 
 
@@ -386,10 +355,8 @@ def unswizzle_scales(flat: AnyArray, rows: int, columns: int) -> AnyArray:
         )
     batch = flat.shape[:-1]
     row_tiles, column_tiles = -(-rows // SCALE_TILE[0]), -(-columns // SCALE_TILE[1])
-    split = flat.reshape(*batch, row_tiles, column_tiles, 32, 4, 4)
-    first = len(batch)
-    order = (*range(first), first, first + 3, first + 2, first + 1, first + 4)
-    padded: AnyArray = split.transpose(order).reshape(*batch, row_tiles * SCALE_TILE[0], column_tiles * SCALE_TILE[1])
+    tiles = flat.reshape(*batch, row_tiles, column_tiles, 32, 4, 4).swapaxes(-4, -2)
+    padded: AnyArray = tiles.reshape(*batch, row_tiles * SCALE_TILE[0], column_tiles * SCALE_TILE[1])
     return padded[..., :rows, :columns]
 
 

@@ -253,7 +253,7 @@ def supports_tree(program: str, acc: D, d: D) -> Status:
     inputs, outputs = operand_kinds(program)
     sources = [dtype for kind, dtype in inputs if kind == SOURCE]
     if len(sources) > 1 or any(dtype != d.value for dtype in sources):
-        return no("one matrix of D's element type may come by the way of C")
+        return no("only one matrix, of D's element type, is loaded as the C operand")
     reduced_in = D.F64 if acc is D.F64 else D.F32
     for _, dtype, reduction in outputs:
         if reduction and dtype != reduced_in.value:

@@ -24,7 +24,7 @@ _LIES = {
     SOURCE: "kSource",
 }
 _REDUCTIONS = {"sum": "kSum", "max": "kMax", "amax": "kAmax"}
-_EXCHANGED = {ROW: COLUMN, COLUMN: ROW}
+_SWAPPED = {ROW: COLUMN, COLUMN: ROW}
 
 
 def epilogue_id(base: str, program: str) -> str:
@@ -67,7 +67,7 @@ def with_source(program: str, number: int) -> str:
     return ";".join(lines)
 
 
-def exchanged(program: str) -> str:
+def swapped(program: str) -> str:
     """The program for D^T: rows are columns and columns rows.
 
     Raises:
@@ -80,7 +80,7 @@ def exchanged(program: str) -> str:
             raise ValueError("masks lie along the rows of D: D must be row-major")
         place = {"input": 1, "reduce": 2}.get(words[0])
         if place is not None:
-            words[place] = _EXCHANGED.get(words[place], words[place])
+            words[place] = _SWAPPED.get(words[place], words[place])
         lines.append((PREFIX if line.startswith(PREFIX) else "") + ":".join(words))
     return ";".join(lines)
 

@@ -53,8 +53,9 @@ if TYPE_CHECKING:  # the names of _DEFERRED, for type checkers and editors
     from .pipeline.planner import plan
     from .pipeline.tune import load_tuning, tune
     from .pipeline.tuning import TuneRecord
-    from .serving.actor import CutlassActor, CutlassProps, mock_props, props
+    from .serving.actor import CutlassActor
     from .serving.messages import CutlassMsg, RefitMsg
+    from .serving.props import CutlassProps, mock_props, props
     from .serving.supervisor import exit_for_restart, supervise
 
 __all__ = [
@@ -133,7 +134,7 @@ __all__ = [
 _DEFERRED = {
     "jit.kernels": ("freeze",),
     "jit.record": ("record",),
-    "serving.actor": ("CutlassActor", "CutlassProps", "mock_props", "props"),
+    "serving.actor": ("CutlassActor",),
     "pipeline.bindings": ("BoundPlan",),
     "ops.conv2d.function": ("conv2d", "conv2d_dgrad", "conv2d_wgrad"),
     "epilogue": ("EvtBuilder", "epilogue"),
@@ -145,6 +146,7 @@ _DEFERRED = {
     "ops.matmul.request": ("HeuristicKey", "MatmulRequest", "ScaleSet"),
     "pipeline.heuristic": ("HeuristicCache",),
     "serving.messages": ("CutlassMsg", "RefitMsg"),
+    "serving.props": ("CutlassProps", "mock_props", "props"),
     "pipeline.planner": ("plan",),
     "pipeline.tune": ("load_tuning", "tune"),
     "pipeline.tuning": ("TuneRecord",),

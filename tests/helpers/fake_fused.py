@@ -9,7 +9,7 @@ from pathlib import Path
 
 from atomr_cutlass.epilogue import EpilogueVisitorTree, EvtBuilder
 from atomr_cutlass.generator.dtypes import CutlassDtype as D
-from atomr_cutlass.generator.epilogue.lower import COMMON, LINEAR, epilogue_id, exchanged, with_source
+from atomr_cutlass.generator.epilogue.lower import COMMON, LINEAR, epilogue_id, swapped, with_source
 from atomr_cutlass.generator.key import KernelKey
 from atomr_cutlass.generator.matrix import with_epilogue
 from fake_pack import CONTENT, compile_library, exported
@@ -109,7 +109,7 @@ def keys_of(cells: Sequence[KernelKey]) -> list[tuple[KernelKey, str]]:
     residual = [operand.name for operand in BLOCK.inputs].index("residual")
     epilogues = {
         BIASED.program: "0",
-        exchanged(BIASED.program): "0",
+        swapped(BIASED.program): "0",
         BLOCK.program: "1",
         with_source(BLOCK.program, residual): "2",
     }

@@ -158,7 +158,7 @@ class _Growing:
         self._nodes += 1
         if kind == MASK:
             return _Value(Node("input", (), (name, kind, MASK)), 0.0, 1.0)
-        # Of D's own type a matrix may come by the way of C.
+        # Of D's own type a matrix may be loaded as the C operand.
         dtype = self._d if self._dice.often(0.35) else self._dice.choose(INPUT_DTYPES)
         value = _Value(Node("input", (), (name, kind, dtype.value)), -4.0, 4.0, kind == MATRIX)
         if dtype in _SCALED:

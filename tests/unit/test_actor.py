@@ -113,18 +113,6 @@ def bound(name: str, **changes: Any) -> GemmRequest:
 
 
 @pytest.fixture
-def gpu(monkeypatch: pytest.MonkeyPatch) -> FakeGpu:
-    made = FakeGpu()
-    made.install(monkeypatch)
-    return made
-
-
-@pytest.fixture
-def actor(gpu: FakeGpu) -> CutlassActor:
-    return CutlassActor(8, planner=gpu.plan)
-
-
-@pytest.fixture
 def mailboxes() -> Iterator[list[Any]]:
     started: list[Any] = []
     yield started

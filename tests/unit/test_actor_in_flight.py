@@ -32,18 +32,6 @@ SHORT = 0.2
 
 
 @pytest.fixture
-def gpu(monkeypatch: pytest.MonkeyPatch) -> FakeGpu:
-    made = FakeGpu()
-    made.install(monkeypatch)
-    return made
-
-
-@pytest.fixture
-def actor(gpu: FakeGpu) -> CutlassActor:
-    return CutlassActor(8, planner=gpu.plan)
-
-
-@pytest.fixture
 def mailboxes(gpu: FakeGpu) -> Iterator[list[Any]]:
     started: list[Any] = []
     yield started

@@ -42,7 +42,7 @@ def test_activations_of_sums_have_a_form_whatever_their_order(dtype: D, activati
         assert form is not None
         assert [tree.inputs[form.row or 0].name, tree.inputs[form.source or 0].name] == ["bias", "rest"]
         assert form.told == COMMON_ROWS[dtype] + 4 * COMMON_ACTIVATIONS.index(activation)
-        # A matrix that does not come by the way of C has no place.
+        # A matrix that is not loaded as the C operand has no place.
         assert form_of(_epilogue(tree)) is None
 
 

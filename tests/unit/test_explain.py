@@ -322,7 +322,7 @@ def test_a_tables_kernels_of_trees_are_taken(monkeypatch: pytest.MonkeyPatch) ->
     cells = [row.key for row in rows if row.key.op == "gemm" and row.key.a is row.key.d is D.BF16]
     fused = [fake_table.row(with_epilogue(key, epilogue, D.BF16), pack="mine") for key in cells]
     fake_table.install(monkeypatch, [*rows, *fused])
-    # The residual would come by the way of C in a kernel that may not be compiled.
+    # The residual would be the C operand of a kernel that may not be compiled.
     told = explain(request, jit="off")
     assert (told.source, told.kernel in {row.name for row in fused}) == ("pack mine", True)
     assert "a tree" not in str(told)

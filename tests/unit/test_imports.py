@@ -45,7 +45,7 @@ LAYERS = (
     ("cli.requests", "ops.conv2d.plans", "ops.gemm.arguments", "ops.gemm.request", "ops.grouped_gemm.function",
      "ops.matmul", "pipeline.tune", "serving.actor"),
     ("cli.tune", "ops.conv2d.function", "ops.conv2d.request", "ops.gated_gemm", "ops.gemm.function",
-     "ops.gemm.operation", "ops.grouped_gemm.request"),
+     "ops.gemm.operation", "ops.grouped_gemm.request", "serving.props"),
     ("", "cli.app", "ops.conv2d.operation", "ops.conv2d.probe", "ops.gemm.probe", "ops.grouped_gemm.operation",
      "ops.grouped_gemm.probe"),
     ("__main__",),
@@ -309,7 +309,8 @@ DEFERRED = {
     "epilogue.validate", "ops.conv2d.function", "ops.gated_gemm.function",
     "ops.grouped_gemm.function", "ops.matmul.function", "ops.quantize.function", "ops.gemm.request",
     "ops.conv2d.request", "ops.grouped_gemm.request", "pipeline.bindings", "pipeline.explanation", "pipeline.planner",
-    "reference", "serving.actor", "serving.in_flight", "serving.mailbox", "serving.messages", "serving.supervisor",
+    "reference", "serving.actor", "serving.in_flight", "serving.mailbox", "serving.messages", "serving.props",
+    "serving.supervisor",
 }  # fmt: skip
 
 

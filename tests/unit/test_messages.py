@@ -48,11 +48,7 @@ BLOCK = (
 FUSED = GemmRequest(GemmShape(8, 20, 32), dtype=D.F16, epilogue=GemmEpilogue(tree=BLOCK))
 
 
-@pytest.fixture(autouse=True)
-def gpu(monkeypatch: pytest.MonkeyPatch) -> FakeGpu:
-    made = FakeGpu()
-    made.install(monkeypatch)
-    return made
+pytestmark = pytest.mark.usefixtures("gpu")
 
 
 def complaint(given: Any, request: GemmRequest = REQUEST, **options: Any) -> str:

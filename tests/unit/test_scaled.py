@@ -172,7 +172,7 @@ def test_without_k_there_is_nothing_to_scale() -> None:
 
 
 def test_ways_of_a_tree() -> None:
-    """A matrix like D goes first by the way of C."""
+    """A matrix like D is loaded as the C operand first."""
     tree = EvtBuilder().add_bias("bias").add_matrix("residual", D.BF16).build()
     what = _problem(64, 128, 96)
     fusion = MatrixResult(what.d.shape).dense(tree, what.d)

@@ -102,7 +102,7 @@ def test_cases_have_kernels() -> None:
     assert len({key.name for key in keys}) == len(keys)
     assert len([key for key in keys if key.generation == "sm90"]) <= MOST_KERNELS
     assert len({case.candidate(device).key for case in cells().values()}) == len(cells())
-    # The same program goes by the way of C and beside it.
+    # The same program has its matrix as the C operand, and beside it.
     assert any(":source:" in key.epilogue for key in keys)
 
 

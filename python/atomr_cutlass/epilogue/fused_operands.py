@@ -58,18 +58,18 @@ class FusedOperands:
 
     @property
     def source(self) -> Address:
-        """The operand that comes by the way of C; there is one where the epilogue `reads_source`."""
+        """The operand that is loaded as the C operand; there is one where the epilogue `reads_source`."""
         if self._source is None:
-            raise ValueError("no operand comes by the way of C")
+            raise ValueError("no operand is loaded as the C operand")
         return self._places[self._source]
 
-    def args(self, strides: Shape, offsets: Shape, *, exchanged: bool) -> dict[str, Any]:
+    def args(self, strides: Shape, offsets: Shape, *, swapped: bool) -> dict[str, Any]:
         """Fields of a kernel's arguments.
 
         Args:
             strides: from one batch to the next, in elements, for each operand.
             offsets: of each operand, likewise.
-            exchanged: whether the kernel computes D^T.
+            swapped: whether the kernel computes D^T.
         """
         found: dict[str, Any] = {}
         if self._common is not None:
@@ -85,7 +85,7 @@ class FusedOperands:
                     found["operand0"] = moved(place, offset, operand.dtype)
                     found |= {"operand0_stride_n": stride_n, "operand0_batch_stride": batch_stride}
                 continue
-            if exchanged:
+            if swapped:
                 stride_m, stride_n = stride_n, stride_m
             found |= {
                 f"operand{number}": moved(place, offset, operand.dtype),

@@ -141,10 +141,10 @@ def _plan(
     if product is not None:
         first, second = (b, a) if product.swapped else (a, b)
         args = {"batch": 1, "a": first, "b": second, "c": c, "d": out, "alpha": "alpha", "beta": "beta"}
-        args |= others.args(zeros, zeros, exchanged=product.swapped)
+        args |= others.args(zeros, zeros, swapped=product.swapped)
         steps.launch(candidate, product_args(product, candidate) | args, main=True)
     elif not reduced:
-        own = others.args(zeros, zeros, exchanged=False)
+        own = others.args(zeros, zeros, swapped=False)
         if is_common(key.epilogue) and fusion is None:
             row = None if rewritten.bias is None else rewritten.bias.dtype
             own = {

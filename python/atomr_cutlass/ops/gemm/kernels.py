@@ -165,7 +165,7 @@ def _tree_refusal(problem: GemmProblem, possible: Sequence[Variant]) -> str:
         return ""
     if all(variant.swapped for variant in possible):
         try:
-            lower.exchanged(program)
+            lower.swapped(program)
         except ValueError as error:
             return str(error)
     return supports_tree(program, problem.acc, problem.d.dtype).reason

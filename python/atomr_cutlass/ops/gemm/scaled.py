@@ -348,7 +348,7 @@ def _plan(
         args |= others.args(
             formulation.batches.strides[4:] if batch.count > 1 else (0,) * len(batch.operands),
             batch.operands,
-            exchanged=formulation.swapped,
+            swapped=formulation.swapped,
         )
         steps.launch(candidate, args)
     return steps.plan(like=like, alpha=alpha, beta=beta)

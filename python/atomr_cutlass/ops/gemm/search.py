@@ -170,7 +170,7 @@ def _common(epilogue: str, *, swapped: bool) -> tuple[str, ...]:
 def _swapped(program: str) -> str | None:
     """The tree of D^T, None where it cannot be had."""
     try:
-        return lower.exchanged(program)
+        return lower.swapped(program)
     except ValueError:
         return None
 

@@ -76,10 +76,15 @@ foreach(_epilogue IN LISTS ATOMR_CUTLASS_EPILOGUES)
   list(APPEND _epilogues "${_epilogue}")
 endforeach()
 set(_emitted "${PROJECT_BINARY_DIR}/cells")
+set(_cutlass "")
+if(CUTLASS_DIR)
+  include("${PROJECT_SOURCE_DIR}/third_party/cutlass/cutlass.cmake")
+  set(_cutlass "--cutlass=${ATOMR_CUTLASS_HEADERS}")
+endif()
 atomr_cutlass_ask(_said generator "--emit=${_emitted}" "--preset=${ATOMR_CUTLASS_PRESET}" "--archs=${_archs}"
                   "--ptx=${ATOMR_CUTLASS_PTX}" "--ops=${ATOMR_CUTLASS_OPS}" "--dtypes=${ATOMR_CUTLASS_DTYPES}"
                   "--kernels=${ATOMR_CUTLASS_KERNELS}" "--filter-file=${_filter}"
-                  "--exclude=${ATOMR_CUTLASS_EXCLUDE_KERNELS}" "--keys=${_keys}" "--epilogues=${_epilogues}")
+                  "--exclude=${ATOMR_CUTLASS_EXCLUDE_KERNELS}" "--keys=${_keys}" "--epilogues=${_epilogues}" ${_cutlass})
 
 # Emission is part of configuring, so whatever it reads makes the build configure again. Of the headers each row has a
 # digest.

@@ -11,6 +11,7 @@ from pathlib import Path
 from .archs import SmArch
 from .costs import costs, total
 from .emit import emit
+from .headers import HeadersError
 from .matrix import OPS, PRESETS
 from .selection import Selection
 from .trees import NAMED
@@ -37,6 +38,7 @@ def main(argv: list[str] | None = None) -> int:
         "--epilogues", default="", help=f"trees to add, ;-separated: {', '.join(NAMED)}, or files of trees"
     )
     parser.add_argument("--keys", default="", help="file of keys, a JSON object a line: exactly those")
+    parser.add_argument("--cutlass", type=Path, help="folder of CUTLASS's headers, where not of the pinned version")
     arguments = parser.parse_args(argv)
     selection = Selection(
         preset=arguments.preset,
@@ -54,7 +56,7 @@ def main(argv: list[str] | None = None) -> int:
         for key in selection.skipped():
             print(f"generator: {key.name} is of {key.arch.target}, and left out", file=sys.stderr)
         if arguments.emit:
-            keys = emit(selection, arguments.emit)
+            keys = emit(selection, arguments.emit, arguments.cutlass)
         else:
             keys = selection.keys()
             if arguments.json:
@@ -64,7 +66,7 @@ def main(argv: list[str] | None = None) -> int:
                 return 0
             for key in keys:
                 print(f"{key.name}  {costs().get(key.name, 'not measured')}")
-    except ValueError as error:
+    except (ValueError, HeadersError) as error:
         print(f"generator: {error}", file=sys.stderr)
         return 2
     chosen = f"keys of {selection.keys_file}" if selection.keys_file else f"preset {selection.preset}"

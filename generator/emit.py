@@ -13,6 +13,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from . import headers
 from .archs import SmArch
 from .content import source_digest
 from .key import KernelKey
@@ -31,16 +32,27 @@ and would leave processors idle at the end of a build."""
 _MEMBER = re.compile(r'^#include "\.\./\.\./src/\w+/(\w+)\.cu"$', re.MULTILINE)
 
 
-def emit(selection: Selection, folder: Path) -> list[KernelKey]:
+def emit(selection: Selection, folder: Path, cutlass: Path | None = None) -> list[KernelKey]:
     """Writes the build inputs of a selection below `folder`.
+
+    Args:
+        selection: of kernels.
+        folder: to write to.
+        cutlass: the folder of CUTLASS's headers; None: the pinned ones.
 
     Returns:
         The keys written.
 
     Raises:
-        ValueError: the selection is invalid or empty; nothing is written then.
+        ValueError: the selection is invalid or empty, or has kernels that this CUTLASS cannot compile; nothing is
+            written then.
+        headers.HeadersError: the folder has no headers of CUTLASS.
     """
     keys = selection.keys()
+    version = headers.cutlass_version(cutlass) if cutlass else headers.TRIED[0]
+    objections = [text for text in (headers.objection(key, version) for key in keys) if text]
+    if objections:
+        raise ValueError(f"{'; '.join(objections)}: leave them out by ATOMR_CUTLASS_EXCLUDE_KERNELS")
     ptx = set(selection.ptx_list())
     folder = folder.resolve()
     digests = {key: source_digest(key, OURS) for key in keys}
@@ -53,7 +65,7 @@ def emit(selection: Selection, folder: Path) -> list[KernelKey]:
         wanted[path] = render(key, ptx=key.arch in ptx, content=digests[key])[0]
     for arch, cells in by_arch.items():
         present = folder / "units" / arch.value
-        texts = [_unit(unit) for unit in _units(cells, present)]
+        texts = [unit_source(unit) for unit in units_of(cells, sorted(present.glob("*.cu")))]
         units[arch] = [present / f"{name}.cu" for name, _ in texts]
         wanted |= zip(units[arch], (text for _, text in texts), strict=True)
     wanted[folder / "table.cpp"] = table(keys)
@@ -86,14 +98,16 @@ def _write_if_changed(path: Path, text: str) -> None:
     partial.replace(path)
 
 
-def _units(cells: Sequence[KernelKey], present: Path) -> list[list[KernelKey]]:
+def units_of(cells: Sequence[KernelKey], present: Iterable[Path] = ()) -> list[list[KernelKey]]:
     """The cells of one arch that are compiled together, those first that take longest.
 
-    Units that are in the folder stay as they are while all their cells are wanted: one more cell compiles nothing else.
+    Args:
+        cells: of one arch.
+        present: units that stay as they are while all their cells are wanted: one more cell compiles nothing else.
     """
     left = {key.name: key for key in cells}
     units = []
-    for path in sorted(present.glob("*.cu")):
+    for path in present:
         names = members(path)
         if names and all(name in left for name in names):
             units.append([left.pop(name) for name in names])
@@ -109,8 +123,8 @@ def _units(cells: Sequence[KernelKey], present: Path) -> list[list[KernelKey]]:
     return sorted(units, key=lambda unit: -sum(family(key).compile_seconds for key in unit))
 
 
-def _unit(cells: Sequence[KernelKey]) -> tuple[str, str]:
-    """The name of a unit, which is that of its family and cells, and its text."""
+def unit_source(cells: Sequence[KernelKey]) -> tuple[str, str]:
+    """The name of a unit, which is that of its family and cells, and its text, for a folder `units/ARCH`."""
     import hashlib  # loads OpenSSL, which importing the package need not
 
     names = [key.name for key in cells]

@@ -8,6 +8,7 @@ purpose:
 
 - `required`: the headers that kernels need and those of CUTLASS lack;
 - `required_nvrtc`: the headers that a compiler without a host needs besides;
+- `newer_nvrtc`: those that it needs for a CUTLASS newer than the pinned one;
 - `faster`: the same as CUTLASS's, but compiled in a fraction of the time. They follow the inside of one release.
 """
 
@@ -20,10 +21,17 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from .key import KernelKey
 
 SUFFIXES = (".h", ".hpp", ".inl")
 COMPILERS = ("nvcc", "nvrtc")
 PARTS = ("MAJOR", "MINOR")
+
+TRIED = ((4, 2), (4, 4), (4, 5))
+"""The versions of CUTLASS that a kernel of every family was compiled with, the pinned one first."""
 
 
 class HeadersError(Exception):
@@ -71,17 +79,22 @@ def includes(cutlass: Path, compiler: str, *, ours: Path) -> Includes:
         ours: the folder of our headers, `.../include/atomr_cutlass`.
 
     Raises:
-        HeadersError: these headers are none of CUTLASS, or of a CUTLASS that no kernel is written for.
+        HeadersError: these headers are none of CUTLASS, or of a version that is not among `TRIED`.
     """
     if compiler not in COMPILERS:
         raise ValueError(f"compiler={compiler!r}; valid: {', '.join(COMPILERS)}")
-    major, minor = cutlass_version(cutlass)
+    version = cutlass_version(cutlass)
+    if version not in TRIED:
+        raise HeadersError(
+            f"{cutlass} has the headers of CUTLASS {_name(version)}; valid: {', '.join(map(_name, TRIED))}"
+        )
     shadows = ours / "shadows"
-    required, faster = shadows / f"cutlass_{major}", shadows / f"cutlass_{major}.{minor}" / "faster"
-    if not required.is_dir():
-        valid = ", ".join(f"{folder.name.removeprefix('cutlass_')}.x" for folder in _whole_versions(shadows))
-        raise HeadersError(f"{cutlass} has the headers of CUTLASS {major}.{minor}; valid: {valid}")
-    folders = [ours / "nvrtc", required / "required_nvrtc"] if compiler == "nvrtc" else []
+    required, faster = shadows / f"cutlass_{version[0]}", shadows / f"cutlass_{_name(version)}" / "faster"
+    folders = []
+    if compiler == "nvrtc":
+        folders = [ours / "nvrtc", required / "required_nvrtc"]
+        if version > TRIED[0]:
+            folders.append(required / "newer_nvrtc")
     folders.append(required / "required")
     remark = ""
     if faster.is_dir():
@@ -89,10 +102,24 @@ def includes(cutlass: Path, compiler: str, *, ours: Path) -> Includes:
     else:
         made_for = ", ".join(sorted(folder.parent.name.removeprefix("cutlass_") for folder in shadows.glob("*/faster")))
         remark = (
-            f"the headers are those of CUTLASS {major}.{minor}: kernels compile more slowly than with {made_for}, "
+            f"the headers are those of CUTLASS {_name(version)}: kernels compile more slowly than with {made_for}, "
             "which there are faster headers for"
         )
     return Includes((*folders, ours.parent, cutlass), remark)
+
+
+def objection(key: KernelKey, version: tuple[int, int]) -> str:
+    """Why a kernel does not compile with one of the versions of `TRIED`; empty where it does."""
+    if version == TRIED[0]:
+        return ""
+    match key.op, key.generation:
+        case "gemm", "sm90" if key.scale_type and key.tile[0] < 128:
+            why = "divides tiles of block-scaled products by 128 rows"
+        case "grouped_gemm", "sm100":
+            why = "updates the tensor maps of groups otherwise"
+        case _:
+            return ""
+    return f"{key.name} does not compile with CUTLASS {_name(version)}, which {why}; valid: {_name(TRIED[0])}"
 
 
 def digest(folder: Path, *, below: bool = True) -> str:
@@ -125,8 +152,8 @@ def write_digest(folder: Path) -> None:
     partial.replace(folder / "DIGEST")
 
 
-def _whole_versions(shadows: Path) -> list[Path]:
-    return sorted(folder for folder in shadows.glob("cutlass_*") if "." not in folder.name)
+def _name(version: tuple[int, int]) -> str:
+    return ".".join(map(str, version))
 
 
 def is_header(path: Path) -> bool:

@@ -87,7 +87,9 @@ KNOBS = (
         "`build/objects`",
     ),
     Variable(f"{PREFIX}PACK", "a name: builds a [pack](#packs) of it, without Python bindings", "the bindings"),
-    Variable("CUTLASS_DIR", "a checkout of a CUTLASS 4.x, or its include folder", "the pinned headers (4.2.0)"),
+    Variable(
+        "CUTLASS_DIR", "a checkout of CUTLASS 4.2, 4.4 or 4.5, or its include folder", "the pinned headers (4.2.0)"
+    ),
 )
 """The knobs of a build, given in CMAKE_ARGS."""
 

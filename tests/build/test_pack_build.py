@@ -106,7 +106,9 @@ def test_nvcc_builds_a_shared_library_that_is_sealed(tmp_path: Path, cache: Path
         done = _build(tmp_path, cache, KEYS, "--compiler", "nvcc", "-o", str(path), "--json")
         assert done.returncode == 0, done.stderr
         entries = {entry.digest: entry.made for entry in KernelStore(cache).entries()}
-    # The second time from the cache, and the same bytes.
+    # Both kernels as one unit; the second time from the cache, and the same bytes.
+    units = [entry.info for entry in KernelStore(cache).entries() if entry.info["target"] == "sm_80 object"]
+    assert len(units) == 1
     assert {entry.digest: entry.made for entry in KernelStore(cache).entries()} == entries
     assert made[0].read_bytes() == made[1].read_bytes()
     said = json.loads(done.stdout)

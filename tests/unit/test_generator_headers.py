@@ -7,9 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from atomr_cutlass import DeviceUnavailableError
-from atomr_cutlass.generator import headers
-from atomr_cutlass.jit import toolchain
+from atomr_cutlass import DeviceUnavailableError, SmArch, UnsupportedError
+from atomr_cutlass.generator import emit, headers, key_file
+from atomr_cutlass.generator.matrix import expand
+from atomr_cutlass.generator.selection import Selection
+from atomr_cutlass.jit import compiler, kernels, toolchain
 
 OURS = Path(__file__).resolve().parents[2] / "cpp" / "include" / "atomr_cutlass"
 SHADOWS = OURS / "shadows"
@@ -34,23 +36,25 @@ def test_includes_of_the_pinned_version_are_required_and_faster_shadows_first(tm
     assert all(path.is_dir() for path in for_nvrtc.folders)
 
 
-@pytest.mark.parametrize("minor", [0, 1, 3, 20])
+@pytest.mark.parametrize("minor", [4, 5])
 def test_includes_of_another_minor_version_leave_out_the_faster_shadows_and_say_so(tmp_path: Path, minor: int) -> None:
     folder = cutlass(tmp_path, 4, minor)
-    required = SHADOWS / "cutlass_4" / "required"
-    for compiler, alone in (
+    shadows = SHADOWS / "cutlass_4"
+    for named, alone in (
         ("nvcc", ()),
-        ("nvrtc", (OURS / "nvrtc", SHADOWS / "cutlass_4" / "required_nvrtc")),
+        ("nvrtc", (OURS / "nvrtc", shadows / "required_nvrtc", shadows / "newer_nvrtc")),
     ):
-        found = headers.includes(folder, compiler, ours=OURS)
-        assert found.folders == (*alone, required, OURS.parent, folder)
+        found = headers.includes(folder, named, ours=OURS)
+        assert found.folders == (*alone, shadows / "required", OURS.parent, folder)
+        assert all(path.is_dir() for path in found.folders)
         assert f"CUTLASS 4.{minor}" in found.remark
         assert "compile more slowly than with 4.2" in found.remark
 
 
 def test_includes_refuse_what_no_kernel_is_written_for(tmp_path: Path) -> None:
-    with pytest.raises(headers.HeadersError, match=r"CUTLASS 5\.2; valid: 4\.x"):
-        headers.includes(cutlass(tmp_path, 5, 2), "nvcc", ours=OURS)
+    for major, minor in ((3, 9), (4, 0), (4, 3), (4, 6), (5, 2)):
+        with pytest.raises(headers.HeadersError, match=rf"CUTLASS {major}\.{minor}; valid: 4\.2, 4\.4, 4\.5$"):
+            headers.includes(cutlass(tmp_path, major, minor), "nvcc", ours=OURS)
     (tmp_path / "cutlass" / "version.h").write_text("#define CUTLASS_MAJOR 4\n")
     with pytest.raises(headers.HeadersError, match="defines no CUTLASS_MAJOR and CUTLASS_MINOR"):
         headers.includes(tmp_path, "nvcc", ours=OURS)
@@ -61,15 +65,43 @@ def test_includes_refuse_what_no_kernel_is_written_for(tmp_path: Path) -> None:
         headers.includes(tmp_path, "clang", ours=OURS)
 
 
+FEW_ROWS = next(
+    key for key in expand("full", [SmArch.SM90A]) if (key.op, key.tile[0]) == ("gemm", 64) and key.scale_type
+)
+
+
+def test_a_kernel_that_another_version_cannot_compile_is_refused_by_name(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    folder = cutlass(tmp_path / "cutlass", 4, 5)
+    said = rf"{FEW_ROWS.name} does not compile with CUTLASS 4\.5, .*; valid: 4\.2"
+    assert headers.objection(FEW_ROWS, (4, 2)) == ""
+    refused = {key for key in expand("full", list(SmArch)) if headers.objection(key, (4, 5))}
+    assert {(key.op, key.generation) for key in refused - {FEW_ROWS}} == {("grouped_gemm", "sm100")}
+    # The build stops before it has written anything.
+    keys = tmp_path / "keys.jsonl"
+    keys.write_text(key_file.line(FEW_ROWS) + "\n")
+    chosen = Selection(archs="", keys_file=str(keys))
+    with pytest.raises(ValueError, match=f"{said}.*ATOMR_CUTLASS_EXCLUDE_KERNELS"):
+        emit.emit(chosen, tmp_path / "emitted", folder)
+    assert not (tmp_path / "emitted").exists()
+    assert emit.emit(chosen, tmp_path / "emitted", cutlass(folder, 4, 2)) == [FEW_ROWS]
+    # At run time, no compiler is started.
+    monkeypatch.setattr(toolchain, "_cutlass_version", lambda: (4, 5))
+    monkeypatch.setattr(compiler.Unit, "compile", lambda _unit: pytest.fail("compiled"))
+    with pytest.raises(UnsupportedError, match=said):
+        kernels.load(FEW_ROWS, compiler.Target("sm_90a"))
+
+
 def test_the_command_answers_cmake(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    folder = cutlass(tmp_path / "cutlass", 4, 3)
+    folder = cutlass(tmp_path / "cutlass", 4, 5)
     found = headers.includes(folder, "nvcc", ours=OURS)
     assert headers.main(["includes", "nvcc", str(folder), str(OURS)]) == 0
     said = capsys.readouterr()
     assert said.out.strip().split(";") == [str(path) for path in found.folders]
     assert said.err.strip() == f"Kernels: {found.remark}"
     assert headers.main(["includes", "nvcc", str(cutlass(tmp_path / "cutlass", 3, 8)), str(OURS)]) == 1
-    assert "CUTLASS 3.8; valid: 4.x" in capsys.readouterr().err
+    assert "CUTLASS 3.8; valid: 4.2, 4.4, 4.5" in capsys.readouterr().err
     assert headers.main(["digest", str(folder)]) == 0
     assert capsys.readouterr().out.strip() == headers.digest(folder)
 
@@ -78,11 +110,11 @@ def test_nvrtc_searches_the_same_folders_and_warns(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(toolchain, "OURS", OURS)
     monkeypatch.setattr(toolchain, "CUTLASS", cutlass(tmp_path, 4, 2))
     assert toolchain.cutlass_includes() == headers.includes(tmp_path, "nvrtc", ours=OURS).folders
-    cutlass(tmp_path, 4, 3)
-    with pytest.warns(RuntimeWarning, match=r"CUTLASS 4\.3: kernels compile more slowly"):
+    cutlass(tmp_path, 4, 5)
+    with pytest.warns(RuntimeWarning, match=r"CUTLASS 4\.5: kernels compile more slowly"):
         assert toolchain.cutlass_includes() == headers.includes(tmp_path, "nvrtc", ours=OURS).folders
     cutlass(tmp_path, 5, 0)
-    with pytest.raises(DeviceUnavailableError, match=r"CUTLASS 5\.0; valid: 4\.x.*reinstall"):
+    with pytest.raises(DeviceUnavailableError, match=r"CUTLASS 5\.0; valid: 4\.2, .*reinstall"):
         toolchain.cutlass_includes()
 
 
@@ -94,7 +126,7 @@ def test_every_shadow_asks_for_the_version_of_its_folder(path: Path) -> None:
     version = folder.removeprefix("cutlass_")
     major, _, minor = version.partition(".")
     condition = f"CUTLASS_MAJOR != {major}" + (f" || CUTLASS_MINOR != {minor}" if minor else "")
-    assert purpose in (("faster",) if minor else ("required", "required_nvrtc"))
+    assert purpose in (("faster",) if minor else ("required", "required_nvrtc", "newer_nvrtc"))
     guard = rf'#include <cutlass/version.h>\n#if {re.escape(condition)}\n#error "[^"]*CUTLASS {re.escape(version)},'
     found = re.search(guard, path.read_text())
     assert found

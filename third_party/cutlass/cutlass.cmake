@@ -1,7 +1,7 @@
 # Sets ATOMR_CUTLASS_HEADERS, the folder that holds cutlass/ and cute/, and ATOMR_CUTLASS_HEADERS_LICENSE.
 include_guard(GLOBAL)
 
-set(CUTLASS_DIR "" CACHE PATH "A CUTLASS 4.x checkout (or its include folder) to use instead of the pinned headers")
+set(CUTLASS_DIR "" CACHE PATH "A checkout of another CUTLASS (or its include folder) to use instead of the pinned headers")
 
 # Downloads the wheel of PIN, which pip checks against its hash, and unpacks the headers into the build folder.
 # Without its dependencies: the headers need none of them.

@@ -28,7 +28,7 @@ from ..pipeline import devices
 from ..pipeline.devices import Device
 from .keyed_locks import KeyedLocks
 from .progress import announced
-from .toolchain import Toolchain, toolchain
+from .toolchain import Toolchain, check_compiles, toolchain
 
 if TYPE_CHECKING:
     from .compiler import Images, Target
@@ -198,12 +198,14 @@ def load(key: KernelKey, target: Target) -> tuple[Images, str]:
 
     Raises:
         CompileError: the source does not compile.
+        UnsupportedError: it cannot compile with the installed version of CUTLASS.
         DeviceUnavailableError: NVRTC or CUDA's headers are missing.
     """
     from .compiler import Images, Unit
 
-    unit = Unit.of(key, target)
     tools = toolchain()
+    check_compiles(key)
+    unit = Unit.of(key, target)
     digest = unit.digest(tools)
 
     def make() -> bytes:

@@ -11,8 +11,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from .. import _core
-from ..errors import DeviceUnavailableError
+from ..errors import DeviceUnavailableError, UnsupportedError
 from ..generator import headers
+from ..generator.key import KernelKey
 from ..generator.toolchain import DEFAULT_ROOTS
 from .worker import Nvrtc
 
@@ -141,6 +142,18 @@ def cutlass_includes() -> tuple[Path, ...]:
     if found.remark:
         warnings.warn(f"in {CUTLASS}, {found.remark}", RuntimeWarning, stacklevel=2)
     return found.folders
+
+
+def check_compiles(key: KernelKey) -> None:
+    """Raises UnsupportedError for a key that does not compile with the installed version of CUTLASS."""
+    objection = headers.objection(key, _cutlass_version())
+    if objection:
+        raise UnsupportedError(objection)
+
+
+@functools.cache
+def _cutlass_version() -> tuple[int, int]:
+    return headers.cutlass_version(CUTLASS)
 
 
 def header_version(cccl: Path) -> tuple[int, int] | None:

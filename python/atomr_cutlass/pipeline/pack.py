@@ -194,7 +194,11 @@ def read(path: Path) -> Pack:
     """The pack of cubins in a file. Errors are those of `decode`, and LibraryError for a file that cannot be read."""
     data = content(path)
     if not is_pack(data):
-        raise LibraryError("pack", f"{path} is no pack of cubins: it does not begin like one")
+        raise LibraryError(
+            "pack",
+            f"{path} is no pack of cubins: one that is a shared library is loaded as it is, beside others, or built "
+            "again of all keys",
+        )
     return decode(data, str(path))
 
 

@@ -51,22 +51,23 @@ def build(
         LibraryError: a compiler died, or the executor.
     """
     tools = toolchain()
-    made = compiled(compile_key, keys, tools_digest(tools), executor, finished)
-    return Pack(name, _built(tools), tuple(_cubin(key, Images.unpack(made[key]), tools) for key in keys))
+    made = compiled(compile_key, [[key] for key in keys], tools_digest(tools), executor, finished)
+    cubins = (_cubin(key, Images.unpack(image), tools) for key, image in zip(keys, made, strict=True))
+    return Pack(name, _built(tools), tuple(cubins))
 
 
 def compiled(
-    compile_one: Callable[[str, str], bytes],
-    keys: Sequence[KernelKey],
+    compile_unit: Callable[[str, str], bytes],
+    units: Sequence[Sequence[KernelKey]],
     digest: str,
     executor: Executor | None,
     finished: Callable[[KernelKey], None],
-) -> dict[KernelKey, bytes]:
-    """Has an executor compile each key.
+) -> list[bytes]:
+    """Has an executor compile each unit.
 
     Args:
-        compile_one: of a line of a file of keys and the toolchain's digest, on whichever machine.
-        keys: the kernels to compile.
+        compile_unit: of the lines of a file of keys and the toolchain's digest, on whichever machine.
+        units: the kernels that are compiled together.
         digest: of the toolchain.
         executor: None: threads, as many as CPUs allow for compilers of two processes.
         finished: is told of each kernel that is done.
@@ -75,32 +76,37 @@ def compiled(
         CompileError: some do not compile; names them.
         LibraryError: the executor failed.
     """
-    made, failed = {}, []
+    made, failed = [b""] * len(units), []
     with contextlib.ExitStack() as stack:
         pool = executor or stack.enter_context(ThreadPoolExecutor(max(1, machine.cpus() // 2)))
-        waiting = {pool.submit(compile_one, key_file.line(key), digest): key for key in keys}
+        waiting = {
+            pool.submit(compile_unit, "\n".join(map(key_file.line, unit)), digest): place
+            for place, unit in enumerate(units)
+        }
         try:
             for future in as_completed(waiting):
-                key = waiting[future]
+                place = waiting[future]
+                names = ", ".join(key.name for key in units[place])
                 try:
-                    made[key] = future.result()
+                    made[place] = future.result()
                 except CompileError as error:
-                    failed.append(f"{key.name}: {error}")
+                    failed.append(f"{names}: {error}")
                 except CutlassError:
                     raise
                 except Exception as error:  # each executor has errors of its own for workers that died
                     raise LibraryError(
                         "executor",
-                        f"{key.name} was not compiled: a worker died, or cannot be reached ({type(error).__name__}: "
+                        f"{names} not compiled: a worker died, or cannot be reached ({type(error).__name__}: "
                         f"{error}). Build again: what is compiled is in the cache",
                     ) from error
-                finished(key)
+                for key in units[place]:
+                    finished(key)
         except BaseException:
             for future in waiting:
                 future.cancel()
             raise
     if failed:
-        raise CompileError(f"{len(failed)} of {len(keys)} kernels do not compile: " + "; ".join(sorted(failed)))
+        raise CompileError(f"{len(failed)} of {len(units)} compilations failed: " + "; ".join(sorted(failed)))
     return made
 
 

@@ -101,7 +101,7 @@ def build(
     Args:
         keys: the kernels to compile.
         name: of the pack.
-        executor: runs `compile_object`; None: threads, as many as CPUs and memory allow.
+        executor: runs `compile_unit`; None: threads, as many as CPUs and memory allow.
         finished: is told of each kernel that is done.
 
     Raises:
@@ -113,13 +113,17 @@ def build(
     tools = nvcc()
     jobs = machine.jobs(max(family(key).compile_mb for key in keys) << 20)
     with ThreadPoolExecutor(jobs) if executor is None else nullcontext(executor) as pool:
-        objects = compiled(compile_object, keys, tools.digest, pool, finished)
+        units = [
+            unit for arch in dict.fromkeys(key.arch for key in keys)
+            for unit in emit.units_of([key for key in keys if key.arch is arch])
+        ]  # fmt: skip
+        objects = compiled(compile_unit, units, tools.digest, pool, finished)
     with tempfile.TemporaryDirectory(prefix="atomr-cutlass-") as work:
         folder = Path(work)
         paths = []
-        for key in keys:
-            paths.append(folder / f"{key.name}.o")
-            paths[-1].write_bytes(objects[key])
+        for number, content in enumerate(objects):
+            paths.append(folder / f"{number}.o")
+            paths[-1].write_bytes(content)
         (folder / "table.cpp").write_text(emit.table(keys), encoding="utf-8")
         (folder / "pack.map").write_text("{ global: atomr_cutlass_pack_v1; local: *; };\n", encoding="ascii")
         words = [
@@ -137,39 +141,52 @@ def build(
     )
 
 
-def compile_object(line: str, digest: str) -> bytes:
-    """The object file of a key: a function of the key and the toolchain, on any machine.
+def compile_unit(lines: str, digest: str) -> bytes:
+    """The object file of kernels of one arch that `emit.units_of` puts together: a function of keys and toolchain.
 
     Args:
-        line: the key, as a line of a file of keys.
-        digest: `Nvcc.digest` of the toolchain that is to compile it.
+        lines: the keys, as lines of a file of keys.
+        digest: `Nvcc.digest` of the toolchain that is to compile them.
 
     Raises:
         LibraryError: the toolchain here is another one.
         CompileError: the source does not compile.
+        UnsupportedError: a kernel cannot compile with the installed version of CUTLASS.
     """
-    key = key_file.parse(json.loads(line))
+    keys = [key_file.parse(json.loads(line)) for line in lines.splitlines()]
     tools = nvcc()
     if tools.digest != digest:
-        raise LibraryError("nvcc", f"the toolchain here is {tools.digest}, and {digest} is to compile {key.name}")
-    source, name = render(key, content=source_digest(key, jit_toolchain.OURS))
-    target = key.arch.target
-    options = [f"-gencode=arch=compute_{target},code=sm_{target}", f'-DATOMR_CUTLASS_HEADERS_DIGEST="{tools.cutlass}"']
+        raise LibraryError("nvcc", f"the toolchain here is {tools.digest}, and {digest} is to compile {keys[0].name}")
+    for key in keys:
+        jit_toolchain.check_compiles(key)
+    name, unit = emit.unit_source(keys)
+    arch = keys[0].arch
+    sources = {
+        f"src/{arch.value}/{key.name}.cu": render(key, content=source_digest(key, jit_toolchain.OURS))[0]
+        for key in keys
+    } | {f"units/{arch.value}/{name}.cu": unit}
+    options = [
+        f"-gencode=arch=compute_{arch.target},code=sm_{arch.target}",
+        f'-DATOMR_CUTLASS_HEADERS_DIGEST="{tools.cutlass}"',
+    ]
 
     def make() -> bytes:
         with tempfile.TemporaryDirectory(prefix="atomr-cutlass-") as work:
-            text, made = Path(work, f"{name}.cu"), Path(work, f"{name}.o")
-            text.write_text(source, encoding="utf-8")
-            status, log = _run([*_command(tools), *options, "-c", str(text), "-o", str(made)])
+            for file, text in sources.items():
+                path = Path(work, file)
+                path.parent.mkdir(parents=True, exist_ok=True)
+                path.write_text(text, encoding="utf-8")
+            made = Path(work, f"{name}.o")
+            status, log = _run([*_command(tools), *options, "-c", str(path), "-o", str(made)])
             if status != 0:
                 raise CompileError(
-                    f"{name} does not compile for {key.arch.value}: {log.strip()[-500:]}",
-                    log=log, source=source, options=tuple(options),
+                    f"{name} does not compile for {arch.value}: {log.strip()[-500:]}",
+                    log=log, source="\n".join(sources.values()), options=tuple(options),
                 )  # fmt: skip
             return made.read_bytes()
 
-    content = hashlib.sha256("\0".join(["object", source, *options, digest]).encode()).digest()
-    info = {"name": name, "target": f"{key.arch.value} object", "nvcc": tools.name}
+    content = hashlib.sha256("\0".join(["object", *sources.values(), *options, digest]).encode()).digest()
+    info = {"name": name, "target": f"{arch.value} object", "nvcc": tools.name}
     return kernels.store().obtain(content, make, info)[0]
 
 

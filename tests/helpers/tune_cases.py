@@ -5,12 +5,18 @@ Kernels take as long here as `Clock` says. Every function named `case_...` is a 
 
 from __future__ import annotations
 
+import collections
+import dataclasses
 import json
+import pickle
 import random
 import sys
 import tempfile
+import threading
+import time
 import types
 from collections.abc import Callable, Iterator, Sequence
+from concurrent import futures
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -198,6 +204,88 @@ def case_options_that_no_launch_has_are_passed_over() -> None:
             tuning.clear()
             tuning.add([tuning.dataclasses.replace(record, **change)])
             assert not select.choose(search).tuned
+
+
+def case_several_gpus_share_the_requests_and_each_measures_one_at_a_time() -> None:
+    requests = [ac.GemmRequest(ac.GemmShape(64 * m, 256, 512), dtype=D.BF16) for m in range(1, 7)]
+    busy: collections.Counter[int] = collections.Counter()
+    used: set[int] = set()
+    tuned, lock = tune._tuned, threading.Lock()
+
+    def watched(operation: Any, request: Any, search: Any, *more: Any) -> Any:
+        index = search.device.index
+        with lock:
+            busy[index] += 1
+            used.add(index)
+            assert busy[index] == 1
+        time.sleep(0.01)
+        # There is one fake GPU, and one list of its notes: what is launched at once could not be told apart.
+        with lock:
+            record = tuned(operation, request, operation.search(request, get(0)), *more)
+            busy[index] -= 1
+        return dataclasses.replace(record, gpu=search.device.name)
+
+    get = devices.get
+    with measured(), pytest.MonkeyPatch.context() as patch, tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "tuned.jsonl"
+        (first,) = ac.tune(requests[:1], path)
+        patch.setattr(devices, "get", lambda index=0: dataclasses.replace(get(0), index=index))
+        patch.setattr(tune, "_tuned", watched)
+        made = ac.tune(requests, path, device=[0, 1, 2])
+        assert [record.problem for record in made] == [tuning.identity(tune._problem(request)) for request in requests]
+        assert made[0] == first
+        assert len(used) > 1
+        assert len(path.read_text().splitlines()) == len(requests)
+        assert ac.tune(requests, path, device=[0, 1, 2]) == made
+        # Of several models each tunes everything.
+        patch.setattr(devices, "get", lambda index=0: dataclasses.replace(get(0), index=index, name=f"model {index}"))
+        both = ac.tune(requests[:2], path, device=(0, 1))
+        assert [record.gpu for record in both] == ["model 0", "model 1"] * 2
+    for wrong in ("all", [0, "1"], -1, [True]):
+        with pytest.raises(ac.InvalidOperandError, match="expected the index of a GPU"):
+            ac.tune(requests, device=wrong)
+
+
+def case_a_gpu_is_left_to_another_process_that_tunes_on_it() -> None:
+    with measured():
+        later = threading.Thread(target=ac.tune, args=([REQUESTS["gemm"]],))
+        with tune._turn((0,)):
+            later.start()
+            time.sleep(0.3)
+            assert Clock.timed == 0
+        later.join()
+        assert Clock.timed > 0
+    with tune._turn((0, 1)) as first, tune._turn((0, 1)) as second:
+        assert {first, second} == {0, 1}
+
+
+class Elsewhere(futures.ThreadPoolExecutor):
+    """Other processes, as far as that matters: what goes there and comes back is a copy."""
+
+    def submit(self, task: Any, /, *given: Any, **named: Any) -> Any:
+        assert not given
+        assert not named
+        sent = pickle.dumps(task)
+        return super().submit(lambda: pickle.loads(pickle.dumps(pickle.loads(sent)())))
+
+
+def case_other_processes_tune() -> None:
+    requests = [REQUESTS["gemm"], REQUESTS["grouped"], REQUESTS["fprop"], REQUESTS["tree"]]
+    with measured(), tempfile.TemporaryDirectory() as folder, Elsewhere(1) as executor:
+        path = Path(folder) / "tuned.jsonl"
+        here = ac.tune(requests)
+        there = ac.tune(requests[:2], path, executor=executor)
+        assert there == here[:2]
+        assert ac.tune(requests, path, executor=executor) == here
+        assert len(path.read_text().splitlines()) == 4
+        timed = Clock.timed
+        assert ac.tune(requests, path, executor=executor, device=None) == here
+        assert Clock.timed == timed
+    lost: futures.Future[Any] = futures.Future()
+    lost.set_exception(RuntimeError("gone"))
+    dead: Any = types.SimpleNamespace(submit=lambda _: lost)
+    with pytest.raises(ac.LibraryError, match=r"a worker died, or cannot be reached \(RuntimeError: gone"):
+        ac.tune(requests, executor=dead)
 
 
 if __name__ == "__main__":

@@ -36,7 +36,7 @@ LAYERS = (
     ("cli.options", "epilogue.groups", "epilogue.results", "epilogue.validate", "ops.gemm.search",
      "ops.grouped_gemm.kernels", "ops.grouped_gemm.reference", "ops.quantize.operation", "ops.request_checks",
      "pipeline.bindings", "pipeline.explanation", "pipeline.invocation", "pipeline.pack_nvcc", "pipeline.planning",
-     "pipeline.probe", "reference"),
+     "pipeline.probe", "pipeline.profiler_csv", "reference"),
     ("cli.cache", "cli.epilogue", "cli.installed", "cli.packs", "epilogue.bind", "ops.conv2d.validation",
      "ops.gemm.kernels", "ops.gemm.validation", "ops.grouped_gemm.arguments", "pipeline.call", "pipeline.planner",
      "serving.in_flight", "serving.messages"),

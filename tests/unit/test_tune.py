@@ -9,14 +9,16 @@ import warnings
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
 import atomr_cutlass as ac
 import fake_cases
 import golden_gpu
 import tune_cases
+from atomr_cutlass.cli.app import app
 from atomr_cutlass.generator import key_file
 from atomr_cutlass.generator.matrix import expand
-from atomr_cutlass.pipeline import tuning
+from atomr_cutlass.pipeline import profiler_csv, tuning
 from atomr_cutlass.pipeline.problem import GemmProblem, MatrixSpec
 
 KEYS = expand("smoke", [ac.SmArch.SM90A])
@@ -135,3 +137,27 @@ def test_files_of_the_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 def test_tune_refuses(requests: object, options: dict[str, object], says: str) -> None:
     with pytest.raises(ac.InvalidOperandError, match=says):
         ac.tune(requests, **options)  # type: ignore[arg-type]
+
+
+def test_the_command_reads_and_writes_the_profilers_csv(tmp_path: Path) -> None:
+    tuned, profile, again = (tmp_path / name for name in ("tuned.jsonl", "profile.csv", "again.csv"))
+    request = ac.GemmRequest(ac.GemmShape(64, 64, 64), dtype=ac.CutlassDtype.BF16, arch=ac.SmArch.SM90A)
+    key = next(key for key in KEYS if (key.op, key.generation, key.layout_b) == ("gemm", "sm90", "c"))
+    request = dataclasses.replace(request, layout_b=ac.GemmLayout.COL_MAJOR)
+    one = dataclasses.replace(record(), key=key, problem=tuning.identity(request.problem(0)), chosen=key.name)
+    assert profiler_csv.write([one], profile) == 1
+    words = ["tune", "--from-csv", str(profile), "--gpu", "a GPU", "--out", str(tuned), "--csv", str(again)]
+    result = CliRunner().invoke(app, words)
+    assert result.exit_code == 0, result.output
+    assert again.read_text() == profile.read_text()
+    (found,) = tuning.read(tuned)
+    assert (found.gpu, found.key, found.microseconds) == ("a GPU", key, one.microseconds)
+    assert ac.load_tuning(profile, gpu="a GPU") == 1
+    assert tuning.find("a GPU", request.problem(0)) == found
+
+
+@pytest.mark.parametrize("text", ["", "0,", "first", "-1"])
+def test_the_command_refuses_what_is_no_gpu(text: str, tmp_path: Path) -> None:
+    result = CliRunner().invoke(app, ["tune", "--device", text, "--out", str(tmp_path / "tuned.jsonl")])
+    assert result.exit_code == 2
+    assert "expected indexes, comma-separated, or all" in result.output

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import sys
 from collections.abc import Iterable, Iterator
@@ -13,11 +14,13 @@ from rich.console import Console
 from rich.progress import track
 
 from ..errors import InvalidOperandError
+from ..pipeline import profiler_csv
 from ..pipeline.operation import Request, request_from
+from ..pipeline.pack_build import dask_cluster
 from ..pipeline.request_options import RequestOptions
-from ..pipeline.tune import tune
+from ..pipeline.tune import import_csv, tune
 from .options import AsJson, of_a_request, request_options
-from .output import line, print_json
+from .output import complain, line, print_json
 
 EXTENT = 4096
 
@@ -27,6 +30,20 @@ def tune_command(
     request: Request,
     *,
     out: Annotated[Path, typer.Option(help="File that the records are added to.")],
+    device: Annotated[str, typer.Option(help="Index of the GPU, several with commas, or all of the host.")] = "0",
+    dask: Annotated[
+        str,
+        typer.Option(
+            metavar="ADDRESS", help="Tune on the GPUs of this Dask scheduler's workers, on `--device` of each."
+        ),
+    ] = "",
+    csv: Annotated[
+        Path | None, typer.Option(help="File for the records of plain GEMMs as cutlass_profiler's CSV too.")
+    ] = None,
+    from_csv: Annotated[
+        Path | None, typer.Option(help="Add the fastest kernels of cutlass_profiler's CSV instead of tuning.")
+    ] = None,
+    gpu: Annotated[str, typer.Option(help="Name of the model that --from-csv was measured on; empty: GPU 0's.")] = "",
     file: Annotated[
         Path | None,
         typer.Option(help='Requests to tune: a JSON object of these options a line, such as {"op": "gemm", "m": 8}.'),
@@ -37,16 +54,39 @@ def tune_command(
     as_json: AsJson = False,
 ) -> None:
     """Times every kernel for requests and keeps which is fastest, for processes with ATOMR_CUTLASS_TUNED to follow."""
-    requests = [request] if file is None else list(_requests(file))
-    records = tune(requests, out, seconds=seconds, compiled=compiled, again=again, progress=_progress)
+    if from_csv is not None:
+        records, left_out = import_csv(from_csv, out, gpu=gpu or None)
+    else:
+        requests, left_out = [request] if file is None else list(_requests(file)), 0
+        with dask_cluster(dask) if dask else contextlib.nullcontext() as executor:
+            records = tune(
+                requests, out, device=_devices(device), executor=executor, seconds=seconds, compiled=compiled,
+                again=again, progress=_progress,
+            )  # fmt: skip
+    if csv is not None:
+        written = profiler_csv.write(records, csv)
+        if written < len(records):
+            complain(f"{len(records) - written} records have no form in {csv}: they are no plain GEMMs")
     if as_json:
-        print_json({"records": [json.loads(record.line()) for record in records]})
+        print_json({"records": [json.loads(record.line()) for record in records], "left_out": left_out})
         return
     for record in records:
         gain = record.chosen_microseconds / record.microseconds
         line(
             f"{record.microseconds:10.2f} us, {gain:.2f} times the model's choice, of {record.tried}: {record.key.name}"
         )
+    if left_out:
+        line(f"{left_out} rows were left out: failed or wrong ones, and kernels that are no cell of this package")
+
+
+def _devices(text: str) -> tuple[int, ...] | None:
+    """The indexes that --device names; None of `all`."""
+    if text == "all":
+        return None
+    words = [word.strip() for word in text.split(",")]
+    if not all(word.isdecimal() for word in words):
+        raise typer.BadParameter(f"{text!r}; expected indexes, comma-separated, or all", param_hint="--device")
+    return tuple(map(int, words))
 
 
 def _progress(requests: Iterable[Any], count: int) -> Iterable[Any]:

@@ -112,9 +112,9 @@ def compiled(
 
 @contextlib.contextmanager
 def dask_cluster(address: str) -> Iterator[Executor]:
-    """The workers of a Dask cluster as an executor. Each needs this package and NVRTC, and keeps a cache of its own.
+    """The workers of a Dask cluster as an executor. Each needs this package, to compile also NVRTC, and has its cache.
 
-    Keys that a worker leaves unfinished when it dies are compiled by another worker.
+    What a worker leaves unfinished when it dies is done by another worker.
 
     Args:
         address: of the scheduler, such as `tcp://10.0.0.1:8786`.

@@ -161,6 +161,16 @@ class Records:
         with self._lock:
             self._known, self._gpus = {}, frozenset()
 
+    @property
+    def any(self) -> bool:
+        """Whether there are records."""
+        return bool(self._gpus)
+
+    def gpus(self, problem: Any) -> frozenset[str]:
+        """The models of GPU that there is a record of a problem for."""
+        wanted = identity(problem)
+        return frozenset(gpu for gpu in self._gpus if (gpu, wanted) in self._known)
+
     def find(self, gpu: str, problem: Any) -> TuneRecord | None:
         """The record of a problem on a model of GPU."""
         # Most processes have no records: to describe a problem takes longer than to see that.

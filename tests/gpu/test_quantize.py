@@ -15,9 +15,10 @@ from atomr_cutlass.arrays import numerics, operands
 from atomr_cutlass.generator.key import KernelKey
 from atomr_cutlass.ops.quantize import function as quantized
 from atomr_cutlass.ops.quantize import reference as quantization
-from atomr_cutlass.pipeline import call, select
+from atomr_cutlass.pipeline import call
 from atomr_cutlass.pipeline.candidate import Candidate
 from atomr_cutlass.pipeline.plan import Steps
+from atomr_cutlass.pipeline.search import ExactSearch
 from gpu_matrices import torch_dtype
 
 pytestmark = pytest.mark.gpu
@@ -147,7 +148,7 @@ def test_every_cell(
     """Each kernel of the table; with ATOMR_CUTLASS_TEST_JIT those of the matrix, compiled."""
     launched: list[Candidate[None]] = []
 
-    def exactly(search: select.ExactSearch, **_named: Any) -> Candidate[None]:
+    def exactly(search: ExactSearch, **_named: Any) -> Candidate[None]:
         key = search.make(arch)
         launched.append(Candidate(key, every_cell.row_of(key), 0.0, None))
         return launched[-1]

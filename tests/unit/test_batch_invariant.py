@@ -87,7 +87,7 @@ def test_a_row_of_a_padded_matrix_has_the_reduction_of_several() -> None:
     def chosen(rows: int) -> Any:
         a = MatrixSpec((rows, 1024), (1028, 1), D.BF16, 8)  # a row alone could be read 16 bytes at a time
         b, d = MatrixSpec((1024, 512), (512, 1), D.BF16), MatrixSpec((rows, 512), (512, 1), D.BF16)
-        return GemmSearch(GemmProblem(a, b, None, d, "default", 0), H200, batch_invariant=True).reduction
+        return select.reduction(GemmSearch(GemmProblem(a, b, None, d, "default", 0), H200, batch_invariant=True))
 
     assert chosen(1) == chosen(2) == chosen(1000)
     strided = MatrixSpec((1, 1024), (1, 512), D.BF16)
@@ -95,7 +95,7 @@ def test_a_row_of_a_padded_matrix_has_the_reduction_of_several() -> None:
         GemmProblem(strided, MatrixSpec((1024, 512), (512, 1), D.BF16), None,
                     MatrixSpec((1, 512), (512, 1), D.BF16), "default", 0), H200, batch_invariant=True
     )  # fmt: skip
-    assert search.reduction == chosen(2)._replace(generation="sm90", instruction_k=16, tile_k=64, warps_k=1)
+    assert select.reduction(search) == chosen(2)._replace(generation="sm90", instruction_k=16, tile_k=64, warps_k=1)
 
 
 def test_orders_that_depend_on_the_rows_are_none() -> None:
@@ -106,11 +106,11 @@ def test_orders_that_depend_on_the_rows_are_none() -> None:
 
 
 def test_the_matrix_settles_it_where_the_table_has_no_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
-    built = {rows: search_of(shape=GemmShape(rows, 4096, 4096), dtype=D.BF16).reduction for rows in (1, 4096)}
+    built = {rows: select.reduction(search_of(shape=GemmShape(rows, 4096, 4096), dtype=D.BF16)) for rows in (1, 4096)}
     fake_table.install(monkeypatch, [])
     for rows, found in built.items():
         search = search_of(shape=GemmShape(rows, 4096, 4096), dtype=D.BF16)
-        assert search.reduction == found
+        assert select.reduction(search) == found
         assert {reduction_of(candidate.key) for candidate in select.rank_cells(search)} == {found}
 
 

@@ -35,7 +35,7 @@ from atomr_cutlass.ops.conv2d.problem import (
     reach,
 )
 from atomr_cutlass.ops.conv2d.support import CAST_ALIGNMENT
-from atomr_cutlass.pipeline import devices, select
+from atomr_cutlass.pipeline import devices, search, select
 from atomr_cutlass.pipeline.plan import Steps
 from atomr_cutlass.pipeline.problem import MatrixSpec
 from fake_table import A100, ADA, H200
@@ -133,13 +133,13 @@ def only(monkeypatch: pytest.MonkeyPatch) -> Any:
     """Makes cells of our own the matrix, and the table empty."""
     monkeypatch.setattr(select.kernels, "record_miss", lambda _key: None)
     fake_table.install(monkeypatch, [])
-    gemms = select.matrix
+    gemms = search.matrix
 
     def install(*keys: KernelKey) -> None:
         def listed(op: str, arch: SmArch) -> Any:
             return gemms(op, arch) if op == "gemm" else [k for k in keys if (k.op, k.arch) == (op, arch)]
 
-        monkeypatch.setattr(select, "matrix", listed)
+        monkeypatch.setattr(search, "matrix", listed)
 
     return install
 

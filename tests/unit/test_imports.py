@@ -26,7 +26,7 @@ LAYERS = (
      "pipeline.pack", "pipeline.problem", "pipeline.reduction", "pipeline.request_options", "pipeline.tile_scheduler",
      "pipeline.tuning"),
     ("arrays.frameworks", "epilogue", "epilogue.bound", "jit", "ops.conv2d.geometry", "ops.quantize.reference",
-     "pipeline.plan_cache", "pipeline.split_k", "pipeline.table", "reference.activations",
+     "pipeline.plan_cache", "pipeline.search", "pipeline.split_k", "pipeline.table", "reference.activations",
      "reference.checks", "serving.supervisor"),
     ("arrays.operands", "cli.info", "ops.conv2d.problem", "ops.grouped_gemm.problem", "pipeline.estimate",
      "pipeline.heuristic", "pipeline.operand_table", "pipeline.plan", "pipeline.verification", "reference.epilogue",

@@ -15,7 +15,7 @@ from ..pipeline import devices, select
 
 if TYPE_CHECKING:
     from ..pipeline.devices import Device
-    from ..pipeline.select import KernelSearch
+    from ..pipeline.search import KernelSearch
 
 Members: TypeAlias = "tuple[CutlassDtype, ...] | tuple[SmArch, ...]"
 

@@ -58,6 +58,22 @@ class KernelInfo:
 
 
 @dataclass(frozen=True)
+class Launch:
+    """How a kernel is launched, and the estimated time of it.
+
+    Attributes:
+        seconds: the estimate.
+        split_k: slices of K (sm80 generation).
+        swizzle, raster: what the persistent scheduler is asked for (sm90 generation); see `tile_scheduler`.
+    """
+
+    seconds: float
+    split_k: int = 1
+    swizzle: int = 1
+    raster: int = HEURISTIC
+
+
+@dataclass(frozen=True)
 class Candidate(Generic[F]):
     """A kernel for a problem, its launch options, and how the problem is put to it.
 

@@ -20,14 +20,13 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from dataclasses import dataclass
 
 from ..generator.dtypes import CutlassDtype
 from ..generator.families import gemm_few_sm90, gemm_split_sm90
 from ..generator.key import COLUMN, ROW, KernelKey
 from ..generator.rules import FEW, FP8_TYPES, SPLIT
 from . import split_k, tile_scheduler
-from .candidate import ALONG_M, HEURISTIC
+from .candidate import ALONG_M, HEURISTIC, Launch
 from .devices import Device
 from .problem import Variant
 from .tile_scheduler import TileList
@@ -132,22 +131,6 @@ MMA_SYNC_ON_HOPPER = 1.8
 """How much longer than the rates say kernels over mma.sync take on sm_90 (the median of 100 timings)."""
 TURN_SECONDS = 1.5e-6
 """One turn of serial split-K: wait for the semaphore, read, add and write a tile."""
-
-
-@dataclass(frozen=True)
-class Launch:
-    """How a kernel is launched, and the estimated time of it.
-
-    Attributes:
-        seconds: the estimate.
-        split_k: slices of K (sm80 generation).
-        swizzle, raster: what the persistent scheduler is asked for (sm90 generation); see `tile_scheduler`.
-    """
-
-    seconds: float
-    split_k: int = 1
-    swizzle: int = 1
-    raster: int = HEURISTIC
 
 
 def seconds(key: KernelKey, variant: Variant, device: Device, shared_bytes: int, split_k: int = 1) -> float:

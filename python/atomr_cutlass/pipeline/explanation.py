@@ -15,7 +15,8 @@ from ..jit import kernels
 from . import devices, select
 from .candidate import Candidate
 from .operation import Request, operation_of
-from .select import FAR, WORTHWHILE, KernelSearch, better_cell
+from .search import KernelSearch
+from .select import FAR, WORTHWHILE, better_cell
 from .verification import verification
 
 TMA_CAPABILITY = (9, 0)
@@ -155,7 +156,7 @@ def _notes(
     if best.tuned:
         yield f"tuned: this kernel was measured to be the fastest on {search.device.name}, in that time"
     if search.batch_invariant:
-        yield f"batch-invariant: {search.reduction}"
+        yield f"batch-invariant: {select.reduction(search)}"
     if note := search.note(best.formulation):
         yield note
     of_tree = bool(split(best.key.epilogue)[1])  # a tree of a bias and an activation may need no kernel of its own
@@ -206,7 +207,7 @@ def _missing(
     request: Request, search: KernelSearch[Any], arch: SmArch, reason: str, best: Candidate[Any] | None = None
 ) -> Explanation:
     try:
-        wanted = search.nearest(arch, best)
+        wanted = select.nearest(search, arch, best)
     except UnsupportedError:
         wanted = None
     if wanted is None:

@@ -23,7 +23,7 @@ if TYPE_CHECKING:  # the protocol names types that only operations construct
     from .devices import Device
     from .plan import Plan
     from .probe import Probe
-    from .select import KernelSearch
+    from .search import KernelSearch
 
 FOLDERS = ("gemm", "gated_gemm", "grouped_gemm", "conv2d", "matmul", "quantize")
 """Folders of `ops`: the module `operation` of each has OPERATIONS, those that it implements."""

@@ -24,7 +24,7 @@ from .candidate import Candidate
 from .devices import Device
 from .heuristic import KernelUse, heuristics
 from .plan import BACKENDS, Plan, refuse_capture
-from .select import KernelSearch
+from .search import KernelSearch
 
 F = TypeVar("F")
 

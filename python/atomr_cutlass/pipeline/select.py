@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import abc
 import collections
 import dataclasses
-import functools
 import itertools
 import warnings
-from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
-from typing import Any, Generic, TypeVar
+import weakref
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any, TypeVar
 
 from .. import _core
 from ..errors import CutlassError, KernelNotFoundError, UnsupportedError
@@ -17,15 +16,12 @@ from ..generator.archs import SmArch
 from ..generator.epilogue.common import common_of
 from ..generator.epilogue.lower import has_tree, is_common
 from ..generator.key import KernelKey
-from ..generator.matrix import cells, preset_of, shared_memory, supports
-from ..generator.rules import OK, Status, no
+from ..generator.matrix import preset_of, shared_memory, supports
 from ..jit import kernels
 from . import devices, table, tuning
-from .candidate import ALONG_M, ALONG_N, HEURISTIC, Candidate, KernelInfo
-from .devices import Device
-from .estimate import LAUNCH_SECONDS, Launch
-from .reduction import BatchInvariant, Reduction, reduction_of
-from .tile_scheduler import SWIZZLES
+from .candidate import Candidate, KernelInfo
+from .reduction import Reduction, reduction_of
+from .search import KernelSearch, matrix
 
 F = TypeVar("F")
 
@@ -38,159 +34,6 @@ FAR = 0.5
 
 COMMON_PART = 1.01
 """How much longer a common kernel takes, by the model, than one of a single tree, which serves where both are there."""
-
-
-class KernelSearch(abc.ABC, Generic[F]):
-    """The kernels that an operation has for one problem.
-
-    Attributes:
-        op: operation of the kernels' keys.
-        device: where the problem is computed.
-        arch: keep to cells of this arch; None takes cells of any arch that run on the device, native ones before
-            others.
-        problem: all that decides about kernels, as a dataclass, by which tuned choices are found; None has no such.
-        formulations: how the problem can be put to kernels, in groups. A group is passed over where an earlier one is
-            served; within a group the estimated time decides.
-        batch_invariant: whether only kernels of one reduction serve it, the same for every number of rows.
-    """
-
-    op: str
-    device: Device
-    arch: SmArch | None
-    problem: Any = None
-    formulations: Sequence[Sequence[F]]
-    batch_invariant: bool = False
-
-    @abc.abstractmethod
-    def supports(self, key: KernelKey, formulation: F) -> Status:
-        """Whether a kernel serves the problem as it is put here; the reason says why not."""
-
-    @abc.abstractmethod
-    def cost(self, key: KernelKey, formulation: F, shared_bytes: int) -> Launch:
-        """Estimated seconds of a kernel that serves it, with the launch options that are best for it."""
-
-    @abc.abstractmethod
-    def reason(self) -> str:
-        """Why no cell of the matrix serves the problem, and what would cure it."""
-
-    @property
-    def tuned_problem(self) -> Any:
-        """The problem that tuned choices are found by; None has no such."""
-        return BatchInvariant(self.problem) if self.batch_invariant and self.problem is not None else self.problem
-
-    @functools.cached_property
-    def reduction(self) -> Reduction | None:
-        """The reduction that a batch-invariant problem's kernels have; None where no kernel has one."""
-        return _settled(self)
-
-    def of_many_rows(self) -> Sequence[Sequence[F]]:
-        """The formulations that any other number of rows would have too: they settle the reduction."""
-        return self.formulations
-
-    def op_of(self, formulation: F) -> str:
-        """The operation whose kernels take a formulation."""
-        del formulation
-        return self.op
-
-    def cells(self, arch: SmArch, group: Sequence[F]) -> Iterable[Iterable[KernelKey]]:
-        """Keys that can be compiled for an arch, in sets: one is looked at where those before it serve nothing."""
-        del group
-        yield matrix(self.op, arch)
-
-    def launches(self, candidate: Candidate[F]) -> Iterable[Candidate[F]]:
-        """A candidate with each of its launch options: for the persistent scheduler its swizzles and raster orders."""
-        if candidate.raster == HEURISTIC:
-            return (candidate,)
-        options = itertools.product(SWIZZLES, (ALONG_M, ALONG_N))
-        return (dataclasses.replace(candidate, swizzle=swizzle, raster=raster) for swizzle, raster in options)
-
-    def helpers(self, formulation: F) -> Sequence[KernelSearch[Any]]:
-        """Kernels that are launched beside the one of a formulation, such as casts."""
-        del formulation
-        return ()
-
-    def least(self, candidate: Candidate[F]) -> float:
-        """A time that no kernel is estimated to stay below, whatever its tile and generation."""
-        del candidate
-        return LAUNCH_SECONDS
-
-    def note(self, formulation: F) -> str:
-        """The note of `explain` on a formulation; empty if the problem is computed as it stands."""
-        del formulation
-        return ""
-
-    def fingerprint(self) -> Hashable:
-        """The properties of the problem that determine its kernel: equal fingerprints get the same kernel."""
-        return tuple(map(tuple, self.formulations))
-
-    def serves(self, key: KernelKey) -> bool:
-        """Whether a kernel serves the problem in any formulation, whatever it is compiled for."""
-        return any(
-            self.op_of(formulation) == key.op and self.supports(key, formulation)
-            for group in self.formulations
-            for formulation in group
-        )
-
-    def nearest(self, arch: SmArch, best: Candidate[F] | None = None) -> KernelKey | None:
-        """The key that an installation without a kernel for the problem is told of.
-
-        Args:
-            arch: the compile target.
-            best: the candidate that is compiled instead, where there is one.
-        """
-        del arch
-        best = best or best_cell(self)
-        return None if best is None else best.key
-
-    def refusal(self, best: Candidate[F] | None) -> CutlassError:
-        """The error where the table has no kernel and none may be compiled; `best` is the matrix's best cell."""
-        if best is None:
-            return UnsupportedError(self.reason())
-        passed_over = too_new(self)
-        passed_over = f"; {passed_over}" if passed_over else ""
-        return KernelNotFoundError(
-            f"no kernel in the table serves this {best.key.op}; {best.key.name} would: {cure(best.key)}"
-            f"{differences(best.key)}{passed_over}"
-        )
-
-
-class ExactSearch(KernelSearch[None]):
-    """A kernel whose key is known but for its arch: helpers, of which there is one for each task."""
-
-    formulations = ((None,),)
-    arch = None
-
-    def __init__(self, make: Callable[[SmArch], KernelKey], device: Device) -> None:
-        """The kernel of the key that `make` gives for a compile target."""
-        self.device = device
-        self.make = make
-        self._wanted = make(devices.require_arch(device))
-        self.op = self._wanted.op
-
-    def supports(self, key: KernelKey, formulation: None) -> Status:
-        """Whether it is the key, whatever its arch."""
-        del formulation
-        return OK if key == self.make(key.arch) else no("it does another task")
-
-    def cost(self, key: KernelKey, formulation: None, shared_bytes: int) -> Launch:
-        """Nothing: there is no other."""
-        del key, formulation, shared_bytes
-        return Launch(0.0)
-
-    def cells(self, arch: SmArch, group: Sequence[None]) -> Iterable[Iterable[KernelKey]]:
-        """The key alone."""
-        del group
-        yield (self.make(arch),)
-
-    def reason(self) -> str:
-        """Why there is none."""
-        return f"{self._wanted.name} does not run on {self.device.name}"
-
-    def refusal(self, best: Candidate[None] | None) -> CutlassError:
-        """The error where the table lacks it and it must not be compiled."""
-        if best is None:
-            return UnsupportedError(self.reason())
-        return KernelNotFoundError(f"the table lacks {best.key.name}, and it must not be compiled")
 
 
 def rank(search: KernelSearch[F], *, built_helpers: bool = True) -> list[Candidate[F]]:
@@ -227,6 +70,16 @@ def _running(search: KernelSearch[Any], op: str) -> Iterator[tuple[int, KernelIn
         suitability = devices.rank_arch(info.key.arch, search.device, ptx=info.ptx, cuda_version=info.cuda_version)
         if suitability is not None:
             yield suitability, info
+
+
+_reductions: weakref.WeakKeyDictionary[KernelSearch[Any], Reduction | None] = weakref.WeakKeyDictionary()
+
+
+def reduction(search: KernelSearch[Any]) -> Reduction | None:
+    """The reduction that a batch-invariant problem's kernels have; None where no kernel has one."""
+    if search not in _reductions:
+        _reductions[search] = _settled(search)
+    return _reductions[search]
 
 
 def _settled(search: KernelSearch[F]) -> Reduction | None:
@@ -302,6 +155,19 @@ def serving(search: KernelSearch[Any], arch: SmArch) -> Iterator[KernelKey]:
             yield from (key for key in keys if search.serves(key))
 
 
+def nearest(search: KernelSearch[F], arch: SmArch, best: Candidate[F] | None) -> KernelKey | None:
+    """The key that an installation without a kernel for the problem is told of; see `KernelSearch.nearest`."""
+    found = search.nearest(arch, best)
+    if found is None and best is None and (cell := best_cell(search)):
+        found = cell.key
+    return found
+
+
+def refusal(search: KernelSearch[F], best: Candidate[F] | None) -> CutlassError:
+    """The error where the table has no kernel for a problem and none may be compiled; `best` is the best cell."""
+    return search.refusal(best, "" if best is None else remedy(search, best.key))
+
+
 def best_key(search: KernelSearch[Any]) -> KernelKey:
     """The key of the matrix's best cell.
 
@@ -310,7 +176,7 @@ def best_key(search: KernelSearch[Any]) -> KernelKey:
     """
     best = best_cell(search)
     if best is None:
-        raise search.refusal(None)
+        raise refusal(search, None)
     return best.key
 
 
@@ -336,7 +202,7 @@ def _candidates(
     """A kernel in the formulations that it serves."""
     if shared_bytes > search.device.shared_memory:
         return
-    if search.batch_invariant and (search.reduction is None or reduction_of(key) != search.reduction):
+    if search.batch_invariant and (reduction(search) is None or reduction_of(key) != reduction(search)):
         return
     for formulation in formulations:
         if search.supports(key, formulation):
@@ -373,14 +239,14 @@ def choose(
             return ranked[0]
     best = best_cell(search)
     if best is None:
-        raise search.refusal(None)
+        raise refusal(search, None)
     if backend != "jit" and record:
         kernels.record_miss(best.key)
     if compiling:
         return best
     if backend != "jit" and (unaided := rank(search, built_helpers=False)):
         lacking = next(helper for helper in search.helpers(unaided[0].formulation) if not rank(helper))
-        raise lacking.refusal(best_cell(lacking))
+        raise refusal(lacking, best_cell(lacking))
     if backend == "jit":
         nearest = nearest_built(best.key)
         raise KernelNotFoundError(
@@ -388,7 +254,7 @@ def choose(
             f"{kernels.POLICY_VARIABLE}=off forbids: {cure(best.key)}"
             + (f"; the nearest in the table is {nearest[0]}" if nearest else "")
         )
-    raise search.refusal(best)
+    raise refusal(search, best)
 
 
 def _tuned(search: KernelSearch[F], *, built: bool, compiling: bool) -> Candidate[F] | None:
@@ -503,6 +369,12 @@ def require_target(search: KernelSearch[Any]) -> SmArch:
         raise UnsupportedError(f"{error}; {passed_over}" if passed_over else str(error)) from None
 
 
+def remedy(search: KernelSearch[Any], key: KernelKey) -> str:
+    """How a kernel that the table lacks is had, and which kernels of the table come close."""
+    passed_over = too_new(search)
+    return f"{cure(key)}{differences(key)}" + (f"; {passed_over}" if passed_over else "")
+
+
 def cure(key: KernelKey) -> str:
     """How a kernel that the table lacks is had."""
     preset = preset_of(key)
@@ -549,9 +421,3 @@ def differences(wanted: KernelKey) -> str:
     """The nearest kernel of the table, and the fields in which it differs from a key, to end a message with."""
     nearest = nearest_built(wanted)
     return f"; the nearest there is {nearest[0]}, which differs in {', '.join(nearest[1])}" if nearest else ""
-
-
-@functools.cache
-def matrix(op: str, arch: SmArch) -> tuple[KernelKey, ...]:
-    """The matrix's keys of an operation for an arch."""
-    return tuple(key for _, key in cells([arch]) if key.op == op and supports(key))

@@ -30,7 +30,7 @@ from .call import kept_plans
 from .candidate import Candidate
 from .devices import Device
 from .operation import PlannedOperation, Request, operation_of
-from .select import KernelSearch
+from .search import KernelSearch
 from .tuning import TuneRecord
 
 T = TypeVar("T")
@@ -353,7 +353,7 @@ def _tuned(
 
     race(_candidates(search, compiled))
     if not timed:
-        raise failures[0] if failures else search.refusal(select.best_cell(search))
+        raise failures[0] if failures else select.refusal(search, select.best_cell(search))
     chosen = timed[0]  # candidates begin with the model's choice
     best = min(timing.median for timing in timed)
     near = sorted((timing for timing in timed if timing.median <= NEAR * best), key=lambda timing: timing.median)

@@ -21,12 +21,11 @@ from ...generator.epilogue.lower import LINEAR, split
 from ...generator.key import KernelKey
 from ...generator.matrix import supports, with_epilogue
 from ...generator.rules import FP8_TYPES, OK, Status, accumulator, conv_types, no, supports_tree
-from ...pipeline import select
-from ...pipeline.candidate import Candidate
+from ...pipeline import search, select
+from ...pipeline.candidate import Candidate, Launch
 from ...pipeline.devices import Device
-from ...pipeline.estimate import Launch
 from ...pipeline.problem import GemmFormulation, GemmProblem, MatrixSpec
-from ...pipeline.select import KernelSearch
+from ...pipeline.search import KernelSearch
 from ..gemm.kernels import OP as GEMM
 from ..gemm.kernels import GemmSearch
 from . import problem as conv_problem
@@ -223,7 +222,7 @@ class ConvSearch(KernelSearch[ConvFormulation]):
 
         The matrix lists the kernels that are worth building ahead of time.
         """
-        keys, problem = select.matrix(self.op, arch), group[0].problem
+        keys, problem = search.matrix(self.op, arch), group[0].problem
 
         def varied(key: KernelKey) -> KernelKey:
             if key.epilogue == LINEAR:
@@ -267,12 +266,12 @@ class ConvSearch(KernelSearch[ConvFormulation]):
         best = best or self._plainest()
         return super().nearest(arch, best)
 
-    def refusal(self, best: Candidate[ConvFormulation] | None) -> CutlassError:
+    def refusal(self, best: Candidate[ConvFormulation] | None, remedy: str) -> CutlassError:
         """The error where the table has no kernel and none may be compiled."""
         plainest = None if best is None else self._plainest()
         if best is not None and plainest is None and self._product is not None:
-            return self._product.refusal(None)
-        return super().refusal(plainest)
+            return self._product.refusal(None, remedy)
+        return super().refusal(plainest, "" if plainest is None else select.remedy(self, plainest.key))
 
     def _plainest(self) -> Candidate[ConvFormulation] | None:
         """The best of the matrix's convolutions; without slices of K and in the result's own type if there is one."""

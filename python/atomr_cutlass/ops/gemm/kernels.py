@@ -16,8 +16,7 @@ from ...generator.key import ROW, KernelKey
 from ...generator.matrix import cells, shared_memory
 from ...generator.rules import gemm_types, supports_layouts, supports_tree
 from ...pipeline import devices, estimate, select
-from ...pipeline.candidate import Candidate
-from ...pipeline.estimate import Launch
+from ...pipeline.candidate import Candidate, Launch
 from ...pipeline.plan import (
     ALWAYS,
     NO_PRODUCT,
@@ -87,11 +86,11 @@ class GemmSearch(ProductSearch):
 
     def reason(self) -> str:
         """Why no cell of the matrix serves the problem."""
-        return str(self.refusal(None))
+        return str(self.refusal(None, ""))
 
-    def refusal(self, best: GemmCandidate | None) -> CutlassError:
+    def refusal(self, best: GemmCandidate | None, remedy: str) -> CutlassError:
         """The error that explains why the table has no kernel for the problem."""
-        del best
+        del best, remedy
         problem, possible = self.problem, [variant for variant in self.formulations[-1] if variant.layout_d == ROW]
         base, program = lower.split(problem.epilogue)
         types = gemm_types(problem.a.dtype, problem.b.dtype, problem.d.dtype, problem.math, tree=bool(program))
@@ -120,12 +119,10 @@ class GemmSearch(ProductSearch):
                 )
             )
             return UnsupportedError(f"no kernel of the matrix serves this problem on {target.value}: {reason}")
-        passed_over = select.too_new(self)
-        passed_over = f"; {passed_over}" if passed_over else ""
         return KernelNotFoundError(
             f"no kernel in the table serves {problem.a.dtype.value} ({problem.math}) -> {problem.d.dtype.value}, "
             f"layouts {wanted.layout_a}{wanted.layout_b}{wanted.layout_d}, on {target.value}; {wanted.name} would: "
-            f"{select.cure(wanted)}{select.differences(wanted)}{passed_over}"
+            f"{select.remedy(self, wanted)}"
         )
 
     def nearest(self, arch: SmArch, best: GemmCandidate | None = None) -> KernelKey | None:

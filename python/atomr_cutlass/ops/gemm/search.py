@@ -18,11 +18,11 @@ from ...generator.families import gemm_few_sm90
 from ...generator.key import KernelKey
 from ...generator.matrix import supports, with_epilogue
 from ...generator.rules import FEW, OK, Status, no
-from ...pipeline import estimate, select
+from ...pipeline import estimate
 from ...pipeline.candidate import Candidate
 from ...pipeline.devices import Device
 from ...pipeline.problem import GemmFormulation, GemmProblem, formulations
-from ...pipeline.select import KernelSearch
+from ...pipeline.search import KernelSearch, matrix
 
 GemmCandidate: TypeAlias = "Candidate[GemmFormulation]"
 
@@ -179,7 +179,7 @@ def cells_of(op: str, arch: SmArch, problem: GemmProblem) -> tuple[KernelKey, ..
     """The matrix's keys of an operation for a problem: its cells, which take over an epilogue that is a tree."""
     _, program = lower.split(problem.epilogue)
     if not program:
-        return select.matrix(op, arch)
+        return matrix(op, arch)
     return _with_tree(op, arch, problem.epilogue, problem.a.dtype, problem.b.dtype, problem.d.dtype)
 
 
@@ -190,7 +190,7 @@ def _with_tree(
     epilogues = {*_epilogues(epilogue, swapped=False), *_epilogues(epilogue, swapped=True)}
     made = dict.fromkeys(
         with_epilogue(key, name, d)
-        for key in select.matrix(op, arch)
+        for key in matrix(op, arch)
         if {key.a, key.b} == {a, b}
         for name in sorted(epilogues)
     )

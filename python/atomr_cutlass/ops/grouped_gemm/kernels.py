@@ -15,11 +15,11 @@ from ...generator.epilogue.tree import ROW as ROW_KIND
 from ...generator.key import COLUMN, ROW, KernelKey
 from ...generator.matrix import ARCHS, cells, supports, with_epilogue
 from ...generator.rules import FP8_TYPES, HALF_TYPES, OK, Status, no
-from ...pipeline import estimate, select
+from ...pipeline import estimate
+from ...pipeline.candidate import Launch
 from ...pipeline.devices import Device
-from ...pipeline.estimate import Launch
 from ...pipeline.problem import Variant
-from ...pipeline.select import KernelSearch
+from ...pipeline.search import KernelSearch, matrix
 from .problem import (
     ALONG_K,
     BLOCK,
@@ -86,7 +86,7 @@ class GroupedSearch(KernelSearch[GroupedProblem]):
 
     def cells(self, arch: SmArch, group: Sequence[GroupedProblem]) -> Iterable[Iterable[KernelKey]]:
         """The matrix's cells, with the problem's epilogue in the place of their own where it has a tree."""
-        keys = select.matrix(OP, arch)
+        keys = matrix(OP, arch)
         for problem in group:
             if problem.fusion is None:
                 yield keys

@@ -27,7 +27,7 @@ from ...pipeline.call import run
 from ...pipeline.candidate import Candidate
 from ...pipeline.invocation import Call, Invocation, Result, documented
 from ...pipeline.plan import Plan, Steps
-from ...pipeline.select import ExactSearch
+from ...pipeline.search import ExactSearch
 from . import reference as quantization
 from .reference import swizzled_size
 

@@ -1,0 +1,180 @@
+"""The kernels that an operation has for a problem, as `select` asks for them."""
+
+from __future__ import annotations
+
+import abc
+import dataclasses
+import functools
+import itertools
+from collections.abc import Callable, Hashable, Iterable, Sequence
+from typing import Any, Generic, TypeVar
+
+from ..errors import CutlassError, KernelNotFoundError, UnsupportedError
+from ..generator.archs import SmArch
+from ..generator.key import KernelKey
+from ..generator.matrix import cells, supports
+from ..generator.rules import OK, Status, no
+from . import devices
+from .candidate import ALONG_M, ALONG_N, HEURISTIC, Candidate, Launch
+from .devices import Device
+from .reduction import BatchInvariant
+from .tile_scheduler import SWIZZLES
+
+F = TypeVar("F")
+
+LEAST_SECONDS = 1e-6
+"""That no launch is estimated to stay below."""
+
+
+class KernelSearch(abc.ABC, Generic[F]):
+    """The kernels that an operation has for one problem.
+
+    Attributes:
+        op: operation of the kernels' keys.
+        device: where the problem is computed.
+        arch: keep to cells of this arch; None takes cells of any arch that run on the device, native ones before
+            others.
+        problem: all that decides about kernels, as a dataclass, by which tuned choices are found; None has no such.
+        formulations: how the problem can be put to kernels, in groups. A group is passed over where an earlier one is
+            served; within a group the estimated time decides.
+        batch_invariant: whether only kernels of one reduction serve it, the same for every number of rows.
+    """
+
+    op: str
+    device: Device
+    arch: SmArch | None
+    problem: Any = None
+    formulations: Sequence[Sequence[F]]
+    batch_invariant: bool = False
+
+    @abc.abstractmethod
+    def supports(self, key: KernelKey, formulation: F) -> Status:
+        """Whether a kernel serves the problem as it is put here; the reason says why not."""
+
+    @abc.abstractmethod
+    def cost(self, key: KernelKey, formulation: F, shared_bytes: int) -> Launch:
+        """Estimated seconds of a kernel that serves it, with the launch options that are best for it."""
+
+    @abc.abstractmethod
+    def reason(self) -> str:
+        """Why no cell of the matrix serves the problem, and what would cure it."""
+
+    @property
+    def tuned_problem(self) -> Any:
+        """The problem that tuned choices are found by; None has no such."""
+        return BatchInvariant(self.problem) if self.batch_invariant and self.problem is not None else self.problem
+
+    def of_many_rows(self) -> Sequence[Sequence[F]]:
+        """The formulations that any other number of rows would have too: they settle the reduction (`select`)."""
+        return self.formulations
+
+    def op_of(self, formulation: F) -> str:
+        """The operation whose kernels take a formulation."""
+        del formulation
+        return self.op
+
+    def cells(self, arch: SmArch, group: Sequence[F]) -> Iterable[Iterable[KernelKey]]:
+        """Keys that can be compiled for an arch, in sets: one is looked at where those before it serve nothing."""
+        del group
+        yield matrix(self.op, arch)
+
+    def launches(self, candidate: Candidate[F]) -> Iterable[Candidate[F]]:
+        """A candidate with each of its launch options: for the persistent scheduler its swizzles and raster orders."""
+        if candidate.raster == HEURISTIC:
+            return (candidate,)
+        options = itertools.product(SWIZZLES, (ALONG_M, ALONG_N))
+        return (dataclasses.replace(candidate, swizzle=swizzle, raster=raster) for swizzle, raster in options)
+
+    def helpers(self, formulation: F) -> Sequence[KernelSearch[Any]]:
+        """Kernels that are launched beside the one of a formulation, such as casts."""
+        del formulation
+        return ()
+
+    def least(self, candidate: Candidate[F]) -> float:
+        """A time that no kernel is estimated to stay below, whatever its tile and generation."""
+        del candidate
+        return LEAST_SECONDS
+
+    def note(self, formulation: F) -> str:
+        """The note of `explain` on a formulation; empty if the problem is computed as it stands."""
+        del formulation
+        return ""
+
+    def fingerprint(self) -> Hashable:
+        """The properties of the problem that determine its kernel: equal fingerprints get the same kernel."""
+        return tuple(map(tuple, self.formulations))
+
+    def serves(self, key: KernelKey) -> bool:
+        """Whether a kernel serves the problem in any formulation, whatever it is compiled for."""
+        return any(
+            self.op_of(formulation) == key.op and self.supports(key, formulation)
+            for group in self.formulations
+            for formulation in group
+        )
+
+    def nearest(self, arch: SmArch, best: Candidate[F] | None) -> KernelKey | None:
+        """The key that an installation without a kernel for the problem is told of.
+
+        Args:
+            arch: the compile target.
+            best: the candidate that is compiled instead, where there is one.
+        """
+        del arch
+        return None if best is None else best.key
+
+    def refusal(self, best: Candidate[F] | None, remedy: str) -> CutlassError:
+        """The error where the table has no kernel and none may be compiled.
+
+        Args:
+            best: the matrix's best cell; None where no cell serves the problem.
+            remedy: how that is had; see `select.remedy`.
+        """
+        if best is None:
+            return UnsupportedError(self.reason())
+        return KernelNotFoundError(f"no kernel in the table serves this {best.key.op}; {best.key.name} would: {remedy}")
+
+
+class ExactSearch(KernelSearch[None]):
+    """A kernel whose key is known but for its arch: helpers, of which there is one for each task."""
+
+    formulations = ((None,),)
+    arch = None
+
+    def __init__(self, make: Callable[[SmArch], KernelKey], device: Device) -> None:
+        """The kernel of the key that `make` gives for a compile target."""
+        self.device = device
+        self.make = make
+        self._wanted = make(devices.require_arch(device))
+        self.op = self._wanted.op
+
+    def supports(self, key: KernelKey, formulation: None) -> Status:
+        """Whether it is the key, whatever its arch."""
+        del formulation
+        return OK if key == self.make(key.arch) else no("it does another task")
+
+    def cost(self, key: KernelKey, formulation: None, shared_bytes: int) -> Launch:
+        """Nothing: there is no other."""
+        del key, formulation, shared_bytes
+        return Launch(0.0)
+
+    def cells(self, arch: SmArch, group: Sequence[None]) -> Iterable[Iterable[KernelKey]]:
+        """The key alone."""
+        del group
+        yield (self.make(arch),)
+
+    def reason(self) -> str:
+        """Why there is none."""
+        return f"{self._wanted.name} does not run on {self.device.name}"
+
+    def refusal(self, best: Candidate[None] | None, remedy: str) -> CutlassError:
+        """The error where the table lacks it and it must not be compiled."""
+        del remedy
+        if best is None:
+            return UnsupportedError(self.reason())
+        return KernelNotFoundError(f"the table lacks {best.key.name}, and it must not be compiled")
+
+
+@functools.cache
+def matrix(op: str, arch: SmArch) -> tuple[KernelKey, ...]:
+    """The matrix's keys of an operation for an arch."""
+    return tuple(key for _, key in cells([arch]) if key.op == op and supports(key))

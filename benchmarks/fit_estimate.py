@@ -1,12 +1,12 @@
 """Fits constants of the model of `pipeline.estimate` to recorded sweeps, and says what they are worth on other shapes.
 
-    python benchmarks/fit_estimate.py benchmarks/results/2026-11-22-h200-tiles.json --rounds 6
+    python benchmarks/fit_estimate.py benchmarks/results/2026-11-22-h200-{tiles,schedules}.json
 
 A sweep has `kernels`, names, and a row for each problem: `seed`, `shape`, `layouts`, and `cells`, lists of a kernel's
-place among the names, swizzle, raster order and microseconds. What is minimized is how much longer the
-kernel that the model chooses takes than the best of its row, and a little of how far its estimates are off. Rows of
-even seeds are fitted to; the others show what that is worth elsewhere. Coordinate descent over the constants'
-logarithms: the same sweeps give the same constants. Nothing is launched.
+place among the names, swizzle, raster order and microseconds. What is minimized is how much longer the kernel that the
+model chooses takes, with the options that it chooses, than the best of its row, and a little of how far its estimates
+are off. Rows of even seeds are fitted to; the others show what that is worth elsewhere. Coordinate descent over the
+constants' logarithms: the same sweeps give the same constants. Nothing is launched.
 """
 
 from __future__ import annotations
@@ -20,12 +20,11 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 from atomr_cutlass.generator.archs import SmArch
 from atomr_cutlass.generator.dtypes import CutlassDtype
 from atomr_cutlass.generator.key import COLUMN, KernelKey
-from atomr_cutlass.generator.rules import SPLIT
 from atomr_cutlass.ops.gemm.kernels import GemmSearch
 from atomr_cutlass.pipeline import estimate
 from atomr_cutlass.pipeline.devices import Device
@@ -33,10 +32,10 @@ from atomr_cutlass.pipeline.problem import GemmFormulation, GemmProblem, MatrixS
 
 DEVICE = Device(0, "NVIDIA H200", (9, 0), 132, SmArch.SM90A.shared_memory, 60 << 20, 140 << 30)
 CONSTANTS = (
-    "LAUNCH_SECONDS",
     "L2_BYTES_PER_CLOCK",
+    "PORT_BYTES_PER_CLOCK",
     "STEP_CLOCKS",
-    "BEYOND",
+    "WIDE_CLUSTER_STEP_CLOCKS",
     "COOPERATIVE_TILE_SECONDS",
     "PINGPONG_TILE_SECONDS",
     "PROLOGUE_SECONDS",
@@ -48,6 +47,12 @@ CONSTANTS = (
     "CLUSTER_SECONDS",
     "ONE_WARPGROUP_EFFICIENCY",
     "FEW_LAUNCH_SECONDS",
+    "STREAM_K_SECONDS",
+    "FIXUP_SECONDS",
+    "PEER_SECONDS",
+    "SPLIT_LAUNCH_SECONDS",
+    "SPLIT_STEP",
+    "SPLIT_PART_SECONDS",
 )
 ERROR_SHARE = 0.1
 """Of the mean error of the estimates, in what is minimized."""
@@ -56,12 +61,16 @@ NEAR = 1.5
 """Times the best of a row: what takes longer does not count for the error."""
 
 
+Timings: TypeAlias = "dict[tuple[int, int], float]"
+"""Seconds by swizzle and raster order."""
+
+
 @dataclass(frozen=True)
 class Row:
-    """A problem of a sweep: the kernels that serve it, and the least seconds that each took."""
+    """A problem of a sweep: the kernels that serve it, and the seconds that each took."""
 
     seed: int
-    kernels: tuple[tuple[KernelKey, GemmFormulation, float], ...]
+    kernels: tuple[tuple[KernelKey, GemmFormulation, Timings], ...]
 
 
 def read(path: Path, keys: dict[str, KernelKey]) -> list[Row]:
@@ -69,15 +78,14 @@ def read(path: Path, keys: dict[str, KernelKey]) -> list[Row]:
     rows = []
     recorded = json.loads(path.read_text())
     for row in recorded["rows"]:
-        least: dict[str, float] = {}
-        for index, _, _, microseconds in row["cells"]:
-            name = recorded["kernels"][index]
-            least[name] = min(least.get(name, math.inf), microseconds * 1e-6)
+        timings: dict[str, Timings] = {}
+        for index, swizzle, raster, microseconds in row["cells"]:
+            timings.setdefault(recorded["kernels"][index], {})[swizzle, raster] = microseconds * 1e-6
         m, n, k = row["shape"]
         search = GemmSearch(problem(m, n, k, row["layouts"]), DEVICE)
         found = tuple(
-            (keys[name], formulation, seconds)
-            for name, seconds in least.items()
+            (keys[name], formulation, of_kernel)
+            for name, of_kernel in timings.items()
             if name in keys
             for formulation in search.formulations[-1]
             if search.supports(keys[name], formulation)
@@ -114,10 +122,14 @@ def score(rows: Sequence[Row]) -> Score:
     """The score of the model as it stands."""
     regrets, errors = [], []
     for row in rows:
-        best = min(seconds for *_, seconds in row.kernels)
-        estimates = [
-            (estimate.seconds(key, one, DEVICE, DEVICE.shared_memory), seconds) for key, one, seconds in row.kernels
-        ]
+        best = min(min(timings.values()) for *_, timings in row.kernels)
+        estimates = []
+        for key, formulation, timings in row.kernels:
+            launch = estimate.launch(key, formulation, DEVICE, DEVICE.shared_memory)
+            taken = timings.get((launch.swizzle, launch.raster))
+            # What was not measured: the same without a swizzle, or the least.
+            taken = taken or timings.get((1, launch.raster)) or min(timings.values())
+            estimates.append((launch.seconds, taken))
         regrets.append(math.log(min(estimates)[1] / best))
         errors += [abs(math.log(guess / seconds)) for guess, seconds in estimates if seconds < NEAR * best]
     ordered = sorted(regrets)
@@ -171,7 +183,7 @@ def main() -> int:
     arguments = parser.parse_args()
     from atomr_cutlass.generator.matrix import cells
 
-    keys = {key.name: key for _, key in cells([SmArch.SM90A]) if key.mainloop != SPLIT}
+    keys = {key.name: key for _, key in cells([SmArch.SM90A])}
     rows = [row for path in arguments.sweeps for row in read(path, keys)]
     rows = [row for row in rows if row.kernels]
     fitted, others = ([row for row in rows if row.seed % 2 == odd] for odd in (0, 1))

@@ -20,12 +20,14 @@ using Order = Persistent::RasterOrder;
 using Orders = Persistent::RasterOrderOptions;
 int main() {
   unsigned x, y, z, k;
-  int cm, cn, sms, swizzle, raster;
-  while (std::scanf("%u %u %u %d %d %d %d %d %u", &x, &y, &z, &cm, &cn, &sms, &swizzle, &raster, &k) == 9) {
+  int cm, cn, sms, clusters, swizzle, raster;
+  while (std::scanf("%u %u %u %d %d %d %d %d %u %d", &x, &y, &z, &cm, &cn, &sms, &swizzle, &raster, &k, &clusters) ==
+         10) {
     cutlass::gemm::GemmCoord cluster(cm, cn, 1);
     auto const order = raster == 1 ? Orders::AlongM : raster == 2 ? Orders::AlongN : Orders::Heuristic;
     cutlass::KernelHardwareInfo hardware{};
     hardware.sm_count = sms;
+    hardware.max_active_clusters = clusters;
     // As a kernel hands them over: whole clusters.
     dim3 const blocks = Persistent::get_tiled_cta_shape_mnl({int(x), int(y), 1, int(z)}, cluster, x, y);
     Persistent params;
@@ -69,6 +71,12 @@ def _modelled(problem: Problem) -> tuple[int, ...]:
     return (tiles.rows, tiles.columns, tiles.tiles, tiles.swizzle, tiles.raster, tiles.blocks, uncut.blocks, *stream_k)
 
 
+def _clusters(problem: Problem) -> int:
+    """The clusters at once, as a launch is told of them."""
+    size = problem[3] * problem[4]
+    return tile_scheduler.blocks_at_once(problem[5], size) // size
+
+
 @pytest.mark.slow
 @pytest.mark.skipif(not system_nvcc(), reason="no nvcc")
 def test_tile_lists_are_those_of_cutlass(tmp_path: Path) -> None:
@@ -80,7 +88,7 @@ def test_tile_lists_are_those_of_cutlass(tmp_path: Path) -> None:
     assert said.returncode == 0, output(said)[:2000]
     problems = _problems()
     asked = tmp_path / "problems"
-    asked.write_text("".join(" ".join(map(str, one)) + "\n" for one in problems))
+    asked.write_text("".join(" ".join(map(str, (*one, _clusters(one)))) + "\n" for one in problems))
     said = run("sh", "-c", f"'{tmp_path}/schedulers' < '{asked}'")
     assert said.returncode == 0, output(said)[:2000]
     answers = [tuple(map(int, line.split())) for line in said.stdout.splitlines()]

@@ -10,9 +10,9 @@ Parts, for either generation:
 * prologue and epilogue, which pingpong kernels hide behind the other consumer's mainloop but for the first and last;
 * the floor that device memory sets: every operand read and written once.
 
-The constants of the sm90 generation were fitted on an H200 to 194 shapes drawn at random x up to 16 kernels, each
-launched before the last has ended (benchmarks/fit_estimate.py); those of the sm80 generation are the vendor's rates,
-scaled where measured (docs/performance.md).
+The constants of the sm90 generation were fitted on an H200 to 657 problems with shapes drawn at random, up to 37
+kernels with their swizzles and raster orders, each launched before the last has ended (benchmarks/fit_estimate.py);
+those of the sm80 generation are the vendor's rates, scaled where measured (docs/performance.md).
 Cells of sm100 and sm120 are estimated with sm90's constants and the vendor's rates: nothing was measured there.
 """
 
@@ -43,38 +43,43 @@ DRAM_BYTES_PER_SECOND = {
 }
 
 # The sm90 generation.
-TILE_N_EFFICIENCY = {256: 0.929, 192: 0.899, 160: 0.899, 128: 0.86, 96: 0.891, 64: 0.882, 32: 0.61, 16: 0.21}
+TILE_N_EFFICIENCY = {
+    256: 0.942, 208: 0.886, 192: 0.898, 160: 0.906, 144: 0.88, 128: 0.867, 96: 0.84, 64: 0.87, 32: 0.61, 16: 0.21,
+}  # fmt: skip
 """Share of WGMMA's peak rate that a tile of this width sustains; narrow ones read A more often than they multiply."""
-ONE_WARPGROUP_EFFICIENCY = 0.97
+ONE_WARPGROUP_EFFICIENCY = 0.95
 """The fraction of that which a tile of 64 rows reaches."""
 FULL_ACCUMULATION_EFFICIENCY = 0.85
 """The fraction of it which fp8 reaches when float32 accumulates the tensor cores' sums every 128 elements of K."""
 L2_BYTES_PER_CLOCK = 61.8
 """Bytes that one multiprocessor draws from L2 per clock when all do."""
+PORT_BYTES_PER_CLOCK = 110.0
+"""Bytes that it draws at most, however few others do."""
 LINE_BYTES = 128
 """Of a cache line."""
-STEP_CLOCKS = 222.0
+STEP_CLOCKS = 177.0
 """The shortest step along K: barriers and latencies."""
 BEYOND_CLOCKS = 3.9
 """Likewise, of each row of a tile that lies beyond the last of A."""
-BEYOND = 0.278
-"""The relative additional time of a tile whose rows all lie beyond the last of A."""
-COOPERATIVE_TILE_SECONDS = 0.495e-6
-PINGPONG_TILE_SECONDS = 0.145e-6
-PROLOGUE_SECONDS = 0.812e-6
-STORE_BYTES_PER_SECOND = 36.2e9
+WIDE_CLUSTER = 8
+WIDE_CLUSTER_STEP_CLOCKS = 247.0
+"""Likewise, where eight thread blocks of a cluster load for one another."""
+COOPERATIVE_TILE_SECONDS = 0.5e-6
+PINGPONG_TILE_SECONDS = 0.15e-6
+PROLOGUE_SECONDS = 0.45e-6
+STORE_BYTES_PER_SECOND = 49e9
 """At which one multiprocessor stores a finished tile."""
-SHOWN = 0.0303
+SHOWN = 0.04
 """The fraction of reading A and B through L2 that is not hidden behind the products."""
-SHOWN_ALONE = 0.0817
+SHOWN_ALONE = 0.087
 """Likewise, where neighbours in the list of tiles have tiles of one operand in common only."""
-MISSED = 0.103
+MISSED = 0.125
 """The same fraction of reading from device memory on L2 misses."""
-L2_SHARE = 0.7
+L2_SHARE = 0.25
 """The fraction of L2 that holds A and B until they are read again."""
-LAST_WAVE = 0.433
+LAST_WAVE = 0.31
 """The fraction of the last wave's idle multiprocessors that speeds up the others."""
-CLUSTER_SECONDS = 0.378e-6
+CLUSTER_SECONDS = 0.28e-6
 """Synchronizing a cluster at the start and the end."""
 NOSMEM_SECONDS = 2.0e-6
 NOSMEM_TILE_SECONDS = 6.0e-6
@@ -89,7 +94,7 @@ PEER_SECONDS = 2e-6
 """Each part of a tile but the first waits for its turn, reads, adds and writes."""
 
 # Kernels of the sm90 generation for few rows.
-FEW_LAUNCH_SECONDS = 1.98e-6
+FEW_LAUNCH_SECONDS = 2.1e-6
 FEW_CLUSTER_SECONDS = 0.17e-6
 """How much longer clusters of several thread blocks take."""
 FEW_STRADDLED = 0.16
@@ -111,17 +116,17 @@ FEW_EXPOSED_PERCENT = 20
 """The fraction of all parts but the longest that the longest does not hide."""
 
 # Kernels of the sm90 generation that share out K; see also `split_k`.
-SPLIT_LAUNCH_SECONDS = 6.5e-6
+SPLIT_LAUNCH_SECONDS = 3.7e-6
 SPLIT_DRAM_BYTES_PER_SECOND = 4.3e12
-SPLIT_SOFTNESS = 4.9
+SPLIT_SOFTNESS = 5.42
 """As FEW_SOFTNESS."""
-SPLIT_STEP = 1.4
+SPLIT_STEP = 1.08
 """Steps along K take so many times as long as `split_k` says."""
-SPLIT_ELEMENT_SECONDS = 0.33e-9
+SPLIT_ELEMENT_SECONDS = 0.272e-9
 """Of storing a tile, for each of its elements."""
-SPLIT_PART_SECONDS = 1.4e-6
+SPLIT_PART_SECONDS = 0.965e-6
 """Leaving a part of a tile and finding out whether it is the last."""
-SPLIT_BYTES_PER_SECOND = 25e9
+SPLIT_BYTES_PER_SECOND = 20.9e9
 """At which one multiprocessor writes and reads parts."""
 
 # The sm80 generation.
@@ -192,22 +197,24 @@ def _warp_specialized(key: KernelKey, variant: Variant, device: Device) -> tuple
     if key.a in FP8_TYPES and key.math == "default":
         efficiency *= FULL_ACCUMULATION_EFFICIENCY
     multiply = tile_m * tile_n * tile_k * steps / (_peak(key) * efficiency)
-    # A cluster loads what its thread blocks share once; a GPU that is not full leaves each a larger share of L2.
+    # A cluster loads what its thread blocks share once.
     rows_a, rows_b = tile_m / cluster_n * _lines(variant.lda, key.a), tile_n / cluster_m * _lines(variant.ldb, key.b)
-    read = (rows_a + rows_b) * tile_k * steps * key.a.bits / 8 / L2_BYTES_PER_CLOCK
-    beyond = max(0, tile_m - m)
-    step, longer = STEP_CLOCKS + BEYOND_CLOCKS * beyond, 1 + BEYOND * beyond / tile_m
+    loaded = (rows_a + rows_b) * tile_k * steps * key.a.bits / 8
+    step = WIDE_CLUSTER_STEP_CLOCKS if cluster_m * cluster_n == WIDE_CLUSTER else STEP_CLOCKS
+    step += BEYOND_CLOCKS * max(0, tile_m - m)
+    at_once = tile_scheduler.blocks_at_once(device.multiprocessors, cluster_m * cluster_n)
     store = tile_m * tile_n * key.d.bits / 8 / STORE_BYTES_PER_SECOND
     extra = CLUSTER_SECONDS if cluster_m * cluster_n > 1 else 0.0
     widths = (tile_m * variant.k * key.a.bits / 8, tile_n * variant.k * key.b.bits / 8)
 
     def busy(tiles: TileList) -> float:
         waves = tiles.tiles / tiles.blocks
-        full = min(1.0, tiles.tiles / device.multiprocessors)
-        reading = read * max(full, 0.2)
+        # Launches that overlap share L2 evenly only where two of them fit side by side: otherwise blocks start apart.
+        share = tiles.tiles / device.multiprocessors if 2 * tiles.tiles <= at_once else 1.0
+        reading = max(loaded / L2_BYTES_PER_CLOCK * share, loaded / PORT_BYTES_PER_CLOCK)
         across = tiles.swizzle * (cluster_n if tiles.raster == ALONG_M else cluster_m)
         shown = (SHOWN if across > 1 else SHOWN_ALONE) * reading
-        tile = (max(multiply, reading, steps * step) * longer + shown) / CLOCK_HZ
+        tile = (max(multiply, reading, steps * step) + shown) / CLOCK_HZ
         missed = MISSED * l2_misses(tiles, widths, device.l2_bytes * L2_SHARE) / _dram(device)
         after = missed + extra
         if key.epilogue_schedule == "nosmem":

@@ -20,7 +20,10 @@ SHORTEST_SIDE = {1: 1, 2: 2, 4: 3, 8: 6}
 """Thread blocks that the shorter side of the grid has for a swizzle to be taken; a smaller one is taken otherwise."""
 
 CLUSTER_SM_PER_GPC = 18
-"""Multiprocessors of a GPC, by which the clusters that run at once are counted where the driver is not asked."""
+"""Multiprocessors of a GPC, by which the clusters that run at once are counted where no driver was asked."""
+
+CLUSTERS_AT_ONCE = {(132, 4): 30, (132, 8): 15}
+"""What the driver says, by multiprocessors and thread blocks of a cluster (an H200, one of whose GPCs has only ten)."""
 
 SHORTEST_UNIT = 8
 """Steps along K that a stream-K unit has at least."""
@@ -110,6 +113,8 @@ def blocks_at_once(multiprocessors: int, cluster: int) -> int:
     """Thread blocks that run at once, in whole clusters of `cluster` of them that each lie in one GPC."""
     if cluster == 1:
         return multiprocessors
+    if (multiprocessors, cluster) in CLUSTERS_AT_ONCE:
+        return CLUSTERS_AT_ONCE[multiprocessors, cluster] * cluster
     gpcs, rest = divmod(multiprocessors, CLUSTER_SM_PER_GPC)
     found = gpcs * round_down(CLUSTER_SM_PER_GPC, cluster) + round_down(rest, cluster)
     return max(cluster, round_down(min(found, multiprocessors), cluster))

@@ -24,6 +24,8 @@ STRIDE_PENALTY = {"": 1.0, "unity": 1.0, "strided": 1.1}
 
 TILE_SECONDS = 4.5e-6
 """Time of a thread block of a TMA convolution beside its products: to start, to store one tile and to end."""
+TMA_STEP_CLOCKS = 222.0
+"""The shortest step along K of a TMA convolution."""
 TILES_AT_ONCE = {64: 2}
 """Thread blocks of a TMA convolution on a multiprocessor, by the width of its tile; 1 for any other."""
 
@@ -108,7 +110,7 @@ def _tma_seconds(key: KernelKey, implicit_gemm: tuple[int, int, int], moved: int
     residents = TILES_AT_ONCE.get(tile_n, 1)
     rate = 16384.0 / key.a.bits * 2  # multiply-adds per clock and multiprocessor: WGMMA's
     multiply = residents * tile_m * tile_n * tile_k * steps / (rate * estimate.TILE_N_EFFICIENCY[128])
-    clocks = max(multiply, steps * estimate.STEP_CLOCKS)
+    clocks = max(multiply, steps * TMA_STEP_CLOCKS)
     waves = -(-(-(-m // tile_m) * -(-n // tile_n)) // (device.multiprocessors * residents))
     floor = moved / estimate.DRAM_BYTES_PER_SECOND.get(device.capability, 1e12)
     seconds = max(waves * (clocks / estimate.CLOCK_HZ + TILE_SECONDS), floor) + estimate.LAUNCH_SECONDS

@@ -29,7 +29,6 @@ from atomr_cutlass.ops.conv2d.problem import (
     channel_alignment,
     check_channels,
     collapses,
-    dense,
     packed,
     pixel_strides,
     reach,
@@ -194,16 +193,16 @@ def test_strides_of_pixels() -> None:
     ):
         spec = MatrixSpec(shape, strides, D.BF16)
         assert pixel_strides(spec) == want
-        assert (collapses(spec), packed(spec), dense(spec)) == (True, True, True)
+        assert (collapses(spec), packed(spec), spec.dense) == (True, True, True)
 
 
 def test_gaps_between_pixels() -> None:
     wide = _spec((2, 5, 6, 8), D.BF16, pitch=8)
-    assert (collapses(wide), packed(wide), dense(wide)) == (True, False, False)
+    assert (collapses(wide), packed(wide), wide.dense) == (True, False, False)
     rows = MatrixSpec((2, 5, 6, 8), (400, 80, 8, 1), D.BF16)  # of 10 pixels, of which 6 are looked at
-    assert (collapses(rows), packed(rows), dense(rows)) == (False, False, False)
+    assert (collapses(rows), packed(rows), rows.dense) == (False, False, False)
     filters = MatrixSpec((4, 3, 3, 8), (100, 24, 8, 1), D.BF16)
-    assert (collapses(filters), packed(filters), dense(filters)) == (False, True, False)
+    assert (collapses(filters), packed(filters), filters.dense) == (False, True, False)
 
 
 def test_reach_is_what_lies_between_the_first_element_and_the_end() -> None:

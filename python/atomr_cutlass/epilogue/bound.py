@@ -13,7 +13,7 @@ from ..errors import InvalidOperandError
 from ..generator.dtypes import CutlassDtype
 from ..generator.epilogue.lower import SOURCE, epilogue_id, operand_kinds, split, with_source
 from ..generator.epilogue.tree import COLUMN, MASK, MATRIX, ROW, SCALAR, EpilogueVisitorTree, Input, Output
-from ..pipeline.problem import GemmProblem, MatrixSpec
+from ..pipeline.problem import GemmProblem, MatrixSpec, is_dense
 
 Shape = tuple[int, ...]
 
@@ -66,12 +66,7 @@ class TreeArray:
     @property
     def dense(self) -> bool:
         """Whether nothing lies between the elements."""
-        contiguous = 1
-        for extent, stride in reversed(list(zip(self.shape, self.strides, strict=True))):
-            if extent != 1 and stride != contiguous:
-                return False
-            contiguous *= extent
-        return True
+        return is_dense(self.shape, self.strides)
 
 
 @dataclass(frozen=True)

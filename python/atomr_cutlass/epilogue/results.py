@@ -17,7 +17,7 @@ from ..arrays.operands import BYTE
 from ..errors import InvalidOperandError, UnsupportedError
 from ..generator.dtypes import CutlassDtype
 from ..generator.epilogue.tree import COLUMN, MASK, MATRIX, RESULT, ROW, SCALAR, EpilogueVisitorTree, Input, Output
-from ..pipeline.problem import MatrixSpec
+from ..pipeline.problem import MatrixSpec, row_major
 from .bound import Fusion, TreeArray, check_input, fusion_of, output_shape
 from .trace import Operand, operand_of
 
@@ -127,7 +127,7 @@ class MatrixResult:
         inner = {SCALAR: (1,), ROW: (n,), COLUMN: (m, 1), MATRIX: d.shape, MASK: (*batches, m, -(-n // 8))}
 
         def array(operand: Input | Output, shape: Shape, reduction: str = "") -> TreeArray:
-            strides = d.strides if operand.kind == MATRIX else _row_major(shape)
+            strides = d.strides if operand.kind == MATRIX else row_major(shape)
             return TreeArray(operand.name, operand.kind, shape, strides, operand.dtype or CutlassDtype.I8, reduction)
 
         return Fusion(
@@ -236,7 +236,7 @@ class ImageResult(MatrixResult):
         shapes |= {operand.name: self._shape(operand) for operand in tree.outputs}
         pixels, channels = self.matrix
         found = super().dense(tree, MatrixSpec((pixels, channels), (channels, 1), d.dtype))
-        return self._placed(found, {name: (shape, _row_major(shape)) for name, shape in shapes.items()})
+        return self._placed(found, {name: (shape, row_major(shape)) for name, shape in shapes.items()})
 
     def _shape(self, operand: Input | Output) -> Shape:
         """The extents of an array for an operand of a tree."""
@@ -292,7 +292,3 @@ def check_tree(tree: EpilogueVisitorTree, result: CutlassDtype, product: Collect
 def _element(view: _core.Operand, name: str) -> CutlassDtype | None:
     """An element type, None for bytes."""
     return None if view.dtype == BYTE else operands.dtype_of(view, name)
-
-
-def _row_major(shape: Shape) -> Shape:
-    return tuple(math.prod(shape[axis + 1 :]) for axis in range(len(shape)))

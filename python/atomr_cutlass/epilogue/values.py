@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import inspect
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, NoReturn
@@ -89,6 +89,21 @@ class Scope:
         self.open = True
 
 
+Operator = Callable[["Value", object], "Value"]
+
+
+def _operators(op: str) -> tuple[Operator, Operator]:
+    """The operator of a binary operation, and the one that Python calls where the value is the second operand."""
+
+    def of_first(value: Value, other: object) -> Value:
+        return apply(op, value, other)
+
+    def of_second(value: Value, other: object) -> Value:
+        return apply(op, other, value)
+
+    return of_first, of_second
+
+
 class Value:
     """A value of a traced function.
 
@@ -112,29 +127,13 @@ class Value:
     def __repr__(self) -> str:
         return f"<Value {self.node}>"
 
-    def __add__(self, other: object) -> Value:
-        return apply("add", self, other)
-
-    def __radd__(self, other: object) -> Value:
-        return apply("add", other, self)
-
-    def __sub__(self, other: object) -> Value:
-        return apply("subtract", self, other)
-
-    def __rsub__(self, other: object) -> Value:
-        return apply("subtract", other, self)
-
-    def __mul__(self, other: object) -> Value:
-        return apply("multiply", self, other)
-
-    def __rmul__(self, other: object) -> Value:
-        return apply("multiply", other, self)
-
-    def __truediv__(self, other: object) -> Value:
-        return apply("divide", self, other)
-
-    def __rtruediv__(self, other: object) -> Value:
-        return apply("divide", other, self)
+    __add__, __radd__ = _operators("add")
+    __sub__, __rsub__ = _operators("subtract")
+    __mul__, __rmul__ = _operators("multiply")
+    __truediv__, __rtruediv__ = _operators("divide")
+    __lt__, __gt__ = _operators("less")[0], _operators("greater")[0]
+    __le__, __ge__ = _operators("less_equal")[0], _operators("greater_equal")[0]
+    __eq__, __ne__ = _operators("equal")[0], _operators("not_equal")[0]  # type: ignore[assignment]
 
     def __neg__(self) -> Value:
         return apply("negate", self)
@@ -150,24 +149,6 @@ class Value:
         if op is None:
             raise refusal(f"** {exponent!r} of a traced value", "the exponent is 2, 0.5, -1 or -0.5: multiply instead")
         return apply(op, self)
-
-    def __lt__(self, other: object) -> Value:
-        return apply("less", self, other)
-
-    def __le__(self, other: object) -> Value:
-        return apply("less_equal", self, other)
-
-    def __gt__(self, other: object) -> Value:
-        return apply("greater", self, other)
-
-    def __ge__(self, other: object) -> Value:
-        return apply("greater_equal", self, other)
-
-    def __eq__(self, other: object) -> Value:  # type: ignore[override]
-        return apply("equal", self, other)
-
-    def __ne__(self, other: object) -> Value:  # type: ignore[override]
-        return apply("not_equal", self, other)
 
     def __hash__(self) -> int:
         raise refusal("a traced value as a key", "keep it in a variable or in a list")

@@ -26,6 +26,22 @@ class MatrixSpec:
     dtype: CutlassDtype
     alignment: int = 16
 
+    @property
+    def dense(self) -> bool:
+        """Whether it is row-major without gaps."""
+        return is_dense(self.shape, self.strides)
+
+
+def row_major(shape: Sequence[int]) -> tuple[int, ...]:
+    """The strides of a row-major array without gaps."""
+    return tuple(math.prod(shape[axis + 1 :]) for axis in range(len(shape)))
+
+
+def is_dense(shape: Sequence[int], strides: Sequence[int]) -> bool:
+    """Whether an array is row-major without gaps; the stride of a dimension of one element says nothing."""
+    triples = zip(shape, strides, row_major(shape), strict=True)
+    return all(extent == 1 or stride == contiguous for extent, stride, contiguous in triples)
+
 
 @dataclass(frozen=True)
 class View:

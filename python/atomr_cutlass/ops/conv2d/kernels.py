@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -24,13 +23,13 @@ from ...generator.rules import FP8_TYPES, OK, Status, accumulator, conv_types, n
 from ...pipeline import search, select
 from ...pipeline.candidate import Candidate, Launch
 from ...pipeline.devices import Device
-from ...pipeline.problem import GemmFormulation, GemmProblem, MatrixSpec
+from ...pipeline.problem import GemmFormulation, GemmProblem, MatrixSpec, row_major
 from ...pipeline.search import KernelSearch
 from ..gemm.kernels import OP as GEMM
 from ..gemm.kernels import GemmSearch
 from . import problem as conv_problem
 from .geometry import DGRAD, FPROP, WGRAD
-from .problem import ConvProblem, dense, packed
+from .problem import ConvProblem, packed
 from .support import CAST_ALIGNMENT, CAST_SECONDS, convolves, seconds
 
 SLICES = (1, 2, 4, 8, 16, 32, 64, 128, 256)
@@ -189,13 +188,12 @@ class ConvSearch(KernelSearch[ConvFormulation]):
         wide = problem.d.dtype if problem.d.dtype in (CutlassDtype.F16, CutlassDtype.BF16) else CutlassDtype.BF16
 
         def cast(spec: MatrixSpec) -> MatrixSpec:
-            if not dense(spec) or spec.alignment % CAST_ALIGNMENT:
+            if not spec.dense or spec.alignment % CAST_ALIGNMENT:
                 raise UnsupportedError(
                     f"no kernel multiplies these {problem.a.dtype.value} operands, and what is cast instead must be "
                     f"dense in NHWC order and aligned to {CAST_ALIGNMENT} bytes: copy it"
                 )
-            strides = [math.prod(spec.shape[i + 1 :]) for i in range(4)]
-            return MatrixSpec(spec.shape, tuple(strides), wide)
+            return MatrixSpec(spec.shape, row_major(spec.shape), wide)
 
         return dataclasses.replace(problem, a=cast(problem.a), b=cast(problem.b), math="default"), True
 
@@ -375,8 +373,8 @@ def _unwidened(problem: ConvProblem) -> str:
     """Why a wgrad cannot be computed in float32 and cast; empty where it can, or is in float32 anyway."""
     if problem.d.dtype is CutlassDtype.F32:
         return ""
-    if problem.c is not None and (not dense(problem.c) or problem.c.alignment % CAST_ALIGNMENT):
+    if problem.c is not None and (not problem.c.dense or problem.c.alignment % CAST_ALIGNMENT):
         return f"a cast adds a c that is dense and aligned to {CAST_ALIGNMENT} bytes"
-    if not dense(problem.d) or problem.d.alignment % CAST_ALIGNMENT:
+    if not problem.d.dense or problem.d.alignment % CAST_ALIGNMENT:
         return f"a cast writes what is dense and aligned to {CAST_ALIGNMENT} bytes"
     return ""

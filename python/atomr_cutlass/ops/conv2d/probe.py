@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
 from typing import Any
 
@@ -14,6 +13,7 @@ from ...generator.dtypes import CutlassDtype
 from ...generator.epilogue.tree import EpilogueVisitorTree
 from ...pipeline.operand_table import Array, Arrays
 from ...pipeline.probe import Check, Probe, compare_tree, slices
+from ...pipeline.problem import row_major
 from . import reference as conv_reference
 from .geometry import DGRAD, FPROP, OPERANDS
 from .request import ConvLayout, ConvRequest
@@ -114,6 +114,5 @@ class FusedConvProbe(ConvProbe):
         found = {}
         for name in (*(leaf.name for leaf in self.tree.inputs), *(leaf.name for leaf in self.tree.outputs), "out"):
             array = part[name]
-            dense = tuple(math.prod(array.shape[axis + 1 :]) for axis in range(array.ndim))
-            found[name] = array.reshape(image.as_matrix(name, array.shape, dense)[0])
+            found[name] = array.reshape(image.as_matrix(name, array.shape, row_major(array.shape))[0])
         return found

@@ -172,13 +172,3 @@ def channel_alignment(spec: MatrixSpec, groups: int = 1) -> int:
     elements = [spec.shape[-1] // groups, *pixel_strides(spec)]
     value = math.gcd(spec.alignment * 8, 128, *(e * spec.dtype.bits for e in elements))
     return max(1, (value & -value) // spec.dtype.bits)
-
-
-def dense(spec: MatrixSpec) -> bool:
-    """Whether the array has no gaps, dimensions in its own order."""
-    expected = 1
-    for extent, stride in zip(reversed(spec.shape), reversed(spec.strides), strict=True):
-        if extent != 1 and stride != expected:
-            return False
-        expected *= extent
-    return True

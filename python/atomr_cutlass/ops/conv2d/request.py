@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import enum
 import functools
-import math
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
@@ -21,7 +20,7 @@ from ...generator.members import Members
 from ...generator.rules import accumulator, supports_tree
 from ...pipeline.devices import Device
 from ...pipeline.plan_cache import PlanKey
-from ...pipeline.problem import MatrixSpec
+from ...pipeline.problem import MatrixSpec, row_major
 from ..gemm.request import GemmEpilogue
 from ..request_checks import Rendered, expect_extent, expect_fields, expect_served, math_of
 from .geometry import DGRAD, FPROP, OPERANDS, WGRAD, ConvGeometry, conv_geometry
@@ -228,8 +227,7 @@ class ConvRequest(Rendered):
         g, operand, result = self.shape.geometry, self.dtype.storage, self.result_dtype
 
         def dense(shape: tuple[int, ...], dtype: CutlassDtype) -> MatrixSpec:
-            strides = tuple(math.prod(shape[i + 1 :]) for i in range(len(shape)))
-            return MatrixSpec(shape, strides, dtype)
+            return MatrixSpec(shape, row_major(shape), dtype)
 
         a, b, d = {
             FPROP: (g.x_shape, g.w_shape, g.y_shape),

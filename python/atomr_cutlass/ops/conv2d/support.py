@@ -15,7 +15,7 @@ from ...pipeline.plan import bytes_of
 from ...pipeline.problem import MatrixSpec, Variant
 from ...pipeline.rounding import round_up
 from .geometry import DGRAD, FPROP, WGRAD
-from .problem import ConvProblem, channel_alignment, dense, packed, reach
+from .problem import ConvProblem, channel_alignment, packed, reach
 
 ITERATOR_PENALTY = {"": 1.0, "optimized": 1.0, "fixed_channels": 1.1, "few_channels": 1.2, "analytic": 1.6}
 """How much longer than the optimized one an iterator takes, by the model."""
@@ -120,7 +120,7 @@ def _tma_seconds(key: KernelKey, implicit_gemm: tuple[int, int, int], moved: int
 def _slices_apart(key: KernelKey, problem: ConvProblem) -> bool:
     """Whether slices of K can be computed side by side, each to memory of its own (ConvSm80, Cast)."""
     results = [problem.d] if problem.c is None else [problem.d, problem.c]
-    writable = all(dense(spec) and spec.alignment % CAST_ALIGNMENT == 0 for spec in results)
+    writable = all(spec.dense and spec.alignment % CAST_ALIGNMENT == 0 for spec in results)
     return (
         writable and key.generation == "sm80" and not key.group_mode and math.prod(problem.d.shape) % SLICE_VECTOR == 0
     )
@@ -199,7 +199,7 @@ def _tma_serves(problem: ConvProblem) -> bool:
     g = problem.geometry
     if g.groups != 1 or (problem.op == DGRAD and g.stride != (1, 1)):
         return False
-    if problem.op == WGRAD and not (dense(problem.a) and dense(problem.d)):
+    if problem.op == WGRAD and not (problem.a.dense and problem.d.dense):
         return False
     spans = ((g.r - 1) * g.dilation[0], (g.s - 1) * g.dilation[1])
     # The corners of the box that an im2col map reads are signed numbers of 8 bits.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 import json
 import os
 import re
@@ -159,6 +160,16 @@ def test_imports_of_the_package_point_one_way(path: Path) -> None:
     imported = {_room(name) for name in _imported(path, inside=not module.endswith(".operation"))}
     wrong = {name for name in imported if name != room and LAYER[name] >= LAYER[room]}
     assert wrong == set(), f"{module} imports from its own layer or from a later one"
+
+
+def test_import_chains_are_at_most_ten_modules_deep() -> None:
+    graph = {_module(path): set(_imported(path, inside=False)) - {"_core"} for path in MODULES}
+
+    @functools.cache
+    def depth(module: str) -> int:
+        return 1 + max((depth(other) for other in graph[module] - {module} if other in graph), default=0)
+
+    assert max(map(depth, graph)) <= 10
 
 
 @pytest.mark.parametrize("path", GENERATOR_MODULES, ids=lambda path: path.stem)

@@ -94,23 +94,10 @@ def conv2d_dgrad(
     math: str = "default",
     **terms: Any,
 ) -> AnyArray:
-    """The gradient of `conv2d` by x, with the epilogue of `conv2d`.
+    """The gradient of `conv2d` by x, (N, H, W, C), from dy, the gradient by y; with the epilogue of `conv2d`.
 
-    Args:
-        dy: (N, P, Q, K), the gradient by y.
-        w: (K, R, S, C / groups).
-        x_shape: (N, H, W, C). Several x have the same y where the stride does not divide.
-        c: (N, H, W, C).
-        out_dtype: the element type of the result.
-        activation: a name in ACTIVATIONS.
-        math: as in `gemm`.
-        terms: see `ConvTerms`; of them scale_a is of dy.
-
-    Returns:
-        A new array (N, H, W, C).
-
-    Raises:
-        InvalidOperandError: as `conv2d`; also when dy's extents are not those of a y of `x_shape` and w.
+    `x_shape` is given since several x have the same y where the stride does not divide. Other arguments and the errors
+    are those of `conv2d`; scale_a is dy's. Extents of dy that no y of `x_shape` and w has are refused too.
     """
     return _run(DGRAD, (dy, w), x_shape, c, ConvTerms(**terms), activation, out_dtype, math)
 
@@ -126,24 +113,7 @@ def conv2d_wgrad(
     math: str = "default",
     **terms: Any,
 ) -> AnyArray:
-    """The gradient of `conv2d` by w, with the epilogue of `conv2d`.
-
-    Args:
-        dy: (N, P, Q, K), the gradient by y.
-        x: (N, H, W, C).
-        w_shape: (K, R, S, C / groups).
-        c: (K, R, S, C / groups).
-        out_dtype: the element type of the result.
-        activation: a name in ACTIVATIONS.
-        math: as in `gemm`.
-        terms: see `ConvTerms`; of them scale_a is of dy and scale_b of x.
-
-    Returns:
-        A new array (K, R, S, C / groups).
-
-    Raises:
-        InvalidOperandError: as `conv2d`; also when dy's extents are not those of a y of x and `w_shape`.
-    """
+    """The gradient of `conv2d` by w, (K, R, S, C / groups), from dy and x; see `conv2d_dgrad`."""
     return _run(WGRAD, (dy, x), w_shape, c, ConvTerms(**terms), activation, out_dtype, math)
 
 

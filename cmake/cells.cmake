@@ -12,6 +12,8 @@ set(ATOMR_CUTLASS_KERNEL_FILTER_FILE "" CACHE FILEPATH "Only kernels that match 
 set(ATOMR_CUTLASS_EXCLUDE_KERNELS "" CACHE STRING "No kernels whose names match: comma-separated, * as above")
 set(ATOMR_CUTLASS_EPILOGUES "" CACHE STRING "Epilogue trees to build kernels of too: names, and files of trees as JSON")
 set(ATOMR_CUTLASS_KEYS "" CACHE FILEPATH "Exactly the kernels of this file: a key as JSON a line")
+set(ATOMR_CUTLASS_BUDGET_CELLS "" CACHE STRING "With tuned choices as ATOMR_CUTLASS_KEYS: as many kernels at most")
+set(ATOMR_CUTLASS_BUDGET_MB "" CACHE STRING "With tuned choices as ATOMR_CUTLASS_KEYS: so many MB of GPU code at most")
 set(ATOMR_CUTLASS_OBJECTS "build/objects" CACHE PATH "Folder that keeps compiled kernels for other builds (empty: none)")
 
 # Runs a module of the generator and stops the build with its complaint if it has one.
@@ -84,7 +86,8 @@ endif()
 atomr_cutlass_ask(_said generator "--emit=${_emitted}" "--preset=${ATOMR_CUTLASS_PRESET}" "--archs=${_archs}"
                   "--ptx=${ATOMR_CUTLASS_PTX}" "--ops=${ATOMR_CUTLASS_OPS}" "--dtypes=${ATOMR_CUTLASS_DTYPES}"
                   "--kernels=${ATOMR_CUTLASS_KERNELS}" "--filter-file=${_filter}"
-                  "--exclude=${ATOMR_CUTLASS_EXCLUDE_KERNELS}" "--keys=${_keys}" "--epilogues=${_epilogues}" ${_cutlass})
+                  "--exclude=${ATOMR_CUTLASS_EXCLUDE_KERNELS}" "--keys=${_keys}" "--epilogues=${_epilogues}"
+                  "--budget-cells=${ATOMR_CUTLASS_BUDGET_CELLS}" "--budget-mb=${ATOMR_CUTLASS_BUDGET_MB}" ${_cutlass})
 
 # Emission is part of configuring, so whatever it reads makes the build configure again. Of the headers each row has a
 # digest.

@@ -38,6 +38,8 @@ def main(argv: list[str] | None = None) -> int:
         "--epilogues", default="", help=f"trees to add, ;-separated: {', '.join(NAMED)}, or files of trees"
     )
     parser.add_argument("--keys", default="", help="file of keys, a JSON object a line: exactly those")
+    parser.add_argument("--budget-cells", default="", help="with tuned choices as --keys: as many cells at most")
+    parser.add_argument("--budget-mb", default="", help="likewise: so many MB of GPU code at most")
     parser.add_argument("--cutlass", type=Path, help="folder of CUTLASS's headers, where not of the pinned version")
     arguments = parser.parse_args(argv)
     selection = Selection(
@@ -51,6 +53,8 @@ def main(argv: list[str] | None = None) -> int:
         exclude=arguments.exclude,
         keys_file=arguments.keys,
         epilogues=arguments.epilogues,
+        budget_cells=arguments.budget_cells,
+        budget_mb=arguments.budget_mb,
     )
     try:
         for key in selection.skipped():

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from .archs import SmArch
+from .cover import Budget, choose
 from .dtypes import CutlassDtype
 from .key import KernelKey, check_unique
 from .key_file import read
@@ -30,6 +31,9 @@ class Selection:
         epilogues: names of trees, and files of trees (`trees`), `;`-separated, whose kernels are built too.
         keys_file: a file of keys (`key_file`): exactly those of the archs, which are by default all that it has. It
             takes the place of the preset and of every filter; empty for none.
+        budget_cells: as many cells at most, those that a file of tuned choices in the place of keys makes worth it
+            (`cover`): its own and cells of the matrix that it timed; empty for no limit.
+        budget_mb: likewise so many MB of GPU code.
     """
 
     preset: str = "default"
@@ -42,6 +46,8 @@ class Selection:
     exclude: str = ""
     keys_file: str = ""
     epilogues: str = ""
+    budget_cells: str = ""
+    budget_mb: str = ""
 
     def arch_list(self) -> list[SmArch]:
         """The archs, in order, once each."""
@@ -70,8 +76,15 @@ class Selection:
             ValueError: an unknown value, or filters that leave nothing, naming the valid choices.
         """
         self.ptx_list()
+        budget = self.budget()
         if self.keys_file:
-            return self._of_file()[0]
+            kept = self._of_file()[0]
+            return choose(Path(self.keys_file), self.arch_list(), budget) if budget else kept
+        if budget:
+            raise ValueError(
+                "ATOMR_CUTLASS_BUDGET_CELLS and ATOMR_CUTLASS_BUDGET_MB choose by measurement: give a file of tuned "
+                "choices as ATOMR_CUTLASS_KEYS, which `atomr-cutlass tune` writes"
+            )
         keys = expand(self.preset, self.arch_list())
         if self.epilogues:
             keys = list(dict.fromkeys([*keys, *with_trees(self.arch_list(), split(self.epilogues, ";"))]))
@@ -93,6 +106,13 @@ class Selection:
         if not names:
             raise ValueError(self._nothing("no kernel is left", expand(self.preset, self.arch_list())))
         return list(names.values())
+
+    def budget(self) -> Budget:
+        """The limits; ValueError for what is no number."""
+        try:
+            return Budget(int(self.budget_cells or 0), float(self.budget_mb or 0))
+        except ValueError as error:
+            raise ValueError(f"ATOMR_CUTLASS_BUDGET_CELLS and ATOMR_CUTLASS_BUDGET_MB: {error}") from error
 
     def skipped(self) -> list[KernelKey]:
         """The keys of the file of keys that are of other archs."""

@@ -81,6 +81,13 @@ KNOBS = (
         "none",
     ),
     Variable(
+        f"{PREFIX}BUDGET_CELLS",
+        f"with [tuned choices](selection.md#tuning) as `{PREFIX}KEYS`: as many kernels at most, those that save "
+        "most of the time measured",
+        "no limit",
+    ),
+    Variable(f"{PREFIX}BUDGET_MB", "likewise so many MB of GPU code at most", "no limit"),
+    Variable(
         f"{PREFIX}OBJECTS",
         "a folder that keeps compiled kernels, for the bindings of another Python and for new build folders; empty: "
         "none. Not used with ccache or sccache, which do the same",

@@ -115,6 +115,9 @@ def case_every_operation_takes_what_was_fastest() -> None:
         with measured(noted):
             (record,) = ac.tune([request], compiled=3 if name == "tree" else 0)
             assert record.tried >= len(seconds) > 1, name
+            assert record.timings[0] == (record.key.digest, record.microseconds), name
+            assert len(record.timings) > 1, name
+            assert sorted(record.timings, key=lambda pair: pair[1]) == list(record.timings), name
             assert record.microseconds == round(min(seconds.values()) * 1e6, 3), name
             assert round(drawn(launched(request)) * 1e6, 3) == record.microseconds, name
             explained = ac.explain(request)
@@ -152,6 +155,7 @@ def case_a_wrong_kernel_is_not_kept() -> None:
     with measured(mismatches=lambda name: name.startswith(fastest.key.name)):
         (record,) = ac.tune([request])
         assert record.key != fastest.key
+        assert fastest.key.digest not in dict(record.timings)
     with measured(mismatches=lambda _: 7), pytest.raises(ac.UnsupportedError, match="wrong in 7 elements"):
         ac.tune([request])
     with measured():

@@ -63,9 +63,10 @@ GENERATOR_LAYERS = (
     ("families",),
     ("trees",),
     ("matrix",),
-    ("headers", "key_file", "render", "variables"),
-    ("content", "selection"),
-    ("costs", "emit", "objects"),
+    ("costs", "headers", "key_file", "render", "variables"),
+    ("content", "cover"),
+    ("selection",),
+    ("emit", "objects"),
     ("__main__",),
 )
 GENERATOR_LAYER = {module: depth for depth, modules in enumerate(GENERATOR_LAYERS) for module in modules}

@@ -53,6 +53,8 @@ def test_on_a_gpu_that_takes_notes(case: str, outcome: dict[str, str]) -> None:
 def test_a_line_says_what_the_record_says() -> None:
     line = record().line()
     assert tuning.parse(json.loads(line)) == record()
+    timed = dataclasses.replace(record(), timings=((KEYS[0].digest, 5.0), (KEYS[1].digest, 6.25)))
+    assert tuning.parse(json.loads(timed.line())) == timed
     assert key_file.parse(json.loads(line)) == KEYS[0]  # a build takes the file as one of keys
 
 
@@ -88,6 +90,7 @@ def test_the_fastest_counts_in_any_order(tmp_path: Path) -> None:
         ({"swizzle": "1"}, 'swizzle is "1"; expected an integer'),
         ({"swizzle": True}, "swizzle is true; expected an integer"),
         ({"microseconds": None}, "microseconds is null; expected a number"),
+        ({"timings": {"0123456789": "5"}}, "timings is .*; expected an object of numbers"),
     ],
 )
 def test_lines_that_are_no_records(change: dict[str, object], says: str, tmp_path: Path) -> None:

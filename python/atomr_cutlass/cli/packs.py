@@ -32,6 +32,8 @@ def build_command(
     *,
     output: Output,
     arch: Annotated[str, typer.Option(help="Targets, ;-separated, such as 90a; empty: those of the keys.")] = "",
+    budget_cells: Annotated[int, typer.Option(min=0, help="Of tuned choices: as many kernels at most; 0: all.")] = 0,
+    budget_mb: Annotated[float, typer.Option(min=0.0, help="Likewise: so many MB of GPU code; 0: no limit.")] = 0.0,
     dask: Annotated[
         str, typer.Option(metavar="ADDRESS", help="Scheduler of a Dask cluster whose workers compile (extra dask).")
     ] = "",
@@ -47,7 +49,7 @@ def build_command(
     if compiler not in COMPILERS:
         raise typer.BadParameter(f"{compiler!r}; valid: {', '.join(COMPILERS)}", param_hint="--compiler")
     try:
-        selection = Selection(archs=arch, keys_file=str(keys))
+        selection = Selection(archs=arch, keys_file=str(keys), budget_cells=str(budget_cells), budget_mb=str(budget_mb))
         chosen, skipped = selection.keys(), selection.skipped()
     except ValueError as error:
         raise InvalidOperandError(str(error)) from error

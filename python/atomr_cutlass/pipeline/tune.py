@@ -367,6 +367,7 @@ def _tuned(
     for _ in range(ROUNDS):
         for timing in finalists:
             timing.seconds.append(timing.replay.seconds())
+    tried = len(timed)
     for winner in sorted(finalists, key=lambda timing: timing.median):
         problem = _check(operation, request, search, winner, arrays, sets[0])
         if not problem:
@@ -375,10 +376,20 @@ def _tuned(
                 microseconds=round(winner.median * 1e6, 3),
                 chosen=chosen.candidate.key.name,
                 chosen_microseconds=round(chosen.median * 1e6, 3),
-                tried=len(timed),
+                tried=tried,
+                timings=_timings(timed),
             )
         failures.append(UnsupportedError(problem))
+        timed = [timing for timing in timed if timing.candidate.key != winner.candidate.key]
     raise failures[-1]
+
+
+def _timings(timed: Sequence[_Timed]) -> tuple[tuple[str, float], ...]:
+    """The microseconds of each kernel by the digest of its key, the fastest first."""
+    best: dict[str, float] = {}
+    for timing in sorted(timed, key=lambda timing: timing.median):
+        best.setdefault(timing.candidate.key.digest, round(timing.median * 1e6, 3))
+    return tuple(best.items())
 
 
 def _candidates(search: KernelSearch[Any], compiled: int) -> list[Candidate[Any]]:

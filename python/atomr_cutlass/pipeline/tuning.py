@@ -42,6 +42,8 @@ class TuneRecord:
         chosen: name of the kernel that the model chooses.
         chosen_microseconds: the same of that kernel.
         tried: how many kernels and launch options were timed.
+        timings: (digest of its key, microseconds) of each kernel, with the fastest of the launch options that were
+            timed: by them a build chooses kernels for a budget (`generator.cover`).
     """
 
     gpu: str
@@ -55,11 +57,13 @@ class TuneRecord:
     chosen: str
     chosen_microseconds: float
     tried: int
+    timings: tuple[tuple[str, float], ...] = ()
 
     def line(self) -> str:
         """The record as one line of a file, without its end."""
         values = {field.name: getattr(self, field.name) for field in dataclasses.fields(self) if field.name != "key"}
-        return key_file.line(self.key, tuned={"version": VERSION, **values, "problem": json.loads(self.problem)})
+        values |= {"problem": json.loads(self.problem), "timings": dict(self.timings)}
+        return key_file.line(self.key, tuned={"version": VERSION, **values})
 
     def precedes(self, other: TuneRecord) -> bool:
         """Whether this one is kept of two for the same problem and GPU, whichever was read first: the faster one."""
@@ -106,7 +110,10 @@ def parse(values: Any) -> TuneRecord:
         if not isinstance(value, kind) or isinstance(value, bool):
             raise ValueError(f"{name} is {json.dumps(value)[:60]}; expected {_SAID[kind]}")  # noqa: TRY004
         read[name] = value
-    return TuneRecord(**read)
+    timings = tuned.get("timings", {})
+    if not isinstance(timings, Mapping) or not all(isinstance(took, _NUMBER) for took in timings.values()):
+        raise ValueError(f"timings is {json.dumps(timings)[:60]}; expected an object of numbers")
+    return TuneRecord(**read, timings=tuple(timings.items()))
 
 
 _NUMBER = (int, float)

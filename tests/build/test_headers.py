@@ -135,6 +135,11 @@ def test_shadows_are_those_of_the_version(build: Build, tmp_path: Path) -> None:
         expected = [f"-I{folder}" for folder in (*shadows, ours.parent, checkout)]
         assert all(line.split()[: len(expected)] == expected for line in kernels)
     assert "CUTLASS 4.5: kernels compile more slowly than with 4.2" in said
+    blocks = {"ATOMR_CUTLASS_PRESET": "full", "ATOMR_CUTLASS_ARCHS": "90a", "ATOMR_CUTLASS_KERNELS": "block_scaled*64x"}
+    refusal = build.refuse(CUTLASS_DIR=str(checkout), **blocks)
+    assert re.search(
+        r"block_scaled_gemm_\S+ does not compile with CUTLASS 4\.5, .*ATOMR_CUTLASS_EXCLUDE_KERNELS", refusal
+    )
 
     # The version decides whenever it is built, not only when it is configured.
     set_version(checkout, 4, 2)

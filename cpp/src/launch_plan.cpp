@@ -167,7 +167,7 @@ void LaunchPlan::replace(LaunchPlan* next) {
   next_.store(next, std::memory_order_release);
 }
 
-LaunchPlan* LaunchPlan::switch_to_next(std::vector<Operand> const& operands, void* stream) {
+LaunchPlan* LaunchPlan::switch_to_next(OperandSpan operands, void* stream) {
   LaunchPlan* const next = next_.load(std::memory_order_acquire);
   if (next == nullptr || operands.size() != slots_.size()) return nullptr;
   // Checked by the needs of the other kernels, which may be stricter.
@@ -189,7 +189,7 @@ void LaunchPlan::check(size_t slot, Operand const& operand) const {
   check_operand(slots_[slot].name.c_str(), operand, slots_[slot].spec);
 }
 
-void LaunchPlan::check_operands(std::vector<Operand> const& operands, double alpha, double beta) const {
+void LaunchPlan::check_operands(OperandSpan operands, double alpha, double beta) const {
   if (operands.size() != slots_.size()) {
     throw InvalidOperand("this plan takes " + std::to_string(slots_.size()) + " operands, not " +
                          std::to_string(operands.size()));
@@ -215,7 +215,7 @@ void LaunchPlan::check_operands(std::vector<Operand> const& operands, double alp
   }
 }
 
-void LaunchPlan::check_overlap(std::vector<Operand> const& operands) const {
+void LaunchPlan::check_overlap(OperandSpan operands) const {
   for (size_t const output : outputs_) {
     if (operands[output].read_only) {
       throw InvalidOperand(slots_[output].name + " is read-only: give an array that may be written");
@@ -243,7 +243,7 @@ void LaunchPlan::check_overlap(std::vector<Operand> const& operands) const {
   }
 }
 
-void LaunchPlan::check_pair(std::vector<Operand> const& operands, size_t first, size_t second) const {
+void LaunchPlan::check_pair(OperandSpan operands, size_t first, size_t second) const {
   if (slots_[first].role != Slot::Role::kOutput) std::swap(first, second);
   if (slots_[first].role != Slot::Role::kOutput || !overlap(operands[first], operands[second])) return;
   Operand const& out = operands[first];
@@ -261,7 +261,7 @@ void LaunchPlan::check_pair(std::vector<Operand> const& operands, size_t first, 
   throw InvalidOperand(slots_[first].name + " overlaps " + slots_[second].name + why);
 }
 
-uint64_t LaunchPlan::resolve(Address const& address, std::vector<Operand> const& operands, Memory const& memory) const {
+uint64_t LaunchPlan::resolve(Address const& address, OperandSpan operands, Memory const& memory) const {
   void const* from = nullptr;
   switch (address.base) {
     case Address::Base::kTemporary: from = memory.temporaries + temporaries_[size_t(address.index)]; break;
@@ -277,15 +277,14 @@ uint64_t LaunchPlan::resolve(Address const& address, std::vector<Operand> const&
   return reinterpret_cast<uint64_t>(from) + uint64_t(address.bytes);
 }
 
-void LaunchPlan::copy(Step const& step, std::vector<Operand> const& operands, Memory const& memory,
-                      void* stream) const {
+void LaunchPlan::copy(Step const& step, OperandSpan operands, Memory const& memory, void* stream) const {
   std::vector<unsigned char> table = step.data;
   for (Patch const& patch : step.patches) store(table.data(), patch.offset, resolve(patch.address, operands, memory));
   uint64_t const target = resolve(step.target, operands, memory);
   copy_bytes(target, std::move(table), stream);
 }
 
-void LaunchPlan::launch(std::vector<Operand> const& operands, double alpha, double beta, void* stream) {
+void LaunchPlan::launch(OperandSpan operands, double alpha, double beta, void* stream) {
   if (LaunchPlan* const next = switch_to_next(operands, stream)) return next->launch(operands, alpha, beta, stream);
   check_operands(operands, alpha, beta);
   DeviceGuard guard(options_.device);

@@ -106,12 +106,15 @@ class LaunchPlan {
   LaunchPlan& operator=(LaunchPlan const&) = delete;
 
   // Checks the operands, one for each slot, and launches. Thread-safe. Legal under stream capture.
-  void launch(std::vector<Operand> const& operands, double alpha, double beta, void* stream);
+  void launch(OperandSpan operands, double alpha, double beta, void* stream);
 
   // From now on launches go to `next`, a plan of the same operands, which must outlive this one: but for streams that
   // are being captured before the first launch outside a capture has, and for operands that only this plan's kernels
   // can read. Throws InvalidOperand for a plan of other operands. Thread-safe, also while others launch.
   void replace(LaunchPlan* next);
+  // Whether a plan that is made now would have a better kernel, which this one cannot switch to.
+  bool superseded() const { return superseded_.load(std::memory_order_relaxed); }
+  void supersede(bool superseded) { superseded_.store(superseded, std::memory_order_relaxed); }
   LaunchPlan const& serving() const { return replaced_ ? *next_.load(std::memory_order_acquire) : *this; }
 
   // Throws InvalidOperand unless the operand fits its slot.
@@ -132,12 +135,12 @@ class LaunchPlan {
 
   void check_steps(std::vector<size_t> const& temporaries) const;
   void open(KernelLaunch& kernel, Step const& step);
-  LaunchPlan* switch_to_next(std::vector<Operand> const& operands, void* stream);
-  void check_operands(std::vector<Operand> const& operands, double alpha, double beta) const;
-  void check_overlap(std::vector<Operand> const& operands) const;
-  void check_pair(std::vector<Operand> const& operands, size_t first, size_t second) const;
-  uint64_t resolve(Address const& address, std::vector<Operand> const& operands, Memory const& memory) const;
-  void copy(Step const& step, std::vector<Operand> const& operands, Memory const& memory, void* stream) const;
+  LaunchPlan* switch_to_next(OperandSpan operands, void* stream);
+  void check_operands(OperandSpan operands, double alpha, double beta) const;
+  void check_overlap(OperandSpan operands) const;
+  void check_pair(OperandSpan operands, size_t first, size_t second) const;
+  uint64_t resolve(Address const& address, OperandSpan operands, Memory const& memory) const;
+  void copy(Step const& step, OperandSpan operands, Memory const& memory, void* stream) const;
 
   std::vector<Slot> slots_;
   std::vector<Step> steps_;
@@ -150,7 +153,7 @@ class LaunchPlan {
   std::vector<size_t> outputs_;  // slots
   StreamMemory memory_, zeros_;
   std::atomic<LaunchPlan*> next_{nullptr};
-  std::atomic<bool> replaced_{false};
+  std::atomic<bool> replaced_{false}, superseded_{false};
   std::atomic<uint64_t> capture_{0};  // the latest that this plan's own kernels served, though there was another plan
 };
 

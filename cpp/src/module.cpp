@@ -8,4 +8,5 @@ PYBIND11_MODULE(_core, module) {
   atomr_cutlass::bind_operand(module);
   atomr_cutlass::bind_jit(module);
   atomr_cutlass::bind_launch_plan(module);
+  atomr_cutlass::bind_plan_store(module);
 }

@@ -1,8 +1,11 @@
 // What a plan knows of an array: where it is, and how it lies in memory.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
+#include <initializer_list>
 #include <string>
+#include <vector>
 
 #include "dlpack_abi.h"
 
@@ -21,6 +24,20 @@ struct Operand {
   bool settled = false;  // no launch writes it that may still be running when one that reads it starts
 
   bool given() const { return device.type != 0; }
+};
+
+// The operands of a call, which outlive it.
+class OperandSpan {
+ public:
+  OperandSpan(Operand const* first, size_t count) : first_(first), count_(count) {}
+  OperandSpan(std::vector<Operand> const& operands) : OperandSpan(operands.data(), operands.size()) {}
+  OperandSpan(std::initializer_list<Operand> operands) : OperandSpan(operands.begin(), operands.size()) {}
+  size_t size() const { return count_; }
+  Operand const& operator[](size_t index) const { return first_[index]; }
+
+ private:
+  Operand const* first_;
+  size_t count_;
 };
 
 // Copies a DLPack view; throws InvalidOperand for more than kMaxRank dimensions or vector elements.

@@ -74,6 +74,43 @@ class JitKernel:
 Address: TypeAlias = tuple[str, int, int]
 """("operand", "temporary" or "zeros", index, bytes from there)."""
 
+class PlanStore:
+    def __init__(self, capacity: int) -> None: ...
+    def __len__(self) -> int: ...
+    def clear(self) -> None: ...
+    @property
+    def plans(self) -> list[Any]: ...
+
+class PendingCall:
+    @property
+    def launch(self) -> Any: ...
+    @property
+    def plan(self) -> Any: ...
+    def keep(
+        self,
+        plan: Any,
+        names: Sequence[str],
+        views: Sequence[Operand],
+        made: list[tuple[str, tuple[int, ...], tuple[int, int]]],
+        arrange: Callable[..., Any] | None,
+        present: Callable[..., Any] | None,
+        scalars: tuple[float, float],
+        parsed: bool,
+    ) -> None: ...
+
+class StoredFunction:
+    def __init__(
+        self,
+        function: Callable[..., Any],
+        store: PlanStore,
+        serve: Callable[..., Any],
+        parameters: list[tuple[str, str, str, tuple[Any, ...]]],
+        positional: int,
+        others: bool,
+        environment: list[str],
+    ) -> None: ...
+    def __call__(self, *arguments: Any, **named: Any) -> Any: ...
+
 class LaunchPlan:
     def __init__(
         self,
@@ -95,6 +132,7 @@ class LaunchPlan:
     def replace(self, next: LaunchPlan) -> None: ...  # noqa: A002
     @property
     def replaced(self) -> bool: ...
+    superseded: bool
     @property
     def slots(self) -> list[str]: ...
     @property
@@ -136,4 +174,3 @@ def registry_generation() -> int: ...
 def load_pack(path: str, check: Callable[[str, str], None]) -> int: ...
 def overlap(a: Operand, b: Operand) -> bool: ...
 def has_exchange_api(array: object) -> bool: ...
-def signature(*arrays: object) -> bytes | None: ...

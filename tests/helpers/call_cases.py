@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import gc
+import re
 import sys
 import types
 from collections.abc import Callable, Iterator, Sequence
@@ -15,6 +16,7 @@ import numpy as np
 import pytest
 
 import atomr_cutlass as ac
+import dlpack_arrays
 import fake_cases
 import golden_gpu
 from atomr_cutlass import CutlassDtype as D
@@ -46,6 +48,19 @@ def foreign(dtype: str, *shape: int) -> golden_gpu.Array:
     return golden_gpu.Array(_place() - 1, dtype, shape, dense)
 
 
+def tensor(dtype: str, *shape: int) -> dlpack_arrays.Tensor:
+    """An array with DLPack's exchange API, as those of PyTorch."""
+    return dlpack_arrays.Tensor(np.zeros(shape, golden_gpu.DTYPES[dtype][0]), device=(2, 0))
+
+
+def cuda_array(dtype: str, *shape: int) -> dlpack_arrays.CudaArray:
+    """An array with `__cuda_array_interface__`, as those of Numba."""
+    return dlpack_arrays.CudaArray(_place() << 38, shape, _TYPESTRS[dtype])
+
+
+_TYPESTRS = {"f16": "<f2", "f32": "<f4", "i32": "<i4"}
+
+
 def _place() -> int:
     global _places  # noqa: PLW0603
     _places = _places % 60 + 1
@@ -57,6 +72,13 @@ def launched(call: Callable[[], Any]) -> list[str]:
     GPU._library.golden_notes()
     shown = golden_gpu._shown(call())
     return [*(step.partition(" ")[0] for step in GPU._steps(())), str(shown)]
+
+
+def streams(call: Callable[[], Any]) -> set[str]:
+    """The streams that a call launches on."""
+    GPU._library.golden_notes()
+    call()
+    return {stream for step in GPU._steps(()) for stream in re.findall(r"stream=(\d+)", step)}
 
 
 def kept(*calls: Callable[[], Any]) -> None:
@@ -91,7 +113,8 @@ def scalars(function: Callable[..., Any], **given: Any) -> None:
 
 def frameworks(function: Callable[..., Any], arrays: Sequence[tuple[str, tuple[int, ...]]], **options: Any) -> None:
     """Asserts that plans are kept for arrays of every framework, with `out_dtype` too."""
-    for make in (operand, foreign):
+    named = {dtype for dtype, *_ in arrays} <= set(_TYPESTRS)
+    for make in (operand, foreign, tensor, *([cuda_array] if named else [])):
         kept(*(lambda make=make: function(*(make(*one) for one in arrays), **options) for _ in range(3)))
 
 
@@ -265,7 +288,7 @@ def case_a_plan_keeps_no_array_alive() -> None:
     )
     ac.gemm(operand("bf16", 64, 128), operand("bf16", 128, 256), bias=bias, epilogue=tree)
     assert len(call_module.kept_plans) == 1
-    (kept_plan,) = call_module.kept_plans._plans.values()
+    (kept_plan,) = call_module.kept_plans.plans
     seen, reached = set(), [kept_plan]
     while reached:
         found = reached.pop()
@@ -371,6 +394,8 @@ def case_dequantize() -> None:
 
 def nchw(make: Callable[..., Any], dtype: str, n: int, h: int, w: int, c: int) -> Any:
     """An image or a filter whose dimensions are named in the order of NCHW, channels last in memory."""
+    if make is tensor:
+        return dlpack_arrays.Tensor(tensor(dtype, n, h, w, c).memory.transpose(0, 3, 1, 2), device=(2, 0))
     if make is operand:
         return layouts.from_nhwc(operand(dtype, n, h, w, c), "nchw")
     return golden_gpu.Array(_place() - 1, dtype, (n, c, h, w), (h * w * c, 1, w * c, c))
@@ -436,28 +461,23 @@ def case_plans_of_convolutions_belong_to_all_that_they_depend_on() -> None:
     assert len(made) == len(changes) + 2
 
 
-def case_a_kept_plan_gets_the_callers_own_arrays() -> None:
-    """It reads their framework's stream from them, which views of them in another order would not tell."""
-    x, w, out = (nchw(operand, "bf16", *shape) for shape in ((2, 9, 9, 64), (64, 3, 3, 64), (2, 7, 7, 64)))
-    bias = operand("bf16", 64)
-
-    def call() -> Any:
-        return ac.conv2d(x, w, out=out, bias=bias, layout="nchw", alpha=2.0, stream=3)
-
-    class Noting:
-        superseded = False
-
-        def __call__(self, *given: Any, **how: Any) -> tuple[Any, dict[str, Any]]:
-            return given, how
-
-    call_module.kept_plans.clear()
-    call()
-    (found,) = call_module.kept_plans._plans.values()
-    found.plan = Noting()
-    given, how = call()
-    assert all(one is two for one, two in zip(given, (x, w, bias), strict=True))
-    assert how.pop("out") is out
-    assert how == {"alpha": 2.0, "beta": 0.0, "stream": 3}
+def case_a_kept_plan_launches_on_the_arrays_own_stream() -> None:
+    """Also where it takes them in another order of dimensions, or a list of them."""
+    x, w, y = (nchw(tensor, "f16", *shape) for shape in ((2, 9, 9, 64), (64, 3, 3, 64), (2, 7, 7, 64)))
+    a, b = tensor("f16", 64, 128), tensor("f16", 128, 256)
+    for call in (
+        lambda **more: ac.conv2d(x, w, layout="nchw", out=y, **more),
+        lambda **more: ac.grouped_gemm([a, a], [b, b], **more),
+        lambda **more: ac.gemm(a, b, **more),
+    ):
+        call_module.kept_plans.clear()
+        with fake_cases.parsed() as made:
+            for stream in (5, 6, 7):
+                dlpack_arrays.CURRENT_STREAM[0] = stream
+                assert streams(call) == {str(stream)}
+                assert streams(functools.partial(call, stream=3)) == {"3"}
+            dlpack_arrays.CURRENT_STREAM[0] = 0
+            assert len(made) == 1
 
 
 def case_plans_of_convolutions_keep_to_their_workspace() -> None:

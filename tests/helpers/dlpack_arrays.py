@@ -202,11 +202,11 @@ def _current_stream(_kind: int, _device: int, out: Any) -> int:
 def _object_from_managed(managed: Any, out: Any) -> int:
     tensor = managed.contents.tensor
     element = CutlassDtype.from_dlpack(tensor.dtype.code, tensor.dtype.bits)
-    assert element is not None
+    dtype = numerics.numpy_dtype(element) if element else np.dtype(np.uint8)
     shape = tensor.shape[: tensor.ndim]
     size = int(np.prod(shape, initial=1)) * tensor.dtype.bits // 8
     memory = np.ctypeslib.as_array((ctypes.c_uint8 * size).from_address(tensor.data))
-    made = Tensor(memory.view(numerics.numpy_dtype(element)).reshape(shape), device=(tensor.device.type, 0))
+    made = Tensor(memory.view(dtype).reshape(shape), device=(tensor.device.type, 0))
     ctypes.pythonapi.Py_IncRef(ctypes.py_object(made))  # the caller's reference
     out[0] = id(made)
     return 0
@@ -224,7 +224,7 @@ class Tensor:
     def __init__(self, memory: np.ndarray[Any, Any], *, device: tuple[int, int] = (1, 0), requires_grad: bool = False):
         """A view of NumPy's memory, wherever it is said to be."""
         element = numerics.from_numpy_dtype(memory.dtype)
-        assert element is not None
+        dtype = element.dlpack if element else (1, 8)  # bytes
         self._requires_grad = requires_grad
         self.memory = memory
         self._shape = (ctypes.c_int64 * max(memory.ndim, 1))(*memory.shape)
@@ -232,7 +232,7 @@ class Tensor:
             *(stride // memory.itemsize for stride in memory.strides)
         )
         self.tensor = _Tensor(
-            memory.ctypes.data, _Device(*device), memory.ndim, _DataType(*element.dlpack, 1), self._shape, self._strides
+            memory.ctypes.data, _Device(*device), memory.ndim, _DataType(*dtype, 1), self._shape, self._strides
         )
 
     @property

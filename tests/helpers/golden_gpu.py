@@ -36,6 +36,7 @@ from atomr_cutlass.jit import kernels
 from atomr_cutlass.jit.compiler import Images
 from atomr_cutlass.jit.toolchain import Toolchain
 from atomr_cutlass.pipeline import devices, plan_cache, table
+from atomr_cutlass.pipeline.call import kept_plans
 from atomr_cutlass.pipeline.candidate import KernelInfo
 
 TABLES = ("empty", "smoke", "default", "full", "ptx")
@@ -358,7 +359,7 @@ class Gpu:
             operands: names of its arrays, in the order of their addresses.
         """
         self._table = name
-        for cache in list(plan_cache._caches):
+        for cache in (kept_plans, *plan_cache._caches):
             cache.clear()
         kernels._kernels.clear()
         self._background.clear()

@@ -451,15 +451,13 @@ def case_a_user_says_which_kernel() -> None:
     other = next(one for one in wanted if one != usual and one.align_d == 1)
     heuristics.put(key, other)
     ac.matmul(request)
-    made = list(kept_plans._plans.values())[-1].plan
-    assert made.kernel_name == other.name
+    assert kept_plans.plans[0].kernel_name == other.name
     assert heuristics.get(key) == other
     np.testing.assert_array_equal(d.reshape(6, 4), b.reshape(6, 5) @ a.reshape(5, 4))
     # One that cannot serve is passed over.
     heuristics.put(key, next(info.key for info in table.kernels() if info.key.layout_a == "c"))
     ac.matmul(request)
-    made = list(kept_plans._plans.values())[-1].plan
-    assert made.kernel_name == usual.name
+    assert kept_plans.plans[0].kernel_name == usual.name
 
 
 def case_the_workspace_is_bounded() -> None:
@@ -472,7 +470,7 @@ def case_the_workspace_is_bounded() -> None:
         given = {"workspace_size": workspace_size, "backend": backend, "d": Tensor(d)}
         product(Tensor(memory(a)), Tensor(memory(b)), m=4, n=6, k=5, **given)
         np.testing.assert_array_equal(d, memory(a @ b))
-        (made,) = (kept.plan for kept in kept_plans._plans.values())
+        (made,) = kept_plans.plans
         assert workspace_size is None or made.workspace_bytes <= workspace_size
         assert [plan.kernel.name for plan in heuristics._kernels._plans.values()] == [made.kernel_name]
         return str(made.kernel.origin)
@@ -483,8 +481,8 @@ def case_the_workspace_is_bounded() -> None:
     for workspace_size, origin in ((None, "greedy"), (64, "greedy"), (63, "modest")):
         kept_plans.clear()
         ac.gemm(right, left, workspace_size=workspace_size)
-        (kept,) = kept_plans._plans.values()
-        assert kept.plan.origin == f"pack {origin}"
+        (kept,) = kept_plans.plans
+        assert kept.origin == f"pack {origin}"
         assert ac.plan(request, workspace_size=workspace_size).origin == f"pack {origin}"
     rows = [info for info in table.kernels() if info.pack == "greedy"]
     with pytest.MonkeyPatch.context() as patch:

@@ -80,7 +80,7 @@ def _asked(monkeypatch: pytest.MonkeyPatch, **scales: np.ndarray) -> tuple[GemmP
     x, w = (np.ones((rows, 256), np.float32).astype(ml_dtypes.float8_e4m3fn) for rows in (3, 10))
     out = np.zeros((3, 8), np.float16)[:, :5]
     monkeypatch.setattr(scaled, "make", lambda what, scales, *, result, **_: (what, scales, result))
-    given = Call({"a": x, "b": w.T, **scales}, {}, out, None, CallOptions(activation="silu"), ())
+    given = Call(gated._parse, {"a": x, "b": w.T, **scales}, out, CallOptions(activation="silu"))
     views = {name: operands.as_operand(array) for name, array in {**given.arrays, "out": out}.items()}
     return gated._parse(given).plan(views, like=None, stream=0)  # type: ignore[return-value]
 

@@ -360,30 +360,6 @@ def _gpu(
     return _core.Operand(address, shape, strides, dtype.dlpack, CUDA, 0)
 
 
-def test_a_signature_tells_apart_what_plans_depend_on() -> None:
-    a, b = _gpu(8, 8), _gpu(8, 8, address=ADDRESS + 4096)
-    base = _core.signature(a, b, None, None)
-    assert base is not None
-    others = [
-        _core.signature(a, b, a, None),
-        _core.signature(a, b, None, a),
-        _core.signature(a, _gpu(8, 9), None, None),
-        _core.signature(a, _gpu(8, 8, strides=(1, 8)), None, None),
-        _core.signature(a, _gpu(8, 8, dtype=D.BF16), None, None),
-        _core.signature(a, _gpu(8, 8, address=ADDRESS + 2), None, None),
-        _core.signature(a, _gpu(1, 8, 8), None, None),
-        _core.signature(a, _core.Operand(ADDRESS, (8, 8), None, D.F16.dlpack, CUDA, 1), None, None),
-    ]
-    assert len({base, *others}) == 1 + len(others)
-    assert _core.signature(_gpu(8, 8, address=ADDRESS + 1024), b, None, None) == base
-
-
-def test_host_arrays_have_no_signature() -> None:
-    host = operands.as_operand(np.zeros((2, 2)))
-    assert _core.signature(host, host, None, None) is None
-    assert _core.signature(np.zeros((2, 2)), host, None, None) is None
-
-
 def test_frameworks_are_known_by_the_type_of_the_array() -> None:
     assert not operands.is_jax(np.zeros(2))
     array_type = type("Array", (), {"__module__": "jaxlib._jax"})

@@ -11,5 +11,6 @@ void bind_table(pybind11::module_& module);
 void bind_operand(pybind11::module_& module);
 void bind_jit(pybind11::module_& module);
 void bind_launch_plan(pybind11::module_& module);
+void bind_plan_store(pybind11::module_& module);
 
 }  // namespace atomr_cutlass

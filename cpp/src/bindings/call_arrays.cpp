@@ -72,27 +72,41 @@ Operand CallArrays::import(py::handle array, char const* name) {
     return operand;
   }
   py::object imported;
-  if (py::isinstance<OwnedOperand>(array)) {
+  if (type_of(array).own) {
     imported = py::reinterpret_borrow<py::object>(array);
     await_written(imported.cast<OwnedOperand const&>(), stream_);
   } else {
-    if (!launch_stream_) {
-      launch_stream_ = of_module("atomr_cutlass.arrays.frameworks", "LaunchStream")(reinterpret_cast<uint64_t>(stream_),
-                                                                                    py::arg("named") = named_);
-    }
-    imported = launch_stream_.attr("import_array")(array, name);
+    imported = python().attr("import_array")(array, name);
   }
   keep_.push_back(imported);
   return imported.cast<OwnedOperand const&>().operand;
 }
 
-py::object CallArrays::allocate(Operand const& layout) {
-  if (api_ == nullptr) return {};
+py::object const& CallArrays::python() {
+  if (!launch_stream_) {
+    launch_stream_ = of_module("atomr_cutlass.arrays.frameworks", "LaunchStream")(reinterpret_cast<uint64_t>(stream_),
+                                                                                  py::arg("named") = named_);
+  }
+  return launch_stream_;
+}
+
+NewArray CallArrays::allocate(Operand const& layout) {
+  if (api_ == nullptr) {
+    py::tuple shape(layout.rank);
+    for (int i = 0; i < layout.rank; ++i) shape[size_t(i)] = layout.shape[i];
+    auto const element = py::make_tuple(layout.dtype.code, layout.dtype.bits);
+    py::tuple const made = python().attr("allocate")(shape, element, layout.device.id, first_);
+    py::object view = made[1];
+    Operand const operand = view.cast<OwnedOperand const&>().operand;
+    return {made[0], operand, std::move(view)};
+  }
   // Of the stream that the allocator takes the memory to be used on.
   void* const stream = named_ ? framework_stream(api_, layout.device) : stream_;
   if (stream != stream_) others_.push_back({stream, true});
   device_ = layout.device.id;
-  return framework_array(api_, layout);
+  py::object array = framework_array(api_, layout);
+  Operand const operand = view_through(api_, array);
+  return {std::move(array), operand, {}};
 }
 
 void CallArrays::acquire() const {
@@ -105,8 +119,16 @@ void CallArrays::release() const {
   for (Other const& other : others_) order_streams(stream_, other.stream, false);
 }
 
-void CallArrays::finish(py::handle out) {
-  if (py::isinstance<OwnedOperand>(out)) note_written(out.cast<OwnedOperand&>(), stream_);
+void CallArrays::written(py::handle array) const {
+  if (type_of(array).own) note_written(array.cast<OwnedOperand&>(), stream_);
+}
+
+py::object CallArrays::exported(NewArray&& made) const {
+  if (!made.view) return std::move(made.array);
+  return of_module(kOperands, "finished")(made.array, made.view, reinterpret_cast<uint64_t>(stream_));
+}
+
+void CallArrays::finish() const {
   if (launch_stream_) launch_stream_.attr("release")();
 }
 

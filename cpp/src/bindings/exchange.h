@@ -26,6 +26,17 @@ void note_written(OwnedOperand& operand, void* stream);
 // Has the stream wait for the launch that wrote the operand last.
 void await_written(OwnedOperand const& operand, void* stream);
 
+// What an array's type has.
+struct ArrayType {
+  DlExchangeApi const* api;  // or null
+  PyObject* requires_grad;  // the descriptor of tensors' attribute, or null
+  bool own;  // `_core.Operand`
+  bool numpy;  // NumPy's, in host memory
+};
+
+// Cheap from the second array of a type on; the type stays for ever.
+ArrayType const& type_of(pybind11::handle array);
+
 // The exchange API of the array's type, or null.
 DlExchangeApi const* exchange_api(pybind11::handle array);
 
@@ -34,6 +45,15 @@ Operand view_through(DlExchangeApi const* api, pybind11::handle array);
 
 // Throws InvalidOperandError for a tensor that requires a gradient while gradients are recorded; errors call it `name`.
 void refuse_gradient(pybind11::handle array, char const* name);
+
+// A result that a call makes: the array, what kernels write, and, unless the array is ready for the caller as it is,
+// what its framework is given once the launch is under way. Of a framework that imports finished results only there is
+// no array.
+struct NewArray {
+  pybind11::object array;
+  Operand operand;
+  pybind11::object view;
+};
 
 // The arrays of one call, on the stream that it launches on: that is settled before any of them is imported.
 //
@@ -47,20 +67,35 @@ class CallArrays {
   // A view, which lives as long as this; of `first` too. Throws as `refuse_gradient` does.
   Operand import(pybind11::handle array, char const* name);
 
-  // A row-major result from the framework of the first array, uninitialised; null where that has no exchange API.
-  pybind11::object allocate(Operand const& layout);
+  // A row-major result of the framework of the first array, uninitialised.
+  NewArray allocate(Operand const& layout);
 
-  // Calls `launch` with the stream, without the GIL. `out` is what it writes.
+  // Calls `launch` with the stream, without the GIL. `finish` is to follow.
   template <class Launch>
-  void run(pybind11::handle out, Launch&& launch) {
-    {
-      pybind11::gil_scoped_release release_gil;
-      if (!others_.empty()) acquire();
-      launch(stream_);
-      if (!others_.empty()) release();
-    }
-    finish(out);
+  void run(Launch&& launch) {
+    pybind11::gil_scoped_release release_gil;
+    if (!others_.empty()) acquire();
+    launch(stream_);
+    if (!others_.empty()) release();
   }
+
+  // `run` for a launch that holds the GIL.
+  template <class Launch>
+  void run_in_python(Launch&& launch) {
+    if (!others_.empty()) acquire();
+    launch(stream_);
+    if (!others_.empty()) release();
+  }
+
+  // Notes that the launch writes an array of the caller's.
+  void written(pybind11::handle array) const;
+  // The array of a new result for the caller.
+  pybind11::object exported(NewArray&& made) const;
+  // To be called when all is launched.
+  void finish() const;
+
+  // The package's `LaunchStream`, which has imported the arrays that Python reads; null where there are none.
+  pybind11::object const& launch_stream() const { return launch_stream_; }
 
  private:
   struct Other {
@@ -70,7 +105,7 @@ class CallArrays {
 
   void acquire() const;
   void release() const;
-  void finish(pybind11::handle out);
+  pybind11::object const& python();
 
   pybind11::handle first_;
   Operand view_;  // of the first array, where that has an exchange API

@@ -9,6 +9,7 @@
 #include "../jit.h"
 #include "bindings.h"
 #include "plans.h"
+#include "vectorcall.h"
 
 namespace py = pybind11;
 
@@ -132,18 +133,6 @@ Owned make(py::list const& slots, std::vector<size_t> const& temporaries, py::li
   return Owned(new LaunchPlan(std::move(made_slots), temporaries, std::move(made_steps), made_options, allocator));
 }
 
-// What instances have behind pybind11's part: Python calls the first of these with arguments as they lie on its stack.
-struct Callable {
-  vectorcallfunc call;
-  LaunchPlan* plan;  // once it has been called
-};
-Py_ssize_t callable_offset;
-newfunc base_new;
-
-Callable& callable_of(PyObject* self) {
-  return *reinterpret_cast<Callable*>(reinterpret_cast<char*>(self) + callable_offset);
-}
-
 // Names of arguments, interned, as those of calls nearly always are.
 struct Names {
   PyObject* out = PyUnicode_InternFromString("out");
@@ -246,47 +235,27 @@ py::object call(LaunchPlan& self, Given const& given) {
     if (!row_major(result.layout)) {
       throw InvalidOperand("out is needed: this plan's result is not row-major contiguous");
     }
-    out = arrays.allocate(result.layout);
+    NewArray made = arrays.allocate(result.layout);
+    operands[last] = made.operand;
+    out = std::move(made.array);
+  } else {
+    operands[last] = arrays.import(out, slots[last].name.c_str());
   }
-  operands[last] = arrays.import(out, slots[last].name.c_str());
-  arrays.run(out, [&](void* queue) { self.launch(operands, alpha, beta, queue); });
+  arrays.run([&](void* queue) { self.launch(operands, alpha, beta, queue); });
+  arrays.written(out);
+  arrays.finish();
   return out;
 }
 
-PyObject* vectorcall(PyObject* self, PyObject* const* values, size_t count, PyObject* names) {
-  try {
-    Callable& callable = callable_of(self);
-    if (callable.plan == nullptr) callable.plan = py::handle(self).cast<LaunchPlan*>();
-    LaunchPlan& plan = *callable.plan;
-    return call(plan, arguments_of(plan.slots(), values, size_t(PyVectorcall_NARGS(count)), names)).release().ptr();
-  } catch (py::error_already_set& error) {
-    error.restore();
-  } catch (...) {
-    py::detail::try_translate_exceptions();
-  }
-  return nullptr;
-}
-
-// Python's way of calling objects without a tuple and a dictionary of arguments, which pybind11's types do not have.
-void make_callable(PyHeapTypeObject* heap_type) {
-  PyTypeObject& type = heap_type->ht_type;
-  callable_offset = type.tp_basicsize;
-  type.tp_basicsize += Py_ssize_t(sizeof(Callable));
-  type.tp_vectorcall_offset = callable_offset + Py_ssize_t(offsetof(Callable, call));
-  type.tp_call = PyVectorcall_Call;
-  type.tp_flags |= Py_TPFLAGS_HAVE_VECTORCALL;
-  base_new = type.tp_base->tp_new;
-  type.tp_new = [](PyTypeObject* made, PyObject* args, PyObject* kwargs) {
-    PyObject* const self = base_new(made, args, kwargs);
-    if (self != nullptr) callable_of(self) = {&vectorcall, nullptr};
-    return self;
-  };
+py::object vectorcall(LaunchPlan& self, PyObject* const* values, size_t count, PyObject* names) {
+  return call(self, arguments_of(self.slots(), values, count, names));
 }
 
 }  // namespace
 
 void bind_launch_plan(py::module_& module) {
-  py::class_<LaunchPlan, Owned>(module, "LaunchPlan", py::dynamic_attr(), py::custom_type_setup(&make_callable),
+  py::class_<LaunchPlan, Owned>(module, "LaunchPlan", py::dynamic_attr(),
+                                py::custom_type_setup(&Vectorcall<LaunchPlan, &vectorcall>::setup),
                                 "Kernels and one problem with everything decided; calling it only launches.")
       .def(py::init(&make), py::arg("slots"), py::arg("temporaries"), py::arg("steps"), py::arg("options"),
            py::arg("like") = py::none())
@@ -295,6 +264,8 @@ void bind_launch_plan(py::module_& module) {
       .def_property_readonly(
           "replaced", [](LaunchPlan const& self) { return &self.serving() != &self; },
           "Whether launches go to another plan by now.")
+      .def_property("superseded", &LaunchPlan::superseded, &LaunchPlan::supersede,
+                    "Whether a plan that is made now would have a better kernel, which this one cannot switch to.")
       .def_property_readonly("slots",
                              [](LaunchPlan const& self) {
                                py::list names;

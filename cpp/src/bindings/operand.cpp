@@ -7,7 +7,6 @@
 #include <pybind11/stl.h>
 
 #include "../errors.h"
-#include "../registry.h"
 #include "bindings.h"
 #include "exchange.h"
 #include "plans.h"
@@ -18,18 +17,15 @@ namespace atomr_cutlass {
 
 namespace {
 
-// What an array's type has.
-struct ArrayType {
-  DlExchangeApi const* api;  // or null
-  PyObject* requires_grad;   // the descriptor of tensors' attribute, or null
-};
+bool derives_from(PyTypeObject* type, char const* name) {
+  PyObject* const bases = type->tp_mro;
+  for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(bases); ++i) {
+    if (std::strcmp(reinterpret_cast<PyTypeObject*>(PyTuple_GET_ITEM(bases, i))->tp_name, name) == 0) return true;
+  }
+  return false;
+}
 
-ArrayType const& type_of(py::handle array) {
-  // Types live as long as the module that made them; the map is touched under the GIL only.
-  static auto& known = *new std::unordered_map<PyTypeObject*, ArrayType>();
-  PyTypeObject* const type = Py_TYPE(array.ptr());
-  auto const found = known.find(type);
-  if (found != known.end()) return found->second;
+ArrayType array_type(PyTypeObject* type) {
   DlExchangeApi const* api = nullptr;
   py::handle const holder(reinterpret_cast<PyObject*>(type));
   py::object const capsule = py::getattr(holder, "__dlpack_c_exchange_api__", py::none());
@@ -41,7 +37,8 @@ ArrayType const& type_of(py::handle array) {
   py::object requires_grad = py::getattr(holder, "requires_grad", py::none());
   if (Py_TYPE(requires_grad.ptr())->tp_descr_get == nullptr) requires_grad = py::object();
   Py_INCREF(holder.ptr());  // so that no other type can take its address
-  return known.emplace(type, ArrayType{api, requires_grad.release().ptr()}).first->second;
+  bool const own = PyType_IsSubtype(type, reinterpret_cast<PyTypeObject*>(py::type::of<OwnedOperand>().ptr())) != 0;
+  return {api, requires_grad.release().ptr(), own, derives_from(type, "numpy.ndarray")};
 }
 
 // Whether PyTorch records operations for a backward pass, in this thread and now.
@@ -52,6 +49,21 @@ bool gradients_recorded() {
 }
 
 }  // namespace
+
+ArrayType const& type_of(py::handle array) {
+  // Both are touched under the GIL only.
+  static auto& known = *new std::unordered_map<PyTypeObject*, ArrayType>();
+  static std::pair<PyTypeObject* const, ArrayType> const* latest = nullptr;
+  PyTypeObject* const type = Py_TYPE(array.ptr());
+  if (latest != nullptr && latest->first == type) return latest->second;
+  auto found = known.find(type);
+  if (found == known.end()) {
+    ArrayType const made = array_type(type);
+    found = known.emplace(type, made).first;
+  }
+  latest = &*found;
+  return latest->second;
+}
 
 DlExchangeApi const* exchange_api(py::handle array) { return type_of(array).api; }
 
@@ -245,37 +257,6 @@ py::tuple int_tuple(int64_t const* values, int count) {
   return result;
 }
 
-void append(std::string& bytes, void const* data, size_t size) { bytes.append(static_cast<char const*>(data), size); }
-
-// What of the arguments a plan depends on, as bytes; None unless all are GPU arrays that need no Python to be read.
-py::object signature(py::args const& arrays) {
-  std::string bytes;
-  bytes.reserve(256);
-  for (py::handle const array : arrays) {
-    if (array.is_none()) {
-      bytes += 'n';
-      continue;
-    }
-    // Whatever is launched looks for gradients itself.
-    DlExchangeApi const* const api = exchange_api(array);
-    if (api == nullptr && !py::isinstance<OwnedOperand>(array)) return py::none();
-    Operand const operand = api != nullptr ? view_through(api, array) : array.cast<OwnedOperand const&>().operand;
-    if (operand.device.type != kDlCuda) return py::none();
-    int const alignment = address_alignment(operand.data);
-    bytes += char('0' + operand.rank);
-    append(bytes, &operand.device.id, sizeof(operand.device.id));
-    append(bytes, &operand.dtype, sizeof(operand.dtype));
-    append(bytes, &alignment, 1);
-    append(bytes, operand.shape, sizeof(int64_t) * size_t(operand.rank));
-    append(bytes, operand.strides, sizeof(int64_t) * size_t(operand.rank));
-  }
-  PyTypeObject* const type = Py_TYPE(py::handle(arrays[0]).ptr());  // results and workspaces come from this framework
-  append(bytes, &type, sizeof(type));
-  unsigned const generation = registry_generation();  // a pack that was loaded may have a better kernel
-  append(bytes, &generation, sizeof(generation));
-  return py::bytes(bytes);
-}
-
 py::object framework_empty(py::object const& like, std::vector<int64_t> const& shape, py::tuple const& dtype,
                            int device) {
   DlExchangeApi const* api = exchange_api(like);
@@ -300,7 +281,7 @@ void bind_operand(py::module_& module) {
       .def_static(
           "of",
           [](py::object const& array, std::string const& name) {
-            if (py::isinstance<OwnedOperand>(array)) return array.cast<OwnedOperand>();
+            if (type_of(array).own) return array.cast<OwnedOperand>();
             if (DlExchangeApi const* api = exchange_api(array)) {
               refuse_gradient(array, name.c_str());
               return OwnedOperand{view_through(api, array), array, {}};
@@ -338,7 +319,6 @@ void bind_operand(py::module_& module) {
       py::arg("operand"), py::arg("stream"), "Has the stream wait for the launch that wrote the operand last.");
   module.def("overlap", [](OwnedOperand const& a, OwnedOperand const& b) { return overlap(a.operand, b.operand); });
   module.def("has_exchange_api", [](py::object const& array) { return exchange_api(array) != nullptr; });
-  module.def("signature", &signature);
   module.def(
       "framework_stream",
       [](py::object const& like, std::optional<int> device) {

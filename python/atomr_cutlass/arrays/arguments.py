@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 import warnings
 from collections.abc import Container, Iterable, Mapping
@@ -17,6 +18,7 @@ from .numerics import default_out_dtype
 from .operands import CPU, CUDA
 
 _warned = threading.Event()
+_PACKAGE = __name__.partition(".")[0]
 
 
 def check_backend(backend: str, backends: Iterable[str]) -> None:
@@ -204,13 +206,12 @@ def refuse_jax_out(out: Any, name: str = "out") -> None:
         raise InvalidOperandError(f"{name} is a JAX array, which cannot be written: leave {name} away")
 
 
-def on_reference(backend: str, view: _core.Operand, *, stacklevel: int = 4) -> bool:
+def on_reference(backend: str, view: _core.Operand) -> bool:
     """Whether the reference computes: asked for, or for host arrays where there is no GPU, warning once.
 
     Args:
         backend: of the call.
         view: its first operand.
-        stacklevel: of the warning, for it to name the caller's line.
     """
     if backend == "reference":
         return True
@@ -218,5 +219,8 @@ def on_reference(backend: str, view: _core.Operand, *, stacklevel: int = 4) -> b
         return False
     if not _warned.is_set():
         _warned.set()
-        warnings.warn(f"computing with NumPy on the CPU: {devices.problem()}", RuntimeWarning, stacklevel=stacklevel)
+        level, frame = 1, sys._getframe()  # noqa: SLF001 - for the warning to name the line of the package's caller
+        while frame.f_back is not None and frame.f_globals["__name__"].partition(".")[0] == _PACKAGE:
+            level, frame = level + 1, frame.f_back
+        warnings.warn(f"computing with NumPy on the CPU: {devices.problem()}", RuntimeWarning, stacklevel=level)
     return True

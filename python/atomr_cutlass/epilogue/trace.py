@@ -155,6 +155,11 @@ class Traced:
         """A tree as if a function had returned D, or a dict of D and the tree's outputs."""
         return cls(tree, DICT if tree.outputs else SINGLE, (RESULT, *(output.name for output in tree.outputs)))
 
+    @property
+    def arranger(self) -> Callable[[Mapping[str, Any]], Any] | None:
+        """`arrange`, or None where the function returns D alone."""
+        return None if self.structure == SINGLE else self.arrange
+
     def arrange(self, results: Mapping[str, Any]) -> Any:
         """Results by name, D as `out`, as the function returns its own."""
         if self.structure == DICT:

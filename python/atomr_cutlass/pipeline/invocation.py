@@ -7,7 +7,7 @@ import functools
 import inspect
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, ClassVar, NamedTuple, TypeVar
 
 from .. import _core
@@ -68,10 +68,6 @@ class CallOptions(NamedTuple):
     stream: Any = None
 
 
-Options = tuple["str | None", "CutlassDtype | None", "str | None", bool, str, "str | None", "int | None", "bool | None"]
-"""The fields of `CallOptions` up to `batch_invariant`: those that decide about a plan."""
-
-
 _ARGUMENT = re.compile(r"^ {4}(\w+): (.*(?:\n {8}.*)*)", re.MULTILINE)
 """An entry of a cleaned docstring's section."""
 
@@ -119,27 +115,31 @@ class Call:
     """The arguments of a function.
 
     Attributes:
+        parse: checks the call in full before anything is allocated or launched.
         arrays: of the operation by name, None for those that are not given; scales may be numbers. Where the first is a
-            list, others may be too.
-        others: the arguments for the epilogue by name, which then may be lists too.
+            list, others may be too. The first says of which kind results are.
         out: where the result is to be written, or None; then a list.
-        epilogue: a tree or a function, or None.
         options: those that functions share.
-        own: those of the function alone.
+        epilogue: a tree or a function, or None.
+        others: the arguments for the epilogue by name, which then may be lists too.
+        own: the options of the function alone.
+        parsed: whether such calls are parsed although a plan is kept for them.
     """
 
+    parse: Callable[[Call], Invocation]
     arrays: dict[str, Any]
-    others: dict[str, Any]
     out: Any
-    epilogue: Any
     options: CallOptions
-    own: tuple[Any, ...]
+    epilogue: Any = None
+    others: dict[str, Any] = field(default_factory=dict)
+    own: tuple[Any, ...] = ()
+    parsed: bool = False
 
     @property
     def like(self) -> Any:
         """The first array, whose kind results are of."""
         first = next(iter(self.arrays.values()))
-        return first[0] if isinstance(first, (list, tuple)) else first
+        return first[0] if isinstance(first, (list, tuple)) and first else first
 
     @property
     def c(self) -> Any:
@@ -187,10 +187,6 @@ class Call:
         refuse_jax_out(self.out)
 
 
-def _the_result(results: Mapping[str, Any]) -> Any:
-    return results[RESULT]
-
-
 def as_it_is(array: Any) -> Any:
     """The array: callers name its dimensions in the order that kernels do."""
     return array
@@ -204,7 +200,7 @@ class Invocation(abc.ABC):
         call: the arguments.
         inputs: views of the arrays that are read, by name; the operands that decide about the device come first.
         results: the arrays that are written, by name, the caller's and those to be made.
-        arrange: makes of results by name what the caller gets. It outlives the call, as `present` does.
+        arrange: makes of results by name what the caller gets; None: that is D. It outlives the call, as `present`.
         present: makes of an array or a view one with its dimensions in the caller's order.
         memory: whether arrays stand for memory: views have other extents and strides than the caller's arrays.
         numpy_on_host: whether NumPy serves host arrays, with or without a GPU.
@@ -213,7 +209,7 @@ class Invocation(abc.ABC):
     call: Call
     inputs: dict[str, _core.Operand]
     results: dict[str, Result]
-    arrange: Callable[[Mapping[str, Any]], Any] = _the_result
+    arrange: Callable[[Mapping[str, Any]], Any] | None = None
     present: Callable[[Any], Any] = as_it_is
     memory: bool = False
     numpy_on_host: ClassVar[bool] = False
@@ -239,6 +235,10 @@ class Invocation(abc.ABC):
         Raises:
             UnsupportedError: says why.
         """
+
+    def returned(self, arrays: Mapping[str, Any]) -> Any:
+        """What the caller gets, of results by name."""
+        return arrays[RESULT] if self.arrange is None else self.arrange(arrays)
 
     @abc.abstractmethod
     def plan(self, views: dict[str, _core.Operand], *, like: Any, stream: int) -> Any:
@@ -293,6 +293,9 @@ def numbers_of(arrays: Mapping[str, Any]) -> dict[str, float]:
 
 def folded(alpha: float, beta: float, numbers: Mapping[str, float]) -> tuple[float, float]:
     """The scalars, multiplied by the scales that are numbers."""
+    if not numbers:
+        return alpha, beta
+    alpha, beta = float(alpha), float(beta)
     for scale in numbers.values():
-        alpha = alpha * float(scale)
+        alpha *= float(scale)
     return alpha, beta * float(numbers["scale_d"]) if "scale_d" in numbers else beta

@@ -43,7 +43,6 @@ class Plan(_core.LaunchPlan):
         rewrite: how the problem was put to kernels that do not compute it as it stands; empty for one that does.
         checked: whether nothing is left to be checked of an epilogue at its first use. A plan made while its stream is
             captured may not be: it is not kept for later calls.
-        superseded: whether a plan that is made now would have a better kernel, which this one cannot switch to.
         kernel_name: of the kernel that does the products.
         kernel_handle: the identity of that kernel in this process, once loaded.
 
@@ -57,7 +56,6 @@ class Plan(_core.LaunchPlan):
     candidates: tuple[Candidate[Any], ...]
     rewrite: str
     checked: bool
-    superseded: bool
     _main: int
     _next: Plan | None
 
@@ -197,7 +195,6 @@ class Steps:
         made.candidates = tuple(self._candidates)
         made.rewrite = rewrite
         made.checked = True
-        made.superseded = False
         made._main = index  # noqa: SLF001 - this module's own
         made._next = None  # noqa: SLF001 - likewise
         launches = [(step[3], step[4]) for step in self._steps if step[0] == "launch"]

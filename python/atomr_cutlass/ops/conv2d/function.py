@@ -20,8 +20,8 @@ from ...errors import InvalidOperandError, UnsupportedError
 from ...generator.dtypes import CutlassDtype
 from ...generator.epilogue.tree import RESULT
 from ...generator.rules import accumulator
-from ...pipeline.call import run
-from ...pipeline.invocation import Call, Invocation, Result, as_it_is, documented
+from ...pipeline.call import stored
+from ...pipeline.invocation import Call, CallOptions, Invocation, Result, as_it_is, documented
 from ...pipeline.plan import Plan
 from ...pipeline.problem import MatrixSpec
 from . import reference as conv_reference
@@ -58,6 +58,7 @@ class ConvOptions(NamedTuple):
 _documented = functools.partial(documented, own=ConvOptions)
 
 
+@stored(a="x", b="w", c="c", bias="bias")
 @_documented
 def conv2d(
     x: Any,
@@ -120,11 +121,14 @@ def conv2d(
         KernelNotFoundError, CompileError, DeviceUnavailableError: as for `gemm`.
     """
     arrays = {"a": x, "b": w, "c": c, "bias": bias, "scale_a": scale_a, "scale_b": scale_b, "scale_d": scale_d}
-    options = (activation, out_dtype, precision, False, backend, jit, workspace_size, False)
+    options = CallOptions(
+        activation, out_dtype, precision, False, backend, jit, workspace_size, False, alpha, beta, stream
+    )  # fmt: skip
     own = (FPROP, None, stride, padding, dilation, groups, layout)
-    return run(_parse, arrays, out, options, alpha, beta, stream, epilogue, operands_of_epilogue, own)
+    return Call(_parse, arrays, out, options, epilogue, operands_of_epilogue, own)
 
 
+@stored(a="dy", b="w", c="c", bias="bias")
 @_documented
 def conv2d_dgrad(
     dy: Any,
@@ -181,11 +185,14 @@ def conv2d_dgrad(
         KernelNotFoundError, CompileError, DeviceUnavailableError: as for `gemm`.
     """
     arrays = {"a": dy, "b": w, "c": c, "bias": bias, "scale_a": scale_a, "scale_b": scale_b, "scale_d": scale_d}
-    options = (activation, out_dtype, precision, False, backend, jit, workspace_size, False)
+    options = CallOptions(
+        activation, out_dtype, precision, False, backend, jit, workspace_size, False, alpha, beta, stream
+    )  # fmt: skip
     own = (DGRAD, _four("x_shape", x_shape), stride, padding, dilation, groups, layout)
-    return run(_parse, arrays, out, options, alpha, beta, stream, epilogue, operands_of_epilogue, own)
+    return Call(_parse, arrays, out, options, epilogue, operands_of_epilogue, own)
 
 
+@stored(a="dy", b="x", c="c")
 @_documented
 def conv2d_wgrad(
     dy: Any,
@@ -235,9 +242,9 @@ def conv2d_wgrad(
         KernelNotFoundError, CompileError, DeviceUnavailableError: as for `gemm`.
     """
     arrays = {"a": dy, "b": x, "c": c, "bias": None, "scale_a": scale_a, "scale_b": scale_b, "scale_d": scale_d}
-    options = (None, out_dtype, precision, False, backend, jit, workspace_size, False)
+    options = CallOptions(None, out_dtype, precision, False, backend, jit, workspace_size, False, alpha, beta, stream)
     own = (WGRAD, _four("w_shape", w_shape), stride, padding, dilation, groups, layout)
-    return run(_parse, arrays, out, options, alpha, beta, stream, own=own)
+    return Call(_parse, arrays, out, options, own=own)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -367,7 +374,7 @@ def _parse(call: Call) -> _Convolution:
         parsed,
         inputs=parsed.inputs | bound.inputs,
         results=bound.results(),
-        arrange=bound.traced.arrange,
+        arrange=bound.traced.arranger,
         result=bound.dtype,
         epilogue=bound,
     )

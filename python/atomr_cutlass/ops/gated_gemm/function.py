@@ -20,8 +20,8 @@ from ...generator.epilogue.common import bias_and_activation
 from ...generator.epilogue.lower import GATED, GATED_SCALED, epilogue_id
 from ...generator.epilogue.tree import RESULT
 from ...generator.rules import FP8_TYPES, HALF_TYPES, gemm_types
-from ...pipeline.call import run
-from ...pipeline.invocation import Call, Invocation, Result, documented
+from ...pipeline.call import stored
+from ...pipeline.invocation import Call, CallOptions, Invocation, Result, documented
 from ...pipeline.plan import Plan
 from ...pipeline.problem import MatrixSpec, broadcast_batches
 from ..gemm import reference as gemm_reference
@@ -70,6 +70,7 @@ def _namespace(array: Any) -> Any:
     return None
 
 
+@stored(a="a", b="b")
 @documented
 def gated_gemm(
     a: Any,
@@ -112,15 +113,11 @@ def gated_gemm(
         UnsupportedError: no kernel has gated epilogues for these types, layouts and this GPU; sm_90a has.
         KernelNotFoundError, CompileError, DeviceUnavailableError: as in `gemm`.
     """
-    return run(
-        _parse,
-        {"a": a, "b": b, "scale_a": scale_a, "scale_b": scale_b, "scale_d": scale_d},
-        out,
-        (activation, out_dtype, None, fast_accum, backend, jit, workspace_size, batch_invariant),
-        alpha,
-        0.0,
-        stream,
-    )
+    arrays = {"a": a, "b": b, "scale_a": scale_a, "scale_b": scale_b, "scale_d": scale_d}
+    options = CallOptions(
+        activation, out_dtype, None, fast_accum, backend, jit, workspace_size, batch_invariant, alpha, 0.0, stream
+    )  # fmt: skip
+    return Call(_parse, arrays, out, options)
 
 
 @dataclass(frozen=True, kw_only=True)

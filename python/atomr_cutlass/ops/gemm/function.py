@@ -20,8 +20,8 @@ from ...generator.epilogue.tree import RESULT
 from ...generator.key import ROW
 from ...generator.rules import accumulator, gemm_types, supports_layouts
 from ...pipeline import devices
-from ...pipeline.call import run
-from ...pipeline.invocation import Call, Invocation, Result, documented
+from ...pipeline.call import stored
+from ...pipeline.invocation import Call, CallOptions, Invocation, Result, documented
 from ...pipeline.plan import Plan
 from . import scaled
 from .arguments import SCALES, Operation, check_single, operation_of, problem_of, scales_of
@@ -35,6 +35,7 @@ _PRODUCT = ("a", "b", "scale_a", "scale_b", "scale_d")
 """Names that operands of an epilogue cannot have."""
 
 
+@stored(a="a", b="b", c="c", amax="amax", bias="bias")
 @documented
 def gemm(
     a: Any,
@@ -115,8 +116,10 @@ def gemm(
     arrays = {
         "a": a, "b": b, "c": c, "scale_a": scale_a, "scale_b": scale_b, "scale_d": scale_d, "amax": amax, "bias": bias
     }  # fmt: skip
-    options = (activation, out_dtype, precision, fast_accum, backend, jit, workspace_size, batch_invariant)
-    return run(_parse, arrays, out, options, alpha, beta, stream, epilogue, others)
+    options = CallOptions(
+        activation, out_dtype, precision, fast_accum, backend, jit, workspace_size, batch_invariant, alpha, beta, stream
+    )  # fmt: skip
+    return Call(_parse, arrays, out, options, epilogue, others)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -235,7 +238,7 @@ def _parse(call: Call) -> _Gemm:
         call=call,
         inputs=inputs | epilogue.inputs,
         results=results | epilogue.results(),
-        arrange=epilogue.traced.arrange,
+        arrange=epilogue.traced.arranger,
         operation=operation,
         epilogue=epilogue,
     )

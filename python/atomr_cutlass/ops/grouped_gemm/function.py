@@ -24,7 +24,7 @@ from ...generator.dtypes import CutlassDtype
 from ...generator.epilogue.common import bias_and_activation
 from ...generator.epilogue.tree import RESULT
 from ...generator.rules import FP8_TYPES, accumulator
-from ...pipeline.call import run
+from ...pipeline.call import stored
 from ...pipeline.invocation import Call, CallOptions, Invocation, Result, documented, labelled, numbers_of
 from ...pipeline.plan import Plan
 from ...pipeline.problem import MatrixSpec
@@ -46,6 +46,7 @@ _PRODUCT = ("a", "b", "c", "offsets", "counts", "scale_a", "scale_b")
 """Operands in the order of a plan's call; those of the epilogue follow, and the result."""
 
 
+@stored(CHECK, a="a", b="b", c="c", offsets="offsets", counts="counts", bias="bias")
 @documented
 def grouped_gemm(
     a: Any,
@@ -135,20 +136,21 @@ def grouped_gemm(
         "a": a, "b": b, "c": c, "offsets": offsets, "counts": counts, "scale_a": _one_number(scale_a),
         "scale_b": _one_number(scale_b), "bias": bias,
     }  # fmt: skip
-    options = (activation, out_dtype, None, fast_accum, backend, jit, workspace_size, batch_invariant)
+    options = CallOptions(
+        activation, out_dtype, None, fast_accum, backend, jit, workspace_size, batch_invariant, alpha, beta, stream
+    )  # fmt: skip
     if check is not None:
         check_options(check=check)
         checked = ALWAYS if check else None
     else:
         checked = UNLESS_CAPTURED if os.environ.get(CHECK) == "1" else None
+    call = Call(
+        _parse, arrays, out, options, epilogue, operands_of_epilogue, (checked,), parsed=checked is not None
+    )  # fmt: skip
     if is_list(a) and is_list(b) and not a and not b:
-        call = Call(arrays, operands_of_epilogue, out, epilogue, CallOptions(*options, alpha, beta, stream), ())
         call.check("grouped_gemm")
         return [] if out is None else out
-    return run(
-        _parse, arrays, out, options, alpha, beta, stream, epilogue, operands_of_epilogue, (checked,),
-        parsed=checked is not None,
-    )  # fmt: skip
+    return call
 
 
 def _one_number(scale: Any) -> Any:
@@ -334,7 +336,7 @@ def _parse(call: Call) -> Invocation:
             label: Result(shape, epilogue.dtype.dlpack, outs.get(label), epilogue.outputs.get(label))
             for label, shape in over.shapes.items()
         },
-        arrange=functools.partial(_arranged, traced, tuple(over.shapes)) if listed else traced.arrange,
+        arrange=functools.partial(_arranged, traced, tuple(over.shapes)) if listed else traced.arranger,
         form=form,
         extents=extents,
         labels={name: tuple(over.labelled(name, views[name])) for name in _PRODUCT if name in views},

@@ -23,7 +23,7 @@ from ...generator.epilogue.tree import RESULT
 from ...generator.key import ROW
 from ...generator.rules import FP8_TYPES, accumulator, gemm_types, supports_layouts
 from ...pipeline import devices
-from ...pipeline.call import ParsedCall, run
+from ...pipeline.call import ParsedCall, stored
 from ...pipeline.heuristic import heuristics
 from ...pipeline.invocation import Call, CallOptions, Invocation, Result, numbers_of
 from ...pipeline.operation import settled
@@ -70,19 +70,13 @@ def matmul(request: MatmulRequest) -> Any:
     """
     expect(request, MatmulRequest, "request")
     if request.reply is None:
-        call = call_of(request)
-        options = call.options
-        return run(
-            _parse, call.arrays, call.out, options[:8], options.alpha, options.beta, options.stream, own=call.own
-        )
+        return _computed(*_arguments(request))
     return settled(request.reply, lambda: _awaited(request))
 
 
 def _awaited(request: MatmulRequest) -> Any:
     """Computes, and waits for the GPU."""
-    call = call_of(request)
-    options = call.options
-    result = run(_parse, call.arrays, call.out, options[:8], options.alpha, options.beta, options.stream, own=call.own)
+    result = _computed(*_arguments(request))
     with operands.launching(request.stream, request.a) as launch:
         view = operands.as_operand(request.a, "a")
         if view.device_type == CUDA:
@@ -90,24 +84,38 @@ def _awaited(request: MatmulRequest) -> Any:
     return result
 
 
-def call_of(request: MatmulRequest) -> Call:
-    """The arguments of a request."""
-    scales = request.scales
+def _arguments(request: MatmulRequest) -> tuple[Any, ...]:
+    """The arguments of `_call` for a request."""
+    scales, matrices = request.scales, request.matrices
+    summed = matrices.form.summed
+    # The plan for the sums of an operand has its scale as a constant.
+    factor = _number(getattr(scales, summed)) if summed else 1.0
+    return (
+        request.a, request.b, request.c if request.beta != 0 else None, request.bias, request.gelu_aux,
+        scales.a, scales.b, scales.d, scales.amax_d, request.c if request.d is None else request.d,
+        request.alpha, request.beta, request.stream, request.precision, request.fast_accum, request.backend,
+        request.jit, request.workspace_size, request.batch_invariant, matrices, factor, heuristics.changes,
+    )  # fmt: skip
+
+
+def _call(
+    a: Any, b: Any, c: Any, bias: Any, gelu_aux: Any, scale_a: Any, scale_b: Any, scale_d: Any, amax_d: Any, out: Any,
+    alpha: float, beta: float, stream: Any, precision: str | None, fast_accum: bool, backend: str,
+    jit: str | None, workspace_size: int | None, batch_invariant: bool | None, matrices: Matrices, factor: float,
+    changes: int,
+) -> Any:  # fmt: skip
     arrays = {
-        "a": request.a, "b": request.b, "c": request.c if request.beta != 0 else None, BIAS: request.bias,
-        AUX: request.gelu_aux, "scale_a": scales.a, "scale_b": scales.b, "scale_d": scales.d, AMAX: scales.amax_d,
+        "a": a, "b": b, "c": c, BIAS: bias, AUX: gelu_aux, "scale_a": scale_a, "scale_b": scale_b, "scale_d": scale_d,
+        AMAX: amax_d,
     }  # fmt: skip
     options = CallOptions(
-        precision=request.precision, fast_accum=request.fast_accum, backend=request.backend, jit=request.jit,
-        workspace_size=request.workspace_size, batch_invariant=request.batch_invariant,
-        alpha=request.alpha, beta=request.beta, stream=request.stream,
+        precision=precision, fast_accum=fast_accum, backend=backend, jit=jit, workspace_size=workspace_size,
+        batch_invariant=batch_invariant, alpha=alpha, beta=beta, stream=stream,
     )  # fmt: skip
-    out = request.c if request.d is None else request.d
-    matrices = request.matrices
-    # The plan for the sums of an operand has its scale as a constant.
-    summed = matrices.form.summed
-    factor = _number(getattr(scales, summed)) if summed else 1.0
-    return Call(arrays, {}, out, None, options, (matrices, factor, heuristics.changes))
+    return Call(_parse, arrays, out, options, own=(matrices, factor, changes))
+
+
+_computed = stored(a="a", b="b", c="c", bias=BIAS, gelu_aux=AUX, amax_d=AMAX)(_call)
 
 
 def parsed(request: MatmulRequest) -> ParsedCall:
@@ -116,7 +124,7 @@ def parsed(request: MatmulRequest) -> ParsedCall:
     Raises:
         InvalidOperandError, UnsupportedError: as `matmul`.
     """
-    return ParsedCall.of(_parse(call_of(request)))
+    return ParsedCall.of(_parse(_call(*_arguments(request))))
 
 
 def _number(scale: Any) -> float:

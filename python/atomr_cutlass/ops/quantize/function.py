@@ -23,9 +23,9 @@ from ...generator.families.quantize import dequantize as dequantize_key
 from ...generator.families.quantize import quantize as quantize_key
 from ...generator.rules import FP8_TYPES
 from ...pipeline import devices, select
-from ...pipeline.call import run
+from ...pipeline.call import stored
 from ...pipeline.candidate import Candidate
-from ...pipeline.invocation import Call, Invocation, Result, documented
+from ...pipeline.invocation import Call, CallOptions, Invocation, Result, documented
 from ...pipeline.plan import Plan, Steps
 from ...pipeline.search import ExactSearch
 from . import reference as quantization
@@ -94,9 +94,16 @@ def quantize(
         KernelNotFoundError, CompileError, DeviceUnavailableError: as for `gemm`.
     """
     second = _second_level(global_scale, scaling)
-    options = (None, None, None, False, backend, jit, None, False)
-    made: QuantizedArray = run(_parse, {"x": x}, None, options, second, stream=stream, own=(dtype, scaling, second))
+    made: QuantizedArray = _quantized(x, dtype, scaling, second, stream, backend, jit)
     return made
+
+
+@stored(x="x")
+def _quantized(
+    x: Any, dtype: CutlassDtype, scaling: str, second: float, stream: Any, backend: str, jit: str | None
+) -> Any:
+    options = CallOptions(batch_invariant=False, backend=backend, jit=jit, alpha=second, stream=stream)
+    return Call(_parse, {"x": x}, None, options, own=(dtype, scaling, second))
 
 
 @documented
@@ -130,9 +137,18 @@ def dequantize(
         KernelNotFoundError, CompileError, DeviceUnavailableError: as for `gemm`.
     """
     second = _second_level(global_scale, scaling)
-    options = (None, out_dtype, None, False, backend, jit, None, False)
-    arrays = {"values": values, "scales": scales}
-    return run(_parse_inverse, arrays, None, options, second, stream=stream, own=(scaling,))
+    return _dequantized(values, scales, scaling, second, out_dtype, stream, backend, jit)
+
+
+@stored(values="values", scales="scales")
+def _dequantized(
+    values: Any, scales: Any, scaling: str, alpha: float, out_dtype: CutlassDtype, stream: Any, backend: str,
+    jit: str | None,
+) -> Any:  # fmt: skip
+    options = CallOptions(
+        out_dtype=out_dtype, batch_invariant=False, backend=backend, jit=jit, alpha=alpha, stream=stream
+    )  # fmt: skip
+    return Call(_parse_inverse, {"values": values, "scales": scales}, None, options, own=(scaling,))
 
 
 @dataclass(frozen=True, kw_only=True)

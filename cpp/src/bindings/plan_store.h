@@ -1,0 +1,120 @@
+// The plans of all functions, by everything that they depend on: the layouts of all operands, and every option.
+#pragma once
+
+#include <pybind11/pybind11.h>
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <list>
+#include <memory>
+#include <string_view>
+#include <unordered_map>
+#include <utility>
+#include <vector>
+
+#include "../launch_plan.h"
+
+namespace atomr_cutlass {
+
+// What tells apart calls that have different plans. Values are words; of objects there are the type and the hash, and
+// the objects themselves to be compared.
+class PlanStoreKey {
+ public:
+  PlanStoreKey() = default;
+  PlanStoreKey(PlanStoreKey const&) = delete;
+  PlanStoreKey& operator=(PlanStoreKey const&) = delete;
+
+  void add(uint64_t word) {
+    if (count_ == words_.size()) spill();
+    words_[count_++] = word;
+  }
+  // A view of the argument of this number. Its address counts as far as it says which loads are aligned.
+  void add_view(uint64_t argument, Operand const& operand);
+  // False for a value that a plan cannot be found by: one without a hash, or that may be called.
+  bool add_option(uint64_t argument, pybind11::handle value);
+  void add_text(uint64_t argument, std::string_view text);
+  // A scalar in the place of an array: its value does not count.
+  void add_number(uint64_t argument);
+  // The length of a list of arrays, whose views follow.
+  void add_list(uint64_t argument, size_t size);
+
+  // Of the words so far.
+  uint64_t hash() const;
+  bool same_words(PlanStoreKey const& other) const;
+  bool has_objects() const { return !objects_.empty(); }
+  // May run Python's code.
+  bool same_objects(PlanStoreKey const& other) const;
+
+  // For a key that outlives the call; this one is of no use then.
+  std::shared_ptr<PlanStoreKey const> moved();
+
+ private:
+  bool add_object(uint64_t argument, pybind11::handle value);
+  void spill();
+
+  // Most calls fit; others go on in the vector.
+  std::array<uint64_t, 96> words_;
+  size_t count_ = 0;
+  std::vector<uint64_t> spilt_;
+  std::vector<pybind11::object> objects_;
+};
+
+// A plan, and how the arguments of a call become its operands and its results.
+struct StoredPlan {
+  struct Source {
+    int view = -1;    // of the call's views, or
+    int result = -1;  // of the new results; neither for an operand that is left out
+    Operand layout;   // which is not always the array's: some functions take arrays as memory
+    bool written = false;
+  };
+  struct Result {
+    pybind11::str label;
+    Operand layout;  // row-major
+  };
+  pybind11::object plan;
+  LaunchPlan* launch = nullptr;  // null for a plan that is called with views, by Python
+  std::vector<Source> sources;   // one for each operand, the last one a result
+  std::vector<Result> results;   // those that a call makes
+  pybind11::object arrange;      // makes of results by name what the caller gets; null: it is `out` alone
+  pybind11::object present;      // makes of a new array the caller's; null: it is as it is
+  double alpha = 1.0, beta = 0.0;  // of functions without such arguments
+  bool parsed = false;             // calls are to be checked by parsing them nonetheless
+
+  bool superseded() const;
+};
+
+// Those used most recently. The GIL guards it.
+class PlanStore {
+ public:
+  explicit PlanStore(size_t capacity);
+
+  // The plan of a key, which is now the one used last, or null.
+  std::shared_ptr<StoredPlan const> find(PlanStoreKey const& key);
+  // Keeps a plan, in place of any other of its key.
+  void put(std::shared_ptr<PlanStoreKey const> key, std::shared_ptr<StoredPlan const> plan);
+  void clear();
+  size_t size() const { return places_.size(); }
+  pybind11::list plans() const;
+
+ private:
+  struct Kept {
+    std::shared_ptr<PlanStoreKey const> key;
+    std::shared_ptr<StoredPlan const> plan;
+  };
+  struct Reference {
+    PlanStoreKey const* key;
+    uint64_t hash;
+    bool operator==(Reference const& other) const { return hash == other.hash && key->same_words(*other.key); }
+  };
+  struct Hash {
+    size_t operator()(Reference const& reference) const { return size_t(reference.hash); }
+  };
+  using Order = std::list<Kept>;  // the latest use first
+
+  size_t capacity_;
+  Order order_;
+  std::unordered_map<Reference, Order::iterator, Hash> places_;
+};
+
+}  // namespace atomr_cutlass

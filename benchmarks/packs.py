@@ -25,7 +25,15 @@ from atomr_cutlass.generator.matrix import PRESETS, expand
 from atomr_cutlass.jit.folder import FOLDER_VARIABLE
 from atomr_cutlass.jit.toolchain import toolchain
 
-BUILD = "from atomr_cutlass.cli.app import app; app()"
+BUILD = """
+import sys
+from pathlib import Path
+from atomr_cutlass.generator.selection import Selection
+from atomr_cutlass.pipeline import pack, pack_build
+keys = Selection(archs="", keys_file=sys.argv[1]).keys()
+Path(sys.argv[2]).write_bytes(pack.encode(pack_build.build(keys, "model")))
+"""
+"""What `atomr-cutlass build` does, without what a command line needs."""
 
 READ = """
 import json, sys, time
@@ -59,7 +67,7 @@ def measure(keys: Path, path: Path, cache: Path, repeats: int) -> dict[str, Any]
     found: dict[str, Any] = {}
     for name in ("build_s", "build_again_s"):
         begin = time.perf_counter()
-        run(BUILD, "build", keys, "-o", path, cache=cache)
+        run(BUILD, keys, path, cache=cache)
         found[name] = time.perf_counter() - begin
     reads = [json.loads(run(READ, path, cache=cache)) for _ in range(repeats)]
     middle = {name: statistics.median(read[name] for read in reads) for name in reads[0]}

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-import functools
 import math
 import os
 import statistics
@@ -422,26 +421,6 @@ def means(rows: Sequence[dict[str, Any]]) -> dict[str, float]:
     return {side: round(statistics.geometric_mean(ratios), 4) for side, ratios in found.items() if ratios}
 
 
-def host_cost(runs: int) -> dict[str, float]:
-    """Microseconds of host time a call, on a product small enough that the GPU never makes the host wait."""
-    case = Case("bias_gelu", "bf16", 64, 64, 64)
-    one, tree = operands_of(case), case.tree
-    bias = one.inputs["bias"]
-
-    def function(acc: Any, bias: Any) -> Any:
-        return ac.epilogue.gelu(acc + bias)
-
-    calls: dict[str, Callable[[], object]] = {
-        "gemm(a, b, out=out)": lambda: ac.gemm(one.a, one.b, out=one.out),
-        "gemm(..., bias=bias, activation='gelu')": functools.partial(our_call(case), one),
-        "gemm(..., epilogue=tree, bias=bias)": lambda: ac.gemm(one.a, one.b, out=one.out, epilogue=tree, bias=bias),
-        "gemm(..., epilogue=function, bias=bias)": lambda: ac.gemm(
-            one.a, one.b, out=one.out, epilogue=function, bias=bias
-        ),
-    }
-    return dense.host_microseconds(calls, runs, 100, warm=10)
-
-
 # ----------------------------------------------------------------------------------------------------------------------
 # Command line
 
@@ -490,7 +469,6 @@ def main() -> int:
             results["means"] = means(results["rows"])
         dense.write(arguments.out, results)
         torch.cuda.empty_cache()
-    results["host"] = host_cost(3)
     for name, mean in results.get("means", {}).items():
         print(f"{name:<14}{mean:>8.3f}")
     dense.write(arguments.out, results)

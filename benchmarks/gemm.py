@@ -1,11 +1,11 @@
 """GEMM against `torch.matmul`, in alternation; and every kernel of the table over many shapes, for the model.
 
-    python benchmarks/gemm.py --out results.json            # the comparison and the cost of a call
+    python benchmarks/gemm.py --out results.json            # the comparison
     python benchmarks/gemm.py --sweep --out sweep.json      # every eligible kernel with its options
 
 Each timing replays a CUDA graph of many calls, which rotate through enough operands to exceed L2, so that neither the
 host nor the cache stands in for device memory. The two sides alternate with pauses: a GPU that has just been loaded is
-slower. What a call costs the host is measured apart.
+slower. What a call costs the host is measured by host.py.
 """
 
 from __future__ import annotations
@@ -292,50 +292,6 @@ def compare(case: Case, device: devices.Device, rounds: int) -> dict[str, Any]:
     }
 
 
-def host_cost(runs: int) -> dict[str, float]:
-    """Microseconds of host time a call, on a product small enough that the GPU never makes the host wait."""
-    a, b = (torch.randn(64, 64, device="cuda").to(torch.bfloat16) for _ in range(2))
-    out = torch.empty_like(a)
-    one = Operands(a, b, out)
-    plan = make(our_problem(Case("bf16", "rr", 64, 64, 64), one), like=a)
-    calls: dict[str, Callable[[], object]] = {
-        "plan(a, b, out=out)": lambda: plan(a, b, out=out),
-        "plan(a, b)": lambda: plan(a, b),
-        "gemm(a, b, out=out)": lambda: ac.gemm(a, b, out=out),
-        "gemm(a, b)": lambda: ac.gemm(a, b),
-        "torch.matmul(a, b, out=out)": lambda: torch.matmul(a, b, out=out),
-        "torch.matmul(a, b)": lambda: torch.matmul(a, b),
-    }
-    return host_microseconds(
-        calls, runs, 400
-    )  # fewer than the launches that a stream queues before it makes the host wait
-
-
-def host_microseconds(
-    calls: Mapping[str, Callable[[], object]], runs: int, count: int, warm: int = 20
-) -> dict[str, float]:
-    """The host time of a call of each, the best of several runs.
-
-    Args:
-        calls: by name.
-        runs: how often each is timed, in turns.
-        count: calls at a time.
-        warm: calls before that are not timed.
-    """
-    best = dict.fromkeys(calls, math.inf)
-    for _ in range(runs):
-        for name, call in calls.items():
-            for _ in range(warm):
-                call()
-            torch.cuda.synchronize()
-            start = time.perf_counter()
-            for _ in range(count):
-                call()
-            best[name] = min(best[name], (time.perf_counter() - start) / count)
-    torch.cuda.synchronize()
-    return {name: round(seconds * 1e6, 2) for name, seconds in best.items()}
-
-
 # ----------------------------------------------------------------------------------------------------------------------
 # Sweep
 
@@ -504,9 +460,6 @@ def _comparison(arguments: argparse.Namespace, device: devices.Device, results: 
             f"{row['ratio']:.3f}  {row['kernel']}"
         )
         write(arguments.out, results)
-    results["host"] = host_cost(3 if arguments.quick else 7)
-    for name, cost in results["host"].items():
-        print(f"host {name:<30}{cost:>8} us")
     return len(failures)
 
 

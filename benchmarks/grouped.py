@@ -385,21 +385,6 @@ def means(rows: Sequence[dict[str, Any]]) -> dict[str, float]:
     return {kind: round(statistics.geometric_mean(ratios), 4) for kind, ratios in found.items()}
 
 
-def host_cost(runs: int) -> dict[str, float]:
-    """Microseconds of host time a call, on a product small enough that the GPU never makes the host wait."""
-    case = Case("bf16", "", (16, 0, 16, 32), 64, 64)
-    one = operand_set(case)
-    plan = grouped_plan.make(problem_of(case, one), like=one.a)
-    calls: dict[str, Callable[[], object]] = {
-        "plan(a, b, offsets, out)": lambda: plan(*one.given),
-        "grouped_gemm(a, b, offsets=, out=)": lambda: ac.grouped_gemm(one.a, one.b, offsets=one.offsets, out=one.out),
-        "grouped_gemm(a, b, offsets=)": lambda: ac.grouped_gemm(one.a, one.b, offsets=one.offsets),
-        "torch._grouped_mm(a, b, offs=)": lambda: torch._grouped_mm(one.a, one.b, offs=one.offsets),  # noqa: SLF001
-    }
-    # Two kernels each: fewer than the launches that a stream queues before it makes the host wait.
-    return dense.host_microseconds(calls, runs, 300)
-
-
 # ----------------------------------------------------------------------------------------------------------------------
 # Every cell
 
@@ -559,9 +544,6 @@ def main() -> int:
     if not arguments.all:
         results["means"] = means(results["rows"])
         print(json.dumps(results["means"]))
-        results["host"] = host_cost(3 if arguments.quick else 7)
-        for name, cost in results["host"].items():
-            print(f"host {name:<40}{cost:>8} us")
     dense.write(arguments.out, results)
     return 1 if failures else 0
 

@@ -558,7 +558,7 @@ def bench(stage: Stage, out: Path, options: Options) -> None:
         return
     measured = json.loads(results.read_text(encoding="utf-8"))
     rows = measured["rows"]
-    stage.results = {"exit_status": status, "rows": len(rows), "host": measured.get("host", {})}
+    stage.results = {"exit_status": status, "rows": len(rows)}
     stage.ok = status == 0 and bool(rows)
     large = [row for row in rows if row["dtype"] in ("bf16", "f16") and min(row["shape"]) >= 4096]
     if large:
@@ -591,7 +591,6 @@ def bench_op(stage: Stage, out: Path, options: Options, *, script: str) -> None:
         "rows": len(measured["rows"]),
         "means": means,
         "failures": measured.get("failures", [])[:FAILURES_SHOWN],
-        **({"host": measured["host"]} if "host" in measured else {}),
     }
     stage.ok = status == 0 and bool(measured["rows"])
     said = [f"{name} {mean:.3f}" for name, mean in means.items()]

@@ -1,0 +1,193 @@
+"""What a call costs the host, against PyTorch's call of the same work, in alternation; and the first call of a shape.
+
+    python benchmarks/host.py --out host.json
+
+The products are small enough that the GPU never makes the host wait. Kernels come from the table: nothing is compiled.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import sys
+import time
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+with warnings.catch_warnings():
+    warnings.simplefilter("ignore")
+    import torch
+    from torch.nn import functional
+
+from facts import machine, now
+
+import atomr_cutlass as ac
+from atomr_cutlass.epilogue import EvtBuilder
+from atomr_cutlass.pipeline import devices
+
+Call = Callable[[], object]
+
+COUNT = 200
+"""Calls at a time: fewer than the launches that a stream queues before it makes the host wait."""
+WARM = 20
+NEW_SHAPES = 40
+BEYOND_AIM_US = 100.0
+"""Microseconds that the first call of a shape may cost beyond a warm call's."""
+BF16 = torch.bfloat16
+
+
+@dataclass(frozen=True)
+class Row:
+    """A call of ours, and PyTorch's call that its cost is a share of.
+
+    Attributes:
+        name: ours.
+        ours: the call.
+        torch_name: PyTorch's.
+        torch: the call.
+        aim: the share that it should cost at most; None where there is none.
+    """
+
+    name: str
+    ours: Call
+    torch_name: str
+    torch: Call
+    aim: float | None = None
+
+
+def random(*shape: int) -> torch.Tensor:
+    """A bf16 array on the GPU."""
+    return torch.randn(shape, dtype=torch.float32, device="cuda").to(BF16)
+
+
+def dense_rows() -> list[Row]:
+    """Plans and `gemm`."""
+    a, b, bias = random(64, 64), random(64, 64), random(64)
+    out, weight = torch.empty_like(a), random(64, 64)
+    columns = weight.T
+    plan = ac.plan(ac.GemmRequest(ac.GemmShape(64, 64, 64), dtype=ac.CutlassDtype.BF16))
+    tree = EvtBuilder().add_bias("bias", dtype="bf16").activation("gelu").build()
+    product = ("torch.matmul(a, b, out=out)", lambda: torch.matmul(a, b, out=out))
+    linear = ("F.linear(a, weight, bias)", lambda: functional.linear(a, weight, bias))
+    return [
+        Row("plan(a, b, out=out)", lambda: plan(a, b, out=out), *product, 0.33),
+        Row("gemm(a, b, out=out)", lambda: ac.gemm(a, b, out=out), *product, 0.45),
+        Row("gemm(a, b)", lambda: ac.gemm(a, b), *product, 0.6),
+        Row("gemm(a, b, c, beta=1.0, out=out)", lambda: ac.gemm(a, b, out, beta=1.0, out=out), *product),
+        Row("gemm(a, b, out=out, alpha=2.0)", lambda: ac.gemm(a, b, out=out, alpha=2.0), *product),
+        Row(
+            "gemm(a, columns, bias=bias, activation='gelu')",
+            lambda: ac.gemm(a, columns, bias=bias, activation="gelu"), *linear, 0.8,
+        ),
+        Row(
+            "gemm(a, columns, bias=bias, epilogue=tree)", lambda: ac.gemm(a, columns, bias=bias, epilogue=tree), *linear
+        ),
+    ]  # fmt: skip
+
+
+def other_rows() -> list[Row]:
+    """Convolutions and grouped products."""
+    x = random(1, 64, 16, 16).to(memory_format=torch.channels_last)
+    w = random(64, 64, 3, 3).to(memory_format=torch.channels_last)
+    a, b = random(64, 64), random(4, 64, 64)
+    ends = torch.tensor((16, 16, 32, 64), dtype=torch.int32, device="cuda")
+    grouped = ("torch._grouped_mm(a, b, offs=ends)", lambda: torch._grouped_mm(a, b, offs=ends))  # noqa: SLF001
+    out = torch.empty_like(a)
+    return [
+        Row(
+            "conv2d(x, w, padding=1, layout='nchw')", lambda: ac.conv2d(x, w, padding=1, layout="nchw"),
+            "F.conv2d(x, w, padding=1)", lambda: functional.conv2d(x, w, padding=1), 0.8,
+        ),
+        Row("grouped_gemm(a, b, offsets=ends)", lambda: ac.grouped_gemm(a, b, offsets=ends), *grouped, 0.7),
+        Row("grouped_gemm(..., out=out)", lambda: ac.grouped_gemm(a, b, offsets=ends, out=out), *grouped),
+    ]  # fmt: skip
+
+
+def microseconds(call: Call) -> float:
+    """Host time of one call."""
+    for _ in range(WARM):
+        call()
+    torch.cuda.synchronize()
+    start = time.perf_counter()
+    for _ in range(COUNT):
+        call()
+    elapsed = time.perf_counter() - start
+    torch.cuda.synchronize()
+    return elapsed / COUNT * 1e6
+
+
+def measure(row: Row, rounds: int) -> dict[str, Any]:
+    """The medians of both sides, one after the other in every round, now the one first, now the other."""
+    times: dict[str, list[float]] = {"ours": [], "torch": []}
+    for number in range(rounds):
+        for side in sorted(times, reverse=number % 2 == 0):
+            times[side].append(microseconds(getattr(row, side)))
+    ours, theirs = statistics.median(times["ours"]), statistics.median(times["torch"])
+    return {
+        "ours": row.name, "torch": row.torch_name, "us": round(ours, 3), "torch_us": round(theirs, 3),
+        "share": round(ours / theirs, 3), "aim": row.aim,
+    }  # fmt: skip
+
+
+def first_calls() -> dict[str, Any]:
+    """The median host time of the first call of a shape, where other shapes have loaded its kernel, and of a warm one.
+
+    The kernels of most shapes are loaded by then: loading one takes milliseconds, which the median leaves out.
+    """
+    times: dict[str, list[float]] = {"first": [], "second": [], "warm": []}
+    for number in range(NEW_SHAPES):
+        a, b = random(1000 + 8 * number, 512), random(512, 1024)
+        out = random(1000 + 8 * number, 1024)
+        torch.cuda.synchronize()
+        for name in ("first", "second", "warm"):
+            start = time.perf_counter()
+            ac.gemm(a, b, out=out)
+            times[name].append((time.perf_counter() - start) * 1e6)
+    first, warm = statistics.median(times["first"]), statistics.median(times["warm"])
+    return {
+        "first_us": round(first, 1), "warm_us": round(warm, 1), "beyond_us": round(first - warm, 1),
+        "aim_us": BEYOND_AIM_US, "shapes": NEW_SHAPES,
+    }  # fmt: skip
+
+
+def main() -> int:
+    """Measures and writes; returns the exit status."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--out", type=Path, required=True, help="JSON file for the results")
+    parser.add_argument("--rounds", type=int, default=21, help="rounds of each row; default: 21")
+    arguments = parser.parse_args()
+    reason = devices.problem()
+    if reason:
+        print(f"nothing to measure: {reason}", file=sys.stderr)
+        return 1
+    os.environ["ATOMR_CUTLASS_JIT"] = "off"
+    torch.manual_seed(0)
+    results: dict[str, Any] = {"date": now(), "machine": machine(), "rows": [], "failures": []}
+    for row in (*dense_rows(), *other_rows()):
+        try:
+            made = measure(row, arguments.rounds)
+        except (ac.CutlassError, RuntimeError) as error:
+            results["failures"].append({"ours": row.name, "error": f"{type(error).__name__}: {error}"})
+            print(f"{row.name}: {type(error).__name__}: {error}")
+            continue
+        results["rows"].append(made)
+        aim = "" if row.aim is None else f" (aim {row.aim})"
+        print(
+            f"{row.name:<50}{made['us']:>8} us {row.torch_name:<36}{made['torch_us']:>8} us: {made['share']:.3f}{aim}",
+            flush=True,
+        )
+    results["first_call"] = first_calls()
+    print("first call of a shape: {first_us} us, {beyond_us} us beyond a warm one (aim {aim_us})".format(
+        **results["first_call"]
+    ))  # fmt: skip
+    arguments.out.write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
+    return 1 if results["failures"] else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -32,25 +32,54 @@ class Result(Protocol):
     """The result that a tree is computed over. `Any` stands for the views of an operand: one, or those of a list."""
 
     def view(self, array: Any, name: str) -> Any:
-        """The views of the arrays that are given for an operand."""
+        """The views of the arrays that are given for an operand, as all other methods take them.
+
+        Raises:
+            InvalidOperandError: it is no array, or not the list that the result wants.
+        """
 
     def labelled(self, name: str, views: Any) -> Mapping[str, _core.Operand]:
         """The views of an operand by label, which is the name of each."""
 
     def operand(self, name: str, views: Any) -> Operand:
-        """The operand that arrays are to a function."""
+        """The operand that arrays are to a function; of kinds, too, that a rule refuses later.
+
+        Raises:
+            InvalidOperandError: nothing of that shape or element type could be read.
+        """
 
     def check_tree(self, tree: EpilogueVisitorTree, acc: CutlassDtype, d: CutlassDtype) -> None:
-        """Refuses a tree that no kernel evaluates over such a result."""
+        """Refuses a tree that no kernel evaluates over such a result.
+
+        Raises:
+            UnsupportedError: says why.
+        """
 
     def check_input(self, operand: Input, views: Any) -> None:
-        """Refuses arrays that do not fit a tree's operands."""
+        """Refuses arrays that do not fit a tree's operands.
+
+        Raises:
+            InvalidOperandError: says what was expected.
+        """
 
     def check_output(self, output: Output, views: Any) -> None:
-        """Refuses arrays that a tree cannot write."""
+        """Refuses arrays that a tree cannot write.
+
+        Raises:
+            InvalidOperandError: says why.
+        """
 
     def check_apart(self, tree: EpilogueVisitorTree, product: Mapping[str, Any], views: Mapping[str, Any]) -> None:
-        """Refuses results that share memory with each other or with an operand."""
+        """Refuses results that share memory with each other or with an operand.
+
+        Args:
+            tree: the tree.
+            product: views of the product's operands and of `out`, if it is given.
+            views: of the tree's inputs, and of the arrays that are given for its outputs.
+
+        Raises:
+            InvalidOperandError: names the two.
+        """
 
 
 ResultT = TypeVar("ResultT", bound=Result)

@@ -58,11 +58,6 @@ class GroupedResult:
         return {self.label(RESULT, index): shape for index, shape in enumerate(self.members)}
 
     def view(self, array: Any, name: str) -> Views:
-        """The views of the arrays that are given for an operand.
-
-        Raises:
-            InvalidOperandError: a list that has not a member for each group, or where operands are no lists.
-        """
         if not isinstance(array, (list, tuple)):
             return (operands.as_operand(array, name),)
         if not self.listed:
@@ -72,7 +67,6 @@ class GroupedResult:
         return tuple(operands.as_operand(member, f"{name}[{index}]") for index, member in enumerate(array))
 
     def labelled(self, name: str, views: Views) -> dict[str, _core.Operand]:
-        """The views of an operand by label."""
         return {self.label(name, index): view for index, view in enumerate(views)}
 
     def label(self, name: str, index: int) -> str:
@@ -80,11 +74,6 @@ class GroupedResult:
         return f"{name}[{index}]" if name in self.lists else name
 
     def operand(self, name: str, views: Views) -> Operand:
-        """The operand that arrays are to a function; also kinds that grouped kernels do not read: a rule refuses them.
-
-        Raises:
-            InvalidOperandError: nothing of that shape or element type could be read.
-        """
         first = views[0]
         bits = first.dtype == BYTE
         for kind in () if bits else (SCALAR, ROW):
@@ -100,15 +89,9 @@ class GroupedResult:
         raise InvalidOperandError(f"{self.label(name, index)} has shape {views[index].shape}; expected {expected}")
 
     def check_tree(self, tree: EpilogueVisitorTree, acc: CutlassDtype, d: CutlassDtype) -> None:
-        """Refuses a tree that no grouped kernel evaluates; see `refuse_tree`."""
         refuse_tree(tree, acc, d)
 
     def check_input(self, operand: Input, views: Views) -> None:
-        """Refuses arrays that do not fit a tree's operands.
-
-        Raises:
-            InvalidOperandError: says what was expected.
-        """
         if self.listed and operand.name not in self.lists and operand.kind == ROW:
             raise InvalidOperandError(f"{operand.name} is one array; expected a list, one for each group")
         for index, view in enumerate(views):
@@ -128,11 +111,6 @@ class GroupedResult:
     def check_apart(
         self, tree: EpilogueVisitorTree, product: Mapping[str, Views], views: Mapping[str, Views]
     ) -> None:  # fmt: skip
-        """Refuses a result that shares memory with an operand of its group.
-
-        Raises:
-            InvalidOperandError: names the two.
-        """
         del tree
         for index, out in enumerate(product.get(RESULT, ())):
             read = {

@@ -40,11 +40,9 @@ class MatrixResult:
         return self.shape
 
     def labelled(self, name: str, view: _core.Operand) -> dict[str, _core.Operand]:
-        """The view of an operand by its label, which is its name."""
         return {name: view}
 
     def view(self, array: Any, name: str) -> _core.Operand:
-        """The view of an array over the result, as all other methods take it."""
         return operands.as_operand(array, name)
 
     def flat(self, name: str, view: _core.Operand) -> _core.Operand:
@@ -57,11 +55,6 @@ class MatrixResult:
         return output_shape(output, self.shape)
 
     def operand(self, name: str, view: _core.Operand) -> Operand:
-        """The operand that an array is to a function.
-
-        Raises:
-            InvalidOperandError: nothing of that shape or element type could be read.
-        """
         m, n = self.matrix[-2:]
         return operand_of(self.flat(name, view).shape, m, n, _element(view, name) or BYTE, name)
 
@@ -69,19 +62,9 @@ class MatrixResult:
         """Whether kernels evaluate the tree is said where they are looked for."""
 
     def check_input(self, operand: Input, view: _core.Operand) -> None:
-        """Refuses an array that does not fit a tree's operand.
-
-        Raises:
-            InvalidOperandError: says what was expected.
-        """
         check_input(operand, self.flat(operand.name, view).shape, _element(view, operand.name), self.matrix)
 
     def check_output(self, output: Output, view: _core.Operand) -> None:
-        """Refuses an array that a tree cannot write.
-
-        Raises:
-            InvalidOperandError: says why.
-        """
         wanted = self.output_shape(output)
         if view.shape != wanted:
             raise InvalidOperandError(
@@ -95,16 +78,7 @@ class MatrixResult:
     def check_apart(
         self, tree: EpilogueVisitorTree, product: Mapping[str, _core.Operand], views: Mapping[str, _core.Operand]
     ) -> None:
-        """Refuses results that share memory with each other or with an operand, but D in the place of a matrix or of C.
-
-        Args:
-            tree: the tree.
-            product: views of the product's operands and of `out`, if it is given.
-            views: of the tree's inputs, and of the arrays that are given for its outputs.
-
-        Raises:
-            InvalidOperandError: names the two.
-        """
+        # D may be in the place of a matrix or of C: each element is read before it is written.
         outputs = [output.name for output in tree.outputs if output.name in views]
         written = {name: views[name] for name in outputs}
         written |= {RESULT: product[RESULT]} if RESULT in product else {}
@@ -199,7 +173,6 @@ class ImageResult(MatrixResult):
         return ((pixels, shape[-1]), (step, strides[-1])) if last else ((pixels,), (step,))
 
     def output_shape(self, output: Output) -> Shape:
-        """The extents of the array for an output, in the order of NHWC."""
         return self._shape(output)
 
     def check_input(self, operand: Input, view: _core.Operand) -> None:

@@ -94,7 +94,6 @@ class CastSearch(KernelSearch[None]):
         self._types = (dtype, wanted)
 
     def supports(self, key: KernelKey, formulation: None) -> Status:
-        """Whether a kernel casts these types."""
         del formulation
         return OK if (key.a, key.d) == self._types else _OTHER_CAST
 
@@ -104,7 +103,6 @@ class CastSearch(KernelSearch[None]):
         return Launch(CAST_SECONDS)
 
     def reason(self) -> str:
-        """Why there is none."""
         return f"no kernel casts {self._types[0].value} to {self._types[1].value}"
 
 
@@ -202,7 +200,6 @@ class ConvSearch(KernelSearch[ConvFormulation]):
         return self.op if formulation.product is None else GEMM
 
     def supports(self, key: KernelKey, formulation: ConvFormulation) -> Status:
-        """Whether a kernel serves a formulation."""
         if formulation.product is not None and self._product is not None:
             return self._product.supports(key, formulation.product)
         return convolves(key, formulation.problem, formulation.split_k)
@@ -253,7 +250,6 @@ class ConvSearch(KernelSearch[ConvFormulation]):
         return f"a rewrite: {formulation.rewrite}" if formulation.rewrite else ""
 
     def reason(self) -> str:
-        """Why no cell of the matrix serves the problem."""
         first, last = (group[0].problem for group in (self.formulations[0], self.formulations[-1]))
         text = _refusal(last if first.fusion else first)  # bias and activation in the caller's terms, not as a tree
         unwidened = _unwidened(last) if self.op == WGRAD else ""
@@ -265,7 +261,6 @@ class ConvSearch(KernelSearch[ConvFormulation]):
         return super().nearest(arch, best)
 
     def refusal(self, best: Candidate[ConvFormulation] | None, remedy: str) -> CutlassError:
-        """The error where the table has no kernel and none may be compiled."""
         plainest = None if best is None else self._plainest()
         if best is not None and plainest is None and self._product is not None:
             return self._product.refusal(None, remedy)

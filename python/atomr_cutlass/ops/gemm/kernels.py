@@ -85,11 +85,9 @@ class GemmSearch(ProductSearch):
         return "computed as D^T = B^T A^T, whose tiles fit better" if formulation.swapped else ""
 
     def reason(self) -> str:
-        """Why no cell of the matrix serves the problem."""
         return str(self.refusal(None, ""))
 
     def refusal(self, best: GemmCandidate | None, remedy: str) -> CutlassError:
-        """The error that explains why the table has no kernel for the problem."""
         del best, remedy
         problem, possible = self.problem, [variant for variant in self.formulations[-1] if variant.layout_d == ROW]
         base, program = lower.split(problem.epilogue)

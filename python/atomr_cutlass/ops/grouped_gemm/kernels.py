@@ -58,7 +58,6 @@ class GroupedSearch(KernelSearch[GroupedProblem]):
         self.formulations = () if problem.empty else ((problem,),)
 
     def supports(self, key: KernelKey, formulation: GroupedProblem) -> Status:
-        """Whether a kernel serves the problem."""
         if not _multiplies(key, formulation):
             return _OTHER_TYPES
         if not _scales(key, formulation):
@@ -94,7 +93,6 @@ class GroupedSearch(KernelSearch[GroupedProblem]):
                 yield (key for key in dict.fromkeys(_derived(key, problem) for key in keys) if supports(key))
 
     def reason(self) -> str:
-        """Why no cell of the matrix serves the problem on its arch, and the cure."""
         return refusal(self.problem, self.arch or self.device.arch)
 
 

@@ -41,6 +41,8 @@ if TYPE_CHECKING:  # the names of _DEFERRED, for type checkers and editors
     from .ops.conv2d.request import ConvDgradRequest, ConvFwdRequest, ConvLayout, ConvShape, ConvWgradRequest
     from .ops.gated_gemm.function import gated_gemm, interleave
     from .ops.gemm.request import GemmEpilogue, GemmLayout, GemmRequest, GemmShape
+    from .ops.gemv.function import gemv
+    from .ops.gemv.request import GemvRequest, GemvShape
     from .ops.grouped_gemm.function import grouped_gemm
     from .ops.grouped_gemm.request import GroupedGemmRequest, GroupedGemmShape
     from .ops.matmul.epilogues import MatmulEpilogue
@@ -82,6 +84,8 @@ __all__ = [
     "GemmLayout",
     "GemmRequest",
     "GemmShape",
+    "GemvRequest",
+    "GemvShape",
     "GroupedGemmRequest",
     "GroupedGemmShape",
     "HeuristicCache",
@@ -112,6 +116,7 @@ __all__ = [
     "freeze",
     "gated_gemm",
     "gemm",
+    "gemv",
     "grouped_gemm",
     "interleave",
     "is_fp4_supported",
@@ -140,6 +145,7 @@ _DEFERRED = {
     "epilogue": ("EvtBuilder", "epilogue"),
     "pipeline.explanation": ("Explanation", "explain"),
     "ops.gated_gemm.function": ("gated_gemm", "interleave"),
+    "ops.gemv.function": ("gemv",),
     "ops.grouped_gemm.function": ("grouped_gemm",),
     "ops.matmul.epilogues": ("MatmulEpilogue",),
     "ops.matmul.function": ("matmul",),
@@ -153,6 +159,7 @@ _DEFERRED = {
     "ops.quantize.function": ("QuantizedArray", "dequantize", "quantize"),
     "ops.conv2d.request": ("ConvDgradRequest", "ConvFwdRequest", "ConvLayout", "ConvShape", "ConvWgradRequest"),
     "ops.gemm.request": ("GemmEpilogue", "GemmLayout", "GemmRequest", "GemmShape"),
+    "ops.gemv.request": ("GemvRequest", "GemvShape"),
     "ops.grouped_gemm.request": ("GroupedGemmRequest", "GroupedGemmShape"),
     "serving.supervisor": ("exit_for_restart", "supervise"),
 }  # fmt: skip

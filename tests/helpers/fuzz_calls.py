@@ -404,7 +404,11 @@ def _used(request: Any) -> None:
     assert request == request  # noqa: PLR0124 - comparing itself must not fail
     ac.explain(request)
     actor = ac.CutlassActor(2, mock=True)
-    send = {ac.GemmRequest: ac.CutlassMsg.Gemm, ac.GroupedGemmRequest: ac.CutlassMsg.GroupedGemm}
+    send = {
+        ac.GemmRequest: ac.CutlassMsg.Gemm,
+        ac.GemvRequest: ac.CutlassMsg.Gemv,
+        ac.GroupedGemmRequest: ac.CutlassMsg.GroupedGemm,
+    }
     actor.handle(send.get(type(request), ac.CutlassMsg.Conv)(request))
 
 
@@ -547,6 +551,10 @@ def _scalar_calls() -> Iterable[Call]:
         half = {name: one.astype(np.float16) if one.dtype == np.float32 and one.ndim == 2 else one
                 for name, one in given.items()}  # fmt: skip
         yield Call("gated_gemm", ac.gated_gemm, lambda half=half: {**half, "backend": "reference"})
+    vectors: Arguments = {"a": random(6, 8), "x": random(8), "c": random(6), "beta": 1.0, "bias": random(6)}
+    for given, backend in itertools.product((vectors, {"a": random(2, 6, 8), "x": random(8)}), ("reference", "auto")):
+        vector = {**given, "backend": backend}
+        yield Call("gemv", ac.gemv, lambda vector=vector: vector, more=("row",))
     yield Call("interleave", ac.interleave, lambda: {"gate": random(4, 8), "up": random(4, 8)})
 
 
@@ -590,6 +598,8 @@ def _request_calls() -> Iterable[Call]:
     fp8: Arguments = {"dtype": D.F8E4M3, "layout_b": ac.GemmLayout.COL_MAJOR, "scaling": "vector", "quantized": True}
     yield Call("GemmRequest", ac.GemmRequest, lambda: gemm, _used)
     yield Call("GemmRequest", ac.GemmRequest, lambda: {**gemm, **fp8}, _used)
+    yield Call("GemvShape", ac.GemvShape, lambda: {"m": 4, "k": 4}, _repeated)
+    yield Call("GemvRequest", ac.GemvRequest, lambda: {**gemm, "shape": ac.GemvShape(16, 16, 2)}, _used)
     yield Call("GroupedGemmShape", ac.GroupedGemmShape, lambda: {"groups": [ac.GemmShape(4, 4, 4)]}, _repeated)
     shape = ac.GroupedGemmShape([ac.GemmShape(16, 16, 16)])
     yield Call("GroupedGemmRequest", ac.GroupedGemmRequest, lambda: {**gemm, "shape": shape}, _used)

@@ -25,7 +25,8 @@ def test_kept_plans(case: str, outcome: dict[str, str]) -> None:
 
 
 FUNCTIONS = (
-    ac.gemm, ac.gated_gemm, ac.grouped_gemm, ac.conv2d, ac.conv2d_dgrad, ac.conv2d_wgrad, ac.quantize, ac.dequantize,
+    ac.gemm, ac.gated_gemm, ac.gemv, ac.grouped_gemm, ac.conv2d, ac.conv2d_dgrad, ac.conv2d_wgrad, ac.quantize,
+    ac.dequantize,
 )  # fmt: skip
 
 

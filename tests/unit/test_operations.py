@@ -17,6 +17,8 @@ from atomr_cutlass import (
     CutlassDtype,
     GemmRequest,
     GemmShape,
+    GemvRequest,
+    GemvShape,
     GroupedGemmRequest,
     GroupedGemmShape,
     InvalidOperandError,
@@ -27,6 +29,7 @@ from atomr_cutlass.pipeline.operation import CALL_OPTIONS, FOLDERS, operation_of
 SHAPE = ConvShape.nhwc(2, 8, 8, 16, 32, 3, 3, padding=1)
 REQUESTS: dict[str, Any] = {
     "gemm": GemmRequest(GemmShape(8, 16, 32, 2), dtype=CutlassDtype.F16),
+    "gemv": GemvRequest(GemvShape(16, 32, 2), dtype=CutlassDtype.F16),
     "grouped_gemm": GroupedGemmRequest(
         GroupedGemmShape([GemmShape(8, 16, 32), GemmShape(0, 16, 32)]), dtype=CutlassDtype.F16
     ),
@@ -72,14 +75,14 @@ def test_the_operand_table_ends_with_the_result(name: str) -> None:
 
 def test_products_are_those_of_the_definition() -> None:
     taps = 2 * 8 * 8 * 32 * 3 * 3 * 16
-    products = {"gemm": 2 * 8 * 16 * 32, "grouped_gemm": 8 * 16 * 32}
+    products = {"gemm": 2 * 8 * 16 * 32, "gemv": 2 * 16 * 32, "grouped_gemm": 8 * 16 * 32}
     for name, request in REQUESTS.items():
         assert operation_of(request).products(request) == products.get(name, taps)
 
 
 @pytest.mark.parametrize("value", [None, "gemm", GemmShape(8, 16, 32), GemmRequest])
 def test_what_is_no_request_is_refused(value: Any) -> None:
-    with pytest.raises(InvalidOperandError, match=r"expected a GemmRequest, Grouped.* or ConvWgradRequest$"):
+    with pytest.raises(InvalidOperandError, match=r"expected a GemmRequest, Gemv.* or ConvWgradRequest$"):
         operation_of(value)
 
 

@@ -25,7 +25,7 @@ if TYPE_CHECKING:  # the protocol names types that only operations construct
     from .probe import Probe
     from .search import KernelSearch
 
-FOLDERS = ("gemm", "gated_gemm", "grouped_gemm", "conv2d", "matmul", "quantize")
+FOLDERS = ("gemm", "gated_gemm", "gemv", "grouped_gemm", "conv2d", "matmul", "quantize")
 """Folders of `ops`: the module `operation` of each has OPERATIONS, those that it implements."""
 
 

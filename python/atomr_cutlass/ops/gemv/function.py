@@ -1,0 +1,186 @@
+"""`gemv`: a matrix and a vector in, a vector out."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from ... import _core
+from ...arrays import operands
+from ...arrays.arguments import check_devices, check_out, result_dtype, views_of
+from ...arrays.numerics import AnyArray, math_mode
+from ...errors import InvalidOperandError, UnsupportedError
+from ...generator.dtypes import CutlassDtype
+from ...generator.epilogue.tree import RESULT
+from ...generator.rules import accumulator, gemm_types
+from ...pipeline.call import stored
+from ...pipeline.invocation import Call, CallOptions, Invocation, Result, documented
+from ...pipeline.plan import Plan
+from ...pipeline.problem import MatrixSpec
+from .kernels import make
+from .problem import VectorResult, check_shapes, check_types, product, result_shape
+
+if TYPE_CHECKING:
+    from ...epilogue.bind import BoundEpilogue
+
+_PRODUCT = ("a", "x")
+"""Names that operands of an epilogue cannot have."""
+
+
+@stored(a="a", x="x", c="c", bias="bias")
+@documented
+def gemv(
+    a: Any,
+    x: Any,
+    c: Any = None,
+    *,
+    out: Any = None,
+    alpha: float = 1.0,
+    beta: float = 0.0,
+    bias: Any = None,
+    activation: str | None = None,
+    epilogue: Any = None,
+    out_dtype: CutlassDtype | None = None,
+    precision: str | None = None,
+    stream: Any = None,
+    backend: str = "auto",
+    jit: str | None = None,
+    workspace_size: int | None = None,
+    **operands_of_epilogue: Any,
+) -> Any:
+    """A matrix times a vector: y = saturating_cast(act(alpha * A x + beta * C + bias)), or that of `epilogue`.
+
+    Products are added up in float32. What takes the time is reading A: its rows, or its columns, are contiguous, and
+    read in 16 bytes at a time where they and their strides are multiples of 16 bytes, else element by element.
+
+    Args:
+        a: (..., M, K), f16, bf16 or f32; anything with DLPack or `__cuda_array_interface__`, or NumPy (copied to the
+            GPU and back). Batch dimensions broadcast with those of x as in NumPy: an A that they share is read again
+            for each vector, where `gemm(x, a.T)` reads it once.
+        x: (..., K), of the same dtype and device, with any stride.
+        c: (..., M) of the result's dtype; needed exactly when `beta` is not 0.
+        out: (..., M), with any stride, written in place and returned; may be `c` itself, and overlaps nothing else. Not
+            for JAX.
+        alpha: scalar. With 0, A and x are not read, unless there is an epilogue, bias or activation.
+        bias: (M,), added to every vector, of any floating dtype.
+        epilogue: function of the product, in the place of bias and activation, as `gemm` takes it. `acc` is alpha *
+            A x + beta * C in float32: to the function a matrix of one row, or one for each batch.
+        out_dtype: element type of the result; defaults to A's.
+        precision: for float32 operands: `ieee`, which is what None means.
+        operands_of_epilogue: the operands of `epilogue` by their names: arrays on the device of `a`, of one element,
+            (M,) for all vectors, (..., M) or (..., 1), or bits in uint8, (..., ceil(M / 8)), the first in the lowest
+            bit. Of a function also numbers, which become constants of its kernel. Arrays for a tree's outputs beside y
+            may be given by name too.
+
+    Returns:
+        `out`, or a new array (..., M) of the kind of `a`; with an epilogue that has several results, these as its
+        function returns them, or of a tree a dict with y as `out`. Work is in flight on the stream when a GPU array
+        returns.
+
+    Raises:
+        InvalidOperandError: an operand of the wrong rank, shape, dtype, strides, device or overlap.
+        UnsupportedError: no kernel can serve the request, with the reason.
+        KernelNotFoundError, CompileError, DeviceUnavailableError: as in `gemm`.
+    """
+    options = CallOptions(
+        activation, out_dtype, precision, False, backend, jit, workspace_size, None, alpha, beta, stream
+    )  # fmt: skip
+    return Call(_parse, {"a": a, "x": x, "c": c, "bias": bias}, out, options, epilogue, operands_of_epilogue)
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Gemv(Invocation):
+    """A matrix times a vector, parsed.
+
+    Attributes:
+        product: the names of the product's arrays.
+        result: element type of y.
+        math: math mode of the kernel's key.
+        epilogue: the epilogue. None: nothing, or a bias and an activation for the reference.
+    """
+
+    product: tuple[str, ...]
+    result: CutlassDtype
+    math: str
+    epilogue: BoundEpilogue[VectorResult] | None
+
+    def check_kernels(self) -> None:
+        dtype = operands.dtype_of(self.inputs["a"], "a")
+        check_types(dtype, self.math)
+        types = gemm_types(dtype, dtype, self.result, self.math, tree=self.epilogue is not None)
+        if not types:
+            raise UnsupportedError(types.reason)
+
+    def plan(self, views: dict[str, _core.Operand], *, like: Any, stream: int) -> Plan:
+        specs = {
+            name: MatrixSpec(view.shape, view.strides, operands.dtype_of(view, name), view.alignment)
+            for name, view in views.items()
+            if name in (*self.product, RESULT)
+        }
+        fusion = None if self.epilogue is None else self.epilogue.fusion(views)
+        problem = product(specs, self.math, views["a"].device)
+        return make(problem, fusion, like=like, stream=stream, **self.call.planning)
+
+    def write_nothing(self, views: Mapping[str, _core.Operand], stream: int) -> None:
+        if self.epilogue is not None:
+            from ...epilogue.bind import reduce_nothing
+
+            reduce_nothing(self.epilogue.tree.outputs, views, stream)
+
+    def reference(self, host: dict[str, AnyArray]) -> Mapping[str, AnyArray]:
+        from ..gemm import reference as gemm_reference  # which no GPU call needs
+
+        options = self.call.options
+        row, turned = host["x"][..., None, :], host["a"].swapaxes(-1, -2)
+        c = host["c"][..., None, :] if "c" in self.product else None
+        how: dict[str, Any] = {"alpha": options.alpha, "beta": options.beta, "math": self.math}
+        if self.epilogue is not None and self.call.epilogue is not None:
+            acc = gemm_reference.gemm(row, turned, c, **how, out_dtype=CutlassDtype.F64)
+            return self.epilogue.evaluate(acc, self.fetch)
+        how |= {"bias": host.get("bias"), "activation": options.activation, "out_dtype": self.result}
+        return {RESULT: gemm_reference.gemm(row, turned, c, **how)[..., 0, :]}
+
+
+def _parse(call: Call) -> _Gemv:
+    call.check("gemv")
+    options, arrays = call.options, call.arrays
+    given = {"a": arrays["a"], "x": arrays["x"], "c": call.c, "out": call.out}
+    if call.epilogue is None:
+        given["bias"] = arrays["bias"]
+    views = views_of(given, _PRODUCT)
+    check_devices(views)
+    shape = result_shape(views["a"].shape, views["x"].shape)
+    check_shapes({name: view.shape for name, view in views.items()}, shape)
+    dtype, other = (operands.dtype_of(views[name], name) for name in _PRODUCT)
+    if dtype is not other:
+        raise InvalidOperandError(f"a is {dtype.value} and x is {other.value}: both must have one dtype")
+    if "out" in views:
+        check_out(views, ("a", "x", "c", "bias"))
+    followed = not (call.epilogue is arrays["bias"] is options.activation is None)
+    result = result_dtype(views, options.out_dtype, dtype, fused=followed)
+    math, names = math_mode(dtype, options.precision), tuple(name for name in ("a", "x", "c") if name in views)
+    epilogue = None
+    # The reference has bias and activation itself.
+    if call.epilogue is not None or (followed and options.backend != "reference"):
+        epilogue = _bound(call, views, shape, result)
+        result = epilogue.dtype
+    results = {RESULT: Result(shape, result.dlpack, call.out, views.get(RESULT))}
+    inputs = {name: view for name, view in views.items() if name != RESULT}
+    parsed: dict[str, Any] = {"call": call, "product": names, "result": result, "math": math, "epilogue": epilogue}
+    if epilogue is None:
+        return _Gemv(inputs=inputs, results=results, **parsed)
+    return _Gemv(
+        inputs=inputs | epilogue.inputs, results=epilogue.results(), arrange=epilogue.traced.arranger, **parsed
+    )
+
+
+def _bound(
+    call: Call, views: dict[str, _core.Operand], shape: tuple[int, ...], result: CutlassDtype
+) -> BoundEpilogue[VectorResult]:
+    """The epilogue of a call with its arrays."""
+    from ...epilogue import bind  # trees and the tracer
+
+    own = {name: view for name, view in views.items() if name in (*_PRODUCT, "c", RESULT)}
+    dtype = operands.dtype_of(views["a"], "a")
+    return bind.bind_call(call, VectorResult(shape), own, taken=_PRODUCT, out_dtype=result, acc=accumulator(dtype))

@@ -1,0 +1,186 @@
+"""Kernels of matrix times vector: which serve a problem, their cost, and plans."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from ... import _core
+from ...epilogue import bound as fused
+from ...epilogue.bound import Fusion
+from ...epilogue.fused_operands import FusedOperands
+from ...errors import UnsupportedError
+from ...generator.archs import SmArch
+from ...generator.epilogue.lower import LINEAR, is_common, split
+from ...generator.epilogue.tree import RESULT
+from ...generator.families.gemv import OP, THREADS
+from ...generator.key import COLUMN, KernelKey
+from ...generator.rules import gemm_types, supports_tree
+from ...pipeline import devices, select
+from ...pipeline.candidate import Launch
+from ...pipeline.devices import Device
+from ...pipeline.estimate import DRAM_BYTES_PER_SECOND, LAUNCH_SECONDS
+from ...pipeline.plan import Address, Plan, Steps, moved
+from ...pipeline.planning import PlanOptions, planned
+from ...pipeline.problem import GemmFormulation, GemmProblem, MatrixSpec, formulations
+from ..gemm.kernels import nonempty, product_args
+from ..gemm.search import GemmCandidate, ProductSearch
+from .problem import transposed, vector_of
+
+BLOCKS = 3
+"""Thread blocks of a multiprocessor that have enough under way to read memory as fast as it can be read."""
+RESIDENT = 4
+"""That run on it at once."""
+AT_ONCE = 4
+"""Vectors that a thread reads at once."""
+ROWS = 32
+"""Rows of a matrix that is contiguous along N, of which a thread block reads vectors in one step."""
+SLICES_SECONDS = 2.0e-6
+"""Leaving the sums of slices of K in memory, and adding them up."""
+NARROW = 0.5
+"""Share of the memory's rate that loads of single elements reach."""
+
+
+class GemvSearch(ProductSearch):
+    """Kernels for a GEMM of one row."""
+
+    op = OP
+
+    def put(self, problem: GemmProblem) -> Sequence[GemmFormulation]:
+        """The vectors with any stride, as columns are, beside each layout of the matrix."""
+        made = formulations(problem)
+        return [each for each in made if not each.swapped and each.layout_a == each.layout_d == COLUMN]
+
+    def slices(self, key: KernelKey, formulation: GemmFormulation) -> tuple[int, ...]:
+        """Powers of two that leave each thread twice what it reads at once."""
+        step = THREADS * 128 // key.b.bits if key.layout_b == COLUMN else ROWS
+        return tuple(1 << bits for bits in range(7) if bits == 0 or formulation.k >= 2 * AT_ONCE * step << bits)
+
+    def cost(self, key: KernelKey, formulation: GemmFormulation, shared_bytes: int) -> Launch:
+        """The fastest launch: every element is read once, the faster the more thread blocks there are."""
+        del shared_bytes
+        device, n, k = self.device, formulation.n, formulation.k
+        wide = 128 // key.b.bits
+        seconds = formulation.batch * n * k * key.b.bits / 8 / DRAM_BYTES_PER_SECOND.get(device.capability, 1e12)
+        seconds /= NARROW if key.align_b == 1 else 1.0
+
+        def launch(slices: int) -> Launch:
+            if key.layout_b == COLUMN:  # threads share columns as far as each has enough to read
+                threads = min(THREADS, max(THREADS // key.tile[1], k // slices // (AT_ONCE * wide)))
+                blocks = math.ceil(n * threads / THREADS)
+            else:
+                blocks = math.ceil(n / (8 * wide))
+            each = blocks * formulation.batch * slices / device.multiprocessors
+            waves = max(1.0, each / RESIDENT)
+            # Where thread blocks take long, those of the last wave leave multiprocessors idle.
+            uneven = 1.0 if key.layout_b == COLUMN else (1 + math.ceil(waves) / waves) / 2
+            busy = seconds * uneven / min(1.0, each / BLOCKS)
+            return Launch(busy + LAUNCH_SECONDS + (SLICES_SECONDS if slices > 1 else 0.0), slices)
+
+        return min(map(launch, self.slices(key, formulation)), key=lambda made: (made.seconds, made.split_k))
+
+    def reason(self) -> str:
+        """Why no cell of the matrix serves the problem."""
+        problem = self.problem
+        program = split(problem.epilogue)[1]
+        types = gemm_types(problem.a.dtype, problem.b.dtype, problem.d.dtype, problem.math, tree=bool(program))
+        lowered = supports_tree(program, problem.acc, problem.d.dtype) if program else types
+        target = (self.arch or devices.require_arch(self.device)).value
+        return f"no gemv kernel serves this problem on {target}: {types.reason or lowered.reason}"
+
+
+def make(problem: GemmProblem, fusion: Fusion | None = None, **options: Any) -> Plan:
+    """The plan for a problem. Its slots are a, x, c where there is one, the tree's inputs and outputs, and out.
+
+    Args:
+        problem: the product as `product` puts it.
+        fusion: the tree that follows.
+        options: those of `PlanOptions`.
+
+    Raises:
+        UnsupportedError, KernelNotFoundError: as `gemm.kernels.make`.
+    """
+    how = PlanOptions(**options)
+
+    def build(candidate: GemmCandidate, how: PlanOptions) -> Plan:
+        checked = fusion is None or _validated(candidate, how)
+        made = from_candidate(problem, candidate, fusion, how)
+        made.checked = checked
+        return made
+
+    return planned(search_for(problem, fusion, devices.get(problem.device), how.arch), build, how)
+
+
+def search_for(problem: GemmProblem, fusion: Fusion | None, device: Device, arch: SmArch | None) -> GemvSearch:
+    """The kernels for a problem and the tree that follows.
+
+    Raises:
+        InvalidOperandError, UnsupportedError: an operand no kernel can read, or a result without elements.
+    """
+    if 0 in (problem.n, problem.batch):
+        raise UnsupportedError(f"a result of shape {vector_of(problem.d).shape} is empty: there is nothing to plan")
+    read = nonempty(problem)
+    return GemvSearch([read] if fusion is None else fused.problem_of(read, fusion, LINEAR), device, arch)
+
+
+def from_candidate(problem: GemmProblem, candidate: GemmCandidate, fusion: Fusion | None, how: PlanOptions) -> Plan:
+    """The plan with this kernel, which need not be the best one; see `make`."""
+    key, formulation = candidate.key, candidate.formulation
+    steps = Steps(problem.device)
+
+    def operand(name: str, spec: MatrixSpec, align: int = 1, role: str = "input") -> Address:
+        return steps.slot(
+            name, spec.shape, spec.strides, spec.dtype.dlpack, alignment=align * spec.dtype.bits // 8, role=role
+        )
+
+    a, x = operand("a", transposed(problem.b), key.align_b), operand("x", vector_of(problem.a))
+    c: Address | None = None
+    if fusion is None:
+        c = operand("c", vector_of(problem.c or problem.d), role="optional source")
+    elif problem.c is not None:
+        c = operand("c", vector_of(problem.c), role="source")
+    tree = FusedOperands(steps, fusion, formulation.problem.epilogue, key, clear_masks=True)
+    if fused.reads_source(formulation.problem.epilogue):
+        c = tree.source
+    out = operand("out", vector_of(problem.d), role="output")
+    batches = formulation.batches
+    for at_x, at_a, at_c, at_d, *offsets in batches.offsets:
+        args = product_args(formulation, candidate) | {
+            "k": problem.k, "batch": batches.count, "alpha": "alpha", "beta": "beta",
+            "a": moved(x, at_x, problem.a.dtype), "b": moved(a, at_a, problem.b.dtype),
+            "c": None if c is None else moved(c, at_c, problem.d.dtype), "d": moved(out, at_d, problem.d.dtype),
+        }  # fmt: skip
+        steps.launch(candidate, args | tree.args(batches.strides[4:], tuple(offsets), swapped=False))
+    return steps.plan(like=how.like, alpha=how.alpha, beta=how.beta)
+
+
+def _validated(candidate: GemmCandidate, how: PlanOptions) -> bool:
+    """Validates the tree of a kernel at its first use; see `validate.require`."""
+    from ...epilogue import validate  # loads the reference, which only trees need here
+    from .validation import make_probe
+
+    problem = candidate.formulation.problem
+    device = devices.get(problem.device)
+    launch = functools.partial(launch_once, candidate, problem.epilogue, device)
+    return validate.require(
+        candidate, problem.epilogue, device, launch, make_probe, stream=how.stream, in_background=how.in_background
+    )
+
+
+def launch_once(
+    candidate: GemmCandidate,
+    epilogue: str,
+    device: Device,
+    problem: GemmProblem,
+    fusion: Fusion,
+    views: Mapping[str, _core.Operand],
+) -> None:
+    """Launches a candidate's kernel for `a` and `x` to `out`, on the default stream; see `validate.Launch`."""
+    key = candidate.key
+    followed = fused.problem_for(problem, fusion, epilogue if is_common(key.epilogue) else key.epilogue)
+    own = dataclasses.replace(select.candidate_of(GemvSearch(followed, device), key), info=candidate.info)
+    made = from_candidate(problem, own, fusion, PlanOptions())
+    made(*(views[name] for name in ("a", "x", *(array.name for array in fusion.arrays), RESULT)), stream=0)

@@ -1,0 +1,98 @@
+"""Matrix times vector as an operation."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Any
+
+from ...epilogue.bind import reduce_nothing
+from ...errors import InvalidOperandError
+from ...generator.families.gemv import OP
+from ...pipeline.devices import Device
+from ...pipeline.operand_table import Arrays, OperandSlot, epilogue_slots
+from ...pipeline.operation import PlannedOperation
+from ...pipeline.plan import Plan
+from ...pipeline.probe import Probe
+from ...pipeline.request_options import Option, RequestOptions
+from ..gemm.operation import LETTERS, epilogue_from
+from .kernels import GemvSearch, make
+from .problem import transposed, vector_of
+from .request import GemvRequest, GemvShape
+
+_SCALED = "the operands are f16, bf16 or f32, which have no scales on the device: multiply it into alpha"
+
+
+class GemvOperation(PlannedOperation[GemvRequest]):
+    """y = epilogue(A x)."""
+
+    name = OP
+    request_type = GemvRequest
+    message = "Gemv"
+    bound = "a"
+    refuses = MappingProxyType(
+        {
+            **dict.fromkeys(("scale_a", "scale_b", "scale_d"), _SCALED),
+            "amax": "it belongs to scale_d; an epilogue reduces y to its largest magnitude",
+            "batch_invariant": "how many threads share a row of A depends on the number of rows and vectors: use gemm",
+            "fast_accum": "no tensor core multiplies: products are added up in float32",
+        }
+    )
+    options = (
+        Option("m", "Rows of A and D.", None),
+        Option("k", "Columns of A, rows of B.", None),
+        Option("batch", "How many products.", None),
+        Option("layout", "Layout of A: r (row-major, the default) or c (column-major)."),
+    )
+
+    def operands(self, request: GemvRequest) -> tuple[OperandSlot, ...]:
+        problem = request.problem(0)
+        slots = [OperandSlot("a", (transposed(problem.b),)), OperandSlot("x", (vector_of(problem.a),))]
+        slots += [OperandSlot("c", (vector_of(problem.c),))] if problem.c is not None else []
+        out = OperandSlot("out", (vector_of(problem.d),), written=True)
+        return (*slots, *epilogue_slots(request.fusion()), out)
+
+    def optional_names(self, request: GemvRequest) -> tuple[str, ...]:
+        del request
+        return ("a", "x", "c")
+
+    def extents(self, request: GemvRequest) -> dict[str, Any]:
+        return {"m": request.shape.m, "k": request.shape.k, "batch": request.shape.batch}
+
+    def products(self, request: GemvRequest) -> int:
+        return request.shape.batch * request.shape.m * request.shape.k
+
+    def describe(self, request: GemvRequest) -> str:
+        shape = request.shape
+        return f"{shape.m}x{shape.k}" + (f", {shape.batch} times," if shape.batch > 1 else "")
+
+    def request(self, options: RequestOptions) -> GemvRequest:
+        letter, batch = options.given("layout") or "r", options.given("batch")
+        if letter not in LETTERS:
+            raise InvalidOperandError(f"--layout is {letter!r}; expected r or c, the layout of A")
+        return GemvRequest(
+            GemvShape(options.size("m"), options.size("k"), 1 if batch is None else batch),
+            dtype=options.dtype,
+            arch=options.arch,
+            layout_a=LETTERS[letter],
+            epilogue=epilogue_from(options),
+            out_dtype=options.element_type("out_dtype"),
+        )
+
+    def plan(self, request: GemvRequest, device: int, **options: Any) -> Plan:
+        return make(request.problem(device), request.fusion(), **options)
+
+    def write_empty(self, request: GemvRequest, arrays: Mapping[str, Any], stream: int) -> None:
+        if request.tree is not None:
+            reduce_nothing(request.tree.outputs, dict(arrays), stream)
+
+    def search(self, request: GemvRequest, device: Device) -> GemvSearch | None:
+        return None if 0 in (request.shape.m, request.shape.batch) else request.search(device)
+
+    def probe(self, request: GemvRequest, arrays: Arrays) -> Probe[Any]:
+        from .probe import product_probe
+
+        return product_probe(request, arrays)
+
+
+OPERATIONS = (GemvOperation(),)

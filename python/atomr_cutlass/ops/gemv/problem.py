@@ -1,0 +1,169 @@
+"""Matrix times vector as a GEMM of one row: y^T = x^T A^T."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+
+from ... import _core
+from ...arrays.layouts import relaid
+from ...epilogue.bound import Fusion, output_shape
+from ...epilogue.results import MatrixResult
+from ...errors import InvalidOperandError, UnsupportedError
+from ...generator.dtypes import CutlassDtype
+from ...generator.epilogue.tree import COLUMN, MASK, MATRIX, EpilogueVisitorTree, Output
+from ...generator.families.gemv import TYPES
+from ...pipeline.problem import GemmProblem, MatrixSpec, broadcast_batches, views
+
+Shape = tuple[int, ...]
+
+
+def product(specs: Mapping[str, MatrixSpec], math: str, device: int) -> GemmProblem:
+    """The GEMM of arrays by name: `a`, (..., M, K), is its B, transposed; `x`, `c` and `out` are rows.
+
+    Raises:
+        InvalidOperandError, UnsupportedError: an array that kernels cannot read, by its name.
+    """
+    matrices = {name: spec if name == "a" else _row(spec) for name, spec in specs.items()}
+    for name, spec in matrices.items():
+        views(spec, name)
+    b = transposed(matrices["a"])
+    return GemmProblem(a=matrices["x"], b=b, c=matrices.get("c"), d=matrices["out"], math=math, device=device)
+
+
+def transposed(spec: MatrixSpec) -> MatrixSpec:
+    """A matrix with its rows as columns."""
+    return dataclasses.replace(spec, shape=_turned(spec.shape), strides=_turned(spec.strides))
+
+
+def vector_of(spec: MatrixSpec) -> MatrixSpec:
+    """A matrix of one row as a vector."""
+    return dataclasses.replace(spec, shape=_vector(spec.shape), strides=_vector(spec.strides))
+
+
+def check_types(dtype: CutlassDtype, math: str) -> None:
+    """Refuses element types and math modes that the kernels do not have.
+
+    Raises:
+        UnsupportedError: names the cure.
+    """
+    if dtype not in TYPES:
+        valid = ", ".join(each.value for each in TYPES)
+        raise UnsupportedError(
+            f"no gemv kernel multiplies {dtype.value}; valid: {valid}; gemm(a, x[..., None]) takes the others"
+        )
+    if math not in ("default", "ieee"):
+        raise UnsupportedError(
+            f"precision is {math!r}: gemv multiplies f32 as it is (ieee), which takes no longer; leave precision out"
+        )
+
+
+def result_shape(a: Shape, x: Shape) -> Shape:
+    """The extents of A x.
+
+    Raises:
+        InvalidOperandError: they are no matrices and vectors, or do not fit.
+    """
+    if len(a) < 2 or not x:
+        raise InvalidOperandError(f"a has shape {a} and x {x}; expected (..., M, K) and (..., K)")
+    if a[-1] != x[-1]:
+        raise InvalidOperandError(f"K disagrees: a {a} has {a[-1]} columns, x {x} has {x[-1]} elements")
+    batches = _broadcast(a[:-2], x[:-1])
+    if batches is None:
+        raise InvalidOperandError(f"batch dimensions {a[:-2]} of a and {x[:-1]} of x do not broadcast")
+    return (*batches, a[-2])
+
+
+def check_shapes(shapes: Mapping[str, Shape], result: Shape) -> None:
+    """Refuses `c`, `out` and `bias` that do not fit the result.
+
+    Raises:
+        InvalidOperandError: names the array.
+    """
+    c = shapes.get("c")
+    if c is not None and (c[-1:] != result[-1:] or _broadcast(c[:-1], result[:-1]) != result[:-1]):
+        raise InvalidOperandError(f"c has shape {c}; expected {result}, or batch dimensions that broadcast to it")
+    for name, expected in (("out", result), ("bias", result[-1:])):
+        if name in shapes and shapes[name] != expected:
+            raise InvalidOperandError(f"{name} has shape {shapes[name]}; expected {expected}")
+
+
+class VectorResult(MatrixResult):
+    """Vectors: to an epilogue's tree, matrices of one row.
+
+    Attributes:
+        shape: (..., M).
+    """
+
+    @property
+    def matrix(self) -> Shape:
+        """(..., 1, M)."""
+        return (*self.shape[:-1], 1, self.shape[-1])
+
+    def flat(self, name: str, view: _core.Operand) -> _core.Operand:
+        """The view of an input as the tree sees it."""
+        del name
+        return relaid(view, _as_row(view.shape, 1), _as_row(view.strides, 0))
+
+    def output_shape(self, output: Output) -> Shape:
+        """The extents of the array for an output."""
+        made = output_shape(output, self.matrix)
+        return made if output.reduction else _vector(made)
+
+    def fusion(self, tree: EpilogueVisitorTree, views: Mapping[str, _core.Operand]) -> Fusion:
+        """A tree with the arrays of a launch: views of all its inputs and outputs, by name."""
+        reduced = {output.name for output in tree.outputs if output.reduction}
+        seen = {name: view if name in reduced else self.flat(name, view) for name, view in views.items()}
+        return _placed(super().fusion(tree, seen), {name: (view.shape, view.strides) for name, view in views.items()})
+
+    def dense(self, tree: EpilogueVisitorTree, d: MatrixSpec) -> Fusion:
+        """A tree with dense arrays.
+
+        Args:
+            tree: the tree.
+            d: the result as the tree sees it. Matrices and masks have its batches, rows (M,), columns and scalars (1,)
+                are the same for all of them.
+        """
+        found = super().dense(tree, d)
+        layouts = {}
+        for array in found.arrays:
+            one_row = array.kind in (COLUMN, MATRIX, MASK) and not array.reduction
+            layouts[array.name] = (
+                (_vector(array.shape), _vector(array.strides)) if one_row else (array.shape, array.strides)
+            )
+        return _placed(found, layouts)
+
+
+def _placed(fusion: Fusion, layouts: Mapping[str, tuple[Shape, Shape]]) -> Fusion:
+    """The fusion with extents and strides of the arrays in calls, by name."""
+    inputs, outputs = (
+        tuple(dataclasses.replace(array, slot=layouts[array.name]) for array in arrays)
+        for arrays in (fusion.inputs, fusion.outputs)
+    )
+    return Fusion(fusion.tree, inputs, outputs)
+
+
+def _row(spec: MatrixSpec) -> MatrixSpec:
+    """A vector as a matrix of one row."""
+    return dataclasses.replace(spec, shape=_as_row(spec.shape, 1), strides=_as_row(spec.strides, 0))
+
+
+def _as_row(values: Sequence[int], extra: int) -> Shape:
+    return (*values[:-1], extra, *values[-1:])
+
+
+def _vector(values: Shape) -> Shape:
+    """Extents or strides of a matrix of one row without those of its rows."""
+    return (*values[:-2], values[-1])
+
+
+def _turned(values: Shape) -> Shape:
+    return (*values[:-2], values[-1], values[-2])
+
+
+def _broadcast(a: Shape, b: Shape) -> Shape | None:
+    """The batch dimensions of two arrays as NumPy broadcasts them, None if it does not."""
+    try:
+        return broadcast_batches(a, b)
+    except InvalidOperandError:
+        return None

@@ -24,7 +24,8 @@ Value = TypeVar("Value")
 Arguments = dict[str, Any]
 
 COUNTS = {
-    "gemm": 60, "gemm_epilogue": 45, "gemm_scaled": 30, "gemm_fp4": 40, "gated_gemm": 30, "grouped_gemm": 50,
+    "gemm": 60, "gemm_epilogue": 45, "gemm_scaled": 30, "gemm_fp4": 40, "gated_gemm": 30, "gemv": 25,
+    "grouped_gemm": 50,
     "conv2d": 45, "conv2d_dgrad": 25, "conv2d_wgrad": 25, "matmul": 30, "quantize": 15, "host": 10, "requests": 40,
 }  # fmt: skip
 """Cases of each operation for each arch."""
@@ -408,6 +409,22 @@ def _gated_gemm(draw: Draw, name: str, table: str, _arch: SmArch) -> Case:
     return _case(name, table, ac.gated_gemm, made, how | _backend(draw), "a", "b")
 
 
+def _gemv(draw: Draw, name: str, table: str, _arch: SmArch) -> Case:
+    made, how, dtype = Operands(), {}, draw.of(("bf16", "bf16", "f16", "f32", "f64"))
+    m, k = draw.aligned(), draw.aligned(40000)
+    batch: tuple[int, ...] = draw.of(((3,), (2, 3))) if draw.chance(30) else ()
+    shared = bool(batch) and draw.chance(40)
+    made.add(
+        "a", dtype, (m, k) if shared else (*batch, m, k), columns=draw.chance(40), pad=draw.of((0, 0, 0, 8, 1)),
+        offset=8 if draw.chance(10) else 0,
+    )  # fmt: skip
+    made.add("x", dtype, (*batch, k))
+    result = _result(draw, made, dtype, (*batch, m), how)
+    if draw.chance(40):
+        _followed(draw, made, (*batch, m), result, how)
+    return _case(name, table, ac.gemv, made, how | _backend(draw), "a", "x")
+
+
 def _grouped_gemm(draw: Draw, name: str, table: str, arch: SmArch) -> Case:
     made, how = Operands(host=name.startswith("host")), {}
     eight = draw.chance(6 if arch in FEW["gemm_scaled"] else 45)
@@ -722,6 +739,6 @@ def _planned(request: Any, policy: str, operands: Operands) -> Any:
 
 _MAKERS: dict[str, Callable[[Draw, str, str, SmArch], Case]] = {
     "gemm": _gemm, "gemm_epilogue": _gemm_epilogue, "gemm_scaled": _gemm_scaled, "gemm_fp4": _gemm_fp4,
-    "gated_gemm": _gated_gemm, "grouped_gemm": _grouped_gemm, "conv2d": _conv, "conv2d_dgrad": _conv,
+    "gated_gemm": _gated_gemm, "gemv": _gemv, "grouped_gemm": _grouped_gemm, "conv2d": _conv, "conv2d_dgrad": _conv,
     "conv2d_wgrad": _conv, "matmul": _matmul, "quantize": _quantize, "host": _host, "requests": _requests,
 }  # fmt: skip

@@ -44,6 +44,7 @@ def record_of(request: Any, place: int = 0) -> TuneRecord:
     return TuneRecord(
         GPU, tuning.identity(search.problem), candidate.key, formulations.index(candidate.formulation),
         candidate.split_k, candidate.swizzle, candidate.raster, 12.345, candidate.key.name, 12.345, 1,
+        ((candidate.key.digest, 12.345),),
     )  # fmt: skip
 
 
@@ -62,6 +63,10 @@ def test_the_fastest_of_a_problem_counts(tmp_path: Path) -> None:
     assert profiler_csv.write([first, second], path) == 2
     (found,), left_out = profiler_csv.read(path, GPU)
     assert (found.key, found.microseconds, found.tried, left_out) == (second.key, 11.0, 2, 0)
+    assert found.timings == (
+        (second.key.digest, 11.0),
+        (first.key.digest, 12.345),
+    )  # a build with a budget asks for them
 
 
 def test_records_without_a_form_there_are_left_out(tmp_path: Path) -> None:

@@ -101,7 +101,8 @@ def read(path: Path, gpu: str) -> tuple[list[TuneRecord], int]:
     kept = []
     for records in found.values():
         best = functools.reduce(lambda one, other: other if other.precedes(one) else one, records)
-        kept.append(dataclasses.replace(best, tried=len(records)))
+        timings = tuning.timings((record.key, record.microseconds) for record in records)
+        kept.append(dataclasses.replace(best, tried=len(records), timings=timings))
     return kept, len(rows) - sum(map(len, found.values()))
 
 

@@ -377,19 +377,11 @@ def _tuned(
                 chosen=chosen.candidate.key.name,
                 chosen_microseconds=round(chosen.median * 1e6, 3),
                 tried=tried,
-                timings=_timings(timed),
+                timings=tuning.timings((timing.candidate.key, timing.median * 1e6) for timing in timed),
             )
         failures.append(UnsupportedError(problem))
         timed = [timing for timing in timed if timing.candidate.key != winner.candidate.key]
     raise failures[-1]
-
-
-def _timings(timed: Sequence[_Timed]) -> tuple[tuple[str, float], ...]:
-    """The microseconds of each kernel by the digest of its key, the fastest first."""
-    best: dict[str, float] = {}
-    for timing in sorted(timed, key=lambda timing: timing.median):
-        best.setdefault(timing.candidate.key.digest, round(timing.median * 1e6, 3))
-    return tuple(best.items())
 
 
 def _candidates(search: KernelSearch[Any], compiled: int) -> list[Candidate[Any]]:

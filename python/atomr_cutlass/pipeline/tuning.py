@@ -74,6 +74,14 @@ class TuneRecord:
         return (self.microseconds, self.key.name, self.formulation, self.split_k, self.swizzle, self.raster)
 
 
+def timings(measured: Iterable[tuple[KernelKey, float]]) -> tuple[tuple[str, float], ...]:
+    """The least of the microseconds that each kernel took, by the digest of its key, the fastest first."""
+    best: dict[str, float] = {}
+    for key, microseconds in sorted(measured, key=lambda pair: pair[1]):
+        best.setdefault(key.digest, round(microseconds, 3))
+    return tuple(best.items())
+
+
 def identity(problem: Any) -> str:
     """A problem as JSON: all of it but the index of the GPU."""
     return json.dumps(_plain(problem), sort_keys=True, separators=(",", ":"))
@@ -110,10 +118,10 @@ def parse(values: Any) -> TuneRecord:
         if not isinstance(value, kind) or isinstance(value, bool):
             raise ValueError(f"{name} is {json.dumps(value)[:60]}; expected {_SAID[kind]}")  # noqa: TRY004
         read[name] = value
-    timings = tuned.get("timings", {})
-    if not isinstance(timings, Mapping) or not all(isinstance(took, _NUMBER) for took in timings.values()):
-        raise ValueError(f"timings is {json.dumps(timings)[:60]}; expected an object of numbers")
-    return TuneRecord(**read, timings=tuple(timings.items()))
+    times = tuned.get("timings", {})
+    if not isinstance(times, Mapping) or not all(isinstance(took, _NUMBER) for took in times.values()):
+        raise ValueError(f"timings is {json.dumps(times)[:60]}; expected an object of numbers")
+    return TuneRecord(**read, timings=tuple(times.items()))
 
 
 _NUMBER = (int, float)

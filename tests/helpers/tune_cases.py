@@ -79,7 +79,7 @@ def measured(seconds: Callable[[str], float] = drawn, mismatches: Callable[[str]
     tuning.clear()
     Clock.seconds, Clock.timed = staticmethod(seconds), 0
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(tune, "_Clock", Clock)
+        patch.setattr(tune, "Clock", Clock)
         wrong = lambda plan, *_, **__: types.SimpleNamespace(mismatches=mismatches(plan.kernel_name))  # noqa: E731
         patch.setattr(tune.verify, "checked", wrong)
         yield

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 import atomr_cutlass as ac
+from atomr_cutlass import _core
 from atomr_cutlass.generator.dtypes import CutlassDtype as D
 from atomr_cutlass.pipeline import tuning, verify
 from atomr_cutlass.pipeline.operation import operation_of
@@ -68,3 +69,17 @@ def test_calls_of_arrays_follow(torch: Any) -> None:
     torch.testing.assert_close(out.float(), a.float() @ b.float(), rtol=2e-2, atol=2e-1)
     plan = ac.plan(request)
     assert plan.kernel_name == record.key.name
+
+
+def test_all_gpus_of_the_host_share_the_requests(tmp_path: Path) -> None:
+    if _core.device_count() < 2:
+        pytest.skip("there is one GPU")
+    requests = [
+        ac.GemmRequest(ac.GemmShape(m, 1024, 512), dtype=D.BF16, layout_b=COLUMN) for m in (64, 512, 1000, 2048)
+    ]
+    records = ac.tune(requests, tmp_path / "tuned.jsonl", device=None, seconds=1.0)
+    models = {record.gpu for record in records}
+    assert len(records) == len(requests) * len(models)
+    assert len((tmp_path / "tuned.jsonl").read_text(encoding="utf-8").splitlines()) == len(records)
+    for request in requests:
+        assert verify.run(request, jit="off").ok

@@ -220,7 +220,7 @@ def on_reference(backend: str, view: _core.Operand) -> bool:
     if not _warned.is_set():
         _warned.set()
         level, frame = 1, sys._getframe()  # noqa: SLF001 - for the warning to name the line of the package's caller
-        while frame.f_back is not None and frame.f_globals["__name__"].partition(".")[0] == _PACKAGE:
+        while frame.f_back is not None and str(frame.f_globals.get("__name__")).partition(".")[0] == _PACKAGE:
             level, frame = level + 1, frame.f_back
         warnings.warn(f"computing with NumPy on the CPU: {devices.problem()}", RuntimeWarning, stacklevel=level)
     return True

@@ -151,6 +151,7 @@ class Model:
         for name, value in zip(CONSTANTS, values, strict=False):
             setattr(estimate, name, value)
         estimate.TILE_N_EFFICIENCY.update(zip(self.widths, values[len(CONSTANTS) :], strict=True))
+        estimate.forget()
 
     def named(self) -> dict[str, Any]:
         """The constants by name."""

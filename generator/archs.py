@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+import functools
 
 from .errors import InvalidOperandError, expect
 from .members import Members
@@ -23,7 +24,7 @@ class SmArch(enum.Enum, metaclass=Members):
         """The target as CMake and the build knobs spell it, such as `80` or `90a`."""
         return self.value.removeprefix("sm_")
 
-    @property
+    @functools.cached_property
     def capability(self) -> tuple[int, int]:
         """Compute capability (major, minor) of the devices it is made for."""
         number = int(self.target.rstrip("a"))

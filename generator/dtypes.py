@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+import functools
 
 from .errors import InvalidOperandError, expect
 from .members import Members
@@ -25,7 +26,7 @@ class CutlassDtype(enum.Enum, metaclass=Members):
     F8E5M2 = "e5m2"
     F4E2M1 = "e2m1"
 
-    @property
+    @functools.cached_property
     def bits(self) -> int:
         """Width of one stored element in bits."""
         return _BITS[self]
@@ -55,7 +56,7 @@ class CutlassDtype(enum.Enum, metaclass=Members):
         """The type stored as this DLPack (type code, bits), or None."""
         expect(code, int, "code")
         expect(bits, int, "bits")
-        return next((d for d in cls if d is not cls.TF32 and _DLPACK[d] == (code, bits)), None)
+        return _from_dlpack(code, bits)
 
     @property
     def storage(self) -> CutlassDtype:
@@ -177,6 +178,14 @@ _SCALE_NUMPY = {
 }
 
 # DLDataTypeCode: 14 float8_e8m0fnu. Unsigned e4m3 travels as the signed one.
+
+
+@functools.cache
+def _from_dlpack(code: int, bits: int) -> CutlassDtype | None:
+    stored = (dtype for dtype in CutlassDtype if dtype is not CutlassDtype.TF32)
+    return next((dtype for dtype in stored if _DLPACK[dtype] == (code, bits)), None)
+
+
 _SCALE_DLPACK = {
     ScaleType.F32: (2, 32),
     ScaleType.UE4M3: (10, 8),

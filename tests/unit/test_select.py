@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import random
 import re
 import subprocess
 import sys
@@ -205,6 +206,41 @@ def test_equal_cells_are_ranked_the_same_way_every_time(monkeypatch: pytest.Monk
     forwards = [c.info.name for c in select.rank(GemmSearch(LARGE, H200))]
     fake_table.install(monkeypatch, reversed(rows))
     assert [c.info.name for c in select.rank(GemmSearch(LARGE, H200))] == forwards
+
+
+@pytest.mark.usefixtures("full_table")
+@pytest.mark.parametrize("seed", range(6))
+def test_the_first_is_the_first_of_all(seed: int) -> None:
+    """Although the cost of few is estimated: the bound of a kernel is not above what it is estimated to take."""
+    draw = random.Random(seed)
+    for _ in range(8):
+        m, n, k = (max(1, int(2 ** draw.uniform(0, 14)) // step * step) for step in (1, 8, 8))
+        dtype, math = draw.choice(((D.BF16, "default"), (D.F32, "tf32"), (D.F32, "ieee"), (D.I8, "default")))
+        problem = _problem(
+            m, max(n, 8), max(k, 16), dtype=dtype, d=D.I32 if dtype is D.I8 else None, math=math,
+            layouts=draw.choice(("rrr", "rcr", "ccr", "rrc")), alignment=draw.choice((16, 16, 4)),
+        )  # fmt: skip
+        search = GemmSearch(problem, draw.choice((H200, A100, ADA)))
+        ranked = select.rank(search)
+        assert select.first(search) == next(iter(ranked), None)
+        for candidate in ranked:
+            assert candidate.info is not None
+            of = candidate.key, candidate.formulation, search.device
+            taken = estimate.seconds(*of, candidate.info.shared_bytes, candidate.split_k)
+            assert estimate.bound(*of) <= taken, (candidate.key.name, m, n, k)
+
+
+def test_the_kernels_that_may_serve_are_those_of_the_table_as_it_stands(monkeypatch: pytest.MonkeyPatch) -> None:
+    rows = fake_table.rows_of()
+    fake_table.install(monkeypatch, rows)
+    best = select.first(GemmSearch(LARGE, H200))
+    assert best is not None
+    fake_table.install(monkeypatch, [row for row in rows if row.key != best.key])
+    second = select.first(GemmSearch(LARGE, H200))
+    assert second is not None
+    assert second.key != best.key
+    fake_table.install(monkeypatch, rows)
+    assert select.first(GemmSearch(_problem(4096, 4096, 4096), H200)) == best
 
 
 UNEVEN = [(2304, 2304, 2304), (3000, 3000, 3000), (3992, 4120, 2072), (5080, 6920, 3064), (1160, 8752, 6656)]

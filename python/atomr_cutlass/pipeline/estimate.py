@@ -19,8 +19,11 @@ Cells of sm100 and sm120 are estimated with sm90's constants and the vendor's ra
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
+from typing import NamedTuple
 
+from ..generator.archs import SmArch
 from ..generator.dtypes import CutlassDtype
 from ..generator.families import gemm_few_sm90, gemm_split_sm90
 from ..generator.key import COLUMN, ROW, KernelKey
@@ -29,10 +32,12 @@ from . import split_k, tile_scheduler
 from .candidate import ALONG_M, HEURISTIC, Launch
 from .devices import Device
 from .problem import Variant
+from .rounding import round_up
 from .tile_scheduler import TileList
 
 CLOCK_HZ = 1.7e9
 LAUNCH_SECONDS = 1.95e-6
+_ROUNDED = 1 - 1e-9  # whatever the order in which a bound's parts are added up
 DRAM_BYTES_PER_SECOND = {
     (8, 0): 1.6e12,
     (8, 6): 0.8e12,
@@ -170,77 +175,163 @@ def launch(key: KernelKey, variant: Variant, device: Device, shared_bytes: int, 
 
 def least(key: KernelKey, variant: Variant, device: Device) -> float:
     """A time that no kernel of these types is estimated to stay below, whatever its tile and generation."""
-    arch = device.arch or key.arch
-    kinds = [dataclasses.replace(key, arch=arch, generation=generation) for generation in ("sm80", "sm90", "sm100")]
-    rate = max(_peak(kind) for kind in kinds if arch.capability >= (9, 0) or kind.generation == "sm80")
+    rate = _fastest(key, device.arch or key.arch)
     products = variant.batch * variant.m * variant.n * variant.k / rate / device.multiprocessors
     moved = (variant.m * variant.k + variant.k * variant.n) * key.a.bits + variant.m * variant.n * key.d.bits
     return max(products / CLOCK_HZ, variant.batch * moved / 8 / _dram(device)) + LAUNCH_SECONDS
+
+
+@functools.lru_cache(1024)
+def _fastest(key: KernelKey, arch: SmArch) -> float:
+    """The highest `_peak` of kernels like one, whatever their generation."""
+    kinds = [dataclasses.replace(key, arch=arch, generation=generation) for generation in ("sm80", "sm90", "sm100")]
+    return max(_peak(kind) for kind in kinds if arch.capability >= (9, 0) or kind.generation == "sm80")
 
 
 def _dram(device: Device) -> float:
     return DRAM_BYTES_PER_SECOND.get(device.capability, 1e12)
 
 
-def _warp_specialized(key: KernelKey, variant: Variant, device: Device) -> tuple[float, int, int]:
-    """Busy seconds with the best swizzle and raster order, and those."""
+class _Tile(NamedTuple):
+    """The parts of an estimate of the 3.x generations that a kernel alone decides; see `_warp_specialized`."""
+
+    m: int
+    n: int
+    k: int
+    cluster: tuple[int, int]
+    blocks: int
+    swapped: bool
+    rate: float
+    step: float
+    store: float
+    extra: float
+
+
+_tiles: dict[str, _Tile] = {}
+"""By the names of kernels."""
+
+
+def _tile_of(key: KernelKey) -> _Tile:
+    known = _tiles.get(key.name)
+    if known is not None:
+        return known
     tile_m, tile_n, tile_k = key.tile
     cluster_m, cluster_n, _ = key.cluster
     if key.mainloop == "2sm":
         tile_m //= 2  # two thread blocks of a cluster share the tile that a key of sm100 names
     # Kernels that exchange their operands tile D^T (GemmSm90::kSwapped).
     swapped = key.generation == "sm90" and key.a.bits != 16 and key.layout_a == key.layout_b == ROW
-    m, n = (variant.n, variant.m) if swapped else (variant.m, variant.n)
-    blocks = (math.ceil(m / tile_m), math.ceil(n / tile_n), variant.batch)
-    steps = max(1, math.ceil(variant.k / tile_k))
     efficiency = _width_efficiency(tile_n) * (1.0 if tile_m >= 128 else ONE_WARPGROUP_EFFICIENCY)
     if key.a in FP8_TYPES and key.math == "default":
         efficiency *= FULL_ACCUMULATION_EFFICIENCY
-    multiply = tile_m * tile_n * tile_k * steps / (_peak(key) * efficiency)
+    size = cluster_m * cluster_n
+    _tiles[key.name] = made = _Tile(
+        tile_m, tile_n, tile_k, (cluster_m, cluster_n), size, swapped, _peak(key) * efficiency,
+        WIDE_CLUSTER_STEP_CLOCKS if size == WIDE_CLUSTER else STEP_CLOCKS,
+        tile_m * tile_n * key.d.bits / 8 / STORE_BYTES_PER_SECOND,
+        CLUSTER_SECONDS if size > 1 else 0.0,
+    )  # fmt: skip
+    return made
+
+
+def forget() -> None:
+    """Forgets what follows from the constants: they have been changed."""
+    _tiles.clear()
+    _width_efficiency.cache_clear()
+    _fastest.cache_clear()
+
+
+class _Work(NamedTuple):
+    """The work of a tile: clocks of multiplying and of the shortest steps along K, and bytes that it loads."""
+
+    blocks: tuple[int, int, int]
+    steps: int
+    multiply: float
+    stepping: float
+    loaded: float
+
+
+def _work(key: KernelKey, tile: _Tile, variant: Variant) -> _Work:
+    m, n = (variant.n, variant.m) if tile.swapped else (variant.m, variant.n)
+    blocks = (-(-m // tile.m), -(-n // tile.n), variant.batch)
+    steps = max(1, -(-variant.k // tile.k))
+    multiply = tile.m * tile.n * tile.k * steps / tile.rate
     # A cluster loads what its thread blocks share once.
-    rows_a, rows_b = tile_m / cluster_n * _lines(variant.lda, key.a), tile_n / cluster_m * _lines(variant.ldb, key.b)
-    loaded = (rows_a + rows_b) * tile_k * steps * key.a.bits / 8
-    step = WIDE_CLUSTER_STEP_CLOCKS if cluster_m * cluster_n == WIDE_CLUSTER else STEP_CLOCKS
-    step += BEYOND_CLOCKS * max(0, tile_m - m)
-    at_once = tile_scheduler.blocks_at_once(device.multiprocessors, cluster_m * cluster_n)
-    store = tile_m * tile_n * key.d.bits / 8 / STORE_BYTES_PER_SECOND
-    extra = CLUSTER_SECONDS if cluster_m * cluster_n > 1 else 0.0
-    widths = (tile_m * variant.k * key.a.bits / 8, tile_n * variant.k * key.b.bits / 8)
+    rows_a = tile.m / tile.cluster[1] * _lines(variant.lda, key.a)
+    rows_b = tile.n / tile.cluster[0] * _lines(variant.ldb, key.b)
+    loaded = (rows_a + rows_b) * tile.k * steps * key.a.bits / 8
+    step = tile.step + BEYOND_CLOCKS * max(0, tile.m - m)
+    return _Work(blocks, steps, multiply, steps * step, loaded)
+
+
+def _reading(loaded: float, tiles: int, device: Device, at_once: int) -> float:
+    """Clocks of reading a tile's operands through L2."""
+    # Launches that overlap share L2 evenly only where two of them fit side by side: otherwise blocks start apart.
+    share = tiles / device.multiprocessors if 2 * tiles <= at_once else 1.0
+    return max(loaded / L2_BYTES_PER_CLOCK * share, loaded / PORT_BYTES_PER_CLOCK)
+
+
+def bound(key: KernelKey, variant: Variant, device: Device) -> float:
+    """Seconds that `launch` does not stay below: without padding to swizzles and misses of L2. Arguments are its."""
+    if key.generation == "sm80" or key.mainloop in (FEW, SPLIT):
+        return 0.0
+    tile = _tile_of(key)
+    (rows, columns, batch), _, multiply, stepping, loaded = _work(key, tile, variant)
+    tiles = round_up(rows, tile.cluster[0]) * round_up(columns, tile.cluster[1]) * batch
+    at_once = tile_scheduler.blocks_at_once(device.multiprocessors, tile.blocks)
+    reading = _reading(loaded, tiles, device, at_once)
+    seconds = (max(multiply, reading, stepping) + min(SHOWN, SHOWN_ALONE) * reading) / CLOCK_HZ
+    if key.scheduler == "streamk":
+        return (tiles / at_once * seconds + STREAM_K_SECONDS + tile.extra + LAUNCH_SECONDS) * _ROUNDED
+    after = PINGPONG_TILE_SECONDS if key.mainloop == "pingpong" else COOPERATIVE_TILE_SECONDS + tile.store
+    busy = _waves(tiles / min(at_once, tiles)) * (seconds + after) + tile.extra
+    if key.mainloop == "pingpong":
+        busy += PROLOGUE_SECONDS + tile.store
+    return (busy + LAUNCH_SECONDS) * _ROUNDED
+
+
+def _warp_specialized(key: KernelKey, variant: Variant, device: Device) -> tuple[float, int, int]:
+    """Busy seconds with the best swizzle and raster order, and those."""
+    constants = _tile_of(key)
+    cluster_m, cluster_n = cluster = constants.cluster
+    blocks, steps, multiply, stepping, loaded = _work(key, constants, variant)
+    at_once = tile_scheduler.blocks_at_once(device.multiprocessors, constants.blocks)
+    widths = (constants.m * variant.k * key.a.bits / 8, constants.n * variant.k * key.b.bits / 8)
+    store, held, dram = constants.store, device.l2_bytes * L2_SHARE, _dram(device)
 
     def busy(tiles: TileList) -> float:
         waves = tiles.tiles / tiles.blocks
-        # Launches that overlap share L2 evenly only where two of them fit side by side: otherwise blocks start apart.
-        share = tiles.tiles / device.multiprocessors if 2 * tiles.tiles <= at_once else 1.0
-        reading = max(loaded / L2_BYTES_PER_CLOCK * share, loaded / PORT_BYTES_PER_CLOCK)
+        reading = _reading(loaded, tiles.tiles, device, at_once)
         across = tiles.swizzle * (cluster_n if tiles.raster == ALONG_M else cluster_m)
         shown = (SHOWN if across > 1 else SHOWN_ALONE) * reading
-        tile = (max(multiply, reading, steps * step) + shown) / CLOCK_HZ
-        missed = MISSED * l2_misses(tiles, widths, device.l2_bytes * L2_SHARE) / _dram(device)
-        after = missed + extra
+        tile = (max(multiply, reading, stepping) + shown) / CLOCK_HZ
+        missed = MISSED * l2_misses(tiles, widths, held) / dram
+        after = missed + constants.extra
         if key.epilogue_schedule == "nosmem":
             after += NOSMEM_SECONDS + waves * NOSMEM_TILE_SECONDS
         whole = COOPERATIVE_TILE_SECONDS + store
         if key.scheduler == "streamk":
             return _stream_k(tiles, steps, tile, whole) + after
         if key.mainloop == "pingpong":
-            return _waves(tiles) * (tile + PINGPONG_TILE_SECONDS) + PROLOGUE_SECONDS + store + after
-        return _waves(tiles) * (tile + whole) + after
+            return _waves(waves) * (tile + PINGPONG_TILE_SECONDS) + PROLOGUE_SECONDS + store + after
+        return _waves(waves) * (tile + whole) + after
 
     scheduled = [(1, HEURISTIC)]
     if key.generation == "sm90" and key.op == "gemm":
-        scheduled = list(tile_scheduler.orders(blocks, (cluster_m, cluster_n)))
+        scheduled = list(tile_scheduler.orders(blocks, cluster))
     truncate = key.scheduler != "streamk"
     best = (math.inf, 1, HEURISTIC)
     for swizzle, raster in scheduled:
         tiles = tile_scheduler.tile_list(
-            blocks, (cluster_m, cluster_n), device.multiprocessors, swizzle, raster, truncate=truncate
-        )
+            blocks, cluster, device.multiprocessors, swizzle, raster, truncate=truncate
+        )  # fmt: skip
         taken = busy(tiles)
         if taken < best[0]:
             best = (taken, swizzle, raster)
     return best
 
 
+@functools.cache
 def _width_efficiency(tile_n: int) -> float:
     """TILE_N_EFFICIENCY of a width, on the line between its neighbours there."""
     below = max((width for width in TILE_N_EFFICIENCY if width <= tile_n), default=min(TILE_N_EFFICIENCY))
@@ -311,9 +402,8 @@ def _lines(leading: int, dtype: CutlassDtype) -> float:
     return 2.0 - math.gcd(leading * dtype.bits // 8, LINE_BYTES) / LINE_BYTES
 
 
-def _waves(tiles: TileList) -> float:
+def _waves(waves: float) -> float:
     """Waves of whole tiles; the last one, if not the only one, is faster the fewer multiprocessors it keeps busy."""
-    waves = tiles.tiles / tiles.blocks
     full = math.ceil(waves)
     return full - LAST_WAVE * (full - waves) if waves > 1 else full
 
@@ -322,7 +412,7 @@ def _stream_k(tiles: TileList, steps: int, tile: float, whole: float) -> float:
     """Busy seconds of a stream-K launch: whole tiles in waves, then parts of the others, which are added up."""
     cut = tile_scheduler.decompose(tiles, steps)
     if not cut.units:
-        return _waves(tiles) * (tile + whole) + STREAM_K_SECONDS
+        return _waves(tiles.tiles / tiles.blocks) * (tile + whole) + STREAM_K_SECONDS
     longer = 1.0 if cut.whole else STREAM_K_SPLIT
     parts = math.ceil(cut.units / tiles.blocks) * (longer * tile * cut.cut / cut.units + whole)
     added = FIXUP_SECONDS + max(0.0, cut.units / cut.cut - 1.0) * PEER_SECONDS

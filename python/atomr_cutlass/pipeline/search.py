@@ -51,9 +51,23 @@ class KernelSearch(abc.ABC, Generic[F]):
     def supports(self, key: KernelKey, formulation: F) -> Status:
         """Whether a kernel serves the problem as it is put here; the reason says why not."""
 
+    def traits(self, formulation: F) -> Hashable:
+        """All but the extents that `may_serve` depends on; None: that a search cannot say."""
+        del formulation
+        return None
+
+    def may_serve(self, key: KernelKey, formulation: F) -> Status:
+        """`supports`, but for what depends on the extents."""
+        return self.supports(key, formulation)
+
     @abc.abstractmethod
     def cost(self, key: KernelKey, formulation: F, shared_bytes: int) -> Launch:
         """Estimated seconds of a kernel that serves it, with the launch options that are best for it."""
+
+    def bound(self, key: KernelKey, formulation: F, shared_bytes: int) -> float:
+        """Seconds that `cost`, which takes longer to say, does not stay below."""
+        del key, formulation, shared_bytes
+        return 0.0
 
     @abc.abstractmethod
     def reason(self) -> str:

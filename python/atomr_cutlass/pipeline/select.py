@@ -7,7 +7,7 @@ import dataclasses
 import itertools
 import warnings
 import weakref
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Sequence
 from typing import Any, TypeVar
 
 from .. import _core
@@ -43,23 +43,75 @@ def rank(search: KernelSearch[F], *, built_helpers: bool = True) -> list[Candida
         search: the problem's kernels.
         built_helpers: whether the table must have the helpers of a formulation too.
     """
+    found = [
+        (suitability, _candidate(search, info.key, info, info.shared_bytes, formulation))
+        for suitability, info, formulation in _serving(search, built_helpers=built_helpers)
+    ]
+    # Native cells first: a translated cell costs a compilation in the driver at its first launch.
+    found.sort(key=lambda pair: (pair[0], pair[1].seconds, pair[1].key.name))
+    return [candidate for _, candidate in found]
+
+
+def first(search: KernelSearch[F], *, built_helpers: bool = True) -> Candidate[F] | None:
+    """The first of `rank`, whose arguments these are; the cost of those that cannot be it is not estimated."""
+    waiting = [
+        (suitability, search.bound(info.key, formulation, info.shared_bytes) * _part(info.key), info, formulation)
+        for suitability, info, formulation in _serving(search, built_helpers=built_helpers)
+    ]
+    waiting.sort(key=lambda entry: entry[:2])
+    best: tuple[int, float, str] | None = None
+    found = None
+    for suitability, bound, info, formulation in waiting:
+        if best is not None and (suitability, bound) > best[:2]:
+            break
+        candidate = _candidate(search, info.key, info, info.shared_bytes, formulation)
+        order = suitability, candidate.seconds, info.key.name
+        if best is None or order < best:
+            best, found = order, candidate
+    return found
+
+
+def _serving(search: KernelSearch[F], *, built_helpers: bool) -> list[tuple[int, KernelInfo, F]]:
+    """The table's kernels that serve a problem: how well the arch of each suits, and in which formulation it does."""
     for group in search.formulations:
         possible = group
         if built_helpers:
             possible = [key for key in group if all(rank(helper) for helper in search.helpers(key))]
-        found: list[tuple[int, Candidate[F]]] = []
+        found: list[tuple[int, KernelInfo, F]] = []
         for op in dict.fromkeys(map(search.op_of, possible)):
             of_op = [key for key in possible if search.op_of(key) == op]
-            for suitability, info in _running(search, op):
-                found += [
-                    (suitability, candidate)
-                    for candidate in _candidates(search, info.key, info, info.shared_bytes, of_op)
-                ]
+            for suitability, info in _eligible(search, op, of_op):
+                served = _served(search, info.key, info.shared_bytes, of_op)
+                found += [(suitability, info, formulation) for formulation in served]
         if found:
-            # Native cells first: a translated cell costs a compilation in the driver at its first launch.
-            found.sort(key=lambda pair: (pair[0], pair[1].seconds, pair[1].key.name))
-            return [candidate for _, candidate in found]
+            return found
     return []
+
+
+_MOST_ELIGIBLE = 256
+_known_eligible: dict[Hashable, tuple[Sequence[KernelInfo], Sequence[tuple[int, KernelInfo]]]] = {}
+"""The kernels of `_eligible`, and the table's rows that they are of, by those rows and all else that decides."""
+
+
+def _eligible(search: KernelSearch[F], op: str, formulations: Sequence[F]) -> Sequence[tuple[int, KernelInfo]]:
+    """The kernels of `_running` that may serve one of the formulations, whatever its extents."""
+    traits = tuple(map(search.traits, formulations))
+    if None in traits:
+        return list(_running(search, op))
+    rows = table.kernels(op=op)  # which are kept, so that no others get their ids
+    known = (op, type(search), search.op, search.arch, search.device, traits, tuple(map(id, rows)))
+    if known not in _known_eligible:
+        if len(_known_eligible) >= _MOST_ELIGIBLE:
+            _known_eligible.clear()
+        _known_eligible[known] = (
+            rows,
+            [
+                (suitability, info)
+                for suitability, info in _running(search, op)
+                if any(search.may_serve(info.key, formulation) for formulation in formulations)
+            ],
+        )
+    return _known_eligible[known][1]
 
 
 def _running(search: KernelSearch[Any], op: str) -> Iterator[tuple[int, KernelInfo]]:
@@ -196,19 +248,38 @@ def candidate_of(search: KernelSearch[F], key: KernelKey) -> Candidate[F]:
     raise UnsupportedError(f"{key.name} cannot serve this problem: types, layouts or alignments differ")
 
 
+def _served(
+    search: KernelSearch[F], key: KernelKey, shared_bytes: int, formulations: Iterable[F]
+) -> list[F]:  # fmt: skip
+    """The formulations that a kernel serves."""
+    if shared_bytes > search.device.shared_memory:
+        return []
+    if search.batch_invariant and (reduction(search) is None or reduction_of(key) != reduction(search)):
+        return []
+    return [formulation for formulation in formulations if search.supports(key, formulation)]
+
+
+def _candidate(
+    search: KernelSearch[F], key: KernelKey, info: KernelInfo | None, shared_bytes: int, formulation: F
+) -> Candidate[F]:
+    """A kernel in a formulation that it serves."""
+    launch = search.cost(key, formulation, shared_bytes)
+    return Candidate(
+        key, info, launch.seconds * _part(key), formulation, launch.split_k, launch.swizzle, launch.raster
+    )  # fmt: skip
+
+
 def _candidates(
     search: KernelSearch[F], key: KernelKey, info: KernelInfo | None, shared_bytes: int, formulations: Iterable[F]
-) -> Iterator[Candidate[F]]:
+) -> list[Candidate[F]]:
     """A kernel in the formulations that it serves."""
-    if shared_bytes > search.device.shared_memory:
-        return
-    if search.batch_invariant and (reduction(search) is None or reduction_of(key) != reduction(search)):
-        return
-    for formulation in formulations:
-        if search.supports(key, formulation):
-            launch = search.cost(key, formulation, shared_bytes)
-            seconds = launch.seconds * (COMMON_PART if is_common(key.epilogue) else 1.0)
-            yield Candidate(key, info, seconds, formulation, launch.split_k, launch.swizzle, launch.raster)
+    served = _served(search, key, shared_bytes, formulations)
+    return [_candidate(search, key, info, shared_bytes, formulation) for formulation in served]
+
+
+def _part(key: KernelKey) -> float:
+    """How much longer a kernel takes than the model says of one with a single tree."""
+    return COMMON_PART if is_common(key.epilogue) else 1.0
 
 
 def choose(
@@ -231,12 +302,12 @@ def choose(
     if tuned := _tuned(search, built=backend != "jit", compiling=compiling):
         return tuned
     if backend != "jit":
-        ranked = rank(search) or (rank(search, built_helpers=False) if compiling else [])
-        if ranked:
-            if record and backend == "auto" and not compiling and (better := better_cell(search, ranked[0], FAR)):
+        built = first(search) or (first(search, built_helpers=False) if compiling else None)
+        if built:
+            if record and backend == "auto" and not compiling and (better := better_cell(search, built, FAR)):
                 forbidden = f"jit='off' or {kernels.POLICY_VARIABLE}=off forbids to compile that"
-                _warn_of_slow(ranked[0], better, forbidden)
-            return ranked[0]
+                _warn_of_slow(built, better, forbidden)
+            return built
     best = best_cell(search)
     if best is None:
         raise refusal(search, None)

@@ -8,9 +8,11 @@ tests/build/test_tile_scheduler.py compares them.
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from .candidate import ALONG_M, ALONG_N, HEURISTIC
 from .rounding import round_down, round_up
@@ -29,8 +31,7 @@ SHORTEST_UNIT = 8
 """Steps along K that a stream-K unit has at least."""
 
 
-@dataclass(frozen=True)
-class TileList:
+class TileList(NamedTuple):
     """The tiles that a launch visits.
 
     Attributes:
@@ -106,9 +107,11 @@ def tile_list(
 
 def effective_swizzle(rows: int, columns: int, most: int) -> int:
     """The swizzle of a grid of thread blocks, whole clusters of them, of which at most `most` is asked for."""
-    return max(s for s in SWIZZLES if s <= max(most, 1) and min(rows, columns) >= SHORTEST_SIDE[s])
+    shortest, most = min(rows, columns), max(most, 1)
+    return next(s for s in reversed(SWIZZLES) if s <= most and shortest >= SHORTEST_SIDE[s])
 
 
+@functools.cache
 def blocks_at_once(multiprocessors: int, cluster: int) -> int:
     """Thread blocks that run at once, in whole clusters of `cluster` of them that each lie in one GPC."""
     if cluster == 1:

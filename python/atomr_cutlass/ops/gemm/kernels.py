@@ -56,6 +56,10 @@ class GemmSearch(ProductSearch):
         )
         return min(launches, key=lambda launch: (launch.seconds, launch.split_k))
 
+    def bound(self, key: KernelKey, formulation: GemmFormulation, shared_bytes: int) -> float:
+        del shared_bytes
+        return estimate.bound(key, formulation, self.device)
+
     def slices(self, key: KernelKey, formulation: GemmFormulation) -> tuple[int, ...]:
         """As `split_choices`; one where K must not be divided."""
         return (1,) if self.batch_invariant else split_choices(key, formulation)

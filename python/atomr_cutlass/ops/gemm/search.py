@@ -93,6 +93,23 @@ class ProductSearch(KernelSearch[GemmFormulation]):
 
     def supports(self, key: KernelKey, formulation: GemmFormulation) -> Status:
         """Whether a kernel computes the problem as it is put here: types, layouts and alignments."""
+        status = self.may_serve(key, formulation)
+        if status and key.mainloop == FEW and not gemm_few_sm90.serves(key, formulation.m, formulation.n):
+            return _MANY_ROWS
+        return status
+
+    def traits(self, formulation: GemmFormulation) -> Hashable:
+        """Types, math mode, epilogue, scales, layouts and alignments."""
+        problem = formulation.problem
+        return (
+            problem.a.dtype, problem.b.dtype, problem.d.dtype, problem.math, problem.epilogue,
+            problem.scale_granularity, problem.scale_type, formulation.swapped,
+            formulation.layout_a, formulation.layout_b, formulation.layout_d,
+            formulation.align_a, formulation.align_b, formulation.align_d,
+        )  # fmt: skip
+
+    def may_serve(self, key: KernelKey, formulation: GemmFormulation) -> Status:
+        """`supports`, but for kernels that are for few rows or columns."""
         problem, swapped = formulation.problem, formulation.swapped
         first, second = (problem.b, problem.a) if swapped else (problem.a, problem.b)
         if key.op != self.op:
@@ -117,8 +134,6 @@ class ProductSearch(KernelSearch[GemmFormulation]):
             return _OTHER_LAYOUTS
         if formulation.align_a % key.align_a or formulation.align_b % key.align_b or formulation.align_d % key.align_d:
             return _OTHER_ALIGNMENT
-        if key.mainloop == FEW and not gemm_few_sm90.serves(key, formulation.m, formulation.n):
-            return _MANY_ROWS
         return OK
 
     def cells(self, arch: SmArch, group: Sequence[GemmFormulation]) -> Iterable[Iterable[KernelKey]]:

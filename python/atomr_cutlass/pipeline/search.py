@@ -52,13 +52,18 @@ class KernelSearch(abc.ABC, Generic[F]):
         """Whether a kernel serves the problem as it is put here; the reason says why not."""
 
     def traits(self, formulation: F) -> Hashable:
-        """All but the extents that `may_serve` depends on; None: that a search cannot say."""
+        """All that `matches` depends on; None: that is for every problem to say."""
         del formulation
         return None
 
-    def may_serve(self, key: KernelKey, formulation: F) -> Status:
-        """`supports`, but for what depends on the extents."""
+    def matches(self, key: KernelKey, formulation: F) -> Status:
+        """The part of `supports` that the extents do not matter to."""
         return self.supports(key, formulation)
+
+    def fits(self, key: KernelKey, formulation: F) -> Status:
+        """The other part of it."""
+        del key, formulation
+        return OK
 
     @abc.abstractmethod
     def cost(self, key: KernelKey, formulation: F, shared_bytes: int) -> Launch:

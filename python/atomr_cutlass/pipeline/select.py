@@ -80,38 +80,41 @@ def _serving(search: KernelSearch[F], *, built_helpers: bool) -> list[tuple[int,
         found: list[tuple[int, KernelInfo, F]] = []
         for op in dict.fromkeys(map(search.op_of, possible)):
             of_op = [key for key in possible if search.op_of(key) == op]
-            for suitability, info in _eligible(search, op, of_op):
-                served = _served(search, info.key, info.shared_bytes, of_op)
-                found += [(suitability, info, formulation) for formulation in served]
+            for suitability, info, matching in _matching(search, op, of_op):
+                if _runs(search, info.key, info.shared_bytes):
+                    served = (of_op[index] for index in matching if search.fits(info.key, of_op[index]))
+                    found += [(suitability, info, formulation) for formulation in served]
         if found:
             return found
     return []
 
 
-_MOST_ELIGIBLE = 256
-_known_eligible: dict[Hashable, tuple[Sequence[KernelInfo], Sequence[tuple[int, KernelInfo]]]] = {}
-"""The kernels of `_eligible`, and the table's rows that they are of, by those rows and all else that decides."""
+_Matching = list[tuple[int, KernelInfo, list[int]]]
+_KNOWN_AT_MOST = 256
+_known_matching: dict[Hashable, tuple[Sequence[KernelInfo], _Matching]] = {}
+"""The result of `_matching` and the table's rows that it is of, by those rows and all else that decides."""
 
 
-def _eligible(search: KernelSearch[F], op: str, formulations: Sequence[F]) -> Sequence[tuple[int, KernelInfo]]:
-    """The kernels of `_running` that may serve one of the formulations, whatever its extents."""
+def _matching(search: KernelSearch[F], op: str, formulations: Sequence[F]) -> _Matching:
+    """The kernels of `_running` that match formulations, and the places of these among them."""
+
+    def found() -> _Matching:
+        every = (
+            (suitability, info, [place for place, of in enumerate(formulations) if search.matches(info.key, of)])
+            for suitability, info in _running(search, op)
+        )
+        return [entry for entry in every if entry[2]]
+
     traits = tuple(map(search.traits, formulations))
     if None in traits:
-        return list(_running(search, op))
+        return found()
     rows = table.kernels(op=op)  # which are kept, so that no others get their ids
     known = (op, type(search), search.op, search.arch, search.device, traits, tuple(map(id, rows)))
-    if known not in _known_eligible:
-        if len(_known_eligible) >= _MOST_ELIGIBLE:
-            _known_eligible.clear()
-        _known_eligible[known] = (
-            rows,
-            [
-                (suitability, info)
-                for suitability, info in _running(search, op)
-                if any(search.may_serve(info.key, formulation) for formulation in formulations)
-            ],
-        )
-    return _known_eligible[known][1]
+    if known not in _known_matching:
+        if len(_known_matching) >= _KNOWN_AT_MOST:
+            _known_matching.clear()
+        _known_matching[known] = rows, found()
+    return _known_matching[known][1]
 
 
 def _running(search: KernelSearch[Any], op: str) -> Iterator[tuple[int, KernelInfo]]:
@@ -248,15 +251,13 @@ def candidate_of(search: KernelSearch[F], key: KernelKey) -> Candidate[F]:
     raise UnsupportedError(f"{key.name} cannot serve this problem: types, layouts or alignments differ")
 
 
-def _served(
-    search: KernelSearch[F], key: KernelKey, shared_bytes: int, formulations: Iterable[F]
-) -> list[F]:  # fmt: skip
-    """The formulations that a kernel serves."""
+def _runs(search: KernelSearch[Any], key: KernelKey, shared_bytes: int) -> bool:
+    """Whether the device has the shared memory for a kernel, and its reduction is that of the problem."""
     if shared_bytes > search.device.shared_memory:
-        return []
-    if search.batch_invariant and (reduction(search) is None or reduction_of(key) != reduction(search)):
-        return []
-    return [formulation for formulation in formulations if search.supports(key, formulation)]
+        return False
+    return not search.batch_invariant or (
+        reduction(search) is not None and reduction_of(key) == reduction(search)
+    )  # fmt: skip
 
 
 def _candidate(
@@ -273,7 +274,9 @@ def _candidates(
     search: KernelSearch[F], key: KernelKey, info: KernelInfo | None, shared_bytes: int, formulations: Iterable[F]
 ) -> list[Candidate[F]]:
     """A kernel in the formulations that it serves."""
-    served = _served(search, key, shared_bytes, formulations)
+    if not _runs(search, key, shared_bytes):
+        return []
+    served = (formulation for formulation in formulations if search.supports(key, formulation))
     return [_candidate(search, key, info, shared_bytes, formulation) for formulation in served]
 
 

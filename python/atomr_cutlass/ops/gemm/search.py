@@ -93,10 +93,13 @@ class ProductSearch(KernelSearch[GemmFormulation]):
 
     def supports(self, key: KernelKey, formulation: GemmFormulation) -> Status:
         """Whether a kernel computes the problem as it is put here: types, layouts and alignments."""
-        status = self.may_serve(key, formulation)
-        if status and key.mainloop == FEW and not gemm_few_sm90.serves(key, formulation.m, formulation.n):
-            return _MANY_ROWS
-        return status
+        status = self.matches(key, formulation)
+        return status and self.fits(key, formulation)
+
+    def fits(self, key: KernelKey, formulation: GemmFormulation) -> Status:
+        """Kernels for few rows or columns want few."""
+        few = key.mainloop == FEW
+        return _MANY_ROWS if few and not gemm_few_sm90.serves(key, formulation.m, formulation.n) else OK
 
     def traits(self, formulation: GemmFormulation) -> Hashable:
         """Types, math mode, epilogue, scales, layouts and alignments."""
@@ -108,8 +111,8 @@ class ProductSearch(KernelSearch[GemmFormulation]):
             formulation.align_a, formulation.align_b, formulation.align_d,
         )  # fmt: skip
 
-    def may_serve(self, key: KernelKey, formulation: GemmFormulation) -> Status:
-        """`supports`, but for kernels that are for few rows or columns."""
+    def matches(self, key: KernelKey, formulation: GemmFormulation) -> Status:
+        """Whether types, layouts and alignments are those of a kernel."""
         problem, swapped = formulation.problem, formulation.swapped
         first, second = (problem.b, problem.a) if swapped else (problem.a, problem.b)
         if key.op != self.op:

@@ -156,14 +156,18 @@ _TURNED_TILES: dict[str, tuple[tuple[tuple[int, int], tuple[int, int], str], ...
         ((64, 80), (4, 2), "pingpong"),
         ((64, 96), (4, 1), "pingpong"),
         ((64, 128), (4, 1), "pingpong"),
+        ((64, 144), (4, 1), "pingpong"),
+        ((64, 160), (4, 1), "pingpong"),
         ((64, 192), (4, 1), "pingpong"),
         ((128, 144), (2, 1), "cooperative"),
+        ((128, 160), (2, 1), "cooperative"),
         ((128, 192), (2, 1), "cooperative"),
         ((128, 208), (2, 1), "cooperative"),
     ),
     "rr": (
         ((64, 96), (4, 1), "pingpong"),
         ((64, 112), (4, 1), "pingpong"),
+        ((64, 144), (4, 1), "pingpong"),
         ((64, 192), (4, 1), "pingpong"),
         ((128, 144), (2, 1), "cooperative"),
         ((128, 192), (2, 1), "cooperative"),
@@ -257,8 +261,10 @@ def _half_cells(a: D, layouts: str) -> Iterator[Cell]:
     for tile, cluster, mainloop in _TURNED_TILES.get(layouts, ()):
         yield FULL, _gemm_sm90(a, a, turned, tile, cluster, mainloop, layout_d=COLUMN)
     if layouts == "rc":
-        yield FULL, _gemm_sm90(a, a, layouts, (256, 144), (2, 1), "cooperative")
-    yield FULL, _gemm_sm90(a, a, layouts, (128, 128), (2, 1), "cooperative", scheduler="streamk")
+        for tile_n in (144, 192):
+            yield FULL, _gemm_sm90(a, a, layouts, (256, tile_n), (2, 1), "cooperative")
+    if common:
+        yield FULL, _gemm_sm90(a, a, layouts, (128, 128), (2, 1), "cooperative", scheduler="streamk")
     yield DEFAULT if common else FULL, _gemm_sm90(a, D.F32, layouts, (128, 128), (2, 1), "pingpong")
     other = D.F16 if a is D.BF16 else D.BF16
     yield ON_DEMAND, _gemm_sm90(a, other, layouts, (128, 128), (2, 1), "pingpong")

@@ -143,7 +143,9 @@ bool StoredPlan::superseded() const {
   return launch != nullptr ? launch->superseded() : plan.attr("superseded").cast<bool>();
 }
 
-PlanStore::PlanStore(size_t capacity) : capacity_(capacity) {}
+PlanStore::PlanStore(size_t capacity) : capacity_(capacity) {
+  enumeration_member(&PyLong_Type);  // finds the metaclass now: not while another thread waits for that with the GIL
+}
 
 std::shared_ptr<StoredPlan const> PlanStore::find(PlanStoreKey const& key) {
   auto const place = places_.find({&key, key.hash()});

@@ -181,6 +181,9 @@ class StoredFunction {
     static auto const& roles = *new std::unordered_map<std::string, Parameter::Role>{
         {"option", Parameter::Role::kOption}, {"array", Parameter::Role::kArray}, {"scale", Parameter::Role::kScale},
         {"alpha", Parameter::Role::kAlpha},   {"beta", Parameter::Role::kBeta},   {"stream", Parameter::Role::kStream}};
+    numpy_number(nullptr);  // finds NumPy's types now: not while another thread waits for that with the GIL
+    static uint64_t functions = 0;
+    number_ = ++functions;
     if (parameters.size() > kParametersAtMost) throw InvalidOperand("a stored function has too many parameters");
     for (py::handle const given : parameters) {
       auto const [name, role, label, fallback] = given.cast<std::tuple<py::str, std::string, std::string, py::tuple>>();
@@ -290,7 +293,7 @@ class StoredFunction {
     }
     if (first == Py_None || type_of(first).numpy) return false;
     PlanStoreKey& key = attempt.key;
-    key.add(reinterpret_cast<uintptr_t>(this));
+    key.add(number_);
     key.add(reinterpret_cast<uintptr_t>(Py_TYPE(first)));  // results and workspaces come from its framework
     key.add(registry_generation());  // a pack that was loaded may have a better kernel
     for (std::string const& variable : environment_) {
@@ -449,6 +452,7 @@ class StoredFunction {
   py::object function_, serve_;
   std::shared_ptr<PlanStore> store_;
   std::vector<Parameter> parameters_;
+  uint64_t number_;  // of this function, which no other has
   size_t positional_, stream_ = kParametersAtMost, out_ = kParametersAtMost;
   bool alpha_ = false, beta_ = false;  // whether there are such parameters
   bool others_;

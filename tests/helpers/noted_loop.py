@@ -19,6 +19,7 @@ import golden_gpu
 import page_examples
 from atomr_cutlass import _core
 from atomr_cutlass.generator.key import KernelKey
+from atomr_cutlass.generator.matrix import arguments_of
 from atomr_cutlass.jit import kernels
 from atomr_cutlass.jit.compiler import Images
 from atomr_cutlass.jit.toolchain import Toolchain
@@ -41,7 +42,7 @@ class Notes(golden_gpu.Gpu):
 
 def images(key: KernelKey) -> Images:
     """The images of a kernel: its name."""
-    image = f"{key.op} {key.name}".encode() + b"\0"
+    image = f"{arguments_of(key)} {key.name}".encode() + b"\0"
     return Images(image, image)
 
 

@@ -12,11 +12,8 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import math
-import statistics
 import sys
-import time
 import warnings
-from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -27,8 +24,8 @@ with warnings.catch_warnings():
 
 sys.path.insert(1, str(Path(__file__).resolve().parents[1] / "tests" / "helpers"))
 
-from facts import machine, now
-from gemm import SETS_AT_MOST, Burst, Operands, alternated, timed, write
+from gemm import Operands
+from harness import Call, Results, Row, against_best, compared, gpu, means, set_count, timed
 
 import atomr_cutlass as ac
 from atomr_cutlass.arrays import operands
@@ -49,8 +46,6 @@ KINDS = ("bf16", "f16", "tf32", "f32")
 IMAGES = 32
 CELL_SECONDS = 0.7e-3
 """Device time of one timing of one cell."""
-
-Call = Callable[[Operands], Any]
 
 
 @dataclass(frozen=True)
@@ -138,7 +133,7 @@ def operand_sets(case: Case, device: devices.Device) -> list[Operands]:
     def random(shape: tuple[int, ...]) -> torch.Tensor:
         return torch.randn(shape, dtype=torch.float32, device="cuda").to(dtype)
 
-    count = min(SETS_AT_MOST, max(1, math.ceil(2 * device.l2_bytes / case.bytes)))
+    count = set_count(case.bytes, device)
     return [
         Operands(random(first), random(second), torch.empty(result, dtype=dtype, device="cuda")) for _ in range(count)
     ]
@@ -211,27 +206,16 @@ def compare(case: Case, device: devices.Device, rounds: int) -> dict[str, Any]:
     torch.backends.cudnn.allow_tf32 = case.kind == "tf32"
     problem = our_problem(case, sets[0])
     plan = conv_plan.make(problem, like=sets[0].a)
-    sides = {
-        "ours": Burst(lambda one: plan(one.a, one.b, out=one.out), sets),
-        "torch": Burst(torch_call(case), sets),
-    }
-    times = alternated(sides, rounds)
-    ours, theirs = (statistics.median(times[side]) for side in ("ours", "torch"))
+    calls: dict[str, Call] = {"ours": lambda one: plan(one.a, one.b, out=one.out), "torch": torch_call(case)}
+    row = compared(calls, sets, rounds, case.flops)
     return {
         **_facts(case),
         "kernel": plan.kernel_name,
         "rewrite": plan.rewrite,
-        "us": round(ours * 1e6, 2),
-        "torch_us": round(theirs * 1e6, 2),
-        "ratio": round(theirs / ours, 4),
-        "tflops": round(case.flops / ours / 1e12, 2),
-        "torch_tflops": round(case.flops / theirs / 1e12, 2),
-        "gb_per_s": round(case.bytes / ours / 1e9),
+        "gb_per_s": round(case.bytes / row["us"] / 1e3),
         "model_us": round(plan.main.seconds * 1e6, 2),
         "difference": difference(case, plan, sets[0]),
-        "spread": round((max(times["ours"]) - min(times["ours"])) / ours, 3),
-        "sets": len(sets),
-        "calls": sides["ours"].calls,
+        **row,
     }
 
 
@@ -281,20 +265,6 @@ def all_cells(case: Case, device: devices.Device, near: float) -> list[dict[str,
     return rows
 
 
-def report_cells(case: Case, rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """The choice, the fastest kernel, and how much slower the choice is."""
-    measured = [row for row in rows if row["us"]]
-    if not measured:
-        return {"case": str(case), "problem": "no kernel"}
-    best, chosen = min(measured, key=lambda row: row["us"]), rows[0]
-    loss = chosen["us"] / best["us"] if chosen["us"] else math.inf
-    print(
-        f"{case!s:<46} chosen {chosen['us']:>9} us, best {best['us']:>9} us ({loss:.2f}x of it) {best['kernel']} "
-        f"split_k={best['split_k']}"
-    )
-    return {"case": str(case), "chosen": chosen["kernel"], "best": best["kernel"], "loss": round(loss, 3)}
-
-
 # ----------------------------------------------------------------------------------------------------------------------
 # Command line
 
@@ -316,67 +286,37 @@ def main() -> int:
     for name in (*arguments.ops, *arguments.kinds):
         if name not in (*OPS, *KINDS):
             parser.error(f"unknown operation or dtype {name!r}; valid: {', '.join((*OPS, *KINDS))}")
-    reason = devices.problem()
-    if reason:
-        print(f"nothing to measure: {reason}", file=sys.stderr)
+    device = gpu()
+    if device is None:
         return 1
-    device = devices.get(0)
-    torch.manual_seed(0)
     torch.backends.cudnn.benchmark = True
-    print(f"{device.name}; torch {torch.__version__}; cuDNN {torch.backends.cudnn.version()}")
-    results: dict[str, Any] = {
-        "date": now(),
-        "machine": machine() | {"cudnn": torch.backends.cudnn.version()},
-        "device": dataclasses.asdict(device),
-    }
-    failed = _measure(arguments, device, results)
-    write(arguments.out, results)
-    return 1 if failed else 0
+    results = Results(arguments.out, cudnn=torch.backends.cudnn.version())
+    rounds = 5 if arguments.quick else arguments.rounds
+
+    def every_cell(case: Case) -> None:
+        rows = all_cells(case, device, arguments.near)
+        results.rows.extend(rows)
+        results.values.setdefault("cases", []).append(against_best(case, rows, ("split_k",)))
+
+    def measured(case: Case) -> None:
+        row = compare(case, device, rounds)
+        results.rows.append(row)
+        print(
+            f"{case!s:<46}{row['us']:>9} us {row['tflops']:>7} TFLOP/s, cuDNN {row['torch_us']:>9} us: "
+            f"{row['torch_ratio']:.3f}  {row['kernel']}",
+            flush=True,
+        )
+
+    cases = model_cases() if arguments.all else comparison(quick=arguments.quick)
+    wanted = (case for case in cases if case.op in arguments.ops and case.kind in arguments.kinds)
+    results.run(wanted, every_cell if arguments.all else measured, arguments.seconds)
+    results.values["means"] = means(results.rows, _group)  # of cuDNN
+    return results.finish()
 
 
-def _measure(arguments: argparse.Namespace, device: devices.Device, results: dict[str, Any]) -> int:
-    rows, failures = results.setdefault("rows", []), results.setdefault("failures", [])
-    if arguments.all:
-        results["cases"] = []
-    start = time.monotonic()
-    for case in model_cases() if arguments.all else comparison(quick=arguments.quick):
-        if case.op not in arguments.ops or case.kind not in arguments.kinds:
-            continue
-        if time.monotonic() - start > arguments.seconds:
-            failures.append({"case": str(case), "error": "out of time"})
-            continue
-        try:
-            if arguments.all:
-                measured = all_cells(case, device, arguments.near)
-                rows += measured
-                results["cases"].append(report_cells(case, measured))
-            else:
-                row = compare(case, device, 5 if arguments.quick else arguments.rounds)
-                rows.append(row)
-                print(
-                    f"{case!s:<46}{row['us']:>9} us {row['tflops']:>7} TFLOP/s, cuDNN {row['torch_us']:>9} us: "
-                    f"{row['ratio']:.3f}  {row['kernel']}",
-                    flush=True,
-                )
-        except (ac.CutlassError, RuntimeError) as error:
-            failures.append({"case": str(case), "error": f"{type(error).__name__}: {error}"})
-            print(f"{case!s:<46} {type(error).__name__}: {error}")
-        write(arguments.out, results)
-        torch.cuda.empty_cache()
-    if rows and not arguments.all:
-        results["averages"] = _averages(rows)
-        for name, mean in results["averages"].items():
-            print(f"{name:<24}{mean:.3f} of cuDNN, geometric mean")
-    return len(failures)
-
-
-def _averages(rows: Sequence[dict[str, Any]]) -> dict[str, float]:
-    """Geometric means of the ratios, for each operation and dtype, depthwise layers apart."""
-    groups: dict[str, list[float]] = {}
-    for row in rows:
-        depthwise = " depthwise" if row["layer"]["groups"] > 1 else ""
-        groups.setdefault(f"{row['op']} {row['dtype']}{depthwise}", []).append(math.log(row["ratio"]))
-    return {name: round(math.exp(statistics.fmean(logs)), 4) for name, logs in groups.items()}
+def _group(row: Row) -> str:
+    """The operation and the dtype, depthwise layers apart."""
+    return f"{row['op']} {row['dtype']}" + (" depthwise" if row["layer"]["groups"] > 1 else "")
 
 
 if __name__ == "__main__":

@@ -11,10 +11,8 @@ operands are, so that they rotate too. Kernels that the table lacks are compiled
 from __future__ import annotations
 
 import argparse
-import dataclasses
 import math
 import os
-import statistics
 import sys
 import time
 import warnings
@@ -30,8 +28,8 @@ with warnings.catch_warnings():
     import torch._dynamo
 
 import fp8
-import gemm as dense
-from facts import machine, now
+from harness import SETS_AT_MOST, Results, compared, gpu, means, set_count
+from harness import difference as apart
 
 import atomr_cutlass as ac
 from atomr_cutlass.arrays import operands
@@ -234,11 +232,10 @@ def torch_dtype(dtype: CutlassDtype | None) -> torch.dtype:
     return found
 
 
-def operand_sets(case: Case, device: devices.Device, at_most: int = dense.SETS_AT_MOST) -> list[Operands]:
+def operand_sets(case: Case, device: devices.Device, at_most: int = SETS_AT_MOST) -> list[Operands]:
     """As many sets of random operands as exceed L2 twice over, at least two. Products are about as large as 1."""
     moved = (case.m * case.k + case.k * case.n) * case.dtype.bits // 8
-    count = min(at_most, max(2, math.ceil(2 * device.l2_bytes / moved)))
-    return [operands_of(case) for _ in range(count)]
+    return [operands_of(case) for _ in range(set_count(moved, device, least=2, most=at_most))]
 
 
 def operands_of(case: Case) -> Operands:
@@ -380,28 +377,14 @@ def compare(case: Case, device: devices.Device, rounds: int, mode: str | None) -
         row["compiled_refused"] = f"{type(error).__name__}: {str(error).strip()}"[:400]
     else:
         calls["compiled"] = compiled
-    bursts = {side: dense.Burst(call, sets) for side, call in calls.items()}
-    times = dense.alternated(bursts, rounds)
-    seconds = {side: statistics.median(found) for side, found in times.items()}
-    ours = seconds.pop("ours")
-    row |= {
-        "us": round(ours * 1e6, 2),
-        **{f"{side}_us": round(other * 1e6, 2) for side, other in seconds.items()},
-        # Above 1 we are faster; of plain products it is how much of their speed is left.
-        **{f"{side}_ratio": round(other / ours, 4) for side, other in seconds.items()},
-        "tflops": round(case.flops / ours / 1e12, 1),
-        "spread": round((max(times["ours"]) - min(times["ours"])) / ours, 3),
-        "sets": len(sets),
-        "calls": bursts["ours"].calls,
-    }
-    return row
+    # Of plain products the ratio says how much of their speed is left.
+    return row | compared(calls, sets, rounds, case.flops)
 
 
 def difference(one: Operands) -> float:
     """Of D by both, in norm, relative to PyTorch's."""
     theirs = one.kept["torch"]
-    wide = (theirs[0] if isinstance(theirs, tuple) else theirs).double()
-    return round(float((one.out.double() - wide).norm() / wide.norm()), 6)
+    return apart(one.out, theirs[0] if isinstance(theirs, tuple) else theirs)
 
 
 SIDES = ("plain", "torch", "compiled", "torch_plain")
@@ -413,12 +396,6 @@ def report(case: Case, row: dict[str, Any]) -> None:
     print(f"{case!s:<36}{row['us']:>10}{''.join(words)}  {row['kernel']}", flush=True)
     if "compiled_refused" in row:
         print(f"    torch.compile: {row['compiled_refused'].splitlines()[0]}")
-
-
-def means(rows: Sequence[dict[str, Any]]) -> dict[str, float]:
-    """Geometric means of the ratios to each side."""
-    found = {side: [row[f"{side}_ratio"] for row in rows if f"{side}_ratio" in row] for side in SIDES}
-    return {side: round(statistics.geometric_mean(ratios), 4) for side, ratios in found.items() if ratios}
 
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -441,38 +418,23 @@ def main() -> int:
     for name in arguments.fusions:
         if name not in FUSIONS:
             parser.error(f"unknown fusion {name!r}; valid: {', '.join(FUSIONS)}")
-    reason = devices.problem()
-    if reason:
-        print(f"nothing to measure: {reason}", file=sys.stderr)
+    device = gpu()
+    if device is None:
         return 1
-    device = devices.get(0)
-    torch.manual_seed(0)
-    results: dict[str, Any] = {"date": now(), "machine": machine(), "device": dataclasses.asdict(device)}
-    results |= {"mode": arguments.mode or "default", "rows": [], "failures": []}
-    print(f"{device.name}; {len(ac.kernels())} kernels; torch {torch.__version__}")
-    start = time.monotonic()
+    results = Results(arguments.out, mode=arguments.mode or "default")
     cases = comparison(arguments.fusions, quick=arguments.quick)
     compile_ahead(cases, device, arguments.jobs)
     print(f"{'time over ours of':<36}{'ours, us':>10}{''.join(f'{side:>12}' for side in SIDES)}")
-    for case in cases:
-        if time.monotonic() - start > arguments.seconds:
-            results["failures"].append({"case": str(case), "error": "out of time"})
-            continue
-        try:
-            row = compare(case, device, 7 if arguments.quick else arguments.rounds, arguments.mode)
-        except (ac.CutlassError, RuntimeError, ValueError) as error:
-            results["failures"].append({"case": str(case), "error": f"{type(error).__name__}: {error}"[:600]})
-            print(f"{case!s:<36}{type(error).__name__}: {error}", flush=True)
-        else:
-            results["rows"].append(row)
-            report(case, row)
-            results["means"] = means(results["rows"])
-        dense.write(arguments.out, results)
-        torch.cuda.empty_cache()
-    for name, mean in results.get("means", {}).items():
-        print(f"{name:<14}{mean:>8.3f}")
-    dense.write(arguments.out, results)
-    return 1 if results["failures"] else 0
+
+    def measured(case: Case) -> None:
+        row = compare(case, device, 7 if arguments.quick else arguments.rounds, arguments.mode)
+        results.rows.append(row)
+        report(case, row)
+        sides = (means(results.rows, lambda _: side, f"{side}_ratio") for side in SIDES)  # noqa: B023 - used at once
+        results.values["means"] = {name: mean for found in sides for name, mean in found.items()}
+
+    results.run(cases, measured, arguments.seconds)
+    return results.finish()
 
 
 if __name__ == "__main__":

@@ -14,13 +14,9 @@ import argparse
 import dataclasses
 import math
 import os
-import statistics
 import sys
-import time
 import warnings
-from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -29,15 +25,26 @@ with warnings.catch_warnings():
     warnings.simplefilter("ignore")
     import torch
 
-import gemm as dense
-from facts import machine, now
+from harness import (
+    Call,
+    Results,
+    Row,
+    against_best,
+    compared,
+    compile_ahead,
+    difference,
+    first_that_works,
+    gpu,
+    means,
+    set_count,
+    timed,
+)  # fmt: skip
 
 import atomr_cutlass as ac
 from atomr_cutlass.arrays import operands
 from atomr_cutlass.generator import matrix
 from atomr_cutlass.generator.dtypes import CutlassDtype
 from atomr_cutlass.generator.key import KernelKey
-from atomr_cutlass.jit import kernels
 from atomr_cutlass.ops.gemm import scaled
 from atomr_cutlass.ops.gemm.kernels import GemmSearch, from_candidate
 from atomr_cutlass.ops.gemm.scaled import Scale, Scales, scale_forms
@@ -138,9 +145,8 @@ def quantized(rows: int, k: int, scaling: str, block_rows: int) -> tuple[torch.T
 def operand_sets(case: Case, device: devices.Device) -> list[Operands]:
     """As many sets of random operands as exceed L2 twice over."""
     moved = case.m * case.k + case.k * case.n
-    count = min(dense.SETS_AT_MOST, max(1, math.ceil(2 * device.l2_bytes / moved)))
     sets = []
-    for _ in range(count):
+    for _ in range(set_count(moved, device)):
         a, scale_a = quantized(case.m, case.k, case.scaling, 1)
         b, scale_b = quantized(case.n, case.k, case.scaling, BLOCK)
         if scale_a is not None and scale_b is not None and case.scaling != "tensor":
@@ -172,9 +178,6 @@ def problem_of(case: Case, one: Operands) -> tuple[GemmProblem, Scales | None]:
     forms = scale_forms(problem, *specs)
     scales = Scales(*(Scale(s.shape, s.strides, form) for s, form in zip(specs, forms, strict=True)))
     return scaled.problem_of(problem, scales), scales
-
-
-Call = Callable[[Any], object]
 
 
 def our_call(problem: GemmProblem, scales: Scales | None, choice: GemmCandidate, like: torch.Tensor) -> Call:
@@ -221,28 +224,6 @@ def torch_calls(case: Case) -> Iterator[tuple[str, Call]]:
     yield "torch.nn.functional.scaled_mm", second
 
 
-def torch_call(case: Case, one: Operands) -> tuple[str, Call | None, list[str]]:
-    """The first of them that works, by name, and why those before it did not."""
-    refused = []
-    if case.scaling == "none":
-        return "", None, ["PyTorch has no fp8 product without scales"]
-    for name, call in torch_calls(case):
-        try:
-            call(one)
-            torch.cuda.synchronize()
-        except (RuntimeError, ValueError, TypeError, NotImplementedError) as error:
-            refused.append(f"{name}: {type(error).__name__}: {str(error).strip().splitlines()[0]}"[:400])
-            continue
-        return name, call, refused
-    return "", None, refused
-
-
-def difference(ours: torch.Tensor, theirs: torch.Tensor) -> float:
-    """Of two results, in norm, relative to the second."""
-    wide = theirs.double()
-    return float((ours.double() - wide).norm() / wide.norm())
-
-
 # ----------------------------------------------------------------------------------------------------------------------
 # Comparison
 
@@ -251,64 +232,41 @@ def compare(case: Case, device: devices.Device, rounds: int, backend: str) -> di
     """Times both sides, one after the other in every round."""
     sets = operand_sets(case, device)
     problem, scales = problem_of(case, sets[0])
-    choice = select.choose(GemmSearch(problem, device), backend=backend)
-    calls = {"ours": our_call(problem, scales, choice, sets[0].a)}
+    candidate = select.choose(GemmSearch(problem, device), backend=backend)
+    calls = {"ours": our_call(problem, scales, candidate, sets[0].a)}
     row: dict[str, Any] = {
         "shape": [case.m, case.n, case.k],
         "scaling": case.scaling,
         "fast": case.fast,
-        "kernel": choice.key.name,
-        "origin": "jit" if choice.info is None else choice.info.origin,
-        "swizzle": choice.swizzle,
-        "model_us": round(choice.seconds * 1e6, 2),
-        "sets": len(sets),
+        "kernel": candidate.key.name,
+        "origin": candidate.origin,
+        "swizzle": candidate.swizzle,
+        "model_us": round(candidate.seconds * 1e6, 2),
     }
-    name, call, refused = torch_call(case, sets[0])
+    if case.scaling == "none":
+        name, call, refused = "", None, ["PyTorch has no fp8 product without scales"]
+    else:
+        name, call, refused = first_that_works(torch_calls(case), sets[0])
     row["torch_call"], row["torch_refused"] = name, refused
     if call is not None:
         returned = call(sets[0])
         theirs = returned.clone() if isinstance(returned, torch.Tensor) else sets[0].out.clone()
         calls["ours"](sets[0])
-        row["difference"] = round(difference(sets[0].out, theirs), 6)
+        row["difference"] = difference(sets[0].out, theirs)
         # With another product than ours there is nothing to compare.
         if row["difference"] > AGREEMENT:
             refused.append(f"{name}: its result differs from ours by {row['difference']} of its norm")
         else:
             calls["torch"] = call
-    bursts = {side: dense.Burst(call, sets) for side, call in calls.items()}
-    times = dense.alternated(bursts, rounds)
-    ours = statistics.median(times["ours"])
-    row |= {
-        "us": round(ours * 1e6, 2),
-        "tflops": round(case.flops / ours / 1e12, 1),
-        "spread": round((max(times["ours"]) - min(times["ours"])) / ours, 3),
-        "calls": bursts["ours"].calls,
-    }
-    if "torch" in times:
-        theirs_seconds = statistics.median(times["torch"])
-        row |= {
-            "torch_us": round(theirs_seconds * 1e6, 2),
-            "torch_tflops": round(case.flops / theirs_seconds / 1e12, 1),
-            "ratio": round(theirs_seconds / ours, 4),
-        }
-    return row
+    return row | compared(calls, sets, rounds, case.flops)
 
 
 def report(row: dict[str, Any], case: Case) -> None:
     """One line."""
-    other = f"torch {row['torch_us']:>9} us: {row['ratio']:.3f}" if "ratio" in row else "torch has none"
+    other = f"torch {row['torch_us']:>9} us: {row['torch_ratio']:.3f}" if "torch_ratio" in row else "torch has none"
     print(f"{case!s:<32}{row['us']:>10} us {row['tflops']:>7} TFLOP/s, {other}  {row['kernel']}", flush=True)
-    for reason in [] if "ratio" in row or case.scaling == "none" else row["torch_refused"]:
+    for reason in [] if "torch_ratio" in row or case.scaling == "none" else row["torch_refused"]:
         print(f"    {reason}")
-
-
-def means(rows: Sequence[dict[str, Any]]) -> dict[str, float]:
-    """The geometric mean of the ratios of each kind of scales."""
-    found = defaultdict(list)
-    for row in rows:
-        if "ratio" in row:
-            found[f"{row['scaling']} {'fast' if row['fast'] else 'full'}"].append(row["ratio"])
-    return {name: round(statistics.geometric_mean(ratios), 4) for name, ratios in sorted(found.items())}
 
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -330,26 +288,12 @@ def eligible(problem: GemmProblem, device: devices.Device) -> list[GemmCandidate
     return sorted(found, key=lambda choice: choice.seconds)
 
 
-def compile_ahead(cases: Sequence[Case], device: devices.Device, jobs: int) -> None:
-    """Compiles what the cases need and the table lacks, several at once."""
-    keys: dict[KernelKey, None] = {}
+def lacking(cases: Sequence[Case], device: devices.Device) -> Iterator[KernelKey]:
+    """The kernels that the cases need and the table lacks."""
     for case in cases:
         tiny = dataclasses.replace(case, m=2 * BLOCK, n=2 * BLOCK, k=2 * BLOCK)
         one = operand_sets(tiny, dataclasses.replace(device, l2_bytes=0))[0]
-        keys.update((choice.key, None) for choice in eligible(problem_of(tiny, one)[0], device) if choice.info is None)
-    start = time.perf_counter()
-
-    def compiled(key: KernelKey) -> str:
-        try:
-            kernels.load(key, kernels.target_for(key, device))
-        except ac.CutlassError as error:
-            return f"{key.name}: {type(error).__name__}: {error}"[:600]
-        return ""
-
-    with ThreadPoolExecutor(jobs) as pool:
-        for failure in filter(None, pool.map(compiled, keys)):
-            print(failure)
-    print(f"{len(keys)} kernels are there after {time.perf_counter() - start:.0f} s", flush=True)
+        yield from (found.key for found in eligible(problem_of(tiny, one)[0], device) if found.info is None)
 
 
 def measure_all(case: Case, device: devices.Device, near: float, seconds: float) -> list[dict[str, Any]]:
@@ -383,7 +327,7 @@ def measure_all(case: Case, device: devices.Device, near: float, seconds: float)
         }
         rows.append(row)
         try:
-            elapsed = dense.timed(our_call(problem, scales, choice, sets[0].a), sets, seconds)
+            elapsed = timed(our_call(problem, scales, choice, sets[0].a), sets, seconds)
         except ac.CutlassError as error:
             row["problem"] = f"{type(error).__name__}: {error}"[:400]
             return math.inf
@@ -402,21 +346,6 @@ def measure_all(case: Case, device: devices.Device, near: float, seconds: float)
                 if (swizzle, raster) != (choice.swizzle, choice.raster):
                     measure(dataclasses.replace(choice, swizzle=swizzle, raster=raster), rank)
     return rows
-
-
-def report_all(case: Case, rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """The model's choice, the fastest kernel, and how much slower the former is."""
-    measured = [row for row in rows if row["us"]]
-    if not measured:
-        return {"case": str(case), "problem": "no kernel"}
-    chosen, best = rows[0], min(measured, key=lambda row: row["us"])
-    loss = chosen["us"] / best["us"] if chosen["us"] else math.inf
-    print(
-        f"{case!s:<32}chosen {chosen['us']:>9} us, best {best['us']:>9} us ({loss:.2f}x of it) {best['kernel']} "
-        f"swizzle={best['swizzle']} raster={best['raster']}",
-        flush=True,
-    )
-    return {"case": str(case), "chosen": chosen["kernel"], "best": best["kernel"], "loss": round(loss, 3)}
 
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -454,44 +383,34 @@ def main() -> int:
     parser.add_argument("--seconds", type=float, default=500.0, help="start no case after this time")
     parser.add_argument("--jobs", type=int, default=max(1, (os.cpu_count() or 2) * 3 // 4), help="compilations at once")
     arguments = parser.parse_args()
-    reason = devices.problem()
-    if reason:
-        print(f"nothing to measure: {reason}", file=sys.stderr)
+    device = gpu()
+    if device is None:
         return 1
-    device = devices.get(0)
-    torch.manual_seed(0)
-    results: dict[str, Any] = {"date": now(), "machine": machine(), "device": dataclasses.asdict(device)}
-    results |= {"rows": [], "failures": []}
-    print(f"{device.name}; {len(ac.kernels())} kernels; torch {torch.__version__}")
-    start = time.monotonic()
+    results, rounds = Results(arguments.out), 7 if arguments.quick else arguments.rounds
     scalings = arguments.scalings or (["none"] if arguments.all else ["tensor", "rows", "block"])
     cases = comparison(arguments.shapes or (QUICK if arguments.quick else SHAPES), scalings)
+
+    def every_cell(case: Case) -> None:
+        rows = measure_all(case, device, arguments.near, 0.7e-3)
+        results.rows.extend(rows)
+        results.values.setdefault("cases", []).append(against_best(case, rows, ("swizzle", "raster")))
+
+    def measured(case: Case) -> None:
+        row = compare(case, device, rounds, arguments.backend)
+        results.rows.append(row)
+        report(row, case)
+        results.values["means"] = means(results.rows, _group)  # of torch
+
     if arguments.all:
-        results["cases"] = []
-        compile_ahead(list({(case.scaling, case.fast): case for case in cases}.values()), device, arguments.jobs)
-    for case in cases:
-        if time.monotonic() - start > arguments.seconds:
-            results["failures"].append({"case": str(case), "error": "out of time"})
-            continue
-        try:
-            if arguments.all:
-                measured = measure_all(case, device, arguments.near, 0.7e-3)
-                results["rows"] += measured
-                results["cases"].append(report_all(case, measured))
-            else:
-                row = compare(case, device, 7 if arguments.quick else arguments.rounds, arguments.backend)
-                results["rows"].append(row)
-                report(row, case)
-                results["means"] = means(results["rows"])
-        except (ac.CutlassError, RuntimeError, ValueError) as error:
-            results["failures"].append({"case": str(case), "error": f"{type(error).__name__}: {error}"})
-            print(f"{case!s:<32}{type(error).__name__}: {error}", flush=True)
-        dense.write(arguments.out, results)
-        torch.cuda.empty_cache()
-    for name, mean in results.get("means", {}).items():
-        print(f"{name:<14}{mean:>8.3f} of torch")
-    dense.write(arguments.out, results)
-    return 1 if results["failures"] else 0
+        kinds = {(case.scaling, case.fast): case for case in cases}
+        compile_ahead(lacking(list(kinds.values()), device), device, arguments.jobs)
+    results.run(cases, every_cell if arguments.all else measured, arguments.seconds)
+    return results.finish()
+
+
+def _group(row: Row) -> str:
+    """The scales, and how products are added up."""
+    return f"{row['scaling']} {'fast' if row['fast'] else 'full'}"
 
 
 if __name__ == "__main__":

@@ -3,23 +3,17 @@
     python benchmarks/gemm.py --out results.json            # the comparison
     python benchmarks/gemm.py --sweep --out sweep.json      # every eligible kernel with its options
 
-Each timing replays a CUDA graph of many calls, which rotate through enough operands to exceed L2, so that neither the
-host nor the cache stands in for device memory. The two sides alternate with pauses: a GPU that has just been loaded is
-slower. What a call costs the host is measured by host.py.
+What a call costs the host is measured by host.py.
 """
 
 from __future__ import annotations
 
 import argparse
 import dataclasses
-import functools
-import json
 import math
-import statistics
 import sys
-import time
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -28,7 +22,7 @@ with warnings.catch_warnings():
     warnings.simplefilter("ignore")
     import torch
 
-from facts import machine, now
+from harness import Call, Results, against_best, compared, gpu, set_count, timed
 
 import atomr_cutlass as ac
 from atomr_cutlass.arrays import operands
@@ -40,12 +34,6 @@ from atomr_cutlass.pipeline import devices, estimate, select
 from atomr_cutlass.pipeline.problem import GemmProblem, MatrixSpec
 
 D = CutlassDtype
-
-PAUSE_SECONDS = 0.05
-BURST_SECONDS = 1.5e-3
-"""Device time of one timing: long beside the events' resolution, short enough not to heat the GPU."""
-SETS_AT_MOST = 96
-CALLS_AT_MOST = 400
 
 
 @dataclass(frozen=True)
@@ -172,18 +160,14 @@ def operand_sets(case: Case, device: devices.Device) -> list[Operands]:
         return made if layout == "r" else made.T
 
     moved = (case.m * case.k + case.k * case.n) * case.dtype.bits // 8
-    count = min(SETS_AT_MOST, max(1, math.ceil(2 * device.l2_bytes / moved)))
     return [
         Operands(
             matrix(case.m, case.k, case.layouts[0]),
             matrix(case.k, case.n, case.layouts[1]),
             torch.empty(case.m, case.n, dtype=result, device="cuda"),
         )
-        for _ in range(count)
+        for _ in range(set_count(moved, device))
     ]
-
-
-Call = Callable[[Operands], object]
 
 
 def our_problem(case: Case, one: Operands) -> GemmProblem:
@@ -203,61 +187,6 @@ def torch_call(case: Case) -> Call:
     return lambda one: torch.matmul(one.a, one.b, out=one.out)
 
 
-@functools.cache
-def _capture_stream() -> torch.cuda.Stream:
-    return torch.cuda.Stream()
-
-
-class Burst:
-    """A CUDA graph of many calls, and the time of one of them."""
-
-    def __init__(self, call: Call, sets: Sequence[Operands], seconds: float = BURST_SECONDS) -> None:
-        self._start, self._end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        stream = _capture_stream()
-        stream.wait_stream(torch.cuda.current_stream())
-        # torch.cuda.graph would collect garbage and empty caches each time, which takes longer than the timing.
-        with torch.cuda.stream(stream):
-            # Libraries allocate what they need for a stream at its first use, which a capture must not see.
-            self._eager(call, sets, 2)
-            estimate = self._eager(call, sets, 3)
-            self.calls = max(2, min(CALLS_AT_MOST, math.ceil(seconds / max(estimate, 1e-6))))
-            self._graph = torch.cuda.CUDAGraph()
-            self._graph.capture_begin()
-            for index in range(self.calls):
-                call(sets[index % len(sets)])
-            self._graph.capture_end()
-        torch.cuda.current_stream().wait_stream(stream)
-        self._graph.replay()
-        torch.cuda.synchronize()
-
-    def _eager(self, call: Call, sets: Sequence[Operands], count: int) -> float:
-        torch.cuda.synchronize()
-        self._start.record()
-        for index in range(count):
-            call(sets[index % len(sets)])
-        self._end.record()
-        self._end.synchronize()
-        return self._start.elapsed_time(self._end) / 1e3 / count
-
-    def time(self) -> float:
-        """Seconds of one call, over one burst."""
-        self._start.record()
-        self._graph.replay()
-        self._end.record()
-        self._end.synchronize()
-        return self._start.elapsed_time(self._end) / 1e3 / self.calls
-
-
-def alternated(bursts: Mapping[str, Burst], rounds: int) -> dict[str, list[float]]:
-    """Seconds of a call of each side, of every round: one side after the other, with pauses, now the last one first."""
-    times: dict[str, list[float]] = {side: [] for side in bursts}
-    for number in range(rounds):
-        for side in sorted(bursts, reverse=number % 2 == 0):
-            time.sleep(PAUSE_SECONDS / 2)
-            times[side].append(bursts[side].time())
-    return times
-
-
 # ----------------------------------------------------------------------------------------------------------------------
 # Comparison with torch
 
@@ -267,12 +196,7 @@ def compare(case: Case, device: devices.Device, rounds: int) -> dict[str, Any]:
     sets = operand_sets(case, device)
     torch.set_float32_matmul_precision("high" if case.precision == "tf32" else "highest")
     plan = make(our_problem(case, sets[0]), like=sets[0].a)
-    sides = {
-        "ours": Burst(lambda one: plan(one.a, one.b, out=one.out), sets),
-        "torch": Burst(torch_call(case), sets),
-    }
-    times = alternated(sides, rounds)
-    ours, theirs = (statistics.median(times[side]) for side in ("ours", "torch"))
+    calls: dict[str, Call] = {"ours": lambda one: plan(one.a, one.b, out=one.out), "torch": torch_call(case)}
     return {
         "shape": [case.m, case.n, case.k],
         "dtype": case.kind,
@@ -280,31 +204,13 @@ def compare(case: Case, device: devices.Device, rounds: int) -> dict[str, Any]:
         "kernel": plan.kernel_name,
         "split_k": plan.main.split_k,
         "swizzle": plan.main.swizzle,
-        "us": round(ours * 1e6, 2),
-        "torch_us": round(theirs * 1e6, 2),
-        "ratio": round(theirs / ours, 4),
-        "tflops": round(case.flops / ours / 1e12, 1),
-        "torch_tflops": round(case.flops / theirs / 1e12, 1),
         "model_us": round(plan.main.seconds * 1e6, 2),
-        "spread": round((max(times["ours"]) - min(times["ours"])) / ours, 3),
-        "sets": len(sets),
-        "calls": sides["ours"].calls,
+        **compared(calls, sets, rounds, case.flops),
     }
 
 
 # ----------------------------------------------------------------------------------------------------------------------
 # Sweep
-
-
-def timed(call: Call, sets: Sequence[Operands], seconds: float) -> float:
-    """Seconds of one call: the median of a few bursts, with pauses as long as they are."""
-    burst = Burst(call, sets, seconds)
-    times = []
-    for _ in range(7):
-        start = time.perf_counter()
-        times.append(burst.time())
-        time.sleep(min(0.01, time.perf_counter() - start))
-    return statistics.median(times)
 
 
 def splits(choice: GemmCandidate) -> tuple[int, ...]:
@@ -387,22 +293,6 @@ def _model_seconds(choice: GemmCandidate, device: devices.Device) -> float:
     return estimate.seconds(choice.info.key, choice.formulation, device, choice.info.shared_bytes, choice.split_k)
 
 
-def report_sweep(case: Case, rows: list[dict[str, Any]]) -> dict[str, Any]:
-    """The choice, the fastest kernel, and how much slower the choice is."""
-    measured = [row for row in rows if row["us"]]
-    if not measured:
-        return {"case": str(case), "problem": "no kernel"}
-    best = min(measured, key=lambda row: row["us"])
-    chosen = rows[0]
-    loss = chosen["us"] / best["us"] if chosen["us"] else math.inf
-    print(f"{case!s:<28} chosen {chosen['us']:>9} us, best {best['us']:>9} us ({loss:.2f}x of it) {_options(best)}")
-    return {"case": str(case), "chosen": chosen["kernel"], "best": best["kernel"], "loss": round(loss, 3)}
-
-
-def _options(row: dict[str, Any]) -> str:
-    return f"{row['kernel']} split_k={row['split_k']} swizzle={row['swizzle']} raster={row['raster']}"
-
-
 # ----------------------------------------------------------------------------------------------------------------------
 # Command line
 
@@ -430,70 +320,29 @@ def main() -> int:
     )
     parser.add_argument("--seconds", type=float, default=240.0, help="sweep: start no case after this time")
     arguments = parser.parse_args()
-    reason = devices.problem()
-    if reason:
-        print(f"nothing to measure: {reason}", file=sys.stderr)
+    device = gpu()
+    if device is None:
         return 1
-    device = devices.get(0)
-    torch.manual_seed(0)
-    results: dict[str, Any] = {"date": now(), "machine": machine(), "device": dataclasses.asdict(device)}
-    print(f"{device.name}; {len(ac.kernels())} kernels; torch {torch.__version__}")
-    failed = _sweep(arguments, device, results) if arguments.sweep else _comparison(arguments, device, results)
-    write(arguments.out, results)
-    return 1 if failed else 0
+    results, rounds = Results(arguments.out), 7 if arguments.quick else arguments.rounds
 
+    def swept(case: Case) -> None:
+        rows = sweep(case, device, arguments.near, 0.7e-3)
+        results.rows.extend(rows)
+        results.values.setdefault("cases", []).append(against_best(case, rows, ("split_k", "swizzle", "raster")))
 
-def _comparison(arguments: argparse.Namespace, device: devices.Device, results: dict[str, Any]) -> int:
-    rows = results["rows"] = []
-    failures = results["failures"] = []
-    rounds = 7 if arguments.quick else arguments.rounds
-    for case in arguments.cases or comparison(quick=arguments.quick):
-        try:
-            row = compare(case, device, rounds)
-        except (ac.CutlassError, RuntimeError) as error:
-            failures.append({"case": str(case), "error": f"{type(error).__name__}: {error}"})
-            print(f"{case!s:<30} {type(error).__name__}: {error}")
-            continue
-        rows.append(row)
+    def measured(case: Case) -> None:
+        row = compare(case, device, rounds)
+        results.rows.append(row)
         print(
             f"{case!s:<30}{row['us']:>10} us {row['tflops']:>7} TFLOP/s, torch {row['torch_us']:>10} us: "
-            f"{row['ratio']:.3f}  {row['kernel']}"
+            f"{row['torch_ratio']:.3f}  {row['kernel']}"
         )
-        write(arguments.out, results)
-    return len(failures)
 
-
-def _sweep(arguments: argparse.Namespace, device: devices.Device, results: dict[str, Any]) -> int:
-    rows = results["rows"] = []
-    summaries = results["cases"] = []
-    failures = results["failures"] = []
-    start = time.monotonic()
-    for case in arguments.cases or sweep_cases():
-        if time.monotonic() - start > arguments.seconds:
-            failures.append({"case": str(case), "error": "out of time"})
-            continue
-        try:
-            measured = sweep(case, device, arguments.near, 0.7e-3)
-        except (ac.CutlassError, RuntimeError) as error:
-            failures.append({"case": str(case), "error": f"{type(error).__name__}: {error}"})
-            print(f"{case!s:<28} {type(error).__name__}: {error}")
-            continue
-        rows += measured
-        summaries.append(report_sweep(case, measured))
-        write(arguments.out, results)
-        torch.cuda.empty_cache()
-    return len(failures)
-
-
-def write(path: Path, results: dict[str, Any]) -> None:
-    """The results so far, a row a line."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    rows = results.get("rows", [])
-    head = json.dumps({**results, "rows": []}, indent=1)
-    body = ",\n".join("  " + json.dumps(row) for row in rows)
-    path.write_text(
-        head.replace('"rows": []', f'"rows": [\n{body}\n ]' if rows else '"rows": []') + "\n", encoding="utf-8"
-    )
+    if arguments.sweep:
+        results.run(arguments.cases or sweep_cases(), swept, arguments.seconds)
+    else:
+        results.run(arguments.cases or comparison(quick=arguments.quick), measured)
+    return results.finish()
 
 
 if __name__ == "__main__":

@@ -21,15 +21,15 @@ import dataclasses
 import math
 import statistics
 import sys
-import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 from cublaslt import CublasLt
-from facts import machine, now
-from gemm import Burst, Case, Operands, alternated, our_problem, schedules, splits, timed, write
+from gemm import Case, Operands, our_problem, schedules, splits
+from harness import Results, compared, gpu, timed
+from harness import difference as apart
 from shapes import CLASSES, MODELS, Shape, draw, suite
 
 import atomr_cutlass as ac
@@ -142,11 +142,9 @@ def compare(
         compiled = torch.compile(torch.matmul, mode="max-autotune-no-cudagraphs", dynamic=False)
         calls["triton"] = lambda one: compiled(one.a, one.b)
     difference = relative_difference(calls, sets[0])
-    times = alternated({side: Burst(call, sets) for side, call in calls.items()}, rounds)
+    row = compared(calls, sets, rounds, shape.flops)
     if product is not None:
         product.close()
-    medians = {side: statistics.median(of) for side, of in times.items()}
-    ours = medians["ours"]
     bound = bound_seconds(shape, device)
     return {
         "group": shape.group,
@@ -158,14 +156,10 @@ def compare(
         "split_k": plan.main.split_k,
         "swizzle": plan.main.swizzle,
         "raster": plan.main.raster,
-        "us": round(ours * 1e6, 2),
-        **{f"{side}_us": round(median * 1e6, 2) for side, median in medians.items() if side != "ours"},
-        **{f"{side}_ratio": round(median / ours, 4) for side, median in medians.items() if side != "ours"},
-        "of_bound": round(bound / ours, 4) if bound else None,
+        "of_bound": round(bound / row["us"] * 1e6, 4) if bound else None,
         "model_us": round(plan.main.seconds * 1e6, 2),
-        "spread": round((max(times["ours"]) - min(times["ours"])) / ours, 3),
         "difference": difference,
-        "sets": len(sets),
+        **row,
         **state(),
     }
 
@@ -181,10 +175,10 @@ def state() -> dict[str, float]:
 def relative_difference(calls: dict[str, Any], operands: Operands) -> float:
     """That of our result from PyTorch's, in norm: a check that both compute the same."""
     calls["torch"](operands)
-    theirs = operands.out.float()
+    theirs = operands.out.clone()
     operands.out.fill_(math.nan)
     calls["ours"](operands)
-    return float(((operands.out.float() - theirs).norm() / theirs.norm()).cpu())
+    return apart(operands.out, theirs)
 
 
 def regret(case: Case, sets: Sequence[Operands], device: devices.Device, seconds: float) -> dict[str, Any]:
@@ -260,12 +254,9 @@ def main() -> int:
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--seconds", type=float, default=math.inf, help="start no shape after this time")
     arguments = parser.parse_args()
-    reason = devices.problem()
-    if reason:
-        print(f"nothing to measure: {reason}", file=sys.stderr)
+    device = gpu(arguments.seed)
+    if device is None:
         return 1
-    device = devices.get(0)
-    torch.manual_seed(arguments.seed)
     if arguments.suites:
         rows_of_m = [int(text) for text in arguments.rows.split(",")] if arguments.rows else None
         shapes = [
@@ -276,18 +267,10 @@ def main() -> int:
     else:
         names = arguments.classes.split(",") if arguments.classes else list(CLASSES)
         shapes = draw(names, arguments.count, arguments.seed, aligned=True if arguments.aligned else None)
-    rows: list[dict[str, Any]] = []
-    failures: list[dict[str, str]] = []
-    results: dict[str, Any] = {
-        "date": now(),
-        "machine": machine(),
-        "device": dataclasses.asdict(device),
-        "seed": arguments.seed,
-        "purpose": "acceptance" if arguments.seed % 2 else "fitting",
-        "read_bytes_per_second": round(read_bandwidth()),
-        "rows": rows,
-        "failures": failures,
-    }
+    purpose = "acceptance" if arguments.seed % 2 else "fitting"
+    results = Results(
+        arguments.out, seed=arguments.seed, purpose=purpose, read_bytes_per_second=round(read_bandwidth())
+    )  # fmt: skip
     sides = Sides(arguments.backend, CublasLt() if arguments.lt else None, arguments.triton, arguments.batch_invariant)
     # Large enough for three sets of the largest problem, and for four times L2.
     elements = max(
@@ -296,31 +279,27 @@ def main() -> int:
         + [L2_TIMES * device.l2_bytes // 2 + (1 << 20)]
     )
     pool = Pool(getattr(torch, {"bf16": "bfloat16", "f16": "float16"}[arguments.dtype]), elements)
-    began, seen = time.monotonic(), dict.fromkeys((shape.group for shape in shapes), 0)
-    for shape in shapes:
-        for layouts in arguments.layouts.split(","):
-            case = Case(arguments.dtype, layouts, shape.m, shape.n, shape.k)
-            if time.monotonic() - began > arguments.seconds:
-                failures.append({"case": str(case), "error": "out of time"})
-                continue
-            try:
-                sets = pool.sets(shape, layouts, device.l2_bytes)
-                row = compare(shape, case, sets, sides, arguments.rounds, triton=seen[shape.group] < sides.triton)
-                if arguments.regret:
-                    row.update(regret(case, sets, device, 0.7e-3))
-            except (ac.CutlassError, RuntimeError) as error:
-                failures.append({"case": str(case), "error": f"{type(error).__name__}: {error}"})
-                print(f"{case!s:<30} {type(error).__name__}: {error}", flush=True)
-                continue
-            rows.append(row)
-            others = "  ".join(f"{side} {row[f'{side}_ratio']:.3f}" for side in OTHERS if f"{side}_ratio" in row)
-            print(f"{case!s:<30}{row['us']:>9} us  {others}  {row['kernel'][-90:]}", flush=True)
+    seen = dict.fromkeys((shape.group for shape in shapes), 0)
+    layouts = arguments.layouts.split(",")
+
+    def measured(case: Case) -> None:
+        shape = of[case]
+        sets = pool.sets(shape, case.layouts, device.l2_bytes)
+        triton = seen[shape.group] < sides.triton * len(layouts)
         seen[shape.group] += 1
-        results["summary"] = summary(rows)
-        write(arguments.out, results)
-    for entry in results.get("summary", []):
+        row = compare(shape, case, sets, sides, arguments.rounds, triton=triton)
+        if arguments.regret:
+            row.update(regret(case, sets, device, 0.7e-3))
+        results.rows.append(row)
+        others = "  ".join(f"{side} {row[f'{side}_ratio']:.3f}" for side in OTHERS if f"{side}_ratio" in row)
+        print(f"{case!s:<30}{row['us']:>9} us  {others}  {row['kernel'][-90:]}", flush=True)
+        results.values["summary"] = summary(results.rows)
+
+    of = {Case(arguments.dtype, each, shape.m, shape.n, shape.k): shape for shape in shapes for each in layouts}
+    results.run(of, measured, arguments.seconds)
+    for entry in results.values.get("summary", []):
         print(entry)
-    return 1 if failures else 0
+    return results.finish()
 
 
 if __name__ == "__main__":

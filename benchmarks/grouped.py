@@ -15,16 +15,10 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import itertools
-import json
-import math
 import os
-import statistics
 import sys
-import time
 import warnings
-from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -33,14 +27,26 @@ with warnings.catch_warnings():
     warnings.simplefilter("ignore")
     import torch
 
-import gemm as dense
 import numpy as np
-from facts import machine, now
+from harness import (
+    BURST_SECONDS,
+    Call,
+    Results,
+    against_best,
+    compared,
+    compile_ahead,
+    difference,
+    first_that_works,
+    gpu,
+    means,
+    set_count,
+    timed,
+)  # fmt: skip
 
 import atomr_cutlass as ac
 from atomr_cutlass.arrays import operands
 from atomr_cutlass.generator.dtypes import CutlassDtype
-from atomr_cutlass.jit import kernels
+from atomr_cutlass.generator.key import KernelKey
 from atomr_cutlass.ops.grouped_gemm import plans as grouped_plan
 from atomr_cutlass.ops.grouped_gemm.problem import ALONG_K, CONTIGUOUS, GroupedProblem, GroupScale, scale_forms
 from atomr_cutlass.pipeline import devices, select
@@ -54,9 +60,6 @@ AGREEMENT = 1e-2
 """How far two results may be apart, in norm: bf16 and 14 bits of fast accumulation explain less."""
 
 KINDS = ("bf16", "bf16 along k", "fp8 rows", "fp8 rows fast", "fp8 blocks")
-REFUSALS = (RuntimeError, ValueError, TypeError, NotImplementedError, AttributeError)
-
-Call = Callable[[Any], object]
 
 
 @dataclass(frozen=True)
@@ -201,8 +204,7 @@ def operand_sets(case: Case, device: devices.Device) -> list[Operands]:
     size = 1 if case.fp8 else 2
     weights = 0 if case.form == ALONG_K else len(case.sizes) * case.n * case.k
     moved = (sum(case.sizes) * (case.k + (case.n if case.form == ALONG_K else 0)) + weights) * size
-    count = min(dense.SETS_AT_MOST, max(1, math.ceil(2 * device.l2_bytes / moved)))
-    return [operand_set(case) for _ in range(count)]
+    return [operand_set(case) for _ in range(set_count(moved, device))]
 
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -289,30 +291,6 @@ def _loop(case: Case) -> Call:
     return call
 
 
-def torch_call(case: Case, one: Operands) -> tuple[str, Call | None, list[str]]:
-    """The first of them that works, by name, and why those before it did not."""
-    refused = []
-    for name, call in torch_calls(case):
-        try:
-            call(one)
-            torch.cuda.synchronize()
-        except REFUSALS as error:
-            lines = str(error).strip().splitlines() or [""]
-            refused.append(f"{name}: {type(error).__name__}: {lines[0]}"[:400])
-            continue
-        return name, call, refused
-    return "", None, refused
-
-
-def difference(ours: torch.Tensor, theirs: torch.Tensor) -> float:
-    """Of two results, in norm, relative to the second."""
-    ours, theirs = ours.flatten(), theirs.flatten()
-    parts = [(x.double() - y.double()).norm() ** 2 for x, y in zip(ours.split(1 << 26), theirs.split(1 << 26),
-                                                                     strict=True)]  # fmt: skip
-    whole = [y.double().norm() ** 2 for y in theirs.split(1 << 26)]
-    return math.sqrt(float(sum(parts)) / float(sum(whole)))
-
-
 # ----------------------------------------------------------------------------------------------------------------------
 # Comparison
 
@@ -332,15 +310,14 @@ def compare(case: Case, device: devices.Device, rounds: int, backend: str) -> di
         "kernel": plan.kernel_name,
         "origin": plan.origin,
         "model_us": round(plan.main.seconds * 1e6, 2),
-        "sets": len(sets),
     }
-    name, call, refused = torch_call(case, sets[0])
+    name, call, refused = first_that_works(torch_calls(case), sets[0])
     row["torch_call"], row["torch_refused"] = name, refused
     if call is not None:
         returned: Any = call(sets[0])
         theirs = returned.clone()
         calls["ours"](sets[0])
-        row["difference"] = round(difference(sets[0].out, theirs), 6)
+        row["difference"] = difference(sets[0].out, theirs)
         del theirs, returned
         # With another product than ours there is nothing to compare. (NaN is no agreement either.)
         if row["difference"] <= AGREEMENT:
@@ -349,40 +326,17 @@ def compare(case: Case, device: devices.Device, rounds: int, backend: str) -> di
                 call(one)
         else:
             refused.append(f"{name}: its result differs from ours by {row['difference']} of its norm")
-    bursts = {side: dense.Burst(call, sets) for side, call in calls.items()}
-    times = dense.alternated(bursts, rounds)
-    ours = statistics.median(times["ours"])
-    row |= {
-        "us": round(ours * 1e6, 2),
-        "tflops": round(case.flops / ours / 1e12, 1),
-        "spread": round((max(times["ours"]) - min(times["ours"])) / ours, 3),
-        "calls": bursts["ours"].calls,
-    }
-    if "torch" in times:
-        theirs_seconds = statistics.median(times["torch"])
-        row |= {
-            "torch_us": round(theirs_seconds * 1e6, 2),
-            "torch_tflops": round(case.flops / theirs_seconds / 1e12, 1),
-            "ratio": round(theirs_seconds / ours, 4),
-        }
-    return row
+    return row | compared(calls, sets, rounds, case.flops)
 
 
 def report(row: dict[str, Any], case: Case) -> None:
     """One line, and what PyTorch refused."""
-    other = f"{row['torch_call']} {row['torch_us']:>9} us: {row['ratio']:.3f}" if "ratio" in row else "torch has none"
+    other = "torch has none"
+    if "torch_ratio" in row:
+        other = f"{row['torch_call']} {row['torch_us']:>9} us: {row['torch_ratio']:.3f}"
     print(f"{case!s:<40}{row['us']:>10} us {row['tflops']:>7} TFLOP/s, {other}  {row['kernel']}", flush=True)
     for reason in row["torch_refused"]:
         print(f"    {reason}")
-
-
-def means(rows: Sequence[dict[str, Any]]) -> dict[str, float]:
-    """The geometric mean of the ratios of each kind."""
-    found = defaultdict(list)
-    for row in rows:
-        if "ratio" in row:
-            found[row["kind"]].append(row["ratio"])
-    return {kind: round(statistics.geometric_mean(ratios), 4) for kind, ratios in found.items()}
 
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -396,29 +350,14 @@ def eligible(problem: GroupedProblem, device: devices.Device) -> list[Candidate[
     return [dataclasses.replace(candidate, info=built.get(candidate.key)) for candidate in ranked]
 
 
-def compile_ahead(cases: Sequence[Case], device: devices.Device, jobs: int, backend: str, *, every: bool) -> None:
-    """Compiles what the cases need and the table lacks, several at once: the best cell of each, or every one."""
-    needed: dict[Any, None] = {}
+def lacking(cases: Sequence[Case], device: devices.Device, backend: str, *, every: bool) -> Iterator[KernelKey]:
+    """The kernels that the cases need and the table lacks: the best cell of each, or every one."""
     for case in cases:
         # Kernels are chosen by extents, so these are the case's own, without its memory.
-        problem = _without_memory(case)
-        served = eligible(problem, device)
+        served = eligible(_without_memory(case), device)
         built = backend == "auto" and any(one.info is not None for one in served)
         wanted = served if every else ([] if built else served[:1])
-        needed.update((one.key, None) for one in wanted if one.info is None)
-    start = time.perf_counter()
-
-    def compiled(key: Any) -> str:
-        try:
-            kernels.load(key, kernels.target_for(key, device))
-        except ac.CutlassError as error:
-            return f"{key.name}: {type(error).__name__}: {error}"[:600]
-        return ""
-
-    with ThreadPoolExecutor(jobs) as pool:
-        for failure in filter(None, pool.map(compiled, needed)):
-            print(failure)
-    print(f"{len(needed)} kernels are there after {time.perf_counter() - start:.0f} s", flush=True)
+        yield from (one.key for one in wanted if one.info is None)
 
 
 def _without_memory(case: Case) -> GroupedProblem:
@@ -467,27 +406,12 @@ def measure_all(case: Case, device: devices.Device, seconds: float) -> list[dict
         rows.append(row)
         try:
             plan = grouped_plan.make(problem, like=sets[0].a, candidate=candidate)
-            elapsed = dense.timed(our_call(plan), sets, seconds)
+            elapsed = timed(our_call(plan), sets, seconds)
         except ac.CutlassError as error:
             row["problem"] = f"{type(error).__name__}: {error}"[:400]
             continue
         row["us"], row["tflops"] = round(elapsed * 1e6, 2), round(case.flops / elapsed / 1e12, 1)
     return rows
-
-
-def report_all(case: Case, rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """The model's choice, the fastest kernel, and how much slower the former is."""
-    measured = [row for row in rows if row["us"]]
-    if not measured:
-        return {"case": str(case), "problem": "no kernel"}
-    chosen, best = rows[0], min(measured, key=lambda row: row["us"])
-    loss = chosen["us"] / best["us"] if chosen["us"] else math.inf
-    print(
-        f"{case!s:<40}chosen {chosen['us']} us ({chosen['kernel']}), best {best['us']} us "
-        f"({loss:.2f}x of it) {best['kernel']}",
-        flush=True,
-    )
-    return {"case": str(case), "chosen": chosen["kernel"], "best": best["kernel"], "loss": round(loss, 3)}
 
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -506,46 +430,30 @@ def main() -> int:
     parser.add_argument("--jobs", type=int, default=min(8, os.cpu_count() or 1), help="kernels compiled at once")
     parser.add_argument("--seconds", type=float, default=400.0, help="start no case after this time")
     arguments = parser.parse_args()
-    reason = devices.problem()
-    if reason:
-        print(f"nothing to measure: {reason}", file=sys.stderr)
-        return 1
     kinds = arguments.kinds.split(",")
     if not set(kinds) <= set(KINDS):
         parser.error(f"kinds are {', '.join(KINDS)}")
-    device = devices.get(0)
-    torch.manual_seed(0)
+    device = gpu()
+    if device is None:
+        return 1
+    results, rounds = Results(arguments.out), 7 if arguments.quick else arguments.rounds
     cases = comparison(kinds, quick=arguments.quick)
-    results: dict[str, Any] = {"date": now(), "machine": machine(), "device": dataclasses.asdict(device), "rows": []}
-    failures = results["failures"] = []
-    summaries = results["cases"] = []
-    print(f"{device.name}; {len(ac.kernels(op='grouped_gemm'))} grouped kernels; torch {torch.__version__}")
+
+    def every_cell(case: Case) -> None:
+        rows = measure_all(case, device, BURST_SECONDS)
+        results.rows.extend(rows)
+        results.values.setdefault("cases", []).append(against_best(case, rows))
+
+    def measured(case: Case) -> None:
+        row = compare(case, device, rounds, arguments.backend)
+        results.rows.append(row)
+        report(row, case)
+
     if arguments.backend != "prebuilt":
-        compile_ahead(cases, device, arguments.jobs, arguments.backend, every=arguments.all)
-    start = time.monotonic()
-    for case in cases:
-        if time.monotonic() - start > arguments.seconds:
-            failures.append({"case": str(case), "error": "out of time"})
-            continue
-        try:
-            if arguments.all:
-                rows = measure_all(case, device, dense.BURST_SECONDS)
-                results["rows"] += rows
-                summaries.append(report_all(case, rows))
-            else:
-                row = compare(case, device, 7 if arguments.quick else arguments.rounds, arguments.backend)
-                results["rows"].append(row)
-                report(row, case)
-        except (ac.CutlassError, RuntimeError) as error:
-            failures.append({"case": str(case), "error": f"{type(error).__name__}: {error}"[:800]})
-            print(f"{case!s:<40}{type(error).__name__}: {error}")
-        dense.write(arguments.out, results)
-        torch.cuda.empty_cache()
-    if not arguments.all:
-        results["means"] = means(results["rows"])
-        print(json.dumps(results["means"]))
-    dense.write(arguments.out, results)
-    return 1 if failures else 0
+        compile_ahead(lacking(cases, device, arguments.backend, every=arguments.all), device, arguments.jobs)
+    results.run(cases, every_cell if arguments.all else measured, arguments.seconds)
+    results.values["means"] = means(results.rows, lambda row: str(row["kind"]))
+    return results.finish()
 
 
 if __name__ == "__main__":

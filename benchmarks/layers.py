@@ -8,13 +8,10 @@ Gated products, convolutions and grouped products. Timings are those of benchmar
 from __future__ import annotations
 
 import argparse
-import dataclasses
 import math
-import statistics
 import sys
-import time
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -25,8 +22,7 @@ with warnings.catch_warnings():
     import torch._dynamo
     from torch.nn import functional
 
-import gemm as dense
-from facts import machine, now
+from harness import Results, compared, difference, gpu, set_count
 
 import atomr_cutlass as ac
 from atomr_cutlass.epilogue import EvtBuilder
@@ -61,6 +57,9 @@ class Layer:
     ours: Call
     theirs: Call
     flops: float
+
+    def __str__(self) -> str:
+        return f"{self.name} {self.size}"
 
 
 def swiglu(m: int, k: int, f: int) -> Layer:
@@ -159,10 +158,9 @@ def compare(layer: Layer, device: devices.Device, rounds: int, mode: str | None)
     """
     first = layer.make()
     moved = sum(array.nbytes for array in first.values())
-    sets = [first, *(layer.make() for _ in range(max(1, math.ceil(2 * device.l2_bytes / moved) - 1)))]
+    sets = [first, *(layer.make() for _ in range(set_count(moved, device, least=2) - 1))]
     layer.ours(first)
-    wanted = layer.theirs(first).double()
-    off = float((first["out"].double() - wanted).norm() / wanted.norm())
+    off = difference(first["out"], layer.theirs(first))
     if not off <= AGREEMENT:
         raise ValueError(f"the results differ by {off} of their norm")
     # Shapes of other layers would count as recompilations.
@@ -172,21 +170,8 @@ def compare(layer: Layer, device: devices.Device, rounds: int, mode: str | None)
     for call in calls.values():
         call(first)
     torch.cuda.synchronize()
-    bursts = {side: dense.Burst(call, sets) for side, call in calls.items()}
-    times = dense.alternated(bursts, rounds)
-    seconds = {side: statistics.median(found) for side, found in times.items()}
-    ours = seconds.pop("ours")
-    return {
-        "layer": layer.name,
-        "size": layer.size,
-        "us": round(ours * 1e6, 2),
-        **{f"{side}_us": round(other * 1e6, 2) for side, other in seconds.items()},
-        # Above 1 we are faster.
-        **{f"{side}_ratio": round(other / ours, 4) for side, other in seconds.items()},
-        "tflops": round(layer.flops / ours / 1e12, 1),
-        "difference": round(off, 6),
-        "sets": len(sets),
-    }
+    facts = {"layer": layer.name, "size": layer.size, "difference": off}
+    return facts | compared(calls, sets, rounds, layer.flops)
 
 
 def _kept(side: str, function: Call) -> Call:
@@ -198,9 +183,8 @@ def _kept(side: str, function: Call) -> Call:
     return call
 
 
-def report(rows: Sequence[dict[str, Any]]) -> None:
-    """Prints the newest line."""
-    row = rows[-1]
+def report(row: dict[str, Any]) -> None:
+    """One line."""
     words = f"{row['torch_ratio']:>10.3f}{row['compiled_ratio']:>10.3f}"
     print(f"{row['layer'] + ' ' + row['size']:<36}{row['us']:>10}{row['tflops']:>10}{words}", flush=True)
 
@@ -220,33 +204,19 @@ def main() -> int:
     for name in arguments.layers:
         if name not in LAYERS:
             parser.error(f"unknown layer {name!r}; valid: {', '.join(LAYERS)}")
-    reason = devices.problem()
-    if reason:
-        print(f"nothing to measure: {reason}", file=sys.stderr)
+    device = gpu()
+    if device is None:
         return 1
-    device = devices.get(0)
-    torch.manual_seed(0)
-    results: dict[str, Any] = {"date": now(), "machine": machine(), "device": dataclasses.asdict(device)}
-    results |= {"mode": arguments.mode or "default", "rows": [], "failures": []}
-    print(f"{device.name}; {len(ac.kernels())} kernels; torch {torch.__version__}")
+    results = Results(arguments.out, mode=arguments.mode or "default")
     print(f"{'':<36}{'ours, us':>10}{'TFLOPS':>10}{'torch':>10}{'compiled':>10}")
-    start = time.monotonic()
     rounds, most = (7, 1) if arguments.quick else (arguments.rounds, None)
-    for layer in (one for name in arguments.layers for one in LAYERS[name][:most]):
-        if time.monotonic() - start > arguments.seconds:
-            results["failures"].append({"layer": f"{layer.name} {layer.size}", "error": "out of time"})
-            continue
-        try:
-            results["rows"].append(compare(layer, device, rounds, arguments.mode))
-        except (ac.CutlassError, RuntimeError, ValueError) as error:
-            said = f"{type(error).__name__}: {error}"[:600]
-            results["failures"].append({"layer": f"{layer.name} {layer.size}", "error": said})
-            print(f"{layer.name} {layer.size}: {type(error).__name__}: {error}", flush=True)
-        else:
-            report(results["rows"])
-        dense.write(arguments.out, results)
-        torch.cuda.empty_cache()
-    return 1 if results["failures"] else 0
+
+    def measured(layer: Layer) -> None:
+        results.rows.append(compare(layer, device, rounds, arguments.mode))
+        report(results.rows[-1])
+
+    results.run((one for name in arguments.layers for one in LAYERS[name][:most]), measured, arguments.seconds)
+    return results.finish()
 
 
 if __name__ == "__main__":

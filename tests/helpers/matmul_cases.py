@@ -309,7 +309,10 @@ def case_requests_that_lie_alike_are_launched_without_another_look() -> None:
 def case_numeric_scales_count_at_every_launch() -> None:
     """Also at those of requests that differ from an earlier one in nothing but a scale."""
     with compiler():
-        for scale_a, scale_b, scale_d in ((None, None, None), (0.5, 4.0, -2.0), (2, None, 3), (None, 0.0, None)):
+        given = [(None, None, None), (0.5, 4.0, -2.0), (2, None, 3), (None, 0.0, None)]
+        # Like each of them but for the numbers: served by a kept plan, or, after a 0, by another.
+        given += [(2.0, 0.25, 3.0), (-1.0, None, 0.5), (None, 2.0, None), (None, 0.0, None)]
+        for scale_a, scale_b, scale_d in given:
             case = Case(E.DEFAULT, np.float32, np.float32, beta=2.0)
             times = (1 if scale_d is None else scale_d) * np.float32(1)
             product = (1 if scale_a is None else scale_a) * (1 if scale_b is None else scale_b) * wide(case.a @ case.b)

@@ -331,7 +331,8 @@ class StoredFunction {
       case Parameter::Role::kOption: return attempt.key.add_option(argument, value);
       case Parameter::Role::kArray: return describe_arrays(argument, parameter.label.c_str(), value, attempt);
       case Parameter::Role::kAlpha:
-        if ((number = number_of(value))) attempt.alpha = *number;
+        // Not in place of what there is: scales that are numbers may come before it.
+        if ((number = number_of(value))) attempt.alpha *= *number;
         return number.has_value();
       case Parameter::Role::kBeta:
         if ((number = number_of(value))) attempt.beta = *number;

@@ -268,7 +268,7 @@ def test_what_no_kernel_computes(torch: Any) -> None:
     for how in ({"groups": 2}, {"groups": 2, "stride": 2}):
         with pytest.raises(ac.UnsupportedError, match="sm_90a's TMA kernels"):
             ac.conv2d(x, w, epilogue=lambda acc, bias: acc * bias, bias=bias, **how)
-    tree = ac.epilogue.EvtBuilder().add_bias("bias", dtype=D.BF16).build()
+    tree = ac.epilogue.EvtBuilder().add_bias("bias", dtype=D.BF16).scale(2.0).build()
     with pytest.raises(ac.UnsupportedError, match="sm_90a's TMA kernels"):
         ac.plan(
             ConvFwdRequest(

@@ -29,7 +29,6 @@ from atomr_cutlass.ops.gemm import reference as gemm_reference
 from atomr_cutlass.ops.grouped_gemm import function as grouped_module
 from atomr_cutlass.ops.grouped_gemm import plans as grouped_plan
 from atomr_cutlass.ops.grouped_gemm import reference as grouped_reference
-from atomr_cutlass.pipeline import call as call_module
 from atomr_cutlass.pipeline import devices
 from atomr_cutlass.pipeline.call import kept_plans
 from atomr_cutlass.pipeline.candidate import Candidate
@@ -1194,7 +1193,6 @@ def test_every_cell(key: KernelKey, monkeypatch: pytest.MonkeyPatch) -> None:
     info = every_cell.row_of(key)
     made = functools.partial(grouped_plan.make, candidate=Candidate(key, info, 0.0, None), arch=key.arch)
     monkeypatch.setattr(grouped_module, "make", made)
-    _without_kept(monkeypatch)
     cases = cases_of(key)
     for case in cases:
         run(case)
@@ -1202,30 +1200,33 @@ def test_every_cell(key: KernelKey, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.skipif(not COMPILED, reason="no table has them; ATOMR_CUTLASS_TEST_JIT=1 compiles them")
+@pytest.fixture
+def without_kept() -> Iterator[None]:
+    """Plans that other tests have made are not found, and those of this one are not kept."""
+    kept_plans.clear()
+    yield
+    kept_plans.clear()
+
+
+@pytest.mark.usefixtures("without_kept")
 @pytest.mark.parametrize("key", CELLS, ids=lambda key: key.name)
 def test_every_cell_with_bias_and_activation(key: KernelKey, monkeypatch: pytest.MonkeyPatch) -> None:
     if devices.get(0).arch is not key.arch:
         pytest.skip(f"{key.arch.value} cells need such a GPU")
     candidate = Candidate(with_gelu(key), None, 0.0, None)
     monkeypatch.setattr(grouped_module, "make", functools.partial(grouped_plan.make, candidate=candidate))
-    _without_kept(monkeypatch)
     for case in cases_of(key):
         if key.generation != "sm80" or case.beta == 0:
             run(replace(case, bias="groups", activation="gelu"))
 
 
+@pytest.mark.usefixtures("without_kept")
 @pytest.mark.parametrize(("arch", "case"), OLDER, ids=str)
 def test_kernels_of_older_archs_as_ptx(arch: SmArch, case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
     """The driver translates them: that proves the numbers."""
     made = functools.partial(grouped_plan.make, arch=arch)
     monkeypatch.setattr(grouped_module, "make", made)
-    _without_kept(monkeypatch)
     run(case)
-
-
-def _without_kept(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Plans that other tests have made are not found, and those of this one are not kept."""
-    monkeypatch.setattr(call_module, "kept_plans", ac.PlanCache(8))
 
 
 def test_a_plan_of_a_request(torch: Any) -> None:

@@ -331,7 +331,7 @@ def test_what_no_kernel_serves_is_refused(torch: Any, monkeypatch: pytest.Monkey
         assert_untouched(wrong)
     monkeypatch.setenv("ATOMR_CUTLASS_JIT", "off")
     heuristics.clear()
-    case = OnGpu(KINDS[0].case(E.GELU_BIAS, pad=3 * PAD))
+    case = OnGpu(KINDS[0].case(E.GELU_AUX_BIAS, pad=3 * PAD))
     with pytest.raises(ac.KernelNotFoundError, match=r"op\(B\)\^T"):
         ac.matmul(case.request)
     assert_untouched(case)

@@ -1199,7 +1199,6 @@ def test_every_cell(key: KernelKey, monkeypatch: pytest.MonkeyPatch) -> None:
     every_cell.right(key, info, f"products of {len(cases)} sets of groups")
 
 
-@pytest.mark.skipif(not COMPILED, reason="no table has them; ATOMR_CUTLASS_TEST_JIT=1 compiles them")
 @pytest.fixture
 def without_kept() -> Iterator[None]:
     """Plans that other tests have made are not found, and those of this one are not kept."""
@@ -1209,6 +1208,7 @@ def without_kept() -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("without_kept")
+@pytest.mark.skipif(not COMPILED, reason="no table has them; ATOMR_CUTLASS_TEST_JIT=1 compiles them")
 @pytest.mark.parametrize("key", CELLS, ids=lambda key: key.name)
 def test_every_cell_with_bias_and_activation(key: KernelKey, monkeypatch: pytest.MonkeyPatch) -> None:
     if devices.get(0).arch is not key.arch:

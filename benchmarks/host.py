@@ -8,7 +8,6 @@ The products are small enough that the GPU never makes the host wait. Kernels co
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import statistics
 import sys
@@ -24,11 +23,10 @@ with warnings.catch_warnings():
     import torch
     from torch.nn import functional
 
-from facts import machine, now
+import harness
 
 import atomr_cutlass as ac
 from atomr_cutlass.epilogue import EvtBuilder
-from atomr_cutlass.pipeline import devices
 
 Call = Callable[[], object]
 
@@ -58,6 +56,9 @@ class Row:
     torch_name: str
     torch: Call
     aim: float | None = None
+
+    def __str__(self) -> str:
+        return self.name
 
 
 def random(*shape: int) -> torch.Tensor:
@@ -161,32 +162,27 @@ def main() -> int:
     parser.add_argument("--out", type=Path, required=True, help="JSON file for the results")
     parser.add_argument("--rounds", type=int, default=21, help="rounds of each row; default: 21")
     arguments = parser.parse_args()
-    reason = devices.problem()
-    if reason:
-        print(f"nothing to measure: {reason}", file=sys.stderr)
+    if harness.gpu() is None:
         return 1
     os.environ["ATOMR_CUTLASS_JIT"] = "off"
-    torch.manual_seed(0)
-    results: dict[str, Any] = {"date": now(), "machine": machine(), "rows": [], "failures": []}
-    for row in (*dense_rows(), *other_rows()):
-        try:
-            made = measure(row, arguments.rounds)
-        except (ac.CutlassError, RuntimeError) as error:
-            results["failures"].append({"ours": row.name, "error": f"{type(error).__name__}: {error}"})
-            print(f"{row.name}: {type(error).__name__}: {error}")
-            continue
-        results["rows"].append(made)
+    results = harness.Results(arguments.out)
+
+    def compare(row: Row) -> None:
+        made = measure(row, arguments.rounds)
+        results.rows.append(made)
         aim = "" if row.aim is None else f" (aim {row.aim})"
         print(
             f"{row.name:<50}{made['us']:>8} us {row.torch_name:<36}{made['torch_us']:>8} us: {made['share']:.3f}{aim}",
             flush=True,
         )
-    results["first_call"] = first_calls()
-    print("first call of a shape: {first_us} us, {beyond_us} us beyond a warm one (aim {aim_us})".format(
-        **results["first_call"]
-    ))  # fmt: skip
-    arguments.out.write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
-    return 1 if results["failures"] else 0
+
+    results.run((*dense_rows(), *other_rows()), compare)
+    first = results.values["first_call"] = first_calls()
+    print(
+        f"first call of a shape: {first['first_us']} us, {first['beyond_us']} us beyond a warm one "
+        f"(aim {first['aim_us']})"
+    )
+    return results.finish()
 
 
 if __name__ == "__main__":

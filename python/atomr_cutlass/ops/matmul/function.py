@@ -92,15 +92,15 @@ def _arguments(request: MatmulRequest) -> tuple[Any, ...]:
     factor = _number(getattr(scales, summed)) if summed else 1.0
     return (
         request.a, request.b, request.c if request.beta != 0 else None, request.bias, request.gelu_aux,
-        scales.a, scales.b, scales.d, scales.amax_d, request.c if request.d is None else request.d,
-        request.alpha, request.beta, request.stream, request.precision, request.fast_accum, request.backend,
+        scales.amax_d, request.c if request.d is None else request.d, request.alpha, request.beta,
+        scales.a, scales.b, scales.d, request.stream, request.precision, request.fast_accum, request.backend,
         request.jit, request.workspace_size, request.batch_invariant, matrices, factor, heuristics.changes,
     )  # fmt: skip
 
 
 def _call(
-    a: Any, b: Any, c: Any, bias: Any, gelu_aux: Any, scale_a: Any, scale_b: Any, scale_d: Any, amax_d: Any, out: Any,
-    alpha: float, beta: float, stream: Any, precision: str | None, fast_accum: bool, backend: str,
+    a: Any, b: Any, c: Any, bias: Any, gelu_aux: Any, amax_d: Any, out: Any, alpha: float, beta: float,
+    scale_a: Any, scale_b: Any, scale_d: Any, stream: Any, precision: str | None, fast_accum: bool, backend: str,
     jit: str | None, workspace_size: int | None, batch_invariant: bool | None, matrices: Matrices, factor: float,
     changes: int,
 ) -> Any:  # fmt: skip

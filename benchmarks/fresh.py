@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from atomr_cutlass import _core
     from atomr_cutlass.generator.key import KernelKey
-    from atomr_cutlass.ops.gemm.kernels import GemmSearch
     from atomr_cutlass.ops.gemm.search import GemmCandidate
     from atomr_cutlass.pipeline.problem import GemmProblem, MatrixSpec
 
@@ -57,6 +56,7 @@ def choice_of(key: KernelKey, backend: str) -> GemmCandidate:
     """This very kernel, `prebuilt` or `jit`, for that product."""
     import dataclasses
 
+    from atomr_cutlass.ops.gemm.kernels import GemmSearch
     from atomr_cutlass.pipeline import devices, select, table
 
     choice = select.candidate_of(GemmSearch(problem_of(key), devices.get(0)), key)

@@ -469,3 +469,15 @@ def test_headers_that_cutlass_does_not_compile_with_are_refused(
     _find(monkeypatch, library="/a/libnvrtc.so", cccl=str(tmp_path), cudart=str(tmp_path))
     with pytest.raises(DeviceUnavailableError, match=r"CCCL 3\.2\) are newer than CUTLASS 4\.2 compiles with"):
         toolchain.toolchain()
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [("", "glibc.malloc.hugetlb=1"), ("glibc.malloc.hugetlb=0", "glibc.malloc.hugetlb=1:glibc.malloc.hugetlb=0")],
+)
+def test_workers_ask_for_huge_pages_unless_the_user_says_otherwise(
+    given: str, expected: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of two settings the last counts."""
+    monkeypatch.setenv("GLIBC_TUNABLES", given)
+    assert compiler._environment() == {**os.environ, "GLIBC_TUNABLES": expected}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
+import os
 import shutil
 import struct
 import subprocess
@@ -204,6 +205,17 @@ def _writing_to_temporary_files() -> Iterator[None]:
         ) from error
 
 
+_HUGE_PAGES = "glibc.malloc.hugetlb=1"
+"""A compilation touches 1.7 GB in small pieces. In pages of 4 KiB their faults took up to half of its time; glibc before
+2.35 and other C libraries ignore it."""
+
+
+def _environment() -> dict[str, str]:
+    """The environment of a worker: this process's, with huge pages, unless the user's tunables say otherwise."""
+    tunables = [_HUGE_PAGES, *filter(None, [os.environ.get("GLIBC_TUNABLES")])]
+    return {**os.environ, "GLIBC_TUNABLES": ":".join(tunables)}  # the last of two that contradict counts
+
+
 _running: set[subprocess.Popen[bytes]] = set()
 _stopped = threading.Event()
 
@@ -241,6 +253,7 @@ class _Half:
                 stdin=subprocess.DEVNULL,
                 stdout=said,
                 stderr=said,
+                env=_environment(),
                 pass_fds=[] if self._turn is None else [self._turn.descriptor],
             )
 

@@ -206,8 +206,8 @@ def _writing_to_temporary_files() -> Iterator[None]:
 
 
 _HUGE_PAGES = "glibc.malloc.hugetlb=1"
-"""A compilation touches 1.7 GB in small pieces. In pages of 4 KiB their faults took up to half of its time; glibc before
-2.35 and other C libraries ignore it."""
+"""A compilation touches 1.7 GB in small pieces. In pages of 4 KiB their faults took up to half of its time; glibc
+before 2.35 and other C libraries ignore it."""
 
 
 def _environment() -> dict[str, str]:

@@ -197,7 +197,7 @@ def case_grouped_gemm_of_lists() -> None:
         call = functools.partial(ac.grouped_gemm, a, b)
         kept(call, functools.partial(ac.grouped_gemm, tuple(a), tuple(b)))
         kept(*(functools.partial(call, alpha=alpha) for alpha in (2.0, np.float32(3))))
-        kept(*(functools.partial(call, out=out, scale_a=scale) for scale in ([2.0] * 3, 3)))
+        kept(*(functools.partial(call, out=out, scale_a=scale) for scale in ([2.0] * 3, [3] * 3)))
         call_module.kept_plans.clear()
         with fake_cases.parsed() as made:
             for _ in range(2):
@@ -240,6 +240,60 @@ def case_matmuls_that_read_no_operand_have_plans_of_their_own() -> None:
         assert call(**nothing) != want
         assert call(**nothing) != want
         assert call() == want
+
+
+def case_numbers_that_no_kernel_takes_are_refused_where_others_have_a_plan() -> None:
+    a, b, x, w = (
+        operand("bf16", 64, 128),
+        operand("bf16", 128, 256),
+        operand("bf16", 2, 8, 8, 64),
+        operand("bf16", 64, 3, 3, 64),
+    )
+    calls: list[Callable[..., Any]] = [
+        functools.partial(ac.gated_gemm, a, b),
+        functools.partial(ac.conv2d, x, w, activation="relu"),
+        functools.partial(ac.conv2d, x, w, bias=operand("bf16", 64)),
+    ]
+    for call in calls:
+        kept(functools.partial(call, scale_d=1.0), functools.partial(call, scale_d=1))
+        for scale in (2.0, np.float32(0.5), 0):
+            refused(ac.UnsupportedError, "scale_d", functools.partial(call, scale_d=scale))
+    for call in (*calls, functools.partial(ac.gemm, a, b)):
+        kept(functools.partial(call, scale_a=2.0))
+        refused(ac.CutlassError, "a list", functools.partial(call, scale_a=[2.0]))
+
+
+def case_sums_share_no_memory_with_other_arrays() -> None:
+    """Their plan knows one of the operands only."""
+    a, b, c, d = operand("bf16", 128, 64), operand("bf16", 256, 128), operand("bf16", 256, 64), operand("bf16", 256, 64)
+    ac.matmul(
+        ac.MatmulRequest(
+            a, b, c=c, d=d, beta=1.0, bias=operand("f32", 64), m=64, n=256, k=128, epilogue=ac.MatmulEpilogue.BGRADA
+        )
+    )
+    for pointer, read_only in ((b.pointer, False), (c.pointer, False), (d.pointer, False), (_place() << 38, True)):
+        sums = _core.Operand(pointer, (64,), None, D.F32.dlpack, 2, 0, read_only, None)
+        request = ac.MatmulRequest(
+            a, b, c=c, d=d, beta=1.0, bias=sums, m=64, n=256, k=128, epilogue=ac.MatmulEpilogue.BGRADA
+        )
+        refused(ac.InvalidOperandError, "overlaps|read-only", functools.partial(ac.matmul, request))
+
+
+def case_the_environment_says_which_calls_are_batch_invariant() -> None:
+    a, b, x = operand("bf16", 64, 128), operand("bf16", 128, 256), operand("bf16", 128)
+    call_module.kept_plans.clear()
+    for call in (
+        lambda: ac.gemm(a, b),
+        lambda: ac.gated_gemm(a, b),
+        lambda: ac.gemv(a, x),
+        lambda: ac.grouped_gemm([a], [b]),
+        lambda: ac.matmul(ac.MatmulRequest(b, a, m=256, n=64, k=128)),
+    ):
+        with fake_cases.parsed() as made, pytest.MonkeyPatch.context() as patch:
+            for value in ("0", "1", "0", "1"):
+                patch.setenv("ATOMR_CUTLASS_BATCH_INVARIANT", value)
+                call()
+        assert len(made) == 2
 
 
 def case_a_limit_of_workspace_makes_other_plans() -> None:

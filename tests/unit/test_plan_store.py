@@ -140,6 +140,9 @@ CHANGES: dict[str, dict[str, Any]] = {
     "a scale": {"scale_a": array(1, dtype=CutlassDtype.F32)},
     "a scale that is a number": {"scale_a": 2.0},
     "another scale": {"scale_d": 2.0},
+    "a scale that changes nothing": {"scale_d": 1},
+    "a list of scales": {"scale_a": [2.0, 2.0]},
+    "a tuple of scales": {"scale_a": (2.0, 2.0)},
     "no product": {"alpha": 0},
     "no product, by a scale": {"scale_a": 0},
     "a C": {"beta": 1.0},
@@ -175,7 +178,10 @@ def test_a_call_like_an_earlier_one_has_its_plan(
     *pointers, alpha, beta, _ = call
     assert pointers[0] == ADDRESS + 256
     assert pointers[-1] == again["out"].pointer
-    factor = np.prod([given.get(name) for name in ("scale_a", "scale_d") if isinstance(given.get(name), (int, float))])
+    scales = [
+        given[name] for name in ("scale_a", "scale_d") if not isinstance(given.get(name), (_core.Operand, type(None)))
+    ]
+    factor = np.prod([np.mean(scale) for scale in scales])
     assert alpha == given.get("alpha", 1.0) * factor
     assert beta == given.get("beta", 0.0) * given.get("scale_d", 1.0)
 
@@ -195,7 +201,7 @@ def test_scalars_are_read_at_every_call(function: Callable[..., Any], served: Se
         function(array(8, 8), **BASE, alpha=number)
     (plan,) = served.plans
     assert [call[-3] for call in plan.calls] == [float(number) for number in numbers]
-    for scale in (2.0, np.float32(3), [4, 4.0]):
+    for scale in (2.0, np.float32(3), 4):
         function(array(8, 8), **BASE, scale_a=scale, alpha=2)
     assert [call[-3] for call in served.plans[1].calls] == [6.0, 8.0]
     assert len(served.calls) == 2

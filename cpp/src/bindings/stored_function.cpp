@@ -340,9 +340,14 @@ class StoredFunction {
       case Parameter::Role::kScale:
         number = number_of_all(value);
         if (!number) return describe_arrays(argument, parameter.label.c_str(), value, attempt);
+        // Most functions refuse lists of numbers, and some every factor of the result but 1.
         attempt.key.add_number(argument);
+        attempt.key.add(listed(value) ? reinterpret_cast<uintptr_t>(Py_TYPE(value)) : 0);
         attempt.alpha *= *number;
-        if (parameter.label == "scale_d") attempt.scale_d = *number;
+        if (parameter.label == "scale_d") {
+          attempt.key.add(uint64_t(*number == 1.0));
+          attempt.scale_d = *number;
+        }
         return true;
     }
     return false;

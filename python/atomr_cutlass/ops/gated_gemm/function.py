@@ -20,6 +20,7 @@ from ...generator.epilogue.common import bias_and_activation
 from ...generator.epilogue.lower import GATED, GATED_SCALED, epilogue_id
 from ...generator.epilogue.tree import RESULT
 from ...generator.rules import FP8_TYPES, HALF_TYPES, gemm_types
+from ...pipeline import reduction
 from ...pipeline.call import stored
 from ...pipeline.invocation import Call, CallOptions, Invocation, Result, documented
 from ...pipeline.plan import Plan
@@ -70,7 +71,7 @@ def _namespace(array: Any) -> Any:
     return None
 
 
-@stored(a="a", b="b")
+@stored(reduction.VARIABLE, a="a", b="b")
 @documented
 def gated_gemm(
     a: Any,

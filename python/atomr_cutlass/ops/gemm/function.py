@@ -19,7 +19,7 @@ from ...generator.dtypes import CutlassDtype
 from ...generator.epilogue.tree import RESULT
 from ...generator.key import ROW
 from ...generator.rules import accumulator, gemm_types, supports_layouts
-from ...pipeline import devices
+from ...pipeline import devices, reduction
 from ...pipeline.call import stored
 from ...pipeline.invocation import Call, CallOptions, Invocation, Result, documented
 from ...pipeline.plan import Plan
@@ -35,7 +35,7 @@ _PRODUCT = ("a", "b", "scale_a", "scale_b", "scale_d")
 """Names that operands of an epilogue cannot have."""
 
 
-@stored(a="a", b="b", c="c", amax="amax", bias="bias")
+@stored(reduction.VARIABLE, a="a", b="b", c="c", amax="amax", bias="bias")
 @documented
 def gemm(
     a: Any,

@@ -14,6 +14,7 @@ from ...errors import InvalidOperandError, UnsupportedError
 from ...generator.dtypes import CutlassDtype
 from ...generator.epilogue.tree import RESULT
 from ...generator.rules import accumulator, gemm_types
+from ...pipeline import reduction
 from ...pipeline.call import stored
 from ...pipeline.invocation import Call, CallOptions, Invocation, Result, documented
 from ...pipeline.plan import Plan
@@ -28,7 +29,7 @@ _PRODUCT = ("a", "x")
 """Names that operands of an epilogue cannot have."""
 
 
-@stored(a="a", x="x", c="c", bias="bias")
+@stored(reduction.VARIABLE, a="a", x="x", c="c", bias="bias")
 @documented
 def gemv(
     a: Any,

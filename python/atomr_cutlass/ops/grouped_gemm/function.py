@@ -24,6 +24,7 @@ from ...generator.dtypes import CutlassDtype
 from ...generator.epilogue.common import bias_and_activation
 from ...generator.epilogue.tree import RESULT
 from ...generator.rules import FP8_TYPES, accumulator
+from ...pipeline import reduction
 from ...pipeline.call import stored
 from ...pipeline.invocation import Call, CallOptions, Invocation, Result, documented, labelled, numbers_of
 from ...pipeline.plan import Plan
@@ -46,7 +47,7 @@ _PRODUCT = ("a", "b", "c", "offsets", "counts", "scale_a", "scale_b")
 """Operands in the order of a plan's call; those of the epilogue follow, and the result."""
 
 
-@stored(CHECK, a="a", b="b", c="c", offsets="offsets", counts="counts", bias="bias")
+@stored(CHECK, reduction.VARIABLE, a="a", b="b", c="c", offsets="offsets", counts="counts", bias="bias")
 @documented
 def grouped_gemm(
     a: Any,

@@ -22,7 +22,7 @@ from ...generator.dtypes import CutlassDtype
 from ...generator.epilogue.tree import RESULT
 from ...generator.key import ROW
 from ...generator.rules import FP8_TYPES, accumulator, gemm_types, supports_layouts
-from ...pipeline import devices
+from ...pipeline import devices, reduction
 from ...pipeline.call import ParsedCall, stored
 from ...pipeline.heuristic import heuristics
 from ...pipeline.invocation import Call, CallOptions, Invocation, Result, numbers_of
@@ -115,7 +115,7 @@ def _call(
     return Call(_parse, arrays, out, options, own=(matrices, factor, changes))
 
 
-_computed = stored(a="a", b="b", c="c", bias=BIAS, gelu_aux=AUX, amax_d=AMAX)(_call)
+_computed = stored(reduction.VARIABLE, a="a", b="b", c="c", bias=BIAS, gelu_aux=AUX, amax_d=AMAX)(_call)
 
 
 def parsed(request: MatmulRequest) -> ParsedCall:

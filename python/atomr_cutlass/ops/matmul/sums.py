@@ -9,6 +9,7 @@ import numpy as np
 
 from ... import _core
 from ...arrays import operands
+from ...arrays.arguments import check_apart, check_writable
 from ...arrays.layouts import relaid
 from ...arrays.numerics import numpy_dtype
 from ...errors import UnsupportedError
@@ -55,8 +56,16 @@ class WithSums:
         return self._plans[0].superseded
 
     def __call__(self, *arrays: _core.Operand, out: _core.Operand, alpha: float, beta: float, stream: int) -> None:
-        """Launches both."""
+        """Launches both.
+
+        Raises:
+            InvalidOperandError: the sums cannot be written, or share memory with another array.
+        """
         given = dict(zip(self.names, arrays, strict=True))
+        # Neither plan knows all arrays, and the product is launched before that of the sums looks at its own.
+        check_writable(given[BIAS], BIAS)
+        others = {name: view for name, view in given.items() if name != BIAS}
+        check_apart({BIAS: given[BIAS]}, {**others, "d": out}, ())
         product, sums = self._plans
         product(*(given[name] for name in self._taken), out=out, alpha=alpha, beta=beta, stream=stream)
         d = relaid(given[BIAS], self._views[RESULT].shape, self._views[RESULT].strides)

@@ -227,6 +227,15 @@ def test_what_only_parsing_can_judge_is_never_served(
     assert not served.plans or all(not plan.calls for plan in served.plans)
 
 
+def test_a_list_that_holds_itself_ends_no_process(function: Callable[..., Any], served: Served) -> None:
+    endless: list[Any] = []
+    endless.append(endless)
+    for _ in range(2):
+        function(array(8, 8), **BASE, option=endless)
+    assert len(served.calls) == 2
+    assert len(call_module.kept_plans) == 0
+
+
 def test_arguments_that_do_not_fit_are_the_functions_to_refuse(function: Callable[..., Any]) -> None:
     for call in (
         function,

@@ -76,6 +76,13 @@ bool PlanStoreKey::add_option(uint64_t argument, py::handle value) {
     add_text(argument, {text, size_t(size)});
   } else if (bool const tuple = PyTuple_Check(object) != 0; tuple || PyList_CheckExact(object) != 0) {
     // A list is what it holds now; its members may be exchanged while one of them is hashed.
+    // One that holds itself has no end.
+    struct Depth {
+      Depth() {
+        if (Py_EnterRecursiveCall(" in an option") != 0) throw py::error_already_set();
+      }
+      ~Depth() { Py_LeaveRecursiveCall(); }
+    } const depth;
     Py_ssize_t const size = PySequence_Fast_GET_SIZE(object);
     add(tagged(tuple ? kTuple : kList, argument, uint64_t(size)));
     add(word_of(Py_TYPE(object)));

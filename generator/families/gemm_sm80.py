@@ -225,9 +225,7 @@ def _single_cells(arch: SmArch, fallback: bool) -> Iterator[Cell]:
                 _gemm_sm80(arch, D.F32, d, layouts, (1, 1, 1), (128, 128, 8), (4, 2, 1), 5, "ieee"),
             )
         if not fallback:
-            # ptxas spills two registers of that of two row-major operands on sm_80, and of no other.
-            if (arch, layouts) != (SmArch.SM80, "rr"):
-                yield FULL, _gemm_sm80(arch, D.F32, D.F32, layouts, (1, 1, 1), (128, 64, 8), (2, 2, 1), 5, "ieee")
+            yield FULL, _gemm_sm80(arch, D.F32, D.F32, layouts, (1, 1, 1), (128, 64, 8), (2, 2, 1), 5, "ieee")
             if arch is not SmArch.SM120:
                 yield FULL, _gemm_sm80(arch, D.F32, D.F32, layouts, (1, 1, 1), (256, 128, 8), (4, 2, 1), 4, "ieee")
 

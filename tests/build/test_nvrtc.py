@@ -47,6 +47,7 @@ CELLS = {
     "strided dgrad sm80": _cell("s16816dgrad_optimized_bf16", "strided"),
     "depthwise": _cell("cutlass_simt_f16_sfprop_direct"),
     "convolution sm90": _cell("cutlass3x_sm90_tensorop_wgrad_bf16"),
+    "gemv": _cell("cutlass_simt_bf16_sgemv_bf16", "_nt_"),
     "cast": _cell("cutlass_cast_f32_to_bf16"),
     "quantize": _cell("cutlass_quantize_bf16_to_e2m1_nvfp4"),
     "dequantize": _cell("cutlass_dequantize_e4m3_to_bf16"),

@@ -9,7 +9,6 @@ from __future__ import annotations
 import argparse
 import asyncio
 import contextlib
-import json
 import statistics
 import sys
 import time
@@ -17,7 +16,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from facts import machine, now
+from facts import deliver, machine, now
 
 import atomr_cutlass as ac
 from atomr_cutlass import _core
@@ -154,11 +153,7 @@ def main() -> int:
         found, mailbox = ways(**arguments)
         results["ways"] = {name: measured(way, given.count, given.repeats) for name, way in found.items()}
         mailbox.stop()
-    text = json.dumps(results, indent=1) + "\n"
-    if given.out is None:
-        print(text, end="")
-    else:
-        given.out.write_text(text, encoding="utf-8")
+    deliver(results, given.out)
     return 0
 
 

@@ -24,6 +24,15 @@ def now() -> str:
     return dt.datetime.now(dt.timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
+def deliver(results: dict[str, Any], path: Path | None) -> None:
+    """Writes results as JSON into a file, or without one to standard output."""
+    text = json.dumps(results, indent=1) + "\n"
+    if path is None:
+        print(text, end="")
+    else:
+        path.write_text(text, encoding="utf-8")
+
+
 def machine() -> dict[str, Any]:
     """GPU, driver and software, as far as they can be found out."""
     table = ac.kernels()

@@ -26,6 +26,8 @@ with warnings.catch_warnings():
     import torch
 
 from harness import (
+    AGREEMENT,
+    LARGEST,
     Call,
     Results,
     Row,
@@ -55,9 +57,6 @@ from atomr_cutlass.pipeline.problem import GemmProblem, MatrixSpec
 D = CutlassDtype
 E4M3 = D.F8E4M3
 BLOCK = 128
-LARGEST = 448.0
-AGREEMENT = 1e-2
-"""How far two results may be apart, in norm: bf16 and 14 bits of fast accumulation explain less."""
 
 SCALINGS = ("none", "tensor", "rows", "block")
 """No scales (and then no comparison: PyTorch has none without), one number, rows and columns, 1x128 and 128x128."""

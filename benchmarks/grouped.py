@@ -29,7 +29,9 @@ with warnings.catch_warnings():
 
 import numpy as np
 from harness import (
+    AGREEMENT,
     BURST_SECONDS,
+    LARGEST,
     Call,
     Results,
     against_best,
@@ -55,9 +57,6 @@ from atomr_cutlass.pipeline.plan import Plan
 from atomr_cutlass.pipeline.problem import MatrixSpec
 
 BLOCK = 128
-LARGEST = 448.0
-AGREEMENT = 1e-2
-"""How far two results may be apart, in norm: bf16 and 14 bits of fast accumulation explain less."""
 
 KINDS = ("bf16", "bf16 along k", "fp8 rows", "fp8 rows fast", "fp8 blocks")
 

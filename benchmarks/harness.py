@@ -40,6 +40,11 @@ CALLS_AT_MOST = 400
 REFUSALS = (RuntimeError, ValueError, TypeError, NotImplementedError, AttributeError)
 """Exceptions by which PyTorch says that it does not compute something."""
 
+LARGEST = 448.0
+"""Of e4m3."""
+AGREEMENT = 1e-2
+"""How far two results may be apart, in norm: bf16 and 14 bits of fast accumulation explain less."""
+
 Call = Callable[[Any], object]
 """Computes with one set of operands."""
 Row = dict[str, Any]

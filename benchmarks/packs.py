@@ -16,7 +16,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from facts import machine, now
+from facts import deliver, machine, now
 
 from atomr_cutlass import SmArch
 from atomr_cutlass.generator import key_file
@@ -97,11 +97,7 @@ def main() -> int:
         cache = folder / "cache"
         cache.mkdir(mode=0o700)
         results["pack"] = measure(keys, folder / "model.pack", cache, given.repeats)
-    text = json.dumps(results, indent=1) + "\n"
-    if given.out is None:
-        print(text, end="")
-    else:
-        given.out.write_text(text, encoding="utf-8")
+    deliver(results, given.out)
     return 0
 
 

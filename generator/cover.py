@@ -70,7 +70,7 @@ def choose(path: Path, archs: Sequence[SmArch], budget: Budget) -> list[KernelKe
     left = budget.megabytes * 1e6 if budget.megabytes else math.inf
 
     def worth(digest: str) -> float:
-        """What a cell takes off the logarithms of the times, for each byte where these are limited."""
+        """The gain of a cell in the logarithms of the times, for each byte where bytes are limited."""
         saved = sum(math.log(now / of) for now, of in zip(best, took[digest], strict=True) if of < now)
         return saved / (size(known[digest]) if budget.megabytes else 1.0)
 

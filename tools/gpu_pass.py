@@ -65,7 +65,7 @@ USUAL = ("tests", "sanitizer", "bench")
 QUICK_TIMEOUT = 120
 TEST_TIMEOUT = 120
 """Seconds a test may take, where others and compilers run beside it."""
-REFERENCE_THREADS = "2"
+REFERENCE_THREADS = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "2")
 """Threads of NumPy's matrix products, the references of tests: a pool as wide as the machine in each of the processes
 that run at once has them wait for each other for minutes."""
 
@@ -253,9 +253,7 @@ def gpu_tests(stage: Stage, out: Path, options: Options, *, compiled: bool = Fal
     words += ["-k", EVERY_CELL] if stage.name == "cells" else []
     environment = {
         "ATOMR_CUTLASS_TEST_RECORDS": str(out / "verified.jsonl"),
-        "OMP_NUM_THREADS": REFERENCE_THREADS,
-        "OPENBLAS_NUM_THREADS": REFERENCE_THREADS,
-        "MKL_NUM_THREADS": REFERENCE_THREADS,
+        **REFERENCE_THREADS,
         **(without_compilers() if compiled else {}),
         **({"ATOMR_CUTLASS_TEST_JIT": "ready"} if stage.name == "cells" else {}),
     }
@@ -498,7 +496,7 @@ def sanitizer_ops(stage: Stage, out: Path, options: Options) -> None:
         tests = sample(collected(name, expression), 4 if options.quick else count)
         words = [*_sanitizer(tool), "--report-api-errors=no", *_pytest(options.seconds(stage.name)), "-q", "-s"]
         words += ["-p", "no:cacheprovider", *tests]
-        environment = {"PYTORCH_NO_CUDA_MEMORY_CACHING": "1", "OPENBLAS_NUM_THREADS": REFERENCE_THREADS}
+        environment = {"PYTORCH_NO_CUDA_MEMORY_CACHING": "1", **REFERENCE_THREADS}
         if not os.environ.get("ATOMR_CUTLASS_PACKS"):
             environment["ATOMR_CUTLASS_TEST_JIT"] = "1"
         try:

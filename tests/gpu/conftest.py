@@ -9,7 +9,7 @@ import importlib
 import os
 import sys
 import warnings
-from collections.abc import Generator
+from collections.abc import Generator, Iterator
 from types import ModuleType
 from typing import Any
 
@@ -17,6 +17,7 @@ import pytest
 
 import atomr_cutlass as ac
 from atomr_cutlass.ops.gemm.search import GemmCandidate
+from atomr_cutlass.pipeline.call import kept_plans
 from atomr_cutlass.pipeline.problem import GemmProblem
 
 COMPILED = "ATOMR_CUTLASS_TEST_JIT" in os.environ
@@ -107,3 +108,11 @@ def jax() -> ModuleType:
         except RuntimeError as error:
             pytest.skip(f"this JAX has no GPU: {error}")
     return module
+
+
+@pytest.fixture
+def without_kept() -> Iterator[None]:
+    """Plans that other tests have made are not found, and those of this one are not kept."""
+    kept_plans.clear()
+    yield
+    kept_plans.clear()

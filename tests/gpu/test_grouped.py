@@ -1199,14 +1199,6 @@ def test_every_cell(key: KernelKey, monkeypatch: pytest.MonkeyPatch) -> None:
     every_cell.right(key, info, f"products of {len(cases)} sets of groups")
 
 
-@pytest.fixture
-def without_kept() -> Iterator[None]:
-    """Plans that other tests have made are not found, and those of this one are not kept."""
-    kept_plans.clear()
-    yield
-    kept_plans.clear()
-
-
 @pytest.mark.usefixtures("without_kept")
 @pytest.mark.skipif(not COMPILED, reason="no table has them; ATOMR_CUTLASS_TEST_JIT=1 compiles them")
 @pytest.mark.parametrize("key", CELLS, ids=lambda key: key.name)

@@ -15,7 +15,6 @@ from atomr_cutlass.arrays import numerics, operands
 from atomr_cutlass.generator.key import KernelKey
 from atomr_cutlass.ops.quantize import function as quantized
 from atomr_cutlass.ops.quantize import reference as quantization
-from atomr_cutlass.pipeline import call
 from atomr_cutlass.pipeline.candidate import Candidate
 from atomr_cutlass.pipeline.plan import Steps
 from atomr_cutlass.pipeline.search import ExactSearch
@@ -140,6 +139,7 @@ QUANTIZED = [(D.F8E4M3, one) for one in FP8_SCALINGS] + [(D.F8E5M2, one) for one
 QUANTIZED += [(D.F4E2M1, one) for one in ("nvfp4", "mxfp4")]
 
 
+@pytest.mark.usefixtures("without_kept")
 @pytest.mark.parametrize("arch", every_cell.ARCHS, ids=lambda arch: arch.value)
 @pytest.mark.parametrize(("narrow", "scaling"), QUANTIZED)
 def test_every_cell(
@@ -154,7 +154,6 @@ def test_every_cell(
         return launched[-1]
 
     monkeypatch.setattr(quantized.select, "choose", exactly)
-    call.kept_plans.clear()  # of other kernels
     x = _matrix(torch, (130, 416), "bfloat16", 3)
     made = ac.quantize(x, narrow, scaling=scaling)
     values, scales = quantized._in_numpy(_host(x), narrow, scaling, 1.0)
@@ -169,7 +168,6 @@ def test_every_cell(
     host = _bytes(made.values) if narrow is D.F4E2M1 else _host(made.values)
     again = quantized._wide_in_numpy(host, scales, (130, 416), scaling, 1.0, D.BF16)
     np.testing.assert_allclose(numerics.to_float64(_host(back)), numerics.to_float64(again), rtol=2**-8)
-    call.kept_plans.clear()  # these kernels are not what is chosen
     cells = {*every_cell.keys("quantize", "dequantize")}
     assert {one.key.op for one in launched} == {"quantize", "dequantize"}
     for one in launched:

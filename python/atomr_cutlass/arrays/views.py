@@ -1,4 +1,4 @@
-"""What every view of an array, a `_core.Operand`, has: a device and an element type, by DLPack's numbers."""
+"""The device and the element type of a view of an array, a `_core.Operand`, by DLPack's numbers."""
 
 from __future__ import annotations
 

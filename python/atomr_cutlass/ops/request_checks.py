@@ -1,7 +1,8 @@
-"""What the requests of all operations share: checks of their fields, and rendering."""
+"""Shared by the requests of all operations: checks of their fields, and rendering."""
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from ..arrays.numerics import FAST, math_mode
@@ -20,18 +21,18 @@ if TYPE_CHECKING:
 Members: TypeAlias = "tuple[CutlassDtype, ...] | tuple[SmArch, ...]"
 
 
-class Rendered:
+class Rendered(ABC):
     """A request whose kernel can be rendered."""
 
     arch: SmArch | None
 
+    @abstractmethod
     def search(self, device: Device) -> KernelSearch[Any]:
         """The kernels for the request on a device.
 
         Raises:
             CutlassError: no kernel ever serves it; says why.
         """
-        raise NotImplementedError
 
     def render_cu(self) -> tuple[str, str]:
         """The source for NVRTC of the matrix's best cell for this request, whether or not it is built in.

@@ -237,7 +237,7 @@ class Invocation(abc.ABC):
         """
 
     def returned(self, arrays: Mapping[str, Any]) -> Any:
-        """What the caller gets, of results by name."""
+        """The function's result, of results by name."""
         return arrays[RESULT] if self.arrange is None else self.arrange(arrays)
 
     @abc.abstractmethod

@@ -25,7 +25,7 @@ CLUSTER_SM_PER_GPC = 18
 """Multiprocessors of a GPC, by which the clusters that run at once are counted where no driver was asked."""
 
 CLUSTERS_AT_ONCE = {(132, 4): 30, (132, 8): 15}
-"""What the driver says, by multiprocessors and thread blocks of a cluster (an H200, one of whose GPCs has only ten)."""
+"""The driver's counts, by multiprocessors and thread blocks of a cluster (an H200, one of whose GPCs has only ten)."""
 
 SHORTEST_UNIT = 8
 """Steps along K that a stream-K unit has at least."""

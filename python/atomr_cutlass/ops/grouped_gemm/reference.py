@@ -218,7 +218,7 @@ class _Group(NamedTuple):
 
     @property
     def terms(self) -> dict[str, Any]:
-        """What is added and multiplied, by the names of `gemm`."""
+        """The other arguments of a group's product, by the names of `gemm`."""
         return {"bias": self.bias, "scale_a": self.scale_a, "scale_b": self.scale_b}
 
 

@@ -131,6 +131,7 @@ def print_kernels(kernels: list[KernelInfo]) -> None:
         key = info.key
         math = "" if key.math == "default" else f" ({key.math})"
         shown.add_row(
+            key.op,
             key.arch.value + (" + PTX" if info.ptx else ""),
             f"{key.a.value} x {key.b.value} -> {key.d.value}{math}",
             key.layout_a + key.layout_b + key.layout_d,

@@ -281,9 +281,9 @@ def test_list_says_how_kernels_were_verified(
     installed.print_kernels(rows)
     verification.records.cache_clear()
     shown = capsys.readouterr().out.splitlines()
-    for line, info in zip(shown[1:3], rows, strict=True):  # each fact stands under its heading
+    for line, made_of in zip(shown[1:3], rows, strict=True):  # each fact stands under its heading
         cells = [line[shown[0].index(heading) :].split("  ")[0] for heading in ("op", "arch", "tile", "name")]
-        assert cells == ["gemm", "sm_90a", "x".join(map(str, info.key.tile)), info.name]
+        assert cells == ["gemm", "sm_90a", "x".join(map(str, made_of.key.tile)), made_of.name]
     assert [next(words for words in (line.split("  ")) if "2026" in words).strip() for line in shown[1:3]] == [
         "runs 2026-11-22", "changed since 2026-11-22",
     ]  # fmt: skip

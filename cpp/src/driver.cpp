@@ -10,6 +10,7 @@
 #include <utility>
 #include <vector>
 
+#include "atomr_cutlass/small_tensor_map.h"
 #include "errors.h"
 
 namespace atomr_cutlass {
@@ -543,6 +544,9 @@ void encode_tensor_map(void* map, atomr_cutlass_tensor_map_request const& reques
         api.encode_im2col(map, request.type, request.rank, address, request.dims, request.strides, lower, upper, box[0],
                           box[1], steps, request.interleave, request.swizzle, request.promotion, request.fill),
         "encoding a tensor map");
+  }
+  if (attribute(kAttributeMajor, current_device()) >= 10) {
+    correct_small_tensor_map(map, request.type, request.rank, request.dims, request.strides);
   }
 }
 

@@ -40,6 +40,7 @@ struct Work {
 struct Device {
   int count = 1;
   int version = 13000;
+  int major = 9;  // of the compute capability
   int init_status = 0;
   std::atomic<int> allocations{0}, frees{0};
   std::atomic<int> clears{0};
@@ -89,7 +90,8 @@ inline Symbols driver() {
       {"cuDeviceGet", symbol(+[](int* made, int ordinal) { return *made = ordinal, 0; })},
       {"cuDeviceGetName", symbol(+[](char* name, int, int) { return std::strcpy(name, "a fake GPU"), 0; })},
       {"cuDeviceTotalMem_v2", symbol(+[](size_t* bytes, int) { return *bytes = size_t(1) << 30, 0; })},
-      {"cuDeviceGetAttribute", symbol(+[](int* value, int which, int) { return *value = which == 75 ? 9 : which, 0; })},
+      {"cuDeviceGetAttribute",
+       symbol(+[](int* value, int which, int) { return *value = which == 75 ? device().major : which, 0; })},
       {"cuDevicePrimaryCtxRetain", symbol(+[](void** made, int) { return *made = &context, 0; })},
       {"cuCtxGetCurrent", symbol(+[](void** current) { return *current = device().current, 0; })},
       {"cuCtxPushCurrent_v2", symbol(+[](void* wanted) { return device().current = wanted, 0; })},

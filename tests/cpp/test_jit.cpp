@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "atomr_cutlass/abi_layout.h"
+#include "atomr_cutlass/small_tensor_map.h"
 #include "check.h"
 #include "driver.h"
 #include "errors.h"
@@ -156,6 +157,51 @@ void test_parameters_follow_pointers_and_scalars() {
   CHECK_EQUAL(asked[0].max_active_clusters, 66);
 }
 
+bool has_bit_85(void const* map) { return (static_cast<unsigned char const*>(map)[10] & 1 << 5) != 0; }
+
+// The fake driver sets the bit in every tensor map. The map of `evaluate` is of a small array.
+void test_small_tensor_maps_are_corrected_from_sm_100_on() {
+  DeviceGuard guard(0);
+  for (int const major : {9, 10, 12}) {
+    fake::device().major = major;
+    auto const row = make_jit_row(kernel(), kGemmArgs);
+    Args const args = given(0x100000);
+    alignas(128) Params made;
+    atomr_cutlass_launch launch;
+    CHECK_EQUAL(row->prepare(row.get(), &args, &made, &launch), ATOMR_CUTLASS_OK);
+    CHECK_EQUAL(has_bit_85(made.map), major == 9);
+  }
+  fake::device().major = 9;
+}
+
+void test_which_tensor_maps_are_small() {
+  struct Case {
+    int type;
+    uint64_t dims[3], strides[2];
+    bool small;
+  };
+  // CUtensorMapDataType: 0 bytes, 9 bf16, 14 fp4.
+  Case const cases[] = {
+      {9, {64, 1024, 1}, {128, 0}, false},  // 128 KiB, dense
+      {9, {64, 1023, 1}, {128, 0}, true},
+      {9, {64, 17, 1}, {8192, 0}, false},  // rows far apart: the last one ends
+                                           // beyond
+      {9, {64, 16, 1}, {8192, 0}, true},
+      {0, {1, 1, 2}, {16, 131071}, false},
+      {0, {1, 1, 2}, {16, 131070}, true},
+      {14, {128, 2048, 1}, {64, 0}, false},
+      {14, {128, 2047, 1}, {64, 0}, true},
+  };
+  for (Case const& one : cases) {
+    unsigned char map[128];
+    std::memset(map, 0xff, sizeof(map));
+    correct_small_tensor_map(map, one.type, 3, one.dims, one.strides);
+    CHECK_EQUAL(has_bit_85(map), !one.small);
+    map[10] |= 1 << 5;
+    for (unsigned char const byte : map) CHECK_EQUAL(int(byte), 0xff);  // nothing else was touched
+  }
+}
+
 void test_a_setup_kernel_runs_first() {
   DeviceGuard guard(0);
   for (uint32_t const threads : {0u, 64u}) {
@@ -288,6 +334,8 @@ int main() {
   fake::libraries()["libcuda.so.1"] = symbols;
   fake::device().launch = &launch;
   test_parameters_follow_pointers_and_scalars();
+  test_small_tensor_maps_are_corrected_from_sm_100_on();
+  test_which_tensor_maps_are_small();
   test_a_setup_kernel_runs_first();
   test_a_kernel_of_other_headers_is_refused();
   test_a_problem_that_the_kernel_cannot_do();

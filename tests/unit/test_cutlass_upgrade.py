@@ -30,3 +30,13 @@ def test_the_files_and_tests_that_it_names_exist() -> None:
     assert [name for name in names if not (OURS / name).exists() and not (OURS.parent / name).exists()] == []
     assert [name for name in tests if not (ROOT / name).exists()] == []
     assert all(re.search(r"`tests/", row) for row in re.findall(r"^\| `.*$", PAGE, re.MULTILINE))
+
+
+def test_the_cure_of_small_tensor_maps_comes_before_cute() -> None:
+    """What CuTe's header calls is settled where that header is read."""
+    blackwell = [path for path in OURS.glob("*.h") if re.search(r"_sm1[02]0|blackwell", path.name)]
+    assert len(blackwell) > 4
+    for path in blackwell:
+        first = re.findall(r'#include "([^"]+)"', path.read_text(encoding="utf-8"))[0]
+        wanted = "small_tensor_map.h" if path.name == "blackwell.h" else "blackwell.h"
+        assert first == f"atomr_cutlass/{wanted}", path.name

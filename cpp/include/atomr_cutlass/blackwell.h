@@ -5,6 +5,8 @@
 // -default-device makes them device functions.
 #pragma once
 
+#include "atomr_cutlass/small_tensor_map.h"  // ahead of CuTe's headers
+
 #include "atomr_cutlass/epilogue_scaled.h"
 #include "atomr_cutlass/epilogue_visitor.h"
 #include "atomr_cutlass/kernel_abi.h"

@@ -191,6 +191,7 @@ def case_grouped_gemm() -> None:
 
 
 def case_grouped_gemm_of_lists() -> None:
+    nan = float("nan")
     for make in (operand, foreign):
         shapes = ((64, 128), (128, 256), (64, 256))
         a, b, out = ([make("bf16", *shape) for _ in range(3)] for shape in shapes)
@@ -198,6 +199,9 @@ def case_grouped_gemm_of_lists() -> None:
         kept(call, functools.partial(ac.grouped_gemm, tuple(a), tuple(b)))
         kept(*(functools.partial(call, alpha=alpha) for alpha in (2.0, np.float32(3))))
         kept(*(functools.partial(call, out=out, scale_a=scale) for scale in ([2.0] * 3, [3] * 3)))
+        for scales in ([[nan], [2.0], [nan] * 3], [[2.0], [nan], [nan, np.float32(nan), nan]]):
+            kept(*(functools.partial(call, out=out, scale_a=scale) for scale in scales))
+        refused(ac.UnsupportedError, "must be the same", lambda call=call: call(scale_a=[nan, 2.0, nan]))
         call_module.kept_plans.clear()
         with fake_cases.parsed() as made:
             for _ in range(2):

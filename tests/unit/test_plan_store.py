@@ -16,6 +16,7 @@ import pytest
 import dlpack_arrays
 from atomr_cutlass import InvalidOperandError, _core, gemm
 from atomr_cutlass.generator.dtypes import CutlassDtype
+from atomr_cutlass.jit.kernels import POLICY_VARIABLE
 from atomr_cutlass.pipeline import call as call_module
 from atomr_cutlass.pipeline.call import stored
 from atomr_cutlass.pipeline.invocation import Call, CallOptions
@@ -126,6 +127,13 @@ class Value:
     number: int
 
 
+@dataclass(eq=False)
+class Switches:
+    """An option that hashes by its identity, whatever it holds."""
+
+    on: bool = True
+
+
 BASE: dict[str, Any] = {"y": array(8, 8, address=ADDRESS + 4096), "out": array(8, 8, address=ADDRESS + 8192)}
 CHANGES: dict[str, dict[str, Any]] = {
     "an extent": {"y": array(8, 9)},
@@ -214,6 +222,7 @@ def test_scalars_are_read_at_every_call(function: Callable[..., Any], served: Se
         {"scale_a": True}, {"scale_a": [1, 2]}, {"option": {}}, {"option": str.upper}, {"option": print},
         {"option": 2**64}, {"option": [{}]}, {"option": np.ones(2)}, {"x": np.ones((8, 8), np.float16)}, {"x": "x"},
         {"x": None}, {"x": []}, {"y": np.ones((8, 8), np.float16)}, {"y": 1}, {"row": 2.0}, {"stream": "a"},
+        {"option": Switches()}, {"option": (1, Switches())},
     ],
     ids=str,
 )  # fmt: skip
@@ -310,6 +319,15 @@ def test_the_environment_is_part_of_a_call(
         function(array(8, 8), **BASE)
     assert len(served.calls) == 3
     assert VARIABLE not in os.environ
+
+
+def test_whether_kernels_may_be_compiled_is_part_of_a_call(
+    function: Callable[..., Any], served: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for policy in ("auto", "off", "background", "off", "auto"):
+        monkeypatch.setenv(POLICY_VARIABLE, policy)
+        function(array(8, 8), **BASE)
+    assert len(served.calls) == 3
 
 
 def test_interrupts_pass(function: Callable[..., Any], served: Served) -> None:

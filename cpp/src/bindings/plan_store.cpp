@@ -98,6 +98,8 @@ bool PlanStoreKey::add_option(uint64_t argument, py::handle value) {
 bool PlanStoreKey::add_object(uint64_t argument, py::handle value) {
   if (PyCallable_Check(value.ptr()) != 0) return false;  // it may compute something else next time
   PyTypeObject* const type = Py_TYPE(value.ptr());
+  // What hashes by its identity may hold something else next time.
+  if (type->tp_hash == PyBaseObject_Type.tp_hash && !enumeration_member(type)) return false;
   add(tagged(kObject, argument));
   add(word_of(type));
   if (enumeration_member(type)) {

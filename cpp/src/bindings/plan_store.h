@@ -31,7 +31,7 @@ class PlanStoreKey {
   }
   // A view of the argument of this number. Its address counts as far as it says which loads are aligned.
   void add_view(uint64_t argument, Operand const& operand);
-  // False for a value that a plan cannot be found by: one without a hash, or that may be called.
+  // False for a value that a plan cannot be found by: one without a hash of what it holds, or that may be called.
   bool add_option(uint64_t argument, pybind11::handle value);
   void add_text(uint64_t argument, std::string_view text);
   // A scalar in the place of an array: its value does not count.

@@ -3,6 +3,7 @@
 // kept.
 #include <algorithm>
 #include <array>
+#include <cmath>
 #include <cstdlib>
 #include <optional>
 #include <string>
@@ -381,7 +382,8 @@ class StoredFunction {
     std::optional<double> all;
     for (Py_ssize_t i = 0; i < PySequence_Fast_GET_SIZE(value); ++i) {
       std::optional<double> const number = number_of(PySequence_Fast_GET_ITEM(value, i));
-      if (!number || (all && *number != *all)) return std::nullopt;
+      bool const same = !all || (number && (*number == *all || (std::isnan(*number) && std::isnan(*all))));
+      if (!number || !same) return std::nullopt;
       all = number;
     }
     return all;

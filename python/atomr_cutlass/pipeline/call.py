@@ -21,6 +21,7 @@ from ..arrays.arguments import on_reference
 from ..arrays.numerics import AnyArray
 from ..arrays.operands import CPU
 from ..generator.epilogue.tree import RESULT
+from ..jit import kernels
 from .invocation import Call, Invocation, Result, as_it_is
 
 PLANS_KEPT = 2048
@@ -43,7 +44,7 @@ def stored(*environment: str, **arrays: str) -> Callable[[FunctionT], FunctionT]
     A call whose arrays and options are like those of an earlier one is served with its plan, without being described.
 
     Args:
-        environment: the variables that calls depend on.
+        environment: the variables that calls depend on, beside that which says whether kernels may be compiled.
         arrays: the parameters of arrays, by the operands' names; that of the function's first is the first. `out`,
             scales (`scale_a`, ...), `alpha`, `beta` and `stream` are known; other parameters are options.
     """
@@ -65,9 +66,8 @@ def stored(*environment: str, **arrays: str) -> Callable[[FunctionT], FunctionT]
             for name in code.co_varnames[:count]
         ]
         takes_others = bool(code.co_flags & inspect.CO_VARKEYWORDS)
-        made = _core.StoredFunction(
-            function, kept_plans, _serve, parameters, positional, takes_others, list(environment)
-        )
+        variables = [kernels.POLICY_VARIABLE, *environment]
+        made = _core.StoredFunction(function, kept_plans, _serve, parameters, positional, takes_others, variables)
         return cast("FunctionT", functools.update_wrapper(made, function))
 
     return store

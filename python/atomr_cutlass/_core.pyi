@@ -93,7 +93,7 @@ class PendingCall:
         views: Sequence[Operand],
         made: list[tuple[str, tuple[int, ...], tuple[int, int]]],
         arrange: Callable[..., Any] | None,
-        present: Callable[..., Any] | None,
+        axes: list[int],
         scalars: tuple[float, float],
         parsed: bool,
     ) -> None: ...

@@ -489,6 +489,22 @@ def case_convolutions() -> None:
         refused(ac.InvalidOperandError, "c is given", lambda a=a, b=b, c=c, convolve=convolve: convolve(a, b, c))
 
 
+def case_new_results_of_convolutions_are_in_the_callers_order() -> None:
+    x, w = nchw(tensor, "f16", 2, 9, 9, 64), nchw(tensor, "f16", 64, 3, 3, 64)
+    tree = ac.EvtBuilder().activation("relu").aux_store("sums", dtype=D.F16).reduce("total", "row").build()
+    call_module.kept_plans.clear()
+    for warm in (False, True, True):
+        with pytest.MonkeyPatch.context() as patch:
+            if warm:
+                patch.setattr(layouts, "permuted", None)
+            plain = ac.conv2d(x, w, padding=1, layout="nchw")
+            made = ac.conv2d(x, w, padding=1, layout="nchw", epilogue=tree)
+        assert made["total"].shape == (64,)
+        for result in (plain, made["out"], made["sums"]):
+            assert result.shape == (2, 64, 9, 9)
+            assert [stride // 2 for stride in result.memory.strides] == [9 * 9 * 64, 1, 9 * 64, 64]
+
+
 def case_convolutions_with_epilogues() -> None:
     tree = ac.EvtBuilder().add_bias("bias", dtype=D.BF16).activation("silu").reduce("sums", "row").build()
     for name in ("nhwc", "nchw", "dgrad"):

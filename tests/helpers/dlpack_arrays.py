@@ -206,7 +206,13 @@ def _object_from_managed(managed: Any, out: Any) -> int:
     shape = tensor.shape[: tensor.ndim]
     size = int(np.prod(shape, initial=1)) * tensor.dtype.bits // 8
     memory = np.ctypeslib.as_array((ctypes.c_uint8 * size).from_address(tensor.data))
-    made = Tensor(memory.view(dtype).reshape(shape), device=(tensor.device.type, 0))
+    values = memory.view(dtype)
+    if tensor.strides:
+        steps = [stride * dtype.itemsize for stride in tensor.strides[: tensor.ndim]]
+        values = np.lib.stride_tricks.as_strided(values, shape, steps)
+    made = Tensor(values.reshape(shape), device=(tensor.device.type, tensor.device.id))
+    if managed.contents.deleter:  # of who has given other strides to what the framework has allocated
+        _Deleter(managed.contents.deleter)(ctypes.addressof(managed.contents))
     ctypes.pythonapi.Py_IncRef(ctypes.py_object(made))  # the caller's reference
     out[0] = id(made)
     return 0
@@ -234,6 +240,15 @@ class Tensor:
         self.tensor = _Tensor(
             memory.ctypes.data, _Device(*device), memory.ndim, _DataType(*dtype, 1), self._shape, self._strides
         )
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Extents."""
+        return self.memory.shape
+
+    def permute(self, axes: Sequence[int]) -> "Tensor":
+        """The tensor with its dimensions in another order."""
+        return Tensor(self.memory.transpose(axes), device=(self.tensor.device.type, self.tensor.device.id))
 
     @property
     def requires_grad(self) -> bool:

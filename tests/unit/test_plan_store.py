@@ -80,7 +80,7 @@ def served(monkeypatch: pytest.MonkeyPatch) -> Iterator[Served]:
             notes.plans.append(Plan())
             views = [_core.Operand.of(given) for given in (*arrays.values(), call.out)]
             scalars = call.options.alpha, call.options.beta
-            pending.keep(notes.plans[-1], [*arrays, "out"], views, [], None, None, scalars, notes.parsed)
+            pending.keep(notes.plans[-1], [*arrays, "out"], views, [], None, [], scalars, notes.parsed)
         return call.out
 
     monkeypatch.setattr(call_module, "_serve", serve)

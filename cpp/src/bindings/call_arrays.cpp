@@ -1,3 +1,5 @@
+#include <pybind11/stl.h>
+
 #include "../errors.h"
 #include "exchange.h"
 #include "plans.h"
@@ -90,7 +92,7 @@ py::object const& CallArrays::python() {
   return launch_stream_;
 }
 
-NewArray CallArrays::allocate(Operand const& layout) {
+NewArray CallArrays::allocate(Operand const& layout, std::vector<int> const* axes) {
   if (api_ == nullptr) {
     py::tuple shape(layout.rank);
     for (int i = 0; i < layout.rank; ++i) shape[size_t(i)] = layout.shape[i];
@@ -98,15 +100,15 @@ NewArray CallArrays::allocate(Operand const& layout) {
     py::tuple const made = python().attr("allocate")(shape, element, layout.device.id, first_);
     py::object view = made[1];
     Operand const operand = view.cast<OwnedOperand const&>().operand;
-    return {made[0], operand, std::move(view)};
+    return {made[0], operand, std::move(view), axes};
   }
   // Of the stream that the allocator takes the memory to be used on.
   void* const stream = named_ ? framework_stream(api_, layout.device) : stream_;
   if (stream != stream_) others_.push_back({stream, true});
   device_ = layout.device.id;
-  py::object array = framework_array(api_, layout);
-  Operand const operand = view_through(api_, array);
-  return {std::move(array), operand, {}};
+  NewArray made{{}, layout, {}, nullptr};
+  made.array = framework_array(api_, layout, axes, &made.operand.data);
+  return made;
 }
 
 void CallArrays::acquire() const {
@@ -125,7 +127,9 @@ void CallArrays::written(py::handle array) const {
 
 py::object CallArrays::exported(NewArray&& made) const {
   if (!made.view) return std::move(made.array);
-  return of_module(kOperands, "finished")(made.array, made.view, reinterpret_cast<uint64_t>(stream_));
+  py::object const array = of_module(kOperands, "finished")(made.array, made.view, reinterpret_cast<uint64_t>(stream_));
+  if (made.axes == nullptr) return array;
+  return of_module("atomr_cutlass.arrays.layouts", "permuted")(array, py::tuple(py::cast(*made.axes)));
 }
 
 void CallArrays::finish() const {

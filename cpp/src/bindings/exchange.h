@@ -51,8 +51,9 @@ void refuse_gradient(pybind11::handle array, char const* name);
 // no array.
 struct NewArray {
   pybind11::object array;
-  Operand operand;
+  Operand operand;  // row-major
   pybind11::object view;
+  std::vector<int> const* axes;  // in which the caller gets its dimensions; null: as they are
 };
 
 // The arrays of one call, on the stream that it launches on: that is settled before any of them is imported.
@@ -67,8 +68,9 @@ class CallArrays {
   // A view, which lives as long as this; of `first` too. Throws as `refuse_gradient` does.
   Operand import(pybind11::handle array, char const* name);
 
-  // A row-major result of the framework of the first array, uninitialised.
-  NewArray allocate(Operand const& layout);
+  // A row-major result of the framework of the first array, uninitialised. The caller gets it with its dimensions in
+  // the order of `axes`, which outlive this.
+  NewArray allocate(Operand const& layout, std::vector<int> const* axes = nullptr);
 
   // Calls `launch` with the stream, without the GIL. `finish` is to follow.
   template <class Launch>

@@ -71,13 +71,13 @@ struct StoredPlan {
   struct Result {
     pybind11::str label;
     Operand layout;  // row-major
+    std::vector<int> axes;  // the dimensions in the caller's order; empty where that is the same
   };
   pybind11::object plan;
   LaunchPlan* launch = nullptr;  // null for a plan that is called with views, by Python
   std::vector<Source> sources;   // one for each operand, the last one a result
   std::vector<Result> results;   // those that a call makes
   pybind11::object arrange;      // makes of results by name what the caller gets; null: it is `out` alone
-  pybind11::object present;      // makes of a new array the caller's; null: it is as it is
   double alpha = 1.0, beta = 0.0;  // of functions without such arguments
   bool parsed = false;             // calls are to be checked by parsing them nonetheless
 

@@ -28,11 +28,46 @@ std::shared_ptr<atomr_cutlass_row const> row_of(py::object const& kernel, ArgsLa
   return {row, [](atomr_cutlass_row const*) {}};  // rows of the table live as long as the process
 }
 
-// A row-major array of the framework, uninitialised.
-py::object framework_array(DlExchangeApi const* api, Operand const& layout) {
+namespace {
+
+// An allocation of a framework with its dimensions in another order.
+struct Permuted {
+  DlManagedVersioned managed;
+  DlManagedVersioned* allocation;
+  int64_t shape[kMaxRank], strides[kMaxRank];
+};
+
+DlManagedVersioned* permuted(DlManagedVersioned* allocation, std::vector<int> const& axes) {
+  auto* const made = new Permuted{*allocation, allocation, {}, {}};
+  int64_t strides[kMaxRank];
+  int64_t contiguous = 1;
+  for (int i = allocation->tensor.ndim - 1; i >= 0; --i) {
+    strides[i] = contiguous;
+    contiguous *= allocation->tensor.shape[i];
+  }
+  for (size_t i = 0; i < axes.size(); ++i) {
+    made->shape[i] = allocation->tensor.shape[axes[i]];
+    made->strides[i] = strides[axes[i]];
+  }
+  made->managed.tensor.shape = made->shape;
+  made->managed.tensor.strides = made->strides;
+  made->managed.manager = made;
+  made->managed.deleter = [](DlManagedVersioned* managed) {
+    auto* const held = static_cast<Permuted*>(managed->manager);
+    if (held->allocation->deleter != nullptr) held->allocation->deleter(held->allocation);
+    delete held;
+  };
+  return &made->managed;
+}
+
+}  // namespace
+
+py::object framework_array(DlExchangeApi const* api, Operand const& layout, std::vector<int> const* axes, void** data) {
   Operand wanted = layout;
   DlTensor prototype{nullptr, wanted.device, wanted.rank, wanted.dtype, wanted.shape, nullptr, 0};
   DlManagedVersioned* managed = framework_allocate(api, prototype);
+  if (data != nullptr) *data = static_cast<char*>(managed->tensor.data) + managed->tensor.byte_offset;
+  if (axes != nullptr) managed = permuted(managed, *axes);
   void* object = nullptr;
   if (api->object_from_managed(managed, &object) != 0) throw py::error_already_set();
   return py::reinterpret_steal<py::object>(static_cast<PyObject*>(object));

@@ -4,6 +4,7 @@
 #include <pybind11/pybind11.h>
 
 #include <memory>
+#include <vector>
 
 #include "../op_args.h"
 #include "../operand.h"
@@ -17,8 +18,10 @@ OperandSpec spec_of(pybind11::tuple const& pair);
 // The row of a kernel: of the table by its name, or one compiled at run time.
 std::shared_ptr<atomr_cutlass_row const> row_of(pybind11::object const& kernel, ArgsLayout const& layout);
 
-// A row-major array of the framework, uninitialised.
-pybind11::object framework_array(DlExchangeApi const* api, Operand const& layout);
+// A row-major array of the framework, uninitialised, its dimensions in the order of `axes` unless they are null; `data`
+// is set to its address.
+pybind11::object framework_array(DlExchangeApi const* api, Operand const& layout,
+                                 std::vector<int> const* axes = nullptr, void** data = nullptr);
 
 // The stream that an array's framework works on in this thread. The framework must have the exchange API.
 void* framework_stream(DlExchangeApi const* api, DlDevice device);

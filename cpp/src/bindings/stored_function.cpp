@@ -112,9 +112,10 @@ class PendingCall {
   }
 
   // Keeps a plan for calls like this one. `names` and `views` are of its operands, in order; `made` is (name, shape,
-  // element) of the results that a call makes.
+  // element) of the results that a call makes; those with as many dimensions as `axes` are given to the caller in that
+  // order of them.
   void keep(py::object plan, std::vector<std::string> const& names, std::vector<OwnedOperand> const& views,
-            py::list const& made, py::object arrange, py::object present, std::pair<double, double> scalars,
+            py::list const& made, py::object arrange, std::vector<int> const& axes, std::pair<double, double> scalars,
             bool parsed) const {
     if (key_ == nullptr) return;
     auto stored = std::make_shared<StoredPlan>();
@@ -123,7 +124,7 @@ class PendingCall {
       stored->launch = plan.cast<LaunchPlan*>();
       count = stored->launch->slots().size();
     }
-    for (py::handle const result : made) stored->results.push_back(result_of(result.cast<py::tuple>(), plan));
+    for (py::handle const result : made) stored->results.push_back(result_of(result.cast<py::tuple>(), plan, axes));
     stored->sources.resize(count);
     for (size_t i = 0; i < names.size(); ++i) {
       // The operands that may be left out come last before the result.
@@ -136,20 +137,19 @@ class PendingCall {
     }
     stored->plan = std::move(plan);
     if (!arrange.is_none()) stored->arrange = std::move(arrange);
-    if (!present.is_none()) stored->present = std::move(present);
     std::tie(stored->alpha, stored->beta) = scalars;
     stored->parsed = parsed;
     store_->put(key_, std::move(stored));
   }
 
  private:
-  static StoredPlan::Result result_of(py::tuple const& given, py::handle plan) {
+  static StoredPlan::Result result_of(py::tuple const& given, py::handle plan, std::vector<int> const& axes) {
     Operand layout;
     layout.device = {kDlCuda, plan.attr("device").cast<int>()};
     auto const [code, bits] = given[2].cast<std::pair<int, int>>();
     layout.dtype = {uint8_t(code), uint8_t(bits), 1};
     for (py::handle const extent : given[1].cast<py::tuple>()) layout.shape[layout.rank++] = extent.cast<int64_t>();
-    return {given[0].cast<py::str>(), layout};
+    return {given[0].cast<py::str>(), layout, size_t(layout.rank) == axes.size() ? axes : std::vector<int>()};
   }
 
   bool found(std::string const& name, StoredPlan const& stored, StoredPlan::Source& source) const {
@@ -394,7 +394,9 @@ class StoredFunction {
     double const alpha = alpha_ ? attempt.alpha : stored.alpha, beta = beta_ ? attempt.beta : stored.beta;
     std::vector<NewArray> made;
     made.reserve(stored.results.size());
-    for (StoredPlan::Result const& result : stored.results) made.push_back(arrays.allocate(result.layout));
+    for (StoredPlan::Result const& result : stored.results) {
+      made.push_back(arrays.allocate(result.layout, result.axes.empty() ? nullptr : &result.axes));
+    }
     std::vector<Operand> operands(stored.sources.size());
     for (size_t i = 0; i < operands.size(); ++i) {
       StoredPlan::Source const& source = stored.sources[i];
@@ -414,10 +416,7 @@ class StoredFunction {
     for (StoredPlan::Source const& source : stored.sources) {
       if (source.written && source.view >= 0) arrays.written(attempt.views[size_t(source.view)].array);
     }
-    for (NewArray& result : made) {
-      result.array = arrays.exported(std::move(result));
-      if (stored.present) result.array = stored.present(result.array);
-    }
+    for (NewArray& result : made) result.array = arrays.exported(std::move(result));
     py::object returned = arranged(stored, arguments, made);
     arrays.finish();
     return returned;
@@ -497,7 +496,7 @@ void bind_plan_store(py::module_& module) {
                              "The `LaunchStream` that has imported arrays of the call, if any has.")
       .def_property_readonly("plan", &PendingCall::plan, "The plan that is kept for such calls, if any is.")
       .def("keep", &PendingCall::keep, py::arg("plan"), py::arg("names"), py::arg("views"), py::arg("made"),
-           py::arg("arrange"), py::arg("present"), py::arg("scalars"), py::arg("parsed"));
+           py::arg("arrange"), py::arg("axes"), py::arg("scalars"), py::arg("parsed"));
   py::class_<StoredFunction>(module, "StoredFunction", py::dynamic_attr(), py::custom_type_setup(&setup_function),
                              "A function whose calls find the plan of an earlier one.")
       .def(py::init<py::object, std::shared_ptr<PlanStore>, py::object, py::list const&, size_t, bool,

@@ -28,17 +28,28 @@ class Strided(Protocol):
 
 def in_nhwc(view: _core.Operand, layout: str) -> _core.Operand:
     """The view with its dimensions in the order of NHWC."""
-    return view if layout == "nhwc" else _permuted(view, TO_NHWC)
+    made: _core.Operand = permuted(view, axes_of(layout, TO_NHWC))
+    return made
 
 
 def from_nhwc(result: Any, layout: str) -> Any:
     """An array in the order of NHWC with its dimensions in that of `layout`; the memory stays as it is."""
-    if layout == "nhwc" or len(result.shape) != len(TO_NCHW):
-        return result
-    if isinstance(result, _core.Operand):
-        return _permuted(result, TO_NCHW)
-    permute = getattr(result, "permute", None) or result.transpose
-    return permute(TO_NCHW)
+    return permuted(result, axes_of(layout))
+
+
+def axes_of(layout: str, axes: Shape = TO_NCHW) -> Shape:
+    """The axes of images in the order of `layout`; empty where that is the order of NHWC."""
+    return () if layout == "nhwc" else axes
+
+
+def permuted(array: Any, axes: Shape) -> Any:
+    """An array or a view with its dimensions in another order, one of another rank as it is; the memory stays."""
+    if not axes or len(array.shape) != len(axes):
+        return array
+    if isinstance(array, _core.Operand):
+        return relaid(array, [array.shape[i] for i in axes], [array.strides[i] for i in axes])
+    permute = getattr(array, "permute", None) or array.transpose
+    return permute(axes)
 
 
 def in_layout(values: Shape, layout: str) -> Shape:
@@ -76,9 +87,3 @@ def collapses(spec: Strided) -> bool:
     """Whether all pixels are evenly spaced, as a matrix's rows are."""
     _, row, outer = pixel_strides(spec)
     return rows_collapse(spec) and outer == spec.shape[1] * row
-
-
-def _permuted(view: _core.Operand, order: Shape) -> _core.Operand:
-    if len(view.shape) != len(order):
-        return view
-    return relaid(view, [view.shape[i] for i in order], [view.strides[i] for i in order])

@@ -22,7 +22,7 @@ from ..arrays.numerics import AnyArray
 from ..arrays.operands import CPU
 from ..generator.epilogue.tree import RESULT
 from ..jit import kernels
-from .invocation import Call, Invocation, Result, as_it_is
+from .invocation import Call, Invocation, Result
 
 PLANS_KEPT = 2048
 
@@ -186,8 +186,8 @@ def _launch(
     if pending is None or kept is not None or not getattr(made, "checked", True):
         return
     new = [(name, result.shape, result.element) for name, result in invocation.results.items() if result.view is None]
-    present = None if invocation.present is as_it_is else invocation.present
-    pending.keep(made, names, taken, new, invocation.arrange, present, (alpha, beta), invocation.call.parsed)
+    arrange, axes = invocation.arrange, list(invocation.axes)
+    pending.keep(made, names, taken, new, arrange, axes, (alpha, beta), invocation.call.parsed)
 
 
 def _on_reference(invocation: Invocation) -> Any:

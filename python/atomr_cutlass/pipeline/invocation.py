@@ -13,6 +13,7 @@ from typing import Any, ClassVar, NamedTuple, TypeVar
 from .. import _core
 from ..arrays import operands
 from ..arrays.arguments import check_backend, check_followers, check_scalars, refuse_jax_out
+from ..arrays.layouts import permuted
 from ..arrays.numerics import AnyArray
 from ..arrays.operands import CUDA
 from ..checks import NUMBERS, check_number, check_options
@@ -187,11 +188,6 @@ class Call:
         refuse_jax_out(self.out)
 
 
-def as_it_is(array: Any) -> Any:
-    """The array: callers name its dimensions in the order that kernels do."""
-    return array
-
-
 @dataclass(frozen=True, kw_only=True)
 class Invocation(abc.ABC):
     """A parsed call: the arrays that it reads and writes, how to plan it, and its reference.
@@ -200,8 +196,8 @@ class Invocation(abc.ABC):
         call: the arguments.
         inputs: views of the arrays that are read, by name; the operands that decide about the device come first.
         results: the arrays that are written, by name, the caller's and those to be made.
-        arrange: makes of results by name what the caller gets; None: that is D. It outlives the call, as `present`.
-        present: makes of an array or a view one with its dimensions in the caller's order.
+        arrange: makes of results by name what the caller gets; None: that is D. It outlives the call.
+        axes: the kernels' dimensions in the caller's order; empty where that is the same.
         memory: whether arrays stand for memory: views have other extents and strides than the caller's arrays.
         numpy_on_host: whether NumPy serves host arrays, with or without a GPU.
     """
@@ -210,7 +206,7 @@ class Invocation(abc.ABC):
     inputs: dict[str, _core.Operand]
     results: dict[str, Result]
     arrange: Callable[[Mapping[str, Any]], Any] | None = None
-    present: Callable[[Any], Any] = as_it_is
+    axes: tuple[int, ...] = ()
     memory: bool = False
     numpy_on_host: ClassVar[bool] = False
 
@@ -218,6 +214,10 @@ class Invocation(abc.ABC):
     def on_gpu(self) -> bool:
         """Whether the operands are on a GPU."""
         return next(iter(self.inputs.values())).device_type == CUDA
+
+    def present(self, array: Any) -> Any:
+        """An array or a view with its dimensions in the caller's order."""
+        return permuted(array, self.axes)
 
     @property
     def empty(self) -> bool:

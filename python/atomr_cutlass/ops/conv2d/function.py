@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 from ... import _core
 from ...arrays import operands
 from ...arrays.arguments import check_devices, check_out, result_dtype, views_of
-from ...arrays.layouts import LAYOUTS, TO_NHWC, from_nhwc, in_nhwc
+from ...arrays.layouts import LAYOUTS, TO_NHWC, axes_of, in_nhwc
 from ...arrays.numerics import AnyArray, math_mode
 from ...checks import NUMBERS, shown
 from ...epilogue.bind import BoundEpilogue, bind_call, reduce_nothing, refuse_scale_d
@@ -21,7 +21,7 @@ from ...generator.dtypes import CutlassDtype
 from ...generator.epilogue.tree import RESULT
 from ...generator.rules import accumulator
 from ...pipeline.call import stored
-from ...pipeline.invocation import Call, CallOptions, Invocation, Result, as_it_is, documented
+from ...pipeline.invocation import Call, CallOptions, Invocation, Result, documented
 from ...pipeline.plan import Plan
 from ...pipeline.problem import MatrixSpec
 from . import reference as conv_reference
@@ -356,7 +356,7 @@ def _parse(call: Call) -> _Convolution:
         call=call,
         inputs={name: view for name, view in views.items() if name != RESULT},
         results={RESULT: Result(shape, result.dlpack, call.out, views.get(RESULT))},
-        present=as_it_is if own.layout == "nhwc" else functools.partial(from_nhwc, layout=own.layout),
+        axes=axes_of(own.layout),
         own=own,
         geometry=geometry,
         math=math,

@@ -439,7 +439,12 @@ def case_epilogues_are_not_validated_in_the_background() -> None:
 def case_quantize() -> None:
     for scaling in ("tensor", "row", "block", "tile", "mxfp4"):
         frameworks(lambda x, s=scaling: ac.quantize(x, scaling=s), [("f32", 128, 256)])
-    kept(*(lambda: ac.quantize(operand("f32", 128, 256), scaling="nvfp4", global_scale=0.5) for _ in range(2)))
+    x = operand("f32", 128, 256)
+    kept(*(lambda s=s: ac.quantize(x, scaling="nvfp4", global_scale=s)[:2] for s in (0.5, 2, np.float32(0.3))))
+    for wrong in (0.0, -1, float("inf"), float("nan"), 1e39, 1e-60, True, "1", None):
+        refused(ac.InvalidOperandError, "global_scale", lambda s=wrong: ac.quantize(x, scaling="nvfp4", global_scale=s))
+    kept(lambda: ac.quantize(x, scaling="row"), lambda: ac.quantize(x, scaling="row", global_scale=1))
+    refused(ac.InvalidOperandError, "global_scale", lambda: ac.quantize(x, scaling="row", global_scale=2))
     x = operand("f32", 128, 256)
     assert ac.quantize(x, scaling="nvfp4", global_scale=0.25).global_scale == 0.25
     assert ac.quantize(x, scaling="nvfp4", global_scale=0.5).global_scale == 0.5
@@ -448,6 +453,11 @@ def case_quantize() -> None:
 def case_dequantize() -> None:
     arrays = [("e4m3", 128, 256), ("f32", 128, 1)]
     frameworks(lambda *given: ac.dequantize(*given, scaling="row", out_dtype=D.BF16), arrays)
+    packed, scales = operand("u8", 128, 128), operand("e4m3", 2048)
+    kept(*(lambda s=s: ac.dequantize(packed, scales, scaling="nvfp4", global_scale=s) for s in (0.5, 2, np.float32(3))))
+    call = functools.partial(ac.dequantize, packed, scales, scaling="nvfp4")
+    for wrong in (0.0, -1, float("inf"), float("nan"), 1e39, 1e-60, True, "1", None):
+        refused(ac.InvalidOperandError, "global_scale", lambda s=wrong: call(global_scale=s))
 
 
 def nchw(make: Callable[..., Any], dtype: str, n: int, h: int, w: int, c: int) -> Any:

@@ -31,7 +31,7 @@ constexpr uint64_t kOthers = kParametersAtMost;  // from here on arguments are t
 constexpr char kResult[] = "out";
 
 struct Parameter {
-  enum class Role : uint8_t { kOption, kArray, kScale, kAlpha, kBeta, kStream };
+  enum class Role : uint8_t { kOption, kArray, kScale, kFactor, kAlpha, kBeta, kStream };
   py::object name;
   Role role;
   std::string label;    // the operand's name; of an array
@@ -181,7 +181,8 @@ class StoredFunction {
         environment_(std::move(environment)) {
     static auto const& roles = *new std::unordered_map<std::string, Parameter::Role>{
         {"option", Parameter::Role::kOption}, {"array", Parameter::Role::kArray}, {"scale", Parameter::Role::kScale},
-        {"alpha", Parameter::Role::kAlpha},   {"beta", Parameter::Role::kBeta},   {"stream", Parameter::Role::kStream}};
+        {"factor", Parameter::Role::kFactor}, {"alpha", Parameter::Role::kAlpha}, {"beta", Parameter::Role::kBeta},
+        {"stream", Parameter::Role::kStream}};
     numpy_number(nullptr);  // finds NumPy's types now: not while another thread waits for that with the GIL
     static uint64_t functions = 0;
     number_ = ++functions;
@@ -192,7 +193,7 @@ class StoredFunction {
       PyUnicode_InternInPlace(&interned);
       if (role == "stream") stream_ = parameters_.size();
       if (label == kResult) out_ = parameters_.size();
-      alpha_ |= role == "alpha";
+      alpha_ |= role == "alpha" || role == "factor";
       beta_ |= role == "beta";
       parameters_.push_back({py::reinterpret_steal<py::object>(interned), roles.at(role), label,
                              fallback.size() != 0 ? py::object(fallback[0]) : py::object()});
@@ -335,6 +336,15 @@ class StoredFunction {
         // Not in place of what there is: scales that are numbers may come before it.
         if ((number = number_of(value))) attempt.alpha *= *number;
         return number.has_value();
+      case Parameter::Role::kFactor: {
+        // A positive float; some formats have none but 1.
+        number = number_of(value);
+        auto const factor = number ? float(*number) : 0.0f;
+        if (!(factor > 0.0f && std::isfinite(factor))) return false;
+        if (factor != 1.0f) attempt.key.add_number(argument);
+        attempt.alpha *= double(factor);
+        return true;
+      }
       case Parameter::Role::kBeta:
         if ((number = number_of(value))) attempt.beta = *number;
         return number.has_value();

@@ -33,9 +33,9 @@ kept_plans = _core.PlanStore(PLANS_KEPT)
 
 _ROLES = {
     "alpha": "alpha", "beta": "beta", "stream": "stream", "out": "array", "scale_a": "scale", "scale_b": "scale",
-    "scale_d": "scale",
+    "scale_d": "scale", "global_scale": "factor",
 }  # fmt: skip
-_LABELS = ("out", "scale_a", "scale_b", "scale_d")
+_LABELS = ("out", "scale_a", "scale_b", "scale_d", "global_scale")
 
 
 def stored(*environment: str, **arrays: str) -> Callable[[FunctionT], FunctionT]:
@@ -46,7 +46,8 @@ def stored(*environment: str, **arrays: str) -> Callable[[FunctionT], FunctionT]
     Args:
         environment: the variables that calls depend on, beside that which says whether kernels may be compiled.
         arrays: the parameters of arrays, by the operands' names; that of the function's first is the first. `out`,
-            scales (`scale_a`, ...), `alpha`, `beta` and `stream` are known; other parameters are options.
+            scales (`scale_a`, ..., `global_scale`), `alpha`, `beta` and `stream` are known; other parameters are
+            options.
     """
     labels = {parameter: operand for operand, parameter in arrays.items()} | {name: name for name in _LABELS}
 

@@ -14,7 +14,7 @@ from ...arrays.fp4 import FP4
 from ...arrays.layouts import relaid
 from ...arrays.numerics import FAST, AnyArray, default_out_dtype, math_mode
 from ...arrays.operands import BYTE, CUDA
-from ...checks import NUMBERS, expect
+from ...checks import expect
 from ...epilogue import EpilogueVisitorTree
 from ...epilogue.bound import fusion_of
 from ...errors import InvalidOperandError, KernelNotFoundError, UnsupportedError
@@ -70,13 +70,13 @@ def matmul(request: MatmulRequest) -> Any:
     """
     expect(request, MatmulRequest, "request")
     if request.reply is None:
-        return _computed(*_arguments(request))
+        return _computed(*request.arguments, changes=heuristics.changes)
     return settled(request.reply, lambda: _awaited(request))
 
 
 def _awaited(request: MatmulRequest) -> Any:
     """Computes, and waits for the GPU."""
-    result = _computed(*_arguments(request))
+    result = _computed(*request.arguments, changes=heuristics.changes)
     with operands.launching(request.stream, request.a) as launch:
         view = operands.as_operand(request.a, "a")
         if view.device_type == CUDA:
@@ -84,25 +84,11 @@ def _awaited(request: MatmulRequest) -> Any:
     return result
 
 
-def _arguments(request: MatmulRequest) -> tuple[Any, ...]:
-    """The arguments of `_call` for a request."""
-    scales, matrices = request.scales, request.matrices
-    summed = matrices.form.summed
-    # The plan for the sums of an operand has its scale as a constant.
-    factor = _number(getattr(scales, summed)) if summed else 1.0
-    return (
-        request.a, request.b, request.c if request.beta != 0 else None, request.bias, request.gelu_aux,
-        scales.amax_d, request.c if request.d is None else request.d, request.alpha, request.beta,
-        scales.a, scales.b, scales.d, request.stream, request.precision, request.fast_accum, request.backend,
-        request.jit, request.workspace_size, request.batch_invariant, matrices, factor, heuristics.changes,
-    )  # fmt: skip
-
-
 def _call(
     a: Any, b: Any, c: Any, bias: Any, gelu_aux: Any, amax_d: Any, out: Any, alpha: float, beta: float,
     scale_a: Any, scale_b: Any, scale_d: Any, stream: Any, precision: str | None, fast_accum: bool, backend: str,
     jit: str | None, workspace_size: int | None, batch_invariant: bool | None, matrices: Matrices, factor: float,
-    changes: int,
+    *, changes: int,
 ) -> Any:  # fmt: skip
     arrays = {
         "a": a, "b": b, "c": c, BIAS: bias, AUX: gelu_aux, "scale_a": scale_a, "scale_b": scale_b, "scale_d": scale_d,
@@ -124,12 +110,7 @@ def parsed(request: MatmulRequest) -> ParsedCall:
     Raises:
         InvalidOperandError, UnsupportedError: as `matmul`.
     """
-    return ParsedCall.of(_parse(_call(*_arguments(request))))
-
-
-def _number(scale: Any) -> float:
-    """A scale that is a number; else 1."""
-    return float(scale) if isinstance(scale, NUMBERS) else 1.0
+    return ParsedCall.of(_parse(_call(*request.arguments, changes=heuristics.changes)))
 
 
 @dataclass(frozen=True, kw_only=True)

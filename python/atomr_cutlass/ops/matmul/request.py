@@ -239,6 +239,19 @@ class MatmulRequest:
             self.ldd, self.ldaux, self.d is None,
         )  # fmt: skip
 
+    @functools.cached_property
+    def arguments(self) -> tuple[Any, ...]:
+        """What `matmul` computes with, in its order, so that a request that is used again is not taken apart again."""
+        scales, summed = self.scales, self.matrices.form.summed
+        # The plan for the sums of an operand has its scale as a constant.
+        factor = getattr(scales, summed) if summed else None
+        return (
+            self.a, self.b, self.c if self.beta != 0 else None, self.bias, self.gelu_aux, scales.amax_d,
+            self.c if self.d is None else self.d, self.alpha, self.beta, scales.a, scales.b, scales.d, self.stream,
+            self.precision, self.fast_accum, self.backend, self.jit, self.workspace_size, self.batch_invariant,
+            self.matrices, float(factor) if isinstance(factor, NUMBERS) else 1.0,
+        )  # fmt: skip
+
     def _check_arrays(self) -> None:
         if self.beta != 0 and self.c is None:
             raise InvalidOperandError(f"beta is {self.beta}, so c is needed")

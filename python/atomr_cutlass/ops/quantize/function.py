@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 
@@ -59,6 +59,7 @@ class QuantizedArray(NamedTuple):
     global_scale: float = 1.0
 
 
+@stored(x="x")
 @documented
 def quantize(
     x: Any,
@@ -94,18 +95,11 @@ def quantize(
         KernelNotFoundError, CompileError, DeviceUnavailableError: as for `gemm`.
     """
     second = _second_level(global_scale, scaling)
-    made: QuantizedArray = _quantized(x, dtype, scaling, second, stream, backend, jit)
-    return made
-
-
-@stored(x="x")
-def _quantized(
-    x: Any, dtype: CutlassDtype, scaling: str, second: float, stream: Any, backend: str, jit: str | None
-) -> Any:
     options = CallOptions(batch_invariant=False, backend=backend, jit=jit, alpha=second, stream=stream)
-    return Call(_parse, {"x": x}, None, options, own=(dtype, scaling, second))
+    return cast("QuantizedArray", Call(_parse, {"x": x}, None, options, own=(dtype, scaling)))  # `stored` serves it
 
 
+@stored(values="values", scales="scales")
 @documented
 def dequantize(
     values: Any,
@@ -136,17 +130,9 @@ def dequantize(
         UnsupportedError: as `quantize`.
         KernelNotFoundError, CompileError, DeviceUnavailableError: as for `gemm`.
     """
-    second = _second_level(global_scale, scaling)
-    return _dequantized(values, scales, scaling, second, out_dtype, stream, backend, jit)
-
-
-@stored(values="values", scales="scales")
-def _dequantized(
-    values: Any, scales: Any, scaling: str, alpha: float, out_dtype: CutlassDtype, stream: Any, backend: str,
-    jit: str | None,
-) -> Any:  # fmt: skip
     options = CallOptions(
-        out_dtype=out_dtype, batch_invariant=False, backend=backend, jit=jit, alpha=alpha, stream=stream
+        out_dtype=out_dtype, batch_invariant=False, backend=backend, jit=jit,
+        alpha=_second_level(global_scale, scaling), stream=stream,
     )  # fmt: skip
     return Call(_parse_inverse, {"values": values, "scales": scales}, None, options, own=(scaling,))
 
@@ -207,13 +193,20 @@ class _Quantize(Invocation):
         if views["scales"].dtype == D.F32.dlpack:
             operands.write_async(np.ones(views["scales"].shape, np.float32), views["scales"], stream)
 
+    def returned(self, arrays: Mapping[str, Any]) -> Any:
+        return super().returned({**arrays, "global_scale": self.call.options.alpha})
+
     def reference(self, host: dict[str, AnyArray]) -> dict[str, AnyArray]:
         values, scales = _in_numpy(host["x"], self.narrow, self.scaling, self.call.options.alpha)
         return {"values": values, "scales": scales}
 
 
+def _quantized_array(made: Mapping[str, Any]) -> QuantizedArray:
+    return QuantizedArray(made["values"], made["scales"], _rounded(made.get("global_scale", 1.0)))
+
+
 def _parse(call: Call) -> _Quantize:
-    dtype, scaling, second = call.own
+    dtype, scaling = call.own
     _check("quantize", call, scaling, dtype=dtype)
     kind = scale_type(scaling)
     fp4 = kind is not ScaleType.F32
@@ -233,7 +226,7 @@ def _parse(call: Call) -> _Quantize:
         call=call,
         inputs={"x": view},
         results={"values": values, "scales": Result(_scales_shape(view.shape, scaling), element)},
-        arrange=lambda made: QuantizedArray(made["values"], made["scales"], second),
+        arrange=_quantized_array,
         scaling=scaling,
         narrow=narrow,
     )
@@ -345,19 +338,23 @@ def _second_level(global_scale: float, scaling: str) -> float:
         raise InvalidOperandError(f"global_scale is a {type(global_scale).__name__}; expected a number")
     if global_scale == 1:
         return 1.0
-    try:
-        wide = float(global_scale)
-    except OverflowError:  # of a Python integer
-        wide = math.inf
-    with np.errstate(over="ignore", under="ignore"):
-        second = float(np.float32(wide))
+    second = _rounded(global_scale)
     if not 0.0 < second < math.inf:
-        raise InvalidOperandError(f"global_scale is {wide}; expected a positive number in float32's range")
+        raise InvalidOperandError(f"global_scale is {global_scale}; expected a positive number in float32's range")
     if second != 1.0 and scaling != "nvfp4":
         raise InvalidOperandError(
             f"global_scale is {global_scale}; only nvfp4 has one: leave it out, or multiply the scales of {scaling}"
         )
     return second
+
+
+def _rounded(number: float) -> float:
+    """A number of any size in float32, beyond whose range it is infinite."""
+    with np.errstate(over="ignore", under="ignore"):
+        try:
+            return float(np.float32(number))
+        except OverflowError:  # of a Python integer
+            return math.inf
 
 
 def _check_place(view: _core.Operand, function: str, backend: str) -> None:

@@ -40,7 +40,7 @@ if TYPE_CHECKING:  # the names of _DEFERRED, for type checkers and editors
     from .ops.conv2d.function import conv2d, conv2d_dgrad, conv2d_wgrad
     from .ops.conv2d.request import ConvDgradRequest, ConvFwdRequest, ConvLayout, ConvShape, ConvWgradRequest
     from .ops.gated_gemm.function import gated_gemm, interleave
-    from .ops.gemm.request import GemmEpilogue, GemmLayout, GemmRequest, GemmShape
+    from .ops.gemm.request import GemmLayout, GemmRequest, GemmShape
     from .ops.gemv.function import gemv
     from .ops.gemv.request import GemvRequest, GemvShape
     from .ops.grouped_gemm.function import grouped_gemm
@@ -49,6 +49,7 @@ if TYPE_CHECKING:  # the names of _DEFERRED, for type checkers and editors
     from .ops.matmul.function import matmul
     from .ops.matmul.request import HeuristicKey, MatmulRequest, ScaleSet
     from .ops.quantize.function import QuantizedArray, dequantize, quantize
+    from .ops.request import GemmEpilogue
     from .pipeline.bindings import BoundPlan
     from .pipeline.explanation import Explanation, explain
     from .pipeline.heuristic import HeuristicCache
@@ -158,7 +159,8 @@ _DEFERRED = {
     "pipeline.tuning": ("TuneRecord",),
     "ops.quantize.function": ("QuantizedArray", "dequantize", "quantize"),
     "ops.conv2d.request": ("ConvDgradRequest", "ConvFwdRequest", "ConvLayout", "ConvShape", "ConvWgradRequest"),
-    "ops.gemm.request": ("GemmEpilogue", "GemmLayout", "GemmRequest", "GemmShape"),
+    "ops.request": ("GemmEpilogue",),
+    "ops.gemm.request": ("GemmLayout", "GemmRequest", "GemmShape"),
     "ops.gemv.request": ("GemvRequest", "GemvShape"),
     "ops.grouped_gemm.request": ("GroupedGemmRequest", "GroupedGemmShape"),
     "serving.supervisor": ("exit_for_restart", "supervise"),

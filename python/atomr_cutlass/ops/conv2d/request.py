@@ -7,22 +7,17 @@ import functools
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
-from ...arrays.numerics import default_out_dtype
 from ...checks import check_index, shown
-from ...epilogue.results import ImageResult, check_tree
+from ...epilogue.results import ImageResult
 from ...errors import InvalidOperandError, UnsupportedError
-from ...generator.archs import SmArch
 from ...generator.dtypes import CutlassDtype
 from ...generator.epilogue.ops import ACTIVATIONS
-from ...generator.epilogue.tree import EpilogueVisitorTree
 from ...generator.matrix import ARCHS
 from ...generator.members import Members
-from ...generator.rules import accumulator, supports_tree
 from ...pipeline.devices import Device
 from ...pipeline.plan_cache import PlanKey
 from ...pipeline.problem import MatrixSpec, row_major
-from ..gemm.request import GemmEpilogue
-from ..request_checks import Rendered, expect_extent, expect_fields, expect_served, math_of
+from ..request import OperationRequest, expect_extent, expect_served, math_of
 from .geometry import DGRAD, FPROP, OPERANDS, WGRAD, ConvGeometry, conv_geometry
 from .kernels import ConvSearch
 from .problem import ConvProblem
@@ -131,7 +126,7 @@ class ConvShape:
 
 
 @dataclass(frozen=True)
-class ConvRequest(Rendered):
+class ConvRequest(OperationRequest):
     """A request for one of the three convolutions.
 
     Attributes:
@@ -157,24 +152,11 @@ class ConvRequest(Rendered):
     op: ClassVar[str]
 
     shape: ConvShape
-    dtype: CutlassDtype = field(kw_only=True)
-    arch: SmArch | None = field(default=None, kw_only=True)
     layout: ConvLayout = field(default=ConvLayout.NHWC, kw_only=True)
-    epilogue: GemmEpilogue = field(default_factory=GemmEpilogue, kw_only=True)
-    out_dtype: CutlassDtype | None = field(default=None, kw_only=True)
     precision: str | None = field(default=None, kw_only=True)
-    binding: str | None = field(default=None, kw_only=True)
 
     def __post_init__(self) -> None:
-        expect_fields(
-            self,
-            shape=ConvShape,
-            dtype=CutlassDtype,
-            arch=SmArch,
-            layout=ConvLayout,
-            epilogue=GemmEpilogue,
-            out_dtype=CutlassDtype,
-        )
+        self.check_fields(shape=ConvShape, layout=ConvLayout)
         expect_served("convolution", self.dtype, self.arch, _DTYPES, ARCHS[self.op])
         _ = self.math  # refuses options that contradict the dtype
         if self.epilogue.activation not in (None, *ACTIVATIONS):
@@ -185,22 +167,7 @@ class ConvRequest(Rendered):
         if self.op == WGRAD and (self.epilogue.bias or self.epilogue.activation is not None):
             raise UnsupportedError("the gradient of a filter has no bias and no activation")
         if self.tree is not None:
-            product = (*OPERANDS[self.op], *(["c"] if self.epilogue.beta != 0 else []))
-            check_tree(self.tree, self.result_dtype, product)
-            lowered = supports_tree(self.tree.program, accumulator(self.dtype.storage), self.result_dtype)
-            if not lowered:
-                raise UnsupportedError(lowered.reason)
-
-    @functools.cached_property
-    def tree(self) -> EpilogueVisitorTree | None:
-        """The epilogue tree; None for none."""
-        return self.epilogue.tree_for(self.result_dtype)
-
-    @property
-    def result_dtype(self) -> CutlassDtype:
-        """The element type of the result."""
-        decided = self.epilogue.tree.result_dtype if self.epilogue.tree is not None else None
-        return self.out_dtype or decided or default_out_dtype(self.dtype.storage)
+            self.refuse_tree(self.tree, OPERANDS[self.op])
 
     @property
     def math(self) -> str:
@@ -210,15 +177,10 @@ class ConvRequest(Rendered):
     def plan_key(self) -> PlanKey:
         """The key of this request's plan. Needs no GPU."""
         x = self.shape
-        return PlanKey(
-            op=self.op,
-            shape=(x.n, x.h, x.w, x.c, x.k, x.r, x.s, x.stride, *x.pads, x.dilation, x.groups),
-            layouts=(self.layout.value,) * 3,
-            dtypes=(self.dtype.storage, self.dtype.storage, self.result_dtype),
-            math=self.math,
-            epilogue=self.epilogue.kind,
-            arch=self.arch,
-            binding=self.binding,
+        return self.key_of(
+            self.op,
+            (x.n, x.h, x.w, x.c, x.k, x.r, x.s, x.stride, *x.pads, x.dilation, x.groups),
+            (self.layout.value,) * 3,
         )
 
     def problem(self, device: int) -> ConvProblem:

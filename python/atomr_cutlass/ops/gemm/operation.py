@@ -21,9 +21,10 @@ from ...pipeline.probe import Probe
 from ...pipeline.problem import MatrixSpec
 from ...pipeline.reduction import is_batch_invariant
 from ...pipeline.request_options import Option, RequestOptions
+from ..request import GemmEpilogue
 from . import scaled
 from .kernels import GemmSearch, make
-from .request import GemmEpilogue, GemmLayout, GemmRequest, GemmShape
+from .request import GemmLayout, GemmRequest, GemmShape
 from .scaled import Scale
 
 SCALES = ("scale_a", "scale_b", "scale_d", "amax")

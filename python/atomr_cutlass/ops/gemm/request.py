@@ -7,33 +7,27 @@ import functools
 from dataclasses import dataclass, field
 
 from ...arrays import fp4
-from ...arrays.numerics import default_out_dtype
 from ...arrays.operands import BYTE
-from ...checks import check_flag, check_index, check_options
+from ...checks import check_index, check_options, expect
 from ...epilogue.bound import Fusion
-from ...epilogue.results import MatrixResult, check_tree
+from ...epilogue.results import MatrixResult
 from ...errors import InvalidOperandError, UnsupportedError
 from ...generator.archs import SmArch
 from ...generator.dtypes import CutlassDtype, ScaleType
-from ...generator.epilogue.common import bias_and_activation
-from ...generator.epilogue.tree import EpilogueVisitorTree
 from ...generator.matrix import is_supported_for
 from ...generator.members import Members
-from ...generator.rules import FP8_TYPES, accumulator, gemm_types, supports_tree
+from ...generator.rules import FP8_TYPES, gemm_types
 from ...pipeline.devices import Device
 from ...pipeline.plan_cache import PlanKey
 from ...pipeline.problem import GemmProblem, MatrixSpec
 from ...pipeline.reduction import is_batch_invariant
 from ..quantize.reference import swizzled_size
-from ..request_checks import Rendered, expect_extent, expect_fields, math_of
+from ..request import OperationRequest, expect_extent, math_of
 from .kernels import GemmSearch
 from .scaled import BLOCK, NO_SCALES, Scale, Scales, refuse, refuse_sums, rewritten
 
 SCALINGS = (None, "tensor", "vector", "block", *fp4.SCALINGS)
 """Forms of scales on the device: fp8's, then fp4's."""
-
-_BIAS_TYPES = (CutlassDtype.F64, CutlassDtype.F32, CutlassDtype.F16, CutlassDtype.BF16)
-"""Element types of a result whose bias has them too; else it is float32."""
 
 
 class GemmLayout(enum.Enum, metaclass=Members):
@@ -62,69 +56,7 @@ class GemmShape:
 
 
 @dataclass(frozen=True)
-class GemmEpilogue:
-    """The function of the accumulator: D = act(alpha * AB + beta * C + bias), or an epilogue tree.
-
-    Attributes:
-        alpha: scalar.
-        beta: scalar; with 0 there is no C.
-        bias: whether a row is added, one element for each column of D (of a convolution, for each channel). That of a
-            GEMM is of D's element type where that is F64, F32, F16 or BF16, else F32.
-        activation: a name of `reference.ACTIVATIONS`.
-        tree: in the place of bias and activation, the tree after alpha * AB + beta * C in a GEMM or a grouped one: of
-            `EvtBuilder`, or that of a traced function (`epilogue.trace(...).tree`).
-
-    Raises:
-        InvalidOperandError: a value is not of its kind, or a tree is given beside a bias or an activation.
-    """
-
-    alpha: float = 1.0
-    beta: float = 0.0
-    bias: bool = False
-    activation: str | None = None
-    tree: EpilogueVisitorTree | None = None
-
-    def __post_init__(self) -> None:
-        check_options(alpha=self.alpha, beta=self.beta, activation=self.activation)
-        check_flag(self.bias, "bias")
-        if self.tree is None:
-            return
-        if not isinstance(self.tree, EpilogueVisitorTree):
-            raise InvalidOperandError(
-                f"tree is a {type(self.tree).__name__}; expected an EpilogueVisitorTree: EvtBuilder puts one together, "
-                "epilogue.trace makes one of a function"
-            )
-        if self.bias or self.activation is not None:
-            other = "bias" if self.bias else "activation"
-            raise InvalidOperandError(f"tree and {other} are given: have the tree compute it, or leave the tree out")
-
-    @property
-    def kind(self) -> str:
-        """The operations without their scalars, as `linear+c+bias+relu`; a tree by its id."""
-        words = ["linear"]
-        words += ["c"] if self.beta != 0 else []
-        words += ["bias"] if self.bias else []
-        words += [self.activation] if self.activation is not None else []
-        words += [self.tree.id] if self.tree is not None else []
-        return "+".join(words)
-
-    def tree_for(self, result: CutlassDtype) -> EpilogueVisitorTree | None:
-        """The tree after the product: the given one, or that of bias and activation; None for neither.
-
-        Args:
-            result: element type of the result, which the bias has too, where such a bias may be.
-
-        Raises:
-            InvalidOperandError: an unknown activation.
-        """
-        if self.tree is not None or not (self.bias or self.activation is not None):
-            return self.tree
-        element = result if result in _BIAS_TYPES else CutlassDtype.F32
-        return bias_and_activation(element if self.bias else None, self.activation)
-
-
-@dataclass(frozen=True)
-class GemmRequest(Rendered):
+class GemmRequest(OperationRequest):
     """One GEMM: D = epilogue(A B), dense operands.
 
     Attributes:
@@ -160,15 +92,10 @@ class GemmRequest(Rendered):
     """
 
     shape: GemmShape
-    dtype: CutlassDtype = field(kw_only=True)
-    arch: SmArch | None = field(default=None, kw_only=True)
     layout_a: GemmLayout = field(default=GemmLayout.ROW_MAJOR, kw_only=True)
     layout_b: GemmLayout = field(default=GemmLayout.ROW_MAJOR, kw_only=True)
     layout_c: GemmLayout = field(default=GemmLayout.ROW_MAJOR, kw_only=True)
-    epilogue: GemmEpilogue = field(default_factory=GemmEpilogue, kw_only=True)
-    out_dtype: CutlassDtype | None = field(default=None, kw_only=True)
     precision: str | None = field(default=None, kw_only=True)
-    binding: str | None = field(default=None, kw_only=True)
     dtype_b: CutlassDtype | None = field(default=None, kw_only=True)
     fast_accum: bool = field(default=False, kw_only=True)
     scaling: str | None = field(default=None, kw_only=True)
@@ -176,20 +103,12 @@ class GemmRequest(Rendered):
     batch_invariant: bool | None = field(default=None, kw_only=True)
 
     def __post_init__(self) -> None:
-        expect_fields(
-            self,
-            shape=GemmShape,
-            dtype=CutlassDtype,
-            arch=SmArch,
-            layout_a=GemmLayout,
-            layout_b=GemmLayout,
-            layout_c=GemmLayout,
-            epilogue=GemmEpilogue,
-            out_dtype=CutlassDtype,
-            dtype_b=CutlassDtype,
-            fast_accum=bool,
+        self.check_fields(
+            shape=GemmShape, layout_a=GemmLayout, layout_b=GemmLayout, layout_c=GemmLayout, fast_accum=bool,
             quantized=bool,
-        )
+        )  # fmt: skip
+        if self.dtype_b is not None:
+            expect(self.dtype_b, CutlassDtype, "dtype_b")
         check_options(batch_invariant=self.batch_invariant)
         if self.scaling is not None:
             check_options(scaling=self.scaling)
@@ -212,43 +131,13 @@ class GemmRequest(Rendered):
         elif (self.scaling or self.quantized) and self.operand_dtype not in FP8_TYPES:
             raise UnsupportedError(f"{self.dtype.value} operands take no scales on the device: fold them into alpha")
         if self.tree is not None:
-            self._check_tree(self.tree)
-
-    def _check_tree(self, tree: EpilogueVisitorTree) -> None:
-        product = {"a", "b", *(["c"] if self.epilogue.beta != 0 else [])}
-        product |= {"scale_a", "scale_b"} if self.scaling else set()
-        product |= {"scale_d", "amax"} if self.quantized else set()
-        check_tree(tree, self.result_dtype, product)
-        lowered = supports_tree(tree.program, accumulator(self.operand_dtype), self.result_dtype)
-        if not lowered:
-            raise UnsupportedError(lowered.reason)
-
-    @property
-    def operand_dtype(self) -> CutlassDtype:
-        """The element type that A and B are stored in."""
-        return self.dtype.storage
+            scales = {"scale_a", "scale_b"} if self.scaling else set()
+            self.refuse_tree(self.tree, {"a", "b", *scales, *(("scale_d", "amax") if self.quantized else ())})
 
     @property
     def operand_dtype_b(self) -> CutlassDtype:
         """The element type that B is stored in."""
         return (self.dtype_b or self.dtype).storage
-
-    @property
-    def result_dtype(self) -> CutlassDtype:
-        """The element type of D."""
-        epilogue = self.epilogue
-        decided = epilogue.tree.result_dtype if epilogue.tree is not None else None
-        fused = epilogue.tree is not None or epilogue.bias or epilogue.activation is not None
-        return self.out_dtype or decided or default_out_dtype(self.operand_dtype, fused=fused)
-
-    @functools.cached_property
-    def tree(self) -> EpilogueVisitorTree | None:
-        """The tree after the product: the epilogue's, or that of its bias and activation; None for neither.
-
-        Raises:
-            InvalidOperandError: an unknown activation.
-        """
-        return self.epilogue.tree_for(self.result_dtype)
 
     @property
     def math(self) -> str:
@@ -319,21 +208,14 @@ class GemmRequest(Rendered):
 
     @functools.cached_property
     def _plan_key(self) -> PlanKey:
-        return PlanKey(
-            op="gemm",
-            shape=(self.shape.m, self.shape.n, self.shape.k, self.shape.batch),
-            layouts=(self.layout_a.value, self.layout_b.value, self.layout_c.value),
+        words = [f"{self.scaling} scales"] if self.scaling else []
+        words += ["quantized"] if self.quantized else []
+        return self.key_of(
+            "gemm",
+            (self.shape.m, self.shape.n, self.shape.k, self.shape.batch),
+            (self.layout_a.value, self.layout_b.value, self.layout_c.value),
             dtypes=(self.operand_dtype, self.operand_dtype_b, self.result_dtype),
-            math=self.math,
-            epilogue="+".join(
-                [
-                    self.epilogue.kind,
-                    *([f"{self.scaling} scales"] if self.scaling else []),
-                    *(["quantized"] if self.quantized else []),
-                ]
-            ),
-            arch=self.arch,
-            binding=self.binding,
+            epilogue="+".join([self.epilogue.kind, *words]),
             batch_invariant=is_batch_invariant(self.batch_invariant),
         )
 

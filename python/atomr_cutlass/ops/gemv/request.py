@@ -7,16 +7,12 @@ from dataclasses import dataclass, field
 
 from ...checks import check_index
 from ...epilogue.bound import Fusion
-from ...epilogue.results import check_tree
-from ...generator.archs import SmArch
-from ...generator.dtypes import CutlassDtype
-from ...generator.epilogue.tree import EpilogueVisitorTree
 from ...generator.families.gemv import OP
 from ...pipeline.devices import Device
 from ...pipeline.plan_cache import PlanKey
 from ...pipeline.problem import GemmProblem
-from ..gemm.request import GemmEpilogue, GemmLayout, GemmRequest, GemmShape
-from ..request_checks import Rendered, expect_extent, expect_fields
+from ..gemm.request import GemmLayout, GemmRequest, GemmShape
+from ..request import OperationRequest, expect_extent
 from .kernels import GemvSearch, search_for
 from .problem import VectorResult, check_types, vector_of
 
@@ -39,7 +35,7 @@ class GemvShape:
 
 
 @dataclass(frozen=True)
-class GemvRequest(Rendered):
+class GemvRequest(OperationRequest):
     """One product of a matrix and a vector, or a batch of them: y = epilogue(A x), dense operands.
 
     Attributes:
@@ -61,26 +57,13 @@ class GemvRequest(Rendered):
     """
 
     shape: GemvShape
-    dtype: CutlassDtype = field(kw_only=True)
-    arch: SmArch | None = field(default=None, kw_only=True)
     layout_a: GemmLayout = field(default=GemmLayout.ROW_MAJOR, kw_only=True)
-    epilogue: GemmEpilogue = field(default_factory=GemmEpilogue, kw_only=True)
-    out_dtype: CutlassDtype | None = field(default=None, kw_only=True)
-    binding: str | None = field(default=None, kw_only=True)
 
     def __post_init__(self) -> None:
-        expect_fields(
-            self,
-            shape=GemvShape,
-            dtype=CutlassDtype,
-            arch=SmArch,
-            layout_a=GemmLayout,
-            epilogue=GemmEpilogue,
-            out_dtype=CutlassDtype,
-        )
+        self.check_fields(shape=GemvShape, layout_a=GemmLayout)
         check_types(self.dtype, self.math)
         if self.epilogue.tree is not None:
-            check_tree(self.epilogue.tree, self.result_dtype, {"a", "x", *(["c"] if self.epilogue.beta != 0 else [])})
+            self.refuse_tree(self.epilogue.tree, ("a", "x"))
 
     @functools.cached_property
     def product(self) -> GemmRequest:
@@ -90,16 +73,6 @@ class GemvRequest(Rendered):
             GemmShape(1, self.shape.m, self.shape.k, self.shape.batch), dtype=self.dtype, arch=self.arch,
             layout_b=turned, epilogue=self.epilogue, out_dtype=self.out_dtype,
         )  # fmt: skip
-
-    @property
-    def result_dtype(self) -> CutlassDtype:
-        """The element type of y."""
-        return self.product.result_dtype
-
-    @property
-    def tree(self) -> EpilogueVisitorTree | None:
-        """The tree after the product: the epilogue's, or that of its bias and activation; None for neither."""
-        return self.product.tree
 
     @property
     def math(self) -> str:
@@ -118,16 +91,8 @@ class GemvRequest(Rendered):
 
     def plan_key(self) -> PlanKey:
         """The key of this request's plan. Needs no GPU."""
-        return PlanKey(
-            op=OP,
-            shape=(self.shape.m, self.shape.k, self.shape.batch),
-            layouts=(self.layout_a.value,),
-            dtypes=(self.dtype, self.dtype, self.result_dtype),
-            math=self.math,
-            epilogue=self.epilogue.kind,
-            arch=self.arch,
-            binding=self.binding,
-        )
+        shape = self.shape
+        return self.key_of(OP, (shape.m, shape.k, shape.batch), (self.layout_a.value,))
 
     def search(self, device: Device) -> GemvSearch:
         """The kernels for the request on a device."""

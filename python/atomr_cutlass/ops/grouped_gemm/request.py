@@ -2,27 +2,25 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from ...arrays.numerics import default_out_dtype
 from ...checks import check_index, check_options, expect, shown
 from ...epilogue.bound import GroupedFusion, GroupOperand
-from ...epilogue.groups import refuse_tree
-from ...epilogue.results import check_tree
 from ...errors import InvalidOperandError
-from ...generator.archs import SmArch
 from ...generator.dtypes import CutlassDtype
+from ...generator.epilogue.lower import LINEAR, epilogue_id
 from ...generator.epilogue.tree import ROW, EpilogueVisitorTree
 from ...generator.matrix import ARCHS
-from ...generator.rules import accumulator
+from ...generator.rules import Status, supports_grouped_tree
 from ...pipeline.devices import Device
 from ...pipeline.plan_cache import PlanKey
 from ...pipeline.problem import MatrixSpec
 from ...pipeline.reduction import is_batch_invariant
 from ...reference.epilogue import check_activation
-from ..gemm.request import GemmEpilogue, GemmLayout, GemmShape
-from ..request_checks import Rendered, expect_fields, expect_served, math_of
+from ..gemm.request import GemmLayout, GemmShape
+from ..request import OperationRequest, expect_served, math_of
 from .kernels import GroupedSearch
 from .problem import LIST, OP, GroupedProblem, does_nothing
 
@@ -53,7 +51,7 @@ class GroupedGemmShape:
 
 
 @dataclass(frozen=True)
-class GroupedGemmRequest(Rendered):
+class GroupedGemmRequest(OperationRequest):
     """Several GEMMs of different extents in one launch: the form whose operands are lists of dense matrices.
 
     A plan of it is called with all of A, all of B, with beta all of C, with a bias all of these, (n,) of D's dtype
@@ -80,47 +78,27 @@ class GroupedGemmRequest(Rendered):
     """
 
     shape: GroupedGemmShape
-    dtype: CutlassDtype = field(kw_only=True)
-    arch: SmArch | None = field(default=None, kw_only=True)
     layout_a: GemmLayout = field(default=GemmLayout.ROW_MAJOR, kw_only=True)
     layout_b: GemmLayout = field(default=GemmLayout.ROW_MAJOR, kw_only=True)
     layout_c: GemmLayout = field(default=GemmLayout.ROW_MAJOR, kw_only=True)
-    epilogue: GemmEpilogue = field(default_factory=GemmEpilogue, kw_only=True)
-    out_dtype: CutlassDtype | None = field(default=None, kw_only=True)
     fast_accum: bool = field(default=False, kw_only=True)
-    binding: str | None = field(default=None, kw_only=True)
     batch_invariant: bool | None = field(default=None, kw_only=True)
 
     def __post_init__(self) -> None:
-        expect_fields(
-            self,
-            shape=GroupedGemmShape,
-            dtype=CutlassDtype,
-            arch=SmArch,
-            layout_a=GemmLayout,
-            layout_b=GemmLayout,
-            layout_c=GemmLayout,
-            epilogue=GemmEpilogue,
-            out_dtype=CutlassDtype,
-            fast_accum=bool,
+        self.check_fields(
+            shape=GroupedGemmShape, layout_a=GemmLayout, layout_b=GemmLayout, layout_c=GemmLayout, fast_accum=bool
         )
         check_options(batch_invariant=self.batch_invariant)
         check_activation(self.epilogue.activation)
         expect_served("grouped GEMM", self.dtype, self.arch, _DTYPES, ARCHS[OP])
         if self.epilogue.tree is not None:
-            self._check_tree(self.epilogue.tree)
+            self.refuse_tree(self.epilogue.tree, ("a", "b"))
 
-    def _check_tree(self, tree: EpilogueVisitorTree) -> None:
-        check_tree(tree, self.result_dtype, {"a", "b", *(["c"] if self.epilogue.beta != 0 else [])})
-        refuse_tree(tree, accumulator(self.dtype), self.result_dtype)
+    def lowers(self, tree: EpilogueVisitorTree) -> Status:
+        """Whether there are kernels of groups that compute the tree."""
+        return supports_grouped_tree(epilogue_id(LINEAR, tree.program)) and super().lowers(tree)
 
-    @property
-    def result_dtype(self) -> CutlassDtype:
-        """The element type of D."""
-        tree = self.epilogue.tree
-        return self.out_dtype or (tree.result_dtype if tree else None) or default_out_dtype(self.dtype)
-
-    @property
+    @functools.cached_property
     def tree(self) -> EpilogueVisitorTree | None:
         """The tree after the products: the epilogue's, or that of its bias and activation; None for neither."""
         tree = self.epilogue.tree_for(self.result_dtype)
@@ -174,15 +152,10 @@ class GroupedGemmRequest(Rendered):
 
     def plan_key(self) -> PlanKey:
         """The key of this request's plan. Needs no GPU."""
-        return PlanKey(
-            op=OP,
-            shape=tuple((group.m, group.n, group.k) for group in self.shape.groups),
-            layouts=(self.layout_a.value, self.layout_b.value, self.layout_c.value),
-            dtypes=(self.dtype, self.dtype, self.result_dtype),
-            math=self.math,
-            epilogue=self.epilogue.kind,
-            arch=self.arch,
-            binding=self.binding,
+        return self.key_of(
+            OP,
+            tuple((group.m, group.n, group.k) for group in self.shape.groups),
+            (self.layout_a.value, self.layout_b.value, self.layout_c.value),
             batch_invariant=is_batch_invariant(self.batch_invariant),
         )
 

@@ -13,7 +13,7 @@ from ...generator.archs import SmArch
 from ...generator.dtypes import CutlassDtype
 from ...pipeline.heuristic import KernelUse
 from ...pipeline.plan import BACKENDS as GPU_BACKENDS
-from ..request_checks import expect_extent
+from ..request import expect_extent
 from .epilogues import FORMS, Form, MatmulEpilogue
 
 BACKENDS = (*GPU_BACKENDS, "reference")

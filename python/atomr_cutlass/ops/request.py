@@ -1,0 +1,250 @@
+"""Requests of all operations: the fields and keys that they share, checks of them, and rendering."""
+
+from __future__ import annotations
+
+import functools
+from abc import ABC, abstractmethod
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+from ..arrays.numerics import FAST, default_out_dtype, math_mode
+from ..checks import check_flag, check_name, check_options, expect, shown
+from ..epilogue.results import check_tree
+from ..errors import InvalidOperandError, UnsupportedError
+from ..generator.archs import SmArch
+from ..generator.dtypes import CutlassDtype
+from ..generator.epilogue.common import bias_and_activation
+from ..generator.epilogue.tree import EpilogueVisitorTree
+from ..generator.render import render
+from ..generator.rules import FP8_TYPES, Status, accumulator, supports_tree
+from ..pipeline import devices, select
+from ..pipeline.plan_cache import Extents, PlanKey
+
+if TYPE_CHECKING:
+    from ..pipeline.devices import Device
+    from ..pipeline.search import KernelSearch
+
+Members: TypeAlias = "tuple[CutlassDtype, ...] | tuple[SmArch, ...]"
+
+
+_BIAS_TYPES = (CutlassDtype.F64, CutlassDtype.F32, CutlassDtype.F16, CutlassDtype.BF16)
+"""Element types of a result whose bias has them too; else it is float32."""
+
+
+@dataclass(frozen=True)
+class GemmEpilogue:
+    """The function of the accumulator: D = act(alpha * AB + beta * C + bias), or an epilogue tree.
+
+    Attributes:
+        alpha: scalar.
+        beta: scalar; with 0 there is no C.
+        bias: whether a row is added, one element for each column of D (of a convolution, for each channel). That of a
+            GEMM is of D's element type where that is F64, F32, F16 or BF16, else F32.
+        activation: a name of `reference.ACTIVATIONS`.
+        tree: in the place of bias and activation, the tree after alpha * AB + beta * C in a GEMM or a grouped one: of
+            `EvtBuilder`, or that of a traced function (`epilogue.trace(...).tree`).
+
+    Raises:
+        InvalidOperandError: a value is not of its kind, or a tree is given beside a bias or an activation.
+    """
+
+    alpha: float = 1.0
+    beta: float = 0.0
+    bias: bool = False
+    activation: str | None = None
+    tree: EpilogueVisitorTree | None = None
+
+    def __post_init__(self) -> None:
+        check_options(alpha=self.alpha, beta=self.beta, activation=self.activation)
+        check_flag(self.bias, "bias")
+        if self.tree is None:
+            return
+        if not isinstance(self.tree, EpilogueVisitorTree):
+            raise InvalidOperandError(
+                f"tree is a {type(self.tree).__name__}; expected an EpilogueVisitorTree: EvtBuilder puts one together, "
+                "epilogue.trace makes one of a function"
+            )
+        if self.bias or self.activation is not None:
+            other = "bias" if self.bias else "activation"
+            raise InvalidOperandError(f"tree and {other} are given: have the tree compute it, or leave the tree out")
+
+    @property
+    def kind(self) -> str:
+        """The operations without their scalars, as `linear+c+bias+relu`; a tree by its id."""
+        words = ["linear"]
+        words += ["c"] if self.beta != 0 else []
+        words += ["bias"] if self.bias else []
+        words += [self.activation] if self.activation is not None else []
+        words += [self.tree.id] if self.tree is not None else []
+        return "+".join(words)
+
+    @property
+    def follows(self) -> bool:
+        """Whether a bias, an activation or a tree follows the product."""
+        return self.bias or self.activation is not None or self.tree is not None
+
+    def tree_for(self, result: CutlassDtype) -> EpilogueVisitorTree | None:
+        """The tree after the product: the given one, or that of bias and activation; None for neither.
+
+        Args:
+            result: element type of the result, which the bias has too, where such a bias may be.
+
+        Raises:
+            InvalidOperandError: an unknown activation.
+        """
+        if self.tree is not None or not self.follows:
+            return self.tree
+        element = result if result in _BIAS_TYPES else CutlassDtype.F32
+        return bias_and_activation(element if self.bias else None, self.activation)
+
+
+@dataclass(frozen=True, kw_only=True)
+class OperationRequest(ABC):
+    """A request that plans are made from; those of an operation have its extents and layouts beside.
+
+    Attributes:
+        dtype: element type of the operands. TF32 means float32 operands multiplied in TF32.
+        arch: target; None is the arch of the GPU that the plan is made for.
+        epilogue: scalars, bias and activation, or a tree.
+        out_dtype: element type of the result; None is the choice of the epilogue's tree, else the default for `dtype`.
+        binding: name of an operand that a plan of this request keeps.
+    """
+
+    dtype: CutlassDtype
+    arch: SmArch | None = None
+    epilogue: GemmEpilogue = field(default_factory=GemmEpilogue)
+    out_dtype: CutlassDtype | None = None
+    binding: str | None = None
+
+    @property
+    def operand_dtype(self) -> CutlassDtype:
+        """The element type that the operands are stored in."""
+        return self.dtype.storage
+
+    @property
+    def result_dtype(self) -> CutlassDtype:
+        """The element type of the result."""
+        epilogue = self.epilogue
+        decided = epilogue.tree.result_dtype if epilogue.tree is not None else None
+        return self.out_dtype or decided or default_out_dtype(self.operand_dtype, fused=epilogue.follows)
+
+    @functools.cached_property
+    def tree(self) -> EpilogueVisitorTree | None:
+        """The tree after the product: the epilogue's, or that of its bias and activation; None for neither.
+
+        Raises:
+            InvalidOperandError: an unknown activation.
+        """
+        return self.epilogue.tree_for(self.result_dtype)
+
+    @property
+    @abstractmethod
+    def math(self) -> str:
+        """The math mode of the kernel's key."""
+
+    @abstractmethod
+    def plan_key(self) -> PlanKey:
+        """The key of this request's plan. Needs no GPU."""
+
+    def key_of(self, op: str, shape: Extents, layouts: tuple[str, ...], **more: Any) -> PlanKey:
+        """The key of a plan of an operation with these extents and layouts; `more` are fields that differ otherwise."""
+        fields: dict[str, Any] = {
+            "dtypes": (self.operand_dtype, self.operand_dtype, self.result_dtype), "math": self.math,
+            "epilogue": self.epilogue.kind, "arch": self.arch, "binding": self.binding,
+        }  # fmt: skip
+        return PlanKey(op=op, shape=shape, layouts=layouts, **(fields | more))
+
+    def check_fields(self, **kinds: type) -> None:
+        """Checks the fields that all requests have, and others of these kinds, none of which may be None.
+
+        Raises:
+            InvalidOperandError: a value is not of its kind.
+        """
+        for name, kind in {"dtype": CutlassDtype, "epilogue": GemmEpilogue, **kinds}.items():
+            expect(getattr(self, name), kind, name)
+        for name, kind in (("arch", SmArch), ("out_dtype", CutlassDtype)):
+            if getattr(self, name) is not None:
+                expect(getattr(self, name), kind, name)
+        if self.binding is not None and (not isinstance(self.binding, str) or not self.binding):
+            raise InvalidOperandError(f"binding is {shown(self.binding)}; expected a name, or None")
+
+    def refuse_tree(self, tree: EpilogueVisitorTree, product: Iterable[str]) -> None:
+        """Refuses a tree that does not go with the request.
+
+        Args:
+            tree: the tree.
+            product: the names of the product's operands but `c`.
+
+        Raises:
+            InvalidOperandError: it decides another element type, or has an operand of a name that the product has.
+            UnsupportedError: no kernel computes it.
+        """
+        check_tree(tree, self.result_dtype, {*product, *(["c"] if self.epilogue.beta != 0 else [])})
+        lowered = self.lowers(tree)
+        if not lowered:
+            raise UnsupportedError(lowered.reason)
+
+    def lowers(self, tree: EpilogueVisitorTree) -> Status:
+        """Whether there are kernels that compute the tree."""
+        return supports_tree(tree.program, accumulator(self.operand_dtype), self.result_dtype)
+
+    @abstractmethod
+    def search(self, device: Device) -> KernelSearch[Any]:
+        """The kernels for the request on a device.
+
+        Raises:
+            CutlassError: no kernel ever serves it; says why.
+        """
+
+    def render_cu(self) -> tuple[str, str]:
+        """The source for NVRTC of the matrix's best cell for this request, whether or not it is built in.
+
+        Nothing is compiled, and no GPU is needed where the request names its arch: the choice is then made for a GPU
+        of that arch as `devices.imagined` has it, so that it is the same everywhere.
+
+        Returns:
+            (source text, name of the kernel that does the products).
+
+        Raises:
+            InvalidOperandError: the request names no arch, and there is no GPU to take it from.
+            UnsupportedError: no cell of the matrix serves the request; the reason names the cure.
+        """
+        device = devices.for_arch(None) if self.arch is None else devices.imagined(self.arch)
+        return render(select.best_key(self.search(device)), flavour="nvrtc")
+
+
+def expect_served(op: str, dtype: CutlassDtype, arch: SmArch | None, dtypes: Members, archs: Members) -> None:
+    """Refuses a dtype or a target that an operation has no kernels for.
+
+    Raises:
+        UnsupportedError: names the valid ones.
+    """
+    for value, served in ((dtype, dtypes), (arch, archs)):
+        if value is not None and value not in served:
+            valid = ", ".join(member.name for member in served)
+            raise UnsupportedError(f"{op} has no kernels for {value.name}; valid: {valid}")
+
+
+def expect_extent(value: Any, name: str, least: int = 0) -> None:
+    """Refuses a value that is no extent of a dimension.
+
+    Raises:
+        InvalidOperandError: the value is no integer, below `least`, or too large for kernels to count.
+    """
+    if isinstance(value, bool) or not isinstance(value, int) or not least <= value < 2**31:
+        raise InvalidOperandError(f"{name} is {shown(value)}; expected an integer from {least} to 2^31 - 1")
+
+
+def math_of(dtype: CutlassDtype, precision: str | None, *, fast_accum: bool = False) -> str:
+    """The math mode of the kernel's key, for a request's dtype (TF32 included), precision and fp8 accumulation.
+
+    Raises:
+        InvalidOperandError: they contradict each other.
+    """
+    if precision is not None:
+        check_name(precision, "precision")
+    if dtype is CutlassDtype.TF32 and precision not in (None, "tf32"):
+        raise InvalidOperandError(f"dtype TF32 means precision='tf32', not {precision!r}")
+    math = math_mode(dtype.storage, "tf32" if dtype is CutlassDtype.TF32 else precision)
+    return FAST if fast_accum and dtype in FP8_TYPES else math

@@ -22,7 +22,7 @@ from ..generator.dtypes import CutlassDtype
 from ..generator.epilogue.lower import LINEAR, epilogue_id
 from ..generator.epilogue.tree import MASK, RESULT, ROW, SCALAR, EpilogueVisitorTree, Input, Output
 from ..generator.rules import supports_grouped_tree, supports_tree
-from ..pipeline.problem import MatrixSpec
+from ..pipeline.operand_table import spec_of
 from .bound import GroupedFusion, GroupOperand, check_input
 from .trace import Operand, readings
 
@@ -128,10 +128,7 @@ class GroupedResult:
         """A tree with the arrays of a launch: views of its operands, by label."""
 
         def operand(declared: Input) -> GroupOperand:
-            arrays = (
-                MatrixSpec(view.shape, view.strides, operands.dtype_of(view, declared.name), view.alignment)
-                for view in self.of_operand(declared.name, views)
-            )
+            arrays = (spec_of(view, declared.name) for view in self.of_operand(declared.name, views))
             return GroupOperand(declared.name, declared.kind, tuple(arrays))
 
         return GroupedFusion(tree, tuple(map(operand, tree.inputs)))

@@ -28,7 +28,6 @@ from ..jit.keyed_locks import KeyedLocks
 from ..pipeline import devices
 from ..pipeline.candidate import Candidate
 from ..pipeline.devices import Device
-from ..pipeline.problem import MatrixSpec
 from ..reference.tolerance import tolerance
 from ..reference.tree_error import mismatches
 from .bound import Fusion, fusion_of, output_shape
@@ -171,11 +170,6 @@ def error_of(key: KernelKey, k: int, acc: Array, absolute: Array) -> Array:
     limits = tolerance(key.a, exact, k, key.math)
     error: Array = limits.atol_factor * absolute + limits.rtol * np.abs(acc)
     return error
-
-
-def spec_of(view: _core.Operand) -> MatrixSpec:
-    """A view's extents, strides, element type and alignment."""
-    return MatrixSpec(view.shape, view.strides, operands.dtype_of(view, "an operand"), view.alignment)
 
 
 def normal(random: np.random.Generator, shape: tuple[int, ...], dtype: CutlassDtype) -> Array:

@@ -148,6 +148,16 @@ class Call:
         return None if self.epilogue is not None and self.options.beta == 0 else self.arrays.get("c")
 
     @property
+    def follows(self) -> bool:
+        """Whether an epilogue, a bias or an activation follows the product."""
+        return not (self.epilogue is self.arrays.get("bias") is self.options.activation is None)
+
+    @property
+    def binds(self) -> bool:
+        """Whether what follows is bound as an epilogue: the reference has bias and activation itself."""
+        return self.epilogue is not None or (self.follows and self.options.backend != "reference")
+
+    @property
     def planning(self) -> dict[str, Any]:
         """The options that plans of every operation take."""
         options = self.options

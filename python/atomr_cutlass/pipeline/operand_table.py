@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from .. import _core
 from ..arrays import numerics
-from ..arrays.views import BYTE
+from ..arrays.views import BYTE, dtype_of
 from ..generator.epilogue.tree import MASK
 from .problem import MatrixSpec
 
@@ -44,6 +45,15 @@ class OperandSlot:
     def labels(self) -> tuple[str, ...]:
         """A name for each array."""
         return tuple(f"{self.name}[{i}]" for i in range(len(self.specs))) if self.listed else (self.name,)
+
+
+def spec_of(view: _core.Operand, name: str) -> MatrixSpec:
+    """The layout of an array, whose name errors give.
+
+    Raises:
+        InvalidOperandError: elements that no kernel knows.
+    """
+    return MatrixSpec(view.shape, view.strides, dtype_of(view, name), view.alignment)
 
 
 def epilogue_slots(fusion: Fusion | None) -> Iterator[OperandSlot]:

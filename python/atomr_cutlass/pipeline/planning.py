@@ -75,9 +75,24 @@ class PlanOptions:
 
 Build = Callable[[Candidate[F], PlanOptions], Plan]
 """Makes the plan of a problem with one of its kernels."""
+Validated = Callable[[Candidate[F], PlanOptions], bool]
+"""Validates a kernel's epilogue at its first use; whether that is settled (see `validate.require`)."""
 
 
-def planned(search: KernelSearch[F], build: Build[F], options: PlanOptions) -> Plan:
+def plan_with(
+    candidate: Candidate[F], device: Device, build: Build[F], options: PlanOptions, validated: Validated[F] | None
+) -> Plan:
+    """The plan with one kernel, which need not be the best; arguments and errors are those of `planned`."""
+    refuse_capture(candidate, device.index, options.stream)
+    checked = validated is None or validated(candidate, options)
+    made = build(candidate, options)
+    made.checked = checked
+    return made
+
+
+def planned(
+    search: KernelSearch[F], build: Build[F], options: PlanOptions, validated: Validated[F] | None = None
+) -> Plan:
     """A plan with a kernel of a search.
 
     Where that is one of the table and a much better one is being compiled, launches switch to that when it is ready. If
@@ -87,6 +102,7 @@ def planned(search: KernelSearch[F], build: Build[F], options: PlanOptions) -> P
         search: the kernels of a problem.
         build: makes the plan of a candidate. It outlives the call where a kernel is compiled in the background.
         options: of the plan.
+        validated: validates the epilogue of a candidate; None: there is nothing to validate.
 
     Raises:
         UnsupportedError, KernelNotFoundError: as `select.choose`; or every kernel needs more workspace, or one must be
@@ -106,9 +122,8 @@ def planned(search: KernelSearch[F], build: Build[F], options: PlanOptions) -> P
     if candidate is None:
         candidate, better = select.decide(search, backend=backend, jit=policy, stream=options.stream)
 
-    def plan_of(candidate: Candidate[F]) -> Plan:
-        refuse_capture(candidate, search.device.index, options.stream)
-        return build(candidate, options)
+    def plan_of(candidate: Candidate[F], options: PlanOptions = options) -> Plan:
+        return plan_with(candidate, search.device, build, options, validated)
 
     made = plan_of(candidate)
     if workspace_size is not None and made.workspace_bytes > workspace_size:
@@ -121,7 +136,7 @@ def planned(search: KernelSearch[F], build: Build[F], options: PlanOptions) -> P
     if use is not None and not recalled and better is None:
         heuristics.put(use, candidate.key, fingerprint)
     if better is not None:
-        _improve(made, better, build, search.device, options)
+        _improve(made, better, plan_of, search.device, options)
     return made
 
 

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import dataclasses
 import functools
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -14,22 +13,27 @@ from ...arrays.arguments import check_devices, check_out, result_dtype, views_of
 from ...arrays.layouts import LAYOUTS, TO_NHWC, axes_of, in_nhwc
 from ...arrays.numerics import AnyArray, math_mode
 from ...checks import NUMBERS, shown
-from ...epilogue.bind import BoundEpilogue, bind_call, reduce_nothing, refuse_scale_d
+from ...epilogue.bind import bind_call, refuse_scale_d
 from ...epilogue.results import ImageResult
 from ...errors import InvalidOperandError, UnsupportedError
 from ...generator.dtypes import CutlassDtype
 from ...generator.epilogue.tree import RESULT
 from ...generator.rules import accumulator
 from ...pipeline.call import stored
-from ...pipeline.invocation import Call, CallOptions, Invocation, Result, documented
+from ...pipeline.invocation import Call, CallOptions, Result, documented
+from ...pipeline.operand_table import spec_of
 from ...pipeline.plan import Plan
 from ...pipeline.problem import MatrixSpec
+from ..product import Product
 from . import reference as conv_reference
 from .geometry import DGRAD, FPROP, OPERANDS, WGRAD, ConvGeometry, conv_geometry, result_shape
 from .plans import make
 from .problem import ConvProblem, check_channels
 
 _SCALES = ("scale_a", "scale_b", "scale_d")
+_REFERENCES: dict[str, Callable[..., AnyArray]] = {
+    FPROP: conv_reference.conv2d, DGRAD: conv_reference.conv2d_dgrad, WGRAD: conv_reference.conv2d_wgrad
+}  # fmt: skip
 
 
 class ConvOptions(NamedTuple):
@@ -248,22 +252,16 @@ def conv2d_wgrad(
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Convolution(Invocation):
+class _Convolution(Product):
     """A convolution, parsed. Views have their dimensions in the order of NHWC.
 
     Attributes:
         own: its own options.
         geometry: extents.
-        math: math mode of the kernel's key.
-        result: element type of D.
-        epilogue: the epilogue. None: nothing, or a bias and an activation for the reference.
     """
 
     own: ConvOptions
     geometry: ConvGeometry
-    math: str
-    result: CutlassDtype
-    epilogue: BoundEpilogue[ImageResult] | None
 
     @property
     def by_reference(self) -> bool:
@@ -280,8 +278,7 @@ class _Convolution(Invocation):
 
     def plan(self, views: dict[str, _core.Operand], *, like: Any, stream: int) -> Plan:
         def spec(name: str) -> MatrixSpec:
-            view = views[name]
-            found = MatrixSpec(view.shape, view.strides, operands.dtype_of(view, name), view.alignment)
+            found = spec_of(views[name], name)
             check_channels(name, found)
             return found
 
@@ -302,30 +299,16 @@ class _Convolution(Invocation):
             problem, like=like, stream=stream, **self.call.planning, layout=self.own.layout
         )  # fmt: skip
 
-    def write_nothing(self, views: Mapping[str, _core.Operand], stream: int) -> None:
-        if self.epilogue is not None:
-            reduce_nothing(self.epilogue.tree.outputs, views, stream)
-
     def reference(self, host: dict[str, AnyArray]) -> Mapping[str, AnyArray]:
         options, g = self.call.options, self.geometry
         how: dict[str, Any] = {
             "stride": g.stride, "padding": g.padding, "dilation": g.dilation, "groups": g.groups,
-            "alpha": options.alpha, "beta": options.beta, "math": self.math, "out_dtype": self.result,
+            "alpha": options.alpha, "beta": options.beta, "math": self.math,
         }  # fmt: skip
         how |= {name: self.call.arrays[name] for name in _SCALES}
-        a, b, c = host["a"], host["b"], host.get("c") if self.call.c is not None else None
-        if self.own.op == WGRAD:
-            return {RESULT: conv_reference.conv2d_wgrad(a, b, g.w_shape, c, **how)}
-        epilogue = self.epilogue if self.call.epilogue is not None else None
-        if epilogue is None:
-            how |= {"bias": host.get("bias"), "activation": options.activation}
-        else:
-            how["out_dtype"] = CutlassDtype.F64
-        if self.own.op == FPROP:
-            computed = conv_reference.conv2d(a, b, c, **how)
-        else:
-            computed = conv_reference.conv2d_dgrad(a, b, g.x_shape, c, **how)
-        return {RESULT: computed} if epilogue is None else epilogue.evaluate(computed, self.fetch)
+        given: tuple[Any, ...] = {FPROP: (), DGRAD: (g.x_shape,), WGRAD: (g.w_shape,)}[self.own.op]
+        given = (host["a"], host["b"], *given, host.get("c") if self.call.c is not None else None)
+        return self.evaluated(host, functools.partial(_REFERENCES[self.own.op], *given, **how))
 
 
 def _parse(call: Call) -> _Convolution:
@@ -361,23 +344,14 @@ def _parse(call: Call) -> _Convolution:
         geometry=geometry,
         math=math,
         result=result,
-        epilogue=None,
     )
+    if not call.binds:
+        return parsed
     if call.epilogue is not None:
         refuse_scale_d(arrays["scale_d"])
-    elif (bias is options.activation is None) or options.backend == "reference":
-        return parsed  # the reference has bias and activation itself
-    bound = bind_call(
-        call, ImageResult(shape, own.layout), views, taken=("a", "b"), out_dtype=result, acc=accumulator(dtype)
-    )  # fmt: skip
-    return dataclasses.replace(
-        parsed,
-        inputs=parsed.inputs | bound.inputs,
-        results=bound.results(),
-        arrange=bound.traced.arranger,
-        result=bound.dtype,
-        epilogue=bound,
-    )
+    taken, acc = ("a", "b"), accumulator(dtype)
+    over = ImageResult(shape, own.layout)
+    return parsed.followed_by(bind_call(call, over, views, taken=taken, out_dtype=result, acc=acc))
 
 
 def _geometry(own: ConvOptions, views: Mapping[str, _core.Operand]) -> ConvGeometry:

@@ -19,8 +19,8 @@ from ...generator.epilogue.lower import has_tree, is_common
 from ...pipeline import devices, select
 from ...pipeline.candidate import Candidate
 from ...pipeline.devices import Device
-from ...pipeline.plan import Address, Plan, Steps, bytes_of, refuse_capture
-from ...pipeline.planning import PlanOptions, planned
+from ...pipeline.plan import Address, Plan, Steps, bytes_of
+from ...pipeline.planning import PlanOptions, plan_with, planned
 from ...pipeline.problem import MatrixSpec
 from ..gemm.kernels import product_args
 from ..gemm.scaled import clears_masks, validated
@@ -53,27 +53,24 @@ def make(
     device = devices.get(problem.device)
     search = ConvSearch(problem, device, how.arch)
 
-    def build(candidate: ConvCandidate, how: PlanOptions) -> Plan:
-        checked = True
+    def checked(candidate: ConvCandidate, how: PlanOptions) -> bool:
         rewritten, product = candidate.formulation.problem, candidate.formulation.product
-        if has_tree(candidate.key.epilogue) and product is not None:
-            checked = validated(
-                candidate, product.problem.epilogue, device, how.stream, in_background=how.in_background
-            )
-        elif has_tree(candidate.key.epilogue) and rewritten.fusion is not None:
-            launch = functools.partial(launch_once, candidate, rewritten.epilogue, device)
-            checked = validate.require(
-                candidate, rewritten.epilogue, device, launch, make_probe, stream=how.stream,
-                in_background=how.in_background,
-            )  # fmt: skip
-        made = _plan(problem, candidate, search, how, layout=layout)
-        made.checked = checked
-        return made
+        if not has_tree(candidate.key.epilogue) or (product is None and rewritten.fusion is None):
+            return True
+        if product is not None:
+            return validated(candidate, how, product.problem)
+        launch = functools.partial(launch_once, candidate, rewritten.epilogue, device)
+        return validate.require(
+            candidate, rewritten.epilogue, device, launch, make_probe, stream=how.stream,
+            in_background=how.in_background,
+        )  # fmt: skip
 
-    if candidate is None:
-        return planned(search, build, how)
-    refuse_capture(candidate, problem.device, how.stream)
-    return build(candidate, how)
+    def build(candidate: ConvCandidate, how: PlanOptions) -> Plan:
+        return _plan(problem, candidate, search, how, layout=layout)
+
+    if candidate is not None:
+        return plan_with(candidate, device, build, how, checked)
+    return planned(search, build, how, checked)
 
 
 def launch_once(

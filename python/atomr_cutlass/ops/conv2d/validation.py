@@ -5,10 +5,11 @@ from __future__ import annotations
 import numpy as np
 
 from ...arrays import operands
-from ...epilogue.validate import Probe, error_of, math_of, normal, spec_of
+from ...epilogue.validate import Probe, error_of, math_of, normal
 from ...generator.dtypes import CutlassDtype
 from ...generator.epilogue.tree import RESULT
 from ...generator.key import KernelKey
+from ...pipeline.operand_table import spec_of
 from . import reference
 from .geometry import FPROP, conv_geometry
 from .problem import ConvProblem
@@ -32,7 +33,7 @@ def make_probe(key: KernelKey, random: np.random.Generator, device: int) -> Prob
         absolute = reference.absolute_conv2d_dgrad(a, b, image, padding=1)
     x, w = (a.shape, b.shape) if forward else (image, b.shape)
     geometry = conv_geometry(x, w, stride=1, padding=1, dilation=1, groups=1)
-    specs = {name: spec_of(view) for name, view in views.items()}
+    specs = {name: spec_of(view, name) for name, view in views.items()}
     problem = ConvProblem(key.op, geometry, specs["a"], specs["b"], None, specs[RESULT], None, None, key.math, device)
     flat = (rows * columns, written)
     return Probe(problem, views, acc.reshape(flat), error_of(key, taps * taps * read, acc, absolute).reshape(flat))

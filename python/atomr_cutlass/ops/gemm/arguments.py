@@ -13,6 +13,7 @@ from ...errors import InvalidOperandError, UnsupportedError
 from ...generator.dtypes import CutlassDtype
 from ...generator.rules import FP8_TYPES
 from ...pipeline import problem
+from ...pipeline.operand_table import spec_of
 from ...pipeline.problem import GemmProblem, MatrixSpec
 from . import scaled
 
@@ -77,7 +78,7 @@ def problem_of(views: dict[str, _core.Operand], math: str) -> GemmProblem:
         view = views[name]
         if name in fp4.ALONG and fp4.element_type(view, name) is fp4.FP4:
             return fp4.logical(view, name)
-        return MatrixSpec(view.shape, view.strides, operands.dtype_of(view, name), view.alignment)
+        return spec_of(view, name)
 
     return GemmProblem(
         a=spec("a"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -21,8 +22,9 @@ from ...generator.key import ROW
 from ...generator.rules import accumulator, gemm_types, supports_layouts
 from ...pipeline import devices, reduction
 from ...pipeline.call import stored
-from ...pipeline.invocation import Call, CallOptions, Invocation, Result, documented
+from ...pipeline.invocation import Call, CallOptions, Result, documented
 from ...pipeline.plan import Plan
+from ..product import Product
 from . import scaled
 from .arguments import SCALES, Operation, check_single, operation_of, problem_of, scales_of
 from .kernels import make
@@ -123,21 +125,19 @@ def gemm(
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Gemm(Invocation):
+class _Gemm(Product):
     """A product, parsed.
 
     Attributes:
         operation: the arrays, as `Operation` has them; its views are those of the product and of `out`.
-        epilogue: the epilogue of the product. None: nothing, or a bias and an activation for the reference.
     """
 
     operation: Operation
-    epilogue: BoundEpilogue[MatrixResult] | None
 
     def check_kernels(self) -> None:
         operation = self.operation
         fused = self.epilogue is not None
-        types = gemm_types(operation.dtype, operation.dtype_b, operation.result, operation.math, tree=fused)
+        types = gemm_types(operation.dtype, operation.dtype_b, self.result, self.math, tree=fused)
         if not types:
             raise UnsupportedError(types.reason)
         if operation.dtype is fp4.FP4:
@@ -148,7 +148,7 @@ class _Gemm(Invocation):
     def plan(self, views: dict[str, _core.Operand], *, like: Any, stream: int) -> Plan:
         # A tree's operand may be called c or amax; then the product has none.
         own = {name: views[name] for name in ("a", "b", "c", *SCALES) if name in self.operation.views}
-        problem = problem_of({**own, RESULT: views[RESULT]}, self.operation.math)
+        problem = problem_of({**own, RESULT: views[RESULT]}, self.math)
         if self.epilogue is None and self.call.scalars[0] == 0:
             own = self._unscaled(own)
         scales = scales_of(problem, own)
@@ -174,10 +174,7 @@ class _Gemm(Invocation):
     def write_nothing(self, views: Mapping[str, _core.Operand], stream: int) -> None:
         if "amax" in self.operation.views:
             operands.clear_async(views["amax"], stream)
-        if self.epilogue is not None:
-            from ...epilogue.bind import reduce_nothing
-
-            reduce_nothing(self.epilogue.tree.outputs, views, stream)
+        super().write_nothing(views, stream)
 
     def reference(self, host: dict[str, AnyArray]) -> Mapping[str, AnyArray]:
         from . import reference as gemm_reference  # which no GPU call needs
@@ -188,17 +185,13 @@ class _Gemm(Invocation):
         scale_a, scale_b, scale_d = (host.get(name, self.call.arrays[name]) for name in SCALES[:3])
         scale_d = None if scale_d is None else float(np.asarray(scale_d).reshape(()))
         how = {
-            "alpha": options.alpha, "beta": options.beta, "scale_a": scale_a, "scale_b": scale_b, "math": operation.math
+            "alpha": options.alpha, "beta": options.beta, "scale_a": scale_a, "scale_b": scale_b, "math": self.math
         }  # fmt: skip
-        a, b, c = host["a"], host["b"], host.get("c") if "c" in operation.views else None
-        if self.epilogue is not None and self.call.epilogue is not None:
-            # float64 holds the accumulator; alpha = 0 does not make A and B unread here.
-            acc = gemm_reference.gemm(a, b, c, **how, out_dtype=CutlassDtype.F64)
-            return self.epilogue.evaluate(acc, self.fetch, scale_d=scale_d)
-        how |= {"bias": host.get("bias"), "activation": options.activation, "out_dtype": operation.result}
+        product = host["a"], host["b"], host.get("c") if "c" in operation.views else None
         if "amax" not in self.results:
-            return {RESULT: gemm_reference.gemm(a, b, c, **how, scale_d=scale_d)}
-        computed, amax = gemm_reference.gemm_with_amax(a, b, c, **how, scale_d=scale_d)
+            return self.evaluated(host, functools.partial(gemm_reference.gemm, *product, **how), scale_d=scale_d)
+        how |= {"bias": host.get("bias"), "activation": options.activation, "out_dtype": self.result}
+        computed, amax = gemm_reference.gemm_with_amax(*product, **how, scale_d=scale_d)
         return {"amax": amax, RESULT: computed}
 
 
@@ -217,31 +210,23 @@ def _parse(call: Call) -> _Gemm:
     if fp4.among(views):
         check_devices(views)
         views = fp4.host_views(views) if views["a"].device_type == CPU else views
-    followed = not (call.epilogue is arrays["bias"] is options.activation is None)
     operation = operation_of(
-        views, options.out_dtype, options.precision, fast_accum=options.fast_accum, fused=followed
+        views, options.out_dtype, options.precision, fast_accum=options.fast_accum, fused=call.follows
     )  # fmt: skip
-    epilogue = None
-    # The reference has bias and activation itself.
-    if call.epilogue is not None or (followed and options.backend != "reference"):
-        epilogue = _bound(call, operation)
-        operation = operation._replace(result=epilogue.dtype)
     check_single(views)
     results = {"amax": Result(views["amax"].shape, views["amax"].dtype, arrays["amax"], views["amax"])} if (
         "amax" in views
     ) else {}  # fmt: skip
-    inputs = {name: view for name, view in views.items() if name not in ("amax", RESULT)}
-    if epilogue is None:
-        results[RESULT] = Result(operation.shape, operation.result.dlpack, call.out, views.get(RESULT))
-        return _Gemm(call=call, inputs=inputs, results=results, operation=operation, epilogue=None)
-    return _Gemm(
+    results[RESULT] = Result(operation.shape, operation.result.dlpack, call.out, views.get(RESULT))
+    parsed = _Gemm(
         call=call,
-        inputs=inputs | epilogue.inputs,
-        results=results | epilogue.results(),
-        arrange=epilogue.traced.arranger,
+        inputs={name: view for name, view in views.items() if name not in ("amax", RESULT)},
+        results=results,
+        result=operation.result,
+        math=operation.math,
         operation=operation,
-        epilogue=epilogue,
     )
+    return parsed.followed_by(_bound(call, operation)) if call.binds else parsed
 
 
 def _bound(call: Call, operation: Operation) -> BoundEpilogue[MatrixResult]:

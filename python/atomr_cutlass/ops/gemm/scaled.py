@@ -26,7 +26,7 @@ from ...generator.key import KernelKey
 from ...pipeline import devices, reduction, select
 from ...pipeline.candidate import Candidate
 from ...pipeline.devices import Device
-from ...pipeline.plan import Address, Plan, Steps, moved, refuse_capture
+from ...pipeline.plan import Address, Plan, Steps, moved
 from ...pipeline.planning import PlanOptions, planned
 from ...pipeline.problem import MAX_OUTER, GemmFormulation, GemmProblem, MatrixSpec, broadcast_to
 from .kernels import GemmSearch, product_args
@@ -211,45 +211,28 @@ def make(
     search = GemmSearch(rewritten(problem, scales, fusion), device, how.arch, batch_invariant=how.batch_invariant)
 
     def build(candidate: GemmCandidate, how: PlanOptions) -> Plan:
-        return from_candidate(
-            candidate, scales, fusion, result=result, alpha=how.alpha, beta=how.beta, like=how.like,
-            stream=how.stream, in_background=how.in_background,
-        )  # fmt: skip
+        return from_candidate(candidate, scales, fusion, result=result, alpha=how.alpha, beta=how.beta, like=how.like)
 
-    return planned(search, build, how)
+    return planned(search, build, how, None if fusion is None else validated)
 
 
-def from_candidate(
-    candidate: GemmCandidate,
-    scales: Scales = NO_SCALES,
-    fusion: Fusion | None = None,
-    *,
-    result: MatrixSpec | None = None,
-    alpha: float = 1.0,
-    beta: float = 0.0,
-    like: Any = None,
-    stream: int | None = None,
-    in_background: bool = False,
-) -> Plan:
-    """The plan with this kernel, which need not be the best one; see `make` and `PlanOptions`."""
-    device = devices.get(candidate.formulation.problem.device)
-    refuse_capture(candidate, device.index, stream)
-    epilogue = candidate.formulation.problem.epilogue
-    checked = fusion is None or validated(candidate, epilogue, device, stream, in_background=in_background)
-    made = _plan(candidate, scales, fusion, result=result, alpha=alpha, beta=beta, like=like)
-    made.checked = checked
-    return made
+def validated(candidate: Candidate[Any], how: PlanOptions, problem: GemmProblem | None = None) -> bool:
+    """Validates the tree of a GEMM kernel at its first use; see `validate.require`.
 
-
-def validated(
-    candidate: Candidate[Any], epilogue: str, device: Device, stream: int | None, *, in_background: bool = False
-) -> bool:
-    """Validates the tree of a GEMM kernel at its first use, whatever it is a candidate for; see `validate.require`."""
+    Args:
+        candidate: the kernel, whatever it is a candidate for.
+        how: the plan's options.
+        problem: the product; None: that of the candidate.
+    """
     from ...epilogue import validate  # loads the reference, which only trees need here
     from .validation import make_probe
 
+    problem = problem or candidate.formulation.problem
+    device, epilogue = devices.get(problem.device), problem.epilogue
     launch = functools.partial(launch_once, candidate, epilogue, device)
-    return validate.require(candidate, epilogue, device, launch, make_probe, stream=stream, in_background=in_background)
+    return validate.require(
+        candidate, epilogue, device, launch, make_probe, stream=how.stream, in_background=how.in_background
+    )
 
 
 def launch_once(
@@ -274,20 +257,21 @@ def launch_once(
     problem = fused.problem_for(product, fusion, epilogue if is_common(key.epilogue) else key.epilogue)
     own = select.candidate_of(GemmSearch(problem, device), key)
     own = dataclasses.replace(own, info=candidate.info)
-    made = _plan(own, NO_SCALES, fusion, alpha=1.0, beta=0.0, like=None)
+    made = from_candidate(own, NO_SCALES, fusion)
     made(*(views[name] for name in ("a", "b", *(array.name for array in fusion.arrays), "out")), stream=0)
 
 
-def _plan(
+def from_candidate(
     candidate: GemmCandidate,
-    scales: Scales,
-    fusion: Fusion | None,
+    scales: Scales = NO_SCALES,
+    fusion: Fusion | None = None,
     *,
     result: MatrixSpec | None = None,
-    alpha: float,
-    beta: float,
-    like: Any,
+    alpha: float = 1.0,
+    beta: float = 0.0,
+    like: Any = None,
 ) -> Plan:
+    """The plan with this kernel, which need not be the best one; see `make` and `PlanOptions`."""
     key, formulation, problem = candidate.key, candidate.formulation, candidate.formulation.problem
     steps = Steps(problem.device)
     narrower = 1 if result is None else PER_PAIR

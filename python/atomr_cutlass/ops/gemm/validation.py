@@ -5,11 +5,12 @@ from __future__ import annotations
 import numpy as np
 
 from ...arrays import operands
-from ...epilogue.validate import Probe, error_of, math_of, normal, spec_of
+from ...epilogue.validate import Probe, error_of, math_of, normal
 from ...generator.dtypes import CutlassDtype
 from ...generator.epilogue.tree import RESULT
 from ...generator.key import ROW as ROW_MAJOR
 from ...generator.key import KernelKey
+from ...pipeline.operand_table import spec_of
 from ...pipeline.problem import GemmProblem
 from . import reference
 
@@ -24,6 +25,7 @@ def make_probe(key: KernelKey, random: np.random.Generator, device: int) -> Prob
         "b": operands.upload(b, device, columns=key.layout_b != ROW_MAJOR),
         RESULT: operands.empty((m, n), key.d, device, None)[1],
     }
-    problem = GemmProblem(spec_of(views["a"]), spec_of(views["b"]), None, spec_of(views[RESULT]), key.math, device)
+    specs = {name: spec_of(view, name) for name, view in views.items()}
+    problem = GemmProblem(specs["a"], specs["b"], None, specs[RESULT], key.math, device)
     acc = reference.gemm(a, b, out_dtype=CutlassDtype.F64, math=math_of(key))
     return Probe(problem, views, acc, error_of(key, k, acc, reference.absolute_product(a, b)))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -16,9 +17,10 @@ from ...generator.epilogue.tree import RESULT
 from ...generator.rules import accumulator, gemm_types
 from ...pipeline import reduction
 from ...pipeline.call import stored
-from ...pipeline.invocation import Call, CallOptions, Invocation, Result, documented
+from ...pipeline.invocation import Call, CallOptions, Result, documented
+from ...pipeline.operand_table import spec_of
 from ...pipeline.plan import Plan
-from ...pipeline.problem import MatrixSpec
+from ..product import Product
 from .kernels import make
 from .problem import VectorResult, check_shapes, check_types, product, result_shape
 
@@ -91,20 +93,14 @@ def gemv(
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Gemv(Invocation):
+class _Gemv(Product):
     """A matrix times a vector, parsed.
 
     Attributes:
         product: the names of the product's arrays.
-        result: element type of y.
-        math: math mode of the kernel's key.
-        epilogue: the epilogue. None: nothing, or a bias and an activation for the reference.
     """
 
     product: tuple[str, ...]
-    result: CutlassDtype
-    math: str
-    epilogue: BoundEpilogue[VectorResult] | None
 
     def check_kernels(self) -> None:
         dtype = operands.dtype_of(self.inputs["a"], "a")
@@ -114,20 +110,10 @@ class _Gemv(Invocation):
             raise UnsupportedError(types.reason)
 
     def plan(self, views: dict[str, _core.Operand], *, like: Any, stream: int) -> Plan:
-        specs = {
-            name: MatrixSpec(view.shape, view.strides, operands.dtype_of(view, name), view.alignment)
-            for name, view in views.items()
-            if name in (*self.product, RESULT)
-        }
+        specs = {name: spec_of(view, name) for name, view in views.items() if name in (*self.product, RESULT)}
         fusion = None if self.epilogue is None else self.epilogue.fusion(views)
         problem = product(specs, self.math, views["a"].device)
         return make(problem, fusion, like=like, stream=stream, **self.call.planning)
-
-    def write_nothing(self, views: Mapping[str, _core.Operand], stream: int) -> None:
-        if self.epilogue is not None:
-            from ...epilogue.bind import reduce_nothing
-
-            reduce_nothing(self.epilogue.tree.outputs, views, stream)
 
     def reference(self, host: dict[str, AnyArray]) -> Mapping[str, AnyArray]:
         from ..gemm import reference as gemm_reference  # which no GPU call needs
@@ -136,11 +122,7 @@ class _Gemv(Invocation):
         row, turned = host["x"][..., None, :], host["a"].swapaxes(-1, -2)
         c = host["c"][..., None, :] if "c" in self.product else None
         how: dict[str, Any] = {"alpha": options.alpha, "beta": options.beta, "math": self.math}
-        if self.epilogue is not None and self.call.epilogue is not None:
-            acc = gemm_reference.gemm(row, turned, c, **how, out_dtype=CutlassDtype.F64)
-            return self.epilogue.evaluate(acc, self.fetch)
-        how |= {"bias": host.get("bias"), "activation": options.activation, "out_dtype": self.result}
-        return {RESULT: gemm_reference.gemm(row, turned, c, **how)[..., 0, :]}
+        return self.evaluated(host, functools.partial(gemm_reference.gemm, row, turned, c, **how))
 
 
 def _parse(call: Call) -> _Gemv:
@@ -158,22 +140,16 @@ def _parse(call: Call) -> _Gemv:
         raise InvalidOperandError(f"a is {dtype.value} and x is {other.value}: both must have one dtype")
     if "out" in views:
         check_out(views, ("a", "x", "c", "bias"))
-    followed = not (call.epilogue is arrays["bias"] is options.activation is None)
-    result = result_dtype(views, options.out_dtype, dtype, fused=followed)
-    math, names = math_mode(dtype, options.precision), tuple(name for name in ("a", "x", "c") if name in views)
-    epilogue = None
-    # The reference has bias and activation itself.
-    if call.epilogue is not None or (followed and options.backend != "reference"):
-        epilogue = _bound(call, views, shape, result)
-        result = epilogue.dtype
-    results = {RESULT: Result(shape, result.dlpack, call.out, views.get(RESULT))}
-    inputs = {name: view for name, view in views.items() if name != RESULT}
-    parsed: dict[str, Any] = {"call": call, "product": names, "result": result, "math": math, "epilogue": epilogue}
-    if epilogue is None:
-        return _Gemv(inputs=inputs, results=results, **parsed)
-    return _Gemv(
-        inputs=inputs | epilogue.inputs, results=epilogue.results(), arrange=epilogue.traced.arranger, **parsed
+    result = result_dtype(views, options.out_dtype, dtype, fused=call.follows)
+    parsed = _Gemv(
+        call=call,
+        inputs={name: view for name, view in views.items() if name != RESULT},
+        results={RESULT: Result(shape, result.dlpack, call.out, views.get(RESULT))},
+        product=tuple(name for name in ("a", "x", "c") if name in views),
+        result=result,
+        math=math_mode(dtype, options.precision),
     )
+    return parsed.followed_by(_bound(call, views, shape, result)) if call.binds else parsed
 
 
 def _bound(

@@ -106,12 +106,10 @@ def make(problem: GemmProblem, fusion: Fusion | None = None, **options: Any) -> 
     how = PlanOptions(**options)
 
     def build(candidate: GemmCandidate, how: PlanOptions) -> Plan:
-        checked = fusion is None or _validated(candidate, how)
-        made = from_candidate(problem, candidate, fusion, how)
-        made.checked = checked
-        return made
+        return from_candidate(problem, candidate, fusion, how)
 
-    return planned(search_for(problem, fusion, devices.get(problem.device), how.arch), build, how)
+    search = search_for(problem, fusion, devices.get(problem.device), how.arch)
+    return planned(search, build, how, None if fusion is None else _validated)
 
 
 def search_for(problem: GemmProblem, fusion: Fusion | None, device: Device, arch: SmArch | None) -> GemvSearch:

@@ -5,10 +5,11 @@ from __future__ import annotations
 import numpy as np
 
 from ...arrays import operands
-from ...epilogue.validate import Probe, error_of, math_of, normal, spec_of
+from ...epilogue.validate import Probe, error_of, math_of, normal
 from ...generator.dtypes import CutlassDtype
 from ...generator.epilogue.tree import RESULT
 from ...generator.key import COLUMN, KernelKey
+from ...pipeline.operand_table import spec_of
 from ..gemm import reference
 from .problem import product
 
@@ -25,7 +26,7 @@ def make_probe(key: KernelKey, random: np.random.Generator, device: int) -> Prob
         "x": operands.upload(x, device),
         RESULT: operands.empty((n,), key.d, device, None)[1],
     }
-    problem = product({name: spec_of(view) for name, view in views.items()}, key.math, device)
+    problem = product({name: spec_of(view, name) for name, view in views.items()}, key.math, device)
     row, turned = x[None], a.T
     acc = reference.gemm(row, turned, out_dtype=CutlassDtype.F64, math=math_of(key))
     return Probe(problem, views, acc, error_of(key, k, acc, reference.absolute_product(row, turned)))

@@ -27,6 +27,7 @@ from ...generator.rules import FP8_TYPES, accumulator
 from ...pipeline import reduction
 from ...pipeline.call import stored
 from ...pipeline.invocation import Call, CallOptions, Invocation, Result, documented, labelled, numbers_of
+from ...pipeline.operand_table import spec_of
 from ...pipeline.plan import Plan
 from ...pipeline.problem import MatrixSpec
 from ...reference.epilogue import check_activation
@@ -231,8 +232,7 @@ class _GroupedGemm(Invocation):
         labels = self.labels
 
         def specs(labels: Iterable[str]) -> tuple[MatrixSpec, ...]:
-            arrays = ((views[label], operands.dtype_of(views[label], label)) for label in labels)
-            return tuple(MatrixSpec(view.shape, view.strides, dtype, view.alignment) for view, dtype in arrays)
+            return tuple(spec_of(views[label], label) for label in labels)
 
         if self.divided is not None and self.epilogue.result.number > 1 and views[self.divided].strides != (1,):
             raise UnsupportedError(f"{self.divided} has strides {views[self.divided].strides}: make it contiguous")

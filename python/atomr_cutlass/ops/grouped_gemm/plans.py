@@ -20,8 +20,8 @@ from ...generator.epilogue.tree import ROW as ROW_KIND
 from ...generator.key import KernelKey
 from ...pipeline import devices
 from ...pipeline.candidate import Candidate
-from ...pipeline.plan import Address, Plan, Steps, refuse_capture
-from ...pipeline.planning import PlanOptions, planned
+from ...pipeline.plan import Address, Plan, Steps
+from ...pipeline.planning import PlanOptions, plan_with, planned
 from ...pipeline.problem import GemmProblem, MatrixSpec
 from ..gemm.validation import make_probe
 from .kernels import GroupedSearch, epilogue_of, layouts_of, reads_as_c, refusal
@@ -64,22 +64,22 @@ def make(problem: GroupedProblem, *, candidate: Candidate[GroupedProblem] | None
         raise UnsupportedError(refusal(problem, how.arch))
     device = devices.get(problem.device)
 
-    def build(candidate: Candidate[GroupedProblem], how: PlanOptions) -> Plan:
-        checked = True
-        if problem.fusion is not None and has_tree(candidate.key.epilogue):
-            launch = functools.partial(launch_once, candidate)
-            epilogue = epilogue_of(candidate.key, problem)
-            checked = validate.require(
-                candidate, epilogue, device, launch, make_probe, stream=how.stream, in_background=how.in_background
-            )
-        made = _plan(problem, candidate, how.arch, alpha=how.alpha, beta=how.beta, like=how.like)
-        made.checked = checked
-        return made
+    def validated(candidate: Candidate[GroupedProblem], how: PlanOptions) -> bool:
+        if problem.fusion is None or not has_tree(candidate.key.epilogue):
+            return True
+        launch = functools.partial(launch_once, candidate)
+        epilogue = epilogue_of(candidate.key, problem)
+        return validate.require(
+            candidate, epilogue, device, launch, make_probe, stream=how.stream, in_background=how.in_background
+        )
 
-    if candidate is None:
-        return planned(GroupedSearch(problem, device, how.arch, batch_invariant=how.batch_invariant), build, how)
-    refuse_capture(candidate, problem.device, how.stream)
-    return build(candidate, how)
+    def build(candidate: Candidate[GroupedProblem], how: PlanOptions) -> Plan:
+        return _plan(problem, candidate, how.arch, alpha=how.alpha, beta=how.beta, like=how.like)
+
+    if candidate is not None:
+        return plan_with(candidate, device, build, how, validated)
+    search = GroupedSearch(problem, device, how.arch, batch_invariant=how.batch_invariant)
+    return planned(search, build, how, validated)
 
 
 def launch_once(

@@ -26,9 +26,10 @@ from ...pipeline import devices, reduction
 from ...pipeline.call import ParsedCall, stored
 from ...pipeline.heuristic import heuristics
 from ...pipeline.invocation import Call, CallOptions, Invocation, Result, numbers_of
+from ...pipeline.operand_table import spec_of
 from ...pipeline.operation import settled
 from ...pipeline.plan import Plan
-from ...pipeline.problem import GemmProblem, MatrixSpec
+from ...pipeline.problem import GemmProblem
 from ...pipeline.reduction import refuse_sums
 from ..gemm import reference as gemm_reference
 from ..gemm import scaled
@@ -245,13 +246,9 @@ class _Matmul(Invocation):
 
 def problem_of(views: Mapping[str, _core.Operand], math: str) -> GemmProblem:
     """The product of the transposes."""
-
-    def spec(name: str) -> MatrixSpec:
-        view = views[name]
-        return MatrixSpec(view.shape, view.strides, operands.dtype_of(view, name), view.alignment)
-
-    c = spec("c") if "c" in views else None
-    return GemmProblem(a=spec("b"), b=spec("a"), c=c, d=spec(RESULT), math=math, device=views["a"].device)
+    a, b, d = (spec_of(views[name], name) for name in ("b", "a", RESULT))
+    c = spec_of(views["c"], "c") if "c" in views else None
+    return GemmProblem(a=a, b=b, c=c, d=d, math=math, device=views["a"].device)
 
 
 def scales_of(views: Mapping[str, _core.Operand], tree: EpilogueVisitorTree | None) -> scaled.Scales:

@@ -1,0 +1,69 @@
+"""A parsed call of an operation that multiplies, and what follows its product."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from .. import _core
+from ..arrays.numerics import AnyArray
+from ..generator.dtypes import CutlassDtype
+from ..generator.epilogue.tree import RESULT
+from ..pipeline.invocation import Invocation
+
+if TYPE_CHECKING:
+    from ..epilogue.bind import BoundEpilogue
+
+ProductT = TypeVar("ProductT", bound="Product")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Product(Invocation):
+    """A product, parsed.
+
+    Attributes:
+        result: element type of D.
+        math: math mode of the kernel's key.
+        epilogue: what follows the product. None: nothing, or a bias and an activation for the reference.
+    """
+
+    result: CutlassDtype
+    math: str
+    epilogue: BoundEpilogue[Any] | None = None
+
+    def followed_by(self: ProductT, epilogue: BoundEpilogue[Any]) -> ProductT:  # noqa: PYI019 - Python 3.10 has no Self
+        """The product with an epilogue, which has D and arrays of its own."""
+        others = {name: result for name, result in self.results.items() if name != RESULT}
+        return replace(
+            self,
+            inputs=self.inputs | epilogue.inputs,
+            results=others | epilogue.results(),
+            arrange=epilogue.traced.arranger,
+            result=epilogue.dtype,
+            epilogue=epilogue,
+        )
+
+    def write_nothing(self, views: Mapping[str, _core.Operand], stream: int) -> None:
+        """Writes the reductions of nothing, in the order of a stream."""
+        if self.epilogue is not None:
+            from ..epilogue.bind import reduce_nothing  # which loads trees and the tracer
+
+            reduce_nothing(self.epilogue.tree.outputs, views, stream)
+
+    def evaluated(
+        self, host: Mapping[str, AnyArray], compute: Callable[..., AnyArray], *, scale_d: float | None = None
+    ) -> Mapping[str, AnyArray]:
+        """The results by the reference.
+
+        Args:
+            host: host arrays by name.
+            compute: the operation's reference, of `out_dtype`, `bias`, `activation` and, where there is one, `scale_d`.
+            scale_d: multiplies D.
+        """
+        if self.epilogue is not None and self.call.epilogue is not None:
+            # float64 holds the accumulator; alpha = 0 does not make the operands unread here.
+            return self.epilogue.evaluate(compute(out_dtype=CutlassDtype.F64), self.fetch, scale_d=scale_d)
+        how: dict[str, Any] = {} if scale_d is None else {"scale_d": scale_d}
+        how |= {"bias": host.get("bias"), "activation": self.call.options.activation}
+        return {RESULT: compute(out_dtype=self.result, **how).reshape(self.results[RESULT].shape)}

@@ -132,28 +132,12 @@ class Info:
 
     def to_dict(self) -> dict[str, Any]:
         """JSON-ready values."""
-        return {
-            "version": self.version,
-            "python": self.python,
-            "driver": self.driver,
-            "gpus": [gpu.to_dict() for gpu in self.gpus],
-            **{
-                name: None if tool is None else asdict(tool)
-                for name, tool in (
-                    ("nvcc", self.nvcc),
-                    ("nvrtc", self.nvrtc),
-                    ("headers", self.headers),
-                    ("cuda_headers", self.cuda_headers),
-                )
-            },
-            "jit": asdict(self.jit),
-            "packs": self.packs,
-            "table": [
-                {"op": op, "generation": generation, "arch": arch, "kernels": count}
-                for (op, generation, arch), count in self.table.items()
-            ],
-            "missing": [{"what": m.what, "for": m.for_, "cure": m.cure} for m in self.missing],
-        }
+        table = [
+            {"op": op, "generation": generation, "arch": arch, "kernels": count}
+            for (op, generation, arch), count in self.table.items()
+        ]
+        missing = [{"what": part.what, "for": part.for_, "cure": part.cure} for part in self.missing]
+        return {**asdict(self), "gpus": [gpu.to_dict() for gpu in self.gpus], "table": table, "missing": missing}
 
 
 def gather() -> Info:

@@ -111,7 +111,6 @@ class GroupedResult:
     def check_apart(
         self, tree: EpilogueVisitorTree, product: Mapping[str, Views], views: Mapping[str, Views]
     ) -> None:  # fmt: skip
-        del tree
         for index, out in enumerate(product.get(RESULT, ())):
             read = {
                 name: given[index if len(given) > 1 else 0]

@@ -47,7 +47,6 @@ class MatrixResult:
 
     def flat(self, name: str, view: _core.Operand) -> _core.Operand:
         """A view as the tree sees it; `name` is for messages."""
-        del name
         return view
 
     def output_shape(self, output: Output) -> Shape:

@@ -45,16 +45,8 @@ class KernelInfo:
 
     def to_dict(self) -> dict[str, Any]:
         """The row as JSON-ready values, the key's fields among them."""
-        return {
-            "name": self.name,
-            **self.key.to_dict(),
-            "pack": self.pack,
-            "ptx": self.ptx,
-            "shared_bytes": self.shared_bytes,
-            "threads": self.threads,
-            "cuda_version": self.cuda_version,
-            "content": self.content,
-        }
+        row = dict(vars(self))
+        return {"name": row.pop("name"), **row.pop("key").to_dict(), **row}
 
 
 @dataclass(frozen=True)

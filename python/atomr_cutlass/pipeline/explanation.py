@@ -14,7 +14,7 @@ from ..generator.matrix import family, preset_of
 from ..jit import kernels
 from . import devices, select
 from .candidate import Candidate
-from .operation import Request, operation_of
+from .operation import Request, described, operation_of
 from .search import KernelSearch
 from .select import FAR, WORTHWHILE, better_cell
 from .verification import verification
@@ -49,13 +49,13 @@ class Explanation:
 
     request: Request
     arch: SmArch
-    kernel: str | None
-    source: str
-    reason: str
-    estimate_us: float | None
-    candidates: tuple[tuple[str, float], ...]
-    verified: str
-    notes: tuple[str, ...]
+    kernel: str | None = None
+    source: str = ""
+    reason: str = ""
+    estimate_us: float | None = None
+    candidates: tuple[tuple[str, float], ...] = ()
+    verified: str = ""
+    notes: tuple[str, ...] = ()
     nearest: str | None = None
     axes: tuple[str, ...] = ()
     knob: str | None = None
@@ -64,24 +64,9 @@ class Explanation:
 
     def to_dict(self) -> dict[str, Any]:
         """JSON-ready values; `shape` has the extents of the operation."""
-        return {
-            "op": self.request.plan_key().op,
-            "shape": operation_of(self.request).extents(self.request),
-            "dtype": self.request.dtype.value,
-            "arch": self.arch.value,
-            "kernel": self.kernel,
-            "source": self.source,
-            "reason": self.reason,
-            "estimate_us": self.estimate_us,
-            "candidates": [{"name": name, "estimate_us": estimate} for name, estimate in self.candidates],
-            "nearest": self.nearest,
-            "axes": list(self.axes),
-            "knob": self.knob,
-            "cached": self.cached,
-            "compile_seconds": self.compile_seconds,
-            "verified": self.verified,
-            "notes": list(self.notes),
-        }
+        values = dict(vars(self))
+        candidates = [{"name": name, "estimate_us": estimate} for name, estimate in self.candidates]
+        return described(values.pop("request")) | values | {"arch": self.arch.value, "candidates": candidates}
 
     def __str__(self) -> str:
         lines = [self.reason]
@@ -116,13 +101,17 @@ def explain(request: Request, *, jit: str | None = None) -> Explanation:
     try:
         search = operation.search(request, device)
         if search is None:
-            return _without(request, arch, "the result is empty: nothing is launched")
+            return Explanation(request, arch, reason="the result is empty: nothing is launched")
         policy = kernels.policy(jit)
         best = select.choose(search, jit=policy, record=False)
     except KernelNotFoundError as error:
-        return _without(request, arch, str(error)) if search is None else _missing(request, search, arch, str(error))
+        return (
+            Explanation(request, arch, reason=str(error))
+            if search is None
+            else _missing(request, search, arch, str(error))
+        )
     except CutlassError as error:
-        return _without(request, arch, str(error))
+        return Explanation(request, arch, reason=str(error))
     ranked = select.rank(search)
     ranked = [
         candidate
@@ -211,26 +200,12 @@ def _missing(
     except UnsupportedError:
         wanted = None
     if wanted is None:
-        return _without(request, arch, reason)
+        return Explanation(request, arch, reason=reason)
     nearest = select.nearest_built(wanted)
     return replace(
-        _without(request, arch, reason),
+        Explanation(request, arch, reason=reason),
         verified=str(verification(wanted)),
         nearest=wanted.name,
         axes=nearest[1] if nearest else (),
         knob=f"{select.knob(wanted)} pip install ." if preset_of(wanted) else None,
-    )
-
-
-def _without(request: Request, arch: SmArch, reason: str) -> Explanation:
-    return Explanation(
-        request=request,
-        arch=arch,
-        kernel=None,
-        source="",
-        reason=reason,
-        estimate_us=None,
-        candidates=(),
-        verified="",
-        notes=(),
     )

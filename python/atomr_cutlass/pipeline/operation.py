@@ -214,7 +214,6 @@ class PlannedOperation(Operation, abc.ABC, Generic[RequestT]):
 
     def launch(self, plan: Any, request: RequestT, arrays: Mapping[str, Any], **options: Any) -> None:
         """Launches a plan with its operands, in the order of the operand table. `options`: alpha, beta and stream."""
-        del request
         *given, out = arrays.values()
         plan(*given, out=out, **options)
 
@@ -227,7 +226,6 @@ class PlannedOperation(Operation, abc.ABC, Generic[RequestT]):
         Raises:
             InvalidOperandError: such a result cannot be allocated.
         """
-        del request
         return "nhwc"
 
     @abc.abstractmethod
@@ -244,7 +242,6 @@ class PlannedOperation(Operation, abc.ABC, Generic[RequestT]):
 
     def gpu_forms(self, request: RequestT, arrays: Arrays) -> Arrays:
         """The operands of `random_arrays` in the forms that plans take."""
-        del request
         return arrays
 
     @abc.abstractmethod
@@ -282,6 +279,12 @@ def operation_of(request: Any) -> PlannedOperation[Any]:
             return known[kind]
     *names, last = (kind.__name__ for kind in known)
     raise InvalidOperandError(f"request is a {type(request).__name__}; expected a {', '.join(names)} or {last}")
+
+
+def described(request: Request) -> dict[str, Any]:
+    """Which operation a request is of, and its extents and element type, as JSON-ready values."""
+    shape = operation_of(request).extents(request)
+    return {"op": request.plan_key().op, "shape": shape, "dtype": request.dtype.value}
 
 
 @functools.lru_cache(maxsize=1024)

@@ -109,12 +109,11 @@ class Verification:
 
     def to_dict(self) -> list[dict[str, Any]]:
         """The records as JSON-ready values."""
+        own = ("how", "on", "driver", "compiler", "cutlass", "date", "checked")
         return [
-            {"how": record.how, "on": record.on, "driver": record.driver, "compiler": record.compiler,
-             "cutlass": record.cutlass, "date": record.date, "checked": record.checked,
-             "changed": record in self.changed}
+            {**{name: getattr(record, name) for name in own}, "changed": record in self.changed}
             for record in (*self.records, *self.changed)
-        ]  # fmt: skip
+        ]
 
 
 def verification(

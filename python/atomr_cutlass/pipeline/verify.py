@@ -16,7 +16,7 @@ from ..arrays import numerics, operands
 from ..reference.tolerance import Tolerance
 from . import devices
 from .operand_table import Array, Arrays, memory_order
-from .operation import PlannedOperation, Request, operation_of
+from .operation import PlannedOperation, Request, described, operation_of
 from .plan import Plan
 from .planner import plan
 from .probe import Check
@@ -81,27 +81,11 @@ class RunResult:
 
     def to_dict(self) -> dict[str, Any]:
         """JSON-ready values; `shape` has the extents of the operation."""
-        return {
-            "op": self.request.plan_key().op,
-            "shape": operation_of(self.request).extents(self.request),
-            "dtype": self.request.dtype.value,
-            "out_dtype": self.request.result_dtype.value,
-            "math": self.request.math,
-            "backend": self.backend,
-            "reason": self.reason,
-            "kernel": self.kernel,
-            "rewrite": self.rewrite,
-            "device": self.device,
-            "ok": self.ok,
-            "elements": self.elements,
-            "mismatches": self.mismatches,
-            "max_error": self.max_error,
-            "tolerance": None if self.tolerance is None else self.tolerance._asdict(),
-            "plan_seconds": self.plan_seconds,
-            "launches": self.launches,
-            "seconds": self.seconds,
-            "tflops": self.tflops,
-        }
+        values = dict(vars(self))
+        request = values.pop("request")
+        values["tolerance"] = None if self.tolerance is None else self.tolerance._asdict()
+        more = {"out_dtype": request.result_dtype.value, "math": request.math, "ok": self.ok, "tflops": self.tflops}
+        return described(request) | more | values
 
 
 def run(

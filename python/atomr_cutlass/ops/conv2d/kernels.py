@@ -94,12 +94,10 @@ class CastSearch(KernelSearch[None]):
         self._types = (dtype, wanted)
 
     def supports(self, key: KernelKey, formulation: None) -> Status:
-        del formulation
         return OK if (key.a, key.d) == self._types else _OTHER_CAST
 
     def cost(self, key: KernelKey, formulation: None, shared_bytes: int) -> Launch:
         """The same for all."""
-        del key, formulation, shared_bytes
         return Launch(CAST_SECONDS)
 
     def reason(self) -> str:

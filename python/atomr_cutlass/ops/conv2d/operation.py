@@ -57,7 +57,6 @@ class ConvOperation(PlannedOperation[ConvRequest]):
         return (*slots, *epilogue_slots(conv.fusion), out)
 
     def optional_names(self, request: ConvRequest) -> tuple[str, ...]:
-        del request
         return (*OPERANDS[self.name], "c", *(("bias",) if self.name != WGRAD else ()))
 
     def extents(self, request: ConvRequest) -> dict[str, Any]:

@@ -57,7 +57,6 @@ class GemmSearch(ProductSearch):
         return min(launches, key=lambda launch: (launch.seconds, launch.split_k))
 
     def bound(self, key: KernelKey, formulation: GemmFormulation, shared_bytes: int) -> float:
-        del shared_bytes
         return estimate.bound(key, formulation, self.device)
 
     def slices(self, key: KernelKey, formulation: GemmFormulation) -> tuple[int, ...]:
@@ -92,7 +91,6 @@ class GemmSearch(ProductSearch):
         return str(self.refusal(None, ""))
 
     def refusal(self, best: GemmCandidate | None, remedy: str) -> CutlassError:
-        del best, remedy
         problem, possible = self.problem, [variant for variant in self.formulations[-1] if variant.layout_d == ROW]
         base, program = lower.split(problem.epilogue)
         types = gemm_types(problem.a.dtype, problem.b.dtype, problem.d.dtype, problem.math, tree=bool(program))

@@ -61,7 +61,6 @@ class GemvSearch(ProductSearch):
 
     def cost(self, key: KernelKey, formulation: GemmFormulation, shared_bytes: int) -> Launch:
         """The fastest launch: every element is read once, the faster the more thread blocks there are."""
-        del shared_bytes
         device, n, k = self.device, formulation.n, formulation.k
         wide = 128 // key.b.bits
         seconds = formulation.batch * n * k * key.b.bits / 8 / DRAM_BYTES_PER_SECOND.get(device.capability, 1e12)

@@ -53,7 +53,6 @@ class GemvOperation(PlannedOperation[GemvRequest]):
         return (*slots, *epilogue_slots(request.fusion()), out)
 
     def optional_names(self, request: GemvRequest) -> tuple[str, ...]:
-        del request
         return ("a", "x", "c")
 
     def extents(self, request: GemvRequest) -> dict[str, Any]:

@@ -102,7 +102,6 @@ class VectorResult(MatrixResult):
 
     def flat(self, name: str, view: _core.Operand) -> _core.Operand:
         """The view of an input as the tree sees it."""
-        del name
         return relaid(view, _as_row(view.shape, 1), _as_row(view.strides, 0))
 
     def output_shape(self, output: Output) -> Shape:

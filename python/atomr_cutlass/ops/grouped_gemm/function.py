@@ -250,7 +250,6 @@ class _GroupedGemm(Invocation):
         )  # fmt: skip
 
     def order(self, made: Any) -> tuple[str, ...]:
-        del made
         return (*itertools.chain(*self.labels.values()), *self.epilogue.inputs, *self.results)
 
     def uploaded(self) -> dict[str, _core.Operand]:

@@ -55,7 +55,6 @@ class GroupedGemmOperation(PlannedOperation[GroupedGemmRequest]):
         )
 
     def optional_names(self, request: GroupedGemmRequest) -> tuple[str, ...]:
-        del request
         return ("a", "b", "c", "bias")
 
     def extents(self, request: GroupedGemmRequest) -> dict[str, Any]:

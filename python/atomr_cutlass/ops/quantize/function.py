@@ -159,7 +159,7 @@ class _Quantize(Invocation):
         if self.on_gpu and rows > 0 and columns > 1 and strides[1] != 1:
             raise InvalidOperandError(f"x has strides {strides}; expected contiguous rows: quantize x.T for B")
 
-    def plan(self, views: dict[str, _core.Operand], *, like: Any, stream: int) -> Plan:  # noqa: ARG002
+    def plan(self, views: dict[str, _core.Operand], *, like: Any, stream: int) -> Plan:
         x, options, scaling = views["x"], self.call.options, self.scaling
         source, device = operands.dtype_of(x, "x"), devices.get(x.device)
         rows, columns = x.shape
@@ -243,7 +243,7 @@ class _Dequantize(Invocation):
     scaling: str
     numpy_on_host = True
 
-    def plan(self, views: dict[str, _core.Operand], *, like: Any, stream: int) -> Plan:  # noqa: ARG002
+    def plan(self, views: dict[str, _core.Operand], *, like: Any, stream: int) -> Plan:
         values, scales, options = views["values"], views["scales"], self.call.options
         kind, wide, shape = scale_type(self.scaling), options.out_dtype or D.F32, self.results[RESULT].shape
         narrow = D.F4E2M1 if kind is not ScaleType.F32 else operands.dtype_of(values, "values")

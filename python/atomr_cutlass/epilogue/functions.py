@@ -13,6 +13,13 @@ from ..generator.epilogue.tree import COLUMN, MASK, ROW, SCALAR
 from .element_types import element_type
 from .values import Stored, Value, apply, location, number, refusal
 
+__all__ = [
+    "absolute", "cast", "clamp", "column_amax", "column_max", "column_sum", "d_gelu", "d_gelu_tanh", "d_relu",
+    "d_sigmoid", "d_silu", "d_tanh", "exp", "fma", "gelu", "gelu_tanh", "hardswish", "leaky_relu", "log", "mask",
+    "maximum", "minimum", "reciprocal", "relu", "row_amax", "row_max", "row_sum", "rsqrt", "sigmoid", "silu",
+    "sqrt", "square", "tanh", "total_amax", "total_max", "total_sum", "where",
+]  # fmt: skip
+
 Operable: TypeAlias = Value | float
 
 

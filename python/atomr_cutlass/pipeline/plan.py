@@ -16,6 +16,7 @@ from ..jit import kernels, record
 from . import devices, table
 from .candidate import Candidate, KernelInfo
 from .plan_cache import PlanKey
+from .problem import MatrixSpec
 
 BACKENDS = ("auto", "prebuilt", "jit")
 
@@ -131,6 +132,11 @@ class Steps:
         layout = _core.Operand(0, shape, strides, dtype, CUDA, self.device)
         self._slots.append((name, layout, max(1, alignment), role))
         return ("operand", len(self._slots) - 1, 0)
+
+    def matrix(self, name: str, spec: MatrixSpec, align: int = 1, role: str = "input") -> Address:
+        """A slot for an array of this layout, whose address is a multiple of `align` elements."""
+        alignment = align * spec.dtype.bits // 8
+        return self.slot(name, spec.shape, spec.strides, spec.dtype.dlpack, alignment=alignment, role=role)
 
     def temporary(self, size: int) -> Address:
         """Device memory of the plan's own, aligned to 256 bytes, undefined when a call begins."""

@@ -21,7 +21,6 @@ from ...pipeline.plan import (
     ALWAYS,
     NO_PRODUCT,
     PRODUCT,
-    Address,
     Plan,
     Steps,
     moved,
@@ -224,10 +223,10 @@ def from_candidate(
     key, formulation = candidate.key, candidate.formulation
     align_a, align_b = (key.align_b, key.align_a) if formulation.swapped else (key.align_a, key.align_b)
     steps = Steps(problem.device)
-    a = _slot(steps, "a", problem.a, align_a)
-    b = _slot(steps, "b", problem.b, align_b)
-    c = _slot(steps, "c", problem.c or problem.d, key.align_d, "optional source")
-    d = _slot(steps, "out", problem.d, key.align_d, "output")
+    a = steps.matrix("a", problem.a, align_a)
+    b = steps.matrix("b", problem.b, align_b)
+    c = steps.matrix("c", problem.c or problem.d, key.align_d, "optional source")
+    d = steps.matrix("out", problem.d, key.align_d, "output")
     per_launch = min(formulation.batch, GRID_BATCHES) if key.generation == "sm80" else formulation.batch
     launches = [
         (count, (moved(a, at_a, problem.a.dtype), moved(b, at_b, problem.b.dtype)),
@@ -289,9 +288,3 @@ def _launches(candidate: GemmCandidate, per_launch: int) -> list[tuple[int, ...]
 
 def _padded(extent: int, dtype: CutlassDtype) -> int:
     return round_up(extent, 128 // dtype.bits)
-
-
-def _slot(steps: Steps, name: str, spec: MatrixSpec, align: int, role: str = "input") -> Address:
-    return steps.slot(
-        name, spec.shape, spec.strides, spec.dtype.dlpack, alignment=align * spec.dtype.bits // 8, role=role
-    )

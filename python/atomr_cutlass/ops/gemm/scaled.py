@@ -277,10 +277,9 @@ def from_candidate(
     narrower = 1 if result is None else PER_PAIR
 
     def operand(name: str, spec: MatrixSpec, align: int, role: str = "input") -> tuple[str, int, int]:
-        shape, strides, dtype = spec.shape, spec.strides, spec.dtype.dlpack
-        if spec.dtype is fp4.FP4:
-            (shape, strides), dtype = fp4.packed(spec, name), BYTE
-        return steps.slot(name, shape, strides, dtype, alignment=align * spec.dtype.bits // 8, role=role)
+        if spec.dtype is not fp4.FP4:
+            return steps.matrix(name, spec, align, role)
+        return steps.slot(name, *fp4.packed(spec, name), BYTE, alignment=align * spec.dtype.bits // 8, role=role)
 
     def scale(name: str, spec: Scale | None, role: str = "input") -> tuple[str, int, int] | None:
         if spec is None:

@@ -25,7 +25,7 @@ from ...pipeline.devices import Device
 from ...pipeline.estimate import DRAM_BYTES_PER_SECOND, LAUNCH_SECONDS
 from ...pipeline.plan import Address, Plan, Steps, moved
 from ...pipeline.planning import PlanOptions, planned
-from ...pipeline.problem import GemmFormulation, GemmProblem, MatrixSpec, formulations
+from ...pipeline.problem import GemmFormulation, GemmProblem, formulations
 from ..gemm.kernels import nonempty, product_args
 from ..gemm.search import GemmCandidate, ProductSearch
 from .problem import transposed, vector_of
@@ -128,21 +128,16 @@ def from_candidate(problem: GemmProblem, candidate: GemmCandidate, fusion: Fusio
     key, formulation = candidate.key, candidate.formulation
     steps = Steps(problem.device)
 
-    def operand(name: str, spec: MatrixSpec, align: int = 1, role: str = "input") -> Address:
-        return steps.slot(
-            name, spec.shape, spec.strides, spec.dtype.dlpack, alignment=align * spec.dtype.bits // 8, role=role
-        )
-
-    a, x = operand("a", transposed(problem.b), key.align_b), operand("x", vector_of(problem.a))
+    a, x = steps.matrix("a", transposed(problem.b), key.align_b), steps.matrix("x", vector_of(problem.a))
     c: Address | None = None
     if fusion is None:
-        c = operand("c", vector_of(problem.c or problem.d), role="optional source")
+        c = steps.matrix("c", vector_of(problem.c or problem.d), role="optional source")
     elif problem.c is not None:
-        c = operand("c", vector_of(problem.c), role="source")
+        c = steps.matrix("c", vector_of(problem.c), role="source")
     tree = FusedOperands(steps, fusion, formulation.problem.epilogue, key, clear_masks=True)
     if fused.reads_source(formulation.problem.epilogue):
         c = tree.source
-    out = operand("out", vector_of(problem.d), role="output")
+    out = steps.matrix("out", vector_of(problem.d), role="output")
     batches = formulation.batches
     for at_x, at_a, at_c, at_d, *offsets in batches.offsets:
         args = product_args(formulation, candidate) | {

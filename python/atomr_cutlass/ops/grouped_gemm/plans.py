@@ -126,8 +126,7 @@ def _told(key: KernelKey, problem: GroupedProblem) -> dict[str, Any]:
 
 
 def _slot(steps: Steps, name: str, spec: MatrixSpec, align: int, role: str = "input") -> Address:
-    alignment = max(1, align * spec.dtype.bits // 8) if 0 not in spec.shape else 1
-    return steps.slot(name, spec.shape, spec.strides, spec.dtype.dlpack, alignment=alignment, role=role)
+    return steps.matrix(name, spec, align if 0 not in spec.shape else 0, role)  # of no elements any address will do
 
 
 def _array_args(

@@ -117,7 +117,7 @@ class ConvCase:
         fusion = ImageResult(self.image, self.layout).fusion(self.tree, views)
         math = numerics.FAST if self.a is D.F8E4M3 else self.math
         return ConvProblem(
-            self.op, self.geometry, specs["a"], specs["b"], specs.get("c"), specs["out"], None, None, math, 0, fusion
+            self.op, self.geometry, specs["a"], specs["b"], specs.get("c"), specs["out"], math, 0, fusion=fusion
         )
 
     def key(self, device: Device) -> KernelKey:

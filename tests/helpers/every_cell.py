@@ -186,7 +186,7 @@ def _conv_problem(key: KernelKey, g: ConvGeometry) -> ConvProblem:
     shapes = {"conv2d_fprop": (g.x_shape, g.w_shape, g.y_shape), "conv2d_dgrad": (g.y_shape, g.w_shape, g.x_shape)}
     a, b, d = shapes.get(key.op, (g.y_shape, g.x_shape, g.w_shape))
     specs = [MatrixSpec(shape, _dense(shape), dtype, 256) for shape, dtype in ((a, key.a), (b, key.b), (d, key.d))]
-    return ConvProblem(key.op, g, specs[0], specs[1], None, specs[2], None, None, key.math, 0)
+    return ConvProblem(key.op, g, specs[0], specs[1], None, specs[2], key.math, 0)
 
 
 def _dense(shape: tuple[int, ...]) -> tuple[int, ...]:

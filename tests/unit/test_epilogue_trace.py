@@ -119,7 +119,8 @@ def test_every_operation_can_be_traced(op: str) -> None:
 def test_functions_that_are_public_are_documented() -> None:
     for name in ep.__all__:
         assert getattr(ep, name).__doc__, name
-    assert list(ep.__all__) == sorted(ep.__all__)
+    assert list(ep.functions.__all__) == sorted(ep.functions.__all__)
+    assert len(set(ep.__all__)) == len(ep.__all__)
     assert ac.EvtBuilder is ep.EvtBuilder
     assert ac.EpilogueVisitorTree is ep.EpilogueVisitorTree
 

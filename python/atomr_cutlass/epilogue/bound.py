@@ -88,6 +88,14 @@ class Fusion:
         """The operands in the order in which kernels take them."""
         return self.inputs + self.outputs
 
+    def placed(self, layouts: Mapping[str, tuple[Shape, Shape]]) -> Fusion:
+        """The fusion with extents and strides of the arrays in calls, by name."""
+        inputs, outputs = (
+            tuple(dataclasses.replace(array, slot=layouts[array.name]) for array in arrays)
+            for arrays in (self.inputs, self.outputs)
+        )
+        return Fusion(self.tree, inputs, outputs)
+
 
 @dataclass(frozen=True)
 class GroupOperand:

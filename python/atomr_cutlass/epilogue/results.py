@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import math
 from collections.abc import Collection, Mapping
@@ -223,12 +222,12 @@ class ImageResult(MatrixResult):
 
     def _placed(self, fusion: Fusion, layouts: Mapping[str, tuple[Shape, Shape]]) -> Fusion:
         """The fusion with extents and strides of the arrays in calls, given by name in the order of NHWC."""
-
-        def placed(array: TreeArray) -> TreeArray:
-            shape, strides = layouts[array.name]
-            return dataclasses.replace(array, slot=(in_layout(shape, self.layout), in_layout(strides, self.layout)))
-
-        return Fusion(fusion.tree, tuple(map(placed, fusion.inputs)), tuple(map(placed, fusion.outputs)))
+        return fusion.placed(
+            {
+                name: (in_layout(shape, self.layout), in_layout(strides, self.layout))
+                for name, (shape, strides) in layouts.items()
+            }
+        )
 
     @property
     def _order(self) -> str:

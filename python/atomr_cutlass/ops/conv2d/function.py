@@ -289,8 +289,6 @@ class _Convolution(Product):
             b=spec("b"),
             c=spec("c") if self.call.c is not None else None,
             d=spec(RESULT),
-            bias=None,
-            activation=None,
             math=self.math,
             device=views["a"].device,
             fusion=None if self.epilogue is None else self.epilogue.fusion(views),

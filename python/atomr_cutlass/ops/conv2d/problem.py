@@ -24,10 +24,10 @@ class ConvProblem:
         geometry: extents.
         a, b, d: the arrays, 4-D; channels last and contiguous.
         c: like D, or None.
-        bias: one element for each channel of D, or None.
-        activation: name, or None.
         math: math mode of the kernel key.
         device: index of the GPU.
+        bias: one element for each channel of D, or None.
+        activation: name, or None.
         fusion: the tree that follows, with its arrays, in the place of bias and activation; or None.
         source: number of the tree's input that is loaded as the C operand, and described by `c`; or None.
     """
@@ -38,10 +38,10 @@ class ConvProblem:
     b: MatrixSpec
     c: MatrixSpec | None
     d: MatrixSpec
-    bias: MatrixSpec | None
-    activation: str | None
     math: str
     device: int
+    bias: MatrixSpec | None = None
+    activation: str | None = None
     fusion: Fusion | None = None
     source: int | None = None
 

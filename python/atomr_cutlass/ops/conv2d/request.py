@@ -203,8 +203,6 @@ class ConvRequest(OperationRequest):
             b=dense(b, operand),
             c=dense(d, result) if self.epilogue.beta != 0 else None,
             d=dense(d, result),
-            bias=None,
-            activation=None,
             math=self.math,
             device=device,
             fusion=None if self.tree is None else ImageResult(d, self.layout.value).dense(self.tree, dense(d, result)),

@@ -34,6 +34,6 @@ def make_probe(key: KernelKey, random: np.random.Generator, device: int) -> Prob
     x, w = (a.shape, b.shape) if forward else (image, b.shape)
     geometry = conv_geometry(x, w, stride=1, padding=1, dilation=1, groups=1)
     specs = {name: spec_of(view, name) for name, view in views.items()}
-    problem = ConvProblem(key.op, geometry, specs["a"], specs["b"], None, specs[RESULT], None, None, key.math, device)
+    problem = ConvProblem(key.op, geometry, specs["a"], specs["b"], None, specs[RESULT], key.math, device)
     flat = (rows * columns, written)
     return Probe(problem, views, acc.reshape(flat), error_of(key, taps * taps * read, acc, absolute).reshape(flat))

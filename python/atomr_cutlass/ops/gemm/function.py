@@ -188,7 +188,7 @@ class _Gemm(Product):
             "alpha": options.alpha, "beta": options.beta, "scale_a": scale_a, "scale_b": scale_b, "math": self.math
         }  # fmt: skip
         product = host["a"], host["b"], host.get("c") if "c" in operation.views else None
-        if "amax" not in self.results:
+        if "amax" not in operation.views:  # else it is an epilogue's, or not wanted
             return self.evaluated(host, functools.partial(gemm_reference.gemm, *product, **how), scale_d=scale_d)
         how |= {"bias": host.get("bias"), "activation": options.activation, "out_dtype": self.result}
         computed, amax = gemm_reference.gemm_with_amax(*product, **how, scale_d=scale_d)

@@ -113,7 +113,7 @@ class VectorResult(MatrixResult):
         """A tree with the arrays of a launch: views of all its inputs and outputs, by name."""
         reduced = {output.name for output in tree.outputs if output.reduction}
         seen = {name: view if name in reduced else self.flat(name, view) for name, view in views.items()}
-        return _placed(super().fusion(tree, seen), {name: (view.shape, view.strides) for name, view in views.items()})
+        return super().fusion(tree, seen).placed({name: (view.shape, view.strides) for name, view in views.items()})
 
     def dense(self, tree: EpilogueVisitorTree, d: MatrixSpec) -> Fusion:
         """A tree with dense arrays.
@@ -130,16 +130,7 @@ class VectorResult(MatrixResult):
             layouts[array.name] = (
                 (_vector(array.shape), _vector(array.strides)) if one_row else (array.shape, array.strides)
             )
-        return _placed(found, layouts)
-
-
-def _placed(fusion: Fusion, layouts: Mapping[str, tuple[Shape, Shape]]) -> Fusion:
-    """The fusion with extents and strides of the arrays in calls, by name."""
-    inputs, outputs = (
-        tuple(dataclasses.replace(array, slot=layouts[array.name]) for array in arrays)
-        for arrays in (fusion.inputs, fusion.outputs)
-    )
-    return Fusion(fusion.tree, inputs, outputs)
+        return found.placed(layouts)
 
 
 def _row(spec: MatrixSpec) -> MatrixSpec:

@@ -125,7 +125,7 @@ def score(rows: Sequence[Row]) -> Score:
         best = min(min(timings.values()) for *_, timings in row.kernels)
         estimates = []
         for key, formulation, timings in row.kernels:
-            launch = estimate.launch(key, formulation, DEVICE, DEVICE.shared_memory)
+            launch = estimate.launch(key, formulation.extents, DEVICE, DEVICE.shared_memory)
             taken = timings.get((launch.swizzle, launch.raster))
             # What was not measured: the same without a swizzle, or the least.
             taken = taken or timings.get((1, launch.raster)) or min(timings.values())
@@ -151,7 +151,7 @@ class Model:
         for name, value in zip(CONSTANTS, values, strict=False):
             setattr(estimate, name, value)
         estimate.TILE_N_EFFICIENCY.update(zip(self.widths, values[len(CONSTANTS) :], strict=True))
-        estimate.forget()
+        estimate.model = estimate.model_now()
 
     def named(self) -> dict[str, Any]:
         """The constants by name."""

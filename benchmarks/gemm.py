@@ -290,7 +290,9 @@ def sweep(case: Case, device: devices.Device, near: float, seconds: float) -> li
 
 
 def _model_seconds(choice: GemmCandidate, device: devices.Device) -> float:
-    return estimate.seconds(choice.info.key, choice.formulation, device, choice.info.shared_bytes, choice.split_k)
+    return estimate.launch(
+        choice.info.key, choice.formulation.extents, device, choice.info.shared_bytes, choice.split_k
+    ).seconds
 
 
 # ----------------------------------------------------------------------------------------------------------------------

@@ -44,16 +44,6 @@ def supports(key: KernelKey) -> Status:
     return dsmem_sm90.supports_schedule(key, "kernels for few rows")
 
 
-def turned(key: KernelKey, m: int, n: int) -> bool:
-    """Whether D is short along its columns, so that A is the operand that takes the time (GemmFewSm90::turned)."""
-    return key.layout_b == COLUMN and n < m
-
-
-def serves(key: KernelKey, m: int, n: int) -> bool:
-    """Whether D is as short as a kernel for few rows needs it, along its rows or, of column-major B, its columns."""
-    return (n if turned(key, m, n) else m) <= MOST
-
-
 def values(key: KernelKey) -> dict[str, str]:
     """The values of the template."""
     promoted = key.a in FP8_TYPES and key.math == "default"

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
+from atomr_cutlass import _core
 from atomr_cutlass.jit.toolchain import CUTLASS
-from atomr_cutlass.pipeline import tile_scheduler
 from cmake_build import output, run
 from generator.toolchain import system_nvcc
 
@@ -64,17 +64,17 @@ def _problems() -> list[Problem]:
 def _modelled(problem: Problem) -> tuple[int, ...]:
     x, y, z, cluster_m, cluster_n, multiprocessors, swizzle, raster, k_tiles = problem
     asked = ((x, y, z), (cluster_m, cluster_n), multiprocessors, swizzle, raster)
-    tiles = tile_scheduler.tile_list(*asked)
-    uncut = tile_scheduler.tile_list(*asked, truncate=False)
-    cut = tile_scheduler.decompose(uncut, k_tiles)
-    stream_k = (cut.cut, cut.units, 1) if cut.splits == 1 else (0, 0, cut.splits)
+    tiles = _core.tile_list(*asked)
+    uncut = _core.tile_list(*asked, truncate=False)
+    _, cut, units, splits = _core.decompose(uncut, k_tiles)
+    stream_k = (cut, units, 1) if splits == 1 else (0, 0, splits)
     return (tiles.rows, tiles.columns, tiles.tiles, tiles.swizzle, tiles.raster, tiles.blocks, uncut.blocks, *stream_k)
 
 
 def _clusters(problem: Problem) -> int:
     """The clusters at once, as a launch is told of them."""
     size = problem[3] * problem[4]
-    return tile_scheduler.blocks_at_once(problem[5], size) // size
+    return _core.blocks_at_once(problem[5], size) // size
 
 
 @pytest.mark.slow

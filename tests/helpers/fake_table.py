@@ -2,7 +2,6 @@
 
 import functools
 from collections.abc import Iterable
-from typing import Any
 
 import pytest
 
@@ -41,9 +40,5 @@ def _rows_of(preset: str, archs: tuple[SmArch, ...], ptx: frozenset[SmArch]) -> 
 
 def install(monkeypatch: pytest.MonkeyPatch, rows: Iterable[KernelInfo]) -> None:
     """Makes `rows` the kernel table."""
-    kept = list(rows)
-
-    def kernels(op: str | None = None, **_: Any) -> list[KernelInfo]:
-        return [info for info in kept if op is None or info.key.op == op]
-
-    monkeypatch.setattr(table, "kernels", kernels)
+    kept = tuple(rows)
+    monkeypatch.setattr(table, "rows", lambda: kept)

@@ -339,16 +339,13 @@ class Gpu:
         self._table = "empty"
         self._layout = _core.layout()
         _core.load_pack(str(library), lambda _name, _key: None)
-        table.kernels = self._kernels
+        table.rows = lambda: _rows(self._table, self.arch)
         kernels.problem = lambda: ""
         kernels.ready = lambda _key, _device: False
         kernels.where = lambda _key, _target: None
         kernels.load = lambda key, _target: (_images(key), "compiled")
         kernels.in_background = lambda key, _device, _then: self._background.append(key.name)
         kernels.toolchain = lambda: Toolchain(Path("nvrtc"), (13, 0), "", (), {})
-
-    def _kernels(self, op: str | None = None, **_: Any) -> list[KernelInfo]:
-        return [info for info in _rows(self._table, self.arch) if op is None or info.key.op == op]
 
     def record(self, name: str, call: Callable[[], Any], operands: Sequence[str]) -> dict[str, Any]:
         """The outcome of a call with the named table: `launches`, `returns`, `background`, or the `error`.

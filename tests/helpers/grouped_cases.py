@@ -16,6 +16,7 @@ import pytest
 
 import atomr_cutlass as ac
 import fake_cases
+import fake_table
 from atomr_cutlass import _core
 from atomr_cutlass import epilogue as evt
 from atomr_cutlass.arrays import operands
@@ -215,12 +216,9 @@ def case_scales_of_lists() -> None:
 @contextlib.contextmanager
 def kernels_of(generation: str) -> Iterator[None]:
     """The table has no others."""
-    every = table.kernels
     kept_plans.clear()
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(table, "kernels", lambda *args, **named: [
-            one for one in every(*args, **named) if one.key.generation == generation
-        ])  # fmt: skip
+        fake_table.install(patch, [info for info in table.rows() if info.key.generation == generation])
         yield
     kept_plans.clear()
 

@@ -23,6 +23,7 @@ import atomr_cutlass as ac
 import dlpack_arrays
 import fake_cases
 import fake_pack
+import fake_table
 from atomr_cutlass import MatmulEpilogue as E
 from atomr_cutlass import MatmulRequest, ScaleSet, _core
 from atomr_cutlass.arrays import operands
@@ -489,7 +490,7 @@ def case_the_workspace_is_bounded() -> None:
         assert ac.plan(request, workspace_size=workspace_size).origin == f"pack {origin}"
     rows = [info for info in table.kernels() if info.pack == "greedy"]
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(table, "kernels", lambda *_given, **_named: rows)
+        fake_table.install(patch, rows)
         refused(
             ac.UnsupportedError, "needs 64 bytes of workspace; workspace_size is 63: give as much, or None",
             lambda: kernel(63),

@@ -28,6 +28,7 @@ import atomr_cutlass as ac
 import dlpack_arrays
 import fake_cases
 import fake_pack
+import fake_table
 from atomr_cutlass import _core
 from atomr_cutlass.arrays import operands
 from atomr_cutlass.generator import key_file
@@ -621,7 +622,7 @@ def compiler(
         patch.setattr(Unit, "digest", lambda unit, _tools: hashlib.sha256(unit.source.encode()).digest())
         patch.setenv(kernels.POLICY_VARIABLE, "auto")
         if not built:
-            patch.setattr(table, "kernels", lambda *_given, **_named: [])
+            fake_table.install(patch, ())
         yield compiled
     kernels._kernels.clear()
     kept_plans.clear()
@@ -733,7 +734,7 @@ def case_a_better_kernel_is_compiled_in_the_background() -> None:
         every = table.kernels()
         for seconds in (0.5, 2.0):  # the model's word on the best cell, against the one that is built
             few = [k for k in every if k.key.tile == (256, 128, 8)]
-            patch.setattr(table, "kernels", lambda *_g, few=few, **_n: few)
+            fake_table.install(patch, few)
             worth = seconds < 1
             patch.setattr(select_module, "WORTHWHILE", 1e9 if worth else 0.0)
             gate.clear()
@@ -764,7 +765,7 @@ def slow_table() -> Iterator[tuple[pytest.MonkeyPatch, tuple[Tensor, Tensor, Ten
     """A table whose tiles are far too large for a product of few rows and columns with a long K."""
     with pytest.MonkeyPatch.context() as patch:
         few = [k for k in table.kernels() if k.key.tile == (256, 128, 8)]
-        patch.setattr(table, "kernels", lambda *_g, **_n: few)
+        fake_table.install(patch, few)
         patch.setattr(select_module, "_warned", set())
         kept_plans.clear()
         yield patch, (Tensor(matrix(8, 4096)), Tensor(matrix(4096, 8)), Tensor(matrix(8, 8)))

@@ -34,7 +34,7 @@ from atomr_cutlass.ops.conv2d.problem import (
     reach,
 )
 from atomr_cutlass.ops.conv2d.support import CAST_ALIGNMENT
-from atomr_cutlass.pipeline import devices, search, select
+from atomr_cutlass.pipeline import devices, estimate, rosters, search, select
 from atomr_cutlass.pipeline.plan import Steps
 from atomr_cutlass.pipeline.problem import MatrixSpec
 from fake_table import A100, ADA, H200
@@ -139,6 +139,7 @@ def only(monkeypatch: pytest.MonkeyPatch) -> Any:
             return gemms(op, arch) if op == "gemm" else [k for k in keys if (k.op, k.arch) == (op, arch)]
 
         monkeypatch.setattr(search, "matrix", listed)
+        monkeypatch.setattr(rosters, "_rosters", {})
 
     return install
 
@@ -455,7 +456,7 @@ def test_padded_tiles_of_channels_are_paid_for() -> None:
         put = ConvFormulation(what)
         search = ConvSearch(what, device, formulations=[[put]])
         assert search.supports(_tma(op), put)
-        return search.cost(_tma(op), put, shared_memory(_tma(op))).seconds
+        return estimate.launch(_tma(op), search.extents(put), device, shared_memory(_tma(op))).seconds
 
     assert seconds(FPROP, 8, 128) == pytest.approx(seconds(FPROP, 64, 128), rel=0.3)
     assert seconds(DGRAD, 128, 8) == pytest.approx(seconds(DGRAD, 128, 64), rel=0.3)

@@ -148,7 +148,7 @@ def test_estimates_are_near_what_was_measured(
 ) -> None:
     key, what = cell(D.BF16, layouts, ranks), problem(*shape, layouts)
     served = [one for one in formulations(what) if GemmSearch(what, H200).supports(key, one)]
-    seconds = min(estimate.seconds(key, variant, H200, shared_memory(key)) for variant in served)
+    seconds = min(estimate.launch(key, one.extents, H200, shared_memory(key)).seconds for one in served)
     assert seconds * 1e6 == pytest.approx(measured, rel=0.15)
 
 
@@ -160,8 +160,7 @@ def test_the_estimate_is_the_kernels_own_model() -> None:
     assert found["kDramBytesPer10Ps"] == str(estimate.FEW_DRAM_BYTES_PER_10_PS)
     assert found["kL2BytesPer10Ps"] == str(estimate.FEW_L2_BYTES_PER_10_PS)
     assert found["kReadBytesPerNs"] == str(estimate.FEW_READ_BYTES_PER_NS)
-    along_k, row_major = (estimate.FEW_BOX_PS[layout] for layout in ("c", "r"))
-    assert found["kBoxPicoseconds"] == f"kAlongK ? {along_k} : {row_major}"
+    assert found["kBoxPicoseconds"] == f"kAlongK ? {estimate.FEW_BOX_ALONG_K_PS} : {estimate.FEW_BOX_ROWS_PS}"
     assert found["kWidePicoseconds"] == str(estimate.FEW_WIDE_PS)
     assert found["kStoredPicoseconds"] == str(estimate.FEW_STORED_PS)
     assert found["kExchangedPicoseconds"] == str(estimate.FEW_EXCHANGED_PS)

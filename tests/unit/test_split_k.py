@@ -10,7 +10,7 @@ import pytest
 
 import fake_table
 from atomr_cutlass import CutlassDtype as D
-from atomr_cutlass import SmArch
+from atomr_cutlass import SmArch, _core
 from atomr_cutlass.generator.families import gemm_split_sm90
 from atomr_cutlass.generator.families.gemm_split_sm90 import CLUSTERS, WIDEST, cell
 from atomr_cutlass.generator.key import KernelKey
@@ -18,7 +18,7 @@ from atomr_cutlass.generator.matrix import cells, family, preset_of, shared_memo
 from atomr_cutlass.generator.render import render
 from atomr_cutlass.generator.rules import SPLIT
 from atomr_cutlass.ops.gemm.kernels import GemmSearch
-from atomr_cutlass.pipeline import estimate, select, split_k
+from atomr_cutlass.pipeline import estimate, select
 from atomr_cutlass.pipeline.problem import GemmFormulation, GemmProblem, MatrixSpec, formulations
 from fake_table import H200
 
@@ -37,6 +37,10 @@ def problem(m: int, n: int, k: int, layouts: str = "rc", dtype: D = D.BF16) -> G
 
 def variant(m: int, n: int, k: int) -> GemmFormulation:
     return formulations(problem(m, n, k))[0]
+
+
+def division(key: KernelKey, extents: tuple[int, ...], clusters: int) -> _core.Division:
+    return _core.divide(estimate.kernel_of(key), extents, clusters)
 
 
 def chosen(m: int, n: int, k: int, layouts: str = "rc", dtype: D = D.BF16) -> KernelKey:
@@ -87,7 +91,7 @@ def test_keys_without_a_kernel_are_refused_with_the_reason(changes: dict[str, An
 )
 def test_a_division_covers_the_result_and_every_step_once(key: KernelKey, m: int, n: int, k: int) -> None:
     clusters = 132 // (key.cluster[0] * key.cluster[2])
-    one = split_k.division(key, variant(m, n, k), clusters)
+    one = division(key, variant(m, n, k).extents, clusters)
     assert one.height <= gemm_split_sm90.ROWS
     assert one.width <= one.wide <= key.tile[1]
     rows, columns = one.height * one.pair[0], one.width * one.pair[1]
@@ -98,13 +102,13 @@ def test_a_division_covers_the_result_and_every_step_once(key: KernelKey, m: int
     if one.cut:
         # Each cluster has a part, of so many steps that adding it up is worth while, and of two tiles at most.
         assert one.sharing > one.cut or one.sharing == clusters
-        assert one.cut * math.ceil(k / split_k.BOX) >= split_k.LEAST_STEPS * key.cluster[2] * one.sharing
+        assert one.cut * math.ceil(k / _core.SPLIT_BOX) >= _core.SPLIT_LEAST_STEPS * key.cluster[2] * one.sharing
         assert one.cut <= 2 * one.sharing
 
 
 def test_long_products_of_few_tiles_go_to_all_multiprocessors() -> None:
     for k in (16384, 131072):
-        one = split_k.division(cell(D.BF16, "rc", 1, 4), variant(128, 128, k), 29)
+        one = division(cell(D.BF16, "rc", 1, 4), variant(128, 128, k).extents, 29)
         assert (one.whole, one.cut, one.segments) in {(0, 1, 1), (0, 2, 1)}
         assert one.sharing >= 28
 
@@ -127,5 +131,6 @@ def test_results_that_fill_the_gpu_are_not(monkeypatch: pytest.MonkeyPatch, m: i
 
 def test_estimates_grow_with_the_problem() -> None:
     for key in EVERY:
-        times = [estimate.seconds(key, variant(128, 128, k), H200, shared_memory(key)) for k in (4096, 65536, 524288)]
+        problems = [variant(128, 128, k).extents for k in (4096, 65536, 524288)]
+        times = [estimate.launch(key, extents, H200, shared_memory(key)).seconds for extents in problems]
         assert times == sorted(times)

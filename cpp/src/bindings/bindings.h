@@ -5,6 +5,7 @@
 
 namespace atomr_cutlass {
 
+void bind_estimate(pybind11::module_& module);
 void bind_errors(pybind11::module_& module);
 void bind_device(pybind11::module_& module);
 void bind_table(pybind11::module_& module);

@@ -56,7 +56,7 @@ class Launch:
     Attributes:
         seconds: the estimate.
         split_k: slices of K (sm80 generation).
-        swizzle, raster: what the persistent scheduler is asked for (sm90 generation); see `tile_scheduler`.
+        swizzle, raster: what the persistent scheduler is asked for (sm90 generation); see cpp/src/tile_scheduler.h.
     """
 
     seconds: float
@@ -76,7 +76,7 @@ class Candidate(Generic[F]):
         formulation: how the problem is put to the kernel: operands swapped, an operand of a tree as C, operands cast, a
             convolution as a GEMM. None for kernels of one task, such as casts.
         split_k: slices of K.
-        swizzle, raster: for the persistent scheduler (sm90 generation); see `tile_scheduler`.
+        swizzle, raster: for the persistent scheduler (sm90 generation); see cpp/src/tile_scheduler.h.
         tuned: whether a record of `tuning` says so, and not the model.
     """
 

@@ -185,7 +185,7 @@ def _recalled(key: KernelKey, search: KernelSearch[F], backend: str, policy: str
     device = search.device
     if search.arch not in (None, key.arch):
         return None
-    rows = [] if backend == "jit" else [row for row in table.kernels(op=key.op) if row.name == key.name]
+    rows = [] if backend == "jit" else [row for row in table.rows() if row.name == key.name]
     runs = (
         devices.rank_arch(key.arch, device, ptx=info.ptx, cuda_version=info.cuda_version) is not None for info in rows
     )

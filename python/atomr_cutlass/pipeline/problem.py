@@ -129,6 +129,11 @@ class Variant:
     align_d: int
     layout_d: str
 
+    @property
+    def extents(self) -> tuple[int, ...]:
+        """What the model asks of a product; see `estimate.Extents`."""
+        return self.m, self.n, self.k, self.batch, self.lda, self.ldb
+
 
 def broadcast_batches(a: Sequence[int], b: Sequence[int]) -> tuple[int, ...]:
     """The batch dimensions of the result, as NumPy broadcasts them.

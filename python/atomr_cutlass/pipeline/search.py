@@ -9,16 +9,16 @@ import itertools
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from typing import Any, Generic, TypeVar
 
+from .. import _core
 from ..errors import CutlassError, KernelNotFoundError, UnsupportedError
 from ..generator.archs import SmArch
 from ..generator.key import KernelKey
 from ..generator.matrix import cells, supports
 from ..generator.rules import OK, Status, no
 from . import devices
-from .candidate import ALONG_M, ALONG_N, HEURISTIC, Candidate, Launch
+from .candidate import ALONG_M, ALONG_N, HEURISTIC, Candidate
 from .devices import Device
 from .reduction import BatchInvariant
-from .tile_scheduler import SWIZZLES
 
 F = TypeVar("F")
 
@@ -48,31 +48,20 @@ class KernelSearch(abc.ABC, Generic[F]):
     batch_invariant: bool = False
 
     @abc.abstractmethod
-    def supports(self, key: KernelKey, formulation: F) -> Status:
-        """Whether a kernel serves the problem as it is put here; the reason says why not."""
-
     def traits(self, formulation: F) -> Hashable:
-        """All that `matches` depends on; None: that is for every problem to say."""
-        del formulation
-        return None
-
-    def matches(self, key: KernelKey, formulation: F) -> Status:
-        """The part of `supports` that the extents do not matter to."""
-        return self.supports(key, formulation)
-
-    def fits(self, key: KernelKey, formulation: F) -> Status:
-        """The other part of it."""
-        del key, formulation
-        return OK
+        """All that `matches` and `cells` depend on: problems with the same traits have the same kernels."""
 
     @abc.abstractmethod
-    def cost(self, key: KernelKey, formulation: F, shared_bytes: int) -> Launch:
-        """Estimated seconds of a kernel that serves it, with the launch options that are best for it."""
+    def matches(self, key: KernelKey, formulation: F) -> Status:
+        """Whether a kernel serves such problems; the reason says why not."""
 
-    def bound(self, key: KernelKey, formulation: F, shared_bytes: int) -> float:
-        """Seconds that `cost`, which takes longer to say, does not stay below."""
-        del key, formulation, shared_bytes
-        return 0.0
+    def supports(self, key: KernelKey, formulation: F) -> Status:
+        """Whether a kernel serves the problem as it is put here: it matches, and the extents suit it."""
+        return self.matches(key, formulation)
+
+    def extents(self, formulation: F) -> tuple[int, ...]:
+        """What the model asks of the problem as it is put here; see `estimate.Extents`."""
+        return ()
 
     @abc.abstractmethod
     def reason(self) -> str:
@@ -89,34 +78,29 @@ class KernelSearch(abc.ABC, Generic[F]):
 
     def op_of(self, formulation: F) -> str:
         """The operation whose kernels take a formulation."""
-        del formulation
         return self.op
 
     def cells(self, arch: SmArch, group: Sequence[F]) -> Iterable[Iterable[KernelKey]]:
         """Keys that can be compiled for an arch, in sets: one is looked at where those before it serve nothing."""
-        del group
         yield matrix(self.op, arch)
 
     def launches(self, candidate: Candidate[F]) -> Iterable[Candidate[F]]:
         """A candidate with each of its launch options: for the persistent scheduler its swizzles and raster orders."""
         if candidate.raster == HEURISTIC:
             return (candidate,)
-        options = itertools.product(SWIZZLES, (ALONG_M, ALONG_N))
+        options = itertools.product(_core.SWIZZLES, (ALONG_M, ALONG_N))
         return (dataclasses.replace(candidate, swizzle=swizzle, raster=raster) for swizzle, raster in options)
 
     def helpers(self, formulation: F) -> Sequence[KernelSearch[Any]]:
         """Kernels that are launched beside the one of a formulation, such as casts."""
-        del formulation
         return ()
 
     def least(self, candidate: Candidate[F]) -> float:
         """A time that no kernel is estimated to stay below, whatever its tile and generation."""
-        del candidate
         return LEAST_SECONDS
 
     def note(self, formulation: F) -> str:
         """The note of `explain` on a formulation; empty if the problem is computed as it stands."""
-        del formulation
         return ""
 
     def fingerprint(self) -> Hashable:
@@ -138,7 +122,6 @@ class KernelSearch(abc.ABC, Generic[F]):
             arch: the compile target.
             best: the candidate that is compiled instead, where there is one.
         """
-        del arch
         return None if best is None else best.key
 
     def refusal(self, best: Candidate[F] | None, remedy: str) -> CutlassError:
@@ -166,19 +149,16 @@ class ExactSearch(KernelSearch[None]):
         self._wanted = make(devices.require_arch(device))
         self.op = self._wanted.op
 
-    def supports(self, key: KernelKey, formulation: None) -> Status:
-        """Whether it is the key, whatever its arch."""
-        del formulation
-        return OK if key == self.make(key.arch) else no("it does another task")
+    def traits(self, formulation: None) -> Hashable:
+        """The key."""
+        return self._wanted
 
-    def cost(self, key: KernelKey, formulation: None, shared_bytes: int) -> Launch:
-        """Nothing: there is no other."""
-        del key, formulation, shared_bytes
-        return Launch(0.0)
+    def matches(self, key: KernelKey, formulation: None) -> Status:
+        """Whether it is the key, whatever its arch."""
+        return OK if key == self.make(key.arch) else no("it does another task")
 
     def cells(self, arch: SmArch, group: Sequence[None]) -> Iterable[Iterable[KernelKey]]:
         """The key alone."""
-        del group
         yield (self.make(arch),)
 
     def reason(self) -> str:
@@ -187,7 +167,6 @@ class ExactSearch(KernelSearch[None]):
 
     def refusal(self, best: Candidate[None] | None, remedy: str) -> CutlassError:
         """The error where the table lacks it and it must not be compiled."""
-        del remedy
         if best is None:
             return UnsupportedError(self.reason())
         return KernelNotFoundError(f"the table lacks {best.key.name}, and it must not be compiled")

@@ -21,6 +21,7 @@ from ..jit import kernels
 from . import devices, table, tuning
 from .candidate import Candidate, KernelInfo
 from .reduction import Reduction, reduction_of
+from .rosters import Kernel, Roster, roster
 from .search import KernelSearch, matrix
 
 F = TypeVar("F")
@@ -32,8 +33,70 @@ FAR = 0.5
 """The part for one that is compiled whether or not `background` was asked for: the table has what serves anything."""
 
 
-COMMON_PART = 1.01
-"""How much longer a common kernel takes, by the model, than one of a single tree, which serves where both are there."""
+def _running(search: KernelSearch[Any], op: str) -> Iterator[Kernel]:
+    """The table's kernels of an operation that run on the device."""
+    for info in table.rows():
+        if info.key.op != op or (search.arch is not None and info.key.arch is not search.arch):
+            continue
+        suitability = devices.rank_arch(info.key.arch, search.device, ptx=info.ptx, cuda_version=info.cuda_version)
+        if suitability is not None:
+            yield suitability, info.key, info, info.shared_bytes
+
+
+def _runs(search: KernelSearch[Any], key: KernelKey, shared_bytes: int) -> bool:
+    """Whether the device has the shared memory for a kernel, and its reduction is that of the problem."""
+    if shared_bytes > search.device.shared_memory:
+        return False
+    return not search.batch_invariant or (reduction(search) is not None and reduction_of(key) == reduction(search))
+
+
+def _source(search: KernelSearch[Any], *of: Hashable) -> Hashable:
+    """All but traits that decides which kernels of some there are for a problem."""
+    return of, reduction(search) if search.batch_invariant else ""
+
+
+def _built(search: KernelSearch[F], *, built_helpers: bool) -> Iterator[tuple[Roster[F], Sequence[F]]]:
+    """The table's kernels that may serve a problem, and the formulations: those of each group."""
+    rows = table.rows()
+    for group in search.formulations:
+        possible = group
+        if built_helpers:
+            possible = [of for of in group if all(map(first, search.helpers(of)))]
+
+        def kernels(group: Sequence[F] = possible) -> Iterator[Kernel]:
+            running = itertools.chain.from_iterable(
+                _running(search, op) for op in dict.fromkeys(map(search.op_of, group))
+            )
+            return (kernel for kernel in running if _runs(search, kernel[1], kernel[3]))
+
+        if found := roster(search, _source(search, id(rows), search.arch), rows, kernels, possible):
+            yield found, possible
+
+
+def _compiled(search: KernelSearch[F]) -> Iterator[tuple[Roster[F], Sequence[F]]]:
+    """The matrix's cells that may serve a problem, and the formulations: those of each set of each group.
+
+    Raises:
+        UnsupportedError: the GPU has no compile target.
+    """
+    target = require_target(search)
+    if devices.rank_arch(target, search.device, ptx=True) is None:
+        return
+    for group in search.formulations:
+        for number in itertools.count():
+
+            def kernels(group: Sequence[F] = group, number: int = number) -> Iterator[Kernel] | None:
+                keys = next(itertools.islice(search.cells(target, group), number, None), None)
+                if keys is None:
+                    return None
+                # What is compiled for one problem has its tree.
+                cells = ((0, key, None, shared_memory(key)) for key in keys if not is_common(key.epilogue))
+                return (cell for cell in cells if _runs(search, cell[1], cell[3]))
+
+            found = roster(search, _source(search, target, number), None, kernels, group)
+            if found is None:
+                break
+            yield found, group
 
 
 def rank(search: KernelSearch[F], *, built_helpers: bool = True) -> list[Candidate[F]]:
@@ -43,88 +106,14 @@ def rank(search: KernelSearch[F], *, built_helpers: bool = True) -> list[Candida
         search: the problem's kernels.
         built_helpers: whether the table must have the helpers of a formulation too.
     """
-    found = [
-        (suitability, _candidate(search, info.key, info, info.shared_bytes, formulation))
-        for suitability, info, formulation in _serving(search, built_helpers=built_helpers)
-    ]
-    # Native cells first: a translated cell costs a compilation in the driver at its first launch.
-    found.sort(key=lambda pair: (pair[0], pair[1].seconds, pair[1].key.name))
-    return [candidate for _, candidate in found]
+    built = _built(search, built_helpers=built_helpers)
+    return next(filter(None, (found.every(search, group) for found, group in built)), [])
 
 
 def first(search: KernelSearch[F], *, built_helpers: bool = True) -> Candidate[F] | None:
     """The first of `rank`, whose arguments these are; the cost of those that cannot be it is not estimated."""
-    waiting = [
-        (suitability, search.bound(info.key, formulation, info.shared_bytes) * _part(info.key), info, formulation)
-        for suitability, info, formulation in _serving(search, built_helpers=built_helpers)
-    ]
-    waiting.sort(key=lambda entry: entry[:2])
-    best: tuple[int, float, str] | None = None
-    found = None
-    for suitability, bound, info, formulation in waiting:
-        if best is not None and (suitability, bound) > best[:2]:
-            break
-        candidate = _candidate(search, info.key, info, info.shared_bytes, formulation)
-        order = suitability, candidate.seconds, info.key.name
-        if best is None or order < best:
-            best, found = order, candidate
-    return found
-
-
-def _serving(search: KernelSearch[F], *, built_helpers: bool) -> list[tuple[int, KernelInfo, F]]:
-    """The table's kernels that serve a problem: how well the arch of each suits, and in which formulation it does."""
-    for group in search.formulations:
-        possible = group
-        if built_helpers:
-            possible = [key for key in group if all(rank(helper) for helper in search.helpers(key))]
-        found: list[tuple[int, KernelInfo, F]] = []
-        for op in dict.fromkeys(map(search.op_of, possible)):
-            of_op = [key for key in possible if search.op_of(key) == op]
-            for suitability, info, matching in _matching(search, op, of_op):
-                if _runs(search, info.key, info.shared_bytes):
-                    served = (of_op[index] for index in matching if search.fits(info.key, of_op[index]))
-                    found += [(suitability, info, formulation) for formulation in served]
-        if found:
-            return found
-    return []
-
-
-_Matching = list[tuple[int, KernelInfo, list[int]]]
-_KNOWN_AT_MOST = 256
-_known_matching: dict[Hashable, tuple[Sequence[KernelInfo], _Matching]] = {}
-"""The result of `_matching` and the table's rows that it is of, by those rows and all else that decides."""
-
-
-def _matching(search: KernelSearch[F], op: str, formulations: Sequence[F]) -> _Matching:
-    """The kernels of `_running` that match formulations, and the places of these among them."""
-
-    def found() -> _Matching:
-        every = (
-            (suitability, info, [place for place, of in enumerate(formulations) if search.matches(info.key, of)])
-            for suitability, info in _running(search, op)
-        )
-        return [entry for entry in every if entry[2]]
-
-    traits = tuple(map(search.traits, formulations))
-    if None in traits:
-        return found()
-    rows = table.kernels(op=op)  # which are kept, so that no others get their ids
-    known = (op, type(search), search.op, search.arch, search.device, traits, tuple(map(id, rows)))
-    if known not in _known_matching:
-        if len(_known_matching) >= _KNOWN_AT_MOST:
-            _known_matching.clear()
-        _known_matching[known] = rows, found()
-    return _known_matching[known][1]
-
-
-def _running(search: KernelSearch[Any], op: str) -> Iterator[tuple[int, KernelInfo]]:
-    """The table's kernels of an operation that run on the device, each with how well its arch suits (`rank_arch`)."""
-    for info in table.kernels(op=op):
-        if search.arch is not None and info.key.arch is not search.arch:
-            continue
-        suitability = devices.rank_arch(info.key.arch, search.device, ptx=info.ptx, cuda_version=info.cuda_version)
-        if suitability is not None:
-            yield suitability, info
+    built = _built(search, built_helpers=built_helpers)
+    return next(filter(None, (found.first(search, group) for found, group in built)), None)
 
 
 _reductions: weakref.WeakKeyDictionary[KernelSearch[Any], Reduction | None] = weakref.WeakKeyDictionary()
@@ -146,14 +135,14 @@ def _settled(search: KernelSearch[F]) -> Reduction | None:
     groups = search.of_many_rows()
     for group in groups:
         ops = dict.fromkeys(map(search.op_of, group))
-        built = ((suitability, info.key) for op in ops for suitability, info in _running(search, op))
-        if found := _commonest(search, group, built):
+        of_table = ((suitability, key) for op in ops for suitability, key, *_ in _running(search, op))
+        if found := _commonest(search, group, of_table):
             return found
     target = require_target(search)
     for group in groups:
         for keys in search.cells(target, group):
-            compiled = ((0, key) for key in keys if not is_common(key.epilogue))
-            if found := _commonest(search, group, compiled):
+            of_matrix = ((0, key) for key in keys if not is_common(key.epilogue))
+            if found := _commonest(search, group, of_matrix):
                 return found
     return None
 
@@ -182,25 +171,12 @@ def rank_cells(search: KernelSearch[F]) -> list[Candidate[F]]:
     Raises:
         UnsupportedError: the GPU has no compile target.
     """
-    target = require_target(search)
-    if devices.rank_arch(target, search.device, ptx=True) is None:
-        return []
-    for group in search.formulations:
-        for keys in search.cells(target, group):
-            found: list[Candidate[F]] = []
-            for key in keys:
-                if is_common(key.epilogue):
-                    continue  # what is compiled for one problem has its tree
-                of_op = [cell for cell in group if search.op_of(cell) == key.op]
-                found += _candidates(search, key, None, shared_memory(key), of_op)
-            if found:
-                return sorted(found, key=lambda candidate: (candidate.seconds, candidate.key.name))
-    return []
+    return next(filter(None, (found.every(search, group) for found, group in _compiled(search))), [])
 
 
 def best_cell(search: KernelSearch[F]) -> Candidate[F] | None:
     """The first of `rank_cells`; None when no cell serves the problem."""
-    return next(iter(rank_cells(search)), None)
+    return next(filter(None, (found.first(search, group) for found, group in _compiled(search))), None)
 
 
 def serving(search: KernelSearch[Any], arch: SmArch) -> Iterator[KernelKey]:
@@ -245,44 +221,16 @@ def candidate_of(search: KernelSearch[F], key: KernelKey) -> Candidate[F]:
     if not status:
         raise UnsupportedError(status.reason)
     for group in search.formulations:
-        found = list(_candidates(search, key, None, shared_memory(key), group))
-        if found:
-            return min(found, key=lambda candidate: candidate.seconds)
+        if found := _candidates(search, key, None, shared_memory(key), group):
+            return found[0]
     raise UnsupportedError(f"{key.name} cannot serve this problem: types, layouts or alignments differ")
 
 
-def _runs(search: KernelSearch[Any], key: KernelKey, shared_bytes: int) -> bool:
-    """Whether the device has the shared memory for a kernel, and its reduction is that of the problem."""
-    if shared_bytes > search.device.shared_memory:
-        return False
-    return not search.batch_invariant or (
-        reduction(search) is not None and reduction_of(key) == reduction(search)
-    )  # fmt: skip
-
-
-def _candidate(
-    search: KernelSearch[F], key: KernelKey, info: KernelInfo | None, shared_bytes: int, formulation: F
-) -> Candidate[F]:
-    """A kernel in a formulation that it serves."""
-    launch = search.cost(key, formulation, shared_bytes)
-    return Candidate(
-        key, info, launch.seconds * _part(key), formulation, launch.split_k, launch.swizzle, launch.raster
-    )  # fmt: skip
-
-
 def _candidates(
-    search: KernelSearch[F], key: KernelKey, info: KernelInfo | None, shared_bytes: int, formulations: Iterable[F]
+    search: KernelSearch[F], key: KernelKey, info: KernelInfo | None, shared_bytes: int, group: Sequence[F]
 ) -> list[Candidate[F]]:
-    """A kernel in the formulations that it serves."""
-    if not _runs(search, key, shared_bytes):
-        return []
-    served = (formulation for formulation in formulations if search.supports(key, formulation))
-    return [_candidate(search, key, info, shared_bytes, formulation) for formulation in served]
-
-
-def _part(key: KernelKey) -> float:
-    """How much longer a kernel takes than the model says of one with a single tree."""
-    return COMMON_PART if is_common(key.epilogue) else 1.0
+    """A kernel in the formulations that it serves, the fastest first."""
+    return Roster.of(search, None, [(0, key, info, shared_bytes)], group).every(search, group)
 
 
 def choose(
@@ -341,7 +289,7 @@ def _tuned(search: KernelSearch[F], *, built: bool, compiling: bool) -> Candidat
     if not 0 <= record.formulation < len(formulations):
         return None
     formulation = formulations[record.formulation]
-    rows = (info for info in table.kernels(op=search.op_of(formulation)) if built and info.key == record.key)
+    rows = (info for info in table.rows() if built and info.key == record.key)
     info = next(rows, None)
     portable = info is None or info.ptx
     if not (info or compiling) or devices.rank_arch(record.key.arch, search.device, ptx=portable) is None:
@@ -411,7 +359,7 @@ def too_new(search: KernelSearch[Any]) -> str:
     device = search.device
     found = [
         info
-        for info in table.kernels()
+        for info in table.rows()
         if info.ptx
         and not devices.translates(device, info.cuda_version)
         and (search.arch is None or info.key.arch is search.arch)
@@ -486,7 +434,8 @@ def nearest_built(wanted: KernelKey) -> tuple[str, tuple[str, ...]] | None:
     names = [field.name for field in dataclasses.fields(KernelKey)]
     found = [
         (info.name, tuple(name for name in names if getattr(wanted, name) != getattr(info.key, name)))
-        for info in table.kernels(op=wanted.op)
+        for info in table.rows()
+        if info.key.op == wanted.op
     ]
     return min(found, key=lambda pair: (len(pair[1]), pair[0]), default=None)
 

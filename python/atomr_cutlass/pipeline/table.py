@@ -45,17 +45,21 @@ def kernels(
     check_options(op=op, arch=arch, filter=filter)
     if dtype is not None:
         check_options(dtype=dtype)
-    load_packs()
-    rows = _rows(_core.registry_generation(), len(_cubins))
     matches = pattern_matcher(filter) if filter else None
     return [
         info
-        for info in rows
+        for info in rows()
         if (op is None or info.key.op == op)
         and (arch is None or info.key.arch is arch)
         and (dtype is None or _has_dtype(info.key, dtype))
         and (matches is None or matches(info.name))
     ]
+
+
+def rows() -> tuple[KernelInfo, ...]:
+    """The table as it stands; the same tuple until it grows."""
+    load_packs()
+    return _rows(_core.registry_generation(), len(_cubins))
 
 
 def _has_dtype(key: KernelKey, dtype: CutlassDtype) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-from collections.abc import Iterable, Sequence
+from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,7 +21,7 @@ from ...generator.key import KernelKey
 from ...generator.matrix import supports, with_epilogue
 from ...generator.rules import FP8_TYPES, OK, Status, accumulator, conv_types, no, supports_tree
 from ...pipeline import search, select
-from ...pipeline.candidate import Candidate, Launch
+from ...pipeline.candidate import Candidate
 from ...pipeline.devices import Device
 from ...pipeline.problem import GemmFormulation, GemmProblem, MatrixSpec, row_major
 from ...pipeline.search import KernelSearch
@@ -30,7 +30,7 @@ from ..gemm.kernels import GemmSearch
 from . import problem as conv_problem
 from .geometry import DGRAD, FPROP, WGRAD
 from .problem import ConvProblem, packed
-from .support import CAST_ALIGNMENT, CAST_SECONDS, convolves, seconds
+from .support import CAST_ALIGNMENT, ConvTraits, convolves, extents_of, traits_of
 
 SLICES = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 ONE_TAP = "a filter of one tap: a GEMM"
@@ -93,12 +93,11 @@ class CastSearch(KernelSearch[None]):
         self.device, self.arch = device, arch
         self._types = (dtype, wanted)
 
-    def supports(self, key: KernelKey, formulation: None) -> Status:
-        return OK if (key.a, key.d) == self._types else _OTHER_CAST
+    def traits(self, formulation: None) -> Hashable:
+        return self._types
 
-    def cost(self, key: KernelKey, formulation: None, shared_bytes: int) -> Launch:
-        """The same for all."""
-        return Launch(CAST_SECONDS)
+    def matches(self, key: KernelKey, formulation: None) -> Status:
+        return OK if (key.a, key.d) == self._types else _OTHER_CAST
 
     def reason(self) -> str:
         return f"no kernel casts {self._types[0].value} to {self._types[1].value}"
@@ -136,6 +135,7 @@ class ConvSearch(KernelSearch[ConvFormulation]):
             UnsupportedError: no kernel ever serves it; says why.
         """
         self.problem, self.device, self.arch, self.op = problem, device, arch, problem.op
+        self._known: dict[int, tuple[ConvProblem, ConvTraits]] = {}
         self._product = None if formulations is not None else self._as_gemm()
         self.formulations = self._all() if formulations is None else formulations
 
@@ -197,18 +197,33 @@ class ConvSearch(KernelSearch[ConvFormulation]):
         """The convolution's own, or that of GEMM."""
         return self.op if formulation.product is None else GEMM
 
+    def traits(self, formulation: ConvFormulation) -> Hashable:
+        """Those of the convolution and of the product, and whether the caller has a tree."""
+        product = self._product
+        of_product = None if product is None or formulation.product is None else product.traits(formulation.product)
+        return self._conv_traits(formulation), of_product, self.problem.fusion is not None
+
+    def _conv_traits(self, formulation: ConvFormulation) -> ConvTraits:
+        problem, split = formulation.problem, formulation.split_k > 1
+        if id(problem) not in self._known:  # slices of K are formulations of one problem
+            self._known[id(problem)] = problem, traits_of(problem)
+        return self._known[id(problem)][1]._replace(split=split)
+
+    def matches(self, key: KernelKey, formulation: ConvFormulation) -> Status:
+        if formulation.product is not None and self._product is not None:
+            return self._product.matches(key, formulation.product)
+        return convolves(key, self._conv_traits(formulation))
+
     def supports(self, key: KernelKey, formulation: ConvFormulation) -> Status:
         if formulation.product is not None and self._product is not None:
             return self._product.supports(key, formulation.product)
-        return convolves(key, formulation.problem, formulation.split_k)
+        return self.matches(key, formulation)
 
-    def cost(self, key: KernelKey, formulation: ConvFormulation, shared_bytes: int) -> Launch:
-        """Estimated seconds, with casts of the result and adding up slices, but without casts of the operands."""
-        if formulation.product is not None and self._product is not None:
-            return self._product.cost(key, formulation.product, shared_bytes)
-        split_k = formulation.split_k
-        taken = seconds(key, formulation.problem, self.device, split_k)
-        return Launch(taken + (CAST_SECONDS if formulation.wide and split_k == 1 else 0.0), split_k)
+    def extents(self, formulation: ConvFormulation) -> tuple[int, ...]:
+        """Those of the product, or of the convolution without casts of the operands."""
+        if formulation.product is not None:
+            return formulation.product.extents
+        return extents_of(formulation.problem, formulation.split_k, wide=formulation.wide)
 
     def cells(self, arch: SmArch, group: Sequence[ConvFormulation]) -> Iterable[Iterable[KernelKey]]:
         """The matrix's cells; where none serves, keys that differ from one in an option that every cell compiles with.

@@ -16,7 +16,7 @@ from ...generator.key import ROW, KernelKey
 from ...generator.matrix import cells, shared_memory
 from ...generator.rules import gemm_types, supports_layouts, supports_tree
 from ...pipeline import devices, estimate, select
-from ...pipeline.candidate import Candidate, Launch
+from ...pipeline.candidate import Candidate
 from ...pipeline.plan import (
     ALWAYS,
     NO_PRODUCT,
@@ -46,21 +46,6 @@ class GemmSearch(ProductSearch):
     """Kernels for a GEMM."""
 
     op = OP
-
-    def cost(self, key: KernelKey, formulation: GemmFormulation, shared_bytes: int) -> Launch:
-        """The fastest launch, with as many slices of K as are best."""
-        launches = (
-            estimate.launch(key, formulation, self.device, shared_bytes, slices)
-            for slices in self.slices(key, formulation)
-        )
-        return min(launches, key=lambda launch: (launch.seconds, launch.split_k))
-
-    def bound(self, key: KernelKey, formulation: GemmFormulation, shared_bytes: int) -> float:
-        return estimate.bound(key, formulation, self.device)
-
-    def slices(self, key: KernelKey, formulation: GemmFormulation) -> tuple[int, ...]:
-        """As `split_choices`; one where K must not be divided."""
-        return (1,) if self.batch_invariant else split_choices(key, formulation)
 
     def of_many_rows(self) -> Sequence[Sequence[GemmFormulation]]:
         """The formulations, as if there were at least two rows: a single one leaves layouts and alignments open.
@@ -131,7 +116,12 @@ class GemmSearch(ProductSearch):
         of_tree = bool(lower.split(problem.epilogue)[1])
         keys = ((DEFAULT, key) for key in cells_of(OP, arch, problem)) if of_tree else cells([arch])
         found = [
-            (max(tier, DEFAULT), estimate.seconds(key, variant, self.device, shared_memory(key)), key.name, key)
+            (
+                max(tier, DEFAULT),
+                estimate.launch(key, variant.extents, self.device, shared_memory(key)).seconds,
+                key.name,
+                key,
+            )
             for tier, key in keys
             for variant in group
             if self.supports(key, variant)
@@ -165,17 +155,6 @@ def _tree_refusal(problem: GemmProblem, possible: Sequence[Variant]) -> str:
         except ValueError as error:
             return str(error)
     return supports_tree(program, problem.acc, problem.d.dtype).reason
-
-
-def split_choices(key: KernelKey, variant: Variant) -> tuple[int, ...]:
-    """The slices of K that a kernel may be run with.
-
-    The sm80 generation adds the slices up in D itself, one after the other: with a D narrower than the accumulator that
-    would round at every step, and batches already use the grid dimension that the slices would need.
-    """
-    if key.generation != "sm80" or variant.batch > 1 or key.d.bits < key.acc.bits or key.epilogue != "lc":
-        return (1,)
-    return tuple(s for s in (1, 2, 4, 8, 16) if s == 1 or variant.k >= s * 8 * key.tile[2])
 
 
 # ----------------------------------------------------------------------------------------------------------------------

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import abc
 import contextlib
 import dataclasses
 import functools
@@ -14,7 +13,6 @@ from ...generator.archs import SmArch
 from ...generator.dtypes import CutlassDtype
 from ...generator.epilogue import lower
 from ...generator.epilogue.common import common_of, form_of
-from ...generator.families import gemm_few_sm90
 from ...generator.key import KernelKey
 from ...generator.matrix import supports, with_epilogue
 from ...generator.rules import FEW, OK, Status, no
@@ -79,10 +77,6 @@ class ProductSearch(KernelSearch[GemmFormulation]):
         """
         return formulations(problem)
 
-    @abc.abstractmethod
-    def slices(self, key: KernelKey, formulation: GemmFormulation) -> tuple[int, ...]:
-        """The slices of K that a kernel may be run with."""
-
     def _formulate(self, problems: Sequence[GemmProblem]) -> list[Sequence[GemmFormulation]]:
         """The formulations of each problem; of preferred ones, those before the last, where kernels can read them."""
         groups: list[Sequence[GemmFormulation]] = []
@@ -92,14 +86,13 @@ class ProductSearch(KernelSearch[GemmFormulation]):
         return [*groups, self.put(problems[-1])]
 
     def supports(self, key: KernelKey, formulation: GemmFormulation) -> Status:
-        """Whether a kernel computes the problem as it is put here: types, layouts and alignments."""
+        """Whether a kernel computes the problem as it is put here: one for few rows or columns wants few."""
         status = self.matches(key, formulation)
-        return status and self.fits(key, formulation)
+        many = key.mainloop == FEW and not estimate.kernel_of(key).is_few(formulation.m, formulation.n)
+        return _MANY_ROWS if status and many else status
 
-    def fits(self, key: KernelKey, formulation: GemmFormulation) -> Status:
-        """Kernels for few rows or columns want few."""
-        few = key.mainloop == FEW
-        return _MANY_ROWS if few and not gemm_few_sm90.serves(key, formulation.m, formulation.n) else OK
+    def extents(self, formulation: GemmFormulation) -> tuple[int, ...]:
+        return formulation.extents
 
     def traits(self, formulation: GemmFormulation) -> Hashable:
         """Types, math mode, epilogue, scales, layouts and alignments."""
@@ -147,13 +140,14 @@ class ProductSearch(KernelSearch[GemmFormulation]):
     def launches(self, candidate: GemmCandidate) -> Iterable[GemmCandidate]:
         """Its swizzles and raster orders, with each number of slices of K."""
         stream_k = candidate.key.scheduler == "streamk"
-        slices = STREAM_K_SLICES if stream_k else self.slices(candidate.key, candidate.formulation)
+        of_model = (1,) if self.batch_invariant else estimate.slices(candidate.key, candidate.formulation.extents)
+        slices = STREAM_K_SLICES if stream_k else of_model
         made = super().launches(candidate)
         return (dataclasses.replace(launch, split_k=count) for launch in made for count in slices)
 
     def least(self, candidate: GemmCandidate) -> float:
         """A time that no kernel of these types is estimated to stay below."""
-        return estimate.least(candidate.key, candidate.formulation, self.device)
+        return estimate.least(candidate.key, candidate.formulation.extents, self.device)
 
     def fingerprint(self) -> Hashable:
         """Extents, element types, and layouts and alignments as kernels read them, whatever the strides."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -16,32 +15,17 @@ from ...errors import UnsupportedError
 from ...generator.archs import SmArch
 from ...generator.epilogue.lower import LINEAR, is_common, split
 from ...generator.epilogue.tree import RESULT
-from ...generator.families.gemv import OP, THREADS
-from ...generator.key import COLUMN, KernelKey
+from ...generator.families.gemv import OP
+from ...generator.key import COLUMN
 from ...generator.rules import gemm_types, supports_tree
 from ...pipeline import devices, select
-from ...pipeline.candidate import Launch
 from ...pipeline.devices import Device
-from ...pipeline.estimate import DRAM_BYTES_PER_SECOND, LAUNCH_SECONDS
 from ...pipeline.plan import Address, Plan, Steps, moved
 from ...pipeline.planning import PlanOptions, planned
 from ...pipeline.problem import GemmFormulation, GemmProblem, formulations
 from ..gemm.kernels import nonempty, product_args
 from ..gemm.search import GemmCandidate, ProductSearch
 from .problem import transposed, vector_of
-
-BLOCKS = 3
-"""Thread blocks of a multiprocessor that have enough under way to read memory as fast as it can be read."""
-RESIDENT = 4
-"""That run on it at once."""
-AT_ONCE = 4
-"""Vectors that a thread reads at once."""
-ROWS = 32
-"""Rows of a matrix that is contiguous along N, of which a thread block reads vectors in one step."""
-SLICES_SECONDS = 2.0e-6
-"""Leaving the sums of slices of K in memory, and adding them up."""
-NARROW = 0.5
-"""Share of the memory's rate that loads of single elements reach."""
 
 
 class GemvSearch(ProductSearch):
@@ -53,33 +37,6 @@ class GemvSearch(ProductSearch):
         """The vectors with any stride, as columns are, beside each layout of the matrix."""
         made = formulations(problem)
         return [each for each in made if not each.swapped and each.layout_a == each.layout_d == COLUMN]
-
-    def slices(self, key: KernelKey, formulation: GemmFormulation) -> tuple[int, ...]:
-        """Powers of two that leave each thread twice what it reads at once."""
-        step = THREADS * 128 // key.b.bits if key.layout_b == COLUMN else ROWS
-        return tuple(1 << bits for bits in range(7) if bits == 0 or formulation.k >= 2 * AT_ONCE * step << bits)
-
-    def cost(self, key: KernelKey, formulation: GemmFormulation, shared_bytes: int) -> Launch:
-        """The fastest launch: every element is read once, the faster the more thread blocks there are."""
-        device, n, k = self.device, formulation.n, formulation.k
-        wide = 128 // key.b.bits
-        seconds = formulation.batch * n * k * key.b.bits / 8 / DRAM_BYTES_PER_SECOND.get(device.capability, 1e12)
-        seconds /= NARROW if key.align_b == 1 else 1.0
-
-        def launch(slices: int) -> Launch:
-            if key.layout_b == COLUMN:  # threads share columns as far as each has enough to read
-                threads = min(THREADS, max(THREADS // key.tile[1], k // slices // (AT_ONCE * wide)))
-                blocks = math.ceil(n * threads / THREADS)
-            else:
-                blocks = math.ceil(n / (8 * wide))
-            each = blocks * formulation.batch * slices / device.multiprocessors
-            waves = max(1.0, each / RESIDENT)
-            # Where thread blocks take long, those of the last wave leave multiprocessors idle.
-            uneven = 1.0 if key.layout_b == COLUMN else (1 + math.ceil(waves) / waves) / 2
-            busy = seconds * uneven / min(1.0, each / BLOCKS)
-            return Launch(busy + LAUNCH_SECONDS + (SLICES_SECONDS if slices > 1 else 0.0), slices)
-
-        return min(map(launch, self.slices(key, formulation)), key=lambda made: (made.seconds, made.split_k))
 
     def reason(self) -> str:
         """Why no cell of the matrix serves the problem."""

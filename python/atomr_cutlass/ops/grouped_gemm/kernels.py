@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Iterable, Sequence
+from collections.abc import Hashable, Iterable, Sequence
 
 from ...arrays.numerics import FAST
+from ...errors import CutlassError
 from ...generator.archs import SmArch
 from ...generator.dtypes import CutlassDtype
 from ...generator.epilogue.common import as_bias_and_activation, common_of
@@ -15,10 +16,7 @@ from ...generator.epilogue.tree import ROW as ROW_KIND
 from ...generator.key import COLUMN, ROW, KernelKey
 from ...generator.matrix import ARCHS, cells, supports, with_epilogue
 from ...generator.rules import FP8_TYPES, HALF_TYPES, OK, Status, no
-from ...pipeline import estimate
-from ...pipeline.candidate import Launch
 from ...pipeline.devices import Device
-from ...pipeline.problem import Variant
 from ...pipeline.search import KernelSearch, matrix
 from .problem import (
     ALONG_K,
@@ -31,12 +29,6 @@ from .problem import (
     read_layout,
     source_layout,
 )
-
-FULL_ACCUMULATION = 1.05
-"""How much longer than with fast accumulation an fp8 kernel takes, by the model."""
-NARROW = 1.5
-"""Factor on the model's time of a kernel that reads single elements: it serves only layouts that no other reads."""
-EMPTY_ROWS = 0.05
 
 _OTHER_TYPES = no("its element types or math mode differ")
 _OTHER_SCALES = no("its scales differ")
@@ -57,7 +49,19 @@ class GroupedSearch(KernelSearch[GroupedProblem]):
         self.problem, self.device, self.arch, self.batch_invariant = problem, device, arch, batch_invariant
         self.formulations = () if problem.empty else ((problem,),)
 
-    def supports(self, key: KernelKey, formulation: GroupedProblem) -> Status:
+    def traits(self, formulation: GroupedProblem) -> Hashable:
+        """Types, math mode, scales, epilogue, form, and how arrays can be read in either layout."""
+        problem, fusion = formulation, formulation.fusion
+        scales = problem.block_scales, problem.scale_a is not None or problem.scale_b is not None
+        bias = None if fusion is None or not fusion.inputs else tuple(map(source_layout, fusion.inputs[0].arrays))
+        return (
+            problem.a[0].dtype, problem.b[0].dtype, problem.d[0].dtype, problem.math, scales, problem.form,
+            None if fusion is None else (fusion.tree.program, bias is None or _widths(bias)),
+            *(_widths(read_layout(spec, layout, "") for spec in specs)
+              for specs in (problem.a, problem.b, problem.c, problem.d) for layout in (ROW, COLUMN)),
+        )  # fmt: skip
+
+    def matches(self, key: KernelKey, formulation: GroupedProblem) -> Status:
         if not _multiplies(key, formulation):
             return _OTHER_TYPES
         if not _scales(key, formulation):
@@ -69,19 +73,10 @@ class GroupedSearch(KernelSearch[GroupedProblem]):
             return _OTHER_EPILOGUE
         return OK if layouts_of(key, formulation) is not None else _OTHER_LAYOUT
 
-    def cost(self, key: KernelKey, formulation: GroupedProblem, shared_bytes: int) -> Launch:
-        """Estimated seconds of one launch, for all groups."""
+    def extents(self, formulation: GroupedProblem) -> tuple[int, ...]:
+        """Groups of expected extents."""
         groups, m, n, k = formulation.expected
-        variant = Variant(
-            swapped=False, m=m, n=n, k=k, batch=groups, layout_a=key.layout_a, layout_b=key.layout_b, lda=k, ldb=k,
-            ldc=n, ldd=n, batch_strides=(0, 0, 0, 0), align_a=key.align_a, align_b=key.align_b, align_d=key.align_d,
-            layout_d=key.layout_d,
-        )  # fmt: skip
-        seconds = estimate.seconds(key, variant, self.device, shared_bytes)
-        # Where memory bounds the time, all tiles cost the same; the fewer empty rows a tile has, the better.
-        seconds *= 1.0 + EMPTY_ROWS * (1.0 - m / (key.tile[0] * -(-m // key.tile[0])))
-        seconds *= NARROW if key.mainloop == "twostage" else 1.0
-        return Launch(seconds * (FULL_ACCUMULATION if key.a in FP8_TYPES and key.math != FAST else 1.0))
+        return m, n, k, groups, k, k
 
     def cells(self, arch: SmArch, group: Sequence[GroupedProblem]) -> Iterable[Iterable[KernelKey]]:
         """The matrix's cells, with the problem's epilogue in the place of their own where it has a tree."""
@@ -94,6 +89,19 @@ class GroupedSearch(KernelSearch[GroupedProblem]):
 
     def reason(self) -> str:
         return refusal(self.problem, self.arch or self.device.arch)
+
+
+def _widths(read: Iterable[ReadLayout | None]) -> tuple[int, int] | None:
+    """Bytes that accesses of all arrays may span, along rows of any extent and of their own; None: one is not read."""
+    strided, contiguous = 16, 16
+    try:
+        for layout in read:
+            if layout is None:
+                return None
+            strided, contiguous = min(strided, layout.strided), min(contiguous, layout.contiguous)
+    except CutlassError:  # whoever looks for kernels says so
+        return 0, 0
+    return strided, contiguous
 
 
 def _multiplies(key: KernelKey, problem: GroupedProblem) -> bool:

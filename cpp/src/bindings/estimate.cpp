@@ -1,0 +1,221 @@
+#include "../estimate.h"
+
+#include <pybind11/stl.h>
+
+#include "../ranking.h"
+#include "../split_division.h"
+#include "bindings.h"
+
+namespace py = pybind11;
+
+namespace atomr_cutlass {
+namespace {
+
+using namespace estimate;
+
+template <typename Value>
+Value named(std::map<std::string, Value> const& values, std::string const& name, Value other) {
+  auto const found = values.find(name);
+  return found == values.end() ? other : found->second;
+}
+
+Constants read_constants(py::dict const& values) {
+  Constants made{};
+#define ATOMR_CUTLASS_READ(name) made.name = values[#name].cast<double>();
+  ATOMR_CUTLASS_ESTIMATE_CONSTANTS(ATOMR_CUTLASS_READ)
+#undef ATOMR_CUTLASS_READ
+  made.DRAM_BYTES_PER_SECOND = values["DRAM_BYTES_PER_SECOND"].cast<decltype(made.DRAM_BYTES_PER_SECOND)>();
+  made.TILE_N_EFFICIENCY = values["TILE_N_EFFICIENCY"].cast<decltype(made.TILE_N_EFFICIENCY)>();
+  made.CONV_TILES_AT_ONCE = values["CONV_TILES_AT_ONCE"].cast<decltype(made.CONV_TILES_AT_ONCE)>();
+  made.ITERATOR_PENALTY = values["ITERATOR_PENALTY"].cast<decltype(made.ITERATOR_PENALTY)>();
+  made.STRIDE_PENALTY = values["STRIDE_PENALTY"].cast<decltype(made.STRIDE_PENALTY)>();
+  return made;
+}
+
+// The kernel of a KernelKey.
+std::shared_ptr<Kernel> read_kernel(py::object const& key, bool common, int64_t shared_bytes) {
+  auto const text = [&key](char const* name) { return key.attr(name).cast<std::string>(); };
+  auto const number = [&key](char const* name) { return key.attr(name).cast<int64_t>(); };
+  auto const bits = [&key](char const* name) { return key.attr(name).attr("bits").cast<int64_t>(); };
+  auto const made = std::make_shared<Kernel>();
+  made->name = text("name");
+  made->op = named<Op>({{"gemm", Op::kGemm},
+                        {"grouped_gemm", Op::kGrouped},
+                        {"gemv", Op::kGemv},
+                        {"conv2d_fprop", Op::kFprop},
+                        {"conv2d_dgrad", Op::kDgrad},
+                        {"conv2d_wgrad", Op::kWgrad},
+                        {"cast", Op::kCast}},
+                       text("op"), Op::kOther);
+  made->generation =
+      named<Generation>({{"sm80", Generation::kSm80}, {"sm90", Generation::kSm90}, {"sm120", Generation::kSm120}},
+                        text("generation"), Generation::kSm100);
+  made->mainloop = named<Mainloop>({{"few", Mainloop::kFew},
+                                    {"split", Mainloop::kSplit},
+                                    {"pingpong", Mainloop::kPingpong},
+                                    {"2sm", Mainloop::kTwoSm},
+                                    {"twostage", Mainloop::kTwoStage}},
+                                   text("mainloop"), Mainloop::kOther);
+  made->math = named<Math>(
+      {{"default", Math::kDefault}, {"fast", Math::kFast}, {"ieee", Math::kIeee}, {"3xtf32", Math::k3xTf32}},
+      text("math"), Math::kOther);
+  made->capability = key.attr("arch").attr("capability").cast<std::pair<int, int>>();
+  made->tile = key.attr("tile").cast<std::array<int64_t, 3>>();
+  made->cluster = key.attr("cluster").cast<std::array<int64_t, 3>>();
+  made->bits_a = bits("a"), made->bits_b = bits("b"), made->bits_d = bits("d");
+  made->align_a = number("align_a"), made->align_b = number("align_b");
+  made->a_along_k = text("layout_a") == "r", made->b_along_k = text("layout_b") == "c";
+  std::string const a = key.attr("a").attr("value").cast<std::string>();
+  made->f64 = a == "f64", made->i8 = a == "i8", made->fp8 = a == "e4m3" || a == "e5m2";
+  made->stream_k = text("scheduler") == "streamk", made->nosmem = text("epilogue_schedule") == "nosmem";
+  made->common = common;
+  made->slices_in_d = made->generation == Generation::kSm80 && made->bits_d >= bits("acc") && text("epilogue") == "lc";
+  made->depthwise = text("group_mode") == "depthwise";
+  made->iterator = text("iterator"), made->stride_support = text("stride_support");
+  made->shared_bytes = shared_bytes;
+  return made;
+}
+
+Gpu read_gpu(py::object const& device) {
+  Gpu made{};
+  made.capability = device.attr("capability").cast<std::pair<int, int>>();
+  if (py::object const arch = device.attr("arch"); !arch.is_none()) {
+    made.target = arch.attr("capability").cast<std::pair<int, int>>();
+  }
+  made.multiprocessors = device.attr("multiprocessors").cast<int64_t>();
+  made.shared_memory = device.attr("shared_memory").cast<int64_t>();
+  made.l2_bytes = device.attr("l2_bytes").cast<int64_t>();
+  return made;
+}
+
+py::tuple told(Launch const& launch) {
+  return py::make_tuple(launch.seconds, launch.split_k, launch.swizzle, launch.raster);
+}
+
+py::tuple told(Ranking::Found const& found) { return py::make_tuple(found.entry, found.place, told(found.launch)); }
+
+using Values = std::vector<int64_t>;
+using KernelPointer = std::shared_ptr<Kernel>;
+
+void bind_model(py::module_& module) {
+  py::class_<Model, std::shared_ptr<Model>>(module, "TimeModel", "The analytic model with its constants by name.")
+      .def(py::init([](py::dict const& values) { return std::make_shared<Model>(read_constants(values)); }),
+           py::arg("constants"))
+      .def(
+          "launch",
+          [](Model const& model, KernelPointer const& kernel, Values const& extents, py::object const& device,
+             int64_t shared_bytes, int64_t split_k) {
+            return told(
+                model.launch(*kernel, Extents::of(kernel->op, extents), read_gpu(device), shared_bytes, split_k));
+          },
+          py::arg("kernel"), py::arg("extents"), py::arg("device"), py::arg("shared_bytes"), py::arg("split_k"),
+          "(seconds, slices of K, swizzle, raster order) of the best launch with these slices.")
+      .def(
+          "bound",
+          [](Model const& model, KernelPointer const& kernel, Values const& extents, py::object const& device) {
+            return model.bound(*kernel, Extents::of(kernel->op, extents), read_gpu(device));
+          },
+          py::arg("kernel"), py::arg("extents"), py::arg("device"))
+      .def(
+          "least",
+          [](Model const& model, KernelPointer const& kernel, Values const& extents, py::object const& device) {
+            return model.least(*kernel, Extents::of(kernel->op, extents), read_gpu(device));
+          },
+          py::arg("kernel"), py::arg("extents"), py::arg("device"))
+      .def(
+          "slices",
+          [](Model const& model, KernelPointer const& kernel, Values const& extents) {
+            return py::tuple(py::cast(model.slices(*kernel, Extents::of(kernel->op, extents))));
+          },
+          py::arg("kernel"), py::arg("extents"));
+  py::class_<Ranking>(module, "Ranking", "Kernels that may serve problems of the same types, layouts and alignments.")
+      .def(py::init([](std::shared_ptr<Model> model, py::object const& device,
+                       std::vector<std::tuple<int, KernelPointer, int64_t, std::vector<int>>> const& entries) {
+             std::vector<Ranking::Entry> made;
+             for (auto const& [suitability, kernel, shared_bytes, places] : entries) {
+               made.push_back({suitability, kernel, shared_bytes, places});
+             }
+             return Ranking(std::move(model), read_gpu(device), std::move(made));
+           }),
+           py::arg("model"), py::arg("device"), py::arg("entries"))
+      .def(
+          "every",
+          [](Ranking const& ranking, std::vector<Values> const& extents, bool whole) {
+            py::list made;
+            for (Ranking::Found const& found : ranking.every(extents, whole)) made.append(told(found));
+            return made;
+          },
+          py::arg("extents"), py::arg("whole"))
+      .def(
+          "first",
+          [](Ranking const& ranking, std::vector<Values> const& extents, bool whole) -> py::object {
+            std::optional<Ranking::Found> const found = ranking.first(extents, whole);
+            return found ? py::object(told(*found)) : py::none();
+          },
+          py::arg("extents"), py::arg("whole"));
+}
+
+}  // namespace
+
+void bind_estimate(py::module_& module) {
+  py::class_<Kernel, KernelPointer>(module, "ModelKernel", "The fields of a KernelKey that the model knows.")
+      .def(py::init(&read_kernel), py::arg("key"), py::arg("common"), py::arg("shared_bytes"))
+      .def(
+          "is_few", [](Kernel const& kernel, int64_t m, int64_t n) { return is_few(kernel, m, n); }, py::arg("m"),
+          py::arg("n"), "Whether D is as short as a kernel for few rows needs it.");
+  bind_model(module);
+  module.attr("SWIZZLES") = py::tuple(py::cast(kSwizzles));
+  py::class_<TileList>(module, "TileList", "The tiles that a launch visits.")
+      .def_readonly("rows", &TileList::rows)
+      .def_readonly("columns", &TileList::columns)
+      .def_readonly("swizzle", &TileList::swizzle)
+      .def_readonly("raster", &TileList::raster)
+      .def_readonly("blocks", &TileList::blocks)
+      .def_property_readonly("tiles", &TileList::tiles);
+  module.def(
+      "tile_list",
+      [](std::array<int64_t, 3> const& blocks, std::pair<int64_t, int64_t> const& cluster, int64_t multiprocessors,
+         int64_t swizzle, int raster, bool truncate) {
+        Grid const grid{blocks[0], blocks[1], blocks[2]};
+        return tile_list(grid, cluster.first, cluster.second, multiprocessors, swizzle, raster, truncate);
+      },
+      py::arg("blocks"), py::arg("cluster"), py::arg("multiprocessors"), py::arg("swizzle"), py::arg("raster"),
+      py::kw_only(), py::arg("truncate") = true);
+  module.def("blocks_at_once", &blocks_at_once, py::arg("multiprocessors"), py::arg("cluster"));
+  module.def(
+      "orders",
+      [](std::array<int64_t, 3> const& blocks, std::pair<int64_t, int64_t> const& cluster) {
+        return orders({blocks[0], blocks[1], blocks[2]}, cluster.first, cluster.second);
+      },
+      py::arg("blocks"), py::arg("cluster"));
+  module.def(
+      "decompose",
+      [](TileList const& tiles, int64_t k_tiles) {
+        Decomposition const made = decompose(tiles, k_tiles);
+        return py::make_tuple(made.whole, made.cut, made.units, made.splits);
+      },
+      py::arg("tiles"), py::arg("k_tiles"), "(whole tiles, cut ones, their parts, parts of each).");
+  module.def("l2_misses", &l2_misses, py::arg("tiles"), py::arg("widths"), py::arg("held"));
+  py::class_<Division>(module, "Division", "One way to divide a problem among the clusters of a launch.")
+      .def_readonly("wide", &Division::wide)
+      .def_property_readonly("pair", [](Division const& made) { return py::make_tuple(made.pair_m, made.pair_n); })
+      .def_readonly("height", &Division::height)
+      .def_readonly("width", &Division::width)
+      .def_readonly("whole", &Division::whole)
+      .def_readonly("cut", &Division::cut)
+      .def_readonly("sharing", &Division::sharing)
+      .def_readonly("segments", &Division::segments);
+  module.def(
+      "divide",
+      [](Kernel const& kernel, Values const& extents, int64_t clusters) {
+        Extents const of = Extents::of(kernel.op, extents);
+        return divide({of.m, of.n, of.k, of.batch, kernel.tile[1], kernel.cluster[0], kernel.cluster[2], clusters,
+                       kernel.a_along_k, kernel.b_along_k});
+      },
+      py::arg("kernel"), py::arg("extents"), py::arg("clusters"),
+      "The division that a kernel which shares out K takes.");
+  module.attr("SPLIT_BOX") = kSplitBox;
+  module.attr("SPLIT_LEAST_STEPS") = kSplitLeastSteps;
+}
+
+}  // namespace atomr_cutlass

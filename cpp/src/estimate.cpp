@@ -1,0 +1,511 @@
+#include "estimate.h"
+
+#include <algorithm>
+#include <cmath>
+#include <numeric>
+#include <stdexcept>
+
+#include "split_division.h"
+
+namespace atomr_cutlass::estimate {
+namespace {
+
+constexpr std::pair<int, int> kHopper{9, 0};
+constexpr double kRounded = 1 - 1e-9;  // whatever the order in which a bound's parts are added up
+constexpr int64_t kLongest = int64_t(1) << 40;
+constexpr double kLineBytes = 128.0;  // of a cache line
+constexpr int64_t kWideCluster = 8;
+constexpr int64_t kFew = 128;  // rows or columns of D that a kernel for few rows serves at most
+
+// Cache lines that TMA touches for each 128 bytes of an operand: rows that do not begin on one straddle two.
+double lines(int64_t leading, int64_t bits) {
+  return 2.0 - double(std::gcd(leading * bits / 8, int64_t(kLineBytes))) / kLineBytes;
+}
+
+// Multiply-adds per clock and multiprocessor of a kernel like this one.
+// Source: the vendor's peak rates per compute capability; on sm_90 mma.sync reaches about 0.6 of WGMMA's (measured).
+double peak(Kernel const& kernel, Generation generation, bool hopper) {
+  if (kernel.math == Math::kIeee) return hopper ? 128.0 : 64.0;
+  if (kernel.math == Math::k3xTf32) return hopper ? 200.0 : 160.0;
+  if (kernel.f64) return hopper ? 128.0 : 64.0;
+  bool const sm80 = generation == Generation::kSm80;
+  // mma.sync of fp8 becomes conversions and HMMA there.
+  if (kernel.bits_a == 8 && !kernel.i8 && hopper && sm80) return 1000.0;
+  double const base = 32768.0 / double(kernel.bits_a);
+  switch (generation) {
+    case Generation::kSm90: return base;
+    case Generation::kSm120: return base / 4;  // not measured: mma.sync of fp4 by the vendor's figures
+    case Generation::kSm100: return 2 * base;  // not measured: UMMA's rate by the vendor's figures
+    case Generation::kSm80: break;
+  }
+  return hopper ? base * 0.6 : base / 2;
+}
+
+double peak(Kernel const& kernel) { return peak(kernel, kernel.generation, kernel.capability == kHopper); }
+
+// How much of the peak rate an sm80-generation tile sustains when its operands are at hand.
+double multistage_efficiency(Kernel const& kernel) {
+  int64_t const area = kernel.tile[0] * kernel.tile[1];
+  return std::min(1.0, 0.55 + 0.45 * double(area) / (128 * 128)) * (kernel.mainloop == Mainloop::kTwoStage ? 0.5 : 1.0);
+}
+
+// Loads of less than 16 bytes issue more instructions for the same data.
+double narrow_load_penalty(Kernel const& kernel) {
+  switch (std::min(kernel.align_a * kernel.bits_a, kernel.align_b * kernel.bits_b) / 8) {
+    case 16: return 1.0;
+    case 8: return 1.3;
+    case 4: return 2.0;
+    default: return 4.0;
+  }
+}
+
+// Bits of A, B and D.
+double moved_bits(Kernel const& kernel, Extents const& e) {
+  double const m = double(e.m), n = double(e.n), k = double(e.k);
+  return (m * k + k * n) * double(kernel.bits_a) + m * n * double(kernel.bits_d);
+}
+
+// Whether D is short along its columns, so that A is the operand that takes the time (GemmFewSm90::turned).
+bool turned(Kernel const& kernel, int64_t m, int64_t n) { return kernel.b_along_k && n < m; }
+
+int64_t extent(std::vector<int64_t> const& values, size_t place, int64_t least) {
+  return std::clamp(values.at(place), least, kLongest);
+}
+
+}  // namespace
+
+Extents Extents::of(Op op, std::vector<int64_t> const& values) {
+  Extents made{};
+  if (op == Op::kCast || op == Op::kOther) return made;
+  made.m = extent(values, 0, 1), made.n = extent(values, 1, 1), made.k = extent(values, 2, 0);
+  made.batch = extent(values, 3, 1);
+  if (op == Op::kFprop || op == Op::kDgrad || op == Op::kWgrad) {
+    made.split_k = extent(values, 4, 1), made.wide = extent(values, 5, 0), made.channels = extent(values, 6, 1);
+    made.c = extent(values, 7, 1), made.taps = extent(values, 8, 1), made.pixels = extent(values, 9, 0);
+    made.moved = values.at(10);
+  } else {
+    made.lda = extent(values, 4, 0), made.ldb = extent(values, 5, 0);
+  }
+  return made;
+}
+
+bool is_few(Kernel const& kernel, int64_t m, int64_t n) { return (turned(kernel, m, n) ? n : m) <= kFew; }
+
+double l2_misses(TileList const& tiles, std::pair<double, double> widths, double held) {
+  int64_t across = tiles.rows, length = tiles.columns, cluster = tiles.cluster_m;
+  auto [of_across, of_along] = widths;
+  if (tiles.raster == kAlongM) {
+    std::swap(across, length);
+    cluster = tiles.cluster_n;
+    std::swap(of_across, of_along);
+  }
+  double const panel = double(tiles.swizzle * cluster), panels = double(across) / panel;
+  // Panels that are shorter than a wave are read through side by side.
+  double passes = std::max(1.0, std::min(panels, double(tiles.tiles()) / double(tiles.batch) / double(tiles.blocks)));
+  double const through = of_along * double(length);
+  if (through + of_across * panel <= held) passes = 1.0;
+  double const window = std::min(double(length), double(tiles.blocks) / panel);
+  // A panel too large for L2 beside what is read through with it is read again in each wave.
+  double const waves = of_across * panel + of_along * window > held ? std::max(1.0, double(length) / window) : 1.0;
+  return double(tiles.batch) * (of_across * double(across) * waves + through * passes);
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// What several families share
+// ---------------------------------------------------------------------------------------------------------------------
+
+Launch Model::launch(Kernel const& kernel, Extents const& extents, Gpu const& gpu, int64_t shared_bytes,
+                     int64_t slices) const {
+  switch (kernel.op) {
+    case Op::kGrouped: return {grouped(kernel, extents, gpu, shared_bytes)};
+    case Op::kGemv: return gemv(kernel, extents, gpu, slices);
+    case Op::kFprop:
+    case Op::kDgrad:
+    case Op::kWgrad: return convolution(kernel, extents, gpu);
+    case Op::kCast: return {c_.CAST_SECONDS};
+    case Op::kOther: return {0.0};
+    case Op::kGemm: break;
+  }
+  return product(kernel, extents, gpu, shared_bytes, slices);
+}
+
+Launch Model::best(Kernel const& kernel, Extents const& extents, Gpu const& gpu, int64_t shared_bytes,
+                   bool whole) const {
+  Launch best = launch(kernel, extents, gpu, shared_bytes, 1);
+  if (whole) return best;
+  for (int64_t const count : slices(kernel, extents)) {
+    if (count == 1) continue;
+    Launch const tried = launch(kernel, extents, gpu, shared_bytes, count);
+    if (tried.seconds < best.seconds) best = tried;
+  }
+  return best;
+}
+
+std::vector<int64_t> Model::slices(Kernel const& kernel, Extents const& extents) const {
+  std::vector<int64_t> found{1};
+  if (kernel.op == Op::kGemv) {  // powers of two that leave each thread twice what it reads at once
+    int64_t const step = int64_t(kernel.b_along_k ? c_.GEMV_THREADS * 128 / double(kernel.bits_b) : c_.GEMV_ROWS);
+    for (int bits = 1; bits < 7; ++bits) {
+      if (extents.k >= (2 * int64_t(c_.GEMV_AT_ONCE) * step) << bits) found.push_back(int64_t(1) << bits);
+    }
+  } else if (kernel.op == Op::kGemm && kernel.slices_in_d && extents.batch == 1) {
+    for (int64_t const count : {2, 4, 8, 16}) {
+      if (extents.k >= count * 8 * kernel.tile[2]) found.push_back(count);
+    }
+  }
+  return found;
+}
+
+double Model::least(Kernel const& kernel, Extents const& e, Gpu const& gpu) const {
+  std::pair<int, int> const target = gpu.target.first != 0 ? gpu.target : kernel.capability;
+  double rate = peak(kernel, Generation::kSm80, target == kHopper);
+  if (target >= kHopper) {
+    rate = std::max({rate, peak(kernel, Generation::kSm90, target == kHopper),
+                     peak(kernel, Generation::kSm100, target == kHopper)});
+  }
+  double const products =
+      double(e.batch) * double(e.m) * double(e.n) * double(e.k) / rate / double(gpu.multiprocessors);
+  return std::max(products / c_.CLOCK_HZ, floor(kernel, e, dram(gpu))) + c_.LAUNCH_SECONDS;
+}
+
+double Model::dram(Gpu const& gpu) const {
+  auto const found = c_.DRAM_BYTES_PER_SECOND.find(gpu.capability);
+  return found == c_.DRAM_BYTES_PER_SECOND.end() ? c_.OTHER_DRAM_BYTES_PER_SECOND : found->second;
+}
+
+// Seconds of reading and writing every operand once.
+double Model::floor(Kernel const& kernel, Extents const& e, double bytes_per_second) const {
+  return double(e.batch) * moved_bits(kernel, e) / 8 / bytes_per_second;
+}
+
+// Waves of whole tiles; the last one, if not the only one, is faster the fewer multiprocessors it keeps busy.
+double Model::waves(double waves) const {
+  double const full = std::ceil(waves);
+  return waves > 1 ? full - c_.LAST_WAVE * (full - waves) : full;
+}
+
+Launch Model::product(Kernel const& kernel, Extents const& extents, Gpu const& gpu, int64_t shared_bytes,
+                      int64_t slices) const {
+  if (kernel.mainloop == Mainloop::kFew) return {few(kernel, extents, gpu)};
+  if (kernel.mainloop == Mainloop::kSplit) return {split(kernel, extents, gpu)};
+  Launch made{0.0, slices};
+  if (kernel.generation == Generation::kSm80) {
+    made.seconds = multistage(kernel, extents, gpu, shared_bytes, slices);
+    if (gpu.capability == kHopper) made.seconds *= c_.MMA_SYNC_ON_HOPPER;
+  } else {
+    made = warp_specialized(kernel, extents, gpu);
+    made.split_k = slices;
+  }
+  made.seconds = std::max(made.seconds, floor(kernel, extents, dram(gpu))) + c_.LAUNCH_SECONDS;
+  return made;
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// Products of the 3.x generations
+// ---------------------------------------------------------------------------------------------------------------------
+
+// TILE_N_EFFICIENCY of a width, on the line between its neighbours there.
+double Model::width_efficiency(int64_t tile_n) const {
+  auto const& known = c_.TILE_N_EFFICIENCY;
+  auto const above = known.lower_bound(tile_n);
+  if (above == known.end()) return known.rbegin()->second;
+  if (above->first == tile_n || above == known.begin()) return above->second;
+  auto const below = std::prev(above);
+  double const part = double(tile_n - below->first) / double(above->first - below->first);
+  return below->second * (1 - part) + above->second * part;
+}
+
+// The work of a thread block's tile, in clocks but for `store` and `extra`, which are seconds.
+struct Model::Tile {
+  int64_t m, n, cluster_m, cluster_n;
+  Grid grid;
+  int64_t steps;
+  double multiply, stepping, loaded, store, extra;
+  int64_t blocks() const { return cluster_m * cluster_n; }
+};
+
+Model::Tile Model::tile_of(Kernel const& kernel, Extents const& e) const {
+  Tile made{};
+  made.m = kernel.tile[0], made.n = kernel.tile[1];
+  if (kernel.mainloop == Mainloop::kTwoSm) made.m /= 2;  // two thread blocks of a cluster share a tile of sm100
+  made.cluster_m = kernel.cluster[0], made.cluster_n = kernel.cluster[1];
+  double efficiency = width_efficiency(made.n) * (made.m >= 128 ? 1.0 : c_.ONE_WARPGROUP_EFFICIENCY);
+  if (kernel.fp8 && kernel.math == Math::kDefault) efficiency *= c_.FULL_ACCUMULATION_EFFICIENCY;
+  double const rate = peak(kernel) * efficiency;
+  int64_t const m = kernel.swapped() ? e.n : e.m, n = kernel.swapped() ? e.m : e.n;
+  made.grid = {ceil_div(m, made.m), ceil_div(n, made.n), e.batch};
+  made.steps = std::max<int64_t>(1, ceil_div(e.k, kernel.tile[2]));
+  made.multiply = double(made.m * made.n * kernel.tile[2] * made.steps) / rate;
+  // A cluster loads what its thread blocks share once.
+  double const rows_a = double(made.m) / double(made.cluster_n) * lines(e.lda, kernel.bits_a);
+  double const rows_b = double(made.n) / double(made.cluster_m) * lines(e.ldb, kernel.bits_b);
+  made.loaded = (rows_a + rows_b) * double(kernel.tile[2]) * double(made.steps) * double(kernel.bits_a) / 8;
+  double const step = made.blocks() == kWideCluster ? c_.WIDE_CLUSTER_STEP_CLOCKS : c_.STEP_CLOCKS;
+  made.stepping = double(made.steps) * (step + c_.BEYOND_CLOCKS * double(std::max<int64_t>(0, made.m - m)));
+  made.store = double(made.m * made.n * kernel.bits_d) / 8 / c_.STORE_BYTES_PER_SECOND;
+  made.extra = made.blocks() > 1 ? c_.CLUSTER_SECONDS : 0.0;
+  return made;
+}
+
+// Clocks of reading a tile's operands through L2.
+double Model::reading(double loaded, int64_t tiles, Gpu const& gpu, int64_t at_once) const {
+  // Launches that overlap share L2 evenly only where two of them fit side by side: otherwise blocks start apart.
+  double const share = 2 * tiles <= at_once ? double(tiles) / double(gpu.multiprocessors) : 1.0;
+  return std::max(loaded / c_.L2_BYTES_PER_CLOCK * share, loaded / c_.PORT_BYTES_PER_CLOCK);
+}
+
+double Model::bound(Kernel const& kernel, Extents const& extents, Gpu const& gpu) const {
+  bool const few_or_split = kernel.mainloop == Mainloop::kFew || kernel.mainloop == Mainloop::kSplit;
+  if (kernel.op != Op::kGemm || kernel.generation == Generation::kSm80 || few_or_split) return 0.0;
+  Tile const tile = tile_of(kernel, extents);
+  int64_t const tiles =
+      saturated(saturated(round_up(tile.grid.rows, tile.cluster_m), round_up(tile.grid.columns, tile.cluster_n)),
+                tile.grid.batch);
+  int64_t const at_once = blocks_at_once(gpu.multiprocessors, tile.blocks());
+  double const read = reading(tile.loaded, tiles, gpu, at_once);
+  double const seconds =
+      (std::max({tile.multiply, read, tile.stepping}) + std::min(c_.SHOWN, c_.SHOWN_ALONE) * read) / c_.CLOCK_HZ;
+  if (kernel.stream_k) {
+    double const waves = double(tiles) / double(at_once);
+    return (waves * seconds + c_.STREAM_K_SECONDS + tile.extra + c_.LAUNCH_SECONDS) * kRounded;
+  }
+  bool const pingpong = kernel.mainloop == Mainloop::kPingpong;
+  double const after = pingpong ? c_.PINGPONG_TILE_SECONDS : c_.COOPERATIVE_TILE_SECONDS + tile.store;
+  double busy = waves(double(tiles) / double(std::min(at_once, tiles))) * (seconds + after) + tile.extra;
+  if (pingpong) busy += c_.PROLOGUE_SECONDS + tile.store;
+  return (busy + c_.LAUNCH_SECONDS) * kRounded;
+}
+
+// Busy seconds with the best swizzle and raster order, and those.
+Launch Model::warp_specialized(Kernel const& kernel, Extents const& extents, Gpu const& gpu) const {
+  Tile const own = tile_of(kernel, extents);
+  int64_t const at_once = blocks_at_once(gpu.multiprocessors, own.blocks());
+  double const k = double(extents.k);
+  std::pair<double, double> const widths{double(own.m) * k * double(kernel.bits_a) / 8,
+                                         double(own.n) * k * double(kernel.bits_b) / 8};
+  double const held = double(gpu.l2_bytes) * c_.L2_SHARE, memory = dram(gpu);
+  double const whole = c_.COOPERATIVE_TILE_SECONDS + own.store;
+
+  auto const busy = [&](TileList const& tiles) {
+    double const in_waves = double(tiles.tiles()) / double(tiles.blocks);
+    double const read = reading(own.loaded, tiles.tiles(), gpu, at_once);
+    int64_t const across = tiles.swizzle * (tiles.raster == kAlongM ? own.cluster_n : own.cluster_m);
+    double const shown = (across > 1 ? c_.SHOWN : c_.SHOWN_ALONE) * read;
+    double const tile = (std::max({own.multiply, read, own.stepping}) + shown) / c_.CLOCK_HZ;
+    double after = c_.MISSED * l2_misses(tiles, widths, held) / memory + own.extra;
+    if (kernel.nosmem) after += c_.NOSMEM_SECONDS + in_waves * c_.NOSMEM_TILE_SECONDS;
+    if (kernel.stream_k) return stream_k(tiles, own.steps, tile, whole) + after;
+    if (kernel.mainloop == Mainloop::kPingpong) {
+      return waves(in_waves) * (tile + c_.PINGPONG_TILE_SECONDS) + c_.PROLOGUE_SECONDS + own.store + after;
+    }
+    return waves(in_waves) * (tile + whole) + after;
+  };
+
+  std::vector<std::pair<int64_t, int>> scheduled{{1, kHeuristic}};
+  if (kernel.generation == Generation::kSm90 && kernel.op == Op::kGemm) {
+    scheduled = orders(own.grid, own.cluster_m, own.cluster_n);
+  }
+  Launch best{INFINITY};
+  for (auto const& [swizzle, raster] : scheduled) {
+    double const taken =
+        busy(tile_list(own.grid, own.cluster_m, own.cluster_n, gpu.multiprocessors, swizzle, raster, !kernel.stream_k));
+    if (taken < best.seconds) best = {taken, 1, swizzle, raster};
+  }
+  return best;
+}
+
+// Busy seconds of a stream-K launch: whole tiles in waves, then parts of the others, which are added up.
+double Model::stream_k(TileList const& tiles, int64_t steps, double tile, double whole) const {
+  Decomposition const made = decompose(tiles, steps);
+  double const blocks = double(tiles.blocks), cut = double(made.cut), units = double(made.units);
+  if (made.units == 0) return waves(double(tiles.tiles()) / blocks) * (tile + whole) + c_.STREAM_K_SECONDS;
+  double const longer = made.whole != 0 ? 1.0 : c_.STREAM_K_SPLIT;
+  double const parts = std::ceil(units / blocks) * (longer * tile * cut / units + whole);
+  double const added = c_.FIXUP_SECONDS + std::max(0.0, units / cut - 1.0) * c_.PEER_SECONDS;
+  return std::ceil(double(made.whole) / blocks) * (tile + whole) + parts + added + c_.STREAM_K_SECONDS;
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// Kernels for few rows, those that share out K, and the sm80 generation
+// ---------------------------------------------------------------------------------------------------------------------
+
+// Seconds of a kernel for few rows, as it divides the problem itself (GemmFewSm90::divide).
+double Model::few(Kernel const& kernel, Extents const& e, Gpu const& gpu) const {
+  int64_t const ranks = kernel.cluster[2];
+  double picoseconds = INFINITY;
+  for (int64_t share = 1; share <= ranks; share *= 2) {
+    for (int64_t height = kernel.tile[0]; height > 0; height -= kernel.b_along_k ? 8 : 64) {
+      picoseconds = std::min(picoseconds, few_picoseconds(kernel, e, gpu, share, height));
+    }
+  }
+  double const busy = picoseconds * 1e-12;
+  int64_t const leading = turned(kernel, e.m, e.n) ? e.lda : e.ldb;
+  double const straddled = c_.FEW_STRADDLED * (lines(leading, kernel.bits_a) - 1);
+  double const launch = c_.FEW_LAUNCH_SECONDS + (ranks > 1 ? c_.FEW_CLUSTER_SECONDS : 0.0);
+  return launch + busy * (1 + (kernel.b_along_k ? straddled / 3 : straddled));
+}
+
+// One way to divide a problem (GemmFewSm90::cost), in the kernel's own whole picoseconds.
+double Model::few_picoseconds(Kernel const& kernel, Extents const& e, Gpu const& gpu, int64_t share,
+                              int64_t height) const {
+  bool const along_m = turned(kernel, e.m, e.n);
+  int64_t const rows = along_m ? e.m : e.n, few = round_up(along_m ? e.n : e.m, 8);
+  int64_t const ranks = kernel.cluster[2], parts_of_k = ranks / share;
+  int64_t const clusters = std::max<int64_t>(1, gpu.multiprocessors / ranks - (ranks > 2 ? ranks - 1 : 0));
+  int64_t const tiles = saturated(e.batch, ceil_div(rows, height * share)), turns = ceil_div(tiles, clusters);
+  int64_t const box = kernel.tile[2], boxes = ceil_div(e.k, box), box_bytes = box * kernel.bits_a / 8;
+  int64_t const wide = few <= 16 ? 16 : round_up(few, 32);
+  auto const whole = [](double constant) { return int64_t(constant); };
+  // More picoseconds than 64 bits hold: no kernel runs for months.
+  double const most = double(e.batch) * double(rows + few) * double(boxes) * double(box_bytes) * 1e6;
+  if (most > 1e18) return most;
+  int64_t const box_ps = whole(kernel.b_along_k ? c_.FEW_BOX_ALONG_K_PS : c_.FEW_BOX_ROWS_PS);
+  int64_t const parts[] = {
+      e.batch * rows * boxes * box_bytes * 10 / whole(c_.FEW_DRAM_BYTES_PER_10_PS),
+      tiles * (height * share + few) * boxes * box_bytes * 10 / whole(c_.FEW_L2_BYTES_PER_10_PS),
+      turns * (height + few) * boxes * box_bytes * 1000 / (parts_of_k * whole(c_.FEW_READ_BYTES_PER_NS)),
+      turns * boxes * (box_ps + whole(c_.FEW_WIDE_PS) * wide * ceil_div(height, 64)) / parts_of_k,
+  };
+  int64_t const longest = *std::max_element(std::begin(parts), std::end(parts));
+  int64_t const others = std::accumulate(std::begin(parts), std::end(parts), int64_t(0)) - longest;
+  int64_t taken = longest + others * whole(c_.FEW_EXPOSED_PERCENT) / 100;
+  taken += turns * height * few * whole(c_.FEW_STORED_PS) / parts_of_k;
+  if (parts_of_k > 1) taken += turns * (height * few * whole(c_.FEW_EXCHANGED_PS) + whole(c_.FEW_ADDED_PS));
+  return double(taken);
+}
+
+// Seconds of a kernel that shares out K.
+double Model::split(Kernel const& kernel, Extents const& e, Gpu const& gpu) const {
+  int64_t const size = kernel.cluster[0] * kernel.cluster[2];
+  int64_t const clusters = std::max<int64_t>(1, blocks_at_once(gpu.multiprocessors, size) / size);
+  Division const made = divide({e.m, e.n, e.k, e.batch, kernel.tile[1], kernel.cluster[0], kernel.cluster[2], clusters,
+                                kernel.a_along_k, kernel.b_along_k});
+  double const busy = c_.SPLIT_STEP * made.steps * made.step_clocks / c_.CLOCK_HZ;
+  double const loaded = floor(kernel, e, c_.SPLIT_DRAM_BYTES_PER_SECOND), softness = c_.SPLIT_SOFTNESS;
+  double const mainloop = std::pow(std::pow(busy, softness) + std::pow(loaded, softness), 1 / softness);
+  double const stored = double((made.tiles + made.segments) * kSplitRows * made.wide) * c_.SPLIT_ELEMENT_SECONDS;
+  double const added = double(made.segments) * c_.SPLIT_PART_SECONDS +
+                       made.part_bytes * (double(made.segments) + made.peers()) / c_.SPLIT_BYTES_PER_SECOND;
+  return c_.SPLIT_LAUNCH_SECONDS + mainloop + stored + added;
+}
+
+double Model::multistage(Kernel const& kernel, Extents const& e, Gpu const& gpu, int64_t shared_bytes,
+                         int64_t slices) const {
+  auto const [tile_m, tile_n, tile_k] = kernel.tile;
+  double const steps = std::max(1.0, std::ceil(double(e.k) / double(tile_k) / double(slices)));
+  double const k = steps * double(tile_k);
+  int64_t const residents =
+      std::max<int64_t>(1, std::min<int64_t>(gpu.shared_memory / std::max<int64_t>(1, shared_bytes), 4));
+  double const multiply = double(tile_m * tile_n) * k / (peak(kernel) * multistage_efficiency(kernel));
+  int64_t const tiles = saturated(saturated(ceil_div(e.m, tile_m), ceil_div(e.n, tile_n)), saturated(e.batch, slices));
+  int64_t const per_wave = gpu.multiprocessors * residents;
+  double const busy = std::min(1.0, double(tiles) / double(per_wave));
+  double read = double(tile_m + tile_n) * k * double(kernel.bits_a) / 8 /
+                (c_.MULTISTAGE_L2_BYTES_PER_CLOCK / std::max(busy, 0.25));
+  read *= narrow_load_penalty(kernel);
+  // Resident blocks share one multiprocessor's units, and hide each other's prologues.
+  double const shared = tiles >= per_wave ? double(residents) : std::max(1.0, double(residents) * busy);
+  double const wave = std::max(multiply, read) * shared;
+  double const taken = std::ceil(double(tiles) / double(per_wave)) * (wave / c_.CLOCK_HZ + c_.MULTISTAGE_TILE_SECONDS);
+  // The slices of a tile take turns: each but the first reads what the one before it has written.
+  return taken + double(slices - 1) * c_.TURN_SECONDS;
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// Grouped products, products with vectors
+// ---------------------------------------------------------------------------------------------------------------------
+
+// Seconds of one launch, for all groups.
+double Model::grouped(Kernel const& kernel, Extents const& e, Gpu const& gpu, int64_t shared_bytes) const {
+  double seconds = product(kernel, e, gpu, shared_bytes, 1).seconds;
+  // Where memory bounds the time, all tiles cost the same; the fewer empty rows a tile has, the better.
+  double const filled = double(e.m) / double(round_up(e.m, kernel.tile[0]));
+  seconds *= 1.0 + c_.GROUPED_EMPTY_ROWS * (1.0 - filled);
+  if (kernel.mainloop == Mainloop::kTwoStage) seconds *= c_.GROUPED_NARROW;
+  return kernel.fp8 && kernel.math != Math::kFast ? seconds * c_.GROUPED_FULL_ACCUMULATION : seconds;
+}
+
+// Every element is read once, the faster the more thread blocks there are.
+Launch Model::gemv(Kernel const& kernel, Extents const& e, Gpu const& gpu, int64_t slices) const {
+  int64_t const n = e.n, wide = 128 / kernel.bits_b, at_once = int64_t(c_.GEMV_AT_ONCE);
+  int64_t const threads_of_block = int64_t(c_.GEMV_THREADS);
+  double seconds = double(e.batch) * double(n) * double(e.k) * double(kernel.bits_b) / 8 / dram(gpu);
+  if (kernel.align_b == 1) seconds /= c_.GEMV_NARROW;
+  double blocks = std::ceil(double(n) / double(8 * wide));
+  if (kernel.b_along_k) {  // threads share columns as far as each has enough to read
+    int64_t const threads =
+        std::min(threads_of_block, std::max(threads_of_block / kernel.tile[1], e.k / slices / (at_once * wide)));
+    blocks = std::ceil(double(n * threads) / double(threads_of_block));
+  }
+  double const each = blocks * double(e.batch) * double(slices) / double(gpu.multiprocessors);
+  double const in_waves = std::max(1.0, each / c_.GEMV_RESIDENT);
+  // Where thread blocks take long, those of the last wave leave multiprocessors idle.
+  double const uneven = kernel.b_along_k ? 1.0 : (1 + std::ceil(in_waves) / in_waves) / 2;
+  double const busy = seconds * uneven / std::min(1.0, each / c_.GEMV_BLOCKS);
+  return {busy + c_.LAUNCH_SECONDS + (slices > 1 ? c_.GEMV_SLICES_SECONDS : 0.0), slices};
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// Convolutions
+// ---------------------------------------------------------------------------------------------------------------------
+
+// With casts of the result and adding up slices, but without casts of the operands.
+Launch Model::convolution(Kernel const& kernel, Extents const& e, Gpu const& gpu) const {
+  double taken = 0.0;
+  if (kernel.depthwise) {
+    taken = depthwise_convolution(kernel, e, gpu);
+  } else if (kernel.generation == Generation::kSm90) {
+    taken = tma_convolution(kernel, e, gpu);
+  } else {
+    Extents product_of = e;
+    product_of.k = ceil_div(e.k, e.split_k);
+    product_of.batch = saturated(e.batch, e.split_k);
+    product_of.lda = product_of.ldb = e.k;
+    taken = product(kernel, product_of, gpu, kernel.shared_bytes, 1).seconds;
+    if (e.split_k > 1) {
+      double const results = double(e.split_k + 1) * double(e.m) * double(e.n) * double(kernel.bits_d);
+      taken += c_.CAST_SECONDS + results / 8 / c_.REDUCED_BYTES_PER_SECOND;
+    }
+    taken *= c_.ITERATOR_PENALTY.at(kernel.iterator);
+    taken *= c_.STRIDE_PENALTY.at(kernel.stride_support);
+    // Of kernels that are as fast, the one that loads more at once.
+    taken *= 1 + 1e-3 / double(kernel.align_a);
+  }
+  return {taken + (e.wide != 0 && e.split_k == 1 ? c_.CAST_SECONDS : 0.0), e.split_k};
+}
+
+// Of a convolution over TMA, which loads whole tiles of channels for each tap of the filter: a tile for each block.
+double Model::tma_convolution(Kernel const& kernel, Extents const& e, Gpu const& gpu) const {
+  auto const [tile_m, tile_n, tile_k] = kernel.tile;
+  bool const wgrad = kernel.op == Op::kWgrad;
+  int64_t const n = wgrad ? e.n / e.c * round_up(e.c, tile_n) : e.n;
+  int64_t const k = wgrad ? e.k : e.k / e.channels * round_up(e.channels, tile_k);
+  int64_t const steps = ceil_div(k, tile_k);
+  auto const known = c_.CONV_TILES_AT_ONCE.find(tile_n);
+  int64_t const residents = known == c_.CONV_TILES_AT_ONCE.end() ? 1 : int64_t(known->second);
+  double const rate = 16384.0 / double(kernel.bits_a) * 2;  // multiply-adds per clock and multiprocessor: WGMMA's
+  double const multiply = double(residents * tile_m * tile_n * tile_k * steps) / (rate * c_.TILE_N_EFFICIENCY.at(128));
+  double const clocks = std::max(multiply, double(steps) * c_.CONV_STEP_CLOCKS);
+  int64_t const in_waves =
+      ceil_div(saturated(ceil_div(e.m, tile_m), ceil_div(n, tile_n)), gpu.multiprocessors * residents);
+  double const floor = double(e.moved) / dram(gpu);
+  double const seconds =
+      std::max(double(in_waves) * (clocks / c_.CLOCK_HZ + c_.CONV_TILE_SECONDS), floor) + c_.LAUNCH_SECONDS;
+  return seconds * (1 + 1e-3 / double(kernel.align_a));
+}
+
+// Of its taps, or of reading and writing every array once.
+double Model::depthwise_convolution(Kernel const& kernel, Extents const& e, Gpu const& gpu) const {
+  bool const wgrad = kernel.op == Op::kWgrad;
+  int64_t const tiles = ceil_div(e.c, kernel.tile[1]);
+  int64_t const blocks =
+      wgrad ? saturated(e.taps * tiles, e.split_k) : saturated(ceil_div(e.pixels, kernel.tile[0]), tiles);
+  double const multiprocessors = double(gpu.multiprocessors);
+  double rate = wgrad ? c_.DIRECT_WGRAD_TAPS_PER_CLOCK : c_.DIRECT_TAPS_PER_CLOCK;
+  rate *= multiprocessors * std::min(1.0, double(blocks) / (c_.DIRECT_BLOCKS * multiprocessors));
+  double const taps = double(e.pixels) * double(e.c) * double(e.taps);
+  double const summing = taps / (rate * c_.CLOCK_HZ) + double(e.split_k - 1) * c_.SLICE_SECONDS;
+  return std::max(summing, double(e.moved) / dram(gpu)) + c_.LAUNCH_SECONDS;
+}
+
+}  // namespace atomr_cutlass::estimate

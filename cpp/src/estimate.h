@@ -1,0 +1,163 @@
+// The analytic model: how long a kernel would take for a problem, before anything is launched. Which constants it has,
+// what they mean and what they were fitted to is in python/atomr_cutlass/pipeline/estimate.py.
+//
+// Parts, for products of either generation:
+// - quantization: a grid of ceil(m / tile_m) x ceil(n / tile_n) x batch tiles runs in waves over the multiprocessors,
+//   and a part-filled tile costs as much as a full one; the persistent scheduler of sm90 rounds the grid up to whole
+//   clusters and swizzles (tile_scheduler.h);
+// - the time of a tile: the slowest of multiplying (tile_m x tile_n x k at the generation's rate, less for tiles too
+//   small to feed the tensor cores), of reading A and B through L2, and of the steps along K one after the other;
+// - prologue and epilogue, which pingpong kernels hide behind the other consumer's mainloop but for the first and last;
+// - the floor that device memory sets: every operand read and written once.
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <map>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "tile_scheduler.h"
+
+namespace atomr_cutlass::estimate {
+
+// clang-format off
+#define ATOMR_CUTLASS_ESTIMATE_CONSTANTS(X) \
+  X(CLOCK_HZ) X(LAUNCH_SECONDS) X(OTHER_DRAM_BYTES_PER_SECOND) X(COMMON_PART) X(ONE_WARPGROUP_EFFICIENCY) \
+  X(FULL_ACCUMULATION_EFFICIENCY) X(L2_BYTES_PER_CLOCK) X(PORT_BYTES_PER_CLOCK) X(STEP_CLOCKS) X(BEYOND_CLOCKS) \
+  X(WIDE_CLUSTER_STEP_CLOCKS) X(COOPERATIVE_TILE_SECONDS) X(PINGPONG_TILE_SECONDS) X(PROLOGUE_SECONDS) \
+  X(STORE_BYTES_PER_SECOND) X(SHOWN) X(SHOWN_ALONE) X(MISSED) X(L2_SHARE) X(LAST_WAVE) X(CLUSTER_SECONDS) \
+  X(NOSMEM_SECONDS) X(NOSMEM_TILE_SECONDS) X(STREAM_K_SECONDS) X(STREAM_K_SPLIT) X(FIXUP_SECONDS) X(PEER_SECONDS) \
+  X(FEW_LAUNCH_SECONDS) X(FEW_CLUSTER_SECONDS) X(FEW_STRADDLED) X(FEW_DRAM_BYTES_PER_10_PS) \
+  X(FEW_L2_BYTES_PER_10_PS) X(FEW_READ_BYTES_PER_NS) X(FEW_BOX_ALONG_K_PS) X(FEW_BOX_ROWS_PS) X(FEW_WIDE_PS) \
+  X(FEW_STORED_PS) X(FEW_EXCHANGED_PS) X(FEW_ADDED_PS) X(FEW_EXPOSED_PERCENT) X(SPLIT_LAUNCH_SECONDS) \
+  X(SPLIT_DRAM_BYTES_PER_SECOND) X(SPLIT_SOFTNESS) X(SPLIT_STEP) X(SPLIT_ELEMENT_SECONDS) X(SPLIT_PART_SECONDS) \
+  X(SPLIT_BYTES_PER_SECOND) X(MULTISTAGE_L2_BYTES_PER_CLOCK) X(MULTISTAGE_TILE_SECONDS) X(MMA_SYNC_ON_HOPPER) \
+  X(TURN_SECONDS) X(GROUPED_FULL_ACCUMULATION) X(GROUPED_NARROW) X(GROUPED_EMPTY_ROWS) X(CONV_TILE_SECONDS) \
+  X(CONV_STEP_CLOCKS) X(DIRECT_TAPS_PER_CLOCK) X(DIRECT_WGRAD_TAPS_PER_CLOCK) X(DIRECT_BLOCKS) X(SLICE_SECONDS) \
+  X(REDUCED_BYTES_PER_SECOND) X(CAST_SECONDS) X(GEMV_BLOCKS) X(GEMV_RESIDENT) X(GEMV_SLICES_SECONDS) X(GEMV_NARROW) \
+  X(GEMV_THREADS) X(GEMV_AT_ONCE) X(GEMV_ROWS)
+// clang-format on
+
+struct Constants {
+#define ATOMR_CUTLASS_FIELD(name) double name;
+  ATOMR_CUTLASS_ESTIMATE_CONSTANTS(ATOMR_CUTLASS_FIELD)
+#undef ATOMR_CUTLASS_FIELD
+  std::map<std::pair<int, int>, double> DRAM_BYTES_PER_SECOND;  // by compute capability
+  std::map<int64_t, double> TILE_N_EFFICIENCY;  // by the width of a tile
+  std::map<int64_t, double> CONV_TILES_AT_ONCE;  // likewise; 1 for any other
+  std::map<std::string, double> ITERATOR_PENALTY, STRIDE_PENALTY;  // by the fields of a key
+};
+
+// A GPU; `target` is the capability of the compile target made for it, {0, 0} where there is none.
+struct Gpu {
+  std::pair<int, int> capability, target;
+  int64_t multiprocessors, shared_memory, l2_bytes;
+};
+
+enum class Op { kGemm, kGrouped, kGemv, kFprop, kDgrad, kWgrad, kCast, kOther };
+enum class Generation { kSm80, kSm90, kSm100, kSm120 };
+enum class Mainloop { kOther, kFew, kSplit, kPingpong, kTwoSm, kTwoStage };
+enum class Math { kDefault, kFast, kIeee, k3xTf32, kOther };
+
+// What the model knows of a kernel: the fields of its key.
+struct Kernel {
+  std::string name;
+  Op op;
+  Generation generation;
+  Mainloop mainloop;
+  Math math;
+  std::pair<int, int> capability;  // of its arch
+  std::array<int64_t, 3> tile, cluster;
+  int64_t bits_a, bits_b, bits_d;
+  int64_t align_a, align_b;
+  bool a_along_k, b_along_k;  // A row-major, B column-major
+  bool f64, i8, fp8;  // A's element type
+  bool stream_k, nosmem;
+  bool common;  // whether it is told its epilogue's tree at launch
+  bool slices_in_d;  // whether slices of K may be added up in D
+  bool depthwise;  // of a convolution
+  std::string iterator, stride_support;
+  int64_t shared_bytes;  // that kernels like it take
+
+  // Kernels that exchange their operands tile D^T (GemmSm90::kSwapped).
+  bool swapped() const { return generation == Generation::kSm90 && bits_a != 16 && a_along_k && !b_along_k; }
+};
+
+// Extents of a problem as a kernel sees it. Products: m, n, k, batches (of a grouped one groups of expected extents),
+// leading dimensions of A and B. Convolutions: the implicit GEMM, groups of channels, slices of K, whether the result
+// is cast, channels along K, channels, taps of the filter, pixels, and bytes read and written once.
+struct Extents {
+  int64_t m, n, k, batch;
+  int64_t lda, ldb;
+  int64_t split_k, wide, channels, c, taps, pixels, moved;
+
+  // Raises std::out_of_range where there are fewer than a problem of a kernel of this operation has.
+  static Extents of(Op op, std::vector<int64_t> const& values);
+};
+
+// How a kernel is launched, and the estimated time of it.
+struct Launch {
+  double seconds;
+  int64_t split_k = 1, swizzle = 1;
+  int raster = kHeuristic;
+};
+
+// Bytes of A and B that are read from device memory, by the order in which tiles are taken: in panels, `swizzle`
+// clusters across the raster order, all along it. One operand stays with a panel; the other is read through with each,
+// again if L2 cannot hold it until the next one. `widths` are bytes of A that a row of tiles reads and of B that a
+// column does, `held` bytes that L2 holds.
+double l2_misses(TileList const& tiles, std::pair<double, double> widths, double held);
+
+class Model {
+ public:
+  explicit Model(Constants constants) : c_(std::move(constants)) {}
+
+  // The launch options that are best for a kernel and a problem, with `slices` of K.
+  Launch launch(Kernel const& kernel, Extents const& extents, Gpu const& gpu, int64_t shared_bytes,
+                int64_t slices) const;
+  // The same with as many slices as are best; `whole`: K must not be divided.
+  Launch best(Kernel const& kernel, Extents const& extents, Gpu const& gpu, int64_t shared_bytes, bool whole) const;
+  // Seconds that `best` does not stay below: without padding to swizzles and misses of L2.
+  double bound(Kernel const& kernel, Extents const& extents, Gpu const& gpu) const;
+  // The slices of K that a kernel may be run with.
+  std::vector<int64_t> slices(Kernel const& kernel, Extents const& extents) const;
+  // A time that no kernel of these types is estimated to stay below, whatever its tile and generation.
+  double least(Kernel const& kernel, Extents const& extents, Gpu const& gpu) const;
+
+  // How much longer a kernel takes than the model says of one with a single tree.
+  double part(Kernel const& kernel) const { return kernel.common ? c_.COMMON_PART : 1.0; }
+
+ private:
+  double dram(Gpu const& gpu) const;
+  double width_efficiency(int64_t tile_n) const;
+  double waves(double waves) const;
+  double floor(Kernel const& kernel, Extents const& extents, double bytes_per_second) const;
+  Launch product(Kernel const& kernel, Extents const& extents, Gpu const& gpu, int64_t shared_bytes,
+                 int64_t slices) const;
+  Launch warp_specialized(Kernel const& kernel, Extents const& extents, Gpu const& gpu) const;
+  double stream_k(TileList const& tiles, int64_t steps, double tile, double whole) const;
+  double multistage(Kernel const& kernel, Extents const& extents, Gpu const& gpu, int64_t shared_bytes,
+                    int64_t slices) const;
+  double few(Kernel const& kernel, Extents const& extents, Gpu const& gpu) const;
+  double few_picoseconds(Kernel const& kernel, Extents const& extents, Gpu const& gpu, int64_t share,
+                         int64_t height) const;
+  double split(Kernel const& kernel, Extents const& extents, Gpu const& gpu) const;
+  double grouped(Kernel const& kernel, Extents const& extents, Gpu const& gpu, int64_t shared_bytes) const;
+  Launch gemv(Kernel const& kernel, Extents const& extents, Gpu const& gpu, int64_t slices) const;
+  Launch convolution(Kernel const& kernel, Extents const& extents, Gpu const& gpu) const;
+  double tma_convolution(Kernel const& kernel, Extents const& extents, Gpu const& gpu) const;
+  double depthwise_convolution(Kernel const& kernel, Extents const& extents, Gpu const& gpu) const;
+
+  struct Tile;
+  Tile tile_of(Kernel const& kernel, Extents const& extents) const;
+  double reading(double loaded, int64_t tiles, Gpu const& gpu, int64_t at_once) const;
+
+  Constants c_;
+};
+
+// Whether D is as short as a kernel for few rows needs it: along its rows or, of column-major B, its columns.
+bool is_few(Kernel const& kernel, int64_t m, int64_t n);
+
+}  // namespace atomr_cutlass::estimate

@@ -16,19 +16,41 @@ import fake_cases
 from atomr_cutlass import _core
 from atomr_cutlass.arrays import operands
 from atomr_cutlass.epilogue import validate
+from atomr_cutlass.generator.families.conv_sm90 import conv_sm90
+from atomr_cutlass.generator.matrix import expand
 from atomr_cutlass.ops.conv2d import function as conv_module
 from atomr_cutlass.ops.conv2d import plans as conv_plan
 from atomr_cutlass.ops.conv2d import reference as conv_reference
+from atomr_cutlass.ops.conv2d.geometry import DGRAD, FPROP
 from atomr_cutlass.ops.conv2d.kernels import ConvSearch
 from atomr_cutlass.pipeline import devices, select, verify
 from atomr_cutlass.pipeline.call import kept_plans
 from atomr_cutlass.pipeline.operation import operation_of
-from fake_fused import BLOCK
+from fused_cases import BLOCK, keys_of
 
 TF32 = ac.CutlassDtype.TF32
 SHAPE = ac.ConvShape.nhwc(2, 5, 6, 8, 12, 3, 3, padding=1)
 BIASED = ac.GemmEpilogue(beta=2.0, bias=True, activation="relu")
 KINDS = (ac.ConvFwdRequest, ac.ConvDgradRequest)
+
+KEYS = [
+    *(
+        key
+        for op in (FPROP, DGRAD)
+        for key in keys_of([conv_sm90(op, ac.CutlassDtype.F32, ac.CutlassDtype.F32, (128, 128))])
+    ),
+    *keys_of(
+        list(
+            {
+                key.layout_a + key.layout_b: key
+                for key in expand("full", [ac.SmArch.SM90A])
+                if (key.op, key.generation, key.math, key.d, key.align_a, key.align_d)
+                == ("gemm", "sm80", "tf32", ac.CutlassDtype.F32, 4, 4)
+            }.values()
+        )
+    ),
+]
+"""Of convolutions with trees, and for filters of one tap of GEMMs with them."""
 
 random = np.random.default_rng(12)
 

@@ -1,103 +1,23 @@
-"""Packs and a CUDA driver made by the system's C compiler, for tests without nvcc and without a GPU.
+"""A CUDA driver made by the system's C compiler, for tests without nvcc and without a GPU.
 
-The kernels of such a pack multiply on the host, and the driver's device memory is the host's: everything between
-`gemm` and the C ABI runs as it does with a GPU.
+The driver's device memory is the host's, as its kernels (`fake_kernels`) compute on the host: everything between `gemm`
+and the C ABI runs as it does with a GPU.
 """
 
 import json
 import shutil
 import subprocess
-from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 
 from atomr_cutlass import _core
-from atomr_cutlass.generator.key import KernelKey
 from atomr_cutlass.generator.seal import seal
 
 ROOT = Path(__file__).resolve().parents[2]
 
-MULTIPLY = """
-#include <stdlib.h>
-#include <string.h>
-#include "atomr_cutlass/kernel_abi.h"
-
-static void multiply(const atomr_cutlass_gemm_args* g, const char* layouts) {
-  for (int64_t l = 0; l < g->batch; ++l) {
-    const float* a = (const float*)g->a + l * g->batch_stride_a;
-    const float* b = (const float*)g->b + l * g->batch_stride_b;
-    const float* c = (const float*)g->c + l * g->batch_stride_c;
-    float* d = (float*)g->d + l * g->batch_stride_d;
-    for (int64_t i = 0; i < g->m; ++i) {
-      for (int64_t j = 0; j < g->n; ++j) {
-        double sum = 0;
-        for (int64_t k = 0; k < g->k; ++k) {
-          sum += (double)(layouts[0] == 'r' ? a[i * g->lda + k] : a[i + k * g->lda]) *
-                 (double)(layouts[1] == 'r' ? b[k * g->ldb + j] : b[k + j * g->ldb]);
-        }
-        d[i * g->ldd + j] = (float)(g->alpha * sum + (g->beta != 0 ? g->beta * (double)c[i * g->ldc + j] : 0));
-      }
-    }
-  }
-}
-"""
-
-PREAMBLE = """
-
-static int supports(const atomr_cutlass_row* row, const void* given) {
-  const atomr_cutlass_gemm_args* args = given;
-  (void)row;
-  return args->m > FAKE_LARGEST_M ? ATOMR_CUTLASS_CANNOT_IMPLEMENT : ATOMR_CUTLASS_OK;
-}
-static int workspace_size(const atomr_cutlass_row* row, const void* args, uint64_t* bytes) {
-  (void)row, (void)args;
-  *bytes = FAKE_WORKSPACE;
-  return 0;
-}
-static int prepare(const atomr_cutlass_row* row, const void* args, void* params, atomr_cutlass_launch* launch) {
-  (void)row;
-  memcpy(params, args, sizeof(atomr_cutlass_gemm_args));
-  memset(launch, 0, sizeof(*launch));
-  launch->grid[0] = launch->grid[1] = launch->grid[2] = 1;
-  launch->clear_bytes = FAKE_WORKSPACE;
-  return 0;
-}
-/* float32, layouts in row->context: "rr", "rc", "cr" or "cc". */
-static int launch(const atomr_cutlass_row* row, const void* params, const atomr_cutlass_launch* how, void* stream) {
-  const atomr_cutlass_gemm_args* g = params;
-  (void)how;
-  if (stream == (void*)666) return FAKE_ERROR;
-  for (uint64_t i = FAKE_WORKSPACE; i-- > 0;) {
-    if (((const char*)g->workspace)[i] != 0) return 1;
-    ((char*)g->workspace)[i] = 1;
-  }
-  multiply(g, row->context);
-  return 0;
-}
-"""
-
-# The image of a kernel of `MULTIPLY` that was "compiled at run time": itself, its companion, and a constant.
 CONTENT = '"0123456789abcdef 4.2-0123456789abcdef cc 1"'
 """The rows' facts about source and compiler, as C text."""
-
-JIT = """
-#include "atomr_cutlass/jit_abi.h"
-
-const atomr_cutlass_jit_info NAME_info = {LAYOUT_DIGEST, sizeof(atomr_cutlass_gemm_args), 8, 0, 128, {1, 1, 1}, 0};
-void NAME(void** arguments) { multiply(arguments[0], LAYOUTS); }
-void NAME_evaluate(void** arguments) {
-  const atomr_cutlass_gemm_args* problems = *(void**)arguments[0];
-  char* results = *(char**)arguments[1];
-  uint64_t stride = *(uint64_t*)arguments[2];
-  for (int i = 0; i < 2; ++i) {
-    atomr_cutlass_jit_evaluation* answer = (void*)(results + i * stride);
-    answer->implementable = 1;
-    answer->grid[0] = answer->grid[1] = answer->grid[2] = 1;
-    memcpy(results + i * stride + ATOMR_CUTLASS_JIT_PARAMS_OFFSET, &problems[i], sizeof(problems[i]));
-  }
-}
-"""
 
 DRIVER = r"""
 #define _GNU_SOURCE
@@ -286,38 +206,6 @@ def exported(count: int, name: str = "fake", abi: str = "ATOMR_CUTLASS_ABI_VERSI
         "const atomr_cutlass_pack* atomr_cutlass_pack_v1(void);\n"
         "const atomr_cutlass_pack* atomr_cutlass_pack_v1(void) { return &pack; }\n"
     )
-
-
-def make_pack(
-    library: Path,
-    rows: Sequence[tuple[str, str, str]] | Sequence[KernelKey],
-    *,
-    name: str = "fake",
-    abi: str = "ATOMR_CUTLASS_ABI_VERSION",
-    workspace: int = 0,
-    largest_m: int = 2**31 - 1,
-    error: int = 1,
-) -> Path:
-    """A pack of rows, each a key or (name, key as JSON, layouts of A and B)."""
-    source = f"#define FAKE_WORKSPACE {workspace}ull\n#define FAKE_LARGEST_M {largest_m}\n#define FAKE_ERROR {error}\n"
-    source += MULTIPLY + PREAMBLE
-    listed = [row if isinstance(row, tuple) else (row.name, row.to_json(), row.layout_a + row.layout_b) for row in rows]
-    for i, (row_name, key, layouts) in enumerate(listed):
-        source += (
-            f"static const atomr_cutlass_row row_{i} = {{{json.dumps(row_name)}, {json.dumps(key)}, {CONTENT}, "
-            "sizeof(atomr_cutlass_gemm_args), 16, 1024, 128, 0, 13000, "
-            f"{json.dumps(layouts)}, supports, workspace_size, prepare, launch}};\n"
-        )
-    entries = ", ".join(f"&row_{i}" for i in range(len(listed)))
-    source += f"static const atomr_cutlass_row* const rows[] = {{{entries or 'NULL'}}};\n"
-    return compile_library(source + exported(len(listed), name, abi), library)
-
-
-def compile_at_run_time(folder: Path, key: KernelKey) -> bytes:
-    """The image of a kernel, and of its companion, for the driver of `make_driver`."""
-    define = f"#define NAME {key.name}\n#define NAME_evaluate {key.name}_evaluate\n#define NAME_info {key.name}_info\n"
-    define += f'#define LAYOUTS "{key.layout_a}{key.layout_b}"\n'
-    return str(compile_library(define + MULTIPLY + JIT, folder / f"{key.name}.so")).encode() + b"\0"
 
 
 def make_driver(folder: Path, *, major: int = 8) -> Path:

@@ -6,7 +6,7 @@ Every function named `case_...` is a test; the process prints what each of them 
 import dataclasses
 import itertools
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -14,19 +14,49 @@ import pytest
 
 import atomr_cutlass as ac
 import fake_cases
+from atomr_cutlass import CutlassDtype as D
 from atomr_cutlass import _core
 from atomr_cutlass.arrays import operands
-from atomr_cutlass.epilogue import validate
+from atomr_cutlass.epilogue import EpilogueVisitorTree, EvtBuilder, validate
+from atomr_cutlass.generator.epilogue.common import bias_and_activation
+from atomr_cutlass.generator.epilogue.lower import COMMON, LINEAR, epilogue_id, swapped, with_source
+from atomr_cutlass.generator.key import KernelKey
+from atomr_cutlass.generator.matrix import with_epilogue
 from atomr_cutlass.ops.gemm import scaled
 from atomr_cutlass.pipeline import verify
 from atomr_cutlass.pipeline.call import kept_plans
 from atomr_cutlass.pipeline.operation import operation_of
-from fake_fused import BLOCK, tree_named
 
 TF32 = ac.CutlassDtype.TF32
 ROWS, COLUMNS = ac.GemmLayout
 SHAPE = ac.GemmShape(12, 20, 8)
 BIASED = ac.GemmEpilogue(bias=True, activation="relu")
+BLOCK = (
+    EvtBuilder()
+    .add_bias("bias", dtype=D.F32)
+    .activation("relu")
+    .mask_store("bits")
+    .reduce("sums", "row")
+    .add_matrix("residual", dtype=D.F32)
+    .build()
+)
+"""relu(acc + bias) + residual, with where the former is not 0, and its sums."""
+
+
+def keys_of(cells: Sequence[KernelKey]) -> list[KernelKey]:
+    """The cells with the trees of bias and relu and of `BLOCK`, and told which of several."""
+    biased = bias_and_activation(D.F32, "relu").program
+    residual = [operand.name for operand in BLOCK.inputs].index("residual")
+    programs = (biased, swapped(biased), BLOCK.program, with_source(BLOCK.program, residual))
+    epilogues = [*(epilogue_id(LINEAR, program) for program in programs), COMMON]
+    return [with_epilogue(cell, epilogue, D.F32) for cell in cells for epilogue in epilogues]
+
+
+def tree_named(**names: str) -> EpilogueVisitorTree:
+    """The block with other names for its operands: the same kernels serve it."""
+    own = [operand.name for operand in (*BLOCK.inputs, *BLOCK.outputs)]
+    return EpilogueVisitorTree.parse(BLOCK.program, [names.get(name, name) for name in own])
+
 
 random = np.random.default_rng(11)
 

@@ -17,21 +17,83 @@ import pytest
 import atomr_cutlass as ac
 import fake_cases
 import fake_table
-from atomr_cutlass import _core
+from atomr_cutlass import CutlassDtype as D
+from atomr_cutlass import SmArch, _core
 from atomr_cutlass import epilogue as evt
 from atomr_cutlass.arrays import operands
 from atomr_cutlass.epilogue import validate
+from atomr_cutlass.generator.epilogue.common import bias_and_activation
+from atomr_cutlass.generator.epilogue.lower import COMMON, SCALED_COMMON, epilogue_id
+from atomr_cutlass.generator.key import KernelKey
 from atomr_cutlass.ops.grouped_gemm import plans as grouped_plan
 from atomr_cutlass.ops.grouped_gemm.plans import ENTRY
 from atomr_cutlass.pipeline import table
 from atomr_cutlass.pipeline.call import kept_plans
 from atomr_cutlass.pipeline.problem import MatrixSpec
-from fake_grouped import AFFINE, affine
 
 Values = np.ndarray[Any, Any]
 
 POISON = np.float32(-77777)
 random = np.random.default_rng(11)
+
+
+def affine(acc: Any, row: Any, factor: Any) -> Any:
+    """A tree of a row and of a scalar."""
+    return acc * factor + row
+
+
+AFFINE = evt.trace(affine, {"row": evt.Operand("row", D.F32), "factor": evt.Operand("scalar", D.F32)}).tree
+
+
+def key(layouts: str, kind: str, align: int, tree: str = "-", activation: str = "-") -> KernelKey:
+    """A cell in float32, which no real one multiplies.
+
+    Those with trees are called sm90's, whose kernels have such, those that are told theirs sm100's, the others sm80's.
+
+    Args:
+        layouts: of A and B.
+        kind: of scales: `-` none, `s` some, `b` those of blocks.
+        align: of all matrices.
+        tree: `-` none, `+` a bias, `t` none but the activation, `q` AFFINE, `m` what the arguments say.
+        activation: `r` is relu.
+    """
+    epilogue = "scaled" if kind == "s" else "lc"
+    named = "relu" if activation == "r" else None
+    if tree == "m":
+        epilogue = SCALED_COMMON if kind == "s" else COMMON
+    elif tree == "q":
+        epilogue = epilogue_id(epilogue, AFFINE.program)
+    elif tree != "-":
+        epilogue = epilogue_id(epilogue, bias_and_activation(D.F32 if tree == "+" else None, named).program)
+    elif named:
+        epilogue += f"_{named}"
+    return KernelKey(
+        op="grouped_gemm", generation={"-": "sm80", "m": "sm100"}.get(tree, "sm90"), arch=SmArch.SM80,
+        a=D.F32, b=D.F32, d=D.F32, acc=D.F32,
+        layout_a=layouts[0], layout_b=layouts[1], layout_d="r", align_a=align, align_b=align, align_d=align,
+        tile=(64, 64, 32), cluster=(1, 1, 1), warps=(2, 2, 1), stages=2 if align == 1 else 4,
+        mainloop="twostage" if align == 1 else "multistage", epilogue_schedule="", scheduler="grouped", swizzle=0,
+        math="ieee", epilogue=epilogue,
+        scale_granularity=(1, 128, 128) if kind == "b" else (0, 0, 0), scale_type="f32" if kind == "b" else "",
+    )  # fmt: skip
+
+
+_SCALED = [
+    *((layouts, "s") for layouts in ("rr", "rc", "cr")),
+    *((layouts, "b") for layouts in ("rr", "rc")),
+]
+KEYS = [
+    key(*way)
+    for way in [
+        *((layouts, "-", align, "-", one) for layouts in ("rr", "rc", "cr") for align in (1, 4) for one in "-r"),
+        *((layouts, kind, 1, "-", "-") for layouts, kind in _SCALED),
+        *(
+            (layouts, kind, 1, *fused)
+            for layouts, kind in (*((one, "-") for one in ("rr", "rc", "cr")), *_SCALED)
+            for fused in (("+", "-"), ("+", "r"), ("t", "r"), ("q", "-"), *([("m", "-")] if kind != "b" else []))
+        ),
+    ]
+]
 
 
 def operand(array: Values) -> _core.Operand:

@@ -22,15 +22,13 @@ import pytest
 import atomr_cutlass as ac
 import dlpack_arrays
 import fake_cases
-import fake_pack
+import fake_kernels
 import fake_table
 from atomr_cutlass import MatmulEpilogue as E
 from atomr_cutlass import MatmulRequest, ScaleSet, _core
 from atomr_cutlass.arrays import operands
 from atomr_cutlass.epilogue import validate
 from atomr_cutlass.generator.dtypes import CutlassDtype as D
-from atomr_cutlass.generator.epilogue.lower import SOURCE, operand_kinds, split
-from atomr_cutlass.generator.epilogue.tree import MASK, PREFIX
 from atomr_cutlass.generator.key import KernelKey
 from atomr_cutlass.jit import kernels
 from atomr_cutlass.ops.matmul import sums
@@ -40,110 +38,6 @@ from atomr_cutlass.pipeline.call import kept_plans
 from atomr_cutlass.pipeline.heuristic import heuristics
 from matmul_formulas import FORMS, GUARD, Array, Case, memory, numbers, read, wide
 from pipeline_cases import Tensor, matrix, refused
-
-TREE = """
-#include <stdint.h>
-#include <string.h>
-#include "atomr_cutlass/kernel_abi.h"
-
-static double absolute(double x) { return x < 0 ? -x : x; }
-/* Without libm: a series, and squares. */
-static double exponential(double x) {
-  double term = 1, sum = 1;
-  x = x < -60 ? -60 : x > 60 ? 60 : x;
-  for (int i = 1; i < 20; ++i) sum += term *= x / 256 / i;
-  for (int i = 0; i < 8; ++i) sum *= sum;
-  return sum;
-}
-static double tangent(double x) { return 1 - 2 / (exponential(2 * x) + 1); }
-static double add(double x, double y) { return x + y; }
-static double greater(double x, double y) { return x > y; }
-static double relu(double x) { return x < 0 ? 0 : x; }
-static double d_relu(double dy, double x) { return x > 0 ? dy : 0; }
-static double inner(double x) { return 0.7978845608028654 * (x + 0.044715 * x * x * x); }
-static double gelu_tanh(double x) { return 0.5 * x * (1 + tangent(inner(x))); }
-static double d_gelu_tanh(double dy, double x) {
-  const double t = tangent(inner(x));
-  return dy * (0.5 * (1 + t) + 0.5 * x * (1 - t * t) * 0.7978845608028654 * (1 + 3 * 0.044715 * x * x));
-}
-
-#define AT(o, i, j) ((i) * g->operands[o].stride_m + (j) * g->operands[o].stride_n)
-static void multiply(const atomr_cutlass_gemm_args* g, const char* layouts) {
-  const Type *a = g->a, *b = g->b, *c = g->c;
-  Type* d = g->d;
-  (void)c;
-  for (int64_t i = 0; i < g->m; ++i) {
-    for (int64_t j = 0; j < g->n; ++j) {
-      double sum = 0;
-      for (int64_t k = 0; k < g->k; ++k) {
-        sum += (double)(layouts[0] == 'r' ? a[i * g->lda + k] : a[i + k * g->lda]) *
-               (double)(layouts[1] == 'r' ? b[k * g->ldb + j] : b[k + j * g->ldb]);
-      }
-      const double acc = g->alpha * sum + (g->beta != 0 ? g->beta * (double)c[i * g->ldc + j] : 0);
-      BODY
-    }
-  }
-}
-"""
-
-_C_TYPES = {D.F32.value: "float", D.F64.value: "double"}
-
-
-def body_of(program: str) -> str:
-    """The C of a tree's program, for one element (i, j)."""
-    inputs, outputs = operand_kinds(program)
-    lines, read, values, written = [], 0, 0, len(inputs)
-    for line in program.removeprefix(PREFIX).split(";"):
-        op, *words = line.split(":")
-        if op == "out":
-            lines.append(f"d[i * g->ldd + j] = (Type)v{words[0]};")
-        elif op in ("store", "reduce"):
-            kind, dtype, reduction = outputs[written - len(inputs)]
-            place = f"g->operands[{written}].pointer"
-            if kind == MASK:
-                lines.append(
-                    f"((uint8_t*){place})[AT({written}, i, j / 8)] |= (uint8_t)((v{words[0]} != 0) << (j % 8));"
-                )
-            else:
-                one = f"(({_C_TYPES[dtype]}*){place})[AT({written}, i, j)]"
-                value = f"({_C_TYPES[dtype]})v{words[0]}"
-                lines.append(
-                    {
-                        "": f"{one} = {value};",
-                        "sum": f"{one} += {value};",
-                        "amax": f"if (absolute({value}) > {one}) {one} = ({_C_TYPES[dtype]})absolute({value});",
-                    }[reduction]
-                )
-            written += 1
-        else:
-            if op == "acc":
-                made = "acc"
-            elif op == "constant":
-                made = str(float.fromhex(words[0]))
-            elif op == "input":
-                kind, dtype = inputs[read]
-                place = f"g->operands[{read}].pointer"
-                made = {
-                    SOURCE: "c[i * g->ldc + j]",
-                    MASK: f"((const uint8_t*){place})[AT({read}, i, j / 8)] >> (j % 8) & 1",
-                }.get(kind, f"((const {_C_TYPES.get(dtype)}*){place})[AT({read}, i, j)]")
-                read += 1
-            else:
-                made = f"{op}({', '.join(f'v{word}' for word in words)})"
-            lines.append(f"const double v{values} = (double)({made});")
-            values += 1
-    # A program that ends with D stores it before the other outputs.
-    return " ".join(lines)
-
-
-def compile_tree(key: KernelKey) -> bytes:
-    """The image of a kernel for the driver of `fake_pack.make_driver`."""
-    _, program = split(key.epilogue)
-    define = f"#define NAME {key.name}\n#define NAME_evaluate {key.name}_evaluate\n#define NAME_info {key.name}_info\n"
-    define += f'#define Type {_C_TYPES[key.d.value]}\n#define LAYOUTS "{key.layout_a}{key.layout_b}"\n'
-    source = define + TREE.replace("BODY", body_of(program or f"{PREFIX}acc;out:0")) + fake_pack.JIT
-    return str(fake_pack.compile_library(source, Path(_folder.name) / f"{len(_libraries)}.so")).encode() + b"\0"
-
 
 _libraries: dict[str, bytes] = {}
 _folder = tempfile.TemporaryDirectory()
@@ -159,7 +53,8 @@ def compiler() -> Iterator[list[KernelKey]]:
         def kernel(key: KernelKey, _device: Any) -> Any:
             if key.name not in compiled:
                 if key.name not in _libraries:
-                    _libraries[key.name] = compile_tree(key)
+                    library = Path(_folder.name) / f"{len(_libraries)}.so"
+                    _libraries[key.name] = fake_kernels.compile_at_run_time(library, key)
                 image = _libraries[key.name]
                 compiled[key.name] = _core.JitKernel(key.name, key.to_json(), image, image)
                 keys.append(key)

@@ -27,12 +27,11 @@ from numpy.lib.stride_tricks import as_strided
 import atomr_cutlass as ac
 import dlpack_arrays
 import fake_cases
-import fake_pack
+import fake_kernels
 import fake_table
 from atomr_cutlass import _core
 from atomr_cutlass.arrays import operands
 from atomr_cutlass.generator import key_file
-from atomr_cutlass.generator.key import KernelKey
 from atomr_cutlass.generator.matrix import expand
 from atomr_cutlass.generator.selection import Selection
 from atomr_cutlass.jit import kernels
@@ -607,7 +606,7 @@ def compiler(
         if error is not None:
             raise error
         key = next(key for key in expand("full", [ac.SmArch.SM80]) if key.name == unit.name)
-        image = (compile_convolution if key.op in CONV_OPS else fake_pack.compile_at_run_time)(folder, key)
+        image = fake_kernels.compile_at_run_time(folder / f"{key.name}.so", key)
         return Images(image, image)
 
     kernels._kernels.clear()
@@ -858,56 +857,6 @@ def case_a_request_tells_of_the_compiler() -> None:
 # Convolutions: there is no table of them here, so that each is "compiled at run time"
 
 CONV_OPS = ("conv2d_fprop", "conv2d_dgrad", "conv2d_wgrad")
-
-CONVOLVE = """
-#include <string.h>
-#include "atomr_cutlass/jit_abi.h"
-#include "atomr_cutlass/kernel_abi.h"
-
-/* float32; the result is cleared, then every product is added where it belongs. */
-static void convolve(const atomr_cutlass_conv_args* g) {
-  const float *a = g->a, *b = g->b, *c = g->c_source, *bias = g->bias;
-  float* d = g->d;
-  const int64_t depth = g->c / g->groups, width = g->k / g->groups;
-  for (int pass = 0; pass < 2; ++pass)
-  for (int64_t n = 0; n < g->n; ++n) for (int64_t k = 0; k < g->k; ++k)
-  for (int64_t p = 0; p < g->p; ++p) for (int64_t q = 0; q < g->q; ++q)
-  for (int64_t r = 0; r < g->r; ++r) for (int64_t s = 0; s < g->s; ++s)
-  for (int64_t i = 0; i < depth; ++i) {
-    const int64_t h = p * g->stride_h - g->pad_h + r * g->dilation_h;
-    const int64_t w = q * g->stride_w - g->pad_w + s * g->dilation_w;
-    const int64_t y = n * g->y_stride_n + p * g->y_stride_p + q * g->y_stride_q + k;
-    const int64_t f = k * g->w_stride_k + r * g->w_stride_r + s * g->w_stride_s + i;
-    const int64_t x = n * g->x_stride_n + h * g->x_stride_h + w * g->x_stride_w + k / width * depth + i;
-    const int64_t at_a = OP == 0 ? x : y, at_b = OP == 2 ? x : f, at_d = OP == 0 ? y : OP == 1 ? x : f;
-    const int64_t channel = OP == 0 ? k : k / width * depth + i;
-    const int inside = h >= 0 && h < g->h && w >= 0 && w < g->w;
-    if (pass == 0 && (inside || OP != 1)) d[at_d] = (float)(c ? g->beta * c[at_d] : 0) + (bias ? bias[channel] : 0);
-    if (pass == 1 && inside) d[at_d] += (float)g->alpha * a[at_a] * b[at_b];
-  }
-}
-const atomr_cutlass_jit_info NAME_info = {LAYOUT_DIGEST, sizeof(atomr_cutlass_conv_args), 8, 0, 128, {1, 1, 1}, 0};
-void NAME(void** arguments) { convolve(arguments[0]); }
-void NAME_evaluate(void** arguments) {
-  const atomr_cutlass_conv_args* problems = *(void**)arguments[0];
-  char* results = *(char**)arguments[1];
-  uint64_t stride = *(uint64_t*)arguments[2];
-  for (int i = 0; i < 2; ++i) {
-    atomr_cutlass_jit_evaluation* answer = (void*)(results + i * stride);
-    memset(answer, 0, sizeof(*answer));
-    answer->implementable = 1;
-    answer->grid[0] = answer->grid[1] = answer->grid[2] = 1;
-    memcpy(results + i * stride + ATOMR_CUTLASS_JIT_PARAMS_OFFSET, &problems[i], sizeof(problems[i]));
-  }
-}
-"""
-
-
-def compile_convolution(folder: Path, key: KernelKey) -> bytes:
-    """As `fake_pack.compile_at_run_time`, of a float32 convolution."""
-    define = f"#define NAME {key.name}\n#define NAME_evaluate {key.name}_evaluate\n#define NAME_info {key.name}_info\n"
-    define += f"#define OP {CONV_OPS.index(key.op)}\n"
-    return str(fake_pack.compile_library(define + CONVOLVE, folder / f"{key.name}.so")).encode() + b"\0"
 
 
 def conv_request(op: str, **changes: Any) -> Any:

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import pytest
 
+import conv_fused_cases
 import fake_cases
-import fake_conv_fused
+import fake_kernels
 import fake_pack
 
 CASES_FILE = "conv_fused_cases.py"
@@ -21,8 +22,8 @@ def outcome(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     """What each case raised, as text; empty where it passed."""
     folder = tmp_path_factory.mktemp("fake")
     driver = fake_pack.make_driver(folder / "driver", major=9)
-    packs = [fake_conv_fused.make_pack(folder / "pack.so"), fake_conv_fused.make_gemm_pack(folder / "gemm.so")]
-    return fake_cases.outcome(CASES_FILE, driver, packs, ATOMR_CUTLASS_CACHE_DIR=str(folder / "cache"))
+    pack = fake_kernels.make_pack(folder / "pack.so", conv_fused_cases.KEYS)
+    return fake_cases.outcome(CASES_FILE, driver, [pack], ATOMR_CUTLASS_CACHE_DIR=str(folder / "cache"))
 
 
 @pytest.mark.parametrize("case", CASES)

@@ -15,6 +15,7 @@ import pytest
 from typer.testing import CliRunner
 
 import fake_cases
+import fake_kernels
 import fake_pack
 from atomr_cutlass import CutlassDtype as D
 from atomr_cutlass import LibraryError, SmArch, _core
@@ -195,7 +196,7 @@ assert not [k for k in ac.kernels() if k.pack]
 
 def test_a_frozen_process_computes_with_a_pack_of_cubins(tmp_path: Path) -> None:
     """On a GPU whose images are the paths of shared libraries."""
-    images = {key: fake_pack.compile_at_run_time(tmp_path, key) for key in KEYS}
+    images = {key: fake_kernels.compile_at_run_time(tmp_path / f"{key.name}.so", key) for key in KEYS}
     made = Pack("model", BUILT, tuple(_cubin(key, image, image) for key, image in images.items()))
     path = _file(tmp_path / "model.pack", made)
     outcome = fake_cases.outcome(CASES_FILE, fake_pack.make_driver(tmp_path / "driver"), [path])

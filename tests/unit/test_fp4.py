@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 import atomr_cutlass as ac
 import fake_cases
-import fake_fp4
+import fake_kernels
 import fake_pack
 import fake_table
 from atomr_cutlass import CutlassDtype as D
@@ -58,7 +58,7 @@ def outcome(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     """What each case raised, as text; empty where it passed."""
     folder = tmp_path_factory.mktemp("fake")
     keys = [key for key in expand("full", [SmArch.SM100]) if key.a is D.F4E2M1 and key.d in (D.BF16, D.F32)]
-    pack = fake_fp4.make_pack(folder / "pack.so", keys)
+    pack = fake_kernels.make_pack(folder / "pack.so", keys)
     return fake_cases.outcome(CASES_FILE, fake_pack.make_driver(folder / "driver", major=10), [pack])
 
 

@@ -15,6 +15,7 @@ import pytest
 
 import atomr_cutlass as ac
 import fake_cases
+import fake_kernels
 import fake_pack
 from atomr_cutlass import CutlassDtype as D
 from atomr_cutlass import SmArch, _core
@@ -31,7 +32,7 @@ def outcome(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     """What each case raised, as text; empty where it passed."""
     folder = tmp_path_factory.mktemp("fake")
     cells = [k for k in expand("full", [SmArch.SM80]) if k.math == "ieee" and k.d is D.F32]
-    pack = fake_pack.make_pack(folder / "pack.so", cells)
+    pack = fake_kernels.make_pack(folder / "pack.so", cells)
     return fake_cases.outcome(CASES_FILE, fake_pack.make_driver(folder / "driver"), [pack])
 
 

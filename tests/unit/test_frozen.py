@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 import fake_cases
+import fake_kernels
 import fake_pack
 from atomr_cutlass import CutlassDtype as D
 from atomr_cutlass import SmArch
@@ -22,7 +23,7 @@ CASES = fake_cases.names(CASES_FILE)
 
 def _pack(folder: Path) -> Path:
     cells = [k for k in expand("full", [SmArch.SM80]) if k.math == "ieee" and k.d is D.F32]
-    return fake_pack.make_pack(folder / "pack.so", cells)
+    return fake_kernels.make_pack(folder / "pack.so", cells)
 
 
 @pytest.fixture(scope="module")

@@ -9,8 +9,9 @@ from __future__ import annotations
 import pytest
 
 import fake_cases
-import fake_fused
+import fake_kernels
 import fake_pack
+import fused_cases
 from atomr_cutlass import CutlassDtype as D
 from atomr_cutlass import SmArch
 from atomr_cutlass.generator.matrix import expand
@@ -28,7 +29,7 @@ def outcome(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
         if key.op == "gemm" and key.math == "tf32" and key.d is D.F32 and key.align_d == key.align_a == 4:
             found.setdefault(key.layout_a + key.layout_b, key)
     assert len(found) == 4
-    pack = fake_fused.make_pack(folder / "pack.so", list(found.values()))
+    pack = fake_kernels.make_pack(folder / "pack.so", fused_cases.keys_of(list(found.values())))
     driver = fake_pack.make_driver(folder / "driver")
     return fake_cases.outcome(CASES_FILE, driver, [pack], ATOMR_CUTLASS_CACHE_DIR=str(folder / "cache"))
 

@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 
 import atomr_cutlass as ac
 import fake_cases
+import fake_kernels
 import fake_pack
 import fuzz_calls
 from atomr_cutlass import CutlassDtype as D
@@ -186,7 +187,7 @@ def on_a_fake_gpu(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     """What each case raised, as text; empty where it passed."""
     folder = tmp_path_factory.mktemp("fake")
     cells = [k for k in expand("full", [ac.SmArch.SM80]) if k.op == "gemm" and k.math == "ieee" and k.d is D.F32]
-    pack = fake_pack.make_pack(folder / "pack.so", cells, error=700)
+    pack = fake_kernels.make_pack(folder / "pack.so", cells, error=700)
     return fake_cases.outcome(CASES_FILE, fake_pack.make_driver(folder / "driver"), [pack])
 
 

@@ -16,9 +16,10 @@ import pytest
 
 import atomr_cutlass as ac
 import fake_cases
-import fake_grouped
+import fake_kernels
 import fake_pack
 import fake_table
+import grouped_cases
 import grouped_gpu
 import numpy_gpu
 from atomr_cutlass import CutlassDtype as D
@@ -73,7 +74,7 @@ def _call(*operands: Any, **arguments: Any) -> Any:
 def outcome(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     """What each case raised, as text; empty where it passed."""
     folder = tmp_path_factory.mktemp("fake")
-    pack = fake_grouped.make_pack(folder / "pack.so")
+    pack = fake_kernels.make_pack(folder / "pack.so", grouped_cases.KEYS, workspace=64)
     driver = fake_pack.make_driver(folder / "driver")
     return fake_cases.outcome(CASES_FILE, driver, [pack], ATOMR_CUTLASS_CACHE_DIR=str(folder / "cache"))
 

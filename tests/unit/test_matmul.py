@@ -17,6 +17,7 @@ import pytest
 
 import atomr_cutlass as ac
 import fake_cases
+import fake_kernels
 import fake_pack
 import fake_table
 import matmul_gpu
@@ -727,9 +728,9 @@ def outcome(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     folder = tmp_path_factory.mktemp("fake")
     cells = [key for key in expand("full", [ac.SmArch.SM80]) if key.math == "ieee" and key.d is D.F32]
     small = [key for key in cells if key.tile[:2] == (128, 64)]  # the best for what the cases compute
-    greedy = fake_pack.make_pack(folder / "greedy.so", small, name="greedy", workspace=64, error=700)
+    greedy = fake_kernels.make_pack(folder / "greedy.so", small, name="greedy", workspace=64, error=700)
     others = [key for key in cells if key not in small]
-    modest = fake_pack.make_pack(folder / "modest.so", others, name="modest", error=700)
+    modest = fake_kernels.make_pack(folder / "modest.so", others, name="modest", error=700)
     driver = fake_pack.make_driver(folder / "driver")
     return fake_cases.outcome(CASES_FILE, driver, [greedy, modest], timeout=300, ATOMR_CUTLASS_CHECK_EPILOGUES="off")
 

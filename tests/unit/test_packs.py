@@ -24,7 +24,8 @@ from atomr_cutlass.generator import emit, key_file
 from atomr_cutlass.generator.matrix import expand
 from atomr_cutlass.generator.seal import MAGIC, glibc, seal, unseal
 from atomr_cutlass.ops.grouped_gemm.plans import ENTRY
-from fake_pack import CONTENT, ROOT, compile_library, make_pack
+from fake_kernels import make_pack
+from fake_pack import CONTENT, ROOT, compile_library
 
 # With a swizzle that no preset has, so that these are not in the table already.
 KEYS = [replace(k, swizzle=4) for k in expand("full", [SmArch.SM80]) if k.math == "ieee" and k.d is D.F32][:3]
@@ -485,7 +486,7 @@ def test_a_pack_of_another_user_is_refused(tmp_path: Path, monkeypatch: pytest.M
     assert "belongs to another user" in _refusal(pack)
 
 
-GOOD = (KEYS[0].name, KEYS[0].to_json(), "rr")
+GOOD = (KEYS[0].name, KEYS[0].to_json())
 
 
 @pytest.mark.parametrize(
@@ -501,14 +502,14 @@ GOOD = (KEYS[0].name, KEYS[0].to_json(), "rr")
     ],
 )
 def test_a_pack_with_the_key_of_no_kernel_is_refused_whole(tmp_path: Path, name: str, key: str, reason: str) -> None:
-    pack = make_pack(tmp_path / "pack.so", [GOOD, (name, key, "rr")], name="bad")
+    pack = make_pack(tmp_path / "pack.so", [GOOD, (name, key)], name="bad")
     said = _refusal(pack)
     assert re.match(f"{re.escape(str(pack))} has kernel {name}, .*{reason}", said), said
     assert GOOD[0] not in {row["name"] for row in _core.rows()}
 
 
 def test_a_failed_pack_can_be_mended_and_loaded(tmp_path: Path) -> None:
-    pack = make_pack(tmp_path / "pack.so", [GOOD, ("bad", "{}", "rr")])
+    pack = make_pack(tmp_path / "pack.so", [GOOD, ("bad", "{}")])
     code = f"""
         import shutil
         try:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import pytest
 
 import fake_cases
+import fake_kernels
 import fake_pack
 from atomr_cutlass import CutlassDtype as D
 from atomr_cutlass import SmArch
@@ -25,7 +26,7 @@ def outcome(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
     folder = tmp_path_factory.mktemp("fake")
     cells = [k for k in expand("full", [SmArch.SM80]) if k.math == "ieee" and k.d is D.F32]
     assert {k.layout_a + k.layout_b for k in cells} == set(LAYOUTS)
-    pack = fake_pack.make_pack(folder / "pack.so", cells, workspace=request.param, largest_m=5000, error=700)
+    pack = fake_kernels.make_pack(folder / "pack.so", cells, workspace=request.param, largest_m=5000, error=700)
     return fake_cases.outcome(CASES_FILE, fake_pack.make_driver(folder / "driver"), [pack])
 
 

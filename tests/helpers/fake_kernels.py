@@ -1,0 +1,477 @@
+"""Kernels that run on the host, for `fake_pack`'s driver: of a pack, or "compiled at run time".
+
+One C source has them all. What a kernel computes follows from its key alone: the operation, layouts, element types,
+scales, and the tree of its epilogue, which becomes C. So what plans tell kernels is tested without a GPU: they find
+groups, scales and the operands of trees where the arguments say that these lie, as real ones do.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Sequence
+from pathlib import Path
+
+from atomr_cutlass import CutlassDtype as D
+from atomr_cutlass.generator.epilogue.lower import SCALED, SOURCE, base_of, is_common, operand_kinds, split
+from atomr_cutlass.generator.epilogue.tree import MASK, PREFIX
+from atomr_cutlass.generator.key import KernelKey
+from fake_pack import CONTENT, compile_library, exported
+
+SOURCE_TEXT = r"""
+#include <stddef.h>
+#include <stdint.h>
+#include <stdlib.h>
+#include <string.h>
+#include "atomr_cutlass/jit_abi.h"
+#include "atomr_cutlass/kernel_abi.h"
+
+typedef atomr_cutlass_gemm_args Gemm;
+typedef atomr_cutlass_conv_args Conv;
+typedef atomr_cutlass_grouped_args Grouped;
+typedef atomr_cutlass_group Group;
+
+/* An element of D, and what its epilogue reads and writes. */
+typedef struct {
+  const atomr_cutlass_tree_operand* operands;
+  int64_t batch, i, j;
+  int listed; /* whether operands are tables with an address for each batch */
+  const void* source;
+  void* d;
+} Element;
+typedef struct {
+  const char* op;
+  char layout_a, layout_b;
+  char type, type_d; /* of A and B: f, d, or fp4 n (nvfp4) and m (mxfp4); of D: f, d or b (bf16) */
+  char scales;       /* of groups: s for some, b for those of blocks */
+  int fresh;         /* whether bits are written without having been cleared */
+  uint64_t workspace;
+  void (*finish)(double acc, const Element* e);
+} Kernel;
+
+/* Element types */
+
+static double power(int exponent) {
+  double value = 1;
+  for (; exponent > 0; --exponent) value *= 2;
+  for (; exponent < 0; ++exponent) value /= 2;
+  return value;
+}
+static double load(char type, const void* from, int64_t i) {
+  static const float values[] = {0, 0.5f, 1, 1.5f, 2, 3, 4, 6};
+  uint32_t bits;
+  float value;
+  switch (type) {
+    case 'f': return ((const float*)from)[i];
+    case 'd': return ((const double*)from)[i];
+    case 'b':
+      bits = (uint32_t)((const uint16_t*)from)[i] << 16;
+      memcpy(&value, &bits, 4);
+      return value;
+    default:
+      bits = ((const uint8_t*)from)[i / 2] >> (i % 2 * 4) & 15;
+      return bits & 8 ? -values[bits & 7] : values[bits];
+  }
+}
+static void store(char type, void* to, double value) {
+  float narrow = (float)value;
+  uint32_t bits;
+  memcpy(&bits, &narrow, 4);
+  switch (type) {
+    case 'f': *(float*)to = narrow; break;
+    case 'd': *(double*)to = value; break;
+    default: *(uint16_t*)to = (uint16_t)((bits + 0x7fff + (bits >> 16 & 1)) >> 16);
+  }
+}
+static int64_t size_of(char type) { return type == 'd' ? 8 : type == 'b' ? 2 : 4; }
+/* The scale of a row and a vector of fp4, among those of `columns` vectors, in the swizzled order. */
+static double vector_scale(char type, const void* scales, int64_t row, int64_t column, int64_t columns) {
+  const int64_t tile = row / 128 * ((columns + 3) / 4) + column / 4;
+  const uint8_t bits = ((const uint8_t*)scales)[tile * 512 + row % 32 * 16 + row % 128 / 32 * 4 + column % 4];
+  if (type == 'm') return power(bits - 127);
+  return bits >> 3 ? (8 + (bits & 7)) * power((bits >> 3) - 10) : (bits & 7) * power(-9);
+}
+
+/* Epilogues */
+
+static void* at(const Element* e, int o, int64_t j, int64_t bytes) {
+  const atomr_cutlass_tree_operand* one = &e->operands[o];
+  char* from = one->pointer;
+  from = e->listed ? ((char* const*)from)[e->batch] : from + e->batch * one->batch_stride * bytes;
+  return from + (e->i * one->stride_m + j * one->stride_n) * bytes;
+}
+/* Without libm: a series, and squares. */
+static double exponential(double x) {
+  double term = 1, sum = 1;
+  x = x < -60 ? -60 : x > 60 ? 60 : x;
+  for (int i = 1; i < 20; ++i) sum += term *= x / 256 / i;
+  for (int i = 0; i < 8; ++i) sum *= sum;
+  return sum;
+}
+static double tangent(double x) { return 1 - 2 / (exponential(2 * x) + 1); }
+static double op_absolute(double x) { return x < 0 ? -x : x; }
+static double op_add(double x, double y) { return x + y; }
+static double op_multiply(double x, double y) { return x * y; }
+static double op_greater(double x, double y) { return x > y; }
+static double op_relu(double x) { return x < 0 ? 0 : x; }
+static double op_d_relu(double dy, double x) { return x > 0 ? dy : 0; }
+static double inner(double x) { return 0.7978845608028654 * (x + 0.044715 * x * x * x); }
+static double op_gelu_tanh(double x) { return 0.5 * x * (1 + tangent(inner(x))); }
+static double op_d_gelu_tanh(double dy, double x) {
+  const double t = tangent(inner(x));
+  return dy * (0.5 * (1 + t) + 0.5 * x * (1 - t * t) * 0.7978845608028654 * (1 + 3 * 0.044715 * x * x));
+}
+static void store_bit(const Element* e, int o, int set, int fresh) {
+  uint8_t* byte = at(e, o, e->j / 8, 1);
+  if (fresh && e->j % 8 == 0) *byte = 0;
+  *byte |= (uint8_t)(set << e->j % 8);
+}
+/* What the arguments tell: in the first operand's stride_m 1 for a bias, 4 for relu. */
+static double told(double acc, const Element* e) {
+  const int64_t what = e->operands[0].stride_m;
+  Element row = *e;
+  row.i = 0;
+  if (what & 1) acc += *(float*)at(&row, 0, e->j, 4);
+  return what >> 2 == 1 ? op_relu(acc) : acc;
+}
+
+/* Products. A product of `of_row` sees element (i, k) of A and (k, j) of B. */
+
+static double product(const Kernel* kernel, const Gemm* g, int64_t l, int64_t i, int64_t j) {
+  const int64_t a = l * g->batch_stride_a, b = l * g->batch_stride_b, vector = kernel->type == 'n' ? 16 : 32;
+  const int narrow = kernel->type == 'n' || kernel->type == 'm';
+  double sum = 0;
+  for (int64_t k = 0; k < g->k; ++k) {
+    double x = load(kernel->type, g->a, a + (kernel->layout_a == 'r' ? i * g->lda + k : i + k * g->lda));
+    double y = load(kernel->type, g->b, b + (kernel->layout_b == 'r' ? k * g->ldb + j : k + j * g->ldb));
+    if (narrow) x *= vector_scale(kernel->type, g->scale_a, i, k / vector, (g->k + vector - 1) / vector);
+    if (narrow) y *= vector_scale(kernel->type, g->scale_b, j, k / vector, (g->k + vector - 1) / vector);
+    sum += x * y;
+  }
+  return sum;
+}
+extern Gemm last_args;
+extern int launches;
+Gemm last_args;
+int launches = 0;
+static void gemm(const Kernel* kernel, const Gemm* g) {
+  const int64_t size = size_of(kernel->type_d);
+  last_args = *g;
+  for (int64_t l = 0; l < g->batch; ++l)
+    for (int64_t i = 0; i < g->m; ++i)
+      for (int64_t j = 0; j < g->n; ++j) {
+        const char* c = g->c == NULL ? NULL : (const char*)g->c + (l * g->batch_stride_c + i * g->ldc + j) * size;
+        char* d = (char*)g->d + (l * g->batch_stride_d + i * g->ldd + j) * size;
+        const double sum = g->alpha * product(kernel, g, l, i, j);
+        const Element e = {g->operands, l, i, j, 0, c, d};
+        kernel->finish(sum + (g->beta != 0 ? g->beta * load(kernel->type_d, c, 0) : 0), &e);
+      }
+}
+
+/* Float32: every product is added where it belongs. */
+static void conv(const Kernel* kernel, const Conv* g) {
+  const int op = kernel->op[7] == 'f' ? 0 : kernel->op[7] == 'd' ? 1 : 2;
+  const int64_t depth = g->c / g->groups, width = g->k / g->groups;
+  const int64_t extents[3][4] = {{g->n, g->p, g->q, g->k}, {g->n, g->h, g->w, g->c}, {g->k, g->r, g->s, depth}};
+  const int64_t strides[3][3] = {{g->y_stride_n, g->y_stride_p, g->y_stride_q},
+                                 {g->x_stride_n, g->x_stride_h, g->x_stride_w},
+                                 {g->w_stride_k, g->w_stride_r, g->w_stride_s}};
+  const int64_t *extent = extents[op], *stride = strides[op], count = extent[0] * extent[1] * extent[2] * extent[3];
+  const float *a = g->a, *b = g->b, *bias = g->bias;
+  double* sums = calloc((size_t)count, sizeof(double));
+  for (int64_t n = 0; n < g->n; ++n) for (int64_t k = 0; k < g->k; ++k)
+  for (int64_t p = 0; p < g->p; ++p) for (int64_t q = 0; q < g->q; ++q)
+  for (int64_t r = 0; r < g->r; ++r) for (int64_t s = 0; s < g->s; ++s)
+  for (int64_t i = 0; i < depth; ++i) {
+    const int64_t h = p * g->stride_h - g->pad_h + r * g->dilation_h, channel = k / width * depth + i;
+    const int64_t w = q * g->stride_w - g->pad_w + s * g->dilation_w;
+    if (h < 0 || h >= g->h || w < 0 || w >= g->w) continue;
+    const int64_t y = n * g->y_stride_n + p * g->y_stride_p + q * g->y_stride_q + k;
+    const int64_t f = k * g->w_stride_k + r * g->w_stride_r + s * g->w_stride_s + i;
+    const int64_t x = n * g->x_stride_n + h * g->x_stride_h + w * g->x_stride_w + channel;
+    const int64_t place[3] = {((n * g->p + p) * g->q + q) * g->k + k, ((n * g->h + h) * g->w + w) * g->c + channel,
+                              ((k * g->r + r) * g->s + s) * depth + i};
+    sums[place[op]] += (double)a[op == 0 ? x : y] * (double)b[op == 2 ? x : f];
+  }
+  for (int64_t place = 0; place < count; ++place) {
+    const int64_t j = place % extent[3], i = place / extent[3];
+    const int64_t column = i % extent[2], row = i / extent[2] % extent[1], outer = i / extent[2] / extent[1];
+    const int64_t lies = outer * stride[0] + row * stride[1] + column * stride[2] + j;
+    const float* c = g->c_source == NULL ? NULL : (const float*)g->c_source + lies;
+    const Element e = {g->operands, 0, i, j, 0, c, (float*)g->d + lies};
+    double sum = g->alpha * sums[place] + (g->beta != 0 && c != NULL ? g->beta * (double)*c : 0);
+    kernel->finish(sum + (bias != NULL ? (double)bias[j] : 0), &e);
+  }
+  free(sums);
+}
+
+/* Groups in float32 are found as the setup kernel of real ones does (grouped_setup.h). */
+static int64_t clamp(int64_t value, int64_t limit) { return value < 0 ? 0 : (value > limit ? limit : value); }
+static const float* moved(const void* from, int64_t elements) {
+  return from == NULL ? NULL : (const float*)from + elements;
+}
+static Group find(const Kernel* kernel, const Grouped* p, int g, int64_t* before) {
+  Group group;
+  if (p->form == ATOMR_CUTLASS_GROUPED_LIST) return p->table[g];
+  const int contiguous = p->form == ATOMR_CUTLASS_GROUPED_CONTIGUOUS, along_k = p->form == ATOMR_CUTLASS_GROUPED_K;
+  const int64_t limit = along_k ? p->k : p->m;
+  int64_t start = 0, count;
+  if (!contiguous && !along_k) {
+    count = clamp(p->offsets[g], limit);
+  } else if (p->rows_are_counts) {
+    start = clamp(*before, limit);
+    count = clamp(clamp(p->offsets[g], limit), limit - start);
+    *before += count;
+  } else {
+    start = g == 0 ? 0 : clamp(p->offsets[g - 1], limit);
+    count = clamp(p->offsets[g] - start, limit - start);
+  }
+  memset(&group, 0, sizeof(group));
+  group.m = along_k ? p->m : (int32_t)count, group.n = p->n, group.k = along_k ? (int32_t)count : p->k;
+  group.lda = p->lda, group.ldb = p->ldb, group.ldc = p->ldc, group.ldd = p->ldd;
+  int64_t a = g * p->group_stride_a, b = g * p->group_stride_b, c = g * p->group_stride_c, d = g * p->group_stride_d;
+  if (along_k) {
+    a = kernel->layout_a == 'r' ? start : start * p->lda;
+    b = kernel->layout_b == 'r' ? start * p->ldb : start;
+  } else if (contiguous) {
+    a = kernel->layout_a == 'r' ? start * p->lda : start;
+    c += start * p->ldc, d = start * p->ldd;
+  }
+  int64_t scale_a = g * p->scale_group_stride_a, scale_b = g * p->scale_group_stride_b;
+  if (kernel->scales == 'b') {
+    if (contiguous) scale_a = start * p->scale_stride_a;
+  } else {
+    if (p->scale_form_a == 1 && contiguous) scale_a = start;
+    if (p->scale_form_a != 1) scale_a = p->scale_form_a == 2 ? g : 0;
+    if (p->scale_form_b != 1) scale_b = p->scale_form_b == 2 ? g : 0;
+  }
+  group.a = moved(p->a, a), group.b = moved(p->b, b), group.c = moved(p->c, c), group.d = (float*)p->d + d;
+  group.scale_a = moved(p->scale_a, scale_a), group.scale_b = moved(p->scale_b, scale_b);
+  return group;
+}
+static void multiply_group(const Kernel* kernel, const Grouped* p, const Group* g, int number) {
+  const float *a = g->a, *b = g->b, *c = g->c, *scale_a = g->scale_a, *scale_b = g->scale_b;
+  const int listed = p->form == ATOMR_CUTLASS_GROUPED_LIST;
+  for (int64_t i = 0; i < g->m; ++i)
+    for (int64_t j = 0; j < g->n; ++j) {
+      double sum = 0;
+      for (int64_t k = 0; k < g->k; ++k) {
+        double term = (double)(kernel->layout_a == 'r' ? a[i * g->lda + k] : a[i + k * g->lda]) *
+                      (double)(kernel->layout_b == 'r' ? b[k * g->ldb + j] : b[k + j * g->ldb]);
+        if (kernel->scales == 'b') {
+          term *= (double)scale_a[i * p->scale_stride_a + k / 128 * p->scale_k_stride_a] *
+                  (double)scale_b[j / 128 * p->scale_stride_b + k / 128 * p->scale_k_stride_b];
+        }
+        sum += term;
+      }
+      if (kernel->scales == 's' && scale_a != NULL) sum *= scale_a[p->scale_form_a == 1 ? i : 0];
+      if (kernel->scales == 's' && scale_b != NULL) sum *= scale_b[p->scale_form_b == 1 ? j : 0];
+      /* Operands of the tree do not vary along M. */
+      const Element e = {p->operands, number, 0, j, listed, NULL, (float*)g->d + i * g->ldd + j};
+      kernel->finish(p->alpha * sum + (p->beta != 0 ? p->beta * c[i * g->ldc + j] : 0), &e);
+    }
+}
+static void grouped_gemm(const Kernel* kernel, const Grouped* p) {
+  int64_t before = 0;
+  for (int g = 0; g < p->groups; ++g) {
+    const Group group = find(kernel, p, g, &before);
+    multiply_group(kernel, p, &group, g);
+  }
+}
+/* size and the offsets of the fields that a table of a list is written with */
+extern const int32_t group_layout[14];
+const int32_t group_layout[14] = {
+    sizeof(Group), offsetof(Group, a), offsetof(Group, b), offsetof(Group, c), offsetof(Group, d),
+    offsetof(Group, scale_a), offsetof(Group, scale_b), offsetof(Group, lda), offsetof(Group, ldb),
+    offsetof(Group, ldc), offsetof(Group, ldd), offsetof(Group, m), offsetof(Group, n), offsetof(Group, k),
+};
+
+/* Rows */
+
+static void run(const Kernel* kernel, const void* args) {
+  ++launches;
+  if (kernel->op[0] == 'c') conv(kernel, args);
+  else if (kernel->op[1] == 'r') grouped_gemm(kernel, args);
+  else gemm(kernel, args);
+}
+static int implements(const Kernel* kernel, const void* args) {
+  const Gemm* g = args;
+  const Grouped* p = args;
+  if (kernel->op[0] == 'c') return 1;
+  if (kernel->op[1] == 'r') return p->groups >= 1 && (kernel->scales || (p->scale_a == NULL && p->scale_b == NULL));
+  if (kernel->type == 'f' || kernel->type == 'd') return g->m <= FAKE_LARGEST_M;
+  const int d = kernel->type_d == 'f' ? 4 : 8;
+  const int whole = g->k % 32 == 0 && g->lda % 32 == 0 && g->ldb % 32 == 0 && g->ldd % d == 0 && g->n % d == 0;
+  return whole && g->batch == 1 && g->scale_a && g->scale_b && !g->scale_d && !g->amax;
+}
+static int supports(const atomr_cutlass_row* row, const void* args) {
+  return implements(row->context, args) ? ATOMR_CUTLASS_OK : ATOMR_CUTLASS_CANNOT_IMPLEMENT;
+}
+static int workspace_size(const atomr_cutlass_row* row, const void* args, uint64_t* bytes) {
+  (void)args;
+  *bytes = ((const Kernel*)row->context)->workspace;
+  return 0;
+}
+static int prepare(const atomr_cutlass_row* row, const void* args, void* params, atomr_cutlass_launch* launch) {
+  memcpy(params, args, row->params_bytes);
+  memset(launch, 0, sizeof(*launch));
+  launch->grid[0] = launch->grid[1] = launch->grid[2] = 1;
+  launch->clear_bytes = ((const Kernel*)row->context)->workspace;
+  return 0;
+}
+static int launch(const atomr_cutlass_row* row, const void* params, const atomr_cutlass_launch* how, void* stream) {
+  const Kernel* kernel = row->context;
+  char* workspace = kernel->op[0] == 'c'   ? ((const Conv*)params)->workspace
+                    : kernel->op[1] == 'r' ? ((const Grouped*)params)->workspace
+                                           : ((const Gemm*)params)->workspace;
+  (void)how;
+  if (stream == (void*)666) return FAKE_ERROR;
+  for (uint64_t i = kernel->workspace; i-- > 0;) {
+    if (workspace[i] != 0) return 1;
+    workspace[i] = 1;
+  }
+  run(kernel, params);
+  return 0;
+}
+"""
+
+JIT = """
+const atomr_cutlass_jit_info NAME_info = {LAYOUT_DIGEST, sizeof(ARGS), 8, 0, 128, {1, 1, 1}, 0};
+void NAME(void** arguments) { run(&kernel_0, arguments[0]); }
+void NAME_evaluate(void** arguments) {
+  const ARGS* problems = *(void**)arguments[0];
+  char* results = *(char**)arguments[1];
+  uint64_t stride = *(uint64_t*)arguments[2];
+  for (int i = 0; i < 2; ++i) {
+    atomr_cutlass_jit_evaluation* answer = (void*)(results + i * stride);
+    memset(answer, 0, sizeof(*answer));
+    answer->implementable = 1;
+    answer->grid[0] = answer->grid[1] = answer->grid[2] = 1;
+    memcpy(results + i * stride + ATOMR_CUTLASS_JIT_PARAMS_OFFSET, &problems[i], sizeof(problems[i]));
+  }
+}
+"""
+
+_C_TYPES = {D.F32.value: "float", D.F64.value: "double"}
+_LETTERS = {D.F64: "d", D.BF16: "b"}
+"""Of element types; all others are float32 to these kernels."""
+_PLAIN = "static void finish_plain(double acc, const Element* e) { store('f', e->d, acc); }\n"
+
+
+def make_pack(
+    library: Path,
+    keys: Sequence[KernelKey | tuple[str, str]],
+    *,
+    name: str = "fake",
+    abi: str = "ATOMR_CUTLASS_ABI_VERSION",
+    workspace: int = 0,
+    largest_m: int = 2**31 - 1,
+    error: int = 1,
+) -> Path:
+    """A pack of these keys, which also exports `last_args` of a GEMM, `launches` and `group_layout`.
+
+    Args:
+        library: where.
+        keys: of GEMMs (gemv's among them), grouped GEMMs and convolutions; or the (name, key as JSON) of a row that is
+            only looked at.
+        name: of the pack.
+        abi: the version that the pack says.
+        workspace: bytes that each kernel wants to find cleared.
+        largest_m: that a GEMM implements.
+        error: the status of launches on the stream 666.
+    """
+    limits = f"#define FAKE_LARGEST_M {largest_m}\n#define FAKE_ERROR {error}\n"
+    source = limits + SOURCE_TEXT + _kernels(keys, workspace)
+    for i, key in enumerate(keys):
+        row, text = key if isinstance(key, tuple) else (key.name, key.to_json())
+        source += (
+            f"static const atomr_cutlass_row row_{i} = {{{json.dumps(row)}, {json.dumps(text)}, {CONTENT}, "
+            f"sizeof({_args(key)}), 16, 1024, 128, 0, 13000, &kernel_{i}, supports, workspace_size, prepare, "
+            "launch};\n"
+        )
+    entries = ", ".join(f"&row_{i}" for i in range(len(keys)))
+    source += f"static const atomr_cutlass_row* const rows[] = {{{entries or 'NULL'}}};\n"
+    return compile_library(source + exported(len(keys), name, abi), library)
+
+
+def compile_at_run_time(library: Path, key: KernelKey) -> bytes:
+    """The image of a kernel, and of its companion, for the driver of `fake_pack.make_driver`."""
+    names = "".join(f"#define NAME{end} {key.name}{end}\n" for end in ("", "_evaluate", "_info"))
+    source = "#define FAKE_LARGEST_M 0\n#define FAKE_ERROR 0\n" + SOURCE_TEXT + _kernels([key], 0)
+    return str(compile_library(source + names + JIT.replace("ARGS", _args(key)), library)).encode() + b"\0"
+
+
+def _args(key: KernelKey | tuple[str, str]) -> str:
+    op = "gemm" if isinstance(key, tuple) else key.op
+    return "Grouped" if op == "grouped_gemm" else "Conv" if op.startswith("conv") else "Gemm"
+
+
+def _kernels(keys: Sequence[KernelKey | tuple[str, str]], workspace: int) -> str:
+    """The C of kernels' epilogues, and of what they are."""
+    source, epilogues = _PLAIN, {}
+    for i, key in enumerate(keys):
+        if isinstance(key, tuple):
+            source += f"static const Kernel kernel_{i} = {{\"gemm\", 'r', 'r', 'f', 'f', 0, 0, 0, finish_plain}};\n"
+            continue
+        letter = _LETTERS.get(key.a, "f")
+        if key.a is D.F4E2M1:
+            letter = "n" if key.scale_type == "ue4m3" else "m"
+        scales = "'b'" if key.scale_type == "f32" else "'s'" if base_of(key.epilogue) == SCALED else "0"
+        fresh = int(key.generation == "sm90")
+        epilogue = (key.epilogue, key.d, fresh)
+        if epilogue not in epilogues:
+            epilogues[epilogue] = f"finish_{len(epilogues)}"
+            source += f"static void {epilogues[epilogue]}(double acc, const Element* e) {{ {_finish(*epilogue)} }}\n"
+        source += (
+            f"static const Kernel kernel_{i} = {{\"{key.op}\", '{key.layout_a}', '{key.layout_b}', '{letter}', "
+            f"'{_LETTERS.get(key.d, 'f')}', {scales}, {fresh}, {workspace}, {epilogues[epilogue]}}};\n"
+        )
+    return source
+
+
+def _finish(epilogue: str, d: D, fresh: int) -> str:
+    """The C of an epilogue, for one element."""
+    program = split(epilogue)[1]
+    if not program:
+        value = "told(acc, e)" if is_common(epilogue) else "op_relu(acc)" if epilogue.endswith("_relu") else "acc"
+        return f"store('{_LETTERS.get(d, 'f')}', e->d, {value});"
+    known = {"acc", "constant", "input", "out", "store", "reduce", *re.findall(r"double op_(\w+)", SOURCE_TEXT)}
+    ops = {line.partition(":")[0] for line in program.removeprefix(PREFIX).split(";")}
+    return body_of(program, d, fresh) if ops <= known else "(void)acc, (void)e; abort();"  # of kernels only looked at
+
+
+def body_of(program: str, d: D, fresh: int) -> str:
+    """The C of a tree's program, for one element."""
+    inputs, outputs = operand_kinds(program)
+    letter = _LETTERS.get(d, "f")
+    lines, read, values, written = [], 0, 0, len(inputs)
+    for line in program.removeprefix(PREFIX).split(";"):
+        op, *words = line.split(":")
+        if op == "out":
+            lines.append(f"store('{letter}', e->d, v{words[0]});")
+        elif op in ("store", "reduce"):
+            kind, dtype, reduction = outputs[written - len(inputs)]
+            if kind == MASK:
+                lines.append(f"store_bit(e, {written}, v{words[0]} != 0, {fresh});")
+            else:
+                of, size = _C_TYPES[dtype], {"float": 4, "double": 8}[_C_TYPES[dtype]]
+                one, value = f"*({of}*)at(e, {written}, e->j, {size})", f"({of})v{words[0]}"
+                greater = f"if (op_absolute({value}) > {one}) {one} = ({of})op_absolute({value});"
+                lines.append({"": f"{one} = {value};", "sum": f"{one} += {value};", "amax": greater}[reduction])
+            written += 1
+        else:
+            made = f"op_{op}({', '.join(f'v{word}' for word in words)})"
+            if op == "acc":
+                made = "acc"
+            elif op == "constant":
+                made = str(float.fromhex(words[0]))
+            elif op == "input":
+                kind, dtype = inputs[read]
+                made = {
+                    SOURCE: f"load('{letter}', e->source, 0)",
+                    MASK: f"*(const uint8_t*)at(e, {read}, e->j / 8, 1) >> e->j % 8 & 1",
+                }.get(kind) or f"*(const {_C_TYPES[dtype]}*)at(e, {read}, e->j, {8 if dtype == D.F64.value else 4})"
+                read += 1
+            lines.append(f"const double v{values} = (double)({made});")
+            values += 1
+    return " ".join(lines)

@@ -135,32 +135,55 @@ def measure(row: Row, rounds: int) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def first_calls() -> dict[str, Any]:
-    """The median host time of the first call of a shape, where other shapes have loaded its kernel, and of a warm one.
+def new_calls(number: int) -> dict[str, Call]:
+    """Calls of shapes of their own, by what they compute."""
+    m = 1000 + 8 * number
+    a, b, bias, out = random(m, 512), random(512, 1024), random(1024), random(m, 1024)
+    columns, x, w = random(1024, 512).T, random(1 + number, 14, 14, 128), random(128, 3, 3, 128)
+    groups, tap = random(4, 512, 1024), random(128, 1, 1, 128)
+    ends = torch.tensor((100, 300, 700, m), dtype=torch.int32, device="cuda")
+    d = torch.empty(m, 1024, dtype=BF16, device="cuda").T  # column-major, as cuBLASLt has it
+    matmul = ac.MatmulRequest(b.T, a.T, d=d, m=1024, n=m, k=512)
+    return {
+        "gemm": lambda: ac.gemm(a, b, out=out),
+        "gemm, bias and gelu": lambda: ac.gemm(a, columns, bias=bias, activation="gelu", out=out),
+        "matmul": lambda: ac.matmul(matmul),
+        "gemv": lambda: ac.gemv(a, a[0]),
+        "grouped_gemm": lambda: ac.grouped_gemm(a, groups, offsets=ends, out=out),
+        "conv2d": lambda: ac.conv2d(x, w, padding=1),
+        "conv2d, one tap": lambda: ac.conv2d(x, tap),
+    }
+
+
+def first_calls() -> list[dict[str, Any]]:
+    """The median host times of the first call of a shape, where other shapes have loaded its kernel, and of a warm one.
 
     The kernels of most shapes are loaded by then: loading one takes milliseconds, which the median leaves out.
     """
-    times: dict[str, list[float]] = {"first": [], "second": [], "warm": []}
+    times: dict[str, dict[str, list[float]]] = {}
     for number in range(NEW_SHAPES):
-        a, b = random(1000 + 8 * number, 512), random(512, 1024)
-        out = random(1000 + 8 * number, 1024)
-        torch.cuda.synchronize()
-        for name in ("first", "second", "warm"):
-            start = time.perf_counter()
-            ac.gemm(a, b, out=out)
-            times[name].append((time.perf_counter() - start) * 1e6)
-    first, warm = statistics.median(times["first"]), statistics.median(times["warm"])
-    return {
-        "first_us": round(first, 1), "warm_us": round(warm, 1), "beyond_us": round(first - warm, 1),
-        "aim_us": BEYOND_AIM_US, "shapes": NEW_SHAPES,
-    }  # fmt: skip
+        for name, call in new_calls(number).items():
+            torch.cuda.synchronize()
+            for turn in ("first", "second", "warm"):
+                start = time.perf_counter()
+                call()
+                elapsed = (time.perf_counter() - start) * 1e6
+                times.setdefault(name, {}).setdefault(turn, []).append(elapsed)
+    made = []
+    for name, turns in times.items():
+        first, warm = statistics.median(turns["first"]), statistics.median(turns["warm"])
+        made.append({
+            "call": name, "first_us": round(first, 1), "warm_us": round(warm, 1), "beyond_us": round(first - warm, 1),
+            "aim_us": BEYOND_AIM_US, "shapes": NEW_SHAPES,
+        })  # fmt: skip
+    return made
 
 
 def main() -> int:
     """Measures and writes; returns the exit status."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--out", type=Path, required=True, help="JSON file for the results")
-    parser.add_argument("--rounds", type=int, default=21, help="rounds of each row; default: 21")
+    parser.add_argument("--rounds", type=int, default=21, help="rounds of each row; default: 21; 0: first calls alone")
     arguments = parser.parse_args()
     if harness.gpu() is None:
         return 1
@@ -176,12 +199,14 @@ def main() -> int:
             flush=True,
         )
 
-    results.run((*dense_rows(), *other_rows()), compare)
-    first = results.values["first_call"] = first_calls()
-    print(
-        f"first call of a shape: {first['first_us']} us, {first['beyond_us']} us beyond a warm one "
-        f"(aim {first['aim_us']})"
-    )
+    if arguments.rounds:
+        results.run((*dense_rows(), *other_rows()), compare)
+    results.values["first_calls"] = first_calls()
+    for first in results.values["first_calls"]:
+        print(
+            f"first call of a shape, {first['call']}: {first['first_us']} us, {first['beyond_us']} us beyond a warm "
+            f"one (aim {first['aim_us']})"
+        )
     return results.finish()
 
 

@@ -310,10 +310,10 @@ def test_estimates_are_positive_and_grow_with_the_problem(
     base = formulations(what)[0]
     # The rows of a tile that A lacks cost more than those that it has: tiles are full.
     full = 1 if key.generation == "sm80" else key.tile[0]
-    small = replace(base, m=max(m, full), n=max(n, full), k=k, batch=batch)
+    small = base._replace(m=max(m, full), n=max(n, full), k=k, batch=batch)
     grown = data.draw(st.sampled_from(["m", "n", "k", "batch"]))
-    large = replace(
-        small, **{grown: getattr(small, grown) * data.draw(st.integers(1, 5)) + data.draw(st.integers(0, 9))}
+    large = small._replace(
+        **{grown: getattr(small, grown) * data.draw(st.integers(1, 5)) + data.draw(st.integers(0, 9))}
     )
     device = {(9, 0): H200, (8, 9): ADA}.get(key.arch.capability, A100)
     shared = fake_table.row(key).shared_bytes

@@ -27,7 +27,7 @@ from ..ops.quantize.reference import (
     unpack_fp4,
     unswizzle_scales,
 )
-from ..pipeline.problem import GemmProblem, MatrixSpec, Variant
+from ..pipeline.problem import GemmFormulation, GemmProblem, MatrixSpec
 from . import operands
 from .numerics import AnyArray, from_numpy_dtype, numpy_dtype, scale_type_of
 from .operands import BYTE
@@ -233,7 +233,7 @@ def no_kernels(arch: SmArch) -> str:
     )
 
 
-def refusal(problem: GemmProblem, possible: Sequence[Variant], arch: SmArch) -> str:
+def refusal(problem: GemmProblem, possible: Sequence[GemmFormulation], arch: SmArch) -> str:
     """Why no kernel of the matrix serves a product of fp4, and what would cure it; empty if that is not known."""
     if not is_fp4_supported(arch):
         return no_kernels(arch)

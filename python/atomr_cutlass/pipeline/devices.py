@@ -30,7 +30,7 @@ class Device:
     memory_bytes: int
     cuda_version: int = 0
 
-    @property
+    @functools.cached_property
     def arch(self) -> SmArch | None:
         """The compile target made for this GPU, or None when there is none."""
         return SmArch.from_capability(*self.capability)

@@ -6,7 +6,7 @@ import itertools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from ..errors import InvalidOperandError, UnsupportedError
 from ..generator.dtypes import CutlassDtype
@@ -104,43 +104,14 @@ class GemmProblem:
         return accumulator(self.a.dtype)
 
 
-@dataclass(frozen=True)
-class Variant:
-    """A problem as one kernel would see it: each of A, B and D row- or column-major.
-
-    `swapped` says that it computes D^T = B^T A^T, so that the kernel's A is the caller's B, transposed.
-    Alignments are in elements; strides and leading dimensions too.
-    """
-
-    swapped: bool
-    m: int
-    n: int
-    k: int
-    batch: int
-    layout_a: str
-    layout_b: str
-    lda: int
-    ldb: int
-    ldc: int
-    ldd: int
-    batch_strides: tuple[int, int, int, int]
-    align_a: int
-    align_b: int
-    align_d: int
-    layout_d: str
-
-    @property
-    def extents(self) -> tuple[int, ...]:
-        """What the model asks of a product; see `estimate.Extents`."""
-        return self.m, self.n, self.k, self.batch, self.lda, self.ldb
-
-
 def broadcast_batches(a: Sequence[int], b: Sequence[int]) -> tuple[int, ...]:
     """The batch dimensions of the result, as NumPy broadcasts them.
 
     Raises:
         InvalidOperandError: they do not broadcast.
     """
+    if not a and not b:
+        return ()
     result = []
     for x, y in itertools.zip_longest(reversed(a), reversed(b), fillvalue=1):
         if x != y and 1 not in (x, y):
@@ -211,6 +182,10 @@ def collapse_batches(problem: GemmProblem) -> Batches:
         UnsupportedError: that would take more than MAX_OUTER launches.
     """
     batches = problem.d.shape[:-2]
+    matrices = (problem.a, problem.b, problem.c or problem.d, problem.d, *problem.operands)
+    if all(len(spec.shape) == 2 for spec in matrices):
+        zeros = (0,) * len(matrices)
+        return Batches(1, zeros, (zeros,))
     named = [(problem.a, "a"), (problem.b, "b"), (problem.c or problem.d, "c"), (problem.d, "out")]
     named += [(spec, "an operand of the epilogue") for spec in problem.operands]
     specs = [broadcast_to(spec, batches, name) for spec, name in named]
@@ -241,17 +216,42 @@ def collapse_batches(problem: GemmProblem) -> Batches:
     return Batches(count, strides, tuple(offsets))
 
 
-@dataclass(frozen=True)
-class GemmFormulation(Variant):
-    """How a GEMM is put to a kernel.
+class GemmFormulation(NamedTuple):
+    """How a GEMM is put to a kernel: each of A, B and D row- or column-major.
 
     Attributes:
+        swapped: whether the kernel computes D^T = B^T A^T, so that its A is the caller's B, transposed.
+        m, n, k, batch: extents.
+        layout_a, layout_b, layout_d: as in a kernel's key.
+        lda, ldb, ldc, ldd, batch_strides: in elements; the latter of A, B, C and D.
+        align_a, align_b, align_d: elements.
         problem: the GEMM, its epilogue as the kernel's key has it.
         batches: its batch dimensions.
     """
 
+    swapped: bool
+    m: int
+    n: int
+    k: int
+    batch: int
+    layout_a: str
+    layout_b: str
+    layout_d: str
+    lda: int
+    ldb: int
+    ldc: int
+    ldd: int
+    batch_strides: tuple[int, ...]
+    align_a: int
+    align_b: int
+    align_d: int
     problem: GemmProblem
     batches: Batches
+
+    @property
+    def extents(self) -> tuple[int, ...]:
+        """What the model asks of a product; see `estimate.Extents`."""
+        return self.m, self.n, self.k, self.batch, self.lda, self.ldb
 
 
 def formulations(problem: GemmProblem) -> list[GemmFormulation]:

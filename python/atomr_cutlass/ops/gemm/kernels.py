@@ -27,7 +27,7 @@ from ...pipeline.plan import (
     settled,
 )  # fmt: skip
 from ...pipeline.planning import PlanOptions, planned
-from ...pipeline.problem import GemmFormulation, GemmProblem, MatrixSpec, Variant, flipped
+from ...pipeline.problem import GemmFormulation, GemmProblem, MatrixSpec, flipped
 from ...pipeline.rounding import round_up
 from .search import GemmCandidate, ProductSearch, cells_of
 
@@ -144,7 +144,7 @@ def _with_rows(problem: GemmProblem) -> GemmProblem:
     return dataclasses.replace(problem, a=spec(problem.a), c=c, d=spec(problem.d))
 
 
-def _tree_refusal(problem: GemmProblem, possible: Sequence[Variant]) -> str:
+def _tree_refusal(problem: GemmProblem, possible: Sequence[GemmFormulation]) -> str:
     """Why no kernel takes the problem's tree, whatever the layouts of A, B and D; empty if that is not known."""
     program = lower.split(problem.epilogue)[1]
     if not program:

@@ -35,7 +35,8 @@ template <class Epilogue, bool kBias, int kTileM, int kTileN, class ElementD, cl
 struct ConvFusion;
 template <class Tree, bool kScaled, class Lanes, bool kBias, int kTileM, int kTileN, class ElementD, class Compute>
 struct ConvFusion<TreeEpilogue<Tree, kScaled, Lanes>, kBias, kTileM, kTileN, ElementD, Compute> {
-  using Type = TreeVisitor<TreeEpilogue<Tree, kScaled, Lanes>, kTileM, kTileN, ElementD>;
+  using Type =
+      TreeVisitor<TreeEpilogue<Tree, kScaled, Lanes>, kTileM, kTileN, ElementD, TreeParams<Tree>, kIsChosen<Tree>>;
 };
 template <class Function, int kTileM, int kTileN, class ElementD, class Compute>
 struct ConvFusion<BiasEpilogue<Function>, true, kTileM, kTileN, ElementD, Compute> {
@@ -71,10 +72,11 @@ struct ConvSm90 {
   using LayoutD = cute::conditional_t<kWgrad, cutlass::layout::TensorKCSR, cutlass::layout::TensorNHWC>;
   using Fusion = typename ConvFusion<Epilogue, !kWgrad, kTileM, kTileN, ElementD, Compute>::Type;
 
-  using CollectiveEpilogue = typename cutlass::epilogue::collective::CollectiveBuilder<
+  using BuiltEpilogue = typename cutlass::epilogue::collective::CollectiveBuilder<
       cutlass::arch::Sm90, cutlass::arch::OpClassTensorOp, Tile, Cluster,
       cutlass::epilogue::collective::EpilogueTileAuto, Accumulator, Compute, ElementD, LayoutD, kAlignD, ElementD,
       LayoutD, kAlignD, cutlass::epilogue::TmaWarpSpecialized, Fusion>::CollectiveOp;
+  using CollectiveEpilogue = typename ChosenOf<BuiltEpilogue, Fusion>::Type;
 
   // The epilogue reuses the mainloop's shared memory: all of it can hold stages, beside the barriers. 0: as many as
   // fit.

@@ -13,26 +13,24 @@ struct CommonTree {
   using Inputs = Operands<TreeInput<Lies::kRow, Told>>;
   using Outputs = Operands<>;
 
-  struct Plain {
-    CUTLASS_DEVICE static float evaluate(float acc, float const* in, float*) { return acc + in[0]; }
+  template <class Activation>
+  struct Biased {
+    CUTLASS_DEVICE static float evaluate(float acc, float const* in, float*) { return Activation::of(acc + in[0]); }
   };
-  struct Relu {
-    CUTLASS_DEVICE static float evaluate(float acc, float const* in, float*) { return ops::relu(acc + in[0]); }
+  struct Plain : Biased<Plain> {
+    CUTLASS_DEVICE static float of(float x) { return x; }
   };
-  struct Gelu {
-    CUTLASS_DEVICE static float evaluate(float acc, float const* in, float*) {
-      return kNarrow ? ops::narrow::gelu(acc + in[0]) : ops::gelu(acc + in[0]);
-    }
+  struct Relu : Biased<Relu> {
+    CUTLASS_DEVICE static float of(float x) { return ops::relu(x); }
   };
-  struct GeluTanh {
-    CUTLASS_DEVICE static float evaluate(float acc, float const* in, float*) {
-      return kNarrow ? ops::narrow::gelu_tanh(acc + in[0]) : ops::gelu_tanh(acc + in[0]);
-    }
+  struct Gelu : Biased<Gelu> {
+    CUTLASS_DEVICE static float of(float x) { return kNarrow ? ops::narrow::gelu(x) : ops::gelu(x); }
   };
-  struct Silu {
-    CUTLASS_DEVICE static float evaluate(float acc, float const* in, float*) {
-      return kNarrow ? ops::narrow::silu(acc + in[0]) : ops::silu(acc + in[0]);
-    }
+  struct GeluTanh : Biased<GeluTanh> {
+    CUTLASS_DEVICE static float of(float x) { return kNarrow ? ops::narrow::gelu_tanh(x) : ops::gelu_tanh(x); }
+  };
+  struct Silu : Biased<Silu> {
+    CUTLASS_DEVICE static float of(float x) { return kNarrow ? ops::narrow::silu(x) : ops::silu(x); }
   };
 
   template <class Function>

@@ -204,6 +204,9 @@ struct TreeParams {
     return static_cast<Element*>(one.pointer) + batch * one.batch_stride + m * one.stride_m + n * one.stride_n;
   }
 
+  // Of a tree that the arguments choose.
+  CUTLASS_DEVICE int number() const { return int(operands[0].stride_m) >> kToldBits; }
+
   // The scales of a batch.
   CUTLASS_DEVICE ScaledParams const& scales(int) const { return scaled; }
 
@@ -354,8 +357,7 @@ struct TreeThread {
     Value out[kOutputs + 1][kCount];
     if constexpr (kIsChosen<Tree>) {
       // The same for all threads: one branch for all the elements.
-      Tree::chosen(int(params.operands[0].stride_m) >> kToldBits,
-                   [&](auto tree) { evaluate<decltype(tree), kCount>(values, in, out); });
+      Tree::chosen(params.number(), [&](auto tree) { evaluate<decltype(tree), kCount>(values, in, out); });
     } else {
       evaluate<Tree, kCount>(values, in, out);
     }

@@ -72,7 +72,8 @@ struct FusionOf<ScaledEpilogue, kTileM, kTileN, ElementD, false, Linear> {
 };
 template <class Tree, bool kScaled, class Lanes, int kTileM, int kTileN, class ElementD, class Linear>
 struct FusionOf<TreeEpilogue<Tree, kScaled, Lanes>, kTileM, kTileN, ElementD, false, Linear> {
-  using Type = TreeVisitor<TreeEpilogue<Tree, kScaled, Lanes>, kTileM, kTileN, ElementD>;
+  using Type =
+      TreeVisitor<TreeEpilogue<Tree, kScaled, Lanes>, kTileM, kTileN, ElementD, TreeParams<Tree>, kIsChosen<Tree>>;
 };
 
 template <class Epilogue, class ElementD, class Stride, bool kSwapped>
@@ -145,7 +146,8 @@ struct GemmSm90 {
   using Store = typename StoreOf<Epilogue, ElementD, typename BuiltEpilogue::StrideD, kSwapped>::Type;
   using CollectiveEpilogue =
       cute::conditional_t<(kScaled || kTree || kGated) && kDirect,
-                          cutlass::epilogue::collective::detail::Sm90TmaWarpSpecializedAdapter<Store>, BuiltEpilogue>;
+                          cutlass::epilogue::collective::detail::Sm90TmaWarpSpecializedAdapter<Store>,
+                          typename ChosenOf<BuiltEpilogue, Fusion>::Type>;
 
   // StageCount void: as many stages as fit beside the epilogue.
   using Stages = cute::conditional_t<

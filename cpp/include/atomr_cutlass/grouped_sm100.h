@@ -76,8 +76,9 @@ struct GroupedFusionOfSm100<ScaledEpilogue, kTileM, kTileN, ElementD, ElementCom
   using Type = ConvertingVisitor<ElementD, GroupedScaledVisitor<kTileM, kTileN>>;
 };
 template <class Tree, bool kScaled, class Lanes, int kTileM, int kTileN, class ElementD, class ElementCompute>
-struct GroupedFusionOfSm100<TreeEpilogue<Tree, kScaled, Lanes>, kTileM, kTileN, ElementD, ElementCompute>
-    : GroupedFusionOf<TreeEpilogue<Tree, kScaled, Lanes>, kTileM, kTileN, ElementD> {};
+struct GroupedFusionOfSm100<TreeEpilogue<Tree, kScaled, Lanes>, kTileM, kTileN, ElementD, ElementCompute> {
+  using Type = TreeVisitor<TreeEpilogue<Tree, kScaled, Lanes>, kTileM, kTileN, ElementD, GroupedTreeParams<Tree>>;
+};
 
 // `Tile` is the MMA's: of one thread block, or of the two that a 2-SM schedule pairs along M. kScaleRows,
 // kScaleColumns, kScaleDepth: rows of A, columns of B and elements of K that share a block scale; zeros without any.

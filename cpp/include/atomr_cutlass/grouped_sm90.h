@@ -280,7 +280,8 @@ struct GroupedFusionOf<ScaledEpilogue, kTileM, kTileN, ElementD> {
 };
 template <class Tree, bool kScaled, class Lanes, int kTileM, int kTileN, class ElementD>
 struct GroupedFusionOf<TreeEpilogue<Tree, kScaled, Lanes>, kTileM, kTileN, ElementD> {
-  using Type = TreeVisitor<TreeEpilogue<Tree, kScaled, Lanes>, kTileM, kTileN, ElementD, GroupedTreeParams<Tree>>;
+  using Type = TreeVisitor<TreeEpilogue<Tree, kScaled, Lanes>, kTileM, kTileN, ElementD, GroupedTreeParams<Tree>,
+                           kIsChosen<Tree>>;
 };
 
 // Whether an epilogue reads the scales of groups.
@@ -311,10 +312,11 @@ struct GroupedSm90 {
                              kRowMajorB, cutlass::sizeof_bits<ElementD>::value, kBlockScales>;
 
   using Fusion = typename GroupedFusionOf<Epilogue, cute::size<0>(Tile{}), cute::size<1>(Tile{}), ElementD>::Type;
-  using CollectiveEpilogue = typename cutlass::epilogue::collective::CollectiveBuilder<
+  using BuiltEpilogue = typename cutlass::epilogue::collective::CollectiveBuilder<
       cutlass::arch::Sm90, cutlass::arch::OpClassTensorOp, Tile, Cluster,
       cutlass::epilogue::collective::EpilogueTileAuto, ElementAccumulator, ElementCompute, ElementD, LayoutD*, kAlignD,
       ElementD, LayoutD*, kAlignD, EpilogueSchedule, Fusion>::CollectiveOp;
+  using CollectiveEpilogue = typename ChosenOf<BuiltEpilogue, Fusion>::Type;
 
   // StageCount void: as many stages as fit beside the epilogue. CUTLASS does not count what lies between the parts of
   // shared memory to align them: no cell without a tree comes so close to the end.

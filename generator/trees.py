@@ -164,16 +164,21 @@ def cells(plain: Sequence[Cell]) -> Iterator[tuple[int, KernelKey, Tree]]:
             # Scales that are left out are 1.
             if base.a in FP8_TYPES and base.epilogue != SCALED:
                 continue
-            # Kernels without trees add the bias; the others have `common` for it.
-            if op != "gemm" and name.startswith("bias") and base.generation != "sm80":
+            # `common` costs less than 1% there. Of the sm80 generation, kernels without trees add a convolution's bias.
+            if name.startswith("bias") and base.generation != "sm80" and (op != "gemm" or base.generation == "sm90"):
                 continue
             tree = NAMED[name](base)
             smoke = base.generation == "sm80" and base.a is D.BF16 and tree[0] == COMMON and layouts == COMMON_LAYOUTS
             yield SMOKE if smoke and base.layout_b == COLUMN else tier, base, tree
     for tier, key in plain:
         # Other tiles.
-        if tier <= DEFAULT and key not in found and key.a in HALF_TYPES and key.op == "gemm" and _is_usual(key):
+        if key in found or key.a not in HALF_TYPES or not _is_usual(key):
+            continue
+        if key.op == "gemm" and tier <= DEFAULT:
             yield FULL, key, NAMED["common"](key)
+        if key.op == "conv2d_fprop" and key.generation == "sm90":
+            # Half of the usual tile would be wasted on 64 filters.
+            yield DEFAULT if key.a is D.F16 else FULL, key, NAMED["common"](key)
 
 
 class RequestedTree(NamedTuple):

@@ -146,7 +146,7 @@ def test_what_default_lacks_is_named_with_the_preset_that_has_it(monkeypatch: py
 
 
 def test_a_kernel_of_one_tree_serves_before_a_common_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    tree = evt.EvtBuilder().add_bias("bias", dtype=D.BF16).activation("gelu").build()
+    tree = evt.EvtBuilder().add_matrix("residual", dtype=D.BF16).build()
     request = ac.GemmRequest(
         ac.GemmShape(4096, 4096, 4096), dtype=D.BF16, layout_b=ac.GemmLayout.COL_MAJOR, arch=ac.SmArch.SM90A,
         epilogue=ac.GemmEpilogue(tree=tree),
@@ -155,3 +155,17 @@ def test_a_kernel_of_one_tree_serves_before_a_common_one(monkeypatch: pytest.Mon
     assert explanation.kernel is not None
     assert "_evt_" in explanation.kernel
     assert any("_common_" in name for name, _ in explanation.candidates)
+
+
+@pytest.mark.parametrize(("preset", "dtype"), [("default", D.F16), ("full", D.F16), ("full", D.BF16)])
+def test_a_convolution_of_64_filters_wastes_none_of_a_tile(
+    preset: str, dtype: D, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A prebuilt kernel of 128 columns took twice as long as the one that was compiled for the problem before."""
+    tree = evt.EvtBuilder().add_bias("bias", dtype=dtype).add_matrix("residual", dtype=dtype).activation("relu")
+    shape = ac.ConvShape(64, 56, 56, 64, 64, 3, 3, padding=(1, 1))
+    request = ac.ConvFwdRequest(shape, dtype=dtype, arch=ac.SmArch.SM90A, epilogue=ac.GemmEpilogue(tree=tree.build()))
+    explanation = _explained(monkeypatch, request, preset)
+    assert explanation.source == "prebuilt", explanation.reason
+    assert explanation.kernel is not None
+    assert "128x64x64" in explanation.kernel

@@ -325,6 +325,52 @@ class _Timed:
         return statistics.median(self.seconds)
 
 
+@dataclass(frozen=True)
+class _Trial:
+    """A request whose kernels are tried, on several sets of operands."""
+
+    operation: PlannedOperation[Any]
+    request: Request
+    search: KernelSearch[Any]
+    sets: Sequence[dict[str, Any]]
+    clock: Any
+
+    def timed(self, candidate: Candidate[Any]) -> _Timed:
+        """A candidate with its first time."""
+        search = self.search
+        formulations = list(itertools.chain.from_iterable(search.formulations))
+        record = TuneRecord(
+            search.device.name, tuning.identity(search.tuned_problem), candidate.key,
+            formulations.index(candidate.formulation), candidate.split_k, candidate.swizzle, candidate.raster,
+            0.0, "", 0.0, 0,
+        )  # fmt: skip
+        plan = self._plan(record, candidate)
+        replay = self.clock.replay(
+            lambda views, stream: self.operation.launch(plan, self.request, views, stream=stream), self.sets
+        )
+        return _Timed(record, candidate, replay, [replay.seconds()])
+
+    def objection(self, timed: _Timed, arrays: Any) -> str:
+        """Describes how a kernel's results differ from the reference; empty if they do not."""
+        plan = self._plan(timed.record, timed.candidate)
+        checked = verify.checked(plan, arrays, self.sets[0], parts=PARTS_CHECKED)
+        if checked.mismatches == 0:
+            return ""
+        return f"{timed.record.key.name} is wrong in {checked.mismatches} elements by the reference: it was not kept"
+
+    def _plan(self, record: TuneRecord, candidate: Candidate[Any]) -> Any:
+        """A plan of the request that launches a candidate, which the record says."""
+        request = self.request
+        scalars = {"alpha": request.epilogue.alpha, "beta": request.epilogue.beta}
+        with tuning.trying(self.search.tuned_problem, record):
+            plan = self.operation.plan(request, self.search.device.index, arch=request.arch, **scalars)
+        plan.request, plan.key = request, request.plan_key()
+        name = candidate.key.name if candidate.info is None else candidate.info.name
+        if plan.kernel_name != name:
+            raise UnsupportedError(f"a plan of this request takes {plan.kernel_name}, and not {name}")
+        return plan
+
+
 def _tuned(
     operation: PlannedOperation[Any], request: Request, search: KernelSearch[Any], clock: Any, seconds: float,
     compiled: int, seed: int,
@@ -334,6 +380,7 @@ def _tuned(
     arrays = operation.random_arrays(request, np.random.default_rng(seed))
     size = sum(array.nbytes for array in arrays.values())
     sets = cold_sets(size, device, functools.partial(verify.uploaded, operation, request, arrays, device.index))
+    trial = _Trial(operation, request, search, sets, clock)
     deadline = time.monotonic() + seconds
     timed: list[_Timed] = []
     failures: list[CutlassError] = []
@@ -343,7 +390,7 @@ def _tuned(
             if timed and time.monotonic() > deadline:
                 return
             try:
-                timed.append(_timed(operation, request, search, candidate, sets, clock))
+                timed.append(trial.timed(candidate))
             except CutlassError as error:  # one that does not run is no reason not to try others
                 failures.append(error)
 
@@ -365,7 +412,7 @@ def _tuned(
             timing.seconds.append(timing.replay.seconds())
     tried = len(timed)
     for winner in sorted(finalists, key=lambda timing: timing.median):
-        problem = _check(operation, request, search, winner, arrays, sets[0])
+        problem = trial.objection(winner, arrays)
         if not problem:
             return dataclasses.replace(
                 winner.record,
@@ -391,46 +438,3 @@ def _candidates(search: KernelSearch[Any], compiled: int) -> list[Candidate[Any]
     count = max(compiled, 0 if native else 1)
     cells = select.rank_cells(search) if count else []
     return native + [candidate for candidate in cells if candidate.key not in built][:count]
-
-
-def _timed(
-    operation: PlannedOperation[Any], request: Request, search: KernelSearch[Any], candidate: Candidate[Any],
-    sets: Sequence[dict[str, Any]], clock: Any,
-) -> _Timed:  # fmt: skip
-    formulations = list(itertools.chain.from_iterable(search.formulations))
-    record = TuneRecord(
-        search.device.name, tuning.identity(search.tuned_problem), candidate.key,
-        formulations.index(candidate.formulation), candidate.split_k, candidate.swizzle, candidate.raster,
-        0.0, "", 0.0, 0,
-    )  # fmt: skip
-    plan = _plan(operation, request, search, record, candidate)
-    replay = clock.replay(lambda views, stream: operation.launch(plan, request, views, stream=stream), sets)
-    return _Timed(record, candidate, replay, [replay.seconds()])
-
-
-def _plan(
-    operation: PlannedOperation[Any], request: Request, search: KernelSearch[Any], record: TuneRecord,
-    candidate: Candidate[Any],
-) -> Any:  # fmt: skip
-    """A plan of a request that launches a candidate, which the record says."""
-    with tuning.trying(search.tuned_problem, record):
-        plan = operation.plan(
-            request, search.device.index, arch=request.arch, alpha=request.epilogue.alpha, beta=request.epilogue.beta
-        )
-    plan.request, plan.key = request, request.plan_key()
-    name = candidate.key.name if candidate.info is None else candidate.info.name
-    if plan.kernel_name != name:
-        raise UnsupportedError(f"a plan of this request takes {plan.kernel_name}, and not {name}")
-    return plan
-
-
-def _check(
-    operation: PlannedOperation[Any], request: Request, search: KernelSearch[Any], winner: _Timed, arrays: Any,
-    views: dict[str, Any],
-) -> str:  # fmt: skip
-    """Describes how a kernel's results differ from the reference; empty if they do not."""
-    plan = _plan(operation, request, search, winner.record, winner.candidate)
-    checked = verify.checked(plan, arrays, views, parts=PARTS_CHECKED)
-    if checked.mismatches == 0:
-        return ""
-    return f"{winner.record.key.name} is wrong in {checked.mismatches} elements by the reference: it was not kept"

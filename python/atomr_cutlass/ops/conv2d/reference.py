@@ -242,11 +242,9 @@ def _run(
     check_math(math, *(element_type("operand", operand) for operand in operands))
     if math == "tf32":
         operands = (round_to_tf32(operands[0]), round_to_tf32(operands[1]))
+    first, second = map(to_float64, operands)
     with np.errstate(all="ignore"):
-        values = np.zeros(result_shape(op, geometry))
-        if factor is not None:
-            values += factor * _SUMS[op](to_float64(operands[0]), to_float64(operands[1]), geometry)
-        values = add_terms(values, c, float(terms.beta), terms.bias)
+        values = add_terms(_sum(op, first, second, geometry, factor), c, float(terms.beta), terms.bias)
         return stored(activated(values, activation), terms.scale_d, out_dtype)
 
 
@@ -255,14 +253,19 @@ def _run_absolute(
 ) -> FloatArray:
     """A convolution of magnitudes; see `_run`."""
     geometry, factor = _parsed(op, operands, shape, c, terms)
-    scale_d = terms.scale_d
+    first, second = (np.abs(to_float64(operand)) for operand in operands)
+    factor, scale_d = None if factor is None else abs(factor), terms.scale_d
     with np.errstate(all="ignore"):
-        values = np.zeros(result_shape(op, geometry))
-        if factor is not None:
-            first, second = (np.abs(to_float64(operand)) for operand in operands)
-            values += abs(factor) * _SUMS[op](first, second, geometry)
-        values = add_magnitudes(values, c, float(terms.beta), terms.bias)
+        values = add_magnitudes(_sum(op, first, second, geometry, factor), c, float(terms.beta), terms.bias)
         return values if scale_d is None else values * abs(float(scale_d))
+
+
+def _sum(op: str, a: FloatArray, b: FloatArray, geometry: ConvGeometry, factor: float | None) -> FloatArray:
+    """The sums of products in an array of its own; zeros where the operands are not to be read."""
+    values = np.zeros(result_shape(op, geometry))
+    if factor is not None:
+        values += factor * _SUMS[op](a, b, geometry)
+    return values
 
 
 def _parsed(

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import itertools
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -99,28 +100,21 @@ def scale_forms(problem: GemmProblem, a: MatrixSpec | None, b: MatrixSpec | None
         InvalidOperandError: another shape, or block scales of one operand only.
     """
     k_blocks, n_blocks = -(-problem.k // BLOCK), -(-problem.n // BLOCK)
-
-    def form(spec: MatrixSpec | None, vector: tuple[int, int], block: tuple[int, int]) -> str:
-        if spec is None or math.prod(spec.shape) == 1:
-            return "tensor"
-        if spec.shape[-2:] == vector:
-            return "vector"
-        return "block" if spec.shape[-2:] == block else ""
-
-    found = (
-        form(a, (problem.m, 1), (problem.m, k_blocks)),
-        form(b, (1, problem.n), (k_blocks, n_blocks)),
-    )
-    for name, spec, kind, vector, block in (
-        ("scale_a", a, found[0], (problem.m, 1), (problem.m, k_blocks)),
-        ("scale_b", b, found[1], (1, problem.n), (k_blocks, n_blocks)),
+    found = []
+    for name, spec, vector, block in (
+        ("scale_a", a, (problem.m, 1), (problem.m, k_blocks)),
+        ("scale_b", b, (1, problem.n), (k_blocks, n_blocks)),
     ):
-        if not kind and spec is not None:
+        if spec is None or math.prod(spec.shape) == 1:
+            found.append("tensor")
+        elif spec.shape[-2:] not in (vector, block):
             raise InvalidOperandError(
                 f"{name} has shape {spec.shape}; expected one element, {vector} or, for blocks of {BLOCK}, {block}"
             )
+        else:
+            found.append("vector" if spec.shape[-2:] == vector else "block")
     if "block" not in found:
-        return found
+        return found[0], found[1]
     # One block of K: a column of scales of A serves as either.
     shapes = (a.shape[-2:] if a else (), b.shape[-2:] if b else ())
     if shapes != ((problem.m, k_blocks), (k_blocks, n_blocks)):
@@ -398,13 +392,9 @@ def _batches(scales: Scales, formulation: GemmFormulation) -> list[_Batch]:
         *(strides(operand, "an operand of the epilogue") for operand in problem.operands),
     ]  # fmt: skip
     found = []
-    for number in range(math.prod(batches)):
-        index, rest = [], number
-        for extent in reversed(batches):
-            index.append(rest % extent)
-            rest //= extent
+    for index in itertools.product(*map(range, batches)):
         a, b, c, d, scale_a, scale_b, *operands = (
-            sum(i * s for i, s in zip(reversed(index), step, strict=True)) for step in steps
+            sum(i * s for i, s in zip(index, step, strict=True)) for step in steps
         )
         found.append(_Batch(a, b, c, d, scale_a, scale_b, tuple(operands), 1))
     return found

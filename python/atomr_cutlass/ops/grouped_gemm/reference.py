@@ -42,12 +42,8 @@ def grouped_gemm(
 ) -> AnyArray | list[AnyArray]:
     """D[g] = saturating_cast(scale_d * act(alpha * scale_a[g] * scale_b[g] * A[g] B[g] + beta * C[g] + bias[g])).
 
-    | form | a | b | result | who belongs to group g |
-    |---|---|---|---|---|
-    | contiguous | (rows, K) | (G, K, N) | (rows, N) | rows offsets[g - 1] (0 for the first) to offsets[g] |
-    | masked | (G, rows, K) | (G, K, N) | (G, rows, N) | of a[g], the first counts[g] rows |
-    | along K | (M, total K) | (total K, N) | (G, M, N) | columns of a and rows of b, by offsets |
-    | lists | list of (M, K) | list of (K, N) | list of (M, N) | the g-th of each list; extents may differ |
+    Forms, and the shapes of arguments in each, are those of `atomr_cutlass.grouped_gemm`; scales that are one for each
+    group may also be (G, 1, 1).
 
     Rows of the contiguous and masked forms that belong to no group are not read, and keep the values of `out`; without
     `out` they are zero. (Kernels leave them as they are: in a new result they are unspecified.) An empty group of those
@@ -55,21 +51,18 @@ def grouped_gemm(
     infinity included, is as in `gemm`, one group at a time.
 
     Args:
-        a: see the table; any floating dtype of `gemm`.
-        b: see the table.
+        a: any floating dtype of `gemm`.
+        b: likewise.
         c: of the result's shape; a list for lists. Not read when beta is 0.
-        offsets: (G,) int32: cumulative ends of the groups. Not for the masked form and lists.
-        counts: (G,) int32: sizes of the groups; instead of offsets, and needed for the masked form.
+        offsets: (G,) int32: cumulative ends of the groups.
+        counts: (G,) int32: sizes of the groups.
         out: written in place and returned; of the result's shape and dtype, a list for lists. May be c.
         alpha: factor of every product.
         beta: factor of c.
         bias: (N,) for all groups, or (G, N); a list for lists.
         activation: a name in ACTIVATIONS.
-        scale_a: a number for all groups, (G,) or (G, 1, 1), or for a's rows: (rows, 1) or in blocks
-            (rows, ceil(K / 128)); the masked form has (G, rows, 1) and so on; along K (M, 1) is for all groups and
-            (G, M, 1) for each, and there are no blocks. A list for lists, each as in `gemm`.
-        scale_b: a number for all groups, or for each group (G,), (G, 1, 1), (G, 1, N) or in blocks
-            (G, ceil(K / 128), ceil(N / 128)); along K (1, N) or (G, 1, N). A list for lists.
+        scale_a: a number for all groups, or an array; a list for lists, each as in `gemm`.
+        scale_b: likewise.
         scale_d: a number.
         tree: computes D from alpha * scale_a[g] * scale_b[g] * A[g] B[g] + beta * C[g], as in `evaluate`; in the place
             of bias and activation, and without other outputs.

@@ -28,7 +28,7 @@ import atomr_cutlass as ac
 from atomr_cutlass.arrays import operands
 from atomr_cutlass.arrays.numerics import default_out_dtype, math_mode
 from atomr_cutlass.generator.dtypes import CutlassDtype
-from atomr_cutlass.ops.gemm.kernels import GemmSearch, from_candidate, make, split_choices
+from atomr_cutlass.ops.gemm.kernels import GemmSearch, from_candidate, make
 from atomr_cutlass.ops.gemm.search import GemmCandidate
 from atomr_cutlass.pipeline import devices, estimate, select
 from atomr_cutlass.pipeline.problem import GemmProblem, MatrixSpec
@@ -217,7 +217,7 @@ def splits(choice: GemmCandidate) -> tuple[int, ...]:
     """The slices of K worth a timing."""
     if choice.info.key.scheduler == "streamk":
         return (1, 2, 4, 8)
-    return tuple(s for s in split_choices(choice.info.key, choice.formulation) if s <= 8)
+    return tuple(s for s in estimate.slices(choice.info.key, choice.formulation.extents) if s <= 8)
 
 
 def schedules(choice: GemmCandidate) -> Iterator[tuple[int, int]]:

@@ -11,8 +11,8 @@ import pytest
 
 import atomr_cutlass as ac
 from atomr_cutlass.generator.dtypes import CutlassDtype as D
-from atomr_cutlass.ops.gemm.kernels import GemmSearch, from_candidate, make, split_choices
-from atomr_cutlass.pipeline import devices, select
+from atomr_cutlass.ops.gemm.kernels import GemmSearch, from_candidate, make
+from atomr_cutlass.pipeline import devices, estimate, select
 from atomr_cutlass.pipeline.plan import Plan
 from gpu_matrices import Guarded, assert_product, element_type, placed, problem_of
 
@@ -173,7 +173,7 @@ def splitting_plan(torch: Any, split_k: int = 4, scheduler: str = "identity") ->
         what = problem_of(a, b, out, math_mode=math_mode)
         for choice in select.rank(GemmSearch(what, devices.get(0))):
             key = choice.info.key
-            if key.scheduler == scheduler and (streamk or split_k in split_choices(key, choice.formulation)):
+            if key.scheduler == scheduler and (streamk or split_k in estimate.slices(key, choice.formulation.extents)):
                 plan = from_candidate(what, dataclasses.replace(choice, split_k=split_k), like=a)
                 assert plan.workspace_bytes > 0
                 return plan, a, b, out

@@ -24,6 +24,7 @@ from atomr_cutlass.ops.gemm import validation as gemm_validation
 from atomr_cutlass.ops.grouped_gemm import plans as grouped_plans
 from atomr_cutlass.pipeline import devices
 from atomr_cutlass.pipeline.candidate import Candidate
+from atomr_cutlass.pipeline.operand_table import spec_of
 
 pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("torch")]
 
@@ -71,7 +72,7 @@ def test_activation_of_a_convolution(key: KernelKey) -> None:
     activation = key.epilogue.removeprefix("lc_")
     bias = validate.normal(random, (probe.acc.shape[1],), key.d)
     views = {**probe.views, "bias": operands.upload(bias, 0)}
-    what = replace(probe.problem, bias=validate.spec_of(views["bias"]), activation=activation)
+    what = replace(probe.problem, bias=spec_of(views["bias"], "bias"), activation=activation)
     made = conv_plans.make(what, candidate=Candidate(key, info, 0.0, ConvFormulation(what)))
     made(*(views[name] for name in ("a", "b", "bias", "out")), stream=0)
     tree = ac.EvtBuilder().add_bias("bias", dtype=key.d).activation(activation).build()

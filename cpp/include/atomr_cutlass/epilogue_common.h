@@ -33,6 +33,7 @@ struct CommonTree {
     CUTLASS_DEVICE static float of(float x) { return kNarrow ? ops::narrow::silu(x) : ops::silu(x); }
   };
 
+  static constexpr int kRelu = 1;  // of `chosen`
   template <class Function>
   CUTLASS_DEVICE static void chosen(int number, Function const& f) {
     switch (number) {

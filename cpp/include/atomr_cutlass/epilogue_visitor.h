@@ -24,7 +24,6 @@ struct TreeVisitor : PlainVisitor<Params_> {
   using Staged = StagedVectors<Tree, kTileM, kTileN>;
   using Thread = TreeThread<Tree, typename Epilogue::Lanes, Staged, Params_>;
   static constexpr bool kScaled = Epilogue::kScaled, kSource = Epilogue::kSource;
-  static constexpr bool kPacked = kWhole && !kScaled && cutlass::sizeof_bits<ElementD>::value == 16;
 
   struct SharedStorage {
     float rows[kScaled ? kTileM : 1];
@@ -82,13 +81,20 @@ struct TreeVisitor : PlainVisitor<Params_> {
       ScaledParams const& scaled = tree.params.scaled;
       cutlass::Array<Value, kCount> result;
       if constexpr (kWhole) {
-        if (kPacked && tree.params.beta == Value(0)) return unpacked(accumulators);
         CUTLASS_PRAGMA_UNROLL
         for (int j = 0; j < kCount; ++j) result[j] = Value(accumulators[j]);
         if (tree.params.beta != Value(0)) {
           CUTLASS_PRAGMA_UNROLL
           for (int j = 0; j < kCount; ++j) result[j] += tree.params.beta * Value(from(j));
           activate(result);
+        } else if (tree.params.number() == Tree::kRelu) {
+          CUTLASS_PRAGMA_UNROLL
+          for (int j = 0; j < kCount; ++j) result[j] = ops::relu(result[j]);
+          if constexpr (!kScaled) {
+            // Converted here, for relu to become a part of it.
+            cutlass::NumericArrayConverter<ElementD, Value, kCount> convert;
+            return convert(result);
+          }
         }
       } else {
         CUTLASS_PRAGMA_UNROLL
@@ -119,17 +125,6 @@ struct TreeVisitor : PlainVisitor<Params_> {
       }
       cutlass::NumericArrayConverter<ElementD, Value, kCount> convert;
       return convert(result);
-    }
-
-    template <class Accumulator, int kCount>
-    CUTLASS_DEVICE static cutlass::Array<ElementD, kCount> unpacked(
-        cutlass::Array<Accumulator, kCount> const& accumulators) {
-      alignas(4) cutlass::Array<ElementD, kCount> result;
-      CUTLASS_PRAGMA_UNROLL
-      for (int j = 0; j < kCount; j += 2) {
-        reinterpret_cast<uint32_t*>(&result)[j / 2] = __float_as_uint(accumulators[j]);
-      }
-      return result;
     }
 
     // Instructions are few, as they stand beside those that run where there is no C: elements take turns at the front.
@@ -175,8 +170,8 @@ struct TreeVisitor : PlainVisitor<Params_> {
     return callbacks;
   }
 
-  // Makes D's values of all of a thread's accumulators of a tile; where there is C, what is added to it. Values of 16
-  // bits lie in pairs in the first of two accumulators: relu is part of the conversion's instruction.
+  // Makes D's values of all of a thread's accumulators of a tile; where there is C, what is added to it. Relu is left
+  // to the conversion, of whose instruction it is a part.
   template <class Problem, class Tile, class TileCoordinates, class Engine, class Layout, class TiledMma>
   CUTLASS_DEVICE void apply(Problem problem, Tile tile, TileCoordinates where,
                             cute::Tensor<Engine, Layout>& accumulators, TiledMma tiled_mma, int thread) const {
@@ -196,30 +191,15 @@ struct TreeVisitor : PlainVisitor<Params_> {
     tree.first_m = get<0>(mine(_0{}));
     tree.first_n = get<1>(mine(_0{}));
     constexpr int kCount = decltype(size(accumulators))::value;
-    auto const value = [&](auto one, int j) {
-      int const m = get<0>(steps(j)), n = get<1>(steps(j));
-      Value const in = shared->staged.rows[0][tree.first_n + n];
-      return decltype(one)::evaluate(scale(tree, *shared, m, n) * accumulators(j), &in, nullptr);
-    };
-    auto const evaluate = [&](auto one) {
+    int const number = params->number();
+    Tree::chosen(params->beta != Value(0) || number == Tree::kRelu ? 0 : number, [&](auto one) {
       CUTLASS_PRAGMA_UNROLL
-      for (int j = 0; j < kCount; ++j) accumulators(j) = value(one, j);
-    };
-    auto const pack = [&](auto one) {
-      CUTLASS_PRAGMA_UNROLL
-      for (int j = 0; j < kCount; j += 2) {
-        cutlass::NumericArrayConverter<ElementD, Value, 2> convert;
-        auto const pair = convert({value(one, j), value(one, j + 1)});
-        accumulators(j) = __uint_as_float(reinterpret_cast<uint32_t const&>(pair));
+      for (int j = 0; j < kCount; ++j) {
+        int const m = get<0>(steps(j)), n = get<1>(steps(j));
+        Value const in = shared->staged.rows[0][tree.first_n + n];
+        accumulators(j) = decltype(one)::evaluate(scale(tree, *shared, m, n) * accumulators(j), &in, nullptr);
       }
-    };
-    if (params->beta != Value(0)) {
-      Tree::chosen(0, evaluate);
-    } else if constexpr (kPacked) {
-      Tree::chosen(params->number(), pack);
-    } else {
-      Tree::chosen(params->number(), evaluate);
-    }
+    });
   }
 
   Params const* params;

@@ -25,7 +25,7 @@ with warnings.catch_warnings():
 sys.path.insert(1, str(Path(__file__).resolve().parents[1] / "tests" / "helpers"))
 
 from gemm import Operands
-from harness import Call, Results, Row, against_best, compared, gpu, means, set_count, timed
+from harness import Call, Results, Row, against_best, compared, gpu, means, set_count, timed, torch_dtype
 
 import atomr_cutlass as ac
 from atomr_cutlass.arrays import operands
@@ -126,8 +126,8 @@ def model_cases() -> list[Case]:
 
 
 def operand_sets(case: Case, device: devices.Device) -> list[Operands]:
-    """As many sets of random operands as exceed L2 twice over."""
-    dtype = getattr(torch, case.dtype.numpy_name)
+    """As many sets of random operands as exceed L2 four times over."""
+    dtype = torch_dtype(case.dtype)
     first, second, result = case.shapes
 
     def random(shape: tuple[int, ...]) -> torch.Tensor:
@@ -174,7 +174,7 @@ def torch_call(case: Case) -> Call:
     # would be timed together with conversions of the layout.
     dgrad = case.op == "dgrad"
     shape = (g.n, g.h, g.w, g.c) if dgrad else (g.k, g.r, g.s, g.c // g.groups)
-    spare = channels_last(torch.empty(shape, dtype=getattr(torch, case.dtype.numpy_name), device="cuda"))
+    spare = channels_last(torch.empty(shape, dtype=torch_dtype(case.dtype), device="cuda"))
     geometry = [list(pair) for pair in (how["stride"], how["padding"], g.dilation)]
 
     def backward(one: Operands) -> Any:

@@ -6,16 +6,19 @@ The numbers of enumerators are those of CUDA's headers `cublasLt.h`, `cublas_api
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
-import statistics
 from collections.abc import Sequence
+from typing import Any
 
 import torch
+from harness import QUICK_SECONDS, Burst, Call, fastest_first
 
 COMPUTE_32F = 68
 R_32F, R_16F, R_16BF = 0, 2, 14
 TYPES = {torch.float16: R_16F, torch.bfloat16: R_16BF}
 DESC_TRANSA, DESC_TRANSB = 3, 4
+LAYOUT_BATCH_COUNT, LAYOUT_BATCH_STRIDE = 5, 6
 PREFERENCE_MAX_WORKSPACE = 1
 PREFERENCE_ALIGNMENTS = (5, 6, 7, 8)
 WORKSPACE_BYTES = 32 << 20
@@ -55,9 +58,9 @@ class CublasLt:
         """The product of tensors with these shapes, strides and dtypes, with its candidates.
 
         Args:
-            a: (M, K), row-major, of float16 or bfloat16.
-            b: (K, N), row- or column-major.
-            out: (M, N), row-major.
+            a: (M, K) or (batch, M, K), row-major, of float16 or bfloat16.
+            b: (K, N) or (batch, K, N), row- or column-major.
+            out: (M, N) or (batch, M, N), row-major.
         """
         return Product(self, a, b, out)
 
@@ -67,10 +70,10 @@ class Product:
 
     def __init__(self, library: CublasLt, a: torch.Tensor, b: torch.Tensor, out: torch.Tensor) -> None:
         self._library = library
-        m, k = a.shape
-        n = b.shape[1]
+        m, k = a.shape[-2:]
+        n = b.shape[-1]
         # Column-major throughout: D^T (N, M) = B^T (N, K) A^T (K, M). A B that is contiguous along K is transposed.
-        transposed = b.stride(0) == 1
+        transposed = b.stride(-2) == 1
         check, kind = library._check, TYPES[a.dtype]  # noqa: SLF001 - the two classes are one wrapper
         self._description = ctypes.c_void_p()
         check("cublasLtMatmulDescCreate", ctypes.byref(self._description), COMPUTE_32F, R_32F)
@@ -81,9 +84,9 @@ class Product:
             )
         rows, columns = (k, n) if transposed else (n, k)
         self._layouts = [
-            self._layout(kind, rows, columns, b.stride(1) if transposed else b.stride(0)),
-            self._layout(kind, k, m, a.stride(0)),
-            self._layout(kind, n, m, out.stride(0)),
+            self._layout(kind, rows, columns, b.stride(-1) if transposed else b.stride(-2), b),
+            self._layout(kind, k, m, a.stride(-2), a),
+            self._layout(kind, n, m, out.stride(-2), out),
         ]
         preference = ctypes.c_void_p()
         check("cublasLtMatmulPreferenceCreate", ctypes.byref(preference))
@@ -106,12 +109,20 @@ class Product:
         if not self.candidates:
             raise RuntimeError("cublasLt has no candidate")
 
-    def _layout(self, kind: int, rows: int, columns: int, stride: int) -> ctypes.c_void_p:
+    def _layout(self, kind: int, rows: int, columns: int, stride: int, matrices: torch.Tensor) -> ctypes.c_void_p:
         layout = ctypes.c_void_p()
-        self._library._check(  # noqa: SLF001
+        check = self._library._check  # noqa: SLF001
+        check(
             "cublasLtMatrixLayoutCreate",
             *(ctypes.byref(layout), kind, ctypes.c_uint64(rows), ctypes.c_uint64(columns), ctypes.c_int64(stride)),
         )
+        if matrices.dim() == 3:
+            for attribute, number in (
+                (LAYOUT_BATCH_COUNT, ctypes.c_int32(matrices.shape[0])),
+                (LAYOUT_BATCH_STRIDE, ctypes.c_int64(matrices.stride(0))),
+            ):
+                size = ctypes.c_size_t(ctypes.sizeof(number))
+                check("cublasLtMatrixLayoutSetAttribute", layout, attribute, ctypes.byref(number), size)
         return layout
 
     def __call__(self, a: torch.Tensor, b: torch.Tensor, out: torch.Tensor, candidate: int = 0) -> None:
@@ -132,22 +143,25 @@ class Product:
             ctypes.c_void_p(torch.cuda.current_stream().cuda_stream),
         )
 
-    def tune(self, sets: Sequence[tuple[torch.Tensor, torch.Tensor, torch.Tensor]], rounds: int = 5) -> None:
-        """Puts the fastest candidate first, by the median of a few launches over rotating operands."""
-        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        medians = []
+    def tune(self, sets: Sequence[Any]) -> None:
+        """Puts the fastest candidate first, by graphs of launches over rotating operands; the best are timed twice.
+
+        Args:
+            sets: operands with `a`, `b` and `out`.
+        """
+        bursts: dict[int, Burst] = {}
         for index in range(len(self.candidates)):
-            times = []
-            for number in range(rounds + 1):
-                a, b, out = sets[number % len(sets)]
-                start.record()
-                self(a, b, out, index)
-                end.record()
-                end.synchronize()
-                times.append(start.elapsed_time(end))
-            medians.append(statistics.median(times[1:]))
-        order = sorted(range(len(self.candidates)), key=medians.__getitem__)
+            # The heuristic names some that refuse the problem after all.
+            with contextlib.suppress(RuntimeError):
+                bursts[index] = Burst(self.call(index), sets, QUICK_SECONDS)
+        order = fastest_first(bursts)
+        if not order:
+            raise RuntimeError("no candidate of cublasLt runs")
         self.candidates = [self.candidates[index] for index in order]
+
+    def call(self, index: int = 0) -> Call:
+        """A candidate, as a side of a comparison."""
+        return lambda one: self(one.a, one.b, one.out, index)
 
     def close(self) -> None:
         """Frees the descriptors."""

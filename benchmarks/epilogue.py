@@ -11,6 +11,7 @@ operands are, so that they rotate too. Kernels that the table lacks are compiled
 from __future__ import annotations
 
 import argparse
+import functools
 import math
 import os
 import sys
@@ -28,7 +29,7 @@ with warnings.catch_warnings():
     import torch._dynamo
 
 import fp8
-from harness import AGREEMENT, LARGEST, SETS_AT_MOST, Results, compared, gpu, means, set_count
+from harness import AGREEMENT, LARGEST, SETS_AT_MOST, Results, compared, gpu, means, set_count, torch_dtype
 from harness import difference as apart
 
 import atomr_cutlass as ac
@@ -222,18 +223,10 @@ class Operands:
     kept: dict[str, Any] = field(default_factory=dict)
 
 
-def torch_dtype(dtype: CutlassDtype | None) -> torch.dtype:
-    """PyTorch's name of an element type; None is bytes of bits."""
-    found = torch.uint8 if dtype is None else getattr(torch, dtype.numpy_name)
-    if not isinstance(found, torch.dtype):
-        raise TypeError(f"PyTorch has no {dtype}")
-    return found
-
-
 def operand_sets(case: Case, device: devices.Device, at_most: int = SETS_AT_MOST) -> list[Operands]:
-    """As many sets of random operands as exceed L2 twice over, at least two. Products are about as large as 1."""
+    """As many sets of random operands as exceed L2 four times over. Products are about as large as 1."""
     moved = (case.m * case.k + case.k * case.n) * case.dtype.bits // 8
-    return [operands_of(case) for _ in range(set_count(moved, device, least=2, most=at_most))]
+    return [operands_of(case) for _ in range(set_count(moved, device, most=at_most))]
 
 
 def operands_of(case: Case) -> Operands:
@@ -322,22 +315,45 @@ def plan_of(case: Case, one: Operands) -> Plan:
     return scaled.make(problem, scales, fused.fusion_of(case.tree, views), like=one.a)
 
 
-def compile_ahead(cases: Sequence[Case], device: devices.Device, jobs: int) -> None:
-    """Compiles the kernels of all cases, several at once; what fails says so again when its case comes."""
-    start = time.perf_counter()
+def compile_ahead(cases: Sequence[Case], device: devices.Device, jobs: int, mode: str | None) -> None:
+    """Compiles the kernels of all cases, several at once, and PyTorch's beside them.
 
-    def compiled(case: Case) -> str:
+    What fails says so again when its case comes.
+    """
+    start = time.perf_counter()
+    ones = [operand_sets(case, device, at_most=1)[0] for case in cases]
+
+    def compiled(case: Case, make: Callable[[], object]) -> str:
         try:
-            plan_of(case, operand_sets(case, device, at_most=1)[0])
+            make()
         except ac.CutlassError as error:
             return f"{case}: {type(error).__name__}: {error}"[:600]
         return ""
 
     with ThreadPoolExecutor(jobs) as pool:
-        for failure in filter(None, pool.map(compiled, cases)):
+        tasks = []
+        for case, one in zip(cases, ones, strict=True):
+            tasks.append(pool.submit(compiled, case, functools.partial(plan_of, case, one)))
+            tasks.append(pool.submit(compiled, case, functools.partial(our_plain, one)))
+        for case, one in zip(cases, ones, strict=True):
+            by_torch(case, one, mode)
+        for failure in filter(None, (task.result() for task in tasks)):
             print(failure)
     torch.cuda.empty_cache()
     print(f"the kernels of {len(cases)} cases are there after {time.perf_counter() - start:.0f} s", flush=True)
+
+
+def by_torch(case: Case, one: Operands, mode: str | None) -> tuple[Call | None, str]:
+    """What `torch.compile` makes of a case, or why it makes nothing."""
+    # Shapes of other cases would count as recompilations.
+    torch._dynamo.reset()  # noqa: SLF001 - it has no public name
+    compiled = torch_call("compiled", torch.compile(FUSIONS[case.fusion].unfused, dynamic=False, mode=mode))
+    try:
+        compiled(one)
+        torch.cuda.synchronize()
+    except (RuntimeError, OSError, ImportError) as error:
+        return None, f"{type(error).__name__}: {str(error).strip()}"[:400]
+    return compiled, ""
 
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -366,14 +382,9 @@ def compare(case: Case, device: devices.Device, rounds: int, mode: str | None) -
     narrow = case.fusion == "quantize" or case.kind == "e4m3"
     if row["difference"] > (E4M3_AGREEMENT if narrow else AGREEMENT):
         raise ValueError(f"the results differ by {row['difference']} of their norm")
-    # Shapes of other cases would count as recompilations.
-    torch._dynamo.reset()  # noqa: SLF001 - it has no public name
-    compiled = torch_call("compiled", torch.compile(unfused, dynamic=False, mode=mode))
-    try:
-        compiled(sets[0])
-        torch.cuda.synchronize()
-    except (RuntimeError, OSError, ImportError) as error:
-        row["compiled_refused"] = f"{type(error).__name__}: {str(error).strip()}"[:400]
+    compiled, refused = by_torch(case, sets[0], mode)
+    if compiled is None:
+        row["compiled_refused"] = refused
     else:
         calls["compiled"] = compiled
     # Of plain products the ratio says how much of their speed is left.
@@ -422,7 +433,7 @@ def main() -> int:
         return 1
     results = Results(arguments.out, mode=arguments.mode or "default")
     cases = comparison(arguments.fusions, quick=arguments.quick)
-    compile_ahead(cases, device, arguments.jobs)
+    compile_ahead(cases, device, arguments.jobs, arguments.mode)
     print(f"{'time over ours of':<36}{'ours, us':>10}{''.join(f'{side:>12}' for side in SIDES)}")
 
     def measured(case: Case) -> None:

@@ -25,8 +25,10 @@ with warnings.catch_warnings():
     warnings.simplefilter("ignore")
     import torch
 
+import harness
 from harness import (
     AGREEMENT,
+    BLOCK,
     LARGEST,
     Call,
     Results,
@@ -56,7 +58,6 @@ from atomr_cutlass.pipeline.problem import GemmProblem, MatrixSpec
 
 D = CutlassDtype
 E4M3 = D.F8E4M3
-BLOCK = 128
 
 SCALINGS = ("none", "tensor", "rows", "block")
 """No scales (and then no comparison: PyTorch has none without), one number, rows and columns, 1x128 and 128x128."""
@@ -130,19 +131,13 @@ def quantized(rows: int, k: int, scaling: str, block_rows: int) -> tuple[torch.T
     if scaling in ("none", "tensor"):
         scale = wide.abs().amax() / LARGEST
         return (wide / scale).to(torch.float8_e4m3fn), None if scaling == "none" else scale
-    if scaling == "rows":
-        scale = wide.abs().amax(1, keepdim=True) / LARGEST
-        return (wide / scale).to(torch.float8_e4m3fn), scale
-    if rows % block_rows or k % BLOCK:
+    if scaling == "block" and (rows % block_rows or k % BLOCK):
         raise ValueError(f"{rows} x {k} is no whole number of blocks of {block_rows} x {BLOCK}")
-    blocks = wide.reshape(rows // block_rows, block_rows, k // BLOCK, BLOCK)
-    scale = blocks.abs().amax((1, 3), keepdim=True) / LARGEST
-    values = (blocks / scale).reshape(rows, k).to(torch.float8_e4m3fn)
-    return values, scale[:, 0, :, 0]
+    return harness.quantized(wide, block_rows if scaling == "block" else 0)
 
 
 def operand_sets(case: Case, device: devices.Device) -> list[Operands]:
-    """As many sets of random operands as exceed L2 twice over."""
+    """As many sets of random operands as exceed L2 four times over."""
     moved = case.m * case.k + case.k * case.n
     sets = []
     for _ in range(set_count(moved, device)):

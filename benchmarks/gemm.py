@@ -22,7 +22,7 @@ with warnings.catch_warnings():
     warnings.simplefilter("ignore")
     import torch
 
-from harness import Call, Results, against_best, compared, gpu, set_count, timed
+from harness import Call, Results, against_best, compared, gpu, set_count, timed, torch_dtype
 
 import atomr_cutlass as ac
 from atomr_cutlass.arrays import operands
@@ -140,16 +140,9 @@ class Operands:
     out: torch.Tensor
 
 
-def _torch_dtype(dtype: CutlassDtype) -> torch.dtype:
-    found = getattr(torch, dtype.numpy_name)
-    if not isinstance(found, torch.dtype):
-        raise TypeError(f"PyTorch has no {dtype.numpy_name}")
-    return found
-
-
 def operand_sets(case: Case, device: devices.Device) -> list[Operands]:
-    """As many sets of random operands as exceed L2 twice over."""
-    dtype, result = _torch_dtype(case.dtype), _torch_dtype(default_out_dtype(case.dtype))
+    """As many sets of random operands as exceed L2 four times over."""
+    dtype, result = torch_dtype(case.dtype), torch_dtype(default_out_dtype(case.dtype))
 
     def matrix(rows: int, columns: int, layout: str) -> torch.Tensor:
         extents = (rows, columns) if layout == "r" else (columns, rows)

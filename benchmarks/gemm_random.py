@@ -1,52 +1,73 @@
-"""GEMM over shapes drawn at random, and over the layers of named models, against cuBLAS, in alternation.
+"""GEMM over shapes drawn at random, and over the layers of named models, against its peers, in alternation.
 
     python benchmarks/gemm_random.py --seed 7 --count 100 --out random.json            # classes of shapes.py
-    python benchmarks/gemm_random.py --seed 7 --classes "few rows,mid" --layouts rr --aligned --out some.json
+    python benchmarks/gemm_random.py --seed 7,9 --classes "few rows,mid" --layouts rr --aligned --out some.json
     python benchmarks/gemm_random.py --suites llama-3-8b,deepseek-v3 --lt --out suites.json
-    python benchmarks/gemm_random.py --seed 4 --count 20 --regret --out fit.json       # every eligible kernel too
-    python benchmarks/gemm_random.py --seed 7 --count 20 --batch-invariant --out b.json  # what it costs
+    python benchmarks/gemm_random.py --seed 4 --lt --tuned 20 --bound --triton 2 --out peers.json
+    python benchmarks/gemm_random.py --seed 4 --done random.json --part 0/2 --out rest.json  # what another run left
 
-Ours is the kernel that the selection takes. PyTorch's side is `torch.matmul`; `--lt` adds the best of all candidates of
-cuBLASLt's heuristic, `--triton N` what `torch.compile` makes with max-autotune of the first N shapes of each group. A
-timing replays a CUDA graph of calls that rotate through at least three sets of operands and four times L2. Timings of
-the sides alternate, with pauses. The bandwidth of reading alone is measured in the same run, clock and power beside
-every row.
+Ours is the kernel that the selection takes. The sides it is compared with:
+
+    torch      `torch.matmul`: cuBLAS as PyTorch calls it
+    lt         --lt: the fastest of all candidates of cuBLASLt's heuristic
+    tuned      --tuned N: the fastest of all our eligible kernels and their launch options, of the first N shapes of
+               each group; what the choice takes longer is its regret
+    bound      --bound: the kernel chosen, with the weights bound to the plan, of at most 128 rows
+    triton     --triton N: what `torch.compile` makes with max-autotune of Triton alone, of the first N shapes
+    invariant  --batch-invariant: ours with `batch_invariant`
+
+A timing replays a CUDA graph of calls that rotate through at least three sets of operands and four times L2. Timings of
+the sides alternate, with pauses; a side that is the fastest of many was chosen by other timings. The bandwidth of
+reading alone is measured in the same run, clock and power beside every row. `report.py` makes tables and plots.
 """
 
 from __future__ import annotations
 
 import argparse
-import contextlib
-import dataclasses
+import itertools
+import json
 import math
 import statistics
 import sys
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 from cublaslt import CublasLt
-from gemm import Case, Operands, our_problem, schedules, splits
-from harness import Results, compared, gpu, timed
-from harness import difference as apart
-from shapes import CLASSES, MODELS, Shape, draw, suite
+from gemm import Case, Operands, our_problem
+from harness import (
+    L2_TIMES,
+    PAUSE_SECONDS,
+    QUICK_SECONDS,
+    SETS_AT_LEAST,
+    Burst,
+    Call,
+    Results,
+    compared,
+    difference,
+    fastest_first,
+    gpu,
+    torch_dtype,
+)
+from report import OTHERS, identity, limit_seconds, summary
+from shapes import CLASSES, MODELS, Shape, draw, purpose, suite
 
 import atomr_cutlass as ac
+from atomr_cutlass.generator.dtypes import CutlassDtype
 from atomr_cutlass.ops.gemm.kernels import GemmSearch, from_candidate, make
 from atomr_cutlass.pipeline import devices, select
+from atomr_cutlass.pipeline.plan import Plan
+from atomr_cutlass.pipeline.problem import GemmProblem
 
 ALIGNMENT = 256
 """Bytes at which every operand begins, as allocations do."""
-SETS_AT_LEAST = 3
-L2_TIMES = 4
 BANDWIDTH_BYTES = 4 << 30
-OTHERS = ("torch", "lt", "triton", "invariant")
-"""Sides that ours is compared with; the last is ours with `batch_invariant`."""
-TENSOR_PEAK = {(9, 0): 989e12}
-"""Dense bf16 and f16 rates, by the vendor's data sheets."""
-MEMORY_PEAK = {"NVIDIA H200": 4.8e12, "NVIDIA H100 80GB HBM3": 3.35e12}
-"""Bytes a second, likewise."""
+BOUND_ROWS = 128
+"""Of kernels that request bound weights before the launch before them has ended."""
+NEAR = 1.1
+"""Times the fastest kernel: what is slower is timed with the model's launch options alone."""
 
 
 class Pool:
@@ -60,25 +81,38 @@ class Pool:
             part.copy_(torch.randn(part.shape, device="cuda"))
         self._results = torch.empty(elements, dtype=dtype, device="cuda")
 
+    @staticmethod
+    def elements(shapes: Sequence[Shape], l2_bytes: int) -> int:
+        """As many as three sets of the largest problem have, and four times L2."""
+        sizes = ([size + ALIGNMENT for size in _sizes(shape)] for shape in shapes)
+        most = max(max(first + second, result) for first, second, result in sizes)
+        return max(SETS_AT_LEAST * most, L2_TIMES * l2_bytes // 2 + (1 << 20))
+
     def sets(self, shape: Shape, layouts: str, l2_bytes: int) -> list[Operands]:
         """Sets of operands that lie one behind the other."""
         size = self._values.element_size()
         step = ALIGNMENT // size
-        first, second, result = (
-            math.ceil(extent / step) * step for extent in (shape.m * shape.k, shape.k * shape.n, shape.m * shape.n)
-        )
-        cold = math.ceil(L2_TIMES * l2_bytes / ((first + second) * size))
-        count = max(SETS_AT_LEAST, cold)
+        first, second, result = (math.ceil(extent / step) * step for extent in _sizes(shape))
+        count = max(SETS_AT_LEAST, math.ceil(L2_TIMES * l2_bytes / ((first + second) * size)))
         count = min(count, self._values.numel() // (first + second), self._results.numel() // result)
+
+        def view(values: torch.Tensor, start: int, rows: int, columns: int) -> torch.Tensor:
+            found = values[start : start + shape.batch * rows * columns].view(shape.batch, rows, columns)
+            return found if shape.batch > 1 else found[0]
+
         made = []
         for index in range(count):
             start = index * (first + second)
-            a = self._values[start : start + shape.m * shape.k].view(shape.m, shape.k)
-            flat = self._values[start + first : start + first + shape.k * shape.n]
-            b = flat.view(shape.k, shape.n) if layouts[1] == "r" else flat.view(shape.n, shape.k).T
-            out = self._results[index * result : index * result + shape.m * shape.n].view(shape.m, shape.n)
-            made.append(Operands(a, b, out))
+            a = view(self._values, start, shape.m, shape.k)
+            extents = (shape.k, shape.n) if layouts[1] == "r" else (shape.n, shape.k)
+            b = view(self._values, start + first, *extents)
+            out = view(self._results, index * result, shape.m, shape.n)
+            made.append(Operands(a, b if layouts[1] == "r" else b.mT, out))
         return made
+
+
+def _sizes(shape: Shape) -> tuple[int, int, int]:
+    return (shape.batch * shape.m * shape.k, shape.batch * shape.k * shape.n, shape.batch * shape.m * shape.n)
 
 
 def read_bandwidth() -> float:
@@ -95,209 +129,266 @@ def read_bandwidth() -> float:
     return BANDWIDTH_BYTES / statistics.median(seconds[1:])
 
 
-def bound_seconds(shape: Shape, device: devices.Device) -> float | None:
-    """The least time by the vendor's rates: of the tensor cores, or of reading and writing everything once."""
-    tensor, memory = TENSOR_PEAK.get(device.capability), MEMORY_PEAK.get(device.name)
-    if tensor is None or memory is None:
-        return None
-    return max(shape.flops / tensor, shape.bytes(2) / memory)
+# ----------------------------------------------------------------------------------------------------------------------
+# Sides
 
 
-@dataclasses.dataclass
+def fastest(problem: GemmProblem, sets: Sequence[Operands], device: devices.Device) -> Plan:
+    """The plan with the fastest of the table's kernels, as `ac.tune` seeks it.
+
+    Every kernel made for this arch is launched as the model would launch it; those near the fastest with each of their
+    swizzles, raster orders and slices of K; the fastest few and the model's choice are timed again in alternation.
+    """
+    search = GemmSearch(problem, device)
+    candidates = [one for one in select.rank(search) if one.key.arch is device.arch]
+    plans: list[Plan] = []
+    bursts: dict[int, Burst] = {}
+
+    def race(candidate: Any) -> None:
+        try:
+            plan = from_candidate(problem, candidate, like=sets[0].a)
+        except ac.UnsupportedError:
+            return
+        bursts[len(plans)] = Burst(_planned(plan), sets, QUICK_SECONDS)
+        plans.append(plan)
+
+    for candidate in candidates:
+        race(candidate)
+    if not plans:
+        raise ValueError("the table has no kernel of this arch")
+    once = {place: burst.time() for place, burst in bursts.items()}
+    near = [plans[place].main for place, seconds in once.items() if seconds <= NEAR * min(once.values())]
+    for candidate in near:
+        for launch in search.launches(candidate):
+            if launch != candidate:
+                race(launch)
+    return plans[fastest_first(bursts, first=0)[0]]
+
+
+def _planned(plan: Plan) -> Call:
+    return lambda one: plan(one.a, one.b, out=one.out)
+
+
+def bound_weights(shape: Shape, case: Case, sets: Sequence[Operands]) -> Call:
+    """Ours with the weights of each set bound to the plan."""
+    row, column = ac.GemmLayout.ROW_MAJOR, ac.GemmLayout.COL_MAJOR
+    request = ac.GemmRequest(
+        ac.GemmShape(shape.m, shape.n, shape.k, shape.batch),
+        dtype=case.dtype,
+        layout_a=row,
+        layout_b=row if case.layouts[1] == "r" else column,
+    )
+    plan = ac.plan(request)
+    bound = {one.b.data_ptr(): ac.BoundPlan(plan, one.b) for one in sets}
+    return lambda one: bound[one.b.data_ptr()](one.a, out=one.out)
+
+
+def by_triton() -> Call:
+    """PyTorch's product as `torch.compile` makes it by Triton; its results are PyTorch's to allocate."""
+    from torch._inductor import config
+
+    config.max_autotune_gemm_backends = "TRITON"
+    torch._dynamo.reset()  # noqa: SLF001 - shapes of other cases would count as recompilations
+    compiled = torch.compile(torch.matmul, mode="max-autotune-no-cudagraphs", dynamic=False)
+    return lambda one: compiled(one.a, one.b)
+
+
+@dataclass
 class Sides:
     """The compared sides.
 
     Attributes:
         backend: where ours takes its kernels from, as in `gemm`.
         lt: cuBLASLt, or None.
+        tuned: shapes of each group whose fastest kernel is sought.
         triton: shapes of each group that Triton compiles.
+        bound: whether ours is timed with bound weights too.
         invariant: whether ours is timed with `batch_invariant` too.
     """
 
     backend: str
     lt: CublasLt | None
+    tuned: int
     triton: int
+    bound: bool
     invariant: bool
 
 
+# ----------------------------------------------------------------------------------------------------------------------
+# Comparison
+
+
 def compare(
-    shape: Shape, case: Case, sets: Sequence[Operands], sides: Sides, rounds: int, *, triton: bool
+    shape: Shape, case: Case, sets: Sequence[Operands], sides: Sides, number: int, rounds: int, pause: float
 ) -> dict[str, Any]:
-    """Times all sides of one shape, one after the other in every round."""
+    """Times all sides of one shape, the `number`th of its group, one after the other in every round."""
     device = devices.get(0)
-    plan = make(our_problem(case, sets[0]), like=sets[0].a, backend=sides.backend)
-    calls: dict[str, Any] = {
-        "ours": lambda one: plan(one.a, one.b, out=one.out),
+    problem = our_problem(case, sets[0])
+    plan = make(problem, like=sets[0].a, backend=sides.backend)
+    calls: dict[str, Call] = {
+        "ours": _planned(plan),
         "torch": lambda one: torch.matmul(one.a, one.b, out=one.out),
     }
+    found: dict[str, Any] = {"difference": relative_difference(calls, sets[0])}
     if sides.invariant:
-        fixed = make(our_problem(case, sets[0]), like=sets[0].a, backend=sides.backend, batch_invariant=True)
-        calls["invariant"] = lambda one: fixed(one.a, one.b, out=one.out)
+        calls["invariant"] = _planned(make(problem, like=sets[0].a, backend=sides.backend, batch_invariant=True))
+    if sides.bound and shape.m <= BOUND_ROWS:
+        calls["bound"] = bound_weights(shape, case, sets)
+    if number < sides.tuned:
+        tuned = fastest(problem, sets, device)
+        calls["tuned"] = _planned(tuned)
+        found["tuned_kernel"] = _named(tuned)
     product = None
     if sides.lt is not None:
         product = sides.lt.product(sets[0].a, sets[0].b, sets[0].out)
-        product.tune([(operands.a, operands.b, operands.out) for operands in sets])
-        calls["lt"] = lambda one: product(one.a, one.b, one.out)
-    if triton:
-        compiled = torch.compile(torch.matmul, mode="max-autotune-no-cudagraphs", dynamic=False)
-        calls["triton"] = lambda one: compiled(one.a, one.b)
-    difference = relative_difference(calls, sets[0])
-    row = compared(calls, sets, rounds, shape.flops)
+        product.tune(sets)
+        calls["lt"] = product.call()
+        found["lt_candidates"] = len(product.candidates)
+    if number < sides.triton:
+        calls["triton"] = by_triton()
+    row = compared(calls, sets, rounds, shape.flops, pause)
     if product is not None:
         product.close()
-    bound = bound_seconds(shape, device)
+    limit = limit_seconds(shape, device.name)
     return {
         "group": shape.group,
-        "shape": [shape.m, shape.n, shape.k],
+        "shape": [shape.m, shape.n, shape.k, shape.batch],
         "aligned": shape.aligned,
         "dtype": case.kind,
         "layout": case.layouts.upper() + "R",
-        "kernel": plan.kernel_name,
-        "split_k": plan.main.split_k,
-        "swizzle": plan.main.swizzle,
-        "raster": plan.main.raster,
-        "of_bound": round(bound / row["us"] * 1e6, 4) if bound else None,
+        "kernel": _named(plan),
+        "of_limit": round(limit / row["us"] * 1e6, 4) if limit else None,
         "model_us": round(plan.main.seconds * 1e6, 2),
-        "difference": difference,
-        **row,
-        **state(),
+        **found,
+        **{name: value for name, value in row.items() if not name.endswith("_tflops")},
     }
 
 
-def state() -> dict[str, float]:
-    """Clock and power of the GPU now; nothing without NVML."""
-    try:
-        return {"clock_mhz": torch.cuda.clock_rate(), "watts": torch.cuda.power_draw() / 1e3}
-    except (ImportError, RuntimeError):
-        return {}
+def _named(plan: Plan) -> list[Any]:
+    """Kernel, slices of K, swizzle, raster order."""
+    return [plan.kernel_name, plan.main.split_k, plan.main.swizzle, plan.main.raster]
 
 
-def relative_difference(calls: dict[str, Any], operands: Operands) -> float:
+def relative_difference(calls: dict[str, Call], operands: Operands) -> float:
     """That of our result from PyTorch's, in norm: a check that both compute the same."""
     calls["torch"](operands)
     theirs = operands.out.clone()
     operands.out.fill_(math.nan)
     calls["ours"](operands)
-    return apart(operands.out, theirs)
+    return difference(operands.out, theirs)
 
 
-def regret(case: Case, sets: Sequence[Operands], device: devices.Device, seconds: float) -> dict[str, Any]:
-    """Every eligible kernel of the table with each of its options, beside the one that is chosen."""
-    problem = our_problem(case, sets[0])
-    tried = []
-    for rank, ranked in enumerate(
-        c for c in select.rank(GemmSearch(problem, device)) if c.info.key.arch is device.arch
-    ):
-        options = [ranked]
-        options += [dataclasses.replace(ranked, split_k=s) for s in splits(ranked) if s != ranked.split_k]
-        options += [
-            dataclasses.replace(ranked, swizzle=swizzle, raster=raster)
-            for swizzle, raster in schedules(ranked)
-            if (swizzle, raster) != (ranked.swizzle, ranked.raster)
-        ]
-        for choice in options:
-            with contextlib.suppress(ac.UnsupportedError):
-                plan = from_candidate(problem, choice, like=sets[0].a)
-                elapsed = timed(lambda one, plan=plan: plan(one.a, one.b, out=one.out), sets, seconds)  # type: ignore[misc]
-                tried.append((elapsed, rank, choice))
-    if not tried:
-        return {}
-    chosen = tried[0][0]
-    elapsed, rank, best = min(tried, key=lambda one: one[0])
-    return {
-        "chosen_us": round(chosen * 1e6, 2),
-        "best_us": round(elapsed * 1e6, 2),
-        "regret": round(chosen / elapsed - 1, 4),
-        "best": [best.key.name, best.split_k, best.swizzle, best.raster, rank],
-        "kernels_us": [[c.key.name, c.split_k, c.swizzle, c.raster, round(s * 1e6, 2)] for s, _, c in tried],
-    }
+# ----------------------------------------------------------------------------------------------------------------------
+# Command line
 
 
-def summary(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Per group, layout and alignment: geometric mean and 5th percentile of each ratio, and the mean of the regret."""
-    found = []
-    for group, layout, aligned in sorted({(row["group"], row["layout"], row["aligned"]) for row in rows}):
-        of = [r for r in rows if (r["group"], r["layout"], r["aligned"]) == (group, layout, aligned)]
-        entry: dict[str, Any] = {"group": group, "layout": layout, "aligned": aligned, "count": len(of)}
-        for side in OTHERS:
-            ratios = sorted(row[f"{side}_ratio"] for row in of if f"{side}_ratio" in row)
-            if ratios:
-                entry[side] = round(statistics.geometric_mean(ratios), 3)
-                entry[f"{side}_p5"] = round(ratios[int(0.05 * len(ratios))], 3)
-        regrets = sorted(row["regret"] for row in of if "regret" in row)
-        if regrets:
-            entry["regret"] = round(statistics.mean(regrets), 4)
-            entry["regret_p95"] = round(regrets[min(len(regrets) - 1, int(0.95 * len(regrets)))], 4)
-        found.append(entry)
-    return found
+@dataclass(frozen=True)
+class Drawn:
+    """One case: a shape in layouts, the `number`th of its group.
+
+    Attributes:
+        seed: of the draw; 0 for a layer of a model.
+        shape: the shape.
+        layouts: of A and B.
+        number: its place among those of its group, seed and layouts.
+    """
+
+    seed: int
+    shape: Shape
+    layouts: str
+    number: int
+
+    @property
+    def identity(self) -> tuple[Any, ...]:
+        """As `report.identity` of its row."""
+        of = self.shape
+        return self.seed, of.group, of.m, of.n, of.k, of.batch, self.layouts.upper() + "R"
+
+    def __str__(self) -> str:
+        return f"{self.seed} {self.layouts} {self.shape}"
+
+
+def cases(arguments: argparse.Namespace) -> list[Drawn]:
+    """What to measure: the groups by turns, so that a run that ends early has some of each."""
+    layouts = arguments.layouts.split(",")
+    groups: dict[Any, list[Drawn]] = {}
+
+    def add(seed: int, shapes: Sequence[Shape]) -> None:
+        for shape, each in itertools.product(shapes, layouts):
+            group = groups.setdefault((seed, shape.group, each), [])
+            group.append(Drawn(seed, shape, each, len(group)))
+
+    if arguments.suites:
+        rows = [int(text) for text in arguments.rows.split(",")] if arguments.rows else None
+        for model in arguments.suites.split(","):
+            add(0, suite(model, rows) if rows else suite(model))
+    else:
+        names = arguments.classes.split(",") if arguments.classes else list(CLASSES)
+        aligned = True if arguments.aligned else False if arguments.misaligned else None
+        for seed in arguments.seed:
+            add(seed, draw(names, arguments.count, seed, aligned=aligned))
+    turns = itertools.chain.from_iterable(itertools.zip_longest(*groups.values()))
+    every = [case for case in turns if case is not None]
+    place, parts = (int(text) for text in arguments.part.split("/"))
+    done = {identity(row) for path in arguments.done for row in json.loads(path.read_text())["rows"]}
+    return [case for case in every if case.number % parts == place and case.identity not in done]
 
 
 def main() -> int:
     """Measures and writes; returns the exit status."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--out", type=Path, required=True, help="JSON file for the results")
-    parser.add_argument("--seed", type=int, default=1, help="of the draw: even for fitting, odd for acceptance")
-    parser.add_argument("--count", type=int, default=100, help="shapes of each class")
+    parser.add_argument(
+        "--seed", type=lambda text: [int(part) for part in text.split(",")], default=[1],
+        help="of the draw, or several: even for fitting, odd for acceptance",
+    )  # fmt: skip
+    parser.add_argument("--count", type=int, default=100, help="shapes of each class and seed")
     parser.add_argument("--classes", default="", help=f"of {', '.join(CLASSES)}; default: all")
     parser.add_argument("--suites", default="", help=f"models instead: {', '.join(MODELS)}")
     parser.add_argument("--rows", default="", help="M of the suites, such as 1,16,4096")
     parser.add_argument("--layouts", default="rc", help="of A and B: rc, rr or rc,rr")
     parser.add_argument("--dtype", default="bf16", choices=("bf16", "f16"))
     parser.add_argument("--aligned", action="store_true", help="aligned shapes only")
+    parser.add_argument("--misaligned", action="store_true", help="misaligned shapes only")
     parser.add_argument("--lt", action="store_true", help="the best candidate of cuBLASLt too")
-    parser.add_argument(
-        "--triton", type=int, default=0, metavar="N", help="the first N shapes of each group by Triton too"
-    )
+    parser.add_argument("--tuned", type=int, default=0, metavar="N", help="our fastest kernel too, of the first N")
+    parser.add_argument("--triton", type=int, default=0, metavar="N", help="Triton too, of the first N of each group")
+    parser.add_argument("--bound", action="store_true", help="ours with bound weights too")
     parser.add_argument("--batch-invariant", action="store_true", help="ours with batch_invariant too")
-    parser.add_argument("--regret", action="store_true", help="time every eligible kernel of the table too")
     parser.add_argument("--backend", default="auto", choices=("auto", "prebuilt", "jit"), help="of our kernels")
     parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--pause", type=float, default=PAUSE_SECONDS, help="seconds before each timing")
     parser.add_argument("--seconds", type=float, default=math.inf, help="start no shape after this time")
+    parser.add_argument("--part", default="0/1", help="I/N: every Nth shape of a group from the Ith, for several GPUs")
+    parser.add_argument("--done", type=Path, nargs="*", default=[], help="results whose shapes are left out")
+    parser.add_argument("--commit", help="commit that the package was built from, where that is no checkout")
     arguments = parser.parse_args()
-    device = gpu(arguments.seed)
+    device = gpu(arguments.seed[0])
     if device is None:
         return 1
-    if arguments.suites:
-        rows_of_m = [int(text) for text in arguments.rows.split(",")] if arguments.rows else None
-        shapes = [
-            shape
-            for model in arguments.suites.split(",")
-            for shape in (suite(model, rows_of_m) if rows_of_m else suite(model))
-        ]
-    else:
-        names = arguments.classes.split(",") if arguments.classes else list(CLASSES)
-        shapes = draw(names, arguments.count, arguments.seed, aligned=True if arguments.aligned else None)
-    purpose = "acceptance" if arguments.seed % 2 else "fitting"
-    results = Results(
-        arguments.out, seed=arguments.seed, purpose=purpose, read_bytes_per_second=round(read_bandwidth())
+    every = cases(arguments)
+    seeds = {} if arguments.suites else {seed: purpose(seed) for seed in arguments.seed}
+    results = Results(arguments.out, seeds=seeds, read_bytes_per_second=round(read_bandwidth()))
+    if arguments.commit:
+        results.values["machine"]["commit"] = arguments.commit
+    sides = Sides(
+        arguments.backend, CublasLt() if arguments.lt else None, arguments.tuned, arguments.triton, arguments.bound,
+        arguments.batch_invariant,
     )  # fmt: skip
-    sides = Sides(arguments.backend, CublasLt() if arguments.lt else None, arguments.triton, arguments.batch_invariant)
-    # Large enough for three sets of the largest problem, and for four times L2.
-    elements = max(
-        [SETS_AT_LEAST * (shape.m * shape.k + shape.k * shape.n + 2 * ALIGNMENT) for shape in shapes]
-        + [SETS_AT_LEAST * (shape.m * shape.n + ALIGNMENT) for shape in shapes]
-        + [L2_TIMES * device.l2_bytes // 2 + (1 << 20)]
-    )
-    pool = Pool(getattr(torch, {"bf16": "bfloat16", "f16": "float16"}[arguments.dtype]), elements)
-    seen = dict.fromkeys((shape.group for shape in shapes), 0)
-    layouts = arguments.layouts.split(",")
+    dtype = torch_dtype(CutlassDtype.parse(arguments.dtype))
+    pool = Pool(dtype, Pool.elements([case.shape for case in every], device.l2_bytes)) if every else None
 
-    def measured(case: Case) -> None:
-        shape = of[case]
-        sets = pool.sets(shape, case.layouts, device.l2_bytes)
-        triton = seen[shape.group] < sides.triton * len(layouts)
-        seen[shape.group] += 1
-        row = compare(shape, case, sets, sides, arguments.rounds, triton=triton)
-        if arguments.regret:
-            row.update(regret(case, sets, device, 0.7e-3))
-        results.rows.append(row)
+    def measured(drawn: Drawn) -> None:
+        shape = drawn.shape
+        case = Case(arguments.dtype, drawn.layouts, shape.m, shape.n, shape.k)
+        sets = pool.sets(shape, drawn.layouts, device.l2_bytes) if pool else []
+        row = compare(shape, case, sets, sides, drawn.number, arguments.rounds, arguments.pause)
+        results.rows.append({"seed": drawn.seed, **row})
         others = "  ".join(f"{side} {row[f'{side}_ratio']:.3f}" for side in OTHERS if f"{side}_ratio" in row)
-        print(f"{case!s:<30}{row['us']:>9} us  {others}  {row['kernel'][-90:]}", flush=True)
-        results.values["summary"] = summary(results.rows)
+        print(f"{drawn!s:<30}{row['us']:>9} us  {others}  {row['kernel'][0][-80:]}", flush=True)
 
-    of = {Case(arguments.dtype, each, shape.m, shape.n, shape.k): shape for shape in shapes for each in layouts}
-    results.run(of, measured, arguments.seconds)
-    for entry in results.values.get("summary", []):
+    results.run(every, measured, arguments.seconds)
+    for entry in summary(results.rows):
         print(entry)
     return results.finish()
 

@@ -30,8 +30,8 @@ with warnings.catch_warnings():
 import numpy as np
 from harness import (
     AGREEMENT,
+    BLOCK,
     BURST_SECONDS,
-    LARGEST,
     Call,
     Results,
     against_best,
@@ -41,6 +41,7 @@ from harness import (
     first_that_works,
     gpu,
     means,
+    quantized,
     set_count,
     timed,
 )  # fmt: skip
@@ -55,8 +56,6 @@ from atomr_cutlass.pipeline import devices, select
 from atomr_cutlass.pipeline.candidate import Candidate
 from atomr_cutlass.pipeline.plan import Plan
 from atomr_cutlass.pipeline.problem import MatrixSpec
-
-BLOCK = 128
 
 KINDS = ("bf16", "bf16 along k", "fp8 rows", "fp8 rows fast", "fp8 blocks")
 
@@ -162,17 +161,6 @@ class Operands:
         return [one for one in (self.a, self.b, self.offsets, self.scale_a, self.scale_b, self.out) if one is not None]
 
 
-def quantized(wide: torch.Tensor, block_rows: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """(..., rows, k) as e4m3, and its scales: of rows (block_rows 0), or of blocks."""
-    *batch, rows, k = wide.shape
-    if not block_rows:
-        scale = wide.abs().amax(-1, keepdim=True) / LARGEST
-        return (wide / scale).to(torch.float8_e4m3fn), scale
-    blocks = wide.reshape(*batch, rows // block_rows, block_rows, k // BLOCK, BLOCK)
-    scale = blocks.abs().amax((-3, -1), keepdim=True) / LARGEST
-    return (blocks / scale).reshape(wide.shape).to(torch.float8_e4m3fn), scale[..., 0, :, 0]
-
-
 def operand_set(case: Case) -> Operands:
     """Random operands."""
     groups, total = len(case.sizes), sum(case.sizes)
@@ -199,7 +187,7 @@ def operand_set(case: Case) -> Operands:
 
 
 def operand_sets(case: Case, device: devices.Device) -> list[Operands]:
-    """As many sets as exceed L2 twice over."""
+    """As many sets as exceed L2 four times over."""
     size = 1 if case.fp8 else 2
     weights = 0 if case.form == ALONG_K else len(case.sizes) * case.n * case.k
     moved = (sum(case.sizes) * (case.k + (case.n if case.form == ALONG_K else 0)) + weights) * size

@@ -1,7 +1,8 @@
 """What the benchmarks share: operand sets beyond L2, sides timed in alternation, cases one after the other, results.
 
 Each timing replays a CUDA graph of many calls, which rotate through enough operands to exceed L2, so that neither the
-host nor the cache stands in for device memory. Sides alternate with pauses: a GPU that has just been loaded is slower.
+host nor the cache stands in for device memory, between events of that graph. Sides alternate with pauses: a GPU that
+has just been loaded is slower.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")
@@ -27,14 +28,21 @@ with warnings.catch_warnings():
 from facts import machine, now
 
 import atomr_cutlass as ac
+from atomr_cutlass.generator.dtypes import CutlassDtype
 from atomr_cutlass.generator.key import KernelKey
 from atomr_cutlass.jit import kernels
 from atomr_cutlass.pipeline import devices
 from atomr_cutlass.pipeline.devices import Device
 
-PAUSE_SECONDS = 0.05
+PAUSE_SECONDS = 0.025
 BURST_SECONDS = 1.5e-3
 """Device time of one timing: long beside the events' resolution, short enough not to heat the GPU."""
+QUICK_SECONDS = 0.3e-3
+"""Of one of many candidates, of which the fastest are timed again."""
+FINALISTS = 4
+SETS_AT_LEAST = 3
+L2_TIMES = 4
+"""The bytes of all sets of operands over those of L2, at least."""
 SETS_AT_MOST = 96
 CALLS_AT_MOST = 400
 REFUSALS = (RuntimeError, ValueError, TypeError, NotImplementedError, AttributeError)
@@ -42,17 +50,39 @@ REFUSALS = (RuntimeError, ValueError, TypeError, NotImplementedError, AttributeE
 
 LARGEST = 448.0
 """Of e4m3."""
+BLOCK = 128
+"""Elements along K that share a scale, and along N."""
 AGREEMENT = 1e-2
 """How far two results may be apart, in norm: bf16 and 14 bits of fast accumulation explain less."""
 
 Call = Callable[[Any], object]
 """Computes with one set of operands."""
 Row = dict[str, Any]
+T = TypeVar("T")
 
 
-def set_count(moved: int, device: Device, *, least: int = 1, most: int = SETS_AT_MOST) -> int:
-    """The number of operand sets, of so many bytes each, that exceed L2 twice over."""
-    return min(most, max(least, math.ceil(2 * device.l2_bytes / moved)))
+def set_count(moved: int, device: Device, *, most: int = SETS_AT_MOST) -> int:
+    """The number of operand sets, of so many bytes each: three, or as many as exceed L2 four times over."""
+    return min(most, max(SETS_AT_LEAST, math.ceil(L2_TIMES * device.l2_bytes / moved)))
+
+
+def torch_dtype(dtype: CutlassDtype | None) -> torch.dtype:
+    """PyTorch's name of an element type; None is bytes of bits."""
+    found = torch.uint8 if dtype is None else getattr(torch, dtype.numpy_name)
+    if not isinstance(found, torch.dtype):
+        raise TypeError(f"PyTorch has no {dtype}")
+    return found
+
+
+def quantized(wide: torch.Tensor, block_rows: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """(..., rows, k) as e4m3, and its scales: of rows (block_rows 0), or of blocks of so many rows and 128 of k."""
+    *batch, rows, k = wide.shape
+    if not block_rows:
+        scale = wide.abs().amax(-1, keepdim=True) / LARGEST
+        return (wide / scale).to(torch.float8_e4m3fn), scale
+    blocks = wide.reshape(*batch, rows // block_rows, block_rows, k // BLOCK, BLOCK)
+    scale = blocks.abs().amax((-3, -1), keepdim=True) / LARGEST
+    return (blocks / scale).reshape(wide.shape).to(torch.float8_e4m3fn), scale[..., 0, :, 0]
 
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -64,64 +94,94 @@ def _capture_stream() -> torch.cuda.Stream:
     return torch.cuda.Stream()
 
 
+def _eager(call: Call, sets: Sequence[Any], count: int) -> float:
+    start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    torch.cuda.synchronize()
+    start.record()
+    for index in range(count):
+        call(sets[index % len(sets)])
+    end.record()
+    end.synchronize()
+    return float(start.elapsed_time(end)) / 1e3 / count
+
+
 class Burst:
-    """A CUDA graph of many calls, and the time of one of them."""
+    """A CUDA graph of many calls, and the time of one of them.
+
+    From an event before a replay to the first kernel it takes some 30 us, more after a pause. So the events are nodes
+    of the graph, and a call that is not counted comes before the first.
+    """
 
     def __init__(self, call: Call, sets: Sequence[Any], seconds: float = BURST_SECONDS) -> None:
-        self._start, self._end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        self._start, self._end = (torch.cuda.Event(enable_timing=True, external=True) for _ in range(2))
         stream = _capture_stream()
         stream.wait_stream(torch.cuda.current_stream())
         # torch.cuda.graph would collect garbage and empty caches each time, which takes longer than the timing.
         with torch.cuda.stream(stream):
             # Libraries allocate what they need for a stream at its first use, which a capture must not see.
-            self._eager(call, sets, 2)
-            estimate = self._eager(call, sets, 3)
+            _eager(call, sets, 2)
+            estimate = _eager(call, sets, 3)
             self.calls = max(2, min(CALLS_AT_MOST, math.ceil(seconds / max(estimate, 1e-6))))
             self._graph = torch.cuda.CUDAGraph()
             self._graph.capture_begin()
+            call(sets[-1])
+            self._start.record()
             for index in range(self.calls):
                 call(sets[index % len(sets)])
+            self._end.record()
             self._graph.capture_end()
         torch.cuda.current_stream().wait_stream(stream)
         self._graph.replay()
         torch.cuda.synchronize()
 
-    def _eager(self, call: Call, sets: Sequence[Any], count: int) -> float:
-        torch.cuda.synchronize()
-        self._start.record()
-        for index in range(count):
-            call(sets[index % len(sets)])
-        self._end.record()
-        self._end.synchronize()
-        return self._start.elapsed_time(self._end) / 1e3 / count
-
     def time(self) -> float:
         """Seconds of one call, over one burst."""
-        self._start.record()
         self._graph.replay()
-        self._end.record()
-        self._end.synchronize()
+        # An event that a graph records counts as reached until then.
+        torch.cuda.current_stream().synchronize()
         return self._start.elapsed_time(self._end) / 1e3 / self.calls
 
+    def state(self) -> dict[str, float]:
+        """Clock and power of the GPU while it computes; nothing without NVML."""
+        self._graph.replay()
+        try:
+            return {"clock_mhz": torch.cuda.clock_rate(), "watts": torch.cuda.power_draw() / 1e3}
+        except (ImportError, RuntimeError):
+            return {}
+        finally:
+            torch.cuda.synchronize()
 
-def alternated(bursts: Mapping[str, Burst], rounds: int) -> dict[str, list[float]]:
+
+def alternated(bursts: Mapping[T, Burst], rounds: int, pause: float = PAUSE_SECONDS) -> dict[T, list[float]]:
     """Seconds of a call of each side, of every round: one side after the other, with pauses, now the last one first."""
-    times: dict[str, list[float]] = {side: [] for side in bursts}
+    times: dict[T, list[float]] = {side: [] for side in bursts}
     for number in range(rounds):
-        for side in sorted(bursts, reverse=number % 2 == 0):
-            time.sleep(PAUSE_SECONDS / 2)
+        for side in sorted(bursts, reverse=number % 2 == 0):  # type: ignore[type-var]
+            time.sleep(pause)
             times[side].append(bursts[side].time())
     return times
 
 
-def compared(calls: Mapping[str, Call], sets: Sequence[Any], rounds: int, flops: float) -> Row:
+def fastest_first(bursts: Mapping[T, Burst], first: T | None = None) -> list[T]:
+    """Candidates by time: all by one burst, the fastest few, and `first`, again in alternation."""
+    once = {candidate: burst.time() for candidate, burst in bursts.items()}
+    order = sorted(once, key=once.__getitem__)
+    finalists = order[:FINALISTS] + [one for one in order[FINALISTS:] if one == first]
+    times = alternated({one: bursts[one] for one in finalists}, 3, pause=QUICK_SECONDS)
+    finalists.sort(key=lambda one: statistics.median(times[one]))
+    return finalists + [one for one in order if one not in finalists]
+
+
+def compared(
+    calls: Mapping[str, Call], sets: Sequence[Any], rounds: int, flops: float, pause: float = PAUSE_SECONDS
+) -> Row:
     """The part of a row that says how fast `ours` is, and the other sides.
 
     `us` and `tflops` are ours; `torch_us`, `torch_tflops` and `torch_ratio`, its time over ours (above 1 we are
-    faster), those of a side `torch`, and so on.
+    faster), those of a side `torch`, and so on. `clock_mhz` and `watts` are the GPU's while it computes ours.
     """
     bursts = {side: Burst(call, sets) for side, call in calls.items()}
-    times = alternated(bursts, rounds)
+    times = alternated(bursts, rounds, pause)
     seconds = {side: statistics.median(found) for side, found in times.items()}
     ours = seconds.pop("ours")
     row: Row = {"us": round(ours * 1e6, 2), "tflops": round(flops / ours / 1e12, 2)}
@@ -132,7 +192,7 @@ def compared(calls: Mapping[str, Call], sets: Sequence[Any], rounds: int, flops:
             f"{side}_ratio": round(other / ours, 4),
         }
     spread = round((max(times["ours"]) - min(times["ours"])) / ours, 3)
-    return row | {"spread": spread, "sets": len(sets), "calls": bursts["ours"].calls}
+    return row | {"spread": spread, "sets": len(sets), "calls": bursts["ours"].calls, **bursts["ours"].state()}
 
 
 def timed(call: Call, sets: Sequence[Any], seconds: float) -> float:

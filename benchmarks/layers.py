@@ -158,7 +158,7 @@ def compare(layer: Layer, device: devices.Device, rounds: int, mode: str | None)
     """
     first = layer.make()
     moved = sum(array.nbytes for array in first.values())
-    sets = [first, *(layer.make() for _ in range(set_count(moved, device, least=2) - 1))]
+    sets = [first, *(layer.make() for _ in range(set_count(moved, device) - 1))]
     layer.ours(first)
     off = difference(first["out"], layer.theirs(first))
     if not off <= AGREEMENT:

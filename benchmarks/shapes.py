@@ -1,9 +1,11 @@
 """Shapes of products for the benchmarks: drawn at random by class from a seed, and the projections of named models.
 
-The classes, their ranges of M x N x K, and how often they are drawn, are `CLASSES`. Extents are log-uniform. An
-extent is then rounded to a multiple, drawn for the whole problem: of 16 in `SHARE_OF_16` of the problems, of 8 in
-`SHARE_OF_8`, of nothing in the rest. Problems whose N and K are multiples of 8 (16 bytes of bf16) are `aligned`: TMA
-reads and writes them. Even seeds are for fitting the model of the selection, odd ones for acceptance.
+`CLASSES` has the classes with their ranges of M x N x K. Extents are log-uniform. N and K are then rounded to a
+multiple, drawn for the whole problem: of 16 in `SHARE_OF_16` of the problems, of 8 in `SHARE_OF_8`, of nothing in the
+rest; where a class has a multiple of its own, of that. M is whatever a batch happens to have. Problems whose N and K
+are multiples of 8 (16 bytes of bf16) are `aligned`: TMA reads and writes them. The others are the ragged ones.
+
+Even seeds are for fitting the model of the selection, odd ones for acceptance; `purpose` tells which one a seed is for.
 """
 
 from __future__ import annotations
@@ -11,8 +13,11 @@ from __future__ import annotations
 import math
 import random
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import MappingProxyType
+
+SPENT = frozenset((13, 131, 133, 977, 979))
+"""Odd seeds whose figures have been seen: nothing that is changed after that is accepted by them."""
 
 SHARE_OF_16 = 0.45
 SHARE_OF_8 = 0.45
@@ -34,6 +39,8 @@ class ShapeClass:
         n: of the columns of B and D.
         k: of what is summed over.
         square: whether one extent, drawn from the range of M, is all three.
+        multiple: of N and K; None is drawn.
+        batch: of the products that are computed at once.
     """
 
     name: str
@@ -41,6 +48,8 @@ class ShapeClass:
     n: tuple[int, int]
     k: tuple[int, int]
     square: bool = False
+    multiple: int | None = None
+    batch: tuple[int, int] = (1, 1)
 
 
 CLASSES = MappingProxyType(
@@ -50,10 +59,13 @@ CLASSES = MappingProxyType(
             ShapeClass("few rows", (1, 64), (1024, 32768), (1024, 32768)),
             ShapeClass("mid", (65, 511), (512, 16384), (512, 16384)),
             ShapeClass("large", (512, 16384), (512, 16384), (512, 16384)),
-            ShapeClass("flat", (4096, 65536), (64, 512), (64, 4096)),
-            ShapeClass("wide", (64, 512), (4096, 65536), (64, 4096)),
+            ShapeClass("decode", (1, 256), (1024, 32768), (1024, 32768), multiple=128),
+            ShapeClass("prefill", (512, 16384), (1024, 32768), (1024, 16384), multiple=128),
+            ShapeClass("flat", (64, 512), (4096, 65536), (64, 4096)),
+            ShapeClass("tall", (4096, 65536), (64, 512), (64, 4096)),
             ShapeClass("long k", (16, 512), (16, 512), (16384, 131072)),
             ShapeClass("small squares", (64, 1024), (64, 1024), (64, 1024), square=True),
+            ShapeClass("batches", (16, 2048), (16, 2048), (16, 2048), batch=(2, 128)),
         )
     }
 )
@@ -61,19 +73,21 @@ CLASSES = MappingProxyType(
 
 @dataclass(frozen=True)
 class Shape:
-    """A product of (M, K) and (K, N).
+    """A product of (M, K) and (K, N), or a batch of them.
 
     Attributes:
         group: its class, or the model and projection that it is of.
         m: rows of A and D.
         n: columns of B and D.
         k: columns of A, rows of B.
+        batch: products.
     """
 
     group: str
     m: int
     n: int
     k: int
+    batch: int = 1
 
     @property
     def aligned(self) -> bool:
@@ -83,14 +97,22 @@ class Shape:
     @property
     def flops(self) -> int:
         """Multiplications and additions."""
-        return 2 * self.m * self.n * self.k
+        return 2 * self.batch * self.m * self.n * self.k
 
     def bytes(self, element_bytes: int) -> int:
         """Of A, B and D, each once."""
-        return (self.m * self.k + self.k * self.n + self.m * self.n) * element_bytes
+        return self.batch * (self.m * self.k + self.k * self.n + self.m * self.n) * element_bytes
 
     def __str__(self) -> str:
-        return f"{self.m}x{self.n}x{self.k}"
+        batch = f"{self.batch} of " if self.batch > 1 else ""
+        return f"{batch}{self.m}x{self.n}x{self.k}"
+
+
+def purpose(seed: int) -> str:
+    """The purpose that a seed may still serve: `fitting`, `acceptance`, or `none: spent`."""
+    if seed % 2 == 0:
+        return "fitting"
+    return "none: spent" if seed in SPENT else "acceptance"
 
 
 def draw(names: Sequence[str], count: int, seed: int, *, aligned: bool | None = None) -> list[Shape]:
@@ -122,18 +144,19 @@ def draw(names: Sequence[str], count: int, seed: int, *, aligned: bool | None = 
 
 def _one(of: ShapeClass, source: random.Random) -> Shape:
     share = source.random()
-    multiple = 16 if share < SHARE_OF_16 else 8 if share < SHARE_OF_16 + SHARE_OF_8 else 1
+    drawn = 16 if share < SHARE_OF_16 else 8 if share < SHARE_OF_16 + SHARE_OF_8 else 1
+    multiple = of.multiple or drawn
 
     def extent(bounds: tuple[int, int], step: int) -> int:
         low, high = bounds
-        drawn = math.exp(source.uniform(math.log(low), math.log(high)))
-        return min(high, max(low, step * max(1, round(drawn / step))))
+        exact = math.exp(source.uniform(math.log(low), math.log(high)))
+        return min(high, max(low, step * max(1, round(exact / step))))
 
     if of.square:
         side = extent(of.m, multiple)
         return Shape(of.name, side, side, side)
-    # Rows are whatever a batch happens to have: only N and K are extents of weights.
-    return Shape(of.name, extent(of.m, 1), extent(of.n, multiple), extent(of.k, multiple))
+    shape = Shape(of.name, extent(of.m, 1), extent(of.n, multiple), extent(of.k, multiple))
+    return shape if of.batch == (1, 1) else replace(shape, batch=extent(of.batch, 1))
 
 
 MODELS = MappingProxyType(

@@ -10,7 +10,10 @@ from benchmarks.shapes import (
     ROWS,
     SHARE_OF_8,
     SHARE_OF_16,
+    SPENT,
+    Shape,
     draw,
+    purpose,
     suite,
 )
 
@@ -24,7 +27,9 @@ def test_extents_stay_within_the_class(name):
         assert of.k[0] <= shape.k <= of.k[1]
         assert shape.bytes(2) <= OPERAND_BYTES_AT_MOST
         assert shape.flops <= FLOPS_AT_MOST
+        assert of.batch[0] <= shape.batch <= of.batch[1]
         assert not of.square or shape.m == shape.n == shape.k
+        assert of.multiple is None or shape.n % of.multiple == shape.k % of.multiple == 0
 
 
 def test_a_seed_draws_the_same_shapes_whatever_else_is_asked_for():
@@ -61,3 +66,22 @@ def test_unknown_names_are_refused_with_the_valid_ones():
         draw(["tiny"], 1, seed=1)
     with pytest.raises(ValueError, match="llama-3-8b"):
         suite("llama-9")
+
+
+def test_extents_are_log_uniform():
+    shapes = draw(["few rows"], 2000, seed=3)
+    # Half of the draws lie below the geometric mean of the range.
+    assert sum(shape.k < 2**12.5 for shape in shapes) / len(shapes) == pytest.approx(0.5, abs=0.05)
+    assert sum(shape.m <= 8 for shape in shapes) / len(shapes) == pytest.approx(0.5, abs=0.06)
+
+
+def test_a_batch_counts_every_product():
+    one, three = Shape("x", 2, 8, 16), Shape("x", 2, 8, 16, 3)
+    assert (three.flops, three.bytes(2)) == (3 * one.flops, 3 * one.bytes(2))
+    assert (str(one), str(three)) == ("2x8x16", "3 of 2x8x16")
+
+
+def test_seeds_are_for_fitting_or_for_acceptance():
+    assert purpose(4) == "fitting"
+    assert purpose(99) == "acceptance"
+    assert all(purpose(seed) == "none: spent" for seed in SPENT)

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <limits>
 #include <numeric>
 #include <stdexcept>
 
@@ -68,6 +69,15 @@ double moved_bits(Kernel const& kernel, Extents const& e) {
 // Whether D is short along its columns, so that A is the operand that takes the time (GemmFewSm90::turned).
 bool turned(Kernel const& kernel, int64_t m, int64_t n) { return kernel.b_along_k && n < m; }
 
+// One of so many slices of K, which are to the kernel what batches are.
+Extents slice(Kernel const& kernel, Extents const& extents, int64_t slices) {
+  Extents made = extents;
+  made.divided = false;
+  made.k = ceil_div(ceil_div(extents.k, kernel.tile[2]), slices) * kernel.tile[2];
+  made.batch = slices;
+  return made;
+}
+
 int64_t extent(std::vector<int64_t> const& values, size_t place, int64_t least) {
   return std::clamp(values.at(place), least, kLongest);
 }
@@ -85,6 +95,7 @@ Extents Extents::of(Op op, std::vector<int64_t> const& values) {
     made.moved = values.at(10);
   } else {
     made.lda = extent(values, 4, 0), made.ldb = extent(values, 5, 0);
+    made.divided = values.size() > 6 && values[6] != 0;
   }
   return made;
 }
@@ -126,22 +137,23 @@ Launch Model::launch(Kernel const& kernel, Extents const& extents, Gpu const& gp
     case Op::kOther: return {0.0};
     case Op::kGemm: break;
   }
+  if (extents.divided) return divided(kernel, extents, gpu, shared_bytes, slices);
   return product(kernel, extents, gpu, shared_bytes, slices);
 }
 
 Launch Model::best(Kernel const& kernel, Extents const& extents, Gpu const& gpu, int64_t shared_bytes,
                    bool whole) const {
-  Launch best = launch(kernel, extents, gpu, shared_bytes, 1);
-  if (whole) return best;
-  for (int64_t const count : slices(kernel, extents)) {
-    if (count == 1) continue;
+  if (whole) return launch(kernel, extents, gpu, shared_bytes, 1);
+  Launch best{std::numeric_limits<double>::infinity()};
+  for (int64_t const count : slices(kernel, extents, gpu)) {
     Launch const tried = launch(kernel, extents, gpu, shared_bytes, count);
     if (tried.seconds < best.seconds) best = tried;
   }
   return best;
 }
 
-std::vector<int64_t> Model::slices(Kernel const& kernel, Extents const& extents) const {
+std::vector<int64_t> Model::slices(Kernel const& kernel, Extents const& extents, Gpu const& gpu) const {
+  if (extents.divided) return divisions(kernel, extents, gpu);
   std::vector<int64_t> found{1};
   if (kernel.op == Op::kGemv) {  // powers of two that leave each thread twice what it reads at once
     int64_t const step = int64_t(kernel.b_along_k ? c_.GEMV_THREADS * 128 / double(kernel.bits_b) : c_.GEMV_ROWS);
@@ -201,6 +213,42 @@ Launch Model::product(Kernel const& kernel, Extents const& extents, Gpu const& g
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
+// Products whose K is divided into slices side by side, which another kernel adds up
+// ---------------------------------------------------------------------------------------------------------------------
+
+// Those whose tiles fill waves, the fewest first. Slices are whole steps of the kernel, and all as long.
+std::vector<int64_t> Model::divisions(Kernel const& kernel, Extents const& e, Gpu const& gpu) const {
+  int64_t const blocks = kernel.cluster[0] * kernel.cluster[1], at_once = blocks_at_once(gpu.multiprocessors, blocks);
+  int64_t const tiles = saturated(
+      saturated(ceil_div(e.m, kernel.tile[0] * kernel.cluster[0]), ceil_div(e.n, kernel.tile[1] * kernel.cluster[1])),
+      blocks);
+  int64_t const steps = ceil_div(e.k, kernel.tile[2]);
+  int64_t const most =
+      std::min(steps / int64_t(c_.DIVIDED_STEPS), int64_t(c_.DIVIDED_MOST_BYTES / (4.0 * double(e.m) * double(e.n))));
+  std::vector<int64_t> found;
+  for (int64_t wave = 1; wave <= int64_t(c_.DIVIDED_WAVES); ++wave) {
+    int64_t const wanted = std::min(wave * at_once / tiles, most);
+    if (wanted <= 1) continue;
+    int64_t const count = ceil_div(steps, ceil_div(steps, wanted));
+    if (found.empty() || found.back() < count) found.push_back(count);
+  }
+  return found;
+}
+
+Launch Model::divided(Kernel const& kernel, Extents const& extents, Gpu const& gpu, int64_t shared_bytes,
+                      int64_t slices) const {
+  Launch made = product(kernel, slice(kernel, extents, slices), gpu, shared_bytes, 1);
+  made.seconds += sums(extents, slices);
+  made.split_k = slices;
+  return made;
+}
+
+double Model::sums(Extents const& extents, int64_t slices) const {
+  return c_.DIVIDED_SECONDS +
+         double(extents.m) * double(extents.n) * double(4 * slices + 2) / c_.DIVIDED_BYTES_PER_SECOND;
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
 // Products of the 3.x generations
 // ---------------------------------------------------------------------------------------------------------------------
 
@@ -257,6 +305,13 @@ double Model::reading(double loaded, int64_t tiles, Gpu const& gpu, int64_t at_o
 double Model::bound(Kernel const& kernel, Extents const& extents, Gpu const& gpu) const {
   bool const few_or_split = kernel.mainloop == Mainloop::kFew || kernel.mainloop == Mainloop::kSplit;
   if (kernel.op != Op::kGemm || kernel.generation == Generation::kSm80 || few_or_split) return 0.0;
+  if (extents.divided) {
+    double least = std::numeric_limits<double>::infinity();
+    for (int64_t const count : divisions(kernel, extents, gpu)) {
+      least = std::min(least, bound(kernel, slice(kernel, extents, count), gpu) + sums(extents, count) * kRounded);
+    }
+    return least;
+  }
   Tile const tile = tile_of(kernel, extents);
   int64_t const tiles =
       saturated(saturated(round_up(tile.grid.rows, tile.cluster_m), round_up(tile.grid.columns, tile.cluster_n)),

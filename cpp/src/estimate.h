@@ -36,6 +36,7 @@ namespace atomr_cutlass::estimate {
   X(SPLIT_BYTES_PER_SECOND) X(MULTISTAGE_L2_BYTES_PER_CLOCK) X(MULTISTAGE_TILE_SECONDS) X(MMA_SYNC_ON_HOPPER) \
   X(TURN_SECONDS) X(GROUPED_FULL_ACCUMULATION) X(GROUPED_NARROW) X(GROUPED_EMPTY_ROWS) X(CONV_TILE_SECONDS) \
   X(CONV_STEP_CLOCKS) X(DIRECT_TAPS_PER_CLOCK) X(DIRECT_WGRAD_TAPS_PER_CLOCK) X(DIRECT_BLOCKS) X(SLICE_SECONDS) \
+  X(DIVIDED_SECONDS) X(DIVIDED_BYTES_PER_SECOND) X(DIVIDED_STEPS) X(DIVIDED_MOST_BYTES) X(DIVIDED_WAVES) \
   X(REDUCED_BYTES_PER_SECOND) X(CAST_SECONDS) X(GEMV_BLOCKS) X(GEMV_RESIDENT) X(GEMV_SLICES_SECONDS) X(GEMV_NARROW) \
   X(GEMV_THREADS) X(GEMV_AT_ONCE) X(GEMV_ROWS)
 // clang-format on
@@ -86,11 +87,13 @@ struct Kernel {
 };
 
 // Extents of a problem as a kernel sees it. Products: m, n, k, batches (of a grouped one groups of expected extents),
-// leading dimensions of A and B. Convolutions: the implicit GEMM, groups of channels, slices of K, whether the result
-// is cast, channels along K, channels, taps of the filter, pixels, and bytes read and written once.
+// leading dimensions of A and B, and whether K is divided into slices that another kernel adds up. Convolutions: the
+// implicit GEMM, groups of channels, slices of K, whether the result is cast, channels along K, channels, taps of the
+// filter, pixels, and bytes read and written once.
 struct Extents {
   int64_t m, n, k, batch;
   int64_t lda, ldb;
+  bool divided;
   int64_t split_k, wide, channels, c, taps, pixels, moved;
 
   // Raises std::out_of_range where there are fewer than a problem of a kernel of this operation has.
@@ -121,8 +124,8 @@ class Model {
   Launch best(Kernel const& kernel, Extents const& extents, Gpu const& gpu, int64_t shared_bytes, bool whole) const;
   // Seconds that `best` does not stay below: without padding to swizzles and misses of L2.
   double bound(Kernel const& kernel, Extents const& extents, Gpu const& gpu) const;
-  // The slices of K that a kernel may be run with.
-  std::vector<int64_t> slices(Kernel const& kernel, Extents const& extents) const;
+  // The slices of K that a kernel may be run with. Of what is divided that may be none.
+  std::vector<int64_t> slices(Kernel const& kernel, Extents const& extents, Gpu const& gpu) const;
   // A time that no kernel of these types is estimated to stay below, whatever its tile and generation.
   double least(Kernel const& kernel, Extents const& extents, Gpu const& gpu) const;
 
@@ -136,6 +139,10 @@ class Model {
   double floor(Kernel const& kernel, Extents const& extents, double bytes_per_second) const;
   Launch product(Kernel const& kernel, Extents const& extents, Gpu const& gpu, int64_t shared_bytes,
                  int64_t slices) const;
+  Launch divided(Kernel const& kernel, Extents const& extents, Gpu const& gpu, int64_t shared_bytes,
+                 int64_t slices) const;
+  double sums(Extents const& extents, int64_t slices) const;
+  std::vector<int64_t> divisions(Kernel const& kernel, Extents const& extents, Gpu const& gpu) const;
   Launch warp_specialized(Kernel const& kernel, Extents const& extents, Gpu const& gpu) const;
   double stream_k(TileList const& tiles, int64_t steps, double tile, double whole) const;
   double multistage(Kernel const& kernel, Extents const& extents, Gpu const& gpu, int64_t shared_bytes,

@@ -12,6 +12,7 @@ std::vector<Ranking::Waiting> Ranking::serving(std::vector<std::vector<int64_t>>
     for (int const place : entries_[i].places) {
       Extents const of = Extents::of(kernel.op, extents.at(size_t(place)));
       if (kernel.mainloop == Mainloop::kFew && !is_few(kernel, of.m, of.n)) continue;
+      if (of.divided && model_->slices(kernel, of, gpu_).empty()) continue;
       made.push_back({i, place, of, 0.0});
     }
   }

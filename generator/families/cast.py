@@ -28,9 +28,9 @@ def supports(key: KernelKey) -> Status:
     return OK
 
 
-def values(_: KernelKey) -> dict[str, str]:
-    """The values of the template: the types alone."""
-    return {}
+def values(key: KernelKey) -> dict[str, str]:
+    """The values of the template: the types, and whether the kernel may start beside the launch before."""
+    return {"waits": "true" if key.arch.capability >= (9, 0) else "false"}
 
 
 def cast(arch: SmArch, a: D, d: D) -> KernelKey:

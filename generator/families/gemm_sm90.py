@@ -28,6 +28,12 @@ D = CutlassDtype
 BLOCKWISE: Triple = (1, 128, 128)
 """Rows of A, columns of B and elements of K of one scale in the blockwise form."""
 
+TALL = 192
+"""Rows of the tiles that three warp groups multiply (GemmSm90::kTall)."""
+
+WIDEST_TALL = 208
+"""Columns of such a tile: three warp groups leave 160 registers to a thread."""
+
 _MAINLOOP_SCHEDULE = {
     "pingpong": "KernelTmaWarpSpecializedPingpong",
     "cooperative": "KernelTmaWarpSpecializedCooperative",
@@ -68,7 +74,9 @@ def supports(key: KernelKey) -> Status:
     if swapped and has_tree(key.epilogue):
         return no("kernels that exchange their operands have no epilogue trees: make A or B contiguous along K")
     m, n, k = key.tile
-    groups = 2 if key.mainloop == "cooperative" else 1
+    groups = 3 if m == TALL else 2 if key.mainloop == "cooperative" else 1
+    if m == TALL and (key.mainloop != "cooperative" or key.scheduler != "persistent"):
+        return no(f"tiles of {TALL} rows are cooperative, with the persistent scheduler")
     if m % (64 * groups) or n % 8 or n > 256:
         return no(f"{key.mainloop} tiles are multiples of {64 * groups} along M and of 8 up to 256 along N")
     if key.layout_d == COLUMN and n % 16:
@@ -81,6 +89,11 @@ def supports(key: KernelKey) -> Status:
     # compiled without a spill.)
     copies = 2 if key.a in FP8_TYPES and key.math == "default" else 1
     plain = key.a.bits == 16 and key.epilogue == LINEAR and key.epilogue_schedule == "tma"
+    if m == TALL and not (plain and n % 16 == 0 and n <= WIDEST_TALL):
+        return no(
+            f"tiles of {TALL} rows are multiples of 16 up to {WIDEST_TALL} along N, multiply f16 and bf16, store by "
+            "TMA, and have the linear epilogue"
+        )
     limit = 192 if plain or (copies == 2 and not key.scale_type) else 128
     if copies * m * n // (128 * groups) > limit:
         return no(f"the accumulators would spill: at most {limit} registers a thread")
@@ -106,6 +119,15 @@ def _supports_block_scales(key: KernelKey) -> Status:
     if key.tile[1] % BLOCKWISE[1]:
         return no("the N tile of a block-scaled sm90 kernel is a multiple of 128")
     return OK
+
+
+def divides(key: KernelKey) -> bool:
+    """Whether a kernel may divide K into slices, each with a D of its own (GemmSm90::kSliced)."""
+    return (
+        (key.op, key.generation, key.a.bits, key.d, key.epilogue) == ("gemm", "sm90", 16, D.F32, LINEAR)
+        and key.mainloop in _MAINLOOP_SCHEDULE
+        and (key.epilogue_schedule, key.scheduler) == ("tma", "persistent")
+    )
 
 
 def values(key: KernelKey) -> dict[str, str]:

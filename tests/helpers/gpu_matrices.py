@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     import torch
 
     from atomr_cutlass.generator.key import KernelKey
+    from atomr_cutlass.pipeline.candidate import KernelInfo
 
 D = CutlassDtype
 
@@ -311,6 +312,12 @@ def problem_of(
 
 def candidate_of(key: KernelKey, problem: GemmProblem) -> Any:
     """The kernel of a key for a problem: the table's, or, where ATOMR_CUTLASS_TEST_JIT is set, one that is compiled."""
+    info = kernel_info(key)
+    return dataclasses.replace(select.candidate_of(GemmSearch(problem, devices.get(0)), key), info=info)
+
+
+def kernel_info(key: KernelKey) -> KernelInfo | None:
+    """The table's row of a key; None where it is to be compiled. Skips what there is no kernel for."""
     device = devices.get(0)
     if devices.rank_arch(key.arch, device, ptx=False) is None:
         pytest.skip(f"code for {key.arch.value} does not run on {device.name}")
@@ -318,7 +325,7 @@ def candidate_of(key: KernelKey, problem: GemmProblem) -> Any:
     info = next((row for row in table.kernels(op="gemm") if row.key == key), None)
     if info is None and not compiled:
         pytest.skip(f"{key.name} is not in the table; with ATOMR_CUTLASS_TEST_JIT set it is compiled")
-    return dataclasses.replace(select.candidate_of(GemmSearch(problem, device), key), info=None if compiled else info)
+    return None if compiled else info
 
 
 def rows_for(key: KernelKey, m: int) -> int:

@@ -10,7 +10,8 @@
 
 namespace atomr_cutlass {
 
-template <class ElementA, class ElementD>
+// `kWaits`: on GPUs of sm_90 on it starts beside the launch before, and waits for its end.
+template <class ElementA, class ElementD, bool kWaits>
 struct Cast {
   using Args = atomr_cutlass_cast_args;
 
@@ -18,6 +19,8 @@ struct Cast {
   static constexpr int kMinBlocks = 1;
   static constexpr int kSharedBytes = 0;
   static constexpr int kClusterM = 1, kClusterN = 1, kClusterK = 1;
+  static constexpr bool kDependent = kWaits;
+  static constexpr int kAtOnce = 8;  // slices that are read before they are added
 
   // 16 bytes of the wider type at once.
   static constexpr int kWide = sizeof(ElementA) > sizeof(ElementD) ? int(sizeof(ElementA)) : int(sizeof(ElementD));
@@ -63,17 +66,29 @@ struct Cast {
     cutlass::NumericArrayConverter<float, ElementA, kVector> widen;
     cutlass::NumericArrayConverter<ElementD, float, kVector> narrow;
     cutlass::NumericArrayConverter<float, ElementD, kVector> widen_c;
+    if constexpr (kWaits) asm volatile("griddepcontrol.wait;\ngriddepcontrol.launch_dependents;" ::: "memory");
     float const factor = params.alpha * (params.scale != nullptr ? *params.scale : 1.0f);
     int64_t const vectors = params.count / kVector;
     int64_t const first = int64_t(blockIdx.x) * kThreads + threadIdx.x, step = int64_t(gridDim.x) * kThreads;
     for (int64_t i = first; i < vectors; i += step) {
       cutlass::Array<float, kVector> values;
       values.clear();
-      for (int slice = 0; slice < params.slices; ++slice) {
-        auto const* const from = reinterpret_cast<Source const*>(params.a + slice * params.stride);
-        cutlass::Array<float, kVector> const part = widen(from[i]);
+      for (int slice = 0; slice < params.slices; slice += kAtOnce) {
+        Source parts[kAtOnce];
         CUTLASS_PRAGMA_UNROLL
-        for (int j = 0; j < kVector; ++j) values[j] += part[j];
+        for (int at = 0; at < kAtOnce; ++at) {
+          if (slice + at < params.slices) {
+            parts[at] = reinterpret_cast<Source const*>(params.a + (slice + at) * params.stride)[i];
+          }
+        }
+        CUTLASS_PRAGMA_UNROLL
+        for (int at = 0; at < kAtOnce; ++at) {
+          if (slice + at < params.slices) {
+            cutlass::Array<float, kVector> const part = widen(parts[at]);
+            CUTLASS_PRAGMA_UNROLL
+            for (int j = 0; j < kVector; ++j) values[j] += part[j];
+          }
+        }
       }
       CUTLASS_PRAGMA_UNROLL
       for (int j = 0; j < kVector; ++j) values[j] *= factor;

@@ -7,6 +7,7 @@
 #include "atomr_cutlass/epilogue_gated.h"
 #include "atomr_cutlass/epilogue_scaled.h"
 #include "atomr_cutlass/epilogue_visitor.h"
+#include "atomr_cutlass/gemm_tall_sm90.h"
 #include "atomr_cutlass/kernel_abi.h"
 #include "cute/tensor.hpp"
 #include "cutlass/cutlass.h"
@@ -16,6 +17,12 @@
 #include "cutlass/gemm/kernel/tile_scheduler.hpp"
 
 namespace atomr_cutlass {
+
+// A type as it is.
+template <class Same>
+struct As {
+  using Type = Same;
+};
 
 // No block scales.
 struct Unscaled {
@@ -102,14 +109,67 @@ struct DependentMainloop : Mainloop {
   }
 };
 
+// One whose K is divided: slice s of batch b is number b * slices + s of what the kernel takes for batches, whose K is
+// that of a slice, in whole steps. Steps beyond the last of K load zeros.
+template <class Mainloop>
+struct SlicedMainloop : DependentMainloop<Mainloop> {
+  using Base = DependentMainloop<Mainloop>;
+  using Base::Base;
+  struct Arguments : Base::Arguments {
+    int32_t k, batch, slices;  // of the whole problem
+  };
+  struct Params : Base::Params {
+    int32_t slices, steps;  // the latter of a slice
+  };
+
+  template <class Shape>
+  CUTLASS_HOST_DEVICE static auto whole(Shape const& shape, Arguments const& args) {
+    return cute::make_shape(cute::get<0>(shape), cute::get<1>(shape), args.k, args.batch);
+  }
+  template <class Shape>
+  static constexpr Params to_underlying_arguments(Shape const& shape, Arguments const& args, void* workspace) {
+    constexpr int kStep = cute::size<2>(typename Base::TileShape{});
+    return {Base::to_underlying_arguments(whole(shape, args), args, workspace), args.slices,
+            int32_t(cute::get<2>(shape)) / kStep};
+  }
+  template <class Shape>
+  static bool can_implement(Shape const& shape, Arguments const& args) {
+    return Base::can_implement(whole(shape, args), args);
+  }
+
+  // Steps along K from one on.
+  struct Steps {
+    int at;
+    CUTLASS_DEVICE int operator*() const { return at; }
+    CUTLASS_DEVICE Steps& operator++() {
+      ++at;
+      return *this;
+    }
+  };
+
+  template <class TensorA, class TensorB, class KTileIterator, class BlockCoord>
+  CUTLASS_DEVICE void load(Params const& params, typename Base::MainloopPipeline pipeline,
+                           typename Base::PipelineState state, cute::tuple<TensorA, TensorB> const& inputs,
+                           BlockCoord const& block, KTileIterator, int count, int thread, uint32_t rank,
+                           typename Base::TensorStorage& shared) {
+    int const number = cute::get<3>(block), batch = number / params.slices;
+    auto const at = cute::make_coord(cute::get<0>(block), cute::get<1>(block), cute::get<2>(block), batch);
+    Base::load(params, pipeline, state, inputs, at, Steps{(number - batch * params.slices) * params.steps}, count,
+               thread, rank, shared);
+  }
+};
+
 // What is stored at once of a tile whose width is no multiple of 32: CUTLASS takes 16 columns, and waits after each.
 template <class Tile, bool kCooperative>
 struct StoredAtOnce {
+  static constexpr bool kTall = cute::size<0>(Tile{}) == 192;
   static constexpr int kM = kCooperative ? 128 : 64, kN = cute::size<1>(Tile{});
   static constexpr int kColumns = kN % 48 == 0 ? 48 : kCooperative ? 0 : kN;
-  using Type = cute::conditional_t<kN % 32 == 0 || kN % 16 != 0 || kColumns == 0,
-                                   cutlass::epilogue::collective::EpilogueTileAuto,
-                                   cute::Shape<cute::Int<kM>, cute::Int<kColumns>>>;
+  // Of 192 rows, what leaves shared memory for a stage more.
+  using Type = cute::conditional_t<kTall, cute::Shape<cute::Int<kM>, cute::Int<16>>,
+                                   cute::conditional_t<kN % 32 == 0 || kN % 16 != 0 || kColumns == 0,
+                                                       cutlass::epilogue::collective::EpilogueTileAuto,
+                                                       cute::Shape<cute::Int<kM>, cute::Int<kColumns>>>>;
 };
 
 template <class ElementA, class LayoutA, int kAlignA, class ElementB, class LayoutB, int kAlignB, class ElementD,
@@ -134,15 +194,20 @@ struct GemmSm90 {
   static constexpr bool kDirect = cute::is_same_v<EpilogueSchedule, cutlass::epilogue::NoSmemWarpSpecialized>;
   static constexpr bool kCooperative =
       cute::is_same_v<EpilogueSchedule, cutlass::epilogue::TmaWarpSpecializedCooperative>;
+  static constexpr bool kStreamK = cute::is_same_v<TileScheduler, cutlass::gemm::StreamKScheduler>;
   static constexpr int kTileM = cute::size<0>(Tile{}), kTileN = cute::size<1>(Tile{});
   static_assert(!((kTree || kGated) && kSwapped), "a tree's operands would have to change places with the operands");
 
   using Linear = cutlass::epilogue::fusion::LinearCombination<ElementD, ElementCompute, ElementD, ElementCompute>;
   using Fusion = typename FusionOf<Epilogue, kTileM, kTileN, ElementD, kDirect, Linear>::Type;
-  using BuiltEpilogue = typename cutlass::epilogue::collective::CollectiveBuilder<
-      cutlass::arch::Sm90, cutlass::arch::OpClassTensorOp, Tile, Cluster,
+  static constexpr bool kTall = kTileM == 192;
+  using PairTile =
+      cute::conditional_t<kTall, cute::Shape<cute::_128, cute::Int<kTileN>, cute::Int<cute::size<2>(Tile{})>>, Tile>;
+  using PairEpilogue = typename cutlass::epilogue::collective::CollectiveBuilder<
+      cutlass::arch::Sm90, cutlass::arch::OpClassTensorOp, PairTile, Cluster,
       typename StoredAtOnce<Tile, kCooperative>::Type, ElementAccumulator, ElementCompute, ElementD, EpilogueLayout,
       kAlignD, ElementD, EpilogueLayout, kAlignD, EpilogueSchedule, Fusion>::CollectiveOp;
+  using BuiltEpilogue = typename cute::conditional_t<kTall, OfThree<PairEpilogue>, As<PairEpilogue>>::Type;
   using Store = typename StoreOf<Epilogue, ElementD, typename BuiltEpilogue::StrideD, kSwapped>::Type;
   using CollectiveEpilogue =
       cute::conditional_t<(kScaled || kTree || kGated) && kDirect,
@@ -155,20 +220,27 @@ struct GemmSm90 {
       cutlass::gemm::collective::StageCountAutoCarveout<int(sizeof(typename CollectiveEpilogue::SharedStorage))>,
       StageCount>;
 
-  using CollectiveMainloop = DependentMainloop<typename cutlass::gemm::collective::CollectiveBuilder<
+  using PairMainloop = typename cutlass::gemm::collective::CollectiveBuilder<
       cutlass::arch::Sm90, cutlass::arch::OpClassTensorOp, ElementA, typename Scales::template A<LayoutA>, kAlignA,
       ElementB, typename Scales::template B<LayoutB>, kAlignB, ElementAccumulator, Tile, Cluster, Stages,
-      MainloopSchedule>::CollectiveOp>;
+      MainloopSchedule>::CollectiveOp;
+  using BuiltMainloop = typename cute::conditional_t<kTall, OfThree<PairMainloop>, As<PairMainloop>>::Type;
+  // Kernels that leave float32 sums may divide K: each slice has a D of its own, one after the other, for another
+  // kernel to add up.
+  static constexpr bool kSliced = cute::is_same_v<ElementD, float> && cute::sizeof_bits_v<ElementA> == 16 &&
+                                  cute::is_same_v<Epilogue, LinearEpilogue> && !kStreamK;
+  using CollectiveMainloop =
+      cute::conditional_t<kSliced, SlicedMainloop<BuiltMainloop>, DependentMainloop<BuiltMainloop>>;
   static constexpr bool kDependent = true;
   static_assert(cute::sizeof_bits_v<ElementA> != 16 ||
                     cute::size<1>(typename CollectiveMainloop::TiledMma::AtomShape_MNK{}) == kTileN,
                 "a tile is as wide as the instruction that multiplies it: see wgmma_widths.h");
 
-  using Kernel = cutlass::gemm::kernel::GemmUniversal<cute::Shape<int, int, int, int>, CollectiveMainloop,
-                                                      CollectiveEpilogue, TileScheduler>;
+  using OwnKernel = cutlass::gemm::kernel::GemmUniversal<cute::Shape<int, int, int, int>, CollectiveMainloop,
+                                                         CollectiveEpilogue, TileScheduler>;
+  using Kernel = cute::conditional_t<kTall, TallKernel<OwnKernel>, OwnKernel>;
   using Params = typename Kernel::Params;
   using Scheduler = typename Kernel::TileScheduler;
-  static constexpr bool kStreamK = cute::is_same_v<TileScheduler, cutlass::gemm::StreamKScheduler>;
 
   static constexpr int kThreads = Kernel::MaxThreadsPerBlock;
   static constexpr int kMinBlocks = Kernel::MinBlocksPerMultiprocessor;
@@ -194,6 +266,14 @@ struct GemmSm90 {
     typename Kernel::Arguments result{};
     result.mode = cutlass::gemm::GemmUniversalMode::kGemm;
     result.problem_shape = cute::make_shape(args.m, args.n, args.k, args.batch);
+    if constexpr (kSliced) {
+      constexpr int kStep = cute::size<2>(Tile{});
+      result.mainloop.k = args.k;
+      result.mainloop.batch = args.batch;
+      result.mainloop.slices = args.split_k;
+      cute::get<2>(result.problem_shape) = cute::ceil_div(cute::ceil_div(args.k, kStep), args.split_k) * kStep;
+      cute::get<3>(result.problem_shape) = args.batch * args.split_k;
+    }
     result.mainloop.ptr_A = static_cast<ElementA const*>(args.a);
     result.mainloop.dA = stride<typename Kernel::StrideA>(args.lda, args.batch_stride_a);
     result.mainloop.ptr_B = static_cast<ElementB const*>(args.b);
@@ -239,7 +319,9 @@ struct GemmSm90 {
   static bool can_implement(Args const& args) {
     // The arguments have no stride from one batch's block scales to the next one's.
     if (Scales::kPresent && (args.batch > 1 || args.scale_a == nullptr || args.scale_b == nullptr)) return false;
-    return (kStreamK || args.split_k == 1) && Kernel::can_implement(arguments(args));
+    // Slices have one stride, as batches have.
+    bool const sliced = kSliced && args.split_k > 1 && args.batch == 1 && args.c == nullptr && args.batch_stride_d != 0;
+    return (kStreamK || sliced || args.split_k == 1) && Kernel::can_implement(arguments(args));
   }
 
   static uint64_t workspace_size(Args const& args) { return Kernel::get_workspace_size(arguments(args)); }

@@ -124,10 +124,10 @@ void bind_model(py::module_& module) {
           py::arg("kernel"), py::arg("extents"), py::arg("device"))
       .def(
           "slices",
-          [](Model const& model, KernelPointer const& kernel, Values const& extents) {
-            return py::tuple(py::cast(model.slices(*kernel, Extents::of(kernel->op, extents))));
+          [](Model const& model, KernelPointer const& kernel, Values const& extents, py::object const& device) {
+            return py::tuple(py::cast(model.slices(*kernel, Extents::of(kernel->op, extents), read_gpu(device))));
           },
-          py::arg("kernel"), py::arg("extents"));
+          py::arg("kernel"), py::arg("extents"), py::arg("device"));
   py::class_<Ranking>(module, "Ranking", "Kernels that may serve problems of the same types, layouts and alignments.")
       .def(py::init([](std::shared_ptr<Model> model, py::object const& device,
                        std::vector<std::tuple<int, KernelPointer, int64_t, std::vector<int>>> const& entries) {

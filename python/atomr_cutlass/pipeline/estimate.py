@@ -23,7 +23,8 @@ if TYPE_CHECKING:
     from .devices import Device
 
 Extents: TypeAlias = tuple[int, ...]
-"""M, N, K, batches, leading dimensions of A and B; those of a convolution are `ConvFormulation.extents`."""
+"""M, N, K, batches, leading dimensions of A and B, and whether K is divided; those of a convolution are
+`ConvFormulation.extents`."""
 
 CLOCK_HZ = 1.7e9
 LAUNCH_SECONDS = 1.95e-6
@@ -126,6 +127,18 @@ SPLIT_PART_SECONDS = 0.965e-6
 SPLIT_BYTES_PER_SECOND = 20.9e9
 """At which one multiprocessor writes and reads parts."""
 
+# Slices of K side by side, which another kernel adds up.
+DIVIDED_SECONDS = 1.9e-6
+"""Starting that kernel, beside the end of the one before."""
+DIVIDED_BYTES_PER_SECOND = 3.0e12
+"""At which it reads and writes."""
+DIVIDED_STEPS = 4
+"""Along K, that a slice has at least."""
+DIVIDED_MOST_BYTES = 48 << 20
+"""Of sums, which are to stay in L2."""
+DIVIDED_WAVES = 3
+"""That the tiles of all slices come to at most."""
+
 # The sm80 generation.
 MULTISTAGE_L2_BYTES_PER_CLOCK = 42.0
 MULTISTAGE_TILE_SECONDS = 1.2e-6
@@ -208,9 +221,9 @@ def launch(key: KernelKey, extents: Extents, device: Device, shared_bytes: int, 
     return Launch(*model.launch(kernel_of(key), extents, device, shared_bytes, split_k))
 
 
-def slices(key: KernelKey, extents: Extents) -> tuple[int, ...]:
-    """The slices of K that a kernel may be run with."""
-    return model.slices(kernel_of(key), extents)
+def slices(key: KernelKey, extents: Extents, device: Device) -> tuple[int, ...]:
+    """The slices of K that a kernel may be run with; of what is divided that may be none."""
+    return model.slices(kernel_of(key), extents, device)
 
 
 def least(key: KernelKey, extents: Extents, device: Device) -> float:

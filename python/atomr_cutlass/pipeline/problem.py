@@ -227,6 +227,8 @@ class GemmFormulation(NamedTuple):
         align_a, align_b, align_d: elements.
         problem: the GEMM, its epilogue as the kernel's key has it.
         batches: its batch dimensions.
+        divided: whether the kernel divides K, and another adds up what it leaves in float32, which is then the type of
+            `problem`'s D.
     """
 
     swapped: bool
@@ -247,6 +249,12 @@ class GemmFormulation(NamedTuple):
     align_d: int
     problem: GemmProblem
     batches: Batches
+    divided: bool = False
+
+    @property
+    def extents(self) -> tuple[int, ...]:
+        """What the model asks of a product; see `estimate.Extents`."""
+        return (*super().extents, int(self.divided))
 
     @property
     def extents(self) -> tuple[int, ...]:

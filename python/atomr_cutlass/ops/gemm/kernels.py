@@ -11,10 +11,11 @@ from ...errors import CutlassError, KernelNotFoundError, UnsupportedError
 from ...generator.archs import SmArch
 from ...generator.dtypes import CutlassDtype
 from ...generator.epilogue import lower
+from ...generator.families import gemm_sm90
 from ...generator.families.base import DEFAULT
 from ...generator.key import ROW, KernelKey
 from ...generator.matrix import cells, shared_memory
-from ...generator.rules import gemm_types, supports_layouts, supports_tree
+from ...generator.rules import Status, gemm_types, no, supports_layouts, supports_tree
 from ...pipeline import devices, estimate, select
 from ...pipeline.candidate import Candidate
 from ...pipeline.plan import (
@@ -29,6 +30,8 @@ from ...pipeline.plan import (
 from ...pipeline.planning import PlanOptions, planned
 from ...pipeline.problem import GemmFormulation, GemmProblem, MatrixSpec, flipped
 from ...pipeline.rounding import round_up
+from ...pipeline.search import KernelSearch
+from . import divided
 from .search import GemmCandidate, ProductSearch, cells_of
 
 OP = "gemm"
@@ -38,14 +41,41 @@ A_SETTLED, B_SETTLED = 1, 2  # kernel_abi.h
 GRID_BATCHES = 65535
 """Batches that one launch of the sm80 generation takes: the z extent of a CUDA grid."""
 
+_UNDIVIDED = no("it divides K into no slices side by side")
+_NO_SLICES = no("no slices of K fill the GPU")
+
 _ROWS = 16
 """Rows that a problem of one row is given to settle its reduction: any vector access of a column fits."""
 
 
 class GemmSearch(ProductSearch):
-    """Kernels for a GEMM."""
+    """Kernels for a GEMM.
+
+    One with few results and a long K may be put to kernels that divide K, if it has no scales and no tree: see
+    `divided`.
+    """
 
     op = OP
+
+    def put(self, problem: GemmProblem) -> Sequence[GemmFormulation]:
+        found = super().put(problem)
+        return found if self.batch_invariant else [*found, *divided.formulations(problem)]
+
+    def matches(self, key: KernelKey, formulation: GemmFormulation) -> Status:
+        if formulation.divided and not gemm_sm90.divides(key):
+            return _UNDIVIDED
+        return super().matches(key, formulation)
+
+    def supports(self, key: KernelKey, formulation: GemmFormulation) -> Status:
+        """As of other products; what is divided fills the device with slices that are long enough."""
+        status = super().supports(key, formulation)
+        if status and formulation.divided and not estimate.slices(key, formulation.extents, self.device):
+            return _NO_SLICES
+        return status
+
+    def helpers(self, formulation: GemmFormulation) -> Sequence[KernelSearch[Any]]:
+        """The kernel that adds up slices."""
+        return (divided.sums(self.problem.d.dtype, self.device),) if formulation.divided else ()
 
     def of_many_rows(self) -> Sequence[Sequence[GemmFormulation]]:
         """The formulations, as if there were at least two rows: a single one leaves layouts and alignments open.
@@ -66,7 +96,9 @@ class GemmSearch(ProductSearch):
         return groups
 
     def note(self, formulation: GemmFormulation) -> str:
-        """Whether the operands are swapped."""
+        """Whether K is divided, or the operands are swapped."""
+        if formulation.divided:
+            return "K is divided into slices, which another kernel adds up"
         if formulation.swapped and formulation.layout_d == ROW:
             return "D is column-major: computed as D^T = B^T A^T, which costs nothing"
         return "computed as D^T = B^T A^T, whose tiles fit better" if formulation.swapped else ""
@@ -204,6 +236,13 @@ def from_candidate(
     steps = Steps(problem.device)
     a = steps.matrix("a", problem.a, align_a)
     b = steps.matrix("b", problem.b, align_b)
+    if formulation.divided:
+        wide = divided.ALIGNMENT * 8 // problem.d.dtype.bits
+        c = steps.matrix("c", problem.c or problem.d, wide, "optional source")
+        d = steps.matrix("out", problem.d, wide, "output")
+        adder = select.choose(divided.sums(problem.d.dtype, devices.get(problem.device)))
+        divided.add_steps(steps, problem, candidate, product_args(formulation, candidate), (a, b, c, d), adder)
+        return steps.plan(like=like, alpha=alpha, beta=beta)
     c = steps.matrix("c", problem.c or problem.d, key.align_d, "optional source")
     d = steps.matrix("out", problem.d, key.align_d, "output")
     per_launch = min(formulation.batch, GRID_BATCHES) if key.generation == "sm80" else formulation.batch

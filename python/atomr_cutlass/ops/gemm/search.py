@@ -99,7 +99,7 @@ class ProductSearch(KernelSearch[GemmFormulation]):
         problem = formulation.problem
         return (
             problem.a.dtype, problem.b.dtype, problem.d.dtype, problem.math, problem.epilogue,
-            problem.scale_granularity, problem.scale_type, formulation.swapped,
+            problem.scale_granularity, problem.scale_type, formulation.swapped, formulation.divided,
             formulation.layout_a, formulation.layout_b, formulation.layout_d,
             formulation.align_a, formulation.align_b, formulation.align_d,
         )  # fmt: skip
@@ -140,7 +140,8 @@ class ProductSearch(KernelSearch[GemmFormulation]):
     def launches(self, candidate: GemmCandidate) -> Iterable[GemmCandidate]:
         """Its swizzles and raster orders, with each number of slices of K."""
         stream_k = candidate.key.scheduler == "streamk"
-        of_model = (1,) if self.batch_invariant else estimate.slices(candidate.key, candidate.formulation.extents)
+        extents = candidate.formulation.extents
+        of_model = (1,) if self.batch_invariant else estimate.slices(candidate.key, extents, self.device)
         slices = STREAM_K_SLICES if stream_k else of_model
         made = super().launches(candidate)
         return (dataclasses.replace(launch, split_k=count) for launch in made for count in slices)
@@ -153,7 +154,16 @@ class ProductSearch(KernelSearch[GemmFormulation]):
         """Extents, element types, and layouts and alignments as kernels read them, whatever the strides."""
         problem = self.problem
         read = tuple(
-            (one.problem.epilogue, one.swapped, one.layout_a, one.layout_b, one.align_a, one.align_b, one.align_d)
+            (
+                one.problem.epilogue,
+                one.swapped,
+                one.divided,
+                one.layout_a,
+                one.layout_b,
+                one.align_a,
+                one.align_b,
+                one.align_d,
+            )
             for group in self.formulations
             for one in group
         )

@@ -1,0 +1,94 @@
+"""GEMMs whose K is divided into slices: a kernel computes them side by side, another one adds them up.
+
+For few results and a long K, where the tiles of D alone leave multiprocessors idle. Slices are whole steps of the
+kernel and all as long; steps beyond the end of K are zeros. Sums are added in the order of K: the same bits every time.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import math
+from typing import Any
+
+from ...generator.dtypes import CutlassDtype
+from ...generator.epilogue.lower import LINEAR
+from ...generator.families.cast import PAIRS, cast
+from ...generator.rules import HALF_TYPES
+from ...pipeline import estimate, problem
+from ...pipeline.candidate import Candidate
+from ...pipeline.devices import Device
+from ...pipeline.plan import NO_PRODUCT, PRODUCT, Address, Steps, bytes_of
+from ...pipeline.problem import GemmFormulation, GemmProblem, is_dense
+from ...pipeline.search import ExactSearch
+
+ALIGNMENT = 16
+"""Bytes that C and D are aligned to, which are read and written so."""
+LEAST_K = 1024
+"""Of a problem that is divided."""
+
+
+def formulations(whole: GemmProblem) -> list[GemmFormulation]:
+    """The ways to put a problem to kernels that divide K; none where no kernel adds up such a result, or K is short."""
+    d = whole.d
+    if (
+        whole.epilogue != LINEAR
+        or whole.scale_type
+        or whole.batch != 1
+        or whole.k < LEAST_K
+        or whole.a.dtype not in HALF_TYPES
+        or (CutlassDtype.F32, d.dtype) not in PAIRS
+        or 2 * bytes_of(d.shape, CutlassDtype.F32) > estimate.DIVIDED_MOST_BYTES
+        or d.alignment % ALIGNMENT
+        or not _dense(d.shape, d.strides)
+        or (whole.c is not None and (whole.c.alignment % ALIGNMENT or whole.c.strides[-2:] != d.strides[-2:]))
+    ):
+        return []
+    sums = dataclasses.replace(d, dtype=CutlassDtype.F32, alignment=256)
+    found = problem.formulations(dataclasses.replace(whole, c=None, d=sums))
+    return [dataclasses.replace(formulation, divided=True) for formulation in found]
+
+
+def _dense(shape: tuple[int, ...], strides: tuple[int, ...]) -> bool:
+    """Whether a matrix has no gaps, row- or column-major."""
+    rows, columns = shape[-2:]
+    return is_dense((rows, columns), strides[-2:]) or is_dense((columns, rows), strides[-2:][::-1])
+
+
+@functools.lru_cache(64)
+def sums(dtype: CutlassDtype, device: Device) -> ExactSearch:
+    """The kernel that adds slices up into a type."""
+    return ExactSearch(lambda arch: cast(arch, CutlassDtype.F32, dtype), device)
+
+
+def add_steps(
+    steps: Steps,
+    whole: GemmProblem,
+    candidate: Candidate[GemmFormulation],
+    args: dict[str, Any],
+    addresses: tuple[Address, Address, Address, Address],
+    adder: Candidate[None],
+) -> None:
+    """Adds the launches of both kernels to a plan.
+
+    Args:
+        steps: of the plan.
+        whole: the problem as the caller has it.
+        candidate: the kernel, with its slices.
+        args: its arguments but for addresses and scalars.
+        addresses: of a, b, c and out.
+        adder: the kernel that adds up.
+    """
+    a, b, c, out = addresses
+    count, formulation = math.prod(whole.d.shape), candidate.formulation
+    sliced = steps.temporary(candidate.split_k * count * 4)
+    first, second = (b, a) if formulation.swapped else (a, b)
+    steps.launch(
+        candidate,
+        args | {"batch": 1, "a": first, "b": second, "d": sliced, "alpha": 1.0, "beta": 0.0, "batch_stride_d": count},
+        main=True,
+        when=PRODUCT,
+    )
+    result = {"count": count, "slice_stride": count, "c": c, "d": out, "alpha": "alpha", "beta": "beta"}
+    steps.launch(adder, result | {"slices": candidate.split_k, "a": sliced}, when=PRODUCT)
+    steps.launch(adder, result | {"slices": 1, "a": steps.zeros(4 * count)}, when=NO_PRODUCT)

@@ -1,0 +1,141 @@
+"""Every kernel that divides K into slices side by side, with the one that adds them up, against the reference.
+
+A kernel that the table lacks is compiled where ATOMR_CUTLASS_TEST_JIT is set.
+"""
+
+from __future__ import annotations
+
+import random
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from atomr_cutlass import CutlassDtype as D
+from atomr_cutlass import SmArch
+from atomr_cutlass.generator.families import gemm_sm90
+from atomr_cutlass.generator.key import COLUMN
+from atomr_cutlass.generator.matrix import cells
+from atomr_cutlass.ops.gemm.kernels import GemmSearch, from_candidate
+from atomr_cutlass.pipeline import devices
+from atomr_cutlass.pipeline.candidate import ALONG_N, Candidate
+from atomr_cutlass.pipeline.problem import flipped
+from gpu_matrices import Guarded, assert_product, bits_dtype, kernel_info, placed, problem_of
+
+if TYPE_CHECKING:
+    from atomr_cutlass.generator.key import KernelKey
+
+pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("torch")]
+
+CELLS = [key for _, key in cells([SmArch.SM90A]) if gemm_sm90.divides(key)]
+
+Extents = tuple[int, int, int]
+PROBLEMS: tuple[Extents, ...] = (
+    (1, 8, 1024),
+    (128, 128, 32768),
+    (36, 200, 19264),
+    (129, 264, 8200),
+    (267, 656, 16352),
+    (343, 672, 7520),
+    (512, 512, 4096),
+    (1085, 608, 1032),
+)
+
+
+def drawn(key: KernelKey) -> list[Extents]:
+    """Problems of its own for each kernel."""
+    rng = random.Random(key.name)
+    return [(8 * rng.randint(1, 80), 8 * rng.randint(1, 90), 8 * rng.randint(128, 2000)) for _ in range(6)]
+
+
+def made_for(key: KernelKey, extents: Extents, *, beta: float = 0.0, d: D | None = None) -> tuple[Any, ...]:
+    """What the kernel computes a problem with, by the number of slices; its operands, and where the result goes."""
+    m, n, k = extents
+    # Kernels of a column-major D compute D^T = B^T A^T of a row-major one.
+    turned = key.layout_d == COLUMN
+    layout_a, layout_b = (flipped(key.layout_b), flipped(key.layout_a)) if turned else (key.layout_a, key.layout_b)
+    m += -m % 8 if layout_a == COLUMN else 0
+    a = placed((m, k), key.a, 1, layout=layout_a)
+    b = placed((k, n), key.a, 2, layout=layout_b)
+    c = placed((m, n), d or key.a, 3) if beta else None
+    out = Guarded((m, n), d or key.a)
+    problem = problem_of(a, b, out.view, c, math_mode=key.math)
+    search = GemmSearch(problem, devices.get(0))
+    formulation = next(f for group in search.formulations for f in group if f.divided and search.matches(key, f))
+    info = kernel_info(key)
+
+    def made(slices: int) -> Any:
+        candidate = Candidate(key, info, 0.0, formulation, slices, 1, ALONG_N)
+        plan = from_candidate(problem, candidate, like=a)
+        assert plan.kernel_name == key.name
+        assert len(plan.kernel_names) == 2
+        return plan
+
+    return made, a, b, c, out
+
+
+def check(key: KernelKey, extents: Extents, *, alpha: float = 1.0, beta: float = 0.0, d: D | None = None) -> None:
+    made, a, b, c, out = made_for(key, extents, beta=beta, d=d)
+    steps = -(-extents[2] // key.tile[2])
+    for slices in sorted({1, 2, min(7, steps), min(40, steps)}):
+        plan, bits = made(slices), None
+        for _ in range(3):
+            out.view.fill_(float("nan"))
+            plan(a, b, c, out=out.view, alpha=alpha, beta=beta)
+            now = out.view.contiguous().view(bits_dtype(d or key.a)).clone()
+            assert bits is None or bool((now == bits).all()), "another launch gives other bits"
+            bits = now
+        out.assert_guards()
+        assert_product(out.view, a, b, c, alpha=alpha, beta=beta, math_mode=key.math)
+
+
+@pytest.mark.parametrize("key", CELLS, ids=lambda key: key.name)
+def test_products(key: KernelKey) -> None:
+    for extents in (*PROBLEMS, *drawn(key)):
+        check(key, extents)
+
+
+@pytest.mark.parametrize("key", CELLS, ids=lambda key: key.name)
+def test_scalars_c_and_a_wide_result(key: KernelKey) -> None:
+    for extents in ((264, 520, 4104), (128, 128, 32768)):
+        check(key, extents, alpha=0.5, beta=-2.0)
+        check(key, extents, alpha=0.0, beta=1.0)
+        check(key, extents, alpha=0.0)
+        check(key, extents, alpha=2.0, beta=1.0, d=D.F32)
+
+
+@pytest.mark.parametrize("key", CELLS, ids=lambda key: key.name)
+def test_chains_and_graphs_overlap_in_order(key: KernelKey, torch: Any) -> None:
+    """Products follow one another through one workspace, on the stream and in a graph."""
+    size = 1032
+    plan_of, a, b, _, out = made_for(key, (size, size, size))
+    made, other = plan_of(3), torch.empty_like(out.view)
+    made(a, b, out=other)
+    torch.cuda.synchronize()
+    want = other.clone()
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        graph = torch.cuda.CUDAGraph()
+        graph.capture_begin()
+        for _ in range(20):
+            made(a, b, out=out.view)
+            made(a, b, out=other)
+        graph.capture_end()
+    for _ in range(20):
+        out.view.zero_()
+        other.zero_()
+        graph.replay()
+        torch.cuda.synchronize()
+        assert torch.equal(out.view, want)
+        assert torch.equal(other, want)
+    # Operands that are written right before a launch, and right after it.
+    chained, first = [], a.clone()
+    for number in range(20):
+        a.copy_(first * (number + 1))
+        made(a, b, out=out.view)
+        a.fill_(float("nan"))
+        chained.append(out.view.clone())
+    torch.cuda.synchronize()
+    for number, found in enumerate(chained):
+        assert_product(found, first * (number + 1), b, None)
+    out.assert_guards()

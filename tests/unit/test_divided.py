@@ -1,0 +1,197 @@
+"""GEMMs whose K is divided into slices that another kernel adds up: when, in how many, and by which launches."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from typing import Any
+
+import pytest
+
+import fake_table
+from atomr_cutlass import CutlassDtype as D
+from atomr_cutlass import SmArch
+from atomr_cutlass.generator.families import gemm_sm90
+from atomr_cutlass.generator.families.cast import cast
+from atomr_cutlass.generator.key import KernelKey
+from atomr_cutlass.generator.matrix import cells, shared_memory
+from atomr_cutlass.ops.conv2d.geometry import FPROP, conv_geometry
+from atomr_cutlass.ops.conv2d.kernels import ConvSearch
+from atomr_cutlass.ops.conv2d.problem import ConvProblem
+from atomr_cutlass.ops.gemm import divided, kernels
+from atomr_cutlass.ops.gemm.kernels import GemmSearch, from_candidate
+from atomr_cutlass.pipeline import devices, estimate, select
+from atomr_cutlass.pipeline.candidate import Candidate
+from atomr_cutlass.pipeline.plan import NO_PRODUCT, PRODUCT, Steps
+from atomr_cutlass.pipeline.problem import GemmFormulation, GemmProblem, MatrixSpec, row_major
+from fake_table import A100, H200
+
+CELLS = [key for _, key in cells([SmArch.SM90A]) if gemm_sm90.divides(key)]
+
+
+def problem(
+    m: int, n: int, k: int, layouts: str = "rcr", dtype: D = D.BF16, *, c: bool = False, **of_d: Any
+) -> GemmProblem:
+    def spec(rows: int, columns: int, letter: str) -> MatrixSpec:
+        return MatrixSpec((rows, columns), (columns, 1) if letter == "r" else (1, rows), dtype)
+
+    d = dataclasses.replace(spec(m, n, layouts[2]), **of_d)
+    return GemmProblem(
+        a=spec(m, k, layouts[0]), b=spec(k, n, layouts[1]), c=d if c else None, d=d, math="default", device=0
+    )
+
+
+def served(key: KernelKey, what: GemmProblem) -> list[GemmFormulation]:
+    return [one for one in divided.formulations(what) if GemmSearch(what, H200).supports(key, one)]
+
+
+def chosen(what: GemmProblem, device: Any = H200, **how: Any) -> Candidate[GemmFormulation]:
+    return select.choose(GemmSearch(what, device, **how), backend="prebuilt")
+
+
+def test_the_matrix_has_kernels_for_the_common_layouts() -> None:
+    assert CELLS
+    for layouts in ("rcr", "rrr"):
+        for dtype in (D.BF16, D.F16):
+            assert any(served(key, problem(267, 656, 16352, layouts, dtype)) for key in CELLS)
+
+
+@pytest.mark.parametrize(
+    "what",
+    [
+        problem(267, 656, 512),
+        problem(4096, 4096, 4096),
+        problem(267, 656, 16352, dtype=D.F32),
+        problem(267, 656, 16352, alignment=2),
+        problem(267, 656, 16352, strides=(664, 1)),
+        dataclasses.replace(problem(267, 656, 16352), epilogue="scaled"),
+        dataclasses.replace(problem(267, 656, 16352), c=MatrixSpec((267, 656), (664, 1), D.BF16)),
+        GemmProblem(
+            a=MatrixSpec((2, 64, 4096), (64 * 4096, 4096, 1), D.BF16),
+            b=MatrixSpec((2, 4096, 64), (64 * 4096, 1, 4096), D.BF16),
+            c=None,
+            d=MatrixSpec((2, 64, 64), (4096, 64, 1), D.BF16),
+            math="default",
+            device=0,
+        ),
+    ],
+    ids=["short", "many results", "f32", "unaligned", "gaps", "scales", "another c", "batches"],
+)
+def test_what_is_not_divided(what: GemmProblem) -> None:
+    assert divided.formulations(what) == []
+
+
+@pytest.mark.parametrize("layout", ["r", "c"])
+def test_sums_lie_as_the_result_does(layout: str) -> None:
+    found = divided.formulations(problem(264, 656, 16352, f"rc{layout}", c=True))
+    assert found
+    for one in found:
+        assert one.divided
+        assert one.problem.d.dtype is D.F32
+        assert one.problem.c is None
+        assert one.ldd == (656 if layout == "r" else 264)
+
+
+@pytest.mark.parametrize("key", CELLS, ids=lambda key: key.name)
+@pytest.mark.parametrize(("m", "n", "k"), [(128, 128, 131072), (267, 656, 16352), (343, 672, 7520), (512, 512, 1032)])
+def test_slices_cover_every_step_and_fill_waves(key: KernelKey, m: int, n: int, k: int) -> None:
+    layouts = {"rc": "rcr", "rr": "rrr", "cr": "crr", "cc": "ccr"}[key.layout_a + key.layout_b]
+    if key.layout_d == "c":
+        layouts = {"rc": "rcr", "cc": "rrr"}[key.layout_a + key.layout_b]
+    for one in served(key, problem(m + -m % 8, n, k, layouts)):
+        steps = math.ceil(k / key.tile[2])
+        found = estimate.slices(key, one.extents, H200)
+        assert found
+        assert len(found) <= estimate.DIVIDED_WAVES
+        bound = estimate.model.bound(estimate.kernel_of(key), one.extents, H200)
+        for count in found:
+            per = math.ceil(steps / count)
+            assert count > 1
+            assert per * (count - 1) < steps <= per * count
+            assert per >= estimate.DIVIDED_STEPS
+            assert 4 * count * one.m * one.n <= estimate.DIVIDED_MOST_BYTES
+            made = estimate.launch(key, one.extents, H200, shared_memory(key), count)
+            assert made.split_k == count
+            assert bound <= made.seconds
+
+
+@pytest.mark.parametrize(("m", "n", "k"), [(4096, 4096, 4096), (1024, 1024, 1024), (8, 4096, 4096)])
+def test_results_that_fill_the_gpu_and_few_rows_are_not_divided(
+    monkeypatch: pytest.MonkeyPatch, m: int, n: int, k: int
+) -> None:
+    fake_table.install(monkeypatch, fake_table.rows_of(archs=[SmArch.SM90A]))
+    assert not chosen(problem(m, n, k)).formulation.divided
+
+
+@pytest.mark.parametrize("layouts", ["rcr", "rrr"])
+def test_few_tiles_of_long_k_are(monkeypatch: pytest.MonkeyPatch, layouts: str) -> None:
+    fake_table.install(monkeypatch, fake_table.rows_of(archs=[SmArch.SM90A]))
+    found = chosen(problem(267, 656, 16352, layouts))
+    assert found.formulation.divided
+    assert found.split_k > 1
+    search = GemmSearch(problem(267, 656, 16352, layouts), H200)
+    assert search.note(found.formulation) == "K is divided into slices, which another kernel adds up"
+    # Not without the kernel that adds up, and not where rows must have the same bits whatever their number.
+    rows = [row for row in fake_table.rows_of(archs=[SmArch.SM90A]) if row.key.op != "cast"]
+    fake_table.install(monkeypatch, rows)
+    assert not chosen(problem(267, 656, 16352, layouts)).formulation.divided
+    fake_table.install(monkeypatch, fake_table.rows_of(archs=[SmArch.SM90A]))
+    invariant = GemmSearch(problem(267, 656, 16352, layouts), H200, batch_invariant=True)
+    assert not any(one.divided for group in invariant.formulations for one in group)
+
+
+def test_older_gpus_and_convolutions_are_not_divided(monkeypatch: pytest.MonkeyPatch) -> None:
+    fake_table.install(monkeypatch, fake_table.rows_of(archs=[SmArch.SM80]))
+    assert not chosen(problem(267, 656, 16352), A100).formulation.divided
+    geometry = conv_geometry((1, 8, 8, 4096), (64, 1, 1, 4096))
+    x, w, y = (
+        MatrixSpec(shape, row_major(shape), D.BF16, 256)
+        for shape in (geometry.x_shape, geometry.w_shape, geometry.y_shape)
+    )
+    what = ConvProblem(
+        op=FPROP, geometry=geometry, a=x, b=w, c=None, d=y, bias=None, activation=None, math="default", device=0
+    )
+    search = ConvSearch(what, H200)
+    products = [one.product for group in search.formulations for one in group if one.product is not None]
+    assert products
+    assert not any(product.divided for product in products)
+
+
+class Noted(Steps):
+    """Steps that are kept, and no plan."""
+
+    made: list[tuple[str, dict[str, Any], str]]
+
+    def launch(self, candidate: Any, args: Any, *, main: bool = False, when: str = "always") -> None:
+        del main
+        self.noted.append((candidate.key.op, dict(args), when))
+
+    def plan(self, **options: Any) -> Any:
+        return self.noted, self._temporaries, self._zeros, options
+
+    def __init__(self, device: int) -> None:
+        super().__init__(device)
+        self.noted: list[tuple[str, dict[str, Any], str]] = []
+
+
+@pytest.mark.parametrize("layouts", ["rcr", "rrr", "rcc"])
+def test_launches(monkeypatch: pytest.MonkeyPatch, layouts: str) -> None:
+    fake_table.install(monkeypatch, fake_table.rows_of(archs=[SmArch.SM90A]))
+    monkeypatch.setattr(kernels, "Steps", Noted)
+    monkeypatch.setattr(devices, "get", lambda _: H200)
+    what = problem(264, 656, 16352, layouts, c=True)
+    (candidate, *_) = [one for one in select.rank(GemmSearch(what, H200)) if one.formulation.divided]
+    (product, adding, nothing), temporaries, zeros, _ = from_candidate(what, candidate, alpha=2.0)  # type: ignore[misc]
+    count = 264 * 656
+    assert temporaries == [4 * count * candidate.split_k]
+    assert zeros == 4 * count
+    assert [step[0] for step in (product, adding, nothing)] == ["gemm", "cast", "cast"]
+    assert [step[2] for step in (product, adding, nothing)] == [PRODUCT, PRODUCT, NO_PRODUCT]
+    assert product[1] | {"alpha": 1.0, "beta": 0.0, "batch": 1, "batch_stride_d": count} == product[1]
+    assert product[1]["split_k"] == candidate.split_k > 1
+    assert product[1]["d"] == adding[1]["a"]
+    assert adding[1]["slices"] == candidate.split_k
+    assert adding[1]["slice_stride"] == count
+    assert (adding[1]["alpha"], adding[1]["beta"]) == ("alpha", "beta")
+    assert nothing[1]["a"][0] == "zeros"
+    assert divided.sums(D.BF16, H200).make(SmArch.SM90A) == cast(SmArch.SM90A, D.F32, D.BF16)

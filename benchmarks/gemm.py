@@ -210,7 +210,7 @@ def splits(choice: GemmCandidate) -> tuple[int, ...]:
     """The slices of K worth a timing."""
     if choice.info.key.scheduler == "streamk":
         return (1, 2, 4, 8)
-    return tuple(s for s in estimate.slices(choice.info.key, choice.formulation.extents) if s <= 8)
+    return tuple(s for s in estimate.slices(choice.key, choice.formulation.extents, devices.get(0)) if s <= 8)
 
 
 def schedules(choice: GemmCandidate) -> Iterator[tuple[int, int]]:

@@ -28,12 +28,6 @@ D = CutlassDtype
 BLOCKWISE: Triple = (1, 128, 128)
 """Rows of A, columns of B and elements of K of one scale in the blockwise form."""
 
-TALL = 192
-"""Rows of the tiles that three warp groups multiply (GemmSm90::kTall)."""
-
-WIDEST_TALL = 208
-"""Columns of such a tile: three warp groups leave 160 registers to a thread."""
-
 _MAINLOOP_SCHEDULE = {
     "pingpong": "KernelTmaWarpSpecializedPingpong",
     "cooperative": "KernelTmaWarpSpecializedCooperative",
@@ -74,9 +68,7 @@ def supports(key: KernelKey) -> Status:
     if swapped and has_tree(key.epilogue):
         return no("kernels that exchange their operands have no epilogue trees: make A or B contiguous along K")
     m, n, k = key.tile
-    groups = 3 if m == TALL else 2 if key.mainloop == "cooperative" else 1
-    if m == TALL and (key.mainloop != "cooperative" or key.scheduler != "persistent"):
-        return no(f"tiles of {TALL} rows are cooperative, with the persistent scheduler")
+    groups = 2 if key.mainloop == "cooperative" else 1
     if m % (64 * groups) or n % 8 or n > 256:
         return no(f"{key.mainloop} tiles are multiples of {64 * groups} along M and of 8 up to 256 along N")
     if key.layout_d == COLUMN and n % 16:
@@ -89,11 +81,6 @@ def supports(key: KernelKey) -> Status:
     # compiled without a spill.)
     copies = 2 if key.a in FP8_TYPES and key.math == "default" else 1
     plain = key.a.bits == 16 and key.epilogue == LINEAR and key.epilogue_schedule == "tma"
-    if m == TALL and not (plain and n % 16 == 0 and n <= WIDEST_TALL):
-        return no(
-            f"tiles of {TALL} rows are multiples of 16 up to {WIDEST_TALL} along N, multiply f16 and bf16, store by "
-            "TMA, and have the linear epilogue"
-        )
     limit = 192 if plain or (copies == 2 and not key.scale_type) else 128
     if copies * m * n // (128 * groups) > limit:
         return no(f"the accumulators would spill: at most {limit} registers a thread")
@@ -183,7 +170,6 @@ _TURNED_TILES: dict[str, tuple[tuple[tuple[int, int], tuple[int, int], str], ...
         ((64, 192), (4, 1), "pingpong"),
         ((128, 144), (2, 1), "cooperative"),
         ((128, 160), (2, 1), "cooperative"),
-        ((128, 192), (2, 1), "cooperative"),
         ((128, 208), (2, 1), "cooperative"),
     ),
     "rr": (
@@ -194,6 +180,12 @@ _TURNED_TILES: dict[str, tuple[tuple[tuple[int, int], tuple[int, int], str], ...
         ((128, 144), (2, 1), "cooperative"),
         ((128, 192), (2, 1), "cooperative"),
     ),
+}
+
+# Likewise, with float32 results: of slices of K, which another kernel adds up.
+_DIVIDED_TILES: dict[str, tuple[tuple[tuple[int, int], tuple[int, int], str], ...]] = {
+    "rc": (((64, 144), (4, 1), "pingpong"), ((64, 192), (4, 1), "pingpong")),
+    "rr": (((64, 144), (4, 1), "pingpong"), ((128, 16), (2, 1), "cooperative")),
 }
 
 
@@ -282,11 +274,16 @@ def _half_cells(a: D, layouts: str) -> Iterator[Cell]:
     turned = {"rc": "rc", "rr": "cc"}.get(layouts, "")
     for tile, cluster, mainloop in _TURNED_TILES.get(layouts, ()):
         yield FULL, _gemm_sm90(a, a, turned, tile, cluster, mainloop, layout_d=COLUMN)
+    for tile, cluster, mainloop in _DIVIDED_TILES.get(layouts, ()):
+        yield FULL, _gemm_sm90(a, D.F32, turned, tile, cluster, mainloop, layout_d=COLUMN)
     if layouts == "rc":
+        yield FULL, _gemm_sm90(a, a, layouts, (128, 144), (2, 1), "cooperative")
         for tile_n in (144, 192):
             yield FULL, _gemm_sm90(a, a, layouts, (256, tile_n), (2, 1), "cooperative")
     if common:
-        yield FULL, _gemm_sm90(a, a, layouts, (128, 128), (2, 1), "cooperative", scheduler="streamk")
+        # Slices of K side by side are faster nearly everywhere.
+        tier = FULL if a is D.BF16 and layouts == "rc" else ON_DEMAND
+        yield tier, _gemm_sm90(a, a, layouts, (128, 128), (2, 1), "cooperative", scheduler="streamk")
     yield DEFAULT if common else FULL, _gemm_sm90(a, D.F32, layouts, (128, 128), (2, 1), "pingpong")
     other = D.F16 if a is D.BF16 else D.BF16
     yield ON_DEMAND, _gemm_sm90(a, other, layouts, (128, 128), (2, 1), "pingpong")

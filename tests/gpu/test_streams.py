@@ -173,7 +173,8 @@ def splitting_plan(torch: Any, split_k: int = 4, scheduler: str = "identity") ->
         what = problem_of(a, b, out, math_mode=math_mode)
         for choice in select.rank(GemmSearch(what, devices.get(0))):
             key = choice.info.key
-            if key.scheduler == scheduler and (streamk or split_k in estimate.slices(key, choice.formulation.extents)):
+            slices = estimate.slices(key, choice.formulation.extents, devices.get(0))
+            if key.scheduler == scheduler and (streamk or split_k in slices):
                 plan = from_candidate(what, dataclasses.replace(choice, split_k=split_k), like=a)
                 assert plan.workspace_bytes > 0
                 return plan, a, b, out

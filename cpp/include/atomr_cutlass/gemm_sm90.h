@@ -7,7 +7,6 @@
 #include "atomr_cutlass/epilogue_gated.h"
 #include "atomr_cutlass/epilogue_scaled.h"
 #include "atomr_cutlass/epilogue_visitor.h"
-#include "atomr_cutlass/gemm_tall_sm90.h"
 #include "atomr_cutlass/kernel_abi.h"
 #include "cute/tensor.hpp"
 #include "cutlass/cutlass.h"
@@ -17,12 +16,6 @@
 #include "cutlass/gemm/kernel/tile_scheduler.hpp"
 
 namespace atomr_cutlass {
-
-// A type as it is.
-template <class Same>
-struct As {
-  using Type = Same;
-};
 
 // No block scales.
 struct Unscaled {
@@ -162,14 +155,11 @@ struct SlicedMainloop : DependentMainloop<Mainloop> {
 // What is stored at once of a tile whose width is no multiple of 32: CUTLASS takes 16 columns, and waits after each.
 template <class Tile, bool kCooperative>
 struct StoredAtOnce {
-  static constexpr bool kTall = cute::size<0>(Tile{}) == 192;
   static constexpr int kM = kCooperative ? 128 : 64, kN = cute::size<1>(Tile{});
   static constexpr int kColumns = kN % 48 == 0 ? 48 : kCooperative ? 0 : kN;
-  // Of 192 rows, what leaves shared memory for a stage more.
-  using Type = cute::conditional_t<kTall, cute::Shape<cute::Int<kM>, cute::Int<16>>,
-                                   cute::conditional_t<kN % 32 == 0 || kN % 16 != 0 || kColumns == 0,
-                                                       cutlass::epilogue::collective::EpilogueTileAuto,
-                                                       cute::Shape<cute::Int<kM>, cute::Int<kColumns>>>>;
+  using Type = cute::conditional_t<kN % 32 == 0 || kN % 16 != 0 || kColumns == 0,
+                                   cutlass::epilogue::collective::EpilogueTileAuto,
+                                   cute::Shape<cute::Int<kM>, cute::Int<kColumns>>>;
 };
 
 template <class ElementA, class LayoutA, int kAlignA, class ElementB, class LayoutB, int kAlignB, class ElementD,
@@ -200,14 +190,10 @@ struct GemmSm90 {
 
   using Linear = cutlass::epilogue::fusion::LinearCombination<ElementD, ElementCompute, ElementD, ElementCompute>;
   using Fusion = typename FusionOf<Epilogue, kTileM, kTileN, ElementD, kDirect, Linear>::Type;
-  static constexpr bool kTall = kTileM == 192;
-  using PairTile =
-      cute::conditional_t<kTall, cute::Shape<cute::_128, cute::Int<kTileN>, cute::Int<cute::size<2>(Tile{})>>, Tile>;
-  using PairEpilogue = typename cutlass::epilogue::collective::CollectiveBuilder<
-      cutlass::arch::Sm90, cutlass::arch::OpClassTensorOp, PairTile, Cluster,
+  using BuiltEpilogue = typename cutlass::epilogue::collective::CollectiveBuilder<
+      cutlass::arch::Sm90, cutlass::arch::OpClassTensorOp, Tile, Cluster,
       typename StoredAtOnce<Tile, kCooperative>::Type, ElementAccumulator, ElementCompute, ElementD, EpilogueLayout,
       kAlignD, ElementD, EpilogueLayout, kAlignD, EpilogueSchedule, Fusion>::CollectiveOp;
-  using BuiltEpilogue = typename cute::conditional_t<kTall, OfThree<PairEpilogue>, As<PairEpilogue>>::Type;
   using Store = typename StoreOf<Epilogue, ElementD, typename BuiltEpilogue::StrideD, kSwapped>::Type;
   using CollectiveEpilogue =
       cute::conditional_t<(kScaled || kTree || kGated) && kDirect,
@@ -220,11 +206,10 @@ struct GemmSm90 {
       cutlass::gemm::collective::StageCountAutoCarveout<int(sizeof(typename CollectiveEpilogue::SharedStorage))>,
       StageCount>;
 
-  using PairMainloop = typename cutlass::gemm::collective::CollectiveBuilder<
+  using BuiltMainloop = typename cutlass::gemm::collective::CollectiveBuilder<
       cutlass::arch::Sm90, cutlass::arch::OpClassTensorOp, ElementA, typename Scales::template A<LayoutA>, kAlignA,
       ElementB, typename Scales::template B<LayoutB>, kAlignB, ElementAccumulator, Tile, Cluster, Stages,
       MainloopSchedule>::CollectiveOp;
-  using BuiltMainloop = typename cute::conditional_t<kTall, OfThree<PairMainloop>, As<PairMainloop>>::Type;
   // Kernels that leave float32 sums may divide K: each slice has a D of its own, one after the other, for another
   // kernel to add up.
   static constexpr bool kSliced = cute::is_same_v<ElementD, float> && cute::sizeof_bits_v<ElementA> == 16 &&
@@ -236,9 +221,8 @@ struct GemmSm90 {
                     cute::size<1>(typename CollectiveMainloop::TiledMma::AtomShape_MNK{}) == kTileN,
                 "a tile is as wide as the instruction that multiplies it: see wgmma_widths.h");
 
-  using OwnKernel = cutlass::gemm::kernel::GemmUniversal<cute::Shape<int, int, int, int>, CollectiveMainloop,
-                                                         CollectiveEpilogue, TileScheduler>;
-  using Kernel = cute::conditional_t<kTall, TallKernel<OwnKernel>, OwnKernel>;
+  using Kernel = cutlass::gemm::kernel::GemmUniversal<cute::Shape<int, int, int, int>, CollectiveMainloop,
+                                                      CollectiveEpilogue, TileScheduler>;
   using Params = typename Kernel::Params;
   using Scheduler = typename Kernel::TileScheduler;
 
@@ -268,11 +252,12 @@ struct GemmSm90 {
     result.problem_shape = cute::make_shape(args.m, args.n, args.k, args.batch);
     if constexpr (kSliced) {
       constexpr int kStep = cute::size<2>(Tile{});
+      int32_t const slices = args.split_k > 1 ? args.split_k : 1;
       result.mainloop.k = args.k;
       result.mainloop.batch = args.batch;
-      result.mainloop.slices = args.split_k;
-      cute::get<2>(result.problem_shape) = cute::ceil_div(cute::ceil_div(args.k, kStep), args.split_k) * kStep;
-      cute::get<3>(result.problem_shape) = args.batch * args.split_k;
+      result.mainloop.slices = slices;
+      cute::get<2>(result.problem_shape) = cute::ceil_div(cute::ceil_div(args.k, kStep), slices) * kStep;
+      cute::get<3>(result.problem_shape) = args.batch * slices;
     }
     result.mainloop.ptr_A = static_cast<ElementA const*>(args.a);
     result.mainloop.dA = stride<typename Kernel::StrideA>(args.lda, args.batch_stride_a);

@@ -254,12 +254,7 @@ class GemmFormulation(NamedTuple):
     @property
     def extents(self) -> tuple[int, ...]:
         """What the model asks of a product; see `estimate.Extents`."""
-        return (*super().extents, int(self.divided))
-
-    @property
-    def extents(self) -> tuple[int, ...]:
-        """What the model asks of a product; see `estimate.Extents`."""
-        return self.m, self.n, self.k, self.batch, self.lda, self.ldb
+        return self.m, self.n, self.k, self.batch, self.lda, self.ldb, int(self.divided)
 
 
 def formulations(problem: GemmProblem) -> list[GemmFormulation]:

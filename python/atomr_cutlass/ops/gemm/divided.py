@@ -46,7 +46,7 @@ def formulations(whole: GemmProblem) -> list[GemmFormulation]:
         return []
     sums = dataclasses.replace(d, dtype=CutlassDtype.F32, alignment=256)
     found = problem.formulations(dataclasses.replace(whole, c=None, d=sums))
-    return [dataclasses.replace(formulation, divided=True) for formulation in found]
+    return [formulation._replace(divided=True) for formulation in found]
 
 
 def _dense(shape: tuple[int, ...], strides: tuple[int, ...]) -> bool:

@@ -239,18 +239,21 @@ int attribute(int which, int device) {
 
 void* primary_context(int device) {
   static std::mutex mutex;
-  static std::vector<void*> contexts;
-  std::lock_guard<std::mutex> lock(mutex);
+  static auto& contexts = *new std::vector<std::atomic<void*>>(size_t(device_count()));
   if (device < 0 || device >= device_count()) {
     throw DeviceUnavailable("there is no GPU " + std::to_string(device) + ": " + std::to_string(device_count()) +
                             " visible");
   }
-  if (contexts.size() <= size_t(device)) contexts.resize(size_t(device) + 1, nullptr);
-  if (contexts[size_t(device)] == nullptr) {
+  std::atomic<void*>& context = contexts[size_t(device)];
+  if (void* const known = context.load(std::memory_order_acquire)) return known;
+  std::lock_guard<std::mutex> lock(mutex);
+  if (context == nullptr) {
     // Retained for the process's life: frameworks hold the same primary context.
-    check(driver().retain(&contexts[size_t(device)], device), "retaining the primary context");
+    void* retained = nullptr;
+    check(driver().retain(&retained, device), "retaining the primary context");
+    context.store(retained, std::memory_order_release);
   }
-  return contexts[size_t(device)];
+  return context;
 }
 
 // A framework may allocate where there is no driver: nothing is captured there.
@@ -562,6 +565,8 @@ uint64_t stream_id(void* stream) {
   return id;
 }
 
+bool is_legacy(void* stream) noexcept { return reinterpret_cast<uintptr_t>(stream) <= 1; }
+
 bool process_forked() noexcept { return forked; }
 
 namespace {
@@ -583,9 +588,7 @@ uint64_t capture_id(void* stream) {
 }
 
 void order_streams(void* before, void* after, bool fork) {
-  // The legacy default stream has two handles.
-  auto const same = [](void* stream) { return stream == nullptr ? reinterpret_cast<void*>(uintptr_t(1)) : stream; };
-  if (same(before) == same(after)) return;
+  if (before == after || (is_legacy(before) && is_legacy(after))) return;
   uint64_t const from = capture_id(before), to = capture_id(after);
   if (from == kNoWork || (from != to && !(fork && to == 0))) return;
   Event reached;

@@ -68,6 +68,7 @@ uint64_t capture_id(void* stream);  // 0: the stream is not capturing
 int pointer_device(DevicePointer pointer);  // index of the GPU that the memory is of; throws InvalidOperand for none
 // Handles are used again, and one of them is another stream in every thread. Not of a stream that is being captured.
 uint64_t stream_id(void* stream);
+bool is_legacy(void* stream) noexcept;  // the default stream that lasts as long as its context: it has two handles
 bool process_forked() noexcept;  // CUDA cannot be used any more: it was, before the fork
 int current_device();  // index of the current context's device
 void* create_stream();  // does not wait for the legacy default stream, nor that for it

@@ -92,7 +92,32 @@ StreamMemory::StreamMemory(int device, DlExchangeApi const* allocator) : device_
 
 StreamMemory::~StreamMemory() {
   retire(std::move(spare_), device_);
-  for (auto& one : pieces_) retire(std::move(one.second), device_);
+  for (auto& one : pieces_) free(one.second);
+}
+
+// Records the end of the last launch where that has been put off. False while a capture forbids it.
+bool StreamMemory::record(Piece& piece) {
+  if (!piece.unrecorded) return true;
+  if (capture_id(piece.stream) != 0) return false;
+  piece.used.record(piece.stream);
+  piece.unrecorded = false;
+  return true;
+}
+
+void StreamMemory::free(Piece& piece) const noexcept {
+  try {
+    if (piece.unrecorded) {
+      DeviceGuard guard(device_);
+      record(piece);
+    }
+  } catch (std::exception const&) {
+    // The context is gone, or is the parent's of this process.
+  }
+  if (piece.unrecorded) {
+    new std::shared_ptr<DeviceBlock>(std::move(piece.block));  // nothing tells when its last launch ends
+  } else {
+    retire(std::move(piece), device_);
+  }
 }
 
 void StreamMemory::reserve(size_t bytes, bool now, size_t zeroed) {
@@ -139,7 +164,8 @@ std::vector<StreamMemory::Pieces::iterator> StreamMemory::idle() {
   std::vector<Pieces::iterator> found;
   for (auto one = pieces_.begin(); one != pieces_.end(); ++one) {
     bool const of_capture = one->first.second != 0;
-    if (!of_capture && one->second.calls == 0 && one->second.used.done()) found.push_back(one);
+    Piece& piece = one->second;
+    if (!of_capture && piece.calls == 0 && record(piece) && piece.used.done()) found.push_back(one);
   }
   std::sort(found.begin(), found.end(), [](auto x, auto y) { return x->second.latest < y->second.latest; });
   return found;
@@ -219,7 +245,11 @@ StreamMemory::Piece& StreamMemory::acquire(void* stream) {
 void StreamMemory::release(Piece& piece, void* stream) {
   bool const captured = capture_id(stream) != 0;
   std::lock_guard<std::mutex> lock(mutex_);
-  if (!captured) piece.used.record(stream);
+  if (!captured && is_legacy(stream)) {
+    piece.unrecorded = true;
+  } else if (!captured) {
+    piece.used.record(stream);
+  }
   --piece.calls;  // if that failed the piece stays taken: nothing tells when its last launch ends
 }
 

@@ -49,8 +49,9 @@ void retire(StreamBlock block, int device) noexcept;
 // each capture, has memory of its own. What a captured graph uses is never freed: nothing tells when the graph dies,
 // and it may outlive the plan.
 //
-// Nor does anything tell when a stream is destroyed. A stream that is new here takes over the piece of the one that had
-// its handle before; where there are kStreams pieces, that which has been idle longest, and idle ones beyond that many
+// Nor does anything tell when a stream is destroyed, so that the end of every launch is recorded when it is launched,
+// but on the legacy default stream, which lasts. A stream that is new here takes over the piece of the one that had its
+// handle before; where there are kStreams pieces, that which has been idle longest, and idle ones beyond that many
 // are freed. A stream that was alive nonetheless gets another piece at its next launch.
 class StreamMemory {
  public:
@@ -73,6 +74,7 @@ class StreamMemory {
     void* stream = nullptr;
     bool ordered = false;  // the stream waits for the piece's former use
     int calls = 0;  // that have acquired the piece and not yet released it
+    bool unrecorded = false;  // `used` is not the end of the last launch: that is recorded when somebody asks for it
     uint64_t latest = 0;  // place of the latest call in the order of all
   };
 
@@ -87,6 +89,8 @@ class StreamMemory {
   StreamBlock make() const;
   std::shared_ptr<DeviceBlock> cleared() const;
   void clear(DeviceBlock const& block, void* stream) const;
+  static bool record(Piece& piece);
+  void free(Piece& piece) const noexcept;
   Piece& place(void* stream, uint64_t capture);
   Pieces::iterator left_over(void* stream);
   std::vector<Pieces::iterator> idle();

@@ -53,6 +53,7 @@ struct Device {
   std::atomic<int> waits{0};  // of streams for events
   int wait_status = 0, synchronize_status = 0;
   std::atomic<int> events{0};
+  std::atomic<int> records{0};
   std::mutex mutex;
   std::vector<Work> work;  // in order
   void* created = nullptr;  // the stream that was made last
@@ -131,7 +132,7 @@ inline Symbols driver() {
       {"cuStreamCreate", symbol(+[](void** made, unsigned) { return *made = device().created = &context, 0; })},
       {"cuCtxGetDevice", symbol(+[](int* index) { return *index = 0, 0; })},
       {"cuEventCreate", symbol(+[](void** made, unsigned) { return *made = &context, ++device().events, 0; })},
-      {"cuEventRecord", symbol(+[](void*, void*) { return 0; })},
+      {"cuEventRecord", symbol(+[](void*, void*) { return ++device().records, 0; })},
       {"cuEventQuery", symbol(+[](void*) { return device().busy ? 600 : 0; })},
       {"cuEventSynchronize", symbol(+[](void*) { return 0; })},
       {"cuStreamGetId", symbol(+[](void* stream, unsigned long long* id) {

@@ -168,6 +168,49 @@ void test_the_default_streams_of_threads_share_nothing() {
   CHECK_EQUAL(fixture.call(per_thread), first);
 }
 
+// Recording an event costs a third of a launch.
+void test_the_default_stream_records_the_end_of_its_work_when_it_is_asked_for() {
+  int const frees = fake::device().frees, records = fake::device().records;
+  {
+    Fixture fixture;
+    void* const first = fixture.call(nullptr);
+    for (int i = 0; i < 10; ++i) CHECK_EQUAL(fixture.call(nullptr), first);
+    CHECK_EQUAL(fake::device().records, records);
+    fixture.call(handle(64));
+    CHECK_EQUAL(fake::device().records, records + 1);
+    fake::device().busy = true;
+  }
+  CHECK_EQUAL(fake::device().records, records + 2);
+  CHECK_EQUAL(fake::device().frees, frees);
+  fake::device().busy = false;
+  retire({}, 0);
+  CHECK_EQUAL(fake::device().frees, frees + 2);
+}
+
+void test_idle_memory_of_the_default_stream_goes_to_others_when_its_work_has_ended() {
+  Fixture fixture;
+  void* const first = fixture.call(nullptr);
+  for (uintptr_t stream = 1; stream < StreamMemory::kStreams; ++stream) fixture.call(handle(64 * stream));
+  fake::device().busy = true;
+  CHECK(fixture.call(handle(64 * 50)) != first);
+  fake::device().busy = false;
+  int const waits = fixture.waits();
+  CHECK_EQUAL(fixture.call(handle(64 * 51)), first);
+  CHECK_EQUAL(fixture.waits(), waits + 1);
+}
+
+void test_memory_whose_last_launch_no_event_can_follow_is_kept() {
+  int const frees = fake::device().frees;
+  {
+    Fixture fixture;
+    fixture.call(nullptr);
+    fake::device().capturing = true;
+  }
+  fake::device().capturing = false;
+  retire({}, 0);
+  CHECK_EQUAL(fake::device().frees, frees);
+}
+
 void test_a_stream_that_could_not_wait_tries_again() {
   Fixture fixture;
   void* const first = fixture.call(handle(64));
@@ -217,6 +260,9 @@ int main() {
   test_memory_is_zeros_when_it_is_first_taken();
   test_a_graphs_memory_is_cleared_at_once_and_not_by_the_graph();
   test_the_default_streams_of_threads_share_nothing();
+  test_the_default_stream_records_the_end_of_its_work_when_it_is_asked_for();
+  test_idle_memory_of_the_default_stream_goes_to_others_when_its_work_has_ended();
+  test_memory_whose_last_launch_no_event_can_follow_is_kept();
   test_a_stream_that_could_not_wait_tries_again();
   test_a_turn_leaves_its_memory_before_others_may_free_it();
   test_streams_are_ordered_by_one_event_that_goes();

@@ -6,6 +6,7 @@
 #include <map>
 
 #include "../errors.h"
+#include "../inline_vector.h"
 #include "../jit.h"
 #include "bindings.h"
 #include "plans.h"
@@ -142,7 +143,8 @@ struct Names {
 };
 
 struct Given {
-  std::vector<PyObject*> arrays;  // one for each slot, the result last; null for what is not given
+  explicit Given(size_t slots) : arrays(slots) {}
+  InlineVector<PyObject*, 8> arrays;  // one for each slot, the result last; null for what is not given
   PyObject* alpha = Py_None;
   PyObject* beta = Py_None;
   PyObject* stream = Py_None;
@@ -154,10 +156,9 @@ void give(Given& given, size_t slot, std::string const& name, PyObject* value) {
   given.arrays[slot] = value;
 }
 
-Given arguments_of(std::vector<Slot> const& slots, PyObject* const* values, size_t count, PyObject* names) {
+void read_arguments(Given& given, std::vector<Slot> const& slots, PyObject* const* values, size_t count,
+                    PyObject* names) {
   static Names const& known = *new Names();
-  Given given;
-  given.arrays.resize(slots.size());
   if (count > slots.size()) {
     throw InvalidOperand("this plan takes " + std::to_string(slots.size() - 1) + " operands and a result, not " +
                          std::to_string(count));
@@ -183,7 +184,6 @@ Given arguments_of(std::vector<Slot> const& slots, PyObject* const* values, size
       give(given, slot, slots[slot].name, value);
     }
   }
-  return given;
 }
 
 bool row_major(Operand const& layout) {
@@ -211,7 +211,7 @@ py::object call(LaunchPlan& self, Given const& given) {
   size_t const last = slots.size() - 1;
   double const alpha = scalar_of(given.alpha, "alpha", self.options().alpha);
   double const beta = scalar_of(given.beta, "beta", self.options().beta);
-  std::vector<Operand> operands(slots.size());
+  InlineVector<Operand, 6> operands(slots.size());
   if (given.arrays[0] == nullptr) throw InvalidOperand(slots[0].name + " is needed");
   size_t const leading = leading_array(given);
   CallArrays arrays(given.stream, given.arrays[leading], slots[leading].name.c_str());
@@ -241,14 +241,16 @@ py::object call(LaunchPlan& self, Given const& given) {
   } else {
     operands[last] = arrays.import(out, slots[last].name.c_str());
   }
-  arrays.run([&](void* queue) { self.launch(operands, alpha, beta, queue); });
+  arrays.run([&](void* queue) { self.launch({operands.data(), operands.size()}, alpha, beta, queue); });
   arrays.written(out);
   arrays.finish();
   return out;
 }
 
 py::object vectorcall(LaunchPlan& self, PyObject* const* values, size_t count, PyObject* names) {
-  return call(self, arguments_of(self.slots(), values, count, names));
+  Given given(self.slots().size());
+  read_arguments(given, self.slots(), values, count, names);
+  return call(self, given);
 }
 
 }  // namespace

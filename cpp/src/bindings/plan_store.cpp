@@ -114,14 +114,20 @@ bool PlanStoreKey::add_object(uint64_t argument, py::handle value) {
 }
 
 uint64_t PlanStoreKey::hash() const {
-  uint64_t made = 0;
-  auto const mix = [&made](uint64_t word) {
-    made = (made ^ word) * 0x9E3779B97F4A7C15u;
-    made ^= made >> 29;
+  constexpr uint64_t kFactor = 0x9E3779B97F4A7C15u;
+  // Side by side: each waits for its own products alone.
+  uint64_t lanes[] = {1, 2, 3, 4};
+  auto const mix = [&lanes](uint64_t const* words, size_t count) {
+    for (size_t i = 0; i < count; ++i) {
+      uint64_t& lane = lanes[i % 4];
+      lane = (lane ^ words[i]) * kFactor;
+    }
   };
-  for (uint64_t const word : spilt_) mix(word);
-  for (size_t i = 0; i < count_; ++i) mix(words_[i]);
-  return made;
+  mix(spilt_.data(), spilt_.size());
+  mix(words_.data(), count_);
+  uint64_t made = 0;
+  for (uint64_t const lane : lanes) made = (made ^ lane ^ lane >> 32) * kFactor;
+  return made ^ made >> 29;
 }
 
 bool PlanStoreKey::same_words(PlanStoreKey const& other) const {

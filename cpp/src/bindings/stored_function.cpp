@@ -4,7 +4,6 @@
 #include <algorithm>
 #include <array>
 #include <cmath>
-#include <cstdlib>
 #include <optional>
 #include <string>
 #include <tuple>
@@ -15,8 +14,10 @@
 #include <pybind11/stl.h>
 
 #include "../errors.h"
+#include "../inline_vector.h"
 #include "../registry.h"
 #include "bindings.h"
+#include "environment.h"
 #include "exchange.h"
 #include "plan_store.h"
 #include "vectorcall.h"
@@ -52,6 +53,9 @@ struct View {
   Operand operand;
 };
 
+using Operands = InlineVector<Operand, 6>;
+using NewArrays = InlineVector<NewArray, 2>;
+
 std::string label_of(std::string const& name, int member) {
   return member < 0 ? name : name + "[" + std::to_string(member) + "]";
 }
@@ -86,8 +90,8 @@ std::optional<double> number_of(PyObject* value) {
 // A call on the way to its plan: the arrays, imported for its launch stream, the scalars, and the key.
 struct Attempt {
   std::optional<CallArrays> arrays;
-  std::vector<View> views;
-  std::vector<py::object> members;  // of lists, which may change meanwhile
+  InlineVector<View, 6> views;
+  InlineVector<py::object, 2> members;  // of lists, which may change meanwhile
   double alpha = 1.0, beta = 0.0, scale_d = 1.0;
   PlanStoreKey key;
 };
@@ -298,14 +302,10 @@ class StoredFunction {
     key.add(number_);
     key.add(reinterpret_cast<uintptr_t>(Py_TYPE(first)));  // results and workspaces come from its framework
     key.add(registry_generation());  // a pack that was loaded may have a better kernel
-    for (std::string const& variable : environment_) {
-      char const* const value = std::getenv(variable.c_str());
-      key.add_text(0, value != nullptr ? value : "");
-    }
-    attempt.members.push_back(py::reinterpret_borrow<py::object>(first));
+    for (std::string const& value : environment_.values()) key.add_text(0, value);
+    attempt.members.emplace_back(py::reinterpret_borrow<py::object>(first));
     PyObject* const stream = stream_ < parameters_.size() ? arguments.values[stream_] : nullptr;
     attempt.arrays.emplace(stream != nullptr ? stream : Py_None, first, parameters_[0].label.c_str());
-    attempt.views.reserve(8);
     for (size_t i = 0; i < parameters_.size(); ++i) {
       PyObject* const value = arguments.values[i];
       if (value == nullptr || value == parameters_[i].fallback.ptr()) continue;
@@ -372,17 +372,16 @@ class StoredFunction {
     // Importing may run Python's code, which may change the list.
     for (Py_ssize_t i = 0; i < PySequence_Fast_GET_SIZE(value); ++i) {
       PyObject* const member = PySequence_Fast_GET_ITEM(value, i);
-      attempt.members.push_back(py::reinterpret_borrow<py::object>(member));
+      attempt.members.emplace_back(py::reinterpret_borrow<py::object>(member));
       if (!describe_array(argument, int(i), name, member, attempt)) return false;
     }
     return true;
   }
 
   static bool describe_array(size_t argument, int member, char const* name, PyObject* array, Attempt& attempt) {
-    Operand const operand = attempt.arrays->import(array, name);
-    if (operand.device.type != kDlCuda) return false;
-    attempt.key.add_view(argument, operand);
-    attempt.views.push_back({array, argument, member, operand});
+    View const& view = attempt.views.emplace_back(array, argument, member, attempt.arrays->import(array, name));
+    if (view.operand.device.type != kDlCuda) return false;
+    attempt.key.add_view(argument, view.operand);
     return true;
   }
 
@@ -402,21 +401,19 @@ class StoredFunction {
   py::object launch(StoredPlan const& stored, Arguments const& arguments, Attempt& attempt) const {
     CallArrays& arrays = *attempt.arrays;
     double const alpha = alpha_ ? attempt.alpha : stored.alpha, beta = beta_ ? attempt.beta : stored.beta;
-    std::vector<NewArray> made;
-    made.reserve(stored.results.size());
+    NewArrays made;
     for (StoredPlan::Result const& result : stored.results) {
-      made.push_back(arrays.allocate(result.layout, result.axes.empty() ? nullptr : &result.axes));
+      made.emplace_back(arrays.allocate(result.layout, result.axes.empty() ? nullptr : &result.axes));
     }
-    std::vector<Operand> operands(stored.sources.size());
-    for (size_t i = 0; i < operands.size(); ++i) {
-      StoredPlan::Source const& source = stored.sources[i];
+    Operands operands;
+    for (StoredPlan::Source const& source : stored.sources) {
+      Operand& operand = operands.emplace_back(source.layout);
       if (source.view < 0 && source.result < 0) continue;
       Operand const& given =
           source.view >= 0 ? attempt.views[size_t(source.view)].operand : made[size_t(source.result)].operand;
-      operands[i] = source.layout;
-      operands[i].data = given.data;
-      operands[i].read_only = given.read_only;
-      operands[i].settled = given.settled;
+      operand.data = given.data;
+      operand.read_only = given.read_only;
+      operand.settled = given.settled;
     }
     if (stored.launch != nullptr) {
       arrays.run([&](void* stream) { stored.launch->launch({operands.data(), operands.size()}, alpha, beta, stream); });
@@ -432,8 +429,8 @@ class StoredFunction {
     return returned;
   }
 
-  static void launch_in_python(StoredPlan const& stored, Attempt const& attempt, std::vector<Operand> const& operands,
-                               double alpha, double beta, void* stream) {
+  static void launch_in_python(StoredPlan const& stored, Attempt const& attempt, Operands const& operands, double alpha,
+                               double beta, void* stream) {
     py::list views;
     for (size_t i = 0; i < operands.size(); ++i) {
       int const view = stored.sources[i].view;
@@ -447,7 +444,7 @@ class StoredFunction {
   }
 
   // What the caller gets.
-  py::object arranged(StoredPlan const& stored, Arguments const& arguments, std::vector<NewArray> const& made) const {
+  py::object arranged(StoredPlan const& stored, Arguments const& arguments, NewArrays const& made) const {
     PyObject* const out = out_ < parameters_.size() ? arguments.values[out_] : nullptr;
     bool const given = out != nullptr && out != Py_None;
     if (!stored.arrange) {
@@ -473,7 +470,7 @@ class StoredFunction {
   size_t positional_, stream_ = kParametersAtMost, out_ = kParametersAtMost;
   bool alpha_ = false, beta_ = false;  // whether there are such parameters
   bool others_;
-  std::vector<std::string> environment_;
+  mutable Environment environment_;
 };
 
 // As of Python's functions: one that is found in a class is a method.

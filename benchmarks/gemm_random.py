@@ -25,7 +25,6 @@ from __future__ import annotations
 
 import argparse
 import itertools
-import json
 import math
 import statistics
 import sys
@@ -51,7 +50,8 @@ from harness import (
     gpu,
     torch_dtype,
 )
-from report import OTHERS, identity, limit_seconds, summary
+from recorded import OTHERS, identity, read
+from report import limit_seconds, summary
 from shapes import CLASSES, MODELS, Shape, draw, purpose, suite
 
 import atomr_cutlass as ac
@@ -300,7 +300,7 @@ class Drawn:
 
     @property
     def identity(self) -> tuple[Any, ...]:
-        """As `report.identity` of its row."""
+        """As `recorded.identity` of its row."""
         of = self.shape
         return self.seed, of.group, of.m, of.n, of.k, of.batch, self.layouts.upper() + "R"
 
@@ -330,7 +330,7 @@ def cases(arguments: argparse.Namespace) -> list[Drawn]:
     turns = itertools.chain.from_iterable(itertools.zip_longest(*groups.values()))
     every = [case for case in turns if case is not None]
     place, parts = (int(text) for text in arguments.part.split("/"))
-    done = {identity(row) for path in arguments.done for row in json.loads(path.read_text())["rows"]}
+    done = {identity(row) for path in arguments.done for row in read([path]).rows}
     return [case for case in every if case.number % parts == place and case.identity not in done]
 
 

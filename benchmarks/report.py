@@ -8,25 +8,21 @@ Rows of several files are put together; of a problem that more than one has, the
 from __future__ import annotations
 
 import argparse
-import json
 import statistics
 import sys
 import textwrap
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+from recorded import OTHERS, Recorded, Row, read
 
 if TYPE_CHECKING:
     from shapes import Shape
 
-Row = Mapping[str, Any]
-
 PAGE = "random-shapes.md"
 RATIOS, ROOFLINE = "ratios.png", "roofline.png"
 
-OTHERS = ("torch", "lt", "tuned", "bound", "triton", "invariant")
-"""Sides that ours is compared with, as rows name them."""
 TENSOR_PEAK = {"NVIDIA H200": 989e12, "NVIDIA H100 80GB HBM3": 989e12}
 """Dense bf16 and f16 operations a second, by the vendor's data sheets."""
 MEMORY_PEAK = {"NVIDIA H200": 4.8e12, "NVIDIA H100 80GB HBM3": 3.35e12}
@@ -50,53 +46,6 @@ def limit_seconds(shape: Shape, gpu: str) -> float | None:
     if gpu not in TENSOR_PEAK:
         return None
     return max(shape.flops / TENSOR_PEAK[gpu], shape.bytes(2) / MEMORY_PEAK[gpu])
-
-
-def identity(row: Row) -> tuple[Any, ...]:
-    """The problem of a row: seed, group, extents, layouts."""
-    return row["seed"], row["group"], *row["shape"], row["layout"]
-
-
-@dataclass(frozen=True)
-class Recorded:
-    """Rows of several files, and what their figures depend on.
-
-    Attributes:
-        rows: one for each problem.
-        files: the files' contents, without their rows.
-    """
-
-    rows: tuple[Row, ...]
-    files: tuple[Mapping[str, Any], ...]
-
-    @property
-    def gpu(self) -> str:
-        """The GPU's model."""
-        return str(self.files[0]["machine"]["gpu"])
-
-    @property
-    def read_rates(self) -> tuple[float, ...]:
-        """Bytes a second that reading alone reached, of each file."""
-        return tuple(float(of["read_bytes_per_second"]) for of in self.files)
-
-
-def read(paths: Iterable[Path]) -> Recorded:
-    """Puts files of results together.
-
-    Raises:
-        ValueError: they are of several models of GPU.
-    """
-    rows: dict[Any, Row] = {}
-    files = []
-    for path in paths:
-        recorded = json.loads(path.read_text(encoding="utf-8"))
-        for row in recorded.pop("rows"):
-            rows.setdefault(identity(row), row)
-        files.append(recorded)
-    gpus = {of["machine"]["gpu"] for of in files}
-    if len(gpus) != 1:
-        raise ValueError(f"results of one model of GPU make a report, not of {sorted(map(str, gpus))}")
-    return Recorded(tuple(rows.values()), tuple(files))
 
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -217,18 +166,11 @@ def class_table(rows: Sequence[Row]) -> str:
 
 def regret_table(rows: Sequence[Row]) -> str:
     """The choice against our fastest kernel."""
-    found = grouped((row for row in rows if "tuned_us" in row), lambda row: (row["group"], row["layout"]))
-    lines = [(*key, len(of), *_regrets(of)) for key, of in found.items()]
-    every = [row for of in found.values() for row in of]
-    return table(
-        ("class", "layouts", "shapes", "mean", "95th percentile"),
-        [*lines, ("all", "", len(every), *_regrets(every))] if every else [],
-    )
-
-
-def _regrets(rows: Sequence[Row]) -> tuple[str, str]:
-    found = figures(rows)
-    return _share(found, "regret"), _share(found, "regret_p95")
+    tuned = [row for row in rows if "tuned_us" in row]
+    groups = [*grouped(tuned, lambda row: (row["group"], row["layout"])).items(), (("all", ""), tuned)]
+    figured = [(key, figures(of)) for key, of in groups if of]
+    lines = ((*key, of["count"], _share(of, "regret"), _share(of, "regret_p95")) for key, of in figured)
+    return table(("class", "layouts", "shapes", "mean", "95th percentile"), lines)
 
 
 def triton_table(rows: Sequence[Row]) -> str:

@@ -76,7 +76,7 @@ def test_what_other_results_have_is_left_out(gemm_random, tmp_path):
     extents = [first.shape.m, first.shape.n, first.shape.k, first.shape.batch]
     row = {"seed": 7, "group": first.shape.group, "shape": extents, "layout": "RCR"}
     path = tmp_path / "before.json"
-    path.write_text(json.dumps({"rows": [row]}))
+    path.write_text(json.dumps({"machine": {"gpu": "a GPU"}, "rows": [row]}))
     assert gemm_random.cases(asked(done=[path])) == cases[1:]
 
 

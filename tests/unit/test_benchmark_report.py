@@ -2,11 +2,13 @@
 
 import itertools
 import json
+from pathlib import Path
 
 import pytest
 
-from benchmarks import report
 from benchmarks.shapes import Shape
+
+BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 
 
 def row(seed=7, group="mid", shape=(100, 512, 1024, 1), *, layout="RCR", aligned=True, us=10.0, torch_us=11.0, **more):
@@ -35,11 +37,38 @@ def write(path, rows, gpu="NVIDIA H200", **more):
 
 
 @pytest.fixture
-def recorded(tmp_path):
+def report(monkeypatch):
+    """The module, as a script finds what it imports."""
+    monkeypatch.syspath_prepend(str(BENCHMARKS))
+    import report as module
+
+    return module
+
+
+@pytest.fixture
+def recorded(report, tmp_path):
     return report.read([write(tmp_path / "some.json", ROWS, seeds={"7": "acceptance"})])
 
 
-def test_rows_of_several_files_are_put_together(tmp_path):
+def test_a_file_that_was_made_small_has_the_same_rows(report, tmp_path):
+    import recorded as results
+
+    rows = [{**one, "tuned_kernel": ["kernel_b", 2, 4, 0]} if "tuned_us" in one else one for one in ROWS]
+    failures = [{"case": "late", "error": "out of time"}, {"case": "wrong", "error": "ValueError: no"}]
+    whole = write(tmp_path / "whole.json", rows, failures=failures)
+    kept = tmp_path / "kept.json"
+    kept.write_text(results.small(json.loads(whole.read_text())))
+    assert kept.stat().st_size < whole.stat().st_size
+    found, wanted = report.read([kept]), report.read([whole])
+    assert [sorted(row) for row in found.rows] == [sorted(row) for row in wanted.rows]
+    for one, other in zip(found.rows, wanted.rows, strict=True):
+        assert all(one[name] == pytest.approx(other[name]) for name in one if name not in ("kernel", "tuned_kernel"))
+        assert (one["kernel"], one.get("tuned_kernel")) == (other["kernel"], other.get("tuned_kernel"))
+    assert found.files[0]["failures"] == failures[1:]
+    assert report.page(found, ["x"]) == report.page(wanted, ["x"])
+
+
+def test_rows_of_several_files_are_put_together(report, tmp_path):
     again = {**ROWS[0], "us": 99.0}
     first, second = write(tmp_path / "a.json", ROWS[:2]), write(tmp_path / "b.json", [again, ROWS[2]])
     assert report.read([first, second]).rows == tuple(ROWS[:3])
@@ -48,7 +77,7 @@ def test_rows_of_several_files_are_put_together(tmp_path):
         report.read([first, other])
 
 
-def test_figures_are_geometric_means_percentiles_and_regrets():
+def test_figures_are_geometric_means_percentiles_and_regrets(report):
     found = report.figures(ROWS[:2])
     assert found["count"] == 2
     assert (found["torch"], found["torch_p5"]) == (1.0, 0.5)
@@ -59,25 +88,25 @@ def test_figures_are_geometric_means_percentiles_and_regrets():
     assert report.figures(ROWS[2:3])["bound_to_torch"] == 1.1
 
 
-def test_percentiles_are_of_the_ordered_values():
+def test_percentiles_are_of_the_ordered_values(report):
     assert report.percentile(range(100, 0, -1), 0.05) == 6
     assert report.percentile([3.0], 0.95) == 3.0
 
 
-def test_limits_are_of_memory_and_of_arithmetic():
+def test_limits_are_of_memory_and_of_arithmetic(report):
     few, large = Shape("x", 1, 28672, 4096), Shape("x", 8192, 8192, 8192)
     assert report.limit_seconds(few, "NVIDIA H200") == pytest.approx(few.bytes(2) / 4.8e12)
     assert report.limit_seconds(large, "NVIDIA H200") == pytest.approx(2 * 8192**3 / 989e12)
     assert report.limit_seconds(large, "another") is None
 
 
-def test_groups_are_apart_by_layout_and_alignment():
+def test_groups_are_apart_by_layout_and_alignment(report):
     found = report.summary([*ROWS, row(layout="RRR"), row(aligned=False)])
     assert len(found) == len({(of["group"], of["layout"], of["aligned"]) for of in found})
     assert {of["count"] for of in found if of["group"] == "mid"} == {2, 1}
 
 
-def test_the_page_has_each_table(recorded):
+def test_the_page_has_each_table(report, recorded):
     page = report.page(recorded, ["some.json"])
     assert "| few rows | RCR | yes | 2 | 1.05 (1.00) |  | 1.05 (1.00) |" in page
     assert "| mid | RCR | 2 | 12.5 % | 25.0 % |" in page
@@ -94,20 +123,20 @@ def test_the_page_has_each_table(recorded):
         assert len(widths) <= 1
 
 
-def test_tables_without_rows_are_left_out(tmp_path):
+def test_tables_without_rows_are_left_out(report, tmp_path):
     page = report.page(report.read([write(tmp_path / "some.json", ROWS[:1])]), ["some.json"])
     assert "## By class" in page
     assert "## Triton" not in page
     assert "## Layers of models" not in page
 
 
-def test_the_worst_aligned_problems_come_first(recorded):
+def test_the_worst_aligned_problems_come_first(report, recorded):
     lines = report.worst_table(recorded.rows).splitlines()[2:]
     assert [line.split(" | ")[2] for line in lines[:2]] == ["101x512x1024", "777x4096x12288"]
     assert not any("64x64x64" in line for line in lines)
 
 
-def test_plots_are_small_and_repeatable(recorded, tmp_path):
+def test_plots_are_small_and_repeatable(report, recorded, tmp_path):
     pytest.importorskip("matplotlib")
     paths = list(report.plots(recorded, tmp_path))
     assert [path.name for path in paths] == [report.RATIOS, report.ROOFLINE]
@@ -116,11 +145,11 @@ def test_plots_are_small_and_repeatable(recorded, tmp_path):
     assert [path.read_bytes() for path in report.plots(recorded, tmp_path)] == before
 
 
-def test_plots_of_many_rows_stay_small(recorded, tmp_path):
+def test_plots_of_many_rows_stay_small(report, recorded, tmp_path):
     pytest.importorskip("matplotlib")
     rows = tuple(
         row(group=group, shape=(1 + 3 * index, 512 + 8 * index, 1024, 1), us=5.0 + index, torch_us=6.0 + 0.9 * index)
         for group, index in itertools.product(("few rows", "mid", "large", "long k"), range(500))
     )
-    for path in report.plots(report.Recorded(rows, recorded.files), tmp_path):
+    for path in report.plots(type(recorded)(rows, recorded.files), tmp_path):
         assert path.stat().st_size < 150_000

@@ -93,7 +93,7 @@ PEER_SECONDS = 2e-6
 FEW_LAUNCH_SECONDS = 2.1e-6
 FEW_CLUSTER_SECONDS = 0.17e-6
 """How much longer clusters of several thread blocks take."""
-FEW_STRADDLED = 0.16
+FEW_STRADDLED = 0.08
 """The fraction of the cost of weight rows straddling cache lines that is not hidden; a third if K is contiguous."""
 # The constants below are GemmFewSm90's, in its units: bytes, picoseconds.
 FEW_DRAM_BYTES_PER_10_PS = 48

@@ -856,6 +856,19 @@ def case_a_request_tells_of_the_compiler() -> None:
 
 # Convolutions: there is no table of them here, so that each is "compiled at run time"
 
+
+def case_matrix_times_vector() -> None:
+    a, x, c = matrix(2, 5, 7), matrix(2, 14)[:, ::2], matrix(2, 5)
+    for layout in (a, a.swapaxes(-1, -2).copy().swapaxes(-1, -2), a[:1]):
+        wanted = (layout @ x[..., None])[..., 0]
+        np.testing.assert_array_equal(ac.gemv(layout, x), wanted)
+        out = c.copy()
+        assert ac.gemv(layout, x, out, alpha=2, beta=-3, out=out) is out
+        np.testing.assert_array_equal(out, 2 * wanted - 3 * c)
+        np.testing.assert_array_equal(ac.gemv(layout, x, c, alpha=0, beta=-3), -3 * c)
+    np.testing.assert_array_equal(ac.gemv(a[0], x[1]), a[0] @ x[1])
+
+
 CONV_OPS = ("conv2d_fprop", "conv2d_dgrad", "conv2d_wgrad")
 
 

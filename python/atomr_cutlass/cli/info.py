@@ -158,7 +158,7 @@ def gather() -> Info:
     }
     missing = [
         *_missing_kernels(kernels, gpus, compiling=not jit_problem and policy != "off"),
-        *_missing_tools(facts, jit_problem, _extra(12 if _is_cuda_12(problem) else 13)),
+        *_missing_tools(facts, jit_problem, 12 if not problem and _core.driver_version() < 13000 else 13),
     ]
     if policy_problem:
         missing.append(Missing(policy_problem, RUN_TIME, f"correct {jit_kernels.POLICY_VARIABLE}"))
@@ -182,7 +182,7 @@ def gather() -> Info:
             policy=policy,
             problem=jit_problem,
             nvrtc_build=tools.build if tools else "",
-            headers=_digests(tools),
+            headers=dict(tools.headers) if tools else {},
             cache=cache,
             miss_log=os.environ.get(jit_kernels.MISS_LOG_VARIABLE) or None,
         ),
@@ -201,10 +201,6 @@ def build_command(preset: str, archs: str) -> str:
 def _runs(info: KernelInfo, device: Device) -> bool:
     way = devices.rank_arch(info.key.arch, device, ptx=info.ptx, cuda_version=info.cuda_version)
     return way is not None and info.shared_bytes <= device.shared_memory
-
-
-def _is_cuda_12(problem: str) -> bool:
-    return not problem and _core.driver_version() < 13000
 
 
 def _driver() -> str:
@@ -266,10 +262,6 @@ def _cuda_headers(tools: Toolchain | None) -> Tool | None:
     return None
 
 
-def _digests(tools: Toolchain | None) -> dict[str, str]:
-    return dict(tools.headers) if tools else {}
-
-
 def _policy() -> tuple[str | None, str]:
     """(the policy in force, why there is none)."""
     try:
@@ -323,11 +315,7 @@ def _missing_kernels(kernels: list[KernelInfo], gpus: tuple[Gpu, ...], *, compil
     ]
 
 
-def _extra(cuda: int) -> str:
-    return f"pip install 'atomr-cutlass[cu{cuda}]'"
-
-
-def _missing_tools(facts: dict[str, Tool | None], jit_problem: str, extra: str) -> list[Missing]:
+def _missing_tools(facts: dict[str, Tool | None], jit_problem: str, cuda: int) -> list[Missing]:
     missing = []
     if facts["headers"] is None:
         missing.append(Missing("the CUTLASS headers", RUN_TIME, "pip install --force-reinstall --no-deps ."))
@@ -336,5 +324,7 @@ def _missing_tools(facts: dict[str, Tool | None], jit_problem: str, extra: str) 
         missing.append(Missing("nvcc", what_for, f"pip install '{toolchain.PYPI_TOOLKIT}'"))
     if jit_problem and facts["headers"] is not None:
         # The error names either extra; here the driver has been asked which one it is.
-        missing.append(Missing(jit_problem.partition(": pip install")[0], RUN_TIME, extra))
+        missing.append(
+            Missing(jit_problem.partition(": pip install")[0], RUN_TIME, f"pip install 'atomr-cutlass[cu{cuda}]'")
+        )
     return missing

@@ -51,7 +51,7 @@ def kernels(
         for info in rows()
         if (op is None or info.key.op == op)
         and (arch is None or info.key.arch is arch)
-        and (dtype is None or _has_dtype(info.key, dtype))
+        and (dtype is None or (info.key.math == "tf32" if dtype is CutlassDtype.TF32 else info.key.a is dtype))
         and (matches is None or matches(info.name))
     ]
 
@@ -60,10 +60,6 @@ def rows() -> tuple[KernelInfo, ...]:
     """The table as it stands; the same tuple until it grows."""
     load_packs()
     return _rows(_core.registry_generation(), len(_cubins))
-
-
-def _has_dtype(key: KernelKey, dtype: CutlassDtype) -> bool:
-    return key.math == "tf32" if dtype is CutlassDtype.TF32 else key.a is dtype
 
 
 @functools.lru_cache(maxsize=1)

@@ -19,16 +19,8 @@ erfc: Final[Callable[[FloatArray], FloatArray]] = np.vectorize(_math.erfc, otype
 """1 - erf(x) without cancellation, as the C library has it; float64 of any shape."""
 
 
-def _identity(x: FloatArray) -> FloatArray:
-    return x
-
-
-def _relu(x: FloatArray) -> FloatArray:
-    return np.maximum(x, 0.0)
-
-
-def _gelu(x: FloatArray) -> FloatArray:
-    return 0.5 * x * erfc(x * -_math.sqrt(0.5))
+def _sigmoid(x: FloatArray) -> FloatArray:
+    return 1.0 / (1.0 + np.exp(-x))
 
 
 def _gelu_tanh(x: FloatArray) -> FloatArray:
@@ -37,37 +29,17 @@ def _gelu_tanh(x: FloatArray) -> FloatArray:
     return x * _sigmoid(2.0 * inner)
 
 
-def _sigmoid(x: FloatArray) -> FloatArray:
-    return 1.0 / (1.0 + np.exp(-x))
-
-
-def _silu(x: FloatArray) -> FloatArray:
-    return x * _sigmoid(x)
-
-
-def _tanh(x: FloatArray) -> FloatArray:
-    return np.tanh(x)
-
-
-def _hardswish(x: FloatArray) -> FloatArray:
-    return x * np.clip(x + 3.0, 0.0, 6.0) / 6.0
-
-
-def _leaky_relu(x: FloatArray) -> FloatArray:
-    return np.where(x > 0.0, x, 0.01 * x)
-
-
 ACTIVATIONS: Final[Mapping[str, Callable[[FloatArray], FloatArray]]] = MappingProxyType(
     {
-        "identity": _identity,
-        "relu": _relu,
-        "gelu": _gelu,
+        "identity": lambda x: x,
+        "relu": lambda x: np.maximum(x, 0.0),
+        "gelu": lambda x: 0.5 * x * erfc(x * -_math.sqrt(0.5)),
         "gelu_tanh": _gelu_tanh,
-        "silu": _silu,
+        "silu": lambda x: x * _sigmoid(x),
         "sigmoid": _sigmoid,
-        "tanh": _tanh,
-        "hardswish": _hardswish,
-        "leaky_relu": _leaky_relu,
+        "tanh": np.tanh,
+        "hardswish": lambda x: x * np.clip(x + 3.0, 0.0, 6.0) / 6.0,
+        "leaky_relu": lambda x: np.where(x > 0.0, x, 0.01 * x),
     }
 )
 """Activation functions by name, each from float64 to float64 of the same shape.

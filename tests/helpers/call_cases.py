@@ -290,15 +290,24 @@ def case_the_environment_says_which_calls_are_batch_invariant() -> None:
     for call in (
         lambda: ac.gemm(a, b),
         lambda: ac.gated_gemm(a, b),
-        lambda: ac.gemv(a, x),
         lambda: ac.grouped_gemm([a], [b]),
         lambda: ac.matmul(ac.MatmulRequest(b, a, m=256, n=64, k=128)),
     ):
-        with fake_cases.parsed() as made, pytest.MonkeyPatch.context() as patch:
-            for value in ("0", "1", "0", "1"):
-                patch.setenv("ATOMR_CUTLASS_BATCH_INVARIANT", value)
-                call()
-        assert len(made) == 2
+        assert len(_parsed_by_variable(call)) == 2
+    # These have no such option, and the variable does not count.
+    image, taps, wide = operand("bf16", 2, 8, 8, 64), operand("bf16", 64, 3, 3, 64), operand("f32", 128, 256)
+    for call in (lambda: ac.gemv(a, x), lambda: ac.conv2d(image, taps), lambda: ac.quantize(wide)):
+        (parsed,) = _parsed_by_variable(call)
+        assert parsed.options.batch_invariant is False
+
+
+def _parsed_by_variable(call: Callable[[], Any]) -> list[Any]:
+    """The calls that are parsed while the variable says now this and now that."""
+    with fake_cases.parsed() as made, pytest.MonkeyPatch.context() as patch:
+        for value in ("0", "1", "0", "1"):
+            patch.setenv("ATOMR_CUTLASS_BATCH_INVARIANT", value)
+            call()
+    return made
 
 
 def case_a_limit_of_workspace_makes_other_plans() -> None:

@@ -15,7 +15,6 @@ from ...errors import InvalidOperandError, UnsupportedError
 from ...generator.dtypes import CutlassDtype
 from ...generator.epilogue.tree import RESULT
 from ...generator.rules import accumulator, gemm_types
-from ...pipeline import reduction
 from ...pipeline.call import stored
 from ...pipeline.invocation import Call, CallOptions, Result, documented
 from ...pipeline.operand_table import spec_of
@@ -31,7 +30,7 @@ _PRODUCT = ("a", "x")
 """Names that operands of an epilogue cannot have."""
 
 
-@stored(reduction.VARIABLE, a="a", x="x", c="c", bias="bias")
+@stored(a="a", x="x", c="c", bias="bias")
 @documented
 def gemv(
     a: Any,
@@ -87,7 +86,7 @@ def gemv(
         KernelNotFoundError, CompileError, DeviceUnavailableError: as in `gemm`.
     """
     options = CallOptions(
-        activation, out_dtype, precision, False, backend, jit, workspace_size, None, alpha, beta, stream
+        activation, out_dtype, precision, False, backend, jit, workspace_size, False, alpha, beta, stream
     )  # fmt: skip
     return Call(_parse, {"a": a, "x": x, "c": c, "bias": bias}, out, options, epilogue, operands_of_epilogue)
 

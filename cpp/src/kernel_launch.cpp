@@ -49,9 +49,11 @@ KernelLaunch::KernelLaunch(std::shared_ptr<atomr_cutlass_row const> row, ArgsLay
   }
 }
 
+void KernelLaunch::ask(void const* args) const { check_row(row_->supports(row_.get(), args), row_.get(), "asking"); }
+
 void KernelLaunch::open(void const* args) {
   atomr_cutlass_row const* const row = row_.get();
-  check_row(row->supports(row, args), row, "asking");
+  ask(args);
   uint64_t bytes = 0;
   check_row(row->workspace_size(row, args, &bytes), row, "preparing");
   workspace_bytes_ = std::max(workspace_bytes_, bytes);

@@ -35,6 +35,9 @@ class KernelLaunch {
   // while this thread captures a stream. Remembers the largest workspace asked for.
   void open(void const* args);
 
+  // Asks the kernel no more than whether it can implement a problem that differs from an open one in hints alone.
+  void ask(void const* args) const;
+
   // Launches, clearing of the workspace before it included. Thread-safe. Legal under stream capture. With `serialized`
   // the kernel starts after all that is before it on the stream, although it could wait for that itself.
   void launch(void const* args, void* workspace, void* stream, bool serialized = false);

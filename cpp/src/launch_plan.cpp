@@ -106,7 +106,7 @@ void LaunchPlan::open(KernelLaunch& kernel, Step const& step) {
     for (SettledPatch const& patch : step.settled) {
       std::vector<unsigned char> settled = probe;
       store(settled.data(), patch.offset, patch.bits);
-      kernel.open(settled.data());
+      kernel.ask(settled.data());
     }
   }
 }

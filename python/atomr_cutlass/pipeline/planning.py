@@ -37,6 +37,8 @@ class PlanOptions:
         arch: keep to cells of this arch.
         alpha: of calls that give none.
         beta: of calls that give none.
+        of_call: whether all calls have an alpha and a beta that are 0 where these are: what only others need is left
+            out of the plan.
         like: an array whose framework allocates the workspace, where it can.
         backend: `auto`: the best kernel of the table; where it has none, the matrix's best one, compiled. `prebuilt`:
             the table only. `jit`: the matrix's best one, compiled.
@@ -59,6 +61,7 @@ class PlanOptions:
     arch: SmArch | None = None
     alpha: float = 1.0
     beta: float = 0.0
+    of_call: bool = False
     like: Any = None
     backend: str = "auto"
     jit: str | None = None

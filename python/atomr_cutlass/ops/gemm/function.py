@@ -155,7 +155,10 @@ class _Gemm(Product):
         how: dict[str, Any] = {"like": like, "stream": stream, **self.call.planning}
         if self.epilogue is not None:
             return scaled.make(problem, scales, self.epilogue.fusion(views), **how)
-        return make(problem, **how) if scales == scaled.NO_SCALES else scaled.make(problem, scales, **how)
+        if scales != scaled.NO_SCALES:
+            return scaled.make(problem, scales, **how)
+        alpha, beta = self.call.scalars
+        return make(problem, alpha=alpha, beta=beta, of_call=True, **how)
 
     def _unscaled(self, own: dict[str, _core.Operand]) -> dict[str, _core.Operand]:
         """BLAS: with an alpha of 0, A and B are not read, and so neither are their scales."""

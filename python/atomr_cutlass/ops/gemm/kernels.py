@@ -22,6 +22,7 @@ from ...pipeline.plan import (
     ALWAYS,
     NO_PRODUCT,
     PRODUCT,
+    Address,
     Plan,
     Steps,
     moved,
@@ -212,7 +213,7 @@ def make(problem: GemmProblem, **options: Any) -> Plan:
     search = GemmSearch(nonempty(problem), devices.get(problem.device), how.arch, batch_invariant=how.batch_invariant)
 
     def build(candidate: GemmCandidate, how: PlanOptions) -> Plan:
-        return from_candidate(problem, candidate, alpha=how.alpha, beta=how.beta, like=how.like)
+        return from_candidate(problem, candidate, alpha=how.alpha, beta=how.beta, like=how.like, of_call=how.of_call)
 
     return planned(search, build, how)
 
@@ -228,14 +229,21 @@ def nonempty(problem: GemmProblem) -> GemmProblem:
 
 
 def from_candidate(
-    problem: GemmProblem, candidate: GemmCandidate, *, alpha: float = 1.0, beta: float = 0.0, like: Any = None
+    problem: GemmProblem,
+    candidate: GemmCandidate,
+    *,
+    alpha: float = 1.0,
+    beta: float = 0.0,
+    like: Any = None,
+    of_call: bool = False,
 ) -> Plan:
-    """The plan for a problem with this kernel, which need not be the best one."""
+    """The plan for a problem with this kernel, which need not be the best one; see `PlanOptions`."""
     key, formulation = candidate.key, candidate.formulation
     align_a, align_b = (key.align_b, key.align_a) if formulation.swapped else (key.align_a, key.align_b)
     steps = Steps(problem.device)
     a = steps.matrix("a", problem.a, align_a)
     b = steps.matrix("b", problem.b, align_b)
+    c: Address | None = None
     if formulation.divided:
         wide = divided.ALIGNMENT * 8 // problem.d.dtype.bits
         c = steps.matrix("c", problem.c or problem.d, wide, "optional source")
@@ -243,12 +251,13 @@ def from_candidate(
         adder = select.choose(divided.sums(problem.d.dtype, devices.get(problem.device)))
         divided.add_steps(steps, problem, candidate, product_args(formulation, candidate), (a, b, c, d), adder)
         return steps.plan(like=like, alpha=alpha, beta=beta)
-    c = steps.matrix("c", problem.c or problem.d, key.align_d, "optional source")
+    if problem.c is not None or not of_call:
+        c = steps.matrix("c", problem.c or problem.d, key.align_d, "source" if of_call else "optional source")
     d = steps.matrix("out", problem.d, key.align_d, "output")
     per_launch = min(formulation.batch, GRID_BATCHES) if key.generation == "sm80" else formulation.batch
     launches = [
         (count, (moved(a, at_a, problem.a.dtype), moved(b, at_b, problem.b.dtype)),
-         {"c": moved(c, at_c, problem.d.dtype), "d": moved(d, at_d, problem.d.dtype)})
+         {"c": c and moved(c, at_c, problem.d.dtype), "d": moved(d, at_d, problem.d.dtype)})
         for at_a, at_b, at_c, at_d, count in _launches(candidate, per_launch)
     ]  # fmt: skip
     common = product_args(formulation, candidate) | {"alpha": "alpha", "beta": "beta"}
@@ -259,11 +268,12 @@ def from_candidate(
                 first, second = second, first  # noqa: PLW2901 - operands change places
             args = common | others | {"batch": count, "a": first, "b": second, "padding": settled(b, bit)}
             steps.launch(candidate, args, when=PRODUCT)
-    nothing, size = _null_product(candidate)
-    zeros = steps.zeros(size)
-    for count, _, others in launches:
-        args = common | nothing | others | {"batch": count, "a": zeros, "b": zeros}
-        steps.launch(candidate, args, when=NO_PRODUCT if problem.k != 0 else ALWAYS)
+    if problem.k == 0 or alpha == 0 or not of_call:
+        nothing, size = _null_product(candidate)
+        zeros = steps.zeros(size)
+        for count, _, others in launches:
+            args = common | nothing | others | {"batch": count, "a": zeros, "b": zeros}
+            steps.launch(candidate, args, when=NO_PRODUCT if problem.k != 0 else ALWAYS)
     return steps.plan(like=like, alpha=alpha, beta=beta, integral=key.acc is CutlassDtype.I32)
 
 

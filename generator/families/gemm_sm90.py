@@ -125,7 +125,7 @@ def values(key: KernelKey) -> dict[str, str]:
         epilogue = "TmaWarpSpecializedCooperative" if key.mainloop == "cooperative" else "TmaWarpSpecialized"
     return {
         # Else a tile of another width would be multiplied by the widest of these instructions that divides it.
-        "instructions": "" if key.tile[1] in _WIDTHS else '#include "atomr_cutlass/wgmma_widths.h"\n',
+        "instructions": "" if _has_instruction(key) else '#include "atomr_cutlass/wgmma_widths.h"\n',
         "cute_tile": static_ints(key.tile),
         "cute_cluster": static_ints(key.cluster),
         "stage_count": f"cutlass::gemm::collective::StageCount<{key.stages}>" if key.stages else "void",
@@ -146,6 +146,15 @@ def _schedule_suffix(key: KernelKey) -> str:
 
 _WIDTHS = (8, 16, 32, 64, 96, 128, 192, 256)
 """Columns of the WGMMA instructions that CuTe's headers have without those of all other multiples of 8."""
+
+_OWN_WIDTHS = (48, 80, 112, 144, 160, 176, 208, 224, 240)
+"""Columns of those that `wgmma.h` has, for f16 and bf16: CuTe's others take several times as long to compile."""
+
+
+def _has_instruction(key: KernelKey) -> bool:
+    width = key.tile[1]
+    return width in _WIDTHS or (width in _OWN_WIDTHS and key.a.bits == 16)
+
 
 # Tile, cluster and mainloop of the sm90 generation, for elements of 2 bytes; narrower and wider elements keep the K
 # tile at 128 bytes. The tier is that of f16 and bf16 in the common layouts.

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import re
 import time
 from dataclasses import replace
 from itertools import cycle, islice
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -136,12 +138,17 @@ def test_hopper_has_tiles_from_small_to_large(dtype: D) -> None:
 
 
 def test_tiles_of_other_widths_than_the_common_ones_have_instructions_as_wide() -> None:
-    """Without the header CuTe multiplies a tile of 144 columns by nine instructions of 16."""
+    """Without the header CuTe multiplies a tile of 72 columns by nine instructions of 8; wgmma.h has some by itself."""
     header = '#include "atomr_cutlass/wgmma_widths.h"'
+    own = Path(__file__).parents[2] / "cpp/include/atomr_cutlass/wgmma.h"
+    widths = {int(width) for width in re.findall(r"^ATOMR_CUTLASS_WGMMA\((\d+),", own.read_text(), re.MULTILINE)}
+    assert widths
     for key in expand("full", [SmArch.SM90A]):
         if key.generation == "sm90" and key.op == "gemm" and key.mainloop in ("pingpong", "cooperative"):
-            needed = key.tile[1] not in (8, 16, 32, 64, 96, 128, 192, 256)
+            needed = key.tile[1] not in (8, 16, 32, 64, 96, 128, 192, 256, *(widths if key.a.bits == 16 else ()))
             assert render(key)[0].startswith(header) == needed, key.name
+            wider = replace(key, tile=(key.tile[0], 72, key.tile[2]))
+            assert render(wider)[0].startswith(header), wider.name
 
 
 @pytest.mark.parametrize("arch", GEMM_ARCHS)

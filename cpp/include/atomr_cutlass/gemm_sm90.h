@@ -6,8 +6,10 @@
 
 #include "atomr_cutlass/epilogue_gated.h"
 #include "atomr_cutlass/epilogue_scaled.h"
+#include "atomr_cutlass/epilogue_tma.h"
 #include "atomr_cutlass/epilogue_visitor.h"
 #include "atomr_cutlass/kernel_abi.h"
+#include "atomr_cutlass/mainloop_tma.h"
 #include "cute/tensor.hpp"
 #include "cutlass/cutlass.h"
 #include "cutlass/epilogue/collective/collective_builder.hpp"
@@ -62,16 +64,18 @@ struct BlockScales {
 
 // What the collective builder is told of an epilogue: a visitor, or CUTLASS's operation. Epilogues that store from
 // registers are not the builder's: it makes the strides only.
-template <class Epilogue, int kTileM, int kTileN, class ElementD, bool kDirect, class Linear>
+template <class Epilogue, int kTileM, int kTileN, class ElementD, class Compute, bool kDirect>
 struct FusionOf {
-  using Type = Linear;
+  using Type =
+      cute::conditional_t<kDirect, cutlass::epilogue::fusion::LinearCombination<ElementD, Compute, ElementD, Compute>,
+                          LinearVisitor<ElementD, Compute>>;
 };
-template <int kTileM, int kTileN, class ElementD, class Linear>
-struct FusionOf<ScaledEpilogue, kTileM, kTileN, ElementD, false, Linear> {
+template <int kTileM, int kTileN, class ElementD, class Compute>
+struct FusionOf<ScaledEpilogue, kTileM, kTileN, ElementD, Compute, false> {
   using Type = ScaledVisitor<kTileM, kTileN>;
 };
-template <class Tree, bool kScaled, class Lanes, int kTileM, int kTileN, class ElementD, class Linear>
-struct FusionOf<TreeEpilogue<Tree, kScaled, Lanes>, kTileM, kTileN, ElementD, false, Linear> {
+template <class Tree, bool kScaled, class Lanes, int kTileM, int kTileN, class ElementD, class Compute>
+struct FusionOf<TreeEpilogue<Tree, kScaled, Lanes>, kTileM, kTileN, ElementD, Compute, false> {
   using Type =
       TreeVisitor<TreeEpilogue<Tree, kScaled, Lanes>, kTileM, kTileN, ElementD, TreeParams<Tree>, kIsChosen<Tree>>;
 };
@@ -87,6 +91,18 @@ struct StoreOf<TreeEpilogue<Tree, kScaled, Lanes>, ElementD, Stride, kSwapped> {
 template <class Tree, bool kScaled, class ElementD, class Stride, bool kSwapped>
 struct StoreOf<GatedEpilogue<Tree, kScaled>, ElementD, Stride, kSwapped> {
   using Type = GatedStore<GatedEpilogue<Tree, kScaled>, ElementD, Stride>;
+};
+
+// The collective epilogue. CUTLASS's stores plain results from registers.
+template <class Epilogue, class Built, class Fusion, class ElementD, class Layout, bool kSwapped, bool kDirect>
+struct CollectiveOf {
+  using Type = typename ChosenOf<typename TmaEpilogueOf<Built>::Type, Fusion>::Type;
+};
+template <class Epilogue, class Built, class Fusion, class ElementD, class Layout, bool kSwapped>
+struct CollectiveOf<Epilogue, Built, Fusion, ElementD, Layout, kSwapped, true> {
+  using Store = typename StoreOf<Epilogue, ElementD, cutlass::detail::TagToStrideC_t<Layout>, kSwapped>::Type;
+  using Type = cute::conditional_t<kIsTree<Epilogue> || kIsGated<Epilogue> || cute::is_same_v<Epilogue, ScaledEpilogue>,
+                                   cutlass::epilogue::collective::detail::Sm90TmaWarpSpecializedAdapter<Store>, Built>;
 };
 
 // A mainloop that waits for the launch before: CUTLASS's kernels have all threads call `load_init` after they have set
@@ -188,17 +204,13 @@ struct GemmSm90 {
   static constexpr int kTileM = cute::size<0>(Tile{}), kTileN = cute::size<1>(Tile{});
   static_assert(!((kTree || kGated) && kSwapped), "a tree's operands would have to change places with the operands");
 
-  using Linear = cutlass::epilogue::fusion::LinearCombination<ElementD, ElementCompute, ElementD, ElementCompute>;
-  using Fusion = typename FusionOf<Epilogue, kTileM, kTileN, ElementD, kDirect, Linear>::Type;
+  using Fusion = typename FusionOf<Epilogue, kTileM, kTileN, ElementD, ElementCompute, kDirect>::Type;
   using BuiltEpilogue = typename cutlass::epilogue::collective::CollectiveBuilder<
       cutlass::arch::Sm90, cutlass::arch::OpClassTensorOp, Tile, Cluster,
       typename StoredAtOnce<Tile, kCooperative>::Type, ElementAccumulator, ElementCompute, ElementD, EpilogueLayout,
       kAlignD, ElementD, EpilogueLayout, kAlignD, EpilogueSchedule, Fusion>::CollectiveOp;
-  using Store = typename StoreOf<Epilogue, ElementD, typename BuiltEpilogue::StrideD, kSwapped>::Type;
   using CollectiveEpilogue =
-      cute::conditional_t<(kScaled || kTree || kGated) && kDirect,
-                          cutlass::epilogue::collective::detail::Sm90TmaWarpSpecializedAdapter<Store>,
-                          typename ChosenOf<BuiltEpilogue, Fusion>::Type>;
+      typename CollectiveOf<Epilogue, BuiltEpilogue, Fusion, ElementD, EpilogueLayout, kSwapped, kDirect>::Type;
 
   // StageCount void: as many stages as fit beside the epilogue.
   using Stages = cute::conditional_t<
@@ -210,16 +222,13 @@ struct GemmSm90 {
       cutlass::arch::Sm90, cutlass::arch::OpClassTensorOp, ElementA, typename Scales::template A<LayoutA>, kAlignA,
       ElementB, typename Scales::template B<LayoutB>, kAlignB, ElementAccumulator, Tile, Cluster, Stages,
       MainloopSchedule>::CollectiveOp;
+  using Mainloop = typename TmaMainloopOf<BuiltMainloop>::Type;
   // Kernels that leave float32 sums may divide K: each slice has a D of its own, one after the other, for another
   // kernel to add up.
   static constexpr bool kSliced = cute::is_same_v<ElementD, float> && cute::sizeof_bits_v<ElementA> == 16 &&
                                   cute::is_same_v<Epilogue, LinearEpilogue> && !kStreamK;
-  using CollectiveMainloop =
-      cute::conditional_t<kSliced, SlicedMainloop<BuiltMainloop>, DependentMainloop<BuiltMainloop>>;
+  using CollectiveMainloop = cute::conditional_t<kSliced, SlicedMainloop<Mainloop>, DependentMainloop<Mainloop>>;
   static constexpr bool kDependent = true;
-  static_assert(cute::sizeof_bits_v<ElementA> != 16 ||
-                    cute::size<1>(typename CollectiveMainloop::TiledMma::AtomShape_MNK{}) == kTileN,
-                "a tile is as wide as the instruction that multiplies it: see wgmma_widths.h");
 
   using Kernel = cutlass::gemm::kernel::GemmUniversal<cute::Shape<int, int, int, int>, CollectiveMainloop,
                                                       CollectiveEpilogue, TileScheduler>;

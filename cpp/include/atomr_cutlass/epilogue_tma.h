@@ -1,0 +1,500 @@
+// The TMA epilogue of warp-specialized GEMMs of the sm90 generation, in the place of CUTLASS's: the same pipelines, the
+// same shared memory, the same bits, and a fraction of its templates, which took a third of a kernel's compilation.
+#pragma once
+
+#include "atomr_cutlass/epilogue_plain.h"
+#include "atomr_cutlass/tma_tile.h"
+#include "cute/arch/cluster_sm90.hpp"
+#include "cute/arch/copy_sm75.hpp"
+#include "cute/arch/copy_sm90.hpp"
+#include "cute/tensor.hpp"
+#include "cutlass/arch/barrier.h"
+#include "cutlass/array.h"
+#include "cutlass/cutlass.h"
+#include "cutlass/detail/layout.hpp"
+#include "cutlass/epilogue/collective/collective_epilogue.hpp"
+#include "cutlass/epilogue/dispatch_policy.hpp"
+#include "cutlass/epilogue/fusion/sm90_visitor_tma_warpspecialized.hpp"
+#include "cutlass/numeric_conversion.h"
+#include "cutlass/pipeline/pipeline.hpp"
+
+namespace atomr_cutlass {
+
+// Where a thread's results lie in a subtile of kM x kN. As WGMMA leaves them: of a warp's 16 rows and of every eight
+// columns, a lane has two neighbours in row lane / 4, and two in the row eight below.
+template <class Element, int kM, int kN, bool kColumnMajor>
+struct AccumulatorPlaces {
+  using Tile = TmaTile<Element, kColumnMajor ? kM : kN, kColumnMajor ? kN : kM>;
+  static constexpr int kCount = kN / 2;  // of a thread
+  static constexpr int kBytes = Tile::kElementBytes;
+  static constexpr bool kMatrices = kBytes == 2;  // by matrices of 8 x 8, which the warp moves at once
+  using Values = cutlass::Array<Element, kCount>;
+
+  CUTLASS_DEVICE static int row(int value) { return value / 2 % 2 * 8; }
+  CUTLASS_DEVICE static int column(int value) { return value / 4 * 8 + value % 2; }
+
+  CUTLASS_DEVICE AccumulatorPlaces(int thread) {
+    int const warp = thread / 32, lane = thread % 32;
+    first_m = 16 * warp + lane / 4;
+    first_n = 2 * (lane % 4);
+    if constexpr (kMatrices) {
+      // Lanes 0 to 7 say where the lines of the first matrix are, 8 to 15 those of the one below it, and so on.
+      int const line = lane % 8, below = lane / 8 % 2 * 8, beside = lane / 16 * 8;
+      start[0] = kColumnMajor ? Tile::place(beside + line, (16 * warp + below) * kBytes)
+                              : Tile::place(16 * warp + below + line, beside * kBytes);
+    } else if constexpr (kColumnMajor) {
+      for (int i = 0; i < 2; ++i) start[i] = Tile::place(first_n + i, first_m * kBytes);
+    } else {
+      start[0] = Tile::place(first_m, first_n * kBytes);
+    }
+  }
+
+  // Of the matrices from this column of the subtile on.
+  CUTLASS_DEVICE int matrices(int from) const {
+    return kColumnMajor ? start[0] + from * Tile::kWidthBytes : Tile::further(start[0], from * kBytes);
+  }
+  // Of an element, and of the next one if they are neighbours.
+  CUTLASS_DEVICE int element(int value) const {
+    if constexpr (kColumnMajor) {
+      return Tile::further(start[value % 2], row(value) * kBytes) + (column(value) - value % 2) * Tile::kWidthBytes;
+    } else {
+      return Tile::further(start[0], column(value) * kBytes) + row(value) * Tile::kWidthBytes;
+    }
+  }
+
+  CUTLASS_DEVICE void write(Values const& values, char* tile) const {
+    if constexpr (kMatrices) {
+      auto const* const words = reinterpret_cast<uint32_t const*>(&values);
+      CUTLASS_PRAGMA_UNROLL
+      for (int n = 0; n + 16 <= kN; n += 16) {
+        auto& to = *reinterpret_cast<cute::uint128_t*>(tile + matrices(n));
+        uint32_t const* const from = words + n / 4;
+        if constexpr (kColumnMajor) {
+          cute::SM90_U16x8_STSM_T::copy(from[0], from[1], from[2], from[3], to);
+        } else {
+          cute::SM90_U32x4_STSM_N::copy(from[0], from[1], from[2], from[3], to);
+        }
+      }
+      if constexpr (kN % 16 != 0) {
+        auto& to = *reinterpret_cast<cute::uint128_t*>(tile + matrices(kN - 8));
+        uint32_t const* const from = words + (kN - 8) / 4;
+        if constexpr (kColumnMajor) {
+          cute::SM90_U16x4_STSM_T::copy(from[0], from[1], to);
+        } else {
+          cute::SM90_U32x2_STSM_N::copy(from[0], from[1], to);
+        }
+      }
+    } else if constexpr (kColumnMajor) {
+      CUTLASS_PRAGMA_UNROLL
+      for (int i = 0; i < kCount; ++i) *reinterpret_cast<Element*>(tile + element(i)) = values[i];
+    } else {
+      using Pair = cutlass::AlignedArray<Element, 2>;
+      CUTLASS_PRAGMA_UNROLL
+      for (int i = 0; i < kCount; i += 2) {
+        Pair pair;
+        pair[0] = values[i];
+        pair[1] = values[i + 1];
+        *reinterpret_cast<Pair*>(tile + element(i)) = pair;
+      }
+    }
+  }
+
+  CUTLASS_DEVICE void read(Values& values, char const* tile) const {
+    if constexpr (kMatrices) {
+      auto* const words = reinterpret_cast<uint32_t*>(&values);
+      CUTLASS_PRAGMA_UNROLL
+      for (int n = 0; n + 16 <= kN; n += 16) {
+        auto const& from = *reinterpret_cast<cute::uint128_t const*>(tile + matrices(n));
+        uint32_t* const to = words + n / 4;
+        if constexpr (kColumnMajor) {
+          cute::SM75_U16x8_LDSM_T::copy(from, to[0], to[1], to[2], to[3]);
+        } else {
+          cute::SM75_U32x4_LDSM_N::copy(from, to[0], to[1], to[2], to[3]);
+        }
+      }
+      if constexpr (kN % 16 != 0) {
+        auto const& from = *reinterpret_cast<cute::uint128_t const*>(tile + matrices(kN - 8));
+        uint32_t* const to = words + (kN - 8) / 4;
+        if constexpr (kColumnMajor) {
+          cute::SM75_U16x4_LDSM_T::copy(from, to[0], to[1]);
+        } else {
+          cute::SM75_U32x2_LDSM_N::copy(from, to[0], to[1]);
+        }
+      }
+    } else if constexpr (kColumnMajor) {
+      CUTLASS_PRAGMA_UNROLL
+      for (int i = 0; i < kCount; ++i) values[i] = *reinterpret_cast<Element const*>(tile + element(i));
+    } else {
+      using Pair = cutlass::AlignedArray<Element, 2>;
+      CUTLASS_PRAGMA_UNROLL
+      for (int i = 0; i < kCount; i += 2) {
+        Pair const pair = *reinterpret_cast<Pair const*>(tile + element(i));
+        values[i] = pair[0];
+        values[i + 1] = pair[1];
+      }
+    }
+  }
+
+  int first_m, first_n;
+  int start[2];
+};
+
+// D = alpha acc + beta C, as a visitor.
+template <class Compute>
+struct LinearParams {
+  Compute alpha = Compute(1), beta = Compute(0);
+};
+
+template <class ElementD, class Compute>
+struct LinearVisitor : PlainVisitor<LinearParams<Compute>> {
+  struct SharedStorage {};
+  using Params = LinearParams<Compute>;
+
+  CUTLASS_HOST_DEVICE LinearVisitor() {}
+  CUTLASS_HOST_DEVICE LinearVisitor(Params const& params, SharedStorage const&) : params(&params) {}
+
+  CUTLASS_DEVICE bool is_producer_load_needed() const { return is_C_load_needed(); }
+  CUTLASS_DEVICE bool is_C_load_needed() const { return params->beta != Compute(0); }
+
+  template <class Source>
+  struct Callbacks : cutlass::epilogue::fusion::detail::EmptyConsumerStoreCallbacks {
+    Params const& params;
+    Source const& source;  // zeros where it is not loaded
+
+    CUTLASS_DEVICE Callbacks(Params const& params, Source const& source) : params(params), source(source) {}
+
+    // Left to the compiler, now the one product is rounded and now the other, from kernel to kernel.
+    CUTLASS_DEVICE static float sum(float alpha, float acc, float beta, float source) {
+      return __fmaf_rn(beta, source, __fmul_rn(alpha, acc));
+    }
+    template <class Other>
+    CUTLASS_DEVICE static Other sum(Other alpha, Other acc, Other beta, Other source) {
+      return alpha * acc + beta * source;
+    }
+
+    template <class Accumulator, int kCount>
+    CUTLASS_DEVICE cutlass::Array<ElementD, kCount> visit(cutlass::Array<Accumulator, kCount> const& accumulators, int,
+                                                          int, int) {
+      cutlass::NumericConverter<Compute, Accumulator> of_accumulator;
+      cutlass::NumericConverter<Compute, ElementD> of_source;
+      cutlass::Array<Compute, kCount> result;
+      CUTLASS_PRAGMA_UNROLL
+      for (int i = 0; i < kCount; ++i) {
+        result[i] = sum(params.alpha, of_accumulator(accumulators[i]), params.beta, of_source(source(i)));
+      }
+      cutlass::NumericArrayConverter<ElementD, Compute, kCount> convert;
+      return convert(result);
+    }
+  };
+
+  template <bool kReferenceSource, class... A>
+  CUTLASS_DEVICE auto get_consumer_store_callbacks(
+      cutlass::epilogue::fusion::detail::ConsumerStoreArgs<A...> const& args) {
+    return Callbacks<cute::remove_cvref_t<decltype(args.tCrC)>>(*params, args.tCrC);
+  }
+
+  Params const* params;
+};
+
+template <int kStagesC, int kStagesD, int kFragment, bool kReuseC, class Tile, class Subtile, class Element,
+          class Stride, class Visitor>
+struct TmaEpilogue {
+  // What CUTLASS's kernels ask for.
+  using DispatchPolicy = cutlass::epilogue::Sm90TmaWarpSpecialized<kStagesC, kStagesD, kFragment, kReuseC, false>;
+  using ElementC = Element;
+  using ElementD = Element;
+  using StrideC = Stride;
+  using StrideD = Stride;
+  using GmemTiledCopyC = cute::SM90_TMA_LOAD;
+  using GmemTiledCopyD = cute::SM90_TMA_STORE;
+  using LoadPipeline = cutlass::PipelineTransactionAsync<kStagesC>;
+  using LoadPipelineState = cutlass::PipelineState<kStagesC>;
+  using StorePipeline = cute::conditional_t<kReuseC, cutlass::PipelineTmaStore<kStagesC, kStagesD - 1>,
+                                            cutlass::PipelineTmaStore<kStagesD>>;
+  static constexpr int kBuffersD = kReuseC ? kStagesC : kStagesD;
+  using StorePipelineState = cutlass::PipelineState<kBuffersD>;
+  static constexpr bool RequiresTransactionBytes = true;
+
+  static constexpr int kTileM = cute::size<0>(Tile{}), kTileN = cute::size<1>(Tile{});
+  static constexpr int kM = cute::size<0>(Subtile{}), kN = cute::size<1>(Subtile{});
+  static constexpr int kAlongM = kTileM / kM, kAlongN = kTileN / kN;
+  static_assert(kAlongM * kM == kTileM && kAlongN * kN == kTileN && kM % 64 == 0 && kN % 8 == 0);
+  static constexpr bool kColumnMajor = cutlass::gemm::detail::is_major<0, Stride>();
+  using Places = AccumulatorPlaces<Element, kM, kN, kColumnMajor>;
+  using Boxes = typename Places::Tile;
+  static constexpr uint32_t TmaTransactionBytes = Boxes::kBytes;
+
+  struct SharedStorage {
+    struct TensorStorage {
+      alignas(Boxes::kAlignment) char tiles[((kReuseC ? 0 : kStagesC) + kBuffersD) * Boxes::kBytes];
+      typename Visitor::SharedStorage thread;
+    } tensors;
+    using PipelineStorage = typename LoadPipeline::SharedStorage;
+    PipelineStorage pipeline;
+  };
+  using TensorStorage = typename SharedStorage::TensorStorage;
+  using PipelineStorage = typename SharedStorage::PipelineStorage;
+
+  struct Arguments {
+    typename Visitor::Arguments thread{};
+    Element const* ptr_C;
+    Stride dC;
+    Element* ptr_D;
+    Stride dD;
+  };
+  struct Params {
+    typename Visitor::Params thread{};
+    cute::TmaDescriptor load_c, store_d;
+    uint32_t tma_transaction_bytes = TmaTransactionBytes;
+  };
+
+  template <class Problem>
+  static cute::TmaDescriptor map(Problem const& problem, void const* address, Stride const& stride) {
+    int const m = cute::get<0>(problem), n = cute::get<1>(problem), batches = cute::get<3>(problem);
+    int64_t const batch = cute::get<2>(stride);
+    if constexpr (kColumnMajor) {
+      return Boxes::map(address, m, n, batches, cute::get<1>(stride), batch);
+    } else {
+      return Boxes::map(address, n, m, batches, cute::get<0>(stride), batch);
+    }
+  }
+
+  template <class Problem>
+  static Params to_underlying_arguments(Problem const& problem, Arguments const& args, void* workspace) {
+    Params result{};
+    result.thread = Visitor::to_underlying_arguments(problem, args.thread, workspace);
+    result.load_c = map(problem, args.ptr_C, args.dC);
+    result.store_d = map(problem, args.ptr_D, args.dD);
+    return result;
+  }
+  template <class Problem>
+  static bool can_implement(Problem const& problem, Arguments const& args) {
+    constexpr int kAligned = 16 / int(sizeof(Element));
+    return cute::get<kColumnMajor ? 0 : 1>(problem) % kAligned == 0 && Visitor::can_implement(problem, args.thread);
+  }
+  template <class Problem>
+  static size_t get_workspace_size(Problem const& problem, Arguments const& args) {
+    return Visitor::get_workspace_size(problem, args.thread);
+  }
+  template <class Problem>
+  static cutlass::Status initialize_workspace(Problem const& problem, Arguments const& args, void* workspace,
+                                              cudaStream_t stream, cutlass::CudaHostAdapter* adapter = nullptr) {
+    return Visitor::initialize_workspace(problem, args.thread, workspace, stream, adapter);
+  }
+
+  template <class Shape>
+  CUTLASS_HOST_DEVICE static constexpr int get_load_pipe_increment(Shape) {
+    return kAlongM * kAlongN;
+  }
+  template <class Shape>
+  CUTLASS_HOST_DEVICE static constexpr int get_store_pipe_increment(Shape) {
+    return kAlongM * kAlongN;
+  }
+
+  CUTLASS_DEVICE static void prefetch_tma_descriptors(Params const& params) {
+    cute::prefetch_tma_descriptor(&params.load_c);
+    cute::prefetch_tma_descriptor(&params.store_d);
+  }
+
+  CUTLASS_HOST_DEVICE TmaEpilogue(Params const& params, TensorStorage& shared)
+      : params(params),
+        visitor(params.thread, shared.thread) {}
+
+  CUTLASS_DEVICE bool is_producer_load_needed() const { return visitor.is_producer_load_needed(); }
+
+  // Where the buffers of C and of D are. They are the same where C's are used again.
+  CUTLASS_DEVICE static char* buffer_c(TensorStorage& shared, int stage) {
+    return shared.tiles + stage * Boxes::kBytes;
+  }
+  CUTLASS_DEVICE static char* buffer_d(TensorStorage& shared, int stage) {
+    return shared.tiles + ((kReuseC ? 0 : kStagesC) + stage) * Boxes::kBytes;
+  }
+
+  template <class Problem, class Shape, class Where, class TiledMma>
+  CUTLASS_DEVICE LoadPipelineState load(LoadPipeline pipeline, LoadPipelineState state, Problem const&, Shape,
+                                        Where const& where, TiledMma, int, TensorStorage& shared, int only = -1) {
+    bool const issues = cute::elect_one_sync() && visitor.is_C_load_needed();
+    int const tile_m = int(cute::get<0>(where)) * kTileM, tile_n = int(cute::get<1>(where)) * kTileN;
+    CUTLASS_PRAGMA_NO_UNROLL
+    for (int i = 0; i < kAlongM * kAlongN; ++i) {
+      if (only != -1 && i != only) continue;
+      uint64_t* const full = pipeline.producer_get_barrier(state);
+      pipeline.producer_acquire(state);
+      if (issues) {
+        int const m = tile_m + i % kAlongM * kM, n = tile_n + i / kAlongM * kN;
+        char* const to = buffer_c(shared, state.index());
+        CUTLASS_PRAGMA_UNROLL
+        for (int box = 0; box < Boxes::kBoxes; ++box) {
+          int const along = box * Boxes::kWidth;
+          cute::SM90_TMA_LOAD_3D::copy(&params.load_c, full, uint64_t(cute::TMA::CacheHintSm90::EVICT_NORMAL),
+                                       to + box * Boxes::kBoxBytes, (kColumnMajor ? m : n) + along,
+                                       kColumnMajor ? n : m, int(cute::get<3>(where)));
+        }
+        pipeline.producer_expect_transaction(state);
+      }
+      pipeline.producer_commit(state);
+      ++state;
+    }
+    return state;
+  }
+
+  CUTLASS_DEVICE LoadPipelineState load_tail(LoadPipeline pipeline, LoadPipelineState state) {
+    if (cute::elect_one_sync()) pipeline.producer_tail(state);
+    return state;
+  }
+
+  // The rows and columns of a thread's results, relative to its first one, as visitors ask for them.
+  struct Coordinates {
+    struct Of {
+      int m, n;
+      CUTLASS_DEVICE cute::tuple<int, int> operator()(int value) const {
+        return {m + Places::row(value), n + Places::column(value)};
+      }
+    };
+    template <class All>
+    CUTLASS_DEVICE Of operator()(All, All, All, int along_m, int along_n) const {
+      return {along_m * kM, along_n * kN};
+    }
+  };
+  struct Source {
+    alignas(16) typename Places::Values values;
+    CUTLASS_DEVICE Element operator()(int value) const { return values[value]; }
+  };
+
+  template <class Problem, class Shape, class Where, class Engine, class Layout, class TiledMma>
+  CUTLASS_DEVICE auto store(LoadPipeline load_pipeline, LoadPipelineState load_state, StorePipeline store_pipeline,
+                            StorePipelineState store_state, Problem const& problem, Shape shape, Where const& where,
+                            cute::Tensor<Engine, Layout> const& accumulators, TiledMma tiled_mma, int thread,
+                            TensorStorage& shared, int only = -1) {
+    using Accumulator = typename Engine::value_type;
+    static constexpr int kThreads = kM * 2;
+    static_assert(decltype(cute::size(tiled_mma))::value == kThreads, "a warp group has 64 rows of a subtile");
+    static_assert(decltype(cute::size(accumulators))::value == kTileM * kTileN / kThreads);
+    // The accumulators of an instruction, (2, 2, N / 8) of them, in their order; then those along M, then along N.
+    static constexpr int kInstruction = decltype(cute::size<0>(accumulators))::value;
+    static_assert(decltype(cute::size<1>(accumulators))::value == kAlongM);
+    auto const synchronize = [] {
+      cutlass::arch::NamedBarrier::sync(kThreads, cutlass::arch::ReservedNamedBarriers::EpilogueBarrier);
+    };
+
+    Places const places(thread);
+    Source source;
+    source.values.fill(Element(0));
+    int const tile_m = int(cute::get<0>(where)) * kTileM, tile_n = int(cute::get<1>(where)) * kTileN;
+    auto const left = cute::make_tuple(int(cute::get<0>(problem)) - tile_m, int(cute::get<1>(problem)) - tile_n);
+    auto const left_of_thread =
+        cute::make_tuple(cute::get<0>(left) - places.first_m, cute::get<1>(left) - places.first_n);
+    auto callbacks =
+        visitor.template get_consumer_store_callbacks<true>(cutlass::epilogue::fusion::detail::ConsumerStoreArgs(
+            problem, shape, where, tiled_mma, Subtile{}, cute::Int<kThreads>{}, Coordinates{}, left, Coordinates{},
+            left_of_thread, source, thread));
+    bool const loads = visitor.is_producer_load_needed(), reads = visitor.is_C_load_needed();
+    // The thread that stores is the one that waits for stores.
+    bool const issues = thread / 32 == 0 && cute::elect_one_sync();
+
+    // With buffers used again, stores in flight hold those that were loaded: they are released when stores end.
+    LoadPipelineState wait_state = load_state;
+    if constexpr (kReuseC) {
+      wait_state = store_state;
+      wait_state.phase_ ^= 1;
+    }
+
+    callbacks.begin();
+    if (callbacks.begin_sync_needed()) synchronize();
+
+    CUTLASS_PRAGMA_UNROLL
+    for (int along_n = 0; along_n < kAlongN; ++along_n) {
+      CUTLASS_PRAGMA_UNROLL
+      for (int along_m = 0; along_m < kAlongM; ++along_m) {
+        if (only != -1 && along_n * kAlongM + along_m != only) continue;
+        if (loads) {
+          load_pipeline.consumer_wait(wait_state);
+          if (reads) places.read(source.values, buffer_c(shared, wait_state.index()));
+          if constexpr (!kReuseC) {
+            cutlass::arch::fence_view_async_shared();
+            load_pipeline.consumer_release(load_state);
+            ++load_state;
+          }
+          ++wait_state;
+        }
+
+        cutlass::Array<Accumulator, Places::kCount> values;
+        CUTLASS_PRAGMA_UNROLL
+        for (int i = 0; i < Places::kCount; ++i) {
+          int const along = along_n * Places::kCount + i;
+          values[i] =
+              accumulators.data()[along % kInstruction + kInstruction * (along_m + kAlongM * (along / kInstruction))];
+        }
+        auto const visited = callbacks.visit(values, 0, along_m, along_n);
+        using Visited = typename cute::remove_cvref_t<decltype(visited)>::Element;
+        cutlass::NumericArrayConverter<Element, Visited, Places::kCount> convert;
+        char* const to = buffer_d(shared, store_state.index());
+        alignas(16) typename Places::Values const results = convert(visited);
+        places.write(results, to);
+
+        cutlass::arch::fence_view_async_shared();  // what was written to shared memory, before TMA reads it
+        synchronize();
+        if (issues) {
+          int const m = tile_m + along_m * kM, n = tile_n + along_n * kN;
+          CUTLASS_PRAGMA_UNROLL
+          for (int box = 0; box < Boxes::kBoxes; ++box) {
+            int const along = box * Boxes::kWidth;
+            cute::SM90_TMA_STORE_3D::copy(&params.store_d, to + box * Boxes::kBoxBytes, (kColumnMajor ? m : n) + along,
+                                          kColumnMajor ? n : m, int(cute::get<3>(where)));
+          }
+          store_pipeline.producer_commit(store_state);
+        }
+        ++store_state;
+        ++stores;
+        if (issues) store_pipeline.producer_acquire(store_state);
+        synchronize();
+
+        if constexpr (kReuseC) {
+          // All but the last kStagesD - 1 stores have ended.
+          if (stores > int(StorePipeline::UnacquiredStages)) {
+            if (loads) load_pipeline.consumer_release(load_state);
+            ++load_state;
+          }
+        }
+      }
+    }
+    callbacks.end();
+    return cute::make_tuple(load_state, store_state);
+  }
+
+  CUTLASS_DEVICE auto store_tail(LoadPipeline load_pipeline, LoadPipelineState load_state, StorePipeline store_pipeline,
+                                 StorePipelineState store_state) {
+    store_pipeline.producer_tail(store_state);
+    stores = 0;
+    if constexpr (kReuseC) {
+      if (visitor.is_producer_load_needed()) {
+        constexpr int kHeld = cute::min(int(StorePipeline::UnacquiredStages), kAlongM * kAlongN);
+        for (int i = 0; i < kHeld; ++i) {
+          load_pipeline.consumer_release(load_state);
+          ++load_state;
+        }
+      }
+    }
+    return cute::make_tuple(load_state, store_state);
+  }
+
+  Params const& params;
+  Visitor visitor;
+  int stores = 0;
+};
+
+// The epilogue for what CUTLASS's builder makes, of which only the template's arguments are used; Built itself where
+// they are not those of an epilogue with C and D alike.
+template <class Built>
+struct TmaEpilogueOf {
+  using Type = Built;
+};
+template <int kStagesC, int kStagesD, int kFragment, bool kReuseC, class Tile, class Subtile, class Element,
+          class Stride, class Visitor, class... Operations>
+struct TmaEpilogueOf<cutlass::epilogue::collective::CollectiveEpilogue<
+    cutlass::epilogue::Sm90TmaWarpSpecialized<kStagesC, kStagesD, kFragment, kReuseC, false>, Tile, Subtile, Element,
+    Stride, Element, Stride, Visitor, Operations...>> {
+  using Type = TmaEpilogue<kStagesC, kStagesD, kFragment, kReuseC, Tile, Subtile, Element, Stride, Visitor>;
+};
+
+}  // namespace atomr_cutlass

@@ -1,0 +1,110 @@
+// WGMMA of the widths that CuTe has only in headers that take several times as long to compile as all the rest of a
+// kernel (wgmma_widths.h): multiples of 16 columns, f32 sums of products of f16 or bf16 in shared memory.
+#pragma once
+
+#include "cute/arch/mma_sm90_desc.hpp"
+#include "cute/numeric/numeric_types.hpp"
+#include "cutlass/cutlass.h"
+
+namespace atomr_cutlass {
+
+// kRows: the operand is contiguous along rows of A, columns of B, and not along K.
+template <class Element, int kWidth, bool kRowsA, bool kRowsB>
+struct Wgmma {
+  static constexpr bool kDefined = false;
+};
+
+// The registers of sixteen columns in the instruction's text, and those of the first so many times sixteen.
+#define ATOMR_CUTLASS_TEXT0 "%0, %1, %2, %3, %4, %5, %6, %7"
+#define ATOMR_CUTLASS_TEXT1 "%8, %9, %10, %11, %12, %13, %14, %15"
+#define ATOMR_CUTLASS_TEXT2 "%16, %17, %18, %19, %20, %21, %22, %23"
+#define ATOMR_CUTLASS_TEXT3 "%24, %25, %26, %27, %28, %29, %30, %31"
+#define ATOMR_CUTLASS_TEXT4 "%32, %33, %34, %35, %36, %37, %38, %39"
+#define ATOMR_CUTLASS_TEXT5 "%40, %41, %42, %43, %44, %45, %46, %47"
+#define ATOMR_CUTLASS_TEXT6 "%48, %49, %50, %51, %52, %53, %54, %55"
+#define ATOMR_CUTLASS_TEXT7 "%56, %57, %58, %59, %60, %61, %62, %63"
+#define ATOMR_CUTLASS_TEXT8 "%64, %65, %66, %67, %68, %69, %70, %71"
+#define ATOMR_CUTLASS_TEXT9 "%72, %73, %74, %75, %76, %77, %78, %79"
+#define ATOMR_CUTLASS_TEXT10 "%80, %81, %82, %83, %84, %85, %86, %87"
+#define ATOMR_CUTLASS_TEXT11 "%88, %89, %90, %91, %92, %93, %94, %95"
+#define ATOMR_CUTLASS_TEXT12 "%96, %97, %98, %99, %100, %101, %102, %103"
+#define ATOMR_CUTLASS_TEXT13 "%104, %105, %106, %107, %108, %109, %110, %111"
+#define ATOMR_CUTLASS_TEXT14 "%112, %113, %114, %115, %116, %117, %118, %119"
+#define ATOMR_CUTLASS_TEXTS1 ATOMR_CUTLASS_TEXT0
+#define ATOMR_CUTLASS_TEXTS2 ATOMR_CUTLASS_TEXTS1 ", " ATOMR_CUTLASS_TEXT1
+#define ATOMR_CUTLASS_TEXTS3 ATOMR_CUTLASS_TEXTS2 ", " ATOMR_CUTLASS_TEXT2
+#define ATOMR_CUTLASS_TEXTS4 ATOMR_CUTLASS_TEXTS3 ", " ATOMR_CUTLASS_TEXT3
+#define ATOMR_CUTLASS_TEXTS5 ATOMR_CUTLASS_TEXTS4 ", " ATOMR_CUTLASS_TEXT4
+#define ATOMR_CUTLASS_TEXTS6 ATOMR_CUTLASS_TEXTS5 ", " ATOMR_CUTLASS_TEXT5
+#define ATOMR_CUTLASS_TEXTS7 ATOMR_CUTLASS_TEXTS6 ", " ATOMR_CUTLASS_TEXT6
+#define ATOMR_CUTLASS_TEXTS8 ATOMR_CUTLASS_TEXTS7 ", " ATOMR_CUTLASS_TEXT7
+#define ATOMR_CUTLASS_TEXTS9 ATOMR_CUTLASS_TEXTS8 ", " ATOMR_CUTLASS_TEXT8
+#define ATOMR_CUTLASS_TEXTS10 ATOMR_CUTLASS_TEXTS9 ", " ATOMR_CUTLASS_TEXT9
+#define ATOMR_CUTLASS_TEXTS11 ATOMR_CUTLASS_TEXTS10 ", " ATOMR_CUTLASS_TEXT10
+#define ATOMR_CUTLASS_TEXTS12 ATOMR_CUTLASS_TEXTS11 ", " ATOMR_CUTLASS_TEXT11
+#define ATOMR_CUTLASS_TEXTS13 ATOMR_CUTLASS_TEXTS12 ", " ATOMR_CUTLASS_TEXT12
+#define ATOMR_CUTLASS_TEXTS14 ATOMR_CUTLASS_TEXTS13 ", " ATOMR_CUTLASS_TEXT13
+#define ATOMR_CUTLASS_TEXTS15 ATOMR_CUTLASS_TEXTS14 ", " ATOMR_CUTLASS_TEXT14
+// The same as operands.
+#define ATOMR_CUTLASS_SUMS(first)                                                                             \
+  "+f"(sums(8 * first + 0)), "+f"(sums(8 * first + 1)), "+f"(sums(8 * first + 2)), "+f"(sums(8 * first + 3)), \
+      "+f"(sums(8 * first + 4)), "+f"(sums(8 * first + 5)), "+f"(sums(8 * first + 6)), "+f"(sums(8 * first + 7))
+#define ATOMR_CUTLASS_SUMS1 ATOMR_CUTLASS_SUMS(0)
+#define ATOMR_CUTLASS_SUMS2 ATOMR_CUTLASS_SUMS1, ATOMR_CUTLASS_SUMS(1)
+#define ATOMR_CUTLASS_SUMS3 ATOMR_CUTLASS_SUMS2, ATOMR_CUTLASS_SUMS(2)
+#define ATOMR_CUTLASS_SUMS4 ATOMR_CUTLASS_SUMS3, ATOMR_CUTLASS_SUMS(3)
+#define ATOMR_CUTLASS_SUMS5 ATOMR_CUTLASS_SUMS4, ATOMR_CUTLASS_SUMS(4)
+#define ATOMR_CUTLASS_SUMS6 ATOMR_CUTLASS_SUMS5, ATOMR_CUTLASS_SUMS(5)
+#define ATOMR_CUTLASS_SUMS7 ATOMR_CUTLASS_SUMS6, ATOMR_CUTLASS_SUMS(6)
+#define ATOMR_CUTLASS_SUMS8 ATOMR_CUTLASS_SUMS7, ATOMR_CUTLASS_SUMS(7)
+#define ATOMR_CUTLASS_SUMS9 ATOMR_CUTLASS_SUMS8, ATOMR_CUTLASS_SUMS(8)
+#define ATOMR_CUTLASS_SUMS10 ATOMR_CUTLASS_SUMS9, ATOMR_CUTLASS_SUMS(9)
+#define ATOMR_CUTLASS_SUMS11 ATOMR_CUTLASS_SUMS10, ATOMR_CUTLASS_SUMS(10)
+#define ATOMR_CUTLASS_SUMS12 ATOMR_CUTLASS_SUMS11, ATOMR_CUTLASS_SUMS(11)
+#define ATOMR_CUTLASS_SUMS13 ATOMR_CUTLASS_SUMS12, ATOMR_CUTLASS_SUMS(12)
+#define ATOMR_CUTLASS_SUMS14 ATOMR_CUTLASS_SUMS13, ATOMR_CUTLASS_SUMS(13)
+#define ATOMR_CUTLASS_SUMS15 ATOMR_CUTLASS_SUMS14, ATOMR_CUTLASS_SUMS(14)
+
+#ifdef CUTE_ARCH_MMA_SM90A_ENABLED
+#define ATOMR_CUTLASS_WGMMA_ASM(width, type, texts, a, b, scale, rows_a, rows_b, ...)                        \
+  asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, " scale                                                     \
+               ", 0;\n"                                                                                      \
+               "wgmma.mma_async.sync.aligned.m64n" #width "k16.f32." type "." type " {" texts "}, " a ", " b \
+               ", p, 1, 1, " rows_a ", " rows_b ";\n}\n"                                                     \
+               : __VA_ARGS__                                                                                 \
+               : "l"(descriptor_a), "l"(descriptor_b), "r"(int(add)), "n"(int(kRowsA)), "n"(int(kRowsB)))
+#else
+#define ATOMR_CUTLASS_WGMMA_ASM(...) CUTE_INVALID_CONTROL_PATH("WGMMA is an instruction of sm_90a")
+#endif
+
+// `sums(i)` is the i-th of a thread's kWidth / 2 registers; without `add` they are overwritten.
+#define ATOMR_CUTLASS_WGMMA(width, texts, operands, a, b, scale, rows_a, rows_b)                                    \
+  template <class Element, bool kRowsA, bool kRowsB>                                                                \
+  struct Wgmma<Element, width, kRowsA, kRowsB> {                                                                    \
+    static constexpr bool kDefined = true;                                                                          \
+    template <class Sums>                                                                                           \
+    CUTLASS_DEVICE static void multiply(uint64_t descriptor_a, uint64_t descriptor_b, Sums const& sums, bool add) { \
+      if constexpr (cute::is_same_v<Element, cutlass::bfloat16_t>) {                                                \
+        ATOMR_CUTLASS_WGMMA_ASM(width, "bf16", texts, a, b, scale, rows_a, rows_b, operands);                       \
+      } else {                                                                                                      \
+        static_assert(cute::is_same_v<Element, cutlass::half_t>);                                                   \
+        ATOMR_CUTLASS_WGMMA_ASM(width, "f16", texts, a, b, scale, rows_a, rows_b, operands);                        \
+      }                                                                                                             \
+    }                                                                                                               \
+  };
+
+ATOMR_CUTLASS_WGMMA(48, ATOMR_CUTLASS_TEXTS3, ATOMR_CUTLASS_SUMS3, "%24", "%25", "%26", "%27", "%28")
+ATOMR_CUTLASS_WGMMA(80, ATOMR_CUTLASS_TEXTS5, ATOMR_CUTLASS_SUMS5, "%40", "%41", "%42", "%43", "%44")
+ATOMR_CUTLASS_WGMMA(112, ATOMR_CUTLASS_TEXTS7, ATOMR_CUTLASS_SUMS7, "%56", "%57", "%58", "%59", "%60")
+ATOMR_CUTLASS_WGMMA(144, ATOMR_CUTLASS_TEXTS9, ATOMR_CUTLASS_SUMS9, "%72", "%73", "%74", "%75", "%76")
+ATOMR_CUTLASS_WGMMA(160, ATOMR_CUTLASS_TEXTS10, ATOMR_CUTLASS_SUMS10, "%80", "%81", "%82", "%83", "%84")
+ATOMR_CUTLASS_WGMMA(176, ATOMR_CUTLASS_TEXTS11, ATOMR_CUTLASS_SUMS11, "%88", "%89", "%90", "%91", "%92")
+ATOMR_CUTLASS_WGMMA(208, ATOMR_CUTLASS_TEXTS13, ATOMR_CUTLASS_SUMS13, "%104", "%105", "%106", "%107", "%108")
+ATOMR_CUTLASS_WGMMA(224, ATOMR_CUTLASS_TEXTS14, ATOMR_CUTLASS_SUMS14, "%112", "%113", "%114", "%115", "%116")
+ATOMR_CUTLASS_WGMMA(240, ATOMR_CUTLASS_TEXTS15, ATOMR_CUTLASS_SUMS15, "%120", "%121", "%122", "%123", "%124")
+
+#undef ATOMR_CUTLASS_WGMMA
+#undef ATOMR_CUTLASS_WGMMA_ASM
+#undef ATOMR_CUTLASS_SUMS
+
+}  // namespace atomr_cutlass

@@ -151,8 +151,8 @@ def _size(row: Row) -> str:
 def class_table(rows: Sequence[Row]) -> str:
     """Ratios by class, layouts and alignment."""
     head = (
-        "class", "layouts", "rows of 16 bytes", "shapes", "cuBLAS", "best of cuBLASLt", "bound weights: cuBLAS",
-        "our fastest: best of cuBLASLt", "of the limit",
+        "class", "layouts", "rows of 16 bytes", "shapes", "cuBLAS", "best of cuBLASLt", "cuBLAS, weights bound",
+        "best of cuBLASLt, our fastest", "of the limit",
     )  # fmt: skip
     lines = (
         (
@@ -273,10 +273,11 @@ bf16, D row-major; ratios are times of others over ours, so that above 1 we are 
 parentheses the 5th percentile. How it is measured, and how shapes are drawn, is in
 [Performance](../performance.md#how-it-is-measured) and `benchmarks/shapes.py`."""
 CLASS_TEXT = """\
-`cuBLAS` is `torch.matmul`. `best of cuBLASLt` is the fastest of all candidates that its heuristic names, `our fastest`
-the fastest of all our eligible kernels with their launch options, both found by other timings than those shown. `bound
-weights` are those of plans that keep them, in a chain of launches. `of the limit` is the time that the vendor's rates
-of arithmetic and memory allow over ours."""
+Times of cuBLAS, as `torch.matmul` calls it, and of the fastest of all candidates that cuBLASLt's heuristic names, over
+those of the kernel that the selection takes; of cuBLAS over ours with the weights bound to the plan (up to 128 rows);
+of the best of cuBLASLt over the fastest of all our eligible kernels with their launch options. What is the fastest was
+found by other timings than those shown. `of the limit` is the time that the vendor's rates of arithmetic and memory
+allow, over ours. Problems with rows of no multiple of 16 bytes are the ragged ones."""
 BOUND_TEXT = """\
 Weights of 64 MB and more with at most 16 rows, bound, in a chain of launches: how many take at most 3 us and bytes over
 4.0 TB/s, and multiples of that time."""

@@ -18,7 +18,10 @@ from atomr_cutlass.generator.matrix import ARCHS, OPS, PRESETS, cells
 from atomr_cutlass.jit.folder import SUBFOLDERS
 
 ROOT = Path(__file__).resolve().parents[2]
-PAGES = {path.name: path.read_text(encoding="utf-8") for path in (ROOT / "README.md", *sorted(ROOT.glob("docs/*.md")))}
+DOCS = ROOT / "docs"
+PAGES = {"README.md": (ROOT / "README.md").read_text(encoding="utf-8")} | {
+    path.relative_to(DOCS).as_posix(): path.read_text(encoding="utf-8") for path in sorted(DOCS.rglob("*.md"))
+}
 PORTABLE = [arch.target for arch in SmArch if arch.portable]
 TARGETS = [arch.target for arch in SmArch]
 CMAKE = [ROOT / "CMakeLists.txt", ROOT / "cmake" / "cells.cmake", ROOT / "third_party" / "cutlass" / "cutlass.cmake"]
@@ -40,9 +43,9 @@ def _row(page: str, first: str) -> str:
 
 @pytest.mark.parametrize("page", PAGES)
 def test_links_lead_somewhere(page: str) -> None:
-    base = ROOT if page == "README.md" else ROOT / "docs"
+    file = ROOT / page if page == "README.md" else DOCS / page
     for target, anchor in re.findall(r"\]\((?!https?:)([^)#\s]*)(#[^)\s]*)?\)", PAGES[page]):
-        path = base / target if target else base / page
+        path = file.parent / target if target else file
         assert path.exists(), f"{page} links to {target}"
         if anchor and path.suffix == ".md":
             headings = re.findall(r"^#+ (.*)$", path.read_text(encoding="utf-8"), re.MULTILINE)

@@ -50,15 +50,20 @@ class GroupedSearch(KernelSearch[GroupedProblem]):
         self.formulations = () if problem.empty else ((problem,),)
 
     def traits(self, formulation: GroupedProblem) -> Hashable:
-        """Types, math mode, scales, epilogue, form, and how arrays can be read in either layout."""
-        problem, fusion = formulation, formulation.fusion
+        """Types, math mode, scales, epilogue, form, and how arrays can be read in the layouts that kernels read."""
+        return self._traits
+
+    @functools.cached_property
+    def _traits(self) -> Hashable:
+        problem, fusion = self.problem, self.problem.fusion
         scales = problem.block_scales, problem.scale_a is not None or problem.scale_b is not None
         bias = None if fusion is None or not fusion.inputs else tuple(map(source_layout, fusion.inputs[0].arrays))
         return (
             problem.a[0].dtype, problem.b[0].dtype, problem.d[0].dtype, problem.math, scales, problem.form,
-            None if fusion is None else (fusion.tree.program, bias is None or _widths(bias)),
+            None if fusion is None else (fusion.tree.program, bias is None or _widths(bias)), bool(problem.c),
             *(_widths(read_layout(spec, layout, "") for spec in specs)
-              for specs in (problem.a, problem.b, problem.c, problem.d) for layout in (ROW, COLUMN)),
+              for specs in (problem.a, problem.b) for layout in (ROW, COLUMN)),
+            *(_widths(read_layout(spec, ROW, "") for spec in specs) for specs in (problem.c, problem.d)),
         )  # fmt: skip
 
     def matches(self, key: KernelKey, formulation: GroupedProblem) -> Status:

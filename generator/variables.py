@@ -118,8 +118,8 @@ ENVIRONMENT = (
     ),
     Variable(
         f"{PREFIX}BATCH_INVARIANT",
-        "`1`: each row of a product has the same bits [whatever the other rows](selection.md#batch-invariance), unless "
-        "the call says otherwise",
+        "`1`: each row of a product has the same bits [whatever the other rows](selection.md#batch-invariance), of "
+        "operations that have the option and calls that leave it out",
         "`0`",
     ),
     Variable(f"{PREFIX}MISS_LOG", "file of keys that notes what the table lacked", "none"),

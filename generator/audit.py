@@ -16,7 +16,7 @@ from pathlib import Path
 
 from .archs import SmArch
 from .dtypes import CutlassDtype
-from .key import KernelKey, opcode_class
+from .key import HELPERS, KernelKey, opcode_class
 from .rules import FEW, FP8_TYPES, SPLIT
 
 
@@ -39,10 +39,6 @@ class Instruction:
 
 
 _OPERANDS = frozenset({"BF16", "TF32"})
-
-
-HELPERS = ("cast", "quantize", "dequantize")
-"""Ops whose kernels multiply no matrices."""
 
 
 def expected_instruction(key: KernelKey) -> Instruction | None:

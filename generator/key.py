@@ -178,11 +178,14 @@ def instruction_shape(key: KernelKey) -> Triple:
     return {64: (8, 8, 4), 32: (16, 8, 8), 16: (16, 8, 16), 8: (16, 8, 32)}[key.a.bits]
 
 
+HELPERS = ("cast", "quantize", "dequantize", "transpose")
+"""Ops whose kernels multiply no matrices."""
+
 _CONVOLUTIONS = {"conv2d_fprop": "fprop", "conv2d_dgrad": "dgrad", "conv2d_wgrad": "wgrad"}
 
 
 def _name_sm80(key: KernelKey) -> str:
-    if key.op in ("cast", "quantize", "dequantize"):
+    if key.op in HELPERS:
         words = ("cutlass", key.op, key.a.cutlass_name, "to", key.d.cutlass_name, key.mainloop, key.scale_type)
         return "_".join(filter(None, words))
     m, n, k = key.tile

@@ -9,7 +9,7 @@ from .dtypes import CutlassDtype
 from .epilogue.lower import LINEAR, SCALED, SOURCE, has_tree, is_common, is_gated, operand_kinds, split
 from .epilogue.tree import MATRIX, SCALAR, EpilogueVisitorTree
 from .epilogue.tree import ROW as ROW_KIND
-from .key import COLUMN, DIRECT, ROW, KernelKey
+from .key import COLUMN, DIRECT, HELPERS, ROW, KernelKey
 
 D = CutlassDtype
 
@@ -24,6 +24,9 @@ FEW = "few"
 
 SPLIT = "split"
 """The mainloop of kernels whose thread blocks share out K as well as D."""
+
+BLOCKWISE = (1, 128, 128)
+"""Block scales of fp8: one float for 1x128 elements of A, and one for 128x128 of B."""
 
 
 @dataclass(frozen=True)
@@ -177,7 +180,7 @@ def is_fallback(key: KernelKey) -> bool:
 
     Not of kernels that load nothing wider whatever the alignment is: IEEE fp32, fp64, direct kernels, casts.
     """
-    if key.op in ("cast", "quantize", "dequantize") or key.mainloop == DIRECT or key.math == "ieee":
+    if key.op in HELPERS or key.mainloop == DIRECT or key.math == "ieee":
         return False
     single = min(key.align_a, key.align_b) == 1 and key.a is not CutlassDtype.F64
     return single or key.mainloop == "twostage" or key.iterator == "analytic"

@@ -16,7 +16,6 @@ constexpr double kRounded = 1 - 1e-9;  // whatever the order in which a bound's 
 constexpr int64_t kLongest = int64_t(1) << 40;
 constexpr double kLineBytes = 128.0;  // of a cache line
 constexpr int64_t kWideCluster = 8;
-constexpr int64_t kFew = 128;  // rows or columns of D that a kernel for few rows serves at most
 
 // Cache lines that TMA touches for each 128 bytes of an operand: rows that do not begin on one straddle two.
 double lines(int64_t leading, int64_t bits) {
@@ -47,6 +46,10 @@ double peak(Kernel const& kernel) { return peak(kernel, kernel.generation, kerne
 // How much of the peak rate an sm80-generation tile sustains when its operands are at hand.
 double multistage_efficiency(Kernel const& kernel) {
   int64_t const area = kernel.tile[0] * kernel.tile[1];
+  // FMAs of larger tiles wait for shared memory less often (measured from 64x64 to 128x256).
+  if (kernel.math == Math::kIeee && kernel.capability == kHopper) {
+    return std::min(1.25, 0.75 + 0.25 * double(area) / (128 * 128));
+  }
   return std::min(1.0, 0.55 + 0.45 * double(area) / (128 * 128)) * (kernel.mainloop == Mainloop::kTwoStage ? 0.5 : 1.0);
 }
 
@@ -96,11 +99,12 @@ Extents Extents::of(Op op, std::vector<int64_t> const& values) {
   } else {
     made.lda = extent(values, 4, 0), made.ldb = extent(values, 5, 0);
     made.divided = values.size() > 6 && values[6] != 0;
+    made.copied = values.size() > 7 ? extent(values, 7, 0) : 0;
   }
   return made;
 }
 
-bool is_few(Kernel const& kernel, int64_t m, int64_t n) { return (turned(kernel, m, n) ? n : m) <= kFew; }
+bool is_few(Kernel const& kernel, int64_t m, int64_t n) { return (turned(kernel, m, n) ? n : m) <= kernel.tile[1]; }
 
 double l2_misses(TileList const& tiles, std::pair<double, double> widths, double held) {
   int64_t across = tiles.rows, length = tiles.columns, cluster = tiles.cluster_m;
@@ -138,7 +142,11 @@ Launch Model::launch(Kernel const& kernel, Extents const& extents, Gpu const& gp
     case Op::kGemm: break;
   }
   if (extents.divided) return divided(kernel, extents, gpu, shared_bytes, slices);
-  return product(kernel, extents, gpu, shared_bytes, slices);
+  Launch made = product(kernel, extents, gpu, shared_bytes, slices);
+  if (extents.copied > 0) {
+    made.seconds += 2 * double(extents.copied) / (c_.COPIED * dram(gpu)) + c_.LAUNCH_SECONDS;
+  }
+  return made;
 }
 
 Launch Model::best(Kernel const& kernel, Extents const& extents, Gpu const& gpu, int64_t shared_bytes,
@@ -278,7 +286,11 @@ Model::Tile Model::tile_of(Kernel const& kernel, Extents const& e) const {
   if (kernel.mainloop == Mainloop::kTwoSm) made.m /= 2;  // two thread blocks of a cluster share a tile of sm100
   made.cluster_m = kernel.cluster[0], made.cluster_n = kernel.cluster[1];
   double efficiency = width_efficiency(made.n) * (made.m >= 128 ? 1.0 : c_.ONE_WARPGROUP_EFFICIENCY);
-  if (kernel.fp8 && kernel.math == Math::kDefault) efficiency *= c_.FULL_ACCUMULATION_EFFICIENCY;
+  if (kernel.fp8 && kernel.math == Math::kDefault) {
+    efficiency *= kernel.block_scaled ? c_.BLOCK_SCALED_EFFICIENCY : c_.FULL_ACCUMULATION_EFFICIENCY;
+    if (kernel.block_scaled && kernel.mainloop == Mainloop::kPingpong) efficiency *= c_.BLOCK_SCALED_ALONE;
+  }
+  if (kernel.swapped()) efficiency *= c_.EXCHANGED_EFFICIENCY;
   double const rate = peak(kernel) * efficiency;
   int64_t const m = kernel.swapped() ? e.n : e.m, n = kernel.swapped() ? e.m : e.n;
   made.grid = {ceil_div(m, made.m), ceil_div(n, made.n), e.batch};
@@ -393,7 +405,8 @@ double Model::few(Kernel const& kernel, Extents const& e, Gpu const& gpu) const 
       picoseconds = std::min(picoseconds, few_picoseconds(kernel, e, gpu, share, height));
     }
   }
-  double const busy = picoseconds * 1e-12;
+  double const slower = (kernel.fp8 ? c_.FEW_FP8 : 1.0) * (kernel.block_scaled ? c_.FEW_BLOCK_SCALED : 1.0);
+  double const busy = picoseconds * 1e-12 * slower;
   int64_t const leading = turned(kernel, e.m, e.n) ? e.lda : e.ldb;
   double const straddled = c_.FEW_STRADDLED * (lines(leading, kernel.bits_a) - 1);
   double const launch = c_.FEW_LAUNCH_SECONDS + (ranks > 1 ? c_.FEW_CLUSTER_SECONDS : 0.0);

@@ -24,7 +24,8 @@ namespace atomr_cutlass::estimate {
 
 // clang-format off
 #define ATOMR_CUTLASS_ESTIMATE_CONSTANTS(X) \
-  X(CLOCK_HZ) X(LAUNCH_SECONDS) X(OTHER_DRAM_BYTES_PER_SECOND) X(COMMON_PART) X(ONE_WARPGROUP_EFFICIENCY) \
+  X(CLOCK_HZ) X(LAUNCH_SECONDS) X(OTHER_DRAM_BYTES_PER_SECOND) X(COMMON_PART) X(ONE_WARPGROUP_EFFICIENCY) X(EXCHANGED_EFFICIENCY) X(COPIED) X(BLOCK_SCALED_EFFICIENCY) X(BLOCK_SCALED_ALONE) \
+  X(FEW_FP8) X(FEW_BLOCK_SCALED) \
   X(FULL_ACCUMULATION_EFFICIENCY) X(L2_BYTES_PER_CLOCK) X(PORT_BYTES_PER_CLOCK) X(STEP_CLOCKS) X(BEYOND_CLOCKS) \
   X(WIDE_CLUSTER_STEP_CLOCKS) X(COOPERATIVE_TILE_SECONDS) X(PINGPONG_TILE_SECONDS) X(PROLOGUE_SECONDS) \
   X(STORE_BYTES_PER_SECOND) X(SHOWN) X(SHOWN_ALONE) X(MISSED) X(L2_SHARE) X(LAST_WAVE) X(CLUSTER_SECONDS) \
@@ -75,7 +76,7 @@ struct Kernel {
   int64_t align_a, align_b;
   bool a_along_k, b_along_k;  // A row-major, B column-major
   bool f64, i8, fp8;  // A's element type
-  bool stream_k, nosmem;
+  bool stream_k, nosmem, block_scaled;
   bool common;  // whether it is told its epilogue's tree at launch
   bool slices_in_d;  // whether slices of K may be added up in D
   bool depthwise;  // of a convolution
@@ -87,13 +88,14 @@ struct Kernel {
 };
 
 // Extents of a problem as a kernel sees it. Products: m, n, k, batches (of a grouped one groups of expected extents),
-// leading dimensions of A and B, and whether K is divided into slices that another kernel adds up. Convolutions: the
-// implicit GEMM, groups of channels, slices of K, whether the result is cast, channels along K, channels, taps of the
-// filter, pixels, and bytes read and written once.
+// leading dimensions of A and B, whether K is divided into slices that another kernel adds up, and bytes of an operand
+// that is copied before. Convolutions: the implicit GEMM, groups of channels, slices of K, whether the result is cast,
+// channels along K, channels, taps of the filter, pixels, and bytes read and written once.
 struct Extents {
   int64_t m, n, k, batch;
   int64_t lda, ldb;
   bool divided;
+  int64_t copied;
   int64_t split_k, wide, channels, c, taps, pixels, moved;
 
   // Raises std::out_of_range where there are fewer than a problem of a kernel of this operation has.

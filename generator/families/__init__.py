@@ -17,6 +17,7 @@ from . import (
     grouped_sm90,
     grouped_sm100,
     quantize,
+    transpose,
 )
 from .base import Family
 
@@ -32,6 +33,7 @@ _ALL = (
             gemm_sm120,
             gemv,
             cast,
+            transpose,
             grouped_sm80,
             grouped_sm90,
             grouped_sm100,

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterator
 
 from ..archs import SmArch
 from ..dtypes import CutlassDtype
 from ..epilogue.lower import LINEAR, SCALED, split
 from ..key import COLUMN, ROW, KernelKey
-from ..rules import COMMON_LAYOUTS, FEW, FP8_TYPES, HALF_TYPES, Status, along_k, no, supports_gemm
+from ..rules import BLOCKWISE, COMMON_LAYOUTS, FEW, FP8_TYPES, HALF_TYPES, Status, along_k, no, supports_gemm
 from . import dsmem_sm90
 from .base import DEFAULT, FULL, Cell, Family, epilogue_cpp
 
@@ -16,6 +17,9 @@ D = CutlassDtype
 
 MOST = 128
 """Rows or columns of D that a cell serves, and rows of the other operand that a thread block takes at once, at most."""
+
+MOST_BLOCK_SCALED = 32
+"""The same of the former with block scales, which are read by every thread: beyond, other kernels are faster."""
 
 RANKS = (1, 2, 4)
 """Thread blocks that divide K among them."""
@@ -30,8 +34,11 @@ def supports(key: KernelKey) -> Status:
         return no("kernels for few rows have no epilogue trees")
     if key.a not in (*HALF_TYPES, *FP8_TYPES) or key.a is not key.b:
         return no(f"kernels for few rows multiply f16, bf16 and fp8 of one type, not {key.a.value} by {key.b.value}")
-    if key.scale_type or any(key.scale_granularity):
-        return no("kernels for few rows have no block scales")
+    scaled = key.scale_type or any(key.scale_granularity)
+    if scaled and (key.scale_type, key.scale_granularity, key.a in FP8_TYPES) != ("f32", BLOCKWISE, True):
+        return no("block scales of kernels for few rows are f32, one for 1x128 of fp8 A and one for 128x128 of B")
+    if scaled and key.math != "default":
+        return no("block scales are for full accumulation")
     if key.layout_a != ROW:
         return no("kernels for few rows need A row-major")
     if key.a in FP8_TYPES and key.layout_b != COLUMN:
@@ -39,8 +46,9 @@ def supports(key: KernelKey) -> Status:
     wide = 128 // key.a.bits
     if (key.align_a, key.align_b, key.align_d) != (wide, wide, 1):
         return no(f"kernels for few rows ask A and B to be aligned to {wide} elements, and nothing of D")
-    if key.tile != (MOST, MOST, 8 * wide) or key.cluster not in [(1, 1, ranks) for ranks in RANKS]:
-        return no(f"tiles of kernels for few rows are {MOST}x{MOST}x{8 * wide}, clusters 1x1x1, 1x1x2 and 1x1x4")
+    most = MOST_BLOCK_SCALED if scaled else MOST
+    if key.tile != (MOST, most, 8 * wide) or key.cluster not in [(1, 1, ranks) for ranks in RANKS]:
+        return no(f"tiles of kernels for few rows are {MOST}x{most}x{8 * wide}, clusters 1x1x1, 1x1x2 and 1x1x4")
     return dsmem_sm90.supports_schedule(key, "kernels for few rows")
 
 
@@ -48,9 +56,10 @@ def values(key: KernelKey) -> dict[str, str]:
     """The values of the template."""
     promoted = key.a in FP8_TYPES and key.math == "default"
     return {
-        "few": str(MOST),
+        "few": str(key.tile[1]),
         "ranks": str(key.cluster[2]),
         "promoted": "true" if promoted else "false",
+        "block_scaled": "true" if key.scale_type else "false",
         **epilogue_cpp(key),
     }
 
@@ -73,6 +82,9 @@ def cells(arch: SmArch) -> Iterator[Cell]:
                 yield DEFAULT if (a, layouts) == (D.BF16, ROW + COLUMN) else FULL, cell(a, layouts, ranks)
     for ranks, math in ((1, "default"), (4, "default"), (2, "fast")):
         yield FULL, cell(D.F8E4M3, ROW + COLUMN, ranks, d=D.BF16, math=math, epilogue=SCALED)
+    plain = cell(D.F8E4M3, ROW + COLUMN, 4, d=D.BF16, epilogue=SCALED)
+    tile = (MOST, MOST_BLOCK_SCALED, plain.tile[2])
+    yield FULL, dataclasses.replace(plain, tile=tile, scale_granularity=BLOCKWISE, scale_type="f32")
 
 
 FAMILY = Family(

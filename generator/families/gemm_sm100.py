@@ -8,14 +8,21 @@ from ..archs import SmArch
 from ..dtypes import CutlassDtype, ScaleType
 from ..epilogue.lower import COMMON, LINEAR, SCALED, SCALED_COMMON, split
 from ..key import COLUMN, ROW, KernelKey, Triple
-from ..rules import COMMON_LAYOUTS, FP8_TYPES, HALF_TYPES, LAYOUTS, OK, Status, accumulator, no, supports_gemm
+from ..rules import (
+    BLOCKWISE,
+    COMMON_LAYOUTS,
+    FP8_TYPES,
+    HALF_TYPES,
+    LAYOUTS,
+    OK,
+    Status,
+    accumulator,
+    no,
+    supports_gemm,
+)
 from .base import DEFAULT, FULL, Cell, Family, epilogue_cpp, numbers, static_ints
 
 D = CutlassDtype
-
-
-BLOCKWISE = (1, 128, 128)
-"""Block scales of fp8: one float for 1x128 elements of A, and one for 128x128 of B."""
 
 FP4_SCALES = {"ue4m3": (1, 1, 16), "ue8m0": (1, 1, 32)}
 """Block scales of fp4, by their type: nvfp4 and mxfp4."""

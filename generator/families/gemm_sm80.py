@@ -220,10 +220,14 @@ def _single_cells(arch: SmArch, fallback: bool) -> Iterator[Cell]:
             yield aligned, _gemm_sm80(arch, D.F32, d, layouts, (4, 4, 4), (128, 128, 16), (4, 2, 1), 4, "3xtf32")
             yield tier, _gemm_sm80(arch, D.F32, d, layouts, (1, 1, 1), (64, 64, 32), (2, 2, 1), 3, "tf32")
             yield tier, _gemm_sm80(arch, D.F32, d, layouts, (1, 1, 1), (64, 64, 16), (2, 2, 1), 3, "3xtf32")
+            ieee = SMOKE if layouts == "rr" and d is D.F32 else tier
             yield (
-                SMOKE if layouts == "rr" and d is D.F32 else tier,
+                ON_DEMAND if fallback and d is not D.F32 and not common else ieee,
                 _gemm_sm80(arch, D.F32, d, layouts, (1, 1, 1), (128, 128, 8), (4, 2, 1), 5, "ieee"),
             )
+        if fallback and common:
+            yield FULL, _gemm_sm80(arch, D.F32, D.F32, layouts, (1, 1, 1), (128, 256, 8), (4, 2, 1), 4, "ieee")
+            yield FULL, _gemm_sm80(arch, D.F32, D.F32, layouts, (1, 1, 1), (64, 64, 8), (2, 1, 1), 5, "ieee")
         if not fallback:
             yield FULL, _gemm_sm80(arch, D.F32, D.F32, layouts, (1, 1, 1), (128, 64, 8), (2, 2, 1), 5, "ieee")
             if arch is not SmArch.SM120:

@@ -9,6 +9,7 @@ from ..dtypes import CutlassDtype
 from ..epilogue.lower import COMMON, GATED, GATED_SCALED, LINEAR, SCALED, SCALED_COMMON, has_tree, is_gated
 from ..key import COLUMN, ROW, KernelKey, Triple
 from ..rules import (
+    BLOCKWISE,
     COMMON_LAYOUTS,
     FP8_TYPES,
     GEMM_OUTPUTS,
@@ -25,9 +26,6 @@ from .base import DEFAULT, FULL, ON_DEMAND, SMOKE, Cell, Family, epilogue_cpp, n
 
 D = CutlassDtype
 
-BLOCKWISE: Triple = (1, 128, 128)
-"""Rows of A, columns of B and elements of K of one scale in the blockwise form."""
-
 _MAINLOOP_SCHEDULE = {
     "pingpong": "KernelTmaWarpSpecializedPingpong",
     "cooperative": "KernelTmaWarpSpecializedCooperative",
@@ -40,8 +38,9 @@ def supports(key: KernelKey) -> Status:
     common = supports_gemm(key, (LINEAR, SCALED, COMMON, SCALED_COMMON, GATED, GATED_SCALED), layouts_d=(ROW, COLUMN))
     if not common:
         return common
-    if key.layout_d == COLUMN and (key.a.bits != 16 or key.epilogue != LINEAR or key.epilogue_schedule != "tma"):
-        return no("cells with a column-major D multiply f16 and bf16, store by TMA, and have the linear epilogue")
+    plain = SCALED if key.a in FP8_TYPES else LINEAR
+    if key.layout_d == COLUMN and (key.epilogue != plain or key.epilogue_schedule != "tma" or key.scale_type):
+        return no("cells with a column-major D store by TMA and have the linear epilogue, of fp8 the scaled one")
     if is_gated(key.epilogue) and (key.epilogue_schedule != "nosmem" or key.acc is not D.F32):
         return no("gated epilogues store f32 accumulators from registers: their epilogue schedule is nosmem")
     if key.a not in (*HALF_TYPES, *FP8_TYPES, D.I8) and key.math != "tf32":
@@ -76,13 +75,13 @@ def supports(key: KernelKey) -> Status:
     if k * key.a.bits != 1024:
         return no("the K tile is 128 bytes, the widest swizzle")
     # 255 registers a thread; the accumulators of a consumer warp group may take 128 of them, 192 where only alpha and
-    # beta C follow. Full accumulation of fp8 has them twice: those of the tensor cores, of which 14 bits count, are
-    # added to others every 128 elements of K. (The sums need fewer registers beside them: 192 in all were
-    # compiled without a spill.)
-    copies = 2 if key.a in FP8_TYPES and key.math == "default" else 1
-    plain = key.a.bits == 16 and key.epilogue == LINEAR and key.epilogue_schedule == "tma"
-    limit = 192 if plain or (copies == 2 and not key.scale_type) else 128
-    if copies * m * n // (128 * groups) > limit:
+    # beta C follow, or all but 128 of them belong to the mainloop (PromotedMainloop).
+    registers, limit = m * n // (128 * groups), 128
+    if key.a in FP8_TYPES and key.math == "default":
+        registers, limit = registers + n // 2 * (2 if m == 64 * groups and n <= 128 else 1), 192
+    elif key.a.bits == 16 and key.epilogue == LINEAR and key.epilogue_schedule == "tma":
+        limit = 192
+    if registers > limit:
         return no(f"the accumulators would spill: at most {limit} registers a thread")
     scales = _supports_block_scales(key)
     if not scales:
@@ -103,8 +102,8 @@ def _supports_block_scales(key: KernelKey) -> Status:
         return no("block scales of sm90 kernels are for fp8 operands in full accumulation")
     if key.mainloop == "warpspecialized" or key.scheduler != "persistent":
         return no("block-scaled sm90 kernels are pingpong or cooperative, with the persistent scheduler")
-    if key.tile[1] % BLOCKWISE[1]:
-        return no("the N tile of a block-scaled sm90 kernel is a multiple of 128")
+    if key.tile[1] != BLOCKWISE[1]:
+        return no("the N tile of a block-scaled sm90 kernel is 128")
     return OK
 
 
@@ -197,6 +196,19 @@ _DIVIDED_TILES: dict[str, tuple[tuple[tuple[int, int], tuple[int, int], str], ..
     "rr": (((64, 144), (4, 1), "pingpong"), ((128, 16), (2, 1), "cooperative")),
 }
 
+_TURNED_FP8_TILES: dict[str, tuple[tuple[tuple[int, int], tuple[int, int], str], ...]] = {
+    "default": (
+        ((64, 80), (4, 1), "pingpong"),
+        ((64, 128), (4, 1), "pingpong"),
+        ((128, 160), (2, 1), "cooperative"),
+    ),
+    "fast": (
+        ((64, 64), (4, 1), "pingpong"),
+        ((64, 128), (4, 1), "pingpong"),
+    ),
+}
+"""The same of e4m3, by the math mode (docs/performance-log.md, 2026-11-23)."""
+
 
 def _gemm_sm90(
     a: D,
@@ -254,18 +266,18 @@ def cells(arch: SmArch) -> Iterator[Cell]:
     for tier, tile, cluster, mainloop in (
         (DEFAULT, (128, 128), (2, 1), "cooperative"),
         (FULL, (128, 256), (2, 1), "cooperative"),
-        (FULL, (64, 64), (1, 1), "pingpong"),
     ):
         yield tier, _gemm_sm90(D.F32, D.F32, "rc", tile, cluster, mainloop, math="tf32")
         yield tier, _gemm_sm90(D.I8, D.I32, "rc", tile, cluster, mainloop)
-    for layouts in ("rr", "cc"):
-        store = "nosmem" if layouts == "rr" else "tma"
-        tile, cluster = (128, 128), (2, 1)
-        yield (
-            FULL,
-            _gemm_sm90(D.F32, D.F32, layouts, tile, cluster, "cooperative", math="tf32", epilogue_schedule=store),
-        )
-        yield FULL, _gemm_sm90(D.I8, D.I32, layouts, tile, cluster, "cooperative", epilogue_schedule=store)
+    yield FULL, _gemm_sm90(D.I8, D.I32, "rc", (64, 64), (1, 1), "pingpong")
+    for tile_n in (64, 128):
+        tile, cluster = (64, tile_n), (4, 1)
+        yield FULL, _gemm_sm90(D.F32, D.F32, "rc", tile, cluster, "pingpong", math="tf32", layout_d=COLUMN)
+    # Other layouts of these types, and of fp8, are copied first (family `transpose`) but where rows are few.
+    yield (
+        FULL,
+        _gemm_sm90(D.F32, D.F32, "rr", (128, 128), (2, 1), "cooperative", math="tf32", epilogue_schedule="nosmem"),
+    )
     yield from _fp8_cells()
 
 
@@ -306,10 +318,9 @@ def _half_cells(a: D, layouts: str) -> Iterator[Cell]:
 
 def _fp8_cells() -> Iterator[Cell]:
     # The scaled epilogue serves calls without scales on the device as well: `lc` is there where speed counts most.
-    large = ((128, 128), (2, 1), "cooperative")
     full = ((128, 128), (1, 1), "cooperative")  # measured: a cluster gains nothing where the adders are the limit
     fast = ((128, 256), (2, 1), "cooperative")
-    few_rows = ((64, 128), (1, 1), "pingpong")
+    wide = ((256, 128), (2, 1), "cooperative")
     for a in FP8_TYPES:
         for b in FP8_TYPES:
             plain, either = a is b is D.F8E4M3, D.F8E4M3 in (a, b)
@@ -319,24 +330,22 @@ def _fp8_cells() -> Iterator[Cell]:
                 if (d is D.BF16 and either) or (plain and d is D.F8E4M3):
                     yield FULL, _gemm_sm90(a, d, "rc", *fast, b=b, math="fast", epilogue="scaled")
             if either:
-                yield FULL, _gemm_sm90(a, D.BF16, "rc", *large, b=b, scale_granularity=BLOCKWISE)
+                yield FULL, _gemm_sm90(a, D.BF16, "rc", *full, b=b, scale_granularity=BLOCKWISE)
     e4m3 = D.F8E4M3
     yield DEFAULT, _gemm_sm90(e4m3, D.BF16, "rc", *full)
-    yield FULL, _gemm_sm90(e4m3, D.BF16, "rc", (256, 96), (1, 2), "cooperative", epilogue="scaled")
-    yield FULL, _gemm_sm90(e4m3, D.BF16, "rc", *few_rows, epilogue="scaled")
-    for tile in ((64, 64), (64, 128)):
-        yield FULL, _gemm_sm90(e4m3, D.BF16, "rc", tile, (2, 1), "pingpong", math="fast", epilogue="scaled")
-    yield FULL, _gemm_sm90(e4m3, D.BF16, "rc", (64, 64), (1, 1), "pingpong", epilogue="scaled")
     yield DEFAULT, _gemm_sm90(e4m3, D.BF16, "rc", *fast, math="fast")
+    for tile in (wide, ((128, 192), (2, 1), "cooperative")):
+        yield FULL, _gemm_sm90(e4m3, D.BF16, "rc", *tile, epilogue="scaled")
     yield FULL, _gemm_sm90(e4m3, D.BF16, "rc", (128, 128), (2, 1), "pingpong", math="fast", epilogue="scaled")
-    yield FULL, _gemm_sm90(e4m3, D.BF16, "rc", *few_rows, math="fast", epilogue="scaled")
-    yield FULL, _gemm_sm90(e4m3, D.BF16, "cc", *large, math="fast", epilogue="scaled")
-    yield FULL, _gemm_sm90(e4m3, D.BF16, "rr", *large, math="fast", epilogue="scaled", epilogue_schedule="nosmem")
-    yield FULL, _gemm_sm90(e4m3, D.BF16, "rc", *large, epilogue="scaled", epilogue_schedule="nosmem")
+    for math, tiles in _TURNED_FP8_TILES.items():
+        for tile in tiles:
+            yield FULL, _gemm_sm90(e4m3, D.BF16, "rc", *tile, math=math, epilogue="scaled", layout_d=COLUMN)
+    yield FULL, _gemm_sm90(e4m3, D.BF16, "rc", *full, epilogue="scaled", epilogue_schedule="nosmem")
     for d in (D.F16, D.F32):
-        yield FULL, _gemm_sm90(e4m3, d, "rc", *large, scale_granularity=BLOCKWISE)
-    yield FULL, _gemm_sm90(e4m3, D.BF16, "rc", *few_rows, scale_granularity=BLOCKWISE)
-    yield FULL, _gemm_sm90(e4m3, e4m3, "rc", *large, epilogue="scaled", scale_granularity=BLOCKWISE)
+        yield FULL, _gemm_sm90(e4m3, d, "rc", *full, scale_granularity=BLOCKWISE)
+    for tile in (wide, ((64, 128), (1, 1), "pingpong")):
+        yield FULL, _gemm_sm90(e4m3, D.BF16, "rc", *tile, scale_granularity=BLOCKWISE)
+    yield FULL, _gemm_sm90(e4m3, e4m3, "rc", *full, epilogue="scaled", scale_granularity=BLOCKWISE)
 
 
 FAMILY = Family(

@@ -132,7 +132,7 @@ def test_every_cell(key: KernelKey, torch: Any) -> None:
     info = every_cell.row_of(key)
     for m, n, k in every_cell.gemm_shapes(key):
         a, b = placed((m, k), key.a, 1, layout=key.layout_a), placed((k, n), key.b, 2, layout=key.layout_b)
-        out = guarded((m, n), key.d)
+        out = guarded((m, n), key.d, layout=key.layout_d)
         if key.epilogue == "lc" and not key.scale_type:
             what = problem_of(a, b, out.view, math_mode=key.math)
             choice = replace(select.candidate_of(GemmSearch(what, device), key), info=info)

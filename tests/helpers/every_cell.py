@@ -134,14 +134,15 @@ def gemm_shapes(key: KernelKey) -> list[tuple[int, int, int]]:
     """M, N and K that a GEMM cell serves: one that ends inside tiles, whole tiles, and one smaller than a tile."""
     (tile_m, tile_n, tile_k), (cluster_m, cluster_n, _) = key.tile, key.cluster
     if {key.a, key.b} & {*FP8_TYPES}:
-        unit_m = key.align_a if key.layout_a == COLUMN else 1
-        unit_n = max(key.align_d, key.align_b if key.layout_b == ROW else 1)
+        along_m = key.layout_d == COLUMN
+        unit_m = max(key.align_d if along_m else 1, key.align_a if key.layout_a == COLUMN else 1)
+        unit_n = max(1 if along_m else key.align_d, key.align_b if key.layout_b == ROW else 1)
         unit_k, whole = key.align_a, (tile_m, tile_n, 2 * tile_k)
     else:
         unit_m = unit_n = unit_k = max(key.align_a, key.align_b, key.align_d)
         whole = (tile_m * cluster_m, tile_n * cluster_n, 4 * tile_k)
-    # D has no more rows than a tile where the cell is for few of them.
-    rows = tile_m - 3 if key.mainloop == FEW else 2 * tile_m + unit_m
+    # D has no more rows than the cell serves where that is for few of them.
+    rows = tile_n - 3 if key.mainloop == FEW else 2 * tile_m + unit_m
     return [(rows, 2 * tile_n + unit_n, 5 * tile_k + unit_k), whole, (unit_m, unit_n, unit_k)]
 
 

@@ -10,12 +10,13 @@ import pytest
 from generator.archs import SmArch
 from generator.audit import expected_instruction
 from generator.dtypes import CutlassDtype as D
-from generator.families.gemm_sm100 import BLOCKWISE, FP4_SCALES, gemm_sm100
+from generator.families.gemm_sm100 import FP4_SCALES, gemm_sm100
 from generator.families.gemm_sm120 import gemm_sm120
 from generator.families.grouped_sm100 import grouped_sm100
 from generator.key import KernelKey, check_unique
 from generator.matrix import expand, preset_of, supports
 from generator.render import render
+from generator.rules import BLOCKWISE
 
 FAMILIES = {("gemm", "sm100"), ("grouped_gemm", "sm100"), ("gemm", "sm120")}
 

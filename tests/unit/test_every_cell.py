@@ -27,7 +27,7 @@ H200 = fake_table.H200
 def test_they_go_over_every_cell_that_a_hopper_gpu_runs() -> None:
     ops = {key.op for key in expand("full", every_cell.ARCHS)}
     assert {*every_cell.keys(*ops)} >= {*expand("full", every_cell.ARCHS)}
-    assert ops == {"gemm", "gemv", "grouped_gemm", FPROP, DGRAD, WGRAD, "cast", "quantize", "dequantize"}
+    assert ops == {"gemm", "gemv", "grouped_gemm", FPROP, DGRAD, WGRAD, "cast", "quantize", "dequantize", "transpose"}
 
 
 def test_every_convolution_has_problems() -> None:

@@ -67,7 +67,7 @@ def test_cells_are_of_their_own_family_and_compile() -> None:
         ({"stages": 3}, "0 stages"),
         ({"swizzle": 2}, "neither warps nor a swizzle"),
         ({"epilogue": "lc+evt:acc;relu:0;out:1"}, "no epilogue trees"),
-        ({"scale_type": "f32", "scale_granularity": (1, 128, 128)}, "no block scales"),
+        ({"scale_type": "f32", "scale_granularity": (1, 128, 128)}, "1x128 of fp8 A and one for 128x128 of B"),
     ],
 )
 def test_keys_without_a_kernel_are_refused_with_the_reason(changes: dict[str, Any], reason: str) -> None:

@@ -19,11 +19,10 @@ from generator.dtypes import CutlassDtype as D
 from generator.families.base import FULL as FULL_TIER
 from generator.families.base import ON_DEMAND
 from generator.families.gemm_sm80 import FP8_ARCHS
-from generator.families.gemm_sm90 import BLOCKWISE
 from generator.key import KernelKey, check_unique
 from generator.matrix import GEMM_ARCHS, PRESETS, cells, expand, preset_of, supports
 from generator.render import render
-from generator.rules import COMMON_LAYOUTS, FP8_TYPES, LAYOUTS, gemm_types
+from generator.rules import BLOCKWISE, COMMON_LAYOUTS, FP8_TYPES, LAYOUTS, gemm_types
 
 FULL = expand("full", GEMM_ARCHS)
 HOPPER = [key for key in FULL if key.generation == "sm90"]
@@ -317,7 +316,7 @@ SIMT = _one(math="ieee")
         (BLOCKS, {"scale_granularity": (1, 1, 128)}, "1x128 elements of A"),
         (BLOCKS, {"math": "fast"}, "full accumulation"),
         (BLOCKS, {"scheduler": "streamk"}, "persistent scheduler"),
-        (BLOCKS, {"tile": (128, 64, 128)}, "multiple of 128"),
+        (BLOCKS, {"tile": (128, 64, 128)}, "the N tile of a block-scaled sm90 kernel is 128"),
         (INT8, {"layout_b": "r"}, "make B contiguous along K"),
         (INT8, {"layout_a": "c"}, "a = a.T.contiguous().T"),
         (SM90, {"a": D.F64, "b": D.F64, "d": D.F64, "acc": D.F64}, "WGMMA multiplies"),

@@ -36,7 +36,7 @@ LAYERS = (
      "ops.gemm.divided", "ops.gemm.reference", "pipeline.operation", "pipeline.pack_build", "pipeline.select",
      "reference.tree_error"),
     ("cli.options", "epilogue.groups", "epilogue.results", "epilogue.validate", "ops.gemm.search",
-     "ops.grouped_gemm.kernels", "ops.grouped_gemm.reference", "ops.quantize.operation",
+     "ops.gemm.transposed", "ops.grouped_gemm.kernels", "ops.grouped_gemm.reference", "ops.quantize.operation",
      "pipeline.bindings", "pipeline.explanation", "pipeline.invocation", "pipeline.pack_nvcc", "pipeline.planning",
      "pipeline.probe", "pipeline.profiler_csv", "reference"),
     ("cli.cache", "cli.epilogue", "cli.installed", "cli.packs", "epilogue.bind", "ops.conv2d.validation",

@@ -30,8 +30,10 @@ namespace atomr_cutlass {
 
 // A is row-major. Of a column-major B either operand may be the weights, of a row-major B only B. `kFew` is the most
 // rows or columns of D that a cell serves, `kRanks` the thread blocks of a cluster. With `kPromoted` the tensor cores'
-// sums of fp8, of which 14 bits count, are added to others in float after each box of K.
-template <class Element, class LayoutB, class ElementD, int kFew, int kRanks, bool kPromoted, class Epilogue>
+// sums of fp8, of which 14 bits count, are added to others in float after each box of K; with `kBlockScaled` times the
+// scales of that box: one for each row of A, and one for 128 columns of B.
+template <class Element, class LayoutB, class ElementD, int kFew, int kRanks, bool kPromoted, bool kBlockScaled,
+          class Epilogue>
 struct GemmFewSm90 {
   using Args = atomr_cutlass_gemm_args;
 
@@ -47,6 +49,9 @@ struct GemmFewSm90 {
   static constexpr int kClusterM = 1, kClusterN = 1, kClusterK = kRanks;
   static constexpr bool kDependent = true;
   static_assert(kAlongK || sizeof(Element) == 2, "WGMMA reads elements of other widths contiguous along K only");
+  static constexpr int kScaleBlock = 128;  // columns of B, and elements of K, that have one scale
+  static_assert(!kBlockScaled || (kPromoted && kBox == kScaleBlock), "a box of K has one scale of each row");
+  static_assert(kFew == 128 || kFew == 32);
 
   // Shared memory: barriers, the ranks' sums, and the stages. An instruction reads 64 rows of weights and as many of
   // the others as it is wide, whether or not they were loaded: what follows the last stage must be there.
@@ -79,7 +84,13 @@ struct GemmFewSm90 {
     int32_t steps, stage_steps, stages, stages_offset;
     int32_t weights_batched, few_batched;
     int32_t bound;  // no launch that may be running writes the weights
+    int32_t boxes;  // of K
     ScaledParams scaled;
+    // Scales of blocks: strides from one to the next along the weights' rows or the few, and along K. Several rows or
+    // few may have one: their number is 1 << bits.
+    float const *weights_scale, *few_scale;
+    int64_t weights_scale_row, weights_scale_k, few_scale_row, few_scale_k;
+    int32_t weights_scale_bits, few_scale_bits;
   };
 
   // How a cluster divides the work: thread blocks that share the few rows, and the height of each one's tile.
@@ -99,6 +110,8 @@ struct GemmFewSm90 {
 
   static bool can_implement(Args const& args) {
     int const few = turned(args) ? args.n : args.m;
+    // The arguments have no stride from one batch's block scales to the next one's.
+    if (kBlockScaled && (args.batch > 1 || args.scale_a == nullptr || args.scale_b == nullptr)) return false;
     return args.m > 0 && args.n > 0 && args.k > 0 && args.batch > 0 && few <= kFew && args.split_k == 1 &&
            aligned(args.a, args.lda, args.batch_stride_a) && aligned(args.b, args.ldb, args.batch_stride_b);
   }
@@ -227,6 +240,21 @@ struct GemmFewSm90 {
     result.d_batch = args.batch_stride_d;
     result.bound = (args.padding & (turn ? ATOMR_CUTLASS_A_SETTLED : ATOMR_CUTLASS_B_SETTLED)) != 0;
     result.scaled = ScaledParams::of(args);
+    result.boxes = ceil_div(args.k, kBox);
+    if constexpr (kBlockScaled) {
+      result.scaled.scale_a = result.scaled.scale_b = nullptr;
+      auto const a = static_cast<float const*>(args.scale_a), b = static_cast<float const*>(args.scale_b);
+      constexpr int kBits = 7;
+      static_assert(1 << kBits == kScaleBlock);
+      result.weights_scale = turn ? a : b;
+      result.weights_scale_row = turn ? args.scale_stride_a : args.scale_stride_b;
+      result.weights_scale_k = turn ? args.scale_k_stride_a : args.scale_k_stride_b;
+      result.weights_scale_bits = turn ? 0 : kBits;
+      result.few_scale = turn ? b : a;
+      result.few_scale_row = turn ? args.scale_stride_b : args.scale_stride_a;
+      result.few_scale_k = turn ? args.scale_k_stride_b : args.scale_k_stride_a;
+      result.few_scale_bits = turn ? kBits : 0;
+    }
     return result;
   }
 
@@ -411,15 +439,18 @@ struct GemmFewSm90 {
     Turn turn;
     for (Tile tile(params); tile.index < params.tiles; tile.next(params)) {
       if (params.few_height <= 16) {
-        multiply<16, 2>(params, place, warp, turn);
-      } else if (params.few_height <= 32) {
-        multiply<32, 2>(params, place, warp, turn);
-      } else if (params.few_height <= 64) {
-        params.group == 2 ? multiply<64, 2>(params, place, warp, turn) : multiply<64, 1>(params, place, warp, turn);
-      } else if (params.few_height <= 96) {
-        multiply<96, 1>(params, place, warp, turn);
-      } else {
-        multiply<128, 1>(params, place, warp, turn);
+        multiply<16, 2>(params, place, tile, warp, turn);
+      } else if (kFew == 32 || params.few_height <= 32) {
+        multiply<32, 2>(params, place, tile, warp, turn);
+      } else if constexpr (kFew > 32) {
+        if (params.few_height <= 64) {
+          params.group == 2 ? multiply<64, 2>(params, place, tile, warp, turn)
+                            : multiply<64, 1>(params, place, tile, warp, turn);
+        } else if (params.few_height <= 96) {
+          multiply<96, 1>(params, place, tile, warp, turn);
+        } else {
+          multiply<128, 1>(params, place, tile, warp, turn);
+        }
       }
       cutlass::arch::NamedBarrier::sync(kConsumers, 0);
       if constexpr (kRanks > 1) {
@@ -462,9 +493,38 @@ struct GemmFewSm90 {
     bool first = true;
   };
 
+  // Scales of a box of K: those of the two rows and of all columns that a thread has of 64 x kWide sums.
+  template <int kWide>
+  struct BoxScales {
+    float rows[2] = {0, 0}, columns[kWide / 4];
+
+    // Zeros beyond the end of K and the edges, where nothing may be read.
+    CUTLASS_DEVICE void load(Params const& params, int row, int box) {
+      if constexpr (kBlockScaled) {
+        bool const inside = box < params.boxes;
+        int const column = int(threadIdx.x) % 4 * 2;
+        CUTLASS_PRAGMA_UNROLL
+        for (int i = 0; i < 2; ++i) {
+          rows[i] = !inside || row + 8 * i >= params.rows
+                        ? 0.0f
+                        : params.weights_scale[(row + 8 * i >> params.weights_scale_bits) * params.weights_scale_row +
+                                               box * params.weights_scale_k];
+        }
+        float const* const few = params.few_scale + box * params.few_scale_k;
+        CUTLASS_PRAGMA_UNROLL
+        for (int i = 0; i < kWide / 4; ++i) {
+          int const at = column + i / 2 * 8 + i % 2;
+          columns[i] =
+              !inside || at >= params.few_rows ? 0.0f : few[(at >> params.few_scale_bits) * params.few_scale_row];
+        }
+      }
+    }
+  };
+
   // Leaves a tile's sums in shared memory. With instructions as narrow as the few rows, kGroup boxes at once.
   template <int kWide, int kGroup>
-  CUTLASS_DEVICE static void multiply(Params const& params, Place const& place, int warp, Turn& turn) {
+  CUTLASS_DEVICE static void multiply(Params const& params, Place const& place, Tile const& tile, int warp,
+                                      Turn& turn) {
     using namespace cute;
     constexpr auto kMajor = kAlongK ? GMMA::Major::K : GMMA::Major::MN;
     using Atom = decltype(GMMA::ss_op_selector<Element, Element, float, Shape<_64, Int<kWide>, Int<kBox>>, kMajor,
@@ -492,6 +552,10 @@ struct GemmFewSm90 {
     if (multiplies) {
       if constexpr (kPromoted) clear(sums);
       mma.accumulate_ = GMMA::ScaleOut::Zero;
+      // A thread's first row of weights; the scales of a box are read while the one before is multiplied.
+      int const row = tile.row(params, place) + first_row + warp % 4 * 16 + lane / 4;
+      BoxScales<kWide> scales, next_scales;
+      next_scales.load(params, row, place.first_step * params.step + half * kGroup);
       int in_stage = 0, before = -1;  // steps, and the stage of which the last ones are being multiplied
       for (int step = place.first_step; step < place.end_step; ++step) {
         int const at = turn.stage * params.stage_steps + in_stage;
@@ -512,10 +576,15 @@ struct GemmFewSm90 {
             warpgroup_arrive();
             box_product(mma, a, b, part, i * place.weights_bytes, i * place.few_bytes);
             warpgroup_commit_batch();
+            scales = next_scales;
+            int const box = step * params.step + half * kGroup + i;
+            next_scales.load(params, row, i < kGroup - 1 ? box + 1 : box + 1 - kGroup + params.step);
             warpgroup_wait<0>();
             warpgroup_fence_operand(part);
             CUTLASS_PRAGMA_UNROLL
-            for (int j = 0; j < size(sums); ++j) sums(j) += part(j);
+            for (int j = 0; j < size(sums); ++j) {
+              sums(j) += kBlockScaled ? scales.rows[j / 2 % 2] * scales.columns[j / 4 * 2 + j % 2] * part(j) : part(j);
+            }
           }
         } else {
           warpgroup_fence_operand(sums);

@@ -9,6 +9,7 @@
 #include "atomr_cutlass/epilogue_tma.h"
 #include "atomr_cutlass/epilogue_visitor.h"
 #include "atomr_cutlass/kernel_abi.h"
+#include "atomr_cutlass/mainloop_promoted.h"
 #include "atomr_cutlass/mainloop_tma.h"
 #include "cute/tensor.hpp"
 #include "cutlass/cutlass.h"
@@ -222,7 +223,7 @@ struct GemmSm90 {
       cutlass::arch::Sm90, cutlass::arch::OpClassTensorOp, ElementA, typename Scales::template A<LayoutA>, kAlignA,
       ElementB, typename Scales::template B<LayoutB>, kAlignB, ElementAccumulator, Tile, Cluster, Stages,
       MainloopSchedule>::CollectiveOp;
-  using Mainloop = typename TmaMainloopOf<BuiltMainloop>::Type;
+  using Mainloop = typename TmaMainloopOf<typename PromotedMainloopOf<BuiltMainloop>::Type>::Type;
   // Kernels that leave float32 sums may divide K: each slice has a D of its own, one after the other, for another
   // kernel to add up.
   static constexpr bool kSliced = cute::is_same_v<ElementD, float> && cute::sizeof_bits_v<ElementA> == 16 &&

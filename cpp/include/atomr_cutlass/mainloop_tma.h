@@ -8,7 +8,6 @@
 #include "cute/tensor.hpp"
 #include "cutlass/cutlass.h"
 #include "cutlass/gemm/collective/collective_mma.hpp"
-#include "cutlass/gemm/collective/fp8_accumulation.hpp"
 #include "cutlass/gemm/dispatch_policy.hpp"
 #include "cutlass/pipeline/pipeline.hpp"
 
@@ -69,10 +68,7 @@ struct OperandTile {
   }
 };
 
-// kPromoted: of fp8 in full accumulation. WGMMA keeps about 14 bits of sums of fp8 products; these are added to sums in
-// f32 every kPromotion instructions.
-template <class Policy, bool kPromoted, class Tile, class ElementA_, class StrideA_, class ElementB_, class StrideB_,
-          class TiledMma_>
+template <class Policy, class Tile, class ElementA_, class StrideA_, class ElementB_, class StrideB_, class TiledMma_>
 struct TmaMainloop {
   // What CUTLASS's kernels ask for.
   using DispatchPolicy = Policy;
@@ -85,7 +81,7 @@ struct TmaMainloop {
   using ElementAccumulator = typename TiledMma::ValTypeC;
   using ArchTag = typename DispatchPolicy::ArchTag;
   using Cluster = typename DispatchPolicy::ClusterShape;
-  static constexpr int kStages = DispatchPolicy::Stages, kPromotion = 4;
+  static constexpr int kStages = DispatchPolicy::Stages;
   using MainloopPipeline = cutlass::PipelineTmaAsync<kStages>;
   using PipelineState = cutlass::PipelineState<kStages>;
   static constexpr int NumProducerThreadEvents = 1;
@@ -253,43 +249,21 @@ struct TmaMainloop {
       ++released;
     };
 
-    if constexpr (kPromoted) {
-      cutlass::gemm::collective::GmmaFP8Accumulation promoted(sums, kPromotion, kK / kDeep);
-      cute::warpgroup_fence_operand(promoted());
+    cute::warpgroup_fence_operand(sums);
+    wait();
+    multiply_stage(sums, false);
+    cute::warpgroup_fence_operand(sums);
+    CUTLASS_PRAGMA_NO_UNROLL
+    for (--count; count > 0; --count) {
       wait();
-      multiply_stage(promoted(), false);
-      promoted.promote_if_needed();
-      cute::warpgroup_fence_operand(promoted());
-      CUTLASS_PRAGMA_NO_UNROLL
-      for (--count; count > 0; --count) {
-        wait();
-        bool const add = !promoted.prepare_if_needed();
-        cute::warpgroup_fence_operand(promoted());
-        multiply_stage(promoted(), add);
-        cute::warpgroup_wait<1>();
-        cute::warpgroup_fence_operand(promoted());
-        promoted.promote_if_needed();
-        release();
-      }
-      promoted.promote_residue_if_needed();
-      cute::warpgroup_fence_operand(promoted());
-    } else {
       cute::warpgroup_fence_operand(sums);
-      wait();
-      multiply_stage(sums, false);
+      multiply_stage(sums, true);
+      // All but the last step have ended.
+      cute::warpgroup_wait<1>();
       cute::warpgroup_fence_operand(sums);
-      CUTLASS_PRAGMA_NO_UNROLL
-      for (--count; count > 0; --count) {
-        wait();
-        cute::warpgroup_fence_operand(sums);
-        multiply_stage(sums, true);
-        // All but the last step have ended.
-        cute::warpgroup_wait<1>();
-        cute::warpgroup_fence_operand(sums);
-        release();
-      }
-      cute::warpgroup_fence_operand(sums);
+      release();
     }
+    cute::warpgroup_fence_operand(sums);
   }
 
   CUTLASS_DEVICE void mma_tail(MainloopPipeline pipeline, PipelineState released, int count) {
@@ -299,22 +273,14 @@ struct TmaMainloop {
   }
 };
 
-// Of a mainloop of CUTLASS's whether TmaMainloop takes its place, and with sums that are promoted.
+// Of a mainloop of CUTLASS's whether TmaMainloop takes its place.
 template <class Policy>
 inline constexpr bool kReplaced = false;
-template <class Policy>
-inline constexpr bool kPromotes = false;
 template <int kStages, class Cluster, class Schedule>
 inline constexpr bool kReplaced<cutlass::gemm::MainloopSm90TmaGmmaWarpSpecialized<kStages, Cluster, Schedule>> = true;
-template <int kStages, class Cluster, class Schedule>
-inline constexpr bool kReplaced<cutlass::gemm::MainloopSm90TmaGmmaWarpSpecializedFP8<kStages, Cluster, Schedule>> =
-    true;
-template <int kStages, class Cluster, class Schedule>
-inline constexpr bool kPromotes<cutlass::gemm::MainloopSm90TmaGmmaWarpSpecializedFP8<kStages, Cluster, Schedule>> =
-    true;
 
-// The mainloop for what CUTLASS's builder makes; Built itself where an operand goes through registers, or the sums are
-// scaled.
+// The mainloop for what CUTLASS's builder makes; Built itself where an operand goes through registers, or sums are
+// promoted.
 template <class Built>
 struct TmaMainloopOf {
   using Type = Built;
@@ -327,10 +293,8 @@ struct TmaMainloopOf<
   using Built =
       cutlass::gemm::collective::CollectiveMma<Policy, Tile, ElementA, StrideA, ElementB, StrideB, TiledMma, CopyA,
                                                LayoutA, void, cute::identity, CopyB, LayoutB, void, cute::identity>;
-  using Type =
-      cute::conditional_t<kReplaced<Policy>,
-                          TmaMainloop<Policy, kPromotes<Policy>, Tile, ElementA, StrideA, ElementB, StrideB, TiledMma>,
-                          Built>;
+  using Type = cute::conditional_t<kReplaced<Policy>,
+                                   TmaMainloop<Policy, Tile, ElementA, StrideA, ElementB, StrideB, TiledMma>, Built>;
 };
 
 }  // namespace atomr_cutlass

@@ -23,8 +23,9 @@ if TYPE_CHECKING:
     from .devices import Device
 
 Extents: TypeAlias = tuple[int, ...]
-"""M, N, K, batches, leading dimensions of A and B, and whether K is divided; those of a convolution are
-`ConvFormulation.extents`."""
+"""M, N, K, batches, leading dimensions of A and B, whether K is divided, and bytes of an operand that is copied before;
+those of a convolution are `ConvFormulation.extents`.
+"""
 
 CLOCK_HZ = 1.7e9
 LAUNCH_SECONDS = 1.95e-6
@@ -48,8 +49,14 @@ TILE_N_EFFICIENCY = {
 """Share of WGMMA's peak rate that a tile of this width sustains; narrow ones read A more often than they multiply."""
 ONE_WARPGROUP_EFFICIENCY = 0.95
 """The fraction of that which a tile of 64 rows reaches."""
-FULL_ACCUMULATION_EFFICIENCY = 0.85
+FULL_ACCUMULATION_EFFICIENCY = 0.91
 """The fraction of it which fp8 reaches when float32 accumulates the tensor cores' sums every 128 elements of K."""
+BLOCK_SCALED_EFFICIENCY = 0.84
+"""Likewise, where blocks have scales."""
+BLOCK_SCALED_ALONE = 0.88
+"""The fraction of that which a single warp group reaches."""
+EXCHANGED_EFFICIENCY = 0.74
+"""The fraction of it that kernels reach which bring one operand to the tensor cores through registers."""
 L2_BYTES_PER_CLOCK = 61.8
 """Bytes that one multiprocessor draws from L2 per clock when all do."""
 PORT_BYTES_PER_CLOCK = 110.0
@@ -89,6 +96,9 @@ FIXUP_SECONDS = 6e-6
 PEER_SECONDS = 2e-6
 """Each part of a tile but the first waits for its turn, reads, adds and writes."""
 
+COPIED = 0.85
+"""The fraction of device memory's rate at which an operand is copied, transposed."""
+
 # Kernels of the sm90 generation for few rows.
 FEW_LAUNCH_SECONDS = 2.1e-6
 FEW_CLUSTER_SECONDS = 0.17e-6
@@ -110,6 +120,10 @@ FEW_EXCHANGED_PS = 230
 """An element of a tile: reading the sums of a cluster's thread blocks, then storing it."""
 FEW_ADDED_PS = 880000
 """Adding up a tile's sums, besides."""
+FEW_FP8 = 1.1
+"""How much longer fp8 takes; the other constants are those of f16 and bf16."""
+FEW_BLOCK_SCALED = 1.2
+"""How much longer that takes with scales of blocks."""
 FEW_EXPOSED_PERCENT = 20
 """The fraction of all parts but the longest that the longest does not hide."""
 

@@ -216,6 +216,23 @@ def collapse_batches(problem: GemmProblem) -> Batches:
     return Batches(count, strides, tuple(offsets))
 
 
+@dataclass(frozen=True)
+class TransposedCopy:
+    """An operand that is copied before a product, so that its elements are contiguous along K.
+
+    Attributes:
+        operand: `a` or `b`, as the caller has them.
+        leading: elements from one row, or column, of the operand to the next.
+        batch_stride: elements from one batch of it to the next.
+        size: bytes of all batches.
+    """
+
+    operand: str
+    leading: int
+    batch_stride: int
+    size: int
+
+
 class GemmFormulation(NamedTuple):
     """How a GEMM is put to a kernel: each of A, B and D row- or column-major.
 
@@ -229,6 +246,8 @@ class GemmFormulation(NamedTuple):
         batches: its batch dimensions.
         divided: whether the kernel divides K, and another adds up what it leaves in float32, which is then the type of
             `problem`'s D.
+        copied: the operand that the kernel reads a copy of; its layout, leading dimension and alignment are here those
+            of the copy.
     """
 
     swapped: bool
@@ -250,11 +269,13 @@ class GemmFormulation(NamedTuple):
     problem: GemmProblem
     batches: Batches
     divided: bool = False
+    copied: TransposedCopy | None = None
 
     @property
     def extents(self) -> tuple[int, ...]:
         """What the model asks of a product; see `estimate.Extents`."""
-        return self.m, self.n, self.k, self.batch, self.lda, self.ldb, int(self.divided)
+        copied = 0 if self.copied is None else self.copied.size
+        return self.m, self.n, self.k, self.batch, self.lda, self.ldb, int(self.divided), copied
 
 
 def formulations(problem: GemmProblem) -> list[GemmFormulation]:

@@ -170,7 +170,7 @@ class ConvSearch(KernelSearch[ConvFormulation]):
         if self._product is not None and not casts:
             # A matrix that a convolution's kernel loads as C is preferably loaded so by the GEMM's.
             groups = self._product.formulations[:1] if problem.source is not None else self._product.formulations
-            products = (product for group in groups for product in group if not product.divided)
+            products = (product for group in groups for product in group if not (product.divided or product.copied))
             found += [ConvFormulation(rewritten, product=product) for product in products]
         return found
 

@@ -32,7 +32,7 @@ from ...pipeline.planning import PlanOptions, planned
 from ...pipeline.problem import GemmFormulation, GemmProblem, MatrixSpec, flipped
 from ...pipeline.rounding import round_up
 from ...pipeline.search import KernelSearch
-from . import divided
+from . import divided, transposed
 from .search import GemmCandidate, ProductSearch, cells_of
 
 OP = "gemm"
@@ -59,7 +59,7 @@ class GemmSearch(ProductSearch):
     op = OP
 
     def put(self, problem: GemmProblem) -> Sequence[GemmFormulation]:
-        found = super().put(problem)
+        found = transposed.with_copies(super().put(problem), self.device)
         return found if self.batch_invariant else [*found, *divided.formulations(problem)]
 
     def matches(self, key: KernelKey, formulation: GemmFormulation) -> Status:
@@ -75,7 +75,9 @@ class GemmSearch(ProductSearch):
         return status
 
     def helpers(self, formulation: GemmFormulation) -> Sequence[KernelSearch[Any]]:
-        """The kernel that adds up slices."""
+        """The kernel that adds up slices, or that copies an operand."""
+        if formulation.copied is not None:
+            return (transposed.helper(formulation, self.device),)
         return (divided.sums(self.problem.d.dtype, self.device),) if formulation.divided else ()
 
     def of_many_rows(self) -> Sequence[Sequence[GemmFormulation]]:
@@ -102,7 +104,10 @@ class GemmSearch(ProductSearch):
             return "K is divided into slices, which another kernel adds up"
         if formulation.swapped and formulation.layout_d == ROW:
             return "D is column-major: computed as D^T = B^T A^T, which costs nothing"
-        return "computed as D^T = B^T A^T, whose tiles fit better" if formulation.swapped else ""
+        notes = ["computed as D^T = B^T A^T, whose tiles fit better"] if formulation.swapped else []
+        if formulation.copied is not None:
+            notes.append(f"{formulation.copied.operand} is copied first, contiguous along K")
+        return "; ".join(notes)
 
     def reason(self) -> str:
         return str(self.refusal(None, ""))
@@ -239,7 +244,7 @@ def from_candidate(
 ) -> Plan:
     """The plan for a problem with this kernel, which need not be the best one; see `PlanOptions`."""
     key, formulation = candidate.key, candidate.formulation
-    align_a, align_b = (key.align_b, key.align_a) if formulation.swapped else (key.align_a, key.align_b)
+    align_a, align_b = transposed.alignments(key, formulation)
     steps = Steps(problem.device)
     a = steps.matrix("a", problem.a, align_a)
     b = steps.matrix("b", problem.b, align_b)
@@ -254,6 +259,8 @@ def from_candidate(
     if problem.c is not None or not of_call:
         c = steps.matrix("c", problem.c or problem.d, key.align_d, "source" if of_call else "optional source")
     d = steps.matrix("out", problem.d, key.align_d, "output")
+    settled_b = 0 if formulation.copied else settled(b, A_SETTLED if formulation.swapped else B_SETTLED)
+    copies = transposed.Copies(steps, formulation)
     per_launch = min(formulation.batch, GRID_BATCHES) if key.generation == "sm80" else formulation.batch
     launches = [
         (count, (moved(a, at_a, problem.a.dtype), moved(b, at_b, problem.b.dtype)),
@@ -262,12 +269,12 @@ def from_candidate(
     ]  # fmt: skip
     common = product_args(formulation, candidate) | {"alpha": "alpha", "beta": "beta"}
     if problem.k != 0:
-        bit = A_SETTLED if formulation.swapped else B_SETTLED
-        for count, (first, second), others in launches:
+        for count, operands, others in launches:
+            first, second = copies.of(*operands, count)
             if formulation.swapped:
-                first, second = second, first  # noqa: PLW2901 - operands change places
-            args = common | others | {"batch": count, "a": first, "b": second, "padding": settled(b, bit)}
-            steps.launch(candidate, args, when=PRODUCT)
+                first, second = second, first
+            args = common | others | {"batch": count, "a": first, "b": second, "padding": settled_b}
+            steps.launch(candidate, args, main=formulation.copied is not None, when=PRODUCT)
     if problem.k == 0 or alpha == 0 or not of_call:
         nothing, size = _null_product(candidate)
         zeros = steps.zeros(size)

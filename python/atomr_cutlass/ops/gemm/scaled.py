@@ -30,6 +30,7 @@ from ...pipeline.devices import Device
 from ...pipeline.plan import Address, Plan, Steps, moved
 from ...pipeline.planning import PlanOptions, planned
 from ...pipeline.problem import MAX_OUTER, GemmFormulation, GemmProblem, MatrixSpec, broadcast_to
+from . import transposed
 from .kernels import GemmSearch, product_args
 from .search import GemmCandidate
 
@@ -281,7 +282,7 @@ def from_candidate(
         alignment = fp4.SCALE_ALIGNMENT if spec.form == "swizzled" else 4
         return steps.slot(name, spec.shape, spec.strides, spec.dtype, alignment=alignment, role=role)
 
-    align_a, align_b = (key.align_b, key.align_a) if formulation.swapped else (key.align_a, key.align_b)
+    align_a, align_b = transposed.alignments(key, formulation)
     a = operand("a", problem.a, align_a)
     b = operand("b", problem.b, align_b)
     source = problem.c is not None and fused.reads_source(problem.epilogue)
@@ -295,17 +296,19 @@ def from_candidate(
     if amax is not None:
         steps.clear(amax, 4)
 
+    copies = transposed.Copies(steps, formulation)
     common = product_args(formulation, candidate) | {
         "ldd": formulation.ldd // narrower, "alpha": "alpha", "beta": "beta", "scale_d": at_d, "amax": amax,
     }  # fmt: skip
     for batch in _batches(scales, formulation):
-        first = (a, batch.a, problem.a, at_a, batch.scale_a, scales.a)
-        second = (b, batch.b, problem.b, at_b, batch.scale_b, scales.b)
+        read = copies.of(moved(a, batch.a, problem.a.dtype), moved(b, batch.b, problem.b.dtype), batch.count)
+        first = (read[0], at_a, batch.scale_a, scales.a)
+        second = (read[1], at_b, batch.scale_b, scales.b)
         if formulation.swapped:
             first, second = second, first
         args = dict(common)
-        for letter, (array, offset, spec, place, shift, factors) in (("a", first), ("b", second)):
-            args[letter] = moved(array, offset, spec.dtype)
+        for letter, (array, place, shift, factors) in (("a", first), ("b", second)):
+            args[letter] = array
             args[f"scale_{letter}"] = None if place is None or factors is None else _moved_scale(place, shift, factors)
             args[f"scale_form_{letter}"] = int(factors is not None and factors.form == "vector")
             if factors is not None and factors.form == "block":
@@ -327,7 +330,7 @@ def from_candidate(
             batch.operands,
             swapped=formulation.swapped,
         )
-        steps.launch(candidate, args)
+        steps.launch(candidate, args, main=formulation.copied is not None)
     return steps.plan(like=like, alpha=alpha, beta=beta)
 
 

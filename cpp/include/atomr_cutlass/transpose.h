@@ -1,0 +1,102 @@
+// Copies a matrix with its rows as columns: what rewrites need to bring an operand into the layout that a kernel reads.
+// The arguments are those of a GEMM: A is m x k, its rows contiguous; D is A^T, k x m, its rows contiguous.
+#pragma once
+
+#include "atomr_cutlass/kernel_abi.h"
+#include "cutlass/cutlass.h"
+
+namespace atomr_cutlass {
+
+// `Element` stands for any type of 1 or 4 bytes. A thread takes squares of as many elements as four bytes hold.
+template <class Element>
+struct Transpose {
+  using Args = atomr_cutlass_gemm_args;
+
+  static constexpr int kSquare = 4 / int(sizeof(Element));
+  static constexpr int kWords = 32 * (kSquare == 1 ? 2 : 1);  // of a tile, along either side
+  static constexpr int kTile = kWords * kSquare;
+  static constexpr int kPitch = kWords + 1;
+  static constexpr int kThreads = 256;
+  static constexpr int kMinBlocks = 4;
+  static constexpr int kSharedBytes = kTile * kPitch * 4;
+  static constexpr int kClusterM = 1, kClusterN = 1, kClusterK = 1;
+  static_assert(kSquare == 1 || kSquare == 4);
+
+  struct Params {
+    uint32_t const* a;
+    uint32_t* d;
+    int64_t a_row, d_row, a_batch, d_batch;  // in words
+    int32_t rows, columns, row_tiles, column_tiles, batch;
+  };
+
+  static bool can_implement(Args const& args) {
+    auto const whole = [](int64_t elements) { return elements % kSquare == 0; };
+    return args.m > 0 && args.k > 0 && args.batch > 0 && args.batch <= 65535 &&
+           reinterpret_cast<uint64_t>(args.a) % 4 == 0 && reinterpret_cast<uint64_t>(args.d) % 4 == 0 &&
+           whole(args.k) && whole(args.lda) && whole(args.ldd) && whole(args.batch_stride_a) &&
+           whole(args.batch_stride_d) && args.ldd >= (args.m + kSquare - 1) / kSquare * kSquare;
+  }
+  static uint64_t workspace_size(Args const&) { return 0; }
+  static void clear_range(Args const&, uint64_t& offset, uint64_t& bytes) { offset = bytes = 0; }
+
+  static Params params(Args const& args) {
+    return {static_cast<uint32_t const*>(args.a),
+            static_cast<uint32_t*>(args.d),
+            args.lda / kSquare,
+            args.ldd / kSquare,
+            args.batch_stride_a / kSquare,
+            args.batch_stride_d / kSquare,
+            args.m,
+            args.k,
+            (args.m + kTile - 1) / kTile,
+            (args.k + kTile - 1) / kTile,
+            args.batch};
+  }
+  static dim3 grid(Params const& params) {
+    return dim3(uint32_t(params.column_tiles), uint32_t(params.row_tiles), uint32_t(params.batch));
+  }
+
+  CUTLASS_DEVICE static void run(Params const& params, char* shared) {
+    auto* const tile = reinterpret_cast<uint32_t*>(shared);
+    int const row = int(blockIdx.y) * kTile, column = int(blockIdx.x) * kTile;
+    uint32_t const* const a = params.a + blockIdx.z * params.a_batch + column / kSquare;
+    uint32_t* const d = params.d + blockIdx.z * params.d_batch + row / kSquare;
+    CUTLASS_PRAGMA_UNROLL
+    for (int i = 0; i < kWords * kWords / kThreads; ++i) {
+      int const at = i * kThreads + int(threadIdx.x), x = at % kWords, y = at / kWords;
+      uint32_t words[kSquare];
+      CUTLASS_PRAGMA_UNROLL
+      for (int j = 0; j < kSquare; ++j) {
+        int const from = row + y * kSquare + j;
+        bool const inside = from < params.rows && column + x * kSquare < params.columns;
+        words[j] = inside ? a[from * params.a_row + x] : 0;
+      }
+      turn(words);
+      CUTLASS_PRAGMA_UNROLL
+      for (int j = 0; j < kSquare; ++j) tile[(x * kSquare + j) * kPitch + y] = words[j];
+    }
+    __syncthreads();
+    CUTLASS_PRAGMA_UNROLL
+    for (int i = 0; i < kTile * kWords / kThreads; ++i) {
+      int const at = i * kThreads + int(threadIdx.x), x = at % kWords, y = at / kWords;
+      // The last word of a row may reach beyond what A has: into padding, with zeros.
+      if (column + y < params.columns && row + x * kSquare < params.rows) {
+        d[(column + y) * params.d_row + x] = tile[y * kPitch + x];
+      }
+    }
+  }
+
+ private:
+  CUTLASS_DEVICE static void turn(uint32_t (&)[1]) {}
+  // Byte j of word i becomes byte i of word j.
+  CUTLASS_DEVICE static void turn(uint32_t (&words)[4]) {
+    uint32_t const low01 = __byte_perm(words[0], words[1], 0x5140), high01 = __byte_perm(words[0], words[1], 0x7362);
+    uint32_t const low23 = __byte_perm(words[2], words[3], 0x5140), high23 = __byte_perm(words[2], words[3], 0x7362);
+    words[0] = __byte_perm(low01, low23, 0x5410);
+    words[1] = __byte_perm(low01, low23, 0x7632);
+    words[2] = __byte_perm(high01, high23, 0x5410);
+    words[3] = __byte_perm(high01, high23, 0x7632);
+  }
+};
+
+}  // namespace atomr_cutlass

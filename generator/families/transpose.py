@@ -1,0 +1,84 @@
+"""Transposed copies of matrices: helpers of rewrites, for kernels that read operands contiguous along K alone."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from ..archs import SmArch
+from ..dtypes import CutlassDtype
+from ..key import COLUMN, ROW, KernelKey
+from ..rules import OK, Status, no
+from .base import FULL, Cell, Family
+
+D = CutlassDtype
+
+OP = "transpose"
+
+SQUARE_BYTES = 4
+"""Of the elements along one side of the squares that a thread turns: what operands are aligned to."""
+
+
+def standing_for(dtype: D) -> D:
+    """The type of as many bits that a kernel names: elements are copied as they are."""
+    return {8: D.I8, 32: D.F32}[dtype.bits]
+
+
+def transpose(arch: SmArch, a: D) -> KernelKey:
+    """A key of this family: of matrices of `a`, or of any type of as many bits."""
+    a = standing_for(a)
+    return KernelKey(
+        op=OP,
+        generation="sm80",
+        arch=arch,
+        a=a,
+        b=a,
+        d=a,
+        acc=D.F32,
+        layout_a=ROW,
+        layout_b=ROW,
+        layout_d=COLUMN,
+        align_a=SQUARE_BYTES * 8 // a.bits,
+        align_b=1,
+        align_d=SQUARE_BYTES * 8 // a.bits,
+        tile=(1, 1, 1),
+        cluster=(1, 1, 1),
+        warps=(8, 1, 1),
+        stages=0,
+        mainloop="",
+        epilogue_schedule="",
+        scheduler="identity",
+        swizzle=0,
+    )
+
+
+def supports(key: KernelKey) -> Status:
+    """Whether a key of this family compiles."""
+    if key.a.bits not in (8, 32):
+        return no(f"elements of 8 and 32 bits are transposed, not {key.a.value}")
+    return OK if key == transpose(key.arch, key.a) else no("kernels that transpose differ in their type alone")
+
+
+def values(_: KernelKey) -> dict[str, str]:
+    """The values of the template: the type alone."""
+    return {}
+
+
+def cells(arch: SmArch) -> Iterator[Cell]:
+    """The cells for one arch: where WGMMA reads such operands contiguous along K alone."""
+    if arch is SmArch.SM90A:
+        for a in (D.I8, D.F32):
+            yield FULL, transpose(arch, a)
+
+
+FAMILY = Family(
+    op=OP,
+    generation="sm80",
+    archs=(SmArch.SM90A,),
+    template="transpose",
+    supports=supports,
+    cells=cells,
+    values=values,
+    compile_seconds=1.0,
+    compile_mb=1000,
+    arguments="gemm",
+)

@@ -1,0 +1,64 @@
+"""Transposed copies on the GPU: every kernel, bit by bit, and products whose operands are copied."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+import atomr_cutlass as ac
+import every_cell
+from atomr_cutlass.generator.dtypes import CutlassDtype as D
+from atomr_cutlass.generator.key import KernelKey
+from atomr_cutlass.pipeline import devices, select
+from atomr_cutlass.pipeline.plan import Steps
+from atomr_cutlass.pipeline.problem import MatrixSpec
+from atomr_cutlass.pipeline.rounding import round_up
+from atomr_cutlass.pipeline.search import ExactSearch
+
+pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("torch")]
+
+
+@pytest.mark.parametrize("key", every_cell.keys("transpose"), ids=lambda key: key.name)
+def test_every_cell(key: KernelKey, torch: Any) -> None:
+    """Each cell, on matrices that do not fill its tiles, with rows that begin apart from one another."""
+    info = every_cell.row_of(key)
+    found = select.candidate_of(ExactSearch(lambda arch: replace(key, arch=arch), devices.get(0)), key)
+    dtype, element = {D.I8: (torch.int8, D.I8), D.F32: (torch.int32, D.I32)}[key.a]
+    line = 128 // key.a.bits
+    for batches, rows, columns, apart in ((1, 128, 128, 0), (3, 131, 260, 8), (2, 1, 4, 0), (1, 1001, 36, 4)):
+        a = torch.randint(-128, 128, (batches, rows, columns + apart), dtype=dtype, device="cuda")[..., :columns]
+        leading = round_up(rows, line)
+        out = torch.full((batches, columns, leading), 77, dtype=dtype, device="cuda")
+        steps = Steps(0)
+        args = {
+            "m": rows, "n": 1, "k": columns, "batch": batches, "lda": columns + apart, "ldd": leading,
+            "batch_stride_a": rows * (columns + apart), "batch_stride_d": columns * leading,
+            "a": steps.matrix("a", MatrixSpec(a.shape, a.stride(), element)),
+            "d": steps.matrix("out", MatrixSpec(out.shape, out.stride(), element), 1, "output"),
+        }  # fmt: skip
+        steps.launch(replace(found, info=info), args)
+        steps.plan(like=a)(a, out)
+        torch.cuda.synchronize()
+        assert torch.equal(out[..., :rows], a.transpose(1, 2))
+        assert set(out[..., round_up(rows, 4) :].unique().tolist()) <= {77}
+    every_cell.right(key, info, "4 matrices, bit by bit")
+
+
+@pytest.mark.parametrize("shared", [False, True])
+@pytest.mark.parametrize("layouts", ["rr", "cc"])
+def test_products_of_copied_operands(layouts: str, shared: bool, torch: Any) -> None:
+    """Integers, whose sums are exact; large enough to be worth a copy, with extents that fill no tile."""
+    m, n, k = 2052, 1796, 1028
+
+    def matrix(rows: int, columns: int, layout: str, batches: int) -> Any:
+        extents = (batches, rows, columns) if layout == "r" else (batches, columns, rows)
+        made = torch.randint(-128, 128, extents, dtype=torch.int8, device="cuda")
+        made = made if layout == "r" else made.transpose(1, 2)
+        return made[0] if batches == 1 else made
+
+    a, b = matrix(m, k, layouts[0], 2), matrix(k, n, layouts[1], 1 if shared else 2)
+    out = ac.gemm(a, b)
+    want = a.double() @ b.double()
+    assert torch.equal(out.double(), want)

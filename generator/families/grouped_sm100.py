@@ -11,9 +11,9 @@ from ..archs import SmArch
 from ..dtypes import CutlassDtype
 from ..epilogue.lower import COMMON, LINEAR, SCALED, SCALED_COMMON, split
 from ..key import ROW, KernelKey, Triple
-from ..rules import FP8_TYPES, HALF_TYPES, Status, accumulator, no, supports_gemm, supports_grouped_tree
+from ..rules import BLOCKWISE, FP8_TYPES, HALF_TYPES, Status, accumulator, no, supports_gemm, supports_grouped_tree
 from .base import FULL, Cell, Family, epilogue_cpp, numbers, static_ints
-from .gemm_sm100 import BLOCKWISE, supports_scales, supports_umma
+from .gemm_sm100 import supports_scales, supports_umma
 
 D = CutlassDtype
 

@@ -66,8 +66,10 @@ def add_steps(
     whole: GemmProblem,
     candidate: Candidate[GemmFormulation],
     args: dict[str, Any],
-    addresses: tuple[Address, Address, Address, Address],
+    addresses: tuple[Address, Address, Address | None, Address],
     adder: Candidate[None],
+    *,
+    unmultiplied: bool,
 ) -> None:
     """Adds the launches of both kernels to a plan.
 
@@ -76,8 +78,9 @@ def add_steps(
         whole: the problem as the caller has it.
         candidate: the kernel, with its slices.
         args: its arguments but for addresses and scalars.
-        addresses: of a, b, c and out.
+        addresses: of a, b, c where there may be one, and out.
         adder: the kernel that adds up.
+        unmultiplied: whether there are calls whose alpha is 0.
     """
     a, b, c, out = addresses
     count, formulation = math.prod(whole.d.shape), candidate.formulation
@@ -91,4 +94,5 @@ def add_steps(
     )
     result = {"count": count, "slice_stride": count, "c": c, "d": out, "alpha": "alpha", "beta": "beta"}
     steps.launch(adder, result | {"slices": candidate.split_k, "a": sliced}, when=PRODUCT)
-    steps.launch(adder, result | {"slices": 1, "a": steps.zeros(4 * count)}, when=NO_PRODUCT)
+    if unmultiplied:
+        steps.launch(adder, result | {"slices": 1, "a": steps.zeros(4 * count)}, when=NO_PRODUCT)

@@ -249,16 +249,18 @@ def from_candidate(
     a = steps.matrix("a", problem.a, align_a)
     b = steps.matrix("b", problem.b, align_b)
     c: Address | None = None
-    if formulation.divided:
-        wide = divided.ALIGNMENT * 8 // problem.d.dtype.bits
-        c = steps.matrix("c", problem.c or problem.d, wide, "optional source")
-        d = steps.matrix("out", problem.d, wide, "output")
-        adder = select.choose(divided.sums(problem.d.dtype, devices.get(problem.device)))
-        divided.add_steps(steps, problem, candidate, product_args(formulation, candidate), (a, b, c, d), adder)
-        return steps.plan(like=like, alpha=alpha, beta=beta)
+    align_d = divided.ALIGNMENT * 8 // problem.d.dtype.bits if formulation.divided else key.align_d
     if problem.c is not None or not of_call:
-        c = steps.matrix("c", problem.c or problem.d, key.align_d, "source" if of_call else "optional source")
-    d = steps.matrix("out", problem.d, key.align_d, "output")
+        c = steps.matrix("c", problem.c or problem.d, align_d, "source" if of_call else "optional source")
+    d = steps.matrix("out", problem.d, align_d, "output")
+    unmultiplied = alpha == 0 or not of_call
+    if formulation.divided:
+        adder = select.choose(divided.sums(problem.d.dtype, devices.get(problem.device)))
+        divided.add_steps(
+            steps, problem, candidate, product_args(formulation, candidate), (a, b, c, d), adder,
+            unmultiplied=unmultiplied,
+        )  # fmt: skip
+        return steps.plan(like=like, alpha=alpha, beta=beta)
     settled_b = 0 if formulation.copied else settled(b, A_SETTLED if formulation.swapped else B_SETTLED)
     copies = transposed.Copies(steps, formulation)
     per_launch = min(formulation.batch, GRID_BATCHES) if key.generation == "sm80" else formulation.batch
@@ -275,7 +277,7 @@ def from_candidate(
                 first, second = second, first
             args = common | others | {"batch": count, "a": first, "b": second, "padding": settled_b}
             steps.launch(candidate, args, main=formulation.copied is not None, when=PRODUCT)
-    if problem.k == 0 or alpha == 0 or not of_call:
+    if problem.k == 0 or unmultiplied:
         nothing, size = _null_product(candidate)
         zeros = steps.zeros(size)
         for count, _, others in launches:

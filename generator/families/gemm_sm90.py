@@ -337,6 +337,9 @@ def _fp8_cells() -> Iterator[Cell]:
     for tile in (wide, ((128, 192), (2, 1), "cooperative")):
         yield FULL, _gemm_sm90(e4m3, D.BF16, "rc", *tile, epilogue="scaled")
     yield FULL, _gemm_sm90(e4m3, D.BF16, "rc", (128, 128), (2, 1), "pingpong", math="fast", epilogue="scaled")
+    # For epilogue trees, which D^T has none of: they are compiled at run time.
+    for tile_n in (64, 128):
+        yield ON_DEMAND, _gemm_sm90(e4m3, D.BF16, "rc", (64, tile_n), (1, 1), "pingpong", epilogue="scaled")
     for math, tiles in _TURNED_FP8_TILES.items():
         for tile in tiles:
             yield FULL, _gemm_sm90(e4m3, D.BF16, "rc", *tile, math=math, epilogue="scaled", layout_d=COLUMN)

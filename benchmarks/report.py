@@ -89,6 +89,7 @@ def figures(rows: Sequence[Row]) -> dict[str, Any]:
         if both:
             found[name] = round(statistics.geometric_mean(both), 3)
             found[f"{name}_p5"] = round(percentile(both, 0.05), 3)
+            found[f"{name}_count"] = len(both)
     shares = [row["of_limit"] for row in rows if row.get("of_limit")]
     if shares:
         found["of_limit"] = round(statistics.geometric_mean(shares), 3)
@@ -136,7 +137,12 @@ def table(head: Sequence[str], lines: Iterable[Sequence[object]]) -> str:
 
 
 def _pair(found: Mapping[str, Any], name: str) -> str:
-    return f"{found[name]:.2f} ({found[f'{name}_p5']:.2f})" if name in found else ""
+    """Mean and percentile of a ratio; and of how many shapes, where it is not all."""
+    if name not in found:
+        return ""
+    count = found[f"{name}_count"]
+    of = f", {count} shapes" if count < found["count"] else ""
+    return f"{found[name]:.2f} ({found[f'{name}_p5']:.2f}{of})"
 
 
 def _share(found: Mapping[str, Any], name: str) -> str:
@@ -231,7 +237,7 @@ def facts(recorded: Recorded) -> str:
     watts = [row["watts"] for row in recorded.rows if "watts" in row]
     seeds = sorted({(int(seed), use) for of in recorded.files for seed, use in of.get("seeds", {}).items()})
     days = sorted({of["date"][:10] for of in recorded.files})
-    commits = sorted({str(of["machine"]["commit"])[:7] for of in recorded.files})
+    commits = sorted({of["machine"]["commit"][:7] for of in recorded.files if of["machine"]["commit"]})
     problems = f"{len(recorded.rows)} problems"
     if seeds:
         problems += f", those drawn of the seeds {', '.join(f'{seed} ({use})' for seed, use in seeds)}"

@@ -633,14 +633,13 @@ def test_fp8_by_bf16(good: dict[str, Any]) -> None:
         call(**{**good, "b": placed((32, 48), D.BF16, 2)})
 
 
-def test_row_major_b_is_refused_with_its_cure(good: dict[str, Any]) -> None:
-    with pytest.raises(ac.UnsupportedError, match=r"contiguous along K.*b\.T\.contiguous\(\)\.T"):
-        call(**{**good, "b": placed((32, 48), E4M3, 2)})
-
-
-def test_column_major_a_is_refused_with_its_cure(good: dict[str, Any]) -> None:
-    with pytest.raises(ac.UnsupportedError, match=r"contiguous along K.*a\.T\.contiguous\(\)\.T"):
-        call(**{**good, "a": placed((64, 32), E4M3, 1, layout="c")})
+@pytest.mark.parametrize("layouts", ["rr", "cc"])
+def test_operands_that_do_not_lie_along_k_are_copied(layouts: str) -> None:
+    a, b = placed((64, 32), E4M3, 1, layout=layouts[0]), placed((32, 48), E4M3, 2, layout=layouts[1])
+    out = guarded((64, 48), D.BF16)
+    call(a=a, b=b, out=out.view)
+    assert_scaled(out.view, a, b)
+    out.assert_guards()
 
 
 @pytest.mark.parametrize("out", [D.F64, D.I32], ids=str)

@@ -21,7 +21,7 @@ from atomr_cutlass.generator.key import COLUMN, ROW
 from atomr_cutlass.ops.gemv.kernels import GemvSearch, from_candidate, launch_once
 from atomr_cutlass.ops.gemv.problem import product
 from atomr_cutlass.ops.gemv.validation import make_probe
-from atomr_cutlass.pipeline import devices, select
+from atomr_cutlass.pipeline import devices, estimate, select
 from atomr_cutlass.pipeline.candidate import Candidate
 from atomr_cutlass.pipeline.planning import PlanOptions
 from gpu_matrices import (
@@ -104,7 +104,7 @@ def check(key: KernelKey, problem: Problem, *, stride: int = 1, alpha: float = 1
     search = GemvSearch(what, devices.get(0))
     info = every_cell.row_of(key)
     candidate = dataclasses.replace(select.candidate_of(search, key), info=info)
-    slices = search.slices(key, candidate.formulation)
+    slices = estimate.slices(key, candidate.formulation.extents, devices.get(0))
     for count in {1, slices[len(slices) // 2], slices[-1]}:
         plan = from_candidate(what, dataclasses.replace(candidate, split_k=count), None, PlanOptions(like=a))
         assert plan.kernel_name == key.name

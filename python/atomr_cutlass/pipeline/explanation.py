@@ -37,8 +37,8 @@ class Explanation:
         candidates: the best few names with their estimates in microseconds.
         nearest: name of the nearest cell of the matrix, when the table has none.
         axes: the axes in which the nearest cell and the nearest built one differ.
-        knob: the setting that adds the nearest cell; None where no preset has it, so that it is compiled at run time
-            only.
+        knob: the setting that adds the nearest cell, or one that computes what it does and other trees; None where no
+            preset has either, so that it is compiled at run time only.
         cached: of a kernel compiled at run time: `memory` or `disk` when it has been compiled, None when it would have
             to be.
         compile_seconds: how long that would take, about; 0 when it has been compiled, None for prebuilt kernels.
@@ -201,11 +201,11 @@ def _missing(
         wanted = None
     if wanted is None:
         return Explanation(request, arch, reason=reason)
-    nearest = select.nearest_built(wanted)
+    nearest, offered = select.nearest_built(wanted), select.in_preset(wanted)
     return replace(
         Explanation(request, arch, reason=reason),
         verified=str(verification(wanted)),
         nearest=wanted.name,
         axes=nearest[1] if nearest else (),
-        knob=f"{select.knob(wanted)} pip install ." if preset_of(wanted) else None,
+        knob=f"{select.knob(offered)} pip install ." if offered else None,
     )

@@ -399,17 +399,18 @@ def remedy(search: KernelSearch[Any], key: KernelKey) -> str:
 
 def cure(key: KernelKey) -> str:
     """How a kernel that the table lacks is had."""
-    preset = preset_of(key)
-    if preset is None:
-        common = _common(key)
-        if common is not None:
-            return f"{common.name} does too; it is in preset {preset_of(common)}: build with {knob(common)}"
+    offered = in_preset(key)
+    if offered is None:
         return "it is in no preset: let it be compiled at run time (jit='auto')"
-    return f"it is in preset {preset}; build with {knob(key)}"
+    if offered is key:
+        return f"it is in preset {preset_of(key)}; build with {knob(key)}"
+    return f"{offered.name} does too; it is in preset {preset_of(offered)}: build with {knob(offered)}"
 
 
-def _common(key: KernelKey) -> KernelKey | None:
-    """A kernel of some preset that computes what one with a tree does, and others."""
+def in_preset(key: KernelKey) -> KernelKey | None:
+    """The kernel, if a preset has it; else a kernel of some preset that computes what it does, and other trees."""
+    if preset_of(key) is not None:
+        return key
     asked = common_of(key.epilogue) if has_tree(key.epilogue) else None
     if asked is None:
         return None

@@ -36,7 +36,7 @@ CELLS = {
     "sm80 simt": _cell("cutlass_simt_f32_sgemm_f32", "_tt_"),
     "sm80 integer": _cell("cutlass_tensorop_s32_i16832gemm_s8", "_align16"),
     "sm90": _cell("cutlass3x_sm90_tensorop_gemm_bf16_bf16_f32_bf16", "_tnt_", "pingpong_epi_tma"),
-    "sm90 stream-k": _cell("cutlass3x_sm90_tensorop_gemm_f16_f16_f32_f16", "stream_k"),
+    "sm90 stream-k": _cell("cutlass3x_sm90_tensorop_gemm_bf16_bf16_f32_bf16", "stream_k"),
     "sm90 scales of rows": _cell("cutlass3x_sm90_tensorop_gemm_e4m3", "_scaled"),
     "sm90 few rows": _cell("cutlass3x_sm90_tensorop_gemm_bf16_bf16_f32_bf16", "_tnt_", "_few_"),
     "sm90 split K": _cell("cutlass3x_sm90_tensorop_gemm_bf16_bf16_f32_bf16", "_tnt_", "_split_"),

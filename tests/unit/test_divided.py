@@ -20,7 +20,7 @@ from atomr_cutlass.ops.conv2d.kernels import ConvSearch
 from atomr_cutlass.ops.conv2d.problem import ConvProblem
 from atomr_cutlass.ops.gemm import divided, kernels
 from atomr_cutlass.ops.gemm.kernels import GemmSearch, from_candidate
-from atomr_cutlass.pipeline import devices, estimate, select
+from atomr_cutlass.pipeline import devices, estimate, planning, select
 from atomr_cutlass.pipeline.candidate import Candidate
 from atomr_cutlass.pipeline.plan import NO_PRODUCT, PRODUCT, Steps
 from atomr_cutlass.pipeline.problem import GemmFormulation, GemmProblem, MatrixSpec, row_major
@@ -155,6 +155,20 @@ def test_older_gpus_and_convolutions_are_not_divided(monkeypatch: pytest.MonkeyP
     products = [one.product for group in search.formulations for one in group if one.product is not None]
     assert products
     assert not any(product.divided for product in products)
+
+
+def test_a_limit_of_workspace_takes_a_kernel_that_needs_no_adder(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One slice and an adder would be slower than any other kernel of the table."""
+    fake_table.install(monkeypatch, fake_table.rows_of(archs=[SmArch.SM90A]))
+    search = GemmSearch(problem(512, 512, 16384), H200)
+    best = select.first(search)
+    assert best is not None
+    assert best.formulation.divided
+    others = list(planning._others(search, best, "auto"))
+    assert not others[0].formulation.divided
+    assert others[0].seconds == min(one.seconds for one in others if not one.formulation.divided)
+    assert [one.formulation.divided for one in others].index(True) == len(others) - 1
+    assert others[-1].split_k == 1
 
 
 class Noted(Steps):

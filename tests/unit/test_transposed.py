@@ -5,17 +5,30 @@ from __future__ import annotations
 import pytest
 
 import fake_cases
+import fake_table
 import golden_gpu
 import transposed_cases
 from atomr_cutlass import CutlassDtype as D
-from atomr_cutlass import SmArch
+from atomr_cutlass import SmArch, UnsupportedError, _core
 from atomr_cutlass.generator.families.transpose import transpose
 from atomr_cutlass.generator.matrix import cells, supports
 from atomr_cutlass.ops.gemm.kernels import GemmSearch
-from atomr_cutlass.pipeline.problem import GemmProblem, MatrixSpec
+from atomr_cutlass.pipeline import select
+from atomr_cutlass.pipeline.candidate import Candidate
+from atomr_cutlass.pipeline.plan import Plan
+from atomr_cutlass.pipeline.planning import PlanOptions, planned
+from atomr_cutlass.pipeline.problem import GemmFormulation, GemmProblem, MatrixSpec
 from fake_table import A100, H200
 
 CASES_FILE = "transposed_cases.py"
+
+
+def product(m: int, n: int, k: int, layouts: str = "rr", dtype: D = D.F32, math: str = "tf32") -> GemmProblem:
+    def spec(rows: int, columns: int, letter: str) -> MatrixSpec:
+        return MatrixSpec((rows, columns), (columns, 1) if letter == "r" else (1, rows), dtype)
+
+    out = MatrixSpec((m, n), (n, 1), D.I32 if dtype is D.I8 else D.F32)
+    return GemmProblem(spec(m, k, layouts[0]), spec(k, n, layouts[1]), None, out, math, 0)
 
 
 @pytest.fixture(scope="module")
@@ -51,13 +64,37 @@ def test_kernels_are_of_two_widths() -> None:
     ],
 )
 def test_what_lies_along_n_or_m_may_be_copied(dtype: D, math: str, layouts: str, copied: set[str]) -> None:
-    def spec(rows: int, columns: int, layout: str) -> MatrixSpec:
-        return MatrixSpec((rows, columns), (columns, 1) if layout == "r" else (1, rows), dtype)
-
-    out = MatrixSpec((64, 96), (96, 1), D.I32 if dtype is D.I8 else D.F32)
-    problem = GemmProblem(
-        a=spec(64, 128, layouts[0]), b=spec(128, 96, layouts[1]), c=None, d=out, math=math, device=0
-    )  # fmt: skip
+    problem = product(64, 96, 128, layouts, dtype, math)
     found = [formulation for group in GemmSearch(problem, H200).formulations for formulation in group]
     assert {one.copied.operand for one in found if one.copied is not None} == copied
     assert all(one.copied is None for group in GemmSearch(problem, A100).formulations for one in group)
+
+
+@pytest.mark.parametrize(("k", "copied"), [(65535 * 64, True), (65535 * 64 + 4, False)])
+def test_k_that_no_grid_covers_is_not_copied(k: int, copied: bool) -> None:
+    search = GemmSearch(product(64, 64, k), H200)
+    assert any(one.copied for group in search.formulations for one in group) is copied
+
+
+def test_batch_invariant_kernels_need_no_helper_that_is_not_built(monkeypatch: pytest.MonkeyPatch) -> None:
+    """`default` has kernels for operands along K, and none that copies others: rows of such have another reduction."""
+    fake_table.install(monkeypatch, fake_table.rows_of("default", [SmArch.SM80, SmArch.SM90A]))
+    found = select.choose(GemmSearch(product(4096, 4096, 4096), H200, batch_invariant=True), backend="prebuilt")
+    assert found.formulation.copied is None
+    assert found.info is not None
+    fake_table.install(monkeypatch, fake_table.rows_of("full", [SmArch.SM90A]))
+    found = select.choose(GemmSearch(product(4096, 4096, 4096), H200, batch_invariant=True), backend="prebuilt")
+    assert found.formulation.copied is not None
+
+
+def test_a_copy_that_has_to_be_compiled_is_refused_while_a_graph_is_captured(monkeypatch: pytest.MonkeyPatch) -> None:
+    rows = [row for row in fake_table.rows_of("full", [SmArch.SM90A]) if row.key.op != "transpose"]
+    fake_table.install(monkeypatch, rows)
+    monkeypatch.setattr(_core, "capturing", lambda _device, stream: stream == 7, raising=False)
+    search = GemmSearch(product(512, 512, 512, "cc", D.I8, "default"), H200)
+
+    def build(candidate: Candidate[GemmFormulation], options: PlanOptions) -> Plan:
+        raise AssertionError(f"a plan of {candidate.key.name} was made ({options})")
+
+    with pytest.raises(UnsupportedError, match=r"cutlass_transpose_.* is compiled at run time, and such plans cannot"):
+        planned(search, build, PlanOptions(stream=7))

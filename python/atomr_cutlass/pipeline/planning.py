@@ -126,6 +126,10 @@ def planned(
         candidate, better = select.decide(search, backend=backend, jit=policy, stream=options.stream)
 
     def plan_of(candidate: Candidate[F], options: PlanOptions = options) -> Plan:
+        device, stream = search.device.index, options.stream
+        if stream is not None and _core.capturing(device, stream):
+            for helper in search.helpers(candidate.formulation):
+                refuse_capture(select.choose(helper, jit=options.jit, record=False), device, stream)
         return plan_with(candidate, search.device, build, options, validated)
 
     made = plan_of(candidate)
@@ -202,10 +206,20 @@ def _recalled(key: KernelKey, search: KernelSearch[F], backend: str, policy: str
 
 
 def _others(search: KernelSearch[F], candidate: Candidate[F], backend: str) -> Iterator[Candidate[F]]:
-    """Candidates that may need less workspace: the kernel without slices of K, then others of the table."""
-    if candidate.split_k > 1:
-        yield dataclasses.replace(candidate, split_k=1)
+    """Candidates that may need less workspace: the kernel without slices of K, then others of the table.
+
+    What adds up slices of K takes time without them too: a kernel that needs a helper for its slices comes last.
+    """
+
+    def added_up(of: Candidate[F]) -> bool:
+        return of.split_k > 1 and bool(search.helpers(of.formulation))
+
+    whole = dataclasses.replace(candidate, split_k=1)
+    if candidate.split_k > 1 and not added_up(candidate):
+        yield whole
     if backend != "jit":
         for other in select.rank(search):
-            if other.key.scheduler != "streamk":
+            if other.key.scheduler != "streamk" and not added_up(other):
                 yield dataclasses.replace(other, split_k=1)
+    if added_up(candidate):
+        yield whole

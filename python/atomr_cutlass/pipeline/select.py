@@ -134,9 +134,10 @@ def _settled(search: KernelSearch[F]) -> Reduction | None:
     """
     groups = search.of_many_rows()
     for group in groups:
-        ops = dict.fromkeys(map(search.op_of, group))
+        built = [formulation for formulation in group if all(map(first, search.helpers(formulation)))]
+        ops = dict.fromkeys(map(search.op_of, built))
         of_table = ((suitability, key) for op in ops for suitability, key, *_ in _running(search, op))
-        if found := _commonest(search, group, of_table):
+        if found := _commonest(search, built, of_table):
             return found
     target = require_target(search)
     for group in groups:

@@ -20,6 +20,9 @@ from ...pipeline.search import ExactSearch
 MOST_BATCHES = 65535
 """That one launch copies: the z extent of a CUDA grid."""
 
+MOST_K = 65535 * 64
+"""Elements along K of an operand that one launch copies: the y extent of a CUDA grid, in the smaller of its tiles."""
+
 LINE_BYTES = 16
 """Rows of a copy begin at multiples of it, as TMA asks."""
 
@@ -36,7 +39,9 @@ def _copied(formulation: GemmFormulation) -> Iterator[GemmFormulation]:
     problem, layouts = formulation.problem, (formulation.layout_a, formulation.layout_b)
     dtype = problem.a.dtype
     turned = problem.b.dtype.bits == dtype.bits == 8 or (dtype, problem.math) == (CutlassDtype.F32, "tf32")
-    if not turned or layouts not in ((ROW, ROW), (COLUMN, COLUMN)) or formulation.batches.count > MOST_BATCHES:
+    if not turned or layouts not in ((ROW, ROW), (COLUMN, COLUMN)):
+        return
+    if formulation.k > MOST_K or formulation.batches.count > MOST_BATCHES:
         return
     square, line = transpose.SQUARE_BYTES * 8 // dtype.bits, LINE_BYTES * 8 // dtype.bits
     first, leading, strides = layouts == (COLUMN, COLUMN), round_up(formulation.k, line), formulation.batch_strides

@@ -10,7 +10,7 @@ import pytest
 
 import fake_table
 from atomr_cutlass import CutlassDtype as D
-from atomr_cutlass import SmArch
+from atomr_cutlass import KernelNotFoundError, SmArch
 from atomr_cutlass.generator.families import gemm_sm90
 from atomr_cutlass.generator.families.cast import cast
 from atomr_cutlass.generator.key import KernelKey
@@ -169,6 +169,20 @@ def test_a_limit_of_workspace_takes_a_kernel_that_needs_no_adder(monkeypatch: py
     assert others[0].seconds == min(one.seconds for one in others if not one.formulation.divided)
     assert [one.formulation.divided for one in others].index(True) == len(others) - 1
     assert others[-1].split_k == 1
+
+
+def test_the_adder_is_had_as_the_plan_is_told_to(monkeypatch: pytest.MonkeyPatch) -> None:
+    """`jit=` of a call counts before the environment for helpers too."""
+    monkeypatch.setattr(kernels, "Steps", Noted)
+    monkeypatch.setenv("ATOMR_CUTLASS_JIT", "off")
+    fake_table.install(monkeypatch, [])
+    what = problem(264, 656, 16352)
+    found = select.choose(GemmSearch(what, H200), jit="auto")
+    assert found.formulation.divided
+    monkeypatch.setattr(devices, "get", lambda _device: H200)
+    with pytest.raises(KernelNotFoundError, match="must not be compiled"):
+        from_candidate(what, found)
+    assert from_candidate(what, found, jit="auto")
 
 
 class Noted(Steps):

@@ -368,3 +368,25 @@ def test_what_is_no_request_is_refused() -> None:
     for request in REQUESTS.values():
         with pytest.raises(InvalidOperandError, match="the request must name its arch"):
             explain(replace(request, arch=None))
+
+
+@pytest.mark.parametrize(
+    "request_",
+    [
+        GemmRequest(GemmShape(2147483632, 2147483632, 2147483632), dtype=D.TF32, arch=SmArch.SM90A),
+        ConvFwdRequest(ConvShape(n=2**20, h=2**20, w=2**20, c=1024, k=1024, r=3, s=3), dtype=D.F16, arch=SmArch.SM90A),
+    ],
+    ids=["gemm", "conv"],
+)
+def test_extents_beyond_64_bits_are_no_type_error(request_: Any) -> None:
+    """The model counts with 64 bits; what no memory holds is as long as it can say."""
+    try:
+        told = explain(request_)
+    except UnsupportedError:
+        return
+    assert told.reason
+
+
+def test_a_dict_of_an_explanation_has_lists() -> None:
+    values = explain(GemmRequest(GemmShape(64, 64, 64), dtype=D.BF16, arch=SmArch.SM90A), jit="off").to_dict()
+    assert {type(values[name]) for name in ("axes", "notes", "candidates")} == {list}

@@ -383,3 +383,9 @@ def test_a_stored_function_is_a_function_to_everybody() -> None:
         product = gemm
 
     assert Model().product.__self__.__class__ is Model
+
+
+@pytest.mark.parametrize("kind", [_core.StoredFunction, _core.LaunchPlan])
+def test_what_new_made_alone_is_refused(kind: Any) -> None:
+    with pytest.raises(TypeError, match="__init__ was not called"):
+        kind.__new__(kind)(1)

@@ -42,7 +42,12 @@ class Vectorcall {
   static PyObject* called(PyObject* self, PyObject* const* values, size_t count, PyObject* names) {
     try {
       Callable& callable = callable_of(self);
-      if (callable.object == nullptr) callable.object = pybind11::handle(self).cast<Class*>();
+      if (callable.object == nullptr) {
+        // An instance that `__new__` made alone holds no object.
+        auto* const made = reinterpret_cast<pybind11::detail::instance*>(self);
+        if (!made->get_value_and_holder().holder_constructed()) throw pybind11::type_error("__init__ was not called");
+        callable.object = pybind11::handle(self).cast<Class*>();
+      }
       return Call(*callable.object, values, size_t(PyVectorcall_NARGS(count)), names).release().ptr();
     } catch (pybind11::error_already_set& error) {
       error.restore();

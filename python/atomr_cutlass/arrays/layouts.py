@@ -38,7 +38,7 @@ def from_nhwc(result: Any, layout: str) -> Any:
 
 
 def axes_of(layout: str, axes: Shape = TO_NCHW) -> Shape:
-    """The axes of images in the order of `layout`; empty where that is the order of NHWC."""
+    """The axes to permute images by; none where `layout` is the order of NHWC already."""
     return () if layout == "nhwc" else axes
 
 

@@ -66,7 +66,8 @@ class Explanation:
         """JSON-ready values; `shape` has the extents of the operation."""
         values = dict(vars(self))
         candidates = [{"name": name, "estimate_us": estimate} for name, estimate in self.candidates]
-        return described(values.pop("request")) | values | {"arch": self.arch.value, "candidates": candidates}
+        lists = {"candidates": candidates, "axes": list(self.axes), "notes": list(self.notes)}
+        return described(values.pop("request")) | values | {"arch": self.arch.value} | lists
 
     def __str__(self) -> str:
         lines = [self.reason]

@@ -10,7 +10,7 @@ from ...generator.dtypes import CutlassDtype
 from ...generator.key import KernelKey
 from ...generator.rules import OK, Status, no
 from ...pipeline.plan import bytes_of
-from ...pipeline.problem import MatrixSpec
+from ...pipeline.problem import MOST, MatrixSpec
 from .geometry import DGRAD, FPROP, WGRAD
 from .problem import ConvProblem, channel_alignment, packed, reach
 
@@ -141,7 +141,8 @@ def extents_of(problem: ConvProblem, split_k: int, *, wide: bool) -> tuple[int, 
     pixels = g.n * (g.h * g.w if problem.op == DGRAD else g.p * g.q)
     moved = sum(bytes_of(spec.shape, spec.dtype) for spec in (problem.a, problem.b, problem.d))
     channels = g.c if problem.op == FPROP else g.k
-    return *problem.implicit_gemm, g.groups, split_k, wide, channels, g.c, g.r * g.s, pixels, moved
+    found = *problem.implicit_gemm, g.groups, split_k, wide, channels, g.c, g.r * g.s, pixels, moved
+    return tuple(min(extent, MOST) for extent in found)
 
 
 def _alignments(problem: ConvProblem, groups: int) -> tuple[int, ...]:

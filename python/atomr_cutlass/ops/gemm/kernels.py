@@ -218,7 +218,10 @@ def make(problem: GemmProblem, **options: Any) -> Plan:
     search = GemmSearch(nonempty(problem), devices.get(problem.device), how.arch, batch_invariant=how.batch_invariant)
 
     def build(candidate: GemmCandidate, how: PlanOptions) -> Plan:
-        return from_candidate(problem, candidate, alpha=how.alpha, beta=how.beta, like=how.like, of_call=how.of_call)
+        return from_candidate(
+            problem, candidate, alpha=how.alpha, beta=how.beta, like=how.like, of_call=how.of_call,
+            backend=how.backend, jit=how.jit,
+        )  # fmt: skip
 
     return planned(search, build, how)
 
@@ -241,6 +244,8 @@ def from_candidate(
     beta: float = 0.0,
     like: Any = None,
     of_call: bool = False,
+    backend: str = "auto",
+    jit: str | None = None,
 ) -> Plan:
     """The plan for a problem with this kernel, which need not be the best one; see `PlanOptions`."""
     key, formulation = candidate.key, candidate.formulation
@@ -255,14 +260,14 @@ def from_candidate(
     d = steps.matrix("out", problem.d, align_d, "output")
     unmultiplied = alpha == 0 or not of_call
     if formulation.divided:
-        adder = select.choose(divided.sums(problem.d.dtype, devices.get(problem.device)))
+        adder = select.choose(divided.sums(problem.d.dtype, devices.get(problem.device)), backend=backend, jit=jit)
         divided.add_steps(
             steps, problem, candidate, product_args(formulation, candidate), (a, b, c, d), adder,
             unmultiplied=unmultiplied,
         )  # fmt: skip
         return steps.plan(like=like, alpha=alpha, beta=beta)
     settled_b = 0 if formulation.copied else settled(b, A_SETTLED if formulation.swapped else B_SETTLED)
-    copies = transposed.Copies(steps, formulation)
+    copies = transposed.Copies(steps, formulation, backend=backend, jit=jit)
     per_launch = min(formulation.batch, GRID_BATCHES) if key.generation == "sm80" else formulation.batch
     launches = [
         (count, (moved(a, at_a, problem.a.dtype), moved(b, at_b, problem.b.dtype)),

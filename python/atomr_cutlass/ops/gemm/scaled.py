@@ -206,7 +206,10 @@ def make(
     search = GemmSearch(rewritten(problem, scales, fusion), device, how.arch, batch_invariant=how.batch_invariant)
 
     def build(candidate: GemmCandidate, how: PlanOptions) -> Plan:
-        return from_candidate(candidate, scales, fusion, result=result, alpha=how.alpha, beta=how.beta, like=how.like)
+        return from_candidate(
+            candidate, scales, fusion, result=result, alpha=how.alpha, beta=how.beta, like=how.like,
+            backend=how.backend, jit=how.jit,
+        )  # fmt: skip
 
     return planned(search, build, how, None if fusion is None else validated)
 
@@ -265,6 +268,8 @@ def from_candidate(
     alpha: float = 1.0,
     beta: float = 0.0,
     like: Any = None,
+    backend: str = "auto",
+    jit: str | None = None,
 ) -> Plan:
     """The plan with this kernel, which need not be the best one; see `make` and `PlanOptions`."""
     key, formulation, problem = candidate.key, candidate.formulation, candidate.formulation.problem
@@ -296,7 +301,7 @@ def from_candidate(
     if amax is not None:
         steps.clear(amax, 4)
 
-    copies = transposed.Copies(steps, formulation)
+    copies = transposed.Copies(steps, formulation, backend=backend, jit=jit)
     common = product_args(formulation, candidate) | {
         "ldd": formulation.ldd // narrower, "alpha": "alpha", "beta": "beta", "scale_d": at_d, "amax": amax,
     }  # fmt: skip

@@ -94,8 +94,8 @@ def alignments(key: KernelKey, formulation: GemmFormulation) -> tuple[int, int]:
 class Copies:
     """The copies of a plan in the making, one before each of its products."""
 
-    def __init__(self, steps: Steps, formulation: GemmFormulation) -> None:
-        """For a plan of a formulation, which may want no copy."""
+    def __init__(self, steps: Steps, formulation: GemmFormulation, *, backend: str, jit: str | None) -> None:
+        """For a plan of a formulation, which may want no copy; `backend` and `jit` are the plan's."""
         self._steps, self._formulation, self._copied = steps, formulation, formulation.copied
         if self._copied is None:
             return
@@ -107,7 +107,7 @@ class Copies:
         batches = formulation.batches.count if self._copied.batch_stride else 1
         bits = spec_of(formulation, self._copied).dtype.bits
         self._target = steps.temporary(batches * self._elements * bits // 8)
-        self._kernel = select.choose(helper(formulation, devices.get(steps.device)))
+        self._kernel = select.choose(helper(formulation, devices.get(steps.device)), backend=backend, jit=jit)
 
     def of(self, a: Address, b: Address, batches: int) -> tuple[Address, Address]:
         """A and B of so many batches as the kernel reads them, which the next step does."""

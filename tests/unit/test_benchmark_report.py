@@ -137,7 +137,6 @@ def test_the_worst_aligned_problems_come_first(report, recorded):
 
 
 def test_plots_are_small_and_repeatable(report, recorded, tmp_path):
-    pytest.importorskip("matplotlib")
     paths = list(report.plots(recorded, tmp_path))
     assert [path.name for path in paths] == [report.RATIOS, report.ROOFLINE]
     before = [path.read_bytes() for path in paths]
@@ -146,7 +145,6 @@ def test_plots_are_small_and_repeatable(report, recorded, tmp_path):
 
 
 def test_plots_of_many_rows_stay_small(report, recorded, tmp_path):
-    pytest.importorskip("matplotlib")
     rows = tuple(
         row(group=group, shape=(1 + 3 * index, 512 + 8 * index, 1024, 1), us=5.0 + index, torch_us=6.0 + 0.9 * index)
         for group, index in itertools.product(("few rows", "mid", "large", "long k"), range(500))

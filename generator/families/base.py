@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from typing import Any
 
 from ..archs import SmArch
+from ..dtypes import CutlassDtype
 from ..epilogue.lower import GATED, GATED_SCALED, SCALED, SCALED_COMMON, is_common, is_narrow, lower, split
 from ..key import ROW, KernelKey, Triple
 from ..rules import Status, epilogue_compute
@@ -47,6 +49,24 @@ class Family:
     compile_mb: int
     mainloops: tuple[str, ...] = ()
     arguments: str = ""
+
+
+def untiled(op: str, arch: SmArch, a: CutlassDtype, d: CutlassDtype, **others: Any) -> KernelKey:
+    """A key of a kernel of ours that goes through elements one by one, in row-major matrices of any alignment.
+
+    Args:
+        op: operation.
+        arch: compile target.
+        a: element type that it reads.
+        d: element type that it writes.
+        others: fields that differ.
+    """
+    fields: dict[str, Any] = {
+        "generation": "sm80", "b": a, "acc": CutlassDtype.F32, "layout_a": ROW, "layout_b": ROW, "layout_d": ROW,
+        "align_a": 1, "align_b": 1, "align_d": 1, "tile": (1, 1, 1), "cluster": (1, 1, 1), "warps": (8, 1, 1),
+        "stages": 0, "mainloop": "", "epilogue_schedule": "", "scheduler": "identity", "swizzle": 0,
+    }  # fmt: skip
+    return KernelKey(op=op, arch=arch, a=a, d=d, **(fields | others))
 
 
 def layout_cpp(letter: str) -> str:

@@ -6,9 +6,9 @@ from collections.abc import Iterator
 
 from ..archs import SmArch
 from ..dtypes import CutlassDtype
-from ..key import ROW, KernelKey
+from ..key import KernelKey
 from ..rules import FP8_TYPES, HALF_TYPES, OK, Status, no
-from .base import FULL, Cell, Family
+from .base import FULL, Cell, Family, untiled
 
 D = CutlassDtype
 
@@ -35,29 +35,7 @@ def values(key: KernelKey) -> dict[str, str]:
 
 def cast(arch: SmArch, a: D, d: D) -> KernelKey:
     """A key of this family."""
-    return KernelKey(
-        op="cast",
-        generation="sm80",
-        arch=arch,
-        a=a,
-        b=a,
-        d=d,
-        acc=D.F32,
-        layout_a=ROW,
-        layout_b=ROW,
-        layout_d=ROW,
-        align_a=1,
-        align_b=1,
-        align_d=1,
-        tile=(1, 1, 1),
-        cluster=(1, 1, 1),
-        warps=(8, 1, 1),
-        stages=0,
-        mainloop="",
-        epilogue_schedule="",
-        scheduler="identity",
-        swizzle=0,
-    )
+    return untiled("cast", arch, a, d)
 
 
 def cells(arch: SmArch) -> Iterator[Cell]:

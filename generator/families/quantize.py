@@ -6,9 +6,9 @@ from collections.abc import Iterator
 
 from ..archs import SmArch
 from ..dtypes import CutlassDtype, ScaleType
-from ..key import ROW, KernelKey, Triple
+from ..key import KernelKey
 from ..rules import FP8_TYPES, HALF_TYPES, OK, Status, no
-from .base import DEFAULT, FULL, Cell, Family
+from .base import DEFAULT, FULL, Cell, Family, untiled
 
 D = CutlassDtype
 
@@ -37,40 +37,14 @@ def scale_type(form: str) -> ScaleType:
 def quantize(arch: SmArch, a: D, d: D, form: str) -> KernelKey:
     """The key that quantizes `a` to `d` with scales of a form."""
     rows, columns = FORMS[form][1]
-    return _key("quantize", arch, a, d, form, (rows, 0, columns), scale_type(form))
+    return untiled(
+        "quantize", arch, a, d, mainloop=form, scale_granularity=(rows, 0, columns), scale_type=scale_type(form).value
+    )
 
 
 def dequantize(arch: SmArch, a: D, d: D, scales: ScaleType) -> KernelKey:
     """The key that multiplies `a` with its scales, to `d`; the blocks are a matter of its arguments."""
-    return _key("dequantize", arch, a, d, "", (0, 0, 0), scales)
-
-
-def _key(op: str, arch: SmArch, a: D, d: D, form: str, granularity: Triple, scales: ScaleType) -> KernelKey:
-    return KernelKey(
-        op=op,
-        generation="sm80",
-        arch=arch,
-        a=a,
-        b=a,
-        d=d,
-        acc=D.F32,
-        layout_a=ROW,
-        layout_b=ROW,
-        layout_d=ROW,
-        align_a=1,
-        align_b=1,
-        align_d=1,
-        tile=(1, 1, 1),
-        cluster=(1, 1, 1),
-        warps=(8, 1, 1),
-        stages=0,
-        mainloop=form,
-        epilogue_schedule="",
-        scheduler="identity",
-        swizzle=0,
-        scale_granularity=granularity,
-        scale_type=scales.value,
-    )
+    return untiled("dequantize", arch, a, d, scale_type=scales.value)
 
 
 def _narrow(form: str) -> tuple[D, ...]:

@@ -6,9 +6,9 @@ from collections.abc import Iterator
 
 from ..archs import SmArch
 from ..dtypes import CutlassDtype
-from ..key import COLUMN, ROW, KernelKey
+from ..key import COLUMN, KernelKey
 from ..rules import OK, Status, no
-from .base import FULL, Cell, Family
+from .base import FULL, Cell, Family, untiled
 
 D = CutlassDtype
 
@@ -26,29 +26,8 @@ def standing_for(dtype: D) -> D:
 def transpose(arch: SmArch, a: D) -> KernelKey:
     """A key of this family: of matrices of `a`, or of any type of as many bits."""
     a = standing_for(a)
-    return KernelKey(
-        op=OP,
-        generation="sm80",
-        arch=arch,
-        a=a,
-        b=a,
-        d=a,
-        acc=D.F32,
-        layout_a=ROW,
-        layout_b=ROW,
-        layout_d=COLUMN,
-        align_a=SQUARE_BYTES * 8 // a.bits,
-        align_b=1,
-        align_d=SQUARE_BYTES * 8 // a.bits,
-        tile=(1, 1, 1),
-        cluster=(1, 1, 1),
-        warps=(8, 1, 1),
-        stages=0,
-        mainloop="",
-        epilogue_schedule="",
-        scheduler="identity",
-        swizzle=0,
-    )
+    square = SQUARE_BYTES * 8 // a.bits
+    return untiled(OP, arch, a, a, layout_d=COLUMN, align_a=square, align_d=square)
 
 
 def supports(key: KernelKey) -> Status:

@@ -218,7 +218,7 @@ model = model_now()
 
 @functools.lru_cache(8192)
 def kernel_of(key: KernelKey) -> _core.ModelKernel:
-    """What the model knows of a kernel."""
+    """A kernel as the model describes it."""
     return _core.ModelKernel(key, is_common(key.epilogue), shared_memory(key))
 
 

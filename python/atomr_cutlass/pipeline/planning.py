@@ -208,7 +208,7 @@ def _recalled(key: KernelKey, search: KernelSearch[F], backend: str, policy: str
 def _others(search: KernelSearch[F], candidate: Candidate[F], backend: str) -> Iterator[Candidate[F]]:
     """Candidates that may need less workspace: the kernel without slices of K, then others of the table.
 
-    What adds up slices of K takes time without them too: a kernel that needs a helper for its slices comes last.
+    A helper that adds up slices of K takes time without slices too: a kernel that needs one comes last.
     """
 
     def added_up(of: Candidate[F]) -> bool:

@@ -17,7 +17,7 @@ from .rounding import round_up
 MAX_OUTER = 4096
 
 MOST = 2**62
-"""What extents are cut off at for the model, which counts with 64 bits: no memory holds as much."""
+"""The largest extent that the model is given, which counts with 64 bits: no memory holds as much."""
 
 
 @dataclass(frozen=True)
@@ -276,7 +276,7 @@ class GemmFormulation(NamedTuple):
 
     @property
     def extents(self) -> tuple[int, ...]:
-        """What the model asks of a product; see `estimate.Extents`."""
+        """The extents that the model estimates a product by; see `estimate.Extents`."""
         copied = 0 if self.copied is None else min(self.copied.size, MOST)
         return self.m, self.n, self.k, self.batch, self.lda, self.ldb, int(self.divided), copied
 

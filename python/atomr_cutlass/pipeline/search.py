@@ -60,7 +60,7 @@ class KernelSearch(abc.ABC, Generic[F]):
         return self.matches(key, formulation)
 
     def extents(self, formulation: F) -> tuple[int, ...]:
-        """What the model asks of the problem as it is put here; see `estimate.Extents`."""
+        """The extents that the model estimates the problem by, as it is put here; see `estimate.Extents`."""
         return ()
 
     @abc.abstractmethod

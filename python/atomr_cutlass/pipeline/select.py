@@ -55,13 +55,16 @@ def _source(search: KernelSearch[Any], *of: Hashable) -> Hashable:
     return of, reduction(search) if search.batch_invariant else ""
 
 
+def _helped(search: KernelSearch[F], group: Sequence[F]) -> Sequence[F]:
+    """The formulations whose helpers the table has."""
+    return [formulation for formulation in group if all(map(first, search.helpers(formulation)))]
+
+
 def _built(search: KernelSearch[F], *, built_helpers: bool) -> Iterator[tuple[Roster[F], Sequence[F]]]:
     """The table's kernels that may serve a problem, and the formulations: those of each group."""
     rows = table.rows()
     for group in search.formulations:
-        possible = group
-        if built_helpers:
-            possible = [of for of in group if all(map(first, search.helpers(of)))]
+        possible = _helped(search, group) if built_helpers else group
 
         def kernels(group: Sequence[F] = possible) -> Iterator[Kernel]:
             running = itertools.chain.from_iterable(
@@ -134,7 +137,7 @@ def _settled(search: KernelSearch[F]) -> Reduction | None:
     """
     groups = search.of_many_rows()
     for group in groups:
-        built = [formulation for formulation in group if all(map(first, search.helpers(formulation)))]
+        built = _helped(search, group)
         ops = dict.fromkeys(map(search.op_of, built))
         of_table = ((suitability, key) for op in ops for suitability, key, *_ in _running(search, op))
         if found := _commonest(search, built, of_table):

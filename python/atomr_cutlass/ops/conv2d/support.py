@@ -130,7 +130,7 @@ def convolves(key: KernelKey, traits: ConvTraits) -> Status:
 
 
 def extents_of(problem: ConvProblem, split_k: int, *, wide: bool) -> tuple[int, ...]:
-    """What the model asks of a convolution (`Extents` of cpp/src/estimate.h).
+    """The extents that the model estimates a convolution by (`Extents` of cpp/src/estimate.h).
 
     Args:
         problem: the convolution.

@@ -13,7 +13,7 @@ from ...generator.key import COLUMN, ROW, KernelKey
 from ...pipeline import devices, select
 from ...pipeline.devices import Device
 from ...pipeline.plan import PRODUCT, Address, Steps
-from ...pipeline.problem import GemmFormulation, MatrixSpec, TransposedCopy
+from ...pipeline.problem import GemmFormulation, TransposedCopy
 from ...pipeline.rounding import round_up
 from ...pipeline.search import ExactSearch
 
@@ -75,9 +75,9 @@ def _helper(dtype: CutlassDtype, device: Device) -> ExactSearch:
     return ExactSearch(make, device)
 
 
-def spec_of(formulation: GemmFormulation, copied: TransposedCopy) -> MatrixSpec:
-    """The operand that is copied."""
-    return formulation.problem.a if copied.operand == "a" else formulation.problem.b
+def _bits(formulation: GemmFormulation) -> int:
+    """Of an element of the operand that is copied: both operands have as many."""
+    return formulation.problem.a.dtype.bits
 
 
 def alignments(key: KernelKey, formulation: GemmFormulation) -> tuple[int, int]:
@@ -86,8 +86,7 @@ def alignments(key: KernelKey, formulation: GemmFormulation) -> tuple[int, int]:
     if formulation.swapped:
         found = {"a": key.align_b, "b": key.align_a}
     if formulation.copied is not None:
-        dtype = spec_of(formulation, formulation.copied).dtype
-        found[formulation.copied.operand] = transpose.SQUARE_BYTES * 8 // dtype.bits
+        found[formulation.copied.operand] = transpose.SQUARE_BYTES * 8 // _bits(formulation)
     return found["a"], found["b"]
 
 
@@ -105,8 +104,7 @@ class Copies:
         self._leading = formulation.lda if first else formulation.ldb
         self._elements = self._extent * self._leading
         batches = formulation.batches.count if self._copied.batch_stride else 1
-        bits = spec_of(formulation, self._copied).dtype.bits
-        self._target = steps.temporary(batches * self._elements * bits // 8)
+        self._target = steps.temporary(batches * self._elements * _bits(formulation) // 8)
         self._kernel = select.choose(helper(formulation, devices.get(steps.device)), backend=backend, jit=jit)
 
     def of(self, a: Address, b: Address, batches: int) -> tuple[Address, Address]:

@@ -52,7 +52,7 @@ def grouped_gemm(
 
     Args:
         a: any floating dtype of `gemm`.
-        b: likewise.
+        b: as `a`.
         c: of the result's shape; a list for lists. Not read when beta is 0.
         offsets: (G,) int32: cumulative ends of the groups.
         counts: (G,) int32: sizes of the groups.
@@ -62,7 +62,7 @@ def grouped_gemm(
         bias: (N,) for all groups, or (G, N); a list for lists.
         activation: a name in ACTIVATIONS.
         scale_a: a number for all groups, or an array; a list for lists, each as in `gemm`.
-        scale_b: likewise.
+        scale_b: as `scale_a`.
         scale_d: a number.
         tree: computes D from alpha * scale_a[g] * scale_b[g] * A[g] B[g] + beta * C[g], as in `evaluate`; in the place
             of bias and activation, and without other outputs.

@@ -25,20 +25,9 @@ from atomr_cutlass.pipeline.candidate import Candidate
 from atomr_cutlass.pipeline.plan import NO_PRODUCT, PRODUCT, Steps
 from atomr_cutlass.pipeline.problem import GemmFormulation, GemmProblem, MatrixSpec, row_major
 from fake_table import A100, H200
+from gemm_problems import dense as problem
 
 CELLS = [key for _, key in cells([SmArch.SM90A]) if gemm_sm90.divides(key)]
-
-
-def problem(
-    m: int, n: int, k: int, layouts: str = "rcr", dtype: D = D.BF16, *, c: bool = False, **of_d: Any
-) -> GemmProblem:
-    def spec(rows: int, columns: int, letter: str) -> MatrixSpec:
-        return MatrixSpec((rows, columns), (columns, 1) if letter == "r" else (1, rows), dtype)
-
-    d = dataclasses.replace(spec(m, n, layouts[2]), **of_d)
-    return GemmProblem(
-        a=spec(m, k, layouts[0]), b=spec(k, n, layouts[1]), c=d if c else None, d=d, math="default", device=0
-    )
 
 
 def served(key: KernelKey, what: GemmProblem) -> list[GemmFormulation]:

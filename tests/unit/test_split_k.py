@@ -19,20 +19,16 @@ from atomr_cutlass.generator.render import render
 from atomr_cutlass.generator.rules import SPLIT
 from atomr_cutlass.ops.gemm.kernels import GemmSearch
 from atomr_cutlass.pipeline import estimate, select
-from atomr_cutlass.pipeline.problem import GemmFormulation, GemmProblem, MatrixSpec, formulations
+from atomr_cutlass.pipeline.problem import GemmFormulation, GemmProblem, formulations
 from fake_table import H200
+from gemm_problems import dense
 
 CELLS = [key for _, key in gemm_split_sm90.cells(SmArch.SM90A)]
 EVERY = [cell(D.BF16, "rc", pair, ranks) for pair, ranks in WIDEST]
 
 
 def problem(m: int, n: int, k: int, layouts: str = "rc", dtype: D = D.BF16) -> GemmProblem:
-    def spec(rows: int, columns: int, letter: str) -> MatrixSpec:
-        return MatrixSpec((rows, columns), (columns, 1) if letter == "r" else (1, rows), dtype)
-
-    return GemmProblem(
-        a=spec(m, k, layouts[0]), b=spec(k, n, layouts[1]), c=None, d=spec(m, n, "r"), math="default", device=0
-    )
+    return dense(m, n, k, f"{layouts}r", dtype)
 
 
 def variant(m: int, n: int, k: int) -> GemmFormulation:

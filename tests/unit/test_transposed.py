@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 import fake_cases
@@ -17,18 +19,16 @@ from atomr_cutlass.pipeline import select
 from atomr_cutlass.pipeline.candidate import Candidate
 from atomr_cutlass.pipeline.plan import Plan
 from atomr_cutlass.pipeline.planning import PlanOptions, planned
-from atomr_cutlass.pipeline.problem import GemmFormulation, GemmProblem, MatrixSpec
+from atomr_cutlass.pipeline.problem import GemmFormulation, GemmProblem
 from fake_table import A100, H200
+from gemm_problems import dense
 
 CASES_FILE = "transposed_cases.py"
 
 
 def product(m: int, n: int, k: int, layouts: str = "rr", dtype: D = D.F32, math: str = "tf32") -> GemmProblem:
-    def spec(rows: int, columns: int, letter: str) -> MatrixSpec:
-        return MatrixSpec((rows, columns), (columns, 1) if letter == "r" else (1, rows), dtype)
-
-    out = MatrixSpec((m, n), (n, 1), D.I32 if dtype is D.I8 else D.F32)
-    return GemmProblem(spec(m, k, layouts[0]), spec(k, n, layouts[1]), None, out, math, 0)
+    made = dense(m, n, k, f"{layouts}r", dtype, math=math)
+    return replace(made, d=replace(made.d, dtype=D.I32 if dtype is D.I8 else D.F32))
 
 
 @pytest.fixture(scope="module")

@@ -1,12 +1,13 @@
 """Fits constants of the model of `pipeline.estimate` to recorded sweeps, and says what they are worth on other shapes.
 
-    python benchmarks/fit_estimate.py benchmarks/results/2026-11-22-h200-{tiles,schedules}.json
+    python benchmarks/fit_estimate.py benchmarks/results/2026-11-23-h200-sweep.json
 
-A sweep has `kernels`, names, and a row for each problem: `seed`, `shape`, `layouts`, and `cells`, lists of a kernel's
-place among the names, swizzle, raster order and microseconds. What is minimized is how much longer the kernel that the
-model chooses takes, with the options that it chooses, than the best of its row, and a little of how far its estimates
-are off. Rows of even seeds are fitted to; the others show what that is worth elsewhere. Coordinate descent over the
-constants' logarithms: the same sweeps give the same constants. Nothing is launched.
+A sweep (of sweep.py) has `kernels`, names, and a row for each problem: `seed`, `shape`, `layouts`, and `cells`, lists
+of a kernel's place among the names, slices of K, swizzle, raster order, width and microseconds; those of before there
+was `columns` have neither slices nor width. What is minimized is how much longer the kernel that the model chooses
+takes, with the options that it chooses, than the best of its row, and some of how far its estimates are off: from one
+another in a row, and all in all. Rows of even seeds are fitted to; the others show what that is worth elsewhere.
+Coordinate descent over the constants' logarithms: the same sweeps give the same constants. Nothing is launched.
 """
 
 from __future__ import annotations
@@ -22,19 +23,25 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeAlias
 
+from atomr_cutlass import _core
+from atomr_cutlass.generator import key_file
 from atomr_cutlass.generator.archs import SmArch
 from atomr_cutlass.generator.dtypes import CutlassDtype
 from atomr_cutlass.generator.key import COLUMN, KernelKey
 from atomr_cutlass.ops.gemm.kernels import GemmSearch
 from atomr_cutlass.pipeline import estimate
 from atomr_cutlass.pipeline.devices import Device
-from atomr_cutlass.pipeline.problem import GemmFormulation, GemmProblem, MatrixSpec
+from atomr_cutlass.pipeline.problem import GemmProblem, MatrixSpec
 
 DEVICE = Device(0, "NVIDIA H200", (9, 0), 132, SmArch.SM90A.shared_memory, 60 << 20, 140 << 30)
 CONSTANTS = (
     "L2_BYTES_PER_CLOCK",
+    "PAIR_BYTES_PER_CLOCK",
     "PORT_BYTES_PER_CLOCK",
+    "STREAMED",
     "STEP_CLOCKS",
+    "BEYOND_CLOCKS",
+    "BEYOND_N_CLOCKS",
     "WIDE_CLUSTER_STEP_CLOCKS",
     "COOPERATIVE_TILE_SECONDS",
     "PINGPONG_TILE_SECONDS",
@@ -46,7 +53,13 @@ CONSTANTS = (
     "LAST_WAVE",
     "CLUSTER_SECONDS",
     "ONE_WARPGROUP_EFFICIENCY",
+    "TALL_EFFICIENCY",
+    "DIVIDED_SECONDS",
+    "DIVIDED_ROUND_SECONDS",
+    "DIVIDED_BYTES_PER_SECOND",
     "FEW_LAUNCH_SECONDS",
+    "FEW_BUSY",
+    "FEW_BUSY_ROWS",
     "STREAM_K_SECONDS",
     "FIXUP_SECONDS",
     "PEER_SECONDS",
@@ -54,23 +67,26 @@ CONSTANTS = (
     "SPLIT_STEP",
     "SPLIT_PART_SECONDS",
 )
-ERROR_SHARE = 0.1
-"""Of the mean error of the estimates, in what is minimized."""
+SPREAD_SHARE, ERROR_SHARE = 0.3, 0.05
+"""Of the estimates' mean error beside their row's, and of that error itself, in what is minimized."""
 STEPS = (1.3, 1.1, 1.04)
 NEAR = 1.5
 """Times the best of a row: what takes longer does not count for the error."""
 
 
-Timings: TypeAlias = "dict[tuple[int, int], float]"
-"""Seconds by swizzle and raster order."""
+Timings: TypeAlias = "dict[tuple[int, int, int, int], float]"
+"""Seconds by slices of K, swizzle, raster order and width."""
 
 
 @dataclass(frozen=True)
 class Row:
-    """A problem of a sweep: the kernels that serve it, and the seconds that each took."""
+    """A problem of a sweep: the ways to put it to kernels, the kernels that serve it, and what each took."""
 
+    group: str
     seed: int
-    kernels: tuple[tuple[KernelKey, GemmFormulation, Timings], ...]
+    extents: list[estimate.Extents]
+    entries: list[tuple[int, _core.ModelKernel, int, list[int]]]
+    timings: list[Timings]
 
 
 def read(path: Path, keys: dict[str, KernelKey]) -> list[Row]:
@@ -79,18 +95,21 @@ def read(path: Path, keys: dict[str, KernelKey]) -> list[Row]:
     recorded = json.loads(path.read_text())
     for row in recorded["rows"]:
         timings: dict[str, Timings] = {}
-        for index, swizzle, raster, microseconds in row["cells"]:
-            timings.setdefault(recorded["kernels"][index], {})[swizzle, raster] = microseconds * 1e-6
+        for index, *options, microseconds in (cell[:6] for cell in row["cells"]):
+            asked = tuple(options) if "columns" in recorded else (1, *options, 0)
+            timings.setdefault(recorded["kernels"][index], {})[asked] = microseconds * 1e-6
         m, n, k = row["shape"]
         search = GemmSearch(problem(m, n, k, row["layouts"]), DEVICE)
-        found = tuple(
-            (keys[name], formulation, of_kernel)
-            for name, of_kernel in timings.items()
-            if name in keys
-            for formulation in search.formulations[-1]
-            if search.supports(keys[name], formulation)
-        )
-        rows.append(Row(row["seed"], found))
+        group = search.formulations[-1]
+        found = []
+        for name, of_kernel in timings.items():
+            key = keys.get(name)
+            places = [place for place, put in enumerate(group) if key and search.supports(key, put)]
+            if key and places:
+                found.append(((0, estimate.kernel_of(key), DEVICE.shared_memory, places), of_kernel))
+        if found:
+            entries, times = map(list, zip(*found, strict=True))
+            rows.append(Row(row["group"], row["seed"], [put.extents for put in group], entries, times))
     return rows
 
 
@@ -106,34 +125,56 @@ def problem(m: int, n: int, k: int, layouts: str) -> GemmProblem:
 
 @dataclass(frozen=True)
 class Score:
-    """The score of a model on some rows: mean and 95th percentile of the regret, and the estimates' mean error."""
+    """The score of a model on some rows: mean and 95th percentile of the regret, and the estimates' mean errors."""
 
     regret: float
     regret_p95: float
+    spread: float
     error: float
 
     @property
     def cost(self) -> float:
         """The objective of the fit, which is minimized."""
-        return self.regret + ERROR_SHARE * self.error
+        return self.regret + SPREAD_SHARE * self.spread + ERROR_SHARE * self.error
+
+    def __str__(self) -> str:
+        return (
+            f"regret {self.regret:.2%}, 95th percentile {self.regret_p95:.1%}; estimates are off by {self.error:.1%}, "
+            f"{self.spread:.1%} from one another"
+        )
 
 
 def score(rows: Sequence[Row]) -> Score:
     """The score of the model as it stands."""
-    regrets, errors = [], []
+    regrets, errors, spreads = [], [], []
     for row in rows:
-        best = min(min(timings.values()) for *_, timings in row.kernels)
-        estimates = []
-        for key, formulation, timings in row.kernels:
-            launch = estimate.launch(key, formulation.extents, DEVICE, DEVICE.shared_memory)
-            taken = timings.get((launch.swizzle, launch.raster))
-            # What was not measured: the same without a swizzle, or the least.
-            taken = taken or timings.get((1, launch.raster)) or min(timings.values())
-            estimates.append((launch.seconds, taken))
-        regrets.append(math.log(min(estimates)[1] / best))
-        errors += [abs(math.log(guess / seconds)) for guess, seconds in estimates if seconds < NEAR * best]
+        best = min(min(timings.values()) for timings in row.timings)
+        ranked = _core.Ranking(estimate.model, DEVICE, row.entries).every(row.extents, whole=False)
+        pairs = [(seconds, _taken(row.timings[entry], options)) for entry, _, (seconds, *options) in ranked]
+        regrets.append(math.log(pairs[0][1] / best))
+        off = [math.log(guess / taken) for guess, taken in pairs if taken < NEAR * best]
+        if off:
+            mean = statistics.fmean(off)
+            errors += map(abs, off)
+            spreads += [abs(one - mean) for one in off]
     ordered = sorted(regrets)
-    return Score(statistics.mean(regrets), ordered[int(0.95 * (len(ordered) - 1))], statistics.mean(errors))
+    p95 = ordered[int(0.95 * (len(ordered) - 1))]
+    return Score(statistics.fmean(regrets), p95, statistics.fmean(spreads), statistics.fmean(errors))
+
+
+def _taken(timings: Timings, options: Sequence[int]) -> float:
+    """What a launch took; of one that was not measured what the nearest took: as many slices, and as wide."""
+    split_k, swizzle, raster, width = options
+    if (found := timings.get((split_k, swizzle, raster, width))) is not None:
+        return found
+    for alike in (
+        lambda other: (other[0], other[3]) == (split_k, width),
+        lambda other: other[0] == split_k,
+        lambda _: True,
+    ):
+        if near := [seconds for other, seconds in timings.items() if alike(other)]:
+            break
+    return min(near)
 
 
 class Model:
@@ -180,16 +221,20 @@ def main() -> int:
     """Fits and prints; returns the exit status."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("sweeps", type=Path, nargs="+", help="JSON files with sweeps")
+    parser.add_argument("--keys", type=Path, help="file of keys that are in no matrix")
     parser.add_argument("--rounds", type=int, default=6, help="0 only says what the model is worth")
     arguments = parser.parse_args()
     from atomr_cutlass.generator.matrix import cells
 
     keys = {key.name: key for _, key in cells([SmArch.SM90A])}
+    if arguments.keys:
+        keys |= {key.name: key for key in key_file.read(arguments.keys)}
     rows = [row for path in arguments.sweeps for row in read(path, keys)]
-    rows = [row for row in rows if row.kernels]
     fitted, others = ([row for row in rows if row.seed % 2 == odd] for odd in (0, 1))
     for when in ("before", "after"):
-        print(when, "on the rows fitted to:", score(fitted), "on the others:", score(others))
+        for which, some in (("fitted to", fitted), ("the others", others)):
+            for group in ("", *sorted({row.group for row in some})):
+                print(f"{when}, {which}, {group or 'all'}: {score([row for row in some if group in ('', row.group)])}")
         if when == "before":
             fit(fitted, arguments.rounds)
     print(json.dumps(Model().named(), indent=2))

@@ -54,6 +54,7 @@ from atomr_cutlass.ops.gemm.kernels import GemmSearch, from_candidate
 from atomr_cutlass.ops.gemm.scaled import Scale, Scales, scale_forms
 from atomr_cutlass.ops.gemm.search import GemmCandidate
 from atomr_cutlass.pipeline import devices, select
+from atomr_cutlass.pipeline.planning import PlanOptions
 from atomr_cutlass.pipeline.problem import GemmProblem, MatrixSpec
 
 D = CutlassDtype
@@ -181,9 +182,9 @@ def our_call(problem: GemmProblem, scales: Scales | None, choice: GemmCandidate,
         UnsupportedError: the kernel cannot implement the problem.
     """
     if scales is None:
-        plan = from_candidate(problem, choice, like=like)
+        plan = from_candidate(problem, choice, PlanOptions(like=like))
         return lambda one: plan(one.a, one.b, out=one.out)
-    made = scaled.from_candidate(choice, scales, like=like)
+    made = scaled.from_candidate(choice, scales, how=PlanOptions(like=like))
     return lambda one: made(one.a, one.b, one.scale_a, one.scale_b, one.out)
 
 

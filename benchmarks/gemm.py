@@ -31,6 +31,7 @@ from atomr_cutlass.generator.dtypes import CutlassDtype
 from atomr_cutlass.ops.gemm.kernels import GemmSearch, from_candidate, make
 from atomr_cutlass.ops.gemm.search import GemmCandidate
 from atomr_cutlass.pipeline import devices, estimate, select
+from atomr_cutlass.pipeline.planning import PlanOptions
 from atomr_cutlass.pipeline.problem import GemmProblem, MatrixSpec
 
 D = CutlassDtype
@@ -258,7 +259,7 @@ def sweep(case: Case, device: devices.Device, near: float, seconds: float) -> li
         }
         rows.append(row)
         try:
-            plan = from_candidate(problem, choice, like=sets[0].a)
+            plan = from_candidate(problem, choice, PlanOptions(like=sets[0].a))
             elapsed = timed(lambda one: plan(one.a, one.b, out=one.out), sets, seconds)
         except ac.UnsupportedError as error:
             row["us"], row["problem"] = None, str(error)

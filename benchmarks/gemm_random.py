@@ -59,6 +59,7 @@ from atomr_cutlass.generator.dtypes import CutlassDtype
 from atomr_cutlass.ops.gemm.kernels import GemmSearch, from_candidate, make
 from atomr_cutlass.pipeline import devices, select
 from atomr_cutlass.pipeline.plan import Plan
+from atomr_cutlass.pipeline.planning import PlanOptions
 from atomr_cutlass.pipeline.problem import GemmProblem
 
 ALIGNMENT = 256
@@ -137,7 +138,7 @@ def fastest(problem: GemmProblem, sets: Sequence[Operands], device: devices.Devi
     """The plan with the fastest of the table's kernels, as `ac.tune` seeks it.
 
     Every kernel made for this arch is launched as the model would launch it; those near the fastest with each of their
-    swizzles, raster orders and slices of K; the fastest few and the model's choice are timed again in alternation.
+    launch options; the fastest few and the model's choice are timed again in alternation.
     """
     search = GemmSearch(problem, device)
     candidates = [one for one in select.rank(search) if one.key.arch is device.arch]
@@ -146,7 +147,7 @@ def fastest(problem: GemmProblem, sets: Sequence[Operands], device: devices.Devi
 
     def race(candidate: Any) -> None:
         try:
-            plan = from_candidate(problem, candidate, like=sets[0].a)
+            plan = from_candidate(problem, candidate, PlanOptions(like=sets[0].a))
         except ac.UnsupportedError:
             return
         bursts[len(plans)] = Burst(_planned(plan), sets, QUICK_SECONDS)
@@ -265,8 +266,8 @@ def compare(
 
 
 def _named(plan: Plan) -> list[Any]:
-    """Kernel, slices of K, swizzle, raster order."""
-    return [plan.kernel_name, plan.main.split_k, plan.main.swizzle, plan.main.raster]
+    """Kernel, slices of K, swizzle, raster order, width."""
+    return [plan.kernel_name, *plan.main.options]
 
 
 def relative_difference(calls: dict[str, Call], operands: Operands) -> float:

@@ -3,7 +3,8 @@
     python benchmarks/recorded.py random.json benchmarks/results/2026-11-23-h200-peers.json
 
 A kept file has `columns`, `kernels` (names), and rows as lists: a kernel is its place among the names, slices of K,
-swizzle and raster order. The other sides' microseconds are left out: they are their ratios times ours.
+swizzle, raster order and, since there is one, width. The other sides' microseconds are left out: they are their ratios
+times ours.
 """
 
 from __future__ import annotations

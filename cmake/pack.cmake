@@ -20,9 +20,10 @@ target_link_options(atomr_cutlass_pack PRIVATE "-Wl,--version-script=${_exports}
 # What is loaded was built whole: the checksum is looked at before the file is opened as a library.
 add_custom_command(
   TARGET atomr_cutlass_pack POST_BUILD
-  COMMAND "${Python_EXECUTABLE}" -B -m generator.seal "$<TARGET_FILE:atomr_cutlass_pack>" "${_emitted}/pack.json"
+  COMMAND "${Python_EXECUTABLE}" -B -m generator.manifest "$<TARGET_FILE:atomr_cutlass_pack>" "${_emitted}/pack.json"
           "name=${ATOMR_CUTLASS_PACK}" "compiler=nvcc ${CMAKE_CUDA_COMPILER_VERSION}"
-          "cutlass=${ATOMR_CUTLASS_HEADERS_DIGEST}" "package=${PROJECT_VERSION}"
+          "cutlass=${ATOMR_CUTLASS_HEADERS_DIGEST}" "headers=${ATOMR_CUTLASS_HEADERS}"
+          "license=${ATOMR_CUTLASS_HEADERS_LICENSE}" "package=${PROJECT_VERSION}"
   WORKING_DIRECTORY "${PROJECT_SOURCE_DIR}" VERBATIM)
 # As a file: as a target it would be stripped where that is asked for, and with that lose its manifest.
 install(FILES "$<TARGET_FILE:atomr_cutlass_pack>" DESTINATION .)

@@ -20,13 +20,14 @@ from atomr_cutlass.epilogue import EpilogueVisitorTree
 from atomr_cutlass.generator.archs import SmArch
 from atomr_cutlass.generator.dtypes import CutlassDtype
 from atomr_cutlass.generator.epilogue.common import COMMON_ACTIVATIONS
-from atomr_cutlass.generator.epilogue.lower import SOURCE, has_tree, is_common, is_gated, split
+from atomr_cutlass.generator.epilogue.lower import SCALED_COMMON, SOURCE, has_tree, is_common, is_gated, split
 from atomr_cutlass.generator.epilogue.tree import MATRIX, SCALAR
 from atomr_cutlass.generator.families import FAMILIES
-from atomr_cutlass.generator.families.base import DEFAULT, FULL, Family
+from atomr_cutlass.generator.families.base import DEFAULT, FULL, ON_DEMAND, Family
 from atomr_cutlass.generator.key import KernelKey
-from atomr_cutlass.generator.matrix import cells, families, supports, with_epilogue
+from atomr_cutlass.generator.matrix import PRESETS, cells, families, supports, with_epilogue
 from atomr_cutlass.generator.rules import LAYOUTS
+from atomr_cutlass.generator.tree_table import COMPILED, TREES, Served, served
 from atomr_cutlass.pipeline.verification import NOT_VERIFIED, operands_of, tally
 
 PAGE = Path(__file__).with_name("epilogues.md")
@@ -139,11 +140,56 @@ def by_preset() -> str:
     return _table(("D, and what is beside it", "operation", "default", "full besides", "cells for"), rows)
 
 
+def by_tree() -> str:
+    """Where presets have a kernel for the trees that programs usually want, and why not elsewhere."""
+    found = {arch: list(served(arch)) for arch in SmArch}
+    reasons: dict[str, int] = {COMPILED: 0}
+    parts = []
+    for op in OPS[:-1]:
+        columns: dict[tuple[str, ...], list[SmArch]] = {}
+        for arch, all_ops in found.items():
+            column = tuple(
+                _shown([one for one in all_ops if (one.op, one.tree) == (op, tree)], reasons) for tree in TREES
+            )
+            if any(column):
+                columns.setdefault(column, []).append(arch)
+        rows: dict[tuple[str, ...], list[str]] = {}
+        for tree, *cells_of_row in zip(TREES, *columns, strict=True):
+            if any(cells_of_row):
+                rows.setdefault(tuple(cells_of_row), []).append(tree)
+        head = (op, *(_archs(archs) for archs in columns.values()))
+        parts.append(_table(head, ((", ".join(names), *row) for row, names in rows.items())))
+    notes = "\n".join(f"- ({number}) {reason}" for reason, number in reasons.items() if number)
+    return "\n".join([*parts, notes]) + "\n"
+
+
+def _shown(found: list[Served], reasons: dict[str, int]) -> str:
+    """The presets with the element types that they have a tree for, and numbers of reasons with those that none has."""
+    texts: dict[str, dict[CutlassDtype, list[str]]] = {}
+    for one in found:
+        if one.tier < ON_DEMAND:
+            text = f"`{PRESETS[max(one.tier, DEFAULT)]}`"
+        elif one.reason == COMPILED:
+            text = "JIT"
+        else:
+            text = f"({reasons.setdefault(one.reason, len(reasons))})"
+        texts.setdefault(text, {}).setdefault(one.a, []).append(one.layouts)
+    widths = {one.a: len({other.layouts for other in found if other.a is one.a}) for one in found}
+
+    def types(of: dict[CutlassDtype, list[str]]) -> str:
+        return ", ".join(a.value + ("" if len(layouts) == widths[a] else f" {layouts[0]}") for a, layouts in of.items())
+
+    return "; ".join(
+        f"{text} {types(of)}" if len(texts) > 1 else text for text, of in sorted(texts.items(), reverse=True)
+    )
+
+
 def computed(epilogue: str) -> str:
     """What the epilogue of a cell with a tree computes."""
     if is_common(epilogue):
         names = " \\| ".join(name or "identity" for name in COMMON_ACTIVATIONS)
-        return f"({names})(acc + row? + C?)"
+        scaled = epilogue == SCALED_COMMON
+        return f"{'scalar? * ' * scaled}({names})(acc{' * column? * row?' * scaled} + row? + C?){', amax?' * scaled}"
     text = expression(split(epilogue)[1])
     return f"{text.replace('acc', 'even columns')} * odd columns" if is_gated(epilogue) else text
 
@@ -200,6 +246,7 @@ def written(page: str) -> str:
         "types": by_type(),
         "archs": by_arch(),
         "presets": by_preset(),
+        "trees": by_tree(),
         "drawing": f"```dot\n{example(page).to_dot()}```\n",
     }
     for name, text in parts.items():

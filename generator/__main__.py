@@ -9,11 +9,12 @@ from dataclasses import asdict
 from pathlib import Path
 
 from .archs import SmArch
-from .costs import costs, total
+from .costs import costs, shown, total
 from .emit import emit
 from .headers import HeadersError
 from .matrix import OPS, PRESETS
 from .selection import Selection
+from .tree_table import left_out
 from .trees import NAMED
 
 
@@ -69,12 +70,14 @@ def main(argv: list[str] | None = None) -> int:
                 print(json.dumps({"kernels": kernels, "costs": known}, indent=1))
                 return 0
             for key in keys:
-                print(f"{key.name}  {costs().get(key.name, 'not measured')}")
+                print(f"{key.name}  {shown(key)}")
+            for line in () if selection.keys_file else left_out(selection.preset, selection.arch_list()):
+                print(line)
     except (ValueError, HeadersError) as error:
         print(f"generator: {error}", file=sys.stderr)
         return 2
     chosen = f"keys of {selection.keys_file}" if selection.keys_file else f"preset {selection.preset}"
-    print(f"{len(keys)} cells ({chosen}, archs {selection.archs or 'of the keys'}): {total(key.name for key in keys)}")
+    print(f"{len(keys)} cells ({chosen}, archs {selection.archs or 'of the keys'}): {total(keys)}")
     return 0
 
 

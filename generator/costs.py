@@ -1,15 +1,24 @@
 """The cost of building a cell, as builds measured it: `costs.json`, which `tools/build_pack.py --costs` writes.
 
-A cell is compiled in a unit with others (`emit`), and has an even share of what the unit took.
+A cell is compiled in a unit with others (`emit`), and has an even share of what the unit took. One that was not
+measured is taken to cost what those like it do on the mean: of its template with a tree or without, of its arch if
+there are such, else of any.
 """
 
 from __future__ import annotations
 
 import functools
 import json
-from collections.abc import Iterable
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from statistics import mean
+
+from .archs import SmArch
+from .epilogue.lower import has_tree
+from .key import KernelKey
+from .matrix import cells, family
 
 FILE = Path(__file__).parent / "costs.json"
 
@@ -37,10 +46,44 @@ def costs() -> dict[str, Cost]:
     return {name: Cost(float(seconds), size) for name, (seconds, size) in measured.items()}
 
 
-def total(names: Iterable[str]) -> str:
+def total(keys: Sequence[KernelKey]) -> str:
     """The summed cost of cells, with the number of those that were not measured."""
-    wanted = list(names)
-    found = [costs()[name] for name in wanted if name in costs()]
-    sums = Cost(sum(cost.seconds for cost in found), sum(cost.size for cost in found))
-    unknown = len(wanted) - len(found)
-    return f"{sums}" + (f", without {unknown} that were not measured" if unknown else "")
+    sums = _sum(cost_of(key) for key in keys)
+    unknown = sum(key.name not in costs() for key in keys)
+    return f"{sums}" + (f", of which {unknown} as cells like them" if unknown else "")
+
+
+def shown(key: KernelKey) -> str:
+    """The cost of a cell as a list has it: `about` where it was not measured."""
+    return f"{'' if key.name in costs() else 'about '}{cost_of(key)}"
+
+
+def cost_of(key: KernelKey) -> Cost:
+    """What a cell cost, or cells like it on the mean."""
+    if key.name in costs():
+        return costs()[key.name]
+    return next((_likely()[kind] for kind in _kinds(key) if kind in _likely()), Cost(0.0, 0))
+
+
+def _sum(some: Iterable[Cost]) -> Cost:
+    found = list(some)
+    return Cost(sum(cost.seconds for cost in found), sum(cost.size for cost in found))
+
+
+def _kinds(key: KernelKey) -> tuple[tuple[object, ...], ...]:
+    template = family(key).template
+    return ((template, has_tree(key.epilogue), key.arch), (template, key.arch), (template, has_tree(key.epilogue)), ())
+
+
+@functools.cache
+def _likely() -> dict[tuple[object, ...], Cost]:
+    """The mean cost of the measured cells of each kind."""
+    known = costs()
+    found: dict[tuple[object, ...], list[Cost]] = defaultdict(list)
+    for _, key in cells(SmArch):
+        if key.name in known:
+            for kind in _kinds(key):
+                found[kind].append(known[key.name])
+    return {
+        kind: Cost(mean(c.seconds for c in some), round(mean(c.size for c in some))) for kind, some in found.items()
+    }

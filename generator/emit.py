@@ -9,9 +9,8 @@ from __future__ import annotations
 import json
 import re
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any
 
 from . import headers
 from .archs import SmArch
@@ -25,9 +24,9 @@ OURS = Path(__file__).resolve().parents[1] / "cpp" / "include" / "atomr_cutlass"
 """The headers that a build compiles kernels with."""
 
 UNIT_CELLS = 8
-UNIT_SECONDS = 44.0
-"""How many cells make a unit at most, and how many seconds NVRTC would take for them by themselves: more save little,
-and would leave processors idle at the end of a build."""
+LONG_SECONDS = 4.0
+"""How many cells make a unit at most, and half as many of those that NVRTC takes longer for by themselves: more save
+little, and would leave processors idle at the end of a build."""
 
 _MEMBER = re.compile(r'^#include "\.\./\.\./src/\w+/(\w+)\.cu"$', re.MULTILINE)
 
@@ -69,7 +68,7 @@ def emit(selection: Selection, folder: Path, cutlass: Path | None = None) -> lis
         units[arch] = [present / f"{name}.cu" for name, _ in texts]
         wanted |= zip(units[arch], (text for _, text in texts), strict=True)
     wanted[folder / "table.cpp"] = table(keys)
-    wanted[folder / "pack.json"] = json.dumps(manifest(digests), indent=0)
+    wanted[folder / "pack.json"] = json.dumps([{**key.to_dict(), "source": digests[key]} for key in keys], indent=0)
     wanted[folder / "kernels.cmake"] = _cmake(by_arch, units, ptx)
 
     for stale in {*(folder / "src").glob("*/*.cu"), *(folder / "units").glob("*/*.cu")} - set(wanted):
@@ -77,11 +76,6 @@ def emit(selection: Selection, folder: Path, cutlass: Path | None = None) -> lis
     for path, text in wanted.items():
         _write_if_changed(path, text)
     return keys
-
-
-def manifest(digests: Mapping[KernelKey, str]) -> dict[str, Any]:
-    """The manifest of a pack that is a shared library: its kernels, each with the digest of its source."""
-    return {"kernels": [{"name": key.name, **key.to_dict(), "source": digest} for key, digest in digests.items()]}
 
 
 def members(unit: Path) -> list[str]:
@@ -117,7 +111,7 @@ def units_of(cells: Sequence[KernelKey], present: Iterable[Path] = ()) -> list[l
         begins_with = (family(key).template, *_include_lines(render(key)[0]))
         by_headers[begins_with].append(key)
     for alike in by_headers.values():
-        most = min(UNIT_CELLS, max(1, int(UNIT_SECONDS / family(alike[0]).compile_seconds)))
+        most = UNIT_CELLS // 2 if family(alike[0]).compile_seconds > LONG_SECONDS else UNIT_CELLS
         count = -(-len(alike) // most)
         units += [alike[len(alike) * i // count : len(alike) * (i + 1) // count] for i in range(count)]
     return sorted(units, key=lambda unit: -sum(family(key).compile_seconds for key in unit))

@@ -41,7 +41,8 @@ class KernelKey:
         mainloop: `multistage`, `twostage` or `direct` (sm80); `pingpong`, `cooperative` or `warpspecialized` (sm90);
             `1sm` or `2sm` (sm100).
         epilogue_schedule: `tma` or `nosmem` (CUTLASS 3.x); empty for sm80.
-        scheduler: `identity` (sm80); `persistent` or `streamk` (CUTLASS 3.x); `grouped`.
+        scheduler: `identity` (sm80); `persistent` or `streamk` (CUTLASS 3.x); `fitted` (sm90): persistent, and
+            the launch chooses how many columns a tile has, at most those of `tile`; `grouped`.
         swizzle: thread block swizzle compiled in (sm80); 0 where the scheduler takes it at run time.
         math: `default`; for fp32 operands `ieee`, `tf32` or `3xtf32`; for fp8 also `fast` (fast accumulation).
         epilogue: id of the epilogue: `lc` is the linear combination alpha * AB + beta * C, `lc_relu` and so on an
@@ -169,6 +170,12 @@ def opcode_class(key: KernelKey) -> str:
     return "simt" if key.math == "ieee" or key.mainloop == DIRECT else "tensorop"
 
 
+def shared_memory(key: KernelKey) -> int:
+    """Bytes of shared memory of an sm80-generation mainloop; elsewhere the most an sm_90a kernel takes."""
+    m, n, k = key.tile
+    return key.stages * k * (m * key.a.bits + n * key.b.bits) // 8
+
+
 def instruction_shape(key: KernelKey) -> Triple:
     """The MMA instruction of an sm80-generation key."""
     if opcode_class(key) == "simt":
@@ -222,7 +229,7 @@ def _name_3x(key: KernelKey) -> str:
         kind = f"block_scaled_{kind}_{key.scale_type}_{block}"
     schedule = "warpspecialized" + ("" if key.mainloop == "warpspecialized" else f"_{key.mainloop}")
     fast = "_fp8_fastaccum" if key.math == "fast" else ""
-    stream = "_stream_k" if key.scheduler == "streamk" else ""
+    stream = {"streamk": "_stream_k", "fitted": "_fitted"}.get(key.scheduler, "")
     epilogue = _epilogue_name(key)
     return (
         f"cutlass3x_{key.generation}_tensorop_{kind}_{types}_{tile}_{cluster}_{key.stages}_{letters}_align{key.align_a}_"

@@ -19,7 +19,7 @@ from .rules import Status, is_fallback, no, serves_usual_case
 
 PRESETS = ("none", "smoke", "default", "full")
 OPS = tuple(dict.fromkeys(op for op, _ in FAMILIES))
-_TIERS = {"none": 0, "smoke": SMOKE, "default": DEFAULT, "full": FULL}
+TIERS = {"none": 0, "smoke": SMOKE, "default": DEFAULT, "full": FULL}
 
 
 def families() -> Iterator[Family]:
@@ -114,12 +114,6 @@ def supports(key: KernelKey) -> Status:
     return family(key).supports(key)
 
 
-def shared_memory(key: KernelKey) -> int:
-    """Bytes of shared memory of an sm80-generation mainloop; elsewhere the most an sm_90a kernel takes."""
-    m, n, k = key.tile
-    return key.stages * k * (m * key.a.bits + n * key.b.bits) // 8
-
-
 def cells(archs: Iterable[SmArch]) -> Iterator[Cell]:
     """Every cell of the matrix for the archs, with its tier; unsupported combinations never appear.
 
@@ -202,7 +196,7 @@ def expand(preset: str, archs: Iterable[SmArch]) -> list[KernelKey]:
         if arch not in with_cells:
             valid = ", ".join(a.target for a in with_cells)
             raise ValueError(f"no cells for arch {arch.target!r} yet; valid: {valid}")
-    tier = _TIERS[preset]
+    tier = TIERS[preset]
     return list(dict.fromkeys(key for first, key in cells(archs) if first <= tier))
 
 

@@ -134,7 +134,7 @@ def conv_types(op: str, a: D, b: D, d: D, math: str, *, tree: bool = False) -> S
             return no("fp8 convolutions accumulate in the tensor cores alone: their math is 'fast'")
     outputs = CONV_OUTPUTS.get((a, b, math))
     if outputs is not None and tree:
-        outputs += TREE_OUTPUTS.get(a, ())
+        outputs += TREE_OUTPUTS.get(a, FP8_TYPES if a in FP8_TYPES else ())
     if outputs is None:
         if a != b:
             return no(f"no convolution of {a.value} with {b.value}: both operands have one dtype (or are fp8 both)")
@@ -209,6 +209,9 @@ def along_k(who: str, layout_a: str, layout_b: str) -> Status:
     )
 
 
+NOT_GATED = no("gated results are those of sm_90a's dense kernels: gate the product afterwards")
+
+
 def supports_gemm(key: KernelKey, epilogues: tuple[str, ...], layouts_d: tuple[str, ...] = (ROW,)) -> Status:
     """Whether a key meets the rules that all families of dense GEMM share.
 
@@ -218,6 +221,8 @@ def supports_gemm(key: KernelKey, epilogues: tuple[str, ...], layouts_d: tuple[s
         layouts_d: of D, those of the family.
     """
     base, program = split(key.epilogue)
+    if base not in epilogues and is_gated(key.epilogue):
+        return NOT_GATED
     if base not in epilogues:
         return no(f"unknown epilogue {key.epilogue!r}; valid: {', '.join(epilogues)}")
     types = gemm_types(key.a, key.b, key.d, key.math, tree=has_tree(key.epilogue))

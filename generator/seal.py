@@ -2,8 +2,7 @@
 
     library, manifest (JSON), length of the manifest (8 bytes, little-endian), SHA-256 of all that, MAGIC
 
-The loader of the system ignores bytes behind an ELF file. `python -m generator.seal LIBRARY MANIFEST NAME=VALUE...`
-seals a file, which is how CMake ends the build of a pack.
+The loader of the system ignores bytes behind an ELF file.
 """
 
 from __future__ import annotations
@@ -11,10 +10,10 @@ from __future__ import annotations
 import json
 import re
 import struct
-import sys
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
+
+from . import elf
 
 MAGIC = b"atomr_cutlass library 1\n"
 
@@ -28,9 +27,10 @@ def seal(library: bytes, manifest: Mapping[str, Any]) -> bytes:
 
     Args:
         library: a shared library.
-        manifest: its members besides `glibc` and `bytes`, which are added.
+        manifest: its members besides those that the library tells: `bytes`, `glibc` and `images`, its GPU code.
     """
-    told = {**manifest, "bytes": len(library), "glibc": glibc(library)}
+    images = [image(code) for code in elf.device_code(library)]
+    told = {**manifest, "bytes": len(library), "glibc": glibc(library), "images": images}
     text = json.dumps(told, sort_keys=True, separators=(",", ":")).encode()
     content = library + text + _LENGTH.pack(len(text))
     return content + _sha256(content) + MAGIC
@@ -66,24 +66,12 @@ def glibc(library: bytes) -> str:
     return ".".join(map(str, max(found))) if found else ""
 
 
+def image(code: bytes) -> dict[str, Any]:
+    """Size and checksum of code, for manifests."""
+    return {"bytes": len(code), "sha256": _sha256(code).hex()}
+
+
 def _sha256(data: bytes) -> bytes:
     import hashlib  # loads OpenSSL, which importing the package need not
 
     return hashlib.sha256(data).digest()
-
-
-def main(library: str, manifest: str, *more: str) -> None:
-    """Seals a file.
-
-    Args:
-        library: the file.
-        manifest: a file of JSON.
-        more: further members of its manifest, each as NAME=VALUE.
-    """
-    path = Path(library)
-    told = json.loads(Path(manifest).read_text(encoding="utf-8")) | dict(text.split("=", 1) for text in more)
-    path.write_bytes(seal(path.read_bytes(), told))
-
-
-if __name__ == "__main__":
-    main(*sys.argv[1:])

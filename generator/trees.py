@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from .archs import SmArch
 from .dtypes import CutlassDtype
 from .epilogue import common
 from .epilogue.lower import (
@@ -45,11 +46,19 @@ def _common(base: KernelKey) -> Tree:
     return SCALED_COMMON if base.epilogue == SCALED else COMMON, base.d
 
 
+def _common_scaled(base: KernelKey) -> Tree:
+    return SCALED_COMMON, _wide(base)
+
+
+def _common_quantized(_: KernelKey) -> Tree:
+    return SCALED_COMMON, D.F8E4M3
+
+
 def _biased(activation: str) -> Callable[[KernelKey], Tree]:
     def of(base: KernelKey) -> Tree:
         if base.generation == "sm80" and base.op != "gemm":
             # Such kernels have the bias as an argument, or in the place of C.
-            return f"{LINEAR}_{activation}" if activation else LINEAR, base.d
+            return f"{base.epilogue}_{activation}" if activation else base.epilogue, base.d
         return common.on(base.epilogue, common.bias(base.d, activation or None)), base.d
 
     return of
@@ -57,6 +66,8 @@ def _biased(activation: str) -> Callable[[KernelKey], Tree]:
 
 def _activated(activation: str) -> Callable[[KernelKey], Tree]:
     def of(base: KernelKey) -> Tree:
+        if base.generation == "sm80" and base.op != "gemm":
+            return f"{base.epilogue}_{activation}", base.d
         return common.on(base.epilogue, common.bias(None, activation)), base.d
 
     return of
@@ -83,8 +94,11 @@ def _row_column_scale(base: KernelKey) -> Tree:
 
 
 def _quantize(base: KernelKey) -> Tree:
-    made = common.narrowed() if base.op == "grouped_gemm" else common.quantize()
-    return common.on(base.epilogue, made), D.F8E4M3
+    return common.on(base.epilogue, common.quantize()), D.F8E4M3
+
+
+def _narrow(base: KernelKey) -> Tree:
+    return common.on(base.epilogue, common.narrowed()), D.F8E4M3
 
 
 def _wide(base: KernelKey) -> D:
@@ -101,8 +115,12 @@ NAMED: dict[str, Callable[[KernelKey], Tree]] = {
     "row_scale": _row_scale,
     "row_column_scale": _row_column_scale,
     "quantize": _quantize,
+    "narrow": _narrow,
+    "common_scaled": _common_scaled,
+    "common_quantized": _common_quantized,
 }
-"""Trees by name. `common` is bias and activations in one kernel, each of the others one tree alone."""
+"""Trees by name. `common` is bias and activations in one kernel, `common_scaled` has factors and amax besides, and
+`common_quantized` is that with D in e4m3. Each of the others is one tree alone."""
 
 
 def bases(plain: Iterable[Cell]) -> list[KernelKey]:
@@ -127,12 +145,14 @@ def _is_usual(key: KernelKey) -> bool:
     return common and scheduled and not special and key.epilogue in (LINEAR, SCALED)
 
 
+_BIASED = ("bias", "bias_relu", "bias_gelu", "bias_gelu_tanh", "bias_silu")
+
 _PRESETS: tuple[tuple[int, str, str, tuple[D, ...], tuple[str, ...]], ...] = (
     (DEFAULT, "gemm", "common", HALF_TYPES, COMMON_LAYOUTS),
     (DEFAULT, "gemm", "quantize", (D.BF16,), ("rc",)),
     (DEFAULT, "grouped_gemm", "common", (D.BF16,), COMMON_LAYOUTS),
     (DEFAULT, "conv2d_fprop", "common", (D.F16,), ("rc",)),
-    *((FULL, "gemm", name, (D.BF16,), ("rc",)) for name in ("bias", "bias_relu", "bias_gelu", "bias_silu", "residual")),
+    *((FULL, "gemm", name, (D.BF16,), ("rc",)) for name in (*_BIASED, "residual")),
     (FULL, "gemm", "common", (D.F8E4M3, D.F32), COMMON_LAYOUTS),
     *((FULL, "gemm", f"gated_{name}", (*HALF_TYPES, D.F8E4M3), COMMON_LAYOUTS) for name in ("silu", "gelu")),
     (FULL, "gemm", "gated_gelu_tanh", (D.BF16,), COMMON_LAYOUTS),
@@ -140,12 +160,13 @@ _PRESETS: tuple[tuple[int, str, str, tuple[D, ...], tuple[str, ...]], ...] = (
     (FULL, "gemm", "row_column_scale", (*HALF_TYPES, D.I8), COMMON_LAYOUTS),
     (FULL, "gemm", "quantize", (*HALF_TYPES, D.F8E4M3), COMMON_LAYOUTS),
     (FULL, "grouped_gemm", "common", (*HALF_TYPES, D.F8E4M3), COMMON_LAYOUTS),
-    *((FULL, "grouped_gemm", f"bias_{name}", HALF_TYPES, COMMON_LAYOUTS) for name in ("relu", "gelu", "silu")),
+    *((FULL, "grouped_gemm", name, (*HALF_TYPES, D.F8E4M3), COMMON_LAYOUTS) for name in _BIASED[1:]),
     (FULL, "grouped_gemm", "row_scale", HALF_TYPES, COMMON_LAYOUTS),
-    (FULL, "grouped_gemm", "quantize", HALF_TYPES, COMMON_LAYOUTS),
-    (FULL, "conv2d_fprop", "common", (*HALF_TYPES, D.F8E4M3), ("rc",)),
-    *((FULL, "conv2d_fprop", f"bias_{name}", HALF_TYPES, ("rc",)) for name in ("relu", "silu")),
+    (FULL, "grouped_gemm", "narrow", HALF_TYPES, COMMON_LAYOUTS),
+    (FULL, "conv2d_fprop", "common", HALF_TYPES, ("rc",)),
+    *((FULL, "conv2d_fprop", name, (*HALF_TYPES, D.F8E4M3), ("rc",)) for name in _BIASED[1:]),
     (FULL, "conv2d_fprop", "quantize", HALF_TYPES, ("rc",)),
+    *((FULL, "conv2d_dgrad", name, HALF_TYPES, ("rr",)) for name in _BIASED[1:]),
 )
 """The first preset of a tree: its tier, operation, name, element types of A, and layouts."""
 
@@ -161,11 +182,15 @@ def cells(plain: Sequence[Cell]) -> Iterator[tuple[int, KernelKey, Tree]]:
         for tier, op, name, types, layouts in _PRESETS:
             if base.op != op or base.a not in types or base.layout_a + base.layout_b not in layouts:
                 continue
-            # Scales that are left out are 1.
-            if base.a in FP8_TYPES and base.epilogue != SCALED:
+            # Scales that are left out are 1; convolutions have none, nor groups of the sm80 generation.
+            unscaled = op.startswith("conv2d") or (op == "grouped_gemm" and base.generation == "sm80")
+            if base.a in FP8_TYPES and base.epilogue != SCALED and not unscaled:
                 continue
             # `common` costs less than 1% there. Of the sm80 generation, kernels without trees add a convolution's bias.
-            if name.startswith("bias") and base.generation != "sm80" and (op != "gemm" or base.generation == "sm90"):
+            newer = (
+                base.generation == "sm90" or base.arch is SmArch.SM90A or (op != "gemm" and base.generation != "sm80")
+            )
+            if name.startswith("bias") and newer:
                 continue
             tree = NAMED[name](base)
             smoke = base.generation == "sm80" and base.a is D.BF16 and tree[0] == COMMON and layouts == COMMON_LAYOUTS

@@ -16,11 +16,15 @@ constexpr double kRounded = 1 - 1e-9;  // whatever the order in which a bound's 
 constexpr int64_t kLongest = int64_t(1) << 40;
 constexpr double kLineBytes = 128.0;  // of a cache line
 constexpr int64_t kWideCluster = 8;
+constexpr int64_t kWidthWaves = 4;  // numbers of waves that widths are looked for
 
 // Cache lines that TMA touches for each 128 bytes of an operand: rows that do not begin on one straddle two.
 double lines(int64_t leading, int64_t bits) {
   return 2.0 - double(std::gcd(leading * bits / 8, int64_t(kLineBytes))) / kLineBytes;
 }
+
+// Seconds of a launch that is busy for some, and moves its operands in others: the longer ones hide the shorter.
+double beside(double busy, double memory) { return std::cbrt(busy * busy * busy + memory * memory * memory); }
 
 // Multiply-adds per clock and multiprocessor of a kernel like this one.
 // Source: the vendor's peak rates per compute capability; on sm_90 mma.sync reaches about 0.6 of WGMMA's (measured).
@@ -141,8 +145,8 @@ Launch Model::launch(Kernel const& kernel, Extents const& extents, Gpu const& gp
     case Op::kOther: return {0.0};
     case Op::kGemm: break;
   }
-  if (extents.divided) return divided(kernel, extents, gpu, shared_bytes, slices);
-  Launch made = product(kernel, extents, gpu, shared_bytes, slices);
+  Launch made = extents.divided ? divided(kernel, extents, gpu, shared_bytes, slices)
+                                : product(kernel, extents, gpu, shared_bytes, slices);
   if (extents.copied > 0) {
     made.seconds += 2 * double(extents.copied) / (c_.COPIED * dram(gpu)) + c_.LAUNCH_SECONDS;
   }
@@ -185,7 +189,9 @@ double Model::least(Kernel const& kernel, Extents const& e, Gpu const& gpu) cons
   }
   double const products =
       double(e.batch) * double(e.m) * double(e.n) * double(e.k) / rate / double(gpu.multiprocessors);
-  return std::max(products / c_.CLOCK_HZ, floor(kernel, e, dram(gpu))) + c_.LAUNCH_SECONDS;
+  double most = 1.0;  // of the rate: clocks may be higher than CLOCK_HZ
+  for (auto const& [width, efficiency] : c_.TILE_N_EFFICIENCY) most = std::max(most, efficiency);
+  return std::max(products / most / c_.CLOCK_HZ, streaming(kernel, e, gpu)) + c_.LAUNCH_SECONDS;
 }
 
 double Model::dram(Gpu const& gpu) const {
@@ -210,13 +216,19 @@ Launch Model::product(Kernel const& kernel, Extents const& extents, Gpu const& g
   if (kernel.mainloop == Mainloop::kSplit) return {split(kernel, extents, gpu)};
   Launch made{0.0, slices};
   if (kernel.generation == Generation::kSm80) {
-    made.seconds = multistage(kernel, extents, gpu, shared_bytes, slices);
-    if (gpu.capability == kHopper) made.seconds *= c_.MMA_SYNC_ON_HOPPER;
+    if (gpu.capability == kHopper && kernel.op == Op::kGemm && kernel.multiplies_alone()) {
+      made.seconds = alone(kernel, extents, gpu, slices);
+    } else {
+      made.seconds = multistage(kernel, extents, gpu, shared_bytes, slices);
+      if (gpu.capability == kHopper) made.seconds *= c_.MMA_SYNC_ON_HOPPER;
+    }
+    made.seconds = std::max(made.seconds, floor(kernel, extents, dram(gpu)));
   } else {
     made = warp_specialized(kernel, extents, gpu);
     made.split_k = slices;
+    made.seconds = beside(made.seconds, streaming(kernel, extents, gpu));
   }
-  made.seconds = std::max(made.seconds, floor(kernel, extents, dram(gpu))) + c_.LAUNCH_SECONDS;
+  made.seconds += c_.LAUNCH_SECONDS;
   return made;
 }
 
@@ -252,7 +264,7 @@ Launch Model::divided(Kernel const& kernel, Extents const& extents, Gpu const& g
 }
 
 double Model::sums(Extents const& extents, int64_t slices) const {
-  return c_.DIVIDED_SECONDS +
+  return c_.DIVIDED_SECONDS + c_.DIVIDED_ROUND_SECONDS * std::ceil(double(slices) / c_.DIVIDED_AT_ONCE) +
          double(extents.m) * double(extents.n) * double(4 * slices + 2) / c_.DIVIDED_BYTES_PER_SECOND;
 }
 
@@ -276,42 +288,72 @@ struct Model::Tile {
   int64_t m, n, cluster_m, cluster_n;
   Grid grid;
   int64_t steps;
-  double multiply, stepping, loaded, store, extra;
+  double multiply, stepping, loaded, touched, store, extra;  // bytes loaded, and of the cache lines that hold them
   int64_t blocks() const { return cluster_m * cluster_n; }
 };
 
-Model::Tile Model::tile_of(Kernel const& kernel, Extents const& e) const {
+// The columns that a tile may be told: for each number of waves the fewest that keep to it, the widest first.
+std::vector<int64_t> Model::widths(Kernel const& kernel, Extents const& e, Gpu const& gpu) const {
+  int64_t const widest = kernel.tile[1], across = kernel.cluster[0], along = kernel.cluster[1];
+  if (kernel.width_step == 0) return {widest};
+  int64_t const n = kernel.swapped() ? e.m : e.n;
+  int64_t const rows = saturated(round_up(ceil_div(kernel.swapped() ? e.n : e.m, kernel.tile[0]), across), e.batch);
+  int64_t const at_once = blocks_at_once(gpu.multiprocessors, across * along);
+  int64_t const waves = ceil_div(saturated(rows, round_up(ceil_div(n, widest), along)), at_once);
+  std::vector<int64_t> found{widest};
+  for (int64_t count = waves; count < waves + kWidthWaves; ++count) {
+    int64_t const columns = std::max<int64_t>(1, round_down(saturated(count, at_once) / rows, along));
+    int64_t const wanted = round_up(ceil_div(n, columns), kernel.width_step);
+    int64_t const width = std::clamp(wanted, kernel.narrowest, widest);
+    if (width < found.back()) found.push_back(width);
+  }
+  return found;
+}
+
+Model::Tile Model::tile_of(Kernel const& kernel, Extents const& e, int64_t width) const {
   Tile made{};
-  made.m = kernel.tile[0], made.n = kernel.tile[1];
+  made.m = kernel.tile[0], made.n = width;
   if (kernel.mainloop == Mainloop::kTwoSm) made.m /= 2;  // two thread blocks of a cluster share a tile of sm100
   made.cluster_m = kernel.cluster[0], made.cluster_n = kernel.cluster[1];
-  double efficiency = width_efficiency(made.n) * (made.m >= 128 ? 1.0 : c_.ONE_WARPGROUP_EFFICIENCY);
+  double efficiency = width_efficiency(made.n);
+  if (made.m < 128) efficiency *= c_.ONE_WARPGROUP_EFFICIENCY;
+  if (made.m > 128) efficiency *= c_.TALL_EFFICIENCY;
   if (kernel.fp8 && kernel.math == Math::kDefault) {
     efficiency *= kernel.block_scaled ? c_.BLOCK_SCALED_EFFICIENCY : c_.FULL_ACCUMULATION_EFFICIENCY;
     if (kernel.block_scaled && kernel.mainloop == Mainloop::kPingpong) efficiency *= c_.BLOCK_SCALED_ALONE;
   }
-  if (kernel.swapped()) efficiency *= c_.EXCHANGED_EFFICIENCY;
+  if (kernel.through_registers()) efficiency *= c_.EXCHANGED_EFFICIENCY;
   double const rate = peak(kernel) * efficiency;
   int64_t const m = kernel.swapped() ? e.n : e.m, n = kernel.swapped() ? e.m : e.n;
   made.grid = {ceil_div(m, made.m), ceil_div(n, made.n), e.batch};
   made.steps = std::max<int64_t>(1, ceil_div(e.k, kernel.tile[2]));
   made.multiply = double(made.m * made.n * kernel.tile[2] * made.steps) / rate;
   // A cluster loads what its thread blocks share once.
-  double const rows_a = double(made.m) / double(made.cluster_n) * lines(e.lda, kernel.bits_a);
-  double const rows_b = double(made.n) / double(made.cluster_m) * lines(e.ldb, kernel.bits_b);
-  made.loaded = (rows_a + rows_b) * double(kernel.tile[2]) * double(made.steps) * double(kernel.bits_a) / 8;
-  double const step = made.blocks() == kWideCluster ? c_.WIDE_CLUSTER_STEP_CLOCKS : c_.STEP_CLOCKS;
-  made.stepping = double(made.steps) * (step + c_.BEYOND_CLOCKS * double(std::max<int64_t>(0, made.m - m)));
+  double const rows_a = double(made.m) / double(made.cluster_n), rows_b = double(made.n) / double(made.cluster_m);
+  double const row_bytes = double(kernel.tile[2]) * double(made.steps) * double(kernel.bits_a) / 8;
+  made.loaded = (rows_a + rows_b) * row_bytes;
+  made.touched = (rows_a * lines(e.lda, kernel.bits_a) + rows_b * lines(e.ldb, kernel.bits_b)) * row_bytes;
+  double step = made.blocks() == kWideCluster ? c_.WIDE_CLUSTER_STEP_CLOCKS : c_.STEP_CLOCKS;
+  if (kernel.through_registers()) step = c_.EXCHANGED_STEP_CLOCKS * double(made.m) / 64;
+  double const beyond = c_.BEYOND_CLOCKS * double(std::max<int64_t>(0, made.m - m)) +
+                        c_.BEYOND_N_CLOCKS * double(std::max<int64_t>(0, made.n - n));
+  made.stepping = double(made.steps) * (step + beyond);
   made.store = double(made.m * made.n * kernel.bits_d) / 8 / c_.STORE_BYTES_PER_SECOND;
   made.extra = made.blocks() > 1 ? c_.CLUSTER_SECONDS : 0.0;
   return made;
 }
 
 // Clocks of reading a tile's operands through L2.
-double Model::reading(double loaded, int64_t tiles, Gpu const& gpu, int64_t at_once) const {
-  // Launches that overlap share L2 evenly only where two of them fit side by side: otherwise blocks start apart.
-  double const share = 2 * tiles <= at_once ? double(tiles) / double(gpu.multiprocessors) : 1.0;
-  return std::max(loaded / c_.L2_BYTES_PER_CLOCK * share, loaded / c_.PORT_BYTES_PER_CLOCK);
+double Model::reading(Tile const& tile, int64_t tiles, Gpu const& gpu, int64_t at_once) const {
+  // Two multiprocessors share a port: thread blocks of a launch that leaves half of them idle have one each.
+  double const port = 2 * tiles <= at_once ? c_.PORT_BYTES_PER_CLOCK : c_.PAIR_BYTES_PER_CLOCK;
+  double const busy = std::min(1.0, double(tiles) / double(gpu.multiprocessors));
+  return std::hypot(tile.touched * busy / c_.L2_BYTES_PER_CLOCK, tile.loaded / port);
+}
+
+// Seconds in which kernels over TMA read and write every operand once.
+double Model::streaming(Kernel const& kernel, Extents const& e, Gpu const& gpu) const {
+  return floor(kernel, e, c_.STREAMED * dram(gpu));
 }
 
 double Model::bound(Kernel const& kernel, Extents const& extents, Gpu const& gpu) const {
@@ -324,28 +366,48 @@ double Model::bound(Kernel const& kernel, Extents const& extents, Gpu const& gpu
     }
     return least;
   }
-  Tile const tile = tile_of(kernel, extents);
+  double least = std::numeric_limits<double>::infinity();
+  for (int64_t const width : widths(kernel, extents, gpu)) {
+    least = std::min(least, bound(kernel, extents, gpu, width));
+  }
+  return least;
+}
+
+double Model::bound(Kernel const& kernel, Extents const& extents, Gpu const& gpu, int64_t width) const {
+  Tile const tile = tile_of(kernel, extents, width);
   int64_t const tiles =
       saturated(saturated(round_up(tile.grid.rows, tile.cluster_m), round_up(tile.grid.columns, tile.cluster_n)),
                 tile.grid.batch);
   int64_t const at_once = blocks_at_once(gpu.multiprocessors, tile.blocks());
-  double const read = reading(tile.loaded, tiles, gpu, at_once);
+  double const read = reading(tile, tiles, gpu, at_once);
   double const seconds =
-      (std::max({tile.multiply, read, tile.stepping}) + std::min(c_.SHOWN, c_.SHOWN_ALONE) * read) / c_.CLOCK_HZ;
+      (std::hypot(tile.multiply, read, tile.stepping) + std::min(c_.SHOWN, c_.SHOWN_ALONE) * read) / c_.CLOCK_HZ;
+  double const memory = streaming(kernel, extents, gpu);
   if (kernel.stream_k) {
     double const waves = double(tiles) / double(at_once);
-    return (waves * seconds + c_.STREAM_K_SECONDS + tile.extra + c_.LAUNCH_SECONDS) * kRounded;
+    double const busy = waves * seconds + c_.STREAM_K_SECONDS + tile.extra;
+    return (beside(busy, memory) + c_.LAUNCH_SECONDS) * kRounded;
   }
   bool const pingpong = kernel.mainloop == Mainloop::kPingpong;
   double const after = pingpong ? c_.PINGPONG_TILE_SECONDS : c_.COOPERATIVE_TILE_SECONDS + tile.store;
   double busy = waves(double(tiles) / double(std::min(at_once, tiles))) * (seconds + after) + tile.extra;
   if (pingpong) busy += c_.PROLOGUE_SECONDS + tile.store;
-  return (busy + c_.LAUNCH_SECONDS) * kRounded;
+  return (beside(busy, memory) + c_.LAUNCH_SECONDS) * kRounded;
 }
 
-// Busy seconds with the best swizzle and raster order, and those.
+// Busy seconds with the best width, swizzle and raster order, and those.
 Launch Model::warp_specialized(Kernel const& kernel, Extents const& extents, Gpu const& gpu) const {
-  Tile const own = tile_of(kernel, extents);
+  Launch best{INFINITY};
+  for (int64_t const width : widths(kernel, extents, gpu)) {
+    Launch const tried = scheduled(kernel, extents, gpu, width);
+    if (tried.seconds < best.seconds) best = tried;
+  }
+  return best;
+}
+
+// The same of one width.
+Launch Model::scheduled(Kernel const& kernel, Extents const& extents, Gpu const& gpu, int64_t width) const {
+  Tile const own = tile_of(kernel, extents, width);
   int64_t const at_once = blocks_at_once(gpu.multiprocessors, own.blocks());
   double const k = double(extents.k);
   std::pair<double, double> const widths{double(own.m) * k * double(kernel.bits_a) / 8,
@@ -355,10 +417,10 @@ Launch Model::warp_specialized(Kernel const& kernel, Extents const& extents, Gpu
 
   auto const busy = [&](TileList const& tiles) {
     double const in_waves = double(tiles.tiles()) / double(tiles.blocks);
-    double const read = reading(own.loaded, tiles.tiles(), gpu, at_once);
+    double const read = reading(own, tiles.tiles(), gpu, at_once);
     int64_t const across = tiles.swizzle * (tiles.raster == kAlongM ? own.cluster_n : own.cluster_m);
     double const shown = (across > 1 ? c_.SHOWN : c_.SHOWN_ALONE) * read;
-    double const tile = (std::max({own.multiply, read, own.stepping}) + shown) / c_.CLOCK_HZ;
+    double const tile = (std::hypot(own.multiply, read, own.stepping) + shown) / c_.CLOCK_HZ;
     double after = c_.MISSED * l2_misses(tiles, widths, held) / memory + own.extra;
     if (kernel.nosmem) after += c_.NOSMEM_SECONDS + in_waves * c_.NOSMEM_TILE_SECONDS;
     if (kernel.stream_k) return stream_k(tiles, own.steps, tile, whole) + after;
@@ -368,15 +430,15 @@ Launch Model::warp_specialized(Kernel const& kernel, Extents const& extents, Gpu
     return waves(in_waves) * (tile + whole) + after;
   };
 
-  std::vector<std::pair<int64_t, int>> scheduled{{1, kHeuristic}};
+  std::vector<std::pair<int64_t, int>> schedules{{1, kHeuristic}};
   if (kernel.generation == Generation::kSm90 && kernel.op == Op::kGemm) {
-    scheduled = orders(own.grid, own.cluster_m, own.cluster_n);
+    schedules = orders(own.grid, own.cluster_m, own.cluster_n);
   }
   Launch best{INFINITY};
-  for (auto const& [swizzle, raster] : scheduled) {
+  for (auto const& [swizzle, raster] : schedules) {
     double const taken =
         busy(tile_list(own.grid, own.cluster_m, own.cluster_n, gpu.multiprocessors, swizzle, raster, !kernel.stream_k));
-    if (taken < best.seconds) best = {taken, 1, swizzle, raster};
+    if (taken < best.seconds) best = {taken, 1, swizzle, raster, kernel.width_step != 0 ? width : 0};
   }
   return best;
 }
@@ -406,7 +468,7 @@ double Model::few(Kernel const& kernel, Extents const& e, Gpu const& gpu) const 
     }
   }
   double const slower = (kernel.fp8 ? c_.FEW_FP8 : 1.0) * (kernel.block_scaled ? c_.FEW_BLOCK_SCALED : 1.0);
-  double const busy = picoseconds * 1e-12 * slower;
+  double const busy = picoseconds * 1e-12 * slower * (kernel.b_along_k ? c_.FEW_BUSY : c_.FEW_BUSY_ROWS);
   int64_t const leading = turned(kernel, e.m, e.n) ? e.lda : e.ldb;
   double const straddled = c_.FEW_STRADDLED * (lines(leading, kernel.bits_a) - 1);
   double const launch = c_.FEW_LAUNCH_SECONDS + (ranks > 1 ? c_.FEW_CLUSTER_SECONDS : 0.0);
@@ -455,6 +517,24 @@ double Model::split(Kernel const& kernel, Extents const& e, Gpu const& gpu) cons
   double const added = double(made.segments) * c_.SPLIT_PART_SECONDS +
                        made.part_bytes * (double(made.segments) + made.peers()) / c_.SPLIT_BYTES_PER_SECOND;
   return c_.SPLIT_LAUNCH_SECONDS + mainloop + stored + added;
+}
+
+// IEEE f32 and f64 on sm_90: the thread blocks of a multiprocessor share its units, whatever their number.
+double Model::alone(Kernel const& kernel, Extents const& e, Gpu const& gpu, int64_t slices) const {
+  auto const [tile_m, tile_n, tile_k] = kernel.tile;
+  double const k = double(saturated(ceil_div(ceil_div(e.k, tile_k), slices), tile_k));
+  int64_t const tiles = saturated(saturated(ceil_div(e.m, tile_m), ceil_div(e.n, tile_n)), saturated(e.batch, slices));
+  double const each = double(ceil_div(tiles, gpu.multiprocessors)), products = double(tile_m * tile_n) * k;
+  double const busy = std::min(1.0, each * double(kernel.warps) / (kernel.f64 ? c_.DMMA_WARPS : c_.FMA_WARPS));
+  if (kernel.f64) {
+    return each * (products / (c_.DMMA_PER_CLOCK * busy * c_.CLOCK_HZ) + c_.DMMA_TILE_SECONDS);
+  }
+  auto const loaded = [&](int64_t elements, bool along_k) {
+    return double(elements) * k * (along_k ? c_.FMA_ALONG_K_CLOCKS : c_.FMA_LOAD_CLOCKS);
+  };
+  double const clocks =
+      products / c_.FMA_PER_CLOCK + loaded(tile_m, kernel.a_along_k) + loaded(tile_n, kernel.b_along_k);
+  return each * (clocks / (busy * c_.CLOCK_HZ) + c_.FMA_TILE_SECONDS) + double(slices - 1) * c_.FMA_TURN_SECONDS;
 }
 
 double Model::multistage(Kernel const& kernel, Extents const& e, Gpu const& gpu, int64_t shared_bytes,
@@ -552,7 +632,7 @@ double Model::tma_convolution(Kernel const& kernel, Extents const& e, Gpu const&
   auto const known = c_.CONV_TILES_AT_ONCE.find(tile_n);
   int64_t const residents = known == c_.CONV_TILES_AT_ONCE.end() ? 1 : int64_t(known->second);
   double const rate = 16384.0 / double(kernel.bits_a) * 2;  // multiply-adds per clock and multiprocessor: WGMMA's
-  double const multiply = double(residents * tile_m * tile_n * tile_k * steps) / (rate * c_.TILE_N_EFFICIENCY.at(128));
+  double const multiply = double(residents * tile_m * tile_n * tile_k * steps) / (rate * c_.CONV_EFFICIENCY);
   double const clocks = std::max(multiply, double(steps) * c_.CONV_STEP_CLOCKS);
   int64_t const in_waves =
       ceil_div(saturated(ceil_div(e.m, tile_m), ceil_div(n, tile_n)), gpu.multiprocessors * residents);

@@ -5,10 +5,11 @@
 // - quantization: a grid of ceil(m / tile_m) x ceil(n / tile_n) x batch tiles runs in waves over the multiprocessors,
 //   and a part-filled tile costs as much as a full one; the persistent scheduler of sm90 rounds the grid up to whole
 //   clusters and swizzles (tile_scheduler.h);
-// - the time of a tile: the slowest of multiplying (tile_m x tile_n x k at the generation's rate, less for tiles too
-//   small to feed the tensor cores), of reading A and B through L2, and of the steps along K one after the other;
+// - the time of a tile: multiplying (tile_m x tile_n x k at the generation's rate, less for tiles too small to feed the
+//   tensor cores), reading A and B through L2, and the steps along K one after the other. The longest of them hides the
+//   others, but not where they are about as long: of sm90 the root of the sum of their squares counts;
 // - prologue and epilogue, which pingpong kernels hide behind the other consumer's mainloop but for the first and last;
-// - the floor that device memory sets: every operand read and written once.
+// - reading and writing every operand once in device memory, which all of that hides, or it all of that, likewise.
 #pragma once
 
 #include <array>
@@ -24,20 +25,23 @@ namespace atomr_cutlass::estimate {
 
 // clang-format off
 #define ATOMR_CUTLASS_ESTIMATE_CONSTANTS(X) \
-  X(CLOCK_HZ) X(LAUNCH_SECONDS) X(OTHER_DRAM_BYTES_PER_SECOND) X(COMMON_PART) X(ONE_WARPGROUP_EFFICIENCY) X(EXCHANGED_EFFICIENCY) X(COPIED) X(BLOCK_SCALED_EFFICIENCY) X(BLOCK_SCALED_ALONE) \
+  X(CLOCK_HZ) X(LAUNCH_SECONDS) X(OTHER_DRAM_BYTES_PER_SECOND) X(COMMON_PART) X(ONE_WARPGROUP_EFFICIENCY) X(TALL_EFFICIENCY) X(EXCHANGED_EFFICIENCY) X(EXCHANGED_STEP_CLOCKS) X(COPIED) X(BLOCK_SCALED_EFFICIENCY) X(BLOCK_SCALED_ALONE) \
   X(FEW_FP8) X(FEW_BLOCK_SCALED) \
-  X(FULL_ACCUMULATION_EFFICIENCY) X(L2_BYTES_PER_CLOCK) X(PORT_BYTES_PER_CLOCK) X(STEP_CLOCKS) X(BEYOND_CLOCKS) \
+  X(FULL_ACCUMULATION_EFFICIENCY) X(L2_BYTES_PER_CLOCK) X(PORT_BYTES_PER_CLOCK) X(PAIR_BYTES_PER_CLOCK) X(STEP_CLOCKS) \
+  X(BEYOND_CLOCKS) X(BEYOND_N_CLOCKS) X(STREAMED) X(CONV_EFFICIENCY) \
   X(WIDE_CLUSTER_STEP_CLOCKS) X(COOPERATIVE_TILE_SECONDS) X(PINGPONG_TILE_SECONDS) X(PROLOGUE_SECONDS) \
   X(STORE_BYTES_PER_SECOND) X(SHOWN) X(SHOWN_ALONE) X(MISSED) X(L2_SHARE) X(LAST_WAVE) X(CLUSTER_SECONDS) \
   X(NOSMEM_SECONDS) X(NOSMEM_TILE_SECONDS) X(STREAM_K_SECONDS) X(STREAM_K_SPLIT) X(FIXUP_SECONDS) X(PEER_SECONDS) \
-  X(FEW_LAUNCH_SECONDS) X(FEW_CLUSTER_SECONDS) X(FEW_STRADDLED) X(FEW_DRAM_BYTES_PER_10_PS) \
+  X(FEW_LAUNCH_SECONDS) X(FEW_BUSY) X(FEW_BUSY_ROWS) X(FEW_CLUSTER_SECONDS) X(FEW_STRADDLED) X(FEW_DRAM_BYTES_PER_10_PS) \
   X(FEW_L2_BYTES_PER_10_PS) X(FEW_READ_BYTES_PER_NS) X(FEW_BOX_ALONG_K_PS) X(FEW_BOX_ROWS_PS) X(FEW_WIDE_PS) \
   X(FEW_STORED_PS) X(FEW_EXCHANGED_PS) X(FEW_ADDED_PS) X(FEW_EXPOSED_PERCENT) X(SPLIT_LAUNCH_SECONDS) \
   X(SPLIT_DRAM_BYTES_PER_SECOND) X(SPLIT_SOFTNESS) X(SPLIT_STEP) X(SPLIT_ELEMENT_SECONDS) X(SPLIT_PART_SECONDS) \
   X(SPLIT_BYTES_PER_SECOND) X(MULTISTAGE_L2_BYTES_PER_CLOCK) X(MULTISTAGE_TILE_SECONDS) X(MMA_SYNC_ON_HOPPER) \
-  X(TURN_SECONDS) X(GROUPED_FULL_ACCUMULATION) X(GROUPED_NARROW) X(GROUPED_EMPTY_ROWS) X(CONV_TILE_SECONDS) \
+  X(FMA_PER_CLOCK) X(FMA_ALONG_K_CLOCKS) X(FMA_LOAD_CLOCKS) X(FMA_WARPS) X(FMA_TILE_SECONDS) X(FMA_TURN_SECONDS) \
+  X(DMMA_PER_CLOCK) X(DMMA_WARPS) X(DMMA_TILE_SECONDS) X(TURN_SECONDS) X(GROUPED_FULL_ACCUMULATION) X(GROUPED_NARROW) X(GROUPED_EMPTY_ROWS) X(CONV_TILE_SECONDS) \
   X(CONV_STEP_CLOCKS) X(DIRECT_TAPS_PER_CLOCK) X(DIRECT_WGRAD_TAPS_PER_CLOCK) X(DIRECT_BLOCKS) X(SLICE_SECONDS) \
-  X(DIVIDED_SECONDS) X(DIVIDED_BYTES_PER_SECOND) X(DIVIDED_STEPS) X(DIVIDED_MOST_BYTES) X(DIVIDED_WAVES) \
+  X(DIVIDED_SECONDS) X(DIVIDED_ROUND_SECONDS) X(DIVIDED_AT_ONCE) X(DIVIDED_BYTES_PER_SECOND) \
+  X(DIVIDED_STEPS) X(DIVIDED_MOST_BYTES) X(DIVIDED_WAVES) \
   X(REDUCED_BYTES_PER_SECOND) X(CAST_SECONDS) X(GEMV_BLOCKS) X(GEMV_RESIDENT) X(GEMV_SLICES_SECONDS) X(GEMV_NARROW) \
   X(GEMV_THREADS) X(GEMV_AT_ONCE) X(GEMV_ROWS)
 // clang-format on
@@ -73,6 +77,7 @@ struct Kernel {
   std::pair<int, int> capability;  // of its arch
   std::array<int64_t, 3> tile, cluster;
   int64_t bits_a, bits_b, bits_d;
+  int64_t warps;  // of a thread block of the sm80 generation
   int64_t align_a, align_b;
   bool a_along_k, b_along_k;  // A row-major, B column-major
   bool f64, i8, fp8;  // A's element type
@@ -82,9 +87,16 @@ struct Kernel {
   bool depthwise;  // of a convolution
   std::string iterator, stride_support;
   int64_t shared_bytes;  // that kernels like it take
+  int64_t narrowest, width_step;  // columns of tiles that it may be told at launch, up to those of `tile`; else 0
 
   // Kernels that exchange their operands tile D^T (GemmSm90::kSwapped).
   bool swapped() const { return generation == Generation::kSm90 && bits_a != 16 && a_along_k && !b_along_k; }
+  // Kernels that bring an operand to the tensor cores through registers.
+  bool through_registers() const {
+    return swapped() || (generation == Generation::kSm90 && bits_a != 16 && !a_along_k);
+  }
+  // Kernels that multiply by FFMA and DMMA.
+  bool multiplies_alone() const { return generation == Generation::kSm80 && (math == Math::kIeee || f64); }
 };
 
 // Extents of a problem as a kernel sees it. Products: m, n, k, batches (of a grouped one groups of expected extents),
@@ -107,6 +119,7 @@ struct Launch {
   double seconds;
   int64_t split_k = 1, swizzle = 1;
   int raster = kHeuristic;
+  int64_t width = 0;  // columns of a tile, of kernels that are told them
 };
 
 // Bytes of A and B that are read from device memory, by the order in which tiles are taken: in panels, `swizzle`
@@ -146,7 +159,9 @@ class Model {
   double sums(Extents const& extents, int64_t slices) const;
   std::vector<int64_t> divisions(Kernel const& kernel, Extents const& extents, Gpu const& gpu) const;
   Launch warp_specialized(Kernel const& kernel, Extents const& extents, Gpu const& gpu) const;
+  Launch scheduled(Kernel const& kernel, Extents const& extents, Gpu const& gpu, int64_t width) const;
   double stream_k(TileList const& tiles, int64_t steps, double tile, double whole) const;
+  double alone(Kernel const& kernel, Extents const& extents, Gpu const& gpu, int64_t slices) const;
   double multistage(Kernel const& kernel, Extents const& extents, Gpu const& gpu, int64_t shared_bytes,
                     int64_t slices) const;
   double few(Kernel const& kernel, Extents const& extents, Gpu const& gpu) const;
@@ -159,9 +174,13 @@ class Model {
   double tma_convolution(Kernel const& kernel, Extents const& extents, Gpu const& gpu) const;
   double depthwise_convolution(Kernel const& kernel, Extents const& extents, Gpu const& gpu) const;
 
+  std::vector<int64_t> widths(Kernel const& kernel, Extents const& extents, Gpu const& gpu) const;
+
   struct Tile;
-  Tile tile_of(Kernel const& kernel, Extents const& extents) const;
-  double reading(double loaded, int64_t tiles, Gpu const& gpu, int64_t at_once) const;
+  Tile tile_of(Kernel const& kernel, Extents const& extents, int64_t width) const;
+  double bound(Kernel const& kernel, Extents const& extents, Gpu const& gpu, int64_t width) const;
+  double reading(Tile const& tile, int64_t tiles, Gpu const& gpu, int64_t at_once) const;
+  double streaming(Kernel const& kernel, Extents const& extents, Gpu const& gpu) const;
 
   Constants c_;
 };

@@ -28,6 +28,7 @@ class InlineVector {
     if (more_.empty() && inline_ < kInline) {
       return *new (storage_ + inline_++ * sizeof(Value)) Value{std::forward<Arguments>(arguments)...};
     }
+    more_.reserve(2 * inline_);  // what follows destroys as it goes, and must not fail between
     for (size_t i = 0; i < inline_; ++i) {
       more_.push_back(std::move(*place(i)));
       place(i)->~Value();
@@ -39,7 +40,7 @@ class InlineVector {
 
   size_t size() const { return inline_ + more_.size(); }
   bool empty() const { return size() == 0; }
-  Value* data() { return more_.empty() ? place(0) : more_.data(); }
+  Value* data() { return inline_ != 0 ? place(0) : more_.data(); }
   Value const* data() const { return const_cast<InlineVector*>(this)->data(); }
   Value* begin() { return data(); }
   Value* end() { return data() + size(); }

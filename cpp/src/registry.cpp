@@ -133,6 +133,11 @@ unsigned registry_generation() {
   return registry().generation;
 }
 
+void note_table_growth() {
+  std::lock_guard<std::mutex> lock(registry().mutex);
+  ++registry().generation;
+}
+
 size_t load_pack(std::string const& path, RowCheck const& check) {
   // RTLD_LOCAL: two packs may hold symbols of the same name. Never closed: rows point into it.
   void* library = dlopen(path.c_str(), RTLD_NOW | RTLD_LOCAL);

@@ -22,6 +22,8 @@ atomr_cutlass_row const* find_row(std::string const& name);
 
 // Counts the packs loaded so far: a cheap way to see that the table has grown.
 unsigned registry_generation();
+// Counts a pack whose kernels Python knows.
+void note_table_growth();
 
 // Loads a pack and returns how many of its rows are new. Loading one twice changes nothing. Throws LibraryFailure
 // naming the pack when it can't be opened, is no pack, or was built for another ABI or another layout of its structs.

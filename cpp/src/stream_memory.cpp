@@ -35,6 +35,15 @@ void keep_error(void* context, char const* kind, char const* message) {
 
 }  // namespace
 
+bool StreamBlock::record() {
+  if (!unrecorded) return true;
+  void* const legacy = nullptr;
+  if (capture_id(legacy) != 0) return false;
+  used.record(legacy);
+  unrecorded = false;
+  return true;
+}
+
 DlManagedVersioned* framework_allocate(DlExchangeApi const* allocator, DlTensor& prototype) {
   std::string error = "no memory";
   DlManagedVersioned* managed = nullptr;
@@ -79,7 +88,7 @@ void retire(StreamBlock block, int device) noexcept {
     }
     for (auto one = mine.begin(); one != mine.end();) {
       DeviceGuard guard(one->first);
-      one = one->second.used.done() ? mine.erase(one) : std::next(one);
+      one = one->second.record() && one->second.used.done() ? mine.erase(one) : std::next(one);
     }
   } catch (std::exception const&) {
     // The context is gone. Kept, since nothing is known of what still uses the memory.
@@ -92,32 +101,7 @@ StreamMemory::StreamMemory(int device, DlExchangeApi const* allocator) : device_
 
 StreamMemory::~StreamMemory() {
   retire(std::move(spare_), device_);
-  for (auto& one : pieces_) free(one.second);
-}
-
-// Records the end of the last launch where that has been put off. False while a capture forbids it.
-bool StreamMemory::record(Piece& piece) {
-  if (!piece.unrecorded) return true;
-  if (capture_id(piece.stream) != 0) return false;
-  piece.used.record(piece.stream);
-  piece.unrecorded = false;
-  return true;
-}
-
-void StreamMemory::free(Piece& piece) const noexcept {
-  try {
-    if (piece.unrecorded) {
-      DeviceGuard guard(device_);
-      record(piece);
-    }
-  } catch (std::exception const&) {
-    // The context is gone, or is the parent's of this process.
-  }
-  if (piece.unrecorded) {
-    new std::shared_ptr<DeviceBlock>(std::move(piece.block));  // nothing tells when its last launch ends
-  } else {
-    retire(std::move(piece), device_);
-  }
+  for (auto& one : pieces_) retire(std::move(one.second), device_);
 }
 
 void StreamMemory::reserve(size_t bytes, bool now, size_t zeroed) {
@@ -165,7 +149,7 @@ std::vector<StreamMemory::Pieces::iterator> StreamMemory::idle() {
   for (auto one = pieces_.begin(); one != pieces_.end(); ++one) {
     bool const of_capture = one->first.second != 0;
     Piece& piece = one->second;
-    if (!of_capture && piece.calls == 0 && record(piece) && piece.used.done()) found.push_back(one);
+    if (!of_capture && piece.calls == 0 && piece.record() && piece.used.done()) found.push_back(one);
   }
   std::sort(found.begin(), found.end(), [](auto x, auto y) { return x->second.latest < y->second.latest; });
   return found;

@@ -39,6 +39,11 @@ class DeviceBlock {
 struct StreamBlock {
   std::shared_ptr<DeviceBlock> block;
   Event used;
+  bool unrecorded = false;  // the last launch was on the legacy default stream, and `used` is not its end: see `record`
+
+  // Records the end of the last launch where that has been put off. False while a capture forbids it. The device must
+  // be current.
+  bool record();
 };
 
 // Frees the block once its last launch has ended: now, or when a later block is retired or asked for. Legal while
@@ -74,7 +79,6 @@ class StreamMemory {
     void* stream = nullptr;
     bool ordered = false;  // the stream waits for the piece's former use
     int calls = 0;  // that have acquired the piece and not yet released it
-    bool unrecorded = false;  // `used` is not the end of the last launch: that is recorded when somebody asks for it
     uint64_t latest = 0;  // place of the latest call in the order of all
   };
 
@@ -89,8 +93,6 @@ class StreamMemory {
   StreamBlock make() const;
   std::shared_ptr<DeviceBlock> cleared() const;
   void clear(DeviceBlock const& block, void* stream) const;
-  static bool record(Piece& piece);
-  void free(Piece& piece) const noexcept;
   Piece& place(void* stream, uint64_t capture);
   Pieces::iterator left_over(void* stream);
   std::vector<Pieces::iterator> idle();

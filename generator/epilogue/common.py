@@ -24,17 +24,64 @@ _ROW_BITS = 2
 
 
 class CommonForm(NamedTuple):
-    """A tree as a COMMON kernel computes it: activation(acc + row), the source being C.
+    """A tree as a COMMON kernel computes it: scale_d * activation(acc * scale_a * scale_b + row), the source being C.
+
+    Of operands, inputs first, it has the numbers; None where there is none.
 
     Attributes:
-        row: the number of the input that is the row; None where there is none.
-        source: of the one that is loaded as the C operand, likewise.
+        row: the row that is added.
+        source: the matrix that is loaded as the C operand.
         told: the tree's encoding in the kernel arguments: the row's element type and the activation.
+        scale_a: the column of factors that is loaded as scales of A's rows.
+        scale_b: the row of factors that is loaded as scales of B's columns.
+        scale_d: the factor that D has besides.
+        amax: the output that is the largest magnitude before scale_d.
     """
 
     row: int | None
     source: int | None
     told: int
+    scale_a: int | None = None
+    scale_b: int | None = None
+    scale_d: int | None = None
+    amax: int | None = None
+
+    @property
+    def scales(self) -> dict[str, int]:
+        """The operands that are loaded as scales, or written as amax, by the names of the arguments."""
+        numbers = {"scale_a": self.scale_a, "scale_b": self.scale_b, "scale_d": self.scale_d, "amax": self.amax}
+        return {name: number for name, number in numbers.items() if number is not None}
+
+    @property
+    def adds_c(self) -> bool:
+        """Whether it has no factor of the product alone: C, which is a part of the accumulator, is added behind it."""
+        return self.scale_a is None and self.scale_b is None
+
+    @property
+    def turns(self) -> bool:
+        """Whether a kernel computes it for D^T as well, where rows are columns."""
+        return self.row is None and self.adds_c
+
+
+class _Value(NamedTuple):
+    """A value of a tree: activation(the sum of terms), the accumulator with factors.
+
+    Attributes:
+        terms: numbers of inputs, and ACCUMULATOR, once each and in any order.
+        factors: numbers of inputs by the scale that they are.
+        activation: one of COMMON_ACTIVATIONS.
+    """
+
+    terms: tuple[int | str, ...]
+    factors: tuple[tuple[str, int], ...] = ()
+    activation: str = ""
+
+    @property
+    def is_sum(self) -> bool:
+        return not self.activation and "scale_d" not in dict(self.factors)
+
+
+_FACTORS = {COLUMN: "scale_a", ROW: "scale_b", SCALAR: "scale_d"}
 
 
 def told(row: CutlassDtype | None, activation: str) -> int:
@@ -54,43 +101,79 @@ def form_of(epilogue: str) -> CommonForm | None:
     if base not in (LINEAR, SCALED) or not program:
         return None
     inputs: list[tuple[str, str]] = []
-    values: list[tuple[str, ...]] = []  # of each value the terms of its sum, once each and in any order
-    activation = ""
+    values: list[_Value] = []
+    result, largest = -1, []
     for line in program.removeprefix(PREFIX).split(";"):
         op, *rest = line.split(":")
-        if op == "out" and int(rest[0]) == len(values) - 1:
+        if op == "out":
+            result = int(rest[0])
             continue
-        if activation:
-            return None
-        if op == ACCUMULATOR:
-            values.append((op,))
-        elif op == "input":
-            values.append((f"input{len(inputs)}",))
+        if op == "reduce" and rest[1:] == [SCALAR, "amax", CutlassDtype.F32.value]:
+            largest.append(values[int(rest[0])])
+            continue
+        if op == "input":
+            value: _Value | None = _Value((len(inputs),))
             inputs.append((rest[0], rest[1]))
-        elif op == "add":
-            values.append((*values[int(rest[0])], *values[int(rest[1])]))
-        elif op in COMMON_ACTIVATIONS:
-            activation = op
-            values.append(values[int(rest[0])])
         else:
+            value = _computed(op, [values[int(number)] for number in rest if op in _OPS], inputs)
+        if value is None:
             return None
-    terms = values[-1]
-    kinds = [kind for kind, _ in inputs]
-    once = sorted(terms) == sorted([ACCUMULATOR, *(f"input{number}" for number in range(len(inputs)))])
-    if not once or sorted(kinds) not in ([], [ROW], [SOURCE], [ROW, SOURCE]):
+        values.append(value)
+    found = values[result]
+    factors = dict(found.factors)
+    before = found._replace(factors=tuple(pair for pair in found.factors if pair[0] != "scale_d"))
+    added = [number for number in found.terms if isinstance(number, int)]
+    kinds = {inputs[number][0]: number for number in added}
+    # In a kernel whose operands have scales there is no room for others.
+    scaled = bool(factors or largest)
+    once = sorted([*added, *factors.values()]) == list(range(len(inputs))) and found.terms.count(ACCUMULATOR) == 1
+    if not once or len(kinds) < len(added) or not kinds.keys() <= {ROW, SOURCE} or (scaled and base == SCALED):
         return None
-    row = kinds.index(ROW) if ROW in kinds else None
+    if largest not in ([], [before]) or result != len(values) - 1:
+        return None
+    row = kinds.get(ROW)
     dtype = None if row is None else CutlassDtype(inputs[row][1])
     if dtype not in COMMON_ROWS:
         return None
-    return CommonForm(row, kinds.index(SOURCE) if SOURCE in kinds else None, told(dtype, activation))
+    amax = {"amax": len(inputs)} if largest else {}
+    return CommonForm(row, kinds.get(SOURCE), told(dtype, found.activation), **factors, **amax)
+
+
+_OPS = {"add", "multiply", *filter(None, COMMON_ACTIVATIONS)}
+
+
+def _computed(op: str, operands: list[_Value], inputs: list[tuple[str, str]]) -> _Value | None:
+    """The value of an operation; None where COMMON kernels have no place for it."""
+    if op == ACCUMULATOR:
+        return _Value((op,))
+    if op not in _OPS:
+        return None
+    first = next((one for one in operands if ACCUMULATOR in one.terms), operands[0])
+    if op == "multiply":
+        other = operands[operands[0] is first]
+        number = other.terms[0]
+        if other is first or other.factors or len(other.terms) > 1 or isinstance(number, str) or other.activation:
+            return None
+        kind, dtype = inputs[number]
+        name = _FACTORS.get(kind, "")
+        # Factors of rows and columns come before anything is added.
+        fits = name == "scale_d" or (name and first.terms == (ACCUMULATOR,) and first.is_sum)
+        if dtype != CutlassDtype.F32.value or not fits or name in dict(first.factors):
+            return None
+        return first._replace(factors=(*first.factors, (name, number)))
+    if not all(one.is_sum for one in operands):
+        return None
+    terms = tuple(term for one in operands for term in one.terms)
+    factors = tuple(pair for one in operands for pair in one.factors)
+    return _Value(terms, factors, "" if op == "add" else op)
 
 
 def common_of(epilogue: str) -> str | None:
     """The epilogue of the COMMON kernels that serve one; None where none do."""
-    if epilogue in (LINEAR, SCALED) or form_of(epilogue) is not None:
-        return SCALED_COMMON if split(epilogue)[0] == SCALED else COMMON
-    return None
+    base, form = split(epilogue)[0], form_of(epilogue)
+    if epilogue not in (LINEAR, SCALED) and form is None:
+        return None
+    return SCALED_COMMON if base == SCALED or (form is not None and form.scales) else COMMON
 
 
 class BiasAndActivation(NamedTuple):
@@ -173,6 +256,12 @@ def narrowed() -> str:
     """Epilogue of acc * scale, for a narrow D."""
     scale = Node("input", (), ("scale", SCALAR, CutlassDtype.F32.value))
     return epilogue_id(LINEAR, EpilogueVisitorTree(Node("multiply", (Node(ACCUMULATOR), scale))).program)
+
+
+def wider(epilogue: str) -> str:
+    """The epilogue of kernels that compute a tree, and besides it what nobody asked for; empty where there are none."""
+    base, program = split(epilogue)
+    return on(base, quantize()) if program and program == split(narrowed())[1] else ""
 
 
 def on(base: str, epilogue: str) -> str:

@@ -10,7 +10,7 @@ from ..archs import SmArch
 from ..dtypes import CutlassDtype
 from ..epilogue.lower import GATED, GATED_SCALED, SCALED, SCALED_COMMON, is_common, is_narrow, lower, split
 from ..key import ROW, KernelKey, Triple
-from ..rules import Status, epilogue_compute
+from ..rules import Status, accumulator, epilogue_compute
 
 SMOKE, DEFAULT, FULL, ON_DEMAND = 1, 2, 3, 4
 """Tiers: the presets, and cells of none, which are compiled at run time."""
@@ -67,6 +67,45 @@ def untiled(op: str, arch: SmArch, a: CutlassDtype, d: CutlassDtype, **others: A
         "stages": 0, "mainloop": "", "epilogue_schedule": "", "scheduler": "identity", "swizzle": 0,
     }  # fmt: skip
     return KernelKey(op=op, arch=arch, a=a, d=d, **(fields | others))
+
+
+def tma_key(
+    op: str,
+    arch: SmArch,
+    a: CutlassDtype,
+    d: CutlassDtype,
+    layouts: str,
+    tile: tuple[int, ...],
+    cluster: tuple[int, ...],
+    mainloop: str,
+    *,
+    b: CutlassDtype | None = None,
+    **others: Any,
+) -> KernelKey:
+    """A key of a CUTLASS 3.x kernel, which loads 16 bytes at once.
+
+    Args:
+        op: operation.
+        arch: compile target, whose generation is the kernel's.
+        a: element type of A, and of B where `b` is None.
+        d: element type of D.
+        layouts: of A and B.
+        tile: extents along M and N, and along K where that is not 128 bytes.
+        cluster: thread blocks along M and N, and along K where there is more than one.
+        mainloop: that of the family.
+        b: element type of B.
+        others: fields that differ; block scales are floats where they are of no other type.
+    """
+    stored = others.get("epilogue_schedule", "tma") == "tma"
+    fields: dict[str, Any] = {
+        "generation": "sm{}{}".format(*arch.capability), "b": b or a, "acc": accumulator(a), "layout_a": layouts[0],
+        "layout_b": layouts[1], "layout_d": ROW, "align_a": 128 // a.bits, "align_b": 128 // (b or a).bits,
+        "align_d": 128 // d.bits if stored else 1, "tile": (*tile, 1024 // a.bits)[:3], "cluster": (*cluster, 1)[:3],
+        "warps": (0, 0, 0), "stages": 0, "epilogue_schedule": "tma", "scheduler": "persistent", "swizzle": 0,
+    }  # fmt: skip
+    if any(others.get("scale_granularity", ())):
+        fields["scale_type"] = "f32"
+    return KernelKey(op=op, arch=arch, a=a, d=d, mainloop=mainloop, **(fields | others))
 
 
 def layout_cpp(letter: str) -> str:

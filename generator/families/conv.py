@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from ..epilogue.lower import COMMON, LINEAR, split
+from ..epilogue.lower import COMMON, LINEAR, is_gated, split
 from ..key import COLUMN, ROW, KernelKey
-from ..rules import OK, Status, accumulator, conv_types, no, supports_conv_tree
+from ..rules import NOT_GATED, OK, Status, accumulator, conv_types, no, supports_conv_tree
 
 OPERATIONS = {"conv2d_fprop": "Fprop", "conv2d_dgrad": "Dgrad", "conv2d_wgrad": "Wgrad"}
 """Operations as CUTLASS's enumerations name them."""
@@ -36,6 +36,8 @@ def activation_cpp(key: KernelKey) -> str:
 def supports_conv(key: KernelKey) -> Status:
     """Whether a key meets the rules that all families of convolutions share."""
     base, program = split(key.epilogue)
+    if is_gated(key.epilogue):
+        return NOT_GATED
     if base not in ((LINEAR,) if program else (*EPILOGUES, COMMON)):
         return no(f"unknown epilogue {key.epilogue!r}; valid: {', '.join(EPILOGUES)}, {COMMON}, and trees on {LINEAR}")
     if program or base == COMMON:

@@ -8,6 +8,7 @@ from ..archs import SmArch
 from ..dtypes import CutlassDtype
 from ..key import DIRECT, ROW, KernelKey, Triple, instruction_shape, opcode_class
 from ..rules import FP8_TYPES, HALF_TYPES, OK, Status, accumulator, epilogue_compute, no
+from . import sm80
 from .base import FULL, SMOKE, Cell, Family
 from .conv import LAYOUTS, OPERATIONS, activation_cpp, supports_conv
 
@@ -38,26 +39,16 @@ def supports(key: KernelKey) -> Status:
         return no(f"mma.sync multiplies fp8 on sm_89, not on {key.arch.value}")
     if key.group_mode == "depthwise":
         return _supports_depthwise(key)
-    if key.mainloop not in ("multistage", "twostage"):
-        return no(f"sm80 mainloops are multistage and twostage, not {key.mainloop!r}")
-    if key.mainloop == "twostage" and key.stages != 2:
-        return no("a twostage mainloop has 2 stages")
-    if key.mainloop == "multistage" and key.stages < 3:
-        return no("a multistage mainloop has at least 3 stages")
-    if key.scheduler != "identity" or key.epilogue_schedule or key.cluster != (1, 1, 1):
-        return no("the sm80 generation has the identity scheduler, no epilogue schedule and no clusters")
-    for check in (_supports_iterator, _supports_alignment, _supports_tile):
-        status = check(key)
-        if not status:
-            return status
-    return OK
+    general = sm80.supports_scheduler(key) and sm80.supports_mainloop(key)
+    return general and _supports_iterator(key) and _supports_alignment(key) and sm80.supports_tile(key)
 
 
 def _supports_depthwise(key: KernelKey) -> Status:
     if key.mainloop != DIRECT or key.stages != 1 or key.iterator or key.stride_support or key.swizzle:
         return no("depthwise convolutions are direct: one stage, no iterator, stride support or swizzle")
-    if key.scheduler != "identity" or key.epilogue_schedule or key.cluster != (1, 1, 1):
-        return no("the sm80 generation has the identity scheduler, no epilogue schedule and no clusters")
+    scheduled = sm80.supports_scheduler(key)
+    if not scheduled:
+        return scheduled
     if key.a in FP8_TYPES or key.math not in ("default", "ieee"):
         return no("depthwise convolutions multiply in fp32: f16, bf16 and f32 (ieee)")
     wgrad = key.op == "conv2d_wgrad"
@@ -104,28 +95,8 @@ def _supports_iterator(key: KernelKey) -> Status:
 
 
 def _supports_alignment(key: KernelKey) -> Status:
-    narrow = min(key.align_a * key.a.bits, key.align_b * key.b.bits) // 8
-    if narrow < 4 and key.mainloop != "twostage":
-        return no("cp.async moves at least 4 bytes: operands aligned to less need a twostage mainloop")
-    if max(key.align_a * key.a.bits, key.align_b * key.b.bits, key.align_d * key.d.bits) > 128:
-        return no("vector accesses are at most 16 bytes")
     if opcode_class(key) == "simt" and (key.align_a, key.align_b, key.align_d) != (1, 1, 1):
         return no("SIMT kernels load and store single elements")
-    return OK
-
-
-def _supports_tile(key: KernelKey) -> Status:
-    if 0 in key.warps or any(t % w for t, w in zip(key.tile, key.warps, strict=True)):
-        return no("the warps must divide the tile")
-    warp = [t // w for t, w in zip(key.tile, key.warps, strict=True)]
-    if any(w % i for w, i in zip(warp, instruction_shape(key), strict=True)):
-        return no("the instruction must divide the warp tile")
-    m, n, k = key.tile
-    shared = key.stages * k * (m * key.a.bits + n * key.b.bits) // 8
-    if shared > key.arch.shared_memory:
-        return no(
-            f"{key.stages} stages need {shared} bytes of shared memory; {key.arch.value} has {key.arch.shared_memory}"
-        )
     return OK
 
 

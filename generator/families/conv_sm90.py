@@ -7,9 +7,9 @@ from collections.abc import Iterator
 from ..archs import SmArch
 from ..dtypes import CutlassDtype
 from ..epilogue.lower import has_tree
-from ..key import ROW, KernelKey, Triple
-from ..rules import FP8_TYPES, HALF_TYPES, OK, Status, accumulator, no
-from .base import FULL, SMOKE, Cell, Family, epilogue_cpp, numbers, static_ints
+from ..key import KernelKey
+from ..rules import FP8_TYPES, HALF_TYPES, OK, Status, no
+from .base import FULL, SMOKE, Cell, Family, epilogue_cpp, numbers, static_ints, tma_key
 from .conv import LAYOUTS, OPERATIONS, activation_cpp, supports_conv
 
 D = CutlassDtype
@@ -66,37 +66,17 @@ def conv_sm90(
     a: D,
     d: D,
     tile: tuple[int, int],
-    cluster: Triple = (1, 1, 1),
+    cluster: tuple[int, ...] = (1, 1),
     *,
     stages: int = 0,
     epilogue: str = "lc",
 ) -> KernelKey:
-    """A key of this family; the K tile is 128 bytes."""
-    return KernelKey(
-        op=op,
-        generation="sm90",
-        arch=SmArch.SM90A,
-        a=a,
-        b=a,
-        d=d,
-        acc=accumulator(a),
-        layout_a=LAYOUTS[op][0],
-        layout_b=LAYOUTS[op][1],
-        layout_d=ROW,
-        align_a=128 // a.bits,
-        align_b=128 // a.bits,
-        align_d=128 // d.bits,
-        tile=(*tile, 1024 // a.bits),
-        cluster=cluster,
-        warps=(0, 0, 0),
-        stages=stages,
-        mainloop="warpspecialized",
-        epilogue_schedule="tma",
-        scheduler="identity",
-        swizzle=0,
-        math={D.F32: "tf32", D.F8E4M3: "fast", D.F8E5M2: "fast"}.get(a, "default"),
-        epilogue=epilogue,
-    )
+    """A key of this family."""
+    math = {D.F32: "tf32", D.F8E4M3: "fast", D.F8E5M2: "fast"}.get(a, "default")
+    return tma_key(
+        op, SmArch.SM90A, a, d, LAYOUTS[op], tile, cluster, "warpspecialized", scheduler="identity",
+        stages=stages, math=math, epilogue=epilogue,
+    )  # fmt: skip
 
 
 def _fprop(_: SmArch) -> Iterator[Cell]:
@@ -131,7 +111,7 @@ FAMILIES = tuple(
         supports=supports,
         cells=cells,
         values=values,
-        compile_seconds=14.0,
+        compile_seconds=13.0,
         compile_mb=3600,
     )
     for op, cells in (("conv2d_fprop", _fprop), ("conv2d_dgrad", _dgrad), ("conv2d_wgrad", _wgrad))

@@ -5,8 +5,9 @@ from __future__ import annotations
 from ..archs import SmArch
 from ..dtypes import CutlassDtype
 from ..epilogue.lower import LINEAR
-from ..key import ROW, KernelKey, Triple
-from ..rules import OK, Status, accumulator, no
+from ..key import KernelKey, Triple
+from ..rules import OK, Status, no
+from .base import tma_key
 
 
 def supports_schedule(key: KernelKey, kernels: str) -> Status:
@@ -46,29 +47,7 @@ def cell(
         math: the math mode.
         epilogue: the epilogue's id.
     """
-    wide = 128 // a.bits
-    return KernelKey(
-        op="gemm",
-        generation="sm90",
-        arch=SmArch.SM90A,
-        a=a,
-        b=a,
-        d=d or a,
-        acc=accumulator(a),
-        layout_a=layouts[0],
-        layout_b=layouts[1],
-        layout_d=ROW,
-        align_a=wide,
-        align_b=wide,
-        align_d=1,
-        tile=tile,
-        cluster=cluster,
-        warps=(0, 0, 0),
-        stages=0,
-        mainloop=mainloop,
-        epilogue_schedule="dsmem",
-        scheduler="persistent",
-        swizzle=0,
-        math=math,
-        epilogue=epilogue,
-    )
+    return tma_key(
+        "gemm", SmArch.SM90A, a, d or a, layouts, tile, cluster, mainloop, align_d=1,
+        epilogue_schedule="dsmem", math=math, epilogue=epilogue,
+    )  # fmt: skip

@@ -32,8 +32,8 @@ def supports(key: KernelKey) -> Status:
         return common
     if split(key.epilogue)[1]:
         return no("kernels for few rows have no epilogue trees")
-    if key.a not in (*HALF_TYPES, *FP8_TYPES) or key.a is not key.b:
-        return no(f"kernels for few rows multiply f16, bf16 and fp8 of one type, not {key.a.value} by {key.b.value}")
+    if not (key.a in (*HALF_TYPES, *FP8_TYPES) or key.math == "tf32") or key.a is not key.b:
+        return no(f"kernels for few rows multiply f16, bf16, tf32 and fp8 of one type, not {key.a.value} ({key.math})")
     scaled = key.scale_type or any(key.scale_granularity)
     if scaled and (key.scale_type, key.scale_granularity, key.a in FP8_TYPES) != ("f32", BLOCKWISE, True):
         return no("block scales of kernels for few rows are f32, one for 1x128 of fp8 A and one for 128x128 of B")
@@ -41,8 +41,8 @@ def supports(key: KernelKey) -> Status:
         return no("block scales are for full accumulation")
     if key.layout_a != ROW:
         return no("kernels for few rows need A row-major")
-    if key.a in FP8_TYPES and key.layout_b != COLUMN:
-        return along_k("fp8 kernels for few rows", key.layout_a, key.layout_b)
+    if key.a.bits != 16 and key.layout_b != COLUMN:
+        return along_k("8-bit and tf32 kernels for few rows", key.layout_a, key.layout_b)
     wide = 128 // key.a.bits
     if (key.align_a, key.align_b, key.align_d) != (wide, wide, 1):
         return no(f"kernels for few rows ask A and B to be aligned to {wide} elements, and nothing of D")
@@ -80,6 +80,8 @@ def cells(arch: SmArch) -> Iterator[Cell]:
         for layouts in COMMON_LAYOUTS:
             for ranks in RANKS:
                 yield DEFAULT if (a, layouts) == (D.BF16, ROW + COLUMN) else FULL, cell(a, layouts, ranks)
+    for ranks in (1, 4):
+        yield FULL, cell(D.F32, ROW + COLUMN, ranks, math="tf32")
     for ranks, math in ((1, "default"), (4, "default"), (2, "fast")):
         yield FULL, cell(D.F8E4M3, ROW + COLUMN, ranks, d=D.BF16, math=math, epilogue=SCALED)
     plain = cell(D.F8E4M3, ROW + COLUMN, 4, d=D.BF16, epilogue=SCALED)
@@ -95,7 +97,7 @@ FAMILY = Family(
     supports=supports,
     cells=cells,
     values=values,
-    compile_seconds=9.0,
+    compile_seconds=6.0,
     compile_mb=1200,
     mainloops=(FEW,),
 )

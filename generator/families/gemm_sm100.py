@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator
 
 from ..archs import SmArch
 from ..dtypes import CutlassDtype, ScaleType
 from ..epilogue.lower import COMMON, LINEAR, SCALED, SCALED_COMMON, split
-from ..key import COLUMN, ROW, KernelKey, Triple
+from ..key import COLUMN, ROW, KernelKey
 from ..rules import (
     BLOCKWISE,
     COMMON_LAYOUTS,
@@ -16,11 +17,10 @@ from ..rules import (
     LAYOUTS,
     OK,
     Status,
-    accumulator,
     no,
     supports_gemm,
 )
-from .base import DEFAULT, FULL, Cell, Family, epilogue_cpp, numbers, static_ints
+from .base import DEFAULT, FULL, Cell, Family, epilogue_cpp, numbers, static_ints, tma_key
 
 D = CutlassDtype
 
@@ -158,49 +158,7 @@ _FEW: _Shape = ((128, 64), (1, 1), "1sm")
 _TILES = (_LARGE, _PAIR, _ONE, _FEW, ((128, 256), (1, 1), "1sm"), ((64, 64), (1, 1), "1sm"))
 
 
-def gemm_sm100(
-    a: D,
-    d: D,
-    layouts: str,
-    tile: tuple[int, int],
-    cluster: tuple[int, int],
-    mainloop: str,
-    *,
-    b: D | None = None,
-    math: str = "default",
-    epilogue: str = "lc",
-    scales: tuple[str, Triple] = ("", (0, 0, 0)),
-    epilogue_schedule: str = "tma",
-    scheduler: str = "persistent",
-) -> KernelKey:
-    """A key of this family."""
-    return KernelKey(
-        op="gemm",
-        generation="sm100",
-        arch=SmArch.SM100,
-        a=a,
-        b=b or a,
-        d=d,
-        acc=accumulator(a),
-        layout_a=layouts[0],
-        layout_b=layouts[1],
-        layout_d=ROW,
-        align_a=128 // a.bits,
-        align_b=128 // (b or a).bits,
-        align_d=128 // d.bits if epilogue_schedule == "tma" else 1,
-        tile=(*tile, 1024 // a.bits),
-        cluster=(*cluster, 1),
-        warps=(0, 0, 0),
-        stages=0,
-        mainloop=mainloop,
-        epilogue_schedule=epilogue_schedule,
-        scheduler=scheduler,
-        swizzle=0,
-        math=math,
-        epilogue=epilogue,
-        scale_type=scales[0],
-        scale_granularity=scales[1],
-    )
+gemm_sm100 = functools.partial(tma_key, "gemm", SmArch.SM100)
 
 
 def cells(arch: SmArch) -> Iterator[Cell]:
@@ -231,7 +189,7 @@ def cells(arch: SmArch) -> Iterator[Cell]:
                 first = scale_type == "ue4m3" and d is D.BF16 and one is _LARGE
                 yield (
                     DEFAULT if first else FULL,
-                    gemm_sm100(D.F4E2M1, d, "rc", *one, scales=(scale_type, granularity)),
+                    gemm_sm100(D.F4E2M1, d, "rc", *one, scale_type=scale_type, scale_granularity=granularity),
                 )
 
 
@@ -247,11 +205,10 @@ def _fp8_cells() -> Iterator[Cell]:
         yield FULL, gemm_sm100(e4m3, D.BF16, layouts, *_ONE, epilogue="scaled")
     for a, b in ((e4m3, e5m2), (e5m2, e4m3)):
         yield FULL, gemm_sm100(a, D.BF16, "rc", *_ONE, b=b, epilogue="scaled")
-    scales = ("f32", BLOCKWISE)
     for d in (D.BF16, D.F16):
         for one in (_PAIR, _ONE):
-            yield FULL, gemm_sm100(e4m3, d, "rc", *one, scales=scales)
-    yield FULL, gemm_sm100(e4m3, e4m3, "rc", *_ONE, epilogue="scaled", scales=scales)
+            yield FULL, gemm_sm100(e4m3, d, "rc", *one, scale_granularity=BLOCKWISE)
+    yield FULL, gemm_sm100(e4m3, e4m3, "rc", *_ONE, epilogue="scaled", scale_granularity=BLOCKWISE)
 
 
 FAMILY = Family(

@@ -6,12 +6,13 @@ Everything else on sm_120 is of the sm80 generation.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 from ..archs import SmArch
 from ..dtypes import CutlassDtype
-from ..key import COLUMN, ROW, KernelKey, Triple
-from ..rules import OK, Status, accumulator, no, supports_gemm
-from .base import DEFAULT, FULL, Cell, Family
+from ..key import KernelKey, Triple
+from ..rules import OK, Status, no, supports_gemm
+from .base import DEFAULT, FULL, Cell, Family, tma_key
 from .gemm_sm100 import FP4_SCALES, common_values, supports_fp4
 
 D = CutlassDtype
@@ -66,31 +67,9 @@ def values(key: KernelKey) -> dict[str, str]:
 
 def gemm_sm120(d: D, scale_type: str, tile: Triple) -> KernelKey:
     """A key of this family."""
-    return KernelKey(
-        op="gemm",
-        generation="sm120",
-        arch=SmArch.SM120,
-        a=D.F4E2M1,
-        b=D.F4E2M1,
-        d=d,
-        acc=accumulator(D.F4E2M1),
-        layout_a=ROW,
-        layout_b=COLUMN,
-        layout_d=ROW,
-        align_a=32,
-        align_b=32,
-        align_d=128 // d.bits,
-        tile=tile,
-        cluster=(1, 1, 1),
-        warps=(0, 0, 0),
-        stages=0,
-        mainloop="cooperative",
-        epilogue_schedule="tma",
-        scheduler="persistent",
-        swizzle=0,
-        scale_type=scale_type,
-        scale_granularity=FP4_SCALES[scale_type],
-    )
+    scales: dict[str, Any] = {"scale_type": scale_type, "scale_granularity": FP4_SCALES[scale_type]}
+    fp4 = D.F4E2M1
+    return tma_key("gemm", SmArch.SM120, fp4, d, "rc", tile, (1, 1), "cooperative", **scales)
 
 
 def cells(arch: SmArch) -> Iterator[Cell]:

@@ -14,12 +14,12 @@ from ..rules import (
     GEMM_OUTPUTS,
     HALF_TYPES,
     LAYOUTS,
-    OK,
     Status,
     accumulator,
     no,
     supports_gemm,
 )
+from . import sm80
 from .base import DEFAULT, FULL, ON_DEMAND, SMOKE, Cell, Family, epilogue_cpp, numbers
 
 D = CutlassDtype
@@ -39,48 +39,23 @@ def supports(key: KernelKey) -> Status:
         return no("the sm80 generation has no block scales")
     if split(key.epilogue)[0] in (SCALED, SCALED_COMMON) and (opcode_class(key) == "simt" or key.acc is not D.F32):
         return no("the scaled epilogue is for products of tensor cores in f32")
-    if key.mainloop not in ("multistage", "twostage"):
-        return no(f"sm80 mainloops are multistage and twostage, not {key.mainloop!r}")
-    if key.mainloop == "twostage" and key.stages != 2:
-        return no("a twostage mainloop has 2 stages")
-    if key.mainloop == "multistage" and key.stages < 3:
-        return no("a multistage mainloop has at least 3 stages")
-    if key.scheduler != "identity" or key.epilogue_schedule or key.cluster != (1, 1, 1):
-        return no("the sm80 generation has the identity scheduler, no epilogue schedule and no clusters")
-    narrow = min(key.align_a * key.a.bits, key.align_b * key.b.bits) // 8
-    if narrow < 4 and key.mainloop != "twostage":
-        return no("cp.async moves at least 4 bytes: operands aligned to less need a twostage mainloop")
-    if max(key.align_a * key.a.bits, key.align_b * key.b.bits, key.align_d * key.d.bits) > 128:
-        return no("vector accesses are at most 16 bytes")
+    general = sm80.supports_scheduler(key) and sm80.supports_mainloop(key)
+    if not general:
+        return general
     if key.d.bits == 8 and (key.align_d > 8 or (key.align_d < 8 and key.epilogue == LINEAR)):
         return no("sm80 epilogues store 8 elements of 8 bits at once; visitors store single ones as well")
     if key.swizzle not in (1, 2, 4, 8):
         return no(f"sm80 swizzles are 1, 2, 4 and 8, not {key.swizzle}")
-    if 0 in key.warps or any(t % w for t, w in zip(key.tile, key.warps, strict=True)):
-        return no("the warps must divide the tile")
-    warp = [t // w for t, w in zip(key.tile, key.warps, strict=True)]
-    if any(w % i for w, i in zip(warp, instruction_shape(key), strict=True)):
-        return no("the instruction must divide the warp tile")
     if opcode_class(key) == "simt" and (key.align_a, key.align_b) != (1, 1):
         return no("SIMT kernels load single elements")
-    if opcode_class(key) == "simt" and key.arch is SmArch.SM120 and _results_a_thread(key) > 64:
+    tiled = sm80.supports_tile(key)
+    if tiled and opcode_class(key) == "simt" and key.arch is SmArch.SM120 and _results_a_thread(key) > 64:
         return no("SIMT kernels for sm_120a have at most 64 results a thread: more spill registers")
-    shared = shared_memory(key)
-    if shared > key.arch.shared_memory:
-        return no(
-            f"{key.stages} stages need {shared} bytes of shared memory; {key.arch.value} has {key.arch.shared_memory}"
-        )
-    return OK
+    return tiled
 
 
 def _results_a_thread(key: KernelKey) -> int:
     return key.tile[0] * key.tile[1] // (key.warps[0] * key.warps[1] * key.warps[2] * 32)
-
-
-def shared_memory(key: KernelKey) -> int:
-    """Bytes of shared memory of an sm80-generation mainloop."""
-    m, n, k = key.tile
-    return key.stages * k * (m * key.a.bits + n * key.b.bits) // 8
 
 
 def values(key: KernelKey) -> dict[str, str]:
@@ -163,7 +138,7 @@ def cells(arch: SmArch) -> Iterator[Cell]:
             DEFAULT if common else FULL,
             _gemm_sm80(arch, D.F64, D.F64, layouts, (1, 1, 1), (64, 64, 16), (2, 2, 1), 4),
         )
-        if common and not fallback:
+        if common and arch is not SmArch.SM100:
             yield FULL, _gemm_sm80(arch, D.F64, D.F64, layouts, (1, 1, 1), (128, 128, 16), (4, 2, 1), 3)
     integer_tier = FULL if fallback else DEFAULT
     yield integer_tier, _gemm_sm80(arch, D.I8, D.I32, "rc", (16, 16, 4), (128, 128, 64), (2, 2, 1), 4)
@@ -205,6 +180,13 @@ def _half_cells(arch: SmArch, fallback: bool) -> Iterator[Cell]:
                     yield FULL, _gemm_sm80(arch, a, d, layouts, aligned, (64, 128, 32), (2, 2, 1), 5)
 
 
+# Of IEEE f32 on sm_90a: tile, warps and stages, by a greedy cover (docs/performance-log.md, 2026-11-23).
+_IEEE_TILES: dict[str, tuple[tuple[Triple, Triple, int], ...]] = {
+    "rc": (((32, 128, 8), (1, 4, 1), 5), ((128, 192, 8), (4, 2, 1), 4), ((256, 128, 8), (4, 2, 1), 4)),
+    "rr": (((16, 128, 16), (1, 4, 1), 5), ((32, 256, 8), (1, 4, 1), 5), ((256, 128, 8), (4, 2, 1), 4)),
+}
+
+
 def _single_cells(arch: SmArch, fallback: bool) -> Iterator[Cell]:
     for layouts in LAYOUTS:
         common = layouts in COMMON_LAYOUTS
@@ -222,12 +204,16 @@ def _single_cells(arch: SmArch, fallback: bool) -> Iterator[Cell]:
             yield tier, _gemm_sm80(arch, D.F32, d, layouts, (1, 1, 1), (64, 64, 16), (2, 2, 1), 3, "3xtf32")
             ieee = SMOKE if layouts == "rr" and d is D.F32 else tier
             yield (
-                ON_DEMAND if fallback and d is not D.F32 and not common else ieee,
+                ON_DEMAND if d is not D.F32 and (arch is SmArch.SM90A or (fallback and not common)) else ieee,
                 _gemm_sm80(arch, D.F32, d, layouts, (1, 1, 1), (128, 128, 8), (4, 2, 1), 5, "ieee"),
             )
         if fallback and common:
             yield FULL, _gemm_sm80(arch, D.F32, D.F32, layouts, (1, 1, 1), (128, 256, 8), (4, 2, 1), 4, "ieee")
+        if arch is SmArch.SM100 and common:
             yield FULL, _gemm_sm80(arch, D.F32, D.F32, layouts, (1, 1, 1), (64, 64, 8), (2, 1, 1), 5, "ieee")
+        if arch is SmArch.SM90A:
+            for tile, warps, stages in _IEEE_TILES.get(layouts, ()):
+                yield FULL, _gemm_sm80(arch, D.F32, D.F32, layouts, (1, 1, 1), tile, warps, stages, "ieee")
         if not fallback:
             yield FULL, _gemm_sm80(arch, D.F32, D.F32, layouts, (1, 1, 1), (128, 64, 8), (2, 2, 1), 5, "ieee")
             if arch is not SmArch.SM120:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator
 
 from ..archs import SmArch
 from ..dtypes import CutlassDtype
 from ..epilogue.lower import COMMON, GATED, GATED_SCALED, LINEAR, SCALED, SCALED_COMMON, has_tree, is_gated
-from ..key import COLUMN, ROW, KernelKey, Triple
+from ..key import COLUMN, ROW, KernelKey
 from ..rules import (
     BLOCKWISE,
     COMMON_LAYOUTS,
@@ -17,12 +18,11 @@ from ..rules import (
     LAYOUTS,
     OK,
     Status,
-    accumulator,
     along_k,
     no,
     supports_gemm,
 )
-from .base import DEFAULT, FULL, ON_DEMAND, SMOKE, Cell, Family, epilogue_cpp, numbers, static_ints
+from .base import DEFAULT, FULL, ON_DEMAND, SMOKE, Cell, Family, epilogue_cpp, numbers, static_ints, tma_key
 
 D = CutlassDtype
 
@@ -47,8 +47,8 @@ def supports(key: KernelKey) -> Status:
         return no(f"WGMMA multiplies f16, bf16, tf32, fp8 and i8, not {key.a.value} ({key.math})")
     if key.mainloop not in ("pingpong", "cooperative", "warpspecialized"):
         return no(f"sm90 mainloops are pingpong, cooperative and warpspecialized, not {key.mainloop!r}")
-    if key.scheduler not in ("persistent", "streamk"):
-        return no(f"sm90 schedulers are persistent and streamk, not {key.scheduler!r}")
+    if key.scheduler not in ("persistent", "fitted", "streamk"):
+        return no(f"sm90 schedulers are fitted, persistent and streamk, not {key.scheduler!r}")
     if key.scheduler == "streamk" and key.mainloop != "cooperative":
         return no("stream-K needs the cooperative mainloop")
     if key.epilogue_schedule not in ("tma", "nosmem"):
@@ -83,9 +83,9 @@ def supports(key: KernelKey) -> Status:
         limit = 192
     if registers > limit:
         return no(f"the accumulators would spill: at most {limit} registers a thread")
-    scales = _supports_block_scales(key)
-    if not scales:
-        return scales
+    for own in (_supports_block_scales(key), _supports_fitted(key)):
+        if not own:
+            return own
     if key.cluster[2] != 1 or key.cluster[0] * key.cluster[1] > 8:
         return no("clusters are at most 8 thread blocks, none along K")
     if key.warps != (0, 0, 0) or key.swizzle:
@@ -107,12 +107,30 @@ def _supports_block_scales(key: KernelKey) -> Status:
     return OK
 
 
+def _supports_fitted(key: KernelKey) -> Status:
+    if key.scheduler != "fitted":
+        return OK
+    if key.a.bits != 16 or key.epilogue_schedule != "tma" or key.epilogue != LINEAR:
+        return no("kernels whose launch chooses the columns of a tile are for f16 and bf16, with a linear TMA epilogue")
+    if key.mainloop not in ("pingpong", "cooperative") or key.tile[1] % 64:
+        return no("kernels whose launch chooses the columns are pingpong or cooperative, and N tiles multiples of 64")
+    return OK
+
+
+def widths(key: KernelKey) -> range:
+    """The columns of a tile that a launch may choose (`width` of its arguments); of other kernels none."""
+    n = key.tile[1]
+    return range(n // 4, n + 1, 16) if key.scheduler == "fitted" else range(0)
+
+
 def divides(key: KernelKey) -> bool:
     """Whether a kernel may divide K into slices, each with a D of its own (GemmSm90::kSliced)."""
     return (
-        (key.op, key.generation, key.a.bits, key.d, key.epilogue) == ("gemm", "sm90", 16, D.F32, LINEAR)
+        (key.op, key.generation, key.d, key.scale_type) == ("gemm", "sm90", D.F32, "")
+        and key.epilogue in (LINEAR, SCALED)
         and key.mainloop in _MAINLOOP_SCHEDULE
-        and (key.epilogue_schedule, key.scheduler) == ("tma", "persistent")
+        and key.epilogue_schedule == "tma"
+        and key.scheduler in ("persistent", "fitted")
     )
 
 
@@ -196,64 +214,36 @@ _DIVIDED_TILES: dict[str, tuple[tuple[tuple[int, int], tuple[int, int], str], ..
     "rr": (((64, 144), (4, 1), "pingpong"), ((128, 16), (2, 1), "cooperative")),
 }
 
+_TURNED_TF32_TILES: dict[str, tuple[tuple[tuple[int, int], tuple[int, int], str], ...]] = {
+    "rc": (((64, 64), (4, 1), "pingpong"),),
+    # Of a row-major B, which reaches the tensor cores through registers.
+    "cc": (
+        ((64, 64), (4, 1), "pingpong"),
+        ((64, 128), (4, 1), "pingpong"),
+        ((64, 192), (4, 1), "pingpong"),
+        ((128, 32), (2, 1), "cooperative"),
+        ((128, 256), (2, 1), "cooperative"),
+    ),
+}
+"""Of tf32, by the layouts of B^T and A^T (docs/performance-log.md, 2026-11-23)."""
+
 _TURNED_FP8_TILES: dict[str, tuple[tuple[tuple[int, int], tuple[int, int], str], ...]] = {
     "default": (
         ((64, 80), (4, 1), "pingpong"),
-        ((64, 128), (4, 1), "pingpong"),
-        ((128, 160), (2, 1), "cooperative"),
+        ((64, 96), (4, 1), "pingpong"),
+        ((128, 192), (2, 1), "cooperative"),
     ),
     "fast": (
         ((64, 64), (4, 1), "pingpong"),
         ((64, 128), (4, 1), "pingpong"),
+        ((64, 160), (4, 1), "pingpong"),
+        ((128, 192), (2, 1), "cooperative"),
     ),
 }
 """The same of e4m3, by the math mode (docs/performance-log.md, 2026-11-23)."""
 
 
-def _gemm_sm90(
-    a: D,
-    d: D,
-    layouts: str,
-    tile: tuple[int, int],
-    cluster: tuple[int, int],
-    mainloop: str,
-    *,
-    b: D | None = None,
-    scheduler: str = "persistent",
-    math: str = "default",
-    epilogue_schedule: str = "tma",
-    epilogue: str = "lc",
-    scale_granularity: Triple = (0, 0, 0),
-    layout_d: str = ROW,
-) -> KernelKey:
-    wide = 128 // a.bits
-    return KernelKey(
-        op="gemm",
-        generation="sm90",
-        arch=SmArch.SM90A,
-        a=a,
-        b=b or a,
-        d=d,
-        acc=accumulator(a),
-        layout_a=layouts[0],
-        layout_b=layouts[1],
-        layout_d=layout_d,
-        align_a=wide,
-        align_b=wide,
-        align_d=128 // d.bits if epilogue_schedule == "tma" else 1,
-        tile=(*tile, 1024 // a.bits),
-        cluster=(*cluster, 1),
-        warps=(0, 0, 0),
-        stages=0,
-        mainloop=mainloop,
-        epilogue_schedule=epilogue_schedule,
-        scheduler=scheduler,
-        swizzle=0,
-        math=math,
-        epilogue=epilogue,
-        scale_granularity=scale_granularity,
-        scale_type="f32" if any(scale_granularity) else "",
-    )
+_gemm_sm90 = functools.partial(tma_key, "gemm", SmArch.SM90A)
 
 
 def cells(arch: SmArch) -> Iterator[Cell]:
@@ -270,12 +260,14 @@ def cells(arch: SmArch) -> Iterator[Cell]:
         yield tier, _gemm_sm90(D.F32, D.F32, "rc", tile, cluster, mainloop, math="tf32")
         yield tier, _gemm_sm90(D.I8, D.I32, "rc", tile, cluster, mainloop)
     yield FULL, _gemm_sm90(D.I8, D.I32, "rc", (64, 64), (1, 1), "pingpong")
-    for tile_n in (64, 128):
-        tile, cluster = (64, tile_n), (4, 1)
-        yield FULL, _gemm_sm90(D.F32, D.F32, "rc", tile, cluster, "pingpong", math="tf32", layout_d=COLUMN)
-    # Other layouts of these types, and of fp8, are copied first (family `transpose`) but where rows are few.
+    for tile_n in (160, 192):
+        yield FULL, _gemm_sm90(D.F32, D.F32, "rc", (128, tile_n), (2, 1), "cooperative", math="tf32")
+    for layouts, tiles in _TURNED_TF32_TILES.items():
+        for turned in tiles:
+            yield FULL, _gemm_sm90(D.F32, D.F32, layouts, *turned, math="tf32", layout_d=COLUMN)
+    # Other layouts of these types, and of fp8, are copied first (family `transpose`).
     yield (
-        FULL,
+        ON_DEMAND,
         _gemm_sm90(D.F32, D.F32, "rr", (128, 128), (2, 1), "cooperative", math="tf32", epilogue_schedule="nosmem"),
     )
     yield from _fp8_cells()
@@ -298,9 +290,9 @@ def _half_cells(a: D, layouts: str) -> Iterator[Cell]:
     for tile, cluster, mainloop in _DIVIDED_TILES.get(layouts, ()):
         yield FULL, _gemm_sm90(a, D.F32, turned, tile, cluster, mainloop, layout_d=COLUMN)
     if layouts == "rc":
-        yield FULL, _gemm_sm90(a, a, layouts, (128, 144), (2, 1), "cooperative")
-        for tile_n in (144, 192):
-            yield FULL, _gemm_sm90(a, a, layouts, (256, tile_n), (2, 1), "cooperative")
+        # Of 144 columns others regret little: 0.09% of random shapes each.
+        for tier, tile in ((ON_DEMAND, (128, 144)), (ON_DEMAND, (256, 144)), (FULL, (256, 192))):
+            yield tier, _gemm_sm90(a, a, layouts, tile, (2, 1), "cooperative")
     if common:
         # Slices of K side by side are faster nearly everywhere.
         tier = FULL if a is D.BF16 and layouts == "rc" else ON_DEMAND
@@ -325,7 +317,9 @@ def _fp8_cells() -> Iterator[Cell]:
         for b in FP8_TYPES:
             plain, either = a is b is D.F8E4M3, D.F8E4M3 in (a, b)
             for d in GEMM_OUTPUTS[a, b, "default"]:
-                tier = DEFAULT if plain and d is D.BF16 else FULL
+                # cuBLASLt does not multiply e5m2 by e5m2, and gradients, in e5m2, give wide results.
+                usual = d is D.BF16 or (plain and d is not D.F8E5M2) or (either and d is D.F32)
+                tier = DEFAULT if plain and d is D.BF16 else FULL if usual else ON_DEMAND
                 yield tier, _gemm_sm90(a, d, "rc", *full, b=b, epilogue="scaled")
                 if (d is D.BF16 and either) or (plain and d is D.F8E4M3):
                     yield FULL, _gemm_sm90(a, d, "rc", *fast, b=b, math="fast", epilogue="scaled")
@@ -359,6 +353,6 @@ FAMILY = Family(
     supports=supports,
     cells=cells,
     values=values,
-    compile_seconds=11.0,
+    compile_seconds=4.5,
     compile_mb=3600,
 )

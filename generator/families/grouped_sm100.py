@@ -5,19 +5,18 @@ The layouts have the bounds of sm_90a: see grouped_sm90.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator
 
 from ..archs import SmArch
 from ..dtypes import CutlassDtype
 from ..epilogue.lower import COMMON, LINEAR, SCALED, SCALED_COMMON, split
-from ..key import ROW, KernelKey, Triple
-from ..rules import BLOCKWISE, FP8_TYPES, HALF_TYPES, Status, accumulator, no, supports_gemm, supports_grouped_tree
-from .base import FULL, Cell, Family, epilogue_cpp, numbers, static_ints
+from ..key import KernelKey
+from ..rules import BLOCKWISE, FP8_TYPES, HALF_TYPES, Status, no, supports_gemm, supports_grouped_tree
+from .base import FULL, Cell, Family, epilogue_cpp, numbers, static_ints, tma_key
 from .gemm_sm100 import supports_scales, supports_umma
 
 D = CutlassDtype
-
-_NO_SCALES = (0, 0, 0)
 
 
 def supports(key: KernelKey) -> Status:
@@ -60,46 +59,7 @@ def values(key: KernelKey) -> dict[str, str]:
     }
 
 
-def grouped_sm100(
-    a: D,
-    d: D,
-    layouts: str,
-    tile: tuple[int, int],
-    cluster: tuple[int, int],
-    mainloop: str,
-    *,
-    b: D | None = None,
-    epilogue: str = "lc",
-    scale_granularity: Triple = _NO_SCALES,
-) -> KernelKey:
-    """A key of this family."""
-    return KernelKey(
-        op="grouped_gemm",
-        generation="sm100",
-        arch=SmArch.SM100,
-        a=a,
-        b=b or a,
-        d=d,
-        acc=accumulator(a),
-        layout_a=layouts[0],
-        layout_b=layouts[1],
-        layout_d=ROW,
-        align_a=128 // a.bits,
-        align_b=128 // a.bits,
-        align_d=128 // d.bits,
-        tile=(*tile, 1024 // a.bits),
-        cluster=(*cluster, 1),
-        warps=(0, 0, 0),
-        stages=0,
-        mainloop=mainloop,
-        epilogue_schedule="tma",
-        scheduler="grouped",
-        swizzle=0,
-        epilogue=epilogue,
-        scale_granularity=scale_granularity,
-        scale_type="f32" if scale_granularity != _NO_SCALES else "",
-    )
-
+grouped_sm100 = functools.partial(tma_key, "grouped_gemm", SmArch.SM100, scheduler="grouped")
 
 _PAIR, _ONE, _FEW = ((256, 128), (2, 1), "2sm"), ((128, 128), (1, 1), "1sm"), ((128, 64), (1, 1), "1sm")
 

@@ -16,7 +16,8 @@ from ..archs import SmArch
 from ..dtypes import CutlassDtype
 from ..epilogue.lower import split
 from ..key import ROW, KernelKey, Triple, instruction_shape
-from ..rules import FP8_TYPES, HALF_TYPES, OK, Status, accumulator, no, supports_gemm
+from ..rules import FP8_TYPES, HALF_TYPES, Status, accumulator, no, supports_gemm
+from . import sm80
 from .base import FULL, Cell, Family, numbers
 from .conv import EPILOGUES, activation_cpp
 
@@ -45,32 +46,7 @@ def supports(key: KernelKey) -> Status:
         return no(f"grouped {key.a.value} operands give {', '.join(o.value for o in outputs)}, not {key.d.value}")
     if key.scheduler != "grouped" or key.epilogue_schedule or key.cluster != (1, 1, 1) or key.swizzle:
         return no("grouped sm80 kernels have the grouped scheduler, no epilogue schedule, no clusters and no swizzle")
-    if key.mainloop not in ("multistage", "twostage"):
-        return no(f"sm80 mainloops are multistage and twostage, not {key.mainloop!r}")
-    if (key.mainloop == "twostage") != (key.stages == 2):
-        return no("a twostage mainloop has 2 stages, a multistage one at least 3")
-    narrow = min(key.align_a * key.a.bits, key.align_b * key.b.bits) // 8
-    if narrow < 4 and key.mainloop != "twostage":
-        return no("cp.async moves at least 4 bytes: operands aligned to less need a twostage mainloop")
-    if max(key.align_a * key.a.bits, key.align_b * key.b.bits, key.align_d * key.d.bits) > 128:
-        return no("vector accesses are at most 16 bytes")
-    if 0 in key.warps or any(t % w for t, w in zip(key.tile, key.warps, strict=True)):
-        return no("the warps must divide the tile")
-    warp = [t // w for t, w in zip(key.tile, key.warps, strict=True)]
-    if any(w % i for w, i in zip(warp, instruction_shape(key), strict=True)):
-        return no("the instruction must divide the warp tile")
-    shared = shared_memory(key)
-    if shared > key.arch.shared_memory:
-        return no(
-            f"{key.stages} stages need {shared} bytes of shared memory; {key.arch.value} has {key.arch.shared_memory}"
-        )
-    return OK
-
-
-def shared_memory(key: KernelKey) -> int:
-    """Bytes of shared memory of an sm80-generation mainloop."""
-    m, n, k = key.tile
-    return key.stages * k * (m * key.a.bits + n * key.b.bits) // 8
+    return sm80.supports_mainloop(key) and sm80.supports_tile(key)
 
 
 def values(key: KernelKey) -> dict[str, str]:

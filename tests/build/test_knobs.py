@@ -1,6 +1,7 @@
 """Every build knob: what it selects, and what a wrong value is answered with."""
 
 import ctypes
+import hashlib
 import os
 import re
 import sys
@@ -10,7 +11,7 @@ import pytest
 
 from atomr_cutlass import _core
 from cmake_build import ROOT, Build, output, path_without, run, tool
-from generator import emit
+from generator import elf, emit, headers
 from generator.archs import SmArch
 from generator.key_file import line
 from generator.matrix import expand
@@ -207,7 +208,21 @@ def test_pack_exports_one_function(new_build: Build, tmp_path: Path) -> None:
     assert (tmp_path / "mine.so").read_bytes() == library.read_bytes()
     manifest = unseal(library.read_bytes())
     assert [f"sm_80/{kernel['name']}" for kernel in manifest["kernels"]] == new_build.cells()
+    told = ctypes.cast(loaded.atomr_cutlass_pack_v1(), ctypes.POINTER(ctypes.c_uint64))[1]
     assert (manifest["name"], manifest["compiler"].split()[0]) == ("mine", "nvcc")
+    assert (manifest["abi_version"], manifest["layout"]) == (abi_version(), f"{told:016x}")
+    assert manifest["headers"]["atomr_cutlass"] == headers.digest(ROOT / "cpp" / "include" / "atomr_cutlass")
+    assert set(manifest["headers"]) == {"atomr_cutlass", "cutlass"}
+    assert all("Redistribution" in text for text in manifest["licenses"].values())
+    assert set(manifest["licenses"]) == {"atomr_cutlass", "CUTLASS"}
+    for kernel in manifest["kernels"]:
+        assert kernel["content"].split()[2:] == manifest["compiler"].split()
+        assert all(record["how"] for record in kernel["verified"])
+    # The GPU code of each unit lies in the file as the manifest says.
+    units = [*(new_build.folder / "cells" / "units").glob("*/*.cu")]
+    assert len(manifest["images"]) == len(units) > 0
+    sums = {hashlib.sha256(code).hexdigest() for code in elf.device_code(library.read_bytes())}
+    assert {image["sha256"] for image in manifest["images"]} == sums
 
 
 def abi_version() -> int:

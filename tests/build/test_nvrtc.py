@@ -47,6 +47,7 @@ CELLS = {
     "sm90 scales of blocks": _cell("cutlass3x_sm90_tensorop_block_scaled_gemm_f32_1x128x128_e4m3"),
     "grouped sm80": _cell("gemm_grouped_bf16", "_tt_align8"),
     "grouped sm90": _cell("cutlass3x_sm90_tensorop_gemm_grouped_bf16"),
+    "grouped sm90 scales of blocks": _cell("cutlass3x_sm90_tensorop_block_scaled_gemm_grouped", "64x128x128"),
     "convolution sm80": _cell("s16816fprop_optimized_bf16", "singlegroup"),
     "strided dgrad sm80": _cell("s16816dgrad_optimized_bf16", "strided"),
     "depthwise": _cell("cutlass_simt_f16_sfprop_direct"),

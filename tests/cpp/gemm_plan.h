@@ -51,7 +51,7 @@ inline std::vector<atomr_cutlass::Step> gemm_steps(std::shared_ptr<atomr_cutlass
     if (when == Step::When::kProduct) {
       step.scalars.push_back({offsetof(Args, alpha), false});
       int const bit = options.swapped ? ATOMR_CUTLASS_A_SETTLED : ATOMR_CUTLASS_B_SETTLED;
-      step.settled.push_back({offsetof(Args, padding), 1, bit});
+      step.settled.push_back({offsetof(Args, settled), 1, bit});
     }
     steps.push_back(std::move(step));
   };

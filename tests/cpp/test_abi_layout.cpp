@@ -20,11 +20,11 @@ struct Agreed {
   uint64_t digest;
 };
 
-constexpr int kVersion = 5;
-constexpr uint64_t kDigest = 0xbab6d94e96b683a6;
+constexpr int kVersion = 6;
+constexpr uint64_t kDigest = 0xe3ac7bf45560e071;
 constexpr Agreed kAgreed[] = {
     {"atomr_cutlass_tree_operand", 32, 0xbc264293a3a872fe},
-    {"atomr_cutlass_gemm_args", 744, 0xaeb72b7ea76bf124},
+    {"atomr_cutlass_gemm_args", 752, 0x75f2d24564fdb27b},
     {"atomr_cutlass_group", 96, 0xd944592bbea0693c},
     {"atomr_cutlass_grouped_args", 752, 0x11816f3afd6f00d0},
     {"atomr_cutlass_conv_args", 744, 0x862be786a4e14015},

@@ -190,7 +190,7 @@ void test_a_kernel_that_waits_itself_starts_early() {
       return seen.launch_bits.back();
     };
     CHECK_EQUAL(launch(), unsigned(ATOMR_CUTLASS_LAUNCH_DEPENDENT));
-    CHECK_EQUAL(seen.launches.back().padding, 0);
+    CHECK_EQUAL(seen.launches.back().settled, 0);
     // Its zeros have just been cleared.
     CHECK_EQUAL(launch(0.0), 0u);
     set_dependent_launch(false);
@@ -202,9 +202,9 @@ void test_a_kernel_that_waits_itself_starts_early() {
     // A settled B may be read before the launch before has ended, but for the zeros that stand in for it.
     problem.b.settled = true;
     CHECK_EQUAL(launch(), unsigned(ATOMR_CUTLASS_LAUNCH_DEPENDENT));
-    CHECK_EQUAL(seen.launches.back().padding, int(swapped ? ATOMR_CUTLASS_A_SETTLED : ATOMR_CUTLASS_B_SETTLED));
+    CHECK_EQUAL(seen.launches.back().settled, int(swapped ? ATOMR_CUTLASS_A_SETTLED : ATOMR_CUTLASS_B_SETTLED));
     launch(0.0);
-    CHECK_EQUAL(seen.launches.back().padding, 0);
+    CHECK_EQUAL(seen.launches.back().settled, 0);
     CHECK(seen.prepared > prepared);
   }
   // Other kernels are launched as ever, and so is one whose workspace is cleared before it.
@@ -213,7 +213,7 @@ void test_a_kernel_that_waits_itself_starts_early() {
   LaunchPlan plain = problem.plan();
   launch_gemm(plain, problem.a, problem.b, nullptr, problem.d, 1.0, 0.0, nullptr);
   CHECK_EQUAL(seen.launch_bits.back(), 0u);
-  CHECK_EQUAL(seen.launches.back().padding, 0);
+  CHECK_EQUAL(seen.launches.back().settled, 0);
   seen.bits = ATOMR_CUTLASS_LAUNCH_DEPENDENT;
   seen.workspace = seen.clear_bytes = 64;
   LaunchPlan cleared = problem.plan();

@@ -199,16 +199,22 @@ void test_idle_memory_of_the_default_stream_goes_to_others_when_its_work_has_end
   CHECK_EQUAL(fixture.waits(), waits + 1);
 }
 
-void test_memory_whose_last_launch_no_event_can_follow_is_kept() {
+void test_memory_of_a_plan_that_dies_beside_a_capture_is_freed_after_it() {
   int const frees = fake::device().frees;
   {
     Fixture fixture;
     fixture.call(nullptr);
     fake::device().capturing = true;
   }
+  retire({}, 0);
+  CHECK_EQUAL(fake::device().frees, frees);  // no event can be recorded on the default stream yet
   fake::device().capturing = false;
+  fake::device().busy = true;
   retire({}, 0);
   CHECK_EQUAL(fake::device().frees, frees);
+  fake::device().busy = false;
+  retire({}, 0);
+  CHECK_EQUAL(fake::device().frees, frees + 1);
 }
 
 void test_a_stream_that_could_not_wait_tries_again() {
@@ -262,7 +268,7 @@ int main() {
   test_the_default_streams_of_threads_share_nothing();
   test_the_default_stream_records_the_end_of_its_work_when_it_is_asked_for();
   test_idle_memory_of_the_default_stream_goes_to_others_when_its_work_has_ended();
-  test_memory_whose_last_launch_no_event_can_follow_is_kept();
+  test_memory_of_a_plan_that_dies_beside_a_capture_is_freed_after_it();
   test_a_stream_that_could_not_wait_tries_again();
   test_a_turn_leaves_its_memory_before_others_may_free_it();
   test_streams_are_ordered_by_one_event_that_goes();

@@ -5,6 +5,7 @@ A kernel that the table lacks is compiled where ATOMR_CUTLASS_TEST_JIT is set.
 
 from __future__ import annotations
 
+import dataclasses
 import random
 from typing import TYPE_CHECKING, Any
 
@@ -12,21 +13,29 @@ import pytest
 
 from atomr_cutlass import CutlassDtype as D
 from atomr_cutlass import SmArch
+from atomr_cutlass.generator.epilogue.lower import LINEAR, SCALED
 from atomr_cutlass.generator.families import gemm_sm90
 from atomr_cutlass.generator.key import COLUMN
 from atomr_cutlass.generator.matrix import cells
+from atomr_cutlass.ops.gemm import scaled
 from atomr_cutlass.ops.gemm.kernels import GemmSearch, from_candidate
 from atomr_cutlass.pipeline import devices
 from atomr_cutlass.pipeline.candidate import ALONG_N, Candidate
+from atomr_cutlass.pipeline.planning import PlanOptions
 from atomr_cutlass.pipeline.problem import flipped
-from gpu_matrices import Guarded, assert_product, bits_dtype, kernel_info, placed, problem_of
+from fp8_matrices import Scaling, assert_scaled, guarded, scales, scales_of
+from fp8_matrices import placed as fp8_placed
+from gpu_matrices import Guarded, assert_launches, assert_product, captured, kernel_info, placed, problem_of
 
 if TYPE_CHECKING:
     from atomr_cutlass.generator.key import KernelKey
+    from atomr_cutlass.pipeline.problem import GemmFormulation, GemmProblem
 
 pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("torch")]
 
-CELLS = [key for _, key in cells([SmArch.SM90A]) if gemm_sm90.divides(key)]
+DIVIDING = [key for _, key in cells([SmArch.SM90A]) if gemm_sm90.divides(key)]
+CELLS = [key for key in DIVIDING if key.epilogue == LINEAR]
+SCALED_CELLS = [key for key in DIVIDING if key.epilogue == SCALED]
 
 Extents = tuple[int, int, int]
 PROBLEMS: tuple[Extents, ...] = (
@@ -47,6 +56,11 @@ def drawn(key: KernelKey) -> list[Extents]:
     return [(8 * rng.randint(1, 80), 8 * rng.randint(1, 90), 8 * rng.randint(128, 2000)) for _ in range(6)]
 
 
+def divided_of(problem: GemmProblem, key: KernelKey) -> GemmFormulation:
+    search = GemmSearch(problem, devices.get(0))
+    return next(f for group in search.formulations for f in group if f.divided and search.matches(key, f))
+
+
 def made_for(key: KernelKey, extents: Extents, *, beta: float = 0.0, d: D | None = None) -> tuple[Any, ...]:
     """What the kernel computes a problem with, by the number of slices; its operands, and where the result goes."""
     m, n, k = extents
@@ -59,33 +73,23 @@ def made_for(key: KernelKey, extents: Extents, *, beta: float = 0.0, d: D | None
     c = placed((m, n), d or key.a, 3) if beta else None
     out = Guarded((m, n), d or key.a)
     problem = problem_of(a, b, out.view, c, math_mode=key.math)
-    search = GemmSearch(problem, devices.get(0))
-    formulation = next(f for group in search.formulations for f in group if f.divided and search.matches(key, f))
-    info = kernel_info(key)
+    formulation, info = divided_of(problem, key), kernel_info(key)
 
     def made(slices: int) -> Any:
         candidate = Candidate(key, info, 0.0, formulation, slices, 1, ALONG_N)
-        plan = from_candidate(problem, candidate, like=a)
+        plan = from_candidate(problem, candidate, PlanOptions(like=a))
         assert plan.kernel_name == key.name
         assert len(plan.kernel_names) == 2
         return plan
 
-    return made, a, b, c, out
+    return made, (a, b, c), out
 
 
 def check(key: KernelKey, extents: Extents, *, alpha: float = 1.0, beta: float = 0.0, d: D | None = None) -> None:
-    made, a, b, c, out = made_for(key, extents, beta=beta, d=d)
+    made, operands, out = made_for(key, extents, beta=beta, d=d)
     steps = -(-extents[2] // key.tile[2])
     for slices in sorted({1, 2, min(7, steps), min(40, steps)}):
-        plan, bits = made(slices), None
-        for _ in range(3):
-            out.view.fill_(float("nan"))
-            plan(a, b, c, out=out.view, alpha=alpha, beta=beta)
-            now = out.view.contiguous().view(bits_dtype(d or key.a)).clone()
-            assert bits is None or bool((now == bits).all()), "another launch gives other bits"
-            bits = now
-        out.assert_guards()
-        assert_product(out.view, a, b, c, alpha=alpha, beta=beta, math_mode=key.math)
+        assert_launches(made(slices), operands, out, math_mode=key.math, alpha=alpha, beta=beta)
 
 
 @pytest.mark.parametrize("key", CELLS, ids=lambda key: key.name)
@@ -103,24 +107,41 @@ def test_scalars_c_and_a_wide_result(key: KernelKey) -> None:
         check(key, extents, alpha=2.0, beta=1.0, d=D.F32)
 
 
+@pytest.mark.parametrize("key", SCALED_CELLS, ids=lambda key: key.name)
+def test_scales_of_rows_and_columns(key: KernelKey) -> None:
+    """Of fp8: each slice is multiplied by them, and C is added to the sum."""
+    for m, n, k in ((16, 528, 4112), (128, 128, 32768), (267, 656, 16352)):
+        a, b = fp8_placed((m, k), key.a, 1), fp8_placed((k, n), key.b, 2, layout="c")
+        c, out = placed((m, n), D.BF16, 3), guarded((m, n), D.BF16)
+        how = Scaling(alpha=0.5, beta=-2.0, scale_a=scales((m, 1), 3), scale_b=scales((1, n), 4))
+        problem = dataclasses.replace(problem_of(a, b, out.view, c, math_mode=key.math), epilogue=SCALED)
+        formulation = divided_of(problem, key)
+        for slices in (1, 2, 7):
+            candidate = Candidate(key, kernel_info(key), 0.0, formulation, slices, 1, ALONG_N)
+            plan = scaled.from_candidate(
+                candidate, scales_of(problem, how), how=PlanOptions(alpha=0.5, beta=-2.0, like=a)
+            )
+            plan(a, b, c, how.scale_a, how.scale_b, out.view)
+            out.assert_guards()
+            assert_scaled(out.view, a, b, c, how, fast=key.math == "fast")
+
+
 @pytest.mark.parametrize("key", CELLS, ids=lambda key: key.name)
 def test_chains_and_graphs_overlap_in_order(key: KernelKey, torch: Any) -> None:
     """Products follow one another through one workspace, on the stream and in a graph."""
     size = 1032
-    plan_of, a, b, _, out = made_for(key, (size, size, size))
+    plan_of, (a, b, _), out = made_for(key, (size, size, size))
     made, other = plan_of(3), torch.empty_like(out.view)
     made(a, b, out=other)
     torch.cuda.synchronize()
     want = other.clone()
-    stream = torch.cuda.Stream()
-    stream.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(stream):
-        graph = torch.cuda.CUDAGraph()
-        graph.capture_begin()
+
+    def launch() -> None:
         for _ in range(20):
             made(a, b, out=out.view)
             made(a, b, out=other)
-        graph.capture_end()
+
+    graph = captured(launch)
     for _ in range(20):
         out.view.zero_()
         other.zero_()

@@ -5,8 +5,6 @@ A kernel that the table lacks is compiled where ATOMR_CUTLASS_TEST_JIT is set.
 
 from __future__ import annotations
 
-import dataclasses
-import os
 import random
 from typing import TYPE_CHECKING, Any
 
@@ -14,27 +12,20 @@ import pytest
 
 from atomr_cutlass import SmArch
 from atomr_cutlass.generator.families import gemm_few_sm90
-from atomr_cutlass.ops.gemm.kernels import GemmSearch, from_candidate
-from atomr_cutlass.pipeline import devices, select, table
 from fp8_matrices import Scaling, assert_scaled, cell_plan, guarded, scales
 from fp8_matrices import placed as fp8_placed
-from gpu_matrices import Guarded, assert_product, bits_dtype, placed, problem_of
+from gpu_matrices import NONE, Extents, assert_launches, kernel_info, made_for
 
 if TYPE_CHECKING:
     from atomr_cutlass.generator.key import KernelKey
 
 pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("torch")]
 
-COMPILED = "ATOMR_CUTLASS_TEST_JIT" in os.environ
 ALL = [key for _, key in gemm_few_sm90.cells(SmArch.SM90A)]
 CELLS = [key for key in ALL if key.epilogue == "lc"]
 SCALED = [key for key in ALL if key.epilogue == "scaled" and not any(key.scale_granularity)]
 
-Problem = tuple[tuple[int, ...], tuple[int, ...], int, int, int]
-"""Batches of A and of B; M, N and K."""
-
-NONE: tuple[int, ...] = ()
-PROBLEMS: tuple[Problem, ...] = (
+PROBLEMS: tuple[Extents, ...] = (
     (NONE, NONE, 1, 8, 8),
     (NONE, NONE, 1, 4096, 4096),
     (NONE, NONE, 3, 1000, 72),
@@ -53,7 +44,7 @@ PROBLEMS: tuple[Problem, ...] = (
 )
 
 
-def drawn(key: KernelKey) -> list[Problem]:
+def drawn(key: KernelKey) -> list[Extents]:
     """Problems of its own for each kernel."""
     rng = random.Random(key.name)
     return [
@@ -62,32 +53,9 @@ def drawn(key: KernelKey) -> list[Problem]:
     ]
 
 
-def choice_of(key: KernelKey, what: Any) -> Any:
-    device = devices.get(0)
-    if devices.rank_arch(key.arch, device, ptx=False) is None:
-        pytest.skip(f"code for {key.arch.value} does not run on {device.name}")
-    info = next((one for one in table.kernels(op="gemm") if one.key == key), None)
-    if info is None and not COMPILED:
-        pytest.skip(f"{key.name} is not in the table; with ATOMR_CUTLASS_TEST_JIT set it is compiled")
-    return dataclasses.replace(select.candidate_of(GemmSearch(what, device), key), info=None if COMPILED else info)
-
-
-def check(key: KernelKey, problem: Problem, *, alpha: float = 1.0, beta: float = 0.0, pad: int = 0) -> None:
-    batch_a, batch_b, m, n, k = problem
-    batch = batch_a or batch_b
-    a = placed((*batch_a, m, k), key.a, 1, pad=8)
-    b = placed((*batch_b, k, n), key.b, 2, layout=key.layout_b)
-    c = placed((*batch, m, n), key.d, 3) if beta else None
-    out, again = (Guarded((*batch, m, n), key.d, pad=pad) for _ in range(2))
-    what = problem_of(a, b, out.view, c, math_mode=key.math)
-    made = from_candidate(what, choice_of(key, what), like=a)
-    assert made.kernel_name == key.name
-    for one in (out, again):
-        made(a, b, c, out=one.view, alpha=alpha, beta=beta)
-        one.assert_guards()
-    assert_product(out.view, a, b, c, alpha=alpha, beta=beta, math_mode=key.math)
-    same = out.view.contiguous().view(bits_dtype(key.d)) == again.view.contiguous().view(bits_dtype(key.d))
-    assert bool(same.all()), "a second launch gives other bits"
+def check(key: KernelKey, extents: Extents, *, alpha: float = 1.0, beta: float = 0.0, pad: int = 0) -> None:
+    plan, operands, out = made_for(key, extents, beta=beta, pad=pad)
+    assert_launches(plan, operands, out, math_mode=key.math, alpha=alpha, beta=beta)
 
 
 @pytest.mark.parametrize("key", CELLS, ids=lambda key: key.name)
@@ -120,9 +88,7 @@ def test_scales_of_rows_and_columns(key: KernelKey, torch: Any) -> None:
         out = guarded((m, n), key.d)
         how = Scaling(alpha=0.5, scale_a=scales((m, 1), 3), scale_b=scales((1, n), 4), scale_d=scales((1,), 5))
         amax = torch.full((1,), float("nan"), device="cuda")
-        what = problem_of(a, b, out.view, math_mode=key.math)
-        info = choice_of(key, dataclasses.replace(what, epilogue=key.epilogue)).info
-        made, arrays = cell_plan(key, info, out.view, a, b, how, amax)
+        made, arrays = cell_plan(key, kernel_info(key), out.view, a, b, how, amax)
         made(*arrays)
         torch.cuda.synchronize()
         out.assert_guards()

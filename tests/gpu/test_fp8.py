@@ -21,6 +21,7 @@ from atomr_cutlass.jit import kernels
 from atomr_cutlass.ops.gemm import reference as gemm_reference
 from atomr_cutlass.ops.gemm.kernels import GemmSearch, from_candidate
 from atomr_cutlass.pipeline import devices, select
+from atomr_cutlass.pipeline.planning import PlanOptions
 from fp8_matrices import (
     BACKEND,
     COMPILED,
@@ -136,7 +137,7 @@ def test_every_cell(key: KernelKey, torch: Any) -> None:
         if key.epilogue == "lc" and not key.scale_type:
             what = problem_of(a, b, out.view, math_mode=key.math)
             choice = replace(select.candidate_of(GemmSearch(what, device), key), info=info)
-            from_candidate(what, choice, like=a)(a, b, out=out.view)
+            from_candidate(what, choice, PlanOptions(like=a))(a, b, out=out.view)
             torch.cuda.synchronize()
             out.assert_guards()
             assert_scaled(out.view, a, b, fast=key.math == "fast")

@@ -106,7 +106,7 @@ def check(key: KernelKey, problem: Problem, *, stride: int = 1, alpha: float = 1
     candidate = dataclasses.replace(select.candidate_of(search, key), info=info)
     slices = estimate.slices(key, candidate.formulation.extents, devices.get(0))
     for count in {1, slices[len(slices) // 2], slices[-1]}:
-        plan = from_candidate(what, dataclasses.replace(candidate, split_k=count), None, PlanOptions(like=a))
+        plan = from_candidate(what, dataclasses.replace(candidate, split_k=count), how=PlanOptions(like=a))
         assert plan.kernel_name == key.name
         made = []
         for _ in range(2):

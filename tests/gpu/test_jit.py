@@ -22,6 +22,7 @@ from atomr_cutlass.ops.gemm.search import GemmCandidate
 from atomr_cutlass.pipeline import devices, select, table
 from atomr_cutlass.pipeline.call import kept_plans
 from atomr_cutlass.pipeline.plan import Plan
+from atomr_cutlass.pipeline.planning import PlanOptions
 from gpu_matrices import D, Guarded, assert_product, fill, placed, problem_of, rows_for
 
 pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("torch")]
@@ -40,7 +41,8 @@ def chosen(a: Any, b: Any, out: Any, info: ac.KernelInfo, **changes: Any) -> tup
     ranked = select.rank(GemmSearch(what, devices.get(0), info.key.arch))
     own = next(one for one in ranked if one.key == info.key and not one.formulation.swapped)
     own = dataclasses.replace(own, **changes)
-    return from_candidate(what, own, like=a), from_candidate(what, dataclasses.replace(own, info=None), like=a)
+    how = PlanOptions(like=a)
+    return from_candidate(what, own, how), from_candidate(what, dataclasses.replace(own, info=None), how)
 
 
 def same_bits(torch: Any, x: Any, y: Any) -> bool:
@@ -292,7 +294,7 @@ def test_choices_of_keys_outside_the_matrix(torch: Any) -> None:
     out = Guarded((100, 50), key.d)
     what = problem_of(a, b, out.view, math_mode="ieee")
     choice: GemmCandidate = select.candidate_of(GemmSearch(what, devices.get(0)), key)
-    made = from_candidate(what, choice, like=a)
+    made = from_candidate(what, choice, PlanOptions(like=a))
     made(a, b, out=out.view)
     torch.cuda.synchronize()
     out.assert_guards()

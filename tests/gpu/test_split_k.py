@@ -12,8 +12,7 @@ import pytest
 
 from atomr_cutlass import SmArch
 from atomr_cutlass.generator.families import gemm_split_sm90
-from atomr_cutlass.ops.gemm.kernels import from_candidate
-from gpu_matrices import Guarded, assert_product, bits_dtype, candidate_of, placed, problem_of
+from gpu_matrices import NONE, Extents, assert_launches, assert_product, captured, made_for
 
 if TYPE_CHECKING:
     from atomr_cutlass.generator.key import KernelKey
@@ -29,11 +28,7 @@ CELLS += [
     if cluster not in gemm_split_sm90.CLUSTERS
 ]
 
-Problem = tuple[tuple[int, ...], tuple[int, ...], int, int, int]
-"""Batches of A and of B; M, N and K."""
-
-NONE: tuple[int, ...] = ()
-PROBLEMS: tuple[Problem, ...] = (
+PROBLEMS: tuple[Extents, ...] = (
     (NONE, NONE, 1, 8, 8),
     (NONE, NONE, 36, 32, 19264),
     (NONE, NONE, 128, 128, 32768),
@@ -49,36 +44,15 @@ PROBLEMS: tuple[Problem, ...] = (
 )
 
 
-def drawn(key: KernelKey) -> list[Problem]:
+def drawn(key: KernelKey) -> list[Extents]:
     """Problems of its own for each kernel."""
     rng = random.Random(key.name)
     return [(NONE, NONE, rng.randint(1, 700), 8 * rng.randint(1, 90), 8 * rng.randint(1, 2500)) for _ in range(8)]
 
 
-def made_for(key: KernelKey, problem: Problem, *, beta: float = 0.0, pad: int = 0) -> tuple[Any, Any, Any, Any, Any]:
-    """A plan, its operands, and where the result goes."""
-    batch_a, batch_b, m, n, k = problem
-    a = placed((*batch_a, m, k), key.a, 1, pad=8)
-    b = placed((*batch_b, k, n), key.b, 2, layout=key.layout_b)
-    c = placed((*(batch_a or batch_b), m, n), key.d, 3) if beta else None
-    out = Guarded((*(batch_a or batch_b), m, n), key.d, pad=pad)
-    what = problem_of(a, b, out.view, c, math_mode=key.math)
-    made = from_candidate(what, candidate_of(key, what), like=a)
-    assert made.kernel_name == key.name
-    return made, a, b, c, out
-
-
-def check(key: KernelKey, problem: Problem, *, alpha: float = 1.0, beta: float = 0.0, pad: int = 0) -> None:
-    made, a, b, c, out = made_for(key, problem, beta=beta, pad=pad)
-    made(a, b, c, out=out.view, alpha=alpha, beta=beta)
-    out.assert_guards()
-    assert_product(out.view, a, b, c, alpha=alpha, beta=beta, math_mode=key.math)
-    first = out.view.contiguous().view(bits_dtype(key.d)).clone()
-    for _ in range(3):
-        out.view.fill_(float("nan"))
-        made(a, b, c, out=out.view, alpha=alpha, beta=beta)
-        assert bool((out.view.contiguous().view(bits_dtype(key.d)) == first).all()), "another launch gives other bits"
-    out.assert_guards()
+def check(key: KernelKey, extents: Extents, *, alpha: float = 1.0, beta: float = 0.0, pad: int = 0) -> None:
+    plan, operands, out = made_for(key, extents, beta=beta, pad=pad)
+    assert_launches(plan, operands, out, math_mode=key.math, alpha=alpha, beta=beta)
 
 
 @pytest.mark.parametrize("key", CELLS, ids=lambda key: key.name)
@@ -100,17 +74,15 @@ def test_scalars_c_and_rows_of_any_alignment(key: KernelKey) -> None:
 @pytest.mark.parametrize("key", CELLS, ids=lambda key: key.name)
 def test_a_graph_is_replayed(key: KernelKey, torch: Any) -> None:
     """Counters of arrivals are as the next launch needs them, on the stream and in a graph."""
-    made, a, b, _, out = made_for(key, (NONE, NONE, 130, 200, 20000))
+    made, (a, b, _), out = made_for(key, (NONE, NONE, 130, 200, 20000))
     made(a, b, out=out.view)
     want = out.view.clone()
-    stream = torch.cuda.Stream()
-    stream.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(stream):
-        graph = torch.cuda.CUDAGraph()
-        graph.capture_begin()
+
+    def launch() -> None:
         for _ in range(3):
             made(a, b, out=out.view)
-        graph.capture_end()
+
+    graph = captured(launch)
     for _ in range(50):
         out.view.zero_()
         graph.replay()

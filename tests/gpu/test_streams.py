@@ -14,6 +14,7 @@ from atomr_cutlass.generator.dtypes import CutlassDtype as D
 from atomr_cutlass.ops.gemm.kernels import GemmSearch, from_candidate, make
 from atomr_cutlass.pipeline import devices, estimate, select
 from atomr_cutlass.pipeline.plan import Plan
+from atomr_cutlass.pipeline.planning import PlanOptions
 from gpu_matrices import Guarded, assert_product, element_type, placed, problem_of
 
 pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("torch")]
@@ -175,7 +176,7 @@ def splitting_plan(torch: Any, split_k: int = 4, scheduler: str = "identity") ->
             key = choice.info.key
             slices = estimate.slices(key, choice.formulation.extents, devices.get(0))
             if key.scheduler == scheduler and (streamk or split_k in slices):
-                plan = from_candidate(what, dataclasses.replace(choice, split_k=split_k), like=a)
+                plan = from_candidate(what, dataclasses.replace(choice, split_k=split_k), PlanOptions(like=a))
                 assert plan.workspace_bytes > 0
                 return plan, a, b, out
     pytest.skip(f"the table has no kernel with the {scheduler} scheduler that splits K here")

@@ -17,6 +17,7 @@ from atomr_cutlass.ops.gemm.kernels import GemmSearch, from_candidate
 from atomr_cutlass.ops.gemm.search import GemmCandidate
 from atomr_cutlass.pipeline import devices, select
 from atomr_cutlass.pipeline.plan import Plan
+from atomr_cutlass.pipeline.planning import PlanOptions
 from gpu_matrices import KINDS, Guarded, Kind, assert_product, lacking, pairs, placed, problem_of, rows_for
 
 pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("torch")]
@@ -60,7 +61,7 @@ class Launch:
 
     def check(self, choice: GemmCandidate, *, alpha: float = 1.0, beta: float = 0.0) -> Plan:
         what = problem_of(self.a, self.b, self.out.view, math_mode=self.key.math)
-        made = from_candidate(what, choice, like=self.a)
+        made = from_candidate(what, choice, PlanOptions(like=self.a))
         assert made.kernel_name == self.key.name
         out = Guarded(tuple(self.out.view.shape), self.key.d, layout=self.key.layout_d)
         c = self.c if beta else None

@@ -13,8 +13,7 @@ from atomr_cutlass.generator.dtypes import CutlassDtype as D
 from atomr_cutlass.generator.key import KernelKey
 from atomr_cutlass.pipeline import devices, select
 from atomr_cutlass.pipeline.plan import Steps
-from atomr_cutlass.pipeline.problem import MatrixSpec
-from atomr_cutlass.pipeline.rounding import round_up
+from atomr_cutlass.pipeline.problem import MatrixSpec, round_up
 from atomr_cutlass.pipeline.search import ExactSearch
 
 pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("torch")]

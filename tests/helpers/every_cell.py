@@ -20,9 +20,10 @@ from typing import Any
 import pytest
 
 from atomr_cutlass import SmArch
+from atomr_cutlass.epilogue import EvtBuilder
 from atomr_cutlass.generator.epilogue import common
 from atomr_cutlass.generator.epilogue.common import COMMON_ACTIVATIONS, COMMON_ROWS
-from atomr_cutlass.generator.epilogue.lower import LINEAR, SCALED, base_of, is_common
+from atomr_cutlass.generator.epilogue.lower import LINEAR, SCALED, base_of, epilogue_id, is_common
 from atomr_cutlass.generator.key import COLUMN, ROW, KernelKey
 from atomr_cutlass.generator.matrix import expand
 from atomr_cutlass.generator.rules import FEW, FP8_TYPES
@@ -66,7 +67,18 @@ def epilogues(key: KernelKey) -> list[str]:
     found += [common.bias(None, activation) for activation in activations]
     if key.op != "grouped_gemm":
         found.append(common.residual(key.d))
+    if key.op == "gemm" and base == SCALED:
+        # Without arrays of scales, as factors of the tree have their places.
+        factors = (common.scaled(column=False), common.scaled(column=True), common.narrowed(), common.quantize())
+        return [*(common.on(base, one) for one in found), *factors, *map(_with_all_factors, activations)]
     return [common.on(base, one) for one in found]
+
+
+def _with_all_factors(activation: str) -> str:
+    """The epilogue of activation(acc * column * row + bias) * scale, with the largest magnitude before the last."""
+    made = EvtBuilder().binary("multiply", "rows", "column").binary("multiply", "columns", "row")
+    made = made.add_bias("bias", dtype="bf16").activation(activation).quantize("e4m3", scale="scale", amax="largest")
+    return epilogue_id(LINEAR, made.build().program)
 
 
 def row_of(key: KernelKey) -> KernelInfo | None:

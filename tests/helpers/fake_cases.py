@@ -94,14 +94,20 @@ def no_waiting() -> Iterator[None]:
 def parsed() -> Iterator[list[Any]]:
     """The calls that are parsed meanwhile: those that no kept plan serves."""
     calls: list[Any] = []
-    served = call_module._served
+    served, traced = call_module._served, call_module._traced
 
     def noted(invocation: Any, key: Any) -> Any:
         calls.append(invocation.call)
         return served(invocation, key)
 
+    def noted_if_traced(call: Any, pending: Any) -> Any:
+        made = traced(call, pending)
+        calls.extend([call] if made else [])
+        return made
+
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(call_module, "_served", noted)
+        patch.setattr(call_module, "_traced", noted_if_traced)
         yield calls
 
 

@@ -30,6 +30,8 @@ typedef atomr_cutlass_gemm_args Gemm;
 typedef atomr_cutlass_conv_args Conv;
 typedef atomr_cutlass_grouped_args Grouped;
 typedef atomr_cutlass_group Group;
+typedef atomr_cutlass_cast_args Cast;
+typedef atomr_cutlass_quantize_args Quantize;
 
 /* An element of D, and what its epilogue reads and writes. */
 typedef struct {
@@ -38,15 +40,19 @@ typedef struct {
   int listed; /* whether operands are tables with an address for each batch */
   const void* source;
   void* d;
+  const Gemm* scaled; /* a GEMM with scales; NULL: of others, or of none */
 } Element;
 typedef struct {
   const char* op;
   char layout_a, layout_b;
-  char type, type_d; /* of A and B: f, d, or fp4 n (nvfp4) and m (mxfp4); of D: f, d or b (bf16) */
-  char scales;       /* of groups: s for some, b for those of blocks */
+  char type, type_d; /* of A and B: f, d, or fp4 n (nvfp4) and m (mxfp4); of D: f, d or b (bf16); of casts and the like
+                        also q (e4m3), r (e5m2), x (fp4) and c (bytes) */
+  char scales;       /* of groups: s for some, b for those of blocks; of quantization f (float), n or m */
   int fresh;         /* whether bits are written without having been cleared */
   uint64_t workspace;
   void (*finish)(double acc, const Element* e);
+  char form;         /* of quantization: a (amax), t (tensor) or b; how many rows and columns share a scale, 0: all */
+  int rows, columns;
 } Kernel;
 
 /* Element types */
@@ -57,11 +63,31 @@ static double power(int exponent) {
   for (; exponent < 0; ++exponent) value /= 2;
   return value;
 }
-static double load(char type, const void* from, int64_t i) {
+/* The value of a narrow type's code without its sign, and the largest code that is a number. */
+static double magnitude(char type, int code) {
   static const float values[] = {0, 0.5f, 1, 1.5f, 2, 3, 4, 6};
+  if (type == 'q') return code >> 3 ? (8 + (code & 7)) * power((code >> 3) - 10) : (code & 7) * power(-9);
+  if (type == 'r') return code >> 2 ? (4 + (code & 3)) * power((code >> 2) - 17) : (code & 3) * power(-16);
+  return values[code];
+}
+static int largest_code(char type) { return type == 'q' ? 0x7e : type == 'r' ? 0x7b : 7; }
+/* The nearest code, of two the even one. */
+static int code_of(char type, double value) {
+  const double wanted = value < 0 ? -value : value;
+  int best = 0;
+  for (int code = 1; code <= largest_code(type); ++code) {
+    const double low = wanted - magnitude(type, best), high = magnitude(type, code) - wanted;
+    if (high < low || (high == low && code % 2 == 0)) best = code;
+  }
+  return best;
+}
+static double load(char type, const void* from, int64_t i) {
   uint32_t bits;
   float value;
   switch (type) {
+    case 'q': case 'r':
+      bits = ((const uint8_t*)from)[i];
+      return bits & 128 ? -magnitude(type, bits & 127) : magnitude(type, (int)bits);
     case 'f': return ((const float*)from)[i];
     case 'd': return ((const double*)from)[i];
     case 'b':
@@ -70,7 +96,7 @@ static double load(char type, const void* from, int64_t i) {
       return value;
     default:
       bits = ((const uint8_t*)from)[i / 2] >> (i % 2 * 4) & 15;
-      return bits & 8 ? -values[bits & 7] : values[bits];
+      return bits & 8 ? -magnitude('x', bits & 7) : magnitude('x', (int)bits);
   }
 }
 static void store(char type, void* to, double value) {
@@ -83,13 +109,24 @@ static void store(char type, void* to, double value) {
     default: *(uint16_t*)to = (uint16_t)((bits + 0x7fff + (bits >> 16 & 1)) >> 16);
   }
 }
+static void store_at(char type, void* to, int64_t i, double value) {
+  uint8_t* const byte = (uint8_t*)to + (type == 'x' ? i / 2 : i);
+  const int sign = value < 0;
+  switch (type) {
+    case 'q': case 'r': *byte = (uint8_t)(code_of(type, value) | sign << 7); break;
+    case 'x': *byte = (uint8_t)((*byte & (i % 2 ? 15 : 240)) | (code_of(type, value) | sign << 3) << i % 2 * 4); break;
+    default: store(type, (char*)to + i * (type == 'b' ? 2 : 4), value);
+  }
+}
 static int64_t size_of(char type) { return type == 'd' ? 8 : type == 'b' ? 2 : 4; }
 /* The scale of a row and a vector of fp4, among those of `columns` vectors, in the swizzled order. */
-static double vector_scale(char type, const void* scales, int64_t row, int64_t column, int64_t columns) {
+static int64_t swizzled(int64_t row, int64_t column, int64_t columns) {
   const int64_t tile = row / 128 * ((columns + 3) / 4) + column / 4;
-  const uint8_t bits = ((const uint8_t*)scales)[tile * 512 + row % 32 * 16 + row % 128 / 32 * 4 + column % 4];
-  if (type == 'm') return power(bits - 127);
-  return bits >> 3 ? (8 + (bits & 7)) * power((bits >> 3) - 10) : (bits & 7) * power(-9);
+  return tile * 512 + row % 32 * 16 + row % 128 / 32 * 4 + column % 4;
+}
+static double vector_scale(char type, const void* scales, int64_t row, int64_t column, int64_t columns) {
+  const uint8_t bits = ((const uint8_t*)scales)[swizzled(row, column, columns)];
+  return type == 'm' ? power(bits - 127) : magnitude('q', bits);
 }
 
 /* Epilogues */
@@ -135,13 +172,23 @@ static double told(double acc, const Element* e) {
   return what >> 2 == 1 ? op_relu(acc) : acc;
 }
 
-/* Products. A product of `of_row` sees element (i, k) of A and (k, j) of B. */
+static void store_told(char type, const Element* e, double value) {
+  if (e->scaled != NULL && e->scaled->amax != NULL) {
+    float* amax = e->scaled->amax;
+    if (op_absolute(value) > *amax) *amax = (float)op_absolute(value);
+  }
+  if (e->scaled != NULL && e->scaled->scale_d != NULL) value *= *(const float*)e->scaled->scale_d;
+  store(type, e->d, value);
+}
 
-static double product(const Kernel* kernel, const Gemm* g, int64_t l, int64_t i, int64_t j) {
+/* Products. A product of `of_row` sees element (i, k) of A and (k, j) of B. Slices of K have every so many elements. */
+
+static double product(
+    const Kernel* kernel, const Gemm* g, int64_t l, int64_t i, int64_t j, int64_t slice, int64_t slices) {
   const int64_t a = l * g->batch_stride_a, b = l * g->batch_stride_b, vector = kernel->type == 'n' ? 16 : 32;
   const int narrow = kernel->type == 'n' || kernel->type == 'm';
   double sum = 0;
-  for (int64_t k = 0; k < g->k; ++k) {
+  for (int64_t k = slice; k < g->k; k += slices) {
     double x = load(kernel->type, g->a, a + (kernel->layout_a == 'r' ? i * g->lda + k : i + k * g->lda));
     double y = load(kernel->type, g->b, b + (kernel->layout_b == 'r' ? k * g->ldb + j : k + j * g->ldb));
     if (narrow) x *= vector_scale(kernel->type, g->scale_a, i, k / vector, (g->k + vector - 1) / vector);
@@ -156,19 +203,23 @@ Gemm last_args;
 int launches = 0;
 static void gemm(const Kernel* kernel, const Gemm* g) {
   const int64_t size = size_of(kernel->type_d);
+  /* As many results as slices, or as batches. */
+  const int64_t slices = g->batch == 1 && g->batch_stride_d != 0 ? g->split_k : 1;
   last_args = *g;
-  for (int64_t l = 0; l < g->batch; ++l)
+  for (int64_t l = 0; l < g->batch * slices; ++l)
     for (int64_t i = 0; i < g->m; ++i)
       for (int64_t j = 0; j < g->n; ++j) {
         const char* c = g->c == NULL ? NULL : (const char*)g->c + (l * g->batch_stride_c + i * g->ldc + j) * size;
         char* d = (char*)g->d + (l * g->batch_stride_d + i * g->ldd + j) * size;
-        const double sum = g->alpha * product(kernel, g, l, i, j);
-        const Element e = {g->operands, l, i, j, 0, c, d};
+        double sum = g->alpha * product(kernel, g, slices > 1 ? 0 : l, i, j, slices > 1 ? l : 0, slices);
+        if (kernel->scales == 's' && g->scale_a) sum *= ((const float*)g->scale_a)[g->scale_form_a ? i : 0];
+        if (kernel->scales == 's' && g->scale_b) sum *= ((const float*)g->scale_b)[g->scale_form_b ? j : 0];
+        const Element e = {g->operands, l, i, j, 0, c, d, kernel->scales == 's' ? g : NULL};
         kernel->finish(sum + (g->beta != 0 ? g->beta * load(kernel->type_d, c, 0) : 0), &e);
       }
 }
 
-/* Float32: every product is added where it belongs. */
+/* Float32: every product is added where it belongs, those of a pixel in one slice. */
 static void conv(const Kernel* kernel, const Conv* g) {
   const int op = kernel->op[7] == 'f' ? 0 : kernel->op[7] == 'd' ? 1 : 2;
   const int64_t depth = g->c / g->groups, width = g->k / g->groups;
@@ -178,7 +229,8 @@ static void conv(const Kernel* kernel, const Conv* g) {
                                  {g->w_stride_k, g->w_stride_r, g->w_stride_s}};
   const int64_t *extent = extents[op], *stride = strides[op], count = extent[0] * extent[1] * extent[2] * extent[3];
   const float *a = g->a, *b = g->b, *bias = g->bias;
-  double* sums = calloc((size_t)count, sizeof(double));
+  const int64_t slices = g->split_parallel ? g->split_k : 1; /* of K, one after the other in D */
+  double* sums = calloc((size_t)(count * slices), sizeof(double));
   for (int64_t n = 0; n < g->n; ++n) for (int64_t k = 0; k < g->k; ++k)
   for (int64_t p = 0; p < g->p; ++p) for (int64_t q = 0; q < g->q; ++q)
   for (int64_t r = 0; r < g->r; ++r) for (int64_t s = 0; s < g->s; ++s)
@@ -191,15 +243,15 @@ static void conv(const Kernel* kernel, const Conv* g) {
     const int64_t x = n * g->x_stride_n + h * g->x_stride_h + w * g->x_stride_w + channel;
     const int64_t place[3] = {((n * g->p + p) * g->q + q) * g->k + k, ((n * g->h + h) * g->w + w) * g->c + channel,
                               ((k * g->r + r) * g->s + s) * depth + i};
-    sums[place[op]] += (double)a[op == 0 ? x : y] * (double)b[op == 2 ? x : f];
+    sums[(p * g->q + q) % slices * count + place[op]] += (double)a[op == 0 ? x : y] * (double)b[op == 2 ? x : f];
   }
-  for (int64_t place = 0; place < count; ++place) {
-    const int64_t j = place % extent[3], i = place / extent[3];
+  for (int64_t part = 0; part < count * slices; ++part) {
+    const int64_t place = part % count, j = place % extent[3], i = place / extent[3];
     const int64_t column = i % extent[2], row = i / extent[2] % extent[1], outer = i / extent[2] / extent[1];
     const int64_t lies = outer * stride[0] + row * stride[1] + column * stride[2] + j;
     const float* c = g->c_source == NULL ? NULL : (const float*)g->c_source + lies;
-    const Element e = {g->operands, 0, i, j, 0, c, (float*)g->d + lies};
-    double sum = g->alpha * sums[place] + (g->beta != 0 && c != NULL ? g->beta * (double)*c : 0);
+    const Element e = {g->operands, 0, i, j, 0, c, (float*)g->d + part / count * count + lies, NULL};
+    double sum = g->alpha * sums[part] + (g->beta != 0 && c != NULL ? g->beta * (double)*c : 0);
     kernel->finish(sum + (bias != NULL ? (double)bias[j] : 0), &e);
   }
   free(sums);
@@ -267,7 +319,7 @@ static void multiply_group(const Kernel* kernel, const Grouped* p, const Group* 
       if (kernel->scales == 's' && scale_a != NULL) sum *= scale_a[p->scale_form_a == 1 ? i : 0];
       if (kernel->scales == 's' && scale_b != NULL) sum *= scale_b[p->scale_form_b == 1 ? j : 0];
       /* Operands of the tree do not vary along M. */
-      const Element e = {p->operands, number, 0, j, listed, NULL, (float*)g->d + i * g->ldd + j};
+      const Element e = {p->operands, number, 0, j, listed, NULL, (float*)g->d + i * g->ldd + j, NULL};
       kernel->finish(p->alpha * sum + (p->beta != 0 ? p->beta * c[i * g->ldc + j] : 0), &e);
     }
 }
@@ -277,6 +329,76 @@ static void grouped_gemm(const Kernel* kernel, const Grouped* p) {
     const Group group = find(kernel, p, g, &before);
     multiply_group(kernel, p, &group, g);
   }
+}
+/* Helpers: casts, which add slices up, transposed copies, quantization and its inverse. */
+static void cast(const Kernel* kernel, const Cast* g) {
+  const double scale = g->alpha * (g->scale == NULL ? 1 : (double)*(const float*)g->scale);
+  for (int64_t i = 0; i < g->count; ++i) {
+    double sum = 0;
+    for (int slice = 0; slice < g->slices; ++slice) sum += load(kernel->type, g->a, slice * g->slice_stride + i);
+    store_at(kernel->type_d, g->d, i, scale * sum + (g->beta != 0 ? g->beta * load(kernel->type_d, g->c, i) : 0));
+  }
+}
+static void transpose(const Kernel* kernel, const Gemm* g) {
+  const int64_t size = kernel->type == 'c' ? 1 : 4;
+  for (int64_t l = 0; l < g->batch; ++l)
+    for (int64_t i = 0; i < g->m; ++i)
+      for (int64_t j = 0; j < g->k; ++j)
+        memcpy((char*)g->d + (l * g->batch_stride_d + j * g->ldd + i) * size,
+               (const char*)g->a + (l * g->batch_stride_a + i * g->lda + j) * size, (size_t)size);
+}
+static double scale_of(const Kernel* kernel, double amax, double second) {
+  const double largest = magnitude(kernel->type_d, largest_code(kernel->type_d));
+  int exponent = -127;
+  if (!(amax > 0)) return 1;
+  if (kernel->scales == 'm') {
+    while (power(exponent + 3) <= amax) ++exponent;  /* 4 is the largest power of 2 of the values */
+    return power(exponent);
+  }
+  if (kernel->scales == 'f') return (float)(amax / largest);
+  amax = amax / largest / second;
+  return magnitude('q', code_of('q', amax < power(-9) ? power(-9) : amax));
+}
+static void quantize(const Kernel* kernel, const Quantize* g) {
+  const int64_t height = kernel->rows ? kernel->rows : g->rows, width = kernel->columns ? kernel->columns : g->columns;
+  const int64_t across = (g->columns + width - 1) / width;
+  for (int64_t top = 0; top < g->rows; top += height)
+    for (int64_t left = 0; left < g->columns; left += width) {
+      const int64_t bottom = top + height < g->rows ? top + height : g->rows;
+      const int64_t right = left + width < g->columns ? left + width : g->columns;
+      const int64_t row = top / height, column = left / width;
+      double amax = kernel->form == 't' ? (double)*(float*)g->amax : 0;
+      for (int64_t i = top; i < bottom && kernel->form != 't'; ++i)
+        for (int64_t j = left; j < right; ++j) {
+          const double value = load(kernel->type, g->a, i * g->lda + j);
+          if (value > amax || -value > amax) amax = value < 0 ? -value : value;
+        }
+      if (kernel->form == 'a') {
+        *(float*)g->amax = (float)amax;
+        return;
+      }
+      const double second = kernel->scales == 'n' ? g->alpha : 1, scale = scale_of(kernel, amax, second);
+      uint8_t* const byte = (uint8_t*)g->scales + swizzled(row, column, across);
+      if (kernel->scales == 'f') ((float*)g->scales)[row * across + column] = (float)scale;
+      if (kernel->scales == 'n') *byte = (uint8_t)code_of('q', scale);
+      if (kernel->scales == 'm') for (*byte = 0; power(*byte - 127) < scale;) ++*byte;
+      for (int64_t i = top; i < bottom; ++i)
+        for (int64_t j = left; j < right; ++j) {
+          const double value = load(kernel->type, g->a, i * g->lda + j) / (scale * second);
+          store_at(kernel->type_d, g->d, i * g->columns + j, value);
+        }
+    }
+}
+static void dequantize(const Kernel* kernel, const Quantize* g) {
+  const int64_t across = (g->columns + g->block_columns - 1) / g->block_columns;
+  for (int64_t i = 0; i < g->rows; ++i)
+    for (int64_t j = 0; j < g->columns; ++j) {
+      const int64_t row = i / g->block_rows, column = j / g->block_columns;
+      const double scale = kernel->scales == 'f' ? (double)((const float*)g->scales)[row * across + column]
+                                                 : vector_scale(kernel->scales, g->scales, row, column, across);
+      store_at(kernel->type_d, g->d, i * g->columns + j,
+               load(kernel->type, g->a, i * g->columns + j) * scale * g->alpha);
+    }
 }
 /* size and the offsets of the fields that a table of a list is written with */
 extern const int32_t group_layout[14];
@@ -290,14 +412,21 @@ const int32_t group_layout[14] = {
 
 static void run(const Kernel* kernel, const void* args) {
   ++launches;
-  if (kernel->op[0] == 'c') conv(kernel, args);
-  else if (kernel->op[1] == 'r') grouped_gemm(kernel, args);
-  else gemm(kernel, args);
+  switch (kernel->op[0] == 'c' ? kernel->op[1] : kernel->op[0]) {
+    case 'o': conv(kernel, args); break;
+    case 'a': cast(kernel, args); break;
+    case 't': transpose(kernel, args); break;
+    case 'q': quantize(kernel, args); break;
+    case 'd': dequantize(kernel, args); break;
+    default:
+      if (kernel->op[1] == 'r') grouped_gemm(kernel, args);
+      else gemm(kernel, args);
+  }
 }
 static int implements(const Kernel* kernel, const void* args) {
   const Gemm* g = args;
   const Grouped* p = args;
-  if (kernel->op[0] == 'c') return 1;
+  if (kernel->op[0] != 'g') return 1;
   if (kernel->op[1] == 'r') return p->groups >= 1 && (kernel->scales || (p->scale_a == NULL && p->scale_b == NULL));
   if (kernel->type == 'f' || kernel->type == 'd') return g->m <= FAKE_LARGEST_M;
   const int d = kernel->type_d == 'f' ? 4 : 8;
@@ -321,9 +450,11 @@ static int prepare(const atomr_cutlass_row* row, const void* args, void* params,
 }
 static int launch(const atomr_cutlass_row* row, const void* params, const atomr_cutlass_launch* how, void* stream) {
   const Kernel* kernel = row->context;
-  char* workspace = kernel->op[0] == 'c'   ? ((const Conv*)params)->workspace
-                    : kernel->op[1] == 'r' ? ((const Grouped*)params)->workspace
-                                           : ((const Gemm*)params)->workspace;
+  char* workspace = kernel->op[0] == 'c' && kernel->op[1] == 'o' ? ((const Conv*)params)->workspace
+                    : kernel->op[0] == 'c'                       ? ((const Cast*)params)->workspace
+                    : kernel->op[0] == 'q' || kernel->op[0] == 'd' ? ((const Quantize*)params)->workspace
+                    : kernel->op[1] == 'r' && kernel->op[0] == 'g' ? ((const Grouped*)params)->workspace
+                                                                   : ((const Gemm*)params)->workspace;
   (void)how;
   if (stream == (void*)666) return FAKE_ERROR;
   for (uint64_t i = kernel->workspace; i-- > 0;) {
@@ -355,6 +486,9 @@ void NAME_evaluate(void** arguments) {
 _C_TYPES = {D.F32.value: "float", D.F64.value: "double"}
 _LETTERS = {D.F64: "d", D.BF16: "b"}
 """Of element types; all others are float32 to these kernels."""
+_HELPERS = {"cast": "Cast", "transpose": "Gemm", "quantize": "Quantize", "dequantize": "Quantize"}
+"""Operations that are no products -> their arguments."""
+_HELPER_LETTERS = {D.BF16: "b", D.F8E4M3: "q", D.F8E5M2: "r", D.F4E2M1: "x", D.I8: "c"}
 _PLAIN = "static void finish_plain(double acc, const Element* e) { store('f', e->d, acc); }\n"
 
 
@@ -372,7 +506,7 @@ def make_pack(
 
     Args:
         library: where.
-        keys: of GEMMs (gemv's among them), grouped GEMMs and convolutions; or the (name, key as JSON) of a row that is
+        keys: of any operation, of helpers in f32, bf16 and narrower types; or the (name, key as JSON) of a row that is
             only looked at.
         name: of the pack.
         abi: the version that the pack says.
@@ -403,7 +537,7 @@ def compile_at_run_time(library: Path, key: KernelKey) -> bytes:
 
 def _args(key: KernelKey | tuple[str, str]) -> str:
     op = "gemm" if isinstance(key, tuple) else key.op
-    return "Grouped" if op == "grouped_gemm" else "Conv" if op.startswith("conv") else "Gemm"
+    return _HELPERS.get(op) or ("Grouped" if op == "grouped_gemm" else "Conv" if op.startswith("conv") else "Gemm")
 
 
 def _kernels(keys: Sequence[KernelKey | tuple[str, str]], workspace: int) -> str:
@@ -411,7 +545,18 @@ def _kernels(keys: Sequence[KernelKey | tuple[str, str]], workspace: int) -> str
     source, epilogues = _PLAIN, {}
     for i, key in enumerate(keys):
         if isinstance(key, tuple):
-            source += f"static const Kernel kernel_{i} = {{\"gemm\", 'r', 'r', 'f', 'f', 0, 0, 0, finish_plain}};\n"
+            source += (
+                f"static const Kernel kernel_{i} = {{\"gemm\", 'r', 'r', 'f', 'f', 0, 0, 0, finish_plain, 0, 0, 0}};\n"
+            )
+            continue
+        if key.op in _HELPERS:
+            types = "', '".join(_HELPER_LETTERS.get(dtype, "f") for dtype in (key.a, key.d))
+            kind, (rows, _, columns) = {"ue4m3": "n", "ue8m0": "m"}.get(key.scale_type, "f"), key.scale_granularity
+            form = key.mainloop[0] if key.mainloop in ("amax", "tensor") else "b"
+            source += (
+                f"static const Kernel kernel_{i} = {{\"{key.op}\", 'r', 'r', '{types}', '{kind}', 0, {workspace}, "
+                f"finish_plain, '{form}', {rows}, {columns}}};\n"
+            )
             continue
         letter = _LETTERS.get(key.a, "f")
         if key.a is D.F4E2M1:
@@ -424,7 +569,7 @@ def _kernels(keys: Sequence[KernelKey | tuple[str, str]], workspace: int) -> str
             source += f"static void {epilogues[epilogue]}(double acc, const Element* e) {{ {_finish(*epilogue)} }}\n"
         source += (
             f"static const Kernel kernel_{i} = {{\"{key.op}\", '{key.layout_a}', '{key.layout_b}', '{letter}', "
-            f"'{_LETTERS.get(key.d, 'f')}', {scales}, {fresh}, {workspace}, {epilogues[epilogue]}}};\n"
+            f"'{_LETTERS.get(key.d, 'f')}', {scales}, {fresh}, {workspace}, {epilogues[epilogue]}, 0, 0, 0}};\n"
         )
     return source
 
@@ -433,7 +578,9 @@ def _finish(epilogue: str, d: D, fresh: int) -> str:
     """The C of an epilogue, for one element."""
     program = split(epilogue)[1]
     if not program:
-        value = "told(acc, e)" if is_common(epilogue) else "op_relu(acc)" if epilogue.endswith("_relu") else "acc"
+        if is_common(epilogue):
+            return f"store_told('{_LETTERS.get(d, 'f')}', e, told(acc, e));"
+        value = "op_relu(acc)" if epilogue.endswith("_relu") else "acc"
         return f"store('{_LETTERS.get(d, 'f')}', e->d, {value});"
     known = {"acc", "constant", "input", "out", "store", "reduce", *re.findall(r"double op_(\w+)", SOURCE_TEXT)}
     ops = {line.partition(":")[0] for line in program.removeprefix(PREFIX).split(";")}

@@ -6,8 +6,8 @@ from collections.abc import Iterable
 import pytest
 
 from atomr_cutlass import SmArch
-from atomr_cutlass.generator.key import KernelKey
-from atomr_cutlass.generator.matrix import GEMM_ARCHS, expand, shared_memory
+from atomr_cutlass.generator.key import KernelKey, shared_memory
+from atomr_cutlass.generator.matrix import GEMM_ARCHS, expand
 from atomr_cutlass.pipeline import table
 from atomr_cutlass.pipeline.candidate import KernelInfo
 from atomr_cutlass.pipeline.devices import Device

@@ -47,7 +47,7 @@ class _Args(ctypes.Structure):
         *((name, ctypes.c_int64) for name in ("lda", "ldb", "ldc", "ldd")),
         ("batch_strides", ctypes.c_int64 * 4),
         *((name, ctypes.c_double) for name in ("alpha", "beta")),
-        ("options", ctypes.c_int32 * 8),
+        ("options", ctypes.c_int32 * 10),
         *((name, ctypes.c_uint64) for name in ("workspace", "scale_a", "scale_b", "scale_d", "amax")),
     )
 

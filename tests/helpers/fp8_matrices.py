@@ -24,6 +24,7 @@ from atomr_cutlass.ops.gemm import scaled
 from atomr_cutlass.ops.gemm.kernels import GemmSearch
 from atomr_cutlass.pipeline import devices
 from atomr_cutlass.pipeline.plan import Plan
+from atomr_cutlass.pipeline.planning import PlanOptions
 from gpu_matrices import NUMPY_LIMIT, Guarded, element_type, fill, has_default_preset, problem_of, torch_dtype
 
 if TYPE_CHECKING:
@@ -309,6 +310,7 @@ def cell_plan(
         scale_type=key.scale_type,
     )
     choice = replace(select.candidate_of(GemmSearch(problem, devices.get(0)), key), info=info)
-    made = scaled.from_candidate(choice, scales_of(problem, how, amax), alpha=how.alpha, beta=how.beta, like=a)
+    options = PlanOptions(alpha=how.alpha, beta=how.beta, like=a)
+    made = scaled.from_candidate(choice, scales_of(problem, how, amax), None, options)
     slots = [a, b, how.scale_a, how.scale_b, how.scale_d, amax, d]
     return made, [array for array in slots if array is not None]

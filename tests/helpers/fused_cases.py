@@ -18,14 +18,16 @@ from atomr_cutlass import CutlassDtype as D
 from atomr_cutlass import _core
 from atomr_cutlass.arrays import operands
 from atomr_cutlass.epilogue import EpilogueVisitorTree, EvtBuilder, validate
-from atomr_cutlass.generator.epilogue.common import bias_and_activation
-from atomr_cutlass.generator.epilogue.lower import COMMON, LINEAR, epilogue_id, swapped, with_source
+from atomr_cutlass.epilogue.bound import fusion_of
+from atomr_cutlass.generator.epilogue.common import bias_and_activation, quantize
+from atomr_cutlass.generator.epilogue.lower import COMMON, LINEAR, SCALED_COMMON, epilogue_id, swapped, with_source
 from atomr_cutlass.generator.key import KernelKey
 from atomr_cutlass.generator.matrix import with_epilogue
 from atomr_cutlass.ops.gemm import scaled
 from atomr_cutlass.pipeline import verify
 from atomr_cutlass.pipeline.call import kept_plans
 from atomr_cutlass.pipeline.operation import operation_of
+from atomr_cutlass.pipeline.problem import GemmProblem, MatrixSpec
 
 TF32 = ac.CutlassDtype.TF32
 ROWS, COLUMNS = ac.GemmLayout
@@ -48,7 +50,7 @@ def keys_of(cells: Sequence[KernelKey]) -> list[KernelKey]:
     biased = bias_and_activation(D.F32, "relu").program
     residual = [operand.name for operand in BLOCK.inputs].index("residual")
     programs = (biased, swapped(biased), BLOCK.program, with_source(BLOCK.program, residual))
-    epilogues = [*(epilogue_id(LINEAR, program) for program in programs), COMMON]
+    epilogues = [*(epilogue_id(LINEAR, program) for program in programs), COMMON, SCALED_COMMON, quantize()]
     return [with_epilogue(cell, epilogue, D.F32) for cell in cells for epilogue in epilogues]
 
 
@@ -171,6 +173,59 @@ def case_common_kernels_are_told_their_tree() -> None:
     assert ac.plan(columns).main.key.epilogue == "common"
     turned = dataclasses.replace(columns, epilogue=ac.GemmEpilogue(tree=biased))
     refused(ac.KernelNotFoundError, "in no preset", lambda: ac.plan(turned))
+
+
+def case_factors_are_loaded_as_scales() -> None:
+    def made_of(*, biased: bool = True) -> EvtBuilder:
+        made = EvtBuilder().binary("multiply", "rows", "column").binary("multiply", "columns", "row")
+        return made.add_bias("bias", dtype=D.F32).activation("relu") if biased else made
+
+    quantized = made_of().reduce("largest", "scalar", "amax").binary("multiply", "factor", "scalar").build()
+    for tree, batch, beta in itertools.product((made_of(biased=False).build(), quantized), (1, 3), (0.0, -1.0)):
+        request = ac.GemmRequest(
+            dataclasses.replace(SHAPE, batch=batch), dtype=TF32, epilogue=ac.GemmEpilogue(beta=beta, tree=tree)
+        )
+        if beta:  # which comes before the factors, and in a kernel behind the scales
+            refused(ac.KernelNotFoundError, "in no preset", lambda request=request: ac.plan(request))
+            continue
+        made, given = ac.plan(request), arrays_of(request)
+        assert made.main.key.epilogue == "scaled_common"
+        for alpha in (1.0, 2.0):
+            made(*map(operand, given.values()), alpha=alpha)
+            x = alpha * (given["a"] @ given["b"]) * given["rows"] * given["columns"]
+            if tree is quantized:
+                x = np.maximum(x + given["bias"], 0)
+                assert_written(given, {"out": x * given["factor"], "largest": np.abs(x).max().reshape(1)})
+            else:
+                assert_written(given, {"out": x})
+    # A matrix is added behind the factors, as C.
+    tree = made_of().add_matrix("rest", dtype=D.F32).build()
+    request = ac.GemmRequest(SHAPE, dtype=TF32, epilogue=ac.GemmEpilogue(tree=tree))
+    refused(ac.KernelNotFoundError, "in no preset", lambda: ac.plan(request))  # behind relu
+    tree = made_of(biased=False).add_matrix("rest", dtype=D.F32).build()
+    request = ac.GemmRequest(SHAPE, dtype=TF32, epilogue=ac.GemmEpilogue(tree=tree))
+    made, given = ac.plan(request), arrays_of(request)
+    made(*map(operand, given.values()))
+    product = (given["a"] @ given["b"]) * given["rows"] * given["columns"]
+    assert_written(given, {"out": product + given["rest"]})
+    # Scales have no strides.
+    columns = laid_out((20,), (2,), np.float32)
+    tree = EvtBuilder().binary("multiply", "columns", "row").build()
+    a, b, d = (MatrixSpec(shape, (shape[1], 1), D.F32) for shape in ((12, 8), (8, 20), (12, 20)))
+    problem, fusion = GemmProblem(a, b, None, d, "tf32", 0), fusion_of(tree, {"columns": operand(columns)})
+    refused(ac.KernelNotFoundError, "in no preset", lambda: scaled.make(problem, fusion=fusion, backend="prebuilt"))
+
+
+def case_what_nobody_reads_is_reduced_beside_a_result() -> None:
+    tree = EvtBuilder().binary("multiply", "factor", "scalar").build()
+    request = ac.GemmRequest(
+        dataclasses.replace(SHAPE, batch=2), dtype=TF32, epilogue=ac.GemmEpilogue(beta=1.0, tree=tree)
+    )
+    made, given = ac.plan(request), arrays_of(request)
+    assert made.main.key.epilogue == quantize()
+    for _ in range(2):
+        made(*map(operand, given.values()), beta=1.0)
+        assert_written(given, {"out": (given["a"] @ given["b"] + given["c"]) * given["factor"]})
 
 
 def case_a_matrix_by_the_way_of_c_must_be_aligned_as_c() -> None:

@@ -32,7 +32,7 @@ import fake_table
 from atomr_cutlass import SmArch, _core
 from atomr_cutlass.generator.key import KernelKey
 from atomr_cutlass.generator.matrix import arguments_of
-from atomr_cutlass.jit import kernels
+from atomr_cutlass.jit import kernels, keyed_locks
 from atomr_cutlass.jit.compiler import Images
 from atomr_cutlass.jit.toolchain import Toolchain
 from atomr_cutlass.pipeline import devices, plan_cache, table
@@ -347,16 +347,20 @@ class Gpu:
         kernels.in_background = lambda key, _device, _then: self._background.append(key.name)
         kernels.toolchain = lambda: Toolchain(Path("nvrtc"), (13, 0), "", (), {})
 
-    def record(self, name: str, call: Callable[[], Any], operands: Sequence[str]) -> dict[str, Any]:
+    def record(
+        self, name: str, call: Callable[[], Any], operands: Sequence[str], *, forgetting: bool = True
+    ) -> dict[str, Any]:
         """The outcome of a call with the named table: `launches`, `returns`, `background`, or the `error`.
 
         Args:
             name: of TABLES.
             call: the call.
             operands: names of its arrays, in the order of their addresses.
+            forgetting: whether nothing is remembered of calls before.
         """
         self._table = name
-        for cache in (kept_plans, *plan_cache._caches):
+        caches = [owner for owner in list(keyed_locks._owners) if isinstance(owner, plan_cache.PlanCache)]
+        for cache in (kept_plans, *caches) if forgetting else ():
             cache.clear()
         kernels._kernels.clear()
         self._background.clear()
@@ -411,7 +415,7 @@ class Gpu:
         for field, offset, size, kind in self._layout[name]:
             part = args[offset : offset + size]
             usual = _USUAL.get(field, 0)
-            if field in ("padding", "max_active_clusters") or (usual == 0 and not any(part)):
+            if field in ("padding", "settled", "max_active_clusters") or (usual == 0 and not any(part)):
                 continue
             if kind == "s":
                 each = len(part) // 16

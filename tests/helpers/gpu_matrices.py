@@ -25,15 +25,19 @@ from atomr_cutlass.generator.dtypes import CutlassDtype
 from atomr_cutlass.generator.families import gemm_few_sm90
 from atomr_cutlass.generator.rules import FEW
 from atomr_cutlass.ops.gemm import reference as gemm_reference
-from atomr_cutlass.ops.gemm.kernels import GemmSearch
+from atomr_cutlass.ops.gemm.kernels import GemmSearch, from_candidate
 from atomr_cutlass.pipeline import devices, select, table
+from atomr_cutlass.pipeline.planning import PlanOptions
 from atomr_cutlass.pipeline.problem import GemmProblem, MatrixSpec
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     import torch
 
     from atomr_cutlass.generator.key import KernelKey
     from atomr_cutlass.pipeline.candidate import KernelInfo
+    from atomr_cutlass.pipeline.plan import Plan
 
 D = CutlassDtype
 
@@ -326,6 +330,56 @@ def kernel_info(key: KernelKey) -> KernelInfo | None:
     if info is None and not compiled:
         pytest.skip(f"{key.name} is not in the table; with ATOMR_CUTLASS_TEST_JIT set it is compiled")
     return None if compiled else info
+
+
+Extents = tuple[tuple[int, ...], tuple[int, ...], int, int, int]
+"""Batches of A and of B; M, N and K."""
+
+NONE: tuple[int, ...] = ()
+
+
+def made_for(
+    key: KernelKey, extents: Extents, *, beta: float = 0.0, pad: int = 0
+) -> tuple[Plan, tuple[Any, ...], Guarded]:
+    """The plan of a kernel for a product, its operands, and where the result goes; C where there is a beta."""
+    batch_a, batch_b, m, n, k = extents
+    a = placed((*batch_a, m, k), key.a, 1, pad=8)
+    b = placed((*batch_b, k, n), key.b, 2, layout=key.layout_b)
+    c = placed((*(batch_a or batch_b), m, n), key.d, 3) if beta else None
+    out = Guarded((*(batch_a or batch_b), m, n), key.d, pad=pad)
+    problem = problem_of(a, b, out.view, c, math_mode=key.math)
+    plan = from_candidate(problem, candidate_of(key, problem), PlanOptions(like=a))
+    assert plan.kernel_name == key.name
+    return plan, (a, b, c), out
+
+
+def assert_launches(
+    plan: Any, operands: tuple[Any, ...], out: Guarded, *, math_mode: str, alpha: float = 1.0, beta: float = 0.0
+) -> None:
+    """Several launches give the product of A, B and C, with the same bits each time."""
+    first = None
+    for _ in range(4):
+        out.view.fill_(float("nan"))
+        plan(*operands, out=out.view, alpha=alpha, beta=beta)
+        out.assert_guards()
+        bits = out.view.contiguous().view(bits_dtype(element_type(out.view))).clone()
+        assert first is None or bool((bits == first).all()), "another launch gives other bits"
+        first = bits
+    assert_product(out.view, *operands, alpha=alpha, beta=beta, math_mode=math_mode)
+
+
+def captured(launch: Callable[[], object]) -> Any:
+    """A graph of launches, captured on a stream of its own."""
+    import torch
+
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        graph = torch.cuda.CUDAGraph()
+        graph.capture_begin()
+        launch()
+        graph.capture_end()
+    return graph
 
 
 def rows_for(key: KernelKey, m: int) -> int:

@@ -19,6 +19,7 @@ from atomr_cutlass.generator.epilogue.tree import MASK, RESULT
 from atomr_cutlass.ops.gemm import scaled
 from atomr_cutlass.pipeline import devices
 from atomr_cutlass.pipeline.plan import Plan
+from atomr_cutlass.pipeline.planning import PlanOptions
 from random_trees import evaluate_torch, to_torch
 from tree_cases import Array, Case, Lie
 
@@ -155,7 +156,8 @@ def results_of(case: Case, returned: Any) -> dict[str, Any]:
 def plan_of(case: Case, like: Any = None) -> Plan:
     """A plan of the case's kernel; it takes `Arrays.in_order`."""
     candidate = case.candidate(devices.get(0))
-    return scaled.from_candidate(candidate, fusion=case.fusion, alpha=case.alpha, beta=case.beta, like=like)
+    options = PlanOptions(alpha=case.alpha, beta=case.beta, like=like)
+    return scaled.from_candidate(candidate, scaled.NO_SCALES, case.fusion, options)
 
 
 def assert_right(case: Case, values: Mapping[str, Array], results: Mapping[str, Array]) -> None:

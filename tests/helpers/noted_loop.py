@@ -86,7 +86,7 @@ def build(*arguments: str) -> None:
 
     kernels.load = load  # type: ignore[assignment]
     pack_build.toolchain = lambda: TOOLS  # type: ignore[assignment]
-    pack_build.constant = info
+    pack_build.elf.variable = info
     app(["build", *arguments])
 
 

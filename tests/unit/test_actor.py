@@ -56,7 +56,7 @@ from fake_gpu import FakeGpu, arrays_of, expected, fetch, fused, operands_of, pl
 REQUEST = GemmRequest(GemmShape(8, 16, 32), dtype=D.F16, arch=SmArch.SM80)
 GEMM = CutlassMsg.Gemm(REQUEST)
 BAD = CutlassMsg.Gemm(GemmRequest(GemmShape(0, 16, 32), dtype=D.F16, arch=SmArch.SM80))
-"""Refused: there is nothing to render."""
+"""Refused: there is nothing to plan."""
 TREE = (
     EvtBuilder()
     .add_bias("bias", dtype=D.BF16)
@@ -175,7 +175,7 @@ def test_the_plan_used_least_recently_is_rendered_again() -> None:
 
 def test_what_cannot_be_rendered_is_not_cached() -> None:
     actor = CutlassActor(8, mock=True)
-    with pytest.raises(UnsupportedError, match="empty: there is nothing to render"):
+    with pytest.raises(UnsupportedError, match="empty: there is nothing to plan"):
         actor.handle(BAD)
     assert (len(actor.plan_cache), actor.dispatched, actor.rendered) == (0, 1, [])
 
@@ -678,7 +678,7 @@ def test_the_mailbox_answers_in_futures(actor: CutlassActor, mailboxes: list[Any
     future = mailbox.ask(CutlassMsg.Gemm(REQUEST, given), block=False)
     np.testing.assert_array_equal(fetch(future.get(timeout=30)), product(REQUEST, fetch(given["a"]), fetch(given["b"])))
     failing = mailbox.ask(BAD, block=False)
-    with pytest.raises(UnsupportedError, match="there is nothing to render"):
+    with pytest.raises(UnsupportedError, match="there is nothing to plan"):
         failing.get(timeout=30)
     assert mailbox.is_alive()
     assert actor.dispatched == 2
@@ -702,7 +702,7 @@ def test_errors_that_nobody_awaits_are_logged(
         mailbox.tell(BAD)
         mailbox.tell(GEMM)
         assert mailbox.ask(GEMM, timeout=30).key == REQUEST.plan_key()  # it lives on
-    assert "there is nothing to render" in caplog.text
+    assert "there is nothing to plan" in caplog.text
     assert actor.dispatched == 3
 
 

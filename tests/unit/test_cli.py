@@ -17,7 +17,9 @@ from atomr_cutlass import SmArch, _core
 from atomr_cutlass.cli import info, installed
 from atomr_cutlass.cli.app import app
 from atomr_cutlass.errors import DeviceUnavailableError, KernelNotFoundError
-from atomr_cutlass.generator.matrix import GEMM_ARCHS
+from atomr_cutlass.generator import key_file
+from atomr_cutlass.generator.matrix import GEMM_ARCHS, expand
+from atomr_cutlass.generator.selection import Selection
 from atomr_cutlass.jit import toolchain as jit_toolchain
 from atomr_cutlass.jit.store import KernelStore
 from atomr_cutlass.ops.gemm.probe import GemmProbe
@@ -250,8 +252,24 @@ def test_list_prints_one_name_a_line() -> None:
     assert call("list")[0].splitlines() == [row.name for row in table.kernels()]
 
 
+def listed(*arguments: str) -> list[dict]:
+    return [json.loads(line) for line in call(*arguments, "--json")[0].splitlines()]
+
+
+def test_list_json_is_a_file_of_keys(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """What `ATOMR_CUTLASS_KEYS=file` builds are the same kernels."""
+    keys = [*expand("full", [SmArch.SM90A]), *expand("default", [SmArch.SM80, SmArch.SM120])]
+    fake_table.install(monkeypatch, [fake_table.row(key, shared_bytes=1024) for key in keys])
+    printed = call("list", "--json")[0]
+    assert [key_file.parse(json.loads(line)) for line in printed.splitlines()] == keys
+    file = tmp_path / "keys.jsonl"
+    file.write_text(printed)
+    chosen = Selection(archs="", keys_file=str(file)).keys()
+    assert (len(chosen), set(chosen)) == (len(keys), set(keys))
+
+
 def test_list_json_has_every_field_of_the_keys() -> None:
-    rows = call_json("list")["kernels"]
+    rows = listed("list")
     assert [row["name"] for row in rows] == [row.name for row in table.kernels()]
     for row, known in zip(rows, table.kernels(), strict=True):
         verified = verification.verification(known.key, known).to_dict()
@@ -274,7 +292,7 @@ def test_list_says_how_kernels_were_verified(
     monkeypatch.setattr(verification, "FILE", tmp_path / "verified.jsonl")
     verification.records.cache_clear()
     fake_table.install(monkeypatch, rows)
-    first, second = (row["verified"] for row in call_json("list")["kernels"])
+    first, second = (row["verified"] for row in listed("list"))
     assert [(one["how"], one["on"], one["changed"]) for one in first] == [("runs", "NVIDIA H200", False)]
     assert [one["changed"] for one in second] == [True]
     monkeypatch.setenv("COLUMNS", "400")
@@ -291,11 +309,11 @@ def test_list_says_how_kernels_were_verified(
 
 def test_list_filters() -> None:
     for arch in GEMM_ARCHS:
-        rows = call_json("list", "--arch", arch.target, "--dtype", "bf16")["kernels"]
+        rows = listed("list", "--arch", arch.target, "--dtype", "bf16")
         assert all(row["arch"] == arch.value and row["a"] == "bf16" for row in rows)
-    rows = call_json("list", "--filter", "cutlass3x*bf16", "--op", "gemm")["kernels"]
+    rows = listed("list", "--filter", "cutlass3x*bf16", "--op", "gemm")
     assert all(row["name"].startswith("cutlass3x") and "bf16" in row["name"] for row in rows)
-    assert all(row["math"] == "tf32" for row in call_json("list", "--dtype", "tf32")["kernels"])
+    assert all(row["math"] == "tf32" for row in listed("list", "--dtype", "tf32"))
 
 
 @pytest.mark.usefixtures("empty_table")
@@ -303,7 +321,7 @@ def test_list_of_an_empty_table() -> None:
     said, complaint = call("list")
     assert said == ""
     assert "the table is empty" in complaint
-    assert call_json("list") == {"kernels": []}
+    assert listed("list") == []
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import inspect
 import re
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -12,8 +14,8 @@ import fake_table
 from atomr_cutlass import CutlassDtype as D
 from atomr_cutlass import epilogue as evt
 from atomr_cutlass.generator import trees
-from atomr_cutlass.generator.epilogue.common import COMMON_ACTIVATIONS, COMMON_ROWS, form_of
-from atomr_cutlass.generator.epilogue.lower import LINEAR, SCALED_COMMON, epilogue_id, is_common, with_source
+from atomr_cutlass.generator.epilogue.common import COMMON_ACTIVATIONS, COMMON_ROWS, common_of, form_of
+from atomr_cutlass.generator.epilogue.lower import LINEAR, SCALED, SCALED_COMMON, epilogue_id, is_common, with_source
 from atomr_cutlass.generator.matrix import expand, supports, with_epilogue
 from atomr_cutlass.generator.render import render
 
@@ -52,9 +54,15 @@ def test_activations_of_sums_have_a_form_whatever_their_order(dtype: D, activati
         lambda acc, bias: evt.relu(acc) + bias,
         lambda acc, bias: evt.relu(acc + bias + bias),
         lambda acc, bias: evt.gelu(evt.relu(acc + bias)),
-        lambda acc, bias: acc * bias,
+        lambda acc, bias: acc * bias + bias,
+        lambda acc, bias: (acc + bias) * bias,
+        lambda acc, bias: evt.relu(acc) * bias,
+        lambda acc, bias: acc + bias * bias,
+        lambda acc, bias: acc * acc + bias,
         lambda acc, bias: evt.hardswish(acc + bias),
         lambda acc, bias: {"out": evt.relu(acc + bias), "kept": evt.mask(acc + bias)},
+        lambda acc, bias: {"out": evt.relu(acc + bias), "largest": evt.total_amax(acc + bias)},
+        lambda acc, bias: {"out": acc + bias, "largest": evt.total_max(acc + bias)},
     ],
 )
 def test_other_trees_have_none(function: object) -> None:
@@ -66,6 +74,41 @@ def test_a_column_or_an_odd_type_has_none() -> None:
     for operand in (evt.Operand("column", D.F32), evt.Operand("row", D.I8), evt.Operand("scalar", D.F32)):
         tree = evt.trace(lambda acc, bias: evt.relu(acc + bias), {"bias": operand}).tree
         assert form_of(_epilogue(tree)) is None
+
+
+_FACTORS = {
+    "bias": evt.Operand("row", D.BF16),
+    "rows": evt.Operand("column", D.F32),
+    "columns": evt.Operand("row", D.F32),
+    "scale": evt.Operand("scalar", D.F32),
+}
+
+
+def _quantized(acc: evt.Value, bias: evt.Value, rows: evt.Value, columns: evt.Value, scale: evt.Value) -> object:
+    made = evt.silu(columns * (acc * rows) + bias)
+    return {"out": evt.cast(scale * made, D.F8E4M3), "largest": evt.total_amax(made)}
+
+
+@pytest.mark.parametrize(
+    ("function", "scales"),
+    [
+        (lambda acc, columns: acc * columns, {"scale_b": "columns"}),
+        (lambda acc, columns, rows: acc * rows * columns, {"scale_a": "rows", "scale_b": "columns"}),
+        (lambda acc, scale: evt.cast(acc * scale, D.F8E4M3), {"scale_d": "scale"}),
+        (lambda acc: {"out": acc, "largest": evt.total_amax(acc)}, {"amax": "largest"}),
+        (_quantized, {"scale_a": "rows", "scale_b": "columns", "scale_d": "scale", "amax": "largest"}),
+    ],
+)
+def test_factors_are_loaded_as_scales_where_the_operands_have_none(
+    function: Callable[..., object], scales: dict[str, str]
+) -> None:
+    tree = evt.trace(function, {name: _FACTORS[name] for name in list(inspect.signature(function).parameters)[1:]}).tree
+    form = form_of(_epilogue(tree))
+    assert form is not None
+    names = [operand.name for operand in (*tree.inputs, *tree.outputs)]
+    assert {name: names[number] for name, number in form.scales.items()} == scales
+    assert common_of(_epilogue(tree)) == SCALED_COMMON
+    assert form_of(epilogue_id(SCALED, tree.program)) is None
 
 
 def test_the_header_has_the_same_numbers() -> None:

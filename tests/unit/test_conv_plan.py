@@ -11,15 +11,15 @@ import pytest
 
 import fake_table
 from atomr_cutlass import CutlassDtype as D
-from atomr_cutlass import SmArch, reference
+from atomr_cutlass import SmArch, _core, reference
 from atomr_cutlass.arrays.numerics import math_mode
 from atomr_cutlass.errors import InvalidOperandError, KernelNotFoundError, UnsupportedError
 from atomr_cutlass.generator.epilogue.lower import has_tree
 from atomr_cutlass.generator.families.cast import cast
 from atomr_cutlass.generator.families.conv import LAYOUTS
 from atomr_cutlass.generator.families.conv_sm80 import depthwise
-from atomr_cutlass.generator.key import ROW, KernelKey
-from atomr_cutlass.generator.matrix import cells, shared_memory, supports
+from atomr_cutlass.generator.key import ROW, KernelKey, shared_memory
+from atomr_cutlass.generator.matrix import cells, supports
 from atomr_cutlass.ops.conv2d import plans
 from atomr_cutlass.ops.conv2d.geometry import DGRAD, FPROP, WGRAD, conv_geometry
 from atomr_cutlass.ops.conv2d.kernels import ConvFormulation, ConvSearch
@@ -34,7 +34,7 @@ from atomr_cutlass.ops.conv2d.problem import (
     reach,
 )
 from atomr_cutlass.ops.conv2d.support import CAST_ALIGNMENT
-from atomr_cutlass.pipeline import devices, estimate, rosters, search, select
+from atomr_cutlass.pipeline import devices, estimate, rosters, search, select, table
 from atomr_cutlass.pipeline.plan import Steps
 from atomr_cutlass.pipeline.problem import MatrixSpec
 from fake_table import A100, ADA, H200
@@ -607,6 +607,22 @@ def test_a_rewrite_that_the_table_lacks_is_no_refusal(only: Any, monkeypatch: py
         _chosen(odd, jit="off")
 
 
+def test_a_cast_that_has_to_be_compiled_is_refused_while_a_graph_is_captured(
+    only: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    product, helper = _cell(WGRAD, d=D.F32), cast(SmArch.SM80, D.F32, D.BF16)
+    only(product, helper)
+    fake_table.install(monkeypatch, [fake_table.row(product)])
+    monkeypatch.setattr(_core, "capturing", lambda _device, stream: stream == 7)
+    monkeypatch.setattr(devices, "get", lambda _: A100)
+    monkeypatch.setattr(table, "launchable", lambda _: None)
+    odd = _problem(WGRAD, (1, 8, 8, 3), (5, 3, 3))
+    how: dict[str, Any]
+    for how in ({}, {"candidate": choose(odd)}):
+        with pytest.raises(UnsupportedError, match=rf"{helper.name} is compiled at run time, and such plans cannot"):
+            make(odd, stream=7, **how)
+
+
 def test_a_gemm_that_the_table_lacks_is_no_refusal(only: Any) -> None:
     """A filter of one tap that only kernels of GEMM serve."""
     only()
@@ -755,8 +771,8 @@ def test_what_is_cast_lies_densely(only: Any, change: dict[str, Any]) -> None:
 class Recorded(Steps):
     """Steps that are written down."""
 
-    def __init__(self, device: int) -> None:
-        super().__init__(device)
+    def __init__(self, device: int, stream: int | None = None) -> None:
+        super().__init__(device, stream)
         self.slots: dict[str, tuple[list[int], int, str]] = {}
         self.launched: list[tuple[KernelKey, dict[str, Any]]] = []
 

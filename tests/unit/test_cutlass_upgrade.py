@@ -8,7 +8,7 @@ from pathlib import Path
 ROOT = Path(__file__).parents[2]
 OURS = ROOT / "cpp" / "include" / "atomr_cutlass"
 PAGE = (ROOT / "docs" / "cutlass-upgrade.md").read_text(encoding="utf-8")
-INSIDE = re.compile(r"::detail::|Base::|collective::Sm\d|kernel::detail")
+INSIDE = re.compile(r"::detail::|Base::|collective::(Sm\d|Collective(Mma|Epilogue))|kernel::detail|CUTE_\w+_ENABLED")
 """What names something that CUTLASS does not promise."""
 
 

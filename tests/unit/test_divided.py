@@ -13,8 +13,8 @@ from atomr_cutlass import CutlassDtype as D
 from atomr_cutlass import KernelNotFoundError, SmArch
 from atomr_cutlass.generator.families import gemm_sm90
 from atomr_cutlass.generator.families.cast import cast
-from atomr_cutlass.generator.key import KernelKey
-from atomr_cutlass.generator.matrix import cells, shared_memory
+from atomr_cutlass.generator.key import KernelKey, shared_memory
+from atomr_cutlass.generator.matrix import cells
 from atomr_cutlass.ops.conv2d.geometry import FPROP, conv_geometry
 from atomr_cutlass.ops.conv2d.kernels import ConvSearch
 from atomr_cutlass.ops.conv2d.problem import ConvProblem
@@ -23,6 +23,7 @@ from atomr_cutlass.ops.gemm.kernels import GemmSearch, from_candidate
 from atomr_cutlass.pipeline import devices, estimate, planning, select
 from atomr_cutlass.pipeline.candidate import Candidate
 from atomr_cutlass.pipeline.plan import NO_PRODUCT, PRODUCT, Steps
+from atomr_cutlass.pipeline.planning import PlanOptions
 from atomr_cutlass.pipeline.problem import GemmFormulation, GemmProblem, MatrixSpec, row_major
 from fake_table import A100, H200
 from gemm_problems import dense as problem
@@ -53,7 +54,7 @@ def test_the_matrix_has_kernels_for_the_common_layouts() -> None:
         problem(267, 656, 16352, dtype=D.F32),
         problem(267, 656, 16352, alignment=2),
         problem(267, 656, 16352, strides=(664, 1)),
-        dataclasses.replace(problem(267, 656, 16352), epilogue="scaled"),
+        dataclasses.replace(problem(267, 656, 16352), epilogue="scaled", quantized=True),
         dataclasses.replace(problem(267, 656, 16352), c=MatrixSpec((267, 656), (664, 1), D.BF16)),
         GemmProblem(
             a=MatrixSpec((2, 64, 4096), (64 * 4096, 4096, 1), D.BF16),
@@ -64,10 +65,21 @@ def test_the_matrix_has_kernels_for_the_common_layouts() -> None:
             device=0,
         ),
     ],
-    ids=["short", "many results", "f32", "unaligned", "gaps", "scales", "another c", "batches"],
+    ids=["short", "many results", "f32", "unaligned", "gaps", "scale_d", "another c", "batches"],
 )
 def test_what_is_not_divided(what: GemmProblem) -> None:
     assert divided.formulations(what) == []
+
+
+def test_tf32_and_fp8_with_scales_are_divided() -> None:
+    for layouts in ("rcr", "rrr"):
+        what = problem(141, 848, 1664, layouts, D.F32, math="tf32")
+        assert any(served(key, what) for key in CELLS)
+        assert any(one.divided for one in GemmSearch(what, H200).formulations[0] if one.copied) is (layouts == "rrr")
+    scaled = dataclasses.replace(problem(31, 128, 8192, dtype=D.F8E4M3), epilogue="scaled")
+    scaled = dataclasses.replace(scaled, d=dataclasses.replace(scaled.d, dtype=D.BF16))
+    assert any(served(key, scaled) for key in CELLS)
+    assert divided.formulations(dataclasses.replace(scaled, quantized=True)) == []
 
 
 @pytest.mark.parametrize("layout", ["r", "c"])
@@ -76,8 +88,8 @@ def test_sums_lie_as_the_result_does(layout: str) -> None:
     assert found
     for one in found:
         assert one.divided
-        assert one.problem.d.dtype is D.F32
-        assert one.problem.c is None
+        assert one.dtype_d is D.F32
+        assert one.problem.d.dtype is D.BF16
         assert one.ldd == (656 if layout == "r" else 264)
 
 
@@ -171,7 +183,7 @@ def test_the_adder_is_had_as_the_plan_is_told_to(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(devices, "get", lambda _device: H200)
     with pytest.raises(KernelNotFoundError, match="must not be compiled"):
         from_candidate(what, found)
-    assert from_candidate(what, found, jit="auto")
+    assert from_candidate(what, found, PlanOptions(jit="auto"))
 
 
 class Noted(Steps):
@@ -186,8 +198,8 @@ class Noted(Steps):
     def plan(self, **options: Any) -> Any:
         return self.noted, self._temporaries, self._zeros, options
 
-    def __init__(self, device: int) -> None:
-        super().__init__(device)
+    def __init__(self, device: int, stream: int | None = None) -> None:
+        super().__init__(device, stream)
         self.noted: list[tuple[str, dict[str, Any], str]] = []
 
 
@@ -198,7 +210,8 @@ def test_launches(monkeypatch: pytest.MonkeyPatch, layouts: str) -> None:
     monkeypatch.setattr(devices, "get", lambda _: H200)
     what = problem(264, 656, 16352, layouts, c=True)
     (candidate, *_) = [one for one in select.rank(GemmSearch(what, H200)) if one.formulation.divided]
-    (product, adding, nothing), temporaries, zeros, _ = from_candidate(what, candidate, alpha=2.0)  # type: ignore[misc]
+    made = from_candidate(what, candidate, PlanOptions(alpha=2.0))
+    (product, adding, nothing), temporaries, zeros, _ = made  # type: ignore[misc]
     count = 264 * 656
     assert temporaries == [4 * count * candidate.split_k]
     assert zeros == 4 * count

@@ -30,7 +30,8 @@ from atomr_cutlass.errors import InvalidOperandError, UnsupportedError
 from atomr_cutlass.generator.epilogue.lower import epilogue_id, is_common
 from atomr_cutlass.generator.matrix import ARCHS, expand, with_epilogue
 from atomr_cutlass.jit import kernels
-from atomr_cutlass.pipeline import devices
+from atomr_cutlass.ops.gemm.kernels import GemmSearch, nonempty
+from atomr_cutlass.pipeline import devices, select
 from atomr_cutlass.pipeline.verification import verification
 from fake_table import H200
 
@@ -209,6 +210,14 @@ def test_rewrites_are_noted(request: pytest.FixtureRequest, table: str) -> None:
 
 
 @pytest.mark.usefixtures("full_table")
+@pytest.mark.parametrize("layout_a", GemmLayout)
+def test_products_of_nothing_have_the_kernel_that_plans_take(layout_a: GemmLayout) -> None:
+    request = GemmRequest(GemmShape(256, 320, 0), dtype=D.BF16, arch=SmArch.SM90A, layout_a=layout_a)
+    search = GemmSearch(nonempty(request.problem(0)), devices.imagined(SmArch.SM90A))
+    assert explain(request).kernel == select.choose(search).key.name
+
+
+@pytest.mark.usefixtures("full_table")
 def test_a_kernel_of_a_rewrite_is_the_one_that_multiplies() -> None:
     told = explain(replace(DGRAD, dtype=D.F8E4M3))
     assert "dgrad" in (told.kernel or "")
@@ -220,7 +229,15 @@ def test_a_rewrite_needs_its_casts_too(monkeypatch: pytest.MonkeyPatch) -> None:
     rows = fake_table.rows_of("full", [SmArch.SM90A])
     fake_table.install(monkeypatch, [row for row in rows if row.key.op != "cast"])
     request = replace(DGRAD, dtype=D.F8E4M3)
-    assert explain(request).source == "prebuilt"
+    told = explain(request)
+    assert told.source == "prebuilt"
+    assert "cutlass_cast_e4m3_to_bf16" in (told.nearest or "")
+    assert told.cached is None
+    assert told.compile_seconds
+    assert "a kernel beside it would be compiled first" in str(told)
+    monkeypatch.setattr(kernels, "where", lambda _key, _target: "disk")
+    told = explain(request)
+    assert (told.cached, told.compile_seconds) == ("disk", 0)
     told = explain(request, jit="off")
     assert told.kernel is None
     assert "cutlass_cast_e4m3_to_bf16" in told.reason

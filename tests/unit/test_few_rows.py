@@ -14,13 +14,15 @@ from atomr_cutlass import CutlassDtype as D
 from atomr_cutlass import SmArch
 from atomr_cutlass.generator.families import gemm_few_sm90
 from atomr_cutlass.generator.families.gemm_few_sm90 import MOST, RANKS, cell
-from atomr_cutlass.generator.matrix import cells, family, preset_of, shared_memory, supports
+from atomr_cutlass.generator.key import shared_memory
+from atomr_cutlass.generator.matrix import cells, family, preset_of, supports
 from atomr_cutlass.generator.render import render
 from atomr_cutlass.generator.rules import FEW
 from atomr_cutlass.ops.gemm.kernels import GemmSearch
 from atomr_cutlass.pipeline import estimate, select
 from atomr_cutlass.pipeline.problem import GemmProblem, MatrixSpec, formulations
 from fake_table import H200
+from gemm_problems import dense
 
 CELLS = [key for _, key in gemm_few_sm90.cells(SmArch.SM90A)]
 
@@ -55,7 +57,7 @@ def test_cells_are_of_their_own_family_and_compile() -> None:
 @pytest.mark.parametrize(
     ("changes", "reason"),
     [
-        ({"a": D.F32, "b": D.F32, "d": D.F32, "math": "tf32"}, "multiply f16, bf16 and fp8"),
+        ({"a": D.F32, "b": D.F32, "d": D.F32, "math": "ieee"}, "multiply f16, bf16, tf32 and fp8"),
         ({"layout_a": "c"}, "need A row-major"),
         ({"align_a": 4}, "aligned to 8 elements"),
         ({"align_d": 8}, "nothing of D"),
@@ -115,6 +117,15 @@ def test_few_rows_are_served_by_kernels_made_for_them(m: int, n: int, k: int, la
         chosen = select.choose(GemmSearch(problem(m, n, k, layouts, dtype), H200), backend="prebuilt")
         assert chosen.key.mainloop == FEW
         assert chosen.key.layout_a + chosen.key.layout_b == layouts
+
+
+@pytest.mark.usefixtures("full_table")
+@pytest.mark.parametrize(("layouts", "few"), [("rcr", True), ("rrr", False)])
+def test_tf32_lies_along_k(layouts: str, *, few: bool) -> None:
+    chosen = select.choose(GemmSearch(dense(16, 4720, 2432, layouts, D.F32, math="tf32"), H200), backend="prebuilt")
+    assert (chosen.key.mainloop == FEW) is few
+    assert not chosen.formulation.copied
+    assert bool(supports(cell(D.F32, layouts[:2], 1, math="tf32"))) is few
 
 
 @pytest.mark.usefixtures("full_table")

@@ -12,7 +12,7 @@ import pytest
 from generator.archs import SmArch
 from generator.content import source_digest
 from generator.dtypes import CutlassDtype as D
-from generator.emit import OURS, UNIT_CELLS, UNIT_SECONDS, emit, members
+from generator.emit import LONG_SECONDS, OURS, UNIT_CELLS, emit, members
 from generator.key import KernelKey
 from generator.matrix import GEMM_ARCHS, expand, family
 from generator.render import render
@@ -150,8 +150,8 @@ def test_each_cell_is_compiled_in_one_unit_with_others_of_its_template(preset: s
         assert {f"units/{key.arch.value}" for key in unit} == {path.rpartition("/")[0]}
         assert len({family(key).template for key in unit}) == 1
         assert len({render(key)[0].partition("\n")[0] for key in unit}) == 1  # the header that must come first
-        assert len(unit) <= UNIT_CELLS
-        assert len(unit) == 1 or sum(family(key).compile_seconds for key in unit) <= UNIT_SECONDS
+        long = max(family(key).compile_seconds for key in unit) > LONG_SECONDS
+        assert len(unit) <= (UNIT_CELLS // 2 if long else UNIT_CELLS)
 
 
 def test_a_unit_includes_headers_before_it_names_what_its_cells_share(tmp_path: Path) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import random
 import re
 import shutil
 import subprocess
@@ -12,6 +11,7 @@ import sys
 import textwrap
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from typer.testing import CliRunner
@@ -20,10 +20,13 @@ from atomr_cutlass import CutlassDtype as D
 from atomr_cutlass import SmArch, _core, kernels, load_pack
 from atomr_cutlass.cli.app import app
 from atomr_cutlass.errors import InvalidOperandError, LibraryError
-from atomr_cutlass.generator import emit, key_file
+from atomr_cutlass.generator import key_file
+from atomr_cutlass.generator.manifest import kernel, manifest
 from atomr_cutlass.generator.matrix import expand
 from atomr_cutlass.generator.seal import MAGIC, glibc, seal, unseal
 from atomr_cutlass.ops.grouped_gemm.plans import ENTRY
+from atomr_cutlass.pipeline.pack import LAYOUT
+from damaged import damaged
 from fake_kernels import make_pack
 from fake_pack import CONTENT, ROOT, compile_library
 
@@ -294,16 +297,11 @@ def test_a_damaged_library_is_refused_before_it_is_loaded(tmp_path: Path) -> Non
     loaded = tmp_path / "loaded"
     path = compile_library(SPEAKS % loaded, tmp_path / "pack.so")
     good = path.read_bytes()
-    chance = random.Random(3)
-    damaged = [good[:length] for length in (0, 1, len(MAGIC), len(good) // 2, len(good) - 1)]
-    damaged += [good + b"x", good + good, good[:-400] + good[-300:]]
-    for _ in range(300):
-        flipped = bytearray(good)
-        flipped[chance.randrange(len(good))] ^= 1 << chance.randrange(8)
-        damaged.append(bytes(flipped))
-    for data in damaged:
-        path.write_bytes(data)
-        assert f"{path} is damaged: it " in _refusal(path)
+    for bad in (*(good[:length] for length in (0, 1, len(MAGIC))), good + good, *damaged(good, 10_000, 3)):
+        path.write_bytes(bad)
+        with pytest.raises(LibraryError, match=r"pack\.so is damaged: it "):
+            load_pack(path)
+    assert not [row["name"] for row in _core.rows() if row["pack"] == "fake"]
     assert not loaded.exists()
     path.write_bytes(good)
     assert "does not export atomr_cutlass_pack_v1" in _refusal(path)
@@ -336,8 +334,10 @@ def test_a_library_is_listed_and_verified_without_being_loaded(tmp_path: Path) -
     loaded = tmp_path / "loaded"
     path = compile_library(SPEAKS % loaded, tmp_path / "pack.so")
     library = path.read_bytes()[: unseal(path.read_bytes())["bytes"]]
-    manifest = emit.manifest(dict.fromkeys(KEYS, "1"))
-    path.write_bytes(seal(library, {**manifest, "name": "mine", "compiler": "nvcc 13.0.88", "package": "0.1.0"}))
+    members = [kernel(key, "1 4.2 nvcc", []) for key in KEYS]
+    facts: dict[str, Any] = {"package": "0.1.0", "abi_version": _core.ABI_VERSION, "layout": LAYOUT}
+    facts |= {"compiler": "nvcc 13.0.88", "headers": {}, "licenses": {}}
+    path.write_bytes(seal(library, manifest("mine", members, **facts)))
     run = CliRunner().invoke
     listed = json.loads(run(app, ["pack", "list", str(path), "--json"]).stdout)
     assert (listed["form"], listed["name"], listed["compiler"]) == ("library", "mine", "nvcc 13.0.88")
@@ -345,8 +345,8 @@ def test_a_library_is_listed_and_verified_without_being_loaded(tmp_path: Path) -
     assert all(key.name in run(app, ["pack", "list", str(path)]).stdout for key in KEYS)
     assert run(app, ["pack", "verify", str(path)]).exit_code == 0
     other = tmp_path / "other.so"
-    changed = [{**manifest["kernels"][0], "source": "0"}, *manifest["kernels"][1:2]]
-    other.write_bytes(seal(library, {"kernels": changed, "name": "other"}))
+    changed = [{**members[0], "content": "0 4.2 nvcc"}, members[1]]
+    other.write_bytes(seal(library, manifest("other", changed, **facts)))
     found = json.loads(run(app, ["pack", "diff", str(path), str(other), "--json"]).stdout)
     assert found == {"only_first": [KEYS[2].name], "only_second": [], "different": [KEYS[0].name]}
     refused = run(app, ["pack", "merge", str(path), str(other), "-o", str(tmp_path / "both.pack")])

@@ -9,10 +9,30 @@ import numpy as np
 import pytest
 
 import atomr_cutlass as ac
+import fake_cases
+import fake_kernels
+import fake_pack
+import quantize_cases
 from atomr_cutlass import CutlassDtype as D
 from atomr_cutlass import _core
 from atomr_cutlass.arrays import operands
 from atomr_cutlass.ops.quantize import function as quantized
+
+CASES_FILE = "quantize_cases.py"
+
+
+@pytest.fixture(scope="module")
+def outcome(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """What each case raised, as text; empty where it passed."""
+    folder = tmp_path_factory.mktemp("fake")
+    pack = fake_kernels.make_pack(folder / "pack.so", quantize_cases.KEYS)
+    return fake_cases.outcome(CASES_FILE, fake_pack.make_driver(folder / "driver", major=9), [pack])
+
+
+@pytest.mark.parametrize("case", fake_cases.names(CASES_FILE))
+def test_on_a_fake_gpu(case: str, outcome: dict[str, str]) -> None:
+    assert outcome[case] == "", outcome[case]
+
 
 X = np.random.default_rng(7).standard_normal((130, 416)).astype(np.float32)
 

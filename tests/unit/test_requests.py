@@ -230,7 +230,7 @@ def test_a_source_needs_no_gpu_but_then_an_arch(monkeypatch: pytest.MonkeyPatch)
 @pytest.mark.parametrize(
     ("changes", "says"),
     [
-        ({"shape": GemmShape(0, 16, 32)}, "empty: there is nothing to render"),
+        ({"shape": GemmShape(0, 16, 32)}, "empty: there is nothing to plan"),
         ({"shape": GemmShape(0, 16, 32), "epilogue": BIASED}, "empty"),
         ({"shape": GemmShape(8, 16, 0), "epilogue": BIASED}, "K is 0: there is nothing for .* an epilogue to follow"),
         (

@@ -13,8 +13,8 @@ from atomr_cutlass import CutlassDtype as D
 from atomr_cutlass import SmArch, _core
 from atomr_cutlass.generator.families import gemm_split_sm90
 from atomr_cutlass.generator.families.gemm_split_sm90 import CLUSTERS, WIDEST, cell
-from atomr_cutlass.generator.key import KernelKey
-from atomr_cutlass.generator.matrix import cells, family, preset_of, shared_memory, supports
+from atomr_cutlass.generator.key import KernelKey, shared_memory
+from atomr_cutlass.generator.matrix import cells, family, preset_of, supports
 from atomr_cutlass.generator.render import render
 from atomr_cutlass.generator.rules import SPLIT
 from atomr_cutlass.ops.gemm.kernels import GemmSearch
@@ -54,7 +54,7 @@ def test_cells_are_of_their_own_family_and_compile() -> None:
         assert f"GemmSplitSm90<{key.a.cpp}, " in source
         assert f", {key.tile[1]}, {key.cluster[0]}, {key.cluster[2]}>" in source
     assert set(CELLS) == {key for _, key in cells([SmArch.SM90A]) if key.mainloop == SPLIT}
-    assert {preset_of(key) for key in CELLS} == {None}
+    assert {preset_of(key) for key in CELLS} == {"full"}
     assert set(CLUSTERS) <= set(WIDEST)
     assert not list(gemm_split_sm90.cells(SmArch.SM80))
 
@@ -120,6 +120,17 @@ def test_small_results_of_long_products_are_served_by_them(
     fake_table.install(monkeypatch, rows)
     for dtype in (D.BF16, D.F16):
         assert chosen(m, n, 65536, layouts, dtype).mainloop == SPLIT
+
+
+@pytest.mark.parametrize(
+    ("m", "n", "k", "shared"), [(18, 16, 96312, True), (37, 320, 56608, True), (190, 448, 62016, False)]
+)
+def test_slices_side_by_side_serve_the_larger_of_them(
+    monkeypatch: pytest.MonkeyPatch, m: int, n: int, k: int, *, shared: bool
+) -> None:
+    fake_table.install(monkeypatch, fake_table.rows_of(ptx=[SmArch.SM80, SmArch.SM89]))
+    for layouts in ("rc", "rr"):
+        assert (chosen(m, n, k, layouts).mainloop == SPLIT) == shared
 
 
 @pytest.mark.parametrize(("m", "n", "k"), [(4096, 4096, 4096), (1024, 1024, 1024), (412, 1792, 3184)])

@@ -14,12 +14,10 @@ from atomr_cutlass import CutlassDtype as D
 from atomr_cutlass import SmArch, UnsupportedError, _core
 from atomr_cutlass.generator.families.transpose import transpose
 from atomr_cutlass.generator.matrix import cells, supports
-from atomr_cutlass.ops.gemm.kernels import GemmSearch
-from atomr_cutlass.pipeline import select
-from atomr_cutlass.pipeline.candidate import Candidate
-from atomr_cutlass.pipeline.plan import Plan
-from atomr_cutlass.pipeline.planning import PlanOptions, planned
-from atomr_cutlass.pipeline.problem import GemmFormulation, GemmProblem
+from atomr_cutlass.ops.gemm.kernels import GemmSearch, from_candidate, make
+from atomr_cutlass.pipeline import devices, select
+from atomr_cutlass.pipeline.planning import PlanOptions
+from atomr_cutlass.pipeline.problem import GemmProblem
 from fake_table import A100, H200
 from gemm_problems import dense
 
@@ -83,7 +81,7 @@ def test_batch_invariant_kernels_need_no_helper_that_is_not_built(monkeypatch: p
     assert found.formulation.copied is None
     assert found.info is not None
     fake_table.install(monkeypatch, fake_table.rows_of("full", [SmArch.SM90A]))
-    found = select.choose(GemmSearch(product(4096, 4096, 4096), H200, batch_invariant=True), backend="prebuilt")
+    found = select.choose(GemmSearch(product(8192, 256, 2048), H200, batch_invariant=True), backend="prebuilt")
     assert found.formulation.copied is not None
 
 
@@ -91,10 +89,13 @@ def test_a_copy_that_has_to_be_compiled_is_refused_while_a_graph_is_captured(mon
     rows = [row for row in fake_table.rows_of("full", [SmArch.SM90A]) if row.key.op != "transpose"]
     fake_table.install(monkeypatch, rows)
     monkeypatch.setattr(_core, "capturing", lambda _device, stream: stream == 7, raising=False)
-    search = GemmSearch(product(512, 512, 512, "cc", D.I8, "default"), H200)
+    problem = product(512, 512, 512, "cc", D.I8, "default")
 
-    def build(candidate: Candidate[GemmFormulation], options: PlanOptions) -> Plan:
-        raise AssertionError(f"a plan of {candidate.key.name} was made ({options})")
-
-    with pytest.raises(UnsupportedError, match=r"cutlass_transpose_.* is compiled at run time, and such plans cannot"):
-        planned(search, build, PlanOptions(stream=7))
+    monkeypatch.setattr(devices, "get", lambda _: H200)
+    refused = pytest.raises(
+        UnsupportedError, match=r"cutlass_transpose_.* is compiled at run time, and such plans cannot"
+    )
+    with refused:
+        make(problem, stream=7)
+    with refused:
+        from_candidate(problem, select.choose(GemmSearch(problem, H200)), PlanOptions(stream=7))

@@ -102,6 +102,12 @@ def test_lines_that_are_no_records(change: dict[str, object], says: str, tmp_pat
     assert tuning.find("a GPU", PROBLEM) is None
 
 
+def test_records_of_before_kernels_were_told_a_width() -> None:
+    values = json.loads(record().line())
+    del values["tuned"]["width"]
+    assert tuning.parse(values) == record()
+
+
 def test_files_of_something_else(tmp_path: Path) -> None:
     path = tmp_path / "keys.jsonl"
     path.write_text(key_file.line(KEYS[0]))

@@ -69,9 +69,10 @@ ATOMR_CUTLASS_FIELDS(atomr_cutlass_gemm_args, FIELD(m), FIELD(n), FIELD(k), FIEL
                      FIELD(d), FIELD(lda), FIELD(ldb), FIELD(ldc), FIELD(ldd), FIELD(batch_stride_a),
                      FIELD(batch_stride_b), FIELD(batch_stride_c), FIELD(batch_stride_d), FIELD(alpha), FIELD(beta),
                      FIELD(split_k), FIELD(swizzle), FIELD(raster), FIELD(sm_count), FIELD(max_active_clusters),
-                     FIELD(scale_form_a), FIELD(scale_form_b), FIELD(padding), FIELD(workspace), FIELD(scale_a),
-                     FIELD(scale_b), FIELD(scale_d), FIELD(amax), FIELD(scale_stride_a), FIELD(scale_stride_b),
-                     FIELD(scale_k_stride_a), FIELD(scale_k_stride_b), FIELD(operands))
+                     FIELD(scale_form_a), FIELD(scale_form_b), FIELD(settled), FIELD(width), FIELD(padding),
+                     FIELD(workspace), FIELD(scale_a), FIELD(scale_b), FIELD(scale_d), FIELD(amax),
+                     FIELD(scale_stride_a), FIELD(scale_stride_b), FIELD(scale_k_stride_a), FIELD(scale_k_stride_b),
+                     FIELD(operands))
 ATOMR_CUTLASS_FIELDS(atomr_cutlass_group, FIELD(a), FIELD(b), FIELD(c), FIELD(d), FIELD(scale_a), FIELD(scale_b),
                      FIELD(lda), FIELD(ldb), FIELD(ldc), FIELD(ldd), FIELD(m), FIELD(n), FIELD(k), FIELD(padding))
 ATOMR_CUTLASS_FIELDS(atomr_cutlass_grouped_args, FIELD(groups), FIELD(form), FIELD(m), FIELD(n), FIELD(k),

@@ -7,6 +7,8 @@
 
 #include "atomr_cutlass/small_tensor_map.h"  // ahead of CuTe's headers
 
+#include "atomr_cutlass/cell_3x.h"
+#include "atomr_cutlass/epilogue_linear.h"
 #include "atomr_cutlass/epilogue_scaled.h"
 #include "atomr_cutlass/epilogue_visitor.h"
 #include "atomr_cutlass/kernel_abi.h"
@@ -19,68 +21,6 @@
 #include "cutlass/gemm/kernel/tile_scheduler.hpp"
 
 namespace atomr_cutlass {
-
-// A stride of CuTe's from a leading dimension and a batch stride: the contiguous mode is a static 1, the other of the
-// two leading modes is dynamic.
-template <class Stride>
-Stride make_stride(int64_t leading, int64_t batch) {
-  Stride result{};
-  if constexpr (cute::is_static_v<cute::tuple_element_t<0, Stride>>) {
-    cute::get<1>(result) = leading;
-  } else {
-    cute::get<0>(result) = leading;
-  }
-  cute::get<2>(result) = batch;
-  return result;
-}
-
-template <class Compute>
-struct LinearParams {
-  Compute alpha, beta;
-};
-
-// The epilogue D = alpha * A B + beta * C as one node. CUTLASS's own admits scalars on the device and one for each
-// matrix of a batch; the registers that this takes are missed by mainloops that use the epilogue's warps.
-template <class Element, class Compute>
-struct LinearVisitor : PlainVisitor<LinearParams<Compute>> {
-  struct SharedStorage {};
-  using Params = LinearParams<Compute>;
-
-  CUTLASS_HOST_DEVICE LinearVisitor() {}
-  CUTLASS_HOST_DEVICE LinearVisitor(Params const& params, SharedStorage const&) : params(&params) {}
-
-  CUTLASS_DEVICE bool is_producer_load_needed() const { return params->beta != Compute(0); }
-  CUTLASS_DEVICE bool is_C_load_needed() const { return params->beta != Compute(0); }
-
-  template <class Source>
-  struct Callbacks : cutlass::epilogue::fusion::detail::EmptyConsumerStoreCallbacks {
-    Params const& params;
-    Source const& source;
-
-    CUTLASS_DEVICE Callbacks(Params const& params, Source const& source) : params(params), source(source) {}
-
-    template <class Accumulator, int kCount>
-    CUTLASS_DEVICE auto visit(cutlass::Array<Accumulator, kCount> const& accumulators, int fragment, int, int) {
-      cutlass::Array<Compute, kCount> result;
-      CUTLASS_PRAGMA_UNROLL
-      for (int i = 0; i < kCount; ++i) result[i] = params.alpha * Compute(accumulators[i]);
-      if (params.beta != Compute(0)) {
-        CUTLASS_PRAGMA_UNROLL
-        for (int i = 0; i < kCount; ++i) result[i] += params.beta * Compute(source(fragment * kCount + i));
-      }
-      cutlass::NumericArrayConverter<Element, Compute, kCount> convert;
-      return convert(result);
-    }
-  };
-
-  template <bool kReferenceSource, class... A>
-  CUTLASS_DEVICE auto get_consumer_store_callbacks(
-      cutlass::epilogue::fusion::detail::ConsumerStoreArgs<A...> const& args) {
-    return Callbacks<cute::remove_cvref_t<decltype(args.tCrC)>>(*params, args.tCrC);
-  }
-
-  Params const* params;
-};
 
 // The scaled epilogue as Blackwell's collectives call it: what a visitor returns is already of D's type.
 template <class Element, class Visitor>
@@ -236,7 +176,6 @@ struct BlackwellGemm {
 
   static constexpr bool kPair = cute::is_base_of_v<cutlass::gemm::KernelSchedule2Sm, MainloopSchedule>;
   static constexpr int kTileM = cute::size<0>(Tile{}) / (kPair ? 2 : 1), kTileN = cute::size<1>(Tile{});
-  static constexpr bool kScaled = cute::is_same_v<Epilogue, ScaledEpilogue>, kTree = kIsTree<Epilogue>;
 
   using Fusion =
       typename BlackwellFusionOf<Epilogue, kTileM, kTileN, ElementD, LinearVisitor<ElementD, ElementCompute>>::Type;
@@ -250,10 +189,7 @@ struct BlackwellGemm {
       Arch, OpClass, Tile, Cluster, EpilogueTile, ElementAccumulator, ElementCompute, ElementD, LayoutD, kAlignD,
       ElementD, LayoutD, kAlignD, EpilogueSchedule, Fusion>::CollectiveOp;
 
-  using Stages = cute::conditional_t<
-      cute::is_void_v<StageCount>,
-      cutlass::gemm::collective::StageCountAutoCarveout<int(sizeof(typename CollectiveEpilogue::SharedStorage))>,
-      StageCount>;
+  using Stages = StagesBeside<StageCount, CollectiveEpilogue>;
 
   using CollectiveMainloop = typename cutlass::gemm::collective::CollectiveBuilder<
       Arch, OpClass, typename Scales::template ElementOf<ElementA>, typename Scales::template LayoutA<LayoutA>, kAlignA,
@@ -262,54 +198,11 @@ struct BlackwellGemm {
 
   using Kernel = cutlass::gemm::kernel::GemmUniversal<cute::Shape<int, int, int, int>, CollectiveMainloop,
                                                       CollectiveEpilogue, TileScheduler>;
-  using Params = typename Kernel::Params;
   static constexpr bool kStreamK = cute::is_same_v<TileScheduler, cutlass::gemm::StreamKScheduler>;
 
-  static constexpr int kThreads = Kernel::MaxThreadsPerBlock;
-  static constexpr int kMinBlocks = Kernel::MinBlocksPerMultiprocessor;
-  static constexpr int kSharedBytes = Kernel::SharedStorageSize;
-  static constexpr int kClusterM = cute::size<0>(Cluster{});
-  static constexpr int kClusterN = cute::size<1>(Cluster{});
-  static constexpr int kClusterK = cute::size<2>(Cluster{});
-
   static typename Kernel::Arguments arguments(Args const& args) {
-    typename Kernel::Arguments result{};
-    result.mode = cutlass::gemm::GemmUniversalMode::kGemm;
-    result.problem_shape = cute::make_shape(args.m, args.n, args.k, args.batch);
-    result.mainloop.ptr_A = static_cast<decltype(result.mainloop.ptr_A)>(args.a);
-    result.mainloop.dA = make_stride<typename Kernel::StrideA>(args.lda, args.batch_stride_a);
-    result.mainloop.ptr_B = static_cast<decltype(result.mainloop.ptr_B)>(args.b);
-    result.mainloop.dB = make_stride<typename Kernel::StrideB>(args.ldb, args.batch_stride_b);
+    auto result = gemm_arguments<Kernel>(args, !cute::is_same_v<Scales, NoScales>);
     Scales::template fill<CollectiveMainloop>(result.mainloop, args);
-    if constexpr (kTree) {
-      result.epilogue.thread = TreeParams<typename Epilogue::Tree>::of(args);
-      if constexpr (!cute::is_same_v<Scales, NoScales>) {
-        result.epilogue.thread.scaled.scale_a = result.epilogue.thread.scaled.scale_b = nullptr;
-      }
-    } else if constexpr (kScaled) {
-      result.epilogue.thread = ScaledParams::of(args);
-      if constexpr (!cute::is_same_v<Scales, NoScales>) {
-        result.epilogue.thread.scale_a = result.epilogue.thread.scale_b = nullptr;
-      }
-    } else {
-      result.epilogue.thread = {ElementCompute(args.alpha), ElementCompute(args.beta)};
-    }
-    // The TMA epilogue encodes a tensor map of C whether or not it is read, and the driver refuses a null address.
-    bool const has_c = args.c != nullptr;
-    result.epilogue.ptr_C = static_cast<ElementD const*>(has_c ? args.c : args.d);
-    result.epilogue.dC = make_stride<typename Kernel::StrideC>(has_c ? args.ldc : args.ldd,
-                                                               has_c ? args.batch_stride_c : args.batch_stride_d);
-    result.epilogue.ptr_D = static_cast<ElementD*>(args.d);
-    result.epilogue.dD = make_stride<typename Kernel::StrideD>(args.ldd, args.batch_stride_d);
-    result.hw_info.sm_count = args.sm_count;
-    result.hw_info.max_active_clusters = args.max_active_clusters;
-    result.scheduler.max_swizzle_size = args.swizzle;
-    using Raster = decltype(result.scheduler.raster_order);
-    result.scheduler.raster_order =
-        args.raster == 1 ? Raster::AlongM : (args.raster == 2 ? Raster::AlongN : Raster::Heuristic);
-    if constexpr (kStreamK) {
-      if (args.split_k > 1) result.scheduler.splits = args.split_k;
-    }
     return result;
   }
 
@@ -322,24 +215,15 @@ struct BlackwellGemm {
            Kernel::can_implement(arguments(args));
   }
 
-  static uint64_t workspace_size(Args const& args) { return Kernel::get_workspace_size(arguments(args)); }
-
   // Stream-K's barriers must start at zero. They come after its partial tiles, which need not, but are few.
   static void clear_range(Args const& args, uint64_t& offset, uint64_t& bytes) {
     offset = 0;
-    bytes = kStreamK ? workspace_size(args) : 0;
+    bytes = kStreamK ? Kernel::get_workspace_size(arguments(args)) : 0;
   }
 
-  static Params params(Args const& args) { return Kernel::to_underlying_arguments(arguments(args), args.workspace); }
-
-  static dim3 grid(Params const& params) { return Kernel::get_grid_shape(params); }
-
-  CUTLASS_DEVICE static void run(Params const& params, char* shared) {
-    // Here, since nvcc's host compiler does not see what device functions return.
-    static_assert(fits_in_tensor_memory<kOverlapping, CollectiveMainloop, EpilogueTile>());
-    Kernel kernel;
-    kernel(params, shared);
-  }
+#ifdef __CUDA_ARCH__  // nvcc's host compiler does not see what device functions return
+  static_assert(fits_in_tensor_memory<kOverlapping, CollectiveMainloop, EpilogueTile>());
+#endif
 };
 
 }  // namespace atomr_cutlass

@@ -5,6 +5,7 @@
 #pragma once
 
 #include "atomr_cutlass/activation.h"
+#include "atomr_cutlass/cell_3x.h"
 #include "atomr_cutlass/conv_problem.h"
 #include "atomr_cutlass/epilogue_visitor.h"
 #include "atomr_cutlass/kernel_abi.h"
@@ -91,14 +92,6 @@ struct ConvSm90 {
 
   using Problem = cutlass::conv::ConvProblemShape<kOperator, 2>;
   using Kernel = cutlass::conv::kernel::ConvUniversal<Problem, CollectiveMainloop, CollectiveEpilogue, void>;
-  using Params = typename Kernel::Params;
-
-  static constexpr int kThreads = Kernel::MaxThreadsPerBlock;
-  static constexpr int kMinBlocks = Kernel::MinBlocksPerMultiprocessor;
-  static constexpr int kSharedBytes = Kernel::SharedStorageSize;
-  static constexpr int kClusterM = cute::size<0>(Cluster{});
-  static constexpr int kClusterN = cute::size<1>(Cluster{});
-  static constexpr int kClusterK = cute::size<2>(Cluster{});
 
   static cutlass::conv::PixelStrides strides(PixelTensor const& tensor) {
     return {tensor.stride_outer, tensor.stride_row, tensor.stride_column, 1};
@@ -169,22 +162,11 @@ struct ConvSm90 {
     int64_t const pixels_x = int64_t(args.n) * args.h * args.w, pixels_y = int64_t(args.n) * args.p * args.q;
     if (pixels_x > largest - kTileM || pixels_y > largest - kTileM) return false;
     if (!Kernel::can_implement(arguments(args))) return false;
-    dim3 const blocks = grid(params(args));
+    dim3 const blocks = Kernel::get_grid_shape(Kernel::to_underlying_arguments(arguments(args), nullptr));
     return blocks.y <= 65535u && blocks.z <= 65535u;
   }
 
-  static uint64_t workspace_size(Args const&) { return 0; }
-
   static void clear_range(Args const&, uint64_t& offset, uint64_t& bytes) { offset = bytes = 0; }
-
-  static Params params(Args const& args) { return Kernel::to_underlying_arguments(arguments(args), nullptr); }
-
-  static dim3 grid(Params const& params) { return Kernel::get_grid_shape(params); }
-
-  CUTLASS_DEVICE static void run(Params const& params, char* shared) {
-    Kernel kernel;
-    kernel(params, shared);
-  }
 };
 
 }  // namespace atomr_cutlass

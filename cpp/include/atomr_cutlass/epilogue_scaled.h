@@ -41,6 +41,7 @@ struct ScaledVisitor : PlainVisitor<ScaledParams> {
     int first_m, first_n;  // the thread's first element in the tile
     int count_m, count_n, thread, threads;
     float scale_d;
+    float scale;  // of all elements, where they have one
     LargestAbsolute largest;
 
     CUTLASS_DEVICE Callbacks(Params const& params, SharedStorage& shared, Coordinates coordinates, Source const& source)
@@ -50,23 +51,33 @@ struct ScaledVisitor : PlainVisitor<ScaledParams> {
           source(source) {}
 
     CUTLASS_DEVICE void begin() {
+      scale_d = params.output();
+      if (params.uniform()) {
+        scale = params.row(0, 1) * params.column(0, 1);
+        return;
+      }
       for (int i = thread; i < kTileM; i += threads) shared.rows[i] = params.row(tile_m + i, count_m);
       for (int i = thread; i < kTileN; i += threads) shared.columns[i] = params.column(tile_n + i, count_n);
-      scale_d = params.output();
     }
 
-    CUTLASS_DEVICE bool begin_sync_needed() const { return true; }
+    CUTLASS_DEVICE bool begin_sync_needed() const { return !params.uniform(); }
 
     template <class Accumulator, int kCount>
     CUTLASS_DEVICE cutlass::Array<float, kCount> visit(cutlass::Array<Accumulator, kCount> const& accumulators,
                                                        int fragment, int epilogue_m, int epilogue_n) {
       auto const places = coordinates(cute::_, cute::_, cute::_, epilogue_m, epilogue_n);
       cutlass::Array<float, kCount> result;
-      CUTLASS_PRAGMA_UNROLL
-      for (int i = 0; i < kCount; ++i) {
-        auto const place = places(fragment * kCount + i);
-        float const scale = shared.rows[first_m + cute::get<0>(place)] * shared.columns[first_n + cute::get<1>(place)];
-        result[i] = scale * float(accumulators[i]);
+      if (params.uniform()) {
+        CUTLASS_PRAGMA_UNROLL
+        for (int i = 0; i < kCount; ++i) result[i] = scale * float(accumulators[i]);
+      } else {
+        CUTLASS_PRAGMA_UNROLL
+        for (int i = 0; i < kCount; ++i) {
+          auto const place = places(fragment * kCount + i);
+          float const factor =
+              shared.rows[first_m + cute::get<0>(place)] * shared.columns[first_n + cute::get<1>(place)];
+          result[i] = factor * float(accumulators[i]);
+        }
       }
       if (params.needs_c()) {
         CUTLASS_PRAGMA_UNROLL

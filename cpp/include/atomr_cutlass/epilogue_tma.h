@@ -2,7 +2,6 @@
 // same shared memory, the same bits, and a fraction of its templates, which took a third of a kernel's compilation.
 #pragma once
 
-#include "atomr_cutlass/epilogue_plain.h"
 #include "atomr_cutlass/tma_tile.h"
 #include "cute/arch/cluster_sm90.hpp"
 #include "cute/arch/copy_sm75.hpp"
@@ -139,63 +138,6 @@ struct AccumulatorPlaces {
   int start[2];
 };
 
-// D = alpha acc + beta C, as a visitor.
-template <class Compute>
-struct LinearParams {
-  Compute alpha = Compute(1), beta = Compute(0);
-};
-
-template <class ElementD, class Compute>
-struct LinearVisitor : PlainVisitor<LinearParams<Compute>> {
-  struct SharedStorage {};
-  using Params = LinearParams<Compute>;
-
-  CUTLASS_HOST_DEVICE LinearVisitor() {}
-  CUTLASS_HOST_DEVICE LinearVisitor(Params const& params, SharedStorage const&) : params(&params) {}
-
-  CUTLASS_DEVICE bool is_producer_load_needed() const { return is_C_load_needed(); }
-  CUTLASS_DEVICE bool is_C_load_needed() const { return params->beta != Compute(0); }
-
-  template <class Source>
-  struct Callbacks : cutlass::epilogue::fusion::detail::EmptyConsumerStoreCallbacks {
-    Params const& params;
-    Source const& source;  // zeros where it is not loaded
-
-    CUTLASS_DEVICE Callbacks(Params const& params, Source const& source) : params(params), source(source) {}
-
-    // Left to the compiler, now the one product is rounded and now the other, from kernel to kernel.
-    CUTLASS_DEVICE static float sum(float alpha, float acc, float beta, float source) {
-      return __fmaf_rn(beta, source, __fmul_rn(alpha, acc));
-    }
-    template <class Other>
-    CUTLASS_DEVICE static Other sum(Other alpha, Other acc, Other beta, Other source) {
-      return alpha * acc + beta * source;
-    }
-
-    template <class Accumulator, int kCount>
-    CUTLASS_DEVICE cutlass::Array<ElementD, kCount> visit(cutlass::Array<Accumulator, kCount> const& accumulators, int,
-                                                          int, int) {
-      cutlass::NumericConverter<Compute, Accumulator> of_accumulator;
-      cutlass::NumericConverter<Compute, ElementD> of_source;
-      cutlass::Array<Compute, kCount> result;
-      CUTLASS_PRAGMA_UNROLL
-      for (int i = 0; i < kCount; ++i) {
-        result[i] = sum(params.alpha, of_accumulator(accumulators[i]), params.beta, of_source(source(i)));
-      }
-      cutlass::NumericArrayConverter<ElementD, Compute, kCount> convert;
-      return convert(result);
-    }
-  };
-
-  template <bool kReferenceSource, class... A>
-  CUTLASS_DEVICE auto get_consumer_store_callbacks(
-      cutlass::epilogue::fusion::detail::ConsumerStoreArgs<A...> const& args) {
-    return Callbacks<cute::remove_cvref_t<decltype(args.tCrC)>>(*params, args.tCrC);
-  }
-
-  Params const* params;
-};
-
 template <int kStagesC, int kStagesD, int kFragment, bool kReuseC, class Tile, class Subtile, class Element,
           class Stride, class Visitor>
 struct TmaEpilogue {
@@ -323,13 +265,7 @@ struct TmaEpilogue {
       if (issues) {
         int const m = tile_m + i % kAlongM * kM, n = tile_n + i / kAlongM * kN;
         char* const to = buffer_c(shared, state.index());
-        CUTLASS_PRAGMA_UNROLL
-        for (int box = 0; box < Boxes::kBoxes; ++box) {
-          int const along = box * Boxes::kWidth;
-          cute::SM90_TMA_LOAD_3D::copy(&params.load_c, full, uint64_t(cute::TMA::CacheHintSm90::EVICT_NORMAL),
-                                       to + box * Boxes::kBoxBytes, (kColumnMajor ? m : n) + along,
-                                       kColumnMajor ? n : m, int(cute::get<3>(where)));
-        }
+        Boxes::load(params.load_c, full, to, kColumnMajor ? m : n, kColumnMajor ? n : m, int(cute::get<3>(where)));
         pipeline.producer_expect_transaction(state);
       }
       pipeline.producer_commit(state);
@@ -433,21 +369,21 @@ struct TmaEpilogue {
         places.write(results, to);
 
         cutlass::arch::fence_view_async_shared();  // what was written to shared memory, before TMA reads it
+        // Without C the buffers are D's alone: all wait at once for what was written, and for the next one to be free.
+        bool const ahead = kBuffersD > 2 && !loads;
+        if (ahead && issues) cute::tma_store_wait<(kBuffersD > 2 ? kBuffersD - 2 : 0)>();
         synchronize();
         if (issues) {
           int const m = tile_m + along_m * kM, n = tile_n + along_n * kN;
-          CUTLASS_PRAGMA_UNROLL
-          for (int box = 0; box < Boxes::kBoxes; ++box) {
-            int const along = box * Boxes::kWidth;
-            cute::SM90_TMA_STORE_3D::copy(&params.store_d, to + box * Boxes::kBoxBytes, (kColumnMajor ? m : n) + along,
-                                          kColumnMajor ? n : m, int(cute::get<3>(where)));
-          }
+          Boxes::store(params.store_d, to, kColumnMajor ? m : n, kColumnMajor ? n : m, int(cute::get<3>(where)));
           store_pipeline.producer_commit(store_state);
         }
         ++store_state;
         ++stores;
-        if (issues) store_pipeline.producer_acquire(store_state);
-        synchronize();
+        if (!ahead) {
+          if (issues) store_pipeline.producer_acquire(store_state);
+          synchronize();
+        }
 
         if constexpr (kReuseC) {
           // All but the last kStagesD - 1 stores have ended.

@@ -48,6 +48,8 @@ struct GemmFewSm90 {
   static constexpr int kMinBlocks = 1;
   static constexpr int kClusterM = 1, kClusterN = 1, kClusterK = kRanks;
   static constexpr bool kDependent = true;
+  // TMA makes tf32 of f32.
+  using Multiplied = cute::conditional_t<cute::is_same_v<Element, float>, cutlass::tfloat32_t, Element>;
   static_assert(kAlongK || sizeof(Element) == 2, "WGMMA reads elements of other widths contiguous along K only");
   static constexpr int kScaleBlock = 128;  // columns of B, and elements of K, that have one scale
   static_assert(!kBlockScaled || (kPromoted && kBox == kScaleBlock), "a box of K has one scale of each row");
@@ -130,7 +132,7 @@ struct GemmFewSm90 {
     uint32_t const box[3] = {uint32_t(box_inner), uint32_t(box_outer), 1};
     uint32_t const steps[3] = {1, 1, 1};
     (void)CUTLASS_CUDA_DRIVER_WRAPPER_CALL(cuTensorMapEncodeTiled)(
-        &map, cute::TMA::to_CUtensorMapDataType<Element>(), 3, const_cast<void*>(pointer), dims, strides, box, steps,
+        &map, cute::TMA::to_CUtensorMapDataType<Multiplied>(), 3, const_cast<void*>(pointer), dims, strides, box, steps,
         CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_128B,
         CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
 #endif
@@ -238,7 +240,7 @@ struct GemmFewSm90 {
     result.d_row = turn ? args.ldd : 1;
     result.d_few = turn ? 1 : args.ldd;
     result.d_batch = args.batch_stride_d;
-    result.bound = (args.padding & (turn ? ATOMR_CUTLASS_A_SETTLED : ATOMR_CUTLASS_B_SETTLED)) != 0;
+    result.bound = (args.settled & (turn ? ATOMR_CUTLASS_A_SETTLED : ATOMR_CUTLASS_B_SETTLED)) != 0;
     result.scaled = ScaledParams::of(args);
     result.boxes = ceil_div(args.k, kBox);
     if constexpr (kBlockScaled) {
@@ -527,11 +529,12 @@ struct GemmFewSm90 {
                                       Turn& turn) {
     using namespace cute;
     constexpr auto kMajor = kAlongK ? GMMA::Major::K : GMMA::Major::MN;
-    using Atom = decltype(GMMA::ss_op_selector<Element, Element, float, Shape<_64, Int<kWide>, Int<kBox>>, kMajor,
+    using Atom = decltype(GMMA::ss_op_selector<Multiplied, Multiplied, float, Shape<_64, Int<kWide>, Int<kBox>>, kMajor,
                                                GMMA::Major::K>());
-    using WeightsAtom = conditional_t<kAlongK, GMMA::Layout_K_SW128_Atom<Element>, GMMA::Layout_MN_SW128_Atom<Element>>;
+    using WeightsAtom =
+        conditional_t<kAlongK, GMMA::Layout_K_SW128_Atom<Multiplied>, GMMA::Layout_MN_SW128_Atom<Multiplied>>;
     using WeightsLayout = decltype(tile_to_shape(WeightsAtom{}, Shape<_64, Int<kBox>>{}));
-    using FewLayout = decltype(tile_to_shape(GMMA::Layout_K_SW128_Atom<Element>{}, Shape<Int<kWide>, Int<kBox>>{}));
+    using FewLayout = decltype(tile_to_shape(GMMA::Layout_K_SW128_Atom<Multiplied>{}, Shape<Int<kWide>, Int<kBox>>{}));
 
     int const half = params.halved ? warp / 4 : 0, lane = int(threadIdx.x) % 32;
     int const first_row = params.halved ? 0 : warp / 4 * 64;
@@ -564,9 +567,9 @@ struct GemmFewSm90 {
         char* const weights = first + half * kGroup * place.weights_bytes + first_row * kBoxBytes;
         char* const few = first + params.step * place.weights_bytes + half * kGroup * place.few_bytes;
         Tensor const a = slice.make_fragment_A(
-            slice.partition_A(make_tensor(make_smem_ptr(reinterpret_cast<Element*>(weights)), WeightsLayout{})));
+            slice.partition_A(make_tensor(make_smem_ptr(reinterpret_cast<Multiplied*>(weights)), WeightsLayout{})));
         Tensor const b = slice.make_fragment_B(
-            slice.partition_B(make_tensor(make_smem_ptr(reinterpret_cast<Element*>(few)), FewLayout{})));
+            slice.partition_B(make_tensor(make_smem_ptr(reinterpret_cast<Multiplied*>(few)), FewLayout{})));
         if constexpr (kPromoted) {
           CUTLASS_PRAGMA_UNROLL
           for (int i = 0; i < kGroup; ++i) {

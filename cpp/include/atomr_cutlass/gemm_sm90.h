@@ -4,7 +4,9 @@
 // -default-device makes them device functions.
 #pragma once
 
+#include "atomr_cutlass/cell_3x.h"
 #include "atomr_cutlass/epilogue_gated.h"
+#include "atomr_cutlass/epilogue_linear.h"
 #include "atomr_cutlass/epilogue_scaled.h"
 #include "atomr_cutlass/epilogue_tma.h"
 #include "atomr_cutlass/epilogue_visitor.h"
@@ -69,7 +71,7 @@ template <class Epilogue, int kTileM, int kTileN, class ElementD, class Compute,
 struct FusionOf {
   using Type =
       cute::conditional_t<kDirect, cutlass::epilogue::fusion::LinearCombination<ElementD, Compute, ElementD, Compute>,
-                          LinearVisitor<ElementD, Compute>>;
+                          LinearVisitor<ElementD, Compute, true>>;
 };
 template <int kTileM, int kTileN, class ElementD, class Compute>
 struct FusionOf<ScaledEpilogue, kTileM, kTileN, ElementD, Compute, false> {
@@ -196,14 +198,13 @@ struct GemmSm90 {
                                               cutlass::layout::ColumnMajor, cutlass::layout::RowMajor>,
                           LayoutD>;
 
-  static constexpr bool kTree = kIsTree<Epilogue>, kGated = kIsGated<Epilogue>;
-  static constexpr bool kScaled = cute::is_same_v<Epilogue, ScaledEpilogue>;
   static constexpr bool kDirect = cute::is_same_v<EpilogueSchedule, cutlass::epilogue::NoSmemWarpSpecialized>;
   static constexpr bool kCooperative =
       cute::is_same_v<EpilogueSchedule, cutlass::epilogue::TmaWarpSpecializedCooperative>;
   static constexpr bool kStreamK = cute::is_same_v<TileScheduler, cutlass::gemm::StreamKScheduler>;
   static constexpr int kTileM = cute::size<0>(Tile{}), kTileN = cute::size<1>(Tile{});
-  static_assert(!((kTree || kGated) && kSwapped), "a tree's operands would have to change places with the operands");
+  static_assert(!((kIsTree<Epilogue> || kIsGated<Epilogue>) && kSwapped),
+                "a tree's operands would have to change places with the operands");
 
   using Fusion = typename FusionOf<Epilogue, kTileM, kTileN, ElementD, ElementCompute, kDirect>::Type;
   using BuiltEpilogue = typename cutlass::epilogue::collective::CollectiveBuilder<
@@ -213,11 +214,7 @@ struct GemmSm90 {
   using CollectiveEpilogue =
       typename CollectiveOf<Epilogue, BuiltEpilogue, Fusion, ElementD, EpilogueLayout, kSwapped, kDirect>::Type;
 
-  // StageCount void: as many stages as fit beside the epilogue.
-  using Stages = cute::conditional_t<
-      cute::is_void_v<StageCount>,
-      cutlass::gemm::collective::StageCountAutoCarveout<int(sizeof(typename CollectiveEpilogue::SharedStorage))>,
-      StageCount>;
+  using Stages = StagesBeside<StageCount, CollectiveEpilogue>;
 
   using BuiltMainloop = typename cutlass::gemm::collective::CollectiveBuilder<
       cutlass::arch::Sm90, cutlass::arch::OpClassTensorOp, ElementA, typename Scales::template A<LayoutA>, kAlignA,
@@ -225,41 +222,19 @@ struct GemmSm90 {
       MainloopSchedule>::CollectiveOp;
   using Mainloop = typename TmaMainloopOf<typename PromotedMainloopOf<BuiltMainloop>::Type>::Type;
   // Kernels that leave float32 sums may divide K: each slice has a D of its own, one after the other, for another
-  // kernel to add up.
-  static constexpr bool kSliced = cute::is_same_v<ElementD, float> && cute::sizeof_bits_v<ElementA> == 16 &&
-                                  cute::is_same_v<Epilogue, LinearEpilogue> && !kStreamK;
+  // kernel to add up. Scales of rows, columns and tensors are factors of each slice.
+  static constexpr bool kSliced =
+      cute::is_same_v<ElementD, float> && !Scales::kPresent && !kDirect && !kStreamK &&
+      (cute::is_same_v<Epilogue, LinearEpilogue> || cute::is_same_v<Epilogue, ScaledEpilogue>);
   using CollectiveMainloop = cute::conditional_t<kSliced, SlicedMainloop<Mainloop>, DependentMainloop<Mainloop>>;
   static constexpr bool kDependent = true;
 
   using Kernel = cutlass::gemm::kernel::GemmUniversal<cute::Shape<int, int, int, int>, CollectiveMainloop,
                                                       CollectiveEpilogue, TileScheduler>;
-  using Params = typename Kernel::Params;
   using Scheduler = typename Kernel::TileScheduler;
 
-  static constexpr int kThreads = Kernel::MaxThreadsPerBlock;
-  static constexpr int kMinBlocks = Kernel::MinBlocksPerMultiprocessor;
-  static constexpr int kSharedBytes = Kernel::SharedStorageSize;
-  static constexpr int kClusterM = cute::size<0>(Cluster{});
-  static constexpr int kClusterN = cute::size<1>(Cluster{});
-  static constexpr int kClusterK = cute::size<2>(Cluster{});
-
-  template <class Stride>
-  static Stride stride(int64_t leading, int64_t batch) {
-    // CUTLASS marks the contiguous mode with a static 1; the other of the two leading modes is dynamic.
-    Stride result{};
-    if constexpr (cute::is_static_v<cute::tuple_element_t<0, Stride>>) {
-      cute::get<1>(result) = leading;
-    } else {
-      cute::get<0>(result) = leading;
-    }
-    cute::get<2>(result) = batch;
-    return result;
-  }
-
   static typename Kernel::Arguments arguments(Args const& args) {
-    typename Kernel::Arguments result{};
-    result.mode = cutlass::gemm::GemmUniversalMode::kGemm;
-    result.problem_shape = cute::make_shape(args.m, args.n, args.k, args.batch);
+    auto result = gemm_arguments<Kernel>(args, Scales::kPresent);
     if constexpr (kSliced) {
       constexpr int kStep = cute::size<2>(Tile{});
       int32_t const slices = args.split_k > 1 ? args.split_k : 1;
@@ -269,44 +244,11 @@ struct GemmSm90 {
       cute::get<2>(result.problem_shape) = cute::ceil_div(cute::ceil_div(args.k, kStep), slices) * kStep;
       cute::get<3>(result.problem_shape) = args.batch * slices;
     }
-    result.mainloop.ptr_A = static_cast<ElementA const*>(args.a);
-    result.mainloop.dA = stride<typename Kernel::StrideA>(args.lda, args.batch_stride_a);
-    result.mainloop.ptr_B = static_cast<ElementB const*>(args.b);
-    result.mainloop.dB = stride<typename Kernel::StrideB>(args.ldb, args.batch_stride_b);
     if constexpr (Scales::kPresent) {
       result.mainloop.ptr_SFA = static_cast<float const*>(args.scale_a);
       result.mainloop.layout_SFA = Scales::layout_a(args);
       result.mainloop.ptr_SFB = static_cast<float const*>(args.scale_b);
       result.mainloop.layout_SFB = Scales::layout_b(args);
-    }
-    if constexpr (kTree) {
-      result.epilogue.thread = TreeParams<typename Epilogue::Tree>::of(args);
-      if (Scales::kPresent) {
-        result.epilogue.thread.scaled.scale_a = result.epilogue.thread.scaled.scale_b = nullptr;
-      }
-    } else if constexpr (kScaled || kGated) {
-      result.epilogue.thread = ScaledParams::of(args);
-      // Block scales are the mainloop's.
-      if (Scales::kPresent) result.epilogue.thread.scale_a = result.epilogue.thread.scale_b = nullptr;
-    } else {
-      result.epilogue.thread.alpha = ElementCompute(args.alpha);
-      result.epilogue.thread.beta = ElementCompute(args.beta);
-    }
-    // The TMA epilogue encodes a tensor map of C whether or not it is read, and the driver refuses a null address.
-    bool const has_c = args.c != nullptr;
-    result.epilogue.ptr_C = static_cast<ElementD const*>(has_c ? args.c : args.d);
-    result.epilogue.dC = stride<typename Kernel::StrideC>(has_c ? args.ldc : args.ldd,
-                                                          has_c ? args.batch_stride_c : args.batch_stride_d);
-    result.epilogue.ptr_D = static_cast<ElementD*>(args.d);
-    result.epilogue.dD = stride<typename Kernel::StrideD>(args.ldd, args.batch_stride_d);
-    result.hw_info.sm_count = args.sm_count;
-    result.hw_info.max_active_clusters = args.max_active_clusters;
-    result.scheduler.max_swizzle_size = args.swizzle;
-    using Raster = decltype(result.scheduler.raster_order);
-    result.scheduler.raster_order =
-        args.raster == 1 ? Raster::AlongM : (args.raster == 2 ? Raster::AlongN : Raster::Heuristic);
-    if constexpr (kStreamK) {
-      if (args.split_k > 1) result.scheduler.splits = args.split_k;
     }
     return result;
   }
@@ -318,8 +260,6 @@ struct GemmSm90 {
     bool const sliced = kSliced && args.split_k > 1 && args.batch == 1 && args.c == nullptr && args.batch_stride_d != 0;
     return (kStreamK || sliced || args.split_k == 1) && Kernel::can_implement(arguments(args));
   }
-
-  static uint64_t workspace_size(Args const& args) { return Kernel::get_workspace_size(arguments(args)); }
 
   // Stream-K's barriers must start at zero; its partial tiles, which come first in the workspace, need not.
   static void clear_range(Args const& args, uint64_t& offset, uint64_t& bytes) {
@@ -340,15 +280,6 @@ struct GemmSm90 {
       offset = partials;
       bytes = barriers;
     }
-  }
-
-  static Params params(Args const& args) { return Kernel::to_underlying_arguments(arguments(args), args.workspace); }
-
-  static dim3 grid(Params const& params) { return Kernel::get_grid_shape(params); }
-
-  CUTLASS_DEVICE static void run(Params const& params, char* shared) {
-    Kernel kernel;
-    kernel(params, shared);
   }
 };
 

@@ -8,7 +8,7 @@
 
 #include <stdint.h>
 
-#define ATOMR_CUTLASS_ABI_VERSION 5
+#define ATOMR_CUTLASS_ABI_VERSION 6
 
 #ifdef __cplusplus
 extern "C" {
@@ -21,9 +21,8 @@ enum {
   ATOMR_CUTLASS_FLAG_PTX = 1u,  /* the image carries PTX as well, which newer GPUs translate */
 };
 
-/* Bits of atomr_cutlass_gemm_args.padding, which is named from when it had none (names are part of the layout's
- * digest): an operand that no launch writes that may still be running, so that a kernel which starts before the launch
- * before it has ended may read it at once. */
+/* Bits of atomr_cutlass_gemm_args.settled: an operand that no launch writes that may still be running, so that a kernel
+ * which starts before the launch before it has ended may read it at once. */
 enum { ATOMR_CUTLASS_A_SETTLED = 1, ATOMR_CUTLASS_B_SETTLED = 2 };
 
 /* Bits of atomr_cutlass_launch.padding and atomr_cutlass_jit_evaluation.padding. `prepare` says DEPENDENT of a kernel
@@ -53,18 +52,20 @@ typedef struct atomr_cutlass_gemm_args {
   int64_t lda, ldb, ldc, ldd;
   int64_t batch_stride_a, batch_stride_b, batch_stride_c, batch_stride_d;
   double alpha, beta;
-  int32_t split_k;   /* slices of K: serial split-K (sm80 generation) or stream-K scheduler splits; 1 is none */
-  int32_t swizzle;   /* upper bound of the persistent tile scheduler's swizzle (sm90 generation on) */
-  int32_t raster;    /* 0 heuristic, 1 along M, 2 along N (sm90 generation on) */
-  int32_t sm_count;  /* multiprocessors of the device */
+  int32_t split_k; /* slices of K: serial split-K (sm80 generation) or stream-K scheduler splits; 1 is none */
+  int32_t swizzle; /* upper bound of the persistent tile scheduler's swizzle (sm90 generation on) */
+  int32_t raster; /* 0 heuristic, 1 along M, 2 along N (sm90 generation on) */
+  int32_t sm_count; /* multiprocessors of the device */
   int32_t max_active_clusters; /* clusters of the kernel that fit on the device at once; 0 lets CUTLASS estimate */
   int32_t scale_form_a, scale_form_b; /* 0: one float for all; 1: one for each row of A (column of B) */
+  int32_t settled;
+  int32_t width; /* columns of a thread block's tile, of kernels whose launch chooses it; 0 is the widest */
   int32_t padding;
-  void* workspace;   /* at least workspace_size bytes, 256-byte aligned, or null when that is 0 */
+  void* workspace; /* at least workspace_size bytes, 256-byte aligned, or null when that is 0 */
   const void* scale_a;
   const void* scale_b;
   const void* scale_d; /* one float */
-  void* amax;          /* one float, at least 0 when the kernel starts: becomes the largest |D / scale_d| seen */
+  void* amax; /* one float, at least 0 when the kernel starts: becomes the largest |D / scale_d| seen */
   /* Block scales in floats: elements from one row of A (column block of B) to the next, and from one block of K to the
    * next; block-scaled fp4 has the swizzled layout instead. */
   int64_t scale_stride_a, scale_stride_b;

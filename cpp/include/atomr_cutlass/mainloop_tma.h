@@ -1,5 +1,5 @@
 // The mainloop of warp-specialized GEMMs of the sm90 generation whose operands both come from shared memory, in the
-// place of CUTLASS's: the same pipeline, the same instructions in the same order, and a fraction of its templates.
+// place of CUTLASS's: the same pipeline, the same products in the same order, and a fraction of its templates.
 #pragma once
 
 #include "atomr_cutlass/tma_tile.h"
@@ -33,17 +33,12 @@ struct OperandTile {
   // `shared`: the blocks that get what this one loads.
   CUTLASS_DEVICE static void load(cute::TmaDescriptor const& map, uint64_t* full, uint16_t shared, char* to, int share,
                                   int row, int k, int batch) {
-    constexpr auto kHint = uint64_t(cute::TMA::CacheHintSm90::EVICT_NORMAL);
     int const along = kAlongRows ? row : k, line = (kAlongRows ? k : row) + share * kLines;
-    CUTLASS_PRAGMA_UNROLL
-    for (int box = 0; box < Boxes::kBoxes; ++box) {
-      char* const there = to + box * Boxes::kBoxBytes + share * kLines * Boxes::kWidthBytes;
-      if constexpr (kShares > 1) {
-        cute::SM90_TMA_LOAD_MULTICAST_3D::copy(&map, full, shared, kHint, there, along + box * Boxes::kWidth, line,
-                                               batch);
-      } else {
-        cute::SM90_TMA_LOAD_3D::copy(&map, full, kHint, there, along + box * Boxes::kWidth, line, batch);
-      }
+    char* const there = to + share * kLines * Boxes::kWidthBytes;
+    if constexpr (kShares > 1) {
+      Boxes::load_shared(map, full, shared, there, along, line, batch);
+    } else {
+      Boxes::load(map, full, there, along, line, batch);
     }
   }
 
@@ -63,8 +58,7 @@ struct OperandTile {
   }
   // From the start of the tile to a row and an element of K where an instruction begins, in 16-byte units.
   CUTLASS_DEVICE static constexpr int further(int row, int k) {
-    int const byte = (kAlongRows ? row : k) * Boxes::kElementBytes, line = kAlongRows ? k : row;
-    return (byte / Boxes::kWidthBytes * Boxes::kBoxBytes + line * Boxes::kWidthBytes + byte % Boxes::kWidthBytes) / 16;
+    return Boxes::offset(kAlongRows ? k : row, (kAlongRows ? row : k) * Boxes::kElementBytes) / 16;
   }
 };
 

@@ -34,6 +34,8 @@ struct ScaledParams {
   }
 
   CUTLASS_DEVICE bool needs_c() const { return beta != 0.0f; }
+  // Whether all elements have the same scales.
+  CUTLASS_DEVICE bool uniform() const { return form_a == 0 && form_b == 0; }
 
   // 0 beyond the edges, where nothing may be read.
   CUTLASS_DEVICE float row(int m, int count) const {

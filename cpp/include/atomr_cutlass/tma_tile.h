@@ -1,10 +1,10 @@
 // Tiles that TMA moves between matrices and shared memory, for kernels of the sm90 generation.
 #pragma once
 
-#include "atomr_cutlass/small_tensor_map.h"
 #include "cute/arch/copy_sm90_desc.hpp"
 #include "cute/arch/copy_sm90_tma.hpp"
 #include "cute/atom/copy_traits_sm90_tma.hpp"
+#include "cutlass/cuda_host_adapter.hpp"
 #include "cutlass/cutlass.h"
 #include "cutlass/numeric_types.h"
 
@@ -28,16 +28,45 @@ struct TmaTile {
   static constexpr int kAlignment = kWidthBytes == 16 ? 128 : 8 * kWidthBytes;
   static_assert(kLineBytes % 16 == 0 && kLines % 8 == 0 && kLines <= 256, "no tile that TMA can swizzle");
 
-  // Where a line's byte is, from the start of the tile.
+  // Where a line's byte is, from the start of the tile: before the swizzle, and after it.
+  CUTLASS_DEVICE static constexpr int offset(int line, int byte) {
+    return byte / kWidthBytes * kBoxBytes + line * kWidthBytes + byte % kWidthBytes;
+  }
   CUTLASS_DEVICE static constexpr int place(int line, int byte) {
-    int const there = line * kWidthBytes + byte % kWidthBytes;
-    return byte / kWidthBytes * kBoxBytes + (there ^ ((there >> 7) % (kWidthBytes / 16) << 4));
+    int const there = offset(line, byte);
+    return there ^ ((there >> 7) % (kWidthBytes / 16) << 4);
   }
 
-  // The place of a byte that lies kFurther bytes further in the line than the byte at `there`, if the bits of kFurther
-  // are 0 in that one's offset in the line: the swizzle leaves them alone.
+  // The place of the byte that comes `bytes` after that of place `there` in its line. No bit may be set both in `bytes`
+  // and in that one's offset in the line: adding is then the same as setting bits, which the swizzle permits.
   CUTLASS_DEVICE static constexpr int further(int there, int bytes) {
     return (there ^ bytes % kWidthBytes) + bytes / kWidthBytes * kBoxBytes;
+  }
+
+  // Called by one thread. The tile begins at element `along` of a line.
+  CUTLASS_DEVICE static void load(cute::TmaDescriptor const& map, uint64_t* full, char* tile, int along, int line,
+                                  int batch) {
+    constexpr auto kHint = uint64_t(cute::TMA::CacheHintSm90::EVICT_NORMAL);
+    CUTLASS_PRAGMA_UNROLL
+    for (int box = 0; box < kBoxes; ++box) {
+      cute::SM90_TMA_LOAD_3D::copy(&map, full, kHint, tile + box * kBoxBytes, along + box * kWidth, line, batch);
+    }
+  }
+  // Into the same place of all blocks of the cluster whose bits are set in `blocks`.
+  CUTLASS_DEVICE static void load_shared(cute::TmaDescriptor const& map, uint64_t* full, uint16_t blocks, char* tile,
+                                         int along, int line, int batch) {
+    constexpr auto kHint = uint64_t(cute::TMA::CacheHintSm90::EVICT_NORMAL);
+    CUTLASS_PRAGMA_UNROLL
+    for (int box = 0; box < kBoxes; ++box) {
+      cute::SM90_TMA_LOAD_MULTICAST_3D::copy(&map, full, blocks, kHint, tile + box * kBoxBytes, along + box * kWidth,
+                                             line, batch);
+    }
+  }
+  CUTLASS_DEVICE static void store(cute::TmaDescriptor const& map, char const* tile, int along, int line, int batch) {
+    CUTLASS_PRAGMA_UNROLL
+    for (int box = 0; box < kBoxes; ++box) {
+      cute::SM90_TMA_STORE_3D::copy(&map, tile + box * kBoxBytes, along + box * kWidth, line, batch);
+    }
   }
 
   // The tensor map of `batches` matrices, whose strides are in elements. `shares`: in how many parts of lines, one for

@@ -31,7 +31,7 @@ struct Transpose {
 
   static bool can_implement(Args const& args) {
     auto const whole = [](int64_t elements) { return elements % kSquare == 0; };
-    return args.m > 0 && args.k > 0 && args.batch > 0 && args.batch <= 65535 &&
+    return args.m > 0 && (args.m - 1) / kTile < 65535 && args.k > 0 && args.batch > 0 && args.batch <= 65535 &&
            reinterpret_cast<uint64_t>(args.a) % 4 == 0 && reinterpret_cast<uint64_t>(args.d) % 4 == 0 &&
            whole(args.k) && whole(args.lda) && whole(args.ldd) && whole(args.batch_stride_a) &&
            whole(args.batch_stride_d) && args.ldd >= (args.m + kSquare - 1) / kSquare * kSquare;

@@ -33,7 +33,8 @@ Constants read_constants(py::dict const& values) {
 }
 
 // The kernel of a KernelKey.
-std::shared_ptr<Kernel> read_kernel(py::object const& key, bool common, int64_t shared_bytes) {
+std::shared_ptr<Kernel> read_kernel(py::object const& key, bool common, int64_t shared_bytes,
+                                    std::pair<int64_t, int64_t> const& widths) {
   auto const text = [&key](char const* name) { return key.attr(name).cast<std::string>(); };
   auto const number = [&key](char const* name) { return key.attr(name).cast<int64_t>(); };
   auto const bits = [&key](char const* name) { return key.attr(name).attr("bits").cast<int64_t>(); };
@@ -62,6 +63,8 @@ std::shared_ptr<Kernel> read_kernel(py::object const& key, bool common, int64_t 
   made->capability = key.attr("arch").attr("capability").cast<std::pair<int, int>>();
   made->tile = key.attr("tile").cast<std::array<int64_t, 3>>();
   made->cluster = key.attr("cluster").cast<std::array<int64_t, 3>>();
+  auto const warps = key.attr("warps").cast<std::array<int64_t, 3>>();
+  made->warps = warps[0] * warps[1] * warps[2];
   made->bits_a = bits("a"), made->bits_b = bits("b"), made->bits_d = bits("d");
   made->align_a = number("align_a"), made->align_b = number("align_b");
   made->a_along_k = text("layout_a") == "r", made->b_along_k = text("layout_b") == "c";
@@ -74,10 +77,13 @@ std::shared_ptr<Kernel> read_kernel(py::object const& key, bool common, int64_t 
   made->depthwise = text("group_mode") == "depthwise";
   made->iterator = text("iterator"), made->stride_support = text("stride_support");
   made->shared_bytes = shared_bytes;
+  std::tie(made->narrowest, made->width_step) = widths;
   return made;
 }
 
-Gpu read_gpu(py::object const& device) {
+}  // namespace
+
+Gpu read_gpu(py::handle device) {
   Gpu made{};
   made.capability = device.attr("capability").cast<std::pair<int, int>>();
   if (py::object const arch = device.attr("arch"); !arch.is_none()) {
@@ -89,8 +95,10 @@ Gpu read_gpu(py::object const& device) {
   return made;
 }
 
+namespace {
+
 py::tuple told(Launch const& launch) {
-  return py::make_tuple(launch.seconds, launch.split_k, launch.swizzle, launch.raster);
+  return py::make_tuple(launch.seconds, launch.split_k, launch.swizzle, launch.raster, launch.width);
 }
 
 py::tuple told(Ranking::Found const& found) { return py::make_tuple(found.entry, found.place, told(found.launch)); }
@@ -110,7 +118,7 @@ void bind_model(py::module_& module) {
                 model.launch(*kernel, Extents::of(kernel->op, extents), read_gpu(device), shared_bytes, split_k));
           },
           py::arg("kernel"), py::arg("extents"), py::arg("device"), py::arg("shared_bytes"), py::arg("split_k"),
-          "(seconds, slices of K, swizzle, raster order) of the best launch with these slices.")
+          "(seconds, slices of K, swizzle, raster order, width) of the best launch with these slices.")
       .def(
           "bound",
           [](Model const& model, KernelPointer const& kernel, Values const& extents, py::object const& device) {
@@ -129,14 +137,15 @@ void bind_model(py::module_& module) {
             return py::tuple(py::cast(model.slices(*kernel, Extents::of(kernel->op, extents), read_gpu(device))));
           },
           py::arg("kernel"), py::arg("extents"), py::arg("device"));
-  py::class_<Ranking>(module, "Ranking", "Kernels that may serve problems of the same types, layouts and alignments.")
+  py::class_<Ranking, std::shared_ptr<Ranking>>(
+      module, "Ranking", "Kernels that may serve problems of the same types, layouts and alignments.")
       .def(py::init([](std::shared_ptr<Model> model, py::object const& device,
                        std::vector<std::tuple<int, KernelPointer, int64_t, std::vector<int>>> const& entries) {
              std::vector<Ranking::Entry> made;
              for (auto const& [suitability, kernel, shared_bytes, places] : entries) {
                made.push_back({suitability, kernel, shared_bytes, places});
              }
-             return Ranking(std::move(model), read_gpu(device), std::move(made));
+             return std::make_shared<Ranking>(std::move(model), read_gpu(device), std::move(made));
            }),
            py::arg("model"), py::arg("device"), py::arg("entries"))
       .def(
@@ -160,7 +169,8 @@ void bind_model(py::module_& module) {
 
 void bind_estimate(py::module_& module) {
   py::class_<Kernel, KernelPointer>(module, "ModelKernel", "The fields of a KernelKey that the model knows.")
-      .def(py::init(&read_kernel), py::arg("key"), py::arg("common"), py::arg("shared_bytes"))
+      .def(py::init(&read_kernel), py::arg("key"), py::arg("common"), py::arg("shared_bytes"),
+           py::arg("widths") = std::pair<int64_t, int64_t>{0, 0})
       .def(
           "is_few", [](Kernel const& kernel, int64_t m, int64_t n) { return is_few(kernel, m, n); }, py::arg("m"),
           py::arg("n"), "Whether D is as short as a kernel for few rows needs it.");

@@ -17,16 +17,6 @@ namespace py = pybind11;
 namespace atomr_cutlass {
 namespace {
 
-// (base, index, bytes)
-Address address_of(py::handle value) {
-  auto const parts = value.cast<py::tuple>();
-  auto const base = parts[0].cast<std::string>();
-  Address made{Address::Base::kOperand, parts[1].cast<int>(), parts[2].cast<int64_t>()};
-  if (base == "temporary") made.base = Address::Base::kTemporary;
-  if (base == "zeros") made.base = Address::Base::kZeros;
-  return made;
-}
-
 template <class Value>
 void store(Step& step, size_t offset, Value value) {
   std::memcpy(step.data.data() + offset, &value, sizeof(value));
@@ -36,102 +26,14 @@ Step::When when_of(std::string const& when) {
   return when == "product" ? Step::When::kProduct : when == "no product" ? Step::When::kNoProduct : Step::When::kAlways;
 }
 
-// ("launch", kernel, op, {field: value}, when): numbers, ("settled", operand, bits) for an int32, None or an address
-// for pointers, "alpha" or "beta" for scalars. Launches of a kernel share its row.
-Step launch_step(py::tuple const& given, std::map<PyObject*, std::shared_ptr<atomr_cutlass_row const>>& rows) {
-  auto const op = given[2].cast<std::string>();
-  Step step{};
-  step.kind = Step::Kind::kLaunch;
-  step.layout = args_of(op);
-  if (step.layout == nullptr) throw Unsupported("there are no plans of op " + op);
-  auto& row = rows[py::object(given[1]).ptr()];
-  if (row == nullptr) row = row_of(py::object(given[1]), *step.layout);
-  step.row = row;
-  if (given.size() > 4) step.when = when_of(given[4].cast<std::string>());
-  step.data.assign(step.layout->bytes, 0);
-  for (auto const& [name, value] : given[3].cast<py::dict>()) {
-    auto const field_name = name.cast<std::string>();
-    ArgsField const* field = step.layout->field(field_name);
-    if (field == nullptr) throw InvalidOperand("the arguments of " + op + " have no field " + field_name);
-    switch (field->kind) {
-      case ArgsField::Kind::kInt32:
-        if (py::isinstance<py::tuple>(value)) {
-          auto const settled = value.cast<py::tuple>();
-          step.settled.push_back({field->offset, settled[1].cast<int>(), settled[2].cast<int32_t>()});
-        } else {
-          store(step, field->offset, value.cast<int32_t>());
-        }
-        break;
-      case ArgsField::Kind::kInt64: store(step, field->offset, value.cast<int64_t>()); break;
-      case ArgsField::Kind::kDouble:
-        if (py::isinstance<py::str>(value)) {
-          step.scalars.push_back({field->offset, value.cast<std::string>() == "beta"});
-        } else {
-          store(step, field->offset, value.cast<double>());
-        }
-        break;
-      case ArgsField::Kind::kPointer:
-        if (!value.is_none()) step.patches.push_back({field->offset, address_of(value)});
-        break;
-    }
-  }
-  return step;
-}
-
-Step step_of(py::tuple const& given, std::map<PyObject*, std::shared_ptr<atomr_cutlass_row const>>& rows) {
-  auto const kind = given[0].cast<std::string>();
-  if (kind == "launch") return launch_step(given, rows);
-  Step step{};
-  step.target = address_of(given[1]);
-  if (kind == "clear") {  // ("clear", address, bytes, value)
-    step.kind = Step::Kind::kClear;
-    step.bytes = given[2].cast<size_t>();
-    step.value = given[3].cast<unsigned char>();
-    return step;
-  }
-  step.kind = Step::Kind::kCopy;  // ("copy", address, table, [(offset, address)])
-  auto const table = given[2].cast<std::string>();
-  step.data.assign(table.begin(), table.end());
-  for (py::handle const patch : given[3].cast<py::list>()) {
-    auto const pair = patch.cast<py::tuple>();
-    step.patches.push_back({pair[0].cast<size_t>(), address_of(pair[1])});
-    if (step.patches.back().offset + sizeof(uint64_t) > step.data.size()) {
-      throw InvalidOperand("a patch lies outside its table");
-    }
-  }
-  return step;
-}
-
 using Owned = std::unique_ptr<LaunchPlan, WithoutGil<LaunchPlan>>;
 
-// (name, array, alignment, role)
-Slot slot_of(py::tuple const& given) {
-  auto const role = given[3].cast<std::string>();
-  Slot made{given[0].cast<std::string>(), spec_of(py::make_tuple(given[1], given[2]))};
-  made.optional = role == "optional source";
-  if (role == "source" || made.optional) made.role = Slot::Role::kSource;
-  if (role == "output") made.role = Slot::Role::kOutput;
-  return made;
-}
-
-Owned make(py::list const& slots, std::vector<size_t> const& temporaries, py::list const& steps,
-           py::dict const& options, py::object const& like) {
-  std::vector<Slot> made_slots;
-  for (py::handle const slot : slots) made_slots.push_back(slot_of(slot.cast<py::tuple>()));
-  LaunchPlanOptions made_options;
-  made_options.device = options["device"].cast<int>();
-  made_options.integral = options["integral"].cast<bool>();
-  made_options.alpha = options["alpha"].cast<double>();
-  made_options.beta = options["beta"].cast<double>();
-  made_options.main = options["main"].cast<size_t>();
-  if (options.contains("zeros")) made_options.zeros = options["zeros"].cast<size_t>();
+Owned make(Blueprint& blueprint, py::object const& like, bool keep) {
   DlExchangeApi const* allocator = like.is_none() ? nullptr : exchange_api(like);
-  DeviceGuard guard(made_options.device);
-  std::vector<Step> made_steps;
-  std::map<PyObject*, std::shared_ptr<atomr_cutlass_row const>> rows;
-  for (py::handle const step : steps) made_steps.push_back(step_of(step.cast<py::tuple>(), rows));
+  DeviceGuard guard(blueprint.device());
+  Blueprint own = keep ? blueprint : std::move(blueprint);
   py::gil_scoped_release release_gil;  // the first use of a kernel loads its module
-  return Owned(new LaunchPlan(std::move(made_slots), temporaries, std::move(made_steps), made_options, allocator));
+  return Owned(std::move(own).plan(allocator).release());
 }
 
 // Names of arguments, interned, as those of calls nearly always are.
@@ -255,12 +157,200 @@ py::object vectorcall(LaunchPlan& self, PyObject* const* values, size_t count, P
 
 }  // namespace
 
+Blueprint::Blueprint(py::list const& slots, py::list const& temporaries, py::list const& steps,
+                     py::dict const& options) {
+  options_.device = options["device"].cast<int>();
+  options_.integral = options["integral"].cast<bool>();
+  options_.alpha = options["alpha"].cast<double>();
+  options_.beta = options["beta"].cast<double>();
+  options_.main = options["main"].cast<size_t>();
+  options_.zeros = size_t(number(options["zeros"], Hole::Where::kZeros, 0, 0));
+  for (py::handle const slot : slots) slots_.push_back(slot_of(slot.cast<py::tuple>(), slots_.size()));
+  for (py::handle const bytes : temporaries) {
+    temporaries_.push_back(size_t(number(bytes, Hole::Where::kTemporary, temporaries_.size(), 0)));
+  }
+  for (py::handle const step : steps) steps_.push_back(step_of(step.cast<py::tuple>(), steps_.size()));
+  rows_.clear();
+}
+
+int64_t Blueprint::number(py::handle value, Hole::Where where, size_t index, size_t place) {
+  if (!is_symbol(value)) return value.cast<int64_t>();
+  auto const& symbol = value.cast<Symbol const&>();
+  holes_.push_back({where, index, place, symbol.place});
+  return symbol.value.cast<int64_t>();
+}
+
+// (name, shape, strides, element, alignment, role)
+Slot Blueprint::slot_of(py::tuple const& given, size_t index) {
+  auto const role = given[5].cast<std::string>();
+  auto const shape = given[1].cast<py::sequence>(), strides = given[2].cast<py::sequence>();
+  if (shape.size() > size_t(kMaxRank)) throw InvalidOperand("an operand of a plan has too many dimensions");
+  Slot made{given[0].cast<std::string>(), {}};
+  Operand& layout = made.spec.layout;
+  layout.device = {kDlCuda, options_.device};
+  auto const [code, bits] = given[3].cast<std::pair<int, int>>();
+  layout.dtype = {uint8_t(code), uint8_t(bits), 1};
+  layout.rank = int32_t(shape.size());
+  for (size_t i = 0; i < shape.size(); ++i) {
+    layout.shape[i] = number(shape[i], Hole::Where::kShape, index, i);
+    layout.strides[i] = number(strides[i], Hole::Where::kStride, index, i);
+    if (layout.shape[i] == 1) layout.strides[i] = 0;
+  }
+  made.spec.alignment = given[4].cast<int>();
+  made.optional = role == "optional source";
+  if (role == "source" || made.optional) made.role = Slot::Role::kSource;
+  if (role == "output") made.role = Slot::Role::kOutput;
+  return made;
+}
+
+// (base, index, bytes)
+Address Blueprint::address_of(py::handle value, Hole::Where where, size_t index, size_t place) {
+  auto const parts = value.cast<py::tuple>();
+  auto const base = parts[0].cast<std::string>();
+  Address made{Address::Base::kOperand, parts[1].cast<int>(), number(parts[2], where, index, place)};
+  if (base == "temporary") made.base = Address::Base::kTemporary;
+  if (base == "zeros") made.base = Address::Base::kZeros;
+  return made;
+}
+
+// ("launch", kernel, op, {field: value}, when): numbers, ("settled", operand, bits) for an int32, None or an address
+// for pointers, "alpha" or "beta" for scalars. Launches of a kernel share its row.
+Step Blueprint::launch_step(py::tuple const& given, size_t index) {
+  auto const op = given[2].cast<std::string>();
+  Step step{};
+  step.kind = Step::Kind::kLaunch;
+  step.layout = args_of(op);
+  if (step.layout == nullptr) throw Unsupported("there are no plans of op " + op);
+  auto& row = rows_[py::object(given[1]).ptr()];
+  if (row == nullptr) row = row_of(py::object(given[1]), *step.layout);
+  step.row = row;
+  if (given.size() > 4) step.when = when_of(given[4].cast<std::string>());
+  step.data.assign(step.layout->bytes, 0);
+  for (auto const& [name, value] : given[3].cast<py::dict>()) {
+    auto const field_name = name.cast<std::string>();
+    ArgsField const* field = step.layout->field(field_name);
+    if (field == nullptr) throw InvalidOperand("the arguments of " + op + " have no field " + field_name);
+    switch (field->kind) {
+      case ArgsField::Kind::kInt32:
+        if (PyTuple_Check(value.ptr()) != 0) {
+          auto const settled = value.cast<py::tuple>();
+          step.settled.push_back({field->offset, settled[1].cast<int>(), settled[2].cast<int32_t>()});
+        } else if (is_symbol(value)) {
+          store(step, field->offset, int32_t(number(value, Hole::Where::kInt32, index, field->offset)));
+        } else {
+          store(step, field->offset, value.cast<int32_t>());
+        }
+        break;
+      case ArgsField::Kind::kInt64:
+        store(step, field->offset, number(value, Hole::Where::kInt64, index, field->offset));
+        break;
+      case ArgsField::Kind::kDouble:
+        if (py::isinstance<py::str>(value)) {
+          step.scalars.push_back({field->offset, value.cast<std::string>() == "beta"});
+        } else {
+          store(step, field->offset, value.cast<double>());
+        }
+        break;
+      case ArgsField::Kind::kPointer:
+        if (value.is_none()) break;
+        step.patches.push_back({field->offset, address_of(value, Hole::Where::kPatch, index, step.patches.size())});
+        break;
+    }
+  }
+  return step;
+}
+
+Step Blueprint::step_of(py::tuple const& given, size_t index) {
+  auto const kind = given[0].cast<std::string>();
+  if (kind == "launch") return launch_step(given, index);
+  Step step{};
+  step.target = address_of(given[1], Hole::Where::kTarget, index, 0);
+  if (kind == "clear") {  // ("clear", address, bytes, value)
+    step.kind = Step::Kind::kClear;
+    step.bytes = size_t(number(given[2], Hole::Where::kBytes, index, 0));
+    step.value = given[3].cast<unsigned char>();
+    return step;
+  }
+  step.kind = Step::Kind::kCopy;  // ("copy", address, table, [(offset, address)])
+  auto const table = given[2].cast<std::string>();
+  step.data.assign(table.begin(), table.end());
+  for (py::handle const patch : given[3].cast<py::list>()) {
+    auto const pair = patch.cast<py::tuple>();
+    Address const address = address_of(pair[1], Hole::Where::kPatch, index, step.patches.size());
+    step.patches.push_back({pair[0].cast<size_t>(), address});
+    if (step.patches.back().offset + sizeof(uint64_t) > step.data.size()) {
+      throw InvalidOperand("a patch lies outside its table");
+    }
+  }
+  return step;
+}
+
+Blueprint Blueprint::filled(std::vector<Number> const& numbers) const {
+  Blueprint made = *this;
+  for (Hole const& hole : holes_) made.fill(hole, numbers.at(hole.number).whole);
+  for (Slot& slot : made.slots_) {
+    Operand& layout = slot.spec.layout;
+    for (int i = 0; i < layout.rank; ++i) {
+      if (layout.shape[i] == 1) layout.strides[i] = 0;
+    }
+  }
+  return made;
+}
+
+void Blueprint::fill(Hole const& hole, int64_t number) {
+  switch (hole.where) {
+    case Hole::Where::kShape: slots_[hole.index].spec.layout.shape[hole.place] = number; break;
+    case Hole::Where::kStride: slots_[hole.index].spec.layout.strides[hole.place] = number; break;
+    case Hole::Where::kTemporary: temporaries_[hole.index] = size_t(number); break;
+    case Hole::Where::kInt32:
+      if (number != int32_t(number)) throw InvalidOperand("an argument of a kernel is beyond 32 bits");
+      store(steps_[hole.index], hole.place, int32_t(number));
+      break;
+    case Hole::Where::kInt64: store(steps_[hole.index], hole.place, number); break;
+    case Hole::Where::kPatch: steps_[hole.index].patches[hole.place].address.bytes = number; break;
+    case Hole::Where::kTarget: steps_[hole.index].target.bytes = number; break;
+    case Hole::Where::kBytes: steps_[hole.index].bytes = size_t(number); break;
+    case Hole::Where::kZeros: options_.zeros = size_t(number); break;
+  }
+}
+
+std::unique_ptr<LaunchPlan> Blueprint::plan(DlExchangeApi const* allocator) && {
+  return std::make_unique<LaunchPlan>(std::move(slots_), temporaries_, std::move(steps_), options_, allocator);
+}
+
+py::dict Blueprint::arguments(size_t launch, py::sequence const& names) const {
+  py::dict made;
+  for (Step const& step : steps_) {
+    if (step.kind != Step::Kind::kLaunch || launch-- != 0) continue;
+    for (py::handle const name : names) {
+      ArgsField const* field = step.layout->field(name.cast<std::string>());
+      if (field == nullptr || field->kind == ArgsField::Kind::kPointer || field->kind == ArgsField::Kind::kDouble) {
+        continue;
+      }
+      int64_t value = 0;
+      bool const wide = field->kind == ArgsField::Kind::kInt64;
+      std::memcpy(&value, step.data.data() + field->offset, wide ? sizeof(int64_t) : sizeof(int32_t));
+      made[name] = wide ? value : int64_t(int32_t(value));
+    }
+    break;
+  }
+  return made;
+}
+
 void bind_launch_plan(py::module_& module) {
+  py::class_<Symbol>(module, "Symbol", "A number of a plan that other extents make another.")
+      .def(py::init<uint32_t, py::object>(), py::arg("place"), py::arg("value"))
+      .def_readonly("place", &Symbol::place)
+      .def_readonly("value", &Symbol::value);
+  py::class_<Blueprint>(module, "Blueprint", "Everything that a plan is made from, whose numbers may be symbols.")
+      .def(py::init<py::list const&, py::list const&, py::list const&, py::dict const&>(), py::arg("slots"),
+           py::arg("temporaries"), py::arg("steps"), py::arg("options"))
+      .def("arguments", &Blueprint::arguments, py::arg("launch"), py::arg("names"),
+           "The integers among the arguments of a launch that have these names.");
   py::class_<LaunchPlan, Owned>(module, "LaunchPlan", py::dynamic_attr(),
                                 py::custom_type_setup(&Vectorcall<LaunchPlan, &vectorcall>::setup),
                                 "Kernels and one problem with everything decided; calling it only launches.")
-      .def(py::init(&make), py::arg("slots"), py::arg("temporaries"), py::arg("steps"), py::arg("options"),
-           py::arg("like") = py::none())
+      .def(py::init(&make), py::arg("blueprint"), py::arg("like") = py::none(), py::arg("keep") = false)
       .def("replace", &LaunchPlan::replace, py::arg("next"), py::keep_alive<1, 2>(),
            "Has launches go to another plan of the same operands, but never during the capture of a graph.")
       .def_property_readonly(

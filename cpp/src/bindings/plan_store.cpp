@@ -10,7 +10,7 @@ namespace atomr_cutlass {
 namespace {
 
 // Kinds of words, in their highest byte.
-enum Tag : uint64_t { kNone = 1, kBool, kInt, kFloat, kText, kTuple, kList, kObject, kView, kNumber };
+enum Tag : uint64_t { kNone = 1, kBool, kInt, kFloat, kText, kTuple, kList, kObject, kView, kNumber, kShape };
 
 constexpr uint64_t tagged(Tag tag, uint64_t argument, uint64_t more = 0) {
   return uint64_t(tag) << 56 | argument << 40 | more;
@@ -34,8 +34,24 @@ void PlanStoreKey::add_view(uint64_t argument, Operand const& operand) {
   uint64_t const type = uint64_t(operand.dtype.code) << 8 | operand.dtype.bits;
   add(tagged(kView, argument, uint64_t(operand.rank) << 32 | uint64_t(address_alignment(operand.data)) << 24 | type));
   add(uint64_t(operand.device.id));
-  for (int i = 0; i < operand.rank; ++i) add(uint64_t(operand.shape[i]));
-  for (int i = 0; i < operand.rank; ++i) add(uint64_t(operand.strides[i]));
+  for (int i = 0; i < operand.rank; ++i) extents_.emplace_back(operand.shape[i]);
+  for (int i = 0; i < operand.rank; ++i) extents_.emplace_back(operand.strides[i]);
+}
+
+bool PlanStoreKey::add_shape(uint64_t argument, py::handle value) {
+  if (PyTuple_CheckExact(value.ptr()) == 0) return false;
+  int64_t extents[kMaxRank];
+  Py_ssize_t const rank = PyTuple_GET_SIZE(value.ptr());
+  for (Py_ssize_t i = 0; i < rank; ++i) {
+    PyObject* const extent = PyTuple_GET_ITEM(value.ptr(), i);
+    int overflow = 0;
+    if (i == kMaxRank || PyLong_CheckExact(extent) == 0) return false;
+    extents[i] = PyLong_AsLongLongAndOverflow(extent, &overflow);
+    if (overflow != 0) return false;
+  }
+  add(tagged(kShape, argument, uint64_t(rank)));
+  for (Py_ssize_t i = 0; i < rank; ++i) extents_.emplace_back(extents[i]);
+  return true;
 }
 
 void PlanStoreKey::add_text(uint64_t argument, std::string_view text) {
@@ -113,26 +129,28 @@ bool PlanStoreKey::add_object(uint64_t argument, py::handle value) {
   return true;
 }
 
-uint64_t PlanStoreKey::hash() const {
+uint64_t PlanStoreKey::hash(bool family) const {
   constexpr uint64_t kFactor = 0x9E3779B97F4A7C15u;
   // Side by side: each waits for its own products alone.
   uint64_t lanes[] = {1, 2, 3, 4};
-  auto const mix = [&lanes](uint64_t const* words, size_t count) {
+  auto const mix = [&lanes](auto const* words, size_t count) {
     for (size_t i = 0; i < count; ++i) {
       uint64_t& lane = lanes[i % 4];
-      lane = (lane ^ words[i]) * kFactor;
+      lane = (lane ^ uint64_t(words[i])) * kFactor;
     }
   };
   mix(spilt_.data(), spilt_.size());
   mix(words_.data(), count_);
+  if (!family) mix(extents_.data(), extents_.size());
   uint64_t made = 0;
   for (uint64_t const lane : lanes) made = (made ^ lane ^ lane >> 32) * kFactor;
   return made ^ made >> 29;
 }
 
-bool PlanStoreKey::same_words(PlanStoreKey const& other) const {
+bool PlanStoreKey::same_words(PlanStoreKey const& other, bool family) const {
   return count_ == other.count_ && std::equal(words_.begin(), words_.begin() + count_, other.words_.begin()) &&
-         spilt_ == other.spilt_;
+         spilt_ == other.spilt_ &&
+         (family || std::equal(extents_.begin(), extents_.end(), other.extents_.begin(), other.extents_.end()));
 }
 
 bool PlanStoreKey::same_objects(PlanStoreKey const& other) const {
@@ -150,8 +168,21 @@ std::shared_ptr<PlanStoreKey const> PlanStoreKey::moved() {
   made->count_ = count_;
   std::copy_n(words_.begin(), count_, made->words_.begin());
   made->spilt_ = std::move(spilt_);
+  for (int64_t const extent : extents_) made->extents_.emplace_back(extent);
   made->objects_ = std::move(objects_);
   return made;
+}
+
+std::shared_ptr<PlanRecipe const> PlanFamily::find(PlanStoreKey const& key, std::vector<Number>& numbers) {
+  auto const found = programs_.find(key.extents().data(), key.extents().size(), numbers);
+  missed_ += !found;
+  return found ? recipes_[*found] : nullptr;
+}
+
+void PlanFamily::add(std::vector<Instruction> const& program, PlanRecipe recipe) {
+  if (programs_.add(program, recipes_.size())) {
+    recipes_.push_back(std::make_shared<PlanRecipe const>(std::move(recipe)));
+  }
 }
 
 bool StoredPlan::superseded() const {
@@ -171,6 +202,21 @@ std::shared_ptr<StoredPlan const> PlanStore::find(PlanStoreKey const& key) {
   // Comparing may run Python's code, which may have other threads change the store.
   auto const kept = place->second->key;
   return kept->same_objects(key) ? found : nullptr;
+}
+
+std::shared_ptr<PlanFamily> PlanStore::family(std::shared_ptr<PlanStoreKey const> const& key) {
+  Reference const reference{key.get(), key->hash(true)};
+  auto const place = families_.find(reference);
+  if (place == families_.end()) {
+    decltype(families_) dropped;  // whose end may run Python's code
+    if (families_.size() >= capacity_) dropped.swap(families_);
+    auto made = std::make_shared<PlanFamily>(key);
+    families_.emplace(reference, made);
+    return made;
+  }
+  auto found = place->second;
+  if (!key->has_objects()) return found;
+  return found->member().same_objects(*key) ? found : nullptr;
 }
 
 void PlanStore::put(std::shared_ptr<PlanStoreKey const> key, std::shared_ptr<StoredPlan const> plan) {
@@ -194,6 +240,8 @@ void PlanStore::clear() {
   Order dropped;
   places_.clear();
   dropped.swap(order_);
+  decltype(families_) families;
+  families.swap(families_);
 }
 
 py::list PlanStore::plans() const {

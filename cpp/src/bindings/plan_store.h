@@ -13,12 +13,15 @@
 #include <utility>
 #include <vector>
 
+#include "../inline_vector.h"
 #include "../launch_plan.h"
+#include "../shape_program.h"
+#include "plans.h"
 
 namespace atomr_cutlass {
 
 // What tells apart calls that have different plans. Values are words; of objects there are the type and the hash, and
-// the objects themselves to be compared.
+// the objects themselves to be compared. Calls that differ in the extents and strides of arrays alone are a family.
 class PlanStoreKey {
  public:
   PlanStoreKey() = default;
@@ -31,6 +34,8 @@ class PlanStoreKey {
   }
   // A view of the argument of this number. Its address counts as far as it says which loads are aligned.
   void add_view(uint64_t argument, Operand const& operand);
+  // Extents that are an option; false for what is no tuple of such.
+  bool add_shape(uint64_t argument, pybind11::handle value);
   // False for a value that a plan cannot be found by: one without a hash of what it holds, or that may be called.
   bool add_option(uint64_t argument, pybind11::handle value);
   void add_text(uint64_t argument, std::string_view text);
@@ -39,9 +44,11 @@ class PlanStoreKey {
   // The length of a list of arrays, whose views follow.
   void add_list(uint64_t argument, size_t size);
 
-  // Of the words so far.
-  uint64_t hash() const;
-  bool same_words(PlanStoreKey const& other) const;
+  // Of the words so far; `family`: but for extents and strides.
+  uint64_t hash(bool family = false) const;
+  bool same_words(PlanStoreKey const& other, bool family = false) const;
+  // Extents, then strides, of each view, and shapes.
+  InlineVector<int64_t, 48> const& extents() const { return extents_; }
   bool has_objects() const { return !objects_.empty(); }
   // May run Python's code.
   bool same_objects(PlanStoreKey const& other) const;
@@ -57,6 +64,7 @@ class PlanStoreKey {
   std::array<uint64_t, 96> words_;
   size_t count_ = 0;
   std::vector<uint64_t> spilt_;
+  InlineVector<int64_t, 48> extents_;
   std::vector<pybind11::object> objects_;
 };
 
@@ -84,6 +92,44 @@ struct StoredPlan {
   bool superseded() const;
 };
 
+// How the plan of a call is made from that of another of its family.
+struct PlanRecipe {
+  struct Hole {
+    size_t result;
+    int dimension;
+    uint32_t number;
+  };
+  Blueprint blueprint;
+  pybind11::object remake;  // makes a plan of a blueprint and the first array of a call
+  StoredPlan like;          // without a plan
+  std::vector<Hole> holes;  // in the extents of results
+};
+
+// The recipes of a family.
+class PlanFamily {
+ public:
+  static constexpr size_t kRecipesAtMost = 1024, kFailures = 8;
+
+  explicit PlanFamily(std::shared_ptr<PlanStoreKey const> member) : member_(std::move(member)) {}
+  PlanStoreKey const& member() const { return *member_; }
+
+  // The recipe for a call, or null, and the numbers that it needs.
+  std::shared_ptr<PlanRecipe const> find(PlanStoreKey const& key, std::vector<Number>& numbers);
+  void add(std::vector<Instruction> const& program, PlanRecipe recipe);
+  // Whether to learn the recipe of a call that there is none for: not of the first, which may stay the only one, nor
+  // where each call seems to need its own.
+  bool learns() const {
+    return missed_ > 1 && recipes_.size() < kRecipesAtMost && tried_ < 2 * recipes_.size() + kFailures;
+  }
+  void try_one() { ++tried_; }
+
+ private:
+  std::shared_ptr<PlanStoreKey const> member_;
+  ShapePrograms programs_;
+  std::vector<std::shared_ptr<PlanRecipe const>> recipes_;
+  size_t missed_ = 0, tried_ = 0;
+};
+
 // Those used most recently. The GIL guards it.
 class PlanStore {
  public:
@@ -91,6 +137,8 @@ class PlanStore {
 
   // The plan of a key, which is now the one used last, or null.
   std::shared_ptr<StoredPlan const> find(PlanStoreKey const& key);
+  // The family of a key; null where comparing objects says so.
+  std::shared_ptr<PlanFamily> family(std::shared_ptr<PlanStoreKey const> const& key);
   // Keeps a plan, in place of any other of its key.
   void put(std::shared_ptr<PlanStoreKey const> key, std::shared_ptr<StoredPlan const> plan);
   void clear();
@@ -112,8 +160,15 @@ class PlanStore {
   };
   using Order = std::list<Kept>;  // the latest use first
 
+  struct SameFamily {
+    bool operator()(Reference const& a, Reference const& b) const {
+      return a.hash == b.hash && a.key->same_words(*b.key, true);
+    }
+  };
+
   size_t capacity_;
   Order order_;
+  std::unordered_map<Reference, std::shared_ptr<PlanFamily>, Hash, SameFamily> families_;
   std::unordered_map<Reference, Order::iterator, Hash> places_;
 };
 

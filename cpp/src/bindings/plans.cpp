@@ -9,13 +9,6 @@ namespace py = pybind11;
 
 namespace atomr_cutlass {
 
-OperandSpec spec_of(py::tuple const& pair) {
-  OperandSpec spec;
-  spec.layout = pair[0].cast<OwnedOperand const&>().operand;
-  spec.alignment = pair[1].cast<int>();
-  return spec;
-}
-
 std::shared_ptr<atomr_cutlass_row const> row_of(py::object const& kernel, ArgsLayout const& layout) {
   if (py::isinstance<JitKernel>(kernel)) {
     auto const compiled = kernel.cast<std::shared_ptr<JitKernel>>();
@@ -69,6 +62,7 @@ py::object framework_array(DlExchangeApi const* api, Operand const& layout, std:
   if (data != nullptr) *data = static_cast<char*>(managed->tensor.data) + managed->tensor.byte_offset;
   if (axes != nullptr) managed = permuted(managed, *axes);
   void* object = nullptr;
+  // Takes the memory where it fails too: DLPack has its ownership stolen.
   if (api->object_from_managed(managed, &object) != 0) throw py::error_already_set();
   return py::reinterpret_steal<py::object>(static_cast<PyObject*>(object));
 }

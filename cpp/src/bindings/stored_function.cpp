@@ -32,7 +32,7 @@ constexpr uint64_t kOthers = kParametersAtMost;  // from here on arguments are t
 constexpr char kResult[] = "out";
 
 struct Parameter {
-  enum class Role : uint8_t { kOption, kArray, kScale, kFactor, kAlpha, kBeta, kStream };
+  enum class Role : uint8_t { kOption, kShape, kArray, kScale, kFactor, kAlpha, kBeta, kStream };
   py::object name;
   Role role;
   std::string label;    // the operand's name; of an array
@@ -51,6 +51,7 @@ struct View {
   size_t argument;
   int member;  // of a list, else -1
   Operand operand;
+  size_t first;  // its place among the key's extents
 };
 
 using Operands = InlineVector<Operand, 6>;
@@ -92,19 +93,73 @@ struct Attempt {
   std::optional<CallArrays> arrays;
   InlineVector<View, 6> views;
   InlineVector<py::object, 2> members;  // of lists, which may change meanwhile
+  InlineVector<std::pair<PyObject*, size_t>, 1> shapes;  // options that are, with their places among the key's extents
   double alpha = 1.0, beta = 0.0, scale_d = 1.0;
   PlanStoreKey key;
+  std::shared_ptr<PlanStoreKey const> kept;  // the key, once no plan has been found by it
+  std::shared_ptr<PlanFamily> family;
 };
+
+Instruction::Op operation_of(std::string const& name) {
+  using Op = Instruction::Op;
+  static auto const& known = *new std::unordered_map<std::string, Op>{
+      {"constant", Op::kConstant}, {"input", Op::kInput}, {"+", Op::kAdd},
+      {"-", Op::kSubtract},        {"*", Op::kMultiply},  {"/", Op::kDivide},
+      {"//", Op::kFloorDivide},    {"%", Op::kModulo},    {"&", Op::kAnd},
+      {"gcd", Op::kGcd},           {"<", Op::kLess},      {"<=", Op::kLessEqual},
+      {"==", Op::kEqual},          {"rank", Op::kRank},   {"least", Op::kLeast},
+      {"guard", Op::kGuard}};
+  return known.at(name);
+}
+
+Number number_from(py::handle value) {
+  return PyFloat_Check(value.ptr()) != 0 ? Number::of(value.cast<double>()) : Number::of(value.cast<int64_t>());
+}
+
+// ("constant", number), ("input", place), (operation, place, place), ("rank", ranking, places of each formulation's
+// extents, undivided), ("least", model, kernel, places of the extents, device), ("guard", place, number)
+Instruction instruction_of(py::tuple const& given) {
+  using Places = std::vector<uint32_t>;
+  Instruction made{operation_of(given[0].cast<std::string>())};
+  switch (made.op) {
+    case Instruction::Op::kConstant: made.constant = number_from(given[1]); break;
+    case Instruction::Op::kInput: made.a = given[1].cast<uint32_t>(); break;
+    case Instruction::Op::kRank:
+      made.ranking = given[1].cast<std::shared_ptr<estimate::Ranking>>();
+      made.extents = given[2].cast<std::vector<Places>>();
+      made.undivided = given[3].cast<bool>();
+      break;
+    case Instruction::Op::kLeast:
+      made.model = given[1].cast<std::shared_ptr<estimate::Model>>();
+      made.kernel = given[2].cast<std::shared_ptr<estimate::Kernel>>();
+      made.extents = {given[3].cast<Places>()};
+      made.gpu = read_gpu(given[4]);
+      break;
+    case Instruction::Op::kGuard:
+      made.a = given[1].cast<uint32_t>();
+      made.constant = number_from(given[2]);
+      break;
+    default: made.a = given[1].cast<uint32_t>(), made.b = given[2].cast<uint32_t>();
+  }
+  return made;
+}
 
 // What is left of a call that no plan is kept for: where the plan that is made of it belongs.
 class PendingCall {
  public:
-  PendingCall(std::shared_ptr<PlanStore> store, std::shared_ptr<PlanStoreKey const> key, py::object launch,
-              std::vector<std::string> labels)
+  PendingCall(std::shared_ptr<PlanStore> store, Attempt const& attempt, std::vector<std::string> labels)
       : store_(std::move(store)),
-        key_(std::move(key)),
-        launch_(std::move(launch)),
-        labels_(std::move(labels)) {}
+        key_(attempt.kept),
+        family_(attempt.family),
+        launch_(attempt.arrays ? attempt.arrays->launch_stream() : py::object()),
+        labels_(std::move(labels)) {
+    if (!learns()) return;
+    auto const add = [this](PyObject* given, size_t first) {
+      inputs_.append(py::make_tuple(py::reinterpret_borrow<py::object>(given), first));
+    };
+    for (View const& view : attempt.views) add(view.array, view.first);
+    for (auto const& [shape, first] : attempt.shapes) add(shape, first);
+  }
 
   // The `LaunchStream` that has imported arrays of the call; None where there is none.
   py::object launch() const { return launch_ ? launch_ : py::none(); }
@@ -115,20 +170,33 @@ class PendingCall {
     return kept != nullptr && !kept->superseded() ? kept->plan : py::none();
   }
 
+  // Whether others of its family are to profit from how this call is planned.
+  bool learns() const { return family_ != nullptr && family_->learns(); }
+
+  // Begins to learn; the arrays (and shapes) whose extents and strides are the inputs, each with the place of its
+  // first.
+  py::list inputs() const {
+    family_->try_one();
+    return inputs_;
+  }
+
   // Keeps a plan for calls like this one. `names` and `views` are of its operands, in order; `made` is (name, shape,
   // element) of the results that a call makes; those with as many dimensions as `axes` are given to the caller in that
-  // order of them.
+  // order of them. `learned` is (program, blueprint, what makes a plan of one), or None.
   void keep(py::object plan, std::vector<std::string> const& names, std::vector<OwnedOperand> const& views,
             py::list const& made, py::object arrange, std::vector<int> const& axes, std::pair<double, double> scalars,
-            bool parsed) const {
+            bool parsed, py::object const& learned) const {
     if (key_ == nullptr) return;
     auto stored = std::make_shared<StoredPlan>();
+    std::vector<PlanRecipe::Hole> holes;
     size_t count = names.size();
     if (py::isinstance<LaunchPlan>(plan)) {
       stored->launch = plan.cast<LaunchPlan*>();
       count = stored->launch->slots().size();
     }
-    for (py::handle const result : made) stored->results.push_back(result_of(result.cast<py::tuple>(), plan, axes));
+    for (py::handle const result : made) {
+      stored->results.push_back(result_of(result.cast<py::tuple>(), plan, axes, stored->results.size(), holes));
+    }
     stored->sources.resize(count);
     for (size_t i = 0; i < names.size(); ++i) {
       // The operands that may be left out come last before the result.
@@ -139,20 +207,43 @@ class PendingCall {
                        (stored->launch != nullptr && stored->launch->slots()[place].role == Slot::Role::kOutput);
       if (!found(names[i], *stored, source)) return;
     }
-    stored->plan = std::move(plan);
     if (!arrange.is_none()) stored->arrange = std::move(arrange);
     std::tie(stored->alpha, stored->beta) = scalars;
     stored->parsed = parsed;
+    if (!learned.is_none() && !parsed && family_ != nullptr && stored->launch != nullptr) {
+      try {
+        learn(learned, *stored, std::move(holes));
+      } catch (py::cast_error const&) {
+        // A constant beyond 64 bits: the call has been served, and others are planned as it was.
+      }
+    }
+    stored->plan = std::move(plan);
     store_->put(key_, std::move(stored));
   }
 
  private:
-  static StoredPlan::Result result_of(py::tuple const& given, py::handle plan, std::vector<int> const& axes) {
+  void learn(py::object const& learned, StoredPlan like, std::vector<PlanRecipe::Hole> holes) const {
+    auto const [program, blueprint, remake] = learned.cast<std::tuple<py::list, py::object, py::object>>();
+    std::vector<Instruction> steps;
+    for (py::handle const step : program) steps.push_back(instruction_of(step.cast<py::tuple>()));
+    like.launch = nullptr;
+    family_->add(steps, {blueprint.cast<Blueprint const&>(), remake, std::move(like), std::move(holes)});
+  }
+
+  static StoredPlan::Result result_of(py::tuple const& given, py::handle plan, std::vector<int> const& axes,
+                                      size_t result, std::vector<PlanRecipe::Hole>& holes) {
     Operand layout;
     layout.device = {kDlCuda, plan.attr("device").cast<int>()};
     auto const [code, bits] = given[2].cast<std::pair<int, int>>();
     layout.dtype = {uint8_t(code), uint8_t(bits), 1};
-    for (py::handle const extent : given[1].cast<py::tuple>()) layout.shape[layout.rank++] = extent.cast<int64_t>();
+    for (py::handle extent : given[1].cast<py::tuple>()) {
+      if (is_symbol(extent)) {
+        auto const& symbol = extent.cast<Symbol const&>();
+        holes.push_back({result, layout.rank, symbol.place});
+        extent = symbol.value;
+      }
+      layout.shape[layout.rank++] = extent.cast<int64_t>();
+    }
     return {given[0].cast<py::str>(), layout, size_t(layout.rank) == axes.size() ? axes : std::vector<int>()};
   }
 
@@ -168,7 +259,9 @@ class PendingCall {
 
   std::shared_ptr<PlanStore> store_;
   std::shared_ptr<PlanStoreKey const> key_;  // null: plans of such calls are not kept
+  std::shared_ptr<PlanFamily> family_;
   py::object launch_;
+  py::list inputs_;
   std::vector<std::string> labels_;  // of the call's views
 };
 
@@ -184,9 +277,9 @@ class StoredFunction {
         others_(others),
         environment_(std::move(environment)) {
     static auto const& roles = *new std::unordered_map<std::string, Parameter::Role>{
-        {"option", Parameter::Role::kOption}, {"array", Parameter::Role::kArray}, {"scale", Parameter::Role::kScale},
-        {"factor", Parameter::Role::kFactor}, {"alpha", Parameter::Role::kAlpha}, {"beta", Parameter::Role::kBeta},
-        {"stream", Parameter::Role::kStream}};
+        {"option", Parameter::Role::kOption}, {"shape", Parameter::Role::kShape},   {"array", Parameter::Role::kArray},
+        {"scale", Parameter::Role::kScale},   {"factor", Parameter::Role::kFactor}, {"alpha", Parameter::Role::kAlpha},
+        {"beta", Parameter::Role::kBeta},     {"stream", Parameter::Role::kStream}};
     numpy_number(nullptr);  // finds NumPy's types now: not while another thread waits for that with the GIL
     static uint64_t functions = 0;
     number_ = ++functions;
@@ -260,7 +353,10 @@ class StoredFunction {
     bool keyed = false;
     try {
       keyed = describe(arguments, attempt);
-      if (keyed) stored = store_->find(attempt.key);
+      if (keyed) {
+        stored = store_->find(attempt.key);
+        if (stored == nullptr) stored = derived(attempt);
+      }
     } catch (py::error_already_set& error) {
       if (!error.matches(PyExc_Exception)) throw;  // parsing will meet it again
       keyed = false;
@@ -280,9 +376,45 @@ class StoredFunction {
     if (keyed || launch) {
       std::vector<std::string> labels;
       for (View const& view : attempt.views) labels.push_back(label_of(label(arguments, view.argument), view.member));
-      pending = py::cast(PendingCall(store_, keyed ? attempt.key.moved() : nullptr, launch, std::move(labels)));
+      if (!keyed) attempt.kept = nullptr, attempt.family = nullptr;
+      if (keyed && attempt.kept == nullptr) attempt.kept = attempt.key.moved();
+      pending = py::cast(PendingCall(store_, attempt, std::move(labels)));
     }
     return {};
+  }
+
+  // The plan of a call that differs from others in extents and strides alone; null where they do not tell it.
+  std::shared_ptr<StoredPlan const> derived(Attempt& attempt) const {
+    attempt.kept = attempt.key.moved();
+    attempt.family = store_->family(attempt.kept);
+    if (attempt.family == nullptr) return nullptr;
+    try {
+      return remade(attempt);
+    } catch (py::error_already_set& error) {
+      if (!error.matches(PyExc_Exception)) throw;
+    } catch (std::exception const&) {
+      // Python will meet it again, and say what it is.
+    }
+    return nullptr;
+  }
+
+  std::shared_ptr<StoredPlan const> remade(Attempt& attempt) const {
+    std::vector<Number> numbers;
+    auto const recipe = attempt.family->find(*attempt.kept, numbers);
+    if (recipe == nullptr) return nullptr;
+    auto stored = std::make_shared<StoredPlan>(recipe->like);
+    stored->plan = recipe->remake(py::cast(recipe->blueprint.filled(numbers)), attempt.members[0]);
+    stored->launch = stored->plan.cast<LaunchPlan*>();
+    for (auto const& [result, dimension, number] : recipe->holes) {
+      stored->results[result].layout.shape[dimension] = numbers.at(number).whole;
+    }
+    for (size_t i = 0; i < stored->sources.size(); ++i) {
+      StoredPlan::Source& source = stored->sources[i];
+      if (source.view >= 0) source.layout = attempt.views[size_t(source.view)].operand;
+      if (source.result >= 0) source.layout = stored->launch->slots()[i].spec.layout;
+    }
+    store_->put(attempt.kept, stored);
+    return stored;
   }
 
   std::string label(Arguments const& arguments, size_t argument) const {
@@ -331,6 +463,12 @@ class StoredFunction {
     switch (parameter.role) {
       case Parameter::Role::kStream: return true;
       case Parameter::Role::kOption: return attempt.key.add_option(argument, value);
+      case Parameter::Role::kShape: {
+        size_t const first = attempt.key.extents().size();
+        if (!attempt.key.add_shape(argument, value)) return attempt.key.add_option(argument, value);
+        attempt.shapes.emplace_back(value, first);
+        return true;
+      }
       case Parameter::Role::kArray: return describe_arrays(argument, parameter.label.c_str(), value, attempt);
       case Parameter::Role::kAlpha:
         // Not in place of what there is: scales that are numbers may come before it.
@@ -379,7 +517,8 @@ class StoredFunction {
   }
 
   static bool describe_array(size_t argument, int member, char const* name, PyObject* array, Attempt& attempt) {
-    View const& view = attempt.views.emplace_back(array, argument, member, attempt.arrays->import(array, name));
+    View const& view = attempt.views.emplace_back(array, argument, member, attempt.arrays->import(array, name),
+                                                  attempt.key.extents().size());
     if (view.operand.device.type != kDlCuda) return false;
     attempt.key.add_view(argument, view.operand);
     return true;
@@ -502,8 +641,11 @@ void bind_plan_store(py::module_& module) {
       .def_property_readonly("launch", &PendingCall::launch,
                              "The `LaunchStream` that has imported arrays of the call, if any has.")
       .def_property_readonly("plan", &PendingCall::plan, "The plan that is kept for such calls, if any is.")
+      .def_property_readonly("learns", &PendingCall::learns,
+                             "Whether other extents are to profit from how this call is planned.")
+      .def("inputs", &PendingCall::inputs, "Begins to learn; the call's arrays and shapes, each with its first input.")
       .def("keep", &PendingCall::keep, py::arg("plan"), py::arg("names"), py::arg("views"), py::arg("made"),
-           py::arg("arrange"), py::arg("axes"), py::arg("scalars"), py::arg("parsed"));
+           py::arg("arrange"), py::arg("axes"), py::arg("scalars"), py::arg("parsed"), py::arg("learned") = py::none());
   py::class_<StoredFunction>(module, "StoredFunction", py::dynamic_attr(), py::custom_type_setup(&setup_function),
                              "A function whose calls find the plan of an earlier one.")
       .def(py::init<py::object, std::shared_ptr<PlanStore>, py::object, py::list const&, size_t, bool,

@@ -47,6 +47,7 @@ void bind_table(py::module_& module) {
       },
       "The table: one dict per kernel, those of packs after those linked in.");
   module.def("registry_generation", &registry_generation);
+  module.def("note_table_growth", &note_table_growth);
   module.def(
       "load_pack",
       [](std::string const& path, RowCheck const& check) {

@@ -9,6 +9,7 @@ from __future__ import annotations
 import abc
 import math
 import sys
+from collections.abc import Iterator
 from contextvars import ContextVar, Token
 from typing import Any
 
@@ -133,6 +134,12 @@ def launch_stream() -> LaunchStream:
     return _current.get() or LaunchStream(0, named=True)
 
 
+def namespaces(array: Any) -> Iterator[Any]:
+    """The packages of an array's classes, where they are loaded: a subclass may live in one of its own."""
+    for kind in type(array).__mro__:
+        yield sys.modules.get(kind.__module__.partition(".")[0].replace("jaxlib", "jax"))
+
+
 class Framework(abc.ABC):
     """An array framework. A method that a class leaves out does as for memory of the package's own."""
 
@@ -164,8 +171,7 @@ class Framework(abc.ABC):
 
     def from_host(self, result: np.ndarray[Any, Any], like: Any) -> Any:
         """A host result as an array of the kind of `like`: through its namespace's `from_dlpack`, if there is one."""
-        for kind in type(like).__mro__:  # a subclass may live in a module of its own
-            namespace = sys.modules.get(kind.__module__.partition(".")[0].replace("jaxlib", "jax"))
+        for namespace in namespaces(like):
             importer = getattr(namespace, "from_dlpack", None) or getattr(
                 getattr(namespace, "dlpack", None), "from_dlpack", None
             )

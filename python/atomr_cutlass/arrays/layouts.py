@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any, Protocol
 
 from .. import _core
+from .symbols import current, plain, plain_view, with_numbers
 
 Shape = tuple[int, ...]
 
@@ -59,9 +60,11 @@ def in_layout(values: Shape, layout: str) -> Shape:
 
 def relaid(view: _core.Operand, shape: Sequence[int], strides: Sequence[int]) -> _core.Operand:
     """A view of the same memory with these extents and strides."""
-    return _core.Operand(
-        view.pointer, list(shape), list(strides), view.dtype, view.device_type, view.device, view.read_only, view
-    )
+    own, given = view, (list(shape), list(strides))
+    if current() is not None:
+        own, given = plain_view(view), (list(map(plain, shape)), list(map(plain, strides)))
+    made = _core.Operand(own.pointer, *given, own.dtype, own.device_type, own.device, own.read_only, own)
+    return with_numbers(made, shape, strides)
 
 
 def pixel_strides(spec: Strided) -> tuple[int, int, int]:

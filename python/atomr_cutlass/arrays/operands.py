@@ -12,7 +12,7 @@ from .. import _core
 from ..checks import shown
 from ..errors import InvalidOperandError
 from ..generator.dtypes import CutlassDtype, ScaleType
-from . import numerics
+from . import numerics, symbols
 from .cuda_array_interface import ADDRESSES
 from .frameworks import DLPACK, JAX, OWN, LaunchStream, element_of, framework_of, launch_stream
 from .views import BYTE, CPU, CUDA, MANAGED, PINNED, dtype_of
@@ -36,7 +36,8 @@ def as_operand(array: Any, name: str = "an array") -> _core.Operand:
             while gradients are recorded.
         UnsupportedError: its framework is too old.
     """
-    return launch_stream().import_array(array, name)
+    view, trace = launch_stream().import_array(array, name), symbols.current()
+    return view if trace is None else trace.view(array, view)
 
 
 def launching(stream: Any, array: Any, *, awaited: bool = False) -> LaunchStream:
@@ -147,7 +148,8 @@ def empty(shape: tuple[int, ...], dtype: CutlassDtype, device: int, like: Any) -
 
 def empty_of(shape: tuple[int, ...], element: tuple[int, int], device: int, like: Any) -> tuple[Any, _core.Operand]:
     """`empty` for elements of DLPack's (type code, bits)."""
-    return launch_stream().allocate(shape, element, device, like)
+    array, view = launch_stream().allocate(tuple(map(symbols.plain, shape)), element, device, like)
+    return array, symbols.with_numbers(view, shape)
 
 
 def finished(array: Any, operand: _core.Operand, stream: int) -> Any:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import sys
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 from rich.console import Console
@@ -40,7 +41,7 @@ def list_command(
     ] = "",
     as_json: AsJson = False,
 ) -> None:
-    """The kernel table, packs included: a table on a terminal, otherwise one name a line."""
+    """The kernel table, packs included: a table on a terminal, otherwise one name a line; as JSON, a file of keys."""
     if op and op not in OPS:
         raise typer.BadParameter(f"unknown op {op!r}; valid: {', '.join(OPS)}", param_hint="--op")
     found = table.kernels(
@@ -50,7 +51,8 @@ def list_command(
         filter=name_filter or None,
     )
     if as_json:
-        print_json({"kernels": [_with_verification(info) for info in found]})
+        for info in found:
+            print(json.dumps({**info.to_dict(), "verified": verification(info.key, info).to_dict()}))
     elif sys.stdout.isatty():
         print_kernels(found)
     else:
@@ -61,10 +63,6 @@ def list_command(
             complain("no kernel of the table matches")
         else:
             complain(f"the table is empty; to fill it: {installation.build_command('default', '80;90a')}")
-
-
-def _with_verification(info: KernelInfo) -> dict[str, Any]:
-    return {**info.to_dict(), "verified": verification(info.key, info).to_dict()}
 
 
 def print_facts(facts: Info) -> None:

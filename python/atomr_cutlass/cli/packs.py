@@ -87,7 +87,7 @@ def list_command(path: One, *, as_json: AsJson = False) -> None:
     needs = f", needs GLIBC_{found['glibc']}" if found.get("glibc") else ""
     line(f"{found['name']}: {len(kernels)} kernels, {found['form']} {by}{needs}")
     for kernel in kernels:
-        size = size_text(kernel["bytes"]) if "bytes" in kernel else ""
+        size = size_text(sum(image["bytes"] for image in kernel["images"])) if kernel.get("images") else ""
         line(f"{kernel['arch']}  {size:>10}  {kernel['name']}")
 
 
@@ -118,7 +118,7 @@ def diff_command(first: One, second: One, *, as_json: AsJson = False) -> None:
     ours, theirs = (
         {kernel["name"]: kernel for kernel in pack.read_manifest(path)["kernels"]} for path in (first, second)
     )
-    same = ("sha256", "source")  # of cubins and of libraries
+    same = ("content", "images")  # libraries have no images of single kernels
     found = {
         "only_first": [name for name in ours if name not in theirs],
         "only_second": [name for name in theirs if name not in ours],
@@ -143,7 +143,7 @@ def merge_command(paths: Several, *, output: Output, as_json: AsJson = False) ->
     data = pack.encode(made)
     _write(output, data)
     if as_json:
-        print_json({"path": str(output), "bytes": len(data), **made.summary()})
+        print_json({"path": str(output), "bytes": len(data), **made.manifest()})
     else:
         line(f"{output}: {len(made.cubins)} kernels, {size_text(len(data))}")
 

@@ -11,6 +11,7 @@ from .. import _core
 from ..arrays.views import BYTE, dtype_of
 from ..errors import InvalidOperandError
 from ..generator.dtypes import CutlassDtype
+from ..generator.epilogue.common import form_of
 from ..generator.epilogue.lower import SOURCE, epilogue_id, operand_kinds, split, with_source
 from ..generator.epilogue.tree import COLUMN, MASK, MATRIX, ROW, SCALAR, EpilogueVisitorTree, Input, Output
 from ..pipeline.problem import GemmProblem, MatrixSpec, is_dense
@@ -226,6 +227,25 @@ def problem_for(problem: GemmProblem, fusion: Fusion, epilogue: str) -> GemmProb
     number = source_number(epilogue)
     c = problem.c if number is None else fusion.inputs[number].spec
     return dataclasses.replace(problem, epilogue=epilogue, operands=specs, c=c)
+
+
+def has_scales(problem: GemmProblem) -> bool:
+    """Whether a kernel of several trees may load the factors of a tree as scales, which do not multiply C.
+
+    They are contiguous then, and the same for all batches.
+    """
+    form = form_of(problem.epilogue)
+    if form is not None and problem.c is not None and form.source is None and not form.adds_c:
+        return False
+    for number, along in () if form is None else ((form.scale_a, -2), (form.scale_b, -1)):
+        if number is not None:
+            spec = problem.operands[number]
+            steps = zip(spec.shape[:-2], spec.strides[:-2], strict=True)
+            if any(extent > 1 and stride for extent, stride in steps):
+                return False
+            if spec.shape[along] > 1 and spec.strides[along] != 1:
+                return False
+    return True
 
 
 def _like_d(spec: MatrixSpec, d: MatrixSpec) -> bool:

@@ -6,7 +6,7 @@ import math
 from typing import Any
 
 from ..errors import UnsupportedError
-from ..generator.epilogue.common import form_of
+from ..generator.epilogue.common import form_of, wider
 from ..generator.epilogue.lower import is_common
 from ..generator.epilogue.tree import MASK, MATRIX
 from ..generator.key import KernelKey
@@ -36,6 +36,8 @@ class FusedOperands:
         self._places: list[Address] = []
         self._source = source_number(epilogue)
         self._common = form_of(epilogue) if is_common(key.epilogue) else None
+        # A kernel may reduce what nobody reads.
+        self._unread = steps.temporary(4) if fusion is not None and wider(epilogue) == key.epilogue else None
         for number, operand in enumerate(self._arrays):
             written = fusion is not None and operand in fusion.outputs
             size = operand.dtype.bits // 8
@@ -72,6 +74,8 @@ class FusedOperands:
             swapped: whether the kernel computes D^T.
         """
         found: dict[str, Any] = {}
+        if self._unread is not None:
+            found[f"operand{len(self._arrays)}"] = self._unread
         if self._common is not None:
             found["operand0_stride_m"] = self._common.told
             if self._source is not None:
@@ -81,9 +85,12 @@ class FusedOperands:
         ):
             stride_m, stride_n = operand.spec.strides[-2:]
             if self._common is not None:
+                at = moved(place, offset, operand.dtype)
                 if number == self._common.row:
-                    found["operand0"] = moved(place, offset, operand.dtype)
-                    found |= {"operand0_stride_n": stride_n, "operand0_batch_stride": batch_stride}
+                    found |= {"operand0": at, "operand0_stride_n": stride_n, "operand0_batch_stride": batch_stride}
+                name = next((name for name, which in self._common.scales.items() if which == number), None)
+                if name is not None:
+                    found |= {name: at, **({f"scale_form_{name[-1]}": 1} if name in ("scale_a", "scale_b") else {})}
                 continue
             if swapped:
                 stride_m, stride_n = stride_n, stride_m

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple, TypeAlias
 import numpy as np
 
 from .. import _core
-from ..arrays import numerics, operands
+from ..arrays import numerics, operands, symbols
 from ..errors import InvalidOperandError, UnsupportedError
 from ..generator.dtypes import CutlassDtype
 from ..generator.epilogue.lower import SOURCE, is_common, split
@@ -124,6 +124,7 @@ def require(
         if wrong is None and (in_background or (stream is not None and _core.capturing(device.index, stream))):
             return False
         if wrong is None:
+            symbols.refuse()
             wrong = "; ".join(_differences(key, asked, device.index, launch, make_probe))
             validations.remember(identity, wrong)
             if wrong:

@@ -26,7 +26,7 @@ from ..generator.key_file import line
 from ..generator.matrix import family
 from ..pipeline import devices
 from ..pipeline.devices import Device
-from .keyed_locks import KeyedLocks
+from .keyed_locks import KeyedLocks, renewed
 from .progress import announced
 from .toolchain import Toolchain, check_compiles, toolchain
 
@@ -49,7 +49,7 @@ _images: dict[tuple[str, str], str] = {}
 _locks = KeyedLocks()
 _missed: set[str] = set()
 _background: dict[tuple[str, str], tuple[threading.Thread, list[Callable[[], None]]]] = {}
-_background_lock = threading.Lock()
+_background_lock = renewed(sys.modules[__name__], "_background_lock", threading.Lock)
 _closing = threading.Event()
 _frozen = ""
 _PACKAGE = f"{Path(__file__).parents[1]}{os.sep}"
@@ -372,9 +372,7 @@ def _turns() -> threading.BoundedSemaphore:
 
 
 def _forget() -> None:
-    """After a fork: locks may be held by threads that are not here, and kernels belong to the parent's context."""
-    global _background_lock  # noqa: PLW0603
-    _background_lock = threading.Lock()
+    """After a fork: kernels belong to the parent's context, as threads do."""
     _background.clear()
     _kernels.clear()
     _images.clear()

@@ -1,4 +1,7 @@
-"""A lock for each key that is in use."""
+"""Locks that are free in a forked child, and those of keys.
+
+A lock that another thread holds during fork would stay locked in the child for ever.
+"""
 
 from __future__ import annotations
 
@@ -6,24 +9,45 @@ import contextlib
 import os
 import threading
 import weakref
-from collections.abc import Hashable, Iterator
-from typing import Any
+from collections.abc import Callable, Hashable, Iterator
+from typing import Any, TypeVar
 
 from ..errors import InvalidOperandError
 from ..generator.errors import shown
+
+T = TypeVar("T")
+
+
+_owners: weakref.WeakKeyDictionary[Any, dict[str, Callable[[], Any]]] = weakref.WeakKeyDictionary()
+
+
+def renewed(owner: Any, name: str, make: Callable[[], T]) -> T:
+    """Makes what an object or a module has under a name; in a forked child it has one that is made anew.
+
+    Args:
+        owner: the object, or a module.
+        name: of the attribute, to which the caller assigns what is returned.
+        make: makes a lock, or whatever goes with one.
+    """
+    _owners.setdefault(owner, {})[name] = make
+    return make()
+
+
+def _renew() -> None:
+    for owner, attributes in _owners.items():
+        for name, make in attributes.items():
+            setattr(owner, name, make())
+
+
+os.register_at_fork(after_in_child=_renew)
 
 
 class KeyedLocks:
     """Lets threads with one key take turns, and those with other keys pass. All are free in a forked child."""
 
     def __init__(self) -> None:
-        self.renew()
-        _all.add(self)
-
-    def renew(self) -> None:
-        """Frees every lock, whoever holds it."""
-        self._lock = threading.Lock()
-        self._held: dict[Hashable, list[Any]] = {}  # key -> [lock, users]
+        self._lock = renewed(self, "_lock", threading.Lock)
+        self._held: dict[Hashable, list[Any]] = renewed(self, "_held", dict)  # key -> [lock, users]
 
     @contextlib.contextmanager
     def hold(self, key: Hashable) -> Iterator[None]:
@@ -43,15 +67,3 @@ class KeyedLocks:
                 entry[1] -= 1
                 if entry[1] == 0:
                     self._held.pop(key, None)
-
-
-_all: weakref.WeakSet[KeyedLocks] = weakref.WeakSet()
-
-
-def _renew() -> None:
-    for locks in _all:
-        locks.renew()
-
-
-# A lock that another thread holds during fork would stay locked in the child for ever.
-os.register_at_fork(after_in_child=_renew)

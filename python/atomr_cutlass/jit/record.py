@@ -9,6 +9,7 @@ import atexit
 import contextlib
 import json
 import os
+import sys
 import threading
 import warnings
 import weakref
@@ -21,6 +22,7 @@ from ..generator import key_file
 from ..generator.errors import shown
 from ..generator.key import KernelKey
 from . import locks
+from .keyed_locks import renewed
 
 VARIABLE = "ATOMR_CUTLASS_RECORD"
 
@@ -43,9 +45,10 @@ class Recording:
             InvalidOperandError: the file is none of keys, or cannot be written.
         """
         self.path = path
-        self._lock = threading.Lock()
+        self._lock = renewed(self, "_lock", threading.Lock)
         self._known: set[tuple[KernelKey, str]] = set()
-        self._noted: dict[KernelKey, dict[str, int]] = {}
+        # A child leaves the parent's notes to the parent.
+        self._noted: dict[KernelKey, dict[str, int]] = renewed(self, "_noted", dict)
         self.flush()
 
     def note(self, launches: Launches) -> None:
@@ -81,11 +84,6 @@ class Recording:
             except ValueError as error:
                 raise InvalidOperandError(f"cannot record kernels in {self.path}, no file of keys: {error}") from error
             self._noted = {}
-
-    def forget(self) -> None:
-        """In a forked child: drops the parent's notes, which the parent writes."""
-        self._lock = threading.Lock()
-        self._noted = {}
 
 
 @contextlib.contextmanager
@@ -132,7 +130,7 @@ def note(plan: object, launches: Launches) -> None:
             warnings.warn(str(error), RuntimeWarning, stacklevel=3)
 
 
-_lock = threading.RLock()
+_lock = renewed(sys.modules[__name__], "_lock", threading.RLock)
 _plans: weakref.WeakKeyDictionary[object, Launches] = weakref.WeakKeyDictionary()
 _recordings: list[Recording] = []
 _started = False
@@ -162,16 +160,6 @@ def _start_from_environment() -> None:
             recording.flush()
 
     atexit.register(finish)
-
-
-def _forget() -> None:
-    global _lock  # noqa: PLW0603
-    _lock = threading.RLock()
-    for recording in _recordings:
-        recording.forget()
-
-
-os.register_at_fork(after_in_child=_forget)
 
 
 def _lines(path: Path) -> dict[KernelKey, dict[str, Any]]:

@@ -11,18 +11,19 @@ import functools
 import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from typing import Any, TypeVar, cast
+from typing import Any, TypeAlias, TypeVar, cast
 
 import numpy as np
 
 from .. import _core
-from ..arrays import operands
+from ..arrays import operands, symbols
 from ..arrays.arguments import on_reference
 from ..arrays.numerics import AnyArray
 from ..arrays.operands import CPU
 from ..generator.epilogue.tree import RESULT
 from ..jit import kernels
 from .invocation import Call, Invocation, Result
+from .plan import Plan
 
 PLANS_KEPT = 2048
 
@@ -33,7 +34,7 @@ kept_plans = _core.PlanStore(PLANS_KEPT)
 
 _ROLES = {
     "alpha": "alpha", "beta": "beta", "stream": "stream", "out": "array", "scale_a": "scale", "scale_b": "scale",
-    "scale_d": "scale", "global_scale": "factor",
+    "scale_d": "scale", "global_scale": "factor", "x_shape": "shape", "w_shape": "shape",
 }  # fmt: skip
 _LABELS = ("out", "scale_a", "scale_b", "scale_d", "global_scale")
 
@@ -85,6 +86,8 @@ def _serve(call: Call | Any, pending: _core.PendingCall | None) -> Any:
         return call
     launch = None if pending is None else pending.launch
     with operands.launching(call.options.stream, call.like) if launch is None else launch:
+        if pending is not None and pending.learns and (traced := _traced(call, pending)):
+            return _launched(*traced, pending)
         return _served(call.parse(call), pending)
 
 
@@ -143,25 +146,93 @@ def _served(invocation: Invocation, pending: _core.PendingCall | None) -> Any:
     return _on_host(invocation) if first.device_type == CPU else _on_gpu(invocation, pending)
 
 
+@dataclass(frozen=True)
+class _Results:
+    """The results of a call on a GPU.
+
+    Attributes:
+        arrays: the caller's, by name.
+        made: those that are new; None for JAX, which imports finished results only.
+        views: of all operands, results among them.
+    """
+
+    arrays: dict[str, Any]
+    made: dict[str, Any]
+    views: dict[str, _core.Operand]
+
+    @classmethod
+    def of(cls, invocation: Invocation) -> _Results:
+        """Those of a call, new ones allocated."""
+        call, views = invocation.call, dict(invocation.inputs)
+        first, arrays, made = next(iter(views.values())), {RESULT: call.out}, {}
+        for name, result in invocation.results.items():
+            arrays[name] = result.array
+            if result.view is None:
+                made[name], views[name] = operands.empty_of(result.shape, result.element, first.device, call.like)
+            else:
+                views[name] = result.view
+                if result.array is None:  # of JAX
+                    made[name] = None
+        return cls(arrays, made, views)
+
+
+_Learned: TypeAlias = "tuple[list[tuple[Any, ...]], _core.Blueprint, Callable[[_core.Blueprint, Any], Plan]]"
+"""The program of a traced plan, and its recipe."""
+
+
+def _traced(call: Call, pending: _core.PendingCall) -> tuple[Invocation, _Results, Plan, _Learned] | None:
+    """A call that is planned with symbols for extents; None where its plan depends on more, or there is none."""
+    try:
+        with symbols.tracing(pending.inputs()) as trace:
+            invocation = call.parse(call)
+            first = next(iter(invocation.inputs.values()))
+            if invocation.memory or call.parsed or not invocation.on_gpu or on_reference(call.options.backend, first):
+                return None
+            invocation.check_kernels()
+            stream = operands.launch_stream().handle
+            if invocation.by_reference or invocation.empty or _core.capturing(first.device, stream):
+                return None
+            results = _Results.of(invocation)
+            plan = invocation.plan(results.views, like=call.like, stream=stream)
+    except Warning:  # that is an error here: it is not given again
+        raise
+    except Exception:  # noqa: BLE001 - which planning without symbols meets again, if it is the call's
+        return None
+    if plan.recipe is None or not plan.checked:
+        return None
+    views = {name: symbols.plain_view(view) for name, view in results.views.items()}
+    return invocation, replace(results, views=views), plan, (trace.program, *plan.recipe)
+
+
 def _on_gpu(invocation: Invocation, pending: _core.PendingCall | None) -> Any:
-    call, views = invocation.call, dict(invocation.inputs)
-    first, like = next(iter(views.values())), call.like
-    stream = operands.launch_stream().handle
-    arrays, made = {RESULT: call.out}, {}
-    for name, result in invocation.results.items():
-        arrays[name] = result.array
-        if result.view is None:
-            made[name], views[name] = operands.empty_of(result.shape, result.element, first.device, like)
-        else:
-            views[name] = result.view
-            if result.array is None:  # of JAX, which imports finished results only
-                made[name] = None
+    results, stream = _Results.of(invocation), operands.launch_stream().handle
     if invocation.empty:
-        invocation.write_nothing(views, stream)
-    else:
-        _launch(invocation, views, like, stream, pending)
-    for name, array in made.items():
-        arrays[name] = invocation.present(operands.finished(array, views[name], stream))
+        invocation.write_nothing(results.views, stream)
+        return _finished(invocation, results, stream)
+    kept = None if pending is None else pending.plan
+    plan = invocation.plan(results.views, like=invocation.call.like, stream=stream) if kept is None else kept
+    return _launched(invocation, results, plan, None, pending if kept is None else None)
+
+
+def _launched(
+    invocation: Invocation, results: _Results, plan: Any, learned: _Learned | None, pending: _core.PendingCall | None
+) -> Any:
+    """Launches a plan, and keeps it unless `pending` is None, with what has been learned of it."""
+    stream = operands.launch_stream().handle
+    names, taken = _launch(invocation, results.views, plan, stream)
+    if pending is not None and getattr(plan, "checked", True):
+        results_of = invocation.results.items()
+        new = [(name, result.shape, result.element) for name, result in results_of if result.view is None]
+        call, axes = invocation.call, list(invocation.axes)
+        pending.keep(plan, names, taken, new, invocation.arrange, axes, call.scalars, call.parsed, learned)
+    return _finished(invocation, results, stream)
+
+
+def _finished(invocation: Invocation, results: _Results, stream: int) -> Any:
+    """The results as the caller gets them."""
+    arrays = dict(results.arrays)
+    for name, array in results.made.items():
+        arrays[name] = invocation.present(operands.finished(array, results.views[name], stream))
     return invocation.returned(arrays)
 
 
@@ -171,24 +242,19 @@ def _on_host(invocation: Invocation) -> Any:
     for name, result in invocation.results.items():
         if name not in views:
             _, views[name] = operands.empty_of(result.shape, result.element, 0, None)
-    _launch(invocation, views, None, 0, None)
+    _launch(invocation, views, invocation.plan(views, like=None, stream=0), 0)
     return _delivered(invocation, {name: operands.download(views[name]) for name in invocation.results})
 
 
 def _launch(
-    invocation: Invocation, views: dict[str, _core.Operand], like: Any, stream: int, pending: _core.PendingCall | None
-) -> None:
-    kept = None if pending is None else pending.plan
-    made = invocation.plan(views, like=like, stream=stream) if kept is None else kept
-    names = invocation.order(made)
+    invocation: Invocation, views: Mapping[str, _core.Operand], plan: Any, stream: int
+) -> tuple[tuple[str, ...], list[_core.Operand]]:
+    """Launches a plan; the names of its operands, and their views."""
+    names = invocation.order(plan)
     taken = [invocation.present(views[name]) for name in names]
     alpha, beta = invocation.call.scalars
-    made(*taken[:-1], out=taken[-1], alpha=alpha, beta=beta, stream=stream)
-    if pending is None or kept is not None or not getattr(made, "checked", True):
-        return
-    new = [(name, result.shape, result.element) for name, result in invocation.results.items() if result.view is None]
-    arrange, axes = invocation.arrange, list(invocation.axes)
-    pending.keep(made, names, taken, new, arrange, axes, (alpha, beta), invocation.call.parsed)
+    plan(*taken[:-1], out=taken[-1], alpha=alpha, beta=beta, stream=stream)
+    return names, taken
 
 
 def _on_reference(invocation: Invocation) -> Any:

@@ -57,12 +57,14 @@ class Launch:
         seconds: the estimate.
         split_k: slices of K (sm80 generation).
         swizzle, raster: what the persistent scheduler is asked for (sm90 generation); see cpp/src/tile_scheduler.h.
+        width: columns of a tile (of D^T: rows of D), for kernels whose launch chooses them; 0 of others.
     """
 
     seconds: float
     split_k: int = 1
     swizzle: int = 1
     raster: int = HEURISTIC
+    width: int = 0
 
 
 @dataclass(frozen=True)
@@ -77,6 +79,7 @@ class Candidate(Generic[F]):
             convolution as a GEMM. None for kernels of one task, such as casts.
         split_k: slices of K.
         swizzle, raster: for the persistent scheduler (sm90 generation); see cpp/src/tile_scheduler.h.
+        width: columns of a tile (of D^T: rows of D), for kernels whose launch chooses them; 0 of others.
         tuned: whether a record of `tuning` says so, and not the model.
     """
 
@@ -87,7 +90,13 @@ class Candidate(Generic[F]):
     split_k: int = 1
     swizzle: int = 1
     raster: int = HEURISTIC
+    width: int = 0
     tuned: bool = False
+
+    @property
+    def options(self) -> tuple[int, int, int, int]:
+        """The launch options: slices of K, swizzle, raster order and width."""
+        return self.split_k, self.swizzle, self.raster, self.width
 
     @property
     def origin(self) -> str:

@@ -1,10 +1,10 @@
 """The constants of the analytic model: how long a kernel would take for a problem, before anything is launched.
 
 The model itself is `_core.TimeModel` (cpp/src/estimate.h says of which parts it consists). The constants of the sm90
-generation were fitted on an H200 to 657 problems with shapes drawn at random, up to 37 kernels with their swizzles and
-raster orders, each launched before the last has ended (benchmarks/fit_estimate.py); those of the sm80 generation are
-the vendor's rates, scaled where measured (docs/performance.md). Cells of sm100 and sm120 are estimated with sm90's
-constants and the vendor's rates: nothing was measured there.
+generation were fitted on an H200 to some 1,000 problems with shapes drawn at random, up to 37 kernels with their
+slices, swizzles and raster orders, each launched before the last has ended (benchmarks/fit_estimate.py); those of the
+sm80 generation are the vendor's rates, scaled where measured (docs/performance.md). Cells of sm100 and sm120 are
+estimated with sm90's constants and the vendor's rates: nothing was measured there.
 """
 
 from __future__ import annotations
@@ -13,10 +13,10 @@ import functools
 from typing import TYPE_CHECKING, TypeAlias
 
 from .. import _core
+from ..arrays import symbols
 from ..generator.epilogue.lower import is_common
-from ..generator.families import gemv
-from ..generator.key import KernelKey
-from ..generator.matrix import shared_memory
+from ..generator.families import gemm_sm90, gemv
+from ..generator.key import KernelKey, shared_memory
 from .candidate import Launch
 
 if TYPE_CHECKING:
@@ -44,63 +44,77 @@ COMMON_PART = 1.01
 
 # The sm90 generation.
 TILE_N_EFFICIENCY = {
-    256: 0.942, 208: 0.886, 192: 0.898, 160: 0.906, 144: 0.88, 128: 0.867, 96: 0.84, 64: 0.87, 32: 0.61, 16: 0.21,
+    256: 1.18, 208: 1.13, 192: 1.19, 160: 1.26, 144: 1.25, 128: 1.24, 96: 1.22, 64: 1.01, 32: 0.31, 16: 0.173,
 }  # fmt: skip
-"""Share of WGMMA's peak rate that a tile of this width sustains; narrow ones read A more often than they multiply."""
-ONE_WARPGROUP_EFFICIENCY = 0.95
+"""Share of WGMMA's peak rate at CLOCK_HZ that a tile of this width reaches; the clock may be higher."""
+ONE_WARPGROUP_EFFICIENCY = 0.924
 """The fraction of that which a tile of 64 rows reaches."""
+TALL_EFFICIENCY = 0.933
+"""Likewise, one of 256 rows."""
 FULL_ACCUMULATION_EFFICIENCY = 0.91
 """The fraction of it which fp8 reaches when float32 accumulates the tensor cores' sums every 128 elements of K."""
 BLOCK_SCALED_EFFICIENCY = 0.84
 """Likewise, where blocks have scales."""
 BLOCK_SCALED_ALONE = 0.88
 """The fraction of that which a single warp group reaches."""
-EXCHANGED_EFFICIENCY = 0.74
+EXCHANGED_EFFICIENCY = 0.9
 """The fraction of it that kernels reach which bring one operand to the tensor cores through registers."""
-L2_BYTES_PER_CLOCK = 61.8
-"""Bytes that one multiprocessor draws from L2 per clock when all do."""
-PORT_BYTES_PER_CLOCK = 110.0
-"""Bytes that it draws at most, however few others do."""
-STEP_CLOCKS = 177.0
+EXCHANGED_STEP_CLOCKS = 220.0
+"""The shortest step of theirs, for each 64 rows of a tile; see STEP_CLOCKS."""
+L2_BYTES_PER_CLOCK = 110.0
+"""Bytes of cache lines that one multiprocessor draws from L2 per clock when all do."""
+PAIR_BYTES_PER_CLOCK = 86.4
+"""Bytes that each of the two multiprocessors which share a port draws at most."""
+PORT_BYTES_PER_CLOCK = 207.0
+"""Likewise, where the other one is idle."""
+STREAMED = 1.53
+"""How much faster than DRAM_BYTES_PER_SECOND says kernels over TMA read and write what fits no cache."""
+STEP_CLOCKS = 15.7
 """The shortest step along K: barriers and latencies."""
-BEYOND_CLOCKS = 3.9
+BEYOND_CLOCKS = 3.18
 """Likewise, of each row of a tile that lies beyond the last of A."""
-WIDE_CLUSTER_STEP_CLOCKS = 247.0
+BEYOND_N_CLOCKS = 1.78
+"""Likewise, of each column beyond the last of B."""
+WIDE_CLUSTER_STEP_CLOCKS = 90.7
 """Likewise, where eight thread blocks of a cluster load for one another."""
-COOPERATIVE_TILE_SECONDS = 0.5e-6
-PINGPONG_TILE_SECONDS = 0.15e-6
-PROLOGUE_SECONDS = 0.45e-6
-STORE_BYTES_PER_SECOND = 49e9
+COOPERATIVE_TILE_SECONDS = 0.369e-6
+PINGPONG_TILE_SECONDS = 0.296e-6
+PROLOGUE_SECONDS = 0.288e-6
+STORE_BYTES_PER_SECOND = 34.7e9
 """At which one multiprocessor stores a finished tile."""
-SHOWN = 0.04
+SHOWN = 0.0465
 """The fraction of reading A and B through L2 that is not hidden behind the products."""
-SHOWN_ALONE = 0.087
+SHOWN_ALONE = 0.0845
 """Likewise, where neighbours in the list of tiles have tiles of one operand in common only."""
-MISSED = 0.125
+MISSED = 0.132
 """The same fraction of reading from device memory on L2 misses."""
 L2_SHARE = 0.25
 """The fraction of L2 that holds A and B until they are read again."""
-LAST_WAVE = 0.31
+LAST_WAVE = 0.332
 """The fraction of the last wave's idle multiprocessors that speeds up the others."""
-CLUSTER_SECONDS = 0.28e-6
+CLUSTER_SECONDS = 0.178e-6
 """Synchronizing a cluster at the start and the end."""
 NOSMEM_SECONDS = 2.0e-6
 NOSMEM_TILE_SECONDS = 6.0e-6
 """The additional time of storing a tile straight from registers."""
-STREAM_K_SECONDS = 2e-6
+STREAM_K_SECONDS = 1.08e-6
 """Clearing the barriers of a stream-K launch."""
 STREAM_K_SPLIT = 1.45
 """How much longer parts of tiles take where no tile is whole (an H200, three shapes)."""
-FIXUP_SECONDS = 6e-6
+FIXUP_SECONDS = 8.87e-6
 """Adding up the tiles that it cut."""
-PEER_SECONDS = 2e-6
+PEER_SECONDS = 1.3e-6
 """Each part of a tile but the first waits for its turn, reads, adds and writes."""
 
 COPIED = 0.85
 """The fraction of device memory's rate at which an operand is copied, transposed."""
 
 # Kernels of the sm90 generation for few rows.
-FEW_LAUNCH_SECONDS = 2.1e-6
+FEW_LAUNCH_SECONDS = 2.2e-6
+FEW_BUSY = 0.94
+"""Kernels of column-major weights are busy so many times as long as they assume by the constants below."""
+FEW_BUSY_ROWS = 0.91
+"""Likewise, of row-major ones."""
 FEW_CLUSTER_SECONDS = 0.17e-6
 """How much longer clusters of several thread blocks take."""
 FEW_STRADDLED = 0.08
@@ -132,7 +146,7 @@ SPLIT_LAUNCH_SECONDS = 3.7e-6
 SPLIT_DRAM_BYTES_PER_SECOND = 4.3e12
 SPLIT_SOFTNESS = 5.42
 """As FEW_SOFTNESS."""
-SPLIT_STEP = 1.08
+SPLIT_STEP = 1.2
 """Steps along K take so many times as long as the kernel assumes."""
 SPLIT_ELEMENT_SECONDS = 0.272e-9
 """Of storing a tile, for each of its elements."""
@@ -142,9 +156,13 @@ SPLIT_BYTES_PER_SECOND = 20.9e9
 """At which one multiprocessor writes and reads parts."""
 
 # Slices of K side by side, which another kernel adds up.
-DIVIDED_SECONDS = 1.9e-6
+DIVIDED_SECONDS = 0.708e-6
 """Starting that kernel, beside the end of the one before."""
-DIVIDED_BYTES_PER_SECOND = 3.0e12
+DIVIDED_ROUND_SECONDS = 0.537e-6
+"""Reading as many slices as a thread reads at once."""
+DIVIDED_AT_ONCE = 8
+"""Which are so many (Cast::kAtOnce)."""
+DIVIDED_BYTES_PER_SECOND = 5.01e12
 """At which it reads and writes."""
 DIVIDED_STEPS = 4
 """Along K, that a slice has at least."""
@@ -158,6 +176,24 @@ MULTISTAGE_L2_BYTES_PER_CLOCK = 42.0
 MULTISTAGE_TILE_SECONDS = 1.2e-6
 MMA_SYNC_ON_HOPPER = 1.8
 """How much longer than the rates say kernels over mma.sync take on sm_90 (the median of 100 timings)."""
+FMA_PER_CLOCK = 174.5
+"""Multiply-adds of IEEE float32 by a multiprocessor of sm_90, beside the loads that FMA_LOAD_CLOCKS counts.
+
+These and those of DMMA were fitted on an H200 to 38 random problems, with up to 40 kernels each.
+"""
+FMA_ALONG_K_CLOCKS = 0.487
+"""Clocks of each element of a tile, and step along K, where neighbours in memory lie along K."""
+FMA_LOAD_CLOCKS = 0.122
+"""The same, where they do not."""
+FMA_WARPS = 6.0
+"""That a multiprocessor is busy with."""
+FMA_TILE_SECONDS = 4.1e-6
+FMA_TURN_SECONDS = 1.9e-6
+"""As TURN_SECONDS."""
+DMMA_PER_CLOCK = 121.0
+"""Multiply-adds of float64."""
+DMMA_WARPS = 8.3
+DMMA_TILE_SECONDS = 3.0e-6
 TURN_SECONDS = 1.5e-6
 """One turn of serial split-K: wait for the semaphore, read, add and write a tile."""
 
@@ -193,6 +229,8 @@ CONV_TILE_SECONDS = 4.5e-6
 """Time of a thread block of a TMA convolution beside its products: to start, to store one tile and to end."""
 CONV_STEP_CLOCKS = 222.0
 """The shortest step along K of a TMA convolution."""
+CONV_EFFICIENCY = 0.867
+"""Share of WGMMA's peak rate that a TMA convolution sustains."""
 CONV_TILES_AT_ONCE = {64: 2}
 """Thread blocks of a TMA convolution on a multiprocessor, by the width of its tile; 1 for any other."""
 DIRECT_TAPS_PER_CLOCK = 48.0
@@ -219,7 +257,9 @@ model = model_now()
 @functools.lru_cache(8192)
 def kernel_of(key: KernelKey) -> _core.ModelKernel:
     """A kernel as the model describes it."""
-    return _core.ModelKernel(key, is_common(key.epilogue), shared_memory(key))
+    widths = gemm_sm90.widths(key)
+    told = (widths.start, widths.step) if widths else (0, 0)
+    return _core.ModelKernel(key, is_common(key.epilogue), shared_memory(key), told)
 
 
 def launch(key: KernelKey, extents: Extents, device: Device, shared_bytes: int, split_k: int = 1) -> Launch:
@@ -242,4 +282,5 @@ def slices(key: KernelKey, extents: Extents, device: Device) -> tuple[int, ...]:
 
 def least(key: KernelKey, extents: Extents, device: Device) -> float:
     """A time that no kernel of these types is estimated to stay below, whatever its tile and generation."""
-    return model.least(kernel_of(key), extents, device)
+    trace, kernel = symbols.current(), kernel_of(key)
+    return model.least(kernel, extents, device) if trace is None else trace.least(model, kernel, extents, device)

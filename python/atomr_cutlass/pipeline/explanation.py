@@ -35,13 +35,13 @@ class Explanation:
         reason: why this kernel, or why none.
         estimate_us: the model's estimate in microseconds, or None.
         candidates: the best few names with their estimates in microseconds.
-        nearest: name of the nearest cell of the matrix, when the table has none.
+        nearest: name of the nearest cell of the matrix, when the table has none, or lacks a kernel beside it.
         axes: the axes in which the nearest cell and the nearest built one differ.
         knob: the setting that adds the nearest cell, or one that computes what it does and other trees; None where no
             preset has either, so that it is compiled at run time only.
-        cached: of a kernel compiled at run time: `memory` or `disk` when it has been compiled, None when it would have
-            to be.
-        compile_seconds: how long that would take, about; 0 when it has been compiled, None for prebuilt kernels.
+        cached: of kernels compiled at run time, those beside the chosen one included: `memory` or `disk` when they have
+            been compiled, None when one would have to be.
+        compile_seconds: how long that would take, about; 0 when they have been compiled, None where all are prebuilt.
         verified: how the kernel (without one: the nearest cell) has been verified, by what and when, and whether it has
             changed since; empty where there is neither.
         notes: rewrites and limits that apply, such as a column-major D by exchange or fp8 operands that are cast.
@@ -74,7 +74,8 @@ class Explanation:
         if self.kernel:
             lines.insert(0, f"{self.kernel} ({self.source}, about {self.estimate_us:.1f} us by the model)")
         if self.compile_seconds is not None:
-            waiting = f"it would be compiled first, about {self.compile_seconds:.0f} s on two cores"
+            subject = "it" if self.source == "jit" else "a kernel beside it"
+            waiting = f"{subject} would be compiled first, about {self.compile_seconds:.0f} s on two cores"
             lines.append(f"compiled at run time, and in the cache ({self.cached})" if self.cached else waiting)
         lines += [f"nearest in the matrix: {self.nearest}"] if self.nearest else []
         lines += [f"it differs from what is built in: {', '.join(self.axes)}"] if self.axes else []
@@ -105,6 +106,8 @@ def explain(request: Request, *, jit: str | None = None) -> Explanation:
             return Explanation(request, arch, reason="the result is empty: nothing is launched")
         policy = kernels.policy(jit)
         best = select.choose(search, jit=policy, record=False)
+        searches = search.helpers(best.formulation)
+        helpers = [(helper, select.choose(helper, jit=policy, record=False)) for helper in searches]
     except KernelNotFoundError as error:
         return (
             Explanation(request, arch, reason=str(error))
@@ -120,23 +123,27 @@ def explain(request: Request, *, jit: str | None = None) -> Explanation:
         if candidate.key not in {other.key for other in ranked[:number]}
     ]
     notes = tuple(_notes(request, search, best, ranked, arch))
-    if best.info is None:
-        return _compiled(request, search, arch, best, notes)
     if policy != "off" and not best.tuned:
         better = better_cell(search, best, WORTHWHILE if policy == "background" else FAR)
         if better is not None:
             notes += (f"{better.key.name} is compiled in the background and takes over when it is ready",)
-    return Explanation(
+    reason = "the table has no kernel for it: the matrix's best by the model, compiled at run time"
+    if best.info is not None:
+        reason = f"the best estimate of {len(ranked)} cells that match types, layouts and alignment"
+    found = Explanation(
         request=request,
         arch=arch,
         kernel=best.key.name,
         source=best.origin,
-        reason=f"the best estimate of {len(ranked)} cells that match types, layouts and alignment",
+        reason=reason,
         estimate_us=best.seconds * 1e6,
-        candidates=tuple((candidate.key.name, candidate.seconds * 1e6) for candidate in ranked[:5]),
+        candidates=tuple((candidate.key.name, candidate.seconds * 1e6) for candidate in (ranked or [best])[:5]),
         verified=str(verification(best.key, best.info)),
         notes=notes,
     )
+    lacking = [(search, best), *helpers]
+    lacking = [(of, candidate) for of, candidate in lacking if candidate.info is None]
+    return _compiled(found, lacking) if lacking else found
 
 
 def _notes(
@@ -147,6 +154,8 @@ def _notes(
         yield f"tuned: this kernel was measured to be the fastest on {search.device.name}, in that time"
     if search.batch_invariant:
         yield f"batch-invariant: {select.reduction(search)}"
+    if best.width:
+        yield f"its tiles have {best.width} of at most {best.key.tile[1]} columns, told at launch"
     if note := search.note(best.formulation):
         yield note
     of_tree = bool(split(best.key.epilogue)[1])  # a tree of a bias and an activation may need no kernel of its own
@@ -165,30 +174,27 @@ def _notes(
             yield f"an sm80-generation cell: {where} has none with TMA that serves this request"
 
 
-def _compiled(
-    request: Request, search: KernelSearch[Any], arch: SmArch, best: Candidate[Any], notes: tuple[str, ...]
-) -> Explanation:
-    """Of a kernel that the table lacks and that is compiled at run time."""
-    absent = _missing(request, search, arch, "", best)
+def _compiled(found: Explanation, lacking: Sequence[tuple[KernelSearch[Any], Candidate[Any]]]) -> Explanation:
+    """The explanation of a plan that has kernels which the table lacks: its own, helpers, or both."""
+    search, first = lacking[0]
+    lacks = "the table has no kernel for it" if found.source == "jit" else f"the table lacks {first.key.name}"
     passed_over = select.too_new(search)
-    notes += (passed_over,) if passed_over else ()
-    if kernels.frozen() == "error" and not kernels.ready(best.key, search.device):
-        return replace(absent, reason=f"the table has no kernel for it, and {kernels.problem()}", notes=notes)
+    notes = (*found.notes, passed_over) if passed_over else found.notes
+    absent = replace(_missing(found.request, search, found.arch, "", first), notes=notes)
+    if kernels.frozen() == "error" and not all(kernels.ready(of.key, search.device) for _, of in lacking):
+        return replace(absent, reason=f"{lacks}, and {kernels.problem()}")
     try:
-        cached = kernels.where(best.key, kernels.target_for(best.key, search.device))
+        places = [kernels.where(of.key, kernels.target_for(of.key, search.device)) for _, of in lacking]
     except CutlassError as error:
-        reason = f"the table has no kernel for it, and it cannot be compiled: {error}"
-        return replace(absent, reason=reason, notes=notes)
+        return replace(absent, reason=f"{lacks}, and it cannot be compiled: {error}")
+    waiting = sum(family(of.key).compile_seconds for (_, of), place in zip(lacking, places, strict=True) if not place)
     return replace(
-        absent,
-        kernel=best.key.name,
-        source="jit",
-        reason="the table has no kernel for it: the matrix's best by the model, compiled at run time",
-        estimate_us=best.seconds * 1e6,
-        candidates=((best.key.name, best.seconds * 1e6),),
-        cached=cached,
-        compile_seconds=0.0 if cached else family(best.key).compile_seconds,
-        verified=str(verification(best.key)),
+        found,
+        nearest=absent.nearest,
+        axes=absent.axes,
+        knob=absent.knob,
+        cached=None if None in places else max(places, key=("memory", "disk").index),
+        compile_seconds=float(waiting),
         notes=notes,
     )
 

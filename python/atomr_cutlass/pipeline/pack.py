@@ -16,7 +16,7 @@ import json
 import os
 import struct
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +24,7 @@ from .. import _core
 from ..errors import LibraryError
 from ..generator import key_file
 from ..generator.key import KernelKey
+from ..generator.manifest import cuda_version, kernel, manifest
 from ..generator.seal import unseal
 
 MAGIC = b"atomr_cutlass cubins 1\n"
@@ -45,7 +46,6 @@ class Built:
         abi_version: of the C ABI.
         layout: digest of the ABI's layout, in hexadecimal digits.
         compiler: such as `nvrtc 13.0.88`.
-        cuda_version: of the compiler; 13000 means 13.0.
         headers: digests of the headers, by whose they are.
         licenses: the texts that hold for the kernels, by what they are of.
     """
@@ -54,9 +54,13 @@ class Built:
     abi_version: int
     layout: str
     compiler: str
-    cuda_version: int
     headers: Mapping[str, str]
     licenses: Mapping[str, str]
+
+    @property
+    def cuda_version(self) -> int:
+        """Of the compiler; 13000 means 13.0."""
+        return cuda_version(self.compiler)
 
 
 @dataclass(frozen=True)
@@ -90,15 +94,16 @@ class Pack:
     built: Built
     cubins: tuple[Cubin, ...]
 
-    def summary(self) -> dict[str, Any]:
-        """The manifest without texts and keys, and the name and size of each kernel, as JSON-ready values."""
-        built = {**asdict(self.built), "licenses": sorted(self.built.licenses)}
+    def manifest(self) -> dict[str, Any]:
+        """Its manifest, as JSON-ready values."""
         kernels = [
-            {"name": c.key.name, "arch": c.key.arch.value, "bytes": len(c.kernel) + len(c.companion),
-             "sha256": [_sha256(c.kernel), _sha256(c.companion)], "content": c.content, "verified": list(c.verified)}
-            for c in self.cubins
+            kernel(
+                cubin.key, cubin.content, cubin.verified, (cubin.kernel, cubin.companion),
+                shared_bytes=cubin.shared_bytes, threads=cubin.threads,
+            )
+            for cubin in self.cubins
         ]  # fmt: skip
-        return {"name": self.name, **built, "kernels": kernels}
+        return manifest(self.name, kernels, **asdict(self.built))
 
 
 def is_pack(data: bytes) -> bool:
@@ -109,16 +114,7 @@ def is_pack(data: bytes) -> bool:
 def encode(pack: Pack) -> bytes:
     """The file of a pack: the same bytes for the same pack."""
     images = [image for cubin in pack.cubins for image in (cubin.kernel, cubin.companion)]
-    kernels = [
-        {
-            "key": cubin.key.to_dict(), "name": cubin.key.name, "content": cubin.content,
-            "shared_bytes": cubin.shared_bytes, "threads": cubin.threads, "verified": list(cubin.verified),
-            "images": [{"bytes": len(i), "sha256": _sha256(i)} for i in (cubin.kernel, cubin.companion)],
-        }
-        for cubin in pack.cubins
-    ]  # fmt: skip
-    manifest = {"name": pack.name, "built": asdict(pack.built), "kernels": kernels}
-    text = json.dumps(manifest, sort_keys=True, separators=(",", ":")).encode()
+    text = json.dumps(pack.manifest(), sort_keys=True, separators=(",", ":")).encode()
     head = MAGIC + _LENGTH.pack(len(text)) + text
     return b"".join((head, bytes.fromhex(_sha256(head)), *images))
 
@@ -133,14 +129,14 @@ def decode(data: bytes, where: str) -> Pack:
     Raises:
         LibraryError: it is not as it was written, or no pack that this package can read; says which.
     """
-    manifest, start = _manifest(data, where)
+    told, start = _manifest(data, where)
     view = memoryview(data)
     try:
-        built = Built(**manifest["built"])
         # First of all, for what follows may mean something else in another version.
-        require_fit(built, where)
+        require_fit(told["abi_version"], told["layout"], where)
+        built = Built(**{one.name: told[one.name] for one in fields(Built)})
         cubins = []
-        for entry in manifest["kernels"]:
+        for entry in told["kernels"]:
             images = []
             for image in entry["images"]:
                 end = start + image["bytes"]
@@ -150,12 +146,11 @@ def decode(data: bytes, where: str) -> Pack:
                 start = end
                 if _sha256(images[-1]) != image["sha256"]:
                     raise _damaged(where, f"the code of {entry['name']} does not match its checksum")
-            kernel, companion = images
-            key = key_file.parse({**entry["key"], "name": entry["name"]})
+            code, companion = images
             cubins.append(
                 Cubin(
-                    key,
-                    kernel,
+                    key_file.parse(entry),
+                    code,
                     companion,
                     entry["content"],
                     entry["shared_bytes"],
@@ -165,27 +160,26 @@ def decode(data: bytes, where: str) -> Pack:
             )
         if start != len(data):
             raise _damaged(where, f"{len(data) - start} bytes follow its last image")
-        return Pack(manifest["name"], built, tuple(cubins))
+        return Pack(told["name"], built, tuple(cubins))
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise LibraryError("pack", f"{where} has a manifest that cannot be used ({error}): rebuild the pack") from error
 
 
-def require_fit(built: Built, where: str) -> None:
+def require_fit(abi_version: int, layout: str, where: str) -> None:
     """Refuses a pack that was built for another ABI than this package's.
 
     Raises:
         LibraryError: it was.
     """
-    if built.abi_version != _core.ABI_VERSION:
+    if abi_version != _core.ABI_VERSION:
         raise LibraryError(
             "pack",
-            f"{where} was built for ABI {built.abi_version}; this package speaks ABI {_core.ABI_VERSION}: rebuild the "
-            "pack",
+            f"{where} was built for ABI {abi_version}; this package speaks ABI {_core.ABI_VERSION}: rebuild the pack",
         )
-    if built.layout != LAYOUT:
+    if layout != LAYOUT:
         raise LibraryError(
             "pack",
-            f"{where} was built for another layout of the ABI's structs ({built.layout}; this package has {LAYOUT}): "
+            f"{where} was built for another layout of the ABI's structs ({layout}; this package has {LAYOUT}): "
             "rebuild the pack",
         )
 
@@ -210,10 +204,8 @@ def read_manifest(path: Path) -> dict[str, Any]:
     """
     data = content(path)
     if is_pack(data):
-        return {"form": "cubins", **decode(data, str(path)).summary()}
-    manifest = check_library(data, str(path))
-    kernels = [{"source": "", **kernel} for kernel in manifest["kernels"]]
-    return {"form": "library", **manifest, "kernels": kernels, "licenses": sorted(manifest.get("licenses", ()))}
+        return {"form": "cubins", **decode(data, str(path)).manifest()}
+    return {"form": "library", **check_library(data, str(path))}
 
 
 def check_library(data: bytes, where: str) -> dict[str, Any]:
@@ -227,22 +219,22 @@ def check_library(data: bytes, where: str) -> dict[str, Any]:
         LibraryError: it is not as it was built, or this system's C library is older than it needs.
     """
     try:
-        manifest = unseal(data)
-        needed, names = str(manifest["glibc"]), [str(kernel["name"]) for kernel in manifest["kernels"]]
+        told = unseal(data)
+        needed, count = str(told["glibc"]), len(told["kernels"])
     except (ValueError, RecursionError) as error:
         raise _damaged(where, str(error)) from error
     except (KeyError, TypeError) as error:
         raise LibraryError("pack", f"{where} has a manifest that cannot be used ({error}): rebuild the pack") from error
-    if manifest.get("layout", LAYOUT) != LAYOUT:  # where it is not said, the library itself says it once it is loaded
-        raise LibraryError("pack", f"{where} was built for another layout of the ABI's structs: rebuild the pack")
+    # Where they are not said, the library itself says them once it is loaded.
+    require_fit(told.get("abi_version", _core.ABI_VERSION), told.get("layout", LAYOUT), where)
     here = _glibc()
     if needed and here and _numbers(needed) > _numbers(here):
         raise LibraryError(
             "pack",
-            f"{where} ({len(names)} kernels) needs GLIBC_{needed}, and this system has {here}: build it on a system "
+            f"{where} ({count} kernels) needs GLIBC_{needed}, and this system has {here}: build it on a system "
             "that is as old, or as cubins (`atomr-cutlass build`), which need none",
         )
-    return manifest
+    return told
 
 
 def content(path: Path) -> bytes:
@@ -272,7 +264,7 @@ def merge(packs: Sequence[Pack], name: str) -> Pack:
     first = packs[0]
     cubins: dict[KernelKey, Cubin] = {}
     for pack in packs:
-        for attribute in ("abi_version", "layout", "compiler", "cuda_version", "headers"):
+        for attribute in ("abi_version", "layout", "compiler", "headers"):
             ours, theirs = getattr(first.built, attribute), getattr(pack.built, attribute)
             if ours != theirs:
                 raise LibraryError(
@@ -297,12 +289,12 @@ def _manifest(data: bytes, where: str) -> tuple[dict[str, Any], int]:
     if bytes.fromhex(_sha256(data[:end])) != data[end : end + _DIGEST_BYTES]:
         raise _damaged(where, "its manifest does not match its checksum")
     try:
-        manifest = json.loads(data[start:end])
+        told = json.loads(data[start:end])
     except (ValueError, RecursionError) as error:
         raise _damaged(where, f"its manifest is no JSON: {error}") from error
-    if not isinstance(manifest, dict):
+    if not isinstance(told, dict):
         raise _damaged(where, "its manifest is no object")
-    return manifest, end + _DIGEST_BYTES
+    return told, end + _DIGEST_BYTES
 
 
 def _damaged(where: str, why: str) -> LibraryError:

@@ -12,8 +12,9 @@ from typing import Any
 
 from .. import _core
 from ..errors import CompileError, CutlassError, DeviceUnavailableError, LibraryError
-from ..generator import key_file, machine
+from ..generator import elf, key_file, machine
 from ..generator.key import KernelKey
+from ..generator.manifest import LICENSE
 from ..jit import kernels
 from ..jit import toolchain as jit_toolchain
 from ..jit.compiler import Images, Target
@@ -21,10 +22,6 @@ from ..jit.toolchain import Toolchain, toolchain
 from .pack import LAYOUT, Built, Cubin, Pack
 from .verification import identity, verification
 
-_HEADER = struct.Struct("<16sHHIQQQIHHHHHH")
-_SECTION = struct.Struct("<IIQQQQIIQQ")
-_SYMBOL = struct.Struct("<IBBHQQ")
-_SYMBOLS, _WITHOUT_BYTES = 2, 8  # types of sections
 _INFO = struct.Struct("<QIIII3II")
 """atomr_cutlass_jit_info (jit_abi.h)."""
 _CONNECT_SECONDS = 20.0
@@ -163,11 +160,15 @@ def tools_digest(tools: Toolchain) -> str:
     return f"{tools.compiler} {hashlib.sha256(parts.encode()).hexdigest()[:16]}"
 
 
+def verified(key: KernelKey) -> list[dict[str, str]]:
+    """What is recorded of a kernel as it is, for manifests."""
+    return [record.to_dict() for record in verification(key).records]
+
+
 def package_facts() -> dict[str, Any]:
     """The facts about this package that every pack built by it records."""
     own = metadata.distribution("atomr-cutlass")
-    ours = own.read_text("licenses/LICENSE") or "BSD-3-Clause"
-    theirs = "BSD-3-Clause"
+    ours, theirs = own.read_text("licenses/LICENSE") or LICENSE, LICENSE
     with contextlib.suppress(OSError):
         theirs = (jit_toolchain.CUTLASS / "LICENSE.txt").read_text(encoding="utf-8")
     return {
@@ -179,17 +180,14 @@ def package_facts() -> dict[str, Any]:
 
 
 def _built(tools: Toolchain) -> Built:
-    major, minor = tools.version
-    return Built(
-        **package_facts(),
-        compiler=tools.compiler,
-        cuda_version=1000 * major + 10 * minor,
-        headers=dict(tools.headers),
-    )
+    return Built(**package_facts(), compiler=tools.compiler, headers=dict(tools.headers))
 
 
 def _cubin(key: KernelKey, images: Images, tools: Toolchain) -> Cubin:
-    layout, _, _, shared_bytes, threads, *_ = _INFO.unpack(constant(images.companion, f"{key.name}_info", _INFO.size))
+    info = elf.variable(images.companion, f"{key.name}_info", _INFO.size)
+    if len(info) != _INFO.size:
+        raise LibraryError("pack", f"the compiled companion of {key.name} says nothing of it: please report this")
+    layout, _, _, shared_bytes, threads, *_ = _INFO.unpack(info)
     if layout != _core.LAYOUT_DIGEST:
         raise LibraryError("pack", f"the headers that {key.name} is compiled with are of another ABI: reinstall")
     source, cutlass = identity(key)
@@ -200,29 +198,5 @@ def _cubin(key: KernelKey, images: Images, tools: Toolchain) -> Cubin:
         f"{source} {cutlass} {tools.compiler}",
         shared_bytes,
         threads,
-        tuple(verification(key).to_dict()),
+        tuple(verified(key)),
     )
-
-
-def constant(cubin: bytes, name: str, size: int) -> bytes:
-    """The initial bytes of a variable of a cubin, which is an ELF file.
-
-    Raises:
-        LibraryError: there is no such variable.
-    """
-    with contextlib.suppress(struct.error, IndexError, ValueError):
-        header = _HEADER.unpack_from(cubin)
-        start, count = header[6], header[12]
-        sections = [_SECTION.unpack_from(cubin, start + index * _SECTION.size) for index in range(count)]
-        for _, kind, _, _, offset, length, link, *_ in sections:
-            if kind != _SYMBOLS:
-                continue
-            names = sections[link][4]
-            for place in range(offset, offset + length, _SYMBOL.size):
-                text, _, _, home, value, _ = _SYMBOL.unpack_from(cubin, place)
-                end = cubin.index(b"\0", names + text)
-                if cubin[names + text : end] == name.encode() and 0 < home < count:
-                    first = sections[home][4] + value
-                    if sections[home][1] != _WITHOUT_BYTES:
-                        return cubin[first : first + size]
-    raise LibraryError("pack", f"the compiled companion has no {name}: please report this")

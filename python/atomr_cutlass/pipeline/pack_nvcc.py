@@ -20,13 +20,14 @@ from ..errors import CompileError, DeviceUnavailableError, LibraryError
 from ..generator import emit, headers, key_file, machine, toolchain
 from ..generator.content import cutlass_digest, source_digest
 from ..generator.key import KernelKey, check_unique
+from ..generator.manifest import kernel, manifest
 from ..generator.matrix import family
 from ..generator.render import render
 from ..generator.seal import seal
 from ..jit import kernels
 from ..jit import toolchain as jit_toolchain
 from ..jit.limits import COMPILE_SECONDS
-from .pack_build import compiled, package_facts
+from .pack_build import compiled, package_facts, verified
 
 FLAGS = (
     "-std=c++17", "-O3", "-DNDEBUG", "--expt-relaxed-constexpr", "-cudart=static", "-Xfatbin", "-compress-all",
@@ -135,10 +136,10 @@ def build(
         if status != 0:
             raise LibraryError("nvcc", f"the pack cannot be linked: {log.strip()[-2000:]}")
         library = (folder / "pack.so").read_bytes()
-    manifest = emit.manifest({key: source_digest(key, jit_toolchain.OURS) for key in keys})
-    return seal(
-        library, {**manifest, **package_facts(), "name": name, "compiler": tools.name, "cutlass": tools.cutlass}
-    )
+    by = f"{tools.cutlass} {tools.name}"
+    members = [kernel(key, f"{source_digest(key, jit_toolchain.OURS)} {by}", verified(key)) for key in keys]
+    digests = {"cutlass": jit_toolchain.cutlass_digest(), "atomr_cutlass": headers.digest(jit_toolchain.OURS)}
+    return seal(library, manifest(name, members, **package_facts(), compiler=tools.name, headers=digests))
 
 
 def compile_unit(lines: str, digest: str) -> bytes:

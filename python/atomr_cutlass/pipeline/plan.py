@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from .. import _core
-from ..arrays.views import CUDA
+from ..arrays import symbols
 from ..errors import UnsupportedError
 from ..generator.dtypes import CutlassDtype
 from ..generator.matrix import arguments_of
@@ -16,7 +17,7 @@ from ..jit import kernels, record
 from . import devices, table
 from .candidate import Candidate, KernelInfo
 from .plan_cache import PlanKey
-from .problem import MatrixSpec
+from .problem import MatrixSpec, row_major
 
 BACKENDS = ("auto", "prebuilt", "jit")
 
@@ -42,6 +43,7 @@ class Plan(_core.LaunchPlan):
         key: the request's PlanKey, likewise.
         candidates: the kernels, in the order of their launches.
         rewrite: how the problem was put to kernels that do not compute it as it stands; empty for one that does.
+        recipe: of a plan that was traced (`arrays.symbols`): its blueprint, and what makes a plan of one.
         checked: whether nothing is left to be checked of an epilogue at its first use. A plan made while its stream is
             captured may not be: it is not kept for later calls.
         kernel_name: of the kernel that does the products.
@@ -57,6 +59,7 @@ class Plan(_core.LaunchPlan):
     candidates: tuple[Candidate[Any], ...]
     rewrite: str
     checked: bool
+    recipe: tuple[_core.Blueprint, Callable[[_core.Blueprint, Any], Plan]] | None
     _main: int
     _next: Plan | None
 
@@ -98,10 +101,10 @@ class Plan(_core.LaunchPlan):
 class Steps:
     """A plan in the making: slots for the caller's arrays, memory of its own, and the steps on them."""
 
-    def __init__(self, device: int) -> None:
-        """A plan on the GPU of this index, so far without steps."""
-        self.device = device
-        self._slots: list[tuple[str, _core.Operand, int, str]] = []
+    def __init__(self, device: int, stream: int | None = None) -> None:
+        """A plan on the GPU of this index, so far without steps; `stream` is where it will be launched first."""
+        self.device, self._stream = device, stream
+        self._slots: list[tuple[str, Sequence[int], Sequence[int], tuple[int, int], int, str]] = []
         self._temporaries: list[int] = []
         self._steps: list[tuple[Any, ...]] = []
         self._candidates: list[Candidate[Any]] = []
@@ -129,8 +132,8 @@ class Steps:
             role: `input`, `source` (an input that a result may overwrite in place), `optional source` (one that is
                 given where beta is not 0, and only there) or `output`.
         """
-        layout = _core.Operand(0, shape, strides, dtype, CUDA, self.device)
-        self._slots.append((name, layout, max(1, alignment), role))
+        strides = row_major(shape) if strides is None else strides
+        self._slots.append((name, shape, strides, dtype, max(1, alignment), role))
         return ("operand", len(self._slots) - 1, 0)
 
     def matrix(self, name: str, spec: MatrixSpec, align: int = 1, role: str = "input") -> Address:
@@ -159,10 +162,20 @@ class Steps:
                 `"beta"` for scalars that the call gives, `settled` for bits. What is left out is 0.
             main: whether this is the kernel that the plan is named after.
             when: which calls launch it; see ALWAYS.
+
+        Raises:
+            UnsupportedError: the kernel is compiled at run time, and the stream is being captured.
         """
+        if candidate.info is None and self._stream is not None and _core.capturing(self.device, self._stream):
+            raise UnsupportedError(
+                f"{candidate.key.name} is compiled at run time, and such plans cannot be made while a CUDA graph is "
+                "captured: make the plan before, with ac.plan or by one call outside the capture"
+            )
         if main or not self._candidates:
             self._main = (len(self._steps), len(self._candidates))
         device = devices.get(self.device)
+        if candidate.info is None:
+            symbols.refuse()
         kernel = table.launchable(candidate.info) if candidate.info else kernels.kernel(candidate.key, device)
         fields = {"sm_count": device.multiprocessors, **args}
         self._steps.append(("launch", kernel, arguments_of(candidate.key), fields, when))
@@ -195,18 +208,45 @@ class Steps:
             "device": self.device, "integral": integral, "alpha": float(alpha), "beta": float(beta), "main": step,
             "zeros": self._zeros,
         }  # fmt: skip
-        made = Plan(self._slots, self._temporaries, self._steps, options, like)
-        made.request = None
-        made.key = None
-        made.candidates = tuple(self._candidates)
-        made.rewrite = rewrite
-        made.checked = True
-        made._main = index  # noqa: SLF001 - this module's own
-        made._next = None  # noqa: SLF001 - likewise
+        blueprint = _core.Blueprint(self._slots, self._temporaries, self._steps, options)
         launches = [(step[3], step[4]) for step in self._steps if step[0] == "launch"]
-        pairs = zip(self._candidates, launches, strict=True)
-        record.note(made, [(candidate.key, args) for candidate, (args, when) in pairs if when != NO_PRODUCT])
+        noted = [number for number, (_, when) in enumerate(launches) if when != NO_PRODUCT]
+        if symbols.current() is None:
+            made = _made(Plan(blueprint, like), tuple(self._candidates), index, rewrite)
+            record.note(made, [(self._candidates[number].key, launches[number][0]) for number in noted])
+            return made
+        extents = [
+            (number, [name for name in record.EXTENTS if isinstance(launches[number][0].get(name), int)])
+            for number in noted
+        ]
+        candidates = tuple(map(_alone, self._candidates))
+
+        def remake(blueprint: _core.Blueprint, like: Any, *, keep: bool = False) -> Plan:
+            noted = [(candidates[number].key, blueprint.arguments(number, names)) for number, names in extents]
+            made = _made(Plan(blueprint, like, keep), candidates, index, rewrite)
+            record.note(made, noted)
+            return made
+
+        made = remake(blueprint, like, keep=True)
+        made.recipe = blueprint, remake
         return made
+
+
+def _made(plan: Plan, candidates: tuple[Candidate[Any], ...], main: int, rewrite: str) -> Plan:
+    """A plan with its attributes."""
+    plan.request = plan.key = plan.recipe = None
+    plan.candidates, plan.rewrite, plan.checked = candidates, rewrite, True
+    plan._main, plan._next = main, None  # noqa: SLF001 - this module's own
+    return plan
+
+
+def _alone(candidate: Candidate[Any]) -> Candidate[Any]:
+    """A candidate without the problem that it is for."""
+    split_k, swizzle, raster, width = map(symbols.plain, candidate.options)
+    return dataclasses.replace(
+        candidate, seconds=symbols.plain(candidate.seconds), formulation=None, split_k=split_k, swizzle=swizzle,
+        raster=raster, width=width,
+    )  # fmt: skip
 
 
 def settled(address: Address, bits: int) -> tuple[str, int, int]:
@@ -223,16 +263,3 @@ def moved(address: Address, elements: int, dtype: CutlassDtype) -> Address:
 def bytes_of(shape: Sequence[int], dtype: CutlassDtype) -> int:
     """Bytes of a dense array."""
     return -(-math.prod(shape) * dtype.bits // 8)
-
-
-def refuse_capture(candidate: Candidate[Any], device: int, stream: int | None) -> None:
-    """Refuses to make a plan of a kernel compiled at run time while its stream is captured.
-
-    Raises:
-        UnsupportedError: it is.
-    """
-    if candidate.info is None and stream is not None and _core.capturing(device, stream):
-        raise UnsupportedError(
-            f"{candidate.key.name} is compiled at run time, and such plans cannot be made while a CUDA graph is "
-            "captured: make the plan before, with ac.plan or by one call outside the capture"
-        )

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import collections
-import os
 import threading
-import weakref
 from collections.abc import Hashable
 from dataclasses import dataclass, field
 from typing import Any, Generic, TypeAlias, TypeVar
@@ -14,6 +12,7 @@ from ..checks import check_count, expect, shown
 from ..errors import InvalidOperandError
 from ..generator.archs import SmArch
 from ..generator.dtypes import CutlassDtype
+from ..jit.keyed_locks import renewed
 
 Extents: TypeAlias = "tuple[int | tuple[int, ...], ...]"
 
@@ -140,8 +139,7 @@ class PlanCache(Generic[PlanT]):
         self.evictions = 0
         self._plans: collections.OrderedDict[Hashable, PlanT] = collections.OrderedDict()  # oldest use first
         # Reentrant, since the collector may run a finalizer that looks something up while this thread holds it.
-        self._lock = threading.RLock()
-        _caches.add(self)
+        self._lock = renewed(self, "_lock", threading.RLock)
 
     def get(self, key: Hashable) -> PlanT | None:
         """The plan of this key, which is now the one used last, or None. Counted as a hit or a miss."""
@@ -207,15 +205,3 @@ class PlanCache(Generic[PlanT]):
     def __repr__(self) -> str:
         counts = f"{self.hits} hits, {self.misses} misses, {self.evictions} evictions"
         return f"<PlanCache: {len(self)} of {self.capacity} plans, {counts}>"
-
-
-_caches: weakref.WeakSet[PlanCache[Any]] = weakref.WeakSet()
-
-
-def _renew_locks() -> None:
-    for cache in _caches:
-        cache._lock = threading.RLock()  # noqa: SLF001 - this module's own
-
-
-# A lock that another thread holds during fork would stay locked in the child for ever.
-os.register_at_fork(after_in_child=_renew_locks)

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from .. import _core
+from ..arrays import symbols
 from ..arrays.views import BYTE
 from ..errors import InvalidOperandError, UnsupportedError
 from ..generator.archs import SmArch
@@ -23,7 +24,7 @@ from . import devices, select, table, tuning
 from .candidate import Candidate
 from .devices import Device
 from .heuristic import KernelUse, heuristics
-from .plan import BACKENDS, Plan, refuse_capture
+from .plan import BACKENDS, Plan
 from .search import KernelSearch
 
 F = TypeVar("F")
@@ -37,8 +38,8 @@ class PlanOptions:
         arch: keep to cells of this arch.
         alpha: of calls that give none.
         beta: of calls that give none.
-        of_call: whether all calls have an alpha and a beta that are 0 where these are: what only others need is left
-            out of the plan.
+        of_call: whether the plan serves only calls whose alpha and beta are 0 exactly where these are, as plans that
+            a function keeps do. Without beta it has no C then, and without an alpha of 0 no launches for that.
         like: an array whose framework allocates the workspace, where it can.
         backend: `auto`: the best kernel of the table; where it has none, the matrix's best one, compiled. `prebuilt`:
             the table only. `jit`: the matrix's best one, compiled.
@@ -76,20 +77,18 @@ class PlanOptions:
             raise InvalidOperandError(f"a plan's backend is {self.backend!r}; valid: {', '.join(BACKENDS)}")
 
 
+DEFAULT_OPTIONS = PlanOptions()
+
 Build = Callable[[Candidate[F], PlanOptions], Plan]
 """Makes the plan of a problem with one of its kernels."""
 Validated = Callable[[Candidate[F], PlanOptions], bool]
 """Validates a kernel's epilogue at its first use; whether that is settled (see `validate.require`)."""
 
 
-def plan_with(
-    candidate: Candidate[F], device: Device, build: Build[F], options: PlanOptions, validated: Validated[F] | None
-) -> Plan:
+def plan_with(candidate: Candidate[F], build: Build[F], options: PlanOptions, validated: Validated[F] | None) -> Plan:
     """The plan with one kernel, which need not be the best; arguments and errors are those of `planned`."""
-    refuse_capture(candidate, device.index, options.stream)
-    checked = validated is None or validated(candidate, options)
     made = build(candidate, options)
-    made.checked = checked
+    made.checked = validated is None or validated(candidate, options)
     return made
 
 
@@ -112,6 +111,8 @@ def planned(
             compiled and the stream is being captured.
     """
     backend, workspace_size, use = options.backend, options.workspace_size, options.use
+    if workspace_size is not None or use is not None:
+        symbols.refuse()  # the kernel depends on what a plan needs, or on earlier ones
     policy = kernels.policy(options.jit)
     if policy == "background":
         use = None  # the kernel may change while the plan lives
@@ -125,12 +126,11 @@ def planned(
     if candidate is None:
         candidate, better = select.decide(search, backend=backend, jit=policy, stream=options.stream)
 
+    if better is not None or candidate.info is None:
+        symbols.refuse()  # the plan is replaced, or waits for a compiler
+
     def plan_of(candidate: Candidate[F], options: PlanOptions = options) -> Plan:
-        device, stream = search.device.index, options.stream
-        if stream is not None and _core.capturing(device, stream):
-            for helper in search.helpers(candidate.formulation):
-                refuse_capture(select.choose(helper, jit=options.jit, record=False), device, stream)
-        return plan_with(candidate, search.device, build, options, validated)
+        return plan_with(candidate, build, options, validated)
 
     made = plan_of(candidate)
     if workspace_size is not None and made.workspace_bytes > workspace_size:

@@ -8,11 +8,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+from ..arrays.symbols import gcd
 from ..errors import InvalidOperandError, UnsupportedError
 from ..generator.dtypes import CutlassDtype
 from ..generator.key import COLUMN, ROW, Triple
 from ..generator.rules import accumulator
-from .rounding import round_up
 
 MAX_OUTER = 4096
 
@@ -33,6 +33,11 @@ class MatrixSpec:
     def dense(self) -> bool:
         """Whether it is row-major without gaps."""
         return is_dense(self.shape, self.strides)
+
+
+def round_up(extent: int, multiple: int) -> int:
+    """The least multiple of `multiple` that is not smaller."""
+    return -(-extent // multiple) * multiple
 
 
 def row_major(shape: Sequence[int]) -> tuple[int, ...]:
@@ -66,6 +71,7 @@ class GemmProblem:
         epilogue: id of the kernel key's epilogue.
         scale_granularity: rows of A, columns of B and elements of K that share a block scale; zeros without any.
         scale_type: of block scales, as in the kernel key.
+        quantized: whether D is scaled, or its largest magnitude found, once it has been added up.
         operands: what an epilogue tree reads and writes beside C and D, as matrices over D: dimensions along which one
             does not vary have stride 0.
     """
@@ -80,6 +86,7 @@ class GemmProblem:
     scale_granularity: Triple = (0, 0, 0)
     scale_type: str = ""
     operands: tuple[MatrixSpec, ...] = ()
+    quantized: bool = False
 
     @property
     def m(self) -> int:
@@ -247,8 +254,7 @@ class GemmFormulation(NamedTuple):
         align_a, align_b, align_d: elements.
         problem: the GEMM, its epilogue as the kernel's key has it.
         batches: its batch dimensions.
-        divided: whether the kernel divides K, and another adds up what it leaves in float32, which is then the type of
-            `problem`'s D.
+        divided: whether the kernel divides K, and another adds up what it leaves in float32.
         copied: the operand that the kernel reads a copy of; its layout, leading dimension and alignment are here those
             of the copy.
     """
@@ -273,6 +279,11 @@ class GemmFormulation(NamedTuple):
     batches: Batches
     divided: bool = False
     copied: TransposedCopy | None = None
+
+    @property
+    def dtype_d(self) -> CutlassDtype:
+        """The element type that the kernel stores."""
+        return CutlassDtype.F32 if self.divided else self.problem.d.dtype
 
     @property
     def extents(self) -> tuple[int, ...]:
@@ -327,7 +338,12 @@ def _alignment(spec: MatrixSpec, view: View, batches: Batches, index: int) -> in
     if batches.count > 1:
         elements.append(batches.strides[index])
     elements.extend(offset[index] for offset in batches.offsets)
-    value = math.gcd(spec.alignment * 8, 128, *(e * spec.dtype.bits for e in elements))
+    return vector_elements(spec, elements)
+
+
+def vector_elements(spec: MatrixSpec, elements: Sequence[int]) -> int:
+    """Elements that an access may span by an address and by these distances in elements."""
+    value: int = gcd(spec.alignment * 8, 128, *(e * spec.dtype.bits for e in elements))
     return max(1, (value & -value) // spec.dtype.bits)
 
 

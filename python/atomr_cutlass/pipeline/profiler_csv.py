@@ -178,7 +178,7 @@ def _matrix(text: str) -> tuple[str, str]:
 def _row(record: TuneRecord) -> dict[str, Any] | None:
     """A record as a row without its number; None of one that has no form there."""
     problem = json.loads(record.problem)
-    if record.key.op != "gemm" or problem.get("epilogue") != "lc" or problem["scale_type"]:
+    if record.key.op != "gemm" or problem.get("epilogue") != "lc" or problem["scale_type"] or record.width:
         return None
     shape, batches = problem["d"]["shape"], problem["d"]["shape"][:-2]
     (m, n), k, batch = shape[-2:], problem["a"]["shape"][-1], math.prod(batches)

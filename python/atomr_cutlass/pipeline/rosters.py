@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Generic, TypeAlias, TypeVar
 
 from .. import _core
+from ..arrays import symbols
 from ..generator.key import KernelKey
 from . import estimate
 from .candidate import Candidate, KernelInfo
@@ -54,7 +55,11 @@ class Roster(Generic[F]):
 
     def first(self, search: KernelSearch[F], group: Sequence[F]) -> Candidate[F] | None:
         """The best that serves a problem, put as in the group; None where none does."""
-        found = self.ranking.first([search.extents(of) for of in group], search.batch_invariant)
+        extents, trace = [search.extents(of) for of in group], symbols.current()
+        if trace is None:
+            found = self.ranking.first(extents, search.batch_invariant)
+        else:
+            found = trace.first(self.ranking, extents, whole=search.batch_invariant)
         return None if found is None else self._candidate(group, found)
 
     def every(self, search: KernelSearch[F], group: Sequence[F]) -> list[Candidate[F]]:
@@ -63,9 +68,9 @@ class Roster(Generic[F]):
         return [self._candidate(group, each) for each in found]
 
     def _candidate(self, group: Sequence[F], found: _core.Found) -> Candidate[F]:
-        entry, place, (seconds, split_k, swizzle, raster) = found
+        entry, place, (seconds, split_k, swizzle, raster, width) = found
         key, info = self.kernels[entry]
-        return Candidate(key, info, seconds, group[place], split_k, swizzle, raster)
+        return Candidate(key, info, seconds, group[place], split_k, swizzle, raster, width)
 
 
 _KEPT_AT_MOST = 256
@@ -92,6 +97,7 @@ def roster(
     )  # fmt: skip
     found = _rosters.get(known)
     if found is None:
+        symbols.refuse()  # the next call of such traits finds it
         every = kernels()
         if every is None:
             return None

@@ -85,11 +85,17 @@ class KernelSearch(abc.ABC, Generic[F]):
         yield matrix(self.op, arch)
 
     def launches(self, candidate: Candidate[F]) -> Iterable[Candidate[F]]:
-        """A candidate with each of its launch options: for the persistent scheduler its swizzles and raster orders."""
+        """A candidate with its launch options: swizzles and raster orders of the persistent scheduler, then widths."""
         if candidate.raster == HEURISTIC:
             return (candidate,)
         options = itertools.product(_core.SWIZZLES, (ALONG_M, ALONG_N))
-        return (dataclasses.replace(candidate, swizzle=swizzle, raster=raster) for swizzle, raster in options)
+        ordered = (dataclasses.replace(candidate, swizzle=swizzle, raster=raster) for swizzle, raster in options)
+        others = (width for width in self.widths(candidate) if width != candidate.width)
+        return itertools.chain(ordered, (dataclasses.replace(candidate, width=width) for width in others))
+
+    def widths(self, candidate: Candidate[F]) -> Sequence[int]:
+        """The columns of a tile that a candidate may be launched with; 0 where its kernel decides."""
+        return (0,)
 
     def helpers(self, formulation: F) -> Sequence[KernelSearch[Any]]:
         """Kernels that are launched beside the one of a formulation, such as casts."""

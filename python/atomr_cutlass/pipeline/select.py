@@ -13,10 +13,10 @@ from typing import Any, TypeVar
 from .. import _core
 from ..errors import CutlassError, KernelNotFoundError, UnsupportedError
 from ..generator.archs import SmArch
-from ..generator.epilogue.common import common_of
+from ..generator.epilogue.common import common_of, wider
 from ..generator.epilogue.lower import has_tree, is_common
-from ..generator.key import KernelKey
-from ..generator.matrix import preset_of, shared_memory, supports
+from ..generator.key import KernelKey, shared_memory
+from ..generator.matrix import preset_of, supports
 from ..jit import kernels
 from . import devices, table, tuning
 from .candidate import Candidate, KernelInfo
@@ -289,20 +289,19 @@ def _tuned(search: KernelSearch[F], *, built: bool, compiling: bool) -> Candidat
     record = None if problem is None else tuning.find(search.device.name, problem)
     if record is None or search.arch not in (None, record.key.arch):
         return None
-    formulations = list(itertools.chain.from_iterable(search.formulations))
-    if not 0 <= record.formulation < len(formulations):
-        return None
-    formulation = formulations[record.formulation]
+    put = list(itertools.chain.from_iterable(search.formulations))
     rows = (info for info in table.rows() if built and info.key == record.key)
     info = next(rows, None)
     portable = info is None or info.ptx
-    if not (info or compiling) or devices.rank_arch(record.key.arch, search.device, ptx=portable) is None:
+    runs = devices.rank_arch(record.key.arch, search.device, ptx=portable) is not None
+    if not (runs and (info or compiling) and 0 <= record.formulation < len(put)):
         return None
     shared_bytes = info.shared_bytes if info else shared_memory(record.key)
-    for candidate in _candidates(search, record.key, info, shared_bytes, (formulation,)):
-        for launch in search.launches(candidate):
-            if (launch.split_k, launch.swizzle, launch.raster) == (record.split_k, record.swizzle, record.raster):
-                return dataclasses.replace(launch, seconds=record.microseconds / 1e6, tuned=True)
+    for candidate in _candidates(search, record.key, info, shared_bytes, (put[record.formulation],)):
+        for launch in search.launches(candidate) if record.width in search.widths(candidate) else ():
+            if launch.options[:-1] == record.options[:-1]:
+                seconds = record.microseconds / 1e6
+                return dataclasses.replace(launch, width=record.width, seconds=seconds, tuned=True)
     return None
 
 
@@ -415,15 +414,13 @@ def in_preset(key: KernelKey) -> KernelKey | None:
     """The kernel, if a preset has it; else a kernel of some preset that computes what it does, and other trees."""
     if preset_of(key) is not None:
         return key
-    asked = common_of(key.epilogue) if has_tree(key.epilogue) else None
-    if asked is None:
-        return None
+    asked = (common_of(key.epilogue), wider(key.epilogue)) if has_tree(key.epilogue) else ()
     alike = ("a", "b", "d", "math", "layout_a", "layout_b")
     return next(
         (
             cell
             for cell in matrix(key.op, key.arch)
-            if cell.epilogue == asked and all(getattr(cell, name) == getattr(key, name) for name in alike)
+            if cell.epilogue in asked and all(getattr(cell, name) == getattr(key, name) for name in alike)
         ),
         None,
     )

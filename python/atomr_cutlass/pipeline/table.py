@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import json
 import os
+import sys
 import threading
 import warnings
 from collections.abc import Callable
@@ -18,6 +19,7 @@ from ..generator.archs import SmArch
 from ..generator.dtypes import CutlassDtype
 from ..generator.key import KernelKey
 from ..generator.selection import pattern_matcher
+from ..jit.keyed_locks import renewed
 from . import pack
 from .candidate import KernelInfo
 
@@ -59,18 +61,19 @@ def kernels(
 def rows() -> tuple[KernelInfo, ...]:
     """The table as it stands; the same tuple until it grows."""
     load_packs()
-    return _rows(_core.registry_generation(), len(_cubins))
+    return _rows(_core.registry_generation())
 
 
 @functools.lru_cache(maxsize=1)
-def _rows(_generation: int, _cubins_loaded: int) -> tuple[KernelInfo, ...]:
+def _rows(_generation: int) -> tuple[KernelInfo, ...]:
     linked = {row["name"]: KernelInfo(**{**row, "key": _key_of(row)}) for row in _core.rows()}
     return (*linked.values(), *(info for info, _ in list(_cubins.values()) if info.name not in linked))
 
 
 _cubins: dict[str, tuple[KernelInfo, pack.Cubin]] = {}
-_loaded: dict[str, _core.JitKernel] = {}
-_cubins_lock = threading.Lock()
+# Of the process: what a parent has loaded belongs to its context.
+_loaded: dict[str, _core.JitKernel] = renewed(sys.modules[__name__], "_loaded", dict)
+_cubins_lock = renewed(sys.modules[__name__], "_cubins_lock", threading.Lock)
 
 
 def launchable(info: KernelInfo) -> str | _core.JitKernel:
@@ -86,16 +89,6 @@ def launchable(info: KernelInfo) -> str | _core.JitKernel:
         if info.name not in _loaded:
             _loaded[info.name] = _core.JitKernel(info.name, info.key.to_json(), cubin.kernel, cubin.companion)
         return _loaded[info.name]
-
-
-def _forget() -> None:
-    """After a fork: what the parent has loaded belongs to its context."""
-    global _cubins_lock  # noqa: PLW0603
-    _cubins_lock = threading.Lock()
-    _loaded.clear()
-
-
-os.register_at_fork(after_in_child=_forget)
 
 
 def _key_of(row: dict[str, Any]) -> KernelKey:
@@ -191,7 +184,12 @@ def load_pack(path: str | os.PathLike[str]) -> int:
     data = pack.content(resolved)
     if pack.is_pack(data):
         return _add_cubins(pack.decode(data, str(resolved)), resolved)
-    pack.check_library(data, str(resolved))
+    told = pack.check_library(data, str(resolved))
+    try:
+        archs = {SmArch(kernel["arch"]) for kernel in told["kernels"] if "arch" in kernel}
+    except (TypeError, ValueError) as error:
+        raise LibraryError("pack", f"{resolved} has a manifest that cannot be used ({error}): rebuild it") from error
+    _require_runs(resolved, archs, told.get("cuda_version", 0), ptx=True)
 
     def check(name: str, key: str) -> None:
         try:
@@ -208,25 +206,9 @@ def load_pack(path: str | os.PathLike[str]) -> int:
 
 def _add_cubins(loaded: pack.Pack, path: Path) -> int:
     """Adds the kernels of a pack of cubins, all of whose bytes have been checked; how many are new."""
-    if not _core.driver_problem():
-        built, known = loaded.built.cuda_version // 1000, _core.driver_version() // 1000
-        if built > known:
-            raise LibraryError(
-                "pack",
-                f"{path} was built with CUDA {built}; the driver knows CUDA up to {known}: update the driver or build "
-                "the pack with an older toolkit",
-            )
-        gpus = [_core.device_properties(index)["capability"] for index in range(_core.device_count())]
-        archs = sorted({cubin.key.arch for cubin in loaded.cubins}, key=lambda arch: arch.capability)
-        if not any(_runs(arch, capability) for arch in archs for capability in gpus):
-            made_for = ", ".join(arch.value for arch in archs)
-            raise LibraryError(
-                "pack",
-                f"{path} has code for {made_for}; GPUs here have compute capability "
-                f"{', '.join(f'{major}.{minor}' for major, minor in sorted(set(gpus)))}: build the pack for their arch",
-            )
+    _require_runs(path, {cubin.key.arch for cubin in loaded.cubins}, loaded.built.cuda_version, ptx=False)
     with _cubins_lock:
-        there = {info.name for info in _rows(_core.registry_generation(), len(_cubins))}
+        there = {info.name for info in _rows(_core.registry_generation())}
         new = [cubin for cubin in loaded.cubins if cubin.key.name not in there]
         for cubin in new:
             info = KernelInfo(
@@ -234,10 +216,39 @@ def _add_cubins(loaded: pack.Pack, path: Path) -> int:
                 threads=cubin.threads, cuda_version=loaded.built.cuda_version, content=cubin.content,
             )  # fmt: skip
             _cubins[info.name] = (info, cubin)
+        _core.note_table_growth()
     return len(new)
 
 
-def _runs(arch: SmArch, capability: tuple[int, int]) -> bool:
+def _require_runs(path: Path, archs: set[SmArch], cuda_version: int, *, ptx: bool) -> None:
+    """Refuses a pack by a newer CUDA than the driver's, and one that no GPU here runs; without a driver, none.
+
+    Args:
+        path: the pack.
+        archs: of its kernels.
+        cuda_version: of its compiler.
+        ptx: whether it may have PTX, which newer GPUs translate.
+    """
+    if _core.driver_problem():
+        return
+    built, known = cuda_version // 1000, _core.driver_version() // 1000
+    if built > known:
+        raise LibraryError(
+            "pack",
+            f"{path} was built with CUDA {built}; the driver knows CUDA up to {known}: update the driver or build "
+            "the pack with an older toolkit",
+        )
+    gpus = sorted({_core.device_properties(index)["capability"] for index in range(_core.device_count())})
+    if archs and not any(_runs(arch, capability, ptx=ptx) for arch in archs for capability in gpus):
+        made_for = ", ".join(arch.value for arch in sorted(archs, key=lambda arch: arch.capability))
+        raise LibraryError(
+            "pack",
+            f"{path} has code for {made_for}; GPUs here have compute capability "
+            f"{', '.join(f'{major}.{minor}' for major, minor in gpus)}: build the pack for their arch",
+        )
+
+
+def _runs(arch: SmArch, capability: tuple[int, int], *, ptx: bool) -> bool:
     made_for = arch.capability
-    same_major = arch.portable and made_for[0] == capability[0] and made_for <= capability
-    return made_for == capability or same_major
+    newer = arch.portable and made_for <= capability and (ptx or made_for[0] == capability[0])
+    return made_for == capability or newer

@@ -342,7 +342,7 @@ class _Trial:
         record = TuneRecord(
             search.device.name, tuning.identity(search.tuned_problem), candidate.key,
             formulations.index(candidate.formulation), candidate.split_k, candidate.swizzle, candidate.raster,
-            0.0, "", 0.0, 0,
+            0.0, "", 0.0, 0, width=candidate.width,
         )  # fmt: skip
         plan = self._plan(record, candidate)
         replay = self.clock.replay(

@@ -37,7 +37,7 @@ class TuneRecord:
         problem: extents, element types, layouts, strides and alignments, as JSON (see `identity`).
         key: of the kernel.
         formulation: how the problem is put to the kernel: the position among the formulations of the problem.
-        split_k, swizzle, raster: launch options (see `Candidate`).
+        split_k, swizzle, raster, width: launch options (see `Candidate`).
         microseconds: median of one launch, its operands not in L2.
         chosen: name of the kernel that the model chooses.
         chosen_microseconds: the same of that kernel.
@@ -58,6 +58,12 @@ class TuneRecord:
     chosen_microseconds: float
     tried: int
     timings: tuple[tuple[str, float], ...] = ()
+    width: int = 0
+
+    @property
+    def options(self) -> tuple[int, int, int, int]:
+        """As `Candidate.options`."""
+        return self.split_k, self.swizzle, self.raster, self.width
 
     def line(self) -> str:
         """The record as one line of a file, without its end."""
@@ -70,8 +76,8 @@ class TuneRecord:
         return self._rank < other._rank
 
     @property
-    def _rank(self) -> tuple[float, str, int, int, int, int]:
-        return (self.microseconds, self.key.name, self.formulation, self.split_k, self.swizzle, self.raster)
+    def _rank(self) -> tuple[Any, ...]:
+        return (self.microseconds, self.key.name, self.formulation, self.options)
 
 
 def timings(measured: Iterable[tuple[KernelKey, float]]) -> tuple[tuple[str, float], ...]:
@@ -114,7 +120,7 @@ def parse(values: Any) -> TuneRecord:
         raise ValueError(f"version is {tuned.get('version')!r}; expected {VERSION}: tune again")
     read: dict[str, Any] = {"key": key, "problem": identity(tuned.get("problem"))}
     for name, kind in _KINDS.items():
-        value = tuned.get(name)
+        value = tuned.get(name, _ABSENT.get(name))
         if not isinstance(value, kind) or isinstance(value, bool):
             raise ValueError(f"{name} is {json.dumps(value)[:60]}; expected {_SAID[kind]}")  # noqa: TRY004
         read[name] = value
@@ -126,9 +132,11 @@ def parse(values: Any) -> TuneRecord:
 
 _NUMBER = (int, float)
 _KINDS: dict[str, Any] = {
-    "gpu": str, "formulation": int, "split_k": int, "swizzle": int, "raster": int, "microseconds": _NUMBER,
-    "chosen": str, "chosen_microseconds": _NUMBER, "tried": int,
+    "gpu": str, "formulation": int, "split_k": int, "swizzle": int, "raster": int, "width": int,
+    "microseconds": _NUMBER, "chosen": str, "chosen_microseconds": _NUMBER, "tried": int,
 }  # fmt: skip
+_ABSENT = {"width": 0}
+"""What records that were written before there was such an option have."""
 _SAID = {str: "a string", int: "an integer", _NUMBER: "a number"}
 
 

@@ -18,6 +18,7 @@ from ..generator import content
 from ..generator.dtypes import CutlassDtype
 from ..generator.headers import HeadersError
 from ..generator.key import KernelKey
+from ..generator.records import SHARED, Record, read
 from ..jit import toolchain
 from .candidate import KernelInfo
 
@@ -37,50 +38,6 @@ CHANGED: Final = "changed since"
 NOT_VERIFIED: Final = "not verified"
 
 FILE: Final = Path(__file__).parents[1] / "verified.jsonl"
-
-
-@dataclass(frozen=True)
-class Record:
-    """The findings of one pass about one kernel.
-
-    Attributes:
-        kernel: its name.
-        how: one of `MEANINGS`.
-        source: `content.source_digest` of its key.
-        cutlass: `content.cutlass_digest` of the headers.
-        compiler: the compiler, such as `nvrtc 13.0.88`.
-        on: the GPU that ran it; of an audit, the arch of the machine code.
-        driver: the driver's version; empty for an audit.
-        date: when the pass began, ISO 8601 in UTC, such as 2026-11-22T07:30Z.
-        checked: what was compared or looked for.
-        image: the beginning of the SHA-256 of the code that NVRTC made; empty for nvcc's.
-    """
-
-    kernel: str
-    how: str
-    source: str
-    cutlass: str
-    compiler: str
-    on: str
-    driver: str
-    date: str
-    checked: str
-    image: str = ""
-
-    @property
-    def day(self) -> str:
-        """The date without the time."""
-        return self.date.partition("T")[0]
-
-    @property
-    def circumstances(self) -> str:
-        """Where, when and by what, for readers."""
-        driver = f"driver {self.driver}" if self.driver else ""
-        return ", ".join(filter(None, (self.on, driver, self.compiler, self.day)))
-
-
-_SHARED = ("how", "cutlass", "compiler", "on", "driver", "date", "checked")
-"""Fields that the kernels of a pass have in common."""
 
 
 @dataclass(frozen=True)
@@ -109,11 +66,7 @@ class Verification:
 
     def to_dict(self) -> list[dict[str, Any]]:
         """The records as JSON-ready values."""
-        own = ("how", "on", "driver", "compiler", "cutlass", "date", "checked")
-        return [
-            {**{name: getattr(record, name) for name in own}, "changed": record in self.changed}
-            for record in (*self.records, *self.changed)
-        ]
+        return [{**record.to_dict(), "changed": record in self.changed} for record in (*self.records, *self.changed)]
 
 
 def verification(
@@ -186,37 +139,15 @@ def by_kernel(found: Iterable[Record]) -> Mapping[str, Sequence[Record]]:
     return named
 
 
-def read(path: Path) -> list[Record]:
-    """The records of a file that `write` wrote.
-
-    Raises:
-        ValueError: it is no such file.
-    """
-    passes: dict[str, dict[str, str]] = {}
-    found = []
-    for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
-        try:
-            entry = json.loads(line)
-            if isinstance(entry, dict):
-                passes[str(entry.pop("pass"))] = {name: str(entry[name]) for name in _SHARED}
-                continue
-            name, *those = entry
-            for which, source, *image in those:
-                found.append(Record(kernel=name, source=source, image="".join(image), **passes[str(which)]))
-        except (ValueError, TypeError, KeyError) as error:
-            raise ValueError(f"{path}:{number}: not a line of verification records: {error}") from error
-    return found
-
-
 def write(path: Path, found: Iterable[Record]) -> None:
     """Writes records: a line for what those of a pass have in common, then one for each kernel, in order."""
     ordered = sorted(found, key=lambda record: (record.kernel, record.how, record.compiler, record.date))
-    shared = sorted({tuple(getattr(record, name) for name in _SHARED) for record in ordered})
+    shared = sorted({tuple(getattr(record, name) for name in SHARED) for record in ordered})
     number = {values: index for index, values in enumerate(shared, 1)}
-    lines = [{"pass": number[values], **dict(zip(_SHARED, values, strict=True))} for values in shared]
+    lines = [{"pass": number[values], **dict(zip(SHARED, values, strict=True))} for values in shared]
     kernels: dict[str, list[list[Any]]] = {}
     for record in ordered:
-        which = number[tuple(getattr(record, name) for name in _SHARED)]
+        which = number[tuple(getattr(record, name) for name in SHARED)]
         kernels.setdefault(record.kernel, []).append([which, record.source, *filter(None, [record.image])])
     text = "".join(_line(line) for line in lines) + "".join(_line([name, *those]) for name, those in kernels.items())
     partial = path.with_suffix(path.suffix + ".partial")

@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
+from ..generator.epilogue.ops import LEAKY_SLOPE
+
 if TYPE_CHECKING:
     from ..arrays.numerics import FloatArray
 
@@ -39,7 +41,7 @@ ACTIVATIONS: Final[Mapping[str, Callable[[FloatArray], FloatArray]]] = MappingPr
         "sigmoid": _sigmoid,
         "tanh": np.tanh,
         "hardswish": lambda x: x * np.clip(x + 3.0, 0.0, 6.0) / 6.0,
-        "leaky_relu": lambda x: np.where(x > 0.0, x, 0.01 * x),
+        "leaky_relu": lambda x: np.where(x > 0.0, x, LEAKY_SLOPE * x),
     }
 )
 """Activation functions by name, each from float64 to float64 of the same shape.

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import threading
 import warnings
-import weakref
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -16,7 +14,7 @@ from ..arrays import operands
 from ..checks import check_count, check_index, check_options, shown
 from ..errors import ContextPoisonedError, InvalidOperandError, LibraryError
 from ..jit import kernels
-from ..jit.keyed_locks import KeyedLocks
+from ..jit.keyed_locks import KeyedLocks, renewed
 from ..pipeline.bindings import Binding
 from ..pipeline.operation import Call, Request, operands_of, operation_of, planned_operations, settled
 from ..pipeline.plan_cache import CachedPlan, PlanCache, PlanKey
@@ -121,9 +119,8 @@ class CutlassActor:
         self._poisoned: ContextPoisonedError | None = None
         self._dispatched = 0
         self._mailbox: pykka.ActorRef[Any] | None = None
-        self._lock = threading.Lock()
+        self._lock = renewed(self, "_lock", threading.Lock)
         self._keys = KeyedLocks()
-        _actors.add(self)
 
     @staticmethod
     def prebuilt_active() -> bool:
@@ -361,11 +358,6 @@ class CutlassActor:
                 _warn(f"on_poisoned failed: {failure!r}")
         return True
 
-    def _renew_locks(self) -> None:
-        self._lock = threading.Lock()
-        for bound in self._bindings.values():
-            bound.renew_lock()
-
 
 def _failed(error: BaseException) -> Work:
     def fail() -> None:
@@ -436,15 +428,3 @@ def _unbound(request: Request) -> InvalidOperandError:
 
 def _warn(text: str) -> None:
     warnings.warn(text, RuntimeWarning, stacklevel=3)
-
-
-_actors: weakref.WeakSet[CutlassActor] = weakref.WeakSet()
-
-
-def _renew_locks() -> None:
-    for actor in _actors:
-        actor._renew_locks()  # noqa: SLF001 - this module's own
-
-
-# A lock that another thread holds during fork would stay locked in the child for ever.
-os.register_at_fork(after_in_child=_renew_locks)

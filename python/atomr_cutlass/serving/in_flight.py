@@ -9,6 +9,7 @@ from typing import Any
 
 from .. import _core
 from ..errors import CutlassError, InvalidOperandError
+from ..jit.keyed_locks import renewed
 from ..pipeline.bindings import Binding, Weights
 
 _READS_KEPT = 64
@@ -90,11 +91,7 @@ class BoundOperand:
         self._device = device
         self._reads: list[_core.Event] = []
         self._writes: list[_core.Event] = []
-        self.renew_lock()
-
-    def renew_lock(self) -> None:
-        """Frees the lock, whoever holds it: for a forked child."""
-        self._lock = threading.Lock()
+        self._lock = renewed(self, "_lock", threading.Lock)
 
     def launch(self, stream: int, launch: Callable[[], object]) -> _core.Event:
         """Launches work that reads the operand; see `launched`."""

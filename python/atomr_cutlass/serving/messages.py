@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypeVar
 
 from .. import _core
 from ..arrays import operands
@@ -17,6 +17,8 @@ from ..pipeline.operand_table import OperandSlot
 from ..pipeline.operation import Call, CallOperation, PlannedOperation, Request, operands_of, operation_of, operations
 from ..pipeline.plan_cache import PlanKey
 from ..pipeline.problem import MatrixSpec
+
+T = TypeVar("T")
 
 
 class _ByName(type):
@@ -100,6 +102,21 @@ class Launch:
         return done if self.listed else done[0]
 
 
+def _kept(make: Callable[[], T]) -> T | CutlassError:
+    """What a message holds for the answer: what is made of its arrays, or the error."""
+    try:
+        return make()
+    except CutlassError as error:
+        # Without the frames that led here, which hold the operands.
+        return error.with_traceback(None)
+
+
+def _made(kept: T | CutlassError) -> T:
+    if isinstance(kept, CutlassError):
+        raise kept
+    return kept
+
+
 @dataclass(frozen=True, eq=False)
 class Compute(CutlassMsg):
     """A message that computes a request; without operands it renders and caches the kernel.
@@ -137,7 +154,10 @@ class Compute(CutlassMsg):
         if not isinstance(self.request, kinds):
             expected = " or ".join(kind.__name__ for kind in kinds)
             raise InvalidOperandError(f"request is a {type(self.request).__name__}; expected a {expected}")
-        object.__setattr__(self, "_launch", self._imported())
+        made = None
+        if self.operands is not None:
+            made = _kept(lambda: _launch(self.request, self.operands, self.out, self.stream))
+        object.__setattr__(self, "_launch", made)
 
     @property
     def launch(self) -> Launch:
@@ -146,18 +166,7 @@ class Compute(CutlassMsg):
         Raises:
             InvalidOperandError: they are not what the request says.
         """
-        if isinstance(self._launch, Launch):
-            return self._launch
-        raise self._launch or InvalidOperandError("the message has no operands")
-
-    def _imported(self) -> Launch | CutlassError | None:
-        if self.operands is None:
-            return None
-        try:
-            return _launch(self.request, self.operands, self.out, self.stream)
-        except CutlassError as error:
-            # Kept without the frames that led here, which hold the operands.
-            return error.with_traceback(None)
+        return _made(self._launch or InvalidOperandError("the message has no operands"))
 
 
 @dataclass(frozen=True, eq=False)
@@ -179,7 +188,7 @@ class Run(CutlassMsg):
 
     def __post_init__(self) -> None:
         expect(self.request, self.operation.request_type or object, "request")
-        object.__setattr__(self, "_call", self._imported())
+        object.__setattr__(self, "_call", _kept(lambda: self.operation.call(self.request)))
 
     @property
     def call(self) -> Call:
@@ -188,15 +197,7 @@ class Run(CutlassMsg):
         Raises:
             InvalidOperandError, UnsupportedError: what is wrong with them.
         """
-        if isinstance(self._call, CutlassError):
-            raise self._call
-        return self._call
-
-    def _imported(self) -> Call | CutlassError:
-        try:
-            return self.operation.call(self.request)
-        except CutlassError as error:
-            return error.with_traceback(None)
+        return _made(self._call)
 
 
 @functools.cache
@@ -243,7 +244,7 @@ class RefitMsg:
             raise InvalidOperandError(
                 f"plan_key is a {type(self.plan_key).__name__}; expected a PlanKey, from request.plan_key()"
             )
-        object.__setattr__(self, "_staged", self._stage())
+        object.__setattr__(self, "_staged", _kept(lambda: import_weights(self.weights, self.stream)))
 
     @property
     def staged(self) -> tuple[Weights, ...]:
@@ -252,15 +253,7 @@ class RefitMsg:
         Raises:
             InvalidOperandError: they are neither bytes nor an array.
         """
-        if isinstance(self._staged, CutlassError):
-            raise self._staged
-        return self._staged
-
-    def _stage(self) -> tuple[Weights, ...] | CutlassError:
-        try:
-            return import_weights(self.weights, self.stream)
-        except CutlassError as error:
-            return error.with_traceback(None)
+        return _made(self._staged)
 
 
 @dataclass(frozen=True, eq=False)

@@ -12,6 +12,7 @@ from ...arrays import operands
 from ...arrays.arguments import check_devices, check_out, result_dtype, views_of
 from ...arrays.layouts import LAYOUTS, TO_NHWC, axes_of, in_nhwc
 from ...arrays.numerics import AnyArray, math_mode
+from ...arrays.symbols import shape_of
 from ...checks import NUMBERS, shown
 from ...epilogue.bind import bind_call, refuse_scale_d
 from ...epilogue.results import ImageResult
@@ -361,7 +362,7 @@ def _geometry(own: ConvOptions, views: Mapping[str, _core.Operand]) -> ConvGeome
     for name, label in zip(("a", "b"), OPERANDS[own.op], strict=True):
         if len(views[name].shape) != 4:
             raise InvalidOperandError(f"{label} has shape {views[name].shape}; expected 4 dimensions")
-    a, b, shape = views["a"].shape, views["b"].shape, own.shape or ()
+    a, b, shape = views["a"].shape, views["b"].shape, shape_of(own.shape) if own.shape else ()
     if shape and own.layout == "nchw":
         shape = tuple(shape[axis] for axis in TO_NHWC)
     x, w = {FPROP: (a, b), DGRAD: (shape, b), WGRAD: (b, shape)}[own.op]

@@ -13,7 +13,7 @@ from ...pipeline.plan import Plan
 from ...pipeline.probe import Probe
 from ...pipeline.problem import MatrixSpec
 from ...pipeline.request_options import Option, RequestOptions
-from ..gemm.operation import PRECISION, epilogue_from
+from ..gemm.operation import PRECISION, fields_from
 from . import plans
 from .geometry import OPERANDS, WGRAD
 from .kernels import ConvSearch
@@ -93,11 +93,8 @@ class ConvOperation(PlannedOperation[ConvRequest]):
                 dilation=_pair(options.numbers("dilation", "1", (1, 2))),
                 groups=groups,
             ),
-            dtype=options.dtype,
-            arch=options.arch,
+            **fields_from(options),
             layout=ConvLayout(layout),
-            epilogue=epilogue_from(options),
-            out_dtype=options.element_type("out_dtype"),
             precision=options.given("precision"),
         )  # fmt: skip
 

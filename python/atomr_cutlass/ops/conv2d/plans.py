@@ -20,7 +20,7 @@ from ...pipeline import devices, select
 from ...pipeline.candidate import Candidate
 from ...pipeline.devices import Device
 from ...pipeline.plan import Address, Plan, Steps, bytes_of
-from ...pipeline.planning import PlanOptions, plan_with, planned
+from ...pipeline.planning import DEFAULT_OPTIONS, PlanOptions, plan_with, planned
 from ...pipeline.problem import MatrixSpec
 from ..gemm.kernels import product_args
 from ..gemm.scaled import clears_masks, validated
@@ -69,7 +69,7 @@ def make(
         return _plan(problem, candidate, search, how, layout=layout)
 
     if candidate is not None:
-        return plan_with(candidate, device, build, how, checked)
+        return plan_with(candidate, build, how, checked)
     return planned(search, build, how, checked)
 
 
@@ -88,7 +88,7 @@ def launch_once(
     problem = dataclasses.replace(convolution, fusion=fusion, source=number, c=source)
     alone = dataclasses.replace(candidate, formulation=ConvFormulation(problem), split_k=1)
     search = ConvSearch(problem, device, formulations=[[alone.formulation]])
-    made = _plan(problem, alone, search, PlanOptions(), layout="nhwc")
+    made = _plan(problem, alone, search, DEFAULT_OPTIONS, layout="nhwc")
     made(*(views[name] for name in ("a", "b", *(array.name for array in fusion.arrays), "out")), stream=0)
 
 
@@ -102,7 +102,7 @@ def _plan(
 ) -> Plan:
     formulation, key = candidate.formulation, candidate.key
     rewritten, casts, product = formulation.problem, formulation.casts, formulation.product
-    steps = Steps(problem.device)
+    steps = Steps(problem.device, how.stream)
 
     def slot(name: str, spec: MatrixSpec, alignment: int, role: str = "input") -> Address:
         shape, strides = (in_layout(values, layout) for values in (spec.shape, spec.strides))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import math
 from dataclasses import dataclass
 
 from ...arrays.layouts import collapses, pixel_strides, rows_collapse
@@ -11,7 +10,7 @@ from ...epilogue.bound import Fusion, source_of
 from ...errors import InvalidOperandError, UnsupportedError
 from ...generator.epilogue.common import COMMON_ACTIVATIONS, as_bias_and_activation, common_of
 from ...generator.epilogue.lower import COMMON, LINEAR, epilogue_id, with_source
-from ...pipeline.problem import MatrixSpec
+from ...pipeline.problem import MatrixSpec, vector_elements
 from .geometry import DGRAD, FPROP, WGRAD, ConvGeometry
 
 
@@ -170,5 +169,4 @@ def reach(spec: MatrixSpec) -> int:
 def channel_alignment(spec: MatrixSpec, groups: int = 1) -> int:
     """Elements that a vector access of a group's channels may span, by address, strides and extent."""
     elements = [spec.shape[-1] // groups, *pixel_strides(spec)]
-    value = math.gcd(spec.alignment * 8, 128, *(e * spec.dtype.bits for e in elements))
-    return max(1, (value & -value) // spec.dtype.bits)
+    return vector_elements(spec, elements)

@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 from ...arrays.layouts import collapses, rows_collapse
 from ...generator.dtypes import CutlassDtype
+from ...generator.epilogue.common import wider
 from ...generator.key import KernelKey
 from ...generator.rules import OK, Status, no
 from ...pipeline.plan import bytes_of
@@ -57,7 +58,7 @@ class ConvTraits(NamedTuple):
 
     op: str
     types: tuple[CutlassDtype, CutlassDtype, CutlassDtype, str]
-    epilogues: tuple[str, str | None]
+    epilogues: tuple[str | None, ...]
     grouped: bool
     single: bool
     alignments: tuple[int, ...]
@@ -84,7 +85,7 @@ def traits_of(problem: ConvProblem) -> ConvTraits:
     return ConvTraits(
         op=problem.op,
         types=(problem.a.dtype, problem.b.dtype, problem.d.dtype, problem.math),
-        epilogues=(problem.epilogue, problem.common),
+        epilogues=(problem.epilogue, problem.common, wider(problem.epilogue)),
         grouped=g.groups > 1,
         single=g.groups == g.c == g.k and g.r * g.s <= DIRECT_TAPS,
         alignments=alignments,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import sys
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,6 +11,7 @@ import numpy as np
 from ... import _core, reference
 from ...arrays import numerics, operands
 from ...arrays.arguments import check_devices, check_out, result_dtype, views_of
+from ...arrays.frameworks import namespaces
 from ...arrays.numerics import FAST, AnyArray
 from ...checks import NUMBERS, shown
 from ...errors import InvalidOperandError, UnsupportedError
@@ -63,12 +63,8 @@ def interleave(gate: Any, up: Any) -> Any:
 
 def _namespace(array: Any) -> Any:
     """The module whose `stack` makes arrays of this kind; None where there is none."""
-    for kind in type(array).__mro__:  # a subclass may live in a module of its own
-        module = sys.modules.get(kind.__module__.partition(".")[0].replace("jaxlib", "jax"))
-        module = getattr(module, "numpy", module)
-        if hasattr(module, "stack"):
-            return module
-    return None
+    modules = (getattr(package, "numpy", package) for package in namespaces(array))
+    return next((module for module in modules if hasattr(module, "stack")), None)
 
 
 @stored(reduction.VARIABLE, a="a", b="b")

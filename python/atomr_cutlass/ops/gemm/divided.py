@@ -12,10 +12,10 @@ import math
 from typing import Any
 
 from ...generator.dtypes import CutlassDtype
-from ...generator.epilogue.lower import LINEAR
+from ...generator.epilogue.lower import LINEAR, SCALED
 from ...generator.families.cast import PAIRS, cast
-from ...generator.rules import HALF_TYPES
-from ...pipeline import estimate, problem
+from ...generator.rules import FP8_TYPES, HALF_TYPES
+from ...pipeline import devices, estimate, problem, select
 from ...pipeline.candidate import Candidate
 from ...pipeline.devices import Device
 from ...pipeline.plan import NO_PRODUCT, PRODUCT, Address, Steps, bytes_of
@@ -32,11 +32,12 @@ def formulations(whole: GemmProblem) -> list[GemmFormulation]:
     """The ways to put a problem to kernels that divide K; none where no kernel adds up such a result, or K is short."""
     d = whole.d
     if (
-        whole.epilogue != LINEAR
+        whole.epilogue not in (LINEAR, SCALED)
         or whole.scale_type
+        or whole.quantized
         or whole.batch != 1
         or whole.k < LEAST_K
-        or whole.a.dtype not in HALF_TYPES
+        or not (whole.a.dtype in (*HALF_TYPES, *FP8_TYPES) or whole.math == "tf32")
         or (CutlassDtype.F32, d.dtype) not in PAIRS
         or 2 * bytes_of(d.shape, CutlassDtype.F32) > estimate.DIVIDED_MOST_BYTES
         or d.alignment % ALIGNMENT
@@ -46,7 +47,7 @@ def formulations(whole: GemmProblem) -> list[GemmFormulation]:
         return []
     sums = dataclasses.replace(d, dtype=CutlassDtype.F32, alignment=256)
     found = problem.formulations(dataclasses.replace(whole, c=None, d=sums))
-    return [formulation._replace(divided=True) for formulation in found]
+    return [formulation._replace(divided=True, problem=whole) for formulation in found]
 
 
 def _dense(shape: tuple[int, ...], strides: tuple[int, ...]) -> bool:
@@ -59,6 +60,16 @@ def _dense(shape: tuple[int, ...], strides: tuple[int, ...]) -> bool:
 def sums(dtype: CutlassDtype, device: Device) -> ExactSearch:
     """The kernel that adds slices up into a type."""
     return ExactSearch(lambda arch: cast(arch, CutlassDtype.F32, dtype), device)
+
+
+def adder(whole: GemmProblem, *, backend: str, jit: str | None) -> Candidate[None]:
+    """The kernel that adds up a problem's slices; `backend` and `jit` are the plan's."""
+    return select.choose(sums(whole.d.dtype, devices.get(whole.device)), backend=backend, jit=jit)
+
+
+def alignment(candidate: Candidate[GemmFormulation], dtype: CutlassDtype) -> int:
+    """Elements of a type that C and D must be aligned to: for the kernel itself, or for the one that adds up."""
+    return ALIGNMENT * 8 // dtype.bits if candidate.formulation.divided else candidate.key.align_d
 
 
 def add_steps(

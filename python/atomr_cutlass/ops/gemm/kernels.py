@@ -13,11 +13,12 @@ from ...generator.dtypes import CutlassDtype
 from ...generator.epilogue import lower
 from ...generator.families import gemm_sm90
 from ...generator.families.base import DEFAULT
-from ...generator.key import ROW, KernelKey
-from ...generator.matrix import cells, shared_memory
+from ...generator.key import ROW, KernelKey, shared_memory
+from ...generator.matrix import cells
 from ...generator.rules import Status, gemm_types, no, supports_layouts, supports_tree
 from ...pipeline import devices, estimate, select
 from ...pipeline.candidate import Candidate
+from ...pipeline.devices import Device
 from ...pipeline.plan import (
     ALWAYS,
     NO_PRODUCT,
@@ -28,9 +29,8 @@ from ...pipeline.plan import (
     moved,
     settled,
 )  # fmt: skip
-from ...pipeline.planning import PlanOptions, planned
-from ...pipeline.problem import GemmFormulation, GemmProblem, MatrixSpec, flipped
-from ...pipeline.rounding import round_up
+from ...pipeline.planning import DEFAULT_OPTIONS, PlanOptions, planned
+from ...pipeline.problem import GemmFormulation, GemmProblem, MatrixSpec, flipped, round_up
 from ...pipeline.search import KernelSearch
 from . import divided, transposed
 from .search import GemmCandidate, ProductSearch, cells_of
@@ -60,7 +60,9 @@ class GemmSearch(ProductSearch):
 
     def put(self, problem: GemmProblem) -> Sequence[GemmFormulation]:
         found = transposed.with_copies(super().put(problem), self.device)
-        return found if self.batch_invariant else [*found, *divided.formulations(problem)]
+        if self.batch_invariant:
+            return found
+        return [*found, *transposed.with_copies(divided.formulations(problem), self.device)]
 
     def matches(self, key: KernelKey, formulation: GemmFormulation) -> Status:
         if formulation.divided and not gemm_sm90.divides(key):
@@ -76,9 +78,8 @@ class GemmSearch(ProductSearch):
 
     def helpers(self, formulation: GemmFormulation) -> Sequence[KernelSearch[Any]]:
         """The kernel that adds up slices, or that copies an operand."""
-        if formulation.copied is not None:
-            return (transposed.helper(formulation, self.device),)
-        return (divided.sums(self.problem.d.dtype, self.device),) if formulation.divided else ()
+        copies = (transposed.helper(formulation, self.device),) if formulation.copied is not None else ()
+        return (*copies, divided.sums(self.problem.d.dtype, self.device)) if formulation.divided else copies
 
     def of_many_rows(self) -> Sequence[Sequence[GemmFormulation]]:
         """The formulations, as if there were at least two rows: a single one leaves layouts and alignments open.
@@ -101,10 +102,11 @@ class GemmSearch(ProductSearch):
     def note(self, formulation: GemmFormulation) -> str:
         """Whether K is divided, or the operands are swapped."""
         if formulation.divided:
-            return "K is divided into slices, which another kernel adds up"
-        if formulation.swapped and formulation.layout_d == ROW:
+            notes = ["K is divided into slices, which another kernel adds up"]
+        elif formulation.swapped and formulation.layout_d == ROW:
             return "D is column-major: computed as D^T = B^T A^T, which costs nothing"
-        notes = ["computed as D^T = B^T A^T, whose tiles fit better"] if formulation.swapped else []
+        else:
+            notes = ["computed as D^T = B^T A^T, whose tiles fit better"] if formulation.swapped else []
         if formulation.copied is not None:
             notes.append(f"{formulation.copied.operand} is copied first, contiguous along K")
         return "; ".join(notes)
@@ -213,17 +215,26 @@ def make(problem: GemmProblem, **options: Any) -> Plan:
         KernelNotFoundError: one serves it, but the table lacks it and it must not be compiled.
     """
     how = PlanOptions(**options)
-    if 0 in (problem.m, problem.n, problem.batch):
-        raise UnsupportedError(f"a result of shape {problem.d.shape} is empty: there is nothing to plan")
-    search = GemmSearch(nonempty(problem), devices.get(problem.device), how.arch, batch_invariant=how.batch_invariant)
+    search = search_for(problem, None, how.arch, batch_invariant=how.batch_invariant)
 
     def build(candidate: GemmCandidate, how: PlanOptions) -> Plan:
-        return from_candidate(
-            problem, candidate, alpha=how.alpha, beta=how.beta, like=how.like, of_call=how.of_call,
-            backend=how.backend, jit=how.jit,
-        )  # fmt: skip
+        return from_candidate(problem, candidate, how)
 
     return planned(search, build, how)
+
+
+def search_for(
+    problem: GemmProblem, device: Device | None, arch: SmArch | None, *, batch_invariant: bool = False
+) -> GemmSearch:
+    """The kernels for a problem, on its GPU where no other device is given.
+
+    Raises:
+        UnsupportedError: the result has no elements.
+    """
+    if 0 in (problem.m, problem.n, problem.batch):
+        raise UnsupportedError(f"a result of shape {problem.d.shape} is empty: there is nothing to plan")
+    device = device or devices.get(problem.device)
+    return GemmSearch(nonempty(problem), device, arch, batch_invariant=batch_invariant)
 
 
 def nonempty(problem: GemmProblem) -> GemmProblem:
@@ -236,38 +247,28 @@ def nonempty(problem: GemmProblem) -> GemmProblem:
     return dataclasses.replace(problem, a=a, b=b)
 
 
-def from_candidate(
-    problem: GemmProblem,
-    candidate: GemmCandidate,
-    *,
-    alpha: float = 1.0,
-    beta: float = 0.0,
-    like: Any = None,
-    of_call: bool = False,
-    backend: str = "auto",
-    jit: str | None = None,
-) -> Plan:
-    """The plan for a problem with this kernel, which need not be the best one; see `PlanOptions`."""
+def from_candidate(problem: GemmProblem, candidate: GemmCandidate, how: PlanOptions = DEFAULT_OPTIONS) -> Plan:
+    """The plan for a problem with this kernel, which need not be the best one."""
     key, formulation = candidate.key, candidate.formulation
     align_a, align_b = transposed.alignments(key, formulation)
-    steps = Steps(problem.device)
+    steps = Steps(problem.device, how.stream)
     a = steps.matrix("a", problem.a, align_a)
     b = steps.matrix("b", problem.b, align_b)
     c: Address | None = None
-    align_d = divided.ALIGNMENT * 8 // problem.d.dtype.bits if formulation.divided else key.align_d
-    if problem.c is not None or not of_call:
-        c = steps.matrix("c", problem.c or problem.d, align_d, "source" if of_call else "optional source")
+    align_d = divided.alignment(candidate, problem.d.dtype)
+    if problem.c is not None or not how.of_call:
+        c = steps.matrix("c", problem.c or problem.d, align_d, "source" if how.of_call else "optional source")
     d = steps.matrix("out", problem.d, align_d, "output")
-    unmultiplied = alpha == 0 or not of_call
+    unmultiplied = how.alpha == 0 or not how.of_call
+    copies = transposed.Copies(steps, formulation, backend=how.backend, jit=how.jit)
     if formulation.divided:
-        adder = select.choose(divided.sums(problem.d.dtype, devices.get(problem.device)), backend=backend, jit=jit)
+        adder = divided.adder(problem, backend=how.backend, jit=how.jit)
         divided.add_steps(
-            steps, problem, candidate, product_args(formulation, candidate), (a, b, c, d), adder,
+            steps, problem, candidate, product_args(formulation, candidate), (*copies.of(a, b, 1), c, d), adder,
             unmultiplied=unmultiplied,
         )  # fmt: skip
-        return steps.plan(like=like, alpha=alpha, beta=beta)
+        return steps.plan(like=how.like, alpha=how.alpha, beta=how.beta)
     settled_b = 0 if formulation.copied else settled(b, A_SETTLED if formulation.swapped else B_SETTLED)
-    copies = transposed.Copies(steps, formulation, backend=backend, jit=jit)
     per_launch = min(formulation.batch, GRID_BATCHES) if key.generation == "sm80" else formulation.batch
     launches = [
         (count, (moved(a, at_a, problem.a.dtype), moved(b, at_b, problem.b.dtype)),
@@ -280,7 +281,7 @@ def from_candidate(
             first, second = copies.of(*operands, count)
             if formulation.swapped:
                 first, second = second, first
-            args = common | others | {"batch": count, "a": first, "b": second, "padding": settled_b}
+            args = common | others | {"batch": count, "a": first, "b": second, "settled": settled_b}
             steps.launch(candidate, args, main=formulation.copied is not None, when=PRODUCT)
     if problem.k == 0 or unmultiplied:
         nothing, size = _null_product(candidate)
@@ -288,7 +289,7 @@ def from_candidate(
         for count, _, others in launches:
             args = common | nothing | others | {"batch": count, "a": zeros, "b": zeros}
             steps.launch(candidate, args, when=NO_PRODUCT if problem.k != 0 else ALWAYS)
-    return steps.plan(like=like, alpha=alpha, beta=beta, integral=key.acc is CutlassDtype.I32)
+    return steps.plan(like=how.like, alpha=how.alpha, beta=how.beta, integral=key.acc is CutlassDtype.I32)
 
 
 def _null_product(candidate: GemmCandidate) -> tuple[dict[str, Any], int]:
@@ -311,7 +312,7 @@ def product_args(formulation: GemmFormulation, candidate: Candidate[Any]) -> dic
         "m": formulation.m, "n": formulation.n, "k": formulation.k, "lda": formulation.lda, "ldb": formulation.ldb,
         "ldc": formulation.ldc, "ldd": formulation.ldd, "batch_stride_a": strides[0], "batch_stride_b": strides[1],
         "batch_stride_c": strides[2], "batch_stride_d": strides[3], "split_k": candidate.split_k,
-        "swizzle": candidate.swizzle, "raster": candidate.raster,
+        "swizzle": candidate.swizzle, "raster": candidate.raster, "width": candidate.width,
     }  # fmt: skip
 
 
@@ -324,7 +325,7 @@ def _launches(candidate: GemmCandidate, per_launch: int) -> list[tuple[int, ...]
             min(per_launch, batches.count - start),
         )
         for outer in batches.offsets
-        for start in range(0, batches.count, per_launch)
+        for start in (per_launch * number for number in range(-(-batches.count // per_launch)))
     ]
 
 

@@ -55,8 +55,8 @@ PRECISION = Option("precision", f"For f32 operands: {', '.join(PRECISIONS)}.")
 LETTERS = {"r": GemmLayout.ROW_MAJOR, "c": GemmLayout.COL_MAJOR}
 
 
-def layouts_from(options: RequestOptions) -> tuple[GemmLayout, ...]:
-    """The layouts of A, B and D.
+def layouts_from(options: RequestOptions) -> dict[str, Any]:
+    """The layouts of A, B and D, as fields of a request.
 
     Raises:
         InvalidOperandError: other letters, or not three.
@@ -65,17 +65,19 @@ def layouts_from(options: RequestOptions) -> tuple[GemmLayout, ...]:
     letters = options.given("layout") or ("rcr" if options.dtype.bits <= 8 else "rrr")
     if len(letters) != 3 or not set(letters) <= set(LETTERS):
         raise InvalidOperandError(f"--layout is {letters!r}; expected three letters r or c, such as rcr")
-    return tuple(LETTERS[letter] for letter in letters)
+    return {f"layout_{name}": LETTERS[letter] for name, letter in zip("abc", letters, strict=True)}
 
 
-def epilogue_from(options: RequestOptions) -> GemmEpilogue:
-    """The scalars, bias and activation."""
-    return GemmEpilogue(
+def fields_from(options: RequestOptions) -> dict[str, Any]:
+    """The fields of a request that every operation's have."""
+    epilogue = GemmEpilogue(
         alpha=options.number("alpha", 1.0),
         beta=options.number("beta", 0.0),
         bias=options.flag("bias"),
         activation=options.given("activation"),
     )
+    out_dtype = options.element_type("out_dtype")
+    return {"dtype": options.dtype, "arch": options.arch, "epilogue": epilogue, "out_dtype": out_dtype}
 
 
 class GemmOperation(PlannedOperation[GemmRequest]):
@@ -129,18 +131,12 @@ class GemmOperation(PlannedOperation[GemmRequest]):
         return f"{shape.m}x{shape.n}x{shape.k}" + (f", {shape.batch} times," if shape.batch > 1 else "")
 
     def request(self, options: RequestOptions) -> GemmRequest:
-        layout_a, layout_b, layout_c = layouts_from(options)
         batch = options.given("batch")
         return GemmRequest(
             GemmShape(options.size("m"), options.size("n"), options.size("k"), 1 if batch is None else batch),
-            dtype=options.dtype,
+            **fields_from(options),
+            **layouts_from(options),
             dtype_b=options.element_type("dtype_b"),
-            arch=options.arch,
-            layout_a=layout_a,
-            layout_b=layout_b,
-            layout_c=layout_c,
-            epilogue=epilogue_from(options),
-            out_dtype=options.element_type("out_dtype"),
             precision=options.given("precision"),
             fast_accum=options.flag("fast_accum"),
             scaling=options.given("scaling"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -27,20 +28,42 @@ class GemmResult(NamedTuple):
     amax: npt.NDArray[np.float32]
 
 
+@dataclass(frozen=True)
+class GemmTerms:
+    """Parameters of a GEMM beside operands and the type of the result.
+
+    Attributes:
+        alpha: factor of the product.
+        beta: factor of c.
+        bias: (N,), added to every row.
+        activation: a name in ACTIVATIONS; None is the identity.
+        scale_a: multiplies. A number, or an array of any floating dtype: one element for everything, (..., M, 1) for
+            each row, or (..., M, ceil(K / 128)) for each 128 elements of a row. For fp4 also, with scale_b of the same
+            dtype, (..., M, K / 16) of e4m3 without signs (nvfp4; its second-level scale goes into alpha), or
+            (..., M, K / 32) of e8m0 (mxfp4).
+        scale_b: likewise: one for everything, (..., 1, N) for each column, (..., ceil(K / 128), ceil(N / 128)) for
+            each block of 128 x 128, and for fp4 (..., K / 16, N) or (..., K / 32, N). Batch dimensions of scales
+            broadcast to the result's.
+        math: `tf32` rounds float32 operands to TF32 first. `default`, `ieee` and `3xtf32` keep them as they are.
+    """
+
+    alpha: float = 1.0
+    beta: float = 0.0
+    bias: AnyArray | None = None
+    activation: str | None = None
+    scale_a: Scale | None = None
+    scale_b: Scale | None = None
+    math: str = "default"
+
+
 def gemm(
     a: AnyArray,
     b: AnyArray,
     c: AnyArray | None = None,
     *,
-    alpha: float = 1.0,
-    beta: float = 0.0,
-    bias: AnyArray | None = None,
-    activation: str | None = None,
-    scale_a: Scale | None = None,
-    scale_b: Scale | None = None,
     scale_d: float | None = None,
     out_dtype: CutlassDtype,
-    math: str = "default",
+    **terms: Any,
 ) -> AnyArray:
     """D = saturating_cast(scale_d * act(alpha * scale_a * scale_b * A B + beta * C + bias)).
 
@@ -63,20 +86,9 @@ def gemm(
         b: (..., K, N), integer if and only if a is. It may be another floating dtype than a: e4m3 with e5m2, say.
         c: (M, N), or (..., M, N) whose batch dimensions broadcast to the result's. Any dtype; integer where the
             result is int32 from int8.
-        alpha: factor of the product.
-        beta: factor of c.
-        bias: (N,), added to every row.
-        activation: a name in ACTIVATIONS; None is the identity.
-        scale_a: multiplies. A number, or an array of any floating dtype: one element for everything, (..., M, 1) for
-            each row, or (..., M, ceil(K / 128)) for each 128 elements of a row. For fp4 also, with scale_b of the same
-            dtype, (..., M, K / 16) of e4m3 without signs (nvfp4; its second-level scale goes into alpha), or
-            (..., M, K / 32) of e8m0 (mxfp4).
-        scale_b: likewise: one for everything, (..., 1, N) for each column, (..., ceil(K / 128), ceil(N / 128)) for
-            each block of 128 x 128, and for fp4 (..., K / 16, N) or (..., K / 32, N). Batch dimensions of scales
-            broadcast to the result's.
         scale_d: a number, applied after the activation.
         out_dtype: the element type of the result; `TF32` is stored as float32.
-        math: `tf32` rounds float32 operands to TF32 first. `default`, `ieee` and `3xtf32` keep them as they are.
+        terms: see `GemmTerms`.
 
     Returns:
         A new array (..., M, N) of `numpy_dtype(out_dtype)`; empty where M, N or a batch dimension is 0.
@@ -84,16 +96,12 @@ def gemm(
     Raises:
         InvalidOperandError: a wrong rank, shape, dtype, name or combination; the message names the argument.
     """
+    given = GemmTerms(**terms)
     if out_dtype is CutlassDtype.I32 and from_numpy_dtype(a.dtype) is CutlassDtype.I8:
-        if not (scale_a is None and scale_b is None and scale_d is None):
+        if not (given.scale_a is None and given.scale_b is None and scale_d is None):
             raise InvalidOperandError("scales are given; int8 to int32 takes none: ask for a floating out_dtype")
-        _check_problem(a, b, c, beta=beta, bias=bias)
-        check_activation(activation)
-        check_math(math, CutlassDtype.I8)
-        return _integer_gemm(a, b, c, alpha=alpha, beta=beta, bias=bias, activation=activation)
-    values = _values(
-        a, b, c, alpha=alpha, beta=beta, bias=bias, activation=activation, scale_a=scale_a, scale_b=scale_b, math=math
-    )  # fmt: skip
+        return _integer_gemm(a, b, c, given)
+    values = _values(a, b, c, given)
     with np.errstate(all="ignore"):
         return stored(values, scale_d, out_dtype)
 
@@ -115,23 +123,14 @@ def gemm_with_amax(
     """
     if out_dtype is CutlassDtype.I32:
         raise InvalidOperandError("amax is of floating results; out_dtype is int32")
-    values = _values(a, b, c, **terms)
+    values = _values(a, b, c, GemmTerms(**terms))
     with np.errstate(all="ignore"):
         amax = np.abs(values).max(initial=0.0).astype(np.float32).reshape(1)
         return GemmResult(stored(values, scale_d, out_dtype), amax)
 
 
 def absolute_product(
-    a: AnyArray,
-    b: AnyArray,
-    c: AnyArray | None = None,
-    *,
-    alpha: float = 1.0,
-    beta: float = 0.0,
-    bias: AnyArray | None = None,
-    scale_a: Scale | None = None,
-    scale_b: Scale | None = None,
-    scale_d: float | None = None,
+    a: AnyArray, b: AnyArray, c: AnyArray | None = None, *, scale_d: float | None = None, **terms: Any
 ) -> FloatArray:
     """|scale_d| * (|alpha| |scale_a| |scale_b| |A| |B| + |beta| |C| + |bias|), elementwise absolute values.
 
@@ -140,39 +139,26 @@ def absolute_product(
     all of ACTIVATIONS), since errors before it come out that much larger. Arguments and errors are those of `gemm`; the
     result is float64.
     """
-    shape = _check_problem(a, b, c, beta=beta, bias=bias)
-    first, second = read_scales(a, b, scale_a, scale_b)
+    given = GemmTerms(**terms)
+    shape = _check_problem(a, b, c, given)
+    first, second = (scale.absolute() for scale in read_scales(a, b, given.scale_a, given.scale_b))
     with np.errstate(all="ignore"):
-        d = _product(
-            np.abs(to_float64(a)), np.abs(to_float64(b)), shape, abs(float(alpha)), first.absolute(), second.absolute()
-        )
-        d = add_magnitudes(d, c, float(beta), bias)
+        d = _product(np.abs(to_float64(a)), np.abs(to_float64(b)), shape, abs(float(given.alpha)), first, second)
+        d = add_magnitudes(d, c, float(given.beta), given.bias)
         return d if scale_d is None else d * abs(float(scale_d))
 
 
-def _values(
-    a: AnyArray,
-    b: AnyArray,
-    c: AnyArray | None,
-    *,
-    alpha: float = 1.0,
-    beta: float = 0.0,
-    bias: AnyArray | None = None,
-    activation: str | None = None,
-    scale_a: Scale | None = None,
-    scale_b: Scale | None = None,
-    math: str = "default",
-) -> FloatArray:
+def _values(a: AnyArray, b: AnyArray, c: AnyArray | None, terms: GemmTerms) -> FloatArray:
     """act(...) before scale_d and rounding, of arguments that are checked here."""
-    shape = _check_problem(a, b, c, beta=beta, bias=bias)
-    first, second = read_scales(a, b, scale_a, scale_b)
-    check_activation(activation)
-    check_math(math, element_type("a", a), element_type("b", b))
-    if math == "tf32":
+    shape = _check_problem(a, b, c, terms)
+    first, second = read_scales(a, b, terms.scale_a, terms.scale_b)
+    check_activation(terms.activation)
+    check_math(terms.math, element_type("a", a), element_type("b", b))
+    if terms.math == "tf32":
         a, b = round_to_tf32(a), round_to_tf32(b)
     with np.errstate(all="ignore"):
-        product = _product(to_float64(a), to_float64(b), shape, float(alpha), first, second)
-        return activated(add_terms(product, c, float(beta), bias), activation)
+        product = _product(to_float64(a), to_float64(b), shape, float(terms.alpha), first, second)
+        return activated(add_terms(product, c, float(terms.beta), terms.bias), terms.activation)
 
 
 def _product(
@@ -188,17 +174,12 @@ def _product(
     return d
 
 
-def _integer_gemm(
-    a: AnyArray,
-    b: AnyArray,
-    c: AnyArray | None,
-    *,
-    alpha: float,
-    beta: float,
-    bias: AnyArray | None,
-    activation: str | None,
-) -> AnyArray:
-    """int8 x int8 -> int32 modulo 2**32; the operands have been checked."""
+def _integer_gemm(a: AnyArray, b: AnyArray, c: AnyArray | None, terms: GemmTerms) -> AnyArray:
+    """int8 x int8 -> int32 modulo 2**32."""
+    _check_problem(a, b, c, terms)
+    check_activation(terms.activation)
+    check_math(terms.math, CutlassDtype.I8)
+    alpha, beta, bias, activation = terms.alpha, terms.beta, terms.bias, terms.activation
     if activation not in (None, "identity", "relu"):
         raise InvalidOperandError(f"activation is {activation!r}; int8 to int32 takes None, identity or relu")
     for name, factor in (("alpha", alpha), ("beta", beta)):
@@ -227,9 +208,7 @@ def _wrapped(value: float) -> np.int64:
     return wrapped
 
 
-def _check_problem(
-    a: AnyArray, b: AnyArray, c: AnyArray | None, *, beta: float, bias: AnyArray | None
-) -> tuple[int, ...]:
+def _check_problem(a: AnyArray, b: AnyArray, c: AnyArray | None, terms: GemmTerms) -> tuple[int, ...]:
     """Checks ranks, shapes and dtypes of everything but the scales; returns the result's shape."""
     dtypes: list[CutlassDtype] = []
     for name, operand, expected in (("a", a, "(..., M, K)"), ("b", b, "(..., K, N)")):
@@ -250,11 +229,11 @@ def _check_problem(
     m, n = a.shape[-2], b.shape[-1]
     shape = (*batch, m, n)
     if c is None:
-        if beta != 0.0:
-            raise InvalidOperandError(f"beta is {beta}, but c is not given")
+        if terms.beta != 0.0:
+            raise InvalidOperandError(f"beta is {terms.beta}, but c is not given")
     else:
         element_type("c", c)
         if c.shape[-2:] != (m, n) or not broadcasts_to(c.shape, shape):
             raise InvalidOperandError(f"c has shape {c.shape}; expected {shape} or fewer batch dimensions")
-    check_bias(bias, n)
+    check_bias(terms.bias, n)
     return shape

@@ -23,8 +23,9 @@ from ...pipeline.problem import GemmProblem, MatrixSpec
 from ...pipeline.reduction import is_batch_invariant
 from ..quantize.reference import swizzled_size
 from ..request import OperationRequest, expect_extent, math_of
+from . import kernels, scaled
 from .kernels import GemmSearch
-from .scaled import BLOCK, NO_SCALES, Scale, Scales, refuse, refuse_sums, rewritten
+from .scaled import BLOCK, NO_SCALES, Scale, Scales
 
 SCALINGS = (None, "tensor", "vector", "block", *fp4.SCALINGS)
 """Forms of scales on the device: fp8's, then fp4's."""
@@ -222,11 +223,7 @@ class GemmRequest(OperationRequest):
     def search(self, device: Device) -> GemmSearch:
         """The kernels for the request on a device."""
         problem, scales, fusion = self.problem(device.index), self.scales(), self.fusion()
-        if scales is not None or fusion is not None:
-            refuse(problem)
-        if 0 in (problem.m, problem.n, problem.batch):
-            raise UnsupportedError(f"a result of shape {problem.d.shape} is empty: there is nothing to render")
-        scales, invariant = scales or NO_SCALES, is_batch_invariant(self.batch_invariant)
-        if invariant:
-            refuse_sums(scales, fusion)
-        return GemmSearch(rewritten(problem, scales, fusion), device, self.arch, batch_invariant=invariant)
+        invariant = is_batch_invariant(self.batch_invariant)
+        if scales is None and fusion is None:
+            return kernels.search_for(problem, device, self.arch, batch_invariant=invariant)
+        return scaled.search_for(problem, scales or NO_SCALES, fusion, device, self.arch, batch_invariant=invariant)

@@ -21,6 +21,7 @@ from ...epilogue import bound as fused
 from ...epilogue.bound import Fusion
 from ...epilogue.fused_operands import FusedOperands
 from ...errors import InvalidOperandError, UnsupportedError
+from ...generator.archs import SmArch
 from ...generator.dtypes import CutlassDtype, ScaleType
 from ...generator.epilogue.lower import is_common, is_gated
 from ...generator.key import KernelKey
@@ -28,9 +29,9 @@ from ...pipeline import devices, reduction, select
 from ...pipeline.candidate import Candidate
 from ...pipeline.devices import Device
 from ...pipeline.plan import Address, Plan, Steps, moved
-from ...pipeline.planning import PlanOptions, planned
+from ...pipeline.planning import DEFAULT_OPTIONS, PlanOptions, planned
 from ...pipeline.problem import MAX_OUTER, GemmFormulation, GemmProblem, MatrixSpec, broadcast_to
-from . import transposed
+from . import divided, transposed
 from .kernels import GemmSearch, product_args
 from .search import GemmCandidate
 
@@ -132,9 +133,10 @@ def problem_of(problem: GemmProblem, scales: Scales) -> GemmProblem:
         return problem
     if scales.swizzled and scales.a is not None:
         return fp4.with_scales(problem, fp4.scale_type(scales.a.dtype, "scale_a"))
+    quantized = scales.d is not None or scales.amax is not None
     if not scales.block:
-        return dataclasses.replace(problem, epilogue="scaled")
-    epilogue = "lc" if scales.d is None and scales.amax is None else "scaled"
+        return dataclasses.replace(problem, epilogue="scaled", quantized=quantized)
+    epilogue = "scaled" if quantized else "lc"
     return dataclasses.replace(
         problem, epilogue=epilogue, scale_granularity=(1, BLOCK, BLOCK), scale_type=ScaleType.F32.value
     )
@@ -196,22 +198,36 @@ def make(
         UnsupportedError, KernelNotFoundError: as `gemm.kernels.make`; or scales that are not contiguous.
     """
     how = PlanOptions(**options)
-    refuse(problem)
-    device = devices.get(problem.device)
     for name, scale, along in (("scale_a", scales.a, -2), ("scale_b", scales.b, -1)):
         if scale is not None and scale.form == "vector" and scale.shape[along] > 1 and scale.strides[along] != 1:
             raise UnsupportedError(f"{name} has strides {scale.strides}: its elements must be contiguous; copy it")
-    if how.batch_invariant:
-        refuse_sums(scales, fusion)
-    search = GemmSearch(rewritten(problem, scales, fusion), device, how.arch, batch_invariant=how.batch_invariant)
+    search = search_for(problem, scales, fusion, None, how.arch, batch_invariant=how.batch_invariant)
 
     def build(candidate: GemmCandidate, how: PlanOptions) -> Plan:
-        return from_candidate(
-            candidate, scales, fusion, result=result, alpha=how.alpha, beta=how.beta, like=how.like,
-            backend=how.backend, jit=how.jit,
-        )  # fmt: skip
+        return from_candidate(candidate, scales, fusion, how, result=result)
 
     return planned(search, build, how, None if fusion is None else validated)
+
+
+def search_for(
+    problem: GemmProblem,
+    scales: Scales,
+    fusion: Fusion | None,
+    device: Device | None,
+    arch: SmArch | None,
+    *,
+    batch_invariant: bool = False,
+) -> GemmSearch:
+    """The kernels for a problem with scales or a tree; see `gemm.kernels.search_for`.
+
+    Raises:
+        UnsupportedError: an empty result, no products, or sums over rows that are not to matter.
+    """
+    refuse(problem)
+    if batch_invariant:
+        refuse_sums(scales, fusion)
+    device = device or devices.get(problem.device)
+    return GemmSearch(rewritten(problem, scales, fusion), device, arch, batch_invariant=batch_invariant)
 
 
 def validated(candidate: Candidate[Any], how: PlanOptions, problem: GemmProblem | None = None) -> bool:
@@ -263,17 +279,13 @@ def from_candidate(
     candidate: GemmCandidate,
     scales: Scales = NO_SCALES,
     fusion: Fusion | None = None,
+    how: PlanOptions = DEFAULT_OPTIONS,
     *,
     result: MatrixSpec | None = None,
-    alpha: float = 1.0,
-    beta: float = 0.0,
-    like: Any = None,
-    backend: str = "auto",
-    jit: str | None = None,
 ) -> Plan:
-    """The plan with this kernel, which need not be the best one; see `make` and `PlanOptions`."""
+    """The plan with this kernel, which need not be the best one; see `make`."""
     key, formulation, problem = candidate.key, candidate.formulation, candidate.formulation.problem
-    steps = Steps(problem.device)
+    steps = Steps(problem.device, how.stream)
     narrower = 1 if result is None else PER_PAIR
 
     def operand(name: str, spec: MatrixSpec, align: int, role: str = "input") -> tuple[str, int, int]:
@@ -291,17 +303,18 @@ def from_candidate(
     a = operand("a", problem.a, align_a)
     b = operand("b", problem.b, align_b)
     source = problem.c is not None and fused.reads_source(problem.epilogue)
-    c = operand("c", problem.c, key.align_d, "source") if problem.c is not None and not source else None
+    align_d = divided.alignment(candidate, problem.d.dtype)
+    c = operand("c", problem.c, align_d, "source") if problem.c is not None and not source else None
     at_a, at_b, at_d = scale("scale_a", scales.a), scale("scale_b", scales.b), scale("scale_d", scales.d)
     amax = scale("amax", scales.amax, "output")
     others = FusedOperands(steps, fusion, problem.epilogue, key, clear_masks=clears_masks(key))
     if source:
         c = others.source
-    out = operand("out", result or problem.d, key.align_d, "output")
+    out = operand("out", result or problem.d, align_d, "output")
     if amax is not None:
         steps.clear(amax, 4)
 
-    copies = transposed.Copies(steps, formulation, backend=backend, jit=jit)
+    copies = transposed.Copies(steps, formulation, backend=how.backend, jit=how.jit)
     common = product_args(formulation, candidate) | {
         "ldd": formulation.ldd // narrower, "alpha": "alpha", "beta": "beta", "scale_d": at_d, "amax": amax,
     }  # fmt: skip
@@ -335,8 +348,12 @@ def from_candidate(
             batch.operands,
             swapped=formulation.swapped,
         )
-        steps.launch(candidate, args, main=formulation.copied is not None)
-    return steps.plan(like=like, alpha=alpha, beta=beta)
+        if formulation.divided:
+            adder, places = divided.adder(problem, backend=how.backend, jit=how.jit), (*read, c, out)
+            divided.add_steps(steps, problem, candidate, args | {"c": None}, places, adder, unmultiplied=True)
+        else:
+            steps.launch(candidate, args, main=formulation.copied is not None)
+    return steps.plan(like=how.like, alpha=how.alpha, beta=how.beta)
 
 
 def clears_masks(key: KernelKey) -> bool:

@@ -8,14 +8,16 @@ import functools
 from collections.abc import Hashable, Iterable, Sequence
 from typing import TypeAlias
 
+from ...epilogue.bound import has_scales
 from ...errors import UnsupportedError
 from ...generator.archs import SmArch
 from ...generator.dtypes import CutlassDtype
 from ...generator.epilogue import lower
-from ...generator.epilogue.common import common_of, form_of
+from ...generator.epilogue.common import common_of, form_of, wider
+from ...generator.families import gemm_sm90
 from ...generator.key import KernelKey
 from ...generator.matrix import supports, with_epilogue
-from ...generator.rules import FEW, OK, Status, no
+from ...generator.rules import FEW, FP8_TYPES, OK, Status, no
 from ...pipeline import estimate
 from ...pipeline.candidate import Candidate
 from ...pipeline.devices import Device
@@ -98,8 +100,9 @@ class ProductSearch(KernelSearch[GemmFormulation]):
         """Types, math mode, epilogue, scales, layouts and alignments."""
         problem = formulation.problem
         return (
-            problem.a.dtype, problem.b.dtype, problem.d.dtype, problem.math, problem.epilogue,
-            problem.scale_granularity, problem.scale_type, formulation.swapped, formulation.divided,
+            problem.a.dtype, problem.b.dtype, formulation.dtype_d, problem.math, problem.epilogue,
+            problem.scale_granularity, problem.scale_type, has_scales(problem), formulation.swapped,
+            formulation.divided,
             formulation.layout_a, formulation.layout_b, formulation.layout_d,
             formulation.align_a, formulation.align_b, formulation.align_d,
         )  # fmt: skip
@@ -110,13 +113,15 @@ class ProductSearch(KernelSearch[GemmFormulation]):
         first, second = (problem.b, problem.a) if swapped else (problem.a, problem.b)
         if key.op != self.op:
             return _OTHER_OP
-        if key.a is not first.dtype or key.b is not second.dtype or key.d is not problem.d.dtype:
+        if key.a is not first.dtype or key.b is not second.dtype or key.d is not formulation.dtype_d:
             return _OTHER_TYPES
         # Fast accumulation is allowed, not asked for.
         if key.math != problem.math and (problem.math != "fast" or key.math != "default"):
             return _OTHER_MATH
-        epilogues = _common if lower.is_common(key.epilogue) else _epilogues
-        if key.epilogue not in epilogues(problem.epilogue, swapped=swapped):
+        if lower.is_common(key.epilogue):
+            if not (key.epilogue in _common(problem.epilogue, key.a, swapped=swapped) and has_scales(problem)):
+                return _OTHER_EPILOGUE
+        elif key.epilogue not in (*_epilogues(problem.epilogue, swapped=swapped), wider(problem.epilogue)):
             return _OTHER_EPILOGUE
         if key.scale_granularity != problem.scale_granularity or key.scale_type != problem.scale_type:
             return _OTHER_SCALES
@@ -138,13 +143,17 @@ class ProductSearch(KernelSearch[GemmFormulation]):
             yield cells_of(self.op, arch, group[0].problem)
 
     def launches(self, candidate: GemmCandidate) -> Iterable[GemmCandidate]:
-        """Its swizzles and raster orders, with each number of slices of K."""
+        """Its swizzles, raster orders and widths, with each number of slices of K."""
         stream_k = candidate.key.scheduler == "streamk"
         extents = candidate.formulation.extents
         of_model = (1,) if self.batch_invariant else estimate.slices(candidate.key, extents, self.device)
         slices = STREAM_K_SLICES if stream_k else of_model
         made = super().launches(candidate)
         return (dataclasses.replace(launch, split_k=count) for launch in made for count in slices)
+
+    def widths(self, candidate: GemmCandidate) -> Sequence[int]:
+        """Those of a kernel whose launch chooses them."""
+        return gemm_sm90.widths(candidate.key) or super().widths(candidate)
 
     def least(self, candidate: GemmCandidate) -> float:
         """A time that no kernel of these types is estimated to stay below."""
@@ -181,11 +190,13 @@ def _epilogues(epilogue: str, *, swapped: bool) -> tuple[str, ...]:
     return (epilogue, lower.SCALED) if epilogue == lower.LINEAR else (epilogue,)
 
 
-def _common(epilogue: str, *, swapped: bool) -> tuple[str, ...]:
+def _common(epilogue: str, a: CutlassDtype, *, swapped: bool) -> tuple[str, ...]:
     """The same of kernels that are told their tree."""
     form, found = form_of(epilogue), common_of(epilogue)
     # Of D^T a row is a column.
-    return () if form is None or found is None or (swapped and form.row is not None) else (found,)
+    if form is None or found is None or (swapped and not form.turns):
+        return ()
+    return (found, lower.SCALED_COMMON) if a in FP8_TYPES else (found,)
 
 
 @functools.cache

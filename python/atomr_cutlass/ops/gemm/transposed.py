@@ -13,8 +13,7 @@ from ...generator.key import COLUMN, ROW, KernelKey
 from ...pipeline import devices, select
 from ...pipeline.devices import Device
 from ...pipeline.plan import PRODUCT, Address, Steps
-from ...pipeline.problem import GemmFormulation, TransposedCopy
-from ...pipeline.rounding import round_up
+from ...pipeline.problem import GemmFormulation, TransposedCopy, round_up
 from ...pipeline.search import ExactSearch
 
 MOST_BATCHES = 65535

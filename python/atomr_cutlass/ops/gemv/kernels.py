@@ -21,7 +21,7 @@ from ...generator.rules import gemm_types, supports_tree
 from ...pipeline import devices, select
 from ...pipeline.devices import Device
 from ...pipeline.plan import Address, Plan, Steps, moved
-from ...pipeline.planning import PlanOptions, planned
+from ...pipeline.planning import DEFAULT_OPTIONS, PlanOptions, planned
 from ...pipeline.problem import GemmFormulation, GemmProblem, formulations
 from ..gemm.kernels import nonempty, product_args
 from ..gemm.search import GemmCandidate, ProductSearch
@@ -80,10 +80,15 @@ def search_for(problem: GemmProblem, fusion: Fusion | None, device: Device, arch
     return GemvSearch([read] if fusion is None else fused.problem_of(read, fusion, LINEAR), device, arch)
 
 
-def from_candidate(problem: GemmProblem, candidate: GemmCandidate, fusion: Fusion | None, how: PlanOptions) -> Plan:
+def from_candidate(
+    problem: GemmProblem,
+    candidate: GemmCandidate,
+    fusion: Fusion | None = None,
+    how: PlanOptions = DEFAULT_OPTIONS,
+) -> Plan:
     """The plan with this kernel, which need not be the best one; see `make`."""
     key, formulation = candidate.key, candidate.formulation
-    steps = Steps(problem.device)
+    steps = Steps(problem.device, how.stream)
 
     a, x = steps.matrix("a", transposed(problem.b), key.align_b), steps.matrix("x", vector_of(problem.a))
     c: Address | None = None
@@ -131,5 +136,5 @@ def launch_once(
     key = candidate.key
     followed = fused.problem_for(problem, fusion, epilogue if is_common(key.epilogue) else key.epilogue)
     own = dataclasses.replace(select.candidate_of(GemvSearch(followed, device), key), info=candidate.info)
-    made = from_candidate(problem, own, fusion, PlanOptions())
+    made = from_candidate(problem, own, fusion)
     made(*(views[name] for name in ("a", "x", *(array.name for array in fusion.arrays), RESULT)), stream=0)

@@ -15,7 +15,7 @@ from ...pipeline.operation import PlannedOperation
 from ...pipeline.plan import Plan
 from ...pipeline.probe import Probe
 from ...pipeline.request_options import Option, RequestOptions
-from ..gemm.operation import LETTERS, epilogue_from
+from ..gemm.operation import LETTERS, fields_from
 from .kernels import GemvSearch, make
 from .problem import transposed, vector_of
 from .request import GemvRequest, GemvShape
@@ -71,11 +71,8 @@ class GemvOperation(PlannedOperation[GemvRequest]):
             raise InvalidOperandError(f"--layout is {letter!r}; expected r or c, the layout of A")
         return GemvRequest(
             GemvShape(options.size("m"), options.size("k"), 1 if batch is None else batch),
-            dtype=options.dtype,
-            arch=options.arch,
+            **fields_from(options),
             layout_a=LETTERS[letter],
-            epilogue=epilogue_from(options),
-            out_dtype=options.element_type("out_dtype"),
         )
 
     def plan(self, request: GemvRequest, device: int, **options: Any) -> Plan:

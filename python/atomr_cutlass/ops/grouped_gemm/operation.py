@@ -15,7 +15,7 @@ from ...pipeline.plan import Plan
 from ...pipeline.probe import Probe
 from ...pipeline.reduction import is_batch_invariant
 from ...pipeline.request_options import Option, RequestOptions
-from ..gemm.operation import BATCH_INVARIANT, FAST_ACCUM, MATRIX_LAYOUT, epilogue_from, layouts_from, refuse_columns
+from ..gemm.operation import BATCH_INVARIANT, FAST_ACCUM, MATRIX_LAYOUT, fields_from, layouts_from, refuse_columns
 from ..gemm.request import GemmShape
 from . import plans
 from .kernels import GroupedSearch
@@ -76,16 +76,10 @@ class GroupedGemmOperation(PlannedOperation[GroupedGemmRequest]):
             if not re.fullmatch(r"\d+x\d+x\d+", group.strip()):
                 raise InvalidOperandError(f"--groups has {group!r}; expected MxNxK of each group, such as 128x512x256")
             groups.append(GemmShape(*map(int, group.split("x"))))
-        layout_a, layout_b, layout_c = layouts_from(options)
         return GroupedGemmRequest(
             GroupedGemmShape(groups),
-            dtype=options.dtype,
-            arch=options.arch,
-            layout_a=layout_a,
-            layout_b=layout_b,
-            layout_c=layout_c,
-            epilogue=epilogue_from(options),
-            out_dtype=options.element_type("out_dtype"),
+            **fields_from(options),
+            **layouts_from(options),
             fast_accum=options.flag("fast_accum"),
             batch_invariant=options.flag("batch_invariant") or None,
         )

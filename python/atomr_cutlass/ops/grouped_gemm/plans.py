@@ -12,7 +12,6 @@ from ... import _core
 from ...epilogue import validate
 from ...epilogue.bound import Fusion, GroupedFusion, GroupOperand
 from ...errors import UnsupportedError
-from ...generator.archs import SmArch
 from ...generator.dtypes import CutlassDtype
 from ...generator.epilogue.common import form_of
 from ...generator.epilogue.lower import has_tree, is_common
@@ -74,10 +73,10 @@ def make(problem: GroupedProblem, *, candidate: Candidate[GroupedProblem] | None
         )
 
     def build(candidate: Candidate[GroupedProblem], how: PlanOptions) -> Plan:
-        return _plan(problem, candidate, how.arch, alpha=how.alpha, beta=how.beta, like=how.like)
+        return _plan(problem, candidate, how)
 
     if candidate is not None:
-        return plan_with(candidate, device, build, how, validated)
+        return plan_with(candidate, build, how, validated)
     search = GroupedSearch(problem, device, how.arch, batch_invariant=how.batch_invariant)
     return planned(search, build, how, validated)
 
@@ -94,29 +93,21 @@ def launch_once(
         LIST, 1, (product.a,), (product.b,), (), (product.d,), counted=False, math=product.math, device=product.device,
         fusion=GroupedFusion(fusion.tree, inputs),
     )  # fmt: skip
-    made = _plan(alone, candidate, candidate.key.arch, alpha=1.0, beta=0.0, like=None)
+    made = _plan(alone, candidate, PlanOptions(candidate.key.arch))
     made(*(views[name] for name in ("a", "b", *(leaf.name for leaf in fusion.inputs), "out")), stream=0)
 
 
-def _plan(
-    problem: GroupedProblem,
-    candidate: Candidate[GroupedProblem],
-    arch: SmArch | None,
-    *,
-    alpha: float,
-    beta: float,
-    like: Any,
-) -> Plan:
-    steps = Steps(problem.device)
+def _plan(problem: GroupedProblem, candidate: Candidate[GroupedProblem], how: PlanOptions) -> Plan:
+    steps = Steps(problem.device, how.stream)
     layouts = layouts_of(candidate.key, problem)
     if layouts is None:
-        raise UnsupportedError(refusal(problem, arch or devices.get(problem.device).arch))
+        raise UnsupportedError(refusal(problem, how.arch or devices.get(problem.device).arch))
     args = _told(candidate.key, problem) | (_list_args if problem.form == LIST else _array_args)(
         steps, problem, candidate.key, layouts
     )
     form = {"groups": problem.groups, "form": FORMS.index(problem.form), "alpha": "alpha", "beta": "beta"}
     steps.launch(candidate, form | args, main=True)
-    return steps.plan(like=like, alpha=alpha, beta=beta)
+    return steps.plan(like=how.like, alpha=how.alpha, beta=how.beta)
 
 
 def _told(key: KernelKey, problem: GroupedProblem) -> dict[str, Any]:

@@ -6,13 +6,13 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from ...arrays.symbols import gcd
 from ...epilogue.bound import GroupedFusion
 from ...errors import InvalidOperandError
 from ...generator.dtypes import CutlassDtype
 from ...generator.epilogue.tree import ACCUMULATOR, EpilogueVisitorTree
 from ...generator.rules import TREE_OUTPUTS
-from ...pipeline.problem import MatrixSpec, View, views
-from ...pipeline.rounding import round_up
+from ...pipeline.problem import MatrixSpec, View, round_up, views
 
 OP = "grouped_gemm"
 CONTIGUOUS, MASKED, ALONG_K, LIST = "contiguous", "masked", "along_k", "list"
@@ -158,8 +158,8 @@ def read_layout(spec: MatrixSpec, layout: str, name: str) -> ReadLayout | None:
         view = found[0]
         group = spec.strides[0] if len(spec.shape) == 3 and spec.shape[0] > 1 else 0
     alignment = spec.alignment if 0 not in spec.shape else 16
-    strided = math.gcd(alignment * 8, 128, view.leading * bits, group * bits) // 8
-    return ReadLayout(view.leading, group, _power(strided), _power(math.gcd(strided * 8, along * bits) // 8))
+    strided = gcd(alignment * 8, 128, view.leading * bits, group * bits) // 8
+    return ReadLayout(view.leading, group, _power(strided), _power(gcd(strided * 8, along * bits) // 8))
 
 
 def source_layout(bias: MatrixSpec) -> ReadLayout | None:
@@ -168,8 +168,8 @@ def source_layout(bias: MatrixSpec) -> ReadLayout | None:
     if columns > 1 and bias.strides[-1] != 1:
         return None
     group = bias.strides[0] if len(bias.shape) > 1 and bias.shape[0] > 1 else 0
-    strided = math.gcd(bias.alignment * 8, 128, group * bits) // 8
-    return ReadLayout(0, group, _power(strided), _power(math.gcd(strided * 8, columns * bits) // 8))
+    strided = gcd(bias.alignment * 8, 128, group * bits) // 8
+    return ReadLayout(0, group, _power(strided), _power(gcd(strided * 8, columns * bits) // 8))
 
 
 def _power(value: int) -> int:

@@ -169,7 +169,7 @@ class _Quantize(Invocation):
             search = ExactSearch(lambda arch: quantize_key(arch, source, narrow, form), device)
             return select.choose(search, backend=options.backend, jit=options.jit)
 
-        steps = Steps(x.device)
+        steps = Steps(x.device, stream)
         lda = x.strides[0] if rows > 1 else columns
         args: dict[str, Any] = {"rows": rows, "columns": columns, "lda": lda, "alpha": "alpha"}
         args["a"] = steps.slot("x", x.shape, x.strides, source.dlpack)
@@ -250,7 +250,7 @@ class _Dequantize(Invocation):
         block_rows, block_columns = FORMS[self.scaling][1]
         search = ExactSearch(lambda arch: dequantize_key(arch, narrow, wide, kind), devices.get(values.device))
         kernel = select.choose(search, backend=options.backend, jit=options.jit)
-        steps = Steps(values.device)
+        steps = Steps(values.device, stream)
         rows, columns = shape
         args = {
             "rows": rows,

@@ -1,0 +1,83 @@
+// D = alpha * A B + beta * C, as a visitor of TMA epilogues of CUTLASS 3.x: one node. CUTLASS's own admits scalars on
+// the device and one for each matrix of a batch; the registers that this takes are missed by mainloops that use the
+// epilogue's warps. For groups, it has the warp that loads C wait for nothing on every tile when there is no C.
+#pragma once
+
+#include "atomr_cutlass/epilogue_plain.h"
+#include "cute/tensor.hpp"
+#include "cutlass/array.h"
+#include "cutlass/cutlass.h"
+#include "cutlass/epilogue/fusion/sm90_visitor_tma_warpspecialized.hpp"
+#include "cutlass/numeric_conversion.h"
+
+namespace atomr_cutlass {
+
+template <class Compute>
+struct LinearParams {
+  Compute alpha = Compute(1), beta = Compute(0);
+};
+
+// kZeros: the source is zeros where it is not loaded, else anything.
+template <class ElementD, class Compute, bool kZeros = false>
+struct LinearVisitor : PlainVisitor<LinearParams<Compute>> {
+  struct SharedStorage {};
+  using Params = LinearParams<Compute>;
+
+  CUTLASS_HOST_DEVICE LinearVisitor() {}
+  CUTLASS_HOST_DEVICE LinearVisitor(Params const& params, SharedStorage const&) : params(&params) {}
+
+  CUTLASS_DEVICE bool is_producer_load_needed() const { return is_C_load_needed(); }
+  CUTLASS_DEVICE bool is_C_load_needed() const { return params->beta != Compute(0); }
+
+  // Left to the compiler, now the one product is rounded and now the other, from kernel to kernel.
+  CUTLASS_DEVICE static float product(float alpha, float acc) { return __fmul_rn(alpha, acc); }
+  CUTLASS_DEVICE static float sum(float product, float beta, float source) { return __fmaf_rn(beta, source, product); }
+  template <class Other>
+  CUTLASS_DEVICE static Other product(Other alpha, Other acc) {
+    return alpha * acc;
+  }
+  template <class Other>
+  CUTLASS_DEVICE static Other sum(Other product, Other beta, Other source) {
+    return product + beta * source;
+  }
+
+  template <class Source>
+  struct Callbacks : cutlass::epilogue::fusion::detail::EmptyConsumerStoreCallbacks {
+    Params const& params;
+    Source const& source;
+
+    CUTLASS_DEVICE Callbacks(Params const& params, Source const& source) : params(params), source(source) {}
+
+    template <class Accumulator, int kCount>
+    CUTLASS_DEVICE cutlass::Array<ElementD, kCount> visit(cutlass::Array<Accumulator, kCount> const& accumulators,
+                                                          int fragment, int, int) {
+      cutlass::NumericConverter<Compute, Accumulator> of_accumulator;
+      cutlass::NumericConverter<Compute, ElementD> of_source;
+      cutlass::Array<Compute, kCount> result;
+      auto const add_source = [&](int i) {
+        result[i] = sum(result[i], params.beta, of_source(source(fragment * kCount + i)));
+      };
+      CUTLASS_PRAGMA_UNROLL
+      for (int i = 0; i < kCount; ++i) {
+        result[i] = product(params.alpha, of_accumulator(accumulators[i]));
+        if (kZeros) add_source(i);
+      }
+      if (!kZeros && params.beta != Compute(0)) {
+        CUTLASS_PRAGMA_UNROLL
+        for (int i = 0; i < kCount; ++i) add_source(i);
+      }
+      cutlass::NumericArrayConverter<ElementD, Compute, kCount> convert;
+      return convert(result);
+    }
+  };
+
+  template <bool kReferenceSource, class... A>
+  CUTLASS_DEVICE auto get_consumer_store_callbacks(
+      cutlass::epilogue::fusion::detail::ConsumerStoreArgs<A...> const& args) {
+    return Callbacks<cute::remove_cvref_t<decltype(args.tCrC)>>(*params, args.tCrC);
+  }
+
+  Params const* params;
+};
+
+}  // namespace atomr_cutlass

@@ -1,0 +1,79 @@
+// What plans of like problems depend on of their extents: programs over these, which end at recipes of plans.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <optional>
+#include <vector>
+
+#include "ranking.h"
+
+namespace atomr_cutlass {
+
+struct Number {
+  bool real = false;
+  int64_t whole = 0;    // unless it is real
+  double value = 0.0;   // of either kind
+  static Number of(int64_t whole) { return {false, whole, double(whole)}; }
+  static Number of(double value) { return {true, 0, value}; }
+  bool operator==(Number const& other) const {
+    return real == other.real && whole == other.whole && value == other.value;
+  }
+};
+
+// One step of a program. Each but a guard leaves a number, of which later steps know the place; a ranking leaves
+// seven: entry (-1: none serves), formulation, seconds, slices of K, swizzle, raster, width.
+struct Instruction {
+  enum class Op : uint8_t {
+    kConstant,
+    kInput,  // the extent of place `a`
+    kAdd,
+    kSubtract,
+    kMultiply,
+    kDivide,
+    kFloorDivide,
+    kModulo,
+    kAnd,
+    kGcd,
+    kLess,
+    kLessEqual,
+    kEqual,
+    kRank,
+    kLeast,
+    kGuard,  // goes on only where the number of place `a` is `constant`
+  };
+  Op op;
+  uint32_t a = 0, b = 0;  // places of numbers
+  Number constant;
+  std::vector<std::vector<uint32_t>> extents;  // of each formulation; kLeast: of the problem
+  std::shared_ptr<estimate::Ranking const> ranking;
+  bool undivided = false;  // of a ranking: K must not be
+  std::shared_ptr<estimate::Model const> model;
+  std::shared_ptr<estimate::Kernel const> kernel;
+  estimate::Gpu gpu{};
+
+  bool operator==(Instruction const& other) const;
+};
+
+// Programs that begin alike and part at guards.
+class ShapePrograms {
+ public:
+  // The number that was given to the program whose guards hold for these extents, and the numbers that it leaves.
+  std::optional<size_t> find(int64_t const* extents, size_t count, std::vector<Number>& numbers) const;
+  // False for a program that differs from another before any guard: it depends on something else.
+  bool add(std::vector<Instruction> const& program, size_t number);
+
+ private:
+  struct Part {
+    bool known = false;
+    std::vector<Instruction> steps;
+    std::optional<uint32_t> guard;  // the place of the number that decides
+    std::map<double, std::unique_ptr<Part>> next;
+    std::optional<size_t> number;
+  };
+  Part first_;
+};
+
+}  // namespace atomr_cutlass

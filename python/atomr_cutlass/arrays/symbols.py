@@ -1,0 +1,307 @@
+"""Extents as symbols: how the numbers of a plan follow from the extents and strides of a call's arrays.
+
+Calls that differ in these alone are a family, whose plans are alike. While one of them is planned, they are `Number`s:
+integers that note in a `Trace` what is computed of them and, as a guard, every decision that depends on them. Where a
+number is taken as an integer by code that knows no symbols (an index, a key of a dictionary, a message, a function in
+C++), it guards its own value. So for other extents the program gives the plan that planning would make, or none
+(cpp/src/shape_program.h).
+"""
+
+from __future__ import annotations
+
+import math
+import operator
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import Any
+
+from .. import _core
+
+_EXACT = 2**53
+"""Up to which a guard tells integers apart."""
+_WIDEST = 2**63
+_OF_RANKING = 7
+"""Numbers that a ranking leaves: kernel, formulation, seconds and launch options."""
+
+_current: ContextVar[Trace | None] = ContextVar("trace", default=None)
+
+
+class Untraceable(Exception):  # noqa: N818 - no error of a call, which is then planned without symbols
+    """A plan depends on more than extents and strides."""
+
+
+class Trace:
+    """The program of a call that is being planned.
+
+    Attributes:
+        program: its instructions, as `_core.PendingCall.keep` takes them.
+    """
+
+    def __init__(self, inputs: Sequence[tuple[Any, int]]) -> None:
+        """A program of the extents and strides of arrays, and of shapes, each with the place of its first.
+
+        Raises:
+            Untraceable: two of them are one.
+        """
+        self.program: list[tuple[Any, ...]] = []
+        self._first = {id(given): first for given, first in inputs}
+        self._places: dict[tuple[Any, ...], int] = {}
+        self._guarded: set[int] = set()
+        self._count = 0
+        self._open = True
+        if len(self._first) < len(inputs):
+            raise Untraceable
+
+    def close(self) -> None:
+        """Ends the program: its numbers are no more than integers from now on."""
+        self._open = False
+
+    def place(self, value: Any) -> int:
+        """The place of a number, or of a constant."""
+        return value.place if type(value) is Number else self._put(("constant", value), (type(value), value))
+
+    def _put(self, instruction: tuple[Any, ...], known: tuple[Any, ...] | None = None, leaves: int = 1) -> int:
+        """The place of what an instruction leaves, which is told apart by `known` where that is given."""
+        known = known or instruction
+        if known not in self._places and self._open:
+            self.program.append(instruction)
+            self._places[known] = self._count
+            self._count += leaves
+        return self._places.get(known, 0)
+
+    def compute(self, name: str, a: Any, b: Any) -> Number:
+        """The result of an operation on numbers."""
+        value = _OPERATIONS[name](plain(a), plain(b))
+        if not -_WIDEST <= value < _WIDEST:
+            raise Untraceable
+        return Number(self, self._put((name, self.place(a), self.place(b))), value)
+
+    def decide(self, name: str, a: Any, b: Any) -> bool:
+        """The result of a comparison, with a guard for it."""
+        found = self.compute(name, a, b)
+        self.guard(found.place, int(found.value))
+        return bool(found.value)
+
+    def guard(self, place: int, value: Any) -> None:
+        """The program serves only calls for which the number of this place is the same."""
+        if not self._open or place in self._guarded:
+            return
+        if not abs(value) <= _EXACT:
+            raise Untraceable
+        self._guarded.add(place)
+        self.program.append(("guard", place, value))
+
+    def view(self, array: Any, view: _core.Operand) -> _core.Operand:
+        """The view of an array of the call, its extents and strides as numbers.
+
+        Raises:
+            Untraceable: it is none of them.
+        """
+        if isinstance(array, TracedView):
+            return array
+        numbers, rank = self.numbers(array, (*view.shape, *view.strides)), len(view.shape)
+        return TracedView(view, numbers[:rank], numbers[rank:])
+
+    def numbers(self, given: Any, values: Sequence[int]) -> tuple[Any, ...]:
+        """The inputs of an array, or of a shape, which have these values.
+
+        Raises:
+            Untraceable: there are none.
+        """
+        first = self._first.get(id(given))
+        if first is None:
+            raise Untraceable
+        return tuple(Number(self, self._put(("input", first + i)), value) for i, value in enumerate(values))
+
+    def first(self, ranking: _core.Ranking, extents: Sequence[Sequence[Any]], *, whole: bool) -> _core.Found | None:
+        """`ranking.first`, whose choice is a guard."""
+        found = ranking.first([[plain(extent) for extent in each] for each in extents], whole)
+        places = [[self.place(extent) for extent in each] for each in extents]
+        known = "rank", id(ranking), whole, *map(tuple, places)
+        entry = self._put(("rank", ranking, places, whole), known, leaves=_OF_RANKING)
+        self.guard(entry, -1 if found is None else found[0])
+        if found is None:
+            return None
+        self.guard(entry + 1, found[1])
+        return found[0], found[1], tuple(Number(self, entry + 2 + i, each) for i, each in enumerate(found[2]))  # type: ignore[return-value]
+
+    def least(self, model: _core.TimeModel, kernel: _core.ModelKernel, extents: Sequence[Any], device: Any) -> Any:
+        """`model.least`."""
+        value = model.least(kernel, [plain(extent) for extent in extents], device)
+        places = tuple(self.place(extent) for extent in extents)
+        return Number(self, self._put(("least", model, kernel, places, device)), value)
+
+
+def _operation(name: str) -> tuple[Callable[[Number, Any], Any], Callable[[Number, Any], Any]]:
+    def computed(self: Number, other: Any) -> Any:
+        return self.trace.compute(name, self, other) if isinstance(other, (int, float)) else NotImplemented
+
+    def reflected(self: Number, other: Any) -> Any:
+        return self.trace.compute(name, other, self) if isinstance(other, (int, float)) else NotImplemented
+
+    return computed, reflected
+
+
+class Number(_core.Symbol):
+    """An integer of a plan, or an estimated time, that other extents make another."""
+
+    __slots__ = ("trace",)
+
+    def __init__(self, trace: Trace, place: int, value: Any) -> None:
+        """The number that a program leaves at a place."""
+        super().__init__(place, value)
+        self.trace = trace
+
+    # That of the value, which `isinstance` then takes it for.
+    __class__: Any = property(lambda self: type(self.value))
+
+    def exact(self) -> Any:
+        """The value, which the plan depends on."""
+        self.trace.guard(self.place, self.value)
+        return self.value
+
+    __add__, __radd__ = _operation("+")
+    __sub__, __rsub__ = _operation("-")
+    __mul__, __rmul__ = _operation("*")
+    __truediv__, __rtruediv__ = _operation("/")
+    __floordiv__, __rfloordiv__ = _operation("//")
+    __mod__, __rmod__ = _operation("%")
+    __and__, __rand__ = _operation("&")
+
+    def __neg__(self) -> Any:
+        return self.trace.compute("-", 0, self)
+
+    def __lt__(self, other: Any) -> bool:
+        return self.trace.decide("<", self, other)
+
+    def __le__(self, other: Any) -> bool:
+        return self.trace.decide("<=", self, other)
+
+    def __gt__(self, other: Any) -> bool:
+        return self.trace.decide("<", other, self)
+
+    def __ge__(self, other: Any) -> bool:
+        return self.trace.decide("<=", other, self)
+
+    def __eq__(self, other: object) -> bool:
+        return self.trace.decide("==", self, other) if isinstance(other, (int, float)) else NotImplemented
+
+    def __hash__(self) -> int:
+        return hash(self.exact())
+
+    def __bool__(self) -> bool:
+        return not self.trace.decide("==", self, 0)
+
+    def __index__(self) -> int:
+        return int(operator.index(self.exact()))
+
+    def __int__(self) -> int:
+        return int(self.exact())
+
+    def __float__(self) -> float:
+        return float(self.exact())
+
+    def __round__(self) -> int:
+        return round(self.exact())  # type: ignore[no-any-return]
+
+    def __format__(self, how: str) -> str:
+        return format(self.exact(), how)
+
+    def __repr__(self) -> str:
+        return repr(self.exact())
+
+
+class TracedView(_core.Operand):
+    """A view whose extents and strides are numbers.
+
+    Attributes:
+        view: the one that has them as integers.
+    """
+
+    def __init__(self, view: _core.Operand, shape: tuple[Any, ...], strides: tuple[Any, ...]) -> None:
+        """The view with these extents and strides, whose values are its own."""
+        super().__init__(
+            view.pointer, view.shape, view.strides, view.dtype, view.device_type, view.device, view.read_only, view,
+            view.settled,
+        )  # fmt: skip
+        self.view, self._shape, self._strides = view, shape, strides
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Extents."""
+        return self._shape
+
+    @property
+    def strides(self) -> tuple[int, ...]:
+        """Elements from one index to the next."""
+        return self._strides
+
+
+_OPERATIONS: dict[str, Callable[[Any, Any], Any]] = {
+    "+": operator.add, "-": operator.sub, "*": operator.mul, "/": operator.truediv, "//": operator.floordiv,
+    "%": operator.mod, "&": operator.and_, "gcd": math.gcd, "<": operator.lt, "<=": operator.le, "==": operator.eq,
+}  # fmt: skip
+
+
+@contextmanager
+def tracing(inputs: Sequence[tuple[Any, int]]) -> Iterator[Trace]:
+    """Notes what is computed of the inputs of a call in this thread; see `Trace`."""
+    trace = Trace(inputs)
+    token = _current.set(trace)
+    try:
+        yield trace
+    finally:
+        trace.close()
+        _current.reset(token)
+
+
+def current() -> Trace | None:
+    """The trace of this thread, if there is one."""
+    return _current.get()
+
+
+def refuse() -> None:
+    """Ends a trace where a plan depends on more than extents and strides.
+
+    Raises:
+        Untraceable: there is a trace.
+    """
+    if _current.get() is not None:
+        raise Untraceable
+
+
+def plain(value: Any) -> Any:
+    """The value of a number; anything else as it is."""
+    return value.value if type(value) is Number else value
+
+
+def plain_view(view: _core.Operand) -> _core.Operand:
+    """A view with integers for extents and strides."""
+    return view.view if isinstance(view, TracedView) else view
+
+
+def with_numbers(view: _core.Operand, shape: Sequence[Any], strides: Sequence[Any] | None = None) -> _core.Operand:
+    """A view with extents and strides that are those of it, as far as they are numbers; row-major without strides."""
+    if _current.get() is None or not any(type(value) is Number for value in (*shape, *(strides or ()))):
+        return view
+    if strides is None:
+        strides = [0 if shape[axis] == 1 else math.prod(shape[axis + 1 :]) for axis in range(len(shape))]
+    return TracedView(plain_view(view), tuple(shape), tuple(strides))
+
+
+def shape_of(given: tuple[int, ...]) -> tuple[int, ...]:
+    """Extents that are an option of the call."""
+    trace = _current.get()
+    return given if trace is None else trace.numbers(given, given)
+
+
+def gcd(*values: Any) -> Any:
+    """The greatest common divisor."""
+    trace = _current.get()
+    if trace is None:
+        return math.gcd(*values)
+    found = values[0]
+    for value in values[1:]:
+        found = trace.compute("gcd", found, value)
+    return found

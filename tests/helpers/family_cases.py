@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import fake_cases
 import golden_cases
@@ -20,6 +21,7 @@ from atomr_cutlass.pipeline.call import kept_plans
 FAMILIES = int(os.environ.get("TEST_FAMILIES", "12"))
 """Of each operation."""
 MEMBERS = 9
+ODD_MEMBERS = 24
 ARCHS = (SmArch.SM90A, SmArch.SM80)
 
 
@@ -55,11 +57,160 @@ def families(op: str) -> Iterator[list[golden_cases.Case]]:
         ]
 
 
-def compare(op: str, least: int) -> None:
+class Odd:
+    """Calls of a family whose arrays lie in any way: gaps, overlapping rows, columns first, backwards, broadcast.
+
+    What all members have in common is drawn by `family`, the rest by `member`.
+    """
+
+    USUAL = (1, 1, 2, 8, 16, 16, 24, 64, 64, 100, 128, 128, 256, 512, 1000, 4096)
+    RARE = (0, 0, 3, 7, 33, 2**16, 2**31 + 16, 2**40)
+
+    def __init__(self, name: str, number: int) -> None:
+        self.family, self.member = golden_cases.Draw(name), golden_cases.Draw(f"{name}/{number}")
+        self.made, self.how = golden_cases.Operands(), {}
+        self._gaps = self.family.chance(60)
+
+    def extent(self) -> int:
+        return self.member.of(self.RARE if self.member.chance(4) else self.USUAL)
+
+    def strides(self, shape: Sequence[int], *, columns: bool) -> list[int]:
+        """Mostly such as kernels take."""
+        draw, strides, step = self.member, [0] * len(shape), 1
+        axes = list(range(len(shape)))
+        if len(shape) > 1 and columns != draw.chance(4):
+            axes[-2:] = axes[:-3:-1]
+        for axis in reversed(axes):
+            strides[axis] = step
+            step *= max(1, shape[axis])
+            step += draw.of((0, 0, 0, 0, 8, 64, 1, -1 if step > 1 else 0)) if axis == axes[-1] and self._gaps else 0
+        if draw.chance(4):
+            axis = draw.below(len(shape))
+            strides[axis] = draw.of((0, -strides[axis], 2 * strides[axis], strides[axis] + 1))
+        return strides
+
+    def put(self, name: str, dtype: str, *shape: int, often: int = 100) -> None:
+        if not self.family.chance(often):
+            return
+        offset = 8 * self.family.chance(8)
+        columns = self.family.chance(90 if name == "b" and dtype in ("e4m3", "i8") else 30)
+        if self.member.chance(2):  # not what the others have, or is refused
+            shape = (*shape[:-1], shape[-1] + 1)
+        self.made.put(name, dtype, shape, self.strides(shape, columns=columns), offset=offset)
+
+    def option(self, name: str, *values: Any) -> None:
+        value = self.family.of(values)
+        if value is not None:
+            self.how[name] = value
+
+    def case(self, function: Any, *positional: str) -> golden_cases.Case:
+        return golden_cases._case("", "full", function, self.made, self.how, *positional)
+
+
+def odd_gemm(odd: Odd) -> golden_cases.Case:
+    family, (m, n, k, *batch) = odd.family, (odd.extent() for _ in range(5))
+    dtype = family.of(("bf16", "bf16", "f16", "f32", "f64", "e4m3", "i8"))
+    result = {"e4m3": "bf16", "i8": "i32"}.get(dtype, dtype)
+    lead = tuple(batch[: family.of((0, 0, 1, 2))])
+    odd.put("a", dtype, *lead, m, k)
+    odd.put("b", dtype, *(lead if family.chance(50) else ()), k, n)
+    odd.put("out", result, *lead, m, n, often=60)
+    if family.chance(30):
+        odd.put("c", result, *lead, m, n)
+        odd.how["beta"] = 1
+    if dtype not in ("i8", "e4m3") and family.chance(40):
+        odd.put("bias", result, n, often=70)
+        odd.option("activation", "relu", "gelu", None)
+    elif dtype == "e4m3" and family.chance(50):
+        odd.put("scale_a", "f32", *family.of(((1,), (*lead, m, 1), (*lead, m, -(-k // 128)))))
+        odd.put("scale_b", "f32", *family.of(((1,), (1, n), (-(-k // 128), -(-n // 128)))))
+    odd.option("precision", *(("tf32", "3xtf32", None) if dtype == "f32" else (None,)))
+    odd.option("alpha", None, None, 0, 2)
+    odd.option("fast_accum", None, True)
+    odd.option("jit", None, "off", "off")
+    return odd.case(golden_cases.ac.gemm, "a", "b")
+
+
+def odd_gemv(odd: Odd) -> golden_cases.Case:
+    family, (m, k, *batch) = odd.family, (odd.extent() for _ in range(4))
+    dtype, lead = family.of(("bf16", "f16", "f32")), tuple(batch[: family.of((0, 0, 1, 2))])
+    odd.put("a", dtype, *lead, m, k)
+    odd.put("x", dtype, *lead, k)
+    odd.put("out", dtype, *lead, m, often=50)
+    odd.option("jit", None, "off")
+    return odd.case(golden_cases.ac.gemv, "a", "x")
+
+
+def odd_gated_gemm(odd: Odd) -> golden_cases.Case:
+    m, f, k = (odd.extent() for _ in range(3))
+    dtype = odd.family.of(("bf16", "f16"))
+    odd.put("a", dtype, m, k)
+    odd.made.add("b", dtype, (k, 2 * f), columns=odd.family.chance(80), pad=odd.member.of((0, 0, 8)))
+    odd.made.add("out", dtype, (m, f), pad=odd.member.of((0, 0, 0, 8, 1)))
+    odd.option("activation", "silu", "gelu")
+    odd.option("jit", None, "off")
+    return odd.case(golden_cases.ac.gated_gemm, "a", "b")
+
+
+def odd_grouped_gemm(odd: Odd) -> golden_cases.Case:
+    family, (rows, n, k, groups) = odd.family, (odd.extent() for _ in range(4))
+    groups = min(groups, 64)
+    dtype, masked = family.of(("bf16", "f16", "e4m3")), family.chance(40)
+    odd.put("a", dtype, *((groups, rows, k) if masked else (rows, k)))
+    odd.put("b", dtype, groups, k, n)
+    odd.made.add("counts" if masked or family.chance(40) else "offsets", "i32", (groups,))
+    odd.put("bias", "bf16", *family.of(((n,), (groups, n))), often=25)
+    odd.option("jit", None, "off")
+    return odd.case(golden_cases.ac.grouped_gemm, "a", "b")
+
+
+def odd_conv2d(odd: Odd) -> golden_cases.Case:
+    family, op = odd.family, odd.family.of(("conv2d", "conv2d", "conv2d_dgrad", "conv2d_wgrad"))
+    dtype, tap, nchw = family.of(("bf16", "f16", "f32", "e4m3")), family.of((1, 1, 3, 5)), family.chance(40)
+    n, h, w, c, k = (min(odd.extent(), most) for most in (64, 100, 100, 1000, 1000))
+    step, pad = family.of((1, 1, 2)), family.of((0, tap // 2))
+    p, q = (max(0, extent + 2 * pad - tap) // step + 1 for extent in (h, w))
+    groups = c if family.chance(15) else 1
+    k = c if groups > 1 else k
+
+    def put(name: str, shape: tuple[int, ...], element: str = dtype, often: int = 100) -> None:
+        b, e, f, g = shape
+        if odd.member.chance(8):
+            odd.put(name, element, *((b, g, e, f) if nchw else shape), often=often)
+        elif odd.family.chance(often):
+            wide = g + odd.member.of((0, 0, 0, 8, 1))
+            strides = (e * f * wide, f * wide, wide, 1)
+            places = (0, 3, 1, 2) if nchw else (0, 1, 2, 3)
+            odd.made.put(name, element, *([of[place] for place in places] for of in (shape, strides)))
+
+    shapes = {"x": (n, h, w, c), "w": (k, tap, tap, c // max(1, groups)), "dy": (n, p, q, k)}
+    first, second, last = {
+        "conv2d": ("x", "w", "dy"), "conv2d_dgrad": ("dy", "w", "x"), "conv2d_wgrad": ("dy", "x", "w"),
+    }[op]  # fmt: skip
+    put(first, shapes[first])
+    put(second, shapes[second])
+    put("out", shapes[last], "bf16" if dtype == "e4m3" else dtype, often=40)
+    if last != "dy":
+        b, e, f, g = shapes[last]
+        odd.how[f"{last}_shape"] = (b, g, e, f) if nchw else (b, e, f, g)
+    if last == "dy":
+        odd.put("bias", "bf16" if dtype == "e4m3" else dtype, k, often=30)
+    odd.how |= {"stride": step, "padding": pad, "groups": groups, "layout": "nchw" if nchw else "nhwc"}
+    odd.option("jit", None, "off")
+    return odd.case(getattr(golden_cases.ac, op), first, second)
+
+
+def odd_families(make: Callable[[Odd], golden_cases.Case]) -> Iterator[list[golden_cases.Case]]:
+    """Calls of an operation with odd arrays, family by family."""
+    for number in range(FAMILIES):
+        yield [make(Odd(f"{make.__name__}/{GPU.arch.value}/{number}", member)) for member in range(ODD_MEMBERS)]
+
+
+def compare(drawn: Iterator[list[golden_cases.Case]], least: int) -> None:
     """Compares; `least` is how many calls in a hundred are to be served without being parsed."""
     calls = derived = 0
     with fake_cases.parsed() as parsed:
-        for members in families(op):
+        for members in drawn:
             kept_plans.clear()
             family, made = {case.text: case for case in members}.values(), []
             for case in family:
@@ -74,51 +225,71 @@ def compare(op: str, least: int) -> None:
 
 
 def case_gemm() -> None:
-    compare("gemm", 20)
+    compare(families("gemm"), 20)
 
 
 def case_gemm_with_epilogues() -> None:
-    compare("gemm_epilogue", 0)
+    compare(families("gemm_epilogue"), 0)
 
 
 def case_gemm_with_scales() -> None:
-    compare("gemm_scaled", 0)
+    compare(families("gemm_scaled"), 0)
 
 
 def case_fp4() -> None:
-    compare("gemm_fp4", 0)
+    compare(families("gemm_fp4"), 0)
 
 
 def case_gated_gemm() -> None:
-    compare("gated_gemm", 0)
+    compare(families("gated_gemm"), 0)
 
 
 def case_gemv() -> None:
-    compare("gemv", 10)
+    compare(families("gemv"), 10)
 
 
 def case_grouped_gemm() -> None:
-    compare("grouped_gemm", 5)
+    compare(families("grouped_gemm"), 5)
 
 
 def case_conv2d() -> None:
-    compare("conv2d", 1)
+    compare(families("conv2d"), 1)
 
 
 def case_conv2d_dgrad() -> None:
-    compare("conv2d_dgrad", 0)
+    compare(families("conv2d_dgrad"), 0)
 
 
 def case_conv2d_wgrad() -> None:
-    compare("conv2d_wgrad", 0)
+    compare(families("conv2d_wgrad"), 0)
 
 
 def case_matmul() -> None:
-    compare("matmul", 0)
+    compare(families("matmul"), 0)
 
 
 def case_quantize() -> None:
-    compare("quantize", 0)
+    compare(families("quantize"), 0)
+
+
+def case_gemm_of_odd_arrays() -> None:
+    compare(odd_families(odd_gemm), 0)
+
+
+def case_gemv_of_odd_arrays() -> None:
+    compare(odd_families(odd_gemv), 0)
+
+
+def case_gated_gemm_of_odd_arrays() -> None:
+    compare(odd_families(odd_gated_gemm), 0)
+
+
+def case_grouped_gemm_of_odd_arrays() -> None:
+    compare(odd_families(odd_grouped_gemm), 0)
+
+
+def case_convolutions_of_odd_arrays() -> None:
+    compare(odd_families(odd_conv2d), 0)
 
 
 if __name__ == "__main__":

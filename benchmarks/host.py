@@ -8,6 +8,7 @@ The products are small enough that the GPU never makes the host wait. Kernels co
 from __future__ import annotations
 
 import argparse
+import math
 import os
 import statistics
 import sys
@@ -16,6 +17,7 @@ import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from random import Random
 from typing import Any
 
 with warnings.catch_warnings():
@@ -33,7 +35,7 @@ Call = Callable[[], object]
 COUNT = 200
 """Calls at a time: fewer than the launches that a stream queues before it makes the host wait."""
 WARM = 20
-NEW_SHAPES = 40
+NEW_SHAPES = 60
 BEYOND_AIM_US = 100.0
 """Microseconds that the first call of a shape may cost beyond a warm call's."""
 BF16 = torch.bfloat16
@@ -136,20 +138,28 @@ def measure(row: Row, rounds: int) -> dict[str, Any]:
 
 
 def new_calls(number: int) -> dict[str, Call]:
-    """Calls of shapes of their own, by what they compute."""
-    m = 1000 + 8 * number
-    a, b, bias, out = random(m, 512), random(512, 1024), random(1024), random(m, 1024)
-    columns, x, w = random(1024, 512).T, random(1 + number, 14, 14, 128), random(128, 3, 3, 128)
-    groups, tap = random(4, 512, 1024), random(128, 1, 1, 128)
-    ends = torch.tensor((100, 300, 700, m), dtype=torch.int32, device="cuda")
-    d = torch.empty(m, 1024, dtype=BF16, device="cuda").T  # column-major, as cuBLASLt has it
-    matmul = ac.MatmulRequest(b.T, a.T, d=d, m=1024, n=m, k=512)
+    """Calls of shapes that are drawn at random, by what they compute."""
+    drawn = Random(number)  # noqa: S311
+
+    def extent(most: int, step: int = 8) -> int:
+        return step * max(1, round(math.exp(drawn.uniform(0.0, math.log(most / step)))))
+
+    m, n, k, channels = extent(8192, 1), extent(8192), extent(8192), extent(512)
+    a, b, bias, out = random(m, k), random(k, n), random(n), random(m, n)
+    columns, gates = random(n, k).T, random(2 * extent(4096), k).T
+    size, filters = extent(64, 7), extent(512)
+    x = random(extent(32, 1), size, size, channels)
+    w, tap = random(filters, 3, 3, channels), random(filters, 1, 1, channels)
+    groups, rows = random(extent(64, 1), k, min(n, 2048)), sorted(drawn.randrange(m + 1) for _ in range(64))
+    ends = torch.tensor([*rows[: len(groups) - 1], m], dtype=torch.int32, device="cuda")
+    matmul = ac.MatmulRequest(b, a, d=out, m=n, n=m, k=k)  # columns, as cuBLASLt has them, are rows of the transpose
     return {
         "gemm": lambda: ac.gemm(a, b, out=out),
         "gemm, bias and gelu": lambda: ac.gemm(a, columns, bias=bias, activation="gelu", out=out),
         "matmul": lambda: ac.matmul(matmul),
+        "gated_gemm": lambda: ac.gated_gemm(a, gates),
         "gemv": lambda: ac.gemv(a, a[0]),
-        "grouped_gemm": lambda: ac.grouped_gemm(a, groups, offsets=ends, out=out),
+        "grouped_gemm": lambda: ac.grouped_gemm(a, groups, offsets=ends),
         "conv2d": lambda: ac.conv2d(x, w, padding=1),
         "conv2d, one tap": lambda: ac.conv2d(x, tap),
     }
@@ -172,8 +182,10 @@ def first_calls() -> list[dict[str, Any]]:
     made = []
     for name, turns in times.items():
         first, warm = statistics.median(turns["first"]), statistics.median(turns["warm"])
+        beyond = sorted(a - b for a, b in zip(turns["first"], turns["warm"], strict=True))
         made.append({
             "call": name, "first_us": round(first, 1), "warm_us": round(warm, 1), "beyond_us": round(first - warm, 1),
+            "beyond_us_by_tenths": [round(beyond[len(beyond) * tenth // 10], 1) for tenth in range(1, 10)],
             "aim_us": BEYOND_AIM_US, "shapes": NEW_SHAPES,
         })  # fmt: skip
     return made
@@ -205,7 +217,7 @@ def main() -> int:
     for first in results.values["first_calls"]:
         print(
             f"first call of a shape, {first['call']}: {first['first_us']} us, {first['beyond_us']} us beyond a warm "
-            f"one (aim {first['aim_us']})"
+            f"one (aim {first['aim_us']}); by tenths {first['beyond_us_by_tenths']}"
         )
     return results.finish()
 

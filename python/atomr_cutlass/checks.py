@@ -74,7 +74,7 @@ def check_extents(shape: tuple[int, ...], name: str) -> None:
     Raises:
         InvalidOperandError: names the array.
     """
-    if shape and max(shape) > MOST:
+    if any(extent > MOST for extent in shape):
         raise InvalidOperandError(f"{name} has shape {shape}; kernels count to 2^31 - 1 in each dimension: split it")
 
 

@@ -11,6 +11,7 @@ from collections.abc import Hashable, Iterable, Iterator, Sequence
 from typing import Any, TypeVar
 
 from .. import _core
+from ..arrays import symbols
 from ..errors import CutlassError, KernelNotFoundError, UnsupportedError
 from ..generator.archs import SmArch
 from ..generator.epilogue.common import common_of, wider
@@ -349,8 +350,9 @@ def _warn_of_slow(candidate: Candidate[Any], better: Candidate[Any], reason: str
         return
     _warned.add((candidate.key.name, better.key.name))
     remedy = cure(better.key) if preset_of(better.key) else "it is in no preset, and compiled at run time only"
+    times = symbols.plain(candidate.seconds) / symbols.plain(better.seconds)
     warnings.warn(
-        f"{candidate.key.name} is used, which by the model takes {candidate.seconds / better.seconds:.1f} times as "
+        f"{candidate.key.name} is used, which by the model takes {times:.1f} times as "
         f"long as {better.key.name}: {reason}; {remedy}",
         RuntimeWarning,
         stacklevel=3,

@@ -23,7 +23,8 @@ DIRECT_TAPS = 128
 """Taps of a filter that kernels of single channels take at most."""
 
 _REACH = 2**31
-_VECTOR_BITS = 128
+_FEW_CHANNELS = (1, 2, 4, 8, 16)
+_TAPS = 32
 
 _OTHER_TYPES = no("its element types or math mode differ")
 _OTHER_EPILOGUE = no("its epilogue differs")
@@ -49,7 +50,7 @@ class ConvTraits(NamedTuple):
         unit_stride, unit_dilation: whether those are 1.
         spaced: whether the pixels of the result are evenly spaced.
         bits, bytes: whether iterators that count in bits, or in bytes, reach the ends of all arrays.
-        channels: of A in one group, as far as alignments go.
+        channels: of A in one group, if a vector may hold them all; else 0.
         masked: whether a bit mask holds which taps of the filter are inside, and rows are evenly spaced.
         tma: whether TMA's im2col mode and CUTLASS's kernels over it compute it.
         writable: whether slices of K can be added up in memory.
@@ -78,7 +79,7 @@ class ConvTraits(NamedTuple):
 def traits_of(problem: ConvProblem) -> ConvTraits:
     """The traits of a convolution without slices of K."""
     g, wgrad = problem.geometry, problem.op == WGRAD
-    longest, longest_read = reach(problem.d), max(reach(problem.a), reach(problem.b))
+    longest, longest_read = reach(problem.d), (reach(problem.a), reach(problem.b))
     results = [problem.d] if problem.c is None else [problem.d, problem.c]
     alignments = _alignments(problem, g.groups)
     writable = all(spec.dense and spec.alignment % CAST_ALIGNMENT == 0 for spec in results)
@@ -93,10 +94,10 @@ def traits_of(problem: ConvProblem) -> ConvTraits:
         unit_stride=g.stride == (1, 1),
         unit_dilation=g.dilation == (1, 1),
         spaced=packed(problem.d) if wgrad else collapses(problem.d),
-        bits=max(8 * longest_read, longest) < _REACH,
-        bytes=max(longest_read, longest) < _REACH,
-        channels=min(g.c // g.groups, _VECTOR_BITS),
-        masked=max(g.r, g.s) <= 32 and (collapses(problem.a) if wgrad else rows_collapse(problem.b)),
+        bits=longest < _REACH and all(8 * reached < _REACH for reached in longest_read),
+        bytes=longest < _REACH and all(reached < _REACH for reached in longest_read),
+        channels=next((few for few in _FEW_CHANNELS if g.c == few * g.groups), 0),
+        masked=g.r <= _TAPS and g.s <= _TAPS and (collapses(problem.a) if wgrad else rows_collapse(problem.b)),
         tma=_tma_serves(problem),
         writable=writable and math.prod(problem.d.shape) % SLICE_VECTOR == 0,
     )
@@ -188,7 +189,7 @@ def _tma_serves(problem: ConvProblem) -> bool:
         return False
     spans = ((g.r - 1) * g.dilation[0], (g.s - 1) * g.dilation[1])
     # The corners of the box that an im2col map reads are signed numbers of 8 bits.
-    return max(g.stride) <= 8 and max(*g.padding[0], *g.padding[1], *spans) <= 127
+    return max(g.stride) <= 8 and all(reached <= 127 for reached in (*g.padding[0], *g.padding[1], *spans))
 
 
 def key_bytes(align: int, spec: MatrixSpec) -> int:

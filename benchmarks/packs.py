@@ -82,6 +82,7 @@ def main() -> int:
     parser.add_argument("--count", type=int, default=50, help="kernels; default: 50")
     parser.add_argument("--keys", type=Path, help="a file of keys instead")
     parser.add_argument("--repeats", type=int, default=5, help="processes that read the pack; default: 5")
+    parser.add_argument("--cache", type=Path, help="an empty folder for the kernels; default: one that is removed")
     parser.add_argument("--out", type=Path, help="write JSON here instead of to standard output")
     given = parser.parse_args()
     results: dict[str, Any] = {
@@ -94,8 +95,10 @@ def main() -> int:
             chosen = expand(given.preset, [SmArch.parse(given.arch)])[: given.count]
             keys = folder / "keys.jsonl"
             keys.write_text("".join(f"{key_file.line(key)}\n" for key in chosen), encoding="utf-8")
-        cache = folder / "cache"
-        cache.mkdir(mode=0o700)
+        cache = given.cache or folder / "cache"
+        cache.mkdir(mode=0o700, exist_ok=True)
+        if any(cache.iterdir()):
+            parser.error(f"{cache} is not empty")
         results["pack"] = measure(keys, folder / "model.pack", cache, given.repeats)
     deliver(results, given.out)
     return 0

@@ -1,0 +1,323 @@
+"""Kernels that compute several epilogue trees against kernels of one tree with the same tile, in alternation.
+
+    python benchmarks/common_trees.py --out common_trees.json --jobs 16
+    python benchmarks/common_trees.py --ops grouped_gemm,conv2d_fprop --out some.json
+
+Every such kernel of a preset at three sizes. Timings are those of benchmarks/gemm.py; both sides are compiled first,
+side by side. `ratio` is the common kernel's time over that of the kernel of one tree: the median over the rounds.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import itertools
+import math
+import os
+import statistics
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from atomr_cutlass import SmArch
+from atomr_cutlass.epilogue import EpilogueVisitorTree, EvtBuilder
+from atomr_cutlass.epilogue import bound as fused
+from atomr_cutlass.epilogue.bound import Fusion, GroupedFusion, GroupOperand, TreeArray
+from atomr_cutlass.generator.dtypes import CutlassDtype
+from atomr_cutlass.generator.epilogue.lower import LINEAR, SCALED, base_of, epilogue_id, is_common, with_source
+from atomr_cutlass.generator.epilogue.tree import MATRIX, ROW
+from atomr_cutlass.generator.key import KernelKey
+from atomr_cutlass.generator.matrix import PRESETS, expand, supports, with_epilogue
+from atomr_cutlass.ops.conv2d import plans as conv_plans
+from atomr_cutlass.ops.conv2d.geometry import ConvGeometry, conv_geometry
+from atomr_cutlass.ops.conv2d.kernels import ConvSearch
+from atomr_cutlass.ops.conv2d.problem import ConvProblem
+from atomr_cutlass.ops.gemm import scaled
+from atomr_cutlass.ops.gemm.kernels import GemmSearch
+from atomr_cutlass.ops.gemm.scaled import Scale, Scales
+from atomr_cutlass.ops.grouped_gemm import plans as grouped_plans
+from atomr_cutlass.ops.grouped_gemm.kernels import GroupedSearch
+from atomr_cutlass.ops.grouped_gemm.problem import CONTIGUOUS, GroupedProblem, GroupScale
+from atomr_cutlass.pipeline import select
+from atomr_cutlass.pipeline.candidate import Candidate
+from atomr_cutlass.pipeline.devices import Device
+from atomr_cutlass.pipeline.plan import Plan
+from atomr_cutlass.pipeline.problem import GemmProblem, MatrixSpec
+
+D = CutlassDtype
+
+GEMM, GROUPED, FPROP = "gemm", "grouped_gemm", "conv2d_fprop"
+OPS = (GEMM, GROUPED, FPROP)
+TREES = {"bias": (None, False), "relu": ("relu", False), "gelu": ("gelu", False), "block": ("relu", True)}
+"""Of each tree, which all have a bias, the activation, and whether a matrix like D is added before it."""
+SIZES: dict[str, tuple[tuple[int, ...], ...]] = {
+    GEMM: ((4096, 8192, 4096), (2048, 5120, 2560), (1024, 4096, 1024)),
+    GROUPED: ((8, 4096, 4096, 7168), (8, 16384, 4096, 2048), (64, 8192, 2048, 2048)),
+    FPROP: ((32, 28, 256, 256), (64, 56, 64, 64), (32, 14, 512, 512)),
+}
+"""M, N, K; groups, rows of all, N, K; images, rows and columns, channels of the image and of the result (3x3)."""
+PAUSE_SECONDS = 0.01
+
+
+@dataclass(frozen=True)
+class Array:
+    """An array that a call takes.
+
+    Attributes:
+        name: of the operand.
+        shape: in memory.
+        dtype: element type.
+        turned: whether the last two dimensions are exchanged in the call.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: CutlassDtype
+    turned: bool = False
+
+    @property
+    def spec(self) -> MatrixSpec:
+        """As kernels are chosen for it."""
+        strides = [math.prod(self.shape[place + 1 :]) for place in range(len(self.shape))]
+        order = [*range(len(self.shape))]
+        if self.turned:
+            order[-2:] = order[:-3:-1]
+        return MatrixSpec(tuple(self.shape[i] for i in order), tuple(strides[i] for i in order), self.dtype, 256)
+
+    @property
+    def bytes(self) -> int:
+        """In memory."""
+        return math.prod(self.shape) * self.dtype.bits // 8
+
+
+@dataclass(frozen=True)
+class Case:
+    """A kernel of several trees, one of those, and the size of a problem."""
+
+    key: KernelKey
+    tree: str
+    size: tuple[int, ...]
+
+    @property
+    def evt(self) -> EpilogueVisitorTree:
+        """The tree."""
+        activation, added = TREES[self.tree]
+        made = EvtBuilder().add_bias("bias", dtype=self.key.d)
+        made = made.add_matrix("residual", dtype=self.key.d) if added else made
+        return (made.activation(activation) if activation else made).build()
+
+    @property
+    def geometry(self) -> ConvGeometry:
+        """Of a convolution."""
+        n, side, c, k = self.size
+        return conv_geometry((n, side, side, c), (k, 3, 3, c), padding=1)
+
+    @property
+    def scaled(self) -> bool:
+        """Whether A and B have scales as arrays."""
+        return base_of(self.key.epilogue) == SCALED
+
+    @property
+    def arrays(self) -> list[Array]:
+        """The operands in the order of a plan's slots, without offsets."""
+        key, size, columns = self.key, self.size, self.key.layout_b == "c"
+        out: tuple[int, ...]
+        if key.op == FPROP:
+            g, n = self.geometry, self.size[-1]
+            found, out = [Array("a", g.x_shape, key.a), Array("b", g.w_shape, key.b)], g.y_shape
+        else:
+            groups, (m, n, k) = size[:-3], size[-3:]
+            found = [Array("a", (m, k), key.a), Array("b", (*groups, *((n, k) if columns else (k, n))), key.b, columns)]
+            out = (m, n)
+            if self.scaled:
+                found += [Array("scale_a", (m, 1), D.F32), Array("scale_b", (*groups, 1, n), D.F32)]
+        found.append(Array("bias", (*(size[:-3] if key.op == GROUPED else ()), n), key.d))
+        found += [Array("residual", out, key.d)] if TREES[self.tree][1] else []
+        return [*found, Array("out", out, key.d)]
+
+    @property
+    def alone(self) -> KernelKey:
+        """The kernel that computes this tree alone."""
+        program, base = self.evt.program, base_of(self.key.epilogue)
+        if TREES[self.tree][1]:
+            program = with_source(program, 1)
+        return with_epilogue(self.key, epilogue_id(base, program), self.key.d)
+
+    @property
+    def ends(self) -> list[int]:
+        """Of the rows of groups: uneven ones, the same in each process."""
+        groups, rows = self.size[:2]
+        shares = [2 + (7 * g) % 5 for g in range(groups)]
+        return [rows * total // sum(shares) for total in itertools.accumulate(shares)]
+
+    @property
+    def flops(self) -> int:
+        """Multiplications and additions."""
+        if self.key.op == FPROP:
+            g = self.geometry
+            return 2 * math.prod(g.y_shape) * g.r * g.s * g.c
+        return 2 * math.prod(self.size[-3:])
+
+    def __str__(self) -> str:
+        tile = "x".join(map(str, self.key.tile))
+        kind = f"{self.key.a.value} {self.key.math} {self.key.layout_a}{self.key.layout_b}"
+        return f"{self.key.op} {kind} {tile} {self.tree} {'x'.join(map(str, self.size))}"
+
+
+def common_keys(preset: str, ops: list[str]) -> list[KernelKey]:
+    """The kernels of several trees that a preset has for sm_90a."""
+    return [key for key in expand(preset, [SmArch.SM90A]) if key.op in ops and is_common(key.epilogue)]
+
+
+def cases(keys: list[KernelKey], trees: list[str]) -> Iterator[Case]:
+    """What is measured, a kernel and a size after the other."""
+    for key in keys:
+        for size in SIZES[key.op]:
+            for tree in trees:
+                case = Case(key, tree, size)
+                # Residuals are for convolutions: that is a network's block.
+                if supports(case.alone) and (key.op == FPROP or not TREES[tree][1]):
+                    yield case
+
+
+def plan_of(case: Case, key: KernelKey, device: Device, like: Any = None) -> Plan:
+    """A plan of this very kernel."""
+    arrays = {array.name: array for array in case.arrays}
+    specs = {name: array.spec for name, array in arrays.items()}
+    a, b, d = specs["a"], specs["b"], specs["out"]
+    if case.key.op == GROUPED:
+        return _grouped_plan(case, key, device, specs, like)
+    bias, rest = specs["bias"], specs.get("residual")
+    inputs = [TreeArray("bias", ROW, bias.shape, bias.strides, bias.dtype, "", 256)]
+    if rest is not None:
+        # A matrix of pixels and channels, as trees see images.
+        pixels, channels = math.prod(rest.shape[:-1]), rest.shape[-1]
+        slot = (rest.shape, rest.strides)
+        inputs.append(TreeArray("residual", MATRIX, (pixels, channels), (channels, 1), rest.dtype, "", 256, slot))
+    fusion = Fusion(case.evt, tuple(inputs), ())
+    if case.key.op == FPROP:
+        convolution = ConvProblem(
+            case.key.op, case.geometry, a, b, None, d, case.key.math, device.index, fusion=fusion
+        )  # fmt: skip
+        chosen = select.candidate_of(ConvSearch(convolution, device), key)
+        return conv_plans.make(convolution, candidate=chosen, like=like)
+    problem = GemmProblem(a=a, b=b, c=None, d=d, math=case.key.math, device=device.index)
+    scales, base = scaled.NO_SCALES, LINEAR
+    if case.scaled:
+        both = (Scale(specs[name].shape, specs[name].strides, "vector") for name in ("scale_a", "scale_b"))
+        scales, base = Scales(*both), SCALED
+    problem = fused.problem_for(scaled.problem_of(problem, scales), fusion, epilogue_id(base, case.evt.program))
+    candidate: Candidate[Any] = select.candidate_of(GemmSearch(problem, device), key)
+    return scaled.from_candidate(candidate, scales, fusion)
+
+
+def _grouped_plan(case: Case, key: KernelKey, device: Device, specs: dict[str, MatrixSpec], like: Any) -> Plan:
+    problem = GroupedProblem(
+        form=CONTIGUOUS, groups=case.size[0], a=(specs["a"],), b=(specs["b"],), c=(), d=(specs["out"],), counted=False,
+        math=case.key.math, device=device.index,
+        fusion=GroupedFusion(case.evt, (GroupOperand("bias", ROW, (specs["bias"],)),)),
+    )  # fmt: skip
+    if case.scaled:
+        scale_a, scale_b = (GroupScale((specs[name],), "vector") for name in ("scale_a", "scale_b"))
+        problem = dataclasses.replace(problem, scale_a=scale_a, scale_b=scale_b)
+    return grouped_plans.make(
+        problem, candidate=select.candidate_of(GroupedSearch(problem, device), key), like=like
+    )  # fmt: skip
+
+
+def operands_of(case: Case) -> list[Any]:
+    """One set of random operands."""
+    import torch
+    from harness import torch_dtype
+
+    found = []
+    for array in case.arrays:
+        scale = array.shape[-1] ** -0.5 if array.name == "b" else 1.0
+        made = torch.randn(array.shape, device="cuda") * scale
+        made = (made.abs() + 0.5 if array.name.startswith("scale") else made).to(torch_dtype(array.dtype))
+        found.append(made.mT if array.turned else made)
+    if case.key.op == GROUPED:
+        found.insert(2, torch.tensor(case.ends, dtype=torch.int32, device="cuda"))
+    return found
+
+
+def measure(key: KernelKey, size: tuple[int, ...], trees: list[str], results: Any, device: Device, rounds: int) -> None:
+    """Times the kernels of a size in turns and adds a row for each tree."""
+    from harness import Burst, alternated, difference, set_count
+
+    bursts, checked = {}, {}
+    for case in cases([key], trees):
+        if case.size != size:
+            continue
+        sets = [operands_of(case) for _ in range(set_count(sum(array.bytes for array in case.arrays), device))]
+        found = []
+        for side, one in (("alone", case.alone), ("common", case.key)):
+            plan = plan_of(case, one, device, sets[0][0])
+
+            def call(arrays: list[Any], plan: Plan = plan) -> object:
+                return plan(*arrays)
+
+            sets[0][-1].fill_(float("nan"))
+            call(sets[0])
+            found.append(sets[0][-1].clone())
+            bursts[case.tree, side] = Burst(call, sets)
+        checked[case] = difference(*found)
+    times = alternated(bursts, rounds, PAUSE_SECONDS)
+    for case, apart in checked.items():
+        alone, several = times[case.tree, "alone"], times[case.tree, "common"]
+        ratios = [common_s / alone_s for common_s, alone_s in zip(several, alone, strict=True)]
+        row = {
+            "op": key.op,
+            "kernel": key.name,
+            "tree": case.tree,
+            "size": list(size),
+            "difference": apart,
+            "alone_us": round(statistics.median(alone) * 1e6, 2),
+            "common_us": round(statistics.median(several) * 1e6, 2),
+            "ratio": round(statistics.median(ratios), 4),
+            "spread": round((max(alone) - min(alone)) / statistics.median(alone), 4),
+        }
+        results.rows.append(row)
+        print(f"{case!s:<76}{row['alone_us']:>10}{row['common_us']:>10}{row['ratio']:>8}  {apart}", flush=True)
+
+
+def main() -> int:
+    """Measures and writes; returns the exit status."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--out", type=Path, required=True, help="JSON file for the results")
+    parser.add_argument("--preset", default="full", help=f"whose kernels: {', '.join(PRESETS)}")
+    parser.add_argument("--ops", type=lambda text: text.split(","), default=list(OPS), help=f"of {', '.join(OPS)}")
+    parser.add_argument(
+        "--trees", type=lambda text: text.split(","), default=list(TREES), help=f"of {', '.join(TREES)}"
+    )
+    parser.add_argument("--rounds", type=int, default=11, help="rounds of the comparison")
+    parser.add_argument("--jobs", type=int, default=min(8, os.cpu_count() or 1), help="kernels compiled at once")
+    parser.add_argument("--seconds", type=float, default=300.0, help="start no kernel after this time")
+    arguments = parser.parse_args()
+    for name in (*arguments.ops, *arguments.trees):
+        if name not in (*OPS, *TREES):
+            parser.error(f"unknown operation or tree {name!r}; valid: {', '.join((*OPS, *TREES))}")
+
+    from harness import Results, compile_ahead, gpu
+
+    device = gpu()
+    if device is None:
+        return 1
+    results, keys = Results(arguments.out), common_keys(arguments.preset, arguments.ops)
+    found = list(cases(keys, arguments.trees))
+    compile_ahead((key for case in found for key in (case.alone, case.key)), device, arguments.jobs)
+    sizes = list(dict.fromkeys((case.key, case.size) for case in found))
+
+    def measured(one: tuple[KernelKey, tuple[int, ...]]) -> None:
+        measure(*one, arguments.trees, results, device, arguments.rounds)
+
+    results.run(sizes, measured, arguments.seconds)
+    ratios = sorted(row["ratio"] for row in results.rows)
+    results.values["over_one_percent"] = sum(ratio > 1.01 for ratio in ratios)
+    return int(results.finish())
+
+
+if __name__ == "__main__":
+    sys.exit(main())

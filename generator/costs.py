@@ -13,7 +13,6 @@ from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from statistics import mean
 
 from .archs import SmArch
 from .epilogue.lower import has_tree
@@ -78,6 +77,8 @@ def _kinds(key: KernelKey) -> tuple[tuple[object, ...], ...]:
 @functools.cache
 def _likely() -> dict[tuple[object, ...], Cost]:
     """The mean cost of the measured cells of each kind."""
+    from statistics import mean  # loads decimal, fractions and random, which importing the package need not
+
     known = costs()
     found: dict[tuple[object, ...], list[Cost]] = defaultdict(list)
     for _, key in cells(SmArch):

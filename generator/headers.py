@@ -14,7 +14,6 @@ purpose:
 
 from __future__ import annotations
 
-import argparse
 import os
 import re
 import sys
@@ -164,6 +163,8 @@ def is_header(path: Path) -> bool:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Answers one question of the build on standard output, or finishes an installation's headers."""
+    import argparse  # which importing the package need not
+
     parser = argparse.ArgumentParser(prog="python -m generator.headers", description=main.__doc__)
     questions = parser.add_subparsers(required=True, dest="question")
     asked = questions.add_parser("digest", help="the digest of a folder of headers")

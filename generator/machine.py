@@ -1,4 +1,7 @@
-"""How many processes this one may start at once: its CPUs, and the memory that is free, under its cgroups' limits."""
+"""Where toolkits are installed, and how many processes this one may start at once.
+
+That is a matter of its CPUs, and of the memory that is free, under its cgroups' limits.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +11,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 ROOT = Path("/")
+
+# Where installers put CUDA's toolkit when they leave PATH alone.
+DEFAULT_ROOTS = (Path("/usr/local/cuda"),)
 
 # Of cgroups, by version: limits, each with the memory in use and the part of it that is reclaimable cache.
 _MEMORY = (

@@ -23,6 +23,7 @@ from pathlib import Path
 
 from . import machine
 from .archs import SmArch
+from .machine import DEFAULT_ROOTS
 
 # Only the meta package fixes versions that belong together; nvcc's own wheel would take any ptxas and headers.
 PYPI_TOOLKIT = "cuda-toolkit[nvcc,cccl,cudart,nvrtc]==13.0.*"
@@ -30,9 +31,6 @@ PYPI_FOLDER = "cu13"
 
 # The first toolkit with every architecture of `SmArch`; an older one on the PATH is passed over.
 MINIMUM_VERSION = (12, 8)
-
-# Where installers put the toolkit when they leave PATH alone.
-DEFAULT_ROOTS = (Path("/usr/local/cuda"),)
 
 # The archs of a build on a machine without a GPU: the most common data-center generations.
 FALLBACK_ARCHS = (SmArch.SM80, SmArch.SM90A)

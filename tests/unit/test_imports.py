@@ -332,6 +332,9 @@ def test_importing_loads_what_gemm_needs_and_no_more() -> None:
     loaded = {str(name) for name in _import_in_a_new_process()["modules"]}  # type: ignore[attr-defined]
     assert {"atomr_cutlass.ops.gemm.function", "atomr_cutlass.ops.gemm.scaled"} <= loaded
     assert loaded & {f"atomr_cutlass.{name}" for name in DEFERRED} == set()
+    # Of the standard library, what takes milliseconds and only builds and compilation need; NumPy may load some of it.
+    already = _python("import json, sys, numpy; print(*sys.modules)").split()
+    assert loaded & {"argparse", "hashlib", "statistics", "subprocess", "tempfile"} <= {*already}
 
 
 def _python(code: str) -> str:

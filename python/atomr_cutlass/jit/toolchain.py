@@ -14,7 +14,7 @@ from .. import _core
 from ..errors import DeviceUnavailableError, UnsupportedError
 from ..generator import headers
 from ..generator.key import KernelKey
-from ..generator.toolchain import DEFAULT_ROOTS
+from ..generator.machine import DEFAULT_ROOTS
 from .worker import Nvrtc
 
 # In an editable installation the headers lie beside the extension, not beside the Python files.

@@ -113,6 +113,14 @@ def test_kernels_are_asked_for_scales(monkeypatch: pytest.MonkeyPatch) -> None:
         _asked(monkeypatch, scale_a=np.ones((3, 1)))
 
 
+@pytest.mark.filterwarnings("ignore:the matrix subclass:PendingDeprecationWarning")
+def test_matrices_are_interleaved_as_arrays() -> None:
+    gate, up = np.arange(6.0).reshape(2, 3), -np.arange(6.0).reshape(2, 3)
+    made = ac.interleave(np.asmatrix(gate), np.asmatrix(up))
+    assert type(made) is np.ndarray
+    assert np.array_equal(made, ac.interleave(gate, up))
+
+
 def test_weights_that_are_not_alike_are_not_interleaved() -> None:
     with pytest.raises(InvalidOperandError, match="expected two weights"):
         ac.interleave(_random(4, 8), _random(4, 9))

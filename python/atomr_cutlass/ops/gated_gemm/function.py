@@ -57,6 +57,8 @@ def interleave(gate: Any, up: Any) -> Any:
         raise InvalidOperandError(
             f"gate is a {type(gate).__name__} and up a {type(up).__name__}; expected two of NumPy, PyTorch, CuPy or JAX"
         )
+    if namespace is np:
+        gate, up = np.asarray(gate), np.asarray(up)  # np.matrix has two dimensions whatever it is stacked to
     rows, columns = gate.shape
     return namespace.stack([gate, up], 1).reshape(2 * rows, columns)
 

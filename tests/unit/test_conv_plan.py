@@ -983,7 +983,7 @@ def test_every_cell_serves_something() -> None:
         for dtype, precision in ((D.F16, None), (D.BF16, None), (D.F32, None), (D.F32, "tf32"), (D.F32, "3xtf32"),
                                  (D.F8E4M3, None), (D.F8E5M2, None))
         for out in (None, D.F16, D.F32)
-        for activation in ((None, "relu", "silu") if op == FPROP else (None,))
+        for activation in (reference.ACTIVATIONS if op != WGRAD else (None,))
         for how in ({}, {"stride": 2}, {"groups": 4}, {"groups": 64}, {"x": (2, 14, 14, 4)}, {"x": (2, 14, 14, 3)},
                     {"x": (2, 14, 14, 8)}, {"x": (2, 14, 14, 2)})
     ]  # fmt: skip

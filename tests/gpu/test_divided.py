@@ -158,5 +158,5 @@ def test_chains_and_graphs_overlap_in_order(key: KernelKey, torch: Any) -> None:
         chained.append(out.view.clone())
     torch.cuda.synchronize()
     for number, found in enumerate(chained):
-        assert_product(found, first * (number + 1), b, None)
+        assert_product(found, first * (number + 1), b, None, math_mode=key.math)
     out.assert_guards()

@@ -93,7 +93,8 @@ int cuMemcpyDtoDAsync_v2(Pointer to, Pointer from, size_t n, void* stream) {
   return 0;
 }
 int cuStreamCreate(void** stream, unsigned flags) { (void)flags; *stream = &context_value; return 0; }
-int cuCtxGetDevice(int* device) { *device = 0; return 0; }
+/* CUDA_ERROR_INVALID_CONTEXT for a thread without a current context. */
+int cuCtxGetDevice(int* device) { *device = 0; return current == 0 ? 201 : 0; }
 int cuEventCreate(void** event, unsigned flags) { (void)flags; *event = &context_value; return 0; }
 /* (stream that an event was recorded on, stream that waited for it), in turn; of the latest event. */
 uint64_t fake_orders[256][2];

@@ -50,14 +50,17 @@ struct ScaledVisitor : PlainVisitor<ScaledParams> {
           coordinates(coordinates),
           source(source) {}
 
-    CUTLASS_DEVICE void begin() {
-      scale_d = params.output();
+    CUTLASS_DEVICE void begin() { begin(params); }
+
+    // With scales of a group; their forms are those of `params`.
+    CUTLASS_DEVICE void begin(ScaledParams const& scales) {
+      scale_d = scales.output();
       if (params.uniform()) {
-        scale = params.row(0, 1) * params.column(0, 1);
+        scale = scales.row(0, 1) * scales.column(0, 1);
         return;
       }
-      for (int i = thread; i < kTileM; i += threads) shared.rows[i] = params.row(tile_m + i, count_m);
-      for (int i = thread; i < kTileN; i += threads) shared.columns[i] = params.column(tile_n + i, count_n);
+      for (int i = thread; i < kTileM; i += threads) shared.rows[i] = scales.row(tile_m + i, count_m);
+      for (int i = thread; i < kTileN; i += threads) shared.columns[i] = scales.column(tile_n + i, count_n);
     }
 
     CUTLASS_DEVICE bool begin_sync_needed() const { return !params.uniform(); }

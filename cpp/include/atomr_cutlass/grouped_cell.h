@@ -76,13 +76,7 @@ struct GroupedScaledVisitor : ScaledVisitor<kTileM, kTileN> {
       ScaledParams group = this->params;
       group.scale_a = scale_a;
       group.scale_b = scale_b;
-      for (int i = this->thread; i < kTileM; i += this->threads) {
-        this->shared.rows[i] = group.row(this->tile_m + i, this->count_m);
-      }
-      for (int i = this->thread; i < kTileN; i += this->threads) {
-        this->shared.columns[i] = group.column(this->tile_n + i, this->count_n);
-      }
-      this->scale_d = group.output();
+      One::begin(group);
     }
   };
 

@@ -222,7 +222,10 @@ Step Blueprint::launch_step(py::tuple const& given, size_t index) {
   step.layout = args_of(op);
   if (step.layout == nullptr) throw Unsupported("there are no plans of op " + op);
   auto& row = rows_[py::object(given[1]).ptr()];
-  if (row == nullptr) row = row_of(py::object(given[1]), *step.layout);
+  if (row == nullptr) {
+    DeviceGuard guard(options_.device);  // a kernel compiled at run time loads its module on the current device
+    row = row_of(py::object(given[1]), *step.layout);
+  }
   step.row = row;
   if (given.size() > 4) step.when = when_of(given[4].cast<std::string>());
   step.data.assign(step.layout->bytes, 0);

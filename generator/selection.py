@@ -132,7 +132,7 @@ class Selection:
         kept = [key for key in everything if key.arch in archs]
         if not kept:
             there = ", ".join(sorted({key.arch.target for key in everything}))
-            raise ValueError(f"ATOMR_CUTLASS_KEYS={self.keys_file!r} has keys of {there}, and none of {self.archs}")
+            raise ValueError(f"the file of keys {self.keys_file} has keys of {there}, and none of {self.archs}")
         check_unique(kept)
         return kept, [key for key in everything if key.arch not in archs]
 

@@ -160,9 +160,15 @@ def objections(names: Iterable[str], *, to_build: bool = False) -> list[str]:
         else:
             import difflib  # needed by nobody who spells well
 
-            endings = [known.removeprefix(PREFIX) for known in valid]
-            near = difflib.get_close_matches(name.removeprefix(PREFIX), endings, 1, 0.0)[0]
-            found.append(f"nothing reads {name}: did you mean {PREFIX}{near}? Valid: {', '.join(sorted(valid))}")
+            # Of two that are as near, the kind that was given.
+            endings = [known.removeprefix(PREFIX) for known in (*sorted(valid), *sorted((knobs | environment) - valid))]
+            ending = name.removeprefix(PREFIX)
+            near = PREFIX + max(endings, key=lambda known: difflib.SequenceMatcher(None, known, ending).ratio())
+            other = "a variable of the environment" if to_build else "a knob of the build"
+            found.append(
+                f"nothing reads {name}: did you mean {near}{'' if near in valid else f', {other}'}? "
+                f"Valid: {', '.join(sorted(valid))}"
+            )
     return found
 
 

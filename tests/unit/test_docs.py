@@ -129,6 +129,10 @@ def test_variables_that_nothing_reads_are_reported_with_the_nearest() -> None:
     said = variables.objections(["ATOMR_CUTLASS_JITT", "ATOMR_CUTLASS_TEST_JIT", "ATOMR_CUTLASS_JIT", "HOME"])
     assert len(said) == 1
     assert said[0].startswith("nothing reads ATOMR_CUTLASS_JITT: did you mean ATOMR_CUTLASS_JIT? Valid: ATOMR_")
+    (said,) = variables.objections(["ATOMR_CUTLASS_PRESETT"])
+    assert "did you mean ATOMR_CUTLASS_PRESET, a knob of the build? Valid: ATOMR_" in said
+    (said,) = variables.objections(["ATOMR_CUTLASS_JITT"], to_build=True)
+    assert "did you mean ATOMR_CUTLASS_JIT, a variable of the environment? Valid: ATOMR_" in said
     (said,) = variables.objections(["ATOMR_CUTLASS_PRESET"])
     assert 'CMAKE_ARGS="-DATOMR_CUTLASS_PRESET=..."' in said
     ran = subprocess.run(

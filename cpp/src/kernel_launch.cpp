@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <atomic>
+#include <cstddef>
 #include <cstdlib>
 #include <cstring>
 #include <string>
@@ -18,6 +19,16 @@ void check_row(int status, atomr_cutlass_row const* row, char const* doing) {
     throw Unsupported(std::string(row->name) + " cannot implement this problem (alignment, strides or grid size)");
   }
   throw_cuda(status, std::string(doing) + " " + row->name);
+}
+
+// Kernels whose tiles have one width do not read the one of their arguments, which estimates and records rest upon.
+void check_width(atomr_cutlass_row const* row, ArgsLayout const& layout, void const* args) {
+  if (layout.op != "gemm" || std::strstr(row->name, "_fitted") != nullptr) return;
+  int32_t width = 0;
+  std::memcpy(&width, static_cast<char const*>(args) + offsetof(atomr_cutlass_gemm_args, width), sizeof(width));
+  if (width == 0) return;
+  throw Unsupported(std::string(row->name) + " has tiles of one width: the launch option width must be 0, not " +
+                    std::to_string(width));
 }
 
 std::atomic<bool>& dependent_launch_state() {
@@ -49,7 +60,10 @@ KernelLaunch::KernelLaunch(std::shared_ptr<atomr_cutlass_row const> row, ArgsLay
   }
 }
 
-void KernelLaunch::ask(void const* args) const { check_row(row_->supports(row_.get(), args), row_.get(), "asking"); }
+void KernelLaunch::ask(void const* args) const {
+  check_width(row_.get(), layout_, args);
+  check_row(row_->supports(row_.get(), args), row_.get(), "asking");
+}
 
 void KernelLaunch::open(void const* args) {
   atomr_cutlass_row const* const row = row_.get();

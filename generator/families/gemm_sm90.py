@@ -48,7 +48,7 @@ def supports(key: KernelKey) -> Status:
     if key.mainloop not in ("pingpong", "cooperative", "warpspecialized"):
         return no(f"sm90 mainloops are pingpong, cooperative and warpspecialized, not {key.mainloop!r}")
     if key.scheduler not in ("persistent", "fitted", "streamk"):
-        return no(f"sm90 schedulers are fitted, persistent and streamk, not {key.scheduler!r}")
+        return no(f"sm90 schedulers are persistent and streamk, not {key.scheduler!r}")
     if key.scheduler == "streamk" and key.mainloop != "cooperative":
         return no("stream-K needs the cooperative mainloop")
     if key.epilogue_schedule not in ("tma", "nosmem"):
@@ -108,12 +108,8 @@ def _supports_block_scales(key: KernelKey) -> Status:
 
 
 def _supports_fitted(key: KernelKey) -> Status:
-    if key.scheduler != "fitted":
-        return OK
-    if key.a.bits != 16 or key.epilogue_schedule != "tma" or key.epilogue != LINEAR:
-        return no("kernels whose launch chooses the columns of a tile are for f16 and bf16, with a linear TMA epilogue")
-    if key.mainloop not in ("pingpong", "cooperative") or key.tile[1] % 64:
-        return no("kernels whose launch chooses the columns are pingpong or cooperative, and N tiles multiples of 64")
+    if key.scheduler == "fitted":
+        return no("no kernel's launch chooses the columns of its tiles yet: the template makes tiles of one width")
     return OK
 
 

@@ -340,6 +340,10 @@ void test_failures_are_typed() {
   launch();
   seen.supports = ATOMR_CUTLASS_CANNOT_IMPLEMENT;
   CHECK_THROWS(Unsupported, "cutlass_fake cannot implement this problem", problem.plan());
+  problem.args.width = 64;
+  CHECK_THROWS(Unsupported, "cutlass_fake has tiles of one width: the launch option width must be 0, not 64",
+               problem.plan());
+  problem.args.width = 0;
   problem.options.device = 1;
   CHECK_THROWS(DeviceUnavailable, "there is no GPU 1: 1 visible", problem.plan());
 }

@@ -329,6 +329,7 @@ SIMT = _one(math="ieee")
         (SM90, {"mainloop": "multistage"}, "pingpong, cooperative"),
         (SM90, {"scheduler": "identity"}, "persistent and streamk"),
         (SM90, {"scheduler": "streamk"}, "cooperative mainloop"),
+        (SM90, {"scheduler": "fitted"}, "tiles of one width"),
         (SM90, {"epilogue_schedule": ""}, "tma and nosmem"),
         (SM90, {"align_a": 4}, "TMA needs A aligned to 16 bytes"),
         (SM90, {"align_b": 4}, "TMA needs B aligned to 16 bytes"),

@@ -334,7 +334,9 @@ def test_importing_loads_what_gemm_needs_and_no_more() -> None:
     assert loaded & {f"atomr_cutlass.{name}" for name in DEFERRED} == set()
     # Of the standard library, what takes milliseconds and only builds and compilation need; NumPy may load some of it.
     already = _python("import json, sys, numpy; print(*sys.modules)").split()
-    assert loaded & {"argparse", "hashlib", "statistics", "subprocess", "tempfile"} <= {*already}
+    needless = {"argparse", "hashlib", "logging", "shutil", "statistics", "subprocess", "tempfile"}
+    assert loaded & needless <= {*already}
+    assert "atomr_cutlass.generator.selection" not in loaded
 
 
 def _python(code: str) -> str:

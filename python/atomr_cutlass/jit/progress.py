@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import logging
 import os
 import sys
 import threading
@@ -16,8 +15,6 @@ QUIET_VARIABLE = "ATOMR_CUTLASS_QUIET"
 
 _SILENT_SECONDS = 1.0
 _PAUSE_SECONDS = 0.1
-
-_logger = logging.getLogger("atomr_cutlass")
 
 
 @dataclass(eq=False)
@@ -95,8 +92,10 @@ def _report() -> None:
 
 
 def _log(messages: list[str], _done: int, _total: int) -> None:
+    import logging  # which importing the package need not
+
     for message in messages:
-        _logger.info("%s", message)
+        logging.getLogger("atomr_cutlass").info("%s", message)
 
 
 def _terminal() -> tuple[Callable[[list[str], int, int], None], Callable[[], None]]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import re
-import shutil
 import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -108,6 +107,8 @@ def _library() -> Path:
 
 def _toolkits() -> list[Path]:
     """Where toolkits are installed: that of the nvcc on the PATH, and installers' own folders."""
+    import shutil  # loads bz2 and lzma, which importing the package need not
+
     nvcc = shutil.which("nvcc")
     return [*([Path(nvcc).resolve().parents[1]] if nvcc else []), *DEFAULT_ROOTS]
 

@@ -18,7 +18,6 @@ from ..errors import CutlassError, InvalidOperandError, LibraryError
 from ..generator.archs import SmArch
 from ..generator.dtypes import CutlassDtype
 from ..generator.key import KernelKey
-from ..generator.selection import pattern_matcher
 from ..jit.keyed_locks import renewed
 from . import pack
 from .candidate import KernelInfo
@@ -47,7 +46,11 @@ def kernels(
     check_options(op=op, arch=arch, filter=filter)
     if dtype is not None:
         check_options(dtype=dtype)
-    matches = pattern_matcher(filter) if filter else None
+    matches = None
+    if filter:
+        from ..generator.selection import pattern_matcher  # and all that presets are made with
+
+        matches = pattern_matcher(filter)
     return [
         info
         for info in rows()

@@ -141,6 +141,7 @@ class PendingCall:
         scalars: tuple[float, float],
         parsed: bool,
         learned: tuple[list[tuple[Any, ...]], Blueprint, Callable[..., Any]] | None = None,
+        memory: bool = False,
     ) -> None: ...
     @property
     def learns(self) -> bool: ...

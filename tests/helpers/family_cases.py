@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+import atomr_cutlass as ac
 import fake_cases
 import golden_cases
 import golden_gpu
@@ -128,7 +129,7 @@ def odd_gemm(odd: Odd) -> golden_cases.Case:
     odd.option("alpha", None, None, 0, 2)
     odd.option("fast_accum", None, True)
     odd.option("jit", None, "off", "off")
-    return odd.case(golden_cases.ac.gemm, "a", "b")
+    return odd.case(ac.gemm, "a", "b")
 
 
 def odd_gemv(odd: Odd) -> golden_cases.Case:
@@ -138,7 +139,7 @@ def odd_gemv(odd: Odd) -> golden_cases.Case:
     odd.put("x", dtype, *lead, k)
     odd.put("out", dtype, *lead, m, often=50)
     odd.option("jit", None, "off")
-    return odd.case(golden_cases.ac.gemv, "a", "x")
+    return odd.case(ac.gemv, "a", "x")
 
 
 def odd_gated_gemm(odd: Odd) -> golden_cases.Case:
@@ -149,7 +150,7 @@ def odd_gated_gemm(odd: Odd) -> golden_cases.Case:
     odd.made.add("out", dtype, (m, f), pad=odd.member.of((0, 0, 0, 8, 1)))
     odd.option("activation", "silu", "gelu")
     odd.option("jit", None, "off")
-    return odd.case(golden_cases.ac.gated_gemm, "a", "b")
+    return odd.case(ac.gated_gemm, "a", "b")
 
 
 def odd_grouped_gemm(odd: Odd) -> golden_cases.Case:
@@ -161,7 +162,7 @@ def odd_grouped_gemm(odd: Odd) -> golden_cases.Case:
     odd.made.add("counts" if masked or family.chance(40) else "offsets", "i32", (groups,))
     odd.put("bias", "bf16", *family.of(((n,), (groups, n))), often=25)
     odd.option("jit", None, "off")
-    return odd.case(golden_cases.ac.grouped_gemm, "a", "b")
+    return odd.case(ac.grouped_gemm, "a", "b")
 
 
 def odd_conv2d(odd: Odd) -> golden_cases.Case:
@@ -197,7 +198,51 @@ def odd_conv2d(odd: Odd) -> golden_cases.Case:
         odd.put("bias", "bf16" if dtype == "e4m3" else dtype, k, often=30)
     odd.how |= {"stride": step, "padding": pad, "groups": groups, "layout": "nchw" if nchw else "nhwc"}
     odd.option("jit", None, "off")
-    return odd.case(getattr(golden_cases.ac, op), first, second)
+    return odd.case(getattr(ac, op), first, second)
+
+
+def odd_matmul(odd: Odd) -> golden_cases.Case:
+    family, member, (m, n, k) = odd.family, odd.member, (min(odd.extent(), 2**20) for _ in "mnk")
+    dtype, (transa, transb) = family.of(("bf16", "f16", "f32", "e4m3")), (family.chance(60), family.chance(40))
+    result, masked = "bf16" if dtype == "e4m3" else dtype, family.chance(30)
+    stored = {"a": (k, m) if transa else (m, k), "b": (n, k) if transb else (k, n), "c": (m, n), "d": (m, n)}
+
+    def put(name: str, element: str, often: int = 100) -> bool:
+        (rows, columns), given = stored[name], family.chance(often)
+        pad, flat = member.of((0, 0, 0, 8, 16, 1)), family.chance(15)
+        size = max(0, (columns - 1) * (rows + pad) + rows - member.chance(2))
+        if given and flat:
+            odd.made.put(name, element, (size,), (1,))
+        elif given and member.chance(5):
+            odd.made.put(name, element, (1, size), (size, 1))
+        elif given:
+            strides = [rows + pad, 1] if member.chance(95) else odd.strides((columns, rows), columns=False)
+            odd.made.put(name, element, (columns, rows), strides)
+        if given and (pad or member.chance(30)):
+            odd.how[f"ld{name}"] = max(1, rows) + pad
+        return given
+
+    put("a", dtype)
+    put("b", dtype)
+    if put("c", result, 30):
+        odd.how["beta"] = 1
+    put("d", result, 60)
+    epilogue = ac.MatmulEpilogue.DEFAULT
+    if masked and dtype != "e4m3":
+        epilogue = ac.MatmulEpilogue.RELU_AUX_BIAS
+        odd.put("bias", result, m)
+        odd.made.put("gelu_aux", "u8", (n, -(-m // 8)), (-(-m // 8), 1))
+    elif family.chance(30):
+        epilogue = ac.MatmulEpilogue.GELU_BIAS
+        odd.put("bias", result, m)
+    odd.option("jit", None, "off")
+    odd.option("alpha", None, None, 0, 2)
+    odd.how |= {"m": m, "n": n, "k": k, "transa": transa, "transb": transb, "epilogue": epilogue}
+
+    def matmul(*arrays: Any, **given: Any) -> Any:
+        return ac.matmul(ac.MatmulRequest(*arrays, **given))
+
+    return odd.case(matmul, "a", "b")
 
 
 def odd_families(make: Callable[[Odd], golden_cases.Case]) -> Iterator[list[golden_cases.Case]]:
@@ -286,6 +331,28 @@ def case_gated_gemm_of_odd_arrays() -> None:
 
 def case_grouped_gemm_of_odd_arrays() -> None:
     compare(odd_families(odd_grouped_gemm), 0)
+
+
+def case_lists_of_many_matrices() -> None:
+    """Programs as long as these would be are not kept."""
+    for count in (2, 40, 600):
+        members = []
+        for number in range(4):
+            made = golden_cases.Operands()
+            for name in "ab":
+                for place in range(count):
+                    made.add(
+                        name,
+                        "bf16",
+                        (64 + 16 * (number + place) % 256, 128) if name == "a" else (128, 64),
+                        number=place,
+                    )
+            members.append(golden_cases._case("", "full", ac.grouped_gemm, made, {"jit": "off"}, "a", "b"))
+        compare(iter([members]), 0)
+
+
+def case_matmul_of_odd_arrays() -> None:
+    compare(odd_families(odd_matmul), 0)
 
 
 def case_convolutions_of_odd_arrays() -> None:

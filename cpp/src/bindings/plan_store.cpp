@@ -175,14 +175,19 @@ std::shared_ptr<PlanStoreKey const> PlanStoreKey::moved() {
 
 std::shared_ptr<PlanRecipe const> PlanFamily::find(PlanStoreKey const& key, std::vector<Number>& numbers) {
   auto const found = programs_.find(key.extents().data(), key.extents().size(), numbers);
-  missed_ += !found;
+  ++(found ? served_ : missed_);
   return found ? recipes_[*found] : nullptr;
 }
 
 void PlanFamily::add(std::vector<Instruction> const& program, PlanRecipe recipe) {
-  if (programs_.add(program, recipes_.size())) {
-    recipes_.push_back(std::make_shared<PlanRecipe const>(std::move(recipe)));
+  decltype(recipes_) dropped;  // whose end may run Python's code
+  if (!programs_.add(program, recipes_.size())) {
+    // What the earlier ones were noted of has changed, such as the kernels that are ranked.
+    programs_ = {};
+    dropped.swap(recipes_);
+    programs_.add(program, 0);
   }
+  recipes_.push_back(std::make_shared<PlanRecipe const>(std::move(recipe)));
 }
 
 bool StoredPlan::superseded() const {
@@ -208,8 +213,11 @@ std::shared_ptr<PlanFamily> PlanStore::family(std::shared_ptr<PlanStoreKey const
   Reference const reference{key.get(), key->hash(true)};
   auto const place = families_.find(reference);
   if (place == families_.end()) {
-    decltype(families_) dropped;  // whose end may run Python's code
-    if (families_.size() >= capacity_) dropped.swap(families_);
+    Families dropped;  // whose end may run Python's code
+    if (families_.size() >= capacity_ || learned_ >= kRecipesAtMost) {
+      dropped.swap(families_);
+      learned_ = 0;
+    }
     auto made = std::make_shared<PlanFamily>(key);
     families_.emplace(reference, made);
     return made;
@@ -217,6 +225,11 @@ std::shared_ptr<PlanFamily> PlanStore::family(std::shared_ptr<PlanStoreKey const
   auto found = place->second;
   if (!key->has_objects()) return found;
   return found->member().same_objects(*key) ? found : nullptr;
+}
+
+void PlanStore::learn(PlanFamily& family, std::vector<Instruction> const& program, PlanRecipe recipe) {
+  ++learned_;
+  family.add(program, std::move(recipe));
 }
 
 void PlanStore::put(std::shared_ptr<PlanStoreKey const> key, std::shared_ptr<StoredPlan const> plan) {
@@ -240,8 +253,9 @@ void PlanStore::clear() {
   Order dropped;
   places_.clear();
   dropped.swap(order_);
-  decltype(families_) families;
+  Families families;
   families.swap(families_);
+  learned_ = 0;
 }
 
 py::list PlanStore::plans() const {

@@ -103,12 +103,13 @@ struct PlanRecipe {
   pybind11::object remake;  // makes a plan of a blueprint and the first array of a call
   StoredPlan like;          // without a plan
   std::vector<Hole> holes;  // in the extents of results
+  bool memory = false;      // arrays stand for memory: only the plan says how operands lie in it
 };
 
 // The recipes of a family.
 class PlanFamily {
  public:
-  static constexpr size_t kRecipesAtMost = 1024, kFailures = 8;
+  static constexpr size_t kRecipesAtMost = 256, kTries = 64;
 
   explicit PlanFamily(std::shared_ptr<PlanStoreKey const> member) : member_(std::move(member)) {}
   PlanStoreKey const& member() const { return *member_; }
@@ -118,16 +119,14 @@ class PlanFamily {
   void add(std::vector<Instruction> const& program, PlanRecipe recipe);
   // Whether to learn the recipe of a call that there is none for: not of the first, which may stay the only one, nor
   // where each call seems to need its own.
-  bool learns() const {
-    return missed_ > 1 && recipes_.size() < kRecipesAtMost && tried_ < 2 * recipes_.size() + kFailures;
-  }
+  bool learns() const { return missed_ > 1 && recipes_.size() < kRecipesAtMost && tried_ < kTries + 2 * served_; }
   void try_one() { ++tried_; }
 
  private:
   std::shared_ptr<PlanStoreKey const> member_;
   ShapePrograms programs_;
   std::vector<std::shared_ptr<PlanRecipe const>> recipes_;
-  size_t missed_ = 0, tried_ = 0;
+  size_t missed_ = 0, served_ = 0, tried_ = 0;
 };
 
 // Those used most recently. The GIL guards it.
@@ -139,6 +138,8 @@ class PlanStore {
   std::shared_ptr<StoredPlan const> find(PlanStoreKey const& key);
   // The family of a key; null where comparing objects says so.
   std::shared_ptr<PlanFamily> family(std::shared_ptr<PlanStoreKey const> const& key);
+  // Adds a recipe to a family of this store.
+  void learn(PlanFamily& family, std::vector<Instruction> const& program, PlanRecipe recipe);
   // Keeps a plan, in place of any other of its key.
   void put(std::shared_ptr<PlanStoreKey const> key, std::shared_ptr<StoredPlan const> plan);
   void clear();
@@ -166,9 +167,12 @@ class PlanStore {
     }
   };
 
-  size_t capacity_;
+  using Families = std::unordered_map<Reference, std::shared_ptr<PlanFamily>, Hash, SameFamily>;
+  static constexpr size_t kRecipesAtMost = 4096;  // of all families: some 20 KB each
+
+  size_t capacity_, learned_ = 0;
   Order order_;
-  std::unordered_map<Reference, std::shared_ptr<PlanFamily>, Hash, SameFamily> families_;
+  Families families_;
   std::unordered_map<Reference, Order::iterator, Hash> places_;
 };
 

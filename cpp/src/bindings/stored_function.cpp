@@ -182,10 +182,10 @@ class PendingCall {
 
   // Keeps a plan for calls like this one. `names` and `views` are of its operands, in order; `made` is (name, shape,
   // element) of the results that a call makes; those with as many dimensions as `axes` are given to the caller in that
-  // order of them. `learned` is (program, blueprint, what makes a plan of one), or None.
+  // order of them. `learned` is (program, blueprint, what makes a plan of one), or None; `memory` as of PlanRecipe.
   void keep(py::object plan, std::vector<std::string> const& names, std::vector<OwnedOperand> const& views,
             py::list const& made, py::object arrange, std::vector<int> const& axes, std::pair<double, double> scalars,
-            bool parsed, py::object const& learned) const {
+            bool parsed, py::object const& learned, bool memory) const {
     if (key_ == nullptr) return;
     auto stored = std::make_shared<StoredPlan>();
     std::vector<PlanRecipe::Hole> holes;
@@ -212,7 +212,7 @@ class PendingCall {
     stored->parsed = parsed;
     if (!learned.is_none() && !parsed && family_ != nullptr && stored->launch != nullptr) {
       try {
-        learn(learned, *stored, std::move(holes));
+        learn(learned, *stored, std::move(holes), memory);
       } catch (py::cast_error const&) {
         // A constant beyond 64 bits: the call has been served, and others are planned as it was.
       }
@@ -222,12 +222,13 @@ class PendingCall {
   }
 
  private:
-  void learn(py::object const& learned, StoredPlan like, std::vector<PlanRecipe::Hole> holes) const {
+  void learn(py::object const& learned, StoredPlan like, std::vector<PlanRecipe::Hole> holes, bool memory) const {
     auto const [program, blueprint, remake] = learned.cast<std::tuple<py::list, py::object, py::object>>();
     std::vector<Instruction> steps;
     for (py::handle const step : program) steps.push_back(instruction_of(step.cast<py::tuple>()));
     like.launch = nullptr;
-    family_->add(steps, {blueprint.cast<Blueprint const&>(), remake, std::move(like), std::move(holes)});
+    store_->learn(*family_, steps,
+                  {blueprint.cast<Blueprint const&>(), remake, std::move(like), std::move(holes), memory});
   }
 
   static StoredPlan::Result result_of(py::tuple const& given, py::handle plan, std::vector<int> const& axes,
@@ -410,8 +411,9 @@ class StoredFunction {
     }
     for (size_t i = 0; i < stored->sources.size(); ++i) {
       StoredPlan::Source& source = stored->sources[i];
-      if (source.view >= 0) source.layout = attempt.views[size_t(source.view)].operand;
-      if (source.result >= 0) source.layout = stored->launch->slots()[i].spec.layout;
+      if (source.view < 0 && source.result < 0) continue;
+      bool const own = source.view >= 0 && !recipe->memory;
+      source.layout = own ? attempt.views[size_t(source.view)].operand : stored->launch->slots()[i].spec.layout;
     }
     store_->put(attempt.kept, stored);
     return stored;
@@ -645,7 +647,8 @@ void bind_plan_store(py::module_& module) {
                              "Whether other extents are to profit from how this call is planned.")
       .def("inputs", &PendingCall::inputs, "Begins to learn; the call's arrays and shapes, each with its first input.")
       .def("keep", &PendingCall::keep, py::arg("plan"), py::arg("names"), py::arg("views"), py::arg("made"),
-           py::arg("arrange"), py::arg("axes"), py::arg("scalars"), py::arg("parsed"), py::arg("learned") = py::none());
+           py::arg("arrange"), py::arg("axes"), py::arg("scalars"), py::arg("parsed"), py::arg("learned") = py::none(),
+           py::arg("memory") = false);
   py::class_<StoredFunction>(module, "StoredFunction", py::dynamic_attr(), py::custom_type_setup(&setup_function),
                              "A function whose calls find the plan of an earlier one.")
       .def(py::init<py::object, std::shared_ptr<PlanStore>, py::object, py::list const&, size_t, bool,

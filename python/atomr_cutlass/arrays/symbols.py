@@ -19,7 +19,9 @@ from typing import Any
 from .. import _core
 
 _EXACT = 2**53
-"""Up to which a guard tells integers apart."""
+"""Below which a guard tells integers apart."""
+_LONGEST = 4096
+"""Instructions of a program, at most: longer ones are of lists of many arrays, which take as long to evaluate."""
 _WIDEST = 2**63
 _OF_RANKING = 7
 """Numbers that a ranking leaves: kernel, formulation, seconds and launch options."""
@@ -59,13 +61,16 @@ class Trace:
 
     def place(self, value: Any) -> int:
         """The place of a number, or of a constant."""
-        return value.place if type(value) is Number else self._put(("constant", value), (type(value), value))
+        if type(value) is Number and value.trace is self:
+            return value.place
+        value = plain(value)
+        return self._put(("constant", value), (type(value), value))
 
     def _put(self, instruction: tuple[Any, ...], known: tuple[Any, ...] | None = None, leaves: int = 1) -> int:
         """The place of what an instruction leaves, which is told apart by `known` where that is given."""
         known = known or instruction
         if known not in self._places and self._open:
-            self.program.append(instruction)
+            self._append(instruction)
             self._places[known] = self._count
             self._count += leaves
         return self._places.get(known, 0)
@@ -87,10 +92,15 @@ class Trace:
         """The program serves only calls for which the number of this place is the same."""
         if not self._open or place in self._guarded:
             return
-        if not abs(value) <= _EXACT:
+        if not abs(value) < _EXACT:
             raise Untraceable
         self._guarded.add(place)
-        self.program.append(("guard", place, value))
+        self._append(("guard", place, value))
+
+    def _append(self, instruction: tuple[Any, ...]) -> None:
+        if len(self.program) == _LONGEST:
+            raise Untraceable
+        self.program.append(instruction)
 
     def view(self, array: Any, view: _core.Operand) -> _core.Operand:
         """The view of an array of the call, its extents and strides as numbers.

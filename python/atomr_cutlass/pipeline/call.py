@@ -35,6 +35,7 @@ kept_plans = _core.PlanStore(PLANS_KEPT)
 _ROLES = {
     "alpha": "alpha", "beta": "beta", "stream": "stream", "out": "array", "scale_a": "scale", "scale_b": "scale",
     "scale_d": "scale", "global_scale": "factor", "x_shape": "shape", "w_shape": "shape",
+    "extents": "shape",
 }  # fmt: skip
 _LABELS = ("out", "scale_a", "scale_b", "scale_d", "global_scale")
 
@@ -186,7 +187,7 @@ def _traced(call: Call, pending: _core.PendingCall) -> tuple[Invocation, _Result
         with symbols.tracing(pending.inputs()) as trace:
             invocation = call.parse(call)
             first = next(iter(invocation.inputs.values()))
-            if invocation.memory or call.parsed or not invocation.on_gpu or on_reference(call.options.backend, first):
+            if call.parsed or not invocation.on_gpu or on_reference(call.options.backend, first):
                 return None
             invocation.check_kernels()
             stream = operands.launch_stream().handle
@@ -224,7 +225,9 @@ def _launched(
         results_of = invocation.results.items()
         new = [(name, result.shape, result.element) for name, result in results_of if result.view is None]
         call, axes = invocation.call, list(invocation.axes)
-        pending.keep(plan, names, taken, new, invocation.arrange, axes, call.scalars, call.parsed, learned)
+        pending.keep(
+            plan, names, taken, new, invocation.arrange, axes, call.scalars, call.parsed, learned, invocation.memory
+        )
     return _finished(invocation, results, stream)
 
 

@@ -44,6 +44,7 @@ class HeuristicCache:
     def __init__(self, capacity: int = CAPACITY) -> None:
         self._kernels: PlanCache[Any] = PlanCache(capacity)
         self._changes = 0
+        self._given = False
 
     @property
     def capacity(self) -> int:
@@ -54,6 +55,11 @@ class HeuristicCache:
     def changes(self) -> int:
         """How often a user has stored something or cleared all: plans from before are not used any more."""
         return self._changes
+
+    @property
+    def given(self) -> bool:
+        """Whether a user has stored something since all was cleared."""
+        return self._given
 
     def get(self, key: KernelUse, fingerprint: Hashable = None) -> KernelKey | None:
         """The kernel that is known for a key, or None.
@@ -85,11 +91,13 @@ class HeuristicCache:
             raise InvalidOperandError(f"kernel is {shown(kernel)}; expected a KernelKey, such as ac.kernels()[0].key")
         self._kernels.insert(_Known(kernel, fingerprint), key)
         if fingerprint is None:
+            self._given = True
             self._changes += 1
 
     def clear(self) -> None:
         """Forgets everything: kernels are chosen anew."""
         self._kernels.clear()
+        self._given = False
         self._changes += 1
 
     def __len__(self) -> int:

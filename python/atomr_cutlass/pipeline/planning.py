@@ -111,11 +111,11 @@ def planned(
             compiled and the stream is being captured.
     """
     backend, workspace_size, use = options.backend, options.workspace_size, options.use
-    if workspace_size is not None or use is not None:
-        symbols.refuse()  # the kernel depends on what a plan needs, or on earlier ones
+    if workspace_size is not None or (use is not None and heuristics.given):
+        symbols.refuse()  # the kernel depends on what a plan needs, or on what the user says
     policy = kernels.policy(options.jit)
-    if policy == "background":
-        use = None  # the kernel may change while the plan lives
+    if policy == "background" or symbols.current() is not None:
+        use = None  # the kernel may change while the plan lives; or the plan is that of many problems
     fingerprint = None if use is None else (
         search.fingerprint(), backend, policy, workspace_size, search.device.index, search.arch,
         _core.registry_generation(), tuning.find(search.device.name, search.tuned_problem), options.batch_invariant,

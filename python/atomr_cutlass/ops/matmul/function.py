@@ -14,6 +14,7 @@ from ...arrays.fp4 import FP4
 from ...arrays.layouts import relaid
 from ...arrays.numerics import FAST, AnyArray, default_out_dtype, math_mode
 from ...arrays.operands import BYTE, CUDA
+from ...arrays.symbols import refuse, shape_of
 from ...checks import expect
 from ...epilogue import EpilogueVisitorTree
 from ...epilogue.bound import fusion_of
@@ -88,8 +89,8 @@ def _awaited(request: MatmulRequest) -> Any:
 def _call(
     a: Any, b: Any, c: Any, bias: Any, gelu_aux: Any, amax_d: Any, out: Any, alpha: float, beta: float,
     scale_a: Any, scale_b: Any, scale_d: Any, stream: Any, precision: str | None, fast_accum: bool, backend: str,
-    jit: str | None, workspace_size: int | None, batch_invariant: bool | None, matrices: Matrices, factor: float,
-    *, changes: int,
+    jit: str | None, workspace_size: int | None, batch_invariant: bool | None, matrices: tuple[Any, ...],
+    extents: tuple[int, ...], factor: float, *, changes: int,
 ) -> Any:  # fmt: skip
     arrays = {
         "a": a, "b": b, "c": c, BIAS: bias, AUX: gelu_aux, "scale_a": scale_a, "scale_b": scale_b, "scale_d": scale_d,
@@ -99,7 +100,7 @@ def _call(
         precision=precision, fast_accum=fast_accum, backend=backend, jit=jit, workspace_size=workspace_size,
         batch_invariant=batch_invariant, alpha=alpha, beta=beta, stream=stream,
     )  # fmt: skip
-    return Call(_parse, arrays, out, options, own=(matrices, factor, changes))
+    return Call(_parse, arrays, out, options, own=(matrices, extents, factor, changes))
 
 
 _computed = stored(reduction.VARIABLE, a="a", b="b", c="c", bias=BIAS, gelu_aux=AUX, amax_d=AMAX)(_call)
@@ -147,32 +148,34 @@ class _Matmul(Invocation):
 
     def plan(self, views: Views, *, like: Any, stream: int) -> Plan | WithSums:
         matrices, summed = self.matrices, self._form.summed
-        if summed and self.call.planning["batch_invariant"]:
-            refuse_sums([BIAS])
+        if summed:
+            refuse()  # two plans
+            if self.call.planning["batch_invariant"]:
+                refuse_sums([BIAS])
         use = HeuristicKey(
             matrices.m, matrices.n, matrices.k, operands.dtype_of(views["a"], "a"), matrices.transa, matrices.transb,
             MatmulEpilogue(matrices.epilogue), devices.get(views["a"].device).arch,
         )  # fmt: skip
-        product = self._product(views, self.tree, alpha=self.call.scalars[0], use=use, like=like, stream=stream)
+        product = self._product(views, self.tree, self.call.scalars, use=use, like=like, stream=stream)
         if not summed:
             return product
         of_sums = sums_of(views, summed, matrices.k, stream)
-        sums = self._product(of_sums, None, alpha=1.0, use=None, like=like, stream=stream)
-        return WithSums(product, sums, summed, self.call.own[1], self._names(product), of_sums)
+        sums = self._product(of_sums, None, None, use=None, like=like, stream=stream)
+        return WithSums(product, sums, summed, self.call.own[2], self._names(product), of_sums)
 
     def _product(
         self,
         views: Views,
         tree: EpilogueVisitorTree | None,
+        scalars: tuple[float, float] | None,
         *,
-        alpha: float,
         use: HeuristicKey | None,
         like: Any,
         stream: int,
     ) -> Plan:
-        """The plan of D^T = op(B)^T op(A)^T for views."""
+        """The plan of D^T = op(B)^T op(A)^T for views; without scalars it serves calls with any."""
         problem, scales = problem_of(views, self.math), scales_of(views, tree)
-        if alpha == 0 and tree is None and scales.d is None and scales.amax is None:
+        if scalars and scalars[0] == 0 and tree is None and scales.d is None and scales.amax is None:
             scales = scaled.NO_SCALES  # A and B are not read then, and so neither are their scales
         how: dict[str, Any] = {
             "like": like, "stream": stream, "use": use, **self.call.planning
@@ -182,6 +185,8 @@ class _Matmul(Invocation):
             raise UnsupportedError("k is 0: without products GPU kernels compute epilogue DEFAULT without scales only")
         try:
             if plain:
+                if scalars:
+                    how |= {"alpha": scalars[0], "beta": scalars[1], "of_call": True}
                 return make(problem, **how)
             return scaled.make(problem, scales, None if tree is None else fusion_of(tree, views), **how)
         except (UnsupportedError, KernelNotFoundError) as error:
@@ -237,7 +242,7 @@ class _Matmul(Invocation):
     def _summed(self, host: dict[str, AnyArray]) -> AnyArray:
         name = self._form.summed
         values = numerics.round_to_tf32(host[name]) if self.math == "tf32" else host[name]
-        sums = numerics.to_float64(values).sum(axis=0 if name == "a" else 1) * self.call.own[1]
+        sums = numerics.to_float64(values).sum(axis=0 if name == "a" else 1) * self.call.own[2]
         scale = host.get(f"scale_{name}")
         if scale is not None:
             sums = sums * numerics.to_float64(scale).reshape(-1)
@@ -269,7 +274,8 @@ def scales_of(views: Mapping[str, _core.Operand], tree: EpilogueVisitorTree | No
 
 def _parse(call: Call) -> _Matmul:
     """Checks the arrays."""
-    options, (matrices, *_) = call.options, call.own
+    options, (described, extents, *_) = call.options, call.own
+    matrices = Matrices._make((*described, shape_of(extents)))
     numbers = numbers_of(call.arrays)
     arrays = {name: array for name, array in call.arrays.items() if array is not None and name not in numbers}
     if call.out is not None:

@@ -6,6 +6,7 @@ Everything below the requests is row-major, so a matrix is viewed as its transpo
 from __future__ import annotations
 
 import math
+from typing import Any
 
 from ... import _core
 from ...arrays.layouts import relaid
@@ -36,10 +37,10 @@ def viewed(
     Raises:
         InvalidOperandError: the array's elements are not contiguous, or are too few.
     """
-    wanted = f"{rows} x {columns}, column-major with {label} {leading}"
     if not _holds_pitched(array, columns, rows, leading):
         reach = (columns - 1) * leading + rows if columns and rows else 0
-        _expect(array, name, reach, f"{wanted}; copy it, or give the {label} that it has")
+        form, cure = "{} x {}, column-major with {} {}", f"copy it, or give the {label} that it has"
+        _expect(array, name, reach, (form, rows, columns, label, leading), cure)
     shape, strides = (columns, rows), (leading, 1)
     return relaid(array, shape[::-1] if swap else shape, strides[::-1] if swap else strides)
 
@@ -50,19 +51,22 @@ def vector(array: _core.Operand, name: str, length: int) -> _core.Operand:
     Raises:
         InvalidOperandError: the array's elements are not contiguous, or are too few.
     """
-    _expect(array, name, length, f"{length} elements, one after the other; copy it")
+    _expect(array, name, length, ("{} elements, one after the other", length), "copy it")
     return relaid(array, (length,), (1,))
 
 
-def _expect(array: _core.Operand, name: str, needed: int, wanted: str) -> None:
+def _expect(array: _core.Operand, name: str, needed: int, wanted: tuple[Any, ...], cure: str) -> None:
+    """Refuses an array without so many contiguous elements; `wanted` is a text to be formatted, and its values."""
     if not _dense(array):
         raise InvalidOperandError(
             f"{name} of shape {array.shape} has strides {array.strides}: its elements do not lie together; expected "
-            f"{wanted}"
+            f"{wanted[0].format(*wanted[1:])}; {cure}"
         )
     size = math.prod(array.shape)
     if size < needed:
-        raise InvalidOperandError(f"{name} has {size} elements; it reaches over {needed}: {wanted.partition(';')[0]}")
+        raise InvalidOperandError(
+            f"{name} has {size} elements; it reaches over {needed}: {wanted[0].format(*wanted[1:])}"
+        )
 
 
 def _dense(array: _core.Operand) -> bool:

@@ -18,6 +18,9 @@ from .epilogues import FORMS, Form, MatmulEpilogue
 
 BACKENDS = (*GPU_BACKENDS, "reference")
 
+LEADING = ("a", "b", "c", "d", "aux")
+"""The matrices that have leading dimensions."""
+
 
 @dataclass(frozen=True)
 class HeuristicKey(KernelUse):
@@ -85,22 +88,31 @@ class Matrices(NamedTuple):
 
     Attributes:
         epilogue: value of the MatmulEpilogue.
-        m, n, k, transa, transb, lda, ldb, ldc, ldd, ldaux: as in the request.
+        transa, transb: as in the request.
         into_c: whether D goes where C is, if there is one.
+        extents: m, n, k, and the leading dimensions of LEADING; 0 where none is given.
     """
 
     epilogue: str
-    m: int
-    n: int
-    k: int
     transa: bool
     transb: bool
-    lda: int | None
-    ldb: int | None
-    ldc: int | None
-    ldd: int | None
-    ldaux: int | None
     into_c: bool
+    extents: tuple[int, ...]
+
+    @property
+    def m(self) -> int:
+        """Rows of op(A) and D."""
+        return self.extents[0]
+
+    @property
+    def n(self) -> int:
+        """Columns of op(B) and D."""
+        return self.extents[1]
+
+    @property
+    def k(self) -> int:
+        """Columns of op(A)."""
+        return self.extents[2]
 
     @property
     def form(self) -> Form:
@@ -125,9 +137,8 @@ class Matrices(NamedTuple):
         return {"a": a, "b": b, "c": self.n, "d": self.n, "aux": self.n}
 
     def leading(self, name: str) -> int:
-        """The leading dimension of a matrix: `a`, `b`, `c`, `d` or `aux`."""
-        given: int | None = getattr(self, f"ld{name}")
-        return max(1, self.rows[name]) if given is None else given
+        """The leading dimension of a matrix of LEADING."""
+        return self.extents[3 + LEADING.index(name)] or max(1, self.rows[name])
 
 
 @dataclass(frozen=True, eq=False)
@@ -234,10 +245,8 @@ class MatmulRequest:
     @functools.cached_property
     def matrices(self) -> Matrices:
         """Extents, leading dimensions and the rest of the arrays' description."""
-        return Matrices(
-            self.epilogue.value, self.m, self.n, self.k, self.transa, self.transb, self.lda, self.ldb, self.ldc,
-            self.ldd, self.ldaux, self.d is None,
-        )  # fmt: skip
+        extents = (self.m, self.n, self.k, *(getattr(self, f"ld{name}") or 0 for name in LEADING))
+        return Matrices(self.epilogue.value, self.transa, self.transb, self.d is None, extents)
 
     @functools.cached_property
     def arguments(self) -> tuple[Any, ...]:
@@ -249,7 +258,7 @@ class MatmulRequest:
             self.a, self.b, self.c if self.beta != 0 else None, self.bias, self.gelu_aux, scales.amax_d,
             self.c if self.d is None else self.d, self.alpha, self.beta, scales.a, scales.b, scales.d, self.stream,
             self.precision, self.fast_accum, self.backend, self.jit, self.workspace_size, self.batch_invariant,
-            self.matrices, float(factor) if isinstance(factor, NUMBERS) else 1.0,
+            self.matrices[:-1], self.matrices.extents, float(factor) if isinstance(factor, NUMBERS) else 1.0,
         )  # fmt: skip
 
     def _check_arrays(self) -> None:

@@ -10,7 +10,7 @@ import threading
 import warnings
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from .. import _core
 from ..checks import check_options, expect, shown
@@ -19,8 +19,10 @@ from ..generator.archs import SmArch
 from ..generator.dtypes import CutlassDtype
 from ..generator.key import KernelKey
 from ..jit.keyed_locks import renewed
-from . import pack
 from .candidate import KernelInfo
+
+if TYPE_CHECKING:
+    from . import pack
 
 PACKS_VARIABLE = "ATOMR_CUTLASS_PACKS"
 PACKS_GROUP = "atomr_cutlass.packs"
@@ -183,6 +185,8 @@ def load_pack(path: str | os.PathLike[str]) -> int:
             raise LibraryError("pack", f"{place} is writable by other users: chmod go-w it, or move the pack")
         if status.st_uid not in (0, os.geteuid()):
             raise LibraryError("pack", f"{place} belongs to another user (uid {status.st_uid}): copy the pack")
+
+    from . import pack  # which importing the package need not where there are no packs
 
     data = pack.content(resolved)
     if pack.is_pack(data):

@@ -16,7 +16,7 @@ import math
 import os
 import statistics
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -26,10 +26,19 @@ from atomr_cutlass.epilogue import EpilogueVisitorTree, EvtBuilder
 from atomr_cutlass.epilogue import bound as fused
 from atomr_cutlass.epilogue.bound import Fusion, GroupedFusion, GroupOperand, TreeArray
 from atomr_cutlass.generator.dtypes import CutlassDtype
-from atomr_cutlass.generator.epilogue.lower import LINEAR, SCALED, base_of, epilogue_id, is_common, with_source
-from atomr_cutlass.generator.epilogue.tree import MATRIX, ROW
+from atomr_cutlass.generator.epilogue.lower import (
+    LINEAR,
+    SCALED,
+    SCALED_COMMON,
+    base_of,
+    epilogue_id,
+    is_common,
+    with_source,
+)
+from atomr_cutlass.generator.epilogue.tree import COLUMN, MATRIX, ROW
 from atomr_cutlass.generator.key import KernelKey
 from atomr_cutlass.generator.matrix import PRESETS, expand, supports, with_epilogue
+from atomr_cutlass.generator.rules import FP8_TYPES
 from atomr_cutlass.ops.conv2d import plans as conv_plans
 from atomr_cutlass.ops.conv2d.geometry import ConvGeometry, conv_geometry
 from atomr_cutlass.ops.conv2d.kernels import ConvSearch
@@ -50,8 +59,18 @@ D = CutlassDtype
 
 GEMM, GROUPED, FPROP = "gemm", "grouped_gemm", "conv2d_fprop"
 OPS = (GEMM, GROUPED, FPROP)
-TREES = {"bias": (None, False), "relu": ("relu", False), "gelu": ("gelu", False), "block": ("relu", True)}
-"""Of each tree, which all have a bias, the activation, and whether a matrix like D is added before it."""
+Built = Callable[[EvtBuilder, str], EvtBuilder]
+TREES: dict[str, Built] = {
+    "bias": lambda made, d: made.add_bias("bias", dtype=d),
+    "relu": lambda made, d: made.add_bias("bias", dtype=d).activation("relu"),
+    "gelu": lambda made, d: made.add_bias("bias", dtype=d).activation("gelu"),
+    "block": lambda made, d: made.add_bias("bias", dtype=d).add_matrix("residual", dtype=d).activation("relu"),
+    "row_scale": lambda made, _: made.binary("multiply", "columns", ROW),
+    "row_column_scale": lambda made, _: made.binary("multiply", "rows", COLUMN).binary("multiply", "columns", ROW),
+}
+"""What is built for D of an element type."""
+FACTORS = ("row_scale", "row_column_scale")
+"""Those that kernels with scales alone compute."""
 SIZES: dict[str, tuple[tuple[int, ...], ...]] = {
     GEMM: ((4096, 8192, 4096), (2048, 5120, 2560), (1024, 4096, 1024)),
     GROUPED: ((8, 4096, 4096, 7168), (8, 16384, 4096, 2048), (64, 8192, 2048, 2048)),
@@ -103,10 +122,7 @@ class Case:
     @property
     def evt(self) -> EpilogueVisitorTree:
         """The tree."""
-        activation, added = TREES[self.tree]
-        made = EvtBuilder().add_bias("bias", dtype=self.key.d)
-        made = made.add_matrix("residual", dtype=self.key.d) if added else made
-        return (made.activation(activation) if activation else made).build()
+        return TREES[self.tree](EvtBuilder(), self.key.d.value).build()
 
     @property
     def geometry(self) -> ConvGeometry:
@@ -115,9 +131,14 @@ class Case:
         return conv_geometry((n, side, side, c), (k, 3, 3, c), padding=1)
 
     @property
+    def base(self) -> str:
+        """The epilogue that the tree is put on: with scales where A and B have some as arrays."""
+        return LINEAR if self.tree in FACTORS or self.key.a not in FP8_TYPES else base_of(self.key.epilogue)
+
+    @property
     def scaled(self) -> bool:
         """Whether A and B have scales as arrays."""
-        return base_of(self.key.epilogue) == SCALED
+        return self.base == SCALED
 
     @property
     def arrays(self) -> list[Array]:
@@ -133,17 +154,22 @@ class Case:
             out = (m, n)
             if self.scaled:
                 found += [Array("scale_a", (m, 1), D.F32), Array("scale_b", (*groups, 1, n), D.F32)]
-        found.append(Array("bias", (*(size[:-3] if key.op == GROUPED else ()), n), key.d))
-        found += [Array("residual", out, key.d)] if TREES[self.tree][1] else []
+        rows = (*(size[:-3] if key.op == GROUPED else ()), n)
+        shapes = {"bias": rows, "columns": rows, "rows": (math.prod(out[:-1]), 1), "residual": out}
+        found += [Array(operand.name, shapes[operand.name], operand.dtype or key.d) for operand in self.evt.inputs]
         return [*found, Array("out", out, key.d)]
+
+    @property
+    def program(self) -> str:
+        """Of the tree, with the residual as C."""
+        names = [operand.name for operand in self.evt.inputs]
+        program = self.evt.program
+        return with_source(program, names.index("residual")) if "residual" in names else program
 
     @property
     def alone(self) -> KernelKey:
         """The kernel that computes this tree alone."""
-        program, base = self.evt.program, base_of(self.key.epilogue)
-        if TREES[self.tree][1]:
-            program = with_source(program, 1)
-        return with_epilogue(self.key, epilogue_id(base, program), self.key.d)
+        return with_epilogue(self.key, epilogue_id(self.base, self.program), self.key.d)
 
     @property
     def ends(self) -> list[int]:
@@ -177,8 +203,9 @@ def cases(keys: list[KernelKey], trees: list[str]) -> Iterator[Case]:
         for size in SIZES[key.op]:
             for tree in trees:
                 case = Case(key, tree, size)
-                # Residuals are for convolutions: that is a network's block.
-                if supports(case.alone) and (key.op == FPROP or not TREES[tree][1]):
+                factors = tree in FACTORS and (key.epilogue != SCALED_COMMON or key.a in FP8_TYPES)
+                # A residual of groups is C.
+                if supports(case.alone) and not factors and not (key.op == GROUPED and tree == "block"):
                     yield case
 
 
@@ -189,13 +216,15 @@ def plan_of(case: Case, key: KernelKey, device: Device, like: Any = None) -> Pla
     a, b, d = specs["a"], specs["b"], specs["out"]
     if case.key.op == GROUPED:
         return _grouped_plan(case, key, device, specs, like)
-    bias, rest = specs["bias"], specs.get("residual")
-    inputs = [TreeArray("bias", ROW, bias.shape, bias.strides, bias.dtype, "", 256)]
-    if rest is not None:
-        # A matrix of pixels and channels, as trees see images.
-        pixels, channels = math.prod(rest.shape[:-1]), rest.shape[-1]
-        slot = (rest.shape, rest.strides)
-        inputs.append(TreeArray("residual", MATRIX, (pixels, channels), (channels, 1), rest.dtype, "", 256, slot))
+    inputs = []
+    for operand in case.evt.inputs:
+        spec = specs[operand.name]
+        shape, strides, slot = spec.shape, spec.strides, None
+        if operand.kind == MATRIX:
+            # A matrix of pixels and channels, as trees see images.
+            shape, strides = (math.prod(spec.shape[:-1]), spec.shape[-1]), (spec.shape[-1], 1)
+            slot = (spec.shape, spec.strides)
+        inputs.append(TreeArray(operand.name, operand.kind, shape, strides, spec.dtype, "", 256, slot))
     fusion = Fusion(case.evt, tuple(inputs), ())
     if case.key.op == FPROP:
         convolution = ConvProblem(
@@ -204,11 +233,11 @@ def plan_of(case: Case, key: KernelKey, device: Device, like: Any = None) -> Pla
         chosen = select.candidate_of(ConvSearch(convolution, device), key)
         return conv_plans.make(convolution, candidate=chosen, like=like)
     problem = GemmProblem(a=a, b=b, c=None, d=d, math=case.key.math, device=device.index)
-    scales, base = scaled.NO_SCALES, LINEAR
+    scales = scaled.NO_SCALES
     if case.scaled:
         both = (Scale(specs[name].shape, specs[name].strides, "vector") for name in ("scale_a", "scale_b"))
-        scales, base = Scales(*both), SCALED
-    problem = fused.problem_for(scaled.problem_of(problem, scales), fusion, epilogue_id(base, case.evt.program))
+        scales = Scales(*both)
+    problem = fused.problem_for(scaled.problem_of(problem, scales), fusion, epilogue_id(case.base, case.program))
     candidate: Candidate[Any] = select.candidate_of(GemmSearch(problem, device), key)
     return scaled.from_candidate(candidate, scales, fusion)
 
@@ -236,7 +265,9 @@ def operands_of(case: Case) -> list[Any]:
     for array in case.arrays:
         scale = array.shape[-1] ** -0.5 if array.name == "b" else 1.0
         made = torch.randn(array.shape, device="cuda") * scale
-        made = (made.abs() + 0.5 if array.name.startswith("scale") else made).to(torch_dtype(array.dtype))
+        made = (made.abs() + 0.5 if array.dtype is D.F32 and array.name != "bias" else made).to(
+            torch_dtype(array.dtype)
+        )
         found.append(made.mT if array.turned else made)
     if case.key.op == GROUPED:
         found.insert(2, torch.tensor(case.ends, dtype=torch.int32, device="cuda"))
@@ -292,6 +323,8 @@ def main() -> int:
     parser.add_argument(
         "--trees", type=lambda text: text.split(","), default=list(TREES), help=f"of {', '.join(TREES)}"
     )
+    parser.add_argument("--scales", action="store_true", help="in the place of each kernel the one with scales as well")
+    parser.add_argument("--kernels", default="", help="parts of names, comma-separated; default: all common kernels")
     parser.add_argument("--rounds", type=int, default=11, help="rounds of the comparison")
     parser.add_argument("--jobs", type=int, default=min(8, os.cpu_count() or 1), help="kernels compiled at once")
     parser.add_argument("--seconds", type=float, default=300.0, help="start no kernel after this time")
@@ -305,7 +338,12 @@ def main() -> int:
     device = gpu()
     if device is None:
         return 1
-    results, keys = Results(arguments.out), common_keys(arguments.preset, arguments.ops)
+    results = Results(arguments.out)
+    parts = arguments.kernels.split(",")
+    keys = [key for key in common_keys(arguments.preset, arguments.ops) if any(part in key.name for part in parts)]
+    if arguments.scales:
+        keys = [with_epilogue(key, SCALED_COMMON, key.d) for key in keys]
+        keys = [key for key in keys if supports(key)]
     found = list(cases(keys, arguments.trees))
     compile_ahead((key for case in found for key in (case.alone, case.key)), device, arguments.jobs)
     sizes = list(dict.fromkeys((case.key, case.size) for case in found))

@@ -245,7 +245,9 @@ class MatmulRequest:
     @functools.cached_property
     def matrices(self) -> Matrices:
         """Extents, leading dimensions and the rest of the arrays' description."""
-        extents = (self.m, self.n, self.k, *(getattr(self, f"ld{name}") or 0 for name in LEADING))
+        # They are not checked yet: `or` would ask an array for its truth.
+        leading = (getattr(self, f"ld{name}") for name in LEADING)
+        extents = (self.m, self.n, self.k, *(0 if given is None else given for given in leading))
         return Matrices(self.epilogue.value, self.transa, self.transb, self.d is None, extents)
 
     @functools.cached_property

@@ -18,13 +18,19 @@
 
 #include "atomr_cutlass/kernel_abi.h"
 #include "atomr_cutlass/scaled.h"
-#include "cute/tensor.hpp"
+#include "atomr_cutlass/wgmma.h"
+#include "cute/arch/cluster_sm90.hpp"
+#include "cute/arch/copy_sm90_desc.hpp"
+#include "cute/arch/copy_sm90_tma.hpp"
 #include "cutlass/arch/barrier.h"
 #include "cutlass/array.h"
 #include "cutlass/cuda_host_adapter.hpp"
 #include "cutlass/cutlass.h"
 #include "cutlass/layout/matrix.h"
 #include "cutlass/numeric_conversion.h"
+#ifdef ATOMR_CUTLASS_EVALUATE
+#include "cute/tensor.hpp"  // with it, what encodes tensor maps
+#endif
 
 namespace atomr_cutlass {
 
@@ -527,22 +533,13 @@ struct GemmFewSm90 {
   template <int kWide, int kGroup>
   CUTLASS_DEVICE static void multiply(Params const& params, Place const& place, Tile const& tile, int warp,
                                       Turn& turn) {
-    using namespace cute;
-    constexpr auto kMajor = kAlongK ? GMMA::Major::K : GMMA::Major::MN;
-    using Atom = decltype(GMMA::ss_op_selector<Multiplied, Multiplied, float, Shape<_64, Int<kWide>, Int<kBox>>, kMajor,
-                                               GMMA::Major::K>());
-    using WeightsAtom =
-        conditional_t<kAlongK, GMMA::Layout_K_SW128_Atom<Multiplied>, GMMA::Layout_MN_SW128_Atom<Multiplied>>;
-    using WeightsLayout = decltype(tile_to_shape(WeightsAtom{}, Shape<_64, Int<kBox>>{}));
-    using FewLayout = decltype(tile_to_shape(GMMA::Layout_K_SW128_Atom<Multiplied>{}, Shape<Int<kWide>, Int<kBox>>{}));
-
     int const half = params.halved ? warp / 4 : 0, lane = int(threadIdx.x) % 32;
     int const first_row = params.halved ? 0 : warp / 4 * 64;
     bool const multiplies = first_row < params.height;
-    auto mma = make_tiled_mma(Atom{});
-    auto const slice = mma.get_thread_slice(int(threadIdx.x) % 128);
-    Tensor sums = partition_fragment_C(mma, Shape<_64, Int<kWide>>{});
-    Tensor const places = slice.partition_C(make_identity_tensor(Shape<_64, Int<kWide>>{}));
+    // Of 64 rows of weights and the few that an instruction is wide: in registers 4 i to 4 i + 3 a thread has the sums
+    // of two rows of weights, 8 apart, and of two neighbours of the few from 8 i on.
+    constexpr int kSums = kWide / 2;
+    float sums[kSums] = {};  // registers without a value would be taken from the start of the kernel on
     auto const release = [&](int stage) {
       if constexpr (kRanks == 1) {
         if (lane == 0) Empty::arrive(&place.barriers->empty[stage]);
@@ -553,8 +550,8 @@ struct GemmFewSm90 {
       }
     };
     if (multiplies) {
-      if constexpr (kPromoted) clear(sums);
-      mma.accumulate_ = GMMA::ScaleOut::Zero;
+      float part[kPromoted ? kSums : 1] = {};
+      bool add = false;
       // A thread's first row of weights; the scales of a box are read while the one before is multiplied.
       int const row = tile.row(params, place) + first_row + warp % 4 * 16 + lane / 4;
       BoxScales<kWide> scales, next_scales;
@@ -566,39 +563,35 @@ struct GemmFewSm90 {
         char* const first = place.stages + at * place.step_bytes;
         char* const weights = first + half * kGroup * place.weights_bytes + first_row * kBoxBytes;
         char* const few = first + params.step * place.weights_bytes + half * kGroup * place.few_bytes;
-        Tensor const a = slice.make_fragment_A(
-            slice.partition_A(make_tensor(make_smem_ptr(reinterpret_cast<Multiplied*>(weights)), WeightsLayout{})));
-        Tensor const b = slice.make_fragment_B(
-            slice.partition_B(make_tensor(make_smem_ptr(reinterpret_cast<Multiplied*>(few)), FewLayout{})));
+        uint64_t const a = wgmma_descriptor<!kAlongK, kBox>(weights), b = wgmma_descriptor<false, kWide>(few);
         if constexpr (kPromoted) {
           CUTLASS_PRAGMA_UNROLL
           for (int i = 0; i < kGroup; ++i) {
-            Tensor part = make_fragment_like(sums);
-            mma.accumulate_ = GMMA::ScaleOut::Zero;
-            warpgroup_fence_operand(part);
-            warpgroup_arrive();
-            box_product(mma, a, b, part, i * place.weights_bytes, i * place.few_bytes);
-            warpgroup_commit_batch();
+            wgmma_fence(part);
+            wgmma_arrive();
+            box_product<kWide>(a + i * place.weights_bytes / 16, b + i * place.few_bytes / 16, part, false);
+            wgmma_commit();
             scales = next_scales;
             int const box = step * params.step + half * kGroup + i;
             next_scales.load(params, row, i < kGroup - 1 ? box + 1 : box + 1 - kGroup + params.step);
-            warpgroup_wait<0>();
-            warpgroup_fence_operand(part);
+            wgmma_wait<0>();
+            wgmma_fence(part);
             CUTLASS_PRAGMA_UNROLL
-            for (int j = 0; j < size(sums); ++j) {
-              sums(j) += kBlockScaled ? scales.rows[j / 2 % 2] * scales.columns[j / 4 * 2 + j % 2] * part(j) : part(j);
+            for (int j = 0; j < kSums; ++j) {
+              sums[j] += kBlockScaled ? scales.rows[j / 2 % 2] * scales.columns[j / 4 * 2 + j % 2] * part[j] : part[j];
             }
           }
         } else {
-          warpgroup_fence_operand(sums);
-          warpgroup_arrive();
+          wgmma_fence(sums);
+          wgmma_arrive();
           CUTLASS_PRAGMA_UNROLL
           for (int i = 0; i < kGroup; ++i) {
-            box_product(mma, a, b, sums, i * place.weights_bytes, i * place.few_bytes);
+            box_product<kWide>(a + i * place.weights_bytes / 16, b + i * place.few_bytes / 16, sums, i > 0 || add);
           }
-          warpgroup_commit_batch();
-          warpgroup_wait<1>();
-          warpgroup_fence_operand(sums);
+          add = true;
+          wgmma_commit();
+          wgmma_wait<1>();
+          wgmma_fence(sums);
         }
         if (before >= 0) {
           release(before);
@@ -613,8 +606,8 @@ struct GemmFewSm90 {
           }
         }
       }
-      warpgroup_wait<0>();
-      warpgroup_fence_operand(sums);
+      wgmma_wait<0>();
+      wgmma_fence(sums);
       release(before);
     }
     // The sums before these have been read.
@@ -623,22 +616,22 @@ struct GemmFewSm90 {
       int const rows = params.height - first_row, wide = pitch(params.height);
       float* const to = reinterpret_cast<float*>(place.sums) + half * params.few_height * wide + first_row;
       CUTLASS_PRAGMA_UNROLL
-      for (int i = 0; i < size(sums); ++i) {
-        int const row = int(get<0>(places(i))), other = int(get<1>(places(i)));
-        if (row < rows && other < params.few_height) to[other * wide + row] = sums(i);
+      for (int i = 0; i < kSums; ++i) {
+        int const row = warp % 4 * 16 + lane / 4 + i / 2 % 2 * 8, other = lane % 4 * 2 + i / 4 * 8 + i % 2;
+        if (row < rows && other < params.few_height) to[other * wide + row] = sums[i];
       }
     }
   }
 
-  // The box of K that lies so many bytes behind the one of the descriptors.
-  template <class Mma, class A, class B, class C>
-  CUTLASS_DEVICE static void box_product(Mma& mma, A const& a, B const& b, C& c, int weights_bytes, int few_bytes) {
-    cute::Tensor const weights = cute::make_tensor(a.data() + weights_bytes / 16, a.layout());
-    cute::Tensor const few = cute::make_tensor(b.data() + few_bytes / 16, b.layout());
+  // A box of K.
+  template <int kWide>
+  CUTLASS_DEVICE static void box_product(uint64_t weights, uint64_t few, float (&sums)[kWide / 2], bool add) {
+    constexpr int kDeep = 32 / int(sizeof(Element));  // what an instruction takes of K: 32 bytes of a row
     CUTLASS_PRAGMA_UNROLL
-    for (int k = 0; k < cute::size<2>(a); ++k) {
-      cute::gemm(mma, weights(cute::_, cute::_, k), few(cute::_, cute::_, k), c);
-      mma.accumulate_ = cute::GMMA::ScaleOut::One;
+    for (int k = 0; k < kBox; k += kDeep) {
+      int const further = kAlongK ? 2 : kDeep * kBoxBytes / 16;  // in 16-byte units
+      Wgmma<Multiplied, kWide, !kAlongK, false>::multiply(
+          weights + k / kDeep * further, few + k / kDeep * 2, [&](int i) -> float& { return sums[i]; }, k > 0 || add);
     }
   }
 

@@ -179,9 +179,10 @@ struct TmaMainloop {
   static constexpr int kRegisters = cute::extent<typename Instruction::CRegisters>::value;
   static constexpr int kGroups = decltype(cute::size(TiledMma{}))::value / 128;
   using Whole = Wgmma<ElementA, kN, TileA::kAlongRows, TileB::kAlongRows>;
-  static constexpr bool kWhole = Whole::kDefined && cute::sizeof_bits_v<ElementA> == 16 &&
+  static constexpr int kNarrow = cute::size<1>(typename TiledMma::AtomShape_MNK{});
+  static constexpr bool kWhole = kN != kNarrow && Whole::kDefined && cute::sizeof_bits_v<ElementA> == 16 &&
                                  cute::is_same_v<ElementAccumulator, float> && cute::is_same_v<ElementA, ElementB>;
-  static constexpr int kNarrow = cute::size<1>(typename TiledMma::AtomShape_MNK{}), kWide = kWhole ? kN : kNarrow;
+  static constexpr int kWide = kWhole ? kN : kNarrow;
   static constexpr int kDeep = cute::size<2>(typename TiledMma::AtomShape_MNK{});
   static constexpr int kAlongM = kM / (64 * kGroups);
   static_assert(kAlongM * 64 * kGroups == kM && kN % kNarrow == 0 && kK % kDeep == 0);

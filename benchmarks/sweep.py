@@ -38,6 +38,7 @@ from atomr_cutlass.ops.gemm.divided import sums
 from atomr_cutlass.ops.gemm.kernels import GemmSearch, from_candidate
 from atomr_cutlass.pipeline import select
 from atomr_cutlass.pipeline.devices import Device
+from atomr_cutlass.pipeline.planning import PlanOptions
 from atomr_cutlass.pipeline.rosters import Roster
 
 BF16, F32 = CutlassDtype.BF16, CutlassDtype.F32
@@ -86,7 +87,7 @@ def measured(case: Case, sets: list[Operands], keys: list[KernelKey], device: De
 
     def race(candidate: Any) -> float:
         try:
-            plan = from_candidate(problem, candidate, like=sets[0].a)
+            plan = from_candidate(problem, candidate, PlanOptions(like=sets[0].a))
             bursts[candidate] = Burst(_planned(plan), sets, QUICK_SECONDS)
         except (ac.CutlassError, RuntimeError) as error:
             print(case, candidate.key.name[-90:], error, flush=True)

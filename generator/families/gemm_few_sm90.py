@@ -97,7 +97,7 @@ FAMILY = Family(
     supports=supports,
     cells=cells,
     values=values,
-    compile_seconds=6.0,
+    compile_seconds=2.5,
     compile_mb=1200,
     mainloops=(FEW,),
 )

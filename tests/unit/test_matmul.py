@@ -616,17 +616,17 @@ def test_what_no_cache_holds_is_refused() -> None:
         HeuristicCache(0)
 
 
-def test_what_was_chosen_serves_in_its_fingerprint() -> None:
+def test_what_a_user_stores_is_told_from_what_was_chosen() -> None:
     cache = HeuristicCache()
-    kernel = fake_table.rows_of("full", [ac.SmArch.SM90A])[0].key
-    cache.put(_key(), kernel, ("aligned",))
-    assert cache.get(_key(), ("aligned",)) is kernel
-    assert cache.get(_key(), ("not aligned",)) is None
-    assert cache.get(_key()) is kernel
-    changes = cache.changes
-    cache.put(_key(), kernel)
-    assert cache.get(_key(), ("not aligned",)) is kernel
-    assert cache.changes == changes + 1
+    kernel, other = (info.key for info in fake_table.rows_of("full", [ac.SmArch.SM90A])[:2])
+    cache.note(_key(), kernel)
+    assert (cache.get(_key()), cache.wanted(_key()), cache.given, cache.changes) == (kernel, None, False, 0)
+    cache.put(_key(), other)
+    assert (cache.get(_key()), cache.wanted(_key()), cache.given, cache.changes) == (other, other, True, 1)
+    cache.note(_key(), kernel)  # the other one cannot serve
+    assert (cache.get(_key()), cache.wanted(_key())) == (kernel, None)
+    cache.clear()
+    assert (cache.given, cache.changes) == (False, 2)
 
 
 def test_threads_share_a_cache() -> None:
@@ -637,8 +637,8 @@ def test_threads_share_a_cache() -> None:
     def work() -> None:
         for turn in range(300):
             number = turn % len(kernels)
-            cache.put(_key(number), kernels[number], "circumstances")
-            found = cache.get(_key(number), "circumstances")
+            cache.put(_key(number), kernels[number])
+            found = cache.get(_key(number))
             if found not in (None, kernels[number]):
                 wrong.append(found)
             if turn % 50 == 0:
@@ -674,11 +674,6 @@ def test_a_kernel_that_cannot_serve_is_passed_over(hopper: Any, monkeypatch: pyt
     compiled = _recalled(chosen.key, search, "auto", "auto")
     assert compiled is not None
     assert compiled.info is None
-
-
-def test_alignments_are_part_of_the_fingerprint(hopper: Any) -> None:
-    wide, narrow, again = (GemmSearch(_problem(alignment), hopper).fingerprint() for alignment in (16, 2, 16))
-    assert wide == again != narrow
 
 
 def test_the_kernels_of_the_gpu_tests_are_known_without_a_gpu() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable
 from typing import Any, NamedTuple
 
 from ..checks import shown
@@ -19,20 +18,14 @@ class KernelUse:
 
 class _Known(NamedTuple):
     kernel: KernelKey
-    fingerprint: Hashable
+    given: bool
 
 
 class HeuristicCache:
     """The kernels that were chosen, those used most recently. Safe for use by several threads.
 
-    A hit saves the ranking of all kernels that could serve, of the table and, where a kernel is compiled, of the whole
-    matrix: most of what a new plan costs whose kernel is loaded already. Calls that find their plan kept (one of the
-    same strides, alignments and element types has run before) do not come here at all.
-
-    The key does not say everything that decides about a kernel: the pack that was loaded last, for one, and of matmuls
-    leading dimensions and addresses, which decide what it may read at once. What the package stores is therefore used
-    again only for problems and options of the fingerprint that it was chosen for. What a user stores is used whenever
-    the kernel can serve, and else passed over.
+    What the package stores tells what it chose, and is not read by it: to choose takes no longer. What a user stores is
+    used whenever the kernel can serve, and else passed over.
 
     Attributes:
         capacity: how many kernels are kept.
@@ -61,26 +54,22 @@ class HeuristicCache:
         """Whether a user has stored something since all was cleared."""
         return self._given
 
-    def get(self, key: KernelUse, fingerprint: Hashable = None) -> KernelKey | None:
-        """The kernel that is known for a key, or None.
-
-        Args:
-            key: the use that it serves.
-            fingerprint: of the problem and its options now; None stands for any.
-        """
+    def get(self, key: KernelUse) -> KernelKey | None:
+        """The kernel that is known for a use, or None."""
         known: _Known | None = self._kernels.get(key)
-        if known is None:
-            return None
-        fits = fingerprint is None or known.fingerprint in (None, fingerprint)
-        return known.kernel if fits else None
+        return None if known is None else known.kernel
 
-    def put(self, key: KernelUse, kernel: KernelKey, fingerprint: Hashable = None) -> None:
+    def wanted(self, key: KernelUse) -> KernelKey | None:
+        """The kernel that a user has stored for a use, or None."""
+        known: _Known | None = self._kernels.get(key) if self._given else None
+        return known.kernel if known is not None and known.given else None
+
+    def put(self, key: KernelUse, kernel: KernelKey) -> None:
         """Stores a kernel, in place of any other of its key.
 
         Args:
             key: the use that it serves, a HeuristicKey.
-            kernel: the kernel that serves it, such as `ac.kernels()[0].key`.
-            fingerprint: of the problem and the options that it was chosen for; None: it is used wherever it can serve.
+            kernel: the kernel that serves it wherever it can, such as `ac.kernels()[0].key`.
 
         Raises:
             InvalidOperandError: an argument of another kind.
@@ -89,10 +78,13 @@ class HeuristicCache:
             raise InvalidOperandError(f"key is {shown(key)}; expected a HeuristicKey")
         if not isinstance(kernel, KernelKey):
             raise InvalidOperandError(f"kernel is {shown(kernel)}; expected a KernelKey, such as ac.kernels()[0].key")
-        self._kernels.insert(_Known(kernel, fingerprint), key)
-        if fingerprint is None:
-            self._given = True
-            self._changes += 1
+        self._kernels.insert(_Known(kernel, given=True), key)
+        self._given = True
+        self._changes += 1
+
+    def note(self, key: KernelUse, kernel: KernelKey) -> None:
+        """Stores a kernel that was chosen."""
+        self._kernels.insert(_Known(kernel, given=False), key)
 
     def clear(self) -> None:
         """Forgets everything: kernels are chosen anew."""

@@ -20,7 +20,7 @@ from ..errors import InvalidOperandError, UnsupportedError
 from ..generator.archs import SmArch
 from ..generator.key import KernelKey
 from ..jit import kernels
-from . import devices, select, table, tuning
+from . import devices, select, table
 from .candidate import Candidate
 from .devices import Device
 from .heuristic import KernelUse, heuristics
@@ -116,11 +116,7 @@ def planned(
     policy = kernels.policy(options.jit)
     if policy == "background" or symbols.current() is not None:
         use = None  # the kernel may change while the plan lives; or the plan is that of many problems
-    fingerprint = None if use is None else (
-        search.fingerprint(), backend, policy, workspace_size, search.device.index, search.arch,
-        _core.registry_generation(), tuning.find(search.device.name, search.tuned_problem), options.batch_invariant,
-    )  # fmt: skip
-    known = None if use is None else heuristics.get(use, fingerprint)
+    known = None if use is None else heuristics.wanted(use)
     candidate = None if known is None else _recalled(known, search, backend, policy)
     better, recalled = None, candidate is not None
     if candidate is None:
@@ -141,7 +137,7 @@ def planned(
                 break
     refuse_workspace(made, workspace_size)
     if use is not None and not recalled and better is None:
-        heuristics.put(use, candidate.key, fingerprint)
+        heuristics.note(use, candidate.key)
     if better is not None:
         _improve(made, better, plan_of, search.device, options)
     return made

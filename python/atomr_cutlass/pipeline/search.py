@@ -109,10 +109,6 @@ class KernelSearch(abc.ABC, Generic[F]):
         """The note of `explain` on a formulation; empty if the problem is computed as it stands."""
         return ""
 
-    def fingerprint(self) -> Hashable:
-        """The properties of the problem that determine its kernel: equal fingerprints get the same kernel."""
-        return tuple(map(tuple, self.formulations))
-
     def serves(self, key: KernelKey) -> bool:
         """Whether a kernel serves the problem in any formulation, whatever it is compiled for."""
         return any(

@@ -159,26 +159,6 @@ class ProductSearch(KernelSearch[GemmFormulation]):
         """A time that no kernel of these types is estimated to stay below."""
         return estimate.least(candidate.key, candidate.formulation.extents, self.device)
 
-    def fingerprint(self) -> Hashable:
-        """Extents, element types, and layouts and alignments as kernels read them, whatever the strides."""
-        problem = self.problem
-        read = tuple(
-            (
-                one.problem.epilogue,
-                one.swapped,
-                one.divided,
-                one.layout_a,
-                one.layout_b,
-                one.align_a,
-                one.align_b,
-                one.align_d,
-            )
-            for group in self.formulations
-            for one in group
-        )
-        types = (problem.a.dtype, problem.b.dtype, problem.d.dtype, problem.math, problem.scale_type)
-        return (problem.m, problem.n, problem.k, problem.batch), types, problem.scale_granularity, read
-
 
 def _epilogues(epilogue: str, *, swapped: bool) -> tuple[str, ...]:
     """The ids of kernels' epilogues that serve a problem's."""

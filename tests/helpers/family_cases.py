@@ -11,12 +11,15 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 import atomr_cutlass as ac
 import fake_cases
 import golden_cases
 import golden_gpu
 from atomr_cutlass import SmArch
-from atomr_cutlass.pipeline import devices
+from atomr_cutlass.arrays import symbols
+from atomr_cutlass.pipeline import devices, rosters
 from atomr_cutlass.pipeline.call import kept_plans
 
 FAMILIES = int(os.environ.get("TEST_FAMILIES", "12"))
@@ -349,6 +352,51 @@ def case_lists_of_many_matrices() -> None:
                     )
             members.append(golden_cases._case("", "full", ac.grouped_gemm, made, {"jit": "off"}, "a", "b"))
         compare(iter([members]), 0)
+
+
+def rows_of(count: int) -> golden_cases.Case:
+    """A product of so many rows, which one kernel serves."""
+    made = golden_cases.Operands()
+    made.add("a", "bf16", (count, 512))
+    made.add("b", "bf16", (512, 1024))
+    return golden_cases._case("", "full", ac.gemm, made, {"jit": "off"}, "a", "b")
+
+
+def served_anew(cases: Sequence[golden_cases.Case]) -> int:
+    """How many of these calls are parsed."""
+    with fake_cases.parsed() as parsed:
+        for case in cases:
+            GPU.record("full", case.call, case.operands, forgetting=False)
+    return len(parsed)
+
+
+def case_a_family_begins_anew_where_kernels_are_ranked_anew() -> None:
+    kept_plans.clear()
+    assert 0 < served_anew([rows_of(rows) for rows in range(4096, 4416, 8)]) < 10
+    assert served_anew([rows_of(rows) for rows in range(4100, 4400, 24)]) == 0
+    rosters._rosters.clear()
+    # The old programs go on: they rank the same kernels.
+    assert served_anew([rows_of(rows) for rows in range(4102, 4400, 24)]) == 0
+    # What none of them serves is ranked anew, and noted with that.
+    assert served_anew([rows_of(rows) for rows in (1, 2, 4, 8, 16, 32)]) > 0
+    assert 0 < served_anew([rows_of(rows) for rows in range(4101, 4416, 8)]) < 12
+    assert served_anew([rows_of(rows) for rows in range(4106, 4400, 24)]) == 0
+
+
+def case_a_family_whose_programs_serve_no_other_call_learns_no_more() -> None:
+    def call(number: int) -> golden_cases.Case:
+        made = golden_cases.Operands()
+        for name, shape in (("a", (8 + number, 128)), ("b", (128, 64))):
+            for place in range(2):
+                made.add(name, "bf16", shape, number=place)
+        return golden_cases._case("", "full", ac.grouped_gemm, made, {"jit": "off"}, "a", "b")
+
+    kept_plans.clear()
+    traced = []
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(symbols, "tracing", lambda inputs, of=symbols.tracing: (traced.append(inputs), of(inputs))[1])
+        assert served_anew([call(number) for number in range(200)]) > 150
+    assert 0 < len(traced) <= 100
 
 
 def case_matmul_of_odd_arrays() -> None:

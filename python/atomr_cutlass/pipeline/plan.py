@@ -209,35 +209,27 @@ class Steps:
             "zeros": self._zeros,
         }  # fmt: skip
         blueprint = _core.Blueprint(self._slots, self._temporaries, self._steps, options)
-        launches = [(step[3], step[4]) for step in self._steps if step[0] == "launch"]
-        noted = [number for number, (_, when) in enumerate(launches) if when != NO_PRODUCT]
-        if symbols.current() is None:
-            made = _made(Plan(blueprint, like), tuple(self._candidates), index, rewrite)
-            record.note(made, [(self._candidates[number].key, launches[number][0]) for number in noted])
-            return made
         extents = [
-            (number, [name for name in record.EXTENTS if isinstance(launches[number][0].get(name), int)])
-            for number in noted
+            (number, [name for name in record.EXTENTS if isinstance(fields.get(name), int)])
+            for number, (fields, when) in enumerate(step[3:] for step in self._steps if step[0] == "launch")
+            if when != NO_PRODUCT
         ]
-        candidates = tuple(map(_alone, self._candidates))
+        traced = symbols.current() is not None
+        candidates = tuple(map(_alone, self._candidates) if traced else self._candidates)
 
-        def remake(blueprint: _core.Blueprint, like: Any, *, keep: bool = False) -> Plan:
+        def make(blueprint: _core.Blueprint, like: Any, *, keep: bool = False) -> Plan:
             noted = [(candidates[number].key, blueprint.arguments(number, names)) for number, names in extents]
-            made = _made(Plan(blueprint, like, keep), candidates, index, rewrite)
-            record.note(made, noted)
-            return made
+            plan = Plan(blueprint, like, keep)
+            plan.request = plan.key = plan.recipe = None
+            plan.candidates, plan.rewrite, plan.checked = candidates, rewrite, True
+            plan._main, plan._next = index, None  # noqa: SLF001 - this module's own
+            record.note(plan, noted)
+            return plan
 
-        made = remake(blueprint, like, keep=True)
-        made.recipe = blueprint, remake
+        made = make(blueprint, like, keep=traced)
+        if traced:
+            made.recipe = blueprint, make
         return made
-
-
-def _made(plan: Plan, candidates: tuple[Candidate[Any], ...], main: int, rewrite: str) -> Plan:
-    """A plan with its attributes."""
-    plan.request = plan.key = plan.recipe = None
-    plan.candidates, plan.rewrite, plan.checked = candidates, rewrite, True
-    plan._main, plan._next = main, None  # noqa: SLF001 - this module's own
-    return plan
 
 
 def _alone(candidate: Candidate[Any]) -> Candidate[Any]:

@@ -547,6 +547,13 @@ double Model::multistage(Kernel const& kernel, Extents const& e, Gpu const& gpu,
   double const multiply = double(tile_m * tile_n) * k / (peak(kernel) * multistage_efficiency(kernel));
   int64_t const tiles = saturated(saturated(ceil_div(e.m, tile_m), ceil_div(e.n, tile_n)), saturated(e.batch, slices));
   int64_t const per_wave = gpu.multiprocessors * residents;
+  if (kernel.op == Op::kGemm && kernel.mainloop == Mainloop::kTwoStage && kernel.bits_a == 16 &&
+      kernel.capability == kHopper) {
+    // A step waits for its loads, the longer the more thread blocks of a multiprocessor load.
+    double const sharing = std::clamp(double(tiles) / double(gpu.multiprocessors), 1.0, double(residents));
+    double const step = c_.TWO_STAGE_STEP_SECONDS + sharing * c_.TWO_STAGE_SHARED_SECONDS;
+    return std::max(1.0, double(tiles) / double(per_wave)) * (steps * step + c_.MULTISTAGE_TILE_SECONDS);
+  }
   double const busy = std::min(1.0, double(tiles) / double(per_wave));
   double read = double(tile_m + tile_n) * k * double(kernel.bits_a) / 8 /
                 (c_.MULTISTAGE_L2_BYTES_PER_CLOCK / std::max(busy, 0.25));

@@ -182,7 +182,7 @@ def _half_cells(arch: SmArch, fallback: bool) -> Iterator[Cell]:
 
 # Of IEEE f32 on sm_90a: tile, warps and stages, by a greedy cover (docs/performance-log.md, 2026-11-23).
 _IEEE_TILES: dict[str, tuple[tuple[Triple, Triple, int], ...]] = {
-    "rc": (((32, 128, 8), (1, 4, 1), 5), ((128, 192, 8), (4, 2, 1), 4), ((256, 128, 8), (4, 2, 1), 4)),
+    "rc": (((32, 128, 8), (1, 4, 1), 5), ((128, 192, 8), (4, 2, 1), 4)),
     "rr": (((16, 128, 16), (1, 4, 1), 5), ((32, 256, 8), (1, 4, 1), 5), ((256, 128, 8), (4, 2, 1), 4)),
 }
 

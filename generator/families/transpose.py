@@ -1,4 +1,4 @@
-"""Transposed copies of matrices: helpers of rewrites, for kernels that read operands contiguous along K alone."""
+"""Transposed copies of matrices: helpers of rewrites, for kernels that read operands in one layout alone."""
 
 from __future__ import annotations
 
@@ -15,25 +15,30 @@ D = CutlassDtype
 OP = "transpose"
 
 SQUARE_BYTES = 4
-"""Of the elements along one side of the squares that a thread turns: what operands are aligned to."""
+"""Of the elements along one side of the squares that a thread turns: what results are aligned to."""
 
 
 def standing_for(dtype: D) -> D:
     """The type of as many bits that a kernel names: elements are copied as they are."""
-    return {8: D.I8, 32: D.F32}[dtype.bits]
+    return {8: D.I8, 16: D.BF16, 32: D.F32}[dtype.bits]
+
+
+def alignment(dtype: D) -> int:
+    """Elements that a matrix of this type must be aligned to; those of two bytes are read one by one."""
+    return 1 if dtype.bits == 16 else SQUARE_BYTES * 8 // dtype.bits
 
 
 def transpose(arch: SmArch, a: D) -> KernelKey:
     """A key of this family: of matrices of `a`, or of any type of as many bits."""
     a = standing_for(a)
     square = SQUARE_BYTES * 8 // a.bits
-    return untiled(OP, arch, a, a, layout_d=COLUMN, align_a=square, align_d=square)
+    return untiled(OP, arch, a, a, layout_d=COLUMN, align_a=alignment(a), align_d=square)
 
 
 def supports(key: KernelKey) -> Status:
     """Whether a key of this family compiles."""
-    if key.a.bits not in (8, 32):
-        return no(f"elements of 8 and 32 bits are transposed, not {key.a.value}")
+    if key.a.bits not in (8, 16, 32):
+        return no(f"elements of 8, 16 and 32 bits are transposed, not {key.a.value}")
     return OK if key == transpose(key.arch, key.a) else no("kernels that transpose differ in their type alone")
 
 
@@ -43,9 +48,9 @@ def values(_: KernelKey) -> dict[str, str]:
 
 
 def cells(arch: SmArch) -> Iterator[Cell]:
-    """The cells for one arch: where WGMMA reads such operands contiguous along K alone."""
+    """The cells for one arch: where TMA and WGMMA read operands as they like them alone."""
     if arch is SmArch.SM90A:
-        for a in (D.I8, D.F32):
+        for a in (D.I8, D.BF16, D.F32):
             yield FULL, transpose(arch, a)
 
 

@@ -10,7 +10,9 @@ import pytest
 import atomr_cutlass as ac
 import every_cell
 from atomr_cutlass.generator.dtypes import CutlassDtype as D
+from atomr_cutlass.generator.families import transpose
 from atomr_cutlass.generator.key import KernelKey
+from atomr_cutlass.ops.gemm import transposed
 from atomr_cutlass.pipeline import devices, select
 from atomr_cutlass.pipeline.plan import Steps
 from atomr_cutlass.pipeline.problem import MatrixSpec, round_up
@@ -24,10 +26,14 @@ def test_every_cell(key: KernelKey, torch: Any) -> None:
     """Each cell, on matrices that do not fill its tiles, with rows that begin apart from one another."""
     info = every_cell.row_of(key)
     found = select.candidate_of(ExactSearch(lambda arch: replace(key, arch=arch), devices.get(0)), key)
-    dtype, element = {D.I8: (torch.int8, D.I8), D.F32: (torch.int32, D.I32)}[key.a]
+    types = {D.I8: (torch.int8, D.I8), D.BF16: (torch.bfloat16, D.BF16), D.F32: (torch.int32, D.I32)}
+    dtype, element = types[key.a]
     line = 128 // key.a.bits
-    for batches, rows, columns, apart in ((1, 128, 128, 0), (3, 131, 260, 8), (2, 1, 4, 0), (1, 1001, 36, 4)):
-        a = torch.randint(-128, 128, (batches, rows, columns + apart), dtype=dtype, device="cuda")[..., :columns]
+    extents = [(1, 128, 128, 0), (3, 131, 260, 8), (2, 1, 4, 0), (1, 1001, 36, 4)]
+    if transpose.alignment(key.a) == 1:
+        extents += [(3, 131, 261, 0), (2, 1, 1, 0), (1, 1001, 37, 8), (2, 66, 63, 1)]
+    for batches, rows, columns, apart in extents:
+        a = torch.randint(-128, 128, (batches, rows, columns + apart), device="cuda").to(dtype)[..., :columns]
         leading = round_up(rows, line)
         out = torch.full((batches, columns, leading), 77, dtype=dtype, device="cuda")
         steps = Steps(0)
@@ -42,7 +48,7 @@ def test_every_cell(key: KernelKey, torch: Any) -> None:
         torch.cuda.synchronize()
         assert torch.equal(out[..., :rows], a.transpose(1, 2))
         assert set(out[..., round_up(rows, 4) :].unique().tolist()) <= {77}
-    every_cell.right(key, info, "4 matrices, bit by bit")
+    every_cell.right(key, info, f"{len(extents)} matrices, bit by bit")
 
 
 @pytest.mark.parametrize("shared", [False, True])
@@ -61,3 +67,34 @@ def test_products_of_copied_operands(layouts: str, shared: bool, torch: Any) -> 
     out = ac.gemm(a, b)
     want = a.double() @ b.double()
     assert torch.equal(out.double(), want)
+
+
+@pytest.mark.parametrize("batches", [1, 2])
+@pytest.mark.parametrize(
+    ("name", "layouts", "extents"),
+    [
+        ("bfloat16", "rr", (2052, 1797, 1032)),
+        ("float16", "cc", (1797, 2048, 1032)),
+        ("float32", "rc", (2052, 1797, 1029)),
+        ("float32", "rr", (2051, 4100, 1028)),
+        ("float32", "cc", (2052, 1796, 1028)),
+    ],
+)
+def test_floats_are_copied_where_it_pays(
+    name: str, layouts: str, extents: tuple[int, int, int], batches: int, torch: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Small integers, whose sums are exact in float32; of the ways to compute it, one with a copy is taken."""
+    real = transposed.with_copies
+    copied = lambda found, device: [one for one in real(found, device) if one.copied is not None]  # noqa: E731
+    monkeypatch.setattr(transposed, "with_copies", copied)
+    dtype, (m, n, k) = getattr(torch, name), extents
+
+    def matrix(rows: int, columns: int, layout: str) -> Any:
+        shape = (batches, rows, columns) if layout == "r" else (batches, columns, rows)
+        made = torch.randint(-8, 9, shape, device="cuda").to(dtype)
+        made = made if layout == "r" else made.transpose(1, 2)
+        return made[0] if batches == 1 else made
+
+    a, b = matrix(m, k, layouts[0]), matrix(k, n, layouts[1])
+    out = ac.gemm(a, b, out_dtype=D.F32)
+    assert torch.equal(out.double(), a.double() @ b.double())

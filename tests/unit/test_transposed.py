@@ -40,9 +40,9 @@ def test_on_a_fake_gpu(case: str, outcome: dict[str, str]) -> None:
     assert outcome[case] == ""
 
 
-def test_kernels_are_of_two_widths() -> None:
+def test_kernels_are_of_three_widths() -> None:
     keys = {key for _, key in cells([SmArch.SM90A]) if key.op == "transpose"}
-    assert keys == {transpose(SmArch.SM90A, D.I8), transpose(SmArch.SM90A, D.F32)}
+    assert keys == {transpose(SmArch.SM90A, dtype) for dtype in (D.I8, D.BF16, D.F32)}
     assert transpose(SmArch.SM90A, D.F8E4M3) in keys
     assert all(supports(key) for key in keys)
     assert not [key for _, key in cells([SmArch.SM80, SmArch.SM100]) if key.op == "transpose"]
@@ -56,16 +56,61 @@ def test_kernels_are_of_two_widths() -> None:
         (D.F32, "tf32", "rc", set()),
         (D.F32, "tf32", "cr", set()),
         (D.F32, "ieee", "rr", set()),
+        (D.F32, "ieee", "cr", set()),
+        (D.F32, "ieee", "rc", {"b"}),
+        (D.F32, "ieee", "cc", {"b"}),
         (D.I8, "default", "rr", {"b"}),
         (D.F8E5M2, "fast", "rr", {"b"}),
         (D.BF16, "default", "rr", set()),
     ],
 )
-def test_what_lies_along_n_or_m_may_be_copied(dtype: D, math: str, layouts: str, copied: set[str]) -> None:
-    problem = product(64, 96, 128, layouts, dtype, math)
+def test_what_lies_in_a_layout_that_serves_less_may_be_copied(
+    dtype: D, math: str, layouts: str, copied: set[str]
+) -> None:
+    problem = product(256, 512, 128, layouts, dtype, math)
     found = [formulation for group in GemmSearch(problem, H200).formulations for formulation in group]
     assert {one.copied.operand for one in found if one.copied is not None} == copied
     assert all(one.copied is None for group in GemmSearch(problem, A100).formulations for one in group)
+
+
+def test_small_products_of_ieee_f32_are_not_worth_a_copy() -> None:
+    search = GemmSearch(product(64, 96, 128, "rc", D.F32, "ieee"), H200)
+    assert all(one.copied is None for group in search.formulations for one in group)
+
+
+@pytest.mark.parametrize(
+    ("extents", "layouts", "copied"),
+    [
+        ((64, 97, 128), "rr", {"b"}),
+        ((64, 97, 128), "rc", set()),
+        ((64, 97, 129), "rr", set()),
+        ((65, 96, 128), "cr", {"a"}),
+        ((65, 96, 128), "cc", {"a"}),
+        ((65, 97, 128), "cr", set()),
+        ((64, 96, 129), "cr", set()),
+    ],
+)
+def test_rows_of_odd_length_are_copied_if_the_other_operand_is_aligned(
+    extents: tuple[int, int, int], layouts: str, copied: set[str]
+) -> None:
+    """With both misaligned one copy brings TMA nothing."""
+    for dtype in (D.BF16, D.F16):
+        search = GemmSearch(product(*extents, layouts, dtype, "default"), H200)
+        found = [one for group in search.formulations for one in group if one.copied is not None]
+        assert {one.copied.operand for one in found if one.copied} == copied
+        assert {(one.align_a, one.align_b) for one in found} <= {(8, 8)}
+
+
+@pytest.mark.parametrize(
+    ("m", "n", "k", "copied"), [(4096, 2049, 2048, True), (308, 1049, 8016, True), (7, 22113, 1632, False)]
+)
+def test_products_of_odd_rows_have_copies_where_that_is_faster(
+    m: int, n: int, k: int, copied: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fake_table.install(monkeypatch, fake_table.rows_of("full", [SmArch.SM90A]))
+    found = select.choose(GemmSearch(dense(m, n, k, "rrr", D.BF16), H200))
+    assert (found.formulation.copied is not None) is copied
+    assert (found.key.generation == "sm90") is copied
 
 
 @pytest.mark.parametrize(("k", "copied"), [(65535 * 64, True), (65535 * 64 + 4, False)])

@@ -194,6 +194,13 @@ DMMA_PER_CLOCK = 121.0
 """Multiply-adds of float64."""
 DMMA_WARPS = 8.3
 DMMA_TILE_SECONDS = 3.0e-6
+TWO_STAGE_STEP_SECONDS = 0.25e-6
+"""A step along K of a kernel for f16 and bf16 that loads single elements, but for MMA_SYNC_ON_HOPPER.
+
+This and the next one were fitted on an H200 to 15 products.
+"""
+TWO_STAGE_SHARED_SECONDS = 0.2e-6
+"""And for each thread block on the same multiprocessor."""
 TURN_SECONDS = 1.5e-6
 """One turn of serial split-K: wait for the semaphore, read, add and write a tile."""
 

@@ -228,7 +228,7 @@ def collapse_batches(problem: GemmProblem) -> Batches:
 
 @dataclass(frozen=True)
 class TransposedCopy:
-    """An operand that is copied before a product, so that its elements are contiguous along K.
+    """An operand that is copied before a product, its rows as columns, for kernels that read it so alone, or faster.
 
     Attributes:
         operand: `a` or `b`, as the caller has them.

@@ -45,6 +45,9 @@ GRID_BATCHES = 65535
 _UNDIVIDED = no("it divides K into no slices side by side")
 _NO_SLICES = no("no slices of K fill the GPU")
 
+_OUTER = str.maketrans("ab", "MN")
+"""The extent of an operand beside K."""
+
 _ROWS = 16
 """Rows that a problem of one row is given to settle its reduction: any vector access of a column fits."""
 
@@ -108,7 +111,8 @@ class GemmSearch(ProductSearch):
         else:
             notes = ["computed as D^T = B^T A^T, whose tiles fit better"] if formulation.swapped else []
         if formulation.copied is not None:
-            notes.append(f"{formulation.copied.operand} is copied first, contiguous along K")
+            along = "K" if transposed.lies_along_k(formulation) else formulation.copied.operand.translate(_OUTER)
+            notes.append(f"{formulation.copied.operand} is copied first, contiguous along {along}")
         return "; ".join(notes)
 
     def reason(self) -> str:

@@ -1,4 +1,8 @@
-"""Transposed copies of operands, for kernels that read them contiguous along K alone: 8-bit types and tf32 on sm_90."""
+"""Transposed copies of operands on sm_90, for kernels that read them in the other layout alone, or faster.
+
+WGMMA reads 8-bit types and tf32 contiguous along K alone, FFMA kernels are faster if no operand is, and TMA needs rows
+of whole vectors, which f16 and bf16 have along K though M or N is odd.
+"""
 
 from __future__ import annotations
 
@@ -19,15 +23,18 @@ from ...pipeline.search import ExactSearch
 MOST_BATCHES = 65535
 """That one launch copies: the z extent of a CUDA grid."""
 
-MOST_K = 65535 * 64
-"""Elements along K of an operand that one launch copies: the y extent of a CUDA grid, in the smaller of its tiles."""
+MOST_ROWS = 65535 * 64
+"""Of an operand that one launch copies: the y extent of a CUDA grid, in the smaller of its tiles."""
+
+LEAST_PRODUCTS = 1 << 24
+"""Multiply-adds of IEEE f32 that are worth a copy: fewer take no longer than its launch."""
 
 LINE_BYTES = 16
 """Rows of a copy begin at multiples of it, as TMA asks."""
 
 
 def with_copies(found: Iterable[GemmFormulation], device: Device) -> list[GemmFormulation]:
-    """The formulations, and at the end those in which one operand is copied before, so that both lie along K."""
+    """The formulations, and at the end those in which one operand is copied before, into its other layout."""
     found = list(found)
     if device.capability != (9, 0):
         return found
@@ -35,30 +42,60 @@ def with_copies(found: Iterable[GemmFormulation], device: Device) -> list[GemmFo
 
 
 def _copied(formulation: GemmFormulation) -> Iterator[GemmFormulation]:
-    problem, layouts = formulation.problem, (formulation.layout_a, formulation.layout_b)
-    dtype = problem.a.dtype
-    turned = problem.b.dtype.bits == dtype.bits == 8 or (dtype, problem.math) == (CutlassDtype.F32, "tf32")
-    if not turned or layouts not in ((ROW, ROW), (COLUMN, COLUMN)):
+    """What comes of copying one operand, where that is worth a thought."""
+    problem = formulation.problem
+    dtype, bits = problem.a.dtype, problem.a.dtype.bits
+    if problem.b.dtype.bits != bits or formulation.batches.count > MOST_BATCHES:
         return
-    if formulation.k > MOST_K or formulation.batches.count > MOST_BATCHES:
+    along_k = formulation.layout_a == ROW, formulation.layout_b == COLUMN
+    if (dtype, problem.math) == (CutlassDtype.F32, "ieee"):
+        # FFMA kernels load elements that lie along K one by one, a few of each row at a time. Copies of A do not pay.
+        products = formulation.m * formulation.n * formulation.k
+        if along_k[1] and formulation.layout_d == ROW and products >= LEAST_PRODUCTS:
+            yield from _copy_of(formulation, first=False)
+    elif bits == 16:
+        # Rows of odd length, say, which TMA does not read.
+        aligned = formulation.align_a * bits == LINE_BYTES * 8, formulation.align_b * bits == LINE_BYTES * 8
+        if aligned[0] != aligned[1] and not along_k[0 if aligned[1] else 1]:
+            yield from _copy_of(formulation, first=aligned[1])
+    elif (bits == 8 or (dtype, problem.math) == (CutlassDtype.F32, "tf32")) and along_k[0] != along_k[1]:
+        # WGMMA reads such operands along K alone.
+        yield from _copy_of(formulation, first=along_k[1])
+
+
+def _copy_of(formulation: GemmFormulation, *, first: bool) -> Iterator[GemmFormulation]:
+    """The formulation with the kernel's first or second operand copied, in its other layout."""
+    dtype = formulation.problem.a.dtype
+    line, strides = LINE_BYTES * 8 // dtype.bits, formulation.batch_strides
+    if (formulation.align_a if first else formulation.align_b) < transpose.alignment(dtype):
         return
-    square, line = transpose.SQUARE_BYTES * 8 // dtype.bits, LINE_BYTES * 8 // dtype.bits
-    first, leading, strides = layouts == (COLUMN, COLUMN), round_up(formulation.k, line), formulation.batch_strides
-    if (formulation.align_a if first else formulation.align_b) < square:
+    extent, source = (formulation.m, formulation.lda) if first else (formulation.n, formulation.ldb)
+    onto_k = formulation.layout_a == COLUMN if first else formulation.layout_b == ROW
+    rows, columns = (extent, formulation.k) if onto_k else (formulation.k, extent)
+    if columns > MOST_ROWS:
         return
-    source = formulation.lda if first else formulation.ldb
-    batch_stride = strides[0 if first else 1]
-    extent = formulation.m if first else formulation.n
-    size = extent * formulation.k * dtype.bits // 8 * (formulation.batches.count if batch_stride else 1)
+    batch_stride, leading = strides[0 if first else 1], round_up(columns, line)
+    size = rows * columns * dtype.bits // 8 * (formulation.batches.count if batch_stride else 1)
     copied = TransposedCopy("a" if first != formulation.swapped else "b", source, batch_stride, size)
-    stride = extent * leading if batch_stride else 0
+    stride = rows * leading if batch_stride else 0
     changes: dict[str, Any]
     if first:
-        changes = {"layout_a": ROW, "lda": leading, "align_a": line, "batch_strides": (stride, *strides[1:])}
+        changes = {"layout_a": ROW if onto_k else COLUMN, "lda": leading, "align_a": line}
+        changes["batch_strides"] = (stride, *strides[1:])
     else:
-        changes = {"layout_b": COLUMN, "ldb": leading, "align_b": line}
+        changes = {"layout_b": COLUMN if onto_k else ROW, "ldb": leading, "align_b": line}
         changes["batch_strides"] = (strides[0], stride, *strides[2:])
     yield formulation._replace(copied=copied, **changes)
+
+
+def is_first(formulation: GemmFormulation) -> bool:
+    """Whether the operand that is copied is the kernel's first."""
+    return formulation.copied is not None and (formulation.copied.operand == "a") != formulation.swapped
+
+
+def lies_along_k(formulation: GemmFormulation) -> bool:
+    """Whether the copy is contiguous along K; else it is along M or N."""
+    return formulation.layout_a == ROW if is_first(formulation) else formulation.layout_b == COLUMN
 
 
 def helper(formulation: GemmFormulation, device: Device) -> ExactSearch:
@@ -85,7 +122,7 @@ def alignments(key: KernelKey, formulation: GemmFormulation) -> tuple[int, int]:
     if formulation.swapped:
         found = {"a": key.align_b, "b": key.align_a}
     if formulation.copied is not None:
-        found[formulation.copied.operand] = transpose.SQUARE_BYTES * 8 // _bits(formulation)
+        found[formulation.copied.operand] = transpose.alignment(formulation.problem.a.dtype)
     return found["a"], found["b"]
 
 
@@ -97,11 +134,12 @@ class Copies:
         self._steps, self._formulation, self._copied = steps, formulation, formulation.copied
         if self._copied is None:
             return
-        # Whether it is the first operand of the kernel.
-        first = (self._copied.operand == "a") != formulation.swapped
-        self._extent = formulation.m if first else formulation.n
+        first = is_first(formulation)
+        extent = formulation.m if first else formulation.n
         self._leading = formulation.lda if first else formulation.ldb
-        self._elements = self._extent * self._leading
+        # Of the copy.
+        self._rows, self._columns = (extent, formulation.k) if lies_along_k(formulation) else (formulation.k, extent)
+        self._elements = self._rows * self._leading
         batches = formulation.batches.count if self._copied.batch_stride else 1
         self._target = steps.temporary(batches * self._elements * _bits(formulation) // 8)
         self._kernel = select.choose(helper(formulation, devices.get(steps.device)), backend=backend, jit=jit)
@@ -112,7 +150,7 @@ class Copies:
         if copied is None:
             return a, b
         args = {
-            "m": self._formulation.k, "n": 1, "k": self._extent, "batch": batches if copied.batch_stride else 1,
+            "m": self._columns, "n": 1, "k": self._rows, "batch": batches if copied.batch_stride else 1,
             "a": a if copied.operand == "a" else b, "lda": copied.leading, "batch_stride_a": copied.batch_stride,
             "d": self._target, "ldd": self._leading, "batch_stride_d": self._elements,
         }  # fmt: skip

@@ -122,6 +122,8 @@ def odd_gemm(odd: Odd) -> golden_cases.Case:
     if family.chance(30):
         odd.put("c", result, *lead, m, n)
         odd.how["beta"] = 1
+        if family.chance(50) and "out" in odd.made.arrays and odd.member.chance(50):
+            odd.made.arrays["out"] = odd.made.arrays["c"]
     if dtype not in ("i8", "e4m3") and family.chance(40):
         odd.put("bias", result, n, often=70)
         odd.option("activation", "relu", "gelu", None)

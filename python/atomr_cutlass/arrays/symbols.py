@@ -41,19 +41,15 @@ class Trace:
     """
 
     def __init__(self, inputs: Sequence[tuple[Any, int]]) -> None:
-        """A program of the extents and strides of arrays, and of shapes, each with the place of its first.
-
-        Raises:
-            Untraceable: two of them are one.
-        """
+        """A program of the extents and strides of arrays, and of shapes, each with the place of its first."""
         self.program: list[tuple[Any, ...]] = []
-        self._first = {id(given): first for given, first in inputs}
+        self._firsts: dict[int, list[int]] = {}
+        for given, first in inputs:
+            self._firsts.setdefault(id(given), []).append(first)
         self._places: dict[tuple[Any, ...], int] = {}
         self._guarded: set[int] = set()
         self._count = 0
         self._open = True
-        if len(self._first) < len(inputs):
-            raise Untraceable
 
     def close(self) -> None:
         """Ends the program: its numbers are no more than integers from now on."""
@@ -119,10 +115,17 @@ class Trace:
         Raises:
             Untraceable: there are none.
         """
-        first = self._first.get(id(given))
-        if first is None:
+        of_each = [
+            [Number(self, self._put(("input", first + i)), value) for i, value in enumerate(values)]
+            for first in self._firsts.get(id(given), ())
+        ]
+        if not of_each:
             raise Untraceable
-        return tuple(Number(self, self._put(("input", first + i)), value) for i, value in enumerate(values))
+        # An array that is given twice, as C and the result, may be two in other calls.
+        for other in of_each[1:]:
+            for mine, its in zip(of_each[0], other, strict=True):
+                self.decide("==", mine, its)
+        return tuple(of_each[0])
 
     def first(self, ranking: _core.Ranking, extents: Sequence[Sequence[Any]], *, whole: bool) -> _core.Found | None:
         """`ranking.first`, whose choice is a guard."""

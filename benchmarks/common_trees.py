@@ -65,6 +65,7 @@ TREES: dict[str, Built] = {
     "relu": lambda made, d: made.add_bias("bias", dtype=d).activation("relu"),
     "gelu": lambda made, d: made.add_bias("bias", dtype=d).activation("gelu"),
     "block": lambda made, d: made.add_bias("bias", dtype=d).add_matrix("residual", dtype=d).activation("relu"),
+    "residual": lambda made, d: made.add_matrix("residual", dtype=d),
     "row_scale": lambda made, _: made.binary("multiply", "columns", ROW),
     "row_column_scale": lambda made, _: made.binary("multiply", "rows", COLUMN).binary("multiply", "columns", ROW),
 }
@@ -205,7 +206,7 @@ def cases(keys: list[KernelKey], trees: list[str]) -> Iterator[Case]:
                 case = Case(key, tree, size)
                 factors = tree in FACTORS and (key.epilogue != SCALED_COMMON or key.a in FP8_TYPES)
                 # A residual of groups is C.
-                if supports(case.alone) and not factors and not (key.op == GROUPED and tree == "block"):
+                if supports(case.alone) and not factors and not (key.op == GROUPED and tree in ("block", "residual")):
                     yield case
 
 

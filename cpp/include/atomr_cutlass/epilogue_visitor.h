@@ -128,11 +128,17 @@ struct TreeVisitor : PlainVisitor<Params_> {
     }
 
     // Instructions are few, as they stand beside those that run where there is no C: elements take turns at the front.
+    // Relu, with which residual blocks end, is one for each element.
     template <int kCount>
     CUTLASS_DEVICE void activate(cutlass::Array<Value, kCount>& values) const {
       constexpr int kFront = kCount % 4 == 0 ? 4 : 1;
       int const number = tree.params.number();
       if (number == 0) return;
+      if (number == Tree::kRelu) {
+        CUTLASS_PRAGMA_UNROLL
+        for (int j = 0; j < kCount; ++j) values[j] = ops::relu(values[j]);
+        return;
+      }
       CUTLASS_PRAGMA_NO_UNROLL
       for (int turn = 0; turn < kCount; turn += kFront) {
         Tree::chosen(number, [&](auto one) {

@@ -25,8 +25,8 @@ OURS = Path(__file__).resolve().parents[1] / "cpp" / "include" / "atomr_cutlass"
 
 UNIT_CELLS = 8
 LONG_SECONDS = 4.0
-"""How many cells make a unit at most, and half as many of those that NVRTC takes longer for by themselves: more save
-little, and would leave processors idle at the end of a build."""
+"""How many cells make a unit at most, half as many of those that NVRTC takes longer for by themselves, and one that it
+takes four times as long for: more save little, and would leave processors idle at the end of a build."""
 
 _MEMBER = re.compile(r'^#include "\.\./\.\./src/\w+/(\w+)\.cu"$', re.MULTILINE)
 
@@ -111,10 +111,16 @@ def units_of(cells: Sequence[KernelKey], present: Iterable[Path] = ()) -> list[l
         begins_with = (family(key).template, *_include_lines(render(key)[0]))
         by_headers[begins_with].append(key)
     for alike in by_headers.values():
-        most = UNIT_CELLS // 2 if family(alike[0]).compile_seconds > LONG_SECONDS else UNIT_CELLS
+        seconds = _seconds(alike[0])
+        most = UNIT_CELLS if seconds <= LONG_SECONDS else UNIT_CELLS // 2 if seconds <= 4 * LONG_SECONDS else 1
         count = -(-len(alike) // most)
         units += [alike[len(alike) * i // count : len(alike) * (i + 1) // count] for i in range(count)]
-    return sorted(units, key=lambda unit: -sum(family(key).compile_seconds for key in unit))
+    return sorted(units, key=lambda unit: -sum(map(_seconds, unit)))
+
+
+def _seconds(key: KernelKey) -> float:
+    """About how long a cell takes to compile: one with a body for each width as long as a few others."""
+    return family(key).compile_seconds * (4 if key.scheduler == "fitted" else 1)
 
 
 def unit_source(cells: Sequence[KernelKey]) -> tuple[str, str]:

@@ -41,8 +41,8 @@ class KernelKey:
         mainloop: `multistage`, `twostage` or `direct` (sm80); `pingpong`, `cooperative` or `warpspecialized` (sm90);
             `1sm` or `2sm` (sm100).
         epilogue_schedule: `tma` or `nosmem` (CUTLASS 3.x); empty for sm80.
-        scheduler: `identity` (sm80); `persistent` or `streamk` (CUTLASS 3.x); `fitted` (sm90, none so far):
-            persistent, and the launch chooses how many columns a tile has, at most those of `tile`; `grouped`.
+        scheduler: `identity` (sm80); `persistent` or `streamk` (CUTLASS 3.x); `fitted` (sm90): persistent, and
+            the launch chooses how many columns a tile has, at most those of `tile`; `grouped`.
         swizzle: thread block swizzle compiled in (sm80); 0 where the scheduler takes it at run time.
         math: `default`; for fp32 operands `ieee`, `tf32` or `3xtf32`; for fp8 also `fast` (fast accumulation).
         epilogue: id of the epilogue: `lc` is the linear combination alpha * AB + beta * C, `lc_relu` and so on an

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 from collections.abc import Iterator
 
@@ -48,7 +49,7 @@ def supports(key: KernelKey) -> Status:
     if key.mainloop not in ("pingpong", "cooperative", "warpspecialized"):
         return no(f"sm90 mainloops are pingpong, cooperative and warpspecialized, not {key.mainloop!r}")
     if key.scheduler not in ("persistent", "fitted", "streamk"):
-        return no(f"sm90 schedulers are persistent and streamk, not {key.scheduler!r}")
+        return no(f"sm90 schedulers are fitted, persistent and streamk, not {key.scheduler!r}")
     if key.scheduler == "streamk" and key.mainloop != "cooperative":
         return no("stream-K needs the cooperative mainloop")
     if key.epilogue_schedule not in ("tma", "nosmem"):
@@ -108,8 +109,15 @@ def _supports_block_scales(key: KernelKey) -> Status:
 
 
 def _supports_fitted(key: KernelKey) -> Status:
-    if key.scheduler == "fitted":
-        return no("no kernel's launch chooses the columns of its tiles yet: the template makes tiles of one width")
+    if key.scheduler != "fitted":
+        return OK
+    if key.a.bits != 16 or key.d.bits != 16 or key.epilogue_schedule != "tma" or key.epilogue != LINEAR:
+        return no("kernels whose launch chooses the columns of a tile multiply f16 and bf16, and store those by TMA")
+    if key.mainloop not in ("pingpong", "cooperative") or key.tile[1] % 64 or key.layout_b != COLUMN:
+        return no(
+            "kernels whose launch chooses the columns of a tile are pingpong or cooperative, with N tiles that are "
+            "multiples of 64, and B contiguous along K"
+        )
     return OK
 
 
@@ -119,6 +127,11 @@ def widths(key: KernelKey) -> range:
     return range(n // 4, n + 1, 16) if key.scheduler == "fitted" else range(0)
 
 
+def _of_width(key: KernelKey, width: int) -> KernelKey:
+    """The kernel with tiles of one width alone."""
+    return dataclasses.replace(key, tile=(key.tile[0], width, key.tile[2]), scheduler="persistent")
+
+
 def divides(key: KernelKey) -> bool:
     """Whether a kernel may divide K into slices, each with a D of its own (GemmSm90::kSliced)."""
     return (
@@ -126,7 +139,7 @@ def divides(key: KernelKey) -> bool:
         and key.epilogue in (LINEAR, SCALED)
         and key.mainloop in _MAINLOOP_SCHEDULE
         and key.epilogue_schedule == "tma"
-        and key.scheduler in ("persistent", "fitted")
+        and key.scheduler == "persistent"
     )
 
 
@@ -140,6 +153,7 @@ def values(key: KernelKey) -> dict[str, str]:
         # Else a tile of another width would be multiplied by the widest of these instructions that divides it.
         "instructions": "" if _has_instruction(key) else '#include "atomr_cutlass/wgmma_widths.h"\n',
         "cute_tile": static_ints(key.tile),
+        **_fitted_cpp(key),
         "cute_cluster": static_ints(key.cluster),
         "stage_count": f"cutlass::gemm::collective::StageCount<{key.stages}>" if key.stages else "void",
         "mainloop_schedule": _MAINLOOP_SCHEDULE[key.mainloop] + _schedule_suffix(key),
@@ -148,6 +162,17 @@ def values(key: KernelKey) -> dict[str, str]:
         "scales": f"BlockScales<{numbers(key.scale_granularity)}>" if key.scale_type else "Unscaled",
         "scheduler": "StreamKScheduler" if key.scheduler == "streamk" else "PersistentScheduler",
     }
+
+
+def _fitted_cpp(key: KernelKey) -> dict[str, str]:
+    """What makes a cell for each width of one."""
+    some = widths(key)
+    fitted = {
+        "include": '#include "atomr_cutlass/fitted.h"\n',
+        "fitted": "atomr_cutlass::FittedCell<",
+        "widths": f", {some.start}, {key.tile[1]}, {some.step}>",
+    }
+    return fitted if some else {"include": '#include "atomr_cutlass/gemm_sm90.h"\n', "fitted": "", "widths": ""}
 
 
 def _schedule_suffix(key: KernelKey) -> str:
@@ -203,6 +228,22 @@ _TURNED_TILES: dict[str, tuple[tuple[tuple[int, int], tuple[int, int], str], ...
         ((128, 192), (2, 1), "cooperative"),
     ),
 }
+
+_FITTED_TILES: dict[str, tuple[tuple[tuple[int, int], tuple[int, int], str, str], ...]] = {
+    "rc": (
+        ((64, 256), (4, 1), "pingpong", COLUMN),
+        ((128, 192), (2, 1), "pingpong", COLUMN),
+        ((128, 256), (2, 1), "cooperative", COLUMN),
+        ((128, 192), (2, 1), "pingpong", ROW),
+    ),
+    "rr": (
+        ((64, 256), (4, 1), "pingpong", COLUMN),
+        ((128, 192), (2, 1), "pingpong", COLUMN),
+        ((128, 256), (2, 1), "cooperative", COLUMN),
+    ),
+}
+"""Of f16 and bf16, by the layouts of A and B: the widest tiles of kernels whose launch chooses the columns, and the
+layout of D, column-major of D^T (docs/performance-log.md, 2026-11-23)."""
 
 # Likewise, with float32 results: of slices of K, which another kernel adds up.
 _DIVIDED_TILES: dict[str, tuple[tuple[tuple[int, int], tuple[int, int], str], ...]] = {
@@ -281,8 +322,19 @@ def _half_cells(a: D, layouts: str) -> Iterator[Cell]:
         yield tier, _gemm_sm90(a, a, layouts, tile, cluster, mainloop)
     # The layouts of B^T and A^T.
     turned = {"rc": "rc", "rr": "cc"}.get(layouts, "")
+    fitted = [
+        _gemm_sm90(
+            a, a, turned if layout_d == COLUMN else layouts, tile, cluster, mainloop, layout_d=layout_d,
+            scheduler="fitted",
+        )
+        for tile, cluster, mainloop, layout_d in _FITTED_TILES.get(layouts, ())
+    ]  # fmt: skip
+    yield from ((FULL, key) for key in fitted)
+    of_one_width = {_of_width(key, width) for key in fitted for width in widths(key)}
     for tile, cluster, mainloop in _TURNED_TILES.get(layouts, ()):
-        yield FULL, _gemm_sm90(a, a, turned, tile, cluster, mainloop, layout_d=COLUMN)
+        key = _gemm_sm90(a, a, turned, tile, cluster, mainloop, layout_d=COLUMN)
+        # At run time a kernel of one width is compiled, in a third of the time.
+        yield ON_DEMAND if key in of_one_width else FULL, key
     for tile, cluster, mainloop in _DIVIDED_TILES.get(layouts, ()):
         yield FULL, _gemm_sm90(a, D.F32, turned, tile, cluster, mainloop, layout_d=COLUMN)
     if layouts == "rc":

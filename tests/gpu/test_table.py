@@ -11,6 +11,7 @@ import pytest
 import atomr_cutlass as ac
 import every_cell
 from atomr_cutlass.arrays import fp4
+from atomr_cutlass.generator.families import gemm_sm90
 from atomr_cutlass.generator.key import KernelKey
 from atomr_cutlass.generator.rules import FP8_TYPES
 from atomr_cutlass.ops.gemm.kernels import GemmSearch, from_candidate
@@ -18,7 +19,18 @@ from atomr_cutlass.ops.gemm.search import GemmCandidate
 from atomr_cutlass.pipeline import devices, select
 from atomr_cutlass.pipeline.plan import Plan
 from atomr_cutlass.pipeline.planning import PlanOptions
-from gpu_matrices import KINDS, Guarded, Kind, assert_product, lacking, pairs, placed, problem_of, rows_for
+from gpu_matrices import (
+    KINDS,
+    Guarded,
+    Kind,
+    assert_product,
+    assert_same_bits,
+    lacking,
+    pairs,
+    placed,
+    problem_of,
+    rows_for,
+)  # fmt: skip
 
 pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("torch")]
 
@@ -93,6 +105,23 @@ def test_scheduler_options(info: ac.KernelInfo) -> None:
     choice = launch.choice()
     for swizzle, raster in ((1, 1), (2, 2), (4, 0), (8, 1), (8, 2)):
         launch.check(replace(choice, swizzle=swizzle, raster=raster, split_k=1))
+
+
+@pytest.mark.parametrize("info", [info for info in TABLE if gemm_sm90.widths(info.key)], ids=lambda info: info.name)
+def test_widths(info: ac.KernelInfo) -> None:
+    """How many columns a tile has decides which thread block computes what, never what comes out."""
+    runnable(info)
+    unit = max(info.key.align_a, info.key.align_d)
+    for shape in ((5 * unit, 27 * unit, 200), (9 * info.key.tile[0] + unit, 7 * info.key.tile[1] + 3 * unit, 456)):
+        launch, first = Launch(info.key, info, shape), None
+        for width in gemm_sm90.widths(info.key):
+            choice = replace(launch.choice(), width=width)
+            launch.check(choice, alpha=2.0, beta=-3.0)
+            problem = problem_of(launch.a, launch.b, launch.out.view)
+            made = from_candidate(problem, choice, PlanOptions(like=launch.a))
+            made(launch.a, launch.b, out=launch.out.view)
+            first = launch.out.view.clone() if first is None else first
+            assert_same_bits(launch.out.view, first)
 
 
 def splitting(info: ac.KernelInfo) -> bool:

@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from generator import matrix, rules
 from generator.archs import SmArch
 from generator.dtypes import CutlassDtype as D
+from generator.families import gemm_sm90
 from generator.families.base import FULL as FULL_TIER
 from generator.families.base import ON_DEMAND
 from generator.families.gemm_sm80 import FP8_ARCHS
@@ -131,7 +132,9 @@ def test_hopper_has_tiles_from_small_to_large(dtype: D) -> None:
     assert len(_schedules("default", dtype)) >= 3
     # Tiles of D^T, for few to some hundred rows of D: in steps of 16, and loaded once for several thread blocks.
     turned = {k for k in expand("full", [SmArch.SM90A]) if k.op == "gemm" and k.layout_d == "c" and k.a is dtype}
-    assert {k.tile[1] for k in turned} >= {64, 80, 96, 112, 128, 144, 192, 208}
+    for tile_m in (64, 128):
+        told = {width for k in turned if k.tile[0] == tile_m for width in gemm_sm90.widths(k)}
+        assert told >= {*range(64, 257, 16)}
     assert {k.layout_a + k.layout_b for k in turned} == {"rc", "cc"}
     assert all(k.cluster[0] > 1 for k in turned)
 
@@ -327,9 +330,11 @@ SIMT = _one(math="ieee")
         (INT8, {"layout_a": "c"}, "a = a.T.contiguous().T"),
         (SM90, {"a": D.F64, "b": D.F64, "d": D.F64, "acc": D.F64}, "WGMMA multiplies"),
         (SM90, {"mainloop": "multistage"}, "pingpong, cooperative"),
-        (SM90, {"scheduler": "identity"}, "persistent and streamk"),
+        (SM90, {"scheduler": "identity"}, "fitted, persistent and streamk"),
         (SM90, {"scheduler": "streamk"}, "cooperative mainloop"),
-        (SM90, {"scheduler": "fitted"}, "tiles of one width"),
+        (SM90, {"scheduler": "fitted", "layout_b": "r"}, "B contiguous along K"),
+        (SM90, {"scheduler": "fitted", "tile": (128, 144, 64)}, "multiples of 64"),
+        (SM90, {"scheduler": "fitted", "epilogue_schedule": "nosmem"}, "store those by TMA"),
         (SM90, {"epilogue_schedule": ""}, "tma and nosmem"),
         (SM90, {"align_a": 4}, "TMA needs A aligned to 16 bytes"),
         (SM90, {"align_b": 4}, "TMA needs B aligned to 16 bytes"),

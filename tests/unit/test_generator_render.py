@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -95,6 +96,20 @@ def test_the_source_states_the_key() -> None:
         assert part in source
     integer = next(k for k in FULL if k.a is D.I8 and k.generation == "sm80")
     assert "OpMultiplyAddSaturate" in render(integer)[0]
+
+
+def test_a_kernel_that_is_told_the_width_of_its_tiles_has_a_cell_for_each() -> None:
+    stream = next(k for k in FULL if k.scheduler == "streamk")
+    source, _ = render(replace(stream, tile=(128, 192, 64), scheduler="fitted"))
+    for part in (
+        '#include "atomr_cutlass/fitted.h"',
+        "using Cell = atomr_cutlass::FittedCell<atomr_cutlass::Cell3x<atomr_cutlass::GemmSm90<",
+        "cute::Shape<cute::Int<128>, cute::Int<192>, cute::Int<64>>",
+        "cutlass::gemm::PersistentScheduler",
+        ", 48, 192, 16>;",
+    ):
+        assert part in source
+    assert "Fitted" not in render(stream)[0]
 
 
 def test_an_unknown_flavour_is_refused() -> None:

@@ -307,6 +307,14 @@ def test_widths_are_those_that_the_kernel_has(m: int) -> None:
 
 
 @pytest.mark.usefixtures("full_table")
+def test_what_is_compiled_at_run_time_has_tiles_of_one_width() -> None:
+    """A kernel with a body for each width takes three times as long."""
+    search = GemmSearch(_problem(2311, 8352, 1104, layouts="rcr"), H200)
+    assert select.rank(search)[0].key.scheduler == "fitted"
+    assert {cell.key.scheduler for cell in select.rank_cells(search)} == {"persistent", "streamk", "identity"}
+
+
+@pytest.mark.usefixtures("full_table")
 def test_rows_that_do_not_begin_on_a_cache_line_are_read_twice() -> None:
     key = next(
         key for key in FULL

@@ -175,7 +175,9 @@ struct SlicedMainloop : DependentMainloop<Mainloop> {
 template <class Tile, bool kCooperative>
 struct StoredAtOnce {
   static constexpr int kM = kCooperative ? 128 : 64, kN = cute::size<1>(Tile{});
-  static constexpr int kColumns = kN % 48 == 0 ? 48 : kCooperative ? 0 : kN;
+  // Of 176 columns beside the accumulators of 128 rows there are not registers enough.
+  static constexpr bool kWhole = !kCooperative && !(cute::size<0>(Tile{}) > kM && kN > 160);
+  static constexpr int kColumns = kN % 48 == 0 ? 48 : kWhole ? kN : 0;
   using Type = cute::conditional_t<kN % 32 == 0 || kN % 16 != 0 || kColumns == 0,
                                    cutlass::epilogue::collective::EpilogueTileAuto,
                                    cute::Shape<cute::Int<kM>, cute::Int<kColumns>>>;

@@ -44,7 +44,8 @@ COMMON_PART = 1.01
 
 # The sm90 generation.
 TILE_N_EFFICIENCY = {
-    256: 1.18, 208: 1.13, 192: 1.19, 160: 1.26, 144: 1.25, 128: 1.24, 96: 1.22, 64: 1.01, 32: 0.31, 16: 0.173,
+    256: 1.18, 240: 1.16, 224: 1.25, 208: 1.13, 192: 1.19, 176: 1.08, 160: 1.26, 144: 1.25, 128: 1.24, 112: 1.1,
+    96: 1.22, 64: 1.01, 32: 0.31, 16: 0.173,
 }  # fmt: skip
 """Share of WGMMA's peak rate at CLOCK_HZ that a tile of this width reaches; the clock may be higher."""
 ONE_WARPGROUP_EFFICIENCY = 0.924

@@ -93,8 +93,9 @@ def _compiled(search: KernelSearch[F]) -> Iterator[tuple[Roster[F], Sequence[F]]
                 keys = next(itertools.islice(search.cells(target, group), number, None), None)
                 if keys is None:
                     return None
-                # What is compiled for one problem has its tree.
-                cells = ((0, key, None, shared_memory(key)) for key in keys if not is_common(key.epilogue))
+                # What is compiled for one problem has its tree, and tiles of one width.
+                alone = (key for key in keys if not is_common(key.epilogue) and key.scheduler != "fitted")
+                cells = ((0, key, None, shared_memory(key)) for key in alone)
                 return (cell for cell in cells if _runs(search, cell[1], cell[3]))
 
             found = roster(search, _source(search, target, number), None, kernels, group)

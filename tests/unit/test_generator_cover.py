@@ -14,7 +14,7 @@ import pytest
 from atomr_cutlass.generator import costs, key_file
 from atomr_cutlass.generator.archs import SmArch
 from atomr_cutlass.generator.cover import Budget, choose, measured, size
-from atomr_cutlass.generator.matrix import expand
+from atomr_cutlass.generator.matrix import cells, expand
 from atomr_cutlass.generator.selection import Selection
 from atomr_cutlass.pipeline import tuning
 
@@ -99,7 +99,7 @@ def test_the_recorded_sweep_is_a_file_of_tuned_choices(tmp_path: Path) -> None:
     words = [sys.executable, "tools/tuned_from_sweep.py", SWEEP, "--seed", "12", "--out", str(path)]
     subprocess.run(words, cwd=ROOT, check=True, capture_output=True, timeout=120)
     assert len(tuning.read(path)) == 114
-    problems = list(measured(path, {key.digest: key for key in expand("full", ARCHS)}).values())
+    problems = list(measured(path, {key.digest: key for _, key in cells(ARCHS)}).values())
     chosen = {key.digest for key in choose(path, ARCHS, Budget(cells=12))}
     longer = [
         min(took for digest, took in times.items() if digest in chosen) / min(times.values()) for times in problems

@@ -144,3 +144,17 @@ def epilogue_cpp(key: KernelKey, lanes: str = "AnyLanes") -> dict[str, str]:
     if base in (GATED, GATED_SCALED):
         return {"tree": tree, "epilogue": f"GatedEpilogue<atomr_cutlass::Tree, {scaled}>"}
     return {"tree": tree, "epilogue": f"TreeEpilogue<atomr_cutlass::Tree, {scaled}, atomr_cutlass::{lanes}>"}
+
+
+_WIDTHS = (8, 16, 32, 64, 96, 128, 192, 256)
+"""Columns of the WGMMA instructions that CuTe's headers have without those of all other multiples of 8."""
+
+_OWN_WIDTHS = (48, 80, 112, 144, 160, 176, 208, 224, 240)
+"""Columns of those that `wgmma.h` has, for f16 and bf16: CuTe's others take several times as long to compile."""
+
+
+def wgmma_instructions(key: KernelKey) -> str:
+    """What a unit includes for its tile to be multiplied by one instruction as wide as it, not by several."""
+    width = key.tile[1]
+    there = width in _WIDTHS or (width in _OWN_WIDTHS and key.a.bits == 16)
+    return "" if there else '#include "atomr_cutlass/wgmma_widths.h"\n'

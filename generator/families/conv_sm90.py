@@ -9,7 +9,7 @@ from ..dtypes import CutlassDtype
 from ..epilogue.lower import has_tree
 from ..key import KernelKey
 from ..rules import FP8_TYPES, HALF_TYPES, OK, Status, no
-from .base import FULL, SMOKE, Cell, Family, epilogue_cpp, numbers, static_ints, tma_key
+from .base import FULL, SMOKE, Cell, Family, epilogue_cpp, numbers, static_ints, tma_key, wgmma_instructions
 from .conv import LAYOUTS, OPERATIONS, activation_cpp, supports_conv
 
 D = CutlassDtype
@@ -53,6 +53,7 @@ def values(key: KernelKey) -> dict[str, str]:
     else:
         epilogue = {"tree": "", "epilogue": f"BiasEpilogue<{activation_cpp(key)}>"}
     return {
+        "instructions": wgmma_instructions(key),
         "operation": OPERATIONS[key.op],
         "tile": numbers(key.tile),
         "cute_cluster": static_ints(key.cluster),

@@ -23,7 +23,19 @@ from ..rules import (
     no,
     supports_gemm,
 )
-from .base import DEFAULT, FULL, ON_DEMAND, SMOKE, Cell, Family, epilogue_cpp, numbers, static_ints, tma_key
+from .base import (
+    DEFAULT,
+    FULL,
+    ON_DEMAND,
+    SMOKE,
+    Cell,
+    Family,
+    epilogue_cpp,
+    numbers,
+    static_ints,
+    tma_key,
+    wgmma_instructions,
+)
 
 D = CutlassDtype
 
@@ -150,8 +162,7 @@ def values(key: KernelKey) -> dict[str, str]:
     else:
         epilogue = "TmaWarpSpecializedCooperative" if key.mainloop == "cooperative" else "TmaWarpSpecialized"
     return {
-        # Else a tile of another width would be multiplied by the widest of these instructions that divides it.
-        "instructions": "" if _has_instruction(key) else '#include "atomr_cutlass/wgmma_widths.h"\n',
+        "instructions": wgmma_instructions(key),
         "cute_tile": static_ints(key.tile),
         **_fitted_cpp(key),
         "cute_cluster": static_ints(key.cluster),
@@ -180,18 +191,6 @@ def _schedule_suffix(key: KernelKey) -> str:
         return "FP8Blockwise"
     # The RS mainloop of the other layouts accumulates fast and has no other way.
     return "FP8FastAccum" if key.math == "fast" and key.layout_a + key.layout_b == ROW + COLUMN else ""
-
-
-_WIDTHS = (8, 16, 32, 64, 96, 128, 192, 256)
-"""Columns of the WGMMA instructions that CuTe's headers have without those of all other multiples of 8."""
-
-_OWN_WIDTHS = (48, 80, 112, 144, 160, 176, 208, 224, 240)
-"""Columns of those that `wgmma.h` has, for f16 and bf16: CuTe's others take several times as long to compile."""
-
-
-def _has_instruction(key: KernelKey) -> bool:
-    width = key.tile[1]
-    return width in _WIDTHS or (width in _OWN_WIDTHS and key.a.bits == 16)
 
 
 # Tile, cluster and mainloop of the sm90 generation, for elements of 2 bytes; narrower and wider elements keep the K

@@ -1,4 +1,4 @@
-// Convolutions of the sm90 generation: CUTLASS 3.x implicit GEMM over TMA (im2col) and WGMMA, warp-specialized.
+// Convolutions of the sm90 generation: implicit GEMM over TMA (im2col) and WGMMA, in CUTLASS's warp-specialized kernel.
 //
 // Functions without an annotation run on the host when nvcc compiles them, and on the device under NVRTC, whose
 // -default-device makes them device functions.
@@ -7,23 +7,20 @@
 #include "atomr_cutlass/activation.h"
 #include "atomr_cutlass/cell_3x.h"
 #include "atomr_cutlass/conv_problem.h"
+#include "atomr_cutlass/epilogue_bias.h"
+#include "atomr_cutlass/epilogue_linear.h"
+#include "atomr_cutlass/epilogue_tma.h"
 #include "atomr_cutlass/epilogue_visitor.h"
 #include "atomr_cutlass/kernel_abi.h"
-#ifdef __CUDACC_RTC__
-#include "atomr_cutlass/nvrtc/const_tuple.h"
-#endif
+#include "atomr_cutlass/mainloop_conv.h"
+#include "cute/arch/mma_sm90.hpp"
 #include "cute/tensor.hpp"
-// Before the collectives, which name its struct without including it.
-#include "cutlass/kernel_hardware_info.hpp"
-
-#include "cutlass/conv/collective/collective_builder.hpp"
-#include "cutlass/conv/convnd_problem_shape.hpp"
 #include "cutlass/conv/convolution.h"
-#include "cutlass/conv/dispatch_policy.hpp"
-#include "cutlass/conv/kernel/conv_universal.hpp"
 #include "cutlass/cutlass.h"
 #include "cutlass/epilogue/collective/collective_builder.hpp"
-#include "cutlass/epilogue/fusion/operations.hpp"
+#include "cutlass/gemm/collective/builders/sm90_common.inl"
+#include "cutlass/gemm/dispatch_policy.hpp"
+#include "cutlass/gemm/kernel/gemm_universal.hpp"
 
 namespace atomr_cutlass {
 
@@ -31,7 +28,7 @@ namespace atomr_cutlass {
 template <class Function>
 struct BiasEpilogue {};
 
-// What the collective builder is told of an epilogue: a visitor, or CUTLASS's operation.
+// The visitor of an epilogue.
 template <class Epilogue, bool kBias, int kTileM, int kTileN, class ElementD, class Compute>
 struct ConvFusion;
 template <class Tree, bool kScaled, class Lanes, bool kBias, int kTileM, int kTileN, class ElementD, class Compute>
@@ -41,16 +38,11 @@ struct ConvFusion<TreeEpilogue<Tree, kScaled, Lanes>, kBias, kTileM, kTileN, Ele
 };
 template <class Function, int kTileM, int kTileN, class ElementD, class Compute>
 struct ConvFusion<BiasEpilogue<Function>, true, kTileM, kTileN, ElementD, Compute> {
-  using Type = cutlass::epilogue::fusion::LinCombPerColBiasEltAct<Activation<Function>::template Of, ElementD, Compute,
-                                                                  ElementD, ElementD, Compute>;
-};
-template <int kTileM, int kTileN, class ElementD, class Compute>
-struct ConvFusion<BiasEpilogue<void>, true, kTileM, kTileN, ElementD, Compute> {
-  using Type = cutlass::epilogue::fusion::LinCombPerColBias<ElementD, Compute, ElementD, ElementD, Compute>;
+  using Type = BiasVisitor<Function, kTileN, ElementD>;
 };
 template <int kTileM, int kTileN, class ElementD, class Compute>
 struct ConvFusion<BiasEpilogue<void>, false, kTileM, kTileN, ElementD, Compute> {
-  using Type = cutlass::epilogue::fusion::LinearCombination<ElementD, Compute, ElementD, Compute>;
+  using Type = LinearVisitor<ElementD, Compute, true>;
 };
 
 template <cutlass::conv::Operator kOperator, class ElementA, int kAlignA, class ElementB, int kAlignB, class ElementD,
@@ -65,53 +57,101 @@ struct ConvSm90 {
   static constexpr bool kTree = kIsTree<Epilogue>;
   static_assert(!(kTree && kWgrad), "the filter's gradient has columns of several dimensions, which trees know not");
 
-  // A dimension of several modes is tiled along its first one, the channels.
-  template <int kExtent>
-  using Channels = cute::Shape<cute::Int<kExtent>>;
-  using Tile = cute::conditional_t<kWgrad, cute::Shape<cute::Int<kTileM>, Channels<kTileN>, Channels<kTileK>>,
-                                   cute::Shape<cute::Int<kTileM>, cute::Int<kTileN>, Channels<kTileK>>>;
-  using LayoutD = cute::conditional_t<kWgrad, cutlass::layout::TensorKCSR, cutlass::layout::TensorNHWC>;
+  using Tile = cute::Shape<cute::Int<kTileM>, cute::Int<kTileN>, cute::Int<kTileK>>;
   using Fusion = typename ConvFusion<Epilogue, !kWgrad, kTileM, kTileN, ElementD, Compute>::Type;
-
+  // Of wgrad the rows of D are filters, and the batches places of the filter.
   using BuiltEpilogue = typename cutlass::epilogue::collective::CollectiveBuilder<
       cutlass::arch::Sm90, cutlass::arch::OpClassTensorOp, Tile, Cluster,
-      cutlass::epilogue::collective::EpilogueTileAuto, Accumulator, Compute, ElementD, LayoutD, kAlignD, ElementD,
-      LayoutD, kAlignD, cutlass::epilogue::TmaWarpSpecialized, Fusion>::CollectiveOp;
-  using CollectiveEpilogue = typename ChosenOf<BuiltEpilogue, Fusion>::Type;
+      cutlass::epilogue::collective::EpilogueTileAuto, Accumulator, Compute, ElementD, cutlass::layout::RowMajor,
+      kAlignD, ElementD, cutlass::layout::RowMajor, kAlignD, cutlass::epilogue::TmaWarpSpecialized,
+      Fusion>::CollectiveOp;
+  using Place = cute::conditional_t<kWgrad, InMatrices, InImages>;
+  using CollectiveEpilogue = typename ChosenOf<typename TmaEpilogueOf<BuiltEpilogue, Place>::Type, Fusion>::Type;
 
   // The epilogue reuses the mainloop's shared memory: all of it can hold stages, beside the barriers. 0: as many as
   // fit.
   static constexpr int kReserved = 2048;
-  using Stages = cute::conditional_t<kStages == 0, cutlass::conv::collective::StageCountAutoCarveout<kReserved>,
-                                     cutlass::conv::collective::StageCount<kStages>>;
+  static constexpr int kStageBytes = (kTileM * int(sizeof(ElementA)) + kTileN * int(sizeof(ElementB))) * kTileK +
+                                     int(sizeof(typename cutlass::PipelineTmaAsync<1>::SharedStorage));
+  static constexpr int kFitting =
+      (cutlass::gemm::collective::detail::sm90_smem_capacity_bytes - kReserved) / kStageBytes;
+  using Policy = cutlass::gemm::MainloopSm90TmaGmmaWarpSpecialized<kStages == 0 ? kFitting : kStages, Cluster,
+                                                                   cutlass::gemm::KernelTmaWarpSpecialized>;
 
-  using CollectiveMainloop = typename cutlass::conv::collective::CollectiveBuilder<
-      cutlass::arch::Sm90, cutlass::arch::OpClassTensorOp, kOperator, ElementA, cutlass::layout::TensorNHWC, kAlignA,
-      ElementB, cutlass::layout::TensorNHWC, kAlignB, Accumulator, Tile, Cluster, Stages,
-      cutlass::conv::KernelImplicitTmaWarpSpecializedSm90>::CollectiveOp;
+  // Whether an operand is contiguous along K, or along its rows.
+  using AlongK = cute::Stride<int64_t, cute::Int<1>, int64_t>;
+  using AlongRows = cute::Stride<cute::Int<1>, int64_t, int64_t>;
+  static constexpr auto kMajorA = kWgrad ? cute::GMMA::Major::MN : cute::GMMA::Major::K;
+  static constexpr auto kMajorB = kFprop ? cute::GMMA::Major::K : cute::GMMA::Major::MN;
+  template <class Element>
+  using Multiplied = cute::conditional_t<cute::is_same_v<Element, float>, cutlass::tfloat32_t, Element>;
+  using TiledMma = decltype(cute::make_tiled_mma(
+      cute::GMMA::ss_op_selector<Multiplied<ElementA>, Multiplied<ElementB>, Accumulator, Tile, kMajorA, kMajorB>()));
+  using CollectiveMainloop =
+      ConvMainloop<TmaMainloop<Policy, Tile, ElementA, cute::conditional_t<kWgrad, AlongRows, AlongK>, ElementB,
+                               cute::conditional_t<kFprop, AlongK, AlongRows>, TiledMma>,
+                   kWgrad>;
 
-  using Problem = cutlass::conv::ConvProblemShape<kOperator, 2>;
-  using Kernel = cutlass::conv::kernel::ConvUniversal<Problem, CollectiveMainloop, CollectiveEpilogue, void>;
+  using Kernel = cutlass::gemm::kernel::GemmUniversal<cute::Shape<int, int, int, int>, CollectiveMainloop,
+                                                      CollectiveEpilogue, void>;
 
-  static cutlass::conv::PixelStrides strides(PixelTensor const& tensor) {
-    return {tensor.stride_outer, tensor.stride_row, tensor.stride_column, 1};
+  // Operands by their place in the product, and D.
+  static PixelTensor operand_a(Args const& args) { return kFprop ? tensor_x(args) : tensor_y(args); }
+  static PixelTensor operand_b(Args const& args) { return kWgrad ? tensor_x(args) : tensor_w(args); }
+  static PixelTensor result_d(Args const& args) {
+    return kFprop ? tensor_y(args) : (kDgrad ? tensor_x(args) : tensor_w(args));
   }
 
-  static Problem problem(Args const& args) {
-    return Problem(cutlass::conv::Mode::kCrossCorrelation, {args.n, args.h, args.w, args.c}, strides(tensor_x(args)),
-                   {args.k, args.r, args.s, args.c}, strides(tensor_w(args)), strides(tensor_y(args)),
-                   {args.pad_h, args.pad_w}, {args.pad_h_end, args.pad_w_end}, {args.stride_h, args.stride_w},
-                   {args.dilation_h, args.dilation_w}, args.groups);
-  }
+  static int32_t reach(int32_t places, int32_t dilation) { return (places - 1) * dilation; }
 
-  static typename Kernel::StrideD stride_d(Args const& args) {
-    if constexpr (kWgrad) {
-      PixelTensor const w = tensor_w(args);
-      return {w.stride_outer, cute::make_stride(cute::Int<1>{}, w.stride_column, w.stride_row), {}};
+  static ConvGeometry geometry(Args const& args) {
+    ConvGeometry result{};
+    int32_t const reach_w = reach(args.s, args.dilation_w), reach_h = reach(args.r, args.dilation_h);
+    result.places_column = args.s;
+    result.places_row = args.r;
+    if constexpr (kDgrad) {
+      // Of dx's pixels, places of the filter lie the other way round.
+      result.images = operand_a(args);
+      result.other = operand_b(args);
+      result.numbers = {cutlass::FastDivmod(args.w),
+                        cutlass::FastDivmod(args.h),
+                        args.pad_w - reach_w,
+                        args.pad_h - reach_h,
+                        args.stride_w,
+                        args.stride_h};
+      result.upper_column = args.pad_w - reach_w + args.w - args.q;
+      result.upper_row = args.pad_h - reach_h + args.h - args.p;
+      result.beyond_column = reach_w;
+      result.beyond_row = reach_h;
+      result.dilation_column = -args.dilation_w;
+      result.dilation_row = -args.dilation_h;
     } else {
-      PixelTensor const d = kFprop ? tensor_y(args) : tensor_x(args);
-      return {cute::make_stride(d.stride_column, d.stride_row, d.stride_outer), {}, {}};
+      result.images = kFprop ? operand_a(args) : operand_b(args);
+      result.other = kFprop ? operand_b(args) : operand_a(args);
+      result.numbers = {cutlass::FastDivmod(args.q),
+                        cutlass::FastDivmod(args.p),
+                        -args.pad_w,
+                        -args.pad_h,
+                        args.stride_w,
+                        args.stride_h};
+      result.upper_column = args.pad_w_end - reach_w;
+      result.upper_row = args.pad_h_end - reach_h;
+      result.dilation_column = args.dilation_w;
+      result.dilation_row = args.dilation_h;
     }
+    return result;
+  }
+
+  // M, N, K and batches of the product. K has whole tiles of each of the filter's places.
+  static int64_t depth(Args const& args) {
+    if (kWgrad) return int64_t(args.n) * args.p * args.q;
+    int64_t const channels = operand_a(args).channels;
+    return (channels + kTileK - 1) / kTileK * kTileK * args.r * args.s;
+  }
+  static cute::Shape<int, int, int, int> problem(Args const& args) {
+    PixelTensor const d = result_d(args);
+    int const rows = int(kWgrad ? d.outer : d.outer * d.rows * d.columns);
+    return {rows, int(d.channels), int(depth(args)), kWgrad ? args.r * args.s : 1};
   }
 
   static typename Kernel::Arguments arguments(Args const& args) {
@@ -120,25 +160,31 @@ struct ConvSm90 {
     result.problem_shape = problem(args);
     result.mainloop.ptr_A = static_cast<ElementA const*>(args.a);
     result.mainloop.ptr_B = static_cast<ElementB const*>(args.b);
+    result.mainloop.geometry = geometry(args);
     // The TMA epilogue encodes a tensor map of C whether or not it is read, and the driver refuses a null address.
     bool const has_source = args.c_source != nullptr;
-    result.epilogue.ptr_C = static_cast<ElementD const*>(has_source ? args.c_source : args.d);
-    result.epilogue.dC = stride_d(args);
-    result.epilogue.ptr_D = static_cast<ElementD*>(args.d);
-    result.epilogue.dD = stride_d(args);
-    if constexpr (kTree) {
-      result.epilogue.thread = TreeParams<typename Epilogue::Tree>::of(args);
-      if (!has_source) result.epilogue.thread.beta = 0;
+    auto& epilogue = result.epilogue;
+    epilogue.ptr_C = static_cast<ElementD const*>(has_source ? args.c_source : args.d);
+    epilogue.ptr_D = static_cast<ElementD*>(args.d);
+    PixelTensor const d = result_d(args);
+    if constexpr (kWgrad) {
+      epilogue.dC = epilogue.dD = {d.stride_outer, {}, d.stride_column};
     } else {
-      result.epilogue.thread.alpha = Compute(args.alpha);
-      result.epilogue.thread.beta = has_source ? Compute(args.beta) : Compute(0);
-      if constexpr (!kWgrad) result.epilogue.thread.bias_ptr = static_cast<ElementD const*>(args.bias);
+      epilogue.images = d;
+    }
+    if constexpr (kTree) {
+      epilogue.thread = TreeParams<typename Epilogue::Tree>::of(args);
+      if (!has_source) epilogue.thread.beta = 0;
+    } else {
+      epilogue.thread.alpha = Compute(args.alpha);
+      epilogue.thread.beta = has_source ? Compute(args.beta) : Compute(0);
+      if constexpr (!kWgrad) epilogue.thread.bias = static_cast<ElementD const*>(args.bias);
     }
     return result;
   }
 
-  // Strides of a tensor map are multiples of 16 bytes below 2^40, whatever the extent of their dimension. CUTLASS
-  // asserts that none is smaller than that of a packed tensor.
+  // Strides of a tensor map are multiples of 16 bytes below 2^40, whatever the extent of their dimension. None
+  // may be smaller than that of a packed tensor.
   static bool mappable(PixelTensor const& tensor, int align, int64_t bytes) {
     int64_t const largest = (int64_t(1) << 40) / bytes;
     return tensor.aligned(align) && tensor.stride_column >= tensor.channels &&
@@ -150,19 +196,36 @@ struct ConvSm90 {
   static bool can_implement(Args const& args) {
     if (!consistent(args) || args.groups != 1 || args.split_k != 1) return false;
     if ((kWgrad || kTree) && args.bias != nullptr) return false;
-    // CUTLASS computes a dgrad with strides, wrongly.
+    // With strides, the pixels that a place of the filter contributes to are not side by side.
     if (kDgrad && (args.stride_h != 1 || args.stride_w != 1)) return false;
-    // What an im2col tensor map admits.
+    PixelTensor const a = operand_a(args), b = operand_b(args), d = result_d(args);
+    if (!mappable(a, kAlignA, sizeof(ElementA)) || !mappable(b, kAlignB, sizeof(ElementB)) ||
+        !mappable(d, kAlignD, sizeof(ElementD))) {
+      return false;
+    }
+    // The pixels of dy are the lines of a matrix, and the places of a filter are evenly spaced.
+    if (kWgrad && !(a.collapses() && a.stride_column == a.channels && d.collapses() && d.stride_column == d.channels)) {
+      return false;
+    }
+    // What an im2col tensor map admits: corners of eight bits with a sign, and places less than 255 from the first one.
+    constexpr int kPadding = 256, kCorner = 128, kReach = 255;
+    ConvGeometry const geometry = ConvSm90::geometry(args);
+    auto const corner = [](int32_t value) { return -kCorner <= value && value < kCorner; };
     if (args.stride_h > 8 || args.stride_w > 8) return false;
-    PixelTensor const x = tensor_x(args), w = tensor_w(args), y = tensor_y(args);
-    if (!mappable(kFprop ? x : y, kAlignA, sizeof(ElementA))) return false;
-    if (!mappable(kWgrad ? x : w, kAlignB, sizeof(ElementB))) return false;
-    if (!mappable(kFprop ? y : (kDgrad ? x : w), kAlignD, sizeof(ElementD))) return false;
+    if (args.pad_h > kPadding || args.pad_w > kPadding || args.pad_h_end > kPadding || args.pad_w_end > kPadding) {
+      return false;
+    }
+    if (int64_t(args.r - 1) * args.dilation_h >= kReach || int64_t(args.s - 1) * args.dilation_w >= kReach) {
+      return false;
+    }
+    if (!corner(geometry.numbers.first_column) || !corner(geometry.numbers.first_row) ||
+        !corner(geometry.upper_column) || !corner(geometry.upper_row)) {
+      return false;
+    }
     int64_t const largest = (int64_t(1) << 31) - 1;
     int64_t const pixels_x = int64_t(args.n) * args.h * args.w, pixels_y = int64_t(args.n) * args.p * args.q;
-    if (pixels_x > largest - kTileM || pixels_y > largest - kTileM) return false;
-    if (!Kernel::can_implement(arguments(args))) return false;
-    dim3 const blocks = Kernel::get_grid_shape(Kernel::to_underlying_arguments(arguments(args), nullptr));
+    if (pixels_x > largest - kTileM || pixels_y > largest - kTileM || depth(args) > largest) return false;
+    dim3 const blocks = Kernel::TileScheduler::get_tiled_cta_shape_mnl(problem(args), Tile{}, Cluster{});
     return blocks.y <= 65535u && blocks.z <= 65535u;
   }
 

@@ -138,8 +138,38 @@ struct AccumulatorPlaces {
   int start[2];
 };
 
+// Where TMA finds the tiles of C and D: in the matrices of a batch.
+struct InMatrices {
+  struct Arguments {};
+  struct Params {};
+
+  static Params params(Arguments const&) { return {}; }
+
+  template <class Boxes, bool kColumnMajor, class Problem, class Stride>
+  static cute::TmaDescriptor map(Problem const& problem, Arguments const&, void const* address, Stride const& stride) {
+    int const m = cute::get<0>(problem), n = cute::get<1>(problem), batches = cute::get<3>(problem);
+    int64_t const batch = cute::get<2>(stride);
+    if constexpr (kColumnMajor) {
+      return Boxes::map(address, m, n, batches, cute::get<1>(stride), batch);
+    } else {
+      return Boxes::map(address, n, m, batches, cute::get<0>(stride), batch);
+    }
+  }
+
+  template <class Boxes, bool kColumnMajor>
+  CUTLASS_DEVICE static void load(Params const&, cute::TmaDescriptor const& map, uint64_t* full, char* to, int m, int n,
+                                  int batch) {
+    Boxes::load(map, full, to, kColumnMajor ? m : n, kColumnMajor ? n : m, batch);
+  }
+  template <class Boxes, bool kColumnMajor>
+  CUTLASS_DEVICE static void store(Params const&, cute::TmaDescriptor const& map, char const* from, int m, int n,
+                                   int batch) {
+    Boxes::store(map, from, kColumnMajor ? m : n, kColumnMajor ? n : m, batch);
+  }
+};
+
 template <int kStagesC, int kStagesD, int kFragment, bool kReuseC, class Tile, class Subtile, class Element,
-          class Stride, class Visitor>
+          class Stride, class Visitor, class Place = InMatrices>
 struct TmaEpilogue {
   // What CUTLASS's kernels ask for.
   using DispatchPolicy = cutlass::epilogue::Sm90TmaWarpSpecialized<kStagesC, kStagesD, kFragment, kReuseC, false>;
@@ -177,36 +207,26 @@ struct TmaEpilogue {
   using TensorStorage = typename SharedStorage::TensorStorage;
   using PipelineStorage = typename SharedStorage::PipelineStorage;
 
-  struct Arguments {
+  struct Arguments : Place::Arguments {
     typename Visitor::Arguments thread{};
     Element const* ptr_C;
     Stride dC;
     Element* ptr_D;
     Stride dD;
   };
-  struct Params {
+  struct Params : Place::Params {
     typename Visitor::Params thread{};
     cute::TmaDescriptor load_c, store_d;
     uint32_t tma_transaction_bytes = TmaTransactionBytes;
   };
 
   template <class Problem>
-  static cute::TmaDescriptor map(Problem const& problem, void const* address, Stride const& stride) {
-    int const m = cute::get<0>(problem), n = cute::get<1>(problem), batches = cute::get<3>(problem);
-    int64_t const batch = cute::get<2>(stride);
-    if constexpr (kColumnMajor) {
-      return Boxes::map(address, m, n, batches, cute::get<1>(stride), batch);
-    } else {
-      return Boxes::map(address, n, m, batches, cute::get<0>(stride), batch);
-    }
-  }
-
-  template <class Problem>
   static Params to_underlying_arguments(Problem const& problem, Arguments const& args, void* workspace) {
     Params result{};
+    static_cast<typename Place::Params&>(result) = Place::params(args);
     result.thread = Visitor::to_underlying_arguments(problem, args.thread, workspace);
-    result.load_c = map(problem, args.ptr_C, args.dC);
-    result.store_d = map(problem, args.ptr_D, args.dD);
+    result.load_c = Place::template map<Boxes, kColumnMajor>(problem, args, args.ptr_C, args.dC);
+    result.store_d = Place::template map<Boxes, kColumnMajor>(problem, args, args.ptr_D, args.dD);
     return result;
   }
   template <class Problem>
@@ -265,7 +285,7 @@ struct TmaEpilogue {
       if (issues) {
         int const m = tile_m + i % kAlongM * kM, n = tile_n + i / kAlongM * kN;
         char* const to = buffer_c(shared, state.index());
-        Boxes::load(params.load_c, full, to, kColumnMajor ? m : n, kColumnMajor ? n : m, int(cute::get<3>(where)));
+        Place::template load<Boxes, kColumnMajor>(params, params.load_c, full, to, m, n, int(cute::get<3>(where)));
         pipeline.producer_expect_transaction(state);
       }
       pipeline.producer_commit(state);
@@ -375,7 +395,7 @@ struct TmaEpilogue {
         synchronize();
         if (issues) {
           int const m = tile_m + along_m * kM, n = tile_n + along_n * kN;
-          Boxes::store(params.store_d, to, kColumnMajor ? m : n, kColumnMajor ? n : m, int(cute::get<3>(where)));
+          Place::template store<Boxes, kColumnMajor>(params, params.store_d, to, m, n, int(cute::get<3>(where)));
           store_pipeline.producer_commit(store_state);
         }
         ++store_state;
@@ -421,16 +441,17 @@ struct TmaEpilogue {
 
 // The epilogue for what CUTLASS's builder makes, of which only the template's arguments are used; Built itself where
 // they are not those of an epilogue with C and D alike.
-template <class Built>
+template <class Built, class Place = InMatrices>
 struct TmaEpilogueOf {
   using Type = Built;
 };
 template <int kStagesC, int kStagesD, int kFragment, bool kReuseC, class Tile, class Subtile, class Element,
-          class Stride, class Visitor, class... Operations>
+          class Stride, class Visitor, class... Operations, class Place>
 struct TmaEpilogueOf<cutlass::epilogue::collective::CollectiveEpilogue<
-    cutlass::epilogue::Sm90TmaWarpSpecialized<kStagesC, kStagesD, kFragment, kReuseC, false>, Tile, Subtile, Element,
-    Stride, Element, Stride, Visitor, Operations...>> {
-  using Type = TmaEpilogue<kStagesC, kStagesD, kFragment, kReuseC, Tile, Subtile, Element, Stride, Visitor>;
+                         cutlass::epilogue::Sm90TmaWarpSpecialized<kStagesC, kStagesD, kFragment, kReuseC, false>, Tile,
+                         Subtile, Element, Stride, Element, Stride, Visitor, Operations...>,
+                     Place> {
+  using Type = TmaEpilogue<kStagesC, kStagesD, kFragment, kReuseC, Tile, Subtile, Element, Stride, Visitor, Place>;
 };
 
 }  // namespace atomr_cutlass

@@ -12,8 +12,9 @@ namespace atomr_cutlass {
 
 // A tile of kLines lines (rows, or columns of a column-major matrix) of kLength contiguous elements. In shared memory
 // it is a row of boxes, as wide as the widest swizzle that divides a line, each with all lines of the tile.
-template <class Element, int kLength, int kLines>
+template <class Element_, int kLength, int kLines>
 struct TmaTile {
+  using Element = Element_;
   static constexpr int kElementBytes = cute::sizeof_bits_v<Element> / 8;
   static constexpr int kLineBytes = kLength * kElementBytes;
   static constexpr int kWidthBytes = kLineBytes % 128 == 0  ? 128
@@ -24,6 +25,7 @@ struct TmaTile {
   static constexpr int kBoxes = kLineBytes / kWidthBytes;
   static constexpr int kBoxBytes = kWidthBytes * kLines;
   static constexpr int kBytes = kLineBytes * kLines;
+  static constexpr int kLineCount = kLines;
   // Of the start of a tile: the hardware swizzles addresses.
   static constexpr int kAlignment = kWidthBytes == 16 ? 128 : 8 * kWidthBytes;
   static_assert(kLineBytes % 16 == 0 && kLines % 8 == 0 && kLines <= 256, "no tile that TMA can swizzle");
@@ -69,6 +71,14 @@ struct TmaTile {
     }
   }
 
+#if !defined(__CUDACC_RTC__) || defined(ATOMR_CUTLASS_EVALUATE)
+  static constexpr CUtensorMapSwizzle kSwizzle = kWidthBytes == 128  ? CU_TENSOR_MAP_SWIZZLE_128B
+                                                 : kWidthBytes == 64 ? CU_TENSOR_MAP_SWIZZLE_64B
+                                                 : kWidthBytes == 32 ? CU_TENSOR_MAP_SWIZZLE_32B
+                                                                     : CU_TENSOR_MAP_SWIZZLE_NONE;
+  static constexpr CUtensorMapL2promotion kPromotion = CU_TENSOR_MAP_L2_PROMOTION_L2_128B;
+#endif
+
   // The tensor map of `batches` matrices, whose strides are in elements. `shares`: in how many parts of lines, one for
   // each thread block, a tile is loaded.
   static cute::TmaDescriptor map(void const* address, int length, int lines, int batches, int64_t line_stride,
@@ -80,12 +90,7 @@ struct TmaTile {
     uint32_t const box[3] = {kWidth, uint32_t(kLines / shares), 1}, steps[3] = {1, 1, 1};
     (void)CUTLASS_CUDA_DRIVER_WRAPPER_CALL(cuTensorMapEncodeTiled)(
         &result, cute::TMA::to_CUtensorMapDataType<Element>(), 3, const_cast<void*>(address), dims, strides, box, steps,
-        CU_TENSOR_MAP_INTERLEAVE_NONE,
-        kWidthBytes == 128  ? CU_TENSOR_MAP_SWIZZLE_128B
-        : kWidthBytes == 64 ? CU_TENSOR_MAP_SWIZZLE_64B
-        : kWidthBytes == 32 ? CU_TENSOR_MAP_SWIZZLE_32B
-                            : CU_TENSOR_MAP_SWIZZLE_NONE,
-        CU_TENSOR_MAP_L2_PROMOTION_L2_128B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+        CU_TENSOR_MAP_INTERLEAVE_NONE, kSwizzle, kPromotion, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
 #endif
     return result;
   }

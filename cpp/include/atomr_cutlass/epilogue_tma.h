@@ -177,6 +177,7 @@ struct TmaEpilogue {
   using ElementD = Element;
   using StrideC = Stride;
   using StrideD = Stride;
+  using VisitorType = Visitor;
   using GmemTiledCopyC = cute::SM90_TMA_LOAD;
   using GmemTiledCopyD = cute::SM90_TMA_STORE;
   using LoadPipeline = cutlass::PipelineTransactionAsync<kStagesC>;
@@ -275,6 +276,12 @@ struct TmaEpilogue {
   template <class Problem, class Shape, class Where, class TiledMma>
   CUTLASS_DEVICE LoadPipelineState load(LoadPipeline pipeline, LoadPipelineState state, Problem const&, Shape,
                                         Where const& where, TiledMma, int, TensorStorage& shared, int only = -1) {
+    return load_from(&params.load_c, pipeline, state, where, shared, only);
+  }
+  template <class Where>
+  CUTLASS_DEVICE LoadPipelineState load_from(cute::TmaDescriptor const* map, LoadPipeline pipeline,
+                                             LoadPipelineState state, Where const& where, TensorStorage& shared,
+                                             int only) {
     bool const issues = cute::elect_one_sync() && visitor.is_C_load_needed();
     int const tile_m = int(cute::get<0>(where)) * kTileM, tile_n = int(cute::get<1>(where)) * kTileN;
     CUTLASS_PRAGMA_NO_UNROLL
@@ -285,7 +292,7 @@ struct TmaEpilogue {
       if (issues) {
         int const m = tile_m + i % kAlongM * kM, n = tile_n + i / kAlongM * kN;
         char* const to = buffer_c(shared, state.index());
-        Place::template load<Boxes, kColumnMajor>(params, params.load_c, full, to, m, n, int(cute::get<3>(where)));
+        Place::template load<Boxes, kColumnMajor>(params, *map, full, to, m, n, int(cute::get<3>(where)));
         pipeline.producer_expect_transaction(state);
       }
       pipeline.producer_commit(state);
@@ -322,6 +329,15 @@ struct TmaEpilogue {
                             StorePipelineState store_state, Problem const& problem, Shape shape, Where const& where,
                             cute::Tensor<Engine, Layout> const& accumulators, TiledMma tiled_mma, int thread,
                             TensorStorage& shared, int only = -1) {
+    return store_to(&params.store_d, load_pipeline, load_state, store_pipeline, store_state, problem, shape, where,
+                    accumulators, tiled_mma, thread, shared, only);
+  }
+  // `map` is D's, of the thread that stores.
+  template <class Problem, class Shape, class Where, class Engine, class Layout, class TiledMma>
+  CUTLASS_DEVICE auto store_to(cute::TmaDescriptor const* map, LoadPipeline load_pipeline, LoadPipelineState load_state,
+                               StorePipeline store_pipeline, StorePipelineState store_state, Problem const& problem,
+                               Shape shape, Where const& where, cute::Tensor<Engine, Layout> const& accumulators,
+                               TiledMma tiled_mma, int thread, TensorStorage& shared, int only) {
     using Accumulator = typename Engine::value_type;
     static constexpr int kThreads = kM * 2;
     static_assert(decltype(cute::size(tiled_mma))::value == kThreads, "a warp group has 64 rows of a subtile");
@@ -395,7 +411,7 @@ struct TmaEpilogue {
         synchronize();
         if (issues) {
           int const m = tile_m + along_m * kM, n = tile_n + along_n * kN;
-          Place::template store<Boxes, kColumnMajor>(params, params.store_d, to, m, n, int(cute::get<3>(where)));
+          Place::template store<Boxes, kColumnMajor>(params, *map, to, m, n, int(cute::get<3>(where)));
           store_pipeline.producer_commit(store_state);
         }
         ++store_state;

@@ -9,6 +9,7 @@
 #include "atomr_cutlass/epilogue_linear.h"
 #include "atomr_cutlass/epilogue_visitor.h"
 #include "atomr_cutlass/grouped_cell.h"
+#include "atomr_cutlass/grouped_tma.h"
 #include "cute/tensor.hpp"
 #include "cutlass/cutlass.h"
 #include "cutlass/detail/blockwise_scale_layout.hpp"
@@ -125,7 +126,7 @@ struct GroupedSm90 {
       cutlass::arch::Sm90, cutlass::arch::OpClassTensorOp, Tile, Cluster,
       cutlass::epilogue::collective::EpilogueTileAuto, ElementAccumulator, ElementCompute, ElementD, LayoutD*, kAlignD,
       ElementD, LayoutD*, kAlignD, EpilogueSchedule, Fusion>::CollectiveOp;
-  using CollectiveEpilogue = typename ChosenOf<BuiltEpilogue, Fusion>::Type;
+  using CollectiveEpilogue = typename ChosenOf<typename GroupedEpilogueOf<BuiltEpilogue>::Type, Fusion>::Type;
 
   // CUTLASS does not count what lies between the parts of shared memory to align them: no cell without a tree comes so
   // close to the end.
@@ -147,7 +148,10 @@ struct GroupedSm90 {
   struct Strided<Built, true> {
     using type = StridedScales<Built, kScaleRows, kScaleColumns, kScaleDepth>;
   };
-  using CollectiveMainloop = AnyDepth<typename Strided<BuiltMainloop, kBlockScales>::type>;
+  using OurMainloop = typename GroupedMainloopOf<BuiltMainloop>::Type;
+  using CollectiveMainloop =
+      cute::conditional_t<cute::is_same_v<OurMainloop, BuiltMainloop>,
+                          AnyDepth<typename Strided<BuiltMainloop, kBlockScales>::type>, OurMainloop>;
 
   using Kernel = cutlass::gemm::kernel::GemmUniversal<typename Problem::Groups, CollectiveMainloop, CollectiveEpilogue,
                                                       cutlass::gemm::GroupScheduler>;

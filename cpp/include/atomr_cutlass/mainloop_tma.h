@@ -148,6 +148,12 @@ struct TmaMainloop {
   template <class Inputs, class Where, class Steps>
   CUTLASS_DEVICE void load(Params const& params, MainloopPipeline pipeline, PipelineState state, Inputs const&,
                            Where const& where, Steps step, int count, int, uint32_t rank, TensorStorage& shared) {
+    load_from(params.a, params.b, pipeline, state, where, step, count, rank, shared);
+  }
+  template <class Where, class Steps>
+  CUTLASS_DEVICE static void load_from(cute::TmaDescriptor const& map_a, cute::TmaDescriptor const& map_b,
+                                       MainloopPipeline pipeline, PipelineState state, Where const& where, Steps step,
+                                       int count, uint32_t rank, TensorStorage& shared) {
     if (!cute::elect_one_sync()) return;
     int const in_m = int(rank) % kClusterM, in_n = int(rank) / kClusterM;
     uint16_t shared_a = 0, shared_b = 0;
@@ -160,8 +166,8 @@ struct TmaMainloop {
       pipeline.producer_acquire(state);
       uint64_t* const full = pipeline.producer_get_barrier(state);
       int const k = int(*step) * kK, stage = state.index();
-      TileA::load(params.a, full, shared_a, shared.a + stage * TileA::kBytes, in_n, m, k, batch);
-      TileB::load(params.b, full, shared_b, shared.b + stage * TileB::kBytes, in_m, n, k, batch);
+      TileA::load(map_a, full, shared_a, shared.a + stage * TileA::kBytes, in_n, m, k, batch);
+      TileB::load(map_b, full, shared_b, shared.b + stage * TileB::kBytes, in_m, n, k, batch);
       ++step;
       ++state;
     }

@@ -23,7 +23,7 @@ struct PixelNumbers {
   struct Place {
     int column, row, image;
   };
-  CUTLASS_DEVICE Place place(int number) const {
+  CUTLASS_HOST_DEVICE Place place(int number) const {
     int line, column, image, row;
     columns(line, column, number);
     rows(image, row, line);
@@ -49,7 +49,8 @@ struct PixelBoxes {
     (void)CUTLASS_CUDA_DRIVER_WRAPPER_CALL(cuTensorMapEncodeIm2col)(
         &result, cute::TMA::to_CUtensorMapDataType<typename Boxes::Element>(), 4, const_cast<void*>(address), dims,
         strides, lower, upper, uint32_t(Boxes::kWidth), uint32_t(Boxes::kLineCount / shares), steps,
-        CU_TENSOR_MAP_INTERLEAVE_NONE, Boxes::kSwizzle, CU_TENSOR_MAP_L2_PROMOTION_NONE, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+        CU_TENSOR_MAP_INTERLEAVE_NONE, Boxes::kSwizzle, CU_TENSOR_MAP_L2_PROMOTION_NONE,
+        CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
 #endif
     return result;
   }
@@ -195,6 +196,29 @@ struct ConvMainloop : Base {
     return Base::load_init(problem, typename Base::Params{});
   }
 
+  // A step of K of fprop and dgrad: which along the channels, at which place of the filter.
+  struct Step {
+    int along, column, row;
+  };
+  CUTLASS_HOST_DEVICE static Step step_of(Params const& params, int number) {
+    int const place = number / params.steps, row = place / params.places_column;
+    return {number - place * params.steps, place - row * params.places_column, row};
+  }
+  CUTLASS_HOST_DEVICE static void advance(Params const& params, Step& step) {
+    if (++step.along < params.steps) return;
+    step.along = 0;
+    if (++step.column < params.places_column) return;
+    step.column = 0;
+    ++step.row;
+  }
+  // How far a place of the filter is from what TMA is told for pixels.
+  CUTLASS_HOST_DEVICE static int beyond_column(Params const& params, int column) {
+    return params.beyond_column + column * params.dilation_column;
+  }
+  CUTLASS_HOST_DEVICE static int beyond_row(Params const& params, int row) {
+    return params.beyond_row + row * params.dilation_row;
+  }
+
   template <class Inputs, class Where, class Steps>
   CUTLASS_DEVICE void load(Params const& params, MainloopPipeline pipeline, PipelineState state, Inputs const&,
                            Where const& where, Steps first, int count, int, uint32_t rank, TensorStorage& shared) {
@@ -209,51 +233,44 @@ struct ConvMainloop : Base {
       using Tile = decltype(tile);
       using Boxes = PixelBoxes<typename Tile::Boxes>;
       char* const there = to + share * Tile::kLines * Tile::Boxes::kWidthBytes;
-      int const beyond_column = params.beyond_column + column * params.dilation_column;
-      int const beyond_row = params.beyond_row + row * params.dilation_row;
+      int const right = beyond_column(params, column), below = beyond_row(params, row);
       if constexpr (Tile::kLines < Tile::Boxes::kLineCount) {
-        Boxes::load_shared(map, full, blocks, there, channel, at, beyond_column, beyond_row);
+        Boxes::load_shared(map, full, blocks, there, channel, at, right, below);
       } else {
-        Boxes::load(map, full, there, channel, at, beyond_column, beyond_row);
+        Boxes::load(map, full, there, channel, at, right, below);
       }
     };
 
-    int step = int(*first);
     if constexpr (kWgrad) {
       int const place = int(cute::get<3>(where));
       int const row = place / params.places_column, column = place - row * params.places_column;
+      int k = int(*first) * kK;
       CUTLASS_PRAGMA_NO_UNROLL
       for (; count > 0; --count) {
         pipeline.producer_acquire(state);
         uint64_t* const full = pipeline.producer_get_barrier(state);
-        int const k = step * kK, stage = state.index();
+        int const stage = state.index();
         TileA::load(params.a, full, shared_a, shared.a + stage * TileA::kBytes, in_n, m, k, 0);
         pixels(TileB{}, params.b, full, shared_b, shared.b + stage * TileB::kBytes, in_m, n,
                params.numbers.place(k + in_m * TileB::kLines), column, row);
-        ++step;
+        k += kK;
         ++state;
       }
     } else {
       PixelNumbers::Place const at = params.numbers.place(m + in_n * TileA::kLines);
-      int const place = step / params.steps;
-      int row = place / params.places_column, column = place - row * params.places_column;
-      step -= place * params.steps;
+      Step step = step_of(params, int(*first));
       CUTLASS_PRAGMA_NO_UNROLL
       for (; count > 0; --count) {
         pipeline.producer_acquire(state);
         uint64_t* const full = pipeline.producer_get_barrier(state);
-        int const k = step * kK, stage = state.index();
-        pixels(TileA{}, params.a, full, shared_a, shared.a + stage * TileA::kBytes, in_n, k, at, column, row);
+        int const k = step.along * kK, stage = state.index();
+        pixels(TileA{}, params.a, full, shared_a, shared.a + stage * TileA::kBytes, in_n, k, at, step.column, step.row);
         int const along = TileB::kAlongRows ? n : k, line = (TileB::kAlongRows ? k : n) + in_m * TileB::kLines;
         char* const b = shared.b + stage * TileB::kBytes + in_m * TileB::kLines * TileB::Boxes::kWidthBytes;
         FilterBoxes<typename TileB::Boxes>::template load<(kClusterM > 1)>(params.b, full, shared_b, b, along, line,
-                                                                           column, row);
+                                                                           step.column, step.row);
+        advance(params, step);
         ++state;
-        if (++step < params.steps) continue;
-        step = 0;
-        if (++column < params.places_column) continue;
-        column = 0;
-        ++row;
       }
     }
   }

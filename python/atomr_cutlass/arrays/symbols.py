@@ -71,18 +71,22 @@ class Trace:
             self._count += leaves
         return self._places.get(known, 0)
 
+    def _result(self, name: str, a: Any, b: Any) -> tuple[int, Any]:
+        """The place of what an operation on numbers leaves, and its value."""
+        return self._put((name, self.place(a), self.place(b))), _OPERATIONS[name](plain(a), plain(b))
+
     def compute(self, name: str, a: Any, b: Any) -> Number:
         """The result of an operation on numbers."""
-        value = _OPERATIONS[name](plain(a), plain(b))
+        place, value = self._result(name, a, b)
         if not -_WIDEST <= value < _WIDEST:
             raise Untraceable
-        return Number(self, self._put((name, self.place(a), self.place(b))), value)
+        return Number(self, place, value)
 
     def decide(self, name: str, a: Any, b: Any) -> bool:
         """The result of a comparison, with a guard for it."""
-        found = self.compute(name, a, b)
-        self.guard(found.place, int(found.value))
-        return bool(found.value)
+        place, found = self._result(name, a, b)
+        self.guard(place, int(found))
+        return bool(found)
 
     def guard(self, place: int, value: Any) -> None:
         """The program serves only calls for which the number of this place is the same."""

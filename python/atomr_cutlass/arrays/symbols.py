@@ -160,15 +160,14 @@ def _operation(name: str) -> tuple[Callable[[Number, Any], Any], Callable[[Numbe
     return computed, reflected
 
 
-class Number(_core.Symbol):
+class Number:
     """An integer of a plan, or an estimated time, that other extents make another."""
 
-    __slots__ = ("trace",)
+    __slots__ = ("place", "trace", "value")
 
     def __init__(self, trace: Trace, place: int, value: Any) -> None:
         """The number that a program leaves at a place."""
-        super().__init__(place, value)
-        self.trace = trace
+        self.trace, self.place, self.value = trace, place, value
 
     # That of the value, which `isinstance` then takes it for.
     __class__: Any = property(lambda self: type(self.value))
@@ -291,6 +290,16 @@ def refuse() -> None:
 def plain(value: Any) -> Any:
     """The value of a number; anything else as it is."""
     return value.value if type(value) is Number else value
+
+
+def symbolic(values: Any) -> Any:
+    """Numbers, also those in lists, tuples and dictionaries, as a blueprint takes them; anything else as it is."""
+    kind = type(values)
+    if kind is Number:
+        return _core.Symbol(values.place, values.value)
+    if kind is tuple or kind is list:
+        return kind(map(symbolic, values))
+    return {name: symbolic(value) for name, value in values.items()} if kind is dict else values
 
 
 def plain_view(view: _core.Operand) -> _core.Operand:

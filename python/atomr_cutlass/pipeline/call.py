@@ -223,7 +223,9 @@ def _launched(
     names, taken = _launch(invocation, results.views, plan, stream)
     if pending is not None and getattr(plan, "checked", True):
         results_of = invocation.results.items()
-        new = [(name, result.shape, result.element) for name, result in results_of if result.view is None]
+        new = [
+            (name, symbols.symbolic(result.shape), result.element) for name, result in results_of if result.view is None
+        ]
         call, axes = invocation.call, list(invocation.axes)
         pending.keep(
             plan, names, taken, new, invocation.arrange, axes, call.scalars, call.parsed, learned, invocation.memory

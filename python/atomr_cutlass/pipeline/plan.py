@@ -208,13 +208,13 @@ class Steps:
             "device": self.device, "integral": integral, "alpha": float(alpha), "beta": float(beta), "main": step,
             "zeros": self._zeros,
         }  # fmt: skip
-        blueprint = _core.Blueprint(self._slots, self._temporaries, self._steps, options)
+        traced, described = symbols.current() is not None, (self._slots, self._temporaries, self._steps, options)
+        blueprint = _core.Blueprint(*(symbols.symbolic(described) if traced else described))
         extents = [
             (number, [name for name in record.EXTENTS if isinstance(fields.get(name), int)])
             for number, (fields, when) in enumerate(step[3:] for step in self._steps if step[0] == "launch")
             if when != NO_PRODUCT
         ]
-        traced = symbols.current() is not None
         candidates = tuple(map(_alone, self._candidates) if traced else self._candidates)
 
         def make(blueprint: _core.Blueprint, like: Any, *, keep: bool = False) -> Plan:

@@ -347,17 +347,14 @@ _warned: set[tuple[str, str]] = set()
 
 def _warn_of_slow(candidate: Candidate[Any], better: Candidate[Any], reason: str) -> None:
     """Says once that a kernel is used which another would leave far behind, why, and what cures it."""
-    if (candidate.key.name, better.key.name) in _warned:
+    used, other = candidate.key.name, better.key.name
+    if (used, other) in _warned:
         return
-    _warned.add((candidate.key.name, better.key.name))
+    _warned.add((used, other))
     remedy = cure(better.key) if preset_of(better.key) else "it is in no preset, and compiled at run time only"
     times = symbols.plain(candidate.seconds) / symbols.plain(better.seconds)
-    warnings.warn(
-        f"{candidate.key.name} is used, which by the model takes {times:.1f} times as "
-        f"long as {better.key.name}: {reason}; {remedy}",
-        RuntimeWarning,
-        stacklevel=3,
-    )
+    text = f"{used} is used, which by the model takes {times:.1f} times as long as {other}: {reason}; {remedy}"
+    warnings.warn(text, RuntimeWarning, stacklevel=3)
 
 
 def too_new(search: KernelSearch[Any]) -> str:

@@ -529,6 +529,12 @@ double Model::alone(Kernel const& kernel, Extents const& e, Gpu const& gpu, int6
   if (kernel.f64) {
     return each * (products / (c_.DMMA_PER_CLOCK * busy * c_.CLOCK_HZ) + c_.DMMA_TILE_SECONDS);
   }
+  if (kernel.align_a > 1) {  // mainloop_simt.h
+    double const warps = std::min(1.0, each * double(kernel.warps) / c_.FMA_VECTOR_WARPS);
+    double const clocks = products / c_.FMA_VECTOR_PER_CLOCK + double(tile_m + tile_n) * k * c_.FMA_VECTOR_LOAD_CLOCKS;
+    double const seconds = each * (clocks / (warps * c_.CLOCK_HZ) + c_.FMA_VECTOR_TILE_SECONDS);
+    return seconds + double(slices - 1) * c_.FMA_TURN_SECONDS;
+  }
   auto const loaded = [&](int64_t elements, bool along_k) {
     return double(elements) * k * (along_k ? c_.FMA_ALONG_K_CLOCKS : c_.FMA_LOAD_CLOCKS);
   };

@@ -14,6 +14,7 @@ from ..rules import (
     GEMM_OUTPUTS,
     HALF_TYPES,
     LAYOUTS,
+    OK,
     Status,
     accumulator,
     no,
@@ -47,11 +48,26 @@ def supports(key: KernelKey) -> Status:
     if key.swizzle not in (1, 2, 4, 8):
         return no(f"sm80 swizzles are 1, 2, 4 and 8, not {key.swizzle}")
     if opcode_class(key) == "simt" and (key.align_a, key.align_b) != (1, 1):
-        return no("SIMT kernels load single elements")
+        vectors = _supports_vectors(key)
+        if not vectors:
+            return vectors
     tiled = sm80.supports_tile(key)
     if tiled and opcode_class(key) == "simt" and key.arch is SmArch.SM120 and _results_a_thread(key) > 64:
         return no("SIMT kernels for sm_120a have at most 64 results a thread: more spill registers")
     return tiled
+
+
+def _supports_vectors(key: KernelKey) -> Status:
+    """Whether the mainloop over FFMA that reads vectors has such tiles (mainloop_simt.h)."""
+    if (key.a, key.align_a, key.align_b) != (D.F32, 4, 4):
+        return no("SIMT kernels load single elements, or vectors of four f32")
+    if key.arch is not SmArch.SM90A or key.epilogue != LINEAR:
+        return no("SIMT kernels that load vectors are for sm_90a, and have no epilogue but scalars")
+    if key.tile[2] != 16 or key.warps[2] != 1 or key.mainloop != "multistage":
+        return no("SIMT kernels that load vectors have tiles of 16 along K")
+    if any(extent not in (32, 64, 128, 256) for extent in key.tile[:2]) or key.warps[0] * key.warps[1] not in (4, 8):
+        return no("SIMT kernels that load vectors have four or eight warps and tiles of 32 to 256")
+    return OK
 
 
 def _results_a_thread(key: KernelKey) -> int:
@@ -185,6 +201,8 @@ _IEEE_TILES: dict[str, tuple[tuple[Triple, Triple, int], ...]] = {
     "rc": (((32, 128, 8), (1, 4, 1), 5), ((128, 192, 8), (4, 2, 1), 4)),
     "rr": (((16, 128, 16), (1, 4, 1), 5), ((32, 256, 8), (1, 4, 1), 5), ((256, 128, 8), (4, 2, 1), 4)),
 }
+# Of those that load vectors (mainloop_simt.h): faster for few and medium rows; larger tiles are not.
+_IEEE_VECTORS: tuple[tuple[Triple, Triple, int], ...] = (((32, 128, 16), (1, 4, 1), 5), ((64, 64, 16), (2, 2, 1), 5))
 
 
 def _single_cells(arch: SmArch, fallback: bool) -> Iterator[Cell]:
@@ -211,9 +229,11 @@ def _single_cells(arch: SmArch, fallback: bool) -> Iterator[Cell]:
             yield FULL, _gemm_sm80(arch, D.F32, D.F32, layouts, (1, 1, 1), (128, 256, 8), (4, 2, 1), 4, "ieee")
         if arch is SmArch.SM100 and common:
             yield FULL, _gemm_sm80(arch, D.F32, D.F32, layouts, (1, 1, 1), (64, 64, 8), (2, 1, 1), 5, "ieee")
-        if arch is SmArch.SM90A:
-            for tile, warps, stages in _IEEE_TILES.get(layouts, ()):
+        if arch is SmArch.SM90A and common:
+            for tile, warps, stages in _IEEE_TILES[layouts]:
                 yield FULL, _gemm_sm80(arch, D.F32, D.F32, layouts, (1, 1, 1), tile, warps, stages, "ieee")
+            for tile, warps, stages in _IEEE_VECTORS:
+                yield FULL, _gemm_sm80(arch, D.F32, D.F32, layouts, (4, 4, 1), tile, warps, stages, "ieee")
         if not fallback:
             yield FULL, _gemm_sm80(arch, D.F32, D.F32, layouts, (1, 1, 1), (128, 64, 8), (2, 2, 1), 5, "ieee")
             if arch is not SmArch.SM120:

@@ -432,3 +432,19 @@ def _seconds_to_expand() -> float:
     check_unique(keys)
     assert len(keys) == 10_000
     return time.process_time() - start
+
+
+def test_ffma_kernels_load_vectors_where_they_were_measured() -> None:
+    full = expand("full", list(SmArch))
+    vectors = [key for key in full if (key.op, key.math) == ("gemm", "ieee") and key.align_a > 1]
+    assert {(key.arch, key.align_a, key.align_b, key.tile[2]) for key in vectors} == {(SmArch.SM90A, 4, 4, 16)}
+    for changes, reason in (
+        ({"arch": SmArch.SM80}, "for sm_90a"),
+        ({"align_b": 1}, "vectors of four f32"),
+        ({"tile": (64, 64, 8)}, "16 along K"),
+        ({"tile": (64, 192, 16)}, "tiles of 32 to 256"),
+        ({"warps": (1, 2, 1)}, "four or eight warps"),
+    ):
+        status = supports(replace(vectors[0], **changes))
+        assert not status
+        assert reason in status.reason

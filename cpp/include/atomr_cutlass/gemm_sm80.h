@@ -6,6 +6,7 @@
 #pragma once
 
 #include "atomr_cutlass/kernel_abi.h"
+#include "atomr_cutlass/mainloop_simt.h"
 #include "atomr_cutlass/scaled.h"
 #include "cutlass/cutlass.h"
 #include "cutlass/epilogue/thread/linear_combination.h"
@@ -33,6 +34,18 @@ struct EpilogueSm80<LinearEpilogue, Linear, kAlignD> {
   }
 };
 
+// CUTLASS's kernel, and over FFMA with operands aligned to vectors the one that has our mainloop.
+template <class Default, class LayoutA, class LayoutB, int kStages, bool kVectors>
+struct LinearSm80 {
+  using Kernel = Default;
+};
+
+template <class Default, class LayoutA, class LayoutB, int kStages>
+struct LinearSm80<Default, LayoutA, LayoutB, kStages, true> {
+  using Kernel = cutlass::gemm::kernel::GemmUniversal<MainloopSimt<typename Default::Mma, LayoutA, LayoutB, kStages>,
+                                                      typename Default::Epilogue, typename Default::ThreadblockSwizzle>;
+};
+
 template <class ElementA, class LayoutA, int kAlignA, class ElementB, class LayoutB, int kAlignB, class ElementD,
           class LayoutD, int kAlignD, class ElementAccumulator, class ElementCompute, class OperatorClass, class Arch,
           class Tile, class Warp, class Instruction, int kStages, class MathOperator, int kSwizzle,
@@ -48,18 +61,26 @@ struct GemmSm80 {
                                 !cutlass::platform::is_same<Epilogue, LinearEpilogue>::value;
   static constexpr int kAccess = kWide ? 8 : kAlignD;
 
-  using Linear = typename cutlass::gemm::kernel::DefaultGemmUniversal<
-      ElementA, LayoutA, cutlass::ComplexTransform::kNone, kAlignA, ElementB, LayoutB, cutlass::ComplexTransform::kNone,
-      kAlignB, ElementD, LayoutD, ElementAccumulator, OperatorClass, Arch, Tile, Warp, Instruction,
+  static constexpr bool kVectors =
+      cutlass::platform::is_same<OperatorClass, cutlass::arch::OpClassSimt>::value && kAlignA > 1;
+
+  using Default = typename cutlass::gemm::kernel::DefaultGemmUniversal<
+      ElementA, LayoutA, cutlass::ComplexTransform::kNone, kVectors ? 1 : kAlignA, ElementB, LayoutB,
+      cutlass::ComplexTransform::kNone, kVectors ? 1 : kAlignB, ElementD, LayoutD, ElementAccumulator, OperatorClass,
+      Arch, Tile, Warp, Instruction,
       cutlass::epilogue::thread::LinearCombination<ElementD, kAccess, ElementAccumulator, ElementCompute>,
       cutlass::gemm::threadblock::GemmIdentityThreadblockSwizzle<kSwizzle>, kStages, MathOperator>::GemmKernel;
+  using Linear = typename LinearSm80<Default, LayoutA, LayoutB, kStages, kVectors>::Kernel;
 
   using Output = EpilogueSm80<Epilogue, Linear, kAlignD>;
   using Kernel = typename Output::Kernel;
   using Params = typename Kernel::Params;
 
   static constexpr int kThreads = Kernel::kThreadCount;
-  static constexpr int kMinBlocks = 1;
+  // Thread blocks of few results a thread share a multiprocessor, to hide each other's loads.
+  static constexpr int kResults = Tile::kM * Tile::kN / kThreads;
+  static constexpr int kSharing = (kResults <= 32 ? 384 : 256) / kThreads;
+  static constexpr int kMinBlocks = kVectors && kSharing > 1 ? kSharing : 1;
   static constexpr int kSharedBytes = int(sizeof(typename Kernel::SharedStorage));
   static constexpr int kClusterM = 1, kClusterN = 1, kClusterK = 1;
 

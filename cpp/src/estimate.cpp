@@ -16,6 +16,7 @@ constexpr double kRounded = 1 - 1e-9;  // whatever the order in which a bound's 
 constexpr int64_t kLongest = int64_t(1) << 40;
 constexpr double kLineBytes = 128.0;  // of a cache line
 constexpr int64_t kWideCluster = 8;
+constexpr int64_t kUnitRows = 16, kPieceRows = 64;  // GemmFewSm90's kUnit and kPiece of row-major weights
 constexpr int64_t kWidthWaves = 4;  // numbers of waves that widths are looked for
 
 // Cache lines that TMA touches for each 128 bytes of an operand: rows that do not begin on one straddle two.
@@ -463,16 +464,16 @@ double Model::few(Kernel const& kernel, Extents const& e, Gpu const& gpu) const 
   int64_t const ranks = kernel.cluster[2];
   double picoseconds = INFINITY;
   for (int64_t share = 1; share <= ranks; share *= 2) {
-    for (int64_t height = kernel.tile[0]; height > 0; height -= kernel.b_along_k ? 8 : 64) {
+    for (int64_t height = kernel.tile[0]; height > 0; height -= kernel.b_along_k ? 8 : kUnitRows) {
       picoseconds = std::min(picoseconds, few_picoseconds(kernel, e, gpu, share, height));
     }
   }
   double const slower = (kernel.fp8 ? c_.FEW_FP8 : 1.0) * (kernel.block_scaled ? c_.FEW_BLOCK_SCALED : 1.0);
   double const busy = picoseconds * 1e-12 * slower * (kernel.b_along_k ? c_.FEW_BUSY : c_.FEW_BUSY_ROWS);
   int64_t const leading = turned(kernel, e.m, e.n) ? e.lda : e.ldb;
-  double const straddled = c_.FEW_STRADDLED * (lines(leading, kernel.bits_a) - 1);
+  double const straddled = kernel.b_along_k ? c_.FEW_STRADDLED * (lines(leading, kernel.bits_a) - 1) : 0.0;
   double const launch = c_.FEW_LAUNCH_SECONDS + (ranks > 1 ? c_.FEW_CLUSTER_SECONDS : 0.0);
-  return launch + busy * (1 + (kernel.b_along_k ? straddled / 3 : straddled));
+  return launch + busy * (1 + straddled);
 }
 
 // One way to divide a problem (GemmFewSm90::cost), in the kernel's own whole picoseconds.
@@ -490,10 +491,15 @@ double Model::few_picoseconds(Kernel const& kernel, Extents const& e, Gpu const&
   double const most = double(e.batch) * double(rows + few) * double(boxes) * double(box_bytes) * 1e6;
   if (most > 1e18) return most;
   int64_t const box_ps = whole(kernel.b_along_k ? c_.FEW_BOX_ALONG_K_PS : c_.FEW_BOX_ROWS_PS);
+  bool const astray =
+      !kernel.b_along_k && (height % kPieceRows != 0 || e.ldb * kernel.bits_a / 8 % int64_t(kLineBytes) != 0);
+  int64_t const touched = height + (astray ? whole(c_.FEW_ASTRAY_ROWS) : 0);
+  int64_t const read = kernel.b_along_k ? height + few : touched;
+  int64_t const read_rate = whole(kernel.b_along_k ? c_.FEW_READ_BYTES_PER_NS : c_.FEW_READ_ROWS_BYTES_PER_NS);
   int64_t const parts[] = {
-      e.batch * rows * boxes * box_bytes * 10 / whole(c_.FEW_DRAM_BYTES_PER_10_PS),
+      e.batch * rows * boxes * box_bytes * 10 / whole(c_.FEW_DRAM_BYTES_PER_10_PS) * touched / height,
       tiles * (height * share + few) * boxes * box_bytes * 10 / whole(c_.FEW_L2_BYTES_PER_10_PS),
-      turns * (height + few) * boxes * box_bytes * 1000 / (parts_of_k * whole(c_.FEW_READ_BYTES_PER_NS)),
+      turns * read * boxes * box_bytes * 1000 / (parts_of_k * read_rate),
       turns * boxes * (box_ps + whole(c_.FEW_WIDE_PS) * wide * ceil_div(height, 64)) / parts_of_k,
   };
   int64_t const longest = *std::max_element(std::begin(parts), std::end(parts));

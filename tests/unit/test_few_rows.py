@@ -170,7 +170,9 @@ def test_the_estimate_is_the_kernels_own_model() -> None:
     found = dict(re.findall(r"(k\w+) = ((?:kAlongK \? )?\d+(?: : \d+)?)[;,]", header))
     assert found["kDramBytesPer10Ps"] == str(estimate.FEW_DRAM_BYTES_PER_10_PS)
     assert found["kL2BytesPer10Ps"] == str(estimate.FEW_L2_BYTES_PER_10_PS)
-    assert found["kReadBytesPerNs"] == str(estimate.FEW_READ_BYTES_PER_NS)
+    read = (estimate.FEW_READ_BYTES_PER_NS, estimate.FEW_READ_ROWS_BYTES_PER_NS)
+    assert found["kReadBytesPerNs"] == "kAlongK ? {} : {}".format(*read)
+    assert found["kAstrayRows"] == str(estimate.FEW_ASTRAY_ROWS)
     assert found["kBoxPicoseconds"] == f"kAlongK ? {estimate.FEW_BOX_ALONG_K_PS} : {estimate.FEW_BOX_ROWS_PS}"
     assert found["kWidePicoseconds"] == str(estimate.FEW_WIDE_PS)
     assert found["kStoredPicoseconds"] == str(estimate.FEW_STORED_PS)

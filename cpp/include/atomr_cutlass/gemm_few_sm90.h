@@ -3,11 +3,13 @@
 // rate of device memory.
 //
 // The weights' rows lie along WGMMA's M (64 for each of two warp groups), the few rows along its N. Thread blocks stay
-// and take tiles of equal height, which follows from the problem: any multiple of 8 rows up to 128, so that the last
-// wave is as full as the others. The thread blocks of a cluster divide K, or they share the few rows, of which each
-// loads some and sends them to all (multicast), or both. Those that divide K leave their sums in their shared memory;
-// all of them read a part of the tile from there, add it up in the order of the ranks, and store it: no workspace, and
-// the same bits every time. Tiles of at most 64 rows are multiplied by both warp groups, each taking half of K.
+// and take tiles of equal height, which follows from the problem: any multiple of 8 rows up to 128, or of 16 where the
+// weights' rows are what is contiguous, so that the last wave is as full as the others: a multiprocessor cannot draw
+// the share of device memory's rate of those that have nothing to do. The thread blocks of a cluster divide K, or they
+// share the few rows, of which each loads some and sends them to all (multicast), or both. Those that divide K leave
+// their sums in their shared memory; all of them read a part of the tile from there, add it up in the order of the
+// ranks, and store it: no workspace, and the same bits every time. Tiles of at most 64 rows are multiplied by both
+// warp groups, each taking half of K.
 //
 // The launch before may still run when a kernel starts: nothing in global memory is touched before `griddepcontrol`
 // has waited for it, but for weights that are known not to be written (`bound`).
@@ -47,8 +49,9 @@ struct GemmFewSm90 {
   static constexpr bool kAlongK = cute::is_same_v<LayoutB, cutlass::layout::ColumnMajor>;
   static constexpr int kBoxBytes = 128;  // bytes of K of a row that a TMA load takes at once: the swizzle's width
   static constexpr int kBox = kBoxBytes / int(sizeof(Element));
-  static constexpr int kRows = 128;              // the tallest tile
-  static constexpr int kUnit = kAlongK ? 8 : 64; // heights of tiles are multiples of it
+  static constexpr int kRows = 128;               // the tallest tile
+  static constexpr int kUnit = kAlongK ? 8 : 16;  // heights of tiles are multiples of it
+  static constexpr int kPiece = 64;               // rows that a TMA load takes at most where they are contiguous
   static constexpr int kConsumers = 256;
   static constexpr int kThreads = kConsumers + 64;  // a warp loads the weights, another the few rows
   static constexpr int kMinBlocks = 1;
@@ -70,13 +73,14 @@ struct GemmFewSm90 {
   static constexpr int kStageBytes = 64 * 1024;
 
   // Of the model that divides a problem.
-  static constexpr int64_t kDramBytesPer10Ps = 48, kL2BytesPer10Ps = 120, kReadBytesPerNs = 120;
-  static constexpr int64_t kBoxPicoseconds = kAlongK ? 64000 : 113000, kWidePicoseconds = 380;
+  static constexpr int64_t kDramBytesPer10Ps = 48, kL2BytesPer10Ps = 120, kReadBytesPerNs = kAlongK ? 120 : 57;
+  static constexpr int64_t kBoxPicoseconds = kAlongK ? 64000 : 140000, kWidePicoseconds = 380;
   static constexpr int64_t kStoredPicoseconds = 350, kExchangedPicoseconds = 230, kAddedPicoseconds = 880000;
-  static constexpr int64_t kExposedPercent = 20;
+  static constexpr int64_t kExposedPercent = 20, kAstrayRows = 4;
 
   struct Params {
-    cute::TmaDescriptor weights, few;
+    // `rest` is for the rows of a tile of row-major weights that are no whole piece.
+    cute::TmaDescriptor weights, rest, few;
     ElementD const* c;
     ElementD* d;
     int64_t c_row, c_few, c_batch;  // strides of C and D along the weights' rows, the few rows and the batches
@@ -158,11 +162,14 @@ struct GemmFewSm90 {
     int64_t const tiles = args.batch * ((rows + height * share - 1) / (height * share));
     int64_t const clusters = available(args), waves = (tiles + clusters - 1) / clusters;
     int64_t const boxes = ceil_div(args.k, kBox), wide = few <= 16 ? 16 : few <= 32 ? 32 : ceil_div(few, 32) * 32;
+    // Where tiles of contiguous rows do not begin with cache lines, they share some: as if tiles were higher.
+    bool const astray = !kAlongK && (height % kPiece != 0 || args.ldb * int64_t(sizeof(Element)) % 128 != 0);
+    int64_t const touched = height + (astray ? kAstrayRows : 0), read = kAlongK ? height + few : touched;
     // Out of device memory, out of L2, into the busiest multiprocessor, and its products.
     int64_t const parts[] = {
-        args.batch * rows * boxes * kBoxBytes * 10 / kDramBytesPer10Ps,
+        args.batch * rows * boxes * kBoxBytes * 10 / kDramBytesPer10Ps * touched / height,
         tiles * (height * share + few) * boxes * kBoxBytes * 10 / kL2BytesPer10Ps,
-        waves * (height + few) * boxes * kBoxBytes * 1000 / (split * kReadBytesPerNs),
+        waves * read * boxes * kBoxBytes * 1000 / (split * kReadBytesPerNs),
         waves * boxes * (kBoxPicoseconds + kWidePicoseconds * wide * ((height + 63) / 64)) / split};
     int64_t most = 0, sum = 0;
     for (int64_t const part : parts) {
@@ -210,7 +217,7 @@ struct GemmFewSm90 {
     result.clusters = result.tiles < clusters ? result.tiles : clusters;
     int const sums_bytes = (result.halved ? 2 : 1) * result.few_height * pitch(result.height) * 4;
     result.stages_offset = ceil_div(kBarrierBytes + sums_bytes, 1024) * 1024;
-    int const box_bytes = (result.height + result.few_height) * kBoxBytes;
+    int const box_bytes = weights_bytes(result.height) + result.few_height * kBoxBytes;
     int const stages_bytes = kSharedBytes - kOverrun - result.stages_offset;
     // Narrow instructions are soon done: two boxes of them are issued at once.
     result.group = result.few_height > (result.halved ? 32 : 64) ? 1 : 2;
@@ -232,10 +239,16 @@ struct GemmFewSm90 {
           tensor_map(args.a, args.k, rows, args.lda, weights_batches, args.batch_stride_a, kBox, result.height);
       result.few = tensor_map(args.b, args.k, few, args.ldb, few_batches, args.batch_stride_b, kBox, result.few_height);
     } else {
-      result.weights =
-          kAlongK
-              ? tensor_map(args.b, args.k, rows, args.ldb, weights_batches, args.batch_stride_b, kBox, result.height)
-              : tensor_map(args.b, rows, args.k, args.ldb, weights_batches, args.batch_stride_b, 64, kBox);
+      auto const pieces = [&](int wide) {
+        return tensor_map(args.b, rows, args.k, args.ldb, weights_batches, args.batch_stride_b, wide, kBox);
+      };
+      if (kAlongK) {
+        result.weights =
+            tensor_map(args.b, args.k, rows, args.ldb, weights_batches, args.batch_stride_b, kBox, result.height);
+      } else {
+        result.weights = pieces(kPiece);
+        if (result.height % kPiece != 0) result.rest = pieces(result.height % kPiece);
+      }
       result.few = tensor_map(args.a, args.k, few, args.lda, few_batches, args.batch_stride_a, kBox, result.few_height);
     }
     result.c = static_cast<ElementD const*>(args.c);
@@ -282,14 +295,16 @@ struct GemmFewSm90 {
     int const end = params.steps * (place.part + 1) >> params.split_bits;
     place.first_step = first < end ? first : params.steps;
     place.end_step = first < end ? end : params.steps + 1;
-    place.weights_bytes = params.height * kBoxBytes;
+    place.weights_bytes = weights_bytes(params.height);
     place.few_bytes = params.few_height * kBoxBytes;
     place.step_bytes = (place.weights_bytes + place.few_bytes) * params.step;
+    place.loaded_bytes = (params.height + params.few_height) * kBoxBytes * params.step;
     int const warp = cutlass::canonical_warp_idx_sync();
     if (warp == kWeightsWarp) {
       if (cute::elect_one_sync()) {
         cute::prefetch_tma_descriptor(&params.weights);
         cute::prefetch_tma_descriptor(&params.few);
+        if (!kAlongK && params.height % kPiece != 0) cute::prefetch_tma_descriptor(&params.rest);
         int const warps = (params.halved || params.height > 64 ? 8 : 4) << params.share_bits;
         for (int i = 0; i < params.stages * params.stage_steps; ++i) Full::init(&place.barriers->full[i], 1);
         for (int i = 0; i < params.stages; ++i) Empty::init(&place.barriers->empty[i], warps);
@@ -344,8 +359,15 @@ struct GemmFewSm90 {
     char* stages;
     int part, member, first_member;  // of K, among those that share the few rows, and the rank of their first
     int first_step, end_step;
-    int weights_bytes, few_bytes, step_bytes;  // of a box, and of a step
+    int weights_bytes, few_bytes, step_bytes;  // in shared memory: of a box, and of a step
+    int loaded_bytes;  // of a step
   };
+
+  // Bytes of a box of weights in shared memory. Lines there are as wide as the swizzle, also where TMA fills but a part
+  // of each.
+  CUTLASS_HOST_DEVICE static constexpr int weights_bytes(int height) {
+    return kAlongK ? height * kBoxBytes : ceil_div(height, kPiece) * kBox * kBoxBytes;
+  }
 
   // Floats from one of the few rows to the next in a tile's sums: the rows that the lanes of a warp write differ by
   // two, and meet different banks.
@@ -403,7 +425,7 @@ struct GemmFewSm90 {
         if constexpr (!kWeights) to += params.step * place.weights_bytes;
         for (int step = 0; step < steps; ++step, ++full, to += place.step_bytes) {
           int const box = (begin + step) * params.step;
-          if constexpr (kWeights) Full::arrive_and_expect_tx(full, uint32_t(place.step_bytes));
+          if constexpr (kWeights) Full::arrive_and_expect_tx(full, uint32_t(place.loaded_bytes));
           for (int i = 0; i < params.step; ++i) {
             int const k = (box + i) * kBox;
             if constexpr (!kWeights) {
@@ -417,9 +439,15 @@ struct GemmFewSm90 {
               cute::SM90_TMA_LOAD_3D::copy(&params.weights, full, weights_hint, to + i * place.weights_bytes, k, row,
                                            batch);
             } else {
-              for (int piece = 0; piece < params.height; piece += 64) {
-                cute::SM90_TMA_LOAD_3D::copy(&params.weights, full, weights_hint,
-                                             to + i * place.weights_bytes + piece * kBoxBytes, row + piece, k, batch);
+              char* const there = to + i * place.weights_bytes;
+              int piece = 0;
+              for (; piece + kPiece <= params.height; piece += kPiece) {
+                cute::SM90_TMA_LOAD_3D::copy(&params.weights, full, weights_hint, there + piece * kBoxBytes,
+                                             row + piece, k, batch);
+              }
+              if (piece < params.height) {
+                cute::SM90_TMA_LOAD_3D::copy(&params.rest, full, weights_hint, there + piece * kBoxBytes, row + piece,
+                                             k, batch);
               }
             }
           }

@@ -114,19 +114,23 @@ COPIED = 0.85
 FEW_LAUNCH_SECONDS = 2.2e-6
 FEW_BUSY = 0.94
 """Kernels of column-major weights are busy so many times as long as they assume by the constants below."""
-FEW_BUSY_ROWS = 0.91
+FEW_BUSY_ROWS = 0.89
 """Likewise, of row-major ones."""
 FEW_CLUSTER_SECONDS = 0.17e-6
 """How much longer clusters of several thread blocks take."""
-FEW_STRADDLED = 0.08
-"""The fraction of the cost of weight rows straddling cache lines that is not hidden; a third if K is contiguous."""
+FEW_STRADDLED = 0.027
+"""The fraction of the cost of column-major weights' columns straddling cache lines that is not hidden."""
 # The constants below are GemmFewSm90's, in its units: bytes, picoseconds.
 FEW_DRAM_BYTES_PER_10_PS = 48
 FEW_L2_BYTES_PER_10_PS = 120
 FEW_READ_BYTES_PER_NS = 120
-"""At which one multiprocessor takes in weights and the few rows."""
+"""At which one multiprocessor takes in column-major weights and the few rows."""
+FEW_READ_ROWS_BYTES_PER_NS = 57
+"""Likewise, row-major weights alone."""
+FEW_ASTRAY_ROWS = 4
+"""Rows of row-major weights that a tile reads beside its own, as it were, unless it begins and ends with cache lines."""
 FEW_BOX_ALONG_K_PS = 64000
-FEW_BOX_ROWS_PS = 113000
+FEW_BOX_ROWS_PS = 140000
 """A step along K, of column-major and of row-major weights."""
 FEW_WIDE_PS = 380
 """128 bytes of K: a step, and in it each of the few rows, as wide as the instruction is."""

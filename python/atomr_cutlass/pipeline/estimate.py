@@ -112,9 +112,9 @@ COPIED = 0.85
 
 # Kernels of the sm90 generation for few rows.
 FEW_LAUNCH_SECONDS = 2.2e-6
-FEW_BUSY = 0.94
+FEW_BUSY = 0.925
 """Kernels of column-major weights are busy so many times as long as they assume by the constants below."""
-FEW_BUSY_ROWS = 0.89
+FEW_BUSY_ROWS = 0.87
 """Likewise, of row-major ones."""
 FEW_CLUSTER_SECONDS = 0.17e-6
 """How much longer clusters of several thread blocks take."""

@@ -128,7 +128,7 @@ FEW_READ_BYTES_PER_NS = 120
 FEW_READ_ROWS_BYTES_PER_NS = 57
 """Likewise, row-major weights alone."""
 FEW_ASTRAY_ROWS = 4
-"""Rows of row-major weights that a tile reads beside its own, as it were, unless it begins and ends with cache lines."""
+"""Rows of row-major weights that a tile reads beside its own, so to say, unless it begins and ends with cache lines."""
 FEW_BOX_ALONG_K_PS = 64000
 FEW_BOX_ROWS_PS = 140000
 """A step along K, of column-major and of row-major weights."""

@@ -12,10 +12,11 @@ from atomr_cutlass import _core
 from atomr_cutlass.arrays import numerics, operands
 from atomr_cutlass.generator.dtypes import CutlassDtype as D
 from atomr_cutlass.generator.epilogue.lower import has_tree
+from atomr_cutlass.generator.key import COLUMN
 from atomr_cutlass.ops.gemm import reference as gemm_reference
 from atomr_cutlass.ops.gemm.kernels import GemmSearch, from_candidate
 from atomr_cutlass.pipeline import devices, select
-from atomr_cutlass.pipeline.problem import GemmProblem, MatrixSpec
+from atomr_cutlass.pipeline.problem import GemmProblem, MatrixSpec, flipped
 from gpu_matrices import rows_for
 
 pytestmark = [pytest.mark.gpu, pytest.mark.sanitizer]
@@ -61,12 +62,15 @@ def test_family(info: ac.KernelInfo) -> None:
         pytest.skip(f"{info.name} does not run on {device.name}")
     unit = max(key.align_a, key.align_b, key.align_d)
     m, n, k = rows_for(key, key.tile[0] + unit), key.tile[1] + unit, 17 * key.tile[2] + unit
+    layouts = {"a": key.layout_a, "b": key.layout_b, "c": "r"}
+    if key.layout_d == COLUMN:  # it computes D^T = B^T A^T of a row-major D
+        m, n = n, m
+        layouts |= {"a": flipped(key.layout_b), "b": flipped(key.layout_a)}
     host = {
-        "a": operand(m, k, key.a, key.layout_a, 1),
-        "b": operand(k, n, key.b, key.layout_b, 2),
+        "a": operand(m, k, key.a, layouts["a"], 1),
+        "b": operand(k, n, key.b, layouts["b"], 2),
         "c": operand(m, n, key.d, "r", 3),
     }
-    layouts = {"a": key.layout_a, "b": key.layout_b, "c": "r"}
     views = {name: uploaded(array, layouts[name]) for name, array in host.items()}
     _, views["out"] = operands.empty((m, n), key.d, 0, None)
 

@@ -74,17 +74,28 @@ class HeuristicCache:
         Raises:
             InvalidOperandError: an argument of another kind.
         """
-        if not isinstance(key, KernelUse):
-            raise InvalidOperandError(f"key is {shown(key)}; expected a HeuristicKey")
-        if not isinstance(kernel, KernelKey):
-            raise InvalidOperandError(f"kernel is {shown(kernel)}; expected a KernelKey, such as ac.kernels()[0].key")
-        self._kernels.insert(_Known(kernel, given=True), key)
+        self._store(key, kernel, given=True)
         self._given = True
         self._changes += 1
 
     def note(self, key: KernelUse, kernel: KernelKey) -> None:
-        """Stores a kernel that was chosen."""
-        self._kernels.insert(_Known(kernel, given=False), key)
+        """Stores a kernel that was chosen, which tells a reader of it and decides nothing.
+
+        Args:
+            key: the use that it serves, a HeuristicKey.
+            kernel: the kernel.
+
+        Raises:
+            InvalidOperandError: an argument of another kind.
+        """
+        self._store(key, kernel, given=False)
+
+    def _store(self, key: KernelUse, kernel: KernelKey, *, given: bool) -> None:
+        if not isinstance(key, KernelUse):
+            raise InvalidOperandError(f"key is {shown(key)}; expected a HeuristicKey")
+        if not isinstance(kernel, KernelKey):
+            raise InvalidOperandError(f"kernel is {shown(kernel)}; expected a KernelKey, such as ac.kernels()[0].key")
+        self._kernels.insert(_Known(kernel, given=given), key)
 
     def clear(self) -> None:
         """Forgets everything: kernels are chosen anew."""

@@ -173,8 +173,9 @@ def _half_cells(arch: SmArch, fallback: bool) -> Iterator[Cell]:
             for d in GEMM_OUTPUTS[a, a, "default"]:
                 smoke = a is D.BF16 and d is a
                 tier = DEFAULT if common and d in (a, D.F32) else FULL
+                rare = fallback and not common and d is not a
                 yield (
-                    SMOKE if smoke and common else tier,
+                    SMOKE if smoke and common else ON_DEMAND if rare else tier,
                     _gemm_sm80(arch, a, d, layouts, (1, 1, 1), (64, 64, 32), (2, 2, 1), 2),
                 )
                 if (d is a and (common or not fallback)) or (d is D.F32 and common and not fallback):

@@ -231,13 +231,17 @@ _TURNED_TILES: dict[str, tuple[tuple[tuple[int, int], tuple[int, int], str], ...
 _FITTED_TILES: dict[str, tuple[tuple[tuple[int, int], tuple[int, int], str, str], ...]] = {
     "rc": (
         ((64, 256), (4, 1), "pingpong", COLUMN),
+        ((64, 256), (4, 2), "pingpong", COLUMN),
         ((128, 192), (2, 1), "pingpong", COLUMN),
+        ((128, 192), (2, 2), "pingpong", COLUMN),
         ((128, 256), (2, 1), "cooperative", COLUMN),
         ((128, 192), (2, 1), "pingpong", ROW),
     ),
     "rr": (
         ((64, 256), (4, 1), "pingpong", COLUMN),
+        ((64, 256), (4, 2), "pingpong", COLUMN),
         ((128, 192), (2, 1), "pingpong", COLUMN),
+        ((128, 192), (4, 1), "pingpong", COLUMN),
         ((128, 256), (2, 1), "cooperative", COLUMN),
     ),
 }
@@ -246,8 +250,20 @@ layout of D, column-major of D^T (docs/performance-log.md, 2026-11-23)."""
 
 # Likewise, with float32 results: of slices of K, which another kernel adds up.
 _DIVIDED_TILES: dict[str, tuple[tuple[tuple[int, int], tuple[int, int], str], ...]] = {
-    "rc": (((64, 144), (4, 1), "pingpong"), ((64, 192), (4, 1), "pingpong")),
-    "rr": (((64, 144), (4, 1), "pingpong"), ((128, 16), (2, 1), "cooperative")),
+    "rc": (
+        ((64, 16), (1, 1), "pingpong"),
+        ((64, 32), (1, 1), "pingpong"),
+        ((64, 64), (1, 1), "pingpong"),
+        ((64, 144), (4, 1), "pingpong"),
+        ((128, 192), (2, 1), "pingpong"),
+    ),
+    "rr": (
+        ((64, 16), (1, 1), "pingpong"),
+        ((64, 32), (1, 1), "pingpong"),
+        ((64, 64), (1, 1), "pingpong"),
+        ((64, 144), (4, 1), "pingpong"),
+        ((64, 192), (4, 1), "pingpong"),
+    ),
 }
 
 _TURNED_TF32_TILES: dict[str, tuple[tuple[tuple[int, int], tuple[int, int], str], ...]] = {
@@ -315,9 +331,10 @@ def _half_cells(a: D, layouts: str) -> Iterator[Cell]:
         tier = first if common else FULL
         if tier == SMOKE and (a is not D.BF16 or layouts != "rc"):
             tier = DEFAULT
-        # Beside the others of `default`, 192 columns are worth as much as all the rest of `full` (performance log).
-        if tile == (128, 192) and a is D.BF16:
-            tier = DEFAULT
+        # Beside the others of `default`, 192 columns are worth as much as all the rest of `full` (performance log),
+        # beside those whose launch chooses the columns next to nothing.
+        if tile == (128, 192):
+            tier = DEFAULT if a is D.BF16 else ON_DEMAND
         yield tier, _gemm_sm90(a, a, layouts, tile, cluster, mainloop)
     # The layouts of B^T and A^T.
     turned = {"rc": "rc", "rr": "cc"}.get(layouts, "")
@@ -335,22 +352,22 @@ def _half_cells(a: D, layouts: str) -> Iterator[Cell]:
         # At run time a kernel of one width is compiled, in a third of the time.
         yield ON_DEMAND if key in of_one_width else FULL, key
     for tile, cluster, mainloop in _DIVIDED_TILES.get(layouts, ()):
-        yield FULL, _gemm_sm90(a, D.F32, turned, tile, cluster, mainloop, layout_d=COLUMN)
+        tier = FULL if a is D.BF16 or tile[1] < 192 else ON_DEMAND
+        yield tier, _gemm_sm90(a, D.F32, turned, tile, cluster, mainloop, layout_d=COLUMN)
     if layouts == "rc":
-        # Of 144 columns others regret little: 0.09% of random shapes each.
-        for tier, tile in ((ON_DEMAND, (128, 144)), (ON_DEMAND, (256, 144)), (FULL, (256, 192))):
-            yield tier, _gemm_sm90(a, a, layouts, tile, (2, 1), "cooperative")
+        # Without these others take at most 0.15% longer on random shapes.
+        for tile in ((128, 144), (256, 144), (256, 192)):
+            yield ON_DEMAND, _gemm_sm90(a, a, layouts, tile, (2, 1), "cooperative")
     if common:
         # Slices of K side by side are faster nearly everywhere.
-        tier = FULL if a is D.BF16 and layouts == "rc" else ON_DEMAND
-        yield tier, _gemm_sm90(a, a, layouts, (128, 128), (2, 1), "cooperative", scheduler="streamk")
+        yield ON_DEMAND, _gemm_sm90(a, a, layouts, (128, 128), (2, 1), "cooperative", scheduler="streamk")
     yield DEFAULT if common else FULL, _gemm_sm90(a, D.F32, layouts, (128, 128), (2, 1), "pingpong")
     other = D.F16 if a is D.BF16 else D.BF16
     yield ON_DEMAND, _gemm_sm90(a, other, layouts, (128, 128), (2, 1), "pingpong")
     # D whose rows are not 16-byte aligned, such as a vocabulary of 50257 columns: A and B still come by TMA.
     if layouts in ("rc", "cc"):
         yield (
-            DEFAULT if layouts == "rc" else FULL,
+            DEFAULT if layouts == "rc" else ON_DEMAND,
             _gemm_sm90(a, a, layouts, (128, 128), (2, 1), "pingpong", epilogue_schedule="nosmem"),
         )
 

@@ -204,7 +204,7 @@ def case_options_that_no_launch_has_are_passed_over() -> None:
     search = operation_of(request).search(request, devices.get(0))
     with measured():
         (record,) = ac.tune([request])
-        for change in ({"swizzle": 3}, {"split_k": 1 << 20}, {"raster": 9}, {"width": 64}, {"formulation": 99}):
+        for change in ({"swizzle": 3}, {"split_k": 1 << 20}, {"raster": 9}, {"width": 72}, {"formulation": 99}):
             tuning.clear()
             tuning.add([tuning.dataclasses.replace(record, **change)])
             assert not select.choose(search).tuned

@@ -14,7 +14,7 @@ import fake_table
 import golden_gpu
 from atomr_cutlass import CutlassDtype as D
 from atomr_cutlass import GemmLayout, GemmRequest, GemmShape, SmArch
-from atomr_cutlass.generator.matrix import expand
+from atomr_cutlass.generator.matrix import cells
 from atomr_cutlass.generator.rules import FEW, SPLIT
 from atomr_cutlass.ops.gemm.kernels import GemmSearch
 from atomr_cutlass.ops.gemm.operation import GemmOperation
@@ -99,7 +99,7 @@ def test_a_row_of_a_padded_matrix_has_the_reduction_of_several() -> None:
 
 
 def test_orders_that_depend_on_the_rows_are_none() -> None:
-    keys = [key for key in expand("full", [SmArch.SM90A]) if key.op == "gemm"]
+    keys = [key for _, key in cells([SmArch.SM90A]) if key.op == "gemm"]
     without = {(key.mainloop in (FEW, SPLIT), key.scheduler == "streamk") for key in keys if reduction_of(key) is None}
     assert without == {(True, False), (False, True)}
     assert all(reduction_of(key) is not None for key in keys if key.generation == "sm80")

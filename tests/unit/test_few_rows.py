@@ -109,7 +109,6 @@ def test_d_must_be_short(layouts: str, m: int, n: int, *, served: bool) -> None:
         (32, 28672, 4096, "rc"),
         (4096, 4, 4096, "rc"),
         (1, 4096, 4096, "rr"),
-        (16, 1152, 9872, "rr"),
     ],
 )
 def test_few_rows_are_served_by_kernels_made_for_them(m: int, n: int, k: int, layouts: str) -> None:

@@ -15,7 +15,7 @@ from generator.content import source_digest
 from generator.dtypes import CutlassDtype as D
 from generator.emit import LONG_SECONDS, OURS, UNIT_CELLS, emit, members
 from generator.key import KernelKey
-from generator.matrix import GEMM_ARCHS, expand, family
+from generator.matrix import GEMM_ARCHS, cells, expand, family
 from generator.render import render
 from generator.selection import Selection
 
@@ -85,7 +85,7 @@ def test_the_source_states_the_key() -> None:
         "cutlass::gemm::GemmShape<16, 8, 8>",
     ):
         assert part in source
-    stream = next(k for k in FULL if k.scheduler == "streamk")
+    stream = next(k for _, k in cells([SmArch.SM90A]) if k.scheduler == "streamk")
     source, _ = render(stream)
     for part in (
         f"cute::Shape<cute::Int<{stream.tile[0]}>, cute::Int<{stream.tile[1]}>, cute::Int<{stream.tile[2]}>>",
@@ -99,7 +99,7 @@ def test_the_source_states_the_key() -> None:
 
 
 def test_a_kernel_that_is_told_the_width_of_its_tiles_has_a_cell_for_each() -> None:
-    stream = next(k for k in FULL if k.scheduler == "streamk")
+    stream = next(k for _, k in cells([SmArch.SM90A]) if k.scheduler == "streamk")
     source, _ = render(replace(stream, tile=(128, 192, 64), scheduler="fitted"))
     for part in (
         '#include "atomr_cutlass/fitted.h"',
@@ -160,8 +160,8 @@ def test_each_cell_is_compiled_in_one_unit_with_others_of_its_template(preset: s
     units = _units(tmp_path)
     assert sorted(name for cells in units.values() for name in cells) == sorted(keys)
     assert len(units) < len(keys) / 3
-    for path, cells in units.items():
-        unit = [keys[name] for name in cells]
+    for path, named in units.items():
+        unit = [keys[name] for name in named]
         assert {f"units/{key.arch.value}" for key in unit} == {path.rpartition("/")[0]}
         assert len({family(key).template for key in unit}) == 1
         assert len({render(key)[0].partition("\n")[0] for key in unit}) == 1  # the header that must come first

@@ -1,12 +1,14 @@
 """Fits constants of the model of `pipeline.estimate` to recorded sweeps, and says what they are worth on other shapes.
 
-    python benchmarks/fit_estimate.py benchmarks/results/2026-11-23-h200-sweep.json
+    python benchmarks/fit_estimate.py benchmarks/results/2026-11-2[34]-h200-sweep-seed*.json
+    python benchmarks/fit_estimate.py --leave-out benchmarks/results/2026-11-2[34]-h200-sweep-seed*.json  # seed by seed
 
 A sweep (of sweep.py) has `kernels`, names, and a row for each problem: `seed`, `shape`, `layouts`, and `cells`, lists
 of a kernel's place among the names, slices of K, swizzle, raster order, width and microseconds; those of before there
 was `columns` have neither slices nor width. What is minimized is how much longer the kernel that the model chooses
-takes, with the options that it chooses, than the best of its row, and some of how far its estimates are off: from one
-another in a row, and all in all. Rows of even seeds are fitted to; the others show what that is worth elsewhere.
+takes, with the options that it chooses, than the best of its row, some of how far its estimates are off, from one
+another in a row and all in all, and some of how far the constants move from what they are. Kernels that are not in
+`full` are passed over. What constants are worth on other shapes is seen by leaving out one seed after the other.
 Coordinate descent over the constants' logarithms: the same sweeps give the same constants. Nothing is launched.
 """
 
@@ -28,6 +30,7 @@ from atomr_cutlass.generator import key_file
 from atomr_cutlass.generator.archs import SmArch
 from atomr_cutlass.generator.dtypes import CutlassDtype
 from atomr_cutlass.generator.key import COLUMN, KernelKey
+from atomr_cutlass.generator.matrix import expand
 from atomr_cutlass.ops.gemm.kernels import GemmSearch
 from atomr_cutlass.pipeline import estimate
 from atomr_cutlass.pipeline.devices import Device
@@ -52,6 +55,7 @@ CONSTANTS = (
     "MISSED",
     "LAST_WAVE",
     "CLUSTER_SECONDS",
+    "LATE_IN_CLUSTER",
     "ONE_WARPGROUP_EFFICIENCY",
     "TALL_EFFICIENCY",
     "DIVIDED_SECONDS",
@@ -60,6 +64,7 @@ CONSTANTS = (
     "FEW_LAUNCH_SECONDS",
     "FEW_BUSY",
     "FEW_BUSY_ROWS",
+    "FEW_MANY",
     "STREAM_K_SECONDS",
     "FIXUP_SECONDS",
     "PEER_SECONDS",
@@ -69,7 +74,9 @@ CONSTANTS = (
 )
 SPREAD_SHARE, ERROR_SHARE = 0.3, 0.05
 """Of the estimates' mean error beside their row's, and of that error itself, in what is minimized."""
-STEPS = (1.3, 1.1, 1.04)
+MOVED_SHARE = 0.003
+"""Of the squares of the logarithms of what constants are multiplied by."""
+STEPS = (1.3, 1.1, 1.04, 1.15, 1.06, 1.03)
 NEAR = 1.5
 """Times the best of a row: what takes longer does not count for the error."""
 
@@ -204,17 +211,27 @@ class Model:
 def fit(rows: Sequence[Row], rounds: int) -> None:
     """Changes the model's constants, one after the other, as long as that lowers the cost."""
     model = Model()
-    values, best = model.get(), score(rows).cost
+    before = model.get()
+
+    def cost(values: Sequence[float]) -> float:
+        model.put(values)
+        moved = sum(math.log(value / start) ** 2 for value, start in zip(values, before, strict=True))
+        return score(rows).cost + MOVED_SHARE * moved
+
+    values, best = before, cost(before)
     for number in range(rounds):
-        step = STEPS[min(number * len(STEPS) // rounds, len(STEPS) - 1)]
+        step = STEPS[number % len(STEPS)]
         for index, factor in itertools.product(range(len(values)), (step, 1 / step)):
             tried = [*values[:index], values[index] * factor, *values[index + 1 :]]
-            model.put(tried)
-            cost = score(rows).cost
-            if cost < best - 1e-6:
-                values, best = tried, cost
-        model.put(values)
-        print(f"round {number}: {best:.4f}", flush=True)
+            if (found := cost(tried)) < best - 1e-6:
+                values, best = tried, found
+    model.put(values)
+
+
+def print_scores(rows: Sequence[Row], title: str) -> None:
+    """Prints the score of some rows: of all, and by class."""
+    for group in ("", *sorted({row.group for row in rows})):
+        print(f"{title}, {group or 'all'}: {score([row for row in rows if group in ('', row.group)])}", flush=True)
 
 
 def main() -> int:
@@ -222,21 +239,24 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("sweeps", type=Path, nargs="+", help="JSON files with sweeps")
     parser.add_argument("--keys", type=Path, help="file of keys that are in no matrix")
-    parser.add_argument("--rounds", type=int, default=6, help="0 only says what the model is worth")
+    parser.add_argument("--rounds", type=int, default=12, help="0 only says what the model is worth")
+    parser.add_argument(
+        "--leave-out", action="store_true", help="fit without each seed, and say what that is worth on it"
+    )
     arguments = parser.parse_args()
-    from atomr_cutlass.generator.matrix import cells
-
-    keys = {key.name: key for _, key in cells([SmArch.SM90A])}
+    keys = {key.name: key for key in expand("full", [SmArch.SM90A])}
     if arguments.keys:
         keys |= {key.name: key for key in key_file.read(arguments.keys)}
     rows = [row for path in arguments.sweeps for row in read(path, keys)]
-    fitted, others = ([row for row in rows if row.seed % 2 == odd] for odd in (0, 1))
-    for when in ("before", "after"):
-        for which, some in (("fitted to", fitted), ("the others", others)):
-            for group in ("", *sorted({row.group for row in some})):
-                print(f"{when}, {which}, {group or 'all'}: {score([row for row in some if group in ('', row.group)])}")
-        if when == "before":
-            fit(fitted, arguments.rounds)
+    start = Model().get()
+    for seed in sorted({row.seed for row in rows}) if arguments.leave_out else []:
+        Model().put(start)
+        fit([row for row in rows if row.seed != seed], arguments.rounds)
+        print_scores([row for row in rows if row.seed == seed], f"without seed {seed}, on it")
+    Model().put(start)
+    print_scores(rows, "before")
+    fit(rows, arguments.rounds)
+    print_scores(rows, "after")
     print(json.dumps(Model().named(), indent=2))
     return 0
 

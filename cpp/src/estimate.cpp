@@ -17,6 +17,7 @@ constexpr int64_t kLongest = int64_t(1) << 40;
 constexpr double kLineBytes = 128.0;  // of a cache line
 constexpr int64_t kWideCluster = 8;
 constexpr int64_t kUnitRows = 16, kPieceRows = 64;  // GemmFewSm90's kUnit and kPiece of row-major weights
+constexpr int64_t kManyRows = 96;  // of GemmFewSm90's: more take FEW_MANY times as long
 constexpr int64_t kWidthWaves = 4;  // numbers of waves that widths are looked for
 
 // Cache lines that TMA touches for each 128 bytes of an operand: rows that do not begin on one straddle two.
@@ -237,7 +238,8 @@ Launch Model::product(Kernel const& kernel, Extents const& extents, Gpu const& g
 // Products whose K is divided into slices side by side, which another kernel adds up
 // ---------------------------------------------------------------------------------------------------------------------
 
-// Those whose tiles fill waves, the fewest first. Slices are whole steps of the kernel, and all as long.
+// Those whose tiles fill half a wave or whole ones, the fewest first. Slices are whole steps of the kernel, and all as
+// long.
 std::vector<int64_t> Model::divisions(Kernel const& kernel, Extents const& e, Gpu const& gpu) const {
   int64_t const blocks = kernel.cluster[0] * kernel.cluster[1], at_once = blocks_at_once(gpu.multiprocessors, blocks);
   int64_t const tiles = saturated(
@@ -247,8 +249,10 @@ std::vector<int64_t> Model::divisions(Kernel const& kernel, Extents const& e, Gp
   int64_t const most =
       std::min(steps / int64_t(c_.DIVIDED_STEPS), int64_t(c_.DIVIDED_MOST_BYTES / (4.0 * double(e.m) * double(e.n))));
   std::vector<int64_t> found;
-  for (int64_t wave = 1; wave <= int64_t(c_.DIVIDED_WAVES); ++wave) {
-    int64_t const wanted = std::min(wave * at_once / tiles, most);
+  std::vector<int64_t> filled{at_once / 2};
+  for (int64_t wave = 1; wave <= int64_t(c_.DIVIDED_WAVES); ++wave) filled.push_back(wave * at_once);
+  for (int64_t const blocks_filled : filled) {
+    int64_t const wanted = std::min(blocks_filled / tiles, most);
     if (wanted <= 1) continue;
     int64_t const count = ceil_div(steps, ceil_div(steps, wanted));
     if (found.empty() || found.back() < count) found.push_back(count);
@@ -340,7 +344,7 @@ Model::Tile Model::tile_of(Kernel const& kernel, Extents const& e, int64_t width
                         c_.BEYOND_N_CLOCKS * double(std::max<int64_t>(0, made.n - n));
   made.stepping = double(made.steps) * (step + beyond);
   made.store = double(made.m * made.n * kernel.bits_d) / 8 / c_.STORE_BYTES_PER_SECOND;
-  made.extra = made.blocks() > 1 ? c_.CLUSTER_SECONDS : 0.0;
+  made.extra = c_.CLUSTER_SECONDS * std::log2(double(made.blocks()));
   return made;
 }
 
@@ -421,7 +425,9 @@ Launch Model::scheduled(Kernel const& kernel, Extents const& extents, Gpu const&
     double const read = reading(own, tiles.tiles(), gpu, at_once);
     int64_t const across = tiles.swizzle * (tiles.raster == kAlongM ? own.cluster_n : own.cluster_m);
     double const shown = (across > 1 ? c_.SHOWN : c_.SHOWN_ALONE) * read;
-    double const tile = (std::hypot(own.multiply, read, own.stepping) + shown) / c_.CLOCK_HZ;
+    double tile = (std::hypot(own.multiply, read, own.stepping) + shown) / c_.CLOCK_HZ;
+    // Thread blocks of a cluster that finish a tile late keep the others from the next one.
+    if (own.blocks() > 2 && in_waves > 1) tile *= 1 + c_.LATE_IN_CLUSTER * (1 - 1 / in_waves);
     double after = c_.MISSED * l2_misses(tiles, widths, held) / memory + own.extra;
     if (kernel.nosmem) after += c_.NOSMEM_SECONDS + in_waves * c_.NOSMEM_TILE_SECONDS;
     if (kernel.stream_k) return stream_k(tiles, own.steps, tile, whole) + after;
@@ -468,7 +474,9 @@ double Model::few(Kernel const& kernel, Extents const& e, Gpu const& gpu) const 
       picoseconds = std::min(picoseconds, few_picoseconds(kernel, e, gpu, share, height));
     }
   }
-  double const slower = (kernel.fp8 ? c_.FEW_FP8 : 1.0) * (kernel.block_scaled ? c_.FEW_BLOCK_SCALED : 1.0);
+  int64_t const few = turned(kernel, e.m, e.n) ? e.n : e.m;
+  double const slower = (kernel.fp8 ? c_.FEW_FP8 : 1.0) * (kernel.block_scaled ? c_.FEW_BLOCK_SCALED : 1.0) *
+                        (few > kManyRows ? c_.FEW_MANY : 1.0);
   double const busy = picoseconds * 1e-12 * slower * (kernel.b_along_k ? c_.FEW_BUSY : c_.FEW_BUSY_ROWS);
   int64_t const leading = turned(kernel, e.m, e.n) ? e.lda : e.ldb;
   double const straddled = kernel.b_along_k ? c_.FEW_STRADDLED * (lines(leading, kernel.bits_a) - 1) : 0.0;

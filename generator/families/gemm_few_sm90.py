@@ -11,7 +11,7 @@ from ..epilogue.lower import LINEAR, SCALED, split
 from ..key import COLUMN, ROW, KernelKey
 from ..rules import BLOCKWISE, COMMON_LAYOUTS, FEW, FP8_TYPES, HALF_TYPES, Status, along_k, no, supports_gemm
 from . import dsmem_sm90
-from .base import DEFAULT, FULL, Cell, Family, epilogue_cpp
+from .base import DEFAULT, FULL, ON_DEMAND, Cell, Family, epilogue_cpp
 
 D = CutlassDtype
 
@@ -79,7 +79,8 @@ def cells(arch: SmArch) -> Iterator[Cell]:
     for a in HALF_TYPES:
         for layouts in COMMON_LAYOUTS:
             for ranks in RANKS:
-                yield DEFAULT if (a, layouts) == (D.BF16, ROW + COLUMN) else FULL, cell(a, layouts, ranks)
+                tier = DEFAULT if (a, layouts) == (D.BF16, ROW + COLUMN) else FULL
+                yield ON_DEMAND if layouts == ROW + ROW and ranks == 2 else tier, cell(a, layouts, ranks)
     for ranks in (1, 4):
         yield FULL, cell(D.F32, ROW + COLUMN, ranks, math="tf32")
     for ranks, math in ((1, "default"), (4, "default"), (2, "fast")):

@@ -173,7 +173,7 @@ def _half_cells(arch: SmArch, fallback: bool) -> Iterator[Cell]:
             for d in GEMM_OUTPUTS[a, a, "default"]:
                 smoke = a is D.BF16 and d is a
                 tier = DEFAULT if common and d in (a, D.F32) else FULL
-                rare = fallback and not common and d is not a
+                rare = arch is SmArch.SM90A and not common and d is not a
                 yield (
                     SMOKE if smoke and common else ON_DEMAND if rare else tier,
                     _gemm_sm80(arch, a, d, layouts, (1, 1, 1), (64, 64, 32), (2, 2, 1), 2),
@@ -256,7 +256,10 @@ def _fp8_cells(arch: SmArch, fallback: bool) -> Iterator[Cell]:
                 tier = DEFAULT if plain and d is D.BF16 else FULL
                 yield tier, _fp8(arch, a, b, d, aligned, (128, 128, 64), (2, 4, 1), 3)
             yield FULL, _fp8(arch, a, b, D.BF16, (16, 16, 8), (128, 128, 64), (2, 2, 1), 3, math="fast")
-    yield FULL, _fp8(arch, e4m3, e4m3, D.BF16, (4, 4, 1), (64, 64, 64), (2, 2, 1), 4)
+    yield (
+        ON_DEMAND if arch is SmArch.SM90A else FULL,
+        _fp8(arch, e4m3, e4m3, D.BF16, (4, 4, 1), (64, 64, 64), (2, 2, 1), 4),
+    )
     if not fallback:
         aligned = (16, 16, 8)
         yield FULL, _fp8(arch, e4m3, e4m3, D.BF16, aligned, (64, 64, 64), (2, 2, 1), 5)

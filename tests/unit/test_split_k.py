@@ -54,7 +54,7 @@ def test_cells_are_of_their_own_family_and_compile() -> None:
         assert f"GemmSplitSm90<{key.a.cpp}, " in source
         assert f", {key.tile[1]}, {key.cluster[0]}, {key.cluster[2]}>" in source
     assert set(CELLS) == {key for _, key in cells([SmArch.SM90A]) if key.mainloop == SPLIT}
-    assert {preset_of(key) for key in CELLS} == {None}
+    assert {(key.a, preset_of(key)) for key in CELLS} == {(D.BF16, "full"), (D.F16, None)}
     assert set(CLUSTERS) <= set(WIDEST)
     assert not list(gemm_split_sm90.cells(SmArch.SM80))
 
@@ -123,7 +123,7 @@ def test_small_results_of_long_products_are_served_by_them(
 
 
 @pytest.mark.parametrize(
-    ("m", "n", "k", "shared"), [(18, 16, 96312, False), (37, 320, 56608, False), (190, 448, 62016, False)]
+    ("m", "n", "k", "shared"), [(18, 15, 96312, True), (37, 320, 56608, False), (190, 448, 62016, False)]
 )
 def test_slices_side_by_side_serve_the_larger_of_them(
     monkeypatch: pytest.MonkeyPatch, m: int, n: int, k: int, *, shared: bool

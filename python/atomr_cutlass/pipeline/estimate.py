@@ -44,8 +44,8 @@ COMMON_PART = 1.01
 
 # The sm90 generation.
 TILE_N_EFFICIENCY = {
-    256: 1.18, 240: 1.16, 224: 1.25, 208: 1.13, 192: 1.19, 176: 1.08, 160: 1.26, 144: 1.25, 128: 1.24, 112: 1.1,
-    96: 1.22, 64: 1.01, 32: 0.31, 16: 0.173,
+    256: 1.15, 240: 1.02, 224: 1.17, 208: 1.15, 192: 1.24, 176: 1.19, 160: 1.26, 144: 1.2,
+    128: 1.24, 112: 1.25, 96: 1.22, 64: 1.01, 32: 0.443, 16: 0.204,
 }  # fmt: skip
 """Share of WGMMA's peak rate at CLOCK_HZ that a tile of this width reaches; the clock may be higher."""
 ONE_WARPGROUP_EFFICIENCY = 0.924
@@ -64,37 +64,39 @@ EXCHANGED_STEP_CLOCKS = 220.0
 """The shortest step of theirs, for each 64 rows of a tile; see STEP_CLOCKS."""
 L2_BYTES_PER_CLOCK = 110.0
 """Bytes of cache lines that one multiprocessor draws from L2 per clock when all do."""
-PAIR_BYTES_PER_CLOCK = 86.4
+PAIR_BYTES_PER_CLOCK = 78.5
 """Bytes that each of the two multiprocessors which share a port draws at most."""
-PORT_BYTES_PER_CLOCK = 207.0
+PORT_BYTES_PER_CLOCK = 182.0
 """Likewise, where the other one is idle."""
 STREAMED = 1.53
 """How much faster than DRAM_BYTES_PER_SECOND says kernels over TMA read and write what fits no cache."""
-STEP_CLOCKS = 15.7
+STEP_CLOCKS = 16.0
 """The shortest step along K: barriers and latencies."""
-BEYOND_CLOCKS = 3.18
+BEYOND_CLOCKS = 3.09
 """Likewise, of each row of a tile that lies beyond the last of A."""
-BEYOND_N_CLOCKS = 1.78
+BEYOND_N_CLOCKS = 1.81
 """Likewise, of each column beyond the last of B."""
-WIDE_CLUSTER_STEP_CLOCKS = 90.7
+WIDE_CLUSTER_STEP_CLOCKS = 90.9
 """Likewise, where eight thread blocks of a cluster load for one another."""
-COOPERATIVE_TILE_SECONDS = 0.369e-6
-PINGPONG_TILE_SECONDS = 0.296e-6
-PROLOGUE_SECONDS = 0.288e-6
-STORE_BYTES_PER_SECOND = 34.7e9
+COOPERATIVE_TILE_SECONDS = 0.384e-6
+PINGPONG_TILE_SECONDS = 0.259e-6
+PROLOGUE_SECONDS = 0.269e-6
+STORE_BYTES_PER_SECOND = 38.2e9
 """At which one multiprocessor stores a finished tile."""
-SHOWN = 0.0465
+SHOWN = 0.0556
 """The fraction of reading A and B through L2 that is not hidden behind the products."""
-SHOWN_ALONE = 0.0845
+SHOWN_ALONE = 0.093
 """Likewise, where neighbours in the list of tiles have tiles of one operand in common only."""
-MISSED = 0.132
+MISSED = 0.102
 """The same fraction of reading from device memory on L2 misses."""
 L2_SHARE = 0.25
 """The fraction of L2 that holds A and B until they are read again."""
-LAST_WAVE = 0.332
+LAST_WAVE = 0.345
 """The fraction of the last wave's idle multiprocessors that speeds up the others."""
-CLUSTER_SECONDS = 0.178e-6
-"""Synchronizing a cluster at the start and the end."""
+CLUSTER_SECONDS = 0.102e-6
+"""Synchronizing a cluster at the start and the end, each time that it doubles."""
+LATE_IN_CLUSTER = 0.073
+"""How much longer a tile takes in clusters of more than two, where thread blocks compute many one after the other."""
 NOSMEM_SECONDS = 2.0e-6
 NOSMEM_TILE_SECONDS = 6.0e-6
 """The additional time of storing a tile straight from registers."""
@@ -116,6 +118,8 @@ FEW_BUSY = 0.925
 """Kernels of column-major weights are busy so many times as long as they assume by the constants below."""
 FEW_BUSY_ROWS = 0.87
 """Likewise, of row-major ones."""
+FEW_MANY = 1.12
+"""How much longer than by these constants more than 96 rows take."""
 FEW_CLUSTER_SECONDS = 0.17e-6
 """How much longer clusters of several thread blocks take."""
 FEW_STRADDLED = 0.027
@@ -147,7 +151,7 @@ FEW_EXPOSED_PERCENT = 20
 """The fraction of all parts but the longest that the longest does not hide."""
 
 # Kernels of the sm90 generation that share out K; see also split_division.h.
-SPLIT_LAUNCH_SECONDS = 3.7e-6
+SPLIT_LAUNCH_SECONDS = 3.92e-6
 SPLIT_DRAM_BYTES_PER_SECOND = 4.3e12
 SPLIT_SOFTNESS = 5.42
 """As FEW_SOFTNESS."""
@@ -155,13 +159,13 @@ SPLIT_STEP = 1.2
 """Steps along K take so many times as long as the kernel assumes."""
 SPLIT_ELEMENT_SECONDS = 0.272e-9
 """Of storing a tile, for each of its elements."""
-SPLIT_PART_SECONDS = 0.965e-6
+SPLIT_PART_SECONDS = 0.974e-6
 """Leaving a part of a tile and finding out whether it is the last."""
 SPLIT_BYTES_PER_SECOND = 20.9e9
 """At which one multiprocessor writes and reads parts."""
 
 # Slices of K side by side, which another kernel adds up.
-DIVIDED_SECONDS = 0.708e-6
+DIVIDED_SECONDS = 0.669e-6
 """Starting that kernel, beside the end of the one before."""
 DIVIDED_ROUND_SECONDS = 0.537e-6
 """Reading as many slices as a thread reads at once."""

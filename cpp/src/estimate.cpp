@@ -544,9 +544,12 @@ double Model::alone(Kernel const& kernel, Extents const& e, Gpu const& gpu, int6
     return each * (products / (c_.DMMA_PER_CLOCK * busy * c_.CLOCK_HZ) + c_.DMMA_TILE_SECONDS);
   }
   if (kernel.align_a > 1) {  // mainloop_simt.h
-    double const warps = std::min(1.0, each * double(kernel.warps) / c_.FMA_VECTOR_WARPS);
     double const clocks = products / c_.FMA_VECTOR_PER_CLOCK + double(tile_m + tile_n) * k * c_.FMA_VECTOR_LOAD_CLOCKS;
-    double const seconds = each * (clocks / (warps * c_.CLOCK_HZ) + c_.FMA_VECTOR_TILE_SECONDS);
+    // Where the compiler takes more than 168 registers, two thread blocks of four warps share a multiprocessor.
+    bool const large = kernel.b_along_k ? tile_m == 32 && tile_n == 256 : tile_m == 64;
+    double const resident = double(std::max<int64_t>((large ? 8 : 12) / int64_t(kernel.warps), 1));
+    double const last = std::fmod(each, resident), idle = last > 0 ? (resident - last) * c_.FMA_VECTOR_IDLE : 0.0;
+    double const seconds = (each + idle) * clocks / c_.CLOCK_HZ + each * c_.FMA_VECTOR_TILE_SECONDS;
     return seconds + double(slices - 1) * c_.FMA_TURN_SECONDS;
   }
   auto const loaded = [&](int64_t elements, bool along_k) {

@@ -15,8 +15,9 @@ D = CutlassDtype
 PAIRS = (
     *((a, d) for a in FP8_TYPES for d in HALF_TYPES),
     *((D.F32, d) for d in (*HALF_TYPES, *FP8_TYPES, D.F32)),
+    (D.F64, D.F64),
 )
-"""(from, to); float32 to itself adds slices up."""
+"""(from, to); float32 and float64 to themselves add slices up."""
 
 
 def supports(key: KernelKey) -> Status:
@@ -41,7 +42,8 @@ def cast(arch: SmArch, a: D, d: D) -> KernelKey:
 def cells(arch: SmArch) -> Iterator[Cell]:
     """The cells for one arch."""
     for a, d in PAIRS:
-        yield FULL, cast(arch, a, d)
+        if a is not D.F64 or arch is SmArch.SM90A:  # elsewhere no kernel of float64 divides K
+            yield FULL, cast(arch, a, d)
 
 
 FAMILY = Family(

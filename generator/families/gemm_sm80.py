@@ -70,6 +70,15 @@ def _supports_vectors(key: KernelKey) -> Status:
     return OK
 
 
+def divides(key: KernelKey) -> bool:
+    """Whether a kernel divides K into slices, each with a D of its own, where that was measured (GemmSm80::kSliced)."""
+    return (
+        (key.op, key.generation, key.arch, key.epilogue) == ("gemm", "sm80", SmArch.SM90A, LINEAR)
+        and (key.math == "ieee" or key.a is D.F64)
+        and key.d is key.acc
+    )
+
+
 def _results_a_thread(key: KernelKey) -> int:
     return key.tile[0] * key.tile[1] // (key.warps[0] * key.warps[1] * key.warps[2] * 32)
 
@@ -197,13 +206,16 @@ def _half_cells(arch: SmArch, fallback: bool) -> Iterator[Cell]:
                     yield FULL, _gemm_sm80(arch, a, d, layouts, aligned, (64, 128, 32), (2, 2, 1), 5)
 
 
-# Of IEEE f32 on sm_90a: tile, warps and stages, by a greedy cover (docs/performance-log.md, 2026-11-23).
+# Of IEEE f32 on sm_90a: tile, warps and stages (docs/performance-log.md, 2026-11-23).
 _IEEE_TILES: dict[str, tuple[tuple[Triple, Triple, int], ...]] = {
-    "rc": (((32, 128, 8), (1, 4, 1), 5), ((128, 192, 8), (4, 2, 1), 4)),
-    "rr": (((16, 128, 16), (1, 4, 1), 5), ((32, 256, 8), (1, 4, 1), 5), ((256, 128, 8), (4, 2, 1), 4)),
+    "rc": (((32, 128, 8), (1, 4, 1), 5),),
+    "rr": (((16, 128, 16), (1, 4, 1), 5),),
 }
-# Of those that load vectors (mainloop_simt.h): faster for few and medium rows; larger tiles are not.
-_IEEE_VECTORS: tuple[tuple[Triple, Triple, int], ...] = (((32, 128, 16), (1, 4, 1), 5), ((64, 64, 16), (2, 2, 1), 5))
+# Of those that load vectors (mainloop_simt.h), faster than single elements but for the fewest rows.
+_IEEE_VECTORS: dict[str, tuple[tuple[Triple, Triple, int], ...]] = {
+    "rc": (((32, 256, 16), (1, 4, 1), 4), ((64, 128, 16), (2, 2, 1), 4)),
+    "rr": (((32, 128, 16), (1, 4, 1), 5), ((32, 256, 16), (1, 4, 1), 4), ((64, 128, 16), (2, 2, 1), 4)),
+}
 
 
 def _single_cells(arch: SmArch, fallback: bool) -> Iterator[Cell]:
@@ -233,7 +245,7 @@ def _single_cells(arch: SmArch, fallback: bool) -> Iterator[Cell]:
         if arch is SmArch.SM90A and common:
             for tile, warps, stages in _IEEE_TILES[layouts]:
                 yield FULL, _gemm_sm80(arch, D.F32, D.F32, layouts, (1, 1, 1), tile, warps, stages, "ieee")
-            for tile, warps, stages in _IEEE_VECTORS:
+            for tile, warps, stages in _IEEE_VECTORS[layouts]:
                 yield FULL, _gemm_sm80(arch, D.F32, D.F32, layouts, (4, 4, 1), tile, warps, stages, "ieee")
         if not fallback:
             yield FULL, _gemm_sm80(arch, D.F32, D.F32, layouts, (1, 1, 1), (128, 64, 8), (2, 2, 1), 5, "ieee")

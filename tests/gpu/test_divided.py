@@ -14,7 +14,7 @@ import pytest
 from atomr_cutlass import CutlassDtype as D
 from atomr_cutlass import SmArch
 from atomr_cutlass.generator.epilogue.lower import LINEAR, SCALED
-from atomr_cutlass.generator.families import gemm_sm90
+from atomr_cutlass.generator.families import gemm_sm80, gemm_sm90
 from atomr_cutlass.generator.key import COLUMN
 from atomr_cutlass.generator.matrix import cells
 from atomr_cutlass.ops.gemm import scaled
@@ -36,6 +36,8 @@ pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("torch")]
 DIVIDING = [key for _, key in cells([SmArch.SM90A]) if gemm_sm90.divides(key)]
 CELLS = [key for key in DIVIDING if key.epilogue == LINEAR]
 SCALED_CELLS = [key for key in DIVIDING if key.epilogue == SCALED]
+SIMT_CELLS = [key for _, key in cells([SmArch.SM90A]) if gemm_sm80.divides(key)]
+"""Of IEEE f32 and f64."""
 
 Extents = tuple[int, int, int]
 PROBLEMS: tuple[Extents, ...] = (
@@ -88,7 +90,10 @@ def made_for(key: KernelKey, extents: Extents, *, beta: float = 0.0, d: D | None
 def check(key: KernelKey, extents: Extents, *, alpha: float = 1.0, beta: float = 0.0, d: D | None = None) -> None:
     made, operands, out = made_for(key, extents, beta=beta, d=d)
     steps = -(-extents[2] // key.tile[2])
-    for slices in sorted({1, 2, min(7, steps), min(40, steps)}):
+    counts = {1, 2, min(7, steps), min(40, steps)}
+    if key.generation == "sm80":  # without empty slices
+        counts = {-(-steps // -(-steps // count)) for count in counts}
+    for slices in sorted(counts):
         assert_launches(made(slices), operands, out, math_mode=key.math, alpha=alpha, beta=beta)
 
 
@@ -105,6 +110,15 @@ def test_scalars_c_and_a_wide_result(key: KernelKey) -> None:
         check(key, extents, alpha=0.0, beta=1.0)
         check(key, extents, alpha=0.0)
         check(key, extents, alpha=2.0, beta=1.0, d=D.F32)
+
+
+@pytest.mark.parametrize("key", SIMT_CELLS, ids=lambda key: key.name)
+def test_f32_and_f64(key: KernelKey) -> None:
+    for extents in (*PROBLEMS, *drawn(key)):
+        check(key, extents)
+    for extents in ((264, 520, 4104), (128, 128, 32768)):
+        check(key, extents, alpha=0.5, beta=-2.0)
+        check(key, extents, alpha=0.0, beta=1.0)
 
 
 @pytest.mark.parametrize("key", SCALED_CELLS, ids=lambda key: key.name)

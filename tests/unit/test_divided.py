@@ -11,7 +11,7 @@ import pytest
 import fake_table
 from atomr_cutlass import CutlassDtype as D
 from atomr_cutlass import KernelNotFoundError, SmArch
-from atomr_cutlass.generator.families import gemm_sm90
+from atomr_cutlass.generator.families import gemm_sm80, gemm_sm90
 from atomr_cutlass.generator.families.cast import cast
 from atomr_cutlass.generator.key import KernelKey, shared_memory
 from atomr_cutlass.generator.matrix import cells
@@ -29,6 +29,8 @@ from fake_table import A100, H200
 from gemm_problems import dense as problem
 
 CELLS = [key for _, key in cells([SmArch.SM90A]) if gemm_sm90.divides(key)]
+SIMT_CELLS = [key for _, key in cells([SmArch.SM90A]) if gemm_sm80.divides(key) and key.layout_a == "r"]
+"""Of IEEE f32 and f64."""
 
 
 def served(key: KernelKey, what: GemmProblem) -> list[GemmFormulation]:
@@ -99,7 +101,18 @@ def test_slices_cover_every_step_and_fill_waves(key: KernelKey, m: int, n: int, 
     layouts = {"rc": "rcr", "rr": "rrr", "cr": "crr", "cc": "ccr"}[key.layout_a + key.layout_b]
     if key.layout_d == "c":
         layouts = {"rc": "rcr", "cc": "rrr"}[key.layout_a + key.layout_b]
-    for one in served(key, problem(m + -m % 8, n, k, layouts)):
+    covers(key, problem(m + -m % 8, n, k, layouts))
+
+
+@pytest.mark.parametrize("key", SIMT_CELLS, ids=lambda key: key.name)
+@pytest.mark.parametrize(("m", "n", "k"), [(5, 1024, 8192), (128, 128, 131072), (267, 656, 16352), (343, 672, 7520)])
+def test_so_do_those_of_f32_and_f64(key: KernelKey, m: int, n: int, k: int) -> None:
+    covers(key, problem(m, n, k, f"{key.layout_a}{key.layout_b}r", key.a, math=key.math))
+
+
+def covers(key: KernelKey, what: GemmProblem) -> None:
+    k = what.k
+    for one in served(key, what):
         steps = math.ceil(k / key.tile[2])
         found = estimate.slices(key, one.extents, H200)
         assert found
@@ -156,6 +169,35 @@ def test_older_gpus_and_convolutions_are_not_divided(monkeypatch: pytest.MonkeyP
     products = [one.product for group in search.formulations for one in group if one.product is not None]
     assert products
     assert not any(product.divided for product in products)
+
+
+@pytest.mark.parametrize("layouts", ["rcr", "rrr"])
+@pytest.mark.parametrize(("dtype", "math"), [(D.F32, "ieee"), (D.F64, "default")])
+def test_few_tiles_of_f32_and_f64_are(monkeypatch: pytest.MonkeyPatch, layouts: str, dtype: D, math: str) -> None:
+    fake_table.install(monkeypatch, fake_table.rows_of(archs=[SmArch.SM90A]))
+    found = chosen(problem(24, 1240, 16352, layouts, dtype, math=math))
+    assert found.formulation.divided
+    assert found.formulation.dtype_d is dtype
+    assert found.split_k > 1
+    assert gemm_sm80.divides(found.key)
+    assert divided.sums(dtype, dtype, H200).make(SmArch.SM90A) == cast(SmArch.SM90A, dtype, dtype)
+    assert not chosen(problem(4096, 4096, 4096, layouts, dtype, math=math)).formulation.divided
+
+
+def test_on_other_archs_slices_of_f32_take_turns() -> None:
+    assert not any(gemm_sm80.divides(key) for _, key in cells([SmArch.SM80, SmArch.SM100, SmArch.SM120]))
+
+
+@pytest.mark.parametrize(("dtype", "size"), [(D.F32, 4), (D.F64, 8)])
+def test_their_slices_take_as_many_bytes(monkeypatch: pytest.MonkeyPatch, dtype: D, size: int) -> None:
+    fake_table.install(monkeypatch, fake_table.rows_of(archs=[SmArch.SM90A]))
+    monkeypatch.setattr(kernels, "Steps", Noted)
+    monkeypatch.setattr(devices, "get", lambda _: H200)
+    what = problem(24, 1240, 16352, "rcr", dtype, math="ieee" if dtype is D.F32 else "default")
+    (candidate, *_) = [one for one in select.rank(GemmSearch(what, H200)) if one.formulation.divided]
+    _, temporaries, zeros, _ = from_candidate(what, candidate)  # type: ignore[misc]
+    assert temporaries == [size * 24 * 1240 * candidate.split_k]
+    assert zeros == size * 24 * 1240
 
 
 def test_a_limit_of_workspace_takes_a_kernel_that_needs_no_adder(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -224,4 +266,4 @@ def test_launches(monkeypatch: pytest.MonkeyPatch, layouts: str) -> None:
     assert adding[1]["slice_stride"] == count
     assert (adding[1]["alpha"], adding[1]["beta"]) == ("alpha", "beta")
     assert nothing[1]["a"][0] == "zeros"
-    assert divided.sums(D.BF16, H200).make(SmArch.SM90A) == cast(SmArch.SM90A, D.F32, D.BF16)
+    assert divided.sums(D.F32, D.BF16, H200).make(SmArch.SM90A) == cast(SmArch.SM90A, D.F32, D.BF16)

@@ -26,12 +26,14 @@ struct Cast {
   static constexpr int kWide = sizeof(ElementA) > sizeof(ElementD) ? int(sizeof(ElementA)) : int(sizeof(ElementD));
   static constexpr int kVector = 16 / kWide;
 
+  using Compute = cutlass::platform::conditional_t<cutlass::platform::is_same<ElementD, double>::value, double, float>;
+
   struct Params {
     ElementA const* a;
     ElementD const* c;
     ElementD* d;
     float const* scale;
-    float alpha, beta;
+    Compute alpha, beta;
     int64_t count, stride;
     int32_t slices, blocks;
   };
@@ -51,8 +53,8 @@ struct Cast {
             static_cast<ElementD const*>(args.c),
             static_cast<ElementD*>(args.d),
             static_cast<float const*>(args.scale),
-            float(args.alpha),
-            float(args.beta),
+            Compute(args.alpha),
+            Compute(args.beta),
             args.count,
             args.slice_stride,
             args.slices,
@@ -63,15 +65,15 @@ struct Cast {
   CUTLASS_DEVICE static void run(Params const& params, char*) {
     using Source = cutlass::AlignedArray<ElementA, kVector>;
     using Target = cutlass::AlignedArray<ElementD, kVector>;
-    cutlass::NumericArrayConverter<float, ElementA, kVector> widen;
-    cutlass::NumericArrayConverter<ElementD, float, kVector> narrow;
-    cutlass::NumericArrayConverter<float, ElementD, kVector> widen_c;
+    cutlass::NumericArrayConverter<Compute, ElementA, kVector> widen;
+    cutlass::NumericArrayConverter<ElementD, Compute, kVector> narrow;
+    cutlass::NumericArrayConverter<Compute, ElementD, kVector> widen_c;
     if constexpr (kWaits) asm volatile("griddepcontrol.wait;\ngriddepcontrol.launch_dependents;" ::: "memory");
-    float const factor = params.alpha * (params.scale != nullptr ? *params.scale : 1.0f);
+    Compute const factor = params.alpha * (params.scale != nullptr ? Compute(*params.scale) : Compute(1));
     int64_t const vectors = params.count / kVector;
     int64_t const first = int64_t(blockIdx.x) * kThreads + threadIdx.x, step = int64_t(gridDim.x) * kThreads;
     for (int64_t i = first; i < vectors; i += step) {
-      cutlass::Array<float, kVector> values;
+      cutlass::Array<Compute, kVector> values;
       values.clear();
       for (int slice = 0; slice < params.slices; slice += kAtOnce) {
         Source parts[kAtOnce];
@@ -84,7 +86,7 @@ struct Cast {
         CUTLASS_PRAGMA_UNROLL
         for (int at = 0; at < kAtOnce; ++at) {
           if (slice + at < params.slices) {
-            cutlass::Array<float, kVector> const part = widen(parts[at]);
+            cutlass::Array<Compute, kVector> const part = widen(parts[at]);
             CUTLASS_PRAGMA_UNROLL
             for (int j = 0; j < kVector; ++j) values[j] += part[j];
           }
@@ -93,7 +95,7 @@ struct Cast {
       CUTLASS_PRAGMA_UNROLL
       for (int j = 0; j < kVector; ++j) values[j] *= factor;
       if (params.c != nullptr) {
-        cutlass::Array<float, kVector> const source = widen_c(reinterpret_cast<Target const*>(params.c)[i]);
+        cutlass::Array<Compute, kVector> const source = widen_c(reinterpret_cast<Target const*>(params.c)[i]);
         CUTLASS_PRAGMA_UNROLL
         for (int j = 0; j < kVector; ++j) values[j] += params.beta * source[j];
       }
@@ -102,13 +104,13 @@ struct Cast {
       reinterpret_cast<Target*>(params.d)[i] = target;
     }
     for (int64_t i = vectors * kVector + first; i < params.count; i += step) {
-      float value = 0.0f;
+      Compute value = 0;
       for (int slice = 0; slice < params.slices; ++slice) {
-        value += cutlass::NumericConverter<float, ElementA>{}(params.a[slice * params.stride + i]);
+        value += cutlass::NumericConverter<Compute, ElementA>{}(params.a[slice * params.stride + i]);
       }
       value *= factor;
-      if (params.c != nullptr) value += params.beta * cutlass::NumericConverter<float, ElementD>{}(params.c[i]);
-      params.d[i] = cutlass::NumericConverter<ElementD, float>{}(value);
+      if (params.c != nullptr) value += params.beta * cutlass::NumericConverter<Compute, ElementD>{}(params.c[i]);
+      params.d[i] = cutlass::NumericConverter<ElementD, Compute>{}(value);
     }
   }
 };

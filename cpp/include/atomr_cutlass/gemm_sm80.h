@@ -84,24 +84,37 @@ struct GemmSm80 {
   static constexpr int kSharedBytes = int(sizeof(typename Kernel::SharedStorage));
   static constexpr int kClusterM = 1, kClusterN = 1, kClusterK = 1;
 
-  // Batches and serial split-K both use the grid's z dimension, so a problem has one or the other.
+  // Slices of K take turns with a tile of D, or each has a D of its own, one after the other, for another kernel to add
+  // up: of sums as they were added, float32 or float64.
+  static constexpr bool kSliced = Output::kSplitK && cutlass::platform::is_same<ElementD, ElementAccumulator>::value &&
+                                  !cutlass::platform::is_same<ElementD, int32_t>::value;
+  static bool sliced(Args const& args) {
+    return kSliced && args.split_k > 1 && args.batch == 1 && args.c == nullptr && args.batch_stride_d != 0;
+  }
+
+  // Batches and slices of K both use the grid's z dimension, so a problem has one or the other.
   static typename Kernel::Arguments arguments(Args const& args) {
-    bool const batched = args.batch > 1;
-    return typename Kernel::Arguments(
-        batched ? cutlass::gemm::GemmUniversalMode::kBatched : cutlass::gemm::GemmUniversalMode::kGemm,
-        {args.m, args.n, args.k}, batched ? args.batch : args.split_k, Output::arguments(args), args.a, args.b, args.c,
-        args.d, args.batch_stride_a, args.batch_stride_b, args.batch_stride_c, args.batch_stride_d, args.lda, args.ldb,
-        args.ldc, args.ldd);
+    using Mode = cutlass::gemm::GemmUniversalMode;
+    Mode const mode = args.batch > 1 ? Mode::kBatched : sliced(args) ? Mode::kGemmSplitKParallel : Mode::kGemm;
+    return typename Kernel::Arguments(mode, {args.m, args.n, args.k}, args.batch > 1 ? args.batch : args.split_k,
+                                      Output::arguments(args), args.a, args.b, args.c, args.d, args.batch_stride_a,
+                                      args.batch_stride_b, args.batch_stride_c, args.batch_stride_d, args.lda, args.ldb,
+                                      args.ldc, args.ldd);
   }
 
   static Params params(Args const& args) {
     Params result(arguments(args), args.sm_count, 1);
     result.semaphore = static_cast<int*>(args.workspace);
+    if (sliced(args)) {  // in whole steps
+      result.gemm_k_size = (((args.k + Tile::kK - 1) / Tile::kK + args.split_k - 1) / args.split_k) * Tile::kK;
+      result.grid_tiled_shape.k() = (args.k + result.gemm_k_size - 1) / result.gemm_k_size;
+    }
     return result;
   }
 
   static bool can_implement(Args const& args) {
     if (args.split_k > 1 && (!Output::kSplitK || args.batch > 1)) return false;
+    if (sliced(args) && params(args).grid_tiled_shape.k() != args.split_k) return false;  // the last ones were empty
     dim3 const blocks = grid(params(args));
     Args checked = args;
     if (kWide) checked.n = (args.n + kAccess - 1) / kAccess * kAccess;
@@ -109,7 +122,7 @@ struct GemmSm80 {
            Kernel::can_implement(arguments(checked)) == cutlass::Status::kSuccess;
   }
 
-  static uint64_t workspace_size(Args const& args) { return params(args).get_workspace_size(); }
+  static uint64_t workspace_size(Args const& args) { return sliced(args) ? 0 : params(args).get_workspace_size(); }
 
   // The semaphores of serial split-K must start at zero.
   static void clear_range(Args const& args, uint64_t& offset, uint64_t& bytes) {

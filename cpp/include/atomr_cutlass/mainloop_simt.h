@@ -1,11 +1,12 @@
 // A mainloop over FFMA whose operands come by 16 bytes, whichever way they lie.
 //
-// CUTLASS's brings operands that are contiguous along K into shared memory one element at a time, turned, so that each
-// step along K finds neighbours along M or N side by side. Here they stay as they are: a thread reads two elements
-// along K of each of its rows at once, which is as many bytes for as many products.
+// In shared memory, neighbours along M or N lie side by side. Operands that are contiguous along K get there through
+// registers, turned: read two elements along K at a time instead, as they lie, all of a thread's elements of one K are
+// in registers of one bank (even or odd), and every other FFMA waits for its second operand.
 #pragma once
 
 #include "cutlass/arch/cache_operation.h"
+#include "cutlass/arch/memory.h"
 #include "cutlass/arch/memory_sm80.h"
 #include "cutlass/array.h"
 #include "cutlass/cutlass.h"
@@ -15,10 +16,8 @@
 
 namespace atomr_cutlass {
 
-// One operand in shared memory: kRows of M or N, kK of K; float32.
-//
-// Along K: a row is kK elements, in vectors of four. Rows that the lanes of a warp read at once are four apart, and
-// lie side by side here; vectors of neighbouring rows are exchanged, so that eight rows lie in different banks.
+// One operand in shared memory: kRows of M or N, kK of K; float32. Element (row, k) of one that is contiguous along K
+// is at (row ^ 8 * (k / 4), k), so that the lanes of a warp, of which four share a row, write to different banks.
 template <int kRows, int kK, bool kAlongK, int kThreads>
 struct SimtOperand {
   static constexpr int kVector = 4;
@@ -32,66 +31,43 @@ struct SimtOperand {
 
   using ThreadMap = cutlass::transform::PitchLinearStripminedThreadMap<
       cutlass::layout::PitchLinearShape<kAlongK ? kK : kRows, kStrided>, kThreads, kVector>;
-
-  CUTLASS_DEVICE static int swizzle(int place) { return (place >> 1) & 3; }
-  CUTLASS_DEVICE static int place(int row) { return row % 4 * (kRows / 4) + row / 4; }
+  static constexpr int kAccesses = ThreadMap::Iterations::kCount;
 
   // Where a thread's first access goes, and how far on the next one.
   CUTLASS_DEVICE static int first(int thread) {
     int const vector = thread % kContiguous, strided = thread / kContiguous;
-    if constexpr (kAlongK) {
-      int const at = place(strided);
-      return at * kK + (vector ^ swizzle(at)) * kVector;
-    } else {
-      return strided * kRows + vector * kVector;
-    }
+    return kAlongK ? vector * kVector * kRows + (strided ^ vector * 8) : strided * kRows + vector * kVector;
   }
-  static constexpr int kNext = kAlongK ? kApart / 4 * kK : kApart * kRows;
+  static constexpr int kNext = kAlongK ? kApart : kApart * kRows;
   CUTLASS_DEVICE static bool takes_part(int thread) { return !kGuarded || thread / kContiguous < kStrided; }
 };
 
 // The rows (or columns) of one thread, kOwn of them: groups of four neighbours, kLanes groups of other lanes between.
-template <class Operand, int kRows, int kK, bool kAlongK, int kOwn, int kLanes, int kDeep>
+template <int kRows, int kK, bool kAlongK, int kOwn, int kLanes>
 struct SimtFragment {
   static constexpr int kGroup = kOwn < 4 ? kOwn : 4;
-  float values[kOwn][kDeep];
+  static_assert(!kAlongK || kLanes * kGroup % 8 == 0);
+  float values[kOwn];
 
   // Bytes from the start of a stage to where a thread reads; `first` is its first row.
   struct Places {
     uint32_t at[kAlongK ? 4 : 1];
     CUTLASS_DEVICE explicit Places(int first) {
-      if constexpr (kAlongK) {
-        int const place = Operand::place(first);
-        CUTLASS_PRAGMA_UNROLL
-        for (int i = 0; i < 4; ++i) at[i] = uint32_t(place * kK + (i ^ Operand::swizzle(place)) * 4) * 4;
-      } else {
-        at[0] = uint32_t(first) * 4;
-      }
+      CUTLASS_PRAGMA_UNROLL
+      for (int i = 0; i < (kAlongK ? 4 : 1); ++i) at[i] = uint32_t(first ^ i * 8) * 4;
     }
   };
 
-  // Elements k to k + kDeep - 1; `stage` is an address in shared memory.
+  // Elements k; `stage` is an address in shared memory.
   CUTLASS_DEVICE void read(uint32_t stage, Places const& places, int k) {
-    if constexpr (kAlongK) {
-      static_assert(kGroup == 4);
+    CUTLASS_PRAGMA_UNROLL
+    for (int i = 0; i < kOwn; i += kGroup) {
+      // The first row's bits below the lanes' are zero, so that what is added to them may be exchanged as well.
+      int const on = i * kLanes, exchanged = kAlongK ? (k / 4) ^ (on / 8 % 4) : 0;
+      float some[kGroup];
+      load_shared(some, stage + places.at[exchanged] + (k * kRows + (kAlongK ? on / 32 * 32 : on)) * 4);
       CUTLASS_PRAGMA_UNROLL
-      for (int i = 0; i < kOwn; ++i) {
-        // Rows kLanes places on: their swizzle differs by an exchange that is known.
-        int const on = i / 4 * kLanes, exchanged = (on >> 1) & 3;
-        uint32_t const from = stage + places.at[(k / 4) ^ exchanged];
-        load_shared(values[i], from + ((i % 4 * (kRows / 4) + on) * kK + k % 4) * 4);
-      }
-    } else {
-      CUTLASS_PRAGMA_UNROLL
-      for (int j = 0; j < kDeep; ++j) {
-        CUTLASS_PRAGMA_UNROLL
-        for (int i = 0; i < kOwn; i += kGroup) {
-          float some[kGroup];
-          load_shared(some, stage + places.at[0] + ((k + j) * kRows + i * kLanes) * 4);
-          CUTLASS_PRAGMA_UNROLL
-          for (int x = 0; x < kGroup; ++x) values[i + x][j] = some[x];
-        }
-      }
+      for (int x = 0; x < kGroup; ++x) values[i + x] = some[x];
     }
   }
 
@@ -141,11 +117,9 @@ struct MainloopSimt {
   using Lanes = typename Policy::Operator::Policy;
   static constexpr int kLanesM = Lanes::WarpShape::kRow, kLanesN = Lanes::WarpShape::kColumn;
   static constexpr int kOwnM = Operator::Shape::kM / kLanesM, kOwnN = Operator::Shape::kN / kLanesN;
-  static constexpr int kDeep = 2;  // elements along K that a thread reads at once
-  using FragmentA = SimtFragment<A, kM, kK, kAlongKA, kOwnM, kLanesM, kDeep>;
-  using FragmentB = SimtFragment<B, kN, kK, kAlongKB, kOwnN, kLanesN, kDeep>;
-  static constexpr int kSteps = kK / kDeep;
-  static_assert(kSteps % 2 == 0);
+  using FragmentA = SimtFragment<kM, kK, kAlongKA, kOwnM, kLanesM>;
+  using FragmentB = SimtFragment<kN, kK, kAlongKB, kOwnN, kLanesN>;
+  static_assert(kK % 2 == 0);
 
   struct SharedStorage {
     alignas(16) float a[kStages][A::kElements];
@@ -162,12 +136,15 @@ struct MainloopSimt {
 
   CUTLASS_DEVICE void operator()(int steps, FragmentC& sums, IteratorA a, IteratorB b, FragmentC const& before) {
     sums = before;
-    int loaded = 0;
+    int loaded_a = 0, loaded_b = 0;  // steps
     CUTLASS_PRAGMA_UNROLL
     for (int stage = 0; stage < kStages - 1; ++stage) {
-      load(a, b, stage, loaded++ < steps);
+      if (!kAlongKA) load_a(a, stage, loaded_a++ < steps);
+      if (!kAlongKB) load_b(b, stage, loaded_b++ < steps);
       cutlass::arch::cp_async_fence();
     }
+    if (kAlongKA) load_a(a, 0, loaded_a++ < steps), store_a(0), load_a(a, 0, loaded_a++ < steps);
+    if (kAlongKB) load_b(b, 0, loaded_b++ < steps), store_b(0), load_b(b, 0, loaded_b++ < steps);
     cutlass::arch::cp_async_wait<kStages - 2>();
     __syncthreads();
 
@@ -180,17 +157,22 @@ struct MainloopSimt {
     own_b[0].read(stages_b, places_b_, 0);
     CUTLASS_GEMM_LOOP
     for (int step = 0; step < steps; ++step) {
+      int const following = stage + 1 == kStages ? 0 : stage + 1;
       CUTLASS_PRAGMA_UNROLL
-      for (int i = 0; i < kSteps; ++i) {
-        if (i == kSteps - 1) {
+      for (int i = 0; i < kK; ++i) {
+        if (i == kK - 1) {
           cutlass::arch::cp_async_wait<kStages - 2>();
           __syncthreads();
-          stage = stage + 1 == kStages ? 0 : stage + 1;
+          stage = following;
         }
-        own_a[(i + 1) % 2].read(stages_a + stage * (A::kElements * 4), places_a_, (i + 1) % kSteps * kDeep);
-        own_b[(i + 1) % 2].read(stages_b + stage * (B::kElements * 4), places_b_, (i + 1) % kSteps * kDeep);
+        own_a[(i + 1) % 2].read(stages_a + stage * (A::kElements * 4), places_a_, (i + 1) % kK);
+        own_b[(i + 1) % 2].read(stages_b + stage * (B::kElements * 4), places_b_, (i + 1) % kK);
         if (i == 0) {
-          load(a, b, next, loaded++ < steps);
+          // What registers hold is of the step that follows; they then take the one after it.
+          if (kAlongKA) store_a(following);
+          if (kAlongKB) store_b(following);
+          load_a(a, next, loaded_a++ < steps);
+          load_b(b, next, loaded_b++ < steps);
           cutlass::arch::cp_async_fence();
           next = next + 1 == kStages ? 0 : next + 1;
         }
@@ -211,38 +193,65 @@ struct MainloopSimt {
     return warp / WarpCount::kM * Operator::Shape::kN + of_lane(lane).column() * FragmentB::kGroup;
   }
 
-  template <class Operand, class Iterator>
-  CUTLASS_DEVICE static void load(Iterator& iterator, float* to, bool some) {
+  // Into shared memory, or of operands along K into registers.
+  template <class Operand, bool kAlongK, class Iterator, class Held>
+  CUTLASS_DEVICE static void load(Iterator& iterator, float* to, Held& held, bool some) {
     iterator.set_iteration_index(0);
     CUTLASS_PRAGMA_UNROLL
-    for (int i = 0; i < Iterator::ThreadMap::Iterations::kCount; ++i) {
-      cutlass::arch::cp_async_zfill<16, cutlass::arch::CacheOperation::Global>(to + i * Operand::kNext, iterator.get(),
-                                                                               some && iterator.valid());
+    for (int i = 0; i < Operand::kAccesses; ++i) {
+      if constexpr (kAlongK) {
+        held[i].clear();
+        cutlass::arch::global_load<Vector, 16>(held[i], iterator.get(), some && iterator.valid());
+      } else {
+        cutlass::arch::cp_async_zfill<16, cutlass::arch::CacheOperation::Global>(
+            to + i * Operand::kNext, iterator.get(), some && iterator.valid());
+      }
       ++iterator;
     }
   }
-  CUTLASS_DEVICE void load(IteratorA& a, IteratorB& b, int stage, bool some) {
-    if (!A::kGuarded || takes_a_) load<A>(a, shared_.a[stage] + to_a_, some);
-    if (!B::kGuarded || takes_b_) load<B>(b, shared_.b[stage] + to_b_, some);
+  template <class Operand, int kRows, class Held>
+  CUTLASS_DEVICE static void store(float* to, Held const& held) {
+    uint32_t const at = uint32_t(__cvta_generic_to_shared(to));
+    CUTLASS_PRAGMA_UNROLL
+    for (int i = 0; i < Operand::kAccesses; ++i) {
+      CUTLASS_PRAGMA_UNROLL
+      for (int x = 0; x < 4; ++x) {
+        asm volatile("st.shared.f32 [%0], %1;" ::"r"(at + (x * kRows + i * Operand::kNext) * 4), "f"(held[i][x]));
+      }
+    }
+  }
+  CUTLASS_DEVICE void load_a(IteratorA& a, int stage, bool some) {
+    if (!A::kGuarded || takes_a_) load<A, kAlongKA>(a, shared_.a[stage] + to_a_, held_a_, some);
     a.add_tile_offset({0, 1});
+  }
+  CUTLASS_DEVICE void load_b(IteratorB& b, int stage, bool some) {
+    if (!B::kGuarded || takes_b_) load<B, kAlongKB>(b, shared_.b[stage] + to_b_, held_b_, some);
     b.add_tile_offset({1, 0});
+  }
+  CUTLASS_DEVICE void store_a(int stage) {
+    if (!A::kGuarded || takes_a_) store<A, kM>(shared_.a[stage] + to_a_, held_a_);
+  }
+  CUTLASS_DEVICE void store_b(int stage) {
+    if (!B::kGuarded || takes_b_) store<B, kN>(shared_.b[stage] + to_b_, held_b_);
   }
 
   CUTLASS_DEVICE static void multiply(FragmentC& sums, FragmentA const& a, FragmentB const& b) {
+    // Each column from its first row on: the assembler then gives neighbours in a column registers of alternate banks,
+    // as those of A are, and each product finds its sum in the bank that its element of A is not in. Back and forth,
+    // which saves an operand from time to time, half of the products find both in one bank, and take two cycles.
     CUTLASS_PRAGMA_UNROLL
-    for (int k = 0; k < kDeep; ++k) {
+    for (int n = 0; n < kOwnN; ++n) {
       CUTLASS_PRAGMA_UNROLL
-      for (int n = 0; n < kOwnN; ++n) {
-        CUTLASS_PRAGMA_UNROLL
-        for (int x = 0; x < kOwnM; ++x) {
-          int const m = n % 2 == 0 ? x : kOwnM - 1 - x;  // serpentine: operands stay in the reuse cache
-          sums[m * kOwnN + n] = fmaf(a.values[m][k], b.values[n][k], sums[m * kOwnN + n]);
-        }
+      for (int m = 0; m < kOwnM; ++m) {
+        sums[m * kOwnN + n] = fmaf(a.values[m], b.values[n], sums[m * kOwnN + n]);
       }
     }
   }
 
+  using Vector = cutlass::AlignedArray<float, 4>;
   SharedStorage& shared_;
+  Vector held_a_[kAlongKA ? A::kAccesses : 1];
+  Vector held_b_[kAlongKB ? B::kAccesses : 1];
   typename FragmentA::Places places_a_;
   typename FragmentB::Places places_b_;
   int to_a_, to_b_;

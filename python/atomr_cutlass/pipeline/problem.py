@@ -254,7 +254,7 @@ class GemmFormulation(NamedTuple):
         align_a, align_b, align_d: elements.
         problem: the GEMM, its epilogue as the kernel's key has it.
         batches: its batch dimensions.
-        divided: whether the kernel divides K, and another adds up what it leaves in float32.
+        divided: whether the kernel divides K, and another adds up what it leaves in the accumulator's type.
         copied: the operand that the kernel reads a copy of; its layout, leading dimension and alignment are here those
             of the copy.
     """
@@ -283,7 +283,7 @@ class GemmFormulation(NamedTuple):
     @property
     def dtype_d(self) -> CutlassDtype:
         """The element type that the kernel stores."""
-        return CutlassDtype.F32 if self.divided else self.problem.d.dtype
+        return self.problem.acc if self.divided else self.problem.d.dtype
 
     @property
     def extents(self) -> tuple[int, ...]:

@@ -37,15 +37,15 @@ def formulations(whole: GemmProblem) -> list[GemmFormulation]:
         or whole.quantized
         or whole.batch != 1
         or whole.k < LEAST_K
-        or not (whole.a.dtype in (*HALF_TYPES, *FP8_TYPES) or whole.math == "tf32")
-        or (CutlassDtype.F32, d.dtype) not in PAIRS
-        or 2 * bytes_of(d.shape, CutlassDtype.F32) > estimate.DIVIDED_MOST_BYTES
+        or not (whole.a.dtype in (*HALF_TYPES, *FP8_TYPES, CutlassDtype.F64) or whole.math in ("tf32", "ieee"))
+        or (whole.acc, d.dtype) not in PAIRS
+        or 2 * bytes_of(d.shape, whole.acc) > estimate.DIVIDED_MOST_BYTES
         or d.alignment % ALIGNMENT
         or not _dense(d.shape, d.strides)
         or (whole.c is not None and (whole.c.alignment % ALIGNMENT or whole.c.strides[-2:] != d.strides[-2:]))
     ):
         return []
-    sums = dataclasses.replace(d, dtype=CutlassDtype.F32, alignment=256)
+    sums = dataclasses.replace(d, dtype=whole.acc, alignment=256)
     found = problem.formulations(dataclasses.replace(whole, c=None, d=sums))
     return [formulation._replace(divided=True, problem=whole) for formulation in found]
 
@@ -57,14 +57,14 @@ def _dense(shape: tuple[int, ...], strides: tuple[int, ...]) -> bool:
 
 
 @functools.lru_cache(64)
-def sums(dtype: CutlassDtype, device: Device) -> ExactSearch:
-    """The kernel that adds slices up into a type."""
-    return ExactSearch(lambda arch: cast(arch, CutlassDtype.F32, dtype), device)
+def sums(acc: CutlassDtype, dtype: CutlassDtype, device: Device) -> ExactSearch:
+    """The kernel that adds slices of one type up into another."""
+    return ExactSearch(lambda arch: cast(arch, acc, dtype), device)
 
 
 def adder(whole: GemmProblem, *, backend: str, jit: str | None) -> Candidate[None]:
     """The kernel that adds up a problem's slices; `backend` and `jit` are the plan's."""
-    return select.choose(sums(whole.d.dtype, devices.get(whole.device)), backend=backend, jit=jit)
+    return select.choose(sums(whole.acc, whole.d.dtype, devices.get(whole.device)), backend=backend, jit=jit)
 
 
 def alignment(candidate: Candidate[GemmFormulation], dtype: CutlassDtype) -> int:
@@ -95,7 +95,8 @@ def add_steps(
     """
     a, b, c, out = addresses
     count, formulation = math.prod(whole.d.shape), candidate.formulation
-    sliced = steps.temporary(candidate.split_k * count * 4)
+    size = bytes_of(whole.d.shape, whole.acc)
+    sliced = steps.temporary(candidate.split_k * size)
     first, second = (b, a) if formulation.swapped else (a, b)
     steps.launch(
         candidate,
@@ -106,4 +107,4 @@ def add_steps(
     result = {"count": count, "slice_stride": count, "c": c, "d": out, "alpha": "alpha", "beta": "beta"}
     steps.launch(adder, result | {"slices": candidate.split_k, "a": sliced}, when=PRODUCT)
     if unmultiplied:
-        steps.launch(adder, result | {"slices": 1, "a": steps.zeros(4 * count)}, when=NO_PRODUCT)
+        steps.launch(adder, result | {"slices": 1, "a": steps.zeros(size)}, when=NO_PRODUCT)

@@ -11,7 +11,7 @@ from ...errors import CutlassError, KernelNotFoundError, UnsupportedError
 from ...generator.archs import SmArch
 from ...generator.dtypes import CutlassDtype
 from ...generator.epilogue import lower
-from ...generator.families import gemm_sm90
+from ...generator.families import gemm_sm80, gemm_sm90
 from ...generator.families.base import DEFAULT
 from ...generator.key import ROW, KernelKey, shared_memory
 from ...generator.matrix import cells
@@ -68,7 +68,7 @@ class GemmSearch(ProductSearch):
         return [*found, *transposed.with_copies(divided.formulations(problem), self.device)]
 
     def matches(self, key: KernelKey, formulation: GemmFormulation) -> Status:
-        if formulation.divided and not gemm_sm90.divides(key):
+        if formulation.divided and not (gemm_sm80.divides(key) or gemm_sm90.divides(key)):
             return _UNDIVIDED
         return super().matches(key, formulation)
 
@@ -82,7 +82,11 @@ class GemmSearch(ProductSearch):
     def helpers(self, formulation: GemmFormulation) -> Sequence[KernelSearch[Any]]:
         """The kernel that adds up slices, or that copies an operand."""
         copies = (transposed.helper(formulation, self.device),) if formulation.copied is not None else ()
-        return (*copies, divided.sums(self.problem.d.dtype, self.device)) if formulation.divided else copies
+        return (
+            (*copies, divided.sums(self.problem.acc, self.problem.d.dtype, self.device))
+            if formulation.divided
+            else copies
+        )
 
     def of_many_rows(self) -> Sequence[Sequence[GemmFormulation]]:
         """The formulations, as if there were at least two rows: a single one leaves layouts and alignments open.

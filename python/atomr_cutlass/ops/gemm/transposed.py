@@ -49,10 +49,13 @@ def _copied(formulation: GemmFormulation) -> Iterator[GemmFormulation]:
         return
     along_k = formulation.layout_a == ROW, formulation.layout_b == COLUMN
     if (dtype, problem.math) == (CutlassDtype.F32, "ieee"):
-        # FFMA kernels load elements that lie along K one by one, a few of each row at a time. Copies of A do not pay.
+        # FFMA kernels that load no vectors load elements that lie along K one by one, a few of each row at a time.
+        # Copies of A do not pay.
         products = formulation.m * formulation.n * formulation.k
-        if along_k[1] and formulation.layout_d == ROW and products >= LEAST_PRODUCTS:
-            yield from _copy_of(formulation, first=False)
+        vectors = along_k[0] and min(formulation.align_a, formulation.align_b) * bits >= LINE_BYTES * 8
+        if along_k[1] and formulation.layout_d == ROW and products >= LEAST_PRODUCTS and not vectors:
+            for copied in _copy_of(formulation, first=False):
+                yield copied._replace(align_b=1)  # N may be a multiple of nothing
     elif bits == 16:
         # Rows of odd length, say, which TMA does not read.
         aligned = formulation.align_a * bits == LINE_BYTES * 8, formulation.align_b * bits == LINE_BYTES * 8

@@ -199,7 +199,7 @@ FMA_WARPS = 6.0
 FMA_TILE_SECONDS = 4.1e-6
 FMA_TURN_SECONDS = 1.9e-6
 """As TURN_SECONDS."""
-FMA_VECTOR_PER_CLOCK = 128.7
+FMA_VECTOR_PER_CLOCK = 138.0
 """As FMA_PER_CLOCK, of kernels that load vectors (mainloop_simt.h).
 
 These were fitted on an H200 to 275 timings of five kernels on 26 problems, 11% off (standard deviation).
@@ -209,9 +209,10 @@ FMA_VECTOR_LOAD_CLOCKS = 0.047
 FMA_VECTOR_IDLE = 0.51
 """Of the time that the thread blocks would take which are missing on a multiprocessor at last."""
 FMA_VECTOR_TILE_SECONDS = 1.94e-6
-DMMA_PER_CLOCK = 121.0
+DMMA_PER_CLOCK = 115.0
 """Multiply-adds of float64."""
-DMMA_WARPS = 8.3
+DMMA_WARPS = 13.0
+"""Fitted, as DMMA_PER_CLOCK, to what is chosen of 193 timings of 16 problems."""
 DMMA_TILE_SECONDS = 3.0e-6
 TWO_STAGE_STEP_SECONDS = 0.25e-6
 """A step along K of a kernel for f16 and bf16 that loads single elements, but for MMA_SYNC_ON_HOPPER.

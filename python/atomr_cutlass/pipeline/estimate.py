@@ -1,8 +1,8 @@
 """The constants of the analytic model: how long a kernel would take for a problem, before anything is launched.
 
 The model itself is `_core.TimeModel` (cpp/src/estimate.h says of which parts it consists). The constants of the sm90
-generation were fitted on an H200 to some 1,000 problems with shapes drawn at random, up to 37 kernels with their
-slices, swizzles and raster orders, each launched before the last has ended (benchmarks/fit_estimate.py); those of the
+generation were fitted on an H200 to 1,243 problems with shapes drawn at random, some 40 kernels with their slices,
+widths, swizzles and raster orders, each launched before the last has ended (benchmarks/fit_estimate.py); those of the
 sm80 generation are the vendor's rates, scaled where measured (docs/performance.md). Cells of sm100 and sm120 are
 estimated with sm90's constants and the vendor's rates: nothing was measured there.
 """

@@ -8,6 +8,7 @@
 
 #include "driver.h"
 #include "errors.h"
+#include "inline_vector.h"
 
 namespace atomr_cutlass {
 namespace {
@@ -53,6 +54,7 @@ LaunchPlan::LaunchPlan(std::vector<Slot> slots, std::vector<size_t> const& tempo
   for (size_t i = 0; i < slots_.size(); ++i) {
     if (slots_[i].role == Slot::Role::kOutput) outputs_.push_back(i);
   }
+  note_reaches();
   for (size_t const bytes : temporaries) {
     temporaries_.push_back(workspace_);
     workspace_ += round_up(bytes);
@@ -167,12 +169,12 @@ void LaunchPlan::replace(LaunchPlan* next) {
   next_.store(next, std::memory_order_release);
 }
 
-LaunchPlan* LaunchPlan::switch_to_next(OperandSpan operands, void* stream) {
+LaunchPlan* LaunchPlan::switch_to_next(Place const* places, size_t count, void* stream) {
   LaunchPlan* const next = next_.load(std::memory_order_acquire);
-  if (next == nullptr || operands.size() != slots_.size()) return nullptr;
+  if (next == nullptr || count != slots_.size()) return nullptr;
   // Checked by the needs of the other kernels, which may be stricter.
-  for (size_t i = 0; i < operands.size(); ++i) {
-    if (reinterpret_cast<uintptr_t>(operands[i].data) % uintptr_t(next->slots_[i].spec.alignment) != 0) return nullptr;
+  for (size_t i = 0; i < count; ++i) {
+    if (reinterpret_cast<uintptr_t>(places[i].data) % uintptr_t(next->slots_[i].spec.alignment) != 0) return nullptr;
   }
   DeviceGuard guard(options_.device);
   uint64_t const capture = capture_id(stream);
@@ -187,6 +189,54 @@ LaunchPlan* LaunchPlan::switch_to_next(OperandSpan operands, void* stream) {
 
 void LaunchPlan::check(size_t slot, Operand const& operand) const {
   check_operand(slots_[slot].name.c_str(), operand, slots_[slot].spec);
+}
+
+void LaunchPlan::note_reaches() {
+  if (outputs_.size() != 1) return;
+  for (Slot const& slot : slots_) {
+    Operand layout = slot.spec.layout;
+    layout.data = nullptr;
+    ByteRange const range = byte_range(layout);
+    reaches_.push_back({range.begin, range.end, uintptr_t(slot.spec.alignment) - 1});
+    bool const power_of_two = (slot.spec.alignment & (slot.spec.alignment - 1)) == 0;
+    if (!power_of_two) {
+      reaches_.clear();
+      return;
+    }
+  }
+}
+
+// What holds of nearly every call, and says that `check_operands` would find nothing.
+bool LaunchPlan::plainly_fine(Place const* places, double alpha, double beta) const {
+  if (reaches_.empty() || (options_.integral && !(whole(alpha) && whole(beta)))) return false;
+  size_t const output = outputs_[0];
+  auto const to = reinterpret_cast<uintptr_t>(places[output].data);
+  uintptr_t const begin = to + reaches_[output].begin, end = to + reaches_[output].end;
+  bool fine = places[output].given && !places[output].read_only && !slots_[output].optional;
+  for (size_t i = 0; i < reaches_.size(); ++i) {
+    Place const& place = places[i];
+    bool const optional = slots_[i].optional;
+    fine &= place.given ? !(optional && beta == 0.0) : optional && beta == 0.0;
+    if (!place.given) continue;
+    Reach const& reach = reaches_[i];
+    auto const from = reinterpret_cast<uintptr_t>(place.data);
+    fine &= (from & reach.unaligned) == 0;
+    fine &= i == output || from + reach.end <= begin || end <= from + reach.begin;
+  }
+  return fine;
+}
+
+void LaunchPlan::check_places(Place const* places, double alpha, double beta) const {
+  if (plainly_fine(places, alpha, beta)) return;
+  std::vector<Operand> operands(slots_.size());
+  for (size_t i = 0; i < slots_.size(); ++i) {
+    if (!places[i].given) continue;
+    operands[i] = slots_[i].spec.layout;
+    operands[i].data = places[i].data;
+    operands[i].read_only = places[i].read_only;
+    operands[i].settled = places[i].settled;
+  }
+  check_operands(operands, alpha, beta);
 }
 
 void LaunchPlan::check_operands(OperandSpan operands, double alpha, double beta) const {
@@ -227,15 +277,15 @@ void LaunchPlan::check_overlap(OperandSpan operands) const {
     }
     return;
   }
-  struct Place {
+  struct Lying {
     ByteRange range;
     size_t slot;
   };
-  std::vector<Place> places;
+  std::vector<Lying> places;
   places.reserve(slots_.size());
   for (size_t i = 0; i < slots_.size(); ++i) places.push_back({byte_range(operands[i]), i});
   // In the order of their addresses only neighbours can meet: lists have a result for each of many groups.
-  std::sort(places.begin(), places.end(), [](Place const& x, Place const& y) { return x.range.begin < y.range.begin; });
+  std::sort(places.begin(), places.end(), [](Lying const& x, Lying const& y) { return x.range.begin < y.range.begin; });
   for (size_t i = 0; i < places.size(); ++i) {
     for (size_t j = i + 1; j < places.size() && places[j].range.begin < places[i].range.end; ++j) {
       check_pair(operands, places[i].slot, places[j].slot);
@@ -261,32 +311,51 @@ void LaunchPlan::check_pair(OperandSpan operands, size_t first, size_t second) c
   throw InvalidOperand(slots_[first].name + " overlaps " + slots_[second].name + why);
 }
 
-uint64_t LaunchPlan::resolve(Address const& address, OperandSpan operands, Memory const& memory) const {
+uint64_t LaunchPlan::resolve(Address const& address, Place const* places, Memory const& memory) const {
   void const* from = nullptr;
   switch (address.base) {
     case Address::Base::kTemporary: from = memory.temporaries + temporaries_[size_t(address.index)]; break;
     case Address::Base::kZeros: from = memory.zeros; break;
     case Address::Base::kOperand: {
-      Operand const& operand = operands[size_t(address.index)];
-      if (!operand.given()) return 0;
+      Place const& place = places[size_t(address.index)];
+      if (!place.given) return 0;
       // An array without elements may have no address; to a kernel that would be an operand that is not given.
-      from = operand.data != nullptr ? operand.data : kProbe;
+      from = place.data != nullptr ? place.data : kProbe;
       break;
     }
   }
   return reinterpret_cast<uint64_t>(from) + uint64_t(address.bytes);
 }
 
-void LaunchPlan::copy(Step const& step, OperandSpan operands, Memory const& memory, void* stream) const {
+void LaunchPlan::copy(Step const& step, Place const* places, Memory const& memory, void* stream) const {
   std::vector<unsigned char> table = step.data;
-  for (Patch const& patch : step.patches) store(table.data(), patch.offset, resolve(patch.address, operands, memory));
-  uint64_t const target = resolve(step.target, operands, memory);
+  for (Patch const& patch : step.patches) store(table.data(), patch.offset, resolve(patch.address, places, memory));
+  uint64_t const target = resolve(step.target, places, memory);
   copy_bytes(target, std::move(table), stream);
 }
 
 void LaunchPlan::launch(OperandSpan operands, double alpha, double beta, void* stream) {
-  if (LaunchPlan* const next = switch_to_next(operands, stream)) return next->launch(operands, alpha, beta, stream);
+  InlineVector<Place, 8> places;
+  for (size_t i = 0; i < operands.size(); ++i) {
+    Operand const& operand = operands[i];
+    places.emplace_back(operand.data, operand.given(), operand.read_only, operand.settled);
+  }
+  if (LaunchPlan* const next = switch_to_next(places.data(), places.size(), stream)) {
+    return next->launch(operands, alpha, beta, stream);
+  }
   check_operands(operands, alpha, beta);
+  enqueue(places.data(), alpha, beta, stream);
+}
+
+void LaunchPlan::launch(Place const* places, double alpha, double beta, void* stream) {
+  if (LaunchPlan* const next = switch_to_next(places, slots_.size(), stream)) {
+    return next->launch(places, alpha, beta, stream);
+  }
+  check_places(places, alpha, beta);
+  enqueue(places, alpha, beta, stream);
+}
+
+void LaunchPlan::enqueue(Place const* places, double alpha, double beta, void* stream) {
   DeviceGuard guard(options_.device);
   StreamTurn turn(memory_, stream);
   std::optional<StreamTurn> zeros;
@@ -306,21 +375,21 @@ void LaunchPlan::launch(OperandSpan operands, double alpha, double beta, void* s
     }
     switch (step.kind) {
       case Step::Kind::kClear:
-        clear_async(resolve(step.target, operands, memory), step.bytes, stream, step.value);
+        clear_async(resolve(step.target, places, memory), step.bytes, stream, step.value);
         written = true;
         break;
       case Step::Kind::kCopy:
-        copy(step, operands, memory, stream);
+        copy(step, places, memory, stream);
         written = true;
         break;
       case Step::Kind::kLaunch:
         KernelLaunch& launched = kernels_[own_kernel];
         std::memcpy(args, step.data.data(), step.layout->bytes);
-        for (Patch const& patch : step.patches) store(args, patch.offset, resolve(patch.address, operands, memory));
+        for (Patch const& patch : step.patches) store(args, patch.offset, resolve(patch.address, places, memory));
         for (ScalarPatch const& scalar : step.scalars) store(args, scalar.offset, scalar.beta ? beta : alpha);
         if (launched.dependent()) {
           for (SettledPatch const& patch : step.settled) {
-            if (operands[size_t(patch.operand)].settled) store(args, patch.offset, patch.bits);
+            if (places[size_t(patch.operand)].settled) store(args, patch.offset, patch.bits);
           }
         }
         unsigned char* const own = memory.temporaries != nullptr ? memory.temporaries + own_[own_kernel] : nullptr;

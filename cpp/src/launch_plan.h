@@ -94,6 +94,12 @@ struct LaunchPlanOptions {
   size_t zeros = 0;                // bytes of them
 };
 
+// Where an operand is that lies as its slot says.
+struct Place {
+  void* data = nullptr;
+  bool given = false, read_only = false, settled = false;
+};
+
 class LaunchPlan {
  public:
   // `temporaries`: bytes of device memory that the steps share with one another. Throws Unsupported when a kernel can't
@@ -107,6 +113,8 @@ class LaunchPlan {
 
   // Checks the operands, one for each slot, and launches. Thread-safe. Legal under stream capture.
   void launch(OperandSpan operands, double alpha, double beta, void* stream);
+  // The same for operands whose layouts are known to be those of the slots: one place for each slot.
+  void launch(Place const* places, double alpha, double beta, void* stream);
 
   // From now on launches go to `next`, a plan of the same operands, which must outlive this one: but for streams that
   // are being captured before the first launch outside a capture has, and for operands that only this plan's kernels
@@ -135,12 +143,16 @@ class LaunchPlan {
 
   void check_steps(std::vector<size_t> const& temporaries) const;
   void open(KernelLaunch& kernel, Step const& step);
-  LaunchPlan* switch_to_next(OperandSpan operands, void* stream);
+  LaunchPlan* switch_to_next(Place const* places, size_t count, void* stream);
+  void note_reaches();
+  bool plainly_fine(Place const* places, double alpha, double beta) const;
+  void check_places(Place const* places, double alpha, double beta) const;
+  void enqueue(Place const* places, double alpha, double beta, void* stream);
   void check_operands(OperandSpan operands, double alpha, double beta) const;
   void check_overlap(OperandSpan operands) const;
   void check_pair(OperandSpan operands, size_t first, size_t second) const;
-  uint64_t resolve(Address const& address, OperandSpan operands, Memory const& memory) const;
-  void copy(Step const& step, OperandSpan operands, Memory const& memory, void* stream) const;
+  uint64_t resolve(Address const& address, Place const* places, Memory const& memory) const;
+  void copy(Step const& step, Place const* places, Memory const& memory, void* stream) const;
 
   std::vector<Slot> slots_;
   std::vector<Step> steps_;
@@ -151,6 +163,12 @@ class LaunchPlan {
   size_t workspace_ = 0;  // where the kernels' own begins
   std::vector<size_t> own_;  // where that of each kernel does: launches of one kernel share it, others find it as left
   std::vector<size_t> outputs_;  // slots
+  // Of each slot: from an operand's address to its first byte and to the end of its last, and the bits of an address
+  // that alignment wants to be 0. Empty where operands are compared one by one.
+  struct Reach {
+    uintptr_t begin, end, unaligned;
+  };
+  std::vector<Reach> reaches_;
   StreamMemory memory_, zeros_;
   std::atomic<LaunchPlan*> next_{nullptr};
   std::atomic<bool> replaced_{false}, superseded_{false};

@@ -115,10 +115,9 @@ Operand operand_from_view(DlTensor const& view) {
 }
 
 int address_alignment(void const* data) {
-  auto const address = reinterpret_cast<uintptr_t>(data);
-  int alignment = 16;
-  while (address % uintptr_t(alignment) != 0) alignment /= 2;
-  return alignment;
+  constexpr uintptr_t kMost = 16;
+  uintptr_t const address = reinterpret_cast<uintptr_t>(data) | kMost;
+  return int(address & (~address + 1));  // the lowest bit
 }
 
 std::string describe(Operand const& operand) {
@@ -147,6 +146,22 @@ bool matches(Operand const& operand, Operand const& expected) {
          operand.dtype.bits == expected.dtype.bits &&
          std::equal(operand.shape, operand.shape + operand.rank, expected.shape) &&
          std::equal(operand.strides, operand.strides + operand.rank, expected.strides);
+}
+
+bool matches(DlTensor const& view, Operand const& expected) {
+  if (view.ndim != expected.rank || view.device.type != expected.device.type || view.device.id != expected.device.id ||
+      view.dtype.code != expected.dtype.code || view.dtype.bits != expected.dtype.bits || view.dtype.lanes != 1) {
+    return false;
+  }
+  int64_t contiguous = 1;
+  for (int i = view.ndim - 1; i >= 0; --i) {
+    int64_t const extent = view.shape[i];
+    if (extent != expected.shape[i]) return false;
+    int64_t const stride = view.strides != nullptr ? view.strides[i] : contiguous;
+    if (extent != 1 && stride != expected.strides[i]) return false;
+    contiguous *= extent;
+  }
+  return true;
 }
 
 void check_operand(char const* name, Operand const& operand, OperandSpec const& spec) {

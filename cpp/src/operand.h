@@ -67,6 +67,8 @@ struct OperandSpec {
 
 // Whether an operand lies like another: rank, extents, strides, element type and device.
 bool matches(Operand const& operand, Operand const& expected);
+// The same of a DLPack view of single elements, without copying it; false also for what only a copy can tell.
+bool matches(DlTensor const& view, Operand const& expected);
 
 // Throws InvalidOperand, naming the argument, unless the operand matches.
 void check_operand(char const* name, Operand const& operand, OperandSpec const& spec);

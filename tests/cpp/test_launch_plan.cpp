@@ -459,6 +459,62 @@ void test_any_pair_that_meets_is_found() {
   CHECK(refused > 50 && refused < 350);
 }
 
+// Of operands that lie as the slots say nothing but their places is looked at; who refuses them says the same.
+void test_places_are_checked_as_operands_are() {
+  std::mt19937 random(7);
+  auto const below = [&random](int end) { return int(random() % unsigned(end)); };
+  auto const refused = [](std::function<void()> const& launch) {
+    try {
+      launch();
+    } catch (InvalidOperand const& error) {
+      return std::string(error.what());
+    }
+    return std::string();
+  };
+  size_t launched = 0, wrong = 0;
+  for (int form = 0; form < 8; ++form) {
+    Kernel kernel("gemm");
+    Problem problem;
+    problem.options.integral = form == 5;
+    if (form == 1) problem.a = operand(a_memory, {4, 5}, {16, 2});
+    if (form == 2) problem.d = operand(d_memory, {4, 6}, {-16, 1});
+    if (form == 3) problem.b = operand(b_memory, {0, 6}, {6, 1});
+    if (form == 4) problem.c = operand(c_memory, {4, 6}, {6, 1}, {2, 16, 1});
+    problem.steps = {gemm(kernel)};
+    std::vector<Slot> slots = problem.slots();
+    slots[2].optional = form > 3;
+    if (form == 6) slots[0].spec.alignment = 12;  // which no kernel asks for
+    if (form == 7) slots[1].role = Slot::Role::kOutput;
+    LaunchPlan plan(slots, {}, problem.steps, problem.options, nullptr);
+    for (int round = 0; round < 500; ++round) {
+      std::vector<Operand> operands = problem.operands();
+      std::vector<Place> places(operands.size());
+      for (size_t i = 0; i < operands.size(); ++i) {
+        Operand& one = operands[i];
+        if (below(3) == 0) one.data = d_memory + 64 + below(64);
+        if (below(20) == 0) one.data = static_cast<char*>(one.data) + 2;
+        if (below(20) == 0) one.data = operands[3].data;
+        if (below(20) == 0) one.data = nullptr;
+        one.read_only = below(20) == 0;
+        if (i == 2 && below(2) == 0) one = Operand();
+        if (i != 2 && below(40) == 0) one = Operand();
+        places[i] = {one.data, one.given(), one.read_only, one.settled};
+      }
+      double const alpha = below(2) == 0 ? 0.5 : 2.0, beta = below(2) == 0 ? 0.0 : 3.0;
+      std::string const of_operands = refused([&] { plan.launch(operands, alpha, beta, nullptr); });
+      size_t const before = kernel.launches.size();
+      std::string const of_places = refused([&] { plan.launch(places.data(), alpha, beta, nullptr); });
+      CHECK_EQUAL(of_places, of_operands);
+      CHECK_EQUAL(kernel.launches.size() - before, size_t(of_places.empty()));
+      if (of_places.empty() && of_operands.empty()) {
+        CHECK(kernel.launches[before] == kernel.launches[before - 1]);
+      }
+      ++(of_places.empty() ? launched : wrong);
+    }
+  }
+  CHECK(launched > 500 && wrong > 500);
+}
+
 void test_integers_take_whole_scalars() {
   Kernel kernel("gemm");
   Problem problem;
@@ -708,6 +764,7 @@ int main() {
   test_a_source_of_another_type_is_not_in_place();
   test_results_share_no_memory();
   test_any_pair_that_meets_is_found();
+  test_places_are_checked_as_operands_are();
   test_integers_take_whole_scalars();
   test_kernels_that_cannot();
   test_plans_that_make_no_sense();

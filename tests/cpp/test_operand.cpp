@@ -192,6 +192,39 @@ void test_what_a_plan_refuses() {
   CHECK_THROWS(InvalidOperand, "on cpu", check_operand("a", elsewhere, spec));
 }
 
+// A view matches where the operand that is made of it does.
+void test_views_match_as_operands_do() {
+  std::mt19937 random(11);
+  auto const below = [&random](int end) { return int(random() % unsigned(end)); };
+  Operand const expected[] = {
+      make({4, 6}, {6, 1}), make({4, 1, 6}, {6, 0, 1}),        make({1, 6}, {0, 1}), make({}, {}), make({4, 0}, {1, 1}),
+      make({6}, {-1}),      make({4, 6}, {6, 1}, 0, {1, 8, 1})};
+  size_t found = 0;
+  for (int round = 0; round < 20000; ++round) {
+    Operand const& slot = expected[below(7)];
+    int64_t shape[kMaxRank], strides[kMaxRank];
+    DlTensor view{nullptr, slot.device, slot.rank, slot.dtype, shape, below(2) == 0 ? nullptr : strides, 0};
+    for (int i = 0; i < kMaxRank; ++i) {
+      shape[i] = below(12) == 0 ? below(7) : slot.shape[i];
+      strides[i] = below(12) == 0 ? below(7) : shape[i] == 1 ? below(90) : slot.strides[i];
+    }
+    switch (below(60)) {
+      case 0: view.ndim = below(4); break;
+      case 1: view.device.type = kDlCpu; break;
+      case 2: view.device.id = 1; break;
+      case 3: view.dtype = {17, 4, 2}; break;
+      case 4: view.dtype.bits = 16; break;
+      case 5: view.dtype.code = 1; break;
+      default: break;
+    }
+    bool const same = matches(operand_from_view(view), slot);
+    // Two elements of fp4 as one are told apart by the operand alone, which counts as bytes.
+    CHECK_EQUAL(matches(view, slot), same && view.dtype.lanes == 1);
+    found += same;
+  }
+  CHECK(found > 1000);
+}
+
 }  // namespace
 
 int main() {
@@ -203,5 +236,6 @@ int main() {
   test_overlap_never_misses();
   test_overlap_is_exact_within_one_buffer();
   test_what_a_plan_refuses();
+  test_views_match_as_operands_do();
   return check::result();
 }

@@ -190,6 +190,14 @@ void PlanFamily::add(std::vector<Instruction> const& program, PlanRecipe recipe)
   recipes_.push_back(std::make_shared<PlanRecipe const>(std::move(recipe)));
 }
 
+void StoredPlan::note_layouts() {
+  laid_out = launch != nullptr && sources.size() == launch->slots().size();
+  for (size_t i = 0; laid_out && i < sources.size(); ++i) {
+    Operand const& layout = sources[i].layout;
+    laid_out = !layout.given() || matches(layout, launch->slots()[i].spec.layout);
+  }
+}
+
 bool StoredPlan::superseded() const {
   return launch != nullptr ? launch->superseded() : plan.attr("superseded").cast<bool>();
 }
@@ -199,13 +207,16 @@ PlanStore::PlanStore(size_t capacity) : capacity_(capacity) {
 }
 
 std::shared_ptr<StoredPlan const> PlanStore::find(PlanStoreKey const& key) {
-  auto const place = places_.find({&key, key.hash()});
-  if (place == places_.end()) return nullptr;
-  order_.splice(order_.begin(), order_, place->second);
-  auto found = place->second->plan;
+  // Loops come back with the call that came last: that spares the hash.
+  if (order_.empty() || !order_.front().key->same_words(key)) {
+    auto const place = places_.find({&key, key.hash()});
+    if (place == places_.end()) return nullptr;
+    order_.splice(order_.begin(), order_, place->second);
+  }
+  auto found = order_.front().plan;
   if (!key.has_objects()) return found;
   // Comparing may run Python's code, which may have other threads change the store.
-  auto const kept = place->second->key;
+  auto const kept = order_.front().key;
   return kept->same_objects(key) ? found : nullptr;
 }
 

@@ -88,7 +88,10 @@ struct StoredPlan {
   pybind11::object arrange;      // makes of results by name what the caller gets; null: it is `out` alone
   double alpha = 1.0, beta = 0.0;  // of functions without such arguments
   bool parsed = false;             // calls are to be checked by parsing them nonetheless
+  bool laid_out = false;           // the layouts of the sources are those of the plan's operands
 
+  // Sets `laid_out`, once all else is there.
+  void note_layouts();
   bool superseded() const;
 };
 

@@ -55,6 +55,7 @@ struct View {
 };
 
 using Operands = InlineVector<Operand, 6>;
+using Places = InlineVector<Place, 6>;
 using NewArrays = InlineVector<NewArray, 2>;
 
 std::string label_of(std::string const& name, int member) {
@@ -218,6 +219,7 @@ class PendingCall {
       }
     }
     stored->plan = std::move(plan);
+    stored->note_layouts();
     store_->put(key_, std::move(stored));
   }
 
@@ -415,6 +417,7 @@ class StoredFunction {
       bool const own = source.view >= 0 && !recipe->memory;
       source.layout = own ? attempt.views[size_t(source.view)].operand : stored->launch->slots()[i].spec.layout;
     }
+    stored->note_layouts();
     store_->put(attempt.kept, stored);
     return stored;
   }
@@ -546,20 +549,10 @@ class StoredFunction {
     for (StoredPlan::Result const& result : stored.results) {
       made.emplace_back(arrays.allocate(result.layout, result.axes.empty() ? nullptr : &result.axes));
     }
-    Operands operands;
-    for (StoredPlan::Source const& source : stored.sources) {
-      Operand& operand = operands.emplace_back(source.layout);
-      if (source.view < 0 && source.result < 0) continue;
-      Operand const& given =
-          source.view >= 0 ? attempt.views[size_t(source.view)].operand : made[size_t(source.result)].operand;
-      operand.data = given.data;
-      operand.read_only = given.read_only;
-      operand.settled = given.settled;
-    }
-    if (stored.launch != nullptr) {
-      arrays.run([&](void* stream) { stored.launch->launch({operands.data(), operands.size()}, alpha, beta, stream); });
+    if (stored.laid_out) {
+      launch_at(stored, attempt, made, alpha, beta);
     } else {
-      arrays.run_in_python([&](void* stream) { launch_in_python(stored, attempt, operands, alpha, beta, stream); });
+      launch_as_laid(stored, attempt, made, alpha, beta);
     }
     for (StoredPlan::Source const& source : stored.sources) {
       if (source.written && source.view >= 0) arrays.written(attempt.views[size_t(source.view)].array);
@@ -568,6 +561,42 @@ class StoredFunction {
     py::object returned = arranged(stored, arguments, made);
     arrays.finish();
     return returned;
+  }
+
+  // The array that a source of a call is; null for an operand that is left out.
+  static Operand const* given_for(StoredPlan::Source const& source, Attempt const& attempt, NewArrays const& made) {
+    if (source.view >= 0) return &attempt.views[size_t(source.view)].operand;
+    return source.result >= 0 ? &made[size_t(source.result)].operand : nullptr;
+  }
+
+  static void launch_at(StoredPlan const& stored, Attempt& attempt, NewArrays const& made, double alpha, double beta) {
+    Places places;
+    for (StoredPlan::Source const& source : stored.sources) {
+      Place& place = places.emplace_back();
+      Operand const* const given = given_for(source, attempt, made);
+      if (given != nullptr) place = {given->data, source.layout.given(), given->read_only, given->settled};
+    }
+    attempt.arrays->run([&](void* stream) { stored.launch->launch(places.data(), alpha, beta, stream); });
+  }
+
+  // For plans that Python calls, and operands that only the plan can say are wrong.
+  static void launch_as_laid(StoredPlan const& stored, Attempt& attempt, NewArrays const& made, double alpha,
+                             double beta) {
+    CallArrays& arrays = *attempt.arrays;
+    Operands operands;
+    for (StoredPlan::Source const& source : stored.sources) {
+      Operand& operand = operands.emplace_back(source.layout);
+      Operand const* const given = given_for(source, attempt, made);
+      if (given == nullptr) continue;
+      operand.data = given->data;
+      operand.read_only = given->read_only;
+      operand.settled = given->settled;
+    }
+    if (stored.launch != nullptr) {
+      arrays.run([&](void* stream) { stored.launch->launch({operands.data(), operands.size()}, alpha, beta, stream); });
+    } else {
+      arrays.run_in_python([&](void* stream) { launch_in_python(stored, attempt, operands, alpha, beta, stream); });
+    }
   }
 
   static void launch_in_python(StoredPlan const& stored, Attempt const& attempt, Operands const& operands, double alpha,

@@ -69,7 +69,7 @@ TREES: dict[str, Built] = {
     "row_scale": lambda made, _: made.binary("multiply", "columns", ROW),
     "row_column_scale": lambda made, _: made.binary("multiply", "rows", COLUMN).binary("multiply", "columns", ROW),
 }
-"""What is built for D of an element type."""
+"""Builders of the trees, for D of an element type."""
 FACTORS = ("row_scale", "row_column_scale")
 """Those that kernels with scales alone compute."""
 SIZES: dict[str, tuple[tuple[int, ...], ...]] = {
@@ -199,7 +199,7 @@ def common_keys(preset: str, ops: list[str]) -> list[KernelKey]:
 
 
 def cases(keys: list[KernelKey], trees: list[str]) -> Iterator[Case]:
-    """What is measured, a kernel and a size after the other."""
+    """The cases to measure: kernel by kernel, size by size."""
     for key in keys:
         for size in SIZES[key.op]:
             for tree in trees:

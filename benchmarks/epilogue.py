@@ -344,7 +344,7 @@ def compile_ahead(cases: Sequence[Case], device: devices.Device, jobs: int, mode
 
 
 def by_torch(case: Case, one: Operands, mode: str | None) -> tuple[Call | None, str]:
-    """What `torch.compile` makes of a case, or why it makes nothing."""
+    """The call that `torch.compile` makes of a case, or the reason why it makes none."""
     # Shapes of other cases would count as recompilations.
     torch._dynamo.reset()  # noqa: SLF001 - it has no public name
     compiled = torch_call("compiled", torch.compile(FUSIONS[case.fusion].unfused, dynamic=False, mode=mode))

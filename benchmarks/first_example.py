@@ -24,7 +24,7 @@ import json
 with open("/proc/self/maps") as maps:
     print("\\n" + json.dumps({"nvrtc_mapped": "libnvrtc" in maps.read(), "kernels": len(ac.kernels())}))
 """
-"""What follows the example in its process."""
+"""Code that runs after the example, in its process."""
 
 
 def run(pack: Path | None, cache: str) -> dict[str, Any]:

@@ -172,7 +172,7 @@ def score(rows: Sequence[Row]) -> Score:
 
 
 def _taken(timings: Timings, options: Sequence[int]) -> float:
-    """What a launch took; of one that was not measured what the nearest took: as many slices, and as wide."""
+    """Seconds of a launch; of one that was not measured those of the nearest: as many slices, and as wide."""
     split_k, swizzle, raster, width = options
     if (found := timings.get((split_k, swizzle, raster, width))) is not None:
         return found

@@ -310,7 +310,7 @@ class Drawn:
 
 
 def cases(arguments: argparse.Namespace) -> list[Drawn]:
-    """What to measure: the groups by turns, so that a run that ends early has some of each."""
+    """The cases to measure: the groups by turns, so that a run that ends early has some of each."""
     layouts = arguments.layouts.split(",")
     groups: dict[Any, list[Drawn]] = {}
 

@@ -1,4 +1,4 @@
-"""What the benchmarks share: operand sets beyond L2, sides timed in alternation, cases one after the other, results.
+"""The benchmarks' harness: operand sets beyond L2, sides timed in alternation, cases one after the other, results.
 
 Each timing replays a CUDA graph of many calls, which rotate through enough operands to exceed L2, so that neither the
 host nor the cache stands in for device memory, between events of that graph. Sides alternate with pauses: a GPU that

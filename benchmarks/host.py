@@ -1,4 +1,4 @@
-"""What a call costs the host, against PyTorch's call of the same work, in alternation; and the first call of a shape.
+"""The host cost of a call, against PyTorch's call of the same work, in alternation; and the first call of a shape.
 
     python benchmarks/host.py --out host.json
 

@@ -33,7 +33,7 @@ from atomr_cutlass.pipeline import pack, pack_build
 keys = Selection(archs="", keys_file=sys.argv[1]).keys()
 Path(sys.argv[2]).write_bytes(pack.encode(pack_build.build(keys, "model")))
 """
-"""What `atomr-cutlass build` does, without what a command line needs."""
+"""Code that builds a pack as `atomr-cutlass build` does, without a command line."""
 
 READ = """
 import json, sys, time

@@ -31,7 +31,7 @@ MEMORY_PEAK = {"NVIDIA H200": 4.8e12, "NVIDIA H100 80GB HBM3": 3.35e12}
 BOUND_BYTES = 64e6
 BOUND_ROWS = 16
 BOUND_SECONDS, BOUND_RATE = 3e-6, 4.0e12
-"""What bound weights of so many bytes, with so few rows, are to take at most: a fixed time, and bytes a second."""
+"""The aim for bound weights of so many bytes and so few rows: a fixed time, and bytes a second."""
 
 BY_ROWS = ((64, "M to 64"), (511, "65 to 511"), (1 << 60, "512 and more"))
 WORST = 12
@@ -64,7 +64,7 @@ def regret(row: Row) -> float:
 
 
 def figures(rows: Sequence[Row]) -> dict[str, Any]:
-    """What rows of one group come to.
+    """The summary of one group of rows.
 
     Of each side the geometric mean and the 5th percentile of its time over ours; `tuned_to_lt`, the best of cuBLASLt's
     candidates over our fastest; the choice's regret, mean and 95th percentile; `of_limit`, the geometric mean of the
@@ -119,7 +119,7 @@ def by_rows(row: Row) -> str:
 
 
 def aim_seconds(row: Row) -> float:
-    """What bound weights are to take at most."""
+    """The most seconds that a product with bound weights is to take."""
     _, n, k, _ = row["shape"]
     return BOUND_SECONDS + 2 * n * k / BOUND_RATE
 
@@ -230,7 +230,7 @@ def worst_table(rows: Sequence[Row]) -> str:
 
 
 def facts(recorded: Recorded) -> str:
-    """What the figures depend on."""
+    """Lines that name the machine, the software and the date of the figures."""
     machine = recorded.files[0]["machine"]
     rates = [rate / 1e12 for rate in recorded.read_rates]
     clocks = [row["clock_mhz"] for row in recorded.rows if "clock_mhz" in row]

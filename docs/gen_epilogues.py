@@ -40,7 +40,7 @@ WHOLE = "lc+evt:acc;input:column:f32;multiply:0:1;out:2;reduce:2:scalar:amax:f32
 OPS = ("gemm", "grouped_gemm", "conv2d_fprop", "conv2d_dgrad", "conv2d_wgrad")
 INFIX = {"add": " + ", "multiply": " * "}
 CUTLASS = {"sm80": "CUTLASS 2.x", "gemm_few_sm90": "for few rows"}
-"""What a generation's kernels, or a template's, are written with, if not with CUTLASS 3.x."""
+"""The library that a generation's kernels, or a template's, are written with, if not CUTLASS 3.x."""
 
 
 def fuses(family: Family, key: KernelKey, epilogue: str, d: CutlassDtype) -> bool:
@@ -114,7 +114,7 @@ def by_type() -> str:
 
 
 def by_preset() -> str:
-    """What the trees of cells compute, and the smallest preset that has them, by operation: the operands and archs."""
+    """The functions that cells' trees compute, and the smallest preset that has them, by operation."""
     found: dict[tuple[str, str], dict[int, dict[str, None]]] = {}
     archs: dict[tuple[str, str], dict[SmArch, None]] = {}
     for arch in SmArch:
@@ -185,7 +185,7 @@ def _shown(found: list[Served], reasons: dict[str, int]) -> str:
 
 
 def computed(epilogue: str) -> str:
-    """What the epilogue of a cell with a tree computes."""
+    """The function that the epilogue of a cell with a tree computes."""
     if is_common(epilogue):
         names = " \\| ".join(name or "identity" for name in COMMON_ACTIVATIONS)
         scaled = epilogue == SCALED_COMMON
@@ -195,7 +195,7 @@ def computed(epilogue: str) -> str:
 
 
 def expression(program: str) -> str:
-    """What a tree computes, as a function would write it, with the kinds of its operands for their names."""
+    """The function that a tree computes, as Python would write it, with the kinds of its operands for their names."""
     tree = EpilogueVisitorTree.parse(program.replace(f"input:{SOURCE}:", f"input:{MATRIX}:"))
     texts: list[str] = []
     for node in tree.nodes:
@@ -260,7 +260,7 @@ def written(page: str) -> str:
 
 
 def mark_of(tree: EpilogueVisitorTree) -> str:
-    """What a picture says of the tree that it shows."""
+    """The text under the picture of a tree."""
     return f"<!-- {tree.id} -->"
 
 

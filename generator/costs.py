@@ -58,7 +58,7 @@ def shown(key: KernelKey) -> str:
 
 
 def cost_of(key: KernelKey) -> Cost:
-    """What a cell cost, or cells like it on the mean."""
+    """The cost of a cell; of one that was not measured, the mean of the cells most like it."""
     if key.name in costs():
         return costs()[key.name]
     return next((_likely()[kind] for kind in _kinds(key) if kind in _likely()), Cost(0.0, 0))

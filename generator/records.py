@@ -42,12 +42,12 @@ class Record:
 
     @property
     def circumstances(self) -> str:
-        """Where, when and by what, for readers."""
+        """The GPU, driver, compiler and day of the record, for readers."""
         driver = f"driver {self.driver}" if self.driver else ""
         return ", ".join(filter(None, (self.on, driver, self.compiler, self.day)))
 
     def to_dict(self) -> dict[str, str]:
-        """What was found, how and when, as JSON-ready values."""
+        """The finding, how and when it was made, as JSON-ready values."""
         return {name: getattr(self, name) for name in SHARED}
 
 

@@ -1,4 +1,4 @@
-"""Which of the usual epilogue trees the presets serve, on which operands and archs, and why not the others."""
+"""The usual epilogue trees that presets serve, by operands and archs, and the reason where they do not."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ COMPILED = "in no preset: compiled at first use"
 
 
 class Served(NamedTuple):
-    """What serves a tree.
+    """The smallest preset whose kernels serve a tree.
 
     Attributes:
         op: operation.
@@ -49,7 +49,7 @@ class Served(NamedTuple):
 
 
 def served(arch: SmArch) -> Iterator[Served]:
-    """What serves each of TREES on operands that are aligned; of fp8, on those that lie along K."""
+    """The presets that serve each of TREES on aligned operands; of fp8, on those contiguous along K."""
     everything = list(cells([arch]))
     found = trees.bases([cell for cell in everything if not has_tree(cell[1].epilogue)])
     tiers: dict[tuple[object, ...], int] = {}
@@ -73,7 +73,7 @@ def served(arch: SmArch) -> Iterator[Served]:
 
 
 def left_out(preset: str, archs: Iterable[SmArch]) -> Iterator[str]:
-    """What the presets of some archs leave out, a line each: cells that none has, and trees that this one has not."""
+    """Lines that name the cells that no preset of some archs has, and the trees that this one lacks."""
     for arch in archs:
         for tier, key in cells([arch]):
             if tier == ON_DEMAND and preset == PRESETS[-1]:

@@ -154,7 +154,7 @@ _OWN_WIDTHS = (48, 80, 112, 144, 160, 176, 208, 224, 240)
 
 
 def wgmma_instructions(key: KernelKey) -> str:
-    """What a unit includes for its tile to be multiplied by one instruction as wide as it, not by several."""
+    """The include that gives a unit WGMMA instructions as wide as its tile; empty where CuTe has them."""
     width = key.tile[1]
     there = width in _WIDTHS or (width in _OWN_WIDTHS and key.a.bits == 16)
     return "" if there else '#include "atomr_cutlass/wgmma_widths.h"\n'

@@ -176,7 +176,7 @@ def values(key: KernelKey) -> dict[str, str]:
 
 
 def _fitted_cpp(key: KernelKey) -> dict[str, str]:
-    """What makes a cell for each width of one."""
+    """The values of the template that wrap the cell in one for each width."""
     some = widths(key)
     fitted = {
         "include": '#include "atomr_cutlass/fitted.h"\n',

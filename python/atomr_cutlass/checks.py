@@ -1,4 +1,4 @@
-"""What kind of value each option is: checked before options are compared, hashed or counted with.
+"""The types of options' values: checked before options are compared, hashed or counted with.
 
 Arrays, lists and objects compare element by element, or not at all: what is given where a name or a number belongs must
 be refused by its type, by every function alike. Which names and numbers are valid is the functions' own affair.
@@ -30,7 +30,7 @@ __all__ = [
 ]
 
 NUMBERS: Final = (int, float, np.integer, np.floating)
-"""What scalars may be."""
+"""Types of scalars."""
 
 MOST: Final = 2**31 - 1
 """The largest extent: kernels count rows and columns with 32 bits."""

@@ -1,4 +1,4 @@
-"""What convolutions of the sm90 generation tell TMA against what CUTLASS's collective tells it."""
+"""Tensor maps and coordinates of sm90 convolutions, compared with those of CUTLASS's collective."""
 
 from pathlib import Path
 

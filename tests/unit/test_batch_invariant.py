@@ -160,7 +160,7 @@ def test_explain_says_the_reduction() -> None:
 
 @pytest.fixture(scope="module")
 def outcome(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
-    """What each case raised, as text."""
+    """The error that each case raised, as text."""
     return golden_gpu.outcome("batch_cases.py", tmp_path_factory.mktemp("gpu"), SmArch.SM90A, 300)
 
 

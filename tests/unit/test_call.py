@@ -15,7 +15,7 @@ from atomr_cutlass.pipeline.invocation import CallOptions, documented
 
 @pytest.fixture(scope="module")
 def outcome(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
-    """What each case raised, as text."""
+    """The error that each case raised, as text."""
     return golden_gpu.outcome("call_cases.py", tmp_path_factory.mktemp("gpu"), call_cases.ARCH, 120)
 
 

@@ -257,7 +257,7 @@ def listed(*arguments: str) -> list[dict]:
 
 
 def test_list_json_is_a_file_of_keys(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """What `ATOMR_CUTLASS_KEYS=file` builds are the same kernels."""
+    """`ATOMR_CUTLASS_KEYS=file` builds the same kernels."""
     keys = [*expand("full", [SmArch.SM90A]), *expand("default", [SmArch.SM80, SmArch.SM120])]
     fake_table.install(monkeypatch, [fake_table.row(key, shared_bytes=1024) for key in keys])
     printed = call("list", "--json")[0]

@@ -19,7 +19,7 @@ CASES = fake_cases.names(CASES_FILE)
 
 @pytest.fixture(scope="module")
 def outcome(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
-    """What each case raised, as text; empty where it passed."""
+    """The error that each case raised, as text; empty where it passed."""
     folder = tmp_path_factory.mktemp("fake")
     driver = fake_pack.make_driver(folder / "driver", major=9)
     pack = fake_kernels.make_pack(folder / "pack.so", conv_fused_cases.KEYS)

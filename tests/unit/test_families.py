@@ -12,7 +12,7 @@ CASES_FILE = "family_cases.py"
 
 @pytest.fixture(scope="module", params=family_cases.ARCHS, ids=lambda arch: arch.value)
 def outcome(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
-    """What each case raised on a GPU of an arch, as text; empty where it passed."""
+    """The error that each case raised on a GPU of an arch, as text; empty where it passed."""
     arch: SmArch = request.param
     return golden_gpu.outcome(CASES_FILE, tmp_path_factory.mktemp("gpu"), arch, 300)
 

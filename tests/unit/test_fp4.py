@@ -55,7 +55,7 @@ CASES = fake_cases.names(CASES_FILE)
 
 @pytest.fixture(scope="module")
 def outcome(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
-    """What each case raised, as text; empty where it passed."""
+    """The error that each case raised, as text; empty where it passed."""
     folder = tmp_path_factory.mktemp("fake")
     keys = [key for key in expand("full", [SmArch.SM100]) if key.a is D.F4E2M1 and key.d in (D.BF16, D.F32)]
     pack = fake_kernels.make_pack(folder / "pack.so", keys)

@@ -28,7 +28,7 @@ def _pack(folder: Path) -> Path:
 
 @pytest.fixture(scope="module")
 def outcome(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
-    """What each case raised, as text; empty where it passed."""
+    """The error that each case raised, as text; empty where it passed."""
     folder = tmp_path_factory.mktemp("fake")
     return fake_cases.outcome(CASES_FILE, fake_pack.make_driver(folder / "driver"), [_pack(folder)])
 

@@ -22,7 +22,7 @@ CASES = fake_cases.names(CASES_FILE)
 
 @pytest.fixture(scope="module")
 def outcome(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
-    """What each case raised, as text; empty where it passed."""
+    """The error that each case raised, as text; empty where it passed."""
     folder = tmp_path_factory.mktemp("fake")
     found = {}
     for key in expand("full", [SmArch.SM80]):

@@ -184,7 +184,7 @@ CASES_FILE = "fuzz_cases.py"
 
 @pytest.fixture(scope="module")
 def on_a_fake_gpu(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
-    """What each case raised, as text; empty where it passed."""
+    """The error that each case raised, as text; empty where it passed."""
     folder = tmp_path_factory.mktemp("fake")
     cells = [k for k in expand("full", [ac.SmArch.SM80]) if k.op == "gemm" and k.math == "ieee" and k.d is D.F32]
     pack = fake_kernels.make_pack(folder / "pack.so", cells, error=700)

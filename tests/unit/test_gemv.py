@@ -29,7 +29,7 @@ Array = np.ndarray[Any, Any]
 
 @pytest.fixture(scope="module")
 def outcome(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
-    """What each case raised, as text."""
+    """The error that each case raised, as text."""
     return golden_gpu.outcome(CASES_FILE, tmp_path_factory.mktemp("gpu"), gemv_cases.ARCH, 120)
 
 

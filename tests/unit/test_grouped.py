@@ -72,7 +72,7 @@ def _call(*operands: Any, **arguments: Any) -> Any:
 
 @pytest.fixture(scope="module")
 def outcome(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
-    """What each case raised, as text; empty where it passed."""
+    """The error that each case raised, as text; empty where it passed."""
     folder = tmp_path_factory.mktemp("fake")
     pack = fake_kernels.make_pack(folder / "pack.so", grouped_cases.KEYS, workspace=64)
     driver = fake_pack.make_driver(folder / "driver")

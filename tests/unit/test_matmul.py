@@ -719,7 +719,7 @@ CASES = fake_cases.names(CASES_FILE)
 
 @pytest.fixture(scope="module")
 def outcome(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
-    """What each case raised, as text; empty where it passed."""
+    """The error that each case raised, as text; empty where it passed."""
     folder = tmp_path_factory.mktemp("fake")
     cells = [key for key in expand("full", [ac.SmArch.SM80]) if key.math == "ieee" and key.d is D.F32]
     small = [key for key in cells if key.tile[:2] == (128, 64)]  # the best for what the cases compute

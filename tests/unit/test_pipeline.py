@@ -22,7 +22,7 @@ CASES = fake_cases.names(CASES_FILE)
 
 @pytest.fixture(scope="module", params=[0, 64], ids=["no workspace", "workspace"])
 def outcome(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
-    """What each case raised, as text; empty where it passed."""
+    """The error that each case raised, as text; empty where it passed."""
     folder = tmp_path_factory.mktemp("fake")
     cells = [k for k in expand("full", [SmArch.SM80]) if k.math == "ieee" and k.d is D.F32]
     assert {k.layout_a + k.layout_b for k in cells} == set(LAYOUTS)

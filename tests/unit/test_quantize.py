@@ -23,7 +23,7 @@ CASES_FILE = "quantize_cases.py"
 
 @pytest.fixture(scope="module")
 def outcome(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
-    """What each case raised, as text; empty where it passed."""
+    """The error that each case raised, as text; empty where it passed."""
     folder = tmp_path_factory.mktemp("fake")
     pack = fake_kernels.make_pack(folder / "pack.so", quantize_cases.KEYS)
     return fake_cases.outcome(CASES_FILE, fake_pack.make_driver(folder / "driver", major=9), [pack])

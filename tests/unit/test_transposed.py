@@ -31,7 +31,7 @@ def product(m: int, n: int, k: int, layouts: str = "rr", dtype: D = D.F32, math:
 
 @pytest.fixture(scope="module")
 def outcome(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
-    """What each case raised, as text."""
+    """The error that each case raised, as text."""
     return golden_gpu.outcome(CASES_FILE, tmp_path_factory.mktemp("gpu"), transposed_cases.ARCH, 120)
 
 

@@ -41,7 +41,7 @@ def _forgotten() -> object:
 
 @pytest.fixture(scope="module")
 def outcome(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
-    """What each case raised, as text."""
+    """The error that each case raised, as text."""
     return golden_gpu.outcome("tune_cases.py", tmp_path_factory.mktemp("gpu"), tune_cases.ARCH, 300)
 
 

@@ -161,7 +161,7 @@ def tools_digest(tools: Toolchain) -> str:
 
 
 def verified(key: KernelKey) -> list[dict[str, str]]:
-    """What is recorded of a kernel as it is, for manifests."""
+    """The verification records of a kernel as it is now, for manifests."""
     return [record.to_dict() for record in verification(key).records]
 
 

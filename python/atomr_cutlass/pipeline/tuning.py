@@ -136,7 +136,7 @@ _KINDS: dict[str, Any] = {
     "microseconds": _NUMBER, "chosen": str, "chosen_microseconds": _NUMBER, "tried": int,
 }  # fmt: skip
 _ABSENT = {"width": 0}
-"""What records that were written before there was such an option have."""
+"""Values of options that older records lack."""
 _SAID = {str: "a string", int: "an integer", _NUMBER: "a number"}
 
 

@@ -103,7 +103,7 @@ class Launch:
 
 
 def _kept(make: Callable[[], T]) -> T | CutlassError:
-    """What a message holds for the answer: what is made of its arrays, or the error."""
+    """The value made of a message's arrays, or the error that it raised, kept for the answer."""
     try:
         return make()
     except CutlassError as error:

@@ -42,7 +42,7 @@ def with_copies(found: Iterable[GemmFormulation], device: Device) -> list[GemmFo
 
 
 def _copied(formulation: GemmFormulation) -> Iterator[GemmFormulation]:
-    """What comes of copying one operand, where that is worth a thought."""
+    """Formulations that copy one operand first, where that may be faster."""
     problem = formulation.problem
     dtype, bits = problem.a.dtype, problem.a.dtype.bits
     if problem.b.dtype.bits != bits or formulation.batches.count > MOST_BATCHES:

@@ -252,7 +252,7 @@ class MatmulRequest:
 
     @functools.cached_property
     def arguments(self) -> tuple[Any, ...]:
-        """What `matmul` computes with, in its order, so that a request that is used again is not taken apart again."""
+        """The arguments of `matmul` in its order, kept so that a request that is used again is not parsed again."""
         scales, summed = self.scales, self.matrices.form.summed
         # The plan for the sums of an operand has its scale as a constant.
         factor = getattr(scales, summed) if summed else None

@@ -17,18 +17,18 @@ from atomr_cutlass import CompileError, SmArch, _core
 from atomr_cutlass.generator import headers
 from atomr_cutlass.generator.families import gemm_split_sm90
 from atomr_cutlass.generator.key import KernelKey
-from atomr_cutlass.generator.matrix import expand, families, family
+from atomr_cutlass.generator.matrix import cells, families, family
 from atomr_cutlass.jit import kernels
 from atomr_cutlass.jit import toolchain as jit_toolchain
 from atomr_cutlass.jit.compiler import Target, Unit
 from atomr_cutlass.jit.store import KernelStore
 from atomr_cutlass.jit.toolchain import toolchain
 
-FULL = expand("full", [SmArch.SM80, SmArch.SM90A])
+EVERY = [key for _, key in cells([SmArch.SM80, SmArch.SM90A])]
 
 
 def _cell(*parts: str) -> KernelKey:
-    return min((k for k in FULL if all(part in k.name for part in parts)), key=lambda k: k.tile)
+    return min((k for k in EVERY if all(part in k.name for part in parts)), key=lambda k: k.tile)
 
 
 # A cell of each template that these archs have, and of what else takes its own way through the headers.

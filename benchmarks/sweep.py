@@ -5,9 +5,8 @@
 
 Kernels of bf16 are compiled first, side by side; timings begin when the last is there. Each is launched as the model
 would launch it and with its other slices of K; those near the fastest with other widths, swizzles and raster orders
-too. Operands are not in L2. A timing is the median of `--rounds` bursts of overlapping launches, each after a pause: a
-GPU that has just been loaded runs at a lower clock, where what waits for L2 loses less. What is not near the fastest
-has one burst without, times what finalists take longer or shorter with pauses.
+too. Operands are not in L2. A timing of those near the fastest is the median of `--rounds` bursts of overlapping
+launches, each after a pause; of the others that of one burst without, times the ratio of both for the former.
 """
 
 from __future__ import annotations

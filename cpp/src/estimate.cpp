@@ -426,7 +426,7 @@ Launch Model::scheduled(Kernel const& kernel, Extents const& extents, Gpu const&
     int64_t const across = tiles.swizzle * (tiles.raster == kAlongM ? own.cluster_n : own.cluster_m);
     double const shown = (across > 1 ? c_.SHOWN : c_.SHOWN_ALONE) * read;
     double tile = (std::hypot(own.multiply, read, own.stepping) + shown) / c_.CLOCK_HZ;
-    // Thread blocks of a cluster that finish a tile late keep the others from the next one.
+    // Measured; a thread block that finishes its tile late keeps its cluster from loading the next one.
     if (own.blocks() > 2 && in_waves > 1) tile *= 1 + c_.LATE_IN_CLUSTER * (1 - 1 / in_waves);
     double after = c_.MISSED * l2_misses(tiles, widths, held) / memory + own.extra;
     if (kernel.nosmem) after += c_.NOSMEM_SECONDS + in_waves * c_.NOSMEM_TILE_SECONDS;

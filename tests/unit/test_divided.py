@@ -200,6 +200,24 @@ def test_their_slices_take_as_many_bytes(monkeypatch: pytest.MonkeyPatch, dtype:
     assert zeros == size * 24 * 1240
 
 
+@pytest.mark.parametrize(("dtype", "vector"), [(D.F32, 4), (D.F64, 2)])
+def test_slices_of_an_odd_number_of_results_begin_at_whole_vectors(
+    monkeypatch: pytest.MonkeyPatch, dtype: D, vector: int
+) -> None:
+    fake_table.install(monkeypatch, fake_table.rows_of(archs=[SmArch.SM90A]))
+    monkeypatch.setattr(kernels, "Steps", Noted)
+    monkeypatch.setattr(devices, "get", lambda _: H200)
+    for m, n, stride in ((1, 1, vector), (33, 7, 232), (129, 33, 4260 if dtype is D.F32 else 4258)):
+        what = problem(m, n, 16353, "rcr", dtype, math="ieee" if dtype is D.F32 else "default")
+        (candidate, *_) = [one for one in select.rank(GemmSearch(what, H200)) if one.formulation.divided]
+        steps, temporaries, zeros, _ = from_candidate(what, candidate)  # type: ignore[misc]
+        product, adding, _ = [step for step in steps if step[0] in ("gemm", "cast")]
+        assert product[1]["batch_stride_d"] == adding[1]["slice_stride"] == stride
+        assert adding[1]["count"] == m * n
+        assert dtype.bits // 8 * stride * candidate.split_k in temporaries
+        assert zeros == dtype.bits // 8 * m * n
+
+
 def test_a_limit_of_workspace_takes_a_kernel_that_needs_no_adder(monkeypatch: pytest.MonkeyPatch) -> None:
     """One slice and an adder would be slower than any other kernel of the table."""
     fake_table.install(monkeypatch, fake_table.rows_of(archs=[SmArch.SM90A]))

@@ -69,7 +69,11 @@ def adder(whole: GemmProblem, *, backend: str, jit: str | None) -> Candidate[Non
 
 def alignment(candidate: Candidate[GemmFormulation], dtype: CutlassDtype) -> int:
     """Elements of a type that C and D must be aligned to: for the kernel itself, or for the one that adds up."""
-    return ALIGNMENT * 8 // dtype.bits if candidate.formulation.divided else candidate.key.align_d
+    return _vector(dtype) if candidate.formulation.divided else candidate.key.align_d
+
+
+def _vector(dtype: CutlassDtype) -> int:
+    return ALIGNMENT * 8 // dtype.bits
 
 
 def add_steps(
@@ -95,16 +99,17 @@ def add_steps(
     """
     a, b, c, out = addresses
     count, formulation = math.prod(whole.d.shape), candidate.formulation
-    size = bytes_of(whole.d.shape, whole.acc)
-    sliced = steps.temporary(candidate.split_k * size)
+    stride = problem.round_up(count, _vector(whole.acc))  # the kernel that adds up reads vectors of each slice
+    sliced = steps.temporary(candidate.split_k * stride * whole.acc.bits // 8)
     first, second = (b, a) if formulation.swapped else (a, b)
     steps.launch(
         candidate,
-        args | {"batch": 1, "a": first, "b": second, "d": sliced, "alpha": 1.0, "beta": 0.0, "batch_stride_d": count},
+        args | {"batch": 1, "a": first, "b": second, "d": sliced, "alpha": 1.0, "beta": 0.0, "batch_stride_d": stride},
         main=True,
         when=PRODUCT,
     )
-    result = {"count": count, "slice_stride": count, "c": c, "d": out, "alpha": "alpha", "beta": "beta"}
+    result = {"count": count, "slice_stride": stride, "c": c, "d": out, "alpha": "alpha", "beta": "beta"}
     steps.launch(adder, result | {"slices": candidate.split_k, "a": sliced}, when=PRODUCT)
     if unmultiplied:
-        steps.launch(adder, result | {"slices": 1, "a": steps.zeros(size)}, when=NO_PRODUCT)
+        zeros = steps.zeros(bytes_of(whole.d.shape, whole.acc))
+        steps.launch(adder, result | {"slices": 1, "a": zeros}, when=NO_PRODUCT)

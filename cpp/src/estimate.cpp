@@ -297,20 +297,28 @@ struct Model::Tile {
   int64_t blocks() const { return cluster_m * cluster_n; }
 };
 
-// The columns that a tile may be told: for each number of waves the fewest that keep to it, the widest first.
+// The columns that a tile may be told: for each number of waves the fewest that keep to it, and where all tiles run at
+// once for each number of tiles along N, since wider tiles read less through L2. The widest first.
 std::vector<int64_t> Model::widths(Kernel const& kernel, Extents const& e, Gpu const& gpu) const {
   int64_t const widest = kernel.tile[1], across = kernel.cluster[0], along = kernel.cluster[1];
   if (kernel.width_step == 0) return {widest};
   int64_t const n = kernel.swapped() ? e.m : e.n;
   int64_t const rows = saturated(round_up(ceil_div(kernel.swapped() ? e.n : e.m, kernel.tile[0]), across), e.batch);
   int64_t const at_once = blocks_at_once(gpu.multiprocessors, across * along);
-  int64_t const waves = ceil_div(saturated(rows, round_up(ceil_div(n, widest), along)), at_once);
+  int64_t const fewest = round_up(ceil_div(n, widest), along);
+  int64_t const waves = ceil_div(saturated(rows, fewest), at_once);
   std::vector<int64_t> found{widest};
-  for (int64_t count = waves; count < waves + kWidthWaves; ++count) {
-    int64_t const columns = std::max<int64_t>(1, round_down(saturated(count, at_once) / rows, along));
-    int64_t const wanted = round_up(ceil_div(n, columns), kernel.width_step);
+  auto const add = [&](int64_t columns) {
+    int64_t const wanted = round_up(ceil_div(n, std::max<int64_t>(1, columns)), kernel.width_step);
     int64_t const width = std::clamp(wanted, kernel.narrowest, widest);
     if (width < found.back()) found.push_back(width);
+  };
+  for (int64_t count = waves; count < waves + kWidthWaves; ++count) {
+    int64_t const most = round_down(saturated(count, at_once) / rows, along);
+    if (count == 1) {
+      for (int64_t columns = fewest; columns < most; columns += along) add(columns);
+    }
+    add(most);
   }
   return found;
 }
@@ -427,7 +435,10 @@ Launch Model::scheduled(Kernel const& kernel, Extents const& extents, Gpu const&
     double const shown = (across > 1 ? c_.SHOWN : c_.SHOWN_ALONE) * read;
     double tile = (std::hypot(own.multiply, read, own.stepping) + shown) / c_.CLOCK_HZ;
     // Measured; a thread block that finishes its tile late keeps its cluster from loading the next one.
-    if (own.blocks() > 2 && in_waves > 1) tile *= 1 + c_.LATE_IN_CLUSTER * (1 - 1 / in_waves);
+    bool const wide = own.blocks() == kWideCluster;
+    double const late = wide ? c_.LATE_IN_WIDE_CLUSTER : c_.LATE_IN_CLUSTER;
+    if (own.blocks() > 2 && in_waves > 1) tile *= 1 + late * (1 - 1 / in_waves);
+    if (wide && in_waves <= 1 && tiles.tiles() == at_once) tile *= 1 + c_.WIDE_CLUSTERS_FULL;
     double after = c_.MISSED * l2_misses(tiles, widths, held) / memory + own.extra;
     if (kernel.nosmem) after += c_.NOSMEM_SECONDS + in_waves * c_.NOSMEM_TILE_SECONDS;
     if (kernel.stream_k) return stream_k(tiles, own.steps, tile, whole) + after;

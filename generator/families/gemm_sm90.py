@@ -232,24 +232,37 @@ _FITTED_TILES: dict[str, tuple[tuple[tuple[int, int], tuple[int, int], str, str]
     "rc": (
         ((64, 256), (4, 1), "pingpong", COLUMN),
         ((64, 256), (4, 2), "pingpong", COLUMN),
+        ((64, 256), (2, 4), "pingpong", COLUMN),
         ((128, 192), (2, 1), "pingpong", COLUMN),
-        ((128, 192), (2, 2), "pingpong", COLUMN),
+        ((128, 192), (2, 4), "pingpong", COLUMN),
         ((128, 256), (2, 1), "cooperative", COLUMN),
+        ((128, 256), (4, 2), "cooperative", COLUMN),
         ((128, 192), (2, 1), "pingpong", ROW),
-        ((128, 192), (2, 2), "pingpong", ROW),
         ((128, 256), (1, 2), "cooperative", ROW),
+        ((128, 256), (2, 4), "cooperative", ROW),
     ),
     "rr": (
         ((64, 256), (4, 1), "pingpong", COLUMN),
         ((64, 256), (4, 2), "pingpong", COLUMN),
         ((128, 192), (2, 1), "pingpong", COLUMN),
-        ((128, 192), (2, 2), "pingpong", COLUMN),
         ((128, 192), (4, 1), "pingpong", COLUMN),
+        ((128, 192), (2, 4), "pingpong", COLUMN),
         ((128, 256), (2, 1), "cooperative", COLUMN),
+        ((128, 256), (4, 2), "cooperative", COLUMN),
+        ((192, 128), (4, 2), "pingpong", COLUMN),
     ),
 }
 """Of f16 and bf16, by the layouts of A and B: the widest tiles of kernels whose launch chooses the columns, and the
-layout of D, column-major of D^T (docs/performance-log.md, 2026-11-23)."""
+layout of D, column-major of D^T (docs/performance-log.md, 2026-11-24)."""
+
+_FITTED_BF16_TILES = (
+    ((64, 256), (2, 4)),
+    ((128, 256), (1, 2)),
+    ((128, 256), (2, 4)),
+    ((128, 256), (4, 2)),
+    ((192, 128), (4, 2)),
+)
+"""Those that f16 has on demand alone: worth least beside the others."""
 
 # Likewise, with float32 results: of slices of K, which another kernel adds up.
 _DIVIDED_TILES: dict[str, tuple[tuple[tuple[int, int], tuple[int, int], str], ...]] = {
@@ -261,7 +274,6 @@ _DIVIDED_TILES: dict[str, tuple[tuple[tuple[int, int], tuple[int, int], str], ..
         ((128, 192), (2, 1), "pingpong"),
     ),
     "rr": (
-        ((64, 16), (1, 1), "pingpong"),
         ((64, 32), (1, 1), "pingpong"),
         ((64, 64), (1, 1), "pingpong"),
         ((64, 144), (4, 1), "pingpong"),
@@ -349,16 +361,14 @@ def _half_cells(a: D, layouts: str) -> Iterator[Cell]:
         for tile, cluster, mainloop, layout_d in _FITTED_TILES.get(layouts, ())
     ]  # fmt: skip
     for key in fitted:
-        # Those worth least beside the others; f16 has one kernel less for either layout.
-        least = key.cluster[:2] == ((1, 2) if layouts == "rc" else (2, 2))
-        yield ON_DEMAND if least and a is D.F16 else FULL, key
+        yield ON_DEMAND if a is D.F16 and (key.tile[:2], key.cluster[:2]) in _FITTED_BF16_TILES else FULL, key
     of_one_width = {_of_width(key, width) for key in fitted for width in widths(key)}
     for tile, cluster, mainloop in _TURNED_TILES.get(layouts, ()):
         key = _gemm_sm90(a, a, turned, tile, cluster, mainloop, layout_d=COLUMN)
         # At run time a kernel of one width is compiled, in a third of the time.
         yield ON_DEMAND if key in of_one_width else FULL, key
     for tile, cluster, mainloop in _DIVIDED_TILES.get(layouts, ()):
-        tier = FULL if a is D.BF16 or 16 < tile[1] < 192 else ON_DEMAND
+        tier = FULL if a is D.BF16 or 16 < tile[1] < 144 else ON_DEMAND
         yield tier, _gemm_sm90(a, D.F32, turned, tile, cluster, mainloop, layout_d=COLUMN)
     if layouts == "rc":
         # Without these others take at most 0.15% longer on random shapes.

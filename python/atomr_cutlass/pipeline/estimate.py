@@ -1,7 +1,7 @@
 """The constants of the analytic model: how long a kernel would take for a problem, before anything is launched.
 
 The model itself is `_core.TimeModel` (cpp/src/estimate.h says of which parts it consists). The constants of the sm90
-generation were fitted on an H200 to 1,243 problems with shapes drawn at random, some 40 kernels with their slices,
+generation were fitted on an H200 to 1,516 problems with shapes drawn at random, some 40 kernels with their slices,
 widths, swizzles and raster orders, each launched before the last has ended (benchmarks/fit_estimate.py); those of the
 sm80 generation are the vendor's rates, scaled where measured (docs/performance.md). Cells of sm100 and sm120 are
 estimated with sm90's constants and the vendor's rates: nothing was measured there.
@@ -44,8 +44,8 @@ COMMON_PART = 1.01
 
 # The sm90 generation.
 TILE_N_EFFICIENCY = {
-    256: 1.15, 240: 1.02, 224: 1.17, 208: 1.15, 192: 1.24, 176: 1.19, 160: 1.26, 144: 1.2,
-    128: 1.24, 112: 1.25, 96: 1.22, 64: 1.01, 32: 0.443, 16: 0.204,
+    256: 1.15, 240: 1.02, 224: 1.17, 208: 1.15, 192: 1.24, 176: 1.19, 160: 1.26, 144: 1.25,
+    128: 1.24, 112: 1.18, 96: 1.22, 64: 1.11, 32: 0.779, 16: 0.246,
 }  # fmt: skip
 """Share of WGMMA's peak rate at CLOCK_HZ that a tile of this width reaches; the clock may be higher."""
 ONE_WARPGROUP_EFFICIENCY = 0.924
@@ -62,41 +62,45 @@ EXCHANGED_EFFICIENCY = 0.9
 """The fraction of it that kernels reach which bring one operand to the tensor cores through registers."""
 EXCHANGED_STEP_CLOCKS = 220.0
 """The shortest step of theirs, for each 64 rows of a tile; see STEP_CLOCKS."""
-L2_BYTES_PER_CLOCK = 110.0
+L2_BYTES_PER_CLOCK = 100.0
 """Bytes of cache lines that one multiprocessor draws from L2 per clock when all do."""
 PAIR_BYTES_PER_CLOCK = 78.5
 """Bytes that each of the two multiprocessors which share a port draws at most."""
-PORT_BYTES_PER_CLOCK = 182.0
+PORT_BYTES_PER_CLOCK = 145.0
 """Likewise, where the other one is idle."""
-STREAMED = 1.53
+STREAMED = 1.47
 """How much faster than DRAM_BYTES_PER_SECOND says kernels over TMA read and write what fits no cache."""
-STEP_CLOCKS = 16.0
+STEP_CLOCKS = 15.4
 """The shortest step along K: barriers and latencies."""
-BEYOND_CLOCKS = 3.09
+BEYOND_CLOCKS = 3.12
 """Likewise, of each row of a tile that lies beyond the last of A."""
-BEYOND_N_CLOCKS = 1.81
+BEYOND_N_CLOCKS = 1.67
 """Likewise, of each column beyond the last of B."""
-WIDE_CLUSTER_STEP_CLOCKS = 90.9
+WIDE_CLUSTER_STEP_CLOCKS = 93.6
 """Likewise, where eight thread blocks of a cluster load for one another."""
-COOPERATIVE_TILE_SECONDS = 0.384e-6
-PINGPONG_TILE_SECONDS = 0.259e-6
+COOPERATIVE_TILE_SECONDS = 0.499e-6
+PINGPONG_TILE_SECONDS = 0.235e-6
 PROLOGUE_SECONDS = 0.269e-6
 STORE_BYTES_PER_SECOND = 38.2e9
 """At which one multiprocessor stores a finished tile."""
-SHOWN = 0.0556
+SHOWN = 0.0496
 """The fraction of reading A and B through L2 that is not hidden behind the products."""
-SHOWN_ALONE = 0.093
+SHOWN_ALONE = 0.0845
 """Likewise, where neighbours in the list of tiles have tiles of one operand in common only."""
-MISSED = 0.102
+MISSED = 0.106
 """The same fraction of reading from device memory on L2 misses."""
 L2_SHARE = 0.25
 """The fraction of L2 that holds A and B until they are read again."""
-LAST_WAVE = 0.345
+LAST_WAVE = 0.335
 """The fraction of the last wave's idle multiprocessors that speeds up the others."""
-CLUSTER_SECONDS = 0.102e-6
+CLUSTER_SECONDS = 0.0864e-6
 """Synchronizing a cluster at the start and the end, each time that it doubles."""
-LATE_IN_CLUSTER = 0.073
-"""How much longer a tile takes in clusters of more than two, where thread blocks compute many one after the other."""
+LATE_IN_CLUSTER = 0.078
+"""How much longer a tile takes in clusters of four, where thread blocks compute many one after the other."""
+LATE_IN_WIDE_CLUSTER = 0.142
+"""Likewise, in clusters of eight."""
+WIDE_CLUSTERS_FULL = 0.0468
+"""How much longer tiles take where as many clusters of eight run as the device holds."""
 NOSMEM_SECONDS = 2.0e-6
 NOSMEM_TILE_SECONDS = 6.0e-6
 """The additional time of storing a tile straight from registers."""
@@ -113,7 +117,7 @@ COPIED = 0.85
 """The fraction of device memory's rate at which an operand is copied, transposed."""
 
 # Kernels of the sm90 generation for few rows.
-FEW_LAUNCH_SECONDS = 2.2e-6
+FEW_LAUNCH_SECONDS = 2.14e-6
 FEW_BUSY = 0.925
 """Kernels of column-major weights are busy so many times as long as they assume by the constants below."""
 FEW_BUSY_ROWS = 0.87
@@ -155,23 +159,23 @@ SPLIT_LAUNCH_SECONDS = 3.92e-6
 SPLIT_DRAM_BYTES_PER_SECOND = 4.3e12
 SPLIT_SOFTNESS = 5.42
 """As FEW_SOFTNESS."""
-SPLIT_STEP = 1.2
+SPLIT_STEP = 1.32
 """Steps along K take so many times as long as the kernel assumes."""
 SPLIT_ELEMENT_SECONDS = 0.272e-9
 """Of storing a tile, for each of its elements."""
-SPLIT_PART_SECONDS = 0.974e-6
+SPLIT_PART_SECONDS = 0.877e-6
 """Leaving a part of a tile and finding out whether it is the last."""
 SPLIT_BYTES_PER_SECOND = 20.9e9
 """At which one multiprocessor writes and reads parts."""
 
 # Slices of K side by side, which another kernel adds up.
-DIVIDED_SECONDS = 0.669e-6
+DIVIDED_SECONDS = 0.643e-6
 """Starting that kernel, beside the end of the one before."""
-DIVIDED_ROUND_SECONDS = 0.537e-6
+DIVIDED_ROUND_SECONDS = 0.516e-6
 """Reading as many slices as a thread reads at once."""
 DIVIDED_AT_ONCE = 8
 """Which are so many (Cast::kAtOnce)."""
-DIVIDED_BYTES_PER_SECOND = 5.01e12
+DIVIDED_BYTES_PER_SECOND = 5.96e12
 """At which it reads and writes."""
 DIVIDED_STEPS = 4
 """Along K, that a slice has at least."""

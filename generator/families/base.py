@@ -9,8 +9,8 @@ from typing import Any
 from ..archs import SmArch
 from ..dtypes import CutlassDtype
 from ..epilogue.lower import GATED, GATED_SCALED, SCALED, SCALED_COMMON, is_common, is_narrow, lower, split
-from ..key import ROW, KernelKey, Triple
-from ..rules import Status, accumulator, epilogue_compute
+from ..key import COLUMN, ROW, KernelKey, Triple
+from ..rules import FP8_TYPES, Status, accumulator, epilogue_compute
 
 SMOKE, DEFAULT, FULL, ON_DEMAND = 1, 2, 3, 4
 """Tiers: the presets, and cells of none, which are compiled at run time."""
@@ -150,11 +150,15 @@ _WIDTHS = (8, 16, 32, 64, 96, 128, 192, 256)
 """Columns of the WGMMA instructions that CuTe's headers have without those of all other multiples of 8."""
 
 _OWN_WIDTHS = (48, 80, 112, 144, 160, 176, 208, 224, 240)
-"""Columns of those that `wgmma.h` has, for f16 and bf16: CuTe's others take several times as long to compile."""
+"""Columns of those that `wgmma.h` has, for f16, bf16 and fp8 in shared memory.
+
+CuTe's others take several times as long to compile.
+"""
 
 
 def wgmma_instructions(key: KernelKey) -> str:
     """The include that gives a unit WGMMA instructions as wide as its tile; empty where CuTe has them."""
     width = key.tile[1]
-    there = width in _WIDTHS or (width in _OWN_WIDTHS and key.a.bits == 16)
+    fp8 = key.a is key.b and key.a in FP8_TYPES and (key.layout_a, key.layout_b) == (ROW, COLUMN)
+    there = width in _WIDTHS or (width in _OWN_WIDTHS and (key.a.bits == 16 or fp8))
     return "" if there else '#include "atomr_cutlass/wgmma_widths.h"\n'

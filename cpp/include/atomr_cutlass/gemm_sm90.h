@@ -32,11 +32,12 @@ struct Unscaled {
 };
 
 // A float for each block of kM rows of A and kK elements of K, and one for each block of kN columns of B and kK
-// elements of K. The mainloop multiplies with them in full accumulation. Their strides are dynamic along both
-// dimensions: CUTLASS's own layouts fix the contiguous one and read it through TMA, which asks for 16-byte aligned rows
-// of scales.
+// elements of K. The mainloop (mainloop_promoted.h) multiplies with them in full accumulation. Their strides are
+// dynamic along both dimensions: CUTLASS's own layouts fix the contiguous one and read it through TMA, which asks for
+// 16-byte aligned rows of scales.
 template <int kM, int kN, int kK>
 struct BlockScales {
+  static_assert(kM == 1 && kN == BlockScaleMatrices::kColumns && kK == 128);
   static constexpr bool kPresent = true;
   template <int kBlock>
   using LayoutOf =
@@ -47,22 +48,6 @@ struct BlockScales {
   using A = cute::tuple<Layout, LayoutOf<kM>>;
   template <class Layout>
   using B = cute::tuple<Layout, LayoutOf<kN>>;
-
-  template <int kBlock>
-  static LayoutOf<kBlock> layout(int extent, int k, int64_t stride, int64_t k_stride) {
-    return cute::make_layout(
-        cute::make_shape(cute::make_shape(cute::Int<kBlock>{}, cute::ceil_div(extent, kBlock)),
-                         cute::make_shape(cute::Int<kK>{}, cute::ceil_div(k, kK)), 1),
-        cute::make_stride(cute::make_stride(cute::_0{}, stride), cute::make_stride(cute::_0{}, k_stride), int64_t(0)));
-  }
-  template <class Args>
-  static LayoutOf<kM> layout_a(Args const& args) {
-    return layout<kM>(args.m, args.k, args.scale_stride_a, args.scale_k_stride_a);
-  }
-  template <class Args>
-  static LayoutOf<kN> layout_b(Args const& args) {
-    return layout<kN>(args.n, args.k, args.scale_stride_b, args.scale_k_stride_b);
-  }
 };
 
 // What the collective builder is told of an epilogue: a visitor, or CUTLASS's operation. Epilogues that store from
@@ -248,9 +233,9 @@ struct GemmSm90 {
     }
     if constexpr (Scales::kPresent) {
       result.mainloop.ptr_SFA = static_cast<float const*>(args.scale_a);
-      result.mainloop.layout_SFA = Scales::layout_a(args);
       result.mainloop.ptr_SFB = static_cast<float const*>(args.scale_b);
-      result.mainloop.layout_SFB = Scales::layout_b(args);
+      result.mainloop.strides = {args.scale_stride_a, args.scale_k_stride_a, args.scale_stride_b,
+                                 args.scale_k_stride_b};
     }
     return result;
   }

@@ -6,6 +6,7 @@
 #pragma once
 
 #include "atomr_cutlass/epilogue_tma.h"
+#include "atomr_cutlass/mainloop_promoted.h"
 #include "atomr_cutlass/mainloop_tma.h"
 #include "cute/arch/cluster_sm90.hpp"
 #include "cute/arch/copy_sm90_desc.hpp"
@@ -46,7 +47,7 @@ CUTLASS_DEVICE void wait_for_maps() {
   }
 }
 
-// Base: TmaMainloop, with the strides of one group.
+// Base: TmaMainloop or PromotedMainloop, with the strides of one group.
 template <class Base>
 struct GroupedMainloop : Base {
   using typename Base::MainloopPipeline;
@@ -124,7 +125,8 @@ struct GroupedMainloop : Base {
     Base::mma(pipeline, state, sums, count, thread, shared, params);
   }
   CUTLASS_DEVICE void mma_tail(MainloopPipeline pipeline, PipelineState released, int count) {
-    if (count > 0) Base::mma_tail(pipeline, released, count);
+    cute::warpgroup_wait<0>();  // without products too: else the compiler waits again where both ways meet
+    if (count > 0) Base::release_last(pipeline, released, count);
   }
 
   CUTLASS_DEVICE auto tensormaps_init(Params const& params, TensorMapStorage& shared, int multiprocessors,
@@ -169,6 +171,38 @@ struct GroupedMainloop : Base {
     constexpr bool kAlongRows = Tile::kAlongRows;
     GroupMap<typename Tile::Boxes>::set(map, address, kAlongRows ? rows : depth, kAlongRows ? depth : rows,
                                         int64_t(cute::get<kAlongRows ? 1 : 0>(stride)));
+  }
+};
+
+// One with scales of blocks that each group has of its own. Base: GroupedMainloop of PromotedMainloop.
+template <class Base>
+struct GroupedBlockScaledMainloop : Base {
+  struct Arguments : Base::Arguments {
+    float const* const* ptr_SFA;
+    float const* const* ptr_SFB;
+    BlockScaleStrides strides;
+  };
+  struct Params : Base::Params {
+    float const* const* scale_a;
+    float const* const* scale_b;
+    BlockScaleStrides strides;
+  };
+
+  template <class Problem>
+  static Params to_underlying_arguments(Problem const& problem, Arguments const& args, void* workspace) {
+    return {Base::to_underlying_arguments(problem, args, workspace), args.ptr_SFA, args.ptr_SFB, args.strides};
+  }
+
+  template <class Problem>
+  CUTLASS_DEVICE auto load_init(Problem const& problem, Params const& params) const {
+    auto const tiles = Base::load_init(problem, params);
+    return cute::make_tuple(cute::get<0>(tiles), cute::get<1>(tiles), BlockScaleMatrices{});
+  }
+  template <class Inputs, class Problem>
+  CUTLASS_DEVICE Inputs tensors_perform_update(Inputs const& inputs, Params const& params, Problem const& problem,
+                                               int32_t group) const {
+    return {cute::get<0>(inputs), cute::get<1>(inputs),
+            BlockScaleMatrices::of(problem, params.scale_a[group], params.scale_b[group])};
   }
 };
 
@@ -323,11 +357,9 @@ struct GroupedEpilogue : Base {
   }
 };
 
-// The mainloop for what CUTLASS's builder makes; Built itself where sums are promoted.
+// The mainloop for what CUTLASS's builder makes.
 template <class Built>
-struct GroupedMainloopOf {
-  using Type = Built;
-};
+struct GroupedMainloopOf;
 template <int kStages, class Cluster, class Schedule, class Tile, class ElementA, class StrideA, class ElementB,
           class StrideB, class TiledMma, class CopyA, class LayoutA, class CopyB, class LayoutB>
 struct GroupedMainloopOf<cutlass::gemm::collective::CollectiveMma<
@@ -336,6 +368,27 @@ struct GroupedMainloopOf<cutlass::gemm::collective::CollectiveMma<
   using Type =
       GroupedMainloop<TmaMainloop<cutlass::gemm::MainloopSm90ArrayTmaGmmaWarpSpecialized<kStages, Cluster, Schedule>,
                                   Tile, ElementA, StrideA, ElementB, StrideB, TiledMma>>;
+};
+// As for one product, cooperative ones multiply ahead.
+template <int kStages, class Cluster, class Schedule, class Tile, class ElementA, class StrideA, class ElementB,
+          class StrideB, class TiledMma, class... Copies>
+struct GroupedMainloopOf<cutlass::gemm::collective::CollectiveMma<
+    cutlass::gemm::MainloopSm90ArrayTmaGmmaWarpSpecializedFP8<kStages, Cluster, Schedule>, Tile, ElementA, StrideA*,
+    ElementB, StrideB*, TiledMma, Copies...>> {
+  using Type = GroupedMainloop<PromotedMainloop<
+      TmaMainloop<cutlass::gemm::MainloopSm90ArrayTmaGmmaWarpSpecializedFP8<kStages, Cluster, Schedule>, Tile, ElementA,
+                  StrideA, ElementB, StrideB, TiledMma>,
+      false, cute::is_base_of_v<cutlass::gemm::KernelPtrArrayTmaWarpSpecializedCooperative, Schedule>>>;
+};
+template <int kStages, class Cluster, class Schedule, class Tile, class ElementA, class StrideA, class ScalesA,
+          class ElementB, class StrideB, class ScalesB, class TiledMma, class... Copies>
+struct GroupedMainloopOf<cutlass::gemm::collective::CollectiveMma<
+    cutlass::gemm::MainloopSm90ArrayTmaGmmaWarpSpecializedBlockwise<kStages, Cluster, Schedule>, Tile, ElementA,
+    cute::tuple<StrideA*, ScalesA*>, ElementB, cute::tuple<StrideB*, ScalesB*>, TiledMma, Copies...>> {
+  using Type = GroupedBlockScaledMainloop<GroupedMainloop<PromotedMainloop<
+      TmaMainloop<cutlass::gemm::MainloopSm90ArrayTmaGmmaWarpSpecializedBlockwise<kStages, Cluster, Schedule>, Tile,
+                  ElementA, StrideA, ElementB, StrideB, TiledMma>,
+      true, cute::is_base_of_v<cutlass::gemm::KernelPtrArrayTmaWarpSpecializedCooperative, Schedule>>>>;
 };
 
 // The epilogue for what CUTLASS's builder makes.

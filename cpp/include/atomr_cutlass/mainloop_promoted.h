@@ -1,4 +1,5 @@
-// A mainloop of fp8 products in full accumulation, over the loads and the pipeline of one of CUTLASS's.
+// The mainloops of fp8 products in full accumulation, with scales of blocks or without: those of mainloop_tma.h, whose
+// sums are added to others.
 //
 // Of the tensor cores' sums of fp8, 14 bits count: those of 128 elements of K are added to others in float, each times
 // its scale if there are scales of blocks. CUTLASS's mainloops have as many registers for the one as for the other, and
@@ -7,85 +8,159 @@
 // rows alone (kSets = 1), and the other warp group's products fill the time.
 #pragma once
 
+#include "atomr_cutlass/mainloop_tma.h"
+#include "atomr_cutlass/wgmma.h"
+#include "cute/arch/cluster_sm90.hpp"
+#include "cute/arch/copy_sm80.hpp"
 #include "cute/tensor.hpp"
+#include "cutlass/arch/barrier.h"
 #include "cutlass/cutlass.h"
 #include "cutlass/gemm/collective/collective_mma.hpp"
+#include "cutlass/gemm/dispatch_policy.hpp"
 
 namespace atomr_cutlass {
 
-template <class Mainloop, bool kScaled>
-struct PromotedMainloop : Mainloop {
-  using Mainloop::Mainloop;
-  using typename Mainloop::MainloopPipeline;
-  using typename Mainloop::Params;
-  using typename Mainloop::PipelineState;
-  using typename Mainloop::TensorStorage;
-  using typename Mainloop::TiledMma;
+// From one scale of blocks to the next: of rows of A and of its blocks of K, of column blocks of B and of its blocks of
+// K. A block has one row of A, 128 columns of B, and 128 elements of K.
+struct BlockScaleStrides {
+  int64_t row, row_k, column, column_k;
+};
 
-  static constexpr int kTileM = cute::size<0>(typename Mainloop::TileShape{});
-  static constexpr int kTileN = cute::size<1>(typename Mainloop::TileShape{});
-  static constexpr int kWarpGroup = cutlass::NumThreadsPerWarpGroup;
-  static constexpr int kGroups = cute::size(TiledMma{}) / kWarpGroup;
-  static constexpr int kParts = kTileM / (64 * kGroups);  // of 64 rows, that a warp group multiplies one by one
-  static constexpr int kSets = kParts == 1 && kTileN <= 128 ? 2 : 1;
-  static_assert(cute::size<1>(typename TiledMma::AtomShape_MNK{}) == kTileN, "one instruction is as wide as a tile");
-  static_assert(!kScaled || kTileN == 128, "a tile has one scale of B for each block of K");
-  static_assert(kParts == 1 || kParts == 2);
+// The scales of one product, which has this many rows and column blocks.
+struct BlockScaleMatrices {
+  static constexpr int kColumns = 128;
 
-  template <class Accumulators>
-  CUTLASS_DEVICE void mma(MainloopPipeline pipeline, PipelineState read, Accumulators& sums, int k_tiles, int thread,
-                          TensorStorage& shared, Params const&) {
-    using namespace cute;
-    int const group = __shfl_sync(0xffffffffu, thread / kWarpGroup, 0);
-    TiledMma tiled_mma;
-    auto const slice = tiled_mma.get_slice(Layout<Int<kGroups>, Int<kWarpGroup>>{}(group));
-    Tensor const a = slice.make_fragment_A(
-        slice.partition_A(make_tensor(make_smem_ptr(shared.smem_A.data()), typename Mainloop::SmemLayoutA{})));
-    Tensor const b = slice.make_fragment_B(
-        slice.partition_B(make_tensor(make_smem_ptr(shared.smem_B.data()), typename Mainloop::SmemLayoutB{})));
+  float const* a;
+  float const* b;
+  int rows, columns;
 
-    using Part = decltype(make_fragment_like(sums(_, _0{}, _0{})));
-    Part first;
+  template <class Problem>
+  CUTLASS_DEVICE static BlockScaleMatrices of(Problem const& problem, float const* a, float const* b) {
+    return {a, b, int(cute::get<0>(problem)), (int(cute::get<1>(problem)) + kColumns - 1) / kColumns};
+  }
+};
+
+// Base: TmaMainloop. kAhead: whether a second set of registers is used where there is room.
+template <class Base, bool kScaled, bool kAhead>
+struct PromotedMainloop : Base {
+  using Base::kGroups;
+  using Base::kM;
+  using Base::kN;
+  using Base::kStages;
+  using typename Base::MainloopPipeline;
+  using typename Base::PipelineState;
+  using typename Base::PipelineStorage;
+  using typename Base::TileA;
+  using typename Base::TileB;
+  // The thread that has TMA load operands, and the warp that copies scales.
+  static constexpr int NumProducerThreadEvents = kScaled ? 33 : 1;
+
+  static constexpr int kParts = Base::kAlongM;  // of 64 rows, that a warp group multiplies one by one
+  static constexpr int kSets = kAhead && kParts == 1 && kN <= 128 ? 2 : 1;
+  static constexpr int kSums = kN / 2;  // of a part, in a thread
+  static_assert(Base::kK == 128);
+  static_assert(!kScaled || kN == BlockScaleMatrices::kColumns, "a tile has one scale of B for each block of K");
+
+  struct Scales {
+    alignas(16) float scale_a[kStages * kM];
+    alignas(16) float scale_b[kStages];
+  };
+  struct NoScales {};
+  struct SharedStorage {
+    struct TensorStorage : Base::TensorStorage, cute::conditional_t<kScaled, Scales, NoScales> {
+    } tensors;
+    PipelineStorage pipeline;
+  };
+  using TensorStorage = typename SharedStorage::TensorStorage;
+
+  // Called by a warp. The last of `inputs` are BlockScaleMatrices.
+  template <class Params, class Inputs, class Where, class Steps>
+  CUTLASS_DEVICE void load_auxiliary(Params const& params, MainloopPipeline pipeline, PipelineState state,
+                                     Inputs const& inputs, Where const& where, Steps step, int count, int lane,
+                                     uint32_t, TensorStorage& shared) {
+    using Copy = cute::SM80_CP_ASYNC_CACHEALWAYS<float>;
+    BlockScaleMatrices const matrices = cute::get<2>(inputs);
+    BlockScaleStrides const strides = params.strides;
+    int const row = int(cute::get<0>(where)) * kM + lane, column = int(cute::get<1>(where));
+    float const* const a = matrices.a + row * strides.row;
+    float const* const b = matrices.b + column * strides.column;
+
+    CUTLASS_PRAGMA_NO_UNROLL
+    for (; count > 0; --count) {
+      pipeline.producer_acquire(state);
+      int const k = int(*step), stage = state.index();
+      CUTLASS_PRAGMA_UNROLL
+      for (int i = 0; i < kM; i += 32) {
+        if (row + i < matrices.rows) {
+          Copy::copy(a[i * strides.row + k * strides.row_k], shared.scale_a[stage * kM + lane + i]);
+        }
+      }
+      if (lane == 0 && column < matrices.columns) Copy::copy(b[k * strides.column_k], shared.scale_b[stage]);
+      pipeline.producer_commit(state, cutlass::arch::cpasync_barrier_arrive_noinc);
+      ++step;
+      ++state;
+    }
+  }
+
+  template <class Accumulators, class Params>
+  CUTLASS_DEVICE void mma(MainloopPipeline pipeline, PipelineState read, Accumulators& accumulators, int count,
+                          int thread, TensorStorage& shared, Params const&) {
+    static_assert(decltype(cute::size(accumulators))::value == kParts * kSums);
+    int const group = __shfl_sync(0xFFFFFFFF, thread / 128, 0);
+    uint64_t const a = TileA::descriptor(shared.a) + TileA::further(64, 0) * group;
+    uint64_t const b = TileB::descriptor(shared.b);
+    float* const sums = accumulators.data();
     // The thread's two rows of each part.
-    int const row = group * 64 + thread % kWarpGroup / 32 * 16 + thread % 32 / 4;
-    float scale_first[2] = {1, 1};
+    int const row = group * 64 + thread % 128 / 32 * 16 + thread % 32 / 4;
+
+    float first[kSums], scale_first[2] = {1, 1};
 
     // Multiplies a part, and reads its scales meanwhile.
-    auto const issue = [&](int part, int stage, Part& to, float (&scale)[2]) {
-      warpgroup_fence_operand(to);
-      warpgroup_arrive();
-      tiled_mma.accumulate_ = GMMA::ScaleOut::Zero;
+    auto const issue = [&](int part, int stage, float (&to)[kSums], float (&scale)[2]) {
+      wgmma_fence(to);
+      cute::warpgroup_arrive();
+      uint64_t const at_a = a + stage * (TileA::kBytes / 16), at_b = b + stage * (TileB::kBytes / 16);
       CUTLASS_PRAGMA_UNROLL
-      for (int k = 0; k < size<2>(a); ++k) {
-        cute::gemm(tiled_mma, a(_, part, k, stage), b(_, _0{}, k, stage), to);
-        tiled_mma.accumulate_ = GMMA::ScaleOut::One;
+      for (int k = 0; k < Base::kK; k += Base::kDeep) {
+        uint64_t const part_a = at_a + TileA::further(part * 64 * kGroups, k);
+        CUTLASS_PRAGMA_UNROLL
+        for (int n = 0; n < kN; n += Base::kWide) {
+          uint64_t const part_b = at_b + TileB::further(n, k);
+          if constexpr (Base::kWhole) {
+            Base::Whole::multiply(part_a, part_b, [&](int i) -> float& { return to[i]; }, k > 0);
+          } else {
+            Base::instruct(part_a, part_b, to + n / 2, k > 0, cute::make_int_sequence<Base::kRegisters>{});
+          }
+        }
       }
-      warpgroup_commit_batch();
-      warpgroup_fence_operand(to);
+      cute::warpgroup_commit_batch();
+      wgmma_fence(to);
       if constexpr (kScaled) {
-        float const of_b = shared.smem_SFB[stage];
-        float const* of_a = &shared.smem_SFA[stage * kTileM + part * 64 * kGroups + row];
+        float const of_b = shared.scale_b[stage];
+        float const* of_a = &shared.scale_a[stage * kM + part * 64 * kGroups + row];
         scale[0] = of_a[0] * of_b;
         scale[1] = of_a[8] * of_b;
       }
     };
-    auto const promote = [&](int part, Part& from, float const(&scale)[2]) {
-      warpgroup_fence_operand(from);
+    auto const promote = [&](int part, float (&from)[kSums], float const(&scale)[2]) {
+      wgmma_fence(from);
       CUTLASS_PRAGMA_UNROLL
-      for (int i = 0; i < size(from); ++i) {
-        float& sum = sums(_, part, _0{})(i);
-        sum = kScaled ? sum + scale[i / 2 % 2] * from(i) : sum + from(i);
+      for (int i = 0; i < kSums; ++i) {
+        // Those of an instruction of CuTe's, of all parts, then those of the next one along N.
+        constexpr int kTogether = Base::kRegisters;
+        float& sum = sums[i % kTogether + (part + i / kTogether * kParts) * kTogether];
+        sum = kScaled ? sum + scale[i / 2 % 2] * from[i] : sum + from[i];
       }
     };
 
-    clear(sums);
+    cute::clear(accumulators);
     if constexpr (kSets == 1) {
-      for (; k_tiles > 0; --k_tiles) {
+      for (; count > 0; --count) {
         pipeline.consumer_wait(read);
         CUTLASS_PRAGMA_UNROLL
         for (int part = 0; part < kParts; ++part) {
           issue(part, read.index(), first, scale_first);
-          warpgroup_wait<0>();
+          cute::warpgroup_wait<0>();
           if (part == kParts - 1) pipeline.consumer_release(read);
           promote(part, first, scale_first);
         }
@@ -95,30 +170,29 @@ struct PromotedMainloop : Mainloop {
       // The loop is free of branches: the compiler would otherwise wait for all products before it lets any registers
       // of theirs be read.
       PipelineState done = read;
-      auto const next = [&](Part& to, float (&to_scale)[2], Part& from, float const(&from_scale)[2]) {
+      auto const next = [&](float (&to)[kSums], float (&to_scale)[2], float (&from)[kSums], float (&from_scale)[2]) {
         pipeline.consumer_wait(read);
         issue(0, read.index(), to, to_scale);
         ++read;
-        warpgroup_wait<1>();
+        cute::warpgroup_wait<1>();
         pipeline.consumer_release(done);
         ++done;
         promote(0, from, from_scale);
       };
-      Part second;
-      float scale_second[2] = {1, 1};
+      float second[kSums], scale_second[2] = {1, 1};
       pipeline.consumer_wait(read);
       issue(0, read.index(), first, scale_first);
       ++read;
-      for (--k_tiles; k_tiles > 1; k_tiles -= 2) {
+      for (--count; count > 1; count -= 2) {
         next(second, scale_second, first, scale_first);
         next(first, scale_first, second, scale_second);
       }
-      if (k_tiles == 1) {
+      if (count == 1) {
         next(second, scale_second, first, scale_first);
-        warpgroup_wait<0>();
+        cute::warpgroup_wait<0>();
         promote(0, second, scale_second);
       } else {
-        warpgroup_wait<0>();
+        cute::warpgroup_wait<0>();
         promote(0, first, scale_first);
       }
       pipeline.consumer_release(done);
@@ -127,33 +201,61 @@ struct PromotedMainloop : Mainloop {
 
   // `mma` has released everything.
   CUTLASS_DEVICE void mma_tail(MainloopPipeline, PipelineState, int) {}
+  CUTLASS_DEVICE static void release_last(MainloopPipeline&, PipelineState, int) {}
 };
 
-// The mainloop for one that CUTLASS's builder makes: of fp8 in full accumulation, ours.
-template <class Mainloop>
+// One with scales of blocks, of the product that the kernel computes. Base: PromotedMainloop.
+template <class Base>
+struct BlockScaledMainloop : Base {
+  struct Arguments : Base::Arguments {
+    float const* ptr_SFA;
+    float const* ptr_SFB;
+    BlockScaleStrides strides;
+  };
+  struct Params : Base::Params {
+    float const* scale_a;
+    float const* scale_b;
+    BlockScaleStrides strides;
+  };
+
+  template <class Problem>
+  static Params to_underlying_arguments(Problem const& problem, Arguments const& args, void* workspace) {
+    return {Base::to_underlying_arguments(problem, args, workspace), args.ptr_SFA, args.ptr_SFB, args.strides};
+  }
+
+  template <class Problem>
+  CUTLASS_DEVICE auto load_init(Problem const& problem, Params const& params) const {
+    auto const tiles = Base::load_init(problem, params);
+    return cute::make_tuple(cute::get<0>(tiles), cute::get<1>(tiles),
+                            BlockScaleMatrices::of(problem, params.scale_a, params.scale_b));
+  }
+};
+
+// The mainloop for what CUTLASS's builder makes; Built itself unless it is of fp8 in full accumulation.
+template <class Built>
 struct PromotedMainloopOf {
-  using Type = Mainloop;
+  using Type = Built;
 };
-template <int kStages, class Cluster, class Schedule, class... Rest>
+template <int kStages, class Cluster, class Schedule, class Tile, class ElementA, class StrideA, class ElementB,
+          class StrideB, class TiledMma, class... Copies>
 struct PromotedMainloopOf<cutlass::gemm::collective::CollectiveMma<
-    cutlass::gemm::MainloopSm90TmaGmmaWarpSpecializedFP8<kStages, Cluster, Schedule>, Rest...>> {
+    cutlass::gemm::MainloopSm90TmaGmmaWarpSpecializedFP8<kStages, Cluster, Schedule>, Tile, ElementA, StrideA, ElementB,
+    StrideB, TiledMma, Copies...>> {
   using Type =
-      PromotedMainloop<cutlass::gemm::collective::CollectiveMma<
-                           cutlass::gemm::MainloopSm90TmaGmmaWarpSpecializedFP8<kStages, Cluster, Schedule>, Rest...>,
-                       false>;
+      PromotedMainloop<TmaMainloop<cutlass::gemm::MainloopSm90TmaGmmaWarpSpecializedFP8<kStages, Cluster, Schedule>,
+                                   Tile, ElementA, StrideA, ElementB, StrideB, TiledMma>,
+                       false, true>;
 };
-// Of those with scales of blocks the cooperative ones: small tiles, which wait for memory, gain nothing.
-template <int kStages, class Cluster, class... Rest>
+// Of those with scales of blocks only cooperative ones multiply ahead: small tiles, which wait for memory, lose by it.
+template <int kStages, class Cluster, class Schedule, class Tile, class ElementA, class StrideA, class ScalesA,
+          class ElementB, class StrideB, class ScalesB, class TiledMma, class... Copies>
 struct PromotedMainloopOf<cutlass::gemm::collective::CollectiveMma<
-    cutlass::gemm::MainloopSm90TmaGmmaWarpSpecializedBlockwiseFP8<
-        kStages, Cluster, cutlass::gemm::KernelTmaWarpSpecializedCooperativeFP8Blockwise>,
-    Rest...>> {
-  using Type =
-      PromotedMainloop<cutlass::gemm::collective::CollectiveMma<
-                           cutlass::gemm::MainloopSm90TmaGmmaWarpSpecializedBlockwiseFP8<
-                               kStages, Cluster, cutlass::gemm::KernelTmaWarpSpecializedCooperativeFP8Blockwise>,
-                           Rest...>,
-                       true>;
+    cutlass::gemm::MainloopSm90TmaGmmaWarpSpecializedBlockwiseFP8<kStages, Cluster, Schedule>, Tile, ElementA,
+    cute::tuple<StrideA, ScalesA>, ElementB, cute::tuple<StrideB, ScalesB>, TiledMma, Copies...>> {
+  using Type = BlockScaledMainloop<PromotedMainloop<
+      TmaMainloop<cutlass::gemm::MainloopSm90TmaGmmaWarpSpecializedBlockwiseFP8<kStages, Cluster, Schedule>, Tile,
+                  ElementA, StrideA, ElementB, StrideB, TiledMma>,
+      true, cute::is_same_v<Schedule, cutlass::gemm::KernelTmaWarpSpecializedCooperativeFP8Blockwise>>>;
 };
 
 }  // namespace atomr_cutlass

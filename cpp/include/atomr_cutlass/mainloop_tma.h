@@ -186,7 +186,7 @@ struct TmaMainloop {
   static constexpr int kGroups = decltype(cute::size(TiledMma{}))::value / 128;
   using Whole = Wgmma<ElementA, kN, TileA::kAlongRows, TileB::kAlongRows>;
   static constexpr int kNarrow = cute::size<1>(typename TiledMma::AtomShape_MNK{});
-  static constexpr bool kWhole = kN != kNarrow && Whole::kDefined && cute::sizeof_bits_v<ElementA> == 16 &&
+  static constexpr bool kWhole = kN != kNarrow && Whole::kDefined && cute::sizeof_bits_v<ElementA> <= 16 &&
                                  cute::is_same_v<ElementAccumulator, float> && cute::is_same_v<ElementA, ElementB>;
   static constexpr int kWide = kWhole ? kN : kNarrow;
   static constexpr int kDeep = cute::size<2>(typename TiledMma::AtomShape_MNK{});
@@ -268,8 +268,11 @@ struct TmaMainloop {
   }
 
   CUTLASS_DEVICE void mma_tail(MainloopPipeline pipeline, PipelineState released, int count) {
-    released.advance(count - 1);
     cute::warpgroup_wait<0>();
+    release_last(pipeline, released, count);
+  }
+  CUTLASS_DEVICE static void release_last(MainloopPipeline& pipeline, PipelineState released, int count) {
+    released.advance(count - 1);
     pipeline.consumer_release(released);
   }
 };

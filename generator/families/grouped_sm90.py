@@ -156,6 +156,6 @@ FAMILY = Family(
     supports=supports,
     cells=cells,
     values=values,
-    compile_seconds=7.0,
+    compile_seconds=4.5,
     compile_mb=3600,
 )

@@ -369,7 +369,7 @@ struct GroupedMainloopOf<cutlass::gemm::collective::CollectiveMma<
       GroupedMainloop<TmaMainloop<cutlass::gemm::MainloopSm90ArrayTmaGmmaWarpSpecialized<kStages, Cluster, Schedule>,
                                   Tile, ElementA, StrideA, ElementB, StrideB, TiledMma>>;
 };
-// As for one product, cooperative ones multiply ahead.
+// Without scales of blocks cooperative ones multiply ahead; with them groups lose more by it than they gain.
 template <int kStages, class Cluster, class Schedule, class Tile, class ElementA, class StrideA, class ElementB,
           class StrideB, class TiledMma, class... Copies>
 struct GroupedMainloopOf<cutlass::gemm::collective::CollectiveMma<
@@ -388,7 +388,7 @@ struct GroupedMainloopOf<cutlass::gemm::collective::CollectiveMma<
   using Type = GroupedBlockScaledMainloop<GroupedMainloop<PromotedMainloop<
       TmaMainloop<cutlass::gemm::MainloopSm90ArrayTmaGmmaWarpSpecializedBlockwise<kStages, Cluster, Schedule>, Tile,
                   ElementA, StrideA, ElementB, StrideB, TiledMma>,
-      true, cute::is_base_of_v<cutlass::gemm::KernelPtrArrayTmaWarpSpecializedCooperative, Schedule>>>>;
+      true, false>>>;
 };
 
 // The epilogue for what CUTLASS's builder makes.

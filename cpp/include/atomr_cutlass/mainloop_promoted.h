@@ -81,23 +81,26 @@ struct PromotedMainloop : Base {
     using Copy = cute::SM80_CP_ASYNC_CACHEALWAYS<float>;
     BlockScaleMatrices const matrices = cute::get<2>(inputs);
     BlockScaleStrides const strides = params.strides;
-    int const row = int(cute::get<0>(where)) * kM + lane, column = int(cute::get<1>(where));
-    float const* const a = matrices.a + row * strides.row;
-    float const* const b = matrices.b + column * strides.column;
+    int const row = int(cute::get<0>(where)) * kM + lane, column = int(cute::get<1>(where)), k = int(*step);
+    bool const has_b = lane == 0 && column < matrices.columns;
+    // Once a stage is free nothing but the copies is left to do.
+    float const* b = matrices.b + column * strides.column + k * strides.column_k;
+    float const* a[kM / 32];
+    CUTLASS_PRAGMA_UNROLL
+    for (int i = 0; i < kM / 32; ++i) a[i] = matrices.a + (row + 32 * i) * strides.row + k * strides.row_k;
 
     CUTLASS_PRAGMA_NO_UNROLL
     for (; count > 0; --count) {
       pipeline.producer_acquire(state);
-      int const k = int(*step), stage = state.index();
+      int const stage = state.index();
       CUTLASS_PRAGMA_UNROLL
-      for (int i = 0; i < kM; i += 32) {
-        if (row + i < matrices.rows) {
-          Copy::copy(a[i * strides.row + k * strides.row_k], shared.scale_a[stage * kM + lane + i]);
-        }
+      for (int i = 0; i < kM / 32; ++i) {
+        if (row + 32 * i < matrices.rows) Copy::copy(*a[i], shared.scale_a[stage * kM + lane + 32 * i]);
+        a[i] += strides.row_k;
       }
-      if (lane == 0 && column < matrices.columns) Copy::copy(b[k * strides.column_k], shared.scale_b[stage]);
+      if (has_b) Copy::copy(*b, shared.scale_b[stage]);
+      b += strides.column_k;
       pipeline.producer_commit(state, cutlass::arch::cpasync_barrier_arrive_noinc);
-      ++step;
       ++state;
     }
   }
@@ -155,16 +158,21 @@ struct PromotedMainloop : Base {
 
     cute::clear(accumulators);
     if constexpr (kSets == 1) {
+      auto there = pipeline.consumer_try_wait(read);
       for (; count > 0; --count) {
-        pipeline.consumer_wait(read);
+        pipeline.consumer_wait(read, there);
         CUTLASS_PRAGMA_UNROLL
         for (int part = 0; part < kParts; ++part) {
           issue(part, read.index(), first, scale_first);
           cute::warpgroup_wait<0>();
-          if (part == kParts - 1) pipeline.consumer_release(read);
+          if (part == kParts - 1) {
+            pipeline.consumer_release(read);
+            ++read;
+            // Of what never comes the hardware would wait for long.
+            if (count > 1) there = pipeline.consumer_try_wait(read);
+          }
           promote(part, first, scale_first);
         }
-        ++read;
       }
     } else {
       // The loop is free of branches: the compiler would otherwise wait for all products before it lets any registers

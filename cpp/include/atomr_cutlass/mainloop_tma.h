@@ -283,8 +283,8 @@ inline constexpr bool kReplaced = false;
 template <int kStages, class Cluster, class Schedule>
 inline constexpr bool kReplaced<cutlass::gemm::MainloopSm90TmaGmmaWarpSpecialized<kStages, Cluster, Schedule>> = true;
 
-// The mainloop for what CUTLASS's builder makes; Built itself where an operand goes through registers, or sums are
-// promoted.
+// The mainloop for what CUTLASS's builder makes; Built itself where an operand goes through registers. Of those whose
+// sums are promoted see mainloop_promoted.h.
 template <class Built>
 struct TmaMainloopOf {
   using Type = Built;

@@ -1,4 +1,4 @@
-// WGMMA with f32 sums of products of operands in shared memory: of f16 and bf16 the widths that CuTe has only in
+// WGMMA with f32 sums of products of operands in shared memory: of f16, bf16 and fp8 the widths that CuTe has only in
 // headers that take several times as long to compile as all the rest of a kernel (wgmma_widths.h), and of all types
 // those that kernels without CuTe's tables of instructions use.
 #pragma once

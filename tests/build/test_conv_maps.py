@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from atomr_cutlass.jit.toolchain import CUTLASS
-from cmake_build import output, run
+from cmake_build import compiled, said_by
 from generator.toolchain import system_nvcc
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -199,15 +199,6 @@ int main() {
 @pytest.mark.slow
 @pytest.mark.skipif(not system_nvcc(), reason="no nvcc")
 def test_maps_and_coordinates_are_those_of_cutlass(tmp_path: Path) -> None:
-    source = tmp_path / "maps.cu"
-    source.write_text(SOURCE)
-    nvcc = system_nvcc()
-    assert nvcc
     strides = HEADERS / "atomr_cutlass" / "shadows" / "cutlass_4" / "required"
     include = (f"-I{folder}" for folder in (HEADERS, strides, CUTLASS))
-    said = run(
-        nvcc, "-std=c++17", "-w", "-arch=sm_90a", "--expt-relaxed-constexpr", *include, source, "-o", tmp_path / "maps"
-    )
-    assert said.returncode == 0, output(said)[:2000]
-    said = run(tmp_path / "maps")
-    assert said.returncode == 0, output(said)[:2000]
+    said_by(compiled(SOURCE, tmp_path / "maps", "-arch=sm_90a", *include))

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from atomr_cutlass.jit.toolchain import CUTLASS, OURS
-from cmake_build import ROOT, Build, output, run, tool
+from cmake_build import ROOT, Build, compiled, output, run, said_by, tool
 from generator import headers
 from generator.toolchain import system_nvcc
 
@@ -202,17 +202,9 @@ int main() {
 @pytest.mark.skipif(not system_nvcc(), reason="no nvcc")
 def test_tuples_lie_alike_on_host_and_device(tmp_path: Path) -> None:
     # A kernel's parameters are laid out by the host's compiler and read by nvcc's.
-    nvcc = system_nvcc()
-    assert nvcc
-    source = tmp_path / "layouts.cu"
-    source.write_text(LAYOUTS)
-    folders = [f"-I{folder}" for folder in headers.includes(CUTLASS, "nvcc", ours=OURS).folders]
-    options = ("-w", "-std=c++17", "-arch=sm_80", "--expt-relaxed-constexpr", *folders)
-    for made in (("-o", tmp_path / "layouts"), ("-ptx", "-o", tmp_path / "layouts.ptx")):
-        said = run(nvcc, *options, source, *made)
-        assert said.returncode == 0, output(said)
-    on_host = {int(word) for word in run(tmp_path / "layouts").stdout.split()}
-    ptx = (tmp_path / "layouts.ptx").read_text()
+    options = ["-arch=sm_80", *(f"-I{folder}" for folder in headers.includes(CUTLASS, "nvcc", ours=OURS).folders)]
+    on_host = {int(word) for word in said_by(compiled(LAYOUTS, tmp_path / "layouts", *options)).split()}
+    ptx = compiled(LAYOUTS, tmp_path / "layouts.ptx", "-ptx", *options).read_text()
     on_device = {int(word) for word in re.findall(r"\b\d{4,5}\b", ptx[ptx.index("on_device") :])}
     assert len(on_host) == 13
     assert on_host == on_device

@@ -10,7 +10,7 @@ import pytest
 
 import shadow_sources as sources
 from atomr_cutlass.jit.toolchain import toolchain
-from cmake_build import ROOT, output, run
+from cmake_build import ROOT, compiled, output, run, said_by
 from generator.toolchain import system_nvcc
 
 pytestmark = pytest.mark.slow
@@ -33,18 +33,12 @@ def packed_strides(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.skipif(not system_nvcc(), reason="no nvcc")
 def test_shadows_agree_with_the_originals_on_the_host(tmp_path: Path, packed_strides: Path) -> None:
-    nvcc = system_nvcc()
-    assert nvcc
-    (tmp_path / "shadows.cu").write_text(sources.HOST)
     said = {}
     for shadowed, first in ((True, []), (False, [f"-I{packed_strides}"])):
-        options = ("-w", "-std=c++17", "-arch=sm_80", "--expt-relaxed-constexpr", "-x", "c++", *first)
         included = sources.include_options(tmp_path, "nvcc", shadowed=shadowed)
-        program = tmp_path / f"shadows{shadowed}"
         # CUDA's headers, and g++ as the host's compiler for all of it.
-        made = run(nvcc, *options, *included, "-o", program, tmp_path / "shadows.cu")
-        assert made.returncode == 0, output(made)
-        said[shadowed] = run(program).stdout.splitlines()
+        options = ("-arch=sm_80", "-x", "c++", *first, *included)
+        said[shadowed] = said_by(compiled(sources.HOST, tmp_path / f"shadows{shadowed}", *options)).splitlines()
     assert len(said[True]) == len(said[False]) > 2 * sum(map(len, sources.names().values())) - 10
     assert [pair for pair in zip(said[True], said[False], strict=True) if pair[0] != pair[1]] == []
 
@@ -52,8 +46,7 @@ def test_shadows_agree_with_the_originals_on_the_host(tmp_path: Path, packed_str
 @pytest.mark.parametrize("compiler", ["nvrtc", "nvcc"])
 def test_shadows_agree_with_the_originals_on_the_device(compiler: str, tmp_path: Path) -> None:
     """Compared as constants that the compiler finds: neither takes a GPU."""
-    nvcc = system_nvcc()
-    if compiler == "nvcc" and not nvcc:
+    if compiler == "nvcc" and not system_nvcc():
         pytest.skip("no nvcc")
     texts = {}
     for shadowed in (True, False):
@@ -63,12 +56,8 @@ def test_shadows_agree_with_the_originals_on_the_device(compiler: str, tmp_path:
                 sources.CONSTANTS, tmp_path, "compute_90", shadowed=shadowed
             ).decode()
         else:
-            (tmp_path / "shadows.cu").write_text(sources.CONSTANTS)
-            options = ("-w", "-std=c++17", "-arch=sm_90", "--expt-relaxed-constexpr", "-ptx")
-            included = sources.include_options(tmp_path, "nvcc", shadowed=shadowed)
-            said = run(nvcc or "", *options, *included, "-o", tmp_path / "shadows.ptx", tmp_path / "shadows.cu")
-            assert said.returncode == 0, output(said)
-            texts[shadowed] = (tmp_path / "shadows.ptx").read_text()
+            options = ("-arch=sm_90", "-ptx", *sources.include_options(tmp_path, "nvcc", shadowed=shadowed))
+            texts[shadowed] = compiled(sources.CONSTANTS, tmp_path / "shadows.ptx", *options).read_text()
     for constant, cases in (("static_tuples", "tuple_cases"), ("static_layouts", "layout_cases")):
         ours, theirs = (sources.constants(texts[shadowed], constant) for shadowed in (True, False))
         assert sources.differing(ours, theirs, 2 * sources.names()[cases]) == {}

@@ -7,7 +7,7 @@ import pytest
 
 from atomr_cutlass import _core
 from atomr_cutlass.jit.toolchain import CUTLASS
-from cmake_build import output, run
+from cmake_build import compiled, said_by
 from generator.toolchain import system_nvcc
 
 # Reads problems, a line each, and says what CUTLASS makes of them.
@@ -80,18 +80,12 @@ def _clusters(problem: Problem) -> int:
 @pytest.mark.slow
 @pytest.mark.skipif(not system_nvcc(), reason="no nvcc")
 def test_tile_lists_are_those_of_cutlass(tmp_path: Path) -> None:
-    source = tmp_path / "schedulers.cu"
-    source.write_text(SCHEDULERS)
-    nvcc = system_nvcc()
-    assert nvcc
-    said = run(nvcc, "-std=c++17", "-w", "-arch=sm_80", f"-I{CUTLASS}", source, "-o", tmp_path / "schedulers")
-    assert said.returncode == 0, output(said)[:2000]
+    program = compiled(SCHEDULERS, tmp_path / "schedulers", "-arch=sm_80", f"-I{CUTLASS}")
     problems = _problems()
     asked = tmp_path / "problems"
     asked.write_text("".join(" ".join(map(str, (*one, _clusters(one)))) + "\n" for one in problems))
-    said = run("sh", "-c", f"'{tmp_path}/schedulers' < '{asked}'")
-    assert said.returncode == 0, output(said)[:2000]
-    answers = [tuple(map(int, line.split())) for line in said.stdout.splitlines()]
+    said = said_by(Path("/bin/sh"), "-c", f"'{program}' < '{asked}'")
+    answers = [tuple(map(int, line.split())) for line in said.splitlines()]
     assert len(answers) == len(problems)
     wrong = [(one, is_, _modelled(one)) for one, is_ in zip(problems, answers, strict=True) if is_ != _modelled(one)]
     assert not wrong, wrong[:5]

@@ -6,6 +6,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+from generator.toolchain import system_nvcc
+
 ROOT = Path(__file__).resolve().parents[2]
 
 KNOBS = {
@@ -41,6 +43,27 @@ def run(*command: str | Path, env: dict[str, str] | None = None, cwd: Path = ROO
 def output(process: subprocess.CompletedProcess[str]) -> str:
     """Everything a process said, in one line: CMake breaks its messages anywhere."""
     return " ".join((process.stdout + process.stderr).split())
+
+
+def compiled(text: str, made: Path, *options: str) -> Path:
+    """Compiles a CUDA source with the system's nvcc into the file `made`, beside which it is written.
+
+    C++17, without warnings, and with constexpr functions of the host on the device.
+    """
+    nvcc = system_nvcc()
+    assert nvcc, "a test that needs nvcc skips without one"
+    source = made.with_name(f"{made.stem}.cu")
+    source.write_text(text)
+    said = run(nvcc, "-std=c++17", "-w", "--expt-relaxed-constexpr", *options, source, "-o", made)
+    assert said.returncode == 0, output(said)[:2000]
+    return made
+
+
+def said_by(program: Path, *arguments: str | Path) -> str:
+    """The output of a program that succeeds."""
+    said = run(program, *arguments)
+    assert said.returncode == 0, output(said)[:2000]
+    return said.stdout
 
 
 def path_without(folder: Path, *names: str) -> str:

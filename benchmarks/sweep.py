@@ -26,7 +26,7 @@ import torch
 from facts import machine, now
 from gemm import Case, Operands, our_problem
 from gemm_random import Pool, _planned
-from harness import BURST_SECONDS, QUICK_SECONDS, Burst, Call, alternated, compile_ahead, gpu
+from harness import QUICK_SECONDS, Burst, Call, alternated, compile_ahead, gpu
 from shapes import Shape, draw
 
 import atomr_cutlass as ac
@@ -112,14 +112,12 @@ def measured(case: Case, sets: list[Operands], keys: list[KernelKey], device: De
                 race(launch)
     best = min(found.values())
     finalists = [one for one, taken in found.items() if taken <= FINAL * best]
-    longer: list[float] = []
     seconds = dict(found)
     for one in finalists:
-        burst = Burst(calls[one], sets, BURST_SECONDS)
+        burst = Burst(calls[one], sets)
         seconds[one] = statistics.median(burst.time() for _ in range(rounds))
-        longer.append(seconds[one] / found[one])
-    others = statistics.median(longer)
-    seconds |= {one: taken * others for one, taken in found.items() if one not in finalists}
+    longer = statistics.median(seconds[one] / found[one] for one in finalists)
+    seconds |= {one: taken * longer for one, taken in found.items() if one not in finalists}
     places = {key: place for place, key in enumerate(keys)}
     # One row of A may be copied and need not: of the same kernel with the same options, what is faster.
     least: dict[tuple[int, ...], list[Any]] = {}

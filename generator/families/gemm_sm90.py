@@ -139,7 +139,7 @@ def widths(key: KernelKey) -> range:
     return range(n // 4, n + 1, 16) if key.scheduler == "fitted" else range(0)
 
 
-def _of_width(key: KernelKey, width: int) -> KernelKey:
+def of_width(key: KernelKey, width: int) -> KernelKey:
     """The kernel with tiles of one width alone."""
     return dataclasses.replace(key, tile=(key.tile[0], width, key.tile[2]), scheduler="persistent")
 
@@ -362,7 +362,7 @@ def _half_cells(a: D, layouts: str) -> Iterator[Cell]:
     ]  # fmt: skip
     for key in fitted:
         yield ON_DEMAND if a is D.F16 and (key.tile[:2], key.cluster[:2]) in _FITTED_BF16_TILES else FULL, key
-    of_one_width = {_of_width(key, width) for key in fitted for width in widths(key)}
+    of_one_width = {of_width(key, width) for key in fitted for width in widths(key)}
     for tile, cluster, mainloop in _TURNED_TILES.get(layouts, ()):
         key = _gemm_sm90(a, a, turned, tile, cluster, mainloop, layout_d=COLUMN)
         # At run time a kernel of one width is compiled, in a third of the time.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import random
 import re
@@ -20,11 +21,12 @@ from atomr_cutlass import GemmEpilogue, GemmLayout, GemmRequest, GemmShape, SmAr
 from atomr_cutlass.errors import DeviceUnavailableError, InvalidOperandError, KernelNotFoundError, UnsupportedError
 from atomr_cutlass.generator.families import gemm_sm90
 from atomr_cutlass.generator.key import KernelKey
-from atomr_cutlass.generator.matrix import GEMM_ARCHS, expand
+from atomr_cutlass.generator.matrix import GEMM_ARCHS, expand, supports
+from atomr_cutlass.generator.render import render
 from atomr_cutlass.jit import kernels
 from atomr_cutlass.ops.gemm.kernels import GemmSearch
 from atomr_cutlass.ops.gemm.search import GemmCandidate
-from atomr_cutlass.pipeline import devices, estimate, select
+from atomr_cutlass.pipeline import devices, estimate, select, tuning
 from atomr_cutlass.pipeline.candidate import Launch
 from atomr_cutlass.pipeline.devices import Device
 from atomr_cutlass.pipeline.problem import GemmProblem, MatrixSpec, formulations
@@ -312,6 +314,35 @@ def test_what_is_compiled_at_run_time_has_tiles_of_one_width() -> None:
     search = GemmSearch(_problem(2311, 8352, 1104, layouts="rcr"), H200)
     assert select.rank(search)[0].key.scheduler == "fitted"
     assert {cell.key.scheduler for cell in select.rank_cells(search)} == {"persistent", "streamk", "identity"}
+
+
+def test_a_tuned_kernel_of_many_widths_that_the_table_lacks_is_compiled_for_its_width(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    search = GemmSearch(_problem(2311, 8352, 1104, layouts="rcr"), H200)
+    fake_table.install(monkeypatch, fake_table.rows_of(ptx=[SmArch.SM80]))
+    best = select.rank(search)[0]
+    number = list(itertools.chain.from_iterable(search.formulations)).index(best.formulation)
+    record = tuning.TuneRecord(
+        H200.name, tuning.identity(search.problem), best.key, number, *best.options[:3], 5.0, "", 5.0, 1,
+        width=best.width,
+    )  # fmt: skip
+    monkeypatch.setattr(tuning, "find", lambda *_given: record)
+    there = select.choose(search)
+    assert (there.key, there.width, there.tuned) == (best.key, best.width, True)
+    fake_table.install(monkeypatch, [])
+    made = select.choose(search, jit="auto")
+    assert (made.key, made.width, made.tuned) == (gemm_sm90.of_width(best.key, best.width), 0, True)
+    assert (made.key.tile[1], made.options[:3]) == (best.width, best.options[:3])
+    # Its cell is the one that the kernel with a body for each width has of that width.
+    own, of_all = (render(key)[0].split("Cell3x<")[1].split("Unscaled")[0] for key in (made.key, best.key))
+    last = f", cute::Int<{best.key.tile[2]}>>"
+    assert own == of_all.replace(f"cute::Int<{best.key.tile[1]}>{last}", f"cute::Int<{best.width}>{last}")
+
+
+@pytest.mark.parametrize("key", [key for key in FULL if key.scheduler == "fitted"], ids=lambda key: key.name)
+def test_every_width_of_a_kernel_is_a_kernel_by_itself(key: KernelKey) -> None:
+    assert all(supports(gemm_sm90.of_width(key, width)) for width in gemm_sm90.widths(key))
 
 
 @pytest.mark.usefixtures("full_table")

@@ -69,7 +69,8 @@ class HeuristicCache:
 
         Args:
             key: the use that it serves, a HeuristicKey.
-            kernel: the kernel that serves it wherever it can, such as `ac.kernels()[0].key`.
+            kernel: the kernel that serves it wherever it can, such as `ac.kernels()[0].key`. Of one whose launch
+                chooses the columns of a tile, where it is not built, the kernel with these columns alone is compiled.
 
         Raises:
             InvalidOperandError: an argument of another kind.

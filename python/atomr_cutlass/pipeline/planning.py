@@ -197,7 +197,7 @@ def _recalled(key: KernelKey, search: KernelSearch[F], backend: str, policy: str
     if row is None and not (compiled and devices.rank_arch(key.arch, device, ptx=True) is not None):
         return None
     with contextlib.suppress(UnsupportedError):
-        return dataclasses.replace(select.candidate_of(search, key), info=row)
+        return select.of_one_width(dataclasses.replace(select.candidate_of(search, key), info=row))
     return None
 
 

@@ -16,6 +16,7 @@ from ..errors import CutlassError, KernelNotFoundError, UnsupportedError
 from ..generator.archs import SmArch
 from ..generator.epilogue.common import common_of, wider
 from ..generator.epilogue.lower import has_tree, is_common
+from ..generator.families import gemm_sm90
 from ..generator.key import KernelKey, shared_memory
 from ..generator.matrix import preset_of, supports
 from ..jit import kernels
@@ -303,8 +304,15 @@ def _tuned(search: KernelSearch[F], *, built: bool, compiling: bool) -> Candidat
         for launch in search.launches(candidate) if record.width in search.widths(candidate) else ():
             if launch.options[:-1] == record.options[:-1]:
                 seconds = record.microseconds / 1e6
-                return dataclasses.replace(launch, width=record.width, seconds=seconds, tuned=True)
+                return of_one_width(dataclasses.replace(launch, width=record.width, seconds=seconds, tuned=True))
     return None
+
+
+def of_one_width(candidate: Candidate[F]) -> Candidate[F]:
+    """The candidate itself, or what is compiled instead of a kernel with a body for each width: its width's alone."""
+    if candidate.info is not None or not candidate.width:
+        return candidate
+    return dataclasses.replace(candidate, key=gemm_sm90.of_width(candidate.key, candidate.width), width=0)
 
 
 def decide(

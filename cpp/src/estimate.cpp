@@ -249,10 +249,10 @@ std::vector<int64_t> Model::divisions(Kernel const& kernel, Extents const& e, Gp
   int64_t const most =
       std::min(steps / int64_t(c_.DIVIDED_STEPS), int64_t(c_.DIVIDED_MOST_BYTES / (4.0 * double(e.m) * double(e.n))));
   std::vector<int64_t> found;
-  std::vector<int64_t> filled{at_once / 2};
-  for (int64_t wave = 1; wave <= int64_t(c_.DIVIDED_WAVES); ++wave) filled.push_back(wave * at_once);
-  for (int64_t const blocks_filled : filled) {
-    int64_t const wanted = std::min(blocks_filled / tiles, most);
+  if (most <= 1) return found;
+  for (int64_t wave = 0; wave <= int64_t(c_.DIVIDED_WAVES); ++wave) {
+    int64_t const filled = wave == 0 ? at_once / 2 : wave * at_once;
+    int64_t const wanted = std::min(filled / tiles, most);
     if (wanted <= 1) continue;
     int64_t const count = ceil_div(steps, ceil_div(steps, wanted));
     if (found.empty() || found.back() < count) found.push_back(count);
@@ -288,6 +288,12 @@ double Model::width_efficiency(int64_t tile_n) const {
   return below->second * (1 - part) + above->second * part;
 }
 
+// What tiles of any width have in common.
+struct Model::Rows {
+  int64_t height, m, n, rows, steps;  // of a tile, of D or D^T, tiles along M, steps along K
+  double peak, row_bytes, rows_a, touched_a, lines_b, step, beyond, extra;
+};
+
 // The work of a thread block's tile, in clocks but for `store` and `extra`, which are seconds.
 struct Model::Tile {
   int64_t m, n, cluster_m, cluster_n;
@@ -297,21 +303,23 @@ struct Model::Tile {
   int64_t blocks() const { return cluster_m * cluster_n; }
 };
 
-// The columns that a tile may be told: for each number of waves the fewest that keep to it, and where all tiles run at
-// once for each number of tiles along N, since wider tiles read less through L2. The widest first.
-std::vector<int64_t> Model::widths(Kernel const& kernel, Extents const& e, Gpu const& gpu) const {
+// Calls `use` with the columns that a tile may be told: for each number of waves the fewest that keep to it, and where
+// all tiles run at once for each number of tiles along N, since wider tiles read less through L2. The widest first.
+template <class Use>
+void Model::each_width(Kernel const& kernel, Extents const& e, Gpu const& gpu, Use&& use) const {
   int64_t const widest = kernel.tile[1], across = kernel.cluster[0], along = kernel.cluster[1];
-  if (kernel.width_step == 0) return {widest};
+  use(widest);
+  if (kernel.width_step == 0) return;
   int64_t const n = kernel.swapped() ? e.m : e.n;
   int64_t const rows = saturated(round_up(ceil_div(kernel.swapped() ? e.n : e.m, kernel.tile[0]), across), e.batch);
   int64_t const at_once = blocks_at_once(gpu.multiprocessors, across * along);
   int64_t const fewest = round_up(ceil_div(n, widest), along);
   int64_t const waves = ceil_div(saturated(rows, fewest), at_once);
-  std::vector<int64_t> found{widest};
+  int64_t latest = widest;
   auto const add = [&](int64_t columns) {
     int64_t const wanted = round_up(ceil_div(n, std::max<int64_t>(1, columns)), kernel.width_step);
     int64_t const width = std::clamp(wanted, kernel.narrowest, widest);
-    if (width < found.back()) found.push_back(width);
+    if (width < latest) use(latest = width);
   };
   for (int64_t count = waves; count < waves + kWidthWaves; ++count) {
     int64_t const most = round_down(saturated(count, at_once) / rows, along);
@@ -320,13 +328,32 @@ std::vector<int64_t> Model::widths(Kernel const& kernel, Extents const& e, Gpu c
     }
     add(most);
   }
-  return found;
 }
 
-Model::Tile Model::tile_of(Kernel const& kernel, Extents const& e, int64_t width) const {
+Model::Rows Model::rows_of(Kernel const& kernel, Extents const& e) const {
+  Rows made{};
+  made.height = kernel.tile[0];
+  if (kernel.mainloop == Mainloop::kTwoSm) made.height /= 2;  // two thread blocks of a cluster share a tile of sm100
+  made.m = kernel.swapped() ? e.n : e.m, made.n = kernel.swapped() ? e.m : e.n;
+  made.rows = ceil_div(made.m, made.height);
+  made.steps = std::max<int64_t>(1, ceil_div(e.k, kernel.tile[2]));
+  made.peak = peak(kernel);
+  made.row_bytes = double(kernel.tile[2]) * double(made.steps) * double(kernel.bits_a) / 8;
+  // A cluster loads what its thread blocks share once.
+  made.rows_a = double(made.height) / double(kernel.cluster[1]);
+  made.touched_a = made.rows_a * lines(e.lda, kernel.bits_a);
+  made.lines_b = lines(e.ldb, kernel.bits_b);
+  int64_t const blocks = kernel.cluster[0] * kernel.cluster[1];
+  made.step = blocks == kWideCluster ? c_.WIDE_CLUSTER_STEP_CLOCKS : c_.STEP_CLOCKS;
+  if (kernel.through_registers()) made.step = c_.EXCHANGED_STEP_CLOCKS * double(made.height) / 64;
+  made.beyond = c_.BEYOND_CLOCKS * double(std::max<int64_t>(0, made.height - made.m));
+  made.extra = c_.CLUSTER_SECONDS * std::log2(double(blocks));
+  return made;
+}
+
+Model::Tile Model::tile_of(Kernel const& kernel, Extents const& e, Rows const& of, int64_t width) const {
   Tile made{};
-  made.m = kernel.tile[0], made.n = width;
-  if (kernel.mainloop == Mainloop::kTwoSm) made.m /= 2;  // two thread blocks of a cluster share a tile of sm100
+  made.m = of.height, made.n = width;
   made.cluster_m = kernel.cluster[0], made.cluster_n = kernel.cluster[1];
   double efficiency = width_efficiency(made.n);
   if (made.m < 128) efficiency *= c_.ONE_WARPGROUP_EFFICIENCY;
@@ -336,32 +363,25 @@ Model::Tile Model::tile_of(Kernel const& kernel, Extents const& e, int64_t width
     if (kernel.block_scaled && kernel.mainloop == Mainloop::kPingpong) efficiency *= c_.BLOCK_SCALED_ALONE;
   }
   if (kernel.through_registers()) efficiency *= c_.EXCHANGED_EFFICIENCY;
-  double const rate = peak(kernel) * efficiency;
-  int64_t const m = kernel.swapped() ? e.n : e.m, n = kernel.swapped() ? e.m : e.n;
-  made.grid = {ceil_div(m, made.m), ceil_div(n, made.n), e.batch};
-  made.steps = std::max<int64_t>(1, ceil_div(e.k, kernel.tile[2]));
-  made.multiply = double(made.m * made.n * kernel.tile[2] * made.steps) / rate;
-  // A cluster loads what its thread blocks share once.
-  double const rows_a = double(made.m) / double(made.cluster_n), rows_b = double(made.n) / double(made.cluster_m);
-  double const row_bytes = double(kernel.tile[2]) * double(made.steps) * double(kernel.bits_a) / 8;
-  made.loaded = (rows_a + rows_b) * row_bytes;
-  made.touched = (rows_a * lines(e.lda, kernel.bits_a) + rows_b * lines(e.ldb, kernel.bits_b)) * row_bytes;
-  double step = made.blocks() == kWideCluster ? c_.WIDE_CLUSTER_STEP_CLOCKS : c_.STEP_CLOCKS;
-  if (kernel.through_registers()) step = c_.EXCHANGED_STEP_CLOCKS * double(made.m) / 64;
-  double const beyond = c_.BEYOND_CLOCKS * double(std::max<int64_t>(0, made.m - m)) +
-                        c_.BEYOND_N_CLOCKS * double(std::max<int64_t>(0, made.n - n));
-  made.stepping = double(made.steps) * (step + beyond);
+  made.grid = {of.rows, ceil_div(of.n, made.n), e.batch};
+  made.steps = of.steps;
+  made.multiply = double(made.m * made.n * kernel.tile[2] * made.steps) / (of.peak * efficiency);
+  double const rows_b = double(made.n) / double(made.cluster_m);
+  made.loaded = (of.rows_a + rows_b) * of.row_bytes;
+  made.touched = (of.touched_a + rows_b * of.lines_b) * of.row_bytes;
+  double const beyond = of.beyond + c_.BEYOND_N_CLOCKS * double(std::max<int64_t>(0, made.n - of.n));
+  made.stepping = double(made.steps) * (of.step + beyond);
   made.store = double(made.m * made.n * kernel.bits_d) / 8 / c_.STORE_BYTES_PER_SECOND;
-  made.extra = c_.CLUSTER_SECONDS * std::log2(double(made.blocks()));
+  made.extra = of.extra;
   return made;
 }
 
-// Clocks of reading a tile's operands through L2.
-double Model::reading(Tile const& tile, int64_t tiles, Gpu const& gpu, int64_t at_once) const {
+// Clocks of L2 and of a port while a tile's operands are read: the root of the sum of their squares counts.
+std::pair<double, double> Model::reading(Tile const& tile, int64_t tiles, Gpu const& gpu, int64_t at_once) const {
   // Two multiprocessors share a port: thread blocks of a launch that leaves half of them idle have one each.
   double const port = 2 * tiles <= at_once ? c_.PORT_BYTES_PER_CLOCK : c_.PAIR_BYTES_PER_CLOCK;
   double const busy = std::min(1.0, double(tiles) / double(gpu.multiprocessors));
-  return std::hypot(tile.touched * busy / c_.L2_BYTES_PER_CLOCK, tile.loaded / port);
+  return {tile.touched * busy / c_.L2_BYTES_PER_CLOCK, tile.loaded / port};
 }
 
 // Seconds in which kernels over TMA read and write every operand once.
@@ -379,48 +399,49 @@ double Model::bound(Kernel const& kernel, Extents const& extents, Gpu const& gpu
     }
     return least;
   }
-  double least = std::numeric_limits<double>::infinity();
-  for (int64_t const width : widths(kernel, extents, gpu)) {
-    least = std::min(least, bound(kernel, extents, gpu, width));
-  }
-  return least;
-}
-
-double Model::bound(Kernel const& kernel, Extents const& extents, Gpu const& gpu, int64_t width) const {
-  Tile const tile = tile_of(kernel, extents, width);
-  int64_t const tiles =
-      saturated(saturated(round_up(tile.grid.rows, tile.cluster_m), round_up(tile.grid.columns, tile.cluster_n)),
-                tile.grid.batch);
-  int64_t const at_once = blocks_at_once(gpu.multiprocessors, tile.blocks());
-  double const read = reading(tile, tiles, gpu, at_once);
-  double const seconds =
-      (std::hypot(tile.multiply, read, tile.stepping) + std::min(c_.SHOWN, c_.SHOWN_ALONE) * read) / c_.CLOCK_HZ;
-  double const memory = streaming(kernel, extents, gpu);
-  if (kernel.stream_k) {
-    double const waves = double(tiles) / double(at_once);
-    double const busy = waves * seconds + c_.STREAM_K_SECONDS + tile.extra;
-    return (beside(busy, memory) + c_.LAUNCH_SECONDS) * kRounded;
-  }
+  Rows const rows = rows_of(kernel, extents);
+  int64_t const at_once = blocks_at_once(gpu.multiprocessors, kernel.cluster[0] * kernel.cluster[1]);
+  double const shown = std::min(c_.SHOWN, c_.SHOWN_ALONE);
   bool const pingpong = kernel.mainloop == Mainloop::kPingpong;
-  double const after = pingpong ? c_.PINGPONG_TILE_SECONDS : c_.COOPERATIVE_TILE_SECONDS + tile.store;
-  double busy = waves(double(tiles) / double(std::min(at_once, tiles))) * (seconds + after) + tile.extra;
-  if (pingpong) busy += c_.PROLOGUE_SECONDS + tile.store;
-  return (beside(busy, memory) + c_.LAUNCH_SECONDS) * kRounded;
+  double least = std::numeric_limits<double>::infinity();
+  each_width(kernel, extents, gpu, [&](int64_t width) {
+    Tile const tile = tile_of(kernel, extents, rows, width);
+    int64_t const tiles =
+        saturated(saturated(round_up(tile.grid.rows, tile.cluster_m), round_up(tile.grid.columns, tile.cluster_n)),
+                  tile.grid.batch);
+    // Of what is far from any overflow: std::hypot takes longer than all of the rest.
+    auto const [l2, port] = reading(tile, tiles, gpu, at_once);
+    double const read = std::sqrt(l2 * l2 + port * port);
+    double const clocks = std::sqrt(tile.multiply * tile.multiply + read * read + tile.stepping * tile.stepping);
+    double const seconds = (clocks + shown * read) / c_.CLOCK_HZ;
+    double busy = tile.extra;
+    if (kernel.stream_k) {
+      busy += double(tiles) / double(at_once) * seconds + c_.STREAM_K_SECONDS;
+    } else {
+      double const after = pingpong ? c_.PINGPONG_TILE_SECONDS : c_.COOPERATIVE_TILE_SECONDS + tile.store;
+      busy += waves(double(tiles) / double(std::min(at_once, tiles))) * (seconds + after);
+      if (pingpong) busy += c_.PROLOGUE_SECONDS + tile.store;
+    }
+    least = std::min(least, busy);
+  });
+  return (beside(least, streaming(kernel, extents, gpu)) + c_.LAUNCH_SECONDS) * kRounded;
 }
 
 // Busy seconds with the best width, swizzle and raster order, and those.
 Launch Model::warp_specialized(Kernel const& kernel, Extents const& extents, Gpu const& gpu) const {
   Launch best{INFINITY};
-  for (int64_t const width : widths(kernel, extents, gpu)) {
-    Launch const tried = scheduled(kernel, extents, gpu, width);
+  Rows const rows = rows_of(kernel, extents);
+  each_width(kernel, extents, gpu, [&](int64_t width) {
+    Launch const tried = scheduled(kernel, extents, gpu, rows, width);
     if (tried.seconds < best.seconds) best = tried;
-  }
+  });
   return best;
 }
 
 // The same of one width.
-Launch Model::scheduled(Kernel const& kernel, Extents const& extents, Gpu const& gpu, int64_t width) const {
-  Tile const own = tile_of(kernel, extents, width);
+Launch Model::scheduled(Kernel const& kernel, Extents const& extents, Gpu const& gpu, Rows const& rows,
+                        int64_t width) const {
+  Tile const own = tile_of(kernel, extents, rows, width);
   int64_t const at_once = blocks_at_once(gpu.multiprocessors, own.blocks());
   double const k = double(extents.k);
   std::pair<double, double> const widths{double(own.m) * k * double(kernel.bits_a) / 8,
@@ -430,7 +451,8 @@ Launch Model::scheduled(Kernel const& kernel, Extents const& extents, Gpu const&
 
   auto const busy = [&](TileList const& tiles) {
     double const in_waves = double(tiles.tiles()) / double(tiles.blocks);
-    double const read = reading(own, tiles.tiles(), gpu, at_once);
+    auto const [l2, port] = reading(own, tiles.tiles(), gpu, at_once);
+    double const read = std::hypot(l2, port);
     int64_t const across = tiles.swizzle * (tiles.raster == kAlongM ? own.cluster_n : own.cluster_m);
     double const shown = (across > 1 ? c_.SHOWN : c_.SHOWN_ALONE) * read;
     double tile = (std::hypot(own.multiply, read, own.stepping) + shown) / c_.CLOCK_HZ;

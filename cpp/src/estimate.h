@@ -160,7 +160,8 @@ class Model {
   double sums(Extents const& extents, int64_t slices) const;
   std::vector<int64_t> divisions(Kernel const& kernel, Extents const& extents, Gpu const& gpu) const;
   Launch warp_specialized(Kernel const& kernel, Extents const& extents, Gpu const& gpu) const;
-  Launch scheduled(Kernel const& kernel, Extents const& extents, Gpu const& gpu, int64_t width) const;
+  struct Rows;
+  Launch scheduled(Kernel const& kernel, Extents const& extents, Gpu const& gpu, Rows const& rows, int64_t width) const;
   double stream_k(TileList const& tiles, int64_t steps, double tile, double whole) const;
   double alone(Kernel const& kernel, Extents const& extents, Gpu const& gpu, int64_t slices) const;
   double multistage(Kernel const& kernel, Extents const& extents, Gpu const& gpu, int64_t shared_bytes,
@@ -175,12 +176,13 @@ class Model {
   double tma_convolution(Kernel const& kernel, Extents const& extents, Gpu const& gpu) const;
   double depthwise_convolution(Kernel const& kernel, Extents const& extents, Gpu const& gpu) const;
 
-  std::vector<int64_t> widths(Kernel const& kernel, Extents const& extents, Gpu const& gpu) const;
+  template <class Use>
+  void each_width(Kernel const& kernel, Extents const& extents, Gpu const& gpu, Use&& use) const;
 
   struct Tile;
-  Tile tile_of(Kernel const& kernel, Extents const& extents, int64_t width) const;
-  double bound(Kernel const& kernel, Extents const& extents, Gpu const& gpu, int64_t width) const;
-  double reading(Tile const& tile, int64_t tiles, Gpu const& gpu, int64_t at_once) const;
+  Rows rows_of(Kernel const& kernel, Extents const& extents) const;
+  Tile tile_of(Kernel const& kernel, Extents const& extents, Rows const& rows, int64_t width) const;
+  std::pair<double, double> reading(Tile const& tile, int64_t tiles, Gpu const& gpu, int64_t at_once) const;
   double streaming(Kernel const& kernel, Extents const& extents, Gpu const& gpu) const;
 
   Constants c_;

@@ -48,12 +48,14 @@ std::optional<Ranking::Found> Ranking::first(std::vector<std::vector<int64_t>> c
     each.bound = model_->bound(kernel, each.extents, gpu_) * model_->part(kernel);
   }
   auto const promise = [this](Waiting const& of) { return std::pair(entries_[of.entry].suitability, of.bound); };
-  std::sort(waiting.begin(), waiting.end(),
-            [&](Waiting const& a, Waiting const& b) { return promise(a) < promise(b); });
+  std::vector<Waiting const*> order;
+  order.reserve(waiting.size());
+  for (Waiting const& each : waiting) order.push_back(&each);
+  std::sort(order.begin(), order.end(), [&](Waiting const* a, Waiting const* b) { return promise(*a) < promise(*b); });
   std::optional<Found> best;
-  for (Waiting const& each : waiting) {
-    if (best && promise(each) > std::pair(entries_[best->entry].suitability, best->launch.seconds)) break;
-    Found const tried = found(each, whole);
+  for (Waiting const* each : order) {
+    if (best && promise(*each) > std::pair(entries_[best->entry].suitability, best->launch.seconds)) break;
+    Found const tried = found(*each, whole);
     if (!best || before(tried, *best)) best = tried;
   }
   return best;

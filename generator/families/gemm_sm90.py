@@ -164,6 +164,7 @@ def values(key: KernelKey) -> dict[str, str]:
     return {
         "instructions": wgmma_instructions(key),
         "cute_tile": static_ints(key.tile),
+        "include": _includes(key),
         **_fitted_cpp(key),
         "cute_cluster": static_ints(key.cluster),
         "stage_count": f"cutlass::gemm::collective::StageCount<{key.stages}>" if key.stages else "void",
@@ -175,15 +176,21 @@ def values(key: KernelKey) -> dict[str, str]:
     }
 
 
+def _includes(key: KernelKey) -> str:
+    """The headers of a cell, as lines of its source."""
+    found = ["fitted" if widths(key) else "gemm_sm90"]
+    # One operand reaches the tensor cores through registers. Of 256 columns CUTLASS's mainloop is a quarter faster.
+    if key.math == "tf32" and key.layout_a == key.layout_b and key.tile[1] < 256:
+        found.append("mainloop_register")
+    return "".join(f'#include "atomr_cutlass/{name}.h"\n' for name in found)
+
+
 def _fitted_cpp(key: KernelKey) -> dict[str, str]:
     """The values of the template that wrap the cell in one for each width."""
     some = widths(key)
-    fitted = {
-        "include": '#include "atomr_cutlass/fitted.h"\n',
-        "fitted": "atomr_cutlass::FittedCell<",
-        "widths": f", {some.start}, {key.tile[1]}, {some.step}>",
-    }
-    return fitted if some else {"include": '#include "atomr_cutlass/gemm_sm90.h"\n', "fitted": "", "widths": ""}
+    if not some:
+        return {"fitted": "", "widths": ""}
+    return {"fitted": "atomr_cutlass::FittedCell<", "widths": f", {some.start}, {key.tile[1]}, {some.step}>"}
 
 
 def _schedule_suffix(key: KernelKey) -> str:

@@ -41,11 +41,24 @@ ArrayType array_type(PyTypeObject* type) {
   return {api, requires_grad.release().ptr(), own, derives_from(type, "numpy.ndarray")};
 }
 
-// Whether PyTorch records operations for a backward pass, in this thread and now.
+// Whether PyTorch records operations for a backward pass, in this thread and now: where it does not, as where a model
+// serves, weights that require a gradient have this asked in every call.
 bool gradients_recorded() {
-  auto const name = py::str("torch");
-  auto const torch = py::reinterpret_steal<py::object>(PyImport_GetModule(name.ptr()));
-  return torch && torch.attr("is_grad_enabled")().cast<bool>();
+  // The module that was asked last, and its function; under the GIL only.
+  static PyObject* const name = PyUnicode_InternFromString("torch");
+  static PyObject *torch = nullptr, *asked = nullptr;
+  PyObject* const module = PyDict_GetItemWithError(PyImport_GetModuleDict(), name);
+  if (module == nullptr) return false;
+  if (module != torch) {
+    py::object made = py::handle(module).attr("is_grad_enabled");
+    Py_INCREF(module);
+    Py_XDECREF(std::exchange(torch, module));
+    Py_XDECREF(std::exchange(asked, made.release().ptr()));
+  }
+  auto const function = py::reinterpret_borrow<py::object>(asked);
+  auto const recorded = py::reinterpret_steal<py::object>(PyObject_CallNoArgs(function.ptr()));
+  if (!recorded) throw py::error_already_set();
+  return recorded.ptr() == Py_True;
 }
 
 }  // namespace

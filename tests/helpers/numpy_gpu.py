@@ -75,7 +75,8 @@ def by_function(work: Any, part: dict[str, Array]) -> None:
         del how["precision"]
         (part["out"][...],) = ac.grouped_gemm(**lists, **how, epilogue=request.tree)
     elif operation.startswith("conv2d") and request.tree is None:
-        part["out"][...] = work._called((ac.conv2d, ac.conv2d_dgrad, ac.conv2d_wgrad), part, **how)
+        functions = {"conv2d_fprop": ac.conv2d, "conv2d_dgrad": ac.conv2d_dgrad, "conv2d_wgrad": ac.conv2d_wgrad}
+        part["out"][...] = work._called(functions, part, **how)
     else:
         work.compute(part)
 

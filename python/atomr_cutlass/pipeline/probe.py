@@ -5,7 +5,7 @@ from __future__ import annotations
 import abc
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 import numpy as np
 
@@ -17,9 +17,12 @@ from ..reference.tree import evaluate
 from ..reference.tree_error import mismatches, tolerances
 from .operand_table import Array, Arrays
 
+if TYPE_CHECKING:
+    from .operation import Request
+
 _PARTS = 32
 
-RequestT = TypeVar("RequestT")
+RequestT = TypeVar("RequestT", bound="Request")
 
 
 @dataclass
@@ -57,6 +60,13 @@ class Probe(abc.ABC, Generic[RequestT]):
         """A request on arrays."""
         self.request = request
         self.arrays = arrays
+
+    @property
+    def tree(self) -> EpilogueVisitorTree:
+        """The epilogue tree, for probes of requests that have one."""
+        tree = self.request.tree
+        assert tree is not None  # noqa: S101 - a request without one has another probe
+        return tree
 
     @abc.abstractmethod
     def limits(self, math: str) -> Tolerance:

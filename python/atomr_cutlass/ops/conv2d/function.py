@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -26,15 +26,12 @@ from ...pipeline.operand_table import spec_of
 from ...pipeline.plan import Plan
 from ...pipeline.problem import MatrixSpec
 from ..product import Product
-from . import reference as conv_reference
 from .geometry import DGRAD, FPROP, OPERANDS, WGRAD, ConvGeometry, conv_geometry, result_shape
 from .plans import make
 from .problem import ConvProblem, check_channels
+from .reference import CONVOLUTIONS
 
 _SCALES = ("scale_a", "scale_b", "scale_d")
-_REFERENCES: dict[str, Callable[..., AnyArray]] = {
-    FPROP: conv_reference.conv2d, DGRAD: conv_reference.conv2d_dgrad, WGRAD: conv_reference.conv2d_wgrad
-}  # fmt: skip
 
 
 class ConvOptions(NamedTuple):
@@ -307,7 +304,7 @@ class _Convolution(Product):
         how |= {name: self.call.arrays[name] for name in _SCALES}
         given: tuple[Any, ...] = {FPROP: (), DGRAD: (g.x_shape,), WGRAD: (g.w_shape,)}[self.own.op]
         given = (host["a"], host["b"], *given, host.get("c") if self.call.c is not None else None)
-        return self.evaluated(host, functools.partial(_REFERENCES[self.own.op], *given, **how))
+        return self.evaluated(host, functools.partial(CONVOLUTIONS[self.own.op], *given, **how))
 
 
 def _parse(call: Call) -> _Convolution:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -10,20 +10,12 @@ import numpy as np
 from ... import reference
 from ...epilogue.results import ImageResult
 from ...generator.dtypes import CutlassDtype
-from ...generator.epilogue.tree import EpilogueVisitorTree
 from ...pipeline.operand_table import Array, Arrays
 from ...pipeline.probe import Check, Probe, compare_tree, slices
 from ...pipeline.problem import row_major
-from . import reference as conv_reference
 from .geometry import DGRAD, FPROP, OPERANDS
+from .reference import CONVOLUTIONS, MAGNITUDES
 from .request import ConvLayout, ConvRequest
-
-_CONVOLUTIONS = (conv_reference.conv2d, conv_reference.conv2d_dgrad, conv_reference.conv2d_wgrad)
-_MAGNITUDES = (
-    conv_reference.absolute_conv2d,
-    conv_reference.absolute_conv2d_dgrad,
-    conv_reference.absolute_conv2d_wgrad,
-)
 
 
 class ConvProbe(Probe[ConvRequest]):
@@ -58,52 +50,38 @@ class ConvProbe(Probe[ConvRequest]):
             yield sliced | {"dy": self.arrays["dy"][..., part]}
 
     def expected(self, part: Arrays) -> Array:
-        return self._called(_CONVOLUTIONS, part, out_dtype=self.request.result_dtype, math=self.request.math)
+        return self._called(CONVOLUTIONS, part, out_dtype=self.request.result_dtype, math=self.request.math)
 
     def magnitudes(self, part: Arrays) -> Array:
-        return self._called(_MAGNITUDES, part)
+        return self._called(MAGNITUDES, part)
 
-    def _called(self, functions: tuple[Any, Any, Any], part: Arrays, **how: Any) -> Array:
-        """One of three functions that take the same: for fprop, dgrad and wgrad."""
-        of_fprop, of_dgrad, of_wgrad = functions
-        how |= self.how
-        if self.request.op == FPROP:
-            done = of_fprop(part["x"], part["w"], part.get("c"), **how)
-        elif self.request.op == DGRAD:
-            done = of_dgrad(part["dy"], part["w"], part["out"].shape, part.get("c"), **how)
-        else:
-            done = of_wgrad(part["dy"], part["x"], part["out"].shape, part.get("c"), **how)
-        made: Array = done
-        return made
+    def _called(self, functions: Mapping[str, Callable[..., Array]], part: Arrays, **how: Any) -> Array:
+        """Calls the function of the request's operation."""
+        op = self.request.op
+        shape = () if op == FPROP else (part["out"].shape,)
+        return functions[op](*(part[name] for name in OPERANDS[op]), *shape, part.get("c"), **(how | self.how))
 
 
 class FusedConvProbe(ConvProbe):
     """With a tree over the pixels and channels of the result."""
 
-    @property
-    def tree(self) -> EpilogueVisitorTree:
-        """The epilogue tree."""
-        tree = self.request.tree
-        assert tree is not None  # noqa: S101 - a request without one has the other probe
-        return tree
-
     def parts(self) -> Iterator[Arrays]:
         yield self.arrays
 
     def compute(self, part: Arrays) -> None:
-        acc, matrices = self._accumulated(part, _CONVOLUTIONS), self._matrices(part)
+        acc, matrices = self._accumulated(part, CONVOLUTIONS), self._matrices(part)
         read = {operand.name: matrices[operand.name] for operand in self.tree.inputs}
         for name, values in reference.evaluate(self.tree, acc, read, out_dtype=self.request.result_dtype).items():
             part[name][...] = values.reshape(part[name].shape)
 
     def compare(self, part: Arrays, check: Check) -> None:
-        acc, absolute = (self._accumulated(part, functions) for functions in (_CONVOLUTIONS, _MAGNITUDES))
+        acc, absolute = (self._accumulated(part, functions) for functions in (CONVOLUTIONS, MAGNITUDES))
         error = check.limits.atol_factor * absolute + check.limits.rtol * np.abs(acc)
         compare_tree(check, self.tree, self._matrices(part), acc, error, out_dtype=self.request.result_dtype)
 
     def _accumulated(self, part: Arrays, functions: Any) -> Array:
         """A convolution without its epilogue, as a matrix."""
-        how = {"out_dtype": CutlassDtype.F64, "math": self.request.math} if functions is _CONVOLUTIONS else {}
+        how = {"out_dtype": CutlassDtype.F64, "math": self.request.math} if functions is CONVOLUTIONS else {}
         names = (*OPERANDS[self.request.op], "out", *(["c"] if self.request.epilogue.beta != 0 else []))
         own = {name: part[name] for name in names}
         made = self._called(functions, own, **how)

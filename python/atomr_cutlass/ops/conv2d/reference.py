@@ -141,6 +141,12 @@ def absolute_conv2d_wgrad(
     return _run_absolute(WGRAD, (dy, x), w_shape, c, ConvTerms(**terms))
 
 
+CONVOLUTIONS: dict[str, Callable[..., AnyArray]] = {FPROP: conv2d, DGRAD: conv2d_dgrad, WGRAD: conv2d_wgrad}
+MAGNITUDES: dict[str, Callable[..., FloatArray]] = {
+    FPROP: absolute_conv2d, DGRAD: absolute_conv2d_dgrad, WGRAD: absolute_conv2d_wgrad
+}  # fmt: skip
+
+
 # ----------------------------------------------------------------------------------------------------------------------
 # The three sums
 # ----------------------------------------------------------------------------------------------------------------------

@@ -115,13 +115,6 @@ class FusedGemmProbe(GemmProbe):
     """With a bias, an activation or a tree, whose evaluation by the reference says how far a kernel may be off."""
 
     @property
-    def tree(self) -> EpilogueVisitorTree:
-        """The epilogue tree."""
-        tree = self.request.tree
-        assert tree is not None  # noqa: S101 - a request without one has the other probe
-        return tree
-
-    @property
     def of_d(self) -> EpilogueVisitorTree:
         """The tree of D alone, which says nothing of its element type."""
         return EpilogueVisitorTree(self.tree.result)

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import abc
 import contextlib
+import dataclasses
 import functools
 import importlib
+import math
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 
@@ -53,6 +55,10 @@ class Request(Protocol):
 
     def __hash__(self) -> int:
         """Of its values."""
+
+    @property
+    def shape(self) -> Any:
+        """Its extents: a dataclass of the operation's own."""
 
     @property
     def dtype(self) -> CutlassDtype:
@@ -183,17 +189,19 @@ class PlannedOperation(Operation, abc.ABC, Generic[RequestT]):
         own = tuple(slot.name for slot in self.operands(request)[:-1])
         return own + tuple(name for name in self.optional_names(request) if name not in own)
 
-    @abc.abstractmethod
     def extents(self, request: RequestT) -> dict[str, Any]:
-        """The request's extents, as JSON-ready values."""
+        """The request's extents, as JSON-ready values: those of its shape where an operation says nothing else."""
+        return dataclasses.asdict(request.shape)
 
-    @abc.abstractmethod
     def products(self, request: RequestT) -> int:
         """The number of pairs of elements that the request multiplies and adds."""
+        return math.prod(self.extents(request).values())
 
-    @abc.abstractmethod
     def describe(self, request: RequestT) -> str:
-        """The request's extents in words."""
+        """The request's extents in words; `batch` is how many times."""
+        extents = self.extents(request)
+        batch = extents.pop("batch")
+        return "x".join(map(str, extents.values())) + (f", {batch} times," if batch > 1 else "")
 
     @abc.abstractmethod
     def request(self, options: RequestOptions) -> RequestT:

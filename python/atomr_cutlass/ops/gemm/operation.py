@@ -118,18 +118,6 @@ class GemmOperation(PlannedOperation[GemmRequest]):
     def optional_names(self, request: GemmRequest) -> tuple[str, ...]:
         return ("a", "b", "c", *(SCALES if request.scales() is not None else ()))
 
-    def extents(self, request: GemmRequest) -> dict[str, Any]:
-        shape = request.shape
-        return {"m": shape.m, "n": shape.n, "k": shape.k, "batch": shape.batch}
-
-    def products(self, request: GemmRequest) -> int:
-        shape = request.shape
-        return shape.batch * shape.m * shape.n * shape.k
-
-    def describe(self, request: GemmRequest) -> str:
-        shape = request.shape
-        return f"{shape.m}x{shape.n}x{shape.k}" + (f", {shape.batch} times," if shape.batch > 1 else "")
-
     def request(self, options: RequestOptions) -> GemmRequest:
         batch = options.given("batch")
         return GemmRequest(

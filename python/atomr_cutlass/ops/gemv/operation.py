@@ -55,16 +55,6 @@ class GemvOperation(PlannedOperation[GemvRequest]):
     def optional_names(self, request: GemvRequest) -> tuple[str, ...]:
         return ("a", "x", "c")
 
-    def extents(self, request: GemvRequest) -> dict[str, Any]:
-        return {"m": request.shape.m, "k": request.shape.k, "batch": request.shape.batch}
-
-    def products(self, request: GemvRequest) -> int:
-        return request.shape.batch * request.shape.m * request.shape.k
-
-    def describe(self, request: GemvRequest) -> str:
-        shape = request.shape
-        return f"{shape.m}x{shape.k}" + (f", {shape.batch} times," if shape.batch > 1 else "")
-
     def request(self, options: RequestOptions) -> GemvRequest:
         letter, batch = options.given("layout") or "r", options.given("batch")
         if letter not in LETTERS:

@@ -472,12 +472,12 @@ Launch Model::scheduled(Kernel const& kernel, Extents const& extents, Gpu const&
 
   std::vector<std::pair<int64_t, int>> schedules{{1, kHeuristic}};
   if (kernel.generation == Generation::kSm90 && kernel.op == Op::kGemm) {
-    schedules = orders(own.grid, own.cluster_m, own.cluster_n);
+    schedules = orders(own.grid, own.cluster_m, own.cluster_n, kernel.stream_k);
   }
   Launch best{INFINITY};
   for (auto const& [swizzle, raster] : schedules) {
     double const taken =
-        busy(tile_list(own.grid, own.cluster_m, own.cluster_n, gpu.multiprocessors, swizzle, raster, !kernel.stream_k));
+        busy(tile_list(own.grid, own.cluster_m, own.cluster_n, gpu.multiprocessors, swizzle, raster, kernel.stream_k));
     if (taken < best.seconds) best = {taken, 1, swizzle, raster, kernel.width_step != 0 ? width : 0};
   }
   return best;

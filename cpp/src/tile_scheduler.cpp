@@ -7,7 +7,7 @@ namespace {
 
 constexpr int64_t kMost = int64_t(1) << 55;
 
-// Thread blocks that the shorter side of the grid has for a swizzle of kSwizzles to be taken.
+// Thread blocks that the shorter side of a stream-K kernel's grid has for a swizzle of kSwizzles to be taken.
 constexpr std::array<int64_t, 4> kShortestSide = {1, 2, 3, 6};
 
 // Multiprocessors of a GPC, by which the clusters that run at once are counted where no driver was asked.
@@ -29,19 +29,23 @@ int64_t saturated(int64_t a, int64_t b) {
 }
 
 TileList tile_list(Grid grid, int64_t cluster_m, int64_t cluster_n, int64_t multiprocessors, int64_t swizzle,
-                   int raster, bool truncate) {
-  int64_t rows = round_up(grid.rows, cluster_m), columns = round_up(grid.columns, cluster_n), taken = 1;
-  for (size_t i = 0; i < kSwizzles.size(); ++i) {
-    if (kSwizzles[i] <= std::max<int64_t>(swizzle, 1) && std::min(rows, columns) >= kShortestSide[i]) {
-      taken = kSwizzles[i];
+                   int raster, bool stream_k) {
+  int64_t const rows = round_up(grid.rows, cluster_m), columns = round_up(grid.columns, cluster_n);
+  int64_t const at_once = blocks_at_once(multiprocessors, cluster_m * cluster_n);
+  swizzle = std::max<int64_t>(swizzle, 1);
+  if (stream_k) {
+    int64_t taken = 1;
+    for (size_t i = 0; i < kSwizzles.size(); ++i) {
+      if (kSwizzles[i] <= swizzle && std::min(rows, columns) >= kShortestSide[i]) taken = kSwizzles[i];
     }
+    int64_t const all_rows = round_up(rows, taken * cluster_m), all_columns = round_up(columns, taken * cluster_n);
+    if (raster == kHeuristic) raster = all_columns > all_rows ? kAlongM : kAlongN;
+    return {all_rows, all_columns, grid.batch, cluster_m, cluster_n, taken, raster, at_once};
   }
-  rows = round_up(rows, taken * cluster_m);
-  columns = round_up(columns, taken * cluster_n);
   if (raster == kHeuristic) raster = columns > rows ? kAlongM : kAlongN;
-  TileList made{rows,      columns, grid.batch, cluster_m,
-                cluster_n, taken,   raster,     blocks_at_once(multiprocessors, cluster_m * cluster_n)};
-  if (truncate) made.blocks = std::min(made.blocks, made.tiles());
+  int64_t const taken = std::min(swizzle, raster == kAlongM ? columns / cluster_n : rows / cluster_m);
+  TileList made{rows, columns, grid.batch, cluster_m, cluster_n, taken, raster, at_once};
+  made.blocks = std::min(made.blocks, made.tiles());
   return made;
 }
 
@@ -55,14 +59,16 @@ int64_t blocks_at_once(int64_t multiprocessors, int64_t cluster) {
   return std::max(cluster, round_down(std::min(found, multiprocessors), cluster));
 }
 
-std::vector<std::pair<int64_t, int>> orders(Grid grid, int64_t cluster_m, int64_t cluster_n) {
+std::vector<std::pair<int64_t, int>> orders(Grid grid, int64_t cluster_m, int64_t cluster_n, bool stream_k) {
   int64_t const rows = round_up(grid.rows, cluster_m), columns = round_up(grid.columns, cluster_n);
   int const own = columns > rows ? kAlongM : kAlongN;
   std::vector<std::pair<int64_t, int>> found;
   for (size_t i = 0; i < kSwizzles.size(); ++i) {
-    if (std::min(rows, columns) < kShortestSide[i]) continue;
-    found.emplace_back(kSwizzles[i], own);
-    found.emplace_back(kSwizzles[i], own == kAlongM ? kAlongN : kAlongM);
+    for (int const raster : {own, int(own == kAlongM ? kAlongN : kAlongM)}) {
+      int64_t const across = raster == kAlongM ? columns / cluster_n : rows / cluster_m;
+      bool const differs = stream_k ? std::min(rows, columns) >= kShortestSide[i] : i == 0 || kSwizzles[i] < across;
+      if (differs) found.emplace_back(kSwizzles[i], raster);
+    }
   }
   return found;
 }

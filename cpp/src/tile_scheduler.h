@@ -1,7 +1,7 @@
-// How CUTLASS's persistent tile schedulers of the sm90 generation divide a problem into tiles: a launch has as many
-// thread blocks as run at once, and each takes one tile after the other off a list. The list rounds the grid of tiles
-// up to whole clusters and, along both sides, to whole swizzles: what lies outside the result is multiplied like any
-// other tile, and dropped. The functions follow tile_scheduler_params.h of CUTLASS 4.2, against which
+// How persistent kernels of the sm90 generation divide a problem into tiles: a launch has as many thread blocks as run
+// at once, and each takes one tile after the other off a list. The list rounds the grid of tiles up to whole clusters
+// and, of stream-K kernels, both sides to whole swizzles: what lies outside the result is multiplied like any other
+// tile, and dropped. The functions follow tile_list.h, and of stream-K tile_scheduler_params.h of CUTLASS 4.2;
 // tests/build/test_tile_scheduler.py compares them.
 #pragma once
 
@@ -44,15 +44,15 @@ struct Decomposition {
   int64_t whole, cut, units, splits;
 };
 
-// The list for a grid of tiles. With `truncate` no more blocks are launched than there are tiles; not so of stream-K.
+// The list for a grid of tiles. No more blocks are launched than there are tiles, but of stream-K.
 TileList tile_list(Grid grid, int64_t cluster_m, int64_t cluster_n, int64_t multiprocessors, int64_t swizzle,
-                   int raster, bool truncate);
+                   int raster, bool stream_k);
 
 // Thread blocks that run at once, in whole clusters that each lie in one GPC.
 int64_t blocks_at_once(int64_t multiprocessors, int64_t cluster);
 
 // The swizzles and raster orders that differ for a grid of tiles: small swizzles and CUTLASS's own order first.
-std::vector<std::pair<int64_t, int>> orders(Grid grid, int64_t cluster_m, int64_t cluster_n);
+std::vector<std::pair<int64_t, int>> orders(Grid grid, int64_t cluster_m, int64_t cluster_n, bool stream_k);
 
 // How stream-K, left to its own heuristic, cuts a list of tiles with this many steps along K each.
 Decomposition decompose(TileList const& tiles, int64_t k_tiles);

@@ -244,6 +244,7 @@ _FITTED_TILES: dict[str, tuple[tuple[tuple[int, int], tuple[int, int], str, str]
         ((128, 192), (2, 4), "pingpong", COLUMN),
         ((128, 256), (2, 1), "cooperative", COLUMN),
         ((128, 256), (4, 2), "cooperative", COLUMN),
+        ((256, 192), (1, 2), "cooperative", COLUMN),
         ((128, 192), (2, 1), "pingpong", ROW),
         ((128, 256), (1, 2), "cooperative", ROW),
         ((128, 256), (2, 4), "cooperative", ROW),
@@ -257,6 +258,7 @@ _FITTED_TILES: dict[str, tuple[tuple[tuple[int, int], tuple[int, int], str, str]
         ((128, 256), (2, 1), "cooperative", COLUMN),
         ((128, 256), (4, 2), "cooperative", COLUMN),
         ((192, 128), (4, 2), "pingpong", COLUMN),
+        ((256, 192), (1, 2), "cooperative", COLUMN),
     ),
 }
 """Of f16 and bf16, by the layouts of A and B: the widest tiles of kernels whose launch chooses the columns, and the
@@ -264,10 +266,12 @@ layout of D, column-major of D^T (docs/performance-log.md, 2026-11-24)."""
 
 _FITTED_BF16_TILES = (
     ((64, 256), (2, 4)),
+    ((128, 192), (2, 4)),
     ((128, 256), (1, 2)),
     ((128, 256), (2, 4)),
     ((128, 256), (4, 2)),
     ((192, 128), (4, 2)),
+    ((256, 192), (1, 2)),
 )
 """Those that f16 has on demand alone: worth least beside the others."""
 

@@ -1,4 +1,4 @@
-"""The model of CUTLASS's tile schedulers against their own host code."""
+"""The model of tile schedulers against their own host code."""
 
 import random
 from pathlib import Path
@@ -6,18 +6,30 @@ from pathlib import Path
 import pytest
 
 from atomr_cutlass import _core
-from atomr_cutlass.jit.toolchain import CUTLASS
+from atomr_cutlass.jit.toolchain import CUTLASS, OURS
 from cmake_build import compiled, said_by
 from generator.toolchain import system_nvcc
 
-# Reads problems, a line each, and says what CUTLASS makes of them.
+# Reads problems, a line each, and says what kernels' own list and CUTLASS's stream-K make of them.
 SCHEDULERS = """
 #include <cstdio>
-#include "cutlass/gemm/kernel/tile_scheduler_params.h"
+#include "atomr_cutlass/tile_list.h"
+using atomr_cutlass::TileList;
 using StreamK = cutlass::gemm::kernel::detail::PersistentTileSchedulerSm90StreamKParams;
 using Persistent = StreamK::UnderlyingParams;
 using Order = Persistent::RasterOrder;
 using Orders = Persistent::RasterOrderOptions;
+template <int kM, int kN>
+void say(dim3 tiles, cutlass::KernelHardwareInfo const& hardware, int swizzle, Orders order) {
+  auto const problem = cute::make_shape(int(tiles.x), int(tiles.y), 1, int(tiles.z));
+  cute::Shape<cute::_1, cute::_1, cute::_1> tile;
+  cute::Shape<cute::Int<kM>, cute::Int<kN>, cute::_1> cluster;
+  TileList::Arguments const args{swizzle, order};
+  auto const list = TileList::to_underlying_arguments(problem, tile, cluster, hardware, args);
+  dim3 const grid = TileList::get_grid_shape(list, problem, tile, cluster, hardware, args);
+  std::printf("%u %d %d %u ", list.clusters * kM * kN, list.width.divisor, list.raster_order_ == Order::AlongM ? 1 : 2,
+              grid.x * grid.y * grid.z);
+}
 int main() {
   unsigned x, y, z, k;
   int cm, cn, sms, clusters, swizzle, raster;
@@ -28,19 +40,24 @@ int main() {
     cutlass::KernelHardwareInfo hardware{};
     hardware.sm_count = sms;
     hardware.max_active_clusters = clusters;
+    auto* const says = cm == 1 && cn == 1 ? say<1, 1>
+                       : cm == 2 && cn == 1 ? say<2, 1>
+                       : cm == 1 && cn == 2 ? say<1, 2>
+                       : cm == 2 && cn == 2 ? say<2, 2>
+                       : cm == 4 && cn == 1 ? say<4, 1> : say<4, 2>;
+    says(dim3(x, y, z), hardware, swizzle, order);
     // As a kernel hands them over: whole clusters.
     dim3 const blocks = Persistent::get_tiled_cta_shape_mnl({int(x), int(y), 1, int(z)}, cluster, x, y);
     Persistent params;
     params.initialize(blocks, cluster, hardware, swizzle, order);
-    dim3 const grid = Persistent::get_grid_shape(blocks, cluster, hardware, swizzle, order);
     StreamK cut;
     cut.initialize(blocks, k, cluster, hardware, 1, swizzle, order, StreamK::ReductionMode::Deterministic,
                    StreamK::DecompositionMode::Heuristic, nullptr);
     dim3 const cut_grid = StreamK::get_grid_shape(blocks, cluster, hardware, swizzle, order);
-    std::printf("%u %u %llu %d %d %u %u %u %u %d\\n", params.problem_tiles_m_ * cm, params.problem_tiles_n_ * cn,
+    std::printf("%u %u %llu %d %d %u %u %u %d\\n", params.problem_tiles_m_ * cm, params.problem_tiles_n_ * cn,
                 (unsigned long long)params.blocks_per_problem_, 1 << params.log_swizzle_size_,
-                params.raster_order_ == Order::AlongM ? 1 : 2, grid.x * grid.y * grid.z,
-                cut_grid.x * cut_grid.y * cut_grid.z, cut.sk_tiles_, cut.sk_units_, cut.divmod_splits_.divisor);
+                params.raster_order_ == Order::AlongM ? 1 : 2, cut_grid.x * cut_grid.y * cut_grid.z, cut.sk_tiles_,
+                cut.sk_units_, cut.divmod_splits_.divisor);
   }
 }
 """
@@ -65,10 +82,13 @@ def _modelled(problem: Problem) -> tuple[int, ...]:
     x, y, z, cluster_m, cluster_n, multiprocessors, swizzle, raster, k_tiles = problem
     asked = ((x, y, z), (cluster_m, cluster_n), multiprocessors, swizzle, raster)
     tiles = _core.tile_list(*asked)
-    uncut = _core.tile_list(*asked, truncate=False)
-    _, cut, units, splits = _core.decompose(uncut, k_tiles)
+    padded = _core.tile_list(*asked, stream_k=True)
+    _, cut, units, splits = _core.decompose(padded, k_tiles)
     stream_k = (cut, units, 1) if splits == 1 else (0, 0, splits)
-    return (tiles.rows, tiles.columns, tiles.tiles, tiles.swizzle, tiles.raster, tiles.blocks, uncut.blocks, *stream_k)
+    return (
+        tiles.tiles, tiles.swizzle, tiles.raster, tiles.blocks, padded.rows, padded.columns, padded.tiles,
+        padded.swizzle, padded.raster, padded.blocks, *stream_k,
+    )  # fmt: skip
 
 
 def _clusters(problem: Problem) -> int:
@@ -79,8 +99,8 @@ def _clusters(problem: Problem) -> int:
 
 @pytest.mark.slow
 @pytest.mark.skipif(not system_nvcc(), reason="no nvcc")
-def test_tile_lists_are_those_of_cutlass(tmp_path: Path) -> None:
-    program = compiled(SCHEDULERS, tmp_path / "schedulers", "-arch=sm_80", f"-I{CUTLASS}")
+def test_tile_lists_are_those_of_kernels(tmp_path: Path) -> None:
+    program = compiled(SCHEDULERS, tmp_path / "schedulers", "-arch=sm_90a", f"-I{OURS}", f"-I{CUTLASS}")
     problems = _problems()
     asked = tmp_path / "problems"
     asked.write_text("".join(" ".join(map(str, (*one, _clusters(one)))) + "\n" for one in problems))

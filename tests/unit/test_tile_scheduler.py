@@ -1,4 +1,4 @@
-"""The list of tiles that a persistent launch visits; tests/build compares it with CUTLASS's own."""
+"""The list of tiles that a persistent launch visits; tests/build compares it with kernels' own."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from atomr_cutlass.pipeline.candidate import ALONG_M, ALONG_N, HEURISTIC
     ],
 )  # fmt: skip
 def test_padding(blocks: tuple[int, int], cluster: tuple[int, int], swizzle: int, rows: int, columns: int) -> None:
-    tiles = tile_list((*blocks, 3), cluster, 132, swizzle, HEURISTIC)
+    tiles = tile_list((*blocks, 3), cluster, 132, swizzle, HEURISTIC, stream_k=True)
     assert (tiles.rows, tiles.columns, tiles.tiles) == (rows, columns, 3 * rows * columns)
     assert tiles.raster == (ALONG_M if columns > rows else ALONG_N)
 
@@ -37,13 +37,16 @@ def test_no_more_blocks_are_launched_than_run_at_once_or_have_a_tile() -> None:
     assert tile_list((40, 40, 1), (4, 2), 132, 1, HEURISTIC).blocks == 120
     assert tile_list((40, 40, 1), (2, 2), 114, 1, HEURISTIC).blocks == 100  # 4 clusters of 4 in 18 multiprocessors
     assert tile_list((3, 5, 2), (1, 1), 132, 1, HEURISTIC).blocks == 30
-    assert tile_list((3, 5, 2), (1, 1), 132, 1, HEURISTIC, truncate=False).blocks == 132
+    assert tile_list((3, 5, 2), (1, 1), 132, 1, HEURISTIC, stream_k=True).blocks == 132
 
 
 def test_orders_are_those_that_differ() -> None:
     assert orders((1, 9, 1), (1, 1)) == [(1, ALONG_M), (1, ALONG_N)]
-    assert [swizzle for swizzle, _ in orders((9, 4, 1), (1, 1))] == [1, 1, 2, 2, 4, 4]
-    assert orders((9, 4, 1), (1, 1))[0] == (1, ALONG_N)
+    assert orders((9, 4, 1), (1, 1)) == [
+        (1, ALONG_N), (1, ALONG_M), (2, ALONG_N), (2, ALONG_M), (4, ALONG_N), (8, ALONG_N),
+    ]  # fmt: skip
+    assert orders((9, 4, 1), (4, 2)) == [(1, ALONG_N), (1, ALONG_M), (2, ALONG_N)]
+    assert [swizzle for swizzle, _ in orders((9, 4, 1), (1, 1), stream_k=True)] == [1, 1, 2, 2, 4, 4]
 
 
 @pytest.mark.parametrize(
@@ -57,7 +60,7 @@ def test_orders_are_those_that_differ() -> None:
     ],
 )  # fmt: skip
 def test_what_stream_k_cuts(blocks: tuple[int, int], k_tiles: int, cut: int, units: int, splits: int) -> None:
-    tiles = tile_list((*blocks, 1), (1, 1), 132, 1, HEURISTIC, truncate=False)
+    tiles = tile_list((*blocks, 1), (1, 1), 132, 1, HEURISTIC, stream_k=True)
     whole, *made = decompose(tiles, k_tiles)
     assert made == [cut, units, splits]
     assert whole + cut == tiles.tiles
@@ -69,9 +72,12 @@ _side = st.integers(1, 200)
 @given(_side, _side, st.sampled_from([(1, 1), (2, 1), (1, 2), (2, 2)]), st.sampled_from([1, 2, 4, 8]))
 def test_the_list_holds_the_grid_in_whole_clusters(m: int, n: int, cluster: tuple[int, int], swizzle: int) -> None:
     tiles = tile_list((m, n, 1), cluster, 132, swizzle, HEURISTIC)
-    for have, need, unit in ((tiles.rows, m, cluster[0]), (tiles.columns, n, cluster[1])):
-        assert need <= have < need + unit * tiles.swizzle + unit
-        assert have % (unit * tiles.swizzle) == 0
+    padded = tile_list((m, n, 1), cluster, 132, swizzle, HEURISTIC, stream_k=True)
+    for have, rounded, need, unit in (
+        (tiles.rows, padded.rows, m, cluster[0]), (tiles.columns, padded.columns, n, cluster[1]),
+    ):  # fmt: skip
+        assert need <= have < need + unit and have % unit == 0
+        assert need <= rounded < need + unit * padded.swizzle + unit and rounded % (unit * padded.swizzle) == 0
 
 
 def test_swizzles_save_what_l2_does_not_hold() -> None:

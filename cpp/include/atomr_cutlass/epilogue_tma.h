@@ -406,8 +406,8 @@ struct TmaEpilogue {
 
         cutlass::arch::fence_view_async_shared();  // what was written to shared memory, before TMA reads it
         // Without C the buffers are D's alone: all wait at once for what was written, and for the next one to be free.
-        bool const ahead = kBuffersD > 2 && !loads;
-        if (ahead && issues) cute::tma_store_wait<(kBuffersD > 2 ? kBuffersD - 2 : 0)>();
+        bool const ahead = kBuffersD > 1 && !loads;
+        if (ahead && issues) cute::tma_store_wait<(kBuffersD > 1 ? kBuffersD - 2 : 0)>();
         synchronize();
         if (issues) {
           int const m = tile_m + along_m * kM, n = tile_n + along_n * kN;
@@ -455,19 +455,48 @@ struct TmaEpilogue {
   int stores = 0;
 };
 
+// How many of a tile's columns a buffer of D holds, and how many buffers there are.
+struct EpilogueBuffers {
+  int columns, count;
+
+  // As the builder has it; or less, where the mainloop has few stages and gains one by that. `column_bytes`: of a
+  // column in a buffer. `stage_bytes`: of A and B in a stage.
+  static constexpr EpilogueBuffers beside(int columns, int count, int column_bytes, int stage_bytes) {
+    constexpr int kShared = 227 * 1024, kBarriers = 1024, kMany = 8;
+    int const half = columns % 16 == 0 && columns > 32 ? columns / 2 : columns;
+    EpilogueBuffers const smaller[] = {{columns, 3}, {columns, 2}, {half, 3}, {half, 2}};
+    EpilogueBuffers best{columns, count};
+    auto const stages = [&](EpilogueBuffers const& one) {
+      return (kShared - kBarriers - one.columns * one.count * column_bytes) / stage_bytes;
+    };
+    if (stages(best) >= kMany) return best;
+    for (EpilogueBuffers const& one : smaller) {
+      if (one.count <= count && stages(one) > stages(best)) best = one;
+    }
+    return best;
+  }
+};
+
 // The epilogue for what CUTLASS's builder makes, of which only the template's arguments are used; Built itself where
-// they are not those of an epilogue with C and D alike.
-template <class Built, class Place = InMatrices>
+// they are not those of an epilogue with C and D alike. kStageBytes: of A and B in a stage of the mainloop, 0 where
+// buffers stay as they are.
+template <class Built, class Place = InMatrices, int kStageBytes = 0>
 struct TmaEpilogueOf {
   using Type = Built;
 };
 template <int kStagesC, int kStagesD, int kFragment, bool kReuseC, class Tile, class Subtile, class Element,
-          class Stride, class Visitor, class... Operations, class Place>
+          class Stride, class Visitor, class... Operations, class Place, int kStageBytes>
 struct TmaEpilogueOf<cutlass::epilogue::collective::CollectiveEpilogue<
                          cutlass::epilogue::Sm90TmaWarpSpecialized<kStagesC, kStagesD, kFragment, kReuseC, false>, Tile,
                          Subtile, Element, Stride, Element, Stride, Visitor, Operations...>,
-                     Place> {
-  using Type = TmaEpilogue<kStagesC, kStagesD, kFragment, kReuseC, Tile, Subtile, Element, Stride, Visitor, Place>;
+                     Place, kStageBytes> {
+  static constexpr int kM = cute::size<0>(Subtile{}), kN = cute::size<1>(Subtile{});
+  static constexpr bool kChosen = kStageBytes > 0 && kReuseC&& kStagesC > 2;
+  static constexpr EpilogueBuffers kBuffers =
+      kChosen ? EpilogueBuffers::beside(kN, kStagesC, kM* int(sizeof(Element)), kStageBytes)
+              : EpilogueBuffers{kN, kStagesC};
+  using Type = TmaEpilogue<kBuffers.count, kStagesD, kFragment, kReuseC, Tile,
+                           cute::Shape<cute::Int<kM>, cute::Int<kBuffers.columns>>, Element, Stride, Visitor, Place>;
 };
 
 }  // namespace atomr_cutlass

@@ -186,19 +186,19 @@ void bind_estimate(py::module_& module) {
   module.def(
       "tile_list",
       [](std::array<int64_t, 3> const& blocks, std::pair<int64_t, int64_t> const& cluster, int64_t multiprocessors,
-         int64_t swizzle, int raster, bool truncate) {
+         int64_t swizzle, int raster, bool stream_k) {
         Grid const grid{blocks[0], blocks[1], blocks[2]};
-        return tile_list(grid, cluster.first, cluster.second, multiprocessors, swizzle, raster, truncate);
+        return tile_list(grid, cluster.first, cluster.second, multiprocessors, swizzle, raster, stream_k);
       },
       py::arg("blocks"), py::arg("cluster"), py::arg("multiprocessors"), py::arg("swizzle"), py::arg("raster"),
-      py::kw_only(), py::arg("truncate") = true);
+      py::kw_only(), py::arg("stream_k") = false);
   module.def("blocks_at_once", &blocks_at_once, py::arg("multiprocessors"), py::arg("cluster"));
   module.def(
       "orders",
-      [](std::array<int64_t, 3> const& blocks, std::pair<int64_t, int64_t> const& cluster) {
-        return orders({blocks[0], blocks[1], blocks[2]}, cluster.first, cluster.second);
+      [](std::array<int64_t, 3> const& blocks, std::pair<int64_t, int64_t> const& cluster, bool stream_k) {
+        return orders({blocks[0], blocks[1], blocks[2]}, cluster.first, cluster.second, stream_k);
       },
-      py::arg("blocks"), py::arg("cluster"));
+      py::arg("blocks"), py::arg("cluster"), py::kw_only(), py::arg("stream_k") = false);
   module.def(
       "decompose",
       [](TileList const& tiles, int64_t k_tiles) {

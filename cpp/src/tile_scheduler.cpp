@@ -65,8 +65,11 @@ std::vector<std::pair<int64_t, int>> orders(Grid grid, int64_t cluster_m, int64_
   std::vector<std::pair<int64_t, int>> found;
   for (size_t i = 0; i < kSwizzles.size(); ++i) {
     for (int const raster : {own, int(own == kAlongM ? kAlongN : kAlongM)}) {
-      int64_t const across = raster == kAlongM ? columns / cluster_n : rows / cluster_m;
-      bool const differs = stream_k ? std::min(rows, columns) >= kShortestSide[i] : i == 0 || kSwizzles[i] < across;
+      bool const along_m = raster == kAlongM;
+      int64_t const across = along_m ? columns / cluster_n : rows / cluster_m;
+      int64_t const along = along_m ? rows / cluster_m : columns / cluster_n;
+      bool const differs =
+          stream_k ? std::min(rows, columns) >= kShortestSide[i] : i == 0 || (kSwizzles[i] < across && along > 1);
       if (differs) found.emplace_back(kSwizzles[i], raster);
     }
   }

@@ -100,7 +100,7 @@ def _clusters(problem: Problem) -> int:
 @pytest.mark.slow
 @pytest.mark.skipif(not system_nvcc(), reason="no nvcc")
 def test_tile_lists_are_those_of_kernels(tmp_path: Path) -> None:
-    program = compiled(SCHEDULERS, tmp_path / "schedulers", "-arch=sm_90a", f"-I{OURS}", f"-I{CUTLASS}")
+    program = compiled(SCHEDULERS, tmp_path / "schedulers", "-arch=sm_90a", f"-I{OURS.parent}", f"-I{CUTLASS}")
     problems = _problems()
     asked = tmp_path / "problems"
     asked.write_text("".join(" ".join(map(str, (*one, _clusters(one)))) + "\n" for one in problems))

@@ -76,8 +76,10 @@ def test_the_list_holds_the_grid_in_whole_clusters(m: int, n: int, cluster: tupl
     for have, rounded, need, unit in (
         (tiles.rows, padded.rows, m, cluster[0]), (tiles.columns, padded.columns, n, cluster[1]),
     ):  # fmt: skip
-        assert need <= have < need + unit and have % unit == 0
-        assert need <= rounded < need + unit * padded.swizzle + unit and rounded % (unit * padded.swizzle) == 0
+        assert have % unit == 0
+        assert need <= have < need + unit
+        assert rounded % (unit * padded.swizzle) == 0
+        assert need <= rounded < need + unit * padded.swizzle + unit
 
 
 def test_swizzles_save_what_l2_does_not_hold() -> None:

@@ -136,6 +136,50 @@ def case_a_call_returns_its_own_out() -> None:
         assert len(made) == 1
 
 
+def case_results_are_made_by_pytorch_itself_after_the_first() -> None:
+    """Its function's arrays hold their memory themselves; DLPack's allocator makes what that does not."""
+    call_module.kept_plans.clear()
+    kind = dlpack_arrays.another_framework()
+    kind.dtype, kind.device = "an element", "a GPU"  # type: ignore[attr-defined]
+    element = golden_gpu.DTYPES["bf16"][0]
+    asked: list[Any] = []
+
+    def array(shape: Sequence[int], strides: Sequence[int] | None = None) -> Any:
+        memory = np.zeros(shape, element)
+        steps = None if strides is None else [stride * memory.itemsize for stride in strides]
+        return kind(np.lib.stride_tricks.as_strided(memory, shape, steps), device=(2, 0))
+
+    def empty_strided(shape: tuple[int, ...], strides: tuple[int, ...], **options: Any) -> Any:
+        assert options == {"dtype": "an element", "device": "a GPU"}
+        asked.append((shape, strides))
+        return make(shape, strides)
+
+    make: Callable[..., Any] = array
+    a, b = array((64, 128)), array((128, 256))
+    x, w = array((1, 64, 8, 8), (4096, 1, 512, 64)), array((64, 64, 3, 3), (576, 1, 192, 64))
+    plan = ac.plan(ac.GemmRequest(ac.GemmShape(64, 256, 128), dtype=D.BF16))
+    with pytest.MonkeyPatch.context() as patch:
+        module = types.ModuleType("torch")
+        vars(module).update(Tensor=kind, empty_strided=empty_strided)
+        patch.setitem(sys.modules, "torch", module)
+        assert isinstance(ac.gemm(a, b), kind)
+        assert asked == []
+        for call in (ac.gemm, plan):
+            assert isinstance(call(a, b), kind)
+            assert asked.pop() == ((64, 256), (256, 1))
+        for _ in range(2):
+            result = ac.conv2d(x, w, padding=1, layout="nchw")
+            assert result.shape == (1, 64, 8, 8)
+        assert asked.pop() == ((1, 64, 8, 8), (4096, 1, 512, 64))
+        for make in (
+            lambda *_: array((64, 255)), lambda *_: np.zeros((64, 256)), lambda *_: 1 // 0, lambda *_: kind,
+        ):  # fmt: skip
+            result = ac.gemm(a, b)
+            assert isinstance(result, kind)
+            assert result.shape == (64, 256)
+        assert len(asked) == 5
+
+
 def case_gated_gemm() -> None:
     a, b, out = operand("bf16", 64, 128), operand("bf16", 128, 256), operand("bf16", 64, 128)
     scalars(lambda **more: ac.gated_gemm(a, b, **more), out=out)

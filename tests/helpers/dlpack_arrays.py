@@ -256,6 +256,24 @@ class Tensor:
         return self._requires_grad
 
 
+def another_framework() -> type[Tensor]:
+    """A class like `Tensor` with an exchange API of its own, of which nothing is known yet."""
+
+    class Another(Tensor):
+        pass
+
+    @_ObjectFromManaged
+    def object_from_managed(managed: Any, out: Any) -> int:
+        status = _object_from_managed(managed, out)
+        ctypes.cast(out[0], ctypes.py_object).value.__class__ = Another
+        return int(status)
+
+    api = _ExchangeApi(1, 3, None, _allocate, None, object_from_managed, _view_of, _current_stream)
+    _CREATED.append((api, object_from_managed))
+    Another.__dlpack_c_exchange_api__ = _new_capsule(ctypes.addressof(api), _API_NAME, None)
+    return Another
+
+
 class CudaArray:
     """An array that can be had through `__cuda_array_interface__` only; its address is never read."""
 

@@ -1,5 +1,8 @@
 #include "plans.h"
 
+#include <algorithm>
+#include <deque>
+
 #include "../errors.h"
 #include "../jit.h"
 #include "../registry.h"
@@ -30,18 +33,10 @@ struct Permuted {
   int64_t shape[kMaxRank], strides[kMaxRank];
 };
 
-DlManagedVersioned* permuted(DlManagedVersioned* allocation, std::vector<int> const& axes) {
+DlManagedVersioned* permuted(DlManagedVersioned* allocation, Operand const& layout) {
   auto* const made = new Permuted{*allocation, allocation, {}, {}};
-  int64_t strides[kMaxRank];
-  int64_t contiguous = 1;
-  for (int i = allocation->tensor.ndim - 1; i >= 0; --i) {
-    strides[i] = contiguous;
-    contiguous *= allocation->tensor.shape[i];
-  }
-  for (size_t i = 0; i < axes.size(); ++i) {
-    made->shape[i] = allocation->tensor.shape[axes[i]];
-    made->strides[i] = strides[axes[i]];
-  }
+  std::copy_n(layout.shape, layout.rank, made->shape);
+  std::copy_n(layout.strides, layout.rank, made->strides);
   made->managed.tensor.shape = made->shape;
   made->managed.tensor.strides = made->strides;
   made->managed.manager = made;
@@ -53,18 +48,115 @@ DlManagedVersioned* permuted(DlManagedVersioned* allocation, std::vector<int> co
   return &made->managed;
 }
 
+// A row-major layout whose dimensions come in the order of `axes`, unless they are null.
+Operand arranged(Operand const& row_major, std::vector<int> const* axes) {
+  Operand made = row_major;
+  int64_t strides[kMaxRank];
+  int64_t contiguous = 1;
+  for (int i = row_major.rank - 1; i >= 0; --i) {
+    strides[i] = contiguous;
+    contiguous *= std::max<int64_t>(row_major.shape[i], 1);
+  }
+  for (int i = 0; i < made.rank; ++i) {
+    int const from = axes != nullptr ? (*axes)[size_t(i)] : i;
+    made.shape[i] = row_major.shape[from];
+    made.strides[i] = strides[from];
+  }
+  return made;
+}
+
+py::object numbers_of(int64_t const* values, int count) {
+  auto made = py::reinterpret_steal<py::object>(PyTuple_New(count));
+  if (!made) throw py::error_already_set();
+  for (int i = 0; i < count; ++i) {
+    PyObject* const number = PyLong_FromLongLong(values[i]);
+    if (number == nullptr) throw py::error_already_set();
+    PyTuple_SET_ITEM(made.ptr(), i, number);
+  }
+  return made;
+}
+
+// PyTorch's function that makes arrays, and its names of an element type and a GPU. Its arrays hold their memory
+// themselves: that takes less than a view of what DLPack's allocator holds, and streams may be recorded for it.
+struct OwnAllocator {
+  DlExchangeApi const* api;
+  DlDataType dtype;
+  DlDevice device;
+  PyObject* function;  // null for other frameworks
+  PyObject *element, *place;
+};
+
+// Under the GIL only; what is known stays, and stays where it is.
+std::deque<OwnAllocator>& own_allocators() {
+  static auto& known = *new std::deque<OwnAllocator>();
+  return known;
+}
+
+OwnAllocator const* own_allocator(DlExchangeApi const* api, Operand const& layout) {
+  for (OwnAllocator const& known : own_allocators()) {
+    bool const element = known.dtype.code == layout.dtype.code && known.dtype.bits == layout.dtype.bits;
+    if (known.api == api && element && known.device.id == layout.device.id) return &known;
+  }
+  return nullptr;
+}
+
+// What made an array like this one, for the next.
+void note_allocator(DlExchangeApi const* api, Operand const& layout, py::handle array) {
+  OwnAllocator made{api, layout.dtype, layout.device, nullptr, nullptr, nullptr};
+  auto const name = py::str("torch");
+  auto const torch = py::reinterpret_steal<py::object>(PyImport_GetModule(name.ptr()));
+  if (torch && py::isinstance(array, torch.attr("Tensor"))) {
+    DlTensor view{};
+    if (api->view_of_object(array.ptr(), &view) != 0) throw py::error_already_set();
+    if (matches(view, layout)) {  // not so for elements that it packs
+      py::object function = torch.attr("empty_strided"), element = array.attr("dtype"), place = array.attr("device");
+      made.function = function.release().ptr(), made.element = element.release().ptr();
+      made.place = place.release().ptr();
+    }
+  }
+  own_allocators().push_back(made);
+}
+
+// Null where the function makes nothing of the kind, as where somebody has it make arrays without memory.
+py::object made_by(OwnAllocator const& allocator, Operand const& wanted, void** data) {
+  static PyObject* const names = py::make_tuple("dtype", "device").release().ptr();
+  py::object const shape = numbers_of(wanted.shape, wanted.rank), strides = numbers_of(wanted.strides, wanted.rank);
+  PyObject* arguments[] = {nullptr, shape.ptr(), strides.ptr(), allocator.element, allocator.place};
+  CaptureRelaxed relaxed;
+  auto array = py::reinterpret_steal<py::object>(
+      PyObject_Vectorcall(allocator.function, arguments + 1, 2 | PY_VECTORCALL_ARGUMENTS_OFFSET, names));
+  DlTensor view{};
+  if (array && exchange_api(array) == allocator.api && allocator.api->view_of_object(array.ptr(), &view) == 0 &&
+      matches(view, wanted)) {
+    if (data != nullptr) *data = static_cast<char*>(view.data) + view.byte_offset;
+    return array;
+  }
+  if (PyErr_Occurred() != nullptr) {
+    if (PyErr_ExceptionMatches(PyExc_Exception) == 0) throw py::error_already_set();
+    PyErr_Clear();
+  }
+  return {};
+}
+
 }  // namespace
 
 py::object framework_array(DlExchangeApi const* api, Operand const& layout, std::vector<int> const* axes, void** data) {
-  Operand wanted = layout;
-  DlTensor prototype{nullptr, wanted.device, wanted.rank, wanted.dtype, wanted.shape, nullptr, 0};
+  Operand const wanted = arranged(layout, axes);
+  OwnAllocator const* const own = own_allocator(api, layout);
+  if (own != nullptr && own->function != nullptr) {
+    if (py::object array = made_by(*own, wanted, data)) return array;
+  }
+  Operand row_major = layout;
+  DlTensor prototype{nullptr, layout.device, layout.rank, layout.dtype, row_major.shape, nullptr, 0};
   DlManagedVersioned* managed = framework_allocate(api, prototype);
   if (data != nullptr) *data = static_cast<char*>(managed->tensor.data) + managed->tensor.byte_offset;
-  if (axes != nullptr) managed = permuted(managed, *axes);
+  if (axes != nullptr) managed = permuted(managed, wanted);
   void* object = nullptr;
   // Takes the memory where it fails too: DLPack has its ownership stolen.
   if (api->object_from_managed(managed, &object) != 0) throw py::error_already_set();
-  return py::reinterpret_steal<py::object>(static_cast<PyObject*>(object));
+  auto array = py::reinterpret_steal<py::object>(static_cast<PyObject*>(object));
+  if (own == nullptr) note_allocator(api, wanted, array);
+  return array;
 }
 
 // The stream that an array's framework works on in this thread. The framework must have the exchange API.

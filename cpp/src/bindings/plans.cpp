@@ -105,7 +105,7 @@ void note_allocator(DlExchangeApi const* api, Operand const& layout, py::handle 
   OwnAllocator made{api, layout.dtype, layout.device, nullptr, nullptr, nullptr};
   auto const name = py::str("torch");
   auto const torch = py::reinterpret_steal<py::object>(PyImport_GetModule(name.ptr()));
-  if (torch && py::isinstance(array, torch.attr("Tensor"))) {
+  if (torch && py::hasattr(torch, "Tensor") && py::isinstance(array, torch.attr("Tensor"))) {
     DlTensor view{};
     if (api->view_of_object(array.ptr(), &view) != 0) throw py::error_already_set();
     if (matches(view, layout)) {  // not so for elements that it packs

@@ -136,7 +136,7 @@ def case_a_call_returns_its_own_out() -> None:
         assert len(made) == 1
 
 
-def case_results_are_made_by_pytorch_itself_after_the_first() -> None:
+def case_results_are_made_by_pytorch_itself() -> None:
     """Its function's arrays hold their memory themselves; DLPack's allocator makes what that does not."""
     call_module.kept_plans.clear()
     kind = dlpack_arrays.another_framework()
@@ -162,9 +162,7 @@ def case_results_are_made_by_pytorch_itself_after_the_first() -> None:
         module = types.ModuleType("torch")
         vars(module).update(Tensor=kind, empty_strided=empty_strided)
         patch.setitem(sys.modules, "torch", module)
-        assert isinstance(ac.gemm(a, b), kind)
-        assert asked == []
-        for call in (ac.gemm, plan):
+        for call in (ac.gemm, ac.gemm, plan):
             assert isinstance(call(a, b), kind)
             assert asked.pop() == ((64, 256), (256, 1))
         for _ in range(2):

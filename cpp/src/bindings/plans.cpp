@@ -100,8 +100,8 @@ OwnAllocator const* own_allocator(DlExchangeApi const* api, Operand const& layou
   return nullptr;
 }
 
-// What made an array like this one, for the next.
-void note_allocator(DlExchangeApi const* api, Operand const& layout, py::handle array) {
+// What makes arrays like this one.
+OwnAllocator const& note_allocator(DlExchangeApi const* api, Operand const& layout, py::handle array) {
   OwnAllocator made{api, layout.dtype, layout.device, nullptr, nullptr, nullptr};
   auto const name = py::str("torch");
   auto const torch = py::reinterpret_steal<py::object>(PyImport_GetModule(name.ptr()));
@@ -115,6 +115,7 @@ void note_allocator(DlExchangeApi const* api, Operand const& layout, py::handle 
     }
   }
   own_allocators().push_back(made);
+  return own_allocators().back();
 }
 
 // Null where the function makes nothing of the kind, as where somebody has it make arrays without memory.
@@ -138,25 +139,33 @@ py::object made_by(OwnAllocator const& allocator, Operand const& wanted, void** 
   return {};
 }
 
-}  // namespace
-
-py::object framework_array(DlExchangeApi const* api, Operand const& layout, std::vector<int> const* axes, void** data) {
-  Operand const wanted = arranged(layout, axes);
-  OwnAllocator const* const own = own_allocator(api, layout);
-  if (own != nullptr && own->function != nullptr) {
-    if (py::object array = made_by(*own, wanted, data)) return array;
-  }
+// An array that views what DLPack's allocator holds; `axes`: whose dimensions are in another order than there.
+py::object view_of_new(DlExchangeApi const* api, Operand const& layout, Operand const& wanted, bool axes, void** data) {
   Operand row_major = layout;
   DlTensor prototype{nullptr, layout.device, layout.rank, layout.dtype, row_major.shape, nullptr, 0};
   DlManagedVersioned* managed = framework_allocate(api, prototype);
   if (data != nullptr) *data = static_cast<char*>(managed->tensor.data) + managed->tensor.byte_offset;
-  if (axes != nullptr) managed = permuted(managed, wanted);
+  if (axes) managed = permuted(managed, wanted);
   void* object = nullptr;
   // Takes the memory where it fails too: DLPack has its ownership stolen.
   if (api->object_from_managed(managed, &object) != 0) throw py::error_already_set();
-  auto array = py::reinterpret_steal<py::object>(static_cast<PyObject*>(object));
-  if (own == nullptr) note_allocator(api, wanted, array);
-  return array;
+  return py::reinterpret_steal<py::object>(static_cast<PyObject*>(object));
+}
+
+}  // namespace
+
+py::object framework_array(DlExchangeApi const* api, Operand const& layout, std::vector<int> const* axes, void** data) {
+  Operand const wanted = arranged(layout, axes);
+  OwnAllocator const* own = own_allocator(api, layout);
+  py::object viewed;
+  if (own == nullptr) {
+    viewed = view_of_new(api, layout, wanted, axes != nullptr, data);
+    own = &note_allocator(api, wanted, viewed);
+  }
+  if (own->function != nullptr) {
+    if (py::object array = made_by(*own, wanted, data)) return array;
+  }
+  return viewed ? viewed : view_of_new(api, layout, wanted, axes != nullptr, data);
 }
 
 // The stream that an array's framework works on in this thread. The framework must have the exchange API.

@@ -171,9 +171,10 @@ def case_results_are_made_by_pytorch_itself() -> None:
             result = ac.conv2d(x, w, padding=1, layout="nchw")
             assert result.shape == (1, 64, 8, 8)
         assert asked.pop() == ((1, 64, 8, 8), (4096, 1, 512, 64))
-        for make in (
+        for wrong in (
             lambda *_: array((64, 255)), lambda *_: np.zeros((64, 256)), lambda *_: 1 // 0, lambda *_: kind,
         ):  # fmt: skip
+            make = wrong
             result = ac.gemm(a, b)
             assert isinstance(result, kind)
             assert result.shape == (64, 256)

@@ -136,7 +136,8 @@ def test_hopper_has_tiles_from_small_to_large(dtype: D) -> None:
         told = {width for k in turned if k.tile[0] == tile_m for width in gemm_sm90.widths(k)}
         assert told >= {*range(64, 257, 16)}
     assert {k.layout_a + k.layout_b for k in turned} == {"rc", "cc"}
-    assert all(k.cluster[0] * k.cluster[1] > 1 for k in turned if k.d is dtype)
+    # Of 256 rows it is these that are loaded once.
+    assert all(k.cluster[1 if k.tile[0] == 256 else 0] > 1 for k in turned if k.d is dtype)
 
 
 def test_tiles_of_other_widths_than_the_common_ones_have_instructions_as_wide() -> None:

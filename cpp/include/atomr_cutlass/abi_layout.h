@@ -98,7 +98,7 @@ ATOMR_CUTLASS_FIELDS(atomr_cutlass_quantize_args, FIELD(rows), FIELD(columns), F
                      FIELD(scales), FIELD(amax), FIELD(alpha), FIELD(block_rows), FIELD(block_columns), FIELD(sm_count),
                      FIELD(max_active_clusters), FIELD(workspace))
 ATOMR_CUTLASS_FIELDS(atomr_cutlass_launch, FIELD(grid), FIELD(block), FIELD(cluster), FIELD(shared_bytes),
-                     FIELD(setup_grid), FIELD(padding), FIELD(clear_offset), FIELD(clear_bytes))
+                     FIELD(setup_grid), FIELD(padding), FIELD(clear_offset), FIELD(clear_bytes), FIELD(functions))
 ATOMR_CUTLASS_FIELDS(atomr_cutlass_row, FIELD(name), FIELD(key), FIELD(content), FIELD(params_bytes),
                      FIELD(params_align), FIELD(shared_bytes), FIELD(threads), FIELD(flags), FIELD(cuda_version),
                      FIELD(context), FIELD(supports), FIELD(workspace_size), FIELD(prepare), FIELD(launch))

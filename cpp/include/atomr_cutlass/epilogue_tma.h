@@ -491,10 +491,10 @@ struct TmaEpilogueOf<cutlass::epilogue::collective::CollectiveEpilogue<
                          Subtile, Element, Stride, Element, Stride, Visitor, Operations...>,
                      Place, kStageBytes> {
   static constexpr int kM = cute::size<0>(Subtile{}), kN = cute::size<1>(Subtile{});
-  static constexpr bool kChosen = kStageBytes > 0 && kReuseC&& kStagesC > 2;
+  static constexpr int kColumnBytes = kM * int{sizeof(Element)};
+  static constexpr bool kChosen = (kStageBytes > 0) && (kStagesC > 2) && kReuseC;
   static constexpr EpilogueBuffers kBuffers =
-      kChosen ? EpilogueBuffers::beside(kN, kStagesC, kM* int(sizeof(Element)), kStageBytes)
-              : EpilogueBuffers{kN, kStagesC};
+      kChosen ? EpilogueBuffers::beside(kN, kStagesC, kColumnBytes, kStageBytes) : EpilogueBuffers{kN, kStagesC};
   using Type = TmaEpilogue<kBuffers.count, kStagesD, kFragment, kReuseC, Tile,
                            cute::Shape<cute::Int<kM>, cute::Int<kBuffers.columns>>, Element, Stride, Visitor, Place>;
 };

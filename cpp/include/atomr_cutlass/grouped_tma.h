@@ -176,22 +176,8 @@ struct GroupedMainloop : Base {
 
 // One with scales of blocks that each group has of its own. Base: GroupedMainloop of PromotedMainloop.
 template <class Base>
-struct GroupedBlockScaledMainloop : Base {
-  struct Arguments : Base::Arguments {
-    float const* const* ptr_SFA;
-    float const* const* ptr_SFB;
-    BlockScaleStrides strides;
-  };
-  struct Params : Base::Params {
-    float const* const* scale_a;
-    float const* const* scale_b;
-    BlockScaleStrides strides;
-  };
-
-  template <class Problem>
-  static Params to_underlying_arguments(Problem const& problem, Arguments const& args, void* workspace) {
-    return {Base::to_underlying_arguments(problem, args, workspace), args.ptr_SFA, args.ptr_SFB, args.strides};
-  }
+struct GroupedBlockScaledMainloop : BlockScaledMainloop<Base, float const* const*> {
+  using typename BlockScaledMainloop<Base, float const* const*>::Params;
 
   template <class Problem>
   CUTLASS_DEVICE auto load_init(Problem const& problem, Params const& params) const {

@@ -197,6 +197,8 @@ typedef struct atomr_cutlass_launch {
   uint32_t padding;
   /* Bytes of the workspace that must be zero when the kernel starts: cleared on the stream before every launch. */
   uint64_t clear_offset, clear_bytes;
+  /* The row's own: what its `launch` hands to the driver on the device that was current. */
+  const void* functions[2];
 } atomr_cutlass_launch;
 
 typedef struct atomr_cutlass_row atomr_cutlass_row;

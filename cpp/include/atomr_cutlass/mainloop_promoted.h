@@ -212,17 +212,16 @@ struct PromotedMainloop : Base {
   CUTLASS_DEVICE static void release_last(MainloopPipeline&, PipelineState, int) {}
 };
 
-// One with scales of blocks, of the product that the kernel computes. Base: PromotedMainloop.
-template <class Base>
+// One with scales of blocks, of the product that the kernel computes. Base: PromotedMainloop. Scales: a pointer to
+// them, or to such pointers.
+template <class Base, class Scales = float const*>
 struct BlockScaledMainloop : Base {
   struct Arguments : Base::Arguments {
-    float const* ptr_SFA;
-    float const* ptr_SFB;
+    Scales ptr_SFA, ptr_SFB;
     BlockScaleStrides strides;
   };
   struct Params : Base::Params {
-    float const* scale_a;
-    float const* scale_b;
+    Scales scale_a, scale_b;
     BlockScaleStrides strides;
   };
 

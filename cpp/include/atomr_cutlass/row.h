@@ -2,6 +2,7 @@
 // NVRTC.
 #pragma once
 
+#include <cuda.h>
 #include <cuda_runtime_api.h>
 
 #include <atomic>
@@ -31,42 +32,27 @@ struct Row {
 
   static constexpr int kMaxDevices = 64;
 
-  // What a device must be told, or asked, about the kernel once: the shared memory it may use, and how many of its
-  // clusters fit at once. Racing threads store the same value. 0 means "not asked yet".
-  static int device_setup(int& clusters) {
-    static std::atomic<int> known[kMaxDevices];
+  // What a device must be told, or asked, about the kernel once: the shared memory it may use, how many of its clusters
+  // fit at once, and what the driver launches there. Racing threads store the same values, `clusters` last: 0 means
+  // "not asked yet".
+  struct OnDevice {
+    std::atomic<int> clusters;
+    std::atomic<cudaFunction_t> functions[2];  // the kernel's, and of a cell that has one the setup kernel's
+  };
+
+  static int on_device(OnDevice const*& found) {
+    static OnDevice devices[kMaxDevices];
     int device = 0;
     cudaError_t error = cudaGetDevice(&device);
     if (error != cudaSuccess) return error;
     if (device >= kMaxDevices) return cudaErrorInvalidDevice;
-    clusters = known[device].load(std::memory_order_acquire);
-    if (clusters != 0) return ATOMR_CUTLASS_OK;
-    void const* function = reinterpret_cast<void const*>(kKernel);
-    if constexpr (Cell::kSharedBytes > 48 * 1024) {
-      error = cudaFuncSetAttribute(function, cudaFuncAttributeMaxDynamicSharedMemorySize, Cell::kSharedBytes);
-      if (error != cudaSuccess) return clear(error);
-    }
-    constexpr int kClusterSize = Cell::kClusterM * Cell::kClusterN * Cell::kClusterK;
-    if constexpr (kClusterSize > 1) {
-      cudaLaunchAttribute attribute = cluster_attribute();
-      cudaLaunchConfig_t config{};
-      config.gridDim = dim3(Cell::kClusterM, Cell::kClusterN, Cell::kClusterK);
-      config.blockDim = dim3(Cell::kThreads);
-      config.dynamicSmemBytes = Cell::kSharedBytes;
-      config.attrs = &attribute;
-      config.numAttrs = 1;
-      error = cudaOccupancyMaxActiveClusters(&clusters, function, &config);
-    } else {
-      int blocks = 0, multiprocessors = 0;
-      error = cudaOccupancyMaxActiveBlocksPerMultiprocessor(&blocks, function, Cell::kThreads, Cell::kSharedBytes);
-      if (error == cudaSuccess) {
-        error = cudaDeviceGetAttribute(&multiprocessors, cudaDevAttrMultiProcessorCount, device);
-      }
-      clusters = blocks * multiprocessors;
-    }
+    found = &devices[device];
+    if (found->clusters.load(std::memory_order_acquire) != 0) return ATOMR_CUTLASS_OK;
+    int clusters = 0;
+    error = ask_device(device, devices[device].functions, clusters);
     if (error != cudaSuccess) return clear(error);
     if (clusters == 0) return cudaErrorLaunchOutOfResources;
-    known[device].store(clusters, std::memory_order_release);
+    devices[device].clusters.store(clusters, std::memory_order_release);
     return ATOMR_CUTLASS_OK;
   }
 
@@ -76,25 +62,32 @@ struct Row {
 
   static int workspace_size(atomr_cutlass_row const*, void const* args, uint64_t* bytes) {
     Args completed = *static_cast<Args const*>(args);
-    int const status = device_setup(completed.max_active_clusters);
-    if (status == ATOMR_CUTLASS_OK) *bytes = Cell::workspace_size(completed);
-    return status;
+    OnDevice const* device = nullptr;
+    int const status = on_device(device);
+    if (status != ATOMR_CUTLASS_OK) return status;
+    completed.max_active_clusters = device->clusters.load(std::memory_order_relaxed);
+    *bytes = Cell::workspace_size(completed);
+    return ATOMR_CUTLASS_OK;
   }
 
   static int prepare(atomr_cutlass_row const*, void const* args, void* params, atomr_cutlass_launch* launch) {
     Args completed = *static_cast<Args const*>(args);
-    int const status = device_setup(completed.max_active_clusters);
+    OnDevice const* device = nullptr;
+    int const status = on_device(device);
     if (status != ATOMR_CUTLASS_OK) return status;
+    completed.max_active_clusters = device->clusters.load(std::memory_order_relaxed);
     auto const* made = new (params) typename Cell::Params(Cell::params(completed));
     dim3 const grid = Cell::grid(*made);
-    *launch = {{grid.x, grid.y, grid.z},
-               {uint32_t(Cell::kThreads), 1, 1},
-               {uint32_t(Cell::kClusterM), uint32_t(Cell::kClusterN), uint32_t(Cell::kClusterK)},
-               uint32_t(Cell::kSharedBytes),
-               {0, 0, 0},
-               kLaunchBitsOf<Cell>,
-               0,
-               0};
+    *launch = {
+        {grid.x, grid.y, grid.z},
+        {uint32_t(Cell::kThreads), 1, 1},
+        {uint32_t(Cell::kClusterM), uint32_t(Cell::kClusterN), uint32_t(Cell::kClusterK)},
+        uint32_t(Cell::kSharedBytes),
+        {0, 0, 0},
+        kLaunchBitsOf<Cell>,
+        0,
+        0,
+        {device->functions[0].load(std::memory_order_relaxed), device->functions[1].load(std::memory_order_relaxed)}};
     if constexpr (kSetupThreadsOf<Cell> > 0) {
       dim3 const setup_grid = Cell::setup_grid(*made);
       launch->setup_grid[0] = setup_grid.x;
@@ -105,42 +98,105 @@ struct Row {
     return ATOMR_CUTLASS_OK;
   }
 
+  // By the driver: the runtime would look the kernel up at each launch.
   static int launch(atomr_cutlass_row const*, void const* params, atomr_cutlass_launch const* launch, void* stream) {
-    cudaLaunchAttribute attributes[2] = {};
-    cudaLaunchConfig_t config{};
-    config.gridDim = dim3(launch->grid[0], launch->grid[1], launch->grid[2]);
-    config.blockDim = dim3(Cell::kThreads);
-    config.dynamicSmemBytes = Cell::kSharedBytes;
-    config.stream = static_cast<cudaStream_t>(stream);
+    static auto const driver_launch = driver_entry();
+    if (driver_launch == nullptr) return cudaErrorSymbolNotFound;
+    void* arguments[] = {const_cast<void*>(params)};
+    CUlaunchConfig config{};
+    config.hStream = static_cast<CUstream>(stream);
+    if constexpr (kSetupThreadsOf<Cell> > 0) {
+      set_shape(config, launch->setup_grid, Cell::kSetupThreads, 0);
+      CUresult const status = driver_launch(&config, function(launch->functions[1]), arguments, nullptr);
+      if (status != CUDA_SUCCESS) return int(status);
+    }
+    CUlaunchAttribute attributes[2] = {};
     config.attrs = attributes;
     // GPUs before sm_90 know no clusters and refuse the attribute.
-    if constexpr (Cell::kClusterM * Cell::kClusterN * Cell::kClusterK > 1) {
-      attributes[config.numAttrs++] = cluster_attribute();
+    if constexpr (kClusterSize > 1) {
+      CUlaunchAttribute& attribute = attributes[config.numAttrs++];
+      attribute.id = CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION;
+      attribute.value.clusterDim.x = Cell::kClusterM;
+      attribute.value.clusterDim.y = Cell::kClusterN;
+      attribute.value.clusterDim.z = Cell::kClusterK;
     }
     if (kLaunchBitsOf<Cell> != 0 && (launch->padding & ATOMR_CUTLASS_LAUNCH_DEPENDENT) != 0) {
-      cudaLaunchAttribute& attribute = attributes[config.numAttrs++];
-      attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
-      attribute.val.programmaticStreamSerializationAllowed = 1;
+      CUlaunchAttribute& attribute = attributes[config.numAttrs++];
+      attribute.id = CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION;
+      attribute.value.programmaticStreamSerializationAllowed = 1;
     }
-    void* arguments[] = {const_cast<void*>(params)};
-    if constexpr (kSetupThreadsOf<Cell> > 0) {
-      dim3 const setup_grid(launch->setup_grid[0], launch->setup_grid[1], launch->setup_grid[2]);
-      cudaError_t const status = cudaLaunchKernel(reinterpret_cast<void const*>(kSetup), setup_grid,
-                                                  dim3(Cell::kSetupThreads), arguments, 0, config.stream);
-      if (status != cudaSuccess) return clear(status);
-    }
-    cudaError_t const error = cudaLaunchKernelExC(&config, reinterpret_cast<void const*>(kKernel), arguments);
-    return error == cudaSuccess ? ATOMR_CUTLASS_OK : clear(error);
+    set_shape(config, launch->grid, Cell::kThreads, Cell::kSharedBytes);
+    return int(driver_launch(&config, function(launch->functions[0]), arguments, nullptr));
   }
 
  private:
-  static cudaLaunchAttribute cluster_attribute() {
-    cudaLaunchAttribute attribute{};
-    attribute.id = cudaLaunchAttributeClusterDimension;
-    attribute.val.clusterDim.x = Cell::kClusterM;
-    attribute.val.clusterDim.y = Cell::kClusterN;
-    attribute.val.clusterDim.z = Cell::kClusterK;
-    return attribute;
+  using DriverLaunch = CUresult (*)(CUlaunchConfig const*, CUfunction, void**, void**);
+
+  static constexpr int kClusterSize = Cell::kClusterM * Cell::kClusterN * Cell::kClusterK;
+
+  // Null where the driver is too old to have it. A pack links no driver, so that it loads where there is none.
+  static DriverLaunch driver_entry() {
+    void* entry = nullptr;
+    cudaDriverEntryPointQueryResult result{};
+    constexpr unsigned kSince = 11060;
+#if CUDART_VERSION >= 12050
+    cudaError_t const error =
+        cudaGetDriverEntryPointByVersion("cuLaunchKernelEx", &entry, kSince, cudaEnableDefault, &result);
+#else
+    cudaError_t const error = cudaGetDriverEntryPoint("cuLaunchKernelEx", &entry, cudaEnableDefault, &result);
+#endif
+    if (error != cudaSuccess) clear(error);
+    return error == cudaSuccess ? reinterpret_cast<DriverLaunch>(entry) : nullptr;
+  }
+
+  static CUfunction function(void const* handle) { return static_cast<CUfunction>(const_cast<void*>(handle)); }
+
+  static void set_shape(CUlaunchConfig& config, uint32_t const (&grid)[3], unsigned threads, unsigned shared_bytes) {
+    config.gridDimX = grid[0];
+    config.gridDimY = grid[1];
+    config.gridDimZ = grid[2];
+    config.blockDimX = threads;
+    config.blockDimY = config.blockDimZ = 1;
+    config.sharedMemBytes = shared_bytes;
+  }
+
+  static cudaError_t ask_device(int device, std::atomic<cudaFunction_t> (&functions)[2], int& clusters) {
+    void const* kernel = reinterpret_cast<void const*>(kKernel);
+    if constexpr (Cell::kSharedBytes > 48 * 1024) {
+      cudaError_t const error =
+          cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, Cell::kSharedBytes);
+      if (error != cudaSuccess) return error;
+    }
+    cudaFunction_t function = nullptr;
+    cudaError_t error = cudaGetFuncBySymbol(&function, kernel);
+    if (error != cudaSuccess) return error;
+    functions[0].store(function, std::memory_order_relaxed);
+    if constexpr (kSetupThreadsOf<Cell> > 0) {
+      error = cudaGetFuncBySymbol(&function, reinterpret_cast<void const*>(kSetup));
+      if (error != cudaSuccess) return error;
+      functions[1].store(function, std::memory_order_relaxed);
+    }
+    if constexpr (kClusterSize > 1) {
+      cudaLaunchAttribute attribute{};
+      attribute.id = cudaLaunchAttributeClusterDimension;
+      attribute.val.clusterDim.x = Cell::kClusterM;
+      attribute.val.clusterDim.y = Cell::kClusterN;
+      attribute.val.clusterDim.z = Cell::kClusterK;
+      cudaLaunchConfig_t config{};
+      config.gridDim = dim3(Cell::kClusterM, Cell::kClusterN, Cell::kClusterK);
+      config.blockDim = dim3(Cell::kThreads);
+      config.dynamicSmemBytes = Cell::kSharedBytes;
+      config.attrs = &attribute;
+      config.numAttrs = 1;
+      return cudaOccupancyMaxActiveClusters(&clusters, kernel, &config);
+    }
+    int blocks = 0, multiprocessors = 0;
+    error = cudaOccupancyMaxActiveBlocksPerMultiprocessor(&blocks, kernel, Cell::kThreads, Cell::kSharedBytes);
+    if (error == cudaSuccess) {
+      error = cudaDeviceGetAttribute(&multiprocessors, cudaDevAttrMultiProcessorCount, device);
+    }
+    clusters = blocks * multiprocessors;
+    return error;
   }
 
   // The runtime remembers the last error of a thread; one that is reported here must not surface in a later call.

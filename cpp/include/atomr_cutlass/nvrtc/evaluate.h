@@ -25,8 +25,9 @@ __device__ void evaluate(typename Cell::Args const* problems, unsigned char* res
   auto& result = *reinterpret_cast<atomr_cutlass_jit_evaluation*>(place);
   result.implementable = Cell::can_implement(args);
   if (!result.implementable) return;
-  auto& params = *reinterpret_cast<typename Cell::Params*>(place + ATOMR_CUTLASS_JIT_PARAMS_OFFSET);
-  params = Cell::params(args);
+  // Made in place: of a copy the compiler makes a store for each byte, since CuTe's tensor maps are bytes.
+  using Params = typename Cell::Params;
+  auto& params = *::new (static_cast<void*>(place + ATOMR_CUTLASS_JIT_PARAMS_OFFSET)) Params(Cell::params(args));
   dim3 const grid = Cell::grid(params);
   result.grid[0] = grid.x;
   result.grid[1] = grid.y;

@@ -21,7 +21,7 @@ struct Agreed {
 };
 
 constexpr int kVersion = 6;
-constexpr uint64_t kDigest = 0xe3ac7bf45560e071;
+constexpr uint64_t kDigest = 0xf4f646f4092a95d9;
 constexpr Agreed kAgreed[] = {
     {"atomr_cutlass_tree_operand", 32, 0xbc264293a3a872fe},
     {"atomr_cutlass_gemm_args", 752, 0x75f2d24564fdb27b},
@@ -30,7 +30,7 @@ constexpr Agreed kAgreed[] = {
     {"atomr_cutlass_conv_args", 744, 0x862be786a4e14015},
     {"atomr_cutlass_cast_args", 88, 0x16f08afb620ce982},
     {"atomr_cutlass_quantize_args", 88, 0xb93d14eeead52b3c},
-    {"atomr_cutlass_launch", 72, 0x8a1c22edf756d917},
+    {"atomr_cutlass_launch", 88, 0x4ddcfaf4e9f8682f},
     {"atomr_cutlass_row", 88, 0xad0a7ad444aaa109},
     {"atomr_cutlass_field_layout", 24, 0x007e63e8a34cc6e7},
     {"atomr_cutlass_struct_layout", 24, 0x392a2d8648f7ec2c},

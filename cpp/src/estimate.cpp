@@ -523,7 +523,7 @@ double Model::few_picoseconds(Kernel const& kernel, Extents const& e, Gpu const&
   bool const along_m = turned(kernel, e.m, e.n);
   int64_t const rows = along_m ? e.m : e.n, few = round_up(along_m ? e.n : e.m, 8);
   int64_t const ranks = kernel.cluster[2], parts_of_k = ranks / share;
-  int64_t const clusters = std::max<int64_t>(1, gpu.multiprocessors / ranks - (ranks > 2 ? ranks - 1 : 0));
+  int64_t const clusters = std::max<int64_t>(1, blocks_at_once(gpu.multiprocessors, ranks) / ranks);
   int64_t const tiles = saturated(e.batch, ceil_div(rows, height * share)), turns = ceil_div(tiles, clusters);
   int64_t const box = kernel.tile[2], boxes = ceil_div(e.k, box), box_bytes = box * kernel.bits_a / 8;
   int64_t const wide = few <= 16 ? 16 : round_up(few, 32);

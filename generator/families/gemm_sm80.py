@@ -248,7 +248,9 @@ def _single_cells(arch: SmArch, fallback: bool) -> Iterator[Cell]:
             for tile, warps, stages in _IEEE_VECTORS[layouts]:
                 yield FULL, _gemm_sm80(arch, D.F32, D.F32, layouts, (4, 4, 1), tile, warps, stages, "ieee")
         if not fallback:
-            yield FULL, _gemm_sm80(arch, D.F32, D.F32, layouts, (1, 1, 1), (128, 64, 8), (2, 2, 1), 5, "ieee")
+            # 128x64 spills a register where rows of B are contiguous.
+            tile = (64, 128, 8) if layouts[1] == ROW else (128, 64, 8)
+            yield FULL, _gemm_sm80(arch, D.F32, D.F32, layouts, (1, 1, 1), tile, (2, 2, 1), 5, "ieee")
             if arch is not SmArch.SM120:
                 yield FULL, _gemm_sm80(arch, D.F32, D.F32, layouts, (1, 1, 1), (256, 128, 8), (4, 2, 1), 4, "ieee")
 

@@ -244,7 +244,6 @@ _FITTED_TILES: dict[str, tuple[tuple[tuple[int, int], tuple[int, int], str, str]
         ((128, 192), (2, 4), "pingpong", COLUMN),
         ((128, 256), (2, 1), "cooperative", COLUMN),
         ((128, 256), (4, 2), "cooperative", COLUMN),
-        ((256, 192), (1, 2), "cooperative", COLUMN),
         ((128, 192), (2, 1), "pingpong", ROW),
         ((128, 256), (1, 2), "cooperative", ROW),
         ((128, 256), (2, 4), "cooperative", ROW),

@@ -64,7 +64,7 @@ def test_cells_are_of_their_own_family_and_compile() -> None:
         ({"tile": (128, 64, 64)}, "tiles of kernels for few rows are 128x128x64"),
         ({"cluster": (2, 1, 1)}, "clusters 1x1x1, 1x1x2, 1x1x4"),
         ({"cluster": (1, 1, 8)}, "clusters 1x1x1, 1x1x2, 1x1x4"),
-        ({"layout_b": "r", "cluster": (1, 1, 1)}, "clusters 1x1x2, 1x1x4, 1x1x8"),
+        ({"layout_b": "r", "cluster": (1, 1, 16)}, "clusters 1x1x1, 1x1x2, 1x1x4, 1x1x8"),
         ({"epilogue_schedule": "tma"}, "the epilogue dsmem"),
         ({"scheduler": "streamk"}, "the scheduler persistent"),
         ({"stages": 3}, "0 stages"),

@@ -12,7 +12,7 @@ from ..generator.archs import SmArch
 from ..generator.epilogue.lower import split
 from ..generator.matrix import family, preset_of
 from ..jit import kernels
-from . import devices, select
+from . import devices, select, table
 from .candidate import Candidate
 from .operation import Request, described, operation_of
 from .search import KernelSearch
@@ -208,7 +208,7 @@ def _missing(
         wanted = None
     if wanted is None:
         return Explanation(request, arch, reason=reason)
-    nearest, offered = select.nearest_built(wanted), select.in_preset(wanted)
+    nearest, offered = table.nearest(wanted), select.in_preset(wanted)
     return replace(
         Explanation(request, arch, reason=reason),
         verified=str(verification(wanted)),

@@ -277,7 +277,7 @@ def choose(
         lacking = next(helper for helper in search.helpers(unaided[0].formulation) if not rank(helper))
         raise refusal(lacking, best_cell(lacking))
     if backend == "jit":
-        nearest = nearest_built(best.key)
+        nearest = table.nearest(best.key)
         raise KernelNotFoundError(
             f"backend='jit' asks for {best.key.name} to be compiled, which jit='off' or "
             f"{kernels.POLICY_VARIABLE}=off forbids: {cure(best.key)}"
@@ -439,18 +439,7 @@ def knob(key: KernelKey) -> str:
     return f"CMAKE_ARGS='-DATOMR_CUTLASS_PRESET={preset_of(key)} -DATOMR_CUTLASS_ARCHS={key.arch.target}'"
 
 
-def nearest_built(wanted: KernelKey) -> tuple[str, tuple[str, ...]] | None:
-    """The kernel of the table that differs from a key in the fewest fields, and those fields."""
-    names = [field.name for field in dataclasses.fields(KernelKey)]
-    found = [
-        (info.name, tuple(name for name in names if getattr(wanted, name) != getattr(info.key, name)))
-        for info in table.rows()
-        if info.key.op == wanted.op
-    ]
-    return min(found, key=lambda pair: (len(pair[1]), pair[0]), default=None)
-
-
 def differences(wanted: KernelKey) -> str:
     """The nearest kernel of the table, and the fields in which it differs from a key, to end a message with."""
-    nearest = nearest_built(wanted)
+    nearest = table.nearest(wanted)
     return f"; the nearest there is {nearest[0]}, which differs in {', '.join(nearest[1])}" if nearest else ""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import json
 import os
@@ -73,6 +74,17 @@ def rows() -> tuple[KernelInfo, ...]:
 def _rows(_generation: int) -> tuple[KernelInfo, ...]:
     linked = {row["name"]: KernelInfo(**{**row, "key": _key_of(row)}) for row in _core.rows()}
     return (*linked.values(), *(info for info, _ in list(_cubins.values()) if info.name not in linked))
+
+
+def nearest(wanted: KernelKey) -> tuple[str, tuple[str, ...]] | None:
+    """The kernel of the table that differs from a key in the fewest fields, and those fields."""
+    names = [field.name for field in dataclasses.fields(KernelKey)]
+    found = [
+        (info.name, tuple(name for name in names if getattr(wanted, name) != getattr(info.key, name)))
+        for info in rows()
+        if info.key.op == wanted.op
+    ]
+    return min(found, key=lambda pair: (len(pair[1]), pair[0]), default=None)
 
 
 _cubins: dict[str, tuple[KernelInfo, pack.Cubin]] = {}

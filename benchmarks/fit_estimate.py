@@ -36,7 +36,7 @@ from atomr_cutlass.pipeline import estimate
 from atomr_cutlass.pipeline.devices import Device
 from atomr_cutlass.pipeline.problem import GemmProblem, MatrixSpec
 
-DEVICE = Device(0, "NVIDIA H200", (9, 0), 132, SmArch.SM90A.shared_memory, 60 << 20, 140 << 30)
+DEVICE = Device(0, "NVIDIA H200", (9, 0), 132, SmArch.SM90A.shared_memory, 60 << 20, 140 << 30, 4917 * 10**9)
 CONSTANTS = (
     "L2_BYTES_PER_CLOCK",
     "PAIR_BYTES_PER_CLOCK",

@@ -18,6 +18,8 @@ namespace {
 
 // Values of the driver's ABI (cuda.h).
 constexpr int kAttributeMultiprocessors = 16;
+constexpr int kAttributeMemoryClock = 36;  // kHz
+constexpr int kAttributeMemoryBits = 37;
 constexpr int kAttributeL2 = 38;
 constexpr int kAttributeMajor = 75;
 constexpr int kAttributeMinor = 76;
@@ -316,6 +318,9 @@ DeviceProperties device_properties(int device) {
   result.multiprocessors = attribute(kAttributeMultiprocessors, device);
   result.shared_memory_per_block = attribute(kAttributeSharedOptin, device);
   result.l2_bytes = attribute(kAttributeL2, device);
+  // Two transfers a clock, as of every memory that a GPU has had so far.
+  result.memory_bytes_per_second =
+      uint64_t(2000) * attribute(kAttributeMemoryClock, device) * attribute(kAttributeMemoryBits, device) / 8;
   return result;
 }
 

@@ -19,6 +19,7 @@ struct DeviceProperties {
   int shared_memory_per_block = 0;  // with opt-in
   int l2_bytes = 0;
   uint64_t memory_bytes = 0;
+  uint64_t memory_bytes_per_second = 0;  // at most; 0 where the driver does not say
 };
 
 // Whether a driver and at least one GPU are there; never throws. The reason when not.

@@ -196,10 +196,10 @@ double Model::least(Kernel const& kernel, Extents const& e, Gpu const& gpu) cons
   return std::max(products / most / c_.CLOCK_HZ, streaming(kernel, e, gpu)) + c_.LAUNCH_SECONDS;
 }
 
-double Model::dram(Gpu const& gpu) const {
-  auto const found = c_.DRAM_BYTES_PER_SECOND.find(gpu.capability);
-  return found == c_.DRAM_BYTES_PER_SECOND.end() ? c_.OTHER_DRAM_BYTES_PER_SECOND : found->second;
-}
+// The rate of device memory, as a multiple of the GPU's whose timings the constants were fitted to.
+double Model::memory(Gpu const& gpu) const { return gpu.memory_bytes_per_second / c_.FITTED_MEMORY_BYTES_PER_SECOND; }
+
+double Model::dram(Gpu const& gpu) const { return c_.DRAM_BYTES_PER_SECOND * memory(gpu); }
 
 // Seconds of reading and writing every operand once.
 double Model::floor(Kernel const& kernel, Extents const& e, double bytes_per_second) const {
@@ -501,10 +501,14 @@ double Model::stream_k(TileList const& tiles, int64_t steps, double tile, double
 // Seconds of a kernel for few rows, as it divides the problem itself (GemmFewSm90::divide).
 double Model::few(Kernel const& kernel, Extents const& e, Gpu const& gpu) const {
   int64_t const ranks = kernel.cluster[2];
-  double picoseconds = INFINITY;
+  // The kernel divides as it would on the GPU that its constants are of.
+  double least = INFINITY, picoseconds = INFINITY;
   for (int64_t share = 1; share <= ranks; share *= 2) {
     for (int64_t height = kernel.tile[0]; height > 0; height -= kernel.b_along_k ? 8 : kUnitRows) {
-      picoseconds = std::min(picoseconds, few_picoseconds(kernel, e, gpu, share, height));
+      double const cost = few_picoseconds(kernel, e, gpu, share, height, 1.0);
+      if (cost >= least) continue;
+      least = cost;
+      picoseconds = few_picoseconds(kernel, e, gpu, share, height, memory(gpu));
     }
   }
   int64_t const few = turned(kernel, e.m, e.n) ? e.n : e.m;
@@ -517,9 +521,10 @@ double Model::few(Kernel const& kernel, Extents const& e, Gpu const& gpu) const 
   return launch + busy * (1 + straddled);
 }
 
-// One way to divide a problem (GemmFewSm90::cost), in the kernel's own whole picoseconds.
-double Model::few_picoseconds(Kernel const& kernel, Extents const& e, Gpu const& gpu, int64_t share,
-                              int64_t height) const {
+// One way to divide a problem (GemmFewSm90::cost), in the kernel's own whole picoseconds, where device memory is so
+// many times as fast as the kernel assumes.
+double Model::few_picoseconds(Kernel const& kernel, Extents const& e, Gpu const& gpu, int64_t share, int64_t height,
+                              double memory) const {
   bool const along_m = turned(kernel, e.m, e.n);
   int64_t const rows = along_m ? e.m : e.n, few = round_up(along_m ? e.n : e.m, 8);
   int64_t const ranks = kernel.cluster[2], parts_of_k = ranks / share;
@@ -538,7 +543,8 @@ double Model::few_picoseconds(Kernel const& kernel, Extents const& e, Gpu const&
   int64_t const read = kernel.b_along_k ? height + few : touched;
   int64_t const read_rate = whole(kernel.b_along_k ? c_.FEW_READ_BYTES_PER_NS : c_.FEW_READ_ROWS_BYTES_PER_NS);
   int64_t const parts[] = {
-      e.batch * rows * boxes * box_bytes * 10 / whole(c_.FEW_DRAM_BYTES_PER_10_PS) * touched / height,
+      int64_t(double(e.batch * rows * boxes * box_bytes * 10 / whole(c_.FEW_DRAM_BYTES_PER_10_PS) * touched / height) /
+              memory),
       tiles * (height * share + few) * boxes * box_bytes * 10 / whole(c_.FEW_L2_BYTES_PER_10_PS),
       turns * read * boxes * box_bytes * 1000 / (parts_of_k * read_rate),
       turns * boxes * (box_ps + whole(c_.FEW_WIDE_PS) * wide * ceil_div(height, 64)) / parts_of_k,
@@ -558,7 +564,7 @@ double Model::split(Kernel const& kernel, Extents const& e, Gpu const& gpu) cons
   Division const made = divide({e.m, e.n, e.k, e.batch, kernel.tile[1], kernel.cluster[0], kernel.cluster[2], clusters,
                                 kernel.a_along_k, kernel.b_along_k});
   double const busy = c_.SPLIT_STEP * made.steps * made.step_clocks / c_.CLOCK_HZ;
-  double const loaded = floor(kernel, e, c_.SPLIT_DRAM_BYTES_PER_SECOND), softness = c_.SPLIT_SOFTNESS;
+  double const loaded = floor(kernel, e, c_.SPLIT_DRAM_BYTES_PER_SECOND * memory(gpu)), softness = c_.SPLIT_SOFTNESS;
   double const mainloop = std::pow(std::pow(busy, softness) + std::pow(loaded, softness), 1 / softness);
   double const stored = double((made.tiles + made.segments) * kSplitRows * made.wide) * c_.SPLIT_ELEMENT_SECONDS;
   double const added = double(made.segments) * c_.SPLIT_PART_SECONDS +

@@ -25,7 +25,7 @@ namespace atomr_cutlass::estimate {
 
 // clang-format off
 #define ATOMR_CUTLASS_ESTIMATE_CONSTANTS(X) \
-  X(CLOCK_HZ) X(LAUNCH_SECONDS) X(OTHER_DRAM_BYTES_PER_SECOND) X(COMMON_PART) X(ONE_WARPGROUP_EFFICIENCY) X(TALL_EFFICIENCY) X(EXCHANGED_EFFICIENCY) X(EXCHANGED_STEP_CLOCKS) X(COPIED) X(BLOCK_SCALED_EFFICIENCY) X(BLOCK_SCALED_ALONE) \
+  X(CLOCK_HZ) X(LAUNCH_SECONDS) X(FITTED_MEMORY_BYTES_PER_SECOND) X(DRAM_BYTES_PER_SECOND) X(COMMON_PART) X(ONE_WARPGROUP_EFFICIENCY) X(TALL_EFFICIENCY) X(EXCHANGED_EFFICIENCY) X(EXCHANGED_STEP_CLOCKS) X(COPIED) X(BLOCK_SCALED_EFFICIENCY) X(BLOCK_SCALED_ALONE) \
   X(FEW_FP8) X(FEW_BLOCK_SCALED) \
   X(FULL_ACCUMULATION_EFFICIENCY) X(L2_BYTES_PER_CLOCK) X(PORT_BYTES_PER_CLOCK) X(PAIR_BYTES_PER_CLOCK) X(STEP_CLOCKS) \
   X(BEYOND_CLOCKS) X(BEYOND_N_CLOCKS) X(STREAMED) X(CONV_EFFICIENCY) \
@@ -51,7 +51,6 @@ struct Constants {
 #define ATOMR_CUTLASS_FIELD(name) double name;
   ATOMR_CUTLASS_ESTIMATE_CONSTANTS(ATOMR_CUTLASS_FIELD)
 #undef ATOMR_CUTLASS_FIELD
-  std::map<std::pair<int, int>, double> DRAM_BYTES_PER_SECOND;  // by compute capability
   std::map<int64_t, double> TILE_N_EFFICIENCY;  // by the width of a tile
   std::map<int64_t, double> CONV_TILES_AT_ONCE;  // likewise; 1 for any other
   std::map<std::string, double> ITERATOR_PENALTY, STRIDE_PENALTY;  // by the fields of a key
@@ -61,6 +60,7 @@ struct Constants {
 struct Gpu {
   std::pair<int, int> capability, target;
   int64_t multiprocessors, shared_memory, l2_bytes;
+  double memory_bytes_per_second;
 };
 
 enum class Op { kGemm, kGrouped, kGemv, kFprop, kDgrad, kWgrad, kCast, kOther };
@@ -149,6 +149,7 @@ class Model {
   double part(Kernel const& kernel) const { return kernel.common ? c_.COMMON_PART : 1.0; }
 
  private:
+  double memory(Gpu const& gpu) const;
   double dram(Gpu const& gpu) const;
   double width_efficiency(int64_t tile_n) const;
   double waves(double waves) const;
@@ -167,8 +168,8 @@ class Model {
   double multistage(Kernel const& kernel, Extents const& extents, Gpu const& gpu, int64_t shared_bytes,
                     int64_t slices) const;
   double few(Kernel const& kernel, Extents const& extents, Gpu const& gpu) const;
-  double few_picoseconds(Kernel const& kernel, Extents const& extents, Gpu const& gpu, int64_t share,
-                         int64_t height) const;
+  double few_picoseconds(Kernel const& kernel, Extents const& extents, Gpu const& gpu, int64_t share, int64_t height,
+                         double memory) const;
   double split(Kernel const& kernel, Extents const& extents, Gpu const& gpu) const;
   double grouped(Kernel const& kernel, Extents const& extents, Gpu const& gpu, int64_t shared_bytes) const;
   Launch gemv(Kernel const& kernel, Extents const& extents, Gpu const& gpu, int64_t slices) const;

@@ -422,6 +422,8 @@ int main() {
   CHECK_EQUAL(device_count(), 1);
   CHECK_EQUAL(device_properties(0).name, "a fake GPU");
   CHECK_EQUAL(device_properties(0).major, 9);
+  // Attributes 36 and 37, kHz and bits, are their numbers there.
+  CHECK_EQUAL(device_properties(0).memory_bytes_per_second, 2000u * 36 * 37 / 8);
   CHECK_THROWS(DeviceUnavailable, "there is no GPU 1: 1 visible", device_properties(1));
   CHECK_THROWS(DeviceUnavailable, "there is no GPU -1: 1 visible", DeviceGuard(-1));
   test_a_launch_is_given_the_callers_pointers();

@@ -40,7 +40,7 @@ int cuDeviceGetName(char* name, int size, int device) {
 int cuDeviceTotalMem_v2(size_t* bytes, int device) { (void)device; *bytes = (size_t)1 << 30; return 0; }
 int cuDeviceGetAttribute(int* value, int which, int device) {
   (void)device;
-  *value = which == 75 ? 8 : which == 76 ? 0 : which == 16 ? 108 : which == 97 ? 166912 : 40 << 20;
+  *value = which == 75 ? 8 : which == 76 ? 0 : which == 16 ? 108 : which == 97 ? 166912 : which == 38 ? 40 << 20 : 0;
   return 0;
 }
 int cuDevicePrimaryCtxRetain(void** context, int device) { (void)device; *context = &context_value; return 0; }

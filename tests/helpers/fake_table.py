@@ -12,9 +12,9 @@ from atomr_cutlass.pipeline import table
 from atomr_cutlass.pipeline.candidate import KernelInfo
 from atomr_cutlass.pipeline.devices import Device
 
-H200 = Device(0, "a Hopper GPU", (9, 0), 132, SmArch.SM90A.shared_memory, 50 << 20, 140 << 30)
-A100 = Device(0, "an Ampere GPU", (8, 0), 108, SmArch.SM80.shared_memory, 40 << 20, 80 << 30)
-ADA = Device(0, "an Ada GPU", (8, 9), 142, SmArch.SM89.shared_memory, 72 << 20, 48 << 30)
+H200 = Device(0, "a Hopper GPU", (9, 0), 132, SmArch.SM90A.shared_memory, 50 << 20, 140 << 30, 4917 * 10**9)
+A100 = Device(0, "an Ampere GPU", (8, 0), 108, SmArch.SM80.shared_memory, 40 << 20, 80 << 30, 2039 * 10**9)
+ADA = Device(0, "an Ada GPU", (8, 9), 142, SmArch.SM89.shared_memory, 72 << 20, 48 << 30, 864 * 10**9)
 
 
 def row(

@@ -265,7 +265,8 @@ int cuDeviceGetAttribute(int* value, int which, int device) {
   int major = 0, minor = 0, count = 0, shared = 0, l2 = 0;
   (void)device;
   sscanf(getenv("ATOMR_CUTLASS_TEST_GOLDEN_GPU"), "%d %d %d %d %d", &major, &minor, &count, &shared, &l2);
-  *value = which == 75 ? major : which == 76 ? minor : which == 16 ? count : which == 97 ? shared : l2;
+  *value = which == 75 ? major : which == 76 ? minor : which == 16 ? count : which == 97 ? shared : 0;
+  if (which == 38) *value = l2;
   return 0;
 }
 int cuDeviceTotalMem_v2(size_t* bytes, int device) { (void)device; *bytes = (size_t)80 << 30; return 0; }

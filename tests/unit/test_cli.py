@@ -110,7 +110,7 @@ def test_info_survives_a_pack_that_cannot_be_loaded(monkeypatch: pytest.MonkeyPa
 
 
 def test_info_counts_the_kernels_that_run_on_each_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    gpu = devices.Device(0, "a GPU", (9, 0), 132, 227 * 1024, 50 << 20, 80 << 30)
+    gpu = devices.Device(0, "a GPU", (9, 0), 132, 227 * 1024, 50 << 20, 80 << 30, 3352 * 10**9)
     monkeypatch.setattr(devices, "problem", lambda: "")
     monkeypatch.setattr(devices, "get", lambda _: gpu)
     monkeypatch.setattr(_core, "device_count", lambda: 1)

@@ -18,7 +18,7 @@ S = SmArch
 
 
 def _gpu(major: int, minor: int) -> Device:
-    return Device(0, "some GPU", (major, minor), 100, 100 << 10, 50 << 20, 80 << 30)
+    return Device(0, "some GPU", (major, minor), 100, 100 << 10, 50 << 20, 80 << 30, 10**12)
 
 
 @pytest.mark.parametrize(
@@ -35,6 +35,20 @@ def test_the_driver_says_its_version(monkeypatch: pytest.MonkeyPatch, mapped: st
     devices.driver.cache_clear()
     assert devices.driver() == version
     devices.driver.cache_clear()
+
+
+@pytest.mark.parametrize(("told", "known"), [(3352 * 10**9, 3352 * 10**9), (0, 4917 * 10**9)])
+def test_a_driver_that_does_not_tell_the_memorys_rate_has_that_of_the_data_sheet(
+    monkeypatch: pytest.MonkeyPatch, told: int, known: int
+) -> None:
+    properties = {"name": "a GPU", "capability": (9, 0), "multiprocessors": 132, "shared_memory": 227 << 10}
+    properties |= {"l2_bytes": 50 << 20, "memory_bytes": 80 << 30, "memory_bytes_per_second": told}
+    monkeypatch.setattr(devices, "problem", lambda: "")
+    monkeypatch.setattr(devices._core, "driver_version", lambda: 13000)
+    monkeypatch.setattr(devices._core, "device_properties", lambda _index: properties)
+    devices.get.cache_clear()
+    assert devices.get().memory_bytes_per_second == known
+    devices.get.cache_clear()
 
 
 NATIVE, EARLIER_MINOR, TRANSLATED, NEVER = 0, 1, 2, None

@@ -178,3 +178,12 @@ def test_the_estimate_is_the_kernels_own_model() -> None:
     assert found["kExchangedPicoseconds"] == str(estimate.FEW_EXCHANGED_PS)
     assert found["kAddedPicoseconds"] == str(estimate.FEW_ADDED_PS)
     assert found["kExposedPercent"] == str(estimate.FEW_EXPOSED_PERCENT)
+
+
+def test_memory_that_is_slower_makes_the_estimate_longer() -> None:
+    """An H100 has an H200's multiprocessors."""
+    key, wide = cell(D.BF16, "rc", 4), problem(16, 16384, 16384, "rc")
+    h100 = dataclasses.replace(H200, memory_bytes_per_second=3352 * 10**9)
+    (put,) = (one for one in formulations(wide) if GemmSearch(wide, H200).supports(key, one))
+    fast, slow = (estimate.launch(key, put.extents, gpu, shared_memory(key)).seconds for gpu in (H200, h100))
+    assert 1.3 < slow / fast < 4917 / 3352  # the rest is not reading

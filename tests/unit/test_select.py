@@ -469,7 +469,7 @@ def test_c_in_another_layout_than_out_is_refused_with_the_cure() -> None:
 
 @pytest.mark.usefixtures("full_table")
 def test_a_gpu_without_a_target_is_refused_by_name() -> None:
-    later = Device(0, "a later GPU", (13, 0), 100, 100 << 10, 1 << 20, 1 << 30)
+    later = Device(0, "a later GPU", (13, 0), 100, 100 << 10, 1 << 20, 1 << 30, 10**12)
     fake = _problem(64, 64, 64, dtype=D.BF16)
     # PTX of sm_80 still runs there; without it, nothing does.
     assert select.choose(GemmSearch(fake, later), backend="prebuilt").info.ptx
@@ -477,7 +477,7 @@ def test_a_gpu_without_a_target_is_refused_by_name() -> None:
 
 def test_a_gpu_that_nothing_runs_on_is_refused_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
     fake_table.install(monkeypatch, fake_table.rows_of())
-    later = Device(0, "a later GPU", (13, 0), 100, 100 << 10, 1 << 20, 1 << 30)
+    later = Device(0, "a later GPU", (13, 0), 100, 100 << 10, 1 << 20, 1 << 30, 10**12)
     with pytest.raises(UnsupportedError, match=r"a later GPU has compute capability 13\.0"):
         select.choose(GemmSearch(LARGE, later), backend="prebuilt")
 

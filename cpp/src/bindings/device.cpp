@@ -165,6 +165,7 @@ void bind_device(py::module_& module) {
         result["shared_memory"] = properties.shared_memory_per_block;
         result["l2_bytes"] = properties.l2_bytes;
         result["memory_bytes"] = properties.memory_bytes;
+        result["memory_bytes_per_second"] = properties.memory_bytes_per_second;
         return result;
       },
       py::arg("device"));

@@ -24,7 +24,6 @@ Constants read_constants(py::dict const& values) {
 #define ATOMR_CUTLASS_READ(name) made.name = values[#name].cast<double>();
   ATOMR_CUTLASS_ESTIMATE_CONSTANTS(ATOMR_CUTLASS_READ)
 #undef ATOMR_CUTLASS_READ
-  made.DRAM_BYTES_PER_SECOND = values["DRAM_BYTES_PER_SECOND"].cast<decltype(made.DRAM_BYTES_PER_SECOND)>();
   made.TILE_N_EFFICIENCY = values["TILE_N_EFFICIENCY"].cast<decltype(made.TILE_N_EFFICIENCY)>();
   made.CONV_TILES_AT_ONCE = values["CONV_TILES_AT_ONCE"].cast<decltype(made.CONV_TILES_AT_ONCE)>();
   made.ITERATOR_PENALTY = values["ITERATOR_PENALTY"].cast<decltype(made.ITERATOR_PENALTY)>();
@@ -92,6 +91,7 @@ Gpu read_gpu(py::handle device) {
   made.multiprocessors = device.attr("multiprocessors").cast<int64_t>();
   made.shared_memory = device.attr("shared_memory").cast<int64_t>();
   made.l2_bytes = device.attr("l2_bytes").cast<int64_t>();
+  made.memory_bytes_per_second = device.attr("memory_bytes_per_second").cast<double>();
   return made;
 }
 

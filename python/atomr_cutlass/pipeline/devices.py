@@ -18,6 +18,7 @@ TRANSLATED = 2
 class Device:
     """A GPU. `l2_bytes`, `memory_bytes` and `shared_memory` (per block, with opt-in) are bytes.
 
+    `memory_bytes_per_second` is what its memory's clock and width come to, which no kernel reaches.
     `cuda_version` is the newest CUDA whose PTX its driver translates: 13000 means 13.0, 0 that no driver says so.
     """
 
@@ -28,6 +29,7 @@ class Device:
     shared_memory: int
     l2_bytes: int
     memory_bytes: int
+    memory_bytes_per_second: int
     cuda_version: int = 0
 
     @functools.cached_property
@@ -56,7 +58,12 @@ def get(index: int = 0) -> Device:
     reason = problem()
     if reason:
         raise DeviceUnavailableError(f"{reason}; backend='reference' computes on the CPU")
-    return Device(index=index, cuda_version=_core.driver_version(), **_core.device_properties(index))
+    properties = _core.device_properties(index)
+    # Drivers of virtual GPUs may not tell.
+    properties["memory_bytes_per_second"] = properties["memory_bytes_per_second"] or _memory_rate(
+        properties["capability"]
+    )
+    return Device(index=index, cuda_version=_core.driver_version(), **properties)
 
 
 @functools.cache
@@ -77,6 +84,12 @@ def driver() -> str:
     return found[1] if found else f"CUDA {version // 1000}.{version % 1000 // 10}"
 
 
+def _memory_rate(capability: tuple[int, int]) -> int:
+    """Bytes a second of the memory of the fastest such GPU, by the vendor's data sheets."""
+    gigabytes = {(8, 0): 2039, (8, 6): 768, (8, 9): 1008, (9, 0): 4917, (10, 0): 8000, (12, 0): 1792}
+    return gigabytes.get(capability, 1000) * 10**9
+
+
 def imagined(arch: SmArch) -> Device:
     """A GPU of this arch, as far as the model needs one: with the multiprocessors of the largest such part."""
     multiprocessors = {SmArch.SM80: 108, SmArch.SM86: 84, SmArch.SM89: 142, SmArch.SM90A: 132}.get(arch, 148)
@@ -88,6 +101,7 @@ def imagined(arch: SmArch) -> Device:
         shared_memory=arch.shared_memory,
         l2_bytes=50 << 20,
         memory_bytes=80 << 30,
+        memory_bytes_per_second=_memory_rate(arch.capability),
     )
 
 

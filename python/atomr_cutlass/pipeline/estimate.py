@@ -29,16 +29,11 @@ those of a convolution are `ConvFormulation.extents`.
 
 CLOCK_HZ = 1.7e9
 LAUNCH_SECONDS = 1.95e-6
-DRAM_BYTES_PER_SECOND = {
-    (8, 0): 1.6e12,
-    (8, 6): 0.8e12,
-    (8, 9): 0.9e12,
-    (9, 0): 3.09e12,
-    (10, 0): 7e12,
-    (12, 0): 1.6e12,
-}
-"""By compute capability."""
-OTHER_DRAM_BYTES_PER_SECOND = 1e12
+FITTED_MEMORY_BYTES_PER_SECOND = 4.917e12
+"""The rate of an H200's memory (`Device.memory_bytes_per_second`), of which the constants below are; for other GPUs
+they are scaled by the rates of their memories.
+"""
+DRAM_BYTES_PER_SECOND = 3.09e12
 COMMON_PART = 1.01
 """How much longer a common kernel takes than one of a single tree, which serves where both are there."""
 

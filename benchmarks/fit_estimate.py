@@ -36,7 +36,12 @@ from atomr_cutlass.pipeline import estimate
 from atomr_cutlass.pipeline.devices import Device
 from atomr_cutlass.pipeline.problem import GemmProblem, MatrixSpec
 
-DEVICE = Device(0, "NVIDIA H200", (9, 0), 132, SmArch.SM90A.shared_memory, 60 << 20, 140 << 30, 4917 * 10**9)
+_SHARED = SmArch.SM90A.shared_memory
+DEVICES = {
+    "NVIDIA H200": Device(0, "NVIDIA H200", (9, 0), 132, _SHARED, 60 << 20, 140 << 30, 4917 * 10**9),
+    "NVIDIA H100 80GB HBM3": Device(0, "NVIDIA H100 80GB HBM3", (9, 0), 132, _SHARED, 50 << 20, 80 << 30, 3352 * 10**9),
+}
+"""The GPUs that sweeps were made on, by the name that the driver has for them."""
 CONSTANTS = (
     "L2_BYTES_PER_CLOCK",
     "PAIR_BYTES_PER_CLOCK",
@@ -93,6 +98,7 @@ class Row:
 
     group: str
     seed: int
+    device: Device
     extents: list[estimate.Extents]
     entries: list[tuple[int, _core.ModelKernel, int, list[int]]]
     timings: list[Timings]
@@ -102,6 +108,7 @@ def read(path: Path, keys: dict[str, KernelKey]) -> list[Row]:
     """The rows of a sweep; kernels of which `keys` knows no key are passed over."""
     rows = []
     recorded = json.loads(path.read_text())
+    device = DEVICES[recorded["machine"]["gpu"]]
     for row in recorded["rows"]:
         timings: dict[str, Timings] = {}
         for index, *options, microseconds in (cell[:6] for cell in row["cells"]):
@@ -110,17 +117,17 @@ def read(path: Path, keys: dict[str, KernelKey]) -> list[Row]:
             of_kernel = timings.setdefault(recorded["kernels"][index], {})
             of_kernel[asked] = min(of_kernel.get(asked, math.inf), microseconds * 1e-6)
         m, n, k = row["shape"]
-        search = GemmSearch(problem(m, n, k, row["layouts"]), DEVICE)
+        search = GemmSearch(problem(m, n, k, row["layouts"]), device)
         group = search.formulations[-1]
         found = []
         for name, of_kernel in timings.items():
             key = keys.get(name)
             places = [place for place, put in enumerate(group) if key and search.supports(key, put)]
             if key and places:
-                found.append(((0, estimate.kernel_of(key), DEVICE.shared_memory, places), of_kernel))
+                found.append(((0, estimate.kernel_of(key), device.shared_memory, places), of_kernel))
         if found:
             entries, times = map(list, zip(*found, strict=True))
-            rows.append(Row(row["group"], row["seed"], [put.extents for put in group], entries, times))
+            rows.append(Row(row["group"], row["seed"], device, [put.extents for put in group], entries, times))
     return rows
 
 
@@ -160,7 +167,7 @@ def score(rows: Sequence[Row]) -> Score:
     regrets, errors, spreads = [], [], []
     for row in rows:
         best = min(min(timings.values()) for timings in row.timings)
-        ranked = _core.Ranking(estimate.model, DEVICE, row.entries).every(row.extents, whole=False)
+        ranked = _core.Ranking(estimate.model, row.device, row.entries).every(row.extents, whole=False)
         pairs = [(seconds, _taken(row.timings[entry], options)) for entry, _, (seconds, *options) in ranked]
         regrets.append(math.log(pairs[0][1] / best))
         off = [math.log(guess / taken) for guess, taken in pairs if taken < NEAR * best]

@@ -19,7 +19,7 @@ from types import MappingProxyType
 SPENT = frozenset(
     {
         *(13, 131, 133, 977, 979, 1301, 1303, 1305, 1307, 1531, 2101, 2103, 2105, 2107, 2109, 3001, 3003, 3005, 3301),
-        *(5001, 5003, 5101, 5103, 5105, 6101, 6103, 6105),
+        *(5001, 5003, 5101, 5103, 5105, 6101, 6103, 6105, 6201, 6203, 6205, 6301, 6303, 6305, 7001, 7003, 7005),
     }
 )
 """Odd seeds whose figures have been seen: nothing that is changed after that is accepted by them."""

@@ -153,8 +153,11 @@ struct EpilogueSm80<TreeEpilogue<Tree, kScaled, Lanes>, Linear, kAlign> {
   using Element = typename Base::OutputTileIterator::Element;
   using Visitor = TreeVisitorSm80<TreeEpilogue<Tree, kScaled, Lanes>, typename Base::OutputTileIterator::ThreadMap,
                                   typename Linear::Mma::Shape, Element, Base::kElementsPerAccess, kAlign>;
+  // Unrolled, a kernel of several trees has up to 430 KB of instructions, of which each step runs a few between jumps:
+  // waiting for them takes longer than the products.
+  static constexpr bool kUnrolled = !kIsChosen<Tree>;
   using Kernel = cutlass::gemm::kernel::GemmWithEpilogueVisitor<
-      typename Linear::Mma, cutlass::epilogue::threadblock::EpilogueWithVisitorCallbacks<Base, Visitor, 1>,
+      typename Linear::Mma, cutlass::epilogue::threadblock::EpilogueWithVisitorCallbacks<Base, Visitor, 1, kUnrolled>,
       typename Linear::ThreadblockSwizzle>;
 
   static TreeOutputSm80<Tree, Element> arguments(atomr_cutlass_gemm_args const& args) {

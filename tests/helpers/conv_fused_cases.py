@@ -302,7 +302,7 @@ def case_what_no_kernel_serves() -> None:
     other = dataclasses.replace(
         requests()[0], epilogue=ac.GemmEpilogue(tree=ac.EvtBuilder().activation("hardswish").build())
     )
-    with pytest.raises(ac.KernelNotFoundError, match="it is in no preset: let it be compiled at run time"):
+    with pytest.raises(ac.KernelNotFoundError, match="it is in no preset: record a run that compiles it"):
         ac.plan(other)
 
 

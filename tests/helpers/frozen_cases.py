@@ -26,6 +26,12 @@ from atomr_cutlass.jit import record as recording
 from atomr_cutlass.pipeline.call import kept_plans
 from pipeline_cases import Tensor, compiler, matrix, operand, refused
 
+COMMAND = (
+    r"record a run that compiles it \(ATOMR_CUTLASS_RECORD=keys\.jsonl\), `atomr-cutlass build keys\.jsonl "
+    r"--arch 80 -o model\.pack`, and ATOMR_CUTLASS_PACKS=model\.pack"
+)
+"""What adds a kernel, as every error for want of one says, for this GPU."""
+
 
 @contextlib.contextmanager
 def thawed() -> Iterator[None]:
@@ -56,8 +62,8 @@ def case_what_would_be_compiled_is_an_error_once_frozen() -> None:
         line = sys._getframe().f_lineno - 1
         (missing,) = key_file.read(log)
         said = str(caught.value)
-        for part in (missing.name, f"{__file__}:{line}", "atomr-cutlass build keys.jsonl --arch 80 -o model.pack"):
-            assert part in said, (part, said)
+        for part in (missing.name, re.escape(f"{__file__}:{line}"), COMMAND):
+            assert re.search(part, said), (part, said)
         np.testing.assert_array_equal(out, before)
         # Loaded kernels serve, other problems of theirs too, whichever function is called.
         kept_plans.clear()
@@ -77,6 +83,46 @@ def case_a_frozen_process_looks_at_no_compiler_and_no_disk() -> None:
         for name in ("toolchain", "store", "load"):
             patch.setattr(kernels, name, never)
         refused(ac.KernelNotFoundError, "frozen", lambda: ac.gemm(matrix(5, 7), matrix(7, 3)))
+
+
+def case_a_policy_of_off_names_the_key_the_call_and_the_command() -> None:
+    """For a kernel of a preset, and for one of none; whether a call, its environment or `backend` says so."""
+    request = ac.GemmRequest(
+        ac.GemmShape(5, 3, 7), dtype=ac.CutlassDtype.F32, epilogue=ac.GemmEpilogue(activation="relu")
+    )
+    calls = {
+        "it is in preset (smoke|full)": lambda **how: ac.gemm(matrix(5, 7), matrix(7, 3), **how),
+        "it is in no preset": lambda **how: ac.plan(request, **how),
+    }
+    for preset, call in calls.items():
+        for how in ({}, {"jit": "off"}, {"jit": "off", "backend": "jit"}):
+            with compiler() as compiled, pytest.MonkeyPatch.context() as patch:
+                patch.setenv(kernels.POLICY_VARIABLE, "auto" if how else "off")
+                with pytest.raises(ac.KernelNotFoundError) as caught:
+                    call(**how)
+                said = str(caught.value)
+                site = re.escape(f"asked for by {__file__}:{call.__code__.co_firstlineno}")
+                forbids = "jit='off' or ATOMR_CUTLASS_JIT=off forbids to compile that"
+                for part in (r"cutlass_\w+_[0-9a-f]{10}", preset, COMMAND, f"{forbids}, {site}$"):
+                    assert re.search(part, said), (how, part, said)
+                assert compiled == []
+
+
+def case_a_backend_of_jit_under_off_is_to_be_left_out() -> None:
+    """Neither a preset nor a pack cures it, least of all where the table has the kernel."""
+    with compiler(built=True):
+        with pytest.raises(ac.KernelNotFoundError) as caught:
+            ac.gemm(matrix(5, 7), matrix(7, 3), backend="jit", jit="off")
+        passed_over = "backend='jit' passes over the table and asks for cutlass_"
+        assert re.match(rf"{passed_over}\w+: leave it out; the table has that; jit='off'", str(caught.value))
+
+
+def case_a_table_alone_is_no_policy() -> None:
+    """`backend="prebuilt"` is what the call itself says: the error has the command, and nothing of a policy."""
+    with compiler(), pytest.raises(ac.KernelNotFoundError) as caught:
+        ac.gemm(matrix(5, 7), matrix(7, 3), backend="prebuilt")
+    assert re.search(COMMAND, str(caught.value))
+    assert "forbids" not in str(caught.value)
 
 
 def case_explain_loads_no_compiler_in_a_frozen_process() -> None:

@@ -388,7 +388,7 @@ def case_a_plan_refuses_what_it_cannot_be() -> None:
     refused(ac.InvalidOperandError, "expected a GemmRequest", lambda: ac.plan(anything))
     refused(ac.UnsupportedError, "is empty", lambda: ac.plan(ac.GemmRequest(ac.GemmShape(0, 6, 5), dtype=f32)))
     refused(
-        ac.KernelNotFoundError, "it is in no preset: let it be compiled at run time",
+        ac.KernelNotFoundError, "it is in no preset: record a run that compiles it",
         lambda: ac.plan(ac.GemmRequest(ac.GemmShape(4, 6, 5), dtype=f32, epilogue=ac.GemmEpilogue(activation="relu"))),
     )  # fmt: skip
     refused(

@@ -101,7 +101,7 @@ def test_a_built_kernel_is_explained(name: str, arch: SmArch) -> None:
     assert told.estimate_us == pytest.approx(told.candidates[0][1])
     assert told.verified == str(verification(next(key for key in expand("full", [arch]) if key.name == told.kernel)))
     assert re.fullmatch(r"the best estimate of \d+ cells that match types, layouts and alignment", told.reason)
-    assert (told.nearest, told.knob, told.compile_seconds) == (None, None, None)
+    assert (told.nearest, told.knob, told.pack, told.compile_seconds) == (None, None, None, None)
 
 
 @pytest.mark.usefixtures("empty_table")
@@ -118,6 +118,8 @@ def test_a_kernel_that_would_be_compiled_is_explained(name: str, arch: SmArch) -
     assert "it would be compiled first" in str(told)
     assert told.nearest
     assert f"-DATOMR_CUTLASS_ARCHS={arch.target}" in (told.knob or "")
+    assert f"`atomr-cutlass build keys.jsonl --arch {arch.target} -o model.pack`" in (told.pack or "")
+    assert f"to add it: {told.knob}\nor: {told.pack}" in str(told)
 
 
 @pytest.mark.parametrize("asked", [GemmRequest(GemmShape(512, 512, 512), dtype=D.BF16), FPROP], ids=["gemm", "fprop"])
@@ -241,6 +243,27 @@ def test_a_rewrite_needs_its_casts_too(monkeypatch: pytest.MonkeyPatch) -> None:
     told = explain(request, jit="off")
     assert told.kernel is None
     assert "cutlass_cast_e4m3_to_bf16" in told.reason
+    assert told.nearest
+    assert told.nearest.startswith("cutlass_cast_e4m3_to_bf16")
+
+
+def test_a_copy_that_the_table_lacks_is_what_is_to_be_added(monkeypatch: pytest.MonkeyPatch) -> None:
+    """`default` has the product of int8 with a row-major B, and `full` the copy that comes before."""
+    fake_table.install(monkeypatch, fake_table.rows_of("default", [SmArch.SM90A]))
+    request = GemmRequest(GemmShape(4096, 4096, 4096), dtype=D.I8, arch=SmArch.SM90A)
+    told = explain(request, jit="off")
+    assert told.kernel is None
+    assert told.nearest
+    assert told.nearest.startswith("cutlass_transpose_s8_to_s8")
+    assert (
+        f"the table lacks {told.nearest}, and it must not be compiled: it is in preset full; build with" in told.reason
+    )
+    assert "-DATOMR_CUTLASS_PRESET=full -DATOMR_CUTLASS_ARCHS=90a" in (told.knob or "")
+    assert "asked for by" not in told.reason  # nobody asks for more than an explanation
+    built = explain(request)
+    assert (built.source, built.nearest, built.knob, built.pack) == ("prebuilt", told.nearest, told.knob, told.pack)
+    assert re.fullmatch(r"the best estimate of [1-9]\d* cells that match types, layouts and alignment", built.reason)
+    assert built.candidates[0] == (built.kernel, built.estimate_us)
 
 
 @pytest.mark.parametrize(("table", "where"), [("full_table", "the table"), ("empty_table", "the matrix")])
@@ -281,14 +304,16 @@ def test_kernels_of_trees_are_compiled(name: str, arch: SmArch) -> None:
     assert told.nearest == told.kernel
     assert "epilogue" in told.axes
     assert (told.knob, told.cached) == (None, None)
+    assert f"`atomr-cutlass build keys.jsonl --arch {arch.target} -o model.pack`" in (told.pack or "")
     assert told.compile_seconds is not None
     said = str(told)
+    assert f"to add it: {told.pack}" in said
     assert f"the epilogue is a tree ({request.tree.id}) whose kernel is in no preset: it is compiled" in said  # type: ignore[union-attr]
     assert "sm80-generation" not in said
     refused = explain(request, jit="off")
     assert refused.kernel is None
     assert "_evt_" in (refused.nearest or "")
-    assert f"{refused.nearest} would: it is in no preset: let it be compiled at run time" in refused.reason
+    assert f"{refused.nearest} would: it is in no preset: {refused.pack}" in refused.reason
 
 
 @pytest.mark.usefixtures("full_table")
@@ -374,7 +399,7 @@ def test_older_cells_with_trees_are_noted_where_there_is_nothing_newer() -> None
 )
 def test_refusals_are_explained(request_: Any, says: str) -> None:
     told = explain(request_)
-    assert (told.kernel, told.nearest, told.knob) == (None, None, None)
+    assert (told.kernel, told.nearest, told.knob, told.pack) == (None, None, None, None)
     assert says in told.reason
     assert says in str(told)
 

@@ -695,7 +695,7 @@ def test_the_table_has_kernels_with_bias_and_activation_where_they_were_built(mo
     what = _problem(bias=BIAS, activation="hardswish")
     keys = [key for key in expand("full", [SmArch.SM90A]) if key.op == "grouped_gemm"]
     fake_table.install(monkeypatch, [fake_table.row(key) for key in keys])
-    with pytest.raises(KernelNotFoundError, match="it is in no preset: let it be compiled at run time"):
+    with pytest.raises(KernelNotFoundError, match="it is in no preset: record a run that compiles it"):
         select.choose(GroupedSearch(what, fake_table.H200), backend="prebuilt")
     picked = select.choose(GroupedSearch(what, fake_table.H200), record=False)
     assert picked.info is None

@@ -316,6 +316,21 @@ def test_what_is_compiled_at_run_time_has_tiles_of_one_width() -> None:
     assert {cell.key.scheduler for cell in select.rank_cells(search)} == {"persistent", "streamk", "identity"}
 
 
+def test_a_tuned_kernel_whose_helper_must_not_be_compiled_is_passed_over(monkeypatch: pytest.MonkeyPatch) -> None:
+    search = GemmSearch(_problem(4096, 4096, 4096, dtype=D.I8, d=D.I32), H200)
+    fake_table.install(monkeypatch, fake_table.rows_of("default", [SmArch.SM90A]))
+    best = select.rank(search, built_helpers=False)[0]
+    (helper,) = search.helpers(best.formulation)
+    number = list(itertools.chain.from_iterable(search.formulations)).index(best.formulation)
+    record = tuning.TuneRecord(
+        H200.name, tuning.identity(search.problem), best.key, number, *best.options[:3], 5.0, "", 5.0, 1
+    )
+    monkeypatch.setattr(tuning, "find", lambda *_given: record)
+    assert select.choose(search, jit="auto").tuned
+    with pytest.raises(KernelNotFoundError, match=f"the table lacks {select.best_key(helper).name}, .*build with"):
+        select.choose(search, jit="off")
+
+
 def test_a_tuned_kernel_of_many_widths_that_the_table_lacks_is_compiled_for_its_width(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -14,7 +14,6 @@ import threading
 import warnings
 from collections.abc import Callable
 from contextvars import ContextVar, copy_context
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from .. import _core
@@ -52,7 +51,7 @@ _background: dict[tuple[str, str], tuple[threading.Thread, list[Callable[[], Non
 _background_lock = renewed(sys.modules[__name__], "_background_lock", threading.Lock)
 _closing = threading.Event()
 _frozen = ""
-_PACKAGE = f"{Path(__file__).parents[1]}{os.sep}"
+_PACKAGE = __name__.partition(".")[0]
 
 
 def policy(asked: str | None = None) -> str:
@@ -114,18 +113,25 @@ def _refuse_if_frozen(key: KernelKey, doing: str) -> None:
         return
     said = (
         f"{key.name} {doing}, and this process is frozen (ac.freeze, or {POLICY_VARIABLE}={WARN}); asked for by "
-        f"{_call_site()}. To have it from the start: record a run (ATOMR_CUTLASS_RECORD=keys.jsonl), `atomr-cutlass "
-        f"build keys.jsonl --arch {key.arch.target} -o model.pack`, and ATOMR_CUTLASS_PACKS=model.pack"
+        f"{call_site()}. To have it from the start: {built_ahead(key)}"
     )
     if how == "error":
         raise KernelNotFoundError(said)
     warnings.warn(said, RuntimeWarning, stacklevel=2)
 
 
-def _call_site() -> str:
+def built_ahead(key: KernelKey) -> str:
+    """How a kernel comes to be there before it is asked for, whether or not a preset has it."""
+    return (
+        "record a run that compiles it (ATOMR_CUTLASS_RECORD=keys.jsonl), `atomr-cutlass build keys.jsonl --arch "
+        f"{key.arch.target} -o model.pack`, and ATOMR_CUTLASS_PACKS=model.pack"
+    )
+
+
+def call_site() -> str:
     """Where the code that uses the package is: file and line of the innermost frame outside of it."""
     frame = sys._getframe()  # noqa: SLF001 - the call stack, without reading sources
-    while frame.f_back is not None and frame.f_code.co_filename.startswith(_PACKAGE):
+    while frame.f_back is not None and str(frame.f_globals.get("__name__")).partition(".")[0] == _PACKAGE:
         frame = frame.f_back
     return f"{frame.f_code.co_filename}:{frame.f_lineno}"
 

@@ -38,7 +38,9 @@ class Explanation:
         nearest: name of the nearest cell of the matrix, when the table has none, or lacks a kernel beside it.
         axes: the axes in which the nearest cell and the nearest built one differ.
         knob: the setting that adds the nearest cell, or one that computes what it does and other trees; None where no
-            preset has either, so that it is compiled at run time only.
+            preset has either.
+        pack: how the nearest cell comes into a pack that adds it, whether or not a preset has it; None where `nearest`
+            is.
         cached: of kernels compiled at run time, those beside the chosen one included: `memory` or `disk` when they have
             been compiled, None when one would have to be.
         compile_seconds: how long that would take, about; 0 when they have been compiled, None where all are prebuilt.
@@ -59,6 +61,7 @@ class Explanation:
     nearest: str | None = None
     axes: tuple[str, ...] = ()
     knob: str | None = None
+    pack: str | None = None
     cached: str | None = None
     compile_seconds: float | None = None
 
@@ -80,6 +83,7 @@ class Explanation:
         lines += [f"nearest in the matrix: {self.nearest}"] if self.nearest else []
         lines += [f"it differs from what is built in: {', '.join(self.axes)}"] if self.axes else []
         lines += [f"to add it: {self.knob}"] if self.knob else []
+        lines += [f"{'or' if self.knob else 'to add it'}: {self.pack}"] if self.pack else []
         lines += [f"verified: {self.verified}"] if self.verified else []
         lines += self.notes
         return "\n".join(lines)
@@ -108,15 +112,11 @@ def explain(request: Request, *, jit: str | None = None) -> Explanation:
         best = select.choose(search, jit=policy, record=False)
         searches = search.helpers(best.formulation)
         helpers = [(helper, select.choose(helper, jit=policy, record=False)) for helper in searches]
-    except KernelNotFoundError as error:
-        return (
-            Explanation(request, arch, reason=str(error))
-            if search is None
-            else _missing(request, search, arch, str(error))
-        )
     except CutlassError as error:
+        if isinstance(error, KernelNotFoundError) and search is not None:
+            return _missing(request, select.lacking(search), arch, str(error))
         return Explanation(request, arch, reason=str(error))
-    ranked = select.rank(search)
+    ranked = select.rank(search) or select.rank(search, built_helpers=False)
     ranked = [
         candidate
         for number, candidate in enumerate(ranked)
@@ -193,6 +193,7 @@ def _compiled(found: Explanation, lacking: Sequence[tuple[KernelSearch[Any], Can
         nearest=absent.nearest,
         axes=absent.axes,
         knob=absent.knob,
+        pack=absent.pack,
         cached=None if None in places else max(places, key=("memory", "disk").index),
         compile_seconds=float(waiting),
         notes=notes,
@@ -215,4 +216,5 @@ def _missing(
         nearest=wanted.name,
         axes=nearest[1] if nearest else (),
         knob=f"{select.knob(offered)} pip install ." if offered else None,
+        pack=kernels.built_ahead(wanted),
     )

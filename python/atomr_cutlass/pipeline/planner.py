@@ -65,8 +65,8 @@ def plan(
         InvalidOperandError: `request` is no request.
         UnsupportedError: no kernel of the matrix serves it; the reason says what would cure it. Or the first use of an
             epilogue gave wrong results on this GPU.
-        KernelNotFoundError: a kernel would serve it but is not in the table, and must not be compiled; names it and the
-            knob that adds it.
+        KernelNotFoundError: a kernel would serve it but is not in the table, and must not be compiled; names it and
+            what adds it.
         CompileError: its source does not compile.
         DeviceUnavailableError: there is no GPU, or NVRTC is needed and missing.
     """

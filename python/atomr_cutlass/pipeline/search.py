@@ -171,7 +171,7 @@ class ExactSearch(KernelSearch[None]):
         """The error where the table lacks it and it must not be compiled."""
         if best is None:
             return UnsupportedError(self.reason())
-        return KernelNotFoundError(f"the table lacks {best.key.name}, and it must not be compiled")
+        return KernelNotFoundError(f"the table lacks {best.key.name}, and it must not be compiled: {remedy}")
 
 
 @functools.cache

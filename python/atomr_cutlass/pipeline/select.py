@@ -34,6 +34,8 @@ WORTHWHILE = 0.95
 FAR = 0.5
 """The part for one that is compiled whether or not `background` was asked for: the table has what serves anything."""
 
+_FORBIDDEN = f"jit='off' or {kernels.POLICY_VARIABLE}=off forbids to compile that"
+
 
 def _running(search: KernelSearch[Any], op: str) -> Iterator[Kernel]:
     """The table's kernels of an operation that run on the device."""
@@ -250,11 +252,13 @@ def choose(
         backend: `prebuilt`: the table's best; `jit`: the matrix's best; `auto`: the table's best, or the matrix's best
             where the table has none.
         jit: `auto`, `background` (which is `auto` here) or `off`; None leaves it to ATOMR_CUTLASS_JIT.
-        record: whether a kernel that the table lacks goes into the log of misses, and a slow one is warned of.
+        record: whether the kernel is to be used: one that the table lacks then goes into the log of misses, and the
+            error says who asks; a slow one is warned of.
 
     Raises:
         UnsupportedError: no kernel of the matrix serves it; the reason says what would cure it.
-        KernelNotFoundError: one does, but the table lacks it and it must not be compiled; names the knob that adds it.
+        KernelNotFoundError: one does, but the table lacks it and it must not be compiled; names what adds it and, where
+            the policy forbids it, the call.
     """
     compiling = backend != "prebuilt" and kernels.policy(jit) != "off"
     if tuned := _tuned(search, built=backend != "jit", compiling=compiling):
@@ -263,8 +267,7 @@ def choose(
         built = first(search) or (first(search, built_helpers=False) if compiling else None)
         if built:
             if record and backend == "auto" and not compiling and (better := better_cell(search, built, FAR)):
-                forbidden = f"jit='off' or {kernels.POLICY_VARIABLE}=off forbids to compile that"
-                _warn_of_slow(built, better, forbidden)
+                _warn_of_slow(built, better, _FORBIDDEN)
             return built
     best = best_cell(search)
     if best is None:
@@ -273,17 +276,26 @@ def choose(
         kernels.record_miss(best.key)
     if compiling:
         return best
-    if backend != "jit" and (unaided := rank(search, built_helpers=False)):
-        lacking = next(helper for helper in search.helpers(unaided[0].formulation) if not rank(helper))
-        raise refusal(lacking, best_cell(lacking))
+    error: CutlassError
     if backend == "jit":
-        nearest = table.nearest(best.key)
-        raise KernelNotFoundError(
-            f"backend='jit' asks for {best.key.name} to be compiled, which jit='off' or "
-            f"{kernels.POLICY_VARIABLE}=off forbids: {cure(best.key)}"
-            + (f"; the nearest in the table is {nearest[0]}" if nearest else "")
+        there = any(info.key == best.key for info in table.rows())
+        error = KernelNotFoundError(
+            f"backend='jit' passes over the table and asks for {best.key.name}: leave it out; the table "
+            + ("has that" if there else f"lacks that: {remedy(search, best.key)}")
         )
-    raise refusal(search, best)
+    else:
+        lacks = lacking(search)
+        error = refusal(lacks, best if lacks is search else best_cell(lacks))
+    if backend == "prebuilt" or not isinstance(error, KernelNotFoundError):
+        raise error
+    raise KernelNotFoundError(f"{error}; {_FORBIDDEN}" + (f", asked for by {kernels.call_site()}" if record else ""))
+
+
+def lacking(search: KernelSearch[Any]) -> KernelSearch[Any]:
+    """The kernels that the table lacks, of a problem that it does not serve: a helper's, or else the problem's own."""
+    unaided = first(search, built_helpers=False)
+    helpers = search.helpers(unaided.formulation) if unaided else ()
+    return next((helper for helper in helpers if not first(helper)), search)
 
 
 def _tuned(search: KernelSearch[F], *, built: bool, compiling: bool) -> Candidate[F] | None:
@@ -300,7 +312,10 @@ def _tuned(search: KernelSearch[F], *, built: bool, compiling: bool) -> Candidat
     if not (runs and (info or compiling) and 0 <= record.formulation < len(put)):
         return None
     shared_bytes = info.shared_bytes if info else shared_memory(record.key)
-    for candidate in _candidates(search, record.key, info, shared_bytes, (put[record.formulation],)):
+    group = [put[record.formulation]]
+    for candidate in _candidates(
+        search, record.key, info, shared_bytes, group if compiling else _helped(search, group)
+    ):
         for launch in search.launches(candidate) if record.width in search.widths(candidate) else ():
             if launch.options[:-1] == record.options[:-1]:
                 seconds = record.microseconds / 1e6
@@ -359,7 +374,8 @@ def _warn_of_slow(candidate: Candidate[Any], better: Candidate[Any], reason: str
     if (used, other) in _warned:
         return
     _warned.add((used, other))
-    remedy = cure(better.key) if preset_of(better.key) else "it is in no preset, and compiled at run time only"
+    # A preset's kernel that computes the same need not be faster.
+    remedy = cure(better.key) if preset_of(better.key) else f"it is in no preset: {kernels.built_ahead(better.key)}"
     times = symbols.plain(candidate.seconds) / symbols.plain(better.seconds)
     text = f"{used} is used, which by the model takes {times:.1f} times as long as {other}: {reason}; {remedy}"
     warnings.warn(text, RuntimeWarning, stacklevel=3)
@@ -410,12 +426,12 @@ def remedy(search: KernelSearch[Any], key: KernelKey) -> str:
 
 def cure(key: KernelKey) -> str:
     """How a kernel that the table lacks is had."""
-    offered = in_preset(key)
+    offered, ahead = in_preset(key), kernels.built_ahead(key)
     if offered is None:
-        return "it is in no preset: let it be compiled at run time (jit='auto')"
+        return f"it is in no preset: {ahead}"
     if offered is key:
-        return f"it is in preset {preset_of(key)}; build with {knob(key)}"
-    return f"{offered.name} does too; it is in preset {preset_of(offered)}: build with {knob(offered)}"
+        return f"it is in preset {preset_of(key)}; build with {knob(key)}, or {ahead}"
+    return f"{offered.name} does too; it is in preset {preset_of(offered)}: build with {knob(offered)}, or {ahead}"
 
 
 def in_preset(key: KernelKey) -> KernelKey | None:

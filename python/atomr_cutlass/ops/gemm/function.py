@@ -107,8 +107,7 @@ def gemm(
     Raises:
         InvalidOperandError: an operand of the wrong rank, shape, dtype, strides, device or overlap.
         UnsupportedError: no kernel can serve the request, with the reason.
-        KernelNotFoundError: the table lacks the kernel and it must not be compiled; names it and the knob that adds
-            it.
+        KernelNotFoundError: the table lacks the kernel and it must not be compiled; names it and what adds it.
         CompileError: the kernel's source does not compile.
         DeviceUnavailableError: `prebuilt`, `jit` or GPU operands without a usable GPU; NVRTC is needed and missing.
     """

@@ -66,7 +66,7 @@ def matmul(request: MatmulRequest) -> Any:
         InvalidOperandError: an array of a wrong element type, device or size, whose elements are not contiguous, that
             cannot be written, or that shares memory with a result.
         UnsupportedError: no kernel serves the request, or it needs more workspace; the reason names the cure.
-        KernelNotFoundError: the table lacks the kernel and it must not be compiled; names it and the knob that adds it.
+        KernelNotFoundError: the table lacks the kernel and it must not be compiled; names it and what adds it.
         CompileError: the kernel's source does not compile.
         DeviceUnavailableError: `prebuilt`, `jit` or GPU arrays without a usable GPU; NVRTC is needed and missing.
     """

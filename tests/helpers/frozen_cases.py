@@ -125,6 +125,28 @@ def case_a_table_alone_is_no_policy() -> None:
     assert "forbids" not in str(caught.value)
 
 
+def case_what_a_message_lacks_is_asked_for_where_the_message_is_made() -> None:
+    """A mailbox's thread has nobody's code above it, and a planner of one's own is not who asks."""
+    request = ac.GemmRequest(ac.GemmShape(5, 3, 7), dtype=ac.CutlassDtype.F32)
+    for planner in (ac.plan, lambda request, device: ac.plan(request, device, backend="auto")):
+        actor = ac.CutlassActor(2, planner=planner)
+        mailbox = actor.start()
+        try:
+            for frozen in (False, True):
+                with compiler(), thawed(), pytest.MonkeyPatch.context() as patch:
+                    if frozen:
+                        ac.freeze()
+                    else:
+                        patch.setenv(kernels.POLICY_VARIABLE, "off")
+                    for ask in (actor.handle, mailbox.ask):
+                        message = ac.CutlassMsg.Gemm(request, {"a": operand(matrix(5, 7)), "b": operand(matrix(7, 3))})
+                        line = sys._getframe().f_lineno - 1
+                        refused(ac.KernelNotFoundError, f"asked for by {__file__}:{line}", lambda: ask(message))  # noqa: B023
+        finally:
+            mailbox.stop()
+        assert kernels.called_from.get() == ""
+
+
 def case_explain_loads_no_compiler_in_a_frozen_process() -> None:
     with compiler(), thawed(), pytest.MonkeyPatch.context() as patch:
         ac.freeze()

@@ -43,6 +43,9 @@ MISS_LOG_VARIABLE = "ATOMR_CUTLASS_MISS_LOG"
 compile_sink: ContextVar[Callable[[str, str], object] | None] = ContextVar("compile sink", default=None)
 """Gets the source and the name of each kernel before it is compiled for this thread, in the background too."""
 
+called_from: ContextVar[str] = ContextVar("called from", default="")
+"""File and line of what this thread serves, where its own call stack does not say that."""
+
 _kernels: dict[tuple[str, str], _core.JitKernel] = {}
 _images: dict[tuple[str, str], str] = {}
 _locks = KeyedLocks()
@@ -129,11 +132,11 @@ def built_ahead(key: KernelKey) -> str:
 
 
 def call_site() -> str:
-    """Where the code that uses the package is: file and line of the innermost frame outside of it."""
+    """File and line of the code that uses the package: where a message was made, or the innermost frame outside."""
     frame = sys._getframe()  # noqa: SLF001 - the call stack, without reading sources
     while frame.f_back is not None and str(frame.f_globals.get("__name__")).partition(".")[0] == _PACKAGE:
         frame = frame.f_back
-    return f"{frame.f_code.co_filename}:{frame.f_lineno}"
+    return called_from.get() or f"{frame.f_code.co_filename}:{frame.f_lineno}"
 
 
 def target_for(key: KernelKey, device: Device) -> Target:

@@ -198,7 +198,7 @@ class CutlassActor:
             self._bindings.pop(key, None)
 
     def _serve(self, msg: Any) -> Work:
-        with self._seen_by_the_sink():
+        with self._told_of(msg):
             if isinstance(msg, RefitMessage):
                 return self._refit(msg.msg)
             if isinstance(msg, Compute):
@@ -213,16 +213,15 @@ class CutlassActor:
         raise InvalidOperandError(f"msg is a {type(msg).__name__}; expected a CutlassMsg, such as CutlassMsg.Gemm")
 
     @contextlib.contextmanager
-    def _seen_by_the_sink(self) -> Iterator[None]:
-        """Passes the block's compilations to the compile sink."""
-        if self._compile_sink is None:
-            yield
-            return
-        token = kernels.compile_sink.set(self._show)
+    def _told_of(self, msg: Any) -> Iterator[None]:
+        """Passes the block's compilations to the compile sink, and has its errors say where the message was made."""
+        sink = kernels.compile_sink.set(self._show if self._compile_sink is not None else kernels.compile_sink.get())
+        site = kernels.called_from.set(getattr(msg, "made_at", ""))
         try:
             yield
         finally:
-            kernels.compile_sink.reset(token)
+            kernels.called_from.reset(site)
+            kernels.compile_sink.reset(sink)
 
     def _show(self, source: str, name: str) -> None:
         if self._compile_sink is not None:

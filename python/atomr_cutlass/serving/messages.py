@@ -12,6 +12,7 @@ from ..arrays import operands
 from ..arrays.layouts import TO_NHWC, from_nhwc
 from ..checks import expect
 from ..errors import CutlassError, InvalidOperandError
+from ..jit import kernels
 from ..pipeline.bindings import Weights, arrays_of, check_operand, import_weights
 from ..pipeline.operand_table import OperandSlot
 from ..pipeline.operation import Call, CallOperation, PlannedOperation, Request, operands_of, operation_of, operations
@@ -49,6 +50,14 @@ class CutlassMsg(metaclass=_ByName):
     """
 
     Refit: ClassVar[type[RefitMessage]]
+    made_at: str
+    """File and line of the code that made the message: it is served where that cannot be seen."""
+
+    def __new__(cls, *_: Any, **__: Any) -> Any:
+        """Notes where this is."""
+        made = super().__new__(cls)
+        object.__setattr__(made, "made_at", kernels.call_site())
+        return made
 
 
 @dataclass(frozen=True)

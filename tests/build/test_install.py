@@ -132,11 +132,13 @@ def test_extension_links_no_driver(installed: dict[str, str]) -> None:
 @pytest.mark.usefixtures("wheel")
 def test_a_knob_that_is_not_given_has_its_default_again(wheels: Wheels) -> None:
     # Both ways of giving knobs, in the build folder that remembers the one before.
-    wheels.build("cmake.define.ATOMR_CUTLASS_PRESET=none", "cmake.define.ATOMR_CUTLASS_ARCHS=80;90a", CMAKE_ARGS="")
-    assert wheels.cached("ATOMR_CUTLASS_PRESET") == "none"
-    assert wheels.cached("ATOMR_CUTLASS_ARCHS") == "80;90a"
+    given = {"PRESET": "none", "ARCHS": "80;90a", "OBJECTS": "", "BUDGET_MB": "0"}
+    wheels.build(*(f"cmake.define.ATOMR_CUTLASS_{knob}={value}" for knob, value in given.items()), CMAKE_ARGS="")
+    assert {knob: wheels.cached(f"ATOMR_CUTLASS_{knob}") for knob in given} == given
     wheels.build(**NO_KERNELS)
-    assert wheels.cached("ATOMR_CUTLASS_ARCHS") == ""
+    assert {knob: wheels.cached(f"ATOMR_CUTLASS_{knob}") for knob in given} == {
+        "PRESET": "none", "ARCHS": "", "OBJECTS": str(ROOT / "build" / "objects"), "BUDGET_MB": "",
+    }  # fmt: skip
 
 
 @dataclass

@@ -125,6 +125,15 @@ def test_the_code_reads_the_variables_and_no_others() -> None:
     assert {variable.name for variable in variables.KNOBS} == knobs - set(variables._OWN_KNOBS)
 
 
+def test_an_installation_states_every_knob() -> None:
+    """All but that of packs, which no installation builds, with the defaults of CMake: its cache remembers others."""
+    stated = (ROOT / "pyproject.toml").read_text(encoding="utf-8").split("[tool.scikit-build.cmake.define]\n")[1]
+    defines = dict(re.findall(r'^(\w+) = "(.*)"$', stated.split("\n\n")[0], re.MULTILINE))
+    assert list(defines) == [variable.name for variable in variables.KNOBS if variable.name != "ATOMR_CUTLASS_PACK"]
+    sets = re.findall(r'^set\((\w+) "(.*?)" CACHE', "".join(map(Path.read_text, CMAKE)), re.MULTILINE)
+    assert {name: default for name, default in sets if name in defines} == defines
+
+
 def test_variables_that_nothing_reads_are_reported_with_the_nearest() -> None:
     said = variables.objections(["ATOMR_CUTLASS_JITT", "ATOMR_CUTLASS_TEST_JIT", "ATOMR_CUTLASS_JIT", "HOME"])
     assert len(said) == 1

@@ -23,10 +23,11 @@ from atomr_cutlass.jit import kernels
 ROOT = Path(__file__).resolve().parents[2]
 
 ABSENT = {
-    "jit.md": "its first example is what the programs are run by, its second is about a kernel with an error",
-    "selection.md": "its example measures kernels",
+    ("jit.md", "with ac.record("): "the programs themselves are run by it",
+    ("jit.md", "try:"): "it passes the table over, and what compiles is what a frozen process does not have",
+    ("selection.md", "requests = ["): "it measures kernels, and what is the fastest differs from run to run",
 }
-"""Pages whose examples are left out, and why."""
+"""The blocks that are left out, by page and beginning, and why."""
 
 _ON_GPU = """
 import ml_dtypes
@@ -59,12 +60,27 @@ torch = types.SimpleNamespace(
     ("quickstart.md", "plan = ac.plan(request)"): (
         f"{_ON_GPU}\na, b, out = bf16(4096, 4096), bf16(4096, 4096, order=(1, 0)), bf16(4096, 4096)"
     ),
+    ("selection.md", "out = ac.gemm(x, w"): """
+import atomr_cutlass as ac
+import ml_dtypes
+import numpy as np
+x, w = ((np.arange(rows * 512) % 7 - 3).reshape(rows, 512).astype(ml_dtypes.bfloat16) for rows in (8, 512))
+""",
 }
 """The code that a block presupposes, by its page and beginning."""
 
 
 _PUT_IN = {"quickstart.md": ("d = plan(a, b)", "d = plan(a, b, out=out)")}
 """The page's arrays there are of a framework, which allocates results."""
+
+
+def blocks_of_pages() -> dict[str, list[str]]:
+    """The examples of README and of each page of docs/ that has some, as they stand there."""
+    pages = (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")))
+    found = {
+        path.name: re.findall(r"```python\n(.*?)```", path.read_text(encoding="utf-8"), re.DOTALL) for path in pages
+    }
+    return {name: blocks for name, blocks in found.items() if blocks}
 
 
 def programs(*, torch: bool = False) -> dict[str, list[str]]:
@@ -74,11 +90,11 @@ def programs(*, torch: bool = False) -> dict[str, list[str]]:
         torch: also those that use PyTorch where there is a GPU.
     """
     found = {}
-    for path in (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))):
-        blocks = re.findall(r"```python\n(.*?)```", path.read_text(encoding="utf-8"), re.DOTALL)
-        if blocks and path.name not in ABSENT:
-            old, new = _PUT_IN.get(path.name, ("", ""))
-            found[path.name] = [_before(path.name, block) + block.replace(old, new) for block in blocks]
+    for page, blocks in blocks_of_pages().items():
+        old, new = _PUT_IN.get(page, ("", ""))
+        left = [block for block in blocks if not any(of == page and block.startswith(start) for of, start in ABSENT)]
+        if left:
+            found[page] = [_before(page, block) + block.replace(old, new) for block in left]
     for path in sorted((ROOT / "examples").glob("*.py")):
         code = path.read_text(encoding="utf-8")
         if torch or "import torch" not in code:

@@ -1,16 +1,18 @@
 # ruff: noqa: INP001 - a script
-"""Writes docs/coverage.md and docs/coverage.svg from the kernel matrix; with --check, says whether they are up to date.
+"""Writes docs/coverage.md, docs/coverage.svg and what docs/install.md says of presets' costs, from the kernel matrix.
 
-Needs the installed package.
+With --check, says whether they are up to date. Needs the installed package.
 """
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from atomr_cutlass.generator.archs import SmArch
+from atomr_cutlass.generator.costs import cost_of, costs
 from atomr_cutlass.generator.key import KernelKey
 from atomr_cutlass.generator.matrix import OPS, PRESETS, cells, preset_of
 from atomr_cutlass.pipeline import verification
@@ -19,6 +21,8 @@ from atomr_cutlass.pipeline.verification import AUDITED, MEANINGS, RUNS, RUNS_AS
 
 PAGE = Path(__file__).with_name("coverage.md")
 PICTURE = Path(__file__).with_name("coverage.svg")
+COSTS_PAGE = Path(__file__).with_name("install.md")
+COSTS_PLACE = re.compile(r"(?<=<!-- costs: docs/gen_coverage.py -->\n).*?(?=<!-- end of costs -->)", re.DOTALL)
 
 HEAD = """# Coverage
 
@@ -234,15 +238,39 @@ def _served(operation: Operation) -> str:
     return "messages: a request has its arrays" if operation.message else "no request describes it: call the function"
 
 
+def _costs(matrix: Matrix) -> str:
+    """Arch x preset -> cells, how many of them were measured where not all, seconds, and bytes."""
+    rows = []
+    for arch, keys in matrix.items():
+        row = [arch.value]
+        for preset in range(1, len(PRESETS)):
+            found = dict.fromkeys(key for tier, key in keys if tier <= preset)  # a sum of floats has an order
+            measured = sum(key.name in costs() for key in found)
+            known = "" if measured == len(found) else f" ({measured or 'none'} measured)"
+            seconds, size = (sum(getattr(cost_of(key), what) for key in found) for what in ("seconds", "size"))
+            row.append(f"{len(found)}{known}, {seconds:.0f} s, {size / 1e3:.0f} kB")
+        rows.append(row)
+    return _table(["arch", *(f"`{preset}`" for preset in PRESETS[1:])], rows)
+
+
+def _with_costs(page: str, matrix: Matrix) -> str:
+    """The page with the table of costs in its place."""
+    text, places = COSTS_PLACE.subn(f"\n{_costs(matrix)}\n", page)
+    if places != 1:
+        raise ValueError(f"{COSTS_PAGE.name} has {places} places that match {COSTS_PLACE.pattern}; expected one")
+    return text
+
+
 def pages() -> dict[Path, str]:
-    """The texts of the page and its picture."""
+    """The texts of the pages and the picture."""
     matrix = {arch: [(tier, key) for tier, key in cells([arch]) if preset_of(key)] for arch in SmArch}
     text = f"{HEAD}{_overview(matrix)}{_legend()}{LIMITS}{CELLS}{_sections(matrix)}{OPTIONS}{_options()}"
-    return {PAGE: text, PICTURE: picture(matrix)}
+    install = _with_costs(COSTS_PAGE.read_text(encoding="utf-8"), matrix)
+    return {PAGE: text, PICTURE: picture(matrix), COSTS_PAGE: install}
 
 
 def main() -> int:
-    """Writes the page and its picture, or with --check compares them."""
+    """Writes the pages and the picture, or with --check compares them."""
     for path, text in pages().items():
         if "--check" not in sys.argv[1:]:
             path.write_text(text, encoding="utf-8")

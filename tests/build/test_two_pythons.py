@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -16,28 +15,29 @@ from cmake_build import ROOT, run, tool
 
 pybind11 = pytest.importorskip("pybind11")
 
-VERSION = 'import sys, sysconfig; print(*sys.version_info[:2], sysconfig.get_path("include"))'
 ROWS = "import json, _core; print(json.dumps([row['name'] for row in _core.rows()]))"
+THIS_AGAIN = pytest.param(Path(sys.executable), id="no-other-so-this-again")
 
 
-def _other() -> str:
-    """An interpreter of another version that extensions can be built for; this one where there is none."""
-    for minor in range(10, 15):
-        for folder in os.get_exec_path():
-            python = shutil.which(f"python3.{minor}", path=folder)
-            said = run(python, "-c", VERSION) if python and minor != sys.version_info.minor else None
-            if said and said.returncode == 0 and Path(said.stdout.split()[2], "Python.h").is_file():
-                return str(python)
-    return sys.executable
+def _others() -> list[Path]:
+    """Interpreters of other versions that extensions can be built for: on PATH, or those of pyenv."""
+    pyenv = Path(os.environ.get("PYENV_ROOT", Path.home() / ".pyenv"))
+    folders = [*map(Path, os.get_exec_path()), *sorted(pyenv.glob("versions/*/bin"))]
+    names = [f"python3.{minor}" for minor in range(10, 15) if minor != sys.version_info.minor]
+    # A shim of pyenv's has no headers beside it.
+    found = [(name, (folder / name).resolve()) for name in names for folder in folders if (folder / name).is_file()]
+    return [path for name, path in found if (path.parents[1] / "include" / name / "Python.h").is_file()]
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
-def test_another_python_links_the_objects_of_the_first(tmp_path: Path, nvcc_env: dict[str, str]) -> None:
+@pytest.mark.parametrize("other", [pytest.param(path, id=path.name) for path in _others()[:1]] or [THIS_AGAIN])
+def test_another_python_links_the_objects_of_the_first(tmp_path: Path, nvcc_env: dict[str, str], other: Path) -> None:
+    """The test's id says which is the other."""
     objects = tmp_path / "objects"
     made: list[dict[str, int]] = []
     rows = []
-    for number, python in enumerate([sys.executable, _other()]):
+    for number, python in enumerate([sys.executable, other]):
         folder = tmp_path / str(number)
         defines = {
             "ATOMR_CUTLASS_PRESET": "smoke", "ATOMR_CUTLASS_ARCHS": "80", "ATOMR_CUTLASS_KERNELS": "simt*align1",

@@ -1,4 +1,4 @@
-"""`build` and `pack`: packs of cubins, made from files of keys, looked at and put together."""
+"""`build` and `pack`: packs of either form, made from files of keys, looked at, and put together if of cubins."""
 
 from __future__ import annotations
 

@@ -414,32 +414,36 @@ def _compile_empty_pack(headers: Path, library: Path) -> str:
     return process.stderr
 
 
-_NEW_FIELD = ("  int32_t split_k;", "  int64_t novelty;\n")
-"""Of a GEMM's arguments: what it comes before, and its declaration."""
+_NEXT_FIELD = "  FIELD(int32_t, split_k)"
+"""Of a GEMM's arguments."""
 
 
 def test_a_pack_of_another_layout_is_refused_and_the_field_is_named(tmp_path: Path, headers: Path) -> None:
     pack = tmp_path / "other.so"
     assert _compile_empty_pack(headers, tmp_path / "same.so") == ""
     assert load_pack(tmp_path / "same.so") == 0
-    _insert(headers / "atomr_cutlass/kernel_abi.h", *_NEW_FIELD)
-    _insert(headers / "atomr_cutlass/abi_layout.h", "FIELD(split_k), FIELD(swizzle)", "FIELD(novelty), ")
+    _insert(headers / "atomr_cutlass/kernel_abi.h", _NEXT_FIELD, "  FIELD(int64_t, novelty) \\\n")
     assert _compile_empty_pack(headers, pack) == ""
     said = _refusal(pack)
     assert said.startswith(f"{pack} was built for another layout of the ABI's structs (")
     assert said.endswith("): this package lacks atomr_cutlass_gemm_args.novelty: rebuild the pack")
 
 
-def test_a_field_that_no_list_has_does_not_compile(tmp_path: Path, headers: Path) -> None:
-    _insert(headers / "atomr_cutlass/kernel_abi.h", *_NEW_FIELD)
-    assert "a field is missing from the struct's list" in _compile_empty_pack(headers, tmp_path / "pack.so")
+@pytest.mark.parametrize(
+    ("before", "text"), [(_NEXT_FIELD, "  FIELD(int16_t, novelty) \\\n"), ("} Name;", "int64_t novelty; ")]
+)
+def test_bytes_that_no_listed_field_has_do_not_compile(tmp_path: Path, headers: Path, before: str, text: str) -> None:
+    """A gap that the compiler leaves, or a field that is declared beside the list's."""
+    _insert(headers / "atomr_cutlass/kernel_abi.h", before, text)
+    assert "fill gaps with fields named padding" in _compile_empty_pack(headers, tmp_path / "pack.so")
 
 
 def test_every_struct_of_the_abi_has_its_list() -> None:
     named = set()
     for header in ("kernel_abi.h", "jit_abi.h"):
         text = (ROOT / "cpp/include/atomr_cutlass" / header).read_text()
-        named |= set(re.findall(r"^(?:typedef )?struct (\w+) {$", text, re.MULTILINE))
+        named |= set(re.findall(r"^ATOMR_CUTLASS_STRUCT\((\w+)\)$", text, re.MULTILINE))
+        assert re.findall(r"\bstruct (\w+) {", text) == ["Name"] * (header == "kernel_abi.h")
     assert named == set(_core.layout())
 
 

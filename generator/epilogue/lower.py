@@ -15,7 +15,7 @@ COMMON, SCALED_COMMON = "common", "scaled_common"
 """The trees that most programs ask for, in one kernel: see `common`."""
 SOURCE = "source"
 
-_LIES = {
+_LAYOUTS = {
     SCALAR: "kScalar",
     ROW: "kRow",
     COLUMN: "kColumn",
@@ -173,10 +173,12 @@ def _literal(number: str) -> str:
 
 def _input(kind: str, dtype: str) -> str:
     element = "uint8_t" if kind == MASK else CutlassDtype(dtype).cpp
-    return f"TreeInput<Lies::{_LIES[kind]}, {element}>"
+    return f"TreeInput<OperandLayout::{_LAYOUTS[kind]}, {element}>"
 
 
 def _output(kind: str, dtype: str, reduction: str) -> str:
     element = "uint8_t" if kind == MASK else CutlassDtype(dtype).cpp
-    words = [f"Lies::{_LIES[kind]}", element, *([f"Reduction::{_REDUCTIONS[reduction]}"] if reduction else [])]
+    words = [f"OperandLayout::{_LAYOUTS[kind]}", element]
+    if reduction:
+        words.append(f"Reduction::{_REDUCTIONS[reduction]}")
     return f"TreeOutput<{', '.join(words)}>"

@@ -474,9 +474,9 @@ def test_sources_with_trees(epilogue: GemmEpilogue, arch: SmArch) -> None:
         assert "struct Tree {" in source
     # The matrix like D is loaded as the C operand, unless there is a C.
     half = GemmRequest(GemmShape(256, 256, 256), dtype=D.F16, arch=arch, epilogue=GemmEpilogue(tree=TREE))
-    assert "Lies::kSource" in half.render_cu()[0]
+    assert "OperandLayout::kSource" in half.render_cu()[0]
     with_c = dataclasses.replace(half, epilogue=GemmEpilogue(beta=1.0, tree=TREE))
-    assert "Lies::kSource" not in with_c.render_cu()[0]
+    assert "OperandLayout::kSource" not in with_c.render_cu()[0]
 
 
 # ----------------------------------------------------------------------------------------------------------------------

@@ -337,9 +337,9 @@ struct ConvSm80 {
     int64_t const pixels_y = int64_t(args.n) * args.p * args.q;
     if (pixels_x > largest || pixels_y > largest - int64_t(Tile::kK) * args.split_k) return false;
     if (int64_t(args.r) * args.s * args.c > largest || int64_t(args.r) * args.s * args.k > largest) return false;
-    Problem const one = problem(args);
-    if (Kernel::Mma::IteratorA::can_implement(one) != cutlass::Status::kSuccess) return false;
-    if (Kernel::Mma::IteratorB::can_implement(one) != cutlass::Status::kSuccess) return false;
+    Problem const of_group = problem(args);
+    if (Kernel::Mma::IteratorA::can_implement(of_group) != cutlass::Status::kSuccess) return false;
+    if (Kernel::Mma::IteratorB::can_implement(of_group) != cutlass::Status::kSuccess) return false;
     dim3 const blocks = grid(params(args));
     return blocks.y <= 65535u && blocks.z <= 65535u;
   }

@@ -10,7 +10,7 @@ namespace atomr_cutlass {
 template <bool kNarrow>
 struct CommonTree {
   using Value = float;
-  using Inputs = Operands<TreeInput<Lies::kRow, Told>>;
+  using Inputs = Operands<TreeInput<OperandLayout::kRow, Told>>;
   using Outputs = Operands<>;
 
   template <class Activation>

@@ -466,12 +466,12 @@ struct EpilogueBuffers {
     int const half = columns % 16 == 0 && columns > 32 ? columns / 2 : columns;
     EpilogueBuffers const smaller[] = {{columns, 3}, {columns, 2}, {half, 3}, {half, 2}};
     EpilogueBuffers best{columns, count};
-    auto const stages = [&](EpilogueBuffers const& one) {
-      return (kShared - kBarriers - one.columns * one.count * column_bytes) / stage_bytes;
+    auto const stages = [&](EpilogueBuffers const& buffers) {
+      return (kShared - kBarriers - buffers.columns * buffers.count * column_bytes) / stage_bytes;
     };
     if (stages(best) >= kMany) return best;
-    for (EpilogueBuffers const& one : smaller) {
-      if (one.count <= count && stages(one) > stages(best)) best = one;
+    for (EpilogueBuffers const& buffers : smaller) {
+      if (buffers.count <= count && stages(buffers) > stages(best)) best = buffers;
     }
     return best;
   }

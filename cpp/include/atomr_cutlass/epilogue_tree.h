@@ -20,14 +20,14 @@
 
 namespace atomr_cutlass {
 
-// How an operand lies over D, whose rows are along M. A mask is bits along N, the lowest of each byte first. The source
+// An operand's layout over D, whose rows are along M. A mask is bits along N, the lowest of each byte first. The source
 // is a matrix of D's type that comes by the way of C.
-enum class Lies : uint8_t { kScalar, kRow, kColumn, kMatrix, kMask, kSource };
+enum class OperandLayout : uint8_t { kScalar, kRow, kColumn, kMatrix, kMask, kSource };
 enum class Reduction : uint8_t { kNone, kSum, kMax, kAmax };
 
-template <Lies lies, class Element_>
+template <OperandLayout layout, class Element_>
 struct TreeInput {
-  static constexpr Lies kLies = lies;
+  static constexpr OperandLayout kLayout = layout;
   using Element = Element_;
 };
 
@@ -39,9 +39,9 @@ enum { kToldNothing = 0, kToldFloat = 1, kToldHalf = 2, kToldBfloat = 3, kToldBi
 template <class Tree>
 inline constexpr bool kIsChosen = false;
 
-template <Lies lies, class Element_, Reduction reduction = Reduction::kNone>
+template <OperandLayout layout, class Element_, Reduction reduction = Reduction::kNone>
 struct TreeOutput {
-  static constexpr Lies kLies = lies;
+  static constexpr OperandLayout kLayout = layout;
   static constexpr Reduction kReduction = reduction;
   using Element = Element_;
 };
@@ -65,23 +65,23 @@ using InputOf = typename OperandAt<kIndex, typename Tree::Inputs>::Type;
 template <class Tree, int kIndex>
 using OutputOf = typename OperandAt<kIndex, typename Tree::Outputs>::Type;
 
-// How many inputs before kIndex lie so: the place of a vector among the staged ones.
-template <class Tree, Lies lies, int kIndex>
+// How many inputs before kIndex have a layout: the place of a vector among the staged ones.
+template <class Tree, OperandLayout layout, int kIndex>
 constexpr int staged_before() {
   if constexpr (kIndex == 0) {
     return 0;
   } else {
-    return staged_before<Tree, lies, kIndex - 1>() + int(InputOf<Tree, kIndex - 1>::kLies == lies);
+    return staged_before<Tree, layout, kIndex - 1>() + int(InputOf<Tree, kIndex - 1>::kLayout == layout);
   }
 }
 
-// Whether a tree has outputs that lie so, or an input that is the source.
-template <class Tree, Lies lies, int kIndex = 0>
+// Whether a tree has an input of a layout.
+template <class Tree, OperandLayout layout, int kIndex = 0>
 constexpr bool reads() {
   if constexpr (kIndex == Tree::Inputs::kCount) {
     return false;
   } else {
-    return InputOf<Tree, kIndex>::kLies == lies || reads<Tree, lies, kIndex + 1>();
+    return InputOf<Tree, kIndex>::kLayout == layout || reads<Tree, layout, kIndex + 1>();
   }
 }
 
@@ -199,9 +199,10 @@ struct TreeParams {
 
   // Element (m, n) of an operand.
   template <class Element>
-  CUTLASS_DEVICE Element* at(int operand, int batch, int m, int n) const {
-    atomr_cutlass_tree_operand const& one = operands[operand];
-    return static_cast<Element*>(one.pointer) + batch * one.batch_stride + m * one.stride_m + n * one.stride_n;
+  CUTLASS_DEVICE Element* at(int index, int batch, int m, int n) const {
+    atomr_cutlass_tree_operand const& operand = operands[index];
+    return static_cast<Element*>(operand.pointer) + batch * operand.batch_stride + m * operand.stride_m +
+           n * operand.stride_n;
   }
 
   // Of a tree that the arguments choose.
@@ -264,8 +265,8 @@ CUTLASS_DEVICE void exchange(Value (&values)[4]) {
 template <class Tree, int kTileM, int kTileN>
 struct StagedVectors {
   using Value = typename Tree::Value;
-  static constexpr int kRows = staged_before<Tree, Lies::kRow, Tree::Inputs::kCount>();
-  static constexpr int kColumns = staged_before<Tree, Lies::kColumn, Tree::Inputs::kCount>();
+  static constexpr int kRows = staged_before<Tree, OperandLayout::kRow, Tree::Inputs::kCount>();
+  static constexpr int kColumns = staged_before<Tree, OperandLayout::kColumn, Tree::Inputs::kCount>();
   Value rows[kRows > 0 ? kRows : 1][kRows > 0 ? kTileN : 1];
   Value columns[kColumns > 0 ? kColumns : 1][kColumns > 0 ? kTileM : 1];
 };
@@ -304,13 +305,13 @@ struct TreeThread {
         constexpr int kIndex = decltype(index)::value;
         using Input = InputOf<Tree, kIndex>;
         using Element = typename Input::Element;
-        constexpr int kPlace = staged_before<Tree, Input::kLies, kIndex>();
-        if constexpr (Input::kLies == Lies::kRow) {
+        constexpr int kPlace = staged_before<Tree, Input::kLayout, kIndex>();
+        if constexpr (Input::kLayout == OperandLayout::kRow) {
           constexpr int kTileN = int(sizeof(staged->rows[0]) / sizeof(Value));
           for (int i = thread; i < kTileN; i += threads) {
             staged->rows[kPlace][i] = tile_n + i < count_n ? of_row<kIndex>(tile_n + i) : Value(0);
           }
-        } else if constexpr (Input::kLies == Lies::kColumn) {
+        } else if constexpr (Input::kLayout == OperandLayout::kColumn) {
           constexpr int kTileM = int(sizeof(staged->columns[0]) / sizeof(Value));
           for (int i = thread; i < kTileM; i += threads) {
             staged->columns[kPlace][i] =
@@ -327,8 +328,9 @@ struct TreeThread {
       constexpr int kIndex = decltype(index)::value;
       using Input = InputOf<Tree, kIndex>;
       using Element = typename Input::Element;
-      if constexpr (Input::kLies == Lies::kScalar) scalars[kIndex] = widened<Value>(*at<Element const>(kIndex, 0, 0));
-      if constexpr (Input::kLies == Lies::kMatrix) look_at<Element>(kIndex);
+      if constexpr (Input::kLayout == OperandLayout::kScalar)
+        scalars[kIndex] = widened<Value>(*at<Element const>(kIndex, 0, 0));
+      if constexpr (Input::kLayout == OperandLayout::kMatrix) look_at<Element>(kIndex);
     });
     unrolled<kOutputs>([&](auto index) {
       constexpr int kIndex = decltype(index)::value;
@@ -337,9 +339,9 @@ struct TreeThread {
       totals[kIndex] = nothing<Value>(Output::kReduction);
       CUTLASS_PRAGMA_UNROLL
       for (int i = 0; i < Lanes::kKeptColumns; ++i) kept[kIndex][i] = totals[kIndex];
-      if constexpr (Output::kLies == Lies::kMatrix) look_at<Element>(kInputs + kIndex);
+      if constexpr (Output::kLayout == OperandLayout::kMatrix) look_at<Element>(kInputs + kIndex);
       // Words of bits.
-      if constexpr (Output::kLies == Lies::kMask) look_at<uint32_t, 1>(kInputs + kIndex);
+      if constexpr (Output::kLayout == OperandLayout::kMask) look_at<uint32_t, 1>(kInputs + kIndex);
     });
   }
 
@@ -372,7 +374,7 @@ struct TreeThread {
     unrolled<kOutputs>([&](auto index) {
       constexpr int kIndex = decltype(index)::value;
       using Output = OutputOf<Tree, kIndex>;
-      if constexpr (Output::kReduction != Reduction::kNone && Output::kLies == Lies::kScalar) {
+      if constexpr (Output::kReduction != Reduction::kNone && Output::kLayout == OperandLayout::kScalar) {
         Value const total = over_lanes<Output::kReduction, 31>(totals[kIndex]);
         if (threadIdx.x % 32 == 0) reduce_into<Output::kReduction>(at<Value>(kInputs + kIndex, 0, 0), total);
       }
@@ -385,7 +387,7 @@ struct TreeThread {
     unrolled<kOutputs>([&](auto index) {
       constexpr int kIndex = decltype(index)::value;
       using Output = OutputOf<Tree, kIndex>;
-      if constexpr (Output::kReduction != Reduction::kNone && Output::kLies == Lies::kRow) {
+      if constexpr (Output::kReduction != Reduction::kNone && Output::kLayout == OperandLayout::kRow) {
         CUTLASS_PRAGMA_UNROLL
         for (int i = 0; i < Lanes::kKeptColumns; ++i) {
           int const n = column(i);
@@ -439,11 +441,12 @@ struct TreeThread {
   }
 
   template <class Element, int kSize = sizeof(Element)>
-  CUTLASS_DEVICE void look_at(int operand) {
-    atomr_cutlass_tree_operand const& one = params.operands[operand];
+  CUTLASS_DEVICE void look_at(int index) {
+    atomr_cutlass_tree_operand const& operand = params.operands[index];
     constexpr int kBytes = vector_bytes<Element>();
-    bool const rows = (one.stride_m | one.batch_stride) * kSize % kBytes == 0;
-    if (one.stride_n == 1 && rows && reinterpret_cast<uintptr_t>(one.pointer) % kBytes == 0) wide |= 1u << operand;
+    bool const rows = (operand.stride_m | operand.batch_stride) * kSize % kBytes == 0;
+    bool const start = reinterpret_cast<uintptr_t>(operand.pointer) % kBytes == 0;
+    if (operand.stride_n == 1 && rows && start) wide |= 1u << index;
   }
 
   // Of eight elements, as much as one instruction moves.
@@ -467,9 +470,9 @@ struct TreeThread {
     CUTLASS_PRAGMA_UNROLL
     for (int j = 0; j < 16; ++j) {
       if (first + j >= kCount) return false;
-      auto const one = places(first + j);
-      same = same && one.m - origin.m == (j / 2 % 2) * (places((first + 2) % kCount).m - origin.m);
-      same = same && one.n - origin.n == j / 4 * 8 + j % 2;
+      auto const relative = places(first + j);
+      same = same && relative.m - origin.m == (j / 2 % 2) * (places((first + 2) % kCount).m - origin.m);
+      same = same && relative.n - origin.n == j / 4 * 8 + j % 2;
     }
     return same;
   }
@@ -592,8 +595,8 @@ struct TreeThread {
     bool same = true;
     CUTLASS_PRAGMA_UNROLL
     for (int j = 0; j < kCount; ++j) {
-      auto const first = places(j / kRun * kRun), one = places(j);
-      same = same && first.n % kRun == 0 && one.m == first.m && one.n == first.n + j % kRun;
+      auto const first = places(j / kRun * kRun), relative = places(j);
+      same = same && first.n % kRun == 0 && relative.m == first.m && relative.n == first.n + j % kRun;
     }
     return same;
   }
@@ -616,7 +619,7 @@ struct TreeThread {
   CUTLASS_DEVICE void read(Value (&to)[kCount], Places const& places, Source const& source) const {
     using Input = InputOf<Tree, kIndex>;
     using Element = typename Input::Element;
-    if constexpr (Input::kLies == Lies::kMatrix) {
+    if constexpr (Input::kLayout == OperandLayout::kMatrix) {
       if ((wide >> kIndex & 1) != 0 && are_blocks<kCount>(places, 0) && are_blocks<kCount>(places, kCount - 16)) {
         CUTLASS_PRAGMA_UNROLL
         for (int first = 0; first < kCount; first += 16) read_blocks<kIndex, Element, kCount>(to, places, first);
@@ -640,24 +643,24 @@ struct TreeThread {
       CUTLASS_PRAGMA_UNROLL
       for (int j = 0; j < kCount; ++j) {
         auto const relative = places(j);
-        if constexpr (Input::kLies == Lies::kScalar) {
+        if constexpr (Input::kLayout == OperandLayout::kScalar) {
           to[j] = scalars[kIndex];
-        } else if constexpr (Input::kLies == Lies::kSource) {
+        } else if constexpr (Input::kLayout == OperandLayout::kSource) {
           to[j] = widened<Value>(Element(source(j)));
-        } else if constexpr (Input::kLies == Lies::kMask) {
+        } else if constexpr (Input::kLayout == OperandLayout::kMask) {
           Place const here = place(places, j);
           unsigned const byte = here.inside ? *at<uint8_t const>(kIndex, here.m, here.n / 8) : 0;
           to[j] = Value(byte >> here.n % 8 & 1);
-        } else if constexpr (Input::kLies == Lies::kRow) {
+        } else if constexpr (Input::kLayout == OperandLayout::kRow) {
           if constexpr (kIsStaged) {
-            to[j] = staged->rows[staged_before<Tree, Lies::kRow, kIndex>()][first_n + relative.n];
+            to[j] = staged->rows[staged_before<Tree, OperandLayout::kRow, kIndex>()][first_n + relative.n];
           } else {
             Place const here = place(places, j);
             to[j] = here.n < count_n ? of_row<kIndex>(here.n) : Value(0);
           }
         } else {
           if constexpr (kIsStaged) {
-            to[j] = staged->columns[staged_before<Tree, Lies::kColumn, kIndex>()][first_m + relative.m];
+            to[j] = staged->columns[staged_before<Tree, OperandLayout::kColumn, kIndex>()][first_m + relative.m];
           } else {
             Place const here = place(places, j);
             to[j] = here.m < count_m ? widened<Value>(*at<Element const>(kIndex, here.m, 0)) : Value(0);
@@ -671,17 +674,17 @@ struct TreeThread {
   CUTLASS_DEVICE void write(Value const (&from)[kCount], Places const& places, int first_kept) {
     using Output = OutputOf<Tree, kIndex>;
     constexpr int kOperand = kInputs + kIndex;
-    if constexpr (Output::kLies == Lies::kMask) {
+    if constexpr (Output::kLayout == OperandLayout::kMask) {
       write_mask<kOperand, kCount>(from, places);
     } else if constexpr (Output::kReduction == Reduction::kNone) {
       write_matrix<kOperand, typename Output::Element, kCount>(from, places);
-    } else if constexpr (Output::kLies == Lies::kScalar) {
+    } else if constexpr (Output::kLayout == OperandLayout::kScalar) {
       CUTLASS_PRAGMA_UNROLL
       for (int j = 0; j < kCount; ++j) {
         Value const value = reducible<Output::kReduction>(from[j], place(places, j).inside);
         totals[kIndex] = reduced(Output::kReduction, totals[kIndex], value);
       }
-    } else if constexpr (Output::kLies == Lies::kRow && Lanes::kKeptColumns > 0) {
+    } else if constexpr (Output::kLayout == OperandLayout::kRow && Lanes::kKeptColumns > 0) {
       CUTLASS_PRAGMA_UNROLL
       for (int j = 0; j < kCount; ++j) {
         Value const value = reducible<Output::kReduction>(from[j], place(places, j).inside);
@@ -689,7 +692,7 @@ struct TreeThread {
         to = reduced(Output::kReduction, to, value);
       }
     } else {
-      reduce_lines<kOperand, Output::kReduction, Output::kLies == Lies::kRow, kCount>(from, places);
+      reduce_lines<kOperand, Output::kReduction, Output::kLayout == OperandLayout::kRow, kCount>(from, places);
     }
   }
 
@@ -736,8 +739,8 @@ struct TreeThread {
         CUTLASS_PRAGMA_UNROLL
         for (int i = j; i < kCount; ++i) {
           if (places(i).m != group.m || places(i).n / 8 != group.n / 8) continue;
-          Place const one = place(places, i);
-          if (one.inside && from[i] != Value(0)) bits |= 1u << one.n % 8;
+          Place const there = place(places, i);
+          if (there.inside && from[i] != Value(0)) bits |= 1u << there.n % 8;
         }
         CUTLASS_PRAGMA_UNROLL
         for (int lanes = 1; lanes < 32; lanes *= 2) {
@@ -803,7 +806,7 @@ struct TreeEpilogue {
   using Tree = Tree_;
   using Lanes = Lanes_;
   static constexpr bool kScaled = kScaled_;
-  static constexpr bool kSource = reads<Tree, Lies::kSource>();
+  static constexpr bool kSource = reads<Tree, OperandLayout::kSource>();
 };
 
 template <class Epilogue>

@@ -75,7 +75,7 @@ struct GemmFewSm90 {
   // Of the model that divides a problem.
   static constexpr int64_t kDramBytesPer10Ps = 48, kL2BytesPer10Ps = 120, kReadBytesPerNs = kAlongK ? 120 : 57;
   static constexpr int64_t kBoxPicoseconds = kAlongK ? 64000 : 140000, kWidePicoseconds = 380;
-  static constexpr int64_t kStoredPicoseconds = 350, kExchangedPicoseconds = 230, kAddedPicoseconds = 880000;
+  static constexpr int64_t kStoredPicoseconds = 350, kGatheredPicoseconds = 230, kAddedPicoseconds = 880000;
   static constexpr int64_t kExposedPercent = 20, kAstrayRows = 4;
 
   struct Params {
@@ -177,7 +177,7 @@ struct GemmFewSm90 {
       if (part > most) most = part;
     }
     int64_t taken = most + (sum - most) * kExposedPercent / 100 + waves * height * few * kStoredPicoseconds / split;
-    if (split > 1) taken += waves * (height * few * kExchangedPicoseconds + kAddedPicoseconds);
+    if (split > 1) taken += waves * (height * few * kGatheredPicoseconds + kAddedPicoseconds);
     return taken;
   }
 

@@ -178,7 +178,7 @@ struct GemmSm90 {
   using Args = atomr_cutlass_gemm_args;
 
   // 8-bit and tf32 operands reach WGMMA contiguous along K, or through registers, which only its first operand may
-  // take. For a row-major B of such a type the builder therefore computes D^T = B^T A^T. It exchanges M and N of the
+  // take. For a row-major B of such a type the builder therefore computes D^T = B^T A^T. It swaps M and N of the
   // problem itself; the epilogue has to be given D as it then lies.
   static constexpr bool kSwapped = cutlass::gemm::collective::detail::is_swapAB<ElementA, LayoutA, ElementB, LayoutB>();
   using EpilogueLayout =

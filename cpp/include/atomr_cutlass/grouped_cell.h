@@ -62,13 +62,13 @@ struct GroupedScaledVisitor : ScaledVisitor<kTileM, kTileN> {
       : Base(params.common, shared),
         groups(&params) {}
 
-  template <class One>
-  struct Callbacks : One {
+  template <class Common>
+  struct Callbacks : Common {
     float const* scale_a;
     float const* scale_b;
 
-    CUTLASS_DEVICE Callbacks(One const& one, float const* scale_a, float const* scale_b)
-        : One(one),
+    CUTLASS_DEVICE Callbacks(Common const& common, float const* scale_a, float const* scale_b)
+        : Common(common),
           scale_a(scale_a),
           scale_b(scale_b) {}
 
@@ -76,16 +76,16 @@ struct GroupedScaledVisitor : ScaledVisitor<kTileM, kTileN> {
       ScaledParams group = this->params;
       group.scale_a = scale_a;
       group.scale_b = scale_b;
-      One::begin(group);
+      Common::begin(group);
     }
   };
 
   template <bool kReferenceSource, class... A>
   CUTLASS_DEVICE auto get_consumer_store_callbacks(
       cutlass::epilogue::fusion::detail::ConsumerStoreArgs<A...> const& args) {
-    auto const one = Base::template get_consumer_store_callbacks<kReferenceSource>(args);
+    auto const common = Base::template get_consumer_store_callbacks<kReferenceSource>(args);
     int const g = cute::get<3>(args.tile_coord_mnkl);
-    return Callbacks<cute::remove_cvref_t<decltype(one)>>(one, groups->scale_a[g], groups->scale_b[g]);
+    return Callbacks<cute::remove_cvref_t<decltype(common)>>(common, groups->scale_a[g], groups->scale_b[g]);
   }
 
   Params const* groups;
@@ -109,10 +109,10 @@ struct GroupedTreeParams : TreeParams<Tree> {
   }
 
   template <class Element>
-  CUTLASS_DEVICE Element* at(int operand, int group, int m, int n) const {
-    if (!listed) return TreeParams<Tree>::template at<Element>(operand, group, m, n);
-    atomr_cutlass_tree_operand const& one = this->operands[operand];
-    return static_cast<Element* const*>(one.pointer)[group] + m * one.stride_m + n * one.stride_n;
+  CUTLASS_DEVICE Element* at(int index, int group, int m, int n) const {
+    if (!listed) return TreeParams<Tree>::template at<Element>(index, group, m, n);
+    atomr_cutlass_tree_operand const& operand = this->operands[index];
+    return static_cast<Element* const*>(operand.pointer)[group] + m * operand.stride_m + n * operand.stride_n;
   }
 
   CUTLASS_DEVICE ScaledParams scales(int group) const {

@@ -127,9 +127,9 @@ struct RegisterMainloop : TmaMainloop<Policy, Tile, ElementA, StrideA, ElementB,
   }
 };
 
-// With both operands row-major: of D^T = B^T A^T, whose first operand is B. The kernel exchanges M and N itself.
+// With both operands row-major: of D^T = B^T A^T, whose first operand is B. The kernel swaps M and N itself.
 template <class Mainloop>
-struct ExchangedMainloop : Mainloop {
+struct SwappedMainloop : Mainloop {
   using ElementA = typename Mainloop::ElementB;
   using StrideA = typename Mainloop::StrideB;
   using ElementB = typename Mainloop::ElementA;
@@ -142,20 +142,20 @@ struct ExchangedMainloop : Mainloop {
     ElementB const* ptr_B;
     StrideB dB;
 
-    typename Mainloop::Arguments exchanged() const { return {ptr_B, dB, ptr_A, dA}; }
+    typename Mainloop::Arguments swapped() const { return {ptr_B, dB, ptr_A, dA}; }
   };
 
   template <class Problem>
-  static auto exchanged(Problem const& problem) {
+  static auto swapped(Problem const& problem) {
     return cute::make_shape(cute::get<1>(problem), cute::get<0>(problem), cute::get<2>(problem), cute::get<3>(problem));
   }
   template <class Problem>
   static auto to_underlying_arguments(Problem const& problem, Arguments const& args, void* workspace) {
-    return Mainloop::to_underlying_arguments(exchanged(problem), args.exchanged(), workspace);
+    return Mainloop::to_underlying_arguments(swapped(problem), args.swapped(), workspace);
   }
   template <class Problem>
   static bool can_implement(Problem const& problem, Arguments const& args) {
-    return Mainloop::can_implement(exchanged(problem), args.exchanged());
+    return Mainloop::can_implement(swapped(problem), args.swapped());
   }
 };
 
@@ -167,10 +167,10 @@ struct TmaMainloopOf<cutlass::gemm::collective::CollectiveMma<
   using Policy = cutlass::gemm::MainloopSm90TmaGmmaRmemAWarpSpecialized<kStages, Cluster, Schedule>;
   template <class First, class Second>
   using Of = RegisterMainloop<Policy, Tile, float, First, float, Second, TiledMma>;
-  static constexpr bool kExchanged = !cutlass::gemm::detail::is_major<0, StrideA>();
+  static constexpr bool kSwapped = !cutlass::gemm::detail::is_major<0, StrideA>();
   // With both of them contiguous along rows, CUTLASS's kernels transpose the second in shared memory.
-  static_assert(kExchanged == cutlass::gemm::detail::is_major<0, StrideB>(), "one operand is contiguous along K");
-  using Type = cute::conditional_t<kExchanged, ExchangedMainloop<Of<StrideB, StrideA>>, Of<StrideA, StrideB>>;
+  static_assert(kSwapped == cutlass::gemm::detail::is_major<0, StrideB>(), "one operand is contiguous along K");
+  using Type = cute::conditional_t<kSwapped, SwappedMainloop<Of<StrideB, StrideA>>, Of<StrideA, StrideB>>;
 };
 
 }  // namespace atomr_cutlass

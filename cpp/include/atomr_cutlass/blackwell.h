@@ -152,19 +152,6 @@ CUTLASS_DEVICE constexpr bool fits_in_tensor_memory() {
   return true;
 }
 
-template <class Epilogue, int kTileM, int kTileN, class ElementD, class Linear>
-struct BlackwellFusionOf {
-  using Type = Linear;
-};
-template <int kTileM, int kTileN, class ElementD, class Linear>
-struct BlackwellFusionOf<ScaledEpilogue, kTileM, kTileN, ElementD, Linear> {
-  using Type = ConvertingVisitor<ElementD, ScaledVisitor<kTileM, kTileN>>;
-};
-template <class Tree, bool kScaled, class Lanes, int kTileM, int kTileN, class ElementD, class Linear>
-struct BlackwellFusionOf<TreeEpilogue<Tree, kScaled, Lanes>, kTileM, kTileN, ElementD, Linear> {
-  using Type = TreeVisitor<TreeEpilogue<Tree, kScaled, Lanes>, kTileM, kTileN, ElementD>;
-};
-
 // `Tile` is the MMA's: of one thread block, or of the two that a 2-SM schedule of sm_100 pairs along M. StageCount
 // void: as many stages as fit beside the epilogue.
 template <class Arch, class OpClass, class ElementA, class LayoutA, int kAlignA, class ElementB, class LayoutB,
@@ -177,8 +164,9 @@ struct BlackwellGemm {
   static constexpr bool kPair = cute::is_base_of_v<cutlass::gemm::KernelSchedule2Sm, MainloopSchedule>;
   static constexpr int kTileM = cute::size<0>(Tile{}) / (kPair ? 2 : 1), kTileN = cute::size<1>(Tile{});
 
-  using Fusion =
-      typename BlackwellFusionOf<Epilogue, kTileM, kTileN, ElementD, LinearVisitor<ElementD, ElementCompute>>::Type;
+  using Fusion = typename VisitorOf<Epilogue, LinearVisitor<ElementD, ElementCompute>,
+                                    ConvertingVisitor<ElementD, ScaledVisitor<kTileM, kTileN>>, kTileM, kTileN,
+                                    ElementD, TreeParams, false>::Type;
   // Beside scales, two accumulators of 256 columns do not fit in tensor memory: they overlap by a step of the epilogue,
   // which CUTLASS makes 128 columns wide, too wide for the registers.
   static constexpr bool kOverlapping = kTileN == 256 && cute::is_same_v<Arch, cutlass::arch::Sm100> &&

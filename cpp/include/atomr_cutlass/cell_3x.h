@@ -81,6 +81,15 @@ void fill_epilogue(Linear& thread, atomr_cutlass_gemm_args const& args, bool) {
   thread.beta = decltype(thread.beta)(args.beta);
 }
 
+// The addresses of C and D; returns whether there is a C. The TMA epilogue encodes a tensor map of C whether or not it
+// is read, and the driver refuses a null address.
+template <class Arguments>
+bool fill_results(Arguments& epilogue, void const* c, void* d) {
+  epilogue.ptr_C = static_cast<decltype(epilogue.ptr_C)>(c != nullptr ? c : d);
+  epilogue.ptr_D = static_cast<decltype(epilogue.ptr_D)>(d);
+  return c != nullptr;
+}
+
 // A GEMM kernel's arguments, without scales of blocks.
 template <class Kernel>
 typename Kernel::Arguments gemm_arguments(atomr_cutlass_gemm_args const& args, bool block_scales) {
@@ -94,12 +103,9 @@ typename Kernel::Arguments gemm_arguments(atomr_cutlass_gemm_args const& args, b
   mainloop.dB = stride_of<typename Kernel::StrideB>(args.ldb, args.batch_stride_b);
   auto& epilogue = result.epilogue;
   fill_epilogue(epilogue.thread, args, block_scales);
-  // The TMA epilogue encodes a tensor map of C whether or not it is read, and the driver refuses a null address.
-  bool const has_c = args.c != nullptr;
-  epilogue.ptr_C = static_cast<decltype(epilogue.ptr_C)>(has_c ? args.c : args.d);
+  bool const has_c = fill_results(epilogue, args.c, args.d);
   epilogue.dC = stride_of<typename Kernel::StrideC>(has_c ? args.ldc : args.ldd,
                                                     has_c ? args.batch_stride_c : args.batch_stride_d);
-  epilogue.ptr_D = static_cast<decltype(epilogue.ptr_D)>(args.d);
   epilogue.dD = stride_of<typename Kernel::StrideD>(args.ldd, args.batch_stride_d);
   result.hw_info.sm_count = args.sm_count;
   result.hw_info.max_active_clusters = args.max_active_clusters;

@@ -28,14 +28,9 @@ namespace atomr_cutlass {
 template <class Function>
 struct BiasEpilogue {};
 
-// The visitor of an epilogue.
+// The visitor of an epilogue: a tree's, or ...
 template <class Epilogue, bool kBias, int kTileM, int kTileN, class ElementD, class Compute>
-struct ConvFusion;
-template <class Tree, bool kScaled, class Lanes, bool kBias, int kTileM, int kTileN, class ElementD, class Compute>
-struct ConvFusion<TreeEpilogue<Tree, kScaled, Lanes>, kBias, kTileM, kTileN, ElementD, Compute> {
-  using Type =
-      TreeVisitor<TreeEpilogue<Tree, kScaled, Lanes>, kTileM, kTileN, ElementD, TreeParams<Tree>, kIsChosen<Tree>>;
-};
+struct ConvFusion : VisitorOf<Epilogue, void, void, kTileM, kTileN, ElementD> {};
 template <class Function, int kTileM, int kTileN, class ElementD, class Compute>
 struct ConvFusion<BiasEpilogue<Function>, true, kTileM, kTileN, ElementD, Compute> {
   using Type = BiasVisitor<Function, kTileN, ElementD>;
@@ -73,10 +68,9 @@ struct ConvSm90 {
   static constexpr int kReserved = 2048;
   static constexpr int kStageBytes = (kTileM * int(sizeof(ElementA)) + kTileN * int(sizeof(ElementB))) * kTileK +
                                      int(sizeof(typename cutlass::PipelineTmaAsync<1>::SharedStorage));
-  static constexpr int kFitting =
-      (cutlass::gemm::collective::detail::sm90_smem_capacity_bytes - kReserved) / kStageBytes;
-  using Policy = cutlass::gemm::MainloopSm90TmaGmmaWarpSpecialized<kStages == 0 ? kFitting : kStages, Cluster,
-                                                                   cutlass::gemm::KernelTmaWarpSpecialized>;
+  using Policy =
+      cutlass::gemm::MainloopSm90TmaGmmaWarpSpecialized<kStages == 0 ? stages_beside(kReserved, kStageBytes) : kStages,
+                                                        Cluster, cutlass::gemm::KernelTmaWarpSpecialized>;
 
   // Whether an operand is contiguous along K, or along its rows.
   using AlongK = cute::Stride<int64_t, cute::Int<1>, int64_t>;
@@ -161,11 +155,8 @@ struct ConvSm90 {
     result.mainloop.ptr_A = static_cast<ElementA const*>(args.a);
     result.mainloop.ptr_B = static_cast<ElementB const*>(args.b);
     result.mainloop.geometry = geometry(args);
-    // The TMA epilogue encodes a tensor map of C whether or not it is read, and the driver refuses a null address.
-    bool const has_source = args.c_source != nullptr;
     auto& epilogue = result.epilogue;
-    epilogue.ptr_C = static_cast<ElementD const*>(has_source ? args.c_source : args.d);
-    epilogue.ptr_D = static_cast<ElementD*>(args.d);
+    bool const has_source = fill_results(epilogue, args.c_source, args.d);
     PixelTensor const d = result_d(args);
     if constexpr (kWgrad) {
       epilogue.dC = epilogue.dD = {d.stride_outer, {}, d.stride_column};

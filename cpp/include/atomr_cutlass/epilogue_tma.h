@@ -455,6 +455,9 @@ struct TmaEpilogue {
   int stores = 0;
 };
 
+// The stages of the mainloop that fit into a thread block's shared memory beside other bytes.
+constexpr int stages_beside(int bytes, int stage_bytes) { return (227 * 1024 - bytes) / stage_bytes; }
+
 // How many of a tile's columns a buffer of D holds, and how many buffers there are.
 struct EpilogueBuffers {
   int columns, count;
@@ -462,12 +465,12 @@ struct EpilogueBuffers {
   // As the builder has it; or less, where the mainloop has few stages and gains one by that. `column_bytes`: of a
   // column in a buffer. `stage_bytes`: of A and B in a stage.
   static constexpr EpilogueBuffers beside(int columns, int count, int column_bytes, int stage_bytes) {
-    constexpr int kShared = 227 * 1024, kBarriers = 1024, kMany = 8;
+    constexpr int kBarriers = 1024, kMany = 8;
     int const half = columns % 16 == 0 && columns > 32 ? columns / 2 : columns;
     EpilogueBuffers const smaller[] = {{columns, 3}, {columns, 2}, {half, 3}, {half, 2}};
     EpilogueBuffers best{columns, count};
     auto const stages = [&](EpilogueBuffers const& buffers) {
-      return (kShared - kBarriers - buffers.columns * buffers.count * column_bytes) / stage_bytes;
+      return stages_beside(kBarriers + buffers.columns * buffers.count * column_bytes, stage_bytes);
     };
     if (stages(best) >= kMany) return best;
     for (EpilogueBuffers const& buffers : smaller) {

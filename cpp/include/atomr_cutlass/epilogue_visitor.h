@@ -253,6 +253,25 @@ struct ChosenEpilogue : Base {
   Visitor visitor;
 };
 
+// The visitor of an epilogue: an adaptor's own for one without a tree, `Linear` or `Scaled`. Params: see TreeThread.
+// kChooses: whether a tree that the arguments choose is that of a ChosenEpilogue.
+template <class Epilogue, class Linear, class Scaled, int kTileM, int kTileN, class ElementD,
+          template <class> class Params = TreeParams, bool kChooses = true>
+struct VisitorOf {
+  using Type = Linear;
+};
+template <class Linear, class Scaled, int kTileM, int kTileN, class ElementD, template <class> class Params,
+          bool kChooses>
+struct VisitorOf<ScaledEpilogue, Linear, Scaled, kTileM, kTileN, ElementD, Params, kChooses> {
+  using Type = Scaled;
+};
+template <class Tree, bool kScaled, class Lanes, class Linear, class Scaled, int kTileM, int kTileN, class ElementD,
+          template <class> class Params, bool kChooses>
+struct VisitorOf<TreeEpilogue<Tree, kScaled, Lanes>, Linear, Scaled, kTileM, kTileN, ElementD, Params, kChooses> {
+  using Type = TreeVisitor<TreeEpilogue<Tree, kScaled, Lanes>, kTileM, kTileN, ElementD, Params<Tree>,
+                           kChooses && kIsChosen<Tree>>;
+};
+
 template <class Built, class Fusion>
 struct ChosenOf {
   using Type = Built;

@@ -51,24 +51,6 @@ struct BlockScales {
   using B = cute::tuple<Layout, LayoutOf<kN>>;
 };
 
-// What the collective builder is told of an epilogue: a visitor, or CUTLASS's operation. Epilogues that store from
-// registers are not the builder's: it makes the strides only.
-template <class Epilogue, int kTileM, int kTileN, class ElementD, class Compute, bool kDirect>
-struct FusionOf {
-  using Type =
-      cute::conditional_t<kDirect, cutlass::epilogue::fusion::LinearCombination<ElementD, Compute, ElementD, Compute>,
-                          LinearVisitor<ElementD, Compute, true>>;
-};
-template <int kTileM, int kTileN, class ElementD, class Compute>
-struct FusionOf<ScaledEpilogue, kTileM, kTileN, ElementD, Compute, false> {
-  using Type = ScaledVisitor<kTileM, kTileN>;
-};
-template <class Tree, bool kScaled, class Lanes, int kTileM, int kTileN, class ElementD, class Compute>
-struct FusionOf<TreeEpilogue<Tree, kScaled, Lanes>, kTileM, kTileN, ElementD, Compute, false> {
-  using Type =
-      TreeVisitor<TreeEpilogue<Tree, kScaled, Lanes>, kTileM, kTileN, ElementD, TreeParams<Tree>, kIsChosen<Tree>>;
-};
-
 template <class Epilogue, class ElementD, class Stride, bool kSwapped>
 struct StoreOf {
   using Type = ScaledStore<ElementD, Stride, kSwapped>;
@@ -195,7 +177,12 @@ struct GemmSm90 {
   static_assert(!((kIsTree<Epilogue> || kIsGated<Epilogue>) && kSwapped),
                 "a tree's operands would have to change places with the operands");
 
-  using Fusion = typename FusionOf<Epilogue, kTileM, kTileN, ElementD, ElementCompute, kDirect>::Type;
+  // What the collective builder is told of an epilogue. Those that store from registers are not the builder's: it makes
+  // the strides only.
+  using Fusion = cute::conditional_t<
+      kDirect, cutlass::epilogue::fusion::LinearCombination<ElementD, ElementCompute, ElementD, ElementCompute>,
+      typename VisitorOf<Epilogue, LinearVisitor<ElementD, ElementCompute, true>, ScaledVisitor<kTileM, kTileN>, kTileM,
+                         kTileN, ElementD>::Type>;
   using BuiltEpilogue = typename cutlass::epilogue::collective::CollectiveBuilder<
       cutlass::arch::Sm90, cutlass::arch::OpClassTensorOp, Tile, Cluster,
       typename StoredAtOnce<Tile, kCooperative>::Type, ElementAccumulator, ElementCompute, ElementD, EpilogueLayout,

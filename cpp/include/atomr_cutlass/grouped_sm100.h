@@ -67,19 +67,6 @@ struct AnyDepthVisitor : Visitor {
   }
 };
 
-template <class Epilogue, int kTileM, int kTileN, class ElementD, class ElementCompute>
-struct GroupedFusionOfSm100 {
-  using Type = LinearVisitor<ElementD, ElementCompute>;
-};
-template <int kTileM, int kTileN, class ElementD, class ElementCompute>
-struct GroupedFusionOfSm100<ScaledEpilogue, kTileM, kTileN, ElementD, ElementCompute> {
-  using Type = ConvertingVisitor<ElementD, GroupedScaledVisitor<kTileM, kTileN>>;
-};
-template <class Tree, bool kScaled, class Lanes, int kTileM, int kTileN, class ElementD, class ElementCompute>
-struct GroupedFusionOfSm100<TreeEpilogue<Tree, kScaled, Lanes>, kTileM, kTileN, ElementD, ElementCompute> {
-  using Type = TreeVisitor<TreeEpilogue<Tree, kScaled, Lanes>, kTileM, kTileN, ElementD, GroupedTreeParams<Tree>>;
-};
-
 // `Tile` is the MMA's: of one thread block, or of the two that a 2-SM schedule pairs along M. kScaleRows,
 // kScaleColumns, kScaleDepth: rows of A, columns of B and elements of K that share a block scale; zeros without any.
 template <class ElementA, class LayoutA, int kAlignA, class ElementB, class LayoutB, int kAlignB, class ElementD,
@@ -97,7 +84,9 @@ struct GroupedSm100 {
   static constexpr bool kPair = cute::is_base_of_v<cutlass::gemm::KernelSchedule2Sm, MainloopSchedule>;
   static constexpr int kTileM = cute::size<0>(Tile{}) / (kPair ? 2 : 1), kTileN = cute::size<1>(Tile{});
 
-  using Visitor = typename GroupedFusionOfSm100<Epilogue, kTileM, kTileN, ElementD, ElementCompute>::Type;
+  using Visitor = typename VisitorOf<Epilogue, LinearVisitor<ElementD, ElementCompute>,
+                                     ConvertingVisitor<ElementD, GroupedScaledVisitor<kTileM, kTileN>>, kTileM, kTileN,
+                                     ElementD, GroupedTreeParams, false>::Type;
   using CollectiveEpilogue = typename cutlass::epilogue::collective::CollectiveBuilder<
       cutlass::arch::Sm100, cutlass::arch::OpClassTensorOp, Tile, Cluster,
       cutlass::epilogue::collective::EpilogueTileAuto, ElementAccumulator, ElementCompute, ElementD, LayoutD*, kAlignD,

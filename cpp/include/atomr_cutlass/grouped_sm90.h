@@ -20,20 +20,6 @@
 
 namespace atomr_cutlass {
 
-template <class Epilogue, int kTileM, int kTileN, class ElementD>
-struct GroupedFusionOf {
-  using Type = LinearVisitor<ElementD, float>;
-};
-template <int kTileM, int kTileN, class ElementD>
-struct GroupedFusionOf<ScaledEpilogue, kTileM, kTileN, ElementD> {
-  using Type = GroupedScaledVisitor<kTileM, kTileN>;
-};
-template <class Tree, bool kScaled, class Lanes, int kTileM, int kTileN, class ElementD>
-struct GroupedFusionOf<TreeEpilogue<Tree, kScaled, Lanes>, kTileM, kTileN, ElementD> {
-  using Type = TreeVisitor<TreeEpilogue<Tree, kScaled, Lanes>, kTileM, kTileN, ElementD, GroupedTreeParams<Tree>,
-                           kIsChosen<Tree>>;
-};
-
 // kScaleRows, kScaleColumns, kScaleDepth: rows of A, columns of B and elements of K that share a block scale; zeros
 // without any.
 template <class ElementA, class LayoutA, int kAlignA, class ElementB, class LayoutB, int kAlignB, class ElementD,
@@ -50,7 +36,9 @@ struct GroupedSm90 {
                 (kScaleRows == 1 && kScaleColumns == BlockScaleMatrices::kColumns && kScaleDepth == 128));
   static_assert(cute::is_same_v<LayoutD, cutlass::layout::RowMajor>, "D is row-major");
 
-  using Fusion = typename GroupedFusionOf<Epilogue, cute::size<0>(Tile{}), cute::size<1>(Tile{}), ElementD>::Type;
+  static constexpr int kTileM = cute::size<0>(Tile{}), kTileN = cute::size<1>(Tile{});
+  using Fusion = typename VisitorOf<Epilogue, LinearVisitor<ElementD, float>, GroupedScaledVisitor<kTileM, kTileN>,
+                                    kTileM, kTileN, ElementD, GroupedTreeParams>::Type;
   using BuiltEpilogue = typename cutlass::epilogue::collective::CollectiveBuilder<
       cutlass::arch::Sm90, cutlass::arch::OpClassTensorOp, Tile, Cluster,
       cutlass::epilogue::collective::EpilogueTileAuto, ElementAccumulator, ElementCompute, ElementD, LayoutD*, kAlignD,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import dataclasses
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -11,15 +12,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from atomr_cutlass import GemmLayout, GemmRequest, GroupedGemmRequest, PlanKey, _core, reference
+from atomr_cutlass import GemmRequest, PlanKey, _core
 from atomr_cutlass.arrays import numerics, operands
 from atomr_cutlass.generator.dtypes import CutlassDtype
-from atomr_cutlass.ops.conv2d import reference as conv_reference
-from atomr_cutlass.ops.conv2d.geometry import DGRAD, FPROP
-from atomr_cutlass.ops.conv2d.request import ConvLayout
-from atomr_cutlass.ops.gemm import reference as gemm_reference
-from atomr_cutlass.ops.gemm.operation import plain
-from atomr_cutlass.ops.grouped_gemm import reference as grouped_reference
 from atomr_cutlass.pipeline.operand_table import poison
 from atomr_cutlass.pipeline.operation import operation_of
 
@@ -51,19 +46,6 @@ def fetch(operand: _core.Operand) -> Array:
     ).copy()
 
 
-def operands_of(request: GemmRequest, seed: int = 0) -> dict[str, _core.Operand]:
-    """Small whole numbers for a request: every dtype multiplies and adds them exactly."""
-    random = np.random.default_rng(seed)
-    problem = request.problem(0)
-    made = {}
-    specs = (("a", problem.a, request.layout_a), ("b", problem.b, request.layout_b), ("c", problem.c, request.layout_c))
-    for name, spec, layout in specs:
-        if spec is not None:
-            values = random.integers(-2, 3, spec.shape).astype(numerics.numpy_dtype(spec.dtype))
-            made[name] = place(values, columns=layout is GemmLayout.COL_MAJOR)
-    return made
-
-
 def product(request: GemmRequest, a: Array, b: Array, c: Array | None = None) -> Array:
     """The result of a request, for operands of small whole numbers."""
     wide = a.astype(np.float64) @ b.astype(np.float64) * request.epilogue.alpha
@@ -81,7 +63,7 @@ def store(operand: _core.Operand, values: Array) -> None:
         operands.to_numpy(alias)[...] = values
 
 
-def arrays_of(request: Any, seed: int = 0) -> dict[str, Any]:
+def operands_of(request: Any, seed: int = 0) -> dict[str, Any]:
     """Operands of any request by name, small whole numbers (scales: powers of 2), lists for those of groups."""
     random = np.random.default_rng(seed)
     made: dict[str, Any] = {}
@@ -103,46 +85,17 @@ def arrays_of(request: Any, seed: int = 0) -> dict[str, Any]:
     return made
 
 
-def expected(request: Any, given: dict[str, Any]) -> Any:
-    """The reference's result of a request for arrays on the host; lists for groups."""
-    how = {"alpha": request.epilogue.alpha, "beta": request.epilogue.beta, "out_dtype": request.result_dtype}
-    how["math"] = request.math
-    a, b, *_ = given.values()
-    if isinstance(request, GroupedGemmRequest):
-        how |= {"bias": given.get("bias"), "activation": request.epilogue.activation}
-        return grouped_reference.grouped_gemm(given["a"], given["b"], given.get("c"), **how)
-    if isinstance(request, GemmRequest):
-        scale_d = float(given["scale_d"][0]) if "scale_d" in given else None
-        scales = {name: given[name] for name in ("scale_a", "scale_b") if name in given}
-        return gemm_reference.gemm_with_amax(a, b, given.get("c"), **how, **scales, scale_d=scale_d)
-    g = request.shape.geometry
-    how |= {"stride": g.stride, "padding": g.padding, "dilation": g.dilation, "groups": g.groups}
-    nchw = request.layout is ConvLayout.NCHW
-    a, b, c = (x if x is None or not nchw else x.transpose(0, 2, 3, 1) for x in (a, b, given.get("c")))
-    if request.op == FPROP:
-        d = conv_reference.conv2d(a, b, c, bias=given.get("bias"), activation=request.epilogue.activation, **how)
-    elif request.op == DGRAD:
-        d = conv_reference.conv2d_dgrad(a, b, g.x_shape, c, bias=given.get("bias"), **how)
-    else:
-        d = conv_reference.conv2d_wgrad(a, b, g.w_shape, c, **how)
-    return d.transpose(0, 3, 1, 2) if nchw else d
-
-
-def fused(request: GemmRequest, given: dict[str, Any]) -> dict[str, Array]:
-    """The outputs of a request with an epilogue, D as `out`, for arrays on the host."""
-    assert request.tree is not None
-    scales = {name: given[name] for name in ("scale_a", "scale_b") if request.scaling}
-    c = given["c"] if request.epilogue.beta != 0 else None
-    acc = gemm_reference.gemm(
-        given["a"], given["b"], c, alpha=request.epilogue.alpha, beta=request.epilogue.beta, **scales,
-        out_dtype=CutlassDtype.F64, math=request.math,
-    )  # fmt: skip
-    read = {operand.name: given[operand.name] for operand in request.tree.inputs}
-    return reference.evaluate(request.tree, acc, read, out_dtype=request.result_dtype)
+def labelled(request: Any, given: dict[str, Any]) -> dict[str, _core.Operand]:
+    """Operands by the labels of the operand table, of operands by name."""
+    return {
+        label: view
+        for slot in operation_of(request).operands(request)[:-1]
+        for label, view in zip(slot.labels, given[slot.name] if slot.listed else [given[slot.name]], strict=True)
+    }
 
 
 @dataclass
-class FakeOpPlan:
+class FakePlan:
     """A plan that computes by the reference when it is called with its arrays, on the fake GPU."""
 
     request: Any
@@ -158,7 +111,6 @@ class FakeOpPlan:
 
     def __call__(self, *arrays: _core.Operand, out: _core.Operand, alpha: float, beta: float, stream: int) -> None:
         self.gpu.enter(self, stream)
-        assert (alpha, beta) == (self.request.epilogue.alpha, self.request.epilogue.beta)
         operation, host, views = operation_of(self.request), {}, {}
         left = [*arrays, out]
         for slot in operation.operands(self.request):
@@ -167,46 +119,13 @@ class FakeOpPlan:
                 assert (view.shape, view.dtype) == (spec.shape, slot.element or spec.dtype.dlpack)
                 host[label] = poison(slot, spec) if slot.written else fetch(view)
         assert left == []
-        probe = operation.probe(self.request, dict(host))
+        scaled = dataclasses.replace(self.request.epilogue, alpha=alpha, beta=beta)
+        probe = operation.probe(dataclasses.replace(self.request, epilogue=scaled), dict(host))
         for part in probe.parts():
             probe.compute(part)
         for slot in operation.operands(self.request):
             for label in slot.labels if slot.written else ():
                 store(views[label], host[label])
-
-
-@dataclass
-class FakePlan:
-    """A plan that multiplies when it is called, on the fake GPU."""
-
-    request: GemmRequest
-    device: int
-    gpu: FakeGpu
-    source: str = "// source"
-    kernel_name: str = "fake_kernel"
-    kernel_handle: int = 1
-
-    @property
-    def key(self) -> PlanKey:
-        return self.request.plan_key()
-
-    def __call__(
-        self,
-        a: _core.Operand,
-        b: _core.Operand,
-        c: _core.Operand | None = None,
-        *,
-        out: _core.Operand,
-        alpha: float,
-        beta: float,
-        stream: int,
-    ) -> None:
-        self.gpu.enter(self, stream)
-        wide = alpha * (fetch(a).astype(np.float64) @ fetch(b).astype(np.float64))
-        if c is not None:
-            wide = wide + beta * fetch(c).astype(np.float64)
-        result = np.ascontiguousarray(wide.astype(numerics.numpy_dtype(self.request.result_dtype)))
-        ctypes.memmove(out.pointer, result.ctypes.data, result.nbytes)
 
 
 class FakeEvent:
@@ -248,8 +167,8 @@ class FakeGpu:
         current: the stream that is current in this thread.
     """
 
-    plans: list[FakePlan | FakeOpPlan] = field(default_factory=list)
-    launches: list[tuple[FakePlan | FakeOpPlan, int]] = field(default_factory=list)
+    plans: list[FakePlan] = field(default_factory=list)
+    launches: list[tuple[FakePlan, int]] = field(default_factory=list)
     synchronized: list[tuple[int, int]] = field(default_factory=list)
     copies: list[tuple[int, int, int, int, int]] = field(default_factory=list)
     orders: list[tuple[int, int]] = field(default_factory=list)
@@ -262,11 +181,11 @@ class FakeGpu:
 
     def plan(self, request: Any, device: int) -> Any:
         """A planner for actors."""
-        made = (FakePlan if isinstance(request, GemmRequest) and plain(request) else FakeOpPlan)(request, device, self)
+        made = FakePlan(request, device, self)
         self.plans.append(made)
         return made
 
-    def enter(self, plan: FakePlan | FakeOpPlan, stream: int) -> None:
+    def enter(self, plan: FakePlan, stream: int) -> None:
         self.fail()
         self.launches.append((plan, stream))
 

@@ -9,8 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-import atomr_cutlass as ac
-from atomr_cutlass.arrays import numerics
+import request_calls
 from atomr_cutlass.pipeline import devices, verify
 from atomr_cutlass.pipeline.operation import operation_of
 
@@ -26,7 +25,7 @@ def install(
 
     Args:
         monkeypatch: takes it away again.
-        compute: what computes a part; None: what the reference backend computes.
+        compute: what computes a part; None: the operation's function on the reference computes it all.
         served_by: `prebuilt`, or `jit` where another kernel than the plan's first serves it.
     """
     asked: list[dict[str, Any]] = []
@@ -42,11 +41,13 @@ def install(
 
     def written(made: Any, arrays: dict[str, Array], _views: dict[str, Any]) -> dict[str, Array]:
         operation = operation_of(made.request)
+        if compute is None:
+            return request_calls.results_of(made.request, arrays)
         labels = {label for slot in operation.operands(made.request) if slot.written for label in slot.labels}
         own = {label: one.copy(order="K") if label in labels else one for label, one in arrays.items()}
         work = operation.probe(made.request, own)
         for part in work.parts():
-            (by_function if compute is None else compute)(work, part)
+            compute(work, part)
         return {label: own[label] for label in labels}
 
     monkeypatch.setattr(devices, "problem", lambda: "")
@@ -56,29 +57,6 @@ def install(
     monkeypatch.setattr(verify, "_timed", lambda *_: (5, 1e-3))
     monkeypatch.setattr(verify, "_written", written)
     return asked
-
-
-def by_function(work: Any, part: dict[str, Array]) -> None:
-    """Computes with the operation's function on the reference backend; trees of the caller's with the reference."""
-    request, operation = work.request, operation_of(work.request).name
-    how = work.how | {"out_dtype": request.result_dtype, "backend": "reference"}
-    how["precision"] = None if request.math in {"default", numerics.FAST} else request.math
-    if operation == "gemm" and request.epilogue.tree is None:
-        given = ("bias", "scale_a", "scale_b", "scale_d")
-        how |= {name: part[name] for name in given if name in part} | {"activation": request.epilogue.activation}
-        amax = np.zeros(1, np.float32) if "amax" in part else None
-        part["out"][...] = ac.gemm(part["a"], part["b"], part.get("c"), **how, amax=amax)
-        if amax is not None:  # not a number at first
-            np.fmax(work.arrays["amax"], amax, out=work.arrays["amax"])
-    elif operation == "grouped_gemm":
-        lists: dict[str, Any] = {name: [array] for name, array in part.items() if name != "out"}
-        del how["precision"]
-        (part["out"][...],) = ac.grouped_gemm(**lists, **how, epilogue=request.tree)
-    elif operation.startswith("conv2d") and request.tree is None:
-        functions = {"conv2d_fprop": ac.conv2d, "conv2d_dgrad": ac.conv2d_dgrad, "conv2d_wgrad": ac.conv2d_wgrad}
-        part["out"][...] = work._called(functions, part, **how)
-    else:
-        work.compute(part)
 
 
 def write_nothing(_work: Any, _part: dict[str, Array]) -> None:

@@ -22,6 +22,7 @@ import pykka
 import pytest
 
 import atomr_cutlass as ac
+import request_calls
 from atomr_cutlass import (
     CachedPlan,
     ConvDgradRequest,
@@ -51,7 +52,7 @@ from atomr_cutlass.errors import (
     UnsupportedError,
 )
 from atomr_cutlass.pipeline.operation import operation_of
-from fake_gpu import FakeGpu, arrays_of, expected, fetch, fused, operands_of, place, product
+from fake_gpu import FakeGpu, fetch, labelled, operands_of, place, product
 
 REQUEST = GemmRequest(GemmShape(8, 16, 32), dtype=D.F16, arch=SmArch.SM80)
 GEMM = CutlassMsg.Gemm(REQUEST)
@@ -276,23 +277,15 @@ def test_operands_are_multiplied_and_awaited(actor: CutlassActor, gpu: FakeGpu, 
 def test_every_kind_is_computed_and_awaited(actor: CutlassActor, gpu: FakeGpu, kind: str, form: Any) -> None:
     message = OTHERS[kind]
     for seed in range(2):
-        given = arrays_of(message.request, seed)
+        given = operands_of(message.request, seed)
+        views = labelled(message.request, given)
+        want = request_calls.results_of(message.request, {label: fetch(view) for label, view in views.items()})
         result = actor.handle(type(message)(message.request, form(given)))
-        host = {name: [fetch(v) for v in one] if isinstance(one, list) else fetch(one) for name, one in given.items()}
-        if "bias" in given and isinstance(message.request, GemmRequest):
-            others = fused(message.request, host)
-            want = others.pop("out")
-            for name, values in others.items():
-                np.testing.assert_array_equal(fetch(given[name]), values)
-        else:
-            want = expected(message.request, host)
-            if isinstance(message.request, GemmRequest):
-                want, amax = want
-                if "amax" in given:
-                    np.testing.assert_array_equal(fetch(given["amax"]), amax.reshape(1))
-        assert isinstance(result, list) == isinstance(want, list)
-        for got, one in zip(*(x if isinstance(x, list) else [x] for x in (result, want)), strict=True):
-            np.testing.assert_array_equal(fetch(got), one)
+        *_, out = operation_of(message.request).operands(message.request)
+        assert isinstance(result, list) == out.listed
+        views |= zip(out.labels, result if out.listed else [result], strict=True)
+        for label, values in want.items():
+            np.testing.assert_array_equal(fetch(views[label]), values)
     assert (len(gpu.plans), len(gpu.launches), gpu.synchronized) == (1, 2, [(0, 0)] * 2)
 
 
@@ -300,14 +293,14 @@ def test_trees_of_one_program_have_plans_of_their_own(actor: CutlassActor, gpu: 
     for name in ("bias", "shift", "bias"):
         epilogue = GemmEpilogue(tree=EvtBuilder().add_bias(name).build())
         request = dataclasses.replace(REQUEST, epilogue=epilogue)
-        actor.handle(CutlassMsg.Gemm(request, arrays_of(request)))
+        actor.handle(CutlassMsg.Gemm(request, operands_of(request)))
     assert len({plan.key for plan in gpu.plans}) == len(gpu.plans) == len(actor.plan_cache) == 2
 
 
 @pytest.mark.parametrize("shape", [GemmShape(0, 16, 32), GemmShape(8, 0, 32), GemmShape(8, 16, 32, 0)])
 def test_reductions_of_nothing_are_written(actor: CutlassActor, gpu: FakeGpu, shape: GemmShape) -> None:
     request = dataclasses.replace(REQUEST, shape=shape, epilogue=GemmEpilogue(tree=TREE))
-    given = arrays_of(request)
+    given = operands_of(request)
     result = actor.handle(CutlassMsg.Gemm(request, given))
     assert result.shape == request.problem(0).d.shape
     assert (fetch(given["sums"]) == 0).all()
@@ -316,7 +309,7 @@ def test_reductions_of_nothing_are_written(actor: CutlassActor, gpu: FakeGpu, sh
 
 
 def test_results_of_groups_are_written_where_the_message_says(actor: CutlassActor, gpu: FakeGpu) -> None:
-    given = arrays_of(GROUPED)
+    given = operands_of(GROUPED)
     out = [place(np.zeros((one.m, one.n), ml_dtypes.bfloat16)) for one in GROUPED.shape.groups]
     answer = actor.handle(CutlassMsg.GroupedGemm(GROUPED, given, out=out, stream=7))
     assert all(got is one for got, one in zip(answer, out, strict=True))
@@ -325,13 +318,13 @@ def test_results_of_groups_are_written_where_the_message_says(actor: CutlassActo
 
 def test_groups_without_elements_launch_nothing(actor: CutlassActor, gpu: FakeGpu) -> None:
     request = dataclasses.replace(GROUPED, shape=GroupedGemmShape([GemmShape(0, 16, 32), GemmShape(8, 0, 32)]))
-    answer = actor.handle(CutlassMsg.GroupedGemm(request, arrays_of(request)))
+    answer = actor.handle(CutlassMsg.GroupedGemm(request, operands_of(request)))
     assert [one.shape for one in answer] == [(0, 16), (8, 0)]
     assert (gpu.plans, gpu.launches) == ([], [])
 
 
 def test_a_refit_of_what_binds_nothing_is_refused(actor: CutlassActor) -> None:
-    actor.handle(CutlassMsg.Conv(CONV, arrays_of(CONV)))
+    actor.handle(CutlassMsg.Conv(CONV, operands_of(CONV)))
     with pytest.raises(InvalidOperandError, match="give the request binding='a name', and send a Conv message with w"):
         actor.handle(CutlassMsg.Refit(RefitMsg(CONV.plan_key(), b"")))
 
@@ -340,7 +333,7 @@ def test_a_refit_of_what_binds_nothing_is_refused(actor: CutlassActor) -> None:
 def test_every_kind_binds_its_second_operand(actor: CutlassActor, gpu: FakeGpu, kind: str) -> None:
     send, plain = type(OTHERS[kind]), OTHERS[kind].request
     request = dataclasses.replace(plain, binding="w")
-    given, other = arrays_of(request), arrays_of(request, seed=1)
+    given, other = operands_of(request), operands_of(request, seed=1)
     kept = operation_of(request).bound
     rest = {name: array for name, array in given.items() if name != kept}
 
@@ -421,7 +414,7 @@ def test_the_largest_magnitude_of_an_empty_result_is_0(actor: CutlassActor, gpu:
     request = GemmRequest(
         GemmShape(0, 16, 32), dtype=D.F8E4M3, layout_b=GemmLayout.COL_MAJOR, scaling="tensor", quantized=True
     )
-    given = arrays_of(request)
+    given = operands_of(request)
     result = actor.handle(CutlassMsg.Gemm(request, given))
     assert result.shape == (0, 16)
     assert fetch(given["amax"]) == 0

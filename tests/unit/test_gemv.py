@@ -21,7 +21,7 @@ from atomr_cutlass.generator.key import COLUMN
 from atomr_cutlass.generator.matrix import cells, preset_of, supports
 from atomr_cutlass.pipeline.operation import operation_of
 from atomr_cutlass.reference import ACTIVATIONS
-from fake_gpu import FakeGpu, arrays_of, fetch, place
+from fake_gpu import FakeGpu, fetch, operands_of, place
 
 CASES_FILE = "gemv_cases.py"
 Array = np.ndarray[Any, Any]
@@ -239,7 +239,7 @@ def test_actors_serve_requests(changes: dict[str, Any], monkeypatch: pytest.Monk
     gpu = FakeGpu()
     gpu.install(monkeypatch)
     request = dataclasses.replace(REQUEST, **changes)
-    given = arrays_of(request)
+    given = operands_of(request)
     host = {name: fetch(array) for name, array in given.items()}
     answer = ac.CutlassActor(8, planner=gpu.plan).handle(ac.CutlassMsg.Gemv(request, given))
     acc = request.epilogue.alpha * product(host["a"], host["x"])

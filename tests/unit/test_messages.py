@@ -33,7 +33,7 @@ from atomr_cutlass.errors import CutlassError, InvalidOperandError
 from atomr_cutlass.pipeline.operation import operation_of
 from atomr_cutlass.serving.messages import Compute
 from dlpack_arrays import Array
-from fake_gpu import FakeGpu, arrays_of, fetch, operands_of, place
+from fake_gpu import FakeGpu, fetch, operands_of, place
 
 REQUEST = GemmRequest(GemmShape(8, 16, 32), dtype=D.F16)
 GROUPED = GroupedGemmRequest(GroupedGemmShape([GemmShape(8, 8, 8), GemmShape(4, 8, 8)]), dtype=D.BF16)
@@ -272,7 +272,7 @@ def refusal(message: Any) -> str:
     ],
 )
 def test_arrays_come_in_the_order_of_a_plans_call(message: Any, names: list[str]) -> None:
-    given = arrays_of(message.request)
+    given = operands_of(message.request)
     turned = dict(reversed(given.items()))
     for form in (turned, tuple(given.values())):
         launch = type(message)(message.request, form).launch
@@ -282,7 +282,7 @@ def test_arrays_come_in_the_order_of_a_plans_call(message: Any, names: list[str]
 
 def test_results_of_convolutions_are_named_as_the_request_says() -> None:
     request = ConvFwdRequest(CONV.shape, dtype=D.F16, layout=ConvLayout.NCHW)
-    given = arrays_of(request)
+    given = operands_of(request)
     assert given["x"].shape == (1, 16, 8, 8)
     launch = CutlassMsg.Conv(request, given).launch
     assert launch.arrays["out"].shape == launch.finished().shape == (1, 32, 6, 6)
@@ -292,12 +292,12 @@ def test_results_of_convolutions_are_named_as_the_request_says() -> None:
     )
     assert CutlassMsg.Conv(request, given, out=out).launch.finished() is out
     assert "x has shape (1, 8, 8, 16); the request says (1, 16, 8, 8)" in refusal(
-        CutlassMsg.Conv(request, arrays_of(CONV))
+        CutlassMsg.Conv(request, operands_of(CONV))
     )
 
 
 def test_lists_are_lists_of_the_requests_groups() -> None:
-    given = arrays_of(GROUPED)
+    given = operands_of(GROUPED)
     launch = CutlassMsg.GroupedGemm(GROUPED, given).launch
     assert [one.shape for one in launch.finished()] == [(8, 8), (4, 8)]
     for wrong, says in (
@@ -313,7 +313,7 @@ def test_lists_are_lists_of_the_requests_groups() -> None:
 
 def test_strides_of_arrays_without_elements_are_the_requests() -> None:
     request = GroupedGemmRequest(GroupedGemmShape([GemmShape(0, 8, 16), GemmShape(4, 8, 16)]), dtype=D.BF16)
-    given = arrays_of(request)
+    given = operands_of(request)
     a = given["a"][0]
     given["a"][0] = type(a)(a.pointer, a.shape, (0, 0), a.dtype, operands.CUDA, 0, False, a)  # as frameworks have them
     launch = CutlassMsg.GroupedGemm(request, given).launch
@@ -332,12 +332,12 @@ def test_strides_of_arrays_without_elements_are_the_requests() -> None:
     ],
 )
 def test_what_is_wrong_with_scales_is_said_in_the_answer(changes: dict[str, Any], says: str) -> None:
-    assert says in refusal(CutlassMsg.Gemm(SCALED, {**arrays_of(SCALED), **changes}))
+    assert says in refusal(CutlassMsg.Gemm(SCALED, {**operands_of(SCALED), **changes}))
 
 
 def test_scales_that_the_request_has_not_are_refused() -> None:
     request = GemmRequest(SCALED.shape, dtype=D.F8E4M3, layout_b=GemmLayout.COL_MAJOR, quantized=True)
-    given = {**arrays_of(request), "scale_a": filled(np.float32, 1)}
+    given = {**operands_of(request), "scale_a": filled(np.float32, 1)}
     assert "operands has scale_a, but the request has none" in refusal(CutlassMsg.Gemm(request, given))
 
 
@@ -356,13 +356,13 @@ def test_scales_that_the_request_has_not_are_refused() -> None:
     ],
 )
 def test_what_is_wrong_with_operands_of_trees_is_said_in_the_answer(changes: dict[str, Any], says: str) -> None:
-    assert says in refusal(CutlassMsg.Gemm(FUSED, {**arrays_of(FUSED), **changes}))
+    assert says in refusal(CutlassMsg.Gemm(FUSED, {**operands_of(FUSED), **changes}))
 
 
 def test_a_tree_may_call_an_operand_c() -> None:
     tree = EvtBuilder().add_matrix("c", D.F16).build()
     request = GemmRequest(REQUEST.shape, dtype=D.F16, epilogue=GemmEpilogue(tree=tree))
-    given = arrays_of(request)
+    given = operands_of(request)
     assert list(CutlassMsg.Gemm(request, given).launch.arrays) == ["a", "b", "c", "out"]
     assert refusal(CutlassMsg.Gemm(request, {**given, "c": None})) == "operands has no c"
 
@@ -371,7 +371,7 @@ def test_a_tree_may_call_an_operand_c() -> None:
 def test_the_operand_that_a_binding_has_may_be_left_out(request_: Any) -> None:
     operation = operation_of(request_)
     kind = getattr(CutlassMsg, str(operation.message))
-    given = arrays_of(request_)
+    given = operands_of(request_)
     labels = operation.bound_slot(request_).labels
     rest = {name: array for name, array in given.items() if name != operation.bound}
     named = dataclasses.replace(request_, binding="layer 1")

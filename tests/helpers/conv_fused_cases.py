@@ -13,6 +13,7 @@ import pytest
 
 import atomr_cutlass as ac
 import fake_cases
+import request_calls
 from atomr_cutlass import _core
 from atomr_cutlass.arrays import operands
 from atomr_cutlass.epilogue import validate
@@ -20,7 +21,6 @@ from atomr_cutlass.generator.families.conv_sm90 import conv_sm90
 from atomr_cutlass.generator.matrix import expand
 from atomr_cutlass.ops.conv2d import function as conv_module
 from atomr_cutlass.ops.conv2d import plans as conv_plan
-from atomr_cutlass.ops.conv2d import reference as conv_reference
 from atomr_cutlass.ops.conv2d.geometry import DGRAD, FPROP
 from atomr_cutlass.ops.conv2d.kernels import ConvSearch
 from atomr_cutlass.pipeline import devices, select, verify
@@ -86,12 +86,9 @@ def nhwc(request: Any, array: Array) -> Array:
 
 def wanted(request: Any, given: dict[str, Array], alpha: float, beta: float) -> dict[str, Array]:
     """The outputs of the request's tree, in the order of NHWC."""
-    a, b = (nhwc(request, one) for one in list(given.values())[:2])
-    how: dict[str, Any] = {"padding": request.shape.pads, "alpha": alpha, "out_dtype": ac.CutlassDtype.F64}
-    if isinstance(request, ac.ConvFwdRequest):
-        acc = conv_reference.conv2d(a, b, **how)
-    else:
-        acc = conv_reference.conv2d_dgrad(a, b, nhwc(request, given["out"]).shape, **how)
+    product = dataclasses.replace(request, epilogue=ac.GemmEpilogue(alpha))
+    read = [slot.name for slot in operation_of(product).operands(product)[:-1]]
+    acc = nhwc(request, request_calls.results_of(product, {name: given[name] for name in read})["out"])
     if beta != 0:
         acc = acc + beta * nhwc(request, given["c"])
     x = np.maximum(acc + given["bias"], 0)
@@ -212,19 +209,9 @@ def host(view: _core.Operand) -> _core.Operand:
 
 
 def called(request: Any, given: dict[str, Any], **how: Any) -> Any:
-    """The call of a request's arrays."""
-    arrays = dict(given)
-    how |= {"padding": 1, "layout": request.layout.value, "precision": "tf32", "beta": request.epilogue.beta}
-    if request.epilogue.tree is None:
-        how["activation"] = "relu"
-    else:
-        how["epilogue"] = BLOCK
-    c = arrays.pop("c", None)
-    if isinstance(request, ac.ConvFwdRequest):
-        return ac.conv2d(arrays.pop("x"), arrays.pop("w"), c, **arrays, **how)
-    shape = ac.ConvShape.nhwc(2, 5, 6, 8, 12, 3, 3).geometry.x_shape
-    shape = tuple(shape[i] for i in (0, 3, 1, 2)) if request.layout is ac.ConvLayout.NCHW else shape
-    return ac.conv2d_dgrad(arrays.pop("dy"), arrays.pop("w"), shape, c, **arrays, **how)
+    """The call of a request's arrays, whose epilogue is a function where the request has a tree."""
+    function = {} if request.epilogue.tree is None else {"epilogue": BLOCK}
+    return request_calls.call(request, given, **function, **how)
 
 
 def case_calls_take_kept_plans() -> None:

@@ -29,6 +29,7 @@ import dlpack_arrays
 import fake_cases
 import fake_kernels
 import fake_table
+import request_calls
 from atomr_cutlass import _core
 from atomr_cutlass.arrays import operands
 from atomr_cutlass.generator import key_file
@@ -41,7 +42,7 @@ from atomr_cutlass.jit.toolchain import Toolchain
 from atomr_cutlass.ops.quantize import reference as quantization
 from atomr_cutlass.pipeline import devices, table, verify
 from atomr_cutlass.pipeline.call import PLANS_KEPT, kept_plans
-from atomr_cutlass.pipeline.operation import operation_of
+from atomr_cutlass.pipeline.operation import PlannedOperation, operation_of, planned_operations
 from dlpack_arrays import CudaArray
 
 D = ac.CutlassDtype
@@ -869,14 +870,13 @@ def case_matrix_times_vector() -> None:
     np.testing.assert_array_equal(ac.gemv(a[0], x[1]), a[0] @ x[1])
 
 
-CONV_OPS = ("conv2d_fprop", "conv2d_dgrad", "conv2d_wgrad")
+CONVOLUTIONS = [operation for operation in planned_operations().values() if operation.message == "Conv"]
 
 
-def conv_request(op: str, **changes: Any) -> Any:
-    kind = (ac.ConvFwdRequest, ac.ConvDgradRequest, ac.ConvWgradRequest)[CONV_OPS.index(op)]
+def conv_request(operation: PlannedOperation[Any], **changes: Any) -> Any:
     # Every pixel of x meets a tap of the filter: what none does is cleared by kernels, and not by this one.
     shape = ac.ConvShape.nhwc(2, 6, 5, 8, 16, 3, 2, padding=((1, 1), (1, 0)), stride=(1, 1))
-    return kind(changes.pop("shape", shape), dtype=ac.CutlassDtype.F32, **changes)
+    return operation.request_type(changes.pop("shape", shape), dtype=ac.CutlassDtype.F32, **changes)
 
 
 def conv_arrays(request: Any) -> dict[str, np.ndarray[Any, Any]]:
@@ -891,20 +891,7 @@ def conv_arrays(request: Any) -> dict[str, np.ndarray[Any, Any]]:
 
 def convolved(request: Any, given: dict[str, np.ndarray[Any, Any]]) -> np.ndarray[Any, Any]:
     """The reference's result for a request."""
-    a, b, *_ = given.values()
-    shape = request.shape
-    how = {
-        "stride": shape.stride, "padding": shape.pads, "dilation": shape.dilation, "groups": shape.groups,
-        "alpha": request.epilogue.alpha, "beta": request.epilogue.beta, "layout": request.layout.value,
-        "backend": "reference",
-    }  # fmt: skip
-    if request.op == "conv2d_fprop":
-        done = ac.conv2d(a, b, given.get("c"), bias=given.get("bias"), **how)
-    elif request.op == "conv2d_dgrad":
-        done = ac.conv2d_dgrad(a, b, given["out"].shape, given.get("c"), bias=given.get("bias"), **how)
-    else:
-        done = ac.conv2d_wgrad(a, b, given["out"].shape, given.get("c"), **how)
-    return np.asarray(done)
+    return request_calls.results_of(request, given)["out"]
 
 
 CONV_CHANGES: tuple[dict[str, Any], ...] = (
@@ -916,16 +903,16 @@ CONV_CHANGES: tuple[dict[str, Any], ...] = (
 
 def case_plans_of_convolutions_launch() -> None:
     with compiler():
-        for op in CONV_OPS:
+        for operation in CONVOLUTIONS:
             for changes in CONV_CHANGES:
-                request = conv_request(op, **changes)
+                request = conv_request(operation, **changes)
                 made = ac.plan(request)
                 given = conv_arrays(request)
                 assert made.slots == ["a", "b", *(["c"] if "c" in given else []), "out"]
                 assert (made.key, made.origin, made.kernel) == (request.plan_key(), "jit", None)
                 made(*map(operand, given.values()))
                 np.testing.assert_array_equal(given["out"], convolved(request, given))
-        with_bias = conv_request("conv2d_fprop", epilogue=ac.GemmEpilogue(bias=True))
+        with_bias = conv_request(CONVOLUTIONS[0], epilogue=ac.GemmEpilogue(bias=True))
         given = conv_arrays(with_bias)
         ac.plan(with_bias)(*map(operand, given.values()))
         np.testing.assert_array_equal(given["out"], convolved(with_bias, given))
@@ -934,9 +921,9 @@ def case_plans_of_convolutions_launch() -> None:
 
 def case_bound_plans_of_convolutions_launch() -> None:
     with compiler():
-        for op in CONV_OPS:
+        for operation in CONVOLUTIONS:
             for changes in CONV_CHANGES:
-                request = conv_request(op, **changes)
+                request = conv_request(operation, **changes)
                 given = conv_arrays(request)
                 kept = operation_of(request).bound
                 weights = np.zeros_like(given[kept])
@@ -956,8 +943,8 @@ def case_an_actor_computes_convolutions() -> None:
     with compiler() as compiled:
         actor = ac.CutlassActor(4)
         for turn in range(2):
-            for op in CONV_OPS:
-                request = conv_request(op, layout=ac.ConvLayout.NCHW, epilogue=ac.GemmEpilogue(1.0 + turn))
+            for operation in CONVOLUTIONS:
+                request = conv_request(operation, layout=ac.ConvLayout.NCHW, epilogue=ac.GemmEpilogue(1.0 + turn))
                 given = conv_arrays(request)
                 sent = {name: operand(array) for name, array in given.items() if name != "out"}
                 actor.handle(ac.CutlassMsg.Conv(request, sent, out=operand(given["out"])))
@@ -977,7 +964,7 @@ def case_requests_are_tried_on_the_gpu() -> None:
             ac.GemmRequest(ac.GemmShape(13, 9, 7, 2), dtype=f32, epilogue=ac.GemmEpilogue(2.0, 3.0)),
             ac.GemmRequest(ac.GemmShape(13, 9, 7), dtype=f32, layout_c=ac.GemmLayout.COL_MAJOR),
         ]
-        convs = [conv_request(op, **changes) for op in CONV_OPS for changes in CONV_CHANGES]
+        convs = [conv_request(operation, **changes) for operation in CONVOLUTIONS for changes in CONV_CHANGES]
         for request in (*gemms, *convs):
             tried = verify.run(request)
             assert tried.ok, tried

@@ -1,6 +1,7 @@
 """The command line, as it behaves without a GPU."""
 
 import json
+import math
 import re
 import subprocess
 import sys
@@ -13,7 +14,7 @@ from typer.testing import CliRunner
 
 import fake_table
 import numpy_gpu
-from atomr_cutlass import SmArch, _core
+from atomr_cutlass import ConvShape, CutlassDtype, SmArch, _core
 from atomr_cutlass.cli import info, installed
 from atomr_cutlass.cli.app import app
 from atomr_cutlass.errors import DeviceUnavailableError, KernelNotFoundError
@@ -24,6 +25,7 @@ from atomr_cutlass.jit import toolchain as jit_toolchain
 from atomr_cutlass.jit.store import KernelStore
 from atomr_cutlass.ops.gemm.probe import GemmProbe
 from atomr_cutlass.pipeline import devices, table, verification, verify
+from atomr_cutlass.pipeline.operation import planned_operations
 from store_process import digest, kernel
 
 NO_GPU = "no GPU in this test"
@@ -184,7 +186,7 @@ def test_info_counts_kernels_by_operation(monkeypatch: pytest.MonkeyPatch) -> No
         found = [row for row in table.kernels(op=op) if (row.key.generation, row.key.arch.value) == (generation, arch)]
         assert len(found) == count > 0
     said, _ = call("info")
-    for op in ("gemm", "conv2d_fprop", "grouped_gemm"):
+    for op in planned_operations():
         assert re.search(rf"^ +{op}: \d+ sm80 for sm_80", said, re.MULTILINE), op
 
 
@@ -523,19 +525,38 @@ def test_run_with_a_gpu_asked_for_and_none_there(monkeypatch: pytest.MonkeyPatch
     assert "do not fit" in call("run", *SMALL, status=1)[1]
 
 
-CONV_OPS = ("conv2d_fprop", "conv2d_dgrad", "conv2d_wgrad")
+@pytest.mark.parametrize("op", planned_operations())
+def test_run_takes_every_operation(monkeypatch: pytest.MonkeyPatch, op: str) -> None:
+    extents = {"m": "37", "n": "29", "k": "23", "conv": "2,8,8,16,24,3,3"}
+    if not (given := options_of(op, extents)):
+        given = ["--groups", "8x16x32,5x3x7"]
+    numpy_gpu.install(monkeypatch)
+    for more in ((), ("--alpha", "-0.5", "--beta", "2")):
+        shown = call_json("run", "--op", op, *given, *more)
+        assert (shown["ok"], shown["op"], shown["mismatches"]) == (True, op, 0)
+    numpy_gpu.install(monkeypatch, compute=numpy_gpu.write_nothing)
+    shown = call_json("run", "--op", op, *given, status=1)
+    assert shown["mismatches"] == shown["elements"] > 0
+
+
+def options_of(op: str, extents: dict[str, str]) -> list[str]:
+    """The options of an operation among these."""
+    names = [option.name for option in planned_operations()[op].options if option.name in extents]
+    return [word for name in names for word in (f"--{name}", extents[name])]
 
 
 @pytest.mark.parametrize("layout", ["nhwc", "nchw"])
-@pytest.mark.parametrize("op", CONV_OPS)
+@pytest.mark.parametrize("op", [op for op, operation in planned_operations().items() if operation.message == "Conv"])
 @pytest.mark.usefixtures("gpu")
 def test_run_takes_convolutions(op: str, layout: str) -> None:
     given = ("--op", op, "--conv", "3,9,8,16,24,3,2", "--padding", "1,0,2,1", "--stride", "2,1", "--layout", layout)
     for more in (("--beta", "2"), ("--groups", "8", "--dtype", "f32", "--precision", "tf32"), ("--dtype", "e5m2")):
         shown = call_json("run", *given, *more)
         assert (shown["ok"], shown["op"]) == (True, op)
-    y, x, w = 3 * 4 * 10 * 24, 3 * 9 * 8 * 16, 24 * 3 * 2 * 16
-    assert shown["elements"] == {"conv2d_fprop": y, "conv2d_dgrad": x, "conv2d_wgrad": w}[op]
+    operation = planned_operations()[op]
+    shape = ConvShape.nhwc(3, 9, 8, 16, 24, 3, 2, padding=((1, 0), (2, 1)), stride=(2, 1))
+    *_, out = operation.operands(operation.request_type(shape, dtype=CutlassDtype.BF16))
+    assert shown["elements"] == math.prod(out.specs[0].shape)
     assert f"{op} of 3x9x8x16 with 24 filters of 3x2 bf16 -> bf16: computed by" in call("run", *given)[0]
 
 
@@ -590,18 +611,9 @@ def test_run_takes_scales(scaling: str, batch: str) -> None:
             assert call_json("run", *given, *more)["ok"]
 
 
-@pytest.mark.parametrize(
-    "given",
-    [
-        ("--op", "conv2d_fprop", "--conv", "2,8,8,16,24,3,3"),
-        ("--op", "conv2d_wgrad", "--conv", "2,8,8,16,24,3,3"),
-        ("--op", "grouped_gemm", "--groups", "8x16x32,5x3x7"),
-        ("--dtype", "e4m3", "--scaling", "block", "--m", "32", "--n", "32", "--k", "128"),
-    ],
-)
-def test_run_counts_wrong_elements_of_every_operation(monkeypatch: pytest.MonkeyPatch, given: tuple[str, ...]) -> None:
+def test_run_counts_wrong_elements_of_scaled_products(monkeypatch: pytest.MonkeyPatch) -> None:
     numpy_gpu.install(monkeypatch, compute=numpy_gpu.write_nothing)
-    shown = call_json("run", *given, status=1)
+    shown = call_json("run", "--dtype", "e4m3", "--scaling", "block", "--m", "32", "--n", "32", "--k", "128", status=1)
     assert shown["mismatches"] == shown["elements"]
 
 

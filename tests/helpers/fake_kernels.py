@@ -2,20 +2,25 @@
 
 One C source has them all. What a kernel computes follows from its key alone: the operation, layouts, element types,
 scales, and the tree of its epilogue, which becomes C. So what plans tell kernels is tested without a GPU: they find
-groups, scales and the operands of trees where the arguments say that these lie, as real ones do.
+groups, scales and the operands of trees where the arguments say that these lie, as real ones do. `golden_gpu` has
+launches of the same rows noted, not computed.
 """
 
 from __future__ import annotations
 
+import functools
 import json
 import re
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from atomr_cutlass import CutlassDtype as D
+from atomr_cutlass import _core
 from atomr_cutlass.generator.epilogue.lower import SCALED, SOURCE, base_of, is_common, operand_kinds, split
 from atomr_cutlass.generator.epilogue.tree import MASK, PREFIX
 from atomr_cutlass.generator.key import KernelKey
+from atomr_cutlass.generator.matrix import arguments_of
 from fake_pack import CONTENT, compile_library, exported
 
 SOURCE_TEXT = r"""
@@ -42,18 +47,28 @@ typedef struct {
   void* d;
   const Gemm* scaled; /* a GEMM with scales; NULL: of others, or of none */
 } Element;
+typedef struct Kernel Kernel;
+/* What the kernels of an operation compute, and whether they take arguments; NULL: any. */
 typedef struct {
-  const char* op;
-  char layout_a, layout_b;
-  char type, type_d; /* of A and B: f, d, or fp4 n (nvfp4) and m (mxfp4); of D: f, d or b (bf16); of casts and the like
-                        also q (e4m3), r (e5m2), x (fp4) and c (bytes) */
-  char scales;       /* of groups: s for some, b for those of blocks; of quantization f (float), n or m */
-  int fresh;         /* whether bits are written without having been cleared */
+  void (*compute)(const Kernel*, const void* args);
+  int (*takes)(const Kernel*, const void* args);
+} Operation;
+/* The struct of a kernel's arguments: its bytes, and where fields of it lie; 0 where it has no such field. */
+typedef struct { uint32_t bytes, workspace, slices, table; } Arguments;
+struct Kernel {
+  const Operation* operation; /* NULL: launches are noted */
+  Arguments arguments;
   uint64_t workspace;
+  char layout_a, layout_b;
+  char type, type_d; /* of what products read and write: f (all but those that follow), d, b (bf16) or x (fp4) */
+  char exact, exact_d; /* of what casts and the like do: also q (e4m3), r (e5m2) and c (bytes) */
+  char scales;       /* s: of tensors and vectors, b: of blocks, in float; n (nvfp4), m (mxfp4); 0: none */
+  int fresh;         /* whether bits are written without having been cleared */
   void (*finish)(double acc, const Element* e);
   char form;         /* of quantization: a (amax), t (tensor) or b; how many rows and columns share a scale, 0: all */
   int rows, columns;
-} Kernel;
+  char arguments_name[64], name[400]; /* of the struct and the kernel, where launches are noted */
+};
 
 /* Element types */
 
@@ -185,14 +200,14 @@ static void store_told(char type, const Element* e, double value) {
 
 static double product(
     const Kernel* kernel, const Gemm* g, int64_t l, int64_t i, int64_t j, int64_t slice, int64_t slices) {
-  const int64_t a = l * g->batch_stride_a, b = l * g->batch_stride_b, vector = kernel->type == 'n' ? 16 : 32;
-  const int narrow = kernel->type == 'n' || kernel->type == 'm';
+  const int64_t a = l * g->batch_stride_a, b = l * g->batch_stride_b, vector = kernel->scales == 'n' ? 16 : 32;
+  const int narrow = kernel->type == 'x';
   double sum = 0;
   for (int64_t k = slice; k < g->k; k += slices) {
     double x = load(kernel->type, g->a, a + (kernel->layout_a == 'r' ? i * g->lda + k : i + k * g->lda));
     double y = load(kernel->type, g->b, b + (kernel->layout_b == 'r' ? k * g->ldb + j : k + j * g->ldb));
-    if (narrow) x *= vector_scale(kernel->type, g->scale_a, i, k / vector, (g->k + vector - 1) / vector);
-    if (narrow) y *= vector_scale(kernel->type, g->scale_b, j, k / vector, (g->k + vector - 1) / vector);
+    if (narrow) x *= vector_scale(kernel->scales, g->scale_a, i, k / vector, (g->k + vector - 1) / vector);
+    if (narrow) y *= vector_scale(kernel->scales, g->scale_b, j, k / vector, (g->k + vector - 1) / vector);
     sum += x * y;
   }
   return sum;
@@ -201,7 +216,8 @@ extern Gemm last_args;
 extern int launches;
 Gemm last_args;
 int launches = 0;
-static void gemm(const Kernel* kernel, const Gemm* g) {
+static void gemm(const Kernel* kernel, const void* args) {
+  const Gemm* g = args;
   const int64_t size = size_of(kernel->type_d);
   /* As many results as slices, or as batches. */
   const int64_t slices = g->batch == 1 && g->batch_stride_d != 0 ? g->split_k : 1;
@@ -220,8 +236,8 @@ static void gemm(const Kernel* kernel, const Gemm* g) {
 }
 
 /* Float32: every product is added where it belongs, those of a pixel in one slice. */
-static void conv(const Kernel* kernel, const Conv* g) {
-  const int op = kernel->op[7] == 'f' ? 0 : kernel->op[7] == 'd' ? 1 : 2;
+enum { FPROP, DGRAD, WGRAD };
+static void conv(const Kernel* kernel, const Conv* g, int op) {
   const int64_t depth = g->c / g->groups, width = g->k / g->groups;
   const int64_t extents[3][4] = {{g->n, g->p, g->q, g->k}, {g->n, g->h, g->w, g->c}, {g->k, g->r, g->s, depth}};
   const int64_t strides[3][3] = {{g->y_stride_n, g->y_stride_p, g->y_stride_q},
@@ -243,7 +259,8 @@ static void conv(const Kernel* kernel, const Conv* g) {
     const int64_t x = n * g->x_stride_n + h * g->x_stride_h + w * g->x_stride_w + channel;
     const int64_t place[3] = {((n * g->p + p) * g->q + q) * g->k + k, ((n * g->h + h) * g->w + w) * g->c + channel,
                               ((k * g->r + r) * g->s + s) * depth + i};
-    sums[(p * g->q + q) % slices * count + place[op]] += (double)a[op == 0 ? x : y] * (double)b[op == 2 ? x : f];
+    const double term = (double)a[op == FPROP ? x : y] * (double)b[op == WGRAD ? x : f];
+    sums[(p * g->q + q) % slices * count + place[op]] += term;
   }
   for (int64_t part = 0; part < count * slices; ++part) {
     const int64_t place = part % count, j = place % extent[3], i = place / extent[3];
@@ -256,6 +273,9 @@ static void conv(const Kernel* kernel, const Conv* g) {
   }
   free(sums);
 }
+static void conv2d_fprop(const Kernel* kernel, const void* args) { conv(kernel, args, FPROP); }
+static void conv2d_dgrad(const Kernel* kernel, const void* args) { conv(kernel, args, DGRAD); }
+static void conv2d_wgrad(const Kernel* kernel, const void* args) { conv(kernel, args, WGRAD); }
 
 /* Groups in float32 are found as the setup kernel of real ones does (grouped_setup.h). */
 static int64_t clamp(int64_t value, int64_t limit) { return value < 0 ? 0 : (value > limit ? limit : value); }
@@ -323,7 +343,8 @@ static void multiply_group(const Kernel* kernel, const Grouped* p, const Group* 
       kernel->finish(p->alpha * sum + (p->beta != 0 ? p->beta * c[i * g->ldc + j] : 0), &e);
     }
 }
-static void grouped_gemm(const Kernel* kernel, const Grouped* p) {
+static void grouped_gemm(const Kernel* kernel, const void* args) {
+  const Grouped* p = args;
   int64_t before = 0;
   for (int g = 0; g < p->groups; ++g) {
     const Group group = find(kernel, p, g, &before);
@@ -331,35 +352,39 @@ static void grouped_gemm(const Kernel* kernel, const Grouped* p) {
   }
 }
 /* Helpers: casts, which add slices up, transposed copies, quantization and its inverse. */
-static void cast(const Kernel* kernel, const Cast* g) {
+static void cast(const Kernel* kernel, const void* args) {
+  const Cast* g = args;
   const double scale = g->alpha * (g->scale == NULL ? 1 : (double)*(const float*)g->scale);
   for (int64_t i = 0; i < g->count; ++i) {
     double sum = 0;
-    for (int slice = 0; slice < g->slices; ++slice) sum += load(kernel->type, g->a, slice * g->slice_stride + i);
-    store_at(kernel->type_d, g->d, i, scale * sum + (g->beta != 0 ? g->beta * load(kernel->type_d, g->c, i) : 0));
+    for (int slice = 0; slice < g->slices; ++slice) sum += load(kernel->exact, g->a, slice * g->slice_stride + i);
+    store_at(kernel->exact_d, g->d, i, scale * sum + (g->beta != 0 ? g->beta * load(kernel->exact_d, g->c, i) : 0));
   }
 }
-static void transpose(const Kernel* kernel, const Gemm* g) {
-  const int64_t size = kernel->type == 'c' ? 1 : 4;
+static void transpose(const Kernel* kernel, const void* args) {
+  const Gemm* g = args;
+  const int64_t size = kernel->exact == 'c' ? 1 : 4;
   for (int64_t l = 0; l < g->batch; ++l)
     for (int64_t i = 0; i < g->m; ++i)
       for (int64_t j = 0; j < g->k; ++j)
         memcpy((char*)g->d + (l * g->batch_stride_d + j * g->ldd + i) * size,
                (const char*)g->a + (l * g->batch_stride_a + i * g->lda + j) * size, (size_t)size);
 }
+static int in_float(const Kernel* kernel) { return kernel->scales != 'n' && kernel->scales != 'm'; }
 static double scale_of(const Kernel* kernel, double amax, double second) {
-  const double largest = magnitude(kernel->type_d, largest_code(kernel->type_d));
+  const double largest = magnitude(kernel->exact_d, largest_code(kernel->exact_d));
   int exponent = -127;
   if (!(amax > 0)) return 1;
   if (kernel->scales == 'm') {
     while (power(exponent + 3) <= amax) ++exponent;  /* 4 is the largest power of 2 of the values */
     return power(exponent);
   }
-  if (kernel->scales == 'f') return (float)(amax / largest);
+  if (in_float(kernel)) return (float)(amax / largest);
   amax = amax / largest / second;
   return magnitude('q', code_of('q', amax < power(-9) ? power(-9) : amax));
 }
-static void quantize(const Kernel* kernel, const Quantize* g) {
+static void quantize(const Kernel* kernel, const void* args) {
+  const Quantize* g = args;
   const int64_t height = kernel->rows ? kernel->rows : g->rows, width = kernel->columns ? kernel->columns : g->columns;
   const int64_t across = (g->columns + width - 1) / width;
   for (int64_t top = 0; top < g->rows; top += height)
@@ -370,7 +395,7 @@ static void quantize(const Kernel* kernel, const Quantize* g) {
       double amax = kernel->form == 't' ? (double)*(float*)g->amax : 0;
       for (int64_t i = top; i < bottom && kernel->form != 't'; ++i)
         for (int64_t j = left; j < right; ++j) {
-          const double value = load(kernel->type, g->a, i * g->lda + j);
+          const double value = load(kernel->exact, g->a, i * g->lda + j);
           if (value > amax || -value > amax) amax = value < 0 ? -value : value;
         }
       if (kernel->form == 'a') {
@@ -379,27 +404,48 @@ static void quantize(const Kernel* kernel, const Quantize* g) {
       }
       const double second = kernel->scales == 'n' ? g->alpha : 1, scale = scale_of(kernel, amax, second);
       uint8_t* const byte = (uint8_t*)g->scales + swizzled(row, column, across);
-      if (kernel->scales == 'f') ((float*)g->scales)[row * across + column] = (float)scale;
+      if (in_float(kernel)) ((float*)g->scales)[row * across + column] = (float)scale;
       if (kernel->scales == 'n') *byte = (uint8_t)code_of('q', scale);
       if (kernel->scales == 'm') for (*byte = 0; power(*byte - 127) < scale;) ++*byte;
       for (int64_t i = top; i < bottom; ++i)
         for (int64_t j = left; j < right; ++j) {
-          const double value = load(kernel->type, g->a, i * g->lda + j) / (scale * second);
-          store_at(kernel->type_d, g->d, i * g->columns + j, value);
+          const double value = load(kernel->exact, g->a, i * g->lda + j) / (scale * second);
+          store_at(kernel->exact_d, g->d, i * g->columns + j, value);
         }
     }
 }
-static void dequantize(const Kernel* kernel, const Quantize* g) {
+static void dequantize(const Kernel* kernel, const void* args) {
+  const Quantize* g = args;
   const int64_t across = (g->columns + g->block_columns - 1) / g->block_columns;
   for (int64_t i = 0; i < g->rows; ++i)
     for (int64_t j = 0; j < g->columns; ++j) {
       const int64_t row = i / g->block_rows, column = j / g->block_columns;
-      const double scale = kernel->scales == 'f' ? (double)((const float*)g->scales)[row * across + column]
+      const double scale = in_float(kernel) ? (double)((const float*)g->scales)[row * across + column]
                                                  : vector_scale(kernel->scales, g->scales, row, column, across);
-      store_at(kernel->type_d, g->d, i * g->columns + j,
-               load(kernel->type, g->a, i * g->columns + j) * scale * g->alpha);
+      store_at(kernel->exact_d, g->d, i * g->columns + j,
+               load(kernel->exact, g->a, i * g->columns + j) * scale * g->alpha);
     }
 }
+/* Operations */
+
+static int takes_product(const Kernel* kernel, const void* args) {
+  const Gemm* g = args;
+  if (kernel->type != 'x') return g->m <= FAKE_LARGEST_M;
+  const int d = kernel->type_d == 'f' ? 4 : 8;
+  const int whole = g->k % 32 == 0 && g->lda % 32 == 0 && g->ldb % 32 == 0 && g->ldd % d == 0 && g->n % d == 0;
+  return whole && g->batch == 1 && g->scale_a && g->scale_b && !g->scale_d && !g->amax;
+}
+static int takes_groups(const Kernel* kernel, const void* args) {
+  const Grouped* p = args;
+  return p->groups >= 1 && (kernel->scales || (p->scale_a == NULL && p->scale_b == NULL));
+}
+__attribute__((unused)) static const Operation
+    operation_gemm = {gemm, takes_product}, operation_gemv = {gemm, takes_product},
+    operation_grouped_gemm = {grouped_gemm, takes_groups}, operation_conv2d_fprop = {conv2d_fprop, NULL},
+    operation_conv2d_dgrad = {conv2d_dgrad, NULL}, operation_conv2d_wgrad = {conv2d_wgrad, NULL},
+    operation_cast = {cast, NULL}, operation_transpose = {transpose, NULL}, operation_quantize = {quantize, NULL},
+    operation_dequantize = {dequantize, NULL};
+
 /* size and the offsets of the fields that a table of a list is written with */
 extern const int32_t group_layout[14];
 const int32_t group_layout[14] = {
@@ -410,52 +456,42 @@ const int32_t group_layout[14] = {
 
 /* Rows */
 
+/* Sets it where launches are noted, not computed. */
+static void (*note_launch)(const Kernel* kernel, const void* args, void* stream) = NULL;
+
 static void run(const Kernel* kernel, const void* args) {
   ++launches;
-  switch (kernel->op[0] == 'c' ? kernel->op[1] : kernel->op[0]) {
-    case 'o': conv(kernel, args); break;
-    case 'a': cast(kernel, args); break;
-    case 't': transpose(kernel, args); break;
-    case 'q': quantize(kernel, args); break;
-    case 'd': dequantize(kernel, args); break;
-    default:
-      if (kernel->op[1] == 'r') grouped_gemm(kernel, args);
-      else gemm(kernel, args);
-  }
-}
-static int implements(const Kernel* kernel, const void* args) {
-  const Gemm* g = args;
-  const Grouped* p = args;
-  if (kernel->op[0] != 'g') return 1;
-  if (kernel->op[1] == 'r') return p->groups >= 1 && (kernel->scales || (p->scale_a == NULL && p->scale_b == NULL));
-  if (kernel->type == 'f' || kernel->type == 'd') return g->m <= FAKE_LARGEST_M;
-  const int d = kernel->type_d == 'f' ? 4 : 8;
-  const int whole = g->k % 32 == 0 && g->lda % 32 == 0 && g->ldb % 32 == 0 && g->ldd % d == 0 && g->n % d == 0;
-  return whole && g->batch == 1 && g->scale_a && g->scale_b && !g->scale_d && !g->amax;
+  kernel->operation->compute(kernel, args);
 }
 static int supports(const atomr_cutlass_row* row, const void* args) {
-  return implements(row->context, args) ? ATOMR_CUTLASS_OK : ATOMR_CUTLASS_CANNOT_IMPLEMENT;
+  const Kernel* kernel = row->context;
+  const int takes = note_launch || !kernel->operation->takes || kernel->operation->takes(kernel, args);
+  return takes ? ATOMR_CUTLASS_OK : ATOMR_CUTLASS_CANNOT_IMPLEMENT;
+}
+/* Those that add up slices in memory have a workspace. */
+static uint64_t workspace_of(const Kernel* kernel, const void* args) {
+  const uint32_t slices = kernel->arguments.slices;
+  return slices && *(const int32_t*)((const char*)args + slices) > 1 ? 4096 : kernel->workspace;
 }
 static int workspace_size(const atomr_cutlass_row* row, const void* args, uint64_t* bytes) {
-  (void)args;
-  *bytes = ((const Kernel*)row->context)->workspace;
+  *bytes = workspace_of(row->context, args);
   return 0;
 }
 static int prepare(const atomr_cutlass_row* row, const void* args, void* params, atomr_cutlass_launch* launch) {
   memcpy(params, args, row->params_bytes);
   memset(launch, 0, sizeof(*launch));
   launch->grid[0] = launch->grid[1] = launch->grid[2] = 1;
-  launch->clear_bytes = ((const Kernel*)row->context)->workspace;
+  launch->clear_bytes = workspace_of(row->context, args);
   return 0;
 }
 static int launch(const atomr_cutlass_row* row, const void* params, const atomr_cutlass_launch* how, void* stream) {
   const Kernel* kernel = row->context;
-  char* workspace = kernel->op[0] == 'c' && kernel->op[1] == 'o' ? ((const Conv*)params)->workspace
-                    : kernel->op[0] == 'c'                       ? ((const Cast*)params)->workspace
-                    : kernel->op[0] == 'q' || kernel->op[0] == 'd' ? ((const Quantize*)params)->workspace
-                    : kernel->op[1] == 'r' && kernel->op[0] == 'g' ? ((const Grouped*)params)->workspace
-                                                                   : ((const Gemm*)params)->workspace;
+  char* workspace = *(char* const*)((const char*)params + kernel->arguments.workspace);
   (void)how;
+  if (note_launch) {
+    note_launch(kernel, params, stream);
+    return 0;
+  }
   if (stream == (void*)666) return FAKE_ERROR;
   for (uint64_t i = kernel->workspace; i-- > 0;) {
     if (workspace[i] != 0) return 1;
@@ -467,10 +503,10 @@ static int launch(const atomr_cutlass_row* row, const void* params, const atomr_
 """
 
 JIT = """
-const atomr_cutlass_jit_info NAME_info = {LAYOUT_DIGEST, sizeof(ARGS), 8, 0, 128, {1, 1, 1}, 0};
+const atomr_cutlass_jit_info NAME_info = {LAYOUT_DIGEST, BYTES, 8, 0, 128, {1, 1, 1}, 0};
 void NAME(void** arguments) { run(&kernel_0, arguments[0]); }
 void NAME_evaluate(void** arguments) {
-  const ARGS* problems = *(void**)arguments[0];
+  const char* problems = *(void**)arguments[0];
   char* results = *(char**)arguments[1];
   uint64_t stride = *(uint64_t*)arguments[2];
   for (int i = 0; i < 2; ++i) {
@@ -478,18 +514,18 @@ void NAME_evaluate(void** arguments) {
     memset(answer, 0, sizeof(*answer));
     answer->implementable = 1;
     answer->grid[0] = answer->grid[1] = answer->grid[2] = 1;
-    memcpy(results + i * stride + ATOMR_CUTLASS_JIT_PARAMS_OFFSET, &problems[i], sizeof(problems[i]));
+    memcpy(results + i * stride + ATOMR_CUTLASS_JIT_PARAMS_OFFSET, problems + i * BYTES, BYTES);
   }
 }
 """
 
 _C_TYPES = {D.F32.value: "float", D.F64.value: "double"}
 _LETTERS = {D.F64: "d", D.BF16: "b"}
-"""Of element types; all others are float32 to these kernels."""
-_HELPERS = {"cast": "Cast", "transpose": "Gemm", "quantize": "Quantize", "dequantize": "Quantize"}
-"""Operations that are no products -> their arguments."""
-_HELPER_LETTERS = {D.BF16: "b", D.F8E4M3: "q", D.F8E5M2: "r", D.F4E2M1: "x", D.I8: "c"}
-_PLAIN = "static void finish_plain(double acc, const Element* e) { store('f', e->d, acc); }\n"
+"""Of element types of products; all others are float32 to them, but fp4 operands."""
+_EXACT_LETTERS = {D.BF16: "b", D.F8E4M3: "q", D.F8E5M2: "r", D.F4E2M1: "x", D.I8: "c"}
+"""Of element types of other operations, whose others are float32."""
+_SCALE_LETTERS = {"f32": "b", "ue4m3": "n", "ue8m0": "m"}
+_ARGUMENTS = re.compile(r"atomr_cutlass_(\w+)_args")
 
 
 def make_pack(
@@ -514,13 +550,12 @@ def make_pack(
         largest_m: that a GEMM implements.
         error: the status of launches on the stream 666.
     """
-    limits = f"#define FAKE_LARGEST_M {largest_m}\n#define FAKE_ERROR {error}\n"
-    source = limits + SOURCE_TEXT + _kernels(keys, workspace)
+    source = source_of(keys, workspace=workspace, largest_m=largest_m, error=error)
     for i, key in enumerate(keys):
         row, text = key if isinstance(key, tuple) else (key.name, key.to_json())
         source += (
             f"static const atomr_cutlass_row row_{i} = {{{json.dumps(row)}, {json.dumps(text)}, {CONTENT}, "
-            f"sizeof({_args(key)}), 16, 1024, 128, 0, 13000, &kernel_{i}, supports, workspace_size, prepare, "
+            f"{Arguments.of(key).bytes}, 16, 1024, 128, 0, 13000, &kernel_{i}, supports, workspace_size, prepare, "
             "launch};\n"
         )
     entries = ", ".join(f"&row_{i}" for i in range(len(keys)))
@@ -531,46 +566,79 @@ def make_pack(
 def compile_at_run_time(library: Path, key: KernelKey) -> bytes:
     """The image of a kernel, and of its companion, for the driver of `fake_pack.make_driver`."""
     names = "".join(f"#define NAME{end} {key.name}{end}\n" for end in ("", "_evaluate", "_info"))
-    source = "#define FAKE_LARGEST_M 0\n#define FAKE_ERROR 0\n" + SOURCE_TEXT + _kernels([key], 0)
-    return str(compile_library(source + names + JIT.replace("ARGS", _args(key)), library)).encode() + b"\0"
+    source = source_of([key])
+    jit = JIT.replace("BYTES", str(Arguments.of(key).bytes))
+    return str(compile_library(source + names + jit, library)).encode() + b"\0"
 
 
-def _args(key: KernelKey | tuple[str, str]) -> str:
-    op = "gemm" if isinstance(key, tuple) else key.op
-    return _HELPERS.get(op) or ("Grouped" if op == "grouped_gemm" else "Conv" if op.startswith("conv") else "Gemm")
+@dataclass(frozen=True)
+class Arguments:
+    """The struct of a kernel's arguments, as the extension was built with it.
+
+    Attributes:
+        name: of the struct.
+        bytes: its size.
+        workspace: offset of the workspace's address.
+        slices: of the number of slices of K, which products add up in memory; 0 where it has none, or where slices may
+            be written one after the other.
+        table: of the address of a list's table; 0 where it has none.
+    """
+
+    name: str
+    bytes: int
+    workspace: int
+    slices: int
+    table: int
+
+    @classmethod
+    def of(cls, key: KernelKey | tuple[str, str]) -> Arguments:
+        """Those of a key; of a row that is only looked at, those of a product."""
+        return cls._of("gemm" if isinstance(key, tuple) else arguments_of(key))
+
+    @classmethod
+    @functools.cache
+    def _of(cls, op: str) -> Arguments:
+        layout = _core.layout()
+        # A struct has the name of its operation, or what the names of several have in common.
+        kinds = {found[1]: name for name in layout if (found := _ARGUMENTS.fullmatch(name)) and found[1] in op}
+        name = kinds[max(kinds, key=len)]
+        offsets = {field: offset for field, offset, _, _ in layout[name]}
+        slices = 0 if "split_parallel" in offsets else offsets.get("split_k", 0)
+        size = max(offset + size for _, offset, size, _ in layout[name])
+        return cls(name, size, offsets["workspace"], slices, offsets.get("table", 0))
 
 
-def _kernels(keys: Sequence[KernelKey | tuple[str, str]], workspace: int) -> str:
-    """The C of kernels' epilogues, and of what they are."""
-    source, epilogues = _PLAIN, {}
+def source_of(
+    keys: Sequence[KernelKey | tuple[str, str]] = (), *, workspace: int = 0, largest_m: int = 2**31 - 1, error: int = 1
+) -> str:
+    """The C of all kernels, and of what tells those of these keys apart; arguments are as for `make_pack`."""
+    source = f"#define FAKE_LARGEST_M {largest_m}\n#define FAKE_ERROR {error}\n{SOURCE_TEXT}"
+    epilogues: dict[tuple[str, D, int], str] = {}
     for i, key in enumerate(keys):
+        at = Arguments.of(key)
+        fields: dict[str, object] = {
+            "arguments": f"{{{at.bytes}, {at.workspace}, 0, {at.table}}}", "workspace": workspace
+        }  # fmt: skip
         if isinstance(key, tuple):
-            source += (
-                f"static const Kernel kernel_{i} = {{\"gemm\", 'r', 'r', 'f', 'f', 0, 0, 0, finish_plain, 0, 0, 0}};\n"
-            )
-            continue
-        if key.op in _HELPERS:
-            types = "', '".join(_HELPER_LETTERS.get(dtype, "f") for dtype in (key.a, key.d))
-            kind, (rows, _, columns) = {"ue4m3": "n", "ue8m0": "m"}.get(key.scale_type, "f"), key.scale_granularity
-            form = key.mainloop[0] if key.mainloop in ("amax", "tensor") else "b"
-            source += (
-                f"static const Kernel kernel_{i} = {{\"{key.op}\", 'r', 'r', '{types}', '{kind}', 0, {workspace}, "
-                f"finish_plain, '{form}', {rows}, {columns}}};\n"
-            )
-            continue
-        letter = _LETTERS.get(key.a, "f")
-        if key.a is D.F4E2M1:
-            letter = "n" if key.scale_type == "ue4m3" else "m"
-        scales = "'b'" if key.scale_type == "f32" else "'s'" if base_of(key.epilogue) == SCALED else "0"
-        fresh = int(key.generation == "sm90")
-        epilogue = (key.epilogue, key.d, fresh)
-        if epilogue not in epilogues:
-            epilogues[epilogue] = f"finish_{len(epilogues)}"
-            source += f"static void {epilogues[epilogue]}(double acc, const Element* e) {{ {_finish(*epilogue)} }}\n"
-        source += (
-            f"static const Kernel kernel_{i} = {{\"{key.op}\", '{key.layout_a}', '{key.layout_b}', '{letter}', "
-            f"'{_LETTERS.get(key.d, 'f')}', {scales}, {fresh}, {workspace}, {epilogues[epilogue]}, 0, 0, 0}};\n"
-        )
+            fields["operation"] = "&operation_gemm"
+        else:
+            epilogue = (key.epilogue, key.d, int(key.generation == "sm90"))
+            if epilogue not in epilogues:
+                finish = epilogues[epilogue] = f"finish_{len(epilogues)}"
+                source += f"static void {finish}(double acc, const Element* e) {{ {_finish(*epilogue)} }}\n"
+            rows, _, columns = key.scale_granularity
+            letters = {
+                "layout_a": key.layout_a, "layout_b": key.layout_b, "type_d": _LETTERS.get(key.d, "f"),
+                "type": "x" if key.a is D.F4E2M1 else _LETTERS.get(key.a, "f"),
+                "exact": _EXACT_LETTERS.get(key.a, "f"), "exact_d": _EXACT_LETTERS.get(key.d, "f"),
+                "scales": _SCALE_LETTERS.get(key.scale_type, "s" if base_of(key.epilogue) == SCALED else ""),
+                "form": key.mainloop[0] if key.mainloop in ("amax", "tensor") else "b",
+            }  # fmt: skip
+            fields |= {name: f"'{letter}'" if letter else 0 for name, letter in letters.items()}
+            fields |= {"operation": f"&operation_{key.op}", "finish": epilogues[epilogue], "fresh": epilogue[2]}
+            fields |= {"rows": rows, "columns": columns}
+        text = ", ".join(f".{name} = {value}" for name, value in fields.items())
+        source += f"static const Kernel kernel_{i} = {{{text}}};\n"
     return source
 
 

@@ -1,7 +1,7 @@
 """A GPU that only takes notes, and tables of kernels that were never compiled, for `golden_cases`.
 
-Everything from a public call down to the C ABI is the package's own. The driver and the pack of kernels are one C
-library, which writes down each launch with its arguments and each copy; no memory stands behind the addresses of
+Everything from a public call down to the C ABI is the package's own. The driver and the kernels of `fake_kernels` are
+one C library, which writes down each launch with its arguments and each copy; no memory stands behind the addresses of
 operands. Whatever the package does not let a user put in place is put in place here, and nowhere else in these tests:
 the kernel table, compilation, and that nothing is remembered from case to case.
 """
@@ -28,11 +28,11 @@ import pytest
 
 import dlpack_arrays
 import fake_cases
+import fake_kernels
 import fake_pack
 import fake_table
 from atomr_cutlass import SmArch, _core
 from atomr_cutlass.generator.key import KernelKey
-from atomr_cutlass.generator.matrix import arguments_of
 from atomr_cutlass.jit import kernels, keyed_locks
 from atomr_cutlass.jit.compiler import Images
 from atomr_cutlass.jit.toolchain import Toolchain
@@ -61,8 +61,6 @@ LIBRARY = r"""
 #include <stdarg.h>
 #include <stdio.h>
 #include <sys/mman.h>
-#include "atomr_cutlass/kernel_abi.h"
-#include "atomr_cutlass/jit_abi.h"
 
 static char* notes;
 static size_t noted, room;
@@ -95,52 +93,28 @@ const char* golden_notes(void) {
 }
 static int real(Pointer address) { return address >> 44 != 0; }
 
-/* Kernels: what they are given is what is launched. */
-static size_t bytes_of(const char* op) {
-  if (strncmp(op, "conv", 4) == 0) return sizeof(atomr_cutlass_conv_args);
-  if (strcmp(op, "grouped_gemm") == 0) return sizeof(atomr_cutlass_grouped_args);
-  if (strcmp(op, "cast") == 0) return sizeof(atomr_cutlass_cast_args);
-  if (strcmp(op, "quantize") == 0 || strcmp(op, "dequantize") == 0) return sizeof(atomr_cutlass_quantize_args);
-  return sizeof(atomr_cutlass_gemm_args);
+/* A kernel of the words "struct bytes workspace slices table workspace's-bytes name". */
+static Kernel* kernel_of(const char* words) {
+  Kernel* made = calloc(1, sizeof(Kernel));
+  Arguments* at = &made->arguments;
+  unsigned long long workspace = 0;
+  const int found = sscanf(words, "%63s %u %u %u %u %llu %399s", made->arguments_name, &at->bytes, &at->workspace,
+                           &at->slices, &at->table, &workspace, made->name);
+  made->workspace = workspace;
+  return found == 7 ? made : NULL;
 }
-/* Those that add up slices in memory have a workspace. */
-static uint64_t workspace_of(const char* op, const char* name, const void* args) {
-  const atomr_cutlass_gemm_args* gemm = args;
-  if (strcmp(op, "gemm") == 0 && gemm->split_k > 1) return 4096;
-  return strstr(name, "stream_k") != 0 ? 8192 : 0;
-}
-static void note_launch(const char* op, const char* name, const void* args, uint64_t stream) {
-  const atomr_cutlass_grouped_args* grouped = args;
-  note("launch %s %s %llu ", op, name, (unsigned long long)stream);
-  note_hex(args, bytes_of(op));
-  if (strcmp(op, "grouped_gemm") == 0 && grouped->table != 0 && real((Pointer)grouped->table)) {
+static void note_given(const Kernel* kernel, const void* args, void* stream) {
+  const atomr_cutlass_grouped_args* grouped = args; /* of those that have tables */
+  note("launch %s %s %llu ", kernel->arguments_name, kernel->name, (unsigned long long)stream);
+  note_hex(args, kernel->arguments.bytes);
+  if (kernel->arguments.table && grouped->table != 0 && real((Pointer)grouped->table)) {
     note(" ");
     note_hex(grouped->table, sizeof(atomr_cutlass_group) * (size_t)grouped->groups);
   }
   note("\n");
 }
-static int supports(const atomr_cutlass_row* row, const void* args) {
-  (void)row, (void)args;
-  return 0;
-}
-static int workspace_size(const atomr_cutlass_row* row, const void* args, uint64_t* bytes) {
-  *bytes = workspace_of(row->context, row->name, args);
-  return 0;
-}
-static int prepare(const atomr_cutlass_row* row, const void* args, void* params, atomr_cutlass_launch* launch) {
-  memcpy(params, args, row->params_bytes);
-  memset(launch, 0, sizeof(*launch));
-  launch->grid[0] = launch->grid[1] = launch->grid[2] = 1;
-  launch->clear_bytes = workspace_of(row->context, row->name, args);
-  return 0;
-}
-static int launch(const atomr_cutlass_row* row, const void* params, const atomr_cutlass_launch* how, void* stream) {
-  (void)how;
-  note_launch(row->context, row->name, params, (uint64_t)stream);
-  return 0;
-}
 
-/* The pack: a row for each line "op, name, shared bytes, flags, key", between tabs, of the file that the environment
+/* The pack: a row for each line "kernel, shared bytes, flags, key", between tabs, of the file that the environment
    names. */
 static atomr_cutlass_pack pack = {
     .abi_version = ATOMR_CUTLASS_ABI_VERSION, .layout_digest = LAYOUT_DIGEST, .name = "noted"};
@@ -151,16 +125,17 @@ const atomr_cutlass_pack* atomr_cutlass_pack_v1(void) {
   char* line = 0;
   size_t size = 0;
   uint32_t count = 0;
+  note_launch = note_given;
   if (file == 0) return &pack;
   while (getline(&line, &size, file) > 0) {
-    char *place = strdup(line), *parts[5];
-    for (int i = 0; i < 5; ++i) parts[i] = strsep(&place, "\t\n");
+    char *place = strdup(line), *parts[4];
+    for (int i = 0; i < 4; ++i) parts[i] = strsep(&place, "\t\n");
+    const Kernel* kernel = kernel_of(parts[0]);
     atomr_cutlass_row const made = {
-        .name = parts[1], .key = parts[4], .content = "", .params_bytes = (uint32_t)bytes_of(parts[0]),
-        .params_align = 16,
-        .shared_bytes = (uint32_t)atoi(parts[2]), .threads = 128, .flags = (uint32_t)atoi(parts[3]),
-        .cuda_version = 13000, .context = parts[0], .supports = supports, .workspace_size = workspace_size,
-        .prepare = prepare, .launch = launch};
+        .name = kernel->name, .key = parts[3], .content = "", .params_bytes = kernel->arguments.bytes,
+        .params_align = 16, .shared_bytes = (uint32_t)atoi(parts[1]), .threads = 128,
+        .flags = (uint32_t)atoi(parts[2]), .cuda_version = 13000, .context = kernel, .supports = supports,
+        .workspace_size = workspace_size, .prepare = prepare, .launch = launch};
     rows = realloc(rows, (count + 1) * sizeof(*rows));
     rows[count++] = memcpy(malloc(sizeof(made)), &made, sizeof(made));
   }
@@ -169,24 +144,22 @@ const atomr_cutlass_pack* atomr_cutlass_pack_v1(void) {
   return &pack;
 }
 
-/* An image is "op name"; a kernel that is compiled at run time is that and what its function does. */
-typedef struct { char op[32], name[400]; int evaluates; } Kernel;
+/* An image is the words of a kernel; one that is compiled at run time is that and what its function does. */
+typedef struct { Kernel kernel; int evaluates; } Loaded;
 static atomr_cutlass_jit_info info;
 int cuLibraryLoadData(void** library, const void* image, int* a, void** b, unsigned c, int* d, void** e, unsigned f) {
   (void)a, (void)b, (void)c, (void)d, (void)e, (void)f;
-  Kernel* made = calloc(1, sizeof(Kernel));
-  *library = made;
-  return sscanf(image, "%31s %399s", made->op, made->name) == 2 ? 0 : 200;
+  *library = kernel_of(image);
+  return *library == NULL ? 200 : 0;
 }
 int cuLibraryGetKernel(void** kernel, void* library, const char* name) {
-  Kernel* made = memcpy(malloc(sizeof(Kernel)), library, sizeof(Kernel));
-  made->evaluates = strstr(name, "_evaluate") != 0;
-  *kernel = made;
+  Loaded const made = {*(Kernel*)library, strstr(name, "_evaluate") != 0};
+  *kernel = memcpy(malloc(sizeof(made)), &made, sizeof(made));
   return 0;
 }
 int cuLibraryGetGlobal(Pointer* pointer, size_t* bytes, void* library, const char* name) {
   atomr_cutlass_jit_info const made = {
-      .layout_digest = LAYOUT_DIGEST, .params_bytes = (uint32_t)bytes_of(((Kernel*)library)->op), .params_align = 16,
+      .layout_digest = LAYOUT_DIGEST, .params_bytes = ((Kernel*)library)->arguments.bytes, .params_align = 16,
       .threads = 128, .cluster = {1, 1, 1}};
   (void)name;
   info = made;
@@ -196,13 +169,13 @@ int cuLibraryGetGlobal(Pointer* pointer, size_t* bytes, void* library, const cha
 }
 int cuKernelGetFunction(void** function, void* kernel) { *function = kernel; return 0; }
 int cuLaunchKernelEx(const void* config, void* function, void** arguments, void** extra) {
-  const Kernel* kernel = function;
-  size_t const size = bytes_of(kernel->op);
+  const Loaded* loaded = function;
+  const Kernel* kernel = &loaded->kernel;
+  size_t const size = kernel->arguments.bytes;
   (void)extra;
-  if (!kernel->evaluates) {
+  if (!loaded->evaluates) {
     /* CUlaunchConfig: grid, block, shared bytes, stream */
-    void* stream = *(void* const*)((const char*)config + 32);
-    note_launch(kernel->op, kernel->name, arguments[0], (uint64_t)stream);
+    note_given(kernel, arguments[0], *(void* const*)((const char*)config + 32));
     return 0;
   }
   const char* problems = *(void**)arguments[0];
@@ -211,7 +184,7 @@ int cuLaunchKernelEx(const void* config, void* function, void** arguments, void*
     atomr_cutlass_jit_evaluation* answer = (void*)results;
     answer->implementable = 1;
     answer->grid[0] = answer->grid[1] = answer->grid[2] = 1;
-    answer->workspace_bytes = answer->clear_bytes = workspace_of(kernel->op, kernel->name, problems);
+    answer->workspace_bytes = answer->clear_bytes = workspace_of(kernel, problems);
     memcpy(results + ATOMR_CUTLASS_JIT_PARAMS_OFFSET, problems, size);
   }
   return 0;
@@ -274,26 +247,21 @@ int cuDeviceGetAttribute(int* value, int which, int device) {
 }
 int cuDeviceTotalMem_v2(size_t* bytes, int device) { (void)device; *bytes = (size_t)80 << 30; return 0; }
 """
-_REPLACED = (
-    "cuLibraryLoadData", "cuLibraryGetKernel", "cuLibraryGetGlobal", "cuKernelGetFunction", "cuLaunchKernelEx",
-    "cuMemAlloc_v2", "cuMemFree_v2", "cuMemcpyHtoDAsync_v2", "cuMemcpyDtoHAsync_v2", "cuMemsetD8Async",
-    "cuMemcpyDtoDAsync_v2", "cuDeviceGetAttribute", "cuDeviceTotalMem_v2",
-)  # fmt: skip
 
 
 def make_library(folder: Path) -> Path:
     """The driver, which is the pack too, in a folder."""
     driver = fake_pack.DRIVER
-    for name in _REPLACED:  # functions of the other fake driver that this one has its own of
+    for name in re.findall(r"^int (cu\w+)\(", LIBRARY, re.MULTILINE):  # which take the place of the driver's
         driver = driver.replace(f"int {name}(", f"int fake_{name}(")
-    return fake_pack.compile_library(driver + LIBRARY, folder / "libcuda.so.1")
+    source = driver + fake_kernels.source_of() + LIBRARY
+    return fake_pack.compile_library(source, folder / "libcuda.so.1")
 
 
 def environment(library: Path, arch: SmArch, folder: Path) -> dict[str, str]:
     """The variables of a process that works on a GPU of this arch. The folder receives its table and caches."""
     rows = "".join(
-        "\t".join((arguments_of(key), key.name + _SUFFIX, str(info.shared_bytes), str(int(info.ptx)), key.to_json()))
-        + "\n"
+        "\t".join((_words(key, key.name + _SUFFIX), str(info.shared_bytes), str(int(info.ptx)), key.to_json())) + "\n"
         for key, info in {info.key: info for name in TABLES for info in _rows(name, arch)}.items()
     )
     file = folder / f"rows_{arch.value}"
@@ -347,7 +315,7 @@ class Gpu:
         kernels.problem = lambda: ""
         kernels.ready = lambda _key, _device: False
         kernels.where = lambda _key, _target: None
-        kernels.load = lambda key, _target: (_images(key), "compiled")
+        kernels.load = lambda key, _target: (images(key), "compiled")
         kernels.in_background = lambda key, _device, _then: self._background.append(key.name)
         kernels.toolchain = lambda: Toolchain(Path("nvrtc"), (13, 0), "", (), {})
 
@@ -398,8 +366,8 @@ class Gpu:
         for line in self._library.golden_notes().decode().splitlines():
             kind, *fields = line.split()
             if kind == "launch":
-                op, kernel, stream, text, *group_table = fields
-                shown = [kernel, *self._decoded(_STRUCTS.get(op, _CONV), bytes.fromhex(text), address)]
+                arguments, kernel, stream, text, *group_table = fields
+                shown = [kernel, *self._decoded(arguments, bytes.fromhex(text), address)]
                 if stream != "0":
                     shown.append(f"stream={stream}")
                 groups = bytes.fromhex("".join(group_table))
@@ -440,15 +408,17 @@ _USUAL = dict.fromkeys(
     ("batch", "split_k", "swizzle", "alpha", "stride_h", "stride_w", "dilation_h", "dilation_w", "slices"), 1
 )
 """Fields that are mostly 1, and shown if they are not; of others that is 0."""
-_CONV = "atomr_cutlass_conv_args"
-_STRUCTS = {
-    "gemm": "atomr_cutlass_gemm_args", "grouped_gemm": "atomr_cutlass_grouped_args", "cast": "atomr_cutlass_cast_args",
-    "quantize": "atomr_cutlass_quantize_args", "dequantize": "atomr_cutlass_quantize_args",
-}  # fmt: skip
 
 
-def _images(key: KernelKey) -> Images:
-    image = f"{arguments_of(key)} {key.name}".encode() + b"\0"
+def _words(key: KernelKey, name: str) -> str:
+    """What the library is told of a kernel: where its arguments lie, and its workspace and name."""
+    workspace = 8192 if "stream_k" in key.name else 0
+    return " ".join(map(str, (*dataclasses.astuple(fake_kernels.Arguments.of(key)), workspace, name)))
+
+
+def images(key: KernelKey) -> Images:
+    """The images of a kernel: its words."""
+    image = _words(key, key.name).encode() + b"\0"
     return Images(image, image)
 
 

@@ -1,8 +1,8 @@
 """Record, build, freeze on a GPU that takes notes (`golden_gpu`): what `test_ahead_of_time.py` runs, a process a step.
 
 Kernels compute nothing there. What is compared is which of them are launched, in which order and with which arguments.
-Compilation is put in place too: an image is the name of its kernel. The rest, from a page's code down to the driver, is
-the package's own.
+Compilation is put in place too: an image says which kernel it is of. The rest, from a page's code down to the driver,
+is the package's own.
 """
 
 from __future__ import annotations
@@ -19,7 +19,6 @@ import golden_gpu
 import page_examples
 from atomr_cutlass import _core
 from atomr_cutlass.generator.key import KernelKey
-from atomr_cutlass.generator.matrix import arguments_of
 from atomr_cutlass.jit import kernels
 from atomr_cutlass.jit.compiler import Images
 from atomr_cutlass.jit.toolchain import Toolchain
@@ -40,12 +39,6 @@ class Notes(golden_gpu.Gpu):
         return [step for step in self._steps([]) if not step.startswith(("upload", "download", "fill"))]
 
 
-def images(key: KernelKey) -> Images:
-    """The images of a kernel: its name."""
-    image = f"{arguments_of(key)} {key.name}".encode() + b"\0"
-    return Images(image, image)
-
-
 def run_pages(library: str) -> None:
     """Prints what each program launches."""
     notes = Notes(Path(library))
@@ -62,7 +55,7 @@ def run_pages(library: str) -> None:
 
 def record(library: str) -> None:
     """Runs the pages with an empty table, and compiles what they need."""
-    kernels.load = lambda key, _target: (images(key), "compiled")  # type: ignore[assignment]
+    kernels.load = lambda key, _target: (golden_gpu.images(key), "compiled")  # type: ignore[assignment]
     kernels.toolchain = lambda: TOOLS  # type: ignore[assignment]
     run_pages(library)
 
@@ -82,7 +75,7 @@ def build(*arguments: str) -> None:
 
     def load(key: KernelKey, _target: Any) -> tuple[Images, str]:
         keys[key.name] = key
-        return images(key), "compiled"
+        return golden_gpu.images(key), "compiled"
 
     kernels.load = load  # type: ignore[assignment]
     pack_build.toolchain = lambda: TOOLS  # type: ignore[assignment]

@@ -107,6 +107,8 @@ SELECTIONS = {
         "test_fp8": (20, "test_every_cell or test_odd_extents"),
         "test_fp8_scaled": (16, "test_forms or test_block"),
         "test_quantize": (16, ""),
+        "test_tree_cells": (16, "sm90"),
+        "test_epilogue": (4, "test_every_kind_of_kernel"),  # compiled at run time: compile-trees is to come before
     },
     "synccheck": {
         "test_conv": (12, "test_random_geometry or test_depthwise"),

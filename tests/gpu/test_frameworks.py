@@ -1,16 +1,19 @@
 """Arrays of every framework in, results of the same kind out."""
 
 import functools
+import itertools
 from typing import Any
 
 import numpy as np
 import pytest
 
 import atomr_cutlass as ac
+import gpu_requests
 from atomr_cutlass import _core
 from atomr_cutlass.arrays import numerics, operands
 from atomr_cutlass.generator.dtypes import CutlassDtype as D
 from atomr_cutlass.ops.gemm import reference as gemm_reference
+from atomr_cutlass.pipeline.operation import planned_operations
 from gpu_matrices import KINDS, Guarded, Kind, assert_product, host, placed, result_of
 
 pytestmark = pytest.mark.gpu
@@ -165,6 +168,42 @@ def test_the_second_gpu(torch: Any) -> None:
     assert_product(d.to("cuda:0"), a, b)
     ac.gemm(a, b, out=out.view)
     assert_product(out.view, a, b)
+
+
+@pytest.mark.parametrize(
+    ("name", "fused"), [*itertools.product(planned_operations(), ("plain", "bias")), ("gemm", "tree")]
+)
+def test_two_gpus(torch: Any, name: str, fused: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A process works on both in turn: plans, plans with an operand bound, and calls are each their own GPU's."""
+    if torch.cuda.device_count() < 2:
+        pytest.skip("there is one GPU only")
+    request = gpu_requests.request_of(name)
+    if fused != "plain":
+        request = gpu_requests.with_bias(request) if fused == "bias" else gpu_requests.with_tree(request)
+    if fused == "tree":
+        monkeypatch.setenv("ATOMR_CUTLASS_JIT", "auto")
+    try:
+        made = [ac.plan(request, device) for device in (0, 1)]
+    except ac.DeviceUnavailableError as error:
+        pytest.skip(str(error))
+    placed_on = [gpu_requests.Placed(request, device, seed=device) for device in (0, 1)]
+    bound = [ac.plan(request, device, b=placed_on[device].bound) for device in (0, 1)]
+    for plans in (made, bound):
+        for _ in range(2):
+            for device in (1, 0):
+                placed_on[device].spoil()
+                placed_on[device].launch(plans[device])
+            for device in (0, 1):
+                placed_on[device].assert_right(made[device])
+    for _ in range(2):
+        for device in (1, 0):
+            results = placed_on[device].call(torch)
+            assert {d.device for d in results} == {torch.device("cuda", device)}
+            torch.cuda.synchronize(device)
+            placed_on[device].assert_right(made[device], results)
+    with pytest.raises(ac.InvalidOperandError, match=r"cuda:1|GPU|device"):
+        placed_on[1].launch(made[0])
+    assert torch.cuda.current_device() == 0
 
 
 # ----------------------------------------------------------------------------------------------------------------------

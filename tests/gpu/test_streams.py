@@ -5,14 +5,17 @@ import ctypes
 import dataclasses
 import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
 
 import atomr_cutlass as ac
+import gpu_requests
 from atomr_cutlass.generator.dtypes import CutlassDtype as D
 from atomr_cutlass.ops.gemm.kernels import GemmSearch, from_candidate, make
 from atomr_cutlass.pipeline import devices, estimate, select
+from atomr_cutlass.pipeline.operation import planned_operations
 from atomr_cutlass.pipeline.plan import Plan
 from atomr_cutlass.pipeline.planning import PlanOptions
 from gpu_matrices import Guarded, assert_product, element_type, placed, problem_of
@@ -238,36 +241,39 @@ def test_streams_that_come_and_go(torch: Any, scheduler: str, alive: int) -> Non
     assert_product(outs[1], other, b)
 
 
-def test_threads(torch: Any) -> None:
-    """Many threads plan and launch the same product at once."""
-    operand_sets = [
-        (placed((72, 64), D.F16, 2 * number), placed((64, 88), D.F16, 2 * number + 1)) for number in range(8)
-    ]
-    results: dict[int, list[Any]] = {}
-    failures: list[BaseException] = []
-    barrier = threading.Barrier(8)
+THREADS, LAUNCHES = 32, 20
+
+
+@pytest.mark.parametrize("name", planned_operations())
+def test_threads(torch: Any, name: str) -> None:
+    """Many threads launch one plan and call the function at once, each on a stream and with operands of its own."""
+    request = gpu_requests.request_of(name)
+    made = ac.plan(request)
+    threads = [gpu_requests.Placed(request, 0, seed) for seed in range(THREADS)]
+    streams = [torch.cuda.Stream() for _ in threads]
+    assert len({stream.cuda_stream for stream in streams}) == THREADS
+    results: dict[int, list[list[Any]]] = {}
+    barrier = threading.Barrier(THREADS)
 
     def work(number: int) -> None:
-        try:
-            a, b = operand_sets[number]
-            barrier.wait(30)
-            stream = torch.cuda.Stream()
-            with torch.cuda.stream(stream):
-                results[number] = [ac.gemm(a, b) for _ in range(50)]
-            stream.synchronize()
-        except BaseException as error:  # noqa: BLE001 - the test's own thread must report it
-            failures.append(error)
+        operands, stream = threads[number], streams[number]
+        barrier.wait(30)
+        for _ in range(LAUNCHES):
+            operands.launch(made, stream.cuda_stream)
+        with torch.cuda.stream(stream):
+            results[number] = [operands.call(torch) for _ in range(LAUNCHES)]
+        stream.synchronize()
 
     torch.cuda.synchronize()
-    threads = [threading.Thread(target=work, args=(number,)) for number in range(8)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert not failures, failures
-    for number, (a, b) in enumerate(operand_sets):
-        assert_product(results[number][0], a, b)
-        assert all(torch.equal(d, results[number][0]) for d in results[number])
+    with ThreadPoolExecutor(THREADS) as pool:
+        for done in [pool.submit(work, number) for number in range(THREADS)]:
+            done.result(60)
+    for number, operands in enumerate(threads):
+        operands.assert_right(made)
+        first, *others = results[number]
+        operands.assert_right(made, first)
+        for other in others:
+            assert all(torch.equal(d, want) for d, want in zip(other, first, strict=True))
 
 
 # ----------------------------------------------------------------------------------------------------------------------

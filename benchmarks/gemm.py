@@ -250,7 +250,7 @@ def sweep(case: Case, device: devices.Device, near: float, seconds: float) -> li
             "scheduler": choice.info.key.scheduler,
             "epilogue": choice.info.key.epilogue_schedule,
             "align": [choice.info.key.align_a, choice.info.key.align_b, choice.info.key.align_d],
-            "exchanged": choice.formulation.swapped,
+            "swapped": choice.formulation.swapped,
             "split_k": choice.split_k,
             "swizzle": choice.swizzle,
             "raster": choice.raster,

@@ -345,7 +345,7 @@ Model::Rows Model::rows_of(Kernel const& kernel, Extents const& e) const {
   made.lines_b = lines(e.ldb, kernel.bits_b);
   int64_t const blocks = kernel.cluster[0] * kernel.cluster[1];
   made.step = blocks == kWideCluster ? c_.WIDE_CLUSTER_STEP_CLOCKS : c_.STEP_CLOCKS;
-  if (kernel.through_registers()) made.step = c_.EXCHANGED_STEP_CLOCKS * double(made.height) / 64;
+  if (kernel.through_registers()) made.step = c_.THROUGH_REGISTERS_STEP_CLOCKS * double(made.height) / 64;
   made.beyond = c_.BEYOND_CLOCKS * double(std::max<int64_t>(0, made.height - made.m));
   made.extra = c_.CLUSTER_SECONDS * std::log2(double(blocks));
   return made;
@@ -362,7 +362,7 @@ Model::Tile Model::tile_of(Kernel const& kernel, Extents const& e, Rows const& o
     efficiency *= kernel.block_scaled ? c_.BLOCK_SCALED_EFFICIENCY : c_.FULL_ACCUMULATION_EFFICIENCY;
     if (kernel.block_scaled && kernel.mainloop == Mainloop::kPingpong) efficiency *= c_.BLOCK_SCALED_ALONE;
   }
-  if (kernel.through_registers()) efficiency *= c_.EXCHANGED_EFFICIENCY;
+  if (kernel.through_registers()) efficiency *= c_.THROUGH_REGISTERS_EFFICIENCY;
   made.grid = {of.rows, ceil_div(of.n, made.n), e.batch};
   made.steps = of.steps;
   made.multiply = double(made.m * made.n * kernel.tile[2] * made.steps) / (of.peak * efficiency);
@@ -553,7 +553,7 @@ double Model::few_picoseconds(Kernel const& kernel, Extents const& e, Gpu const&
   int64_t const others = std::accumulate(std::begin(parts), std::end(parts), int64_t(0)) - longest;
   int64_t taken = longest + others * whole(c_.FEW_EXPOSED_PERCENT) / 100;
   taken += turns * height * few * whole(c_.FEW_STORED_PS) / parts_of_k;
-  if (parts_of_k > 1) taken += turns * (height * few * whole(c_.FEW_EXCHANGED_PS) + whole(c_.FEW_ADDED_PS));
+  if (parts_of_k > 1) taken += turns * (height * few * whole(c_.FEW_GATHERED_PS) + whole(c_.FEW_ADDED_PS));
   return double(taken);
 }
 

@@ -23,9 +23,10 @@ void check_row(int status, atomr_cutlass_row const* row, char const* doing) {
 
 // Kernels whose tiles have one width do not read the one of their arguments, which estimates and records rest upon.
 void check_width(atomr_cutlass_row const* row, ArgsLayout const& layout, void const* args) {
-  if (layout.op != "gemm" || std::strstr(row->name, "_fitted") != nullptr) return;
+  ArgsField const* const field = layout.field("width");
+  if (field == nullptr || std::strstr(row->name, "_fitted") != nullptr) return;
   int32_t width = 0;
-  std::memcpy(&width, static_cast<char const*>(args) + offsetof(atomr_cutlass_gemm_args, width), sizeof(width));
+  std::memcpy(&width, static_cast<char const*>(args) + field->offset, sizeof(width));
   if (width == 0) return;
   throw Unsupported(std::string(row->name) + " has tiles of one width: the launch option width must be 0, not " +
                     std::to_string(width));
@@ -125,8 +126,8 @@ KernelLaunch::Prepared& KernelLaunch::prepared(void const* args) {
   }
   found.args.assign(bytes, bytes + layout_.bytes);
   found.valid = true;
-  if (!found.asked) {
-    found.asked = true;
+  if (!found.relocations_sought) {
+    found.relocations_sought = true;
     found.relocations = relocations(found);
   }
   return found;

@@ -56,7 +56,7 @@ class KernelLaunch {
   struct Prepared {
     Bytes problem, args;
     bool valid = false;  // of these arguments
-    bool asked = false;  // how the parameters follow from the arguments
+    bool relocations_sought = false;  // whether or not there are any
     std::optional<Relocations> relocations;
     atomr_cutlass_launch geometry{};
     alignas(128) unsigned char params[kParamsBytes] = {};

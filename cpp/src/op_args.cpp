@@ -1,8 +1,8 @@
 #include "op_args.h"
 
 #include <algorithm>
+#include <array>
 #include <deque>
-#include <initializer_list>
 
 #include "atomr_cutlass/abi_layout.h"
 
@@ -38,54 +38,70 @@ std::vector<ArgsField> fields_of() {
   return fields;
 }
 
+struct Operation {
+  char const* name;
+  Op op;
+  ArgsLayout (*layout)(Operation const&);
+  std::array<char const*, 4> required;  // pointers that may not be null; the rest is null
+};
+
 template <class Args>
-ArgsLayout layout_of(char const* op, std::initializer_list<char const*> required) {
-  ArgsLayout made{op, sizeof(Args), fields_of<Args>(), {}, {}, 0, 0};
+ArgsLayout layout_of(Operation const& operation) {
+  auto const& required = operation.required;
+  ArgsLayout made{operation.name, sizeof(Args), fields_of<Args>(), {}, {}, 0, 0};
   for (ArgsField const& field : made.fields) {
     std::string const name = field.name;
     if (name == "max_active_clusters") made.max_active_clusters = field.offset;
     if (name == "workspace") made.workspace = field.offset;
     if (field.kind == ArgsField::Kind::kDouble) made.scalars.push_back(field.offset);
     if (field.kind == ArgsField::Kind::kPointer) {
-      bool const needed = std::find(required.begin(), required.end(), name) != required.end();
+      bool const needed = std::any_of(required.begin(), required.end(),
+                                      [&name](char const* pointer) { return pointer != nullptr && name == pointer; });
       made.pointers.push_back({field.offset, !needed});
     }
   }
   return made;
 }
 
-std::vector<ArgsLayout> make_layouts() {
-  std::vector<ArgsLayout> made = {
-      kGemmArgs,
-      layout_of<atomr_cutlass_grouped_args>("grouped_gemm", {"workspace"}),
-      layout_of<atomr_cutlass_cast_args>("cast", {"a", "d", "workspace"}),
-  };
-  for (char const* op : {"quantize", "dequantize"}) {
-    made.push_back(layout_of<atomr_cutlass_quantize_args>(op, {"workspace"}));
-  }
-  for (char const* op : {"conv2d_fprop", "conv2d_dgrad", "conv2d_wgrad"}) {
-    made.push_back(layout_of<atomr_cutlass_conv_args>(op, {"a", "b", "d", "workspace"}));
-  }
-  return made;
-}
+// Ops that take the arguments of another one, and that the model does not know, need no entry.
+constexpr Operation kOperations[] = {
+    {"gemm", Op::kGemm, layout_of<atomr_cutlass_gemm_args>, {"a", "b", "d", "workspace"}},
+    {"gemv", Op::kGemv, layout_of<atomr_cutlass_gemm_args>, {"a", "b", "d", "workspace"}},
+    {"grouped_gemm", Op::kGrouped, layout_of<atomr_cutlass_grouped_args>, {"workspace"}},
+    {"conv2d_fprop", Op::kFprop, layout_of<atomr_cutlass_conv_args>, {"a", "b", "d", "workspace"}},
+    {"conv2d_dgrad", Op::kDgrad, layout_of<atomr_cutlass_conv_args>, {"a", "b", "d", "workspace"}},
+    {"conv2d_wgrad", Op::kWgrad, layout_of<atomr_cutlass_conv_args>, {"a", "b", "d", "workspace"}},
+    {"cast", Op::kCast, layout_of<atomr_cutlass_cast_args>, {"a", "d", "workspace"}},
+    {"quantize", Op::kOther, layout_of<atomr_cutlass_quantize_args>, {"workspace"}},
+    {"dequantize", Op::kOther, layout_of<atomr_cutlass_quantize_args>, {"workspace"}},
+};
 
 }  // namespace
 
-ArgsLayout const kGemmArgs = layout_of<atomr_cutlass_gemm_args>("gemm", {"a", "b", "d", "workspace"});
-
 ArgsField const* ArgsLayout::field(std::string const& name) const {
-  for (ArgsField const& one : fields) {
-    if (name == one.name) return &one;
+  for (ArgsField const& field : fields) {
+    if (name == field.name) return &field;
   }
   return nullptr;
 }
 
 ArgsLayout const* args_of(std::string const& op) {
-  static std::vector<ArgsLayout> const& layouts = *new std::vector<ArgsLayout>(make_layouts());
-  for (ArgsLayout const& one : layouts) {
-    if (one.op == op) return &one;
+  static std::vector<ArgsLayout> const& layouts = *[] {
+    auto* const made = new std::vector<ArgsLayout>;
+    for (Operation const& operation : kOperations) made->push_back(operation.layout(operation));
+    return made;
+  }();
+  for (ArgsLayout const& layout : layouts) {
+    if (layout.op == op) return &layout;
   }
   return nullptr;
+}
+
+Op op_of(std::string const& op) {
+  for (Operation const& operation : kOperations) {
+    if (op == operation.name) return operation.op;
+  }
+  return Op::kOther;
 }
 
 }  // namespace atomr_cutlass

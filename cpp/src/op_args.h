@@ -1,4 +1,5 @@
-// The arguments of each operation, field by field: how Python fills them in, and what of them a launch may change.
+// The operations, and the arguments of each, field by field: how Python fills them in, and what of them a launch may
+// change.
 #pragma once
 
 #include <cstddef>
@@ -9,6 +10,9 @@
 #include "atomr_cutlass/kernel_abi.h"
 
 namespace atomr_cutlass {
+
+// What the model of kernels' times (estimate.h) tells apart.
+enum class Op { kGemm, kGrouped, kGemv, kFprop, kDgrad, kWgrad, kCast, kOther };
 
 struct ArgsField {
   enum class Kind : uint8_t { kInt32, kInt64, kDouble, kPointer };
@@ -35,12 +39,13 @@ struct ArgsLayout {
   ArgsField const* field(std::string const& name) const;
 };
 
-extern ArgsLayout const kGemmArgs;
-
 // The most bytes that any op's arguments take.
 constexpr size_t kMaxArgsBytes = 1024;
 
 // The layout of an op by its name in kernel keys, or null.
 ArgsLayout const* args_of(std::string const& op);
+
+// What an op is to the model, by its name in kernel keys; kOther for those that it does not know.
+Op op_of(std::string const& op);
 
 }  // namespace atomr_cutlass

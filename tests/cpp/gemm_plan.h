@@ -37,7 +37,7 @@ inline std::vector<atomr_cutlass::Step> gemm_steps(std::shared_ptr<atomr_cutlass
     Step step{};
     step.kind = Step::Kind::kLaunch;
     step.row = row;
-    step.layout = &kGemmArgs;
+    step.layout = args_of("gemm");
     step.when = when;
     args.batch = launch.batch;
     step.data.resize(sizeof(args));

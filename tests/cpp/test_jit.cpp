@@ -120,7 +120,7 @@ Args given(uint64_t base) {
 
 void test_parameters_follow_pointers_and_scalars() {
   DeviceGuard guard(0);
-  auto const row = make_jit_row(kernel(), kGemmArgs);
+  auto const row = make_jit_row(kernel(), *args_of("gemm"));
   CHECK_EQUAL(row->params_bytes, sizeof(Params));
   CHECK_EQUAL(row->shared_bytes, 100u << 10);
   asked.clear();
@@ -164,7 +164,7 @@ void test_small_tensor_maps_are_corrected_from_sm_100_on() {
   DeviceGuard guard(0);
   for (int const major : {9, 10, 12}) {
     fake::device().major = major;
-    auto const row = make_jit_row(kernel(), kGemmArgs);
+    auto const row = make_jit_row(kernel(), *args_of("gemm"));
     Args const args = given(0x100000);
     alignas(128) Params made;
     atomr_cutlass_launch launch;
@@ -205,7 +205,7 @@ void test_which_tensor_maps_are_small() {
 void test_a_setup_kernel_runs_first() {
   DeviceGuard guard(0);
   for (uint32_t const threads : {0u, 64u}) {
-    auto const row = make_jit_row(kernel(threads), kGemmArgs);
+    auto const row = make_jit_row(kernel(threads), *args_of("gemm"));
     Args const args = given(0x100000);
     alignas(128) Params made;
     atomr_cutlass_launch launch;
@@ -224,17 +224,17 @@ void test_a_kernel_of_other_headers_is_refused() {
   Companion other;
   other.info.layout_digest += 1;
   CHECK_THROWS(LibraryFailure, "cutlass_jit was compiled with headers whose structs (kernel_abi.h, jit_abi.h) have",
-               make_jit_row(kernel(0, other), kGemmArgs));
-  CHECK_THROWS(LibraryFailure, "of one build", make_jit_row(kernel(0, other), kGemmArgs));
+               make_jit_row(kernel(0, other), *args_of("gemm")));
+  CHECK_THROWS(LibraryFailure, "of one build", make_jit_row(kernel(0, other), *args_of("gemm")));
   Companion shorter;
   shorter.bytes -= 8;
   CHECK_THROWS(LibraryFailure, "cutlass_jit_info has 32 bytes, not 40: reinstall atomr_cutlass, so that",
-               make_jit_row(kernel(0, shorter), kGemmArgs));
+               make_jit_row(kernel(0, shorter), *args_of("gemm")));
 }
 
 void test_a_problem_that_the_kernel_cannot_do() {
   DeviceGuard guard(0);
-  auto const row = make_jit_row(kernel(), kGemmArgs);
+  auto const row = make_jit_row(kernel(), *args_of("gemm"));
   Args args = given(0x100000);
   args.n = 7;
   CHECK_EQUAL(row->supports(row.get(), &args), int(ATOMR_CUTLASS_CANNOT_IMPLEMENT));
@@ -244,13 +244,13 @@ void test_parameters_that_nothing_explains_are_refused() {
   DeviceGuard guard(0);
   Args const args = given(0x100000);
   leap = [](Args const& seen) { return reinterpret_cast<uint64_t>(seen.a) * 3; };
-  auto const row = make_jit_row(kernel(), kGemmArgs);
+  auto const row = make_jit_row(kernel(), *args_of("gemm"));
   CHECK_THROWS(LibraryFailure, "in an unknown way", row->supports(row.get(), &args));
   // A difference of an odd width is as unexplained.
   Args second = args;
   second.a = at<void>(0x7777000);
   unsigned char bytes[2][3] = {{0, 0, 1}, {0, 0, 2}};
-  CHECK(!find_relocations(kGemmArgs, &args, &second, bytes[0], bytes[1], 3));
+  CHECK(!find_relocations(*args_of("gemm"), &args, &second, bytes[0], bytes[1], 3));
   leap = [](Args const&) { return uint64_t(5); };
 }
 
@@ -272,8 +272,8 @@ void test_a_plan_asks_before_its_launches_do() {
   DeviceGuard guard(0);
   asked.clear();
   launched.clear();
-  LaunchPlan plan(gemm_slots({a}, {b}, {c}, {d}), {}, gemm_steps(make_jit_row(kernel(), kGemmArgs), problem(), {}),
-                  with_zeros(128), nullptr);
+  LaunchPlan plan(gemm_slots({a}, {b}, {c}, {d}), {},
+                  gemm_steps(make_jit_row(kernel(), *args_of("gemm")), problem(), {}), with_zeros(128), nullptr);
   size_t const before = asked.size();
   CHECK(before > 0);
   launch_gemm(plan, a, b, nullptr, d, 1.0, 0.0, nullptr);
@@ -299,8 +299,8 @@ void test_a_better_plan_takes_over_but_never_in_a_capture() {
   OperandSpec const any{a, 4}, aligned{a, 128};
   auto const plan_of = [&](OperandSpec const& left) {
     return std::make_unique<LaunchPlan>(gemm_slots(left, {b, 4}, {d, 4}, {d, 4}), std::vector<size_t>{},
-                                        gemm_steps(make_jit_row(kernel(), kGemmArgs), problem(), {}), with_zeros(128),
-                                        nullptr);
+                                        gemm_steps(make_jit_row(kernel(), *args_of("gemm")), problem(), {}),
+                                        with_zeros(128), nullptr);
   };
   auto const first = plan_of(any);
   leap = [](Args const&) { return uint64_t(6); };

@@ -78,7 +78,7 @@ Args given(uint64_t base, bool with_c, double alpha) {
 
 // Launches with other pointers and scalars each time; returns how often the row evaluated after the first two times.
 int evaluated_after_the_second() {
-  KernelLaunch kernel({&kRow, [](atomr_cutlass_row const*) {}}, kGemmArgs);
+  KernelLaunch kernel({&kRow, [](atomr_cutlass_row const*) {}}, *args_of("gemm"));
   int before = 0;
   for (int i = 0; i < 6; ++i) {
     for (bool const with_c : {false, true}) {
@@ -113,7 +113,7 @@ void test_an_odd_width_is_unexplained() {
   Args const first = given(0x100000, false, 1.0), second = given(0x7777000, false, 1.0);
   unsigned char bytes[2][3] = {{0, 0, 1}, {0, 0, 2}};
   size_t unexplained = 99;
-  CHECK(!find_relocations(kGemmArgs, &first, &second, bytes[0], bytes[1], 3, &unexplained));
+  CHECK(!find_relocations(*args_of("gemm"), &first, &second, bytes[0], bytes[1], 3, &unexplained));
   CHECK_EQUAL(unexplained, 0u);
 }
 

@@ -296,7 +296,7 @@ def test_whole_numbers_are_exact(case: Case) -> None:
     ids=str,
 )
 def test_column_major_results(case: Case) -> None:
-    """They are computed with A and B exchanged, types included."""
+    """They are computed with A and B swapped, types included."""
     run(case)
 
 

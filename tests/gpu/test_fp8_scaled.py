@@ -247,7 +247,7 @@ def test_scalars(case: Case) -> None:
     ids=str,
 )
 def test_column_major_results(case: Case) -> None:
-    """They are computed with A and B exchanged, scales included."""
+    """They are computed with A and B swapped, scales included."""
     run(case)
 
 

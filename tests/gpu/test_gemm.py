@@ -162,7 +162,7 @@ def test_large_shapes(case: Case) -> None:
     ids=str,
 )
 def test_layouts(case: Case) -> None:
-    """Column-major results are computed with A and B exchanged; layouts that the table lacks skip with the cell."""
+    """Column-major results are computed with A and B swapped; layouts that the table lacks skip with the cell."""
     run(case)
 
 

@@ -175,7 +175,7 @@ def test_the_estimate_is_the_kernels_own_model() -> None:
     assert found["kBoxPicoseconds"] == f"kAlongK ? {estimate.FEW_BOX_ALONG_K_PS} : {estimate.FEW_BOX_ROWS_PS}"
     assert found["kWidePicoseconds"] == str(estimate.FEW_WIDE_PS)
     assert found["kStoredPicoseconds"] == str(estimate.FEW_STORED_PS)
-    assert found["kGatheredPicoseconds"] == str(estimate.FEW_EXCHANGED_PS)
+    assert found["kGatheredPicoseconds"] == str(estimate.FEW_GATHERED_PS)
     assert found["kAddedPicoseconds"] == str(estimate.FEW_ADDED_PS)
     assert found["kExposedPercent"] == str(estimate.FEW_EXPOSED_PERCENT)
 

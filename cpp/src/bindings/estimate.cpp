@@ -39,14 +39,7 @@ std::shared_ptr<Kernel> read_kernel(py::object const& key, bool common, int64_t 
   auto const bits = [&key](char const* name) { return key.attr(name).attr("bits").cast<int64_t>(); };
   auto const made = std::make_shared<Kernel>();
   made->name = text("name");
-  made->op = named<Op>({{"gemm", Op::kGemm},
-                        {"grouped_gemm", Op::kGrouped},
-                        {"gemv", Op::kGemv},
-                        {"conv2d_fprop", Op::kFprop},
-                        {"conv2d_dgrad", Op::kDgrad},
-                        {"conv2d_wgrad", Op::kWgrad},
-                        {"cast", Op::kCast}},
-                       text("op"), Op::kOther);
+  made->op = op_of(text("op"));
   made->generation =
       named<Generation>({{"sm80", Generation::kSm80}, {"sm90", Generation::kSm90}, {"sm120", Generation::kSm120}},
                         text("generation"), Generation::kSm100);

@@ -53,9 +53,9 @@ BLOCK_SCALED_EFFICIENCY = 0.84
 """Likewise, where blocks have scales."""
 BLOCK_SCALED_ALONE = 0.88
 """The fraction of that which a single warp group reaches."""
-EXCHANGED_EFFICIENCY = 0.9
+THROUGH_REGISTERS_EFFICIENCY = 0.9
 """The fraction of it that kernels reach which bring one operand to the tensor cores through registers."""
-EXCHANGED_STEP_CLOCKS = 220.0
+THROUGH_REGISTERS_STEP_CLOCKS = 220.0
 """The shortest step of theirs, for each 64 rows of a tile; see STEP_CLOCKS."""
 L2_BYTES_PER_CLOCK = 100.0
 """Bytes of cache lines that one multiprocessor draws from L2 per clock when all do."""
@@ -138,7 +138,7 @@ FEW_BOX_ROWS_PS = 140000
 FEW_WIDE_PS = 380
 """128 bytes of K: a step, and in it each of the few rows, as wide as the instruction is."""
 FEW_STORED_PS = 350
-FEW_EXCHANGED_PS = 230
+FEW_GATHERED_PS = 230
 """An element of a tile: reading the sums of a cluster's thread blocks, then storing it."""
 FEW_ADDED_PS = 880000
 """Adding up a tile's sums, besides."""

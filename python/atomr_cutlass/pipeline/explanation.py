@@ -46,7 +46,8 @@ class Explanation:
         compile_seconds: how long that would take, about; 0 when they have been compiled, None where all are prebuilt.
         verified: how the kernel (without one: the nearest cell) has been verified, by what and when, and whether it has
             changed since; empty where there is neither.
-        notes: rewrites and limits that apply, such as a column-major D by exchange or fp8 operands that are cast.
+        notes: rewrites and limits that apply, such as operands that are swapped for a column-major D or fp8 operands
+            that are cast.
     """
 
     request: Request

@@ -64,8 +64,8 @@ std::string place(FieldLayout const& field) {
   static std::pair<char, char const*> constexpr kKinds[] = {
       {'i', "signed"}, {'u', "unsigned"}, {'f', "floating point"}, {'p', "address"}, {'s', "struct"}};
   std::string kind = "unknown";
-  for (auto const& one : kKinds) {
-    if (field.kind == uint32_t(one.first)) kind = one.second;
+  for (auto const& [letter, name] : kKinds) {
+    if (field.kind == uint32_t(letter)) kind = name;
   }
   return std::to_string(field.bytes) + " bytes (" + kind + ") at " + std::to_string(field.offset);
 }
@@ -74,7 +74,7 @@ std::string place(FieldLayout const& field) {
 // all others: those are not told.
 std::string difference(StructLayout const& theirs, StructLayout const& ours) {
   std::string said;
-  auto const tell = [&said](std::string const& one) { said += (said.empty() ? "" : "; ") + one; };
+  auto const tell = [&said](std::string const& text) { said += (said.empty() ? "" : "; ") + text; };
   for (std::string const& name : lacking(ours, theirs)) tell("the pack lacks " + name);
   for (std::string const& name : lacking(theirs, ours)) tell("this package lacks " + name);
   for (uint32_t i = 0; said.empty() && i < ours.field_count; ++i) {
@@ -94,7 +94,7 @@ std::string difference(StructLayout const& theirs, StructLayout const& ours) {
 
 std::string layout_difference(atomr_cutlass_pack const& pack) {
   std::string said;
-  auto const tell = [&said](std::string const& one) { said += (said.empty() || one.empty() ? "" : "; ") + one; };
+  auto const tell = [&said](std::string const& text) { said += (said.empty() || text.empty() ? "" : "; ") + text; };
   for (StructLayout const& ours : abi::kStructs) {
     StructLayout const* theirs = find_named(pack.structs, pack.struct_count, ours.name);
     tell(theirs == nullptr ? std::string("the pack lacks ") + ours.name : difference(*theirs, ours));

@@ -1,4 +1,4 @@
-// What plans of like problems depend on of their extents: programs over these, which end at recipes of plans.
+// What plans of like problems depend on of their extents: programs over these, which end at cached launches.
 #pragma once
 
 #include <cstddef>

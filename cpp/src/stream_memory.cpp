@@ -86,9 +86,9 @@ void retire(StreamBlock block, int device) noexcept {
       waiting.splice(waiting.end(), mine);
       mine.splice(mine.end(), waiting);
     }
-    for (auto one = mine.begin(); one != mine.end();) {
-      DeviceGuard guard(one->first);
-      one = one->second.record() && one->second.used.done() ? mine.erase(one) : std::next(one);
+    for (auto entry = mine.begin(); entry != mine.end();) {
+      DeviceGuard guard(entry->first);
+      entry = entry->second.record() && entry->second.used.done() ? mine.erase(entry) : std::next(entry);
     }
   } catch (std::exception const&) {
     // The context is gone. Kept, since nothing is known of what still uses the memory.
@@ -101,7 +101,7 @@ StreamMemory::StreamMemory(int device, DlExchangeApi const* allocator) : device_
 
 StreamMemory::~StreamMemory() {
   retire(std::move(spare_), device_);
-  for (auto& one : pieces_) retire(std::move(one.second), device_);
+  for (auto& piece : pieces_) retire(std::move(piece.second), device_);
 }
 
 void StreamMemory::reserve(size_t bytes, bool now, size_t zeroed) {
@@ -146,10 +146,10 @@ StreamBlock StreamMemory::make() const {
 // Pieces of streams that no launch uses any more, the one that has been idle longest first.
 std::vector<StreamMemory::Pieces::iterator> StreamMemory::idle() {
   std::vector<Pieces::iterator> found;
-  for (auto one = pieces_.begin(); one != pieces_.end(); ++one) {
-    bool const of_capture = one->first.second != 0;
-    Piece& piece = one->second;
-    if (!of_capture && piece.calls == 0 && piece.record() && piece.used.done()) found.push_back(one);
+  for (auto entry = pieces_.begin(); entry != pieces_.end(); ++entry) {
+    bool const of_capture = entry->first.second != 0;
+    Piece& piece = entry->second;
+    if (!of_capture && piece.calls == 0 && piece.record() && piece.used.done()) found.push_back(entry);
   }
   std::sort(found.begin(), found.end(), [](auto x, auto y) { return x->second.latest < y->second.latest; });
   return found;
@@ -160,10 +160,10 @@ StreamMemory::Pieces::iterator StreamMemory::left_over(void* stream) {
   // One handle that is another stream in every thread (CU_STREAM_PER_THREAD): nothing says that the other is gone.
   void* const per_thread = reinterpret_cast<void*>(uintptr_t(2));
   size_t count = 0;
-  for (auto one = pieces_.begin(); one != pieces_.end(); ++one) {
-    if (one->first.second != 0) continue;
+  for (auto entry = pieces_.begin(); entry != pieces_.end(); ++entry) {
+    if (entry->first.second != 0) continue;
     ++count;
-    if (one->second.stream == stream && stream != per_thread && one->second.calls == 0) return one;
+    if (entry->second.stream == stream && stream != per_thread && entry->second.calls == 0) return entry;
   }
   if (count < kStreams) return pieces_.end();
   auto const unused = idle();
@@ -172,13 +172,13 @@ StreamMemory::Pieces::iterator StreamMemory::left_over(void* stream) {
 
 // Frees idle pieces until there are `most` for streams, or no idle one is left.
 void StreamMemory::trim(size_t most) {
-  auto const of_stream = [](auto const& one) { return one.first.second == 0; };
+  auto const of_stream = [](auto const& piece) { return piece.first.second == 0; };
   auto count = size_t(std::count_if(pieces_.begin(), pieces_.end(), of_stream));
   if (count <= most) return;
-  for (auto const& one : idle()) {
+  for (auto const& entry : idle()) {
     if (count-- <= most) return;
-    retire(std::move(one->second), device_);
-    pieces_.erase(one);
+    retire(std::move(entry->second), device_);
+    pieces_.erase(entry);
   }
 }
 

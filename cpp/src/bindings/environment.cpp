@@ -20,7 +20,7 @@ unsigned long changes() {
   if (now == place && std::memcmp(now, seen.data(), seen.size() * sizeof(char*)) == 0) return count;
   place = now;
   seen.clear();
-  for (char** one = now; *one != nullptr; ++one) seen.push_back(*one);
+  for (char** entry = now; *entry != nullptr; ++entry) seen.push_back(*entry);
   seen.push_back(nullptr);
   return ++count;
 }

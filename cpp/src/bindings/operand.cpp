@@ -46,16 +46,16 @@ ArrayType array_type(PyTypeObject* type) {
 bool gradients_recorded() {
   // The module that was asked last, and its function; under the GIL only.
   static PyObject* const name = PyUnicode_InternFromString("torch");
-  static PyObject *torch = nullptr, *asked = nullptr;
+  static PyObject *torch = nullptr, *is_enabled = nullptr;
   PyObject* const module = PyDict_GetItemWithError(PyImport_GetModuleDict(), name);
   if (module == nullptr) return false;
   if (module != torch) {
     py::object made = py::handle(module).attr("is_grad_enabled");
     Py_INCREF(module);
     Py_XDECREF(std::exchange(torch, module));
-    Py_XDECREF(std::exchange(asked, made.release().ptr()));
+    Py_XDECREF(std::exchange(is_enabled, made.release().ptr()));
   }
-  auto const function = py::reinterpret_borrow<py::object>(asked);
+  auto const function = py::reinterpret_borrow<py::object>(is_enabled);
   auto const recorded = py::reinterpret_steal<py::object>(PyObject_CallNoArgs(function.ptr()));
   if (!recorded) throw py::error_already_set();
   return recorded.ptr() == Py_True;

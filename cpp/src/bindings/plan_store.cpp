@@ -173,21 +173,21 @@ std::shared_ptr<PlanStoreKey const> PlanStoreKey::moved() {
   return made;
 }
 
-std::shared_ptr<PlanRecipe const> PlanFamily::find(PlanStoreKey const& key, std::vector<Number>& numbers) {
+std::shared_ptr<CachedLaunch const> PlanFamily::find(PlanStoreKey const& key, std::vector<Number>& numbers) {
   auto const found = programs_.find(key.extents().data(), key.extents().size(), numbers);
   ++(found ? served_ : missed_);
-  return found ? recipes_[*found] : nullptr;
+  return found ? launches_[*found] : nullptr;
 }
 
-void PlanFamily::add(std::vector<Instruction> const& program, PlanRecipe recipe) {
-  decltype(recipes_) dropped;  // whose end may run Python's code
-  if (!programs_.add(program, recipes_.size())) {
+void PlanFamily::add(std::vector<Instruction> const& program, CachedLaunch launch) {
+  decltype(launches_) dropped;  // whose end may run Python's code
+  if (!programs_.add(program, launches_.size())) {
     // What the earlier ones were noted of has changed, such as the kernels that are ranked.
     programs_ = {};
-    dropped.swap(recipes_);
+    dropped.swap(launches_);
     programs_.add(program, 0);
   }
-  recipes_.push_back(std::make_shared<PlanRecipe const>(std::move(recipe)));
+  launches_.push_back(std::make_shared<CachedLaunch const>(std::move(launch)));
 }
 
 void StoredPlan::note_layouts() {
@@ -225,7 +225,7 @@ std::shared_ptr<PlanFamily> PlanStore::family(std::shared_ptr<PlanStoreKey const
   auto const place = families_.find(reference);
   if (place == families_.end()) {
     Families dropped;  // whose end may run Python's code
-    if (families_.size() >= capacity_ || learned_ >= kRecipesAtMost) {
+    if (families_.size() >= capacity_ || learned_ >= kLaunchesAtMost) {
       dropped.swap(families_);
       learned_ = 0;
     }
@@ -238,9 +238,9 @@ std::shared_ptr<PlanFamily> PlanStore::family(std::shared_ptr<PlanStoreKey const
   return found->member().same_objects(*key) ? found : nullptr;
 }
 
-void PlanStore::learn(PlanFamily& family, std::vector<Instruction> const& program, PlanRecipe recipe) {
+void PlanStore::learn(PlanFamily& family, std::vector<Instruction> const& program, CachedLaunch launch) {
   ++learned_;
-  family.add(program, std::move(recipe));
+  family.add(program, std::move(launch));
 }
 
 void PlanStore::put(std::shared_ptr<PlanStoreKey const> key, std::shared_ptr<StoredPlan const> plan) {

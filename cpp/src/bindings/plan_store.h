@@ -95,8 +95,8 @@ struct StoredPlan {
   bool superseded() const;
 };
 
-// How the plan of a call is made from that of another of its family.
-struct PlanRecipe {
+// The launch of a call, from which those of others of its family are made.
+struct CachedLaunch {
   struct Hole {
     size_t result;
     int dimension;
@@ -109,26 +109,26 @@ struct PlanRecipe {
   bool memory = false;      // arrays stand for memory: only the plan says how operands lie in it
 };
 
-// The recipes of a family.
+// The launches of a family.
 class PlanFamily {
  public:
-  static constexpr size_t kRecipesAtMost = 256, kTries = 64;
+  static constexpr size_t kLaunchesAtMost = 256, kTries = 64;
 
   explicit PlanFamily(std::shared_ptr<PlanStoreKey const> member) : member_(std::move(member)) {}
   PlanStoreKey const& member() const { return *member_; }
 
-  // The recipe for a call, or null, and the numbers that it needs.
-  std::shared_ptr<PlanRecipe const> find(PlanStoreKey const& key, std::vector<Number>& numbers);
-  void add(std::vector<Instruction> const& program, PlanRecipe recipe);
-  // Whether to learn the recipe of a call that there is none for: not of the first, which may stay the only one, nor
-  // where each call seems to need its own.
-  bool learns() const { return missed_ > 1 && recipes_.size() < kRecipesAtMost && tried_ < kTries + 2 * served_; }
+  // That from which the launch of a call is made, or null, and the numbers that it needs.
+  std::shared_ptr<CachedLaunch const> find(PlanStoreKey const& key, std::vector<Number>& numbers);
+  void add(std::vector<Instruction> const& program, CachedLaunch launch);
+  // Whether to learn that of a call that there is none for: not of the first, which may stay the only one, nor where
+  // each call seems to need its own.
+  bool learns() const { return missed_ > 1 && launches_.size() < kLaunchesAtMost && tried_ < kTries + 2 * served_; }
   void try_one() { ++tried_; }
 
  private:
   std::shared_ptr<PlanStoreKey const> member_;
   ShapePrograms programs_;
-  std::vector<std::shared_ptr<PlanRecipe const>> recipes_;
+  std::vector<std::shared_ptr<CachedLaunch const>> launches_;
   size_t missed_ = 0, served_ = 0, tried_ = 0;
 };
 
@@ -141,8 +141,8 @@ class PlanStore {
   std::shared_ptr<StoredPlan const> find(PlanStoreKey const& key);
   // The family of a key; null where comparing objects says so.
   std::shared_ptr<PlanFamily> family(std::shared_ptr<PlanStoreKey const> const& key);
-  // Adds a recipe to a family of this store.
-  void learn(PlanFamily& family, std::vector<Instruction> const& program, PlanRecipe recipe);
+  // Adds a launch to a family of this store.
+  void learn(PlanFamily& family, std::vector<Instruction> const& program, CachedLaunch launch);
   // Keeps a plan, in place of any other of its key.
   void put(std::shared_ptr<PlanStoreKey const> key, std::shared_ptr<StoredPlan const> plan);
   void clear();
@@ -171,7 +171,7 @@ class PlanStore {
   };
 
   using Families = std::unordered_map<Reference, std::shared_ptr<PlanFamily>, Hash, SameFamily>;
-  static constexpr size_t kRecipesAtMost = 4096;  // of all families: some 20 KB each
+  static constexpr size_t kLaunchesAtMost = 4096;  // of all families: some 20 KB each
 
   size_t capacity_, learned_ = 0;
   Order order_;

@@ -183,13 +183,13 @@ class PendingCall {
 
   // Keeps a plan for calls like this one. `names` and `views` are of its operands, in order; `made` is (name, shape,
   // element) of the results that a call makes; those with as many dimensions as `axes` are given to the caller in that
-  // order of them. `learned` is (program, blueprint, what makes a plan of one), or None; `memory` as of PlanRecipe.
+  // order of them. `learned` is (program, blueprint, what makes a plan of one), or None; `memory` as of CachedLaunch.
   void keep(py::object plan, std::vector<std::string> const& names, std::vector<OwnedOperand> const& views,
             py::list const& made, py::object arrange, std::vector<int> const& axes, std::pair<double, double> scalars,
             bool parsed, py::object const& learned, bool memory) const {
     if (key_ == nullptr) return;
     auto stored = std::make_shared<StoredPlan>();
-    std::vector<PlanRecipe::Hole> holes;
+    std::vector<CachedLaunch::Hole> holes;
     size_t count = names.size();
     if (py::isinstance<LaunchPlan>(plan)) {
       stored->launch = plan.cast<LaunchPlan*>();
@@ -224,7 +224,7 @@ class PendingCall {
   }
 
  private:
-  void learn(py::object const& learned, StoredPlan like, std::vector<PlanRecipe::Hole> holes, bool memory) const {
+  void learn(py::object const& learned, StoredPlan like, std::vector<CachedLaunch::Hole> holes, bool memory) const {
     auto const [program, blueprint, remake] = learned.cast<std::tuple<py::list, py::object, py::object>>();
     std::vector<Instruction> steps;
     for (py::handle const step : program) steps.push_back(instruction_of(step.cast<py::tuple>()));
@@ -234,7 +234,7 @@ class PendingCall {
   }
 
   static StoredPlan::Result result_of(py::tuple const& given, py::handle plan, std::vector<int> const& axes,
-                                      size_t result, std::vector<PlanRecipe::Hole>& holes) {
+                                      size_t result, std::vector<CachedLaunch::Hole>& holes) {
     Operand layout;
     layout.device = {kDlCuda, plan.attr("device").cast<int>()};
     auto const [code, bits] = given[2].cast<std::pair<int, int>>();
@@ -403,18 +403,18 @@ class StoredFunction {
 
   std::shared_ptr<StoredPlan const> remade(Attempt& attempt) const {
     std::vector<Number> numbers;
-    auto const recipe = attempt.family->find(*attempt.kept, numbers);
-    if (recipe == nullptr) return nullptr;
-    auto stored = std::make_shared<StoredPlan>(recipe->like);
-    stored->plan = recipe->remake(py::cast(recipe->blueprint.filled(numbers)), attempt.members[0]);
+    auto const cached = attempt.family->find(*attempt.kept, numbers);
+    if (cached == nullptr) return nullptr;
+    auto stored = std::make_shared<StoredPlan>(cached->like);
+    stored->plan = cached->remake(py::cast(cached->blueprint.filled(numbers)), attempt.members[0]);
     stored->launch = stored->plan.cast<LaunchPlan*>();
-    for (auto const& [result, dimension, number] : recipe->holes) {
+    for (auto const& [result, dimension, number] : cached->holes) {
       stored->results[result].layout.shape[dimension] = numbers.at(number).whole;
     }
     for (size_t i = 0; i < stored->sources.size(); ++i) {
       StoredPlan::Source& source = stored->sources[i];
       if (source.view < 0 && source.result < 0) continue;
-      bool const own = source.view >= 0 && !recipe->memory;
+      bool const own = source.view >= 0 && !cached->memory;
       source.layout = own ? attempt.views[size_t(source.view)].operand : stored->launch->slots()[i].spec.layout;
     }
     stored->note_layouts();

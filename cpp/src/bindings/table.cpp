@@ -16,13 +16,13 @@ void bind_table(py::module_& module) {
       "layout",
       [] {
         py::dict structs;
-        for (atomr_cutlass_struct_layout const& one : abi::kStructs) {
+        for (atomr_cutlass_struct_layout const& layout : abi::kStructs) {
           py::list fields;
-          for (uint32_t i = 0; i < one.field_count; ++i) {
-            atomr_cutlass_field_layout const& field = one.fields[i];
+          for (uint32_t i = 0; i < layout.field_count; ++i) {
+            atomr_cutlass_field_layout const& field = layout.fields[i];
             fields.append(py::make_tuple(field.name, field.offset, field.bytes, std::string(1, char(field.kind))));
           }
-          structs[one.name] = fields;
+          structs[layout.name] = fields;
         }
         return structs;
       },

@@ -85,8 +85,6 @@ headers are others by now counts as *changed since* the day of its record; of th
 COLOURS = {"smoke": "#1b7837", "default": "#5aae61", "full": "#a6dba0", "": "#f0f0f0"}
 
 Matrix = dict[SmArch, list[tuple[int, KernelKey]]]
-HELPERS = ("cast", "quantize")
-"""Ops of rewrites: not in the overview, which is what users ask for."""
 
 
 def _table(head: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
@@ -100,9 +98,11 @@ def _unique(values: Iterable[str]) -> str:
 
 
 def _rows(matrix: Matrix) -> list[tuple[str, str]]:
-    """(op, operands) of every row of the overview, in the matrix's order."""
-    found = dict.fromkeys((key.op, operands_of(key)) for keys in matrix.values() for _, key in keys)
-    return sorted((row for row in found if row[0] not in HELPERS), key=lambda row: OPS.index(row[0]))
+    """(op, operands) of every row of the overview, in the matrix's order: of what multiplies."""
+    found = dict.fromkeys(
+        (key.op, operands_of(key)) for keys in matrix.values() for _, key in keys if not key.is_elementwise
+    )
+    return sorted(found, key=lambda row: OPS.index(row[0]))
 
 
 def _members(keys: Iterable[tuple[int, KernelKey]], op: str, operand: str) -> list[tuple[int, KernelKey]]:

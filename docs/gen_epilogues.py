@@ -17,15 +17,16 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from atomr_cutlass.epilogue import EpilogueVisitorTree
+from atomr_cutlass.generator import trees
 from atomr_cutlass.generator.archs import SmArch
 from atomr_cutlass.generator.dtypes import CutlassDtype
 from atomr_cutlass.generator.epilogue.common import COMMON_ACTIVATIONS
-from atomr_cutlass.generator.epilogue.lower import SCALED_COMMON, SOURCE, has_tree, is_common, is_gated, split
+from atomr_cutlass.generator.epilogue.lower import COMMON, SCALED_COMMON, SOURCE, has_tree, is_common, is_gated, split
 from atomr_cutlass.generator.epilogue.tree import MATRIX, SCALAR
 from atomr_cutlass.generator.families import FAMILIES
 from atomr_cutlass.generator.families.base import DEFAULT, FULL, ON_DEMAND, Family
 from atomr_cutlass.generator.key import KernelKey
-from atomr_cutlass.generator.matrix import PRESETS, cells, families, supports, with_epilogue
+from atomr_cutlass.generator.matrix import OPS, PRESETS, cells, families, supports, with_epilogue
 from atomr_cutlass.generator.rules import LAYOUTS
 from atomr_cutlass.generator.tree_table import COMPILED, TREES, Served, served
 from atomr_cutlass.pipeline.verification import NOT_VERIFIED, operands_of, tally
@@ -37,7 +38,6 @@ TREE = "lc+evt:acc;relu:0;out:1"
 """A tree without operands, of which nothing but its types can be refused."""
 WHOLE = "lc+evt:acc;input:column:f32;multiply:0:1;out:2;reduce:2:scalar:amax:f32"
 """One with an operand and an output that some operations have no place for."""
-OPS = ("gemm", "grouped_gemm", "conv2d_fprop", "conv2d_dgrad", "conv2d_wgrad")
 INFIX = {"add": " + ", "multiply": " * "}
 CUTLASS = {"sm80": "CUTLASS 2.x", "gemm_few_sm90": "for few rows"}
 """The library that a generation's kernels, or a template's, are written with, if not CUTLASS 3.x."""
@@ -66,15 +66,17 @@ def by_operation() -> str:
         for family in families():
             if family.op != op:
                 continue
-            keys = [key for arch in family.archs for _, key in family.cells(arch)]
+            keys = [key for arch in family.archs for _, key in family.cells(arch) if not key.is_elementwise]
+            if not keys:
+                continue
             some, whole = (
                 any(fuses(family, key, tree, d) for key in keys for d in CutlassDtype) for tree in (TREE, WHOLE)
             )
-            plain = some or any(fuses(family, key, "lc_relu", key.d) for key in keys)
-            trees = "yes" if whole else ("of rows and scalars, D alone" if some else "-")
+            plain = some or any(fuses(family, key, epilogue, key.d) for key in keys for epilogue in ("lc_relu", COMMON))
+            fused = "yes" if whole else ("of rows and scalars, D alone" if some else "-")
             made = CUTLASS.get(family.template) or CUTLASS.get(family.generation, "CUTLASS 3.x")
             generation = f"{family.generation}, {made}"
-            row = (generation, _archs(family.archs), "yes" if plain else "-", trees)
+            row = (generation, _archs(family.archs), "yes" if plain else "-", fused)
             rows.setdefault(row, []).append(op)
     head = ("operation", "generation", "cells for", "`bias=`, `activation=`", "trees")
     found = ((", ".join(ops), *row) for row, ops in rows.items())
@@ -121,7 +123,7 @@ def by_preset() -> str:
         least: dict[tuple[str, str, str], int] = {}
         for tier, key in cells([arch]):
             if has_tree(key.epilogue):
-                layouts = "" if key.op.startswith("conv2d") else f" {key.layout_a}{key.layout_b}"
+                layouts = "" if key.convolves else f" {key.layout_a}{key.layout_b}"
                 place = (computed(key.epilogue), key.op, f"{operands_of(key)}{layouts}")
                 least[place] = min(tier, least.get(place, tier))
         for (what, op, operands), tier in least.items():
@@ -145,7 +147,7 @@ def by_tree() -> str:
     found = {arch: list(served(arch)) for arch in SmArch}
     reasons: dict[str, int] = {COMPILED: 0}
     parts = []
-    for op in OPS[:-1]:
+    for op in trees.OPS:
         columns: dict[tuple[str, ...], list[SmArch]] = {}
         for arch, all_ops in found.items():
             column = tuple(

@@ -16,8 +16,9 @@ from pathlib import Path
 
 from .archs import SmArch
 from .dtypes import CutlassDtype
-from .key import HELPERS, KernelKey, opcode_class
-from .rules import FEW, FP8_TYPES, SPLIT
+from .key import KernelKey, opcode_class
+from .matrix import family
+from .rules import FEW, FP8_TYPES
 
 
 @dataclass(frozen=True)
@@ -51,7 +52,7 @@ def expected_instruction(key: KernelKey) -> Instruction | None:
     Raises:
         ValueError: no rule for the key's generation or element type.
     """
-    if key.op in HELPERS:
+    if key.is_elementwise:
         return None
     if key.generation == "sm100":
         # The element types of UMMA are in a descriptor; the instruction's name tells their width alone.
@@ -176,9 +177,7 @@ def faults(key: KernelKey, function: Function, resources: Mapping[str, int]) -> 
         products = key.tile[0] * key.tile[1] * key.tile[2] // (key.warps[0] * key.warps[1] * key.warps[2] * 32)
         if function.count("FFMA") < products:
             wrong.append(f"{function.count('FFMA')} FFMA, fewer than the {products} products of a thread and K tile")
-    # They are launched while the launch before still runs (kDependent).
-    dependent = key.op == "gemm" and key.generation == "sm90" and key.mainloop != SPLIT
-    if dependent and not function.count("ACQBULK"):
+    if family(key).waits and not function.count("ACQBULK"):
         wrong.append("no ACQBULK: it does not wait for the launch before")
     if key.mainloop == FEW and function.mnemonics["BRA.U.ANY"]:
         wrong.append("BRA.U.ANY: loops around TMA loads look for values that should be in uniform registers")

@@ -111,14 +111,10 @@ def objection(key: KernelKey, version: tuple[int, int]) -> str:
     """Why a kernel does not compile with one of the versions of `TRIED`; empty where it does."""
     if version == TRIED[0]:
         return ""
-    match key.op, key.generation:
-        case "gemm", "sm90" if key.scale_type and key.tile[0] < 128:
-            why = "divides tiles of block-scaled products by 128 rows"
-        case "grouped_gemm", "sm100":
-            why = "updates the tensor maps of groups otherwise"
-        case _:
-            return ""
-    return f"{key.name} does not compile with CUTLASS {_name(version)}, which {why}; valid: {_name(TRIED[0])}"
+    from .matrix import family  # which loads every family, and CMake asks for folders only
+
+    why = family(key).objection(key)
+    return why and f"{key.name} does not compile with CUTLASS {_name(version)}, which {why}; valid: {_name(TRIED[0])}"
 
 
 def digest(folder: Path, *, below: bool = True) -> str:

@@ -86,6 +86,16 @@ class KernelKey:
     iterator: str = ""
     stride_support: str = ""
 
+    @property
+    def is_elementwise(self) -> bool:
+        """Whether the kernel multiplies no matrices but goes through elements one by one: it has no tile."""
+        return self.tile == (1, 1, 1)
+
+    @property
+    def convolves(self) -> bool:
+        """Whether the operation is a convolution, in one of its directions."""
+        return self.op.startswith("conv2d_")
+
     @cached_property
     def digest(self) -> str:
         """Ten hexadecimal digits over every field: CUTLASS's procedural names are not injective."""
@@ -185,21 +195,19 @@ def instruction_shape(key: KernelKey) -> Triple:
     return {64: (8, 8, 4), 32: (16, 8, 8), 16: (16, 8, 16), 8: (16, 8, 32)}[key.a.bits]
 
 
-HELPERS = ("cast", "quantize", "dequantize", "transpose")
-"""Ops whose kernels multiply no matrices."""
-
-_CONVOLUTIONS = {"conv2d_fprop": "fprop", "conv2d_dgrad": "dgrad", "conv2d_wgrad": "wgrad"}
+def _cutlass_op(key: KernelKey) -> str:
+    """CUTLASS's word for the operation: `gemm`, `gemm_grouped` for `grouped_gemm`, `fprop` for `conv2d_fprop`."""
+    form, _, kind = key.op.rpartition("_")
+    return kind if key.convolves or not form else f"{kind}_{form}"
 
 
 def _name_sm80(key: KernelKey) -> str:
-    if key.op in HELPERS:
+    if key.is_elementwise:
         words = ("cutlass", key.op, key.a.cutlass_name, "to", key.d.cutlass_name, key.mainloop, key.scale_type)
         return "_".join(filter(None, words))
     m, n, k = key.tile
     letter = {CutlassDtype.F64: "d", CutlassDtype.F32: "s", CutlassDtype.I32: "i", CutlassDtype.F16: "h"}[key.acc]
-    convolution = _CONVOLUTIONS.get(key.op)
-    found_by = key.iterator or key.mainloop
-    kind = f"{convolution}_{found_by}" if convolution else key.op.replace("grouped_gemm", "gemm_grouped")
+    kind = _cutlass_op(key) + (f"_{key.iterator or key.mainloop}" if key.convolves else "")
     if opcode_class(key) == "simt":
         core = f"{letter}{kind}"
     else:
@@ -207,7 +215,7 @@ def _name_sm80(key: KernelKey) -> str:
         math = {"tf32": "tf32", "3xtf32": "3xtf32"}.get(key.math, "")
         core = f"{letter}{instruction}{math}{kind}"
     operands = key.a.cutlass_name if key.a is key.b else f"{key.a.cutlass_name}_{key.b.cutlass_name}"
-    layouts = "nhwc" if convolution else layout_letters(key.layout_a + key.layout_b)
+    layouts = "nhwc" if key.convolves else layout_letters(key.layout_a + key.layout_b)
     extra = [key.stride_support, {"": "", "depthwise": "depthwise"}.get(key.group_mode, f"{key.group_mode}group")]
     tail = "".join(f"_{word}" for word in [*extra, _epilogue_name(key)] if word)
     return (
@@ -221,9 +229,8 @@ def _name_3x(key: KernelKey) -> str:
     types = "_".join(t.cutlass_name for t in (element_a, element_b, key.acc, key.d, key.d))
     tile = "x".join(map(str, key.tile))
     cluster = "x".join(map(str, key.cluster))
-    convolution = _CONVOLUTIONS.get(key.op)
-    letters = "nhwc" if convolution else layout_letters(key.layout_a + key.layout_b + key.layout_d)
-    kind = convolution or key.op.replace("grouped_gemm", "gemm_grouped")
+    letters = "nhwc" if key.convolves else layout_letters(key.layout_a + key.layout_b + key.layout_d)
+    kind = _cutlass_op(key)
     if key.scale_type:
         block = "x".join(map(str, key.scale_granularity))
         kind = f"block_scaled_{kind}_{key.scale_type}_{block}"

@@ -35,8 +35,6 @@ def archs_of(op: str) -> tuple[SmArch, ...]:
 ARCHS = {op: archs_of(op) for op in OPS}
 """The compile targets of each op."""
 
-GEMM_ARCHS = ARCHS["gemm"]
-
 
 def family(key: KernelKey) -> Family:
     """The family of a key that `supports` accepts."""
@@ -78,7 +76,7 @@ def _is_supported_for(dtype: CutlassDtype, arch: SmArch) -> bool:
     return any(
         key.a is storage and (dtype is not CutlassDtype.TF32 or key.math == "tf32")
         for _, key in cells([arch])
-        if key.op == "gemm"
+        if not key.is_elementwise
     )
 
 

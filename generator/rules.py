@@ -9,7 +9,7 @@ from .dtypes import CutlassDtype
 from .epilogue.lower import LINEAR, SCALED, SOURCE, has_tree, is_common, is_gated, operand_kinds, split
 from .epilogue.tree import MATRIX, SCALAR, EpilogueVisitorTree
 from .epilogue.tree import ROW as ROW_KIND
-from .key import COLUMN, DIRECT, HELPERS, ROW, KernelKey
+from .key import COLUMN, DIRECT, ROW, KernelKey
 
 D = CutlassDtype
 
@@ -180,7 +180,7 @@ def is_fallback(key: KernelKey) -> bool:
 
     Not of kernels that load nothing wider whatever the alignment is: IEEE fp32, fp64, direct kernels, casts.
     """
-    if key.op in HELPERS or key.mainloop == DIRECT or key.math == "ieee":
+    if key.is_elementwise or key.mainloop == DIRECT or key.math == "ieee":
         return False
     single = min(key.align_a, key.align_b) == 1 and key.a is not CutlassDtype.F64
     return single or key.mainloop == "twostage" or key.iterator == "analytic"

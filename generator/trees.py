@@ -30,6 +30,7 @@ from .epilogue.lower import (
     with_source,
 )
 from .epilogue.tree import MATRIX, EpilogueVisitorTree
+from .families import FAMILIES
 from .families.base import DEFAULT, FULL, SMOKE, Cell
 from .key import COLUMN, KernelKey
 from .rules import COMMON_LAYOUTS, FEW, FP8_TYPES, HALF_TYPES, SPLIT, is_fallback
@@ -39,7 +40,8 @@ D = CutlassDtype
 Tree = tuple[str, D]
 """The epilogue of a key, and the element type of its D."""
 
-OPS = ("gemm", "grouped_gemm", "conv2d_fprop", "conv2d_dgrad")
+OPS = tuple(dict.fromkeys(op for (op, _), (family, *_) in FAMILIES.items() if family.trees))
+"""Operations whose cells trees are put on."""
 
 
 def _common(base: KernelKey) -> Tree:
@@ -138,7 +140,7 @@ def _is_usual(key: KernelKey) -> bool:
     """Whether a kernel takes aligned operands in a common layout as they come, and gives the usual type of them."""
     narrow = min(key.align_a * key.a.bits, key.align_b * key.b.bits)
     result = {D.I8: D.I32, D.F8E4M3: D.BF16, D.F8E5M2: D.BF16}.get(key.a, key.a)
-    layouts = key.op.startswith("conv2d") or key.layout_a + key.layout_b in COMMON_LAYOUTS
+    layouts = key.convolves or key.layout_a + key.layout_b in COMMON_LAYOUTS
     common = key.op in OPS and key.a is key.b and layouts and key.d is result and narrow == 128
     special = key.scale_type or key.group_mode or key.mainloop in (FEW, SPLIT) or is_fallback(key)
     scheduled = key.epilogue_schedule != "nosmem" and key.scheduler != "streamk"

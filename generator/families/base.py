@@ -36,6 +36,9 @@ class Family:
         mainloops: those that are its own, where the op and generation have several families; of one family alone
             it is empty: that has all others.
         arguments: the operation whose arguments (kernel_abi.h) its kernels take; empty is its own.
+        trees: whether the matrix puts epilogue trees on its cells.
+        waits: whether its kernels start while the launch before still runs, for which they wait (`kDependent`).
+        objection: what keeps a key from compiling with CUTLASS newer than the pinned one: empty, or what that does.
     """
 
     op: str
@@ -49,6 +52,9 @@ class Family:
     compile_mb: int
     mainloops: tuple[str, ...] = ()
     arguments: str = ""
+    trees: bool = False
+    waits: bool = False
+    objection: Callable[[KernelKey], str] = lambda _: ""
 
 
 def untiled(op: str, arch: SmArch, a: CutlassDtype, d: CutlassDtype, **others: Any) -> KernelKey:

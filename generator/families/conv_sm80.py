@@ -290,6 +290,11 @@ FAMILIES = tuple(
         values=values,
         compile_seconds=2.5,
         compile_mb=1500,
+        trees=trees,
     )
-    for op, cells in (("conv2d_fprop", _fprop), ("conv2d_dgrad", _dgrad), ("conv2d_wgrad", _wgrad))
+    for op, cells, trees in (
+        ("conv2d_fprop", _fprop, True),
+        ("conv2d_dgrad", _dgrad, True),
+        ("conv2d_wgrad", _wgrad, False),
+    )
 )

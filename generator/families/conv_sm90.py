@@ -114,6 +114,11 @@ FAMILIES = tuple(
         values=values,
         compile_seconds=4.0,
         compile_mb=3600,
+        trees=trees,
     )
-    for op, cells in (("conv2d_fprop", _fprop), ("conv2d_dgrad", _dgrad), ("conv2d_wgrad", _wgrad))
+    for op, cells, trees in (
+        ("conv2d_fprop", _fprop, True),
+        ("conv2d_dgrad", _dgrad, True),
+        ("conv2d_wgrad", _wgrad, False),
+    )
 )

@@ -107,4 +107,5 @@ FAMILY = Family(
     compile_seconds=2.5,
     compile_mb=1200,
     mainloops=(FEW,),
+    waits=True,
 )

@@ -222,4 +222,5 @@ FAMILY = Family(
     values=values,
     compile_seconds=10.0,
     compile_mb=3000,
+    trees=True,
 )

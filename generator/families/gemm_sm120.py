@@ -93,4 +93,5 @@ FAMILY = Family(
     values=values,
     compile_seconds=15.0,
     compile_mb=3000,
+    trees=True,
 )

@@ -307,4 +307,5 @@ FAMILY = Family(
     values=values,
     compile_seconds=2.5,
     compile_mb=1500,
+    trees=True,
 )

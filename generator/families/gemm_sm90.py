@@ -76,9 +76,9 @@ def supports(key: KernelKey) -> Status:
         return along_k("fp8 kernels of the sm90 generation with full accumulation", key.layout_a, key.layout_b)
     swapped = (key.layout_a, key.layout_b) == (ROW, ROW) and key.a.bits != 16
     if swapped and key.epilogue_schedule != "nosmem":
-        return no("with A and B row-major the builder exchanges the operands, which its TMA epilogue ignores")
+        return no("with A and B row-major the builder swaps the operands, which its TMA epilogue ignores")
     if swapped and has_tree(key.epilogue):
-        return no("kernels that exchange their operands have no epilogue trees: make A or B contiguous along K")
+        return no("kernels that swap their operands have no epilogue trees: make A or B contiguous along K")
     m, n, k = key.tile
     groups = 2 if key.mainloop == "cooperative" else 1
     if m % (64 * groups) or n % 8 or n > 256:
@@ -435,6 +435,10 @@ def _fp8_cells() -> Iterator[Cell]:
     yield FULL, _gemm_sm90(e4m3, e4m3, "rc", *full, epilogue="scaled", scale_granularity=BLOCKWISE)
 
 
+def _objection(key: KernelKey) -> str:
+    return "divides tiles of block-scaled products by 128 rows" if key.scale_type and key.tile[0] < 128 else ""
+
+
 FAMILY = Family(
     op="gemm",
     generation="sm90",
@@ -445,4 +449,7 @@ FAMILY = Family(
     values=values,
     compile_seconds=4.5,
     compile_mb=3600,
+    trees=True,
+    waits=True,
+    objection=_objection,
 )

@@ -92,4 +92,6 @@ FAMILY = Family(
     values=values,
     compile_seconds=11.0,
     compile_mb=2600,
+    trees=True,
+    objection=lambda _: "updates the tensor maps of groups otherwise",
 )

@@ -127,4 +127,5 @@ FAMILY = Family(
     values=values,
     compile_seconds=2.0,
     compile_mb=1500,
+    trees=True,
 )

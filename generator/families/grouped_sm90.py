@@ -158,4 +158,5 @@ FAMILY = Family(
     values=values,
     compile_seconds=4.5,
     compile_mb=3600,
+    trees=True,
 )

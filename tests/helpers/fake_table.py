@@ -7,7 +7,7 @@ import pytest
 
 from atomr_cutlass import SmArch
 from atomr_cutlass.generator.key import KernelKey, shared_memory
-from atomr_cutlass.generator.matrix import GEMM_ARCHS, expand
+from atomr_cutlass.generator.matrix import ARCHS, expand
 from atomr_cutlass.pipeline import table
 from atomr_cutlass.pipeline.candidate import KernelInfo
 from atomr_cutlass.pipeline.devices import Device
@@ -27,7 +27,7 @@ def row(
 
 
 def rows_of(
-    preset: str = "full", archs: Iterable[SmArch] = GEMM_ARCHS, *, ptx: Iterable[SmArch] = ()
+    preset: str = "full", archs: Iterable[SmArch] = ARCHS["gemm"], *, ptx: Iterable[SmArch] = ()
 ) -> list[KernelInfo]:
     """The cells of a preset as rows; those of the archs in `ptx` carry PTX."""
     return list(_rows_of(preset, tuple(archs), frozenset(ptx)))

@@ -19,7 +19,7 @@ from atomr_cutlass.cli import info, installed
 from atomr_cutlass.cli.app import app
 from atomr_cutlass.errors import DeviceUnavailableError, KernelNotFoundError
 from atomr_cutlass.generator import key_file
-from atomr_cutlass.generator.matrix import GEMM_ARCHS, expand
+from atomr_cutlass.generator.matrix import ARCHS, expand
 from atomr_cutlass.generator.selection import Selection
 from atomr_cutlass.jit import toolchain as jit_toolchain
 from atomr_cutlass.jit.store import KernelStore
@@ -310,7 +310,7 @@ def test_list_says_how_kernels_were_verified(
 
 
 def test_list_filters() -> None:
-    for arch in GEMM_ARCHS:
+    for arch in ARCHS["gemm"]:
         rows = listed("list", "--arch", arch.target, "--dtype", "bf16")
         assert all(row["arch"] == arch.value and row["a"] == "bf16" for row in rows)
     rows = listed("list", "--filter", "cutlass3x*bf16", "--op", "gemm")

@@ -11,9 +11,9 @@ import pytest
 from generator.archs import SmArch
 from generator.dtypes import CutlassDtype as D
 from generator.key import KernelKey, check_unique, layout_letters
-from generator.matrix import GEMM_ARCHS, cells, expand
+from generator.matrix import ARCHS, cells, expand
 
-FULL = expand("full", GEMM_ARCHS)
+FULL = expand("full", ARCHS["gemm"])
 
 SM80_KEY = KernelKey(
     op="gemm",

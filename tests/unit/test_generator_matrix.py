@@ -21,10 +21,11 @@ from generator.families.base import FULL as FULL_TIER
 from generator.families.base import ON_DEMAND
 from generator.families.gemm_sm80 import FP8_ARCHS
 from generator.key import KernelKey, check_unique
-from generator.matrix import GEMM_ARCHS, PRESETS, cells, expand, preset_of, supports
+from generator.matrix import ARCHS, PRESETS, cells, expand, preset_of, supports
 from generator.render import render
 from generator.rules import BLOCKWISE, COMMON_LAYOUTS, FP8_TYPES, HALF_TYPES, LAYOUTS, gemm_types
 
+GEMM_ARCHS = ARCHS["gemm"]
 FULL = expand("full", GEMM_ARCHS)
 HOPPER = [key for key in FULL if key.generation == "sm90"]
 

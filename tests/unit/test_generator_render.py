@@ -15,11 +15,11 @@ from generator.content import source_digest
 from generator.dtypes import CutlassDtype as D
 from generator.emit import LONG_SECONDS, OURS, UNIT_CELLS, emit, members
 from generator.key import KernelKey
-from generator.matrix import GEMM_ARCHS, cells, expand, family
+from generator.matrix import ARCHS, cells, expand, family
 from generator.render import render
 from generator.selection import Selection
 
-FULL = expand("full", GEMM_ARCHS)
+FULL = expand("full", ARCHS["gemm"])
 
 
 def test_every_mark_of_a_template_is_filled_in_both_flavours() -> None:

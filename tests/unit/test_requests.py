@@ -11,7 +11,7 @@ from atomr_cutlass import CutlassDtype as D
 from atomr_cutlass import EpilogueVisitorTree, EvtBuilder, GemmEpilogue, GemmLayout, GemmRequest, GemmShape, SmArch
 from atomr_cutlass.arrays.numerics import default_out_dtype, math_mode
 from atomr_cutlass.errors import InvalidOperandError, UnsupportedError
-from atomr_cutlass.generator.matrix import ARCHS, GEMM_ARCHS, cells, is_fp8_supported, is_supported_for
+from atomr_cutlass.generator.matrix import ARCHS, cells, is_fp8_supported, is_supported_for
 from atomr_cutlass.generator.rules import FEW
 from atomr_cutlass.ops.conv2d.request import ConvDgradRequest, ConvFwdRequest, ConvLayout, ConvShape, ConvWgradRequest
 from atomr_cutlass.ops.gemm.operation import plain
@@ -143,7 +143,7 @@ def test_math_modes() -> None:
 @pytest.mark.parametrize("dtype", list(D))
 def test_a_request_is_taken_exactly_where_the_dtype_is_supported(dtype: D, arch: SmArch) -> None:
     if is_supported_for(dtype, arch):
-        assert arch in GEMM_ARCHS
+        assert arch in ARCHS["gemm"]
         assert GemmRequest(SHAPE, dtype=dtype, arch=arch).arch is arch
     else:
         with pytest.raises(UnsupportedError):
@@ -205,7 +205,7 @@ def test_kinds_of_epilogue_are_readable() -> None:
 # ----------------------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("arch", GEMM_ARCHS)
+@pytest.mark.parametrize("arch", ARCHS["gemm"])
 @pytest.mark.parametrize("dtype", [D.F64, D.F32, D.TF32, D.F16, D.BF16, D.I8])
 def test_sources_hold_the_kernel_that_they_name(dtype: D, arch: SmArch) -> None:
     column = {"layout_b": GemmLayout.COL_MAJOR}
@@ -246,7 +246,7 @@ def test_nothing_is_rendered_that_would_not_compute_the_request(changes: dict[st
         dataclasses.replace(REQUEST, **changes).render_cu()
 
 
-@pytest.mark.parametrize("arch", [arch for arch in GEMM_ARCHS if is_fp8_supported(arch)])
+@pytest.mark.parametrize("arch", [arch for arch in ARCHS["gemm"] if is_fp8_supported(arch)])
 @pytest.mark.parametrize("quantized", [False, True])
 @pytest.mark.parametrize("scaling", [None, "tensor", "vector", "block"])
 def test_scaled_sources(scaling: str | None, quantized: bool, arch: SmArch) -> None:
@@ -459,7 +459,7 @@ def test_keys_tell_trees_and_their_names_apart() -> None:
     assert trees[0].id in repr(keys[0])
 
 
-@pytest.mark.parametrize("arch", GEMM_ARCHS)
+@pytest.mark.parametrize("arch", ARCHS["gemm"])
 @pytest.mark.parametrize("epilogue", [BIASED, GemmEpilogue(tree=TREE)], ids=["bias", "tree"])
 def test_sources_with_trees(epilogue: GemmEpilogue, arch: SmArch) -> None:
     for dtype in (D.F16, D.F8E4M3):

@@ -21,7 +21,7 @@ from atomr_cutlass import GemmEpilogue, GemmLayout, GemmRequest, GemmShape, SmAr
 from atomr_cutlass.errors import DeviceUnavailableError, InvalidOperandError, KernelNotFoundError, UnsupportedError
 from atomr_cutlass.generator.families import gemm_sm90
 from atomr_cutlass.generator.key import KernelKey
-from atomr_cutlass.generator.matrix import GEMM_ARCHS, expand, supports
+from atomr_cutlass.generator.matrix import ARCHS, expand, supports
 from atomr_cutlass.generator.render import render
 from atomr_cutlass.jit import kernels
 from atomr_cutlass.ops.gemm.kernels import GemmSearch
@@ -32,7 +32,7 @@ from atomr_cutlass.pipeline.devices import Device
 from atomr_cutlass.pipeline.problem import GemmProblem, MatrixSpec, formulations
 from fake_table import A100, ADA, H200
 
-FULL = expand("full", GEMM_ARCHS)
+FULL = expand("full", ARCHS["gemm"])
 PRODUCTS = [key for key in FULL if key.op in ("gemm", "grouped_gemm")]
 
 
@@ -513,7 +513,7 @@ def no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("full_table", "no_gpu")
-@pytest.mark.parametrize("arch", GEMM_ARCHS)
+@pytest.mark.parametrize("arch", ARCHS["gemm"])
 def test_a_request_is_explained_without_a_gpu(arch: SmArch) -> None:
     told = explain(_request(arch=arch))
     assert told.kernel in {k.name for k in FULL if k.arch is arch}

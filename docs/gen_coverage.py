@@ -16,7 +16,7 @@ from atomr_cutlass.generator.costs import cost_of, costs
 from atomr_cutlass.generator.key import KernelKey
 from atomr_cutlass.generator.matrix import OPS, PRESETS, cells, preset_of
 from atomr_cutlass.pipeline import verification
-from atomr_cutlass.pipeline.operation import CALL_OPTIONS, Operation, PlannedOperation, operations
+from atomr_cutlass.pipeline.operation import CALL_OPTIONS, operations
 from atomr_cutlass.pipeline.verification import AUDITED, MEANINGS, RUNS, RUNS_AS_PTX, operands_of
 
 PAGE = Path(__file__).with_name("coverage.md")
@@ -222,7 +222,7 @@ def _cells(keys: list[tuple[int, KernelKey]]) -> str:
 def _options() -> str:
     """Option x operation: taken, under what name where it is another, or the reason why not."""
     known = operations()
-    rows = [["`plan`, `explain`, messages, binding", *(_served(operation) for operation in known.values())]]
+    rows = [["`plan`, `explain`, messages, binding", *(operation.unplanned or "yes" for operation in known.values())]]
     for option in CALL_OPTIONS:
         cells = []
         for operation in known.values():
@@ -230,12 +230,6 @@ def _options() -> str:
             cells.append(operation.refuses.get(option, f"as `{spelled}`" if spelled else "yes"))
         rows.append([f"`{option}`", *cells])
     return _table(["option", *known], rows)
-
-
-def _served(operation: Operation) -> str:
-    if isinstance(operation, PlannedOperation):
-        return "yes"
-    return "messages: a request has its arrays" if operation.message else "no request describes it: call the function"
 
 
 def _costs(matrix: Matrix) -> str:

@@ -40,6 +40,7 @@ if TYPE_CHECKING:  # the names of _DEFERRED, for type checkers and editors
     from .ops.conv2d.function import conv2d, conv2d_dgrad, conv2d_wgrad
     from .ops.conv2d.request import ConvDgradRequest, ConvFwdRequest, ConvLayout, ConvShape, ConvWgradRequest
     from .ops.gated_gemm.function import gated_gemm, interleave
+    from .ops.gated_gemm.request import GatedGemmRequest
     from .ops.gemm.request import GemmLayout, GemmRequest, GemmShape
     from .ops.gemv.function import gemv
     from .ops.gemv.request import GemvRequest, GemvShape
@@ -81,6 +82,7 @@ __all__ = [
     "EpilogueVisitorTree",
     "EvtBuilder",
     "Explanation",
+    "GatedGemmRequest",
     "GemmEpilogue",
     "GemmLayout",
     "GemmRequest",
@@ -160,6 +162,7 @@ _DEFERRED = {
     "ops.quantize.function": ("QuantizedArray", "dequantize", "quantize"),
     "ops.conv2d.request": ("ConvDgradRequest", "ConvFwdRequest", "ConvLayout", "ConvShape", "ConvWgradRequest"),
     "ops.request": ("GemmEpilogue",),
+    "ops.gated_gemm.request": ("GatedGemmRequest",),
     "ops.gemm.request": ("GemmLayout", "GemmRequest", "GemmShape"),
     "ops.gemv.request": ("GemvRequest", "GemvShape"),
     "ops.grouped_gemm.request": ("GroupedGemmRequest", "GroupedGemmShape"),

@@ -191,6 +191,35 @@ def case_gated_gemm() -> None:
     refused(ac.InvalidOperandError, "fast_accum", lambda: ac.gated_gemm(a, b, out=out, fast_accum=1))
 
 
+def case_requests_of_gated_gemm_launch_as_its_calls() -> None:
+    """With scales and without; with B bound too."""
+
+    def steps(call: Callable[[], Any]) -> list[str]:
+        GPU._library.golden_notes()
+        call()
+        return [re.sub(r" workspace=\S+", "", step) for step in GPU._steps(())]
+
+    for dtype, batch, scaling in ((D.BF16, (), None), (D.F16, (3,), None), (D.F8E4M3, (), "vector")):
+        fp8 = scaling is not None
+        a, b = operand(dtype.value, *batch, 64, 128), operand(dtype.value, *batch, 128, 256, columns=fp8)
+        out = operand("bf16" if fp8 else dtype.value, *batch, 64, 128)
+        extents = {"scale_a": (64, 1), "scale_b": (1, 256), "scale_d": (1,)} if fp8 else {}
+        scales = {name: operand("f32", *extent) for name, extent in extents.items()}
+        request = ac.GatedGemmRequest(
+            ac.GemmShape(64, 256, 128, *batch), dtype=dtype, scaling=scaling, quantized=fp8,
+            layout_b=ac.GemmLayout.COL_MAJOR if fp8 else ac.GemmLayout.ROW_MAJOR,
+            epilogue=ac.GemmEpilogue(alpha=0.5, activation="gelu"),
+        )  # fmt: skip
+        plan = ac.plan(request)
+        assert plan.slots == ["a", "b", *scales, "out"]
+        wanted = steps(lambda: ac.gated_gemm(a, b, out=out, alpha=0.5, activation="gelu", **scales))  # noqa: B023
+        assert len(wanted) == 1
+        assert steps(lambda: plan(a, b, *scales.values(), out=out)) == wanted  # noqa: B023
+        bound = ac.plan(request, b=b)
+        assert steps(lambda: bound(a, *scales.values(), out=out)) == wanted  # noqa: B023
+        refused(ac.InvalidOperandError, "shape", lambda: plan(a, b, *scales.values(), out=b))  # noqa: B023
+
+
 def case_gemm() -> None:
     a, b, out = operand("bf16", 64, 128), operand("bf16", 128, 256), operand("bf16", 64, 256)
     for more in ({}, {"out": out}):

@@ -406,6 +406,7 @@ def _used(request: Any) -> None:
     actor = ac.CutlassActor(2, mock=True)
     send = {
         ac.GemmRequest: ac.CutlassMsg.Gemm,
+        ac.GatedGemmRequest: ac.CutlassMsg.GatedGemm,
         ac.GemvRequest: ac.CutlassMsg.Gemv,
         ac.GroupedGemmRequest: ac.CutlassMsg.GroupedGemm,
     }
@@ -598,6 +599,8 @@ def _request_calls() -> Iterable[Call]:
     fp8: Arguments = {"dtype": D.F8E4M3, "layout_b": ac.GemmLayout.COL_MAJOR, "scaling": "vector", "quantized": True}
     yield Call("GemmRequest", ac.GemmRequest, lambda: gemm, _used)
     yield Call("GemmRequest", ac.GemmRequest, lambda: {**gemm, **fp8}, _used)
+    yield Call("GatedGemmRequest", ac.GatedGemmRequest, lambda: gemm, _used)
+    yield Call("GatedGemmRequest", ac.GatedGemmRequest, lambda: {**gemm, **fp8}, _used)
     yield Call("GemvShape", ac.GemvShape, lambda: {"m": 4, "k": 4}, _repeated)
     yield Call("GemvRequest", ac.GemvRequest, lambda: {**gemm, "shape": ac.GemvShape(16, 16, 2)}, _used)
     yield Call("GroupedGemmShape", ac.GroupedGemmShape, lambda: {"groups": [ac.GemmShape(4, 4, 4)]}, _repeated)

@@ -405,7 +405,7 @@ def test_refusals_are_explained(request_: Any, says: str) -> None:
 
 
 def test_what_is_no_request_is_refused() -> None:
-    with pytest.raises(InvalidOperandError, match=r"expected a GemmRequest, Gemv.* or ConvWgradRequest"):
+    with pytest.raises(InvalidOperandError, match=r"expected a GemmRequest, Gated.* or ConvWgradRequest"):
         explain(SHAPE)  # type: ignore[arg-type]
     for request in REQUESTS.values():
         with pytest.raises(InvalidOperandError, match="the request must name its arch"):

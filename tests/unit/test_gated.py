@@ -1,12 +1,15 @@
-"""`gated_gemm` on the reference backend, and what it refuses."""
+"""`gated_gemm` on the reference backend, and what it refuses; its requests, and the actor."""
 
+import dataclasses
 import functools
+from typing import Any
 
 import ml_dtypes
 import numpy as np
 import pytest
 
 import atomr_cutlass as ac
+from atomr_cutlass import GatedGemmRequest, GemmEpilogue, GemmLayout, GemmRequest, GemmShape
 from atomr_cutlass.arrays import operands
 from atomr_cutlass.errors import InvalidOperandError, UnsupportedError
 from atomr_cutlass.generator.archs import SmArch
@@ -14,12 +17,15 @@ from atomr_cutlass.generator.dtypes import CutlassDtype as D
 from atomr_cutlass.generator.epilogue.lower import epilogue_id
 from atomr_cutlass.generator.matrix import cells, supports, with_epilogue
 from atomr_cutlass.ops.gated_gemm import function as gated
-from atomr_cutlass.ops.gated_gemm.function import GATES
+from atomr_cutlass.ops.gated_gemm.problem import GATES
 from atomr_cutlass.ops.gemm import scaled
 from atomr_cutlass.ops.gemm.scaled import Scales
 from atomr_cutlass.pipeline.invocation import Call, CallOptions
-from atomr_cutlass.pipeline.problem import GemmProblem, MatrixSpec
+from atomr_cutlass.pipeline.operation import operation_of
+from atomr_cutlass.pipeline.probe import Check
+from atomr_cutlass.pipeline.problem import GemmProblem
 from atomr_cutlass.reference import ACTIVATIONS
+from fake_gpu import FakeGpu, fetch, operands_of, place
 
 RANDOM = np.random.default_rng(3)
 
@@ -75,11 +81,11 @@ def test_refusals(arguments: dict, error: type[Exception], says: str) -> None:
         ac.gated_gemm(given.pop("a"), given.pop("b"), **given)
 
 
-def _asked(monkeypatch: pytest.MonkeyPatch, **scales: np.ndarray) -> tuple[GemmProblem, Scales, MatrixSpec]:
+def _asked(monkeypatch: pytest.MonkeyPatch, **scales: np.ndarray) -> tuple[GemmProblem, Scales]:
     """What a kernel would be asked for; of fp8 (3, 256) by (256, 10)."""
     x, w = (np.ones((rows, 256), np.float32).astype(ml_dtypes.float8_e4m3fn) for rows in (3, 10))
     out = np.zeros((3, 8), np.float16)[:, :5]
-    monkeypatch.setattr(scaled, "make", lambda what, scales, *, result, **_: (what, scales, result))
+    monkeypatch.setattr(scaled, "make", lambda what, scales, **_: (what, scales))
     given = Call(gated._parse, {"a": x, "b": w.T, **scales}, out, CallOptions(activation="silu"))
     views = {name: operands.as_operand(array) for name, array in {**given.arrays, "out": out}.items()}
     return gated._parse(given).plan(views, like=None, stream=0)  # type: ignore[return-value]
@@ -90,7 +96,8 @@ def _forms(scales: Scales) -> list[tuple[tuple[int, ...], str] | None]:
 
 
 def test_kernels_are_asked_for_the_product(monkeypatch: pytest.MonkeyPatch) -> None:
-    what, scales, result = _asked(monkeypatch)
+    what, scales = _asked(monkeypatch)
+    result = scaled.result_of(what)
     assert (what.m, what.n, what.k, what.c) == (3, 10, 256, None)
     assert (what.d.shape, what.d.strides, what.d.dtype) == ((3, 10), (16, 1), D.F16)
     assert (result.shape, result.strides) == ((3, 5), (8, 1))
@@ -100,10 +107,10 @@ def test_kernels_are_asked_for_the_product(monkeypatch: pytest.MonkeyPatch) -> N
 
 def test_kernels_are_asked_for_scales(monkeypatch: pytest.MonkeyPatch) -> None:
     ones = functools.partial(np.ones, dtype=np.float32)
-    what, scales, _ = _asked(monkeypatch, scale_a=ones((3, 1)), scale_d=ones(1))
+    what, scales = _asked(monkeypatch, scale_a=ones((3, 1)), scale_d=ones(1))
     assert what.epilogue.startswith("gated_scaled+")
     assert _forms(scales) == [((3, 1), "vector"), None, ((1,), "tensor"), None]
-    _, scales, _ = _asked(monkeypatch, scale_a=ones(1), scale_b=ones((1, 10)))
+    _, scales = _asked(monkeypatch, scale_a=ones(1), scale_b=ones((1, 10)))
     assert _forms(scales) == [((1,), "tensor"), ((1, 10), "vector"), None, None]
     with pytest.raises(UnsupportedError, match="block scales are not taken"):
         _asked(monkeypatch, scale_a=ones((3, 2)), scale_b=ones((2, 1)))
@@ -137,3 +144,129 @@ def test_keys() -> None:
     with_operand = epilogue_id("gated", "evt:acc;input:row:f32;add:0:1;out:2")
     key = with_epilogue(next(key for key in made if supports(key)), with_operand, D.BF16)
     assert "has no operands" in supports(key).reason
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Requests
+# ----------------------------------------------------------------------------------------------------------------------
+
+REQUEST = GatedGemmRequest(GemmShape(16, 64, 32), dtype=D.BF16, arch=SmArch.SM90A)
+FP8 = dataclasses.replace(REQUEST, dtype=D.F8E4M3, layout_b=GemmLayout.COL_MAJOR, scaling="vector", quantized=True)
+
+
+def test_requests_with_other_values_have_other_keys() -> None:
+    others = (
+        {"shape": GemmShape(16, 64, 32, 2)}, {"dtype": D.F16}, {"arch": SmArch.SM80}, {"binding": "w"},
+        {"layout_b": GemmLayout.COL_MAJOR}, {"out_dtype": D.F32}, {"epilogue": GemmEpilogue(activation="gelu")},
+    )  # fmt: skip
+    keys = {dataclasses.replace(REQUEST, **other).plan_key() for other in others}
+    gemm = GemmRequest(REQUEST.shape, dtype=D.BF16, arch=SmArch.SM90A, epilogue=REQUEST.epilogue)
+    assert len(keys | {REQUEST.plan_key(), gemm.plan_key()}) == len(others) + 2
+    assert dataclasses.replace(REQUEST, epilogue=GemmEpilogue(activation="silu")) == REQUEST
+    assert gemm != REQUEST
+
+
+@pytest.mark.parametrize(
+    ("changes", "error", "says"),
+    [
+        ({"shape": GemmShape(16, 63, 32)}, InvalidOperandError, "shape.n is 63; expected an even number"),
+        ({"dtype": D.F32}, UnsupportedError, "gated kernels multiply f16, bf16 and fp8, not f32"),
+        ({"dtype": D.F4E2M1, "scaling": "nvfp4", "arch": None}, UnsupportedError, "not e2m1"),
+        ({"layout_c": GemmLayout.COL_MAJOR}, UnsupportedError, "layout_c is COL_MAJOR"),
+        ({"epilogue": GemmEpilogue(activation="leaky_relu")}, InvalidOperandError, "'leaky_relu'; valid: silu"),
+        ({"epilogue": GemmEpilogue(beta=1.0)}, UnsupportedError, "has beta: the kernels read A, B and their scales"),
+        ({"epilogue": GemmEpilogue(bias=True)}, UnsupportedError, "has bias: the kernels read A, B and their scales"),
+        (
+            {"epilogue": GemmEpilogue(tree=ac.EvtBuilder().activation("relu").build())}, UnsupportedError,
+            "has epilogue: the gate is the epilogue",
+        ),
+        ({"epilogue": "silu"}, InvalidOperandError, "epilogue is 'silu'"),
+        ({"precision": "tf32"}, InvalidOperandError, "precision"),
+        ({"quantized": True}, UnsupportedError, "bf16 operands take no scales"),
+    ],
+)  # fmt: skip
+def test_requests_that_nothing_serves_are_refused(changes: dict[str, Any], error: type[Exception], says: str) -> None:
+    with pytest.raises(error, match=says):
+        dataclasses.replace(REQUEST, **changes)
+
+
+def test_block_scales_are_refused() -> None:
+    with pytest.raises(UnsupportedError, match="block scales are not taken by gated kernels"):
+        dataclasses.replace(FP8, scaling="block")
+
+
+@pytest.mark.parametrize("request_", [REQUEST, FP8], ids=["bf16", "fp8"])
+def test_requests_have_kernels(request_: GatedGemmRequest) -> None:
+    source, name = request_.render_cu()
+    assert "_gated" in name
+    assert "GatedEpilogue<atomr_cutlass::Tree" in source
+    explained = ac.explain(request_, jit="off")
+    assert explained.kernel is None or "_gated" in explained.kernel
+    empty = dataclasses.replace(request_, shape=GemmShape(16, 0, 32))
+    assert "the result is empty" in ac.explain(empty).reason
+    without_products = dataclasses.replace(request_, shape=GemmShape(16, 64, 0))
+    assert "K is 0" in ac.explain(without_products).reason
+
+
+def _gated_product(request: GatedGemmRequest, host: dict[str, np.ndarray], kind: Any = np.float64) -> np.ndarray:
+    """In `kind`, without this package's GEMM."""
+    a, b = host["a"].astype(kind) * host.get("scale_a", kind(1)), host["b"].astype(kind) * host.get("scale_b", kind(1))
+    product = kind(request.epilogue.alpha) * (a @ b)
+    gate = ACTIVATIONS[str(request.epilogue.activation)](product[..., 0::2])
+    return gate * product[..., 1::2] * host.get("scale_d", kind(1))
+
+
+@pytest.mark.parametrize(
+    "request_",
+    [
+        REQUEST, FP8, dataclasses.replace(REQUEST, shape=GemmShape(16, 64, 32, 3)),
+        dataclasses.replace(REQUEST, epilogue=GemmEpilogue(0.5, activation="relu")),
+        dataclasses.replace(REQUEST, shape=GemmShape(16, 0, 32)), dataclasses.replace(FP8, shape=GemmShape(0, 64, 32)),
+    ],
+)  # fmt: skip
+def test_actors_serve_requests(request_: GatedGemmRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    gpu = FakeGpu()
+    gpu.install(monkeypatch)
+    given = operands_of(request_)
+    host = {name: fetch(array) for name, array in given.items()}
+    answer = fetch(ac.CutlassActor(8, planner=gpu.plan).handle(ac.CutlassMsg.GatedGemm(request_, given)))
+    assert answer.shape[-1] == request_.shape.n // 2
+    np.testing.assert_allclose(answer.astype(np.float64), _gated_product(request_, host), rtol=2.0**-8, atol=1e-30)
+
+
+def test_a_bound_weight_is_refitted(monkeypatch: pytest.MonkeyPatch) -> None:
+    gpu = FakeGpu()
+    gpu.install(monkeypatch)
+    request = dataclasses.replace(REQUEST, binding="w")
+    a, first, second = (RANDOM.integers(-2, 3, one).astype(ml_dtypes.bfloat16) for one in ((16, 32), *2 * ((32, 64),)))
+    actor = ac.CutlassActor(8, planner=gpu.plan)
+    answers = [actor.handle(ac.CutlassMsg.GatedGemm(request, {"a": place(a), "b": place(first)}))]
+    actor.handle(ac.CutlassMsg.Refit(ac.RefitMsg(request.plan_key(), second)))
+    answers.append(actor.handle(ac.CutlassMsg.GatedGemm(request, {"a": place(a)})))
+    for answer, b in zip(answers, (first, second), strict=True):
+        wanted = _gated_product(request, {"a": a, "b": b})
+        np.testing.assert_allclose(fetch(answer).astype(np.float64), wanted, rtol=2.0**-8)
+
+
+@pytest.mark.parametrize("request_", [REQUEST, FP8], ids=["bf16", "fp8"])
+@pytest.mark.parametrize("activation", GATES)
+@pytest.mark.parametrize("batch", [1, 3])
+def test_random_operands_are_checked(request_: GatedGemmRequest, activation: str, batch: int) -> None:
+    """What float32 computes passes; an element that is off by more than its rounding does not."""
+    request = dataclasses.replace(
+        request_, shape=GemmShape(40, 66, 64, batch), epilogue=GemmEpilogue(0.5, activation=activation)
+    )
+    operation = operation_of(request)
+    arrays = operation.random_arrays(request, np.random.default_rng(1))
+    out = arrays["out"]
+    with np.errstate(over="ignore"):
+        out[...] = _gated_product(request, arrays, np.float32)
+    probe = operation.probe(request, arrays)
+    largest = np.unravel_index(np.argmax(np.abs(out.astype(np.float32))), out.shape)
+    for wrong in (0, 1):
+        out[largest] *= 1 + wrong / 32
+        check = Check(request.result_dtype, probe.limits(request.math))
+        for part in probe.parts():
+            probe.compare(part, check)
+        probe.finish(check)
+        assert check.mismatches == wrong

@@ -19,6 +19,7 @@ from atomr_cutlass import (
     ConvWgradRequest,
     CutlassMsg,
     EvtBuilder,
+    GatedGemmRequest,
     GemmEpilogue,
     GemmLayout,
     GemmRequest,
@@ -40,6 +41,9 @@ GROUPED = GroupedGemmRequest(GroupedGemmShape([GemmShape(8, 8, 8), GemmShape(4, 
 CONV = ConvFwdRequest(ConvShape.nhwc(1, 8, 8, 16, 32, 3, 3), dtype=D.F16)
 SCALED = GemmRequest(
     GemmShape(16, 32, 256), dtype=D.F8E4M3, layout_b=GemmLayout.COL_MAJOR, scaling="block", quantized=True
+)
+GATED = GatedGemmRequest(
+    GemmShape(16, 32, 256), dtype=D.F8E4M3, layout_b=GemmLayout.COL_MAJOR, scaling="vector", quantized=True
 )
 BLOCK = (
     EvtBuilder().add_bias("bias", dtype=D.F16).aux_load("kept", kind="mask").binary("multiply", "kept")
@@ -264,6 +268,7 @@ def refusal(message: Any) -> str:
         ),
         (CutlassMsg.GroupedGemm(GROUPED), ["a[0]", "a[1]", "b[0]", "b[1]", "out[0]", "out[1]"]),
         (CutlassMsg.Gemm(SCALED), ["a", "b", "scale_a", "scale_b", "scale_d", "amax", "out"]),
+        (CutlassMsg.GatedGemm(GATED), ["a", "b", "scale_a", "scale_b", "scale_d", "out"]),
         (CutlassMsg.Gemm(FUSED), ["a", "b", *(one.name for one in BLOCK.inputs), "positive", "sums", "out"]),
         (
             CutlassMsg.Gemm(GemmRequest(FUSED.shape, dtype=D.F16, epilogue=GemmEpilogue(beta=1.0, bias=True))),
@@ -367,7 +372,9 @@ def test_a_tree_may_call_an_operand_c() -> None:
     assert refusal(CutlassMsg.Gemm(request, {**given, "c": None})) == "operands has no c"
 
 
-@pytest.mark.parametrize("request_", [REQUEST, FUSED, GROUPED, CONV], ids=["gemm", "fused", "grouped", "conv"])
+@pytest.mark.parametrize(
+    "request_", [REQUEST, FUSED, GATED, GROUPED, CONV], ids=["gemm", "fused", "gated", "grouped", "conv"]
+)
 def test_the_operand_that_a_binding_has_may_be_left_out(request_: Any) -> None:
     operation = operation_of(request_)
     kind = getattr(CutlassMsg, str(operation.message))

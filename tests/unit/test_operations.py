@@ -15,6 +15,7 @@ from atomr_cutlass import (
     ConvShape,
     ConvWgradRequest,
     CutlassDtype,
+    GatedGemmRequest,
     GemmRequest,
     GemmShape,
     GemvRequest,
@@ -29,6 +30,7 @@ from atomr_cutlass.pipeline.operation import CALL_OPTIONS, FOLDERS, operation_of
 SHAPE = ConvShape.nhwc(2, 8, 8, 16, 32, 3, 3, padding=1)
 REQUESTS: dict[str, Any] = {
     "gemm": GemmRequest(GemmShape(8, 16, 32, 2), dtype=CutlassDtype.F16),
+    "gated_gemm": GatedGemmRequest(GemmShape(8, 16, 32, 2), dtype=CutlassDtype.F16),
     "gemv": GemvRequest(GemvShape(16, 32, 2), dtype=CutlassDtype.F16),
     "grouped_gemm": GroupedGemmRequest(
         GroupedGemmShape([GemmShape(8, 16, 32), GemmShape(0, 16, 32)]), dtype=CutlassDtype.F16
@@ -39,7 +41,7 @@ REQUESTS: dict[str, Any] = {
 }
 
 
-CALLED = ("gated_gemm", "quantize", "dequantize")
+CALLED = ("quantize", "dequantize")
 """Operations without requests."""
 
 
@@ -49,6 +51,7 @@ def test_every_folder_that_has_an_operation_is_registered() -> None:
     assert {operation.name for operation in operations().values()} == {*REQUESTS, "matmul", *CALLED}
     assert all(name == operation.name for name, operation in operations().items())
     assert list(planned_operations()) == list(REQUESTS)
+    assert all(bool(operation.unplanned) is (name not in REQUESTS) for name, operation in operations().items())
 
 
 @pytest.mark.parametrize("name", REQUESTS)
@@ -75,14 +78,15 @@ def test_the_operand_table_ends_with_the_result(name: str) -> None:
 
 def test_products_are_those_of_the_definition() -> None:
     taps = 2 * 8 * 8 * 32 * 3 * 3 * 16
-    products = {"gemm": 2 * 8 * 16 * 32, "gemv": 2 * 16 * 32, "grouped_gemm": 8 * 16 * 32}
+    gemm = 2 * 8 * 16 * 32
+    products = {"gemm": gemm, "gated_gemm": gemm, "gemv": 2 * 16 * 32, "grouped_gemm": 8 * 16 * 32}
     for name, request in REQUESTS.items():
         assert operation_of(request).products(request) == products.get(name, taps)
 
 
 @pytest.mark.parametrize("value", [None, "gemm", GemmShape(8, 16, 32), GemmRequest])
 def test_what_is_no_request_is_refused(value: Any) -> None:
-    with pytest.raises(InvalidOperandError, match=r"expected a GemmRequest, Gemv.* or ConvWgradRequest$"):
+    with pytest.raises(InvalidOperandError, match=r"expected a GemmRequest, Gated.* or ConvWgradRequest$"):
         operation_of(value)
 
 

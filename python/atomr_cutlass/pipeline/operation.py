@@ -108,11 +108,13 @@ class Operation:
         message: the name under which actors get such requests, as in `CutlassMsg.Gemm`.
         refuses: of CALL_OPTIONS, those that its function does not take, each with the reason.
         spelled: of CALL_OPTIONS, those that its function takes under another name.
+        unplanned: why no plans are made of requests; empty where they are.
     """
 
     name: str
     refuses: Mapping[str, str] = {}
     spelled: Mapping[str, str] = {}
+    unplanned: str = ""
     request_type: type | None = None
     message: str | None = None
 
@@ -141,6 +143,8 @@ class Call(Protocol):
 
 class CallOperation(Operation, abc.ABC):
     """An operation whose requests have their arrays, and may have a `reply`."""
+
+    unplanned = "messages: a request has its arrays"
 
     @abc.abstractmethod
     def call(self, request: Any) -> Call:

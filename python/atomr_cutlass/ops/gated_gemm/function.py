@@ -8,18 +8,16 @@ from typing import Any
 
 import numpy as np
 
-from ... import _core, reference
-from ...arrays import numerics, operands
+from ... import _core
+from ...arrays import operands
 from ...arrays.arguments import check_devices, check_out, result_dtype, views_of
 from ...arrays.frameworks import namespaces
 from ...arrays.numerics import FAST, AnyArray
-from ...checks import NUMBERS, shown
+from ...checks import NUMBERS
 from ...errors import InvalidOperandError, UnsupportedError
 from ...generator.dtypes import CutlassDtype
-from ...generator.epilogue.common import bias_and_activation
-from ...generator.epilogue.lower import GATED, GATED_SCALED, epilogue_id
 from ...generator.epilogue.tree import RESULT
-from ...generator.rules import FP8_TYPES, HALF_TYPES, gemm_types
+from ...generator.rules import FP8_TYPES, gemm_types
 from ...pipeline import reduction
 from ...pipeline.call import stored
 from ...pipeline.invocation import Call, CallOptions, Invocation, Result, documented
@@ -28,8 +26,8 @@ from ...pipeline.problem import MatrixSpec, broadcast_batches
 from ..gemm import reference as gemm_reference
 from ..gemm import scaled
 from ..gemm.arguments import check_single, problem_of, scales_of
-
-GATES = ("silu", "gelu", "gelu_tanh", "relu", "sigmoid", "tanh")
+from .problem import OP, check_dtype, check_gate, gated
+from .reference import gate
 
 
 def interleave(gate: Any, up: Any) -> Any:
@@ -141,15 +139,8 @@ class _GatedGemm(Invocation):
         product = MatrixSpec((*d.shape[:-1], scaled.PER_PAIR * d.shape[-1]), strides, d.dtype)
         problem = dataclasses.replace(problem, d=product)
         scales = scales_of(problem, views)
-        if scales.block:
-            raise UnsupportedError("block scales are not taken by gated kernels: give one for all, or one for each row")
-        options = self.call.options
-        base = GATED if scales == scaled.NO_SCALES else GATED_SCALED
-        epilogue = epilogue_id(base, bias_and_activation(None, options.activation).program)
-        return scaled.make(
-            dataclasses.replace(problem, epilogue=epilogue), scales, result=d, like=like, stream=stream,
-            **self.call.planning,
-        )  # fmt: skip
+        problem = gated(problem, scales, self.call.options.activation)
+        return scaled.make(problem, scales, like=like, stream=stream, **self.call.planning)
 
     def uploaded(self) -> dict[str, _core.Operand]:
         arrays = {name: operands.to_numpy(view) for name, view in self.inputs.items()}
@@ -163,20 +154,16 @@ class _GatedGemm(Invocation):
             scale_a=host.get("scale_a"),
             scale_b=host.get("scale_b"),
             out_dtype=CutlassDtype.F64,
-            math=self.math if self.math != FAST else "default",
+            math=self.math,
         )
         scale_d = float(host["scale_d"].reshape(())) if "scale_d" in host else 1.0
-        gate = reference.ACTIVATIONS[str(self.call.options.activation)]
-        with np.errstate(all="ignore"):
-            values = gate(product[..., 0::2]) * product[..., 1::2] * scale_d
-            return {RESULT: numerics.saturating_cast(values, self.result)}
+        return {RESULT: gate(product, str(self.call.options.activation), scale_d, self.result)}
 
 
 def _parse(call: Call) -> _GatedGemm:
     options, arrays = call.options, call.arrays
-    call.check("gated_gemm")
-    if options.activation not in GATES:
-        raise InvalidOperandError(f"activation is {shown(options.activation)}; valid: {', '.join(GATES)}")
+    call.check(OP)
+    check_gate(options.activation)
     scale_d = arrays.get("scale_d")
     if isinstance(scale_d, NUMBERS) and scale_d != 1:
         raise UnsupportedError(
@@ -188,8 +175,7 @@ def _parse(call: Call) -> _GatedGemm:
     shape = _result_shape(views)
     dtype, other = (operands.dtype_of(views[name], name) for name in "ab")
     result = result_dtype(views, options.out_dtype, dtype)
-    if dtype not in (*HALF_TYPES, *FP8_TYPES):
-        raise UnsupportedError(f"gated kernels multiply f16, bf16 and fp8, not {dtype.value}")
+    check_dtype(dtype)
     math_mode = FAST if options.fast_accum and dtype in FP8_TYPES else "default"
     types = gemm_types(dtype, other, result, math_mode, tree=True)
     if not types:

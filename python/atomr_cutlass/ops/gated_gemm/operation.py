@@ -4,25 +4,45 @@ from __future__ import annotations
 
 from types import MappingProxyType
 
-from ...pipeline.operation import Operation
+from ...pipeline.operand_table import Arrays, OperandSlot
+from ...pipeline.probe import Probe
+from ...pipeline.request_options import Option
+from ..gemm.operation import GemmOperation
+from ..gemm.request import GemmRequest
+from ..gemm.scaled import result_of
+from .problem import OP, REFUSES
+from .request import GatedGemmRequest
 
-_READS = "the kernels read A, B and their scales alone"
+_OWN = (
+    Option("n", "Columns of B, two for each of D.", None),
+    Option("scaling", "fp8 scales: tensor, vector."),
+    Option("quantized", "scale_d as an array.", default=False),
+)
 
 
-class GatedGemmOperation(Operation):
+class GatedGemmOperation(GemmOperation):
     """D = activation(A B_gate) * (A B_value)."""
 
-    name = "gated_gemm"
-    refuses = MappingProxyType(
-        {
-            "c": _READS,
-            "beta": _READS,
-            "bias": _READS,
-            "epilogue": "the gate is the epilogue: two columns become one",
-            "amax": "the kernels write D alone",
-            "precision": "the operands have 16 or 8 bits: there is no choice of precision",
-        }
+    name = OP
+    request_type = GatedGemmRequest
+    message = "GatedGemm"
+    refuses = MappingProxyType(REFUSES)
+    options = (
+        *_OWN,
+        *(option for option in GemmOperation.options if option.name not in ("precision", *(own.name for own in _OWN))),
     )
+
+    def operands(self, request: GemmRequest) -> tuple[OperandSlot, ...]:
+        *slots, _ = super().operands(request)
+        return (*slots, OperandSlot("out", (result_of(request.problem(0)),), written=True))
+
+    def optional_names(self, request: GemmRequest) -> tuple[str, ...]:
+        return tuple(name for name in super().optional_names(request) if name not in self.refuses)
+
+    def probe(self, request: GemmRequest, arrays: Arrays) -> Probe[GemmRequest]:
+        from .probe import GatedGemmProbe
+
+        return GatedGemmProbe(request, arrays)
 
 
 OPERATIONS = (GatedGemmOperation(),)

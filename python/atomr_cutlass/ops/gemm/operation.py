@@ -87,7 +87,7 @@ class GemmOperation(PlannedOperation[GemmRequest]):
     request_type = GemmRequest
     message = "Gemm"
     bound = "b"
-    options = (
+    options: tuple[Option, ...] = (
         Option("m", "Rows of A and D.", None),
         Option("n", "Columns of B and D.", None),
         Option("k", "Columns of A, rows of B.", None),
@@ -120,7 +120,7 @@ class GemmOperation(PlannedOperation[GemmRequest]):
 
     def request(self, options: RequestOptions) -> GemmRequest:
         batch = options.given("batch")
-        return GemmRequest(
+        return self.request_type(
             GemmShape(options.size("m"), options.size("n"), options.size("k"), 1 if batch is None else batch),
             **fields_from(options),
             **layouts_from(options),
@@ -142,7 +142,7 @@ class GemmOperation(PlannedOperation[GemmRequest]):
     def write_empty(self, request: GemmRequest, arrays: Mapping[str, Any], stream: int) -> None:
         if request.tree is not None:
             reduce_nothing(request.tree.outputs, dict(arrays), stream)
-        if request.quantized:
+        if "amax" in arrays:
             operands.clear_async(arrays["amax"], stream)
 
     def result_layout(self, request: GemmRequest) -> str:

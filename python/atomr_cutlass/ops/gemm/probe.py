@@ -110,6 +110,12 @@ class GemmProbe(Probe[GemmRequest]):
     def _scaled(self, part: Arrays) -> dict[str, Any]:
         return self.how | {name: part[name] for name in ("scale_a", "scale_b") if name in part}
 
+    def _accumulator(self, part: Arrays) -> Array:
+        """The accumulator, from which an epilogue starts."""
+        how = self._scaled(part) | {"out_dtype": CutlassDtype.F64, "math": self.request.math}
+        made: Array = gemm_reference.gemm(*self._operands(part), **how)
+        return made
+
 
 class FusedGemmProbe(GemmProbe):
     """With a bias, an activation or a tree, whose evaluation by the reference says how far a kernel may be off."""
@@ -155,12 +161,6 @@ class FusedGemmProbe(GemmProbe):
             bound = reference.tolerances(self.of_d, acc, error, read, out_dtype=self.rounded)[RESULT]
             self.amax = max(self.amax, float(np.max(np.abs(values), initial=0.0)))
             self.amax_error = max(self.amax_error, float(np.max(bound, initial=0.0)))
-
-    def _accumulator(self, part: Arrays) -> Array:
-        """The accumulator, from which the tree starts."""
-        how = self._scaled(part) | {"out_dtype": CutlassDtype.F64, "math": self.request.math}
-        made: Array = gemm_reference.gemm(*self._operands(part), **how)
-        return made
 
     def _read(self, part: Arrays, tree: EpilogueVisitorTree) -> Arrays:
         return {operand.name: part[operand.name] for operand in tree.inputs}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import enum
 import functools
 from dataclasses import dataclass, field
+from typing import ClassVar
 
 from ...arrays import fp4
 from ...arrays.operands import BYTE
@@ -91,6 +92,8 @@ class GemmRequest(OperationRequest):
         InvalidOperandError: a value is not of its kind; the epilogue's tree decides another element type than
             out_dtype, or has an operand of a name that one of the product's has.
     """
+
+    op: ClassVar[str] = "gemm"
 
     shape: GemmShape
     layout_a: GemmLayout = field(default=GemmLayout.ROW_MAJOR, kw_only=True)
@@ -212,7 +215,7 @@ class GemmRequest(OperationRequest):
         words = [f"{self.scaling} scales"] if self.scaling else []
         words += ["quantized"] if self.quantized else []
         return self.key_of(
-            "gemm",
+            self.op,
             (self.shape.m, self.shape.n, self.shape.k, self.shape.batch),
             (self.layout_a.value, self.layout_b.value, self.layout_c.value),
             dtypes=(self.operand_dtype, self.operand_dtype_b, self.result_dtype),
@@ -224,6 +227,6 @@ class GemmRequest(OperationRequest):
         """The kernels for the request on a device."""
         problem, scales, fusion = self.problem(device.index), self.scales(), self.fusion()
         invariant = is_batch_invariant(self.batch_invariant)
-        if scales is None and fusion is None:
+        if scales is None and self.tree is None:
             return kernels.search_for(problem, device, self.arch, batch_invariant=invariant)
         return scaled.search_for(problem, scales or NO_SCALES, fusion, device, self.arch, batch_invariant=invariant)

@@ -142,6 +142,15 @@ def problem_of(problem: GemmProblem, scales: Scales) -> GemmProblem:
     )
 
 
+def result_of(problem: GemmProblem) -> MatrixSpec:
+    """D in memory, which with a gated epilogue is half as wide as the product, with half the strides."""
+    d = problem.d
+    if not is_gated(problem.epilogue):
+        return d
+    strides = (*(stride // PER_PAIR for stride in d.strides[:-1]), 1)
+    return dataclasses.replace(d, shape=(*d.shape[:-1], d.shape[-1] // PER_PAIR), strides=strides)
+
+
 def rewritten(problem: GemmProblem, scales: Scales = NO_SCALES, fusion: Fusion | None = None) -> list[GemmProblem]:
     """The formulations of the problem with scales and a tree, preferred ones first."""
     scaled = problem_of(problem, scales)
@@ -178,8 +187,6 @@ def make(
     problem: GemmProblem,
     scales: Scales = NO_SCALES,
     fusion: Fusion | None = None,
-    *,
-    result: MatrixSpec | None = None,
     **options: Any,
 ) -> Plan:
     """The plan for a GEMM with scales or an epilogue tree.
@@ -188,10 +195,9 @@ def make(
     then out.
 
     Args:
-        problem: the product.
+        problem: the product; with a gated epilogue, D as wide as it (see `result_of`).
         scales: the scales that are arrays.
         fusion: the tree that follows.
-        result: of a gated epilogue, D in memory: half as wide as `problem` has it, with half the strides.
         options: those of `PlanOptions`.
 
     Raises:
@@ -204,7 +210,7 @@ def make(
     search = search_for(problem, scales, fusion, None, how.arch, batch_invariant=how.batch_invariant)
 
     def build(candidate: GemmCandidate, how: PlanOptions) -> Plan:
-        return from_candidate(candidate, scales, fusion, how, result=result)
+        return from_candidate(candidate, scales, fusion, how)
 
     return planned(search, build, how, None if fusion is None else validated)
 
@@ -280,13 +286,11 @@ def from_candidate(
     scales: Scales = NO_SCALES,
     fusion: Fusion | None = None,
     how: PlanOptions = DEFAULT_OPTIONS,
-    *,
-    result: MatrixSpec | None = None,
 ) -> Plan:
     """The plan with this kernel, which need not be the best one; see `make`."""
     key, formulation, problem = candidate.key, candidate.formulation, candidate.formulation.problem
     steps = Steps(problem.device, how.stream)
-    narrower = 1 if result is None else PER_PAIR
+    narrower = PER_PAIR if is_gated(problem.epilogue) else 1
 
     def operand(name: str, spec: MatrixSpec, align: int, role: str = "input") -> tuple[str, int, int]:
         if spec.dtype is not fp4.FP4:
@@ -310,7 +314,7 @@ def from_candidate(
     others = FusedOperands(steps, fusion, problem.epilogue, key, clear_masks=clears_masks(key))
     if source:
         c = others.source
-    out = operand("out", result or problem.d, align_d, "output")
+    out = operand("out", result_of(problem), align_d, "output")
     if amax is not None:
         steps.clear(amax, 4)
 

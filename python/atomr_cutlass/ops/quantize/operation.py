@@ -16,10 +16,14 @@ _NO_PRODUCT = dict.fromkeys(
 }  # fmt: skip
 
 
+_ONE_KERNEL = "each form and element type has one kernel: there is nothing to choose, bind or tune"
+
+
 class QuantizeOperation(Operation):
     """Elements of few bits and their scales, of an array."""
 
     name = "quantize"
+    unplanned = _ONE_KERNEL
     refuses = MappingProxyType({**_NO_PRODUCT, "out": "values and scales are allocated together, as kernels take them"})
     spelled = MappingProxyType({"out_dtype": "dtype"})
 
@@ -28,6 +32,7 @@ class DequantizeOperation(Operation):
     """An array, of elements of few bits and their scales."""
 
     name = "dequantize"
+    unplanned = _ONE_KERNEL
     refuses = MappingProxyType({**_NO_PRODUCT, "out": "the result is a new array"})
 
 

@@ -208,6 +208,17 @@ def test_requests_have_kernels(request_: GatedGemmRequest) -> None:
     assert "K is 0" in ac.explain(without_products).reason
 
 
+@pytest.mark.parametrize("arch", [arch for arch in SmArch if arch is not SmArch.SM90A])
+def test_other_archs_are_refused_with_the_reason(arch: SmArch) -> None:
+    says = "gated results are those of sm_90a's dense kernels: gate the product afterwards"
+    assert says in ac.explain(dataclasses.replace(REQUEST, arch=arch)).reason
+
+
+def test_other_alignments_are_refused_with_the_reason() -> None:
+    odd = dataclasses.replace(REQUEST, shape=GemmShape(16, 64, 33))
+    assert "its alignment or layout is in no cell" in ac.explain(odd).reason
+
+
 def _gated_product(request: GatedGemmRequest, host: dict[str, np.ndarray], kind: Any = np.float64) -> np.ndarray:
     """In `kind`, without this package's GEMM."""
     a, b = host["a"].astype(kind) * host.get("scale_a", kind(1)), host["b"].astype(kind) * host.get("scale_b", kind(1))

@@ -15,7 +15,7 @@ from ...generator.families import gemm_sm80, gemm_sm90
 from ...generator.families.base import DEFAULT
 from ...generator.key import ROW, KernelKey, shared_memory
 from ...generator.matrix import cells
-from ...generator.rules import Status, gemm_types, no, supports_layouts, supports_tree
+from ...generator.rules import NOT_GATED, Status, gemm_types, no, supports_layouts, supports_tree
 from ...pipeline import devices, estimate, select
 from ...pipeline.candidate import Candidate
 from ...pipeline.devices import Device
@@ -140,13 +140,15 @@ class GemmSearch(ProductSearch):
         wanted = self.nearest(target)
         if wanted is None:
             of_fp4 = fp4.refusal(problem, possible, target) if problem.a.dtype is fp4.FP4 else ""
+            gates = not lower.is_gated(problem.epilogue) or cells_of(OP, target, problem)
             reason = (
-                of_fp4
+                ("" if gates else NOT_GATED.reason)
+                or of_fp4
                 or _tree_refusal(problem, possible)
                 or layouts.reason
                 or (
                     "its alignment or layout is in no cell"
-                    if base == lower.LINEAR and not problem.scale_type
+                    if base in (lower.LINEAR, lower.GATED) and not problem.scale_type
                     else "no cell has scales on the device for these types, layouts and alignments"
                 )
             )

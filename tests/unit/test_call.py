@@ -1,5 +1,6 @@
 """Calls of functions: which find the plan of an earlier one, whatever the function; and the texts of shared options."""
 
+import dataclasses
 import inspect
 import re
 from collections.abc import Callable
@@ -10,7 +11,9 @@ import atomr_cutlass as ac
 import call_cases
 import fake_cases
 import golden_gpu
-from atomr_cutlass.pipeline.invocation import CallOptions, documented
+from atomr_cutlass.pipeline.call_options import CallOptions, documented
+from atomr_cutlass.pipeline.operation import operations
+from atomr_cutlass.pipeline.planning import PlanOptions
 
 
 @pytest.fixture(scope="module")
@@ -39,6 +42,19 @@ def test_every_parameter_has_its_text_in_the_order_of_the_signature(function: Ca
     assert re.findall(r"^ {4}(\w+): ", arguments, re.MULTILINE) == list(inspect.signature(function).parameters)
 
 
+REQUESTS = [operation.request_type for operation in operations().values() if operation.request_type is not None]
+
+
+@pytest.mark.parametrize("described", [ac.plan, PlanOptions, *REQUESTS], ids=lambda one: one.__name__)
+def test_every_field_has_its_text_in_the_order_of_the_signature(described: Callable[..., object]) -> None:
+    kinds = described.__mro__ if isinstance(described, type) else (described,)
+    text = next(str(kind.__doc__) for kind in kinds if re.search("Args:|Attributes:", str(kind.__doc__)))
+    assert "{" not in text
+    section = re.split("Args:\n|Attributes:\n", text)[1].partition("\n\n")[0]
+    names = re.findall(r"^ {4}(\w+(?:, \w+)*): ", section, re.MULTILINE)
+    assert [name for entry in names for name in entry.split(", ")] == list(inspect.signature(described).parameters)
+
+
 @pytest.mark.parametrize("cleaned", [False, True])  # from Python 3.13 on the compiler takes the indentation off
 def test_texts_are_those_of_call_options(cleaned: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     def function(a: object, *, stream: object = None, jit: object = None) -> None:
@@ -62,3 +78,41 @@ def test_texts_are_those_of_call_options(cleaned: bool, monkeypatch: pytest.Monk
     jit = options.partition("    jit: ")[2].partition("\n    workspace_size: ")[0]
     listed = f"    a: array.\n    stream: {own}\n    jit: {jit} And more."
     assert function.__doc__ == f"Computes.\n\nArgs:\n{listed}\n\nReturns:\n    Nothing."
+
+
+@dataclasses.dataclass(kw_only=True)
+class _Parent:
+    """What both have.
+
+    Attributes:
+        dtype: element type.
+        layout_a, layout_b: layouts.
+        binding: a name.
+    """
+
+    dtype: str
+    layout_a: str
+    layout_b: str
+    binding: str
+
+
+@documented
+@dataclasses.dataclass
+class _Child(_Parent):
+    """One of them.
+
+    Attributes:
+        shape: extents.
+        binding: {binding} Of A.
+    """
+
+    shape: str
+    fast_accum: bool = False
+
+
+def test_texts_of_a_class_are_those_of_its_parents_too() -> None:
+    fast = str(inspect.getdoc(CallOptions)).partition("    fast_accum: ")[2].partition("\n    backend: ")[0]
+    assert _Child.__doc__ == (
+        "One of them.\n\nAttributes:\n    shape: extents.\n    fast_accum: "
+        f"{fast}\n    dtype: element type.\n    layout_a, layout_b: layouts.\n    binding: a name. Of A."
+    )

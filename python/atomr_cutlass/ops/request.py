@@ -105,10 +105,13 @@ class OperationRequest(ABC):
 
     Attributes:
         dtype: element type of the operands. TF32 means float32 operands multiplied in TF32.
-        arch: target; None is the arch of the GPU that the plan is made for.
+        arch: target; None is the arch of the GPU that the plan is made for. An older target than the GPU's is served
+            by cells that carry PTX.
         epilogue: scalars, bias and activation, or a tree.
-        out_dtype: element type of the result; None is the choice of the epilogue's tree, else the default for `dtype`.
-        binding: name of an operand that a plan of this request keeps.
+        out_dtype: element type of the result (and C); None is the choice of the epilogue's tree, else the operands',
+            BF16 for fp8 and fp4, and for I8 I32, or F32 where more than a product is made of it.
+        binding: name under which a plan of this request keeps an operand, such as a layer's weight: requests that
+            differ in it alone have plans of their own.
     """
 
     dtype: CutlassDtype

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import abc
 import functools
-import inspect
-import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, NamedTuple, TypeVar
+from typing import Any, ClassVar, NamedTuple
 
 from .. import _core
 from ..arrays import operands
@@ -17,82 +15,15 @@ from ..arrays.layouts import permuted
 from ..arrays.numerics import AnyArray
 from ..arrays.operands import CUDA
 from ..checks import NUMBERS, check_number, check_options
-from ..generator.dtypes import CutlassDtype
 from ..generator.epilogue.tree import RESULT
 from ..jit import kernels
+from .call_options import CallOptions
 from .plan import BACKENDS as GPU_BACKENDS
 from .reduction import is_batch_invariant
 
 BACKENDS = (*GPU_BACKENDS, "reference")
 
 _SCALES = ("scale_a", "scale_b", "scale_d")
-
-FunctionT = TypeVar("FunctionT", bound=Callable[..., Any])
-
-
-class CallOptions(NamedTuple):
-    """The options that functions share. Each function has those that mean something to it.
-
-    Attributes:
-        activation: a name of `reference.ACTIVATIONS`.
-        out_dtype: element type of the result; defaults to that of the first operand, bf16 for fp8 and fp4.
-        precision: for float32 operands: `ieee` (default), `tf32` or `3xtf32`.
-        fast_accum: lets fp8 products be added up in the tensor cores alone, which is faster and keeps about 14 bits;
-            ignored for other dtypes.
-        backend: `auto` (a GPU kernel, prebuilt or compiled; without a GPU the reference, warning once), `prebuilt`,
-            `jit` or `reference`.
-        jit: what to do where the table lacks the kernel: `auto` compiles it, `off` raises, `background` starts with the
-            best kernel of the table and switches to the compiled one when it is ready; None leaves it to
-            ATOMR_CUTLASS_JIT.
-        workspace_size: bytes of device memory that a call may use beside its arrays; a kernel that needs more gives way
-            to another of the table, or is refused with what it needs. None is no limit.
-        batch_invariant: whether each row of the result has the same bits whatever the other rows and their number, for
-            the same N, K, element types, layouts, alignments, epilogue and model of GPU, and the same installed
-            kernels; slower for few rows. Results that are reduced over elements of D are refused. Without effect on the
-            reference. None leaves it to ATOMR_CUTLASS_BATCH_INVARIANT (1 is yes).
-        alpha: scalar.
-        beta: scalar. With 0, there is no C.
-        stream: where to launch: an integer handle or a stream object; defaults to the current stream of the framework
-            of the first operand.
-    """
-
-    activation: str | None = None
-    out_dtype: CutlassDtype | None = None
-    precision: str | None = None
-    fast_accum: bool = False
-    backend: str = "auto"
-    jit: str | None = None
-    workspace_size: int | None = None
-    batch_invariant: bool | None = None
-    alpha: float = 1.0
-    beta: float = 0.0
-    stream: Any = None
-
-
-_ARGUMENT = re.compile(r"^ {4}(\w+): (.*(?:\n {8}.*)*)", re.MULTILINE)
-"""An entry of a cleaned docstring's section."""
-
-
-def documented(function: FunctionT, own: type | None = None) -> FunctionT:
-    """Completes a function's docstring with the texts of options, so that each has one source.
-
-    Parameters that its section Args leaves out get theirs in the order of the signature; `{name}` stands for a text to
-    which the function adds something.
-
-    Args:
-        function: with the docstring.
-        own: the class of options that only functions of this kind have, beside `CallOptions`; its docstring has their
-            texts as Attributes.
-    """
-    if function.__doc__:
-        texts = dict(
-            _ARGUMENT.findall("\n".join(inspect.getdoc(source) or "" for source in (CallOptions, own) if source))
-        )
-        head, arguments, tail = re.split(r"(?<=\nArgs:\n)|(?=\n\nReturns:)", inspect.getdoc(function) or "", maxsplit=2)
-        entries = texts | dict(_ARGUMENT.findall(arguments))
-        listed = "\n".join(f"    {name}: {entries[name]}" for name in inspect.signature(function).parameters)
-        function.__doc__ = head + re.sub(r"\{(\w+)\}", lambda found: texts[found[1]], listed) + tail
-    return function
 
 
 class Result(NamedTuple):

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any, overload
 
 from ..checks import check_index, check_options
 from . import devices
 from .bindings import BoundPlan
+from .call_options import documented
 from .operation import Request, operation_of
 from .plan import Plan
+from .planning import PlanOptions
 
 
 @overload
@@ -35,6 +38,7 @@ def plan(
 ) -> BoundPlan: ...
 
 
+@functools.partial(documented, own=PlanOptions)
 def plan(
     request: Request,
     device: int | None = None,
@@ -51,11 +55,8 @@ def plan(
     Args:
         request: the request to compute; its operands are dense, batches and images outermost.
         device: index of the GPU; None is GPU 0.
-        b: the second operand (of convolutions `w`, of the gradient by w `x`; of a grouped GEMM a list), on that GPU, to
-            be bound: the plan is then called without it, and `refit` gives it new values.
-        backend: `auto` (the table, then compilation), `prebuilt` or `jit`.
-        jit: `auto`, `background` or `off`; None leaves it to ATOMR_CUTLASS_JIT. See `gemm.kernels.make`.
-        workspace_size: bytes of device memory that a call may use beside its arrays; None is no limit.
+        b: the operand that a `binding` of the request keeps, such as `b` of a GEMM (of a grouped one a list), on that
+            GPU: the plan is then called without it, and `refit` gives it new values.
 
     Returns:
         The plan, called with the arrays that its `slots` name, in that order: of a GEMM without scales, bias,

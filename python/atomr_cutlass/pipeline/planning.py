@@ -21,6 +21,7 @@ from ..generator.archs import SmArch
 from ..generator.key import KernelKey
 from ..jit import kernels
 from . import devices, select, table
+from .call_options import documented
 from .candidate import Candidate
 from .devices import Device
 from .heuristic import KernelUse, heuristics
@@ -30,6 +31,7 @@ from .search import KernelSearch
 F = TypeVar("F")
 
 
+@documented
 @dataclass(frozen=True)
 class PlanOptions:
     """How a plan is made, whatever it is of.
@@ -43,14 +45,7 @@ class PlanOptions:
         like: an array whose framework allocates the workspace, where it can.
         backend: `auto`: the best kernel of the table; where it has none, the matrix's best one, compiled. `prebuilt`:
             the table only. `jit`: the matrix's best one, compiled.
-        jit: `background` starts with the best kernel of the table and compiles the matrix's best one meanwhile, if the
-            model expects more of that: launches switch to it when it is ready. With nothing to start with, it is
-            compiled first. `auto` does the same where the model expects twice the speed; `off` compiles nothing, and
-            warns there, once. None leaves it to ATOMR_CUTLASS_JIT.
         stream: where the first launch will be, where that is known.
-        workspace_size: bytes of device memory that a launch may use beside its operands; None is no limit.
-        batch_invariant: whether each row of D has the same bits whatever the other rows and their number: kernels are
-            then those of one reduction (see `reduction`).
         use: the use that the kernel is remembered for; None: it is chosen anew, and not remembered.
         in_background: whether another thread than the call's makes the plan, beside which streams may be captured: an
             epilogue is not validated there, and the plan says so; see `Plan.checked`.

@@ -41,8 +41,8 @@ class CutlassActor:
     The mailbox launches one message's work after the other without waiting for the GPU. Each is answered when its own
     work is done, in the order of its stream. `handle` waits for the work of its message alone.
 
-    * `Gemm`, `GroupedGemm` and `Conv` without operands render the kernel's source, show it to the compile sink, and
-      cache that as a plan that cannot be launched. No GPU is needed.
+    * Messages such as `Gemm` without operands render the kernel's source, show it to the compile sink, and cache that
+      as a plan that cannot be launched. No GPU is needed.
     * With operands they take the plan from the cache, or make one (prebuilt kernels first, then compilation), launch it
       on the message's stream, and answer with the result once that work has completed. The operands stay alive until
       then.
@@ -51,9 +51,9 @@ class CutlassActor:
     * `Refit` writes new values into the operand that a plan binds: nothing is planned or compiled anew. Of a plan that
       was only rendered there is no operand yet, and nothing to do.
 
-    A request with a `binding` binds the second operand (`b`; of convolutions `w`, of the gradient by w `x`) of the
-    first message that brings one: the array itself, or the list, which later messages may leave out. Bindings are kept
-    apart from the plan cache: a plan that was dropped there is made again, and the operand stays bound until `unbind`.
+    A request with a `binding` binds an operand (`b` of a GEMM) of the first message that brings one: the array itself,
+    or the list, which later messages may leave out. Bindings are kept apart from the plan cache: a plan that was
+    dropped there is made again, and the operand stays bound until `unbind`.
 
     An error that costs the process its CUDA context (ContextPoisonedError) is the answer to the message that met it;
     from then on every message is refused, with that reason. Nothing within the process cures it: see `supervise`.

@@ -36,13 +36,10 @@ class _ByName(type):
 
 
 class CutlassMsg(metaclass=_ByName):
-    """A message to a CutlassActor; what there is are its attributes.
+    """A message to a CutlassActor; what there is are its attributes (`dir` lists them).
 
-    * `CutlassMsg.Gemm(request, operands=None, *, out=None, stream=None)`
-    * `CutlassMsg.GroupedGemm(request, operands=None, *, out=None, stream=None)`
-    * `CutlassMsg.Conv(request, operands=None, *, out=None, stream=None)`
-    * `CutlassMsg.Matmul(request)`
-    * `CutlassMsg.Refit(msg)`
+    They are called as `CutlassMsg.Gemm(request, operands=None, *, out=None, stream=None)`, of requests that have their
+    arrays as `CutlassMsg.Matmul(request)`, of new values for a bound operand as `CutlassMsg.Refit(msg)`.
 
     Operands are imported where the message is made: in that thread their framework says what its current stream is, and
     allocates the result for it. They have to stay as they are until the answer comes. What is wrong with them is said
@@ -134,13 +131,11 @@ class Compute(CutlassMsg):
 
     Attributes:
         request: what to compute.
-        operands: None; or a mapping of arrays by name; or a tuple of them in this order, without what the request has
-            not. Of a GEMM `a`, `b`, `c` (exactly where beta is not 0), `scale_a`, `scale_b`, `scale_d`, `amax`, and
-            `bias`, or the operands of the epilogue's tree by their names: those that it reads, and those that it writes
-            beside the result; of a grouped GEMM the lists `a`, `b`, `c`; of convolutions `x`, `w` (dgrad: `dy`, `w`;
-            wgrad: `dy`, `x`), `c` and `bias`. GPU arrays, dense as the request says, which stay alive until the work
-            has completed. The second operand (of convolutions `w`, of the gradient by w `x`) may be left out once the
-            request's binding has it.
+        operands: None; or a mapping of arrays by name; or a tuple of what the request has, in the order of the
+            operation's table: its arrays, `c` exactly where beta is not 0, and `bias`, or the operands of the
+            epilogue's tree by their names: those that it reads, and those that it writes beside the result. GPU arrays,
+            dense as the request says, which stay alive until the work has completed. The operand that the request's
+            binding has may be left out.
         out: where to write the result (a list of arrays for a grouped GEMM); None has it allocated by the framework of
             the first operand, here and now.
         stream: where to launch: a handle or a stream object; None is the current stream, here and now, of the framework

@@ -14,6 +14,7 @@ from ...generator.dtypes import CutlassDtype
 from ...generator.epilogue.ops import ACTIVATIONS
 from ...generator.matrix import ARCHS
 from ...generator.members import Members
+from ...pipeline.call_options import documented
 from ...pipeline.devices import Device
 from ...pipeline.plan_cache import PlanKey
 from ...pipeline.problem import MatrixSpec, row_major
@@ -125,23 +126,20 @@ class ConvShape:
         )
 
 
+@documented
 @dataclass(frozen=True)
 class ConvRequest(OperationRequest):
     """A request for one of the three convolutions.
 
     Attributes:
         shape: extents.
-        dtype: element type of the operands. TF32 means float32 operands multiplied in TF32.
-        arch: target; None is the arch of the GPU.
         layout: the order in which operands name their dimensions.
         epilogue: scalars, bias (one for each channel of the result) and activation, or a tree. A plan is called with a
             tree's operands by their names, inputs before outputs: a scalar (1,), a row (k,), a column (n, p, q, 1), a
             matrix like the result, a mask uint8 (n, p, q, ceil(k / 8)); a reduction (1,), (k,) or (n, p, q). Those
             of 4 dimensions name them as the operands do.
-        out_dtype: element type of the result; None is the choice of the epilogue's tree, else the operands', or BF16
-            for fp8.
         precision: for float32 operands: `ieee` (default) or `tf32`; for filters of one tap also `3xtf32`.
-        binding: name of a second operand that a plan of this request keeps.
+        binding: {binding} The operand is w, of the gradient by w x.
 
     Raises:
         UnsupportedError: there are no convolutions of this dtype or for this arch.

@@ -20,7 +20,8 @@ from ...generator.epilogue.tree import RESULT
 from ...generator.rules import FP8_TYPES, gemm_types
 from ...pipeline import reduction
 from ...pipeline.call import stored
-from ...pipeline.invocation import Call, CallOptions, Invocation, Result, documented
+from ...pipeline.call_options import CallOptions, documented
+from ...pipeline.invocation import Call, Invocation, Result
 from ...pipeline.plan import Plan
 from ...pipeline.problem import MatrixSpec, broadcast_batches
 from ..gemm import reference as gemm_reference

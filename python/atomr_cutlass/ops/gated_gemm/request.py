@@ -8,6 +8,7 @@ from typing import ClassVar
 
 from ...checks import expect
 from ...errors import InvalidOperandError, UnsupportedError
+from ...pipeline.call_options import documented
 from ...pipeline.problem import GemmProblem
 from ..gemm.request import GemmLayout, GemmRequest
 from ..gemm.scaled import NO_SCALES, PER_PAIR, Scales
@@ -15,6 +16,7 @@ from ..request import GemmEpilogue
 from .problem import OP, REFUSES, check_dtype, check_gate, gated
 
 
+@documented
 @dataclass(frozen=True)
 class GatedGemmRequest(GemmRequest):
     """One gated GEMM: D[..., j] = scale_d * f(P[..., 2 j]) * P[..., 2 j + 1], P = alpha * scale_a * scale_b * A B.
@@ -22,19 +24,12 @@ class GatedGemmRequest(GemmRequest):
     Attributes:
         shape: extents of the product P: n counts the columns of B, two for each column of D.
         dtype: element type of A and B: F16, BF16, F8E4M3 or F8E5M2.
-        dtype_b: element type of B where it is another: e4m3 and e5m2 may be mixed.
-        arch: target; None is the arch of the GPU that the plan is made for. SM90A has kernels.
-        layout_a, layout_b: layouts of A and B.
         layout_c: layout of D: row-major.
         epilogue: alpha, and as its activation the gate's function f, a name that `gated_gemm` takes; None is silu.
-        out_dtype: element type of D; None is A's, BF16 for fp8.
         precision: None: there is no choice.
-        fast_accum: lets fp8 products be added up in the tensor cores alone; without effect on other dtypes.
         scaling: fp8's scales that a plan is called with, as float32 arrays: `tensor` (one element for A, one for B) or
             `vector` (one for each row of A, (m, 1), and column of B, (1, n)); None for none.
         quantized: whether a plan is called with scale_d too, one float32.
-        binding: name of an operand B that a plan of this request keeps, such as a layer's weight.
-        batch_invariant: as in `gemm`; None leaves it to ATOMR_CUTLASS_BATCH_INVARIANT.
 
     Raises:
         UnsupportedError: no kernel exists for these element types, scales or layouts, or there is a bias, a beta or a

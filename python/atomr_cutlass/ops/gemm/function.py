@@ -22,7 +22,8 @@ from ...generator.key import ROW
 from ...generator.rules import accumulator, gemm_types, supports_layouts
 from ...pipeline import devices, reduction
 from ...pipeline.call import stored
-from ...pipeline.invocation import Call, CallOptions, Result, documented
+from ...pipeline.call_options import CallOptions, documented
+from ...pipeline.invocation import Call, Result
 from ...pipeline.plan import Plan
 from ..product import Product
 from . import scaled

@@ -18,6 +18,7 @@ from ...generator.dtypes import CutlassDtype, ScaleType
 from ...generator.matrix import is_supported_for
 from ...generator.members import Members
 from ...generator.rules import FP8_TYPES, gemm_types
+from ...pipeline.call_options import documented
 from ...pipeline.devices import Device
 from ...pipeline.plan_cache import PlanKey
 from ...pipeline.problem import GemmProblem, MatrixSpec
@@ -57,35 +58,27 @@ class GemmShape:
             expect_extent(getattr(self, name), f"GemmShape.{name}")
 
 
+@documented
 @dataclass(frozen=True)
 class GemmRequest(OperationRequest):
     """One GEMM: D = epilogue(A B), dense operands.
 
     Attributes:
         shape: extents.
-        dtype: element type of A and B. TF32 means float32 operands multiplied in TF32.
         dtype_b: element type of B where it is another: e4m3 and e5m2 may be mixed.
-        arch: target; None is the arch of the GPU that the plan is made for. An older target than the GPU's is served
-            by cells that carry PTX.
         layout_a, layout_b: layouts of A and B.
         layout_c: layout of C and D.
         epilogue: scalars, bias and activation, or a tree. A plan is called with the bias (n,) as `bias`, and with a
             tree's operands by their names, inputs before outputs: a scalar (1,), a row (n,), a column (m, 1), a matrix
             in D's layout, a mask uint8 (m, ceil(n / 8)); a reduction (1,), (n,) or (m,). Matrices, masks and a tree's
             outputs have a dimension of batches where there are several; a reduction to a scalar has not.
-        out_dtype: element type of D (and C); None is the choice of the epilogue's tree, else A's, BF16 for fp8 and fp4,
-            and for I8 I32, or F32 where more than a product is made of it.
-        precision: for float32 operands: `ieee` (default), `tf32` or `3xtf32`.
-        fast_accum: lets fp8 products be added up in the tensor cores alone; without effect on other dtypes.
         scaling: fp8's scales that a plan is called with, as float32 arrays: `tensor` (one element for A, one for B),
             `vector` (one for each row of A, (m, 1), and column of B, (1, n)) or `block` ((m, ceil(k / 128)) and
             (ceil(k / 128), ceil(n / 128))); None for none. fp4's are `nvfp4` (e4m3, one for 16 elements of K) and
             `mxfp4` (e8m0 as uint8, one for 32), as `quantize` returns them, with a dimension of batches where there are
             several. A is then uint8 (m, k / 2) and B the transpose of (n, k / 2): layout_b is COL_MAJOR.
         quantized: whether a plan is called with scale_d and amax too, one float32 each.
-        binding: name of an operand B that a plan of this request keeps, such as a layer's weight: requests that differ
-            in it alone have plans of their own.
-        batch_invariant: as in `gemm`; None leaves it to ATOMR_CUTLASS_BATCH_INVARIANT.
+        binding: {binding} The operand is B.
 
     Raises:
         UnsupportedError: no kernel exists for these element types, or none for this arch.

@@ -16,7 +16,8 @@ from ...generator.dtypes import CutlassDtype
 from ...generator.epilogue.tree import RESULT
 from ...generator.rules import accumulator, gemm_types
 from ...pipeline.call import stored
-from ...pipeline.invocation import Call, CallOptions, Result, documented
+from ...pipeline.call_options import CallOptions, documented
+from ...pipeline.invocation import Call, Result
 from ...pipeline.operand_table import spec_of
 from ...pipeline.plan import Plan
 from ..product import Product

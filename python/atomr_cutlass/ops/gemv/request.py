@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from ...checks import check_index
 from ...epilogue.bound import Fusion
 from ...generator.families.gemv import OP
+from ...pipeline.call_options import documented
 from ...pipeline.devices import Device
 from ...pipeline.plan_cache import PlanKey
 from ...pipeline.problem import GemmProblem
@@ -34,6 +35,7 @@ class GemvShape:
             expect_extent(getattr(self, name), f"GemvShape.{name}")
 
 
+@documented
 @dataclass(frozen=True)
 class GemvRequest(OperationRequest):
     """One product of a matrix and a vector, or a batch of them: y = epilogue(A x), dense operands.
@@ -41,14 +43,12 @@ class GemvRequest(OperationRequest):
     Attributes:
         shape: extents.
         dtype: element type of A and x: F16, BF16 or F32.
-        arch: target; None is the arch of the GPU that the plan is made for.
         layout_a: layout of A.
         epilogue: scalars, bias and activation, or a tree. A plan is called with the bias (m,) as `bias`, and with a
             tree's operands by their names, inputs before outputs: a scalar (1,), a row (m,), a column (1,), a matrix
             like y, a mask uint8 (ceil(m / 8)), matrices, masks and outputs with a dimension of batches where there are
             several.
-        out_dtype: element type of y (and c); None is the choice of the epilogue's tree, else A's.
-        binding: name of an operand A that a plan of this request keeps, such as a layer's weight.
+        binding: {binding} The operand is A.
 
     Raises:
         UnsupportedError: no kernel exists for these element types.

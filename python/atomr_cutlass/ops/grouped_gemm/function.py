@@ -26,7 +26,8 @@ from ...generator.epilogue.tree import RESULT
 from ...generator.rules import FP8_TYPES, accumulator
 from ...pipeline import reduction
 from ...pipeline.call import stored
-from ...pipeline.invocation import Call, CallOptions, Invocation, Result, documented, labelled, numbers_of
+from ...pipeline.call_options import CallOptions, documented
+from ...pipeline.invocation import Call, Invocation, Result, labelled, numbers_of
 from ...pipeline.operand_table import spec_of
 from ...pipeline.plan import Plan
 from ...pipeline.problem import MatrixSpec

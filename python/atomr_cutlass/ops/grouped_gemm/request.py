@@ -14,6 +14,7 @@ from ...generator.epilogue.lower import LINEAR, epilogue_id
 from ...generator.epilogue.tree import ROW, EpilogueVisitorTree
 from ...generator.matrix import ARCHS
 from ...generator.rules import Status, supports_grouped_tree
+from ...pipeline.call_options import documented
 from ...pipeline.devices import Device
 from ...pipeline.plan_cache import PlanKey
 from ...pipeline.problem import MatrixSpec
@@ -50,6 +51,7 @@ class GroupedGemmShape:
         object.__setattr__(self, "groups", tuple(groups))
 
 
+@documented
 @dataclass(frozen=True)
 class GroupedGemmRequest(OperationRequest):
     """Several GEMMs of different extents in one launch: the form whose operands are lists of dense matrices.
@@ -62,14 +64,10 @@ class GroupedGemmRequest(OperationRequest):
     Attributes:
         shape: extents of the groups.
         dtype: element type of every A and B: F16, BF16, F8E4M3 or F8E5M2.
-        arch: target; None is the arch of the GPU.
         layout_a, layout_b: layouts of A and B.
         layout_c: layout of C and D.
         epilogue: scalars, bias and activation, or a tree of rows and scalars that writes D alone; of every group alike.
-        out_dtype: element type of D (and C); None is the choice of the epilogue's tree, else A's, BF16 for fp8.
-        fast_accum: lets fp8 products be added up in the tensor cores alone; without effect on other dtypes.
-        binding: name of an operand B that a plan of this request keeps.
-        batch_invariant: as in `gemm`; None leaves it to ATOMR_CUTLASS_BATCH_INVARIANT.
+        binding: {binding} The operand is the list B.
 
     Raises:
         UnsupportedError: grouped GEMM is not to be had for this dtype or arch, or does not evaluate such trees.

@@ -25,8 +25,9 @@ from ...generator.key import ROW
 from ...generator.rules import FP8_TYPES, accumulator, gemm_types, supports_layouts
 from ...pipeline import devices, reduction
 from ...pipeline.call import ParsedCall, stored
+from ...pipeline.call_options import CallOptions
 from ...pipeline.heuristic import heuristics
-from ...pipeline.invocation import Call, CallOptions, Invocation, Result, numbers_of
+from ...pipeline.invocation import Call, Invocation, Result, numbers_of
 from ...pipeline.operand_table import spec_of
 from ...pipeline.operation import settled
 from ...pipeline.plan import Plan

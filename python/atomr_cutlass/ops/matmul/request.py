@@ -11,6 +11,7 @@ from ...checks import NUMBERS, check_number, check_options, expect
 from ...errors import InvalidOperandError
 from ...generator.archs import SmArch
 from ...generator.dtypes import CutlassDtype
+from ...pipeline.call_options import documented
 from ...pipeline.heuristic import KernelUse
 from ...pipeline.plan import BACKENDS as GPU_BACKENDS
 from ..request import expect_extent
@@ -141,6 +142,7 @@ class Matrices(NamedTuple):
         return self.extents[3 + LEADING.index(name)] or max(1, self.rows[name])
 
 
+@documented
 @dataclass(frozen=True, eq=False)
 class MatmulRequest:
     """D = scale_d * epilogue(alpha * scale_a * scale_b * op(A) op(B) + beta * C), in the shape of cuBLASLt's matmul.
@@ -176,13 +178,7 @@ class MatmulRequest:
         ldaux: its leading dimension, in elements or bits; of bits a multiple of 8 (cuBLASLt wants one of 128, which
             serves as well). None is m, for bits the next multiple of 8.
         scales: a ScaleSet.
-        workspace_size: bytes of device memory that the launch may use beside the operands; None is no limit.
         batch_invariant: as in `gemm`, for each column of D: whatever the other columns and n.
-        precision: for float32 operands: `ieee` (default), `tf32` or `3xtf32`.
-        fast_accum: lets fp8 products be added up in the tensor cores alone.
-        stream: where to launch: an integer handle or a stream object; None is the current stream of A's framework.
-        backend: `auto`, `prebuilt`, `jit` or `reference`, as in `gemm`.
-        jit: `auto`, `background` or `off`, as in `gemm`; None leaves it to ATOMR_CUTLASS_JIT.
         reply: receives D once the work is done, or the error: a `concurrent.futures.Future`, or anything else with
             `set_result` and `set_exception`.
 

@@ -24,8 +24,9 @@ from ...generator.families.quantize import quantize as quantize_key
 from ...generator.rules import FP8_TYPES
 from ...pipeline import devices, select
 from ...pipeline.call import stored
+from ...pipeline.call_options import CallOptions, documented
 from ...pipeline.candidate import Candidate
-from ...pipeline.invocation import Call, CallOptions, Invocation, Result, documented
+from ...pipeline.invocation import Call, Invocation, Result
 from ...pipeline.plan import Plan, Steps
 from ...pipeline.search import ExactSearch
 from . import reference as quantization

@@ -9,7 +9,7 @@ from atomr_cutlass.arrays import operands
 from atomr_cutlass.errors import UnsupportedError
 from atomr_cutlass.generator.dtypes import CutlassDtype as D
 from atomr_cutlass.ops.gemm import reference as gemm_reference
-from atomr_cutlass.pipeline import devices
+from atomr_cutlass.pipeline import devices, verify
 from gpu_matrices import Guarded, placed
 
 pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("torch")]
@@ -110,6 +110,28 @@ def test_is_pytorchs_swiglu(torch) -> None:
     got = ac.gated_gemm(x, ac.interleave(gate, up).t())
     want = torch.nn.functional.silu(x.float() @ gate.float().t()) * (x.float() @ up.float().t())
     torch.testing.assert_close(got.float(), want, rtol=1e-2, atol=1e-2)
+
+
+@pytest.mark.parametrize("batch", [1, 3])
+@pytest.mark.parametrize("activation", ["silu", "gelu_tanh", "relu"])
+@pytest.mark.parametrize(("operand", "scaling"), [(D.BF16, None), (D.F8E4M3, None), (D.F8E4M3, "vector")], ids=str)
+def test_requests_are_run_and_checked(operand: D, scaling: str | None, activation: str, batch: int) -> None:
+    request = ac.GatedGemmRequest(
+        ac.GemmShape(200, 272, 256, batch), dtype=operand, layout_b=ac.GemmLayout.COL_MAJOR, scaling=scaling,
+        quantized=scaling is not None, epilogue=ac.GemmEpilogue(0.25, activation=activation),
+    )  # fmt: skip
+    result = verify.run(request)
+    assert result.ok, result
+
+
+def test_a_bound_weight_is_refitted(torch) -> None:
+    x, *weights = (torch.randn(96, 64, device="cuda", dtype=torch.bfloat16) for _ in range(3))
+    request = ac.GatedGemmRequest(ac.GemmShape(96, 96, 64), dtype=D.BF16, layout_b=ac.GemmLayout.COL_MAJOR, binding="w")
+    first, second = (ac.gated_gemm(x, w.t()) for w in weights)
+    actor = ac.CutlassActor(4)
+    assert torch.equal(actor.handle(ac.CutlassMsg.GatedGemm(request, {"a": x, "b": weights[0].t()})), first)
+    actor.handle(ac.CutlassMsg.Refit(ac.RefitMsg(request.plan_key(), weights[1].t())))
+    assert torch.equal(actor.handle(ac.CutlassMsg.GatedGemm(request, {"a": x})), second)
 
 
 def test_what_no_kernel_serves(torch) -> None:

@@ -143,8 +143,7 @@ class ConvRequest(OperationRequest):
 
     Raises:
         UnsupportedError: there are no convolutions of this dtype or for this arch.
-        InvalidOperandError: a value is not of its kind; the epilogue's tree decides another element type than
-            out_dtype, or has an operand of a name that one of the convolution's has.
+        InvalidOperandError: a value is not of its kind; a tree decides another out_dtype or takes an operand's name.
     """
 
     op: ClassVar[str]

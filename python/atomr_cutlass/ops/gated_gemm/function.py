@@ -27,7 +27,7 @@ from ...pipeline.problem import MatrixSpec, broadcast_batches
 from ..gemm import reference as gemm_reference
 from ..gemm import scaled
 from ..gemm.arguments import check_single, problem_of, scales_of
-from .problem import OP, check_dtype, check_gate, gated
+from .problem import OP, check, gated
 from .reference import gate
 
 
@@ -164,7 +164,6 @@ class _GatedGemm(Invocation):
 def _parse(call: Call) -> _GatedGemm:
     options, arrays = call.options, call.arrays
     call.check(OP)
-    check_gate(options.activation)
     scale_d = arrays.get("scale_d")
     if isinstance(scale_d, NUMBERS) and scale_d != 1:
         raise UnsupportedError(
@@ -176,7 +175,7 @@ def _parse(call: Call) -> _GatedGemm:
     shape = _result_shape(views)
     dtype, other = (operands.dtype_of(views[name], name) for name in "ab")
     result = result_dtype(views, options.out_dtype, dtype)
-    check_dtype(dtype)
+    check(dtype, options.activation)
     math_mode = FAST if options.fast_accum and dtype in FP8_TYPES else "default"
     types = gemm_types(dtype, other, result, math_mode, tree=True)
     if not types:

@@ -30,22 +30,14 @@ REFUSES = {
 """Options of GEMM that gated GEMM does not take, each with the reason."""
 
 
-def check_gate(activation: object) -> None:
-    """Refuses an activation that is none of GATES.
+def check(dtype: CutlassDtype, activation: object) -> None:
+    """Refuses operands and activations of the gate that no kernel has.
 
     Raises:
-        InvalidOperandError: names the valid ones.
+        UnsupportedError, InvalidOperandError: names the valid ones.
     """
     if activation not in GATES:
         raise InvalidOperandError(f"activation is {shown(activation)}; valid: {', '.join(GATES)}")
-
-
-def check_dtype(dtype: CutlassDtype) -> None:
-    """Refuses an element type that gated kernels do not multiply.
-
-    Raises:
-        UnsupportedError: names the valid ones.
-    """
     if dtype not in (*HALF_TYPES, *FP8_TYPES):
         raise UnsupportedError(f"gated kernels multiply f16, bf16 and fp8, not {dtype.value}")
 

@@ -13,7 +13,7 @@ from ...pipeline.problem import GemmProblem
 from ..gemm.request import GemmLayout, GemmRequest
 from ..gemm.scaled import NO_SCALES, PER_PAIR, Scales
 from ..request import GemmEpilogue
-from .problem import OP, REFUSES, check_dtype, check_gate, gated
+from .problem import OP, REFUSES, check, gated
 
 
 @documented
@@ -26,7 +26,6 @@ class GatedGemmRequest(GemmRequest):
         dtype: element type of A and B: F16, BF16, F8E4M3 or F8E5M2.
         layout_c: layout of D: row-major.
         epilogue: alpha, and as its activation the gate's function f, a name that `gated_gemm` takes; None is silu.
-        precision: None: there is no choice.
         scaling: fp8's scales that a plan is called with, as float32 arrays: `tensor` (one element for A, one for B) or
             `vector` (one for each row of A, (m, 1), and column of B, (1, n)); None for none.
         quantized: whether a plan is called with scale_d too, one float32.
@@ -48,9 +47,8 @@ class GatedGemmRequest(GemmRequest):
                 raise UnsupportedError(f"the request has {name}: {REFUSES[name]}")
         if epilogue.activation is None:
             object.__setattr__(self, "epilogue", dataclasses.replace(epilogue, activation="silu"))
-        check_gate(self.epilogue.activation)
         super().__post_init__()
-        check_dtype(self.dtype)
+        check(self.dtype, self.epilogue.activation)
         if self.shape.n % PER_PAIR:
             raise InvalidOperandError(
                 f"shape.n is {self.shape.n}; expected an even number: D has a column for each two"

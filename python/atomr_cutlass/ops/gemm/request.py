@@ -82,8 +82,7 @@ class GemmRequest(OperationRequest):
 
     Raises:
         UnsupportedError: no kernel exists for these element types, or none for this arch.
-        InvalidOperandError: a value is not of its kind; the epilogue's tree decides another element type than
-            out_dtype, or has an operand of a name that one of the product's has.
+        InvalidOperandError: a value is not of its kind; a tree decides another out_dtype or takes an operand's name.
     """
 
     op: ClassVar[str] = "gemm"

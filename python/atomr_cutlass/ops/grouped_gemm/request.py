@@ -71,8 +71,7 @@ class GroupedGemmRequest(OperationRequest):
 
     Raises:
         UnsupportedError: grouped GEMM is not to be had for this dtype or arch, or does not evaluate such trees.
-        InvalidOperandError: a value is not of its kind; the epilogue's tree decides another element type than
-            out_dtype, or has an operand of a name that one of the product's has.
+        InvalidOperandError: a value is not of its kind; a tree decides another out_dtype or takes an operand's name.
     """
 
     shape: GroupedGemmShape

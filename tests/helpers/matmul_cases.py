@@ -309,6 +309,9 @@ def case_epilogues_are_validated() -> None:
         for epilogue in (E.DEFAULT, E.BGRADA, E.RELU_BIAS):
             ac.matmul(Case(epilogue, np.float32, np.float32).request(Tensor))
         assert len(asked) == 1
+        summed = kept_plans.plans[1]
+        assert (summed.checked, summed.request) == (True, None)
+        refused(ac.InvalidOperandError, "made from no request", lambda: ac.BoundPlan(summed, Tensor(matrix(4, 4))))
         ac.matmul(Case(E.RELU_BIAS, np.float32, np.float32, pad=1).request(Tensor))
         assert len(asked) == 2  # it keeps what it found itself
     with compiler(), pytest.MonkeyPatch.context() as patch:

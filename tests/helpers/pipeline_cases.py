@@ -492,6 +492,9 @@ def case_a_bound_plan_launches() -> None:
     bound(operand(a), out=operand(out), alpha=2.0, stream=3)
     np.testing.assert_array_equal(out, 2 * (a @ new))
     refused(ac.InvalidOperandError, "b has shape (8, 9)", lambda: ac.BoundPlan(bound.plan, operand(a)))
+    ac.gemm(operand(a), operand(b))
+    made, says = kept_plans.plans[0], "made from no request: there is nothing to check b against"
+    refused(ac.InvalidOperandError, says, lambda: ac.BoundPlan(made, operand(b)))
 
 
 def case_an_actor_is_safe_in_threads() -> None:

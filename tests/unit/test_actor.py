@@ -632,6 +632,9 @@ def test_a_bound_plan_launches_and_is_refitted(gpu: FakeGpu) -> None:
         ac.BoundPlan(gpu.plan(REQUEST, 0), a)
     with pytest.raises(InvalidOperandError, match="b is on cuda:0; the plan is for cuda:1"):
         ac.BoundPlan(gpu.plan(REQUEST, 1), w)
+    for nothing in (None, "plan", REQUEST):
+        with pytest.raises(InvalidOperandError, match=f"plan is a {type(nothing).__name__}; expected a Plan"):
+            ac.BoundPlan(nothing, w)
 
 
 def test_bound_weights_are_settled_but_for_the_launch_after_they_were_written(gpu: FakeGpu) -> None:

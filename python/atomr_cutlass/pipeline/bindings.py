@@ -217,12 +217,16 @@ class BoundPlan:
             b: the operand as the request has it; see `Binding`.
 
         Raises:
-            InvalidOperandError: `b` is not that operand, or the plan was made from no request.
+            InvalidOperandError: `b` is not that operand, or `plan` is none, or was made from no request.
         """
-        if getattr(plan, "request", None) is None:
+        try:
+            request, device = plan.request, plan.device
+        except AttributeError:
+            raise InvalidOperandError(f"plan is a {type(plan).__name__}; expected a Plan, as ac.plan makes") from None
+        if request is None:
             raise InvalidOperandError("the plan was made from no request: there is nothing to check b against")
         self.plan = plan
-        self.binding = Binding(plan.request, b, plan.device)
+        self.binding = Binding(request, b, device)
 
     def __call__(self, *arrays: Any, **options: Any) -> Any:
         """Launches the plan with the bound operand; see the plan."""

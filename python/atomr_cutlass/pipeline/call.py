@@ -221,7 +221,7 @@ def _launched(
     """Launches a plan, and keeps it unless `pending` is None, with what has been learned of it."""
     stream = operands.launch_stream().handle
     names, taken = _launch(invocation, results.views, plan, stream)
-    if pending is not None and getattr(plan, "checked", True):
+    if pending is not None and plan.checked:
         results_of = invocation.results.items()
         new = [
             (name, symbols.symbolic(result.shape), result.element) for name, result in results_of if result.view is None

@@ -26,6 +26,7 @@ class WithSums:
     Attributes:
         names: of the request's arrays that it takes, before D.
         device: index of the GPU.
+        request: None: it was made from arrays.
         checked: whether nothing is left to be checked of the product at its first use; see `Plan`.
     """
 
@@ -42,7 +43,7 @@ class WithSums:
             taken: the names of the arrays that the product takes before D.
             views: the arrays that the sums were planned for.
         """
-        self.device = views["a"].device
+        self.device, self.request = views["a"].device, None
         self.checked = product.checked
         self._plans, self._operand, self._scale, self._views = (product, sums), operand, scale, views
         self._taken = taken

@@ -14,7 +14,7 @@ from ...arrays import operands
 from ...arrays.arguments import check_devices
 from ...arrays.numerics import AnyArray, numpy_dtype, saturating_cast
 from ...arrays.operands import BYTE, CPU
-from ...checks import NUMBERS
+from ...checks import NUMBERS, shown
 from ...errors import InvalidOperandError, UnsupportedError
 from ...generator.dtypes import CutlassDtype, ScaleType
 from ...generator.epilogue.tree import RESULT
@@ -341,7 +341,8 @@ def _second_level(global_scale: float, scaling: str) -> float:
         return 1.0
     second = _rounded(global_scale)
     if not 0.0 < second < math.inf:
-        raise InvalidOperandError(f"global_scale is {global_scale}; expected a positive number in float32's range")
+        given = shown(global_scale)
+        raise InvalidOperandError(f"global_scale is {given}; expected a positive number in float32's range")
     if second != 1.0 and scaling != "nvfp4":
         raise InvalidOperandError(
             f"global_scale is {global_scale}; only nvfp4 has one: leave it out, or multiply the scales of {scaling}"

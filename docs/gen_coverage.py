@@ -223,6 +223,7 @@ def _options() -> str:
     """Option x operation: taken, under what name where it is another, or the reason why not."""
     known = operations()
     rows = [["`plan`, `explain`, messages, binding", *(operation.unplanned or "yes" for operation in known.values())]]
+    rows.append(["[`heuristics`](selection.md#naming-a-kernel)", *(_named(operation) for operation in known.values())])
     for option in CALL_OPTIONS:
         cells = []
         for operation in known.values():
@@ -230,6 +231,12 @@ def _options() -> str:
             cells.append(operation.refuses.get(option, f"as `{spelled}`" if spelled else "yes"))
         rows.append([f"`{option}`", *cells])
     return _table(["option", *known], rows)
+
+
+def _named(operation: Operation) -> str:
+    if not operation.unplanned:
+        return "yes"
+    return "by `HeuristicKey`" if operation.message else operation.unplanned
 
 
 def _costs(matrix: Matrix) -> str:

@@ -53,7 +53,7 @@ if TYPE_CHECKING:  # the names of _DEFERRED, for type checkers and editors
     from .ops.request import GemmEpilogue
     from .pipeline.bindings import BoundPlan
     from .pipeline.explanation import Explanation, explain
-    from .pipeline.heuristic import HeuristicCache
+    from .pipeline.heuristic import HeuristicCache, heuristics
     from .pipeline.planner import plan
     from .pipeline.tune import load_tuning, tune
     from .pipeline.tuning import TuneRecord
@@ -121,6 +121,7 @@ __all__ = [
     "gemm",
     "gemv",
     "grouped_gemm",
+    "heuristics",
     "interleave",
     "is_fp4_supported",
     "is_fp8_supported",
@@ -153,7 +154,7 @@ _DEFERRED = {
     "ops.matmul.epilogues": ("MatmulEpilogue",),
     "ops.matmul.function": ("matmul",),
     "ops.matmul.request": ("HeuristicKey", "MatmulRequest", "ScaleSet"),
-    "pipeline.heuristic": ("HeuristicCache",),
+    "pipeline.heuristic": ("HeuristicCache", "heuristics"),
     "serving.messages": ("CutlassMsg", "RefitMsg"),
     "serving.props": ("CutlassProps", "mock_props", "props"),
     "pipeline.planner": ("plan",),

@@ -656,6 +656,9 @@ def _matmul_calls() -> Iterable[Call]:
     yield Call("HeuristicCache.get", _method(ac.HeuristicCache, "get"), lambda: key)
     put = {**key, "kernel": expand("smoke", [ac.SmArch.SM80])[0]}
     yield Call("HeuristicCache.put", _method(ac.HeuristicCache, "put"), lambda: put)
+    of_request = {"key": gemm_request()}
+    yield Call("HeuristicCache.get", _method(ac.HeuristicCache, "get"), lambda: of_request)
+    yield Call("HeuristicCache.put", _method(ac.HeuristicCache, "put"), lambda: put | of_request)
     yield Call("HeuristicCache.wanted", _method(ac.HeuristicCache, "wanted"), lambda: key)
     yield Call("HeuristicCache.note", _method(ac.HeuristicCache, "note"), lambda: put)
     yield Call("HeuristicCache.__contains__", _method(ac.HeuristicCache, "__contains__"), lambda: key)

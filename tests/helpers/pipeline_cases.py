@@ -41,8 +41,8 @@ from atomr_cutlass.jit.store import KernelStore
 from atomr_cutlass.jit.toolchain import Toolchain
 from atomr_cutlass.ops.quantize import reference as quantization
 from atomr_cutlass.pipeline import devices, table, verify
-from atomr_cutlass.pipeline.call import PLANS_KEPT, kept_plans
 from atomr_cutlass.pipeline.operation import PlannedOperation, operation_of, planned_operations
+from atomr_cutlass.pipeline.plan_cache import PLANS_KEPT, kept_plans
 from dlpack_arrays import CudaArray
 
 D = ac.CutlassDtype

@@ -35,7 +35,7 @@ NAMES = sorted({call.name for call in CALLS})
 SPOILED = sorted({call.name for call in CALLS if call.parameters})
 PLACES = [(call, name) for call in CALLS for name in call.parameters]
 
-MADE = {"Explanation", "KernelInfo", "OpPlan", "Plan", "TuneRecord"}
+MADE = {"Explanation", "KernelInfo", "OpPlan", "Plan", "TuneRecord", "heuristics"}
 """What functions return, and nobody makes."""
 ELSEWHERE = {"exit_for_restart", "record", "tune"}
 """What ends the process, or writes files: test_frozen.py and test_tune.py have what `record` and `tune` refuse."""

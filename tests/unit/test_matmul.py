@@ -26,14 +26,14 @@ from atomr_cutlass import HeuristicCache, HeuristicKey, MatmulRequest, ScaleSet
 from atomr_cutlass import MatmulEpilogue as E
 from atomr_cutlass.arrays import arguments
 from atomr_cutlass.arrays.numerics import numpy_dtype, saturating_cast
-from atomr_cutlass.errors import InvalidOperandError, LibraryError, UnsupportedError
+from atomr_cutlass.errors import InvalidOperandError, KernelNotFoundError, LibraryError, UnsupportedError
 from atomr_cutlass.generator.key import KernelKey
 from atomr_cutlass.generator.matrix import expand
 from atomr_cutlass.ops.gemm.kernels import GemmSearch
 from atomr_cutlass.ops.matmul.epilogues import FORMS
 from atomr_cutlass.pipeline import devices, select
+from atomr_cutlass.pipeline.candidate import Candidate
 from atomr_cutlass.pipeline.heuristic import heuristics
-from atomr_cutlass.pipeline.planning import _recalled
 from atomr_cutlass.pipeline.problem import GemmProblem, MatrixSpec
 from dlpack_arrays import Array as DlpackArray
 from dlpack_arrays import CudaArray
@@ -608,7 +608,9 @@ def test_a_cache_keeps_what_was_used_last() -> None:
 def test_what_no_cache_holds_is_refused() -> None:
     cache, anything = HeuristicCache(), fake_table.rows_of("smoke", [ac.SmArch.SM80])[0]
     wrong: Any = ("a key", "a kernel")
-    with pytest.raises(InvalidOperandError, match="key is 'a key'; expected a HeuristicKey"):
+    with pytest.raises(
+        InvalidOperandError, match="key is 'a key'; expected a request without arrays, or a HeuristicKey"
+    ):
         cache.put(wrong[0], anything.key)
     with pytest.raises(InvalidOperandError, match="kernel is 'a kernel'; expected a KernelKey"):
         cache.put(_key(), wrong[1])
@@ -620,13 +622,14 @@ def test_what_a_user_stores_is_told_from_what_was_chosen() -> None:
     cache = HeuristicCache()
     kernel, other = (info.key for info in fake_table.rows_of("full", [ac.SmArch.SM90A])[:2])
     cache.note(_key(), kernel)
-    assert (cache.get(_key()), cache.wanted(_key()), cache.given, cache.changes) == (kernel, None, False, 0)
+    assert (cache.get(_key()), cache.wanted(_key())) == (kernel, None)
     cache.put(_key(), other)
-    assert (cache.get(_key()), cache.wanted(_key()), cache.given, cache.changes) == (other, other, True, 1)
+    assert (cache.get(_key()), cache.wanted(_key())) == (other, other)
     cache.note(_key(), kernel)  # the other one cannot serve
     assert (cache.get(_key()), cache.wanted(_key())) == (kernel, None)
+    cache.put(_key(), other)
     cache.clear()
-    assert (cache.given, cache.changes) == (False, 2)
+    assert cache.wanted(_key()) is None
 
 
 def test_threads_share_a_cache() -> None:
@@ -653,25 +656,38 @@ def test_threads_share_a_cache() -> None:
     assert len(cache) <= len(kernels)
 
 
-def test_a_remembered_kernel_is_the_one_that_was_chosen(hopper: Any) -> None:
+def _named(kernel: KernelKey, search: GemmSearch, backend: str, jit: str) -> Candidate[Any] | None:
+    """The candidate of a kernel that a user names; None where it is passed over."""
+    search.named = kernel
+    try:
+        found = select.choose(search, backend=backend, jit=jit)
+    except (KernelNotFoundError, UnsupportedError):
+        return None
+    finally:
+        search.named = None
+    return found if found.named else None
+
+
+def test_a_kernel_that_is_named_is_put_as_the_one_that_was_chosen(hopper: Any) -> None:
     search = GemmSearch(_problem(), hopper)
     chosen = select.choose(search, backend="prebuilt", jit="off")
-    assert _recalled(chosen.key, search, "prebuilt", "off") == chosen
+    named = _named(chosen.key, search, "prebuilt", "off")
+    assert named == dataclasses.replace(chosen, named=True)
 
 
 def test_a_kernel_that_cannot_serve_is_passed_over(hopper: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     search = GemmSearch(_problem(), hopper)
     chosen = select.choose(search, backend="prebuilt", jit="off")
-    assert _recalled(chosen.key, GemmSearch(_problem(2), hopper), "prebuilt", "off") is None
-    assert _recalled(chosen.key, GemmSearch(_problem(), hopper, ac.SmArch.SM80), "prebuilt", "off") is None
+    assert _named(chosen.key, GemmSearch(_problem(2), hopper), "prebuilt", "off") is None
+    assert _named(chosen.key, GemmSearch(_problem(), hopper, ac.SmArch.SM80), "prebuilt", "off") is None
     other_type = next(info.key for info in select.table.kernels() if info.key.a is D.F64)
-    assert _recalled(other_type, search, "auto", "auto") is None
+    assert _named(other_type, search, "auto", "auto") is None
     older = dataclasses.replace(chosen.key, arch=ac.SmArch.SM100)
-    assert _recalled(older, search, "auto", "auto") is None
+    assert _named(older, search, "auto", "auto") is None
     fake_table.install(monkeypatch, [])
-    assert _recalled(chosen.key, search, "prebuilt", "auto") is None
-    assert _recalled(chosen.key, search, "auto", "off") is None
-    compiled = _recalled(chosen.key, search, "auto", "auto")
+    assert _named(chosen.key, search, "prebuilt", "auto") is None
+    assert _named(chosen.key, search, "auto", "off") is None
+    compiled = _named(chosen.key, search, "auto", "auto")
     assert compiled is not None
     assert compiled.info is None
 

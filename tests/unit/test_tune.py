@@ -64,6 +64,16 @@ def test_problems_differ_but_for_the_gpu_they_are_on() -> None:
         assert tuning.identity(dataclasses.replace(PROBLEM, **change)) != tuning.identity(PROBLEM)
 
 
+def test_requests_and_arrays_of_one_row_are_the_same_problem() -> None:
+    """Arrays have no stride along a dimension of one element; records that were written before had that of requests."""
+    rows = [MatrixSpec((1, 64), strides, ac.CutlassDtype.BF16) for strides in ((64, 1), (0, 1))]
+    one, other = (dataclasses.replace(PROBLEM, a=row, d=row) for row in rows)
+    assert tuning.identity(one) == tuning.identity(other)
+    assert tuning.identity(dataclasses.asdict(one) | {"a": {"shape": [1, 64], "strides": [64, 1]}}) == tuning.identity(
+        dataclasses.asdict(one) | {"a": {"shape": [1, 64], "strides": [0, 1]}}
+    )
+
+
 def test_the_fastest_counts_in_any_order(tmp_path: Path) -> None:
     records = [record(0, 5.0), record(1, 4.0), record(2, 4.0), record(3, 9.0)]
     found = set()

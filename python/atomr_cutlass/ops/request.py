@@ -19,7 +19,9 @@ from ..generator.epilogue.tree import EpilogueVisitorTree
 from ..generator.render import render
 from ..generator.rules import FP8_TYPES, Status, accumulator, supports_tree
 from ..pipeline import devices, select
+from ..pipeline.heuristic import KernelUse
 from ..pipeline.plan_cache import Extents, PlanKey
+from ..pipeline.tuning import identity
 
 if TYPE_CHECKING:
     from ..pipeline.devices import Device
@@ -100,7 +102,7 @@ class GemmEpilogue:
 
 
 @dataclass(frozen=True, kw_only=True)
-class OperationRequest(ABC):
+class OperationRequest(KernelUse, ABC):
     """A request that plans are made from; those of an operation have its extents and layouts beside.
 
     Attributes:
@@ -199,6 +201,15 @@ class OperationRequest(ABC):
         Raises:
             CutlassError: no kernel ever serves it; says why.
         """
+
+    @property
+    def heuristic_key(self) -> str:
+        """The problem, which is the same on every GPU.
+
+        Raises:
+            CutlassError: no kernel ever serves it; says why.
+        """
+        return identity(self.search(devices.imagined(self.arch or SmArch.SM90A)).tuned_problem)
 
     def render_cu(self) -> tuple[str, str]:
         """The source for NVRTC of the matrix's best cell for this request, whether or not it is built in.

@@ -24,13 +24,9 @@ from ..generator.epilogue.tree import RESULT
 from ..jit import kernels
 from .invocation import Call, Invocation, Result
 from .plan import Plan
-
-PLANS_KEPT = 2048
+from .plan_cache import kept_plans
 
 FunctionT = TypeVar("FunctionT", bound=Callable[..., Any])
-
-kept_plans = _core.PlanStore(PLANS_KEPT)
-"""Plans of all functions, by everything that they depend on: the layouts of all operands, and every option."""
 
 _ROLES = {
     "alpha": "alpha", "beta": "beta", "stream": "stream", "out": "array", "scale_a": "scale", "scale_b": "scale",

@@ -81,6 +81,7 @@ class Candidate(Generic[F]):
         swizzle, raster: for the persistent scheduler (sm90 generation); see cpp/src/tile_scheduler.h.
         width: columns of a tile (of D^T: rows of D), for kernels whose launch chooses them; 0 of others.
         tuned: whether a record of `tuning` says so, and not the model.
+        named: whether a user has named the kernel (`heuristics`).
     """
 
     key: KernelKey
@@ -92,6 +93,7 @@ class Candidate(Generic[F]):
     raster: int = HEURISTIC
     width: int = 0
     tuned: bool = False
+    named: bool = False
 
     @property
     def options(self) -> tuple[int, int, int, int]:

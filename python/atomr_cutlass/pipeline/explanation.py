@@ -14,6 +14,7 @@ from ..generator.matrix import family, preset_of
 from ..jit import kernels
 from . import devices, select, table
 from .candidate import Candidate
+from .heuristic import heuristics
 from .operation import Request, described, operation_of
 from .search import KernelSearch
 from .select import FAR, WORTHWHILE, better_cell
@@ -109,6 +110,7 @@ def explain(request: Request, *, jit: str | None = None) -> Explanation:
         search = operation.search(request, device)
         if search is None:
             return Explanation(request, arch, reason="the result is empty: nothing is launched")
+        search.named = heuristics.wanted(None, search.tuned_problem)
         policy = kernels.policy(jit)
         best = select.choose(search, jit=policy, record=False)
         searches = search.helpers(best.formulation)
@@ -124,7 +126,7 @@ def explain(request: Request, *, jit: str | None = None) -> Explanation:
         if candidate.key not in {other.key for other in ranked[:number]}
     ]
     notes = tuple(_notes(request, search, best, ranked, arch))
-    if policy != "off" and not best.tuned:
+    if policy != "off" and not (best.named or best.tuned):
         better = better_cell(search, best, WORTHWHILE if policy == "background" else FAR)
         if better is not None:
             notes += (f"{better.key.name} is compiled in the background and takes over when it is ready",)
@@ -151,6 +153,8 @@ def _notes(
     request: Request, search: KernelSearch[Any], best: Candidate[Any], ranked: Sequence[Candidate[Any]], arch: SmArch
 ) -> Iterator[str]:
     """Rewrites and limits that apply."""
+    if best.named:
+        yield "heuristics name this kernel for the request"
     if best.tuned:
         yield f"tuned: this kernel was measured to be the fastest on {search.device.name}, in that time"
     if search.batch_invariant:

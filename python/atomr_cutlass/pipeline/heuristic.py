@@ -1,19 +1,27 @@
-"""Which kernels served problems before."""
+"""The kernels that a user names for problems, and those that were chosen for matmuls."""
 
 from __future__ import annotations
 
+from collections.abc import Hashable
 from typing import Any, NamedTuple
 
+from ..arrays import symbols
 from ..checks import shown
 from ..errors import InvalidOperandError
 from ..generator.key import KernelKey
-from .plan_cache import PlanCache
+from . import tuning
+from .plan_cache import PlanCache, kept_plans
 
 CAPACITY = 1024
 
 
 class KernelUse:
-    """A use that a kernel is remembered for; an operation's own keys are of this kind."""
+    """A use that a kernel is remembered for: a request, or the key of one that has its arrays."""
+
+    @property
+    def heuristic_key(self) -> Hashable:
+        """The key that the kernel is stored under."""
+        return self
 
 
 class _Known(NamedTuple):
@@ -24,8 +32,9 @@ class _Known(NamedTuple):
 class HeuristicCache:
     """The kernels that were chosen, those used most recently. Safe for use by several threads.
 
-    What the package stores tells what it chose, and is not read by it: to choose takes no longer. What a user stores is
-    used whenever the kernel can serve, and else passed over.
+    A kernel that a user stores is used whenever it can serve, and else passed over, by `explain` and by plans made from
+    then on: functions make theirs anew, plans that exist stay as they are. Kernels that were chosen for matmuls are
+    stored for whoever reads them, and decide nothing.
 
     Attributes:
         capacity: how many kernels are kept.
@@ -36,7 +45,6 @@ class HeuristicCache:
 
     def __init__(self, capacity: int = CAPACITY) -> None:
         self._kernels: PlanCache[Any] = PlanCache(capacity)
-        self._changes = 0
         self._given = False
 
     @property
@@ -44,46 +52,46 @@ class HeuristicCache:
         """How many kernels are kept."""
         return self._kernels.capacity
 
-    @property
-    def changes(self) -> int:
-        """How often a user has stored something or cleared all: plans from before are not used any more."""
-        return self._changes
-
-    @property
-    def given(self) -> bool:
-        """Whether a user has stored something since all was cleared."""
-        return self._given
-
     def get(self, key: KernelUse) -> KernelKey | None:
-        """The kernel that is known for a use, or None."""
-        known: _Known | None = self._kernels.get(key)
+        """The kernel that is known for a use, or None.
+
+        Raises:
+            InvalidOperandError, UnsupportedError: as `put`.
+        """
+        known: _Known | None = self._kernels.get(_key_of(key))
         return None if known is None else known.kernel
 
-    def wanted(self, key: KernelUse) -> KernelKey | None:
-        """The kernel that a user has stored for a use, or None."""
-        known: _Known | None = self._kernels.get(key) if self._given else None
-        return known.kernel if known is not None and known.given else None
+    def wanted(self, key: KernelUse | None, problem: Any = None) -> KernelKey | None:
+        """The kernel that a user has stored for a use or else for a problem, as `tuning` knows it; or None."""
+        if not self._given or tuning.is_trying():
+            return None
+        symbols.refuse()  # it may be another for other extents
+        places = [None if key is None else _key_of(key), None if problem is None else tuning.identity(problem)]
+        found: list[_Known | None] = [self._kernels.get(place) for place in places if place is not None]
+        return next((known.kernel for known in found if known is not None and known.given), None)
 
     def put(self, key: KernelUse, kernel: KernelKey) -> None:
         """Stores a kernel, in place of any other of its key.
 
         Args:
-            key: the use that it serves, a HeuristicKey.
+            key: the use that it serves: a request that plans are made from, for that and for calls of its function with
+                arrays of such extents, dense and aligned to 16 bytes, on whatever GPU; or a HeuristicKey.
             kernel: the kernel that serves it wherever it can, such as `ac.kernels()[0].key`. Of one whose launch
                 chooses the columns of a tile, where it is not built, the kernel with these columns alone is compiled.
 
         Raises:
             InvalidOperandError: an argument of another kind.
+            UnsupportedError: no kernel ever serves the request; says why.
         """
         self._store(key, kernel, given=True)
         self._given = True
-        self._changes += 1
+        kept_plans.clear()
 
     def note(self, key: KernelUse, kernel: KernelKey) -> None:
         """Stores a kernel that was chosen, which tells a reader of it and decides nothing.
 
         Args:
-            key: the use that it serves, a HeuristicKey.
+            key: the use that it serves.
             kernel: the kernel.
 
         Raises:
@@ -92,27 +100,37 @@ class HeuristicCache:
         self._store(key, kernel, given=False)
 
     def _store(self, key: KernelUse, kernel: KernelKey, *, given: bool) -> None:
-        if not isinstance(key, KernelUse):
-            raise InvalidOperandError(f"key is {shown(key)}; expected a HeuristicKey")
+        place = _key_of(key)
         if not isinstance(kernel, KernelKey):
             raise InvalidOperandError(f"kernel is {shown(kernel)}; expected a KernelKey, such as ac.kernels()[0].key")
-        self._kernels.insert(_Known(kernel, given=given), key)
+        self._kernels.insert(_Known(kernel, given=given), place)
 
     def clear(self) -> None:
         """Forgets everything: kernels are chosen anew."""
         self._kernels.clear()
         self._given = False
-        self._changes += 1
+        kept_plans.clear()
 
     def __len__(self) -> int:
         return len(self._kernels)
 
     def __contains__(self, key: Any) -> bool:
         """Whether a kernel is known for a key; no use of it."""
-        return key in self._kernels
+        return _key_of(key) in self._kernels
 
     def __repr__(self) -> str:
         return f"<HeuristicCache: {len(self)} of {self.capacity} kernels>"
+
+
+def _key_of(use: Any) -> Hashable:
+    """The key that the kernel of a use is stored under.
+
+    Raises:
+        InvalidOperandError: it is no use of a kernel.
+    """
+    if not isinstance(use, KernelUse):
+        raise InvalidOperandError(f"key is {shown(use)}; expected a request without arrays, or a HeuristicKey")
+    return use.heuristic_key
 
 
 heuristics = HeuristicCache()

@@ -1,4 +1,4 @@
-"""Plan keys and the cache of plans: the plans used most recently, up to a capacity."""
+"""Plan keys and the caches of plans: the plans used most recently, up to a capacity."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from collections.abc import Hashable
 from dataclasses import dataclass, field
 from typing import Any, Generic, TypeAlias, TypeVar
 
+from .. import _core
 from ..checks import check_count, expect, shown
 from ..errors import InvalidOperandError
 from ..generator.archs import SmArch
@@ -15,6 +16,11 @@ from ..generator.dtypes import CutlassDtype
 from ..jit.keyed_locks import renewed
 
 Extents: TypeAlias = "tuple[int | tuple[int, ...], ...]"
+
+PLANS_KEPT = 2048
+
+kept_plans = _core.PlanStore(PLANS_KEPT)
+"""Plans of all functions, by everything that they depend on: the layouts of all operands, and every option."""
 
 
 @dataclass(frozen=True, repr=False, eq=False)

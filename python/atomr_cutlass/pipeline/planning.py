@@ -5,9 +5,7 @@ A plan that begins with a slow kernel of the table switches to a better one when
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
-import itertools
 import weakref
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -18,9 +16,8 @@ from ..arrays import symbols
 from ..arrays.views import BYTE
 from ..errors import InvalidOperandError, UnsupportedError
 from ..generator.archs import SmArch
-from ..generator.key import KernelKey
 from ..jit import kernels
-from . import devices, select, table
+from . import select
 from .call_options import documented
 from .candidate import Candidate
 from .devices import Device
@@ -46,7 +43,7 @@ class PlanOptions:
         backend: `auto`: the best kernel of the table; where it has none, the matrix's best one, compiled. `prebuilt`:
             the table only. `jit`: the matrix's best one, compiled.
         stream: where the first launch will be, where that is known.
-        use: the use that the kernel is remembered for; None: it is chosen anew, and not remembered.
+        use: the use that the kernel is remembered for, beside the problem; None: there is none.
         in_background: whether another thread than the call's makes the plan, beside which streams may be captured: an
             epilogue is not validated there, and the plan says so; see `Plan.checked`.
 
@@ -106,17 +103,14 @@ def planned(
             compiled and the stream is being captured.
     """
     backend, workspace_size, use = options.backend, options.workspace_size, options.use
-    if workspace_size is not None or (use is not None and heuristics.given):
-        symbols.refuse()  # the kernel depends on what a plan needs, or on what the user says
+    search.named = heuristics.wanted(use, search.tuned_problem)
+    if workspace_size is not None:
+        symbols.refuse()  # the kernel depends on what a plan needs
     policy = kernels.policy(options.jit)
-    if policy == "background" or symbols.current() is not None:
-        use = None  # the kernel may change while the plan lives; or the plan is that of many problems
-    known = None if use is None else heuristics.wanted(use)
-    candidate = None if known is None else _recalled(known, search, backend, policy)
-    better, recalled = None, candidate is not None
-    if candidate is None:
-        candidate, better = select.decide(search, backend=backend, jit=policy, stream=options.stream)
-
+    candidate, better = select.decide(search, backend=backend, jit=policy, stream=options.stream)
+    # With "background" the kernel may change while the plan lives; a plan with symbols is that of many problems.
+    changes = better is not None or policy == "background" or symbols.current() is not None
+    noted = use is not None and not (candidate.named or changes)
     if better is not None or candidate.info is None:
         symbols.refuse()  # the plan is replaced, or waits for a compiler
 
@@ -131,7 +125,7 @@ def planned(
                 made, candidate = smaller, other
                 break
     refuse_workspace(made, workspace_size)
-    if use is not None and not recalled and better is None:
+    if use is not None and noted:
         heuristics.note(use, candidate.key)
     if better is not None:
         _improve(made, better, plan_of, search.device, options)
@@ -176,24 +170,6 @@ def refuse_workspace(made: Plan, workspace_size: int | None) -> None:
             f"{made.kernel_name} needs {made.workspace_bytes} bytes of workspace; workspace_size is {workspace_size}: "
             "give as much, or None"
         )
-
-
-def _recalled(key: KernelKey, search: KernelSearch[F], backend: str, policy: str) -> Candidate[F] | None:
-    """The candidate of a kernel that is remembered; None where it cannot serve, or must not be compiled."""
-    device = search.device
-    if search.arch not in (None, key.arch):
-        return None
-    rows = [] if backend == "jit" else [row for row in table.rows() if row.name == key.name]
-    runs = (
-        devices.rank_arch(key.arch, device, ptx=info.ptx, cuda_version=info.cuda_version) is not None for info in rows
-    )
-    row = next(itertools.compress(rows, runs), None)
-    compiled = backend != "prebuilt" and policy != "off"
-    if row is None and not (compiled and devices.rank_arch(key.arch, device, ptx=True) is not None):
-        return None
-    with contextlib.suppress(UnsupportedError):
-        return select.of_one_width(dataclasses.replace(select.candidate_of(search, key), info=row))
-    return None
 
 
 def _others(search: KernelSearch[F], candidate: Candidate[F], backend: str) -> Iterator[Candidate[F]]:

@@ -6,14 +6,17 @@ problem (`_core.Ranking`).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterable, Sequence
+import dataclasses
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Generic, TypeAlias, TypeVar
 
 from .. import _core
 from ..arrays import symbols
-from ..generator.key import KernelKey
-from . import estimate
+from ..generator.families import gemm_sm90
+from ..generator.key import KernelKey, shared_memory
+from ..generator.matrix import supports
+from . import devices, estimate
 from .candidate import Candidate, KernelInfo
 
 if TYPE_CHECKING:
@@ -71,6 +74,51 @@ class Roster(Generic[F]):
         entry, place, (seconds, split_k, swizzle, raster, width) = found
         key, info = self.kernels[entry]
         return Candidate(key, info, seconds, group[place], split_k, swizzle, raster, width)
+
+
+def candidates_of(
+    search: KernelSearch[F], key: KernelKey, info: KernelInfo | None, group: Sequence[F]
+) -> list[Candidate[F]]:
+    """A kernel in the formulations that it serves, the fastest first."""
+    shared_bytes = shared_memory(key) if info is None else info.shared_bytes
+    return Roster.of(search, None, [(0, key, info, shared_bytes)], group).every(search, group)
+
+
+def obtainable(
+    search: KernelSearch[F],
+    key: KernelKey,
+    groups: Iterable[Sequence[F]],
+    rows: Iterable[KernelInfo],
+    *,
+    compiling: bool,
+) -> Iterator[Candidate[F]]:
+    """A kernel in the formulations that it serves, as it is built, else compiled; nothing where neither may be.
+
+    Args:
+        search: the problem's kernels.
+        key: the kernel's key.
+        groups: formulations of the problem.
+        rows: of the table.
+        compiling: whether it may be compiled.
+    """
+    if search.arch not in (None, key.arch):
+        return
+
+    def runs(info: KernelInfo) -> bool:
+        rank = devices.rank_arch(key.arch, search.device, ptx=info.ptx, cuda_version=info.cuda_version)
+        return info.key == key and rank is not None
+
+    info = next(filter(runs, rows), None)
+    compiles = compiling and supports(key) and devices.rank_arch(key.arch, search.device, ptx=True) is not None
+    for group in groups if info is not None or compiles else ():
+        yield from candidates_of(search, key, info, group)
+
+
+def of_one_width(candidate: Candidate[F]) -> Candidate[F]:
+    """The candidate itself, or what is compiled instead of a kernel with a body for each width: its width's alone."""
+    if candidate.info is not None or not candidate.width:
+        return candidate
+    return dataclasses.replace(candidate, key=gemm_sm90.of_width(candidate.key, candidate.width), width=0)
 
 
 _KEPT_AT_MOST = 256

@@ -38,6 +38,7 @@ class KernelSearch(abc.ABC, Generic[F]):
         formulations: how the problem can be put to kernels, in groups. A group is passed over where an earlier one is
             served; within a group the estimated time decides.
         batch_invariant: whether only kernels of one reduction serve it, the same for every number of rows.
+        named: the kernel that a user has named for it (`heuristics`), which is taken where it can be had and serves.
     """
 
     op: str
@@ -46,6 +47,7 @@ class KernelSearch(abc.ABC, Generic[F]):
     problem: Any = None
     formulations: Sequence[Sequence[F]]
     batch_invariant: bool = False
+    named: KernelKey | None = None
 
     @abc.abstractmethod
     def traits(self, formulation: F) -> Hashable:

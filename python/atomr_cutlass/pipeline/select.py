@@ -16,14 +16,13 @@ from ..errors import CutlassError, KernelNotFoundError, UnsupportedError
 from ..generator.archs import SmArch
 from ..generator.epilogue.common import common_of, wider
 from ..generator.epilogue.lower import has_tree, is_common
-from ..generator.families import gemm_sm90
 from ..generator.key import KernelKey, shared_memory
 from ..generator.matrix import preset_of, supports
 from ..jit import kernels
 from . import devices, table, tuning
-from .candidate import Candidate, KernelInfo
+from .candidate import Candidate
 from .reduction import Reduction, reduction_of
-from .rosters import Kernel, Roster, roster
+from .rosters import Kernel, Roster, candidates_of, obtainable, of_one_width, roster
 from .search import KernelSearch, matrix
 
 F = TypeVar("F")
@@ -230,16 +229,9 @@ def candidate_of(search: KernelSearch[F], key: KernelKey) -> Candidate[F]:
     if not status:
         raise UnsupportedError(status.reason)
     for group in search.formulations:
-        if found := _candidates(search, key, None, shared_memory(key), group):
+        if found := candidates_of(search, key, None, group):
             return found[0]
     raise UnsupportedError(f"{key.name} cannot serve this problem: types, layouts or alignments differ")
-
-
-def _candidates(
-    search: KernelSearch[F], key: KernelKey, info: KernelInfo | None, shared_bytes: int, group: Sequence[F]
-) -> list[Candidate[F]]:
-    """A kernel in the formulations that it serves, the fastest first."""
-    return Roster.of(search, None, [(0, key, info, shared_bytes)], group).every(search, group)
 
 
 def choose(
@@ -261,8 +253,8 @@ def choose(
             the policy forbids it, the call.
     """
     compiling = backend != "prebuilt" and kernels.policy(jit) != "off"
-    if tuned := _tuned(search, built=backend != "jit", compiling=compiling):
-        return tuned
+    if told := _told(search, built=backend != "jit", compiling=compiling):
+        return told
     if backend != "jit":
         built = first(search) or (first(search, built_helpers=False) if compiling else None)
         if built:
@@ -298,36 +290,32 @@ def lacking(search: KernelSearch[Any]) -> KernelSearch[Any]:
     return next((helper for helper in helpers if not first(helper)), search)
 
 
-def _tuned(search: KernelSearch[F], *, built: bool, compiling: bool) -> Candidate[F] | None:
-    """The candidate of the record for the problem; None where there is no record, or its kernel cannot be had."""
+def _told(search: KernelSearch[F], *, built: bool, compiling: bool) -> Candidate[F] | None:
+    """The candidate of the kernel that a user has named, else of the record for the problem.
+
+    None where there is neither, or the kernel cannot be had, or does not serve.
+    """
     problem = search.tuned_problem
-    record = None if problem is None else tuning.find(search.device.name, problem)
-    if record is None or search.arch not in (None, record.key.arch):
+
+    def candidates(key: KernelKey, groups: Sequence[Sequence[F]]) -> Iterable[Candidate[F]]:
+        if not _runs(search, key, shared_memory(key)):
+            return ()
+        groups = groups if compiling else [_helped(search, group) for group in groups]
+        return obtainable(search, key, groups, table.rows() if built else (), compiling=compiling)
+
+    if search.named is not None:
+        for candidate in candidates(search.named, search.formulations):
+            return of_one_width(dataclasses.replace(candidate, named=True))
+    if problem is None or not (record := tuning.find(search.device.name, problem)):
         return None
-    put = list(itertools.chain.from_iterable(search.formulations))
-    rows = (info for info in table.rows() if built and info.key == record.key)
-    info = next(rows, None)
-    portable = info is None or info.ptx
-    runs = devices.rank_arch(record.key.arch, search.device, ptx=portable) is not None
-    if not (runs and (info or compiling) and 0 <= record.formulation < len(put)):
-        return None
-    shared_bytes = info.shared_bytes if info else shared_memory(record.key)
-    group = [put[record.formulation]]
-    for candidate in _candidates(
-        search, record.key, info, shared_bytes, group if compiling else _helped(search, group)
-    ):
+    every = enumerate(itertools.chain.from_iterable(search.formulations))
+    its = [formulation for place, formulation in every if place == record.formulation]
+    for candidate in candidates(record.key, [its]):
         for launch in search.launches(candidate) if record.width in search.widths(candidate) else ():
             if launch.options[:-1] == record.options[:-1]:
                 seconds = record.microseconds / 1e6
                 return of_one_width(dataclasses.replace(launch, width=record.width, seconds=seconds, tuned=True))
     return None
-
-
-def of_one_width(candidate: Candidate[F]) -> Candidate[F]:
-    """The candidate itself, or what is compiled instead of a kernel with a body for each width: its width's alone."""
-    if candidate.info is not None or not candidate.width:
-        return candidate
-    return dataclasses.replace(candidate, key=gemm_sm90.of_width(candidate.key, candidate.width), width=0)
 
 
 def decide(
@@ -340,7 +328,7 @@ def decide(
     policy = kernels.policy(jit)
     candidate = choose(search, backend=backend, jit=policy)
     capturing = stream is not None and _core.capturing(search.device.index, stream)
-    if candidate.tuned or backend != "auto" or policy == "off" or capturing:
+    if candidate.named or candidate.tuned or backend != "auto" or policy == "off" or capturing:
         return candidate, None
     better = better_cell(search, candidate, WORTHWHILE if policy == "background" else FAR)
     if better is None:

@@ -24,10 +24,10 @@ from ..errors import CutlassError, DeviceUnavailableError, InvalidOperandError, 
 from ..generator.archs import SmArch
 from ..jit import files, locks
 from . import devices, profiler_csv, select, table, tuning, verify
-from .call import kept_plans
 from .candidate import Candidate
 from .clock import Clock, cold_sets
 from .operation import PlannedOperation, Request, operation_of
+from .plan_cache import kept_plans
 from .search import KernelSearch
 from .tuning import TuneRecord
 

@@ -89,7 +89,7 @@ def timings(measured: Iterable[tuple[KernelKey, float]]) -> tuple[tuple[str, flo
 
 
 def identity(problem: Any) -> str:
-    """A problem as JSON: all of it but the index of the GPU."""
+    """A problem as JSON: all of it but the index of the GPU, and strides of dimensions of one element."""
     return json.dumps(_plain(problem), sort_keys=True, separators=(",", ":"))
 
 
@@ -97,8 +97,13 @@ def _plain(value: Any) -> Any:
     if isinstance(value, EpilogueVisitorTree):
         return value.id
     if dataclasses.is_dataclass(value):
-        named = ((field.name, getattr(value, field.name)) for field in dataclasses.fields(value))
-        return {name: _plain(held) for name, held in named if name != "device"}
+        value = {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
+    if isinstance(value, dict):
+        named = {name: _plain(held) for name, held in value.items() if name != "device"}
+        shape, strides = named.get("shape"), named.get("strides")
+        if isinstance(shape, list) and isinstance(strides, list):  # requests and arrays differ in those of one element
+            named["strides"] = [0 if extent == 1 else stride for extent, stride in zip(shape, strides, strict=False)]
+        return named
     if isinstance(value, enum.Enum):
         return value.value
     if isinstance(value, (tuple, list)):
@@ -225,6 +230,11 @@ def find(gpu: str, problem: Any) -> TuneRecord | None:
     if not _started:
         _start_from_environment()
     return _records.find(gpu, problem)
+
+
+def is_trying() -> bool:
+    """Whether the selection takes a record that this thread is trying."""
+    return _tried.get() is not None
 
 
 @contextlib.contextmanager

@@ -26,7 +26,6 @@ from ...generator.rules import FP8_TYPES, accumulator, gemm_types, supports_layo
 from ...pipeline import devices, reduction
 from ...pipeline.call import ParsedCall, stored
 from ...pipeline.call_options import CallOptions
-from ...pipeline.heuristic import heuristics
 from ...pipeline.invocation import Call, Invocation, Result, numbers_of
 from ...pipeline.operand_table import spec_of
 from ...pipeline.operation import settled
@@ -73,13 +72,13 @@ def matmul(request: MatmulRequest) -> Any:
     """
     expect(request, MatmulRequest, "request")
     if request.reply is None:
-        return _computed(*request.arguments, changes=heuristics.changes)
+        return _computed(*request.arguments)
     return settled(request.reply, lambda: _awaited(request))
 
 
 def _awaited(request: MatmulRequest) -> Any:
     """Computes, and waits for the GPU."""
-    result = _computed(*request.arguments, changes=heuristics.changes)
+    result = _computed(*request.arguments)
     with operands.launching(request.stream, request.a) as launch:
         view = operands.as_operand(request.a, "a")
         if view.device_type == CUDA:
@@ -91,7 +90,7 @@ def _call(
     a: Any, b: Any, c: Any, bias: Any, gelu_aux: Any, amax_d: Any, out: Any, alpha: float, beta: float,
     scale_a: Any, scale_b: Any, scale_d: Any, stream: Any, precision: str | None, fast_accum: bool, backend: str,
     jit: str | None, workspace_size: int | None, batch_invariant: bool | None, matrices: tuple[Any, ...],
-    extents: tuple[int, ...], factor: float, *, changes: int,
+    extents: tuple[int, ...], factor: float,
 ) -> Any:  # fmt: skip
     arrays = {
         "a": a, "b": b, "c": c, BIAS: bias, AUX: gelu_aux, "scale_a": scale_a, "scale_b": scale_b, "scale_d": scale_d,
@@ -101,7 +100,7 @@ def _call(
         precision=precision, fast_accum=fast_accum, backend=backend, jit=jit, workspace_size=workspace_size,
         batch_invariant=batch_invariant, alpha=alpha, beta=beta, stream=stream,
     )  # fmt: skip
-    return Call(_parse, arrays, out, options, own=(matrices, extents, factor, changes))
+    return Call(_parse, arrays, out, options, own=(matrices, extents, factor))
 
 
 _computed = stored(reduction.VARIABLE, a="a", b="b", c="c", bias=BIAS, gelu_aux=AUX, amax_d=AMAX)(_call)
@@ -113,7 +112,7 @@ def parsed(request: MatmulRequest) -> ParsedCall:
     Raises:
         InvalidOperandError, UnsupportedError: as `matmul`.
     """
-    return ParsedCall.of(_parse(_call(*request.arguments, changes=heuristics.changes)))
+    return ParsedCall.of(_parse(_call(*request.arguments)))
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -16,7 +16,7 @@ from atomr_cutlass.generator.costs import cost_of, costs
 from atomr_cutlass.generator.key import KernelKey
 from atomr_cutlass.generator.matrix import OPS, PRESETS, cells, preset_of
 from atomr_cutlass.pipeline import verification
-from atomr_cutlass.pipeline.operation import CALL_OPTIONS, operations
+from atomr_cutlass.pipeline.operation import CALL_OPTIONS, Operation, operations
 from atomr_cutlass.pipeline.verification import AUDITED, MEANINGS, RUNS, RUNS_AS_PTX, operands_of
 
 PAGE = Path(__file__).with_name("coverage.md")

@@ -28,6 +28,7 @@ from atomr_cutlass.jit import kernels
 from atomr_cutlass.ops.conv2d import plans as conv_plans
 from atomr_cutlass.pipeline import call as call_module
 from atomr_cutlass.pipeline import select, table
+from atomr_cutlass.pipeline.operation import operation_of
 
 ARCH = SmArch.SM90A
 GPU: Any = None
@@ -282,6 +283,43 @@ def case_grouped_gemm_of_lists() -> None:
             for _ in range(2):
                 assert call(out=out) is out
             assert len(made) == 1
+
+
+def case_groups_with_scales_are_planned_and_bound() -> None:
+    shapes = [(64, 256, 384), (0, 256, 384), (96, 256, 384)]
+    for scaling in ("tensor", "vector", "block"):
+        request = ac.GroupedGemmRequest(
+            ac.GroupedGemmShape([ac.GemmShape(*shape) for shape in shapes]), dtype=D.F8E4M3, scaling=scaling,
+            layout_b=ac.GemmLayout.COL_MAJOR,
+        )  # fmt: skip
+        operation = operation_of(request)
+        arrays = {
+            slot.name: [
+                _core.Operand(_place() << 38, spec.shape, spec.strides, spec.dtype.dlpack, 2, 0, False, None)
+                for spec in slot.specs
+            ]
+            for slot in operation.operands(request)
+        }  # fmt: skip
+        a, b, scale_a, scale_b, out = arrays.values()
+
+        def steps(call: Callable[[], Any]) -> list[str]:
+            GPU._library.golden_notes()
+            call()
+            return list(GPU._steps([f"array {place}" for place in range(60)]))
+
+        call = steps(functools.partial(ac.grouped_gemm, a, b, scale_a=scale_a, scale_b=scale_b, out=out))
+        plan = ac.plan(request)
+        assert steps(functools.partial(plan, *a, *b, *scale_a, *scale_b, *out)) == call
+        bound = ac.plan(request, b=b)
+        assert list(bound.binding.operands) == [f"b[{g}]" for g in range(3)]
+        assert steps(functools.partial(bound, *a, *scale_a, *scale_b, *out)) == call
+        bound.refit(b, stream=0)
+        assert steps(functools.partial(bound, *a, *scale_a, *scale_b, *out)) == call
+        turned = functools.partial(plan, *a, *b, *scale_b, *scale_a, *out)
+        if scaling == "tensor":  # of the same shape
+            assert steps(turned) != call
+        else:
+            refused(ac.InvalidOperandError, r"scale_a\[0\] is float32 of shape", turned)
 
 
 def case_matmul() -> None:

@@ -29,6 +29,7 @@ from atomr_cutlass.ops.grouped_gemm import plans as grouped_plan
 from atomr_cutlass.ops.grouped_gemm.plans import ENTRY
 from atomr_cutlass.pipeline import table
 from atomr_cutlass.pipeline.call import kept_plans
+from atomr_cutlass.pipeline.operation import operation_of
 from atomr_cutlass.pipeline.problem import MatrixSpec
 
 Values = np.ndarray[Any, Any]
@@ -758,6 +759,35 @@ def case_a_request_becomes_a_plan() -> None:
     plan(*on_gpu(a), *on_gpu(b), *on_gpu(out), alpha=2.0)
     for one, x, y in zip(out, a, b, strict=True):
         np.testing.assert_array_equal(one, 2 * (x @ y))
+
+
+def case_a_request_with_scales_becomes_a_plan() -> None:
+    shapes = ((4, 8, 300), (1, 130, 300), (0, 8, 260))
+    groups = ac.GroupedGemmShape([ac.GemmShape(*shape) for shape in shapes])
+    for scaling, shape in (("tensor", groups), ("vector", groups), ("block", ac.GroupedGemmShape(groups.groups[::2]))):
+        request = ac.GroupedGemmRequest(shape, dtype=D.F8E4M3, scaling=scaling)
+        problem, members = request.problem(0), [(group.m, group.n, group.k) for group in shape.groups]
+        a, b = [matrix(m, k) for m, n, k in members], [matrix(k, n) for m, n, k in members]
+        out = [blank(m, n) for m, n, k in members]
+        slots = {slot.name: slot for slot in operation_of(request).operands(request)}
+        scales = {
+            name: [np.empty(spec.shape, np.float32) for spec in slots[name].specs] for name in ("scale_a", "scale_b")
+        }
+        for one in itertools.chain(*scales.values()):
+            one[...] = powers(*one.shape)
+        specs = {name: tuple(_spec(one) for one in given) for name, given in (("a", a), ("b", b), ("d", out))}
+        plan = grouped_plan.make(type(problem)(**{**vars(problem), **specs, "math": "ieee"}))
+        assert plan.slots == [label for slot in slots.values() for label in slot.labels]
+        given = [
+            _core.Operand(one.ctypes.data, spec.shape, spec.strides, (2, 32), operands.CUDA, 0, False, one)
+            for name, arrays in scales.items()
+            for one, spec in zip(arrays, slots[name].specs, strict=True)
+        ]
+        plan(*on_gpu(a), *on_gpu(b), *given, *on_gpu(out), alpha=2.0)
+        want = [blank(m, n) for m, n, k in members]
+        ac.grouped_gemm(a, b, out=want, alpha=2.0, backend="reference", **scales)
+        for one, right in zip(out, want, strict=True):
+            np.testing.assert_array_equal(one, right)
 
 
 def _spec(array: Values) -> Any:

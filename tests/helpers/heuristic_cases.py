@@ -74,14 +74,14 @@ def planned(request: Request, **options: Any) -> str:
 def called(request: Request) -> str:
     """The name of the kernel that a call with the operands of a request has."""
     operation = operation_of(request)
-    given: list[Any] = []
+    given: dict[str, Any] = {}
     for slot in operation.operands(request)[:-1]:
         arrays = [
             _core.Operand(place << 38, spec.shape, spec.strides, spec.dtype.dlpack, 2, 0, False, None)
             for place, spec in enumerate(slot.specs, 1 + 8 * len(given))
         ]
-        given.append(arrays if slot.listed else arrays[0])
-    CALLS[operation.name](*given)
+        given[slot.name] = arrays if slot.listed else arrays[0]
+    CALLS[operation.name](**given)
     return str(kept_plans.plans[0].main.key.name)
 
 
@@ -121,6 +121,19 @@ def case_calls_of_arrays_follow_requests() -> None:
         assert called(request) == other.name
         heuristics.clear()
         assert called(request) == usual
+
+
+def case_calls_with_scales_follow_requests() -> None:
+    for scaling in ("tensor", "vector"):
+        for operation in planned_operations().values():
+            if "scaling" not in [option.name for option in operation.options]:
+                continue
+            request = request_from(operation.name, RequestOptions(512, {"dtype": "e4m3", "scaling": scaling}))
+            usual, other = called(request), next(others(request)).key
+            heuristics.put(request, other)
+            assert called(request) == planned(request) == other.name
+            heuristics.clear()
+            assert called(request) == usual
 
 
 def case_kernels_of_other_problems_stay_as_they_are() -> None:

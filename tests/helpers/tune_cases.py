@@ -44,6 +44,12 @@ REQUESTS = {
     ),
     "gated": ac.GatedGemmRequest(ac.GemmShape(512, 1024, 768), dtype=D.BF16, layout_b=ac.GemmLayout.COL_MAJOR),
     "grouped": ac.GroupedGemmRequest(ac.GroupedGemmShape([ac.GemmShape(96, 256, 512)] * 3), dtype=D.BF16),
+    "grouped and scaled": ac.GroupedGemmRequest(
+        ac.GroupedGemmShape([ac.GemmShape(96, 256, 512)] * 3),
+        dtype=D.F8E4M3,
+        scaling="vector",
+        layout_b=ac.GemmLayout.COL_MAJOR,
+    ),
     "fprop": ac.ConvFwdRequest(ac.ConvShape.nhwc(4, 28, 28, 64, 128, 3, 3, padding=1), dtype=D.BF16),
     "dgrad": ac.ConvDgradRequest(ac.ConvShape.nhwc(4, 28, 28, 64, 128, 3, 3, padding=1), dtype=D.BF16),
     "wgrad": ac.ConvWgradRequest(ac.ConvShape.nhwc(4, 28, 28, 64, 128, 3, 3, padding=1), dtype=D.BF16),

@@ -83,6 +83,18 @@ OTHERS: dict[str, Any] = {
     "grouped with bias": CutlassMsg.GroupedGemm(
         dataclasses.replace(GROUPED, epilogue=GemmEpilogue(bias=True, activation="relu"))
     ),
+    **{
+        f"grouped with {scaling} scales": CutlassMsg.GroupedGemm(
+            dataclasses.replace(
+                GROUPED, dtype=D.F8E4M3, layout_b=GemmLayout.COL_MAJOR, scaling=scaling, epilogue=epilogue
+            )
+        )
+        for scaling, epilogue in (
+            ("tensor", GemmEpilogue(2.0, 3.0)),
+            ("vector", GemmEpilogue(bias=True)),
+            ("block", GemmEpilogue()),
+        )
+    },
     "fprop": CutlassMsg.Conv(CONV),
     "fprop with bias": CutlassMsg.Conv(
         dataclasses.replace(CONV, epilogue=GemmEpilogue(bias=True, activation="relu"), layout=ConvLayout.NCHW)

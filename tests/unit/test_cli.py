@@ -345,7 +345,11 @@ def test_list_of_an_empty_table() -> None:
             ("explain", "--op", "conv2d_wgrad", "--k", "4", "--arch", "80"),
             "--k is not for conv2d_wgrad; it is for gemm",
         ),
-        (("run", "--op", "grouped_gemm", "--scaling", "block"), "--scaling is not for grouped_gemm"),
+        (("run", "--op", "gemv", "--scaling", "block"), "--scaling is not for gemv; it is for gemm, grouped_gemm"),
+        (
+            ("run", "--op", "grouped_gemm", "--dtype", "e4m3", "--scaling", "nvfp4"),
+            "scaling is 'nvfp4'; expected None, 'tensor', 'vector', 'block'",
+        ),
         (("run", "--op", "grouped_gemm", "--groups", "2"), "expected MxNxK of each group"),
         (("run", "--op", "conv2d_fprop", "--conv", "1,8,8,16"), "expected 7 whole numbers"),
         (("run", "--op", "conv2d_fprop", "--stride", "two"), "expected 1 or 2 whole numbers"),
@@ -434,6 +438,13 @@ def test_a_request_that_no_kernel_serves_ends_with_1_in_one_line() -> None:
         ),
         (("--op", "gated_gemm", "--n", "512"), {"m": 4096, "n": 512, "k": 4096, "batch": 1}),
         (("--op", "grouped_gemm", "--groups", "8x16x32,0x16x32"), {"groups": [[8, 16, 32], [0, 16, 32]]}),
+        *(
+            (
+                ("--op", "grouped_gemm", "--groups", "8x16x32,0x16x32", "--dtype", "e4m3", "--scaling", scaling),
+                {"groups": [[8, 16, 32], [0, 16, 32]]},
+            )
+            for scaling in ("tensor", "vector", "block")
+        ),
         (("--dtype", "e4m3", "--scaling", "block", "--m", "7"), {"m": 7, "n": 4096, "k": 4096, "batch": 1}),
     ],
 )  # fmt: skip
@@ -592,6 +603,8 @@ def test_run_counts_wrong_elements_of_epilogues(monkeypatch: pytest.MonkeyPatch)
     [
         (), ("--beta", "2"), ("--dtype", "e4m3", "--fast-accum"), ("--layout", "ccr"), ("--bias",),
         ("--bias", "--activation", "gelu"),
+        *(("--dtype", "e4m3", "--scaling", scaling, *others)
+          for scaling in ("tensor", "vector", "block") for others in ((), ("--bias", "--beta", "2"))),
     ],
 )  # fmt: skip
 @pytest.mark.usefixtures("gpu")
@@ -622,9 +635,14 @@ def test_run_takes_scales(scaling: str, batch: str) -> None:
             assert call_json("run", *given, *more)["ok"]
 
 
-def test_run_counts_wrong_elements_of_scaled_products(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    "more",
+    [("--m", "32", "--n", "32", "--k", "128"), ("--op", "grouped_gemm", "--groups", "8x16x300,5x8x300")],
+    ids=["gemm", "groups"],
+)
+def test_run_counts_wrong_elements_of_scaled_products(monkeypatch: pytest.MonkeyPatch, more: tuple[str, ...]) -> None:
     numpy_gpu.install(monkeypatch, compute=numpy_gpu.write_nothing)
-    shown = call_json("run", "--dtype", "e4m3", "--scaling", "block", "--m", "32", "--n", "32", "--k", "128", status=1)
+    shown = call_json("run", "--dtype", "e4m3", "--scaling", "block", *more, status=1)
     assert shown["mismatches"] == shown["elements"]
 
 

@@ -786,6 +786,61 @@ def test_requests_with_bias_and_activation() -> None:
     assert identity.problem(0) == REQUEST.problem(0)
 
 
+@pytest.mark.parametrize(
+    ("scaling", "shapes"),
+    [
+        ("tensor", [((1,), (1,))] * 3),
+        ("vector", [((64, 1), (1, 32)), ((0, 1), (1, 32)), ((7, 1), (1, 200))]),
+        ("block", [((64, 3), (3, 1)), ((0, 3), (3, 1)), ((7, 3), (3, 2))][:2]),
+    ],
+)
+def test_requests_with_scales(scaling: str, shapes: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    groups = [ac.GemmShape(64, 32, 272), ac.GemmShape(0, 32, 272), ac.GemmShape(7, 200, 272)][: len(shapes)]
+    plain = ac.GroupedGemmRequest(
+        ac.GroupedGemmShape(groups), dtype=D.F8E4M3, arch=SmArch.SM90A, layout_b=ac.GemmLayout.COL_MAJOR
+    )
+    request = dataclasses.replace(plain, scaling=scaling)
+    problem = request.problem(0)
+    for scale, side in ((problem.scale_a, 0), (problem.scale_b, 1)):
+        assert scale is not None
+        assert [(spec.shape, spec.dtype) for spec in scale.arrays] == [(pair[side], D.F32) for pair in shapes]
+    # As those of a call with such arrays.
+    extents = [(group.m, group.n, group.k) for group in groups]
+    forms = scale_forms(LIST, len(groups), extents, *([pair[side] for pair in shapes] for side in (0, 1)))
+    assert (problem.scale_a.form, problem.scale_b.form) == forms == (scaling, scaling)  # type: ignore[union-attr]
+    operation = operation_of(request)
+    biased = dataclasses.replace(request, epilogue=ac.GemmEpilogue(1.0, 2.0, bias=True))
+    assert [slot.name for slot in operation.operands(biased)] == ["a", "b", "c", "scale_a", "scale_b", "bias", "out"]
+    assert all(slot.listed for slot in operation.operands(biased))
+    assert operation.names(request) == ("a", "b", "scale_a", "scale_b", "c", "bias")
+    assert len({one.plan_key() for one in (plain, request, biased)}) == 3
+    assert request.plan_key() == dataclasses.replace(request, epilogue=ac.GemmEpilogue(2.0)).plan_key()
+    (best,) = {select.best_key(operation.search(one, devices.imagined(SmArch.SM90A))) for one in (request, request)}  # type: ignore[arg-type]
+    assert (best.epilogue, best.scale_type) == (("lc", "f32") if scaling == "block" else ("scaled", ""))
+    assert request.render_cu()[1] == best.name
+    numpy_gpu.install(monkeypatch)
+    for one in (request, biased):
+        assert verify.run(one).ok
+
+
+def test_requests_with_scales_that_no_kernel_reads() -> None:
+    fp8 = dataclasses.replace(REQUEST, dtype=D.F8E4M3, layout_b=ac.GemmLayout.COL_MAJOR)
+    with pytest.raises(UnsupportedError, match="bf16 operands take no scales on the device: fold them into alpha"):
+        dataclasses.replace(REQUEST, scaling="tensor")
+    for wrong in ("nvfp4", "group", "row"):
+        with pytest.raises(
+            InvalidOperandError, match=f"scaling is '{wrong}'; expected None, 'tensor', 'vector', 'block'"
+        ):
+            dataclasses.replace(fp8, scaling=wrong)
+    shape = ac.GroupedGemmShape([ac.GemmShape(64, 128, 128), ac.GemmShape(64, 128, 256)])
+    with pytest.raises(UnsupportedError, match=r"scale_a have different strides \(\[1, 2\]\).* a request are dense"):
+        dataclasses.replace(fp8, shape=shape, scaling="block")
+    named = ac.GemmEpilogue(tree=ac.EvtBuilder().add_bias("scale_b").build())
+    assert dataclasses.replace(fp8, epilogue=named).scaling is None
+    with pytest.raises(InvalidOperandError, match="operand 'scale_b', which is the name of one of the product's"):
+        dataclasses.replace(fp8, epilogue=named, scaling="vector")
+
+
 def test_requests_render_their_best_cell() -> None:
     source, name = REQUEST.render_cu()
     assert name in source

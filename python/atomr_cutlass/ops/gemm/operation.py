@@ -50,6 +50,7 @@ MATRIX_LAYOUT = Option(
 )
 FAST_ACCUM = Option("fast_accum", "Let fp8 products be added up in the tensor cores alone.", default=False)
 BATCH_INVARIANT = Option("batch_invariant", "Rows have the same bits whatever the other rows.", default=False)
+FP8_SCALES = Option("scaling", "fp8 scales: tensor, vector or block.")
 PRECISION = Option("precision", f"For f32 operands: {', '.join(PRECISIONS)}.")
 
 LETTERS = {"r": GemmLayout.ROW_MAJOR, "c": GemmLayout.COL_MAJOR}
@@ -97,7 +98,7 @@ class GemmOperation(PlannedOperation[GemmRequest]):
         PRECISION,
         FAST_ACCUM,
         BATCH_INVARIANT,
-        Option("scaling", "fp8 scales: tensor, vector or block; fp4's: nvfp4, mxfp4."),
+        Option("scaling", f"{FP8_SCALES.help} Or fp4's: nvfp4, mxfp4."),
         Option("quantized", "scale_d and amax as arrays.", default=False),
     )
 

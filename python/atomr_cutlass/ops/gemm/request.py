@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import enum
 import functools
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import ClassVar
 
@@ -29,8 +30,31 @@ from . import kernels, scaled
 from .kernels import GemmSearch
 from .scaled import BLOCK, NO_SCALES, Scale, Scales
 
-SCALINGS = (None, "tensor", "vector", "block", *fp4.SCALINGS)
+FP8_SCALINGS = (None, "tensor", "vector", "block")
+SCALINGS = (*FP8_SCALINGS, *fp4.SCALINGS)
 """Forms of scales on the device: fp8's, then fp4's."""
+
+
+def expect_scaling(scaling: str | None, valid: Sequence[str | None]) -> None:
+    """Refuses a form of scales that an operation has not.
+
+    Raises:
+        InvalidOperandError: names the valid ones.
+    """
+    if scaling is not None:
+        check_options(scaling=scaling)
+    if scaling not in valid:
+        raise InvalidOperandError(f"scaling is {scaling!r}; expected {', '.join(map(repr, valid))}")
+
+
+def expect_fp8(dtype: CutlassDtype) -> None:
+    """Refuses scales on the device for operands that have none.
+
+    Raises:
+        UnsupportedError: the operands are not fp8.
+    """
+    if dtype not in FP8_TYPES:
+        raise UnsupportedError(f"{dtype.value} operands take no scales on the device: fold them into alpha")
 
 
 class GemmLayout(enum.Enum, metaclass=Members):
@@ -106,10 +130,7 @@ class GemmRequest(OperationRequest):
         if self.dtype_b is not None:
             expect(self.dtype_b, CutlassDtype, "dtype_b")
         check_options(batch_invariant=self.batch_invariant)
-        if self.scaling is not None:
-            check_options(scaling=self.scaling)
-        if self.scaling not in SCALINGS:
-            raise InvalidOperandError(f"scaling is {self.scaling!r}; expected {', '.join(map(repr, SCALINGS))}")
+        expect_scaling(self.scaling, SCALINGS)
         fused = self.tree is not None
         types = gemm_types(self.operand_dtype, self.operand_dtype_b, self.result_dtype, self.math, tree=fused)
         if not types:
@@ -124,8 +145,8 @@ class GemmRequest(OperationRequest):
                 raise UnsupportedError(f"{wanted}: fp4 kernels multiply with scaling {valid}, and have no other scales")
         elif self.scaling in fp4.SCALINGS:
             raise UnsupportedError(f"scaling {self.scaling!r} is fp4's: dtype is then F4E2M1, not {self.dtype.name}")
-        elif (self.scaling or self.quantized) and self.operand_dtype not in FP8_TYPES:
-            raise UnsupportedError(f"{self.dtype.value} operands take no scales on the device: fold them into alpha")
+        elif self.scaling or self.quantized:
+            expect_fp8(self.operand_dtype)
         if self.tree is not None:
             scales = {"scale_a", "scale_b"} if self.scaling else set()
             self.refuse_tree(self.tree, {"a", "b", *scales, *(("scale_d", "amax") if self.quantized else ())})

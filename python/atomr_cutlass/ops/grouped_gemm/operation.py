@@ -15,7 +15,15 @@ from ...pipeline.plan import Plan
 from ...pipeline.probe import Probe
 from ...pipeline.reduction import is_batch_invariant
 from ...pipeline.request_options import Option, RequestOptions
-from ..gemm.operation import BATCH_INVARIANT, FAST_ACCUM, MATRIX_LAYOUT, fields_from, layouts_from, refuse_columns
+from ..gemm.operation import (
+    BATCH_INVARIANT,
+    FAST_ACCUM,
+    FP8_SCALES,
+    MATRIX_LAYOUT,
+    fields_from,
+    layouts_from,
+    refuse_columns,
+)
 from ..gemm.request import GemmShape
 from . import plans
 from .kernels import GroupedSearch
@@ -41,12 +49,15 @@ class GroupedGemmOperation(PlannedOperation[GroupedGemmRequest]):
         Option("groups", "MxNxK of each group, such as 128x512x256,0x512x256."),
         MATRIX_LAYOUT,
         FAST_ACCUM,
+        FP8_SCALES,
         BATCH_INVARIANT,
     )
 
     def operands(self, request: GroupedGemmRequest) -> tuple[OperandSlot, ...]:
         grouped = request.problem(0)
-        product = (("a", grouped.a), ("b", grouped.b), ("c", grouped.c))
+        scales = (("scale_a", grouped.scale_a), ("scale_b", grouped.scale_b))
+        product = [("a", grouped.a), ("b", grouped.b), ("c", grouped.c)]
+        product += [(name, scale.arrays) for name, scale in scales if scale is not None]
         inputs = grouped.fusion.inputs if grouped.fusion else ()
         return (
             *(OperandSlot(name, specs, listed=True) for name, specs in product if specs),
@@ -55,7 +66,7 @@ class GroupedGemmOperation(PlannedOperation[GroupedGemmRequest]):
         )
 
     def optional_names(self, request: GroupedGemmRequest) -> tuple[str, ...]:
-        return ("a", "b", "c", "bias")
+        return ("a", "b", "c", *(() if request.scaling is None else ("scale_a", "scale_b")), "bias")
 
     def extents(self, request: GroupedGemmRequest) -> dict[str, Any]:
         return {"groups": [[group.m, group.n, group.k] for group in request.shape.groups]}
@@ -81,6 +92,7 @@ class GroupedGemmOperation(PlannedOperation[GroupedGemmRequest]):
             **fields_from(options),
             **layouts_from(options),
             fast_accum=options.flag("fast_accum"),
+            scaling=options.given("scaling"),
             batch_invariant=options.flag("batch_invariant") or None,
         )
 

@@ -32,8 +32,8 @@ from .problem import (
     TENSOR,
     VECTOR,
     GroupedProblem,
-    GroupScale,
     ReadLayout,
+    common_strides,
 )
 
 ENTRY = struct.Struct("<6Q4q4i")
@@ -195,7 +195,7 @@ def _list_args(
         found = slots(f"scale_{letter}", scale.arrays, 1)
         places[f"scale_{letter}"] = found * problem.groups if len(found) == 1 else found
         args[f"scale_form_{letter}"] = _SCALE_FORMS[scale.form]
-        args |= _common_strides(letter, scale)
+        args |= common_strides(letter, scale)
     in_place_of_c = reads_as_c(key, problem)
     inputs = problem.fusion.inputs if problem.fusion else ()
     tables = []
@@ -234,29 +234,3 @@ def _list_args(
             f"operand{number}_stride_n": int(is_row),
         }
     return args | {"table": where}
-
-
-def _common_strides(letter: str, scale: GroupScale) -> dict[str, int]:
-    """The strides that all scales of a list have in common.
-
-    Raises:
-        UnsupportedError: they have none.
-    """
-    name, (along, k_along) = f"scale_{letter}", (-2, -1) if letter == "a" else (-1, -2)
-    arrays = [spec for spec in scale.arrays if 0 not in spec.shape]
-    if scale.form == VECTOR:
-        if any(spec.shape[along] > 1 and spec.strides[along] != 1 for spec in arrays):
-            raise UnsupportedError(f"the members of {name} must be contiguous")
-        return {}
-    if scale.form != BLOCKS:
-        return {}
-    found = {}
-    for field, dim in ((f"scale_stride_{letter}", along), (f"scale_k_stride_{letter}", k_along)):
-        strides = {spec.strides[dim] for spec in arrays if spec.shape[dim] > 1}
-        if len(strides) > 1:
-            raise UnsupportedError(
-                f"the members of {name} have different strides ({sorted(strides)[:4]}): the block scales of a list "
-                "are read with one stride; cut them from one array"
-            )
-        found[field] = strides.pop() if strides else 1
-    return found

@@ -13,6 +13,7 @@ from ...generator.epilogue.tree import RESULT
 from ...pipeline.operand_table import Array, Arrays, OperandSlot
 from ...pipeline.probe import Check, Probe, compare_tree
 from ..gemm import reference as gemm_reference
+from .problem import BLOCK, BLOCKS
 from .request import GroupedGemmRequest
 
 
@@ -30,7 +31,8 @@ class GroupedGemmProbe(Probe[GroupedGemmRequest]):
         request = self.request
         depth = max(group.k for group in request.shape.groups)
         rounded = request.result_dtype if request.tree is None else CutlassDtype.F32
-        return reference.tolerance(request.dtype, rounded, depth, math)
+        blocks = BLOCK if request.scaling == BLOCKS else 0
+        return reference.tolerance(request.dtype, rounded, depth, math, scale_block=blocks)
 
     def parts(self) -> Iterator[Arrays]:
         for g in range(len(self.request.shape.groups)):
@@ -44,8 +46,7 @@ class GroupedGemmProbe(Probe[GroupedGemmRequest]):
         return reference.evaluate(tree, self._product(part, CutlassDtype.F64), read, out_dtype=dtype)[RESULT]
 
     def magnitudes(self, part: Arrays) -> Array:
-        c = part["c"] if self.request.epilogue.beta != 0 else None
-        made: Array = gemm_reference.absolute_product(part["a"], part["b"], c, **self.how)
+        made: Array = gemm_reference.absolute_product(**self._operands(part))
         return made
 
     def compare(self, part: Arrays, check: Check) -> None:
@@ -58,6 +59,9 @@ class GroupedGemmProbe(Probe[GroupedGemmRequest]):
         compare_tree(check, tree, part, acc, error, out_dtype=self.request.result_dtype)
 
     def _product(self, part: Arrays, dtype: CutlassDtype) -> Array:
-        c = part["c"] if self.request.epilogue.beta != 0 else None
-        made: Array = gemm_reference.gemm(part["a"], part["b"], c, **self.how, out_dtype=dtype, math=self.request.math)
+        made: Array = gemm_reference.gemm(**self._operands(part), out_dtype=dtype, math=self.request.math)
         return made
+
+    def _operands(self, part: Arrays) -> dict[str, Any]:
+        """The operands of a group's product, and its scalars."""
+        return self.how | {name: part[name] for name in ("a", "b", "c", "scale_a", "scale_b") if name in part}

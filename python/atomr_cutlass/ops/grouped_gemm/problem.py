@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from ...arrays.symbols import gcd
 from ...epilogue.bound import GroupedFusion
-from ...errors import InvalidOperandError
+from ...errors import InvalidOperandError, UnsupportedError
 from ...generator.dtypes import CutlassDtype
 from ...generator.epilogue.tree import ACCUMULATOR, EpilogueVisitorTree
 from ...generator.rules import TREE_OUTPUTS
@@ -183,6 +183,32 @@ def _power(value: int) -> int:
 _Choices = dict[str, tuple[Shape, ...]]
 
 
+def common_strides(letter: str, scale: GroupScale) -> dict[str, int]:
+    """The strides that all scales of a list have in common.
+
+    Raises:
+        UnsupportedError: they have none.
+    """
+    name, (along, k_along) = f"scale_{letter}", (-2, -1) if letter == "a" else (-1, -2)
+    arrays = [spec for spec in scale.arrays if 0 not in spec.shape]
+    if scale.form == VECTOR:
+        if any(spec.shape[along] > 1 and spec.strides[along] != 1 for spec in arrays):
+            raise UnsupportedError(f"the members of {name} must be contiguous")
+        return {}
+    if scale.form != BLOCKS:
+        return {}
+    found = {}
+    for field, dim in ((f"scale_stride_{letter}", along), (f"scale_k_stride_{letter}", k_along)):
+        strides = {spec.strides[dim] for spec in arrays if spec.shape[dim] > 1}
+        if len(strides) > 1:
+            raise UnsupportedError(
+                f"the members of {name} have different strides ({sorted(strides)[:4]}): the block scales of a list "
+                "are read with one stride; cut them from one array"
+            )
+        found[field] = strides.pop() if strides else 1
+    return found
+
+
 def scale_forms(
     form: str,
     groups: int,
@@ -227,6 +253,12 @@ def scale_forms(
     raise InvalidOperandError(
         f"scale_a has shape {_first(a)} and scale_b {_first(b)}: block scales are for both operands or for neither"
     )
+
+
+def scale_shapes(form: str, m: int, n: int, k: int) -> tuple[Shape, Shape]:
+    """The shapes of the scales of A and of B, of a matrix each of a list, in one of the forms."""
+    of_a, of_b = _choices(LIST, 1, m, n, k)
+    return ((1,), (1,)) if form == TENSOR else (of_a[form][0], of_b[form][0])
 
 
 def _first(shapes: Sequence[Shape] | None) -> str:

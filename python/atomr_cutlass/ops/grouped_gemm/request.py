@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from ...checks import check_index, check_options, expect, shown
 from ...epilogue.bound import GroupedFusion, GroupOperand
-from ...errors import InvalidOperandError
+from ...errors import InvalidOperandError, UnsupportedError
 from ...generator.dtypes import CutlassDtype
 from ...generator.epilogue.lower import LINEAR, epilogue_id
 from ...generator.epilogue.tree import ROW, EpilogueVisitorTree
@@ -17,13 +17,13 @@ from ...generator.rules import Status, supports_grouped_tree
 from ...pipeline.call_options import documented
 from ...pipeline.devices import Device
 from ...pipeline.plan_cache import PlanKey
-from ...pipeline.problem import MatrixSpec
+from ...pipeline.problem import MatrixSpec, row_major
 from ...pipeline.reduction import is_batch_invariant
 from ...reference.epilogue import check_activation
-from ..gemm.request import GemmLayout, GemmShape
+from ..gemm.request import FP8_SCALINGS, GemmLayout, GemmShape, expect_fp8, expect_scaling
 from ..request import OperationRequest, expect_served, math_of
 from .kernels import GroupedSearch
-from .problem import LIST, OP, GroupedProblem, does_nothing
+from .problem import LIST, OP, GroupedProblem, GroupScale, common_strides, does_nothing, scale_shapes
 
 _DTYPES = (CutlassDtype.F16, CutlassDtype.BF16, CutlassDtype.F8E4M3, CutlassDtype.F8E5M2)
 
@@ -56,10 +56,11 @@ class GroupedGemmShape:
 class GroupedGemmRequest(OperationRequest):
     """Several GEMMs of different extents in one launch: the form whose operands are lists of dense matrices.
 
-    A plan of it is called with all of A, all of B, with beta all of C, with a bias all of these, (n,) of D's dtype
-    where that is F64, F32, F16 or BF16, else F32, with a tree its inputs in its order, of a row one for each group,
-    (n,), of a scalar one for all, (1,), and all of D. (The other forms of `grouped_gemm` leave the sizes of groups to
-    the device: there is nothing that a request could say of them beforehand.)
+    A plan of it is called with all of A, all of B, with beta all of C, with scaling all scales of A and all of B, with
+    a bias all of these, (n,) of D's dtype where that is F64, F32, F16 or BF16, else F32, with a tree its inputs in its
+    order, of a row one for each group, (n,), of a scalar one for all, (1,), and all of D. (The other forms of
+    `grouped_gemm` leave the sizes of groups to the device: there is nothing that a request could say of them
+    beforehand.)
 
     Attributes:
         shape: extents of the groups.
@@ -67,10 +68,13 @@ class GroupedGemmRequest(OperationRequest):
         layout_a, layout_b: layouts of A and B.
         layout_c: layout of C and D.
         epilogue: scalars, bias and activation, or a tree of rows and scalars that writes D alone; of every group alike.
+        scaling: fp8's scales, float32 arrays for each group as `GemmRequest.scaling` has them: `tensor` (1,), `vector`
+            (m, 1) and (1, n), or `block` (m, ceil(k / 128)) and (ceil(k / 128), ceil(n / 128)); None for none.
         binding: {binding} The operand is the list B.
 
     Raises:
-        UnsupportedError: grouped GEMM is not to be had for this dtype or arch, or does not evaluate such trees.
+        UnsupportedError: grouped GEMM is not to be had for this dtype or arch, or does not evaluate such trees; or
+            kernels cannot read scales of blocks of such extents from dense arrays.
         InvalidOperandError: a value is not of its kind; a tree decides another out_dtype or takes an operand's name.
     """
 
@@ -79,6 +83,7 @@ class GroupedGemmRequest(OperationRequest):
     layout_b: GemmLayout = field(default=GemmLayout.ROW_MAJOR, kw_only=True)
     layout_c: GemmLayout = field(default=GemmLayout.ROW_MAJOR, kw_only=True)
     fast_accum: bool = field(default=False, kw_only=True)
+    scaling: str | None = field(default=None, kw_only=True)
     batch_invariant: bool | None = field(default=None, kw_only=True)
 
     def __post_init__(self) -> None:
@@ -88,8 +93,17 @@ class GroupedGemmRequest(OperationRequest):
         check_options(batch_invariant=self.batch_invariant)
         check_activation(self.epilogue.activation)
         expect_served("grouped GEMM", self.dtype, self.arch, _DTYPES, ARCHS[OP])
+        expect_scaling(self.scaling, FP8_SCALINGS)
+        if self.scaling is not None:
+            expect_fp8(self.dtype)
+        scales = self._scales
+        try:
+            for name, scale in scales.items():
+                common_strides(name[-1], scale)
+        except UnsupportedError as error:
+            raise UnsupportedError(f"{error}, for a call of grouped_gemm: those of a request are dense") from None
         if self.epilogue.tree is not None:
-            self.refuse_tree(self.epilogue.tree, ("a", "b"))
+            self.refuse_tree(self.epilogue.tree, ("a", "b", *scales))
 
     def lowers(self, tree: EpilogueVisitorTree) -> Status:
         """Whether there are kernels of groups that compute the tree."""
@@ -127,7 +141,21 @@ class GroupedGemmRequest(OperationRequest):
             math=self.math,
             device=device,
             fusion=self._fusion(),
+            **self._scales,
         )
+
+    @functools.cached_property
+    def _scales(self) -> dict[str, GroupScale]:
+        """The scales of A and of B by the names of their operands; none without scaling."""
+        form = self.scaling
+        if form is None:
+            return {}
+        shapes = [scale_shapes(form, group.m, group.n, group.k) for group in self.shape.groups]
+
+        def dense(shapes: Iterable[tuple[int, ...]]) -> GroupScale:
+            return GroupScale(tuple(MatrixSpec(shape, row_major(shape), CutlassDtype.F32) for shape in shapes), form)
+
+        return {"scale_a": dense(a for a, _ in shapes), "scale_b": dense(b for _, b in shapes)}
 
     def _fusion(self) -> GroupedFusion | None:
         tree = self.tree
@@ -153,6 +181,7 @@ class GroupedGemmRequest(OperationRequest):
             OP,
             tuple((group.m, group.n, group.k) for group in self.shape.groups),
             (self.layout_a.value, self.layout_b.value, self.layout_c.value),
+            epilogue="+".join([self.epilogue.kind, *([f"{self.scaling} scales"] if self.scaling else [])]),
             batch_invariant=is_batch_invariant(self.batch_invariant),
         )
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import sys
+import types
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -19,7 +20,7 @@ import golden_gpu
 from atomr_cutlass import CutlassDtype as D
 from atomr_cutlass import SmArch, _core, heuristics
 from atomr_cutlass.generator.key import KernelKey
-from atomr_cutlass.pipeline import devices, planner, select, table, tuning
+from atomr_cutlass.pipeline import devices, planner, planning, select, table, tuning
 from atomr_cutlass.pipeline.candidate import Candidate
 from atomr_cutlass.pipeline.operation import Request, operation_of, planned_operations, request_from
 from atomr_cutlass.pipeline.plan_cache import kept_plans
@@ -121,6 +122,23 @@ def case_calls_of_arrays_follow_requests() -> None:
         assert called(request) == other.name
         heuristics.clear()
         assert called(request) == usual
+
+
+def case_a_kernel_that_is_named_while_a_call_is_planned_serves_the_next() -> None:
+    for request in requests():
+        usual, other = called(request), next(others(request)).key
+        kept_plans.clear()
+
+        def decide(*given: Any, request: Any = request, other: KernelKey = other, **named: Any) -> Any:
+            found = select.decide(*given, **named)
+            heuristics.put(request, other)
+            return found
+
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(planning, "select", types.SimpleNamespace(**{**vars(select), "decide": decide}))
+            assert called(request) == usual
+        assert called(request) == other.name
+        heuristics.clear()
 
 
 def case_calls_with_scales_follow_requests() -> None:

@@ -262,6 +262,7 @@ void PlanStore::put(std::shared_ptr<PlanStoreKey const> key, std::shared_ptr<Sto
 
 void PlanStore::clear() {
   Order dropped;
+  ++cleared_;
   places_.clear();
   dropped.swap(order_);
   Families families;

@@ -146,6 +146,8 @@ class PlanStore {
   // Keeps a plan, in place of any other of its key.
   void put(std::shared_ptr<PlanStoreKey const> key, std::shared_ptr<StoredPlan const> plan);
   void clear();
+  // How often it was cleared: calls that began before keep plans of what was known then.
+  uint64_t cleared() const { return cleared_; }
   size_t size() const { return places_.size(); }
   pybind11::list plans() const;
 
@@ -174,6 +176,7 @@ class PlanStore {
   static constexpr size_t kLaunchesAtMost = 4096;  // of all families: some 20 KB each
 
   size_t capacity_, learned_ = 0;
+  uint64_t cleared_ = 0;
   Order order_;
   Families families_;
   std::unordered_map<Reference, Order::iterator, Hash> places_;

@@ -439,6 +439,7 @@ class StoredFunction {
     key.add(number_);
     key.add(reinterpret_cast<uintptr_t>(Py_TYPE(first)));  // results and workspaces come from its framework
     key.add(registry_generation());  // a pack that was loaded may have a better kernel
+    key.add(store_->cleared());  // as may a choice that was loaded, or a user named
     for (std::string const& value : environment_.values()) key.add_text(0, value);
     attempt.members.emplace_back(py::reinterpret_borrow<py::object>(first));
     PyObject* const stream = stream_ < parameters_.size() ? arguments.values[stream_] : nullptr;

@@ -258,6 +258,7 @@ def case_grouped_gemm() -> None:
     bias = operand("bf16", 256)
     for more in ({}, {"out": out}):
         scalars(lambda more=more, **scalar: ac.grouped_gemm(a, b, offsets=ends, **more, **scalar))
+        kept(*(lambda more=more, d=d: ac.grouped_gemm(a, b, offsets=ends, scale_d=d, **more) for d in (2.0, 3)))
         biased = {"bias": bias, "activation": "relu", "out_dtype": D.BF16, **more}
         kept(lambda how=biased: ac.grouped_gemm(a, b, counts=ends, **how))
     groups = [("f16", 64, 128), ("f16", 4, 128, 256), ("i32", 4)]
@@ -366,6 +367,11 @@ def case_numbers_that_no_kernel_takes_are_refused_where_others_have_a_plan() -> 
         operand("bf16", 2, 8, 8, 64),
         operand("bf16", 64, 3, 3, 64),
     )
+    ends = operand("i32", 4)
+    refusing = functools.partial(ac.grouped_gemm, a, operand("bf16", 4, 128, 256), offsets=ends, activation="relu")
+    refused(ac.UnsupportedError, "scale_d", functools.partial(refusing, scale_d=2.0))
+    kept(refusing)
+    refused(ac.UnsupportedError, "scale_d", functools.partial(refusing, scale_d=2.0))
     calls: list[Callable[..., Any]] = [
         functools.partial(ac.gated_gemm, a, b),
         functools.partial(ac.conv2d, x, w, activation="relu"),

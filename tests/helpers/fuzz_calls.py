@@ -553,7 +553,8 @@ def _scalar_calls() -> Iterable[Call]:
                 for name, one in given.items()}  # fmt: skip
         yield Call("gated_gemm", ac.gated_gemm, lambda half=half: {**half, "backend": "reference"})
     vectors: Arguments = {"a": random(6, 8), "x": random(8), "c": random(6), "beta": 1.0, "bias": random(6)}
-    for given, backend in itertools.product((vectors, {"a": random(2, 6, 8), "x": random(8)}), ("reference", "auto")):
+    scaled: Arguments = {"a": random(2, 6, 8), "x": random(8), "scale_a": 0.5, "scale_d": 2.0}
+    for given, backend in itertools.product((vectors, scaled), ("reference", "auto")):
         vector = {**given, "backend": backend}
         yield Call("gemv", ac.gemv, lambda vector=vector: vector, more=("row",))
     yield Call("interleave", ac.interleave, lambda: {"gate": random(4, 8), "up": random(4, 8)})
@@ -571,7 +572,7 @@ def _grouped_calls() -> Iterable[Call]:
         lambda: _grouped(**followed, activation="relu", out=random(8, 4, dtype=half), check=True),
         lambda: _grouped(**masked),
         lambda: {**lists, "backend": "reference"},
-        lambda: _grouped(**fp8, scale_a=np.ones(1, np.float32), scale_b=2.0, fast_accum=True),
+        lambda: _grouped(**fp8, scale_a=np.ones(1, np.float32), scale_b=2.0, scale_d=0.5, fast_accum=True),
         lambda: _grouped(epilogue=bias_tree(), bias=random(4)),
         lambda: _grouped(backend="auto"),
     ]

@@ -14,7 +14,7 @@ import golden_gpu
 from atomr_cutlass import CutlassDtype as D
 from atomr_cutlass import SmArch, _core
 from atomr_cutlass.arrays.layouts import relaid
-from call_cases import foreign, kept, operand, refused
+from call_cases import foreign, kept, operand, refused, scalars
 
 ARCH = SmArch.SM90A
 
@@ -94,6 +94,16 @@ def case_bias_and_activation_are_what_a_kernel_is_told() -> None:
     assert launch.startswith("bf16_sgemv_bf16_1x64_32x1_nn_align1_evt ")
 
 
+def case_scales_that_are_numbers_are_part_of_alpha_and_beta() -> None:
+    a, x, c = operand("bf16", 512, 256), operand("bf16", 256), operand("bf16", 512)
+    for _ in range(2):
+        (launch,) = noted(lambda: ac.gemv(a, x, c, alpha=3.0, beta=0.5, scale_a=2.0, scale_b=0.25, scale_d=4.0))
+        assert launch.endswith("alpha=6.0 beta=2.0")
+    for follows in ({"bias": c}, {"activation": "relu"}, {"epilogue": ac.EvtBuilder().activation("relu").build()}):
+        says = "scale_d is a number, and what follows"
+        refused(ac.UnsupportedError, says, functools.partial(ac.gemv, a, x, scale_d=4.0, **follows))
+
+
 def case_trees_see_a_row() -> None:
     a, x = operand("bf16", 4, 512, 256), operand("bf16", 4, 256)
     tree = ac.EvtBuilder().add_matrix("other", dtype=D.F32).mask_store("bits").reduce("sum", "scalar").build()
@@ -113,7 +123,7 @@ def case_plans_are_kept() -> None:
     for make in (operand, foreign):
         a, x, c, out = make("bf16", 512, 256), make("bf16", 256), make("bf16", 512), make("bf16", 512)
         bias = make("bf16", 512)
-        kept(*(functools.partial(ac.gemv, a, x, alpha=alpha) for alpha in (2.0, 3)))
+        scalars(functools.partial(ac.gemv, a, x))
         for more in ({"out": out}, {"out_dtype": D.F32}, {"bias": bias, "activation": "relu"}, {"c": c, "beta": 2.0}):
             kept(functools.partial(ac.gemv, a, x, **more))
         assert ac.gemv(a, x, out=out) is out

@@ -74,6 +74,15 @@ def test_everything_that_follows_the_product() -> None:
     np.testing.assert_allclose(out, ACTIVATIONS["silu"](0.5 * product(a, x) + 2.0 * c + bias), rtol=1e-6, atol=1e-6)
 
 
+def test_scales_are_numbers() -> None:
+    a, x, c, bias = numbers(5, 7), numbers(7), numbers(5), numbers(5)
+    got = ac.gemv(a, x, c, alpha=0.5, beta=2.0, scale_a=3, scale_b=np.float32(0.25), scale_d=4.0, backend="reference")
+    np.testing.assert_allclose(got, 4 * (0.375 * product(a, x) + 2.0 * c), rtol=1e-6, atol=1e-6)
+    # The reference scales what follows the product too.
+    got = ac.gemv(a, x, bias=bias, activation="silu", scale_b=0.5, scale_d=4.0, backend="reference")
+    np.testing.assert_allclose(got, 4 * ACTIVATIONS["silu"](0.5 * product(a, x) + bias), rtol=1e-6, atol=1e-6)
+
+
 @pytest.mark.parametrize("dtype", [np.float16, ml_dtypes.bfloat16, np.float32])
 def test_element_types(dtype: Any) -> None:
     a, x = numbers(4, 64).astype(dtype), numbers(64).astype(dtype)
@@ -120,6 +129,14 @@ def test_an_epilogue_sees_a_row() -> None:
         ({"out": np.empty((1, 5), np.float32)}, ac.InvalidOperandError, r"out has shape \(1, 5\); expected \(5,\)"),
         ({"out": np.empty(5, np.float16), "out_dtype": D.F32}, ac.InvalidOperandError, "out is f16, but out_dtype"),
         ({"scale": numbers(5)}, ac.InvalidOperandError, "gemv has no such argument"),
+        ({"scale_a": numbers(1)}, ac.UnsupportedError, "scale_a is a ndarray: gemv kernels .* read no scales"),
+        ({"scale_d": True}, ac.InvalidOperandError, "scale_d is a bool"),
+        ({"scale_d": 2.0, "epilogue": lambda acc: acc}, ac.UnsupportedError, "scale_d is a number, and what follows"),
+        (
+            {"epilogue": ac.EvtBuilder().add_bias("scale_b").build()},
+            ac.InvalidOperandError,
+            "an operand 'scale_b', as the product does",
+        ),
     ],
 )
 def test_what_does_not_fit_is_refused(arguments: dict[str, Any], error: type[Exception], says: str) -> None:

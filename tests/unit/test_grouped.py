@@ -157,6 +157,9 @@ def test_numbers_as_scales() -> None:
     a, b = _random(6, 5), _random(3, 5, 4)
     got = _call(a, b, offsets=_i32(2, 2, 6), scale_a=0.5, scale_b=np.float32(4), alpha=3)
     np.testing.assert_array_equal(got, 6 * _call(a, b, offsets=_i32(2, 2, 6)))
+    c = _random(6, 4)
+    got = _call(a, b, c, offsets=_i32(2, 2, 6), alpha=3, beta=0.5, scale_d=2.0)
+    np.testing.assert_allclose(got, _call(a, b, c, offsets=_i32(2, 2, 6), alpha=6, beta=1.0), rtol=1e-6)
     lists = _call([a, a], [b[0], b[1]], scale_a=[2.0, 2.0])
     np.testing.assert_array_equal(lists[1], 2 * (a @ b[1]))
 
@@ -321,6 +324,9 @@ NO_EPILOGUE: dict[str, tuple[type[Exception], dict[str, Any], str]] = {
         "the epilogue calls an operand 'scale_a', as the product does",
     ),
     "no function": (InvalidOperandError, {"epilogue": 1}, "epilogue"),
+    "scale after a tree": (UnsupportedError, {"epilogue": ADDER, "x": ROW, "scale_d": 2.0}, "scale_d is a number, and"),
+    "scale after a bias": (UnsupportedError, {"bias": ROW, "scale_d": 2.0}, "scale_d is a number, and what follows"),
+    "scale that is an array": (UnsupportedError, {"scale_d": SCALAR}, "scale_d is a ndarray: grouped kernels read no"),
 }  # fmt: skip
 
 

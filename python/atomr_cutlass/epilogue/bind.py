@@ -328,7 +328,7 @@ def refuse_scale_d(scale_d: Any) -> None:
     if isinstance(scale_d, NUMBERS):
         raise UnsupportedError(
             "scale_d is a number, and what follows the product does not let it be part of alpha: multiply in the "
-            "epilogue, or give it as an array (fp8)"
+            "epilogue, or give it as an array (gemm of fp8)"
         )
 
 

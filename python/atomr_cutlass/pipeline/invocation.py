@@ -23,7 +23,7 @@ from .reduction import is_batch_invariant
 
 BACKENDS = (*GPU_BACKENDS, "reference")
 
-_SCALES = ("scale_a", "scale_b", "scale_d")
+SCALES = ("scale_a", "scale_b", "scale_d")
 
 
 class Result(NamedTuple):
@@ -229,7 +229,7 @@ def _labels(name: str, count: int) -> tuple[str, ...]:
 
 def numbers_of(arrays: Mapping[str, Any]) -> dict[str, float]:
     """The scales that are numbers."""
-    return {name: arrays[name] for name in _SCALES if isinstance(arrays.get(name), NUMBERS)}
+    return {name: arrays[name] for name in SCALES if isinstance(arrays.get(name), NUMBERS)}
 
 
 def folded(alpha: float, beta: float, numbers: Mapping[str, float]) -> tuple[float, float]:

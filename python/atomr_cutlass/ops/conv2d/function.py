@@ -13,7 +13,7 @@ from ...arrays.arguments import check_devices, check_out, result_dtype, views_of
 from ...arrays.layouts import LAYOUTS, TO_NHWC, axes_of, in_nhwc
 from ...arrays.numerics import AnyArray, math_mode
 from ...arrays.symbols import shape_of
-from ...checks import NUMBERS, shown
+from ...checks import shown
 from ...epilogue.bind import bind_call, refuse_scale_d
 from ...epilogue.results import ImageResult
 from ...errors import InvalidOperandError, UnsupportedError
@@ -22,17 +22,15 @@ from ...generator.epilogue.tree import RESULT
 from ...generator.rules import accumulator
 from ...pipeline.call import stored
 from ...pipeline.call_options import CallOptions, documented
-from ...pipeline.invocation import Call, Result
+from ...pipeline.invocation import SCALES, Call, Result
 from ...pipeline.operand_table import spec_of
 from ...pipeline.plan import Plan
 from ...pipeline.problem import MatrixSpec
-from ..product import Product
+from ..product import Product, refuse_scale_arrays
 from .geometry import DGRAD, FPROP, OPERANDS, WGRAD, ConvGeometry, conv_geometry, result_shape
 from .plans import make
 from .problem import ConvProblem, check_channels
 from .reference import CONVOLUTIONS
-
-_SCALES = ("scale_a", "scale_b", "scale_d")
 
 
 class ConvOptions(NamedTuple):
@@ -302,7 +300,7 @@ class _Convolution(Product):
             "stride": g.stride, "padding": g.padding, "dilation": g.dilation, "groups": g.groups,
             "alpha": options.alpha, "beta": options.beta, "math": self.math,
         }  # fmt: skip
-        how |= {name: self.call.arrays[name] for name in _SCALES}
+        how |= {name: self.call.arrays[name] for name in SCALES}
         given: tuple[Any, ...] = {FPROP: (), DGRAD: (g.x_shape,), WGRAD: (g.w_shape,)}[self.own.op]
         given = (host["a"], host["b"], *given, host.get("c") if self.call.c is not None else None)
         return self.evaluated(host, functools.partial(CONVOLUTIONS[self.own.op], *given, **how))
@@ -313,9 +311,7 @@ def _parse(call: Call) -> _Convolution:
     call.check("conv2d" if own.op == FPROP else own.op, layout=own.layout)
     if own.layout not in LAYOUTS:
         raise InvalidOperandError(f"unknown layout {own.layout!r}; valid: {', '.join(LAYOUTS)}")
-    for name in _SCALES:
-        if arrays[name] is not None and not isinstance(arrays[name], NUMBERS):
-            raise UnsupportedError(f"{name} is a {type(arrays[name]).__name__}: convolutions take numbers only")
+    refuse_scale_arrays(arrays, "convolution kernels read no scales: give a number")
     bias = arrays["bias"] if call.epilogue is None else None  # else it is an operand of the epilogue
     given = {"a": arrays["a"], "b": arrays["b"], "c": call.c, "bias": bias, RESULT: call.out}
     views = views_of(given, ("a", "b"), dict(zip("ab", OPERANDS[own.op], strict=True)))

@@ -17,10 +17,10 @@ from ...generator.epilogue.tree import RESULT
 from ...generator.rules import accumulator, gemm_types
 from ...pipeline.call import stored
 from ...pipeline.call_options import CallOptions, documented
-from ...pipeline.invocation import Call, Result
+from ...pipeline.invocation import SCALES, Call, Result
 from ...pipeline.operand_table import spec_of
 from ...pipeline.plan import Plan
-from ..product import Product
+from ..product import Product, refuse_scale_arrays
 from .kernels import make
 from .problem import VectorResult, check_shapes, check_types, product, result_shape
 
@@ -28,7 +28,6 @@ if TYPE_CHECKING:
     from ...epilogue.bind import BoundEpilogue
 
 _PRODUCT = ("a", "x")
-"""Names that operands of an epilogue cannot have."""
 
 
 @stored(a="a", x="x", c="c", bias="bias")
@@ -44,6 +43,9 @@ def gemv(
     bias: Any = None,
     activation: str | None = None,
     epilogue: Any = None,
+    scale_a: float | None = None,
+    scale_b: float | None = None,
+    scale_d: float | None = None,
     out_dtype: CutlassDtype | None = None,
     precision: str | None = None,
     stream: Any = None,
@@ -52,7 +54,7 @@ def gemv(
     workspace_size: int | None = None,
     **operands_of_epilogue: Any,
 ) -> Any:
-    """A matrix times a vector: y = saturating_cast(act(alpha * A x + beta * C + bias)), or that of `epilogue`.
+    """Y = saturating_cast(scale_d * act(alpha * scale_a * scale_b * A x + beta * C + bias)), or that of `epilogue`.
 
     Products are added up in float32. What takes the time is reading A: its rows, or its columns, are contiguous, and
     read in 16 bytes at a time where they and their strides are multiples of 16 bytes, else element by element.
@@ -68,7 +70,10 @@ def gemv(
         alpha: scalar. With 0, A and x are not read, unless there is an epilogue, bias or activation.
         bias: (M,), added to every vector, of any floating dtype.
         epilogue: function of the product, in the place of bias and activation, as `gemm` takes it. `acc` is alpha *
-            A x + beta * C in float32: to the function a matrix of one row, or one for each batch.
+            scale_a * scale_b * A x + beta * C in float32: to the function a matrix of one row, or one for each batch.
+        scale_a: factor of A, a number.
+        scale_b: factor of x, a number.
+        scale_d: factor of the result, a number. On a GPU not after bias, activation or an epilogue.
         out_dtype: element type of the result; defaults to A's.
         precision: for float32 operands: `ieee`, which is what None means.
         operands_of_epilogue: the operands of `epilogue` by their names: arrays on the device of `a`, of one element,
@@ -89,7 +94,8 @@ def gemv(
     options = CallOptions(
         activation, out_dtype, precision, False, backend, jit, workspace_size, False, alpha, beta, stream
     )  # fmt: skip
-    return Call(_parse, {"a": a, "x": x, "c": c, "bias": bias}, out, options, epilogue, operands_of_epilogue)
+    arrays = {"a": a, "x": x, "c": c, "bias": bias, "scale_a": scale_a, "scale_b": scale_b, "scale_d": scale_d}
+    return Call(_parse, arrays, out, options, epilogue, operands_of_epilogue)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -122,12 +128,15 @@ class _Gemv(Product):
         row, turned = host["x"][..., None, :], host["a"].swapaxes(-1, -2)
         c = host["c"][..., None, :] if "c" in self.product else None
         how: dict[str, Any] = {"alpha": options.alpha, "beta": options.beta, "math": self.math}
-        return self.evaluated(host, functools.partial(gemm_reference.gemm, row, turned, c, **how))
+        how |= {name: self.call.arrays[name] for name in SCALES[:2]}
+        compute = functools.partial(gemm_reference.gemm, row, turned, c, **how)
+        return self.evaluated(host, compute, scale_d=self.call.arrays["scale_d"])
 
 
 def _parse(call: Call) -> _Gemv:
     call.check("gemv")
     options, arrays = call.options, call.arrays
+    refuse_scale_arrays(arrays, "gemv kernels multiply f16, bf16 and f32, and read no scales: give a number")
     given = {"a": arrays["a"], "x": arrays["x"], "c": call.c, "out": call.out}
     if call.epilogue is None:
         given["bias"] = arrays["bias"]
@@ -158,6 +167,7 @@ def _bound(
     """The epilogue of a call with its arrays."""
     from ...epilogue import bind  # trees and the tracer
 
+    bind.refuse_scale_d(call.arrays["scale_d"])
     own = {name: view for name, view in views.items() if name in (*_PRODUCT, "c", RESULT)}
-    dtype = operands.dtype_of(views["a"], "a")
-    return bind.bind_call(call, VectorResult(shape), own, taken=_PRODUCT, out_dtype=result, acc=accumulator(dtype))
+    taken, acc = (*_PRODUCT, *SCALES), accumulator(operands.dtype_of(views["a"], "a"))
+    return bind.bind_call(call, VectorResult(shape), own, taken=taken, out_dtype=result, acc=acc)

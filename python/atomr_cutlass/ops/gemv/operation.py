@@ -20,8 +20,6 @@ from .kernels import GemvSearch, make
 from .problem import transposed, vector_of
 from .request import GemvRequest, GemvShape
 
-_SCALED = "the operands are f16, bf16 or f32, which have no scales on the device: multiply it into alpha"
-
 
 class GemvOperation(PlannedOperation[GemvRequest]):
     """y = epilogue(A x)."""
@@ -32,7 +30,6 @@ class GemvOperation(PlannedOperation[GemvRequest]):
     bound = "a"
     refuses = MappingProxyType(
         {
-            **dict.fromkeys(("scale_a", "scale_b", "scale_d"), _SCALED),
             "amax": "it belongs to scale_d; an epilogue reduces y to its largest magnitude",
             "batch_invariant": "how many threads share a row of A depends on the number of rows and vectors: use gemm",
             "fast_accum": "no tensor core multiplies: products are added up in float32",

@@ -16,7 +16,7 @@ from ...arrays import operands
 from ...arrays.arguments import check_devices, refuse_jax_out
 from ...arrays.numerics import FAST, AnyArray, math_mode, numpy_dtype
 from ...checks import NUMBERS, check_extents, check_options
-from ...epilogue.bind import bind
+from ...epilogue.bind import bind, refuse_scale_d
 from ...epilogue.groups import GroupedResult, check_bias, common_dtype
 from ...epilogue.trace import Traced
 from ...errors import InvalidOperandError, UnsupportedError
@@ -66,6 +66,7 @@ def grouped_gemm(
     epilogue: Any = None,
     scale_a: Any = None,
     scale_b: Any = None,
+    scale_d: float | None = None,
     out_dtype: CutlassDtype | None = None,
     fast_accum: bool = False,
     stream: Any = None,
@@ -76,9 +77,9 @@ def grouped_gemm(
     check: bool | None = None,
     **operands_of_epilogue: Any,
 ) -> Any:
-    """D[g] = saturating_cast(act(alpha * scale_a[g] * scale_b[g] * A[g] B[g] + beta * C[g] + bias[g])), in one launch.
+    """D[g] = saturating_cast(scale_d * act(alpha * scale_a[g] * scale_b[g] * A[g] B[g] + beta * C[g] + bias[g])).
 
-    With `epilogue`, D[g] is the result of its tree.
+    All products are computed in one launch. With `epilogue`, D[g] is the result of its tree.
 
     | form | a | b | result | who belongs to group g |
     |---|---|---|---|---|
@@ -118,6 +119,7 @@ def grouped_gemm(
             fp8.
         scale_b: factors of b: a number, one element, (G,), (G, 1, N), with block scales
             (G, ceil(K / 128), ceil(N / 128)); along K (1, N) or (G, 1, N). A list for lists, or one for all.
+        scale_d: factor of the results, a number; not after bias, activation or an epilogue.
         check: whether to copy offsets or counts to the host, which waits for the GPU, and refuse those that are
             negative, decrease or exceed the rows. For debugging; not while a CUDA graph is captured. None leaves it
             to the environment variable ATOMR_CUTLASS_CHECK (1 is yes, but for calls that are captured).
@@ -137,7 +139,7 @@ def grouped_gemm(
     """
     arrays = {
         "a": a, "b": b, "c": c, "offsets": offsets, "counts": counts, "scale_a": _one_number(scale_a),
-        "scale_b": _one_number(scale_b), "bias": bias,
+        "scale_b": _one_number(scale_b), "scale_d": scale_d, "bias": bias,
     }  # fmt: skip
     options = CallOptions(
         activation, out_dtype, None, fast_accum, backend, jit, workspace_size, batch_invariant, alpha, beta, stream
@@ -295,6 +297,14 @@ class _GroupedGemm(Invocation):
 def _parse(call: Call) -> Invocation:
     call.check("grouped_gemm")
     options, arrays = call.options, call.arrays
+    scale_d = arrays["scale_d"]
+    if scale_d is not None and not isinstance(scale_d, NUMBERS):
+        raise UnsupportedError(
+            f"scale_d is a {type(scale_d).__name__}: grouped kernels read no scale of D, give a number, or multiply in "
+            "an epilogue"
+        )
+    if call.follows:
+        refuse_scale_d(scale_d)
     check_activation(options.activation)
     for label, array in labelled({RESULT: call.out}).items():
         refuse_jax_out(array, label)
@@ -328,7 +338,7 @@ def _parse(call: Call) -> Invocation:
         bias = check_bias(over.view(named["bias"], "bias"), over) if "bias" in named else None
         follows = bias_and_activation(bias, options.activation)
     epilogue = bind(
-        follows, named, over, views, taken={*_PRODUCT} - ({"c"} if "c" not in views else set()),
+        follows, named, over, views, taken={*_PRODUCT, "scale_d"} - ({"c"} if "c" not in views else set()),
         out=call.out, out_dtype=result_dtype_of(views, options.out_dtype, dtype),
         fixed=options.out_dtype is not None or RESULT in views or "c" in views, acc=accumulator(dtype),
     )  # fmt: skip

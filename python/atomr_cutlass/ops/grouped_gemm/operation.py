@@ -40,7 +40,6 @@ class GroupedGemmOperation(PlannedOperation[GroupedGemmRequest]):
     bound = "b"
     refuses = MappingProxyType(
         {
-            "scale_d": "the kernels have no scale of D: fold it into alpha",
             "amax": "the kernels write D alone",
             "precision": "the operands have 16 or 8 bits: there is no choice of precision",
         }

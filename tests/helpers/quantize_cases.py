@@ -14,7 +14,7 @@ import pytest
 import atomr_cutlass as ac
 import fake_cases
 from atomr_cutlass import CutlassDtype as D
-from atomr_cutlass import SmArch
+from atomr_cutlass import SmArch, _core
 from atomr_cutlass.arrays import numerics
 from atomr_cutlass.arrays.layouts import relaid
 from atomr_cutlass.generator.families.cast import cast
@@ -51,6 +51,50 @@ def case_values_and_scales_are_those_of_the_host() -> None:
             back = ac.dequantize(got.values, got.scales, out_dtype=D.BF16, **how)
             wide = ac.dequantize(want.values, want.scales, out_dtype=D.BF16, **how)
             np.testing.assert_array_equal(fetch(back), wide)
+
+
+def case_results_are_written_in_place() -> None:
+    x = random.standard_normal((130, 416)).astype(numerics.numpy_dtype(D.BF16))
+    for scaling in SCALINGS:
+        second = 0.125 if scaling == "nvfp4" else 1.0
+        how: dict[str, Any] = {"scaling": scaling, "global_scale": second}
+        want = ac.quantize(x, **how)
+        back = ac.dequantize(*want[:2], out_dtype=D.BF16, **how)
+        given = place(x)
+        out = ac.quantize(place(x[::-1].copy()), **how)[:2]
+        wide = place(np.zeros(x.shape, x.dtype))
+        with fake_cases.parsed() as made:
+            for kind in (tuple, tuple, list):
+                got = ac.quantize(given, **how, out=kind(out))
+                assert got[0] is out[0]
+                assert got[1] is out[1]
+                assert got.global_scale == second
+                assert fetch(out[1]).tobytes() == want.scales.tobytes(), scaling
+                assert fetch(out[0]).tobytes() == want.values.tobytes(), scaling
+                assert ac.dequantize(*out, out=wide, **how) is wide
+                np.testing.assert_array_equal(fetch(wide), back)
+            assert len(made) == 2
+        over = _core.Operand(given.pointer, out[0].shape, None, out[0].dtype, 2, 0, False, given)
+        with pytest.raises(ac.InvalidOperandError, match=r"out\[0\] overlaps x"):
+            ac.quantize(given, **how, out=(over, out[1]))
+
+
+def case_results_with_gaps_are_refused() -> None:
+    x, scales = place(np.ones((16, 32), np.float32)), place(np.ones((16, 1), np.float32))
+    values = place(np.zeros((16, 64), numerics.numpy_dtype(D.F8E4M3)))
+    with pytest.raises(ac.InvalidOperandError, match=r"out\[0\] has strides \(64, 1\); expected \(32, 1\), with"):
+        ac.quantize(x, scaling="row", out=(relaid(values, [16, 32], [64, 1]), scales))
+    dense, wide = place(np.zeros((16, 32), numerics.numpy_dtype(D.F8E4M3))), relaid(x, [16, 32], [1, 16])
+    with pytest.raises(ac.InvalidOperandError, match=r"out has strides \(1, 16\); expected \(32, 1\), without gaps"):
+        ac.dequantize(dense, scales, scaling="row", out=wide)
+
+
+def case_nothing_is_written_but_scales_of_1() -> None:
+    for scaling in ("tensor", "row", "block", "tile"):
+        want = ac.quantize(np.zeros((5, 0), np.float32), scaling=scaling)
+        out = tuple(place(np.zeros_like(array)) for array in want[:2])
+        ac.quantize(place(np.zeros((5, 0), np.float32)), scaling=scaling, out=out)
+        np.testing.assert_array_equal(fetch(out[1]), want.scales)
 
 
 def case_rows_may_be_apart() -> None:

@@ -91,6 +91,62 @@ def test_what_is_wrong_is_refused(call, said: str) -> None:
         call()
 
 
+@pytest.mark.parametrize("scaling", quantized.SCALINGS)
+def test_results_are_written_in_place(scaling: str) -> None:
+    want = ac.quantize(X, scaling=scaling)
+    out = np.zeros_like(want.values), np.zeros_like(want.scales)
+    got = ac.quantize(X, scaling=scaling, out=out)
+    assert got.values is out[0]
+    assert got.scales is out[1]
+    assert out[0].tobytes() == want.values.tobytes()
+    assert out[1].tobytes() == want.scales.tobytes()
+    for dtype in (np.float32, np.float16):
+        wide = np.zeros(X.shape, dtype)
+        assert ac.dequantize(*out, scaling=scaling, out=wide) is wide
+        known = D.F32 if dtype is np.float32 else D.F16
+        np.testing.assert_array_equal(wide, ac.dequantize(*out, scaling=scaling, out_dtype=known))
+
+
+E4M3 = ml_dtypes.float8_e4m3fn
+VALUES, SCALES, WIDE = np.zeros(X.shape, E4M3), np.ones((130, 1), np.float32), np.zeros(X.shape, np.float32)
+
+
+@pytest.mark.parametrize(
+    ("out", "said"),
+    [
+        (VALUES, "out is a ndarray; expected two arrays"),
+        ((VALUES, SCALES, 1.0), r"out is \(a ndarray, a ndarray, 1.0\); expected two arrays"),
+        ((VALUES, None), r"out\[1\] is None; expected an array"),
+        ((VALUES[:9], SCALES), r"out\[0\] has shape \(9, 416\); expected \(130, 416\)"),
+        ((VALUES, SCALES[:, 0]), r"out\[1\] has shape \(130,\); expected \(130, 1\)"),
+        ((VALUES.view(ml_dtypes.float8_e5m2), SCALES), r"out\[0\] has elements of e5m2; expected e4m3"),
+        ((VALUES, SCALES.astype(np.float64)), r"out\[1\] has elements of f64; expected f32"),
+        ((np.broadcast_to(VALUES[:1], X.shape), SCALES), r"out\[0\] is read-only"),
+        ((X.view(E4M3)[:, :416], SCALES), r"out\[0\] overlaps x"),
+        ((WIDE.view(E4M3)[:, :416], WIDE[:, :1]), r"out\[0\] overlaps out\[1\]"),
+    ],
+)
+def test_wrong_arrays_for_values_and_scales_are_refused(out: Any, said: str) -> None:
+    with pytest.raises(ac.InvalidOperandError, match=said):
+        ac.quantize(X, scaling="row", out=out)
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"out": WIDE[:9]}, r"out has shape \(9, 416\); expected \(130, 416\)"),
+        ({"out": WIDE.astype(np.float64)}, "out is f64; expected f32, f16 or bf16"),
+        ({"out": WIDE, "out_dtype": D.BF16}, "out is f32, but out_dtype asks for bf16"),
+        ({"out": np.broadcast_to(WIDE[:1], X.shape)}, "out is read-only"),
+        ({"out_dtype": D.I8}, "out_dtype is i8; expected f32, f16 or bf16"),
+        ({"out": WIDE, "values": WIDE.view(E4M3)[:, :416]}, "out overlaps values"),
+    ],
+)
+def test_wrong_arrays_for_what_is_dequantized_are_refused(given: Any, said: str) -> None:
+    with pytest.raises(ac.InvalidOperandError, match=said):
+        ac.dequantize(**{"values": VALUES, "scales": SCALES, "scaling": "row", **given})
+
+
 def on_gpu(array: np.ndarray[Any, Any]) -> _core.Operand:
     """An array on an imagined GPU, which is refused before it is touched."""
     dtype = operands.as_operand(array).dtype

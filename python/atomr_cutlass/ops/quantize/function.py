@@ -11,7 +11,7 @@ import numpy as np
 
 from ... import _core
 from ...arrays import operands
-from ...arrays.arguments import check_devices
+from ...arrays.arguments import check_apart, check_devices, check_writable, refuse_jax_out, result_dtype, views_of
 from ...arrays.numerics import AnyArray, numpy_dtype, saturating_cast
 from ...arrays.operands import BYTE, CPU
 from ...checks import NUMBERS, shown
@@ -28,6 +28,7 @@ from ...pipeline.call_options import CallOptions, documented
 from ...pipeline.candidate import Candidate
 from ...pipeline.invocation import Call, Invocation, Result
 from ...pipeline.plan import Plan, Steps
+from ...pipeline.problem import is_dense, row_major
 from ...pipeline.search import ExactSearch
 from . import reference as quantization
 from .reference import swizzled_size
@@ -36,6 +37,9 @@ D = CutlassDtype
 
 SCALINGS = tuple(form for form in FORMS if form != "amax")
 """Scopes of a scale: all (`tensor`), a `row`, a `block` of 1 x 128, a `tile` of 128 x 128, and fp4's vectors."""
+
+_VALUES, _SCALES = "out[0]", "out[1]"
+"""The results of `quantize` by name."""
 
 _SCALE_ELEMENTS = {
     ScaleType.F32: ("f32", (D.F32.dlpack,)),
@@ -67,6 +71,7 @@ def quantize(
     dtype: CutlassDtype = D.F8E4M3,
     *,
     scaling: str = "tensor",
+    out: tuple[Any, Any] | None = None,
     global_scale: float = 1.0,
     stream: Any = None,
     backend: str = "auto",
@@ -82,22 +87,24 @@ def quantize(
         x: (M, K), row-major (rows may be further apart); f16, bf16 or f32.
         dtype: e4m3 or e5m2; without meaning for nvfp4 and mxfp4, which are e2m1.
         scaling: one of SCALINGS.
+        out: (values, scales), row-major arrays of the shapes and element types that new ones would have, written in
+            place and returned; they overlap nothing. Not for JAX.
         global_scale: nvfp4's second-level scale, such as `quantization.nvfp4_global_scale`: a positive number, rounded
             to float32. Other formats have none.
         backend: {backend} Of host arrays, which NumPy quantizes, `auto` or `reference`.
 
     Returns:
-        Values and scales, of the kind of `x`. An empty array has scales of 1.
+        Values and scales: those of `out`, or new arrays of the kind of `x`. An empty array has scales of 1.
 
     Raises:
-        InvalidOperandError: another rank, dtype or strides, an unknown scaling or backend, a K that fp4's vectors do
-            not divide, a global_scale that is not positive or that the format does not have.
+        InvalidOperandError: another rank, shape, dtype, strides, device or overlap, an unknown scaling or backend, a K
+            that fp4's vectors do not divide, a global_scale that is not positive or that the format does not have.
         UnsupportedError: a kernel is asked for, and `x` is in host memory.
         KernelNotFoundError, CompileError, DeviceUnavailableError: as for `gemm`.
     """
     second = _second_level(global_scale, scaling)
     options = CallOptions(batch_invariant=False, backend=backend, jit=jit, alpha=second, stream=stream)
-    return cast("QuantizedArray", Call(_parse, {"x": x}, None, options, own=(dtype, scaling)))  # `stored` serves it
+    return cast("QuantizedArray", Call(_parse, {"x": x}, out, options, own=(dtype, scaling)))  # `stored` serves it
 
 
 @stored(values="values", scales="scales")
@@ -107,8 +114,9 @@ def dequantize(
     scales: Any,
     *,
     scaling: str = "tensor",
+    out: Any = None,
     global_scale: float = 1.0,
-    out_dtype: CutlassDtype = D.F32,
+    out_dtype: CutlassDtype | None = None,
     stream: Any = None,
     backend: str = "auto",
     jit: str | None = None,
@@ -119,12 +127,13 @@ def dequantize(
         values: as `quantize` returns them, dense.
         scales: likewise.
         scaling: as it was quantized.
+        out: (M, K), row-major, written in place and returned; overlaps nothing. Not for JAX.
         global_scale: likewise; of nvfp4 alone.
-        out_dtype: f32, f16 or bf16.
+        out_dtype: f32, f16 or bf16; defaults to that of `out`, else f32.
         backend: {backend} Of host arrays, which NumPy scales, `auto` or `reference`.
 
     Returns:
-        (M, K), a new array of the kind of `values`.
+        `out`, or a new array (M, K) of the kind of `values`.
 
     Raises:
         InvalidOperandError: a wrong dtype, shapes or devices that do not belong together, or as `quantize`.
@@ -135,7 +144,7 @@ def dequantize(
         out_dtype=out_dtype, batch_invariant=False, backend=backend, jit=jit,
         alpha=_second_level(global_scale, scaling), stream=stream,
     )  # fmt: skip
-    return Call(_parse_inverse, {"values": values, "scales": scales}, None, options, own=(scaling,))
+    return Call(_parse_inverse, {"values": values, "scales": scales}, out, options, own=(scaling,))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -159,6 +168,7 @@ class _Quantize(Invocation):
         (rows, columns), strides = self.inputs["x"].shape, self.inputs["x"].strides
         if self.on_gpu and rows > 0 and columns > 1 and strides[1] != 1:
             raise InvalidOperandError(f"x has strides {strides}; expected contiguous rows: quantize x.T for B")
+        _check_dense(self.results)
 
     def plan(self, views: dict[str, _core.Operand], *, like: Any, stream: int) -> Plan:
         x, options, scaling = views["x"], self.call.options, self.scaling
@@ -174,10 +184,9 @@ class _Quantize(Invocation):
         lda = x.strides[0] if rows > 1 else columns
         args: dict[str, Any] = {"rows": rows, "columns": columns, "lda": lda, "alpha": "alpha"}
         args["a"] = steps.slot("x", x.shape, x.strides, source.dlpack)
-        args |= {
-            field: steps.slot(name, self.results[name].shape, None, self.results[name].element, role="output")
-            for field, name in (("scales", "scales"), ("d", "values"))
-        }
+        for field, name in (("scales", _SCALES), ("d", _VALUES)):
+            shape, element, *_ = self.results[name]
+            args[field] = steps.slot(name, shape, None, element, alignment=element[1] // 8, role="output")
         if scaling == "tensor":
             amax = steps.temporary(4)
             steps.clear(amax, 4)
@@ -186,24 +195,26 @@ class _Quantize(Invocation):
         else:
             if self.narrow is D.F4E2M1:
                 # The swizzled layout is padded with zeros.
-                steps.clear(args["scales"], math.prod(self.results["scales"].shape))
+                steps.clear(args["scales"], math.prod(self.results[_SCALES].shape))
             steps.launch(kernel(scaling), args, main=True)
         return steps.plan(like=like)
 
     def write_nothing(self, views: Mapping[str, _core.Operand], stream: int) -> None:
-        if views["scales"].dtype == D.F32.dlpack:
-            operands.write_async(np.ones(views["scales"].shape, np.float32), views["scales"], stream)
+        scales = views[_SCALES]
+        if scales.dtype == D.F32.dlpack:
+            operands.write_async(np.ones(scales.shape, np.float32), scales, stream)
 
     def returned(self, arrays: Mapping[str, Any]) -> Any:
         return super().returned({**arrays, "global_scale": self.call.options.alpha})
 
     def reference(self, host: dict[str, AnyArray]) -> dict[str, AnyArray]:
         values, scales = _in_numpy(host["x"], self.narrow, self.scaling, self.call.options.alpha)
-        return {"values": values, "scales": scales}
+        return {_VALUES: values, _SCALES: scales}
 
 
 def _quantized_array(made: Mapping[str, Any]) -> QuantizedArray:
-    return QuantizedArray(made["values"], made["scales"], _rounded(made.get("global_scale", 1.0)))
+    values, scales = made[RESULT] or (made[_VALUES], made[_SCALES])
+    return QuantizedArray(values, scales, _rounded(made.get("global_scale", 1.0)))
 
 
 def _parse(call: Call) -> _Quantize:
@@ -223,10 +234,15 @@ def _parse(call: Call) -> _Quantize:
     element = {ScaleType.F32: D.F32.dlpack, ScaleType.UE4M3: D.F8E4M3.dlpack, ScaleType.UE8M0: BYTE}[kind]
     # fp4 and e8m0 are bytes to every framework.
     values = Result((rows, columns // 2), BYTE) if fp4 else Result((rows, columns), narrow.dlpack)
+    results = {_VALUES: values, _SCALES: Result(_scales_shape(view.shape, scaling), element)}
+    if call.out is not None:
+        if not isinstance(call.out, (list, tuple)) or len(call.out) != len(results):
+            raise InvalidOperandError(f"out is {shown(call.out)}; expected two arrays, (values, scales)")
+        results = _into(dict(zip(results, call.out, strict=True)), results, {"x": view})
     return _Quantize(
         call=call,
         inputs={"x": view},
-        results={"values": values, "scales": Result(_scales_shape(view.shape, scaling), element)},
+        results=results,
         arrange=_quantized_array,
         scaling=scaling,
         narrow=narrow,
@@ -239,14 +255,19 @@ class _Dequantize(Invocation):
 
     Attributes:
         scaling: which elements share a scale.
+        wide: element type of the result.
     """
 
     scaling: str
+    wide: CutlassDtype
     numpy_on_host = True
+
+    def check_kernels(self) -> None:
+        _check_dense(self.results)
 
     def plan(self, views: dict[str, _core.Operand], *, like: Any, stream: int) -> Plan:
         values, scales, options = views["values"], views["scales"], self.call.options
-        kind, wide, shape = scale_type(self.scaling), options.out_dtype or D.F32, self.results[RESULT].shape
+        kind, wide, shape = scale_type(self.scaling), self.wide, self.results[RESULT].shape
         narrow = D.F4E2M1 if kind is not ScaleType.F32 else operands.dtype_of(values, "values")
         block_rows, block_columns = FORMS[self.scaling][1]
         search = ExactSearch(lambda arch: dequantize_key(arch, narrow, wide, kind), devices.get(values.device))
@@ -259,7 +280,7 @@ class _Dequantize(Invocation):
             "lda": columns,
             "a": steps.slot("values", values.shape, None, values.dtype),
             "scales": steps.slot("scales", scales.shape, None, scales.dtype),
-            "d": steps.slot(RESULT, shape, None, wide.dlpack, role="output"),
+            "d": steps.slot(RESULT, shape, None, wide.dlpack, alignment=wide.bits // 8, role="output"),
             "alpha": "alpha",
             "block_rows": block_rows or rows,
             "block_columns": block_columns or columns,
@@ -268,18 +289,17 @@ class _Dequantize(Invocation):
         return steps.plan(like=like)
 
     def reference(self, host: dict[str, AnyArray]) -> dict[str, AnyArray]:
-        wide, shape = self.call.options.out_dtype or D.F32, self.results[RESULT].shape
-        return {
-            RESULT: _wide_in_numpy(host["values"], host["scales"], shape, self.scaling, self.call.options.alpha, wide)
-        }
+        shape, second = self.results[RESULT].shape, self.call.options.alpha
+        return {RESULT: _wide_in_numpy(host["values"], host["scales"], shape, self.scaling, second, self.wide)}
 
 
 def _parse_inverse(call: Call) -> _Dequantize:
     (scaling,) = call.own
-    wide = call.options.out_dtype
     _check("dequantize", call, scaling)
+    outs = {} if call.out is None else {RESULT: call.out}
+    wide = result_dtype(views_of(outs), call.options.out_dtype, D.F32)
     if wide not in WIDE_TYPES:
-        raise InvalidOperandError(f"out_dtype is {wide!r}; expected F32, F16 or BF16")
+        raise InvalidOperandError(f"{'out' if outs else 'out_dtype'} is {wide.value}; expected f32, f16 or bf16")
     kind = scale_type(scaling)
     views = {name: operands.as_operand(array, name) for name, array in call.arrays.items()}
     view, scales = views["values"], views["scales"]
@@ -295,15 +315,56 @@ def _parse_inverse(call: Call) -> _Dequantize:
         raise InvalidOperandError(f"scales has shape {scales.shape}; expected {expected}")
     known, elements = _SCALE_ELEMENTS[kind]
     if scales.dtype not in elements:
-        raise InvalidOperandError(f"scales has elements of {_named(scales)}; expected {known}")
+        raise InvalidOperandError(f"scales has elements of {_named(scales.dtype)}; expected {known}")
     check_devices(views)
     _check_place(view, "dequantize", call.options.backend)
     return _Dequantize(
         call=call,
         inputs=views,
-        results={RESULT: Result(shape, wide.dlpack)},
+        results=_into(outs, {RESULT: Result(shape, wide.dlpack)}, views),
         scaling=scaling,
+        wide=wide,
     )
+
+
+def _into(
+    outs: Mapping[str, Any], results: dict[str, Result], inputs: Mapping[str, _core.Operand]
+) -> dict[str, Result]:
+    """The results in the caller's arrays, where there are such.
+
+    Args:
+        outs: the arrays by the results' names, or nothing.
+        results: as they would be made anew.
+        inputs: views of what is read.
+
+    Raises:
+        InvalidOperandError: an array is not as a new one would be, or shares memory; names it.
+    """
+    if not outs:
+        return results
+    views = views_of(outs, outs)
+    check_devices({**inputs, **views})
+    for name, view in views.items():
+        refuse_jax_out(outs[name], name)
+        shape, element, *_ = results[name]
+        if view.shape != shape:
+            raise InvalidOperandError(f"{name} has shape {view.shape}; expected {shape}")
+        if view.dtype != element:
+            raise InvalidOperandError(f"{name} has elements of {_named(view.dtype)}; expected {_named(element)}")
+        check_writable(view, name)
+    check_apart(views, inputs, ())
+    return {name: Result(view.shape, view.dtype, outs[name], view) for name, view in views.items()}
+
+
+def _check_dense(results: Mapping[str, Result]) -> None:
+    """Refuses the caller's arrays where they have gaps or are not row-major: kernels write no such.
+
+    Raises:
+        InvalidOperandError: names the array.
+    """
+    for name, (shape, _, _, view) in results.items():
+        if view is not None and 0 not in shape and not is_dense(shape, view.strides):
+            raise InvalidOperandError(f"{name} has strides {view.strides}; expected {row_major(shape)}, without gaps")
 
 
 def _check(function: str, call: Call, scaling: str, **more: Any) -> None:
@@ -321,12 +382,12 @@ def _check_matrix(view: _core.Operand, name: str, dtypes: tuple[CutlassDtype, ..
         raise InvalidOperandError(f"{name} is {dtype.value}; expected {', '.join(valid.value for valid in dtypes)}")
 
 
-def _named(view: _core.Operand) -> str:
-    """Its element type in words."""
-    if view.dtype == BYTE:
+def _named(element: tuple[int, int]) -> str:
+    """An element type, DLPack's (type code, bits), in words."""
+    if element == BYTE:
         return "bytes"
-    found = CutlassDtype.from_dlpack(*view.dtype) or ScaleType.from_dlpack(*view.dtype)
-    return f"DLPack type {view.dtype[0]} with {view.dtype[1]} bits" if found is None else found.value
+    found = CutlassDtype.from_dlpack(*element) or ScaleType.from_dlpack(*element)
+    return f"DLPack type {element[0]} with {element[1]} bits" if found is None else found.value
 
 
 def _second_level(global_scale: float, scaling: str) -> float:

@@ -6,14 +6,12 @@ from types import MappingProxyType
 
 from ...pipeline.operation import Operation
 
-_NO_PRODUCT = dict.fromkeys(
-    ("c", "alpha", "beta", "bias", "activation", "epilogue", "scale_a", "scale_b", "scale_d", "amax", "precision",
-     "fast_accum"),
-    "nothing is multiplied",
-) | {
+_BOTH = {
+    "precision": "the kernels compute in float32, whatever the element types",
+    "fast_accum": "nothing is added up",
     "workspace_size": "there is one kernel for each form, whose workspace is 4 bytes at most",
     "batch_invariant": "nothing is added up: elements depend on others through their scale alone",
-}  # fmt: skip
+}
 
 
 _ONE_KERNEL = "each form and element type has one kernel: there is nothing to choose, bind or tune"
@@ -24,7 +22,19 @@ class QuantizeOperation(Operation):
 
     name = "quantize"
     unplanned = _ONE_KERNEL
-    refuses = MappingProxyType({**_NO_PRODUCT, "out": "values and scales are allocated together, as kernels take them"})
+    refuses = MappingProxyType(
+        _BOTH
+        | dict.fromkeys(("c", "beta"), "the kernels read x alone")
+        | dict.fromkeys(("alpha", "scale_a", "scale_d"), "a factor of x changes the scales alone: multiply those")
+        | dict.fromkeys(
+            ("bias", "activation", "epilogue"),
+            "the kernels divide x by its scales, and compute nothing else: apply it to x before",
+        )
+        | {
+            "scale_b": "there is one operand",
+            "amax": "it is the scale times the largest value of `dtype`",
+        }
+    )
     spelled = MappingProxyType({"out_dtype": "dtype"})
 
 
@@ -33,7 +43,13 @@ class DequantizeOperation(Operation):
 
     name = "dequantize"
     unplanned = _ONE_KERNEL
-    refuses = MappingProxyType({**_NO_PRODUCT, "out": "the result is a new array"})
+    refuses = MappingProxyType(
+        _BOTH
+        | dict.fromkeys(("c", "beta", "bias"), "the kernels read values and scales alone")
+        | dict.fromkeys(("activation", "epilogue"), "the kernels multiply by scales alone: apply it to the result")
+        | {"scale_b": "there is one operand", "amax": "the kernels write the result alone"}
+    )
+    spelled = MappingProxyType({"alpha": "global_scale", "scale_a": "scales", "scale_d": "global_scale"})
 
 
 OPERATIONS = (QuantizeOperation(), DequantizeOperation())

@@ -269,6 +269,12 @@ def supports_tree(program: str, acc: D, d: D) -> Status:
     return OK
 
 
+NO_EPILOGUE_OF_WGRAD = no(
+    "the gradient of a filter has no epilogue: its columns are taps and channels, several dimensions, where kernels' "
+    "epilogues know one"
+)
+
+
 def supports_conv_tree(key: KernelKey) -> Status:
     """Whether a convolution's kernel can evaluate a tree over its pixels and channels.
 
@@ -276,7 +282,7 @@ def supports_conv_tree(key: KernelKey) -> Status:
         key: of a convolution, whose epilogue has a tree.
     """
     if key.op == "conv2d_wgrad":
-        return no("the gradient of a filter has no epilogue: its columns are taps and channels")
+        return NO_EPILOGUE_OF_WGRAD
     if key.generation != "sm90":
         return no(
             "epilogue trees of convolutions are those of sm_90a's TMA kernels: implicit GEMM of CUTLASS 2.x has no "

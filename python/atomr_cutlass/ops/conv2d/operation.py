@@ -6,6 +6,7 @@ from typing import Any
 
 from ...arrays.layouts import in_layout
 from ...errors import InvalidOperandError
+from ...generator.rules import NO_EPILOGUE_OF_WGRAD
 from ...pipeline.devices import Device
 from ...pipeline.operand_table import Arrays, OperandSlot, epilogue_slots
 from ...pipeline.operation import PlannedOperation
@@ -40,13 +41,13 @@ class ConvOperation(PlannedOperation[ConvRequest]):
         self.request_type = request_type
         self.bound = OPERANDS[self.name][1]
         self.refuses = {
-            "amax": "of fprop and dgrad an epilogue reduces it",
+            "amax": "an epilogue reduces it (`total_amax`)",
             "fast_accum": "fp8 kernels accumulate fast; where there is none, operands are cast",
             "batch_invariant": "kernels and slices of K are chosen for the pixels of all images together",
         }
         if self.name == WGRAD:
-            nothing = dict.fromkeys(("bias", "activation", "epilogue"), "the gradient of a filter has no epilogue")
-            self.refuses |= nothing
+            self.refuses |= dict.fromkeys(("bias", "activation", "epilogue"), NO_EPILOGUE_OF_WGRAD.reason)
+            self.refuses["amax"] = "the kernels write the gradient alone, and have no epilogue that reduces it"
 
     def operands(self, request: ConvRequest) -> tuple[OperandSlot, ...]:
         conv = request.problem(0)

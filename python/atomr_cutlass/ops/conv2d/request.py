@@ -14,6 +14,7 @@ from ...generator.dtypes import CutlassDtype
 from ...generator.epilogue.ops import ACTIVATIONS
 from ...generator.matrix import ARCHS
 from ...generator.members import Members
+from ...generator.rules import NO_EPILOGUE_OF_WGRAD
 from ...pipeline.call_options import documented
 from ...pipeline.devices import Device
 from ...pipeline.plan_cache import PlanKey
@@ -159,10 +160,9 @@ class ConvRequest(OperationRequest):
         if self.epilogue.activation not in (None, *ACTIVATIONS):
             valid = ", ".join(ACTIVATIONS)
             raise InvalidOperandError(f"activation is {self.epilogue.activation!r}; expected None or one of {valid}")
-        if self.op == WGRAD and self.epilogue.tree is not None:
-            raise UnsupportedError("the gradient of a filter has no epilogue")
-        if self.op == WGRAD and (self.epilogue.bias or self.epilogue.activation is not None):
-            raise UnsupportedError("the gradient of a filter has no bias and no activation")
+        epilogue = self.epilogue
+        if self.op == WGRAD and (epilogue.tree or epilogue.bias or epilogue.activation is not None):
+            raise UnsupportedError(NO_EPILOGUE_OF_WGRAD.reason)
         if self.tree is not None:
             self.refuse_tree(self.tree, OPERANDS[self.op])
 

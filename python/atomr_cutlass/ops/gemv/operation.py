@@ -30,7 +30,7 @@ class GemvOperation(PlannedOperation[GemvRequest]):
     bound = "a"
     refuses = MappingProxyType(
         {
-            "amax": "it belongs to scale_d; an epilogue reduces y to its largest magnitude",
+            "amax": "an epilogue reduces it (`total_amax`)",
             "batch_invariant": "how many threads share a row of A depends on the number of rows and vectors: use gemm",
             "fast_accum": "no tensor core multiplies: products are added up in float32",
         }

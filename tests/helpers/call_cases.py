@@ -330,7 +330,10 @@ def case_matmul() -> None:
         def call(a: Any = a, b: Any = b, **more: Any) -> Any:
             return ac.matmul(ac.MatmulRequest(a, b, **({"m": 64, "n": 256, "k": 128} | more)))
 
-        for more in ({}, {"d": d}, {"d": d, "epilogue": ac.MatmulEpilogue.GELU_AUX, "gelu_aux": aux}):
+        made = [launched(functools.partial(call, out_dtype=asked))[-1] for asked in (D.F32, None)]
+        assert made == ["2:32[256, 64]", "4:16[256, 64]"], made
+        aux_form = {"d": d, "epilogue": ac.MatmulEpilogue.GELU_AUX, "gelu_aux": aux}
+        for more in ({}, {"out_dtype": D.F32}, {"d": d}, aux_form):
             kept(*(functools.partial(call, alpha=alpha, **more) for alpha in (2.0, 3, np.float32(2))))
             kept(*(functools.partial(call, scales=ac.ScaleSet(scale), **more) for scale in (2.0, 3, np.float32(2))))
         for c in (d, make("bf16", 256, 64)):

@@ -639,6 +639,7 @@ def _matmul_calls() -> Iterable[Call]:
         lambda: matmul_request(epilogue=ac.MatmulEpilogue.BGRADA, bias=random(8), backend="auto"),
         lambda: matmul_request(**fp8, transa=True, fast_accum=True, scales=ac.ScaleSet(one, one, one, one.copy())),
         lambda: matmul_request(stream=0, reply=Future(), workspace_size=1 << 20, precision="tf32", backend="auto"),
+        lambda: matmul_request(out_dtype=D.BF16),
     ]
     for made in base:
         yield Call("MatmulRequest", ac.MatmulRequest, made, _computed)

@@ -286,6 +286,22 @@ def test_where_the_result_goes() -> None:
     assert _product(memory(A), memory(B), wrong_c, d) is d
 
 
+def test_a_new_result_has_the_element_type_that_is_asked_for() -> None:
+    half = memory(A).astype(np.float16), memory(B).astype(np.float16)
+    assert _product(*half).dtype == np.float16
+    for dtype, known in ((np.float32, D.F32), (ml_dtypes.bfloat16, D.BF16)):
+        made = _product(*half, out_dtype=known)
+        assert made.dtype == dtype
+        np.testing.assert_array_equal(made.T, AB.astype(dtype))
+    d = np.zeros((N, M), np.float32)
+    assert _product(*half, None, d, out_dtype=D.F32) is d
+    for arrays, name in (((None, d), "d"), ((d, None), "c")):
+        with pytest.raises(InvalidOperandError, match=f"{name} is f32, but out_dtype asks for bf16"):
+            _product(*half, *arrays, out_dtype=D.BF16)
+    with pytest.raises(InvalidOperandError, match="out_dtype is 'f32'; expected"):
+        _product(*half, out_dtype="f32")
+
+
 def test_a_gradient_may_replace_what_it_is_taken_at() -> None:
     case, other = (Case(E.DGELU_BGRAD, np.float32, np.float32, beta=1.0) for _ in range(2))
     ac.matmul(case.request(backend="reference"))

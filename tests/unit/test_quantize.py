@@ -178,11 +178,12 @@ PLACES = pytest.mark.parametrize("place", [on_host, on_gpu])
         (float("inf"), "positive number in float32's range"),
         (1e-60, "positive number in float32's range"),
         (10**400, "positive number in float32's range"),
+        (10**5000, "positive number in float32's range"),
         (True, "is a bool; expected a number"),
         ("1", "is a str; expected a number"),
         (np.ones(1, np.float32), "is a ndarray; expected a number"),
     ],
-    ids=str,
+    ids=lambda given: f"{given.bit_length()} bits" if isinstance(given, int) else str(given),
 )
 def test_a_second_level_scale_is_a_positive_number(place: Any, scaling: str, second: Any, said: str) -> None:
     values, scales = quantized_by(scaling)

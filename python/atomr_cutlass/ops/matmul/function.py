@@ -88,17 +88,17 @@ def _awaited(request: MatmulRequest) -> Any:
 
 def _call(
     a: Any, b: Any, c: Any, bias: Any, gelu_aux: Any, amax_d: Any, out: Any, alpha: float, beta: float,
-    scale_a: Any, scale_b: Any, scale_d: Any, stream: Any, precision: str | None, fast_accum: bool, backend: str,
-    jit: str | None, workspace_size: int | None, batch_invariant: bool | None, matrices: tuple[Any, ...],
-    extents: tuple[int, ...], factor: float,
+    scale_a: Any, scale_b: Any, scale_d: Any, stream: Any, out_dtype: CutlassDtype | None, precision: str | None,
+    fast_accum: bool, backend: str, jit: str | None, workspace_size: int | None, batch_invariant: bool | None,
+    matrices: tuple[Any, ...], extents: tuple[int, ...], factor: float,
 ) -> Any:  # fmt: skip
     arrays = {
         "a": a, "b": b, "c": c, BIAS: bias, AUX: gelu_aux, "scale_a": scale_a, "scale_b": scale_b, "scale_d": scale_d,
         AMAX: amax_d,
     }  # fmt: skip
     options = CallOptions(
-        precision=precision, fast_accum=fast_accum, backend=backend, jit=jit, workspace_size=workspace_size,
-        batch_invariant=batch_invariant, alpha=alpha, beta=beta, stream=stream,
+        out_dtype=out_dtype, precision=precision, fast_accum=fast_accum, backend=backend, jit=jit,
+        workspace_size=workspace_size, batch_invariant=batch_invariant, alpha=alpha, beta=beta, stream=stream,
     )  # fmt: skip
     return Call(_parse, arrays, out, options, own=(matrices, extents, factor))
 
@@ -291,7 +291,13 @@ def _parse(call: Call) -> _Matmul:
         raise InvalidOperandError(
             f"a is {dtype.value} and b is {other.value}: both must have one element type, but for two of fp8"
         )
-    result = _result_dtype(types, dtype, fused=not form.linear)
+    asked, given = options.out_dtype, types.get("d")
+    if asked is not None and given not in (None, asked):
+        name = "c" if matrices.into_c else "d"
+        raise InvalidOperandError(f"{name} is {given.value}, but out_dtype asks for {asked.value}")
+    result = given or asked or default_out_dtype(dtype, fused=not form.linear)
+    if types.get("c", result) is not result:
+        raise InvalidOperandError(f"c is {types['c'].value}; it must have D's element type, {result.value}")
     mode = math_mode(dtype, options.precision)
     if options.fast_accum and dtype in FP8_TYPES:
         mode = FAST
@@ -334,14 +340,6 @@ def _with_gaps(mask: _core.Operand) -> _core.Operand:
     if columns > 1:
         width = max(width, mask.strides[0])
     return relaid(mask, (columns, width), (width, 1))
-
-
-def _result_dtype(types: Mapping[str, CutlassDtype], dtype: CutlassDtype, *, fused: bool) -> CutlassDtype:
-    if "d" not in types:
-        return default_out_dtype(dtype, fused=fused)
-    if types.get("c", types["d"]) is not types["d"]:
-        raise InvalidOperandError(f"c is {types['c'].value}; it must have D's element type, {types['d'].value}")
-    return types["d"]
 
 
 def _matrices(matrices: Matrices, views: Views) -> Views:

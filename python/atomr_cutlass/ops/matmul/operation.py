@@ -16,7 +16,6 @@ class MatmulOperation(CallOperation):
     name = "matmul"
     request_type = MatmulRequest
     message = "Matmul"
-    refuses = MappingProxyType({"out_dtype": "the array `d` has it; a new one has A's, bf16 of fp8, int32 of int8"})
     spelled = MappingProxyType(
         {
             "out": "d",

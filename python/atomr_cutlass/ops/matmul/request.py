@@ -159,8 +159,7 @@ class MatmulRequest:
         c: C, m x n, of D's element type. With beta 0 it is not read. Without `d`, D goes there.
         d: D, m x n. It may be exactly `c`, or exactly the `gelu_aux` that DGELU reads, and else shares no memory with
             anything. None is `c`; without either, a new row-major (n, m) array of the kind of `a`, which is D with
-            leading dimension m: of A's element type, but bf16 for fp8 and int32 for int8, or float32 where more than a
-            product is made of int8.
+            leading dimension m.
         m, n, k: extents.
         alpha, beta: scalars; whole numbers where D is int32. With alpha 0 and epilogue DEFAULT, A and B are not read
             (unless D has a scale or amax on the device).
@@ -178,6 +177,8 @@ class MatmulRequest:
         ldaux: its leading dimension, in elements or bits; of bits a multiple of 8 (cuBLASLt wants one of 128, which
             serves as well). None is m, for bits the next multiple of 8.
         scales: a ScaleSet.
+        out_dtype: element type of D. None is that of `d` or `c`; of a new D that of A, but bf16 for fp8 and int32 for
+            int8, or float32 where more than a product is made of int8.
         batch_invariant: as in `gemm`, for each column of D: whatever the other columns and n.
         reply: receives D once the work is done, or the error: a `concurrent.futures.Future`, or anything else with
             `set_result` and `set_exception`.
@@ -207,6 +208,7 @@ class MatmulRequest:
     gelu_aux: Any = field(default=None, kw_only=True, repr=False)
     ldaux: int | None = field(default=None, kw_only=True)
     scales: ScaleSet = field(default_factory=ScaleSet, kw_only=True, repr=False)
+    out_dtype: CutlassDtype | None = field(default=None, kw_only=True)
     workspace_size: int | None = field(default=None, kw_only=True)
     batch_invariant: bool | None = field(default=None, kw_only=True)
     precision: str | None = field(default=None, kw_only=True)
@@ -225,7 +227,7 @@ class MatmulRequest:
         expect(self.scales, ScaleSet, "scales")
         check_options(
             backend=self.backend, jit=self.jit, precision=self.precision, alpha=self.alpha, beta=self.beta,
-            workspace_size=self.workspace_size, batch_invariant=self.batch_invariant,
+            out_dtype=self.out_dtype, workspace_size=self.workspace_size, batch_invariant=self.batch_invariant,
         )  # fmt: skip
         check_backend(self.backend, BACKENDS)
         for name in ("a", "b"):
@@ -255,8 +257,9 @@ class MatmulRequest:
         return (
             self.a, self.b, self.c if self.beta != 0 else None, self.bias, self.gelu_aux, scales.amax_d,
             self.c if self.d is None else self.d, self.alpha, self.beta, scales.a, scales.b, scales.d, self.stream,
-            self.precision, self.fast_accum, self.backend, self.jit, self.workspace_size, self.batch_invariant,
-            self.matrices[:-1], self.matrices.extents, float(factor) if isinstance(factor, NUMBERS) else 1.0,
+            self.out_dtype, self.precision, self.fast_accum, self.backend, self.jit, self.workspace_size,
+            self.batch_invariant, self.matrices[:-1], self.matrices.extents,
+            float(factor) if isinstance(factor, NUMBERS) else 1.0,
         )  # fmt: skip
 
     def _check_arrays(self) -> None:

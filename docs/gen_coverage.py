@@ -222,14 +222,19 @@ def _cells(keys: list[tuple[int, KernelKey]]) -> str:
 def _options() -> str:
     """Option x operation: taken, under what name where it is another, or the reason why not."""
     known = operations()
-    rows = [["`plan`, `explain`, messages, binding", *(operation.unplanned or "yes" for operation in known.values())]]
-    rows.append(["[`heuristics`](selection.md#naming-a-kernel)", *(_named(operation) for operation in known.values())])
+    rows = [
+        ["`plan`, `explain`, `tune`, binding", *(operation.unplanned or "yes" for operation in known.values())],
+        ["messages to actors", *("yes" if operation.message else operation.unplanned for operation in known.values())],
+        ["[`heuristics`](selection.md#naming-a-kernel)", *(_named(operation) for operation in known.values())],
+    ]
     for option in CALL_OPTIONS:
         cells = []
         for operation in known.values():
             spelled = operation.spelled.get(option)
             cells.append(operation.refuses.get(option, f"as `{spelled}`" if spelled else "yes"))
         rows.append([f"`{option}`", *cells])
+        if option == "jit":  # what every function that compiles can do meanwhile
+            rows.append(['`jit="background"`', *cells])
     return _table(["option", *known], rows)
 
 

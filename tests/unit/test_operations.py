@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import inspect
+import re
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 import atomr_cutlass as ac
+import golden_gpu
+import option_cases
 from atomr_cutlass import (
     ConvDgradRequest,
     ConvFwdRequest,
@@ -23,6 +26,7 @@ from atomr_cutlass import (
     GroupedGemmRequest,
     GroupedGemmShape,
     InvalidOperandError,
+    UnsupportedError,
     ops,
 )
 from atomr_cutlass.pipeline.operation import CALL_OPTIONS, FOLDERS, operation_of, operations, planned_operations
@@ -93,9 +97,38 @@ def test_what_is_no_request_is_refused(value: Any) -> None:
 @pytest.mark.parametrize("name", [*REQUESTS, "matmul", *CALLED])
 def test_a_function_takes_an_option_or_the_operation_says_why_not(name: str) -> None:
     operation = operations()[name]
-    function = {"conv2d_fprop": "conv2d", "matmul": "MatmulRequest"}.get(name, name)
-    takes = inspect.signature(getattr(ac, function)).parameters
+    takes = inspect.signature(getattr(ac, operation.function or name)).parameters
     for option in CALL_OPTIONS:
         assert (operation.spelled.get(option, option) in takes) is not (option in operation.refuses), option
     assert set(operation.refuses) | set(operation.spelled) <= set(CALL_OPTIONS)
     assert all(operation.refuses.values())
+
+
+TAKEN = [(name, option) for name, operation in operations().items() for option in option_cases.taken(operation)]
+REFUSED = [(name, option) for name, operation in operations().items() for option in operation.refuses]
+
+
+@pytest.fixture(scope="module")
+def launched(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """The error of each call on a GPU, as text."""
+    return golden_gpu.outcome("option_cases.py", tmp_path_factory.mktemp("gpu"), option_cases.ARCH, 300)
+
+
+@pytest.mark.parametrize(("name", "option"), TAKEN)
+def test_kernels_serve_what_the_table_says_is_taken(name: str, option: str, launched: dict[str, str]) -> None:
+    assert launched[f"case_{name}_{option}"] == ""
+
+
+@pytest.mark.parametrize(("name", "option"), TAKEN)
+def test_the_reference_serves_what_the_table_says_is_taken(name: str, option: str) -> None:
+    assert option_cases.call(name, option, option_cases.host, backend="reference") is not None
+
+
+@pytest.mark.parametrize(("name", "option"), REFUSED)
+def test_what_the_table_says_is_refused_is_refused_with_its_reason(name: str, option: str) -> None:
+    operation = operations()[name]
+    function, error, says = operation.function or name, UnsupportedError, operation.refuses[option]
+    if isinstance(getattr(ac, function), type):  # a dataclass, whose fields Python knows
+        error, says = TypeError, f"unexpected keyword argument '{option}'"
+    with pytest.raises(error, match=re.escape(says)):
+        option_cases.call(name, option, option_cases.host)

@@ -20,6 +20,7 @@ from ..arrays import operands, symbols
 from ..arrays.arguments import on_reference
 from ..arrays.numerics import AnyArray
 from ..arrays.operands import CPU
+from ..errors import UnsupportedError
 from ..generator.epilogue.tree import RESULT
 from ..jit import kernels
 from .invocation import Call, Invocation, Result
@@ -64,12 +65,33 @@ def stored(*environment: str, **arrays: str) -> Callable[[FunctionT], FunctionT]
             )
             for name in code.co_varnames[:count]
         ]
+        known = frozenset(name for name, *_ in parameters)
         takes_others = bool(code.co_flags & inspect.CO_VARKEYWORDS)
         variables = [kernels.POLICY_VARIABLE, *environment]
-        made = _core.StoredFunction(function, kept_plans, _serve, parameters, positional, takes_others, variables)
+
+        @functools.wraps(function)
+        def described(*arguments: Any, **named: Any) -> Any:
+            if not takes_others or named.get("epilogue") is None:  # which would take it
+                for option in named.keys() - known:
+                    _refuse(function.__name__, option)
+            return function(*arguments, **named)
+
+        made = _core.StoredFunction(described, kept_plans, _serve, parameters, positional, takes_others, variables)
         return cast("FunctionT", functools.update_wrapper(made, function))
 
     return store
+
+
+def _refuse(function: str, option: str) -> None:
+    """Refuses an option that other functions take and this does not.
+
+    Raises:
+        UnsupportedError: it is one; says why.
+    """
+    from .operation import refusal_of  # which loads every operation
+
+    if reason := refusal_of(function, option):
+        raise UnsupportedError(f"{function} takes no {option}: {reason}")
 
 
 def _serve(call: Call | Any, pending: _core.PendingCall | None) -> Any:

@@ -9,6 +9,7 @@ import functools
 import importlib
 import math
 from collections.abc import Callable, Mapping
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 
 from ..errors import InvalidOperandError
@@ -33,9 +34,12 @@ FOLDERS = ("gemm", "gated_gemm", "gemv", "grouped_gemm", "conv2d", "matmul", "qu
 
 CALL_OPTIONS = (
     "c", "out", "alpha", "beta", "bias", "activation", "epilogue", "scale_a", "scale_b", "scale_d", "amax", "out_dtype",
-    "precision", "fast_accum", "stream", "backend", "jit", "workspace_size", "batch_invariant",
+    "precision", "fast_accum", "stream", "backend", "jit", "workspace_size", "batch_invariant", "check",
 )  # fmt: skip
 """Options of a call. Each operation's function takes them, or the operation says why not."""
+
+NO_CHECK = MappingProxyType({"check": "extents are those of the arrays' shapes, which every call checks"})
+"""Of operations that read no extents on the device."""
 
 
 class Epilogue(Protocol):
@@ -104,6 +108,7 @@ class Operation:
 
     Attributes:
         name: as kernels and the command line have it.
+        function: the public name that takes its options; empty where that is the operation's.
         request_type: the class that describes one call, if there is one.
         message: the name under which actors get such requests, as in `CutlassMsg.Gemm`.
         refuses: of CALL_OPTIONS, those that its function does not take, each with the reason.
@@ -112,7 +117,8 @@ class Operation:
     """
 
     name: str
-    refuses: Mapping[str, str] = {}
+    function: str = ""
+    refuses: Mapping[str, str] = NO_CHECK
     spelled: Mapping[str, str] = {}
     unplanned: str = ""
     request_type: type | None = None
@@ -144,7 +150,7 @@ class Call(Protocol):
 class CallOperation(Operation, abc.ABC):
     """An operation whose requests have their arrays, and may have a `reply`."""
 
-    unplanned = "messages: a request has its arrays"
+    unplanned = "a request has its arrays: there is none without"
 
     @abc.abstractmethod
     def call(self, request: Any) -> Call:
@@ -277,6 +283,12 @@ def planned_operations() -> Mapping[str, PlannedOperation[Any]]:
 @functools.cache
 def _by_request_type() -> dict[type, PlannedOperation[Any]]:
     return {operation.request_type: operation for operation in planned_operations().values()}
+
+
+def refusal_of(function: str, option: str) -> str | None:
+    """Why a public function does not take an option; None where no operation says so."""
+    found = (operation for operation in operations().values() if function == (operation.function or operation.name))
+    return next((operation.refuses.get(option) for operation in found), None)
 
 
 def operation_of(request: Any) -> PlannedOperation[Any]:

@@ -9,14 +9,14 @@ from ...errors import InvalidOperandError
 from ...generator.rules import NO_EPILOGUE_OF_WGRAD
 from ...pipeline.devices import Device
 from ...pipeline.operand_table import Arrays, OperandSlot, epilogue_slots
-from ...pipeline.operation import PlannedOperation
+from ...pipeline.operation import NO_CHECK, PlannedOperation
 from ...pipeline.plan import Plan
 from ...pipeline.probe import Probe
 from ...pipeline.problem import MatrixSpec
 from ...pipeline.request_options import Option, RequestOptions
 from ..gemm.operation import PRECISION, fields_from
 from . import plans
-from .geometry import OPERANDS, WGRAD
+from .geometry import FPROP, OPERANDS, WGRAD
 from .kernels import ConvSearch
 from .request import ConvDgradRequest, ConvFwdRequest, ConvLayout, ConvRequest, ConvShape, ConvWgradRequest
 
@@ -40,7 +40,8 @@ class ConvOperation(PlannedOperation[ConvRequest]):
         self.name = request_type.op
         self.request_type = request_type
         self.bound = OPERANDS[self.name][1]
-        self.refuses = {
+        self.function = "conv2d" if self.name == FPROP else self.name
+        self.refuses = NO_CHECK | {
             "amax": "an epilogue reduces it (`total_amax`)",
             "fast_accum": "fp8 kernels accumulate fast; where there is none, operands are cast",
             "batch_invariant": "kernels and slices of K are chosen for the pixels of all images together",

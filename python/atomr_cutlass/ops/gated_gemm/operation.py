@@ -5,6 +5,7 @@ from __future__ import annotations
 from types import MappingProxyType
 
 from ...pipeline.operand_table import Arrays, OperandSlot
+from ...pipeline.operation import NO_CHECK
 from ...pipeline.probe import Probe
 from ...pipeline.request_options import Option
 from ..gemm.operation import GemmOperation
@@ -26,7 +27,7 @@ class GatedGemmOperation(GemmOperation):
     name = OP
     request_type = GatedGemmRequest
     message = "GatedGemm"
-    refuses = MappingProxyType(REFUSES)
+    refuses = MappingProxyType(NO_CHECK | REFUSES)
     options = (
         *_OWN,
         *(option for option in GemmOperation.options if option.name not in ("precision", *(own.name for own in _OWN))),

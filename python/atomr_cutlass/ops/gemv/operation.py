@@ -11,7 +11,7 @@ from ...errors import InvalidOperandError
 from ...generator.families.gemv import OP
 from ...pipeline.devices import Device
 from ...pipeline.operand_table import Arrays, OperandSlot, epilogue_slots
-from ...pipeline.operation import PlannedOperation
+from ...pipeline.operation import NO_CHECK, PlannedOperation
 from ...pipeline.plan import Plan
 from ...pipeline.probe import Probe
 from ...pipeline.request_options import Option, RequestOptions
@@ -29,7 +29,8 @@ class GemvOperation(PlannedOperation[GemvRequest]):
     message = "Gemv"
     bound = "a"
     refuses = MappingProxyType(
-        {
+        NO_CHECK
+        | {
             "amax": "an epilogue reduces it (`total_amax`)",
             "batch_invariant": "how many threads share a row of A depends on the number of rows and vectors: use gemm",
             "fast_accum": "no tensor core multiplies: products are added up in float32",

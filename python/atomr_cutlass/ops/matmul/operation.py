@@ -15,6 +15,7 @@ class MatmulOperation(CallOperation):
 
     name = "matmul"
     request_type = MatmulRequest
+    function = "MatmulRequest"
     message = "Matmul"
     spelled = MappingProxyType(
         {

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from types import MappingProxyType
 
-from ...pipeline.operation import Operation
+from ...pipeline.operation import NO_CHECK, Operation
 
-_BOTH = {
+_BOTH = NO_CHECK | {
     "precision": "the kernels compute in float32, whatever the element types",
     "fast_accum": "nothing is added up",
     "workspace_size": "there is one kernel for each form, whose workspace is 4 bytes at most",

@@ -123,6 +123,36 @@ def test_gated_and_matmul(torch: Any) -> None:
     check(torch, call, a, (1, 17, 128, 2048))
 
 
+@pytest.mark.parametrize("gradient", [False, True], ids=["fprop", "dgrad"])
+@pytest.mark.parametrize(
+    ("c", "k", "taps", "stride", "groups"),
+    [(64, 128, 3, 1, 1), (64, 64, 1, 1, 1), (128, 64, 3, 2, 1), (3, 64, 7, 2, 1), (65, 33, 3, 1, 1), (64, 64, 3, 1, 4),
+     (32, 32, 3, 1, 32)],
+)  # fmt: skip
+def test_images(torch: Any, c: int, k: int, taps: int, stride: int, groups: int, gradient: bool) -> None:
+    generator = torch.Generator(device="cuda").manual_seed(7)
+
+    def random(*shape: int) -> Any:
+        return torch.randn(shape, device="cuda", generator=generator).to(torch.bfloat16)
+
+    side, pad, most = 29, taps // 2, 64
+    result = (side + 2 * pad - taps) // stride + 1
+    w = random(k, taps, taps, c // groups)
+    images = random(most, result, result, k) if gradient else random(most, side, side, c)
+
+    def call(x: Any) -> Any:
+        how = {"stride": stride, "padding": pad, "groups": groups, "batch_invariant": True}
+        return ac.conv2d_dgrad(x, w, (x.shape[0], side, side, c), **how) if gradient else ac.conv2d(x, w, **how)
+
+    whole = bits(torch, call(images))
+    for n in (1, 2, 3, 8, 33):
+        for start in (0, most - n):
+            assert torch.equal(bits(torch, call(images[start : start + n])), whole[start : start + n]), (n, start)
+    spoilt = torch.full_like(images[:9], float("nan"))
+    spoilt[4] = images[4]
+    assert torch.equal(bits(torch, call(spoilt))[4], whole[4])
+
+
 def test_grouped(torch: Any) -> None:
     groups, n, k = 4, 512, 1024
     a, _ = matrices(torch, D.BF16, MOST, n, k, columns=True)

@@ -100,6 +100,33 @@ def case_grouped_gemm_has_one_reduction() -> None:
     assert len(reductions(call)) == 1
 
 
+def case_convolutions_have_one_reduction() -> None:
+    def call(n: int, taps: int, gradient: bool) -> Any:
+        images, filters = operand("bf16", n, 28, 28, 64), operand("bf16", 64, taps, taps, 64)
+        if gradient:
+            return ac.conv2d_dgrad(images, filters, (n, 28, 28, 64), padding=taps // 2, batch_invariant=True)
+        return ac.conv2d(images, filters, padding=taps // 2, activation="relu", batch_invariant=True)
+
+    for taps in (1, 3):
+        for gradient in (False, True):
+            (found,) = reductions(lambda n, taps=taps, gradient=gradient: call(n, taps, gradient))
+            assert found is not None
+            assert found.op == ("gemm" if taps == 1 else "conv2d_dgrad" if gradient else "conv2d_fprop")
+
+
+def case_sums_over_images_are_refused() -> None:
+    x, w = operand("bf16", 2, 28, 28, 64), operand("bf16", 64, 3, 3, 64)
+    refused(
+        "cannot be batch-invariant",
+        lambda: ac.conv2d(x, w, epilogue=lambda acc: (acc, epilogue.column_sum(acc)), batch_invariant=True),
+    )
+    refused("sum over the pixels of all images", lambda: ac.conv2d_wgrad(x, x, (64, 3, 3, 64), batch_invariant=True))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(os.environ, reduction.VARIABLE, "1")
+        ac.conv2d_wgrad(x, x, (64, 3, 3, 64), padding=1)  # as without it
+    call_module.kept_plans.clear()
+
+
 def case_requests_have_it_too() -> None:
     keys = {info.name: info.key for info in table.kernels()}
     for request in (

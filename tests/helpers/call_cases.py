@@ -407,17 +407,20 @@ def case_sums_share_no_memory_with_other_arrays() -> None:
 
 def case_the_environment_says_which_calls_are_batch_invariant() -> None:
     a, b, x = operand("bf16", 64, 128), operand("bf16", 128, 256), operand("bf16", 128)
+    image, taps, wide = operand("bf16", 2, 8, 8, 64), operand("bf16", 64, 3, 3, 64), operand("f32", 128, 256)
     call_module.kept_plans.clear()
     for call in (
         lambda: ac.gemm(a, b),
         lambda: ac.gated_gemm(a, b),
         lambda: ac.grouped_gemm([a], [b]),
         lambda: ac.matmul(ac.MatmulRequest(b, a, m=256, n=64, k=128)),
+        lambda: ac.conv2d(image, taps, padding=1),
+        lambda: ac.conv2d_dgrad(image, taps, (2, 8, 8, 64), padding=1),
     ):
         assert len(_parsed_by_variable(call)) == 2
     # These have no such option, and the variable does not count.
-    image, taps, wide = operand("bf16", 2, 8, 8, 64), operand("bf16", 64, 3, 3, 64), operand("f32", 128, 256)
-    for call in (lambda: ac.gemv(a, x), lambda: ac.conv2d(image, taps), lambda: ac.quantize(wide)):
+    gradient = functools.partial(ac.conv2d_wgrad, image, image, (64, 3, 3, 64), padding=1)
+    for call in (lambda: ac.gemv(a, x), gradient, lambda: ac.quantize(wide)):
         (parsed,) = _parsed_by_variable(call)
         assert parsed.options.batch_invariant is False
 

@@ -409,6 +409,14 @@ def case_convolutions_of_odd_arrays() -> None:
     compare(odd_families(odd_conv2d), 0)
 
 
+def case_batch_invariant_convolutions() -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("ATOMR_CUTLASS_BATCH_INVARIANT", "1")
+        compare(families("conv2d"), 1)
+        compare(odd_families(odd_conv2d), 0)
+    kept_plans.clear()
+
+
 if __name__ == "__main__":
     GPU = golden_gpu.Gpu(Path(sys.argv[1]), devices.require_arch(devices.get(0)))
     fake_cases.run(globals())

@@ -12,10 +12,20 @@ import atomr_cutlass as ac
 import fake_cases
 import fake_table
 import golden_gpu
+from atomr_cutlass import (
+    ConvDgradRequest,
+    ConvFwdRequest,
+    ConvShape,
+    ConvWgradRequest,
+    GemmLayout,
+    GemmRequest,
+    GemmShape,
+    SmArch,
+)
 from atomr_cutlass import CutlassDtype as D
-from atomr_cutlass import GemmLayout, GemmRequest, GemmShape, SmArch
 from atomr_cutlass.generator.matrix import cells
 from atomr_cutlass.generator.rules import FEW, SPLIT
+from atomr_cutlass.ops.conv2d.kernels import ConvSearch
 from atomr_cutlass.ops.gemm.kernels import GemmSearch
 from atomr_cutlass.ops.gemm.operation import GemmOperation
 from atomr_cutlass.pipeline import reduction, select
@@ -96,6 +106,79 @@ def test_a_row_of_a_padded_matrix_has_the_reduction_of_several() -> None:
                     MatrixSpec((1, 512), (512, 1), D.BF16), "default", 0), H200, batch_invariant=True
     )  # fmt: skip
     assert select.reduction(search) == chosen(2)._replace(generation="sm90", instruction_k=16, tile_k=64, warps_k=1)
+
+
+IMAGES = (1, 2, 3, 8, 33, 256, 20000)
+CONVOLUTIONS: tuple[dict[str, Any], ...] = (
+    {"c": 64, "k": 128},
+    {"c": 64, "k": 64, "taps": 1},
+    {"c": 256, "k": 512, "taps": 1, "side": 7},
+    {"c": 3, "k": 64, "taps": 7, "stride": 2},
+    {"c": 65, "k": 33},
+    {"c": 64, "k": 64, "groups": 4},
+    {"c": 32, "k": 32, "groups": 32},
+    {"c": 128, "k": 64, "stride": 2},
+    {"c": 64, "k": 64, "dtype": D.F8E4M3},
+    {"c": 8, "k": 8, "taps": 1, "side": 1},
+    {"c": 64, "k": 64, "gap": 64, "on": H200},
+    {"c": 64, "k": 64, "taps": 1, "gap": 64, "on": H200},
+    {"c": 64, "k": 64, "epilogue": ac.GemmEpilogue(bias=True, activation="relu")},
+    {"c": 64, "k": 64, "taps": 1, "epilogue": ac.GemmEpilogue(bias=True, activation="tanh", beta=0.5)},
+    {"c": 64, "k": 64, "taps": 1, "epilogue": ac.GemmEpilogue(tree=ac.EvtBuilder().add_matrix("other").build())},
+    {"c": 64, "k": 64, "epilogue": ac.GemmEpilogue(tree=ac.EvtBuilder().add_matrix("other").build()), "on": H200},
+)
+
+
+def convolution(device: Device, n: int, kind: Any, given: dict[str, Any]) -> ConvSearch:
+    """The kernels for n images, with `gap` elements after each."""
+    how = {"taps": 3, "side": 28, "stride": 1, "groups": 1, "dtype": D.BF16, "gap": 0, **given}
+    taps, side = how["taps"], how["side"]
+    shape = ConvShape.nhwc(
+        n, side, side, how["c"], how["k"], taps, taps, stride=how["stride"], padding=taps // 2, groups=how["groups"]
+    )
+    epilogue = how.get("epilogue", ac.GemmEpilogue())
+    request = kind(shape, dtype=how["dtype"], epilogue=epilogue, batch_invariant=True)
+    problem = request.problem(0)
+    apart = {
+        name: dataclasses.replace(spec, strides=(spec.strides[0] + how["gap"], *spec.strides[1:]))
+        for name, spec in (("a", problem.a), ("d", problem.d))
+    }
+    return ConvSearch(dataclasses.replace(problem, **apart), device, batch_invariant=True)
+
+
+@pytest.mark.parametrize("device", [H200, A100])
+@pytest.mark.parametrize("kind", [ConvFwdRequest, ConvDgradRequest])
+@pytest.mark.parametrize("given", CONVOLUTIONS, ids=str)
+def test_one_reduction_serves_every_number_of_images(device: Device, kind: Any, given: dict[str, Any]) -> None:
+    if given.get("on", device) is not device:
+        return
+    settled, found = set(), set()
+    for n in IMAGES:
+        search = convolution(device, n, kind, given)
+        settled.add(select.reduction(search))
+        ranked = select.rank(search) or select.rank_cells(search)
+        # Offsets of many images are beyond what some kernels count: none of another reduction takes their place.
+        assert ranked or n == IMAGES[-1], (n, search.reason())
+        found |= {reduction_of(candidate.key) for candidate in ranked}
+    assert settled == found
+    assert len(found) == 1
+    assert None not in found
+
+
+def test_an_image_is_refused_where_several_like_it_would_be() -> None:
+    search = convolution(A100, 1, ConvFwdRequest, {"c": 64, "k": 64, "gap": 64})
+    assert not select.rank(search)
+    assert "with batch_invariant it has those that serve any number of such images alike" in search.reason()
+
+
+def test_gradients_of_filters_sum_over_images(monkeypatch: pytest.MonkeyPatch) -> None:
+    shape = ConvShape.nhwc(2, 8, 8, 64, 64, 3, 3, padding=1)
+    with pytest.raises(ac.UnsupportedError, match="batch_invariant: the gradient of a filter is a sum over the pixels"):
+        ConvWgradRequest(shape, dtype=D.BF16, batch_invariant=True)
+    assert ConvFwdRequest(shape, dtype=D.BF16, batch_invariant=True).plan_key().batch_invariant
+    monkeypatch.setenv(VARIABLE, "1")
+    assert ConvDgradRequest(shape, dtype=D.BF16).plan_key().batch_invariant
+    assert not ConvWgradRequest(shape, dtype=D.BF16).plan_key().batch_invariant
 
 
 def test_orders_that_depend_on_the_rows_are_none() -> None:

@@ -34,6 +34,8 @@ class Reduction(NamedTuple):
         tile_k: elements of K in a step of the mainloop: the remainder of K comes first in the sm80 generation.
         warps_k: warps that divide a step among them.
         epilogue: the scaling that the epilogue begins with, and whether it is told its operations at launch.
+        op: operation.
+        iteration: of a convolution, how its taps and channels follow each other; empty elsewhere.
     """
 
     arch: str
@@ -43,6 +45,8 @@ class Reduction(NamedTuple):
     tile_k: int
     warps_k: int
     epilogue: str
+    op: str
+    iteration: str = ""
 
     def __str__(self) -> str:
         order = f"{self.instruction_k} elements of K at a time in steps of {self.tile_k}"
@@ -67,9 +71,13 @@ def reduction_of(key: KernelKey) -> Reduction | None:
     sm80 = key.generation == "sm80"
     instruction_k = instruction_shape(key)[2] if sm80 else INSTRUCTION_BYTES * 8 // key.a.bits
     epilogue = f"{base_of(key.epilogue)}+common" if is_common(key.epilogue) else base_of(key.epilogue)
+    iteration = " ".join(filter(None, (key.iterator, key.stride_support, key.group_mode)))
+    if key.group_mode:  # a tile of several groups adds zeros to the sums of each
+        iteration += f" {key.tile[1]}"
     return Reduction(
-        key.arch.value, key.generation, key.math, instruction_k, key.tile[2], max(1, key.warps[2]), epilogue
-    )
+        key.arch.value, key.generation, key.math, instruction_k, key.tile[2], max(1, key.warps[2]), epilogue, key.op,
+        iteration,
+    )  # fmt: skip
 
 
 def is_batch_invariant(option: bool | None) -> bool:

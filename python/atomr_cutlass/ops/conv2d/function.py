@@ -20,6 +20,7 @@ from ...errors import InvalidOperandError, UnsupportedError
 from ...generator.dtypes import CutlassDtype
 from ...generator.epilogue.tree import RESULT
 from ...generator.rules import accumulator
+from ...pipeline import reduction
 from ...pipeline.call import stored
 from ...pipeline.call_options import CallOptions, documented
 from ...pipeline.invocation import SCALES, Call, Result
@@ -59,7 +60,7 @@ class ConvOptions(NamedTuple):
 _documented = functools.partial(documented, own=ConvOptions)
 
 
-@stored(a="x", b="w", c="c", bias="bias")
+@stored(reduction.VARIABLE, a="x", b="w", c="c", bias="bias")
 @_documented
 def conv2d(
     x: Any,
@@ -86,6 +87,7 @@ def conv2d(
     backend: str = "auto",
     jit: str | None = None,
     workspace_size: int | None = None,
+    batch_invariant: bool | None = None,
     **operands_of_epilogue: Any,
 ) -> Any:
     """Y = saturating_cast(scale_d * act(alpha * scale_a * scale_b * conv(x, w) + beta * C + bias)), cross-correlation.
@@ -107,6 +109,8 @@ def conv2d(
         scale_b: factor of w, a number.
         scale_d: factor of the result, a number. On a GPU neither after an activation nor together with `bias`.
         precision: {precision} `3xtf32` is for filters of one tap.
+        batch_invariant: whether each image of the result has the same bits whatever the other images and their number,
+            for the same extents of an image and the filter; else as for `gemm`, whose rows are pixels here.
         operands_of_epilogue: the arrays that `epilogue` reads, and, where the caller has them, those that it writes
             beside the result, by their names; to a function also numbers. A mask is uint8 (N, P, Q, ceil(K / 8)); a
             reduction is (1,), (K,) for each channel, or (N, P, Q) for each pixel. Channels last in memory.
@@ -123,13 +127,13 @@ def conv2d(
     """
     arrays = {"a": x, "b": w, "c": c, "bias": bias, "scale_a": scale_a, "scale_b": scale_b, "scale_d": scale_d}
     options = CallOptions(
-        activation, out_dtype, precision, False, backend, jit, workspace_size, False, alpha, beta, stream
+        activation, out_dtype, precision, False, backend, jit, workspace_size, batch_invariant, alpha, beta, stream
     )  # fmt: skip
     own = (FPROP, None, stride, padding, dilation, groups, layout)
     return Call(_parse, arrays, out, options, epilogue, operands_of_epilogue, own)
 
 
-@stored(a="dy", b="w", c="c", bias="bias")
+@stored(reduction.VARIABLE, a="dy", b="w", c="c", bias="bias")
 @_documented
 def conv2d_dgrad(
     dy: Any,
@@ -157,6 +161,7 @@ def conv2d_dgrad(
     backend: str = "auto",
     jit: str | None = None,
     workspace_size: int | None = None,
+    batch_invariant: bool | None = None,
     **operands_of_epilogue: Any,
 ) -> Any:
     """The gradient of `conv2d` by x, from the gradient by its result; the transposed convolution.
@@ -175,6 +180,7 @@ def conv2d_dgrad(
         scale_b: factor of w, a number.
         scale_d: factor of the result, a number.
         precision: {precision} `3xtf32` is for filters of one tap.
+        batch_invariant: as for `conv2d`.
         operands_of_epilogue: as for `conv2d`.
 
     Returns:
@@ -187,7 +193,7 @@ def conv2d_dgrad(
     """
     arrays = {"a": dy, "b": w, "c": c, "bias": bias, "scale_a": scale_a, "scale_b": scale_b, "scale_d": scale_d}
     options = CallOptions(
-        activation, out_dtype, precision, False, backend, jit, workspace_size, False, alpha, beta, stream
+        activation, out_dtype, precision, False, backend, jit, workspace_size, batch_invariant, alpha, beta, stream
     )  # fmt: skip
     own = (DGRAD, _four("x_shape", x_shape), stride, padding, dilation, groups, layout)
     return Call(_parse, arrays, out, options, epilogue, operands_of_epilogue, own)

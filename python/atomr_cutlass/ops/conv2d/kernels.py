@@ -24,12 +24,13 @@ from ...pipeline import search, select
 from ...pipeline.candidate import Candidate
 from ...pipeline.devices import Device
 from ...pipeline.problem import GemmFormulation, GemmProblem, MatrixSpec, row_major
+from ...pipeline.reduction import refuse_sums
 from ...pipeline.search import KernelSearch
 from ..gemm.kernels import OP as GEMM
 from ..gemm.kernels import GemmSearch
 from . import problem as conv_problem
 from .geometry import DGRAD, FPROP, WGRAD
-from .problem import ConvProblem, packed
+from .problem import ConvProblem, of_two_images, packed
 from .support import CAST_ALIGNMENT, ConvTraits, convolves, extents_of, traits_of
 
 SLICES = (1, 2, 4, 8, 16, 32, 64, 128, 256)
@@ -122,6 +123,7 @@ class ConvSearch(KernelSearch[ConvFormulation]):
         arch: SmArch | None = None,
         *,
         formulations: Sequence[Sequence[ConvFormulation]] | None = None,
+        batch_invariant: bool = False,
     ) -> None:
         """Kernels for a problem.
 
@@ -130,10 +132,14 @@ class ConvSearch(KernelSearch[ConvFormulation]):
             device: where.
             arch: keep to cells of this arch.
             formulations: how it may be put to kernels; None stands for all that there are.
+            batch_invariant: see `KernelSearch`; rows are pixels here.
 
         Raises:
-            UnsupportedError: no kernel ever serves it; says why.
+            UnsupportedError: no kernel ever serves it, or it has sums over pixels that are not to matter; says why.
         """
+        self.batch_invariant = batch_invariant
+        if batch_invariant and problem.fusion is not None:
+            refuse_sums(output.name for output in problem.fusion.tree.outputs if output.reduction)
         self.problem, self.device, self.arch, self.op = problem, device, arch, problem.op
         self._known: dict[int, tuple[ConvProblem, ConvTraits]] = {}
         self._product = None if formulations is not None else self._as_gemm()
@@ -148,8 +154,9 @@ class ConvSearch(KernelSearch[ConvFormulation]):
             product = dataclasses.replace(product, math=FAST)
         with contextlib.suppress(UnsupportedError):
             if fusion is None or as_bias_and_activation(fusion.tree.program) == (None, None):
-                return GemmSearch(product, self.device, self.arch)
-            return GemmSearch(fused.problem_of(product, fusion, LINEAR), self.device, self.arch)
+                return GemmSearch(product, self.device, self.arch, batch_invariant=self.batch_invariant)
+            followed = fused.problem_of(product, fusion, LINEAR)
+            return GemmSearch(followed, self.device, self.arch, batch_invariant=self.batch_invariant)
         return None
 
     def _all(self) -> list[list[ConvFormulation]]:
@@ -193,6 +200,10 @@ class ConvSearch(KernelSearch[ConvFormulation]):
             return MatrixSpec(spec.shape, row_major(spec.shape), wide)
 
         return dataclasses.replace(problem, a=cast(problem.a), b=cast(problem.b), math="default"), True
+
+    def of_many_rows(self) -> Sequence[Sequence[ConvFormulation]]:
+        """The formulations of two images."""
+        return ConvSearch(of_two_images(self.problem), self.device, self.arch, batch_invariant=True).formulations
 
     def op_of(self, formulation: ConvFormulation) -> str:
         """The convolution's own, or that of GEMM."""
@@ -266,6 +277,8 @@ class ConvSearch(KernelSearch[ConvFormulation]):
     def reason(self) -> str:
         first, last = (group[0].problem for group in (self.formulations[0], self.formulations[-1]))
         text = _refusal(last if first.fusion else first)  # bias and activation in the caller's terms, not as a tree
+        if self.batch_invariant:
+            text += "; with batch_invariant it has those that serve any number of such images alike"
         unwidened = _unwidened(last) if self.op == WGRAD else ""
         return f"{text}; nor is it computed in float32: {unwidened}" if unwidened else text
 

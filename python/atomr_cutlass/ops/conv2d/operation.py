@@ -14,11 +14,19 @@ from ...pipeline.plan import Plan
 from ...pipeline.probe import Probe
 from ...pipeline.problem import MatrixSpec
 from ...pipeline.request_options import Option, RequestOptions
-from ..gemm.operation import PRECISION, fields_from
+from ..gemm.operation import BATCH_INVARIANT, PRECISION, fields_from
 from . import plans
 from .geometry import FPROP, OPERANDS, WGRAD
 from .kernels import ConvSearch
-from .request import ConvDgradRequest, ConvFwdRequest, ConvLayout, ConvRequest, ConvShape, ConvWgradRequest
+from .request import (
+    SUMS_OVER_IMAGES,
+    ConvDgradRequest,
+    ConvFwdRequest,
+    ConvLayout,
+    ConvRequest,
+    ConvShape,
+    ConvWgradRequest,
+)
 
 
 class ConvOperation(PlannedOperation[ConvRequest]):
@@ -33,6 +41,7 @@ class ConvOperation(PlannedOperation[ConvRequest]):
         Option("groups", "Parts that channels are divided into."),
         Option("layout", "nhwc or nchw."),
         PRECISION,
+        BATCH_INVARIANT,
     )
 
     def __init__(self, request_type: type[ConvRequest]) -> None:
@@ -44,10 +53,10 @@ class ConvOperation(PlannedOperation[ConvRequest]):
         self.refuses = NO_CHECK | {
             "amax": "an epilogue reduces it (`total_amax`)",
             "fast_accum": "fp8 kernels accumulate fast; where there is none, operands are cast",
-            "batch_invariant": "kernels and slices of K are chosen for the pixels of all images together",
         }
         if self.name == WGRAD:
             self.refuses |= dict.fromkeys(("bias", "activation", "epilogue"), NO_EPILOGUE_OF_WGRAD.reason)
+            self.refuses["batch_invariant"] = SUMS_OVER_IMAGES
             self.refuses["amax"] = "the kernels write the gradient alone, and have no epilogue that reduces it"
 
     def operands(self, request: ConvRequest) -> tuple[OperandSlot, ...]:
@@ -98,9 +107,11 @@ class ConvOperation(PlannedOperation[ConvRequest]):
             **fields_from(options),
             layout=ConvLayout(layout),
             precision=options.given("precision"),
+            batch_invariant=options.flag("batch_invariant") or None,
         )  # fmt: skip
 
     def plan(self, request: ConvRequest, device: int, **options: Any) -> Plan:
+        options["batch_invariant"] = request.invariant
         return plans.make(request.problem(device), layout=request.layout.value, **options)
 
     def result_layout(self, request: ConvRequest) -> str:

@@ -51,7 +51,7 @@ def make(
     """
     how = PlanOptions(**options)
     device = devices.get(problem.device)
-    search = ConvSearch(problem, device, how.arch)
+    search = ConvSearch(problem, device, how.arch, batch_invariant=how.batch_invariant)
 
     def checked(candidate: ConvCandidate, how: PlanOptions) -> bool:
         rewritten, product = candidate.formulation.problem, candidate.formulation.product

@@ -134,6 +134,22 @@ def _with_source(problem: ConvProblem) -> ConvProblem | None:
     return dataclasses.replace(problem, source=number, c=c)
 
 
+def of_two_images(problem: ConvProblem) -> ConvProblem:
+    """The same convolution of two images, which lie apart as the given ones do, or where there is one without a gap.
+
+    What is decided by it is the same for every number of images.
+    """
+
+    def spec(one: MatrixSpec) -> MatrixSpec:
+        least = one.shape[1] * pixel_strides(one)[1]
+        apart = one.strides[0] if one.shape[0] > 1 else max(one.strides[0], least)
+        return dataclasses.replace(one, shape=(2, *one.shape[1:]), strides=(apart, *one.strides[1:]))
+
+    c = None if problem.c is None else spec(problem.c)
+    geometry = problem.geometry._replace(n=2)
+    return dataclasses.replace(problem, geometry=geometry, a=spec(problem.a), c=c, d=spec(problem.d))
+
+
 def check_channels(name: str, spec: MatrixSpec) -> None:
     """Refuses an array that convolutions cannot read.
 

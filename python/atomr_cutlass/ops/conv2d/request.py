@@ -7,7 +7,7 @@ import functools
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
-from ...checks import check_index, shown
+from ...checks import check_index, check_options, shown
 from ...epilogue.results import ImageResult
 from ...errors import InvalidOperandError, UnsupportedError
 from ...generator.dtypes import CutlassDtype
@@ -19,6 +19,7 @@ from ...pipeline.call_options import documented
 from ...pipeline.devices import Device
 from ...pipeline.plan_cache import PlanKey
 from ...pipeline.problem import MatrixSpec, row_major
+from ...pipeline.reduction import is_batch_invariant
 from ..request import OperationRequest, expect_extent, expect_served, math_of
 from .geometry import DGRAD, FPROP, OPERANDS, WGRAD, ConvGeometry, conv_geometry
 from .kernels import ConvSearch
@@ -27,6 +28,9 @@ from .problem import ConvProblem
 _DTYPES = (
     CutlassDtype.F16, CutlassDtype.BF16, CutlassDtype.F32, CutlassDtype.TF32, CutlassDtype.F8E4M3, CutlassDtype.F8E5M2,
 )  # fmt: skip
+
+
+SUMS_OVER_IMAGES = "the gradient of a filter is a sum over the pixels of all images"
 
 
 class ConvLayout(enum.Enum, metaclass=Members):
@@ -141,6 +145,8 @@ class ConvRequest(OperationRequest):
             of 4 dimensions name them as the operands do.
         precision: for float32 operands: `ieee` (default) or `tf32`; for filters of one tap also `3xtf32`.
         binding: {binding} The operand is w, of the gradient by w x.
+        batch_invariant: as in `conv2d`; None leaves it to ATOMR_CUTLASS_BATCH_INVARIANT, which does not count for
+            gradients of filters.
 
     Raises:
         UnsupportedError: there are no convolutions of this dtype or for this arch.
@@ -152,10 +158,14 @@ class ConvRequest(OperationRequest):
     shape: ConvShape
     layout: ConvLayout = field(default=ConvLayout.NHWC, kw_only=True)
     precision: str | None = field(default=None, kw_only=True)
+    batch_invariant: bool | None = field(default=None, kw_only=True)
 
     def __post_init__(self) -> None:
         self.check_fields(shape=ConvShape, layout=ConvLayout)
         expect_served("convolution", self.dtype, self.arch, _DTYPES, ARCHS[self.op])
+        check_options(batch_invariant=self.batch_invariant)
+        if self.op == WGRAD and self.batch_invariant:
+            raise UnsupportedError(f"batch_invariant: {SUMS_OVER_IMAGES}")
         _ = self.math  # refuses options that contradict the dtype
         if self.epilogue.activation not in (None, *ACTIVATIONS):
             valid = ", ".join(ACTIVATIONS)
@@ -171,6 +181,11 @@ class ConvRequest(OperationRequest):
         """The math mode of the kernel's key."""
         return math_of(self.dtype, self.precision)
 
+    @property
+    def invariant(self) -> bool:
+        """Whether its kernels have one order of sums, whatever the number of images."""
+        return self.op != WGRAD and is_batch_invariant(self.batch_invariant)
+
     def plan_key(self) -> PlanKey:
         """The key of this request's plan. Needs no GPU."""
         x = self.shape
@@ -178,6 +193,7 @@ class ConvRequest(OperationRequest):
             self.op,
             (x.n, x.h, x.w, x.c, x.k, x.r, x.s, x.stride, *x.pads, x.dilation, x.groups),
             (self.layout.value,) * 3,
+            batch_invariant=self.invariant,
         )
 
     def problem(self, device: int) -> ConvProblem:
@@ -207,7 +223,7 @@ class ConvRequest(OperationRequest):
 
     def search(self, device: Device) -> ConvSearch:
         """The kernels for the request on a device."""
-        return ConvSearch(self.problem(device.index), device, self.arch)
+        return ConvSearch(self.problem(device.index), device, self.arch, batch_invariant=self.invariant)
 
 
 class ConvFwdRequest(ConvRequest):

@@ -6,7 +6,8 @@ the product is.
 
 from __future__ import annotations
 
-from typing import Any, TypeAlias
+from collections.abc import Callable
+from typing import Any, Protocol, TypeAlias, TypeVar
 
 from ..generator.epilogue.ops import LEAKY_SLOPE
 from ..generator.epilogue.tree import COLUMN, MASK, ROW, SCALAR
@@ -23,39 +24,89 @@ __all__ = [
 Operable: TypeAlias = Value | float
 
 
-def relu(x: Operable) -> Value:
-    """0 where x < 0, else x."""
-    return apply("relu", x)
+class _Unary(Protocol):
+    def __call__(self, x: Operable) -> Value: ...
 
 
-def gelu(x: Operable) -> Value:
-    """Gelu with erf: x times the normal distribution's function at x."""
-    return apply("gelu", x)
+class _Binary(Protocol):
+    def __call__(self, x: Operable, y: Operable) -> Value: ...
 
 
-def gelu_tanh(x: Operable) -> Value:
-    """Gelu approximated with tanh and 0.044715."""
-    return apply("gelu_tanh", x)
+class _Gradient(Protocol):
+    def __call__(self, dy: Operable, x: Operable) -> Value: ...
 
 
-def silu(x: Operable) -> Value:
-    """The product x * sigmoid(x)."""
-    return apply("silu", x)
+class _Stored(Protocol):
+    def __call__(self, x: Value) -> Stored: ...
 
 
-def sigmoid(x: Operable) -> Value:
-    """1 / (1 + exp(-x))."""
-    return apply("sigmoid", x)
+_FunctionT = TypeVar("_FunctionT", bound=Callable[..., object])
 
 
-def tanh(x: Operable) -> Value:
-    """The hyperbolic tangent."""
-    return apply("tanh", x)
+def _named(function: _FunctionT, name: str, doc: str) -> _FunctionT:
+    function.__name__ = function.__qualname__ = name
+    function.__doc__ = doc
+    return function
 
 
-def hardswish(x: Operable) -> Value:
-    """The product x * clamp(x + 3, 0, 6) / 6."""
-    return apply("hardswish", x)
+def _unary(op: str, doc: str) -> _Unary:
+    def call(x: Operable) -> Value:
+        return apply(op, x)
+
+    return _named(call, op, doc)
+
+
+def _binary(op: str, doc: str) -> _Binary:
+    def call(x: Operable, y: Operable) -> Value:
+        return apply(op, x, y)
+
+    return _named(call, op, doc)
+
+
+def _gradient(activation: str, doc: str = "its derivative at x, times dy") -> _Gradient:
+    op = f"d_{activation}"
+
+    def call(dy: Operable, x: Operable) -> Value:
+        return apply(op, dy, x)
+
+    return _named(call, op, f"The gradient of {activation}: {doc}.")
+
+
+def _stored(name: str, kind: str, reduction: str, doc: str) -> _Stored:
+    def call(x: Value) -> Stored:
+        if not isinstance(x, Value):
+            raise refusal(f"{name} of a {type(x).__name__}", "give it a traced value")
+        return Stored(x, kind, reduction)
+
+    return _named(call, name, doc)
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Operations on values
+# ----------------------------------------------------------------------------------------------------------------------
+
+relu = _unary("relu", "0 where x < 0, else x.")
+gelu = _unary("gelu", "Gelu with erf: x times the normal distribution's function at x.")
+gelu_tanh = _unary("gelu_tanh", "Gelu approximated with tanh and 0.044715.")
+silu = _unary("silu", "The product x * sigmoid(x).")
+sigmoid = _unary("sigmoid", "1 / (1 + exp(-x)).")
+tanh = _unary("tanh", "The hyperbolic tangent.")
+hardswish = _unary("hardswish", "The product x * clamp(x + 3, 0, 6) / 6.")
+exp = _unary("exp", "The exponential function.")
+log = _unary("log", "The natural logarithm; NaN below 0.")
+sqrt = _unary("sqrt", "The square root; NaN below 0.")
+rsqrt = _unary("rsqrt", "1 / sqrt(x).")
+reciprocal = _unary("reciprocal", "1 / x.")
+square = _unary("square", "The product x * x.")
+absolute = _unary("absolute", "|x|.")
+maximum = _binary("maximum", "The larger one; NaN where either is.")
+minimum = _binary("minimum", "The smaller one; NaN where either is.")
+d_relu = _gradient("relu", "dy where x > 0, else 0")
+d_gelu = _gradient("gelu")
+d_gelu_tanh = _gradient("gelu_tanh")
+d_silu = _gradient("silu")
+d_sigmoid = _gradient("sigmoid")
+d_tanh = _gradient("tanh")
 
 
 def leaky_relu(x: Operable, slope: Operable = LEAKY_SLOPE) -> Value:
@@ -81,51 +132,6 @@ def clamp(x: Operable, low: Operable | None = None, high: Operable | None = None
     return apply("clamp", x, attributes=bounds)
 
 
-def exp(x: Operable) -> Value:
-    """The exponential function."""
-    return apply("exp", x)
-
-
-def log(x: Operable) -> Value:
-    """The natural logarithm; NaN below 0."""
-    return apply("log", x)
-
-
-def sqrt(x: Operable) -> Value:
-    """The square root; NaN below 0."""
-    return apply("sqrt", x)
-
-
-def rsqrt(x: Operable) -> Value:
-    """1 / sqrt(x)."""
-    return apply("rsqrt", x)
-
-
-def reciprocal(x: Operable) -> Value:
-    """1 / x."""
-    return apply("reciprocal", x)
-
-
-def square(x: Operable) -> Value:
-    """The product x * x."""
-    return apply("square", x)
-
-
-def absolute(x: Operable) -> Value:
-    """|x|."""
-    return apply("absolute", x)
-
-
-def maximum(x: Operable, y: Operable) -> Value:
-    """The larger one; NaN where either is."""
-    return apply("maximum", x, y)
-
-
-def minimum(x: Operable, y: Operable) -> Value:
-    """The smaller one; NaN where either is."""
-    return apply("minimum", x, y)
-
-
 def where(condition: Operable, x: Operable, y: Operable) -> Value:
     """Where the condition, such as a comparison or a mask, is not 0 x, else y."""
     return apply("select", condition, x, y)
@@ -134,36 +140,6 @@ def where(condition: Operable, x: Operable, y: Operable) -> Value:
 def fma(x: Operable, y: Operable, z: Operable) -> Value:
     """The sum x * y + z, rounded once."""
     return apply("fma", x, y, z)
-
-
-def d_relu(dy: Operable, x: Operable) -> Value:
-    """The gradient of relu: dy where x > 0, else 0."""
-    return apply("d_relu", dy, x)
-
-
-def d_gelu(dy: Operable, x: Operable) -> Value:
-    """The gradient of gelu: its derivative at x, times dy."""
-    return apply("d_gelu", dy, x)
-
-
-def d_gelu_tanh(dy: Operable, x: Operable) -> Value:
-    """The gradient of gelu_tanh: its derivative at x, times dy."""
-    return apply("d_gelu_tanh", dy, x)
-
-
-def d_silu(dy: Operable, x: Operable) -> Value:
-    """The gradient of silu: its derivative at x, times dy."""
-    return apply("d_silu", dy, x)
-
-
-def d_sigmoid(dy: Operable, x: Operable) -> Value:
-    """The gradient of sigmoid: its derivative at x, times dy."""
-    return apply("d_sigmoid", dy, x)
-
-
-def d_tanh(dy: Operable, x: Operable) -> Value:
-    """The gradient of tanh: its derivative at x, times dy."""
-    return apply("d_tanh", dy, x)
 
 
 def cast(x: Operable, dtype: Any) -> Value:
@@ -185,59 +161,13 @@ def cast(x: Operable, dtype: Any) -> Value:
 # Results that are returned beside values
 # ----------------------------------------------------------------------------------------------------------------------
 
-
-def mask(x: Value) -> Stored:
-    """Stores x != 0 as bits, eight to a byte along N: (..., M, ceil(N / 8)) of uint8."""
-    return _stored(x, MASK)
-
-
-def row_sum(x: Value) -> Stored:
-    """The sum over M: (..., N)."""
-    return _stored(x, ROW, "sum")
-
-
-def row_max(x: Value) -> Stored:
-    """The maximum over M: (..., N)."""
-    return _stored(x, ROW, "max")
-
-
-def row_amax(x: Value) -> Stored:
-    """The largest magnitude over M: (..., N)."""
-    return _stored(x, ROW, "amax")
-
-
-def column_sum(x: Value) -> Stored:
-    """The sum over N: (..., M)."""
-    return _stored(x, COLUMN, "sum")
-
-
-def column_max(x: Value) -> Stored:
-    """The maximum over N: (..., M)."""
-    return _stored(x, COLUMN, "max")
-
-
-def column_amax(x: Value) -> Stored:
-    """The largest magnitude over N: (..., M)."""
-    return _stored(x, COLUMN, "amax")
-
-
-def total_sum(x: Value) -> Stored:
-    """The sum of everything, batches included: (1,)."""
-    return _stored(x, SCALAR, "sum")
-
-
-def total_max(x: Value) -> Stored:
-    """The maximum of everything, batches included: (1,)."""
-    return _stored(x, SCALAR, "max")
-
-
-def total_amax(x: Value) -> Stored:
-    """The largest magnitude of everything, batches included: (1,)."""
-    return _stored(x, SCALAR, "amax")
-
-
-def _stored(x: object, kind: str, reduction: str = "") -> Stored:
-    if not isinstance(x, Value):
-        name = "mask" if kind == MASK else f"{'total' if kind == SCALAR else kind}_{reduction}"
-        raise refusal(f"{name} of a {type(x).__name__}", "give it a traced value")
-    return Stored(x, kind, reduction)
+mask = _stored("mask", MASK, "", "Stores x != 0 as bits, eight to a byte along N: (..., M, ceil(N / 8)) of uint8.")
+row_sum = _stored("row_sum", ROW, "sum", "The sum over M: (..., N).")
+row_max = _stored("row_max", ROW, "max", "The maximum over M: (..., N).")
+row_amax = _stored("row_amax", ROW, "amax", "The largest magnitude over M: (..., N).")
+column_sum = _stored("column_sum", COLUMN, "sum", "The sum over N: (..., M).")
+column_max = _stored("column_max", COLUMN, "max", "The maximum over N: (..., M).")
+column_amax = _stored("column_amax", COLUMN, "amax", "The largest magnitude over N: (..., M).")
+total_sum = _stored("total_sum", SCALAR, "sum", "The sum of everything, batches included: (1,).")
+total_max = _stored("total_max", SCALAR, "max", "The maximum of everything, batches included: (1,).")
+total_amax = _stored("total_amax", SCALAR, "amax", "The largest magnitude of everything, batches included: (1,).")

@@ -6,6 +6,7 @@ be refused by its type, by every function alike. Which names and numbers are val
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Mapping
 from typing import Any, Final
 
@@ -17,32 +18,15 @@ from .generator.dtypes import CutlassDtype
 from .generator.errors import expect, shown
 
 __all__ = [
-    "MOST",
-    "NUMBERS",
-    "check_extents",
-    "check_flag",
-    "check_index",
-    "check_name",
-    "check_number",
-    "check_options",
-    "expect",
+    "MOST", "NUMBERS", "check_count", "check_extents", "check_index", "check_number", "check_options", "expect",
     "shown",
-]
+]  # fmt: skip
 
 NUMBERS: Final = (int, float, np.integer, np.floating)
 """Types of scalars."""
 
 MOST: Final = 2**31 - 1
 """The largest extent: kernels count rows and columns with 32 bits."""
-
-
-def check_name(value: Any, name: str) -> None:
-    """Refuses what is no text.
-
-    Raises:
-        InvalidOperandError: names the argument.
-    """
-    expect(value, str, name, "a name")
 
 
 def check_number(value: Any, name: str) -> None:
@@ -57,15 +41,6 @@ def check_number(value: Any, name: str) -> None:
         float(value)
     except OverflowError:
         raise InvalidOperandError(f"{name} is {shown(value)}; expected a number of a double's range") from None
-
-
-def check_flag(value: Any, name: str) -> None:
-    """Refuses what is neither True nor False.
-
-    Raises:
-        InvalidOperandError: names the argument.
-    """
-    expect(value, (bool, np.bool_), name, "True or False")
 
 
 def check_extents(shape: tuple[int, ...], name: str) -> None:
@@ -103,37 +78,24 @@ def _check_bytes(value: Any, name: str) -> None:
         raise InvalidOperandError(f"{name} is {shown(value)}; expected bytes, or None for no limit")
 
 
-def _check_dtype(value: Any, name: str) -> None:
-    expect(value, CutlassDtype, name)
+_NAME: Final = functools.partial(expect, kind=str, wanted="a name")
+_FLAG: Final = functools.partial(expect, kind=(bool, np.bool_), wanted="True or False")
+_DTYPE: Final = functools.partial(expect, kind=CutlassDtype)
 
-
-def _check_arch(value: Any, name: str) -> None:
-    expect(value, SmArch, name, "an SmArch")
-
-
-_REQUIRED: Final[Mapping[str, Callable[[Any, str], None]]] = {
-    "backend": check_name,
-    "layout": check_name,
-    "scaling": check_name,
-    "dtype": _check_dtype,
-    "alpha": check_number,
-    "beta": check_number,
-    "fast_accum": check_flag,
-    "mock": check_flag,
-}
-_OPTIONAL: Final[Mapping[str, Callable[[Any, str], None]]] = {
-    "activation": check_name,
+_KINDS: Final[Mapping[str, Callable[..., None]]] = {
+    **dict.fromkeys(("activation", "backend", "filter", "jit", "layout", "op", "precision", "scaling"), _NAME),
+    **dict.fromkeys(("batch_invariant", "bias", "bits", "check", "fast_accum", "mock"), _FLAG),
+    **dict.fromkeys(("dtype", "out_dtype"), _DTYPE),
+    **dict.fromkeys(("alpha", "beta"), check_number),
+    "arch": functools.partial(expect, kind=SmArch, wanted="an SmArch"),
     "workspace_size": _check_bytes,
-    "arch": _check_arch,
-    "batch_invariant": check_flag,
-    "check": check_flag,
-    "filter": check_name,
-    "jit": check_name,
-    "op": check_name,
-    "out_dtype": _check_dtype,
-    "precision": check_name,
 }
-"""How options are checked, by name; these may be None."""
+"""How options are checked, by name."""
+
+_REQUIRED: Final = frozenset({
+    "alpha", "backend", "beta", "bias", "bits", "dtype", "fast_accum", "layout", "mock", "scaling",
+})  # fmt: skip
+"""The options that are never None."""
 
 
 def check_options(**options: Any) -> None:
@@ -143,7 +105,5 @@ def check_options(**options: Any) -> None:
         InvalidOperandError: names the first.
     """
     for name, value in options.items():
-        if name in _REQUIRED:
-            _REQUIRED[name](value, name)
-        elif value is not None:
-            _OPTIONAL[name](value, name)
+        if value is not None or name in _REQUIRED:
+            _KINDS[name](value, name=name)

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from graphlib import CycleError, TopologicalSorter
 from typing import Any, Final, NamedTuple
 
-from ..checks import NUMBERS, check_name, shown
+from ..checks import NUMBERS, expect, shown
 from ..errors import InvalidOperandError
 from ..generator.dtypes import CutlassDtype
 from ..generator.epilogue.ops import LEAKY_SLOPE, OPS
@@ -90,7 +90,7 @@ class EvtBuilder:
 
     def input(self, name: str, kind: str, dtype: Any = None) -> EvtBuilder:
         """An operand: `scalar`, `row` (N,), `column` (M,), `matrix` (M, N) or `mask`, which has no dtype."""
-        check_name(kind, f"kind of operand {shown(name)}")
+        expect(kind, str, f"kind of operand {shown(name)}", "a name")
         return self._declare(_Declared(name, "input", (), {"kind": kind, "dtype": dtype}, leaf=True))
 
     def constant(self, name: str, x: float) -> EvtBuilder:
@@ -129,7 +129,7 @@ class EvtBuilder:
             kind: `row` reduces over M to (..., N), `column` over N to (..., M), `scalar` over everything.
             reduction: `sum`, `max` or `amax`.
         """
-        check_name(node, f"node of output {shown(name)}")
+        expect(node, str, f"node of output {shown(name)}", "a name")
         return self._write(_Written(name, node, kind, None, reduction))
 
     # ------------------------------------------------------------------------------------------------------------------
@@ -142,14 +142,14 @@ class EvtBuilder:
 
     def add_bias(self, name: str = "bias", axis: str = ROW, dtype: Any = None) -> EvtBuilder:
         """Plus a vector: (N,) for `row`, added to every row, or (M,) for `column`."""
-        check_name(name, "name of a bias")
+        expect(name, str, "name of a bias", "a name")
         if not isinstance(axis, str) or axis not in (ROW, COLUMN):
             raise InvalidOperandError(f"bias {name!r} has axis {shown(axis)}; valid: {ROW}, {COLUMN}")
         return self._then("add", self._current, self._read("add_bias", name, axis, dtype))
 
     def add_matrix(self, name: str, dtype: Any = None, scale: str | float = 1.0) -> EvtBuilder:
         """Plus `scale` times a matrix."""
-        check_name(name, "name of a matrix")
+        expect(name, str, "name of a matrix", "a name")
         term = self._read("add_matrix", name, MATRIX, dtype)
         if not isinstance(scale, NUMBERS) or scale != 1.0:
             term = self._step("multiply", term, self._read("add_matrix", scale, default_kind=SCALAR))
@@ -162,7 +162,7 @@ class EvtBuilder:
     def binary(self, op: str, other: str | float, kind: str | None = None, dtype: Any = None) -> EvtBuilder:
         """An operation on the current value and then another: a number, a node, or an operand of this kind."""
         if kind is not None:
-            check_name(kind, f"kind of what {shown(op)} reads")
+            expect(kind, str, f"kind of what {shown(op)} reads", "a name")
         return self._then(op, self._current, self._read(op, other, kind, dtype))
 
     def aux_load(self, name: str, dtype: Any = None, kind: str = MATRIX) -> EvtBuilder:
@@ -223,11 +223,11 @@ class EvtBuilder:
         return self._tree(nodes, written)
 
     def _write(self, written: _Written) -> EvtBuilder:
-        check_name(written.name, "name of an output")
+        expect(written.name, str, "name of an output", "a name")
         for field in ("kind", "reduction"):
-            check_name(getattr(written, field), f"{field} of output {written.name!r}")
+            expect(getattr(written, field), str, f"{field} of output {written.name!r}", "a name")
         if written.node is not None:
-            check_name(written.node, f"node of output {written.name!r}")
+            expect(written.node, str, f"node of output {written.name!r}", "a name")
         self._written.append(written)
         return self
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from ..checks import MOST, check_flag, expect, shown
+from ..checks import MOST, check_options, expect, shown
 from ..errors import InvalidOperandError, UnsupportedError
 from ..generator.dtypes import CutlassDtype
 from ..generator.epilogue.tree import (
@@ -75,7 +75,7 @@ def readings(shape: tuple[int, ...], m: int, n: int, *, bits: bool = False) -> t
         InvalidOperandError: an argument of the wrong kind.
     """
     shape = _checked_shape(shape, m, n)
-    check_flag(bits, "bits")
+    check_options(bits=bits)
     if bits:
         return (MASK,) if shape[-2:] == (m, -(-n // 8)) else ()
     last = shape[-2:] if len(shape) > 1 else ()

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from ..arrays.numerics import FAST, default_out_dtype, math_mode
-from ..checks import check_flag, check_name, check_options, expect, shown
+from ..checks import check_options, expect, shown
 from ..epilogue.results import check_tree
 from ..errors import InvalidOperandError, UnsupportedError
 from ..generator.archs import SmArch
@@ -58,8 +58,7 @@ class GemmEpilogue:
     tree: EpilogueVisitorTree | None = None
 
     def __post_init__(self) -> None:
-        check_options(alpha=self.alpha, beta=self.beta, activation=self.activation)
-        check_flag(self.bias, "bias")
+        check_options(alpha=self.alpha, beta=self.beta, activation=self.activation, bias=self.bias)
         if self.tree is None:
             return
         if not isinstance(self.tree, EpilogueVisitorTree):
@@ -256,8 +255,7 @@ def math_of(dtype: CutlassDtype, precision: str | None, *, fast_accum: bool = Fa
     Raises:
         InvalidOperandError: they contradict each other.
     """
-    if precision is not None:
-        check_name(precision, "precision")
+    check_options(precision=precision)
     if dtype is CutlassDtype.TF32 and precision not in (None, "tf32"):
         raise InvalidOperandError(f"dtype TF32 means precision='tf32', not {precision!r}")
     math = math_mode(dtype.storage, "tf32" if dtype is CutlassDtype.TF32 else precision)

@@ -113,11 +113,7 @@ class Call:
             InvalidOperandError: names the argument.
         """
         options = self.options
-        check_options(
-            backend=options.backend, jit=options.jit, precision=options.precision, fast_accum=options.fast_accum,
-            activation=options.activation, out_dtype=options.out_dtype, alpha=options.alpha, beta=options.beta,
-            workspace_size=options.workspace_size, batch_invariant=options.batch_invariant, **more,
-        )  # fmt: skip
+        check_options(**{name: value for name, value in options._asdict().items() if name != "stream"}, **more)
         numbers = numbers_of(self.arrays)
         for name, scale in numbers.items():
             check_number(scale, name)

@@ -122,7 +122,7 @@ def test_info_counts_the_kernels_that_run_on_each_gpu(monkeypatch: pytest.Monkey
     assert shown["arch"] == "sm_90a"
     assert shown["kernels"] >= len(native)
     assert "CUDA 12.8" in call("info")[0]
-    cures = [missing.cure for missing in info.gather().missing]
+    cures = [missing["cure"] for missing in info.gather()["missing"]]
     assert all("cu13" not in cure for cure in cures)
 
 
@@ -173,20 +173,20 @@ def test_info_counts_what_is_in_the_cache(monkeypatch: pytest.MonkeyPatch, tmp_p
     store = KernelStore()
     for name in ("kernel_a", "kernel_b"):
         store.obtain(digest(name), lambda name=name: kernel(name, 5000), {"name": name})
-    cache = info.gather().jit.cache
-    assert (cache.kernels, cache.size) == (2, sum(entry.size for entry in store.entries()))
+    cache = info.gather()["jit"]["cache"]
+    assert (cache["kernels"], cache["size"]) == (2, sum(entry.size for entry in store.entries()))
 
 
 def test_info_counts_kernels_by_operation(monkeypatch: pytest.MonkeyPatch) -> None:
     rows = fake_table.rows_of("default", [SmArch.SM80, SmArch.SM90A])
     fake_table.install(monkeypatch, [*rows, *fake_table.rows_of("full", [SmArch.SM80])])
     facts = info.gather()
-    assert sum(facts.table.values()) == len(table.kernels())
-    for (op, generation, arch), count in facts.table.items():
+    assert sum(row["kernels"] for row in facts["table"]) == len(table.kernels())
+    for op, generation, arch, count in map(dict.values, facts["table"]):
         found = [row for row in table.kernels(op=op) if (row.key.generation, row.key.arch.value) == (generation, arch)]
         assert len(found) == count > 0
     said, _ = call("info")
-    for op in {op for op, generation, _ in facts.table if generation == "sm80"}:
+    for op in {row["op"] for row in facts["table"] if row["generation"] == "sm80"}:
         assert re.search(rf"^ +{op}: \d+ sm80 for sm_80", said, re.MULTILINE), op
 
 
@@ -204,15 +204,15 @@ def test_info_names_the_extra_that_suits_the_driver(
     monkeypatch.setattr(_core, "device_count", lambda: 0)
     monkeypatch.setattr(_core, "driver_version", lambda: cuda)
     facts = info.gather()
-    assert facts.nvrtc is None
-    assert facts.cuda_headers is None
-    assert facts.jit.problem
-    (missing,) = [m for m in facts.missing if m.for_ == info.RUN_TIME]
-    assert facts.jit.problem.startswith(missing.what)
-    assert "pip install" not in missing.what
-    assert missing.cure == f"pip install 'atomr-cutlass[{extra}]'"
+    assert facts["nvrtc"] is None
+    assert facts["cuda_headers"] is None
+    assert facts["jit"]["problem"]
+    (missing,) = [m for m in facts["missing"] if m["for"] == info.RUN_TIME]
+    assert facts["jit"]["problem"].startswith(missing["what"])
+    assert "pip install" not in missing["what"]
+    assert missing["cure"] == f"pip install 'atomr-cutlass[{extra}]'"
     said, _ = call("info")
-    assert f"; but {facts.jit.problem}\n" in said
+    assert f"; but {facts['jit']['problem']}\n" in said
     assert f"    cure: pip install 'atomr-cutlass[{extra}]'\n" in said
 
 
@@ -222,10 +222,10 @@ def test_info_finds_an_nvrtc_that_is_newer_than_the_driver(monkeypatch: pytest.M
     monkeypatch.setattr(_core, "device_count", lambda: 0)
     monkeypatch.setattr(_core, "driver_version", lambda: 1000 * (major - 1))
     facts = info.gather()
-    assert f"which this driver (CUDA {major - 1}) is too old for" in facts.jit.problem
-    assert facts.jit.problem in {missing.what for missing in facts.missing}
+    assert f"which this driver (CUDA {major - 1}) is too old for" in facts["jit"]["problem"]
+    assert facts["jit"]["problem"] in {missing["what"] for missing in facts["missing"]}
     monkeypatch.setattr(_core, "driver_version", lambda: 1000 * major)
-    assert info.gather().jit.problem == ""
+    assert info.gather()["jit"]["problem"] == ""
 
 
 def test_info_survives_a_wrong_policy_and_an_unsafe_cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -233,16 +233,16 @@ def test_info_survives_a_wrong_policy_and_an_unsafe_cache(monkeypatch: pytest.Mo
     monkeypatch.setenv("ATOMR_CUTLASS_CACHE_DIR", str(tmp_path))
     monkeypatch.setenv("ATOMR_CUTLASS_JIT", "sometimes")
     facts = info.gather()
-    assert facts.jit.policy is None
-    assert "writable by other users" in facts.jit.cache.problem
-    cures = [missing.cure for missing in facts.missing]
+    assert facts["jit"]["policy"] is None
+    assert "writable by other users" in facts["jit"]["cache"]["problem"]
+    cures = [missing["cure"] for missing in facts["missing"]]
     assert "correct ATOMR_CUTLASS_JIT" in cures
     assert "export ATOMR_CUTLASS_CACHE_DIR=ANOTHER_FOLDER" in cures
     said, _ = call("info")
     assert "ATOMR_CUTLASS_JIT names no policy" in said
     assert f"cache      not used: {tmp_path} is writable by other users" in said
     monkeypatch.setenv("ATOMR_CUTLASS_CACHE_DIR", "~nobody-of-this-name/cache")
-    assert "home directory" in info.gather().jit.cache.problem
+    assert "home directory" in info.gather()["jit"]["cache"]["problem"]
     monkeypatch.setenv("ATOMR_CUTLASS_JIT", "off")
     assert "JIT        off: nothing is compiled\n" in call("info")[0]
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import sys
-from typing import Annotated
+from collections.abc import Mapping
+from typing import Annotated, Any
 
 import typer
 from rich.console import Console
@@ -16,7 +18,6 @@ from ..pipeline import table
 from ..pipeline.candidate import KernelInfo
 from ..pipeline.verification import verification
 from . import info as installation
-from .info import Info
 from .options import TARGETS, AsJson, arch_from, dtype_from
 from .output import complain, heading, line, print_json, size_text
 
@@ -25,10 +26,13 @@ def info_command(*, as_json: AsJson = False) -> None:
     """GPUs, driver, compilers, headers, kernel cache, packs and kernels; what is missing, with the cure."""
     facts = installation.gather()
     if as_json:
-        print_json(facts.to_dict())
+        print_json(facts)
         return
     print_facts(facts)
-    _print_missing(facts)
+    if facts["missing"]:
+        heading("Missing")
+    for missing in facts["missing"]:
+        line(f"{missing['what']}\n    for:  {missing['for']}\n    cure: {missing['cure']}")
 
 
 def list_command(
@@ -65,57 +69,45 @@ def list_command(
             complain(f"the table is empty; to fill it: {installation.build_command('default', '80;90a')}")
 
 
-def print_facts(facts: Info) -> None:
+def print_facts(facts: Mapping[str, Any]) -> None:
     """Prints the installed parts, a line each."""
-    lines = [("package", f"{facts.version}, Python {facts.python}"), ("driver", facts.driver)]
-    for gpu in facts.gpus:
-        device = gpu.device
-        arch = device.arch.value if device.arch else f"compute capability {device.capability}, no target for it"
-        size = f"{device.multiprocessors} multiprocessors, {device.memory_bytes / 2**30:.0f} GiB"
-        lines.append((f"GPU {device.index}", f"{device.name} ({arch}), {size}; {gpu.kernels} kernels run on it"))
-    for name, tool in (("nvcc", facts.nvcc), ("NVRTC", facts.nvrtc)):
-        lines.append((name, f"{tool.version} ({tool.where})" if tool else "none"))
-    for name, tool in (("CUTLASS", facts.headers), ("CCCL", facts.cuda_headers)):
-        lines.append(("headers", f"{name} {tool.version} ({tool.where})" if tool else f"{name}: none"))
-    lines += _jit_lines(facts.jit)
-    packs = ", ".join(f"{name} ({count} kernels)" for name, count in facts.packs.items())
+    lines = [("package", f"{facts['version']}, Python {facts['python']}"), ("driver", facts["driver"])]
+    for gpu in facts["gpus"]:
+        arch = gpu["arch"] or f"compute capability {gpu['capability']}, no target for it"
+        size = f"{gpu['multiprocessors']} multiprocessors, {gpu['memory_bytes'] / 2**30:.0f} GiB"
+        lines.append((f"GPU {gpu['index']}", f"{gpu['name']} ({arch}), {size}; {gpu['kernels']} kernels run on it"))
+    for name, tool in (("nvcc", facts["nvcc"]), ("NVRTC", facts["nvrtc"])):
+        lines.append((name, f"{tool['version']} ({tool['where']})" if tool else "none"))
+    for name, tool in (("CUTLASS", facts["headers"]), ("CCCL", facts["cuda_headers"])):
+        lines.append(("headers", f"{name} {tool['version']} ({tool['where']})" if tool else f"{name}: none"))
+    lines += _jit_lines(facts["jit"])
+    packs = ", ".join(f"{name} ({count} kernels)" for name, count in facts["packs"].items())
     lines.append(("packs", packs or "none"))
-    lines.append(("table", f"{sum(facts.table.values())} kernels"))
-    for op in dict.fromkeys(op for op, _, _ in facts.table):
-        found = (
-            (generation, arch, count) for (table_op, generation, arch), count in facts.table.items() if table_op == op
-        )
-        lines.append(
-            ("", f"{op}: " + ", ".join(f"{count} {generation} for {arch}" for generation, arch, count in found))
-        )
+    lines.append(("table", f"{sum(row['kernels'] for row in facts['table'])} kernels"))
+    for op, rows in itertools.groupby(facts["table"], key=lambda row: row["op"]):
+        counts = ", ".join(f"{row['kernels']} {row['generation']} for {row['arch']}" for row in rows)
+        lines.append(("", f"{op}: {counts}"))
     for name, text in lines:
         line(f"{name:<11}{text}")
 
 
-def _jit_lines(jit: installation.Jit) -> list[tuple[str, str]]:
+def _jit_lines(jit: Mapping[str, Any]) -> list[tuple[str, str]]:
     does = {
         "auto": "auto: kernels that the table lacks are compiled",
         "background": "background: better kernels than the table's are compiled while its own serve",
         "off": "off: nothing is compiled",
         None: f"refused: {jit_kernels.POLICY_VARIABLE} names no policy",
-    }[jit.policy]
-    cache = jit.cache
-    kept = f"{cache.kernels} kernels, {size_text(cache.size)} of at most {size_text(cache.max_size)}, in {cache.folder}"
-    lines = [("JIT", f"{does}; but {jit.problem}" if jit.problem and jit.policy != "off" else does)]
-    if jit.headers:
-        lines.append(("digests", ", ".join(f"{name} {digest[:12]}" for name, digest in jit.headers.items())))
-    lines.append(("cache", f"not used: {cache.problem}" if cache.problem else kept))
-    if jit.miss_log:
-        lines.append(("misses", f"recorded in {jit.miss_log}"))
+    }[jit["policy"]]
+    cache, problem = jit["cache"], jit["problem"]
+    size = f"{size_text(cache['size'])} of at most {size_text(cache['max_size'])}"
+    kept = f"{cache['kernels']} kernels, {size}, in {cache['folder']}"
+    lines = [("JIT", f"{does}; but {problem}" if problem and jit["policy"] != "off" else does)]
+    if jit["headers"]:
+        lines.append(("digests", ", ".join(f"{name} {digest[:12]}" for name, digest in jit["headers"].items())))
+    lines.append(("cache", f"not used: {cache['problem']}" if cache["problem"] else kept))
+    if jit["miss_log"]:
+        lines.append(("misses", f"recorded in {jit['miss_log']}"))
     return lines
-
-
-def _print_missing(facts: Info) -> None:
-    if not facts.missing:
-        return
-    heading("Missing")
-    for missing in facts.missing:
-        line(f"{missing.what}\n    for:  {missing.for_}\n    cure: {missing.cure}")
 
 
 def print_kernels(kernels: list[KernelInfo]) -> None:

@@ -76,7 +76,7 @@ def demo_command(*, as_json: AsJson = False) -> None:
     tried = {"run": _tried(request), "fp8": _tried(fp8, jit="off"), "conv": _tried(conv, jit="off")}
     if as_json:
         results = {name: result.to_dict() for name, (result, _) in tried.items()}
-        print_json({"info": facts.to_dict(), "explain": explanation.to_dict(), **results})
+        print_json({"info": facts, "explain": explanation.to_dict(), **results})
     else:
         heading("What is installed (atomr-cutlass info)")
         print_facts(facts)

@@ -25,7 +25,7 @@ from atomr_cutlass.generator.rules import FP8_TYPES
 from atomr_cutlass.ops.conv2d import function as conv_module
 from atomr_cutlass.ops.conv2d import plans as conv_plan
 from atomr_cutlass.ops.conv2d import reference as conv_reference
-from atomr_cutlass.ops.conv2d.geometry import DGRAD, FPROP, WGRAD, ConvGeometry, conv_geometry
+from atomr_cutlass.ops.conv2d.geometry import DGRAD, FPROP, WGRAD, ConvGeometry, conv_geometry, result_shape
 from atomr_cutlass.ops.conv2d.kernels import ConvFormulation
 from atomr_cutlass.ops.conv2d.problem import ConvProblem
 from atomr_cutlass.pipeline import devices
@@ -243,21 +243,15 @@ def check(case: Case, d: Any, a: Any, b: Any, c: Any = None, bias: Any = None, *
     if work_of(g) > NUMPY_LIMIT:
         check_on_gpu(case, d, a, b, c, bias, limits)
         return
-    functions: dict[str, tuple[Any, Any]] = {
-        "fprop": (conv_reference.conv2d, conv_reference.absolute_conv2d),
-        "dgrad": (conv_reference.conv2d_dgrad, conv_reference.absolute_conv2d_dgrad),
-        "wgrad": (conv_reference.conv2d_wgrad, conv_reference.absolute_conv2d_wgrad),
-    }
-    compute, magnitudes = functions[case.op]
-    arrays: list[Any] = [host(a), host(b)]
-    if case.op != "fprop":
-        arrays.append(g.x_shape if case.op == "dgrad" else g.w_shape)
+    op = f"conv2d_{case.op}"
+    given: tuple[Any, ...] = (op, host(a), host(b), result_shape(op, g))
     options: dict[str, Any] = {
         "stride": g.stride, "padding": g.padding, "dilation": g.dilation, "groups": g.groups, "alpha": case.alpha,
         "beta": case.beta, "c": None if c is None else host(c), "bias": None if bias is None else host(bias),
     }  # fmt: skip
-    scale = magnitudes(*arrays, **options)
-    want = compute(*arrays, **options, activation=case.activation, out_dtype=result, math=case.kind.math)
+    scale = conv_reference.absolute_convolution(*given, **options)
+    how = {"activation": case.activation, "out_dtype": result, "math": case.kind.math}
+    want = conv_reference.convolution(*given, **options, **how)
     got = host(d)
     wrong = ~reference.within_tolerance(got, want, scale, limits, result)
     if wrong.any():

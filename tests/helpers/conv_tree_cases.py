@@ -146,17 +146,16 @@ class ConvCase:
 
     def accumulators(self, values: Mapping[str, Array]) -> tuple[FloatArray, FloatArray]:
         """The accumulator that the tree starts from, and the tolerance of a kernel's."""
-        forward = (conv_reference.conv2d, conv_reference.absolute_conv2d)
-        backward = (conv_reference.conv2d_dgrad, conv_reference.absolute_conv2d_dgrad)
-        exact, absolute = forward if self.op == FPROP else backward
-        arrays: list[Any] = [values["a"], values["b"], *([] if self.op == FPROP else [self.image]), values.get("c")]
+        given: tuple[Any, ...] = (self.op, values["a"], values["b"], self.image, values.get("c"))
         how = {"stride": self.stride, "padding": self.padding, "alpha": self.alpha, "beta": self.beta}
-        acc = exact(*arrays, **how, out_dtype=D.F64, math="default" if self.a.bits == 8 else self.math)
+        rounding = "default" if self.a.bits == 8 else self.math
+        acc = conv_reference.convolution(*given, **how, out_dtype=D.F64, math=rounding)
         depth = self.w[1] * self.w[2] * (self.x[3] if self.op == FPROP else self.w[0])
         math = numerics.FAST if self.a.bits == 8 else self.math
         limits = reference.tolerance(self.a, D.F32, depth, math, exact_operands=self.math == "tf32")
         shape = ImageResult(self.image).matrix
-        return acc.reshape(shape), (limits.atol_factor * absolute(*arrays, **how)).reshape(shape)
+        magnitudes = conv_reference.absolute_convolution(*given, **how)
+        return acc.reshape(shape), (limits.atol_factor * magnitudes).reshape(shape)
 
     @property
     def names(self) -> tuple[str, str]:

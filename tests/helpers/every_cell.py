@@ -29,7 +29,7 @@ from atomr_cutlass.generator.matrix import expand
 from atomr_cutlass.generator.rules import FEW, FP8_TYPES
 from atomr_cutlass.jit import kernels
 from atomr_cutlass.ops.conv2d import reference as conv_reference
-from atomr_cutlass.ops.conv2d.geometry import FPROP, WGRAD, ConvGeometry, conv_geometry
+from atomr_cutlass.ops.conv2d.geometry import ConvGeometry, conv_geometry, result_shape
 from atomr_cutlass.ops.conv2d.kernels import ConvFormulation, ConvSearch
 from atomr_cutlass.ops.conv2d.problem import ConvProblem
 from atomr_cutlass.pipeline import devices, table, verification
@@ -212,13 +212,10 @@ def _dense(shape: tuple[int, ...]) -> tuple[int, ...]:
 def conv_expected(problem: ConvProblem, a: Any, b: Any) -> tuple[Any, Any]:
     """The reference's result from host arrays, and the sum of magnitudes."""
     g = problem.geometry
-    compute, magnitudes = {
-        "conv2d_fprop": (conv_reference.conv2d, conv_reference.absolute_conv2d),
-        "conv2d_dgrad": (conv_reference.conv2d_dgrad, conv_reference.absolute_conv2d_dgrad),
-    }.get(problem.op, (conv_reference.conv2d_wgrad, conv_reference.absolute_conv2d_wgrad))
-    arrays = [a, b] if problem.op == FPROP else [a, b, g.w_shape if problem.op == WGRAD else g.x_shape]
+    given = (problem.op, a, b, result_shape(problem.op, g))
     options: dict[str, Any] = {
         "stride": g.stride, "padding": g.padding, "dilation": g.dilation, "groups": g.groups
     }  # fmt: skip
     math = "default" if problem.math == "fast" else problem.math
-    return compute(*arrays, **options, out_dtype=problem.d.dtype, math=math), magnitudes(*arrays, **options)
+    want = conv_reference.convolution(*given, **options, out_dtype=problem.d.dtype, math=math)
+    return want, conv_reference.absolute_convolution(*given, **options)

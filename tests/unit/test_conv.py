@@ -16,7 +16,7 @@ from atomr_cutlass import reference
 from atomr_cutlass.arrays import arguments
 from atomr_cutlass.errors import InvalidOperandError, UnsupportedError
 from atomr_cutlass.ops.conv2d import reference as conv_reference
-from atomr_cutlass.ops.conv2d.geometry import ConvGeometry, conv_geometry
+from atomr_cutlass.ops.conv2d.geometry import ConvGeometry, conv_geometry, result_shape
 from atomr_cutlass.pipeline import devices
 from dlpack_arrays import Array, CudaArray
 
@@ -61,11 +61,7 @@ def _reference(op: str, a: Values, b: Values, g: ConvGeometry, c: Values | None 
     given = {
         "stride": g.stride, "padding": g.padding, "dilation": g.dilation, "groups": g.groups, "out_dtype": D.F64,
     } | arguments  # fmt: skip
-    if op == "fprop":
-        return conv_reference.conv2d(a, b, c, **given)
-    if op == "dgrad":
-        return conv_reference.conv2d_dgrad(a, b, g.x_shape, c, **given)
-    return conv_reference.conv2d_wgrad(a, b, g.w_shape, c, **given)
+    return conv_reference.convolution(f"conv2d_{op}", a, b, result_shape(f"conv2d_{op}", g), c, **given)
 
 
 def _operands(op: str, g: ConvGeometry, dtype: Any = np.float32) -> tuple[Values, Values]:

@@ -31,6 +31,7 @@ from atomr_cutlass.generator.families.conv_sm90 import conv_sm90
 from atomr_cutlass.generator.matrix import supports
 from atomr_cutlass.generator.render import render
 from atomr_cutlass.ops.conv2d import reference as conv_reference
+from atomr_cutlass.ops.conv2d.geometry import DGRAD, FPROP
 from atomr_cutlass.ops.conv2d.kernels import ConvSearch
 from atomr_cutlass.ops.conv2d.problem import formulations
 from atomr_cutlass.ops.conv2d.validation import make_probe
@@ -45,7 +46,7 @@ DY = RANDOM.standard_normal((2, 6, 5, 16)).astype(np.float32)
 BIAS = RANDOM.standard_normal(16).astype(np.float32)
 OTHER = RANDOM.standard_normal((2, 6, 5, 16)).astype(np.float32)
 PIXELS = RANDOM.standard_normal((2, 6, 5, 1)).astype(np.float32)
-PLAIN = conv_reference.conv2d(X, W, padding=1, out_dtype=D.F64)
+PLAIN = conv_reference.convolution(FPROP, X, W, padding=1, out_dtype=D.F64)
 
 H100 = devices.imagined(SmArch.SM90A)
 SHAPE = ConvShape.nhwc(2, 14, 14, 64, 96, 3, 3, padding=1)
@@ -105,7 +106,7 @@ def test_gradients_and_arrays_for_results() -> None:
         return {"out": dx, "sums": row_sum(dx)}
 
     bits = RANDOM.integers(0, 256, (2, 6, 5, 1), np.uint8)
-    plain = conv_reference.conv2d_dgrad(DY, W, X.shape, padding=1, out_dtype=D.F64)
+    plain = conv_reference.convolution(DGRAD, DY, W, X.shape, padding=1, out_dtype=D.F64)
     out, sums = np.full_like(X, np.nan), np.full(8, np.nan, np.float32)
     made = ac.conv2d_dgrad(
         DY, W, X.shape, padding=1, epilogue=through, mask=bits, sums=sums, out=out, backend="reference"

@@ -15,8 +15,8 @@ from atomr_cutlass import reference
 from atomr_cutlass.arrays import numerics
 from atomr_cutlass.errors import InvalidOperandError
 from atomr_cutlass.generator.dtypes import CutlassDtype as D
-from atomr_cutlass.ops.conv2d import reference as conv_reference
-from atomr_cutlass.ops.conv2d.geometry import conv_geometry
+from atomr_cutlass.ops.conv2d.geometry import DGRAD, FPROP, WGRAD, conv_geometry
+from atomr_cutlass.ops.conv2d.reference import absolute_convolution, convolution
 from atomr_cutlass.ops.gemm import reference as gemm_reference
 
 quick = settings(max_examples=100, deadline=None)
@@ -89,13 +89,13 @@ def test_convolutions_are_what_loops_give(
     geometry = conv_geometry(x.shape, w.shape, **how)
     dy = _values(rng, geometry.y_shape)
     y, dx, dw = _loops(x, w, dy, **how)
-    np.testing.assert_array_equal(conv_reference.conv2d(x, w, out_dtype=D.F64, **how), y)
-    np.testing.assert_array_equal(conv_reference.conv2d_dgrad(dy, w, x.shape, out_dtype=D.F64, **how), dx)
-    np.testing.assert_array_equal(conv_reference.conv2d_wgrad(dy, x, w.shape, out_dtype=D.F64, **how), dw)
+    np.testing.assert_array_equal(convolution(FPROP, x, w, out_dtype=D.F64, **how), y)
+    np.testing.assert_array_equal(convolution(DGRAD, dy, w, x.shape, out_dtype=D.F64, **how), dx)
+    np.testing.assert_array_equal(convolution(WGRAD, dy, x, w.shape, out_dtype=D.F64, **how), dw)
     y, dx, dw = _loops(abs(x), abs(w), abs(dy), **how)
-    np.testing.assert_array_equal(conv_reference.absolute_conv2d(x, w, **how), y)
-    np.testing.assert_array_equal(conv_reference.absolute_conv2d_dgrad(dy, w, x.shape, **how), dx)
-    np.testing.assert_array_equal(conv_reference.absolute_conv2d_wgrad(dy, x, w.shape, **how), dw)
+    np.testing.assert_array_equal(absolute_convolution(FPROP, x, w, **how), y)
+    np.testing.assert_array_equal(absolute_convolution(DGRAD, dy, w, x.shape, **how), dx)
+    np.testing.assert_array_equal(absolute_convolution(WGRAD, dy, x, w.shape, **how), dw)
 
 
 @quick
@@ -111,11 +111,11 @@ def test_the_gradients_are_those_of_the_convolution(h: int, filters: int, stride
     rng = np.random.default_rng(seed)
     x, w = _values(rng, (2, h, h + 1, 12)), _values(rng, (6, filters, filters, 12 // groups))
     how: dict[str, Any] = {"stride": stride, "padding": (filters, filters - 1), "groups": groups, "out_dtype": D.F64}
-    y = conv_reference.conv2d(x, w, **how)
+    y = convolution(FPROP, x, w, **how)
     dy = _values(rng, y.shape)
     whole = (dy * y).sum()
-    assert (conv_reference.conv2d_dgrad(dy, w, x.shape, **how) * x).sum() == whole
-    assert (conv_reference.conv2d_wgrad(dy, x, w.shape, **how) * w).sum() == whole
+    assert (convolution(DGRAD, dy, w, x.shape, **how) * x).sum() == whole
+    assert (convolution(WGRAD, dy, x, w.shape, **how) * w).sum() == whole
 
 
 def test_one_by_one_filters_are_a_gemm() -> None:
@@ -123,12 +123,12 @@ def test_one_by_one_filters_are_a_gemm() -> None:
     x, w = rng.normal(size=(2, 3, 5, 16)).astype(np.float32), rng.normal(size=(8, 1, 1, 16)).astype(np.float32)
     c, bias = rng.normal(size=(2, 3, 5, 8)), rng.normal(size=8)
     terms: dict[str, Any] = {"alpha": 0.5, "beta": -2.0, "bias": bias, "scale_a": 3.0, "scale_b": 0.25, "scale_d": 7.0}
-    got = conv_reference.conv2d(x, w, c, activation="gelu", out_dtype=D.F16, **terms)
+    got = convolution(FPROP, x, w, None, c, activation="gelu", out_dtype=D.F16, **terms)
     flat = (x.reshape(30, 16), w.reshape(8, 16).T, c.reshape(30, 8))
     want = gemm_reference.gemm(*flat, activation="gelu", out_dtype=D.F16, **terms)
     np.testing.assert_array_equal(got, want.reshape(got.shape))
     np.testing.assert_allclose(
-        conv_reference.absolute_conv2d(x, w, c, **terms),
+        absolute_convolution(FPROP, x, w, None, c, **terms),
         gemm_reference.absolute_product(*flat, **terms).reshape(got.shape),
         rtol=1e-13,
     )
@@ -138,18 +138,15 @@ def test_gradients_have_an_epilogue_too() -> None:
     rng = np.random.default_rng(1)
     x, w, dy = _values(rng, (2, 6, 5, 4)), _values(rng, (3, 3, 3, 4)), _values(rng, (2, 4, 3, 3))
     terms: dict[str, Any] = {"alpha": -2.0, "beta": 3.0, "scale_a": 2.0, "scale_b": np.full(1, 0.5, np.float32)}
-    for function, operands, like in (
-        ("conv2d_dgrad", (dy, w, x.shape), x),
-        ("conv2d_wgrad", (dy, x, w.shape), w),
-    ):
-        plain = getattr(conv_reference, function)(*operands, out_dtype=D.F64)
+    for operands, like in (((DGRAD, dy, w, x.shape), x), ((WGRAD, dy, x, w.shape), w)):
+        plain = convolution(*operands, out_dtype=D.F64)
         bias = _values(rng, like.shape[-1:])
         how = {"bias": bias, "activation": "relu", "out_dtype": D.F8E4M3}
-        got = getattr(conv_reference, function)(*operands, like, **how, **terms)
+        got = convolution(*operands, like, **how, **terms)
         want = np.maximum(-2.0 * plain + 3.0 * like + bias, 0.0)
         np.testing.assert_array_equal(got.astype(np.float64), numerics.saturating_cast(want, D.F8E4M3).astype(float))
-        plain = getattr(conv_reference, f"absolute_{function}")(*operands)
-        got = getattr(conv_reference, f"absolute_{function}")(*operands, like, bias=bias, scale_d=-2.0, **terms)
+        plain = absolute_convolution(*operands)
+        got = absolute_convolution(*operands, like, bias=bias, scale_d=-2.0, **terms)
         np.testing.assert_allclose(got, 2.0 * (2.0 * plain + 3.0 * abs(like) + abs(bias)), rtol=1e-13)
 
 
@@ -158,9 +155,9 @@ def test_dtypes_of_operands_and_results(dtype: D) -> None:
     rng = np.random.default_rng(2)
     x = numerics.saturating_cast(rng.normal(size=(1, 4, 4, 8)), dtype)
     w = numerics.saturating_cast(rng.normal(size=(8, 3, 3, 8)), dtype)
-    wide = conv_reference.conv2d(x.astype(np.float64), w.astype(np.float64), padding=1, out_dtype=D.F64)
+    wide = convolution(FPROP, x.astype(np.float64), w.astype(np.float64), padding=1, out_dtype=D.F64)
     for out_dtype in (dtype, D.BF16, D.F32):
-        got = conv_reference.conv2d(x, w, padding=1, out_dtype=out_dtype)
+        got = convolution(FPROP, x, w, padding=1, out_dtype=out_dtype)
         assert got.dtype == numerics.numpy_dtype(out_dtype)
         np.testing.assert_array_equal(
             numerics.to_float64(got), numerics.to_float64(numerics.saturating_cast(wide, out_dtype))
@@ -170,23 +167,23 @@ def test_dtypes_of_operands_and_results(dtype: D) -> None:
 def test_tf32_rounds_operands() -> None:
     x = np.full((1, 1, 1, 2), 1.0 + 2.0**-12, np.float32)
     w = np.ones((1, 1, 1, 2), np.float32)
-    assert conv_reference.conv2d(x, w, out_dtype=D.F32).item() == 2.0 + 2.0**-11
-    assert conv_reference.conv2d(x, w, math="tf32", out_dtype=D.F32).item() == 2.0
-    assert conv_reference.conv2d_dgrad(x[..., :1], w, (1, 1, 1, 2), math="tf32", out_dtype=D.F32).max() == 1.0
-    assert conv_reference.conv2d_wgrad(w, x, (2, 1, 1, 2), math="tf32", out_dtype=D.F32).max() == 1.0
+    assert convolution(FPROP, x, w, out_dtype=D.F32).item() == 2.0 + 2.0**-11
+    assert convolution(FPROP, x, w, math="tf32", out_dtype=D.F32).item() == 2.0
+    assert convolution(DGRAD, x[..., :1], w, (1, 1, 1, 2), math="tf32", out_dtype=D.F32).max() == 1.0
+    assert convolution(WGRAD, w, x, (2, 1, 1, 2), math="tf32", out_dtype=D.F32).max() == 1.0
 
 
 def test_what_is_not_read() -> None:
     x, w = np.full((1, 3, 3, 2), np.nan, np.float32), np.full((2, 3, 3, 2), np.inf, np.float32)
     c = np.full((1, 1, 1, 2), np.nan, np.float32)
-    assert (conv_reference.conv2d(x, w, c, alpha=0.0, scale_a=np.nan, out_dtype=D.F32) == 0.0).all()
-    assert (conv_reference.absolute_conv2d(x, w, c, alpha=0.0) == 0.0).all()
-    assert np.isnan(conv_reference.conv2d(x, w, out_dtype=D.F32)).all()
+    assert (convolution(FPROP, x, w, None, c, alpha=0.0, scale_a=np.nan, out_dtype=D.F32) == 0.0).all()
+    assert (absolute_convolution(FPROP, x, w, None, c, alpha=0.0) == 0.0).all()
+    assert np.isnan(convolution(FPROP, x, w, out_dtype=D.F32)).all()
     zeros = np.zeros_like(x)
     zeros[0, 0, 0, 0] = 1.0
-    got = conv_reference.conv2d(zeros[:, :1, :1], w, padding=1, out_dtype=D.F32)
+    got = convolution(FPROP, zeros[:, :1, :1], w, padding=1, out_dtype=D.F32)
     assert np.isnan(got).all()  # padding is zeros, which an infinite filter multiplies
-    assert np.isinf(conv_reference.conv2d_dgrad(np.ones((1, 1, 1, 2), np.float32), w, x.shape, out_dtype=D.F32)).all()
+    assert np.isinf(convolution(DGRAD, np.ones((1, 1, 1, 2), np.float32), w, x.shape, out_dtype=D.F32)).all()
 
 
 def test_operands_may_be_views_and_are_left_alone() -> None:
@@ -194,10 +191,10 @@ def test_operands_may_be_views_and_are_left_alone() -> None:
     base = rng.normal(size=(2, 4, 9, 9)).astype(np.float32)  # NCHW in memory
     x, w = base.transpose(0, 2, 3, 1), rng.normal(size=(5, 3, 4, 3)).astype(np.float32).swapaxes(2, 3)
     keep = base.copy()
-    got = conv_reference.conv2d(x, w, out_dtype=D.F64)
-    np.testing.assert_array_equal(got, conv_reference.conv2d(x.copy(), w.copy(), out_dtype=D.F64))
+    got = convolution(FPROP, x, w, out_dtype=D.F64)
+    np.testing.assert_array_equal(got, convolution(FPROP, x.copy(), w.copy(), out_dtype=D.F64))
     np.testing.assert_array_equal(base, keep)
-    one = conv_reference.conv2d_dgrad(x, np.ones((4, 1, 1, 4), np.float32), x.shape, out_dtype=D.F32)
+    one = convolution(DGRAD, x, np.ones((4, 1, 1, 4), np.float32), x.shape, out_dtype=D.F32)
     assert not np.shares_memory(one, base)
 
 
@@ -257,28 +254,28 @@ X, W = np.ones((2, 5, 6, 4), np.float32), np.ones((6, 3, 3, 4), np.float32)
 def test_conv2d_refuses(arguments: dict[str, Any], message: str) -> None:
     call: dict[str, Any] = {"x": X, "w": W, "out_dtype": D.F32, **arguments}
     with pytest.raises(InvalidOperandError, match=message):
-        conv_reference.conv2d(call.pop("x"), call.pop("w"), **call)
+        convolution(FPROP, call.pop("x"), call.pop("w"), **call)
 
 
 def test_gradients_refuse_extents_that_disagree() -> None:
     dy = np.ones((2, 3, 4, 6), np.float32)
     for call in (
-        lambda: conv_reference.conv2d_dgrad(dy, W, (2, 6, 6, 4), out_dtype=D.F32),
-        lambda: conv_reference.absolute_conv2d_dgrad(dy, W, (2, 5, 6, 4), stride=2),
+        lambda: convolution(DGRAD, dy, W, (2, 6, 6, 4), out_dtype=D.F32),
+        lambda: absolute_convolution(DGRAD, dy, W, (2, 5, 6, 4), stride=2),
     ):
         with pytest.raises(InvalidOperandError, match=r"dy has shape \(2, 3, 4, 6\); x_shape and w give"):
             call()
     for call in (
-        lambda: conv_reference.conv2d_wgrad(dy, X, (5, 3, 3, 4), out_dtype=D.F32),
-        lambda: conv_reference.absolute_conv2d_wgrad(dy[:1], X, W.shape),
+        lambda: convolution(WGRAD, dy, X, (5, 3, 3, 4), out_dtype=D.F32),
+        lambda: absolute_convolution(WGRAD, dy[:1], X, W.shape),
     ):
         with pytest.raises(InvalidOperandError, match=r"dy has shape .*; x and w_shape give"):
             call()
     with pytest.raises(InvalidOperandError, match="x has shape"):
-        conv_reference.conv2d_dgrad(dy, W, (2, 6, 6), out_dtype=D.F32)  # type: ignore[arg-type]
+        convolution(DGRAD, dy, W, (2, 6, 6), out_dtype=D.F32)  # type: ignore[arg-type]
     # Two images give the same y where the stride leaves a rest: both are right.
     for h in (7, 8):
-        assert conv_reference.conv2d_dgrad(dy[:, :3], W, (2, h, 6, 4), stride=(2, 1), out_dtype=D.F32).shape[1] == h
+        assert convolution(DGRAD, dy[:, :3], W, (2, h, 6, 4), stride=(2, 1), out_dtype=D.F32).shape[1] == h
 
 
 def test_layers_of_networks_take_little_time() -> None:
@@ -291,9 +288,9 @@ def test_layers_of_networks_take_little_time() -> None:
         x = rng.normal(size=(1, h, h, c)).astype(np.float16)
         w = rng.normal(size=(k, taps, taps, c // groups)).astype(np.float16)
         how: dict[str, Any] = {"stride": stride, "padding": taps // 2, "groups": groups, "out_dtype": D.F32}
-        y = conv_reference.conv2d(x, w, **how)
-        conv_reference.conv2d_dgrad(y, w, x.shape, **how)
-        conv_reference.conv2d_wgrad(y, x, w.shape, **how)
+        y = convolution(FPROP, x, w, **how)
+        convolution(DGRAD, y, w, x.shape, **how)
+        convolution(WGRAD, y, x, w.shape, **how)
     # A fraction of a second; loops, or products without BLAS, take minutes. The processor's time counts the threads of
     # BLAS, the clock what other processes take.
     assert min(time.perf_counter() - start[0], time.process_time() - start[1]) < 20
@@ -311,8 +308,8 @@ def test_sums_in_float32_are_within_tolerance_and_a_missing_tap_is_not(dtype: D)
         sums[tap + 1] = sums[tap]
         for c in range(16):
             sums[tap + 1] += padded[:, r : r + 9, s : s + 9, c, None] * w[:, r, s, c].astype(np.float32)
-    want = conv_reference.conv2d(x, w, padding=1, out_dtype=D.BF16)
-    magnitude = conv_reference.absolute_conv2d(x, w, padding=1)
+    want = convolution(FPROP, x, w, padding=1, out_dtype=D.BF16)
+    magnitude = absolute_convolution(FPROP, x, w, padding=1)
     limits = reference.tolerance(dtype, D.BF16, 3 * 3 * 16)
     whole, short = (numerics.saturating_cast(sums[tap], D.BF16) for tap in (9, 8))
     assert reference.within_tolerance(whole, want, magnitude, limits, D.BF16).all()

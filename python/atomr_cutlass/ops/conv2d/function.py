@@ -31,7 +31,7 @@ from ..product import Product, refuse_scale_arrays
 from .geometry import DGRAD, FPROP, OPERANDS, WGRAD, ConvGeometry, conv_geometry, result_shape
 from .plans import make
 from .problem import ConvProblem, check_channels
-from .reference import CONVOLUTIONS
+from .reference import convolution
 
 
 class ConvOptions(NamedTuple):
@@ -307,9 +307,9 @@ class _Convolution(Product):
             "alpha": options.alpha, "beta": options.beta, "math": self.math,
         }  # fmt: skip
         how |= {name: self.call.arrays[name] for name in SCALES}
-        given: tuple[Any, ...] = {FPROP: (), DGRAD: (g.x_shape,), WGRAD: (g.w_shape,)}[self.own.op]
-        given = (host["a"], host["b"], *given, host.get("c") if self.call.c is not None else None)
-        return self.evaluated(host, functools.partial(CONVOLUTIONS[self.own.op], *given, **how))
+        c, op = host.get("c") if self.call.c is not None else None, self.own.op
+        given = (op, host["a"], host["b"], result_shape(op, g), c)
+        return self.evaluated(host, functools.partial(convolution, *given, **how))
 
 
 def _parse(call: Call) -> _Convolution:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -14,7 +14,7 @@ from ...pipeline.operand_table import Array, Arrays
 from ...pipeline.probe import Check, Probe, compare_tree, slices
 from ...pipeline.problem import row_major
 from .geometry import DGRAD, FPROP, OPERANDS
-from .reference import CONVOLUTIONS, MAGNITUDES
+from .reference import absolute_convolution, convolution
 from .request import ConvLayout, ConvRequest
 
 
@@ -50,16 +50,15 @@ class ConvProbe(Probe[ConvRequest]):
             yield sliced | {"dy": self.arrays["dy"][..., part]}
 
     def expected(self, part: Arrays) -> Array:
-        return self._called(CONVOLUTIONS, part, out_dtype=self.request.result_dtype, math=self.request.math)
+        return self._called(convolution, part, out_dtype=self.request.result_dtype, math=self.request.math)
 
     def magnitudes(self, part: Arrays) -> Array:
-        return self._called(MAGNITUDES, part)
+        return self._called(absolute_convolution, part)
 
-    def _called(self, functions: Mapping[str, Callable[..., Array]], part: Arrays, **how: Any) -> Array:
-        """Calls the function of the request's operation."""
-        op = self.request.op
-        shape = () if op == FPROP else (part["out"].shape,)
-        return functions[op](*(part[name] for name in OPERANDS[op]), *shape, part.get("c"), **(how | self.how))
+    def _called(self, function: Callable[..., Array], part: Arrays, **how: Any) -> Array:
+        """Calls a function of the reference for the request's operation."""
+        a, b = (part[name] for name in OPERANDS[self.request.op])
+        return function(self.request.op, a, b, part["out"].shape, part.get("c"), **how, **self.how)
 
 
 class FusedConvProbe(ConvProbe):
@@ -69,22 +68,22 @@ class FusedConvProbe(ConvProbe):
         yield self.arrays
 
     def compute(self, part: Arrays) -> None:
-        acc, matrices = self._accumulated(part, CONVOLUTIONS), self._matrices(part)
+        acc, matrices = self._accumulated(part, convolution), self._matrices(part)
         read = {operand.name: matrices[operand.name] for operand in self.tree.inputs}
         for name, values in reference.evaluate(self.tree, acc, read, out_dtype=self.request.result_dtype).items():
             part[name][...] = values.reshape(part[name].shape)
 
     def compare(self, part: Arrays, check: Check) -> None:
-        acc, absolute = (self._accumulated(part, functions) for functions in (CONVOLUTIONS, MAGNITUDES))
+        acc, absolute = (self._accumulated(part, function) for function in (convolution, absolute_convolution))
         error = check.limits.atol_factor * absolute + check.limits.rtol * np.abs(acc)
         compare_tree(check, self.tree, self._matrices(part), acc, error, out_dtype=self.request.result_dtype)
 
-    def _accumulated(self, part: Arrays, functions: Any) -> Array:
+    def _accumulated(self, part: Arrays, function: Callable[..., Array]) -> Array:
         """A convolution without its epilogue, as a matrix."""
-        how = {"out_dtype": CutlassDtype.F64, "math": self.request.math} if functions is CONVOLUTIONS else {}
+        how = {"out_dtype": CutlassDtype.F64, "math": self.request.math} if function is convolution else {}
         names = (*OPERANDS[self.request.op], "out", *(["c"] if self.request.epilogue.beta != 0 else []))
         own = {name: part[name] for name in names}
-        made = self._called(functions, own, **how)
+        made = self._called(function, own, **how)
         return made.reshape(ImageResult(made.shape).matrix)
 
     def _matrices(self, part: Arrays) -> Arrays:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import Any
 
 import numpy as np
 
@@ -46,9 +46,11 @@ class ConvTerms:
     scale_d: float | None = None
 
 
-def conv2d(
-    x: AnyArray,
-    w: AnyArray,
+def convolution(
+    op: str,
+    a: AnyArray,
+    b: AnyArray,
+    shape: Shape4 | None = None,
     c: AnyArray | None = None,
     *,
     out_dtype: CutlassDtype,
@@ -56,95 +58,57 @@ def conv2d(
     math: str = "default",
     **terms: Any,
 ) -> AnyArray:
-    """Y = saturating_cast(scale_d * act(alpha * scale_a * scale_b * conv(x, w) + beta * C + bias)).
+    """D = saturating_cast(scale_d * act(alpha * scale_a * scale_b * conv(a, b) + beta * C + bias)).
 
-    conv(x, w)[n, p, q, k] is the sum over r, s and c of x[n, p * stride - top + r * dilation, ..., c] * w[k, r, s, c],
-    where c runs over the channels of k's group.
+    Forward, conv(x, w)[n, p, q, k] is the sum over r, s and c of x[n, p * stride - top + r * dilation, ..., c] *
+    w[k, r, s, c], where c runs over the channels of k's group. The others are its gradients by x and by w, of dy.
 
     NaN and infinity propagate as in `gemm`. Padding is made of zeros that are multiplied like anything else, as in
     implicit GEMM: an infinite filter makes NaN where it meets padding. The gradient by x is a scatter instead: it has
     only the products that exist. (Kernels may multiply zeros there too.)
 
     Args:
-        x: (N, H, W, C) of any floating dtype; N may be 0.
-        w: (K, R, S, C / groups).
-        c: (N, P, Q, K); needed exactly when beta is not 0.
+        op: FPROP, DGRAD or WGRAD.
+        a: x, (N, H, W, C), or dy, (N, P, Q, K), of any floating dtype; N may be 0.
+        b: w, (K, R, S, C / groups), of a gradient by w x.
+        shape: of the result; a gradient needs it: several x have the same y where the stride does not divide.
+        c: of the result's shape; needed exactly when beta is not 0.
         out_dtype: the element type of the result.
         activation: a name in ACTIVATIONS.
         math: as in `gemm`: `tf32` rounds float32 operands first.
         terms: see `ConvTerms`.
 
     Returns:
-        A new array (N, P, Q, K).
+        A new array.
 
     Raises:
         InvalidOperandError: a wrong rank, shape, dtype, name or combination; the message names the argument.
     """
-    return _run(FPROP, (x, w), None, c, ConvTerms(**terms), activation, out_dtype, math)
+    given = ConvTerms(**terms)
+    geometry, factor = _parsed(op, (a, b), shape, c, given)
+    check_activation(activation)
+    check_math(math, element_type("operand", a), element_type("operand", b))
+    if math == "tf32":
+        a, b = round_to_tf32(a), round_to_tf32(b)
+    with np.errstate(all="ignore"):
+        values = add_terms(_sum(op, to_float64(a), to_float64(b), geometry, factor), c, float(given.beta), given.bias)
+        return stored(activated(values, activation), given.scale_d, out_dtype)
 
 
-def conv2d_dgrad(
-    dy: AnyArray,
-    w: AnyArray,
-    x_shape: Shape4,
-    c: AnyArray | None = None,
-    *,
-    out_dtype: CutlassDtype,
-    activation: str | None = None,
-    math: str = "default",
-    **terms: Any,
-) -> AnyArray:
-    """The gradient of `conv2d` by x, (N, H, W, C), from dy, the gradient by y; with the epilogue of `conv2d`.
-
-    `x_shape` is given since several x have the same y where the stride does not divide. Other arguments and the errors
-    are those of `conv2d`; scale_a is dy's. Extents of dy that no y of `x_shape` and w has are refused too.
-    """
-    return _run(DGRAD, (dy, w), x_shape, c, ConvTerms(**terms), activation, out_dtype, math)
-
-
-def conv2d_wgrad(
-    dy: AnyArray,
-    x: AnyArray,
-    w_shape: Shape4,
-    c: AnyArray | None = None,
-    *,
-    out_dtype: CutlassDtype,
-    activation: str | None = None,
-    math: str = "default",
-    **terms: Any,
-) -> AnyArray:
-    """The gradient of `conv2d` by w, (K, R, S, C / groups), from dy and x; see `conv2d_dgrad`."""
-    return _run(WGRAD, (dy, x), w_shape, c, ConvTerms(**terms), activation, out_dtype, math)
-
-
-def absolute_conv2d(
-    x: AnyArray, w: AnyArray, c: AnyArray | None = None, **terms: Any
-) -> FloatArray:  # fmt: skip
-    """`conv2d` of magnitudes in float64, against which `within_tolerance` measures errors, as `absolute_product`.
-
-    Arguments and errors are those of `conv2d`.
-    """
-    return _run_absolute(FPROP, (x, w), None, c, ConvTerms(**terms))
-
-
-def absolute_conv2d_dgrad(
-    dy: AnyArray, w: AnyArray, x_shape: Shape4, c: AnyArray | None = None, **terms: Any
+def absolute_convolution(
+    op: str, a: AnyArray, b: AnyArray, shape: Shape4 | None = None, c: AnyArray | None = None, **terms: Any
 ) -> FloatArray:
-    """`conv2d_dgrad` of magnitudes; see `absolute_conv2d`."""
-    return _run_absolute(DGRAD, (dy, w), x_shape, c, ConvTerms(**terms))
+    """`convolution` of magnitudes in float64, against which `within_tolerance` measures errors, as `absolute_product`.
 
-
-def absolute_conv2d_wgrad(
-    dy: AnyArray, x: AnyArray, w_shape: Shape4, c: AnyArray | None = None, **terms: Any
-) -> FloatArray:
-    """`conv2d_wgrad` of magnitudes; see `absolute_conv2d`."""
-    return _run_absolute(WGRAD, (dy, x), w_shape, c, ConvTerms(**terms))
-
-
-CONVOLUTIONS: dict[str, Callable[..., AnyArray]] = {FPROP: conv2d, DGRAD: conv2d_dgrad, WGRAD: conv2d_wgrad}
-MAGNITUDES: dict[str, Callable[..., FloatArray]] = {
-    FPROP: absolute_conv2d, DGRAD: absolute_conv2d_dgrad, WGRAD: absolute_conv2d_wgrad
-}  # fmt: skip
+    Arguments and errors are those of `convolution`.
+    """
+    given = ConvTerms(**terms)
+    geometry, factor = _parsed(op, (a, b), shape, c, given)
+    first, second, scale_d = np.abs(to_float64(a)), np.abs(to_float64(b)), given.scale_d
+    with np.errstate(all="ignore"):
+        values = _sum(op, first, second, geometry, None if factor is None else abs(factor))
+        values = add_magnitudes(values, c, float(given.beta), given.bias)
+        return values if scale_d is None else values * abs(float(scale_d))
 
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -229,42 +193,6 @@ _SUMS: dict[str, Callable[[FloatArray, FloatArray, ConvGeometry], FloatArray]] =
     FPROP: _fprop, DGRAD: _dgrad, WGRAD: _wgrad
 }  # fmt: skip
 
-Operands: TypeAlias = "tuple[AnyArray, AnyArray]"
-
-
-def _run(
-    op: str,
-    operands: Operands,
-    shape: Shape4 | None,
-    c: AnyArray | None,
-    terms: ConvTerms,
-    activation: str | None,
-    out_dtype: CutlassDtype,
-    math: str,
-) -> AnyArray:
-    """A convolution. `shape` is that of x or w, whichever is not an operand."""
-    geometry, factor = _parsed(op, operands, shape, c, terms)
-    check_activation(activation)
-    check_math(math, *(element_type("operand", operand) for operand in operands))
-    if math == "tf32":
-        operands = (round_to_tf32(operands[0]), round_to_tf32(operands[1]))
-    first, second = map(to_float64, operands)
-    with np.errstate(all="ignore"):
-        values = add_terms(_sum(op, first, second, geometry, factor), c, float(terms.beta), terms.bias)
-        return stored(activated(values, activation), terms.scale_d, out_dtype)
-
-
-def _run_absolute(
-    op: str, operands: Operands, shape: Shape4 | None, c: AnyArray | None, terms: ConvTerms
-) -> FloatArray:
-    """A convolution of magnitudes; see `_run`."""
-    geometry, factor = _parsed(op, operands, shape, c, terms)
-    first, second = (np.abs(to_float64(operand)) for operand in operands)
-    factor, scale_d = None if factor is None else abs(factor), terms.scale_d
-    with np.errstate(all="ignore"):
-        values = add_magnitudes(_sum(op, first, second, geometry, factor), c, float(terms.beta), terms.bias)
-        return values if scale_d is None else values * abs(float(scale_d))
-
 
 def _sum(op: str, a: FloatArray, b: FloatArray, geometry: ConvGeometry, factor: float | None) -> FloatArray:
     """The sums of products in an array of its own; zeros where the operands are not to be read."""
@@ -275,7 +203,7 @@ def _sum(op: str, a: FloatArray, b: FloatArray, geometry: ConvGeometry, factor: 
 
 
 def _parsed(
-    op: str, operands: Operands, shape: Shape4 | None, c: AnyArray | None, terms: ConvTerms
+    op: str, operands: tuple[AnyArray, AnyArray], shape: Shape4 | None, c: AnyArray | None, terms: ConvTerms
 ) -> tuple[ConvGeometry, float | None]:
     """Checks all arguments; returns the extents, and alpha * scale_a * scale_b, None where alpha is 0."""
     shapes = {name: operand.shape for name, operand in zip(OPERANDS[op], operands, strict=True)}

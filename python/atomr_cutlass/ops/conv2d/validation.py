@@ -10,9 +10,9 @@ from ...generator.dtypes import CutlassDtype
 from ...generator.epilogue.tree import RESULT
 from ...generator.key import KernelKey
 from ...pipeline.operand_table import spec_of
-from . import reference
 from .geometry import FPROP, conv_geometry
 from .problem import ConvProblem
+from .reference import absolute_convolution, convolution
 
 
 def make_probe(key: KernelKey, random: np.random.Generator, device: int) -> Probe:
@@ -25,12 +25,8 @@ def make_probe(key: KernelKey, random: np.random.Generator, device: int) -> Prob
     b = normal(random, (written, taps, taps, read) if forward else (read, taps, taps, written), key.b)
     views = {"a": operands.upload(a, device), "b": operands.upload(b, device)}
     views[RESULT] = operands.empty(image, key.d, device, None)[1]
-    if forward:
-        acc = reference.conv2d(a, b, padding=1, out_dtype=CutlassDtype.F64, math=math_of(key))
-        absolute = reference.absolute_conv2d(a, b, padding=1)
-    else:
-        acc = reference.conv2d_dgrad(a, b, image, padding=1, out_dtype=CutlassDtype.F64, math=math_of(key))
-        absolute = reference.absolute_conv2d_dgrad(a, b, image, padding=1)
+    acc = convolution(key.op, a, b, image, padding=1, out_dtype=CutlassDtype.F64, math=math_of(key))
+    absolute = absolute_convolution(key.op, a, b, image, padding=1)
     x, w = (a.shape, b.shape) if forward else (image, b.shape)
     geometry = conv_geometry(x, w, stride=1, padding=1, dilation=1, groups=1)
     specs = {name: spec_of(view, name) for name, view in views.items()}

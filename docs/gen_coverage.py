@@ -13,11 +13,12 @@ from pathlib import Path
 
 from atomr_cutlass.generator.archs import SmArch
 from atomr_cutlass.generator.costs import cost_of, costs
+from atomr_cutlass.generator.dtypes import CutlassDtype
 from atomr_cutlass.generator.key import KernelKey
 from atomr_cutlass.generator.matrix import OPS, PRESETS, cells, preset_of
 from atomr_cutlass.pipeline import verification
 from atomr_cutlass.pipeline.operation import CALL_OPTIONS, Operation, operations
-from atomr_cutlass.pipeline.verification import AUDITED, MEANINGS, RUNS, RUNS_AS_PTX, operands_of
+from atomr_cutlass.pipeline.verification import AUDITED, MEANINGS, RUNS, RUNS_AS_PTX
 
 PAGE = Path(__file__).with_name("coverage.md")
 PICTURE = Path(__file__).with_name("coverage.svg")
@@ -85,6 +86,16 @@ headers are others by now counts as *changed since* the day of its record; of th
 COLOURS = {"smoke": "#1b7837", "default": "#5aae61", "full": "#a6dba0", "": "#f0f0f0"}
 
 Matrix = dict[SmArch, list[tuple[int, KernelKey]]]
+
+
+def operands_of(key: KernelKey) -> str:
+    """The operands of a key's row on the coverage page: their types and how they are multiplied."""
+    types = key.a.value if key.a is key.b else f"{key.a.value} x {key.b.value}"
+    if key.scale_type in ("ue4m3", "ue8m0"):
+        return f"{types} ({'nvfp4' if key.scale_type == 'ue4m3' else 'mxfp4'})"
+    if key.a in (CutlassDtype.F8E4M3, CutlassDtype.F8E5M2):
+        return f"{types} (blocks)" if key.scale_type else types
+    return types if key.math == "default" else f"{types} ({key.math})"
 
 
 def _table(head: Iterable[str], rows: Iterable[Iterable[str]]) -> str:

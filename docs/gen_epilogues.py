@@ -16,6 +16,8 @@ import sys
 from collections.abc import Iterable
 from pathlib import Path
 
+from gen_coverage import operands_of
+
 from atomr_cutlass.epilogue import EpilogueVisitorTree
 from atomr_cutlass.generator import trees
 from atomr_cutlass.generator.archs import SmArch
@@ -29,7 +31,7 @@ from atomr_cutlass.generator.key import KernelKey
 from atomr_cutlass.generator.matrix import OPS, PRESETS, cells, families, supports, with_epilogue
 from atomr_cutlass.generator.rules import LAYOUTS
 from atomr_cutlass.generator.tree_table import COMPILED, TREES, Served, served
-from atomr_cutlass.pipeline.verification import NOT_VERIFIED, operands_of, tally
+from atomr_cutlass.pipeline.verification import NOT_VERIFIED, tally
 
 PAGE = Path(__file__).with_name("epilogues.md")
 PICTURE = Path(__file__).with_name("epilogue.svg")

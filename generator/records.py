@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
+from typing import Any
 
 
 @dataclass(frozen=True)
@@ -75,3 +77,52 @@ def read(path: Path) -> list[Record]:
         except (ValueError, TypeError, KeyError) as error:
             raise ValueError(f"{path}:{number}: not a line of verification records: {error}") from error
     return found
+
+
+def write(path: Path, found: Iterable[Record]) -> None:
+    """Writes records: a line for what those of a pass have in common, then one for each kernel, in order."""
+    ordered = sorted(found, key=lambda record: (record.kernel, record.how, record.compiler, record.date))
+    shared = sorted({tuple(getattr(record, name) for name in SHARED) for record in ordered})
+    number = {values: index for index, values in enumerate(shared, 1)}
+    lines = [{"pass": number[values], **dict(zip(SHARED, values, strict=True))} for values in shared]
+    kernels: dict[str, list[list[Any]]] = {}
+    for record in ordered:
+        which = number[tuple(getattr(record, name) for name in SHARED)]
+        kernels.setdefault(record.kernel, []).append([which, record.source, *filter(None, [record.image])])
+    text = "".join(_line(line) for line in lines) + "".join(_line([name, *those]) for name, those in kernels.items())
+    partial = path.with_suffix(path.suffix + ".partial")
+    partial.write_text(text, encoding="utf-8")
+    partial.replace(path)
+
+
+def _line(value: object) -> str:
+    return json.dumps(value, separators=(",", ":")) + "\n"
+
+
+def merged(*several: Iterable[Record]) -> list[Record]:
+    """The latest record of each kernel, way of verifying and compiler.
+
+    A GPU's record of code that has been compiled again since, from another source into the same image, is one of that
+    source too: what ran is what would run now.
+    """
+    latest: dict[tuple[str, str, str], Record] = {}
+    images: dict[tuple[str, str], Record] = {}
+    for record in sorted((entry for those in several for entry in those), key=lambda entry: entry.date):
+        latest[record.kernel, record.how, record.compiler] = record
+        if record.image:
+            images[record.kernel, record.image] = record
+    carried = []
+    for record in latest.values():
+        again = images.get((record.kernel, record.image)) if record.image else None
+        same = again is not None and again.date > record.date and again.compiler == record.compiler
+        carried.append(replace(record, source=again.source, cutlass=again.cutlass) if again and same else record)
+    return carried
+
+
+def of_raw(values: Mapping[str, Any]) -> Record:
+    """A record of the line that a pass writes, its fields by name; ValueError names what is missing."""
+    names = [field.name for field in fields(Record)]
+    missing = [name for name in names if name not in values and name != "image"]
+    if missing:
+        raise ValueError(f"not a verification record: {', '.join(missing)} missing")
+    return Record(**{name: str(values.get(name, "")) for name in names})

@@ -26,6 +26,7 @@ import threading
 import time
 from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -142,7 +143,7 @@ class Audit:
             kernel=name, how=verification.AUDITED, source=source, cutlass=cutlass, compiler=made_by,
             on=key.arch.value, driver="", date=self._date, checked=CHECKED, image=digest,
         )  # fmt: skip
-        line = {**verification.raw(record), "seconds": round(seconds, 1), **({"faults": faults} if faults else {})}
+        line = {**asdict(record), "seconds": round(seconds, 1), **({"faults": faults} if faults else {})}
         with self._lock, self._out.open("a", encoding="utf-8") as target:
             target.write(json.dumps(line) + "\n")
         return faults

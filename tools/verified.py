@@ -14,10 +14,10 @@ import json
 from collections.abc import Iterable
 from pathlib import Path
 
+from atomr_cutlass.generator import records
 from atomr_cutlass.generator.archs import SmArch
 from atomr_cutlass.generator.matrix import expand
 from atomr_cutlass.pipeline import verification
-from atomr_cutlass.pipeline.verification import Record
 
 
 def main() -> int:
@@ -28,20 +28,20 @@ def main() -> int:
     arguments = parser.parse_args()
     wrong: list[str] = []
     if arguments.files:
-        known = verification.read(arguments.into) if arguments.into.is_file() else []
+        known = records.read(arguments.into) if arguments.into.is_file() else []
         found, wrong = collect(arguments.files)
         names = {key.name for key in expand("full", list(SmArch))}
-        kept = [one for one in verification.merged(known, found) if one.kernel in names]
-        verification.write(arguments.into, kept)
+        kept = [one for one in records.merged(known, found) if one.kernel in names]
+        records.write(arguments.into, kept)
         print(f"{len(found)} records read, {len(kept)} in {arguments.into}: {arguments.into.stat().st_size} bytes")
     for line in wrong:
         print(f"not taken in: {line}")
-    known = verification.read(arguments.into) if arguments.into.is_file() else []
+    known = records.read(arguments.into) if arguments.into.is_file() else []
     print("\n".join(summary(known)))
     return 1 if wrong else 0
 
 
-def collect(files: Iterable[Path]) -> tuple[list[Record], list[str]]:
+def collect(files: Iterable[Path]) -> tuple[list[records.Record], list[str]]:
     """The records in files, and what is said of kernels with faults. A last line that was cut short is passed over."""
     found, wrong = [], []
     for path in files:
@@ -56,11 +56,11 @@ def collect(files: Iterable[Path]) -> tuple[list[Record], list[str]]:
             if values.get("faults"):
                 wrong.append(f"{values['kernel']} ({values['on']}): {'; '.join(values['faults'])}")
             else:
-                found.append(verification.of_raw(values))
+                found.append(records.of_raw(values))
     return found, wrong
 
 
-def summary(known: Iterable[Record]) -> list[str]:
+def summary(known: Iterable[records.Record]) -> list[str]:
     """The number of kernels of `full` with each kind of evidence, by arch."""
     lines, named = [], verification.by_kernel(known)
     for arch in SmArch:

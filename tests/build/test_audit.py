@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from atomr_cutlass.errors import DeviceUnavailableError
+from atomr_cutlass.generator import records
 from atomr_cutlass.generator.archs import SmArch
 from atomr_cutlass.generator.matrix import expand
 from atomr_cutlass.jit.toolchain import toolchain
@@ -38,7 +39,7 @@ def test_records_are_of_the_kernels_as_they_are(tmp_path: Path) -> None:
     out.write_text(out.read_text() + '{"kernel": "cut off', encoding="utf-8")
     assert f"{len(keys)} kernels, 1 done before" in audited(out)
     lines = [json.loads(line) for line in out.read_text().splitlines() if "cut off" not in line]
-    known = verification.by_kernel(map(verification.of_raw, lines))
+    known = verification.by_kernel(map(records.of_raw, lines))
     assert {*known} == {key.name for key in keys}
     for key in keys:
         (record,) = verification.verification(key, known=known).records

@@ -14,6 +14,7 @@ import hashlib
 import json
 import os
 from collections.abc import Callable, Iterator
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -107,7 +108,7 @@ def right(key: KernelKey, info: KernelInfo | None, checked: str) -> None:
     """
     path = os.environ.get(RECORDS)
     if path:
-        line = json.dumps(verification.raw(_record(key, info, checked))) + "\n"
+        line = json.dumps(asdict(_record(key, info, checked))) + "\n"
         with Path(path).open("a", encoding="utf-8") as target:
             target.write(line)
 

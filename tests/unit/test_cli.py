@@ -18,7 +18,7 @@ from atomr_cutlass import ConvShape, CutlassDtype, SmArch, _core
 from atomr_cutlass.cli import info, installed
 from atomr_cutlass.cli.app import app
 from atomr_cutlass.errors import DeviceUnavailableError, KernelNotFoundError
-from atomr_cutlass.generator import key_file
+from atomr_cutlass.generator import key_file, records
 from atomr_cutlass.generator.matrix import ARCHS, expand
 from atomr_cutlass.generator.selection import Selection
 from atomr_cutlass.jit import toolchain as jit_toolchain
@@ -284,7 +284,7 @@ def test_list_says_how_kernels_were_verified(
     rows = fake_table.rows_of("smoke", [SmArch.SM90A])[:2]
     source, cutlass = verification.identity(rows[0].key)
     made = ("nvrtc 13.0.88", "NVIDIA H200", "580.1", "2026-11-22T07:50Z", "numbers")
-    verification.write(
+    records.write(
         tmp_path / "verified.jsonl",
         [
             verification.Record(rows[0].name, verification.RUNS, source, cutlass, *made),

@@ -11,6 +11,7 @@ import pytest
 import every_cell
 import fake_table
 from atomr_cutlass import SmArch
+from atomr_cutlass.generator import records
 from atomr_cutlass.generator.dtypes import CutlassDtype
 from atomr_cutlass.generator.epilogue.common import COMMON_ACTIVATIONS, COMMON_ROWS, form_of
 from atomr_cutlass.generator.epilogue.lower import is_common
@@ -84,10 +85,10 @@ def test_what_was_right_leaves_a_record(
     monkeypatch.setenv(every_cell.RECORDS, str(path))
     every_cell.right(key, row, "numbers")
     every_cell.right(key, row, "numbers")
-    first, second = (verification.of_raw(json.loads(line)) for line in path.read_text().splitlines())
+    first, second = (records.of_raw(json.loads(line)) for line in path.read_text().splitlines())
     assert first == second
     assert (first.kernel, first.how, first.compiler, first.on) == (key.name, how, "nvcc 13.0.88", H200.name)
-    told = verification.verification(key, known=verification.by_kernel(verification.merged([first, second])))
+    told = verification.verification(key, known=verification.by_kernel(records.merged([first, second])))
     assert [one.how for one in told.records] == [how]
     assert told.changed == ()
 

@@ -7,7 +7,7 @@ import json
 import re
 import sys
 from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from types import ModuleType
 
@@ -16,6 +16,7 @@ import pytest
 import fake_table
 from atomr_cutlass import CutlassDtype as D
 from atomr_cutlass import GemmRequest, GemmShape, SmArch, explain
+from atomr_cutlass.generator import records
 from atomr_cutlass.generator.matrix import expand
 from atomr_cutlass.jit import kernels
 from atomr_cutlass.pipeline import devices, verification
@@ -54,34 +55,34 @@ def tool(name: str) -> ModuleType:
 
 def test_records_come_back_as_they_were_written(file: Path) -> None:
     written = [record(), record(how=AUDITED, image="cd"), record(kernel=OTHER.name, image="", compiler="nvcc 13.0.88")]
-    verification.write(file, written)
-    assert sorted(verification.read(file), key=str) == sorted(written, key=str)
-    assert verification.records()[KEY.name] == [one for one in verification.read(file) if one.kernel == KEY.name]
+    records.write(file, written)
+    assert sorted(records.read(file), key=str) == sorted(written, key=str)
+    assert verification.records()[KEY.name] == [one for one in records.read(file) if one.kernel == KEY.name]
 
 
 def test_a_file_of_something_else_is_refused(file: Path) -> None:
     for text in ('{"pass": 1}\n', '["name", [1, "ab"]]\n', "3\n", "nonsense\n"):
         file.write_text(text)
         with pytest.raises(ValueError, match=r"verified.jsonl:1: not a line of verification records"):
-            verification.read(file)
+            records.read(file)
 
 
 def test_the_installed_records_are_read_and_small() -> None:
     assert verification.FILE.is_file()
     assert verification.FILE.stat().st_size < 1 << 20
     names = {key.name for key in expand("full", list(SmArch))}
-    assert {one.kernel for one in verification.read(verification.FILE)} <= names
-    assert {one.how for one in verification.read(verification.FILE)} <= {*verification.MEANINGS}
+    assert {one.kernel for one in records.read(verification.FILE)} <= names
+    assert {one.how for one in records.read(verification.FILE)} <= {*verification.MEANINGS}
 
 
 def test_a_kernel_without_a_record_is_not_verified(file: Path) -> None:
-    verification.write(file, [record()])
+    records.write(file, [record()])
     assert str(verification.verification(OTHER)) == verification.verification(OTHER).short == NOT_VERIFIED
     assert verification.verification(OTHER).to_dict() == []
 
 
 def test_a_kernel_as_it_was_recorded(file: Path) -> None:
-    verification.write(file, [record(), record(how=AUDITED, on="sm_90a", driver="", date="2026-11-23T00:00Z")])
+    records.write(file, [record(), record(how=AUDITED, on="sm_90a", driver="", date="2026-11-23T00:00Z")])
     told = verification.verification(KEY)
     assert str(told) == (
         "compiled and audited (sm_90a, nvrtc 13.0.88, 2026-11-23); "
@@ -93,18 +94,18 @@ def test_a_kernel_as_it_was_recorded(file: Path) -> None:
 
 @pytest.mark.parametrize("changes", [{"source": "0123456789abcdef"}, {"cutlass": "4.1.0-0123456789abcdef"}])
 def test_a_kernel_that_changed_since_says_so(file: Path, changes: dict[str, str]) -> None:
-    verification.write(file, [record(**changes)])
+    records.write(file, [record(**changes)])
     told = verification.verification(KEY)
     assert str(told).startswith("changed since 2026-11-22 (runs then: NVIDIA H200")
     assert told.short == "changed since 2026-11-22"
     assert [one["changed"] for one in told.to_dict()] == [True]
-    verification.write(file, [record(**changes), record(compiler="nvcc 13.0.88")])
+    records.write(file, [record(**changes), record(compiler="nvcc 13.0.88")])
     verification.records.cache_clear()
     assert verification.verification(KEY).short == "runs 2026-11-22"
 
 
 def test_a_row_knows_what_it_was_compiled_from(file: Path) -> None:
-    verification.write(file, [record()])
+    records.write(file, [record()])
     source, cutlass = verification.identity(KEY)
     row = fake_table.row(KEY)
     same = replace(row, content=f"{source} {cutlass} nvcc 13.0.88")
@@ -116,14 +117,14 @@ def test_a_row_knows_what_it_was_compiled_from(file: Path) -> None:
 def test_the_latest_record_of_a_kind_stays() -> None:
     old, new = record(date="2026-11-20T10:00Z", source="old"), record(date="2026-11-21T10:00Z")
     ptx = record(how=RUNS_AS_PTX, date="2026-11-19T10:00Z")
-    assert sorted(verification.merged([new, ptx], [old]), key=str) == sorted([new, ptx], key=str)
+    assert sorted(records.merged([new, ptx], [old]), key=str) == sorted([new, ptx], key=str)
 
 
 def test_what_ran_is_what_the_same_image_of_another_source_would_run() -> None:
     ran = record(date="2026-11-20T10:00Z", source="before", image="ab")
     for image, source in (("ab", record().source), ("cd", "before")):
         audited = record(how=AUDITED, image=image, date="2026-11-21T10:00Z")
-        kept = next(one for one in verification.merged([ran], [audited]) if one.how == RUNS)
+        kept = next(one for one in records.merged([ran], [audited]) if one.how == RUNS)
         assert (kept.source, kept.date) == (source, ran.date)
 
 
@@ -143,7 +144,7 @@ def test_explain_says_how_its_kernel_was_verified(file: Path, monkeypatch: pytes
     assert "verified: not verified" in str(explain(request))
     key = next(key for key in expand("full", [SmArch.SM90A]) if key.name == explain(request).kernel)
     source, cutlass = verification.identity(key)
-    verification.write(file, [record(kernel=key.name, source=source, cutlass=cutlass)])
+    records.write(file, [record(kernel=key.name, source=source, cutlass=cutlass)])
     verification.records.cache_clear()
     assert "verified: runs (NVIDIA H200, driver 580.1, nvrtc 13.0.88, 2026-11-22)" in str(explain(request))
 
@@ -153,18 +154,18 @@ def test_explain_says_how_its_kernel_was_verified(file: Path, monkeypatch: pytes
 
 def test_what_passes_wrote_is_taken_in(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     verified = tool("verified")
-    lines = [verification.raw(record()), {**verification.raw(record(kernel=OTHER.name)), "faults": ["1 LDL"]}]
+    lines = [asdict(record()), {**asdict(record(kernel=OTHER.name)), "faults": ["1 LDL"]}]
     raw = tmp_path / "raw.jsonl"
     raw.write_text("".join(json.dumps(line) + "\n" for line in lines) + '{"kernel": "cut off')
     gone = tmp_path / "gone.jsonl"
-    gone.write_text(json.dumps(verification.raw(record(kernel="of_yesterday"))) + "\n")
+    gone.write_text(json.dumps(asdict(record(kernel="of_yesterday"))) + "\n")
     into = tmp_path / "verified.jsonl"
     sys.argv[:], before = ["verified.py", str(raw), str(gone), "--into", str(into)], sys.argv[:]
     try:
         assert verified.main() == 1
     finally:
         sys.argv[:] = before
-    assert verification.read(into) == [record()]
+    assert records.read(into) == [record()]
     said = capsys.readouterr().out
     assert f"not taken in: {OTHER.name} (NVIDIA H200): 1 LDL" in said
     count = len(expand("full", [SmArch.SM90A]))
@@ -174,6 +175,6 @@ def test_what_passes_wrote_is_taken_in(tmp_path: Path, capsys: pytest.CaptureFix
 def test_an_audit_goes_on_where_it_was_stopped(tmp_path: Path) -> None:
     audit = tool("audit_table")
     path = tmp_path / "audit.jsonl"
-    path.write_text(json.dumps(verification.raw(record())) + '\n{"kernel": "cut off')
+    path.write_text(json.dumps(asdict(record())) + '\n{"kernel": "cut off')
     source, cutlass = verification.identity(KEY)
     assert audit.done([path, tmp_path / "none.jsonl"]) == {(KEY.name, source, cutlass, "nvrtc 13.0.88")}

@@ -8,17 +8,15 @@ source or headers, of ours or of CUTLASS, are others by now. `tools/verified.py`
 from __future__ import annotations
 
 import functools
-import json
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
 from ..generator import content
-from ..generator.dtypes import CutlassDtype
 from ..generator.headers import HeadersError
 from ..generator.key import KernelKey
-from ..generator.records import SHARED, Record, read
+from ..generator.records import Record, read
 from ..jit import toolchain
 from .candidate import KernelInfo
 
@@ -137,67 +135,3 @@ def by_kernel(found: Iterable[Record]) -> Mapping[str, Sequence[Record]]:
     for record in found:
         named.setdefault(record.kernel, []).append(record)
     return named
-
-
-def write(path: Path, found: Iterable[Record]) -> None:
-    """Writes records: a line for what those of a pass have in common, then one for each kernel, in order."""
-    ordered = sorted(found, key=lambda record: (record.kernel, record.how, record.compiler, record.date))
-    shared = sorted({tuple(getattr(record, name) for name in SHARED) for record in ordered})
-    number = {values: index for index, values in enumerate(shared, 1)}
-    lines = [{"pass": number[values], **dict(zip(SHARED, values, strict=True))} for values in shared]
-    kernels: dict[str, list[list[Any]]] = {}
-    for record in ordered:
-        which = number[tuple(getattr(record, name) for name in SHARED)]
-        kernels.setdefault(record.kernel, []).append([which, record.source, *filter(None, [record.image])])
-    text = "".join(_line(line) for line in lines) + "".join(_line([name, *those]) for name, those in kernels.items())
-    partial = path.with_suffix(path.suffix + ".partial")
-    partial.write_text(text, encoding="utf-8")
-    partial.replace(path)
-
-
-def _line(value: object) -> str:
-    return json.dumps(value, separators=(",", ":")) + "\n"
-
-
-def merged(*several: Iterable[Record]) -> list[Record]:
-    """The latest record of each kernel, way of verifying and compiler.
-
-    A GPU's record of code that has been compiled again since, from another source into the same image, is one of that
-    source too: what ran is what would run now.
-    """
-    latest: dict[tuple[str, str, str], Record] = {}
-    images: dict[tuple[str, str], Record] = {}
-    for record in sorted((entry for those in several for entry in those), key=lambda entry: entry.date):
-        latest[record.kernel, record.how, record.compiler] = record
-        if record.image:
-            images[record.kernel, record.image] = record
-    carried = []
-    for record in latest.values():
-        again = images.get((record.kernel, record.image)) if record.image else None
-        same = again is not None and again.date > record.date and again.compiler == record.compiler
-        carried.append(replace(record, source=again.source, cutlass=again.cutlass) if again and same else record)
-    return carried
-
-
-def raw(record: Record) -> dict[str, Any]:
-    """A record as the line that a pass writes."""
-    return asdict(record)
-
-
-def of_raw(values: Mapping[str, Any]) -> Record:
-    """The inverse of `raw`; ValueError names what is missing."""
-    names = [field.name for field in fields(Record)]
-    missing = [name for name in names if name not in values and name != "image"]
-    if missing:
-        raise ValueError(f"not a verification record: {', '.join(missing)} missing")
-    return Record(**{name: str(values.get(name, "")) for name in names})
-
-
-def operands_of(key: KernelKey) -> str:
-    """The operands of a key's row on the coverage page: their types and how they are multiplied."""
-    types = key.a.value if key.a is key.b else f"{key.a.value} x {key.b.value}"
-    if key.scale_type in ("ue4m3", "ue8m0"):
-        return f"{types} ({'nvfp4' if key.scale_type == 'ue4m3' else 'mxfp4'})"
-    if key.a in (CutlassDtype.F8E4M3, CutlassDtype.F8E5M2):
-        return f"{types} (blocks)" if key.scale_type else types
-    return types if key.math == "default" else f"{types} ({key.math})"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 # The generator raises these two by itself, and knows nothing of the package.
 from .generator.errors import CutlassError, InvalidOperandError
+from .generator.rules import Status
 
 __all__ = [
     "CacheError",
@@ -15,6 +16,7 @@ __all__ = [
     "KernelNotFoundError",
     "LibraryError",
     "UnsupportedError",
+    "require",
 ]
 
 
@@ -80,3 +82,9 @@ class LibraryError(CutlassError):
 
 class ContextPoisonedError(CutlassError):
     """A sticky CUDA error has made the context unusable; only a new process or context cures it."""
+
+
+def require(status: Status) -> None:
+    """Raises UnsupportedError, with the reason, for what is not supported."""
+    if not status:
+        raise UnsupportedError(status.reason)

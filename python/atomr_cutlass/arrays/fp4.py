@@ -6,7 +6,6 @@ On the GPU two elements share a byte, along K for A and B alike, and scales are 
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Final
 
@@ -16,7 +15,7 @@ from .. import _core
 from ..errors import InvalidOperandError, UnsupportedError
 from ..generator.archs import SmArch
 from ..generator.dtypes import CutlassDtype, ScaleType
-from ..generator.key import COLUMN, ROW, Triple
+from ..generator.key import COLUMN, ROW
 from ..generator.matrix import is_fp4_supported
 from ..ops.quantize.reference import (
     MXFP4_VECTOR,
@@ -54,16 +53,6 @@ _SCALE_TYPES: Final = {
     ScaleType.UE8M0.dlpack: ScaleType.UE8M0,
     BYTE: ScaleType.UE8M0,
 }
-
-
-def granularity(kind: ScaleType) -> Triple:
-    """Rows of A, columns of B and elements of K that share a scale, as in the kernel key."""
-    return (1, 1, VECTOR[kind])
-
-
-def with_scales(problem: GemmProblem, kind: ScaleType) -> GemmProblem:
-    """The problem with the block scales of a kind."""
-    return dataclasses.replace(problem, epilogue="lc", scale_granularity=granularity(kind), scale_type=kind.value)
 
 
 # ----------------------------------------------------------------------------------------------------------------------

@@ -137,8 +137,8 @@ def default_out_dtype(dtype: CutlassDtype, *, fused: bool = False) -> CutlassDty
     return dtype
 
 
-def math_mode(dtype: CutlassDtype, precision: str | None) -> str:
-    """`precision` as the kernel key's math mode.
+def math_mode(dtype: CutlassDtype, precision: str | None, *, fast_accum: bool = False) -> str:
+    """The math mode of a kernel's key for `precision` and, of fp8 operands, for `fast_accum`.
 
     Raises:
         InvalidOperandError: an unknown precision, or one given for another dtype than float32.
@@ -149,7 +149,7 @@ def math_mode(dtype: CutlassDtype, precision: str | None) -> str:
         return precision or "ieee"
     if precision is not None:
         raise InvalidOperandError(f"precision={precision!r} is for float32 operands; these are {dtype.value}")
-    return "default"
+    return FAST if fast_accum and dtype in FP8_DTYPES else "default"
 
 
 def finite_max(dtype: CutlassDtype) -> float:

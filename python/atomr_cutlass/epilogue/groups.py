@@ -17,7 +17,7 @@ from ..arrays import operands
 from ..arrays.arguments import check_out
 from ..arrays.numerics import INTEGER_DTYPES, AnyArray
 from ..arrays.operands import BYTE
-from ..errors import InvalidOperandError, UnsupportedError
+from ..errors import InvalidOperandError, require
 from ..generator.dtypes import CutlassDtype
 from ..generator.epilogue.lower import LINEAR, epilogue_id
 from ..generator.epilogue.tree import MASK, RESULT, ROW, SCALAR, EpilogueVisitorTree, Input, Output
@@ -202,6 +202,5 @@ def refuse_tree(tree: EpilogueVisitorTree, acc: CutlassDtype, d: CutlassDtype) -
     Raises:
         UnsupportedError: says why.
     """
-    for status in (supports_grouped_tree(epilogue_id(LINEAR, tree.program)), supports_tree(tree.program, acc, d)):
-        if not status:
-            raise UnsupportedError(status.reason)
+    require(supports_grouped_tree(epilogue_id(LINEAR, tree.program)))
+    require(supports_tree(tree.program, acc, d))

@@ -8,16 +8,16 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from ..arrays.numerics import FAST, default_out_dtype, math_mode
+from ..arrays.numerics import default_out_dtype, math_mode
 from ..checks import check_options, expect, shown
 from ..epilogue.results import check_tree
-from ..errors import InvalidOperandError, UnsupportedError
+from ..errors import InvalidOperandError, UnsupportedError, require
 from ..generator.archs import SmArch
 from ..generator.dtypes import CutlassDtype
 from ..generator.epilogue.common import bias_and_activation
 from ..generator.epilogue.tree import EpilogueVisitorTree
 from ..generator.render import render
-from ..generator.rules import FP8_TYPES, Status, accumulator, supports_tree
+from ..generator.rules import Status, accumulator, supports_tree
 from ..pipeline import devices, select
 from ..pipeline.heuristic import KernelUse
 from ..pipeline.plan_cache import Extents, PlanKey
@@ -185,9 +185,7 @@ class OperationRequest(KernelUse, ABC):
             UnsupportedError: no kernel computes it.
         """
         check_tree(tree, self.result_dtype, {*product, *(["c"] if self.epilogue.beta != 0 else [])})
-        lowered = self.lowers(tree)
-        if not lowered:
-            raise UnsupportedError(lowered.reason)
+        require(self.lowers(tree))
 
     def lowers(self, tree: EpilogueVisitorTree) -> Status:
         """Whether there are kernels that compute the tree."""
@@ -258,5 +256,5 @@ def math_of(dtype: CutlassDtype, precision: str | None, *, fast_accum: bool = Fa
     check_options(precision=precision)
     if dtype is CutlassDtype.TF32 and precision not in (None, "tf32"):
         raise InvalidOperandError(f"dtype TF32 means precision='tf32', not {precision!r}")
-    math = math_mode(dtype.storage, "tf32" if dtype is CutlassDtype.TF32 else precision)
-    return FAST if fast_accum and dtype in FP8_TYPES else math
+    precision = "tf32" if dtype is CutlassDtype.TF32 else precision
+    return math_mode(dtype.storage, precision, fast_accum=fast_accum)

@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 
 from .. import _core
 from ..arrays import symbols
-from ..errors import CutlassError, KernelNotFoundError, UnsupportedError
+from ..errors import CutlassError, KernelNotFoundError, UnsupportedError, require
 from ..generator.archs import SmArch
 from ..generator.epilogue.common import common_of, wider
 from ..generator.epilogue.lower import has_tree, is_common
@@ -225,9 +225,7 @@ def candidate_of(search: KernelSearch[F], key: KernelKey) -> Candidate[F]:
     Raises:
         UnsupportedError: the key is no kernel's, or cannot serve the problem.
     """
-    status = supports(key)
-    if not status:
-        raise UnsupportedError(status.reason)
+    require(supports(key))
     for group in search.formulations:
         if found := candidates_of(search, key, None, group):
             return found[0]

@@ -12,7 +12,7 @@ from ...arrays.layouts import collapses, pixel_strides
 from ...arrays.numerics import FAST
 from ...epilogue import bound as fused
 from ...epilogue.bound import Fusion
-from ...errors import CutlassError, UnsupportedError
+from ...errors import CutlassError, UnsupportedError, require
 from ...generator.archs import SmArch
 from ...generator.dtypes import CutlassDtype
 from ...generator.epilogue.common import as_bias_and_activation
@@ -314,9 +314,7 @@ def _check(problem: ConvProblem) -> None:
     # fp8 whatever the operation: those that have no kernels are rewritten.
     op, math_mode = (FPROP, FAST) if problem.a.dtype in FP8_TYPES else (problem.op, problem.math)
     tree = problem.fusion is not None
-    types = conv_types(op, problem.a.dtype, problem.b.dtype, problem.d.dtype, math_mode, tree=tree)
-    if not types:
-        raise UnsupportedError(types.reason)
+    require(conv_types(op, problem.a.dtype, problem.b.dtype, problem.d.dtype, math_mode, tree=tree))
     # Kernels have one set of strides for C and D.
     if problem.c is not None and pixel_strides(problem.c) != pixel_strides(problem.d):
         raise UnsupportedError(

@@ -12,12 +12,12 @@ from ... import _core
 from ...arrays import operands
 from ...arrays.arguments import check_devices, check_out, result_dtype, views_of
 from ...arrays.frameworks import namespaces
-from ...arrays.numerics import FAST, AnyArray
+from ...arrays.numerics import AnyArray, math_mode
 from ...checks import NUMBERS
-from ...errors import InvalidOperandError, UnsupportedError
+from ...errors import InvalidOperandError, UnsupportedError, require
 from ...generator.dtypes import CutlassDtype
 from ...generator.epilogue.tree import RESULT
-from ...generator.rules import FP8_TYPES, gemm_types
+from ...generator.rules import gemm_types
 from ...pipeline import reduction
 from ...pipeline.call import stored
 from ...pipeline.call_options import CallOptions, documented
@@ -176,10 +176,8 @@ def _parse(call: Call) -> _GatedGemm:
     dtype, other = (operands.dtype_of(views[name], name) for name in "ab")
     result = result_dtype(views, options.out_dtype, dtype)
     check(dtype, options.activation)
-    math_mode = FAST if options.fast_accum and dtype in FP8_TYPES else "default"
-    types = gemm_types(dtype, other, result, math_mode, tree=True)
-    if not types:
-        raise UnsupportedError(types.reason)
+    math = math_mode(dtype, None, fast_accum=options.fast_accum)
+    require(gemm_types(dtype, other, result, math, tree=True))
     out = views.pop("out", None)
     if out is not None:
         check_out({**views, "out": out}, ("a", "b"))
@@ -187,7 +185,7 @@ def _parse(call: Call) -> _GatedGemm:
             raise InvalidOperandError(f"out has shape {out.shape}; the result has {shape}")
     check_single(views)
     results = {RESULT: Result(shape, result.dlpack, call.out, out)}
-    return _GatedGemm(call=call, inputs=views, results=results, result=result, math=math_mode)
+    return _GatedGemm(call=call, inputs=views, results=results, result=result, math=math)
 
 
 def _result_shape(views: dict[str, _core.Operand]) -> tuple[int, ...]:

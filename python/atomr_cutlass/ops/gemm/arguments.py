@@ -8,7 +8,7 @@ from typing import NamedTuple
 from ... import _core
 from ...arrays import fp4, operands
 from ...arrays.arguments import check_devices, check_out, result_dtype
-from ...arrays.numerics import FAST, math_mode
+from ...arrays.numerics import math_mode
 from ...errors import InvalidOperandError, UnsupportedError
 from ...generator.dtypes import CutlassDtype
 from ...generator.rules import FP8_TYPES
@@ -65,9 +65,7 @@ def operation_of(
         )
     if "out" in views:
         check_out(views, ("a", "b", "c", "bias"))
-    math = math_mode(dtype, precision)
-    if fast_accum and dtype in FP8_TYPES:
-        math = FAST
+    math = math_mode(dtype, precision, fast_accum=fast_accum)
     return Operation(views, shape, dtype, other, result_dtype(views, out_dtype, dtype, fused=fused), math)
 
 

@@ -15,7 +15,7 @@ from ...arrays.arguments import check_devices, views_of
 from ...arrays.numerics import AnyArray
 from ...arrays.operands import CPU, CUDA
 from ...checks import NUMBERS
-from ...errors import UnsupportedError
+from ...errors import UnsupportedError, require
 from ...generator.dtypes import CutlassDtype
 from ...generator.epilogue.tree import RESULT
 from ...generator.key import ROW
@@ -137,9 +137,7 @@ class _Gemm(Product):
     def check_kernels(self) -> None:
         operation = self.operation
         fused = self.epilogue is not None
-        types = gemm_types(operation.dtype, operation.dtype_b, self.result, self.math, tree=fused)
-        if not types:
-            raise UnsupportedError(types.reason)
+        require(gemm_types(operation.dtype, operation.dtype_b, self.result, self.math, tree=fused))
         if operation.dtype is fp4.FP4:
             view = operation.views["a"]
             fp4.check_arch(devices.require_arch(devices.get(view.device if view.device_type == CUDA else 0)))

@@ -13,7 +13,7 @@ from ...arrays.operands import BYTE
 from ...checks import check_index, check_options, expect
 from ...epilogue.bound import Fusion
 from ...epilogue.results import MatrixResult
-from ...errors import InvalidOperandError, UnsupportedError
+from ...errors import InvalidOperandError, UnsupportedError, require
 from ...generator.archs import SmArch
 from ...generator.dtypes import CutlassDtype, ScaleType
 from ...generator.matrix import is_supported_for
@@ -132,9 +132,7 @@ class GemmRequest(OperationRequest):
         check_options(batch_invariant=self.batch_invariant)
         expect_scaling(self.scaling, SCALINGS)
         fused = self.tree is not None
-        types = gemm_types(self.operand_dtype, self.operand_dtype_b, self.result_dtype, self.math, tree=fused)
-        if not types:
-            raise UnsupportedError(types.reason)
+        require(gemm_types(self.operand_dtype, self.operand_dtype_b, self.result_dtype, self.math, tree=fused))
         if self.arch is not None and not is_supported_for(self.dtype, self.arch):
             valid = ", ".join(a.name for a in SmArch if is_supported_for(self.dtype, a))
             raise UnsupportedError(f"no kernel multiplies {self.dtype.value} on {self.arch.name}; valid: {valid}")

@@ -132,7 +132,9 @@ def problem_of(problem: GemmProblem, scales: Scales) -> GemmProblem:
     if scales == NO_SCALES or is_gated(problem.epilogue):
         return problem
     if scales.swizzled and scales.a is not None:
-        return fp4.with_scales(problem, fp4.scale_type(scales.a.dtype, "scale_a"))
+        kind = fp4.scale_type(scales.a.dtype, "scale_a")
+        shared = (1, 1, fp4.VECTOR[kind])
+        return dataclasses.replace(problem, epilogue="lc", scale_granularity=shared, scale_type=kind.value)
     quantized = scales.d is not None or scales.amax is not None
     if not scales.block:
         return dataclasses.replace(problem, epilogue="scaled", quantized=quantized)

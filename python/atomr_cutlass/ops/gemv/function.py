@@ -11,7 +11,7 @@ from ... import _core
 from ...arrays import operands
 from ...arrays.arguments import check_devices, check_out, result_dtype, views_of
 from ...arrays.numerics import AnyArray, math_mode
-from ...errors import InvalidOperandError, UnsupportedError
+from ...errors import InvalidOperandError, require
 from ...generator.dtypes import CutlassDtype
 from ...generator.epilogue.tree import RESULT
 from ...generator.rules import accumulator, gemm_types
@@ -111,9 +111,7 @@ class _Gemv(Product):
     def check_kernels(self) -> None:
         dtype = operands.dtype_of(self.inputs["a"], "a")
         check_types(dtype, self.math)
-        types = gemm_types(dtype, dtype, self.result, self.math, tree=self.epilogue is not None)
-        if not types:
-            raise UnsupportedError(types.reason)
+        require(gemm_types(dtype, dtype, self.result, self.math, tree=self.epilogue is not None))
 
     def plan(self, views: dict[str, _core.Operand], *, like: Any, stream: int) -> Plan:
         specs = {name: spec_of(view, name) for name, view in views.items() if name in (*self.product, RESULT)}

@@ -14,7 +14,7 @@ import numpy as np
 from ... import _core
 from ...arrays import operands
 from ...arrays.arguments import check_devices, refuse_jax_out
-from ...arrays.numerics import FAST, AnyArray, math_mode, numpy_dtype
+from ...arrays.numerics import AnyArray, math_mode, numpy_dtype
 from ...checks import NUMBERS, check_extents, check_options
 from ...epilogue.bind import bind, refuse_scale_d
 from ...epilogue.groups import GroupedResult, check_bias, common_dtype
@@ -357,7 +357,7 @@ def _parse(call: Call) -> Invocation:
         extents=extents,
         labels={name: tuple(over.labelled(name, views[name])) for name in _PRODUCT if name in views},
         divided=divided,
-        math=FAST if options.fast_accum and dtype in FP8_TYPES else math_mode(dtype, None),
+        math=math_mode(dtype, None, fast_accum=options.fast_accum),
         epilogue=epilogue,
         scale_forms=forms_of(over, form, extents, views),
     )  # fmt: skip

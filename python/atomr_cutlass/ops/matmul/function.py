@@ -12,13 +12,13 @@ from ...arrays import numerics, operands
 from ...arrays.arguments import check_devices
 from ...arrays.fp4 import FP4
 from ...arrays.layouts import relaid
-from ...arrays.numerics import FAST, AnyArray, default_out_dtype, math_mode
+from ...arrays.numerics import AnyArray, default_out_dtype, math_mode
 from ...arrays.operands import BYTE, CUDA
 from ...arrays.symbols import refuse, shape_of
 from ...checks import expect
 from ...epilogue import EpilogueVisitorTree
 from ...epilogue.bound import fusion_of
-from ...errors import InvalidOperandError, KernelNotFoundError, UnsupportedError
+from ...errors import InvalidOperandError, KernelNotFoundError, UnsupportedError, require
 from ...generator.dtypes import CutlassDtype
 from ...generator.epilogue.tree import RESULT
 from ...generator.key import ROW
@@ -142,9 +142,7 @@ class _Matmul(Invocation):
 
     def check_kernels(self) -> None:
         first, second = (operands.dtype_of(self.inputs[name], name) for name in "ba")
-        types = gemm_types(first, second, self.dtype, self.math, tree=self.tree is not None)
-        if not types:
-            raise UnsupportedError(types.reason)
+        require(gemm_types(first, second, self.dtype, self.math, tree=self.tree is not None))
 
     def plan(self, views: Views, *, like: Any, stream: int) -> Plan | WithSums:
         matrices, summed = self.matrices, self._form.summed
@@ -298,9 +296,7 @@ def _parse(call: Call) -> _Matmul:
     result = given or asked or default_out_dtype(dtype, fused=not form.linear)
     if types.get("c", result) is not result:
         raise InvalidOperandError(f"c is {types['c'].value}; it must have D's element type, {result.value}")
-    mode = math_mode(dtype, options.precision)
-    if options.fast_accum and dtype in FP8_TYPES:
-        mode = FAST
+    mode = math_mode(dtype, options.precision, fast_accum=options.fast_accum)
     found = _matrices(matrices, views)
     _check_vectors(form, types, found, dtype)
     fused = not form.linear or (AMAX in found and dtype not in FP8_TYPES)

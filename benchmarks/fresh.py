@@ -86,7 +86,6 @@ def main() -> None:
     from atomr_cutlass import _core, plan  # noqa: F401
     from atomr_cutlass.generator.key import KernelKey
     from atomr_cutlass.jit import kernels
-    from atomr_cutlass.jit.compiler import Target
     from atomr_cutlass.jit.toolchain import toolchain
 
     key = KernelKey.from_dict(json.loads(text))
@@ -98,7 +97,7 @@ def main() -> None:
         compile_half(key, mode)
         steps.done("compile")
     elif mode == "lookup":
-        origin = kernels.load(key, Target(key.arch.value))[1]
+        origin = kernels.load(key, key.arch.value)[1]
         steps.done("lookup")
         if origin != "disk":
             sys.exit(f"{key.name} was not in the cache")
@@ -112,11 +111,11 @@ def compile_half(key: KernelKey, half: str) -> None:
     from atomr_cutlass.jit import compiler, worker
     from atomr_cutlass.jit.toolchain import toolchain
 
-    unit = compiler.Unit.of(key, compiler.Target(key.arch.value))
-    options = [f"--gpu-architecture={unit.target.arch}", *compiler.OPTIONS]
+    unit = compiler.Unit.of(key, key.arch.value)
+    options = [f"--gpu-architecture={unit.target}", *compiler.OPTIONS]
     options += [f"-I{folder}" for folder in toolchain().include]
     options += [compiler.COMPANION] if half == "companion" else []
-    made, log = worker.compile_source(str(toolchain().nvrtc), unit.name, unit.source, options, unit.target.image)
+    made, log = worker.compile_source(str(toolchain().nvrtc), unit.name, unit.source, options, "cubin")
     if made is None:
         sys.exit(log)
 

@@ -33,7 +33,6 @@ from atomr_cutlass.generator.key import KernelKey
 from atomr_cutlass.generator.matrix import cells, expand
 from atomr_cutlass.generator.rules import FEW
 from atomr_cutlass.jit import kernels
-from atomr_cutlass.jit.compiler import Target
 from atomr_cutlass.jit.toolchain import toolchain
 from atomr_cutlass.ops.gemm.kernels import from_candidate
 from atomr_cutlass.pipeline import devices, table
@@ -122,7 +121,7 @@ def processor_seconds() -> float:
 
 def compiled(name: str, key: KernelKey, rounds: int, *, alone: bool) -> dict[str, Any]:
     """Compiles a kernel that is not in the cache, and leaves it there."""
-    target = Target(key.arch.value)
+    target = key.arch.value
     both, processor = [], []
     for _ in range(rounds):
         for entry in kernels.store().entries():
@@ -137,7 +136,7 @@ def compiled(name: str, key: KernelKey, rounds: int, *, alone: bool) -> dict[str
     result = {
         "cell": name,
         "kernel": key.name,
-        "target": target.arch,
+        "target": target,
         "seconds": median(both),
         "rounds": [round(seconds, 3) for seconds in both],
         "processor": median(processor),
@@ -150,7 +149,7 @@ def compiled(name: str, key: KernelKey, rounds: int, *, alone: bool) -> dict[str
 
 def lookups(key: KernelKey, rounds: int) -> dict[str, Any]:
     """Of a kernel that is in the cache: seconds to find it on the disk and in memory."""
-    target = Target(key.arch.value)
+    target = key.arch.value
     kernels.load(key, target)
     disk = [timed(lambda: kernels.load(key, target)) for _ in range(rounds)]
     ran = [fresh("lookup", key) for _ in range(max(3, rounds // 10))]
@@ -256,7 +255,7 @@ def on_gpu(rounds: int) -> list[dict[str, Any]]:
     measured = []
     for key in table_keys(devices.get(0)):
         print(f"on the GPU: {key.name}", flush=True)
-        kernels.load(key, Target(key.arch.value))
+        kernels.load(key, key.arch.value)
         count = max(3, rounds // 3)
         first = {backend: [fresh(backend, key) for _ in range(count)] for backend in BACKENDS}
         measured.append(

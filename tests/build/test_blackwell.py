@@ -11,7 +11,7 @@ from atomr_cutlass import SmArch
 from atomr_cutlass.generator import audit
 from atomr_cutlass.generator.key import KernelKey
 from atomr_cutlass.generator.matrix import expand
-from atomr_cutlass.jit.compiler import Target, Unit
+from atomr_cutlass.jit.compiler import Unit
 
 # What the runtime keeps a kernel's parameters in: kParamsBytes of cpp/src/kernel_launch.h.
 LARGEST_PARAMS = 4096
@@ -46,7 +46,7 @@ def _listing(option: str, image: Path, env: dict[str, str]) -> list[str]:
 def test_machine_code(name: str, tmp_path: Path) -> None:
     env = _tools()
     key = CELLS[name]
-    images = Unit.of(key, Target(key.arch.value)).compile()
+    images = Unit.of(key, key.arch.value).compile()
     assert f"{key.name}_info\0".encode() in images.companion
     image = tmp_path / "kernel.cubin"
     image.write_bytes(images.kernel)

@@ -20,7 +20,7 @@ from atomr_cutlass.generator.key import KernelKey
 from atomr_cutlass.generator.matrix import cells, families, family
 from atomr_cutlass.jit import kernels
 from atomr_cutlass.jit import toolchain as jit_toolchain
-from atomr_cutlass.jit.compiler import Target, Unit
+from atomr_cutlass.jit.compiler import Unit
 from atomr_cutlass.jit.store import KernelStore
 from atomr_cutlass.jit.toolchain import toolchain
 
@@ -89,27 +89,27 @@ def test_a_cell_of_every_family_compiles(name: str, monkeypatch: pytest.MonkeyPa
     objection = headers.objection(key, headers.cutlass_version(jit_toolchain.CUTLASS))
     if objection:
         pytest.skip(objection)
-    images, origin = kernels.load(key, Target(key.arch.value))
+    images, origin = kernels.load(key, key.arch.value)
     assert origin == "compiled"
     for image, symbol in ((images.kernel, key.name), (images.companion, f"{key.name}_evaluate")):
         assert image.startswith(b"\x7fELF")
         assert f".text.{symbol}\0".encode() in image
     assert f"{key.name}_info\0".encode() in images.companion
     assert _core.LAYOUT_DIGEST.to_bytes(8, "little") in images.companion
-    assert kernels.load(key, Target(key.arch.value)) == (images, "disk")
-    assert kernels.where(key, Target(key.arch.value)) == "disk"
+    assert kernels.load(key, key.arch.value) == (images, "disk")
+    assert kernels.where(key, key.arch.value) == "disk"
 
 
 @pytest.mark.slow
 def test_older_gpus_cells_become_ptx_for_newer_ones() -> None:
     key = CELLS["sm80 tensor op"]
-    images, _ = kernels.load(key, Target("compute_80"))
+    images, _ = kernels.load(key, "compute_80")
     assert f".entry {key.name}(".encode() in images.kernel
     assert b".target sm_80" in images.kernel
 
 
 def test_a_source_that_does_not_compile() -> None:
-    unit = Unit("broken", 'extern "C" __global__ void broken() { int x = ; }', Target("sm_80"))
+    unit = Unit("broken", 'extern "C" __global__ void broken() { int x = ; }', "sm_80")
     with pytest.raises(CompileError, match="expected an expression") as caught:
         unit.compile()
     assert "broken" in caught.value.log
@@ -142,10 +142,10 @@ def test_an_installed_toolkit_compiles_without_the_extra(tmp_path: Path) -> None
         "from cuda import pathfinder\n"
         "def nothing(name): raise pathfinder.DynamicLibNotFoundError(name)\n"
         "pathfinder.load_nvidia_dynamic_lib, pathfinder.find_nvidia_header_directory = nothing, lambda _: None\n"
-        "from atomr_cutlass.jit import kernels; from atomr_cutlass.jit.compiler import Target\n"
+        "from atomr_cutlass.jit import kernels\n"
         "from atomr_cutlass.generator.matrix import expand; from atomr_cutlass import SmArch\n"
         "key = next(k for k in expand('full', [SmArch.SM80]) if k.op == 'cast')\n"
-        "print(kernels.load(key, Target('sm_80'))[1], kernels.toolchain().nvrtc)"
+        "print(kernels.load(key, 'sm_80')[1], kernels.toolchain().nvrtc)"
     )
     environment = os.environ | {"PATH": str(root / "bin"), "ATOMR_CUTLASS_CACHE_DIR": str(tmp_path / "cache")}
     for origin in ("compiled", "disk"):
@@ -158,10 +158,10 @@ def test_an_installed_toolkit_compiles_without_the_extra(tmp_path: Path) -> None
 @pytest.mark.slow
 def test_a_process_that_is_killed_in_mid_compile_leaves_no_trace(tmp_path: Path) -> None:
     code = (
-        "import sys; from atomr_cutlass.jit import kernels; from atomr_cutlass.jit.compiler import Target\n"
+        "import sys; from atomr_cutlass.jit import kernels\n"
         "from atomr_cutlass.generator.matrix import expand; from atomr_cutlass import SmArch\n"
         "key = next(k for k in expand('full', [SmArch.SM80]) if k.name == sys.argv[1])\n"
-        "print('begins', flush=True); kernels.load(key, Target('sm_80')); print('ends')"
+        "print('begins', flush=True); kernels.load(key, 'sm_80'); print('ends')"
     )
     key = CELLS["sm80 tensor op"]
     environment = os.environ | {"ATOMR_CUTLASS_CACHE_DIR": str(tmp_path / "cache")}

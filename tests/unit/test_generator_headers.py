@@ -91,7 +91,7 @@ def test_a_kernel_that_another_version_cannot_compile_is_refused_by_name(
     monkeypatch.setattr(toolchain, "_cutlass_version", lambda: (4, 5))
     monkeypatch.setattr(compiler.Unit, "compile", lambda _unit: pytest.fail("compiled"))
     with pytest.raises(UnsupportedError, match=said):
-        kernels.load(FEW_ROWS, compiler.Target("sm_90a"))
+        kernels.load(FEW_ROWS, "sm_90a")
 
 
 def test_the_command_answers_cmake(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -30,7 +30,7 @@ from atomr_cutlass import CacheError, CompileError, DeviceUnavailableError, Libr
 from atomr_cutlass.generator import headers
 from atomr_cutlass.generator.matrix import expand
 from atomr_cutlass.jit import compiler, kernels, store, toolchain, worker
-from atomr_cutlass.jit.compiler import Images, Target, Unit
+from atomr_cutlass.jit.compiler import Images, Unit
 from atomr_cutlass.jit.folder import FOLDER_VARIABLE
 from atomr_cutlass.jit.store import KernelStore
 from atomr_cutlass.jit.toolchain import Toolchain
@@ -38,7 +38,7 @@ from atomr_cutlass.pipeline import devices
 from fake_table import A100, ADA, H200
 from jit_unit import KEY, TOOLS, UNIT
 
-BROKEN = Unit("broken", 'extern "C" __global__ void broken() { int x = ; }', Target("sm_80"))
+BROKEN = Unit("broken", 'extern "C" __global__ void broken() { int x = ; }', "sm_80")
 
 
 def _digest(unit: Unit = UNIT, **changes: Any) -> bytes:
@@ -51,9 +51,9 @@ def test_a_kernels_digest_holds_what_it_is_compiled_from_and_no_path() -> None:
     others = [
         _digest(build="V13.0.89"),
         _digest(headers={"cutlass": "1", "ours": "3"}),
-        _digest(Unit.of(KEY, Target("compute_80"))),
-        _digest(Unit.of(KEY, Target("sm_86"))),
-        _digest(Unit.of(expand("smoke", [SmArch.SM80])[1], Target("sm_80"))),
+        _digest(Unit.of(KEY, "compute_80")),
+        _digest(Unit.of(KEY, "sm_86")),
+        _digest(Unit.of(expand("smoke", [SmArch.SM80])[1], "sm_80")),
     ]
     assert len({_digest(), *others}) == len(others) + 1
 
@@ -104,16 +104,14 @@ def test_headers_are_identified_by_what_is_in_them(tmp_path: Path) -> None:
      (expand("smoke", [SmArch.SM90A])[0], H200, "sm_90a")],
 )  # fmt: skip
 def test_a_device_of_another_generation_gets_ptx(key: Any, device: devices.Device, arch: str) -> None:
-    target = kernels.target_for(key, device)
-    assert target.arch == arch
-    assert target.image == ("ptx" if arch.startswith("compute") else "cubin")
+    assert kernels.target_for(key, device) == arch
 
 
 def test_ptx_that_the_driver_is_too_old_for_is_not_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
     tools = dataclasses.replace(TOOLS, version=(13, 1))
     monkeypatch.setattr(kernels, "toolchain", lambda: tools)
     older, newer = (dataclasses.replace(H200, cuda_version=version) for version in (13000, 13010))
-    assert kernels.target_for(KEY, newer).image == "ptx"
+    assert kernels.target_for(KEY, newer) == "compute_80"
     with pytest.raises(
         UnsupportedError,
         match=r"as PTX only, and this driver \(CUDA 13\.0\) does not translate that of CUDA 13\.1's NVRTC: update the "
@@ -121,7 +119,7 @@ def test_ptx_that_the_driver_is_too_old_for_is_not_compiled(monkeypatch: pytest.
     ):
         kernels.target_for(KEY, older)
     # Machine code of a newer minor version runs.
-    assert kernels.target_for(expand("smoke", [SmArch.SM90A])[0], older).image == "cubin"
+    assert kernels.target_for(expand("smoke", [SmArch.SM90A])[0], older) == "sm_90a"
     assert not kernels.ready(KEY, older)
     with pytest.warns(RuntimeWarning, match="not compiled in the background: .*CUDA 13"):
         kernels.in_background(KEY, older, lambda: None)
@@ -223,7 +221,7 @@ def _full(folder: str, kind: str) -> None:
     said = []
     for _ in range(2):
         with pytest.raises(LibraryError) as caught:
-            kernels.load(KEY, Target("sm_80"))
+            kernels.load(KEY, "sm_80")
         said.append(str(caught.value))
     left = [path.name for path in Path(tempfile.gettempdir()).iterdir()]
     print(json.dumps([said, len(kernels.store().entries()), left]))
@@ -370,7 +368,7 @@ def test_the_worker_is_told_everything_and_the_environment_decides_nothing(
         f"sys.path.append({str(Path(worker.__file__).parent)!r}); import worker\n"
         "open(sys.argv[2], 'wb').write(worker.answer(json.dumps(asked).encode(), ''))",
     )
-    images = Unit.of(KEY, Target("compute_80")).compile()
+    images = Unit.of(KEY, "compute_80").compile()
     kernel, companion = json.loads(images.kernel), json.loads(images.companion)
     assert (kernel["image"], kernel["isolated"], kernel["library"]) == ("ptx", 1, str(TOOLS.nvrtc))
     assert kernel["name"] == KEY.name
@@ -430,7 +428,7 @@ def test_what_is_missing_is_named_with_both_cures(monkeypatch: pytest.MonkeyPatc
                 DeviceUnavailableError,
                 match=r"pip install 'atomr-cutlass\[cu13\]'.* by a preset .* as a pack \(atomr-cutlass build\)",
             ) as caught:
-                kernels.load(KEY, Target("sm_80"))
+                kernels.load(KEY, "sm_80")
             assert str(caught.value).startswith(f"{component} is missing")
 
 

@@ -29,7 +29,7 @@ from atomr_cutlass.errors import CacheError, CompileError, DeviceUnavailableErro
 from atomr_cutlass.generator.key import KernelKey
 from atomr_cutlass.jit import frames, kernels, locks
 from atomr_cutlass.jit import store as store_module
-from atomr_cutlass.jit.compiler import Images, Target, Unit
+from atomr_cutlass.jit.compiler import Images, Unit
 from atomr_cutlass.jit.failures import FAILURE_SECONDS
 from atomr_cutlass.jit.files import remove
 from atomr_cutlass.jit.folder import FOLDER_VARIABLE, SUBFOLDERS
@@ -426,12 +426,12 @@ def test_a_failure_is_forgotten_when_headers_are_installed(
     tools = Toolchain(tmp_path / "libnvrtc.so", (13, 0), "13.0.88", (include, tmp_path / "none"), "digest")
     monkeypatch.setattr(kernels, "store", lambda: store)
     monkeypatch.setattr(kernels, "toolchain", lambda: tools)
-    monkeypatch.setattr(Unit, "of", lambda *_: Unit("failing", "int x", Target("sm_90a")))
+    monkeypatch.setattr(Unit, "of", lambda *_: Unit("failing", "int x", "sm_90a"))
     monkeypatch.setattr(Unit, "digest", lambda *_: digest("failing"))
     monkeypatch.setattr(Unit, "compile", lambda _: failing(log)())
 
     def load() -> str:
-        return kernels.load(object.__new__(KernelKey), Target("sm_90a"))[1]
+        return kernels.load(object.__new__(KernelKey), "sm_90a")[1]
 
     def is_remembered() -> bool:
         with pytest.raises(CompileError) as said:

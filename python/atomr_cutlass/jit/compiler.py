@@ -43,22 +43,6 @@ _SIZES = struct.Struct("<QQ")
 
 
 @dataclass(frozen=True)
-class Target:
-    """The target that a kernel is compiled to.
-
-    Attributes:
-        arch: NVRTC's name, `sm_90a` for machine code or `compute_80` for PTX.
-    """
-
-    arch: str
-
-    @property
-    def image(self) -> str:
-        """`cubin` or `ptx`."""
-        return "ptx" if self.arch.startswith("compute_") else "cubin"
-
-
-@dataclass(frozen=True)
 class Images:
     """A compiled kernel and its companion, which evaluates its parameters (jit_abi.h)."""
 
@@ -88,14 +72,20 @@ class Images:
 
 @dataclass(frozen=True)
 class Unit:
-    """A kernel's source with everything else that decides what it compiles into."""
+    """A kernel's source with everything else that decides what it compiles into.
+
+    Attributes:
+        name: the kernel's.
+        source: the source text.
+        target: NVRTC's name of it: `sm_90a` for machine code, `compute_80` for PTX.
+    """
 
     name: str
     source: str
-    target: Target
+    target: str
 
     @classmethod
-    def of(cls, key: KernelKey, target: Target) -> Unit:
+    def of(cls, key: KernelKey, target: str) -> Unit:
         """The unit of a key."""
         source, name = render(key, flavour="nvrtc")
         return cls(name, source, target)
@@ -105,7 +95,7 @@ class Unit:
 
         Source, options, exact arch, NVRTC's build and the contents of CUTLASS's headers and ours.
         """
-        parts = [self.source, self.target.arch, *OPTIONS, COMPANION, tools.build, *tools.headers.values()]
+        parts = [self.source, self.target, *OPTIONS, COMPANION, tools.build, *tools.headers.values()]
         return hashlib.sha256("\0".join(parts).encode()).digest()
 
     def compile(self) -> Images:
@@ -117,14 +107,14 @@ class Unit:
             DeviceUnavailableError: NVRTC or CUDA's headers are missing.
         """
         tools = toolchain()
-        options = [f"--gpu-architecture={self.target.arch}", *OPTIONS, *(f"-I{folder}" for folder in tools.include)]
+        options = [f"--gpu-architecture={self.target}", *OPTIONS, *(f"-I{folder}" for folder in tools.include)]
         requests = [
             {
                 "library": str(tools.nvrtc),
                 "name": self.name,
                 "source": self.source,
                 "options": given,
-                "image": self.target.image,
+                "image": "ptx" if self.target.startswith("compute_") else "cubin",
             }
             for given in (options, [*options, COMPANION])
         ]
@@ -132,7 +122,7 @@ class Unit:
         for request, (image, log) in zip(requests, _compiled(requests), strict=True):
             if image is None:
                 raise CompileError(
-                    f"{self.name} does not compile for {self.target.arch}: {first_error(log)}",
+                    f"{self.name} does not compile for {self.target}: {first_error(log)}",
                     log=log,
                     source=self.source,
                     options=tuple(request["options"]),

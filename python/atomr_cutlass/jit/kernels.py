@@ -30,7 +30,7 @@ from .progress import announced
 from .toolchain import Toolchain, check_compiles, toolchain
 
 if TYPE_CHECKING:
-    from .compiler import Images, Target
+    from .compiler import Images
     from .store import KernelStore
 
 POLICIES = ("auto", "background", "off")
@@ -139,7 +139,7 @@ def call_site() -> str:
     return called_from.get() or f"{frame.f_code.co_filename}:{frame.f_lineno}"
 
 
-def target_for(key: KernelKey, device: Device) -> Target:
+def target_for(key: KernelKey, device: Device) -> str:
     """The target to compile a key to for a device: machine code, or PTX where the device is of another generation.
 
     Raises:
@@ -147,13 +147,11 @@ def target_for(key: KernelKey, device: Device) -> Target:
             for.
         DeviceUnavailableError: PTX is needed, and NVRTC or CUDA's headers are missing.
     """
-    from .compiler import Target
-
     way = devices.rank_arch(key.arch, device, ptx=True)
     if way is None:
         raise UnsupportedError(f"code for {key.arch.value} does not run on {device.name}")
     if way != devices.TRANSLATED:
-        return Target(key.arch.value)
+        return key.arch.value
     if device.cuda_version and frozen() != "error":  # else nothing is compiled, and NVRTC is not to be loaded
         major, minor = toolchain().version
         made = 1000 * major + 10 * minor
@@ -164,7 +162,7 @@ def target_for(key: KernelKey, device: Device) -> Target:
                 f"translate that of {devices.cuda_name(made)}'s NVRTC: update the driver, or install NVRTC and headers "
                 f"of {driver}"
             )
-    return Target(key.arch.value.replace("sm_", "compute_"))
+    return key.arch.value.replace("sm_", "compute_")
 
 
 def kernel(key: KernelKey, device: Device) -> _core.JitKernel:
@@ -179,7 +177,7 @@ def kernel(key: KernelKey, device: Device) -> _core.JitKernel:
         KernelNotFoundError: the process is frozen, and has not loaded the kernel yet.
     """
     target = target_for(key, device)
-    identity = (key.name, target.arch)
+    identity = (key.name, target)
     known = _kernels.get(identity)
     if known is not None:
         return known
@@ -199,10 +197,10 @@ def kernel(key: KernelKey, device: Device) -> _core.JitKernel:
 def image_digest(key: KernelKey, device: Device) -> str:
     """SHA-256, in hexadecimal digits, of the compiled code of a key; arguments and errors are those of `kernel`."""
     kernel(key, device)
-    return _images[key.name, target_for(key, device).arch]
+    return _images[key.name, target_for(key, device)]
 
 
-def load(key: KernelKey, target: Target) -> tuple[Images, str]:
+def load(key: KernelKey, target: str) -> tuple[Images, str]:
     """The compiled code of a key, without a GPU, and where it comes from: `disk` or `compiled`.
 
     Raises:
@@ -224,7 +222,7 @@ def load(key: KernelKey, target: Target) -> tuple[Images, str]:
             sink(unit.source, unit.name)
         return unit.compile().pack()
 
-    info = {"name": unit.name, "target": target.arch, "nvrtc": ".".join(map(str, tools.version))}
+    info = {"name": unit.name, "target": target, "nvrtc": ".".join(map(str, tools.version))}
     data, origin = store().obtain(digest, make, info, circumstances=_circumstances(tools))
     return Images.unpack(data), origin
 
@@ -242,7 +240,7 @@ def _circumstances(tools: Toolchain) -> str:
     return "\0".join(told)
 
 
-def where(key: KernelKey, target: Target) -> str | None:
+def where(key: KernelKey, target: str) -> str | None:
     """Where the compiled kernel of a key is by now: `memory`, `disk`, or None.
 
     Raises:
@@ -250,7 +248,7 @@ def where(key: KernelKey, target: Target) -> str | None:
     """
     from .compiler import Unit
 
-    if (key.name, target.arch) in _kernels:
+    if (key.name, target) in _kernels:
         return "memory"
     return "disk" if store().get(Unit.of(key, target).digest(toolchain())) is not None else None
 
@@ -270,7 +268,7 @@ def ready(key: KernelKey, device: Device) -> bool:
     """Whether a key's kernel can be had without compiling; of a frozen process, in its memory."""
     try:
         if frozen():
-            return (key.name, target_for(key, device).arch) in _kernels
+            return (key.name, target_for(key, device)) in _kernels
         return where(key, target_for(key, device)) is not None
     # Without a compiler it cannot be told from others of its name; what cannot run here is not ready either.
     except (DeviceUnavailableError, UnsupportedError):
@@ -283,7 +281,7 @@ def in_background(key: KernelKey, device: Device, then: Callable[[], None]) -> N
     A failure is warned about, once: whoever asked is served otherwise.
     """
     try:
-        identity = (key.name, target_for(key, device).arch)
+        identity = (key.name, target_for(key, device))
     except (DeviceUnavailableError, UnsupportedError) as error:
         _warn_of_background(key, error)
         return

@@ -17,7 +17,7 @@ from ..generator.key import KernelKey
 from ..generator.manifest import LICENSE
 from ..jit import kernels
 from ..jit import toolchain as jit_toolchain
-from ..jit.compiler import Images, Target
+from ..jit.compiler import Images
 from ..jit.toolchain import Toolchain, toolchain
 from .pack import LAYOUT, Built, Cubin, Pack
 from .verification import identity, verification
@@ -149,7 +149,7 @@ def compile_key(line: str, digest: str) -> bytes:
         raise LibraryError(
             "nvrtc", f"the toolchain here is {here}, and {digest} is to compile {key.name}: install that"
         )
-    return kernels.load(key, Target(key.arch.value))[0].pack()
+    return kernels.load(key, key.arch.value)[0].pack()
 
 
 def tools_digest(tools: Toolchain) -> str:

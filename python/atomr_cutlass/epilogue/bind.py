@@ -6,7 +6,7 @@ import inspect
 import math
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any, Generic, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, TypeAlias, TypeVar
 
 import numpy as np
 
@@ -20,70 +20,21 @@ from ..errors import InvalidOperandError, UnsupportedError
 from ..generator.dtypes import CutlassDtype
 from ..generator.epilogue import common
 from ..generator.epilogue.ops import ACTIVATIONS
-from ..generator.epilogue.tree import RESULT, EpilogueVisitorTree, Input, Output
+from ..generator.epilogue.tree import RESULT, EpilogueVisitorTree, Output
 from ..pipeline import invocation
 from ..reference.tree import evaluate as evaluate_tree
 from .bound import Fusion
 from .results import MatrixResult, operand_names
 from .trace import Operand, Traced, trace
 
+if TYPE_CHECKING:
+    from .groups import GroupedResult
 
-class Result(Protocol):
-    """The result that a tree is computed over. `Any` stands for the views of an operand: one, or those of a list."""
+Result: TypeAlias = "MatrixResult | GroupedResult"
+"""The result that a tree is computed over. Of a matrix, an operand has one view; of groups, one or those of a list."""
 
-    def view(self, array: Any, name: str) -> Any:
-        """The views of the arrays that are given for an operand, as all other methods take them.
-
-        Raises:
-            InvalidOperandError: it is no array, or not the list that the result wants.
-        """
-
-    def labelled(self, name: str, views: Any) -> Mapping[str, _core.Operand]:
-        """The views of an operand by label, which is the name of each."""
-
-    def operand(self, name: str, views: Any) -> Operand:
-        """The operand that arrays are to a function; of kinds, too, that a rule refuses later.
-
-        Raises:
-            InvalidOperandError: nothing of that shape or element type could be read.
-        """
-
-    def check_tree(self, tree: EpilogueVisitorTree, acc: CutlassDtype, d: CutlassDtype) -> None:
-        """Refuses a tree that no kernel evaluates over such a result.
-
-        Raises:
-            UnsupportedError: says why.
-        """
-
-    def check_input(self, operand: Input, views: Any) -> None:
-        """Refuses arrays that do not fit a tree's operands.
-
-        Raises:
-            InvalidOperandError: says what was expected.
-        """
-
-    def check_output(self, output: Output, views: Any) -> None:
-        """Refuses arrays that a tree cannot write.
-
-        Raises:
-            InvalidOperandError: says why.
-        """
-
-    def check_apart(self, tree: EpilogueVisitorTree, product: Mapping[str, Any], views: Mapping[str, Any]) -> None:
-        """Refuses results that share memory with each other or with an operand.
-
-        Args:
-            tree: the tree.
-            product: views of the product's operands and of `out`, if it is given.
-            views: of the tree's inputs, and of the arrays that are given for its outputs.
-
-        Raises:
-            InvalidOperandError: names the two.
-        """
-
-
-ResultT = TypeVar("ResultT", bound=Result)
-ResultT_co = TypeVar("ResultT_co", bound=Result, covariant=True)
+ResultT = TypeVar("ResultT", bound="Result")
+ResultT_co = TypeVar("ResultT_co", bound="Result", covariant=True)
 
 
 @dataclass(frozen=True)
@@ -186,7 +137,7 @@ def bind(
     """
     numbers = {name: value for name, value in given.items() if isinstance(value, NUMBERS)}
     arrays = {name: value for name, value in given.items() if name not in numbers}
-    views = {name: result.view(array, name) for name, array in arrays.items()}
+    views: dict[str, Any] = {name: result.view(array, name) for name, array in arrays.items()}
     traced, counting = traced_of(
         epilogue, views, numbers, lambda name: result.operand(name, views[name]), out_dtype=out_dtype, acc=acc
     )

@@ -39,9 +39,11 @@ class MatrixResult:
         return self.shape
 
     def labelled(self, name: str, view: _core.Operand) -> dict[str, _core.Operand]:
+        """The views of an operand by label, which is the name of each."""
         return {name: view}
 
     def view(self, array: Any, name: str) -> _core.Operand:
+        """The view of an operand's array; InvalidOperandError for what is none."""
         return operands.as_operand(array, name)
 
     def flat(self, name: str, view: _core.Operand) -> _core.Operand:
@@ -53,16 +55,23 @@ class MatrixResult:
         return output_shape(output, self.shape)
 
     def operand(self, name: str, view: _core.Operand) -> Operand:
+        """The operand that an array is to a function; of kinds, too, that a rule refuses later.
+
+        Raises:
+            InvalidOperandError: nothing of that shape or element type could be read.
+        """
         m, n = self.matrix[-2:]
         return operand_of(self.flat(name, view).shape, m, n, _element(view, name) or BYTE, name)
 
     def check_tree(self, tree: EpilogueVisitorTree, acc: CutlassDtype, d: CutlassDtype) -> None:
-        """Whether kernels evaluate the tree is said where they are looked for."""
+        """Refuses a tree that no kernel evaluates over groups; over a matrix, the search for kernels does."""
 
     def check_input(self, operand: Input, view: _core.Operand) -> None:
+        """Refuses an array that does not fit a tree's operand."""
         check_input(operand, self.flat(operand.name, view).shape, _element(view, operand.name), self.matrix)
 
     def check_output(self, output: Output, view: _core.Operand) -> None:
+        """Refuses an array that a tree cannot write."""
         wanted = self.output_shape(output)
         if view.shape != wanted:
             raise InvalidOperandError(
@@ -76,6 +85,16 @@ class MatrixResult:
     def check_apart(
         self, tree: EpilogueVisitorTree, product: Mapping[str, _core.Operand], views: Mapping[str, _core.Operand]
     ) -> None:
+        """Refuses results that share memory with each other or with an operand.
+
+        Args:
+            tree: the tree.
+            product: views of the product's operands and of `out`, if it is given.
+            views: of the tree's inputs, and of the arrays that are given for its outputs.
+
+        Raises:
+            InvalidOperandError: names the two.
+        """
         # D may be in the place of a matrix or of C: each element is read before it is written.
         outputs = [output.name for output in tree.outputs if output.name in views]
         written = {name: views[name] for name in outputs}

@@ -66,6 +66,7 @@ from grouped_gpu import (
     small,
     with_gelu,
 )
+from grouped_magnitudes import absolute_grouped_product
 
 pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("torch")]
 
@@ -299,7 +300,7 @@ def _check_by_numpy(case: Case, one: Given, d: Any) -> None:
     want: Any = grouped_reference.grouped_gemm(
         *arrays, out=got.copy(), out_dtype=case.result, activation=case.activation, **common
     )
-    magnitude: Any = grouped_reference.absolute_grouped_product(*arrays, **common)
+    magnitude: Any = absolute_grouped_product(*arrays, **common)
     right = reference.within_tolerance(got, want, magnitude, limits(case), case.result)
     assert right.all(), f"{(~right).sum()} of {right.size} elements are wrong, the first at {np.argwhere(~right)[0]}"
 
@@ -992,7 +993,7 @@ def test_host_operands(case: Case) -> None:
     out = np.full(case.shapes[2], 2.0**15, numerics.numpy_dtype(case.result))
     want: Any = grouped_reference.grouped_gemm(*arrays, out=out.copy(), out_dtype=case.result, **common, **act)
     assert ac.grouped_gemm(*arrays, out=out, backend=BACKEND, **common, **act) is out
-    magnitude: Any = grouped_reference.absolute_grouped_product(*arrays, **common)
+    magnitude: Any = absolute_grouped_product(*arrays, **common)
     assert reference.within_tolerance(out, want, magnitude, limits(case), case.result).all()
     made = ac.grouped_gemm(*arrays, backend=BACKEND, **common, **act)
     covered = want.astype(np.float32) != 2.0**15

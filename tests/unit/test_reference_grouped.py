@@ -15,6 +15,7 @@ from atomr_cutlass.generator.dtypes import CutlassDtype as D
 from atomr_cutlass.ops.gemm import reference as gemm_reference
 from atomr_cutlass.ops.grouped_gemm import reference as grouped_reference
 from atomr_cutlass.ops.quantize import reference as quantization
+from grouped_magnitudes import absolute_grouped_product
 
 quick = settings(max_examples=60, deadline=None)
 
@@ -76,7 +77,7 @@ def test_contiguous_groups(
         magnitude[part] = gemm_reference.absolute_product(a[part], b[g], c[part], **one)
     _same(got, want)
     assert (got is out) == with_out
-    limits = grouped_reference.absolute_grouped_product(a, b, c, bias=bias, scale_d=3.0, **where, **terms, **scales)
+    limits = absolute_grouped_product(a, b, c, bias=bias, scale_d=3.0, **where, **terms, **scales)
     np.testing.assert_array_equal(limits, magnitude)
 
 
@@ -100,7 +101,7 @@ def test_masked_groups(counts: list[int], with_out: bool, seed: int) -> None:
     call: dict[str, Any] = {"counts": np.array(counts, np.int32), "beta": 0.5, "scale_a": scale, "scale_b": each}
     got = grouped_reference.grouped_gemm(a, b, c, out=out if with_out else None, out_dtype=D.BF16, **call)
     _same(got, want)
-    np.testing.assert_array_equal(grouped_reference.absolute_grouped_product(a, b, c, **call), magnitude)
+    np.testing.assert_array_equal(absolute_grouped_product(a, b, c, **call), magnitude)
 
 
 @quick
@@ -121,7 +122,7 @@ def test_groups_along_k(sizes: list[int], by_counts: bool, each: bool, seed: int
     where: dict[str, Any] = {"counts": np.array(sizes, np.int32)} if by_counts else {"offsets": _ends(sizes)}
     call: dict[str, Any] = {**where, "beta": 2.0, "scale_a": rows, "scale_b": columns}
     got = grouped_reference.grouped_gemm(a, b, c, out_dtype=D.F32, **call)
-    limits = grouped_reference.absolute_grouped_product(a, b, c, **call)
+    limits = absolute_grouped_product(a, b, c, **call)
     assert got.shape == limits.shape == (groups, m, n)
     start = 0
     for g, size in enumerate(sizes):
@@ -151,7 +152,7 @@ def test_lists_of_matrices(shapes: list[tuple[int, int, int]], full: bool) -> No
     got = grouped_reference.grouped_gemm(
         a, tuple(b), c if full else None, out=out if full else None, out_dtype=D.F32, **terms
     )
-    limits = grouped_reference.absolute_grouped_product(a, b, c if full else None, **terms)
+    limits = absolute_grouped_product(a, b, c if full else None, **terms)
     assert len(got) == len(limits) == len(shapes)
     for g in range(len(shapes)):
         one = terms | ({"bias": bias[g], "scale_a": scale_a[g]} if full else {})

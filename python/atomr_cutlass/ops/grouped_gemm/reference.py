@@ -8,13 +8,13 @@ from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 
-from ...arrays.numerics import AnyArray, FloatArray, numpy_dtype, scale_type_of
+from ...arrays.numerics import AnyArray, numpy_dtype, scale_type_of
 from ...errors import InvalidOperandError
 from ...generator.dtypes import CutlassDtype, ScaleType
 from ...generator.epilogue.tree import RESULT, EpilogueVisitorTree
 from ...reference.scales import Scale
 from ...reference.tree import evaluate
-from ..gemm.reference import absolute_product, gemm
+from ..gemm.reference import gemm
 
 Matrices: TypeAlias = "AnyArray | Sequence[AnyArray]"
 Where: TypeAlias = "int | slice | tuple[int, slice]"
@@ -102,28 +102,6 @@ def grouped_gemm(
     for target, d in zip(targets, results, strict=True):
         target[...] = d
     return targets
-
-
-def absolute_grouped_product(
-    a: Matrices,
-    b: Matrices,
-    c: Matrices | None = None,
-    *,
-    offsets: AnyArray | None = None,
-    counts: AnyArray | None = None,
-    bias: Matrices | None = None,
-    scale_a: Scale | Sequence[Scale] | None = None,
-    scale_b: Scale | Sequence[Scale] | None = None,
-    **factors: float | None,
-) -> FloatArray | list[FloatArray]:
-    """`absolute_product` of every group, against which `within_tolerance` measures; 0 in rows that belong to no group.
-
-    Arguments and errors are those of `grouped_gemm`.
-    """
-    problem = _split(a, b, c, offsets, counts, bias, scale_a, scale_b)
-    how: dict[str, Any] = {**factors}
-    results = [absolute_product(group.a, group.b, group.c, **group.terms, **how) for group in problem.groups]
-    return results if problem.shape is None else _placed(problem, results, np.zeros(problem.shape))
 
 
 def _placed(problem: _Problem, results: Sequence[AnyArray], whole: AnyArray) -> AnyArray:

@@ -7,7 +7,7 @@ rounding; `tolerance` says by how much that may be.
 
 from __future__ import annotations
 
-from .activations import ACTIVATIONS, erf, erfc
+from .parts import ACTIVATIONS, erf, erfc
 from .scales import Scale
 from .tolerance import Tolerance, tolerance, within_tolerance
 from .tree import evaluate

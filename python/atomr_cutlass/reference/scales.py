@@ -9,7 +9,7 @@ import numpy as np
 from ..arrays.numerics import AnyArray, FloatArray, from_numpy_dtype, scale_type_of, to_float64
 from ..errors import InvalidOperandError
 from ..generator.dtypes import CutlassDtype, ScaleType
-from .checks import broadcasts_to
+from .parts import broadcasts_to
 
 Scale: TypeAlias = float | AnyArray
 """A scale factor: one number, or an array with one for each row of A (column of B) or for each block of it."""

@@ -18,7 +18,7 @@ from ..arrays.numerics import (
     unit_roundoff,
 )
 from ..generator.dtypes import CutlassDtype
-from .checks import check_math
+from .parts import check_math
 
 
 class Tolerance(NamedTuple):

@@ -27,8 +27,7 @@ from ..generator.epilogue.tree import (
     Node,
     Output,
 )
-from .activations import ACTIVATIONS, erfc
-from .checks import broadcasts_to, element_type
+from .parts import ACTIVATIONS, broadcasts_to, element_type, erfc
 
 _sigmoid: Final = ACTIVATIONS["sigmoid"]
 

@@ -20,7 +20,7 @@ from ..generator.dtypes import CutlassDtype
 from ..generator.epilogue.lower import is_narrow
 from ..generator.epilogue.ops import GRADIENT_OPS
 from ..generator.epilogue.tree import ACCUMULATOR, MASK, RESULT, SCALAR, EpilogueVisitorTree, Node, Output
-from .checks import broadcasts_to
+from .parts import broadcasts_to
 from .tree import apply, computes_in_double, evaluate, read_leaves, reduced_axes, storage_of
 
 

@@ -11,8 +11,7 @@ import numpy as np
 from ...arrays.numerics import INTEGER_DTYPES, AnyArray, FloatArray, round_to_tf32, stored, to_float64
 from ...errors import InvalidOperandError
 from ...generator.dtypes import CutlassDtype
-from ...reference.checks import check_math, element_type
-from ...reference.epilogue import activated, add_magnitudes, add_terms, check_activation, check_bias
+from ...reference import parts
 from ...reference.scales import Scale, read_number
 from .geometry import DGRAD, FPROP, OPERANDS, WGRAD, ConvGeometry, Padding, Pair, Shape4, conv_geometry, result_shape
 
@@ -86,13 +85,14 @@ def convolution(
     """
     given = ConvTerms(**terms)
     geometry, factor = _parsed(op, (a, b), shape, c, given)
-    check_activation(activation)
-    check_math(math, element_type("operand", a), element_type("operand", b))
+    parts.check_activation(activation)
+    parts.check_math(math, parts.element_type("operand", a), parts.element_type("operand", b))
     if math == "tf32":
         a, b = round_to_tf32(a), round_to_tf32(b)
     with np.errstate(all="ignore"):
-        values = add_terms(_sum(op, to_float64(a), to_float64(b), geometry, factor), c, float(given.beta), given.bias)
-        return stored(activated(values, activation), given.scale_d, out_dtype)
+        values = _sum(op, to_float64(a), to_float64(b), geometry, factor)
+        values = parts.add_terms(values, c, float(given.beta), given.bias)
+        return stored(parts.activated(values, activation), given.scale_d, out_dtype)
 
 
 def absolute_convolution(
@@ -107,7 +107,7 @@ def absolute_convolution(
     first, second, scale_d = np.abs(to_float64(a)), np.abs(to_float64(b)), given.scale_d
     with np.errstate(all="ignore"):
         values = _sum(op, first, second, geometry, None if factor is None else abs(factor))
-        values = add_magnitudes(values, c, float(given.beta), given.bias)
+        values = parts.add_magnitudes(values, c, float(given.beta), given.bias)
         return values if scale_d is None else values * abs(float(scale_d))
 
 
@@ -210,7 +210,7 @@ def _parsed(
     for name, operand in zip(OPERANDS[op], operands, strict=True):
         if operand.ndim != 4:
             raise InvalidOperandError(f"{name} has shape {operand.shape}; expected four dimensions, channels last")
-        if element_type(name, operand) in INTEGER_DTYPES:
+        if parts.element_type(name, operand) in INTEGER_DTYPES:
             raise InvalidOperandError(f"{name} is {operand.dtype}; convolutions take floating-point operands")
     geometry = conv_geometry(
         shapes.get("x", shape or ()),
@@ -228,10 +228,10 @@ def _parsed(
         if beta != 0.0:
             raise InvalidOperandError(f"beta is {beta}, but c is not given")
     else:
-        element_type("c", c)
+        parts.element_type("c", c)
         if c.shape != result:
             raise InvalidOperandError(f"c has shape {c.shape}; expected {result}")
-    check_bias(terms.bias, result[-1], "channel of the result")
+    parts.check_bias(terms.bias, result[-1], "channel of the result")
     factor = float(alpha)
     for name, scale in (("scale_a", terms.scale_a), ("scale_b", terms.scale_b)):
         number = read_number(name, scale)

@@ -6,7 +6,7 @@ import numpy as np
 
 from ...arrays.numerics import AnyArray, saturating_cast
 from ...generator.dtypes import CutlassDtype
-from ...reference.activations import ACTIVATIONS
+from ...reference.parts import ACTIVATIONS
 
 
 def gate(product: AnyArray, activation: str, scale_d: float, dtype: CutlassDtype) -> AnyArray:

@@ -11,8 +11,7 @@ import numpy.typing as npt
 from ...arrays.numerics import INTEGER_DTYPES, AnyArray, FloatArray, from_numpy_dtype, round_to_tf32, stored, to_float64
 from ...errors import InvalidOperandError
 from ...generator.dtypes import CutlassDtype
-from ...reference.checks import broadcasts_to, check_math, element_type
-from ...reference.epilogue import activated, add_magnitudes, add_terms, check_activation, check_bias
+from ...reference import parts
 from ...reference.scales import OperandScale, Scale, read_scales, scaled_product
 
 
@@ -144,7 +143,7 @@ def absolute_product(
     first, second = (scale.absolute() for scale in read_scales(a, b, given.scale_a, given.scale_b))
     with np.errstate(all="ignore"):
         d = _product(np.abs(to_float64(a)), np.abs(to_float64(b)), shape, abs(float(given.alpha)), first, second)
-        d = add_magnitudes(d, c, float(given.beta), given.bias)
+        d = parts.add_magnitudes(d, c, float(given.beta), given.bias)
         return d if scale_d is None else d * abs(float(scale_d))
 
 
@@ -152,13 +151,13 @@ def _values(a: AnyArray, b: AnyArray, c: AnyArray | None, terms: GemmTerms) -> F
     """act(...) before scale_d and rounding, of arguments that are checked here."""
     shape = _check_problem(a, b, c, terms)
     first, second = read_scales(a, b, terms.scale_a, terms.scale_b)
-    check_activation(terms.activation)
-    check_math(terms.math, element_type("a", a), element_type("b", b))
+    parts.check_activation(terms.activation)
+    parts.check_math(terms.math, parts.element_type("a", a), parts.element_type("b", b))
     if terms.math == "tf32":
         a, b = round_to_tf32(a), round_to_tf32(b)
     with np.errstate(all="ignore"):
         product = _product(to_float64(a), to_float64(b), shape, float(terms.alpha), first, second)
-        return activated(add_terms(product, c, float(terms.beta), terms.bias), terms.activation)
+        return parts.activated(parts.add_terms(product, c, float(terms.beta), terms.bias), terms.activation)
 
 
 def _product(
@@ -177,8 +176,8 @@ def _product(
 def _integer_gemm(a: AnyArray, b: AnyArray, c: AnyArray | None, terms: GemmTerms) -> AnyArray:
     """int8 x int8 -> int32 modulo 2**32."""
     _check_problem(a, b, c, terms)
-    check_activation(terms.activation)
-    check_math(terms.math, CutlassDtype.I8)
+    parts.check_activation(terms.activation)
+    parts.check_math(terms.math, CutlassDtype.I8)
     alpha, beta, bias, activation = terms.alpha, terms.beta, terms.bias, terms.activation
     if activation not in (None, "identity", "relu"):
         raise InvalidOperandError(f"activation is {activation!r}; int8 to int32 takes None, identity or relu")
@@ -214,7 +213,7 @@ def _check_problem(a: AnyArray, b: AnyArray, c: AnyArray | None, terms: GemmTerm
     for name, operand, expected in (("a", a, "(..., M, K)"), ("b", b, "(..., K, N)")):
         if operand.ndim < 2:
             raise InvalidOperandError(f"{name} has shape {operand.shape}; expected {expected}")
-        dtype = element_type(name, operand)
+        dtype = parts.element_type(name, operand)
         if dtype is CutlassDtype.I32:
             raise InvalidOperandError(f"{name} is int32; integer operands are int8")
         dtypes.append(dtype)
@@ -232,8 +231,8 @@ def _check_problem(a: AnyArray, b: AnyArray, c: AnyArray | None, terms: GemmTerm
         if terms.beta != 0.0:
             raise InvalidOperandError(f"beta is {terms.beta}, but c is not given")
     else:
-        element_type("c", c)
-        if c.shape[-2:] != (m, n) or not broadcasts_to(c.shape, shape):
+        parts.element_type("c", c)
+        if c.shape[-2:] != (m, n) or not parts.broadcasts_to(c.shape, shape):
             raise InvalidOperandError(f"c has shape {c.shape}; expected {shape} or fewer batch dimensions")
-    check_bias(terms.bias, n)
+    parts.check_bias(terms.bias, n)
     return shape

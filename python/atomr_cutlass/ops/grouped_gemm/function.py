@@ -31,7 +31,7 @@ from ...pipeline.invocation import Call, Invocation, Result, labelled, numbers_o
 from ...pipeline.operand_table import spec_of
 from ...pipeline.plan import Plan
 from ...pipeline.problem import MatrixSpec
-from ...reference.epilogue import check_activation
+from ...reference.parts import check_activation
 from . import reference as grouped_reference
 from .arguments import check_kinds, divided_by, forms_of, groups_of, is_list, result_dtype_of
 from .plans import make

@@ -29,6 +29,7 @@ from atomr_cutlass.generator.matrix import expand
 from atomr_cutlass.ops.gemm.kernels import GemmSearch
 from atomr_cutlass.ops.gemm.scaled import problem_of
 from atomr_cutlass.ops.quantize.reference import (
+    VECTOR,
     BlockScaled,
     dequantize_fp4,
     nvfp4_global_scale,
@@ -104,7 +105,7 @@ _batch = st.sampled_from([(), (1,), (3,), (2, 3)])
 def test_every_host_form_is_the_product_of_what_it_stands_for(
     m: int, n: int, vectors: int, scaling: str, batch_a: tuple[int, ...], batch_b: tuple[int, ...], data: st.DataObject
 ) -> None:
-    k = vectors * fp4.VECTOR[fp4.SCALINGS[scaling]]
+    k = vectors * VECTOR[fp4.SCALINGS[scaling]]
     if {batch_a, batch_b} == {(3,), (2, 3)}:
         batch_b = (3,)
     a, b = _quantized((*batch_a, m, k), scaling), _quantized((*batch_b, n, k), scaling, seed=1)
@@ -260,7 +261,7 @@ def test_forms_of_the_gpu_and_back(scaling: str) -> None:
     a, b = _quantized((2, 33, 96), scaling), _quantized((17, 96), scaling, seed=1)
     plain = {"a": a.values, "b": b.values.T, "scale_a": a.scale, "scale_b": b.scale.T}
     sent = fp4.gpu_forms(plain)
-    vector = fp4.VECTOR[fp4.SCALINGS[scaling]]
+    vector = VECTOR[fp4.SCALINGS[scaling]]
     assert (sent["a"].shape, sent["b"].shape) == ((2, 33, 48), (48, 17))
     assert sent["scale_a"].shape == (2, swizzled_size(33, 96 // vector))
     np.testing.assert_array_equal(
@@ -331,7 +332,7 @@ def test_a_request_is_rendered(arch: SmArch, scaling: str, out_dtype: D | None, 
     )
     source, name = request.render_cu()
     kind = fp4.SCALINGS[scaling]
-    assert f"VectorScales<{kind.cpp}, {fp4.VECTOR[kind]}>" in source
+    assert f"VectorScales<{kind.cpp}, {VECTOR[kind]}>" in source
     assert {SmArch.SM100: "gemm_sm100_fp4.h", SmArch.SM120: "gemm_sm120.h"}[arch] in source
     assert name.startswith(f"cutlass3x_{arch.name.lower()}_")
     assert f"_{(out_dtype or D.BF16).value}_" in name

@@ -20,6 +20,7 @@ from ..generator.matrix import is_fp4_supported
 from ..ops.quantize.reference import (
     MXFP4_VECTOR,
     NVFP4_VECTOR,
+    VECTOR,
     pack_fp4,
     swizzle_scales,
     swizzled_size,
@@ -35,9 +36,6 @@ FP4: Final = CutlassDtype.F4E2M1
 
 SCALINGS: Final = {"nvfp4": ScaleType.UE4M3, "mxfp4": ScaleType.UE8M0}
 """The kinds of fp4, by the type of their scales."""
-
-VECTOR: Final = {ScaleType.UE4M3: NVFP4_VECTOR, ScaleType.UE8M0: MXFP4_VECTOR}
-"""Elements of K that share a scale of this type."""
 
 ALIGNMENT: Final = 32
 """Elements that kernels read at once: 16 bytes."""

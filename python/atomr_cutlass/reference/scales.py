@@ -9,16 +9,11 @@ import numpy as np
 from ..arrays.numerics import AnyArray, FloatArray, from_numpy_dtype, scale_type_of, to_float64
 from ..errors import InvalidOperandError
 from ..generator.dtypes import CutlassDtype, ScaleType
+from ..ops.quantize.reference import BLOCK, VECTOR
 from .parts import broadcasts_to
 
 Scale: TypeAlias = float | AnyArray
 """A scale factor: one number, or an array with one for each row of A (column of B) or for each block of it."""
-
-BLOCK: Final = 128
-"""Elements of K, and columns of B, that share a floating-point block scale."""
-
-VECTOR: Final = {ScaleType.UE4M3: 16, ScaleType.UE8M0: 32}
-"""Elements of K that share an fp4 scale of this type: nvfp4 and mxfp4."""
 
 _OUTER_TYPES: Final = frozenset({CutlassDtype.F16, CutlassDtype.BF16, CutlassDtype.F32, CutlassDtype.F64})
 

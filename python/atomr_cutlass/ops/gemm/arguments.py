@@ -15,6 +15,7 @@ from ...generator.rules import FP8_TYPES
 from ...pipeline import problem
 from ...pipeline.operand_table import spec_of
 from ...pipeline.problem import GemmProblem, MatrixSpec
+from ..quantize.reference import VECTOR
 from . import scaled
 
 SCALES = ("scale_a", "scale_b", "scale_d", "amax")
@@ -99,7 +100,7 @@ def scales_of(problem: GemmProblem, views: dict[str, _core.Operand]) -> scaled.S
     if not given:
         return scaled.NO_SCALES
     if problem.a.dtype is fp4.FP4:
-        vector = fp4.VECTOR[fp4.kind_of(views)]
+        vector = VECTOR[fp4.kind_of(views)]
         for name, rows in (("scale_a", problem.m), ("scale_b", problem.n)):
             fp4.check_swizzled(views[name], name, rows, -(-problem.k // vector))
         first, second = (

@@ -15,9 +15,9 @@ from ...generator.rules import accumulator, epilogue_compute
 from ...pipeline.operand_table import Array, Arrays
 from ...pipeline.probe import Check, Probe, compare_tree, slices
 from ..quantize import reference as quantization
+from ..quantize.reference import BLOCK, VECTOR
 from . import reference as gemm_reference
 from .request import GemmRequest
-from .scaled import BLOCK
 
 
 def random_fp4(generator: np.random.Generator, request: GemmRequest) -> Arrays:
@@ -49,7 +49,7 @@ class GemmProbe(Probe[GemmRequest]):
         request = self.request
         blocks = BLOCK if request.scaling == "block" else 0
         if request.scaling in fp4.SCALINGS:
-            blocks = fp4.VECTOR[fp4.SCALINGS[request.scaling]]
+            blocks = VECTOR[fp4.SCALINGS[request.scaling]]
         return reference.tolerance(request.operand_dtype, self.rounded, request.shape.k, math, scale_block=blocks)
 
     @property

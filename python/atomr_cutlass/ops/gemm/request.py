@@ -24,11 +24,11 @@ from ...pipeline.devices import Device
 from ...pipeline.plan_cache import PlanKey
 from ...pipeline.problem import GemmProblem, MatrixSpec
 from ...pipeline.reduction import is_batch_invariant
-from ..quantize.reference import swizzled_size
+from ..quantize.reference import BLOCK, VECTOR, swizzled_size
 from ..request import OperationRequest, expect_extent, math_of
 from . import kernels, scaled
 from .kernels import GemmSearch
-from .scaled import BLOCK, NO_SCALES, Scale, Scales
+from .scaled import NO_SCALES, Scale, Scales
 
 FP8_SCALINGS = (None, "tensor", "vector", "block")
 SCALINGS = (*FP8_SCALINGS, *fp4.SCALINGS)
@@ -210,7 +210,7 @@ class GemmRequest(OperationRequest):
         return None if self.tree is None else MatrixResult(d.shape).dense(self.tree, d)
 
     def _swizzled(self, rows: int, kind: ScaleType) -> Scale:
-        size = swizzled_size(rows, -(-self.shape.k // fp4.VECTOR[kind]))
+        size = swizzled_size(rows, -(-self.shape.k // VECTOR[kind]))
         # As `quantize` returns them.
         dtype = BYTE if kind is ScaleType.UE8M0 else kind.dlpack
         if self.shape.batch == 1:

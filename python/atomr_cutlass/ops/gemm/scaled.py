@@ -31,12 +31,10 @@ from ...pipeline.devices import Device
 from ...pipeline.plan import Address, Plan, Steps, moved
 from ...pipeline.planning import DEFAULT_OPTIONS, PlanOptions, planned
 from ...pipeline.problem import MAX_OUTER, GemmFormulation, GemmProblem, MatrixSpec, broadcast_to
+from ..quantize.reference import BLOCK, VECTOR
 from . import divided, transposed
 from .kernels import GemmSearch, product_args
 from .search import GemmCandidate
-
-BLOCK = 128
-"""Rows of B's columns, and elements of K, that share a block scale of fp8; each row of A has its own."""
 
 PER_PAIR = 2
 """Columns of a gated product that make one of D."""
@@ -133,7 +131,7 @@ def problem_of(problem: GemmProblem, scales: Scales) -> GemmProblem:
         return problem
     if scales.swizzled and scales.a is not None:
         kind = fp4.scale_type(scales.a.dtype, "scale_a")
-        shared = (1, 1, fp4.VECTOR[kind])
+        shared = (1, 1, VECTOR[kind])
         return dataclasses.replace(problem, epilogue="lc", scale_granularity=shared, scale_type=kind.value)
     quantized = scales.d is not None or scales.amax is not None
     if not scales.block:

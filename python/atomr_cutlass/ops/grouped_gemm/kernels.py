@@ -18,9 +18,9 @@ from ...generator.matrix import ARCHS, cells, supports, with_epilogue
 from ...generator.rules import FP8_TYPES, HALF_TYPES, OK, Status, no
 from ...pipeline.devices import Device
 from ...pipeline.search import KernelSearch, matrix
+from ..quantize.reference import BLOCK
 from .problem import (
     ALONG_K,
-    BLOCK,
     CONTIGUOUS,
     LIST,
     OP,

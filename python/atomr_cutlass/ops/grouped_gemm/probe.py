@@ -13,7 +13,8 @@ from ...generator.epilogue.tree import RESULT
 from ...pipeline.operand_table import Array, Arrays, OperandSlot
 from ...pipeline.probe import Check, Probe, compare_tree
 from ..gemm import reference as gemm_reference
-from .problem import BLOCK, BLOCKS
+from ..quantize.reference import BLOCK
+from .problem import BLOCKS
 from .request import GroupedGemmRequest
 
 

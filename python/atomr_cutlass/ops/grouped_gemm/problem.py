@@ -13,14 +13,12 @@ from ...generator.dtypes import CutlassDtype
 from ...generator.epilogue.tree import ACCUMULATOR, EpilogueVisitorTree
 from ...generator.rules import TREE_OUTPUTS
 from ...pipeline.problem import MatrixSpec, View, round_up, views
+from ..quantize.reference import BLOCK
 
 OP = "grouped_gemm"
 CONTIGUOUS, MASKED, ALONG_K, LIST = "contiguous", "masked", "along_k", "list"
 FORMS = (CONTIGUOUS, MASKED, ALONG_K, LIST)
 """In the order of their numbers in kernel_abi.h."""
-
-BLOCK = 128
-"""Columns of B, and elements of K, that share a block scale; each row of A has its own."""
 
 TENSOR, GROUP, VECTOR, BLOCKS = "tensor", "group", "vector", "block"
 

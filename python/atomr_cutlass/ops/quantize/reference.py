@@ -39,6 +39,12 @@ NVFP4_VECTOR: Final = 16
 MXFP4_VECTOR: Final = 32
 """Elements that share one scale in mxfp4."""
 
+VECTOR: Final = {ScaleType.UE4M3: NVFP4_VECTOR, ScaleType.UE8M0: MXFP4_VECTOR}
+"""Elements of K that share a scale of this type."""
+
+BLOCK: Final = 128
+"""Elements of K, and columns of B, that share a scale of a block; each row of A has its own."""
+
 SCALE_TILE: Final = (128, 4)
 """Rows and columns of scales that are contiguous in the swizzled form."""
 
@@ -237,7 +243,7 @@ def dequantize_fp4(x: BlockScaled, *, axis: int = -1) -> Float32Array:
     Raises:
         InvalidOperandError: a wrong dtype, or shapes that do not belong together.
     """
-    vector = _SCALE_VECTORS.get(scale_type_of(x.scale.dtype) or ScaleType.F32)
+    vector = VECTOR.get(scale_type_of(x.scale.dtype) or ScaleType.F32)
     if vector is None:
         raise InvalidOperandError(f"scale is {x.scale.dtype}; expected float8_e4m3fn or float8_e8m0fnu")
     wide = _vectors(x.values, axis, vector)
@@ -249,9 +255,6 @@ def dequantize_fp4(x: BlockScaled, *, axis: int = -1) -> Float32Array:
     with np.errstate(over="ignore", under="ignore", invalid="ignore"):
         product = wide * (scale[..., None] * x.global_scale)
         return _joined(product, axis).astype(np.float32)
-
-
-_SCALE_VECTORS: Final = {ScaleType.UE4M3: NVFP4_VECTOR, ScaleType.UE8M0: MXFP4_VECTOR}
 
 
 # ----------------------------------------------------------------------------------------------------------------------
